@@ -1,0 +1,14 @@
+#include "core/error.h"
+
+namespace moebius {
+
+void fail_assert(const char* condition, const char* file, int line) {
+  throw Error(ErrorKind::internal, fmt::format("internal error: {} does not hold [{}:{}]; please report it", condition, file, line));
+}
+
+int64_t div_exact(int64_t a, int64_t b, const char* what) {
+  MOEBIUS_CHECK(usage, b > 0 && a % b == 0, "{}: {} must be divisible by {}", what, a, b);
+  return a / b;
+}
+
+}  // namespace moebius

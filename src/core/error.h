@@ -1,0 +1,59 @@
+// Errors: one exception type with one kind. Messages say who, what was expected, what came, and what to do.
+// Only the command line catches, prints, and turns the kind into the exit code; the library never prints or exits.
+#pragma once
+
+#include <fmt/core.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace moebius {
+
+// The values are the exit codes of the program.
+enum class ErrorKind : int { usage = 2, input = 3, io = 4, numerics = 5, distributed = 6, internal = 70 };
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& what) : std::runtime_error(what), kind_(kind) {}
+  ErrorKind kind() const { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+// Throws Error{internal} naming the broken invariant and where it stands.
+[[noreturn]] void fail_assert(const char* condition, const char* file, int line);
+
+// value as To; Error{usage} when it does not fit.
+template <class To, class From>
+To narrow(From value) {
+  const To narrowed = static_cast<To>(value);
+  if (static_cast<From>(narrowed) != value || ((narrowed < To{}) != (value < From{}))) {
+    throw Error(ErrorKind::usage, fmt::format("narrow: {} does not fit the integer type asked for", value));
+  }
+  return narrowed;
+}
+
+// a / b where b must divide a; what names the quotient in the error.
+int64_t div_exact(int64_t a, int64_t b, const char* what);
+inline int64_t div_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace moebius
+
+// The caller or the user broke a contract: always on. kind is an ErrorKind enumerator, the rest is fmt.
+#define MOEBIUS_FAIL(kind, ...) throw ::moebius::Error(::moebius::ErrorKind::kind, ::fmt::format(__VA_ARGS__))
+#define MOEBIUS_CHECK(kind, cond, ...)               \
+  do {                                               \
+    if (!(cond)) [[unlikely]] {                      \
+      MOEBIUS_FAIL(kind, __VA_ARGS__);               \
+    }                                                \
+  } while (0)
+// We broke an invariant.
+#define MOEBIUS_ASSERT(cond)                                      \
+  do {                                                            \
+    if (!(cond)) [[unlikely]] {                                   \
+      ::moebius::fail_assert(#cond, __FILE__, __LINE__);          \
+    }                                                             \
+  } while (0)
