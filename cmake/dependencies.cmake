@@ -22,7 +22,16 @@ macro(moebius_find_module library module debian)
 endmacro()
 
 moebius_need(PKG_CONFIG pkg-config)
-moebius_find(dnnl libdnnl-dev)
+# Not by its CMake package: Debian's asks for the OpenCL headers, which nothing here needs.
+find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp)
+find_library(DNNL_LIBRARY dnnl)
+if(DNNL_INCLUDE_DIR AND DNNL_LIBRARY)
+  set(oneDNN_FOUND TRUE)
+  add_library(DNNL::dnnl UNKNOWN IMPORTED)
+  set_target_properties(DNNL::dnnl PROPERTIES
+    IMPORTED_LOCATION ${DNNL_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${DNNL_INCLUDE_DIR})
+endif()
+moebius_need(oneDNN libdnnl-dev)
 moebius_find(fmt libfmt-dev)
 moebius_find(nlohmann_json nlohmann-json3-dev)
 moebius_find(tomlplusplus libtomlplusplus-dev)
