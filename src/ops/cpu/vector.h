@@ -7,6 +7,7 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/thread_pool.h"
 
 namespace moebius::cpu {
 
@@ -38,6 +39,17 @@ void with_float_type(DType dtype, F&& fn) {
   if (dtype == DType::bf16) return fn(bf16{});
   MOEBIUS_ASSERT(dtype == DType::f32);
   fn(float{});
+}
+
+// sum[j] += sum over p of partial[p * ld + j], p in order: the second half of a reduction over fixed chunks.
+inline void add_rows(ThreadPool& pool, float* sum, const float* partial, int64_t num_partials, int64_t width,
+                     int64_t ld) {
+  parallel_rows(pool, width, 1024, [&](int64_t begin, int64_t end) {
+    for (int64_t p = 0; p < num_partials; ++p) {
+#pragma omp simd
+      for (int64_t j = begin; j < end; ++j) sum[j] += partial[p * ld + j];
+    }
+  });
 }
 
 }  // namespace moebius::cpu
