@@ -49,8 +49,8 @@ class ZstdBytes : public ByteSource {
   }
 
  private:
-  // False at a legal end. The decoder leaves the last byte of a frame unread until all its output is out, so that nothing is
-  // still inside it here.
+  // False at a legal end. The decoder leaves the last byte of a frame unread until all its output is out, so that
+  // nothing is still inside it here.
   bool refill() {
     const int64_t got = compressed_.read(chunk_.data(), chunk_.size());
     in_ = {chunk_.data(), static_cast<size_t>(got), 0};
