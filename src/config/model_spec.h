@@ -1,0 +1,70 @@
+// What the model computes: shapes and maths, nothing about how it is trained or laid out.
+// Read from a Hugging Face config.json (v4 and v5 spellings) or from the same keys inline in a recipe's [model].
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace moebius {
+
+enum class ScoreFunction { softmax, sigmoid };
+// How a group of experts is scored in group-limited routing: its best expert (DeepSeek-V2) or the sum of its best
+// top_k / topk_group experts (DeepSeek-V3, where that is two).
+enum class GroupScore { max, sum_of_top };
+
+struct ModelSpec {
+  std::string family = "moebius";  // model_type: "moebius" (any combination), "qwen3_moe", "mixtral"
+
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t num_layers = 0;          // num_hidden_layers
+  int64_t num_heads = 0;           // num_attention_heads
+  int64_t num_kv_heads = 0;        // num_key_value_heads
+  int64_t head_dim = 0;
+  int64_t intermediate_size = 0;   // FFN width of dense layers
+  int64_t max_position_embeddings = 0;
+  double rms_norm_eps = 1e-6;
+  double rope_theta = 10000.0;
+  bool qk_norm = false;            // RMSNorm over head_dim on q and k, before RoPE
+  bool tie_word_embeddings = false;
+  int64_t sliding_window = 0;      // keys [i - window + 1, i]; 0: all
+  double initializer_range = 0.02;
+
+  // MoE. moe_layers[i] says whether layer i is an MoE layer; without experts none is.
+  std::vector<bool> moe_layers;
+  int64_t num_experts = 0;
+  int64_t top_k = 0;               // num_experts_per_tok
+  int64_t moe_intermediate_size = 0;
+  int64_t shared_intermediate_size = 0;  // 0: no shared expert
+  bool shared_expert_gate = false;       // y += sigmoid(x w_g) * shared(x), Qwen2-MoE
+  ScoreFunction score = ScoreFunction::softmax;
+  bool norm_topk_prob = false;     // weights divided by their sum over the chosen k ("softmax after top-k" is softmax with this)
+  double routed_scaling_factor = 1.0;
+  int64_t n_group = 1;             // groups of experts; topk_group of them are kept per token
+  int64_t topk_group = 1;
+  GroupScore group_score = GroupScore::sum_of_top;
+  bool expert_bias = false;        // a correction bias is added to the scores for the choice only
+
+  nlohmann::json source;           // the config.json it came from, unknown keys included, for export
+
+  int64_t q_size() const { return num_heads * head_dim; }
+  int64_t kv_size() const { return num_kv_heads * head_dim; }
+  int64_t num_moe_layers() const;
+  int64_t num_parameters() const;         // every element once (tied embeddings once)
+  int64_t num_active_parameters() const;  // those one token touches: top_k experts, shared, and the dense rest
+
+  // Model FLOPs of one training token at a sequence length: forward, input and weight gradients; attention at the
+  // causal half; the router, norms, embedding look-up and recompute not counted (Megatron's convention).
+  double train_flops_per_token(int64_t seq_len) const;
+
+  void check() const;  // Error{usage}: every shape positive, divisibility, top_k <= experts, groups, ...
+};
+
+// Error{input} naming the key when the config is not a model that Moebius computes. who names the file for messages.
+ModelSpec model_spec_from_hf(const nlohmann::json& config, const std::string& who);
+// The config.json of a model: source with the keys above written over it, v4 spelling.
+nlohmann::json hf_from_model_spec(const ModelSpec& spec);
+
+}  // namespace moebius

@@ -1,0 +1,20 @@
+// How the step is computed without changing what is computed: precision, recompute, offload.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace moebius {
+
+struct PrecisionSpec {
+  DType compute = DType::bf16;            // f32 | bf16; master weights, gradients and optimizer state are f32
+};
+
+struct MemorySpec {
+  std::vector<std::string> recompute;     // none known yet: any name is an error
+  std::vector<std::string> offload;
+};
+
+}  // namespace moebius

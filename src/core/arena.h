@@ -1,0 +1,44 @@
+// The step stack: the only memory that moves during a step. Last in, first out, from one planned buffer; a scope gives back what was
+// taken inside it. On the null device it only measures: the high-water mark of a dry run is the size to plan.
+#pragma once
+
+#include <cstdint>
+
+#include "core/tensor.h"
+
+namespace moebius {
+
+class StepStack {
+ public:
+  // The stack lives in [base, base + capacity); null device: no memory and no limit.
+  StepStack(DeviceKind device, void* base, int64_t capacity) : device_(device), base_(static_cast<char*>(base)), capacity_(capacity) {}
+
+  // Uninitialised, aligned to 64 bytes. Error{internal} when the plan was too small.
+  Tensor take(Shape shape, DType dtype);
+
+  int64_t used() const { return used_; }
+  int64_t high_water() const { return high_water_; }
+  int64_t capacity() const { return capacity_; }
+  DeviceKind device() const { return device_; }
+
+ private:
+  friend class StackScope;
+  DeviceKind device_;
+  char* base_;
+  int64_t capacity_;
+  int64_t used_ = 0;
+  int64_t high_water_ = 0;
+};
+
+class StackScope {
+ public:
+  explicit StackScope(StepStack& stack) : stack_(stack), mark_(stack.used_) {}
+  ~StackScope() { stack_.used_ = mark_; }
+  StackScope(const StackScope&) = delete;
+
+ private:
+  StepStack& stack_;
+  int64_t mark_;
+};
+
+}  // namespace moebius

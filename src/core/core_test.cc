@@ -1,0 +1,118 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "core/arena.h"
+#include "core/device.h"
+#include "core/rng.h"
+
+namespace moebius {
+namespace {
+
+TEST(Dtype, Bf16RoundsToNearestEven) {
+  EXPECT_EQ(to_bf16(1.0f).bits, 0x3f80);
+  EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f808000u)).bits, 0x3f80);  // tie, even below
+  EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f818000u)).bits, 0x3f82);  // tie, even above
+  EXPECT_EQ(to_bf16(std::bit_cast<float>(0x3f808001u)).bits, 0x3f81);
+  EXPECT_TRUE(std::isnan(to_f32(to_bf16(std::bit_cast<float>(0x7f800001u)))));
+  EXPECT_TRUE(std::isinf(to_f32(to_bf16(3.4e38f))));
+}
+
+TEST(Tensor, PtrOfAnotherDtypeIsAnError) {
+  float x[6];
+  const Tensor t = tensor_of(x, {2, 3});
+  EXPECT_EQ(t.ptr<float>(), x);
+  try {
+    t.ptr<bf16>();
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "Tensor::ptr: f32[2, 3] was asked for as bf16");
+  }
+  EXPECT_EQ(t.rows(1, 2).ptr<float>(), x + 3);
+  EXPECT_EQ(t.rows(2, 2).numel(), 0);
+  EXPECT_THROW(t.view({5}), Error);
+  EXPECT_THROW(t.rows(1, 3), Error);
+}
+
+TEST(Narrow, RefusesWhatDoesNotFit) {
+  EXPECT_EQ(narrow<int32_t>(int64_t{7}), 7);
+  EXPECT_THROW(narrow<int32_t>(int64_t{1} << 31), Error);
+  EXPECT_THROW(narrow<uint32_t>(int64_t{-1}), Error);
+  EXPECT_THROW(div_exact(7, 2, "heads / tp"), Error);
+}
+
+TEST(ThreadPool, RunsEachTaskOnceForAnyTeam) {
+  for (int n : {1, 2, 3, 8}) {
+    ThreadPool pool(n);
+    for (int64_t tasks : {0, 1, 2, 7, 1000}) {
+      std::vector<std::atomic<int>> hits(tasks);
+      pool.run(tasks, [&](int64_t task, int worker) {
+        EXPECT_LT(worker, n);
+        ++hits[task];
+      });
+      for (auto& h : hits) EXPECT_EQ(h, 1);
+    }
+  }
+}
+
+TEST(ThreadPool, FirstExceptionComesBackAndThePoolLivesOn) {
+  ThreadPool pool(3);
+  for (int round = 0; round < 50; ++round) {
+    EXPECT_THROW(pool.run(100, [](int64_t task, int) { if (task == 37) MOEBIUS_FAIL(input, "task {}", task); }), Error);
+    std::atomic<int64_t> sum{0};
+    pool.run(100, [&](int64_t task, int) { sum += task; });
+    EXPECT_EQ(sum, 4950);
+  }
+}
+
+// Known answers of the authors' test vectors (kat_vectors of Random123).
+TEST(Philox, KnownAnswers) {
+  EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox4x32({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
+            (std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+}
+
+TEST(Rng, MomentsAndIndependenceOfKeys) {
+  const Rng rng(3, RngSite::init);
+  double sum = 0, squares = 0, uniform = 0;
+  const int n = 20000;
+  for (int i = 0; i < n; ++i) {
+    const double x = rng.normal(i);
+    sum += x;
+    squares += x * x;
+    const float u = rng.uniform(i);
+    ASSERT_GT(u, 0);
+    ASSERT_LT(u, 1);
+    uniform += u;
+  }
+  EXPECT_NEAR(sum / n, 0, 4 / std::sqrt(n));
+  EXPECT_NEAR(squares / n, 1, 4 * std::sqrt(2.0 / n));
+  EXPECT_NEAR(uniform / n, 0.5, 4 * std::sqrt(1.0 / 12 / n));
+  EXPECT_NE(rng.bits(0), Rng(4, RngSite::init).bits(0));
+  EXPECT_NE(rng.bits(0), Rng(3, RngSite::jitter).bits(0));
+  EXPECT_NE(rng.bits(0), Rng(3, RngSite::init, 1).bits(0));
+  EXPECT_NE(rng.bits(0), Rng(3, RngSite::init, 0, 1).bits(0));
+}
+
+TEST(StepStack, GivesBackInScopesAndKeepsTheHighWaterMark) {
+  Buffer buffer(DeviceKind::cpu, 1024);
+  StepStack stack(DeviceKind::cpu, buffer.data(), buffer.num_bytes());
+  const Tensor a = stack.take({3}, DType::f32);
+  {
+    StackScope scope(stack);
+    const Tensor b = stack.take({5, 5}, DType::bf16);
+    EXPECT_EQ(static_cast<char*>(b.data) - static_cast<char*>(a.data), 64);
+    EXPECT_THROW(stack.take({1000}, DType::f32), Error);
+  }
+  EXPECT_EQ(stack.used(), 64);
+  EXPECT_EQ(stack.high_water(), 128);
+  StepStack counting(DeviceKind::null, nullptr, 0);
+  EXPECT_EQ(counting.take({1 << 20}, DType::f32).data, nullptr);
+  EXPECT_EQ(counting.high_water(), 4 << 20);
+}
+
+}  // namespace
+}  // namespace moebius

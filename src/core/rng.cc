@@ -1,0 +1,47 @@
+#include "core/rng.h"
+
+#include <cmath>
+#include <numbers>
+
+namespace moebius {
+
+std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_t, 2> k) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c[0];
+    const uint64_t p1 = uint64_t{0xCD9E8D57u} * c[2];
+    c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k[0], static_cast<uint32_t>(p1),
+         static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k[1], static_cast<uint32_t>(p0)};
+    k[0] += 0x9E3779B9u;
+    k[1] += 0xBB67AE85u;
+  }
+  return c;
+}
+
+// The counter holds 64 bits of index, 32 of step and 32 of layer; the key the seed, with site and the step's high half folded in.
+std::array<uint32_t, 4> Rng::bits(uint64_t index) const {
+  const uint32_t site = static_cast<uint32_t>(site_) * 0x85EBCA6Bu;
+  return philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(step_), layer_},
+                    {static_cast<uint32_t>(seed_) ^ site, static_cast<uint32_t>(seed_ >> 32) ^ static_cast<uint32_t>(step_ >> 32)});
+}
+
+float Rng::uniform(uint64_t index) const { return (static_cast<float>(bits(index)[0] >> 9) + 0.5f) * 0x1p-23f; }
+
+float Rng::normal(uint64_t index) const {
+  const auto b = bits(index);
+  const double u = (static_cast<double>(b[0]) + 0.5) * 0x1p-32, v = static_cast<double>(b[1]) * 0x1p-32;
+  return static_cast<float>(std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v));
+}
+
+uint64_t Rng::below(uint64_t index, uint64_t n) const {
+  const auto b = bits(index);
+  const uint64_t x = uint64_t{b[0]} << 32 | b[1];
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(x) * n) >> 64);
+}
+
+uint32_t key_of(const char* name) {
+  uint32_t h = 2166136261u;
+  for (; *name; ++name) h = (h ^ static_cast<unsigned char>(*name)) * 16777619u;
+  return h;
+}
+
+}  // namespace moebius

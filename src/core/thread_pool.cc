@@ -1,0 +1,86 @@
+#include "core/thread_pool.h"
+
+#include <immintrin.h>
+#include <omp.h>
+
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+// Steps of a training step follow each other within microseconds; a sleeping worker costs about 50 us to wake.
+constexpr int kSpins = 20000;
+
+}  // namespace
+
+ThreadPool::ThreadPool(int num_threads) {
+  MOEBIUS_CHECK(usage, num_threads >= 1 && num_threads <= 1024, "run.threads must be between 1 and 1024; got {}", num_threads);
+  for (int worker = 1; worker < num_threads; ++worker) threads_.emplace_back([this, worker] { work(worker); });
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+    ++generation_;
+  }
+  wake_.notify_all();
+  for (auto& t : threads_) t.join();
+}
+
+void ThreadPool::run(int64_t num_tasks, TaskRef fn) {
+  if (num_tasks <= 0) return;
+  // Libraries called from a task must not start teams of their own; the setting is per thread.
+  omp_set_num_threads(1);
+  if (num_tasks == 1 || threads_.empty()) {
+    for (int64_t task = 0; task < num_tasks; ++task) fn(task, 0);
+    return;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    fn_ = &fn;
+    num_tasks_ = num_tasks;
+    next_task_ = 0;
+    num_working_ = static_cast<int>(threads_.size());
+    ++generation_;
+  }
+  wake_.notify_all();
+  take_tasks(0);
+  for (int i = 0; num_working_.load(std::memory_order_acquire) != 0; ++i) {
+    if (i < kSpins) _mm_pause();
+    else std::this_thread::yield();  // more threads than cores: let the others run
+  }
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+void ThreadPool::take_tasks(int worker) {
+  try {
+    for (;;) {
+      const int64_t task = next_task_.fetch_add(1, std::memory_order_relaxed);
+      if (task >= num_tasks_) return;
+      (*fn_)(task, worker);
+    }
+  } catch (...) {
+    next_task_ = num_tasks_;
+    std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::current_exception();
+  }
+}
+
+void ThreadPool::work(int worker) {
+  omp_set_num_threads(1);
+  uint64_t seen = 0;
+  for (;;) {
+    for (int i = 0; i < kSpins && generation_.load(std::memory_order_acquire) == seen; ++i) _mm_pause();
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return generation_.load() != seen; });
+      seen = generation_.load();
+      if (stop_) return;
+    }
+    take_tasks(worker);
+    num_working_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+}  // namespace moebius

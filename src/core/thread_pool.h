@@ -1,0 +1,72 @@
+// A fixed team of threads that runs numbered tasks. Who runs a task is decided at run time; what a task computes must depend
+// on its number alone. Then results do not depend on the number of threads, and that is a promise of the CPU backend:
+// split work by fixed sizes, never by size().
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace moebius {
+
+// A reference to a callable, alive only during the call it is passed to.
+class TaskRef {
+ public:
+  template <class F>
+    requires(!std::is_same_v<std::remove_cvref_t<F>, TaskRef>)
+  TaskRef(F&& f)  // NOLINT: implicit, so that lambdas read as arguments
+      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_([](void* o, int64_t task, int worker) {
+          (*static_cast<std::remove_reference_t<F>*>(o))(task, worker);
+        }) {}
+  void operator()(int64_t task, int worker) const { call_(object_, task, worker); }
+
+ private:
+  void* object_;
+  void (*call_)(void*, int64_t, int);
+};
+
+class ThreadPool {
+ public:
+  // num_threads >= 1, the calling thread included.
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return static_cast<int>(threads_.size()) + 1; }
+
+  // Runs fn(task, worker) for task in [0, num_tasks), worker in [0, size()), and returns when all are done. The first exception
+  // of a task is thrown again here. Not reentrant: a task must not call run() of the same pool.
+  void run(int64_t num_tasks, TaskRef fn);
+
+ private:
+  void work(int worker);
+  void take_tasks(int worker);
+
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<uint64_t> generation_{0};
+  std::atomic<int64_t> next_task_{0};
+  std::atomic<int> num_working_{0};
+  std::atomic<bool> stop_{false};
+  int64_t num_tasks_ = 0;
+  const TaskRef* fn_ = nullptr;
+  std::exception_ptr error_;
+};
+
+// fn(begin, end) over [0, n) in blocks of `grain`: the usual loop over rows.
+template <class F>
+void parallel_rows(ThreadPool& pool, int64_t n, int64_t grain, F&& fn) {
+  pool.run((n + grain - 1) / grain, [&](int64_t task, int) {
+    const int64_t begin = task * grain;
+    fn(begin, begin + grain < n ? begin + grain : n);
+  });
+}
+
+}  // namespace moebius

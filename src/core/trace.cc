@@ -1,0 +1,40 @@
+#include "core/trace.h"
+
+#include <fmt/core.h>
+
+#include <chrono>
+
+namespace moebius {
+
+void Trace::add(const char* name, double begin_us, double duration_us, Cost cost) {
+  events_.push_back({name, begin_us, duration_us, cost});
+}
+
+void Trace::clear() { events_.clear(); }
+
+std::map<std::string, OpTotal> Trace::totals() const {
+  std::map<std::string, OpTotal> totals;
+  for (const auto& e : events_) {
+    OpTotal& t = totals[e.name];
+    ++t.calls;
+    t.time_us += e.duration_us;
+    t.cost += e.cost;
+  }
+  return totals;
+}
+
+std::string Trace::chrome_json() const {
+  std::string json = "{\"traceEvents\":[";
+  for (size_t i = 0; i < events_.size(); ++i) {
+    const auto& e = events_[i];
+    json += fmt::format("{}{{\"name\":\"{}\",\"ph\":\"X\",\"ts\":{:.3f},\"dur\":{:.3f},\"pid\":0,\"tid\":0,\"args\":{{\"flops\":{:.0f},\"bytes\":{:.0f}}}}}",
+                        i ? ",\n" : "\n", e.name, e.begin_us, e.duration_us, e.cost.flops, e.cost.bytes);
+  }
+  return json + "\n]}\n";
+}
+
+double now_us() {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace moebius

@@ -1,0 +1,47 @@
+// What ran: each op's name, floating-point operations, bytes and time. Filled by OpScope and PhaseScope; read by benchmarks, by the
+// null device's accounting and by log.trace (Chrome trace, open it in Perfetto).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace moebius {
+
+// The least work an op must do: flops, and bytes with each input read once and each output written once.
+struct Cost {
+  double flops = 0;
+  double bytes = 0;
+  Cost& operator+=(const Cost& o) { flops += o.flops; bytes += o.bytes; return *this; }
+};
+
+struct TraceEvent {
+  std::string name;
+  double begin_us, duration_us;
+  Cost cost;
+};
+
+struct OpTotal {
+  int64_t calls = 0;
+  double time_us = 0;
+  Cost cost;
+};
+
+class Trace {
+ public:
+  void add(const char* name, double begin_us, double duration_us, Cost cost);
+  void clear();
+  const std::vector<TraceEvent>& events() const { return events_; }
+  std::map<std::string, OpTotal> totals() const;
+  // {"traceEvents": [...]}, complete events in microseconds.
+  std::string chrome_json() const;
+
+ private:
+  std::vector<TraceEvent> events_;
+};
+
+// Microseconds of a monotonic clock.
+double now_us();
+
+}  // namespace moebius

@@ -1,0 +1,65 @@
+#include "memory/plan.h"
+
+#include <algorithm>
+
+namespace moebius {
+
+std::string_view name_of(Life life) {
+  constexpr std::string_view names[kNumLives] = {"param", "master", "grad", "optimizer", "state", "batch", "saved", "metrics", "stack"};
+  return names[static_cast<int>(life)];
+}
+
+void MemoryPlan::declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life) {
+  MOEBIUS_ASSERT(!bound_ && life != Life::stack);
+  int64_t& used = bytes_[static_cast<int>(life)];
+  const int64_t align = kAlign * size_of(dtype);
+  const int64_t offset = div_ceil(used, align) * align;
+  view = Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};
+  entries_.push_back({std::move(name), &view, life, offset});
+  used = offset + div_ceil(view.num_bytes(), align) * align;
+}
+
+void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {
+  MOEBIUS_ASSERT(!bound_);
+  bound_ = true;
+  bytes_[static_cast<int>(Life::stack)] = stack_bytes;
+  for (int life = 0; life < kNumLives; ++life) buffers_[life] = Buffer(device, bytes_[life]);
+  for (Entry& e : entries_) {
+    e.view->device = device;
+    if (device != DeviceKind::null) e.view->data = static_cast<char*>(buffers_[static_cast<int>(e.life)].data()) + e.offset;
+  }
+  stack_ = StepStack(device, buffers_[static_cast<int>(Life::stack)].data(), stack_bytes);
+}
+
+int64_t MemoryPlan::bytes(Life life) const { return bytes_[static_cast<int>(life)]; }
+
+int64_t MemoryPlan::total_bytes() const {
+  int64_t total = 0;
+  for (int64_t b : bytes_) total += b;
+  return total;
+}
+
+std::string MemoryPlan::table() const {
+  std::string text = "memory plan\n";
+  for (int life = 0; life < kNumLives; ++life) {
+    int64_t count = 0;
+    const Entry* largest = nullptr;
+    for (const Entry& e : entries_) {
+      if (static_cast<int>(e.life) != life) continue;
+      ++count;
+      if (!largest || e.view->num_bytes() > largest->view->num_bytes()) largest = &e;
+    }
+    text += fmt::format("  {:<10} {:>11}  {:>5} tensors{}\n", name_of(static_cast<Life>(life)), bytes_text(bytes_[life]), count,
+                        largest ? fmt::format(", largest {} {}", largest->name, to_string(*largest->view)) : "");
+  }
+  return text + fmt::format("  {:<10} {:>11}\n", "total", bytes_text(total_bytes()));
+}
+
+std::string bytes_text(int64_t bytes) {
+  if (bytes >= int64_t{1} << 30) return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
+  if (bytes >= 1 << 20) return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
+  if (bytes >= 1 << 10) return fmt::format("{:.1f} KiB", static_cast<double>(bytes) / (1 << 10));
+  return fmt::format("{} B", bytes);
+}
+
+}  // namespace moebius

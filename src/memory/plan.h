@@ -1,0 +1,69 @@
+// Memory is declared, planned, then bound. Constructors declare every tensor with a name and a life; a dry run of a step on the null
+// device measures the step stack; bind() allocates each life once and fills the views in. After that nothing is allocated.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/arena.h"
+#include "core/device.h"
+#include "core/tensor.h"
+
+namespace moebius {
+
+enum class Life : int {
+  param,      // weights in the dtype of the computation
+  master,     // f32 weights, where param is not f32
+  grad,       // f32 gradients
+  optimizer,  // moments
+  state,      // what training changes without a gradient: expert biases, load of the last step
+  batch,      // tokens, targets, positions of a micro-batch
+  saved,      // what forward leaves for backward, one micro-batch
+  metrics,    // sums read at the end of a step
+  stack,      // the step stack: scratch of a step
+};
+inline constexpr int kNumLives = 9;
+std::string_view name_of(Life life);
+
+class MemoryPlan {
+ public:
+  MemoryPlan() = default;
+  MemoryPlan(const MemoryPlan&) = delete;
+
+  // `view` becomes a tensor without memory on the null device now, and is filled in by bind(): it must stay where it is until then.
+  // Every tensor of a life starts at a multiple of kAlign elements, so that lives with the same declarations correspond element by element.
+  void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
+
+  // Allocates (zeroed memory) and binds every tensor. stack_bytes: high-water mark of the dry run.
+  void bind(DeviceKind device, int64_t stack_bytes);
+  StepStack& stack() { return stack_; }
+
+  int64_t bytes(Life life) const;    // planned
+  int64_t total_bytes() const;
+  // The table printed before the first step: bytes per life, and the largest tensors.
+  std::string table() const;
+
+  static constexpr int64_t kAlign = 128;
+
+ private:
+  struct Entry {
+    std::string name;
+    Tensor* view;
+    Life life;
+    int64_t offset;
+  };
+  std::deque<Entry> entries_;
+  std::array<int64_t, kNumLives> bytes_{};
+  std::array<Buffer, kNumLives> buffers_;
+  StepStack stack_{DeviceKind::null, nullptr, 0};
+  bool bound_ = false;
+};
+
+// "1.23 GiB", "45.6 MiB"
+std::string bytes_text(int64_t bytes);
+
+}  // namespace moebius

@@ -1,0 +1,40 @@
+#include "memory/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace moebius {
+namespace {
+
+TEST(MemoryPlan, TensorsOfALifeDoNotOverlapAndCorrespondAcrossLives) {
+  MemoryPlan plan;
+  const Shape shapes[] = {{3, 5}, {1}, {129}, {0}, {128}, {7, 2, 3}};
+  std::vector<Tensor> params(std::size(shapes)), masters(std::size(shapes));
+  for (size_t i = 0; i < std::size(shapes); ++i) {
+    plan.declare(params[i], "p", shapes[i], DType::bf16, Life::param);
+    plan.declare(masters[i], "m", shapes[i], DType::f32, Life::master);
+  }
+  EXPECT_EQ(params[0].data, nullptr);
+  EXPECT_EQ(params[0].device, DeviceKind::null);
+  plan.bind(DeviceKind::cpu, 4096);
+  for (size_t i = 1; i < params.size(); ++i) {
+    EXPECT_GE(params[i].ptr<bf16>(), params[i - 1].ptr<bf16>() + params[i - 1].numel());
+    EXPECT_EQ(params[i].ptr<bf16>() - params[0].ptr<bf16>(), masters[i].ptr<float>() - masters[0].ptr<float>());
+  }
+  EXPECT_EQ(plan.bytes(Life::master), 4 * 128 * 6 - 4 * 128 + 4 * 128);  // 1+1+2+0+1+1 blocks of 128
+  EXPECT_EQ(plan.total_bytes(), plan.bytes(Life::param) + plan.bytes(Life::master) + 4096);
+  EXPECT_EQ(plan.stack().capacity(), 4096);
+  EXPECT_NE(plan.table().find("largest m f32[129]"), std::string::npos) << plan.table();
+}
+
+TEST(MemoryPlan, DeclaringAfterBindIsABug) {
+  MemoryPlan plan;
+  plan.bind(DeviceKind::null, 0);
+  Tensor late;
+  EXPECT_THROW(plan.declare(late, "late", {1}, DType::f32, Life::param), Error);
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,56 @@
+// Small operations on whole tensors. f32 or bf16 unless said; maths in f32.
+#pragma once
+
+#include "core/device.h"
+#include "core/rng.h"
+#include "core/tensor.h"
+
+namespace moebius {
+
+void fill_zero(Stream& s, Tensor x);
+void copy(Stream& s, Tensor to, Tensor from);                // same shape; converts f32 <-> bf16
+void add(Stream& s, Tensor y, Tensor x);                     // y += x, same shape and dtype
+
+// out[0] += scale * sum of x, in double, fixed order. out f64 [1]; x f32.
+struct SumInto {
+  Tensor out_1;   // inout
+  Tensor x;       // in
+  double scale = 1.0;
+};
+void sum_into(Stream& s, const SumInto& a);
+
+// y[t,:] += sigmoid(gate[t]) * x[t,:]: the gated shared expert of Qwen2-MoE. gate f32.
+struct GatedAddFwd {
+  Tensor y_TD;            // inout
+  Tensor x_TD, gate_T;    // in
+};
+void gated_add_fwd(Stream& s, const GatedAddFwd& a);
+// dx = sigmoid(gate) dy;  dgate[t] = sigmoid'(gate) <dy[t,:], x[t,:]>
+struct GatedAddBwd {
+  Tensor dx_TD, dgate_T;        // out
+  Tensor dy_TD, x_TD, gate_T;   // in
+};
+void gated_add_bwd(Stream& s, const GatedAddBwd& a);
+
+// y[i] = x[i] * U(1 - eps, 1 + eps); the draw of element i is rng.uniform(first_index + i).
+struct Jitter {
+  Tensor y, x;
+  Rng rng;
+  uint64_t first_index = 0;
+  float eps = 0.0f;
+};
+void jitter(Stream& s, const Jitter& a);
+
+// x[i] = mean + std * normal of element first_index + i.
+struct FillNormal {
+  Tensor x;
+  Rng rng;
+  uint64_t first_index = 0;
+  float mean = 0.0f, std = 1.0f;
+};
+void fill_normal(Stream& s, const FillNormal& a);
+
+// Index of the first element that is NaN or Inf, or -1. Host value: for diagnosis only, never inside a step.
+int64_t find_nonfinite(Stream& s, Tensor x);
+
+}  // namespace moebius

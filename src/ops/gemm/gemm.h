@@ -1,0 +1,23 @@
+// Dense matrix products. a and b have one dtype (f32 or bf16); products are accumulated in f32 whatever the dtypes.
+#pragma once
+
+#include "core/device.h"
+#include "core/tensor.h"
+
+namespace moebius {
+
+// c = op(a) op(b), or c += op(a) op(b) with accumulate.   op(a)[M, K], op(b)[K, N]; op(t) is t or its transpose.
+//   y = x W^T    {.c = y, .a = x, .b = W, .trans_b = true}
+//   dx = dy W    {.c = dx, .a = dy, .b = W}
+//   dW += dy^T x {.c = dW, .a = dy, .b = x, .trans_a = true, .accumulate = true}
+// c is f32 or a's dtype; accumulate wants f32 or a's dtype alike (added in f32, rounded once). K = 0 gives zeros (or c unchanged).
+// The result does not depend on the number of threads, and a row of c not on the other rows.
+struct Gemm {
+  Tensor c_MN;  // out
+  Tensor a, b;  // in
+  bool trans_a = false, trans_b = false, accumulate = false;
+};
+void gemm(Stream& s, const Gemm& a);
+Cost cost(const Gemm& a);
+
+}  // namespace moebius

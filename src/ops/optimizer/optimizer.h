@@ -1,0 +1,42 @@
+// AdamW over flat ranges of parameters, and the global gradient norm that clips it.
+#pragma once
+
+#include "core/device.h"
+#include "core/tensor.h"
+
+namespace moebius {
+
+// sum[0] += sum of x^2 in double over fixed chunks in order. x f32; partial: scratch f64 [num_partials(n)].
+struct SumSquares {
+  Tensor sum_1;       // inout f64
+  Tensor partial_P;   // scratch f64
+  Tensor x_n;         // in
+  static int64_t num_partials(int64_t n);
+};
+void sum_squares(Stream& s, const SumSquares& a);
+Cost cost(const SumSquares& a);
+
+// norm[0] = sqrt(sum_squares[0]);  scale[0] = min(1, clip / (norm + 1e-6)), 1 without clipping (clip == 0).
+// A norm that is not finite gives scale NaN: adamw then leaves everything as it was. f32 [1] each.
+struct ClipScale {
+  Tensor norm_1, scale_1;  // out f32
+  Tensor sum_squares_1;    // in f64
+  float clip = 0.0f;
+};
+void clip_scale(Stream& s, const ClipScale& a);
+
+// Loshchilov & Hutter, arXiv 1711.05101, as torch.optim.AdamW:
+//   g = grad * scale[0];  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
+//   master = master (1 - lr wd) - lr (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
+//   param = master rounded to its dtype (param may be the master itself in f32)
+// grad is left as it is. Nothing is written when scale[0] is NaN.
+struct AdamW {
+  Tensor param_n, master_n, m_n, v_n;   // out, inout f32
+  Tensor grad_n, scale_1;               // in f32
+  float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;
+  int64_t step = 1;                     // 1-based
+};
+void adamw(Stream& s, const AdamW& a);
+Cost cost(const AdamW& a);
+
+}  // namespace moebius

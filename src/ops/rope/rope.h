@@ -1,0 +1,42 @@
+// Queries, keys and values from the projection's output: per-head RMS normalisation of q and k (when weights are given) and rotary
+// position embedding (Su et al., arXiv 2104.09864) in the rotate-half pairing of Llama: element i pairs with i + d/2.
+#pragma once
+
+#include "core/device.h"
+#include "core/tensor.h"
+
+namespace moebius {
+
+// cos_sin[p] = cos(p theta^(-2i/d)) for i < d/2, then the sines. f32 [max_positions, d], computed in double.
+struct RopeTable {
+  Tensor cos_sin_Pd;  // out
+  double theta = 10000.0;
+};
+void rope_table(Stream& s, const RopeTable& a);
+
+// Row t of qkv is [H heads of q | G heads of k | G heads of v], each d wide.
+// q, k: normalised with their weights (if given), rotated by pos[t]; v: copied. All in the dtype of qkv (f32 or bf16), maths in f32;
+// the normalised head is rounded before the product with w (as rms_norm_fwd), the rotation is rounded once.
+struct RopeFwd {
+  Tensor q_THd, k_TGd, v_TGd;            // out
+  Tensor qkv_TC, pos_T, cos_sin_Pd;      // in; pos i32
+  Tensor q_norm_d, k_norm_d;             // in, empty: no normalisation
+  float eps = 1e-6f;
+};
+void rope_fwd(Stream& s, const RopeFwd& a);
+Cost cost(const RopeFwd& a);
+
+// dqkv from dq, dk, dv; dq_norm, dk_norm f32 [d] accumulate. partial: scratch f32 [num_partials(T), 2 d] (only with norms).
+struct RopeBwd {
+  Tensor dqkv_TC;                        // out
+  Tensor dq_norm_d, dk_norm_d;           // inout
+  Tensor partial_P2d;                    // scratch
+  Tensor dq_THd, dk_TGd, dv_TGd;         // in
+  Tensor qkv_TC, pos_T, cos_sin_Pd, q_norm_d, k_norm_d;
+  float eps = 1e-6f;
+  static int64_t num_partials(int64_t num_rows);
+};
+void rope_bwd(Stream& s, const RopeBwd& a);
+Cost cost(const RopeBwd& a);
+
+}  // namespace moebius

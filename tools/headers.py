@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Every header compiles alone and says #pragma once; every .cc includes its own header first.
+
+What compiled is remembered by the hash of the header and of all that it includes, so that a second run costs nothing.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+from layers import includes
+from sources import read, report, root_from_arguments, sources
+
+COMPILE = [os.environ.get("CXX", "g++"), "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
+           "-Wno-missing-field-initializers", "-march=native", "-fopenmp-simd", "-Isrc", "-I.", "-x", "c++", "-"]
+CACHE = ".cache/headers.json"
+
+
+def find_header(root, header):
+    """The project file that an include in quotes means, or None."""
+    return next((folder / header for folder in (root / "src", root) if (folder / header).is_file()), None)
+
+
+def closure(root, file, seen):
+    """file and the project files that it includes, directly or not."""
+    if file not in seen:
+        seen.add(file)
+        for _, quote, header in includes(read(root, file)):
+            target = find_header(root, header) if quote == '"' else None
+            if target:
+                closure(root, target, seen)
+    return seen
+
+
+def content_hash(root, path):
+    digest = hashlib.sha256(" ".join(COMPILE).encode())
+    for file in sorted(closure(root, root / path, set())):
+        digest.update(f"{file.relative_to(root)}\0{read(root, file)}\0".encode())
+    return digest.hexdigest()
+
+
+def compile_alone(root, path):
+    """None, or the compiler's first words."""
+    run = subprocess.run(COMPILE, input=f'#include "{root / path}"\n', cwd=root, capture_output=True, text=True, check=False)
+    return None if run.returncode == 0 else f"{path}: does not compile alone:\n" + "\n".join(run.stderr.splitlines()[:8])
+
+
+def check_compile(root, headers):
+    cache = root / CACHE
+    known = set(json.loads(cache.read_text())) if cache.is_file() else set()
+    hashes = {path: content_hash(root, path) for path in headers}
+    todo = [path for path in headers if hashes[path] not in known]
+    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        results = dict(zip(todo, pool.map(lambda path: compile_alone(root, path), todo)))
+    cache.parent.mkdir(exist_ok=True)
+    cache.write_text(json.dumps(sorted(hashes[path] for path in headers if not results.get(path))))
+    return [complaint for complaint in results.values() if complaint]
+
+
+def check_pragma(root, path):
+    code = [line for line in read(root, path).splitlines() if line.strip() and not line.startswith("//")]
+    return None if code and code[0] == "#pragma once" else f"{path}: the first line of code must be #pragma once"
+
+
+def check_own_header_first(root, path):
+    own = path.with_suffix(".h")
+    if not (root / own).is_file():
+        return None
+    wanted = own.relative_to("src").as_posix() if own.parts[0] == "src" else own.as_posix()
+    first = next((header for _, _, header in includes(read(root, path))), None)
+    return None if first == wanted else f'{path}: must include "{wanted}" first; got {first}'
+
+
+def main():
+    root = root_from_arguments()
+    headers = sources(root, (".h",))
+    complaints = [check_pragma(root, path) for path in headers]
+    complaints += [check_own_header_first(root, path) for path in sources(root, (".cc",))]
+    complaints = [complaint for complaint in complaints if complaint] + check_compile(root, headers)
+    return report("headers", complaints, f"{len(headers)} headers compile alone")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Proves that the includes of src/ follow the layers of DESIGN.md, section 2. Prints each rule found broken."""
+
+import re
+import sys
+
+from sources import CPP, read, report, root_from_arguments, sources
+
+LAYERS = [
+    ("core",),
+    ("config", "comm", "io"),
+    ("ops",),
+    ("precision", "memory"),
+    ("model",),
+    ("parallel",),
+    ("train", "plan"),
+    ("cli",),
+]
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+
+# Beginnings of third-party headers, and the rooms that may know the library. None: all.
+THIRD_PARTY = {
+    "fmt/": None,
+    "nlohmann/": ("config", "io", "train", "plan", "cli"),
+    "toml++/": ("config", "io", "cli"),
+    "CLI/": ("cli",),
+    "oneapi/": ("core", "ops", "cli"),
+    "dnnl": ("core", "ops", "cli"),
+    "zstd.h": ("io",),
+    "xxhash.h": ("core", "io"),
+    "omp.h": ("core", "ops"),
+    "mpi.h": ("comm",),
+    "nccl.h": ("comm",),
+    "cuda": ("core", "ops", "comm"),
+    "cublas": ("ops",),
+    "cudnn": ("ops",),
+    "pcre2.h": ("io",),
+    "utf8proc.h": ("io",),
+}
+TEST_ONLY = ("gtest/", "gmock/", "rapidcheck")
+BENCH_ONLY = ("benchmark/",)
+# Headers of C++ have neither folder nor suffix; of C, POSIX and the compiler these are known.
+SYSTEM = re.compile(r"[a-z0-9_]+$|(sys|linux|arpa|netinet|net)/[a-z0-9_/.]+\.h$"
+                    r"|(unistd|fcntl|dlfcn|sched|signal|pthread|poll|dirent|errno|cpuid|immintrin|getopt|spawn|netdb|glob)\.h$")
+INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
+
+
+def is_test(path):
+    return path.parts[0] == "tests" or path.stem.endswith(("_test", "_ref"))
+
+
+def includes(text):
+    """(line number, quote or angle, header) of each include."""
+    for number, line in enumerate(text.splitlines(), 1):
+        found = INCLUDE.match(line)
+        if found:
+            yield number, found.group(1), found.group(2)
+
+
+def check_project(root, path, header):
+    room, target = path.parts[1], header.split("/")[0]
+    if target not in LEVEL:
+        return f'"{header}" must be its full path from src/, beginning with a folder of the layers'
+    if not (root / "src" / header).is_file():
+        return f'"{header}" is not a file below src/'
+    if header.endswith("_ref.h") and not is_test(path):
+        return f'"{header}" is a reference: only tests may include it'
+    if target == room or LEVEL[target] < LEVEL[room]:
+        return None
+    relation = "a sibling of" if LEVEL[target] == LEVEL[room] else "above"
+    return f'"{header}": {target} (layer {LEVEL[target]}) is {relation} {room} (layer {LEVEL[room]}); ' \
+           "a file may include its own folder and lower layers only"
+
+
+def check_system(path, header):
+    if header.startswith(BENCH_ONLY):
+        return f"<{header}> is for bench/ only"
+    if header.startswith(TEST_ONLY):
+        return None if is_test(path) else f"<{header}> is for tests only"
+    for beginning, rooms in THIRD_PARTY.items():
+        if header.startswith(beginning):
+            allowed = rooms is None or path.parts[1] in rooms
+            return None if allowed else f"<{header}> is for {', '.join(rooms)} only"
+    if SYSTEM.match(header):
+        return None
+    return f"<{header}> is of no library that the project knows; name it in THIRD_PARTY of tools/layers.py"
+
+
+def check_file(root, path, text):
+    """Complaints about one file of src/."""
+    if len(path.parts) < 3 or path.parts[1] not in LEVEL:
+        yield f"{path}: stands in no folder of the layers ({', '.join(LEVEL)})"
+        return
+    for number, quote, header in includes(text):
+        complaint = check_project(root, path, header) if quote == '"' else check_system(path, header)
+        if complaint:
+            yield f"{path}:{number}: {complaint}"
+
+
+def main():
+    root = root_from_arguments()
+    files = [path for path in sources(root, CPP) if path.parts[0] == "src"]
+    complaints = [complaint for path in files for complaint in check_file(root, path, read(root, path))]
+    return report("layers", complaints, f"{len(files)} files keep to the layers")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

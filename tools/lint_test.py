@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Each lint must pass a good tree and fail on each bad sample, with the words that tell why."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+TOOLS = pathlib.Path(__file__).resolve().parent
+
+GOOD = {
+    "src/core/shape.h": "// A shape.\n#pragma once\n\nnamespace moebius {\nint rank();\n}\n",
+    "src/core/shape.cc": '#include "core/shape.h"\n\n#include <vector>\n\nnamespace moebius {\nint rank() { return 1; }\n}\n',
+    "src/ops/norm/norm.h": '// A norm.\n#pragma once\n\n#include "core/shape.h"\n',
+    "src/ops/norm/norm_test.cc": '#include "ops/norm/norm.h"\n\n#include <gtest/gtest.h>\n\n#include <cstdio>\n',
+    "src/cli/main.cc": '#include <cstdlib>\n\n#include "ops/norm/norm.h"\n\nint main() { std::exit(std::getenv("A") != nullptr); }\n',
+}
+HEADER = "#pragma once\n"
+LONG = "\n" * 801
+CONDITIONALS = "#ifdef __A__\n#endif\n" * 4
+
+# lint, file, text, words of the complaint
+BAD = [
+    ("layers", "src/core/a.cc", '#include "ops/norm/norm.h"\n', "ops (layer 2) is above core (layer 0)"),
+    ("layers", "src/io/a.cc", '#include "comm/b.h"\n', "comm (layer 1) is a sibling of io (layer 1)"),
+    ("layers", "src/core/a.cc", '#include "shape.h"\n', "must be its full path from src/"),
+    ("layers", "src/core/a.cc", '#include "core/none.h"\n', "is not a file below src/"),
+    ("layers", "src/odd/a.cc", "", "stands in no folder of the layers"),
+    ("layers", "src/ops/norm/a.cc", '#include "ops/norm/norm_ref.h"\n', "only tests may include it"),
+    ("layers", "src/model/a.cc", "#include <oneapi/dnnl/dnnl.hpp>\n", "is for core, ops, cli only"),
+    ("layers", "src/core/a.cc", "#include <gtest/gtest.h>\n", "is for tests only"),
+    ("layers", "src/core/a.cc", "#include <boost/any.hpp>\n", "is of no library that the project knows"),
+    ("headers", "src/core/a.h", HEADER + "inline std::vector<int> f() { return {}; }\n", "src/core/a.h: does not compile alone"),
+    ("headers", "src/core/a.h", "int f();\n", "must be #pragma once"),
+    ("headers", "src/core/shape.cc", '#include <vector>\n#include "core/shape.h"\n', 'must include "core/shape.h" first; got vector'),
+    ("size", "src/core/a.cc", LONG, "801 lines, at most 800"),
+    ("size", "src/core/a.cc", "#ifdef MOEBIUS_CUDA\n#endif\n", "a feature is a file"),
+    ("size", "src/core/a.cc", CONDITIONALS, "4 preprocessor conditionals in src, at most 3"),
+    ("words", "src/core/a.cc", "// na\u00efve\n", "not ASCII"),
+    ("words", "src/core/a.cc", "// /" + "home/me/data\n", "a path of one machine"),
+    ("words", "src/core/a.cc", "int a; \n", "blanks at the end"),
+    ("words", "src/core/a.cc", "void f() { std::cout << 1; }\n", "never prints"),
+    ("words", "src/core/a.cc", 'void f() { printf("a"); }\n', "never prints"),
+    ("words", "src/core/a.cc", "void f() { std::exit(1); }\n", "never ends the process"),
+    ("words", "src/core/a.cc", 'auto a = std::getenv("A");\n', "read in cli only"),
+    ("words", "src/core/a.cc", "using namespace std;\n", "no using namespace"),
+    ("words", "src/core/string_utils.h", HEADER, "not 'utils'"),
+]
+
+
+def write(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def run(lint, files):
+    """(exit status, output) of the lint over the good tree with these files on top."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(pathlib.Path(folder), {**GOOD, **files})
+        result = subprocess.run([sys.executable, TOOLS / f"{lint}.py", folder], capture_output=True, text=True, check=False)
+        return result.returncode, result.stdout + result.stderr
+
+
+def main():
+    failures = []
+    for lint in ("layers", "headers", "size", "words"):
+        status, output = run(lint, {})
+        if status != 0:
+            failures.append(f"{lint}: fails on the good tree:\n{output}")
+    for lint, name, text, words in BAD:
+        # Two siblings need something to see.
+        status, output = run(lint, {"src/comm/b.h": HEADER, "src/ops/norm/norm_ref.h": HEADER, name: text})
+        if status != 1 or words not in output:
+            failures.append(f"{lint}: must fail with '{words}' on {name}; got status {status}:\n{output}")
+    for failure in failures:
+        print(f"lint_test: {failure}")
+    print(f"lint_test: {len(BAD)} bad samples, {len(failures)} not caught")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

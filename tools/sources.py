@@ -1,0 +1,31 @@
+"""The project's own source files, as the lints see them."""
+
+import pathlib
+import sys
+
+FOLDERS = ("src", "tests", "bench", "examples", "tools", "cmake")
+CPP = (".h", ".cc", ".cu", ".cuh")
+SUFFIXES = (*CPP, ".py", ".sh", ".cmake", ".txt")
+
+
+def sources(root, suffixes=SUFFIXES):
+    """Paths relative to root, sorted."""
+    found = [path for folder in FOLDERS for path in (root / folder).rglob("*") if path.suffix in suffixes]
+    return sorted(path.relative_to(root) for path in found if path.is_file())
+
+
+def read(root, path):
+    return (root / path).read_text(encoding="utf-8", errors="replace")
+
+
+def root_from_arguments():
+    """The folder named on the command line, or the one above this file."""
+    return pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
+
+
+def report(name, complaints, summary):
+    """Prints every complaint, or one line when all is well; returns the exit status."""
+    for complaint in complaints:
+        print(f"{name}: {complaint}")
+    print(f"{name}: {len(complaints)} to mend" if complaints else f"{name}: {summary}")
+    return 1 if complaints else 0
