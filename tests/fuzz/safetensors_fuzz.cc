@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "core/error.h"
 #include "io/safetensors.h"
 
 namespace {
