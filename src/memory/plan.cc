@@ -9,14 +9,14 @@ std::string_view name_of(Life life) {
   return names[static_cast<int>(life)];
 }
 
-const Tensor& MemoryPlan::declare(std::string name, Shape shape, DType dtype, Life life) {
+void MemoryPlan::declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life) {
   MOEBIUS_ASSERT(!bound_ && life != Life::stack);
   int64_t& used = bytes_[static_cast<int>(life)];
   const int64_t align = kAlign * size_of(dtype);
   const int64_t offset = div_ceil(used, align) * align;
-  entries_.push_back({std::move(name), Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null}, life, offset});
-  used = offset + div_ceil(entries_.back().tensor.num_bytes(), align) * align;
-  return entries_.back().tensor;
+  view = Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};
+  entries_.push_back({std::move(name), &view, life, offset});
+  used = offset + div_ceil(view.num_bytes(), align) * align;
 }
 
 void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {
@@ -25,8 +25,8 @@ void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {
   bytes_[static_cast<int>(Life::stack)] = stack_bytes;
   for (int life = 0; life < kNumLives; ++life) buffers_[life] = Buffer(device, bytes_[life]);
   for (Entry& e : entries_) {
-    e.tensor.device = device;
-    if (device != DeviceKind::null) e.tensor.data = static_cast<char*>(buffers_[static_cast<int>(e.life)].data()) + e.offset;
+    e.view->device = device;
+    if (device != DeviceKind::null) e.view->data = static_cast<char*>(buffers_[static_cast<int>(e.life)].data()) + e.offset;
   }
   stack_ = StepStack(device, buffers_[static_cast<int>(Life::stack)].data(), stack_bytes);
 }
@@ -47,10 +47,10 @@ std::string MemoryPlan::table() const {
     for (const Entry& e : entries_) {
       if (static_cast<int>(e.life) != life) continue;
       ++count;
-      if (!largest || e.tensor.num_bytes() > largest->tensor.num_bytes()) largest = &e;
+      if (!largest || e.view->num_bytes() > largest->view->num_bytes()) largest = &e;
     }
     text += fmt::format("  {:<10} {:>11}  {:>5} tensors{}\n", name_of(static_cast<Life>(life)), bytes_text(bytes_[life]), count,
-                        largest ? fmt::format(", largest {} {}", largest->name, to_string(largest->tensor)) : "");
+                        largest ? fmt::format(", largest {} {}", largest->name, to_string(*largest->view)) : "");
   }
   return text + fmt::format("  {:<10} {:>11}\n", "total", bytes_text(total_bytes()));
 }

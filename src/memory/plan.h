@@ -34,9 +34,9 @@ class MemoryPlan {
   MemoryPlan() = default;
   MemoryPlan(const MemoryPlan&) = delete;
 
-  // The tensor has no memory and stands on the null device until bind(); the reference lives as long as the plan.
+  // `view` becomes a tensor without memory on the null device now, and is filled in by bind(): it must stay where it is until then.
   // Every tensor of a life starts at a multiple of kAlign elements, so that lives with the same declarations correspond element by element.
-  const Tensor& declare(std::string name, Shape shape, DType dtype, Life life);
+  void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
 
   // Allocates (zeroed memory) and binds every tensor. stack_bytes: high-water mark of the dry run.
   void bind(DeviceKind device, int64_t stack_bytes);
@@ -52,7 +52,7 @@ class MemoryPlan {
  private:
   struct Entry {
     std::string name;
-    Tensor tensor;
+    Tensor* view;
     Life life;
     int64_t offset;
   };

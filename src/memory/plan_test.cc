@@ -10,18 +10,18 @@ namespace {
 
 TEST(MemoryPlan, TensorsOfALifeDoNotOverlapAndCorrespondAcrossLives) {
   MemoryPlan plan;
-  std::vector<const Tensor*> params, masters;
   const Shape shapes[] = {{3, 5}, {1}, {129}, {0}, {128}, {7, 2, 3}};
-  for (const Shape& shape : shapes) {
-    params.push_back(&plan.declare("p", shape, DType::bf16, Life::param));
-    masters.push_back(&plan.declare("m", shape, DType::f32, Life::master));
+  std::vector<Tensor> params(std::size(shapes)), masters(std::size(shapes));
+  for (size_t i = 0; i < std::size(shapes); ++i) {
+    plan.declare(params[i], "p", shapes[i], DType::bf16, Life::param);
+    plan.declare(masters[i], "m", shapes[i], DType::f32, Life::master);
   }
-  EXPECT_EQ(params[0]->data, nullptr);
-  EXPECT_EQ(params[0]->device, DeviceKind::null);
+  EXPECT_EQ(params[0].data, nullptr);
+  EXPECT_EQ(params[0].device, DeviceKind::null);
   plan.bind(DeviceKind::cpu, 4096);
   for (size_t i = 1; i < params.size(); ++i) {
-    EXPECT_GE(params[i]->ptr<bf16>(), params[i - 1]->ptr<bf16>() + params[i - 1]->numel());
-    EXPECT_EQ(params[i]->ptr<bf16>() - params[0]->ptr<bf16>(), masters[i]->ptr<float>() - masters[0]->ptr<float>());
+    EXPECT_GE(params[i].ptr<bf16>(), params[i - 1].ptr<bf16>() + params[i - 1].numel());
+    EXPECT_EQ(params[i].ptr<bf16>() - params[0].ptr<bf16>(), masters[i].ptr<float>() - masters[0].ptr<float>());
   }
   EXPECT_EQ(plan.bytes(Life::master), 4 * 128 * 6 - 4 * 128 + 4 * 128);  // 1+1+2+0+1+1 blocks of 128
   EXPECT_EQ(plan.total_bytes(), plan.bytes(Life::param) + plan.bytes(Life::master) + 4096);
@@ -32,7 +32,8 @@ TEST(MemoryPlan, TensorsOfALifeDoNotOverlapAndCorrespondAcrossLives) {
 TEST(MemoryPlan, DeclaringAfterBindIsABug) {
   MemoryPlan plan;
   plan.bind(DeviceKind::null, 0);
-  EXPECT_THROW(plan.declare("late", {1}, DType::f32, Life::param), Error);
+  Tensor late;
+  EXPECT_THROW(plan.declare(late, "late", {1}, DType::f32, Life::param), Error);
 }
 
 }  // namespace

@@ -23,6 +23,8 @@ struct ExpertUp {
   Tensor h_R2F, a_RF;        // out
   Tensor x_TD, w1_e2FD;      // in
   Rows rows;
+  Tensor scratch;            // bytes of any dtype: packed operands, a slice per thread
+  static int64_t scratch_bytes(const ExpertUp& a, int num_threads);
 };
 void expert_up(Stream& s, const ExpertUp& a);
 Cost cost(const ExpertUp& a);   // of a full route: R rows
@@ -32,6 +34,8 @@ struct ExpertDown {
   Tensor y_RD;               // out
   Tensor a_RF, w2_eDF;       // in
   Rows rows;
+  Tensor scratch;
+  static int64_t scratch_bytes(const ExpertDown& a, int num_threads);
 };
 void expert_down(Stream& s, const ExpertDown& a);
 Cost cost(const ExpertDown& a);
@@ -42,6 +46,8 @@ struct DExpertDown {
   Tensor dh_R2F, sa_RF, dweight_R;         // out; dweight f32
   Tensor dout_TD, w2_eDF, h_R2F, weight_R; // in; weight f32, of each row
   Rows rows;
+  Tensor scratch;
+  static int64_t scratch_bytes(const DExpertDown& a, int num_threads);
 };
 void d_expert_down(Stream& s, const DExpertDown& a);
 Cost cost(const DExpertDown& a);
@@ -51,6 +57,8 @@ struct DExpertUp {
   Tensor dx_RD;              // out
   Tensor dh_R2F, w1_e2FD;    // in
   Rows rows;
+  Tensor scratch;
+  static int64_t scratch_bytes(const DExpertUp& a, int num_threads);
 };
 void d_expert_up(Stream& s, const DExpertUp& a);
 Cost cost(const DExpertUp& a);
@@ -63,6 +71,8 @@ struct ExpertWgrad {
   Tensor left_RM, right_RN;           // in
   bool gather_left = false, gather_right = false;
   Rows rows;
+  Tensor scratch;
+  static int64_t scratch_bytes(const ExpertWgrad& a, int num_threads);
 };
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 Cost cost(const ExpertWgrad& a);

@@ -1,0 +1,66 @@
+#include "io/dataset_order.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "io/permutation.h"
+
+namespace moebius {
+namespace {
+
+std::vector<double> weights_of(const std::vector<WeightedDataset>& datasets) {
+  std::vector<double> weights;
+  for (const WeightedDataset& d : datasets) weights.push_back(d.weight);
+  return weights;
+}
+
+}  // namespace
+
+DatasetOrder::DatasetOrder(std::vector<WeightedDataset> datasets, const Options& options)
+    : datasets_(std::move(datasets)), options_(options), blend_(weights_of(datasets_)) {
+  MOEBIUS_CHECK(usage, options.seq_len > 0, "dataset order: expected seq_len > 0; got {}; set train.seq_len",
+                options.seq_len);
+  MOEBIUS_CHECK(usage, options.vocab_size > 0, "dataset order: expected vocab_size > 0; got {}; set model.vocab_size",
+                options.vocab_size);
+  for (const WeightedDataset& d : datasets_) {
+    MOEBIUS_CHECK(
+        usage, d.data.num_tokens() > options.seq_len,
+        "dataset order: expected more than seq_len = {} tokens in {}; got {}; lower train.seq_len or give more text",
+        options.seq_len, d.data.prefix(), d.data.num_tokens());
+  }
+}
+
+Sample DatasetOrder::sample(int64_t global_index) {
+  const Blend::Pick pick = blend_.at(global_index);
+  const int64_t per_epoch = samples_per_epoch(pick.dataset);
+  const int64_t epoch = pick.ordinal / per_epoch;
+  int64_t index = pick.ordinal % per_epoch;
+  if (options_.shuffle) {
+    const uint64_t key = mix64(mix64(mix64(options_.seed) + pick.dataset) + epoch);
+    index = permuted(index, per_epoch, key);
+  }
+  return {
+      .dataset = pick.dataset, .token_begin = index * options_.seq_len, .len = options_.seq_len + 1, .epoch = epoch};
+}
+
+Sample DatasetOrder::fill(int64_t global_index, int32_t* tokens) {
+  const Sample s = sample(global_index);
+  const TokenDataset& data = dataset(s.dataset);
+  data.read(s.token_begin, s.len, tokens);
+  check_token_ids({tokens, static_cast<size_t>(s.len)}, options_.vocab_size, s.token_begin, data.prefix());
+  return s;
+}
+
+std::vector<int32_t> DatasetOrder::document_starts(const Sample& sample) const {
+  const std::span<const int64_t> begins = dataset(sample.dataset).document_begins();
+  const int64_t end = std::min(sample.token_begin + sample.len, begins.back());
+  std::vector<int32_t> starts;
+  for (auto it = std::upper_bound(begins.begin(), begins.end(), sample.token_begin); it != begins.end() && *it < end;
+       ++it) {
+    const auto position = static_cast<int32_t>(*it - sample.token_begin);
+    if (starts.empty() || starts.back() != position) starts.push_back(position);  // empty documents share a begin
+  }
+  return starts;
+}
+
+}  // namespace moebius

@@ -1,0 +1,61 @@
+// The order in which training reads its datasets, as a pure function of (seed, sample index): nothing to store, nothing
+// to resume but the index itself, and every rank computes the samples it needs alone.
+//
+// A sample is seq_len + 1 tokens. Sample s of a dataset reads tokens [s seq_len, s seq_len + seq_len], so that
+// neighbours share one token: the target of the one is the first input of the next. Each pass over a dataset (an epoch)
+// visits its samples in another random order; a blend of datasets picks by weight (io/blend.h). The last (tokens - 1) %
+// seq_len tokens are not read.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "io/blend.h"
+#include "io/token_data.h"
+
+namespace moebius {
+
+struct WeightedDataset {
+  TokenDataset data;
+  double weight = 1;
+};
+
+struct Sample {
+  int dataset = 0;
+  int64_t token_begin = 0;
+  int64_t len = 0;    // seq_len + 1
+  int64_t epoch = 0;  // of the dataset
+};
+
+class DatasetOrder {
+ public:
+  struct Options {
+    int64_t seq_len = 0;
+    int64_t vocab_size = 0;  // of the model: fill() refuses other ids
+    uint64_t seed = 0;
+    bool shuffle = true;  // off: from the front, for evaluation
+  };
+
+  // Error{usage} for a dataset with less than seq_len + 1 tokens.
+  DatasetOrder(std::vector<WeightedDataset> datasets, const Options& options);
+
+  int num_datasets() const { return static_cast<int>(datasets_.size()); }
+  const TokenDataset& dataset(int i) const { return datasets_[i].data; }
+  int64_t samples_per_epoch(int i) const { return (dataset(i).num_tokens() - 1) / options_.seq_len; }
+
+  // Not for several threads at once: a blend keeps its place. Going backwards is exact, but walks from the start.
+  Sample sample(int64_t global_index);
+  Sample fill(int64_t global_index, int32_t* tokens);  // writes seq_len + 1 ids, each inside the vocabulary
+
+  // Positions p in [1, len) of the sample where a document begins; one may begin at 0 unsaid. Rises, no duplicates.
+  std::vector<int32_t> document_starts(const Sample& sample) const;
+
+ private:
+  std::vector<WeightedDataset> datasets_;
+  Options options_;
+  Blend blend_;
+};
+
+}  // namespace moebius

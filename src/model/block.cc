@@ -1,0 +1,83 @@
+#include "model/block.h"
+
+namespace moebius {
+namespace {
+
+std::string layer_name(int64_t layer, const char* what) { return fmt::format("model.layers.{}.{}", layer, what); }
+
+}  // namespace
+
+Block::Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& m, const BalanceSpec& balance, DType dtype, const Mesh& mesh,
+             const BatchShape& shape, const Tensor& rope_table_Pd, int64_t layer, uint64_t seed)
+    : D_(m.hidden_size), max_tokens_(shape.tokens()), dtype_(dtype),
+      norm1_(params, layer_name(layer, "input_layernorm.weight"), D_, dtype, static_cast<float>(m.rms_norm_eps)),
+      attention_(params, layer_name(layer, "self_attn"), m, dtype, rope_table_Pd),
+      norm2_(params, layer_name(layer, "post_attention_layernorm.weight"), D_, dtype, static_cast<float>(m.rms_norm_eps)) {
+  if (m.moe_layers[layer]) {
+    moe_.emplace(params, plan, layer_name(layer, "mlp"), m, balance, dtype, mesh, shape, static_cast<uint32_t>(layer), seed);
+  } else {
+    mlp_.emplace(params, layer_name(layer, "mlp"), D_, m.intermediate_size, dtype, static_cast<float>(m.initializer_range));
+  }
+}
+
+void Block::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
+  norm1_.declare_saved(plan, prefix + ".norm1", max_tokens_, saved.norm1);
+  plan.declare(saved.n1_TD, prefix + ".n1", {max_tokens_, D_}, dtype_, Life::saved);
+  attention_.declare_saved(plan, prefix + ".attention", max_tokens_, saved.attention);
+  norm2_.declare_saved(plan, prefix + ".norm2", max_tokens_, saved.norm2);
+  plan.declare(saved.n2_TD, prefix + ".n2", {max_tokens_, D_}, dtype_, Life::saved);
+  if (moe_) moe_->declare_saved(plan, prefix + ".moe", saved.moe);
+  else mlp_->declare_saved(plan, prefix + ".mlp", max_tokens_, saved.mlp);
+}
+
+void Block::forward(Step& step, Residual& residual, Saved& saved) const {
+  const int64_t T = residual.delta_TD.dim(0);
+  const Tensor n1_TD = saved.n1_TD.rows(0, T);
+  norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
+  StackScope scope(step.stack);
+  const Tensor attended_TD = step.take({T, D_}, dtype_);
+  attention_.forward(step, attended_TD, n1_TD, saved.attention);
+  feed_forward(step, residual, attended_TD, saved);
+}
+
+void Block::feed_forward(Step& step, Residual& residual, Tensor attended_TD, Saved& saved) const {
+  const int64_t T = attended_TD.dim(0);
+  const Tensor n2_TD = saved.n2_TD.rows(0, T);
+  norm2_.forward(step, n2_TD, attended_TD, saved.norm1.sum_TD.rows(0, T), saved.norm2);
+  if (moe_) moe_->forward(step, residual.delta_TD, n2_TD, saved.moe);
+  else mlp_->forward(step, residual.delta_TD, n2_TD, saved.mlp);
+  residual.base_TD = saved.norm2.sum_TD.rows(0, T);
+}
+
+void Block::backward(Step& step, Tensor dresidual_TD, Saved& saved) const {
+  const Shape TD = dresidual_TD.shape;
+  {
+    StackScope scope(step.stack);
+    const Tensor dn2_TD = step.take(TD, dtype_);
+    if (moe_) {
+      moe_->backward_input(step, dn2_TD, dresidual_TD, saved.moe);
+      moe_->backward_weight(step, saved.moe);
+    } else {
+      mlp_->backward_input(step, dn2_TD, dresidual_TD, saved.mlp);
+      mlp_->backward_weight(step, saved.mlp);
+    }
+    norm2_.backward(step, dresidual_TD, dn2_TD, saved.norm2);
+  }
+  StackScope scope(step.stack);
+  const Tensor dn1_TD = step.take(TD, dtype_);
+  attention_.backward_input(step, dn1_TD, dresidual_TD, saved.attention);
+  attention_.backward_weight(step, saved.attention);
+  norm1_.backward(step, dresidual_TD, dn1_TD, saved.norm1);
+}
+
+void Block::forward_cached(Step& step, Residual& residual, Saved& saved, KvCache& cache, int64_t first) const {
+  const int64_t T = residual.delta_TD.dim(0);
+  const Tensor n1_TD = saved.n1_TD.rows(0, T);
+  norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
+  StackScope scope(step.stack);
+  const Tensor attended_TD = step.take({T, D_}, dtype_);
+  attention_.forward_cached(step, attended_TD, n1_TD, cache, first);
+  feed_forward(step, residual, attended_TD, saved);
+}
+
+}  // namespace moebius

@@ -1,0 +1,45 @@
+// Causal grouped-query attention with rotary positions and, where the family has it, RMSNorm of q and k per head.
+#pragma once
+
+#include "config/model_spec.h"
+#include "model/linear.h"
+
+namespace moebius {
+
+// Keys and values of the tokens so far, for generation. One sequence.
+struct KvCache {
+  Tensor k_UGd, v_UGd;   // [max tokens, G, d]
+};
+
+class Gqa {
+ public:
+  // q, k, v stay only as the projection's output; they are made again from it in the backward. x and y are the caller's tensors.
+  // dy, dqkv: left by backward_input for backward_weight, on the step stack.
+  struct Saved {
+    Tensor x_TD, qkv_TC, o_THd, lse_TH;
+    Tensor dy_TD, dqkv_TC;
+  };
+  Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& spec, DType dtype, const Tensor& rope_table_Pd);
+  void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
+
+  void forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
+  void backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // adds the q and k norm gradients
+  void backward_weight(Step& step, const Saved& saved) const;
+
+  // Generation: x are the tokens at positions [first, first + T) of the cached sequence; their keys and values are appended.
+  void forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, int64_t first) const;
+
+ private:
+  struct Qkv { Tensor q_THd, k_TGd, v_TGd; };
+  Qkv take_qkv(Step& step, int64_t tokens) const;
+  void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
+
+  int64_t H_, G_, d_, window_;
+  float scale_, eps_;
+  DType dtype_;
+  Linear qkv_, o_;
+  const Param *q_norm_ = nullptr, *k_norm_ = nullptr;
+  const Tensor& rope_table_Pd_;
+};
+
+}  // namespace moebius

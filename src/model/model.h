@@ -1,0 +1,70 @@
+// The whole model on this rank: embedding, decoder layers, final norm and the language-model loss.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "config/policy_spec.h"
+#include "model/block.h"
+
+namespace moebius {
+
+class Model {
+ public:
+  // Declares every tensor it owns in the plan. max_positions: rows of the rotary table. The references must outlive the model.
+  Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh, MemoryPlan& plan, ModelUse use,
+        const BatchShape& shape, int64_t max_positions, uint64_t seed);
+  Model(const Model&) = delete;
+
+  // After bind(): constants (the rotary table) and the routers' starting state. Parameters: params().init() or loaded.
+  void init_state(Stream& s) const;
+
+  // One micro-batch. The sum of weighted token losses is added to loss_sum. In training (batch.training, with gradients) the loss op also
+  // leaves its gradient, since its logits are never held: backward() continues from it.
+  void forward(Step& step);
+  void backward(Step& step);
+
+  // Logits (f32) of the last forward pass over the final norm's rows [begin, end); for parity checks and generation.
+  void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end) const;
+
+  // Generation of one sequence: the next T tokens of step.batch, at positions [first, first + T).
+  void forward_cached(Step& step, std::vector<KvCache>& caches, int64_t first, int64_t num_tokens);
+  void declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const;
+
+  // Forward without loss: embedding through the final norm.
+  void forward_hidden(Step& step, int64_t num_tokens);
+  // The loss alone: from the final norm's rows.
+  void forward_loss(Step& step, bool with_gradients);
+
+  ParamTable& params() { return params_; }
+  const ParamTable& params() const { return params_; }
+  const ModelSpec& spec() const { return spec_; }
+  const Tensor& loss_sum() const { return loss_sum_1_; }         // f64 [1]
+  const Tensor& token_loss() const { return loss_T_; }           // f32 [T] of the last micro-batch, weighted
+  // MoE layers in order, with their layer index.
+  struct MoeLayer { int64_t layer; const Moe* moe; const Moe::Saved* saved; };
+  std::vector<MoeLayer> moe_layers() const;
+
+ private:
+  Block::Saved& saved_of(size_t layer) { return saved_[saved_.size() == 1 ? 0 : layer]; }
+  const Block::Saved& saved_of(size_t layer) const { return saved_[saved_.size() == 1 ? 0 : layer]; }
+
+  ModelSpec spec_;
+  DType dtype_;
+  BatchShape shape_;
+  const Mesh& mesh_;
+  ParamTable params_;
+  Tensor rope_table_Pd_;
+  const Param& embedding_;
+  std::deque<Block> blocks_;
+  Norm final_norm_;
+  const Param& head_;                 // the embedding itself when tied
+
+  std::vector<Block::Saved> saved_;   // per layer; one for all without gradients
+  Norm::Saved saved_final_;
+  Tensor final_TD_, dfinal_TD_;       // the final norm's output, and the loss's derivative by it
+  Tensor loss_T_, loss_sum_1_;
+};
+
+}  // namespace moebius

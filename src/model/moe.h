@@ -1,0 +1,52 @@
+// A Mixture-of-Experts layer: route, dispatch, compute, combine, and a shared expert beside it.
+//   y[t] = sum over the chosen e of weight[t,e] * W2_e swiglu(W1_e x[t])   (+ shared(x[t]), gated by sigmoid(x w_g) where the family has it)
+// Kept for backward: x (the caller's), H (pre-activation rows) and the route. Neither the experts' outputs nor their gradients are stored.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "model/dispatcher.h"
+#include "model/mlp.h"
+#include "model/router.h"
+
+namespace moebius {
+
+class Moe {
+ public:
+  struct Saved {
+    Router::Saved router;
+    Tensor x_TD;                                   // the caller's
+    Tensor h_R2F;
+    Mlp::Saved shared;
+    Tensor shared_y_TD, gate_T;                    // only with a shared gate
+    // Left by backward_input for backward_weight, on the step stack:
+    Dispatched tokens, grads;                      // rows of x, and of dy
+    Tensor dh_R2F, sa_RF, dgate_T;
+  };
+  Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& model, const BalanceSpec& balance, DType dtype,
+      const Mesh& mesh, const BatchShape& shape, uint32_t layer, uint64_t seed);
+  void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
+
+  void forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
+  void backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // adds the router's gradients
+  void backward_weight(Step& step, const Saved& saved) const;
+
+  const Router& router() const { return router_; }
+
+ private:
+  void experts_forward(Step& step, Tensor y_TD, const Route& route, Saved& saved) const;
+  void experts_backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Saved& saved) const;
+  void shared_forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
+  void shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;
+
+  int64_t D_, F_, K_, max_tokens_;
+  DType dtype_;
+  Router router_;
+  const Param &w1_, &w2_;     // [E, 2F, D], [E, D, F]
+  std::unique_ptr<Dispatcher> dispatcher_;
+  std::optional<Mlp> shared_;
+  std::optional<Linear> shared_gate_;
+};
+
+}  // namespace moebius

@@ -1,0 +1,25 @@
+// RMSNorm with its weight, fused with the residual addition before it.
+#pragma once
+
+#include "model/params.h"
+#include "model/step.h"
+
+namespace moebius {
+
+class Norm {
+ public:
+  struct Saved { Tensor sum_TD, rstd_T; };  // what was normalised, and by how much
+  Norm(ParamTable& params, const std::string& name, int64_t width, DType dtype, float eps);
+  void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
+
+  // saved.sum = x + residual (x alone without residual), y = norm(saved.sum).
+  void forward(Step& step, Tensor y_TD, Tensor x_TD, Tensor residual_TD, Saved& saved) const;
+  // dresidual += derivative by the sum; the weight's gradient is added here too (it needs the same pass).
+  void backward(Step& step, Tensor dresidual_TD, Tensor dy_TD, const Saved& saved) const;
+
+ private:
+  const Param& w_;
+  float eps_;
+};
+
+}  // namespace moebius

@@ -1,0 +1,51 @@
+#include "model/params.h"
+
+#include "core/rng.h"
+#include "ops/elementwise/elementwise.h"
+
+namespace moebius {
+
+Tensor part_of(const Tensor& whole, const ParamPart& part) {
+  MOEBIUS_ASSERT(part.offset + part.shape.numel() <= whole.numel());
+  return whole.view({whole.numel()}).rows(part.offset, part.offset + part.shape.numel()).view(part.shape);
+}
+
+const Param& ParamTable::declare(ParamSpec spec) {
+  if (spec.parts.empty()) spec.parts.push_back({spec.name, spec.shape, 0});
+  Param& p = params_.emplace_back();
+  p.spec = std::move(spec);
+  p.has_grad = p.spec.trainable && use_ != ModelUse::inference;
+  p.has_master = p.spec.trainable && use_ == ModelUse::training && p.spec.dtype != DType::f32;
+  plan_.declare(p.w, p.spec.name, p.spec.shape, p.spec.dtype, p.spec.trainable ? Life::param : Life::state);
+  if (p.has_grad) plan_.declare(p.dw, p.spec.name + ".grad", p.spec.shape, DType::f32, Life::grad);
+  if (p.has_master) plan_.declare(p.master_storage, p.spec.name + ".master", p.spec.shape, DType::f32, Life::master);
+  return p;
+}
+
+void ParamTable::init(Stream& s, uint64_t seed) const {
+  for (const Param& p : params_) {
+    if (!p.spec.trainable) continue;
+    for (const ParamPart& part : p.spec.parts) {
+      const bool drawn = p.spec.init == ParamInit::normal;
+      fill_normal(s, {.x = part_of(p.master(), part),
+                      .rng = Rng(seed, RngSite::init, 0, key_of(part.name.c_str())),
+                      .mean = p.spec.init == ParamInit::ones ? 1.0f : 0.0f,
+                      .std = drawn ? p.spec.init_std : 0.0f});
+    }
+  }
+  sync(s);
+}
+
+void ParamTable::sync(Stream& s) const {
+  for (const Param& p : params_) {
+    if (p.has_master) copy(s, p.w, p.master_storage);
+  }
+}
+
+void ParamTable::zero_grads(Stream& s) const {
+  for (const Param& p : params_) {
+    if (p.has_grad) fill_zero(s, p.dw);
+  }
+}
+
+}  // namespace moebius

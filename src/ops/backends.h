@@ -1,0 +1,88 @@
+// The private list of what each device implements. Arguments are checked before these are called, and there is work to
+// do.
+#pragma once
+
+#include "core/device.h"
+#include "core/tensor.h"
+
+namespace moebius {
+
+struct Gemm;
+struct RmsNormFwd;
+struct RmsNormBwd;
+struct SwigluFwd;
+struct SwigluBwd;
+struct SumInto;
+struct GatedAddFwd;
+struct GatedAddBwd;
+struct Jitter;
+struct FillNormal;
+struct EmbeddingFwd;
+struct EmbeddingBwd;
+struct LmLoss;
+struct SumSquares;
+struct ClipScale;
+struct AdamW;
+struct RopeTable;
+struct RopeFwd;
+struct RopeBwd;
+struct AttentionFwd;
+struct AttentionBwd;
+
+namespace cpu {
+void gemm(Stream& s, const Gemm& a);
+void rms_norm_fwd(Stream& s, const RmsNormFwd& a);
+void rms_norm_bwd(Stream& s, const RmsNormBwd& a);
+void swiglu_fwd(Stream& s, const SwigluFwd& a);
+void swiglu_bwd(Stream& s, const SwigluBwd& a);
+void fill_zero(Stream& s, Tensor x);
+void copy(Stream& s, Tensor to, Tensor from);
+void add(Stream& s, Tensor y, Tensor x);
+void sum_into(Stream& s, const SumInto& a);
+void gated_add_fwd(Stream& s, const GatedAddFwd& a);
+void gated_add_bwd(Stream& s, const GatedAddBwd& a);
+void jitter(Stream& s, const Jitter& a);
+void fill_normal(Stream& s, const FillNormal& a);
+int64_t find_nonfinite(Stream& s, Tensor x);
+void embedding_fwd(Stream& s, const EmbeddingFwd& a);
+void embedding_bwd(Stream& s, const EmbeddingBwd& a);
+void lm_loss(Stream& s, const LmLoss& a);
+void sum_squares(Stream& s, const SumSquares& a);
+void clip_scale(Stream& s, const ClipScale& a);
+void adamw(Stream& s, const AdamW& a);
+void rope_table(Stream& s, const RopeTable& a);
+void rope_fwd(Stream& s, const RopeFwd& a);
+void rope_bwd(Stream& s, const RopeBwd& a);
+void attention_fwd(Stream& s, const AttentionFwd& a);
+void attention_bwd(Stream& s, const AttentionBwd& a);
+}  // namespace cpu
+
+namespace cuda {
+void gemm(Stream& s, const Gemm& a);
+void rms_norm_fwd(Stream& s, const RmsNormFwd& a);
+void rms_norm_bwd(Stream& s, const RmsNormBwd& a);
+void swiglu_fwd(Stream& s, const SwigluFwd& a);
+void swiglu_bwd(Stream& s, const SwigluBwd& a);
+void fill_zero(Stream& s, Tensor x);
+void copy(Stream& s, Tensor to, Tensor from);
+void add(Stream& s, Tensor y, Tensor x);
+void sum_into(Stream& s, const SumInto& a);
+void gated_add_fwd(Stream& s, const GatedAddFwd& a);
+void gated_add_bwd(Stream& s, const GatedAddBwd& a);
+void jitter(Stream& s, const Jitter& a);
+void fill_normal(Stream& s, const FillNormal& a);
+int64_t find_nonfinite(Stream& s, Tensor x);
+void embedding_fwd(Stream& s, const EmbeddingFwd& a);
+void embedding_bwd(Stream& s, const EmbeddingBwd& a);
+void lm_loss(Stream& s, const LmLoss& a);
+void sum_squares(Stream& s, const SumSquares& a);
+void clip_scale(Stream& s, const ClipScale& a);
+void adamw(Stream& s, const AdamW& a);
+void rope_table(Stream& s, const RopeTable& a);
+void rope_fwd(Stream& s, const RopeFwd& a);
+void rope_bwd(Stream& s, const RopeBwd& a);
+void attention_fwd(Stream& s, const AttentionFwd& a);
+void attention_bwd(Stream& s, const AttentionBwd& a);
+}  // namespace cuda
+
+}  // namespace moebius

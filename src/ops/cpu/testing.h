@@ -1,0 +1,178 @@
+// What the tests of ops share: arrays that own their memory, distances, finite differences, and streams on teams of any
+// size.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "core/rng.h"
+#include "core/tensor.h"
+
+namespace moebius::testing {
+
+using Values = std::vector<double>;
+
+// Owned elements of any float dtype, seen from outside in double.
+class Array {
+ public:
+  Array() = default;
+  Array(Shape shape, DType dtype) : shape_(shape), dtype_(dtype), bytes_(shape.numel() * size_of(dtype)) {}
+
+  // Not written by anyone yet: all bits set is a NaN in every float dtype and -1 in integers.
+  static Array poisoned(Shape shape, DType dtype) {
+    Array a(shape, dtype);
+    std::fill(a.bytes_.begin(), a.bytes_.end(), static_cast<unsigned char>(0xff));
+    return a;
+  }
+  // Normal values rounded to the dtype; key tells arrays apart.
+  static Array normal(Shape shape, DType dtype, uint64_t key, double scale = 1) {
+    Values v(shape.numel());
+    const Rng rng(1234, RngSite::bench, key);
+    for (size_t i = 0; i < v.size(); ++i) v[i] = scale * rng.normal(i);
+    return of(shape, dtype, v);
+  }
+  static Array of(Shape shape, DType dtype, const Values& values) {
+    Array a(shape, dtype);
+    for (size_t i = 0; i < values.size(); ++i) a.set(i, values[i]);
+    return a;
+  }
+  static Array of_ints(Shape shape, const std::vector<int32_t>& values) {
+    return of(shape, DType::i32, Values(values.begin(), values.end()));
+  }
+
+  Tensor tensor() { return {.data = bytes_.empty() ? nullptr : bytes_.data(), .shape = shape_, .dtype = dtype_}; }
+  Values values() const {
+    Values v(shape_.numel());
+    for (size_t i = 0; i < v.size(); ++i) v[i] = get(i);
+    return v;
+  }
+  const std::vector<unsigned char>& bytes() const { return bytes_; }
+
+ private:
+  template <class T>
+  T load(size_t i) const {
+    T t;
+    std::memcpy(&t, &bytes_[i * sizeof t], sizeof t);
+    return t;
+  }
+  template <class T>
+  void store(size_t i, T t) {
+    std::memcpy(&bytes_[i * sizeof t], &t, sizeof t);
+  }
+  double get(size_t i) const {
+    switch (dtype_) {
+      case DType::bf16:
+        return to_f32(load<bf16>(i));
+      case DType::f64:
+        return load<double>(i);
+      case DType::i32:
+        return load<int32_t>(i);
+      default:
+        return load<float>(i);
+    }
+  }
+  void set(size_t i, double x) {
+    switch (dtype_) {
+      case DType::bf16:
+        return store(i, to_bf16(static_cast<float>(x)));
+      case DType::f64:
+        return store(i, x);
+      case DType::i32:
+        return store(i, static_cast<int32_t>(x));
+      default:
+        return store(i, static_cast<float>(x));
+    }
+  }
+
+  Shape shape_{0};
+  DType dtype_ = DType::f32;
+  std::vector<unsigned char> bytes_;
+};
+
+inline double epsilon(DType dtype) { return dtype == DType::bf16 ? 0x1p-8 : 0x1p-23; }
+
+inline double norm_of(const Values& x) {
+  double sum = 0;
+  for (const double v : x) sum += v * v;
+  return std::sqrt(sum);
+}
+
+// ||got - want|| <= relative ||want|| + floor sqrt(n). A NaN anywhere fails.
+inline void expect_close(const std::string& what, const Values& got, const Values& want, double relative,
+                         double floor) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  Values difference(got.size());
+  for (size_t i = 0; i < got.size(); ++i) difference[i] = got[i] - want[i];
+  EXPECT_LE(norm_of(difference), relative * norm_of(want) + floor * std::sqrt(static_cast<double>(got.size()))) << what;
+}
+
+// gradient = d loss / d x of a smooth loss in double, by central differences: h^2 |f'''| / 6 and eps |f| / h are both
+// below 1e-7 here.
+inline void expect_gradient(const std::string& what, const std::function<double(const Values&)>& loss, Values x,
+                            const Values& gradient) {
+  constexpr double h = 1e-5;
+  Values differences(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double old = x[i];
+    x[i] = old + h;
+    const double above = loss(x);
+    x[i] = old - h;
+    differences[i] = (above - loss(x)) / (2 * h);
+    x[i] = old;
+  }
+  expect_close(what + " against finite differences", gradient, differences, 1e-6, 1e-7);
+}
+
+inline double dot(const Values& x, const Values& y) {
+  double sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+// body(stream) gives the bytes of all that it wrote; they must be the same for teams of 1, 2 and 3.
+inline void expect_same_bits_for_any_team(const std::function<std::vector<Array>(Stream&)>& body) {
+  std::vector<Array> first;
+  for (const int num_threads : {1, 2, 3}) {
+    ThreadPool pool(num_threads);
+    Stream s(DeviceKind::cpu, pool);
+    const std::vector<Array> outputs = body(s);
+    if (num_threads == 1) first = outputs;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      EXPECT_EQ(outputs[i].bytes(), first[i].bytes()) << "output " << i << " with " << num_threads << " threads";
+    }
+  }
+}
+
+// The text of the Error that body throws.
+inline std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+// Runs body on the null device: nothing may be touched, everything is accounted. Gives what was traced.
+inline Cost cost_on_null(const std::function<void(Stream&)>& body) {
+  ThreadPool pool(1);
+  Trace trace;
+  Stream s(DeviceKind::null, pool, &trace);
+  body(s);
+  Cost sum;
+  for (const TraceEvent& e : trace.events()) sum += e.cost;
+  return sum;
+}
+
+inline Tensor null_tensor(Shape shape, DType dtype = DType::f32) {
+  return {.shape = shape, .dtype = dtype, .device = DeviceKind::null};
+}
+
+}  // namespace moebius::testing

@@ -1,0 +1,126 @@
+#include "ops/gemm/gemm.h"
+
+#include "ops/cpu/testing.h"
+#include "ops/gemm/gemm_ref.h"
+
+namespace moebius {
+namespace {
+
+using testing::Array;
+using testing::Values;
+
+struct Case {
+  int64_t m, n, k;
+  DType dtype = DType::f32, c_dtype = DType::f32;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const auto& [dtype, c_dtype] :
+       {std::pair{DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::bf16, DType::bf16}}) {
+    for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{0, 3, 5},
+                                                                     {3, 0, 5},
+                                                                     {3, 4, 0},
+                                                                     {1, 1, 1},
+                                                                     {1, 7, 33},
+                                                                     {5, 3, 2},
+                                                                     {17, 31, 65},
+                                                                     {64, 16, 32},
+                                                                     {33, 130, 257},
+                                                                     {521, 5, 9},
+                                                                     {3, 1031, 7}}) {
+      all.push_back({m, n, k, dtype, c_dtype});
+    }
+  }
+  return all;
+}
+
+class GemmTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(GemmTest, EqualsTheReference) {
+  const auto [m, n, k, dtype, c_dtype] = GetParam();
+  ThreadPool pool(2);
+  Stream s(DeviceKind::cpu, pool);
+  for (int mode = 0; mode < 8; ++mode) {
+    const bool trans_a = mode & 1, trans_b = mode & 2, accumulate = mode & 4;
+    Array a = Array::normal(trans_a ? Shape{k, m} : Shape{m, k}, dtype, 1),
+          b = Array::normal(trans_b ? Shape{n, k} : Shape{k, n}, dtype, 2);
+    Array c = accumulate ? Array::normal({m, n}, c_dtype, 3) : Array::poisoned({m, n}, c_dtype);
+    Values want = c.values();
+    ref::gemm({.c = want,
+               .a = a.values(),
+               .b = b.values(),
+               .m = m,
+               .n = n,
+               .k = k,
+               .trans_a = trans_a,
+               .trans_b = trans_b,
+               .accumulate = accumulate});
+    gemm(s, {.c_MN = c.tensor(),
+             .a = a.tensor(),
+             .b = b.tensor(),
+             .trans_a = trans_a,
+             .trans_b = trans_b,
+             .accumulate = accumulate});
+    // Products of unit normals: a sum of k has magnitude sqrt(k), each addition errs by eps32 of it; then one rounding
+    // to c's dtype.
+    const double sum_error = testing::epsilon(DType::f32) * std::sqrt(k + 1.0);
+    testing::expect_close("mode " + std::to_string(mode), c.values(), want, testing::epsilon(c_dtype),
+                          sum_error * std::sqrt(k + 1.0));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, GemmTest, ::testing::ValuesIn(cases()));
+
+TEST(Gemm, SameBitsForAnyTeam) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    testing::expect_same_bits_for_any_team([&](Stream& s) {
+      Array a = Array::normal({64, 1100}, dtype, 1), b = Array::normal({64, 520}, dtype, 2),
+            c = Array::normal({1100, 520}, DType::f32, 3);
+      gemm(s, {.c_MN = c.tensor(), .a = a.tensor(), .b = b.tensor(), .trans_a = true, .accumulate = true});
+      return std::vector<Array>{c};
+    });
+  }
+}
+
+TEST(Gemm, RowsDoNotDependOnOtherRows) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Array a = Array::normal({67, 129}, dtype, 1), b = Array::normal({50, 129}, dtype, 2), all({67, 50}, DType::f32),
+          few({5, 50}, DType::f32);
+    gemm(s, {.c_MN = all.tensor(), .a = a.tensor(), .b = b.tensor(), .trans_b = true});
+    gemm(s, {.c_MN = few.tensor(), .a = a.tensor().rows(30, 35), .b = b.tensor(), .trans_b = true});
+    EXPECT_EQ(std::memcmp(few.tensor().data, all.tensor().rows(30, 35).data, few.bytes().size()), 0);
+  }
+}
+
+TEST(Gemm, BadArgumentsAreNamed) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Array a({4, 3}, DType::f32), b({5, 2}, DType::f32), c({4, 2}, DType::f32), i({4, 3}, DType::i32);
+  EXPECT_EQ(testing::error_of([&] { gemm(s, {.c_MN = c.tensor(), .a = a.tensor(), .b = b.tensor()}); }),
+            "gemm: b must be f32[3, 2]; got f32[5, 2]");
+  EXPECT_EQ(testing::error_of([&] { gemm(s, {.c_MN = c.tensor(), .a = i.tensor(), .b = b.tensor()}); }),
+            "gemm: a must be f32 or bf16; got i32[4, 3]");
+  EXPECT_EQ(testing::error_of([&] { gemm(s, {.c_MN = c.tensor(), .a = a.tensor().view({12}), .b = b.tensor()}); }),
+            "gemm: a and b must be matrices; got f32[12] and f32[5, 2]");
+  Stream cuda(DeviceKind::cuda, pool);
+  Array b3({3, 2}, DType::f32);
+  EXPECT_EQ(testing::error_of([&] { gemm(s, {.c_MN = a.tensor(), .a = a.tensor(), .b = b3.tensor()}); }),
+            "gemm: c must be f32[4, 2]; got f32[4, 3]");
+  EXPECT_EQ(testing::error_of([&] { gemm(cuda, {.c_MN = c.tensor(), .a = a.tensor(), .b = b3.tensor()}); }),
+            "gemm: this build has no CUDA backend; set run.device = \"cpu\"");
+}
+
+TEST(Gemm, NullDeviceCounts) {
+  const Cost cost = testing::cost_on_null([](Stream& s) {
+    gemm(s,
+         {.c_MN = testing::null_tensor({7, 5}), .a = testing::null_tensor({7, 3}), .b = testing::null_tensor({3, 5})});
+  });
+  EXPECT_EQ(cost.flops, 2 * 7 * 5 * 3);
+  EXPECT_EQ(cost.bytes, 4 * (7 * 5 + 7 * 3 + 3 * 5));
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,84 @@
+#include "ops/norm/norm.h"
+
+#include "ops/backends.h"
+
+namespace moebius {
+namespace {
+
+void check(const RmsNormFwd& a) {
+  const char* who = "rms_norm_fwd";
+  const DType dtype = a.x_TD.dtype;
+  MOEBIUS_CHECK(usage, (dtype == DType::f32 || dtype == DType::bf16) && a.x_TD.shape.rank() == 2,
+                "{}: x must be f32 or bf16 [T, D]; got {}", who, to_string(a.x_TD));
+  const int64_t rows = a.x_TD.dim(0), width = a.x_TD.dim(1);
+  MOEBIUS_CHECK(usage, width > 0, "{}: x must have columns; got {}", who, to_string(a.x_TD));
+  check_tensor(who, "x", a.x_TD, dtype, {rows, width});
+  check_tensor(who, "y", a.y_TD, dtype, {rows, width});
+  check_tensor(who, "rstd", a.rstd_T, DType::f32, {rows});
+  check_tensor(who, "w", a.w_D, dtype, {width});
+  if (a.residual_TD.empty()) return;
+  check_tensor(who, "residual", a.residual_TD, dtype, {rows, width});
+  check_tensor(who, "sum", a.sum_TD, dtype, {rows, width});
+}
+
+void check(const RmsNormBwd& a) {
+  const char* who = "rms_norm_bwd";
+  const DType dtype = a.x_TD.dtype;
+  MOEBIUS_CHECK(usage, (dtype == DType::f32 || dtype == DType::bf16) && a.x_TD.shape.rank() == 2,
+                "{}: x must be f32 or bf16 [T, D]; got {}", who, to_string(a.x_TD));
+  const int64_t rows = a.x_TD.dim(0), width = a.x_TD.dim(1);
+  MOEBIUS_CHECK(usage, width > 0, "{}: x must have columns; got {}", who, to_string(a.x_TD));
+  check_tensor(who, "x", a.x_TD, dtype, {rows, width});
+  check_tensor(who, "dx", a.dx_TD, dtype, {rows, width});
+  check_tensor(who, "dw", a.dw_D, DType::f32, {width});
+  check_tensor(who, "partial", a.partial_PD, DType::f32, {RmsNormBwd::num_partials(rows), width});
+  check_tensor(who, "dy", a.dy_TD, dtype, {rows, width});
+  check_tensor(who, "rstd", a.rstd_T, DType::f32, {rows});
+  check_tensor(who, "w", a.w_D, dtype, {width});
+}
+
+}  // namespace
+
+void rms_norm_fwd(Stream& s, const RmsNormFwd& a) {
+  check(a);
+  OpScope scope(s, "rms_norm_fwd", cost(a));
+  if (a.x_TD.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::rms_norm_fwd(s, a);
+    case DeviceKind::cuda:
+      return cuda::rms_norm_fwd(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+// Square and add, two products; one more addition with a residual.
+Cost cost(const RmsNormFwd& a) {
+  const bool residual = !a.residual_TD.empty();
+  const int64_t bytes = a.x_TD.num_bytes() * (residual ? 4 : 2) + a.rstd_T.num_bytes() + a.w_D.num_bytes();
+  return {static_cast<double>(a.x_TD.numel()) * (residual ? 5 : 4), static_cast<double>(bytes)};
+}
+
+int64_t RmsNormBwd::num_partials(int64_t num_rows) { return div_ceil(num_rows, 64); }
+
+void rms_norm_bwd(Stream& s, const RmsNormBwd& a) {
+  check(a);
+  OpScope scope(s, "rms_norm_bwd", cost(a));
+  if (a.x_TD.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::rms_norm_bwd(s, a);
+    case DeviceKind::cuda:
+      return cuda::rms_norm_bwd(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const RmsNormBwd& a) {
+  const int64_t bytes = a.x_TD.num_bytes() * 4 + a.rstd_T.num_bytes() + a.w_D.num_bytes() + a.dw_D.num_bytes() * 2;
+  return {static_cast<double>(a.x_TD.numel()) * 10, static_cast<double>(bytes)};
+}
+
+}  // namespace moebius

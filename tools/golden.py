@@ -1,0 +1,379 @@
+#!/usr/bin/env python3
+"""Reference states for tests/golden, written with PyTorch and transformers; and the comparison against them.
+
+    tools/golden.py --write [DIR]             rewrites every case under DIR (default tests/golden/data)
+    tools/golden.py --check CASE OUT [--bf16] compares what `moebius forward` wrote with CASE/expected.safetensors
+
+A case is a Hugging Face folder (config.json, model.safetensors with per-expert names) plus tokens.safetensors and
+expected.safetensors; tests/golden/data/README.md lists the tensors. Writing needs torch, transformers, safetensors
+and numpy; checking only the last two. Everything is f32 on the CPU with the eager attention and the eager experts,
+whose order of sums is fixed. The same versions write the same bytes.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import load_file as load_numpy
+
+DATA = Path(__file__).resolve().parent.parent / "tests" / "golden" / "data"
+
+# -- the cases -------------------------------------------------------------------------------------------
+
+# Sizes are tiny, odd where they may be, and differ from each other, so that a swapped dimension cannot fit by luck.
+MIXTRAL = {
+    "model_type": "mixtral", "vocab_size": 97, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "sliding_window": None, "tie_word_embeddings": False,
+}
+QWEN3 = {
+    "model_type": "qwen3_moe", "vocab_size": 97, "hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "num_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 14, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "sliding_window": None,
+    "use_sliding_window": False, "norm_topk_prob": True, "tie_word_embeddings": False,
+}
+
+
+@dataclass
+class Case:
+    """One folder: the model, how its config.json is spelled, and the documents in each row of tokens."""
+    config: dict
+    theta: float
+    spelling: str  # "v4": rope_theta, torch_dtype, num_experts; "v5": rope_parameters, dtype, num_local_experts
+    rows: list  # lengths of the documents in each row; rows are equally long
+
+    @property
+    def packed(self):
+        return any(len(row) > 1 for row in self.rows)
+
+
+CASES = {
+    # head_dim absent (then hidden / heads = 6); a large eps, so that an ignored one is seen.
+    "mixtral_v4": Case(MIXTRAL | {"rms_norm_eps": 1e-2}, 500.0, "v4", [[7], [7]]),
+    # heads * head_dim = 32, hidden = 24; tied embeddings; one kv head for all.
+    "mixtral_v5_tied": Case(MIXTRAL | {"head_dim": 8, "num_key_value_heads": 1, "tie_word_embeddings": True},
+                            1e4, "v5", [[5], [5], [5]]),
+    # dense layer by name: layer 0.
+    "qwen3_moe_v5": Case(QWEN3 | {"num_hidden_layers": 3, "mlp_only_layers": [0], "moe_intermediate_size": 10},
+                         500.0, "v5", [[7], [7]]),
+    # dense layer by step: layers 0 and 2; top-k weights as they come out of the softmax.
+    "qwen3_moe_v4_step2": Case(QWEN3 | {"num_hidden_layers": 3, "decoder_sparse_step": 2, "norm_topk_prob": False,
+                                        "rms_norm_eps": 1e-2}, 1e4, "v4", [[7], [7]]),
+    # every layer MoE; an odd number of experts, top-3; tied embeddings.
+    "qwen3_moe_tied": Case(QWEN3 | {"num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": False,
+                                    "num_key_value_heads": 1, "tie_word_embeddings": True}, 1e4, "v5", [[11]]),
+    # documents kept apart in a row: positions restart, no attention across; one document of a single token.
+    "qwen3_moe_packed": Case(QWEN3 | {"mlp_only_layers": [1]}, 500.0, "v4", [[4, 5], [1, 5, 3]]),
+}
+
+# -- writing ---------------------------------------------------------------------------------------------
+
+
+def provenance():
+    """Metadata of every safetensors file: one entry, because the order of several is not fixed."""
+    import torch
+    import transformers
+    return {"made_by": f"tools/golden.py --write, format 1, torch {torch.__version__}, "
+                       f"transformers {transformers.__version__}"}
+
+
+def build_model(config, theta, seed):
+    """Random weights, far from degenerate: logits of order 1, router scores apart from each other, norms unlike one."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    keys = dict(config)
+    hf = AutoConfig.for_model(keys.pop("model_type"), rope_parameters={"rope_type": "default", "rope_theta": theta},
+                              initializer_range=0.2, dtype="float32", **keys)
+    model = AutoModelForCausalLM.from_config(hf, attn_implementation="eager", experts_implementation="eager")
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in sorted(model.named_parameters()):
+            noise = torch.randn(p.shape, generator=random)
+            p.copy_(1 + 0.3 * noise if "norm" in name else 0.25 * noise)
+    return model.eval()
+
+
+def hub_tensors(model):
+    """The parameters under their names on the hub: what save_pretrained writes, which takes fused experts apart."""
+    from safetensors.torch import load_file
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(Path(folder) / "model.safetensors")
+
+
+def hub_gradients(model):
+    """Gradients under hub names: the model with its gradients for weights takes the same path as the weights."""
+    import copy
+    import torch
+    gradients = copy.deepcopy(model)
+    with torch.no_grad():
+        for g, p in zip(gradients.parameters(), model.parameters()):
+            g.copy_(p.grad)
+    return {f"grad.{name}": t.contiguous() for name, t in hub_tensors(gradients).items()}
+
+
+def run_model(model, tokens, documents):
+    """Logits [B,S,V] and, for each MoE layer, expert ids [B*S,k] by falling weight. Each document runs alone."""
+    import torch
+    logits, chosen = [], {}
+    routers = {i: layer.mlp.gate if hasattr(layer.mlp, "gate") else None for i, layer in enumerate(model.model.layers)}
+    hooks = [gate.register_forward_hook(lambda _, __, out, i=i: chosen.setdefault(i, []).append(out))
+             for i, gate in routers.items() if gate is not None]
+    for row, lengths in zip(tokens, documents):
+        parts = [model(input_ids=part[None], use_cache=False).logits[0] for part in torch.split(row, lengths)]
+        logits.append(torch.cat(parts))
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(logits), {i: [torch.cat(x) for x in zip(*outs)] for i, outs in chosen.items()}
+
+
+def check_routing(routers, k):
+    """The reference must mean what we think: logits, not probabilities; ids by falling weight; no near ties."""
+    import torch
+    for layer, (scores, weights, ids) in routers.items():
+        sums = scores.detach().sum(-1)
+        assert (sums - 1).abs().max() > 0.1, f"layer {layer}: the router returns probabilities, not logits"
+        probs = scores.detach().softmax(-1)
+        top = probs.topk(k + 1, -1)
+        assert torch.equal(top.indices[:, :k], ids), f"layer {layer}: expert ids are not in falling order of weight"
+        gap = -top.values.diff(dim=-1).max()
+        assert gap > 1e-4, f"layer {layer}: two scores only {gap:.1e} apart; take another seed"
+
+
+def check_packed(model, tokens, documents, logits):
+    """The same row in one pass, with restarting positions and a block-diagonal causal mask, must agree."""
+    import torch
+    for row, lengths, expected in zip(tokens, documents, logits):
+        document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        seen = (document[:, None] == document[None, :]) & torch.ones(len(row), len(row)).tril().bool()
+        mask = torch.zeros(1, 1, len(row), len(row)).masked_fill(~seen, torch.finfo(torch.float32).min)
+        positions = torch.cat([torch.arange(n) for n in lengths])[None]
+        got = model(input_ids=row[None], attention_mask=mask, position_ids=positions, use_cache=False).logits[0]
+        assert (got - expected).abs().max() <= 1e-5 * expected.abs().max(), "packed and separate documents differ"
+
+
+def respell(folder, spelling):
+    """config.json as hub files of v4 spell it; save_pretrained wrote the v5 keys."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    if spelling == "v4":
+        config["torch_dtype"] = config.pop("dtype")
+        config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+        config["rope_scaling"] = None
+        if config["model_type"] == "qwen3_moe" and "num_local_experts" in config:
+            config["num_experts"] = config.pop("num_local_experts")
+        if config.get("head_dim", 0) is None:
+            del config["head_dim"]
+        config["transformers_version"] = "4.57.3"
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def check_reload(folder, tokens, documents, expected):
+    """The folder as written, read back by transformers, is the same model."""
+    from transformers import AutoModelForCausalLM
+    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", output_loading_info=True,
+                                                       attn_implementation="eager", experts_implementation="eager")
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    logits, _ = run_model(model.eval(), tokens, documents)
+    assert (logits == expected).all(), f"{folder}: reloading changes the logits"
+
+
+def write_case(data, name, seed):
+    import torch
+    import torch.nn.functional as F
+    from safetensors.torch import save_file
+    case = CASES[name]
+    model = build_model(case.config, case.theta, seed)
+    tokens = torch.randint(0, case.config["vocab_size"], (len(case.rows), sum(case.rows[0])),
+                           generator=torch.Generator().manual_seed(seed + 1))
+
+    logits, routers = run_model(model, tokens, case.rows)
+    vocab = logits.shape[-1]
+    token_loss = F.cross_entropy(logits[:, :-1].reshape(-1, vocab), tokens[:, 1:].reshape(-1), reduction="none")
+    token_loss.mean().backward()
+    check_routing(routers, case.config["num_experts_per_tok"])
+    if case.packed:
+        check_packed(model, tokens, case.rows, logits)
+    else:
+        hf_loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss.item()
+        assert abs(hf_loss - token_loss.mean().item()) <= 1e-6 * hf_loss, "the loss is not the one of transformers"
+
+    folder = data / name
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    respell(folder, case.spelling)
+    expected = {"logits": logits.detach(), "loss": token_loss.mean().detach().reshape(1)}
+    expected |= {f"router.{i}.topk": ids.to(torch.int32) for i, (_, _, ids) in routers.items()}
+    expected |= hub_gradients(model)
+    inputs = {"tokens": tokens.to(torch.int32)}
+    if case.packed:
+        starts = [[sum(row[:i]) for i, n in enumerate(row) for _ in range(n)] for row in case.rows]
+        inputs["doc_start"] = torch.tensor(starts, dtype=torch.int32)
+        expected["token_loss"] = token_loss.detach().reshape(len(case.rows), -1)
+    save_file(inputs, folder / "tokens.safetensors", provenance())
+    save_file(expected, folder / "expected.safetensors", provenance())
+    check_reload(folder, tokens, case.rows, logits)
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    counts = {i: np.bincount(ids.flatten(), minlength=8).tolist() for i, (_, _, ids) in routers.items()}
+    print(f"{name:20s} loss {expected['loss'].item():.6f}  max|logit| {logits.abs().max():.3f}  {size / 1024:.0f} KiB  "
+          f"tokens per expert {counts}")
+
+
+def write_adamw(path):
+    """Five steps of torch.optim.AdamW with clipping by the global norm; small enough to follow by hand."""
+    import torch
+    from safetensors.torch import save_file
+    random = torch.Generator().manual_seed(7)
+    shapes = {"matrix": (5, 7), "vector": (11,), "scalar": (1,)}
+    decay = {"matrix": 0.1, "vector": 0.1, "scalar": 0.0}
+    lrs = [float(np.float32(lr)) for lr in (1e-3, 3e-3, 1e-2, 5e-3, 0.0)]
+    grad_scales = (0.05, 1.0, 0.01, 30.0, 0.3)  # the norm is clipped at 1 in some steps only
+    params = {n: torch.nn.Parameter(torch.randn(s, generator=random)) for n, s in shapes.items()}
+    groups = [{"params": [p], "weight_decay": decay[n]} for n, p in params.items()]
+    adamw = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), eps=1e-8, foreach=False)
+    out = {f"param.0.{n}": p.detach().clone() for n, p in params.items()}
+    norms = []
+    for step, (lr, scale) in enumerate(zip(lrs, grad_scales), start=1):
+        for name, p in params.items():
+            p.grad = scale * torch.randn(p.shape, generator=random)
+            out[f"grad.{step}.{name}"] = p.grad.clone()
+        norms.append(torch.nn.utils.clip_grad_norm_(params.values(), 1.0))
+        for group in adamw.param_groups:
+            group["lr"] = lr
+        adamw.step()
+        out |= {f"param.{step}.{n}": p.detach().clone() for n, p in params.items()}
+    assert min(norms) < 1 < max(norms)
+    for name, p in params.items():
+        out[f"exp_avg.{name}"] = adamw.state[p]["exp_avg"]
+        out[f"exp_avg_sq.{name}"] = adamw.state[p]["exp_avg_sq"]
+    out["lr"] = torch.tensor(lrs)
+    out["grad_norm"] = torch.stack(norms)
+    constants = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "clip": 1.0}
+    constants |= {f"weight_decay.{n}": d for n, d in decay.items()}
+    out |= {name: torch.tensor([value]) for name, value in constants.items()}
+    save_file(out, path, provenance())
+
+
+README = """# Reference states
+
+Made by {made_by}. That command rewrites all of it.
+f32, CPU, eager attention, eager experts. The same line stands in the metadata of every safetensors file.
+
+Each folder is a Hugging Face model (`config.json`, `model.safetensors` with per-expert names) with
+
+| file | tensor | dtype, shape | meaning |
+| --- | --- | --- | --- |
+| `tokens` | `tokens` | I32 [B,S] | input |
+| | `doc_start` | I32 [B,S] | packed case only: index in the row of the first token of this token's document |
+| `expected` | `logits` | F32 [B,S,V] | |
+| | `loss` | F32 [1] | mean of the next-token cross-entropy over B*(S-1) targets; no auxiliary loss |
+| | `router.{{layer}}.topk` | I32 [B*S,k] | expert ids by falling weight; MoE layers only |
+| | `grad.{{name}}` | F32 | gradient of `loss`, one per tensor of `model.safetensors`; the sum of both uses when tied |
+| | `token_loss` | F32 [B,S-1] | packed case only: of each target; those across a document border count too |
+
+In the packed case each document was run alone: positions restart at its first token and nothing attends across.
+
+| case | spelling | what it is for |
+| --- | --- | --- |
+| `mixtral_v4` | `rope_theta`, `torch_dtype` | head_dim absent; large rms_norm_eps |
+| `mixtral_v5_tied` | `rope_parameters`, `dtype` | heads * head_dim unlike hidden; one kv head; tied embeddings |
+| `qwen3_moe_v5` | `rope_parameters`, `dtype` | dense layer by `mlp_only_layers`; normalised top-k |
+| `qwen3_moe_v4_step2` | `rope_theta`, `torch_dtype` | dense by `decoder_sparse_step`; top-k not normalised; large eps |
+| `qwen3_moe_tied` | `rope_parameters`, `dtype` | 7 experts, top-3, not normalised; tied embeddings; one row |
+| `qwen3_moe_packed` | `rope_theta`, `torch_dtype` | documents of 4+5 and 1+5+3 tokens kept apart |
+
+`adamw.safetensors`: five steps of torch.optim.AdamW. `param.0.{{name}}` is the start, `grad.{{step}}.{{name}}` the
+gradient before clipping and `param.{{step}}.{{name}}` the result, for steps 1 to 5; `lr` F32 [5]; `grad_norm` F32 [5],
+the global norm before clipping to 1; `exp_avg.{{name}}`, `exp_avg_sq.{{name}}` the moments after step 5. Names:
+`matrix` [5,7], `vector` [11], `scalar` [1] (which does not decay). The constants are F32 [1]: `beta1`, `beta2`, `eps`,
+`clip`, `weight_decay.{{name}}`.
+
+`tools/golden.py --check CASE OUT` compares an output of `moebius forward --grads` with a case.
+"""
+
+
+def write(data):
+    import torch
+    from transformers.utils import logging
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    data.mkdir(parents=True, exist_ok=True)
+    for i, name in enumerate(CASES):
+        write_case(data, name, seed=100 + i)
+    write_adamw(data / "adamw.safetensors")
+    (data / "README.md").write_text(README.format(**provenance()))
+
+
+# -- checking --------------------------------------------------------------------------------------------
+
+
+def cosine(a, b):
+    a, b = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    norm = np.linalg.norm(a) * np.linalg.norm(b)
+    return float(a @ b / norm) if norm > 0 else float(not (a.any() or b.any()))
+
+
+def judge(name, got, want, bf16):
+    """(measure, value, gate, ok) of one tensor. In bf16 a near tie may route elsewhere: shown, not judged."""
+    if name.startswith("router."):
+        same = float((got == want).mean())
+        return "ids equal", same, 1.0, bf16 or same == 1.0
+    if not np.isfinite(got).all():
+        return "finite", 0.0, 1.0, False
+    if bf16:
+        value = cosine(got, want)
+        return "cosine", value, 0.999, value >= 0.999
+    if name.startswith("grad."):
+        # The cosine is blind to scale; the ratio of the norms is not. An expert without tokens has zero on both sides.
+        value = cosine(got, want)
+        stretch = abs(np.linalg.norm(got) / max(np.linalg.norm(want), 1e-30) - 1) if want.any() else 0.0
+        if stretch > 1e-4:
+            return "norm off by", float(stretch), 1e-4, False
+        return "cosine", value, 1 - 1e-6, value >= 1 - 1e-6
+    error = float(np.abs(got - want).max() / np.abs(want).max())
+    gate = 1e-6 if name == "loss" else 2e-5
+    return "relative error", error, gate, error <= gate
+
+
+def check(case, out, bf16):
+    want, got = load_numpy(case / "expected.safetensors"), load_numpy(out)
+    failed = 0
+    for name in sorted(want.keys() | got.keys()):
+        if name == "token_loss" and name not in got:
+            continue
+        if name not in got or name not in want:
+            line, ok = f"{'missing' if name not in got else 'not expected'}", False
+        elif got[name].shape != want[name].shape or got[name].dtype != want[name].dtype:
+            line, ok = f"{got[name].dtype}{list(got[name].shape)} for {want[name].dtype}{list(want[name].shape)}", False
+        else:
+            measure, value, gate, ok = judge(name, got[name], want[name], bf16)
+            line = f"{measure:15s} {value:.9g} (gate {gate:.9g})"
+        failed += not ok
+        print(f"{'ok  ' if ok else 'FAIL'} {name:68s} {line}")
+    with safe_open(case / "expected.safetensors", "numpy") as f:
+        made_by = f.metadata()["made_by"]
+    print(f"{failed} failed of {len(want)} tensors; the reference was made by {made_by}")
+    return 1 if failed else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--write", nargs="?", type=Path, const=DATA, metavar="DIR")
+    what.add_argument("--check", nargs=2, type=Path, metavar=("CASE", "OUT"))
+    parser.add_argument("--bf16", action="store_true", help="with --check: the gate of bf16, cosine >= 0.999")
+    args = parser.parse_args()
+    if args.check:
+        return check(*args.check, args.bf16)
+    write(args.write)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
