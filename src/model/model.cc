@@ -54,11 +54,6 @@ void Model::init_state(Stream& s) const {
   }
 }
 
-void Model::forward(Step& step) {
-  forward_hidden(step, shape_.tokens());
-  forward_loss(step, step.batch.training && params_.use() != ModelUse::inference);
-}
-
 void Model::forward_hidden(Step& step, int64_t T) {
   StackScope scope(step.stack);
   Residual residual{.delta_TD = step.take({T, spec_.hidden_size}, dtype_)};

@@ -20,9 +20,12 @@ class Model {
   // After bind(): constants (the rotary table) and the routers' starting state. Parameters: params().init() or loaded.
   void init_state(Stream& s) const;
 
-  // One micro-batch. The sum of weighted token losses is added to loss_sum. In training (batch.training, with gradients) the loss op also
-  // leaves its gradient, since its logits are never held: backward() continues from it.
-  void forward(Step& step);
+  // One micro-batch is  forward_hidden, forward_loss, backward.
+  // Embedding through the final norm, for the first num_tokens tokens.
+  void forward_hidden(Step& step, int64_t num_tokens);
+  // The sum of weighted token losses is added to loss_sum. With gradients the loss's derivative is made in the same pass, since its logits
+  // are never held: backward() continues from it.
+  void forward_loss(Step& step, bool with_gradients);
   void backward(Step& step);
 
   // Logits (f32) of the last forward pass over the final norm's rows [begin, end); for parity checks and generation.
@@ -31,11 +34,6 @@ class Model {
   // Generation of one sequence: the next T tokens of step.batch, at positions [first, first + T).
   void forward_cached(Step& step, std::vector<KvCache>& caches, int64_t first, int64_t num_tokens);
   void declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const;
-
-  // Forward without loss: embedding through the final norm.
-  void forward_hidden(Step& step, int64_t num_tokens);
-  // The loss alone: from the final norm's rows.
-  void forward_loss(Step& step, bool with_gradients);
 
   ParamTable& params() { return params_; }
   const ParamTable& params() const { return params_; }

@@ -1,0 +1,54 @@
+// A Hugging Face model folder: config.json, and the weights in model.safetensors or in shards with
+// model.safetensors.index.json. The whole folder is checked at open; which tensors were taken is counted by consume().
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "io/safetensors.h"
+
+namespace moebius {
+
+class HfFolder {
+ public:
+  // Error{input} for: no config.json, no weights, pickled weights (.bin, .pt, .pth), an index that names other tensors
+  // than the shards hold or files outside the folder, a tensor in two shards.
+  static HfFolder open(const std::string& dir);
+
+  const std::string& dir() const { return dir_; }
+  const nlohmann::json& config() const { return config_; }  // an object, otherwise as it lies
+  std::vector<std::string> names() const;                   // sorted
+
+  const SafetensorsEntry* find(const std::string& name) const;  // null when there is none
+  const SafetensorsEntry& at(const std::string& name) const;    // Error{input} when there is none
+  void read(const std::string& name, void* dst) const;
+  void read(const std::string& name, int64_t byte_begin, int64_t byte_end, void* dst) const;
+
+  // Accounting: each tensor on disk is taken by the model or left over, never forgotten. Taking one twice is fine,
+  // since a fused tensor feeds many. REQUIRES: the tensor is there.
+  void consume(const std::string& name);
+  std::vector<std::string> unconsumed() const;  // sorted
+
+ private:
+  struct Place {
+    size_t file = 0;
+    SafetensorsEntry entry;
+  };
+  void open_shards();
+  void add_file(const std::string& file_name);
+  const Place& place(const std::string& name) const;
+
+  std::string dir_;
+  nlohmann::json config_;
+  std::vector<SafetensorsFile> files_;
+  std::unordered_map<std::string, Place> places_;
+  std::set<std::string> unconsumed_;
+};
+
+// "a, b, c and 7 more": at most `limit` of the names.
+std::string name_list(const std::vector<std::string>& names, size_t limit = 20);
+
+}  // namespace moebius

@@ -1,0 +1,272 @@
+#include "io/hf_folder.h"
+
+#include <numeric>
+
+#include "io/hf_names.h"
+#include "io/tensor_source.h"
+#include "io/testing.h"
+
+namespace moebius {
+namespace {
+
+// f32 tensors that count up from `first`.
+void write_file(const std::string& path, const std::vector<SafetensorsDecl>& decls, float first = 0) {
+  std::vector<std::vector<float>> data;
+  std::vector<SafetensorsTensor> tensors;
+  for (const SafetensorsDecl& d : decls) {
+    const int64_t numel = std::accumulate(d.shape.begin(), d.shape.end(), int64_t{1}, std::multiplies<>());
+    data.emplace_back(numel);
+    std::iota(data.back().begin(), data.back().end(), first);
+  }
+  for (size_t i = 0; i < decls.size(); ++i) tensors.push_back({decls[i], data[i].data()});
+  write_safetensors(path, tensors, {{"format", "pt"}});
+}
+
+SafetensorsDecl f32(const std::string& name, std::vector<int64_t> shape) {
+  return {name, DType::f32, std::move(shape)};
+}
+
+void write_config(const TestDir& dir, const std::string& text = "{\"model_type\":\"qwen3_moe\"}") {
+  write_file_atomic(dir.path("config.json"), text);
+}
+
+void refuse(const TestDir& dir, const std::string& text) {
+  expect_error(ErrorKind::input, text, [&] { HfFolder::open(dir.path()); });
+}
+
+HfFolder folder_with(const TestDir& dir, const std::vector<SafetensorsDecl>& decls) {
+  write_config(dir);
+  write_file(dir.path("model.safetensors"), decls);
+  return HfFolder::open(dir.path());
+}
+
+TEST(HfFolder, SingleFile) {
+  const TestDir dir;
+  HfFolder folder = folder_with(dir, {f32("b", {2}), f32("a", {3})});
+  EXPECT_EQ(folder.config()["model_type"], "qwen3_moe");
+  EXPECT_THAT(folder.names(), testing::ElementsAre("a", "b"));
+  float a[3];
+  folder.read("a", a);
+  EXPECT_EQ(a[2], 2);
+  folder.read("a", 4, 8, a);
+  EXPECT_EQ(a[0], 1);
+  EXPECT_EQ(folder.find("c"), nullptr);
+  expect_error(ErrorKind::input, "expected a tensor \"c\"; got 2 others", [&] { folder.at("c"); });
+}
+
+TEST(HfFolder, AccountsForEveryTensor) {
+  const TestDir dir;
+  HfFolder folder = folder_with(dir, {f32("c", {1}), f32("b", {1}), f32("a", {1})});
+  folder.consume("b");
+  folder.consume("b");
+  EXPECT_THAT(folder.unconsumed(), testing::ElementsAre("a", "c"));
+  expect_error(ErrorKind::input, "expected a tensor \"x\"", [&] { folder.consume("x"); });
+  EXPECT_EQ(name_list({"a", "b", "c"}, 2), "a, b and 1 more");
+  EXPECT_EQ(name_list({"a", "b"}), "a, b");
+}
+
+TEST(HfFolder, Shards) {
+  const TestDir dir;
+  write_config(dir);
+  write_file(dir.path("x-1.safetensors"), {f32("a", {1}), f32("b", {1})}, 1);
+  write_file(dir.path("x-2.safetensors"), {f32("c", {1})}, 5);
+  const std::string index = dir.path("model.safetensors.index.json");
+  write_file_atomic(
+      index,
+      R"({"metadata":{"total_size":12},"weight_map":{"a":"x-1.safetensors","b":"x-1.safetensors","c":"x-2.safetensors"}})");
+  const HfFolder folder = HfFolder::open(dir.path());
+  float c;
+  folder.read("c", &c);
+  EXPECT_EQ(c, 5);
+  EXPECT_EQ(folder.names().size(), 3u);
+
+  write_file_atomic(index, R"({"weight_map":{"a":"x-1.safetensors","c":"x-2.safetensors","d":"x-2.safetensors"}})");
+  refuse(dir, "got 1 that are not in the file it names (d) and 1 in the files that it does not name (b)");
+  write_file_atomic(index, R"({"weight_map":{"a":"x-1.safetensors","b":"x-2.safetensors","c":"x-2.safetensors"}})");
+  refuse(dir, "got 1 that are not in the file it names (b)");
+  write_file_atomic(index, R"({"weight_map":{"a":"x-3.safetensors"}})");
+  refuse(dir, "x-3.safetensors: No such file");
+  write_file(dir.path("x-2.safetensors"), {f32("c", {1}), f32("a", {1})});
+  write_file_atomic(index, R"({"weight_map":{"a":"x-1.safetensors","b":"x-1.safetensors","c":"x-2.safetensors"}})");
+  refuse(dir, "expected each tensor in one file; got \"a\" in");
+}
+
+TEST(HfFolderRefuse, IndexFiles) {
+  const TestDir dir;
+  write_config(dir);
+  const std::string index = dir.path("model.safetensors.index.json");
+  for (const char* name : {"../x.safetensors", "/etc/x.safetensors", "sub/x.safetensors", "a\\\\x.safetensors",
+                           "a\\u0000.safetensors", "..safetensors", "x.bin"}) {
+    write_file_atomic(index, std::string(R"({"weight_map":{"a":")") + name + "\"}}");
+    refuse(dir, "expected the name of a .safetensors file in the folder; got");
+  }
+  write_file_atomic(index, R"({"weight_map":{"a":1}})");
+  refuse(dir, "expected a file name for \"a\"; got 1");
+  for (const char* text : {"{}", "[]", R"({"weight_map":[]})", R"({"weight_map":{}})"}) {
+    write_file_atomic(index, text);
+    refuse(dir, "expected an object \"weight_map\"");
+  }
+}
+
+TEST(HfFolderRefuse, WhatIsNoModelFolder) {
+  const TestDir dir;
+  expect_error(ErrorKind::input, "expected a folder; got nothing there", [&] { HfFolder::open(dir.path("none")); });
+  write_config(dir, "[]");
+  expect_error(ErrorKind::input, "expected a folder; got a file", [&] { HfFolder::open(dir.path("config.json")); });
+  refuse(dir, "config.json: expected an object; got array");
+  write_config(dir, "{\"a\":1,\"a\":2}");
+  refuse(dir, "config.json: expected JSON with distinct keys");
+  write_config(dir);
+  refuse(dir, "expected model.safetensors or model.safetensors.index.json; got neither");
+  write_file_atomic(dir.path("pytorch_model.bin"), "x");
+  refuse(dir, "got pytorch_model.bin, a pickle, which can run code when it is read; convert it with transformers");
+}
+
+TEST(HfNames, MixtralSpellsRoutersAndExpertsItsOwnWay) {
+  const std::string l = "model.layers.11.";
+  const std::vector<std::pair<std::string, std::string>> pairs{
+      {l + "mlp.gate.weight", l + "block_sparse_moe.gate.weight"},
+      {l + "mlp.experts.7.gate_proj.weight", l + "block_sparse_moe.experts.7.w1.weight"},
+      {l + "mlp.experts.7.up_proj.weight", l + "block_sparse_moe.experts.7.w3.weight"},
+      {l + "mlp.experts.10.down_proj.weight", l + "block_sparse_moe.experts.10.w2.weight"},
+      {l + "self_attn.q_proj.weight", l + "self_attn.q_proj.weight"},
+      {"lm_head.weight", "lm_head.weight"}};
+  for (const auto& [canonical, mixtral] : pairs) {
+    EXPECT_EQ(hf_name(HfFamily::mixtral, canonical), mixtral);
+    EXPECT_EQ(canonical_name(HfFamily::mixtral, mixtral), canonical);
+    EXPECT_EQ(hf_name(HfFamily::qwen3_moe, canonical), canonical);
+    EXPECT_EQ(canonical_name(HfFamily::qwen3_moe, canonical), canonical);
+  }
+}
+
+TEST(HfNames, Families) {
+  EXPECT_EQ(hf_family("mixtral"), HfFamily::mixtral);
+  EXPECT_EQ(hf_family("qwen3_moe"), HfFamily::qwen3_moe);
+  expect_error(ErrorKind::input, "expected model_type mixtral or qwen3_moe; got \"llama\"", [] { hf_family("llama"); });
+}
+
+TEST(HfNames, ExpertNames) {
+  const auto name = parse_expert_name("model.layers.3.mlp.experts.12.down_proj.weight");
+  ASSERT_TRUE(name.has_value());
+  EXPECT_EQ(name->prefix, "model.layers.3.");
+  EXPECT_EQ(name->expert, 12);
+  EXPECT_EQ(name->projection, ExpertProjection::down);
+  for (const char* other :
+       {"model.layers.3.mlp.gate_proj.weight", "model.layers.3.mlp.experts.gate_up_proj",
+        "model.layers.3.mlp.experts.-1.up_proj.weight", "model.layers.3.mlp.experts.1.up_proj.bias"}) {
+    EXPECT_FALSE(parse_expert_name(other).has_value()) << other;
+  }
+}
+
+constexpr int64_t kE = 3, kI = 2, kH = 5;
+const std::string kExperts = "model.layers.0.mlp.experts.";
+
+std::vector<float> read_expert(const HfFolder& folder, const std::string& name, int64_t rows, int64_t cols) {
+  const TensorSource source =
+      locate_tensor(folder, HfFamily::mixtral, {.name = kExperts + name, .shape = {rows, cols}, .num_experts = kE});
+  EXPECT_EQ(source.rows, rows);
+  EXPECT_EQ(source.cols, cols);
+  std::vector<float> values(rows * cols);
+  read_tensor(folder, source, values.data());
+  return values;
+}
+
+TEST(TensorSource, PerExpertTensorsInEitherSpelling) {
+  const TestDir dir;
+  const HfFolder folder = folder_with(dir, {f32("model.layers.0.block_sparse_moe.experts.1.w3.weight", {kI, kH}),
+                                            f32(kExperts + "1.down_proj.weight", {kH, kI})});
+  EXPECT_EQ(read_expert(folder, "1.up_proj.weight", kI, kH)[9], 9);
+  EXPECT_EQ(read_expert(folder, "1.down_proj.weight", kH, kI)[3], 3);
+}
+
+TEST(TensorSource, FusedOutIn) {
+  const TestDir dir;
+  const HfFolder folder =
+      folder_with(dir, {f32(kExperts + "gate_up_proj", {kE, 2 * kI, kH}), f32(kExperts + "down_proj", {kE, kH, kI})});
+  for (int64_t e = 0; e < kE; ++e) {
+    const std::string expert = std::to_string(e);
+    const auto gate = read_expert(folder, expert + ".gate_proj.weight", kI, kH);
+    const auto up = read_expert(folder, expert + ".up_proj.weight", kI, kH);
+    const auto down = read_expert(folder, expert + ".down_proj.weight", kH, kI);
+    for (int64_t i = 0; i < kI; ++i) {
+      for (int64_t h = 0; h < kH; ++h) {
+        EXPECT_EQ(gate[i * kH + h], (e * 2 * kI + i) * kH + h);
+        EXPECT_EQ(up[i * kH + h], (e * 2 * kI + kI + i) * kH + h);
+        EXPECT_EQ(down[h * kI + i], (e * kH + h) * kI + i);
+      }
+    }
+  }
+}
+
+TEST(TensorSource, FusedInOut) {
+  const TestDir dir;
+  const HfFolder folder =
+      folder_with(dir, {f32(kExperts + "gate_up_proj", {kE, kH, 2 * kI}), f32(kExperts + "down_proj", {kE, kI, kH})});
+  for (int64_t e = 0; e < kE; ++e) {
+    const std::string expert = std::to_string(e);
+    const auto gate = read_expert(folder, expert + ".gate_proj.weight", kI, kH);
+    const auto up = read_expert(folder, expert + ".up_proj.weight", kI, kH);
+    const auto down = read_expert(folder, expert + ".down_proj.weight", kH, kI);
+    for (int64_t i = 0; i < kI; ++i) {
+      for (int64_t h = 0; h < kH; ++h) {
+        EXPECT_EQ(gate[i * kH + h], (e * kH + h) * 2 * kI + i);
+        EXPECT_EQ(up[i * kH + h], (e * kH + h) * 2 * kI + kI + i);
+        EXPECT_EQ(down[h * kI + i], (e * kI + i) * kH + h);
+      }
+    }
+  }
+}
+
+TEST(TensorSource, EveryElementSizeIsTransposed) {
+  for (const DType dtype : {DType::u8, DType::bf16, DType::f32, DType::f64}) {
+    const TestDir dir;
+    write_config(dir);
+    const int64_t size = size_of(dtype);
+    std::vector<char> disk(2 * 3 * size), want(disk.size()), got(disk.size());  // E = 1, in 2, out 3
+    for (int64_t in = 0; in < 2; ++in) {
+      for (int64_t out = 0; out < 3; ++out)
+        disk[(in * 3 + out) * size] = want[(out * 2 + in) * size] = static_cast<char>(1 + in * 3 + out);
+    }
+    write_safetensors(dir.path("model.safetensors"), {{{kExperts + "down_proj", dtype, {1, 2, 3}}, disk.data()}});
+    const HfFolder folder = HfFolder::open(dir.path());
+    read_tensor(folder,
+                locate_tensor(folder, HfFamily::qwen3_moe,
+                              {.name = kExperts + "0.down_proj.weight", .shape = {3, 2}, .num_experts = 1}),
+                got.data());
+    EXPECT_EQ(got, want);
+  }
+}
+
+TEST(TensorSource, RefusesAnAmbiguousOrientationUnlessItIsStated) {
+  const TestDir dir;
+  const HfFolder folder = folder_with(dir, {f32(kExperts + "gate_up_proj", {kE, 4, 4})});
+  const WantedTensor wanted{.name = kExperts + "1.up_proj.weight", .shape = {2, 4}, .num_experts = kE};
+  expect_error(ErrorKind::input,
+               "got [3, 4, 4], where [E, out, in] and [E, in, out] are the same; save one tensor per expert",
+               [&] { locate_tensor(folder, HfFamily::qwen3_moe, wanted); });
+  EXPECT_EQ(locate_tensor(folder, HfFamily::qwen3_moe, wanted, FusedLayout::out_in).offset, 16 + 8);
+  EXPECT_EQ(locate_tensor(folder, HfFamily::qwen3_moe, wanted, FusedLayout::in_out).offset, 16 + 2);
+}
+
+TEST(TensorSource, RefusesWhatDoesNotFit) {
+  const TestDir dir;
+  const HfFolder folder = folder_with(
+      dir, {f32("a", {4}), f32(kExperts + "gate_up_proj", {kE, 4, 5}), f32(kExperts + "0.up_proj.weight", {2, 5})});
+  const auto locate = [&](const std::string& name, std::vector<int64_t> shape, int64_t num_experts) {
+    return [=, &folder] { locate_tensor(folder, HfFamily::qwen3_moe, {name, shape, num_experts}); };
+  };
+  expect_error(ErrorKind::input, "expected [2, 2] for a; got [4] in \"a\"; check that config.json",
+               locate("a", {2, 2}, 0));
+  expect_error(ErrorKind::input, "expected a tensor \"b\"; got none", locate("b", {4}, 0));
+  expect_error(ErrorKind::input,
+               "expected a tensor \"" + kExperts + "0.down_proj.weight\" or \"" + kExperts + "down_proj\"; got none",
+               locate(kExperts + "0.down_proj.weight", {5, 2}, 3));
+  expect_error(ErrorKind::input, "expected [4, 4, 5] or [4, 5, 4] for \"" + kExperts + "gate_up_proj\"; got [3, 4, 5]",
+               locate(kExperts + "1.up_proj.weight", {2, 5}, 4));
+  expect_error(ErrorKind::input,
+               "once; got it as " + kExperts + "0.up_proj.weight, " + kExperts + "gate_up_proj; keep one",
+               locate(kExperts + "0.up_proj.weight", {2, 5}, 3));
+}
+
+}  // namespace
+}  // namespace moebius

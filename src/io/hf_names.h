@@ -1,0 +1,40 @@
+// Parameter names: Moebius' own (canonical) ones and those of Hugging Face checkpoints.
+//
+// Canonical names are spelt as qwen3_moe spells them:
+//   model.embed_tokens.weight  model.norm.weight  lm_head.weight
+//   model.layers.{i}.input_layernorm.weight            model.layers.{i}.post_attention_layernorm.weight
+//   model.layers.{i}.self_attn.{q,k,v,o}_proj.weight   model.layers.{i}.self_attn.{q,k}_norm.weight
+//   model.layers.{i}.mlp.{gate,up,down}_proj.weight    a dense layer
+//   model.layers.{i}.mlp.gate.weight                   the router of a MoE layer; also mlp.gate.e_score_correction_bias
+//   model.layers.{i}.mlp.experts.{e}.{gate,up,down}_proj.weight
+//   model.layers.{i}.mlp.shared_experts.{gate,up,down}_proj.weight   model.layers.{i}.mlp.shared_expert_gate.weight
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace moebius {
+
+enum class HfFamily : uint8_t { mixtral, qwen3_moe };
+
+// Of config.json's model_type; Error{input} for another, with the list.
+HfFamily hf_family(std::string_view model_type);
+
+// The name in the family's own checkpoints, and back. Names that the family spells as we do pass through unchanged,
+// also ones that nobody knows: whether a tensor belongs to the model is for whoever counts them to say.
+std::string hf_name(HfFamily family, std::string_view canonical);
+std::string canonical_name(HfFamily family, std::string_view hf);
+
+enum class ExpertProjection : uint8_t { gate, up, down };
+
+// "{prefix}mlp.experts.{expert}.{projection}_proj.weight", where prefix is "model.layers.{i}."
+struct ExpertName {
+  std::string prefix;
+  int64_t expert = 0;
+  ExpertProjection projection = ExpertProjection::gate;
+};
+std::optional<ExpertName> parse_expert_name(std::string_view canonical);  // nothing for other tensors
+
+}  // namespace moebius

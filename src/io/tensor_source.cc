@@ -1,0 +1,123 @@
+#include "io/tensor_source.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+using Dims = std::vector<int64_t>;
+
+std::string text_of(const Dims& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+std::string fused_name(const ExpertName& e) {
+  return e.prefix + (e.projection == ExpertProjection::down ? "mlp.experts.down_proj" : "mlp.experts.gate_up_proj");
+}
+
+TensorSource plain_source(const SafetensorsEntry& entry, const WantedTensor& wanted) {
+  MOEBIUS_CHECK(input, entry.shape == wanted.shape,
+                "model weights: expected {} for {}; got {} in \"{}\"; check that config.json belongs to these weights",
+                text_of(wanted.shape), wanted.name, text_of(entry.shape), entry.name);
+  int64_t numel = 1;
+  for (const int64_t dim : wanted.shape) numel *= dim;
+  const int64_t rows = wanted.shape.size() < 2 ? 1 : wanted.shape[0], cols = rows == 0 ? 0 : numel / rows;
+  return {.hf_name = entry.name, .dtype = entry.dtype, .rows = rows, .cols = cols, .row_stride = cols};
+}
+
+// Which way round a fused tensor lies: out before in, or in before out.
+bool is_out_in(const SafetensorsEntry& entry, const Dims& out_in, const Dims& in_out, FusedLayout layout) {
+  const bool fits_out_in = entry.shape == out_in && layout != FusedLayout::in_out;
+  const bool fits_in_out = entry.shape == in_out && layout != FusedLayout::out_in;
+  MOEBIUS_CHECK(input, fits_out_in || fits_in_out,
+                "model weights: expected {} or {} for \"{}\"; got {}; check that config.json "
+                "belongs to these weights",
+                text_of(out_in), text_of(in_out), entry.name, text_of(entry.shape));
+  MOEBIUS_CHECK(input, !(fits_out_in && fits_in_out),
+                "model weights: expected a shape that shows the orientation of \"{}\"; got {}, where [E, out, in] and "
+                "[E, in, out] "
+                "are the same; save one tensor per expert, or state the orientation",
+                entry.name, text_of(entry.shape));
+  return fits_out_in;
+}
+
+TensorSource fused_source(const SafetensorsEntry& entry, const ExpertName& expert, const WantedTensor& wanted,
+                          FusedLayout layout) {
+  MOEBIUS_ASSERT(wanted.shape.size() == 2 && expert.expert < wanted.num_experts);
+  const int64_t out = wanted.shape[0], in = wanted.shape[1];
+  // gate and up share a tensor along their out dim.
+  const bool is_down = expert.projection == ExpertProjection::down;
+  const int64_t fused_out = is_down ? out : 2 * out, first = expert.projection == ExpertProjection::up ? out : 0;
+  const bool out_in =
+      is_out_in(entry, {wanted.num_experts, fused_out, in}, {wanted.num_experts, in, fused_out}, layout);
+  const int64_t plane = expert.expert * fused_out * in;
+  return {.hf_name = entry.name,
+          .dtype = entry.dtype,
+          .rows = out,
+          .cols = in,
+          .offset = plane + (out_in ? first * in : first),
+          .row_stride = out_in ? in : 1,
+          .col_stride = out_in ? 1 : fused_out};
+}
+
+// dst[r, c] = band[c, r], where rows of `band` are `stride` elements apart.
+template <class T>
+void transpose(T* dst, const T* band, int64_t rows, int64_t cols, int64_t stride) {
+  for (int64_t c = 0; c < cols; ++c) {
+    for (int64_t r = 0; r < rows; ++r) dst[r * cols + c] = band[c * stride + r];
+  }
+}
+
+void transpose_bytes(void* dst, const void* band, const TensorSource& s) {
+  const auto run = [&]<class T>(T) {
+    transpose(static_cast<T*>(dst), static_cast<const T*>(band), s.rows, s.cols, s.col_stride);
+  };
+  switch (size_of(s.dtype)) {
+    case 1:
+      return run(uint8_t{});
+    case 2:
+      return run(uint16_t{});
+    case 4:
+      return run(uint32_t{});
+    default:
+      return run(uint64_t{});
+  }
+}
+
+}  // namespace
+
+TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const WantedTensor& wanted, FusedLayout layout) {
+  const std::string hub = hf_name(family, wanted.name);
+  const auto expert = parse_expert_name(wanted.name);
+  std::vector<std::string> found;
+  // The v5 spelling of a family in memory is the canonical one.
+  if (folder.find(hub) != nullptr) found.push_back(hub);
+  if (hub != wanted.name && folder.find(wanted.name) != nullptr) found.push_back(wanted.name);
+  if (expert && folder.find(fused_name(*expert)) != nullptr) found.push_back(fused_name(*expert));
+  MOEBIUS_CHECK(input, !found.empty(),
+                "model folder {}: expected a tensor \"{}\"{}; got none; check config and weights", folder.dir(), hub,
+                expert ? fmt::format(" or \"{}\"", fused_name(*expert)) : "");
+  MOEBIUS_CHECK(input, found.size() == 1, "model folder {}: expected {} once; got it as {}; keep one of them",
+                folder.dir(), wanted.name, name_list(found));
+  const SafetensorsEntry& entry = folder.at(found[0]);
+  if (expert && found[0] == fused_name(*expert)) return fused_source(entry, *expert, wanted, layout);
+  return plain_source(entry, wanted);
+}
+
+void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst) {
+  const int64_t size = size_of(source.dtype);
+  if (source.rows == 0 || source.cols == 0) return;
+  if (source.col_stride == 1) {
+    MOEBIUS_ASSERT(source.row_stride == source.cols);
+    return folder.read(source.hf_name, source.offset * size, (source.offset + source.rows * source.cols) * size, dst);
+  }
+  MOEBIUS_ASSERT(source.row_stride == 1);
+  const int64_t span = (source.cols - 1) * source.col_stride + source.rows;
+  std::vector<char> band(span * size);
+  folder.read(source.hf_name, source.offset * size, (source.offset + span) * size, band.data());
+  transpose_bytes(dst, band.data(), source);
+}
+
+}  // namespace moebius

@@ -1,0 +1,44 @@
+// Where a canonical parameter lies in a Hugging Face folder, whichever of the layouts for experts its writer chose:
+//
+//   one tensor per expert and projection   [I, H] or [H, I]        the hub's layout
+//   fused, out before in                   mlp.experts.gate_up_proj [E, 2I, H] (gate rows, then up rows), down_proj [E,
+//   H, I] fused, in before out                   mlp.experts.gate_up_proj [E, H, 2I], down_proj [E, I, H]
+//
+// A source is a strided view of the tensor on disk, so the loader copies without knowing layouts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "io/hf_folder.h"
+#include "io/hf_names.h"
+
+namespace moebius {
+
+// Element [r, c] of the parameter, seen as rows x cols, is element offset + r * row_stride + c * col_stride on disk.
+struct TensorSource {
+  std::string hf_name;
+  DType dtype = DType::f32;  // on disk
+  int64_t rows = 0, cols = 0;
+  int64_t offset = 0, row_stride = 0, col_stride = 1;
+};
+
+enum class FusedLayout : uint8_t { by_shape, out_in, in_out };
+
+struct WantedTensor {
+  std::string name;            // canonical
+  std::vector<int64_t> shape;  // of the parameter
+  int64_t num_experts = 0;     // of the layer; only read for expert tensors
+};
+
+// Error{input} when the folder has no such tensor, has it in two layouts, has another shape, or when a fused tensor
+// fits both orientations by its shape alone (2I == H or I == H) and `layout` does not say which.
+TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const WantedTensor& wanted,
+                           FusedLayout layout = FusedLayout::by_shape);
+
+// rows * cols elements, row by row, in the dtype on disk. Reads this expert's part of the tensor, not the others.
+void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst);
+
+}  // namespace moebius
