@@ -159,7 +159,7 @@ def main():
                 if compiled:
                     torch._dynamo.reset()
             median, cpu_busy = statistics.median(seconds), statistics.mean(busy)
-            rows.append(f"{name:18s} {median:8.2f} s/step {tokens / median:9.0f} tokens/s  fastest {min(seconds):.2f} s  "
+            rows.append(f"{name:18s} {median:8.2f} s/step {tokens / median:9.0f} tokens/s  best {min(seconds):.2f} s  "
                         f"threads busy {cpu_busy:4.0%}   loss {loss:.3f}")
             results.append({"implementation": name, "tokens_per_s": tokens / median, "step_time_s": median,
                             "step_time_min_s": min(seconds), "threads_busy": cpu_busy, "steps": len(seconds),
