@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 
 #include "io/hash.h"
-#include "io/testing.h"
+#include "io/io_test.h"
 
 namespace moebius {
 namespace {
