@@ -3,7 +3,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "io/testing.h"
+#include "io/io_test.h"
 
 namespace moebius {
 namespace {

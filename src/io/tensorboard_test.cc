@@ -3,7 +3,7 @@
 #include <cstring>
 #include <map>
 
-#include "io/testing.h"
+#include "io/io_test.h"
 
 namespace moebius {
 namespace {

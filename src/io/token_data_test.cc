@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "io/testing.h"
+#include "io/io_test.h"
 
 namespace moebius {
 namespace {

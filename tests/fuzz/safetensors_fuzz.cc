@@ -1,23 +1,42 @@
-// The JSON header of a safetensors file: any bytes give a header whose entries lie inside the data, or Error{input}.
-#include <cstdint>
+// Any bytes as a safetensors file: refused with Error{input}, or every entry can be read, and all of them tile the
+// data.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstdlib>
-#include <string_view>
+#include <vector>
 
 #include "core/error.h"
 #include "io/safetensors.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  constexpr int64_t kDataBytes = 48;  // as behind the headers of the corpus
-  try {
-    const std::string_view json(reinterpret_cast<const char*>(data), size);
-    int64_t end = 0;
-    for (const moebius::SafetensorsEntry& entry : moebius::parse_safetensors_header(json, kDataBytes, "fuzz").entries) {
-      if (entry.offset != end || entry.bytes < 0) std::abort();
-      end += entry.bytes;
-    }
-    if (end != kDataBytes) std::abort();
-  } catch (const moebius::Error& e) {
-    if (e.kind() != moebius::ErrorKind::input) std::abort();
+namespace {
+
+void check(bool condition) {
+  if (!condition) std::abort();
+}
+
+// Reads all that the header promises.
+void read_all(const moebius::SafetensorsFile& file, int64_t file_bytes) {
+  int64_t end = file_bytes;
+  for (auto it = file.entries().rbegin(); it != file.entries().rend(); ++it) {
+    check(it->offset + it->bytes == end);
+    end = it->offset;
+    std::vector<char> data(it->bytes);
+    file.read(*it, data.data());
+    check(file.find(it->name) == &*it);
   }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const int fd = ::memfd_create("safetensors", 0);
+  check(fd >= 0 && ::write(fd, data, size) == static_cast<ssize_t>(size));
+  try {
+    read_all(moebius::SafetensorsFile::open("/proc/self/fd/" + std::to_string(fd)), static_cast<int64_t>(size));
+  } catch (const moebius::Error& error) {
+    check(error.kind() == moebius::ErrorKind::input);
+  }
+  ::close(fd);
   return 0;
 }
