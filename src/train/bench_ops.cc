@@ -7,9 +7,6 @@
 namespace moebius {
 namespace {
 
-// Sum of absolute rounding errors that a sum of n values of about `magnitude`, rounded to the dtype, may have.
-double rounding(DType dtype, double n, double magnitude) { return (dtype == DType::bf16 ? 0x1p-8 : 0x1p-20) * std::sqrt(n) * magnitude * 8; }
-
 BenchLine gemm_line(const BenchSpec& spec, DType dtype) {
   ThreadPool pool(spec.threads);
   Stream s(DeviceKind::cpu, pool);

@@ -49,4 +49,6 @@ void check_sum(const BenchLine& line, double tolerance) {
                 line.name, line.expected, tolerance, line.checksum);
 }
 
+double rounding(DType dtype, double n, double magnitude) { return (dtype == DType::bf16 ? 0x1p-8 : 0x1p-20) * std::sqrt(n) * magnitude * 8; }
+
 }  // namespace moebius
