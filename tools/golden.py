@@ -294,8 +294,8 @@ the global norm before clipping to 1; `exp_avg.{{name}}`, `exp_avg_sq.{{name}}` 
 `clip`, `weight_decay.{{name}}`.
 
 `tools/golden.py --check CASE OUT` compares an output of `moebius forward --grads` with a case. Gates: logits within
-2e-5 of the largest, loss within 1e-6 relative, each gradient cosine >= 1 - 1e-6 and norm within 1e-4, expert ids identical. With
-`--bf16`: cosine >= 0.999 of the logits and of all gradients together, loss within 2^-8.
+2e-5 of the largest, loss within 1e-6 relative, each gradient cosine >= 1 - 1e-6 and norm within 1e-4, expert ids
+identical. With `--bf16`: cosine >= 0.999 of the logits and of all gradients together, loss within 2^-8.
 """
 
 
