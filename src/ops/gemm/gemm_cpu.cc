@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "ops/backends.h"
-#include "ops/gemm/dnnl_gemm.h"
+#include "ops/gemm/tile_gemm.h"
 
 namespace moebius::cpu {
 namespace {
@@ -29,7 +29,7 @@ void gemm(Stream& s, const Gemm& a) {
   const int64_t tiles_across = div_ceil(n, kTileCols);
   s.pool().run(div_ceil(m, kTileRows) * tiles_across, [&](int64_t task, int) {
     const int64_t row = task / tiles_across * kTileRows, col = task % tiles_across * kTileCols;
-    dnnl_gemm({.c = part_of(a.c_MN, row, col, false),
+    tile_gemm({.c = part_of(a.c_MN, row, col, false),
                .a = part_of(a.a, row, 0, a.trans_a),
                .b = part_of(a.b, 0, col, a.trans_b),
                .m = std::min(kTileRows, m - row),
