@@ -12,19 +12,21 @@
 namespace moebius::cpu {
 namespace {
 
-constexpr int64_t kBlockRows = 512, kBlockCols = 256, kBlockK = 256;
-constexpr int64_t kStripRows = 96;
+constexpr int64_t kBlockRows = 512, kBlockK = 512;
+constexpr int64_t kBlockCols = 512,
+                  kRoundedCols = 256;  // the second when C's block must wait in f32, which takes its place in the cache
 constexpr int kKernelRows = 12, kKernelVectors = 2;
+constexpr int64_t kTransposedRows = 4 * kKernelRows;  // of a strip of the transpose, to read its lines whole
 
 using Lanes = float __attribute__((vector_size(64), aligned(4), may_alias));
 constexpr int64_t kLanes = 16;
 static_assert(kKernelVectors * kLanes == kPanelCols);
 
-// Packed A or B, in f32, and where C's block waits in f32 for its rounding.
+// Packed A and B in f32, and where sums wait for their rounding to bf16.
 struct Blocks {
-  alignas(64) float a[kStripRows * kBlockK];
+  alignas(64) float a[kTransposedRows * kBlockK];
   alignas(64) float b[kBlockK * kBlockCols];
-  alignas(64) float c[kBlockRows * kBlockCols];
+  alignas(64) float c[kBlockRows * kRoundedCols];
   alignas(64) float edge[kKernelRows * kPanelCols];
 };
 
@@ -73,13 +75,13 @@ void edge_kernel(float* edge, float* c, int64_t ldc, bool add, Strip a, const fl
   }
 }
 
-// A strip of rows of C times all panels of a block.
+// A strip of rows of C from all panels of a block.
 void multiply_strip(Blocks& blocks, float* c, int64_t ldc, bool add, Strip a, int64_t rows, int64_t cols, int64_t k) {
-  for (int64_t j = 0; j < cols; j += kPanelCols) {
-    const float* panel = blocks.b + j * k;
-    for (int64_t i = 0; i < rows; i += kKernelRows) {
-      const int64_t kernel_rows = std::min<int64_t>(kKernelRows, rows - i);
-      const Strip part{a.data + i * a.row_stride, a.row_stride, a.k_stride};
+  for (int64_t i = 0; i < rows; i += kKernelRows) {
+    const int64_t kernel_rows = std::min<int64_t>(kKernelRows, rows - i);
+    const Strip part{a.data + i * a.row_stride, a.row_stride, a.k_stride};
+    for (int64_t j = 0; j < cols; j += kPanelCols) {
+      const float* panel = blocks.b + j * k;
       float* to = c + i * ldc + j;
       if (cols - j >= kPanelCols)
         kKernels[kernel_rows - 1](to, ldc, add, part, panel, k);
@@ -97,36 +99,19 @@ const T* at(const Matrix& x, int64_t row, int64_t col) {
 template <class T>
 Strip pack_strip(float* to, const Matrix& a, int64_t row, int64_t first_k, int64_t rows, int64_t k) {
   if (a.transposed) {
-    widen(to, kStripRows, at<T>(a, row, first_k), a.ld, k, rows);
-    return {to, 1, kStripRows};
+    widen(to, kTransposedRows, at<T>(a, row, first_k), a.ld, k, rows);
+    return {to, 1, kTransposedRows};
   }
   widen(to, kBlockK, at<T>(a, row, first_k), a.ld, rows, k);
   return {to, kBlockK, 1};
 }
 
-// c[rows, cols] in f32 from rows `row`... and columns `col`... of the product.
-template <class T>
-void multiply_block(Blocks& blocks, float* c, int64_t ldc, bool accumulate, const TileGemm& g, int64_t row, int64_t col,
-                    int64_t rows, int64_t cols) {
-  for (int64_t first_k = 0; first_k < g.k; first_k += kBlockK) {
-    const int64_t k = std::min(kBlockK, g.k - first_k);
-    if (g.b.transposed)
-      pack_panels_transposed(blocks.b, at<T>(g.b, first_k, col), g.b.ld, k, cols);
-    else
-      pack_panels(blocks.b, at<T>(g.b, first_k, col), g.b.ld, k, cols);
-    for (int64_t i = 0; i < rows; i += kStripRows) {
-      const int64_t strip_rows = std::min(kStripRows, rows - i);
-      const Strip a = pack_strip<T>(blocks.a, g.a, row + i, first_k, strip_rows, k);
-      multiply_strip(blocks, c + i * ldc, ldc, accumulate || first_k > 0, a, strip_rows, cols, k);
-    }
-  }
-}
-
-// Adds or stores a block in bf16.
-void round_block(const TileGemm& g, const float* block, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+// Adds or stores rows of sums in bf16.
+void round_rows(const TileGemm& g, const float* sums, int64_t ld, int64_t row, int64_t col, int64_t rows,
+                int64_t cols) {
   for (int64_t i = 0; i < rows; ++i) {
     bf16* c = static_cast<bf16*>(g.c.data) + (row + i) * g.c.ld + col;
-    const float* from = block + i * kBlockCols;
+    const float* from = sums + i * ld;
     if (g.accumulate) {
 #pragma omp simd
       for (int64_t j = 0; j < cols; ++j) c[j] = to_bf16(to_f32(c[j]) + from[j]);
@@ -137,8 +122,39 @@ void round_block(const TileGemm& g, const float* block, int64_t row, int64_t col
   }
 }
 
+// Rows and columns of C.
+struct Part {
+  int64_t row, col, rows, cols;
+};
+
+// Part of the product. Sums go to C, or to a block in f32 until K is done; the strips of the last K are rounded while
+// they are hot.
+template <class T>
+void multiply_block(Blocks& blocks, const TileGemm& g, Part part) {
+  const bool rounded = g.c.dtype == DType::bf16;
+  float* const sums = rounded ? blocks.c : static_cast<float*>(g.c.data) + part.row * g.c.ld + part.col;
+  const bool one_k = g.k <= kBlockK;  // then a strip needs no more room than its own
+  const int64_t ld = !rounded ? g.c.ld : one_k ? kBlockCols : kRoundedCols;
+  const int64_t strip_size = g.a.transposed ? kTransposedRows : kKernelRows;
+  for (int64_t first_k = 0; first_k < g.k; first_k += kBlockK) {
+    const int64_t k = std::min(kBlockK, g.k - first_k);
+    const bool add = first_k > 0 || (g.accumulate && !rounded);
+    if (g.b.transposed)
+      pack_panels_transposed(blocks.b, at<T>(g.b, first_k, part.col), g.b.ld, k, part.cols);
+    else
+      pack_panels(blocks.b, at<T>(g.b, first_k, part.col), g.b.ld, k, part.cols);
+    for (int64_t i = 0; i < part.rows; i += strip_size) {
+      const int64_t rows = std::min(strip_size, part.rows - i);
+      float* const strip = sums + (rounded && one_k ? 0 : i * ld);
+      multiply_strip(blocks, strip, ld, add, pack_strip<T>(blocks.a, g.a, part.row + i, first_k, rows, k), rows,
+                     part.cols, k);
+      if (rounded && first_k + k == g.k) round_rows(g, strip, ld, part.row + i, part.col, rows, part.cols);
+    }
+  }
+}
+
 Blocks& blocks_of_this_thread() {
-  // Scratch of 0.9 MB, reused from call to call; it carries nothing from one to the next.
+  // Scratch of 1.7 MB, reused from call to call; it carries nothing from one to the next.
   thread_local const std::unique_ptr<Blocks> blocks(new Blocks);
   return *blocks;
 }
@@ -147,20 +163,11 @@ Blocks& blocks_of_this_thread() {
 
 void widened_gemm(const TileGemm& g) {
   Blocks& blocks = blocks_of_this_thread();
-  for (int64_t col = 0; col < g.n; col += kBlockCols) {
-    const int64_t cols = std::min(kBlockCols, g.n - col);
+  const int64_t block_cols = g.c.dtype == DType::bf16 && g.k > kBlockK ? kRoundedCols : kBlockCols;
+  for (int64_t col = 0; col < g.n; col += block_cols) {
     for (int64_t row = 0; row < g.m; row += kBlockRows) {
-      const int64_t rows = std::min(kBlockRows, g.m - row);
-      with_float_type(g.a.dtype, [&](auto zero) {
-        using T = decltype(zero);
-        if (g.c.dtype == DType::f32) {
-          multiply_block<T>(blocks, static_cast<float*>(g.c.data) + row * g.c.ld + col, g.c.ld, g.accumulate, g, row,
-                            col, rows, cols);
-        } else {
-          multiply_block<T>(blocks, blocks.c, kBlockCols, false, g, row, col, rows, cols);
-          round_block(g, blocks.c, row, col, rows, cols);
-        }
-      });
+      const Part part{row, col, std::min(kBlockRows, g.m - row), std::min(block_cols, g.n - col)};
+      with_float_type(g.a.dtype, [&](auto zero) { multiply_block<decltype(zero)>(blocks, g, part); });
     }
   }
 }
