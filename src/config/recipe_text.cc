@@ -117,8 +117,10 @@ std::vector<RecipeEntry> read_recipe(const std::string& text, const std::string&
   const toml::table table = parse_toml(text, name);
   for (const auto& [section, node] : table) {
     const toml::table* keys = node.as_table();
-    if (!keys) add(std::string(section.str()), section, node);
-    if (!keys) continue;
+    if (!keys || keys->empty()) {
+      add(std::string(section.str()), section, node);
+      continue;
+    }
     for (const auto& [key, value] : *keys) add(fmt::format("{}.{}", section.str(), key.str()), key, value);
   }
   return entries;
