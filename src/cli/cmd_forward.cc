@@ -25,7 +25,7 @@ void add_forward(Cli& cli) {
   add_device_option(*command, o->device);
   add_dtype_option(*command, o->dtype);
   add_threads_option(*command, o->threads);
-  command->add_flag("--json", o->json, "one JSON object on standard output");
+  add_json_option(*command, o->json);
   command->callback([&cli, o] {
     cli.run = [o] {
       check_device(o->device);

@@ -19,6 +19,8 @@ void add_threads_option(CLI::App& command, int& threads) {
   command.add_option("--threads", threads, "CPU threads; 0: all that this process may use")->capture_default_str();
 }
 
+void add_json_option(CLI::App& command, bool& json) { command.add_flag("--json", json, "one JSON object on standard output"); }
+
 void check_device(const std::string& device) {
   MOEBIUS_CHECK(usage, device != "cuda", "--device: this build has no CUDA backend; use --device cpu");
   MOEBIUS_CHECK(usage, device == "cpu", "--device: expected cpu; got \"{}\"", device);
@@ -34,6 +36,6 @@ int num_threads(int asked) {
   return asked > 0 ? asked : num_available_cpus();
 }
 
-void print_json(const nlohmann::ordered_json& object) { fmt::print("{}\n", object.dump()); }
+void print_json(const nlohmann::ordered_json& object) { fmt::print("{}\n", object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)); }
 
 }  // namespace moebius

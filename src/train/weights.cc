@@ -10,6 +10,18 @@ namespace moebius {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+nlohmann::json meta_value(const std::string& folder, const char* key) {
+  const CheckpointReader reader(folder);
+  const nlohmann::json& meta = reader.meta();
+  MOEBIUS_CHECK(input, meta.is_object() && meta.contains(key), "checkpoint {}: expected \"{}\" in its meta data; got none; it was not written by a training run",
+                folder, key);
+  return meta.at(key);
+}
+
+}  // namespace
+
 WeightsFolder find_weights(const std::string& path) {
   MOEBIUS_CHECK(input, fs::is_directory(path), "model {}: expected a folder; got {}; check the path", path,
                 fs::exists(path) ? "a file" : "nothing there");
@@ -30,10 +42,16 @@ ModelSpec read_model_spec(const std::string& path) {
     const std::string config = from.path + "/config.json";
     return model_spec_from_hf(read_json(config), config);
   }
-  const nlohmann::json meta = CheckpointReader(from.path).meta();
-  MOEBIUS_CHECK(input, meta.is_object() && meta.contains("model"), "checkpoint {}: expected the model's config in its meta data; got none; it was not written by a training run",
-                from.path);
-  return model_spec_from_hf(meta.at("model"), from.path + ": model");
+  return model_spec_from_hf(meta_value(from.path, "model"), from.path + ": model");
+}
+
+std::optional<RunSpec> read_run_spec(const std::string& path) {
+  const WeightsFolder from = find_weights(path);
+  if (from.kind == WeightsFolder::Kind::hugging_face) return std::nullopt;
+  const nlohmann::json recipe = meta_value(from.path, "recipe");
+  MOEBIUS_CHECK(input, recipe.is_string(), "checkpoint {}: expected its recipe as a text; got {}; it was not written by a training run", from.path,
+                recipe.type_name());
+  return parse_run_spec(recipe.get<std::string>(), from.path + ": recipe", {});
 }
 
 void load_weights(Stream& s, Model& model, const std::string& path) {
