@@ -19,50 +19,61 @@ struct ModelSpec {
 
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
-  int64_t num_layers = 0;          // num_hidden_layers
-  int64_t num_heads = 0;           // num_attention_heads
-  int64_t num_kv_heads = 0;        // num_key_value_heads
+  int64_t num_layers = 0;    // num_hidden_layers
+  int64_t num_heads = 0;     // num_attention_heads
+  int64_t num_kv_heads = 0;  // num_key_value_heads
   int64_t head_dim = 0;
-  int64_t intermediate_size = 0;   // FFN width of dense layers
+  int64_t intermediate_size = 0;  // FFN width of dense layers; 0 when there are none (always in mixtral)
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
-  bool qk_norm = false;            // RMSNorm over head_dim on q and k, before RoPE
+  bool qk_norm = false;  // RMSNorm over head_dim on q and k, before RoPE
   bool tie_word_embeddings = false;
-  int64_t sliding_window = 0;      // keys [i - window + 1, i]; 0: all
+  int64_t sliding_window = 0;  // keys [i - window + 1, i]; 0: all
   double initializer_range = 0.02;
 
   // MoE. moe_layers[i] says whether layer i is an MoE layer; without experts none is.
   std::vector<bool> moe_layers;
   int64_t num_experts = 0;
-  int64_t top_k = 0;               // num_experts_per_tok
+  int64_t top_k = 0;  // num_experts_per_tok
   int64_t moe_intermediate_size = 0;
   int64_t shared_intermediate_size = 0;  // 0: no shared expert
   bool shared_expert_gate = false;       // y += sigmoid(x w_g) * shared(x), Qwen2-MoE
   ScoreFunction score = ScoreFunction::softmax;
-  bool norm_topk_prob = false;     // weights divided by their sum over the chosen k ("softmax after top-k" is softmax with this)
+  bool norm_topk_prob =
+      false;  // weights divided by their sum over the chosen k ("softmax after top-k" is softmax with this)
   double routed_scaling_factor = 1.0;
-  int64_t n_group = 1;             // groups of experts; topk_group of them are kept per token
+  int64_t n_group = 1;  // groups of experts; topk_group of them are kept per token
   int64_t topk_group = 1;
   GroupScore group_score = GroupScore::sum_of_top;
-  bool expert_bias = false;        // a correction bias is added to the scores for the choice only
+  bool expert_bias = false;  // a correction bias is added to the scores for the choice only
 
-  nlohmann::json source;           // the config.json it came from, unknown keys included, for export
+  nlohmann::json source;  // the config.json it came from, unknown keys included, for export
 
   int64_t q_size() const { return num_heads * head_dim; }
   int64_t kv_size() const { return num_kv_heads * head_dim; }
   int64_t num_moe_layers() const;
-  int64_t num_parameters() const;         // every element once (tied embeddings once)
+  int64_t num_parameters() const;  // every trained element once (tied embeddings once); expert_bias is state, not one
   int64_t num_active_parameters() const;  // those one token touches: top_k experts, shared, and the dense rest
 
   // Model FLOPs of one training token at a sequence length: forward, input and weight gradients; attention at the
   // causal half; the router, norms, embedding look-up and recompute not counted (Megatron's convention).
   double train_flops_per_token(int64_t seq_len) const;
 
-  void check() const;  // Error{usage}: every shape positive, divisibility, top_k <= experts, groups, ...
+  // Error{usage}: every shape positive, divisibility, top_k <= experts, groups, ..., and that the keys of this family
+  // can say what this model is (a "qwen3_moe" has no shared expert).
+  void check() const;
+  bool operator==(const ModelSpec&) const = default;
 };
 
+// The model types that Moebius computes: "mixtral", "moebius", "qwen3_moe".
+std::vector<std::string> model_families();
+
 // Error{input} naming the key when the config is not a model that Moebius computes. who names the file for messages.
+// Keys that are missing take the defaults of the family's config class in transformers; "moebius" has no default
+// shapes. MoE layers: i is one iff it has experts and every pattern that is given agrees: i >= first_k_dense_replace,
+// i % moe_layer_freq == 0 (or moe_layer_freq[i]), (i + 1) % decoder_sparse_step == 0, i not in mlp_only_layers.
+// Keys of training (router_aux_loss_coef, router_jitter_noise, ...) are kept in source and have no effect: see [moe].
 ModelSpec model_spec_from_hf(const nlohmann::json& config, const std::string& who);
 // The config.json of a model: source with the keys above written over it, v4 spelling.
 nlohmann::json hf_from_model_spec(const ModelSpec& spec);

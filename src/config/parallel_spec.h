@@ -8,14 +8,17 @@ namespace moebius {
 
 struct ParallelSpec {
   int64_t tp = 1, cp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;
-  std::string layout;                // stages as in "E t*2 | t*3 L"; empty: even
+  std::string layout;  // stages as in "E t*2 | t*3 L"; empty: even
   std::string schedule = "1f1b";
-  std::string dispatcher = "auto";   // "auto" | "allgather" | "alltoall"
+  std::string dispatcher = "auto";  // "auto" | "allgather" | "alltoall"
 
+  // dp and edp are what is left of the world size in the dense and in the expert view of the same ranks
+  // (Parallel Folding: pp is shared, ep may span tp, cp and dp).
   // Error{usage} with the equation that fails unless world_size ranks can hold this layout.
   void check(int64_t world_size) const;
   int64_t dp(int64_t world_size) const;   // world / (tp cp pp)
   int64_t edp(int64_t world_size) const;  // world / (etp ep pp)
+  bool operator==(const ParallelSpec&) const = default;
 };
 
 }  // namespace moebius

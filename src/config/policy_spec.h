@@ -9,12 +9,14 @@
 namespace moebius {
 
 struct PrecisionSpec {
-  DType compute = DType::bf16;            // f32 | bf16; master weights, gradients and optimizer state are f32
+  DType compute = DType::bf16;  // f32 | bf16; master weights, gradients and optimizer state are f32
+  bool operator==(const PrecisionSpec&) const = default;
 };
 
 struct MemorySpec {
-  std::vector<std::string> recompute;     // none known yet: any name is an error
+  std::vector<std::string> recompute;  // none known yet: any name is an error
   std::vector<std::string> offload;
+  bool operator==(const MemorySpec&) const = default;
 };
 
 }  // namespace moebius

@@ -8,8 +8,9 @@
 namespace moebius {
 
 struct DatasetSpec {
-  std::string prefix;   // PREFIX.bin / PREFIX.idx
+  std::string prefix;  // PREFIX.bin / PREFIX.idx
   double weight = 1.0;
+  bool operator==(const DatasetSpec&) const = default;
 };
 
 struct DataSpec {
@@ -17,15 +18,17 @@ struct DataSpec {
   std::vector<DatasetSpec> valid;
   std::string tokenizer = "bytes";
   bool separate_documents = false;  // attention and positions restart at document borders
+  bool operator==(const DataSpec&) const = default;
 };
 
-struct LoopSpec {               // [train]
+struct LoopSpec {  // [train]
   int64_t steps = 0;
-  int64_t global_batch = 0;     // sequences
-  int64_t micro_batch = 0;      // sequences
+  int64_t global_batch = 0;  // sequences
+  int64_t micro_batch = 0;   // sequences
   int64_t seq_len = 0;
-  int64_t eval_every = 0;       // steps; 0: only at the end
-  int64_t eval_batches = 0;     // micro-batches an evaluation reads; 0: the whole set
+  int64_t eval_every = 0;    // steps; 0: only at the end
+  int64_t eval_batches = 0;  // micro-batches an evaluation reads; 0: the whole set
+  bool operator==(const LoopSpec&) const = default;
 };
 
 enum class LrSchedule { constant, cosine, linear, wsd };
@@ -35,44 +38,55 @@ struct OptimizerSpec {
   double lr = 0.0;
   double min_lr = 0.0;
   int64_t warmup_steps = 0;
-  int64_t decay_steps = 0;      // wsd: length of the final decay; 0: a tenth of the steps
+  int64_t decay_steps = 0;  // wsd: length of the final decay; 0: a tenth of the steps
   LrSchedule schedule = LrSchedule::cosine;
-  double weight_decay = 0.1;    // decoupled; matrices only (norm weights and biases are not decayed)
+  double weight_decay = 0.1;  // decoupled; matrices only (norm weights and biases are not decayed)
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
-  double clip = 1.0;            // global gradient norm; 0: no clipping
+  double clip = 1.0;  // global gradient norm; 0: no clipping
 
-  // Learning rate of step (1-based) of a run of num_steps.
+  // Learning rate of step t (1-based) of a run of N = num_steps, with w = warmup_steps:
+  //   t <= w     lr t / w
+  //   constant   lr
+  //   cosine     min_lr + (lr - min_lr) (1 + cos(pi p)) / 2,  p = min(1, (t - w) / (N - w))
+  //   linear     lr + (min_lr - lr) p
+  //   wsd        lr until s = max(w, N - d), then linear to min_lr with p = min(1, (t - s) / (N - s));
+  //              d = decay_steps, or max(1, N / 10) when that is 0
+  // so that the last step has exactly min_lr (but for constant).
   double lr_at(int64_t step, int64_t num_steps) const;
+  bool operator==(const OptimizerSpec&) const = default;
 };
 
 enum class DropPolicy { probs, position };
 
-struct BalanceSpec {            // [moe]
-  // Any of these together; sinkhorn excludes the auxiliary losses. Definitions: docs/numerics.md.
+struct BalanceSpec {  // [moe]
+  // Any of these together; sinkhorn goes alone. Definitions: docs/numerics.md.
   bool aux = false, seq_aux = false, global_aux = false, bias = false, sinkhorn = false;
-  double aux_coeff = 0.0;       // of every auxiliary loss that is on
+  double aux_coeff = 0.0;  // of every auxiliary loss that is on; above 0 exactly when one is
   double z_coeff = 0.0;
   double bias_rate = 1e-3;
   double capacity_factor = 0.0;  // 0: dropless
   DropPolicy drop_policy = DropPolicy::probs;
-  double jitter = 0.0;           // router input times U(1 - jitter, 1 + jitter), training only
-  bool router_f32 = true;        // router_dtype = "f32"; false: the compute dtype
-  bool force_balance = false;    // round-robin experts, for benchmarks
+  double jitter = 0.0;         // router input times U(1 - jitter, 1 + jitter), training only
+  bool router_f32 = true;      // router_dtype = "f32"; false: the compute dtype
+  bool force_balance = false;  // round-robin experts, for benchmarks
+  bool operator==(const BalanceSpec&) const = default;
 };
 
 struct CheckpointSpec {
-  int64_t every = 0;            // steps; 0: only at the end and on SIGTERM
-  int64_t keep = 2;             // newest complete checkpoints kept; 0: all
+  int64_t every = 0;  // steps; 0: only at the end and on SIGTERM
+  int64_t keep = 2;   // newest complete checkpoints kept; 0: all
   bool async_save = true;
   bool resume = true;
+  bool operator==(const CheckpointSpec&) const = default;
 };
 
 struct LogSpec {
   int64_t every = 1;
   bool tensorboard = true;
-  std::string trace;            // a Chrome trace of one step is written here
+  std::string trace;  // a Chrome trace of one step is written here
+  bool operator==(const LogSpec&) const = default;
 };
 
 }  // namespace moebius

@@ -20,9 +20,12 @@ class Model {
   // After bind(): constants (the rotary table) and the routers' starting state. Parameters: params().init() or loaded.
   void init_state(Stream& s) const;
 
-  // One micro-batch. The sum of weighted token losses is added to loss_sum. In training (batch.training, with gradients) the loss op also
-  // leaves its gradient, since its logits are never held: backward() continues from it.
-  void forward(Step& step);
+  // One micro-batch is  forward_hidden, forward_loss, backward.
+  // Embedding through the final norm, for the first num_tokens tokens.
+  void forward_hidden(Step& step, int64_t num_tokens);
+  // The sum of weighted token losses is added to loss_sum. With gradients the loss's derivative is made in the same pass, since its logits
+  // are never held: backward() continues from it.
+  void forward_loss(Step& step, bool with_gradients);
   void backward(Step& step);
 
   // Logits (f32) of the last forward pass over the final norm's rows [begin, end); for parity checks and generation.
@@ -32,11 +35,6 @@ class Model {
   void forward_cached(Step& step, std::vector<KvCache>& caches, int64_t first, int64_t num_tokens);
   void declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const;
 
-  // Forward without loss: embedding through the final norm.
-  void forward_hidden(Step& step, int64_t num_tokens);
-  // The loss alone: from the final norm's rows.
-  void forward_loss(Step& step, bool with_gradients);
-
   ParamTable& params() { return params_; }
   const ParamTable& params() const { return params_; }
   const ModelSpec& spec() const { return spec_; }
@@ -45,6 +43,8 @@ class Model {
   // MoE layers in order, with their layer index.
   struct MoeLayer { int64_t layer; const Moe* moe; const Moe::Saved* saved; };
   std::vector<MoeLayer> moe_layers() const;
+  // What the last forward pass kept, by name, in the order it was computed; for diagnosis.
+  std::vector<std::pair<std::string, Tensor>> kept_tensors() const;
 
  private:
   Block::Saved& saved_of(size_t layer) { return saved_[saved_.size() == 1 ? 0 : layer]; }

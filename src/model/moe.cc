@@ -11,7 +11,7 @@ std::string expert_name(const std::string& prefix, int64_t e, const char* matrix
 
 ParamSpec w1_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
   const int64_t E = m.num_experts, F = m.moe_intermediate_size, D = m.hidden_size;
-  ParamSpec spec{.name = prefix + ".experts.gate_up_proj", .shape = {E, 2 * F, D}, .dtype = dtype, .init_std = static_cast<float>(m.initializer_range)};
+  ParamSpec spec{.name = prefix + ".experts.gate_up_proj", .shape = {E, 2 * F, D}, .dtype = dtype, .init_std = static_cast<float>(m.initializer_range), .expert = true};
   for (int64_t e = 0; e < E; ++e) {
     spec.parts.push_back({expert_name(prefix, e, "gate_proj"), {F, D}, e * 2 * F * D});
     spec.parts.push_back({expert_name(prefix, e, "up_proj"), {F, D}, (e * 2 + 1) * F * D});
@@ -21,7 +21,7 @@ ParamSpec w1_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
 
 ParamSpec w2_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
   const int64_t E = m.num_experts, F = m.moe_intermediate_size, D = m.hidden_size;
-  ParamSpec spec{.name = prefix + ".experts.down_proj", .shape = {E, D, F}, .dtype = dtype, .init_std = static_cast<float>(m.initializer_range)};
+  ParamSpec spec{.name = prefix + ".experts.down_proj", .shape = {E, D, F}, .dtype = dtype, .init_std = static_cast<float>(m.initializer_range), .expert = true};
   for (int64_t e = 0; e < E; ++e) spec.parts.push_back({expert_name(prefix, e, "down_proj"), {D, F}, e * D * F});
   return spec;
 }

@@ -34,6 +34,7 @@ struct ParamSpec {
   float init_std = 0.02f;
   bool decay = true;              // weight decay applies
   bool trainable = true;          // false: state without a gradient (f32), saved all the same
+  bool expert = false;            // lives on the expert mesh: its gradient is reduced over edp, all others' over dp x cp
 };
 
 struct Param {

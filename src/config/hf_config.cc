@@ -1,0 +1,202 @@
+#include "config/hf_config.h"
+
+#include <algorithm>
+
+#include "config/hf_reader.h"
+
+namespace moebius {
+
+using nlohmann::json;
+
+namespace {
+
+// What the family's config class in transformers assumes for a key that is missing (5.17; the same in 4.x).
+ModelSpec class_defaults(const std::string& family) {
+  if (family == "qwen3_moe") {
+    return {.vocab_size = 151936,
+            .hidden_size = 2048,
+            .num_layers = 24,
+            .num_heads = 32,
+            .num_kv_heads = 4,
+            .intermediate_size = 6144,
+            .max_position_embeddings = 32768,
+            .rms_norm_eps = 1e-6,
+            .rope_theta = 1e4,
+            .qk_norm = true,
+            .sliding_window = 4096,
+            .num_experts = 128,
+            .top_k = 8,
+            .moe_intermediate_size = 768};
+  }
+  if (family == "mixtral") {
+    return {.vocab_size = 32000,
+            .hidden_size = 4096,
+            .num_layers = 32,
+            .num_heads = 32,
+            .num_kv_heads = 8,
+            .intermediate_size = 14336,
+            .max_position_embeddings = 131072,
+            .rms_norm_eps = 1e-5,
+            .rope_theta = 1e6,
+            .num_experts = 8,
+            .top_k = 2,
+            .norm_topk_prob = true};
+  }
+  return {.top_k = 1};
+}
+
+void require(const HfReader& r, const char* key) {
+  if (!r.has(key)) r.fail("{} must be given for model_type \"{}\"", key, r.family());
+}
+
+void read_shapes(const HfReader& r, ModelSpec& m) {
+  if (m.vocab_size == 0) {
+    for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"}) require(r, key);
+  }
+  r.read("vocab_size", m.vocab_size);
+  r.read("hidden_size", m.hidden_size);
+  r.read("num_hidden_layers", m.num_layers);
+  r.read("num_attention_heads", m.num_heads);
+  // Null, unlike missing, means one key head per query head.
+  if (m.num_kv_heads == 0 || r.is_null("num_key_value_heads")) m.num_kv_heads = m.num_heads;
+  r.read("num_key_value_heads", m.num_kv_heads);
+  m.head_dim = m.hidden_size / m.num_heads;
+  r.read("head_dim", m.head_dim);
+  r.read("intermediate_size", m.intermediate_size);
+  if (m.max_position_embeddings == 0) require(r, "max_position_embeddings");
+  r.read("max_position_embeddings", m.max_position_embeddings);
+}
+
+void read_window(const HfReader& r, ModelSpec& m) {
+  const bool used = r.get("use_sliding_window", m.family != "qwen3_moe");
+  if (r.is_null("sliding_window")) m.sliding_window = 0;
+  r.read("sliding_window", m.sliding_window);
+  if (!used) m.sliding_window = 0;
+}
+
+void refuse_rope_scaling(const HfReader& r, const char* key) {
+  const json table = r.get(key, json::object());
+  const json type = table.value("rope_type", table.value("type", json("default")));
+  if (type != "default") r.fail("{} of type {} is not computed yet; expected \"default\" or none", key, shown(type));
+  if (table.value("partial_rotary_factor", json(1.0)) != 1.0) r.fail("{}.partial_rotary_factor must be 1", key);
+  for (const auto& [name, value] : table.items()) {
+    if (value.is_object()) r.fail("{}.{} gives RoPE per kind of layer; expected one for all layers", key, name);
+  }
+}
+
+// v4: rope_theta and rope_scaling; v5: rope_parameters {rope_theta, rope_type}.
+void read_rope(const HfReader& r, ModelSpec& m) {
+  refuse_rope_scaling(r, "rope_scaling");
+  refuse_rope_scaling(r, "rope_parameters");
+  r.read("rope_theta", m.rope_theta);
+  const json table = r.get("rope_parameters", json::object());
+  const auto theta = table.find("rope_theta");
+  if (theta == table.end()) return;
+  if (!find_hf_key("rope_theta")->rule.accepts(*theta)) {
+    r.fail("rope_parameters.rope_theta must be {}; got {}", find_hf_key("rope_theta")->rule.expects, shown(*theta));
+  }
+  if (r.has("rope_theta") && *theta != m.rope_theta) {
+    r.fail("rope_theta {} and rope_parameters.rope_theta {} contradict each other", m.rope_theta, shown(*theta));
+  }
+  m.rope_theta = theta->get<double>();
+}
+
+void refuse_unknown_maths(const HfReader& r) {
+  const auto act = r.get("hidden_act", std::string("silu"));
+  if (act != "silu") r.fail("hidden_act must be \"silu\"; got \"{}\"", act);
+  if (r.get("attention_bias", false)) r.fail("attention_bias must be false: q, k, v and o have no bias here; got true");
+  const double dropout = r.get("attention_dropout", 0.0);
+  if (dropout != 0.0) r.fail("attention_dropout must be 0: attention drops nothing here; got {}", dropout);
+}
+
+int64_t expert_count(const HfReader& r, int64_t fallback) {
+  const char* seen = nullptr;
+  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    if (!r.has(key)) continue;
+    const int64_t count = r.get(key, fallback);
+    if (seen && count != fallback) r.fail("{} = {} and {} = {} contradict each other", seen, fallback, key, count);
+    seen = key;
+    fallback = count;
+  }
+  return fallback;
+}
+
+void read_shared_expert(const HfReader& r, ModelSpec& m) {
+  if (r.has("n_shared_experts") && r.has("shared_expert_intermediate_size")) {
+    r.fail("n_shared_experts and shared_expert_intermediate_size both give the shared expert; keep one");
+  }
+  m.shared_intermediate_size = r.get("n_shared_experts", int64_t{0}) * m.moe_intermediate_size;
+  r.read("shared_expert_intermediate_size", m.shared_intermediate_size);
+  r.read("shared_expert_gate", m.shared_expert_gate);
+}
+
+// DeepSeek's topk_method: "greedy" ignores groups, "group_limited_greedy" scores a group by its best expert (V2),
+// "noaux_tc" by the sum of its best, with a bias for the choice (V3).
+void read_topk_method(const HfReader& r, ModelSpec& m) {
+  const auto method = r.get("topk_method", std::string());
+  if (method.empty()) return;
+  if (r.has("group_score") || r.has("expert_bias")) {
+    r.fail("topk_method already says group_score and expert_bias; keep one spelling");
+  }
+  m.expert_bias = method == "noaux_tc";
+  m.group_score = method == "group_limited_greedy" ? GroupScore::max : GroupScore::sum_of_top;
+  if (method == "greedy") m.n_group = m.topk_group = 1;
+}
+
+void read_router(const HfReader& r, ModelSpec& m) {
+  m.num_experts = expert_count(r, m.num_experts);
+  r.read("num_experts_per_tok", m.top_k);
+  r.read("moe_intermediate_size", m.moe_intermediate_size);
+  r.read("norm_topk_prob", m.norm_topk_prob);
+  r.read("routed_scaling_factor", m.routed_scaling_factor);
+  r.read("n_group", m.n_group);
+  r.read("topk_group", m.topk_group);
+  r.read("expert_bias", m.expert_bias);
+  if (r.get("scoring_func", std::string("softmax")) == "sigmoid") m.score = ScoreFunction::sigmoid;
+  if (r.get("group_score", std::string("sum_of_top")) == "max") m.group_score = GroupScore::max;
+  read_topk_method(r, m);
+  read_shared_expert(r, m);
+}
+
+void read_moe_layers(const HfReader& r, ModelSpec& m) {
+  const auto freq = r.get("moe_layer_freq", json(1));
+  const auto step = r.get("decoder_sparse_step", int64_t{1});
+  const auto first = r.get("first_k_dense_replace", int64_t{0});
+  const auto dense = r.get("mlp_only_layers", json::array());
+  if (freq.is_array() && static_cast<int64_t>(freq.size()) != m.num_layers) {
+    r.fail("moe_layer_freq must have one entry for each of the {} layers; got {}", m.num_layers, freq.size());
+  }
+  m.moe_layers.assign(m.num_layers, false);
+  for (int64_t i = 0; i < m.num_layers; ++i) {
+    const bool by_freq = freq.is_array() ? freq[i] != 0 : i % freq.get<int64_t>() == 0;
+    const bool named_dense = std::find(dense.begin(), dense.end(), json(i)) != dense.end();
+    m.moe_layers[i] = m.num_experts > 0 && by_freq && i >= first && (i + 1) % step == 0 && !named_dense;
+  }
+}
+
+}  // namespace
+
+ModelSpec read_hf_config(const json& config, const std::string& who, ErrorKind kind) {
+  const HfReader r(config, who, kind);
+  ModelSpec m = class_defaults(r.family());
+  m.family = r.family();
+  read_shapes(r, m);
+  read_window(r, m);
+  read_rope(r, m);
+  refuse_unknown_maths(r);
+  r.read("rms_norm_eps", m.rms_norm_eps);
+  r.read("qk_norm", m.qk_norm);
+  r.read("tie_word_embeddings", m.tie_word_embeddings);
+  r.read("initializer_range", m.initializer_range);
+  read_router(r, m);
+  read_moe_layers(r, m);
+  if (m.family == "mixtral") m.moe_intermediate_size = std::exchange(m.intermediate_size, 0);
+  m.source = config;
+  return m;
+}
+
+ModelSpec model_spec_from_hf(const json& config, const std::string& who) {
+  return read_hf_config(config, who, ErrorKind::input);
+}
+
+}  // namespace moebius

@@ -1,0 +1,239 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/model_spec.h"
+#include "config/spec_testing.h"
+
+namespace moebius {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+ModelSpec from(const json& config) { return model_spec_from_hf(config, "DIR/config.json"); }
+
+json moebius_config() {
+  return {{"model_type", "moebius"},    {"vocab_size", 11},
+          {"hidden_size", 12},          {"num_hidden_layers", 4},
+          {"num_attention_heads", 2},   {"intermediate_size", 20},
+          {"moe_intermediate_size", 6}, {"max_position_embeddings", 33}};
+}
+json with(json config, const json& more) {
+  config.update(more);
+  return config;
+}
+std::string layers(const json& more) {
+  std::string text;
+  for (const bool moe : from(with(moebius_config(), more)).moe_layers) text += moe ? 'm' : '-';
+  return text;
+}
+
+// What transformers 5.17 assumes when config.json says nothing but its model_type.
+TEST(HfDefaults, Qwen3Moe) {
+  const ModelSpec m = from({{"model_type", "qwen3_moe"}});
+  EXPECT_EQ(m.vocab_size, 151936);
+  EXPECT_EQ(m.hidden_size, 2048);
+  EXPECT_EQ(m.num_layers, 24);
+  EXPECT_EQ(m.num_heads, 32);
+  EXPECT_EQ(m.num_kv_heads, 4);
+  EXPECT_EQ(m.head_dim, 64);  // hidden_size / heads: the class has no default of its own
+  EXPECT_EQ(m.intermediate_size, 6144);
+  EXPECT_EQ(m.max_position_embeddings, 32768);
+  EXPECT_EQ(m.rms_norm_eps, 1e-6);
+  EXPECT_EQ(m.rope_theta, 1e4);
+  EXPECT_EQ(m.initializer_range, 0.02);
+  EXPECT_TRUE(m.qk_norm);
+  EXPECT_FALSE(m.tie_word_embeddings);
+  EXPECT_EQ(m.sliding_window, 0);
+  EXPECT_EQ(m.num_experts, 128);
+  EXPECT_EQ(m.top_k, 8);
+  EXPECT_EQ(m.moe_intermediate_size, 768);
+  EXPECT_FALSE(m.norm_topk_prob);
+  EXPECT_EQ(m.num_moe_layers(), 24);
+  EXPECT_NO_THROW(m.check());
+}
+
+TEST(HfDefaults, Mixtral) {
+  const ModelSpec m = from({{"model_type", "mixtral"}});
+  EXPECT_EQ(m.vocab_size, 32000);
+  EXPECT_EQ(m.hidden_size, 4096);
+  EXPECT_EQ(m.num_layers, 32);
+  EXPECT_EQ(m.num_heads, 32);
+  EXPECT_EQ(m.num_kv_heads, 8);
+  EXPECT_EQ(m.head_dim, 128);
+  EXPECT_EQ(m.intermediate_size, 0);
+  EXPECT_EQ(m.max_position_embeddings, 131072);
+  EXPECT_EQ(m.rms_norm_eps, 1e-5);
+  EXPECT_EQ(m.rope_theta, 1e6);
+  EXPECT_FALSE(m.qk_norm);
+  EXPECT_EQ(m.num_experts, 8);
+  EXPECT_EQ(m.top_k, 2);
+  EXPECT_EQ(m.moe_intermediate_size, 14336);
+  EXPECT_TRUE(m.norm_topk_prob);
+  EXPECT_EQ(m.num_moe_layers(), 32);
+  EXPECT_NO_THROW(m.check());
+}
+
+TEST(HfDefaults, MoebiusIsADenseModelOfTheGivenShapes) {
+  const ModelSpec m = from(moebius_config());
+  EXPECT_EQ(m.num_kv_heads, 2);
+  EXPECT_EQ(m.head_dim, 6);
+  EXPECT_EQ(m.num_experts, 0);
+  EXPECT_EQ(m.num_moe_layers(), 0);
+  EXPECT_EQ(m.moe_layers.size(), 4u);
+  EXPECT_EQ(m.rms_norm_eps, 1e-6);
+  EXPECT_EQ(m.rope_theta, 1e4);
+  EXPECT_NO_THROW(m.check());
+}
+
+TEST(HfRead, BothSpellingsOfRope) {
+  EXPECT_EQ(from({{"model_type", "mixtral"}, {"rope_theta", 500}, {"rope_scaling", nullptr}}).rope_theta, 500.0);
+  const json v5 = {{"rope_theta", 5e5}, {"rope_type", "default"}};
+  EXPECT_EQ(from({{"model_type", "mixtral"}, {"rope_parameters", v5}}).rope_theta, 5e5);
+  EXPECT_EQ(from({{"model_type", "mixtral"}, {"rope_parameters", {{"rope_type", "default"}}}}).rope_theta, 1e6);
+}
+
+TEST(HfRead, EverySpellingOfTheExpertCount) {
+  for (const char* key : {"num_experts", "n_routed_experts", "num_local_experts"}) {
+    EXPECT_EQ(from(with(moebius_config(), {{key, 6}})).num_experts, 6) << key;
+  }
+  // transformers 5 writes num_local_experts into a qwen3_moe config.
+  EXPECT_EQ(from({{"model_type", "qwen3_moe"}, {"num_local_experts", 16}}).num_experts, 16);
+}
+
+TEST(HfRead, NullHeadsAndWindow) {
+  const ModelSpec m = from({{"model_type", "mixtral"},
+                            {"num_key_value_heads", nullptr},
+                            {"head_dim", nullptr},
+                            {"sliding_window", nullptr}});
+  EXPECT_EQ(m.num_kv_heads, 32);
+  EXPECT_EQ(m.head_dim, 128);
+  EXPECT_EQ(m.sliding_window, 0);
+  EXPECT_EQ(from({{"model_type", "mixtral"}, {"sliding_window", 4096}}).sliding_window, 4096);
+  EXPECT_EQ(from({{"model_type", "qwen3_moe"}, {"sliding_window", 77}}).sliding_window, 0);
+  EXPECT_EQ(from({{"model_type", "qwen3_moe"}, {"sliding_window", 77}, {"use_sliding_window", true}}).sliding_window,
+            77);
+  EXPECT_EQ(from({{"model_type", "qwen3_moe"}, {"use_sliding_window", true}}).sliding_window, 4096);
+}
+
+TEST(HfRead, MoeLayerPatterns) {
+  EXPECT_EQ(layers({{"num_experts", 0}}), "----");
+  EXPECT_EQ(layers({{"num_experts", 4}}), "mmmm");
+  EXPECT_EQ(layers({{"num_experts", 4}, {"first_k_dense_replace", 1}}), "-mmm");
+  EXPECT_EQ(layers({{"num_experts", 4}, {"moe_layer_freq", 2}}), "m-m-");
+  EXPECT_EQ(layers({{"num_experts", 4}, {"moe_layer_freq", {0, 1, 1, 0}}}), "-mm-");
+  EXPECT_EQ(layers({{"num_experts", 4}, {"decoder_sparse_step", 2}}), "-m-m");
+  EXPECT_EQ(layers({{"num_experts", 4}, {"mlp_only_layers", {1, 3}}}), "m-m-");
+  EXPECT_EQ(layers({{"num_experts", 4}, {"first_k_dense_replace", 1}, {"mlp_only_layers", {3}}}), "-mm-");
+}
+
+TEST(HfRead, DeepSeekRouter) {
+  const json v3 = {
+      {"n_routed_experts", 8}, {"num_experts_per_tok", 4},  {"scoring_func", "sigmoid"}, {"n_group", 4},
+      {"topk_group", 2},       {"topk_method", "noaux_tc"}, {"norm_topk_prob", true},    {"routed_scaling_factor", 2.5},
+      {"n_shared_experts", 2}};
+  const ModelSpec m = from(with(moebius_config(), v3));
+  EXPECT_EQ(m.score, ScoreFunction::sigmoid);
+  EXPECT_TRUE(m.expert_bias);
+  EXPECT_EQ(m.group_score, GroupScore::sum_of_top);
+  EXPECT_EQ(m.n_group, 4);
+  EXPECT_EQ(m.topk_group, 2);
+  EXPECT_EQ(m.routed_scaling_factor, 2.5);
+  EXPECT_EQ(m.shared_intermediate_size, 12);
+  EXPECT_FALSE(m.shared_expert_gate);
+  EXPECT_NO_THROW(m.check());
+  const ModelSpec v2 = from(with(with(moebius_config(), v3), {{"topk_method", "group_limited_greedy"}}));
+  EXPECT_EQ(v2.group_score, GroupScore::max);
+  EXPECT_FALSE(v2.expert_bias);
+  EXPECT_EQ(from(with(with(moebius_config(), v3), {{"topk_method", "greedy"}})).n_group, 1);
+}
+
+TEST(HfRead, KeysOfOtherFamiliesHaveNoEffect) {
+  const ModelSpec m =
+      from({{"model_type", "qwen3_moe"}, {"n_shared_experts", 3}, {"scoring_func", "sigmoid"}, {"qk_norm", false}});
+  EXPECT_EQ(m.shared_intermediate_size, 0);
+  EXPECT_EQ(m.score, ScoreFunction::softmax);
+  EXPECT_TRUE(m.qk_norm);
+}
+
+struct Refused {
+  json more;
+  const char* text;
+};
+
+TEST(HfRead, RefusesWhatIsNotComputed) {
+  const Refused cases[] = {
+      {{{"model_type", "gpt2"}},
+       "DIR/config.json: model_type must be one of \"mixtral\", \"moebius\", \"qwen3_moe\"; got \"gpt2\""},
+      {{{"model_type", 3}}, "model_type must be one of \"mixtral\", \"moebius\", \"qwen3_moe\"; got 3"},
+      {{{"hidden_act", "gelu"}}, "DIR/config.json: hidden_act must be \"silu\"; got \"gelu\""},
+      {{{"attention_bias", true}}, "attention_bias must be false"},
+      {{{"attention_dropout", 0.1}}, "attention_dropout must be 0: attention drops nothing here; got 0.1"},
+      {{{"rope_scaling", {{"type", "yarn"}, {"factor", 4.0}}}}, "rope_scaling of type \"yarn\" is not computed yet"},
+      {{{"rope_parameters", {{"rope_type", "llama3"}}}}, "rope_parameters of type \"llama3\" is not computed yet"},
+      {{{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}, "rope_parameters.partial_rotary_factor must be 1"},
+      {{{"rope_parameters", {{"full_attention", json::object()}}}},
+       "rope_parameters.full_attention gives RoPE per kind of layer"},
+      {{{"rope_parameters", {{"rope_theta", "x"}}}},
+       "rope_parameters.rope_theta must be a finite number above 0; got \"x\""},
+      {{{"rope_theta", 2.0}, {"rope_parameters", {{"rope_theta", 3.0}}}},
+       "rope_theta 2 and rope_parameters.rope_theta 3.0 contradict"},
+      {{{"hidden_size", "big"}}, "hidden_size must be a whole number from 1 to 1000000000; got \"big\""},
+      {{{"hidden_size", 12.5}}, "hidden_size must be a whole number from 1 to 1000000000; got 12.5"},
+      {{{"vocab_size", nullptr}}, "vocab_size must be given for model_type \"moebius\""},
+      {{{"max_position_embeddings", nullptr}}, "max_position_embeddings must be given"},
+      {{{"num_hidden_layers", 1 << 20}}, "num_hidden_layers must be a whole number from 1 to 65536"},
+      {{{"num_experts", 4}, {"n_routed_experts", 8}}, "num_experts = 4 and n_routed_experts = 8 contradict each other"},
+      {{{"n_shared_experts", 1}, {"shared_expert_intermediate_size", 8}},
+       "n_shared_experts and shared_expert_intermediate_size both"},
+      {{{"topk_method", "noaux_tc"}, {"expert_bias", false}}, "topk_method already says group_score and expert_bias"},
+      {{{"topk_method", "random"}},
+       "topk_method must be \"greedy\" or \"group_limited_greedy\" or \"noaux_tc\"; got \"random\""},
+      {{{"scoring_func", "tanh"}}, "scoring_func must be \"softmax\" or \"sigmoid\"; got \"tanh\""},
+      {{{"moe_layer_freq", {0, 1}}}, "moe_layer_freq must have one entry for each of the 4 layers; got 2"},
+      {{{"moe_layer_freq", {0, 2}}}, "moe_layer_freq must be a whole number of at least 1 or a list of 0 and 1"},
+      {{{"mlp_only_layers", {0, -1}}}, "mlp_only_layers must be a list of layer numbers; got [0,-1]"},
+  };
+  for (const Refused& refused : cases) {
+    const json config = with(moebius_config(), refused.more);
+    EXPECT_THAT(error_text(ErrorKind::input, [&] { from(config); }), HasSubstr(refused.text));
+  }
+  EXPECT_THAT(error_text(ErrorKind::input, [] { from(json::array()); }),
+              HasSubstr("DIR/config.json: expected a JSON object; got []"));
+  EXPECT_THAT(error_text(ErrorKind::input, [] { from(json::object()); }), HasSubstr("got null"));
+}
+
+TEST(HfWrite, ReadsBackToTheSameSpec) {
+  for (json config : {json{{"model_type", "qwen3_moe"}, {"mlp_only_layers", {0, 5}}, {"use_sliding_window", true}},
+                      json{{"model_type", "mixtral"}, {"sliding_window", 9}},
+                      with(moebius_config(), {{"moe_layer_freq", 2}, {"num_experts", 4}}),
+                      with(moebius_config(), {{"topk_method", "group_limited_greedy"}, {"n_shared_experts", 2}})}) {
+    ModelSpec m = from(config);
+    ModelSpec again = from(hf_from_model_spec(m));
+    m.source = again.source = json();
+    EXPECT_EQ(again, m) << config;
+  }
+}
+
+TEST(HfWrite, KeepsUnknownKeysAndWritesV4Spelling) {
+  const ModelSpec m = from({{"model_type", "qwen3_moe"},
+                            {"num_local_experts", 16},
+                            {"dtype", "bfloat16"},
+                            {"rope_parameters", {{"rope_theta", 5e5}, {"rope_type", "default"}}},
+                            {"router_aux_loss_coef", 0.01},
+                            {"architectures", {"Qwen3MoeForCausalLM"}}});
+  const json config = hf_from_model_spec(m);
+  EXPECT_EQ(config.at("torch_dtype"), "bfloat16");
+  EXPECT_FALSE(config.contains("dtype"));
+  EXPECT_EQ(config.at("rope_theta"), 5e5);
+  EXPECT_FALSE(config.contains("rope_parameters"));
+  EXPECT_EQ(config.at("num_experts"), 16);
+  EXPECT_FALSE(config.contains("num_local_experts"));
+  EXPECT_EQ(config.at("router_aux_loss_coef"), 0.01);
+  EXPECT_EQ(config.at("architectures"), json{"Qwen3MoeForCausalLM"});
+  EXPECT_EQ(config.at("use_sliding_window"), false);
+  EXPECT_TRUE(config.at("sliding_window").is_null());
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,99 @@
+#include "config/hf_keys.h"
+
+#include <algorithm>
+
+#include "config/model_spec.h"
+
+namespace moebius {
+
+using nlohmann::json;
+
+namespace {
+
+ValueRule integer_list() {
+  const ValueRule integer = count_or_zero();
+  return {"a list of layer numbers",
+          [integer](const json& v) { return v.is_array() && std::all_of(v.begin(), v.end(), integer.accepts); }};
+}
+
+ValueRule layer_frequency() {
+  const ValueRule every = positive_count(), flag = integer_in(0, 1);
+  return {"a whole number of at least 1 or a list of 0 and 1, one per layer", [every, flag](const json& v) {
+            return v.is_array() ? std::all_of(v.begin(), v.end(), flag.accepts) : every.accepts(v);
+          }};
+}
+
+std::vector<HfKey> make_keys() {
+  return {
+      {"model_type", one_of(model_families()), kAllFamilies, ""},
+      {"vocab_size", positive_count(), kAllFamilies, ""},
+      {"hidden_size", positive_count(), kAllFamilies, ""},
+      {"num_hidden_layers", integer_in(1, 1 << 16), kAllFamilies, ""},
+      {"num_attention_heads", positive_count(), kAllFamilies, ""},
+      {"num_key_value_heads", positive_count(), kAllFamilies, ""},
+      {"head_dim", positive_count(), kAllFamilies, ""},
+      {"intermediate_size", count_or_zero(), kAllFamilies, ""},
+      {"max_position_embeddings", positive_count(), kAllFamilies, ""},
+      {"rms_norm_eps", number_above(0), kAllFamilies, ""},
+      {"rope_theta", number_above(0), kAllFamilies, ""},
+      {"rope_scaling", any_table(), kAllFamilies, "rope_theta"},
+      {"rope_parameters", any_table(), kAllFamilies, "rope_theta"},
+      {"qk_norm", any_boolean(), kMoebius, ""},
+      {"tie_word_embeddings", any_boolean(), kAllFamilies, ""},
+      {"sliding_window", count_or_zero(), kAllFamilies, ""},
+      {"use_sliding_window", any_boolean(), kQwen3Moe | kMoebius, "sliding_window"},
+      {"initializer_range", number_at_least(0), kAllFamilies, ""},
+      {"hidden_act", any_text(), kAllFamilies, ""},
+      {"attention_bias", any_boolean(), kQwen3Moe | kMoebius, ""},
+      {"attention_dropout", number_at_least(0), kAllFamilies, ""},
+      {"num_experts", count_or_zero(), kAllFamilies, ""},
+      {"num_local_experts", count_or_zero(), kAllFamilies, "num_experts"},
+      {"n_routed_experts", count_or_zero(), kMoebius, "num_experts"},
+      {"num_experts_per_tok", count_or_zero(), kAllFamilies, ""},
+      {"moe_intermediate_size", count_or_zero(), kQwen3Moe | kMoebius, ""},
+      {"shared_expert_intermediate_size", count_or_zero(), kMoebius, ""},
+      {"n_shared_experts", count_or_zero(), kMoebius, "shared_expert_intermediate_size"},
+      {"shared_expert_gate", any_boolean(), kMoebius, ""},
+      {"scoring_func", one_of({"softmax", "sigmoid"}), kMoebius, ""},
+      {"norm_topk_prob", any_boolean(), kQwen3Moe | kMoebius, ""},
+      {"routed_scaling_factor", number_above(0), kMoebius, ""},
+      {"n_group", positive_count(), kMoebius, ""},
+      {"topk_group", positive_count(), kMoebius, ""},
+      {"group_score", one_of({"max", "sum_of_top"}), kMoebius, ""},
+      {"topk_method", one_of({"greedy", "group_limited_greedy", "noaux_tc"}), kMoebius, "group_score"},
+      {"expert_bias", any_boolean(), kMoebius, ""},
+      {"moe_layer_freq", layer_frequency(), kMoebius, ""},
+      {"first_k_dense_replace", count_or_zero(), kMoebius, "moe_layer_freq"},
+      {"decoder_sparse_step", positive_count(), kQwen3Moe | kMoebius, "moe_layer_freq"},
+      {"mlp_only_layers", integer_list(), kQwen3Moe | kMoebius, "moe_layer_freq"},
+  };
+}
+
+}  // namespace
+
+const std::vector<HfKey>& hf_keys() {
+  static const std::vector<HfKey> keys = make_keys();
+  return keys;
+}
+
+std::vector<std::string> model_families() { return {"mixtral", "moebius", "qwen3_moe"}; }
+
+unsigned family_bit(std::string_view model_type) {
+  if (model_type == "mixtral") return kMixtral;
+  if (model_type == "qwen3_moe") return kQwen3Moe;
+  if (model_type == "moebius") return kMoebius;
+  return 0;
+}
+
+const HfKey* find_hf_key(std::string_view name) {
+  const auto& keys = hf_keys();
+  const auto found = std::find_if(keys.begin(), keys.end(), [name](const HfKey& key) { return key.name == name; });
+  return found == keys.end() ? nullptr : &*found;
+}
+
+bool has_hf_key(std::string_view model_type, std::string_view name) {
+  const HfKey* key = find_hf_key(name);
+  return key && (key->families & family_bit(model_type));
+}
+
+}  // namespace moebius

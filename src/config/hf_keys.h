@@ -1,0 +1,32 @@
+// The keys of a config.json that say what a model computes, their types, and the families that have them. One list: it
+// checks config.json files, and it is the list of keys that a recipe's [model] may hold.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/value_rule.h"
+
+namespace moebius {
+
+enum HfFamily : unsigned { kMixtral = 1, kQwen3Moe = 2, kMoebius = 4, kAllFamilies = 7 };
+
+struct HfKey {
+  std::string name;
+  ValueRule rule;
+  unsigned families;  // HfFamily bits
+  // The key that hf_from_model_spec writes instead, for keys that are other spellings of one property; else empty.
+  std::string written_as;
+};
+
+const std::vector<HfKey>& hf_keys();
+
+// The bit of a model_type; 0 when it is not known.
+unsigned family_bit(std::string_view model_type);
+// Null when no family has the key.
+const HfKey* find_hf_key(std::string_view name);
+// Whether the key exists and models of this type have it.
+bool has_hf_key(std::string_view model_type, std::string_view name);
+
+}  // namespace moebius

@@ -1,0 +1,32 @@
+#include "config/hf_reader.h"
+
+#include "config/model_spec.h"
+
+namespace moebius {
+
+using nlohmann::json;
+
+HfReader::HfReader(const json& config, std::string who, ErrorKind kind)
+    : config_(config), who_(std::move(who)), kind_(kind) {
+  if (!config.is_object()) fail("expected a JSON object; got {}", shown(config));
+  const json type = config.value("model_type", json());
+  if (!type.is_string() || family_bit(type.get<std::string>()) == 0) {
+    fail("model_type must be one of \"{}\"; got {}", fmt::join(model_families(), "\", \""), shown(type));
+  }
+  family_ = type.get<std::string>();
+  check_types();
+}
+
+bool HfReader::present(const std::string& key) const { return has_hf_key(family_, key) && config_.contains(key); }
+bool HfReader::has(const std::string& key) const { return present(key) && !config_.at(key).is_null(); }
+bool HfReader::is_null(const std::string& key) const { return present(key) && config_.at(key).is_null(); }
+
+void HfReader::check_types() const {
+  for (const HfKey& key : hf_keys()) {
+    if (!has(key.name)) continue;
+    const json& value = config_.at(key.name);
+    if (!key.rule.accepts(value)) fail("{} must be {}; got {}", key.name, key.rule.expects, shown(value));
+  }
+}
+
+}  // namespace moebius

@@ -1,0 +1,130 @@
+// The way back: the keys of a config.json from a ModelSpec, v4 spelling.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "config/hf_config.h"
+#include "config/hf_keys.h"
+
+namespace moebius {
+
+using nlohmann::json;
+
+namespace {
+
+// 1 when every layer is an MoE layer (or none has experts), else one 0 or 1 per layer.
+json layer_frequency(const ModelSpec& m) {
+  if (m.num_moe_layers() == (m.num_experts > 0 ? m.num_layers : 0)) return 1;
+  json list = json::array();
+  for (const bool moe : m.moe_layers) list.push_back(moe ? 1 : 0);
+  return list;
+}
+
+json dense_layers(const ModelSpec& m) {
+  json list = json::array();
+  for (int64_t i = 0; i < static_cast<int64_t>(m.moe_layers.size()); ++i) {
+    if (m.num_experts > 0 && !m.moe_layers[i]) list.push_back(i);
+  }
+  return list;
+}
+
+json shared_values(const ModelSpec& m) {
+  return {{"model_type", m.family},
+          {"vocab_size", m.vocab_size},
+          {"hidden_size", m.hidden_size},
+          {"num_hidden_layers", m.num_layers},
+          {"num_attention_heads", m.num_heads},
+          {"num_key_value_heads", m.num_kv_heads},
+          {"head_dim", m.head_dim},
+          {"intermediate_size", m.intermediate_size},
+          {"max_position_embeddings", m.max_position_embeddings},
+          {"rms_norm_eps", m.rms_norm_eps},
+          {"rope_theta", m.rope_theta},
+          {"tie_word_embeddings", m.tie_word_embeddings},
+          {"sliding_window", m.sliding_window > 0 ? json(m.sliding_window) : json()},
+          {"initializer_range", m.initializer_range},
+          {"hidden_act", "silu"},
+          {"num_experts_per_tok", m.top_k}};
+}
+
+json mixtral_values(const ModelSpec& m) {
+  return {{"intermediate_size", m.moe_intermediate_size}, {"num_local_experts", m.num_experts}};
+}
+
+json qwen3_moe_values(const ModelSpec& m) {
+  return {{"attention_bias", false},
+          {"use_sliding_window", m.sliding_window > 0},
+          {"num_experts", m.num_experts},
+          {"moe_intermediate_size", m.moe_intermediate_size},
+          {"norm_topk_prob", m.norm_topk_prob},
+          {"decoder_sparse_step", 1},
+          {"mlp_only_layers", dense_layers(m)}};
+}
+
+json moebius_values(const ModelSpec& m) {
+  return {{"qk_norm", m.qk_norm},
+          {"sliding_window", m.sliding_window},
+          {"num_experts", m.num_experts},
+          {"moe_intermediate_size", m.moe_intermediate_size},
+          {"shared_expert_intermediate_size", m.shared_intermediate_size},
+          {"shared_expert_gate", m.shared_expert_gate},
+          {"scoring_func", m.score == ScoreFunction::sigmoid ? "sigmoid" : "softmax"},
+          {"norm_topk_prob", m.norm_topk_prob},
+          {"routed_scaling_factor", m.routed_scaling_factor},
+          {"n_group", m.n_group},
+          {"topk_group", m.topk_group},
+          {"group_score", m.group_score == GroupScore::max ? "max" : "sum_of_top"},
+          {"expert_bias", m.expert_bias},
+          {"moe_layer_freq", layer_frequency(m)}};
+}
+
+json family_values(const ModelSpec& m) {
+  if (m.family == "mixtral") return mixtral_values(m);
+  return m.family == "qwen3_moe" ? qwen3_moe_values(m) : moebius_values(m);
+}
+
+ModelSpec without_source(ModelSpec spec) {
+  spec.source = json();
+  return spec;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, json>> hf_values(const ModelSpec& spec) {
+  json values = shared_values(spec);
+  values.update(family_values(spec));
+  std::vector<std::pair<std::string, json>> ordered;
+  for (const HfKey& key : hf_keys()) {
+    if (values.contains(key.name)) ordered.emplace_back(key.name, values.at(key.name));
+  }
+  return ordered;
+}
+
+json hf_from_model_spec(const ModelSpec& spec) {
+  json config = spec.source.is_object() ? spec.source : json::object();
+  if (config.contains("dtype") && !config.contains("torch_dtype")) config["torch_dtype"] = config["dtype"];
+  config.erase("dtype");
+  for (const HfKey& key : hf_keys()) {
+    if (has_hf_key(spec.family, key.name)) config.erase(key.name);  // other spellings would contradict the new values
+  }
+  for (auto& [key, value] : hf_values(spec)) config[key] = std::move(value);
+  return config;
+}
+
+void check_family(const ModelSpec& spec) {
+  MOEBIUS_CHECK(usage, family_bit(spec.family) != 0, "model: model_type must be one of \"{}\"; got \"{}\"",
+                fmt::join(model_families(), "\", \""), spec.family);
+  ModelSpec wanted = without_source(spec);
+  ModelSpec said = without_source(read_hf_config(hf_from_model_spec(wanted), "model", ErrorKind::usage));
+  if (said == wanted) return;
+  wanted.family = said.family = "moebius";  // whose keys can say every difference
+  const json a = hf_from_model_spec(wanted), b = hf_from_model_spec(said);
+  for (const auto& [key, value] : a.items()) {
+    MOEBIUS_CHECK(usage, value == b.at(key),
+                  "model: model_type \"{}\" cannot have {} = {} (it is {}); use model_type \"moebius\"", spec.family,
+                  key, shown(value), shown(b.at(key)));
+  }
+  MOEBIUS_ASSERT(false);
+}
+
+}  // namespace moebius

@@ -1,0 +1,148 @@
+#include "config/model_spec.h"
+
+#include <algorithm>
+
+#include "config/hf_config.h"
+#include "config/value_rule.h"
+#include "core/error.h"
+
+namespace moebius {
+
+namespace {
+
+// FFN weights of one layer that one token passes through, over hidden_size: gate, up and down.
+constexpr int64_t kGatedMatrices = 3;
+
+int64_t attention_parameters(const ModelSpec& m) {
+  const int64_t norms = m.qk_norm ? 2 * m.head_dim : 0;
+  return m.hidden_size * (2 * m.q_size() + 2 * m.kv_size()) + norms;
+}
+
+int64_t embedding_parameters(const ModelSpec& m) {
+  return (m.tie_word_embeddings ? 1 : 2) * m.vocab_size * m.hidden_size;
+}
+
+// An MoE block when num_experts experts of each layer are counted.
+int64_t moe_parameters(const ModelSpec& m, int64_t num_experts) {
+  const int64_t router = m.num_experts * m.hidden_size;
+  const int64_t gate = m.shared_expert_gate ? m.hidden_size : 0;
+  const int64_t width = num_experts * m.moe_intermediate_size + m.shared_intermediate_size;
+  return router + gate + kGatedMatrices * m.hidden_size * width;
+}
+
+int64_t parameters_with(const ModelSpec& m, int64_t num_experts) {
+  const int64_t dense_layers = m.num_layers - m.num_moe_layers();
+  const int64_t layer = attention_parameters(m) + 2 * m.hidden_size;
+  return embedding_parameters(m) + m.hidden_size + m.num_layers * layer +
+         dense_layers * kGatedMatrices * m.hidden_size * m.intermediate_size +
+         m.num_moe_layers() * moe_parameters(m, num_experts);
+}
+
+void check_count(const char* key, int64_t value, int64_t min) {
+  MOEBIUS_CHECK(usage, value >= min && value <= kMaxCount, "model: {} must be from {} to {}; got {}", key, min,
+                kMaxCount, value);
+}
+
+void check_shapes(const ModelSpec& m) {
+  check_count("vocab_size", m.vocab_size, 1);
+  check_count("hidden_size", m.hidden_size, 1);
+  check_count("num_hidden_layers", m.num_layers, 1);
+  check_count("num_attention_heads", m.num_heads, 1);
+  check_count("num_key_value_heads", m.num_kv_heads, 1);
+  check_count("head_dim", m.head_dim, 1);
+  check_count("max_position_embeddings", m.max_position_embeddings, 1);
+  check_count("sliding_window", m.sliding_window, 0);
+  check_count("num_experts", m.num_experts, 0);
+  MOEBIUS_CHECK(usage, m.num_heads % m.num_kv_heads == 0,
+                "model: num_attention_heads must be divisible by num_key_value_heads; got {} and {}", m.num_heads,
+                m.num_kv_heads);
+  MOEBIUS_CHECK(usage, m.head_dim % 2 == 0, "model: head_dim must be even, RoPE rotates halves; got {}", m.head_dim);
+}
+
+void check_scalars(const ModelSpec& m) {
+  const auto check = [](const char* key, double value, const ValueRule& rule) {
+    MOEBIUS_CHECK(usage, rule.accepts(value), "model: {} must be {}; got {}", key, rule.expects, value);
+  };
+  check("rms_norm_eps", m.rms_norm_eps, number_above(0));
+  check("rope_theta", m.rope_theta, number_above(0));
+  check("initializer_range", m.initializer_range, number_at_least(0));
+  check("routed_scaling_factor", m.routed_scaling_factor, number_above(0));
+}
+
+void check_layers(const ModelSpec& m) {
+  MOEBIUS_CHECK(usage, static_cast<int64_t>(m.moe_layers.size()) == m.num_layers,
+                "model: moe_layers must say for each of the {} layers whether it is an MoE layer; got {} entries",
+                m.num_layers, m.moe_layers.size());
+  MOEBIUS_CHECK(usage, m.num_experts > 0 || m.num_moe_layers() == 0,
+                "model: {} layers are MoE layers but num_experts is 0; set num_experts", m.num_moe_layers());
+  if (m.num_moe_layers() < m.num_layers) check_count("intermediate_size", m.intermediate_size, 1);
+}
+
+void check_groups(const ModelSpec& m) {
+  MOEBIUS_CHECK(usage, m.n_group >= 1 && m.num_experts % m.n_group == 0,
+                "model: num_experts must be divisible by n_group; got {} and {}", m.num_experts, m.n_group);
+  MOEBIUS_CHECK(usage, m.topk_group >= 1 && m.topk_group <= m.n_group,
+                "model: topk_group must be from 1 to n_group = {}; got {}", m.n_group, m.topk_group);
+  const int64_t reachable = m.num_experts / m.n_group * m.topk_group;
+  MOEBIUS_CHECK(usage, m.top_k <= reachable,
+                "model: num_experts_per_tok must be at most the {} experts of topk_group groups; got {}", reachable,
+                m.top_k);
+  const bool summed = m.n_group > 1 && m.group_score == GroupScore::sum_of_top;
+  MOEBIUS_CHECK(
+      usage, !summed || m.top_k % m.topk_group == 0,
+      "model: num_experts_per_tok must be divisible by topk_group when group_score is \"sum_of_top\"; got {} and {}",
+      m.top_k, m.topk_group);
+}
+
+void check_experts(const ModelSpec& m) {
+  check_count("moe_intermediate_size", m.moe_intermediate_size, 1);
+  check_count("shared_expert_intermediate_size", m.shared_intermediate_size, 0);
+  MOEBIUS_CHECK(usage, m.top_k >= 1 && m.top_k <= m.num_experts,
+                "model: num_experts_per_tok must be from 1 to num_experts = {}; got {}", m.num_experts, m.top_k);
+  MOEBIUS_CHECK(usage, !m.shared_expert_gate || m.shared_intermediate_size > 0,
+                "model: shared_expert_gate needs a shared expert; set shared_expert_intermediate_size");
+  check_groups(m);
+}
+
+// The products below stay far inside int64 when the largest of them does.
+void check_size(const ModelSpec& m) {
+  constexpr double kMost = 1e15;
+  const double width =
+      double(m.num_experts) * m.moe_intermediate_size + m.shared_intermediate_size + m.intermediate_size;
+  const double heads = 2.0 * (double(m.num_heads) + m.num_kv_heads) * m.head_dim;
+  const double layer = double(m.hidden_size) * (heads + kGatedMatrices * width + m.num_experts);
+  const double elements = m.num_layers * layer + 2.0 * m.vocab_size * m.hidden_size;
+  MOEBIUS_CHECK(usage, elements <= kMost, "model: at most {:g} parameters are possible; got about {:g}", kMost,
+                elements);
+}
+
+}  // namespace
+
+int64_t ModelSpec::num_moe_layers() const { return std::count(moe_layers.begin(), moe_layers.end(), true); }
+
+int64_t ModelSpec::num_parameters() const { return parameters_with(*this, num_experts); }
+int64_t ModelSpec::num_active_parameters() const { return parameters_with(*this, top_k); }
+
+// FLOPs per token: 2 per multiply-add, 3 for forward, input gradient and weight gradient. Attention does q k^T and p v,
+// each q_size multiply-adds per key, over half of the seq_len keys.
+double ModelSpec::train_flops_per_token(int64_t seq_len) const {
+  const double h = hidden_size;
+  const double moe = num_moe_layers();
+  const double dense = num_layers - moe;
+  const double projections = h * (2.0 * q_size() + 2.0 * kv_size());
+  const double routed = static_cast<double>(top_k) * moe_intermediate_size;
+  const double ffn = dense * intermediate_size + moe * (routed + shared_intermediate_size);
+  const double core = static_cast<double>(q_size()) * seq_len;
+  return 6.0 * (h * kGatedMatrices * ffn + num_layers * (projections + core) + h * vocab_size);
+}
+
+void ModelSpec::check() const {
+  check_shapes(*this);
+  check_scalars(*this);
+  check_layers(*this);
+  if (num_experts > 0) check_experts(*this);
+  check_size(*this);
+  check_family(*this);
+}
+
+}  // namespace moebius

@@ -1,0 +1,17 @@
+// "Did you mean": the known key nearest to an unknown one.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moebius {
+
+// Insertions, deletions and substitutions that turn a into b (Levenshtein 1966).
+int edit_distance(std::string_view a, std::string_view b);
+
+// The candidate with the smallest edit distance to name, the first of equals. A candidate that has the same last dotted
+// part counts as distance 1: the key is right, its section is not. REQUIRES: candidates not empty.
+std::string nearest(std::string_view name, const std::vector<std::string>& candidates);
+
+}  // namespace moebius

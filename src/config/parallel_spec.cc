@@ -1,0 +1,43 @@
+#include "config/parallel_spec.h"
+
+#include "core/error.h"
+
+namespace moebius {
+
+namespace {
+
+void check_degree(const char* name, int64_t degree) {
+  MOEBIUS_CHECK(usage, degree >= 1 && degree <= INT32_MAX, "parallel.{} must be from 1 to {}; got {}", name, INT32_MAX,
+                degree);
+}
+
+// One view of the ranks, a * b * pp of them at a time. Divides step by step: the product of the degrees may not fit.
+void check_view(const char* names, int64_t a, int64_t b, int64_t pp, int64_t world_size) {
+  const bool divides = world_size % pp == 0 && world_size / pp % a == 0 && world_size / pp / a % b == 0;
+  MOEBIUS_CHECK(
+      usage, divides,
+      "parallel: the number of ranks must be divisible by {} = {} * {} * {}; got {} ranks; start another number of "
+      "ranks or lower a degree",
+      names, a, b, pp, world_size);
+}
+
+}  // namespace
+
+void ParallelSpec::check(int64_t world_size) const {
+  MOEBIUS_CHECK(usage, world_size >= 1, "parallel: the number of ranks must be at least 1; got {}", world_size);
+  check_degree("tp", tp);
+  check_degree("cp", cp);
+  check_degree("pp", pp);
+  check_degree("vpp", vpp);
+  check_degree("ep", ep);
+  check_degree("etp", etp);
+  MOEBIUS_CHECK(usage, vpp == 1 || pp > 1,
+                "parallel.vpp = {} splits the stages of a pipeline; got pp = 1; set parallel.pp", vpp);
+  check_view("tp * cp * pp", tp, cp, pp, world_size);
+  check_view("etp * ep * pp", etp, ep, pp, world_size);
+}
+
+int64_t ParallelSpec::dp(int64_t world_size) const { return div_exact(world_size, tp * cp * pp, "parallel: dp"); }
+int64_t ParallelSpec::edp(int64_t world_size) const { return div_exact(world_size, etp * ep * pp, "parallel: edp"); }
+
+}  // namespace moebius

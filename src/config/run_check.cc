@@ -1,0 +1,131 @@
+// What must hold between the values of a run. Ranges of single values are the rules of the table.
+#include <set>
+
+#include "config/recipe_table.h"
+#include "config/run_spec.h"
+#include "core/error.h"
+
+namespace moebius {
+
+using nlohmann::json;
+
+namespace {
+
+// " [recipe.toml:12]", for the end of a message about a key.
+std::string origin(const RunSpec& s, const std::string& key) {
+  const auto found = s.provenance.find(key);
+  return found == s.provenance.end() ? "" : fmt::format(" [{}]", found->second);
+}
+
+void check_ranges(const RunSpec& s) {
+  for (const RecipeKey& key : recipe_table()) {
+    if (section_of(key.name) == "model") continue;  // ModelSpec::check
+    const json value = key.write(s);
+    MOEBIUS_CHECK(usage, value.is_null() || key.rule.accepts(value), "{} must be {}; got {}{}", key.name,
+                  key.rule.expects, shown(value), origin(s, key.name));
+  }
+}
+
+void check_datasets(const RunSpec& s, const char* key, const std::vector<DatasetSpec>& datasets) {
+  std::set<std::string> seen;
+  for (const DatasetSpec& d : datasets) {
+    MOEBIUS_CHECK(usage, seen.insert(d.prefix).second, "{} names \"{}\" twice; give it once, with a weight{}", key,
+                  d.prefix, origin(s, key));
+  }
+}
+
+void check_batches(const RunSpec& s, int64_t world_size) {
+  const int64_t dp = s.parallel.dp(world_size), together = s.train.micro_batch * dp;
+  MOEBIUS_CHECK(usage, s.train.global_batch % together == 0,
+                "train.global_batch must be divisible by micro_batch * dp = {} * {} = {}; got {}{}",
+                s.train.micro_batch, dp, together, s.train.global_batch, origin(s, "train.global_batch"));
+  MOEBIUS_CHECK(usage, s.train.seq_len <= s.model.max_position_embeddings,
+                "train.seq_len must be at most model.max_position_embeddings = {}; got {}{}",
+                s.model.max_position_embeddings, s.train.seq_len, origin(s, "train.seq_len"));
+}
+
+void check_schedule(const RunSpec& s) {
+  const OptimizerSpec& o = s.optimizer;
+  MOEBIUS_CHECK(usage, o.min_lr <= o.lr, "optimizer.min_lr must be at most lr = {}; got {}{}", o.lr, o.min_lr,
+                origin(s, "optimizer.min_lr"));
+  MOEBIUS_CHECK(usage, o.schedule != LrSchedule::constant || o.min_lr == 0,
+                "optimizer.min_lr = {} has no meaning in schedule \"constant\"; remove it or choose another{}",
+                o.min_lr, origin(s, "optimizer.min_lr"));
+  MOEBIUS_CHECK(usage, o.schedule == LrSchedule::wsd || o.decay_steps == 0,
+                "optimizer.decay_steps = {} has a meaning in schedule \"wsd\" only; remove it or choose wsd{}",
+                o.decay_steps, origin(s, "optimizer.decay_steps"));
+  MOEBIUS_CHECK(
+      usage, o.warmup_steps + o.decay_steps <= s.train.steps,
+      "optimizer.warmup_steps + decay_steps = {} + {} must be at most train.steps = {}; lower them or train longer{}",
+      o.warmup_steps, o.decay_steps, s.train.steps, origin(s, "optimizer.warmup_steps"));
+}
+
+void check_sinkhorn(const RunSpec& s) {
+  const BalanceSpec& b = s.moe;
+  MOEBIUS_CHECK(usage, !b.sinkhorn || !(b.aux || b.seq_aux || b.global_aux || b.bias || b.force_balance),
+                "moe.balance \"sinkhorn\" chooses the experts alone; remove the other balances and force_balance{}",
+                origin(s, "moe.balance"));
+}
+
+void check_balance(const RunSpec& s) {
+  const BalanceSpec& b = s.moe;
+  const bool has_aux = b.aux || b.seq_aux || b.global_aux;
+  check_sinkhorn(s);
+  MOEBIUS_CHECK(usage, s.model.num_experts > 0 || !(has_aux || b.bias || b.sinkhorn),
+                "moe.balance needs experts; the model has none: set balance = \"none\"{}", origin(s, "moe.balance"));
+  MOEBIUS_CHECK(usage, !has_aux || b.aux_coeff > 0,
+                "moe.balance has an auxiliary loss but aux_coeff is 0, so it would do nothing; set moe.aux_coeff{}",
+                origin(s, "moe.balance"));
+  MOEBIUS_CHECK(
+      usage, has_aux || b.aux_coeff == 0,
+      "moe.aux_coeff = {} needs \"aux\", \"seq_aux\" or \"global_aux\" in moe.balance; add one or remove it{}",
+      b.aux_coeff, origin(s, "moe.aux_coeff"));
+  MOEBIUS_CHECK(usage, !b.bias || s.model.expert_bias,
+                "moe.balance \"bias\" needs a model with expert_bias; model_type \"{}\" has none: use \"moebius\"{}",
+                s.model.family, origin(s, "moe.balance"));
+}
+
+// What a degree of parallelism must divide.
+void check_divides(const char* degree, int64_t d, const char* what, int64_t size) {
+  MOEBIUS_CHECK(usage, size % d == 0, "parallel.{} must divide {} = {}; got {}", degree, what, size, d);
+}
+
+void check_layout(const RunSpec& s) {
+  const ModelSpec& m = s.model;
+  const ParallelSpec& p = s.parallel;
+  check_divides("tp", p.tp, "model.num_attention_heads", m.num_heads);
+  check_divides("tp", p.tp, "model.num_key_value_heads", m.num_kv_heads);
+  check_divides("ep", p.ep, "model.num_experts", m.num_experts);
+  check_divides("etp", p.etp, "model.moe_intermediate_size", m.moe_intermediate_size);
+  check_divides("tp", p.tp, "model.shared_expert_intermediate_size", m.shared_intermediate_size);
+  MOEBIUS_CHECK(usage, p.cp == 1 || s.train.seq_len % (2 * p.cp) == 0,
+                "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}", 2 * p.cp, s.train.seq_len);
+  const int64_t stages = p.pp * p.vpp;
+  MOEBIUS_CHECK(usage, !p.layout.empty() || m.num_layers % stages == 0,
+                "parallel: pp * vpp = {} * {} must divide the {} layers; choose others or give parallel.layout", p.pp,
+                p.vpp, m.num_layers);
+}
+
+}  // namespace
+
+void RunSpec::check(int64_t world_size) const {
+  check_ranges(*this);
+  model.check();
+  parallel.check(world_size);
+  check_datasets(*this, "data.train", data.train);
+  check_datasets(*this, "data.valid", data.valid);
+  check_batches(*this, world_size);
+  check_schedule(*this);
+  check_balance(*this);
+  check_layout(*this);
+}
+
+void RunSpec::check_trainable() const {
+  MOEBIUS_CHECK(usage, !dir.empty(), "run.dir must be given: the folder of the run's checkpoints and metrics");
+  MOEBIUS_CHECK(usage, !data.train.empty(), "data.train must be given: the prefixes of the token datasets to train on");
+  MOEBIUS_CHECK(usage, train.eval_every == 0 || !data.valid.empty(),
+                "train.eval_every = {} needs data.valid; give the prefixes of the datasets to evaluate on",
+                train.eval_every);
+}
+
+}  // namespace moebius

@@ -1,0 +1,192 @@
+#include "config/run_spec.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+#include "config/hf_config.h"
+#include "config/hf_keys.h"
+#include "config/nearest.h"
+#include "config/recipe_table.h"
+#include "config/recipe_text.h"
+#include "core/error.h"
+
+namespace moebius {
+
+using nlohmann::json;
+
+namespace {
+
+std::string read_text(const std::string& path, const std::string& what) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  if (file) text << file.rdbuf();
+  MOEBIUS_CHECK(io, file && !text.fail(), "{}: cannot read {}; check that the file exists and may be read", path, what);
+  return text.str();
+}
+
+[[noreturn]] void fail_unknown(const RecipeEntry& entry) {
+  MOEBIUS_CHECK(usage, entry.key != "parallel.dp",
+                "{}: parallel.dp is not a key; it is what tp, cp and pp leave of the number of ranks", entry.where);
+  MOEBIUS_FAIL(usage, "{}: unknown key {}; did you mean {}?", entry.where, entry.key,
+               nearest(entry.key, recipe_keys()));
+}
+
+const RecipeKey& find_key(const RecipeEntry& entry) {
+  const auto& table = recipe_table();
+  const auto found = std::find_if(table.begin(), table.end(), [&](const RecipeKey& k) { return k.name == entry.key; });
+  if (found == table.end()) fail_unknown(entry);
+  return *found;
+}
+
+bool is_empty_section(const RecipeEntry& entry) {
+  const auto& table = recipe_table();
+  const auto in_section = [&](const RecipeKey& k) { return section_of(k.name) == entry.key; };
+  return entry.value == json::object() && std::any_of(table.begin(), table.end(), in_section);
+}
+
+void apply(RunSpec& spec, const RecipeEntry& entry) {
+  if (is_empty_section(entry)) return;
+  const RecipeKey& key = find_key(entry);
+  MOEBIUS_CHECK(usage, key.rule.accepts(entry.value), "{}: {} must be {}; got {}", entry.where, entry.key,
+                key.rule.expects, shown(entry.value));
+  key.read(spec, entry.value);
+  spec.provenance[entry.key] = entry.where;
+}
+
+// The config.json key of "model.KEY"; empty for keys of other sections and for the three that are no such key.
+std::string inline_model_key(const std::string& name) {
+  if (section_of(name) != "model") return "";
+  const std::string key = name.substr(name.find('.') + 1);
+  return find_hf_key(key) ? key : "";
+}
+
+void refuse_inline_keys(const RunSpec& spec, const std::string& origin) {
+  for (const auto& [name, where] : spec.provenance) {
+    MOEBIUS_CHECK(usage, inline_model_key(name).empty(),
+                  "{}: {} and {} ({}) both give the model; keep one, or edit a copy of the config.json", where, name,
+                  origin, spec.provenance.at(origin));
+  }
+}
+
+// Keys that the family does not have would be ignored.
+void refuse_foreign_keys(const RunSpec& spec) {
+  const json type = spec.model.source.value("model_type", json("moebius"));
+  for (const auto& [name, where] : spec.provenance) {
+    const std::string key = inline_model_key(name);
+    MOEBIUS_CHECK(usage, key.empty() || has_hf_key(type.get<std::string>(), key),
+                  "{}: {} is not a key of model_type {}; \"moebius\" has every key", where, name, shown(type));
+  }
+}
+
+json read_config_json(const std::string& dir) {
+  const std::string path = dir + "/config.json";
+  const json config = json::parse(read_text(path, "the model's config.json"), nullptr, false);
+  MOEBIUS_CHECK(input, config.is_object(), "{}: expected a JSON object; the file is not one", path);
+  return config;
+}
+
+void resolve_config_model(RunSpec& spec) {
+  const bool held = spec.provenance.contains("model.config");
+  refuse_inline_keys(spec, held ? "model.config" : "model.hf");
+  const json config = held ? spec.model.source : read_config_json(spec.model_hf);
+  spec.model = held ? read_hf_config(config, spec.provenance["model.config"] + ": model.config", ErrorKind::usage)
+                    : model_spec_from_hf(config, spec.model_hf + "/config.json");
+}
+
+void resolve_inline_model(RunSpec& spec, const std::string& name) {
+  MOEBIUS_CHECK(usage, spec.model.source.is_object(),
+                "{}: the recipe has no model; give [model] hf = \"DIR\", or the keys of its config.json", name);
+  refuse_foreign_keys(spec);
+  spec.model.source.emplace("model_type", "moebius");
+  const json config = spec.model.source;
+  spec.model = read_hf_config(config, name + " [model]", ErrorKind::usage);
+}
+
+void balance_by_bias(RunSpec& spec) {
+  if (!spec.moe.bias || spec.model.expert_bias || !has_hf_key(spec.model.family, "expert_bias")) return;
+  MOEBIUS_CHECK(usage, !spec.provenance.contains("model.expert_bias"),
+                "{}: model.expert_bias = false and moe.balance \"bias\" ({}) contradict each other; remove one",
+                spec.provenance["model.expert_bias"], spec.provenance["moe.balance"]);
+  spec.model.expert_bias = true;
+  spec.provenance["model.expert_bias"] = "moe.balance";
+}
+
+// Where the value of a model key came from: its own entry, or that of another spelling of the property.
+std::string model_origin(const RunSpec& spec, const json& config, const HfKey& key) {
+  const auto property = [](const HfKey& k) { return k.written_as.empty() ? k.name : k.written_as; };
+  std::string origin = "default";
+  for (const HfKey& other : hf_keys()) {
+    if (property(other) != property(key)) continue;
+    const auto entry = spec.provenance.find("model." + other.name);
+    if (entry != spec.provenance.end()) origin = entry->second;
+    if (config.contains(other.name)) origin = "config.json";
+    if (other.name == key.name && origin != "default") return origin;
+  }
+  return origin;
+}
+
+void fill_provenance(RunSpec& spec) {
+  std::map<std::string, std::string> filled = spec.provenance;
+  for (const RecipeKey& key : recipe_table()) {
+    if (key.write(spec).is_null()) continue;
+    const std::string hf_name = inline_model_key(key.name);
+    filled.emplace(key.name,
+                   hf_name.empty() ? "default" : model_origin(spec, spec.model.source, *find_hf_key(hf_name)));
+  }
+  spec.provenance = std::move(filled);
+}
+
+void resolve_model(RunSpec& spec, const std::string& name) {
+  const bool from_config = !spec.model_hf.empty() || spec.provenance.contains("model.config");
+  from_config ? resolve_config_model(spec) : resolve_inline_model(spec, name);
+  if (!from_config) spec.model.source = json();
+  balance_by_bias(spec);
+  fill_provenance(spec);
+  // From here on the source says all that the spec says, so that writing and reading it changes nothing.
+  if (from_config) spec.model.source = hf_from_model_spec(spec.model);
+}
+
+}  // namespace
+
+RunSpec parse_run_spec(const std::string& text, const std::string& name, const std::vector<std::string>& overrides) {
+  RunSpec spec;
+  for (const RecipeEntry& entry : read_recipe(text, name)) apply(spec, entry);
+  for (const std::string& assignment : overrides) apply(spec, read_override(assignment));
+  resolve_model(spec, name);
+  return spec;
+}
+
+RunSpec load_run_spec(const std::string& path, const std::vector<std::string>& overrides) {
+  return parse_run_spec(read_text(path, "the recipe"), path, overrides);
+}
+
+std::vector<std::string> recipe_keys() {
+  std::vector<std::string> keys;
+  for (const RecipeKey& key : recipe_table()) keys.push_back(key.name);
+  std::sort(keys.begin(), keys.end());
+  return keys;
+}
+
+std::vector<std::string> config_diff(const RunSpec& a, const RunSpec& b) {
+  const auto text = [](const json& value) { return value.is_null() ? std::string("(none)") : toml_text(value); };
+  std::vector<std::string> lines;
+  for (const RecipeKey& key : recipe_table()) {
+    if (key.resume == Resume::free) continue;
+    const std::string before = text(key.write(a)), after = text(key.write(b));
+    if (before != after) lines.push_back(fmt::format("{}: {} -> {}", key.name, before, after));
+  }
+  return lines;
+}
+
+std::string train_identity(const RunSpec& spec) {
+  std::string text;
+  for (const RecipeKey& key : recipe_table()) {
+    const json value = key.write(spec);
+    if (key.resume == Resume::fixed && !value.is_null()) text += fmt::format("{} = {}\n", key.name, toml_text(value));
+  }
+  return text;
+}
+
+}  // namespace moebius

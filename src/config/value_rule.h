@@ -1,0 +1,35 @@
+// What one key may hold: a test of a JSON value and the words for it. Recipes and config.json files share the rules.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace moebius {
+
+struct ValueRule {
+  std::string expects;  // completes "KEY must be ..."
+  std::function<bool(const nlohmann::json&)> accepts;
+};
+
+// Sizes and counts stop here, so that a product of two of them fits int64.
+inline constexpr int64_t kMaxCount = 1'000'000'000;
+
+ValueRule any_boolean();
+ValueRule any_text();
+ValueRule any_table();
+ValueRule integer_in(int64_t min, int64_t max);
+ValueRule positive_count();  // 1 .. kMaxCount
+ValueRule count_or_zero();   // 0 .. kMaxCount
+// Finite numbers; integers are numbers too.
+ValueRule number_above(double bound);
+ValueRule number_at_least(double bound);
+ValueRule number_in(double min, double below);  // [min, below)
+ValueRule one_of(std::vector<std::string> names);
+
+// value as the user would have written it, cut when it is long.
+std::string shown(const nlohmann::json& value);
+
+}  // namespace moebius

@@ -1,0 +1,32 @@
+// What a run tells people: lines and one progress line, on one FILE. Results never go through here.
+#pragma once
+
+#include <cstdio>
+#include <string>
+
+#include "core/error.h"
+
+namespace moebius {
+
+class Log {
+ public:
+  // out: usually stderr. redraw: the progress line overwrites itself (a terminal); otherwise each is a line of its own.
+  Log(std::FILE* out, bool redraw, bool quiet = false) : out_(out), redraw_(redraw), quiet_(quiet) {}
+
+  template <class... Args>
+  void info(fmt::format_string<Args...> format, Args&&... args) { line(fmt::format(format, std::forward<Args>(args)...)); }
+  template <class... Args>
+  void warn(fmt::format_string<Args...> format, Args&&... args) { line("warning: " + fmt::format(format, std::forward<Args>(args)...)); }
+
+  void line(const std::string& text);
+  // keep: leave it standing. Without redraw only lines with `keep` are printed, so that a log file stays readable.
+  void progress(const std::string& text, bool keep);
+  bool redraws() const { return redraw_; }
+
+ private:
+  std::FILE* out_;
+  bool redraw_, quiet_;
+  size_t drawn_ = 0;   // characters of the progress line that stands there
+};
+
+}  // namespace moebius

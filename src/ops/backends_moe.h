@@ -1,0 +1,61 @@
+// The private list of what each device implements for the MoE ops. Arguments are checked before these are called, and
+// there is work to do.
+#pragma once
+
+#include "core/device.h"
+#include "core/tensor.h"
+
+namespace moebius {
+
+struct Combine;
+struct PairsToRows;
+struct RowsToPairs;
+struct RouteFwd;
+struct RouteBwd;
+struct BalanceStats;
+struct BalanceLoss;
+struct RouterLogitsFwd;
+struct RouterLogitsBwd;
+struct ExpertUp;
+struct ExpertDown;
+struct DExpertDown;
+struct DExpertUp;
+struct ExpertWgrad;
+
+namespace cpu {
+void combine(Stream& s, const Combine& a);
+void pairs_to_rows(Stream& s, const PairsToRows& a);
+void rows_to_pairs(Stream& s, const RowsToPairs& a);
+void route_fwd(Stream& s, const RouteFwd& a);
+void route_bwd(Stream& s, const RouteBwd& a);
+void balance_stats(Stream& s, const BalanceStats& a);
+void balance_loss(Stream& s, const BalanceLoss& a);
+void update_expert_bias(Stream& s, Tensor bias_E, Tensor load_E, float rate);
+void router_logits_fwd(Stream& s, const RouterLogitsFwd& a);
+void router_logits_bwd(Stream& s, const RouterLogitsBwd& a);
+void expert_up(Stream& s, const ExpertUp& a);
+void expert_down(Stream& s, const ExpertDown& a);
+void d_expert_down(Stream& s, const DExpertDown& a);
+void d_expert_up(Stream& s, const DExpertUp& a);
+void expert_wgrad(Stream& s, const ExpertWgrad& a);
+}  // namespace cpu
+
+namespace cuda {
+void combine(Stream& s, const Combine& a);
+void pairs_to_rows(Stream& s, const PairsToRows& a);
+void rows_to_pairs(Stream& s, const RowsToPairs& a);
+void route_fwd(Stream& s, const RouteFwd& a);
+void route_bwd(Stream& s, const RouteBwd& a);
+void balance_stats(Stream& s, const BalanceStats& a);
+void balance_loss(Stream& s, const BalanceLoss& a);
+void update_expert_bias(Stream& s, Tensor bias_E, Tensor load_E, float rate);
+void router_logits_fwd(Stream& s, const RouterLogitsFwd& a);
+void router_logits_bwd(Stream& s, const RouterLogitsBwd& a);
+void expert_up(Stream& s, const ExpertUp& a);
+void expert_down(Stream& s, const ExpertDown& a);
+void d_expert_down(Stream& s, const DExpertDown& a);
+void d_expert_up(Stream& s, const DExpertUp& a);
+void expert_wgrad(Stream& s, const ExpertWgrad& a);
+}  // namespace cuda
+
+}  // namespace moebius

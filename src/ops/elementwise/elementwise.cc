@@ -1,0 +1,166 @@
+#include "ops/elementwise/elementwise.h"
+
+#include "ops/backends.h"
+
+namespace moebius {
+namespace {
+
+void check_float(const char* who, const char* name, const Tensor& t) {
+  MOEBIUS_CHECK(usage, t.dtype == DType::f32 || t.dtype == DType::bf16, "{}: {} must be f32 or bf16; got {}", who, name,
+                to_string(t));
+  check_tensor(who, name, t, t.dtype, t.shape);
+}
+
+Cost moved(int64_t num_bytes, int64_t flops = 0) {
+  return {static_cast<double>(flops), static_cast<double>(num_bytes)};
+}
+
+// x [T, D] f32 or bf16; gate f32 [T].
+void check_gated(const char* who, const Tensor& x, const Tensor& gate) {
+  check_float(who, "x", x);
+  MOEBIUS_CHECK(usage, x.shape.rank() == 2, "{}: x must be [T, D]; got {}", who, to_string(x));
+  check_tensor(who, "gate", gate, DType::f32, {x.dim(0)});
+}
+
+}  // namespace
+
+void fill_zero(Stream& s, Tensor x) {
+  check_tensor("fill_zero", "x", x, x.dtype, x.shape);
+  OpScope scope(s, "fill_zero", moved(x.num_bytes()));
+  if (x.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::fill_zero(s, x);
+    case DeviceKind::cuda:
+      return cuda::fill_zero(s, x);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+void copy(Stream& s, Tensor to, Tensor from) {
+  check_tensor("copy", "to", to, to.dtype, from.shape);
+  if (to.dtype != from.dtype) {
+    check_float("copy", "to", to);
+    check_float("copy", "from", from);
+  }
+  OpScope scope(s, "copy", moved(to.num_bytes() + from.num_bytes()));
+  if (to.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::copy(s, to, from);
+    case DeviceKind::cuda:
+      return cuda::copy(s, to, from);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+void add(Stream& s, Tensor y, Tensor x) {
+  check_float("add", "x", x);
+  check_tensor("add", "y", y, x.dtype, x.shape);
+  OpScope scope(s, "add", moved(3 * x.num_bytes(), x.numel()));
+  if (x.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::add(s, y, x);
+    case DeviceKind::cuda:
+      return cuda::add(s, y, x);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+void sum_into(Stream& s, const SumInto& a) {
+  check_tensor("sum_into", "out", a.out_1, DType::f64, {1});
+  check_tensor("sum_into", "x", a.x, DType::f32, a.x.shape);
+  OpScope scope(s, "sum_into", moved(a.x.num_bytes(), a.x.numel()));
+  if (a.x.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::sum_into(s, a);
+    case DeviceKind::cuda:
+      return cuda::sum_into(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+void gated_add_fwd(Stream& s, const GatedAddFwd& a) {
+  check_gated("gated_add_fwd", a.x_TD, a.gate_T);
+  check_tensor("gated_add_fwd", "y", a.y_TD, a.x_TD.dtype, a.x_TD.shape);
+  OpScope scope(s, "gated_add_fwd", moved(3 * a.x_TD.num_bytes() + a.gate_T.num_bytes(), 2 * a.x_TD.numel()));
+  if (a.x_TD.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::gated_add_fwd(s, a);
+    case DeviceKind::cuda:
+      return cuda::gated_add_fwd(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+void gated_add_bwd(Stream& s, const GatedAddBwd& a) {
+  const char* who = "gated_add_bwd";
+  check_gated(who, a.x_TD, a.gate_T);
+  check_tensor(who, "dx", a.dx_TD, a.x_TD.dtype, a.x_TD.shape);
+  check_tensor(who, "dgate", a.dgate_T, DType::f32, a.gate_T.shape);
+  check_tensor(who, "dy", a.dy_TD, a.x_TD.dtype, a.x_TD.shape);
+  OpScope scope(s, who, moved(3 * a.x_TD.num_bytes() + 2 * a.gate_T.num_bytes(), 3 * a.x_TD.numel()));
+  if (a.x_TD.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::gated_add_bwd(s, a);
+    case DeviceKind::cuda:
+      return cuda::gated_add_bwd(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+void jitter(Stream& s, const Jitter& a) {
+  check_float("jitter", "x", a.x);
+  check_tensor("jitter", "y", a.y, a.x.dtype, a.x.shape);
+  OpScope scope(s, "jitter", moved(2 * a.x.num_bytes(), a.x.numel()));
+  if (a.x.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::jitter(s, a);
+    case DeviceKind::cuda:
+      return cuda::jitter(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+void fill_normal(Stream& s, const FillNormal& a) {
+  check_float("fill_normal", "x", a.x);
+  OpScope scope(s, "fill_normal", moved(a.x.num_bytes()));
+  if (a.x.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::fill_normal(s, a);
+    case DeviceKind::cuda:
+      return cuda::fill_normal(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+int64_t find_nonfinite(Stream& s, Tensor x) {
+  check_float("find_nonfinite", "x", x);
+  OpScope scope(s, "find_nonfinite", moved(x.num_bytes()));
+  if (x.empty()) return -1;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::find_nonfinite(s, x);
+    case DeviceKind::cuda:
+      return cuda::find_nonfinite(s, x);
+    case DeviceKind::null:
+      return -1;
+  }
+  MOEBIUS_ASSERT(!"unknown device");
+}
+
+}  // namespace moebius

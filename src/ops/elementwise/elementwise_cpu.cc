@@ -1,0 +1,154 @@
+#include "ops/elementwise/elementwise.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "ops/backends.h"
+#include "ops/cpu/vector.h"
+
+namespace moebius::cpu {
+namespace {
+
+constexpr int64_t kGrain = 1 << 16;  // elements of a task
+constexpr int64_t kRows = 32;
+
+template <class To, class From>
+void convert(ThreadPool& pool, To* to, const From* from, int64_t n) {
+  parallel_rows(pool, n, kGrain, [&](int64_t begin, int64_t end) {
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) to[i] = from_f32<To>(to_f32(from[i]));
+  });
+}
+
+// y[i] = fn(x[i], i) for each element, in f32.
+template <class F>
+void map(Stream& s, Tensor y, Tensor x, F&& fn) {
+  with_float_type(x.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    T* to = y.ptr<T>();
+    const T* from = x.ptr<T>();
+    parallel_rows(s.pool(), x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) to[i] = from_f32<T>(fn(to_f32(from[i]), i));
+    });
+  });
+}
+
+template <class T>
+void gated_add_row(T* y, const T* x, float gate, int64_t width) {
+#pragma omp simd
+  for (int64_t j = 0; j < width; ++j) y[j] = from_f32<T>(to_f32(y[j]) + gate * to_f32(x[j]));
+}
+
+// dx = gate dy; gives <dy, x>.
+template <class T>
+float gated_add_bwd_row(T* dx, const T* dy, const T* x, float gate, int64_t width) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < width; ++j) {
+    sum += to_f32(dy[j]) * to_f32(x[j]);
+    dx[j] = from_f32<T>(gate * to_f32(dy[j]));
+  }
+  return sum;
+}
+
+}  // namespace
+
+void fill_zero(Stream& s, Tensor x) {
+  parallel_rows(s.pool(), x.num_bytes(), kGrain * 4,
+                [&](int64_t begin, int64_t end) { std::memset(static_cast<char*>(x.data) + begin, 0, end - begin); });
+}
+
+void copy(Stream& s, Tensor to, Tensor from) {
+  if (to.dtype == DType::bf16 && from.dtype == DType::f32)
+    return convert(s.pool(), to.ptr<bf16>(), from.ptr<float>(), to.numel());
+  if (to.dtype == DType::f32 && from.dtype == DType::bf16)
+    return convert(s.pool(), to.ptr<float>(), from.ptr<bf16>(), to.numel());
+  parallel_rows(s.pool(), to.num_bytes(), kGrain * 4, [&](int64_t begin, int64_t end) {
+    std::memcpy(static_cast<char*>(to.data) + begin, static_cast<const char*>(from.data) + begin, end - begin);
+  });
+}
+
+void add(Stream& s, Tensor y, Tensor x) {
+  with_float_type(x.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    T* sum = y.ptr<T>();
+    const T* term = x.ptr<T>();
+    parallel_rows(s.pool(), x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) sum[i] = from_f32<T>(to_f32(sum[i]) + to_f32(term[i]));
+    });
+  });
+}
+
+// Losses and the like, a few thousand numbers: one thread.
+void sum_into(Stream&, const SumInto& a) {
+  const float* x = a.x.ptr<float>();
+  const int64_t n = a.x.numel();
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += x[i];
+  *a.out_1.ptr<double>() += a.scale * sum;
+}
+
+void gated_add_fwd(Stream& s, const GatedAddFwd& a) {
+  const int64_t width = a.x_TD.dim(1);
+  with_float_type(a.x_TD.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    parallel_rows(s.pool(), a.x_TD.dim(0), kRows, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        gated_add_row(a.y_TD.ptr<T>() + t * width, a.x_TD.ptr<T>() + t * width, sigmoid_f32(a.gate_T.ptr<float>()[t]),
+                      width);
+      }
+    });
+  });
+}
+
+void gated_add_bwd(Stream& s, const GatedAddBwd& a) {
+  const int64_t width = a.x_TD.dim(1);
+  with_float_type(a.x_TD.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    parallel_rows(s.pool(), a.x_TD.dim(0), kRows, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        const float gate = sigmoid_f32(a.gate_T.ptr<float>()[t]);
+        const float sum = gated_add_bwd_row(a.dx_TD.ptr<T>() + t * width, a.dy_TD.ptr<T>() + t * width,
+                                            a.x_TD.ptr<T>() + t * width, gate, width);
+        a.dgate_T.ptr<float>()[t] = gate * (1.0f - gate) * sum;
+      }
+    });
+  });
+}
+
+void jitter(Stream& s, const Jitter& a) {
+  map(s, a.y, a.x,
+      [&](float x, int64_t i) { return x * (1.0f + a.eps * (2.0f * a.rng.uniform(a.first_index + i) - 1.0f)); });
+}
+
+void fill_normal(Stream& s, const FillNormal& a) {
+  with_float_type(a.x.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    T* x = a.x.ptr<T>();
+    parallel_rows(s.pool(), a.x.numel(), 4096, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) x[i] = from_f32<T>(a.mean + a.std * a.rng.normal(a.first_index + i));
+    });
+  });
+}
+
+int64_t find_nonfinite(Stream& s, Tensor x) {
+  std::atomic<int64_t> first{x.numel()};
+  with_float_type(x.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const T* p = x.ptr<T>();
+    parallel_rows(s.pool(), x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      const int64_t i = std::find_if(p + begin, p + end, [](T v) { return !std::isfinite(to_f32(v)); }) - p;
+      if (i == end) return;
+      int64_t seen = first;
+      while (i < seen && !first.compare_exchange_weak(seen, i)) {
+      }
+    });
+  });
+  return first == x.numel() ? -1 : first.load();
+}
+
+}  // namespace moebius::cpu

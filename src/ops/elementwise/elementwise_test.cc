@@ -1,0 +1,171 @@
+#include "ops/elementwise/elementwise.h"
+
+#include "ops/cpu/testing.h"
+#include "ops/elementwise/elementwise_ref.h"
+
+namespace moebius {
+namespace {
+
+using testing::Array;
+using testing::Values;
+
+class ElementwiseTest : public ::testing::TestWithParam<DType> {
+ protected:
+  ThreadPool pool_{2};
+  Stream s_{DeviceKind::cpu, pool_};
+};
+INSTANTIATE_TEST_SUITE_P(Dtypes, ElementwiseTest, ::testing::Values(DType::f32, DType::bf16));
+
+TEST_P(ElementwiseTest, FillZeroCopyAdd) {
+  for (const int64_t n : {0, 1, 7, 70001}) {
+    Array x = Array::normal({n}, GetParam(), 1), y = Array::normal({n}, GetParam(), 2),
+          zero = Array::poisoned({n}, GetParam());
+    Array f32 = Array::poisoned({n}, DType::f32), back = Array::poisoned({n}, GetParam()), same = back;
+    fill_zero(s_, zero.tensor());
+    EXPECT_EQ(zero.values(), Values(n, 0.0));
+    copy(s_, f32.tensor(), x.tensor());
+    EXPECT_EQ(f32.values(), x.values());
+    copy(s_, back.tensor(), f32.tensor());
+    EXPECT_EQ(back.bytes(), x.bytes());
+    copy(s_, same.tensor(), x.tensor());
+    EXPECT_EQ(same.bytes(), x.bytes());
+    Values want = y.values();
+    const Values terms = x.values();
+    for (int64_t i = 0; i < n; ++i) want[i] += terms[i];
+    add(s_, y.tensor(), x.tensor());
+    testing::expect_close("add", y.values(), want, testing::epsilon(GetParam()), 0);
+  }
+}
+
+TEST_P(ElementwiseTest, GatedAddEqualsTheReference) {
+  for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{0, 3}, {1, 1}, {67, 5}, {3, 129}}) {
+    Array x = Array::normal({rows, width}, GetParam(), 1), y = Array::normal({rows, width}, GetParam(), 2),
+          dy = Array::normal({rows, width}, GetParam(), 3);
+    Array gate = Array::normal({rows}, DType::f32, 4), dx = Array::poisoned({rows, width}, GetParam()),
+          dgate = Array::poisoned({rows}, DType::f32);
+    Values want = y.values(), want_dx, want_dgate;
+    ref::gated_add_fwd(want, x.values(), gate.values());
+    ref::gated_add_bwd(want_dx, want_dgate, dy.values(), x.values(), gate.values());
+    gated_add_fwd(s_, {.y_TD = y.tensor(), .x_TD = x.tensor(), .gate_T = gate.tensor()});
+    gated_add_bwd(s_, {.dx_TD = dx.tensor(),
+                       .dgate_T = dgate.tensor(),
+                       .dy_TD = dy.tensor(),
+                       .x_TD = x.tensor(),
+                       .gate_T = gate.tensor()});
+    // One rounding to the dtype; dgate is an f32 sum of D terms.
+    const double eps32 = testing::epsilon(DType::f32), error = testing::epsilon(GetParam()) + 4 * eps32;
+    testing::expect_close("y", y.values(), want, error, 1e-7);
+    testing::expect_close("dx", dx.values(), want_dx, error, 1e-7);
+    testing::expect_close("dgate", dgate.values(), want_dgate, 4 * eps32, 4 * eps32 * std::sqrt(width));
+  }
+}
+
+TEST(GatedAdd, ReferenceBackwardEqualsFiniteDifferences) {
+  const Values x = Array::normal({3, 5}, DType::f32, 1).values(), dy = Array::normal({3, 5}, DType::f32, 2).values(),
+               gate = {0.3, -1, 2};
+  Values dx, dgate;
+  ref::gated_add_bwd(dx, dgate, dy, x, gate);
+  const auto loss = [&](const Values& at_x, const Values& at_gate) {
+    Values y(15);
+    ref::gated_add_fwd(y, at_x, at_gate);
+    return testing::dot(dy, y);
+  };
+  testing::expect_gradient(
+      "dx", [&](const Values& v) { return loss(v, gate); }, x, dx);
+  testing::expect_gradient(
+      "dgate", [&](const Values& v) { return loss(x, v); }, gate, dgate);
+}
+
+TEST(SumInto, AddsAScaledSumInDouble) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Array x = Array::normal({3001}, DType::f32, 1), out = Array::of({1}, DType::f64, {2.5}), none({0}, DType::f32);
+  double want = 2.5;
+  for (const double v : x.values()) want += 0.25 * v;
+  sum_into(s, {.out_1 = out.tensor(), .x = x.tensor(), .scale = 0.25});
+  sum_into(s, {.out_1 = out.tensor(), .x = none.tensor()});
+  EXPECT_NEAR(out.values()[0], want, 1e-11);
+}
+
+TEST_P(ElementwiseTest, JitterAndNormalAreFunctionsOfTheGlobalIndex) {
+  const Rng rng(7, RngSite::jitter, 3, 2);
+  Array x = Array::normal({101}, GetParam(), 1), y = Array::poisoned({101}, GetParam()),
+        part = Array::poisoned({40}, GetParam());
+  Array z = Array::poisoned({5000}, GetParam());
+  jitter(s_, {.y = y.tensor(), .x = x.tensor(), .rng = rng, .first_index = 1000, .eps = 0.25f});
+  jitter(s_, {.y = part.tensor(), .x = x.tensor().rows(30, 70), .rng = rng, .first_index = 1030, .eps = 0.25f});
+  fill_normal(s_, {.x = z.tensor(), .rng = rng, .first_index = 9, .mean = 2, .std = 0.5f});
+  Values want(101), want_z(5000);
+  const Values before = x.values();
+  for (int i = 0; i < 101; ++i) want[i] = before[i] * (0.75 + 0.5 * rng.uniform(1000 + i));
+  for (int i = 0; i < 5000; ++i) want_z[i] = 2 + 0.5 * rng.normal(9 + i);
+  const double error = testing::epsilon(GetParam()) + 2 * testing::epsilon(DType::f32);
+  testing::expect_close("jitter", y.values(), want, error, 0);
+  testing::expect_close("normal", z.values(), want_z, error, 0);
+  EXPECT_EQ(std::memcmp(part.tensor().data, y.tensor().rows(30, 70).data, part.bytes().size()), 0);
+}
+
+TEST_P(ElementwiseTest, FindNonfiniteGivesTheFirst) {
+  Values v(200000, 1.0);
+  Array clean = Array::of({200000}, GetParam(), v), none({0}, GetParam());
+  EXPECT_EQ(find_nonfinite(s_, clean.tensor()), -1);
+  EXPECT_EQ(find_nonfinite(s_, none.tensor()), -1);
+  v[199999] = std::numeric_limits<double>::infinity();
+  v[70007] = std::numeric_limits<double>::quiet_NaN();
+  Array dirty = Array::of({200000}, GetParam(), v);
+  EXPECT_EQ(find_nonfinite(s_, dirty.tensor()), 70007);
+  EXPECT_EQ(find_nonfinite(s_, dirty.tensor().rows(70008, 200000)), 199999 - 70008);
+}
+
+TEST(Elementwise, SameBitsForAnyTeam) {
+  testing::expect_same_bits_for_any_team([](Stream& s) {
+    Array x = Array::normal({131, 1000}, DType::bf16, 1), y({131, 1000}, DType::bf16),
+          gate = Array::normal({131}, DType::f32, 2), dgate = gate;
+    fill_normal(s, {.x = y.tensor(), .rng = Rng(1, RngSite::init)});
+    gated_add_fwd(s, {.y_TD = y.tensor(), .x_TD = x.tensor(), .gate_T = gate.tensor()});
+    gated_add_bwd(s, {.dx_TD = x.tensor(),
+                      .dgate_T = dgate.tensor(),
+                      .dy_TD = y.tensor(),
+                      .x_TD = x.tensor(),
+                      .gate_T = gate.tensor()});
+    add(s, y.tensor(), x.tensor());
+    return std::vector<Array>{x, y, dgate};
+  });
+}
+
+TEST(Elementwise, BadArgumentsAreNamed) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Array x({4, 3}, DType::f32), y({3, 4}, DType::f32), i({4, 3}, DType::i32), gate({3}, DType::f32);
+  EXPECT_EQ(testing::error_of([&] { copy(s, y.tensor(), x.tensor()); }), "copy: to must be f32[4, 3]; got f32[3, 4]");
+  EXPECT_EQ(testing::error_of([&] { copy(s, x.tensor(), i.tensor()); }),
+            "copy: from must be f32 or bf16; got i32[4, 3]");
+  EXPECT_EQ(testing::error_of([&] { add(s, i.tensor(), i.tensor()); }), "add: x must be f32 or bf16; got i32[4, 3]");
+  EXPECT_EQ(
+      testing::error_of([&] { gated_add_fwd(s, {.y_TD = x.tensor(), .x_TD = x.tensor(), .gate_T = gate.tensor()}); }),
+      "gated_add_fwd: gate must be f32[4]; got f32[3]");
+  EXPECT_EQ(testing::error_of([&] { gated_add_fwd(s, {.x_TD = gate.tensor()}); }),
+            "gated_add_fwd: x must be [T, D]; got f32[3]");
+  Tensor lost = x.tensor();
+  lost.data = nullptr;
+  EXPECT_EQ(testing::error_of([&] { fill_zero(s, lost); }), "fill_zero: x f32[4, 3] has no memory");
+}
+
+TEST(Elementwise, NullDeviceCounts) {
+  const Cost cost = testing::cost_on_null([](Stream& s) {
+    const Tensor x = testing::null_tensor({3, 4}), gate = testing::null_tensor({3});
+    fill_zero(s, x);
+    copy(s, x, x);
+    add(s, x, x);
+    sum_into(s, {.out_1 = testing::null_tensor({1}, DType::f64), .x = gate});
+    gated_add_fwd(s, {.y_TD = x, .x_TD = x, .gate_T = gate});
+    gated_add_bwd(s, {.dx_TD = x, .dgate_T = gate, .dy_TD = x, .x_TD = x, .gate_T = gate});
+    jitter(s, {.y = x, .x = x, .rng = Rng(1, RngSite::jitter)});
+    fill_normal(s, {.x = x, .rng = Rng(1, RngSite::init)});
+    EXPECT_EQ(find_nonfinite(s, x), -1);
+  });
+  EXPECT_EQ(cost.bytes, 4 * (12 * (1 + 2 + 3 + 3 + 3 + 2 + 1 + 1) + 3 * (1 + 1 + 2)));
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,106 @@
+// Weight gradients: k runs over the rows of an expert, in chunks of a fixed size, each added to the f32 gradient in
+// order.
+#include <immintrin.h>
+
+#include "ops/backends_moe.h"
+#include "ops/cpu/vector.h"
+#include "ops/experts/experts_cpu.h"
+
+namespace moebius {
+namespace cpu {
+namespace {
+
+constexpr int64_t kChunk = 512;     // rows of an expert that are packed at once
+constexpr int64_t kTileRows = 308;  // of dw[e], 22 panels
+constexpr int64_t kTilePanels = 8;  // of 32 columns
+
+struct Tiles {
+  explicit Tiles(const Tensor& dw)
+      : M(dw.dim(1)), N(dw.dim(2)), down(div_ceil(M, kTileRows)), across(div_ceil(N, kTilePanels * kPanelCols)) {}
+  int64_t M, N, down, across;
+};
+
+// A tile of dw[e] and the rows that it sums over.
+struct GradTile {
+  RowRange rows;
+  int64_t first_m, num_m, first_n, num_n;
+};
+
+template <class T>
+PanelRows rows_from(const Tensor& x, bool gather, const Rows& rows, int64_t begin, int64_t col) {
+  const int64_t ld = x.dim(1);
+  const T* base = x.ptr<T>() + col;
+  return gather ? PanelRows{base, index_of(rows) + begin, ld} : PanelRows{base + begin * ld, nullptr, ld};
+}
+
+void add_sums(const float* tile, int64_t num, float* dw, int64_t ld, int64_t n) {
+  for (int64_t i = 0; i < num; ++i) {
+    if (n == kPanelCols) {
+      for (int64_t c = 0; c < kPanelCols; ++c) dw[i * ld + c] += tile[i * kPanelCols + c];
+    } else {
+      for (int64_t c = 0; c < n; ++c) dw[i * ld + c] += tile[i * kPanelCols + c];
+    }
+  }
+}
+
+// dw += the product over rows [begin, begin + k).
+template <class T>
+void add_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, int64_t begin, int64_t k,
+               const PanelSpace& space) {
+  const Tiles tiles(a.dw_eMN);
+  float* dw = a.dw_eMN.ptr<float>() + (t.rows.expert * tiles.M + t.first_m) * tiles.N + t.first_n;
+  const auto pack_a = [&](int64_t first, int64_t, uint32_t* to) {
+    const int64_t m = t.first_m + first;
+    pack_across(math.words, to, kPanelRows, rows_from<T>(a.left_RM, a.gather_left, a.rows, begin, m), k, tiles.M - m);
+  };
+  const auto pack_b = [&](int64_t j, uint32_t* to) {
+    const int64_t n = t.first_n + j * kPanelCols;
+    pack_across(math.words, to, kPanelCols, rows_from<T>(a.right_RN, a.gather_right, a.rows, begin, n), k, tiles.N - n);
+  };
+  // The gradient comes from memory: ask for it while the product is computed.
+  const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
+    for (int64_t i = 0; i < num; ++i) {
+      const float* row = dw + (first + i) * tiles.N + j * kPanelCols;
+      __builtin_prefetch(row, 1);
+      __builtin_prefetch(row + kPanelCols / 2, 1);
+    }
+  };
+  const auto add = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
+    const int64_t n = std::min(kPanelCols, t.num_n - j * kPanelCols);
+    add_sums(tile, num, dw + first * tiles.N + j * kPanelCols, tiles.N, n);
+  };
+  multiply_panels(math, space, t.num_m, div_ceil(t.num_n, kPanelCols), k, pack_a, pack_b, fetch, add);
+}
+
+}  // namespace
+
+void expert_wgrad(Stream& s, const ExpertWgrad& a) {
+  const PanelMath math = best_panel_math(a.left_RM.dtype);
+  const Tiles tiles(a.dw_eMN);
+  const int32_t* offsets = a.rows.offsets_e1.ptr<int32_t>();
+  const int64_t per_expert = tiles.down * tiles.across;
+  with_float_type(a.left_RM.dtype, [&]<class T>(T) {
+    s.pool().run(a.dw_eMN.dim(0) * per_expert, [&](int64_t task, int worker) {
+      const int64_t e = task / per_expert, m = task % per_expert / tiles.across * kTileRows;
+      const int64_t n = task % tiles.across * kTilePanels * kPanelCols;
+      const GradTile tile{{e, offsets[e], offsets[e + 1]},
+                          m,
+                          std::min(kTileRows, tiles.M - m),
+                          n,
+                          std::min(kTilePanels * kPanelCols, tiles.N - n)};
+      const PanelSpace space(a.scratch.data, worker, math.words, kChunk, kTilePanels);
+      for (int64_t begin = tile.rows.begin; begin < tile.rows.end; begin += kChunk) {
+        add_chunk<T>(a, math, tile, begin, std::min(kChunk, tile.rows.end - begin), space);
+      }
+    });
+  });
+}
+
+}  // namespace cpu
+
+int64_t ExpertWgrad::scratch_bytes(const ExpertWgrad& a, int num_threads) {
+  return num_threads *
+         cpu::PanelSpace::bytes(cpu::best_panel_math(a.left_RM.dtype).words, cpu::kChunk, cpu::kTilePanels);
+}
+
+}  // namespace moebius

@@ -1,0 +1,200 @@
+#include "ops/experts/experts.h"
+
+#include "ops/backends_moe.h"
+
+namespace moebius {
+namespace {
+
+double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }
+double count_of(const Tensor& t) { return static_cast<double>(t.numel()); }
+
+void check_matrix(const char* who, const char* name, const Tensor& t) {
+  MOEBIUS_CHECK(usage, (t.dtype == DType::f32 || t.dtype == DType::bf16) && t.shape.rank() == 2,
+                "{}: {} must be an f32 or bf16 matrix; got {}", who, name, to_string(t));
+}
+
+// Weights [e, n, m]; gives e.
+int64_t check_weights(const char* who, const char* name, const Tensor& w, DType dtype, int64_t n, int64_t m) {
+  MOEBIUS_CHECK(usage, w.shape.rank() == 3, "{}: {} must have the dims of experts, rows and columns; got {}", who, name,
+                to_string(w));
+  check_tensor(who, name, w, dtype, {w.dim(0), n, m});
+  return w.dim(0);
+}
+
+void check_rows(const char* who, const Rows& rows, int64_t num_experts, int64_t num_rows, bool may_gather) {
+  check_tensor(who, "offsets", rows.offsets_e1, DType::i32, {num_experts + 1});
+  if (may_gather && !rows.token_R.empty()) check_tensor(who, "token", rows.token_R, DType::i32, {num_rows});
+}
+
+void check_scratch(const char* who, const Tensor& scratch, int64_t needed) {
+  MOEBIUS_CHECK(usage, scratch.num_bytes() >= needed, "{}: scratch must have {} bytes; got {}", who, needed,
+                scratch.num_bytes());
+}
+
+void check(const ExpertUp& a, int num_threads) {
+  constexpr const char* who = "expert_up";
+  check_matrix(who, "x", a.x_TD);
+  check_matrix(who, "a", a.a_RF);
+  const DType dtype = a.x_TD.dtype;
+  const int64_t R = a.a_RF.dim(0), F = a.a_RF.dim(1);
+  check_tensor(who, "x", a.x_TD, dtype, a.x_TD.shape);
+  check_tensor(who, "a", a.a_RF, dtype, {R, F});
+  check_tensor(who, "h", a.h_R2F, dtype, {R, 2 * F});
+  const int64_t e = check_weights(who, "w1", a.w1_e2FD, dtype, 2 * F, a.x_TD.dim(1));
+  check_rows(who, a.rows, e, R, true);
+  check_scratch(who, a.scratch, ExpertUp::scratch_bytes(a, num_threads));
+}
+
+void check(const ExpertDown& a, int num_threads) {
+  constexpr const char* who = "expert_down";
+  check_matrix(who, "a", a.a_RF);
+  check_matrix(who, "y", a.y_RD);
+  const DType dtype = a.a_RF.dtype;
+  check_tensor(who, "a", a.a_RF, dtype, a.a_RF.shape);
+  check_tensor(who, "y", a.y_RD, dtype, {a.a_RF.dim(0), a.y_RD.dim(1)});
+  const int64_t e = check_weights(who, "w2", a.w2_eDF, dtype, a.y_RD.dim(1), a.a_RF.dim(1));
+  check_rows(who, a.rows, e, a.a_RF.dim(0), false);
+  check_scratch(who, a.scratch, ExpertDown::scratch_bytes(a, num_threads));
+}
+
+void check(const DExpertDown& a, int num_threads) {
+  constexpr const char* who = "d_expert_down";
+  check_matrix(who, "dout", a.dout_TD);
+  check_matrix(who, "sa", a.sa_RF);
+  const DType dtype = a.dout_TD.dtype;
+  const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1);
+  check_tensor(who, "dout", a.dout_TD, dtype, a.dout_TD.shape);
+  check_tensor(who, "sa", a.sa_RF, dtype, {R, F});
+  check_tensor(who, "h", a.h_R2F, dtype, {R, 2 * F});
+  check_tensor(who, "dh", a.dh_R2F, dtype, {R, 2 * F});
+  check_tensor(who, "weight", a.weight_R, DType::f32, {R});
+  check_tensor(who, "dweight", a.dweight_R, DType::f32, {R});
+  const int64_t e = check_weights(who, "w2", a.w2_eDF, dtype, a.dout_TD.dim(1), F);
+  check_rows(who, a.rows, e, R, true);
+  check_scratch(who, a.scratch, DExpertDown::scratch_bytes(a, num_threads));
+}
+
+void check(const DExpertUp& a, int num_threads) {
+  constexpr const char* who = "d_expert_up";
+  check_matrix(who, "dh", a.dh_R2F);
+  check_matrix(who, "dx", a.dx_RD);
+  const DType dtype = a.dh_R2F.dtype;
+  check_tensor(who, "dh", a.dh_R2F, dtype, a.dh_R2F.shape);
+  check_tensor(who, "dx", a.dx_RD, dtype, {a.dh_R2F.dim(0), a.dx_RD.dim(1)});
+  const int64_t e = check_weights(who, "w1", a.w1_e2FD, dtype, a.dh_R2F.dim(1), a.dx_RD.dim(1));
+  check_rows(who, a.rows, e, a.dh_R2F.dim(0), false);
+  check_scratch(who, a.scratch, DExpertUp::scratch_bytes(a, num_threads));
+}
+
+void check(const ExpertWgrad& a, int num_threads) {
+  constexpr const char* who = "expert_wgrad";
+  check_matrix(who, "left", a.left_RM);
+  check_matrix(who, "right", a.right_RN);
+  const DType dtype = a.left_RM.dtype;
+  check_tensor(who, "left", a.left_RM, dtype, a.left_RM.shape);
+  check_tensor(who, "right", a.right_RN, dtype, a.right_RN.shape);
+  const int64_t e = check_weights(who, "dw", a.dw_eMN, DType::f32, a.left_RM.dim(1), a.right_RN.dim(1));
+  const bool gathers = a.gather_left || a.gather_right;
+  MOEBIUS_CHECK(usage, !gathers || !a.rows.token_R.empty() || (a.gather_left ? a.left_RM : a.right_RN).empty(),
+                "{}: a side is gathered, but rows have no token index; got {}", who, to_string(a.rows.token_R));
+  check_rows(who, a.rows, e, a.rows.token_R.numel(), gathers);
+  check_scratch(who, a.scratch, ExpertWgrad::scratch_bytes(a, num_threads));
+}
+
+}  // namespace
+
+void expert_up(Stream& s, const ExpertUp& a) {
+  check(a, s.pool().size());
+  OpScope scope(s, "expert_up", cost(a));
+  if (a.a_RF.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::expert_up(s, a);
+    case DeviceKind::cuda:
+      return cuda::expert_up(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const ExpertUp& a) {
+  return {2 * count_of(a.h_R2F) * a.x_TD.dim(1),
+          bytes_of(a.x_TD) + bytes_of(a.w1_e2FD) + bytes_of(a.h_R2F) + bytes_of(a.a_RF)};
+}
+
+void expert_down(Stream& s, const ExpertDown& a) {
+  check(a, s.pool().size());
+  OpScope scope(s, "expert_down", cost(a));
+  if (a.y_RD.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::expert_down(s, a);
+    case DeviceKind::cuda:
+      return cuda::expert_down(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const ExpertDown& a) {
+  return {2 * count_of(a.a_RF) * a.y_RD.dim(1), bytes_of(a.a_RF) + bytes_of(a.w2_eDF) + bytes_of(a.y_RD)};
+}
+
+void d_expert_down(Stream& s, const DExpertDown& a) {
+  check(a, s.pool().size());
+  OpScope scope(s, "d_expert_down", cost(a));
+  if (a.sa_RF.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::d_expert_down(s, a);
+    case DeviceKind::cuda:
+      return cuda::d_expert_down(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const DExpertDown& a) {
+  return {2 * count_of(a.sa_RF) * a.dout_TD.dim(1), bytes_of(a.dout_TD) + bytes_of(a.w2_eDF) + 2 * bytes_of(a.h_R2F) +
+                                                        bytes_of(a.sa_RF) + 2 * bytes_of(a.weight_R)};
+}
+
+void d_expert_up(Stream& s, const DExpertUp& a) {
+  check(a, s.pool().size());
+  OpScope scope(s, "d_expert_up", cost(a));
+  if (a.dx_RD.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::d_expert_up(s, a);
+    case DeviceKind::cuda:
+      return cuda::d_expert_up(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const DExpertUp& a) {
+  return {2 * count_of(a.dh_R2F) * a.dx_RD.dim(1), bytes_of(a.dh_R2F) + bytes_of(a.w1_e2FD) + bytes_of(a.dx_RD)};
+}
+
+void expert_wgrad(Stream& s, const ExpertWgrad& a) {
+  check(a, s.pool().size());
+  OpScope scope(s, "expert_wgrad", cost(a));
+  if (a.dw_eMN.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::expert_wgrad(s, a);
+    case DeviceKind::cuda:
+      return cuda::expert_wgrad(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const ExpertWgrad& a) {
+  const double R = static_cast<double>(a.gather_left ? a.right_RN.dim(0) : a.left_RM.dim(0));
+  return {2 * R * a.left_RM.dim(1) * a.right_RN.dim(1),
+          bytes_of(a.left_RM) + bytes_of(a.right_RN) + 2 * bytes_of(a.dw_eMN)};
+}
+
+}  // namespace moebius

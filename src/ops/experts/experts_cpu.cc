@@ -1,0 +1,156 @@
+// expert_up, expert_down and d_expert_up: rows times the weights of their expert.
+#include <cstring>
+
+#include "ops/backends_moe.h"
+#include "ops/cpu/vector.h"
+#include "ops/experts/experts_cpu.h"
+
+namespace moebius {
+namespace cpu {
+namespace {
+
+constexpr int64_t kHalf = kPanelCols / 2;  // a panel of expert_up: 16 gates, then the 16 ups that they gate
+
+RowProduct product_of(const ExpertUp& a) { return {a.x_TD.dtype, a.x_TD.dim(1), a.a_RF.dim(1), kHalf}; }
+RowProduct product_of(const ExpertDown& a) { return {a.a_RF.dtype, a.a_RF.dim(1), a.y_RD.dim(1), kPanelCols}; }
+RowProduct product_of(const DExpertUp& a) { return {a.dh_R2F.dtype, a.dh_R2F.dim(1), a.dx_RD.dim(1), kPanelCols}; }
+
+// n <= 16 columns from f on of a row of h and a.
+template <class T>
+void write_swiglu(const float* sum, T* h_gate, T* h_up, T* a, int64_t n) {
+  T gate[kHalf], up[kHalf], product[kHalf];
+  for (int64_t i = 0; i < kHalf; ++i) {
+    gate[i] = from_f32<T>(sum[i]);
+    up[i] = from_f32<T>(sum[kHalf + i]);
+    const float g = to_f32(gate[i]);
+    product[i] = from_f32<T>(g * sigmoid_f32(g) * to_f32(up[i]));
+  }
+  const size_t bytes = static_cast<size_t>(n) * sizeof(T);
+  std::memcpy(h_gate, gate, bytes);
+  std::memcpy(h_up, up, bytes);
+  std::memcpy(a, product, bytes);
+}
+
+template <class T>
+void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
+             const PanelSpace& space) {
+  const int64_t F = a.a_RF.dim(1), D = p.k;
+  const T* w1 = a.w1_e2FD.ptr<T>() + range.expert * 2 * F * D;
+  const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
+    pack_rows(p.math.words, to, a.x_TD.ptr<T>(), index_of(a.rows), range.begin + first, num, D);
+  };
+  const auto pack_b = [&](int64_t j, uint32_t* to) {
+    const void* lane[kPanelCols] = {};
+    const int64_t f = (first_panel + j) * kHalf;
+    for (int64_t i = 0; i < std::min(kHalf, F - f); ++i) {
+      lane[i] = w1 + (f + i) * D;
+      lane[kHalf + i] = w1 + (F + f + i) * D;
+    }
+    pack_along(p.math.words, to, kPanelCols, lane, D);
+  };
+  const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
+    const int64_t f = (first_panel + j) * kHalf, n = std::min(kHalf, F - f);
+    for (int64_t i = 0; i < num; ++i) {
+      const int64_t r = range.begin + first + i;
+      T* h = a.h_R2F.ptr<T>() + r * 2 * F + f;
+      write_swiglu(tile + i * kPanelCols, h, h + F, a.a_RF.ptr<T>() + r * F + f, n);
+    }
+  };
+  multiply_panels(p.math, space, range.end - range.begin, num_panels, D, pack_a, pack_b, kNothingBefore, write);
+}
+
+// Rows of sums rounded into out[r, col...].
+template <class T>
+void write_sums(const float* tile, int64_t num, T* out, int64_t ld, int64_t n) {
+  for (int64_t i = 0; i < num; ++i) {
+    T rounded[kPanelCols];
+    for (int64_t c = 0; c < kPanelCols; ++c) rounded[c] = from_f32<T>(tile[i * kPanelCols + c]);
+    std::memcpy(out + i * ld, rounded, static_cast<size_t>(n) * sizeof(T));
+  }
+}
+
+template <class T>
+void down_rows(const ExpertDown& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
+               const PanelSpace& space) {
+  const int64_t F = p.k, D = a.y_RD.dim(1);
+  const T* w2 = a.w2_eDF.ptr<T>() + range.expert * D * F;
+  const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
+    pack_rows(p.math.words, to, a.a_RF.ptr<T>(), nullptr, range.begin + first, num, F);
+  };
+  const auto pack_b = [&](int64_t j, uint32_t* to) {
+    const void* lane[kPanelCols] = {};
+    const int64_t d = (first_panel + j) * kPanelCols;
+    for (int64_t i = 0; i < std::min(kPanelCols, D - d); ++i) lane[i] = w2 + (d + i) * F;
+    pack_along(p.math.words, to, kPanelCols, lane, F);
+  };
+  const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
+    const int64_t d = (first_panel + j) * kPanelCols;
+    write_sums(tile, num, a.y_RD.ptr<T>() + (range.begin + first) * D + d, D, std::min(kPanelCols, D - d));
+  };
+  multiply_panels(p.math, space, range.end - range.begin, num_panels, F, pack_a, pack_b, kNothingBefore, write);
+}
+
+template <class T>
+void d_up_rows(const DExpertUp& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
+               const PanelSpace& space) {
+  const int64_t D = a.dx_RD.dim(1);
+  const T* w1 = a.w1_e2FD.ptr<T>() + range.expert * p.k * D;
+  const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
+    pack_rows(p.math.words, to, a.dh_R2F.ptr<T>(), nullptr, range.begin + first, num, p.k);
+  };
+  const auto pack_b = [&](int64_t j, uint32_t* to) {
+    const int64_t d = (first_panel + j) * kPanelCols;
+    pack_across(p.math.words, to, kPanelCols, {w1 + d, nullptr, D}, p.k, D - d);
+  };
+  const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
+    const int64_t d = (first_panel + j) * kPanelCols;
+    write_sums(tile, num, a.dx_RD.ptr<T>() + (range.begin + first) * D + d, D, std::min(kPanelCols, D - d));
+  };
+  multiply_panels(p.math, space, range.end - range.begin, num_panels, p.k, pack_a, pack_b, kNothingBefore, write);
+}
+
+}  // namespace
+
+void expert_up(Stream& s, const ExpertUp& a) {
+  const RowProduct p = product_of(a);
+  with_float_type(a.x_TD.dtype, [&]<class T>(T) {
+    for_each_row_task(s, p, a.rows, a.w1_e2FD.dim(0), a.scratch.data,
+                      [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
+                        up_rows<T>(a, p, range, first, num, space);
+                      });
+  });
+}
+
+void expert_down(Stream& s, const ExpertDown& a) {
+  const RowProduct p = product_of(a);
+  with_float_type(a.a_RF.dtype, [&]<class T>(T) {
+    for_each_row_task(s, p, a.rows, a.w2_eDF.dim(0), a.scratch.data,
+                      [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
+                        down_rows<T>(a, p, range, first, num, space);
+                      });
+  });
+}
+
+void d_expert_up(Stream& s, const DExpertUp& a) {
+  const RowProduct p = product_of(a);
+  with_float_type(a.dh_R2F.dtype, [&]<class T>(T) {
+    for_each_row_task(s, p, a.rows, a.w1_e2FD.dim(0), a.scratch.data,
+                      [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
+                        d_up_rows<T>(a, p, range, first, num, space);
+                      });
+  });
+}
+
+}  // namespace cpu
+
+int64_t ExpertUp::scratch_bytes(const ExpertUp& a, int num_threads) {
+  return cpu::product_of(a).scratch_bytes(num_threads);
+}
+int64_t ExpertDown::scratch_bytes(const ExpertDown& a, int num_threads) {
+  return cpu::product_of(a).scratch_bytes(num_threads);
+}
+int64_t DExpertUp::scratch_bytes(const DExpertUp& a, int num_threads) {
+  return cpu::product_of(a).scratch_bytes(num_threads);
+}
+
+}  // namespace moebius

@@ -1,0 +1,79 @@
+#include "ops/optimizer/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ops/backends.h"
+#include "ops/cpu/vector.h"
+
+namespace moebius::cpu {
+namespace {
+
+// The scalars of a step, worked out in double once.
+struct Coefficients {
+  float beta1, one_minus_beta1, beta2, one_minus_beta2, keep, rate, inverse_sqrt_v, eps;
+
+  explicit Coefficients(const AdamW& a)
+      : beta1(a.beta1),
+        one_minus_beta1(static_cast<float>(1.0 - double{a.beta1})),
+        beta2(a.beta2),
+        one_minus_beta2(static_cast<float>(1.0 - double{a.beta2})),
+        keep(static_cast<float>(1.0 - double{a.lr} * a.weight_decay)),
+        rate(static_cast<float>(a.lr / (1.0 - std::pow(double{a.beta1}, static_cast<double>(a.step))))),
+        inverse_sqrt_v(
+            static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(double{a.beta2}, static_cast<double>(a.step))))),
+        eps(a.eps) {}
+};
+
+template <class T>
+void update(T* param, float* master, float* m, float* v, const float* grad, int64_t n, float scale,
+            const Coefficients c) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float g = grad[i] * scale;
+    m[i] = c.beta1 * m[i] + c.one_minus_beta1 * g;
+    v[i] = c.beta2 * v[i] + c.one_minus_beta2 * g * g;
+    master[i] = c.keep * master[i] - c.rate * m[i] / (std::sqrt(v[i]) * c.inverse_sqrt_v + c.eps);
+    param[i] = from_f32<T>(master[i]);
+  }
+}
+
+}  // namespace
+
+void sum_squares(Stream& s, const SumSquares& a) {
+  const int64_t n = a.x_n.numel(), num_partials = a.partial_P.numel(), chunk = div_ceil(n, num_partials);
+  double* partial = a.partial_P.ptr<double>();
+  const float* x = a.x_n.ptr<float>();
+  s.pool().run(num_partials, [&](int64_t p, int) {
+    double sum = 0;
+    const int64_t end = std::min(n, (p + 1) * chunk);
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = p * chunk; i < end; ++i) sum += static_cast<double>(x[i]) * x[i];
+    partial[p] = sum;
+  });
+  for (int64_t p = 0; p < num_partials; ++p) *a.sum_1.ptr<double>() += partial[p];
+}
+
+void clip_scale(Stream&, const ClipScale& a) {
+  const double norm = std::sqrt(*a.sum_squares_1.ptr<double>());
+  float scale = a.clip > 0 ? static_cast<float>(std::min(1.0, a.clip / (norm + 1e-6))) : 1.0f;
+  if (!std::isfinite(norm)) scale = std::numeric_limits<float>::quiet_NaN();
+  *a.norm_1.ptr<float>() = static_cast<float>(norm);
+  *a.scale_1.ptr<float>() = scale;
+}
+
+void adamw(Stream& s, const AdamW& a) {
+  const float scale = *a.scale_1.ptr<float>();
+  if (std::isnan(scale)) return;
+  const Coefficients coefficients(a);
+  with_float_type(a.param_n.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    parallel_rows(s.pool(), a.master_n.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+      update(a.param_n.ptr<T>() + begin, a.master_n.ptr<float>() + begin, a.m_n.ptr<float>() + begin,
+             a.v_n.ptr<float>() + begin, a.grad_n.ptr<float>() + begin, end - begin, scale, coefficients);
+    });
+  });
+}
+
+}  // namespace moebius::cpu

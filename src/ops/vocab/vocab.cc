@@ -1,0 +1,100 @@
+#include "ops/vocab/vocab.h"
+
+#include <algorithm>
+
+#include "ops/backends.h"
+
+namespace moebius {
+namespace {
+
+// A matrix of f32 or bf16 with columns; gives its shape.
+Shape check_matrix(const char* who, const char* name, const Tensor& t) {
+  MOEBIUS_CHECK(usage, (t.dtype == DType::f32 || t.dtype == DType::bf16) && t.shape.rank() == 2,
+                "{}: {} must be an f32 or bf16 matrix; got {}", who, name, to_string(t));
+  check_tensor(who, name, t, t.dtype, t.shape);
+  return t.shape;
+}
+
+void check(const LmLoss& a) {
+  const char* who = "lm_loss";
+  const Shape TD = check_matrix(who, "x", a.x_TD), VD = check_matrix(who, "w", a.w_VD);
+  const DType dtype = a.x_TD.dtype;
+  const int64_t tokens = TD[0], chunk = std::min(tokens, LmLoss::kChunk), vocab = VD[0];
+  check_tensor(who, "w", a.w_VD, dtype, {vocab, TD[1]});
+  check_tensor(who, "loss", a.loss_T, DType::f32, {tokens});
+  check_tensor(who, "target", a.target_T, DType::i32, {tokens});
+  check_tensor(who, "weight", a.weight_T, DType::f32, {tokens});
+  check_tensor(who, "logits", a.logits_CV, DType::f32, {chunk, vocab});
+  if (a.dx_TD.empty() && a.dw_VD.empty()) return;
+  check_tensor(who, "dx", a.dx_TD, dtype, TD);
+  check_tensor(who, "dw", a.dw_VD, DType::f32, VD);
+  check_tensor(who, "dlogits", a.dlogits_CV, dtype, {chunk, vocab});
+}
+
+}  // namespace
+
+void embedding_fwd(Stream& s, const EmbeddingFwd& a) {
+  const char* who = "embedding_fwd";
+  const Shape VD = check_matrix(who, "w", a.w_VD);
+  check_tensor(who, "x", a.x_TD, a.w_VD.dtype, {a.x_TD.dim(0), VD[1]});
+  check_tensor(who, "token", a.token_T, DType::i32, {a.x_TD.dim(0)});
+  OpScope scope(s, who, cost(a));
+  if (a.x_TD.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::embedding_fwd(s, a);
+    case DeviceKind::cuda:
+      return cuda::embedding_fwd(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const EmbeddingFwd& a) { return {0, static_cast<double>(2 * a.x_TD.num_bytes() + a.token_T.num_bytes())}; }
+
+void embedding_bwd(Stream& s, const EmbeddingBwd& a) {
+  const char* who = "embedding_bwd";
+  const Shape TD = check_matrix(who, "dx", a.dx_TD);
+  check_tensor(who, "dw", a.dw_VD, DType::f32, {a.dw_VD.dim(0), TD[1]});
+  check_tensor(who, "token", a.token_T, DType::i32, {TD[0]});
+  OpScope scope(s, who, cost(a));
+  if (a.dx_TD.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::embedding_bwd(s, a);
+    case DeviceKind::cuda:
+      return cuda::embedding_bwd(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+// Each row of dx is read, and a row of dw read and written for it.
+Cost cost(const EmbeddingBwd& a) {
+  return {static_cast<double>(a.dx_TD.numel()),
+          static_cast<double>(a.dx_TD.num_bytes() + a.token_T.num_bytes() + 8 * a.dx_TD.numel())};
+}
+
+void lm_loss(Stream& s, const LmLoss& a) {
+  check(a);
+  OpScope scope(s, "lm_loss", cost(a));
+  if (a.x_TD.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::lm_loss(s, a);
+    case DeviceKind::cuda:
+      return cuda::lm_loss(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const LmLoss& a) {
+  const double product = 2.0 * a.x_TD.numel() * a.w_VD.dim(0);
+  const bool grads = !a.dx_TD.empty();
+  const int64_t bytes = a.x_TD.num_bytes() + a.w_VD.num_bytes() + a.loss_T.num_bytes() * 3 + a.dx_TD.num_bytes() +
+                        2 * a.dw_VD.num_bytes();
+  return {product * (grads ? 3 : 1), static_cast<double>(bytes)};
+}
+
+}  // namespace moebius

@@ -1,0 +1,86 @@
+#include "train/loader.h"
+
+#include <algorithm>
+
+namespace moebius {
+namespace {
+
+std::vector<WeightedDataset> open_datasets(const std::vector<DatasetSpec>& specs) {
+  std::vector<WeightedDataset> datasets;
+  for (const DatasetSpec& spec : specs) datasets.push_back({TokenDataset::open(spec.prefix), spec.weight});
+  return datasets;
+}
+
+}  // namespace
+
+Loader::Loader(std::vector<DatasetSpec> datasets, const RunSpec& run, bool shuffle)
+    : order_(open_datasets(datasets), {.seq_len = run.train.seq_len, .vocab_size = run.model.vocab_size, .seed = run.seed, .shuffle = shuffle}),
+      seq_(run.train.seq_len), micro_batch_(run.train.micro_batch), global_batch_(run.train.global_batch),
+      separate_documents_(run.data.separate_documents), tokens_(seq_ + 1) {}
+
+int64_t Loader::num_sequences() const {
+  int64_t n = 0;
+  for (int i = 0; i < order_.num_datasets(); ++i) n += order_.samples_per_epoch(i);
+  return n;
+}
+
+// Targets that count: with documents apart, the first token of a document is nobody's target.
+double Loader::sequence_weight(int64_t sample) {
+  if (!separate_documents_) return static_cast<double>(seq_);
+  return static_cast<double>(seq_) - static_cast<double>(order_.document_starts(order_.sample(sample)).size());
+}
+
+void Loader::begin_step(int64_t step) {
+  step_ = step;
+  double weight = 0;
+  for (int64_t i = 0; i < global_batch_; ++i) weight += sequence_weight((step - 1) * global_batch_ + i);
+  loss_scale_ = weight > 0 ? 1.0 / weight : 0.0;
+}
+
+void Loader::fill(MicroBatch& batch, int64_t m) {
+  for (int64_t row = 0; row < micro_batch_; ++row) {
+    fill_sequence(batch, row, (step_ - 1) * global_batch_ + m * micro_batch_ + row, true);
+  }
+  batch.loss_scale = loss_scale_;
+  batch.total_tokens = static_cast<double>(global_batch_ * seq_);
+  batch.train_step = static_cast<uint64_t>(step_);
+  batch.first_token = static_cast<uint64_t>(m * micro_batch_ * seq_);
+  batch.training = true;
+}
+
+void Loader::fill_pass(MicroBatch& batch, int64_t first, int64_t count) {
+  for (int64_t row = 0; row < micro_batch_; ++row) fill_sequence(batch, row, first + std::min(row, count - 1), row < count);
+  batch.loss_scale = 1.0;
+  batch.total_tokens = static_cast<double>(micro_batch_ * seq_);
+  batch.training = false;
+}
+
+void Loader::fill_sequence(MicroBatch& batch, int64_t row, int64_t sample_index, bool weighted) {
+  const Sample sample = order_.fill(sample_index, tokens_.data());
+  std::vector<int32_t> starts;
+  if (separate_documents_) starts = order_.document_starts(sample);
+  int32_t* token = batch.token_T.ptr<int32_t>() + row * seq_;
+  int32_t* target = batch.target_T.ptr<int32_t>() + row * seq_;
+  float* weight = batch.weight_T.ptr<float>() + row * seq_;
+  int32_t* pos = batch.pos_T.ptr<int32_t>() + row * seq_;
+  int32_t* doc_start = batch.doc_start_T.ptr<int32_t>() + row * seq_;
+  int32_t* segment = batch.segment_T.ptr<int32_t>() + row * seq_;
+  const int32_t first_segment = row == 0 ? 0 : segment[-1] + 1;
+  size_t next = 0;      // starts[next] is the next document
+  int32_t begin = 0;
+  for (int32_t i = 0; i < seq_; ++i) {
+    if (next < starts.size() && starts[next] == i) {
+      begin = i;
+      ++next;
+    }
+    const bool target_starts_document = next < starts.size() && starts[next] == i + 1;
+    token[i] = tokens_[i];
+    target[i] = tokens_[i + 1];
+    weight[i] = weighted && !target_starts_document ? 1.0f : 0.0f;
+    pos[i] = i - begin;
+    doc_start[i] = begin;
+    segment[i] = first_segment + static_cast<int32_t>(next);
+  }
+}
+
+}  // namespace moebius
