@@ -28,9 +28,8 @@ struct RowPart {
 template <class T>
 float backward_part(const RowPart<T>& row) {
   T gate[kPanelCols] = {}, up[kPanelCols] = {}, dgate[kPanelCols], dup[kPanelCols], sa[kPanelCols];
-  const size_t bytes = static_cast<size_t>(row.n) * sizeof(T);
-  std::memcpy(gate, row.h_gate, bytes);
-  std::memcpy(up, row.h_up, bytes);
+  copy_first<kPanelCols>(gate, row.h_gate, row.n);
+  copy_first<kPanelCols>(up, row.h_up, row.n);
   float product[kPanelCols];
   for (int64_t i = 0; i < kPanelCols; ++i) {
     const float x = to_f32(gate[i]), u = to_f32(up[i]), s = sigmoid_f32(x);
@@ -41,9 +40,9 @@ float backward_part(const RowPart<T>& row) {
     dup[i] = from_f32<T>(da * x * s);
     sa[i] = from_f32<T>(row.weight * a);
   }
-  std::memcpy(row.dh_gate, dgate, bytes);
-  std::memcpy(row.dh_up, dup, bytes);
-  std::memcpy(row.sa, sa, bytes);
+  copy_first<kPanelCols>(row.dh_gate, dgate, row.n);
+  copy_first<kPanelCols>(row.dh_up, dup, row.n);
+  copy_first<kPanelCols>(row.sa, sa, row.n);
   for (int64_t width = kPanelCols / 2; width > 0; width /= 2) {
     for (int64_t i = 0; i < width; ++i) product[i] += product[i + width];
   }
@@ -62,6 +61,14 @@ void d_down_rows(const DExpertDown& a, const RowProduct& p, const RowRange& rang
     const int64_t f = (first_panel + j) * kPanelCols;
     pack_across(p.math.words, to, kPanelCols, {w2 + f, nullptr, F}, D, F - f);
   };
+  const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
+    const int64_t f = (first_panel + j) * kPanelCols, n = std::min(kPanelCols, F - f), r = range.begin + first;
+    for (const T* h : {a.h_R2F.ptr<T>(), a.dh_R2F.ptr<T>()}) {
+      prefetch_rows(h + r * 2 * F + f, num, 2 * F, n);
+      prefetch_rows(h + r * 2 * F + F + f, num, 2 * F, n);
+    }
+    prefetch_rows(a.sa_RF.ptr<T>() + r * F + f, num, F, n);
+  };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t f = (first_panel + j) * kPanelCols;
     for (int64_t i = 0; i < num; ++i) {
@@ -73,7 +80,8 @@ void d_down_rows(const DExpertDown& a, const RowProduct& p, const RowRange& rang
       partial[r] = j == 0 ? sum : partial[r] + sum;
     }
   };
-  multiply_panels(p.math, space, range.end - range.begin, num_panels, D, pack_a, pack_b, kNothingBefore, write);
+  multiply_panels(p.math.by_strip, space, p.num_words(), range.end - range.begin, num_panels, pack_a, pack_b, fetch,
+                  write);
 }
 
 }  // namespace

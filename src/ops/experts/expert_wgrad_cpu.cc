@@ -10,9 +10,9 @@ namespace moebius {
 namespace cpu {
 namespace {
 
-constexpr int64_t kChunk = 512;     // rows of an expert that are packed at once
-constexpr int64_t kTileRows = 308;  // of dw[e], 22 panels
-constexpr int64_t kTilePanels = 8;  // of 32 columns
+constexpr int64_t kChunk = 512;      // rows of an expert that are packed at once
+constexpr int64_t kTileRows = 518;   // of dw[e], 37 panels
+constexpr int64_t kTilePanels = 16;  // of 32 columns
 
 struct Tiles {
   explicit Tiles(const Tensor& dw)
@@ -59,17 +59,14 @@ void add_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, i
   };
   // The gradient comes from memory: ask for it while the product is computed.
   const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
-    for (int64_t i = 0; i < num; ++i) {
-      const float* row = dw + (first + i) * tiles.N + j * kPanelCols;
-      __builtin_prefetch(row, 1);
-      __builtin_prefetch(row + kPanelCols / 2, 1);
-    }
+    prefetch_rows(dw + first * tiles.N + j * kPanelCols, num, tiles.N, std::min(kPanelCols, t.num_n - j * kPanelCols));
   };
   const auto add = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t n = std::min(kPanelCols, t.num_n - j * kPanelCols);
     add_sums(tile, num, dw + first * tiles.N + j * kPanelCols, tiles.N, n);
   };
-  multiply_panels(math, space, t.num_m, div_ceil(t.num_n, kPanelCols), k, pack_a, pack_b, fetch, add);
+  multiply_panels(math.by_word, space, num_words(math.words, k), t.num_m, div_ceil(t.num_n, kPanelCols), pack_a, pack_b,
+                  fetch, add);
 }
 
 }  // namespace

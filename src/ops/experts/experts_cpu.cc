@@ -25,10 +25,9 @@ void write_swiglu(const float* sum, T* h_gate, T* h_up, T* a, int64_t n) {
     const float g = to_f32(gate[i]);
     product[i] = from_f32<T>(g * sigmoid_f32(g) * to_f32(up[i]));
   }
-  const size_t bytes = static_cast<size_t>(n) * sizeof(T);
-  std::memcpy(h_gate, gate, bytes);
-  std::memcpy(h_up, up, bytes);
-  std::memcpy(a, product, bytes);
+  copy_first<kHalf>(h_gate, gate, n);
+  copy_first<kHalf>(h_up, up, n);
+  copy_first<kHalf>(a, product, n);
 }
 
 template <class T>
@@ -46,7 +45,14 @@ void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int6
       lane[i] = w1 + (f + i) * D;
       lane[kHalf + i] = w1 + (F + f + i) * D;
     }
-    pack_along(p.math.words, to, kPanelCols, lane, D);
+    pack_along(p.math.words, to, lane, D);
+  };
+  const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
+    const int64_t f = (first_panel + j) * kHalf, n = std::min(kHalf, F - f);
+    const T* h = a.h_R2F.ptr<T>() + (range.begin + first) * 2 * F + f;
+    prefetch_rows(h, num, 2 * F, n);
+    prefetch_rows(h + F, num, 2 * F, n);
+    prefetch_rows(a.a_RF.ptr<T>() + (range.begin + first) * F + f, num, F, n);
   };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t f = (first_panel + j) * kHalf, n = std::min(kHalf, F - f);
@@ -56,7 +62,8 @@ void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int6
       write_swiglu(tile + i * kPanelCols, h, h + F, a.a_RF.ptr<T>() + r * F + f, n);
     }
   };
-  multiply_panels(p.math, space, range.end - range.begin, num_panels, D, pack_a, pack_b, kNothingBefore, write);
+  multiply_panels(p.math.by_strip, space, p.num_words(), range.end - range.begin, num_panels, pack_a, pack_b, fetch,
+                  write);
 }
 
 // Rows of sums rounded into out[r, col...].
@@ -65,7 +72,7 @@ void write_sums(const float* tile, int64_t num, T* out, int64_t ld, int64_t n) {
   for (int64_t i = 0; i < num; ++i) {
     T rounded[kPanelCols];
     for (int64_t c = 0; c < kPanelCols; ++c) rounded[c] = from_f32<T>(tile[i * kPanelCols + c]);
-    std::memcpy(out + i * ld, rounded, static_cast<size_t>(n) * sizeof(T));
+    copy_first<kPanelCols>(out + i * ld, rounded, n);
   }
 }
 
@@ -81,13 +88,18 @@ void down_rows(const ExpertDown& a, const RowProduct& p, const RowRange& range, 
     const void* lane[kPanelCols] = {};
     const int64_t d = (first_panel + j) * kPanelCols;
     for (int64_t i = 0; i < std::min(kPanelCols, D - d); ++i) lane[i] = w2 + (d + i) * F;
-    pack_along(p.math.words, to, kPanelCols, lane, F);
+    pack_along(p.math.words, to, lane, F);
+  };
+  const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
+    const int64_t d = (first_panel + j) * kPanelCols;
+    prefetch_rows(a.y_RD.ptr<T>() + (range.begin + first) * D + d, num, D, std::min(kPanelCols, D - d));
   };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t d = (first_panel + j) * kPanelCols;
     write_sums(tile, num, a.y_RD.ptr<T>() + (range.begin + first) * D + d, D, std::min(kPanelCols, D - d));
   };
-  multiply_panels(p.math, space, range.end - range.begin, num_panels, F, pack_a, pack_b, kNothingBefore, write);
+  multiply_panels(p.math.by_strip, space, p.num_words(), range.end - range.begin, num_panels, pack_a, pack_b, fetch,
+                  write);
 }
 
 template <class T>
@@ -102,11 +114,16 @@ void d_up_rows(const DExpertUp& a, const RowProduct& p, const RowRange& range, i
     const int64_t d = (first_panel + j) * kPanelCols;
     pack_across(p.math.words, to, kPanelCols, {w1 + d, nullptr, D}, p.k, D - d);
   };
+  const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
+    const int64_t d = (first_panel + j) * kPanelCols;
+    prefetch_rows(a.dx_RD.ptr<T>() + (range.begin + first) * D + d, num, D, std::min(kPanelCols, D - d));
+  };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t d = (first_panel + j) * kPanelCols;
     write_sums(tile, num, a.dx_RD.ptr<T>() + (range.begin + first) * D + d, D, std::min(kPanelCols, D - d));
   };
-  multiply_panels(p.math, space, range.end - range.begin, num_panels, p.k, pack_a, pack_b, kNothingBefore, write);
+  multiply_panels(p.math.by_strip, space, p.num_words(), range.end - range.begin, num_panels, pack_a, pack_b, fetch,
+                  write);
 }
 
 }  // namespace

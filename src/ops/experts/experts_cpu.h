@@ -42,6 +42,7 @@ struct RowProduct {
         num_panels(div_ceil(num_cols, cols_per_panel)),
         panels_per_task(panels_at_once(math.words, k, std::max<int64_t>(1, num_panels))),
         tasks_across(div_ceil(num_panels, panels_per_task)) {}
+  int64_t num_words() const { return cpu::num_words(math.words, k); }
   int64_t scratch_bytes(int num_threads) const {
     return num_threads * PanelSpace::bytes(math.words, k, panels_per_task);
   }
@@ -64,15 +65,22 @@ void for_each_row_task(Stream& s, const RowProduct& p, const Rows& rows, int64_t
 // Packs rows [first, first + num) of x, gathered by index when there is one.
 template <class T>
 void pack_rows(Words words, uint32_t* packed, const T* x, const int32_t* index, int64_t first, int64_t num, int64_t k) {
-  const void* lane[kPanelRows] = {};
-  for (int64_t i = 0; i < num; ++i) lane[i] = x + (index ? index[first + i] : first + i) * k;
-  pack_along(words, packed, kPanelRows, lane, k);
+  const void* row[kPanelRows];
+  for (int64_t i = 0; i < num; ++i) row[i] = x + (index ? index[first + i] : first + i) * k;
+  pack_strips(words, packed, row, num, k);
 }
 
 inline const int32_t* index_of(const Rows& rows) {
   return rows.token_R.empty() ? nullptr : rows.token_R.ptr<int32_t>();
 }
 
-constexpr auto kNothingBefore = [](int64_t, int64_t, int64_t) {};
+// Asks for the lines of n elements in each of num rows, ld apart, that are about to be written.
+template <class T>
+void prefetch_rows(const T* x, int64_t num, int64_t ld, int64_t n) {
+  for (int64_t i = 0; i < num; ++i, x += ld) {
+    __builtin_prefetch(x, 1);
+    __builtin_prefetch(x + n - 1, 1);
+  }
+}
 
 }  // namespace moebius::cpu
