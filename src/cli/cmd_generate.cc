@@ -46,7 +46,9 @@ int run_generate(const Options& o) {
   tokenizer->encode(o.prompt, &prompt);
   if (prompt.empty()) prompt.push_back(tokenizer->eod_id());   // the start of a document is the end of another
 
-  Engine engine(generation_engine_spec(model, compute_dtype(o.dtype), model.max_position_embeddings, num_threads(o.threads)));
+  const int64_t wanted = static_cast<int64_t>(prompt.size()) + std::max<int64_t>(spec.max_tokens, 1);
+  const int64_t context = std::min(model.max_position_embeddings, wanted);   // caches no longer than the text can get
+  Engine engine(generation_engine_spec(model, compute_dtype(o.dtype), context, num_threads(o.threads)));
   Stream s = engine.stream();
   load_weights(s, engine.model(), o.model);
   if (o.json) {

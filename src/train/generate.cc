@@ -25,21 +25,6 @@ void check(const Engine& engine, const GenerateSpec& spec, std::span<const int32
   }
 }
 
-// Feeds the tokens that follow `first` cached ones, in chunks; logits_1V are those of the last.
-void feed(Engine& engine, std::span<const int32_t> tokens, int64_t first, std::vector<float>& logits) {
-  MicroBatch& batch = engine.batch();
-  const int64_t chunk = engine.spec().shape.seq, n = static_cast<int64_t>(tokens.size());
-  for (int64_t begin = 0; begin < n; begin += chunk) {
-    const int64_t T = std::min(chunk, n - begin);
-    std::copy_n(tokens.data() + begin, T, batch.token_T.ptr<int32_t>());
-    std::iota(batch.pos_T.ptr<int32_t>(), batch.pos_T.ptr<int32_t>() + T, static_cast<int32_t>(first + begin));
-    engine.run([&](Step& step) {
-      engine.model().forward_cached(step, engine.caches(), first + begin, T);
-      if (begin + T == n) engine.model().logits(step, tensor_of(logits.data(), {1, static_cast<int64_t>(logits.size())}), T - 1, T);
-    });
-  }
-}
-
 // Token ids by falling probability, and exp((logit - max) / temperature) of each.
 struct Ranked {
   std::vector<int32_t> ids;
@@ -86,14 +71,28 @@ EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t
           .threads = threads};
 }
 
+void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first, std::span<float> logits) {
+  MicroBatch& batch = engine.batch();
+  batch.training = false;
+  const int64_t chunk = engine.spec().shape.seq, n = static_cast<int64_t>(tokens.size());
+  for (int64_t begin = 0; begin < n; begin += chunk) {
+    const int64_t T = std::min(chunk, n - begin);
+    std::copy_n(tokens.data() + begin, T, batch.token_T.ptr<int32_t>());
+    std::iota(batch.pos_T.ptr<int32_t>(), batch.pos_T.ptr<int32_t>() + T, static_cast<int32_t>(first + begin));
+    engine.run([&](Step& step) {
+      engine.model().forward_cached(step, engine.caches(), first + begin, T);
+      if (begin + T == n) engine.model().logits(step, tensor_of(logits.data(), {1, static_cast<int64_t>(logits.size())}), T - 1, T);
+    });
+  }
+}
+
 Generated generate(Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt, const std::function<void(int32_t)>& on_token) {
   check(engine, spec, prompt);
   const int64_t vocab = engine.spec().model.vocab_size, num_ids = spec.num_ids > 0 ? std::min(spec.num_ids, vocab) : vocab;
   std::vector<float> logits(vocab);
-  engine.batch().training = false;
   Generated out;
   if (spec.max_tokens == 0) return out;
-  feed(engine, prompt, 0, logits);
+  feed_tokens(engine, prompt, 0, logits);
   int64_t position = static_cast<int64_t>(prompt.size());
   for (;; ++position) {
     const int32_t id = sample_token(std::span(logits).first(num_ids), spec.sampling, position);
@@ -102,7 +101,7 @@ Generated generate(Engine& engine, const GenerateSpec& spec, std::span<const int
     out.tokens.push_back(id);
     if (on_token) on_token(id);
     if (static_cast<int64_t>(out.tokens.size()) == spec.max_tokens) return out;
-    feed(engine, std::span(&id, 1), position, logits);
+    feed_tokens(engine, std::span(&id, 1), position, logits);
   }
 }
 

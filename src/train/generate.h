@@ -36,6 +36,10 @@ struct Generated {
 // An engine for sequences of up to context tokens. The prompt is taken in chunks of at most `chunk` tokens.
 EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads, int64_t chunk = 256);
 
+// Feeds tokens at positions first, first + 1, ...; those before must be cached already. logits, one for each id of the vocabulary, are
+// those after the last token.
+void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first, std::span<float> logits);
+
 // Continues the prompt. on_token, unless empty, sees each token as it comes. Error{usage} for an empty prompt, for settings out of range
 // and when prompt and max_tokens do not fit the engine's context; Error{input} for a prompt's id outside the vocabulary.
 Generated generate(Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt,

@@ -1,3 +1,4 @@
+#include "core/error.h"
 #include "io/safetensors.h"
 #include "train/parity.h"
 
