@@ -112,7 +112,7 @@ void add_bench(Cli& cli) {
   command->add_option("--runs", o->spec.runs, "timed runs, of which the median counts")->capture_default_str();
   add_threads_option(*command, o->spec.threads);
   command->add_option("--recipe", o->recipe, "step: the run")->capture_default_str();
-  command->add_option("--set", o->overrides, "step: section.key=value")->take_all();
+  command->add_option("--set", o->overrides, "step: section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--steps", o->steps, "step: timed steps, after one of warm-up")->capture_default_str();
   command->add_flag("--profile", o->profile, "step: time, rate and share of every op");
   add_json_option(*command, o->json);

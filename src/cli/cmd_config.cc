@@ -87,8 +87,8 @@ void print_resolved(const Resolved& r) {
 void add_config(Cli& cli) {
   CLI::App* command = cli.app.add_subcommand("config", "the resolved recipe, where each value came from, the model's size, the mesh, the memory");
   const auto o = std::make_shared<Options>();
-  command->add_option("RECIPE", o->recipe, "recipe.toml")->required();
-  command->add_option("--set", o->overrides, "section.key=value")->take_all();
+  command->add_option("RECIPE", o->recipe, "recipe (TOML)")->required();
+  command->add_option("--set", o->overrides, "section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--ranks", o->ranks, "size of the run")->capture_default_str();
   add_json_option(*command, o->json);
   command->callback([&cli, o] {
