@@ -4,7 +4,7 @@
 import re
 import sys
 
-from sources import CPP, read, report, root_from_arguments, sources
+from sources import CPP, is_test, read, report, root_from_arguments, sources
 
 LAYERS = [
     ("core",),
@@ -45,10 +45,6 @@ SYSTEM = re.compile(r"[a-z0-9_]+$|(sys|linux|arpa|netinet|net)/[a-z0-9_/.]+\.h$"
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
 
-def is_test(path):
-    return path.parts[0] == "tests" or path.stem.endswith(("_test", "_ref")) or path.stem == "testing"
-
-
 def includes(text):
     """(line number, quote or angle, header) of each include."""
     for number, line in enumerate(text.splitlines(), 1):
@@ -63,7 +59,7 @@ def check_project(root, path, header):
         return f'"{header}" must be its full path from src/, beginning with a folder of the layers'
     if not (root / "src" / header).is_file():
         return f'"{header}" is not a file below src/'
-    if header.endswith(("_ref.h", "/testing.h")) and not is_test(path):
+    if header.endswith(("_ref.h", "testing.h")) and not is_test(path):
         return f'"{header}" is for tests: only tests may include it'
     if target == room or LEVEL[target] < LEVEL[room]:
         return None

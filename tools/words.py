@@ -4,7 +4,7 @@
 import re
 import sys
 
-from sources import CPP, read, report, root_from_arguments, sources
+from sources import CPP, is_test, read, report, root_from_arguments, sources
 
 MACHINE_PATH = re.compile(r"/(home|root|work|Users)/[\w.-]+")
 BAD_NAME = re.compile(r"(^|_)(utils?|helpers?|manager|fast|optimized|v2|new|misc|common)(_|$)")
@@ -46,7 +46,7 @@ def check_file(path, text):
     yield from check_text(path, text)
     if path.suffix in CPP and BAD_NAME.search(path.stem):
         yield f"{path}: a file is named after what it is for, not '{BAD_NAME.search(path.stem).group(2)}'"
-    if path.suffix in CPP and path.parts[0] == "src" and path.parts[1] != "cli" and not path.stem.endswith("_test"):
+    if path.suffix in CPP and path.parts[0] == "src" and path.parts[1] != "cli" and not is_test(path):
         yield from check_library(path, text)
 
 

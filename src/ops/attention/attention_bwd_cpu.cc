@@ -77,8 +77,8 @@ void bwd_tile(const AttentionBwd& a, const Visibility& visible, int64_t b, int64
   const Matrix k = head_of(a.k_TGd, key_row, kv_head), k_t = head_of(a.k_TGd, key_row, kv_head, true),
                v_t = head_of(a.v_TGd, key_row, kv_head, true);
   const Matrix q = head_of(a.q_THd, row, h), dout = head_of(a.do_THd, row, h);
-  dnnl_gemm({.c = {tile.scores, n, DType::f32}, .a = q, .b = k_t, .m = m, .n = n, .k = width});
-  dnnl_gemm({.c = {tile.dprobabilities, n, DType::f32}, .a = dout, .b = v_t, .m = m, .n = n, .k = width});
+  tile_gemm({.c = {tile.scores, n, DType::f32}, .a = q, .b = k_t, .m = m, .n = n, .k = width});
+  tile_gemm({.c = {tile.dprobabilities, n, DType::f32}, .a = dout, .b = v_t, .m = m, .n = n, .k = width});
   for (int64_t i = 0; i < m; ++i) {
     const Range seen = visible.keys_of(b, queries.begin + i).within(keys);
     dscores_row(tile.probabilities + i * n, tile.dscores + i * n, tile.scores + i * n, tile.dprobabilities + i * n,
@@ -87,21 +87,21 @@ void bwd_tile(const AttentionBwd& a, const Visibility& visible, int64_t b, int64
   }
   const Matrix p_t{tile.probabilities, n, dtype_of<T>, true}, ds{tile.dscores, n, dtype_of<T>},
       ds_t{tile.dscores, n, dtype_of<T>, true};
-  dnnl_gemm({.c = {tile.dv + keys.begin * width, width, DType::f32},
+  tile_gemm({.c = {tile.dv + keys.begin * width, width, DType::f32},
              .a = p_t,
              .b = dout,
              .m = n,
              .n = width,
              .k = m,
              .accumulate = true});
-  dnnl_gemm({.c = {tile.dk + keys.begin * width, width, DType::f32},
+  tile_gemm({.c = {tile.dk + keys.begin * width, width, DType::f32},
              .a = ds_t,
              .b = q,
              .m = n,
              .n = width,
              .k = m,
              .accumulate = true});
-  dnnl_gemm({.c = {tile.dq, width, DType::f32}, .a = ds, .b = k, .m = m, .n = width, .k = n, .accumulate = true});
+  tile_gemm({.c = {tile.dq, width, DType::f32}, .a = ds, .b = k, .m = m, .n = width, .k = n, .accumulate = true});
 }
 
 // Query heads, then tiles of queries, then tiles of keys, each in order: so every sum has one order.

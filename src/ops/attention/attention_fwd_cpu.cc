@@ -68,7 +68,7 @@ void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t
   std::fill(tile.sum, tile.sum + num_queries, 0.0f);
   for_key_tiles(visible.keys_of(b, queries), [&](Range keys) {
     const int64_t first_key = b * visible.kv_rows + keys.begin, num_keys = keys.size();
-    dnnl_gemm({.c = {tile.scores, num_keys, DType::f32},
+    tile_gemm({.c = {tile.scores, num_keys, DType::f32},
                .a = head_of(a.q_THd, first_row, h),
                .b = head_of(a.k_UGd, first_key, kv_head, true),
                .m = num_queries,
@@ -80,7 +80,7 @@ void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t
                   {seen.begin - keys.begin, seen.end - keys.begin}, num_keys, a.scale, tile.max[i], tile.sum[i],
                   tile.out + i * width, width);
     }
-    dnnl_gemm({.c = {tile.out, width, DType::f32},
+    tile_gemm({.c = {tile.out, width, DType::f32},
                .a = {tile.probabilities, num_keys, dtype},
                .b = head_of(a.v_UGd, first_key, kv_head),
                .m = num_queries,

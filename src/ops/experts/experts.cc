@@ -95,7 +95,7 @@ void check(const ExpertWgrad& a, int num_threads) {
   check_tensor(who, "right", a.right_RN, dtype, a.right_RN.shape);
   const int64_t e = check_weights(who, "dw", a.dw_eMN, DType::f32, a.left_RM.dim(1), a.right_RN.dim(1));
   const bool gathers = a.gather_left || a.gather_right;
-  MOEBIUS_CHECK(usage, !gathers || !a.rows.token_R.empty() || (a.gather_left ? a.left_RM : a.right_RN).empty(),
+  MOEBIUS_CHECK(usage, !gathers || !a.rows.token_R.empty() || (a.gather_left ? a.right_RN : a.left_RM).empty(),
                 "{}: a side is gathered, but rows have no token index; got {}", who, to_string(a.rows.token_R));
   check_rows(who, a.rows, e, a.rows.token_R.numel(), gathers);
   check_scratch(who, a.scratch, ExpertWgrad::scratch_bytes(a, num_threads));

@@ -86,11 +86,17 @@ void kernel_bf16(float* tile, const uint32_t* a, const uint32_t* b, int64_t num_
 
 }  // namespace
 
+// vdpbf16ps does the work of two FMAs. AMD issues one a cycle, twice the rate of f32; Intel one each two cycles, half the
+// rate of f32 (Emerald Rapids: 94 against 180 GFLOP/s), so there bf16 is widened while it is packed.
 int panel_maths(DType dtype, PanelMath (&maths)[3]) {
-  int n = 0;
+  const bool wide = __builtin_cpu_supports("avx512f");
   const Words words = dtype == DType::bf16 ? Words::bf16_as_f32 : Words::f32;
-  if (dtype == DType::bf16 && __builtin_cpu_supports("avx512bf16")) maths[n++] = {Words::bf16_pairs, kernel_bf16};
-  if (__builtin_cpu_supports("avx512f")) maths[n++] = {words, kernel_avx512};
+  int n = 0;
+  if (wide) maths[n++] = {words, kernel_avx512};
+  if (dtype == DType::bf16 && __builtin_cpu_supports("avx512bf16")) {
+    maths[n++] = {Words::bf16_pairs, kernel_bf16};
+    if (!__builtin_cpu_is("intel")) std::swap(maths[0], maths[1]);
+  }
   maths[n++] = {words, kernel_portable};
   return n;
 }

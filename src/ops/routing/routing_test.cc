@@ -21,6 +21,8 @@ struct Case {
   double grid = 0;  // logits are multiples of this; 0: any number
 };
 
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
 std::vector<Case> cases() {
   const auto sigmoid = RouteScore::sigmoid;
   return {

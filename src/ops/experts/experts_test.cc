@@ -1,0 +1,390 @@
+#include "ops/experts/experts.h"
+
+#include <gmock/gmock.h>
+
+#include <numeric>
+
+#include "ops/cpu/testing.h"
+#include "ops/experts/experts_ref.h"
+
+namespace moebius {
+namespace {
+
+using testing::Array;
+using testing::Values;
+
+struct Case {
+  std::string name;
+  int64_t T, D, F;
+  std::vector<int64_t> counts;  // rows of each expert
+  int64_t spare = 0;            // rows past the last one
+  bool gather = true;
+  DType dtype = DType::f32;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const std::string d = std::string("_") + std::string(name_of(dtype));
+    all.push_back({"empty" + d, 3, 5, 4, {0, 0}, 0, true, dtype});
+    all.push_back({"only_spare" + d, 3, 5, 4, {0, 0, 0}, 2, true, dtype});
+    all.push_back({"one" + d, 1, 1, 1, {1}, 0, true, dtype});
+    all.push_back({"odd" + d, 9, 33, 17, {0, 5, 1, 0, 17, 14}, 3, true, dtype});
+    all.push_back({"in_place" + d, 40, 7, 50, {3, 0, 30}, 7, false, dtype});
+    all.push_back({"all_to_one" + d, 31, 64, 32, {0, 60, 0}, 0, true, dtype});
+    all.push_back({"many_rows" + d, 50, 6, 5, {1030, 2}, 1, true, dtype});
+    all.push_back({"wide" + d, 5, 350, 290, {3, 2}, 0, true, dtype});
+    all.push_back({"many_tasks_across" + d, 2, 4200, 100, {2}, 0, true, dtype});
+    all.push_back({"many_tasks_back" + d, 2, 70, 2300, {0, 1}, 0, true, dtype});
+  }
+  return all;
+}
+
+// The data of a case: one of each tensor, x and dout by token.
+struct Problem {
+  explicit Problem(const Case& c) : c(c) {
+    R = std::accumulate(c.counts.begin(), c.counts.end(), c.spare);
+    shape = {c.T, c.D, c.F, {0}, {}};
+    for (const int64_t n : c.counts) shape.offsets.push_back(shape.offsets.back() + n);
+    for (int64_t r = 0; r < R && c.gather; ++r) shape.token.push_back((r * 7 + 3) % c.T);
+    offsets = Array::of_ints({E() + 1}, {shape.offsets.begin(), shape.offsets.end()});
+    if (c.gather) token = Array::of_ints({R}, {shape.token.begin(), shape.token.end()});
+    const double wide = 1 / std::sqrt(static_cast<double>(c.D)), deep = 1 / std::sqrt(static_cast<double>(c.F));
+    x = Array::normal({c.gather ? c.T : R, c.D}, c.dtype, 1);
+    w1 = Array::normal({E(), 2 * c.F, c.D}, c.dtype, 2, wide);
+    w2 = Array::normal({E(), c.D, c.F}, c.dtype, 3, deep);
+    dout = Array::normal({c.gather ? c.T : R, c.D}, c.dtype, 4);
+    weight = Array::normal({R}, DType::f32, 5);
+    h = Array::normal({R, 2 * c.F}, c.dtype, 6);
+    a = Array::normal({R, c.F}, c.dtype, 7);
+  }
+  int64_t E() const { return static_cast<int64_t>(c.counts.size()); }
+  Rows rows() { return {offsets.tensor(), token.tensor()}; }
+
+  Case c;
+  int64_t R;
+  ref::ExpertShape shape;
+  Array offsets, token, x, w1, w2, dout, weight, h, a;
+};
+
+template <class Op>
+void run(Stream& s, void (*op)(Stream&, const Op&), Op a) {
+  std::vector<unsigned char> scratch(Op::scratch_bytes(a, s.pool().size()) + 64, 0xff);
+  void* aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64);
+  a.scratch = {.data = aligned, .shape = {static_cast<int64_t>(scratch.size()) - 64}, .dtype = DType::u8};
+  op(s, a);
+}
+
+struct Outputs {
+  Array h, a, y, dh, sa, dweight, dx, dw1, dw2;
+  std::vector<Array> all() const { return {h, a, y, dh, sa, dweight, dx, dw1, dw2}; }
+};
+
+// Every op on the problem's own inputs, none on another's output.
+Outputs run_all(Stream& s, Problem& p) {
+  const DType t = p.c.dtype;
+  const int64_t D = p.c.D, F = p.c.F, R = p.R;
+  Outputs o{.h = Array::poisoned({R, 2 * F}, t),
+            .a = Array::poisoned({R, F}, t),
+            .y = Array::poisoned({R, D}, t),
+            .dh = Array::poisoned({R, 2 * F}, t),
+            .sa = Array::poisoned({R, F}, t),
+            .dweight = Array::poisoned({R}, DType::f32),
+            .dx = Array::poisoned({R, D}, t),
+            .dw1 = Array::normal({p.E(), 2 * F, D}, DType::f32, 8),
+            .dw2 = Array::normal({p.E(), D, F}, DType::f32, 9)};
+  run<ExpertUp>(
+      s, expert_up,
+      {.h_R2F = o.h.tensor(), .a_RF = o.a.tensor(), .x_TD = p.x.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()});
+  run<ExpertDown>(s, expert_down,
+                  {.y_RD = o.y.tensor(), .a_RF = p.a.tensor(), .w2_eDF = p.w2.tensor(), .rows = p.rows()});
+  run<DExpertDown>(s, d_expert_down,
+                   {.dh_R2F = o.dh.tensor(),
+                    .sa_RF = o.sa.tensor(),
+                    .dweight_R = o.dweight.tensor(),
+                    .dout_TD = p.dout.tensor(),
+                    .w2_eDF = p.w2.tensor(),
+                    .h_R2F = p.h.tensor(),
+                    .weight_R = p.weight.tensor(),
+                    .rows = p.rows()});
+  run<DExpertUp>(s, d_expert_up,
+                 {.dx_RD = o.dx.tensor(), .dh_R2F = p.h.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()});
+  run<ExpertWgrad>(s, expert_wgrad,
+                   {.dw_eMN = o.dw1.tensor(),
+                    .left_RM = p.h.tensor(),
+                    .right_RN = p.x.tensor(),
+                    .gather_right = p.c.gather,
+                    .rows = p.rows()});
+  run<ExpertWgrad>(s, expert_wgrad,
+                   {.dw_eMN = o.dw2.tensor(),
+                    .left_RM = p.dout.tensor(),
+                    .right_RN = p.a.tensor(),
+                    .gather_left = p.c.gather,
+                    .rows = p.rows()});
+  return o;
+}
+
+class ExpertsTest : public ::testing::TestWithParam<Case> {};
+
+// The rows that exist are close to the reference; the others were not written.
+void expect_rows(const Case& c, const char* what, const Array& got, Values want, int64_t num_rows, double length) {
+  Values values = got.values();
+  const auto written = static_cast<size_t>(
+      num_rows == 0 ? 0 : num_rows * static_cast<int64_t>(values.size()) / static_cast<int64_t>(num_rows + c.spare));
+  for (size_t i = written; i < values.size(); ++i) ASSERT_TRUE(std::isnan(values[i])) << what << " at " << i;
+  values.resize(written);
+  want.resize(written);
+  // Sums of `length` products err by eps32 sqrt(length) of their magnitude; a product of rounded factors by 2 eps each.
+  testing::expect_close(what, values, want, 2 * testing::epsilon(c.dtype) + 0x1p-22 * std::sqrt(length), 1e-6);
+}
+
+TEST_P(ExpertsTest, EqualsTheReference) {
+  Problem p(GetParam());
+  ThreadPool pool(2);
+  Stream s(DeviceKind::cpu, pool);
+  const Outputs o = run_all(s, p);
+  const Case& c = p.c;
+  const int64_t rows = p.R - c.spare;
+  expect_rows(c, "h", o.h, ref::expert_h(p.shape, p.x.values(), p.w1.values(), p.R), rows, c.D);
+  // a is defined by h as rounded.
+  expect_rows(c, "a", o.a, ref::swiglu_rows(o.h.values(), p.R, c.F), rows, 1);
+  expect_rows(c, "y", o.y, ref::expert_y(p.shape, p.a.values(), p.w2.values(), p.R), rows, c.F);
+  const ref::ExpertBackward b =
+      ref::d_expert_down(p.shape, p.dout.values(), p.w2.values(), p.h.values(), p.weight.values(), p.R);
+  expect_rows(c, "dh", o.dh, b.dh, rows, c.D);
+  expect_rows(c, "sa", o.sa, b.sa, rows, 1);
+  expect_rows(c, "dweight", o.dweight, b.dweight, rows, c.D + c.F);
+  expect_rows(c, "dx", o.dx, ref::d_expert_up(p.shape, p.h.values(), p.w1.values(), p.R), rows, 2 * c.F);
+  Values dw1 = Array::normal({p.E(), 2 * c.F, c.D}, DType::f32, 8).values();
+  Values dw2 = Array::normal({p.E(), c.D, c.F}, DType::f32, 9).values();
+  ref::expert_wgrad(p.shape, dw1, p.h.values(), p.x.values(), 2 * c.F, c.D, false, c.gather);
+  ref::expert_wgrad(p.shape, dw2, p.dout.values(), p.a.values(), c.D, c.F, c.gather, false);
+  const double error = 0x1p-22 * std::sqrt(static_cast<double>(rows + 1));
+  testing::expect_close("dw1", o.dw1.values(), dw1, error, 1e-6);
+  testing::expect_close("dw2", o.dw2.values(), dw2, error, 1e-6);
+}
+
+TEST_P(ExpertsTest, SameBitsForAnyTeam) {
+  Problem p(GetParam());
+  testing::expect_same_bits_for_any_team([&](Stream& s) { return run_all(s, p).all(); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTest, ::testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// sum of probe . y, y[t,:] = sum over the rows of t of weight (w2 a): every gradient by chaining the ops, in f32.
+TEST(Experts, ChainedBackwardIsTheGradientOfTheWholeForward) {
+  Problem p({"gradient", 5, 6, 4, {3, 0, 5, 2}});
+  ThreadPool pool(2);
+  Stream s(DeviceKind::cpu, pool);
+  const ref::ExpertShape& shape = p.shape;
+  const Values probe = p.dout.values();
+  const auto loss = [&](const Values& x, const Values& w1, const Values& w2, const Values& weight) {
+    const Values a = ref::swiglu_rows(ref::expert_h(shape, x, w1, p.R), p.R, p.c.F);
+    const Values y = ref::expert_y(shape, a, w2, p.R);
+    double sum = 0;
+    for (int64_t i = 0; i < p.R * p.c.D; ++i) {
+      const int64_t r = i / p.c.D;
+      sum += weight[r] * y[i] * probe[shape.source(r) * p.c.D + i % p.c.D];
+    }
+    return sum;
+  };
+  const DType f32 = DType::f32;
+  Array h({p.R, 2 * p.c.F}, f32), a({p.R, p.c.F}, f32), dh({p.R, 2 * p.c.F}, f32), sa({p.R, p.c.F}, f32);
+  Array dweight({p.R}, f32), dxrow({p.R, p.c.D}, f32), dw1({4, 8, 6}, f32), dw2({4, 6, 4}, f32);
+  run<ExpertUp>(
+      s, expert_up,
+      {.h_R2F = h.tensor(), .a_RF = a.tensor(), .x_TD = p.x.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()});
+  run<DExpertDown>(s, d_expert_down,
+                   {.dh_R2F = dh.tensor(),
+                    .sa_RF = sa.tensor(),
+                    .dweight_R = dweight.tensor(),
+                    .dout_TD = p.dout.tensor(),
+                    .w2_eDF = p.w2.tensor(),
+                    .h_R2F = h.tensor(),
+                    .weight_R = p.weight.tensor(),
+                    .rows = p.rows()});
+  run<DExpertUp>(s, d_expert_up,
+                 {.dx_RD = dxrow.tensor(), .dh_R2F = dh.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()});
+  run<ExpertWgrad>(s, expert_wgrad,
+                   {.dw_eMN = dw1.tensor(),
+                    .left_RM = dh.tensor(),
+                    .right_RN = p.x.tensor(),
+                    .gather_right = true,
+                    .rows = p.rows()});
+  run<ExpertWgrad>(s, expert_wgrad,
+                   {.dw_eMN = dw2.tensor(),
+                    .left_RM = p.dout.tensor(),
+                    .right_RN = sa.tensor(),
+                    .gather_left = true,
+                    .rows = p.rows()});
+  Values dx(p.c.T * p.c.D);
+  for (int64_t i = 0; i < p.R * p.c.D; ++i) dx[shape.source(i / p.c.D) * p.c.D + i % p.c.D] += dxrow.values()[i];
+
+  const Values x = p.x.values(), w1 = p.w1.values(), w2 = p.w2.values(), weight = p.weight.values();
+  const auto expect = [&](const char* what, Values at, const Values& gradient, auto&& with) {
+    Values differences(at.size());
+    for (size_t i = 0; i < at.size(); ++i) {
+      const double step = 1e-5, old = at[i];
+      at[i] = old + step;
+      const double above = with(at);
+      at[i] = old - step;
+      differences[i] = (above - with(at)) / (2 * step);
+      at[i] = old;
+    }
+    testing::expect_close(what, gradient, differences, 1e-5, 1e-6);
+  };
+  expect("dx", x, dx, [&](const Values& v) { return loss(v, w1, w2, weight); });
+  expect("dw1", w1, dw1.values(), [&](const Values& v) { return loss(x, v, w2, weight); });
+  expect("dw2", w2, dw2.values(), [&](const Values& v) { return loss(x, w1, v, weight); });
+  expect("dweight", weight, dweight.values(), [&](const Values& v) { return loss(x, w1, w2, v); });
+}
+
+// A row alone has the bits that it has among others, whoever shares its expert and its tile.
+TEST(Experts, RowsDoNotDependOnOtherRows) {
+  ThreadPool pool(2);
+  Stream s(DeviceKind::cpu, pool);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Problem many({"many", 40, 35, 19, {0, 33}, 0, true, dtype});
+    const Outputs all = run_all(s, many);
+    for (const int64_t row : {0, 13, 14, 32}) {
+      Problem one({"one", 40, 35, 19, {0, 1}, 0, true, dtype});
+      one.w1 = many.w1, one.w2 = many.w2;
+      one.token = Array::of_ints({1}, {static_cast<int32_t>(many.shape.token[row])});
+      const auto row_of = [&](Array& to, Array& from) {
+        std::memcpy(to.tensor().data, from.tensor().rows(row, row + 1).data, to.bytes().size());
+      };
+      row_of(one.h, many.h), row_of(one.a, many.a), row_of(one.weight, many.weight);
+      const Outputs alone = run_all(s, one);
+      const auto expect_row = [&](const char* what, const Array& got, const Array& among) {
+        const size_t n = got.bytes().size();
+        EXPECT_EQ(std::memcmp(got.bytes().data(), among.bytes().data() + row * n, n), 0) << what << " of row " << row;
+      };
+      expect_row("h", alone.h, all.h);
+      expect_row("a", alone.a, all.a);
+      expect_row("y", alone.y, all.y);
+      expect_row("dh", alone.dh, all.dh);
+      expect_row("sa", alone.sa, all.sa);
+      expect_row("dweight", alone.dweight, all.dweight);
+      expect_row("dx", alone.dx, all.dx);
+    }
+  }
+}
+
+TEST(Experts, BadArgumentsAreNamed) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool), cuda(DeviceKind::cuda, pool);
+  Problem p({"errors", 3, 5, 4, {1, 2}});
+  Array h({3, 8}, DType::f32), a({3, 4}, DType::f32), y({3, 5}, DType::f32), i({3, 5}, DType::i32),
+      dweight({3}, DType::f32);
+  ExpertUp up{
+      .h_R2F = h.tensor(), .a_RF = a.tensor(), .x_TD = p.x.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()};
+  const auto error = [&](Stream& on, const ExpertUp& args) {
+    return testing::error_of([&] { run<ExpertUp>(on, expert_up, args); });
+  };
+  EXPECT_EQ(error(cuda, up), "expert_up: this build has no CUDA backend; set run.device = \"cpu\"");
+  ExpertUp bad = up;
+  bad.x_TD = i.tensor();
+  EXPECT_EQ(error(s, bad), "expert_up: x must be an f32 or bf16 matrix; got i32[3, 5]");
+  bad = up;
+  bad.w1_e2FD = p.w2.tensor();
+  EXPECT_EQ(error(s, bad), "expert_up: w1 must be f32[2, 8, 5]; got f32[2, 5, 4]");
+  bad.w1_e2FD = a.tensor();
+  EXPECT_EQ(error(s, bad), "expert_up: w1 must have the dims of experts, rows and columns; got f32[3, 4]");
+  bad = up;
+  bad.rows.offsets_e1 = p.token.tensor().view({3}).rows(0, 2);
+  EXPECT_EQ(error(s, bad), "expert_up: offsets must be i32[3]; got i32[2]");
+  bad = up;
+  bad.rows.token_R = p.token.tensor().rows(0, 2);
+  EXPECT_EQ(error(s, bad), "expert_up: token must be i32[3]; got i32[2]");
+  EXPECT_THAT(testing::error_of([&] { expert_up(s, up); }), ::testing::StartsWith("expert_up: scratch must have "));
+  EXPECT_EQ(testing::error_of([&] {
+              run<ExpertDown>(s, expert_down,
+                              {.y_RD = h.tensor(), .a_RF = a.tensor(), .w2_eDF = p.w2.tensor(), .rows = p.rows()});
+            }),
+            "expert_down: w2 must be f32[2, 8, 4]; got f32[2, 5, 4]");
+  EXPECT_EQ(testing::error_of([&] {
+              run<DExpertUp>(s, d_expert_up,
+                             {.dx_RD = a.tensor(), .dh_R2F = h.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()});
+            }),
+            "d_expert_up: w1 must be f32[2, 8, 4]; got f32[2, 8, 5]");
+  EXPECT_EQ(testing::error_of([&] {
+              run<DExpertDown>(s, d_expert_down,
+                               {.dh_R2F = a.tensor(),
+                                .sa_RF = a.tensor(),
+                                .dweight_R = dweight.tensor(),
+                                .dout_TD = p.dout.tensor(),
+                                .w2_eDF = p.w2.tensor(),
+                                .h_R2F = h.tensor(),
+                                .weight_R = dweight.tensor(),
+                                .rows = p.rows()});
+            }),
+            "d_expert_down: dh must be f32[3, 8]; got f32[3, 4]");
+  Array dw({2, 8, 5}, DType::f32);
+  EXPECT_EQ(testing::error_of([&] {
+              run<ExpertWgrad>(s, expert_wgrad,
+                               {.dw_eMN = dw.tensor(),
+                                .left_RM = h.tensor(),
+                                .right_RN = y.tensor(),
+                                .gather_right = true,
+                                .rows = {p.offsets.tensor(), {}}});
+            }),
+            "expert_wgrad: a side is gathered, but rows have no token index; got f32[0]");
+}
+
+TEST(Experts, NullDeviceCounts) {
+  const auto null = [](Shape shape, DType dtype = DType::bf16) { return testing::null_tensor(shape, dtype); };
+  const Rows rows{null({3}, DType::i32), null({7}, DType::i32)};
+  const Tensor scratch = null({1 << 24}, DType::u8);
+  const auto flops = [&](auto&& body) { return testing::cost_on_null(body).flops; };
+  EXPECT_EQ(flops([&](Stream& s) {
+              expert_up(s, {.h_R2F = null({7, 8}),
+                            .a_RF = null({7, 4}),
+                            .x_TD = null({5, 6}),
+                            .w1_e2FD = null({2, 8, 6}),
+                            .rows = rows,
+                            .scratch = scratch});
+            }),
+            2 * 7 * 8 * 6);
+  EXPECT_EQ(
+      flops([&](Stream& s) {
+        expert_down(
+            s,
+            {.y_RD = null({7, 6}), .a_RF = null({7, 4}), .w2_eDF = null({2, 6, 4}), .rows = rows, .scratch = scratch});
+      }),
+      2 * 7 * 4 * 6);
+  EXPECT_EQ(flops([&](Stream& s) {
+              d_expert_up(s, {.dx_RD = null({7, 6}),
+                              .dh_R2F = null({7, 8}),
+                              .w1_e2FD = null({2, 8, 6}),
+                              .rows = rows,
+                              .scratch = scratch});
+            }),
+            2 * 7 * 8 * 6);
+  EXPECT_EQ(flops([&](Stream& s) {
+              d_expert_down(s, {.dh_R2F = null({7, 8}),
+                                .sa_RF = null({7, 4}),
+                                .dweight_R = null({7}, DType::f32),
+                                .dout_TD = null({5, 6}),
+                                .w2_eDF = null({2, 6, 4}),
+                                .h_R2F = null({7, 8}),
+                                .weight_R = null({7}, DType::f32),
+                                .rows = rows,
+                                .scratch = scratch});
+            }),
+            2 * 7 * 4 * 6);
+  EXPECT_EQ(flops([&](Stream& s) {
+              expert_wgrad(s, {.dw_eMN = null({2, 8, 6}, DType::f32),
+                               .left_RM = null({7, 8}),
+                               .right_RN = null({5, 6}),
+                               .gather_right = true,
+                               .rows = rows,
+                               .scratch = scratch});
+            }),
+            2 * 7 * 8 * 6);
+}
+
+}  // namespace
+}  // namespace moebius
