@@ -35,11 +35,14 @@ int run_ls(const Options& o) {
     if (o.json) {
       list.push_back({{"folder", each.folder}, {"step", each.step}, {"bytes", each.bytes}, {"problem", each.problem}});
     } else {
-      fmt::print("{:>8}  {:>11}  {}{}\n", each.step, bytes_text(each.bytes), each.folder, each.problem.empty() ? "" : "  DAMAGED: " + each.problem);
+      fmt::print("{:>8}  {:>11}  {}{}\n", each.step, bytes_text(each.bytes), each.folder,
+                 each.problem.empty() ? "" : "  DAMAGED: " + each.problem);
     }
   }
-  if (o.json) print_json({{"checkpoints", list}});
-  else if (checkpoints.empty()) fmt::print("no checkpoints in {}\n", dir);
+  if (o.json)
+    print_json({{"checkpoints", list}});
+  else if (checkpoints.empty())
+    fmt::print("no checkpoints in {}\n", dir);
   return 0;
 }
 
@@ -48,7 +51,8 @@ std::vector<std::string> folders_of(const std::string& path) {
   if (fs::exists(path + "/manifest.json")) return {path};
   std::vector<std::string> folders;
   for (const CheckpointInfo& each : list_checkpoints(checkpoints_dir(path))) folders.push_back(each.folder);
-  MOEBIUS_CHECK(input, !folders.empty(), "checkpoint verify: expected a checkpoint or a folder of them; got none in {}; check the path", path);
+  MOEBIUS_CHECK(input, !folders.empty(),
+                "checkpoint verify: expected a checkpoint or a folder of them; got none in {}; check the path", path);
   return folders;
 }
 
@@ -59,11 +63,17 @@ int run_verify(const Options& o) {
     const VerifyReport report = verify_checkpoint(folder);
     ok = ok && report.ok();
     if (o.json) {
-      list.push_back({{"folder", folder}, {"step", report.step}, {"ok", report.ok()}, {"tensors", report.num_tensors}, {"files", report.num_files},
-                      {"bytes", report.bytes}, {"problems", report.problems}});
+      list.push_back({{"folder", folder},
+                      {"step", report.step},
+                      {"ok", report.ok()},
+                      {"tensors", report.num_tensors},
+                      {"files", report.num_files},
+                      {"bytes", report.bytes},
+                      {"problems", report.problems}});
       continue;
     }
-    fmt::print("{}: {}, {} tensors in {} files, {}\n", folder, report.ok() ? "ok" : "DAMAGED", report.num_tensors, report.num_files, bytes_text(report.bytes));
+    fmt::print("{}: {}, {} tensors in {} files, {}\n", folder, report.ok() ? "ok" : "DAMAGED", report.num_tensors,
+               report.num_files, bytes_text(report.bytes));
     for (const std::string& problem : report.problems) fmt::print("  {}\n", problem);
   }
   if (o.json) print_json({{"ok", ok}, {"checkpoints", list}});
@@ -89,7 +99,8 @@ void add_checkpoint(Cli& cli) {
   const auto o = std::make_shared<Options>();
   const auto add = [&](const char* name, const char* what, int (*run)(const Options&)) {
     CLI::App* command = checkpoint->add_subcommand(name, what);
-    command->add_option("PATH", o->path, "a run's folder, its checkpoints folder, or (verify) one checkpoint")->required();
+    command->add_option("PATH", o->path, "a run's folder, its checkpoints folder, or (verify) one checkpoint")
+        ->required();
     add_json_option(*command, o->json);
     command->callback([&cli, o, run] { cli.run = [o, run] { return run(*o); }; });
     return command;

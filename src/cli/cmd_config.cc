@@ -20,10 +20,11 @@ struct Options {
 struct Resolved {
   RunSpec run;
   MeshShape mesh;
-  std::unique_ptr<Engine> engine;   // on the null device; none where the layout needs more than this version has
+  std::unique_ptr<Engine> engine;  // on the null device; none where the layout needs more than this version has
 };
 
-// Batch shapes that a recipe may leave out (a model alone is fine to look at) count as one sequence of the model's context.
+// Batch shapes that a recipe may leave out (a model alone is fine to look at) count as one sequence of the model's
+// context.
 EngineSpec counted_engine_spec(RunSpec run) {
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
@@ -38,13 +39,15 @@ Resolved resolve(const Options& o) {
   const ParallelSpec& p = r.run.parallel;
   r.mesh = {.tp = p.tp, .cp = p.cp, .dp = p.dp(o.ranks), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(o.ranks)};
   // Ranks that differ only in their data hold the same; other layouts are not part of this version.
-  if (p.tp == 1 && p.cp == 1 && p.pp == 1 && p.ep == 1 && p.etp == 1) r.engine = std::make_unique<Engine>(counted_engine_spec(r.run));
+  if (p.tp == 1 && p.cp == 1 && p.pp == 1 && p.ep == 1 && p.etp == 1)
+    r.engine = std::make_unique<Engine>(counted_engine_spec(r.run));
   return r;
 }
 
 nlohmann::ordered_json memory_json(const MemoryPlan& plan) {
   nlohmann::ordered_json lives;
-  for (int i = 0; i < kNumLives; ++i) lives[std::string(name_of(static_cast<Life>(i)))] = plan.bytes(static_cast<Life>(i));
+  for (int i = 0; i < kNumLives; ++i)
+    lives[std::string(name_of(static_cast<Life>(i)))] = plan.bytes(static_cast<Life>(i));
   lives["total"] = plan.total_bytes();
   return lives;
 }
@@ -58,7 +61,13 @@ void print_resolved_json(const Resolved& r) {
                                 {"active_parameters", m.num_active_parameters()},
                                 {"train_flops_per_token", m.train_flops_per_token(r.run.train.seq_len)},
                                 {"mesh",
-                                 {{"tp", r.mesh.tp}, {"cp", r.mesh.cp}, {"dp", r.mesh.dp}, {"pp", r.mesh.pp}, {"etp", r.mesh.etp}, {"ep", r.mesh.ep}, {"edp", r.mesh.edp}}}};
+                                 {{"tp", r.mesh.tp},
+                                  {"cp", r.mesh.cp},
+                                  {"dp", r.mesh.dp},
+                                  {"pp", r.mesh.pp},
+                                  {"etp", r.mesh.etp},
+                                  {"ep", r.mesh.ep},
+                                  {"edp", r.mesh.edp}}}};
   if (r.engine) object["memory_bytes"] = memory_json(r.engine->plan());
   print_json(object);
 }
@@ -75,20 +84,26 @@ void print_comment(const std::string& text) {
 void print_resolved(const Resolved& r) {
   const ModelSpec& m = r.run.model;
   fmt::print("{}\n", to_toml(r.run, true));
-  fmt::print("# model      {:.3f} M parameters, {:.3f} M active for a token; {:.3f} GFLOP a training token at sequence length {}\n",
-             m.num_parameters() / 1e6, m.num_active_parameters() / 1e6, m.train_flops_per_token(r.run.train.seq_len) / 1e9, r.run.train.seq_len);
-  fmt::print("# mesh       dense tp {} cp {} dp {} pp {}, experts etp {} ep {} edp {}, {} rank{}\n", r.mesh.tp, r.mesh.cp, r.mesh.dp, r.mesh.pp,
-             r.mesh.etp, r.mesh.ep, r.mesh.edp, r.mesh.world(), r.mesh.world() == 1 ? "" : "s");
-  print_comment(r.engine ? r.engine->plan().table() : "memory plan: this version plans layouts with data parallelism alone\n");
+  fmt::print(
+      "# model      {:.3f} M parameters, {:.3f} M active for a token; {:.3f} GFLOP a training token at sequence length "
+      "{}\n",
+      m.num_parameters() / 1e6, m.num_active_parameters() / 1e6, m.train_flops_per_token(r.run.train.seq_len) / 1e9,
+      r.run.train.seq_len);
+  fmt::print("# mesh       dense tp {} cp {} dp {} pp {}, experts etp {} ep {} edp {}, {} rank{}\n", r.mesh.tp,
+             r.mesh.cp, r.mesh.dp, r.mesh.pp, r.mesh.etp, r.mesh.ep, r.mesh.edp, r.mesh.world(),
+             r.mesh.world() == 1 ? "" : "s");
+  print_comment(r.engine ? r.engine->plan().table()
+                         : "memory plan: this version plans layouts with data parallelism alone\n");
 }
 
 }  // namespace
 
 void add_config(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("config", "the resolved recipe, where each value came from, the model's size, the mesh, the memory");
+  CLI::App* command = cli.app.add_subcommand(
+      "config", "the resolved recipe, where each value came from, the model's size, the mesh, the memory");
   const auto o = std::make_shared<Options>();
-  command->add_option("RECIPE", o->recipe, "recipe.toml")->required();
-  command->add_option("--set", o->overrides, "section.key=value")->take_all();
+  command->add_option("RECIPE", o->recipe, "recipe (TOML)")->required();
+  command->add_option("--set", o->overrides, "section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--ranks", o->ranks, "size of the run")->capture_default_str();
   add_json_option(*command, o->json);
   command->callback([&cli, o] {

@@ -19,12 +19,18 @@ struct Options {
 
 std::string_view type_name(TokenType type) {
   switch (type) {
-    case TokenType::u8: return "u8";
-    case TokenType::i8: return "i8";
-    case TokenType::i16: return "i16";
-    case TokenType::i32: return "i32";
-    case TokenType::i64: return "i64";
-    case TokenType::u16: return "u16";
+    case TokenType::u8:
+      return "u8";
+    case TokenType::i8:
+      return "i8";
+    case TokenType::i16:
+      return "i16";
+    case TokenType::i32:
+      return "i32";
+    case TokenType::i64:
+      return "i64";
+    case TokenType::u16:
+      return "u16";
   }
   return "?";
 }
@@ -32,9 +38,13 @@ std::string_view type_name(TokenType type) {
 int run_build(const Options& o) {
   const DatasetInfo info = build_dataset(o.build, *open_tokenizer(o.tokenizer));
   if (o.json) {
-    print_json({{"prefix", o.build.out_prefix}, {"documents", info.documents}, {"tokens", info.tokens}, {"text_bytes", info.text_bytes}});
+    print_json({{"prefix", o.build.out_prefix},
+                {"documents", info.documents},
+                {"tokens", info.tokens},
+                {"text_bytes", info.text_bytes}});
   } else {
-    fmt::print("{}: {} documents, {} tokens, {} bytes of text\n", o.build.out_prefix, info.documents, info.tokens, info.text_bytes);
+    fmt::print("{}: {} documents, {} tokens, {} bytes of text\n", o.build.out_prefix, info.documents, info.tokens,
+               info.text_bytes);
   }
   return 0;
 }
@@ -48,15 +58,19 @@ int run_info(const Options& o) {
                                   {"documents", data.num_documents()},
                                   {"sequences", data.num_sequences()},
                                   {"tokens", data.num_tokens()}};
-    if (info) object.update({{"tokenizer", info->tokenizer}, {"vocab_size", info->vocab_size}, {"append_eod", info->append_eod}, {"text_bytes", info->text_bytes}});
+    if (info)
+      object.update({{"tokenizer", info->tokenizer},
+                     {"vocab_size", info->vocab_size},
+                     {"append_eod", info->append_eod},
+                     {"text_bytes", info->text_bytes}});
     print_json(object);
     return 0;
   }
-  fmt::print("{}: {} documents, {} sequences, {} tokens of type {}\n", o.prefix, data.num_documents(), data.num_sequences(), data.num_tokens(),
-             type_name(data.type()));
+  fmt::print("{}: {} documents, {} sequences, {} tokens of type {}\n", o.prefix, data.num_documents(),
+             data.num_sequences(), data.num_tokens(), type_name(data.type()));
   if (info) {
-    fmt::print("tokenizer {}, vocabulary {}, {} bytes of text, {} an end-of-document id after each document\n", info->tokenizer, info->vocab_size,
-               info->text_bytes, info->append_eod ? "with" : "without");
+    fmt::print("tokenizer {}, vocabulary {}, {} bytes of text, {} an end-of-document id after each document\n",
+               info->tokenizer, info->vocab_size, info->text_bytes, info->append_eod ? "with" : "without");
   } else {
     fmt::print("no {}.json: tokenizer and bytes of text are unknown, so there will be no bits per byte\n", o.prefix);
   }

@@ -24,7 +24,9 @@ std::string onednn_version() {
   return fmt::format("{}.{}.{}", v->major, v->minor, v->patch);
 }
 
-std::string fmt_version() { return fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100); }
+std::string fmt_version() {
+  return fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100);
+}
 
 std::string xxhash_version() {
   const unsigned v = XXH_versionNumber();
@@ -87,7 +89,8 @@ int run_doctor(bool json) {
 }  // namespace
 
 void add_doctor(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("doctor", "what was found on this machine and in this build, and what is missing for what");
+  CLI::App* command = cli.app.add_subcommand(
+      "doctor", "what was found on this machine and in this build, and what is missing for what");
   const auto json = std::make_shared<bool>(false);
   add_json_option(*command, *json);
   command->callback([&cli, json] { cli.run = [json] { return run_doctor(*json); }; });

@@ -26,7 +26,9 @@ RunSpec eval_run(const Options& o) {
   const auto trained = read_run_spec(o.model);
   if (trained) run.data.separate_documents = trained->data.separate_documents;
   run.model = read_model_spec(o.model);
-  run.train.seq_len = o.seq_len > 0 ? o.seq_len : trained ? trained->train.seq_len : std::min<int64_t>(run.model.max_position_embeddings, 2048);
+  run.train.seq_len = o.seq_len > 0 ? o.seq_len
+                      : trained     ? trained->train.seq_len
+                                    : std::min<int64_t>(run.model.max_position_embeddings, 2048);
   run.train.micro_batch = run.train.global_batch = o.batch;
   run.precision.compute = compute_dtype(o.dtype);
   return run;
@@ -56,7 +58,8 @@ void print(const Options& o, const EvalResult& r) {
     return print_json(object);
   }
   fmt::print("loss {:.6f}  perplexity {:.4f}  bits per byte {}  over {:.0f} tokens\n", r.loss, std::exp(r.loss),
-             r.bits_per_byte ? fmt::format("{:.4f}", *r.bits_per_byte) : fmt::format("unknown ({}.json does not say how many bytes the text has)", o.data),
+             r.bits_per_byte ? fmt::format("{:.4f}", *r.bits_per_byte)
+                             : fmt::format("unknown ({}.json does not say how many bytes the text has)", o.data),
              r.tokens);
 }
 
@@ -67,7 +70,8 @@ void add_eval(Cli& cli) {
   const auto o = std::make_shared<Options>();
   command->add_option("MODEL", o->model, "checkpoint, run folder or Hugging Face folder")->required();
   command->add_option("--data", o->data, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
-  command->add_option("--seq-len", o->seq_len, "tokens a sequence; 0: the run's, or the model's context up to 2048")->capture_default_str();
+  command->add_option("--seq-len", o->seq_len, "tokens a sequence; 0: the run's, or the model's context up to 2048")
+      ->capture_default_str();
   command->add_option("--batch", o->batch, "sequences at a time")->capture_default_str();
   command->add_option("--max-batches", o->max_batches, "batches to read; 0: the whole set")->capture_default_str();
   add_device_option(*command, o->device);

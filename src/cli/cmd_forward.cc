@@ -16,10 +16,14 @@ void add_forward(Cli& cli) {
     int threads = 0;
     bool json = false;
   };
-  CLI::App* command = cli.app.add_subcommand("forward", "logits, loss, routes and gradients of given tokens, for comparison with other implementations");
+  CLI::App* command = cli.app.add_subcommand(
+      "forward", "logits, loss, routes and gradients of given tokens, for comparison with other implementations");
   const auto o = std::make_shared<Options>();
   command->add_option("MODEL", o->spec.model, "checkpoint or Hugging Face folder")->required();
-  command->add_option("--tokens", o->spec.tokens, "safetensors file with `tokens` I32 [B,S], and `doc_start` alike to keep documents apart")->required();
+  command
+      ->add_option("--tokens", o->spec.tokens,
+                   "safetensors file with `tokens` I32 [B,S], and `doc_start` alike to keep documents apart")
+      ->required();
   command->add_option("--out", o->spec.out, "safetensors file to write")->required();
   command->add_flag("--grads", o->spec.gradients, "the gradient of every tensor too");
   add_device_option(*command, o->device);

@@ -44,17 +44,19 @@ int run_generate(const Options& o) {
   spec.num_ids = tokenizer->vocab_size();
   std::vector<int32_t> prompt, pending;
   tokenizer->encode(o.prompt, &prompt);
-  if (prompt.empty()) prompt.push_back(tokenizer->eod_id());   // the start of a document is the end of another
+  if (prompt.empty()) prompt.push_back(tokenizer->eod_id());  // the start of a document is the end of another
 
   const int64_t wanted = static_cast<int64_t>(prompt.size()) + std::max<int64_t>(spec.max_tokens, 1);
-  const int64_t context = std::min(model.max_position_embeddings, wanted);   // caches no longer than the text can get
+  const int64_t context = std::min(model.max_position_embeddings, wanted);  // caches no longer than the text can get
   Engine engine(generation_engine_spec(model, compute_dtype(o.dtype), context, num_threads(o.threads)));
   Stream s = engine.stream();
   load_weights(s, engine.model(), o.model);
   if (o.json) {
     const Generated result = generate(engine, spec, prompt);
-    const nlohmann::ordered_json object{
-        {"prompt", o.prompt}, {"text", tokenizer->decode(result.tokens)}, {"tokens", result.tokens}, {"ended", result.ended}};
+    const nlohmann::ordered_json object{{"prompt", o.prompt},
+                                        {"text", tokenizer->decode(result.tokens)},
+                                        {"tokens", result.tokens},
+                                        {"ended", result.ended}};
     print_json(object);
     return 0;
   }
@@ -75,8 +77,10 @@ void add_generate(Cli& cli) {
   command->add_option("MODEL", o->model, "checkpoint, run folder or Hugging Face folder")->required();
   command->add_option("--prompt", o->prompt, "the text to continue; empty: a new document")->required();
   command->add_option("--max-tokens", o->spec.max_tokens, "tokens to add at most")->capture_default_str();
-  command->add_option("--temperature", o->spec.sampling.temperature, "0: always the most likely token")->capture_default_str();
-  command->add_option("--top-p", o->spec.sampling.top_p, "draw among the most likely tokens of this total probability")->capture_default_str();
+  command->add_option("--temperature", o->spec.sampling.temperature, "0: always the most likely token")
+      ->capture_default_str();
+  command->add_option("--top-p", o->spec.sampling.top_p, "draw among the most likely tokens of this total probability")
+      ->capture_default_str();
   command->add_option("--seed", o->spec.sampling.seed, "same seed, same text")->capture_default_str();
   command->add_option("--tokenizer", o->tokenizer, "bytes or a folder; default: the model's");
   add_device_option(*command, o->device);

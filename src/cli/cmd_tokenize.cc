@@ -24,7 +24,8 @@ std::vector<int32_t> parse_ids(const std::string& line, int64_t number) {
     int32_t id = 0;
     const auto [next, error] = std::from_chars(at, end, id);
     MOEBIUS_CHECK(input, error == std::errc() && (next == end || *next == ' ' || *next == '\t' || *next == '\r'),
-                  "standard input:{}: expected ids with spaces between them; got \"{}\"", number, line.substr(at - line.data(), 20));
+                  "standard input:{}: expected ids with spaces between them; got \"{}\"", number,
+                  line.substr(at - line.data(), 20));
     ids.push_back(id);
     at = next;
   }

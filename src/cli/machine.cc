@@ -49,7 +49,8 @@ Machine this_machine() {
 }
 
 std::string machine_line(const Machine& m) {
-  return fmt::format("{} ({} CPUs, {}), {}", m.cpu, m.cpus, m.features.empty() ? "no vector features" : fmt::format("{}", fmt::join(m.features, " ")),
+  return fmt::format("{} ({} CPUs, {}), {}", m.cpu, m.cpus,
+                     m.features.empty() ? "no vector features" : fmt::format("{}", fmt::join(m.features, " ")),
                      bytes_text(m.memory_bytes));
 }
 

@@ -8,15 +8,15 @@
 namespace moebius {
 
 struct Machine {
-  std::string cpu;                       // model name
-  int cpus = 0;                          // that this process may use
-  std::vector<std::string> features;     // of those in cpu_features(), what the CPU has
+  std::string cpu;                    // model name
+  int cpus = 0;                       // that this process may use
+  std::vector<std::string> features;  // of those in cpu_features(), what the CPU has
   int64_t memory_bytes = 0;
 };
 
 struct CpuFeature {
-  const char* name;   // as in /proc/cpuinfo
-  const char* use;    // what is slower without it
+  const char* name;  // as in /proc/cpuinfo
+  const char* use;   // what is slower without it
 };
 const std::vector<CpuFeature>& cpu_features();
 

@@ -22,7 +22,7 @@ struct Experts {
 
 void route_at_random(Experts& c, int64_t K) {
   const Rng rng(2, RngSite::bench);
-  std::vector<std::pair<int64_t, int64_t>> pairs;   // expert, token
+  std::vector<std::pair<int64_t, int64_t>> pairs;  // expert, token
   for (int64_t t = 0; t < c.T; ++t) {
     const int64_t first = static_cast<int64_t>(rng.below(t, c.E));
     for (int64_t k = 0; k < K; ++k) pairs.emplace_back((first + k * 5) % c.E, t);
@@ -74,7 +74,8 @@ double row_sum(const Tensor& t, int64_t row) {
 
 double up_row(const Experts& c, int64_t r) {
   double sum = 0;
-  for (int64_t j = 0; j < 2 * c.F; ++j) sum += dot(c.w1_e2FD, (c.expert_of(r) * 2 * c.F + j) * c.D, c.x_TD, c.token_of(r) * c.D, c.D);
+  for (int64_t j = 0; j < 2 * c.F; ++j)
+    sum += dot(c.w1_e2FD, (c.expert_of(r) * 2 * c.F + j) * c.D, c.x_TD, c.token_of(r) * c.D, c.D);
   return sum;
 }
 
@@ -88,7 +89,8 @@ double down_row(const Experts& c, int64_t r) {
 double dweight_row(const Experts& c, int64_t r) {
   double sum = 0;
   for (int64_t i = 0; i < c.D; ++i) {
-    sum += element(c.dout_TD, c.token_of(r) * c.D + i) * dot(c.w2_eDF, (c.expert_of(r) * c.D + i) * c.F, c.a_RF, r * c.F, c.F);
+    sum += element(c.dout_TD, c.token_of(r) * c.D + i) *
+           dot(c.w2_eDF, (c.expert_of(r) * c.D + i) * c.F, c.a_RF, r * c.F, c.F);
   }
   return sum;
 }
@@ -107,12 +109,14 @@ double d_up_row(const Experts& c, int64_t r) {
 // The sum of all elements of  sum over r of left[r]^T right[r].
 double wgrad_sum(const Experts& c, const Tensor& left, bool gather_left, const Tensor& right, bool gather_right) {
   double sum = 0;
-  for (int64_t r = 0; r < c.R; ++r) sum += row_sum(left, gather_left ? c.token_of(r) : r) * row_sum(right, gather_right ? c.token_of(r) : r);
+  for (int64_t r = 0; r < c.R; ++r)
+    sum += row_sum(left, gather_left ? c.token_of(r) : r) * row_sum(right, gather_right ? c.token_of(r) : r);
   return sum;
 }
 
 template <class Op>
-BenchLine time_op(Stream& s, BenchTensors& tensors, const BenchSpec& spec, const char* name, Op op, void (*run)(Stream&, const Op&)) {
+BenchLine time_op(Stream& s, BenchTensors& tensors, const BenchSpec& spec, const char* name, Op op,
+                  void (*run)(Stream&, const Op&)) {
   op.scratch = tensors.bytes(Op::scratch_bytes(op, spec.threads));
   BenchLine line{.name = name, .cost = cost(op)};
   time_runs(line, spec.runs, [&] { run(s, op); });
@@ -126,14 +130,17 @@ void check_rows(BenchLine& line, const Tensor& out, double magnitude, const std:
     line.checksum += row_sum(out, r);
     line.expected += expected(r);
   }
-  check_sum(line, rounding(DType::bf16, static_cast<double>(static_cast<int64_t>(rows.size()) * (out.numel() / out.dim(0))), magnitude));
+  check_sum(line,
+            rounding(DType::bf16, static_cast<double>(static_cast<int64_t>(rows.size()) * (out.numel() / out.dim(0))),
+                     magnitude));
 }
 
 // Weight gradients accumulate over the runs, the warm-up included.
 void check_wgrad(BenchLine& line, const Tensor& dw, double once) {
   for (int64_t i = 0; i < dw.numel(); ++i) line.checksum += element(dw, i);
   line.expected = once * static_cast<double>(line.runs + 1);
-  check_sum(line, 1e-3 * static_cast<double>(line.runs + 1) * std::sqrt(static_cast<double>(dw.numel())) + 1e-3 * std::abs(line.expected));
+  check_sum(line, 1e-3 * static_cast<double>(line.runs + 1) * std::sqrt(static_cast<double>(dw.numel())) +
+                      1e-3 * std::abs(line.expected));
 }
 
 }  // namespace
@@ -146,22 +153,38 @@ std::vector<BenchLine> bench_experts(const BenchSpec& spec) {
   const Rows own{.offsets_e1 = c.rows.offsets_e1};
   std::vector<BenchLine> lines;
 
-  lines.push_back(time_op(s, t, spec, "expert_up", ExpertUp{.h_R2F = c.h_R2F, .a_RF = c.a_RF, .x_TD = c.x_TD, .w1_e2FD = c.w1_e2FD, .rows = c.rows}, expert_up));
+  lines.push_back(time_op(
+      s, t, spec, "expert_up",
+      ExpertUp{.h_R2F = c.h_R2F, .a_RF = c.a_RF, .x_TD = c.x_TD, .w1_e2FD = c.w1_e2FD, .rows = c.rows}, expert_up));
   check_rows(lines.back(), c.h_R2F, 1.0, [&](int64_t r) { return up_row(c, r); });
-  lines.push_back(time_op(s, t, spec, "expert_down", ExpertDown{.y_RD = c.y_RD, .a_RF = c.a_RF, .w2_eDF = c.w2_eDF, .rows = own}, expert_down));
+  lines.push_back(time_op(s, t, spec, "expert_down",
+                          ExpertDown{.y_RD = c.y_RD, .a_RF = c.a_RF, .w2_eDF = c.w2_eDF, .rows = own}, expert_down));
   check_rows(lines.back(), c.y_RD, 1.0, [&](int64_t r) { return down_row(c, r); });
   lines.push_back(time_op(s, t, spec, "d_expert_down",
-                          DExpertDown{.dh_R2F = c.dh_R2F, .sa_RF = c.sa_RF, .dweight_R = c.dweight_R, .dout_TD = c.dout_TD, .w2_eDF = c.w2_eDF, .h_R2F = c.h_R2F,
-                                      .weight_R = c.weight_R, .rows = c.rows},
+                          DExpertDown{.dh_R2F = c.dh_R2F,
+                                      .sa_RF = c.sa_RF,
+                                      .dweight_R = c.dweight_R,
+                                      .dout_TD = c.dout_TD,
+                                      .w2_eDF = c.w2_eDF,
+                                      .h_R2F = c.h_R2F,
+                                      .weight_R = c.weight_R,
+                                      .rows = c.rows},
                           d_expert_down));
-  check_rows(lines.back(), c.dweight_R, std::sqrt(static_cast<double>(c.D)), [&](int64_t r) { return dweight_row(c, r); });
-  lines.push_back(time_op(s, t, spec, "d_expert_up", DExpertUp{.dx_RD = c.dx_RD, .dh_R2F = c.dh_R2F, .w1_e2FD = c.w1_e2FD, .rows = own}, d_expert_up));
+  check_rows(lines.back(), c.dweight_R, std::sqrt(static_cast<double>(c.D)),
+             [&](int64_t r) { return dweight_row(c, r); });
+  lines.push_back(time_op(s, t, spec, "d_expert_up",
+                          DExpertUp{.dx_RD = c.dx_RD, .dh_R2F = c.dh_R2F, .w1_e2FD = c.w1_e2FD, .rows = own},
+                          d_expert_up));
   check_rows(lines.back(), c.dx_RD, 2.0, [&](int64_t r) { return d_up_row(c, r); });
-  lines.push_back(time_op(s, t, spec, "expert_wgrad_w2",
-                          ExpertWgrad{.dw_eMN = c.dw2_eDF, .left_RM = c.dout_TD, .right_RN = c.sa_RF, .gather_left = true, .rows = c.rows}, expert_wgrad));
+  lines.push_back(time_op(
+      s, t, spec, "expert_wgrad_w2",
+      ExpertWgrad{.dw_eMN = c.dw2_eDF, .left_RM = c.dout_TD, .right_RN = c.sa_RF, .gather_left = true, .rows = c.rows},
+      expert_wgrad));
   check_wgrad(lines.back(), c.dw2_eDF, wgrad_sum(c, c.dout_TD, true, c.sa_RF, false));
-  lines.push_back(time_op(s, t, spec, "expert_wgrad_w1",
-                          ExpertWgrad{.dw_eMN = c.dw1_e2FD, .left_RM = c.dh_R2F, .right_RN = c.x_TD, .gather_right = true, .rows = c.rows}, expert_wgrad));
+  lines.push_back(time_op(
+      s, t, spec, "expert_wgrad_w1",
+      ExpertWgrad{.dw_eMN = c.dw1_e2FD, .left_RM = c.dh_R2F, .right_RN = c.x_TD, .gather_right = true, .rows = c.rows},
+      expert_wgrad));
   check_wgrad(lines.back(), c.dw1_e2FD, wgrad_sum(c, c.dh_R2F, false, c.x_TD, true));
   return lines;
 }

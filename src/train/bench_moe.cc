@@ -31,7 +31,8 @@ struct Layer {
       : moe(params, plan, "mlp", m, BalanceSpec{}, DType::bf16, mesh, shape, /*layer=*/0, /*seed=*/0) {
     moe.declare_saved(plan, "moe", saved);
     declare_micro_batch(plan, shape, batch);
-    for (Tensor* t : {&x_TD, &y_TD, &dx_TD, &dy_TD}) plan.declare(*t, "activation", {shape.tokens(), m.hidden_size}, DType::bf16, Life::saved);
+    for (Tensor* t : {&x_TD, &y_TD, &dx_TD, &dy_TD})
+      plan.declare(*t, "activation", {shape.tokens(), m.hidden_size}, DType::bf16, Life::saved);
   }
   void backward(Step& step) {
     StackScope scope(step.stack);
@@ -58,7 +59,8 @@ const Param& param_named(const ParamTable& params, const std::string& name) {
 // Sum over d of  sum over k of weight * W2 swiglu(W1 x)  of one token, by the route that the layer chose.
 double token_sum(const Layer& layer, const ModelSpec& m, int64_t t) {
   const int64_t D = m.hidden_size, F = m.moe_intermediate_size, K = m.top_k;
-  const Tensor w1 = param_named(layer.params, "mlp.experts.gate_up_proj").w, w2 = param_named(layer.params, "mlp.experts.down_proj").w;
+  const Tensor w1 = param_named(layer.params, "mlp.experts.gate_up_proj").w,
+               w2 = param_named(layer.params, "mlp.experts.down_proj").w;
   const Route& route = layer.saved.router.route;
   double sum = 0;
   for (int64_t k = 0; k < K; ++k) {
@@ -91,9 +93,11 @@ std::vector<BenchLine> bench_moe_layer(const BenchSpec& spec) {
   layer.x_TD = tensors.normal(layer.x_TD.shape, DType::bf16, 1.0f);
   layer.dy_TD = tensors.normal(layer.dy_TD.shape, DType::bf16, 1.0f);
   Step step{s, layer.plan.stack(), layer.batch};
-  const double T = static_cast<double>(shape.tokens()), flops = T * m.top_k * 6.0 * m.hidden_size * m.moe_intermediate_size;
+  const double T = static_cast<double>(shape.tokens()),
+               flops = T * m.top_k * 6.0 * m.hidden_size * m.moe_intermediate_size;
 
-  BenchLine forward{.name = "moe_layer_fwd", .cost = {flops, 0}}, both{.name = "moe_layer_fwd_bwd", .cost = {3 * flops, 0}};
+  BenchLine forward{.name = "moe_layer_fwd", .cost = {flops, 0}},
+      both{.name = "moe_layer_fwd_bwd", .cost = {3 * flops, 0}};
   time_runs(forward, spec.runs, [&] { layer.moe.forward(step, layer.y_TD, layer.x_TD, layer.saved); });
   time_runs(both, spec.runs, [&] {
     layer.moe.forward(step, layer.y_TD, layer.x_TD, layer.saved);

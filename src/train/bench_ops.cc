@@ -12,7 +12,10 @@ BenchLine gemm_line(const BenchSpec& spec, DType dtype) {
   Stream s(DeviceKind::cpu, pool);
   BenchTensors tensors(s);
   const int64_t n = scaled(2048, spec.scale);
-  const Gemm product{.c_MN = tensors.zeros({n, n}, dtype), .a = tensors.normal({n, n}, dtype, 1.0f), .b = tensors.normal({n, n}, dtype, 1.0f), .trans_b = true};
+  const Gemm product{.c_MN = tensors.zeros({n, n}, dtype),
+                     .a = tensors.normal({n, n}, dtype, 1.0f),
+                     .b = tensors.normal({n, n}, dtype, 1.0f),
+                     .trans_b = true};
   BenchLine line{.name = fmt::format("gemm_{}_{}", name_of(dtype), n), .cost = cost(product)};
   time_runs(line, spec.runs, [&] { gemm(s, product); });
   const std::vector<int64_t> rows = sampled(n);
@@ -28,12 +31,14 @@ BenchLine gemm_line(const BenchSpec& spec, DType dtype) {
 
 // Query head h of row t of the last sequence rows, in plain loops; sum over the head's outputs.
 double attention_sum(const AttentionFwd& a, int64_t t, int64_t h) {
-  const int64_t H = a.q_THd.dim(1), G = a.k_UGd.dim(1), d = a.q_THd.dim(2), S = a.q_THd.dim(0) / a.batch, g = h / (H / G), first = t / S * S;
+  const int64_t H = a.q_THd.dim(1), G = a.k_UGd.dim(1), d = a.q_THd.dim(2), S = a.q_THd.dim(0) / a.batch,
+                g = h / (H / G), first = t / S * S;
   double largest = -INFINITY, total = 0, sum = 0;
   std::vector<double> score;
   for (int64_t u = first; u <= t; ++u) {
     double dot = 0;
-    for (int64_t i = 0; i < d; ++i) dot += element(a.q_THd, (t * H + h) * d + i) * element(a.k_UGd, (u * G + g) * d + i);
+    for (int64_t i = 0; i < d; ++i)
+      dot += element(a.q_THd, (t * H + h) * d + i) * element(a.k_UGd, (u * G + g) * d + i);
     score.push_back(a.scale * dot);
     largest = std::max(largest, score.back());
   }
@@ -47,7 +52,9 @@ double attention_sum(const AttentionFwd& a, int64_t t, int64_t h) {
 
 }  // namespace
 
-std::vector<BenchLine> bench_gemm(const BenchSpec& spec) { return {gemm_line(spec, DType::bf16), gemm_line(spec, DType::f32)}; }
+std::vector<BenchLine> bench_gemm(const BenchSpec& spec) {
+  return {gemm_line(spec, DType::bf16), gemm_line(spec, DType::f32)};
+}
 
 std::vector<BenchLine> bench_attention(const BenchSpec& spec) {
   ThreadPool pool(spec.threads);
@@ -55,8 +62,12 @@ std::vector<BenchLine> bench_attention(const BenchSpec& spec) {
   BenchTensors tensors(s);
   const int64_t B = 8, S = scaled(512, spec.scale), T = B * S, H = 8, G = 4, d = 64;
   const DType dtype = DType::bf16;
-  AttentionFwd fwd{.o_THd = tensors.zeros({T, H, d}, dtype), .lse_TH = tensors.zeros({T, H}, DType::f32), .q_THd = tensors.normal({T, H, d}, dtype, 1.0f),
-                   .k_UGd = tensors.normal({T, G, d}, dtype, 1.0f), .v_UGd = tensors.normal({T, G, d}, dtype, 1.0f), .batch = B,
+  AttentionFwd fwd{.o_THd = tensors.zeros({T, H, d}, dtype),
+                   .lse_TH = tensors.zeros({T, H}, DType::f32),
+                   .q_THd = tensors.normal({T, H, d}, dtype, 1.0f),
+                   .k_UGd = tensors.normal({T, G, d}, dtype, 1.0f),
+                   .v_UGd = tensors.normal({T, G, d}, dtype, 1.0f),
+                   .batch = B,
                    .scale = 1.0f / std::sqrt(static_cast<float>(d))};
   fwd.scratch = tensors.bytes(AttentionFwd::scratch_bytes(fwd, spec.threads));
   BenchLine forward{.name = "attention_fwd", .cost = cost(fwd)};
@@ -69,9 +80,17 @@ std::vector<BenchLine> bench_attention(const BenchSpec& spec) {
   }
   check_sum(forward, rounding(dtype, static_cast<double>(4 * H * d), 1.0));
 
-  AttentionBwd bwd{.dq_THd = tensors.zeros({T, H, d}, dtype), .dk_TGd = tensors.zeros({T, G, d}, dtype), .dv_TGd = tensors.zeros({T, G, d}, dtype),
-                   .do_THd = tensors.normal({T, H, d}, dtype, 1.0f), .o_THd = fwd.o_THd, .lse_TH = fwd.lse_TH, .q_THd = fwd.q_THd, .k_TGd = fwd.k_UGd,
-                   .v_TGd = fwd.v_UGd, .batch = B, .scale = fwd.scale};
+  AttentionBwd bwd{.dq_THd = tensors.zeros({T, H, d}, dtype),
+                   .dk_TGd = tensors.zeros({T, G, d}, dtype),
+                   .dv_TGd = tensors.zeros({T, G, d}, dtype),
+                   .do_THd = tensors.normal({T, H, d}, dtype, 1.0f),
+                   .o_THd = fwd.o_THd,
+                   .lse_TH = fwd.lse_TH,
+                   .q_THd = fwd.q_THd,
+                   .k_TGd = fwd.k_UGd,
+                   .v_TGd = fwd.v_UGd,
+                   .batch = B,
+                   .scale = fwd.scale};
   bwd.scratch = tensors.bytes(AttentionBwd::scratch_bytes(bwd, spec.threads));
   BenchLine backward{.name = "attention_bwd", .cost = cost(bwd)};
   time_runs(backward, spec.runs, [&] { attention_bwd(s, bwd); });

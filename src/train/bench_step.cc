@@ -15,7 +15,9 @@ void fill_random(MicroBatch& batch, const RunSpec& run, int64_t step, int64_t m)
     const int64_t sample = m * B + row;
     for (int64_t i = 0; i < S; ++i) {
       const int64_t at = row * S + i;
-      const auto id = [&](int64_t k) { return static_cast<int32_t>(rng.below(static_cast<uint64_t>(sample * (S + 1) + k), static_cast<uint64_t>(V))); };
+      const auto id = [&](int64_t k) {
+        return static_cast<int32_t>(rng.below(static_cast<uint64_t>(sample * (S + 1) + k), static_cast<uint64_t>(V)));
+      };
       batch.token_T.ptr<int32_t>()[at] = id(i);
       batch.target_T.ptr<int32_t>()[at] = id(i + 1);
       batch.weight_T.ptr<float>()[at] = 1.0f;
@@ -54,7 +56,10 @@ class MatrixRate {
  public:
   explicit MatrixRate(int threads) : pool_(threads), s_(DeviceKind::cpu, pool_), tensors_(s_) {
     const Shape nn{2048, 2048};
-    product_ = {.c_MN = tensors_.zeros(nn, DType::bf16), .a = tensors_.normal(nn, DType::bf16, 1.0f), .b = tensors_.normal(nn, DType::bf16, 1.0f), .trans_b = true};
+    product_ = {.c_MN = tensors_.zeros(nn, DType::bf16),
+                .a = tensors_.normal(nn, DType::bf16, 1.0f),
+                .b = tensors_.normal(nn, DType::bf16, 1.0f),
+                .trans_b = true};
     gemm(s_, product_);
   }
   double measure_tflops() {
@@ -75,14 +80,16 @@ class MatrixRate {
 StepBench bench_step(const RunSpec& run, int64_t steps, bool profile) {
   MOEBIUS_CHECK(usage, steps >= 1, "bench step: expected at least 1 step; got {}", steps);
   MOEBIUS_CHECK(usage, run.train.micro_batch > 0 && run.train.global_batch % run.train.micro_batch == 0,
-                "bench step: expected a recipe with train.global_batch a multiple of train.micro_batch; got {} and {}", run.train.global_batch,
-                run.train.micro_batch);
+                "bench step: expected a recipe with train.global_batch a multiple of train.micro_batch; got {} and {}",
+                run.train.global_batch, run.train.micro_batch);
   Engine engine(training_engine_spec(run));
   Stream s = engine.stream();
   engine.model().params().init(s, run.seed);
   MatrixRate rate(engine.spec().threads);
-  StepBench r{.steps = steps, .tokens = run.train.global_batch * run.train.seq_len, .planned_bytes = engine.plan().total_bytes()};
-  r.first_loss = train_step(engine, run, 1);   // first touch of the memory; not timed
+  StepBench r{.steps = steps,
+              .tokens = run.train.global_batch * run.train.seq_len,
+              .planned_bytes = engine.plan().total_bytes()};
+  r.first_loss = train_step(engine, run, 1);  // first touch of the memory; not timed
   Trace trace;
   if (profile) engine.set_trace(&trace);
   std::vector<double> seconds, tflops;

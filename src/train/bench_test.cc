@@ -1,6 +1,6 @@
 #include "train/bench.h"
 
-#include "io/testing.h"
+#include "io/io_test.h"
 #include "train/bench_timing.h"
 
 namespace moebius {
@@ -22,7 +22,9 @@ TEST_P(Workload, IsTimedCountedAndRight) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Workload, testing::Values(bench_gemm, bench_attention, bench_experts, bench_moe_layer),
-                         [](const auto& info) { return std::vector<std::string>{"gemm", "attention", "experts", "moe_layer"}[info.index]; });
+                         [](const auto& info) {
+                           return std::vector<std::string>{"gemm", "attention", "experts", "moe_layer"}[info.index];
+                         });
 
 TEST(Bench, AWrongChecksumIsAnError) {
   expect_error(ErrorKind::numerics, "bench gemm: expected checksum 3 within 0.5; got 4; the result is wrong",

@@ -28,10 +28,12 @@ std::vector<int64_t> sampled(int64_t of) {
   return rows;
 }
 
-int64_t scaled(int64_t size, double scale) { return std::max<int64_t>(1, std::llround(static_cast<double>(size) * scale)); }
+int64_t scaled(int64_t size, double scale) {
+  return std::max<int64_t>(1, std::llround(static_cast<double>(size) * scale));
+}
 
 void time_runs(BenchLine& line, int64_t runs, const std::function<void()>& body) {
-  body();   // first touch of memory, code and kernels made on demand
+  body();  // first touch of memory, code and kernels made on demand
   std::vector<double> ms;
   for (int64_t i = 0; i < runs; ++i) {
     const double begin = now_us();
@@ -45,10 +47,13 @@ void time_runs(BenchLine& line, int64_t runs, const std::function<void()>& body)
 }
 
 void check_sum(const BenchLine& line, double tolerance) {
-  MOEBIUS_CHECK(numerics, std::abs(line.checksum - line.expected) <= tolerance, "bench {}: expected checksum {:.6g} within {:.1g}; got {:.6g}; the result is wrong",
-                line.name, line.expected, tolerance, line.checksum);
+  MOEBIUS_CHECK(numerics, std::abs(line.checksum - line.expected) <= tolerance,
+                "bench {}: expected checksum {:.6g} within {:.1g}; got {:.6g}; the result is wrong", line.name,
+                line.expected, tolerance, line.checksum);
 }
 
-double rounding(DType dtype, double n, double magnitude) { return (dtype == DType::bf16 ? 0x1p-8 : 0x1p-20) * std::sqrt(n) * magnitude * 8; }
+double rounding(DType dtype, double n, double magnitude) {
+  return (dtype == DType::bf16 ? 0x1p-8 : 0x1p-20) * std::sqrt(n) * magnitude * 8;
+}
 
 }  // namespace moebius

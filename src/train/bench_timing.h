@@ -33,8 +33,8 @@ int64_t scaled(int64_t size, double scale);
 void time_runs(BenchLine& line, int64_t runs, const std::function<void()>& body);
 // Error{numerics} when the checksum is further from expected than `tolerance`, absolute.
 void check_sum(const BenchLine& line, double tolerance);
-// What rounding may do to a sum of n outputs of about this magnitude: each is off by at most half a unit of its dtype, at random, and
-// eight times the expected error is never met by chance.
+// What rounding may do to a sum of n outputs of about this magnitude: each is off by at most half a unit of its dtype,
+// at random, and eight times the expected error is never met by chance.
 double rounding(DType dtype, double n, double magnitude);
 
 }  // namespace moebius

@@ -12,16 +12,19 @@ namespace {
 void check(const Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt) {
   const int64_t context = engine.spec().cache_tokens, vocab = engine.spec().model.vocab_size;
   const Sampling& s = spec.sampling;
-  MOEBIUS_CHECK(usage, std::isfinite(s.temperature) && s.temperature >= 0, "generate: temperature must be 0 or more; got {}", s.temperature);
+  MOEBIUS_CHECK(usage, std::isfinite(s.temperature) && s.temperature >= 0,
+                "generate: temperature must be 0 or more; got {}", s.temperature);
   MOEBIUS_CHECK(usage, s.top_p > 0 && s.top_p <= 1, "generate: top-p must be in (0, 1]; got {}", s.top_p);
   MOEBIUS_CHECK(usage, spec.max_tokens >= 0, "generate: max-tokens must be 0 or more; got {}", spec.max_tokens);
   MOEBIUS_CHECK(usage, !prompt.empty(), "generate: expected a prompt of at least one token; got none");
   const int64_t length = static_cast<int64_t>(prompt.size());
   MOEBIUS_CHECK(usage, spec.max_tokens <= context - length,
-                "generate: prompt and continuation must fit the context of {} tokens; got {} + {}; shorten the prompt or lower max-tokens",
+                "generate: prompt and continuation must fit the context of {} tokens; got {} + {}; shorten the prompt "
+                "or lower max-tokens",
                 context, length, spec.max_tokens);
   for (const int32_t id : prompt) {
-    MOEBIUS_CHECK(input, id >= 0 && id < vocab, "generate: expected prompt ids in [0, {}); got {}; is this the model's tokenizer?", vocab, id);
+    MOEBIUS_CHECK(input, id >= 0 && id < vocab,
+                  "generate: expected prompt ids in [0, {}); got {}; is this the model's tokenizer?", vocab, id);
   }
 }
 
@@ -45,9 +48,12 @@ Ranked rank_tokens(std::span<const float> logits, double temperature) {
 
 int32_t sample_token(std::span<const float> logits, const Sampling& sampling, int64_t position) {
   MOEBIUS_ASSERT(!logits.empty());
-  MOEBIUS_CHECK(numerics, std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }),
-                "generate: expected finite logits for position {}; got NaN or Inf; the model is damaged or its dtype too narrow", position);
-  if (sampling.temperature == 0) return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  MOEBIUS_CHECK(
+      numerics, std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }),
+      "generate: expected finite logits for position {}; got NaN or Inf; the model is damaged or its dtype too narrow",
+      position);
+  if (sampling.temperature == 0)
+    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
   const Ranked r = rank_tokens(logits, sampling.temperature);
   const double wanted = sampling.top_p * std::accumulate(r.mass.begin(), r.mass.end(), 0.0);
   size_t kept = 0;
@@ -81,14 +87,17 @@ void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first,
     std::iota(batch.pos_T.ptr<int32_t>(), batch.pos_T.ptr<int32_t>() + T, static_cast<int32_t>(first + begin));
     engine.run([&](Step& step) {
       engine.model().forward_cached(step, engine.caches(), first + begin, T);
-      if (begin + T == n) engine.model().logits(step, tensor_of(logits.data(), {1, static_cast<int64_t>(logits.size())}), T - 1, T);
+      if (begin + T == n)
+        engine.model().logits(step, tensor_of(logits.data(), {1, static_cast<int64_t>(logits.size())}), T - 1, T);
     });
   }
 }
 
-Generated generate(Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt, const std::function<void(int32_t)>& on_token) {
+Generated generate(Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt,
+                   const std::function<void(int32_t)>& on_token) {
   check(engine, spec, prompt);
-  const int64_t vocab = engine.spec().model.vocab_size, num_ids = spec.num_ids > 0 ? std::min(spec.num_ids, vocab) : vocab;
+  const int64_t vocab = engine.spec().model.vocab_size,
+                num_ids = spec.num_ids > 0 ? std::min(spec.num_ids, vocab) : vocab;
   std::vector<float> logits(vocab);
   Generated out;
   if (spec.max_tokens == 0) return out;

@@ -4,15 +4,26 @@
 #include <set>
 #include <tuple>
 
-#include "io/testing.h"
+#include "io/io_test.h"
 
 namespace moebius {
 namespace {
 
 ModelSpec tiny() {
-  return model_spec_from_hf({{"model_type", "qwen3_moe"}, {"vocab_size", 37}, {"hidden_size", 24}, {"intermediate_size", 20}, {"num_hidden_layers", 3},
-                             {"num_attention_heads", 4}, {"num_key_value_heads", 2}, {"head_dim", 6}, {"num_experts", 5}, {"num_experts_per_tok", 2},
-                             {"moe_intermediate_size", 9}, {"mlp_only_layers", {1}}, {"max_position_embeddings", 64}, {"initializer_range", 0.3}},
+  return model_spec_from_hf({{"model_type", "qwen3_moe"},
+                             {"vocab_size", 37},
+                             {"hidden_size", 24},
+                             {"intermediate_size", 20},
+                             {"num_hidden_layers", 3},
+                             {"num_attention_heads", 4},
+                             {"num_key_value_heads", 2},
+                             {"head_dim", 6},
+                             {"num_experts", 5},
+                             {"num_experts_per_tok", 2},
+                             {"moe_intermediate_size", 9},
+                             {"mlp_only_layers", {1}},
+                             {"max_position_embeddings", 64},
+                             {"initializer_range", 0.3}},
                             "test");
 }
 
@@ -49,7 +60,8 @@ std::vector<float> cached_logits(std::span<const int32_t> tokens, int64_t chunk,
   init(engine);
   std::vector<float> logits(tiny().vocab_size);
   feed_tokens(engine, tokens.first(prefill), 0, logits);
-  for (size_t i = prefill; i < tokens.size(); ++i) feed_tokens(engine, tokens.subspan(i, 1), static_cast<int64_t>(i), logits);
+  for (size_t i = prefill; i < tokens.size(); ++i)
+    feed_tokens(engine, tokens.subspan(i, 1), static_cast<int64_t>(i), logits);
   return logits;
 }
 
@@ -63,7 +75,8 @@ TEST(Generate, CachedLogitsEqualTheFullForward) {
     for (const int64_t prefill : {1, 9, 22, 23}) {
       const std::vector<float> got = cached_logits(tokens, chunk, prefill);
       for (size_t i = 0; i < want.size(); ++i) {
-        EXPECT_NEAR(got[i], want[i], 100 * 0x1p-23f * largest) << "chunk " << chunk << ", prefill " << prefill << ", id " << i;
+        EXPECT_NEAR(got[i], want[i], 100 * 0x1p-23f * largest)
+            << "chunk " << chunk << ", prefill " << prefill << ", id " << i;
       }
     }
   }
@@ -91,7 +104,8 @@ TEST(Generate, SameSeedSameTextWhateverTheChunksAndThreads) {
     GenerateSpec spec{.max_tokens = 20};
     spec.sampling.seed = seed;
     const Generated first = generate(engine, spec, prompt_of(5));
-    EXPECT_EQ(generate(engine, spec, prompt_of(5)).tokens, first.tokens) << "an engine must not remember the text before";
+    EXPECT_EQ(generate(engine, spec, prompt_of(5)).tokens, first.tokens)
+        << "an engine must not remember the text before";
     texts.insert(first.tokens);
   }
   EXPECT_EQ(texts.size(), 2u) << "one text for each seed";
@@ -115,20 +129,28 @@ TEST(Generate, EndsAtTheEndIdAndShowsEachTokenAsItComes) {
 TEST(Generate, OnlyIdsThatTheTokenizerKnows) {
   Engine engine(generation_engine_spec(tiny(), DType::f32, 40, 1, 8));
   init(engine);
-  for (const int32_t id : generate(engine, {.max_tokens = 30, .sampling = {.temperature = 5}, .num_ids = 4}, prompt_of(5)).tokens) EXPECT_LT(id, 4);
+  for (const int32_t id :
+       generate(engine, {.max_tokens = 30, .sampling = {.temperature = 5}, .num_ids = 4}, prompt_of(5)).tokens)
+    EXPECT_LT(id, 4);
 }
 
 TEST(Generate, RefusesWhatDoesNotFit) {
   Engine engine(generation_engine_spec(tiny(), DType::f32, 10, 1, 8));
   init(engine);
-  expect_error(ErrorKind::usage, "must fit the context of 10 tokens; got 5 + 6", [&] { generate(engine, {.max_tokens = 6}, prompt_of(5)); });
+  expect_error(ErrorKind::usage, "must fit the context of 10 tokens; got 5 + 6",
+               [&] { generate(engine, {.max_tokens = 6}, prompt_of(5)); });
   EXPECT_EQ(generate(engine, {.max_tokens = 5}, prompt_of(5)).tokens.size(), 5u);
   EXPECT_EQ(generate(engine, {.max_tokens = 0}, prompt_of(10)).tokens.size(), 0u);
-  expect_error(ErrorKind::usage, "expected a prompt of at least one token", [&] { generate(engine, {.max_tokens = 1}, {}); });
-  expect_error(ErrorKind::input, "expected prompt ids in [0, 37); got 37", [&] { generate(engine, {.max_tokens = 1}, std::vector<int32_t>{37}); });
-  expect_error(ErrorKind::usage, "temperature must be 0 or more; got -1", [&] { generate(engine, {.max_tokens = 1, .sampling = {.temperature = -1}}, prompt_of(1)); });
-  expect_error(ErrorKind::usage, "top-p must be in (0, 1]; got 0", [&] { generate(engine, {.max_tokens = 1, .sampling = {.top_p = 0}}, prompt_of(1)); });
-  expect_error(ErrorKind::usage, "max-tokens must be 0 or more; got -1", [&] { generate(engine, {.max_tokens = -1}, prompt_of(1)); });
+  expect_error(ErrorKind::usage, "expected a prompt of at least one token",
+               [&] { generate(engine, {.max_tokens = 1}, {}); });
+  expect_error(ErrorKind::input, "expected prompt ids in [0, 37); got 37",
+               [&] { generate(engine, {.max_tokens = 1}, std::vector<int32_t>{37}); });
+  expect_error(ErrorKind::usage, "temperature must be 0 or more; got -1",
+               [&] { generate(engine, {.max_tokens = 1, .sampling = {.temperature = -1}}, prompt_of(1)); });
+  expect_error(ErrorKind::usage, "top-p must be in (0, 1]; got 0",
+               [&] { generate(engine, {.max_tokens = 1, .sampling = {.top_p = 0}}, prompt_of(1)); });
+  expect_error(ErrorKind::usage, "max-tokens must be 0 or more; got -1",
+               [&] { generate(engine, {.max_tokens = -1}, prompt_of(1)); });
 }
 
 TEST(Sampling, FrequenciesFollowTheProbabilities) {
@@ -146,19 +168,22 @@ TEST(Sampling, NucleusKeepsTheFewestThatReachTopP) {
   const std::vector<float> logits{std::log(0.5f), std::log(0.2f), std::log(0.3f)};
   const auto kept = [&](double top_p, double temperature = 1.0) {
     std::set<int32_t> ids;
-    for (int i = 0; i < 500; ++i) ids.insert(sample_token(logits, {.temperature = temperature, .top_p = top_p, .seed = 9}, i));
+    for (int i = 0; i < 500; ++i)
+      ids.insert(sample_token(logits, {.temperature = temperature, .top_p = top_p, .seed = 9}, i));
     return ids;
   };
   EXPECT_EQ(kept(0.4), (std::set<int32_t>{0}));
   EXPECT_EQ(kept(0.7), (std::set<int32_t>{0, 2}));
   EXPECT_EQ(kept(0.9), (std::set<int32_t>{0, 1, 2}));
-  EXPECT_EQ(kept(1.0, 1e-3), (std::set<int32_t>{0}));   // cold: the most likely alone
+  EXPECT_EQ(kept(1.0, 1e-3), (std::set<int32_t>{0}));  // cold: the most likely alone
 }
 
 TEST(Sampling, TiesGoToTheLowerIdAndNaNIsRefused) {
   EXPECT_EQ(sample_token(std::vector<float>{1, 3, 3}, {.temperature = 0}, 0), 1);
   EXPECT_EQ(sample_token(std::vector<float>{1, 3, 3}, {.top_p = 1e-9}, 0), 1);
-  expect_error(ErrorKind::numerics, "expected finite logits for position 4", [] { sample_token(std::vector<float>{1, NAN}, {}, 4); });
+  expect_error(ErrorKind::numerics, "expected finite logits for position 4", [] {
+    sample_token(std::vector<float>{1, NAN}, {}, 4);
+  });
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ void fill_batch(MicroBatch& batch, const ParityTokens& t) {
 EngineSpec engine_spec(const ModelSpec& model, const ParitySpec& spec, const ParityTokens& t) {
   return {.model = model,
           .precision = {.compute = spec.compute},
-          .use = ModelUse::gradients,   // every layer keeps its route
+          .use = ModelUse::gradients,  // every layer keeps its route
           .shape = {.batch = t.batch, .seq = t.seq, .max_segments = t.batch * t.seq},
           .threads = spec.threads};
 }
@@ -51,7 +51,8 @@ void add_gradients(std::vector<SafetensorsTensor>& tensors, const Model& model) 
   for (const Param& p : model.params().all()) {
     if (!p.has_grad) continue;
     for (const ParamPart& part : p.spec.parts) {
-      tensors.push_back({{"grad." + file_name_of(model.spec(), part.name), DType::f32, dims_of(part.shape)}, part_of(p.dw, part).data});
+      tensors.push_back({{"grad." + file_name_of(model.spec(), part.name), DType::f32, dims_of(part.shape)},
+                         part_of(p.dw, part).data});
     }
   }
 }
@@ -76,7 +77,8 @@ ParityResult write_parity(const ParitySpec& spec) {
   engine.run([&](Step& step) { engine.model().logits(step, tensor_of(logits.data(), {T, V}), 0, T); });
   const double loss = *engine.model().loss_sum().ptr<double>() * engine.batch().loss_scale;
   const float loss_f32 = static_cast<float>(loss);
-  std::vector<SafetensorsTensor> tensors{{{"logits", DType::f32, {t.batch, t.seq, V}}, logits.data()}, {{"loss", DType::f32, {1}}, &loss_f32}};
+  std::vector<SafetensorsTensor> tensors{{{"logits", DType::f32, {t.batch, t.seq, V}}, logits.data()},
+                                         {{"loss", DType::f32, {1}}, &loss_f32}};
   for (const Model::MoeLayer& moe : engine.model().moe_layers()) {
     const Tensor& topk_TK = moe.saved->router.route.topk_TK;
     tensors.push_back({{fmt::format("router.{}.topk", moe.layer), DType::i32, dims_of(topk_TK.shape)}, topk_TK.data});

@@ -15,7 +15,8 @@ namespace {
 nlohmann::json meta_value(const std::string& folder, const char* key) {
   const CheckpointReader reader(folder);
   const nlohmann::json& meta = reader.meta();
-  MOEBIUS_CHECK(input, meta.is_object() && meta.contains(key), "checkpoint {}: expected \"{}\" in its meta data; got none; it was not written by a training run",
+  MOEBIUS_CHECK(input, meta.is_object() && meta.contains(key),
+                "checkpoint {}: expected \"{}\" in its meta data; got none; it was not written by a training run",
                 folder, key);
   return meta.at(key);
 }
@@ -31,7 +32,8 @@ WeightsFolder find_weights(const std::string& path) {
     if (const auto newest = newest_checkpoint(dir, nullptr)) return {WeightsFolder::Kind::checkpoint, *newest};
   }
   MOEBIUS_FAIL(input,
-               "model {}: expected a Hugging Face folder (config.json), a checkpoint (manifest.json) or a run's folder with a complete "
+               "model {}: expected a Hugging Face folder (config.json), a checkpoint (manifest.json) or a run's folder "
+               "with a complete "
                "checkpoint; got none of them; check the path",
                path);
 }
@@ -49,15 +51,18 @@ std::optional<RunSpec> read_run_spec(const std::string& path) {
   const WeightsFolder from = find_weights(path);
   if (from.kind == WeightsFolder::Kind::hugging_face) return std::nullopt;
   const nlohmann::json recipe = meta_value(from.path, "recipe");
-  MOEBIUS_CHECK(input, recipe.is_string(), "checkpoint {}: expected its recipe as a text; got {}; it was not written by a training run", from.path,
+  MOEBIUS_CHECK(input, recipe.is_string(),
+                "checkpoint {}: expected its recipe as a text; got {}; it was not written by a training run", from.path,
                 recipe.type_name());
   return parse_run_spec(recipe.get<std::string>(), from.path + ": recipe", {});
 }
 
 void load_weights(Stream& s, Model& model, const std::string& path) {
   const WeightsFolder from = find_weights(path);
-  if (from.kind == WeightsFolder::Kind::hugging_face) load_hugging_face(s, model, from.path);
-  else load_checkpoint_weights(s, model, from.path);
+  if (from.kind == WeightsFolder::Kind::hugging_face)
+    load_hugging_face(s, model, from.path);
+  else
+    load_checkpoint_weights(s, model, from.path);
   model.params().sync(s);
 }
 

@@ -30,9 +30,11 @@ void check_names(const CheckpointReader& reader, const Model& model, const std::
     if (!wanted.contains(name) && !is_optimizer_state(name) && !is_training_state(name)) unexpected.push_back(name);
   }
   MOEBIUS_CHECK(input, missing.empty() && unexpected.empty() && misshapen.empty(),
-                "checkpoint {}: expected exactly the tensors of the model; got {} missing ({}), {} unexpected ({}) and {} of another shape or "
+                "checkpoint {}: expected exactly the tensors of the model; got {} missing ({}), {} unexpected ({}) and "
+                "{} of another shape or "
                 "dtype ({}); check that model and checkpoint belong together",
-                folder, missing.size(), name_list(missing), unexpected.size(), name_list(unexpected), misshapen.size(), name_list(misshapen));
+                folder, missing.size(), name_list(missing), unexpected.size(), name_list(unexpected), misshapen.size(),
+                name_list(misshapen));
 }
 
 }  // namespace

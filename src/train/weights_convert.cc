@@ -12,7 +12,8 @@ struct Half {
 
 float to_f32(Half x) {
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16, magnitude = x.bits & 0x7fffu;
-  // Shifted into a float's place the exponent is 127 - 15 = 112 too small; the product puts that right, subnormals included.
+  // Shifted into a float's place the exponent is 127 - 15 = 112 too small; the product puts that right, subnormals
+  // included.
   const float value = std::bit_cast<float>(magnitude << 13) * std::bit_cast<float>((112u + 127u) << 23);
   const uint32_t infinite = magnitude >= 0x7c00u ? 0x7f800000u : 0u;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | infinite | sign);
@@ -31,11 +32,17 @@ void convert(To* to, const void* from, int64_t n) {
 template <class To>
 void convert_to(To* to, const void* from, DType from_dtype, int64_t n, const std::string& who) {
   switch (from_dtype) {
-    case DType::f32: return convert<To, float>(to, from, n);
-    case DType::bf16: return convert<To, bf16>(to, from, n);
-    case DType::f16: return convert<To, Half>(to, from, n);
-    case DType::f64: return convert<To, double>(to, from, n);
-    default: MOEBIUS_FAIL(input, "{}: expected f32, bf16, f16 or f64; got {}; convert the weights first", who, name_of(from_dtype));
+    case DType::f32:
+      return convert<To, float>(to, from, n);
+    case DType::bf16:
+      return convert<To, bf16>(to, from, n);
+    case DType::f16:
+      return convert<To, Half>(to, from, n);
+    case DType::f64:
+      return convert<To, double>(to, from, n);
+    default:
+      MOEBIUS_FAIL(input, "{}: expected f32, bf16, f16 or f64; got {}; convert the weights first", who,
+                   name_of(from_dtype));
   }
 }
 

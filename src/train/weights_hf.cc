@@ -57,9 +57,10 @@ class Placement {
 
   void account_leftovers() {
     for (const std::string& name : folder_.unconsumed()) {
-      if (name.ends_with(".rotary_emb.inv_freq")) continue;   // computed, never read
+      if (name.ends_with(".rotary_emb.inv_freq")) continue;  // computed, never read
       if (name == kHead && model_.spec().tie_word_embeddings) {
-        if (!same_bytes(kHead, kEmbedding)) problems_.push_back(fmt::format("\"{}\" differs from \"{}\", but config.json ties them", kHead, kEmbedding));
+        if (!same_bytes(kHead, kEmbedding))
+          problems_.push_back(fmt::format("\"{}\" differs from \"{}\", but config.json ties them", kHead, kEmbedding));
         continue;
       }
       problems_.push_back(fmt::format("unexpected tensor \"{}\"", name));
@@ -94,13 +95,16 @@ std::string list_problems(const std::vector<std::string>& problems) {
 void load_hugging_face(Stream&, Model& model, const std::string& dir) {
   HfFolder folder = HfFolder::open(dir);
   const Placement placement(folder, model);
-  MOEBIUS_CHECK(input, placement.problems().empty(), "model folder {}: expected exactly the tensors of the model; got {} problem{}:{}", dir,
-                placement.problems().size(), placement.problems().size() == 1 ? "" : "s", list_problems(placement.problems()));
+  MOEBIUS_CHECK(input, placement.problems().empty(),
+                "model folder {}: expected exactly the tensors of the model; got {} problem{}:{}", dir,
+                placement.problems().size(), placement.problems().size() == 1 ? "" : "s",
+                list_problems(placement.problems()));
   std::vector<char> bytes;
   for (const Placed& each : placement.placed()) {
     bytes.resize(each.source.rows * each.source.cols * size_of(each.source.dtype));
     read_tensor(folder, each.source, bytes.data());
-    convert_elements(part_of(each.param->master(), *each.part), bytes.data(), each.source.dtype, dir + ": " + each.source.hf_name);
+    convert_elements(part_of(each.param->master(), *each.part), bytes.data(), each.source.dtype,
+                     dir + ": " + each.source.hf_name);
   }
 }
 

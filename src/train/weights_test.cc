@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "io/hf_names.h"
+#include "io/io_test.h"
 #include "io/safetensors.h"
-#include "io/testing.h"
 #include "train/checkpoint.h"
 #include "train/engine.h"
 #include "train/weights_source.h"
@@ -15,9 +15,17 @@ namespace moebius {
 namespace {
 
 ModelSpec tiny(bool tied = false) {
-  return model_spec_from_hf({{"model_type", "mixtral"}, {"vocab_size", 11}, {"hidden_size", 6}, {"intermediate_size", 5}, {"num_hidden_layers", 1},
-                             {"num_attention_heads", 2}, {"num_key_value_heads", 1}, {"num_local_experts", 3}, {"num_experts_per_tok", 2},
-                             {"max_position_embeddings", 16}, {"tie_word_embeddings", tied}},
+  return model_spec_from_hf({{"model_type", "mixtral"},
+                             {"vocab_size", 11},
+                             {"hidden_size", 6},
+                             {"intermediate_size", 5},
+                             {"num_hidden_layers", 1},
+                             {"num_attention_heads", 2},
+                             {"num_key_value_heads", 1},
+                             {"num_local_experts", 3},
+                             {"num_experts_per_tok", 2},
+                             {"max_position_embeddings", 16},
+                             {"tie_word_embeddings", tied}},
                             "test");
 }
 
@@ -53,7 +61,9 @@ class Folder {
       const float x = static_cast<float>(i) / 8 + shift;
       const _Float16 half = static_cast<_Float16>(x);
       const bf16 brain = to_bf16(x);
-      const void* from = dtype == DType::f32 ? static_cast<const void*>(&x) : dtype == DType::bf16 ? static_cast<const void*>(&brain) : &half;
+      const void* from = dtype == DType::f32    ? static_cast<const void*>(&x)
+                         : dtype == DType::bf16 ? static_cast<const void*>(&brain)
+                                                : &half;
       std::memcpy(t.bytes.data() + i * size_of(dtype), from, size_of(dtype));
     }
   }
@@ -113,7 +123,8 @@ TEST(Weights, ListsMissingUnexpectedAndMisshapenTogether) {
   const std::string path = folder.write();
   expect_error(ErrorKind::input, "got 3 problems", [&] { load(path, tiny()); });
   expect_error(ErrorKind::input, "expected a tensor \"model.norm.weight\"; got none", [&] { load(path, tiny()); });
-  expect_error(ErrorKind::input, "unexpected tensor \"model.layers.7.input_layernorm.weight\"", [&] { load(path, tiny()); });
+  expect_error(ErrorKind::input, "unexpected tensor \"model.layers.7.input_layernorm.weight\"",
+               [&] { load(path, tiny()); });
   expect_error(ErrorKind::input, "expected [11, 6] for lm_head.weight; got [6, 11]", [&] { load(path, tiny()); });
 }
 
@@ -123,7 +134,8 @@ TEST(Weights, TiedHeadMayBePresentWhenItIsEqual) {
   folder.add("lm_head.weight", {11, 6}, DType::bf16);
   load(folder.write(), tiny(true));
   folder.add("lm_head.weight", {11, 6}, DType::bf16, /*shift=*/1);
-  expect_error(ErrorKind::input, "\"lm_head.weight\" differs from \"model.embed_tokens.weight\"", [&] { load(folder.write(), tiny(true)); });
+  expect_error(ErrorKind::input, "\"lm_head.weight\" differs from \"model.embed_tokens.weight\"",
+               [&] { load(folder.write(), tiny(true)); });
 }
 
 TEST(Weights, OldRotaryBuffersAreIgnored) {
@@ -152,7 +164,8 @@ TEST(Weights, HalfPrecisionHasSubnormalsAndInfinities) {
 
 TEST(Weights, SaysWhatItLookedFor) {
   TestDir dir;
-  expect_error(ErrorKind::input, "expected a Hugging Face folder (config.json), a checkpoint (manifest.json) or a run's folder",
+  expect_error(ErrorKind::input,
+               "expected a Hugging Face folder (config.json), a checkpoint (manifest.json) or a run's folder",
                [&] { read_model_spec(dir.path()); });
   expect_error(ErrorKind::input, "got nothing there", [&] { read_model_spec(dir.path("none")); });
 }
@@ -203,12 +216,14 @@ TEST(Weights, CheckpointIsStrictToo) {
   Saved saved;
   saved.tensors_[0].name = "renamed";
   const std::string run = saved.write();
-  expect_error(ErrorKind::input, "got 1 missing (model.embed_tokens.weight), 1 unexpected (renamed)", [&] { load(run, tiny()); });
+  expect_error(ErrorKind::input, "got 1 missing (model.embed_tokens.weight), 1 unexpected (renamed)",
+               [&] { load(run, tiny()); });
 }
 
 TEST(Weights, CheckpointOfSomethingElseHasNoModel) {
   Saved saved(/*with_recipe=*/false);
-  expect_error(ErrorKind::input, "expected \"recipe\" in its meta data; got none", [&] { read_run_spec(saved.write()); });
+  expect_error(ErrorKind::input, "expected \"recipe\" in its meta data; got none",
+               [&] { read_run_spec(saved.write()); });
 }
 
 }  // namespace

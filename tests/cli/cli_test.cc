@@ -45,7 +45,8 @@ TEST(Cli, HelpGoesToStandardOutput) {
   TestDir dir;
   const Ran ran = run_moebius(dir, {"--help"});
   EXPECT_EQ(ran.code, 0);
-  for (const char* command : {"eval", "generate", "forward", "data", "tokenize", "checkpoint", "config", "bench", "doctor"}) {
+  for (const char* command :
+       {"eval", "generate", "forward", "data", "tokenize", "checkpoint", "config", "bench", "doctor"}) {
     EXPECT_THAT(ran.out, testing::HasSubstr(command));
   }
 }
@@ -54,8 +55,10 @@ TEST(Cli, HelpGoesToStandardOutput) {
 
 TEST(CliForward, WritesWhatItSays) {
   TestDir dir;
-  const auto json = json_of(run_moebius(dir, {"forward", kCase, "--tokens", kCase + "/tokens.safetensors", "--out", "out.safetensors", "--json"}));
-  const SafetensorsFile out = SafetensorsFile::open(dir.path("out.safetensors")), want = SafetensorsFile::open(kCase + "/expected.safetensors");
+  const auto json = json_of(run_moebius(
+      dir, {"forward", kCase, "--tokens", kCase + "/tokens.safetensors", "--out", "out.safetensors", "--json"}));
+  const SafetensorsFile out = SafetensorsFile::open(dir.path("out.safetensors")),
+                        want = SafetensorsFile::open(kCase + "/expected.safetensors");
   float loss = 0, want_loss = 0;
   out.read(out.at("loss"), &loss);
   want.read(want.at("loss"), &want_loss);
@@ -89,7 +92,9 @@ TEST(CliForward, RefusesBadRequests) {
 
 TEST(CliForward, RefusesBadTokens) {
   TestDir dir;
-  const auto forward = [&](const std::string& tokens) { return run_moebius(dir, {"forward", kCase, "--tokens", tokens, "--out", "o.safetensors"}); };
+  const auto forward = [&](const std::string& tokens) {
+    return run_moebius(dir, {"forward", kCase, "--tokens", tokens, "--out", "o.safetensors"});
+  };
   expect_refused(forward(write_tokens(dir, {1, 97, 3})), 3, "tokens: expected values in [0, 97); got 97 at [0, 1]");
   expect_refused(forward(write_tokens(dir, {1, 2, -4})), 3, "got -4 at [0, 2]");
   expect_refused(forward(write_tokens(dir, {5})), 3, "at least one row of two tokens");
@@ -100,15 +105,19 @@ TEST(CliForward, RefusesBadTokens) {
   write_safetensors(dir.path("f.safetensors"), {{{"tokens", DType::f32, {1, 2}}, floats.data()}});
   expect_refused(forward("f.safetensors"), 3, "tokens: expected I32 or I64; got F32");
   const std::vector<int32_t> ids{1, 2, 3}, starts{0, 2, 2};
-  write_safetensors(dir.path("d.safetensors"), {{{"tokens", DType::i32, {1, 3}}, ids.data()}, {{"doc_start", DType::i32, {1, 3}}, starts.data()}});
+  write_safetensors(dir.path("d.safetensors"),
+                    {{{"tokens", DType::i32, {1, 3}}, ids.data()}, {{"doc_start", DType::i32, {1, 3}}, starts.data()}});
   expect_refused(forward("d.safetensors"), 3, "doc_start: expected the index of the first token");
   EXPECT_FALSE(fs::exists(dir.path("o.safetensors")));
 }
 
 TEST(CliForward, RefusesDamagedModels) {
   TestDir dir;
-  const std::string model = copy_model(dir), weights = model + "/model.safetensors", tokens = kCase + "/tokens.safetensors";
-  const auto forward = [&] { return run_moebius(dir, {"forward", model, "--tokens", tokens, "--out", "o.safetensors"}); };
+  const std::string model = copy_model(dir), weights = model + "/model.safetensors",
+                    tokens = kCase + "/tokens.safetensors";
+  const auto forward = [&] {
+    return run_moebius(dir, {"forward", model, "--tokens", tokens, "--out", "o.safetensors"});
+  };
   const std::string whole = read_file(weights);
   write_file_atomic(weights, whole.substr(0, whole.size() - 1));
   expect_refused(forward(), 3, weights);
@@ -125,7 +134,8 @@ TEST(CliForward, RefusesDamagedModels) {
 
 TEST(CliForward, RefusesAnOutputThatCannotBeWritten) {
   TestDir dir;
-  const Ran ran = run_moebius(dir, {"forward", kCase, "--tokens", kCase + "/tokens.safetensors", "--out", "no/such/folder/o.safetensors"});
+  const Ran ran = run_moebius(
+      dir, {"forward", kCase, "--tokens", kCase + "/tokens.safetensors", "--out", "no/such/folder/o.safetensors"});
   EXPECT_EQ(ran.code, 4) << ran.err;
   EXPECT_THAT(ran.err, testing::HasSubstr("no/such/folder"));
 }
@@ -136,7 +146,8 @@ TEST(CliData, BuildsInfoAndEvaluates) {
   TestDir dir;
   // Bytes below 97, the vocabulary of the golden model, and no end of document: written by hand.
   write_file_atomic(dir.path("text.txt"), std::string(200, '!'));
-  const auto built = json_of(run_moebius(dir, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set", "--json"}));
+  const auto built = json_of(
+      run_moebius(dir, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set", "--json"}));
   EXPECT_EQ(built.at("documents"), 1);
   EXPECT_EQ(built.at("tokens"), 201);
   EXPECT_EQ(built.at("text_bytes"), 200);
@@ -146,7 +157,8 @@ TEST(CliData, BuildsInfoAndEvaluates) {
   EXPECT_EQ(info.at("token_type"), "u16");
 
   // 25 sequences of 8 tokens read 201; the last holds the end id, 256, which the model does not know.
-  const std::vector<std::string> eval{"eval", kCase, "--data", "set", "--seq-len", "8", "--batch", "4", "--dtype", "f32"};
+  const std::vector<std::string> eval{"eval", kCase,     "--data", "set",     "--seq-len",
+                                      "8",    "--batch", "4",      "--dtype", "f32"};
   expect_refused(run_moebius(dir, eval), 3, "256");
   std::vector<std::string> few = eval;
   few.insert(few.end(), {"--max-batches", "3", "--json"});
@@ -154,17 +166,20 @@ TEST(CliData, BuildsInfoAndEvaluates) {
   EXPECT_EQ(result.at("tokens"), 96);
   EXPECT_NEAR(result.at("perplexity").get<double>(), std::exp(result.at("loss").get<double>()), 1e-6);
   // 201 tokens stand for 200 bytes.
-  EXPECT_NEAR(result.at("bits_per_byte").get<double>(), result.at("loss").get<double>() / std::log(2.0) * 201 / 200, 1e-9);
+  EXPECT_NEAR(result.at("bits_per_byte").get<double>(), result.at("loss").get<double>() / std::log(2.0) * 201 / 200,
+              1e-9);
 }
 
 TEST(CliData, RefusesWhatIsNotThere) {
   TestDir dir;
-  expect_refused(run_moebius(dir, {"data", "build", "--input", "none.txt", "--tokenizer", "bytes", "--out", "set"}), 3, "none.txt");
+  expect_refused(run_moebius(dir, {"data", "build", "--input", "none.txt", "--tokenizer", "bytes", "--out", "set"}), 3,
+                 "none.txt");
   expect_refused(run_moebius(dir, {"data", "info", "set"}), 3, "set");
   expect_refused(run_moebius(dir, {"eval", kCase, "--data", "set"}), 3, "set");
   EXPECT_EQ(run_moebius(dir, {"data"}).code, 2);
   write_file_atomic(dir.path("t.txt"), "text");
-  expect_refused(run_moebius(dir, {"data", "build", "--input", "t.txt", "--tokenizer", "folder", "--out", "set"}), 2, "tokenizer");
+  expect_refused(run_moebius(dir, {"data", "build", "--input", "t.txt", "--tokenizer", "folder", "--out", "set"}), 2,
+                 "tokenizer");
 }
 
 TEST(CliTokenize, ThereAndBackLineByLine) {
@@ -173,7 +188,8 @@ TEST(CliTokenize, ThereAndBackLineByLine) {
   EXPECT_EQ(ids.code, 0) << ids.err;
   EXPECT_EQ(ids.out, "97 98\n\n99 32 195 169\n");
   EXPECT_EQ(run_moebius(dir, {"tokenize", "--tokenizer", "bytes", "--decode"}, ids.out).out, "ab\n\nc \xc3\xa9\n");
-  expect_refused(run_moebius(dir, {"tokenize", "--tokenizer", "bytes", "--decode"}, "12 x7\n"), 3, "standard input:1: expected ids with spaces between them; got \"x7\"");
+  expect_refused(run_moebius(dir, {"tokenize", "--tokenizer", "bytes", "--decode"}, "12 x7\n"), 3,
+                 "standard input:1: expected ids with spaces between them; got \"x7\"");
   EXPECT_NE(run_moebius(dir, {"tokenize", "--tokenizer", "bytes", "--decode"}, "999\n").code, 0);
 }
 
@@ -182,7 +198,8 @@ TEST(CliTokenize, ThereAndBackLineByLine) {
 TEST(CliGenerate, SameSeedSameText) {
   TestDir dir;
   const auto words = [](const std::string& seed) {
-    return std::vector<std::string>{"generate", kCase, "--tokenizer", "bytes", "--prompt", "!!", "--max-tokens", "12", "--dtype", "f32", "--json", "--seed", seed};
+    return std::vector<std::string>{"generate", kCase,     "--tokenizer", "bytes",  "--prompt", "!!", "--max-tokens",
+                                    "12",       "--dtype", "f32",         "--json", "--seed",   seed};
   };
   const auto first = json_of(run_moebius(dir, words("1")));
   EXPECT_EQ(first.at("tokens").size(), 12u);
@@ -200,7 +217,8 @@ TEST(CliGenerate, RefusesWhatDoesNotFit) {
   expect_refused(generate({"--max-tokens", "64"}), 2, "must fit the context of 64 tokens; got 1 + 64");
   expect_refused(generate({"--max-tokens", "3", "--temperature", "-1"}), 2, "temperature");
   expect_refused(generate({"--max-tokens", "3", "--top-p", "1.5"}), 2, "top-p");
-  expect_refused(run_moebius(dir, {"generate", kCase, "--tokenizer", "bytes", "--prompt", "z", "--max-tokens", "3"}), 3, "expected prompt ids in [0, 97); got 122");
+  expect_refused(run_moebius(dir, {"generate", kCase, "--tokenizer", "bytes", "--prompt", "z", "--max-tokens", "3"}), 3,
+                 "expected prompt ids in [0, 97); got 122");
 }
 
 // -- config ----------------------------------------------------------------------------------------------
@@ -227,7 +245,8 @@ TEST(CliConfig, WhatItPrintsIsARecipe) {
   ASSERT_EQ(first.code, 0) << first.err;
   EXPECT_THAT(first.out, testing::HasSubstr("memory plan"));
   write_file_atomic(dir.path("again.toml"), first.out);
-  EXPECT_EQ(json_of(run_moebius(dir, {"config", "again.toml", "--json"})).at("recipe"), json_of(run_moebius(dir, {"config", kRecipe, "--json"})).at("recipe"));
+  EXPECT_EQ(json_of(run_moebius(dir, {"config", "again.toml", "--json"})).at("recipe"),
+            json_of(run_moebius(dir, {"config", kRecipe, "--json"})).at("recipe"));
 }
 
 TEST(CliConfig, RefusesBadRecipes) {
@@ -245,7 +264,8 @@ TEST(CliConfig, RefusesBadRecipes) {
 TEST(CliCheckpoint, EmptyAndMissingFolders) {
   TestDir dir;
   EXPECT_THAT(run_moebius(dir, {"checkpoint", "ls", "."}).out, testing::HasSubstr("no checkpoints"));
-  expect_refused(run_moebius(dir, {"checkpoint", "verify", "."}), 3, "expected a checkpoint or a folder of them; got none");
+  expect_refused(run_moebius(dir, {"checkpoint", "verify", "."}), 3,
+                 "expected a checkpoint or a folder of them; got none");
   expect_refused(run_moebius(dir, {"checkpoint", "ls", "nowhere"}), 3, "got nothing there");
   expect_refused(run_moebius(dir, {"checkpoint", "prune", ".", "--keep", "0"}), 2, "keep");
 }
@@ -254,14 +274,16 @@ TEST(CliCheckpoint, EmptyAndMissingFolders) {
 
 TEST(CliBench, UnknownNamesAreListed) {
   TestDir dir;
-  expect_refused(run_moebius(dir, {"bench", "warp"}), 2, "bench: expected attention, experts, gemm, moe-layer, or step; got \"warp\"");
+  expect_refused(run_moebius(dir, {"bench", "warp"}), 2,
+                 "bench: expected attention, experts, gemm, moe-layer, or step; got \"warp\"");
   expect_refused(run_moebius(dir, {"bench", "gemm", "--runs", "0"}), 2, "--runs: expected at least 1");
 }
 
 TEST(CliBench, AStepOfATinyModel) {
   TestDir dir;
-  const auto json = json_of(run_moebius(dir, {"bench", "step", "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--set", "train.global_batch=2", "--set",
-                                              "train.micro_batch=1", "--set", "train.seq_len=16", "--steps", "2", "--profile", "--json"}));
+  const auto json = json_of(run_moebius(
+      dir, {"bench", "step", "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--set", "train.global_batch=2",
+            "--set", "train.micro_batch=1", "--set", "train.seq_len=16", "--steps", "2", "--profile", "--json"}));
   EXPECT_GT(json.at("tokens_per_s").get<double>(), 0);
   EXPECT_EQ(json.at("tokens_per_step"), 32);
   EXPECT_GT(json.at("ops").size(), 10u);

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "io/files.h"
-#include "io/testing.h"
+#include "io/io_test.h"
 
 namespace moebius {
 
 struct Ran {
-  int code = 0;            // exit code; 128 + n after signal n
+  int code = 0;  // exit code; 128 + n after signal n
   std::string out, err;
 };
 
@@ -32,7 +32,9 @@ inline Ran run_moebius(const TestDir& dir, const std::vector<std::string>& words
   for (const std::string& word : words) command += " " + quoted(word);
   command += " < stdin > stdout 2> stderr";
   const int status = std::system(command.c_str());
-  return {.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status), .out = read_file(dir.path("stdout")), .err = read_file(dir.path("stderr"))};
+  return {.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status),
+          .out = read_file(dir.path("stdout")),
+          .err = read_file(dir.path("stderr"))};
 }
 
 // The command failed as documented: this code, this text on standard error, nothing on standard output.

@@ -1,4 +1,5 @@
-// The optimizer against torch.optim.AdamW with clipping by global norm: five steps, tests/golden/data/adamw.safetensors.
+// The optimizer against torch.optim.AdamW with clipping by global norm: five steps,
+// tests/golden/data/adamw.safetensors.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -30,7 +31,8 @@ Tensor vector_of(std::vector<float>& values) { return tensor_of(values.data(), {
 // Both sides round each product and quotient of f32 once: a few units in the last place a step.
 void expect_close(const std::vector<float>& got, const std::vector<float>& want, const std::string& what) {
   ASSERT_EQ(got.size(), want.size());
-  for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 2e-6 * std::abs(want[i]) + 1e-8) << what << "[" << i << "]";
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_NEAR(got[i], want[i], 2e-6 * std::abs(want[i]) + 1e-8) << what << "[" << i << "]";
 }
 
 struct Updated {
@@ -56,15 +58,30 @@ TEST(GoldenAdamw, FiveStepsWithClipping) {
     for (auto& [name, u] : state) {
       std::vector<float>& grad = grads[name] = ref.read(fmt::format("grad.{}.{}", step, name));
       std::vector<double> partial(SumSquares::num_partials(grad.size()));
-      sum_squares(s, {.sum_1 = tensor_of(&sum, {1}), .partial_P = tensor_of(partial.data(), {static_cast<int64_t>(partial.size())}), .x_n = vector_of(grad)});
+      sum_squares(s, {.sum_1 = tensor_of(&sum, {1}),
+                      .partial_P = tensor_of(partial.data(), {static_cast<int64_t>(partial.size())}),
+                      .x_n = vector_of(grad)});
     }
-    clip_scale(s, {.norm_1 = tensor_of(&norm, {1}), .scale_1 = tensor_of(&scale, {1}), .sum_squares_1 = tensor_of(&sum, {1}), .clip = ref.constant("clip")});
+    clip_scale(s, {.norm_1 = tensor_of(&norm, {1}),
+                   .scale_1 = tensor_of(&scale, {1}),
+                   .sum_squares_1 = tensor_of(&sum, {1}),
+                   .clip = ref.constant("clip")});
     EXPECT_NEAR(norm, want_norm[step - 1], 1e-6 * want_norm[step - 1]);
     for (auto& [name, u] : state) {
-      adamw(s, {.param_n = vector_of(u.master), .master_n = vector_of(u.master), .m_n = vector_of(u.m), .v_n = vector_of(u.v),
-                .grad_n = vector_of(grads[name]), .scale_1 = tensor_of(&scale, {1}), .lr = lr[step - 1], .beta1 = ref.constant("beta1"),
-                .beta2 = ref.constant("beta2"), .eps = ref.constant("eps"), .weight_decay = ref.constant("weight_decay." + name), .step = step});
-      expect_close(u.master, ref.read(fmt::format("param.{}.{}", step, name)), fmt::format("{} after step {}", name, step));
+      adamw(s, {.param_n = vector_of(u.master),
+                .master_n = vector_of(u.master),
+                .m_n = vector_of(u.m),
+                .v_n = vector_of(u.v),
+                .grad_n = vector_of(grads[name]),
+                .scale_1 = tensor_of(&scale, {1}),
+                .lr = lr[step - 1],
+                .beta1 = ref.constant("beta1"),
+                .beta2 = ref.constant("beta2"),
+                .eps = ref.constant("eps"),
+                .weight_decay = ref.constant("weight_decay." + name),
+                .step = step});
+      expect_close(u.master, ref.read(fmt::format("param.{}.{}", step, name)),
+                   fmt::format("{} after step {}", name, step));
     }
   }
   for (const auto& [name, u] : state) {

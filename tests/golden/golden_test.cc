@@ -4,8 +4,8 @@
 #include <cmath>
 #include <filesystem>
 
+#include "io/io_test.h"
 #include "io/safetensors.h"
-#include "io/testing.h"
 #include "train/parity.h"
 
 namespace moebius {
@@ -52,7 +52,8 @@ double max_abs_diff(const std::vector<float>& a, const std::vector<float>& b) {
   return largest;
 }
 
-// The gates of tools/golden.py --check. Sums of up to 97 products in f32, a few layers deep, are good to about 1e-6 of their largest term.
+// The gates of tools/golden.py --check. Sums of up to 97 products in f32, a few layers deep, are good to about 1e-6 of
+// their largest term.
 void expect_f32_gate(const std::string& name, const std::vector<float>& got, const std::vector<float>& want) {
   if (name.starts_with("grad.")) {
     EXPECT_GE(cosine(got, want), 1 - 1e-6) << name;
@@ -68,7 +69,12 @@ class Golden : public testing::TestWithParam<std::string> {
  protected:
   SafetensorsFile forward(DType compute, bool gradients) {
     const std::string folder = kData + "/" + GetParam(), out = dir_.path("out.safetensors");
-    write_parity({.out = out, .model = folder, .tokens = folder + "/tokens.safetensors", .gradients = gradients, .compute = compute, .threads = 2});
+    write_parity({.out = out,
+                  .model = folder,
+                  .tokens = folder + "/tokens.safetensors",
+                  .gradients = gradients,
+                  .compute = compute,
+                  .threads = 2});
     return SafetensorsFile::open(out);
   }
   SafetensorsFile expected() const { return SafetensorsFile::open(kData + "/" + GetParam() + "/expected.safetensors"); }
@@ -81,12 +87,14 @@ TEST_P(Golden, LogitsLossRoutesAndGradientsInF32) {
   const SafetensorsFile got = forward(DType::f32, true), want = expected();
   size_t compared = 0;
   for (const SafetensorsEntry& entry : want.entries()) {
-    if (entry.name == "token_loss") continue;   // of single targets; `loss` is their mean
+    if (entry.name == "token_loss") continue;  // of single targets; `loss` is their mean
     const SafetensorsEntry* mine = got.find(entry.name);
     ASSERT_NE(mine, nullptr) << entry.name;
     ASSERT_EQ(mine->shape, entry.shape) << entry.name;
-    if (entry.name.starts_with("router.")) EXPECT_EQ(read_as<int32_t>(got, *mine), read_as<int32_t>(want, entry)) << entry.name;
-    else expect_f32_gate(entry.name, read_as<float>(got, *mine), read_as<float>(want, entry));
+    if (entry.name.starts_with("router."))
+      EXPECT_EQ(read_as<int32_t>(got, *mine), read_as<int32_t>(want, entry)) << entry.name;
+    else
+      expect_f32_gate(entry.name, read_as<float>(got, *mine), read_as<float>(want, entry));
     ++compared;
   }
   EXPECT_EQ(compared, got.entries().size()) << "something was written that the reference does not have";
