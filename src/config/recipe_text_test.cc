@@ -55,6 +55,7 @@ TEST(ReadRecipe, RefusesWhatIsNotTomlOrHoldsADate) {
   const auto text = [](const std::string& toml) {
     return error_text(ErrorKind::usage, [&] { read_recipe(toml, "r.toml"); });
   };
+  EXPECT_THAT(text("[# x\n"), HasSubstr("r.toml:1:2: not TOML: "));
   EXPECT_THAT(text("[run]\ndir = x\n"), HasSubstr("r.toml:2:7: not TOML: "));
   EXPECT_THAT(text("[run]\na = 1\na = 2\n"), HasSubstr("r.toml:3:5: not TOML: "));
   EXPECT_THAT(text("[run]\nday = 2020-01-02\n"),
