@@ -7,7 +7,7 @@
 
 #include "io/files.h"
 #include "io/safetensors.h"
-#include "io/io_test.h"
+#include "io/testing.h"
 #include "train/checkpoint_manifest.h"
 
 namespace moebius {
