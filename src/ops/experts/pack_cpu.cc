@@ -138,31 +138,33 @@ void pack_lanes_along(uint32_t* packed, const void* const* lane, int64_t k) {
   }
 }
 
+// next may be null: zeros.
 template <class W>
 WordLanes load_across(const typename W::Element* row, const typename W::Element* next, int64_t num_valid) {
-  if (num_valid >= kLanes) return W::across(row, next);
+  if (num_valid >= kLanes && (next || W::kPerWord == 1)) return W::across(row, next);
   typename W::Element part[2][kLanes] = {};
-  const auto bytes = static_cast<size_t>(std::max<int64_t>(0, num_valid)) * sizeof part[0][0];
-  if (bytes > 0) {
-    std::memcpy(part[0], row, bytes);
-    std::memcpy(part[1], next, bytes);
-  }
+  const auto bytes = static_cast<size_t>(std::clamp<int64_t>(num_valid, 0, kLanes)) * sizeof part[0][0];
+  if (bytes > 0) std::memcpy(part[0], row, bytes);
+  if (bytes > 0 && next) std::memcpy(part[1], next, bytes);
   return W::across(part[0], part[1]);
 }
 
+// Row by row through all panels: a row is read once and in order.
 template <class W>
-void pack_lanes_across(uint32_t* packed, int64_t num_lanes, const PanelRows& rows, int64_t k, int64_t num_valid) {
+void pack_panels_across(const AcrossPanels& to, const PanelRows& rows, int64_t k, int64_t num_valid) {
   using Element = typename W::Element;
-  static constexpr Element kZeros[kPanelCols] = {};
   const auto row = [&](int64_t i) {
     return static_cast<const Element*>(rows.base) + (rows.index ? rows.index[i] : i) * rows.ld;
   };
-  for (int64_t i = 0; i < k; i += W::kPerWord, packed += num_lanes) {
-    const Element* here = row(i);
-    const Element* next = i + 1 < k ? row(i + 1) : kZeros;
-    for (int64_t l = 0; l < num_lanes; l += kLanes) {
-      const WordLanes v = load_across<W>(here + l, next + l, num_valid - l);
-      std::memcpy(packed + l, &v, sizeof v);
+  uint32_t* word = to.packed;
+  for (int64_t i = 0; i < k; i += W::kPerWord, word += to.num_lanes) {
+    const Element *here = row(i), *next = W::kPerWord == 2 && i + 1 < k ? row(i + 1) : nullptr;
+    for (int64_t p = 0; p < to.num_panels; ++p) {
+      for (int64_t l = 0; l < to.num_lanes; l += kLanes) {
+        const int64_t column = p * to.num_lanes + l;
+        const WordLanes v = load_across<W>(here + column, next ? next + column : nullptr, num_valid - column);
+        std::memcpy(word + p * to.panel_stride + l, &v, sizeof v);
+      }
     }
   }
 }
@@ -188,9 +190,8 @@ void pack_along(Words words, uint32_t* packed, const void* const* lane, int64_t 
   });
 }
 
-void pack_across(Words words, uint32_t* packed, int64_t num_lanes, const PanelRows& rows, int64_t k,
-                 int64_t num_valid) {
-  with_words(words, [&]<class W>(W) { pack_lanes_across<W>(packed, num_lanes, rows, k, num_valid); });
+void pack_across(Words words, const AcrossPanels& to, const PanelRows& rows, int64_t k, int64_t num_valid) {
+  with_words(words, [&]<class W>(W) { pack_panels_across<W>(to, rows, k, num_valid); });
 }
 
 }  // namespace moebius::cpu

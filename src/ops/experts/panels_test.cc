@@ -48,7 +48,7 @@ std::vector<float> multiply(const PanelMath& math, Array& left, Array& right, co
   pack_along(math.words, b.data(), lanes, p.k);
   if (by_word) {
     Array across = transposed(left, p.rows, p.k, left.tensor().dtype);
-    pack_across(math.words, a.data(), kPanelRows, {across.tensor().data, nullptr, p.rows}, p.k, p.rows);
+    pack_across(math.words, {a.data(), kPanelRows, 1, 0}, {across.tensor().data, nullptr, p.rows}, p.k, p.rows);
   } else {
     pack_strips(math.words, a.data(), rows, p.rows, p.k);
   }
@@ -98,9 +98,9 @@ TEST(Panels, AlongAndAcrossPackTheSameWords) {
       for (int64_t l = 0; l < p.cols; ++l) lane[l] = along.tensor().rows(l, l + 1).data;
       std::vector<uint32_t> want = poisoned_panel(math.words, p.k, kPanelCols), got = want, got_gathered = want;
       pack_along(math.words, want.data(), lane, p.k);
-      pack_across(math.words, got.data(), kPanelCols, {across.tensor().data, nullptr, width}, p.k, width);
-      pack_across(math.words, got_gathered.data(), kPanelCols, {gathered.tensor().data, index.data(), width}, p.k,
-                  width);
+      pack_across(math.words, {got.data(), kPanelCols, 1, 0}, {across.tensor().data, nullptr, width}, p.k, width);
+      pack_across(math.words, {got_gathered.data(), kPanelCols, 1, 0}, {gathered.tensor().data, index.data(), width},
+                  p.k, width);
       for (std::vector<uint32_t>* panel : {&want, &got, &got_gathered})
         panel->resize(num_words(math.words, p.k) * kPanelCols);
       EXPECT_EQ(got, want);
