@@ -91,10 +91,11 @@ TEST_P(Golden, LogitsLossRoutesAndGradientsInF32) {
     const SafetensorsEntry* mine = got.find(entry.name);
     ASSERT_NE(mine, nullptr) << entry.name;
     ASSERT_EQ(mine->shape, entry.shape) << entry.name;
-    if (entry.name.starts_with("router."))
+    if (entry.name.starts_with("router.")) {
       EXPECT_EQ(read_as<int32_t>(got, *mine), read_as<int32_t>(want, entry)) << entry.name;
-    else
+    } else {
       expect_f32_gate(entry.name, read_as<float>(got, *mine), read_as<float>(want, entry));
+    }
     ++compared;
   }
   EXPECT_EQ(compared, got.entries().size()) << "something was written that the reference does not have";
