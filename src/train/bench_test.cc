@@ -1,6 +1,6 @@
 #include "train/bench.h"
 
-#include "io/testing.h"
+#include "io/io_test.h"
 #include "train/bench_timing.h"
 
 namespace moebius {

@@ -4,7 +4,7 @@
 #include <set>
 #include <tuple>
 
-#include "io/testing.h"
+#include "io/io_test.h"
 
 namespace moebius {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "io/hf_names.h"
 #include "io/safetensors.h"
-#include "io/testing.h"
+#include "io/io_test.h"
 #include "train/checkpoint.h"
 #include "train/engine.h"
 #include "train/weights_source.h"
