@@ -28,9 +28,7 @@ std::unique_ptr<Tokenizer> model_tokenizer(const Options& o) {
   return open_tokenizer(trained ? trained->data.tokenizer : o.model);
 }
 
-void flush(const Tokenizer& tokenizer, std::vector<int32_t>& ids) {
-  const std::string text = tokenizer.decode(ids);
-  ids.clear();
+void show(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
 }
@@ -42,7 +40,7 @@ int run_generate(const Options& o) {
   GenerateSpec spec = o.spec;
   spec.end_id = tokenizer->eod_id();
   spec.num_ids = tokenizer->vocab_size();
-  std::vector<int32_t> prompt, pending;
+  std::vector<int32_t> prompt;
   tokenizer->encode(o.prompt, &prompt);
   if (prompt.empty()) prompt.push_back(tokenizer->eod_id());  // the start of a document is the end of another
 
@@ -60,11 +58,17 @@ int run_generate(const Options& o) {
     print_json(object);
     return 0;
   }
-  std::fwrite(o.prompt.data(), 1, o.prompt.size(), stdout);
+  // Nothing is shown before the request is known to be good.
+  bool shown = false;
+  const auto show_prompt = [&] {
+    if (!shown) show(o.prompt);
+    shown = true;
+  };
   generate(engine, spec, prompt, [&](int32_t id) {
-    pending.push_back(id);
-    flush(*tokenizer, pending);
+    show_prompt();
+    show(tokenizer->decode(std::span(&id, 1)));
   });
+  show_prompt();
   std::fputc('\n', stdout);
   return 0;
 }

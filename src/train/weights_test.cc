@@ -17,7 +17,7 @@ namespace {
 ModelSpec tiny(bool tied = false) {
   return model_spec_from_hf({{"model_type", "mixtral"},
                              {"vocab_size", 11},
-                             {"hidden_size", 6},
+                             {"hidden_size", 8},
                              {"intermediate_size", 5},
                              {"num_hidden_layers", 1},
                              {"num_attention_heads", 2},
@@ -118,22 +118,22 @@ void load(const std::string& path, const ModelSpec& spec) {
 TEST(Weights, ListsMissingUnexpectedAndMisshapenTogether) {
   Folder folder(tiny(), DType::f32);
   folder.remove("model.norm.weight");
-  folder.add("model.layers.7.input_layernorm.weight", {6}, DType::f32);
-  folder.add("lm_head.weight", {6, 11}, DType::f32);
+  folder.add("model.layers.7.input_layernorm.weight", {8}, DType::f32);
+  folder.add("lm_head.weight", {8, 11}, DType::f32);
   const std::string path = folder.write();
   expect_error(ErrorKind::input, "got 3 problems", [&] { load(path, tiny()); });
   expect_error(ErrorKind::input, "expected a tensor \"model.norm.weight\"; got none", [&] { load(path, tiny()); });
   expect_error(ErrorKind::input, "unexpected tensor \"model.layers.7.input_layernorm.weight\"",
                [&] { load(path, tiny()); });
-  expect_error(ErrorKind::input, "expected [11, 6] for lm_head.weight; got [6, 11]", [&] { load(path, tiny()); });
+  expect_error(ErrorKind::input, "expected [11, 8] for lm_head.weight; got [8, 11]", [&] { load(path, tiny()); });
 }
 
 TEST(Weights, TiedHeadMayBePresentWhenItIsEqual) {
   Folder folder(tiny(true), DType::bf16);
   load(folder.write(), tiny(true));
-  folder.add("lm_head.weight", {11, 6}, DType::bf16);
+  folder.add("lm_head.weight", {11, 8}, DType::bf16);
   load(folder.write(), tiny(true));
-  folder.add("lm_head.weight", {11, 6}, DType::bf16, /*shift=*/1);
+  folder.add("lm_head.weight", {11, 8}, DType::bf16, /*shift=*/1);
   expect_error(ErrorKind::input, "\"lm_head.weight\" differs from \"model.embed_tokens.weight\"",
                [&] { load(folder.write(), tiny(true)); });
 }

@@ -267,7 +267,8 @@ TEST(CliCheckpoint, EmptyAndMissingFolders) {
   expect_refused(run_moebius(dir, {"checkpoint", "verify", "."}), 3,
                  "expected a checkpoint or a folder of them; got none");
   expect_refused(run_moebius(dir, {"checkpoint", "ls", "nowhere"}), 3, "got nothing there");
-  expect_refused(run_moebius(dir, {"checkpoint", "prune", ".", "--keep", "0"}), 2, "keep");
+  expect_refused(run_moebius(dir, {"checkpoint", "prune", ".", "--keep", "0"}), 2,
+                 "expected at least 1 to be kept; got 0");
 }
 
 // -- bench, doctor ---------------------------------------------------------------------------------------
