@@ -27,7 +27,7 @@ static_assert(kKernelVectors * kLanes == kPanelCols);
 struct Blocks {
   alignas(64) float a[kTransposedRows * kBlockK];
   alignas(64) float b[kBlockK * kBlockCols];
-  alignas(64) float c[kBlockRows * kRoundedCols];
+  alignas(64) float c[std::max(kBlockRows * kRoundedCols, kTransposedRows* kBlockCols)];  // all rows, or a strip
   alignas(64) float edge[kKernelRows * kPanelCols];
 };
 
@@ -167,7 +167,7 @@ void multiply_block(Blocks& blocks, const TileGemm& g, Part part) {
 }
 
 Blocks& blocks_of_this_thread() {
-  // Scratch of 1.7 MB, reused from call to call; it carries nothing from one to the next.
+  // Scratch of 2.3 MB, reused from call to call; it carries nothing from one to the next.
   thread_local const std::unique_ptr<Blocks> blocks(new Blocks);
   return *blocks;
 }
