@@ -13,6 +13,7 @@ struct TrainArgs {
 int train(const TrainArgs& args, Cli& cli) {
   const RunSpec run = load_run_spec(args.recipe, args.overrides);
   run.check(/*world_size=*/1);
+  run.check_trainable();
   MOEBIUS_CHECK(usage, run.device == DeviceKind::cpu, "run.device: this build has no CUDA backend; set run.device = \"cpu\"");
   cli.log.info("one rank, {} CPU threads", run.threads > 0 ? run.threads : num_available_cpus());
   TrainingRun training(run, cli.log, cli.signal);

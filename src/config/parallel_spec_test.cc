@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "config/spec_testing.h"
+#include "config/testing.h"
 
 namespace moebius {
 namespace {

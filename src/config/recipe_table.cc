@@ -57,6 +57,9 @@ struct Section {
 template <class Get>
 Section(const char*, Get) -> Section<Get>;
 
+template <class Get>
+Section(std::string, Get) -> Section<Get>;  // clang 14 does not deduce aggregates
+
 // A text that says nothing when it is empty.
 RecipeKey optional_text(const std::string& name, std::string RunSpec::*field, Resume resume) {
   return {name, any_text(), [field](RunSpec& s, const json& v) { v.get_to(s.*field); },

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <random>
 
-#include "config/spec_testing.h"
+#include "config/testing.h"
 
 namespace moebius {
 namespace {
@@ -35,14 +35,35 @@ TEST(ReadRecipe, KeysOutsideOfSectionsAndEmptySectionsKeepTheirName) {
   EXPECT_EQ(entries[1].key, "steps");
 }
 
+TEST(ReadRecipe, OtherAlphabetsInStringsAndComments) {
+  const std::string e = "\xc3\xa9";
+  const auto entries = read_recipe(
+      "\xef\xbb\xbf"
+      "[a] # " +
+          e + "\nw = \"\\\"" + e + "\"\nx = '\\" + e + "'\n" + "y = \"\"\"\n\\\"\"\"" + e + "\"\"\"\"\nz = '''" + e +
+          "\n'''",
+      "r.toml");
+  ASSERT_EQ(entries.size(), 4u);
+  EXPECT_EQ(entries[0].value, "\"" + e);
+  EXPECT_EQ(entries[1].value, "\\" + e);
+  EXPECT_EQ(entries[2].value, "\"\"\"" + e + "\"");
+  EXPECT_EQ(entries[3].value, e + "\n");
+  EXPECT_EQ(read_override("a.b=" + e).value, e);
+}
+
 TEST(ReadRecipe, RefusesWhatIsNotTomlOrHoldsADate) {
   const auto text = [](const std::string& toml) {
     return error_text(ErrorKind::usage, [&] { read_recipe(toml, "r.toml"); });
   };
+  EXPECT_THAT(text("[# x\n"), HasSubstr("r.toml:1:2: not TOML: "));
   EXPECT_THAT(text("[run]\ndir = x\n"), HasSubstr("r.toml:2:7: not TOML: "));
   EXPECT_THAT(text("[run]\na = 1\na = 2\n"), HasSubstr("r.toml:3:5: not TOML: "));
   EXPECT_THAT(text("[run]\nday = 2020-01-02\n"),
               HasSubstr("r.toml:2: no key holds a date or time; write a string in quotes"));
+  EXPECT_THAT(text("[run]\ndir\xc8\xa4 = 1"),
+              HasSubstr("r.toml:2: a character that is not ASCII stands outside of strings"));
+  EXPECT_THAT(text("a = 'x\\' \xc3\xa9"), HasSubstr("r.toml:1: a character that is not ASCII"));
+  EXPECT_THAT(text("a = \"\xff\""), HasSubstr("r.toml:1:5: not TOML"));
   EXPECT_THAT(text("[run]\nx = " + std::string(20, '[') + std::string(20, ']')),
               HasSubstr("r.toml:2: values nest deeper than 16"));
 }

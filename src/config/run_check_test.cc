@@ -3,8 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "config/run_testing.h"
-#include "config/spec_testing.h"
+#include "config/testing.h"
 
 namespace moebius {
 namespace {

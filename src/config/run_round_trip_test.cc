@@ -6,8 +6,7 @@
 #include <cmath>
 #include <random>
 
-#include "config/run_testing.h"
-#include "config/spec_testing.h"
+#include "config/testing.h"
 
 namespace moebius {
 namespace {

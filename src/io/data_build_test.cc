@@ -1,7 +1,7 @@
 #include "io/data_build.h"
 
 #include "io/files.h"
-#include "io/io_test.h"
+#include "io/testing.h"
 #include "io/token_data.h"
 
 namespace moebius {

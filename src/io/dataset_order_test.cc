@@ -5,8 +5,8 @@
 #include <numeric>
 #include <set>
 
-#include "io/io_test.h"
 #include "io/permutation.h"
+#include "io/testing.h"
 
 namespace moebius {
 namespace {

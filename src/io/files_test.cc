@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 
 #include "io/hash.h"
-#include "io/io_test.h"
+#include "io/testing.h"
 
 namespace moebius {
 namespace {

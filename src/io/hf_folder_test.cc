@@ -3,8 +3,8 @@
 #include <numeric>
 
 #include "io/hf_names.h"
-#include "io/io_test.h"
 #include "io/tensor_source.h"
+#include "io/testing.h"
 
 namespace moebius {
 namespace {

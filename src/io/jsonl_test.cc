@@ -3,7 +3,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "io/io_test.h"
+#include "io/testing.h"
 
 namespace moebius {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "io/io_test.h"
+#include "io/testing.h"
 
 namespace moebius {
 namespace {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <map>
 
-#include "io/io_test.h"
+#include "io/testing.h"
 
 namespace moebius {
 namespace {

@@ -4,8 +4,8 @@
 #include <zstd.h>
 
 #include "io/files.h"
-#include "io/io_test.h"
 #include "io/json_text.h"
+#include "io/testing.h"
 #include "io/utf8.h"
 
 namespace moebius {

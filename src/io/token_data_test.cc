@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "io/io_test.h"
+#include "io/testing.h"
 
 namespace moebius {
 namespace {

@@ -1,6 +1,6 @@
 #include "train/bench.h"
 
-#include "io/io_test.h"
+#include "io/testing.h"
 #include "train/bench_timing.h"
 
 namespace moebius {
@@ -21,9 +21,11 @@ TEST_P(Workload, IsTimedCountedAndRight) {
   }
 }
 
-constexpr const char* kNames[] = {"gemm", "attention", "experts", "moe_layer"};
-INSTANTIATE_TEST_SUITE_P(All, Workload, testing::Values(bench_gemm, bench_attention, bench_experts, bench_moe_layer),
-                         [](const auto& info) { return std::string(kNames[info.index]); });
+std::string workload_name(const testing::TestParamInfo<Workload::ParamType>& info) {
+  constexpr const char* kNames[] = {"gemm", "attention", "experts", "moe_layer"};
+  return kNames[info.index];
+}
+INSTANTIATE_TEST_SUITE_P(All, Workload, testing::Values(bench_gemm, bench_attention, bench_experts, bench_moe_layer), workload_name);
 
 TEST(Bench, AWrongChecksumIsAnError) {
   expect_error(ErrorKind::numerics, "bench gemm: expected checksum 3 within 0.5; got 4; the result is wrong",

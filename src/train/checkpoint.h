@@ -45,10 +45,11 @@ class CheckpointStore {
   CheckpointStore(std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
   ~CheckpointStore();  // waits for the save in flight; its error is lost, so call wait() first
 
-  // Makes step-`step`, replacing one that is there, and removes what `keep` leaves out. async: copies the tensors, then
-  // writes on a thread of its own; a save in flight is waited for first. Error{io} when the disk refuses: the
-  // checkpoints before are untouched, nothing half-written stays. The error of an asynchronous save is thrown by the
-  // next save(), which then does nothing else, or by wait().
+  // Makes step-`step`, replacing one that is there; then removes what `keep` leaves out, and any of a later step, which
+  // is of a history that this run did not go on with. async: copies the tensors, then writes on a thread of its own; a
+  // save in flight is waited for first. Error{io} when the disk refuses: the checkpoints before are untouched, nothing
+  // half-written stays. The error of an asynchronous save is thrown by the next save(), which then does nothing else,
+  // or by wait().
   void save(int64_t step, const std::vector<NamedTensor>& tensors, const nlohmann::json& meta);
   void wait();
 

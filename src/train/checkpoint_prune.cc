@@ -34,9 +34,12 @@ void remove_unfinished(const std::string& dir) {
   for (const std::string& folder : unfinished_folders(dir)) remove_folder(folder);
 }
 
-void prune_before(const std::string& dir, int64_t step, int64_t keep) {
+void prune_after_save(const std::string& dir, int64_t step, int64_t keep) {
   std::vector<CheckpointInfo> infos = list_checkpoints(dir);
-  std::erase_if(infos, [&](const CheckpointInfo& info) { return info.step > step; });
+  while (!infos.empty() && infos.back().step > step) {
+    remove_checkpoint(dir, infos.back());
+    infos.pop_back();
+  }
   const auto is_complete = [](const CheckpointInfo& info) { return info.problem.empty(); };
   for (const CheckpointInfo& old : older_than(infos, keep, is_complete)) remove_checkpoint(dir, old);
 }

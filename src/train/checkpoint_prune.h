@@ -11,8 +11,8 @@ namespace moebius {
 // What saves and removals that died left behind.
 void remove_unfinished(const std::string& dir);
 
-// After a save of `step`: keeps the newest `keep` complete ones up to it, and removes what is older than those.
-// Checkpoints of later steps are of another history: they neither count nor go.
-void prune_before(const std::string& dir, int64_t step, int64_t keep);
+// After a save of `step`. Checkpoints of later steps go: they are of a history that was given up, and a run that
+// resumes would take them for its own. keep >= 1: so do those older than the newest `keep` complete ones.
+void prune_after_save(const std::string& dir, int64_t step, int64_t keep);
 
 }  // namespace moebius

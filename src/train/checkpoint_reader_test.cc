@@ -4,7 +4,7 @@
 
 #include "io/files.h"
 #include "io/hash.h"
-#include "io/io_test.h"
+#include "io/testing.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_manifest.h"
 

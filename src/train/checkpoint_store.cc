@@ -51,7 +51,7 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
     write_checkpoint(dir_, {.step = step, .tensors = content, .meta = content_meta}, shard_bytes_);
     fault_point("checkpoint.before_prune");
     remove_unfinished(dir_);  // the one that was replaced
-    if (keep_ > 0) prune_before(dir_, step, keep_);
+    prune_after_save(dir_, step, keep_);
   };
   if (!async_save_) return write(tensors, meta);
   in_flight_ = std::async(std::launch::async, write, take_snapshot(tensors), meta);

@@ -4,7 +4,7 @@
 #include <set>
 #include <tuple>
 
-#include "io/io_test.h"
+#include "io/testing.h"
 
 namespace moebius {
 namespace {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "io/hf_names.h"
-#include "io/io_test.h"
+#include "io/testing.h"
 #include "io/safetensors.h"
 #include "train/checkpoint.h"
 #include "train/engine.h"

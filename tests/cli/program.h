@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "io/files.h"
-#include "io/io_test.h"
+#include "io/testing.h"
 
 namespace moebius {
 

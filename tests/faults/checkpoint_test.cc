@@ -16,7 +16,7 @@
 #include <set>
 
 #include "io/files.h"
-#include "io/io_test.h"
+#include "io/testing.h"
 #include "tests/faults/forked.h"
 
 namespace moebius {

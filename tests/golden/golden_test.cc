@@ -4,7 +4,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "io/io_test.h"
+#include "io/testing.h"
 #include "io/safetensors.h"
 #include "train/parity.h"
 

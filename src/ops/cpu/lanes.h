@@ -28,13 +28,77 @@ inline Lanes load_lanes(const bf16* x) {
   return v;
 }
 
-// The first n < 16 elements, the rest 0.
+// The first n <= 16 elements, the rest 0.
 template <class T>
 Lanes load_lanes(const T* x, int64_t n) {
+  if (n == kNumLanes) return load_lanes(x);
   T part[kNumLanes] = {};
   std::memcpy(part, x, static_cast<size_t>(n) * sizeof(T));
   return load_lanes(part);
 }
+
+using LaneBits = uint32_t __attribute__((vector_size(64)));
+
+inline LaneBits bits_of(Lanes v) {
+  LaneBits b;
+  std::memcpy(&b, &v, sizeof b);
+  return b;
+}
+inline Lanes lanes_of(LaneBits b) {
+  Lanes v;
+  std::memcpy(&v, &b, sizeof v);
+  return v;
+}
+
+// The bits that to_bf16 gives, in the low half of each lane.
+inline LaneBits bf16_bits(Lanes v) {
+  const LaneBits u = bits_of(v), rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded;
+}
+
+// v as a T holds it.
+template <class T>
+Lanes round_lanes(Lanes v);
+template <>
+inline Lanes round_lanes<float>(Lanes v) {
+  return v;
+}
+template <>
+inline Lanes round_lanes<bf16>(Lanes v) {
+  return lanes_of(bf16_bits(v) << 16);
+}
+
+inline void store_lanes(float* to, Lanes v) { std::memcpy(to, &v, sizeof v); }
+inline void store_lanes(bf16* to, Lanes v) {
+  using Halves = uint16_t __attribute__((vector_size(32)));
+  const Halves half = __builtin_convertvector(bf16_bits(v), Halves);
+  std::memcpy(to, &half, sizeof half);
+}
+// The first n <= 16 of them.
+template <class T>
+void store_lanes(T* to, Lanes v, int64_t n) {
+  if (n == kNumLanes) return store_lanes(to, v);
+  T part[kNumLanes];
+  store_lanes(part, v);
+  std::memcpy(to, part, static_cast<size_t>(n) * sizeof(T));
+}
+
+// exp_f32 of each lane.
+inline Lanes exp_lanes(Lanes x) {
+  const Lanes low = x < -87.3f ? Lanes{} - 87.3f : x, clamped = low > 88.3f ? Lanes{} + 88.3f : low;
+  const Lanes shifted = clamped * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+  const Lanes r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  Lanes p = r * 1.98412698e-4f + 1.38888889e-3f;
+  p = p * r + 8.33333333e-3f;
+  p = p * r + 4.16666667e-2f;
+  p = p * r + 1.66666667e-1f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  return p * lanes_of((bits_of(shifted) + 127u) << 23);
+}
+
+inline Lanes sigmoid_lanes(Lanes x) { return 1.0f / (1.0f + exp_lanes(-x)); }
 
 inline float sum_lanes(Lanes v) {
   float x[kNumLanes];

@@ -1,7 +1,6 @@
 // The backward of expert_down through the gated activation, fused: g never leaves the tile it is computed in.
-#include <cstring>
-
 #include "ops/backends_moe.h"
+#include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/experts_cpu.h"
 
@@ -13,7 +12,7 @@ RowProduct product_of(const DExpertDown& a) { return {a.dout_TD.dtype, a.dout_TD
 
 int64_t partial_bytes(const DExpertDown& a, const RowProduct& p) { return a.dweight_R.numel() * p.tasks_across * 4; }
 
-// n <= 32 columns of one row.
+// n <= 16 columns of one row.
 template <class T>
 struct RowPart {
   T *dh_gate, *dh_up, *sa;  // out
@@ -26,28 +25,28 @@ struct RowPart {
 // Gives <g, a> of the part. With s = sigmoid(gate): a = gate s up,  da/dgate = up s (1 + gate (1 - s)),  da/dup = gate
 // s.
 template <class T>
-float backward_part(const RowPart<T>& row) {
-  T gate[kPanelCols] = {}, up[kPanelCols] = {}, dgate[kPanelCols], dup[kPanelCols], sa[kPanelCols];
-  const size_t bytes = static_cast<size_t>(row.n) * sizeof(T);
-  std::memcpy(gate, row.h_gate, bytes);
-  std::memcpy(up, row.h_up, bytes);
-  float product[kPanelCols];
-  for (int64_t i = 0; i < kPanelCols; ++i) {
-    const float x = to_f32(gate[i]), u = to_f32(up[i]), s = sigmoid_f32(x);
-    const float a = to_f32(from_f32<T>(x * s * u));  // as expert_up rounded it
-    const float da = row.weight * row.g[i];
-    product[i] = row.g[i] * a;
-    dgate[i] = from_f32<T>(da * u * s * (1.0f + x * (1.0f - s)));
-    dup[i] = from_f32<T>(da * x * s);
-    sa[i] = from_f32<T>(row.weight * a);
+Lanes backward_part(const RowPart<T>& row) {
+  const Lanes gate = load_lanes(row.h_gate, row.n), up = load_lanes(row.h_up, row.n), g = load_lanes(row.g);
+  const Lanes s = sigmoid_lanes(gate), da = row.weight * g;
+  const Lanes a = round_lanes<T>(gate * s * up);  // as expert_up rounded it
+  store_lanes(row.dh_gate, da * up * s * (1.0f + gate * (1.0f - s)), row.n);
+  store_lanes(row.dh_up, da * gate * s, row.n);
+  store_lanes(row.sa, row.weight * a, row.n);
+  return g * a;
+}
+
+// n <= 32 columns, in two parts; columns that do not exist have g = 0.
+template <class T>
+float backward_row(RowPart<T> row) {
+  const int64_t n = row.n;
+  row.n = std::min(n, kNumLanes);
+  Lanes product = backward_part(row);
+  if (n > kNumLanes) {
+    product +=
+        backward_part<T>({row.dh_gate + kNumLanes, row.dh_up + kNumLanes, row.sa + kNumLanes, row.h_gate + kNumLanes,
+                          row.h_up + kNumLanes, row.g + kNumLanes, row.weight, n - kNumLanes});
   }
-  std::memcpy(row.dh_gate, dgate, bytes);
-  std::memcpy(row.dh_up, dup, bytes);
-  std::memcpy(row.sa, sa, bytes);
-  for (int64_t width = kPanelCols / 2; width > 0; width /= 2) {
-    for (int64_t i = 0; i < width; ++i) product[i] += product[i + width];
-  }
-  return product[0];
+  return sum_lanes(product);
 }
 
 template <class T>
@@ -58,9 +57,17 @@ void d_down_rows(const DExpertDown& a, const RowProduct& p, const RowRange& rang
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
     pack_rows(p.math.words, to, a.dout_TD.ptr<T>(), index_of(a.rows), range.begin + first, num, D);
   };
-  const auto pack_b = [&](int64_t j, uint32_t* to) {
-    const int64_t f = (first_panel + j) * kPanelCols;
-    pack_across(p.math.words, to, kPanelCols, {w2 + f, nullptr, F}, D, F - f);
+  const auto pack_b = [&](uint32_t* to) {
+    const int64_t f = first_panel * kPanelCols;
+    pack_across(p.math.words, {to, kPanelCols, num_panels, space.b_stride}, {w2 + f, nullptr, F}, D, F - f);
+  };
+  const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
+    const int64_t f = (first_panel + j) * kPanelCols, n = std::min(kPanelCols, F - f), r = range.begin + first;
+    for (const T* h : {a.h_R2F.ptr<T>(), a.dh_R2F.ptr<T>()}) {
+      prefetch_rows(h + r * 2 * F + f, num, 2 * F, n);
+      prefetch_rows(h + r * 2 * F + F + f, num, 2 * F, n);
+    }
+    prefetch_rows(a.sa_RF.ptr<T>() + r * F + f, num, F, n);
   };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t f = (first_panel + j) * kPanelCols;
@@ -68,12 +75,12 @@ void d_down_rows(const DExpertDown& a, const RowProduct& p, const RowRange& rang
       const int64_t r = range.begin + first + i;
       const T* h = a.h_R2F.ptr<T>() + r * 2 * F + f;
       T* dh = a.dh_R2F.ptr<T>() + r * 2 * F + f;
-      const float sum = backward_part<T>({dh, dh + F, a.sa_RF.ptr<T>() + r * F + f, h, h + F, tile + i * kPanelCols,
-                                          a.weight_R.ptr<float>()[r], std::min(kPanelCols, F - f)});
+      const float sum = backward_row<T>({dh, dh + F, a.sa_RF.ptr<T>() + r * F + f, h, h + F, tile + i * kPanelCols,
+                                         a.weight_R.ptr<float>()[r], std::min(kPanelCols, F - f)});
       partial[r] = j == 0 ? sum : partial[r] + sum;
     }
   };
-  multiply_panels(p.math, space, range.end - range.begin, num_panels, D, pack_a, pack_b, kNothingBefore, write);
+  multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, fetch, write);
 }
 
 }  // namespace

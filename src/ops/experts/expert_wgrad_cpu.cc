@@ -1,7 +1,5 @@
 // Weight gradients: k runs over the rows of an expert, in chunks of a fixed size, each added to the f32 gradient in
 // order.
-#include <immintrin.h>
-
 #include "ops/backends_moe.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/experts_cpu.h"
@@ -10,9 +8,12 @@ namespace moebius {
 namespace cpu {
 namespace {
 
-constexpr int64_t kChunk = 512;     // rows of an expert that are packed at once
-constexpr int64_t kTileRows = 308;  // of dw[e], 22 panels
-constexpr int64_t kTilePanels = 8;  // of 32 columns
+constexpr int64_t kChunk = 512;       // rows of an expert that are packed at once
+constexpr int64_t kTileRows = 518;    // of dw[e], 37 panels
+constexpr int64_t kPackedPanels = 8;  // of A at once: rows are read in pieces of 112 elements
+constexpr int64_t kTilePanels = 16;   // of 32 columns
+
+PanelSpace space_of(Words words) { return {words, kChunk, kPackedPanels, kTilePanels}; }
 
 struct Tiles {
   explicit Tiles(const Tensor& dw)
@@ -49,27 +50,25 @@ void add_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, i
                const PanelSpace& space) {
   const Tiles tiles(a.dw_eMN);
   float* dw = a.dw_eMN.ptr<float>() + (t.rows.expert * tiles.M + t.first_m) * tiles.N + t.first_n;
-  const auto pack_a = [&](int64_t first, int64_t, uint32_t* to) {
+  const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
     const int64_t m = t.first_m + first;
-    pack_across(math.words, to, kPanelRows, rows_from<T>(a.left_RM, a.gather_left, a.rows, begin, m), k, tiles.M - m);
+    pack_across(math.words, {to, kPanelRows, div_ceil(num, kPanelRows), space.a_stride},
+                rows_from<T>(a.left_RM, a.gather_left, a.rows, begin, m), k, tiles.M - m);
   };
-  const auto pack_b = [&](int64_t j, uint32_t* to) {
-    const int64_t n = t.first_n + j * kPanelCols;
-    pack_across(math.words, to, kPanelCols, rows_from<T>(a.right_RN, a.gather_right, a.rows, begin, n), k, tiles.N - n);
+  const int64_t num_panels = div_ceil(t.num_n, kPanelCols);
+  const auto pack_b = [&](uint32_t* to) {
+    pack_across(math.words, {to, kPanelCols, num_panels, space.b_stride},
+                rows_from<T>(a.right_RN, a.gather_right, a.rows, begin, t.first_n), k, tiles.N - t.first_n);
   };
   // The gradient comes from memory: ask for it while the product is computed.
   const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
-    for (int64_t i = 0; i < num; ++i) {
-      const float* row = dw + (first + i) * tiles.N + j * kPanelCols;
-      __builtin_prefetch(row, 1);
-      __builtin_prefetch(row + kPanelCols / 2, 1);
-    }
+    prefetch_rows(dw + first * tiles.N + j * kPanelCols, num, tiles.N, std::min(kPanelCols, t.num_n - j * kPanelCols));
   };
   const auto add = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t n = std::min(kPanelCols, t.num_n - j * kPanelCols);
     add_sums(tile, num, dw + first * tiles.N + j * kPanelCols, tiles.N, n);
   };
-  multiply_panels(math, space, t.num_m, div_ceil(t.num_n, kPanelCols), k, pack_a, pack_b, fetch, add);
+  multiply_panels(math.by_word, space, {num_words(math.words, k), t.num_m, num_panels}, pack_a, pack_b, fetch, add);
 }
 
 }  // namespace
@@ -88,7 +87,7 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
                           std::min(kTileRows, tiles.M - m),
                           n,
                           std::min(kTilePanels * kPanelCols, tiles.N - n)};
-      const PanelSpace space(a.scratch.data, worker, math.words, kChunk, kTilePanels);
+      const PanelSpace space(a.scratch.data, worker, space_of(math.words));
       for (int64_t begin = tile.rows.begin; begin < tile.rows.end; begin += kChunk) {
         add_chunk<T>(a, math, tile, begin, std::min(kChunk, tile.rows.end - begin), space);
       }
@@ -99,8 +98,7 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
 }  // namespace cpu
 
 int64_t ExpertWgrad::scratch_bytes(const ExpertWgrad& a, int num_threads) {
-  return num_threads *
-         cpu::PanelSpace::bytes(cpu::best_panel_math(a.left_RM.dtype).words, cpu::kChunk, cpu::kTilePanels);
+  return num_threads * cpu::space_of(cpu::best_panel_math(a.left_RM.dtype).words).num_bytes;
 }
 
 }  // namespace moebius

@@ -1,9 +1,8 @@
 // expert_up, expert_down and d_expert_up: rows times the weights of their expert.
-#include <cstring>
-
-#include "ops/backends_moe.h"
-#include "ops/cpu/vector.h"
 #include "ops/experts/experts_cpu.h"
+#include "ops/backends_moe.h"
+#include "ops/cpu/lanes.h"
+#include "ops/cpu/vector.h"
 
 namespace moebius {
 namespace cpu {
@@ -18,17 +17,10 @@ RowProduct product_of(const DExpertUp& a) { return {a.dh_R2F.dtype, a.dh_R2F.dim
 // n <= 16 columns from f on of a row of h and a.
 template <class T>
 void write_swiglu(const float* sum, T* h_gate, T* h_up, T* a, int64_t n) {
-  T gate[kHalf], up[kHalf], product[kHalf];
-  for (int64_t i = 0; i < kHalf; ++i) {
-    gate[i] = from_f32<T>(sum[i]);
-    up[i] = from_f32<T>(sum[kHalf + i]);
-    const float g = to_f32(gate[i]);
-    product[i] = from_f32<T>(g * sigmoid_f32(g) * to_f32(up[i]));
-  }
-  const size_t bytes = static_cast<size_t>(n) * sizeof(T);
-  std::memcpy(h_gate, gate, bytes);
-  std::memcpy(h_up, up, bytes);
-  std::memcpy(a, product, bytes);
+  const Lanes gate = round_lanes<T>(load_lanes(sum)), up = round_lanes<T>(load_lanes(sum + kHalf));
+  store_lanes(h_gate, gate, n);
+  store_lanes(h_up, up, n);
+  store_lanes(a, gate * sigmoid_lanes(gate) * up, n);
 }
 
 template <class T>
@@ -39,14 +31,23 @@ void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int6
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
     pack_rows(p.math.words, to, a.x_TD.ptr<T>(), index_of(a.rows), range.begin + first, num, D);
   };
-  const auto pack_b = [&](int64_t j, uint32_t* to) {
-    const void* lane[kPanelCols] = {};
-    const int64_t f = (first_panel + j) * kHalf;
-    for (int64_t i = 0; i < std::min(kHalf, F - f); ++i) {
-      lane[i] = w1 + (f + i) * D;
-      lane[kHalf + i] = w1 + (F + f + i) * D;
+  const auto pack_b = [&](uint32_t* to) {
+    for (int64_t j = 0; j < num_panels; ++j, to += space.b_stride) {
+      const void* lane[kPanelCols] = {};
+      const int64_t f = (first_panel + j) * kHalf;
+      for (int64_t i = 0; i < std::min(kHalf, F - f); ++i) {
+        lane[i] = w1 + (f + i) * D;
+        lane[kHalf + i] = w1 + (F + f + i) * D;
+      }
+      pack_along(p.math.words, to, lane, D);
     }
-    pack_along(p.math.words, to, kPanelCols, lane, D);
+  };
+  const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
+    const int64_t f = (first_panel + j) * kHalf, n = std::min(kHalf, F - f);
+    const T* h = a.h_R2F.ptr<T>() + (range.begin + first) * 2 * F + f;
+    prefetch_rows(h, num, 2 * F, n);
+    prefetch_rows(h + F, num, 2 * F, n);
+    prefetch_rows(a.a_RF.ptr<T>() + (range.begin + first) * F + f, num, F, n);
   };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t f = (first_panel + j) * kHalf, n = std::min(kHalf, F - f);
@@ -56,16 +57,15 @@ void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int6
       write_swiglu(tile + i * kPanelCols, h, h + F, a.a_RF.ptr<T>() + r * F + f, n);
     }
   };
-  multiply_panels(p.math, space, range.end - range.begin, num_panels, D, pack_a, pack_b, kNothingBefore, write);
+  multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, fetch, write);
 }
 
-// Rows of sums rounded into out[r, col...].
+// Rows of n <= 32 sums, rounded.
 template <class T>
 void write_sums(const float* tile, int64_t num, T* out, int64_t ld, int64_t n) {
-  for (int64_t i = 0; i < num; ++i) {
-    T rounded[kPanelCols];
-    for (int64_t c = 0; c < kPanelCols; ++c) rounded[c] = from_f32<T>(tile[i * kPanelCols + c]);
-    std::memcpy(out + i * ld, rounded, static_cast<size_t>(n) * sizeof(T));
+  for (int64_t i = 0; i < num; ++i, tile += kPanelCols, out += ld) {
+    store_lanes(out, load_lanes(tile), std::min(n, kNumLanes));
+    if (n > kNumLanes) store_lanes(out + kNumLanes, load_lanes(tile + kNumLanes), n - kNumLanes);
   }
 }
 
@@ -77,17 +77,23 @@ void down_rows(const ExpertDown& a, const RowProduct& p, const RowRange& range, 
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
     pack_rows(p.math.words, to, a.a_RF.ptr<T>(), nullptr, range.begin + first, num, F);
   };
-  const auto pack_b = [&](int64_t j, uint32_t* to) {
-    const void* lane[kPanelCols] = {};
+  const auto pack_b = [&](uint32_t* to) {
+    for (int64_t j = 0; j < num_panels; ++j, to += space.b_stride) {
+      const void* lane[kPanelCols] = {};
+      const int64_t d = (first_panel + j) * kPanelCols;
+      for (int64_t i = 0; i < std::min(kPanelCols, D - d); ++i) lane[i] = w2 + (d + i) * F;
+      pack_along(p.math.words, to, lane, F);
+    }
+  };
+  const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
     const int64_t d = (first_panel + j) * kPanelCols;
-    for (int64_t i = 0; i < std::min(kPanelCols, D - d); ++i) lane[i] = w2 + (d + i) * F;
-    pack_along(p.math.words, to, kPanelCols, lane, F);
+    prefetch_rows(a.y_RD.ptr<T>() + (range.begin + first) * D + d, num, D, std::min(kPanelCols, D - d));
   };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t d = (first_panel + j) * kPanelCols;
     write_sums(tile, num, a.y_RD.ptr<T>() + (range.begin + first) * D + d, D, std::min(kPanelCols, D - d));
   };
-  multiply_panels(p.math, space, range.end - range.begin, num_panels, F, pack_a, pack_b, kNothingBefore, write);
+  multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, fetch, write);
 }
 
 template <class T>
@@ -98,15 +104,19 @@ void d_up_rows(const DExpertUp& a, const RowProduct& p, const RowRange& range, i
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
     pack_rows(p.math.words, to, a.dh_R2F.ptr<T>(), nullptr, range.begin + first, num, p.k);
   };
-  const auto pack_b = [&](int64_t j, uint32_t* to) {
+  const auto pack_b = [&](uint32_t* to) {
+    const int64_t d = first_panel * kPanelCols;
+    pack_across(p.math.words, {to, kPanelCols, num_panels, space.b_stride}, {w1 + d, nullptr, D}, p.k, D - d);
+  };
+  const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
     const int64_t d = (first_panel + j) * kPanelCols;
-    pack_across(p.math.words, to, kPanelCols, {w1 + d, nullptr, D}, p.k, D - d);
+    prefetch_rows(a.dx_RD.ptr<T>() + (range.begin + first) * D + d, num, D, std::min(kPanelCols, D - d));
   };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t d = (first_panel + j) * kPanelCols;
     write_sums(tile, num, a.dx_RD.ptr<T>() + (range.begin + first) * D + d, D, std::min(kPanelCols, D - d));
   };
-  multiply_panels(p.math, space, range.end - range.begin, num_panels, p.k, pack_a, pack_b, kNothingBefore, write);
+  multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, fetch, write);
 }
 
 }  // namespace

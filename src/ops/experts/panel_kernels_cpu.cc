@@ -10,50 +10,65 @@
 namespace moebius::cpu {
 namespace {
 
-// M x 32 sums of f32 words; row i of A is at a[w * 14 + i].
-template <int M>
+// How an A panel lies: by strip, rows of 256 words; by word, 14 rows of each word.
+struct ByStrip {
+  static constexpr int64_t kRow = kStripStride, kWord = 1, kRun = kStripWords, kNextRun = kPanelRows * kStripStride;
+};
+struct ByWord {
+  static constexpr int64_t kRow = 1, kWord = kPanelRows, kRun = int64_t{1} << 40, kNextRun = 0;
+};
+
+// M x 32 sums of f32 words.
+template <int M, class A>
 [[gnu::always_inline]] inline void multiply_f32(float* tile, const uint32_t* a, const uint32_t* b, int64_t num_words) {
   Lanes sum[M][2] = {};
-  for (int64_t w = 0; w < num_words; ++w, a += kPanelRows, b += kPanelCols) {
-    Lanes left, right;
-    std::memcpy(&left, b, sizeof left);
-    std::memcpy(&right, b + kNumLanes, sizeof right);
+  for (; num_words > 0; num_words -= A::kRun, a += A::kNextRun) {
+    const uint32_t* x = a;
+    for (const uint32_t* end = b + std::min(num_words, A::kRun) * kPanelCols; b < end; b += kPanelCols, x += A::kWord) {
+      Lanes left, right;
+      std::memcpy(&left, b, sizeof left);
+      std::memcpy(&right, b + kNumLanes, sizeof right);
 #pragma GCC unroll 14
-    for (int i = 0; i < M; ++i) {
-      const float x = std::bit_cast<float>(a[i]);
-      sum[i][0] += x * left;
-      sum[i][1] += x * right;
+      for (int i = 0; i < M; ++i) {
+        const float scale = std::bit_cast<float>(x[i * A::kRow]);
+        sum[i][0] += scale * left;
+        sum[i][1] += scale * right;
+      }
     }
   }
   std::memcpy(tile, sum, sizeof sum);
 }
 
 // Anywhere: three rows at a time, so that the sums fit 16 registers of 8 floats.
-void kernel_portable(float* tile, const uint32_t* a, const uint32_t* b, int64_t num_words, int64_t num_rows) {
+template <class A>
+void multiply_portable(float* tile, const uint32_t* a, const uint32_t* b, int64_t num_words, int64_t num_rows) {
   int64_t i = 0;
-  for (; i + 3 <= num_rows; i += 3) multiply_f32<3>(tile + i * kPanelCols, a + i, b, num_words);
-  for (; i < num_rows; ++i) multiply_f32<1>(tile + i * kPanelCols, a + i, b, num_words);
+  for (; i + 3 <= num_rows; i += 3) multiply_f32<3, A>(tile + i * kPanelCols, a + i * A::kRow, b, num_words);
+  for (; i < num_rows; ++i) multiply_f32<1, A>(tile + i * kPanelCols, a + i * A::kRow, b, num_words);
 }
 
-template <int M>
+template <int M, class A>
 [[gnu::target("avx512f")]] void multiply_avx512(float* tile, const uint32_t* a, const uint32_t* b, int64_t num_words) {
-  multiply_f32<M>(tile, a, b, num_words);
+  multiply_f32<M, A>(tile, a, b, num_words);
 }
 
 // vdpbf16ps: a pair of products is added into each f32 sum, the lower k first.
-template <int M>
+template <int M, class A>
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] void multiply_bf16(float* tile, const uint32_t* a,
                                                                            const uint32_t* b, int64_t num_words) {
   __m512 sum[M][2];
 #pragma GCC unroll 14
   for (int i = 0; i < M; ++i) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
-  for (int64_t w = 0; w < num_words; ++w, a += kPanelRows, b += kPanelCols) {
-    const __m512bh left = (__m512bh)_mm512_loadu_si512(b), right = (__m512bh)_mm512_loadu_si512(b + kNumLanes);
+  for (; num_words > 0; num_words -= A::kRun, a += A::kNextRun) {
+    const uint32_t* x = a;
+    for (const uint32_t* end = b + std::min(num_words, A::kRun) * kPanelCols; b < end; b += kPanelCols, x += A::kWord) {
+      const __m512bh left = (__m512bh)_mm512_loadu_si512(b), right = (__m512bh)_mm512_loadu_si512(b + kNumLanes);
 #pragma GCC unroll 14
-    for (int i = 0; i < M; ++i) {
-      const __m512bh x = (__m512bh)_mm512_set1_epi32(static_cast<int>(a[i]));
-      sum[i][0] = _mm512_dpbf16_ps(sum[i][0], x, left);
-      sum[i][1] = _mm512_dpbf16_ps(sum[i][1], x, right);
+      for (int i = 0; i < M; ++i) {
+        const __m512bh pair = (__m512bh)_mm512_set1_epi32(static_cast<int>(x[i * A::kRow]));
+        sum[i][0] = _mm512_dpbf16_ps(sum[i][0], pair, left);
+        sum[i][1] = _mm512_dpbf16_ps(sum[i][1], pair, right);
+      }
     }
   }
 #pragma GCC unroll 14
@@ -64,40 +79,42 @@ template <int M>
 }
 
 using Multiply = void (*)(float*, const uint32_t*, const uint32_t*, int64_t);
-
-template <int... M>
-constexpr std::array<Multiply, sizeof...(M)> table_avx512(std::integer_sequence<int, M...>) {
-  return {multiply_avx512<M + 1>...};
-}
-template <int... M>
-constexpr std::array<Multiply, sizeof...(M)> table_bf16(std::integer_sequence<int, M...>) {
-  return {multiply_bf16<M + 1>...};
-}
 using EveryHeight = std::make_integer_sequence<int, kPanelRows>;
-constexpr auto kAvx512 = table_avx512(EveryHeight{});
-constexpr auto kBf16 = table_bf16(EveryHeight{});
 
-void kernel_avx512(float* tile, const uint32_t* a, const uint32_t* b, int64_t num_words, int64_t num_rows) {
-  kAvx512[num_rows - 1](tile, a, b, num_words);
+template <class A, int... M>
+constexpr std::array<Multiply, sizeof...(M)> table_avx512(std::integer_sequence<int, M...>) {
+  return {multiply_avx512<M + 1, A>...};
 }
+template <class A, int... M>
+constexpr std::array<Multiply, sizeof...(M)> table_bf16(std::integer_sequence<int, M...>) {
+  return {multiply_bf16<M + 1, A>...};
+}
+
+template <class A>
+void kernel_avx512(float* tile, const uint32_t* a, const uint32_t* b, int64_t num_words, int64_t num_rows) {
+  static constexpr auto kByHeight = table_avx512<A>(EveryHeight{});
+  kByHeight[num_rows - 1](tile, a, b, num_words);
+}
+template <class A>
 void kernel_bf16(float* tile, const uint32_t* a, const uint32_t* b, int64_t num_words, int64_t num_rows) {
-  kBf16[num_rows - 1](tile, a, b, num_words);
+  static constexpr auto kByHeight = table_bf16<A>(EveryHeight{});
+  kByHeight[num_rows - 1](tile, a, b, num_words);
 }
 
 }  // namespace
 
-// vdpbf16ps does the work of two FMAs. AMD issues one a cycle, twice the rate of f32; Intel one each two cycles, half the
-// rate of f32 (Emerald Rapids: 94 against 180 GFLOP/s), so there bf16 is widened while it is packed.
+// vdpbf16ps does the work of two FMAs. AMD issues one a cycle, twice the rate of f32; Intel one each two cycles, half
+// the rate of f32 (Emerald Rapids: 94 against 180 GFLOP/s), so there bf16 is widened while it is packed.
 int panel_maths(DType dtype, PanelMath (&maths)[3]) {
   const bool wide = __builtin_cpu_supports("avx512f");
   const Words words = dtype == DType::bf16 ? Words::bf16_as_f32 : Words::f32;
   int n = 0;
-  if (wide) maths[n++] = {words, kernel_avx512};
+  if (wide) maths[n++] = {words, kernel_avx512<ByStrip>, kernel_avx512<ByWord>};
   if (dtype == DType::bf16 && __builtin_cpu_supports("avx512bf16")) {
-    maths[n++] = {Words::bf16_pairs, kernel_bf16};
+    maths[n++] = {Words::bf16_pairs, kernel_bf16<ByStrip>, kernel_bf16<ByWord>};
     if (!__builtin_cpu_is("intel")) std::swap(maths[0], maths[1]);
   }
-  maths[n++] = {words, kernel_portable};
+  maths[n++] = {words, multiply_portable<ByStrip>, multiply_portable<ByWord>};
   return n;
 }
 

@@ -71,15 +71,17 @@ void widen(float* to, int64_t to_ld, const T* x, int64_t ld, int64_t rows, int64
   }
 }
 
-template <class T>
+template <int64_t kCols, class T>
 void pack_panels(float* to, const T* b, int64_t ld, int64_t k, int64_t n) {
-  for (int64_t j = 0; j < n; j += kPanelCols, to += k * kPanelCols) {
-    const int64_t cols = std::min(kPanelCols, n - j);
-    if (cols < kPanelCols) std::fill(to, to + k * kPanelCols, 0.0f);
-    if (cols == kPanelCols)
-      widen(to, kPanelCols, b + j, ld, k, kPanelCols);
-    else
-      widen(to, kPanelCols, b + j, ld, k, cols);
+  const int64_t whole = n / kCols, rest = n % kCols;
+  for (int64_t p = 0; p < k; ++p, b += ld) {
+    float* row = to + p * kCols;
+    for (int64_t panel = 0; panel < whole; ++panel, row += k * kCols) {
+#pragma omp simd
+      for (int64_t j = 0; j < kCols; ++j) row[j] = to_f32(b[panel * kCols + j]);
+    }
+    if (rest == 0) continue;
+    for (int64_t j = 0; j < kCols; ++j) row[j] = j < rest ? to_f32(b[whole * kCols + j]) : 0.0f;
   }
 }
 
@@ -105,8 +107,10 @@ void pack_panels_transposed(float* to, const T* b, int64_t ld, int64_t k, int64_
 
 template void widen(float*, int64_t, const float*, int64_t, int64_t, int64_t);
 template void widen(float*, int64_t, const bf16*, int64_t, int64_t, int64_t);
-template void pack_panels(float*, const float*, int64_t, int64_t, int64_t);
-template void pack_panels(float*, const bf16*, int64_t, int64_t, int64_t);
+template void pack_panels<kPanelCols>(float*, const float*, int64_t, int64_t, int64_t);
+template void pack_panels<kPanelCols>(float*, const bf16*, int64_t, int64_t, int64_t);
+template void pack_panels<kRowPanel>(float*, const float*, int64_t, int64_t, int64_t);
+template void pack_panels<kRowPanel>(float*, const bf16*, int64_t, int64_t, int64_t);
 template void pack_panels_transposed(float*, const float*, int64_t, int64_t, int64_t);
 template void pack_panels_transposed(float*, const bf16*, int64_t, int64_t, int64_t);
 

@@ -16,7 +16,8 @@ constexpr int64_t kBlockRows = 512, kBlockK = 512;
 constexpr int64_t kBlockCols = 512,
                   kRoundedCols = 256;  // the second when C's block must wait in f32, which takes its place in the cache
 constexpr int kKernelRows = 12, kKernelVectors = 2;
-constexpr int64_t kTransposedRows = 4 * kKernelRows;  // of a strip of the transpose, to read its lines whole
+constexpr int64_t kTransposedRows = 6 * kRowPanel;  // of a strip of the transpose: long pieces of its rows are read
+static_assert(kRowPanel % kKernelRows == 0);
 
 using Lanes = float __attribute__((vector_size(64), aligned(4), may_alias));
 constexpr int64_t kLanes = 16;
@@ -30,10 +31,22 @@ struct Blocks {
   alignas(64) float edge[kKernelRows * kPanelCols];
 };
 
-// Rows of packed A: element (i, p) is at data[i * row_stride + p * k_stride].
+// Rows of packed A for a kernel: element (i, p) is at data[i * row_stride + p * k_stride].
 struct Strip {
   const float* data;
   int64_t row_stride, k_stride;
+};
+
+// Packed A: rows of kBlockK, or panels of kRowPanel rows from the transpose.
+struct PackedRows {
+  const float* data;
+  bool transposed;
+  int64_t k;
+
+  Strip from(int64_t row) const {
+    if (transposed) return {data + row / kRowPanel * kRowPanel * k + row % kRowPanel, 1, kRowPanel};
+    return {data + row * kBlockK, kBlockK, 1};
+  }
 };
 
 // c[kRows, 32] = or += a[kRows, k] times a panel. All sums live in registers: GCC keeps the array there as its bounds
@@ -76,10 +89,11 @@ void edge_kernel(float* edge, float* c, int64_t ldc, bool add, Strip a, const fl
 }
 
 // A strip of rows of C from all panels of a block.
-void multiply_strip(Blocks& blocks, float* c, int64_t ldc, bool add, Strip a, int64_t rows, int64_t cols, int64_t k) {
+void multiply_strip(Blocks& blocks, float* c, int64_t ldc, bool add, PackedRows a, int64_t rows, int64_t cols,
+                    int64_t k) {
   for (int64_t i = 0; i < rows; i += kKernelRows) {
     const int64_t kernel_rows = std::min<int64_t>(kKernelRows, rows - i);
-    const Strip part{a.data + i * a.row_stride, a.row_stride, a.k_stride};
+    const Strip part = a.from(i);
     for (int64_t j = 0; j < cols; j += kPanelCols) {
       const float* panel = blocks.b + j * k;
       float* to = c + i * ldc + j;
@@ -97,13 +111,12 @@ const T* at(const Matrix& x, int64_t row, int64_t col) {
 }
 
 template <class T>
-Strip pack_strip(float* to, const Matrix& a, int64_t row, int64_t first_k, int64_t rows, int64_t k) {
-  if (a.transposed) {
-    widen(to, kTransposedRows, at<T>(a, row, first_k), a.ld, k, rows);
-    return {to, 1, kTransposedRows};
-  }
-  widen(to, kBlockK, at<T>(a, row, first_k), a.ld, rows, k);
-  return {to, kBlockK, 1};
+PackedRows pack_rows(float* to, const Matrix& a, int64_t row, int64_t first_k, int64_t rows, int64_t k) {
+  if (a.transposed)
+    pack_panels<kRowPanel>(to, at<T>(a, row, first_k), a.ld, k, rows);
+  else
+    widen(to, kBlockK, at<T>(a, row, first_k), a.ld, rows, k);
+  return {to, a.transposed, k};
 }
 
 // Adds or stores rows of sums in bf16.
@@ -142,11 +155,11 @@ void multiply_block(Blocks& blocks, const TileGemm& g, Part part) {
     if (g.b.transposed)
       pack_panels_transposed(blocks.b, at<T>(g.b, first_k, part.col), g.b.ld, k, part.cols);
     else
-      pack_panels(blocks.b, at<T>(g.b, first_k, part.col), g.b.ld, k, part.cols);
+      pack_panels<kPanelCols>(blocks.b, at<T>(g.b, first_k, part.col), g.b.ld, k, part.cols);
     for (int64_t i = 0; i < part.rows; i += strip_size) {
       const int64_t rows = std::min(strip_size, part.rows - i);
       float* const strip = sums + (rounded && one_k ? 0 : i * ld);
-      multiply_strip(blocks, strip, ld, add, pack_strip<T>(blocks.a, g.a, part.row + i, first_k, rows, k), rows,
+      multiply_strip(blocks, strip, ld, add, pack_rows<T>(blocks.a, g.a, part.row + i, first_k, rows, k), rows,
                      part.cols, k);
       if (rounded && first_k + k == g.k) round_rows(g, strip, ld, part.row + i, part.col, rows, part.cols);
     }
