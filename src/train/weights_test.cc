@@ -183,7 +183,11 @@ class Saved {
       }
     }
     meta_["model"] = hf_from_model_spec(tiny());
-    if (with_recipe) meta_["recipe"] = "[train]\nseq_len = 7\n[data]\ntokenizer = \"bytes\"\n";
+    if (!with_recipe) return;
+    RunSpec run;
+    run.model = tiny();
+    run.train.seq_len = 7;
+    meta_["recipe"] = to_toml(run, /*with_provenance=*/false);
   }
   std::string write() {
     CheckpointStore(dir_.path("checkpoints"), 0, false).save(5, tensors_, meta_);

@@ -1,4 +1,6 @@
 // The program as a user meets it: exit codes, messages, results on standard output.
+#include <fmt/core.h>
+
 #include <nlohmann/json.hpp>
 
 #include <cmath>
@@ -269,6 +271,42 @@ TEST(CliCheckpoint, EmptyAndMissingFolders) {
   expect_refused(run_moebius(dir, {"checkpoint", "ls", "nowhere"}), 3, "got nothing there");
   expect_refused(run_moebius(dir, {"checkpoint", "prune", ".", "--keep", "0"}), 2,
                  "expected at least 1 to be kept; got 0");
+}
+
+// A run, and everything that reads its checkpoint.
+TEST(CliRun, TrainsThenEveryCommandTakesItsFolder) {
+  TestDir dir;
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += fmt::format("line {} of a small text\n", i);
+  write_file_atomic(dir.path("text.txt"), text);
+  ASSERT_EQ(run_moebius(dir, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code, 0);
+  const Ran trained = run_moebius(dir, {"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--set", "run.dir=run",
+                                        "--set", "data.train=[\"set\"]", "--set", "train.steps=6"});
+  ASSERT_EQ(trained.code, 0) << trained.err;
+
+  const auto list = json_of(run_moebius(dir, {"checkpoint", "ls", "run", "--json"})).at("checkpoints");
+  ASSERT_EQ(list.size(), 1u);
+  EXPECT_EQ(list[0].at("step"), 6);
+  EXPECT_EQ(json_of(run_moebius(dir, {"checkpoint", "verify", "run", "--json"})).at("ok"), true);
+  EXPECT_EQ(json_of(run_moebius(dir, {"checkpoint", "prune", "run", "--keep", "1", "--json"})).at("removed").size(),
+            0u);
+
+  // The run's own sequence length and tokenizer are taken from the checkpoint.
+  const auto evaluated = json_of(run_moebius(dir, {"eval", "run", "--data", "set", "--dtype", "f32", "--json"}));
+  EXPECT_LT(evaluated.at("loss").get<double>(), std::log(257.0));
+  const Ran generated = run_moebius(dir, {"generate", "run", "--prompt", "line", "--max-tokens", "5"});
+  EXPECT_EQ(generated.code, 0) << generated.err;
+  EXPECT_TRUE(generated.out.starts_with("line")) << generated.out;
+  const std::string tokens = write_tokens(dir, {1, 2, 3});
+  EXPECT_EQ(run_moebius(dir, {"forward", "run", "--tokens", tokens, "--out", "o.safetensors", "--grads"}).code, 0);
+
+  const std::string shard = dir.path(list[0].at("folder").get<std::string>() + "/shard-00000.safetensors");
+  std::string bytes = read_file(shard);
+  bytes.back() ^= 1;
+  write_file_atomic(shard, bytes);
+  const Ran damaged = run_moebius(dir, {"checkpoint", "verify", "run"});
+  EXPECT_EQ(damaged.code, 3);
+  EXPECT_THAT(damaged.out, testing::HasSubstr("DAMAGED"));
 }
 
 // -- bench, doctor ---------------------------------------------------------------------------------------
