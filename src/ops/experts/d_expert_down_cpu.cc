@@ -35,18 +35,16 @@ Lanes backward_part(const RowPart<T>& row) {
   return g * a;
 }
 
-// n <= 32 columns, in two parts; columns that do not exist have g = 0.
+// n <= 32 columns, in two parts.
 template <class T>
-float backward_row(RowPart<T> row) {
+Lanes backward_row(RowPart<T> row) {
   const int64_t n = row.n;
   row.n = std::min(n, kNumLanes);
-  Lanes product = backward_part(row);
-  if (n > kNumLanes) {
-    product +=
-        backward_part<T>({row.dh_gate + kNumLanes, row.dh_up + kNumLanes, row.sa + kNumLanes, row.h_gate + kNumLanes,
-                          row.h_up + kNumLanes, row.g + kNumLanes, row.weight, n - kNumLanes});
-  }
-  return sum_lanes(product);
+  const Lanes product = backward_part(row);
+  if (n <= kNumLanes) return product;
+  return product +
+         backward_part<T>({row.dh_gate + kNumLanes, row.dh_up + kNumLanes, row.sa + kNumLanes, row.h_gate + kNumLanes,
+                           row.h_up + kNumLanes, row.g + kNumLanes, row.weight, n - kNumLanes});
 }
 
 template <class T>
@@ -69,15 +67,17 @@ void d_down_rows(const DExpertDown& a, const RowProduct& p, const RowRange& rang
     }
     prefetch_rows(a.sa_RF.ptr<T>() + r * F + f, num, F, n);
   };
+  Lanes product_of_row[kPanelRows];  // <g, a> by lane, of the columns so far
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t f = (first_panel + j) * kPanelCols;
     for (int64_t i = 0; i < num; ++i) {
       const int64_t r = range.begin + first + i;
       const T* h = a.h_R2F.ptr<T>() + r * 2 * F + f;
       T* dh = a.dh_R2F.ptr<T>() + r * 2 * F + f;
-      const float sum = backward_row<T>({dh, dh + F, a.sa_RF.ptr<T>() + r * F + f, h, h + F, tile + i * kPanelCols,
-                                         a.weight_R.ptr<float>()[r], std::min(kPanelCols, F - f)});
-      partial[r] = j == 0 ? sum : partial[r] + sum;
+      const Lanes product = backward_row<T>({dh, dh + F, a.sa_RF.ptr<T>() + r * F + f, h, h + F, tile + i * kPanelCols,
+                                             a.weight_R.ptr<float>()[r], std::min(kPanelCols, F - f)});
+      product_of_row[i] = j == 0 ? product : product_of_row[i] + product;
+      if (j + 1 == num_panels) partial[r] = sum_lanes(product_of_row[i]);
     }
   };
   multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, fetch, write);

@@ -42,13 +42,6 @@ void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int6
       pack_along(p.math.words, to, lane, D);
     }
   };
-  const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
-    const int64_t f = (first_panel + j) * kHalf, n = std::min(kHalf, F - f);
-    const T* h = a.h_R2F.ptr<T>() + (range.begin + first) * 2 * F + f;
-    prefetch_rows(h, num, 2 * F, n);
-    prefetch_rows(h + F, num, 2 * F, n);
-    prefetch_rows(a.a_RF.ptr<T>() + (range.begin + first) * F + f, num, F, n);
-  };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t f = (first_panel + j) * kHalf, n = std::min(kHalf, F - f);
     for (int64_t i = 0; i < num; ++i) {
@@ -57,7 +50,8 @@ void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int6
       write_swiglu(tile + i * kPanelCols, h, h + F, a.a_RF.ptr<T>() + r * F + f, n);
     }
   };
-  multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, fetch, write);
+  multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, kNothingBefore,
+                  write);
 }
 
 // Rows of n <= 32 sums, rounded.
@@ -85,15 +79,12 @@ void down_rows(const ExpertDown& a, const RowProduct& p, const RowRange& range, 
       pack_along(p.math.words, to, lane, F);
     }
   };
-  const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
-    const int64_t d = (first_panel + j) * kPanelCols;
-    prefetch_rows(a.y_RD.ptr<T>() + (range.begin + first) * D + d, num, D, std::min(kPanelCols, D - d));
-  };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t d = (first_panel + j) * kPanelCols;
     write_sums(tile, num, a.y_RD.ptr<T>() + (range.begin + first) * D + d, D, std::min(kPanelCols, D - d));
   };
-  multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, fetch, write);
+  multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, kNothingBefore,
+                  write);
 }
 
 template <class T>
@@ -108,15 +99,12 @@ void d_up_rows(const DExpertUp& a, const RowProduct& p, const RowRange& range, i
     const int64_t d = first_panel * kPanelCols;
     pack_across(p.math.words, {to, kPanelCols, num_panels, space.b_stride}, {w1 + d, nullptr, D}, p.k, D - d);
   };
-  const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
-    const int64_t d = (first_panel + j) * kPanelCols;
-    prefetch_rows(a.dx_RD.ptr<T>() + (range.begin + first) * D + d, num, D, std::min(kPanelCols, D - d));
-  };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t d = (first_panel + j) * kPanelCols;
     write_sums(tile, num, a.dx_RD.ptr<T>() + (range.begin + first) * D + d, D, std::min(kPanelCols, D - d));
   };
-  multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, fetch, write);
+  multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, kNothingBefore,
+                  write);
 }
 
 }  // namespace
