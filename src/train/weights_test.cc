@@ -186,7 +186,8 @@ class Saved {
     if (!with_recipe) return;
     RunSpec run;
     run.model = tiny();
-    run.train.seq_len = 7;
+    run.train = {.steps = 1, .global_batch = 1, .micro_batch = 1, .seq_len = 7};
+    run.optimizer.lr = 1e-3;
     meta_["recipe"] = to_toml(run, /*with_provenance=*/false);
   }
   std::string write() {
