@@ -35,9 +35,9 @@ std::vector<Case> cases() {
     all.push_back({"in_place" + d, 40, 7, 50, {3, 0, 30}, 7, false, dtype});
     all.push_back({"all_to_one" + d, 31, 64, 32, {0, 60, 0}, 0, true, dtype});
     all.push_back({"many_rows" + d, 50, 6, 5, {1030, 2}, 1, true, dtype});
-    all.push_back({"wide" + d, 5, 350, 290, {3, 2}, 0, true, dtype});
-    all.push_back({"many_tasks_across" + d, 2, 4200, 100, {2}, 0, true, dtype});
-    all.push_back({"many_tasks_back" + d, 2, 70, 2300, {0, 1}, 0, true, dtype});
+    all.push_back({"wide" + d, 5, 100, 70, {3, 2}, 0, true, dtype});
+    all.push_back({"many_tasks_across" + d, 2, 4200, 40, {2}, 0, true, dtype});
+    all.push_back({"many_tasks_back" + d, 2, 65, 2800, {1}, 0, true, dtype});
   }
   return all;
 }

@@ -34,7 +34,8 @@ struct Product {
 
 Array transposed(Array x, int64_t rows, int64_t cols, DType dtype) {
   Values v(rows * cols);
-  for (int64_t i = 0; i < rows * cols; ++i) v[i % cols * rows + i / cols] = x.values()[i];
+  const Values from = x.values();
+  for (int64_t i = 0; i < rows * cols; ++i) v[i % cols * rows + i / cols] = from[i];
   return Array::of({cols, rows}, dtype, v);
 }
 
@@ -88,10 +89,10 @@ TEST(Panels, AlongAndAcrossPackTheSameWords) {
     for (const Product& p : kProducts) {
       const int64_t width = p.cols == kPanelCols ? p.cols + 5 : p.cols;
       Array across = Array::normal({p.k, width}, dtype, 3), along = transposed(across, p.k, width, dtype);
+      const Values from = across.values();
       Values reversed(width * p.k);
       std::vector<int32_t> index(p.k);
-      for (int64_t i = 0; i < p.k * width; ++i)
-        reversed[(p.k - 1 - i / width) * width + i % width] = across.values()[i];
+      for (int64_t i = 0; i < p.k * width; ++i) reversed[(p.k - 1 - i / width) * width + i % width] = from[i];
       for (int64_t i = 0; i < p.k; ++i) index[i] = static_cast<int32_t>(p.k - 1 - i);
       Array gathered = Array::of({p.k, width}, dtype, reversed);
       const void* lane[kPanelCols] = {};
