@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "io/files.h"
-#include "io/io_test.h"
+#include "io/testing.h"
 #include "tests/faults/forked.h"
 #include "train/checkpoint.h"
 
