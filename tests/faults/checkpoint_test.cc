@@ -24,11 +24,6 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int kKilled = 128 + SIGKILL;
-
-// A crash of a process does not reach the device, so none is needed: in memory a sync costs nothing.
-const bool kInMemory = std::filesystem::is_directory("/dev/shm") && ::setenv("TMPDIR", "/dev/shm", 0) == 0;
-
 // What a run would have after `step` steps; three tensors in two shards.
 struct State {
   std::vector<float> w = std::vector<float>(11), m = std::vector<float>(3);

@@ -2,15 +2,22 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <string>
 
 namespace moebius {
+
+// A crash of a process does not reach the device, so none is needed: in memory a sync costs nothing.
+inline const bool kInMemory = std::filesystem::is_directory("/dev/shm") && ::setenv("TMPDIR", "/dev/shm", 0) == 0;
+
+constexpr int kKilled = 128 + SIGKILL;
 
 // MOEBIUS_FAULT and MOEBIUS_FAULT_LOG of that process; empty: not set.
 struct FaultRequest {
