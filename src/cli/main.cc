@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "cli/command.h"
+#include "cli/cpu_check.h"
 
 namespace {
 
@@ -56,6 +57,11 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (const std::string missing = moebius::missing_cpu_features(); !missing.empty()) {
+    std::fprintf(stderr, "error: this program was compiled for a CPU with %s, which this one lacks; build it here, or with -DMOEBIUS_MARCH=x86-64-v3\n",
+                 missing.c_str());
+    return 2;
+  }
   install_signal_handlers();
   return run(argc, argv);
 }

@@ -29,7 +29,7 @@ struct BenchSpec {
   double scale = 1.0;  // of the sizes, for tests: 1/16 makes every workload tiny
 };
 
-// oneDNN's matrix rate through our gemm: [2048, 2048] x [2048, 2048]^T in bf16 and f32.
+// Matrix rates, [2048, 2048] x [2048, 2048]^T in bf16 and f32: our gemm, and one call of oneDNN with as many threads.
 std::vector<BenchLine> bench_gemm(const BenchSpec& spec);
 // The shapes of recipes/bench_cpu.toml: 8 sequences of 512 tokens, width 512, 8 query and 4 kv heads of 64, 16 experts
 // of 1024, top-2; bf16.
@@ -42,11 +42,13 @@ struct StepBench {
   double median_s = 0;
   double tokens_per_s = 0;
   double model_tflops = 0;               // by ModelSpec::train_flops_per_token
-  double gemm_tflops = 0;                // bf16, median of one product after each step
+  // bf16, medians of products after each step: our gemm, and oneDNN alone.
+  double gemm_tflops = 0, onednn_tflops = 0;
   double first_loss = 0, last_loss = 0;  // the first is log(vocabulary) but for the noise of the initial weights
   int64_t planned_bytes = 0, peak_rss_bytes = 0;
   std::map<std::string, OpTotal> ops;  // of all timed steps, with profile
-  double ratio() const { return model_tflops / gemm_tflops; }
+  double ratio_to_gemm() const { return model_tflops / gemm_tflops; }
+  double ratio_to_onednn() const { return model_tflops / onednn_tflops; }
 };
 
 // Whole training steps of the run, optimizer and gradient accumulation included, on random tokens.

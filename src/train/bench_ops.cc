@@ -7,7 +7,9 @@
 namespace moebius {
 namespace {
 
-BenchLine gemm_line(const BenchSpec& spec, DType dtype) {
+using Product = void (*)(Stream&, const Gemm&);
+
+BenchLine gemm_line(const BenchSpec& spec, const char* name, Product multiply, DType dtype) {
   ThreadPool pool(spec.threads);
   Stream s(DeviceKind::cpu, pool);
   BenchTensors tensors(s);
@@ -16,8 +18,8 @@ BenchLine gemm_line(const BenchSpec& spec, DType dtype) {
                      .a = tensors.normal({n, n}, dtype, 1.0f),
                      .b = tensors.normal({n, n}, dtype, 1.0f),
                      .trans_b = true};
-  BenchLine line{.name = fmt::format("gemm_{}_{}", name_of(dtype), n), .cost = cost(product)};
-  time_runs(line, spec.runs, [&] { gemm(s, product); });
+  BenchLine line{.name = fmt::format("{}_{}_{}", name, name_of(dtype), n), .cost = cost(product)};
+  time_runs(line, spec.runs, [&] { multiply(s, product); });
   const std::vector<int64_t> rows = sampled(n);
   for (const int64_t r : rows) {
     for (int64_t c = 0; c < n; ++c) {
@@ -53,7 +55,12 @@ double attention_sum(const AttentionFwd& a, int64_t t, int64_t h) {
 }  // namespace
 
 std::vector<BenchLine> bench_gemm(const BenchSpec& spec) {
-  return {gemm_line(spec, DType::bf16), gemm_line(spec, DType::f32)};
+  std::vector<BenchLine> lines;
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    lines.push_back(gemm_line(spec, "gemm", gemm, dtype));
+    lines.push_back(gemm_line(spec, "onednn", gemm_by_onednn, dtype));
+  }
+  return lines;
 }
 
 std::vector<BenchLine> bench_attention(const BenchSpec& spec) {

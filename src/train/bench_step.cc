@@ -51,7 +51,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The matrix rate beside which a step is seen: one bf16 product of the shape of bench_gemm.
+// The matrix rates beside which a step is seen: bf16 products of the shape of bench_gemm.
 class MatrixRate {
  public:
   explicit MatrixRate(int threads) : pool_(threads), s_(DeviceKind::cpu, pool_), tensors_(s_) {
@@ -61,10 +61,11 @@ class MatrixRate {
                 .b = tensors_.normal(nn, DType::bf16, 1.0f),
                 .trans_b = true};
     gemm(s_, product_);
+    gemm_by_onednn(s_, product_);
   }
-  double measure_tflops() {
+  double measure_tflops(void (*multiply)(Stream&, const Gemm&)) {
     const double begin = now_us();
-    gemm(s_, product_);
+    multiply(s_, product_);
     return cost(product_).flops / (now_us() - begin) / 1e6;
   }
 
@@ -92,17 +93,21 @@ StepBench bench_step(const RunSpec& run, int64_t steps, bool profile) {
   r.first_loss = train_step(engine, run, 1);  // first touch of the memory; not timed
   Trace trace;
   if (profile) engine.set_trace(&trace);
-  std::vector<double> seconds, tflops;
+  std::vector<double> seconds, gemm_tflops, onednn_tflops;
   for (int64_t step = 2; step <= steps + 1; ++step) {
     const double begin = now_us();
     r.last_loss = train_step(engine, run, step);
     seconds.push_back((now_us() - begin) / 1e6);
-    for (int i = 0; i < 3; ++i) tflops.push_back(rate.measure_tflops());
+    for (int i = 0; i < 3; ++i) {
+      gemm_tflops.push_back(rate.measure_tflops(gemm));
+      onednn_tflops.push_back(rate.measure_tflops(gemm_by_onednn));
+    }
   }
   r.median_s = median(seconds);
   r.tokens_per_s = static_cast<double>(r.tokens) / r.median_s;
   r.model_tflops = r.tokens_per_s * run.model.train_flops_per_token(run.train.seq_len) / 1e12;
-  r.gemm_tflops = median(tflops);
+  r.gemm_tflops = median(gemm_tflops);
+  r.onednn_tflops = median(onednn_tflops);
   r.peak_rss_bytes = peak_rss_bytes();
   r.ops = trace.totals();
   return r;

@@ -191,12 +191,12 @@ void TrainingRun::save(int64_t step) {
 }
 
 void TrainingRun::compare_memory() {
-  // Code that oneDNN generates, its buffers, those of files and logs: 4 MiB were seen on models from 4 to 400 MiB of parameters.
-  constexpr int64_t kLibraryBytes = 4 << 20;
-  const int64_t predicted = base_rss_bytes_ + kLibraryBytes + engine_.plan().total_bytes() + store_.snapshot_bytes();
+  // Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and what files and logs buffer.
+  const int64_t library_bytes = (int64_t{1} << 20) + engine_.spec().threads * (int64_t{23} << 20) / 10;
+  const int64_t predicted = base_rss_bytes_ + library_bytes + engine_.plan().total_bytes() + store_.snapshot_bytes();
   const int64_t measured = peak_rss_bytes();
   log_.info("memory: predicted {} (plan {}, program {}, snapshot {}), measured peak {}, {:+.1f} %", bytes_text(predicted),
-            bytes_text(engine_.plan().total_bytes()), bytes_text(base_rss_bytes_ + kLibraryBytes), bytes_text(store_.snapshot_bytes()), bytes_text(measured),
+            bytes_text(engine_.plan().total_bytes()), bytes_text(base_rss_bytes_ + library_bytes), bytes_text(store_.snapshot_bytes()), bytes_text(measured),
             100.0 * (static_cast<double>(measured) / static_cast<double>(predicted) - 1));
 }
 

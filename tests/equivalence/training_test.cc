@@ -190,6 +190,35 @@ TEST(TrainingDocuments, KeptApartEqualAlone) {
   for (int i = cut; i < S; ++i) EXPECT_NEAR(loss_p[i], loss_a[S + i - cut], 1e-5) << i;
 }
 
+// Evaluating between steps changes no bit of the training: not the weights, not the expert biases, not what is reported.
+TEST(TrainingEvaluation, LeavesTrainingAsItWas) {
+  ModelSpec model = tiny_model();
+  model.expert_bias = true;
+  EngineSpec spec = tiny_engine(model, 2, DType::f32, 1);
+  spec.balance.bias = spec.balance.global_aux = true;
+  Engine plain(spec), evaluated(spec);
+  init_params(plain);
+  init_params(evaluated);
+  for (int64_t step = 1; step <= 4; ++step) {
+    EXPECT_EQ(run_micro_batches(plain, step, 4), run_micro_batches(evaluated, step, 4)) << "step " << step;
+    for (Engine* e : {&plain, &evaluated}) {
+      e->optimizer_step(step, 1e-2);
+      e->end_of_step();
+    }
+    evaluated.batch().training = false;
+    evaluated.run([&](Step& s) {
+      evaluated.model().forward_hidden(s, s.batch.shape.tokens());
+      evaluated.model().forward_loss(s, false);
+    });
+    *evaluated.model().loss_sum().ptr<double>() = 0;
+  }
+  const auto &a = plain.model().params().all(), &b = evaluated.model().params().all();
+  for (size_t i = 0; i < a.size(); ++i) {
+    const float *x = a[i].master().ptr<float>(), *y = b[i].master().ptr<float>();
+    EXPECT_TRUE(std::equal(x, x + a[i].w.numel(), y)) << a[i].spec.name;
+  }
+}
+
 // What is planned on the null device is what is allocated.
 TEST(TrainingMemory, TheNullDevicePlansTheSameBytes) {
   EngineSpec spec = tiny_engine(tiny_model(), 3, DType::bf16, 2);
