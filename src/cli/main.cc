@@ -35,7 +35,9 @@ int run(int argc, char** argv) {
   std::optional<Log> log;
   log.emplace(stderr, redraw, false);
   Cli cli{.app = app, .log = *log, .signal = received_signal};
-  for (const auto add : {add_train, add_eval, add_generate, add_forward, add_data, add_tokenize, add_checkpoint, add_config, add_bench, add_doctor}) add(cli);
+  for (const auto add : {add_train, add_eval, add_generate, add_forward, add_data, add_tokenize, add_checkpoint,
+                         add_config, add_bench, add_doctor})
+    add(cli);
   try {
     app.parse(argc, argv);
     if (quiet) log.emplace(stderr, redraw, true);
@@ -46,7 +48,10 @@ int run(int argc, char** argv) {
     Log(stderr, false).line(std::string("error: ") + e.what());
     return static_cast<int>(e.kind());
   } catch (const std::bad_alloc&) {
-    Log(stderr, false).line("error: out of memory; use a smaller micro_batch, seq_len or model (`moebius config` prints the memory table)");
+    Log(stderr, false)
+        .line(
+            "error: out of memory; use a smaller micro_batch, seq_len or model (`moebius config` prints the memory "
+            "table)");
     return static_cast<int>(ErrorKind::usage);
   } catch (const std::exception& e) {
     Log(stderr, false).line(std::string("error: internal: ") + e.what());
@@ -58,7 +63,9 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   if (const std::string missing = moebius::missing_cpu_features(); !missing.empty()) {
-    std::fprintf(stderr, "error: this program was compiled for a CPU with %s, which this one lacks; build it here, or with -DMOEBIUS_MARCH=x86-64-v3\n",
+    std::fprintf(stderr,
+                 "error: this program was compiled for a CPU with %s, which this one lacks; build it here, or with "
+                 "-DMOEBIUS_MARCH=x86-64-v3\n",
                  missing.c_str());
     return 2;
   }

@@ -1,5 +1,5 @@
-// One value, two views of the same ranks: dense (tp, cp, dp, pp) for attention and everything shared, expert (etp, ep, edp, pp) for the
-// experts; pp is common to both (Parallel Folding, arXiv 2504.14960). Groups are asked for by axis.
+// One value, two views of the same ranks: dense (tp, cp, dp, pp) for attention and everything shared, expert (etp, ep,
+// edp, pp) for the experts; pp is common to both (Parallel Folding, arXiv 2504.14960). Groups are asked for by axis.
 #pragma once
 
 #include <array>

@@ -16,8 +16,8 @@ class SelfGroup final : public Group {
 
  private:
   static void copy_same(Stream& s, Tensor out, Tensor in) {
-    MOEBIUS_CHECK(usage, out.shape == in.shape && out.dtype == in.dtype, "self group: out {} must be like in {}", to_string(out),
-                  to_string(in));
+    MOEBIUS_CHECK(usage, out.shape == in.shape && out.dtype == in.dtype, "self group: out {} must be like in {}",
+                  to_string(out), to_string(in));
     if (s.device() == DeviceKind::cpu && out.data != in.data) std::memcpy(out.data, in.data, in.num_bytes());
   }
 };

@@ -9,8 +9,8 @@ Tensor StepStack::take(Shape shape, DType dtype) {
   const int64_t bytes = div_ceil(t.num_bytes(), 64) * 64;
   if (device_ != DeviceKind::null) {
     MOEBIUS_CHECK(internal, used_ + bytes <= capacity_,
-                  "step stack: {} needs {} bytes, {} of {} planned are in use; this is a bug in the memory plan", to_string(t), bytes,
-                  used_, capacity_);
+                  "step stack: {} needs {} bytes, {} of {} planned are in use; this is a bug in the memory plan",
+                  to_string(t), bytes, used_, capacity_);
     t.data = base_ + used_;
   }
   used_ += bytes;

@@ -1,5 +1,6 @@
-// The step stack: the only memory that moves during a step. Last in, first out, from one planned buffer; a scope gives back what was
-// taken inside it. On the null device it only measures: the high-water mark of a dry run is the size to plan.
+// The step stack: the only memory that moves during a step. Last in, first out, from one planned buffer; a scope gives
+// back what was taken inside it. On the null device it only measures: the high-water mark of a dry run is the size to
+// plan.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,8 @@ namespace moebius {
 class StepStack {
  public:
   // The stack lives in [base, base + capacity); null device: no memory and no limit.
-  StepStack(DeviceKind device, void* base, int64_t capacity) : device_(device), base_(static_cast<char*>(base)), capacity_(capacity) {}
+  StepStack(DeviceKind device, void* base, int64_t capacity)
+      : device_(device), base_(static_cast<char*>(base)), capacity_(capacity) {}
 
   // Uninitialised, aligned to 64 bytes. Error{internal} when the plan was too small.
   Tensor take(Shape shape, DType dtype);

@@ -61,7 +61,11 @@ TEST(ThreadPool, RunsEachTaskOnceForAnyTeam) {
 TEST(ThreadPool, FirstExceptionComesBackAndThePoolLivesOn) {
   ThreadPool pool(3);
   for (int round = 0; round < 50; ++round) {
-    EXPECT_THROW(pool.run(100, [](int64_t task, int) { if (task == 37) MOEBIUS_FAIL(input, "task {}", task); }), Error);
+    EXPECT_THROW(pool.run(100,
+                          [](int64_t task, int) {
+                            if (task == 37) MOEBIUS_FAIL(input, "task {}", task);
+                          }),
+                 Error);
     std::atomic<int64_t> sum{0};
     pool.run(100, [&](int64_t task, int) { sum += task; });
     EXPECT_EQ(sum, 4950);
@@ -70,7 +74,8 @@ TEST(ThreadPool, FirstExceptionComesBackAndThePoolLivesOn) {
 
 // Known answers of the authors' test vectors (kat_vectors of Random123).
 TEST(Philox, KnownAnswers) {
-  EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}),
+            (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(philox4x32({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
             (std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
 }

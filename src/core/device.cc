@@ -26,10 +26,11 @@ Buffer::Buffer(DeviceKind device, int64_t num_bytes) : num_bytes_(num_bytes), de
   MOEBIUS_CHECK(usage, device != DeviceKind::cuda, "Buffer: this build has no CUDA backend; set run.device = \"cpu\"");
   if (device == DeviceKind::null || num_bytes == 0) return;
   void* p = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  MOEBIUS_CHECK(usage, p != MAP_FAILED,
-                "out of memory: {:.3f} GiB were asked for in one piece: {}; use a smaller micro_batch, seq_len or model "
-                "(`moebius config` prints the memory table)",
-                num_bytes / 1073741824.0, std::strerror(errno));
+  MOEBIUS_CHECK(
+      usage, p != MAP_FAILED,
+      "out of memory: {:.3f} GiB were asked for in one piece: {}; use a smaller micro_batch, seq_len or model "
+      "(`moebius config` prints the memory table)",
+      num_bytes / 1073741824.0, std::strerror(errno));
   // Fewer page faults and TLB misses for the large arenas; advice, so a refusal does not matter.
   if (num_bytes >= (8 << 20)) madvise(p, num_bytes, MADV_HUGEPAGE);
   data_ = p;

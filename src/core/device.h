@@ -18,15 +18,23 @@ namespace moebius {
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(DeviceKind device, int64_t num_bytes);  // Error{usage} when the device has not that much, saying how much was asked for
+  Buffer(DeviceKind device,
+         int64_t num_bytes);  // Error{usage} when the device has not that much, saying how much was asked for
   ~Buffer();
   Buffer(Buffer&& other) noexcept { swap(other); }
-  Buffer& operator=(Buffer&& other) noexcept { swap(other); return *this; }
+  Buffer& operator=(Buffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
   void* data() const { return data_; }
   int64_t num_bytes() const { return num_bytes_; }
 
  private:
-  void swap(Buffer& other) noexcept { std::swap(data_, other.data_); std::swap(num_bytes_, other.num_bytes_); std::swap(device_, other.device_); }
+  void swap(Buffer& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(num_bytes_, other.num_bytes_);
+    std::swap(device_, other.device_);
+  }
   void* data_ = nullptr;
   int64_t num_bytes_ = 0;
   DeviceKind device_ = DeviceKind::null;

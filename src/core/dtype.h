@@ -30,21 +30,32 @@ inline bf16 to_bf16(float x) {
 template <class T>
 T from_f32(float x);
 template <>
-inline float from_f32<float>(float x) { return x; }
+inline float from_f32<float>(float x) {
+  return x;
+}
 template <>
-inline bf16 from_f32<bf16>(float x) { return to_bf16(x); }
+inline bf16 from_f32<bf16>(float x) {
+  return to_bf16(x);
+}
 
 template <class T>
 inline constexpr DType dtype_of = [] {
   static_assert(sizeof(T) == 0, "no DType for this type");
   return DType::f32;
 }();
-template <> inline constexpr DType dtype_of<float> = DType::f32;
-template <> inline constexpr DType dtype_of<double> = DType::f64;
-template <> inline constexpr DType dtype_of<bf16> = DType::bf16;
-template <> inline constexpr DType dtype_of<int32_t> = DType::i32;
-template <> inline constexpr DType dtype_of<int64_t> = DType::i64;
-template <> inline constexpr DType dtype_of<uint8_t> = DType::u8;
-template <> inline constexpr DType dtype_of<uint16_t> = DType::u16;
+template <>
+inline constexpr DType dtype_of<float> = DType::f32;
+template <>
+inline constexpr DType dtype_of<double> = DType::f64;
+template <>
+inline constexpr DType dtype_of<bf16> = DType::bf16;
+template <>
+inline constexpr DType dtype_of<int32_t> = DType::i32;
+template <>
+inline constexpr DType dtype_of<int64_t> = DType::i64;
+template <>
+inline constexpr DType dtype_of<uint8_t> = DType::u8;
+template <>
+inline constexpr DType dtype_of<uint16_t> = DType::u16;
 
 }  // namespace moebius

@@ -3,7 +3,8 @@
 namespace moebius {
 
 void fail_assert(const char* condition, const char* file, int line) {
-  throw Error(ErrorKind::internal, fmt::format("internal error: {} does not hold [{}:{}]; please report it", condition, file, line));
+  throw Error(ErrorKind::internal,
+              fmt::format("internal error: {} does not hold [{}:{}]; please report it", condition, file, line));
 }
 
 int64_t div_exact(int64_t a, int64_t b, const char* what) {

@@ -44,16 +44,16 @@ inline int64_t div_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The caller or the user broke a contract: always on. kind is an ErrorKind enumerator, the rest is fmt.
 #define MOEBIUS_FAIL(kind, ...) throw ::moebius::Error(::moebius::ErrorKind::kind, ::fmt::format(__VA_ARGS__))
-#define MOEBIUS_CHECK(kind, cond, ...)               \
-  do {                                               \
-    if (!(cond)) [[unlikely]] {                      \
-      MOEBIUS_FAIL(kind, __VA_ARGS__);               \
-    }                                                \
+#define MOEBIUS_CHECK(kind, cond, ...) \
+  do {                                 \
+    if (!(cond)) [[unlikely]] {        \
+      MOEBIUS_FAIL(kind, __VA_ARGS__); \
+    }                                  \
   } while (0)
 // We broke an invariant.
-#define MOEBIUS_ASSERT(cond)                                      \
-  do {                                                            \
-    if (!(cond)) [[unlikely]] {                                   \
-      ::moebius::fail_assert(#cond, __FILE__, __LINE__);          \
-    }                                                             \
+#define MOEBIUS_ASSERT(cond)                             \
+  do {                                                   \
+    if (!(cond)) [[unlikely]] {                          \
+      ::moebius::fail_assert(#cond, __FILE__, __LINE__); \
+    }                                                    \
   } while (0)

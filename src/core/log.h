@@ -14,9 +14,13 @@ class Log {
   Log(std::FILE* out, bool redraw, bool quiet = false) : out_(out), redraw_(redraw), quiet_(quiet) {}
 
   template <class... Args>
-  void info(fmt::format_string<Args...> format, Args&&... args) { line(fmt::format(format, std::forward<Args>(args)...)); }
+  void info(fmt::format_string<Args...> format, Args&&... args) {
+    line(fmt::format(format, std::forward<Args>(args)...));
+  }
   template <class... Args>
-  void warn(fmt::format_string<Args...> format, Args&&... args) { line("warning: " + fmt::format(format, std::forward<Args>(args)...)); }
+  void warn(fmt::format_string<Args...> format, Args&&... args) {
+    line("warning: " + fmt::format(format, std::forward<Args>(args)...));
+  }
 
   void line(const std::string& text);
   // keep: leave it standing. Without redraw only lines with `keep` are printed, so that a log file stays readable.
@@ -26,7 +30,7 @@ class Log {
  private:
   std::FILE* out_;
   bool redraw_, quiet_;
-  size_t drawn_ = 0;   // characters of the progress line that stands there
+  size_t drawn_ = 0;  // characters of the progress line that stands there
 };
 
 }  // namespace moebius

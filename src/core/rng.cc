@@ -17,11 +17,13 @@ std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_
   return c;
 }
 
-// The counter holds 64 bits of index, 32 of step and 32 of layer; the key the seed, with site and the step's high half folded in.
+// The counter holds 64 bits of index, 32 of step and 32 of layer; the key the seed, with site and the step's high half
+// folded in.
 std::array<uint32_t, 4> Rng::bits(uint64_t index) const {
   const uint32_t site = static_cast<uint32_t>(site_) * 0x85EBCA6Bu;
-  return philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(step_), layer_},
-                    {static_cast<uint32_t>(seed_) ^ site, static_cast<uint32_t>(seed_ >> 32) ^ static_cast<uint32_t>(step_ >> 32)});
+  return philox4x32(
+      {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(step_), layer_},
+      {static_cast<uint32_t>(seed_) ^ site, static_cast<uint32_t>(seed_ >> 32) ^ static_cast<uint32_t>(step_ >> 32)});
 }
 
 float Rng::uniform(uint64_t index) const { return (static_cast<float>(bits(index)[0] >> 9) + 0.5f) * 0x1p-23f; }

@@ -1,5 +1,5 @@
-// Counter-based random numbers: a value is a pure function of its key and index. There is no state to save, and no layout, order or
-// number of threads can change a draw.
+// Counter-based random numbers: a value is a pure function of its key and index. There is no state to save, and no
+// layout, order or number of threads can change a draw.
 //   Philox4x32-10: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11.
 #pragma once
 
@@ -16,10 +16,11 @@ std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<u
 // Keyed by (seed, step, layer, site); indexed by a global element index.
 class Rng {
  public:
-  Rng(uint64_t seed, RngSite site, uint64_t step = 0, uint32_t layer = 0) : seed_(seed), site_(site), step_(step), layer_(layer) {}
+  Rng(uint64_t seed, RngSite site, uint64_t step = 0, uint32_t layer = 0)
+      : seed_(seed), site_(site), step_(step), layer_(layer) {}
   std::array<uint32_t, 4> bits(uint64_t index) const;
-  float uniform(uint64_t index) const;   // (0, 1)
-  float normal(uint64_t index) const;    // mean 0, variance 1 (Box-Muller)
+  float uniform(uint64_t index) const;  // (0, 1)
+  float normal(uint64_t index) const;   // mean 0, variance 1 (Box-Muller)
   // Uniform in [0, n).
   uint64_t below(uint64_t index, uint64_t n) const;
 

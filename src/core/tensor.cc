@@ -4,9 +4,12 @@ namespace moebius {
 
 std::string_view name_of(DeviceKind device) {
   switch (device) {
-    case DeviceKind::cpu: return "cpu";
-    case DeviceKind::cuda: return "cuda";
-    case DeviceKind::null: return "null";
+    case DeviceKind::cpu:
+      return "cpu";
+    case DeviceKind::cuda:
+      return "cuda";
+    case DeviceKind::null:
+      return "null";
   }
   MOEBIUS_ASSERT(!"unknown device");
 }
@@ -45,10 +48,18 @@ Tensor Tensor::rows(int64_t begin, int64_t end) const {
   Tensor t = *this;
   const int64_t stride = shape[0] ? numel() / shape[0] : 0;
   switch (shape.rank()) {
-    case 1: t.shape = {end - begin}; break;
-    case 2: t.shape = {end - begin, shape[1]}; break;
-    case 3: t.shape = {end - begin, shape[1], shape[2]}; break;
-    default: t.shape = {end - begin, shape[1], shape[2], shape[3]}; MOEBIUS_ASSERT(shape.rank() == 4);
+    case 1:
+      t.shape = {end - begin};
+      break;
+    case 2:
+      t.shape = {end - begin, shape[1]};
+      break;
+    case 3:
+      t.shape = {end - begin, shape[1], shape[2]};
+      break;
+    default:
+      t.shape = {end - begin, shape[1], shape[2], shape[3]};
+      MOEBIUS_ASSERT(shape.rank() == 4);
   }
   if (data) t.data = static_cast<char*>(data) + begin * stride * size_of(dtype);
   return t;

@@ -27,7 +27,7 @@ class Shape {
   Shape(std::initializer_list<int64_t> dims);  // REQUIRES: at most kMaxRank dims, none negative
   int rank() const { return rank_; }
   int64_t operator[](int i) const { return dims_[i]; }
-  int64_t numel() const;                       // 1 for rank 0
+  int64_t numel() const;  // 1 for rank 0
   bool operator==(const Shape&) const = default;
 
  private:
@@ -35,7 +35,7 @@ class Shape {
   int rank_ = 0;
 };
 
-std::string to_string(const Shape& shape);     // "[4, 8]"
+std::string to_string(const Shape& shape);  // "[4, 8]"
 
 struct Tensor {
   void* data = nullptr;
@@ -56,17 +56,19 @@ struct Tensor {
     return static_cast<T*>(data);
   }
 
-  Tensor view(Shape to) const;                          // same elements, other shape
-  Tensor rows(int64_t begin, int64_t end) const;        // [begin, end) of dim 0
+  Tensor view(Shape to) const;                    // same elements, other shape
+  Tensor rows(int64_t begin, int64_t end) const;  // [begin, end) of dim 0
 
  private:
   [[noreturn]] void wrong_dtype(DType asked) const;
 };
 
-std::string to_string(const Tensor& t);                 // "bf16[4, 8]"
+std::string to_string(const Tensor& t);  // "bf16[4, 8]"
 
 template <class T>
-Tensor tensor_of(T* data, Shape shape) { return {.data = data, .shape = shape, .dtype = dtype_of<T>}; }
+Tensor tensor_of(T* data, Shape shape) {
+  return {.data = data, .shape = shape, .dtype = dtype_of<T>};
+}
 
 // Error{usage} "who: name must be DTYPE SHAPE; got ..." unless t is exactly that.
 void check_tensor(const char* who, const char* name, const Tensor& t, DType dtype, const Shape& shape);

@@ -14,7 +14,8 @@ constexpr int kSpins = 20000;
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads) {
-  MOEBIUS_CHECK(usage, num_threads >= 1 && num_threads <= 1024, "run.threads must be between 1 and 1024; got {}", num_threads);
+  MOEBIUS_CHECK(usage, num_threads >= 1 && num_threads <= 1024, "run.threads must be between 1 and 1024; got {}",
+                num_threads);
   for (int worker = 1; worker < num_threads; ++worker) threads_.emplace_back([this, worker] { work(worker); });
 }
 
@@ -47,8 +48,10 @@ void ThreadPool::run(int64_t num_tasks, TaskRef fn) {
   wake_.notify_all();
   take_tasks(0);
   for (int i = 0; num_working_.load(std::memory_order_acquire) != 0; ++i) {
-    if (i < kSpins) _mm_pause();
-    else std::this_thread::yield();  // more threads than cores: let the others run
+    if (i < kSpins)
+      _mm_pause();
+    else
+      std::this_thread::yield();  // more threads than cores: let the others run
   }
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }

@@ -1,6 +1,6 @@
-// A fixed team of threads that runs numbered tasks. Who runs a task is decided at run time; what a task computes must depend
-// on its number alone. Then results do not depend on the number of threads, and that is a promise of the CPU backend:
-// split work by fixed sizes, never by size().
+// A fixed team of threads that runs numbered tasks. Who runs a task is decided at run time; what a task computes must
+// depend on its number alone. Then results do not depend on the number of threads, and that is a promise of the CPU
+// backend: split work by fixed sizes, never by size().
 #pragma once
 
 #include <atomic>
@@ -18,11 +18,11 @@ namespace moebius {
 class TaskRef {
  public:
   template <class F>
-    requires(!std::is_same_v<std::remove_cvref_t<F>, TaskRef>)
-  TaskRef(F&& f)  // NOLINT: implicit, so that lambdas read as arguments
-      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_([](void* o, int64_t task, int worker) {
-          (*static_cast<std::remove_reference_t<F>*>(o))(task, worker);
-        }) {}
+  requires(!std::is_same_v<std::remove_cvref_t<F>, TaskRef>)
+      TaskRef(F&& f)  // NOLINT: implicit, so that lambdas read as arguments
+      : object_(const_cast<void*>(static_cast<const void*>(&f))),
+        call_([](void* o, int64_t task, int worker) { (*static_cast<std::remove_reference_t<F>*>(o))(task, worker); }) {
+  }
   void operator()(int64_t task, int worker) const { call_(object_, task, worker); }
 
  private:
@@ -40,8 +40,8 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(threads_.size()) + 1; }
 
-  // Runs fn(task, worker) for task in [0, num_tasks), worker in [0, size()), and returns when all are done. The first exception
-  // of a task is thrown again here. Not reentrant: a task must not call run() of the same pool.
+  // Runs fn(task, worker) for task in [0, num_tasks), worker in [0, size()), and returns when all are done. The first
+  // exception of a task is thrown again here. Not reentrant: a task must not call run() of the same pool.
   void run(int64_t num_tasks, TaskRef fn);
 
  private:

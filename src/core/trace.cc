@@ -27,8 +27,10 @@ std::string Trace::chrome_json() const {
   std::string json = "{\"traceEvents\":[";
   for (size_t i = 0; i < events_.size(); ++i) {
     const auto& e = events_[i];
-    json += fmt::format("{}{{\"name\":\"{}\",\"ph\":\"X\",\"ts\":{:.3f},\"dur\":{:.3f},\"pid\":0,\"tid\":0,\"args\":{{\"flops\":{:.0f},\"bytes\":{:.0f}}}}}",
-                        i ? ",\n" : "\n", e.name, e.begin_us, e.duration_us, e.cost.flops, e.cost.bytes);
+    json += fmt::format(
+        "{}{{\"name\":\"{}\",\"ph\":\"X\",\"ts\":{:.3f},\"dur\":{:.3f},\"pid\":0,\"tid\":0,\"args\":{{\"flops\":{:.0f},"
+        "\"bytes\":{:.0f}}}}}",
+        i ? ",\n" : "\n", e.name, e.begin_us, e.duration_us, e.cost.flops, e.cost.bytes);
   }
   return json + "\n]}\n";
 }

@@ -1,5 +1,5 @@
-// What ran: each op's name, floating-point operations, bytes and time. Filled by OpScope and PhaseScope; read by benchmarks, by the
-// null device's accounting and by log.trace (Chrome trace, open it in Perfetto).
+// What ran: each op's name, floating-point operations, bytes and time. Filled by OpScope and PhaseScope; read by
+// benchmarks, by the null device's accounting and by log.trace (Chrome trace, open it in Perfetto).
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,11 @@ namespace moebius {
 struct Cost {
   double flops = 0;
   double bytes = 0;
-  Cost& operator+=(const Cost& o) { flops += o.flops; bytes += o.bytes; return *this; }
+  Cost& operator+=(const Cost& o) {
+    flops += o.flops;
+    bytes += o.bytes;
+    return *this;
+  }
 };
 
 struct TraceEvent {

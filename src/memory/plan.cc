@@ -5,7 +5,8 @@
 namespace moebius {
 
 std::string_view name_of(Life life) {
-  constexpr std::string_view names[kNumLives] = {"param", "master", "grad", "optimizer", "state", "batch", "saved", "metrics", "stack"};
+  constexpr std::string_view names[kNumLives] = {"param", "master", "grad",    "optimizer", "state",
+                                                 "batch", "saved",  "metrics", "stack"};
   return names[static_cast<int>(life)];
 }
 
@@ -26,7 +27,8 @@ void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {
   for (int life = 0; life < kNumLives; ++life) buffers_[life] = Buffer(device, bytes_[life]);
   for (Entry& e : entries_) {
     e.view->device = device;
-    if (device != DeviceKind::null) e.view->data = static_cast<char*>(buffers_[static_cast<int>(e.life)].data()) + e.offset;
+    if (device != DeviceKind::null)
+      e.view->data = static_cast<char*>(buffers_[static_cast<int>(e.life)].data()) + e.offset;
   }
   stack_ = StepStack(device, buffers_[static_cast<int>(Life::stack)].data(), stack_bytes);
 }
@@ -49,8 +51,9 @@ std::string MemoryPlan::table() const {
       ++count;
       if (!largest || e.view->num_bytes() > largest->view->num_bytes()) largest = &e;
     }
-    text += fmt::format("  {:<10} {:>11}  {:>5} tensors{}\n", name_of(static_cast<Life>(life)), bytes_text(bytes_[life]), count,
-                        largest ? fmt::format(", largest {} {}", largest->name, to_string(*largest->view)) : "");
+    text +=
+        fmt::format("  {:<10} {:>11}  {:>5} tensors{}\n", name_of(static_cast<Life>(life)), bytes_text(bytes_[life]),
+                    count, largest ? fmt::format(", largest {} {}", largest->name, to_string(*largest->view)) : "");
   }
   return text + fmt::format("  {:<10} {:>11}\n", "total", bytes_text(total_bytes()));
 }

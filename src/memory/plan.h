@@ -1,5 +1,6 @@
-// Memory is declared, planned, then bound. Constructors declare every tensor with a name and a life; a dry run of a step on the null
-// device measures the step stack; bind() allocates each life once and fills the views in. After that nothing is allocated.
+// Memory is declared, planned, then bound. Constructors declare every tensor with a name and a life; a dry run of a
+// step on the null device measures the step stack; bind() allocates each life once and fills the views in. After that
+// nothing is allocated.
 #pragma once
 
 #include <array>
@@ -34,15 +35,16 @@ class MemoryPlan {
   MemoryPlan() = default;
   MemoryPlan(const MemoryPlan&) = delete;
 
-  // `view` becomes a tensor without memory on the null device now, and is filled in by bind(): it must stay where it is until then.
-  // Every tensor of a life starts at a multiple of kAlign elements, so that lives with the same declarations correspond element by element.
+  // `view` becomes a tensor without memory on the null device now, and is filled in by bind(): it must stay where it is
+  // until then. Every tensor of a life starts at a multiple of kAlign elements, so that lives with the same
+  // declarations correspond element by element.
   void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
 
   // Allocates (zeroed memory) and binds every tensor. stack_bytes: high-water mark of the dry run.
   void bind(DeviceKind device, int64_t stack_bytes);
   StepStack& stack() { return stack_; }
 
-  int64_t bytes(Life life) const;    // planned
+  int64_t bytes(Life life) const;  // planned
   int64_t total_bytes() const;
   // The table printed before the first step: bytes per life, and the largest tensors.
   std::string table() const;

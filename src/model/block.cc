@@ -7,16 +7,21 @@ std::string layer_name(int64_t layer, const char* what) { return fmt::format("mo
 
 }  // namespace
 
-Block::Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& m, const BalanceSpec& balance, DType dtype, const Mesh& mesh,
-             const BatchShape& shape, const Tensor& rope_table_Pd, int64_t layer, uint64_t seed)
-    : D_(m.hidden_size), max_tokens_(shape.tokens()), dtype_(dtype),
+Block::Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& m, const BalanceSpec& balance, DType dtype,
+             const Mesh& mesh, const BatchShape& shape, const Tensor& rope_table_Pd, int64_t layer, uint64_t seed)
+    : D_(m.hidden_size),
+      max_tokens_(shape.tokens()),
+      dtype_(dtype),
       norm1_(params, layer_name(layer, "input_layernorm.weight"), D_, dtype, static_cast<float>(m.rms_norm_eps)),
       attention_(params, layer_name(layer, "self_attn"), m, dtype, rope_table_Pd),
-      norm2_(params, layer_name(layer, "post_attention_layernorm.weight"), D_, dtype, static_cast<float>(m.rms_norm_eps)) {
+      norm2_(params, layer_name(layer, "post_attention_layernorm.weight"), D_, dtype,
+             static_cast<float>(m.rms_norm_eps)) {
   if (m.moe_layers[layer]) {
-    moe_.emplace(params, plan, layer_name(layer, "mlp"), m, balance, dtype, mesh, shape, static_cast<uint32_t>(layer), seed);
+    moe_.emplace(params, plan, layer_name(layer, "mlp"), m, balance, dtype, mesh, shape, static_cast<uint32_t>(layer),
+                 seed);
   } else {
-    mlp_.emplace(params, layer_name(layer, "mlp"), D_, m.intermediate_size, dtype, static_cast<float>(m.initializer_range));
+    mlp_.emplace(params, layer_name(layer, "mlp"), D_, m.intermediate_size, dtype,
+                 static_cast<float>(m.initializer_range));
   }
 }
 
@@ -26,8 +31,10 @@ void Block::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
   attention_.declare_saved(plan, prefix + ".attention", max_tokens_, saved.attention);
   norm2_.declare_saved(plan, prefix + ".norm2", max_tokens_, saved.norm2);
   plan.declare(saved.n2_TD, prefix + ".n2", {max_tokens_, D_}, dtype_, Life::saved);
-  if (moe_) moe_->declare_saved(plan, prefix + ".moe", saved.moe);
-  else mlp_->declare_saved(plan, prefix + ".mlp", max_tokens_, saved.mlp);
+  if (moe_)
+    moe_->declare_saved(plan, prefix + ".moe", saved.moe);
+  else
+    mlp_->declare_saved(plan, prefix + ".mlp", max_tokens_, saved.mlp);
 }
 
 void Block::forward(Step& step, Residual& residual, Saved& saved) const {
@@ -44,8 +51,10 @@ void Block::feed_forward(Step& step, Residual& residual, Tensor attended_TD, Sav
   const int64_t T = attended_TD.dim(0);
   const Tensor n2_TD = saved.n2_TD.rows(0, T);
   norm2_.forward(step, n2_TD, attended_TD, saved.norm1.sum_TD.rows(0, T), saved.norm2);
-  if (moe_) moe_->forward(step, residual.delta_TD, n2_TD, saved.moe);
-  else mlp_->forward(step, residual.delta_TD, n2_TD, saved.mlp);
+  if (moe_)
+    moe_->forward(step, residual.delta_TD, n2_TD, saved.moe);
+  else
+    mlp_->forward(step, residual.delta_TD, n2_TD, saved.mlp);
   residual.base_TD = saved.norm2.sum_TD.rows(0, T);
 }
 

@@ -1,7 +1,7 @@
 // One decoder layer: attention and feed-forward, each behind a norm, around the residual stream.
 //
-// Between layers the residual stream is a pair: `base`, and `delta`, the last layer's output not added yet. The next norm adds them in
-// the pass in which it reads them.
+// Between layers the residual stream is a pair: `base`, and `delta`, the last layer's output not added yet. The next
+// norm adds them in the pass in which it reads them.
 #pragma once
 
 #include <optional>
@@ -13,7 +13,7 @@
 namespace moebius {
 
 struct Residual {
-  Tensor base_TD;    // empty before the first layer
+  Tensor base_TD;  // empty before the first layer
   Tensor delta_TD;
 };
 
@@ -21,18 +21,19 @@ class Block {
  public:
   struct Saved {
     Norm::Saved norm1, norm2;
-    Tensor n1_TD, n2_TD;      // the norms' outputs: inputs of attention and feed-forward
+    Tensor n1_TD, n2_TD;  // the norms' outputs: inputs of attention and feed-forward
     Gqa::Saved attention;
     Mlp::Saved mlp;
     Moe::Saved moe;
   };
-  Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& model, const BalanceSpec& balance, DType dtype, const Mesh& mesh,
-        const BatchShape& shape, const Tensor& rope_table_Pd, int64_t layer, uint64_t seed);
+  Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& model, const BalanceSpec& balance, DType dtype,
+        const Mesh& mesh, const BatchShape& shape, const Tensor& rope_table_Pd, int64_t layer, uint64_t seed);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
   // Reads the residual, leaves the new base in it and its output in delta (the same memory as before).
   void forward(Step& step, Residual& residual, Saved& saved) const;
-  // dresidual: derivative by the stream after the layer in, before it out. Input and weight gradients follow each other.
+  // dresidual: derivative by the stream after the layer in, before it out. Input and weight gradients follow each
+  // other.
   void backward(Step& step, Tensor dresidual_TD, Saved& saved) const;
   // Generation.
   void forward_cached(Step& step, Residual& residual, Saved& saved, KvCache& cache, int64_t first) const;
@@ -47,8 +48,8 @@ class Block {
   Norm norm1_;
   Gqa attention_;
   Norm norm2_;
-  std::optional<Mlp> mlp_;   // a dense layer has this,
-  std::optional<Moe> moe_;   // an MoE layer this
+  std::optional<Mlp> mlp_;  // a dense layer has this,
+  std::optional<Moe> moe_;  // an MoE layer this
 };
 
 }  // namespace moebius

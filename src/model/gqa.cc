@@ -31,12 +31,20 @@ ParamSpec o_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
 }  // namespace
 
 Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, DType dtype, const Tensor& rope_table_Pd)
-    : H_(m.num_heads), G_(m.num_kv_heads), d_(m.head_dim), window_(m.sliding_window), scale_(1.0f / std::sqrt(static_cast<float>(m.head_dim))),
-      eps_(static_cast<float>(m.rms_norm_eps)), dtype_(dtype), qkv_(params, qkv_spec(prefix, m, dtype)), o_(params, o_spec(prefix, m, dtype)),
+    : H_(m.num_heads),
+      G_(m.num_kv_heads),
+      d_(m.head_dim),
+      window_(m.sliding_window),
+      scale_(1.0f / std::sqrt(static_cast<float>(m.head_dim))),
+      eps_(static_cast<float>(m.rms_norm_eps)),
+      dtype_(dtype),
+      qkv_(params, qkv_spec(prefix, m, dtype)),
+      o_(params, o_spec(prefix, m, dtype)),
       rope_table_Pd_(rope_table_Pd) {
   if (!m.qk_norm) return;
   const auto norm = [&](const char* name) {
-    return &params.declare({.name = prefix + name, .shape = {d_}, .dtype = dtype, .init = ParamInit::ones, .decay = false});
+    return &params.declare(
+        {.name = prefix + name, .shape = {d_}, .dtype = dtype, .init = ParamInit::ones, .decay = false});
   };
   q_norm_ = norm(".q_norm.weight");
   k_norm_ = norm(".k_norm.weight");
@@ -54,9 +62,15 @@ Gqa::Qkv Gqa::take_qkv(Step& step, int64_t T) const {
 
 void Gqa::split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const {
   const int64_t T = qkv_TC.dim(0);
-  rope_fwd(step.stream, {.q_THd = out.q_THd, .k_TGd = out.k_TGd, .v_TGd = out.v_TGd,
-                         .qkv_TC = qkv_TC, .pos_T = step.batch.pos_T.rows(0, T), .cos_sin_Pd = rope_table_Pd_,
-                         .q_norm_d = q_norm_ ? q_norm_->w : Tensor{}, .k_norm_d = k_norm_ ? k_norm_->w : Tensor{}, .eps = eps_});
+  rope_fwd(step.stream, {.q_THd = out.q_THd,
+                         .k_TGd = out.k_TGd,
+                         .v_TGd = out.v_TGd,
+                         .qkv_TC = qkv_TC,
+                         .pos_T = step.batch.pos_T.rows(0, T),
+                         .cos_sin_Pd = rope_table_Pd_,
+                         .q_norm_d = q_norm_ ? q_norm_->w : Tensor{},
+                         .k_norm_d = k_norm_ ? k_norm_->w : Tensor{},
+                         .eps = eps_});
 }
 
 void Gqa::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
@@ -68,8 +82,15 @@ void Gqa::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
   StackScope scope(step.stack);
   const Qkv r = take_qkv(step, T);
   split_and_rotate(step, r, qkv_TC);
-  AttentionFwd attention{.o_THd = o_THd, .lse_TH = saved.lse_TH.rows(0, T), .q_THd = r.q_THd, .k_UGd = r.k_TGd, .v_UGd = r.v_TGd,
-                         .doc_start_T = step.batch.doc_start_T.rows(0, T), .batch = step.batch.shape.batch, .window = window_, .scale = scale_};
+  AttentionFwd attention{.o_THd = o_THd,
+                         .lse_TH = saved.lse_TH.rows(0, T),
+                         .q_THd = r.q_THd,
+                         .k_UGd = r.k_TGd,
+                         .v_UGd = r.v_TGd,
+                         .doc_start_T = step.batch.doc_start_T.rows(0, T),
+                         .batch = step.batch.shape.batch,
+                         .window = window_,
+                         .scale = scale_};
   attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream.pool().size()));
   attention_fwd(step.stream, attention);
 
@@ -87,15 +108,30 @@ void Gqa::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) c
   o_.backward_input(step, do_THd.view({T, H_ * d_}), dy_TD);
   const Qkv r = take_qkv(step, T), dr = take_qkv(step, T);
   split_and_rotate(step, r, qkv_TC);
-  AttentionBwd attention{.dq_THd = dr.q_THd, .dk_TGd = dr.k_TGd, .dv_TGd = dr.v_TGd,
-                         .do_THd = do_THd, .o_THd = saved.o_THd.rows(0, T), .lse_TH = saved.lse_TH.rows(0, T),
-                         .q_THd = r.q_THd, .k_TGd = r.k_TGd, .v_TGd = r.v_TGd, .doc_start_T = step.batch.doc_start_T.rows(0, T),
-                         .batch = step.batch.shape.batch, .window = window_, .scale = scale_};
+  AttentionBwd attention{.dq_THd = dr.q_THd,
+                         .dk_TGd = dr.k_TGd,
+                         .dv_TGd = dr.v_TGd,
+                         .do_THd = do_THd,
+                         .o_THd = saved.o_THd.rows(0, T),
+                         .lse_TH = saved.lse_TH.rows(0, T),
+                         .q_THd = r.q_THd,
+                         .k_TGd = r.k_TGd,
+                         .v_TGd = r.v_TGd,
+                         .doc_start_T = step.batch.doc_start_T.rows(0, T),
+                         .batch = step.batch.shape.batch,
+                         .window = window_,
+                         .scale = scale_};
   attention.scratch = step.take_bytes(AttentionBwd::scratch_bytes(attention, step.stream.pool().size()));
   attention_bwd(step.stream, attention);
 
-  RopeBwd rope{.dqkv_TC = saved.dqkv_TC, .dq_THd = dr.q_THd, .dk_TGd = dr.k_TGd, .dv_TGd = dr.v_TGd,
-               .qkv_TC = qkv_TC, .pos_T = step.batch.pos_T.rows(0, T), .cos_sin_Pd = rope_table_Pd_, .eps = eps_};
+  RopeBwd rope{.dqkv_TC = saved.dqkv_TC,
+               .dq_THd = dr.q_THd,
+               .dk_TGd = dr.k_TGd,
+               .dv_TGd = dr.v_TGd,
+               .qkv_TC = qkv_TC,
+               .pos_T = step.batch.pos_T.rows(0, T),
+               .cos_sin_Pd = rope_table_Pd_,
+               .eps = eps_};
   if (q_norm_) {
     rope.dq_norm_d = q_norm_->dw;
     rope.dk_norm_d = k_norm_->dw;
@@ -120,8 +156,13 @@ void Gqa::forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, i
   qkv_.forward(step, qkv_TC, x_TD);
   const Qkv r{step.take({T, H_, d_}, dtype_), cache.k_UGd.rows(first, first + T), cache.v_UGd.rows(first, first + T)};
   split_and_rotate(step, r, qkv_TC);
-  AttentionFwd attention{.o_THd = o_THd, .lse_TH = step.take({T, H_}, DType::f32), .q_THd = r.q_THd,
-                         .k_UGd = cache.k_UGd.rows(0, first + T), .v_UGd = cache.v_UGd.rows(0, first + T), .window = window_, .scale = scale_};
+  AttentionFwd attention{.o_THd = o_THd,
+                         .lse_TH = step.take({T, H_}, DType::f32),
+                         .q_THd = r.q_THd,
+                         .k_UGd = cache.k_UGd.rows(0, first + T),
+                         .v_UGd = cache.v_UGd.rows(0, first + T),
+                         .window = window_,
+                         .scale = scale_};
   attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream.pool().size()));
   attention_fwd(step.stream, attention);
   o_.forward(step, y_TD, o_THd.view({T, H_ * d_}));

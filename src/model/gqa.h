@@ -8,13 +8,13 @@ namespace moebius {
 
 // Keys and values of the tokens so far, for generation. One sequence.
 struct KvCache {
-  Tensor k_UGd, v_UGd;   // [max tokens, G, d]
+  Tensor k_UGd, v_UGd;  // [max tokens, G, d]
 };
 
 class Gqa {
  public:
-  // q, k, v stay only as the projection's output; they are made again from it in the backward. x and y are the caller's tensors.
-  // dy, dqkv: left by backward_input for backward_weight, on the step stack.
+  // q, k, v stay only as the projection's output; they are made again from it in the backward. x and y are the caller's
+  // tensors. dy, dqkv: left by backward_input for backward_weight, on the step stack.
   struct Saved {
     Tensor x_TD, qkv_TC, o_THd, lse_TH;
     Tensor dy_TD, dqkv_TC;
@@ -26,11 +26,14 @@ class Gqa {
   void backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // adds the q and k norm gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
-  // Generation: x are the tokens at positions [first, first + T) of the cached sequence; their keys and values are appended.
+  // Generation: x are the tokens at positions [first, first + T) of the cached sequence; their keys and values are
+  // appended.
   void forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, int64_t first) const;
 
  private:
-  struct Qkv { Tensor q_THd, k_TGd, v_TGd; };
+  struct Qkv {
+    Tensor q_THd, k_TGd, v_TGd;
+  };
   Qkv take_qkv(Step& step, int64_t tokens) const;
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
 

@@ -5,13 +5,16 @@
 namespace moebius {
 
 Mlp::Mlp(ParamTable& params, const std::string& prefix, int64_t width, int64_t hidden, DType dtype, float init_std)
-    : F_(hidden), dtype_(dtype),
+    : F_(hidden),
+      dtype_(dtype),
       gate_up_(params, {.name = prefix + ".gate_up_proj.weight",
                         .shape = {2 * hidden, width},
                         .dtype = dtype,
-                        .parts = {{prefix + ".gate_proj.weight", {hidden, width}, 0}, {prefix + ".up_proj.weight", {hidden, width}, hidden * width}},
+                        .parts = {{prefix + ".gate_proj.weight", {hidden, width}, 0},
+                                  {prefix + ".up_proj.weight", {hidden, width}, hidden * width}},
                         .init_std = init_std}),
-      down_(params, {.name = prefix + ".down_proj.weight", .shape = {width, hidden}, .dtype = dtype, .init_std = init_std}) {}
+      down_(params,
+            {.name = prefix + ".down_proj.weight", .shape = {width, hidden}, .dtype = dtype, .init_std = init_std}) {}
 
 void Mlp::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
   plan.declare(saved.h_T2F, prefix + ".h", {tokens, 2 * F_}, dtype_, Life::saved);
@@ -36,7 +39,8 @@ void Mlp::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved, b
   StackScope scope(step.stack);
   const Tensor da_TF = step.take({T, F_}, dtype_);
   down_.backward_input(step, da_TF, dy_TD);
-  swiglu_bwd(step.stream, {.dh_T2F = saved.dh_T2F, .a_TF = saved.a_TF, .da_TF = da_TF, .h_T2F = saved.h_T2F.rows(0, T)});
+  swiglu_bwd(step.stream,
+             {.dh_T2F = saved.dh_T2F, .a_TF = saved.a_TF, .da_TF = da_TF, .h_T2F = saved.h_T2F.rows(0, T)});
   gate_up_.backward_input(step, dx_TD, saved.dh_T2F, accumulate_dx);
 }
 

@@ -8,8 +8,8 @@ namespace moebius {
 class Mlp {
  public:
   struct Saved {
-    Tensor x_TD, h_T2F;                // x is the caller's
-    Tensor dy_TD, dh_T2F, a_TF;        // left by backward_input for backward_weight, on the step stack
+    Tensor x_TD, h_T2F;          // x is the caller's
+    Tensor dy_TD, dh_T2F, a_TF;  // left by backward_input for backward_weight, on the step stack
   };
   // Parts are prefix.gate_proj, up_proj (one matrix, gate rows first) and down_proj.
   Mlp(ParamTable& params, const std::string& prefix, int64_t width, int64_t hidden, DType dtype, float init_std);

@@ -11,14 +11,21 @@ namespace moebius {
 namespace {
 
 ParamSpec table_spec(const char* name, const ModelSpec& m, DType dtype) {
-  return {.name = name, .shape = {m.vocab_size, m.hidden_size}, .dtype = dtype, .init_std = static_cast<float>(m.initializer_range)};
+  return {.name = name,
+          .shape = {m.vocab_size, m.hidden_size},
+          .dtype = dtype,
+          .init_std = static_cast<float>(m.initializer_range)};
 }
 
 }  // namespace
 
-Model::Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh, MemoryPlan& plan,
-             ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed)
-    : spec_(model), dtype_(precision.compute), shape_(shape), mesh_(mesh), params_(plan, use),
+Model::Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
+             MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed)
+    : spec_(model),
+      dtype_(precision.compute),
+      shape_(shape),
+      mesh_(mesh),
+      params_(plan, use),
       embedding_(params_.declare(table_spec("model.embed_tokens.weight", model, dtype_))),
       blocks_([&] {
         std::deque<Block> blocks;
@@ -57,7 +64,8 @@ void Model::init_state(Stream& s) const {
 void Model::forward_hidden(Step& step, int64_t T) {
   StackScope scope(step.stack);
   Residual residual{.delta_TD = step.take({T, spec_.hidden_size}, dtype_)};
-  embedding_fwd(step.stream, {.x_TD = residual.delta_TD, .token_T = step.batch.token_T.rows(0, T), .w_VD = embedding_.w});
+  embedding_fwd(step.stream,
+                {.x_TD = residual.delta_TD, .token_T = step.batch.token_T.rows(0, T), .w_VD = embedding_.w});
   for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i].forward(step, residual, saved_of(i));
   final_norm_.forward(step, final_TD_.rows(0, T), residual.delta_TD, residual.base_TD, saved_final_);
 }
@@ -65,8 +73,13 @@ void Model::forward_hidden(Step& step, int64_t T) {
 void Model::forward_loss(Step& step, bool with_gradients) {
   StackScope scope(step.stack);
   const int64_t C = std::min(shape_.tokens(), LmLoss::kChunk);
-  LmLoss loss{.loss_T = loss_T_, .logits_CV = step.take({C, spec_.vocab_size}, DType::f32), .x_TD = final_TD_, .w_VD = head_.w,
-              .target_T = step.batch.target_T, .weight_T = step.batch.weight_T, .scale = static_cast<float>(step.batch.loss_scale)};
+  LmLoss loss{.loss_T = loss_T_,
+              .logits_CV = step.take({C, spec_.vocab_size}, DType::f32),
+              .x_TD = final_TD_,
+              .w_VD = head_.w,
+              .target_T = step.batch.target_T,
+              .weight_T = step.batch.weight_T,
+              .scale = static_cast<float>(step.batch.loss_scale)};
   if (with_gradients) {
     loss.dx_TD = dfinal_TD_;
     loss.dw_VD = head_.dw;
@@ -101,7 +114,8 @@ void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64
 void Model::forward_cached(Step& step, std::vector<KvCache>& caches, int64_t first, int64_t T) {
   StackScope scope(step.stack);
   Residual residual{.delta_TD = step.take({T, spec_.hidden_size}, dtype_)};
-  embedding_fwd(step.stream, {.x_TD = residual.delta_TD, .token_T = step.batch.token_T.rows(0, T), .w_VD = embedding_.w});
+  embedding_fwd(step.stream,
+                {.x_TD = residual.delta_TD, .token_T = step.batch.token_T.rows(0, T), .w_VD = embedding_.w});
   for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i].forward_cached(step, residual, saved_of(i), caches[i], first);
   final_norm_.forward(step, final_TD_.rows(0, T), residual.delta_TD, residual.base_TD, saved_final_);
 }

@@ -12,9 +12,10 @@ namespace moebius {
 
 class Model {
  public:
-  // Declares every tensor it owns in the plan. max_positions: rows of the rotary table. The references must outlive the model.
-  Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh, MemoryPlan& plan, ModelUse use,
-        const BatchShape& shape, int64_t max_positions, uint64_t seed);
+  // Declares every tensor it owns in the plan. max_positions: rows of the rotary table. The references must outlive the
+  // model.
+  Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
+        MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed);
   Model(const Model&) = delete;
 
   // After bind(): constants (the rotary table) and the routers' starting state. Parameters: params().init() or loaded.
@@ -23,8 +24,8 @@ class Model {
   // One micro-batch is  forward_hidden, forward_loss, backward.
   // Embedding through the final norm, for the first num_tokens tokens.
   void forward_hidden(Step& step, int64_t num_tokens);
-  // The sum of weighted token losses is added to loss_sum. With gradients the loss's derivative is made in the same pass, since its logits
-  // are never held: backward() continues from it.
+  // The sum of weighted token losses is added to loss_sum. With gradients the loss's derivative is made in the same
+  // pass, since its logits are never held: backward() continues from it.
   void forward_loss(Step& step, bool with_gradients);
   void backward(Step& step);
 
@@ -38,10 +39,14 @@ class Model {
   ParamTable& params() { return params_; }
   const ParamTable& params() const { return params_; }
   const ModelSpec& spec() const { return spec_; }
-  const Tensor& loss_sum() const { return loss_sum_1_; }         // f64 [1]
-  const Tensor& token_loss() const { return loss_T_; }           // f32 [T] of the last micro-batch, weighted
+  const Tensor& loss_sum() const { return loss_sum_1_; }  // f64 [1]
+  const Tensor& token_loss() const { return loss_T_; }    // f32 [T] of the last micro-batch, weighted
   // MoE layers in order, with their layer index.
-  struct MoeLayer { int64_t layer; const Moe* moe; const Moe::Saved* saved; };
+  struct MoeLayer {
+    int64_t layer;
+    const Moe* moe;
+    const Moe::Saved* saved;
+  };
   std::vector<MoeLayer> moe_layers() const;
   // What the last forward pass kept, by name, in the order it was computed; for diagnosis.
   std::vector<std::pair<std::string, Tensor>> kept_tensors() const;
@@ -59,11 +64,11 @@ class Model {
   const Param& embedding_;
   std::deque<Block> blocks_;
   Norm final_norm_;
-  const Param& head_;                 // the embedding itself when tied
+  const Param& head_;  // the embedding itself when tied
 
-  std::vector<Block::Saved> saved_;   // per layer; one for all without gradients
+  std::vector<Block::Saved> saved_;  // per layer; one for all without gradients
   Norm::Saved saved_final_;
-  Tensor final_TD_, dfinal_TD_;       // the final norm's output, and the loss's derivative by it
+  Tensor final_TD_, dfinal_TD_;  // the final norm's output, and the loss's derivative by it
   Tensor loss_T_, loss_sum_1_;
 };
 

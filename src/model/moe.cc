@@ -11,7 +11,11 @@ std::string expert_name(const std::string& prefix, int64_t e, const char* matrix
 
 ParamSpec w1_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
   const int64_t E = m.num_experts, F = m.moe_intermediate_size, D = m.hidden_size;
-  ParamSpec spec{.name = prefix + ".experts.gate_up_proj", .shape = {E, 2 * F, D}, .dtype = dtype, .init_std = static_cast<float>(m.initializer_range), .expert = true};
+  ParamSpec spec{.name = prefix + ".experts.gate_up_proj",
+                 .shape = {E, 2 * F, D},
+                 .dtype = dtype,
+                 .init_std = static_cast<float>(m.initializer_range),
+                 .expert = true};
   for (int64_t e = 0; e < E; ++e) {
     spec.parts.push_back({expert_name(prefix, e, "gate_proj"), {F, D}, e * 2 * F * D});
     spec.parts.push_back({expert_name(prefix, e, "up_proj"), {F, D}, (e * 2 + 1) * F * D});
@@ -21,7 +25,11 @@ ParamSpec w1_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
 
 ParamSpec w2_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
   const int64_t E = m.num_experts, F = m.moe_intermediate_size, D = m.hidden_size;
-  ParamSpec spec{.name = prefix + ".experts.down_proj", .shape = {E, D, F}, .dtype = dtype, .init_std = static_cast<float>(m.initializer_range), .expert = true};
+  ParamSpec spec{.name = prefix + ".experts.down_proj",
+                 .shape = {E, D, F},
+                 .dtype = dtype,
+                 .init_std = static_cast<float>(m.initializer_range),
+                 .expert = true};
   for (int64_t e = 0; e < E; ++e) spec.parts.push_back({expert_name(prefix, e, "down_proj"), {D, F}, e * D * F});
   return spec;
 }
@@ -36,16 +44,25 @@ void run_expert_op(Step& step, Op op, Run run) {
 
 }  // namespace
 
-Moe::Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& m, const BalanceSpec& balance, DType dtype,
-         const Mesh& mesh, const BatchShape& shape, uint32_t layer, uint64_t seed)
-    : D_(m.hidden_size), F_(m.moe_intermediate_size), K_(m.top_k), max_tokens_(shape.tokens()), dtype_(dtype),
-      router_(params, plan, prefix + ".gate", m, balance, dtype, mesh, shape, layer, seed), w1_(params.declare(w1_spec(prefix, m, dtype))),
-      w2_(params.declare(w2_spec(prefix, m, dtype))), dispatcher_(std::make_unique<LocalDispatcher>()) {
+Moe::Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& m,
+         const BalanceSpec& balance, DType dtype, const Mesh& mesh, const BatchShape& shape, uint32_t layer,
+         uint64_t seed)
+    : D_(m.hidden_size),
+      F_(m.moe_intermediate_size),
+      K_(m.top_k),
+      max_tokens_(shape.tokens()),
+      dtype_(dtype),
+      router_(params, plan, prefix + ".gate", m, balance, dtype, mesh, shape, layer, seed),
+      w1_(params.declare(w1_spec(prefix, m, dtype))),
+      w2_(params.declare(w2_spec(prefix, m, dtype))),
+      dispatcher_(std::make_unique<LocalDispatcher>()) {
   if (m.shared_intermediate_size == 0) return;
   const float std = static_cast<float>(m.initializer_range);
   shared_.emplace(params, prefix + ".shared_experts", D_, m.shared_intermediate_size, dtype, std);
   if (m.shared_expert_gate) {
-    shared_gate_.emplace(params, ParamSpec{.name = prefix + ".shared_expert_gate.weight", .shape = {1, D_}, .dtype = dtype, .init_std = std});
+    shared_gate_.emplace(
+        params,
+        ParamSpec{.name = prefix + ".shared_expert_gate.weight", .shape = {1, D_}, .dtype = dtype, .init_std = std});
   }
 }
 
@@ -71,8 +88,13 @@ void Moe::experts_forward(Step& step, Tensor y_TD, const Route& route, Saved& sa
   const int64_t R = route.row_token_R.dim(0);
   const Dispatched in = dispatcher_->dispatch(step, saved.x_TD, route);
   const Tensor a_RF = step.take({R, F_}, dtype_), y_RD = step.take({R, D_}, dtype_);
-  run_expert_op(step, ExpertUp{.h_R2F = saved.h_R2F.rows(0, R), .a_RF = a_RF, .x_TD = in.source, .w1_e2FD = w1_.w, .rows = in.rows}, expert_up);
-  run_expert_op(step, ExpertDown{.y_RD = y_RD, .a_RF = a_RF, .w2_eDF = w2_.w, .rows = {.offsets_e1 = in.rows.offsets_e1}}, expert_down);
+  run_expert_op(
+      step,
+      ExpertUp{.h_R2F = saved.h_R2F.rows(0, R), .a_RF = a_RF, .x_TD = in.source, .w1_e2FD = w1_.w, .rows = in.rows},
+      expert_up);
+  run_expert_op(step,
+                ExpertDown{.y_RD = y_RD, .a_RF = a_RF, .w2_eDF = w2_.w, .rows = {.offsets_e1 = in.rows.offsets_e1}},
+                expert_down);
   dispatcher_->combine(step, y_TD, y_RD, route);
 }
 
@@ -104,10 +126,20 @@ void Moe::experts_backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Sa
   StackScope scope(step.stack);
   const Tensor dweight_R = step.take({R}, DType::f32), dx_RD = step.take({R, D_}, dtype_);
   run_expert_op(step,
-                DExpertDown{.dh_R2F = saved.dh_R2F, .sa_RF = saved.sa_RF, .dweight_R = dweight_R, .dout_TD = saved.grads.source, .w2_eDF = w2_.w,
-                            .h_R2F = saved.h_R2F, .weight_R = saved.grads.weight_R, .rows = saved.grads.rows},
+                DExpertDown{.dh_R2F = saved.dh_R2F,
+                            .sa_RF = saved.sa_RF,
+                            .dweight_R = dweight_R,
+                            .dout_TD = saved.grads.source,
+                            .w2_eDF = w2_.w,
+                            .h_R2F = saved.h_R2F,
+                            .weight_R = saved.grads.weight_R,
+                            .rows = saved.grads.rows},
                 d_expert_down);
-  run_expert_op(step, DExpertUp{.dx_RD = dx_RD, .dh_R2F = saved.dh_R2F, .w1_e2FD = w1_.w, .rows = {.offsets_e1 = saved.grads.rows.offsets_e1}},
+  run_expert_op(step,
+                DExpertUp{.dx_RD = dx_RD,
+                          .dh_R2F = saved.dh_R2F,
+                          .w1_e2FD = w1_.w,
+                          .rows = {.offsets_e1 = saved.grads.rows.offsets_e1}},
                 d_expert_up);
   dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, saved.router.route);
 }
@@ -116,7 +148,9 @@ void Moe::shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& s
   if (!shared_gate_) return shared_->backward_input(step, dx_TD, dy_TD, saved.shared, /*accumulate_dx=*/true);
   const int64_t T = dy_TD.dim(0);
   const Tensor dshared_TD = step.take({T, D_}, dtype_), dgate_T = step.take({T}, DType::f32);
-  gated_add_bwd(step.stream, {.dx_TD = dshared_TD, .dgate_T = dgate_T, .dy_TD = dy_TD, .x_TD = saved.shared_y_TD, .gate_T = saved.gate_T});
+  gated_add_bwd(
+      step.stream,
+      {.dx_TD = dshared_TD, .dgate_T = dgate_T, .dy_TD = dy_TD, .x_TD = saved.shared_y_TD, .gate_T = saved.gate_T});
   shared_->backward_input(step, dx_TD, dshared_TD, saved.shared, /*accumulate_dx=*/true);
   saved.dgate_T = step.take({T, 1}, dtype_);
   copy(step.stream, saved.dgate_T, dgate_T.view({T, 1}));
@@ -125,9 +159,19 @@ void Moe::shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& s
 
 void Moe::backward_weight(Step& step, const Saved& saved) const {
   const Rows& tokens = saved.tokens.rows;
-  run_expert_op(step, ExpertWgrad{.dw_eMN = w2_.dw, .left_RM = saved.grads.source, .right_RN = saved.sa_RF, .gather_left = true, .rows = saved.grads.rows},
+  run_expert_op(step,
+                ExpertWgrad{.dw_eMN = w2_.dw,
+                            .left_RM = saved.grads.source,
+                            .right_RN = saved.sa_RF,
+                            .gather_left = true,
+                            .rows = saved.grads.rows},
                 expert_wgrad);
-  run_expert_op(step, ExpertWgrad{.dw_eMN = w1_.dw, .left_RM = saved.dh_R2F, .right_RN = saved.tokens.source, .gather_right = true, .rows = tokens},
+  run_expert_op(step,
+                ExpertWgrad{.dw_eMN = w1_.dw,
+                            .left_RM = saved.dh_R2F,
+                            .right_RN = saved.tokens.source,
+                            .gather_right = true,
+                            .rows = tokens},
                 expert_wgrad);
   if (shared_) shared_->backward_weight(step, saved.shared);
   if (shared_gate_) shared_gate_->backward_weight(step, saved.dgate_T, saved.x_TD);

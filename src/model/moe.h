@@ -1,6 +1,8 @@
 // A Mixture-of-Experts layer: route, dispatch, compute, combine, and a shared expert beside it.
-//   y[t] = sum over the chosen e of weight[t,e] * W2_e swiglu(W1_e x[t])   (+ shared(x[t]), gated by sigmoid(x w_g) where the family has it)
-// Kept for backward: x (the caller's), H (pre-activation rows) and the route. Neither the experts' outputs nor their gradients are stored.
+//   y[t] = sum over the chosen e of weight[t,e] * W2_e swiglu(W1_e x[t])   (+ shared(x[t]), gated by sigmoid(x w_g)
+//   where the family has it)
+// Kept for backward: x (the caller's), H (pre-activation rows) and the route. Neither the experts' outputs nor their
+// gradients are stored.
 #pragma once
 
 #include <memory>
@@ -16,16 +18,17 @@ class Moe {
  public:
   struct Saved {
     Router::Saved router;
-    Tensor x_TD;                                   // the caller's
+    Tensor x_TD;  // the caller's
     Tensor h_R2F;
     Mlp::Saved shared;
-    Tensor shared_y_TD, gate_T;                    // only with a shared gate
+    Tensor shared_y_TD, gate_T;  // only with a shared gate
     // Left by backward_input for backward_weight, on the step stack:
-    Dispatched tokens, grads;                      // rows of x, and of dy
+    Dispatched tokens, grads;  // rows of x, and of dy
     Tensor dh_R2F, sa_RF, dgate_T;
   };
-  Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& model, const BalanceSpec& balance, DType dtype,
-      const Mesh& mesh, const BatchShape& shape, uint32_t layer, uint64_t seed);
+  Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& model,
+      const BalanceSpec& balance, DType dtype, const Mesh& mesh, const BatchShape& shape, uint32_t layer,
+      uint64_t seed);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
   void forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
@@ -43,7 +46,7 @@ class Moe {
   int64_t D_, F_, K_, max_tokens_;
   DType dtype_;
   Router router_;
-  const Param &w1_, &w2_;     // [E, 2F, D], [E, D, F]
+  const Param &w1_, &w2_;  // [E, 2F, D], [E, D, F]
   std::unique_ptr<Dispatcher> dispatcher_;
   std::optional<Mlp> shared_;
   std::optional<Linear> shared_gate_;

@@ -6,7 +6,8 @@
 namespace moebius {
 
 Norm::Norm(ParamTable& params, const std::string& name, int64_t width, DType dtype, float eps)
-    : w_(params.declare({.name = name, .shape = {width}, .dtype = dtype, .init = ParamInit::ones, .decay = false})), eps_(eps) {}
+    : w_(params.declare({.name = name, .shape = {width}, .dtype = dtype, .init = ParamInit::ones, .decay = false})),
+      eps_(eps) {}
 
 void Norm::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
   plan.declare(saved.sum_TD, prefix + ".sum", {tokens, w_.w.dim(0)}, w_.spec.dtype, Life::saved);
@@ -21,7 +22,13 @@ void Norm::forward(Step& step, Tensor y_TD, Tensor x_TD, Tensor residual_TD, Sav
     rms_norm_fwd(step.stream, {.y_TD = y_TD, .rstd_T = rstd_T, .x_TD = sum_TD, .w_D = w_.w, .eps = eps_});
     return;
   }
-  rms_norm_fwd(step.stream, {.y_TD = y_TD, .rstd_T = rstd_T, .sum_TD = sum_TD, .x_TD = x_TD, .residual_TD = residual_TD, .w_D = w_.w, .eps = eps_});
+  rms_norm_fwd(step.stream, {.y_TD = y_TD,
+                             .rstd_T = rstd_T,
+                             .sum_TD = sum_TD,
+                             .x_TD = x_TD,
+                             .residual_TD = residual_TD,
+                             .w_D = w_.w,
+                             .eps = eps_});
 }
 
 void Norm::backward(Step& step, Tensor dresidual_TD, Tensor dy_TD, const Saved& saved) const {

@@ -8,7 +8,9 @@ namespace moebius {
 
 class Norm {
  public:
-  struct Saved { Tensor sum_TD, rstd_T; };  // what was normalised, and by how much
+  struct Saved {
+    Tensor sum_TD, rstd_T;
+  };  // what was normalised, and by how much
   Norm(ParamTable& params, const std::string& name, int64_t width, DType dtype, float eps);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
 

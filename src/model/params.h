@@ -1,5 +1,5 @@
-// Parameters: one allocation each, made of named global tensors ("parts") in the Hugging Face spelling. Checkpoints, import, export and
-// initialisation speak of parts; ops and the optimizer of whole parameters.
+// Parameters: one allocation each, made of named global tensors ("parts") in the Hugging Face spelling. Checkpoints,
+// import, export and initialisation speak of parts; ops and the optimizer of whole parameters.
 #pragma once
 
 #include <deque>
@@ -26,24 +26,24 @@ enum class ParamInit { normal, ones, zeros };
 
 // What a layer says of a parameter when it declares it.
 struct ParamSpec {
-  std::string name;               // "model.layers.0.mlp.experts.w1"
+  std::string name;  // "model.layers.0.mlp.experts.w1"
   Shape shape;
-  DType dtype = DType::f32;       // of the computation
-  std::vector<ParamPart> parts;   // empty: the parameter itself, under its name
+  DType dtype = DType::f32;      // of the computation
+  std::vector<ParamPart> parts;  // empty: the parameter itself, under its name
   ParamInit init = ParamInit::normal;
   float init_std = 0.02f;
-  bool decay = true;              // weight decay applies
-  bool trainable = true;          // false: state without a gradient (f32), saved all the same
-  bool expert = false;            // lives on the expert mesh: its gradient is reduced over edp, all others' over dp x cp
+  bool decay = true;      // weight decay applies
+  bool trainable = true;  // false: state without a gradient (f32), saved all the same
+  bool expert = false;    // lives on the expert mesh: its gradient is reduced over edp, all others' over dp x cp
 };
 
 struct Param {
   ParamSpec spec;
-  Tensor w;                    // what ops read, spec.dtype
-  Tensor dw;                   // f32, accumulated into; only with has_grad
+  Tensor w;   // what ops read, spec.dtype
+  Tensor dw;  // f32, accumulated into; only with has_grad
   bool has_grad = false;
   bool has_master = false;
-  Tensor master_storage;       // f32, only with has_master
+  Tensor master_storage;                                                    // f32, only with has_master
   const Tensor& master() const { return has_master ? master_storage : w; }  // the f32 truth that the optimizer updates
 };
 
@@ -58,7 +58,8 @@ class ParamTable {
   const std::deque<Param>& all() const { return params_; }
   ModelUse use() const { return use_; }
 
-  // Draws every trainable parameter: a value depends on (seed, part name, element), not on order or layout. Then sync().
+  // Draws every trainable parameter: a value depends on (seed, part name, element), not on order or layout. Then
+  // sync().
   void init(Stream& s, uint64_t seed) const;
   // compute = master, rounded: after masters were drawn or loaded.
   void sync(Stream& s) const;

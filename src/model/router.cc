@@ -9,7 +9,9 @@
 namespace moebius {
 namespace {
 
-int64_t num_segments(const BalanceSpec& balance, const BatchShape& shape) { return balance.seq_aux ? shape.max_segments : 1; }
+int64_t num_segments(const BalanceSpec& balance, const BatchShape& shape) {
+  return balance.seq_aux ? shape.max_segments : 1;
+}
 
 bool has_balance_loss(const BalanceSpec& b) { return b.aux_coeff != 0 && (b.aux || b.seq_aux || b.global_aux); }
 
@@ -25,17 +27,27 @@ Route first_tokens(Route route, int64_t T, int64_t K) {
 
 }  // namespace
 
-Router::Router(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& model, const BalanceSpec& balance,
-               DType dtype, const Mesh& mesh, const BatchShape& shape, uint32_t layer, uint64_t seed)
-    : E_(model.num_experts), K_(model.top_k), D_(model.hidden_size), balance_(balance), model_(model), dtype_(dtype), shape_(shape),
-      mesh_(mesh), layer_(layer), seed_(seed),
+Router::Router(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& model,
+               const BalanceSpec& balance, DType dtype, const Mesh& mesh, const BatchShape& shape, uint32_t layer,
+               uint64_t seed)
+    : E_(model.num_experts),
+      K_(model.top_k),
+      D_(model.hidden_size),
+      balance_(balance),
+      model_(model),
+      dtype_(dtype),
+      shape_(shape),
+      mesh_(mesh),
+      layer_(layer),
+      seed_(seed),
       gate_(params.declare({.name = prefix + ".weight",
                             .shape = {E_, D_},
                             .dtype = balance.router_f32 ? DType::f32 : dtype,
                             .init_std = static_cast<float>(model.initializer_range)})) {
   model_.source = nullptr;
   if (model.expert_bias) {
-    bias_ = &params.declare({.name = prefix + ".e_score_correction_bias", .shape = {E_}, .decay = false, .trainable = false});
+    bias_ = &params.declare(
+        {.name = prefix + ".e_score_correction_bias", .shape = {E_}, .decay = false, .trainable = false});
   }
   if (params.use() == ModelUse::training && balance.global_aux) {
     last_load_ = &params.declare({.name = prefix + ".last_load", .shape = {1, E_}, .decay = false, .trainable = false});
@@ -59,7 +71,8 @@ void Router::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& s
   plan.declare(route.row_token_R, prefix + ".row_token", {R}, DType::i32, Life::saved);
   plan.declare(route.row_pair_R, prefix + ".row_pair", {R}, DType::i32, Life::saved);
   plan.declare(route.pair_row_TK, prefix + ".pair_row", {T, K_}, DType::i32, Life::saved);
-  if (has_balance_loss(balance_)) plan.declare(saved.dsbar_SE, prefix + ".dsbar", {num_segments(balance_, shape_), E_}, DType::f32, Life::saved);
+  if (has_balance_loss(balance_))
+    plan.declare(saved.dsbar_SE, prefix + ".dsbar", {num_segments(balance_, shape_), E_}, DType::f32, Life::saved);
 }
 
 RouteRule Router::rule(bool training, int64_t tokens) const {
@@ -84,8 +97,11 @@ RouteRule Router::rule(bool training, int64_t tokens) const {
 Tensor Router::router_input(Step& step, Tensor x_TD) const {
   if (!step.batch.training || balance_.jitter == 0) return x_TD;
   const Tensor y = step.take(x_TD.shape, dtype_);
-  jitter(step.stream, {.y = y, .x = x_TD, .rng = Rng(seed_, RngSite::jitter, step.batch.train_step, layer_),
-                       .first_index = step.batch.first_token * static_cast<uint64_t>(D_), .eps = static_cast<float>(balance_.jitter)});
+  jitter(step.stream, {.y = y,
+                       .x = x_TD,
+                       .rng = Rng(seed_, RngSite::jitter, step.batch.train_step, layer_),
+                       .first_index = step.batch.first_token * static_cast<uint64_t>(D_),
+                       .eps = static_cast<float>(balance_.jitter)});
   return y;
 }
 
@@ -106,15 +122,19 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   router_logits_fwd(step.stream, {.logits_TE = logits_TE, .x_TD = router_input(step, x_TD), .w_ED = gate_.w});
   const RouteRule how = rule(step.batch.training, T);
   const RouterMetrics sums = step.batch.training ? metrics_ : unused_metrics(step);
-  route_fwd(step.stream, {.route = route, .load_E = sums.load_E, .dropped_1 = sums.dropped_1,
+  route_fwd(step.stream, {.route = route,
+                          .load_E = sums.load_E,
+                          .dropped_1 = sums.dropped_1,
                           .scratch = step.take_bytes(RouteFwd::scratch_bytes(T, E_, K_, how)),
-                          .logits_TE = logits_TE, .bias_E = bias_ ? bias_->w : Tensor{}, .rule = how});
+                          .logits_TE = logits_TE,
+                          .bias_E = bias_ ? bias_->w : Tensor{},
+                          .rule = how});
   if (step.batch.training) balance(step, saved);
   return route;
 }
 
-// Every balance loss is  coeff * sum over segments of E/(K ...) prob . count  with its own segments and counts, so each adds to one
-// table of derivatives by the normalised scores.
+// Every balance loss is  coeff * sum over segments of E/(K ...) prob . count  with its own segments and counts, so each
+// adds to one table of derivatives by the normalised scores.
 void Router::balance(Step& step, Saved& saved) const {
   Stream& s = step.stream;
   const int64_t S = saved.dsbar_SE.empty() ? 1 : saved.dsbar_SE.dim(0);
@@ -124,8 +144,13 @@ void Router::balance(Step& step, Saved& saved) const {
   Group& tokens_of_batch = mesh_.group(Axis::tp_cp);
 
   const Tensor prob_1E = step.take({1, E_}, DType::f32), count_1E = step.take({1, E_}, DType::f32);
-  balance_stats(s, {.prob_SE = prob_1E, .count_SE = count_1E, .z_1 = metrics_.z_1, .entropy_1 = metrics_.entropy_1,
-                    .logits_TE = saved.logits_TE, .score = score, .top_k = K_});
+  balance_stats(s, {.prob_SE = prob_1E,
+                    .count_SE = count_1E,
+                    .z_1 = metrics_.z_1,
+                    .entropy_1 = metrics_.entropy_1,
+                    .logits_TE = saved.logits_TE,
+                    .score = score,
+                    .top_k = K_});
   if (saved.dsbar_SE.empty()) return;
   tokens_of_batch.all_reduce_sum(s, prob_1E);
   tokens_of_batch.all_reduce_sum(s, count_1E);
@@ -134,21 +159,45 @@ void Router::balance(Step& step, Saved& saved) const {
   fill_zero(s, dsbar_1E);
   fill_zero(s, saved.dsbar_SE);
   if (balance_.aux) {
-    balance_loss(s, {.loss_1 = metrics_.aux_1, .dsbar_SE = dsbar_1E, .prob_SE = prob_1E, .count_SE = count_1E, .coeff = coeff, .top_k = K_, .total_tokens = total});
+    balance_loss(s, {.loss_1 = metrics_.aux_1,
+                     .dsbar_SE = dsbar_1E,
+                     .prob_SE = prob_1E,
+                     .count_SE = count_1E,
+                     .coeff = coeff,
+                     .top_k = K_,
+                     .total_tokens = total});
   }
   if (balance_.global_aux) {
-    balance_loss(s, {.loss_1 = metrics_.aux_1, .dsbar_SE = dsbar_1E, .prob_SE = prob_1E, .count_SE = last_load_->w, .coeff = coeff, .top_k = K_, .total_tokens = total});
+    balance_loss(s, {.loss_1 = metrics_.aux_1,
+                     .dsbar_SE = dsbar_1E,
+                     .prob_SE = prob_1E,
+                     .count_SE = last_load_->w,
+                     .coeff = coeff,
+                     .top_k = K_,
+                     .total_tokens = total});
     add(s, step_load_1E_, count_1E);
   }
   if (balance_.seq_aux) {
     const Tensor prob_SE = step.take({S, E_}, DType::f32), count_SE = step.take({S, E_}, DType::f32);
     // These sums are not reported; the micro-batch's were.
     const Tensor z_1 = step.take({1}, DType::f64), entropy_1 = step.take({1}, DType::f64);
-    balance_stats(s, {.prob_SE = prob_SE, .count_SE = count_SE, .z_1 = z_1, .entropy_1 = entropy_1, .logits_TE = saved.logits_TE,
-                      .segment_T = step.batch.segment_T, .score = score, .top_k = K_});
+    balance_stats(s, {.prob_SE = prob_SE,
+                      .count_SE = count_SE,
+                      .z_1 = z_1,
+                      .entropy_1 = entropy_1,
+                      .logits_TE = saved.logits_TE,
+                      .segment_T = step.batch.segment_T,
+                      .score = score,
+                      .top_k = K_});
     tokens_of_batch.all_reduce_sum(s, prob_SE);
     tokens_of_batch.all_reduce_sum(s, count_SE);
-    balance_loss(s, {.loss_1 = metrics_.aux_1, .dsbar_SE = saved.dsbar_SE, .prob_SE = prob_SE, .count_SE = count_SE, .coeff = coeff, .top_k = K_, .total_tokens = total});
+    balance_loss(s, {.loss_1 = metrics_.aux_1,
+                     .dsbar_SE = saved.dsbar_SE,
+                     .prob_SE = prob_SE,
+                     .count_SE = count_SE,
+                     .coeff = coeff,
+                     .top_k = K_,
+                     .total_tokens = total});
   }
   add_row(s, saved.dsbar_SE, dsbar_1E);
 }
@@ -159,9 +208,13 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
   const bool jittered = training && balance_.jitter != 0;
   StackScope scope(step.stack);
   const Tensor dlogits_TE = step.take({T, E_}, DType::f32);
-  route_bwd(step.stream, {.dlogits_TE = dlogits_TE, .dweight_TK = dweight_TK,
-                          .dsbar_SE = training ? saved.dsbar_SE : Tensor{}, .segment_T = balance_.seq_aux ? step.batch.segment_T : Tensor{},
-                          .logits_TE = saved.logits_TE, .route = saved.route, .rule = rule(training, T),
+  route_bwd(step.stream, {.dlogits_TE = dlogits_TE,
+                          .dweight_TK = dweight_TK,
+                          .dsbar_SE = training ? saved.dsbar_SE : Tensor{},
+                          .segment_T = balance_.seq_aux ? step.batch.segment_T : Tensor{},
+                          .logits_TE = saved.logits_TE,
+                          .route = saved.route,
+                          .rule = rule(training, T),
                           .z_scale = training ? static_cast<float>(balance_.z_coeff / step.batch.total_tokens) : 0.0f});
   const Tensor x_TD = router_input(step, saved.x_TD);
   Tensor dinput_TD = dx_TD;
@@ -169,9 +222,12 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
     dinput_TD = step.take(dx_TD.shape, dtype_);
     fill_zero(step.stream, dinput_TD);
   }
-  router_logits_bwd(step.stream, {.dx_TD = dinput_TD, .dw_ED = gate_.dw,
+  router_logits_bwd(step.stream, {.dx_TD = dinput_TD,
+                                  .dw_ED = gate_.dw,
                                   .partial_PED = step.take({RouterLogitsBwd::num_partials(T), E_, D_}, DType::f32),
-                                  .dlogits_TE = dlogits_TE, .x_TD = x_TD, .w_ED = gate_.w});
+                                  .dlogits_TE = dlogits_TE,
+                                  .x_TD = x_TD,
+                                  .w_ED = gate_.w});
   if (jittered) add(step.stream, dx_TD, router_input(step, dinput_TD));  // the same factors: d(x u)/dx = u
 }
 
@@ -188,7 +244,8 @@ void Router::end_of_step(Stream& s) const {
     copy(s, last_load_->w, step_load_1E_);
     fill_zero(s, step_load_1E_);
   }
-  for (const Tensor& t : {metrics_.load_E, metrics_.dropped_1, metrics_.aux_1, metrics_.z_1, metrics_.entropy_1}) fill_zero(s, t);
+  for (const Tensor& t : {metrics_.load_E, metrics_.dropped_1, metrics_.aux_1, metrics_.z_1, metrics_.entropy_1})
+    fill_zero(s, t);
 }
 
 void Router::init_state(Stream& s) const {

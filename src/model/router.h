@@ -12,31 +12,34 @@ namespace moebius {
 
 // What one MoE layer reports of a step; sums over its micro-batches and ranks.
 struct RouterMetrics {
-  Tensor load_E;      // i64  tokens sent to each expert, before any drop
-  Tensor dropped_1;   // i64  pairs dropped by capacity
-  Tensor aux_1;       // f64  balance losses, as they enter the objective
-  Tensor z_1;         // f64  sum of logsumexp^2; times z_coeff / tokens it is the z-loss
-  Tensor entropy_1;   // f64  sum over tokens of the entropy of their scores
+  Tensor load_E;     // i64  tokens sent to each expert, before any drop
+  Tensor dropped_1;  // i64  pairs dropped by capacity
+  Tensor aux_1;      // f64  balance losses, as they enter the objective
+  Tensor z_1;        // f64  sum of logsumexp^2; times z_coeff / tokens it is the z-loss
+  Tensor entropy_1;  // f64  sum over tokens of the entropy of their scores
 };
 
 class Router {
  public:
   struct Saved {
-    Tensor x_TD;          // the caller's
+    Tensor x_TD;  // the caller's
     Tensor logits_TE;
     Route route;
-    Tensor dsbar_SE;      // derivative of the balance losses by the normalised scores
+    Tensor dsbar_SE;  // derivative of the balance losses by the normalised scores
   };
-  Router(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& model, const BalanceSpec& balance, DType dtype,
-         const Mesh& mesh, const BatchShape& shape, uint32_t layer, uint64_t seed);
+  Router(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& model,
+         const BalanceSpec& balance, DType dtype, const Mesh& mesh, const BatchShape& shape, uint32_t layer,
+         uint64_t seed);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // Fills saved.route and returns it, cut to the tokens of x. In training also the balance losses of the micro-batch and the metrics.
+  // Fills saved.route and returns it, cut to the tokens of x. In training also the balance losses of the micro-batch
+  // and the metrics.
   Route forward(Step& step, Tensor x_TD, Saved& saved) const;
   // dx += through logits; the gate's gradient is added here too: it is E rows, and needs the same dlogits.
   void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& saved) const;
 
-  // Once per global batch, after its last micro-batch: sums over ranks what the next step's routing depends on and what is reported.
+  // Once per global batch, after its last micro-batch: sums over ranks what the next step's routing depends on and what
+  // is reported.
   void reduce_metrics(Stream& s) const;
   // After the metrics were read: moves the bias, keeps the load for the global balance loss, and clears the sums.
   void end_of_step(Stream& s) const;
@@ -60,9 +63,9 @@ class Router {
   uint32_t layer_;
   uint64_t seed_;
   const Param& gate_;
-  const Param* bias_ = nullptr;        // state: e_score_correction_bias
-  const Param* last_load_ = nullptr;   // state, f32 [1, E]: counts of the last global batch, for the global balance loss
-  Tensor step_load_1E_;                // f32: its counts so far in this one
+  const Param* bias_ = nullptr;       // state: e_score_correction_bias
+  const Param* last_load_ = nullptr;  // state, f32 [1, E]: counts of the last global batch, for the global balance loss
+  Tensor step_load_1E_;               // f32: its counts so far in this one
   RouterMetrics metrics_;
 };
 

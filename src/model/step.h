@@ -9,25 +9,26 @@ namespace moebius {
 
 // The sizes that a model is planned for.
 struct BatchShape {
-  int64_t batch = 1;          // sequences
-  int64_t seq = 1;            // tokens a sequence
-  int64_t max_segments = 1;   // scopes of the sequence balance loss in it: sequences, or documents when they are kept apart
+  int64_t batch = 1;  // sequences
+  int64_t seq = 1;    // tokens a sequence
+  int64_t max_segments =
+      1;  // scopes of the sequence balance loss in it: sequences, or documents when they are kept apart
   int64_t tokens() const { return batch * seq; }
 };
 
 // One micro-batch: batch * seq token rows, sequence after sequence.
 struct MicroBatch {
   BatchShape shape;
-  Tensor token_T, target_T;      // i32
-  Tensor weight_T;               // f32, of each target in the loss
-  Tensor pos_T;                  // i32, position for RoPE
-  Tensor doc_start_T;            // i32, first key of its sequence that a token sees
-  Tensor segment_T;              // i32, non-decreasing, for the sequence balance loss
-  double loss_scale = 1.0;       // 1 / sum of the target weights of the global batch
-  double total_tokens = 1.0;     // tokens of the global batch
+  Tensor token_T, target_T;   // i32
+  Tensor weight_T;            // f32, of each target in the loss
+  Tensor pos_T;               // i32, position for RoPE
+  Tensor doc_start_T;         // i32, first key of its sequence that a token sees
+  Tensor segment_T;           // i32, non-decreasing, for the sequence balance loss
+  double loss_scale = 1.0;    // 1 / sum of the target weights of the global batch
+  double total_tokens = 1.0;  // tokens of the global batch
   uint64_t train_step = 0;
-  uint64_t first_token = 0;      // global index of row 0 inside the global batch
-  bool training = false;         // jitter, dropping and balance losses are on
+  uint64_t first_token = 0;  // global index of row 0 inside the global batch
+  bool training = false;     // jitter, dropping and balance losses are on
 };
 
 // Declares the tensors of a micro-batch of this shape; batch must stay where it is until the plan is bound.

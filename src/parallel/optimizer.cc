@@ -7,7 +7,8 @@
 
 namespace moebius {
 
-Optimizer::Optimizer(const OptimizerSpec& spec, const ParamTable& params, const Mesh& mesh, MemoryPlan& plan) : spec_(spec), mesh_(mesh) {
+Optimizer::Optimizer(const OptimizerSpec& spec, const ParamTable& params, const Mesh& mesh, MemoryPlan& plan)
+    : spec_(spec), mesh_(mesh) {
   MOEBIUS_CHECK(usage, spec.name == "adamw", "optimizer.name: expected \"adamw\"; got \"{}\"", spec.name);
   for (const Param& p : params.all()) {
     if (!p.spec.trainable) continue;
@@ -22,7 +23,8 @@ Optimizer::Optimizer(const OptimizerSpec& spec, const ParamTable& params, const 
 }
 
 void Optimizer::reduce_gradients(Stream& s) const {
-  for (const Moments& each : moments_) mesh_.group(each.param->spec.expert ? Axis::edp : Axis::dp_cp).all_reduce_sum(s, each.param->dw);
+  for (const Moments& each : moments_)
+    mesh_.group(each.param->spec.expert ? Axis::edp : Axis::dp_cp).all_reduce_sum(s, each.param->dw);
 }
 
 void Optimizer::measure_norm(Stream& s, StepStack& stack) const {
@@ -30,9 +32,14 @@ void Optimizer::measure_norm(Stream& s, StepStack& stack) const {
   for (const Moments& each : moments_) {
     const int64_t n = each.param->dw.numel();
     StackScope scope(stack);
-    sum_squares(s, {.sum_1 = sum_squares_1_, .partial_P = stack.take({SumSquares::num_partials(n)}, DType::f64), .x_n = each.param->dw.view({n})});
+    sum_squares(s, {.sum_1 = sum_squares_1_,
+                    .partial_P = stack.take({SumSquares::num_partials(n)}, DType::f64),
+                    .x_n = each.param->dw.view({n})});
   }
-  clip_scale(s, {.norm_1 = norm_1_, .scale_1 = scale_1_, .sum_squares_1 = sum_squares_1_, .clip = static_cast<float>(spec_.clip)});
+  clip_scale(s, {.norm_1 = norm_1_,
+                 .scale_1 = scale_1_,
+                 .sum_squares_1 = sum_squares_1_,
+                 .clip = static_cast<float>(spec_.clip)});
 }
 
 void Optimizer::step(Stream& s, StepStack& stack, int64_t train_step, double lr) const {
@@ -41,10 +48,18 @@ void Optimizer::step(Stream& s, StepStack& stack, int64_t train_step, double lr)
   for (const Moments& each : moments_) {
     const Param& p = *each.param;
     const Shape flat{p.w.numel()};
-    adamw(s, {.param_n = p.w.view(flat), .master_n = p.master().view(flat), .m_n = each.m.view(flat), .v_n = each.v.view(flat),
-              .grad_n = p.dw.view(flat), .scale_1 = scale_1_, .lr = static_cast<float>(lr), .beta1 = static_cast<float>(spec_.beta1),
-              .beta2 = static_cast<float>(spec_.beta2), .eps = static_cast<float>(spec_.eps),
-              .weight_decay = p.spec.decay ? static_cast<float>(spec_.weight_decay) : 0.0f, .step = train_step});
+    adamw(s, {.param_n = p.w.view(flat),
+              .master_n = p.master().view(flat),
+              .m_n = each.m.view(flat),
+              .v_n = each.v.view(flat),
+              .grad_n = p.dw.view(flat),
+              .scale_1 = scale_1_,
+              .lr = static_cast<float>(lr),
+              .beta1 = static_cast<float>(spec_.beta1),
+              .beta2 = static_cast<float>(spec_.beta2),
+              .eps = static_cast<float>(spec_.eps),
+              .weight_decay = p.spec.decay ? static_cast<float>(spec_.weight_decay) : 0.0f,
+              .step = train_step});
   }
 }
 

@@ -1,5 +1,5 @@
-// AdamW over every trainable parameter, clipped by one global gradient norm. Gradients are summed over the group that shares the
-// parameter: dense over dp x cp, experts over edp; nobody scales.
+// AdamW over every trainable parameter, clipped by one global gradient norm. Gradients are summed over the group that
+// shares the parameter: dense over dp x cp, experts over edp; nobody scales.
 #pragma once
 
 #include <deque>
@@ -19,8 +19,11 @@ class Optimizer {
   // A gradient norm that is not finite changes nothing: the caller looks at grad_norm().
   void step(Stream& s, StepStack& stack, int64_t train_step, double lr) const;
 
-  const Tensor& grad_norm() const { return norm_1_; }   // f32 [1], before clipping
-  struct Moments { const Param* param; Tensor m, v; };
+  const Tensor& grad_norm() const { return norm_1_; }  // f32 [1], before clipping
+  struct Moments {
+    const Param* param;
+    Tensor m, v;
+  };
   const std::deque<Moments>& moments() const { return moments_; }
 
  private:

@@ -41,7 +41,7 @@ struct StepBench {
   int64_t steps = 0, tokens = 0;  // timed; tokens of one step
   double median_s = 0;
   double tokens_per_s = 0;
-  double model_tflops = 0;               // by ModelSpec::train_flops_per_token
+  double model_tflops = 0;  // by ModelSpec::train_flops_per_token
   // bf16, medians of products after each step: our gemm, and oneDNN alone.
   double gemm_tflops = 0, onednn_tflops = 0;
   double first_loss = 0, last_loss = 0;  // the first is log(vocabulary) but for the noise of the initial weights

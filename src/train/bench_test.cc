@@ -25,7 +25,8 @@ std::string workload_name(const testing::TestParamInfo<Workload::ParamType>& inf
   constexpr const char* kNames[] = {"gemm", "attention", "experts", "moe_layer"};
   return kNames[info.index];
 }
-INSTANTIATE_TEST_SUITE_P(All, Workload, testing::Values(bench_gemm, bench_attention, bench_experts, bench_moe_layer), workload_name);
+INSTANTIATE_TEST_SUITE_P(All, Workload, testing::Values(bench_gemm, bench_attention, bench_experts, bench_moe_layer),
+                         workload_name);
 
 TEST(Bench, AWrongChecksumIsAnError) {
   expect_error(ErrorKind::numerics, "bench gemm: expected checksum 3 within 0.5; got 4; the result is wrong",

@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "io/files.h"
-#include "io/testing.h"
 #include "io/safetensors.h"
+#include "io/testing.h"
 #include "train/checkpoint_manifest.h"
 
 namespace moebius {

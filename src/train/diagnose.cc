@@ -47,10 +47,13 @@ std::string find_first_nonfinite(Engine& engine, Loader& loader, int64_t num_mic
   for (int64_t m = 0; m < num_micro_batches; ++m) {
     loader.fill(engine.batch(), m);
     engine.forward_backward();
-    if (auto found = first_in_activations(s, model)) return fmt::format("{} in the forward pass of micro-batch {}", *found, m);
-    if (auto found = first_in_gradients(s, model)) return fmt::format("{} in the backward pass of micro-batch {}", *found, m);
+    if (auto found = first_in_activations(s, model))
+      return fmt::format("{} in the forward pass of micro-batch {}", *found, m);
+    if (auto found = first_in_gradients(s, model))
+      return fmt::format("{} in the backward pass of micro-batch {}", *found, m);
   }
-  return "the global gradient norm alone: every weight, activation and gradient of the replayed step is finite, their squares overflow";
+  return "the global gradient norm alone: every weight, activation and gradient of the replayed step is finite, their "
+         "squares overflow";
 }
 
 }  // namespace moebius

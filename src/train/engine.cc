@@ -22,7 +22,8 @@ EngineSpec training_engine_spec(const RunSpec& run) {
 Engine::Engine(const EngineSpec& spec) : spec_(spec), pool_(spec.threads), mesh_(spec.mesh) {
   if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq, spec_.cache_tokens);
   declare_micro_batch(plan_, spec_.shape, batch_);
-  model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape, spec_.max_positions, spec_.seed);
+  model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
+                                   spec_.max_positions, spec_.seed);
   if (spec_.optimizer) optimizer_ = std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_);
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
   plan_.bind(spec_.device, measure_stack());
@@ -38,7 +39,8 @@ int64_t Engine::measure_stack() {
   batch.training = spec_.use == ModelUse::training;
   Step step{null_stream, null_stack, batch};
   run_step(step);
-  if (spec_.cache_tokens > 0) model_->forward_cached(step, caches_, spec_.cache_tokens - spec_.shape.tokens(), spec_.shape.tokens());
+  if (spec_.cache_tokens > 0)
+    model_->forward_cached(step, caches_, spec_.cache_tokens - spec_.shape.tokens(), spec_.shape.tokens());
   return null_stack.high_water();
 }
 

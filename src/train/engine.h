@@ -1,5 +1,5 @@
-// A model with everything it needs to run: threads, mesh, memory, optimizer. The same object on a device, or on the null device where
-// it only counts. Two engines fit in one process.
+// A model with everything it needs to run: threads, mesh, memory, optimizer. The same object on a device, or on the
+// null device where it only counts. Two engines fit in one process.
 #pragma once
 
 #include <memory>
@@ -17,10 +17,10 @@ struct EngineSpec {
   BalanceSpec balance;
   PrecisionSpec precision;
   ModelUse use = ModelUse::inference;
-  BatchShape shape;                       // of a micro-batch
-  int64_t max_positions = 0;              // 0: shape.seq
-  int64_t cache_tokens = 0;               // > 0: key/value caches for generation
-  std::optional<OptimizerSpec> optimizer; // with ModelUse::training
+  BatchShape shape;                        // of a micro-batch
+  int64_t max_positions = 0;               // 0: shape.seq
+  int64_t cache_tokens = 0;                // > 0: key/value caches for generation
+  std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
   MeshShape mesh;
   DeviceKind device = DeviceKind::cpu;
   int threads = 1;
@@ -32,13 +32,14 @@ EngineSpec training_engine_spec(const RunSpec& run);
 
 class Engine {
  public:
-  // Declares, measures the step stack by a dry run on the null device, then allocates. On the null device nothing is allocated.
+  // Declares, measures the step stack by a dry run on the null device, then allocates. On the null device nothing is
+  // allocated.
   explicit Engine(const EngineSpec& spec);
   Engine(const Engine&) = delete;
 
   Stream stream() { return Stream(spec_.device, pool_, trace_); }
   void set_trace(Trace* trace) { trace_ = trace; }
-  MicroBatch& batch() { return batch_; }   // filled by the caller before each pass
+  MicroBatch& batch() { return batch_; }  // filled by the caller before each pass
   Model& model() { return *model_; }
   Optimizer& optimizer() { return *optimizer_; }
   std::vector<KvCache>& caches() { return caches_; }
@@ -54,8 +55,8 @@ class Engine {
     Step step{s, plan_.stack(), batch_};
     body(step);
   }
-  void forward_backward();                              // one micro-batch of training
-  void optimizer_step(int64_t train_step, double lr);   // reduces, clips, updates
+  void forward_backward();                             // one micro-batch of training
+  void optimizer_step(int64_t train_step, double lr);  // reduces, clips, updates
   // Once the metrics of a step were read: routers' state moves on, sums and gradients are cleared.
   void end_of_step();
 

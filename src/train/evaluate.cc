@@ -35,7 +35,8 @@ EvalResult evaluate(Engine& engine, Loader& loader, int64_t max_batches) {
   const int64_t B = engine.spec().shape.batch, T = engine.spec().shape.tokens(), n = loader.num_sequences();
   EvalResult result;
   double loss = 0;
-  for (int64_t first = 0, batches = 0; first < n && (max_batches == 0 || batches < max_batches); first += B, ++batches) {
+  for (int64_t first = 0, batches = 0; first < n && (max_batches == 0 || batches < max_batches);
+       first += B, ++batches) {
     loader.fill_pass(engine.batch(), first, std::min(B, n - first));
     engine.run([&](Step& step) {
       engine.model().forward_hidden(step, T);

@@ -14,9 +14,13 @@ std::vector<WeightedDataset> open_datasets(const std::vector<DatasetSpec>& specs
 }  // namespace
 
 Loader::Loader(std::vector<DatasetSpec> datasets, const RunSpec& run, bool shuffle)
-    : order_(open_datasets(datasets), {.seq_len = run.train.seq_len, .vocab_size = run.model.vocab_size, .seed = run.seed, .shuffle = shuffle}),
-      seq_(run.train.seq_len), micro_batch_(run.train.micro_batch), global_batch_(run.train.global_batch),
-      separate_documents_(run.data.separate_documents), tokens_(seq_ + 1) {}
+    : order_(open_datasets(datasets),
+             {.seq_len = run.train.seq_len, .vocab_size = run.model.vocab_size, .seed = run.seed, .shuffle = shuffle}),
+      seq_(run.train.seq_len),
+      micro_batch_(run.train.micro_batch),
+      global_batch_(run.train.global_batch),
+      separate_documents_(run.data.separate_documents),
+      tokens_(seq_ + 1) {}
 
 int64_t Loader::num_sequences() const {
   int64_t n = 0;
@@ -49,7 +53,8 @@ void Loader::fill(MicroBatch& batch, int64_t m) {
 }
 
 void Loader::fill_pass(MicroBatch& batch, int64_t first, int64_t count) {
-  for (int64_t row = 0; row < micro_batch_; ++row) fill_sequence(batch, row, first + std::min(row, count - 1), row < count);
+  for (int64_t row = 0; row < micro_batch_; ++row)
+    fill_sequence(batch, row, first + std::min(row, count - 1), row < count);
   batch.loss_scale = 1.0;
   batch.total_tokens = static_cast<double>(micro_batch_ * seq_);
   batch.training = false;
@@ -66,7 +71,7 @@ void Loader::fill_sequence(MicroBatch& batch, int64_t row, int64_t sample_index,
   int32_t* doc_start = batch.doc_start_T.ptr<int32_t>() + row * seq_;
   int32_t* segment = batch.segment_T.ptr<int32_t>() + row * seq_;
   const int32_t first_segment = row == 0 ? 0 : segment[-1] + 1;
-  size_t next = 0;      // starts[next] is the next document
+  size_t next = 0;  // starts[next] is the next document
   int32_t begin = 0;
   for (int32_t i = 0; i < seq_; ++i) {
     if (next < starts.size() && starts[next] == i) {

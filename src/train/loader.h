@@ -1,5 +1,5 @@
-// Fills micro-batches. Which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i is sequence i of the
-// global batch, whatever the layout or how often the run was resumed.
+// Fills micro-batches. Which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i
+// is sequence i of the global batch, whatever the layout or how often the run was resumed.
 #pragma once
 
 #include <vector>
@@ -19,10 +19,11 @@ class Loader {
   void begin_step(int64_t step);
   // Micro-batch m of the step begun: its sequences m * micro_batch + [0, micro_batch). Host tensors.
   void fill(MicroBatch& batch, int64_t m);
-  // Sequences [first, first + count) of a pass over the data, the rest of the micro-batch without weight; for evaluation.
+  // Sequences [first, first + count) of a pass over the data, the rest of the micro-batch without weight; for
+  // evaluation.
   void fill_pass(MicroBatch& batch, int64_t first, int64_t count);
 
-  int64_t num_sequences() const;     // of one pass over the data
+  int64_t num_sequences() const;  // of one pass over the data
   const DatasetOrder& order() const { return order_; }
 
  private:
@@ -34,7 +35,7 @@ class Loader {
   bool separate_documents_;
   int64_t step_ = 0;
   double loss_scale_ = 0;
-  std::vector<int32_t> tokens_;      // one sample, seq + 1
+  std::vector<int32_t> tokens_;  // one sample, seq + 1
 };
 
 }  // namespace moebius

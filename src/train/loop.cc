@@ -21,14 +21,19 @@ std::string duration_text(double seconds) {
 std::string make_run_dir(const std::string& dir) {
   std::error_code error;
   std::filesystem::create_directories(dir, error);
-  MOEBIUS_CHECK(io, !error, "run.dir: {} cannot be made: {}; set run.dir to a folder that can be written", dir, error.message());
+  MOEBIUS_CHECK(io, !error, "run.dir: {} cannot be made: {}; set run.dir to a folder that can be written", dir,
+                error.message());
   return dir;
 }
 
 }  // namespace
 
 TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal)
-    : run_(run), log_(log), signal_(signal), base_rss_bytes_(current_rss_bytes()), engine_(training_engine_spec(run)),
+    : run_(run),
+      log_(log),
+      signal_(signal),
+      base_rss_bytes_(current_rss_bytes()),
+      engine_(training_engine_spec(run)),
       loader_(run.data.train, run, /*shuffle=*/true),
       store_(make_run_dir(run.dir) + "/checkpoints", run.checkpoint.keep, run.checkpoint.async_save) {
   if (!run.data.valid.empty()) valid_.emplace(run.data.valid, run, /*shuffle=*/false);
@@ -46,7 +51,8 @@ int TrainingRun::run() {
     engine_.end_of_step();
     report_step(report);
     const bool last = step == steps || signal_ != 0;
-    if (valid_ && (step == steps || (run_.train.eval_every > 0 && step % run_.train.eval_every == 0))) evaluate_and_report(step);
+    if (valid_ && (step == steps || (run_.train.eval_every > 0 && step % run_.train.eval_every == 0)))
+      evaluate_and_report(step);
     if (last || (run_.checkpoint.every > 0 && step % run_.checkpoint.every == 0)) save(step);
     if (signal_ != 0 && step < steps) {
       store_.wait();
@@ -87,12 +93,14 @@ bool TrainingRun::resume() {
 }
 
 void TrainingRun::check_same_run(const CheckpointReader& checkpoint) const {
-  const RunSpec saved = parse_run_spec(checkpoint.meta().at("recipe").get<std::string>(), "the checkpoint's recipe", {});
+  const RunSpec saved =
+      parse_run_spec(checkpoint.meta().at("recipe").get<std::string>(), "the checkpoint's recipe", {});
   const auto diff = config_diff(saved, run_);
   std::string lines;
   for (const std::string& line : diff) lines += "\n  " + line;
   MOEBIUS_CHECK(usage, diff.empty(),
-                "resume: {} holds another training run; the checkpoint's value -> the recipe's:{}\nrestore these, choose another run.dir, or "
+                "resume: {} holds another training run; the checkpoint's value -> the recipe's:{}\nrestore these, "
+                "choose another run.dir, or "
                 "start over there with checkpoint.resume=false",
                 run_.dir, lines);
 }
@@ -124,8 +132,8 @@ StepReport TrainingRun::train_step(int64_t step) {
   }
   const double seconds = (now_us() - begin) * 1e-6;
   seconds_training_ += seconds;
-  return read_step(engine_, step, lr, engine_.batch().loss_scale, static_cast<double>(run_.train.global_batch * run_.train.seq_len),
-                   run_.moe.z_coeff, seconds);
+  return read_step(engine_, step, lr, engine_.batch().loss_scale,
+                   static_cast<double>(run_.train.global_batch * run_.train.seq_len), run_.moe.z_coeff, seconds);
 }
 
 void TrainingRun::check_finite(const StepReport& report) {
@@ -133,7 +141,8 @@ void TrainingRun::check_finite(const StepReport& report) {
   store_.wait();
   const std::string where = find_first_nonfinite(engine_, loader_, run_.train.global_batch / run_.train.micro_batch);
   MOEBIUS_FAIL(numerics,
-               "step {}: the loss is {} and the gradient norm {}; first not finite: {}. No weight was changed; the newest checkpoint is of step "
+               "step {}: the loss is {} and the gradient norm {}; first not finite: {}. No weight was changed; the "
+               "newest checkpoint is of step "
                "{}. Lower optimizer.lr, lengthen the warm-up, or look at the data of this step",
                report.step, report.loss, report.grad_norm, where, saved_step_);
 }
@@ -142,7 +151,9 @@ void TrainingRun::report_step(const StepReport& report) {
   metrics_->append(to_json(report));
   show_progress(report);
   if (!tensorboard_) return;
-  const auto scalar = [&](const std::string& tag, double value) { tensorboard_->add_scalar(tag, report.step, static_cast<float>(value)); };
+  const auto scalar = [&](const std::string& tag, double value) {
+    tensorboard_->add_scalar(tag, report.step, static_cast<float>(value));
+  };
   scalar("train/loss", report.loss);
   scalar("train/aux_loss", report.aux_loss);
   scalar("train/z_loss", report.z_loss);
@@ -166,22 +177,26 @@ void TrainingRun::show_progress(const StepReport& r) {
   const int64_t steps = run_.train.steps;
   const double per_step = seconds_training_ / static_cast<double>(r.step - first_step_ + 1);
   const bool keep = r.step == steps || r.step == first_step_ || (run_.log.every > 0 && r.step % run_.log.every == 0);
-  log_.progress(fmt::format("step {:>{}}/{}  loss {:.4f}  {:.0f} tokens/s  balance {:.2f}  grad {:.2f}  lr {:.2e}  {} left", r.step,
-                            std::to_string(steps).size(), steps, r.loss, r.tokens / r.step_time_s, r.expert_load_max_over_mean, r.grad_norm,
-                            r.lr, duration_text(per_step * static_cast<double>(steps - r.step))),
-                keep);
+  log_.progress(
+      fmt::format("step {:>{}}/{}  loss {:.4f}  {:.0f} tokens/s  balance {:.2f}  grad {:.2f}  lr {:.2e}  {} left",
+                  r.step, std::to_string(steps).size(), steps, r.loss, r.tokens / r.step_time_s,
+                  r.expert_load_max_over_mean, r.grad_norm, r.lr,
+                  duration_text(per_step * static_cast<double>(steps - r.step))),
+      keep);
 }
 
 void TrainingRun::evaluate_and_report(int64_t step) {
   const EvalResult result = evaluate(engine_, *valid_, run_.train.eval_batches);
-  nlohmann::ordered_json json{{"kind", "eval"}, {"step", step}, {"loss", result.loss}, {"tokens", static_cast<int64_t>(result.tokens)}};
+  nlohmann::ordered_json json{
+      {"kind", "eval"}, {"step", step}, {"loss", result.loss}, {"tokens", static_cast<int64_t>(result.tokens)}};
   if (result.bits_per_byte) json["bits_per_byte"] = *result.bits_per_byte;
   metrics_->append(json);
   log_.info("eval at step {}: loss {:.4f}{}", step, result.loss,
             result.bits_per_byte ? fmt::format(", {:.4f} bits per byte", *result.bits_per_byte) : "");
   if (!tensorboard_) return;
   tensorboard_->add_scalar("eval/loss", step, static_cast<float>(result.loss));
-  if (result.bits_per_byte) tensorboard_->add_scalar("eval/bits_per_byte", step, static_cast<float>(*result.bits_per_byte));
+  if (result.bits_per_byte)
+    tensorboard_->add_scalar("eval/bits_per_byte", step, static_cast<float>(*result.bits_per_byte));
 }
 
 void TrainingRun::save(int64_t step) {
@@ -195,8 +210,9 @@ void TrainingRun::compare_memory() {
   const int64_t library_bytes = (int64_t{1} << 20) + engine_.spec().threads * (int64_t{23} << 20) / 10;
   const int64_t predicted = base_rss_bytes_ + library_bytes + engine_.plan().total_bytes() + store_.snapshot_bytes();
   const int64_t measured = peak_rss_bytes();
-  log_.info("memory: predicted {} (plan {}, program {}, snapshot {}), measured peak {}, {:+.1f} %", bytes_text(predicted),
-            bytes_text(engine_.plan().total_bytes()), bytes_text(base_rss_bytes_ + library_bytes), bytes_text(store_.snapshot_bytes()), bytes_text(measured),
+  log_.info("memory: predicted {} (plan {}, program {}, snapshot {}), measured peak {}, {:+.1f} %",
+            bytes_text(predicted), bytes_text(engine_.plan().total_bytes()),
+            bytes_text(base_rss_bytes_ + library_bytes), bytes_text(store_.snapshot_bytes()), bytes_text(measured),
             100.0 * (static_cast<double>(measured) / static_cast<double>(predicted) - 1));
 }
 

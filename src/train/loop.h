@@ -22,11 +22,12 @@ class TrainingRun {
   TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal);
 
   // Returns the signal that ended the run, 0 when every step was done.
-  // Error{numerics} when the loss or the gradient norm is not finite, saying where that began; the newest checkpoint is as it was.
+  // Error{numerics} when the loss or the gradient norm is not finite, saying where that began; the newest checkpoint is
+  // as it was.
   int run();
 
  private:
-  void start();                       // from the newest checkpoint, from init_from, or from nothing
+  void start();  // from the newest checkpoint, from init_from, or from nothing
   bool resume();
   void check_same_run(const CheckpointReader& checkpoint) const;
   void open_logs();
@@ -41,14 +42,14 @@ class TrainingRun {
   RunSpec run_;
   Log& log_;
   const std::atomic<int>& signal_;
-  int64_t base_rss_bytes_;            // of the process before anything was planned
+  int64_t base_rss_bytes_;  // of the process before anything was planned
   Engine engine_;
   Loader loader_;
   std::optional<Loader> valid_;
   CheckpointStore store_;
   std::optional<JsonlWriter> metrics_;
   std::optional<TensorboardWriter> tensorboard_;
-  int64_t first_step_ = 1;            // of this process
+  int64_t first_step_ = 1;  // of this process
   int64_t saved_step_ = 0;
   double seconds_training_ = 0;
 };

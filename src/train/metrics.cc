@@ -22,7 +22,8 @@ MoeLayerReport read_layer(const Model::MoeLayer& at, double tokens, double z_coe
 
 }  // namespace
 
-StepReport read_step(Engine& engine, int64_t step, double lr, double loss_scale, double tokens, double z_coeff, double step_time_s) {
+StepReport read_step(Engine& engine, int64_t step, double lr, double loss_scale, double tokens, double z_coeff,
+                     double step_time_s) {
   StepReport r{.step = step, .lr = lr, .tokens = tokens, .step_time_s = step_time_s};
   r.loss = *engine.model().loss_sum().ptr<double>() * loss_scale;
   r.grad_norm = *engine.optimizer().grad_norm().ptr<float>();

@@ -17,7 +17,10 @@ std::vector<NamedTensor> training_state(Engine& engine) {
 }
 
 nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step) {
-  return {{"step", step}, {"model", hf_from_model_spec(run.model)}, {"recipe", to_toml(run, false)}, {"identity", train_identity(run)}};
+  return {{"step", step},
+          {"model", hf_from_model_spec(run.model)},
+          {"recipe", to_toml(run, false)},
+          {"identity", train_identity(run)}};
 }
 
 }  // namespace moebius

@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "io/hf_names.h"
-#include "io/testing.h"
 #include "io/safetensors.h"
+#include "io/testing.h"
 #include "train/checkpoint.h"
 #include "train/engine.h"
 #include "train/weights_source.h"

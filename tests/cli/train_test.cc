@@ -19,11 +19,13 @@ class CliTrain : public ::testing::Test {
     std::string text;
     for (int i = 0; i < 60; ++i) text += fmt::format("line {} of a small text\n", i * i);
     write_file_atomic(dir_.path("text.txt"), text);
-    ASSERT_EQ(run_moebius(dir_, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code, 0);
+    ASSERT_EQ(run_moebius(dir_, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code,
+              0);
   }
   Ran train(std::vector<std::string> overrides, const std::string& input = "") {
     std::vector<std::string> words{"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml"};
-    for (const char* base : {"run.dir=run", "data.train=[\"set\"]", "train.steps=6"}) words.insert(words.end(), {"--set", base});
+    for (const char* base : {"run.dir=run", "data.train=[\"set\"]", "train.steps=6"})
+      words.insert(words.end(), {"--set", base});
     for (const std::string& o : overrides) words.insert(words.end(), {"--set", o});
     return run_moebius(dir_, words, input);
   }
@@ -44,8 +46,9 @@ TEST_F(CliTrain, LeavesWhatTheInterfacePromises) {
   const auto records = metrics();
   ASSERT_EQ(records.size(), 8u);  // six steps, two evaluations
   const auto& first = records[0];
-  for (const char* key : {"kind", "step", "loss", "aux_loss", "z_loss", "grad_norm", "lr", "tokens", "step_time_s", "tokens_per_s", "model_tflops_per_rank",
-                          "expert_load_max_over_mean", "dropped_tokens", "memory_peak_bytes"}) {
+  for (const char* key :
+       {"kind", "step", "loss", "aux_loss", "z_loss", "grad_norm", "lr", "tokens", "step_time_s", "tokens_per_s",
+        "model_tflops_per_rank", "expert_load_max_over_mean", "dropped_tokens", "memory_peak_bytes"}) {
     EXPECT_TRUE(first.contains(key)) << key;
   }
   ASSERT_EQ(first.at("moe").size(), 2u);
@@ -55,7 +58,8 @@ TEST_F(CliTrain, LeavesWhatTheInterfacePromises) {
   EXPECT_GT(first.at("moe")[1].at("entropy").get<double>(), 0);
   EXPECT_EQ(records[3].at("kind"), "eval");
   EXPECT_GT(records[3].at("bits_per_byte").get<double>(), 0);
-  for (const char* file : {"run/recipe.resolved.toml", "run/trace.json", "run/tensorboard", "run/checkpoints/step-00000006/manifest.json"}) {
+  for (const char* file : {"run/recipe.resolved.toml", "run/trace.json", "run/tensorboard",
+                           "run/checkpoints/step-00000006/manifest.json"}) {
     EXPECT_TRUE(std::filesystem::exists(dir_.path(file))) << file;
   }
   EXPECT_TRUE(nlohmann::json::parse(read_file(dir_.path("run/trace.json"))).at("traceEvents").size() > 100);
@@ -78,14 +82,16 @@ TEST_F(CliTrain, GoesOnOnlyWithTheSameRun) {
 
 // A learning rate that no model survives: the weights overflow, and the run says where.
 TEST_F(CliTrain, StopsAtNumbersThatAreNotFinite) {
-  const Ran ran = train({"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.warmup_steps=0", "checkpoint.every=1"});
+  const Ran ran =
+      train({"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.warmup_steps=0", "checkpoint.every=1"});
   expect_refused(ran, 5, "first not finite: ");
   EXPECT_THAT(ran.err, HasSubstr("No weight was changed"));
   for (const auto& record : metrics()) EXPECT_TRUE(record.at("loss").is_number()) << record;
 }
 
 TEST_F(CliTrain, RefusesWhatCannotRun) {
-  expect_refused(train({"optimizer.weight_decy=1"}), 2, "unknown key optimizer.weight_decy; did you mean optimizer.weight_decay?");
+  expect_refused(train({"optimizer.weight_decy=1"}), 2,
+                 "unknown key optimizer.weight_decy; did you mean optimizer.weight_decay?");
   expect_refused(train({"parallel.tp=2"}), 2, "tp");
   expect_refused(train({"run.device=cuda"}), 2, "this build has no CUDA backend");
   expect_refused(train({"data.train=[\"nowhere\"]"}), 3, "nowhere");

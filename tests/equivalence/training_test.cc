@@ -46,7 +46,8 @@ TEST_P(Training, LearnsTheSameBatchByHeart) {
 INSTANTIATE_TEST_SUITE_P(Dtypes, Training, ::testing::Values(DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-// Losses that are defined on sequences or on the global batch. Rounding: sums of about 10^3 f32 products in another order.
+// Losses that are defined on sequences or on the global batch. Rounding: sums of about 10^3 f32 products in another
+// order.
 TEST(TrainingSplit, MicroBatchSplitChangesRoundingOnly) {
   const auto spec = [](int64_t batch) {
     EngineSpec s = tiny_engine(tiny_model(), batch, DType::f32, 2);
@@ -98,7 +99,8 @@ std::vector<float> choices(Engine& engine) {
   std::vector<float> all;
   for (const auto& layer : engine.model().moe_layers()) {
     const Router::Saved& saved = layer.saved->router;
-    for (const Tensor& t : {saved.route.topk_TK, saved.route.pair_row_TK}) all.insert(all.end(), t.ptr<int32_t>(), t.ptr<int32_t>() + t.numel());
+    for (const Tensor& t : {saved.route.topk_TK, saved.route.pair_row_TK})
+      all.insert(all.end(), t.ptr<int32_t>(), t.ptr<int32_t>() + t.numel());
     all.insert(all.end(), saved.dsbar_SE.ptr<float>(), saved.dsbar_SE.ptr<float>() + saved.dsbar_SE.numel());
   }
   return all;
@@ -114,14 +116,16 @@ Probe probe(Engine& engine, const EngineSpec& spec, const Param& p, const std::v
   Engine moved(spec);
   copy_params(moved, engine);
   const auto& params = moved.model().params().all();
-  const auto same = std::find_if(params.begin(), params.end(), [&](const Param& q) { return q.spec.name == p.spec.name; });
+  const auto same =
+      std::find_if(params.begin(), params.end(), [&](const Param& q) { return q.spec.name == p.spec.name; });
   for (size_t i = 0; i < direction.size(); ++i) same->w.ptr<float>()[i] += static_cast<float>(h * direction[i]);
   const double value = run_micro_batches(moved, 1, spec.shape.batch);
   return {value, choices(moved)};
 }
 
-// Central differences for every parameter. The scalar is smooth between changes of choice, so the step shrinks until neither side
-// changes one. A step of h has an error of h^2, and the noise of f32 (2e-7 of an objective of about 5) over h.
+// Central differences for every parameter. The scalar is smooth between changes of choice, so the step shrinks until
+// neither side changes one. A step of h has an error of h^2, and the noise of f32 (2e-7 of an objective of about 5)
+// over h.
 void expect_gradients_match_differences(const EngineSpec& spec) {
   Engine engine(spec);
   init_params(engine);
@@ -137,7 +141,8 @@ void expect_gradients_match_differences(const EngineSpec& spec) {
     for (const double h : {4e-3, 1e-3, 2.5e-4}) {
       const Probe plus = probe(engine, spec, p, direction, h), minus = probe(engine, spec, p, direction, -h);
       if (plus.choices != here || minus.choices != here) continue;
-      EXPECT_NEAR((plus.objective - minus.objective) / (2 * h), expected, 0.01 * std::abs(expected) + 1e-6 / h) << p.spec.name << " h " << h;
+      EXPECT_NEAR((plus.objective - minus.objective) / (2 * h), expected, 0.01 * std::abs(expected) + 1e-6 / h)
+          << p.spec.name << " h " << h;
       ++compared;
       break;
     }
@@ -190,7 +195,8 @@ TEST(TrainingDocuments, KeptApartEqualAlone) {
   for (int i = cut; i < S; ++i) EXPECT_NEAR(loss_p[i], loss_a[S + i - cut], 1e-5) << i;
 }
 
-// Evaluating between steps changes no bit of the training: not the weights, not the expert biases, not what is reported.
+// Evaluating between steps changes no bit of the training: not the weights, not the expert biases, not what is
+// reported.
 TEST(TrainingEvaluation, LeavesTrainingAsItWas) {
   ModelSpec model = tiny_model();
   model.expert_bias = true;
@@ -227,7 +233,8 @@ TEST(TrainingMemory, TheNullDevicePlansTheSameBytes) {
   Engine counted(spec);
   EXPECT_EQ(real.plan().total_bytes(), counted.plan().total_bytes());
   train(real, 1, 3);
-  EXPECT_EQ(real.stack_high_water(), real.plan().bytes(Life::stack)) << "the dry run must take the same path as the step";
+  EXPECT_EQ(real.stack_high_water(), real.plan().bytes(Life::stack))
+      << "the dry run must take the same path as the step";
 }
 
 }  // namespace

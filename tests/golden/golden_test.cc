@@ -4,8 +4,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include "io/testing.h"
 #include "io/safetensors.h"
+#include "io/testing.h"
 #include "train/parity.h"
 
 namespace moebius {

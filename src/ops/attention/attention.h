@@ -1,4 +1,5 @@
-// Causal grouped-query attention, computed by tiles of queries with a running softmax (Dao et al., arXiv 2205.14135): no [S, S] matrix is kept.
+// Causal grouped-query attention, computed by tiles of queries with a running softmax (Dao et al., arXiv 2205.14135):
+// no [S, S] matrix is kept.
 #pragma once
 
 #include "core/device.h"
@@ -6,14 +7,16 @@
 
 namespace moebius {
 
-// B sequences; query row b*Sq + i is position p = Skv - Sq + i of sequence b, whose keys are rows b*Skv + j, j in [0, Skv).
-// Seen keys: doc_start[b*Sq + i] <= j <= p, and j > p - window when window > 0.  Query head h reads kv head h / (H/G).
+// B sequences; query row b*Sq + i is position p = Skv - Sq + i of sequence b, whose keys are rows b*Skv + j, j in [0,
+// Skv). Seen keys: doc_start[b*Sq + i] <= j <= p, and j > p - window when window > 0.  Query head h reads kv head h /
+// (H/G).
 //   o = softmax(scale q k^T) v,   lse[t,h] = log sum exp(scale q k^T)  (natural, f32)
-// q, k, v, o: f32 or bf16 alike; scores, softmax and sums in f32; probabilities are rounded to the dtype for the product with v.
+// q, k, v, o: f32 or bf16 alike; scores, softmax and sums in f32; probabilities are rounded to the dtype for the
+// product with v.
 struct AttentionFwd {
-  Tensor o_THd, lse_TH;                // out; T = B Sq
-  Tensor q_THd, k_UGd, v_UGd;          // in;  U = B Skv
-  Tensor doc_start_T;                  // in, i32, empty: 0
+  Tensor o_THd, lse_TH;        // out; T = B Sq
+  Tensor q_THd, k_UGd, v_UGd;  // in;  U = B Skv
+  Tensor doc_start_T;          // in, i32, empty: 0
   int64_t batch = 1;
   int64_t window = 0;
   float scale = 1.0f;
@@ -24,9 +27,10 @@ struct AttentionFwd {
 void attention_fwd(Stream& s, const AttentionFwd& a);
 Cost cost(const AttentionFwd& a);
 
-// dq, dk, dv from do; REQUIRES Sq == Skv. Deterministic: each kv head's sums run over its query heads and tiles in order.
+// dq, dk, dv from do; REQUIRES Sq == Skv. Deterministic: each kv head's sums run over its query heads and tiles in
+// order.
 struct AttentionBwd {
-  Tensor dq_THd, dk_TGd, dv_TGd;       // out
+  Tensor dq_THd, dk_TGd, dv_TGd;                                   // out
   Tensor do_THd, o_THd, lse_TH, q_THd, k_TGd, v_TGd, doc_start_T;  // in
   int64_t batch = 1;
   int64_t window = 0;

@@ -8,27 +8,27 @@
 namespace moebius {
 
 void fill_zero(Stream& s, Tensor x);
-void copy(Stream& s, Tensor to, Tensor from);                // same shape; converts f32 <-> bf16
-void add(Stream& s, Tensor y, Tensor x);                     // y += x, same shape and dtype
+void copy(Stream& s, Tensor to, Tensor from);  // same shape; converts f32 <-> bf16
+void add(Stream& s, Tensor y, Tensor x);       // y += x, same shape and dtype
 
 // out[0] += scale * sum of x, in double, fixed order. out f64 [1]; x f32.
 struct SumInto {
-  Tensor out_1;   // inout
-  Tensor x;       // in
+  Tensor out_1;  // inout
+  Tensor x;      // in
   double scale = 1.0;
 };
 void sum_into(Stream& s, const SumInto& a);
 
 // y[t,:] += sigmoid(gate[t]) * x[t,:]: the gated shared expert of Qwen2-MoE. gate f32.
 struct GatedAddFwd {
-  Tensor y_TD;            // inout
-  Tensor x_TD, gate_T;    // in
+  Tensor y_TD;          // inout
+  Tensor x_TD, gate_T;  // in
 };
 void gated_add_fwd(Stream& s, const GatedAddFwd& a);
 // dx = sigmoid(gate) dy;  dgate[t] = sigmoid'(gate) <dy[t,:], x[t,:]>
 struct GatedAddBwd {
-  Tensor dx_TD, dgate_T;        // out
-  Tensor dy_TD, x_TD, gate_T;   // in
+  Tensor dx_TD, dgate_T;       // out
+  Tensor dy_TD, x_TD, gate_T;  // in
 };
 void gated_add_bwd(Stream& s, const GatedAddBwd& a);
 

@@ -10,8 +10,8 @@ namespace moebius {
 //   y = x W^T    {.c = y, .a = x, .b = W, .trans_b = true}
 //   dx = dy W    {.c = dx, .a = dy, .b = W}
 //   dW += dy^T x {.c = dW, .a = dy, .b = x, .trans_a = true, .accumulate = true}
-// c is f32 or a's dtype; accumulate wants f32 or a's dtype alike (added in f32, rounded once). K = 0 gives zeros (or c unchanged).
-// The result does not depend on the number of threads, and a row of c not on the other rows.
+// c is f32 or a's dtype; accumulate wants f32 or a's dtype alike (added in f32, rounded once). K = 0 gives zeros (or c
+// unchanged). The result does not depend on the number of threads, and a row of c not on the other rows.
 struct Gemm {
   Tensor c_MN;  // out
   Tensor a, b;  // in
@@ -20,7 +20,8 @@ struct Gemm {
 void gemm(Stream& s, const Gemm& a);
 Cost cost(const Gemm& a);
 
-// The same product by one call of oneDNN on as many threads of its own as the pool has: the baseline of the benchmarks. CPU only.
+// The same product by one call of oneDNN on as many threads of its own as the pool has: the baseline of the benchmarks.
+// CPU only.
 void gemm_by_onednn(Stream& s, const Gemm& a);
 
 }  // namespace moebius

@@ -6,13 +6,13 @@
 
 namespace moebius {
 
-// sum[t,:] = x[t,:] + residual[t,:]   (when residual is given; x itself otherwise; sum may be the same memory as residual or x)
-// y[t,:] = w * round(sum[t,:] * rstd[t]),  rstd[t] = 1/sqrt(mean(sum[t,:]^2) + eps)
-// x, residual, sum, y, w: f32 or bf16 alike; rstd f32. The sum is rounded to its dtype first and that value is normalised, in f32.
-// As in Llama the normalised row is rounded to the dtype before the product with w.
+// sum[t,:] = x[t,:] + residual[t,:]   (when residual is given; x itself otherwise; sum may be the same memory as
+// residual or x) y[t,:] = w * round(sum[t,:] * rstd[t]),  rstd[t] = 1/sqrt(mean(sum[t,:]^2) + eps) x, residual, sum, y,
+// w: f32 or bf16 alike; rstd f32. The sum is rounded to its dtype first and that value is normalised, in f32. As in
+// Llama the normalised row is rounded to the dtype before the product with w.
 struct RmsNormFwd {
-  Tensor y_TD, rstd_T;          // out
-  Tensor sum_TD;                // out, only with residual
+  Tensor y_TD, rstd_T;            // out
+  Tensor sum_TD;                  // out, only with residual
   Tensor x_TD, residual_TD, w_D;  // in
   float eps = 1e-6f;
 };
@@ -23,9 +23,9 @@ Cost cost(const RmsNormFwd& a);
 // dx is the gradient of the residual stream: it is ADDED to (in f32, rounded to its dtype). dw f32 accumulates.
 // x is what forward normalised (its sum). partial: scratch f32 [num_partials(T), D]; rows are summed in fixed chunks.
 struct RmsNormBwd {
-  Tensor dx_TD, dw_D;                    // inout
-  Tensor partial_PD;                     // scratch
-  Tensor dy_TD, x_TD, rstd_T, w_D;       // in
+  Tensor dx_TD, dw_D;               // inout
+  Tensor partial_PD;                // scratch
+  Tensor dy_TD, x_TD, rstd_T, w_D;  // in
   static int64_t num_partials(int64_t num_rows);
 };
 void rms_norm_bwd(Stream& s, const RmsNormBwd& a);

@@ -8,9 +8,9 @@ namespace moebius {
 
 // sum[0] += sum of x^2 in double over fixed chunks in order. x f32; partial: scratch f64 [num_partials(n)].
 struct SumSquares {
-  Tensor sum_1;       // inout f64
-  Tensor partial_P;   // scratch f64
-  Tensor x_n;         // in
+  Tensor sum_1;      // inout f64
+  Tensor partial_P;  // scratch f64
+  Tensor x_n;        // in
   static int64_t num_partials(int64_t n);
 };
 void sum_squares(Stream& s, const SumSquares& a);
@@ -31,10 +31,10 @@ void clip_scale(Stream& s, const ClipScale& a);
 //   param = master rounded to its dtype (param may be the master itself in f32)
 // grad is left as it is. Nothing is written when scale[0] is NaN.
 struct AdamW {
-  Tensor param_n, master_n, m_n, v_n;   // out, inout f32
-  Tensor grad_n, scale_1;               // in f32
+  Tensor param_n, master_n, m_n, v_n;  // out, inout f32
+  Tensor grad_n, scale_1;              // in f32
   float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;
-  int64_t step = 1;                     // 1-based
+  int64_t step = 1;  // 1-based
 };
 void adamw(Stream& s, const AdamW& a);
 Cost cost(const AdamW& a);

@@ -1,5 +1,6 @@
-// Queries, keys and values from the projection's output: per-head RMS normalisation of q and k (when weights are given) and rotary
-// position embedding (Su et al., arXiv 2104.09864) in the rotate-half pairing of Llama: element i pairs with i + d/2.
+// Queries, keys and values from the projection's output: per-head RMS normalisation of q and k (when weights are given)
+// and rotary position embedding (Su et al., arXiv 2104.09864) in the rotate-half pairing of Llama: element i pairs with
+// i + d/2.
 #pragma once
 
 #include "core/device.h"
@@ -15,23 +16,25 @@ struct RopeTable {
 void rope_table(Stream& s, const RopeTable& a);
 
 // Row t of qkv is [H heads of q | G heads of k | G heads of v], each d wide.
-// q, k: normalised with their weights (if given), rotated by pos[t]; v: copied. All in the dtype of qkv (f32 or bf16), maths in f32;
-// the normalised head is rounded before the product with w (as rms_norm_fwd), the rotation is rounded once.
+// q, k: normalised with their weights (if given), rotated by pos[t]; v: copied. All in the dtype of qkv (f32 or bf16),
+// maths in f32; the normalised head is rounded before the product with w (as rms_norm_fwd), the rotation is rounded
+// once.
 struct RopeFwd {
-  Tensor q_THd, k_TGd, v_TGd;            // out
-  Tensor qkv_TC, pos_T, cos_sin_Pd;      // in; pos i32
-  Tensor q_norm_d, k_norm_d;             // in, empty: no normalisation
+  Tensor q_THd, k_TGd, v_TGd;        // out
+  Tensor qkv_TC, pos_T, cos_sin_Pd;  // in; pos i32
+  Tensor q_norm_d, k_norm_d;         // in, empty: no normalisation
   float eps = 1e-6f;
 };
 void rope_fwd(Stream& s, const RopeFwd& a);
 Cost cost(const RopeFwd& a);
 
-// dqkv from dq, dk, dv; dq_norm, dk_norm f32 [d] accumulate. partial: scratch f32 [num_partials(T), 2 d] (only with norms).
+// dqkv from dq, dk, dv; dq_norm, dk_norm f32 [d] accumulate. partial: scratch f32 [num_partials(T), 2 d] (only with
+// norms).
 struct RopeBwd {
-  Tensor dqkv_TC;                        // out
-  Tensor dq_norm_d, dk_norm_d;           // inout
-  Tensor partial_P2d;                    // scratch
-  Tensor dq_THd, dk_TGd, dv_TGd;         // in
+  Tensor dqkv_TC;                 // out
+  Tensor dq_norm_d, dk_norm_d;    // inout
+  Tensor partial_P2d;             // scratch
+  Tensor dq_THd, dk_TGd, dv_TGd;  // in
   Tensor qkv_TC, pos_T, cos_sin_Pd, q_norm_d, k_norm_d;
   float eps = 1e-6f;
   static int64_t num_partials(int64_t num_rows);

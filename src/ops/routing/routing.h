@@ -8,47 +8,49 @@
 namespace moebius {
 
 // The plan that the router made, all that dispatch, experts and combine share.
-// Rows are sorted by expert, within an expert by token. Rows at and past offsets[E] do not exist: kernels read the bound from memory.
+// Rows are sorted by expert, within an expert by token. Rows at and past offsets[E] do not exist: kernels read the
+// bound from memory.
 struct Route {
-  Tensor topk_TK;        // i32  expert of each pair, best score first
-  Tensor weight_TK;      // f32  0 for a dropped pair
-  Tensor counts_E;       // i32  rows of each expert (dropped pairs have none)
-  Tensor offsets_E1;     // i32  exclusive sum of counts; offsets[E] = rows in all
-  Tensor row_token_R;    // i32  token of a row
-  Tensor row_pair_R;     // i32  pair t*K + k of a row
-  Tensor pair_row_TK;    // i32  row of a pair, -1 when dropped
+  Tensor topk_TK;      // i32  expert of each pair, best score first
+  Tensor weight_TK;    // f32  0 for a dropped pair
+  Tensor counts_E;     // i32  rows of each expert (dropped pairs have none)
+  Tensor offsets_E1;   // i32  exclusive sum of counts; offsets[E] = rows in all
+  Tensor row_token_R;  // i32  token of a row
+  Tensor row_pair_R;   // i32  pair t*K + k of a row
+  Tensor pair_row_TK;  // i32  row of a pair, -1 when dropped
 };
 
 enum class RouteScore { softmax, sigmoid };
 enum class RouteGroupScore { max, sum_of_top };
 enum class RouteChoice {
-  scores,      // the K best of score + bias
-  sinkhorn,    // the K best of the Sinkhorn-balanced exp(logits); weights: sigmoid (K = 1), else softmax over all experts
-  forced,      // experts (t K + k) mod E: exact balance, for benchmarks; weights from the scores of those experts
+  scores,    // the K best of score + bias
+  sinkhorn,  // the K best of the Sinkhorn-balanced exp(logits); weights: sigmoid (K = 1), else softmax over all experts
+  forced,    // experts (t K + k) mod E: exact balance, for benchmarks; weights from the scores of those experts
 };
 enum class RouteDrop { probs, position };
 
 struct RouteRule {
   RouteScore score = RouteScore::softmax;
   RouteChoice choice = RouteChoice::scores;
-  bool normalize = false;        // divide by the sum over the chosen k (sigmoid: + 1e-20)
-  float scale = 1.0f;            // after normalisation
+  bool normalize = false;  // divide by the sum over the chosen k (sigmoid: + 1e-20)
+  float scale = 1.0f;      // after normalisation
   int64_t num_groups = 1, topk_groups = 1;
   RouteGroupScore group_score = RouteGroupScore::sum_of_top;
-  int64_t capacity = 0;          // rows an expert takes at most; 0: no bound
-  RouteDrop drop = RouteDrop::probs;  // keep the best weights of an expert, or its first tokens; ties: the lower token first
+  int64_t capacity = 0;  // rows an expert takes at most; 0: no bound
+  RouteDrop drop =
+      RouteDrop::probs;  // keep the best weights of an expert, or its first tokens; ties: the lower token first
 };
 
-// scores s = softmax(logits) or sigmoid(logits), f32;  chosen by s + bias (bias not in the weights);  equal scores: the lower expert first.
-// Group-limited: groups of E/num_groups experts are scored on s + bias by their best expert, or by the sum of their best K/topk_groups;
-// only experts of the best topk_groups groups can be chosen (the others are at minus infinity).
-// weight = s[chosen], normalised and scaled as the rule says; dropped pairs get weight 0 and nothing is normalised again.
-// load_E i64 accumulates the choices before any drop; dropped_1 i64 accumulates dropped pairs.
+// scores s = softmax(logits) or sigmoid(logits), f32;  chosen by s + bias (bias not in the weights);  equal scores: the
+// lower expert first. Group-limited: groups of E/num_groups experts are scored on s + bias by their best expert, or by
+// the sum of their best K/topk_groups; only experts of the best topk_groups groups can be chosen (the others are at
+// minus infinity). weight = s[chosen], normalised and scaled as the rule says; dropped pairs get weight 0 and nothing
+// is normalised again. load_E i64 accumulates the choices before any drop; dropped_1 i64 accumulates dropped pairs.
 struct RouteFwd {
-  Route route;                       // out
-  Tensor load_E, dropped_1;          // inout
-  Tensor scratch;                    // bytes
-  Tensor logits_TE, bias_E;          // in f32; bias may be empty
+  Route route;               // out
+  Tensor load_E, dropped_1;  // inout
+  Tensor scratch;            // bytes
+  Tensor logits_TE, bias_E;  // in f32; bias may be empty
   RouteRule rule;
   static int64_t scratch_bytes(int64_t num_tokens, int64_t num_experts, int64_t top_k, const RouteRule& rule);
 };
@@ -62,21 +64,22 @@ Cost cost(const RouteFwd& a);
 //   z_1  += sum over t of logsumexp(logits[t,:])^2,  entropy_1 += - sum over t, i of sbar log sbar   f64
 // segment_T i32 is non-decreasing, in [0, num_segments); empty: one segment. Sums run in token order.
 struct BalanceStats {
-  Tensor prob_SE, count_SE;       // out
-  Tensor z_1, entropy_1;          // inout
-  Tensor logits_TE, segment_T;    // in
+  Tensor prob_SE, count_SE;     // out
+  Tensor z_1, entropy_1;        // inout
+  Tensor logits_TE, segment_T;  // in
   RouteScore score = RouteScore::softmax;
   int64_t top_k = 1;
 };
 void balance_stats(Stream& s, const BalanceStats& a);
 
 // loss_1 f64 += coeff * sum over s of tokens[s]/total * E/(K tokens[s]^2) * sum over i of prob[s,i] * count[s,i]
-// dsbar[s,i] += coeff * E / (K tokens[s] total) * count[s,i]:  its derivative by sbar[t,i], t in s; counts are constants.
-// tokens[s] is the sum of count[s,:] / K. An empty segment adds nothing. total: tokens of the scope that the loss is a mean over.
-// (Switch Transformer, arXiv 2101.03961 eq. 4; perfectly balanced: coeff.)  A mean over tokens: a short document weighs what its tokens do.
+// dsbar[s,i] += coeff * E / (K tokens[s] total) * count[s,i]:  its derivative by sbar[t,i], t in s; counts are
+// constants. tokens[s] is the sum of count[s,:] / K. An empty segment adds nothing. total: tokens of the scope that the
+// loss is a mean over. (Switch Transformer, arXiv 2101.03961 eq. 4; perfectly balanced: coeff.)  A mean over tokens: a
+// short document weighs what its tokens do.
 struct BalanceLoss {
-  Tensor loss_1, dsbar_SE;         // inout
-  Tensor prob_SE, count_SE;        // in
+  Tensor loss_1, dsbar_SE;   // inout
+  Tensor prob_SE, count_SE;  // in
   float coeff = 0;
   int64_t top_k = 1;
   double total_tokens = 1;
@@ -87,8 +90,8 @@ void balance_loss(Stream& s, const BalanceLoss& a);
 //   through the weights of chosen, not dropped pairs (dweight_TK f32; a dropped pair's is ignored),
 //   through sbar with dsbar[segment[t],:] (empty: none), and through z: z_scale * d(logsumexp^2).
 struct RouteBwd {
-  Tensor dlogits_TE;                               // out
-  Tensor dweight_TK, dsbar_SE, segment_T;          // in
+  Tensor dlogits_TE;                       // out
+  Tensor dweight_TK, dsbar_SE, segment_T;  // in
   Tensor logits_TE;
   Route route;
   RouteRule rule;
@@ -102,15 +105,15 @@ void update_expert_bias(Stream& s, Tensor bias_E, Tensor load_E, float rate);
 
 // logits = x w^T in f32, whatever the dtype of x; w is f32 (or x's dtype: then products are of rounded weights).
 struct RouterLogitsFwd {
-  Tensor logits_TE;      // out f32
-  Tensor x_TD, w_ED;     // in
+  Tensor logits_TE;   // out f32
+  Tensor x_TD, w_ED;  // in
 };
 void router_logits_fwd(Stream& s, const RouterLogitsFwd& a);
 // dx += dlogits w (rounded once to dx's dtype);  dw += dlogits^T x (f32). partial: scratch f32 [num_partials(T), E, D].
 struct RouterLogitsBwd {
-  Tensor dx_TD, dw_ED;               // inout; dx may be empty
-  Tensor partial_PED;                // scratch
-  Tensor dlogits_TE, x_TD, w_ED;     // in
+  Tensor dx_TD, dw_ED;            // inout; dx may be empty
+  Tensor partial_PED;             // scratch
+  Tensor dlogits_TE, x_TD, w_ED;  // in
   static int64_t num_partials(int64_t num_tokens);
 };
 void router_logits_bwd(Stream& s, const RouterLogitsBwd& a);

@@ -8,8 +8,8 @@ namespace moebius {
 
 // x[t,:] = w[token[t],:].  REQUIRES 0 <= token < V: checked on the host where tokens are read, asserted here.
 struct EmbeddingFwd {
-  Tensor x_TD;            // out
-  Tensor token_T, w_VD;   // in; token i32
+  Tensor x_TD;           // out
+  Tensor token_T, w_VD;  // in; token i32
 };
 void embedding_fwd(Stream& s, const EmbeddingFwd& a);
 Cost cost(const EmbeddingFwd& a);
@@ -25,13 +25,13 @@ Cost cost(const EmbeddingBwd& a);
 // logits = x w^T (f32);  loss[t] = weight[t] * (logsumexp(logits[t]) - logits[t, target[t]]).
 // With gradients (dx given): the derivative of  scale * sum over t of loss[t]:
 //   dlogits = scale * weight * (softmax - onehot),  dx = dlogits w (out),  dw += dlogits^T x (f32)
-// Works on chunks of kChunk tokens and never holds all logits. x, w: f32 or bf16 alike; dlogits is rounded to that dtype for the products.
-// A token of weight 0 has loss 0 and no gradient, whatever its target.
+// Works on chunks of kChunk tokens and never holds all logits. x, w: f32 or bf16 alike; dlogits is rounded to that
+// dtype for the products. A token of weight 0 has loss 0 and no gradient, whatever its target.
 struct LmLoss {
-  Tensor loss_T;                           // out, f32
-  Tensor dx_TD, dw_VD;                     // out, inout; both empty: no gradients
-  Tensor logits_CV, dlogits_CV;            // scratch: f32 and x's dtype, C = min(T, kChunk); dlogits empty without gradients
-  Tensor x_TD, w_VD, target_T, weight_T;   // in; target i32, weight f32
+  Tensor loss_T;                 // out, f32
+  Tensor dx_TD, dw_VD;           // out, inout; both empty: no gradients
+  Tensor logits_CV, dlogits_CV;  // scratch: f32 and x's dtype, C = min(T, kChunk); dlogits empty without gradients
+  Tensor x_TD, w_VD, target_T, weight_T;  // in; target i32, weight f32
   float scale = 1.0f;
   static constexpr int64_t kChunk = 1024;
 };
