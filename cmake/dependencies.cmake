@@ -39,7 +39,7 @@ moebius_find(CLI11 libcli11-dev)
 moebius_find_module(ZSTD libzstd libzstd-dev)
 moebius_find_module(XXHASH libxxhash libxxhash-dev)
 find_package(OpenMP QUIET COMPONENTS CXX)
-moebius_need(OpenMP_CXX g++)
+moebius_need(OpenMP_CXX "g++ (libomp-14-dev with clang)")
 set(MOEBIUS_DEPENDENCIES Threads::Threads DNNL::dnnl fmt::fmt nlohmann_json::nlohmann_json tomlplusplus::tomlplusplus
   CLI11::CLI11 PkgConfig::ZSTD PkgConfig::XXHASH OpenMP::OpenMP_CXX)
 

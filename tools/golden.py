@@ -293,7 +293,9 @@ the global norm before clipping to 1; `exp_avg.{{name}}`, `exp_avg_sq.{{name}}` 
 `matrix` [5,7], `vector` [11], `scalar` [1] (which does not decay). The constants are F32 [1]: `beta1`, `beta2`, `eps`,
 `clip`, `weight_decay.{{name}}`.
 
-`tools/golden.py --check CASE OUT` compares an output of `moebius forward --grads` with a case.
+`tools/golden.py --check CASE OUT` compares an output of `moebius forward --grads` with a case. Gates: logits within
+2e-5 of the largest, loss within 1e-6 relative, each gradient cosine >= 1 - 1e-6 and norm within 1e-4, expert ids
+identical. With `--bf16`: cosine >= 0.999 of the logits and of all gradients together, loss within 2^-8.
 """
 
 
@@ -320,25 +322,44 @@ def cosine(a, b):
 
 
 def judge(name, got, want, bf16):
-    """(measure, value, gate, ok) of one tensor. In bf16 a near tie may route elsewhere: shown, not judged."""
-    if name.startswith("router."):
-        same = float((got == want).mean())
-        return "ids equal", same, 1.0, bf16 or same == 1.0
+    """(measure, value, gate, ok) of one tensor. A gate of None shows the value without judging it."""
     if not np.isfinite(got).all():
         return "finite", 0.0, 1.0, False
-    if bf16:
+    if name.startswith("router."):
+        same = float((got == want).mean())
+        return ("ids equal", same, None, True) if bf16 else ("ids equal", same, 1.0, same == 1.0)
+    if name.startswith("grad."):
+        return judge_gradient(got, want, bf16)
+    if bf16 and name == "logits":
         value = cosine(got, want)
         return "cosine", value, 0.999, value >= 0.999
-    if name.startswith("grad."):
-        # The cosine is blind to scale; the ratio of the norms is not. An expert without tokens has zero on both sides.
-        value = cosine(got, want)
-        stretch = abs(np.linalg.norm(got) / max(np.linalg.norm(want), 1e-30) - 1) if want.any() else 0.0
-        if stretch > 1e-4:
-            return "norm off by", float(stretch), 1e-4, False
-        return "cosine", value, 1 - 1e-6, value >= 1 - 1e-6
     error = float(np.abs(got - want).max() / np.abs(want).max())
-    gate = 1e-6 if name == "loss" else 2e-5
+    gate = 2**-8 if bf16 else 1e-6 if name == "loss" else 2e-5
     return "relative error", error, gate, error <= gate
+
+
+def judge_gradient(got, want, bf16):
+    value = cosine(got, want)
+    if bf16:  # a few roundings turn a small tensor's gradient, a near tie moves an expert's: judged all together
+        return "cosine", value, None, True
+    # The cosine is blind to scale, the ratio of the norms is not. An expert without tokens has zero on both sides.
+    stretch = abs(np.linalg.norm(got) / max(np.linalg.norm(want), 1e-30) - 1) if want.any() else 0.0
+    if stretch > 1e-4:
+        return "norm off by", float(stretch), 1e-4, False
+    return "cosine", value, 1 - 1e-6, value >= 1 - 1e-6
+
+
+def judge_all_gradients(got, want):
+    names = sorted(n for n in want if n.startswith("grad.") and n in got and got[n].shape == want[n].shape)
+    value = cosine(*(np.concatenate([np.zeros(0)] + [side[n].ravel() for n in names]) for side in (got, want)))
+    return "cosine", value, 0.999, value >= 0.999
+
+
+def show(name, judged):
+    measure, value, gate, ok = judged
+    bound = "" if gate is None else f" (gate {gate:.9g})"
+    print(f"{'ok  ' if ok else 'FAIL'} {name:68s} {measure:15s} {value:.9g}{bound}")
+    return ok
 
 
 def check(case, out, bf16):
@@ -348,14 +369,16 @@ def check(case, out, bf16):
         if name == "token_loss" and name not in got:
             continue
         if name not in got or name not in want:
-            line, ok = f"{'missing' if name not in got else 'not expected'}", False
+            print(f"FAIL {name:68s} {'missing' if name not in got else 'not expected'}")
+            failed += 1
         elif got[name].shape != want[name].shape or got[name].dtype != want[name].dtype:
-            line, ok = f"{got[name].dtype}{list(got[name].shape)} for {want[name].dtype}{list(want[name].shape)}", False
+            print(f"FAIL {name:68s} {got[name].dtype}{list(got[name].shape)} for "
+                  f"{want[name].dtype}{list(want[name].shape)}")
+            failed += 1
         else:
-            measure, value, gate, ok = judge(name, got[name], want[name], bf16)
-            line = f"{measure:15s} {value:.9g} (gate {gate:.9g})"
-        failed += not ok
-        print(f"{'ok  ' if ok else 'FAIL'} {name:68s} {line}")
+            failed += not show(name, judge(name, got[name], want[name], bf16))
+    if bf16:
+        failed += not show("all gradients together", judge_all_gradients(got, want))
     with safe_open(case / "expected.safetensors", "numpy") as f:
         made_by = f.metadata()["made_by"]
     print(f"{failed} failed of {len(want)} tensors; the reference was made by {made_by}")
@@ -367,7 +390,7 @@ def main():
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--write", nargs="?", type=Path, const=DATA, metavar="DIR")
     what.add_argument("--check", nargs=2, type=Path, metavar=("CASE", "OUT"))
-    parser.add_argument("--bf16", action="store_true", help="with --check: the gate of bf16, cosine >= 0.999")
+    parser.add_argument("--bf16", action="store_true", help="with --check: the gates of bf16")
     args = parser.parse_args()
     if args.check:
         return check(*args.check, args.bf16)

@@ -4,7 +4,7 @@
 import re
 import sys
 
-from sources import CPP, read, report, root_from_arguments, sources
+from sources import CPP, is_test, read, report, root_from_arguments, sources
 
 LAYERS = [
     ("core",),
@@ -26,8 +26,8 @@ THIRD_PARTY = {
     "CLI/": ("cli",),
     "oneapi/": ("core", "ops", "cli"),
     "dnnl": ("core", "ops", "cli"),
-    "zstd.h": ("io",),
-    "xxhash.h": ("core", "io"),
+    "zstd.h": ("io", "cli"),
+    "xxhash.h": ("core", "io", "cli"),
     "omp.h": ("core", "ops"),
     "mpi.h": ("comm",),
     "nccl.h": ("comm",),
@@ -41,12 +41,8 @@ TEST_ONLY = ("gtest/", "gmock/", "rapidcheck")
 BENCH_ONLY = ("benchmark/",)
 # Headers of C++ have neither folder nor suffix; of C, POSIX and the compiler these are known.
 SYSTEM = re.compile(r"[a-z0-9_]+$|(sys|linux|arpa|netinet|net)/[a-z0-9_/.]+\.h$"
-                    r"|(unistd|fcntl|dlfcn|sched|signal|pthread|poll|dirent|errno|cpuid|immintrin|getopt|spawn|netdb|glob)\.h$")
+                    r"|(unistd|stdlib|fcntl|dlfcn|sched|signal|pthread|poll|dirent|errno|cpuid|immintrin|getopt|spawn|netdb|glob)\.h$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
-
-
-def is_test(path):
-    return path.parts[0] == "tests" or path.stem.endswith(("_test", "_ref"))
 
 
 def includes(text):
@@ -63,8 +59,8 @@ def check_project(root, path, header):
         return f'"{header}" must be its full path from src/, beginning with a folder of the layers'
     if not (root / "src" / header).is_file():
         return f'"{header}" is not a file below src/'
-    if header.endswith("_ref.h") and not is_test(path):
-        return f'"{header}" is a reference: only tests may include it'
+    if header.endswith(("_ref.h", "testing.h")) and not is_test(path):
+        return f'"{header}" is for tests: only tests may include it'
     if target == room or LEVEL[target] < LEVEL[room]:
         return None
     relation = "a sibling of" if LEVEL[target] == LEVEL[room] else "above"

@@ -38,6 +38,7 @@ BAD = [
     ("size", "src/core/a.cc", CONDITIONALS, "4 preprocessor conditionals in src, at most 3"),
     ("words", "src/core/a.cc", "// na\u00efve\n", "not ASCII"),
     ("words", "src/core/a.cc", "// /" + "home/me/data\n", "a path of one machine"),
+    ("words", "docs/a.md", "see /" + "home/me/data\n", "docs/a.md:1: a path of one machine"),
     ("words", "src/core/a.cc", "int a; \n", "blanks at the end"),
     ("words", "src/core/a.cc", "void f() { std::cout << 1; }\n", "never prints"),
     ("words", "src/core/a.cc", 'void f() { printf("a"); }\n', "never prints"),

@@ -9,7 +9,7 @@ import re
 import statistics
 import sys
 
-from sources import CPP, read, report, root_from_arguments, sources
+from sources import CPP, is_test, read, report, root_from_arguments, sources
 
 MAX_LINES = 800
 CONDITIONALS_PER_1000 = 1
@@ -73,9 +73,8 @@ def percentile(values, fraction):
 def print_lines(texts):
     sizes = {}
     for path, text in texts.items():
-        is_test = path.parts[0] == "tests" or path.stem.endswith("_test")
         size = sizes.setdefault("/".join(path.parts[:2]) if len(path.parts) > 2 else path.parts[0], [0, 0])
-        size[is_test] += len(text.splitlines())
+        size[is_test(path)] += len(text.splitlines())
     for name, (code, test) in sorted(sizes.items()):
         print(f"size: {name:20} {code:6} lines, tests {test:6}")
 

@@ -14,6 +14,17 @@ def sources(root, suffixes=SUFFIXES):
     return sorted(path.relative_to(root) for path in found if path.is_file())
 
 
+def documents(root):
+    """What people read and edit beside the sources."""
+    found = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("recipes/**/*.toml"), root / "dev"]
+    return sorted(path.relative_to(root) for path in found if path.is_file())
+
+
+def is_test(path):
+    """Tests, references and what tests share."""
+    return path.parts[0] == "tests" or path.stem.endswith(("_test", "_ref", "testing"))
+
+
 def read(root, path):
     return (root / path).read_text(encoding="utf-8", errors="replace")
 

@@ -4,7 +4,7 @@
 import re
 import sys
 
-from sources import CPP, read, report, root_from_arguments, sources
+from sources import CPP, documents, is_test, read, report, root_from_arguments, sources
 
 MACHINE_PATH = re.compile(r"/(home|root|work|Users)/[\w.-]+")
 BAD_NAME = re.compile(r"(^|_)(utils?|helpers?|manager|fast|optimized|v2|new|misc|common)(_|$)")
@@ -25,12 +25,16 @@ def strip(line):
     return re.sub(r'"(\\.|[^"\\])*"', '""', line).split("//")[0]
 
 
+def check_paths(path, text):
+    for number, line in enumerate(text.splitlines(), 1):
+        if MACHINE_PATH.search(line):
+            yield f"{path}:{number}: a path of one machine: {MACHINE_PATH.search(line).group()}"
+
+
 def check_text(path, text):
     for number, line in enumerate(text.splitlines(), 1):
         if not line.isascii():
             yield f"{path}:{number}: not ASCII: {next(c for c in line if not c.isascii())!r}"
-        if MACHINE_PATH.search(line):
-            yield f"{path}:{number}: a path of one machine: {MACHINE_PATH.search(line).group()}"
         if line != line.rstrip():
             yield f"{path}:{number}: blanks at the end of the line"
 
@@ -44,9 +48,10 @@ def check_library(path, text):
 
 def check_file(path, text):
     yield from check_text(path, text)
+    yield from check_paths(path, text)
     if path.suffix in CPP and BAD_NAME.search(path.stem):
         yield f"{path}: a file is named after what it is for, not '{BAD_NAME.search(path.stem).group(2)}'"
-    if path.suffix in CPP and path.parts[0] == "src" and path.parts[1] != "cli" and not path.stem.endswith("_test"):
+    if path.suffix in CPP and path.parts[0] == "src" and path.parts[1] != "cli" and not is_test(path):
         yield from check_library(path, text)
 
 
@@ -54,7 +59,8 @@ def main():
     root = root_from_arguments()
     files = sources(root)
     complaints = [complaint for path in files for complaint in check_file(path, read(root, path))]
-    return report("words", complaints, f"{len(files)} files")
+    complaints += [complaint for path in documents(root) for complaint in check_paths(path, read(root, path))]
+    return report("words", complaints, f"{len(files)} files, {len(documents(root))} documents")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ Exit code 3 when PyTorch or transformers is missing, 1 when no implementation ra
 """
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -91,6 +92,17 @@ class AdamW:
                 torch._foreach_copy_(self.params, self.updated)
 
 
+def keep_freed_memory():
+    """Has glibc keep freed blocks instead of giving them back: else each step faults its activations in again, page by
+    page, and the peer loses time in the kernel. Does nothing where the C library has no mallopt."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        trim_threshold, top_pad, mmap_max = -1, -2, -4
+        mallopt(mmap_max, 0)
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(top_pad, 2**26)
+
+
 def refuse_oversize(args, implementation):
     """batched_mm copies the weights of an expert for every routed token, and autograd keeps the copies."""
     if implementation != "batched_mm":
@@ -103,17 +115,17 @@ def refuse_oversize(args, implementation):
 
 
 def time_steps(args, implementation, compiled, name):
-    """Seconds of each measured step, and the last loss."""
+    """Of each measured step the seconds and the share of the threads' time that this process ran; and the last loss."""
     refuse_oversize(args, implementation)
     model = build_model(args, implementation)
     run = torch.compile(model) if compiled else model
     optimizer = AdamW(model.parameters(), args.optimizer == "master")
     random = torch.Generator().manual_seed(1)
-    seconds = []
+    seconds, busy = [], []
     for step in range(args.warmup + args.steps):
         batches = [torch.randint(0, args.vocab, (args.micro_batch, args.seq_len), generator=random)
                    for _ in range(args.accumulate)]
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         for tokens in batches:
             loss = run(input_ids=tokens, labels=tokens).loss / args.accumulate
             loss.backward()
@@ -124,29 +136,34 @@ def time_steps(args, implementation, compiled, name):
         print(f"  {name}: {kind} step {elapsed:.2f} s", file=sys.stderr, flush=True)
         if step >= args.warmup:
             seconds.append(elapsed)
-    return seconds, loss.item() * args.accumulate
+            busy.append((time.process_time() - cpu_start) / elapsed / args.threads)
+    return seconds, busy, loss.item() * args.accumulate
 
 
 def main():
     args = parse_args()
     torch.set_num_threads(args.threads)
+    keep_freed_memory()
     tokens = args.micro_batch * args.seq_len * args.accumulate
     rows, results = [], []
     for implementation in args.experts_implementation:
         for compiled in [False, True] if args.compile else [False]:
             name = implementation + ("+compile" if compiled else "")
             try:
-                seconds, loss = time_steps(args, implementation, compiled, name)
+                seconds, busy, loss = time_steps(args, implementation, compiled, name)
             except Exception as error:  # a peer that cannot run is a line of the table, not the end of the bench
                 rows.append(f"{name:20s} skipped: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
                 continue
             finally:
                 gc.collect()
-                torch._dynamo.reset()
-            median = statistics.median(seconds)
-            rows.append(f"{name:20s} {median:8.2f} s/step {tokens / median:9.0f} tokens/s   loss {loss:.3f}")
+                if compiled:
+                    torch._dynamo.reset()
+            median, cpu_busy = statistics.median(seconds), statistics.mean(busy)
+            rows.append(f"{name:18s} {median:8.2f} s/step {tokens / median:9.0f} tokens/s  best {min(seconds):.2f} s  "
+                        f"threads busy {cpu_busy:4.0%}   loss {loss:.3f}")
             results.append({"implementation": name, "tokens_per_s": tokens / median, "step_time_s": median,
-                            "steps": len(seconds), "accumulate": args.accumulate, "optimizer": args.optimizer,
+                            "step_time_min_s": min(seconds), "threads_busy": cpu_busy, "steps": len(seconds),
+                            "tokens": tokens, "accumulate": args.accumulate, "optimizer": args.optimizer,
                             "threads": args.threads, "torch": torch.__version__,
                             "transformers": transformers.__version__})
     print("\n".join(rows), file=sys.stderr)

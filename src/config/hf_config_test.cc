@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "config/model_spec.h"
-#include "config/spec_testing.h"
+#include "config/testing.h"
 
 namespace moebius {
 namespace {

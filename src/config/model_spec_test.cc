@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "config/spec_testing.h"
+#include "config/testing.h"
 #include "core/error.h"
 
 namespace moebius {

@@ -54,6 +54,11 @@ struct Section {
     return {name + "." + key, one_of(known), read, write, resume};
   }
 };
+template <class Get>
+Section(const char*, Get) -> Section<Get>;
+
+template <class Get>
+Section(std::string, Get) -> Section<Get>;  // clang 14 does not deduce aggregates
 
 // A text that says nothing when it is empty.
 RecipeKey optional_text(const std::string& name, std::string RunSpec::*field, Resume resume) {
@@ -61,16 +66,16 @@ RecipeKey optional_text(const std::string& name, std::string RunSpec::*field, Re
           [field](const RunSpec& s) { return (s.*field).empty() ? json() : json(s.*field); }, resume};
 }
 
-std::vector<RecipeKey> run_keys() { const Section run{"run", [](auto& s) -> auto& {return s; }
-};  // namespace
-return {
-    run.key("dir", &RunSpec::dir, any_text(), free),
-    run.key("seed", &RunSpec::seed, integer_in(0, INT64_MAX)),
-    run.named("device", &RunSpec::device, {{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}}, free),
-    run.key("threads", &RunSpec::threads, integer_in(0, 1 << 16), free),
-    run.key("deterministic", &RunSpec::deterministic, any_boolean(), free),
-};
-}  // namespace moebius
+std::vector<RecipeKey> run_keys() {
+  const Section run{"run", [](auto& s) -> decltype(auto) { return (s); }};
+  return {
+      run.key("dir", &RunSpec::dir, any_text(), free),
+      run.key("seed", &RunSpec::seed, integer_in(0, INT64_MAX)),
+      run.named("device", &RunSpec::device, {{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}}, free),
+      run.key("threads", &RunSpec::threads, integer_in(0, 1 << 16), free),
+      run.key("deterministic", &RunSpec::deterministic, any_boolean(), free),
+  };
+}
 
 bool is_json_object(const json& text) {
   return text.is_string() && json::parse(text.get<std::string>(), nullptr, false).is_object();
@@ -133,52 +138,47 @@ RecipeKey datasets(const std::string& name, std::vector<DatasetSpec> DataSpec::*
   return {name, std::move(rule), read, write, resume};
 }
 
-std::vector<RecipeKey> data_keys() { const Section data{"data", [](auto& s) -> auto& {return s.data; }
-}
-;
-return {
-    datasets("data.train", &DataSpec::train, fixed),
-    datasets("data.valid", &DataSpec::valid, free),
-    data.key("tokenizer", &DataSpec::tokenizer, any_text()),
-    data.key("separate_documents", &DataSpec::separate_documents, any_boolean()),
-};
+std::vector<RecipeKey> data_keys() {
+  const Section data{"data", [](auto& s) -> decltype(auto) { return (s.data); }};
+  return {
+      datasets("data.train", &DataSpec::train, fixed),
+      datasets("data.valid", &DataSpec::valid, free),
+      data.key("tokenizer", &DataSpec::tokenizer, any_text()),
+      data.key("separate_documents", &DataSpec::separate_documents, any_boolean()),
+  };
 }
 
-std::vector<RecipeKey> train_keys() { const Section train{"train", [](auto& s) -> auto& {return s.train; }
-}
-;
-return {
-    train.key("steps", &LoopSpec::steps, positive_count(), free),
-    train.key("global_batch", &LoopSpec::global_batch, positive_count()),
-    train.key("micro_batch", &LoopSpec::micro_batch, positive_count()),
-    train.key("seq_len", &LoopSpec::seq_len, positive_count()),
-    train.key("eval_every", &LoopSpec::eval_every, count_or_zero(), free),
-    train.key("eval_batches", &LoopSpec::eval_batches, count_or_zero(), free),
-};
+std::vector<RecipeKey> train_keys() {
+  const Section train{"train", [](auto& s) -> decltype(auto) { return (s.train); }};
+  return {
+      train.key("steps", &LoopSpec::steps, positive_count(), free),
+      train.key("global_batch", &LoopSpec::global_batch, positive_count()),
+      train.key("micro_batch", &LoopSpec::micro_batch, positive_count()),
+      train.key("seq_len", &LoopSpec::seq_len, positive_count()),
+      train.key("eval_every", &LoopSpec::eval_every, count_or_zero(), free),
+      train.key("eval_batches", &LoopSpec::eval_batches, count_or_zero(), free),
+  };
 }
 
 std::vector<RecipeKey> optimizer_keys() {
-  const Section optimizer{"optimizer", [](auto& s) -> auto& {return s.optimizer;
-}
-}
-;
-return {
-    optimizer.key("name", &OptimizerSpec::name, one_of({"adamw"})),
-    optimizer.key("lr", &OptimizerSpec::lr, number_above(0)),
-    optimizer.key("min_lr", &OptimizerSpec::min_lr, number_at_least(0)),
-    optimizer.key("warmup_steps", &OptimizerSpec::warmup_steps, count_or_zero()),
-    optimizer.key("decay_steps", &OptimizerSpec::decay_steps, count_or_zero()),
-    optimizer.named("schedule", &OptimizerSpec::schedule,
-                    {{"constant", LrSchedule::constant},
-                     {"cosine", LrSchedule::cosine},
-                     {"linear", LrSchedule::linear},
-                     {"wsd", LrSchedule::wsd}}),
-    optimizer.key("weight_decay", &OptimizerSpec::weight_decay, number_at_least(0)),
-    optimizer.key("beta1", &OptimizerSpec::beta1, number_in(0, 1)),
-    optimizer.key("beta2", &OptimizerSpec::beta2, number_in(0, 1)),
-    optimizer.key("eps", &OptimizerSpec::eps, number_above(0)),
-    optimizer.key("clip", &OptimizerSpec::clip, number_at_least(0)),
-};
+  const Section optimizer{"optimizer", [](auto& s) -> decltype(auto) { return (s.optimizer); }};
+  return {
+      optimizer.key("name", &OptimizerSpec::name, one_of({"adamw"})),
+      optimizer.key("lr", &OptimizerSpec::lr, number_above(0)),
+      optimizer.key("min_lr", &OptimizerSpec::min_lr, number_at_least(0)),
+      optimizer.key("warmup_steps", &OptimizerSpec::warmup_steps, count_or_zero()),
+      optimizer.key("decay_steps", &OptimizerSpec::decay_steps, count_or_zero()),
+      optimizer.named("schedule", &OptimizerSpec::schedule,
+                      {{"constant", LrSchedule::constant},
+                       {"cosine", LrSchedule::cosine},
+                       {"linear", LrSchedule::linear},
+                       {"wsd", LrSchedule::wsd}}),
+      optimizer.key("weight_decay", &OptimizerSpec::weight_decay, number_at_least(0)),
+      optimizer.key("beta1", &OptimizerSpec::beta1, number_in(0, 1)),
+      optimizer.key("beta2", &OptimizerSpec::beta2, number_in(0, 1)),
+      optimizer.key("eps", &OptimizerSpec::eps, number_above(0)),
+      optimizer.key("clip", &OptimizerSpec::clip, number_at_least(0)),
+  };
 }
 
 struct Balance {
@@ -219,39 +219,37 @@ json write_balance(const RunSpec& s) {
   return names.empty() ? json("none") : names[0];
 }
 
-std::vector<RecipeKey> moe_keys() { const Section moe{"moe", [](auto& s) -> auto& {return s.moe; }
-}
-;
-const std::string expects =
-    "\"none\", or one or a list without repeats of \"aux\", \"seq_aux\", \"global_aux\", \"bias\", \"sinkhorn\"";
-return {
-    {"moe.balance", {expects, is_balance}, read_balance, write_balance},
-    moe.key("aux_coeff", &BalanceSpec::aux_coeff, number_at_least(0)),
-    moe.key("z_coeff", &BalanceSpec::z_coeff, number_at_least(0)),
-    moe.key("bias_rate", &BalanceSpec::bias_rate, number_at_least(0)),
-    moe.key("capacity_factor", &BalanceSpec::capacity_factor, number_at_least(0)),
-    moe.named("drop_policy", &BalanceSpec::drop_policy,
-              {{"probs", DropPolicy::probs}, {"position", DropPolicy::position}}),
-    moe.key("jitter", &BalanceSpec::jitter, number_in(0, 1)),
-    moe.named("router_dtype", &BalanceSpec::router_f32, {{"f32", true}, {"compute", false}}),
-    moe.key("force_balance", &BalanceSpec::force_balance, any_boolean()),
-};
+std::vector<RecipeKey> moe_keys() {
+  const Section moe{"moe", [](auto& s) -> decltype(auto) { return (s.moe); }};
+  const std::string expects =
+      "\"none\", or one or a list without repeats of \"aux\", \"seq_aux\", \"global_aux\", \"bias\", \"sinkhorn\"";
+  return {
+      {"moe.balance", {expects, is_balance}, read_balance, write_balance},
+      moe.key("aux_coeff", &BalanceSpec::aux_coeff, number_at_least(0)),
+      moe.key("z_coeff", &BalanceSpec::z_coeff, number_at_least(0)),
+      moe.key("bias_rate", &BalanceSpec::bias_rate, number_at_least(0)),
+      moe.key("capacity_factor", &BalanceSpec::capacity_factor, number_at_least(0)),
+      moe.named("drop_policy", &BalanceSpec::drop_policy,
+                {{"probs", DropPolicy::probs}, {"position", DropPolicy::position}}),
+      moe.key("jitter", &BalanceSpec::jitter, number_in(0, 1)),
+      moe.named("router_dtype", &BalanceSpec::router_f32, {{"f32", true}, {"compute", false}}),
+      moe.key("force_balance", &BalanceSpec::force_balance, any_boolean()),
+  };
 }
 
-std::vector<RecipeKey> parallel_keys() { const Section parallel{"parallel", [](auto& s) -> auto& {return s.parallel; }
-}
-;
-return {
-    parallel.key("tp", &ParallelSpec::tp, positive_count(), free),
-    parallel.key("cp", &ParallelSpec::cp, positive_count(), free),
-    parallel.key("pp", &ParallelSpec::pp, positive_count(), free),
-    parallel.key("vpp", &ParallelSpec::vpp, positive_count(), free),
-    parallel.key("ep", &ParallelSpec::ep, positive_count(), free),
-    parallel.key("etp", &ParallelSpec::etp, positive_count(), free),
-    parallel.key("layout", &ParallelSpec::layout, any_text(), free),
-    parallel.key("schedule", &ParallelSpec::schedule, one_of({"1f1b"}), free),
-    parallel.key("dispatcher", &ParallelSpec::dispatcher, one_of({"auto", "allgather", "alltoall"}), free),
-};
+std::vector<RecipeKey> parallel_keys() {
+  const Section parallel{"parallel", [](auto& s) -> decltype(auto) { return (s.parallel); }};
+  return {
+      parallel.key("tp", &ParallelSpec::tp, positive_count(), free),
+      parallel.key("cp", &ParallelSpec::cp, positive_count(), free),
+      parallel.key("pp", &ParallelSpec::pp, positive_count(), free),
+      parallel.key("vpp", &ParallelSpec::vpp, positive_count(), free),
+      parallel.key("ep", &ParallelSpec::ep, positive_count(), free),
+      parallel.key("etp", &ParallelSpec::etp, positive_count(), free),
+      parallel.key("layout", &ParallelSpec::layout, any_text(), free),
+      parallel.key("schedule", &ParallelSpec::schedule, one_of({"1f1b"}), free),
+      parallel.key("dispatcher", &ParallelSpec::dispatcher, one_of({"auto", "allgather", "alltoall"}), free),
+  };
 }
 
 ValueRule nothing_yet(const std::string& what) {
@@ -259,38 +257,28 @@ ValueRule nothing_yet(const std::string& what) {
           [](const json& v) { return v.is_array() && v.empty(); }};
 }
 
-std::vector<RecipeKey> policy_keys() { const Section precision{"precision", [](auto& s) -> auto& {return s.precision; }
-}
-;
-const Section memory{"memory", [](auto& s) -> auto& {return s.memory;
-}
-}
-;
-return {
-    precision.named("compute", &PrecisionSpec::compute, {{"f32", DType::f32}, {"bf16", DType::bf16}}),
-    memory.key("recompute", &MemorySpec::recompute, nothing_yet("recompute"), free),
-    memory.key("offload", &MemorySpec::offload, nothing_yet("offload"), free),
-};
+std::vector<RecipeKey> policy_keys() {
+  const Section precision{"precision", [](auto& s) -> decltype(auto) { return (s.precision); }};
+  const Section memory{"memory", [](auto& s) -> decltype(auto) { return (s.memory); }};
+  return {
+      precision.named("compute", &PrecisionSpec::compute, {{"f32", DType::f32}, {"bf16", DType::bf16}}),
+      memory.key("recompute", &MemorySpec::recompute, nothing_yet("recompute"), free),
+      memory.key("offload", &MemorySpec::offload, nothing_yet("offload"), free),
+  };
 }
 
 std::vector<RecipeKey> record_keys() {
-  const Section checkpoint{"checkpoint", [](auto& s) -> auto& {return s.checkpoint;
-}
-}
-;
-const Section log{"log", [](auto& s) -> auto& {return s.log;
-}
-}
-;
-return {
-    checkpoint.key("every", &CheckpointSpec::every, count_or_zero(), free),
-    checkpoint.key("keep", &CheckpointSpec::keep, count_or_zero(), free),
-    checkpoint.key("async", &CheckpointSpec::async_save, any_boolean(), free),
-    checkpoint.key("resume", &CheckpointSpec::resume, any_boolean(), free),
-    log.key("every", &LogSpec::every, positive_count(), free),
-    log.key("tensorboard", &LogSpec::tensorboard, any_boolean(), free),
-    log.key("trace", &LogSpec::trace, any_text(), free),
-};
+  const Section checkpoint{"checkpoint", [](auto& s) -> decltype(auto) { return (s.checkpoint); }};
+  const Section log{"log", [](auto& s) -> decltype(auto) { return (s.log); }};
+  return {
+      checkpoint.key("every", &CheckpointSpec::every, count_or_zero(), free),
+      checkpoint.key("keep", &CheckpointSpec::keep, count_or_zero(), free),
+      checkpoint.key("async", &CheckpointSpec::async_save, any_boolean(), free),
+      checkpoint.key("resume", &CheckpointSpec::resume, any_boolean(), free),
+      log.key("every", &LogSpec::every, positive_count(), free),
+      log.key("tensorboard", &LogSpec::tensorboard, any_boolean(), free),
+      log.key("trace", &LogSpec::trace, any_text(), free),
+  };
 }
 
 std::vector<RecipeKey> make_table() {

@@ -1,13 +1,19 @@
 #include "config/recipe_text.h"
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string_view>
 
 #include "core/error.h"
+
+// Where input is malformed toml++ 3.3 asserts, or lets an optimising clang assume, what its own error paths then
+// report. Its assertions become nothing in every build; included last, because it takes its choice from NDEBUG.
+#undef NDEBUG
+#define TOML_ASSERT(condition) static_assert(true)
+#include <toml++/toml.h>
 
 namespace moebius {
 
@@ -43,7 +49,35 @@ json to_json(const toml::node& node, const std::string& where, int depth) {
   MOEBIUS_FAIL(usage, "{}: no key holds a date or time; write a string in quotes", where);
 }
 
+// Just behind the string or comment that begins at begin; begin where none does.
+size_t skip_quoted(std::string_view text, size_t begin) {
+  const char open = text[begin];
+  if (open == '#') return std::min(text.find('\n', begin), text.size());
+  if (open != '"' && open != '\'') return begin;
+  const bool multiline = text.substr(begin, 3) == std::string(3, open);
+  const std::string close(multiline ? 3 : 1, open);
+  for (size_t i = begin + close.size(); i < text.size(); ++i) {
+    if (text.substr(i, close.size()) == close) return i + close.size();
+    if (text[i] == '\n' && !multiline) return i;
+    if (text[i] == '\\' && open == '"') ++i;
+  }
+  return text.size();
+}
+
+// toml++ 3.3 has undefined behaviour when it meets such a character where it looks for white space, so it must not.
+void refuse_stray_characters(std::string_view text, const std::string& name) {
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+  for (size_t i = text.substr(0, 3) == kByteOrderMark ? 3 : 0; i < text.size();) {
+    const size_t end = skip_quoted(text, i);
+    MOEBIUS_CHECK(usage, end > i || static_cast<unsigned char>(text[i]) < 0x80,
+                  "{}:{}: a character that is not ASCII stands outside of strings and comments; quote it", name,
+                  1 + std::count(text.begin(), text.begin() + i, '\n'));
+    i = std::max(end, i + 1);
+  }
+}
+
 toml::table parse_toml(const std::string& text, const std::string& name) {
+  refuse_stray_characters(text, name);
   try {
     return toml::parse(text);
   } catch (const toml::parse_error& e) {
@@ -56,11 +90,11 @@ toml::table parse_toml(const std::string& text, const std::string& name) {
 std::optional<json> parse_value(const std::string& text) {
   if (text.find('\n') != std::string::npos) return std::nullopt;
   try {
-    const toml::table table = toml::parse("x = " + text);
+    const toml::table table = parse_toml("x = " + text, "--set");
     const toml::node& node = *table.get("x");
     if (node.is_date() || node.is_time() || node.is_date_time()) return std::nullopt;
     return to_json(node, "--set", 1);
-  } catch (const toml::parse_error&) {
+  } catch (const Error&) {
     return std::nullopt;
   }
 }
@@ -117,8 +151,10 @@ std::vector<RecipeEntry> read_recipe(const std::string& text, const std::string&
   const toml::table table = parse_toml(text, name);
   for (const auto& [section, node] : table) {
     const toml::table* keys = node.as_table();
-    if (!keys) add(std::string(section.str()), section, node);
-    if (!keys) continue;
+    if (!keys || keys->empty()) {
+      add(std::string(section.str()), section, node);
+      continue;
+    }
     for (const auto& [key, value] : *keys) add(fmt::format("{}.{}", section.str(), key.str()), key, value);
   }
   return entries;

@@ -8,7 +8,7 @@
 namespace moebius {
 
 struct RecipeEntry {
-  std::string key;       // "section.key", or "section" for what stands outside a section
+  std::string key;       // "section.key"; "section" for an empty section and for a key outside of sections
   nlohmann::json value;  // tables and arrays included; never a date
   std::string where;     // "NAME:LINE" or "--set"
 };

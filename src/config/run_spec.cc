@@ -40,7 +40,14 @@ const RecipeKey& find_key(const RecipeEntry& entry) {
   return *found;
 }
 
+bool is_empty_section(const RecipeEntry& entry) {
+  const auto& table = recipe_table();
+  const auto in_section = [&](const RecipeKey& k) { return section_of(k.name) == entry.key; };
+  return entry.value == json::object() && std::any_of(table.begin(), table.end(), in_section);
+}
+
 void apply(RunSpec& spec, const RecipeEntry& entry) {
+  if (is_empty_section(entry)) return;
   const RecipeKey& key = find_key(entry);
   MOEBIUS_CHECK(usage, key.rule.accepts(entry.value), "{}: {} must be {}; got {}", entry.where, entry.key,
                 key.rule.expects, shown(entry.value));
@@ -99,6 +106,9 @@ void resolve_inline_model(RunSpec& spec, const std::string& name) {
 
 void balance_by_bias(RunSpec& spec) {
   if (!spec.moe.bias || spec.model.expert_bias || !has_hf_key(spec.model.family, "expert_bias")) return;
+  MOEBIUS_CHECK(usage, !spec.provenance.contains("model.expert_bias"),
+                "{}: model.expert_bias = false and moe.balance \"bias\" ({}) contradict each other; remove one",
+                spec.provenance["model.expert_bias"], spec.provenance["moe.balance"]);
   spec.model.expert_bias = true;
   spec.provenance["model.expert_bias"] = "moe.balance";
 }

@@ -1,25 +1,37 @@
 #include "config/run_spec.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "config/spec_testing.h"
+#include "config/testing.h"
 
 namespace moebius {
 namespace {
 
+using nlohmann::json;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 const std::string kRecipes = std::string(MOEBIUS_SOURCE_DIR) + "/recipes/";
 
 TEST(Recipes, AllParseAndCheck) {
-  for (const char* name : {"demo", "tiny_cpu", "bench_cpu", "qwen3_30b_a3b", "mixtral_8x7b"}) {
-    const RunSpec spec = load_run_spec(kRecipes + name + ".toml", {});
-    EXPECT_NO_THROW(spec.check(1)) << name;
+  int count = 0;
+  for (const auto& file : std::filesystem::directory_iterator(kRecipes)) {
+    const RunSpec spec = load_run_spec(file.path(), {});
+    EXPECT_NO_THROW(spec.check(1)) << file;
+    EXPECT_EQ(without_provenance(read_back(spec, true)), without_provenance(spec)) << file;
+    ++count;
   }
+  EXPECT_GE(count, 5);
 }
 
-TEST(Recipes, DemoIsWhatTheReadmeSays) {
+TEST(Recipes, SizesOfReleasedModels) {
+  EXPECT_EQ(load_run_spec(kRecipes + "qwen3_30b_a3b.toml", {}).model.num_parameters(), 30532122624);
+  EXPECT_EQ(load_run_spec(kRecipes + "mixtral_8x7b.toml", {}).model.num_parameters(), 46702792704);
+}
+
+TEST(Recipes, DemoHasEightExpertsAndASharedOne) {
   const RunSpec spec = load_run_spec(kRecipes + "demo.toml", {});
   EXPECT_GE(spec.model.num_experts, 8);
   EXPECT_EQ(spec.model.top_k, 2);
@@ -28,6 +40,176 @@ TEST(Recipes, DemoIsWhatTheReadmeSays) {
   EXPECT_EQ(spec.precision.compute, DType::bf16);
   EXPECT_EQ(spec.dir, "runs/demo");
   EXPECT_NO_THROW(spec.check_trainable());
+}
+
+// Adding a key is a visible act. At most 120 in all.
+TEST(RecipeKeys, AreTheseAndNoOthers) {
+  const std::string keys =
+      "checkpoint.async checkpoint.every checkpoint.keep checkpoint.resume "
+      "data.separate_documents data.tokenizer data.train data.valid "
+      "log.every log.tensorboard log.trace "
+      "memory.offload memory.recompute "
+      "model.attention_bias model.attention_dropout model.config model.decoder_sparse_step "
+      "model.expert_bias model.first_k_dense_replace model.group_score model.head_dim model.hf "
+      "model.hidden_act model.hidden_size model.init_from model.initializer_range model.intermediate_size "
+      "model.max_position_embeddings model.mlp_only_layers model.model_type model.moe_intermediate_size "
+      "model.moe_layer_freq model.n_group model.n_routed_experts model.n_shared_experts "
+      "model.norm_topk_prob model.num_attention_heads model.num_experts model.num_experts_per_tok "
+      "model.num_hidden_layers model.num_key_value_heads model.num_local_experts model.qk_norm "
+      "model.rms_norm_eps model.rope_parameters model.rope_scaling model.rope_theta "
+      "model.routed_scaling_factor model.scoring_func model.shared_expert_gate "
+      "model.shared_expert_intermediate_size model.sliding_window model.tie_word_embeddings "
+      "model.topk_group model.topk_method model.use_sliding_window model.vocab_size "
+      "moe.aux_coeff moe.balance moe.bias_rate moe.capacity_factor moe.drop_policy moe.force_balance "
+      "moe.jitter moe.router_dtype moe.z_coeff "
+      "optimizer.beta1 optimizer.beta2 optimizer.clip optimizer.decay_steps optimizer.eps optimizer.lr "
+      "optimizer.min_lr optimizer.name optimizer.schedule optimizer.warmup_steps optimizer.weight_decay "
+      "parallel.cp parallel.dispatcher parallel.ep parallel.etp parallel.layout parallel.pp "
+      "parallel.schedule parallel.tp parallel.vpp "
+      "precision.compute "
+      "run.deterministic run.device run.dir run.seed run.threads "
+      "train.eval_batches train.eval_every train.global_batch train.micro_batch train.seq_len train.steps";
+  EXPECT_EQ(fmt::format("{}", fmt::join(recipe_keys(), " ")), keys);
+  EXPECT_LE(recipe_keys().size(), 120u);
+}
+
+TEST(Parse, EveryKindOfValue) {
+  const RunSpec s = parse({"run.dir=/tmp/a b", "run.seed=9223372036854775807", "run.device=cuda", "data.train=[\"p\"]",
+                           "data.valid=[{prefix=\"q\", weight=3}, \"r\"]", "optimizer.schedule=wsd",
+                           "moe.balance=[\"seq_aux\", \"bias\"]", "moe.drop_policy=position",
+                           "moe.router_dtype=compute", "precision.compute=f32", "checkpoint.async=false"});
+  EXPECT_EQ(s.dir, "/tmp/a b");
+  EXPECT_EQ(s.seed, uint64_t{INT64_MAX});
+  EXPECT_EQ(s.device, DeviceKind::cuda);
+  EXPECT_EQ(s.data.train, (std::vector<DatasetSpec>{{"p", 1.0}}));
+  EXPECT_EQ(s.data.valid, (std::vector<DatasetSpec>{{"q", 3.0}, {"r", 1.0}}));
+  EXPECT_EQ(s.optimizer.schedule, LrSchedule::wsd);
+  EXPECT_TRUE(s.moe.seq_aux && s.moe.bias && !s.moe.aux && !s.moe.global_aux && !s.moe.sinkhorn);
+  EXPECT_EQ(s.moe.drop_policy, DropPolicy::position);
+  EXPECT_FALSE(s.moe.router_f32);
+  EXPECT_EQ(s.precision.compute, DType::f32);
+  EXPECT_FALSE(s.checkpoint.async_save);
+  EXPECT_EQ(s.train.steps, 9);
+  EXPECT_EQ(s.model.top_k, 2);
+  EXPECT_FALSE(parse({"moe.balance=aux", "moe.balance=none"}).moe.aux);
+}
+
+TEST(Parse, ErrorsNameTheKeyWhatWasExpectedAndWhere) {
+  EXPECT_THAT(parse_error({"optimizer.lr=nan"}),
+              HasSubstr("--set: optimizer.lr must be a finite number above 0; got nan"));
+  EXPECT_THAT(parse_error({"train.steps=1.5"}),
+              HasSubstr("train.steps must be a whole number from 1 to 1000000000; got 1.5"));
+  EXPECT_THAT(parse_error({"train.steps=0"}), HasSubstr("got 0"));
+  EXPECT_THAT(parse_error({"run.seed=-1"}),
+              HasSubstr("run.seed must be a whole number from 0 to 9223372036854775807; got -1"));
+  EXPECT_THAT(parse_error({"optimizer.beta2=1"}),
+              HasSubstr("optimizer.beta2 must be a number of at least 0 and below 1; got 1"));
+  EXPECT_THAT(parse_error({"moe.capacity_factor=-0.5"}),
+              HasSubstr("moe.capacity_factor must be a finite number of at least 0; got -0.5"));
+  EXPECT_THAT(parse_error({"moe.balance=[\"none\"]"}),
+              HasSubstr("moe.balance must be \"none\", or one or a list without repeats of"));
+  EXPECT_THAT(parse_error({"moe.balance=[\"aux\", \"aux\"]"}), HasSubstr("got [\"aux\",\"aux\"]"));
+  EXPECT_THAT(parse_error({"precision.compute=fp8"}),
+              HasSubstr("precision.compute must be \"f32\" or \"bf16\"; got \"fp8\""));
+  EXPECT_THAT(parse_error({"memory.recompute=[\"moe\"]"}),
+              HasSubstr("recompute is not part of this version; got [\"moe\"]"));
+  EXPECT_THAT(parse_error({"memory.offload=[\"x\"]"}), HasSubstr("offload is not part of this version"));
+  EXPECT_THAT(parse_error({"data.train=[{prefix=\"a\", weigth=2}]"}),
+              HasSubstr("data.train must be a list of \"PREFIX\" or"));
+  EXPECT_THAT(parse_error({"data.train=a"}), HasSubstr("got \"a\""));
+  EXPECT_THAT(parse_error({"model.hidden_size=big"}), HasSubstr("model.hidden_size must be a whole number"));
+  EXPECT_THAT(parse_error({"model.hidden_act=gelu"}),
+              HasSubstr("r.toml [model]: hidden_act must be \"silu\"; got \"gelu\""));
+  EXPECT_THAT(error_text(ErrorKind::usage, [] { parse_run_spec("\n[run]\nseed = \"x\"", "r.toml", {}); }),
+              HasSubstr("r.toml:3: run.seed must be a whole number"));
+  EXPECT_THAT(error_text(ErrorKind::usage, [] { parse_run_spec("[run", "r.toml", {}); }),
+              HasSubstr("r.toml:1:5: not TOML"));
+}
+
+TEST(Parse, UnknownKeysNameTheNearest) {
+  EXPECT_THAT(parse_error({"train.step=3"}), HasSubstr("--set: unknown key train.step; did you mean train.steps?"));
+  EXPECT_THAT(parse_error({"train.lr=3"}), HasSubstr("did you mean optimizer.lr?"));
+  EXPECT_THAT(parse_error({"model.num_expert=3"}), HasSubstr("did you mean model.num_experts?"));
+  EXPECT_THAT(parse_error({"steps=3"}), HasSubstr("unknown key steps; did you mean train.steps?"));
+  EXPECT_THAT(parse_error({"parallel.dp=2"}), HasSubstr("parallel.dp is not a key; it is what tp, cp and pp leave"));
+  EXPECT_THAT(error_text(ErrorKind::usage, [] { parse_run_spec("[logs]\n" + kModel, "r.toml", {}); }),
+              HasSubstr("r.toml:1: unknown key logs; did you mean log.every?"));
+  EXPECT_NO_THROW(parse_run_spec("[log]\n" + kModel, "r.toml", {}));
+}
+
+TEST(Parse, ModelKeysOfAnotherFamilyAreRefusedInline) {
+  EXPECT_THAT(
+      parse_error({"model.model_type=mixtral", "model.qk_norm=true"}),
+      HasSubstr(
+          "r.toml:10: model.moe_intermediate_size is not a key of model_type \"mixtral\"; \"moebius\" has every key"));
+  EXPECT_THAT(error_text(ErrorKind::usage, [] { parse_run_spec(kRest, "r.toml", {}); }),
+              HasSubstr("r.toml: the recipe has no model; give [model] hf = \"DIR\", or the keys of its config.json"));
+}
+
+TEST(Parse, BalanceByBiasGivesTheModelABias) {
+  const RunSpec spec = parse({"moe.balance=bias"});
+  EXPECT_TRUE(spec.model.expert_bias);
+  EXPECT_EQ(spec.provenance.at("model.expert_bias"), "moe.balance");
+  EXPECT_NO_THROW(spec.check(1));
+  EXPECT_THAT(parse_error({"moe.balance=bias", "model.expert_bias=false"}),
+              HasSubstr("--set: model.expert_bias = false and moe.balance \"bias\" (--set) contradict each other"));
+  EXPECT_THAT(check_error({"moe.balance=bias", "model.model_type=qwen3_moe", "model.num_key_value_heads=1"}),
+              HasSubstr("moe.balance \"bias\" needs a model with expert_bias; model_type \"qwen3_moe\" has none: use "
+                        "\"moebius\" [--set]"));
+}
+
+TEST(Load, FilesThatCannotBeRead) {
+  EXPECT_THAT(error_text(ErrorKind::io, [] { load_run_spec("/nowhere/r.toml", {}); }),
+              HasSubstr("/nowhere/r.toml: cannot read the recipe"));
+  EXPECT_THAT(error_text(ErrorKind::io, [] { load_run_spec(testing::TempDir(), {}); }),
+              HasSubstr("cannot read the recipe"));
+  EXPECT_THAT(error_text(ErrorKind::io, [] { parse_run_spec("[model]\nhf = \"/nowhere\"", "r.toml", {}); }),
+              HasSubstr("/nowhere/config.json: cannot read the model's config.json"));
+  const ConfigFolder broken("{");
+  EXPECT_THAT(error_text(ErrorKind::input, [&] { parse_run_spec("", "r.toml", {"model.hf=" + broken.path()}); }),
+              HasSubstr("/config.json: expected a JSON object; the file is not one"));
+  const ConfigFolder other("{\"model_type\": \"gpt2\"}");
+  EXPECT_THAT(error_text(ErrorKind::input, [&] { parse_run_spec("", "r.toml", {"model.hf=" + other.path()}); }),
+              HasSubstr("/config.json: model_type must be one of"));
+}
+
+TEST(Load, ModelOfAFolderIsHeldInTheResolvedRecipe) {
+  RunSpec spec, again;
+  {
+    const ConfigFolder folder(
+        "{\"model_type\": \"mixtral\", \"hidden_size\": 64, \"architectures\": [\"M \\\"q\\\"\"]}");
+    spec = parse_run_spec(kRest, "r.toml", {"model.hf=" + folder.path()});
+    EXPECT_EQ(spec.model_hf, folder.path());
+    EXPECT_THAT(error_text(ErrorKind::usage, [&] { parse({"model.hf=" + folder.path()}); }),
+                HasSubstr("model.head_dim and model.hf (--set) both give the model; keep one"));
+  }
+  EXPECT_EQ(spec.model.hidden_size, 64);
+  EXPECT_EQ(spec.provenance.at("model.hidden_size"), "config.json");
+  EXPECT_EQ(spec.provenance.at("model.vocab_size"), "default");
+  EXPECT_EQ(spec.model.source.at("architectures"), json{"M \"q\""});
+  for (const bool with_provenance : {false, true}) {
+    again = read_back(spec, with_provenance);  // the folder is gone
+    EXPECT_EQ(without_provenance(again), without_provenance(spec));
+  }
+  EXPECT_THAT(to_toml(spec, true), HasSubstr("# hidden_size = 64 "));
+  EXPECT_THAT(config_diff(spec, again), ElementsAre());
+  EXPECT_THAT(error_text(ErrorKind::usage, [] { parse_run_spec("[model]\nconfig = \"{\"", "r.toml", {}); }),
+              HasSubstr("r.toml:2: model.config must be the text of a JSON object; got \"{\""));
+  EXPECT_THAT(error_text(ErrorKind::usage, [] { parse_run_spec("[model]\nconfig = \"{}\"", "r.toml", {}); }),
+              HasSubstr("r.toml:2: model.config: model_type must be one of"));
+}
+
+TEST(Provenance, SaysWhereEachValueCameFrom) {
+  const RunSpec spec = parse({"train.steps=8", "model.first_k_dense_replace=1", "model.intermediate_size=5"});
+  EXPECT_EQ(spec.provenance.at("train.steps"), "--set");
+  EXPECT_EQ(spec.provenance.at("train.seq_len"), "r.toml:15");
+  EXPECT_EQ(spec.provenance.at("model.vocab_size"), "r.toml:2");
+  EXPECT_EQ(spec.provenance.at("model.moe_layer_freq"), "--set");  // by another key for the same property
+  EXPECT_EQ(spec.provenance.at("optimizer.beta1"), "default");
+  const std::string text = to_toml(spec, true);
+  EXPECT_THAT(text, testing::ContainsRegex("steps = 8 +# from --set\n"));
+  EXPECT_THAT(text, testing::ContainsRegex("beta1 = 0.9 +# default\n"));
+  EXPECT_THAT(to_toml(spec, false), testing::Not(HasSubstr("#")));
 }
 
 }  // namespace

@@ -15,15 +15,10 @@ class PlainBytes : public ByteSource {
  public:
   explicit PlainBytes(const std::string& path) : file_(File::open_read(path)) {}
 
-  int64_t read(char* dst, int64_t bytes) override {
-    const int64_t got = file_.read_some(dst, bytes, offset_);
-    offset_ += got;
-    return got;
-  }
+  int64_t read(char* dst, int64_t bytes) override { return file_.read_next(dst, bytes); }
 
  private:
   File file_;
-  int64_t offset_ = 0;
 };
 
 struct FreeStream {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/rng.h"
 #include "io/permutation.h"
 
 namespace moebius {
@@ -36,8 +37,9 @@ Sample DatasetOrder::sample(int64_t global_index) {
   const int64_t epoch = pick.ordinal / per_epoch;
   int64_t index = pick.ordinal % per_epoch;
   if (options_.shuffle) {
-    const uint64_t key = mix64(mix64(mix64(options_.seed) + pick.dataset) + epoch);
-    index = permuted(index, per_epoch, key);
+    const Rng rng(options_.seed, RngSite::data_order, static_cast<uint64_t>(epoch),
+                  static_cast<uint32_t>(pick.dataset));
+    index = permuted(index, per_epoch, rng);
   }
   return {
       .dataset = pick.dataset, .token_begin = index * options_.seq_len, .len = options_.seq_len + 1, .epoch = epoch};

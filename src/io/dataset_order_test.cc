@@ -41,15 +41,17 @@ std::vector<WeightedDataset> two(const TestDir& dir, double w0, double w1) {
   return datasets;
 }
 
+Rng keyed(uint64_t seed) { return Rng(seed, RngSite::data_order); }
+
 TEST(Permutation, IsABijectionForEverySizeAndDependsOnTheKey) {
   for (const int64_t size : {1, 2, 3, 4, 5, 7, 16, 17, 100, 1000, 4097}) {
     std::set<int64_t> seen;
-    for (int64_t i = 0; i < size; ++i) seen.insert(permuted(i, size, 42));
+    for (int64_t i = 0; i < size; ++i) seen.insert(permuted(i, size, keyed(42)));
     EXPECT_EQ(static_cast<int64_t>(seen.size()), size);
     EXPECT_EQ(*seen.rbegin(), size - 1);
   }
   int same = 0;
-  for (int64_t i = 0; i < 1000; ++i) same += permuted(i, 1000, 1) == permuted(i, 1000, 2);
+  for (int64_t i = 0; i < 1000; ++i) same += permuted(i, 1000, keyed(1)) == permuted(i, 1000, keyed(2));
   EXPECT_LT(same, 10);  // one expected
 }
 
@@ -59,8 +61,8 @@ TEST(Permutation, LooksRandom) {
   double distance = 0;
   int adjacent = 0;
   for (int64_t i = 0; i < n; ++i) {
-    distance += std::abs(permuted(i, n, 7) - i);
-    adjacent += i > 0 && std::abs(permuted(i, n, 7) - permuted(i - 1, n, 7)) == 1;
+    distance += std::abs(permuted(i, n, keyed(7)) - i);
+    adjacent += i > 0 && std::abs(permuted(i, n, keyed(7)) - permuted(i - 1, n, keyed(7))) == 1;
   }
   EXPECT_NEAR(distance / n, n / 3.0, n * 0.01);
   EXPECT_LT(adjacent, 12);  // two expected
@@ -69,7 +71,7 @@ TEST(Permutation, LooksRandom) {
 TEST(Permutation, HugeSizes) {
   const int64_t size = (int64_t{1} << 61) + 12345;
   for (int64_t i = 0; i < 50; ++i) {
-    const int64_t place = permuted(i, size, 3);
+    const int64_t place = permuted(i, size, keyed(3));
     EXPECT_GE(place, 0);
     EXPECT_LT(place, size);
   }

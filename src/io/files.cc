@@ -104,6 +104,15 @@ int64_t File::read_some(void* dst, int64_t bytes, int64_t offset) const {
   return done;
 }
 
+int64_t File::read_next(void* dst, int64_t bytes) const {
+  ssize_t got;
+  do {
+    got = ::read(fd_, dst, std::min(bytes, kMaxCallBytes));
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) fail_io(fmt::format("read of {} bytes from", bytes), path_, errno);
+  return got;
+}
+
 void File::read_at(void* dst, int64_t bytes, int64_t offset) const {
   const int64_t got = read_some(dst, bytes, offset);
   MOEBIUS_CHECK(io, got == bytes,

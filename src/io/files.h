@@ -33,6 +33,9 @@ class File {
   // As much of [offset, offset + bytes) as the file has; returns the bytes read, 0 at the end.
   int64_t read_some(void* dst, int64_t bytes, int64_t offset) const;
 
+  // Up to `bytes` from the file's own position, as they come; 0 only at the end. Works on pipes.
+  int64_t read_next(void* dst, int64_t bytes) const;
+
   void sync() const;  // data and metadata on the device
   void close();       // closing twice is fine; Error{io} when the system reports a late write error
 

@@ -1,6 +1,7 @@
 #include "io/files.h"
 
-#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "io/hash.h"
@@ -62,6 +63,22 @@ TEST(Files, WritesThatFailSayThePathTheBytesAndTheReason) {
   expect_error(ErrorKind::io, "write of 3 bytes to /dev/full: No space left", [&] { full.append("abc", 3); });
   expect_error(ErrorKind::io, "No such file or directory; check the path",
                [] { write_file_atomic("/no-such-folder/a", "x"); });
+}
+
+TEST(Files, AWriteThatStopsHalfWayIsAnErrorAndThePendingFileIsGone) {
+  const TestDir dir;
+  struct rlimit before {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  const struct rlimit small { 1000, before.rlim_max };
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const std::string big(3000, 'x');
+  expect_error(ErrorKind::io, "write of 3000 bytes at 0 to", [&] { write_file_atomic(dir.path("a"), big); });
+  expect_error(ErrorKind::io, "File too large; raise the file size limit",
+               [&] { write_file_atomic(dir.path("a"), big); });
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  ::signal(SIGXFSZ, handler);
+  EXPECT_EQ(dir.num_files(), 0);
 }
 
 TEST(Files, CreateUniqueRefusesAnExistingFile) {

@@ -91,6 +91,20 @@ TEST(HfFolder, Shards) {
   refuse(dir, "expected each tensor in one file; got \"a\" in");
 }
 
+TEST(HfFolder, OpensTheReferenceModelsAndFindsEachTensorByItsCanonicalName) {
+  for (const auto& sub : std::filesystem::directory_iterator(MOEBIUS_SOURCE_DIR "/tests/golden/data")) {
+    if (!sub.is_directory()) continue;
+    HfFolder folder = HfFolder::open(sub.path().string());
+    const HfFamily family = hf_family(folder.config().at("model_type").get<std::string>());
+    for (const std::string& name : folder.names()) {
+      const WantedTensor wanted{.name = canonical_name(family, name), .shape = folder.at(name).shape};
+      EXPECT_EQ(locate_tensor(folder, family, wanted).hf_name, name);
+      folder.consume(name);
+    }
+    EXPECT_THAT(folder.unconsumed(), testing::IsEmpty());
+  }
+}
+
 TEST(HfFolderRefuse, IndexFiles) {
   const TestDir dir;
   write_config(dir);
@@ -111,6 +125,7 @@ TEST(HfFolderRefuse, IndexFiles) {
 TEST(HfFolderRefuse, WhatIsNoModelFolder) {
   const TestDir dir;
   expect_error(ErrorKind::input, "expected a folder; got nothing there", [&] { HfFolder::open(dir.path("none")); });
+  refuse(dir, "config.json: No such file or directory");
   write_config(dir, "[]");
   expect_error(ErrorKind::input, "expected a folder; got a file", [&] { HfFolder::open(dir.path("config.json")); });
   refuse(dir, "config.json: expected an object; got array");

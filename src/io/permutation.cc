@@ -8,17 +8,17 @@
 
 namespace moebius {
 
-int64_t permuted(int64_t index, int64_t size, uint64_t key) {
+int64_t permuted(int64_t index, int64_t size, const Rng& rng) {
   MOEBIUS_ASSERT(0 <= index && index < size);
-  constexpr int kRounds = 6;  // four make a strong pseudo-random permutation; two more for halves of a few bits
+  constexpr int kRounds = 6;  // four make a pseudo-random permutation; two more for halves of a few bits
   const int bits = static_cast<int>(std::bit_width(static_cast<uint64_t>(size - 1)));
   const int half = std::max(1, (bits + 1) / 2);
   const uint64_t mask = (uint64_t{1} << half) - 1;
   auto x = static_cast<uint64_t>(index);
   do {  // at most four turns on average: the domain is below 4 size
     uint64_t left = x >> half, right = x & mask;
-    for (uint64_t round = 1; round <= kRounds; ++round) {
-      const uint64_t f = mix64(right ^ mix64(key + round * 0x9e3779b97f4a7c15u)) & mask;
+    for (uint64_t round = 0; round < kRounds; ++round) {
+      const uint64_t f = rng.bits(round << 32 | right)[0] & mask;  // a half has at most 32 bits
       left = std::exchange(right, left ^ f);
     }
     x = left << half | right;

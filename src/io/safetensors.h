@@ -38,6 +38,7 @@ struct SafetensorsHeader {
 // most 32.
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_bytes, const std::string& who);
 
+// An open file whose header was found right. Reading is safe from several threads.
 class SafetensorsFile {
  public:
   static SafetensorsFile open(const std::string& path);

@@ -121,12 +121,14 @@ class HeaderSax : public Json::json_sax_t {
 
   void entry_key() const {
     const RawEntry& e = entries.back();
-    const bool known = key_ == "dtype" || key_ == "shape" || key_ == "data_offsets";
-    if (!known) refuse(fmt::format("an unknown field in \"{}\"", e.name));
-    const bool twice = key_ == "dtype"   ? e.dtype.has_value()
-                       : key_ == "shape" ? e.shape.has_value()
-                                         : e.data_offsets.has_value();
-    if (twice) refuse(fmt::format("a field twice in \"{}\"", e.name));
+    if (key_ == "dtype") return expect_first(!e.dtype);
+    if (key_ == "shape") return expect_first(!e.shape);
+    if (key_ == "data_offsets") return expect_first(!e.data_offsets);
+    refuse(fmt::format("an unknown field in \"{}\"", e.name));
+  }
+
+  void expect_first(bool is_first) const {
+    if (!is_first) refuse(fmt::format("a field twice in \"{}\"", entries.back().name));
   }
 
   const std::string& who_;

@@ -1,6 +1,7 @@
 #include "io/safetensors.h"
 
 #include <cstring>
+#include <fstream>
 
 #include "io/testing.h"
 
@@ -76,6 +77,28 @@ TEST(Safetensors, FileThatShrinksUnderTheReaderIsAnError) {
   std::filesystem::resize_file(dir.path("m"), std::filesystem::file_size(dir.path("m")) - 1);
   std::vector<uint8_t> dst(100);
   expect_error(ErrorKind::io, "got 99 before the end of the file", [&] { file.read(file.at("b"), dst.data()); });
+}
+
+TEST(Safetensors, OffsetsAboveFourGibibytes) {
+  const TestDir dir;
+  const int64_t bytes = (int64_t{1} << 32) + 11;
+  const SafetensorsWriter writer(dir.path("m"), {{"big", DType::u8, {bytes}}});
+  std::filesystem::resize_file(dir.path("m"), writer.file_bytes());  // a hole, which takes no room
+  std::fstream(dir.path("m"), std::ios::in | std::ios::out).seekp(writer.file_bytes() - 3) << "xyz";
+  const SafetensorsFile file = SafetensorsFile::open(dir.path("m"));
+  char tail[4];
+  file.read(file.at("big"), bytes - 4, bytes, tail);
+  EXPECT_EQ(std::string(tail, 4), std::string("\0xyz", 4));
+}
+
+TEST(Safetensors, ReadsTheFilesOfTheOriginalLibrary) {
+  int num_files = 0;
+  for (const auto& file : std::filesystem::recursive_directory_iterator(MOEBIUS_SOURCE_DIR "/tests/golden/data")) {
+    if (file.path().extension() != ".safetensors") continue;
+    EXPECT_GT(SafetensorsFile::open(file.path().string()).entries().size(), 0u);
+    ++num_files;
+  }
+  EXPECT_GT(num_files, 0);
 }
 
 TEST(Safetensors, WriterStreamsInPiecesAndHashesThem) {

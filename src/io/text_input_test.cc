@@ -1,5 +1,6 @@
 #include "io/text_input.h"
 
+#include <unistd.h>
 #include <zstd.h>
 
 #include "io/files.h"
@@ -45,6 +46,16 @@ TEST(TextInput, APlainFileIsOneDocumentByteForByte) {
   EXPECT_THAT(documents(path), testing::ElementsAre(text));
   write_file_atomic(path, "");
   EXPECT_THAT(documents(path), testing::ElementsAre(""));
+}
+
+TEST(TextInput, ReadsPipes) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const std::string text = "from a pipe";
+  ASSERT_EQ(::write(ends[1], text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  ::close(ends[1]);
+  EXPECT_THAT(documents("/proc/self/fd/" + std::to_string(ends[0])), testing::ElementsAre(text));
+  ::close(ends[0]);
 }
 
 TEST(TextInput, JsonlHasADocumentALine) {

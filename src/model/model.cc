@@ -114,4 +114,28 @@ std::vector<Model::MoeLayer> Model::moe_layers() const {
   return layers;
 }
 
+std::vector<std::pair<std::string, Tensor>> Model::kept_tensors() const {
+  std::vector<std::pair<std::string, Tensor>> kept;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const Block::Saved& saved = saved_of(i);
+    const auto add = [&](const char* what, const Tensor& t) {
+      if (!t.empty()) kept.emplace_back(fmt::format("layer {} {}", i, what), t);
+    };
+    add("input", saved.norm1.sum_TD);
+    add("attention norm output", saved.n1_TD);
+    add("attention q, k, v", saved.attention.qkv_TC);
+    add("attention output", saved.attention.o_THd);
+    add("residual after attention", saved.norm2.sum_TD);
+    add("feed-forward norm output", saved.n2_TD);
+    add("router logits", saved.moe.router.logits_TE);
+    add("router weights", saved.moe.router.route.weight_TK);
+    add("MLP pre-activation", saved.mlp.h_T2F);
+    add("shared expert pre-activation", saved.moe.shared.h_T2F);
+  }
+  kept.emplace_back("final residual", saved_final_.sum_TD);
+  kept.emplace_back("final norm output", final_TD_);
+  kept.emplace_back("token loss", loss_T_);
+  return kept;
+}
+
 }  // namespace moebius

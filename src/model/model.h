@@ -43,6 +43,8 @@ class Model {
   // MoE layers in order, with their layer index.
   struct MoeLayer { int64_t layer; const Moe* moe; const Moe::Saved* saved; };
   std::vector<MoeLayer> moe_layers() const;
+  // What the last forward pass kept, by name, in the order it was computed; for diagnosis.
+  std::vector<std::pair<std::string, Tensor>> kept_tensors() const;
 
  private:
   Block::Saved& saved_of(size_t layer) { return saved_[saved_.size() == 1 ? 0 : layer]; }

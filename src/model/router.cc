@@ -89,6 +89,14 @@ Tensor Router::router_input(Step& step, Tensor x_TD) const {
   return y;
 }
 
+// Evaluation must not count towards what a training step reports or learns from.
+RouterMetrics Router::unused_metrics(Step& step) const {
+  RouterMetrics unused{.load_E = step.take({E_}, DType::i64), .dropped_1 = step.take({1}, DType::i64)};
+  fill_zero(step.stream, unused.load_E);
+  fill_zero(step.stream, unused.dropped_1);
+  return unused;
+}
+
 Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   const int64_t T = x_TD.dim(0);
   saved.x_TD = x_TD;
@@ -97,7 +105,8 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   const Tensor logits_TE = saved.logits_TE.rows(0, T);
   router_logits_fwd(step.stream, {.logits_TE = logits_TE, .x_TD = router_input(step, x_TD), .w_ED = gate_.w});
   const RouteRule how = rule(step.batch.training, T);
-  route_fwd(step.stream, {.route = route, .load_E = metrics_.load_E, .dropped_1 = metrics_.dropped_1,
+  const RouterMetrics sums = step.batch.training ? metrics_ : unused_metrics(step);
+  route_fwd(step.stream, {.route = route, .load_E = sums.load_E, .dropped_1 = sums.dropped_1,
                           .scratch = step.take_bytes(RouteFwd::scratch_bytes(T, E_, K_, how)),
                           .logits_TE = logits_TE, .bias_E = bias_ ? bias_->w : Tensor{}, .rule = how});
   if (step.batch.training) balance(step, saved);

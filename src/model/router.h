@@ -48,6 +48,7 @@ class Router {
  private:
   RouteRule rule(bool training, int64_t tokens) const;
   Tensor router_input(Step& step, Tensor x_TD) const;
+  RouterMetrics unused_metrics(Step& step) const;
   void balance(Step& step, Saved& saved) const;
 
   int64_t E_, K_, D_;

@@ -43,6 +43,7 @@ class Engine {
   Optimizer& optimizer() { return *optimizer_; }
   std::vector<KvCache>& caches() { return caches_; }
   const MemoryPlan& plan() const { return plan_; }
+  int64_t stack_high_water() { return plan_.stack().high_water(); }
   const EngineSpec& spec() const { return spec_; }
   const Mesh& mesh() const { return mesh_; }
 

@@ -33,6 +33,14 @@ inline float exp_f32(float x) {
 
 inline float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 
+// The largest of n >= 1 numbers.
+inline float max_of(const float* x, int64_t n) {
+  float m = x[0];
+#pragma omp simd reduction(max : m)
+  for (int64_t i = 0; i < n; ++i) m = x[i] > m ? x[i] : m;
+  return m;
+}
+
 // fn(T{}) for the element type T of a dtype that ops compute in.
 template <class F>
 void with_float_type(DType dtype, F&& fn) {

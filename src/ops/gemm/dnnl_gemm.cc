@@ -26,7 +26,7 @@ struct KeyHash {
   }
 };
 
-Key key_of(const DnnlGemm& g) {
+Key key_of(const TileGemm& g) {
   const uint64_t flags = uint64_t{g.a.dtype == DType::bf16} | uint64_t{g.c.dtype == DType::bf16} << 1 |
                          uint64_t{g.a.transposed} << 2 | uint64_t{g.b.transposed} << 3 | uint64_t{g.accumulate} << 4;
   return {g.m, g.n, g.k, g.a.ld, g.b.ld, g.c.ld, flags};
@@ -40,7 +40,7 @@ dnnl::memory::desc desc_of(const Matrix& x, int64_t rows, int64_t cols) {
 
 // A primitive with memory objects whose pointers are set anew for each call.
 struct Primitive {
-  Primitive(const dnnl::engine& engine, const DnnlGemm& g)
+  Primitive(const dnnl::engine& engine, const TileGemm& g)
       : a(desc_of(g.a, g.m, g.k), engine, nullptr),
         b(desc_of(g.b, g.k, g.n), engine, nullptr),
         c(desc_of(g.c, g.m, g.n), engine, nullptr) {
@@ -52,7 +52,7 @@ struct Primitive {
     matmul = dnnl::matmul(dnnl::matmul::primitive_desc(desc, attr, engine));
   }
 
-  void run(const dnnl::stream& stream, const DnnlGemm& g) {
+  void run(const dnnl::stream& stream, const TileGemm& g) {
     a.set_data_handle(g.a.data);
     b.set_data_handle(g.b.data);
     c.set_data_handle(g.c.data);
@@ -66,18 +66,18 @@ struct Primitive {
 // The primitives of one thread, least recently used last.
 class Primitives {
  public:
-  void run(const DnnlGemm& g) { find(g).run(stream_, g); }
+  void run(const TileGemm& g) { find(g).run(stream_, g); }
 
  private:
   using Entries = std::list<std::pair<Key, Primitive>>;
 
-  Primitive& find(const DnnlGemm& g) {
+  Primitive& find(const TileGemm& g) {
     const Key key = key_of(g);
     if (const auto it = index_.find(key); it != index_.end()) {
       entries_.splice(entries_.begin(), entries_, it->second);
       return it->second->second;
     }
-    if (entries_.size() >= DnnlGemm::kMaxPrimitives) {
+    if (entries_.size() >= kMaxPrimitives) {
       index_.erase(entries_.back().first);
       entries_.pop_back();
     }
@@ -94,7 +94,7 @@ class Primitives {
 
 }  // namespace
 
-void dnnl_gemm(const DnnlGemm& g) {
+void dnnl_gemm(const TileGemm& g) {
   // A cache per thread: no locks, and nothing that a caller could see but time.
   thread_local Primitives primitives;
   try {

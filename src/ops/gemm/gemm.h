@@ -20,4 +20,7 @@ struct Gemm {
 void gemm(Stream& s, const Gemm& a);
 Cost cost(const Gemm& a);
 
+// The same product by one call of oneDNN on as many threads of its own as the pool has: the baseline of the benchmarks. CPU only.
+void gemm_by_onednn(Stream& s, const Gemm& a);
+
 }  // namespace moebius

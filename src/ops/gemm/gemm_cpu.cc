@@ -4,14 +4,26 @@
 #include <cstring>
 
 #include "ops/backends.h"
-#include "ops/gemm/dnnl_gemm.h"
+#include "ops/gemm/tile_gemm.h"
 
 namespace moebius::cpu {
 namespace {
 
-// Tiles of C are tasks. They do not depend on the number of threads, and K is never split: a sum has one order.
-constexpr int64_t kTileRows = 512;
-constexpr int64_t kTileCols = 512;
+// Tiles of C are tasks. K is never split: a sum has one order.
+struct TileSize {
+  int64_t rows = 512, cols = 512;
+};
+
+// By the shape alone, never the number of threads: large tiles reuse more, but a small C should still keep a few
+// threads busy.
+TileSize tile_size(int64_t m, int64_t n) {
+  constexpr int64_t kEnough = 8, kSmallest = 128;
+  TileSize t;
+  while (div_ceil(m, t.rows) * div_ceil(n, t.cols) < kEnough && std::max(t.rows, t.cols) > kSmallest) {
+    (t.rows >= t.cols ? t.rows : t.cols) /= 2;
+  }
+  return t;
+}
 
 Matrix part_of(const Tensor& t, int64_t row, int64_t col, bool transposed) {
   const int64_t ld = t.dim(1), offset = transposed ? col * ld + row : row * ld + col;
@@ -26,14 +38,15 @@ void gemm(Stream& s, const Gemm& a) {
     if (!a.accumulate) std::memset(a.c_MN.data, 0, a.c_MN.num_bytes());
     return;
   }
-  const int64_t tiles_across = div_ceil(n, kTileCols);
-  s.pool().run(div_ceil(m, kTileRows) * tiles_across, [&](int64_t task, int) {
-    const int64_t row = task / tiles_across * kTileRows, col = task % tiles_across * kTileCols;
-    dnnl_gemm({.c = part_of(a.c_MN, row, col, false),
+  const TileSize tile = tile_size(m, n);
+  const int64_t tiles_across = div_ceil(n, tile.cols);
+  s.pool().run(div_ceil(m, tile.rows) * tiles_across, [&](int64_t task, int) {
+    const int64_t row = task / tiles_across * tile.rows, col = task % tiles_across * tile.cols;
+    tile_gemm({.c = part_of(a.c_MN, row, col, false),
                .a = part_of(a.a, row, 0, a.trans_a),
                .b = part_of(a.b, 0, col, a.trans_b),
-               .m = std::min(kTileRows, m - row),
-               .n = std::min(kTileCols, n - col),
+               .m = std::min(tile.rows, m - row),
+               .n = std::min(tile.cols, n - col),
                .k = k,
                .accumulate = a.accumulate});
   });

@@ -39,6 +39,20 @@ void update(T* param, float* master, float* m, float* v, const float* grad, int6
   }
 }
 
+// In 32 sums, so that it is bound by memory and not by the latency of one.
+double squares_of(const float* x, int64_t n) {
+  constexpr int64_t kSums = 32;
+  double sums[kSums] = {}, rest = 0;
+  int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+#pragma omp simd
+    for (int64_t j = 0; j < kSums; ++j) sums[j] += static_cast<double>(x[i + j]) * static_cast<double>(x[i + j]);
+  }
+  for (; i < n; ++i) rest += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (const double sum : sums) rest += sum;
+  return rest;
+}
+
 }  // namespace
 
 void sum_squares(Stream& s, const SumSquares& a) {
@@ -46,11 +60,8 @@ void sum_squares(Stream& s, const SumSquares& a) {
   double* partial = a.partial_P.ptr<double>();
   const float* x = a.x_n.ptr<float>();
   s.pool().run(num_partials, [&](int64_t p, int) {
-    double sum = 0;
-    const int64_t end = std::min(n, (p + 1) * chunk);
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = p * chunk; i < end; ++i) sum += static_cast<double>(x[i]) * x[i];
-    partial[p] = sum;
+    const int64_t begin = p * chunk;
+    partial[p] = squares_of(x + begin, std::min(n, begin + chunk) - begin);
   });
   for (int64_t p = 0; p < num_partials; ++p) *a.sum_1.ptr<double>() += partial[p];
 }

@@ -29,13 +29,6 @@ void embedding_bwd_columns(const EmbeddingBwd& a, int64_t begin, int64_t end) {
   }
 }
 
-float max_of(const float* x, int64_t n) {
-  float m = x[0];
-#pragma omp simd reduction(max : m)
-  for (int64_t i = 0; i < n; ++i) m = std::max(m, x[i]);
-  return m;
-}
-
 // x becomes e^(x - max); gives the sum.
 float exponentials(float* x, int64_t n, float max) {
   float sum = 0;

@@ -1,0 +1,115 @@
+#include <fmt/core.h>
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/options.h"
+#include "memory/plan.h"
+#include "train/checkpoint.h"
+
+namespace moebius {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string path;
+  int64_t keep = 2;
+  bool json = false;
+};
+
+// The folder that holds the step folders: the path itself, or PATH/checkpoints of a run.
+std::string checkpoints_dir(const std::string& path) {
+  MOEBIUS_CHECK(input, fs::is_directory(path), "checkpoint: expected a folder at {}; got {}; check the path", path,
+                fs::exists(path) ? "a file" : "nothing there");
+  return fs::is_directory(path + "/checkpoints") ? path + "/checkpoints" : path;
+}
+
+int run_ls(const Options& o) {
+  const std::string dir = checkpoints_dir(o.path);
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  const std::vector<CheckpointInfo> checkpoints = list_checkpoints(dir);
+  for (const CheckpointInfo& each : checkpoints) {
+    if (o.json) {
+      list.push_back({{"folder", each.folder}, {"step", each.step}, {"bytes", each.bytes}, {"problem", each.problem}});
+    } else {
+      fmt::print("{:>8}  {:>11}  {}{}\n", each.step, bytes_text(each.bytes), each.folder,
+                 each.problem.empty() ? "" : "  DAMAGED: " + each.problem);
+    }
+  }
+  if (o.json)
+    print_json({{"checkpoints", list}});
+  else if (checkpoints.empty())
+    fmt::print("no checkpoints in {}\n", dir);
+  return 0;
+}
+
+// One checkpoint, or all of a folder.
+std::vector<std::string> folders_of(const std::string& path) {
+  if (fs::exists(path + "/manifest.json")) return {path};
+  std::vector<std::string> folders;
+  for (const CheckpointInfo& each : list_checkpoints(checkpoints_dir(path))) folders.push_back(each.folder);
+  MOEBIUS_CHECK(input, !folders.empty(),
+                "checkpoint verify: expected a checkpoint or a folder of them; got none in {}; check the path", path);
+  return folders;
+}
+
+int run_verify(const Options& o) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  bool ok = true;
+  for (const std::string& folder : folders_of(o.path)) {
+    const VerifyReport report = verify_checkpoint(folder);
+    ok = ok && report.ok();
+    if (o.json) {
+      list.push_back({{"folder", folder},
+                      {"step", report.step},
+                      {"ok", report.ok()},
+                      {"tensors", report.num_tensors},
+                      {"files", report.num_files},
+                      {"bytes", report.bytes},
+                      {"problems", report.problems}});
+      continue;
+    }
+    fmt::print("{}: {}, {} tensors in {} files, {}\n", folder, report.ok() ? "ok" : "DAMAGED", report.num_tensors,
+               report.num_files, bytes_text(report.bytes));
+    for (const std::string& problem : report.problems) fmt::print("  {}\n", problem);
+  }
+  if (o.json) print_json({{"ok", ok}, {"checkpoints", list}});
+  return ok ? 0 : static_cast<int>(ErrorKind::input);
+}
+
+int run_prune(const Options& o) {
+  const std::vector<std::string> removed = prune_checkpoints(checkpoints_dir(o.path), o.keep);
+  if (o.json) {
+    print_json({{"removed", removed}});
+    return 0;
+  }
+  for (const std::string& folder : removed) fmt::print("removed {}\n", folder);
+  if (removed.empty()) fmt::print("nothing to remove\n");
+  return 0;
+}
+
+}  // namespace
+
+void add_checkpoint(Cli& cli) {
+  CLI::App* checkpoint = cli.app.add_subcommand("checkpoint", "the checkpoints of a run");
+  checkpoint->require_subcommand(1);
+  const auto o = std::make_shared<Options>();
+  const auto add = [&](const char* name, const char* what, int (*run)(const Options&)) {
+    CLI::App* command = checkpoint->add_subcommand(name, what);
+    command->add_option("PATH", o->path, "a run's folder, its checkpoints folder, or (verify) one checkpoint")
+        ->required();
+    add_json_option(*command, o->json);
+    command->callback([&cli, o, run] { cli.run = [o, run] { return run(*o); }; });
+    return command;
+  };
+  add("ls", "steps and sizes", run_ls);
+  add("verify", "reads every byte against its hash; exit code 3 when one is damaged", run_verify);
+  add("prune", "removes all but the newest that verify", run_prune)
+      ->add_option("--keep", o->keep, "checkpoints to keep, at least 1")
+      ->capture_default_str();
+}
+
+}  // namespace moebius

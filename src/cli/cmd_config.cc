@@ -1,0 +1,119 @@
+#include <fmt/core.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/options.h"
+#include "train/engine.h"
+
+namespace moebius {
+namespace {
+
+struct Options {
+  std::string recipe;
+  std::vector<std::string> overrides;
+  int64_t ranks = 1;
+  bool json = false;
+};
+
+struct Resolved {
+  RunSpec run;
+  MeshShape mesh;
+  std::unique_ptr<Engine> engine;  // on the null device; none where the layout needs more than this version has
+};
+
+// Batch shapes that a recipe may leave out (a model alone is fine to look at) count as one sequence of the model's
+// context.
+EngineSpec counted_engine_spec(RunSpec run) {
+  if (run.train.micro_batch == 0) run.train.micro_batch = 1;
+  if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
+  EngineSpec spec = training_engine_spec(run);
+  spec.device = DeviceKind::null;
+  return spec;
+}
+
+Resolved resolve(const Options& o) {
+  Resolved r{.run = load_run_spec(o.recipe, o.overrides)};
+  r.run.check(o.ranks);
+  const ParallelSpec& p = r.run.parallel;
+  r.mesh = {.tp = p.tp, .cp = p.cp, .dp = p.dp(o.ranks), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(o.ranks)};
+  // Ranks that differ only in their data hold the same; other layouts are not part of this version.
+  if (p.tp == 1 && p.cp == 1 && p.pp == 1 && p.ep == 1 && p.etp == 1)
+    r.engine = std::make_unique<Engine>(counted_engine_spec(r.run));
+  return r;
+}
+
+nlohmann::ordered_json memory_json(const MemoryPlan& plan) {
+  nlohmann::ordered_json lives;
+  for (int i = 0; i < kNumLives; ++i)
+    lives[std::string(name_of(static_cast<Life>(i)))] = plan.bytes(static_cast<Life>(i));
+  lives["total"] = plan.total_bytes();
+  return lives;
+}
+
+void print_resolved_json(const Resolved& r) {
+  const ModelSpec& m = r.run.model;
+  nlohmann::ordered_json provenance(r.run.provenance);
+  nlohmann::ordered_json object{{"recipe", to_toml(r.run, false)},
+                                {"provenance", provenance},
+                                {"parameters", m.num_parameters()},
+                                {"active_parameters", m.num_active_parameters()},
+                                {"train_flops_per_token", m.train_flops_per_token(r.run.train.seq_len)},
+                                {"mesh",
+                                 {{"tp", r.mesh.tp},
+                                  {"cp", r.mesh.cp},
+                                  {"dp", r.mesh.dp},
+                                  {"pp", r.mesh.pp},
+                                  {"etp", r.mesh.etp},
+                                  {"ep", r.mesh.ep},
+                                  {"edp", r.mesh.edp}}}};
+  if (r.engine) object["memory_bytes"] = memory_json(r.engine->plan());
+  print_json(object);
+}
+
+void print_comment(const std::string& text) {
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    fmt::print("# {}\n", text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+}
+
+// A recipe that reads back, and the rest as comments.
+void print_resolved(const Resolved& r) {
+  const ModelSpec& m = r.run.model;
+  fmt::print("{}\n", to_toml(r.run, true));
+  fmt::print(
+      "# model      {:.3f} M parameters, {:.3f} M active for a token; {:.3f} GFLOP a training token at sequence length "
+      "{}\n",
+      m.num_parameters() / 1e6, m.num_active_parameters() / 1e6, m.train_flops_per_token(r.run.train.seq_len) / 1e9,
+      r.run.train.seq_len);
+  fmt::print("# mesh       dense tp {} cp {} dp {} pp {}, experts etp {} ep {} edp {}, {} rank{}\n", r.mesh.tp,
+             r.mesh.cp, r.mesh.dp, r.mesh.pp, r.mesh.etp, r.mesh.ep, r.mesh.edp, r.mesh.world(),
+             r.mesh.world() == 1 ? "" : "s");
+  print_comment(r.engine ? r.engine->plan().table()
+                         : "memory plan: this version plans layouts with data parallelism alone\n");
+}
+
+}  // namespace
+
+void add_config(Cli& cli) {
+  CLI::App* command = cli.app.add_subcommand(
+      "config", "the resolved recipe, where each value came from, the model's size, the mesh, the memory");
+  const auto o = std::make_shared<Options>();
+  command->add_option("RECIPE", o->recipe, "recipe (TOML)")->required();
+  command->add_option("--set", o->overrides, "section.key=value")->take_all()->allow_extra_args(false);
+  command->add_option("--ranks", o->ranks, "size of the run")->capture_default_str();
+  add_json_option(*command, o->json);
+  command->callback([&cli, o] {
+    cli.run = [o] {
+      MOEBIUS_CHECK(usage, o->ranks >= 1, "--ranks: expected at least 1; got {}", o->ranks);
+      const Resolved r = resolve(*o);
+      o->json ? print_resolved_json(r) : print_resolved(r);
+      return 0;
+    };
+  });
+}
+
+}  // namespace moebius

@@ -1,0 +1,100 @@
+#include <fmt/core.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/options.h"
+#include "io/data_build.h"
+#include "io/token_data.h"
+
+namespace moebius {
+namespace {
+
+struct Options {
+  DataBuild build;
+  std::string tokenizer, prefix;
+  bool json = false;
+};
+
+std::string_view type_name(TokenType type) {
+  switch (type) {
+    case TokenType::u8:
+      return "u8";
+    case TokenType::i8:
+      return "i8";
+    case TokenType::i16:
+      return "i16";
+    case TokenType::i32:
+      return "i32";
+    case TokenType::i64:
+      return "i64";
+    case TokenType::u16:
+      return "u16";
+  }
+  return "?";
+}
+
+int run_build(const Options& o) {
+  const DatasetInfo info = build_dataset(o.build, *open_tokenizer(o.tokenizer));
+  if (o.json) {
+    print_json({{"prefix", o.build.out_prefix},
+                {"documents", info.documents},
+                {"tokens", info.tokens},
+                {"text_bytes", info.text_bytes}});
+  } else {
+    fmt::print("{}: {} documents, {} tokens, {} bytes of text\n", o.build.out_prefix, info.documents, info.tokens,
+               info.text_bytes);
+  }
+  return 0;
+}
+
+int run_info(const Options& o) {
+  const TokenDataset data = TokenDataset::open(o.prefix);
+  const auto info = read_dataset_info(o.prefix);
+  if (o.json) {
+    nlohmann::ordered_json object{{"prefix", o.prefix},
+                                  {"token_type", type_name(data.type())},
+                                  {"documents", data.num_documents()},
+                                  {"sequences", data.num_sequences()},
+                                  {"tokens", data.num_tokens()}};
+    if (info)
+      object.update({{"tokenizer", info->tokenizer},
+                     {"vocab_size", info->vocab_size},
+                     {"append_eod", info->append_eod},
+                     {"text_bytes", info->text_bytes}});
+    print_json(object);
+    return 0;
+  }
+  fmt::print("{}: {} documents, {} sequences, {} tokens of type {}\n", o.prefix, data.num_documents(),
+             data.num_sequences(), data.num_tokens(), type_name(data.type()));
+  if (info) {
+    fmt::print("tokenizer {}, vocabulary {}, {} bytes of text, {} an end-of-document id after each document\n",
+               info->tokenizer, info->vocab_size, info->text_bytes, info->append_eod ? "with" : "without");
+  } else {
+    fmt::print("no {}.json: tokenizer and bytes of text are unknown, so there will be no bits per byte\n", o.prefix);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_data(Cli& cli) {
+  CLI::App* data = cli.app.add_subcommand("data", "token datasets");
+  data->require_subcommand(1);
+  const auto o = std::make_shared<Options>();
+
+  CLI::App* build = data->add_subcommand("build", "text, jsonl and their .zst to PREFIX.bin and PREFIX.idx");
+  build->add_option("--input", o->build.inputs, "files, read in this order")->required();
+  build->add_option("--tokenizer", o->tokenizer, "bytes, or a folder")->required();
+  build->add_option("--out", o->build.out_prefix, "PREFIX of the dataset")->required();
+  add_json_option(*build, o->json);
+  build->callback([&cli, o] { cli.run = [o] { return run_build(*o); }; });
+
+  CLI::App* info = data->add_subcommand("info", "what a dataset holds");
+  info->add_option("PREFIX", o->prefix, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
+  add_json_option(*info, o->json);
+  info->callback([&cli, o] { cli.run = [o] { return run_info(*o); }; });
+}
+
+}  // namespace moebius

@@ -1,0 +1,99 @@
+#include <fmt/core.h>
+#include <xxhash.h>
+#include <zstd.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include "cli/command.h"
+#include "cli/machine.h"
+#include "cli/options.h"
+#include "io/files.h"
+#include "memory/plan.h"
+
+namespace moebius {
+namespace {
+
+struct Finding {
+  std::string name, value;
+};
+
+std::string onednn_version() {
+  const dnnl_version_t* v = dnnl_version();
+  return fmt::format("{}.{}.{}", v->major, v->minor, v->patch);
+}
+
+std::string fmt_version() {
+  return fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100);
+}
+
+std::string xxhash_version() {
+  const unsigned v = XXH_versionNumber();
+  return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+}
+
+std::string join(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
+  return text.empty() ? "none of those that matter" : text;
+}
+
+std::vector<Finding> findings(const Machine& m) {
+  const int64_t disk = free_bytes(".");
+  return {{"cpu", m.cpu},
+          {"cpus", fmt::format("{}", m.cpus)},
+          {"cpu_features", join(m.features)},
+          {"memory", bytes_text(m.memory_bytes)},
+          {"disk_free", disk < 0 ? "unknown" : bytes_text(disk)},
+          {"built_for", "-march=" MOEBIUS_MARCH},
+          {"compiler", "g++ " __VERSION__},
+          {"oneDNN", onednn_version()},
+          {"fmt", fmt_version()},
+          {"zstd", ZSTD_versionString()},
+          {"xxHash", xxhash_version()},
+          {"CLI11", CLI11_VERSION},
+          {"CUDA", "not part of this build"},
+          {"MPI", "not part of this build"},
+          {"GPU", "none"}};
+}
+
+// What this machine or this build does without, and what for.
+std::vector<Finding> missing(const Machine& m) {
+  std::vector<Finding> list;
+  for (const CpuFeature& feature : cpu_features()) {
+    bool has = false;
+    for (const std::string& name : m.features) has = has || name == feature.name;
+    if (!has) list.push_back({feature.name, feature.use});
+  }
+  list.push_back({"CUDA", "run.device = \"cuda\""});
+  list.push_back({"MPI", "more than one rank"});
+  return list;
+}
+
+int run_doctor(bool json) {
+  const Machine machine = this_machine();
+  if (json) {
+    nlohmann::ordered_json found, lacks;
+    for (const Finding& f : findings(machine)) found[f.name] = f.value;
+    for (const Finding& f : missing(machine)) lacks[f.name] = f.value;
+    print_json({{"found", found}, {"missing", lacks}});
+    return 0;
+  }
+  for (const Finding& f : findings(machine)) fmt::print("{:<14} {}\n", f.name, f.value);
+  fmt::print("missing\n");
+  for (const Finding& f : missing(machine)) fmt::print("  {:<12} needed for {}\n", f.name, f.value);
+  return 0;
+}
+
+}  // namespace
+
+void add_doctor(Cli& cli) {
+  CLI::App* command = cli.app.add_subcommand(
+      "doctor", "what was found on this machine and in this build, and what is missing for what");
+  const auto json = std::make_shared<bool>(false);
+  add_json_option(*command, *json);
+  command->callback([&cli, json] { cli.run = [json] { return run_doctor(*json); }; });
+}
+
+}  // namespace moebius

@@ -1,0 +1,89 @@
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/options.h"
+#include "train/evaluate.h"
+#include "train/weights.h"
+
+namespace moebius {
+namespace {
+
+struct Options {
+  std::string model, data, device = "cpu", dtype = "bf16";
+  int64_t seq_len = 0, batch = 8, max_batches = 0;
+  int threads = 0;
+  bool json = false;
+};
+
+// As the run evaluated, where the model comes from one; a Hugging Face model by whole contexts of at most 2048 tokens.
+RunSpec eval_run(const Options& o) {
+  RunSpec run;
+  const auto trained = read_run_spec(o.model);
+  if (trained) run.data.separate_documents = trained->data.separate_documents;
+  run.model = read_model_spec(o.model);
+  run.train.seq_len = o.seq_len > 0 ? o.seq_len
+                      : trained     ? trained->train.seq_len
+                                    : std::min<int64_t>(run.model.max_position_embeddings, 2048);
+  run.train.micro_batch = run.train.global_batch = o.batch;
+  run.precision.compute = compute_dtype(o.dtype);
+  return run;
+}
+
+EvalResult run_eval(const Options& o) {
+  check_device(o.device);
+  MOEBIUS_CHECK(usage, o.seq_len >= 0, "--seq-len: expected 0 or more; got {}", o.seq_len);
+  MOEBIUS_CHECK(usage, o.batch >= 1, "--batch: expected at least 1; got {}", o.batch);
+  MOEBIUS_CHECK(usage, o.max_batches >= 0, "--max-batches: expected 0 or more; got {}", o.max_batches);
+  const RunSpec run = eval_run(o);
+  Loader loader({{.prefix = o.data}}, run, /*shuffle=*/false);
+  Engine engine({.model = run.model,
+                 .precision = run.precision,
+                 .use = ModelUse::inference,
+                 .shape = {.batch = o.batch, .seq = run.train.seq_len, .max_segments = o.batch * run.train.seq_len},
+                 .threads = num_threads(o.threads)});
+  Stream s = engine.stream();
+  load_weights(s, engine.model(), o.model);
+  return evaluate(engine, loader, o.max_batches);
+}
+
+void print(const Options& o, const EvalResult& r) {
+  if (o.json) {
+    nlohmann::ordered_json object{{"loss", r.loss}, {"perplexity", std::exp(r.loss)}, {"tokens", r.tokens}};
+    if (r.bits_per_byte) object["bits_per_byte"] = *r.bits_per_byte;
+    return print_json(object);
+  }
+  fmt::print("loss {:.6f}  perplexity {:.4f}  bits per byte {}  over {:.0f} tokens\n", r.loss, std::exp(r.loss),
+             r.bits_per_byte ? fmt::format("{:.4f}", *r.bits_per_byte)
+                             : fmt::format("unknown ({}.json does not say how many bytes the text has)", o.data),
+             r.tokens);
+}
+
+}  // namespace
+
+void add_eval(Cli& cli) {
+  CLI::App* command = cli.app.add_subcommand("eval", "loss, perplexity and bits per byte on a token dataset");
+  const auto o = std::make_shared<Options>();
+  command->add_option("MODEL", o->model, "checkpoint, run folder or Hugging Face folder")->required();
+  command->add_option("--data", o->data, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
+  command->add_option("--seq-len", o->seq_len, "tokens a sequence; 0: the run's, or the model's context up to 2048")
+      ->capture_default_str();
+  command->add_option("--batch", o->batch, "sequences at a time")->capture_default_str();
+  command->add_option("--max-batches", o->max_batches, "batches to read; 0: the whole set")->capture_default_str();
+  add_device_option(*command, o->device);
+  add_dtype_option(*command, o->dtype);
+  add_threads_option(*command, o->threads);
+  add_json_option(*command, o->json);
+  command->callback([&cli, o] {
+    cli.run = [o] {
+      print(*o, run_eval(*o));
+      return 0;
+    };
+  });
+}
+
+}  // namespace moebius

@@ -1,0 +1,49 @@
+#include <fmt/core.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/options.h"
+#include "train/parity.h"
+
+namespace moebius {
+
+void add_forward(Cli& cli) {
+  struct Options {
+    ParitySpec spec;
+    std::string device = "cpu", dtype = "f32";
+    int threads = 0;
+    bool json = false;
+  };
+  CLI::App* command = cli.app.add_subcommand(
+      "forward", "logits, loss, routes and gradients of given tokens, for comparison with other implementations");
+  const auto o = std::make_shared<Options>();
+  command->add_option("MODEL", o->spec.model, "checkpoint or Hugging Face folder")->required();
+  command
+      ->add_option("--tokens", o->spec.tokens,
+                   "safetensors file with `tokens` I32 [B,S], and `doc_start` alike to keep documents apart")
+      ->required();
+  command->add_option("--out", o->spec.out, "safetensors file to write")->required();
+  command->add_flag("--grads", o->spec.gradients, "the gradient of every tensor too");
+  add_device_option(*command, o->device);
+  add_dtype_option(*command, o->dtype);
+  add_threads_option(*command, o->threads);
+  add_json_option(*command, o->json);
+  command->callback([&cli, o] {
+    cli.run = [o] {
+      check_device(o->device);
+      o->spec.compute = compute_dtype(o->dtype);
+      o->spec.threads = num_threads(o->threads);
+      const ParityResult result = write_parity(o->spec);
+      if (o->json) {
+        print_json({{"loss", result.loss}, {"batch", result.batch}, {"seq", result.seq}, {"out", o->spec.out}});
+      } else {
+        fmt::print("loss {:.6f} over {} x {} tokens; wrote {}\n", result.loss, result.batch, result.seq, o->spec.out);
+      }
+      return 0;
+    };
+  });
+}
+
+}  // namespace moebius

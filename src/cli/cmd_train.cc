@@ -1,0 +1,34 @@
+#include "cli/command.h"
+#include "config/run_spec.h"
+#include "train/loop.h"
+
+namespace moebius {
+namespace {
+
+struct TrainArgs {
+  std::string recipe;
+  std::vector<std::string> overrides;
+};
+
+int train(const TrainArgs& args, Cli& cli) {
+  const RunSpec run = load_run_spec(args.recipe, args.overrides);
+  run.check(/*world_size=*/1);
+  run.check_trainable();
+  MOEBIUS_CHECK(usage, run.device == DeviceKind::cpu, "run.device: this build has no CUDA backend; set run.device = \"cpu\"");
+  cli.log.info("one rank, {} CPU threads", run.threads > 0 ? run.threads : num_available_cpus());
+  TrainingRun training(run, cli.log, cli.signal);
+  const int signal = training.run();
+  return signal == 0 ? 0 : 128 + signal;
+}
+
+}  // namespace
+
+void add_train(Cli& cli) {
+  CLI::App* command = cli.app.add_subcommand("train", "train from a recipe; resumes from the newest checkpoint in run.dir");
+  auto args = std::make_shared<TrainArgs>();
+  command->add_option("recipe", args->recipe, "recipe (TOML)")->required();
+  command->add_option("--set", args->overrides, "section.key=value, over the recipe; may be repeated")->take_all()->allow_extra_args(false);
+  command->callback([&cli, args] { cli.run = [&cli, args] { return train(*args, cli); }; });
+}
+
+}  // namespace moebius

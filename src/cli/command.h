@@ -1,0 +1,35 @@
+// The program's subcommands, one file each. This room alone parses arguments, reads the environment, prints results to standard output
+// and turns errors into exit codes.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <atomic>
+#include <functional>
+#include <string>
+
+#include "core/log.h"
+
+namespace moebius {
+
+// What a command gets from main.
+struct Cli {
+  CLI::App& app;
+  Log& log;                           // standard error
+  const std::atomic<int>& signal;     // the last SIGTERM, SIGINT or SIGUSR1, 0 when none came
+  // The command that was asked for; returns the exit code.
+  std::function<int()> run;
+};
+
+void add_train(Cli& cli);
+void add_eval(Cli& cli);
+void add_generate(Cli& cli);
+void add_forward(Cli& cli);
+void add_data(Cli& cli);
+void add_tokenize(Cli& cli);
+void add_checkpoint(Cli& cli);
+void add_config(Cli& cli);
+void add_bench(Cli& cli);
+void add_doctor(Cli& cli);
+
+}  // namespace moebius

@@ -1,0 +1,27 @@
+// The machine and the build, as far as results depend on them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace moebius {
+
+struct Machine {
+  std::string cpu;                    // model name
+  int cpus = 0;                       // that this process may use
+  std::vector<std::string> features;  // of those in cpu_features(), what the CPU has
+  int64_t memory_bytes = 0;
+};
+
+struct CpuFeature {
+  const char* name;  // as in /proc/cpuinfo
+  const char* use;   // what is slower without it
+};
+const std::vector<CpuFeature>& cpu_features();
+
+Machine this_machine();
+// "AMD EPYC 9454 (2 CPUs, avx2 avx512f avx512_bf16), 23.5 GiB": heads every benchmark.
+std::string machine_line(const Machine& machine);
+
+}  // namespace moebius

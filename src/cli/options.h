@@ -1,0 +1,26 @@
+// Options that several commands share, and the printing of results.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "core/dtype.h"
+
+namespace moebius {
+
+void add_device_option(CLI::App& command, std::string& device);  // --device
+void add_dtype_option(CLI::App& command, std::string& dtype);    // --dtype
+void add_threads_option(CLI::App& command, int& threads);        // --threads, 0: all that the process may use
+void add_json_option(CLI::App& command, bool& json);             // --json
+
+// Error{usage} unless this build has the device.
+void check_device(const std::string& device);
+DType compute_dtype(const std::string& dtype);  // "f32" or "bf16"; Error{usage} for others
+int num_threads(int asked);
+
+// One object on one line of standard output; bytes that are no UTF-8 become U+FFFD.
+void print_json(const nlohmann::ordered_json& object);
+
+}  // namespace moebius

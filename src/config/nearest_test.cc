@@ -1,0 +1,26 @@
+#include "config/nearest.h"
+
+#include <gtest/gtest.h>
+
+namespace moebius {
+namespace {
+
+TEST(EditDistance, CountsInsertionsDeletionsAndSubstitutions) {
+  EXPECT_EQ(edit_distance("", ""), 0);
+  EXPECT_EQ(edit_distance("", "abc"), 3);
+  EXPECT_EQ(edit_distance("abc", ""), 3);
+  EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
+  EXPECT_EQ(edit_distance("flaw", "lawn"), 2);
+  EXPECT_EQ(edit_distance("same", "same"), 0);
+}
+
+TEST(Nearest, PrefersFewEditsThenTheRightKeyInAnotherSection) {
+  const std::vector<std::string> keys = {"run.dir", "train.steps", "optimizer.lr", "optimizer.min_lr"};
+  EXPECT_EQ(nearest("train.step", keys), "train.steps");
+  EXPECT_EQ(nearest("train.lr", keys), "optimizer.lr");
+  EXPECT_EQ(nearest("optimiser.min_lr", keys), "optimizer.min_lr");
+  EXPECT_EQ(nearest("rum.dir", keys), "run.dir");
+}
+
+}  // namespace
+}  // namespace moebius

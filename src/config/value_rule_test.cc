@@ -1,0 +1,51 @@
+#include "config/value_rule.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace moebius {
+namespace {
+
+using nlohmann::json;
+
+TEST(ValueRule, IntegersAreWholeAndInRange) {
+  const ValueRule rule = integer_in(0, INT64_MAX);
+  EXPECT_EQ(integer_in(2, 5).expects, "a whole number from 2 to 5");
+  EXPECT_TRUE(rule.accepts(0));
+  EXPECT_TRUE(rule.accepts(INT64_MAX));
+  for (const json& bad : {json(-1), json(1.0), json("1"), json(true), json(), json(uint64_t{1} << 63)}) {
+    EXPECT_FALSE(rule.accepts(bad)) << bad;
+  }
+}
+
+TEST(ValueRule, NumbersAreFiniteAndInRange) {
+  EXPECT_TRUE(number_above(0).accepts(1));
+  EXPECT_TRUE(number_above(0).accepts(1e-300));
+  EXPECT_FALSE(number_above(0).accepts(0.0));
+  EXPECT_TRUE(number_at_least(0).accepts(0.0));
+  EXPECT_TRUE(number_in(0, 1).accepts(0.0));
+  EXPECT_FALSE(number_in(0, 1).accepts(1.0));
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    EXPECT_FALSE(number_at_least(0).accepts(bad));
+  }
+  EXPECT_FALSE(number_at_least(0).accepts("1"));
+  EXPECT_FALSE(number_at_least(0).accepts(true));
+}
+
+TEST(ValueRule, Names) {
+  EXPECT_EQ(one_of({"a", "b"}).expects, "\"a\" or \"b\"");
+  EXPECT_TRUE(one_of({"a", "b"}).accepts("b"));
+  EXPECT_FALSE(one_of({"a", "b"}).accepts("c"));
+  EXPECT_FALSE(one_of({"a", "b"}).accepts(1));
+}
+
+TEST(Shown, IsAsWrittenAndShort) {
+  EXPECT_EQ(shown("x"), "\"x\"");
+  EXPECT_EQ(shown(json{1, 2}), "[1,2]");
+  EXPECT_EQ(shown(std::numeric_limits<double>::quiet_NaN()), "nan");
+  EXPECT_EQ(shown(std::string(200, 'a')).size(), 83u);
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,103 @@
+#include "ops/attention/attention.h"
+
+#include "ops/backends.h"
+
+namespace moebius {
+namespace {
+
+// [B Sq, H, d] queries and [B Skv, G, d] keys of one dtype, and what rows say about both.
+void check_shapes(const char* who, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
+                  const Tensor& doc_start, int64_t batch, int64_t window) {
+  const DType dtype = q.dtype;
+  MOEBIUS_CHECK(usage, dtype == DType::f32 || dtype == DType::bf16, "{}: q must be f32 or bf16; got {}", who,
+                to_string(q));
+  MOEBIUS_CHECK(usage, q.shape.rank() == 3 && k.shape.rank() == 3,
+                "{}: q and k must be [rows, heads, d]; got {} and {}", who, to_string(q), to_string(k));
+  const int64_t rows = q.dim(0), heads = q.dim(1), width = q.dim(2), kv_rows = k.dim(0), kv_heads = k.dim(1);
+  MOEBIUS_CHECK(usage, batch >= 1 && rows % batch == 0 && kv_rows % batch == 0,
+                "{}: batch {} must divide the rows of q {} and k {}", who, batch, to_string(q), to_string(k));
+  MOEBIUS_CHECK(usage, rows <= kv_rows,
+                "{}: a query sees itself, so k must have at least the rows of q; got q {} and k {}", who, to_string(q),
+                to_string(k));
+  MOEBIUS_CHECK(usage, width > 0 && kv_heads > 0 && heads % kv_heads == 0,
+                "{}: the heads of k must divide those of q; got q {} and k {}", who, to_string(q), to_string(k));
+  MOEBIUS_CHECK(usage, window >= 0, "{}: window must not be negative; got {}; 0 means no window", who, window);
+  check_tensor(who, "q", q, dtype, {rows, heads, width});
+  check_tensor(who, "k", k, dtype, {kv_rows, kv_heads, width});
+  check_tensor(who, "v", v, dtype, {kv_rows, kv_heads, width});
+  check_tensor(who, "lse", lse, DType::f32, {rows, heads});
+  if (!doc_start.empty()) check_tensor(who, "doc_start", doc_start, DType::i32, {rows});
+}
+
+void check_scratch(const char* who, const Tensor& scratch, int64_t num_bytes) {
+  MOEBIUS_CHECK(usage, scratch.num_bytes() >= num_bytes, "{}: scratch must have {} bytes; got {}", who, num_bytes,
+                to_string(scratch));
+}
+
+// Keys that the queries at positions below x see, in a sequence without documents.
+double seen_below(double x, double window) {
+  if (window == 0 || x <= window) return x * (x + 1) / 2;
+  return window * (window + 1) / 2 + (x - window) * window;
+}
+
+// Multiply-adds of one q k^T over all heads.
+double product(const Tensor& q, const Tensor& k, int64_t batch, int64_t window) {
+  const double kv = static_cast<double>(k.dim(0) / batch), first = kv - static_cast<double>(q.dim(0) / batch);
+  return batch * (seen_below(kv, window) - seen_below(first, window)) * q.dim(1) * q.dim(2);
+}
+
+}  // namespace
+
+void attention_fwd(Stream& s, const AttentionFwd& a) {
+  const char* who = "attention_fwd";
+  check_shapes(who, a.q_THd, a.k_UGd, a.v_UGd, a.lse_TH, a.doc_start_T, a.batch, a.window);
+  check_tensor(who, "o", a.o_THd, a.q_THd.dtype, a.q_THd.shape);
+  check_scratch(who, a.scratch, AttentionFwd::scratch_bytes(a, s.pool().size()));
+  OpScope scope(s, who, cost(a));
+  if (a.q_THd.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::attention_fwd(s, a);
+    case DeviceKind::cuda:
+      return cuda::attention_fwd(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+// Documents make it less; they are known to the device only.
+Cost cost(const AttentionFwd& a) {
+  const int64_t bytes = 2 * a.q_THd.num_bytes() + 2 * a.k_UGd.num_bytes() + a.lse_TH.num_bytes();
+  return {4 * product(a.q_THd, a.k_UGd, a.batch, a.window), static_cast<double>(bytes)};
+}
+
+void attention_bwd(Stream& s, const AttentionBwd& a) {
+  const char* who = "attention_bwd";
+  check_shapes(who, a.q_THd, a.k_TGd, a.v_TGd, a.lse_TH, a.doc_start_T, a.batch, a.window);
+  MOEBIUS_CHECK(usage, a.q_THd.dim(0) == a.k_TGd.dim(0), "{}: q and k must have the same rows; got {} and {}", who,
+                to_string(a.q_THd), to_string(a.k_TGd));
+  check_tensor(who, "dq", a.dq_THd, a.q_THd.dtype, a.q_THd.shape);
+  check_tensor(who, "dk", a.dk_TGd, a.q_THd.dtype, a.k_TGd.shape);
+  check_tensor(who, "dv", a.dv_TGd, a.q_THd.dtype, a.k_TGd.shape);
+  check_tensor(who, "do", a.do_THd, a.q_THd.dtype, a.q_THd.shape);
+  check_tensor(who, "o", a.o_THd, a.q_THd.dtype, a.q_THd.shape);
+  check_scratch(who, a.scratch, AttentionBwd::scratch_bytes(a, s.pool().size()));
+  OpScope scope(s, who, cost(a));
+  if (a.q_THd.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::attention_bwd(s, a);
+    case DeviceKind::cuda:
+      return cuda::attention_bwd(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+// Five products: scores again, dp, dv, dk, dq.
+Cost cost(const AttentionBwd& a) {
+  const int64_t bytes = 4 * a.q_THd.num_bytes() + 4 * a.k_TGd.num_bytes() + a.lse_TH.num_bytes();
+  return {10 * product(a.q_THd, a.k_TGd, a.batch, a.window), static_cast<double>(bytes)};
+}
+
+}  // namespace moebius

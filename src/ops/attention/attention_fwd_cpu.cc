@@ -1,0 +1,121 @@
+#include <cmath>
+#include <limits>
+
+#include "ops/attention/attention.h"
+#include "ops/attention/attention_tiles.h"
+#include "ops/backends.h"
+#include "ops/cpu/vector.h"
+
+namespace moebius {
+namespace {
+
+// What one tile of queries needs: scores and probabilities of a tile of keys, the unnormalised output, and the softmax
+// so far.
+template <class T>
+struct Tile {
+  Tile(cpu::Slice slice, int64_t width)
+      : scores(slice.take<float>(cpu::kQueryTile * cpu::kKeyTile)),
+        probabilities(slice.take<T>(cpu::kQueryTile * cpu::kKeyTile)),
+        out(slice.take<float>(cpu::kQueryTile * width)),
+        max(slice.take<float>(cpu::kQueryTile)),
+        sum(slice.take<float>(cpu::kQueryTile)),
+        num_bytes(slice.used()) {}
+  float* scores;
+  T* probabilities;
+  float *out, *max, *sum;
+  int64_t num_bytes;
+};
+
+}  // namespace
+
+int64_t AttentionFwd::scratch_bytes(const AttentionFwd& a, int num_threads) {
+  return num_threads * Tile<float>(cpu::Slice(nullptr), a.q_THd.dim(2)).num_bytes;
+}
+
+namespace cpu {
+namespace {
+
+// Takes a row of scores into the softmax: probabilities (0 outside `seen`) relative to the new maximum, and the old
+// output scaled to it.
+template <class T>
+void softmax_row(T* probabilities, float* scores, Range seen, int64_t num_keys, float scale, float& max, float& sum,
+                 float* out, int64_t width) {
+  std::fill(probabilities, probabilities + seen.begin, T{});
+  std::fill(probabilities + seen.end, probabilities + num_keys, T{});
+  if (seen.size() == 0) return;
+  const float new_max = std::max(max, scale * max_of(scores + seen.begin, seen.size()));
+  // Two loops: GCC makes better code of the exponentials when narrow stores are not among them.
+  float tile_sum = 0;
+#pragma omp simd reduction(+ : tile_sum)
+  for (int64_t j = seen.begin; j < seen.end; ++j) {
+    scores[j] = exp_f32(scale * scores[j] - new_max);
+    tile_sum += scores[j];
+  }
+#pragma omp simd
+  for (int64_t j = seen.begin; j < seen.end; ++j) probabilities[j] = from_f32<T>(scores[j]);
+  const float correction = exp_f32(max - new_max);  // 1e-38 at the first tile, times 0
+  max = new_max;
+  sum = sum * correction + tile_sum;
+#pragma omp simd
+  for (int64_t c = 0; c < width; ++c) out[c] *= correction;
+}
+
+template <class T>
+void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t h, Range queries, Tile<T> tile) {
+  const int64_t width = a.q_THd.dim(2), heads = a.q_THd.dim(1), kv_head = h / (heads / a.k_UGd.dim(1));
+  const int64_t first_row = b * visible.rows + queries.begin, num_queries = queries.size();
+  const DType dtype = a.q_THd.dtype;
+  std::fill(tile.out, tile.out + num_queries * width, 0.0f);
+  std::fill(tile.max, tile.max + num_queries, -std::numeric_limits<float>::infinity());
+  std::fill(tile.sum, tile.sum + num_queries, 0.0f);
+  for_key_tiles(visible.keys_of(b, queries), [&](Range keys) {
+    const int64_t first_key = b * visible.kv_rows + keys.begin, num_keys = keys.size();
+    tile_gemm({.c = {tile.scores, num_keys, DType::f32},
+               .a = head_of(a.q_THd, first_row, h),
+               .b = head_of(a.k_UGd, first_key, kv_head, true),
+               .m = num_queries,
+               .n = num_keys,
+               .k = width});
+    for (int64_t i = 0; i < num_queries; ++i) {
+      const Range seen = visible.keys_of(b, queries.begin + i).within(keys);
+      softmax_row(tile.probabilities + i * num_keys, tile.scores + i * num_keys,
+                  {seen.begin - keys.begin, seen.end - keys.begin}, num_keys, a.scale, tile.max[i], tile.sum[i],
+                  tile.out + i * width, width);
+    }
+    tile_gemm({.c = {tile.out, width, DType::f32},
+               .a = {tile.probabilities, num_keys, dtype},
+               .b = head_of(a.v_UGd, first_key, kv_head),
+               .m = num_queries,
+               .n = width,
+               .k = num_keys,
+               .accumulate = true});
+  });
+  for (int64_t i = 0; i < num_queries; ++i) {
+    const int64_t at = (first_row + i) * heads + h;
+    T* o = a.o_THd.ptr<T>() + at * width;
+    const float inverse = 1.0f / tile.sum[i];
+#pragma omp simd
+    for (int64_t c = 0; c < width; ++c) o[c] = from_f32<T>(tile.out[i * width + c] * inverse);
+    a.lse_TH.ptr<float>()[at] = tile.max[i] + std::log(tile.sum[i]);
+  }
+}
+
+}  // namespace
+
+// A task is a tile of queries of one head of one sequence.
+void attention_fwd(Stream& s, const AttentionFwd& a) {
+  const Visibility visible{a.doc_start_T, a.q_THd.dim(0) / a.batch, a.k_UGd.dim(0) / a.batch, a.window};
+  const int64_t heads = a.q_THd.dim(1), width = a.q_THd.dim(2), tiles = div_ceil(visible.rows, kQueryTile);
+  const int64_t slice_bytes = AttentionFwd::scratch_bytes(a, 1);
+  with_float_type(a.q_THd.dtype, [&](auto zero) {
+    s.pool().run(a.batch * heads * tiles, [&](int64_t task, int worker) {
+      const Tile<decltype(zero)> tile(Slice(static_cast<char*>(a.scratch.data) + worker * slice_bytes), width);
+      const int64_t begin = (tiles - 1 - task % tiles) * kQueryTile;  // the longest first
+      attend(a, visible, task / tiles / heads, task / tiles % heads,
+             {begin, std::min(begin + kQueryTile, visible.rows)}, tile);
+    });
+  });
+}
+
+}  // namespace cpu
+}  // namespace moebius

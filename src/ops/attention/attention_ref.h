@@ -1,0 +1,85 @@
+// The definition of attention, in double, with its whole matrix of probabilities.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace moebius::ref {
+
+struct Attention {
+  std::vector<double> q, k, v;
+  std::vector<double> doc_start;                                 // empty: 0
+  int64_t batch, rows, kv_rows, heads, kv_heads, width, window;  // rows of one sequence
+  double scale;
+
+  const double* q_at(int64_t b, int64_t i, int64_t h) const { return &q[((b * rows + i) * heads + h) * width]; }
+  int64_t kv_offset(int64_t b, int64_t j, int64_t h) const {
+    return ((b * kv_rows + j) * kv_heads + h / (heads / kv_heads)) * width;
+  }
+};
+
+inline double dot(const double* x, const double* y, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+// Probabilities of the keys of one query, 0 where unseen; gives the log of the sum of exponentials.
+inline double attention_row(std::vector<double>& p, const Attention& a, int64_t b, int64_t i, int64_t h) {
+  const int64_t position = a.kv_rows - a.rows + i;
+  int64_t first = a.doc_start.empty() ? 0 : static_cast<int64_t>(a.doc_start[b * a.rows + i]);
+  if (a.window > 0) first = std::max(first, position - a.window + 1);
+  p.assign(a.kv_rows, 0);
+  double sum = 0;
+  for (int64_t j = first; j <= position; ++j)
+    sum += p[j] = std::exp(a.scale * dot(a.q_at(b, i, h), &a.k[a.kv_offset(b, j, h)], a.width));
+  for (double& x : p) x /= sum;
+  return std::log(sum);
+}
+
+struct AttentionOut {
+  std::vector<double> o, lse;
+};
+
+inline AttentionOut attention_fwd(const Attention& a) {
+  AttentionOut out{std::vector<double>(a.q.size()), std::vector<double>(a.batch * a.rows * a.heads)};
+  std::vector<double> p;
+  for (int64_t n = 0; n < a.batch * a.rows * a.heads; ++n) {
+    const int64_t h = n % a.heads, i = n / a.heads % a.rows, b = n / a.heads / a.rows;
+    out.lse[n] = attention_row(p, a, b, i, h);
+    for (int64_t j = 0; j < a.kv_rows; ++j) {
+      for (int64_t c = 0; c < a.width; ++c) out.o[n * a.width + c] += p[j] * a.v[a.kv_offset(b, j, h) + c];
+    }
+  }
+  return out;
+}
+
+struct AttentionGrads {
+  std::vector<double> dq, dk, dv;
+};
+
+// With p the probabilities: dp = do v^T, ds = p (dp - <p, dp>), dq = scale ds k, dk = scale ds^T q, dv = p^T do.
+inline AttentionGrads attention_bwd(const Attention& a, const std::vector<double>& dout) {
+  AttentionGrads g{std::vector<double>(a.q.size()), std::vector<double>(a.k.size()), std::vector<double>(a.v.size())};
+  std::vector<double> p, dp(a.kv_rows);
+  for (int64_t n = 0; n < a.batch * a.rows * a.heads; ++n) {
+    const int64_t h = n % a.heads, i = n / a.heads % a.rows, b = n / a.heads / a.rows;
+    attention_row(p, a, b, i, h);
+    for (int64_t j = 0; j < a.kv_rows; ++j) dp[j] = dot(&dout[n * a.width], &a.v[a.kv_offset(b, j, h)], a.width);
+    const double mean = dot(p.data(), dp.data(), a.kv_rows);
+    for (int64_t j = 0; j < a.kv_rows; ++j) {
+      const double ds = a.scale * p[j] * (dp[j] - mean);
+      const int64_t kv = a.kv_offset(b, j, h);
+      for (int64_t c = 0; c < a.width; ++c) {
+        g.dq[n * a.width + c] += ds * a.k[kv + c];
+        g.dk[kv + c] += ds * a.q[n * a.width + c];
+        g.dv[kv + c] += p[j] * dout[n * a.width + c];
+      }
+    }
+  }
+  return g;
+}
+
+}  // namespace moebius::ref

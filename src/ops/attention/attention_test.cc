@@ -1,0 +1,245 @@
+#include "ops/attention/attention.h"
+
+#include "ops/attention/attention_ref.h"
+#include "ops/cpu/testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::Array;
+using testing::Values;
+
+struct Case {
+  int64_t batch, rows, kv_rows, heads, kv_heads, width, window;
+  bool documents;
+  DType dtype = DType::f32;
+};
+
+std::vector<Case> cases() {
+  const std::vector<Case> shapes = {
+      {1, 0, 0, 2, 1, 4, 0, false},     {1, 1, 1, 1, 1, 1, 0, false},      {2, 7, 7, 4, 2, 5, 0, false},
+      {2, 33, 33, 3, 1, 8, 5, false},   {1, 1, 19, 2, 2, 6, 0, false},     {2, 5, 9, 2, 1, 3, 4, true},
+      {1, 301, 301, 2, 1, 7, 0, false}, {1, 301, 301, 1, 1, 4, 40, false}, {2, 150, 150, 2, 2, 4, 0, true},
+      {1, 20, 300, 2, 1, 4, 0, true},   {1, 301, 301, 1, 1, 4, 90, true},
+  };
+  std::vector<Case> all;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (Case c : shapes) {
+      c.dtype = dtype;
+      all.push_back(c);
+    }
+  }
+  return all;
+}
+
+class AttentionTest : public ::testing::TestWithParam<Case> {
+ protected:
+  AttentionTest() {
+    q_ = Array::normal({c_.batch * c_.rows, c_.heads, c_.width}, c_.dtype, 1);
+    k_ = Array::normal({c_.batch * c_.kv_rows, c_.kv_heads, c_.width}, c_.dtype, 2);
+    v_ = Array::normal({c_.batch * c_.kv_rows, c_.kv_heads, c_.width}, c_.dtype, 3);
+    if (c_.documents) doc_start_ = Array::of_ints({c_.batch * c_.rows}, doc_starts());
+    ref_ = {q_.values(), k_.values(), v_.values(), doc_start_.values(), c_.batch, c_.rows, c_.kv_rows,
+            c_.heads,    c_.kv_heads, c_.width,    c_.window,           scale_};
+  }
+  // Documents of 13 tokens in the first sequence, 14 in the next.
+  std::vector<int32_t> doc_starts() const {
+    std::vector<int32_t> starts;
+    for (int64_t i = 0; i < c_.batch * c_.rows; ++i) {
+      const int64_t length = 13 + i / c_.rows;
+      starts.push_back(static_cast<int32_t>((c_.kv_rows - c_.rows + i % c_.rows) / length * length));
+    }
+    return starts;
+  }
+  AttentionFwd fwd(Array& o, Array& lse) {
+    AttentionFwd a{.o_THd = o.tensor(),
+                   .lse_TH = lse.tensor(),
+                   .q_THd = q_.tensor(),
+                   .k_UGd = k_.tensor(),
+                   .v_UGd = v_.tensor(),
+                   .doc_start_T = doc_start_.tensor(),
+                   .batch = c_.batch,
+                   .window = c_.window,
+                   .scale = static_cast<float>(scale_)};
+    scratch_ = Array::poisoned({AttentionFwd::scratch_bytes(a, s_.pool().size())}, DType::u8);
+    a.scratch = scratch_.tensor();
+    return a;
+  }
+
+  const Case c_ = GetParam();
+  const double scale_ = 0.5;
+  // Scores are sums of d products of magnitude sqrt(d), and errors of scores are relative errors of probabilities.
+  const double error_ = testing::epsilon(DType::f32) * (16 + 4 * c_.width);
+  ThreadPool pool_{2};
+  Stream s_{DeviceKind::cpu, pool_};
+  Array q_, k_, v_, doc_start_, scratch_;
+  ref::Attention ref_;
+};
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest, ::testing::ValuesIn(cases()));
+
+TEST_P(AttentionTest, ForwardEqualsTheReference) {
+  Array o = Array::poisoned({c_.batch * c_.rows, c_.heads, c_.width}, c_.dtype),
+        lse = Array::poisoned({c_.batch * c_.rows, c_.heads}, DType::f32);
+  attention_fwd(s_, fwd(o, lse));
+  const ref::AttentionOut want = ref::attention_fwd(ref_);
+  // Probabilities and o are rounded to the dtype.
+  testing::expect_close("o", o.values(), want.o, 2 * testing::epsilon(c_.dtype) + error_, error_);
+  testing::expect_close("lse", lse.values(), want.lse, error_, error_);
+}
+
+TEST_P(AttentionTest, BackwardEqualsTheReference) {
+  if (c_.rows != c_.kv_rows) return;  // refused: BadArgumentsAreNamed
+  const Shape q_shape{c_.batch * c_.rows, c_.heads, c_.width}, kv_shape{c_.batch * c_.rows, c_.kv_heads, c_.width};
+  const ref::AttentionOut out = ref::attention_fwd(ref_);
+  Array dout = Array::normal(q_shape, c_.dtype, 4), o = Array::of(q_shape, c_.dtype, out.o),
+        lse = Array::of({c_.batch * c_.rows, c_.heads}, DType::f32, out.lse);
+  Array dq = Array::poisoned(q_shape, c_.dtype), dk = Array::poisoned(kv_shape, c_.dtype), dv = dk;
+  AttentionBwd a{.dq_THd = dq.tensor(),
+                 .dk_TGd = dk.tensor(),
+                 .dv_TGd = dv.tensor(),
+                 .do_THd = dout.tensor(),
+                 .o_THd = o.tensor(),
+                 .lse_TH = lse.tensor(),
+                 .q_THd = q_.tensor(),
+                 .k_TGd = k_.tensor(),
+                 .v_TGd = v_.tensor(),
+                 .doc_start_T = doc_start_.tensor(),
+                 .batch = c_.batch,
+                 .window = c_.window,
+                 .scale = static_cast<float>(scale_)};
+  Array scratch = Array::poisoned({AttentionBwd::scratch_bytes(a, s_.pool().size())}, DType::u8);
+  a.scratch = scratch.tensor();
+  attention_bwd(s_, a);
+  const ref::AttentionGrads want = ref::attention_bwd(ref_, dout.values());
+  // o (in <do, o>), p, ds and the results are rounded to the dtype; where terms cancel (one key: ds = 0), the error is
+  // one of terms of magnitude sqrt(d).
+  const double eps = testing::epsilon(c_.dtype), floor = error_ + eps * std::sqrt(c_.width);
+  testing::expect_close("dq", dq.values(), want.dq, 4 * eps + error_, floor);
+  testing::expect_close("dk", dk.values(), want.dk, 4 * eps + error_, floor);
+  testing::expect_close("dv", dv.values(), want.dv, 2 * eps + error_, error_);
+}
+
+TEST(Attention, ReferenceBackwardEqualsFiniteDifferences) {
+  ref::Attention at{.doc_start = {0, 0, 2, 2, 0, 0, 0, 3},
+                    .batch = 2,
+                    .rows = 4,
+                    .kv_rows = 4,
+                    .heads = 2,
+                    .kv_heads = 1,
+                    .width = 3,
+                    .window = 3,
+                    .scale = 0.7};
+  at.q = Array::normal({8, 2, 3}, DType::f32, 1).values();
+  at.k = Array::normal({8, 1, 3}, DType::f32, 2).values();
+  at.v = Array::normal({8, 1, 3}, DType::f32, 3).values();
+  const Values dout = Array::normal({8, 2, 3}, DType::f32, 4).values();
+  const ref::AttentionGrads grads = ref::attention_bwd(at, dout);
+  const auto check = [&](const char* what, Values ref::Attention::*x, const Values& gradient) {
+    testing::expect_gradient(
+        what,
+        [&, x](const Values& v) {
+          ref::Attention moved = at;
+          moved.*x = v;
+          return testing::dot(dout, ref::attention_fwd(moved).o);
+        },
+        at.*x, gradient);
+  };
+  check("dq", &ref::Attention::q, grads.dq);
+  check("dk", &ref::Attention::k, grads.dk);
+  check("dv", &ref::Attention::v, grads.dv);
+}
+
+TEST(Attention, SameBitsForAnyTeam) {
+  testing::expect_same_bits_for_any_team([](Stream& s) {
+    Array q = Array::normal({600, 2, 8}, DType::bf16, 1), k = Array::normal({600, 1, 8}, DType::bf16, 2),
+          v = Array::normal({600, 1, 8}, DType::bf16, 3);
+    Array o = q, dq = q, dk = k, dv = k, lse({600, 2}, DType::f32);
+    AttentionFwd fwd{.o_THd = o.tensor(),
+                     .lse_TH = lse.tensor(),
+                     .q_THd = q.tensor(),
+                     .k_UGd = k.tensor(),
+                     .v_UGd = v.tensor(),
+                     .batch = 2};
+    AttentionBwd bwd{.dq_THd = dq.tensor(),
+                     .dk_TGd = dk.tensor(),
+                     .dv_TGd = dv.tensor(),
+                     .do_THd = q.tensor(),
+                     .o_THd = o.tensor(),
+                     .lse_TH = lse.tensor(),
+                     .q_THd = q.tensor(),
+                     .k_TGd = k.tensor(),
+                     .v_TGd = v.tensor(),
+                     .batch = 2};
+    Array fwd_scratch({AttentionFwd::scratch_bytes(fwd, s.pool().size())}, DType::u8),
+        bwd_scratch({AttentionBwd::scratch_bytes(bwd, s.pool().size())}, DType::u8);
+    fwd.scratch = fwd_scratch.tensor();
+    bwd.scratch = bwd_scratch.tensor();
+    attention_fwd(s, fwd);
+    attention_bwd(s, bwd);
+    return std::vector<Array>{o, lse, dq, dk, dv};
+  });
+}
+
+TEST(Attention, BadArgumentsAreNamed) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Array q({4, 3, 2}, DType::f32), k({4, 3, 2}, DType::f32), k2({4, 2, 2}, DType::f32), few({2, 3, 2}, DType::f32),
+      lse({4, 3}, DType::f32), i({4, 3, 2}, DType::i32);
+  const auto error = [&](AttentionFwd a) { return testing::error_of([&] { attention_fwd(s, a); }); };
+  const AttentionFwd good{
+      .o_THd = q.tensor(), .lse_TH = lse.tensor(), .q_THd = q.tensor(), .k_UGd = k.tensor(), .v_UGd = k.tensor()};
+  AttentionFwd a = good;
+  a.q_THd = i.tensor();
+  EXPECT_EQ(error(a), "attention_fwd: q must be f32 or bf16; got i32[4, 3, 2]");
+  a = good;
+  a.q_THd = lse.tensor();
+  EXPECT_EQ(error(a), "attention_fwd: q and k must be [rows, heads, d]; got f32[4, 3] and f32[4, 3, 2]");
+  a = good;
+  a.batch = 3;
+  EXPECT_EQ(error(a), "attention_fwd: batch 3 must divide the rows of q f32[4, 3, 2] and k f32[4, 3, 2]");
+  a = good;
+  a.k_UGd = few.tensor();
+  EXPECT_EQ(error(a),
+            "attention_fwd: a query sees itself, so k must have at least the rows of q; got q f32[4, 3, 2] and k "
+            "f32[2, 3, 2]");
+  a = good;
+  a.k_UGd = k2.tensor();
+  EXPECT_EQ(error(a), "attention_fwd: the heads of k must divide those of q; got q f32[4, 3, 2] and k f32[4, 2, 2]");
+  a = good;
+  a.window = -1;
+  EXPECT_EQ(error(a), "attention_fwd: window must not be negative; got -1; 0 means no window");
+  EXPECT_EQ(error(good),
+            fmt::format("attention_fwd: scratch must have {} bytes; got f32[0]", AttentionFwd::scratch_bytes(good, 1)));
+  EXPECT_EQ(testing::error_of([&] {
+              attention_bwd(
+                  s,
+                  {.lse_TH = lse.tensor().rows(0, 2), .q_THd = few.tensor(), .k_TGd = k.tensor(), .v_TGd = k.tensor()});
+            }),
+            "attention_bwd: q and k must have the same rows; got f32[2, 3, 2] and f32[4, 3, 2]");
+}
+
+TEST(Attention, NullDeviceCountsSeenPairs) {
+  const auto flops = [](int64_t rows, int64_t kv_rows, int64_t window) {
+    return testing::cost_on_null([=](Stream& s) {
+             const Tensor q = testing::null_tensor({2 * rows, 3, 4}), k = testing::null_tensor({2 * kv_rows, 1, 4});
+             AttentionFwd a{.o_THd = q,
+                            .lse_TH = testing::null_tensor({2 * rows, 3}),
+                            .q_THd = q,
+                            .k_UGd = k,
+                            .v_UGd = k,
+                            .batch = 2,
+                            .window = window};
+             a.scratch = testing::null_tensor({AttentionFwd::scratch_bytes(a, 1)}, DType::u8);
+             attention_fwd(s, a);
+           })
+        .flops;
+  };
+  const double per_pair = 4 * 2 * 3 * 4;
+  EXPECT_EQ(flops(5, 5, 0), per_pair * (1 + 2 + 3 + 4 + 5));
+  EXPECT_EQ(flops(2, 5, 0), per_pair * (4 + 5));
+  EXPECT_EQ(flops(5, 5, 2), per_pair * (1 + 2 + 2 + 2 + 2));
+  EXPECT_EQ(flops(3, 5, 4), per_pair * (3 + 4 + 4));
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,26 @@
+// Copies blocks of matrices into the layouts that the kernel of widened_gemm reads, as f32.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace moebius::cpu {
+
+constexpr int64_t kPanelCols = 32;  // of B
+constexpr int64_t kRowPanel = 48;   // columns of the transpose of A, which are rows of A: four kernels of 12
+
+// Rows [0, rows) and columns [0, cols) of x[i * ld + j] to to[i * to_ld + j].
+template <class T>
+void widen(float* to, int64_t to_ld, const T* x, int64_t ld, int64_t rows, int64_t cols);
+
+// b[p * ld + j], k x n, as panels of kCols columns: to[(j / kCols * k + p) * kCols + j % kCols]; columns past n are
+// zero. Row by row of b, because that is how memory likes to be read.
+template <int64_t kCols, class T>
+void pack_panels(float* to, const T* b, int64_t ld, int64_t k, int64_t n);
+
+// The same from the transpose, b[j * ld + p], in panels of kPanelCols.
+template <class T>
+void pack_panels_transposed(float* to, const T* b, int64_t ld, int64_t k, int64_t n);
+
+}  // namespace moebius::cpu

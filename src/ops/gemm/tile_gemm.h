@@ -1,0 +1,34 @@
+// One matrix product on the calling thread, for use inside pool tasks. CPU only.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace moebius::cpu {
+
+// A matrix in memory: element (i, j) is at data[i * ld + j], or at data[j * ld + i] when transposed.
+struct Matrix {
+  void* data = nullptr;
+  int64_t ld = 0;
+  DType dtype = DType::f32;
+  bool transposed = false;
+};
+
+// c[m, n] = a[m, k] b[k, n], or c += with accumulate. a and b of one dtype, f32 or bf16; c f32 or that dtype, not
+// transposed. Sums in f32, c rounded once. A row of c does not depend on m. REQUIRES: m, n, k >= 1.
+struct TileGemm {
+  Matrix c;     // out
+  Matrix a, b;  // in
+  int64_t m = 0, n = 0, k = 0;
+  bool accumulate = false;
+};
+
+// In the way that is faster on this CPU (runs_widened).
+void tile_gemm(const TileGemm& g);
+
+// How this CPU multiplies: true is widened_gemm, false is dnnl_gemm. A fact of the machine: it does not change during a
+// run.
+bool runs_widened();
+
+}  // namespace moebius::cpu

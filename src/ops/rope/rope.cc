@@ -1,0 +1,104 @@
+#include "ops/rope/rope.h"
+
+#include "ops/backends.h"
+
+namespace moebius {
+namespace {
+
+// What forward and backward share: [T, H, d], [T, G, d] twice, qkv [T, (H + 2 G) d], positions, table, norm weights.
+struct Operands {
+  const Tensor &q, &k, &v, &qkv, &pos, &table, &q_norm, &k_norm;
+};
+
+void check(const char* who, const Operands& a) {
+  const DType dtype = a.qkv.dtype;
+  MOEBIUS_CHECK(usage, dtype == DType::f32 || dtype == DType::bf16, "{}: qkv must be f32 or bf16; got {}", who,
+                to_string(a.qkv));
+  MOEBIUS_CHECK(usage, a.q.shape.rank() == 3 && a.k.shape.rank() == 3,
+                "{}: q and k must be [T, heads, d]; got {} and {}", who, to_string(a.q), to_string(a.k));
+  const int64_t rows = a.q.dim(0), heads = a.q.dim(1), kv_heads = a.k.dim(1), width = a.q.dim(2);
+  MOEBIUS_CHECK(usage, width > 0 && width % 2 == 0, "{}: the head dim must be even; got {}", who, to_string(a.q));
+  check_tensor(who, "q", a.q, dtype, {rows, heads, width});
+  check_tensor(who, "k", a.k, dtype, {rows, kv_heads, width});
+  check_tensor(who, "v", a.v, dtype, {rows, kv_heads, width});
+  check_tensor(who, "qkv", a.qkv, dtype, {rows, (heads + 2 * kv_heads) * width});
+  check_tensor(who, "pos", a.pos, DType::i32, {rows});
+  check_tensor(who, "cos_sin", a.table, DType::f32, {a.table.dim(0), width});
+  if (!a.q_norm.empty()) check_tensor(who, "q_norm", a.q_norm, dtype, {width});
+  if (!a.k_norm.empty()) check_tensor(who, "k_norm", a.k_norm, dtype, {width});
+}
+
+}  // namespace
+
+void rope_table(Stream& s, const RopeTable& a) {
+  const Shape Pd = a.cos_sin_Pd.shape;
+  MOEBIUS_CHECK(usage, Pd.rank() == 2 && Pd[1] % 2 == 0, "rope_table: cos_sin must be [positions, even d]; got {}",
+                to_string(a.cos_sin_Pd));
+  check_tensor("rope_table", "cos_sin", a.cos_sin_Pd, DType::f32, Pd);
+  OpScope scope(s, "rope_table",
+                {static_cast<double>(a.cos_sin_Pd.numel()), static_cast<double>(a.cos_sin_Pd.num_bytes())});
+  if (a.cos_sin_Pd.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::rope_table(s, a);
+    case DeviceKind::cuda:
+      return cuda::rope_table(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+void rope_fwd(Stream& s, const RopeFwd& a) {
+  check("rope_fwd", {a.q_THd, a.k_TGd, a.v_TGd, a.qkv_TC, a.pos_T, a.cos_sin_Pd, a.q_norm_d, a.k_norm_d});
+  OpScope scope(s, "rope_fwd", cost(a));
+  if (a.qkv_TC.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::rope_fwd(s, a);
+    case DeviceKind::cuda:
+      return cuda::rope_fwd(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const RopeFwd& a) {
+  const int64_t rotated = a.q_THd.numel() + a.k_TGd.numel();
+  return {3.0 * rotated,
+          static_cast<double>(2 * a.qkv_TC.num_bytes() + a.pos_T.num_bytes() + 4 * a.pos_T.numel() * a.q_THd.dim(2))};
+}
+
+int64_t RopeBwd::num_partials(int64_t num_rows) { return div_ceil(num_rows, 64); }
+
+void rope_bwd(Stream& s, const RopeBwd& a) {
+  const char* who = "rope_bwd";
+  check(who, {a.dq_THd, a.dk_TGd, a.dv_TGd, a.qkv_TC, a.pos_T, a.cos_sin_Pd, a.q_norm_d, a.k_norm_d});
+  const int64_t rows = a.dq_THd.dim(0), width = a.dq_THd.dim(2);
+  check_tensor(who, "dqkv", a.dqkv_TC, a.qkv_TC.dtype, a.qkv_TC.shape);
+  if (!a.q_norm_d.empty()) check_tensor(who, "dq_norm", a.dq_norm_d, DType::f32, {width});
+  if (!a.k_norm_d.empty()) check_tensor(who, "dk_norm", a.dk_norm_d, DType::f32, {width});
+  if (!a.q_norm_d.empty() || !a.k_norm_d.empty()) {
+    check_tensor(who, "partial", a.partial_P2d, DType::f32, {RopeBwd::num_partials(rows), 2 * width});
+  }
+  OpScope scope(s, who, cost(a));
+  if (a.qkv_TC.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::rope_bwd(s, a);
+    case DeviceKind::cuda:
+      return cuda::rope_bwd(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+// The projection's output is read again only to go back through the norms.
+Cost cost(const RopeBwd& a) {
+  const bool norm = !a.q_norm_d.empty() || !a.k_norm_d.empty();
+  const int64_t rotated = a.dq_THd.numel() + a.dk_TGd.numel();
+  const int64_t bytes = a.dqkv_TC.num_bytes() * 2 + (norm ? rotated * size_of(a.qkv_TC.dtype) : 0) +
+                        4 * a.pos_T.numel() * (1 + a.dq_THd.dim(2));
+  return {(norm ? 13.0 : 3.0) * rotated, static_cast<double>(bytes)};
+}
+
+}  // namespace moebius

@@ -1,0 +1,116 @@
+#include <algorithm>
+
+#include "ops/gemm/gemm.h"
+#include "train/bench_timing.h"
+#include "train/engine.h"
+
+namespace moebius {
+namespace {
+
+// Micro-batch m of a step: random ids, targets the ids that follow, a pure function of (seed, step, m).
+void fill_random(MicroBatch& batch, const RunSpec& run, int64_t step, int64_t m) {
+  const int64_t S = run.train.seq_len, B = run.train.micro_batch, V = run.model.vocab_size;
+  const Rng rng(run.seed, RngSite::bench, static_cast<uint64_t>(step));
+  for (int64_t row = 0; row < B; ++row) {
+    const int64_t sample = m * B + row;
+    for (int64_t i = 0; i < S; ++i) {
+      const int64_t at = row * S + i;
+      const auto id = [&](int64_t k) {
+        return static_cast<int32_t>(rng.below(static_cast<uint64_t>(sample * (S + 1) + k), static_cast<uint64_t>(V)));
+      };
+      batch.token_T.ptr<int32_t>()[at] = id(i);
+      batch.target_T.ptr<int32_t>()[at] = id(i + 1);
+      batch.weight_T.ptr<float>()[at] = 1.0f;
+      batch.pos_T.ptr<int32_t>()[at] = static_cast<int32_t>(i);
+      batch.doc_start_T.ptr<int32_t>()[at] = 0;
+      batch.segment_T.ptr<int32_t>()[at] = static_cast<int32_t>(row);
+    }
+  }
+  const double tokens = static_cast<double>(run.train.global_batch * S);
+  batch.loss_scale = 1.0 / tokens;
+  batch.total_tokens = tokens;
+  batch.train_step = static_cast<uint64_t>(step);
+  batch.first_token = static_cast<uint64_t>(m * B * S);
+  batch.training = true;
+}
+
+// One step; returns its loss.
+double train_step(Engine& engine, const RunSpec& run, int64_t step) {
+  for (int64_t m = 0; m < run.train.global_batch / run.train.micro_batch; ++m) {
+    fill_random(engine.batch(), run, step, m);
+    engine.forward_backward();
+  }
+  engine.optimizer_step(step, run.optimizer.lr);
+  const double loss = *engine.model().loss_sum().ptr<double>() * engine.batch().loss_scale;
+  engine.end_of_step();
+  return loss;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// The matrix rates beside which a step is seen: bf16 products of the shape of bench_gemm.
+class MatrixRate {
+ public:
+  explicit MatrixRate(int threads) : pool_(threads), s_(DeviceKind::cpu, pool_), tensors_(s_) {
+    const Shape nn{2048, 2048};
+    product_ = {.c_MN = tensors_.zeros(nn, DType::bf16),
+                .a = tensors_.normal(nn, DType::bf16, 1.0f),
+                .b = tensors_.normal(nn, DType::bf16, 1.0f),
+                .trans_b = true};
+    gemm(s_, product_);
+    gemm_by_onednn(s_, product_);
+  }
+  double measure_tflops(void (*multiply)(Stream&, const Gemm&)) {
+    const double begin = now_us();
+    multiply(s_, product_);
+    return cost(product_).flops / (now_us() - begin) / 1e6;
+  }
+
+ private:
+  ThreadPool pool_;
+  Stream s_;
+  BenchTensors tensors_;
+  Gemm product_;
+};
+
+}  // namespace
+
+StepBench bench_step(const RunSpec& run, int64_t steps, bool profile) {
+  MOEBIUS_CHECK(usage, steps >= 1, "bench step: expected at least 1 step; got {}", steps);
+  MOEBIUS_CHECK(usage, run.train.micro_batch > 0 && run.train.global_batch % run.train.micro_batch == 0,
+                "bench step: expected a recipe with train.global_batch a multiple of train.micro_batch; got {} and {}",
+                run.train.global_batch, run.train.micro_batch);
+  Engine engine(training_engine_spec(run));
+  Stream s = engine.stream();
+  engine.model().params().init(s, run.seed);
+  MatrixRate rate(engine.spec().threads);
+  StepBench r{.steps = steps,
+              .tokens = run.train.global_batch * run.train.seq_len,
+              .planned_bytes = engine.plan().total_bytes()};
+  r.first_loss = train_step(engine, run, 1);  // first touch of the memory; not timed
+  Trace trace;
+  if (profile) engine.set_trace(&trace);
+  std::vector<double> seconds, gemm_tflops, onednn_tflops;
+  for (int64_t step = 2; step <= steps + 1; ++step) {
+    const double begin = now_us();
+    r.last_loss = train_step(engine, run, step);
+    seconds.push_back((now_us() - begin) / 1e6);
+    for (int i = 0; i < 3; ++i) {
+      gemm_tflops.push_back(rate.measure_tflops(gemm));
+      onednn_tflops.push_back(rate.measure_tflops(gemm_by_onednn));
+    }
+  }
+  r.median_s = median(seconds);
+  r.tokens_per_s = static_cast<double>(r.tokens) / r.median_s;
+  r.model_tflops = r.tokens_per_s * run.model.train_flops_per_token(run.train.seq_len) / 1e12;
+  r.gemm_tflops = median(gemm_tflops);
+  r.onednn_tflops = median(onednn_tflops);
+  r.peak_rss_bytes = peak_rss_bytes();
+  r.ops = trace.totals();
+  return r;
+}
+
+}  // namespace moebius

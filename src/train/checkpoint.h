@@ -1,0 +1,131 @@
+// Checkpoints: global named tensors in safetensors shards, and a manifest that is written last and makes them count.
+//
+// RUN/checkpoints/step-00000100/{manifest.json, shard-00000.safetensors, ...}. A step folder appears whole, by one
+// rename after everything in it is on the device. Whatever a crash leaves behind is named "step-*.tmp-*", is never
+// taken for a checkpoint and goes with the next save. Nothing in a checkpoint depends on the layout it was saved from.
+// Every byte of a checkpoint is under a hash: damage is an error at load, never a number.
+#pragma once
+
+#include <cstdint>
+#include <future>
+#include <map>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace moebius {
+
+struct NamedTensor {
+  std::string name;  // global: the same on every layout
+  Tensor tensor;     // in CPU memory
+};
+
+struct CheckpointTensor {
+  std::string file;
+  int64_t offset = 0;  // from the start of the file
+  int64_t bytes = 0;
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;
+  std::string xxh3;  // XXH3-128 of its bytes, 32 hex digits
+};
+
+struct CheckpointManifest;
+class CheckpointLock;
+
+// The checkpoints of one run. One store at a time may have a folder open, in this process or another.
+class CheckpointStore {
+ public:
+  static constexpr int64_t kShardBytes = int64_t{4} << 30;
+
+  // Creates the folder. Error{usage} when another run has it open. keep: newest checkpoints kept, 0 for all.
+  CheckpointStore(std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
+  ~CheckpointStore();  // waits for the save in flight; its error is lost, so call wait() first
+
+  // Makes step-`step`, replacing one that is there; then removes what `keep` leaves out, and any of a later step, which
+  // is of a history that this run did not go on with. async: copies the tensors, then writes on a thread of its own; a
+  // save in flight is waited for first. Error{io} when the disk refuses: the checkpoints before are untouched, nothing
+  // half-written stays. The error of an asynchronous save is thrown by the next save(), which then does nothing else,
+  // or by wait().
+  void save(int64_t step, const std::vector<NamedTensor>& tensors, const nlohmann::json& meta);
+  void wait();
+
+  // As newest_checkpoint(dir, rejected).
+  std::optional<std::string> newest_complete(std::vector<std::string>* rejected) const;
+
+  int64_t snapshot_bytes() const { return snapshot_capacity_; }  // host memory held for copies; 0 unless async
+
+ private:
+  std::vector<NamedTensor> take_snapshot(const std::vector<NamedTensor>& tensors);
+
+  std::string dir_;
+  int64_t keep_;
+  bool async_save_;
+  int64_t shard_bytes_;
+  std::unique_ptr<CheckpointLock> lock_;
+  std::unique_ptr<std::byte[]> snapshot_;
+  int64_t snapshot_capacity_ = 0;
+  std::future<void> in_flight_;
+};
+
+// Reads one step folder. Open, it has checked the manifest, the sizes of the files and their headers.
+class CheckpointReader {
+ public:
+  // Error{input} when the manifest is missing, damaged or of another version, or a file is missing or damaged.
+  explicit CheckpointReader(const std::string& folder);
+
+  int64_t step() const;
+  const nlohmann::json& meta() const;  // what was given to save()
+  const std::map<std::string, CheckpointTensor>& tensors() const;
+  int64_t num_files() const;
+  int64_t num_bytes() const;  // of the files
+
+  // Fills `into`, which must have the tensor's shape and dtype. Error{input} when there is no such tensor, when it is
+  // another, or when its bytes are not those that were saved; what `into` holds then is undefined.
+  void read(const std::string& name, const Tensor& into) const;
+  void verify(const std::string& name) const;  // as read, into nothing
+
+  // All of the checkpoint into exactly these: checks every name, shape and dtype before the first byte is read.
+  // Error{input} listing what is missing, unexpected or different (the first 20 of each, and how many).
+  void read_all(const std::vector<NamedTensor>& into) const;
+
+ private:
+  const CheckpointTensor& at(const std::string& name) const;
+  void read_verified(const std::string& name, void* dst) const;
+
+  std::string folder_;
+  std::shared_ptr<const CheckpointManifest> manifest_;
+};
+
+struct CheckpointInfo {
+  std::string folder;
+  int64_t step = 0;
+  int64_t bytes = 0;    // of its files; 0 when damaged
+  std::string problem;  // why it cannot be used; empty when complete
+};
+
+// The step folders of `dir` by rising step, their manifests and file sizes checked; none when there is no such folder.
+std::vector<CheckpointInfo> list_checkpoints(const std::string& dir);
+
+// The folder of the newest complete checkpoint. `rejected`, unless null, gets a line for each newer one passed over,
+// with the reason.
+std::optional<std::string> newest_checkpoint(const std::string& dir, std::vector<std::string>* rejected);
+
+struct VerifyReport {
+  int64_t step = -1;
+  int64_t num_tensors = 0, num_files = 0, bytes = 0;
+  std::vector<std::string> problems;  // a line each
+  bool ok() const { return problems.empty(); }
+};
+
+// Reads every byte against its hash. Damage is in the report, never thrown.
+VerifyReport verify_checkpoint(const std::string& folder);
+
+// Removes every checkpoint older than the newest `keep` ones that verify, and returns their folders; none when fewer
+// verify. Error{usage} unless keep >= 1, or when a run has the folder open.
+std::vector<std::string> prune_checkpoints(const std::string& dir, int64_t keep);
+
+}  // namespace moebius

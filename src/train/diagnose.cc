@@ -1,0 +1,56 @@
+#include "train/diagnose.h"
+
+#include <optional>
+
+#include "ops/elementwise/elementwise.h"
+
+namespace moebius {
+namespace {
+
+std::optional<std::string> first_in(Stream& s, const std::string& name, const Tensor& t) {
+  const int64_t at = find_nonfinite(s, t);
+  if (at < 0) return std::nullopt;
+  return fmt::format("{} {}, element {}", name, to_string(t), at);
+}
+
+std::optional<std::string> first_in_weights(Stream& s, const Model& model) {
+  for (const Param& p : model.params().all()) {
+    if (auto found = first_in(s, "weight " + p.spec.name, p.w)) return found;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> first_in_activations(Stream& s, const Model& model) {
+  for (const auto& [name, tensor] : model.kept_tensors()) {
+    if (auto found = first_in(s, name, tensor)) return found;
+  }
+  return std::nullopt;
+}
+
+// Gradients appear from the last parameter to the first.
+std::optional<std::string> first_in_gradients(Stream& s, const Model& model) {
+  const auto& params = model.params().all();
+  for (auto p = params.rbegin(); p != params.rend(); ++p) {
+    if (!p->has_grad) continue;
+    if (auto found = first_in(s, "gradient of " + p->spec.name, p->dw)) return found;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string find_first_nonfinite(Engine& engine, Loader& loader, int64_t num_micro_batches) {
+  Stream s = engine.stream();
+  Model& model = engine.model();
+  if (auto found = first_in_weights(s, model)) return *found;
+  model.params().zero_grads(s);
+  for (int64_t m = 0; m < num_micro_batches; ++m) {
+    loader.fill(engine.batch(), m);
+    engine.forward_backward();
+    if (auto found = first_in_activations(s, model)) return fmt::format("{} in the forward pass of micro-batch {}", *found, m);
+    if (auto found = first_in_gradients(s, model)) return fmt::format("{} in the backward pass of micro-batch {}", *found, m);
+  }
+  return "the global gradient norm alone: every weight, activation and gradient of the replayed step is finite, their squares overflow";
+}
+
+}  // namespace moebius

@@ -1,0 +1,41 @@
+// What a step reports: one JSON object a line in metrics.jsonl, and the same numbers as TensorBoard scalars.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "train/engine.h"
+
+namespace moebius {
+
+struct MoeLayerReport {
+  int64_t layer = 0;
+  std::vector<int64_t> load;        // tokens sent to each expert in the global batch, before any drop
+  double load_max_over_mean = 0;
+  double aux_loss = 0;              // balance losses, coefficient included
+  double z_loss = 0;
+  double entropy = 0;               // mean over tokens, nats
+  int64_t dropped = 0;              // token-expert pairs
+};
+
+struct StepReport {
+  int64_t step = 0;
+  double loss = 0;                  // token cross-entropy alone, mean over the targets of the global batch
+  double aux_loss = 0, z_loss = 0;  // what else the objective holds; their sum over the layers
+  double grad_norm = 0, lr = 0;
+  double tokens = 0;                // of the global batch
+  double step_time_s = 0;
+  double model_tflops_per_rank = 0;
+  double expert_load_max_over_mean = 0;  // mean over the MoE layers; 1 is perfect balance
+  int64_t dropped_tokens = 0;       // token-expert pairs, all layers
+  int64_t memory_peak_bytes = 0;
+  std::vector<MoeLayerReport> layers;
+};
+
+// Reads the sums of the step that the engine has just finished; before Engine::end_of_step.
+StepReport read_step(Engine& engine, int64_t step, double lr, double loss_scale, double tokens, double z_coeff, double step_time_s);
+
+nlohmann::ordered_json to_json(const StepReport& report);
+
+}  // namespace moebius

@@ -1,0 +1,18 @@
+// The state of a run as global tensors: what a checkpoint holds.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "train/checkpoint.h"
+#include "train/engine.h"
+
+namespace moebius {
+
+// Every part of every parameter and of router state under its global name (f32 masters), its Adam moments as adam_m.NAME and adam_v.NAME.
+std::vector<NamedTensor> training_state(Engine& engine);
+
+// What else a checkpoint carries: {"step", "model": config.json, "recipe": resolved TOML, "identity": the keys that change what is trained}.
+nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step);
+
+}  // namespace moebius

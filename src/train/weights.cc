@@ -1,0 +1,71 @@
+#include "train/weights.h"
+
+#include <filesystem>
+
+#include "io/json_text.h"
+#include "train/checkpoint.h"
+#include "train/weights_source.h"
+
+namespace moebius {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+nlohmann::json meta_value(const std::string& folder, const char* key) {
+  const CheckpointReader reader(folder);
+  const nlohmann::json& meta = reader.meta();
+  MOEBIUS_CHECK(input, meta.is_object() && meta.contains(key),
+                "checkpoint {}: expected \"{}\" in its meta data; got none; it was not written by a training run",
+                folder, key);
+  return meta.at(key);
+}
+
+}  // namespace
+
+WeightsFolder find_weights(const std::string& path) {
+  MOEBIUS_CHECK(input, fs::is_directory(path), "model {}: expected a folder; got {}; check the path", path,
+                fs::exists(path) ? "a file" : "nothing there");
+  if (fs::exists(path + "/manifest.json")) return {WeightsFolder::Kind::checkpoint, path};
+  if (fs::exists(path + "/config.json")) return {WeightsFolder::Kind::hugging_face, path};
+  for (const std::string& dir : {path, path + "/checkpoints"}) {
+    if (const auto newest = newest_checkpoint(dir, nullptr)) return {WeightsFolder::Kind::checkpoint, *newest};
+  }
+  MOEBIUS_FAIL(input,
+               "model {}: expected a Hugging Face folder (config.json), a checkpoint (manifest.json) or a run's folder "
+               "with a complete "
+               "checkpoint; got none of them; check the path",
+               path);
+}
+
+ModelSpec read_model_spec(const std::string& path) {
+  const WeightsFolder from = find_weights(path);
+  if (from.kind == WeightsFolder::Kind::hugging_face) {
+    const std::string config = from.path + "/config.json";
+    return model_spec_from_hf(read_json(config), config);
+  }
+  return model_spec_from_hf(meta_value(from.path, "model"), from.path + ": model");
+}
+
+std::optional<RunSpec> read_run_spec(const std::string& path) {
+  const WeightsFolder from = find_weights(path);
+  if (from.kind == WeightsFolder::Kind::hugging_face) return std::nullopt;
+  const nlohmann::json recipe = meta_value(from.path, "recipe");
+  MOEBIUS_CHECK(input, recipe.is_string(),
+                "checkpoint {}: expected its recipe as a text; got {}; it was not written by a training run", from.path,
+                recipe.type_name());
+  return parse_run_spec(recipe.get<std::string>(), from.path + ": recipe", {});
+}
+
+void load_weights(Stream& s, Model& model, const std::string& path) {
+  const WeightsFolder from = find_weights(path);
+  if (from.kind == WeightsFolder::Kind::hugging_face)
+    load_hugging_face(s, model, from.path);
+  else
+    load_checkpoint_weights(s, model, from.path);
+  model.params().sync(s);
+}
+
+bool is_training_state(const std::string& name) { return name.ends_with(".last_load"); }
+
+}  // namespace moebius

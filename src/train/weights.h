@@ -1,0 +1,25 @@
+// Weights from elsewhere: a checkpoint of Moebius or a Hugging Face folder, told apart by what lies in the folder.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "config/run_spec.h"
+#include "model/model.h"
+
+namespace moebius {
+
+// The model of a folder: config.json of a Hugging Face folder, or the spec that a checkpoint carries. `path` may also
+// be a run's folder or its checkpoints folder: the newest complete checkpoint is taken. Error{input} naming what is
+// missing.
+ModelSpec read_model_spec(const std::string& path);
+
+// The run that a checkpoint comes from: its tokenizer, sequence length and documents. Nothing for a Hugging Face
+// folder.
+std::optional<RunSpec> read_run_spec(const std::string& path);
+
+// Fills every parameter (masters where the model has them) and state of the model. Strict: Error{input} lists what is
+// missing, unexpected or of another shape (the first 20 and the counts). Optimizer state of a checkpoint is not read.
+void load_weights(Stream& s, Model& model, const std::string& path);
+
+}  // namespace moebius

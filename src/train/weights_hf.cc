@@ -1,0 +1,111 @@
+#include <cstring>
+#include <vector>
+
+#include "io/tensor_source.h"
+#include "train/weights_source.h"
+
+namespace moebius {
+namespace {
+
+constexpr const char *kHead = "lm_head.weight", *kEmbedding = "model.embed_tokens.weight";
+
+std::vector<int64_t> dims_of(const Shape& shape) {
+  std::vector<int64_t> dims;
+  for (int i = 0; i < shape.rank(); ++i) dims.push_back(shape[i]);
+  return dims;
+}
+
+struct Placed {
+  const Param* param;
+  const ParamPart* part;
+  TensorSource source;
+};
+
+// Every part of the model with its place on disk. All problems are gathered, so that one does not hide the next.
+class Placement {
+ public:
+  Placement(HfFolder& folder, const Model& model) : folder_(folder), model_(model), family_(hf_family(model_type())) {
+    for (const Param& param : model.params().all()) {
+      for (const ParamPart& part : param.spec.parts) place(param, part);
+    }
+    account_leftovers();
+  }
+  const std::vector<Placed>& placed() const { return placed_; }
+  const std::vector<std::string>& problems() const { return problems_; }
+
+ private:
+  std::string model_type() const {
+    const auto it = folder_.config().find("model_type");
+    return it != folder_.config().end() && it->is_string() ? it->get<std::string>() : "";
+  }
+
+  void place(const Param& param, const ParamPart& part) {
+    if (is_training_state(part.name)) return;
+    try {
+      const WantedTensor wanted{part.name, dims_of(part.shape), model_.spec().num_experts};
+      placed_.push_back({&param, &part, locate_tensor(folder_, family_, wanted)});
+      folder_.consume(placed_.back().source.hf_name);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::input) throw;
+      problems_.push_back(error.what());
+      // A tensor of another shape is known, not unexpected.
+      for (const std::string& name : {part.name, hf_name(family_, part.name)}) {
+        if (folder_.find(name)) folder_.consume(name);
+      }
+    }
+  }
+
+  void account_leftovers() {
+    for (const std::string& name : folder_.unconsumed()) {
+      if (name.ends_with(".rotary_emb.inv_freq")) continue;  // computed, never read
+      if (name == kHead && model_.spec().tie_word_embeddings) {
+        if (!same_bytes(kHead, kEmbedding))
+          problems_.push_back(fmt::format("\"{}\" differs from \"{}\", but config.json ties them", kHead, kEmbedding));
+        continue;
+      }
+      problems_.push_back(fmt::format("unexpected tensor \"{}\"", name));
+    }
+  }
+
+  bool same_bytes(const char* a, const char* b) const {
+    const SafetensorsEntry *at_a = folder_.find(a), *at_b = folder_.find(b);
+    if (!at_a || !at_b || at_a->dtype != at_b->dtype || at_a->shape != at_b->shape) return false;
+    std::vector<char> bytes_a(at_a->bytes), bytes_b(at_b->bytes);
+    folder_.read(a, bytes_a.data());
+    folder_.read(b, bytes_b.data());
+    return bytes_a == bytes_b;
+  }
+
+  HfFolder& folder_;
+  const Model& model_;
+  HfFamily family_;
+  std::vector<Placed> placed_;
+  std::vector<std::string> problems_;
+};
+
+std::string list_problems(const std::vector<std::string>& problems) {
+  std::string text;
+  for (size_t i = 0; i < problems.size() && i < 20; ++i) text += "\n  " + problems[i];
+  if (problems.size() > 20) text += fmt::format("\n  and {} more", problems.size() - 20);
+  return text;
+}
+
+}  // namespace
+
+void load_hugging_face(Stream&, Model& model, const std::string& dir) {
+  HfFolder folder = HfFolder::open(dir);
+  const Placement placement(folder, model);
+  MOEBIUS_CHECK(input, placement.problems().empty(),
+                "model folder {}: expected exactly the tensors of the model; got {} problem{}:{}", dir,
+                placement.problems().size(), placement.problems().size() == 1 ? "" : "s",
+                list_problems(placement.problems()));
+  std::vector<char> bytes;
+  for (const Placed& each : placement.placed()) {
+    bytes.resize(each.source.rows * each.source.cols * size_of(each.source.dtype));
+    read_tensor(folder, each.source, bytes.data());
+    convert_elements(part_of(each.param->master(), *each.part), bytes.data(), each.source.dtype,
+                     dir + ": " + each.source.hf_name);
+  }
+}
+
+}  // namespace moebius

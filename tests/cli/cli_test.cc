@@ -1,0 +1,342 @@
+// The program as a user meets it: exit codes, messages, results on standard output.
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <filesystem>
+
+#include "io/safetensors.h"
+#include "tests/cli/program.h"
+
+namespace moebius {
+namespace {
+
+namespace fs = std::filesystem;
+const std::string kCase = MOEBIUS_SOURCE_DIR "/tests/golden/data/qwen3_moe_v5";
+
+nlohmann::json json_of(const Ran& ran) {
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  return nlohmann::json::parse(ran.out, nullptr, /*allow_exceptions=*/false);
+}
+
+// A copy of the golden model that a test may damage.
+std::string copy_model(const TestDir& dir) {
+  fs::create_directory(dir.path("model"));
+  for (const char* file : {"config.json", "model.safetensors"}) fs::copy(kCase + "/" + file, dir.path("model"));
+  return dir.path("model");
+}
+
+std::string write_tokens(const TestDir& dir, const std::vector<int32_t>& ids) {
+  const std::string path = dir.path("tokens.safetensors");
+  write_safetensors(path, {{{"tokens", DType::i32, {1, static_cast<int64_t>(ids.size())}}, ids.data()}});
+  return path;
+}
+
+// -- usage -----------------------------------------------------------------------------------------------
+
+TEST(Cli, WithoutACommandItIsMisuse) {
+  TestDir dir;
+  EXPECT_EQ(run_moebius(dir, {}).code, 2);
+  EXPECT_EQ(run_moebius(dir, {"fly"}).code, 2);
+  EXPECT_EQ(run_moebius(dir, {"eval"}).code, 2);
+  EXPECT_EQ(run_moebius(dir, {"forward", kCase, "--tokens", "t", "--out", "o", "--gradients"}).code, 2);
+}
+
+TEST(Cli, HelpGoesToStandardOutput) {
+  TestDir dir;
+  const Ran ran = run_moebius(dir, {"--help"});
+  EXPECT_EQ(ran.code, 0);
+  for (const char* command :
+       {"eval", "generate", "forward", "data", "tokenize", "checkpoint", "config", "bench", "doctor"}) {
+    EXPECT_THAT(ran.out, testing::HasSubstr(command));
+  }
+}
+
+// -- forward ---------------------------------------------------------------------------------------------
+
+TEST(CliForward, WritesWhatItSays) {
+  TestDir dir;
+  const auto json = json_of(run_moebius(
+      dir, {"forward", kCase, "--tokens", kCase + "/tokens.safetensors", "--out", "out.safetensors", "--json"}));
+  const SafetensorsFile out = SafetensorsFile::open(dir.path("out.safetensors")),
+                        want = SafetensorsFile::open(kCase + "/expected.safetensors");
+  float loss = 0, want_loss = 0;
+  out.read(out.at("loss"), &loss);
+  want.read(want.at("loss"), &want_loss);
+  EXPECT_NEAR(loss, want_loss, 1e-6 * want_loss);
+  EXPECT_NEAR(json.at("loss").get<double>(), loss, 1e-6);
+  EXPECT_EQ(out.at("logits").shape, want.at("logits").shape);
+  for (const SafetensorsEntry& entry : out.entries()) EXPECT_FALSE(entry.name.starts_with("grad.")) << entry.name;
+}
+
+TEST(CliForward, TakesWideIds) {
+  TestDir dir;
+  const std::vector<int64_t> ids{1, 2, 3};
+  write_safetensors(dir.path("t.safetensors"), {{{"tokens", DType::i64, {1, 3}}, ids.data()}});
+  EXPECT_EQ(run_moebius(dir, {"forward", kCase, "--tokens", "t.safetensors", "--out", "o.safetensors"}).code, 0);
+}
+
+TEST(CliForward, RefusesBadRequests) {
+  TestDir dir;
+  const std::string tokens = kCase + "/tokens.safetensors";
+  const auto forward = [&](std::vector<std::string> more) {
+    std::vector<std::string> words{"forward", kCase, "--tokens", tokens, "--out", "o.safetensors"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_moebius(dir, words);
+  };
+  expect_refused(forward({"--device", "cuda"}), 2, "this build has no CUDA backend");
+  expect_refused(forward({"--device", "tpu"}), 2, "--device: expected cpu; got \"tpu\"");
+  expect_refused(forward({"--dtype", "f8"}), 2, "--dtype: expected f32 or bf16; got \"f8\"");
+  expect_refused(forward({"--threads", "-3"}), 2, "--threads: expected 0 or more; got -3");
+  EXPECT_FALSE(fs::exists(dir.path("o.safetensors")));
+}
+
+TEST(CliForward, RefusesBadTokens) {
+  TestDir dir;
+  const auto forward = [&](const std::string& tokens) {
+    return run_moebius(dir, {"forward", kCase, "--tokens", tokens, "--out", "o.safetensors"});
+  };
+  expect_refused(forward(write_tokens(dir, {1, 97, 3})), 3, "tokens: expected values in [0, 97); got 97 at [0, 1]");
+  expect_refused(forward(write_tokens(dir, {1, 2, -4})), 3, "got -4 at [0, 2]");
+  expect_refused(forward(write_tokens(dir, {5})), 3, "at least one row of two tokens");
+  expect_refused(forward("none.safetensors"), 3, "none.safetensors");
+  expect_refused(forward(kCase + "/model.safetensors"), 3, "tokens");
+
+  const std::vector<float> floats{1, 2};
+  write_safetensors(dir.path("f.safetensors"), {{{"tokens", DType::f32, {1, 2}}, floats.data()}});
+  expect_refused(forward("f.safetensors"), 3, "tokens: expected I32 or I64; got F32");
+  const std::vector<int32_t> ids{1, 2, 3}, starts{0, 2, 2};
+  write_safetensors(dir.path("d.safetensors"),
+                    {{{"tokens", DType::i32, {1, 3}}, ids.data()}, {{"doc_start", DType::i32, {1, 3}}, starts.data()}});
+  expect_refused(forward("d.safetensors"), 3, "doc_start: expected the index of the first token");
+  EXPECT_FALSE(fs::exists(dir.path("o.safetensors")));
+}
+
+TEST(CliForward, RefusesDamagedModels) {
+  TestDir dir;
+  const std::string model = copy_model(dir), weights = model + "/model.safetensors",
+                    tokens = kCase + "/tokens.safetensors";
+  const auto forward = [&] {
+    return run_moebius(dir, {"forward", model, "--tokens", tokens, "--out", "o.safetensors"});
+  };
+  const std::string whole = read_file(weights);
+  write_file_atomic(weights, whole.substr(0, whole.size() - 1));
+  expect_refused(forward(), 3, weights);
+  write_file_atomic(weights, "\xff\xff\xff\xff\xff\xff\xff\xff{}");
+  expect_refused(forward(), 3, weights);
+  write_file_atomic(weights, whole);
+  write_file_atomic(model + "/config.json", "{\"model_type\": \"bert\"}");
+  expect_refused(forward(), 3, "bert");
+  fs::remove(weights);
+  fs::remove(model + "/config.json");
+  expect_refused(forward(), 3, "expected a Hugging Face folder (config.json)");
+  expect_refused(run_moebius(dir, {"forward", "nowhere", "--tokens", tokens, "--out", "o"}), 3, "got nothing there");
+}
+
+TEST(CliForward, RefusesAnOutputThatCannotBeWritten) {
+  TestDir dir;
+  const Ran ran = run_moebius(
+      dir, {"forward", kCase, "--tokens", kCase + "/tokens.safetensors", "--out", "no/such/folder/o.safetensors"});
+  EXPECT_EQ(ran.code, 4) << ran.err;
+  EXPECT_THAT(ran.err, testing::HasSubstr("no/such/folder"));
+}
+
+// -- data, tokenize --------------------------------------------------------------------------------------
+
+TEST(CliData, BuildsInfoAndEvaluates) {
+  TestDir dir;
+  // Bytes below 97, the vocabulary of the golden model, and no end of document: written by hand.
+  write_file_atomic(dir.path("text.txt"), std::string(200, '!'));
+  const auto built = json_of(
+      run_moebius(dir, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set", "--json"}));
+  EXPECT_EQ(built.at("documents"), 1);
+  EXPECT_EQ(built.at("tokens"), 201);
+  EXPECT_EQ(built.at("text_bytes"), 200);
+  const auto info = json_of(run_moebius(dir, {"data", "info", "set", "--json"}));
+  EXPECT_EQ(info.at("tokens"), 201);
+  EXPECT_EQ(info.at("tokenizer"), "bytes");
+  EXPECT_EQ(info.at("token_type"), "u16");
+
+  // 25 sequences of 8 tokens read 201; the last holds the end id, 256, which the model does not know.
+  const std::vector<std::string> eval{"eval", kCase,     "--data", "set",     "--seq-len",
+                                      "8",    "--batch", "4",      "--dtype", "f32"};
+  expect_refused(run_moebius(dir, eval), 3, "256");
+  std::vector<std::string> few = eval;
+  few.insert(few.end(), {"--max-batches", "3", "--json"});
+  const auto result = json_of(run_moebius(dir, few));
+  EXPECT_EQ(result.at("tokens"), 96);
+  EXPECT_NEAR(result.at("perplexity").get<double>(), std::exp(result.at("loss").get<double>()), 1e-6);
+  // 201 tokens stand for 200 bytes.
+  EXPECT_NEAR(result.at("bits_per_byte").get<double>(), result.at("loss").get<double>() / std::log(2.0) * 201 / 200,
+              1e-9);
+}
+
+TEST(CliData, RefusesWhatIsNotThere) {
+  TestDir dir;
+  expect_refused(run_moebius(dir, {"data", "build", "--input", "none.txt", "--tokenizer", "bytes", "--out", "set"}), 3,
+                 "none.txt");
+  expect_refused(run_moebius(dir, {"data", "info", "set"}), 3, "set");
+  expect_refused(run_moebius(dir, {"eval", kCase, "--data", "set"}), 3, "set");
+  EXPECT_EQ(run_moebius(dir, {"data"}).code, 2);
+  write_file_atomic(dir.path("t.txt"), "text");
+  expect_refused(run_moebius(dir, {"data", "build", "--input", "t.txt", "--tokenizer", "folder", "--out", "set"}), 2,
+                 "tokenizer");
+}
+
+TEST(CliTokenize, ThereAndBackLineByLine) {
+  TestDir dir;
+  const Ran ids = run_moebius(dir, {"tokenize", "--tokenizer", "bytes"}, "ab\n\nc \xc3\xa9\n");
+  EXPECT_EQ(ids.code, 0) << ids.err;
+  EXPECT_EQ(ids.out, "97 98\n\n99 32 195 169\n");
+  EXPECT_EQ(run_moebius(dir, {"tokenize", "--tokenizer", "bytes", "--decode"}, ids.out).out, "ab\n\nc \xc3\xa9\n");
+  expect_refused(run_moebius(dir, {"tokenize", "--tokenizer", "bytes", "--decode"}, "12 x7\n"), 3,
+                 "standard input:1: expected ids with spaces between them; got \"x7\"");
+  EXPECT_NE(run_moebius(dir, {"tokenize", "--tokenizer", "bytes", "--decode"}, "999\n").code, 0);
+}
+
+// -- generate --------------------------------------------------------------------------------------------
+
+TEST(CliGenerate, SameSeedSameText) {
+  TestDir dir;
+  const auto words = [](const std::string& seed) {
+    return std::vector<std::string>{"generate", kCase,     "--tokenizer", "bytes",  "--prompt", "!!", "--max-tokens",
+                                    "12",       "--dtype", "f32",         "--json", "--seed",   seed};
+  };
+  const auto first = json_of(run_moebius(dir, words("1")));
+  EXPECT_EQ(first.at("tokens").size(), 12u);
+  EXPECT_EQ(json_of(run_moebius(dir, words("1"))), first);
+  EXPECT_NE(json_of(run_moebius(dir, words("2"))).at("tokens"), first.at("tokens"));
+}
+
+TEST(CliGenerate, RefusesWhatDoesNotFit) {
+  TestDir dir;
+  const auto generate = [&](std::vector<std::string> more) {
+    std::vector<std::string> words{"generate", kCase, "--tokenizer", "bytes", "--prompt", "!"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_moebius(dir, words);
+  };
+  expect_refused(generate({"--max-tokens", "64"}), 2, "must fit the context of 64 tokens; got 1 + 64");
+  expect_refused(generate({"--max-tokens", "3", "--temperature", "-1"}), 2, "temperature");
+  expect_refused(generate({"--max-tokens", "3", "--top-p", "1.5"}), 2, "top-p");
+  expect_refused(run_moebius(dir, {"generate", kCase, "--tokenizer", "bytes", "--prompt", "z", "--max-tokens", "3"}), 3,
+                 "expected prompt ids in [0, 97); got 122");
+}
+
+// -- config ----------------------------------------------------------------------------------------------
+
+const std::string kRecipe = MOEBIUS_SOURCE_DIR "/recipes/demo.toml";
+
+TEST(CliConfig, SaysSizeMeshMemoryAndProvenance) {
+  TestDir dir;
+  const auto json = json_of(run_moebius(dir, {"config", kRecipe, "--set", "train.steps=77", "--json"}));
+  EXPECT_EQ(json.at("provenance").at("train.steps"), "--set");
+  EXPECT_THAT(json.at("recipe").get<std::string>(), testing::HasSubstr("steps = 77"));
+  EXPECT_GT(json.at("parameters").get<int64_t>(), json.at("active_parameters").get<int64_t>());
+  EXPECT_EQ(json.at("mesh").at("dp"), 1);
+  int64_t total = 0;
+  for (const auto& [life, bytes] : json.at("memory_bytes").items()) total += life == "total" ? 0 : bytes.get<int64_t>();
+  EXPECT_EQ(total, json.at("memory_bytes").at("total").get<int64_t>());
+  // f32 masters and two moments of every parameter, but for alignment.
+  EXPECT_GE(json.at("memory_bytes").at("optimizer").get<int64_t>(), 8 * json.at("parameters").get<int64_t>());
+}
+
+TEST(CliConfig, WhatItPrintsIsARecipe) {
+  TestDir dir;
+  const Ran first = run_moebius(dir, {"config", kRecipe});
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_THAT(first.out, testing::HasSubstr("memory plan"));
+  write_file_atomic(dir.path("again.toml"), first.out);
+  EXPECT_EQ(json_of(run_moebius(dir, {"config", "again.toml", "--json"})).at("recipe"),
+            json_of(run_moebius(dir, {"config", kRecipe, "--json"})).at("recipe"));
+}
+
+TEST(CliConfig, RefusesBadRecipes) {
+  TestDir dir;
+  expect_refused(run_moebius(dir, {"config", kRecipe, "--set", "train.stpes=3"}), 2, "train.steps");
+  expect_refused(run_moebius(dir, {"config", kRecipe, "--set", "train.steps=\"many\""}), 2, "train.steps");
+  expect_refused(run_moebius(dir, {"config", kRecipe, "--ranks", "0"}), 2, "--ranks: expected at least 1; got 0");
+  const Ran missing = run_moebius(dir, {"config", "none.toml"});
+  EXPECT_NE(missing.code, 0);
+  EXPECT_THAT(missing.err, testing::HasSubstr("none.toml"));
+}
+
+// -- checkpoint ------------------------------------------------------------------------------------------
+
+TEST(CliCheckpoint, EmptyAndMissingFolders) {
+  TestDir dir;
+  EXPECT_THAT(run_moebius(dir, {"checkpoint", "ls", "."}).out, testing::HasSubstr("no checkpoints"));
+  expect_refused(run_moebius(dir, {"checkpoint", "verify", "."}), 3,
+                 "expected a checkpoint or a folder of them; got none");
+  expect_refused(run_moebius(dir, {"checkpoint", "ls", "nowhere"}), 3, "got nothing there");
+  expect_refused(run_moebius(dir, {"checkpoint", "prune", ".", "--keep", "0"}), 2,
+                 "expected at least 1 to be kept; got 0");
+}
+
+// A run, and everything that reads its checkpoint.
+TEST(CliRun, TrainsThenEveryCommandTakesItsFolder) {
+  TestDir dir;
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += fmt::format("line {} of a small text\n", i);
+  write_file_atomic(dir.path("text.txt"), text);
+  ASSERT_EQ(run_moebius(dir, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code, 0);
+  const Ran trained = run_moebius(dir, {"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--set", "run.dir=run",
+                                        "--set", "data.train=[\"set\"]", "--set", "train.steps=6"});
+  ASSERT_EQ(trained.code, 0) << trained.err;
+
+  const auto list = json_of(run_moebius(dir, {"checkpoint", "ls", "run", "--json"})).at("checkpoints");
+  ASSERT_EQ(list.size(), 1u);
+  EXPECT_EQ(list[0].at("step"), 6);
+  EXPECT_EQ(json_of(run_moebius(dir, {"checkpoint", "verify", "run", "--json"})).at("ok"), true);
+  EXPECT_EQ(json_of(run_moebius(dir, {"checkpoint", "prune", "run", "--keep", "1", "--json"})).at("removed").size(),
+            0u);
+
+  // The run's own sequence length and tokenizer are taken from the checkpoint.
+  const auto evaluated = json_of(run_moebius(dir, {"eval", "run", "--data", "set", "--dtype", "f32", "--json"}));
+  EXPECT_LT(evaluated.at("loss").get<double>(), std::log(257.0));
+  const Ran generated = run_moebius(dir, {"generate", "run", "--prompt", "line", "--max-tokens", "5"});
+  EXPECT_EQ(generated.code, 0) << generated.err;
+  EXPECT_TRUE(generated.out.starts_with("line")) << generated.out;
+  const std::string tokens = write_tokens(dir, {1, 2, 3});
+  EXPECT_EQ(run_moebius(dir, {"forward", "run", "--tokens", tokens, "--out", "o.safetensors", "--grads"}).code, 0);
+
+  const std::string shard = dir.path(list[0].at("folder").get<std::string>() + "/shard-00000.safetensors");
+  std::string bytes = read_file(shard);
+  bytes.back() ^= 1;
+  write_file_atomic(shard, bytes);
+  const Ran damaged = run_moebius(dir, {"checkpoint", "verify", "run"});
+  EXPECT_EQ(damaged.code, 3);
+  EXPECT_THAT(damaged.out, testing::HasSubstr("DAMAGED"));
+}
+
+// -- bench, doctor ---------------------------------------------------------------------------------------
+
+TEST(CliBench, UnknownNamesAreListed) {
+  TestDir dir;
+  expect_refused(run_moebius(dir, {"bench", "warp"}), 2,
+                 "bench: expected attention, experts, gemm, moe-layer, or step; got \"warp\"");
+  expect_refused(run_moebius(dir, {"bench", "gemm", "--runs", "0"}), 2, "--runs: expected at least 1");
+}
+
+TEST(CliBench, AStepOfATinyModel) {
+  TestDir dir;
+  const auto json = json_of(run_moebius(
+      dir, {"bench", "step", "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--set", "train.global_batch=2",
+            "--set", "train.micro_batch=1", "--set", "train.seq_len=16", "--steps", "2", "--profile", "--json"}));
+  EXPECT_GT(json.at("tokens_per_s").get<double>(), 0);
+  EXPECT_EQ(json.at("tokens_per_step"), 32);
+  EXPECT_GT(json.at("ops").size(), 10u);
+  EXPECT_GT(json.at("gemm_bf16_tflops").get<double>(), 0);
+}
+
+TEST(CliDoctor, SaysWhatIsMissing) {
+  TestDir dir;
+  const auto json = json_of(run_moebius(dir, {"doctor", "--json"}));
+  EXPECT_EQ(json.at("found").at("CUDA"), "not part of this build");
+  EXPECT_FALSE(json.at("found").at("oneDNN").get<std::string>().empty());
+  EXPECT_EQ(json.at("missing").at("MPI"), "more than one rank");
+  EXPECT_THAT(run_moebius(dir, {"doctor"}).out, testing::HasSubstr("-march="));
+}
+
+}  // namespace
+}  // namespace moebius

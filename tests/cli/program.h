@@ -1,0 +1,47 @@
+// Starts the built program and keeps what it said.
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "io/files.h"
+#include "io/testing.h"
+
+namespace moebius {
+
+struct Ran {
+  int code = 0;  // exit code; 128 + n after signal n
+  std::string out, err;
+};
+
+// A word for the shell.
+inline std::string quoted(const std::string& word) {
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
+// Runs `moebius` with these words in `dir`, with standard input from a text.
+inline Ran run_moebius(const TestDir& dir, const std::vector<std::string>& words, const std::string& input = "") {
+  write_file_atomic(dir.path("stdin"), input);
+  std::string command = "cd " + quoted(dir.path()) + " && " + quoted(MOEBIUS_BINARY_DIR "/moebius");
+  for (const std::string& word : words) command += " " + quoted(word);
+  command += " < stdin > stdout 2> stderr";
+  const int status = std::system(command.c_str());
+  return {.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status),
+          .out = read_file(dir.path("stdout")),
+          .err = read_file(dir.path("stderr"))};
+}
+
+// The command failed as documented: this code, this text on standard error, nothing on standard output.
+inline void expect_refused(const Ran& ran, int code, const std::string& text) {
+  EXPECT_EQ(ran.code, code) << ran.err;
+  EXPECT_THAT(ran.err, testing::HasSubstr(text));
+  EXPECT_EQ(ran.out, "");
+}
+
+}  // namespace moebius

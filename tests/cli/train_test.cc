@@ -1,0 +1,98 @@
+// `moebius train` as people run it: what it leaves behind, what it refuses, how it ends.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/program.h"
+
+namespace moebius {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A folder with a small dataset, and runs of recipes/tiny_cpu.toml in it.
+class CliTrain : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string text;
+    for (int i = 0; i < 60; ++i) text += fmt::format("line {} of a small text\n", i * i);
+    write_file_atomic(dir_.path("text.txt"), text);
+    ASSERT_EQ(run_moebius(dir_, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code, 0);
+  }
+  Ran train(std::vector<std::string> overrides, const std::string& input = "") {
+    std::vector<std::string> words{"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml"};
+    for (const char* base : {"run.dir=run", "data.train=[\"set\"]", "train.steps=6"}) words.insert(words.end(), {"--set", base});
+    for (const std::string& o : overrides) words.insert(words.end(), {"--set", o});
+    return run_moebius(dir_, words, input);
+  }
+  std::vector<nlohmann::json> metrics() {
+    std::vector<nlohmann::json> records;
+    std::istringstream lines(read_file(dir_.path("run/metrics.jsonl")));
+    for (std::string line; std::getline(lines, line);) records.push_back(nlohmann::json::parse(line));
+    return records;
+  }
+  TestDir dir_;
+};
+
+TEST_F(CliTrain, LeavesWhatTheInterfacePromises) {
+  const Ran ran = train({"data.valid=[\"set\"]", "train.eval_every=3", "moe.z_coeff=1e-3", "log.trace=run/trace.json"});
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(ran.out, "");
+  EXPECT_THAT(ran.err, HasSubstr("memory: predicted"));
+  const auto records = metrics();
+  ASSERT_EQ(records.size(), 8u);  // six steps, two evaluations
+  const auto& first = records[0];
+  for (const char* key : {"kind", "step", "loss", "aux_loss", "z_loss", "grad_norm", "lr", "tokens", "step_time_s", "tokens_per_s", "model_tflops_per_rank",
+                          "expert_load_max_over_mean", "dropped_tokens", "memory_peak_bytes"}) {
+    EXPECT_TRUE(first.contains(key)) << key;
+  }
+  ASSERT_EQ(first.at("moe").size(), 2u);
+  int64_t load = 0;
+  for (const auto& count : first.at("moe")[0].at("load")) load += count.get<int64_t>();
+  EXPECT_EQ(load, 4 * 32 * 2) << "tokens times k, over both micro-batches";
+  EXPECT_GT(first.at("moe")[1].at("entropy").get<double>(), 0);
+  EXPECT_EQ(records[3].at("kind"), "eval");
+  EXPECT_GT(records[3].at("bits_per_byte").get<double>(), 0);
+  for (const char* file : {"run/recipe.resolved.toml", "run/trace.json", "run/tensorboard", "run/checkpoints/step-00000006/manifest.json"}) {
+    EXPECT_TRUE(std::filesystem::exists(dir_.path(file))) << file;
+  }
+  EXPECT_TRUE(nlohmann::json::parse(read_file(dir_.path("run/trace.json"))).at("traceEvents").size() > 100);
+}
+
+TEST_F(CliTrain, AFinishedRunHasNothingToDo) {
+  ASSERT_EQ(train({}).code, 0);
+  const auto before = metrics();
+  const Ran again = train({});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_THAT(again.err, HasSubstr("nothing to do: step 6 of 6 is done"));
+  EXPECT_EQ(metrics(), before);
+}
+
+TEST_F(CliTrain, GoesOnOnlyWithTheSameRun) {
+  ASSERT_EQ(train({}).code, 0);
+  expect_refused(train({"optimizer.lr=0.5", "train.steps=8"}), 2, "optimizer.lr: 0.01 -> 0.5");
+  EXPECT_EQ(train({"optimizer.lr=0.5", "train.steps=8", "run.dir=other"}).code, 0);
+}
+
+// A learning rate that no model survives: the weights overflow, and the run says where.
+TEST_F(CliTrain, StopsAtNumbersThatAreNotFinite) {
+  const Ran ran = train({"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.warmup_steps=0", "checkpoint.every=1"});
+  expect_refused(ran, 5, "first not finite: ");
+  EXPECT_THAT(ran.err, HasSubstr("No weight was changed"));
+  for (const auto& record : metrics()) EXPECT_TRUE(record.at("loss").is_number()) << record;
+}
+
+TEST_F(CliTrain, RefusesWhatCannotRun) {
+  expect_refused(train({"optimizer.weight_decy=1"}), 2, "unknown key optimizer.weight_decy; did you mean optimizer.weight_decay?");
+  expect_refused(train({"parallel.tp=2"}), 2, "tp");
+  expect_refused(train({"run.device=cuda"}), 2, "this build has no CUDA backend");
+  expect_refused(train({"data.train=[\"nowhere\"]"}), 3, "nowhere");
+  expect_refused(train({"model.vocab_size=100"}), 3, "vocabulary");
+  expect_refused(train({"run.dir=set.bin/x"}), 4, "run.dir");
+  expect_refused(train({"train.seq_len=64000", "model.max_position_embeddings=64000"}), 2, "");
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,234 @@
+// Two ways, the same numbers: whole training steps of a tiny model.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/equivalence/tiny.h"
+
+namespace moebius {
+namespace {
+
+using namespace testing;
+
+class Training : public ::testing::TestWithParam<DType> {};
+
+TEST_P(Training, SameRunTwiceIsBitwiseEqual) {
+  Engine a(tiny_engine(tiny_model(), 2, GetParam(), 2)), b(tiny_engine(tiny_model(), 2, GetParam(), 2));
+  EXPECT_EQ(train(a, 4, 4), train(b, 4, 4));
+  EXPECT_EQ(all_elements(a, false), all_elements(b, false));
+}
+
+TEST_P(Training, ThreadsDoNotChangeABit) {
+  Engine one(tiny_engine(tiny_model(), 4, GetParam(), 1));
+  const auto expected = train(one, 3, 4);
+  for (int threads : {2, 3, 5}) {
+    Engine many(tiny_engine(tiny_model(), 4, GetParam(), threads));
+    EXPECT_EQ(train(many, 3, 4), expected) << threads << " threads";
+    EXPECT_EQ(all_elements(many, false), all_elements(one, false)) << threads << " threads";
+  }
+}
+
+TEST_P(Training, LearnsTheSameBatchByHeart) {
+  Engine engine(tiny_engine(tiny_model(), 2, GetParam(), 2));
+  init_params(engine);
+  double first = 0, last = 0;
+  for (int64_t step = 1; step <= 60; ++step) {
+    fill_random(engine.batch(), engine.spec().model, 1, 0, 2);
+    engine.forward_backward();
+    last = *engine.model().loss_sum().ptr<double>() * engine.batch().loss_scale;
+    if (step == 1) first = last;
+    engine.optimizer_step(step, 1e-2);
+    engine.end_of_step();
+  }
+  EXPECT_LT(last, 0.2 * first);
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, Training, ::testing::Values(DType::f32, DType::bf16),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+// Losses that are defined on sequences or on the global batch. Rounding: sums of about 10^3 f32 products in another order.
+TEST(TrainingSplit, MicroBatchSplitChangesRoundingOnly) {
+  const auto spec = [](int64_t batch) {
+    EngineSpec s = tiny_engine(tiny_model(), batch, DType::f32, 2);
+    s.balance.aux = false;
+    s.balance.global_aux = true;
+    s.balance.jitter = 0.05;
+    return s;
+  };
+  Engine whole(spec(6)), split(spec(2));
+  init_params(whole);
+  init_params(split);
+  for (int64_t step = 1; step <= 3; ++step) {
+    const double a = run_micro_batches(whole, step, 6), b = run_micro_batches(split, step, 6);
+    EXPECT_NEAR(a, b, 1e-5 * std::abs(a)) << "step " << step;
+    EXPECT_LT(relative_l2(all_elements(split, true), all_elements(whole, true)), 1e-5) << "step " << step;
+    for (Engine* e : {&whole, &split}) {
+      e->optimizer_step(step, 1e-3);
+      e->end_of_step();
+    }
+  }
+}
+
+void copy_params(Engine& to, Engine& from) {
+  for (size_t k = 0; k < from.model().params().all().size(); ++k) {
+    const Tensor& t = from.model().params().all()[k].w;
+    std::copy_n(t.ptr<float>(), t.numel(), to.model().params().all()[k].w.ptr<float>());
+  }
+}
+
+// A random unit direction plus the gradient's own, so that the derivative along it is not small by chance.
+std::vector<float> probe_direction(const Param& p) {
+  const int64_t n = p.w.numel();
+  const Rng rng(5, RngSite::bench, 0, key_of(p.spec.name.c_str()));
+  const float* dw = p.dw.ptr<float>();
+  double random_norm = 0, grad_norm = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    random_norm += std::pow(rng.normal(i), 2);
+    grad_norm += double{dw[i]} * dw[i];
+  }
+  std::vector<float> direction(n);
+  for (int64_t i = 0; i < n; ++i) {
+    direction[i] = static_cast<float>(rng.normal(i) / std::sqrt(random_norm) + dw[i] / (std::sqrt(grad_norm) + 1e-30));
+  }
+  return direction;
+}
+
+// Everything discrete of the last pass: the choices, the drops, and the counts inside the balance losses.
+std::vector<float> choices(Engine& engine) {
+  std::vector<float> all;
+  for (const auto& layer : engine.model().moe_layers()) {
+    const Router::Saved& saved = layer.saved->router;
+    for (const Tensor& t : {saved.route.topk_TK, saved.route.pair_row_TK}) all.insert(all.end(), t.ptr<int32_t>(), t.ptr<int32_t>() + t.numel());
+    all.insert(all.end(), saved.dsbar_SE.ptr<float>(), saved.dsbar_SE.ptr<float>() + saved.dsbar_SE.numel());
+  }
+  return all;
+}
+
+struct Probe {
+  double objective;
+  std::vector<float> choices;
+};
+
+// The objective with p moved by h along the direction.
+Probe probe(Engine& engine, const EngineSpec& spec, const Param& p, const std::vector<float>& direction, double h) {
+  Engine moved(spec);
+  copy_params(moved, engine);
+  const auto& params = moved.model().params().all();
+  const auto same = std::find_if(params.begin(), params.end(), [&](const Param& q) { return q.spec.name == p.spec.name; });
+  for (size_t i = 0; i < direction.size(); ++i) same->w.ptr<float>()[i] += static_cast<float>(h * direction[i]);
+  const double value = run_micro_batches(moved, 1, spec.shape.batch);
+  return {value, choices(moved)};
+}
+
+// Central differences for every parameter. The scalar is smooth between changes of choice, so the step shrinks until neither side
+// changes one. A step of h has an error of h^2, and the noise of f32 (2e-7 of an objective of about 5) over h.
+void expect_gradients_match_differences(const EngineSpec& spec) {
+  Engine engine(spec);
+  init_params(engine);
+  run_micro_batches(engine, 1, spec.shape.batch);
+  const std::vector<float> here = choices(engine);
+  int64_t compared = 0, total = 0;
+  for (const Param& p : engine.model().params().all()) {
+    if (!p.has_grad) continue;
+    ++total;
+    const std::vector<float> direction = probe_direction(p);
+    double expected = 0;
+    for (size_t i = 0; i < direction.size(); ++i) expected += double{p.dw.ptr<float>()[i]} * direction[i];
+    for (const double h : {4e-3, 1e-3, 2.5e-4}) {
+      const Probe plus = probe(engine, spec, p, direction, h), minus = probe(engine, spec, p, direction, -h);
+      if (plus.choices != here || minus.choices != here) continue;
+      EXPECT_NEAR((plus.objective - minus.objective) / (2 * h), expected, 0.01 * std::abs(expected) + 1e-6 / h) << p.spec.name << " h " << h;
+      ++compared;
+      break;
+    }
+  }
+  EXPECT_GE(compared, total * 9 / 10) << "of " << total << " parameters";
+}
+
+TEST(TrainingGradients, AreTheDerivativeOfTheScalar) {
+  EngineSpec spec = tiny_engine(tiny_model(), 2, DType::f32, 1);
+  spec.balance.global_aux = true;
+  expect_gradients_match_differences(spec);
+}
+
+TEST(TrainingGradients, AreTheDerivativeOfTheScalarWithSigmoidGroupsAndBias) {
+  ModelSpec model = tiny_model();
+  model.score = ScoreFunction::sigmoid;
+  model.n_group = 3;
+  model.topk_group = 2;
+  model.routed_scaling_factor = 1.7;
+  model.expert_bias = true;
+  model.shared_expert_gate = false;
+  model.tie_word_embeddings = true;
+  EngineSpec spec = tiny_engine(model, 2, DType::f32, 1);
+  spec.balance.capacity_factor = 1.0;
+  expect_gradients_match_differences(spec);
+}
+
+// Two documents in one row compute what they compute in rows of their own.
+TEST(TrainingDocuments, KeptApartEqualAlone) {
+  const ModelSpec model = tiny_model();
+  Engine packed(tiny_engine(model, 1, DType::f32, 1)), alone(tiny_engine(model, 2, DType::f32, 1));
+  init_params(packed);
+  init_params(alone);
+  const int cut = 4, S = 9;
+  fill_random(packed.batch(), model, 1, 0, 1);
+  MicroBatch &p = packed.batch(), &a = alone.batch();
+  fill_random(a, model, 1, 0, 2);
+  for (int i = cut; i < S; ++i) {
+    p.pos_T.ptr<int32_t>()[i] = i - cut;
+    p.doc_start_T.ptr<int32_t>()[i] = cut;
+    p.segment_T.ptr<int32_t>()[i] = 1;
+    // Row 0 of `alone` starts with the first document, row 1 with the second.
+    a.token_T.ptr<int32_t>()[S + i - cut] = p.token_T.ptr<int32_t>()[i];
+    a.target_T.ptr<int32_t>()[S + i - cut] = p.target_T.ptr<int32_t>()[i];
+  }
+  packed.forward_backward();
+  alone.forward_backward();
+  const float *loss_p = packed.model().token_loss().ptr<float>(), *loss_a = alone.model().token_loss().ptr<float>();
+  for (int i = 0; i < cut; ++i) EXPECT_NEAR(loss_p[i], loss_a[i], 1e-5) << i;
+  for (int i = cut; i < S; ++i) EXPECT_NEAR(loss_p[i], loss_a[S + i - cut], 1e-5) << i;
+}
+
+// Evaluating between steps changes no bit of the training: not the weights, not the expert biases, not what is reported.
+TEST(TrainingEvaluation, LeavesTrainingAsItWas) {
+  ModelSpec model = tiny_model();
+  model.expert_bias = true;
+  EngineSpec spec = tiny_engine(model, 2, DType::f32, 1);
+  spec.balance.bias = spec.balance.global_aux = true;
+  Engine plain(spec), evaluated(spec);
+  init_params(plain);
+  init_params(evaluated);
+  for (int64_t step = 1; step <= 4; ++step) {
+    EXPECT_EQ(run_micro_batches(plain, step, 4), run_micro_batches(evaluated, step, 4)) << "step " << step;
+    for (Engine* e : {&plain, &evaluated}) {
+      e->optimizer_step(step, 1e-2);
+      e->end_of_step();
+    }
+    evaluated.batch().training = false;
+    evaluated.run([&](Step& s) {
+      evaluated.model().forward_hidden(s, s.batch.shape.tokens());
+      evaluated.model().forward_loss(s, false);
+    });
+    *evaluated.model().loss_sum().ptr<double>() = 0;
+  }
+  const auto &a = plain.model().params().all(), &b = evaluated.model().params().all();
+  for (size_t i = 0; i < a.size(); ++i) {
+    const float *x = a[i].master().ptr<float>(), *y = b[i].master().ptr<float>();
+    EXPECT_TRUE(std::equal(x, x + a[i].w.numel(), y)) << a[i].spec.name;
+  }
+}
+
+// What is planned on the null device is what is allocated.
+TEST(TrainingMemory, TheNullDevicePlansTheSameBytes) {
+  EngineSpec spec = tiny_engine(tiny_model(), 3, DType::bf16, 2);
+  Engine real(spec);
+  spec.device = DeviceKind::null;
+  Engine counted(spec);
+  EXPECT_EQ(real.plan().total_bytes(), counted.plan().total_bytes());
+  train(real, 1, 3);
+  EXPECT_EQ(real.stack_high_water(), real.plan().bytes(Life::stack)) << "the dry run must take the same path as the step";
+}
+
+}  // namespace
+}  // namespace moebius

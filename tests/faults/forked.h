@@ -1,0 +1,57 @@
+// A part of a test in a process of its own: there MOEBIUS_FAULT has not been read yet, and dying ends nothing else.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <string>
+
+namespace moebius {
+
+// A crash of a process does not reach the device, so none is needed: in memory a sync costs nothing.
+inline const bool kInMemory = std::filesystem::is_directory("/dev/shm") && ::setenv("TMPDIR", "/dev/shm", 0) == 0;
+
+constexpr int kKilled = 128 + SIGKILL;
+
+// MOEBIUS_FAULT and MOEBIUS_FAULT_LOG of that process; empty: not set.
+struct FaultRequest {
+  std::string fault, log;
+};
+
+// Starts body() and returns its process. Failed assertions, and an exception, give it exit status 1.
+// REQUIRES: this process has one thread and has reached no fault point.
+template <class Body>
+pid_t start_forked(const FaultRequest& request, Body&& body) {
+  std::fflush(nullptr);
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  if (!request.fault.empty()) ::setenv("MOEBIUS_FAULT", request.fault.c_str(), 1);
+  if (!request.log.empty()) ::setenv("MOEBIUS_FAULT_LOG", request.log.c_str(), 1);
+  try {
+    body();
+  } catch (const std::exception& e) {
+    ADD_FAILURE() << e.what();
+  }
+  std::fflush(nullptr);
+  ::_exit(testing::Test::HasFailure() ? 1 : 0);
+}
+
+// 0 or the exit status; 128 + the signal that ended it.
+inline int end_of(pid_t process) {
+  int status = 0;
+  if (::waitpid(process, &status, 0) != process) return -1;
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+template <class Body>
+int run_forked(const FaultRequest& request, Body&& body) {
+  return end_of(start_forked(request, body));
+}
+
+}  // namespace moebius

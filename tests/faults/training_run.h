@@ -1,0 +1,118 @@
+// The program itself, training a tiny model: started, killed, started again; and what it left in its folder.
+#pragma once
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "io/files.h"
+#include "io/testing.h"
+#include "tests/faults/forked.h"
+#include "train/checkpoint.h"
+
+namespace moebius {
+
+using Words = std::vector<std::string>;
+
+inline Words joined(Words a, const Words& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// Starts moebius_faults with these words in `dir`; what it says goes to the files `out` and `err` there.
+inline pid_t start_program(const std::string& dir, const Words& words, const FaultRequest& request = {}) {
+  return start_forked(request, [&] {
+    MOEBIUS_CHECK(io, ::chdir(dir.c_str()) == 0, "chdir to {}", dir);
+    ::dup2(::open("out", O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666), STDOUT_FILENO);
+    ::dup2(::open("err", O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666), STDERR_FILENO);
+    const std::string program = MOEBIUS_BINARY_DIR "/moebius_faults";
+    std::vector<char*> arguments{const_cast<char*>(program.c_str())};
+    for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+    arguments.push_back(nullptr);
+    ::execv(program.c_str(), arguments.data());
+    MOEBIUS_FAIL(io, "exec {}: {}", program, errno_text(errno));
+  });
+}
+
+// A folder with a tiny dataset, where runs of the recipe tiny_cpu are made.
+class TrainingRuns {
+ public:
+  explicit TrainingRuns(Words overrides) : words_(std::move(overrides)) {
+    std::ofstream text(dir_.path("text"));
+    for (int i = 0; i < 400; ++i) text << i * i << " is the square of " << i << ".\n";
+    text.close();
+    const pid_t build =
+        start_program(dir_.path(), {"data", "build", "--input", "text", "--tokenizer", "bytes", "--out", "data"});
+    EXPECT_EQ(end_of(build), 0) << err();
+  }
+
+  // `run` is the folder of the run.
+  pid_t start(const std::string& run, const Words& overrides = {}, const FaultRequest& request = {}) const {
+    Words words{"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml"};
+    for (const std::string& each : joined(words_, overrides)) words = joined(words, {"--set", each});
+    for (const char* each : {"data.train=[\"data\"]", "data.valid=[\"data\"]"}) words = joined(words, {"--set", each});
+    return start_program(dir_.path(), joined(words, {"--set", "run.dir=" + run}), request);
+  }
+  int train(const std::string& run, const Words& overrides = {}, const FaultRequest& request = {}) const {
+    return end_of(start(run, overrides, request));
+  }
+
+  std::string path(const std::string& name) const { return dir_.path(name); }
+  std::string err() const { return read_file(path("err")); }  // of the program that was started last
+
+  int64_t num_lines(const std::string& run) const {
+    std::ifstream file(path(run + "/metrics.jsonl"));
+    return std::count(std::istreambuf_iterator<char>(file), {}, '\n');
+  }
+  void wait_for_lines(const std::string& run, int64_t lines) const {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (num_lines(run) < lines && std::chrono::steady_clock::now() < end) ::usleep(500);
+    ASSERT_GE(num_lines(run), lines);
+  }
+
+  // Its metrics, a string a line, less what a clock or the machine decides.
+  std::vector<std::string> metrics(const std::string& run) const {
+    std::vector<std::string> records;
+    std::ifstream file(path(run + "/metrics.jsonl"));
+    for (std::string line; std::getline(file, line);) {
+      auto record = nlohmann::ordered_json::parse(line);
+      for (const char* key : {"step_time_s", "tokens_per_s", "model_tflops_per_rank", "memory_peak_bytes"})
+        record.erase(key);
+      records.push_back(record.dump());
+    }
+    return records;
+  }
+  int64_t last_step(const std::string& run) const {
+    return nlohmann::json::parse(metrics(run).back()).at("step").get<int64_t>();
+  }
+  std::string newest(const std::string& run) const {
+    return newest_checkpoint(path(run + "/checkpoints"), nullptr).value_or("");
+  }
+  // Hash of each tensor of the newest checkpoint: every weight, every moment, every bit.
+  std::map<std::string, std::string> state(const std::string& run) const {
+    std::map<std::string, std::string> hashes;
+    const CheckpointReader reader(newest(run));
+    for (const auto& [name, tensor] : reader.tensors()) hashes[name] = tensor.xxh3;
+    return hashes;
+  }
+  // `run` cannot be told from one that was never disturbed.
+  void expect_same(const std::string& run, const std::string& undisturbed) const {
+    const std::vector<std::string> got = metrics(run), expected = metrics(undisturbed);
+    const auto [here, there] = std::mismatch(got.begin(), got.end(), expected.begin(), expected.end());
+    EXPECT_EQ(here == got.end() ? "the end" : *here, there == expected.end() ? "the end" : *there);
+    EXPECT_TRUE(state(run) == state(undisturbed));
+    for (const CheckpointInfo& info : list_checkpoints(path(run + "/checkpoints"))) EXPECT_EQ(info.problem, "");
+  }
+
+ private:
+  TestDir dir_;
+  Words words_;
+};
+
+}  // namespace moebius

@@ -1,0 +1,188 @@
+// A run that dies and is started again gives, bit for bit, what a run that never died gives: its metrics and its state.
+#include <algorithm>
+#include <random>
+
+#include "tests/faults/training_run.h"
+
+namespace moebius {
+namespace {
+
+using testing::HasSubstr;
+using testing::SizeIs;
+
+struct Setup {
+  const char* name;
+  Words overrides;
+};
+
+void PrintTo(const Setup& setup, std::ostream* out) { *out << setup.name; }
+
+// What a run carries from step to step differs between these: balance state, dtypes, who writes.
+const std::vector<Setup> kSetups{
+    {"F32Async", {"checkpoint.async=true"}},
+    {"Bf16BiasSync", {"checkpoint.async=false", "precision.compute=bf16", "moe.balance=bias", "moe.aux_coeff=0"}},
+};
+
+class Training : public testing::TestWithParam<Setup> {
+ protected:
+  void SetUp() override { ASSERT_EQ(runs_.train("undisturbed"), 0) << runs_.err(); }
+
+  TrainingRuns runs_{joined(GetParam().overrides, {"train.steps=7", "checkpoint.every=2", "run.threads=2",
+                                                   "train.eval_every=3", "train.eval_batches=2"})};
+};
+INSTANTIATE_TEST_SUITE_P(All, Training, testing::ValuesIn(kSetups), [](const auto& info) { return info.param.name; });
+
+TEST_P(Training, ReportsEveryStepOnce) {
+  EXPECT_THAT(runs_.metrics("undisturbed"), SizeIs(7 + 3));  // evaluations after 3, 6 and 7
+  EXPECT_EQ(runs_.newest("undisturbed"), runs_.path("undisturbed/checkpoints/step-00000007"));
+  EXPECT_GT(runs_.state("undisturbed").size(), 90u);  // weights and two moments
+  ASSERT_EQ(runs_.train("again"), 0);
+  runs_.expect_same("again", "undisturbed");
+  ASSERT_EQ(runs_.train("other", {"run.seed=5"}), 0);  // or the comparison would prove nothing
+  EXPECT_NE(runs_.metrics("other"), runs_.metrics("undisturbed"));
+  EXPECT_NE(runs_.state("other"), runs_.state("undisturbed"));
+}
+
+TEST_P(Training, EvaluationChangesNothing) {
+  ASSERT_EQ(runs_.train("without", {"train.eval_every=100"}), 0);
+  std::vector<std::string> with = runs_.metrics("undisturbed"), without = runs_.metrics("without");
+  const auto is_eval = [](const std::string& record) { return record.find("\"eval\"") != record.npos; };
+  EXPECT_EQ(std::erase_if(with, is_eval), 3);
+  EXPECT_EQ(std::erase_if(without, is_eval), 1);
+  EXPECT_EQ(with, without);
+  EXPECT_TRUE(runs_.state("without") == runs_.state("undisturbed"));
+}
+
+TEST_P(Training, AFinishedRunHasNothingToDo) {
+  const std::vector<std::string> before = runs_.metrics("undisturbed");
+  EXPECT_EQ(runs_.train("undisturbed"), 0);
+  EXPECT_THAT(runs_.err(), HasSubstr("nothing to do"));
+  EXPECT_EQ(runs_.metrics("undisturbed"), before);
+}
+
+// For each point of a save, its hits in the whole run: the first, one in the middle and the last.
+Words points_to_try(const TrainingRuns& runs) {
+  EXPECT_EQ(runs.train("logged", {}, {.log = runs.path("log")}), 0);
+  std::map<std::string, int> hits;
+  std::ifstream log(runs.path("log"));
+  for (std::string name; std::getline(log, name);) ++hits[name];
+  Words points;
+  for (const auto& [name, count] : hits) {
+    for (const int hit : {1, (count + 1) / 2, count}) points.push_back(fmt::format("{}:{}", name, hit));
+  }
+  std::sort(points.begin(), points.end());
+  points.erase(std::unique(points.begin(), points.end()), points.end());
+  return points;
+}
+
+TEST_P(Training, KilledAtEveryPointOfASave) {
+  const Words points = points_to_try(runs_);
+  EXPECT_GT(points.size(), 20u);
+  for (const std::string& point : points) {
+    SCOPED_TRACE(point);
+    ASSERT_EQ(runs_.train(point, {}, {.fault = point}), kKilled) << runs_.err();
+    ASSERT_EQ(runs_.train(point), 0) << runs_.err();
+    runs_.expect_same(point, "undisturbed");
+  }
+}
+
+TEST_P(Training, ASaveThatFailsEndsTheRunWithCode4AndLosesNothing) {
+  for (const std::string point : {"checkpoint.mid_shard:150", "checkpoint.mid_manifest:2", "checkpoint.mid_prune:1"}) {
+    for (const std::string mode : {":throw", ":enospc"}) {
+      SCOPED_TRACE(point + mode);
+      const std::string run = point + mode;
+      ASSERT_EQ(runs_.train(run, {}, {.fault = run}), 4) << runs_.err();
+      EXPECT_THAT(runs_.err(), HasSubstr(mode == ":throw" ? "Input/output error" : "No space left on device"));
+      ASSERT_EQ(runs_.train(run), 0) << runs_.err();
+      runs_.expect_same(run, "undisturbed");
+    }
+  }
+}
+
+TEST_P(Training, ADamagedNewestIsPassedOverAloud) {
+  ASSERT_EQ(runs_.train("r", {}, {.fault = "checkpoint.after_rename:3"}), kKilled);
+  const std::string newest = runs_.newest("r");
+  EXPECT_THAT(newest, HasSubstr("step-00000006"));
+  std::filesystem::resize_file(newest + "/shard-00000.safetensors", 1000);
+  ASSERT_EQ(runs_.train("r"), 0) << runs_.err();
+  EXPECT_THAT(runs_.err(), HasSubstr("passed over: checkpoint "));
+  EXPECT_THAT(runs_.err(), HasSubstr("step-00000004"));
+  runs_.expect_same("r", "undisturbed");
+}
+
+TEST_P(Training, AFlippedBitIsRefusedAndTheFolderCanBeRemoved) {
+  ASSERT_EQ(runs_.train("r", {}, {.fault = "checkpoint.after_rename:3"}), kKilled);
+  const std::string newest = runs_.newest("r"), shard = newest + "/shard-00000.safetensors";
+  std::string contents = read_file(shard);
+  contents[contents.size() / 2] ^= 4;
+  write_file_atomic(shard, contents);
+  const std::vector<std::string> before = runs_.metrics("r");
+  EXPECT_EQ(runs_.train("r"), 3);
+  EXPECT_THAT(runs_.err(), HasSubstr(shard.substr(runs_.path("").size())));
+  EXPECT_THAT(runs_.err(), HasSubstr("the file is damaged, remove the folder or use the checkpoint before it"));
+  EXPECT_EQ(runs_.metrics("r"), before);
+  std::filesystem::remove_all(newest);
+  ASSERT_EQ(runs_.train("r"), 0) << runs_.err();
+  runs_.expect_same("r", "undisturbed");
+}
+
+// What the run before it left must not come back, wherever the new one dies.
+TEST_P(Training, ARunThatStartsOverIsItsOwn) {
+  ASSERT_EQ(runs_.train("r", {"run.seed=5"}), 0);
+  ASSERT_EQ(runs_.train("r", {"checkpoint.resume=false"}, {.fault = "checkpoint.before_rename:2"}), kKilled);
+  EXPECT_THAT(runs_.newest("r"), HasSubstr("step-00000002"));
+  ASSERT_EQ(runs_.train("r"), 0) << runs_.err();
+  runs_.expect_same("r", "undisturbed");
+}
+
+// Long enough to be met while it runs.
+class LongTraining : public testing::TestWithParam<Setup> {
+ protected:
+  void SetUp() override { ASSERT_EQ(runs_.train("undisturbed"), 0) << runs_.err(); }
+
+  TrainingRuns runs_{joined(GetParam().overrides, {"train.steps=120", "run.threads=1", "checkpoint.every=5",
+                                                   "train.eval_every=40", "train.eval_batches=2"})};
+};
+INSTANTIATE_TEST_SUITE_P(All, LongTraining, testing::ValuesIn(kSetups),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(LongTraining, KilledAtRandomTimesAgainAndAgain) {
+  std::mt19937 random(11);
+  int num_killed = 0, end = kKilled;
+  for (int round = 0; round < 12 && end == kKilled; ++round) {
+    const pid_t run = runs_.start("r");
+    ::usleep(5'000 + random() % 150'000);
+    ::kill(run, SIGKILL);
+    end = end_of(run);
+    num_killed += end == kKilled;
+  }
+  EXPECT_GT(num_killed, 0);
+  EXPECT_TRUE(end == kKilled || end == 0) << runs_.err();
+  ASSERT_EQ(runs_.train("r"), 0) << runs_.err();
+  runs_.expect_same("r", "undisturbed");
+}
+
+TEST_P(LongTraining, SigtermSavesTheStepThatIsDoneAndEnds) {
+  for (const int64_t lines : {3, 12}) {
+    const pid_t run = runs_.start("r");
+    runs_.wait_for_lines("r", lines);
+    ::kill(run, SIGTERM);
+    ASSERT_EQ(end_of(run), 128 + SIGTERM) << runs_.err();
+    EXPECT_EQ(CheckpointReader(runs_.newest("r")).step(), runs_.last_step("r"));
+    EXPECT_THAT(runs_.err(), HasSubstr("saved step"));
+  }
+  ASSERT_EQ(runs_.train("r"), 0) << runs_.err();
+  runs_.expect_same("r", "undisturbed");
+}
+
+TEST_P(LongTraining, ASecondRunInTheSameFolderIsRefused) {
+  const pid_t first = runs_.start("r");
+  runs_.wait_for_lines("r", 1);
+  EXPECT_EQ(runs_.train("r"), 2);
+  EXPECT_THAT(runs_.err(), HasSubstr(fmt::format("got a second one beside process {} on ", first)));
+  EXPECT_EQ(end_of(first), 0);
+  runs_.expect_same("r", "undisturbed");
+}
+
+}  // namespace
+}  // namespace moebius

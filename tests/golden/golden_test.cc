@@ -1,0 +1,122 @@
+// The maths against transformers: every case of tests/golden/data, whose README.md says what is in them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "io/testing.h"
+#include "io/safetensors.h"
+#include "train/parity.h"
+
+namespace moebius {
+namespace {
+
+const std::string kData = MOEBIUS_SOURCE_DIR "/tests/golden/data";
+
+std::vector<std::string> cases() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(kData)) {
+    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+template <class T>
+std::vector<T> read_as(const SafetensorsFile& file, const SafetensorsEntry& entry) {
+  EXPECT_EQ(entry.dtype, dtype_of<T>) << entry.name;
+  std::vector<T> values(entry.bytes / sizeof(T));
+  file.read(entry, values.data());
+  return values;
+}
+
+double dot(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += static_cast<double>(a[i]) * b[i];
+  return sum;
+}
+double norm(const std::vector<float>& a) { return std::sqrt(dot(a, a)); }
+// Of two zeros 1: an expert without tokens has no gradient on either side.
+double cosine(const std::vector<float>& a, const std::vector<float>& b) {
+  return norm(a) + norm(b) == 0 ? 1.0 : dot(a, b) / (norm(a) * norm(b));
+}
+
+double max_abs(const std::vector<float>& a) {
+  double largest = 0;
+  for (const float x : a) largest = std::max(largest, std::abs(static_cast<double>(x)));
+  return largest;
+}
+double max_abs_diff(const std::vector<float>& a, const std::vector<float>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(static_cast<double>(a[i]) - b[i]));
+  return largest;
+}
+
+// The gates of tools/golden.py --check. Sums of up to 97 products in f32, a few layers deep, are good to about 1e-6 of
+// their largest term.
+void expect_f32_gate(const std::string& name, const std::vector<float>& got, const std::vector<float>& want) {
+  if (name.starts_with("grad.")) {
+    EXPECT_GE(cosine(got, want), 1 - 1e-6) << name;
+    EXPECT_NEAR(norm(got), norm(want), 1e-4 * norm(want)) << name;
+  } else if (name == "loss") {
+    EXPECT_NEAR(got[0], want[0], 1e-6 * std::abs(want[0]));
+  } else {
+    EXPECT_LE(max_abs_diff(got, want), 2e-5 * max_abs(want)) << name;
+  }
+}
+
+class Golden : public testing::TestWithParam<std::string> {
+ protected:
+  SafetensorsFile forward(DType compute, bool gradients) {
+    const std::string folder = kData + "/" + GetParam(), out = dir_.path("out.safetensors");
+    write_parity({.out = out,
+                  .model = folder,
+                  .tokens = folder + "/tokens.safetensors",
+                  .gradients = gradients,
+                  .compute = compute,
+                  .threads = 2});
+    return SafetensorsFile::open(out);
+  }
+  SafetensorsFile expected() const { return SafetensorsFile::open(kData + "/" + GetParam() + "/expected.safetensors"); }
+
+ private:
+  TestDir dir_;
+};
+
+TEST_P(Golden, LogitsLossRoutesAndGradientsInF32) {
+  const SafetensorsFile got = forward(DType::f32, true), want = expected();
+  size_t compared = 0;
+  for (const SafetensorsEntry& entry : want.entries()) {
+    if (entry.name == "token_loss") continue;  // of single targets; `loss` is their mean
+    const SafetensorsEntry* mine = got.find(entry.name);
+    ASSERT_NE(mine, nullptr) << entry.name;
+    ASSERT_EQ(mine->shape, entry.shape) << entry.name;
+    if (entry.name.starts_with("router.")) {
+      EXPECT_EQ(read_as<int32_t>(got, *mine), read_as<int32_t>(want, entry)) << entry.name;
+    } else {
+      expect_f32_gate(entry.name, read_as<float>(got, *mine), read_as<float>(want, entry));
+    }
+    ++compared;
+  }
+  EXPECT_EQ(compared, got.entries().size()) << "something was written that the reference does not have";
+}
+
+TEST_P(Golden, LogitsInBf16) {
+  const SafetensorsFile got = forward(DType::bf16, false), want = expected();
+  EXPECT_GE(cosine(read_as<float>(got, got.at("logits")), read_as<float>(want, want.at("logits"))), 0.999);
+}
+
+TEST_P(Golden, WithoutGradientsTheSameNumbers) {
+  const SafetensorsFile with = forward(DType::f32, true);
+  const auto logits = read_as<float>(with, with.at("logits")), loss = read_as<float>(with, with.at("loss"));
+  const SafetensorsFile without = forward(DType::f32, false);
+  EXPECT_EQ(read_as<float>(without, without.at("logits")), logits);
+  EXPECT_EQ(read_as<float>(without, without.at("loss")), loss);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, Golden, testing::ValuesIn(cases()), [](const auto& info) { return info.param; });
+
+TEST(GoldenData, HasAllItsCases) { EXPECT_EQ(cases().size(), 6u); }
+
+}  // namespace
+}  // namespace moebius

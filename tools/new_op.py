@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Starts an op: its folder with a working example (rows times a number), and its lines in the list of backends.
+
+usage: new_op.py NAME [ROOT]      NAME in snake_case, for example layer_norm
+"""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+from words import BAD_NAME
+
+TEMPLATES = pathlib.Path(__file__).resolve().parent / "op_template"
+
+
+def fail(message):
+    sys.exit(f"new-op: {message}")
+
+
+def check_name(name, folder):
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+        fail(f"the name must be snake_case, for example layer_norm; got '{name}'")
+    if BAD_NAME.search(name):
+        fail(f"an op is named after its formula; got '{name}'")
+    if folder.exists():
+        fail(f"{folder} is there already")
+
+
+def write_files(name, folder):
+    """The templates with @op@ and @Op@ filled in."""
+    camel = "".join(part.capitalize() for part in name.split("_"))
+    folder.mkdir(parents=True)
+    for template in sorted(TEMPLATES.glob("op*.in")):
+        text = template.read_text().replace("@op@", name).replace("@Op@", camel)
+        (folder / template.name.replace("op", name, 1).removesuffix(".in")).write_text(text)
+    return camel
+
+
+def insert(path, before, lines):
+    """lines in front of the one line that is `before`."""
+    text = path.read_text()
+    if text.count(before) != 1:
+        fail(f"{path}: expected '{before.strip()}' once; got it {text.count(before)} times")
+    path.write_text(text.replace(before, lines + before))
+
+
+def declare(name, camel, ops):
+    """The lines in backends.h, for both devices, and in missing_cuda.cc."""
+    backends = ops / "backends.h"
+    insert(backends, "\nnamespace cpu {\n", f"struct {camel}Fwd;\nstruct {camel}Bwd;\n")
+    declarations = f"void {name}_fwd(Stream& s, const {camel}Fwd& a);\nvoid {name}_bwd(Stream& s, const {camel}Bwd& a);\n"
+    for device in ("cpu", "cuda"):
+        insert(backends, f"}}  // namespace {device}\n", declarations)
+    insert(ops / "missing_cuda.cc", "\n}  // namespace moebius::cuda\n",
+           "".join(f'void {name}_{pass_}(Stream&, const {camel}{pass_.capitalize()}&) {{ missing("{name}_{pass_}"); }}\n'
+                   for pass_ in ("fwd", "bwd")))
+
+
+def format_files(files):
+    formatter = shutil.which("clang-format-14")
+    if formatter:
+        subprocess.run([formatter, "-i", *files], check=True)
+
+
+def main():
+    if len(sys.argv) not in (2, 3):
+        fail("usage: ./dev new-op NAME")
+    name = sys.argv[1]
+    root = pathlib.Path(sys.argv[2]) if len(sys.argv) == 3 else TEMPLATES.parent.parent
+    ops = root / "src" / "ops"
+    folder = ops / name
+    check_name(name, folder)
+    camel = write_files(name, folder)
+    declare(name, camel, ops)
+    files = sorted(folder.iterdir()) + [ops / "backends.h", ops / "missing_cuda.cc"]
+    format_files(files)
+    for file in files:
+        print(file.relative_to(root))
+    print(f"an example that scales rows is in place and passes its test; docs/adding-an-op.md says how it becomes {name}")
+
+
+if __name__ == "__main__":
+    main()
