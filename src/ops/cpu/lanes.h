@@ -7,9 +7,6 @@
 
 #include "core/dtype.h"
 
-// Machines without 64-byte registers pass such values in memory. Everything here is inline: there is no ABI to keep.
-#pragma GCC diagnostic ignored "-Wpsabi"
-
 namespace moebius::cpu {
 
 using Lanes = float __attribute__((vector_size(64)));
