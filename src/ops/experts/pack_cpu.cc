@@ -1,14 +1,15 @@
 #include <array>
 #include <cstring>
 
+#include "ops/cpu/lanes.h"
 #include "ops/experts/panels_cpu.h"
 
 namespace moebius::cpu {
 namespace {
 
-using WordLanes = uint32_t __attribute__((vector_size(64)));
+using WordLanes = LaneBits;
 using HalfLanes = uint16_t __attribute__((vector_size(32)));
-constexpr int64_t kLanes = 16;
+constexpr int64_t kLanes = kNumLanes;
 
 WordLanes load_words(const void* x) {
   WordLanes v;

@@ -1,6 +1,5 @@
 // route_fwd: every token chooses, then the chosen pairs are counted, dropped over capacity, and indexed.
 #include <algorithm>
-#include <cstring>
 
 #include "ops/backends_moe.h"
 #include "ops/routing/routing_cpu.h"
@@ -100,7 +99,7 @@ void route_fwd(Stream& s, const RouteFwd& a) {
   start_experts(a, scratch);
   add_load(a);
   if (a.rule.capacity > 0) {
-    std::memset(a.route.pair_row_TK.data, 0, a.route.pair_row_TK.num_bytes());
+    std::fill_n(a.route.pair_row_TK.ptr<int32_t>(), T * K, 0);
     drop_over_capacity(s, a, scratch);
     start_experts(a, scratch);
     if (!a.dropped_1.empty()) *a.dropped_1.ptr<int64_t>() += T * K - a.route.offsets_E1.ptr<int32_t>()[E];
