@@ -8,8 +8,9 @@
 namespace moebius {
 namespace {
 
-// Steps of a training step follow each other within microseconds; a sleeping worker costs about 50 us to wake.
-constexpr int kSpins = 20000;
+// Steps of a training step follow each other within microseconds; a sleeping worker costs about 50 us to wake. A
+// spin is a pause of some 60 ns: after a quarter of a millisecond the core is given to others.
+constexpr int kSpins = 4000;
 
 }  // namespace
 

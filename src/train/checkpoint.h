@@ -53,6 +53,10 @@ class CheckpointStore {
   void save(int64_t step, const std::vector<NamedTensor>& tensors, const nlohmann::json& meta);
   void wait();
 
+  // Sets every checkpoint aside, newest first: none is taken for one any more, and the next save removes them. For a
+  // run that starts over: its history must not mix with theirs, wherever it dies.
+  void set_aside();
+
   // As newest_checkpoint(dir, rejected).
   std::optional<std::string> newest_complete(std::vector<std::string>* rejected) const;
 

@@ -61,6 +61,15 @@ void CheckpointStore::wait() {
   if (in_flight_.valid()) in_flight_.get();
 }
 
+void CheckpointStore::set_aside() {
+  wait();
+  const std::vector<StepFolder> folders = step_folders(dir_);
+  for (auto it = folders.rbegin(); it != folders.rend(); ++it) {
+    rename_folder(it->path, dir_ + "/" + unfinished_name(it->step));
+    fault_point("checkpoint.mid_set_aside");
+  }
+}
+
 std::vector<NamedTensor> CheckpointStore::take_snapshot(const std::vector<NamedTensor>& tensors) {
   int64_t bytes = 0;
   for (const NamedTensor& t : tensors) bytes += aligned(t.tensor.num_bytes());

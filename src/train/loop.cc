@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <sstream>
 
 #include "io/files.h"
+#include "ops/elementwise/elementwise.h"
 #include "train/diagnose.h"
 #include "train/state.h"
 #include "train/weights.h"
@@ -32,7 +34,6 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
     : run_(run),
       log_(log),
       signal_(signal),
-      base_rss_bytes_(current_rss_bytes()),
       engine_(training_engine_spec(run)),
       loader_(run.data.train, run, /*shuffle=*/true),
       store_(make_run_dir(run.dir) + "/checkpoints", run.checkpoint.keep, run.checkpoint.async_save) {
@@ -41,32 +42,32 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
 
 int TrainingRun::run() {
   log_.line(engine_.plan().table());
+  predict_memory();
   start();
   open_logs();
   const int64_t steps = run_.train.steps;
   if (first_step_ > steps) log_.info("nothing to do: step {} of {} is done", first_step_ - 1, steps);
-  for (int64_t step = first_step_; step <= steps; ++step) {
+  int signal = 0;
+  if (!metrics_hold_eval_of(first_step_ - 1)) evaluate_if_due(first_step_ - 1);
+  for (int64_t step = first_step_; step <= steps && signal == 0; ++step) {
     const StepReport report = train_step(step);
     check_finite(report);
     engine_.end_of_step();
     report_step(report);
-    const bool last = step == steps || signal_ != 0;
-    if (valid_ && (step == steps || (run_.train.eval_every > 0 && step % run_.train.eval_every == 0)))
-      evaluate_and_report(step);
-    if (last || (run_.checkpoint.every > 0 && step % run_.checkpoint.every == 0)) save(step);
-    if (signal_ != 0 && step < steps) {
-      store_.wait();
-      log_.info("signal {}: saved step {}, ending; the same command goes on from there", signal_.load(), step);
-      return signal_;
-    }
+    evaluate_if_due(step);
+    signal = signal_;  // read once: what is decided by it must agree
+    const bool due = run_.checkpoint.every > 0 && step % run_.checkpoint.every == 0;
+    if (due || step == steps || signal != 0) save(step);
   }
   store_.wait();
+  if (signal != 0) log_.info("signal {}: saved step {}, ending; the same command goes on from there", signal, saved_step_);
   if (first_step_ <= steps) compare_memory();
-  return 0;
+  return signal;
 }
 
 void TrainingRun::start() {
   if (run_.checkpoint.resume && resume()) return;
+  if (!run_.checkpoint.resume) store_.set_aside();
   Stream s = engine_.stream();
   if (run_.init_from.empty()) {
     engine_.model().params().init(s, run_.seed);
@@ -76,20 +77,38 @@ void TrainingRun::start() {
   }
 }
 
+// From the newest checkpoint whose every byte is what was saved; damaged ones are passed over, loudly.
 bool TrainingRun::resume() {
-  std::vector<std::string> rejected;
-  const auto folder = store_.newest_complete(&rejected);
-  for (const std::string& why : rejected) log_.warn("passed over: {}", why);
-  if (!folder) return false;
-  const CheckpointReader checkpoint(*folder);
-  check_same_run(checkpoint);
-  checkpoint.read_all(training_state(engine_));
+  const std::vector<CheckpointInfo> found = list_checkpoints(run_.dir + "/checkpoints");
+  for (auto it = found.rbegin(); it != found.rend(); ++it) {
+    std::string problem = it->problem;
+    if (problem.empty()) {
+      const CheckpointReader checkpoint(it->folder);
+      check_same_run(checkpoint);
+      try {
+        checkpoint.read_all(training_state(engine_));
+        go_on_from(checkpoint, it->folder);
+        return true;
+      } catch (const Error& e) {
+        if (e.kind() != ErrorKind::input) throw;
+        problem = e.what();
+      }
+    }
+    log_.warn("passed over: {}", problem);
+  }
+  MOEBIUS_CHECK(input, found.empty(),
+                "resume: {}/checkpoints holds {} checkpoints and none can be read (see the warnings); remove them, or start over there with "
+                "checkpoint.resume=false",
+                run_.dir, found.size());
+  return false;
+}
+
+void TrainingRun::go_on_from(const CheckpointReader& checkpoint, const std::string& folder) {
   Stream s = engine_.stream();
   engine_.model().params().sync(s);
   first_step_ = checkpoint.step() + 1;
   saved_step_ = checkpoint.step();
-  log_.info("resumed from {}", *folder);
-  return true;
+  log_.info("resumed from {}", folder);
 }
 
 void TrainingRun::check_same_run(const CheckpointReader& checkpoint) const {
@@ -150,6 +169,7 @@ void TrainingRun::check_finite(const StepReport& report) {
 void TrainingRun::report_step(const StepReport& report) {
   metrics_->append(to_json(report));
   show_progress(report);
+  watch_balance(report);
   if (!tensorboard_) return;
   const auto scalar = [&](const std::string& tag, double value) {
     tensorboard_->add_scalar(tag, report.step, static_cast<float>(value));
@@ -173,6 +193,18 @@ void TrainingRun::report_step(const StepReport& report) {
   }
 }
 
+// Every balance loss is about 1 or more on a healthy router. Far below, scores vanish (sigmoid) or the loss is being gamed.
+void TrainingRun::watch_balance(const StepReport& report) {
+  const double at_balance = run_.moe.aux_coeff * (run_.moe.aux + run_.moe.seq_aux + run_.moe.global_aux);
+  if (at_balance == 0 || warned_of_balance_) return;
+  for (const MoeLayerReport& layer : report.layers) {
+    if (layer.aux_loss >= 0.5 * at_balance) continue;
+    log_.warn("layer {}: its balance losses are {:.3g} of their value under perfect balance at step {}; its router's scores may be collapsing",
+              layer.layer, layer.aux_loss / at_balance, report.step);
+    warned_of_balance_ = true;
+  }
+}
+
 void TrainingRun::show_progress(const StepReport& r) {
   const int64_t steps = run_.train.steps;
   const double per_step = seconds_training_ / static_cast<double>(r.step - first_step_ + 1);
@@ -185,35 +217,80 @@ void TrainingRun::show_progress(const StepReport& r) {
       keep);
 }
 
-void TrainingRun::evaluate_and_report(int64_t step) {
-  const EvalResult result = evaluate(engine_, *valid_, run_.train.eval_batches);
-  nlohmann::ordered_json json{
-      {"kind", "eval"}, {"step", step}, {"loss", result.loss}, {"tokens", static_cast<int64_t>(result.tokens)}};
+// A signal leaves an evaluation undone: the run that goes on from this step's checkpoint does it first.
+void TrainingRun::evaluate_if_due(int64_t step) {
+  const bool due = step > 0 && (step == run_.train.steps || (run_.train.eval_every > 0 && step % run_.train.eval_every == 0));
+  if (!valid_ || !due || signal_ != 0) return;
+  const EvalResult result = evaluate(engine_, *valid_, run_.train.eval_batches, &signal_);
+  if (!result.complete) return;
+  MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
+                "eval at step {}: the loss is {}: the weights after this step are not usable; the newest checkpoint is of step {}. Lower "
+                "optimizer.lr or lengthen the warm-up",
+                step, result.loss, saved_step_);
+  report_eval(step, result);
+}
+
+void TrainingRun::report_eval(int64_t step, const EvalResult& result) {
+  nlohmann::ordered_json json{{"kind", "eval"}, {"step", step}, {"loss", result.loss}, {"tokens", static_cast<int64_t>(result.tokens)}};
   if (result.bits_per_byte) json["bits_per_byte"] = *result.bits_per_byte;
   metrics_->append(json);
   log_.info("eval at step {}: loss {:.4f}{}", step, result.loss,
             result.bits_per_byte ? fmt::format(", {:.4f} bits per byte", *result.bits_per_byte) : "");
   if (!tensorboard_) return;
   tensorboard_->add_scalar("eval/loss", step, static_cast<float>(result.loss));
-  if (result.bits_per_byte)
-    tensorboard_->add_scalar("eval/bits_per_byte", step, static_cast<float>(*result.bits_per_byte));
+  if (result.bits_per_byte) tensorboard_->add_scalar("eval/bits_per_byte", step, static_cast<float>(*result.bits_per_byte));
+}
+
+// Whether the evaluation of a step that was resumed from is in the metrics already.
+bool TrainingRun::metrics_hold_eval_of(int64_t step) const {
+  std::istringstream lines(read_file(run_.dir + "/metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const auto record = nlohmann::json::parse(line);
+    if (record.value("kind", "") == "eval" && record.value("step", int64_t{0}) == step) return true;
+  }
+  return false;
 }
 
 void TrainingRun::save(int64_t step) {
   if (step == saved_step_) return;
-  store_.save(step, training_state(engine_), checkpoint_meta(run_, step));
+  const std::vector<NamedTensor> state = training_state(engine_);
+  check_state_is_finite(step, state);
+  metrics_->sync();
+  store_.save(step, state, checkpoint_meta(run_, step));
   saved_step_ = step;
 }
 
-void TrainingRun::compare_memory() {
+// A checkpoint that cannot be trained on must not take the place of one that can.
+void TrainingRun::check_state_is_finite(int64_t step, const std::vector<NamedTensor>& state) {
+  Stream s = engine_.stream();
+  for (const NamedTensor& t : state) {
+    const int64_t at = find_nonfinite(s, t.tensor);
+    MOEBIUS_CHECK(numerics, at < 0,
+                  "step {} is not saved: {} {} is not finite at element {} after its update; the newest checkpoint is of step {}. Lower "
+                  "optimizer.lr or lengthen the warm-up",
+                  step, t.name, to_string(t.tensor), at, saved_step_);
+  }
+}
+
+// Before the first step: what the process will hold at its peak.
+void TrainingRun::predict_memory() {
+  int64_t snapshot = 0;
+  if (run_.checkpoint.async_save) {
+    for (const NamedTensor& t : training_state(engine_)) snapshot += div_ceil(t.tensor.num_bytes(), 64) * 64;
+  }
   // Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and what files and logs buffer.
-  const int64_t library_bytes = (int64_t{1} << 20) + engine_.spec().threads * (int64_t{23} << 20) / 10;
-  const int64_t predicted = base_rss_bytes_ + library_bytes + engine_.plan().total_bytes() + store_.snapshot_bytes();
+  const int64_t libraries = (int64_t{1} << 20) + std::min(engine_.spec().threads, num_available_cpus()) * (int64_t{23} << 20) / 10;
+  // Now the process holds the program and the datasets' indices; the plan's pages come with their first use.
+  const int64_t program = current_rss_bytes() + libraries;
+  predicted_bytes_ = program + engine_.plan().total_bytes() + snapshot;
+  log_.info("memory: predicted peak {} (plan {}, program and data indices {}, checkpoint snapshot {})", bytes_text(predicted_bytes_),
+            bytes_text(engine_.plan().total_bytes()), bytes_text(program), bytes_text(snapshot));
+}
+
+void TrainingRun::compare_memory() {
   const int64_t measured = peak_rss_bytes();
-  log_.info("memory: predicted {} (plan {}, program {}, snapshot {}), measured peak {}, {:+.1f} %",
-            bytes_text(predicted), bytes_text(engine_.plan().total_bytes()),
-            bytes_text(base_rss_bytes_ + library_bytes), bytes_text(store_.snapshot_bytes()), bytes_text(measured),
-            100.0 * (static_cast<double>(measured) / static_cast<double>(predicted) - 1));
+  log_.info("memory: predicted peak {}, measured {}, {:+.1f} %", bytes_text(predicted_bytes_), bytes_text(measured),
+            100.0 * (static_cast<double>(measured) / static_cast<double>(predicted_bytes_) - 1));
 }
 
 }  // namespace moebius

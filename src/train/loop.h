@@ -29,29 +29,36 @@ class TrainingRun {
  private:
   void start();  // from the newest checkpoint, from init_from, or from nothing
   bool resume();
+  void go_on_from(const CheckpointReader& checkpoint, const std::string& folder);
   void check_same_run(const CheckpointReader& checkpoint) const;
   void open_logs();
   StepReport train_step(int64_t step);
   void check_finite(const StepReport& report);
   void report_step(const StepReport& report);
-  void evaluate_and_report(int64_t step);
+  void evaluate_if_due(int64_t step);
+  void report_eval(int64_t step, const EvalResult& result);
+  bool metrics_hold_eval_of(int64_t step) const;
   void save(int64_t step);
+  void check_state_is_finite(int64_t step, const std::vector<NamedTensor>& state);
   void show_progress(const StepReport& report);
+  void watch_balance(const StepReport& report);
+  void predict_memory();
   void compare_memory();
 
   RunSpec run_;
   Log& log_;
   const std::atomic<int>& signal_;
-  int64_t base_rss_bytes_;  // of the process before anything was planned
   Engine engine_;
   Loader loader_;
   std::optional<Loader> valid_;
   CheckpointStore store_;
   std::optional<JsonlWriter> metrics_;
   std::optional<TensorboardWriter> tensorboard_;
+  int64_t predicted_bytes_ = 0;       // of the process at its peak
   int64_t first_step_ = 1;  // of this process
   int64_t saved_step_ = 0;
   double seconds_training_ = 0;
+  bool warned_of_balance_ = false;
 };
 
 }  // namespace moebius

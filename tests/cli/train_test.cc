@@ -85,8 +85,17 @@ TEST_F(CliTrain, StopsAtNumbersThatAreNotFinite) {
   const Ran ran =
       train({"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.warmup_steps=0", "checkpoint.every=1"});
   expect_refused(ran, 5, "first not finite: ");
-  EXPECT_THAT(ran.err, HasSubstr("No weight was changed"));
+  EXPECT_THAT(ran.err, HasSubstr("This step changed no weight"));
   for (const auto& record : metrics()) EXPECT_TRUE(record.at("loss").is_number()) << record;
+}
+
+// The loss of the only step is fine, its update is not: nothing is saved, and the run does not end well.
+TEST_F(CliTrain, DoesNotSaveWeightsThatAreNotFinite) {
+  ASSERT_EQ(train({"checkpoint.every=2"}).code, 0);
+  const std::vector<std::string> mad{"run.dir=mad", "train.steps=1", "optimizer.lr=1e37", "optimizer.min_lr=1e37", "optimizer.warmup_steps=0",
+                                     "optimizer.weight_decay=1e10"};
+  expect_refused(train(mad), 5, "step 1 is not saved: ");
+  EXPECT_FALSE(std::filesystem::exists(dir_.path("mad/checkpoints/step-00000001")));
 }
 
 TEST_F(CliTrain, RefusesWhatCannotRun) {

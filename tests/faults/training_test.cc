@@ -22,6 +22,9 @@ const std::vector<Setup> kSetups{
     {"F32Async", {"checkpoint.async=true", "run.threads=1"}},
     {"Bf16BiasSync",
      {"checkpoint.async=false", "run.threads=1", "precision.compute=bf16", "moe.balance=bias", "moe.aux_coeff=0"}},
+    {"GlobalAuxJitterCapacity",
+     {"checkpoint.async=true", "run.threads=1", "moe.balance=[\"global_aux\", \"seq_aux\"]", "moe.jitter=0.1",
+      "moe.capacity_factor=1.0", "data.separate_documents=true"}},
 };
 
 class Training : public testing::TestWithParam<Setup> {
@@ -111,19 +114,14 @@ TEST_P(Training, ADamagedNewestIsPassedOverAloud) {
   runs_.expect_same("r", "undisturbed");
 }
 
-TEST_P(Training, AFlippedBitIsRefusedAndTheFolderCanBeRemoved) {
+TEST_P(Training, AFlippedBitIsPassedOverForTheCheckpointBefore) {
   ASSERT_EQ(runs_.train("r", {}, {.fault = "checkpoint.after_rename:3"}), kKilled);
-  const std::string newest = runs_.newest("r"), shard = newest + "/shard-00000.safetensors";
+  const std::string shard = runs_.newest("r") + "/shard-00000.safetensors";
   std::string contents = read_file(shard);
   contents[contents.size() / 2] ^= 4;
   write_file_atomic(shard, contents);
-  const std::vector<std::string> before = runs_.metrics("r");
-  EXPECT_EQ(runs_.train("r"), 3);
-  EXPECT_THAT(runs_.err(), HasSubstr(shard.substr(runs_.path("").size())));
-  EXPECT_THAT(runs_.err(), HasSubstr("the file is damaged, remove the folder or use the checkpoint before it"));
-  EXPECT_EQ(runs_.metrics("r"), before);
-  std::filesystem::remove_all(newest);
   ASSERT_EQ(runs_.train("r"), 0) << runs_.err();
+  EXPECT_THAT(runs_.err(), HasSubstr("passed over: " + shard.substr(runs_.path("").size())));
   runs_.expect_same("r", "undisturbed");
 }
 
@@ -134,6 +132,28 @@ TEST_P(Training, ARunThatStartsOverIsItsOwn) {
   EXPECT_THAT(runs_.newest("r"), HasSubstr("step-00000002"));
   ASSERT_EQ(runs_.train("r"), 0) << runs_.err();
   runs_.expect_same("r", "undisturbed");
+}
+
+// Even when it dies before its first checkpoint: what it was told to start over from is not taken up again.
+TEST_P(Training, ARunThatStartsOverAndDiesAtOnceIsItsOwn) {
+  ASSERT_EQ(runs_.train("r", {"run.seed=5"}), 0);
+  ASSERT_EQ(runs_.train("r", {"checkpoint.resume=false"}, {.fault = "checkpoint.after_mkdir:1"}), kKilled);
+  EXPECT_EQ(runs_.newest("r"), "");
+  ASSERT_EQ(runs_.train("r"), 0) << runs_.err();
+  runs_.expect_same("r", "undisturbed");
+}
+
+// The signal finds the run in a long evaluation: it saves, ends, and the evaluation is made up for.
+TEST_P(Training, SigtermDuringAnEvaluationLosesNothing) {
+  const Words long_evals{"train.eval_batches=0"};
+  ASSERT_EQ(runs_.train("long", long_evals), 0) << runs_.err();
+  const pid_t run = runs_.start("r", long_evals);
+  runs_.wait_for_lines("r", 3);
+  ::kill(run, SIGTERM);
+  ASSERT_EQ(end_of(run), 128 + SIGTERM) << runs_.err();
+  EXPECT_EQ(CheckpointReader(runs_.newest("r")).step(), runs_.last_step("r"));
+  ASSERT_EQ(runs_.train("r", long_evals), 0) << runs_.err();
+  runs_.expect_same("r", "long");
 }
 
 // Long enough to be met while it runs.

@@ -168,7 +168,8 @@ void multiply_block(Blocks& blocks, const TileGemm& g, Part part) {
 
 Blocks& blocks_of_this_thread() {
   // Scratch of 2.3 MB, reused from call to call; it carries nothing from one to the next.
-  thread_local const std::unique_ptr<Blocks> blocks(new Blocks);
+  // Zeroed, so that it is resident at once and the same whatever the shapes.
+  thread_local const std::unique_ptr<Blocks> blocks(new Blocks());
   return *blocks;
 }
 
