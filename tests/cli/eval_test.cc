@@ -83,9 +83,12 @@ TEST(CliEval, ASignalEndsItBetweenBatches) {
               "--threads", "1", static_cast<char*>(nullptr));
       ::_exit(98);
     }
-    while (!catches(process, signal)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    ASSERT_EQ(::kill(process, signal), 0);
     int status = 0;
+    while (!catches(process, signal)) {
+      ASSERT_EQ(::waitpid(process, &status, WNOHANG), 0) << "ended by itself: " << status;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    ASSERT_EQ(::kill(process, signal), 0);
     ASSERT_EQ(::waitpid(process, &status, 0), process);
     EXPECT_TRUE(WIFEXITED(status)) << status;
     EXPECT_EQ(WEXITSTATUS(status), 128 + signal);
