@@ -34,13 +34,16 @@ RunSpec eval_run(const Options& o) {
   return run;
 }
 
-EvalResult run_eval(const Options& o) {
+EvalResult run_eval(const Options& o, const std::atomic<int>& signal) {
   check_device(o.device);
   MOEBIUS_CHECK(usage, o.seq_len >= 0, "--seq-len: expected 0 or more; got {}", o.seq_len);
   MOEBIUS_CHECK(usage, o.batch >= 1, "--batch: expected at least 1; got {}", o.batch);
   MOEBIUS_CHECK(usage, o.max_batches >= 0, "--max-batches: expected 0 or more; got {}", o.max_batches);
   const RunSpec run = eval_run(o);
-  Loader loader({{.prefix = o.data}}, run, /*shuffle=*/false);
+  MOEBIUS_CHECK(usage, run.train.seq_len <= run.model.max_position_embeddings,
+                "--seq-len: expected at most the model's max_position_embeddings = {}; got {}",
+                run.model.max_position_embeddings, run.train.seq_len);
+  Loader loader({{.prefix = o.data}}, run, /*shuffle=*/false, "--data");
   Engine engine({.model = run.model,
                  .precision = run.precision,
                  .use = ModelUse::inference,
@@ -48,7 +51,11 @@ EvalResult run_eval(const Options& o) {
                  .threads = num_threads(o.threads)});
   Stream s = engine.stream();
   load_weights(s, engine.model(), o.model);
-  return evaluate(engine, loader, o.max_batches);
+  const EvalResult result = evaluate(engine, loader, o.max_batches, &signal);
+  MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
+                "eval: expected a finite loss on {}; got {}; look at the weights of {}, or try --dtype f32", o.data,
+                result.loss, o.model);
+  return result;
 }
 
 void print(const Options& o, const EvalResult& r) {
@@ -79,8 +86,14 @@ void add_eval(Cli& cli) {
   add_threads_option(*command, o->threads);
   add_json_option(*command, o->json);
   command->callback([&cli, o] {
-    cli.run = [o] {
-      print(*o, run_eval(*o));
+    cli.run = [&cli, o] {
+      const EvalResult result = run_eval(*o, cli.signal);
+      if (!result.complete) {
+        const int signal = cli.signal;
+        cli.log.info("signal {}: ending after {:.0f} tokens, without a result", signal, result.tokens);
+        return 128 + signal;
+      }
+      print(*o, result);
       return 0;
     };
   });

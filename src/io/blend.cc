@@ -27,14 +27,21 @@ Blend::Blend(const std::vector<double>& weights) {
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
   MOEBIUS_CHECK(usage, std::isfinite(sum), "blend: expected weights with a finite sum; got {}; scale them down", sum);
   for (const double w : weights) share_.push_back(std::max<int64_t>(1, std::llround(scaled(w, sum))));
+  int64_t factor = 0;
+  for (const int64_t w : share_) factor = std::gcd(factor, w);
+  for (int64_t& w : share_) w /= factor;
   total_ = std::accumulate(share_.begin(), share_.end(), int64_t{0});
-  restart();
+  start_before(0);
 }
 
-void Blend::restart() {
-  error_ = share_;  // step 0 counts as one: max(i, 1)
-  count_.assign(share_.size(), 0);
-  index_ = 0;
+// The last multiple of W that is not above `index`.
+void Blend::start_before(int64_t index) {
+  const int64_t rounds = index / total_;
+  index_ = rounds * total_;
+  error_.assign(share_.size(), 0);
+  if (rounds == 0) error_ = share_;  // step 0 counts as one: max(i, 1)
+  count_ = share_;
+  for (int64_t& count : count_) count *= rounds;
 }
 
 int Blend::furthest_behind() const {
@@ -52,7 +59,7 @@ void Blend::advance() {
 Blend::Pick Blend::at(int64_t index) {
   MOEBIUS_ASSERT(index >= 0);
   if (share_.size() == 1) return {.dataset = 0, .ordinal = index};
-  if (index < index_) restart();
+  if (index < index_ || index / total_ > index_ / total_) start_before(index);
   while (index_ < index) advance();
   const int pick = furthest_behind();
   return {.dataset = pick, .ordinal = count_[pick]};

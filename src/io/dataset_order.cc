@@ -41,15 +41,24 @@ Sample DatasetOrder::sample(int64_t global_index) {
                   static_cast<uint32_t>(pick.dataset));
     index = permuted(index, per_epoch, rng);
   }
-  return {
-      .dataset = pick.dataset, .token_begin = index * options_.seq_len, .len = options_.seq_len + 1, .epoch = epoch};
+  Sample s = sample_in_order(pick.dataset, index);
+  s.epoch = epoch;
+  return s;
+}
+
+Sample DatasetOrder::sample_in_order(int dataset, int64_t index) const {
+  return {.dataset = dataset, .token_begin = index * options_.seq_len, .len = options_.seq_len + 1};
+}
+
+void DatasetOrder::fill(const Sample& sample, int32_t* tokens) const {
+  const TokenDataset& data = dataset(sample.dataset);
+  data.read(sample.token_begin, sample.len, tokens);
+  check_token_ids({tokens, static_cast<size_t>(sample.len)}, options_.vocab_size, sample.token_begin, data.prefix());
 }
 
 Sample DatasetOrder::fill(int64_t global_index, int32_t* tokens) {
   const Sample s = sample(global_index);
-  const TokenDataset& data = dataset(s.dataset);
-  data.read(s.token_begin, s.len, tokens);
-  check_token_ids({tokens, static_cast<size_t>(s.len)}, options_.vocab_size, s.token_begin, data.prefix());
+  fill(s, tokens);
   return s;
 }
 

@@ -45,9 +45,14 @@ class DatasetOrder {
   const TokenDataset& dataset(int i) const { return datasets_[i].data; }
   int64_t samples_per_epoch(int i) const { return (dataset(i).num_tokens() - 1) / options_.seq_len; }
 
-  // Not for several threads at once: a blend keeps its place. Going backwards is exact, but walks from the start.
+  // Not for several threads at once: a blend keeps its place. Going backwards is exact, but may walk far (io/blend.h):
+  // keep the samples of a step that are needed twice.
   Sample sample(int64_t global_index);
-  Sample fill(int64_t global_index, int32_t* tokens);  // writes seq_len + 1 ids, each inside the vocabulary
+  // Sample `index` of one dataset from its front, whatever the blend and the shuffle: to read each set once.
+  Sample sample_in_order(int dataset, int64_t index) const;
+  // Writes the sample's seq_len + 1 ids. Error{input} for an id outside the vocabulary.
+  void fill(const Sample& sample, int32_t* tokens) const;
+  Sample fill(int64_t global_index, int32_t* tokens);
 
   // Positions p in [1, len) of the sample where a document begins; one may begin at 0 unsaid. Rises, no duplicates.
   std::vector<int32_t> document_starts(const Sample& sample) const;

@@ -121,6 +121,31 @@ TEST(Blend, FastForwardAndBackAreExact) {
   }
 }
 
+// Against the rule itself, without a shortcut: through several of the places that at() may start from.
+TEST(Blend, StartsFromAnyMultipleOfTheSum) {
+  const std::vector<int64_t> w{3, 7, 1};
+  std::vector<int64_t> count(3, 0);
+  for (int64_t i = 0; i < 60; ++i) {
+    int best = 0;
+    const auto behind = [&](int j) { return w[j] * std::max<int64_t>(i, 1) - 11 * count[j]; };
+    for (int j = 1; j < 3; ++j) best = behind(j) > behind(best) ? j : best;
+    const Blend::Pick pick = Blend({0.3, 0.7, 0.1}).at(i);
+    ASSERT_EQ(pick.dataset, best) << i;
+    ASSERT_EQ(pick.ordinal, count[best]) << i;
+    ++count[best];
+  }
+}
+
+// Walked to, this one would take days.
+TEST(Blend, AFarSampleOfShortWeightsIsReachedAtOnce) {
+  Blend blend({0.25, 0.75});
+  const int64_t far = int64_t{1} << 50;
+  EXPECT_EQ(blend.at(far).dataset, 0);
+  EXPECT_EQ(blend.at(far).ordinal, far / 4);
+  EXPECT_EQ(blend.at(far + 1).dataset, 1);
+  EXPECT_EQ(blend.at(far - 1).dataset, 1);
+}
+
 TEST(Blend, RefusesWeightsThatAreNone) {
   expect_error(ErrorKind::usage, "expected at least one dataset", [] { Blend({}); });
   expect_error(ErrorKind::usage, "finite weights > 0; got 0", [] { Blend({1, 0}); });
@@ -197,6 +222,19 @@ TEST(DatasetOrder, BlendsInProportion) {
     from_b += s.dataset;
   }
   EXPECT_NEAR(from_b, 100, 1);
+}
+
+TEST(DatasetOrder, ADatasetCanBeReadFromItsFrontWhateverTheBlend) {
+  const TestDir dir;
+  const DatasetOrder order = order_of(two(dir, 0.9, 0.1), {.seq_len = 10, .vocab_size = 2000, .seed = 5});
+  std::vector<int32_t> tokens(11);
+  for (int64_t i = 0; i < order.samples_per_epoch(1); ++i) {
+    const Sample sample = order.sample_in_order(1, i);
+    EXPECT_EQ(sample.dataset, 1);
+    order.fill(sample, tokens.data());
+    EXPECT_EQ(tokens.front(), 1000 + 10 * i);
+    EXPECT_EQ(tokens.back(), 1000 + 10 * i + 10);
+  }
 }
 
 TEST(DatasetOrder, DocumentStartsInsideASample) {

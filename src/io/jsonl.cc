@@ -3,17 +3,11 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "core/error.h"
-
 namespace moebius {
 namespace {
 
 // False for a record that a resumed run will write again.
-bool is_kept(std::string_view line, int64_t step, const std::string& path, int64_t number) {
-  const auto record = nlohmann::json::parse(line, nullptr, false);
-  MOEBIUS_CHECK(input, record.is_object(),
-                "{}:{}: expected a JSON object; got \"{}\"; correct the line or move the file away", path, number,
-                line.substr(0, 60));
+bool is_kept(const nlohmann::json& record, int64_t step) {
   const auto it = record.find("step");
   return it == record.end() || !it->is_number() || it->get<double>() <= static_cast<double>(step);
 }
@@ -27,19 +21,27 @@ void JsonlWriter::append(const nlohmann::ordered_json& record) {
   file_.append(line.data(), line.size());
 }
 
-void truncate_jsonl_after(const std::string& path, int64_t step) {
-  if (!std::filesystem::exists(path)) return;
+int64_t truncate_jsonl_after(const std::string& path, int64_t step) {
+  if (!std::filesystem::exists(path)) return 0;
   const std::string before = read_file(path);
   std::string after;
-  int64_t number = 0;
+  int64_t damaged = 0;
   for (size_t begin = 0; begin < before.size();) {
     const size_t end = before.find('\n', begin);
-    if (end == std::string::npos) break;  // a line counts once its newline is there
+    if (end == std::string::npos) {  // a line counts once its newline is there
+      ++damaged;
+      break;
+    }
     const std::string_view line = std::string_view(before).substr(begin, end - begin);
-    if (is_kept(line, step, path, ++number)) after.append(line).push_back('\n');
+    const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!record.is_object())
+      ++damaged;
+    else if (is_kept(record, step))
+      after.append(line).push_back('\n');
     begin = end + 1;
   }
   if (after != before) write_file_atomic(path, after);
+  return damaged;
 }
 
 }  // namespace moebius

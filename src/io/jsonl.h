@@ -14,14 +14,16 @@ class JsonlWriter {
   explicit JsonlWriter(const std::string& path);  // appends; creates the file if missing
   // One line in one system call, visible to readers at once. Doubles round-trip; NaN and Inf become null.
   void append(const nlohmann::ordered_json& record);
+  // Returns once the lines written so far are on the device: before a checkpoint that a resume will trim the log to.
+  void sync() const { file_.sync(); }
 
  private:
   File file_;
 };
 
-// Drops the records whose "step" is above `step`, and a last line that a crash cut short; records without a step stay.
-// Replaces the file as a whole, and only when something goes. A missing file is fine. Error{input} with file:line for
-// another bad line.
-void truncate_jsonl_after(const std::string& path, int64_t step);
+// Drops the records whose "step" is above `step`; records without a step stay. Drops damaged lines too and returns
+// their number: a last line that a crash cut short, and lines that are no JSON object, as a power loss leaves them
+// (often NUL bytes). Replaces the file as a whole, and only when something goes. A missing file is fine.
+int64_t truncate_jsonl_after(const std::string& path, int64_t step);
 
 }  // namespace moebius

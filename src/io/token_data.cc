@@ -146,8 +146,19 @@ TokenDataset TokenDataset::open(const std::string& prefix) {
   dataset.prefix_ = prefix;
   dataset.bin_ = File::open_read(prefix + ".bin");
   const std::string idx = prefix + ".idx";
-  dataset.index_ = parse_token_index(read_file(idx), dataset.bin_.size(), idx);
+  const std::string contents = read_file(idx);
+  dataset.index_ = parse_token_index(contents, dataset.bin_.size(), idx);
+  dataset.idx_hash_ = hash_bytes(contents.data(), static_cast<int64_t>(contents.size()));
   return dataset;
+}
+
+std::string TokenDataset::fingerprint() const {
+  const int64_t size = bin_.size(), end = std::min<int64_t>(size, 1 << 20);
+  std::string ends(2 * end, '\0');
+  bin_.read_at(ends.data(), end, 0);
+  bin_.read_at(ends.data() + end, end, size - end);
+  return fmt::format("tokens={} documents={} idx={} bin_ends={}", num_tokens(), num_documents(), to_hex(idx_hash_),
+                     to_hex(hash_bytes(ends.data(), 2 * end)));
 }
 
 void TokenDataset::read(int64_t begin, int64_t count, int32_t* dst) const {

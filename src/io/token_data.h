@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "io/files.h"
+#include "io/hash.h"
 
 namespace moebius {
 
@@ -50,9 +51,15 @@ class TokenDataset {
   // Tokens [begin, begin + count) of the stream. Safe from several threads.
   void read(int64_t begin, int64_t count, int32_t* dst) const;
 
+  // One line without the path that changes with the data: tokens, documents, XXH3-128 of the .idx as it was opened and
+  // of the first and last MiB of the .bin. Cheap, hence blind to a change in the middle of a .bin that keeps its
+  // length.
+  std::string fingerprint() const;
+
  private:
   std::string prefix_;
   TokenIndex index_;
+  Hash128 idx_hash_;
   File bin_;
 };
 

@@ -213,5 +213,40 @@ TEST(TokenDataRefuse, Reading) {
   expect_error(ErrorKind::io, "before the end of the file", [&] { data.read(4, 1, ids); });
 }
 
+std::string fingerprint_of(const TestDir& dir, const std::string& name, const std::vector<uint16_t>& ids,
+                           const std::string& idx) {
+  write_file_atomic(dir.path(name + ".bin"), std::string(reinterpret_cast<const char*>(ids.data()), 2 * ids.size()));
+  write_file_atomic(dir.path(name + ".idx"), idx);
+  return TokenDataset::open(dir.path(name)).fingerprint();
+}
+
+TEST(TokenData, TheFingerprintFollowsTheDataAndNotThePath) {
+  const TestDir dir;
+  const std::string print = fingerprint_of(dir, "p", {1, 2, 3, 4, 5}, Parts().idx());
+  EXPECT_THAT(print, testing::MatchesRegex("tokens=5 documents=2 idx=[0-9a-f]+ bin_ends=[0-9a-f]+"));
+  EXPECT_EQ(fingerprint_of(dir, "elsewhere", {1, 2, 3, 4, 5}, Parts().idx()), print);
+  EXPECT_NE(fingerprint_of(dir, "p", {9, 2, 3, 4, 5}, Parts().idx()), print);
+  EXPECT_NE(fingerprint_of(dir, "p", {1, 2, 3, 4, 9}, Parts().idx()), print);
+  // The same tokens in other documents.
+  EXPECT_NE(fingerprint_of(dir, "p", {1, 2, 3, 4, 5}, Parts{.documents = raw<int64_t>({0, 1, 3})}.idx()), print);
+}
+
+// More than the two MiB that are read: either end counts up to its last byte.
+TEST(TokenData, TheFingerprintReadsBothEndsOfALargeFile) {
+  const TestDir dir;
+  constexpr int64_t n = 3 << 20;  // u8 tokens
+  const auto print_with = [&](int64_t changed) {
+    TokenDatasetWriter writer(dir.path("p"), TokenType::u8);
+    std::vector<int32_t> ids(n, 7);
+    if (changed >= 0) ids[changed] = 8;
+    writer.add_tokens(ids);
+    writer.end_document();
+    writer.close();
+    return TokenDataset::open(dir.path("p")).fingerprint();
+  };
+  const std::string print = print_with(-1);
+  for (const int64_t changed : {int64_t{0}, (n / 3) - 1, n - n / 3, n - 1}) EXPECT_NE(print_with(changed), print);
+}
+
 }  // namespace
 }  // namespace moebius

@@ -10,16 +10,14 @@
 namespace moebius {
 namespace {
 
-// Bytes of text per token over the loader's datasets; nothing when one does not say.
-std::optional<double> bytes_per_token(const Loader& loader) {
-  double bytes = 0, tokens = 0;
-  for (int i = 0; i < loader.order().num_datasets(); ++i) {
-    const auto info = read_dataset_info(loader.order().dataset(i).prefix());
-    if (!info || info->text_bytes == 0) return std::nullopt;
-    bytes += static_cast<double>(info->text_bytes);
-    tokens += static_cast<double>(info->tokens);
-  }
-  return bytes / tokens;
+struct Sums {
+  double nats = 0, tokens = 0;
+};
+
+std::optional<double> bytes_per_token(const std::string& prefix) {
+  const auto info = read_dataset_info(prefix);
+  if (!info || info->text_bytes == 0 || info->tokens == 0) return std::nullopt;
+  return static_cast<double>(info->text_bytes) / static_cast<double>(info->tokens);
 }
 
 double take_loss_sum(Engine& engine) {
@@ -29,25 +27,52 @@ double take_loss_sum(Engine& engine) {
   return loss;
 }
 
+// Adds the loss of the engine's batch.
+void add_batch(Engine& engine, Sums& sums) {
+  const int64_t T = engine.spec().shape.tokens();
+  engine.run([&](Step& step) {
+    engine.model().forward_hidden(step, T);
+    engine.model().forward_loss(step, false);
+  });
+  sums.nats += take_loss_sum(engine);
+  const float* weight = engine.batch().weight_T.ptr<float>();
+  for (int64_t t = 0; t < T; ++t) sums.tokens += weight[t];
+}
+
+double mean(const Sums& sums) { return sums.tokens > 0 ? sums.nats / sums.tokens : 0.0; }
+
+// False when stopped before the end.
+bool add_dataset(Engine& engine, Loader& loader, int dataset, int64_t max_batches, const std::atomic<int>* stop,
+                 Sums& sums) {
+  const int64_t B = engine.spec().shape.batch, n = loader.num_sequences(dataset);
+  for (int64_t first = 0, batch = 0; first < n && (max_batches == 0 || batch < max_batches); first += B, ++batch) {
+    if (stop != nullptr && *stop != 0) return false;
+    loader.fill_pass(engine.batch(), dataset, first, std::min(B, n - first));
+    add_batch(engine, sums);
+  }
+  return true;
+}
+
 }  // namespace
 
-EvalResult evaluate(Engine& engine, Loader& loader, int64_t max_batches) {
-  const int64_t B = engine.spec().shape.batch, T = engine.spec().shape.tokens(), n = loader.num_sequences();
+EvalResult evaluate(Engine& engine, Loader& loader, int64_t max_batches, const std::atomic<int>* stop) {
   EvalResult result;
-  double loss = 0;
-  for (int64_t first = 0, batches = 0; first < n && (max_batches == 0 || batches < max_batches);
-       first += B, ++batches) {
-    loader.fill_pass(engine.batch(), first, std::min(B, n - first));
-    engine.run([&](Step& step) {
-      engine.model().forward_hidden(step, T);
-      engine.model().forward_loss(step, false);
-    });
-    loss += take_loss_sum(engine);
-    const float* weight = engine.batch().weight_T.ptr<float>();
-    for (int64_t t = 0; t < T; ++t) result.tokens += weight[t];
+  Sums total;
+  std::optional<double> total_bytes = 0.0;
+  for (int i = 0; i < loader.order().num_datasets() && result.complete; ++i) {
+    Sums sums;
+    result.complete = add_dataset(engine, loader, i, max_batches, stop, sums);
+    DatasetLoss set{.prefix = loader.order().dataset(i).prefix(), .loss = mean(sums), .tokens = sums.tokens};
+    const auto ratio = bytes_per_token(set.prefix);
+    if (ratio) set.bits_per_byte = set.loss / (std::numbers::ln2 * *ratio);
+    total_bytes = ratio && total_bytes ? std::optional(*total_bytes + sums.tokens * *ratio) : std::nullopt;
+    total.nats += sums.nats;
+    total.tokens += sums.tokens;
+    result.datasets.push_back(std::move(set));
   }
-  if (result.tokens > 0) result.loss = loss / result.tokens;
-  if (const auto ratio = bytes_per_token(loader)) result.bits_per_byte = result.loss / (std::numbers::ln2 * *ratio);
+  result.loss = mean(total);
+  result.tokens = total.tokens;
+  if (total_bytes && *total_bytes > 0) result.bits_per_byte = total.nats / (std::numbers::ln2 * *total_bytes);
   return result;
 }
 

@@ -1,21 +1,37 @@
 // Loss on held-out data.
 #pragma once
 
+#include <atomic>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "train/engine.h"
 #include "train/loader.h"
 
 namespace moebius {
 
-struct EvalResult {
+struct DatasetLoss {
+  std::string prefix;
   double loss = 0;                      // nats per target token
   double tokens = 0;                    // targets that counted
-  std::optional<double> bits_per_byte;  // of the text; only when each dataset says how many bytes it stands for
+  std::optional<double> bits_per_byte;  // of the text, at the bytes per token that PREFIX.json says, where it does
 };
 
-// One pass over the loader's data in order, at most max_batches micro-batches (0: all). Uses the engine's batch and
-// saved tensors, and leaves its loss sum at zero: never call it between the micro-batches of a step.
-EvalResult evaluate(Engine& engine, Loader& loader, int64_t max_batches);
+// The totals are over tokens, not over datasets: all nats by all tokens, all bits by all bytes that the tokens stand
+// for.
+struct EvalResult {
+  double loss = 0;
+  double tokens = 0;
+  std::optional<double> bits_per_byte;  // only when each dataset has one
+  std::vector<DatasetLoss> datasets;    // in the loader's order
+  bool complete = true;                 // false: stopped, and the numbers are of what was read until then
+};
+
+// One pass over each of the loader's datasets, every sequence once and in order whatever the weights, at most
+// max_batches micro-batches of EACH dataset (0: all). Uses the engine's batch and saved tensors, and leaves its loss
+// sum at zero: never call it between the micro-batches of a step. Stops before the next micro-batch once *stop is not
+// zero.
+EvalResult evaluate(Engine& engine, Loader& loader, int64_t max_batches, const std::atomic<int>* stop = nullptr);
 
 }  // namespace moebius

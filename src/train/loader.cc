@@ -1,20 +1,41 @@
 #include "train/loader.h"
 
 #include <algorithm>
+#include <filesystem>
+
+#include "core/error.h"
 
 namespace moebius {
 namespace {
 
-std::vector<WeightedDataset> open_datasets(const std::vector<DatasetSpec>& specs) {
+bool is_missing(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::status(path, error).type() == std::filesystem::file_type::not_found;
+}
+
+TokenDataset open_dataset(const std::string& prefix, const std::string& asked_by) {
+  for (const char* ending : {".bin", ".idx"}) {
+    MOEBIUS_CHECK(
+        input, !is_missing(prefix + ending),
+        "{0}: {1}: expected {1}.bin and {1}.idx; {1}{2} is not there; correct the prefix, or make the dataset "
+        "with `moebius data build --out {1}`",
+        asked_by, prefix, ending);
+  }
+  return TokenDataset::open(prefix);
+}
+
+std::vector<WeightedDataset> open_datasets(const std::vector<DatasetSpec>& specs, const std::string& asked_by) {
   std::vector<WeightedDataset> datasets;
-  for (const DatasetSpec& spec : specs) datasets.push_back({TokenDataset::open(spec.prefix), spec.weight});
+  for (const DatasetSpec& spec : specs) datasets.push_back({open_dataset(spec.prefix, asked_by), spec.weight});
   return datasets;
 }
 
 }  // namespace
 
-Loader::Loader(std::vector<DatasetSpec> datasets, const RunSpec& run, bool shuffle)
-    : order_(open_datasets(datasets),
+Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const std::string& asked_by)
+    : order_(open_datasets(datasets, !asked_by.empty() ? asked_by
+                                     : shuffle         ? "data.train"
+                                                       : "data.valid"),
              {.seq_len = run.train.seq_len, .vocab_size = run.model.vocab_size, .seed = run.seed, .shuffle = shuffle}),
       seq_(run.train.seq_len),
       micro_batch_(run.train.micro_batch),
@@ -22,29 +43,31 @@ Loader::Loader(std::vector<DatasetSpec> datasets, const RunSpec& run, bool shuff
       separate_documents_(run.data.separate_documents),
       tokens_(seq_ + 1) {}
 
-int64_t Loader::num_sequences() const {
-  int64_t n = 0;
-  for (int i = 0; i < order_.num_datasets(); ++i) n += order_.samples_per_epoch(i);
-  return n;
+std::string Loader::fingerprint() const {
+  std::string lines;
+  for (int i = 0; i < order_.num_datasets(); ++i) lines += order_.dataset(i).fingerprint() + "\n";
+  return lines;
 }
 
 // Targets that count: with documents apart, the first token of a document is nobody's target.
-double Loader::sequence_weight(int64_t sample) {
+double Loader::sequence_weight(const Sample& sample) const {
   if (!separate_documents_) return static_cast<double>(seq_);
-  return static_cast<double>(seq_) - static_cast<double>(order_.document_starts(order_.sample(sample)).size());
+  return static_cast<double>(seq_) - static_cast<double>(order_.document_starts(sample).size());
 }
 
 void Loader::begin_step(int64_t step) {
   step_ = step;
+  samples_.clear();
   double weight = 0;
-  for (int64_t i = 0; i < global_batch_; ++i) weight += sequence_weight((step - 1) * global_batch_ + i);
+  for (int64_t i = 0; i < global_batch_; ++i) {
+    samples_.push_back(order_.sample((step - 1) * global_batch_ + i));
+    weight += sequence_weight(samples_.back());
+  }
   loss_scale_ = weight > 0 ? 1.0 / weight : 0.0;
 }
 
 void Loader::fill(MicroBatch& batch, int64_t m) {
-  for (int64_t row = 0; row < micro_batch_; ++row) {
-    fill_sequence(batch, row, (step_ - 1) * global_batch_ + m * micro_batch_ + row, true);
-  }
+  for (int64_t row = 0; row < micro_batch_; ++row) fill_sequence(batch, row, samples_[m * micro_batch_ + row], true);
   batch.loss_scale = loss_scale_;
   batch.total_tokens = static_cast<double>(global_batch_ * seq_);
   batch.train_step = static_cast<uint64_t>(step_);
@@ -52,16 +75,16 @@ void Loader::fill(MicroBatch& batch, int64_t m) {
   batch.training = true;
 }
 
-void Loader::fill_pass(MicroBatch& batch, int64_t first, int64_t count) {
+void Loader::fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t count) {
   for (int64_t row = 0; row < micro_batch_; ++row)
-    fill_sequence(batch, row, first + std::min(row, count - 1), row < count);
+    fill_sequence(batch, row, order_.sample_in_order(dataset, first + std::min(row, count - 1)), row < count);
   batch.loss_scale = 1.0;
   batch.total_tokens = static_cast<double>(micro_batch_ * seq_);
   batch.training = false;
 }
 
-void Loader::fill_sequence(MicroBatch& batch, int64_t row, int64_t sample_index, bool weighted) {
-  const Sample sample = order_.fill(sample_index, tokens_.data());
+void Loader::fill_sequence(MicroBatch& batch, int64_t row, const Sample& sample, bool weighted) {
+  order_.fill(sample, tokens_.data());
   std::vector<int32_t> starts;
   if (separate_documents_) starts = order_.document_starts(sample);
   int32_t* token = batch.token_T.ptr<int32_t>() + row * seq_;

@@ -1,7 +1,11 @@
-// Fills micro-batches. Which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i
-// is sequence i of the global batch, whatever the layout or how often the run was resumed.
+// Fills micro-batches, for training or for an evaluation.
+//
+// Training: which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i
+// is sequence i of the global batch, whatever the layout or how often the run was resumed. Evaluation: each dataset
+// from its front, every sequence once, whatever its weight.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "config/run_spec.h"
@@ -13,27 +17,31 @@ namespace moebius {
 class Loader {
  public:
   // Error{input} for datasets that cannot be read or whose ids do not fit the vocabulary (when they are met).
-  Loader(std::vector<DatasetSpec> datasets, const RunSpec& run, bool shuffle);
+  // `asked_by` is the key or option that names the datasets, for messages; empty: data.train with shuffle, else
+  // data.valid.
+  Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const std::string& asked_by = "");
 
-  // Sequences of the global batch of a step (1-based): called once a step, before fill().
+  // Picks the sequences of the global batch of a step (1-based): called once a step, before fill().
   void begin_step(int64_t step);
   // Micro-batch m of the step begun: its sequences m * micro_batch + [0, micro_batch). Host tensors.
   void fill(MicroBatch& batch, int64_t m);
-  // Sequences [first, first + count) of a pass over the data, the rest of the micro-batch without weight; for
-  // evaluation.
-  void fill_pass(MicroBatch& batch, int64_t first, int64_t count);
+  // Sequences [first, first + count) of one dataset, the rest of the micro-batch without weight; for evaluation.
+  void fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t count);
 
-  int64_t num_sequences() const;  // of one pass over the data
+  int64_t num_sequences(int dataset) const { return order_.samples_per_epoch(dataset); }
+  // What an exact resume must find again, one line a dataset (TokenDataset::fingerprint). Reads at most 2 MiB of each.
+  std::string fingerprint() const;
   const DatasetOrder& order() const { return order_; }
 
  private:
-  double sequence_weight(int64_t sample);
-  void fill_sequence(MicroBatch& batch, int64_t row, int64_t sample, bool weighted);
+  double sequence_weight(const Sample& sample) const;
+  void fill_sequence(MicroBatch& batch, int64_t row, const Sample& sample, bool weighted);
 
   DatasetOrder order_;
   int64_t seq_, micro_batch_, global_batch_;
   bool separate_documents_;
   int64_t step_ = 0;
+  std::vector<Sample> samples_;  // of the global batch of step_
   double loss_scale_ = 0;
   std::vector<int32_t> tokens_;  // one sample, seq + 1
 };

@@ -1,0 +1,98 @@
+#include "train/loader.h"
+
+#include <chrono>
+#include <functional>
+
+#include "train/engine.h"
+#include "train/testing.h"
+
+namespace moebius {
+namespace {
+
+using moebius::testing::tiny_run;
+using moebius::testing::write_dataset;
+
+double seconds_of(const std::function<void()>& call) {
+  const auto begin = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Weights without a common factor are walked to; a step then goes on from the last one, with documents apart too.
+TEST(Loader, AStepCostsTheSameHoweverFarTheRunIs) {
+  const TestDir dir;
+  RunSpec run = tiny_run();
+  run.data.separate_documents = true;
+  Engine engine(training_engine_spec(run));
+  Loader loader({{write_dataset(dir, "a", 47), 0.6180339887}, {write_dataset(dir, "b", 24), 0.3819660113}}, run, true);
+  const int64_t far = 500'000;
+  const auto step = [&](int64_t at) {
+    loader.begin_step(at);
+    for (int64_t m = 0; m < 2; ++m) loader.fill(engine.batch(), m);
+  };
+  const double walk = seconds_of([&] { step(far); });
+  const double steps = seconds_of([&] {
+    for (int64_t i = 1; i <= 20; ++i) step(far + i);
+  });
+  EXPECT_LT(steps, walk) << "20 steps against the walk of 2,000,000 picks to the first; each walked as far before";
+}
+
+// What a step holds does not depend on the steps before it: the picks kept are those of the order.
+TEST(Loader, AResumedStepIsTheSameStep) {
+  const TestDir dir;
+  RunSpec run = tiny_run();
+  run.data.separate_documents = true;
+  const std::vector<DatasetSpec> sets{{write_dataset(dir, "a", 47), 0.7}, {write_dataset(dir, "b", 24), 0.31}};
+  Engine engine(training_engine_spec(run));
+  Loader through(sets, run, true);
+  DatasetOrder order = [&] {
+    std::vector<WeightedDataset> datasets;
+    for (const DatasetSpec& set : sets) datasets.push_back({TokenDataset::open(set.prefix), set.weight});
+    return DatasetOrder(std::move(datasets), {.seq_len = 7, .vocab_size = 11, .seed = run.seed});
+  }();
+  const int32_t* token = engine.batch().token_T.ptr<int32_t>();
+  std::vector<int32_t> want(8);
+  for (int64_t step = 1; step <= 9; ++step) {
+    Loader resumed(sets, run, true);
+    through.begin_step(step);
+    resumed.begin_step(step);
+    for (const int64_t m : {1, 0, 1}) {  // in any order
+      for (Loader* loader : {&through, &resumed}) {
+        loader->fill(engine.batch(), m);
+        for (int64_t row = 0; row < 2; ++row) {
+          order.fill((step - 1) * 4 + m * 2 + row, want.data());
+          for (int64_t i = 0; i < 7; ++i) ASSERT_EQ(token[row * 7 + i], want[i]) << step << " " << m << " " << row;
+        }
+      }
+    }
+  }
+}
+
+TEST(Loader, AMissingDatasetIsNamedWithItsKey) {
+  const TestDir dir;
+  const RunSpec run = tiny_run();
+  const std::string there = write_dataset(dir, "a", 47), gone = dir.path("gone");
+  expect_error(ErrorKind::input,
+               "data.train: " + gone + ": expected " + gone + ".bin and " + gone + ".idx; " + gone +
+                   ".bin is not there; correct the prefix, or make the dataset with `moebius data build --out " + gone,
+               [&] {
+                 Loader({{there, 1}, {gone, 1}}, run, true);
+               });
+  expect_error(ErrorKind::input, "data.valid: " + gone, [&] { Loader({{gone, 1}}, run, false); });
+  expect_error(ErrorKind::input, "--data: " + gone, [&] { Loader({{gone, 1}}, run, false, "--data"); });
+  std::filesystem::remove(there + ".idx");
+  expect_error(ErrorKind::input, "a.idx is not there", [&] { Loader({{there, 1}}, run, true); });
+}
+
+TEST(Loader, TheFingerprintHasALineForEachDataset) {
+  const TestDir dir;
+  const RunSpec run = tiny_run();
+  const std::string a = write_dataset(dir, "a", 47), b = write_dataset(dir, "b", 24);
+  const Loader both({{a, 1}, {b, 1}}, run, true);
+  EXPECT_EQ(both.fingerprint(),
+            TokenDataset::open(a).fingerprint() + "\n" + TokenDataset::open(b).fingerprint() + "\n");
+  EXPECT_NE(Loader({{b, 1}, {a, 1}}, run, true).fingerprint(), both.fingerprint());
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,101 @@
+// `moebius eval` as people run it: what it refuses, and how it ends.
+#include <fcntl.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <thread>
+
+#include "io/safetensors.h"
+#include "io/token_data.h"
+#include "tests/cli/program.h"
+
+namespace moebius {
+namespace {
+
+const std::string kModel = MOEBIUS_SOURCE_DIR "/tests/golden/data/qwen3_moe_v5";
+
+void write_dataset(const TestDir& dir, int64_t tokens) {
+  TokenDatasetWriter writer(dir.path("set"), TokenType::u16);
+  std::vector<int32_t> ids(tokens);
+  for (int64_t i = 0; i < tokens; ++i) ids[i] = static_cast<int32_t>(i * 7 % 23);
+  writer.add_tokens(ids);
+  writer.end_document();
+  writer.close();
+}
+
+Ran eval(const TestDir& dir, const std::vector<std::string>& words, const std::string& model = kModel) {
+  std::vector<std::string> all{"eval", model, "--data", "set", "--threads", "1"};
+  all.insert(all.end(), words.begin(), words.end());
+  return run_moebius(dir, all);
+}
+
+TEST(CliEval, RefusesWhatItCannotMeasure) {
+  TestDir dir;
+  write_dataset(dir, 500);
+  expect_refused(eval(dir, {"--batch", "0"}), 2, "--batch: expected at least 1; got 0");
+  expect_refused(eval(dir, {"--max-batches", "-1"}), 2, "--max-batches: expected 0 or more; got -1");
+  expect_refused(eval(dir, {"--seq-len", "-1"}), 2, "--seq-len: expected 0 or more; got -1");
+  expect_refused(eval(dir, {"--seq-len", "100"}), 2,
+                 "--seq-len: expected at most the model's max_position_embeddings = 64; got 100");
+  EXPECT_EQ(eval(dir, {"--seq-len", "64"}).code, 0);
+  expect_refused(run_moebius(dir, {"eval", kModel, "--data", "nowhere"}), 3,
+                 "--data: nowhere: expected nowhere.bin and nowhere.idx; nowhere.bin is not there");
+}
+
+TEST(CliEval, ALossThatIsNotFiniteIsAnError) {
+  TestDir dir;
+  write_dataset(dir, 500);
+  std::filesystem::create_directory(dir.path("model"));
+  std::filesystem::copy(kModel + "/config.json", dir.path("model"));
+  // After the routers: no expert is chosen by what is not a number.
+  const int64_t offset = SafetensorsFile::open(kModel + "/model.safetensors").at("model.norm.weight").offset;
+  std::string bytes = read_file(kModel + "/model.safetensors");
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(bytes.data() + offset, &nan, sizeof(nan));
+  write_file_atomic(dir.path("model/model.safetensors"), bytes);
+  expect_refused(eval(dir, {}, "model"), 5, "eval: expected a finite loss on set; got nan");
+}
+
+// Whether the process has a handler for the signal: before, the signal would just kill it.
+bool catches(pid_t process, int signal) {
+  std::ifstream status("/proc/" + std::to_string(process) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("SigCgt:")) return std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1;
+  }
+  return false;
+}
+
+// As many batches as take minutes: only the signal ends it in time, and with its own code.
+TEST(CliEval, ASignalEndsItBetweenBatches) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    TestDir dir;
+    write_dataset(dir, 5'000'000);
+    const pid_t process = ::fork();
+    if (process == 0) {
+      if (::chdir(dir.path().c_str()) != 0) ::_exit(99);
+      ::dup2(::open("out", O_WRONLY | O_CREAT, 0666), STDOUT_FILENO);
+      ::dup2(::open("err", O_WRONLY | O_CREAT, 0666), STDERR_FILENO);
+      ::execl(MOEBIUS_BINARY_DIR "/moebius", "moebius", "eval", kModel.c_str(), "--data", "set", "--batch", "1",
+              "--threads", "1", static_cast<char*>(nullptr));
+      ::_exit(98);
+    }
+    int status = 0;
+    while (!catches(process, signal)) {
+      ASSERT_EQ(::waitpid(process, &status, WNOHANG), 0) << "ended by itself: " << status;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    ASSERT_EQ(::kill(process, signal), 0);
+    ASSERT_EQ(::waitpid(process, &status, 0), process);
+    EXPECT_TRUE(WIFEXITED(status)) << status;
+    EXPECT_EQ(WEXITSTATUS(status), 128 + signal);
+    EXPECT_EQ(read_file(dir.path("out")), "");
+    EXPECT_THAT(read_file(dir.path("err")), testing::HasSubstr(fmt::format("signal {}: ending after", signal)));
+  }
+}
+
+}  // namespace
+}  // namespace moebius
