@@ -36,6 +36,7 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
       signal_(signal),
       engine_(training_engine_spec(run)),
       loader_(run.data.train, run, /*shuffle=*/true),
+      data_fingerprint_(loader_.fingerprint()),
       store_(make_run_dir(run.dir) + "/checkpoints", run.checkpoint.keep, run.checkpoint.async_save) {
   if (!run.data.valid.empty()) valid_.emplace(run.data.valid, run, /*shuffle=*/false);
 }
@@ -117,6 +118,11 @@ void TrainingRun::check_same_run(const CheckpointReader& checkpoint) const {
   const auto diff = config_diff(saved, run_);
   std::string lines;
   for (const std::string& line : diff) lines += "\n  " + line;
+  const std::string saved_data = checkpoint.meta().value("data", "");
+  MOEBIUS_CHECK(usage, saved_data == data_fingerprint_,
+                "resume: the datasets of data.train are not those that {} was trained on; a line a dataset, the checkpoint's:\n{}\nnow:\n{}\nbring "
+                "them back, choose another run.dir, or start over there with checkpoint.resume=false",
+                run_.dir, saved_data, data_fingerprint_);
   MOEBIUS_CHECK(usage, diff.empty(),
                 "resume: {} holds another training run; the checkpoint's value -> the recipe's:{}\nrestore these, "
                 "choose another run.dir, or "
@@ -127,7 +133,9 @@ void TrainingRun::check_same_run(const CheckpointReader& checkpoint) const {
 void TrainingRun::open_logs() {
   write_file_atomic(run_.dir + "/recipe.resolved.toml", to_toml(run_, false));
   const std::string path = run_.dir + "/metrics.jsonl";
-  truncate_jsonl_after(path, first_step_ - 1);
+  if (const int64_t damaged = truncate_jsonl_after(path, first_step_ - 1); damaged > 0) {
+    log_.warn("{}: {} damaged lines were dropped", path, damaged);
+  }
   metrics_.emplace(path);
   if (run_.log.tensorboard) tensorboard_.emplace(run_.dir + "/tensorboard");
 }
@@ -256,7 +264,7 @@ void TrainingRun::save(int64_t step) {
   const std::vector<NamedTensor> state = training_state(engine_);
   check_state_is_finite(step, state);
   metrics_->sync();
-  store_.save(step, state, checkpoint_meta(run_, step));
+  store_.save(step, state, checkpoint_meta(run_, step, data_fingerprint_));
   saved_step_ = step;
 }
 

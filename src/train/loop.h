@@ -50,6 +50,7 @@ class TrainingRun {
   const std::atomic<int>& signal_;
   Engine engine_;
   Loader loader_;
+  std::string data_fingerprint_;
   std::optional<Loader> valid_;
   CheckpointStore store_;
   std::optional<JsonlWriter> metrics_;

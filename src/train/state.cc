@@ -16,11 +16,12 @@ std::vector<NamedTensor> training_state(Engine& engine) {
   return state;
 }
 
-nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step) {
+nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step, const std::string& data) {
   return {{"step", step},
           {"model", hf_from_model_spec(run.model)},
           {"recipe", to_toml(run, false)},
-          {"identity", train_identity(run)}};
+          {"identity", train_identity(run)},
+          {"data", data}};
 }
 
 }  // namespace moebius

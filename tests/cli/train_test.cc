@@ -80,10 +80,18 @@ TEST_F(CliTrain, GoesOnOnlyWithTheSameRun) {
   EXPECT_EQ(train({"optimizer.lr=0.5", "train.steps=8", "run.dir=other"}).code, 0);
 }
 
+// The same prefix, another text: going on would train on other samples than the run says.
+TEST_F(CliTrain, GoesOnOnlyWithTheSameData) {
+  ASSERT_EQ(train({}).code, 0);
+  write_file_atomic(dir_.path("text.txt"), std::string(5000, 'x'));
+  ASSERT_EQ(run_moebius(dir_, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code, 0);
+  expect_refused(train({"train.steps=8"}), 2, "the datasets of data.train are not those");
+}
+
 // A learning rate that no model survives: the weights overflow, and the run says where.
 TEST_F(CliTrain, StopsAtNumbersThatAreNotFinite) {
   const Ran ran =
-      train({"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.warmup_steps=0", "checkpoint.every=1"});
+      train({"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.warmup_steps=0"});
   expect_refused(ran, 5, "first not finite: ");
   EXPECT_THAT(ran.err, HasSubstr("This step changed no weight"));
   for (const auto& record : metrics()) EXPECT_TRUE(record.at("loss").is_number()) << record;
