@@ -1,33 +1,45 @@
 #include "cli/cpu_check.h"
 
+#include <string_view>
+
 namespace moebius {
 namespace {
 
-void require(std::string& missing, const char* name, bool has) {
-  if (!has) missing += (missing.empty() ? "" : ", ") + std::string(name);
-}
+// The compiler defines __NAME__ as 1 when -march asked for a feature; otherwise the text is the name itself.
+#define TEXT_OF(text) #text
+#define TEXT(macro) TEXT_OF(macro)
+#define FEATURE(name, macro) \
+  { name, std::string_view(TEXT(macro)) == "1", __builtin_cpu_supports(name) != 0 }
 
 }  // namespace
 
-// The compiler's own macros say what -march asked for: not a feature of ours, a fact of the build.
-std::string missing_cpu_features() {
-  std::string missing;
+std::vector<CpuFeature> cpu_features() {
   __builtin_cpu_init();
-#ifdef __AVX2__
-  require(missing, "avx2", __builtin_cpu_supports("avx2"));
-#endif
-#ifdef __FMA__
-  require(missing, "fma", __builtin_cpu_supports("fma"));
-#endif
-#ifdef __AVX512F__
-  require(missing, "avx512f", __builtin_cpu_supports("avx512f"));
-#endif
-#ifdef __AVX512BW__
-  require(missing, "avx512bw", __builtin_cpu_supports("avx512bw"));
-#endif
-#ifdef __AVX512VL__
-  require(missing, "avx512vl", __builtin_cpu_supports("avx512vl"));
-#endif
+  return {
+      FEATURE("avx2", __AVX2__),
+      FEATURE("fma", __FMA__),
+      FEATURE("bmi", __BMI__),
+      FEATURE("bmi2", __BMI2__),
+      FEATURE("avx512f", __AVX512F__),
+      FEATURE("avx512bw", __AVX512BW__),
+      FEATURE("avx512vl", __AVX512VL__),
+      FEATURE("avx512dq", __AVX512DQ__),
+      FEATURE("avx512cd", __AVX512CD__),
+      FEATURE("avx512vnni", __AVX512VNNI__),
+      FEATURE("avx512vbmi", __AVX512VBMI__),
+      FEATURE("avx512vbmi2", __AVX512VBMI2__),
+      FEATURE("avx512bf16", __AVX512BF16__),
+      FEATURE("avx512ifma", __AVX512IFMA__),
+      FEATURE("avx512bitalg", __AVX512BITALG__),
+      FEATURE("avx512vpopcntdq", __AVX512VPOPCNTDQ__),
+  };
+}
+
+std::string missing_cpu_features(const std::vector<CpuFeature>& features) {
+  std::string missing;
+  for (const CpuFeature& f : features) {
+    if (f.needed && !f.present) missing += (missing.empty() ? "" : ", ") + std::string(f.name);
+  }
   return missing;
 }
 

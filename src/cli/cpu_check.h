@@ -2,10 +2,20 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace moebius {
 
-// Names of the instruction sets that the program uses and this CPU lacks, comma-separated; empty when it can run.
-std::string missing_cpu_features();
+struct CpuFeature {
+  const char* name;
+  bool needed;   // the compiler may have used it
+  bool present;  // this CPU has it
+};
+
+// Every instruction set that the compiler may be told to use and can ask a CPU for.
+std::vector<CpuFeature> cpu_features();
+
+// Names of those needed and not present, comma-separated; empty when the program can run.
+std::string missing_cpu_features(const std::vector<CpuFeature>& features);
 
 }  // namespace moebius

@@ -1,8 +1,13 @@
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <iostream>
 #include <optional>
+#include <system_error>
 
 #include "cli/command.h"
 #include "cli/cpu_check.h"
@@ -17,11 +22,22 @@ void on_signal(int signal) {
   if (received_signal.exchange(signal) != 0) std::_Exit(128 + signal);
 }
 
+// For commands that look at received_signal; a reader that goes away must not end them either.
 void install_signal_handlers() {
   struct sigaction action = {};
   action.sa_handler = on_signal;
   for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+}
+
+// What was printed can still be lost: standard output is buffered, and may be a file on a full disk.
+int flush_output(int code) {
+  std::cout.flush();
+  const bool written = std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout.good();
+  if (written || code != 0) return code;
+  std::fprintf(stderr, "error: standard output could not be written: %s; free space there or send it elsewhere\n",
+               std::strerror(errno));
+  return static_cast<int>(moebius::ErrorKind::io);
 }
 
 int run(int argc, char** argv) {
@@ -41,6 +57,7 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (quiet) log.emplace(stderr, redraw, true);
+    if (app.got_subcommand("train") || app.got_subcommand("eval")) install_signal_handlers();
     return cli.run();
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ErrorKind::usage);
@@ -53,6 +70,9 @@ int run(int argc, char** argv) {
             "error: out of memory; use a smaller micro_batch, seq_len or model (`moebius config` prints the memory "
             "table)");
     return static_cast<int>(ErrorKind::usage);
+  } catch (const std::system_error& e) {  // of fmt::print and of std::filesystem
+    Log(stderr, false).line(std::string("error: ") + e.what());
+    return static_cast<int>(ErrorKind::io);
   } catch (const std::exception& e) {
     Log(stderr, false).line(std::string("error: internal: ") + e.what());
     return static_cast<int>(ErrorKind::internal);
@@ -62,13 +82,13 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (const std::string missing = moebius::missing_cpu_features(); !missing.empty()) {
+  if (const std::string missing = moebius::missing_cpu_features(moebius::cpu_features()); !missing.empty()) {
     std::fprintf(stderr,
                  "error: this program was compiled for a CPU with %s, which this one lacks; build it here, or with "
                  "-DMOEBIUS_MARCH=x86-64-v3\n",
                  missing.c_str());
     return 2;
   }
-  install_signal_handlers();
-  return run(argc, argv);
+  std::signal(SIGXFSZ, SIG_IGN);  // then a file above the limit is an error of the write
+  return flush_output(run(argc, argv));
 }

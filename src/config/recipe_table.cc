@@ -164,8 +164,8 @@ std::vector<RecipeKey> optimizer_keys() {
   const Section optimizer{"optimizer", [](auto& s) -> decltype(auto) { return (s.optimizer); }};
   return {
       optimizer.key("name", &OptimizerSpec::name, one_of({"adamw"})),
-      optimizer.key("lr", &OptimizerSpec::lr, number_above(0)),
-      optimizer.key("min_lr", &OptimizerSpec::min_lr, number_at_least(0)),
+      optimizer.key("lr", &OptimizerSpec::lr, float_above_zero()),
+      optimizer.key("min_lr", &OptimizerSpec::min_lr, float_or_zero()),
       optimizer.key("warmup_steps", &OptimizerSpec::warmup_steps, count_or_zero()),
       optimizer.key("decay_steps", &OptimizerSpec::decay_steps, count_or_zero()),
       optimizer.named("schedule", &OptimizerSpec::schedule,
@@ -173,11 +173,11 @@ std::vector<RecipeKey> optimizer_keys() {
                        {"cosine", LrSchedule::cosine},
                        {"linear", LrSchedule::linear},
                        {"wsd", LrSchedule::wsd}}),
-      optimizer.key("weight_decay", &OptimizerSpec::weight_decay, number_at_least(0)),
-      optimizer.key("beta1", &OptimizerSpec::beta1, number_in(0, 1)),
-      optimizer.key("beta2", &OptimizerSpec::beta2, number_in(0, 1)),
-      optimizer.key("eps", &OptimizerSpec::eps, number_above(0)),
-      optimizer.key("clip", &OptimizerSpec::clip, number_at_least(0)),
+      optimizer.key("weight_decay", &OptimizerSpec::weight_decay, float_or_zero()),
+      optimizer.key("beta1", &OptimizerSpec::beta1, float_in_unit()),
+      optimizer.key("beta2", &OptimizerSpec::beta2, float_in_unit()),
+      optimizer.key("eps", &OptimizerSpec::eps, float_above_zero()),
+      optimizer.key("clip", &OptimizerSpec::clip, float_or_zero()),
   };
 }
 
@@ -225,13 +225,14 @@ std::vector<RecipeKey> moe_keys() {
       "\"none\", or one or a list without repeats of \"aux\", \"seq_aux\", \"global_aux\", \"bias\", \"sinkhorn\"";
   return {
       {"moe.balance", {expects, is_balance}, read_balance, write_balance},
-      moe.key("aux_coeff", &BalanceSpec::aux_coeff, number_at_least(0)),
-      moe.key("z_coeff", &BalanceSpec::z_coeff, number_at_least(0)),
-      moe.key("bias_rate", &BalanceSpec::bias_rate, number_at_least(0)),
-      moe.key("capacity_factor", &BalanceSpec::capacity_factor, number_at_least(0)),
+      moe.key("aux_coeff", &BalanceSpec::aux_coeff, float_or_zero()),
+      moe.key("z_coeff", &BalanceSpec::z_coeff, float_or_zero()),
+      moe.key("bias_rate", &BalanceSpec::bias_rate, float_or_zero()),
+      // Far below this an expert already has room for every token.
+      moe.key("capacity_factor", &BalanceSpec::capacity_factor, float_or_zero(1e6)),
       moe.named("drop_policy", &BalanceSpec::drop_policy,
                 {{"probs", DropPolicy::probs}, {"position", DropPolicy::position}}),
-      moe.key("jitter", &BalanceSpec::jitter, number_in(0, 1)),
+      moe.key("jitter", &BalanceSpec::jitter, float_in_unit()),
       moe.named("router_dtype", &BalanceSpec::router_f32, {{"f32", true}, {"compute", false}}),
       moe.key("force_balance", &BalanceSpec::force_balance, any_boolean()),
   };

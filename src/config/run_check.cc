@@ -1,4 +1,7 @@
 // What must hold between the values of a run. Ranges of single values are the rules of the table.
+#include <unistd.h>
+
+#include <filesystem>
 #include <set>
 
 #include "config/recipe_table.h"
@@ -24,6 +27,58 @@ void check_ranges(const RunSpec& s) {
     MOEBIUS_CHECK(usage, value.is_null() || key.rule.accepts(value), "{} must be {}; got {}{}", key.name,
                   key.rule.expects, shown(value), origin(s, key.name));
   }
+}
+
+// A key whose value differs from the default would do nothing: for messages about keys that need another one. Defaults
+// pass, so that a resolved recipe, which holds every key, reads back.
+void refuse_idle(const RunSpec& s, const char* key, const std::string& why) {
+  static const RunSpec defaults;
+  for (const RecipeKey& each : recipe_table()) {
+    if (each.name != key) continue;
+    const json value = each.write(s);
+    MOEBIUS_CHECK(usage, value == each.write(defaults), "{} = {} would do nothing: {}{}", key, shown(value), why,
+                  origin(s, key));
+  }
+}
+
+// What the keys can say and this version cannot do.
+void check_supported(const RunSpec& s, int64_t world_size) {
+  MOEBIUS_CHECK(usage, s.deterministic,
+                "run.deterministic = false has no mode to choose: every run is deterministic; remove it{}",
+                origin(s, "run.deterministic"));
+  MOEBIUS_CHECK(usage, s.data.tokenizer == "bytes",
+                "data.tokenizer must be \"bytes\", the only tokenizer of this version; got {}{}",
+                shown(s.data.tokenizer), origin(s, "data.tokenizer"));
+  MOEBIUS_CHECK(usage, s.parallel.layout.empty(),
+                "parallel.layout = {} cannot be honoured: this version splits layers evenly (parallel.pp, vpp); remove "
+                "it{}",
+                shown(s.parallel.layout), origin(s, "parallel.layout"));
+  MOEBIUS_CHECK(usage, s.parallel.dispatcher == "auto", "parallel.dispatcher = \"{}\" {}; set \"auto\"{}",
+                s.parallel.dispatcher,
+                world_size == 1 ? "needs more than one rank (parallel.ep above 1)"
+                                : "is not part of this version, which has the local dispatcher only",
+                origin(s, "parallel.dispatcher"));
+}
+
+void check_valid_weights(const RunSpec& s) {
+  for (const DatasetSpec& d : s.data.valid) {
+    MOEBIUS_CHECK(usage, d.weight == 1,
+                  "data.valid gives \"{}\" a weight of {}, but an evaluation reads each dataset once; remove the "
+                  "weight (data.train has weights){}",
+                  d.prefix, d.weight, origin(s, "data.valid"));
+  }
+}
+
+// Keys of [moe] that change nothing beside the others.
+void check_idle_moe_keys(const RunSpec& s) {
+  if (s.model.num_moe_layers() == 0) {
+    for (const char* key : {"moe.balance", "moe.aux_coeff", "moe.z_coeff", "moe.bias_rate", "moe.capacity_factor",
+                            "moe.drop_policy", "moe.jitter", "moe.router_dtype", "moe.force_balance"})
+      refuse_idle(s, key, "the model has no MoE layer (model.num_experts, model.moe_layer_freq); remove it");
+  }
+  if (!s.moe.bias) refuse_idle(s, "moe.bias_rate", "moe.balance has no \"bias\"; add it, or remove bias_rate");
+  if (s.moe.capacity_factor == 0)
+    refuse_idle(s, "moe.drop_policy", "without moe.capacity_factor nothing is dropped; set it, or remove drop_policy");
 }
 
 void check_datasets(const RunSpec& s, const char* key, const std::vector<DatasetSpec>& datasets) {
@@ -71,6 +126,10 @@ void check_balance(const RunSpec& s) {
   const BalanceSpec& b = s.moe;
   const bool has_aux = b.aux || b.seq_aux || b.global_aux;
   check_sinkhorn(s);
+  MOEBIUS_CHECK(
+      usage, !b.force_balance || !(has_aux || b.bias),
+      "moe.force_balance gives every expert the same load, so moe.balance has nothing to balance; remove one{}",
+      origin(s, "moe.force_balance"));
   MOEBIUS_CHECK(usage, s.model.num_experts > 0 || !(has_aux || b.bias || b.sinkhorn),
                 "moe.balance needs experts; the model has none: set balance = \"none\"{}", origin(s, "moe.balance"));
   MOEBIUS_CHECK(usage, !has_aux || b.aux_coeff > 0,
@@ -101,9 +160,23 @@ void check_layout(const RunSpec& s) {
   MOEBIUS_CHECK(usage, p.cp == 1 || s.train.seq_len % (2 * p.cp) == 0,
                 "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}", 2 * p.cp, s.train.seq_len);
   const int64_t stages = p.pp * p.vpp;
-  MOEBIUS_CHECK(usage, !p.layout.empty() || m.num_layers % stages == 0,
-                "parallel: pp * vpp = {} * {} must divide the {} layers; choose others or give parallel.layout", p.pp,
-                p.vpp, m.num_layers);
+  MOEBIUS_CHECK(usage, m.num_layers % stages == 0,
+                "parallel: pp * vpp = {} * {} must divide the {} layers; choose others", p.pp, p.vpp, m.num_layers);
+}
+
+// Found at the start, not when the trace is written. The run makes its own folder, which need not exist yet.
+void check_trace(const RunSpec& s) {
+  namespace fs = std::filesystem;
+  if (s.log.trace.empty()) return;
+  const fs::path file = fs::absolute(s.log.trace).lexically_normal(), folder = file.parent_path();
+  std::error_code ignored;
+  const bool is_made =
+      folder == fs::absolute(s.dir + "/.").lexically_normal().parent_path() && !fs::exists(folder, ignored);
+  MOEBIUS_CHECK(usage, is_made || (fs::is_directory(folder, ignored) && access(folder.c_str(), W_OK) == 0),
+                "log.trace = {}: {} must be a folder that may be written to; make it or choose another{}",
+                shown(s.log.trace), folder.string(), origin(s, "log.trace"));
+  MOEBIUS_CHECK(usage, !fs::is_directory(file, ignored), "log.trace = {} must be a file; got a folder; add its name{}",
+                shown(s.log.trace), origin(s, "log.trace"));
 }
 
 }  // namespace
@@ -114,9 +187,12 @@ void RunSpec::check(int64_t world_size) const {
   parallel.check(world_size);
   check_datasets(*this, "data.train", data.train);
   check_datasets(*this, "data.valid", data.valid);
+  check_valid_weights(*this);
   check_batches(*this, world_size);
   check_schedule(*this);
   check_balance(*this);
+  check_idle_moe_keys(*this);
+  check_supported(*this, world_size);
   check_layout(*this);
 }
 
@@ -126,6 +202,10 @@ void RunSpec::check_trainable() const {
   MOEBIUS_CHECK(usage, train.eval_every == 0 || !data.valid.empty(),
                 "train.eval_every = {} needs data.valid; give the prefixes of the datasets to evaluate on",
                 train.eval_every);
+  MOEBIUS_CHECK(usage, train.eval_batches == 0 || !data.valid.empty(),
+                "train.eval_batches = {} needs data.valid; give the prefixes of the datasets to evaluate on",
+                train.eval_batches);
+  check_trace(*this);
 }
 
 }  // namespace moebius

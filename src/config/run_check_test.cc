@@ -16,7 +16,7 @@ TEST(Check, RangesHoldForSpecsThatNoRecipeWrote) {
   RunSpec spec = parse();
   spec.optimizer.lr = 0;
   EXPECT_THAT(error_text(ErrorKind::usage, [&] { spec.check(1); }),
-              HasSubstr("optimizer.lr must be a finite number above 0; got 0.0 [r.toml:17]"));
+              HasSubstr("optimizer.lr must be a finite number above 0, from 1e-37 to 1e+37; got 0.0 [r.toml:17]"));
   spec = parse();
   spec.precision.compute = DType::i8;
   EXPECT_THAT(error_text(ErrorKind::usage, [&] { spec.check(1); }),
@@ -61,12 +61,74 @@ TEST(Check, Balance) {
               HasSubstr("moe.aux_coeff = 0.1 needs \"aux\", \"seq_aux\" or \"global_aux\" in moe.balance"));
   EXPECT_THAT(check_error({"model.num_experts=0", "model.intermediate_size=9", "moe.balance=bias"}),
               HasSubstr("moe.balance needs experts; the model has none"));
-  EXPECT_NO_THROW(parse({"moe.bias_rate=0.1"}).check(1));
+}
+
+TEST(Check, KeysOfMoeThatWouldDoNothing) {
+  EXPECT_THAT(
+      check_error({"moe.bias_rate=0.1"}),
+      HasSubstr("moe.bias_rate = 0.1 would do nothing: moe.balance has no \"bias\"; add it, or remove bias_rate "
+                "[--set]"));
+  EXPECT_NO_THROW(parse({"moe.bias_rate=0.1", "moe.balance=bias"}).check(1));
+  EXPECT_THAT(
+      check_error({"moe.drop_policy=position"}),
+      HasSubstr("moe.drop_policy = \"position\" would do nothing: without moe.capacity_factor nothing is dropped"));
+  EXPECT_NO_THROW(parse({"moe.drop_policy=position", "moe.capacity_factor=1"}).check(1));
+  for (const char* balance : {"aux", "seq_aux", "global_aux", "bias"}) {
+    Sets sets{"moe.force_balance=true", std::string("moe.balance=") + balance};
+    if (std::string(balance) != "bias") sets.push_back("moe.aux_coeff=0.1");
+    EXPECT_THAT(check_error(sets), HasSubstr("moe.force_balance gives every expert the same load, so moe.balance has"));
+  }
+  EXPECT_NO_THROW(parse({"moe.force_balance=true"}).check(1));
+}
+
+TEST(Check, KeysOfMoeNeedAnMoeLayer) {
+  for (const char* set : {"moe.z_coeff=0.1", "moe.capacity_factor=2", "moe.jitter=0.1", "moe.router_dtype=compute",
+                          "moe.force_balance=true"}) {
+    EXPECT_THAT(check_error({"model.moe_layer_freq=[0, 0, 0]", "model.intermediate_size=9", set}),
+                HasSubstr("would do nothing: the model has no MoE layer (model.num_experts, model.moe_layer_freq)"));
+  }
+  EXPECT_THAT(check_error({"model.moe_layer_freq=[0, 0, 0]", "model.intermediate_size=9", "moe.balance=aux",
+                           "moe.aux_coeff=0.1"}),
+              HasSubstr("moe.balance = \"aux\" would do nothing"));
+  EXPECT_NO_THROW(parse({"model.moe_layer_freq=[0, 0, 0]", "model.intermediate_size=9"}).check(1));
+}
+
+TEST(Check, WhatThisVersionCannotDo) {
+  EXPECT_THAT(
+      check_error({"run.deterministic=false"}),
+      HasSubstr("run.deterministic = false has no mode to choose: every run is deterministic; remove it [--set]"));
+  EXPECT_THAT(check_error({"data.tokenizer=nodir"}),
+              HasSubstr("data.tokenizer must be \"bytes\", the only tokenizer of this version; got \"nodir\" [--set]"));
+  EXPECT_THAT(check_error({"parallel.layout=E t*2 | t L"}), HasSubstr("parallel.layout = \"E t*2 | t L\" cannot be"));
+  EXPECT_THAT(check_error({"parallel.dispatcher=alltoall"}),
+              HasSubstr("parallel.dispatcher = \"alltoall\" needs more than one rank"));
+  EXPECT_THAT(check_error({"parallel.dispatcher=allgather"}, 2),
+              HasSubstr("\"allgather\" is not part of this version"));
+  EXPECT_THAT(parse_error({"parallel.schedule=zb"}), HasSubstr("parallel.schedule must be \"1f1b\"; got \"zb\""));
+}
+
+// A resolved recipe holds every key, and reads back to a run that passes.
+TEST(Check, AResolvedRecipePasses) { EXPECT_NO_THROW(read_back(parse(), true).check(1)); }
+
+TEST(Check, Floats) {
+  EXPECT_THAT(parse_error({"optimizer.eps=1e-46"}),
+              HasSubstr("optimizer.eps must be a finite number above 0, from 1e-37"));
+  for (const char* key :
+       {"optimizer.lr", "optimizer.min_lr", "optimizer.clip", "optimizer.weight_decay", "optimizer.beta1",
+        "optimizer.beta2", "moe.aux_coeff", "moe.z_coeff", "moe.bias_rate", "moe.jitter", "moe.capacity_factor",
+        "model.rms_norm_eps", "model.initializer_range", "model.routed_scaling_factor"}) {
+    for (const char* value : {"=1e-46", "=1e39"})
+      EXPECT_THAT(parse_error({std::string(key) + value}), HasSubstr("from 1e-37"));
+  }
+  EXPECT_THAT(parse_error({"moe.capacity_factor=2e6"}), HasSubstr("from 1e-37 to 1000000; got 2000000.0"));
+  EXPECT_NO_THROW(parse({"optimizer.lr=1e30", "optimizer.min_lr=1e30"}).check(1));
 }
 
 TEST(Check, Datasets) {
   EXPECT_THAT(check_error({"data.train=[\"p\", \"q\", \"p\"]"}),
               HasSubstr("data.train names \"p\" twice; give it once, with a weight [--set]"));
+  EXPECT_THAT(check_error({"data.valid=[{prefix = \"p\", weight = 2}]"}),
+              HasSubstr("data.valid gives \"p\" a weight of 2, but an evaluation reads each dataset once"));
   EXPECT_THAT(check_error({"data.valid=[\"p\", \"p\"]"}), HasSubstr("data.valid names \"p\" twice"));
 }
 
@@ -96,7 +158,26 @@ TEST(CheckTrainable, NamesWhatTrainingNeeds) {
   EXPECT_THAT(text({"run.dir=d"}), HasSubstr("data.train must be given"));
   EXPECT_THAT(text({"run.dir=d", "data.train=[\"p\"]", "train.eval_every=3"}),
               HasSubstr("train.eval_every = 3 needs data.valid"));
+  EXPECT_THAT(text({"run.dir=d", "data.train=[\"p\"]", "train.eval_batches=3"}),
+              HasSubstr("train.eval_batches = 3 needs data.valid"));
   EXPECT_NO_THROW(parse({"run.dir=d", "data.train=[\"p\"]"}).check_trainable());
+}
+
+TEST(CheckTrainable, TheTraceHasAFolder) {
+  const auto run = [](const std::string& trace) {
+    return parse({"run.dir=d/e", "data.train=[\"p\"]", "log.trace=" + trace});
+  };
+  const auto text = [&](const std::string& trace) {
+    return error_text(ErrorKind::usage, [&] { run(trace).check_trainable(); });
+  };
+  const std::string folder = testing::TempDir();
+  EXPECT_THAT(text("/nowhere/at/all.json"), HasSubstr("/nowhere/at must be a folder that may be written to; make it"));
+  EXPECT_THAT(text("/proc/self/status/t.json"), HasSubstr("must be a folder that may be written to"));
+  EXPECT_THAT(text("d/t.json"), HasSubstr("must be a folder that may be written to"));
+  EXPECT_THAT(text(folder), HasSubstr("must be a file; got a folder"));
+  EXPECT_NO_THROW(run(folder + "/t.json").check_trainable());
+  EXPECT_NO_THROW(run("t.json").check_trainable());
+  EXPECT_NO_THROW(run("d/e/t.json").check_trainable());  // the run makes its folder
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ class RandomSpec {
              .aux_coeff = positive(),
              .z_coeff = positive(),
              .bias_rate = positive(),
-             .capacity_factor = positive(),
+             .capacity_factor = 1e6 * unit(),
              .drop_policy = DropPolicy(upto(1)),
              .jitter = unit(),
              .router_f32 = coin(),

@@ -42,8 +42,8 @@ struct RunSpec {
   // Every value in its range, each spec's own check() and the relations between specs. Error{usage}.
   // A run without data or folder passes, so that `config`, `plan` and `bench` need neither.
   void check(int64_t world_size) const;
-  // What `train` needs beyond check(): run.dir, data.train, and data.valid when train.eval_every asks for it.
-  // Error{usage}.
+  // What `train` needs beyond check(): run.dir, data.train, data.valid when the evaluation is asked for, a folder for
+  // log.trace. Error{usage}.
   void check_trainable() const;
   bool operator==(const RunSpec&) const = default;
 };

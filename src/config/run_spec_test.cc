@@ -96,16 +96,17 @@ TEST(Parse, EveryKindOfValue) {
 
 TEST(Parse, ErrorsNameTheKeyWhatWasExpectedAndWhere) {
   EXPECT_THAT(parse_error({"optimizer.lr=nan"}),
-              HasSubstr("--set: optimizer.lr must be a finite number above 0; got nan"));
+              HasSubstr("--set: optimizer.lr must be a finite number above 0, from 1e-37 to 1e+37; got nan"));
   EXPECT_THAT(parse_error({"train.steps=1.5"}),
               HasSubstr("train.steps must be a whole number from 1 to 1000000000; got 1.5"));
   EXPECT_THAT(parse_error({"train.steps=0"}), HasSubstr("got 0"));
   EXPECT_THAT(parse_error({"run.seed=-1"}),
               HasSubstr("run.seed must be a whole number from 0 to 9223372036854775807; got -1"));
   EXPECT_THAT(parse_error({"optimizer.beta2=1"}),
-              HasSubstr("optimizer.beta2 must be a number of at least 0 and below 1; got 1"));
-  EXPECT_THAT(parse_error({"moe.capacity_factor=-0.5"}),
-              HasSubstr("moe.capacity_factor must be a finite number of at least 0; got -0.5"));
+              HasSubstr("optimizer.beta2 must be a number of at least 0 and below 1: 0, or from"));
+  EXPECT_THAT(
+      parse_error({"moe.capacity_factor=-0.5"}),
+      HasSubstr("moe.capacity_factor must be a finite number of at least 0: 0, or from 1e-37 to 1000000; got -0.5"));
   EXPECT_THAT(parse_error({"moe.balance=[\"none\"]"}),
               HasSubstr("moe.balance must be \"none\", or one or a list without repeats of"));
   EXPECT_THAT(parse_error({"moe.balance=[\"aux\", \"aux\"]"}), HasSubstr("got [\"aux\",\"aux\"]"));

@@ -52,6 +52,20 @@ ValueRule number_in(double min, double below) {
                      [min, below](double v) { return v >= min && v < below; });
 }
 
+ValueRule float_above_zero() {
+  return number_rule(fmt::format("a finite number above 0, from {} to {}", kMinFloat, kMaxFloat),
+                     [](double v) { return v >= kMinFloat && v <= kMaxFloat; });
+}
+ValueRule float_or_zero(double max) {
+  return number_rule(fmt::format("a finite number of at least 0: 0, or from {} to {}", kMinFloat, max),
+                     [max](double v) { return v == 0 || (v >= kMinFloat && v <= max); });
+}
+ValueRule float_in_unit() {
+  return number_rule(
+      fmt::format("a number of at least 0 and below 1: 0, or from {} to the last before 1 in f32", kMinFloat),
+      [](double v) { return v == 0 || (v >= kMinFloat && static_cast<float>(v) < 1.0f); });
+}
+
 ValueRule one_of(std::vector<std::string> names) {
   std::string expects = fmt::format("\"{}\"", fmt::join(names, "\" or \""));
   return {std::move(expects), [names = std::move(names)](const json& v) {

@@ -27,6 +27,11 @@ ValueRule count_or_zero();   // 0 .. kMaxCount
 ValueRule number_above(double bound);
 ValueRule number_at_least(double bound);
 ValueRule number_in(double min, double below);  // [min, below)
+// The same for numbers that the step computes with in f32: 0, or of a size that f32 holds with room to spare.
+inline constexpr double kMinFloat = 1e-37, kMaxFloat = 1e37;
+ValueRule float_above_zero();                     // kMinFloat .. kMaxFloat
+ValueRule float_or_zero(double max = kMaxFloat);  // 0, or kMinFloat .. max
+ValueRule float_in_unit();                        // the same below 1, in f32 too
 ValueRule one_of(std::vector<std::string> names);
 
 // value as the user would have written it, cut when it is long.

@@ -33,6 +33,22 @@ TEST(ValueRule, NumbersAreFiniteAndInRange) {
   EXPECT_FALSE(number_at_least(0).accepts(true));
 }
 
+// What is not 0 must not be 0, infinite or 1 once it is a float.
+TEST(ValueRule, FloatsSurviveF32) {
+  EXPECT_EQ(float_above_zero().expects, "a finite number above 0, from 1e-37 to 1e+37");
+  EXPECT_EQ(float_or_zero(8).expects, "a finite number of at least 0: 0, or from 1e-37 to 8");
+  for (const double good : {1e-37, 0.5, 1e30, 1e37}) EXPECT_TRUE(float_above_zero().accepts(good)) << good;
+  for (const double bad : {-1.0, 0.0, 1e-46, 1e-38, 1e38, 1e39}) EXPECT_FALSE(float_above_zero().accepts(bad)) << bad;
+  EXPECT_TRUE(float_or_zero().accepts(0));
+  EXPECT_FALSE(float_or_zero().accepts(1e-46));
+  EXPECT_FALSE(float_or_zero().accepts(1e39));
+  EXPECT_TRUE(float_or_zero(8).accepts(8));
+  EXPECT_FALSE(float_or_zero(8).accepts(8.5));
+  EXPECT_TRUE(float_in_unit().accepts(0.0));
+  EXPECT_TRUE(float_in_unit().accepts(0.9999));
+  for (const double bad : {-0.5, 1e-46, 0.999999999999, 1.0}) EXPECT_FALSE(float_in_unit().accepts(bad)) << bad;
+}
+
 TEST(ValueRule, Names) {
   EXPECT_EQ(one_of({"a", "b"}).expects, "\"a\" or \"b\"");
   EXPECT_TRUE(one_of({"a", "b"}).accepts("b"));

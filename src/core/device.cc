@@ -3,21 +3,52 @@
 #include <sched.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <optional>
 
 namespace moebius {
 namespace {
 
-int64_t status_bytes(const char* key) {
-  std::ifstream status("/proc/self/status");
-  std::string line;
-  while (std::getline(status, line)) {
-    if (line.rfind(key, 0) == 0) return std::stoll(line.substr(std::strlen(key))) * 1024;
+// The number after `key` in a file of lines "key number"; with an empty key, a file that is one number. Limits may say
+// "max", and files may be missing: then none.
+std::optional<int64_t> number_in(const std::string& path, const std::string& key = "") {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind(key, 0) != 0) continue;
+    char* end = nullptr;
+    const char* begin = line.c_str() + key.size();
+    const int64_t value = std::strtoll(begin, &end, 10);
+    return end == begin ? std::nullopt : std::optional(value);
   }
-  return 0;
+  return std::nullopt;
+}
+
+int64_t status_bytes(const char* key) { return number_in("/proc/self/status", key).value_or(0) * 1024; }
+
+// What a control group leaves; its files have other names in the two versions.
+int64_t group_available(const std::string& dir, const char* limit, const char* usage, const char* cache) {
+  const auto most = number_in(dir + limit);
+  if (!most) return INT64_MAX;
+  const int64_t used = number_in(dir + usage).value_or(0) - number_in(dir + "/memory.stat", cache).value_or(0);
+  return std::max<int64_t>(0, *most - std::max<int64_t>(0, used));
+}
+
+// The least of the group at `path` below `top` and of all that it is in. In a container the path may be the host's;
+// then its folders are not there, and the last one, top itself, is the container's.
+int64_t groups_available(const std::string& top, std::string path, bool is_v2) {
+  int64_t least = INT64_MAX;
+  for (;;) {
+    const std::string dir = top + path;
+    least = std::min(least, is_v2 ? group_available(dir, "/memory.max", "/memory.current", "inactive_file ")
+                                  : group_available(dir, "/memory.limit_in_bytes", "/memory.usage_in_bytes",
+                                                    "total_inactive_file "));
+    if (path.empty()) return least;
+    path.resize(path.rfind('/'));
+  }
 }
 
 }  // namespace
@@ -52,6 +83,23 @@ int num_available_cpus() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
   return CPU_COUNT(&set);
+}
+
+int64_t available_memory_bytes(const std::string& root) {
+  const auto free_kb = number_in(root + "/proc/meminfo", "MemAvailable:");
+  int64_t least = free_kb ? *free_kb * 1024 : INT64_MAX;
+  // Lines "ID:CONTROLLERS:/PATH"; version 2 has ID 0 and no controllers.
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const size_t path = line.find(":/");
+    if (path == std::string::npos) continue;
+    const bool is_v2 = line.rfind("0::", 0) == 0,
+               is_v1 = line.substr(0, path + 1).find(":memory:") != std::string::npos;
+    if (!is_v2 && !is_v1) continue;
+    const std::string top = root + (is_v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
+    least = std::min(least, groups_available(top, line.substr(path + 1), is_v2));
+  }
+  return least;
 }
 
 int64_t peak_rss_bytes() { return status_bytes("VmHWM:"); }

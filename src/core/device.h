@@ -71,6 +71,9 @@ class OpScope {
 
 // Threads this process may run on, by its CPU affinity.
 int num_available_cpus();
+// Memory that this process may still take: what the machine has available, or less where a control group (v1 or v2)
+// limits it; the page cache counts as available. INT64_MAX when nothing says. root stands before /proc and /sys.
+int64_t available_memory_bytes(const std::string& root = "");
 // Largest resident set of this process so far, in bytes; and the resident set now.
 int64_t peak_rss_bytes();
 int64_t current_rss_bytes();

@@ -3,6 +3,8 @@
 #include <immintrin.h>
 #include <omp.h>
 
+#include <system_error>
+
 #include "core/error.h"
 
 namespace moebius {
@@ -17,10 +19,21 @@ constexpr int kSpins = 4000;
 ThreadPool::ThreadPool(int num_threads) {
   MOEBIUS_CHECK(usage, num_threads >= 1 && num_threads <= 1024, "run.threads must be between 1 and 1024; got {}",
                 num_threads);
-  for (int worker = 1; worker < num_threads; ++worker) threads_.emplace_back([this, worker] { work(worker); });
+  try {
+    for (int worker = 1; worker < num_threads; ++worker) threads_.emplace_back([this, worker] { work(worker); });
+  } catch (const std::system_error& e) {
+    const int num_started = size();
+    stop();  // the destructor of a half-made pool does not run
+    MOEBIUS_FAIL(usage,
+                 "run.threads: {} threads were asked for, and {} could be started: {}; set run.threads to fewer, or "
+                 "raise the limits on processes and memory (ulimit -u, ulimit -v)",
+                 num_threads, num_started, e.what());
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;

@@ -32,7 +32,7 @@ class TaskRef {
 
 class ThreadPool {
  public:
-  // num_threads >= 1, the calling thread included.
+  // num_threads >= 1, the calling thread included. Error{usage} when the system does not give that many.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -45,6 +45,7 @@ class ThreadPool {
   void run(int64_t num_tasks, TaskRef fn);
 
  private:
+  void stop();  // ends and joins the workers
   void work(int worker);
   void take_tasks(int worker);
 

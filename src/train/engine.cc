@@ -19,6 +19,20 @@ EngineSpec training_engine_spec(const RunSpec& run) {
           .seed = run.seed};
 }
 
+namespace {
+
+// The system promises memory that it does not have, and ends the process when it is used: so the plan is compared
+// first.
+void check_memory(const MemoryPlan& plan, int64_t stack_bytes) {
+  const int64_t needed = plan.total_bytes() + stack_bytes, available = available_memory_bytes();
+  MOEBIUS_CHECK(usage, needed <= available,
+                "out of memory: {} are needed, {} of them for the step stack, and {} are available; use a smaller "
+                "train.micro_batch, train.seq_len or model (--batch, --seq-len), or a larger machine\n{}",
+                bytes_text(needed), bytes_text(stack_bytes), bytes_text(available), plan.table());
+}
+
+}  // namespace
+
 Engine::Engine(const EngineSpec& spec) : spec_(spec), pool_(spec.threads), mesh_(spec.mesh) {
   if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq, spec_.cache_tokens);
   declare_micro_batch(plan_, spec_.shape, batch_);
@@ -26,7 +40,9 @@ Engine::Engine(const EngineSpec& spec) : spec_(spec), pool_(spec.threads), mesh_
                                    spec_.max_positions, spec_.seed);
   if (spec_.optimizer) optimizer_ = std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_);
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
-  plan_.bind(spec_.device, measure_stack());
+  const int64_t stack_bytes = measure_stack();
+  if (spec_.device == DeviceKind::cpu) check_memory(plan_, stack_bytes);
+  plan_.bind(spec_.device, stack_bytes);
   Stream s = stream();
   model_->init_state(s);
 }

@@ -33,7 +33,7 @@ EngineSpec training_engine_spec(const RunSpec& run);
 class Engine {
  public:
   // Declares, measures the step stack by a dry run on the null device, then allocates. On the null device nothing is
-  // allocated.
+  // allocated. Error{usage} with the plan when the machine has not that much memory available.
   explicit Engine(const EngineSpec& spec);
   Engine(const Engine&) = delete;
 

@@ -17,7 +17,7 @@ void sum_squares(Stream& s, const SumSquares& a);
 Cost cost(const SumSquares& a);
 
 // norm[0] = sqrt(sum_squares[0]);  scale[0] = min(1, clip / (norm + 1e-6)), 1 without clipping (clip == 0).
-// A norm that is not finite gives scale NaN: adamw then leaves everything as it was. f32 [1] each.
+// A norm that is not finite in f32 gives scale NaN: adamw then leaves everything as it was. f32 [1] each.
 struct ClipScale {
   Tensor norm_1, scale_1;  // out f32
   Tensor sum_squares_1;    // in f64

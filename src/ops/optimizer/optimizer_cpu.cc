@@ -69,8 +69,10 @@ void sum_squares(Stream& s, const SumSquares& a) {
 void clip_scale(Stream&, const ClipScale& a) {
   const double norm = std::sqrt(*a.sum_squares_1.ptr<double>());
   float scale = a.clip > 0 ? static_cast<float>(std::min(1.0, a.clip / (norm + 1e-6))) : 1.0f;
-  if (!std::isfinite(norm)) scale = std::numeric_limits<float>::quiet_NaN();
-  *a.norm_1.ptr<float>() = static_cast<float>(norm);
+  // The caller sees the norm in f32: what is infinite there must stop the step, though a double holds it.
+  const float seen = static_cast<float>(norm);
+  if (!std::isfinite(seen)) scale = std::numeric_limits<float>::quiet_NaN();
+  *a.norm_1.ptr<float>() = seen;
   *a.scale_1.ptr<float>() = scale;
 }
 

@@ -42,6 +42,9 @@ TEST_F(OptimizerTest, ClipScale) {
   EXPECT_TRUE(std::isnan(clipped(kInf, 1).second));
   EXPECT_TRUE(std::isnan(clipped(kInf, 0).second));
   EXPECT_TRUE(std::isnan(clipped(kNaN, 1).second));
+  // A norm of 1e40: finite in double, infinite in the f32 that the caller sees.
+  EXPECT_TRUE(std::isnan(clipped(1e80, 1).second));
+  EXPECT_EQ(clipped(1e80, 1).first, kInf);
 }
 
 // Three steps; the parameter in bf16, in f32, and being the master.

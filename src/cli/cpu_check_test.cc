@@ -1,0 +1,39 @@
+#include "cli/cpu_check.h"
+
+#include <gtest/gtest.h>
+
+namespace moebius {
+namespace {
+
+TEST(CpuCheck, NamesWhatIsNeededAndNotPresent) {
+  EXPECT_EQ(missing_cpu_features({{"a", true, true}, {"b", true, false}, {"c", false, false}, {"d", true, false}}),
+            "b, d");
+  EXPECT_EQ(missing_cpu_features({}), "");
+}
+
+// These tests and the program have one -march, so what the compiler can use here the table must ask for.
+TEST(CpuCheck, AsksForWhatTheCompilerMayUse) {
+  EXPECT_EQ(missing_cpu_features(cpu_features()), "");
+  const auto needed = [](const std::string& name) {
+    for (const CpuFeature& f : cpu_features()) {
+      if (f.name == name) return f.needed;
+    }
+    return false;
+  };
+#ifdef __AVX2__
+  EXPECT_TRUE(needed("avx2"));
+#endif
+#ifdef __AVX512VNNI__
+  EXPECT_TRUE(needed("avx512vnni"));
+#else
+  EXPECT_FALSE(needed("avx512vnni"));
+#endif
+#ifdef __AVX512BF16__
+  EXPECT_TRUE(needed("avx512bf16"));
+#else
+  EXPECT_FALSE(needed("avx512bf16"));
+#endif
+}
+
+}  // namespace
+}  // namespace moebius

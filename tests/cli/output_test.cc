@@ -1,0 +1,50 @@
+// What the system does to a command: a disk that is full, a file that may not grow, a signal.
+#include <fmt/core.h>
+
+#include "tests/cli/program.h"
+
+namespace moebius {
+namespace {
+
+// A line of the shell, with the program as $M and the recipe as $R.
+Ran run_shell(const TestDir& dir, const std::string& line) {
+  const std::string command =
+      fmt::format("cd {} && M={} R={} && ({}) 2> stderr", quoted(dir.path()), quoted(MOEBIUS_BINARY_DIR "/moebius"),
+                  quoted(MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml"), line);
+  const int status = std::system(command.c_str());
+  return {.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status),
+          .err = read_file(dir.path("stderr"))};
+}
+
+// Short texts fail when they are flushed at the end, long ones while they are printed.
+TEST(CliOutput, WhatCouldNotBeWrittenIsAnError) {
+  TestDir dir;
+  for (const char* line : {"$M --version > /dev/full", "$M --help > /dev/full", "$M config $R > /dev/full",
+                           "$M config --json $R > /dev/full"}) {
+    const Ran ran = run_shell(dir, line);
+    EXPECT_EQ(ran.code, 4) << line << "\n" << ran.err;
+    EXPECT_THAT(ran.err, testing::HasSubstr("No space left on device")) << line;
+  }
+  EXPECT_EQ(run_shell(dir, "$M config $R > all").code, 0);
+}
+
+TEST(CliOutput, AFileAboveTheLimitIsAnError) {
+  TestDir dir;
+  write_file_atomic(dir.path("text"), std::string(100000, 'x'));
+  const Ran ran = run_shell(dir, "ulimit -f 8; $M data build --input text --tokenizer bytes --out set");
+  EXPECT_EQ(ran.code, 4) << ran.err;
+  EXPECT_THAT(ran.err, testing::HasSubstr("error: "));
+}
+
+// One signal ends a command that has nothing to save.
+TEST(CliOutput, ASignalEndsACommand) {
+  TestDir dir;
+  EXPECT_EQ(run_shell(dir,
+                      "mkfifo in; sleep 9 > in & timeout -s TERM --preserve-status 1 $M tokenize --tokenizer "
+                      "bytes < in; code=$?; kill $!; exit $code")
+                .code,
+            128 + SIGTERM);
+}
+
+}  // namespace
+}  // namespace moebius
