@@ -63,10 +63,10 @@ void check_scalars(const ModelSpec& m) {
   const auto check = [](const char* key, double value, const ValueRule& rule) {
     MOEBIUS_CHECK(usage, rule.accepts(value), "model: {} must be {}; got {}", key, rule.expects, value);
   };
-  check("rms_norm_eps", m.rms_norm_eps, number_above(0));
+  check("rms_norm_eps", m.rms_norm_eps, float_above_zero());
   check("rope_theta", m.rope_theta, number_above(0));
-  check("initializer_range", m.initializer_range, number_at_least(0));
-  check("routed_scaling_factor", m.routed_scaling_factor, number_above(0));
+  check("initializer_range", m.initializer_range, float_or_zero());
+  check("routed_scaling_factor", m.routed_scaling_factor, float_above_zero());
 }
 
 void check_layers(const ModelSpec& m) {
