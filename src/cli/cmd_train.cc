@@ -1,3 +1,5 @@
+#include <cstdlib>
+
 #include "cli/command.h"
 #include "config/run_spec.h"
 #include "train/loop.h"
@@ -10,7 +12,18 @@ struct TrainArgs {
   std::vector<std::string> overrides;
 };
 
+// A launcher that started several of us wants several ranks; each would train the whole run and overwrite the others.
+void check_started_alone() {
+  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const char* value = std::getenv(name);
+    MOEBIUS_CHECK(usage, value == nullptr || std::string(value) == "1" || *value == 0,
+                  "train: this version runs on one rank; got {}={} from the launcher; start it alone, or unset {}",
+                  name, value, name);
+  }
+}
+
 int train(const TrainArgs& args, Cli& cli) {
+  check_started_alone();
   const RunSpec run = load_run_spec(args.recipe, args.overrides);
   run.check(/*world_size=*/1);
   run.check_trainable();

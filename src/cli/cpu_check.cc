@@ -13,7 +13,7 @@ namespace {
 
 }  // namespace
 
-std::vector<CpuFeature> cpu_features() {
+std::vector<BuiltForFeature> built_for_features() {
   __builtin_cpu_init();
   return {
       FEATURE("avx2", __AVX2__),
@@ -35,9 +35,9 @@ std::vector<CpuFeature> cpu_features() {
   };
 }
 
-std::string missing_cpu_features(const std::vector<CpuFeature>& features) {
+std::string missing_cpu_features(const std::vector<BuiltForFeature>& features) {
   std::string missing;
-  for (const CpuFeature& f : features) {
+  for (const BuiltForFeature& f : features) {
     if (f.needed && !f.present) missing += (missing.empty() ? "" : ", ") + std::string(f.name);
   }
   return missing;

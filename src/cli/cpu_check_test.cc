@@ -13,9 +13,9 @@ TEST(CpuCheck, NamesWhatIsNeededAndNotPresent) {
 
 // These tests and the program have one -march, so what the compiler can use here the table must ask for.
 TEST(CpuCheck, AsksForWhatTheCompilerMayUse) {
-  EXPECT_EQ(missing_cpu_features(cpu_features()), "");
+  EXPECT_EQ(missing_cpu_features(built_for_features()), "");
   const auto needed = [](const std::string& name) {
-    for (const CpuFeature& f : cpu_features()) {
+    for (const BuiltForFeature& f : built_for_features()) {
       if (f.name == name) return f.needed;
     }
     return false;

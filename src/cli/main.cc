@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -11,6 +12,7 @@
 
 #include "cli/command.h"
 #include "cli/cpu_check.h"
+#include "config/nearest.h"
 
 namespace {
 
@@ -40,8 +42,23 @@ int flush_output(int code) {
   return static_cast<int>(moebius::ErrorKind::io);
 }
 
+using namespace moebius;
+
+// A first word that is no command: CLI11 would only say that one is required.
+void check_command_is_known(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  const std::string word = argv[1];
+  if (std::find(names.begin(), names.end(), word) != names.end()) return;
+  for (const char* later : {"import", "export", "upcycle", "plan"}) {
+    MOEBIUS_CHECK(usage, word != later,
+                  "the command {} is not part of this version; moebius --help lists those that are", word);
+  }
+  MOEBIUS_FAIL(usage, "unknown command {}; did you mean {}? moebius --help lists them", word, nearest(word, names));
+}
+
 int run(int argc, char** argv) {
-  using namespace moebius;
   CLI::App app{"Moebius trains Mixture-of-Experts language models", "moebius"};
   app.set_version_flag("--version", "moebius 0.1.0");
   app.require_subcommand(1);
@@ -55,6 +72,7 @@ int run(int argc, char** argv) {
                          add_config, add_bench, add_doctor})
     add(cli);
   try {
+    check_command_is_known(app, argc, argv);
     app.parse(argc, argv);
     if (quiet) log.emplace(stderr, redraw, true);
     if (app.got_subcommand("train") || app.got_subcommand("eval")) install_signal_handlers();
@@ -82,7 +100,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (const std::string missing = moebius::missing_cpu_features(moebius::cpu_features()); !missing.empty()) {
+  if (const std::string missing = moebius::missing_cpu_features(moebius::built_for_features()); !missing.empty()) {
     std::fprintf(stderr,
                  "error: this program was compiled for a CPU with %s, which this one lacks; build it here, or with "
                  "-DMOEBIUS_MARCH=x86-64-v3\n",

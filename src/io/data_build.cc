@@ -37,6 +37,8 @@ void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
 
 DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
   DatasetInfo info{.tokenizer = tokenizer.name(), .vocab_size = tokenizer.vocab_size(), .append_eod = build.append_eod};
+  for (const std::string& path : build.inputs) TextInput{path};  // all can be opened, before anything is written
+  std::filesystem::create_directories(parent_dir(build.out_prefix));
   TokenDatasetWriter writer(build.out_prefix, token_type_for_vocab(info.vocab_size));
   for (const std::string& path : build.inputs) add_documents(path, tokenizer, &writer, &info);
   info.documents = writer.num_documents();

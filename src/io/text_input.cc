@@ -19,13 +19,15 @@ bool is_jsonl(std::string_view path) {
 }
 
 void refuse_other_formats(const std::string& path) {
-  constexpr std::array<std::string_view, 8> kOthers{".gz", ".xz", ".bz2", ".zip", ".parquet", ".arrow", ".bin", ".npy"};
+  // .json and .ndjson too: read as text, their markup would be trained on.
+  constexpr std::array<std::string_view, 10> kOthers{".gz",    ".xz",  ".bz2", ".zip",  ".parquet",
+                                                     ".arrow", ".bin", ".npy", ".json", ".ndjson"};
   const auto other =
       std::find_if(kOthers.begin(), kOthers.end(), [&](std::string_view e) { return path.ends_with(e); });
-  MOEBIUS_CHECK(
-      usage, other == kOthers.end(),
-      "text input {}: expected text, .jsonl or either with .zst; got {}; convert it first, for example to .jsonl.zst",
-      path, *other);
+  MOEBIUS_CHECK(usage, other == kOthers.end(),
+                "text input {}: expected text, .jsonl or either with .zst; got {}; convert it first, for example to "
+                ".jsonl.zst (one object a line, its text under \"text\")",
+                path, *other);
 }
 
 std::string text_of_json(const std::string& line, const std::string& path, int64_t number) {

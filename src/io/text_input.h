@@ -1,8 +1,8 @@
 // The documents of a text file, one after the other:
 //   *.jsonl, *.jsonl.zst   one object a line, its text under "text"; blank lines are skipped
 //   any other, also *.zst  the whole file is one document, byte for byte
-// Names of formats that are not read (.gz, .xz, .bz2, .zip, .parquet, .arrow, .bin, .npy) are refused rather than taken
-// as text.
+// Names of formats that are not read (.gz, .xz, .bz2, .zip, .parquet, .arrow, .bin, .npy, .json, .ndjson) are refused
+// rather than taken as text.
 #pragma once
 
 #include <cstdint>

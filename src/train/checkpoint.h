@@ -52,6 +52,7 @@ class CheckpointStore {
   // or by wait().
   void save(int64_t step, const std::vector<NamedTensor>& tensors, const nlohmann::json& meta);
   void wait();
+  void check();  // throws the error of an asynchronous save that has failed; does not wait for one that runs
 
   // Sets every checkpoint aside, newest first: none is taken for one any more, and the next save removes them. For a
   // run that starts over: its history must not mix with theirs, wherever it dies.

@@ -1,5 +1,6 @@
 #include "train/checkpoint.h"
 
+#include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -59,6 +60,10 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
 
 void CheckpointStore::wait() {
   if (in_flight_.valid()) in_flight_.get();
+}
+
+void CheckpointStore::check() {
+  if (in_flight_.valid() && in_flight_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) in_flight_.get();
 }
 
 void CheckpointStore::set_aside() {

@@ -55,13 +55,16 @@ int TrainingRun::run() {
     check_finite(report);
     engine_.end_of_step();
     report_step(report);
-    evaluate_if_due(step);
-    signal = signal_;  // read once: what is decided by it must agree
+    store_.check();  // a save that failed behind our back ends the run now, not at the next save
     const bool due = run_.checkpoint.every > 0 && step % run_.checkpoint.every == 0;
-    if (due || step == steps || signal != 0) save(step);
+    if (due || step == steps) save(step);
+    evaluate_if_due(step);  // after the save: an evaluation that dies costs nothing but itself
+    signal = signal_;       // read once: what is decided by it must agree
+    if (signal != 0) save(step);
   }
   store_.wait();
-  if (signal != 0) log_.info("signal {}: saved step {}, ending; the same command goes on from there", signal, saved_step_);
+  if (signal != 0)
+    log_.info("signal {}: saved step {}, ending; the same command goes on from there", signal, saved_step_);
   if (first_step_ <= steps) compare_memory();
   return signal;
 }
@@ -98,7 +101,8 @@ bool TrainingRun::resume() {
     log_.warn("passed over: {}", problem);
   }
   MOEBIUS_CHECK(input, found.empty(),
-                "resume: {}/checkpoints holds {} checkpoints and none can be read (see the warnings); remove them, or start over there with "
+                "resume: {}/checkpoints holds {} checkpoints and none can be read (see the warnings); remove them, or "
+                "start over there with "
                 "checkpoint.resume=false",
                 run_.dir, found.size());
   return false;
@@ -120,7 +124,8 @@ void TrainingRun::check_same_run(const CheckpointReader& checkpoint) const {
   for (const std::string& line : diff) lines += "\n  " + line;
   const std::string saved_data = checkpoint.meta().value("data", "");
   MOEBIUS_CHECK(usage, saved_data == data_fingerprint_,
-                "resume: the datasets of data.train are not those that {} was trained on; a line a dataset, the checkpoint's:\n{}\nnow:\n{}\nbring "
+                "resume: the datasets of data.train are not those that {} was trained on; a line a dataset, the "
+                "checkpoint's:\n{}\nnow:\n{}\nbring "
                 "them back, choose another run.dir, or start over there with checkpoint.resume=false",
                 run_.dir, saved_data, data_fingerprint_);
   MOEBIUS_CHECK(usage, diff.empty(),
@@ -128,6 +133,16 @@ void TrainingRun::check_same_run(const CheckpointReader& checkpoint) const {
                 "choose another run.dir, or "
                 "start over there with checkpoint.resume=false",
                 run_.dir, lines);
+  warn_of_new_schedule(saved);
+}
+
+void TrainingRun::warn_of_new_schedule(const RunSpec& saved) const {
+  if (saved.train.steps == run_.train.steps || run_.optimizer.schedule == LrSchedule::constant) return;
+  log_.warn(
+      "train.steps was {} and is {}: from here on the learning rate follows the curve of {} steps, and the run is not "
+      "the one that a run of "
+      "{} steps from the start would be",
+      saved.train.steps, run_.train.steps, run_.train.steps, run_.train.steps);
 }
 
 void TrainingRun::open_logs() {
@@ -163,15 +178,20 @@ StepReport TrainingRun::train_step(int64_t step) {
                    static_cast<double>(run_.train.global_batch * run_.train.seq_len), run_.moe.z_coeff, seconds);
 }
 
+std::string TrainingRun::newest_text() const {
+  return saved_step_ > 0 ? fmt::format("the newest checkpoint is of step {}", saved_step_)
+                         : "there is no checkpoint yet";
+}
+
 void TrainingRun::check_finite(const StepReport& report) {
   if (std::isfinite(report.loss) && std::isfinite(report.grad_norm)) return;
   store_.wait();
   const std::string where = find_first_nonfinite(engine_, loader_, run_.train.global_batch / run_.train.micro_batch);
-  MOEBIUS_FAIL(numerics,
-               "step {}: the loss is {} and the gradient norm {}; first not finite: {}. No weight was changed; the "
-               "newest checkpoint is of step "
-               "{}. Lower optimizer.lr, lengthen the warm-up, or look at the data of this step",
-               report.step, report.loss, report.grad_norm, where, saved_step_);
+  MOEBIUS_FAIL(
+      numerics,
+      "step {}: the loss is {} and the gradient norm {}; first not finite: {}. This step changed no weight; {}. "
+      "Lower optimizer.lr, lengthen the warm-up, or look at the data of this step",
+      report.step, report.loss, report.grad_norm, where, newest_text());
 }
 
 void TrainingRun::report_step(const StepReport& report) {
@@ -201,14 +221,17 @@ void TrainingRun::report_step(const StepReport& report) {
   }
 }
 
-// Every balance loss is about 1 or more on a healthy router. Far below, scores vanish (sigmoid) or the loss is being gamed.
+// Every balance loss is about 1 or more on a healthy router. Far below, scores vanish (sigmoid) or the loss is being
+// gamed.
 void TrainingRun::watch_balance(const StepReport& report) {
   const double at_balance = run_.moe.aux_coeff * (run_.moe.aux + run_.moe.seq_aux + run_.moe.global_aux);
   if (at_balance == 0 || warned_of_balance_) return;
   for (const MoeLayerReport& layer : report.layers) {
     if (layer.aux_loss >= 0.5 * at_balance) continue;
-    log_.warn("layer {}: its balance losses are {:.3g} of their value under perfect balance at step {}; its router's scores may be collapsing",
-              layer.layer, layer.aux_loss / at_balance, report.step);
+    log_.warn(
+        "layer {}: its balance losses are {:.3g} of their value under perfect balance at step {}; its router's scores "
+        "may be collapsing",
+        layer.layer, layer.aux_loss / at_balance, report.step);
     warned_of_balance_ = true;
   }
 }
@@ -227,26 +250,29 @@ void TrainingRun::show_progress(const StepReport& r) {
 
 // A signal leaves an evaluation undone: the run that goes on from this step's checkpoint does it first.
 void TrainingRun::evaluate_if_due(int64_t step) {
-  const bool due = step > 0 && (step == run_.train.steps || (run_.train.eval_every > 0 && step % run_.train.eval_every == 0));
+  const bool due =
+      step > 0 && (step == run_.train.steps || (run_.train.eval_every > 0 && step % run_.train.eval_every == 0));
   if (!valid_ || !due || signal_ != 0) return;
   const EvalResult result = evaluate(engine_, *valid_, run_.train.eval_batches, &signal_);
   if (!result.complete) return;
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
-                "eval at step {}: the loss is {}: the weights after this step are not usable; the newest checkpoint is of step {}. Lower "
+                "eval at step {}: the loss is {}: the weights after this step are not usable; {}. Lower "
                 "optimizer.lr or lengthen the warm-up",
-                step, result.loss, saved_step_);
+                step, result.loss, newest_text());
   report_eval(step, result);
 }
 
 void TrainingRun::report_eval(int64_t step, const EvalResult& result) {
-  nlohmann::ordered_json json{{"kind", "eval"}, {"step", step}, {"loss", result.loss}, {"tokens", static_cast<int64_t>(result.tokens)}};
+  nlohmann::ordered_json json{
+      {"kind", "eval"}, {"step", step}, {"loss", result.loss}, {"tokens", static_cast<int64_t>(result.tokens)}};
   if (result.bits_per_byte) json["bits_per_byte"] = *result.bits_per_byte;
   metrics_->append(json);
   log_.info("eval at step {}: loss {:.4f}{}", step, result.loss,
             result.bits_per_byte ? fmt::format(", {:.4f} bits per byte", *result.bits_per_byte) : "");
   if (!tensorboard_) return;
   tensorboard_->add_scalar("eval/loss", step, static_cast<float>(result.loss));
-  if (result.bits_per_byte) tensorboard_->add_scalar("eval/bits_per_byte", step, static_cast<float>(*result.bits_per_byte));
+  if (result.bits_per_byte)
+    tensorboard_->add_scalar("eval/bits_per_byte", step, static_cast<float>(*result.bits_per_byte));
 }
 
 // Whether the evaluation of a step that was resumed from is in the metrics already.
@@ -274,9 +300,9 @@ void TrainingRun::check_state_is_finite(int64_t step, const std::vector<NamedTen
   for (const NamedTensor& t : state) {
     const int64_t at = find_nonfinite(s, t.tensor);
     MOEBIUS_CHECK(numerics, at < 0,
-                  "step {} is not saved: {} {} is not finite at element {} after its update; the newest checkpoint is of step {}. Lower "
+                  "step {} is not saved: {} {} is not finite at element {} after its update; {}. Lower "
                   "optimizer.lr or lengthen the warm-up",
-                  step, t.name, to_string(t.tensor), at, saved_step_);
+                  step, t.name, to_string(t.tensor), at, newest_text());
   }
 }
 
@@ -287,12 +313,14 @@ void TrainingRun::predict_memory() {
     for (const NamedTensor& t : training_state(engine_)) snapshot += div_ceil(t.tensor.num_bytes(), 64) * 64;
   }
   // Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and what files and logs buffer.
-  const int64_t libraries = (int64_t{1} << 20) + std::min(engine_.spec().threads, num_available_cpus()) * (int64_t{23} << 20) / 10;
+  const int64_t libraries =
+      (int64_t{1} << 20) + std::min(engine_.spec().threads, num_available_cpus()) * (int64_t{23} << 20) / 10;
   // Now the process holds the program and the datasets' indices; the plan's pages come with their first use.
   const int64_t program = current_rss_bytes() + libraries;
   predicted_bytes_ = program + engine_.plan().total_bytes() + snapshot;
-  log_.info("memory: predicted peak {} (plan {}, program and data indices {}, checkpoint snapshot {})", bytes_text(predicted_bytes_),
-            bytes_text(engine_.plan().total_bytes()), bytes_text(program), bytes_text(snapshot));
+  log_.info("memory: predicted peak {} (plan {}, program and data indices {}, checkpoint snapshot {})",
+            bytes_text(predicted_bytes_), bytes_text(engine_.plan().total_bytes()), bytes_text(program),
+            bytes_text(snapshot));
 }
 
 void TrainingRun::compare_memory() {

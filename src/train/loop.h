@@ -31,6 +31,7 @@ class TrainingRun {
   bool resume();
   void go_on_from(const CheckpointReader& checkpoint, const std::string& folder);
   void check_same_run(const CheckpointReader& checkpoint) const;
+  void warn_of_new_schedule(const RunSpec& saved) const;
   void open_logs();
   StepReport train_step(int64_t step);
   void check_finite(const StepReport& report);
@@ -39,6 +40,7 @@ class TrainingRun {
   void report_eval(int64_t step, const EvalResult& result);
   bool metrics_hold_eval_of(int64_t step) const;
   void save(int64_t step);
+  std::string newest_text() const;  // for messages: how far a restart goes back
   void check_state_is_finite(int64_t step, const std::vector<NamedTensor>& state);
   void show_progress(const StepReport& report);
   void watch_balance(const StepReport& report);
@@ -55,8 +57,8 @@ class TrainingRun {
   CheckpointStore store_;
   std::optional<JsonlWriter> metrics_;
   std::optional<TensorboardWriter> tensorboard_;
-  int64_t predicted_bytes_ = 0;       // of the process at its peak
-  int64_t first_step_ = 1;  // of this process
+  int64_t predicted_bytes_ = 0;  // of the process at its peak
+  int64_t first_step_ = 1;       // of this process
   int64_t saved_step_ = 0;
   double seconds_training_ = 0;
   bool warned_of_balance_ = false;

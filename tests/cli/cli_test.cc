@@ -43,6 +43,29 @@ TEST(Cli, WithoutACommandItIsMisuse) {
   EXPECT_EQ(run_moebius(dir, {"forward", kCase, "--tokens", "t", "--out", "o", "--gradients"}).code, 2);
 }
 
+TEST(Cli, UnknownCommandsAreNamed) {
+  TestDir dir;
+  expect_refused(run_moebius(dir, {"trian", "x.toml"}), 2, "unknown command trian; did you mean train?");
+  expect_refused(run_moebius(dir, {"upcycle", "a", "b"}), 2, "the command upcycle is not part of this version");
+}
+
+TEST(CliData, MakesTheFolderOfItsOutput) {
+  TestDir dir;
+  write_file_atomic(dir.path("book.txt"), "a text");
+  EXPECT_EQ(
+      run_moebius(dir, {"data", "build", "--input", "book.txt", "--tokenizer", "bytes", "--out", "new/folder/set"})
+          .code,
+      0);
+  EXPECT_EQ(run_moebius(dir, {"data", "info", "new/folder/set"}).code, 0);
+  expect_refused(
+      run_moebius(dir, {"data", "build", "--input", "nope.txt", "--tokenizer", "bytes", "--out", "other/set"}), 3,
+      "nope.txt");
+  EXPECT_FALSE(std::filesystem::exists(dir.path("other")));
+  write_file_atomic(dir.path("m.ndjson"), "{}");
+  expect_refused(run_moebius(dir, {"data", "build", "--input", "m.ndjson", "--tokenizer", "bytes", "--out", "set"}), 2,
+                 "got .ndjson");
+}
+
 TEST(Cli, HelpGoesToStandardOutput) {
   TestDir dir;
   const Ran ran = run_moebius(dir, {"--help"});

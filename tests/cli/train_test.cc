@@ -84,14 +84,14 @@ TEST_F(CliTrain, GoesOnOnlyWithTheSameRun) {
 TEST_F(CliTrain, GoesOnOnlyWithTheSameData) {
   ASSERT_EQ(train({}).code, 0);
   write_file_atomic(dir_.path("text.txt"), std::string(5000, 'x'));
-  ASSERT_EQ(run_moebius(dir_, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code, 0);
+  ASSERT_EQ(run_moebius(dir_, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code,
+            0);
   expect_refused(train({"train.steps=8"}), 2, "the datasets of data.train are not those");
 }
 
 // A learning rate that no model survives: the weights overflow, and the run says where.
 TEST_F(CliTrain, StopsAtNumbersThatAreNotFinite) {
-  const Ran ran =
-      train({"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.warmup_steps=0"});
+  const Ran ran = train({"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.warmup_steps=0"});
   expect_refused(ran, 5, "first not finite: ");
   EXPECT_THAT(ran.err, HasSubstr("This step changed no weight"));
   for (const auto& record : metrics()) EXPECT_TRUE(record.at("loss").is_number()) << record;
@@ -100,7 +100,11 @@ TEST_F(CliTrain, StopsAtNumbersThatAreNotFinite) {
 // The loss of the only step is fine, its update is not: nothing is saved, and the run does not end well.
 TEST_F(CliTrain, DoesNotSaveWeightsThatAreNotFinite) {
   ASSERT_EQ(train({"checkpoint.every=2"}).code, 0);
-  const std::vector<std::string> mad{"run.dir=mad", "train.steps=1", "optimizer.lr=1e37", "optimizer.min_lr=1e37", "optimizer.warmup_steps=0",
+  const std::vector<std::string> mad{"run.dir=mad",
+                                     "train.steps=1",
+                                     "optimizer.lr=1e37",
+                                     "optimizer.min_lr=1e37",
+                                     "optimizer.warmup_steps=0",
                                      "optimizer.weight_decay=1e10"};
   expect_refused(train(mad), 5, "step 1 is not saved: ");
   EXPECT_FALSE(std::filesystem::exists(dir_.path("mad/checkpoints/step-00000001")));
@@ -110,6 +114,9 @@ TEST_F(CliTrain, RefusesWhatCannotRun) {
   expect_refused(train({"optimizer.weight_decy=1"}), 2,
                  "unknown key optimizer.weight_decy; did you mean optimizer.weight_decay?");
   expect_refused(train({"parallel.tp=2"}), 2, "tp");
+  ::setenv("WORLD_SIZE", "2", 1);
+  expect_refused(train({}), 2, "this version runs on one rank; got WORLD_SIZE=2");
+  ::unsetenv("WORLD_SIZE");
   expect_refused(train({"run.device=cuda"}), 2, "this build has no CUDA backend");
   expect_refused(train({"data.train=[\"nowhere\"]"}), 3, "nowhere");
   expect_refused(train({"model.vocab_size=100"}), 3, "vocabulary");
