@@ -15,7 +15,9 @@ from layers import includes
 from sources import read, report, root_from_arguments, sources
 
 COMPILE = [os.environ.get("CXX", "g++"), "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
-           "-Wno-missing-field-initializers", "-march=native", "-fopenmp-simd", "-Isrc", "-I.", "-x", "c++", "-"]
+           "-Wno-missing-field-initializers", "-march=native", "-fopenmp-simd", "-Isrc", "-I.",
+           # What the build tells tests of where they are (tests/CMakeLists.txt).
+           '-DMOEBIUS_SOURCE_DIR=""', '-DMOEBIUS_BINARY_DIR=""', "-x", "c++", "-"]
 CACHE = ".cache/headers.json"
 
 
