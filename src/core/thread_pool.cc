@@ -37,7 +37,6 @@ void ThreadPool::stop() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
-    ++generation_;
   }
   wake_.notify_all();
   for (auto& t : threads_) t.join();
@@ -51,17 +50,17 @@ void ThreadPool::run(int64_t num_tasks, TaskRef fn) {
     for (int64_t task = 0; task < num_tasks; ++task) fn(task, 0);
     return;
   }
-  {
+  fn_ = &fn;
+  num_tasks_ = num_tasks;
+  next_task_ = 0;
+  loop_ = (loop_ / kNextLoop + 1) * kNextLoop;  // open, nobody inside
+  if (num_sleeping_ > 0) {
     std::lock_guard lock(mutex_);
-    fn_ = &fn;
-    num_tasks_ = num_tasks;
-    next_task_ = 0;
-    num_working_ = static_cast<int>(threads_.size());
-    ++generation_;
+    wake_.notify_all();
   }
-  wake_.notify_all();
   take_tasks(0);
-  for (int i = 0; num_working_.load(std::memory_order_acquire) != 0; ++i) {
+  loop_ |= kClosed;
+  for (int i = 0; (loop_ & kInside) != 0; ++i) {
     if (i < kSpins)
       _mm_pause();
     else
@@ -84,19 +83,44 @@ void ThreadPool::take_tasks(int worker) {
   }
 }
 
+bool ThreadPool::enter(uint64_t& seen) {
+  uint64_t now = loop_;
+  while (now / kNextLoop != seen) {
+    if (now & kClosed) {
+      seen = now / kNextLoop;  // too late for this one
+      return false;
+    }
+    if (loop_.compare_exchange_weak(now, now + 1)) {
+      seen = now / kNextLoop;
+      return true;
+    }
+  }
+  return false;
+}
+
+void ThreadPool::sleep_until_news(uint64_t seen) {
+  std::unique_lock lock(mutex_);
+  // Counted before it looks: either this sees the new loop, or run() sees a sleeper.
+  ++num_sleeping_;
+  wake_.wait(lock, [&] { return stop_ || loop_ / kNextLoop != seen; });
+  --num_sleeping_;
+}
+
 void ThreadPool::work(int worker) {
   omp_set_num_threads(1);
   uint64_t seen = 0;
-  for (;;) {
-    for (int i = 0; i < kSpins && generation_.load(std::memory_order_acquire) == seen; ++i) _mm_pause();
-    {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return generation_.load() != seen; });
-      seen = generation_.load();
-      if (stop_) return;
+  int spins = 0;
+  while (!stop_) {
+    if (enter(seen)) {
+      take_tasks(worker);
+      --loop_;
+      spins = 0;
+    } else if (++spins < kSpins) {
+      _mm_pause();
+    } else {
+      sleep_until_news(seen);
+      spins = 0;
     }
-    take_tasks(worker);
-    num_working_.fetch_sub(1, std::memory_order_release);
   }
 }
 

@@ -48,13 +48,19 @@ class ThreadPool {
   void stop();  // ends and joins the workers
   void work(int worker);
   void take_tasks(int worker);
+  bool enter(uint64_t& seen);  // whether there is a loop to join that this worker has not seen
+  void sleep_until_news(uint64_t seen);
+
+  // loop_ is the number of the loop, whether it is closed to workers that come late, and how many are inside. A worker
+  // that the system does not let run never holds up a loop whose tasks others have done.
+  static constexpr uint64_t kInside = 0xffff, kClosed = 0x10000, kNextLoop = 0x20000;
 
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::atomic<uint64_t> generation_{0};
+  std::atomic<uint64_t> loop_{kClosed};
+  std::atomic<int> num_sleeping_{0};
   std::atomic<int64_t> next_task_{0};
-  std::atomic<int> num_working_{0};
   std::atomic<bool> stop_{false};
   int64_t num_tasks_ = 0;
   const TaskRef* fn_ = nullptr;
