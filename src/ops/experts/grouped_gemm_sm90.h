@@ -57,7 +57,7 @@ struct SlotRing {
     fence_mbarrier_init();
   }
   __device__ __forceinline__ void wait_empty(const SlotCursor& at) const {
-    mbarrier_wait_cluster(empty(at.slot), at.parity ^ 1);
+    mbarrier_wait(empty(at.slot), at.parity ^ 1);
   }
   // By a whole consumer warp: to both blocks.
   __device__ __forceinline__ void release(uint32_t slot) const {
