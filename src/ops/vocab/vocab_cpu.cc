@@ -93,10 +93,10 @@ void embedding_bwd(Stream& s, const EmbeddingBwd& a) {
 }
 
 void lm_loss(Stream& s, const LmLoss& a) {
-  const int64_t tokens = a.x_TD.dim(0);
+  const int64_t tokens = a.x_TD.dim(0), chunk = a.logits_CV.dim(0);
   const bool grads = !a.dx_TD.empty();
-  for (int64_t begin = 0; begin < tokens; begin += LmLoss::kChunk) {
-    const int64_t end = std::min(tokens, begin + LmLoss::kChunk);
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const int64_t end = std::min(tokens, begin + chunk);
     const Tensor x = a.x_TD.rows(begin, end), logits = a.logits_CV.rows(0, end - begin);
     cpu::gemm(s, {.c_MN = logits, .a = x, .b = a.w_VD, .trans_b = true});
     with_float_type(x.dtype, [&](auto zero) { loss_rows<decltype(zero)>(s, a, logits, begin); });
