@@ -69,7 +69,8 @@ __device__ Pairs<N> load_pairs(const Backward& a, int64_t t, int lane, const flo
 
 // d = gradient through the weights; the row in shared memory carries what lanes hold to where experts stand.
 template <int N>
-__device__ void weight_gradient(const Backward& a, int64_t t, int lane, const float (&s)[N], float* row, float (&d)[N]) {
+__device__ void weight_gradient(const Backward& a, int64_t t, int lane, const float (&s)[N], float* row,
+                                float (&d)[N]) {
 #pragma unroll
   for (int r = 0; r < N; ++r) row[r * kWarpSize + lane] = s[r];
   __syncwarp();
@@ -90,8 +91,7 @@ __device__ void weight_gradient(const Backward& a, int64_t t, int lane, const fl
   __syncwarp();
 #pragma unroll
   for (int r = 0; r < N; ++r) {
-    if (pairs.expert[r] >= 0)
-      row[pairs.expert[r]] += a.rule.scale * pairs.weight[r] * slope[r] * (pairs.g[r] - inner);
+    if (pairs.expert[r] >= 0) row[pairs.expert[r]] += a.rule.scale * pairs.weight[r] * slope[r] * (pairs.g[r] - inner);
   }
   __syncwarp();
 #pragma unroll
@@ -164,7 +164,8 @@ void route_bwd(Stream& s, const RouteBwd& a) {
                       .top_k = static_cast<int>(K)};
   with_row_registers(E, [&]<int N>() {
     constexpr int kThreads = N > 8 ? 128 : 256;
-    route_bwd_kernel<N><<<static_cast<unsigned>(div_ceil(T, kThreads / kWarpSize)), kThreads, 0, cuda_stream(s)>>>(args);
+    route_bwd_kernel<N>
+        <<<static_cast<unsigned>(div_ceil(T, kThreads / kWarpSize)), kThreads, 0, cuda_stream(s)>>>(args);
     check_launch("route_bwd");
   });
 }

@@ -148,8 +148,8 @@ __device__ void weigh_row(const Choose& a, const ChooseRow& row, int64_t t, int 
   }
 }
 
-// A block owns kTokensPerBlock tokens, a warp every kWarps-th of them. Writes what they chose, and how often each expert
-// was chosen in the block.
+// A block owns kTokensPerBlock tokens, a warp every kWarps-th of them. Writes what they chose, and how often each
+// expert was chosen in the block.
 template <int N>
 __global__ void __launch_bounds__(kWarps* kWarpSize) choose_kernel(Choose a) {
   extern __shared__ int32_t shared[];

@@ -56,8 +56,7 @@ __device__ void store_counts(const Index& a, const int32_t* offset_E1) {
   }
   if (threadIdx.x != 0) return;
   a.offsets_E1[0] = 0;
-  if (a.dropped_1 != nullptr)
-    *a.dropped_1 += static_cast<int64_t>(a.num_tokens) * a.top_k - offset_E1[a.num_experts];
+  if (a.dropped_1 != nullptr) *a.dropped_1 += static_cast<int64_t>(a.num_tokens) * a.top_k - offset_E1[a.num_experts];
 }
 
 // A block owns kTokensPerBlock tokens and places their pairs; the first also writes the counts.

@@ -18,7 +18,9 @@ struct BlockIndex {
   uint64_t* tokens_E;
 };
 
-inline size_t block_index_bytes(int64_t num_experts) { return static_cast<size_t>(8 * num_experts + 4 * (num_experts + 2)); }
+inline size_t block_index_bytes(int64_t num_experts) {
+  return static_cast<size_t>(8 * num_experts + 4 * (num_experts + 2));
+}
 
 __device__ inline BlockIndex block_index(void* shared, int num_experts) {
   auto* tokens = static_cast<uint64_t*>(shared);
@@ -49,7 +51,8 @@ __device__ inline void sum_totals(const int32_t* total_E, int num_experts, int32
     if (first + j <= num_experts) offset_E1[first + j] = row;
     row += count[j];
   }
-  if (threadIdx.x == kIndexThreads - 1 && num_experts == kIndexThreads * kExpertsPerThread) offset_E1[num_experts] = row;
+  if (threadIdx.x == kIndexThreads - 1 && num_experts == kIndexThreads * kExpertsPerThread)
+    offset_E1[num_experts] = row;
   __syncthreads();
 }
 
@@ -58,7 +61,8 @@ __device__ inline void sum_totals(const int32_t* total_E, int num_experts, int32
 template <class F>
 __device__ void for_each_pair(const BlockIndex& index, const int32_t* topk_TK, const int32_t* pair_row_TK,
                               const int32_t* start_BE, int num_tokens, int num_experts, int top_k, F&& fn) {
-  const int64_t begin = blockIdx.x * kTokensPerBlock, end = min(begin + kTokensPerBlock, static_cast<int64_t>(num_tokens));
+  const int64_t begin = blockIdx.x * kTokensPerBlock,
+                end = min(begin + kTokensPerBlock, static_cast<int64_t>(num_tokens));
   for (int i = threadIdx.x; i < num_experts; i += kIndexThreads) index.tokens_E[i] = 0;
   __syncthreads();
   for (int64_t p = begin * top_k + threadIdx.x; p < end * top_k; p += kIndexThreads) {

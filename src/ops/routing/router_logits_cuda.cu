@@ -30,7 +30,8 @@ struct Extent {
 
 // Rows [first, first + kTile) and k in [k, k + kDepth) below k_end, as tile[k][row]; 0 outside.
 template <class T>
-__device__ void load_tile(float (&tile)[kDepth][kTile + 4], const Operand<T>& x, int64_t first, int64_t k, int64_t k_end) {
+__device__ void load_tile(float (&tile)[kDepth][kTile + 4], const Operand<T>& x, int64_t first, int64_t k,
+                          int64_t k_end) {
 #pragma unroll
   for (int j = 0; j < kLoads; ++j) {
     const int i = j * kThreads + threadIdx.x;
@@ -98,8 +99,8 @@ __global__ void __launch_bounds__(kThreads) product_kernel(Operand<A> a, Operand
 template <class A, class B, class Write>
 void product(Stream& s, const Operand<A>& a, const Operand<B>& b, const Extent& extent, int64_t parts,
              const Write& write) {
-  const dim3 blocks(static_cast<unsigned>(div_ceil(a.num_rows, kTile)), static_cast<unsigned>(div_ceil(b.num_rows, kTile)),
-                    static_cast<unsigned>(parts));
+  const dim3 blocks(static_cast<unsigned>(div_ceil(a.num_rows, kTile)),
+                    static_cast<unsigned>(div_ceil(b.num_rows, kTile)), static_cast<unsigned>(parts));
   product_kernel<<<blocks, kThreads, 0, cuda_stream(s)>>>(a, b, extent, write);
   check_launch("router_logits");
 }

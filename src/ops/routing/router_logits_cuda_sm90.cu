@@ -72,7 +72,8 @@ struct Barriers {
 };
 
 template <class L>
-__device__ void copy_stage(const CUtensorMap* a, const CUtensorMap* b, const Tile& t, int k, uint32_t to, uint32_t full) {
+__device__ void copy_stage(const CUtensorMap* a, const CUtensorMap* b, const Tile& t, int k, uint32_t to,
+                           uint32_t full) {
   mbarrier_arrive_expect(full, L::kStageBytes);
   if constexpr (L::kMajorA == Major::k) {
     tma_load(to, a, full, k, t.m, 0);
@@ -83,8 +84,7 @@ __device__ void copy_stage(const CUtensorMap* a, const CUtensorMap* b, const Til
   if constexpr (L::kMajorB == Major::k) {
     tma_load(to_b, b, full, k, t.n, 0);
   } else {
-    for (int j = 0; j < L::kColumns / 64; ++j)
-      tma_load(to_b + j * L::kTermsB * kBoxBytes, b, full, t.n + j * 64, k, 0);
+    for (int j = 0; j < L::kColumns / 64; ++j) tma_load(to_b + j * L::kTermsB * kBoxBytes, b, full, t.n + j * 64, k, 0);
   }
 }
 

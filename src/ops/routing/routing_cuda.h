@@ -57,8 +57,8 @@ struct RouteScratch {
   }
 };
 
-// Scratch of balance_stats; C chunks of tokens, S segments. The walk through the tokens passes S + C - 1 pieces at most,
-// in each of which segment and chunk are one; a piece is numbered segment + chunk.
+// Scratch of balance_stats; C chunks of tokens, S segments. The walk through the tokens passes S + C - 1 pieces at
+// most, in each of which segment and chunk are one; a piece is numbered segment + chunk.
 struct BalanceScratch {
   float *prob_PE, *count_PE;  // sums of a piece
   double *z_C, *entropy_C;

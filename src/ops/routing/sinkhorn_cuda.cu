@@ -1,8 +1,8 @@
 // The fixed point of sinkhorn_cpu.cc in the CPU's order of sums, so that both choose alike. A graph cannot branch on
 // what the device finds: all iterations are launched, and those after the last do nothing.
 #include "core/cuda.h"
-#include "ops/routing/scores_cuda.h"
 #include "ops/routing/routing_cuda.h"
+#include "ops/routing/scores_cuda.h"
 
 namespace moebius::cuda {
 namespace {
