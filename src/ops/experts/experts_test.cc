@@ -71,10 +71,12 @@ struct Problem {
 
 template <class Op>
 void run(Stream& s, void (*op)(Stream&, const Op&), Op a) {
-  std::vector<unsigned char> scratch(Op::scratch_bytes(a, s.pool().size()) + 64, 0xff);
+  testing::SharedBytes scratch(Op::scratch_bytes(a, s) + 64);
+  std::memset(scratch.data(), 0xff, scratch.num_bytes());
   void* aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64);
-  a.scratch = {.data = aligned, .shape = {static_cast<int64_t>(scratch.size()) - 64}, .dtype = DType::u8};
+  a.scratch = {.data = aligned, .shape = {scratch.num_bytes() - 64}, .dtype = DType::u8};
   op(s, a);
+  scratch.settle();
 }
 
 struct Outputs {
