@@ -37,9 +37,9 @@ AttentionSizes attention_sizes(const AttentionBwd& a) {
   return sizes_of(a.q_THd, a.k_TGd, a.doc_start_T, a.batch, a.window, a.scale);
 }
 
-int64_t attention_scratch_bytes(const AttentionFwd& a) { return cudnn_takes(a) ? cudnn_scratch_bytes(a) : 0; }
+int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes(a) ? cudnn_scratch_bytes(a) : 0; }
 
-int64_t attention_scratch_bytes(const AttentionBwd& a) {
+int64_t scratch_bytes(const AttentionBwd& a) {
   return cudnn_takes(a) ? cudnn_scratch_bytes(a) : generic_scratch_bytes(a);
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "ops/attention/attention.h"
 
@@ -24,6 +25,14 @@ void generic_attention_fwd(Stream& s, const AttentionFwd& a);
 void generic_attention_bwd(Stream& s, const AttentionBwd& a);
 int64_t generic_scratch_bytes(const AttentionBwd& a);
 
+// to [batch, heads, rows] = from [batch, rows, heads]
+struct HeadsFirst {
+  float* to;          // out
+  const float* from;  // in
+  int64_t batch, rows, heads;
+};
+void heads_first(Stream& s, const HeadsFirst& a);
+
 // Whether cuDNN takes the call. Never, in a build without it.
 bool cudnn_takes(const AttentionFwd& a);
 bool cudnn_takes(const AttentionBwd& a);
@@ -33,10 +42,6 @@ void cudnn_attention_bwd(Stream& s, const AttentionBwd& a);
 int64_t cudnn_scratch_bytes(const AttentionFwd& a);
 int64_t cudnn_scratch_bytes(const AttentionBwd& a);
 // "9.19.0", or "" in a build without cuDNN.
-const char* cudnn_version();
-
-// Device memory that a call needs as scratch.
-int64_t attention_scratch_bytes(const AttentionFwd& a);
-int64_t attention_scratch_bytes(const AttentionBwd& a);
+std::string cudnn_version();
 
 }  // namespace moebius::cuda

@@ -9,6 +9,6 @@ void cudnn_attention_fwd(Stream&, const AttentionFwd&) {}
 void cudnn_attention_bwd(Stream&, const AttentionBwd&) {}
 int64_t cudnn_scratch_bytes(const AttentionFwd&) { return 0; }
 int64_t cudnn_scratch_bytes(const AttentionBwd&) { return 0; }
-const char* cudnn_version() { return ""; }
+std::string cudnn_version() { return ""; }
 
 }  // namespace moebius::cuda

@@ -114,9 +114,7 @@ class CublasLt {
     Problem problem(a, sizes, sizes);
     if (const auto it = chosen_.find(key); it != chosen_.end()) return run_first(stream, problem, a, it->second);
     Algorithms proposals = propose(problem, a);
-    cudaStreamCaptureStatus capture;
-    MOEBIUS_CUDA(cudaStreamIsCapturing(stream, &capture));
-    if (capture == cudaStreamCaptureStatusNone) {
+    if (!is_recording(s)) {
       if (proposals.size() > 1) proposals = {quickest(s, a, proposals)};
       chosen_[key] = proposals;
     }
