@@ -28,14 +28,10 @@ std::vector<Case> cases() {
   return all;
 }
 
-class RmsNormTest : public ::testing::TestWithParam<Case> {
- protected:
-  ThreadPool pool_{2};
-  Stream s_{DeviceKind::cpu, pool_};
-};
+class RmsNormTest : public testing::DeviceTest<Case> {};
 
 TEST_P(RmsNormTest, ForwardEqualsTheReference) {
-  const auto [rows, width, dtype, residual] = GetParam();
+  const auto [rows, width, dtype, residual] = c();
   Array x = Array::normal({rows, width}, dtype, 1), w = Array::normal({width}, dtype, 2);
   Array r = residual ? Array::normal({rows, width}, dtype, 3) : Array();
   Array y = Array::poisoned({rows, width}, dtype), rstd = Array::poisoned({rows}, DType::f32);
@@ -56,7 +52,7 @@ TEST_P(RmsNormTest, ForwardEqualsTheReference) {
 }
 
 TEST_P(RmsNormTest, BackwardEqualsTheReference) {
-  const auto [rows, width, dtype, residual] = GetParam();
+  const auto [rows, width, dtype, residual] = c();
   Array x = Array::normal({rows, width}, dtype, 1), w = Array::normal({width}, dtype, 2),
         dy = Array::normal({rows, width}, dtype, 3);
   Array dx = Array::normal({rows, width}, dtype, 4), dw = Array::normal({width}, DType::f32, 5);
@@ -77,7 +73,7 @@ TEST_P(RmsNormTest, BackwardEqualsTheReference) {
   testing::expect_close("dw", dw.values(), want_dw, eps32, 4 * eps32 * std::sqrt(rows));
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, RmsNormTest, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Shapes, RmsNormTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
 TEST(RmsNorm, ReferenceBackwardEqualsFiniteDifferences) {
   for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {3, 5}}) {
