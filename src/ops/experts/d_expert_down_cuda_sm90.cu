@@ -91,7 +91,7 @@ __device__ void produce(const Maps& maps, const Params& p, Shared& s, int num_ti
     const RowPointers rows(p, tile);
     for (int b = 0; b < num_blocks; ++b, ++count) {
       const uint32_t slot = count % kStages, full = smem_addr(&s.full[slot]), to = smem_addr(s.stage[slot]);
-      mbarrier_wait_cluster(smem_addr(&s.empty[slot]), (count / kStages & 1) ^ 1);
+      mbarrier_wait(smem_addr(&s.empty[slot]), (count / kStages & 1) ^ 1);
       if (threadIdx.x == 0) {
         mbarrier_arrive_expect(full, kTileBytes);
         tma_load_multicast(to + kTileBytes + rank * (kTileBytes / 2), &maps.w2, full, 3, tile.col + 64 * rank,

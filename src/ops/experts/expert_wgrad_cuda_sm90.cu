@@ -91,7 +91,7 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
     for (int64_t row = tile.begin; row < tile.end; row += kDepth, ++count) {
       const uint32_t slot = count % kStages, full = smem_addr(&s.full[slot]), to = smem_addr(s.stage[slot]);
       const int next = kGather ? source_of(p.gathered, row + kDepth, tile.end) : 0;
-      mbarrier_wait_cluster(smem_addr(&s.empty[slot]), (count / kStages & 1) ^ 1);
+      mbarrier_wait(smem_addr(&s.empty[slot]), (count / kStages & 1) ^ 1);
       const bool whole = row + kDepth <= tile.end;
       if (threadIdx.x == 0) {
         mbarrier_arrive_expect(full, whole ? kPlainBytes + (kGather ? 0 : kGatherBytes) : 0);

@@ -1,4 +1,4 @@
-// Which kernel runs an expert op.
+// Which kernel runs an expert op, and what it needs.
 #include "ops/experts/experts_cuda.h"
 
 #include "ops/backends_moe.h"
@@ -22,5 +22,11 @@ void d_expert_up(Stream& s, const DExpertUp& a) {
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
   sm90::takes(a) ? sm90::expert_wgrad(s, a) : generic::expert_wgrad(s, a);
 }
+
+int64_t scratch_bytes(const ExpertUp&) { return 0; }
+int64_t scratch_bytes(const ExpertDown&) { return 0; }
+int64_t scratch_bytes(const DExpertDown& a) { return num_dweight_partials(a) * a.dweight_R.numel() * 4; }
+int64_t scratch_bytes(const DExpertUp&) { return 0; }
+int64_t scratch_bytes(const ExpertWgrad&) { return 0; }
 
 }  // namespace moebius::cuda

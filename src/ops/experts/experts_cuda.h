@@ -34,7 +34,6 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a);
 // <g, a> of d_expert_down over tiles of this many columns of F: f32 partial[tile, r] in the scratch, added in order.
 constexpr int64_t kDWeightCols = 64;
 inline int64_t num_dweight_partials(const DExpertDown& a) { return div_ceil(a.sa_RF.dim(1), kDWeightCols); }
-inline int64_t scratch_bytes(const DExpertDown& a) { return num_dweight_partials(a) * a.dweight_R.numel() * 4; }
 
 // dweight[r] = sum over p < num_partials of partial[p, r], for the rows that the experts have.
 void add_dweight_partials(Stream& s, const DExpertDown& a, int64_t num_partials);
