@@ -23,7 +23,7 @@ using Pointers = std::unordered_map<int64_t, void*>;
 // Names of tensors in graphs.
 enum Id : int64_t { kQ = 1, kK, kV, kO, kLse, kDo, kDq, kDk, kDv };
 
-void check(const fe::error_t& status, const char* who, const char* what) {
+void check(fe::error_t status, const char* who, const char* what) {
   MOEBIUS_CHECK(internal, status.is_good(), "{}: cuDNN: {}: {}", who, what, status.get_message());
 }
 void check(cudnnStatus_t status, const char* call) {
