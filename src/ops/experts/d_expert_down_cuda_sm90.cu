@@ -60,22 +60,24 @@ struct Maps {
   CUtensorMap w2, h, dh, sa;
 };
 
-// The gathered rows of a thread: 16-byte column chunk threadIdx % 8 of rows threadIdx / 8 + 16 i.
-struct RowPointers {
+// The gathered rows of a thread: 16-byte column chunk threadIdx % 8 of rows threadIdx / 8 + 16 i. A row past the end
+// reads row 0, and makes a row of g that is not stored.
+struct GatheredRows {
   static constexpr int kPerThread = 8;
-  const __nv_bfloat16* row[kPerThread];
-  uint32_t valid = 0;
-  __device__ RowPointers(const Params& p, const Tile& tile) {
+  uint32_t begins[kPerThread];  // in chunks
+  __device__ GatheredRows(const Params& p, const Tile& tile) {
     const int num_rows = tile.num_rows();
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const int r = threadIdx.x / 8 + 16 * i;
-      int64_t source = 0;
-      if (r < num_rows) {
-        source = p.token ? p.token[tile.row + r] : tile.row + r;
-        valid |= 1u << i;
-      }
-      row[i] = p.dout + source * p.D + threadIdx.x % 8 * 8;
+      const int64_t row = r < num_rows ? tile.row + r : 0;
+      begins[i] = r < num_rows ? static_cast<uint32_t>(p.token ? p.token[row] : row) * (p.D / 8) : 0;
+    }
+  }
+  __device__ void copy(uint32_t to, const char* chunk_of_row_0, bool inside) const {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      cp_async_16(to + i * 16 * 128, chunk_of_row_0 + static_cast<uint64_t>(begins[i]) * 16, inside);
     }
   }
 };
@@ -84,26 +86,25 @@ __device__ void produce(const Maps& maps, const Params& p, Shared& s, int num_ti
   const uint32_t rank = cluster_block_rank();
   const int num_clusters = gridDim.x / 2, num_blocks = (p.D + kDepth - 1) / kDepth, chunk = threadIdx.x % 8;
   const uint32_t to_row = swizzle_128(threadIdx.x / 8, chunk);
-  uint32_t count = 0;
+  uint32_t slot = 0, parity = 1;
   int expert = 0;
   for (int t = blockIdx.x / 2; t < num_tiles; t += num_clusters) {
     const Tile tile = tile_at(p, s.first_pair, t, expert, rank);
-    const RowPointers rows(p, tile);
-    for (int b = 0; b < num_blocks; ++b, ++count) {
-      const uint32_t slot = count % kStages, full = smem_addr(&s.full[slot]), to = smem_addr(s.stage[slot]);
-      mbarrier_wait(smem_addr(&s.empty[slot]), (count / kStages & 1) ^ 1);
+    const GatheredRows rows(p, tile);
+    const char* x = reinterpret_cast<const char*>(p.dout) + chunk * 16;
+#pragma unroll 1
+    for (int b = 0; b < num_blocks; ++b, x += kDepth * 2) {
+      const uint32_t full = smem_addr(&s.full[slot]), to = smem_addr(s.stage[slot]);
+      mbarrier_wait(smem_addr(&s.empty[slot]), parity);
       if (threadIdx.x == 0) {
         mbarrier_arrive_expect(full, kTileBytes);
         tma_load_multicast(to + kTileBytes + rank * (kTileBytes / 2), &maps.w2, full, 3, tile.col + 64 * rank,
                            b * kDepth, tile.expert);
       }
       const bool inside = b * kDepth + chunk * 8 < p.D;
-#pragma unroll
-      for (int i = 0; i < RowPointers::kPerThread; ++i) {
-        const bool valid = inside && (rows.valid >> i & 1);
-        cp_async_16(to + to_row + i * 16 * 128, valid ? rows.row[i] + b * kDepth : p.dout, valid);
-      }
+      rows.copy(to + to_row, inside ? x : reinterpret_cast<const char*>(p.dout), inside);
       mbarrier_arrive_cp_async(full);
+      if (++slot == kStages) slot = 0, parity ^= 1;
     }
   }
 }
@@ -311,7 +312,8 @@ struct State {
 
 bool takes(const DExpertDown& a) {
   return a.dout_TD.dtype == DType::bf16 && a.w2_eDF.dim(0) <= kMaxExperts && a.sa_RF.dim(0) < INT32_MAX - kRows &&
-         rows_are_aligned({a.dout_TD, a.sa_RF}) && aligned_16({a.w2_eDF, a.h_R2F, a.dh_R2F});
+         a.dout_TD.numel() / 8 < INT32_MAX && rows_are_aligned({a.dout_TD, a.sa_RF}) &&
+         aligned_16({a.w2_eDF, a.h_R2F, a.dh_R2F});
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {

@@ -46,7 +46,7 @@ struct Params {
 
 struct Tile {
   int expert, gather_col, plain_col;
-  int64_t begin, end;
+  int begin, end;
 };
 
 __device__ Tile tile_at(const Params& p, const Shared& s, int t, uint32_t rank) {
@@ -56,27 +56,60 @@ __device__ Tile tile_at(const Params& p, const Shared& s, int t, uint32_t rank) 
           p.offsets[expert + 1]};
 }
 
-// Where row threadIdx / 32 * 16 + lane % 16 of the 64 from `row` on is read, the lanes of a warp holding 16 of them.
-__device__ int source_of(const Side& side, int64_t row, int64_t end) {
-  const int64_t r = row + threadIdx.x / 32 * 16 + threadIdx.x % 16;
-  return r >= end ? 0 : (side.index ? side.index[r] : static_cast<int>(r));
+// The gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its places in shared memory
+// are 1024 bytes apart. A lane reads one index, of row i = lane % 8 of the half warp lane / 8 % 2.
+struct GatheredColumns {
+  static constexpr int kPerThread = 8;
+  const char* x;    // this thread's chunk of row 0
+  uint32_t place;   // of its first row in the tile
+  uint32_t chunks;  // in a row
+  bool inside;
+  __device__ GatheredColumns(const Side& side, int col) : chunks(side.width / 8) {
+    const int chunk = threadIdx.x % 16;
+    inside = col + chunk * 8 < side.width;
+    x = reinterpret_cast<const char*>(side.x + (inside ? col + chunk * 8 : 0));
+    place = chunk / 8 * kBlockBytes + swizzle_128(threadIdx.x / 16, chunk % 8);
+  }
+  // Where this lane's row of the 64 from `row` on begins, in chunks.
+  __device__ uint32_t read_index(const Side& side, int row, int end) const {
+    const int r = row + static_cast<int>(threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2 + threadIdx.x % 8 * 8);
+    return r >= end ? 0 : static_cast<uint32_t>(side.index ? side.index[r] : r) * chunks;
+  }
+  template <bool kWhole>
+  __device__ void copy(uint32_t to, uint32_t begins, int row, int end) const {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const uint32_t from = __shfl_sync(0xffffffffu, begins, i + threadIdx.x / 16 % 2 * 8);
+      const bool valid = inside && (kWhole || row + static_cast<int>(threadIdx.x / 16) + 8 * i < end);
+      cp_async_16(to + place + i * 1024, x + static_cast<uint64_t>(from) * 16, valid);
+    }
+  }
+};
+
+// The last rows of an expert, of the plain side: thread t copies chunk t % 32 of rows t / 32 + 4 i.
+__device__ void copy_last_rows(uint32_t to, const Side& side, int col, int row, int end) {
+  const int chunk = threadIdx.x % 32, first = threadIdx.x / 32;
+  const bool inside = col + chunk * 8 < side.width;
+  const __nv_bfloat16* x = side.x + static_cast<int64_t>(row + first) * side.width + (inside ? col + chunk * 8 : 0);
+  const uint32_t place = to + chunk / 8 * kBlockBytes + swizzle_128(first, chunk % 8);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const bool valid = inside && row + first + 4 * i < end;
+    // Rows 4 apart differ in one bit of the swizzle.
+    cp_async_16((place ^ (i % 2 * 64)) + i * 512, valid ? x : side.x, valid);
+    x += 4 * side.width;
+  }
 }
 
-// 64 rows from `row` on by kCols columns from `col` on, in blocks of 64 columns; zeros at and past `end`. A warp copies
-// 16 rows, neighbouring lanes neighbouring columns; sources come from source_of.
-template <int kCols>
-__device__ void copy_rows(uint32_t to, const Side& side, int source, int col, int64_t row, int64_t end) {
-  constexpr int kChunks = kCols / 8, kRowsAtOnce = 32 / kChunks;
-  const int lane = threadIdx.x % 32, chunk = lane % kChunks, first = threadIdx.x / 32 * 16;
-  const bool inside = col + chunk * 8 < side.width;
-  const __nv_bfloat16* x = side.x + col + chunk * 8;
-  const uint32_t to_block = to + chunk / 8 * kBlockBytes;
+template <bool kGather>
+__device__ void load_whole(const CUtensorMap& gathered, const CUtensorMap& plain, const Tile& tile, uint32_t to,
+                           uint32_t full, int row, uint32_t rank) {
+  mbarrier_arrive_expect(full, kPlainBytes + (kGather ? 0 : kGatherBytes));
 #pragma unroll
-  for (int i = 0; i < 16; i += kRowsAtOnce) {
-    const int r = i + lane / kChunks;
-    const int64_t from = __shfl_sync(0xffffffffu, source, r);
-    const bool valid = inside && row + first + r < end;
-    cp_async_16(to_block + swizzle_128(first + r, chunk % 8), valid ? x + from * side.width : side.x, valid);
+  for (int block = 0; block < 2; ++block) {
+    const int at = 2 * rank + block;
+    tma_load_multicast(to + kGatherBytes + at * kBlockBytes, &plain, full, 3, tile.plain_col + 64 * at, row);
+    if (!kGather) tma_load(to + block * kBlockBytes, &gathered, full, tile.gather_col + 64 * block, row);
   }
 }
 
@@ -84,39 +117,29 @@ template <bool kGather>
 __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, const Params& p, Shared& s) {
   const uint32_t rank = cluster_block_rank();
   const int num_clusters = gridDim.x / 2, num_tiles = s.num_active * p.gather_steps * p.plain_steps;
-  uint32_t count = 0;
+  uint32_t slot = 0, parity = 1;
   for (int t = blockIdx.x / 2; t < num_tiles; t += num_clusters) {
     const Tile tile = tile_at(p, s, t, rank);
-    int source = source_of(p.gathered, tile.begin, tile.end);
-    for (int64_t row = tile.begin; row < tile.end; row += kDepth, ++count) {
-      const uint32_t slot = count % kStages, full = smem_addr(&s.full[slot]), to = smem_addr(s.stage[slot]);
-      const int next = kGather ? source_of(p.gathered, row + kDepth, tile.end) : 0;
-      mbarrier_wait(smem_addr(&s.empty[slot]), (count / kStages & 1) ^ 1);
-      const bool whole = row + kDepth <= tile.end;
-      if (threadIdx.x == 0) {
-        mbarrier_arrive_expect(full, whole ? kPlainBytes + (kGather ? 0 : kGatherBytes) : 0);
-        if (whole) {
-          const int r = static_cast<int>(row);
-#pragma unroll
-          for (int block = 0; block < 2; ++block) {
-            const int at = 2 * rank + block;
-            tma_load_multicast(to + kGatherBytes + at * kBlockBytes, &plain, full, 3, tile.plain_col + 64 * at, r);
-            if (!kGather) tma_load(to + block * kBlockBytes, &gathered, full, tile.gather_col + 64 * block, r);
-          }
-        }
-      }
-      __syncwarp();
-      if (kGather) {
-        copy_rows<kGatherCols>(to, p.gathered, source, tile.gather_col, row, tile.end);
-        source = next;
-      } else if (!whole) {
-        copy_rows<kGatherCols>(to, p.gathered, source_of(p.gathered, row, tile.end), tile.gather_col, row, tile.end);
-      }
-      if (!whole) {
-        copy_rows<kPlainCols>(to + kGatherBytes, p.plain, source_of(p.plain, row, tile.end), tile.plain_col, row,
-                              tile.end);
+    const GatheredColumns columns(p.gathered, tile.gather_col);
+    uint32_t begins = columns.read_index(p.gathered, tile.begin, tile.end);
+#pragma unroll 1
+    for (int row = tile.begin; row < tile.end; row += kDepth) {
+      const uint32_t full = smem_addr(&s.full[slot]), to = smem_addr(s.stage[slot]);
+      const uint32_t next = columns.read_index(p.gathered, row + kDepth, tile.end);
+      mbarrier_wait(smem_addr(&s.empty[slot]), parity);
+      if (row + kDepth <= tile.end) {
+        if (threadIdx.x == 0) load_whole<kGather>(gathered, plain, tile, to, full, row, rank);
+        __syncwarp();
+        if (kGather) columns.copy<true>(to, begins, row, tile.end);
+      } else {
+        if (threadIdx.x == 0) mbarrier_arrive(full);
+        __syncwarp();
+        columns.copy<false>(to, begins, row, tile.end);
+        copy_last_rows(to + kGatherBytes, p.plain, tile.plain_col, row, tile.end);
       }
       mbarrier_arrive_cp_async(full);
+      begins = next;
+      if (++slot == kStages) slot = 0, parity ^= 1;
     }
   }
 }
@@ -197,7 +220,7 @@ __device__ void consume(const Params& p, Shared& s, int consumer) {
   for (int t = blockIdx.x / 2; t < num_tiles; t += num_clusters) {
     const Tile tile = tile_at(p, s, t, rank);
     float sum[128];
-    multiply(s, sum, count, static_cast<int>((tile.end - tile.begin + kDepth - 1) / kDepth), consumer);
+    multiply(s, sum, count, (tile.end - tile.begin + kDepth - 1) / kDepth, consumer);
     kGatheredIsLeft ? add_along_plain(p, tile, sum, consumer) : add_along_gathered(p, tile, sum, consumer);
   }
 }
@@ -267,8 +290,10 @@ CUtensorMap map_of(const Tensor& x) {
 bool takes(const ExpertWgrad& a) {
   const bool one_side = !(a.gather_left && a.gather_right) || a.rows.token_R.empty();
   const int64_t rows = a.left_RM.dim(0) + a.right_RN.dim(0);
-  return a.left_RM.dtype == DType::bf16 && one_side && rows > 0 && rows < INT32_MAX / 2 &&
-         a.dw_eMN.dim(0) <= kMaxExperts && rows_are_aligned({a.left_RM, a.right_RN}) && aligned_16({a.dw_eMN});
+  const bool countable =
+      rows < INT32_MAX / 2 && a.left_RM.numel() / 8 < INT32_MAX && a.right_RN.numel() / 8 < INT32_MAX;
+  return a.left_RM.dtype == DType::bf16 && one_side && rows > 0 && countable && a.dw_eMN.dim(0) <= kMaxExperts &&
+         rows_are_aligned({a.left_RM, a.right_RN}) && aligned_16({a.dw_eMN});
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
