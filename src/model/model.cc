@@ -79,6 +79,7 @@ void Model::forward_loss(Step& step, bool with_gradients) {
               .w_VD = head_.w,
               .target_T = step.batch.target_T,
               .weight_T = step.batch.weight_T,
+              .scale_1 = step.batch.loss_scale_1,
               .scale = static_cast<float>(step.batch.loss_scale)};
   if (with_gradients) {
     loss.dx_TD = dfinal_TD_;
