@@ -12,12 +12,11 @@ using testing::Values;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
 
 struct Case {};
-void PrintTo(const Case&, std::ostream* out) { *out << "all"; }
 class OptimizerTest : public testing::DeviceTest<Case> {};
 INSTANTIATE_TEST_SUITE_P(Devices, OptimizerTest, ::testing::ValuesIn(testing::on_each_device<Case>({Case{}})));
 
 TEST_P(OptimizerTest, SumSquaresAddsInDouble) {
-  for (const int64_t n : {0, 1, 7, 65536, 200003, 400000}) {
+  for (const int64_t n : {0, 1, 7, 65536, 100000, 200003}) {
     Array x = Array::normal({n}, DType::f32, 1), sum = Array::of({1}, DType::f64, {3}),
           partial = Array::poisoned({SumSquares::num_partials(n)}, DType::f64);
     const Values v = x.values();

@@ -14,10 +14,6 @@ struct Case {
   DType dtype;
 };
 
-void PrintTo(const Case& c, std::ostream* out) {
-  *out << "T" << c.T << " K" << c.K << " D" << c.D << " " << name_of(c.dtype);
-}
-
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {

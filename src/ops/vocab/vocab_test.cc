@@ -85,6 +85,7 @@ TEST_P(VocabTest, LossAndGradientsEqualTheReference) {
       ref::lm_loss(x.values(), w.values(), Values(target.begin(), target.end()), weight, width, 0.25);
   Values want_dw = dw.values();
   for (size_t i = 0; i < want_dw.size(); ++i) want_dw[i] += want.dw[i];
+  Array scale = Array::of({1}, DType::f32, {0.25});
   lm_loss(s_, {.loss_T = loss.tensor(),
                .dx_TD = dx.tensor(),
                .dw_VD = dw.tensor(),
@@ -94,7 +95,8 @@ TEST_P(VocabTest, LossAndGradientsEqualTheReference) {
                .w_VD = w.tensor(),
                .target_T = ids.tensor(),
                .weight_T = weights.tensor(),
-               .scale = 0.25f});
+               .scale_1 = tokens % 2 ? scale.tensor() : Tensor{},
+               .scale = tokens % 2 ? 99.0f : 0.25f});
   lm_loss(s_, {.loss_T = loss_alone.tensor(),
                .logits_CV = logits.tensor(),
                .x_TD = x.tensor(),
