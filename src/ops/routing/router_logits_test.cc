@@ -13,8 +13,10 @@ struct Case {
   DType x, w;
 };
 
-void PrintTo(const Case& c, std::ostream* out) {
-  *out << "T" << c.T << " D" << c.D << " E" << c.E << " " << name_of(c.x) << " " << name_of(c.w);
+void PrintTo(const testing::On<Case>& p, std::ostream* out) {
+  const Case& c = p.c;
+  *out << "T" << c.T << " D" << c.D << " E" << c.E << " " << name_of(c.x) << " " << name_of(c.w) << " on "
+       << name_of(p.device);
 }
 
 std::vector<Case> cases() {
