@@ -137,7 +137,7 @@ void Gqa::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) c
     rope.dk_norm_d = k_norm_->dw;
     rope.q_norm_d = q_norm_->w;
     rope.k_norm_d = k_norm_->w;
-    rope.partial_P2d = step.take({RopeBwd::num_partials(T), 2 * d_}, DType::f32);
+    rope.partial_P2d = step.take({RopeBwd::num_partials(T, step.stream), 2 * d_}, DType::f32);
   }
   rope_bwd(step.stream, rope);
   qkv_.backward_input(step, dx_TD, saved.dqkv_TC);

@@ -57,7 +57,7 @@ TEST_P(RmsNormTest, BackwardEqualsTheReference) {
         dy = Array::normal({rows, width}, dtype, 3);
   Array dx = Array::normal({rows, width}, dtype, 4), dw = Array::normal({width}, DType::f32, 5);
   Array rstd = Array::of({rows}, DType::f32, ref::rms_norm_fwd(x.values(), {}, w.values(), 1e-3).rstd);
-  Array partial = Array::poisoned({RmsNormBwd::num_partials(rows), width}, DType::f32);
+  Array partial = Array::poisoned({RmsNormBwd::num_partials(rows, width, s_), width}, DType::f32);
   Values want_dx = dx.values(), want_dw = dw.values();
   ref::rms_norm_bwd(want_dx, want_dw, dy.values(), x.values(), w.values(), 1e-3);
   rms_norm_bwd(s_, {.dx_TD = dx.tensor(),
@@ -116,7 +116,7 @@ TEST(RmsNorm, SameBitsForAnyTeam) {
     Array x = Array::normal({300, 33}, DType::bf16, 1), w = Array::normal({33}, DType::bf16, 2),
           dy = Array::normal({300, 33}, DType::bf16, 3);
     Array y({300, 33}, DType::bf16), rstd({300}, DType::f32), dx({300, 33}, DType::bf16), dw({33}, DType::f32);
-    Array partial({RmsNormBwd::num_partials(300), 33}, DType::f32);
+    Array partial({RmsNormBwd::num_partials(300, 33, s), 33}, DType::f32);
     rms_norm_fwd(s, {.y_TD = y.tensor(), .rstd_T = rstd.tensor(), .x_TD = x.tensor(), .w_D = w.tensor()});
     rms_norm_bwd(s, {.dx_TD = dx.tensor(),
                      .dw_D = dw.tensor(),
