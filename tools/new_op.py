@@ -32,9 +32,9 @@ def write_files(name, folder):
     """The templates with @op@ and @Op@ filled in."""
     camel = "".join(part.capitalize() for part in name.split("_"))
     folder.mkdir(parents=True)
-    for template in sorted(TEMPLATES.glob("op*.in")):
+    for template in sorted(TEMPLATES.glob("*.in")):
         text = template.read_text().replace("@op@", name).replace("@Op@", camel)
-        (folder / template.name.replace("op", name, 1).removesuffix(".in")).write_text(text)
+        (folder / re.sub("^op", name, template.name).removesuffix(".in")).write_text(text)
     return camel
 
 
@@ -47,15 +47,12 @@ def insert(path, before, lines):
 
 
 def declare(name, camel, ops):
-    """The lines in backends.h, for both devices, and in missing_cuda.cc."""
+    """The lines in backends.h, for both devices."""
     backends = ops / "backends.h"
     insert(backends, "\nnamespace cpu {\n", f"struct {camel}Fwd;\nstruct {camel}Bwd;\n")
     declarations = f"void {name}_fwd(Stream& s, const {camel}Fwd& a);\nvoid {name}_bwd(Stream& s, const {camel}Bwd& a);\n"
     for device in ("cpu", "cuda"):
         insert(backends, f"}}  // namespace {device}\n", declarations)
-    insert(ops / "missing_cuda.cc", "\n}  // namespace moebius::cuda\n",
-           "".join(f'void {name}_{pass_}(Stream&, const {camel}{pass_.capitalize()}&) {{ missing("{name}_{pass_}"); }}\n'
-                   for pass_ in ("fwd", "bwd")))
 
 
 def format_files(files):
@@ -74,7 +71,7 @@ def main():
     check_name(name, folder)
     camel = write_files(name, folder)
     declare(name, camel, ops)
-    files = sorted(folder.iterdir()) + [ops / "backends.h", ops / "missing_cuda.cc"]
+    files = sorted(folder.iterdir()) + [ops / "backends.h"]
     format_files(files)
     for file in files:
         print(file.relative_to(root))

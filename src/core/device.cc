@@ -10,6 +10,8 @@
 #include <fstream>
 #include <optional>
 
+#include "core/accelerator.h"
+
 namespace moebius {
 namespace {
 
@@ -54,8 +56,11 @@ int64_t groups_available(const std::string& top, std::string path, bool is_v2) {
 }  // namespace
 
 Buffer::Buffer(DeviceKind device, int64_t num_bytes) : num_bytes_(num_bytes), device_(device) {
-  MOEBIUS_CHECK(usage, device != DeviceKind::cuda, "Buffer: this build has no CUDA backend; set run.device = \"cpu\"");
   if (device == DeviceKind::null || num_bytes == 0) return;
+  if (device == DeviceKind::cuda) {
+    data_ = cuda::allocate(num_bytes);
+    return;
+  }
   void* p = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   MOEBIUS_CHECK(
       usage, p != MAP_FAILED,
@@ -68,15 +73,77 @@ Buffer::Buffer(DeviceKind device, int64_t num_bytes) : num_bytes_(num_bytes), de
 }
 
 Buffer::~Buffer() {
-  if (data_) munmap(data_, num_bytes_);
+  if (!data_) return;
+  if (device_ == DeviceKind::cuda)
+    cuda::release(data_);
+  else
+    munmap(data_, num_bytes_);
 }
 
-OpScope::OpScope(Stream& s, const char* name, Cost cost) : trace_(s.trace()), name_(name), cost_(cost) {
-  if (trace_) begin_us_ = now_us();
+Accelerator& Stream::accelerator() const {
+  MOEBIUS_ASSERT(accelerator_ != nullptr);
+  return *accelerator_;
+}
+
+void copy_to_device(Stream& s, void* to, const void* from, int64_t num_bytes) {
+  if (s.device() == DeviceKind::null || num_bytes == 0) return;
+  if (s.device() == DeviceKind::cuda) return cuda::copy_to_device(s.accelerator(), to, from, num_bytes);
+  std::memcpy(to, from, num_bytes);
+}
+
+void copy_to_host(Stream& s, void* to, const void* from, int64_t num_bytes, CopyWait wait) {
+  if (s.device() == DeviceKind::null || num_bytes == 0) return;
+  if (s.device() == DeviceKind::cpu) {
+    std::memcpy(to, from, num_bytes);
+    return;
+  }
+  cuda::copy_to_host(s.accelerator(), to, from, num_bytes);
+  if (wait == CopyWait::done) synchronize(s);
+}
+
+void synchronize(Stream& s) {
+  if (s.device() == DeviceKind::cuda) cuda::synchronize(s.accelerator());
+}
+
+double time_on_device(Stream& s, const std::function<void()>& body) {
+  if (s.device() == DeviceKind::cuda) return cuda::time_ms(s.accelerator(), body);
+  const double begin = now_us();
+  body();
+  return (now_us() - begin) * 1e-3;
+}
+
+HostBuffer::HostBuffer(DeviceKind device, int64_t num_bytes) : num_bytes_(num_bytes) {
+  if (num_bytes == 0) return;
+  if (device == DeviceKind::cuda)
+    data_ = std::shared_ptr<void>(cuda::allocate_pinned(num_bytes), cuda::release_pinned);
+  else
+    data_ = std::shared_ptr<void>(std::calloc(num_bytes, 1), std::free);
+  MOEBIUS_CHECK(usage, data_ != nullptr, "out of memory: {} bytes of host memory were asked for", num_bytes);
+}
+
+OpScope::OpScope(Stream& s, const char* name, Cost cost) : s_(s), name_(name), cost_(cost) {
+  if (s.device() == DeviceKind::cuda) {
+    s.accelerator().begin_op(name, s.trace() != nullptr);
+  } else if (s.trace()) {
+    begin_us_ = now_us();
+  }
 }
 
 OpScope::~OpScope() {
-  if (trace_) trace_->add(name_, begin_us_, now_us() - begin_us_, cost_);
+  if (s_.device() == DeviceKind::cuda) {
+    s_.accelerator().end_op(name_, s_.trace(), cost_);
+  } else if (s_.trace()) {
+    s_.trace()->add(name_, begin_us_, now_us() - begin_us_, cost_);
+  }
+}
+
+PhaseScope::PhaseScope(Stream& s, const std::string& name)
+    : accelerator_(s.device() == DeviceKind::cuda ? &s.accelerator() : nullptr) {
+  if (accelerator_) accelerator_->begin_range(name.c_str());
+}
+
+PhaseScope::~PhaseScope() {
+  if (accelerator_) accelerator_->end_range();
 }
 
 int num_available_cpus() {

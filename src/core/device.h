@@ -1,9 +1,11 @@
 // Where things run. A Device allocates; a Stream orders work on a device. Both are passed, never looked up.
 //   cpu   work runs at once on the stream's thread pool
+//   cuda  work is ordered on the stream of an Accelerator, and has ended after synchronize()
 //   null  nothing runs, every op is counted: the same code prices a step without memory or time
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,7 +16,9 @@
 
 namespace moebius {
 
-// Owned memory of a device, aligned to 4096 bytes, zeroed. Null device: no memory, data() is null.
+class Accelerator;
+
+// Owned memory of a device, aligned to 256 bytes or more, zeroed. Null device: no memory, data() is null.
 class Buffer {
  public:
   Buffer() = default;
@@ -42,19 +46,55 @@ class Buffer {
 
 class Stream {
  public:
+  // A stream of the CPU, or of the null device that stands for `target`: sizes of scratch are those of target.
   // pool: CPU threads (any device may use them for host work). trace: where ops are accounted, may be null.
-  Stream(DeviceKind device, ThreadPool& pool, Trace* trace = nullptr) : device_(device), pool_(&pool), trace_(trace) {}
+  Stream(DeviceKind device, ThreadPool& pool, Trace* trace = nullptr, DeviceKind target = DeviceKind::cpu)
+      : device_(device), target_(device == DeviceKind::null ? target : device), pool_(&pool), trace_(trace) {}
+  // The stream of a GPU.
+  Stream(Accelerator& accelerator, ThreadPool& pool, Trace* trace = nullptr)
+      : device_(DeviceKind::cuda),
+        target_(DeviceKind::cuda),
+        pool_(&pool),
+        trace_(trace),
+        accelerator_(&accelerator) {}
   DeviceKind device() const { return device_; }
+  DeviceKind target() const { return target_; }
   ThreadPool& pool() const { return *pool_; }
   Trace* trace() const { return trace_; }
+  Accelerator& accelerator() const;  // Error{internal} on another device
 
  private:
-  DeviceKind device_;
+  DeviceKind device_, target_;
   ThreadPool* pool_;
   Trace* trace_;
+  Accelerator* accelerator_ = nullptr;
 };
 
-// An op's entry: counts and times it when the stream traces.
+// Copies between host memory and memory of the stream's device, in the order of its work. to_device may return before
+// `from` was read when that is pinned memory (HostBuffer); to_host returns when `to` is filled, unless async is asked
+// for: then after synchronize(). On the null device nothing happens.
+void copy_to_device(Stream& s, void* to, const void* from, int64_t num_bytes);
+enum class CopyWait { done, async };
+void copy_to_host(Stream& s, void* to, const void* from, int64_t num_bytes, CopyWait wait = CopyWait::done);
+// Waits until all work of the stream has ended.
+void synchronize(Stream& s);
+// Milliseconds that the device needs for body's work, by the device's clock; waits for it.
+double time_on_device(Stream& s, const std::function<void()>& body);
+
+// Host memory that the device copies from and to at full speed: pinned for a GPU, plain otherwise. Zeroed.
+class HostBuffer {
+ public:
+  HostBuffer() = default;
+  HostBuffer(DeviceKind device, int64_t num_bytes);
+  void* data() const { return data_.get(); }
+  int64_t num_bytes() const { return num_bytes_; }
+
+ private:
+  std::shared_ptr<void> data_;
+  int64_t num_bytes_ = 0;
+};
+
+// An op's entry: counts and times it when the stream traces, and names it to NVIDIA's tools on a GPU.
 //   OpScope scope(s, "rms_norm_fwd", cost(a));
 class OpScope {
  public:
@@ -63,10 +103,21 @@ class OpScope {
   OpScope(const OpScope&) = delete;
 
  private:
-  Trace* trace_;
+  Stream& s_;
   const char* name_;
   Cost cost_;
   double begin_us_ = 0;
+};
+
+// A part of a step (a pass, a layer) as NVIDIA's tools show it; nothing elsewhere.
+class PhaseScope {
+ public:
+  PhaseScope(Stream& s, const std::string& name);
+  ~PhaseScope();
+  PhaseScope(const PhaseScope&) = delete;
+
+ private:
+  Accelerator* accelerator_;
 };
 
 // Threads this process may run on, by its CPU affinity.

@@ -91,7 +91,7 @@ void Gqa::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
                          .batch = step.batch.shape.batch,
                          .window = window_,
                          .scale = scale_};
-  attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream.pool().size()));
+  attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
   attention_fwd(step.stream, attention);
 
   o_.forward(step, y_TD, o_THd.view({T, H_ * d_}));
@@ -121,7 +121,7 @@ void Gqa::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) c
                          .batch = step.batch.shape.batch,
                          .window = window_,
                          .scale = scale_};
-  attention.scratch = step.take_bytes(AttentionBwd::scratch_bytes(attention, step.stream.pool().size()));
+  attention.scratch = step.take_bytes(AttentionBwd::scratch_bytes(attention, step.stream));
   attention_bwd(step.stream, attention);
 
   RopeBwd rope{.dqkv_TC = saved.dqkv_TC,
@@ -137,7 +137,7 @@ void Gqa::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) c
     rope.dk_norm_d = k_norm_->dw;
     rope.q_norm_d = q_norm_->w;
     rope.k_norm_d = k_norm_->w;
-    rope.partial_P2d = step.take({RopeBwd::num_partials(T), 2 * d_}, DType::f32);
+    rope.partial_P2d = step.take({RopeBwd::num_partials(T, step.stream), 2 * d_}, DType::f32);
   }
   rope_bwd(step.stream, rope);
   qkv_.backward_input(step, dx_TD, saved.dqkv_TC);
@@ -163,7 +163,7 @@ void Gqa::forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, i
                          .v_UGd = cache.v_UGd.rows(0, first + T),
                          .window = window_,
                          .scale = scale_};
-  attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream.pool().size()));
+  attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
   attention_fwd(step.stream, attention);
   o_.forward(step, y_TD, o_THd.view({T, H_ * d_}));
 }

@@ -38,7 +38,7 @@ ParamSpec w2_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
 template <class Op, class Run>
 void run_expert_op(Step& step, Op op, Run run) {
   StackScope scope(step.stack);
-  op.scratch = step.take_bytes(Op::scratch_bytes(op, step.stream.pool().size()));
+  op.scratch = step.take_bytes(Op::scratch_bytes(op, step.stream));
   run(step.stream, op);
 }
 

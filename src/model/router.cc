@@ -119,13 +119,15 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   const Route route = first_tokens(saved.route, T, K_);
   StackScope scope(step.stack);
   const Tensor logits_TE = saved.logits_TE.rows(0, T);
-  router_logits_fwd(step.stream, {.logits_TE = logits_TE, .x_TD = router_input(step, x_TD), .w_ED = gate_.w});
+  RouterLogitsFwd gate{.logits_TE = logits_TE, .x_TD = router_input(step, x_TD), .w_ED = gate_.w};
+  gate.scratch = step.take_bytes(RouterLogitsFwd::scratch_bytes(gate, step.stream));
+  router_logits_fwd(step.stream, gate);
   const RouteRule how = rule(step.batch.training, T);
   const RouterMetrics sums = step.batch.training ? metrics_ : unused_metrics(step);
   route_fwd(step.stream, {.route = route,
                           .load_E = sums.load_E,
                           .dropped_1 = sums.dropped_1,
-                          .scratch = step.take_bytes(RouteFwd::scratch_bytes(T, E_, K_, how)),
+                          .scratch = step.take_bytes(RouteFwd::scratch_bytes(T, E_, K_, how, step.stream)),
                           .logits_TE = logits_TE,
                           .bias_E = bias_ ? bias_->w : Tensor{},
                           .rule = how});
@@ -137,7 +139,7 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
 // adds to one table of derivatives by the normalised scores.
 void Router::balance(Step& step, Saved& saved) const {
   Stream& s = step.stream;
-  const int64_t S = saved.dsbar_SE.empty() ? 1 : saved.dsbar_SE.dim(0);
+  const int64_t T = saved.logits_TE.dim(0), S = saved.dsbar_SE.empty() ? 1 : saved.dsbar_SE.dim(0);
   const RouteScore score = rule(true, saved.x_TD.dim(0)).score;
   const float coeff = static_cast<float>(balance_.aux_coeff);
   const double total = step.batch.total_tokens;
@@ -148,6 +150,7 @@ void Router::balance(Step& step, Saved& saved) const {
                     .count_SE = count_1E,
                     .z_1 = metrics_.z_1,
                     .entropy_1 = metrics_.entropy_1,
+                    .scratch = step.take_bytes(BalanceStats::scratch_bytes(T, E_, 1, s)),
                     .logits_TE = saved.logits_TE,
                     .score = score,
                     .top_k = K_});
@@ -185,6 +188,7 @@ void Router::balance(Step& step, Saved& saved) const {
                       .count_SE = count_SE,
                       .z_1 = z_1,
                       .entropy_1 = entropy_1,
+                      .scratch = step.take_bytes(BalanceStats::scratch_bytes(T, E_, S, s)),
                       .logits_TE = saved.logits_TE,
                       .segment_T = step.batch.segment_T,
                       .score = score,
@@ -222,12 +226,10 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
     dinput_TD = step.take(dx_TD.shape, dtype_);
     fill_zero(step.stream, dinput_TD);
   }
-  router_logits_bwd(step.stream, {.dx_TD = dinput_TD,
-                                  .dw_ED = gate_.dw,
-                                  .partial_PED = step.take({RouterLogitsBwd::num_partials(T), E_, D_}, DType::f32),
-                                  .dlogits_TE = dlogits_TE,
-                                  .x_TD = x_TD,
-                                  .w_ED = gate_.w});
+  RouterLogitsBwd gate{.dx_TD = dinput_TD, .dw_ED = gate_.dw, .dlogits_TE = dlogits_TE, .x_TD = x_TD, .w_ED = gate_.w};
+  gate.partial_PED = step.take({RouterLogitsBwd::num_partials(gate, step.stream), E_, D_}, DType::f32);
+  gate.scratch = step.take_bytes(RouterLogitsBwd::scratch_bytes(gate, step.stream));
+  router_logits_bwd(step.stream, gate);
   if (jittered) add(step.stream, dx_TD, router_input(step, dinput_TD));  // the same factors: d(x u)/dx = u
 }
 

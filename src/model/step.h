@@ -25,6 +25,7 @@ struct MicroBatch {
   Tensor doc_start_T;         // i32, first key of its sequence that a token sees
   Tensor segment_T;           // i32, non-decreasing, for the sequence balance loss
   double loss_scale = 1.0;    // 1 / sum of the target weights of the global batch
+  Tensor loss_scale_1;        // f32 [1], the same where a recorded step reads it anew; kept by the engine
   double total_tokens = 1.0;  // tokens of the global batch
   uint64_t train_step = 0;
   uint64_t first_token = 0;  // global index of row 0 inside the global batch

@@ -38,6 +38,7 @@ void swiglu_bwd(Stream& s, const SwigluBwd& a);
 void fill_zero(Stream& s, Tensor x);
 void copy(Stream& s, Tensor to, Tensor from);
 void add(Stream& s, Tensor y, Tensor x);
+void add_row(Stream& s, Tensor y_SD, Tensor row_1D);
 void sum_into(Stream& s, const SumInto& a);
 void gated_add_fwd(Stream& s, const GatedAddFwd& a);
 void gated_add_bwd(Stream& s, const GatedAddBwd& a);
@@ -55,7 +56,12 @@ void rope_fwd(Stream& s, const RopeFwd& a);
 void rope_bwd(Stream& s, const RopeBwd& a);
 void attention_fwd(Stream& s, const AttentionFwd& a);
 void attention_bwd(Stream& s, const AttentionBwd& a);
+int64_t scratch_bytes(const AttentionFwd& a, int num_threads);
+int64_t scratch_bytes(const AttentionBwd& a, int num_threads);
 }  // namespace cpu
+
+// What stands in for a CUDA backend that was not built: Error{usage}, naming the op.
+[[noreturn]] void missing_cuda(const char* op);
 
 namespace cuda {
 void gemm(Stream& s, const Gemm& a);
@@ -66,6 +72,7 @@ void swiglu_bwd(Stream& s, const SwigluBwd& a);
 void fill_zero(Stream& s, Tensor x);
 void copy(Stream& s, Tensor to, Tensor from);
 void add(Stream& s, Tensor y, Tensor x);
+void add_row(Stream& s, Tensor y_SD, Tensor row_1D);
 void sum_into(Stream& s, const SumInto& a);
 void gated_add_fwd(Stream& s, const GatedAddFwd& a);
 void gated_add_bwd(Stream& s, const GatedAddBwd& a);
@@ -83,6 +90,8 @@ void rope_fwd(Stream& s, const RopeFwd& a);
 void rope_bwd(Stream& s, const RopeBwd& a);
 void attention_fwd(Stream& s, const AttentionFwd& a);
 void attention_bwd(Stream& s, const AttentionBwd& a);
+int64_t scratch_bytes(const AttentionFwd& a);
+int64_t scratch_bytes(const AttentionBwd& a);
 }  // namespace cuda
 
 }  // namespace moebius

@@ -38,6 +38,11 @@ void expert_down(Stream& s, const ExpertDown& a);
 void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
+int64_t scratch_bytes(const ExpertUp& a, int num_threads);
+int64_t scratch_bytes(const ExpertDown& a, int num_threads);
+int64_t scratch_bytes(const DExpertDown& a, int num_threads);
+int64_t scratch_bytes(const DExpertUp& a, int num_threads);
+int64_t scratch_bytes(const ExpertWgrad& a, int num_threads);
 }  // namespace cpu
 
 namespace cuda {
@@ -56,6 +61,11 @@ void expert_down(Stream& s, const ExpertDown& a);
 void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
+int64_t scratch_bytes(const ExpertUp& a);
+int64_t scratch_bytes(const ExpertDown& a);
+int64_t scratch_bytes(const DExpertDown& a);
+int64_t scratch_bytes(const DExpertUp& a);
+int64_t scratch_bytes(const ExpertWgrad& a);
 }  // namespace cuda
 
 }  // namespace moebius

@@ -117,7 +117,7 @@ double wgrad_sum(const Experts& c, const Tensor& left, bool gather_left, const T
 template <class Op>
 BenchLine time_op(Stream& s, BenchTensors& tensors, const BenchSpec& spec, const char* name, Op op,
                   void (*run)(Stream&, const Op&)) {
-  op.scratch = tensors.bytes(Op::scratch_bytes(op, spec.threads));
+  op.scratch = tensors.bytes(Op::scratch_bytes(op, s));
   BenchLine line{.name = name, .cost = cost(op)};
   time_runs(line, spec.runs, [&] { run(s, op); });
   return line;

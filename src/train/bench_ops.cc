@@ -76,7 +76,7 @@ std::vector<BenchLine> bench_attention(const BenchSpec& spec) {
                    .v_UGd = tensors.normal({T, G, d}, dtype, 1.0f),
                    .batch = B,
                    .scale = 1.0f / std::sqrt(static_cast<float>(d))};
-  fwd.scratch = tensors.bytes(AttentionFwd::scratch_bytes(fwd, spec.threads));
+  fwd.scratch = tensors.bytes(AttentionFwd::scratch_bytes(fwd, s));
   BenchLine forward{.name = "attention_fwd", .cost = cost(fwd)};
   time_runs(forward, spec.runs, [&] { attention_fwd(s, fwd); });
   for (const int64_t t : sampled(T)) {
@@ -98,7 +98,7 @@ std::vector<BenchLine> bench_attention(const BenchSpec& spec) {
                    .v_TGd = fwd.v_UGd,
                    .batch = B,
                    .scale = fwd.scale};
-  bwd.scratch = tensors.bytes(AttentionBwd::scratch_bytes(bwd, spec.threads));
+  bwd.scratch = tensors.bytes(AttentionBwd::scratch_bytes(bwd, s));
   BenchLine backward{.name = "attention_bwd", .cost = cost(bwd)};
   time_runs(backward, spec.runs, [&] { attention_bwd(s, bwd); });
   // Each row of probabilities sums to one, so dv summed over all keys is do summed over all queries.

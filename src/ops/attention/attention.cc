@@ -46,13 +46,21 @@ double product(const Tensor& q, const Tensor& k, int64_t batch, int64_t window) 
   return batch * (seen_below(kv, window) - seen_below(first, window)) * q.dim(1) * q.dim(2);
 }
 
+template <class Op>
+int64_t scratch_bytes_of(const Op& a, const Stream& s) {
+  return s.target() == DeviceKind::cuda ? cuda::scratch_bytes(a) : cpu::scratch_bytes(a, s.pool().size());
+}
+
 }  // namespace
+
+int64_t AttentionFwd::scratch_bytes(const AttentionFwd& a, const Stream& s) { return scratch_bytes_of(a, s); }
+int64_t AttentionBwd::scratch_bytes(const AttentionBwd& a, const Stream& s) { return scratch_bytes_of(a, s); }
 
 void attention_fwd(Stream& s, const AttentionFwd& a) {
   const char* who = "attention_fwd";
   check_shapes(who, a.q_THd, a.k_UGd, a.v_UGd, a.lse_TH, a.doc_start_T, a.batch, a.window);
   check_tensor(who, "o", a.o_THd, a.q_THd.dtype, a.q_THd.shape);
-  check_scratch(who, a.scratch, AttentionFwd::scratch_bytes(a, s.pool().size()));
+  check_scratch(who, a.scratch, AttentionFwd::scratch_bytes(a, s));
   OpScope scope(s, who, cost(a));
   if (a.q_THd.empty()) return;
   switch (s.device()) {
@@ -81,7 +89,7 @@ void attention_bwd(Stream& s, const AttentionBwd& a) {
   check_tensor(who, "dv", a.dv_TGd, a.q_THd.dtype, a.k_TGd.shape);
   check_tensor(who, "do", a.do_THd, a.q_THd.dtype, a.q_THd.shape);
   check_tensor(who, "o", a.o_THd, a.q_THd.dtype, a.q_THd.shape);
-  check_scratch(who, a.scratch, AttentionBwd::scratch_bytes(a, s.pool().size()));
+  check_scratch(who, a.scratch, AttentionBwd::scratch_bytes(a, s));
   OpScope scope(s, who, cost(a));
   if (a.q_THd.empty()) return;
   switch (s.device()) {

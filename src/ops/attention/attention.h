@@ -20,9 +20,9 @@ struct AttentionFwd {
   int64_t batch = 1;
   int64_t window = 0;
   float scale = 1.0f;
-  // Scratch bytes, any dtype: one slice per thread.
+  // Scratch bytes, any dtype; how many depends on the device that s is or stands for.
   Tensor scratch;
-  static int64_t scratch_bytes(const AttentionFwd& a, int num_threads);
+  static int64_t scratch_bytes(const AttentionFwd& a, const Stream& s);
 };
 void attention_fwd(Stream& s, const AttentionFwd& a);
 Cost cost(const AttentionFwd& a);
@@ -36,7 +36,7 @@ struct AttentionBwd {
   int64_t window = 0;
   float scale = 1.0f;
   Tensor scratch;
-  static int64_t scratch_bytes(const AttentionBwd& a, int num_threads);
+  static int64_t scratch_bytes(const AttentionBwd& a, const Stream& s);
 };
 void attention_bwd(Stream& s, const AttentionBwd& a);
 Cost cost(const AttentionBwd& a);

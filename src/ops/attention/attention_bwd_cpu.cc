@@ -27,7 +27,7 @@ struct Tile {
 
 }  // namespace
 
-int64_t AttentionBwd::scratch_bytes(const AttentionBwd& a, int num_threads) {
+int64_t cpu::scratch_bytes(const AttentionBwd& a, int num_threads) {
   return num_threads * Tile<float>(cpu::Slice(nullptr), a.q_THd.dim(2), a.k_TGd.dim(0) / a.batch).num_bytes;
 }
 
@@ -132,7 +132,7 @@ void bwd_kv_head(const AttentionBwd& a, const Visibility& visible, int64_t b, in
 // A task is one kv head of one sequence.
 void attention_bwd(Stream& s, const AttentionBwd& a) {
   const int64_t rows = a.q_THd.dim(0) / a.batch, kv_heads = a.k_TGd.dim(1),
-                slice_bytes = AttentionBwd::scratch_bytes(a, 1);
+                slice_bytes = scratch_bytes(a, 1);
   const Visibility visible{a.doc_start_T, rows, rows, a.window};
   with_float_type(a.q_THd.dtype, [&](auto zero) {
     s.pool().run(a.batch * kv_heads, [&](int64_t task, int worker) {

@@ -28,7 +28,7 @@ struct Tile {
 
 }  // namespace
 
-int64_t AttentionFwd::scratch_bytes(const AttentionFwd& a, int num_threads) {
+int64_t cpu::scratch_bytes(const AttentionFwd& a, int num_threads) {
   return num_threads * Tile<float>(cpu::Slice(nullptr), a.q_THd.dim(2)).num_bytes;
 }
 
@@ -106,7 +106,7 @@ void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t
 void attention_fwd(Stream& s, const AttentionFwd& a) {
   const Visibility visible{a.doc_start_T, a.q_THd.dim(0) / a.batch, a.k_UGd.dim(0) / a.batch, a.window};
   const int64_t heads = a.q_THd.dim(1), width = a.q_THd.dim(2), tiles = div_ceil(visible.rows, kQueryTile);
-  const int64_t slice_bytes = AttentionFwd::scratch_bytes(a, 1);
+  const int64_t slice_bytes = scratch_bytes(a, 1);
   with_float_type(a.q_THd.dtype, [&](auto zero) {
     s.pool().run(a.batch * heads * tiles, [&](int64_t task, int worker) {
       const Tile<decltype(zero)> tile(Slice(static_cast<char*>(a.scratch.data) + worker * slice_bytes), width);

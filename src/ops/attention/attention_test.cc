@@ -61,7 +61,7 @@ class AttentionTest : public ::testing::TestWithParam<Case> {
                    .batch = c_.batch,
                    .window = c_.window,
                    .scale = static_cast<float>(scale_)};
-    scratch_ = Array::poisoned({AttentionFwd::scratch_bytes(a, s_.pool().size())}, DType::u8);
+    scratch_ = Array::poisoned({AttentionFwd::scratch_bytes(a, s_)}, DType::u8);
     a.scratch = scratch_.tensor();
     return a;
   }
@@ -107,7 +107,7 @@ TEST_P(AttentionTest, BackwardEqualsTheReference) {
                  .batch = c_.batch,
                  .window = c_.window,
                  .scale = static_cast<float>(scale_)};
-  Array scratch = Array::poisoned({AttentionBwd::scratch_bytes(a, s_.pool().size())}, DType::u8);
+  Array scratch = Array::poisoned({AttentionBwd::scratch_bytes(a, s_)}, DType::u8);
   a.scratch = scratch.tensor();
   attention_bwd(s_, a);
   const ref::AttentionGrads want = ref::attention_bwd(ref_, dout.values());
@@ -170,8 +170,8 @@ TEST(Attention, SameBitsForAnyTeam) {
                      .k_TGd = k.tensor(),
                      .v_TGd = v.tensor(),
                      .batch = 2};
-    Array fwd_scratch({AttentionFwd::scratch_bytes(fwd, s.pool().size())}, DType::u8),
-        bwd_scratch({AttentionBwd::scratch_bytes(bwd, s.pool().size())}, DType::u8);
+    Array fwd_scratch({AttentionFwd::scratch_bytes(fwd, s)}, DType::u8),
+        bwd_scratch({AttentionBwd::scratch_bytes(bwd, s)}, DType::u8);
     fwd.scratch = fwd_scratch.tensor();
     bwd.scratch = bwd_scratch.tensor();
     attention_fwd(s, fwd);
@@ -209,7 +209,7 @@ TEST(Attention, BadArgumentsAreNamed) {
   a.window = -1;
   EXPECT_EQ(error(a), "attention_fwd: window must not be negative; got -1; 0 means no window");
   EXPECT_EQ(error(good),
-            fmt::format("attention_fwd: scratch must have {} bytes; got f32[0]", AttentionFwd::scratch_bytes(good, 1)));
+            fmt::format("attention_fwd: scratch must have {} bytes; got f32[0]", AttentionFwd::scratch_bytes(good, s)));
   EXPECT_EQ(testing::error_of([&] {
               attention_bwd(
                   s,
@@ -229,7 +229,7 @@ TEST(Attention, NullDeviceCountsSeenPairs) {
                             .v_UGd = k,
                             .batch = 2,
                             .window = window};
-             a.scratch = testing::null_tensor({AttentionFwd::scratch_bytes(a, 1)}, DType::u8);
+             a.scratch = testing::null_tensor({AttentionFwd::scratch_bytes(a, s)}, DType::u8);
              attention_fwd(s, a);
            })
         .flops;

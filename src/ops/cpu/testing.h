@@ -1,5 +1,5 @@
-// What the tests of ops share: arrays that own their memory, distances, finite differences, and streams on teams of any
-// size.
+// What the tests of ops share: arrays that every device of the machine can use, the devices themselves, distances,
+// finite differences, and streams on teams of any size.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/accelerator.h"
 #include "core/device.h"
 #include "core/rng.h"
 #include "core/tensor.h"
@@ -19,7 +20,78 @@ namespace moebius::testing {
 
 using Values = std::vector<double>;
 
-// Owned elements of any float dtype, seen from outside in double.
+// The GPU of this machine, if there is one that this build can use; one for all tests of a program.
+inline Accelerator* accelerator() {
+  static const std::unique_ptr<Accelerator> gpu =
+      Accelerator::why_missing().empty() ? std::make_unique<Accelerator>() : nullptr;
+  return gpu.get();
+}
+inline std::vector<DeviceKind> devices() {
+  std::vector<DeviceKind> all{DeviceKind::cpu};
+  if (accelerator()) all.push_back(DeviceKind::cuda);
+  return all;
+}
+inline Stream stream_on(DeviceKind device, ThreadPool& pool) {
+  return device == DeviceKind::cuda ? Stream(*accelerator(), pool) : Stream(device, pool);
+}
+
+// A case of a table on one device:  INSTANTIATE_TEST_SUITE_P(Shapes, X, ValuesIn(on_each_device(cases())))  with
+// class X : public DeviceTest<Case>,  whose tests run on s_ what c() says.
+template <class Case>
+struct On {
+  DeviceKind device;
+  Case c;
+};
+template <class Case>
+std::vector<On<Case>> on_each_device(const std::vector<Case>& cases) {
+  std::vector<On<Case>> all;
+  for (const DeviceKind device : devices()) {
+    for (const Case& c : cases) all.push_back({device, c});
+  }
+  return all;
+}
+template <class Case>
+class DeviceTest : public ::testing::TestWithParam<On<Case>> {
+ protected:
+  const Case& c() const { return this->GetParam().c; }
+  ThreadPool pool_{2};
+  Stream s_ = stream_on(this->GetParam().device, pool_);
+};
+// For tests without a table: body(stream) on each device.
+inline void on_each_device(const std::function<void(Stream&)>& body) {
+  for (const DeviceKind device : devices()) {
+    SCOPED_TRACE(name_of(device));
+    ThreadPool pool(2);
+    Stream s = stream_on(device, pool);
+    body(s);
+  }
+}
+
+// Bytes that the host and the GPU see alike (pinned memory where there is a GPU), copied by value.
+class SharedBytes {
+ public:
+  SharedBytes() = default;
+  explicit SharedBytes(int64_t n) : buffer_(accelerator() ? DeviceKind::cuda : DeviceKind::cpu, n) {}
+  SharedBytes(const SharedBytes& other) { *this = other; }
+  SharedBytes& operator=(const SharedBytes& other) {
+    if (this == &other) return *this;
+    other.settle();
+    buffer_ = HostBuffer(accelerator() ? DeviceKind::cuda : DeviceKind::cpu, other.num_bytes());
+    if (other.num_bytes() > 0) std::memcpy(buffer_.data(), other.buffer_.data(), other.num_bytes());
+    return *this;
+  }
+  unsigned char* data() const { return static_cast<unsigned char*>(buffer_.data()); }
+  int64_t num_bytes() const { return buffer_.num_bytes(); }
+  // Waits for whatever the GPU may still write.
+  void settle() const {
+    if (accelerator()) cuda::synchronize(*accelerator());
+  }
+
+ private:
+  HostBuffer buffer_;
+};
+
+// Owned elements of any float dtype, i32 or i64, seen from outside in double.
 class Array {
  public:
   Array() = default;
@@ -28,7 +100,7 @@ class Array {
   // Not written by anyone yet: all bits set is a NaN in every float dtype and -1 in integers.
   static Array poisoned(Shape shape, DType dtype) {
     Array a(shape, dtype);
-    std::fill(a.bytes_.begin(), a.bytes_.end(), static_cast<unsigned char>(0xff));
+    if (a.bytes_.num_bytes() > 0) std::memset(a.bytes_.data(), 0xff, a.bytes_.num_bytes());
     return a;
   }
   // Normal values rounded to the dtype; key tells arrays apart.
@@ -47,24 +119,28 @@ class Array {
     return of(shape, DType::i32, Values(values.begin(), values.end()));
   }
 
-  Tensor tensor() { return {.data = bytes_.empty() ? nullptr : bytes_.data(), .shape = shape_, .dtype = dtype_}; }
+  Tensor tensor() { return {.data = bytes_.data(), .shape = shape_, .dtype = dtype_}; }
   Values values() const {
+    bytes_.settle();
     Values v(shape_.numel());
     for (size_t i = 0; i < v.size(); ++i) v[i] = get(i);
     return v;
   }
-  const std::vector<unsigned char>& bytes() const { return bytes_; }
+  std::vector<unsigned char> bytes() const {
+    bytes_.settle();
+    return {bytes_.data(), bytes_.data() + bytes_.num_bytes()};
+  }
 
  private:
   template <class T>
   T load(size_t i) const {
     T t;
-    std::memcpy(&t, &bytes_[i * sizeof t], sizeof t);
+    std::memcpy(&t, bytes_.data() + i * sizeof t, sizeof t);
     return t;
   }
   template <class T>
   void store(size_t i, T t) {
-    std::memcpy(&bytes_[i * sizeof t], &t, sizeof t);
+    std::memcpy(bytes_.data() + i * sizeof t, &t, sizeof t);
   }
   double get(size_t i) const {
     switch (dtype_) {
@@ -74,6 +150,8 @@ class Array {
         return load<double>(i);
       case DType::i32:
         return load<int32_t>(i);
+      case DType::i64:
+        return static_cast<double>(load<int64_t>(i));
       default:
         return load<float>(i);
     }
@@ -86,6 +164,8 @@ class Array {
         return store(i, x);
       case DType::i32:
         return store(i, static_cast<int32_t>(x));
+      case DType::i64:
+        return store(i, static_cast<int64_t>(x));
       default:
         return store(i, static_cast<float>(x));
     }
@@ -93,7 +173,7 @@ class Array {
 
   Shape shape_{0};
   DType dtype_ = DType::f32;
-  std::vector<unsigned char> bytes_;
+  SharedBytes bytes_;
 };
 
 inline double epsilon(DType dtype) { return dtype == DType::bf16 ? 0x1p-8 : 0x1p-23; }

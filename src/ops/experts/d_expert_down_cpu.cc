@@ -107,7 +107,7 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
 
 }  // namespace cpu
 
-int64_t DExpertDown::scratch_bytes(const DExpertDown& a, int num_threads) {
+int64_t cpu::scratch_bytes(const DExpertDown& a, int num_threads) {
   const cpu::RowProduct p = cpu::product_of(a);
   return cpu::partial_bytes(a, p) + p.scratch_bytes(num_threads);
 }

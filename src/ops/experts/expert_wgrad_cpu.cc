@@ -97,7 +97,7 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
 
 }  // namespace cpu
 
-int64_t ExpertWgrad::scratch_bytes(const ExpertWgrad& a, int num_threads) {
+int64_t cpu::scratch_bytes(const ExpertWgrad& a, int num_threads) {
   return num_threads * cpu::space_of(cpu::best_panel_math(a.left_RM.dtype).words).num_bytes;
 }
 

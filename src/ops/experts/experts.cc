@@ -31,7 +31,7 @@ void check_scratch(const char* who, const Tensor& scratch, int64_t needed) {
                 scratch.num_bytes());
 }
 
-void check(const ExpertUp& a, int num_threads) {
+void check(const ExpertUp& a, const Stream& s) {
   constexpr const char* who = "expert_up";
   check_matrix(who, "x", a.x_TD);
   check_matrix(who, "a", a.a_RF);
@@ -42,10 +42,10 @@ void check(const ExpertUp& a, int num_threads) {
   check_tensor(who, "h", a.h_R2F, dtype, {R, 2 * F});
   const int64_t e = check_weights(who, "w1", a.w1_e2FD, dtype, 2 * F, a.x_TD.dim(1));
   check_rows(who, a.rows, e, R, true);
-  check_scratch(who, a.scratch, ExpertUp::scratch_bytes(a, num_threads));
+  check_scratch(who, a.scratch, ExpertUp::scratch_bytes(a, s));
 }
 
-void check(const ExpertDown& a, int num_threads) {
+void check(const ExpertDown& a, const Stream& s) {
   constexpr const char* who = "expert_down";
   check_matrix(who, "a", a.a_RF);
   check_matrix(who, "y", a.y_RD);
@@ -54,10 +54,10 @@ void check(const ExpertDown& a, int num_threads) {
   check_tensor(who, "y", a.y_RD, dtype, {a.a_RF.dim(0), a.y_RD.dim(1)});
   const int64_t e = check_weights(who, "w2", a.w2_eDF, dtype, a.y_RD.dim(1), a.a_RF.dim(1));
   check_rows(who, a.rows, e, a.a_RF.dim(0), false);
-  check_scratch(who, a.scratch, ExpertDown::scratch_bytes(a, num_threads));
+  check_scratch(who, a.scratch, ExpertDown::scratch_bytes(a, s));
 }
 
-void check(const DExpertDown& a, int num_threads) {
+void check(const DExpertDown& a, const Stream& s) {
   constexpr const char* who = "d_expert_down";
   check_matrix(who, "dout", a.dout_TD);
   check_matrix(who, "sa", a.sa_RF);
@@ -71,10 +71,10 @@ void check(const DExpertDown& a, int num_threads) {
   check_tensor(who, "dweight", a.dweight_R, DType::f32, {R});
   const int64_t e = check_weights(who, "w2", a.w2_eDF, dtype, a.dout_TD.dim(1), F);
   check_rows(who, a.rows, e, R, true);
-  check_scratch(who, a.scratch, DExpertDown::scratch_bytes(a, num_threads));
+  check_scratch(who, a.scratch, DExpertDown::scratch_bytes(a, s));
 }
 
-void check(const DExpertUp& a, int num_threads) {
+void check(const DExpertUp& a, const Stream& s) {
   constexpr const char* who = "d_expert_up";
   check_matrix(who, "dh", a.dh_R2F);
   check_matrix(who, "dx", a.dx_RD);
@@ -83,10 +83,10 @@ void check(const DExpertUp& a, int num_threads) {
   check_tensor(who, "dx", a.dx_RD, dtype, {a.dh_R2F.dim(0), a.dx_RD.dim(1)});
   const int64_t e = check_weights(who, "w1", a.w1_e2FD, dtype, a.dh_R2F.dim(1), a.dx_RD.dim(1));
   check_rows(who, a.rows, e, a.dh_R2F.dim(0), false);
-  check_scratch(who, a.scratch, DExpertUp::scratch_bytes(a, num_threads));
+  check_scratch(who, a.scratch, DExpertUp::scratch_bytes(a, s));
 }
 
-void check(const ExpertWgrad& a, int num_threads) {
+void check(const ExpertWgrad& a, const Stream& s) {
   constexpr const char* who = "expert_wgrad";
   check_matrix(who, "left", a.left_RM);
   check_matrix(who, "right", a.right_RN);
@@ -98,13 +98,13 @@ void check(const ExpertWgrad& a, int num_threads) {
   MOEBIUS_CHECK(usage, !gathers || !a.rows.token_R.empty() || (a.gather_left ? a.right_RN : a.left_RM).empty(),
                 "{}: a side is gathered, but rows have no token index; got {}", who, to_string(a.rows.token_R));
   check_rows(who, a.rows, e, a.rows.token_R.numel(), gathers);
-  check_scratch(who, a.scratch, ExpertWgrad::scratch_bytes(a, num_threads));
+  check_scratch(who, a.scratch, ExpertWgrad::scratch_bytes(a, s));
 }
 
 }  // namespace
 
 void expert_up(Stream& s, const ExpertUp& a) {
-  check(a, s.pool().size());
+  check(a, s);
   OpScope scope(s, "expert_up", cost(a));
   if (a.a_RF.empty()) return;
   switch (s.device()) {
@@ -123,7 +123,7 @@ Cost cost(const ExpertUp& a) {
 }
 
 void expert_down(Stream& s, const ExpertDown& a) {
-  check(a, s.pool().size());
+  check(a, s);
   OpScope scope(s, "expert_down", cost(a));
   if (a.y_RD.empty()) return;
   switch (s.device()) {
@@ -141,7 +141,7 @@ Cost cost(const ExpertDown& a) {
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
-  check(a, s.pool().size());
+  check(a, s);
   OpScope scope(s, "d_expert_down", cost(a));
   if (a.sa_RF.empty()) return;
   switch (s.device()) {
@@ -160,7 +160,7 @@ Cost cost(const DExpertDown& a) {
 }
 
 void d_expert_up(Stream& s, const DExpertUp& a) {
-  check(a, s.pool().size());
+  check(a, s);
   OpScope scope(s, "d_expert_up", cost(a));
   if (a.dx_RD.empty()) return;
   switch (s.device()) {
@@ -178,7 +178,7 @@ Cost cost(const DExpertUp& a) {
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
-  check(a, s.pool().size());
+  check(a, s);
   OpScope scope(s, "expert_wgrad", cost(a));
   if (a.dw_eMN.empty()) return;
   switch (s.device()) {
@@ -196,5 +196,21 @@ Cost cost(const ExpertWgrad& a) {
   return {2 * R * a.left_RM.dim(1) * a.right_RN.dim(1),
           bytes_of(a.left_RM) + bytes_of(a.right_RN) + 2 * bytes_of(a.dw_eMN)};
 }
+
+// How much scratch the device wants.
+namespace {
+
+template <class Op>
+int64_t scratch_bytes_of(const Op& a, const Stream& s) {
+  return s.target() == DeviceKind::cuda ? cuda::scratch_bytes(a) : cpu::scratch_bytes(a, s.pool().size());
+}
+
+}  // namespace
+
+int64_t ExpertUp::scratch_bytes(const ExpertUp& a, const Stream& s) { return scratch_bytes_of(a, s); }
+int64_t ExpertDown::scratch_bytes(const ExpertDown& a, const Stream& s) { return scratch_bytes_of(a, s); }
+int64_t DExpertDown::scratch_bytes(const DExpertDown& a, const Stream& s) { return scratch_bytes_of(a, s); }
+int64_t DExpertUp::scratch_bytes(const DExpertUp& a, const Stream& s) { return scratch_bytes_of(a, s); }
+int64_t ExpertWgrad::scratch_bytes(const ExpertWgrad& a, const Stream& s) { return scratch_bytes_of(a, s); }
 
 }  // namespace moebius

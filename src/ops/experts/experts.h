@@ -26,8 +26,8 @@ struct ExpertUp {
   Tensor h_R2F, a_RF;    // out
   Tensor x_TD, w1_e2FD;  // in
   Rows rows;
-  Tensor scratch;  // bytes of any dtype: packed operands, a slice per thread
-  static int64_t scratch_bytes(const ExpertUp& a, int num_threads);
+  Tensor scratch;  // bytes of any dtype, as many as the device that s is or stands for needs
+  static int64_t scratch_bytes(const ExpertUp& a, const Stream& s);
 };
 void expert_up(Stream& s, const ExpertUp& a);
 Cost cost(const ExpertUp& a);  // of a full route: R rows
@@ -38,7 +38,7 @@ struct ExpertDown {
   Tensor a_RF, w2_eDF;  // in
   Rows rows;
   Tensor scratch;
-  static int64_t scratch_bytes(const ExpertDown& a, int num_threads);
+  static int64_t scratch_bytes(const ExpertDown& a, const Stream& s);
 };
 void expert_down(Stream& s, const ExpertDown& a);
 Cost cost(const ExpertDown& a);
@@ -50,7 +50,7 @@ struct DExpertDown {
   Tensor dout_TD, w2_eDF, h_R2F, weight_R;  // in; weight f32, of each row
   Rows rows;
   Tensor scratch;
-  static int64_t scratch_bytes(const DExpertDown& a, int num_threads);
+  static int64_t scratch_bytes(const DExpertDown& a, const Stream& s);
 };
 void d_expert_down(Stream& s, const DExpertDown& a);
 Cost cost(const DExpertDown& a);
@@ -61,7 +61,7 @@ struct DExpertUp {
   Tensor dh_R2F, w1_e2FD;  // in
   Rows rows;
   Tensor scratch;
-  static int64_t scratch_bytes(const DExpertUp& a, int num_threads);
+  static int64_t scratch_bytes(const DExpertUp& a, const Stream& s);
 };
 void d_expert_up(Stream& s, const DExpertUp& a);
 Cost cost(const DExpertUp& a);
@@ -75,7 +75,7 @@ struct ExpertWgrad {
   bool gather_left = false, gather_right = false;
   Rows rows;
   Tensor scratch;
-  static int64_t scratch_bytes(const ExpertWgrad& a, int num_threads);
+  static int64_t scratch_bytes(const ExpertWgrad& a, const Stream& s);
 };
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 Cost cost(const ExpertWgrad& a);

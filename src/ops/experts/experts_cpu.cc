@@ -141,13 +141,13 @@ void d_expert_up(Stream& s, const DExpertUp& a) {
 
 }  // namespace cpu
 
-int64_t ExpertUp::scratch_bytes(const ExpertUp& a, int num_threads) {
+int64_t cpu::scratch_bytes(const ExpertUp& a, int num_threads) {
   return cpu::product_of(a).scratch_bytes(num_threads);
 }
-int64_t ExpertDown::scratch_bytes(const ExpertDown& a, int num_threads) {
+int64_t cpu::scratch_bytes(const ExpertDown& a, int num_threads) {
   return cpu::product_of(a).scratch_bytes(num_threads);
 }
-int64_t DExpertUp::scratch_bytes(const DExpertUp& a, int num_threads) {
+int64_t cpu::scratch_bytes(const DExpertUp& a, int num_threads) {
   return cpu::product_of(a).scratch_bytes(num_threads);
 }
 

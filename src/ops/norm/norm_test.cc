@@ -28,14 +28,10 @@ std::vector<Case> cases() {
   return all;
 }
 
-class RmsNormTest : public ::testing::TestWithParam<Case> {
- protected:
-  ThreadPool pool_{2};
-  Stream s_{DeviceKind::cpu, pool_};
-};
+class RmsNormTest : public testing::DeviceTest<Case> {};
 
 TEST_P(RmsNormTest, ForwardEqualsTheReference) {
-  const auto [rows, width, dtype, residual] = GetParam();
+  const auto [rows, width, dtype, residual] = c();
   Array x = Array::normal({rows, width}, dtype, 1), w = Array::normal({width}, dtype, 2);
   Array r = residual ? Array::normal({rows, width}, dtype, 3) : Array();
   Array y = Array::poisoned({rows, width}, dtype), rstd = Array::poisoned({rows}, DType::f32);
@@ -56,12 +52,12 @@ TEST_P(RmsNormTest, ForwardEqualsTheReference) {
 }
 
 TEST_P(RmsNormTest, BackwardEqualsTheReference) {
-  const auto [rows, width, dtype, residual] = GetParam();
+  const auto [rows, width, dtype, residual] = c();
   Array x = Array::normal({rows, width}, dtype, 1), w = Array::normal({width}, dtype, 2),
         dy = Array::normal({rows, width}, dtype, 3);
   Array dx = Array::normal({rows, width}, dtype, 4), dw = Array::normal({width}, DType::f32, 5);
   Array rstd = Array::of({rows}, DType::f32, ref::rms_norm_fwd(x.values(), {}, w.values(), 1e-3).rstd);
-  Array partial = Array::poisoned({RmsNormBwd::num_partials(rows), width}, DType::f32);
+  Array partial = Array::poisoned({RmsNormBwd::num_partials(rows, width, s_), width}, DType::f32);
   Values want_dx = dx.values(), want_dw = dw.values();
   ref::rms_norm_bwd(want_dx, want_dw, dy.values(), x.values(), w.values(), 1e-3);
   rms_norm_bwd(s_, {.dx_TD = dx.tensor(),
@@ -77,7 +73,7 @@ TEST_P(RmsNormTest, BackwardEqualsTheReference) {
   testing::expect_close("dw", dw.values(), want_dw, eps32, 4 * eps32 * std::sqrt(rows));
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, RmsNormTest, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Shapes, RmsNormTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
 TEST(RmsNorm, ReferenceBackwardEqualsFiniteDifferences) {
   for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {3, 5}}) {
@@ -120,7 +116,7 @@ TEST(RmsNorm, SameBitsForAnyTeam) {
     Array x = Array::normal({300, 33}, DType::bf16, 1), w = Array::normal({33}, DType::bf16, 2),
           dy = Array::normal({300, 33}, DType::bf16, 3);
     Array y({300, 33}, DType::bf16), rstd({300}, DType::f32), dx({300, 33}, DType::bf16), dw({33}, DType::f32);
-    Array partial({RmsNormBwd::num_partials(300), 33}, DType::f32);
+    Array partial({RmsNormBwd::num_partials(300, 33, s), 33}, DType::f32);
     rms_norm_fwd(s, {.y_TD = y.tensor(), .rstd_T = rstd.tensor(), .x_TD = x.tensor(), .w_D = w.tensor()});
     rms_norm_bwd(s, {.dx_TD = dx.tensor(),
                      .dw_D = dw.tensor(),

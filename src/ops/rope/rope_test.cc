@@ -101,7 +101,7 @@ TEST_P(RopeTest, BackwardEqualsTheReference) {
   Array dqkv = Array::poisoned({rows, columns_}, dtype);
   Array dq_norm = norm ? Array::normal({width}, DType::f32, 7) : Array(),
         dk_norm = norm ? Array::normal({width}, DType::f32, 8) : Array();
-  Array partial = norm ? Array::poisoned({RopeBwd::num_partials(rows), 2 * width}, DType::f32) : Array();
+  Array partial = norm ? Array::poisoned({RopeBwd::num_partials(rows, s_), 2 * width}, DType::f32) : Array();
   Values want_dq_norm = dq_norm.values(), want_dk_norm = dk_norm.values();
   const Values want_q = ref::rope_bwd(want_dq_norm, dq.values(), x_q(), q_ref_),
                want_k = ref::rope_bwd(want_dk_norm, dk.values(), x_k(), k_ref_);
@@ -150,7 +150,7 @@ TEST(Rope, SameBitsForAnyTeam) {
           pos = Array::of_ints({300}, positions(300)), table({kPositions, 8}, DType::f32);
     Array q({300, 2, 8}, DType::bf16), k({300, 1, 8}, DType::bf16),
         v = k, dqkv = qkv, dq_norm({8}, DType::f32), dk_norm = dq_norm,
-        partial({RopeBwd::num_partials(300), 16}, DType::f32);
+        partial({RopeBwd::num_partials(300, s), 16}, DType::f32);
     rope_table(s, {.cos_sin_Pd = table.tensor()});
     rope_fwd(s, {.q_THd = q.tensor(),
                  .k_TGd = k.tensor(),

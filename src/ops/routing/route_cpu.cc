@@ -4,13 +4,7 @@
 #include "ops/backends_moe.h"
 #include "ops/routing/routing_cpu.h"
 
-namespace moebius {
-
-int64_t RouteFwd::scratch_bytes(int64_t num_tokens, int64_t num_experts, int64_t top_k, const RouteRule& rule) {
-  return cpu::RouteScratch(nullptr, num_tokens, num_experts, top_k, rule).num_bytes;
-}
-
-namespace cpu {
+namespace moebius::cpu {
 namespace {
 
 // The balanced scores order the experts of a row; then they are chosen as plain scores are.
@@ -107,5 +101,4 @@ void route_fwd(Stream& s, const RouteFwd& a) {
   index_rows(s, a, scratch);
 }
 
-}  // namespace cpu
-}  // namespace moebius
+}  // namespace moebius::cpu

@@ -30,12 +30,13 @@ TEST(RouteProperty, MapsAreInverseSortedAndBounded) {
     // Few different values: ties are the rule.
     const auto values = *rc::gen::container<std::vector<int>>(T * E, rc::gen::inRange(-3, 4));
     ThreadPool pool(*rc::gen::inRange(1, 4));
-    Stream s(DeviceKind::cpu, pool);
-    testing::Routing r(T, E, K);
-    r.run(s, testing::Array::of({T, E}, DType::f32, {values.begin(), values.end()}), testing::Array(), rule);
-    testing::expect_consistent(r);
-    RC_ASSERT(!::testing::Test::HasFailure());
-    if (rule.capacity > 0) {
+    for (const DeviceKind device : testing::devices()) {
+      Stream s = testing::stream_on(device, pool);
+      testing::Routing r(T, E, K);
+      r.run(s, testing::Array::of({T, E}, DType::f32, {values.begin(), values.end()}), testing::Array(), rule);
+      testing::expect_consistent(r);
+      RC_ASSERT(!::testing::Test::HasFailure());
+      if (rule.capacity == 0) continue;
       for (const double count : r.plan.counts.values()) RC_ASSERT(count <= static_cast<double>(rule.capacity));
     }
   }));

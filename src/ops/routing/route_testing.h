@@ -36,23 +36,25 @@ struct OwnedRoute {
 };
 
 struct Routing {
-  Routing(int64_t T, int64_t E, int64_t K) : T(T), E(E), K(K), plan(T, E, K), load(E, 0) {}
+  Routing(int64_t T, int64_t E, int64_t K)
+      : T(T), E(E), K(K), plan(T, E, K), load({E}, DType::i64), dropped({1}, DType::i64) {}
 
   void run(Stream& s, Array logits, Array bias, const RouteRule& rule) {
-    std::vector<unsigned char> scratch(RouteFwd::scratch_bytes(T, E, K, rule), 0xff);
+    Array scratch = Array::poisoned({RouteFwd::scratch_bytes(T, E, K, rule, s)}, DType::u8);
     route_fwd(s, {.route = plan.route(),
-                  .load_E = tensor_of(load.data(), {E}),
-                  .dropped_1 = tensor_of(&num_dropped, {1}),
-                  .scratch = tensor_of(scratch.data(), {static_cast<int64_t>(scratch.size())}),
+                  .load_E = load.tensor(),
+                  .dropped_1 = dropped.tensor(),
+                  .scratch = scratch.tensor(),
                   .logits_TE = logits.tensor(),
                   .bias_E = bias.tensor(),
                   .rule = rule});
+    scratch.bytes();  // waits for the device
   }
+  int64_t num_dropped() const { return static_cast<int64_t>(dropped.values()[0]); }
 
   int64_t T, E, K;
   OwnedRoute plan;
-  std::vector<int64_t> load;
-  int64_t num_dropped = 0;
+  Array load, dropped;
 };
 
 // Counts, offsets and the two maps agree; rows are sorted by expert, then token; dropped pairs weigh nothing.
@@ -61,7 +63,7 @@ inline void expect_consistent(const Routing& r) {
   const Values offsets = r.plan.offsets.values(), token = r.plan.row_token.values(), pair = r.plan.row_pair.values();
   const Values row = r.plan.pair_row.values();
   ASSERT_EQ(offsets[0], 0);
-  std::vector<int64_t> chosen(r.E, 0);
+  Values chosen(r.E, 0);
   for (int64_t p = 0; p < r.T * r.K; ++p) {
     ASSERT_TRUE(0 <= topk[p] && topk[p] < r.E);
     ++chosen[static_cast<int64_t>(topk[p])];
@@ -73,7 +75,7 @@ inline void expect_consistent(const Routing& r) {
       ASSERT_EQ(pair[static_cast<int64_t>(row[p])], p);
     }
   }
-  ASSERT_EQ(chosen, r.load);
+  ASSERT_EQ(chosen, r.load.values());
   for (int64_t e = 0; e < r.E; ++e) {
     ASSERT_EQ(offsets[e + 1] - offsets[e], counts[e]);
     for (auto i = static_cast<int64_t>(offsets[e]); i < offsets[e + 1]; ++i) {
@@ -85,7 +87,7 @@ inline void expect_consistent(const Routing& r) {
       ASSERT_TRUE(first || token[i - 1] < token[i]);
     }
   }
-  ASSERT_EQ(r.num_dropped, r.T * r.K - static_cast<int64_t>(offsets[r.E]));
+  ASSERT_EQ(r.num_dropped(), r.T * r.K - static_cast<int64_t>(offsets[r.E]));
   // Rows that do not exist are not written.
   for (auto i = static_cast<int64_t>(offsets[r.E]); i < r.T * r.K; ++i) ASSERT_EQ(pair[i], -1);
 }

@@ -5,7 +5,7 @@
 #include "ops/backends_moe.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
-#include "ops/routing/routing.h"
+#include "ops/routing/routing_cpu.h"
 
 namespace moebius::cpu {
 namespace {
@@ -13,7 +13,6 @@ namespace {
 constexpr int64_t kTile = 4;               // rows and columns of sums in registers
 constexpr int64_t kWidth = 4 * kNumLanes;  // columns of a tile of weighted sums
 constexpr int64_t kTokensPerTask = 32;
-constexpr int64_t kTokensPerPartial = 1024;
 
 // y[i][j] = <x_i, w_j>; a sum has one order, whatever tile it is in. Rows past the end repeat the last one.
 template <class X, class W>
@@ -174,9 +173,3 @@ void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
 }
 
 }  // namespace moebius::cpu
-
-namespace moebius {
-
-int64_t RouterLogitsBwd::num_partials(int64_t num_tokens) { return div_ceil(num_tokens, cpu::kTokensPerPartial); }
-
-}  // namespace moebius

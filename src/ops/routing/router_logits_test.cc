@@ -21,12 +21,41 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const auto& [x, w] :
        {std::pair{DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::bf16, DType::bf16}}) {
-    for (const auto& [T, D, E] : std::vector<std::array<int64_t, 3>>{
-             {0, 3, 2}, {1, 1, 1}, {5, 33, 7}, {37, 64, 4}, {70, 130, 9}, {1030, 17, 3}}) {
+    for (const auto& [T, D, E] : std::vector<std::array<int64_t, 3>>{{0, 3, 2},
+                                                                     {1, 1, 1},
+                                                                     {5, 33, 7},
+                                                                     {37, 64, 4},
+                                                                     {70, 130, 9},
+                                                                     {1030, 17, 3},
+                                                                     {1100, 72, 130},
+                                                                     {130, 264, 61}}) {
       all.push_back({T, D, E, x, w});
     }
   }
   return all;
+}
+
+// With scratch that nobody has written.
+void run_fwd(Stream& s, RouterLogitsFwd a) {
+  Array scratch = Array::poisoned({RouterLogitsFwd::scratch_bytes(a, s)}, DType::u8);
+  a.scratch = scratch.tensor();
+  router_logits_fwd(s, a);
+  scratch.bytes();  // waits for the device
+}
+void run_bwd(Stream& s, RouterLogitsBwd a) {
+  Array scratch = Array::poisoned({RouterLogitsBwd::scratch_bytes(a, s)}, DType::u8);
+  Array partial = Array::poisoned({RouterLogitsBwd::num_partials(a, s), a.w_ED.dim(0), a.w_ED.dim(1)}, DType::f32);
+  a.partial_PED = partial.tensor();
+  a.scratch = scratch.tensor();
+  router_logits_bwd(s, a);
+  scratch.bytes();
+}
+void run_stats(Stream& s, BalanceStats a) {
+  Array scratch = Array::poisoned(
+      {BalanceStats::scratch_bytes(a.logits_TE.dim(0), a.logits_TE.dim(1), a.prob_SE.dim(0), s)}, DType::u8);
+  a.scratch = scratch.tensor();
+  balance_stats(s, a);
+  scratch.bytes();
 }
 
 struct Outputs {
@@ -36,26 +65,22 @@ struct Outputs {
 Outputs run(Stream& s, const Case& c, Array& x, Array& w, Array& dlogits) {
   Outputs o{Array::poisoned({c.T, c.E}, DType::f32), Array::normal({c.T, c.D}, c.x, 4),
             Array::normal({c.E, c.D}, DType::f32, 5)};
-  Array partial = Array::poisoned({RouterLogitsBwd::num_partials(c.T), c.E, c.D}, DType::f32);
-  router_logits_fwd(s, {.logits_TE = o.logits.tensor(), .x_TD = x.tensor(), .w_ED = w.tensor()});
-  router_logits_bwd(s, {.dx_TD = o.dx.tensor(),
-                        .dw_ED = o.dw.tensor(),
-                        .partial_PED = partial.tensor(),
-                        .dlogits_TE = dlogits.tensor(),
-                        .x_TD = x.tensor(),
-                        .w_ED = w.tensor()});
+  run_fwd(s, {.logits_TE = o.logits.tensor(), .x_TD = x.tensor(), .w_ED = w.tensor()});
+  run_bwd(s, {.dx_TD = o.dx.tensor(),
+              .dw_ED = o.dw.tensor(),
+              .dlogits_TE = dlogits.tensor(),
+              .x_TD = x.tensor(),
+              .w_ED = w.tensor()});
   return o;
 }
 
-class RouterLogitsTest : public ::testing::TestWithParam<Case> {};
+class RouterLogitsTest : public testing::DeviceTest<Case> {};
 
 TEST_P(RouterLogitsTest, EqualsTheReferenceAndKeepsItsBits) {
-  const Case& c = GetParam();
+  const Case& c = this->c();
   Array x = Array::normal({c.T, c.D}, c.x, 1), w = Array::normal({c.E, c.D}, c.w, 2);
   Array dlogits = Array::normal({c.T, c.E}, DType::f32, 3);
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
-  const Outputs got = run(s, c, x, w, dlogits);
+  const Outputs got = run(s_, c, x, w, dlogits);
   Values logits(c.T * c.E), dx = Array::normal({c.T, c.D}, c.x, 4).values(),
                             dw = Array::normal({c.E, c.D}, DType::f32, 5).values();
   const Values xs = x.values(), ws = w.values(), ds = dlogits.values();
@@ -72,37 +97,42 @@ TEST_P(RouterLogitsTest, EqualsTheReferenceAndKeepsItsBits) {
   testing::expect_close("logits", got.logits.values(), logits, error(c.D), 1e-7);
   testing::expect_close("dx", got.dx.values(), dx, error(c.E) + testing::epsilon(c.x), 1e-7);
   testing::expect_close("dw", got.dw.values(), dw, error(c.T), 1e-7);
+  if (s_.device() != DeviceKind::cpu) {
+    const Outputs again = run(s_, c, x, w, dlogits);
+    EXPECT_EQ(again.logits.bytes(), got.logits.bytes());
+    EXPECT_EQ(again.dx.bytes(), got.dx.bytes());
+    EXPECT_EQ(again.dw.bytes(), got.dw.bytes());
+    return;
+  }
   testing::expect_same_bits_for_any_team([&](Stream& on) {
     const Outputs o = run(on, c, x, w, dlogits);
     return std::vector<Array>{o.logits, o.dx, o.dw};
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, RouterLogitsTest, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Shapes, RouterLogitsTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
 TEST(RouterLogits, RowsDoNotDependOnOtherRows) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Array x = Array::normal({39, 50}, DType::bf16, 1), w = Array::normal({5, 50}, DType::f32, 2);
-  Array all({39, 5}, DType::f32), one({1, 5}, DType::f32);
-  router_logits_fwd(s, {.logits_TE = all.tensor(), .x_TD = x.tensor(), .w_ED = w.tensor()});
-  for (const int64_t t : {0, 17, 38}) {
-    router_logits_fwd(s, {.logits_TE = one.tensor(), .x_TD = x.tensor().rows(t, t + 1), .w_ED = w.tensor()});
-    EXPECT_EQ(std::memcmp(one.tensor().data, all.tensor().rows(t, t + 1).data, one.bytes().size()), 0) << t;
-  }
+  testing::on_each_device([](Stream& s) {
+    for (const int64_t D : {50, 72}) {
+      Array x = Array::normal({39, D}, DType::bf16, 1), w = Array::normal({5, D}, DType::f32, 2);
+      Array all({39, 5}, DType::f32), one({1, 5}, DType::f32);
+      run_fwd(s, {.logits_TE = all.tensor(), .x_TD = x.tensor(), .w_ED = w.tensor()});
+      for (const int64_t t : {0, 17, 38}) {
+        run_fwd(s, {.logits_TE = one.tensor(), .x_TD = x.tensor().rows(t, t + 1), .w_ED = w.tensor()});
+        EXPECT_EQ(std::memcmp(one.tensor().data, all.tensor().rows(t, t + 1).data, one.bytes().size()), 0) << t;
+      }
+    }
+  });
 }
 
 TEST(RouterLogits, NoDxIsNotWritten) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Array x = Array::normal({3, 4}, DType::f32, 1), w = Array::normal({2, 4}, DType::f32, 2), dw({2, 4}, DType::f32);
-  Array dlogits = Array::normal({3, 2}, DType::f32, 3), partial({1, 2, 4}, DType::f32);
-  router_logits_bwd(s, {.dw_ED = dw.tensor(),
-                        .partial_PED = partial.tensor(),
-                        .dlogits_TE = dlogits.tensor(),
-                        .x_TD = x.tensor(),
-                        .w_ED = w.tensor()});
-  EXPECT_GT(testing::norm_of(dw.values()), 0);
+  testing::on_each_device([](Stream& s) {
+    Array x = Array::normal({3, 4}, DType::f32, 1), w = Array::normal({2, 4}, DType::f32, 2), dw({2, 4}, DType::f32);
+    Array dlogits = Array::normal({3, 2}, DType::f32, 3);
+    run_bwd(s, {.dw_ED = dw.tensor(), .dlogits_TE = dlogits.tensor(), .x_TD = x.tensor(), .w_ED = w.tensor()});
+    EXPECT_GT(testing::norm_of(dw.values()), 0);
+  });
 }
 
 TEST(RouterLogits, BadArgumentsAreNamed) {
@@ -118,61 +148,61 @@ TEST(RouterLogits, BadArgumentsAreNamed) {
 }
 
 TEST(BalanceLoss, UniformRoutingCostsTheCoefficient) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  for (const RouteScore score : {RouteScore::softmax, RouteScore::sigmoid}) {
-    const int64_t T = 35, E = 7, K = 3;
-    Array logits({T, E}, DType::f32), prob({1, E}, DType::f32), count({1, E}, DType::f32), dsbar({1, E}, DType::f32);
-    Array z({1}, DType::f64), entropy({1}, DType::f64), loss({1}, DType::f64);
-    balance_stats(s, {.prob_SE = prob.tensor(),
-                      .count_SE = count.tensor(),
-                      .z_1 = z.tensor(),
-                      .entropy_1 = entropy.tensor(),
-                      .logits_TE = logits.tensor(),
-                      .score = score,
-                      .top_k = K});
-    balance_loss(s, {.loss_1 = loss.tensor(),
-                     .dsbar_SE = dsbar.tensor(),
-                     .prob_SE = prob.tensor(),
-                     .count_SE = count.tensor(),
-                     .coeff = 0.25f,
-                     .top_k = K,
-                     .total_tokens = T});
-    EXPECT_NEAR(loss.values()[0], 0.25, 1e-6);
-    EXPECT_NEAR(entropy.values()[0], T * std::log(7.0), 1e-4);
-    EXPECT_NEAR(z.values()[0], T * std::pow(std::log(7.0), 2), 1e-4);
-  }
-}
-
-// Pitfall: scores driven to zero must not make the sigmoid's probabilities, and the loss, vanish without a trace.
-TEST(BalanceLoss, TinySigmoidsStillSumToOne) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Array logits = Array::of({1, 3}, DType::f32, {-60, -60, -61}), prob({1, 3}, DType::f32), count({1, 3}, DType::f32);
-  Array z({1}, DType::f64), entropy({1}, DType::f64);
-  balance_stats(s, {.prob_SE = prob.tensor(),
+  testing::on_each_device([](Stream& s) {
+    for (const RouteScore score : {RouteScore::softmax, RouteScore::sigmoid}) {
+      const int64_t T = 35, E = 7, K = 3;
+      Array logits({T, E}, DType::f32), prob({1, E}, DType::f32), count({1, E}, DType::f32), dsbar({1, E}, DType::f32);
+      Array z({1}, DType::f64), entropy({1}, DType::f64), loss({1}, DType::f64);
+      run_stats(s, {.prob_SE = prob.tensor(),
                     .count_SE = count.tensor(),
                     .z_1 = z.tensor(),
                     .entropy_1 = entropy.tensor(),
                     .logits_TE = logits.tensor(),
-                    .score = RouteScore::sigmoid});
-  const double sum = 2 + std::exp(-1.0);
-  testing::expect_close("prob", prob.values(), {1 / sum, 1 / sum, std::exp(-1.0) / sum}, 1e-5, 0);
+                    .score = score,
+                    .top_k = K});
+      balance_loss(s, {.loss_1 = loss.tensor(),
+                       .dsbar_SE = dsbar.tensor(),
+                       .prob_SE = prob.tensor(),
+                       .count_SE = count.tensor(),
+                       .coeff = 0.25f,
+                       .top_k = K,
+                       .total_tokens = T});
+      EXPECT_NEAR(loss.values()[0], 0.25, 1e-6);
+      EXPECT_NEAR(entropy.values()[0], T * std::log(7.0), 1e-4);
+      EXPECT_NEAR(z.values()[0], T * std::pow(std::log(7.0), 2), 1e-4);
+    }
+  });
+}
+
+// Pitfall: scores driven to zero must not make the sigmoid's probabilities, and the loss, vanish without a trace.
+TEST(BalanceLoss, TinySigmoidsStillSumToOne) {
+  testing::on_each_device([](Stream& s) {
+    Array logits = Array::of({1, 3}, DType::f32, {-60, -60, -61}), prob({1, 3}, DType::f32), count({1, 3}, DType::f32);
+    Array z({1}, DType::f64), entropy({1}, DType::f64);
+    run_stats(s, {.prob_SE = prob.tensor(),
+                  .count_SE = count.tensor(),
+                  .z_1 = z.tensor(),
+                  .entropy_1 = entropy.tensor(),
+                  .logits_TE = logits.tensor(),
+                  .score = RouteScore::sigmoid});
+    const double sum = 2 + std::exp(-1.0);
+    testing::expect_close("prob", prob.values(), {1 / sum, 1 / sum, std::exp(-1.0) / sum}, 1e-5, 0);
+  });
 }
 
 TEST(BalanceLoss, AnEmptySegmentAddsNothing) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Array prob({2, 3}, DType::f32), count({2, 3}, DType::f32), dsbar({2, 3}, DType::f32), loss({1}, DType::f64);
-  balance_loss(s, {.loss_1 = loss.tensor(),
-                   .dsbar_SE = dsbar.tensor(),
-                   .prob_SE = prob.tensor(),
-                   .count_SE = count.tensor(),
-                   .coeff = 1,
-                   .top_k = 1,
-                   .total_tokens = 4});
-  EXPECT_EQ(loss.values()[0], 0);
-  EXPECT_EQ(dsbar.values(), Values(6, 0.0));
+  testing::on_each_device([](Stream& s) {
+    Array prob({2, 3}, DType::f32), count({2, 3}, DType::f32), dsbar({2, 3}, DType::f32), loss({1}, DType::f64);
+    balance_loss(s, {.loss_1 = loss.tensor(),
+                     .dsbar_SE = dsbar.tensor(),
+                     .prob_SE = prob.tensor(),
+                     .count_SE = count.tensor(),
+                     .coeff = 1,
+                     .top_k = 1,
+                     .total_tokens = 4});
+    EXPECT_EQ(loss.values()[0], 0);
+    EXPECT_EQ(dsbar.values(), Values(6, 0.0));
+  });
 }
 
 TEST(BalanceLoss, BadArgumentsAreNamed) {
@@ -196,15 +226,15 @@ TEST(BalanceLoss, BadArgumentsAreNamed) {
 }
 
 TEST(ExpertBias, MovesTowardsTheMeanAndForgetsTheLoad) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Array bias = Array::of({4}, DType::f32, {0, 1, 0, -1});
-  std::vector<int64_t> load = {5, 3, 4, 4};
-  update_expert_bias(s, bias.tensor(), tensor_of(load.data(), {4}), 0.5f);
-  EXPECT_EQ(bias.values(), (Values{-0.5, 1.5, 0, -1}));
-  EXPECT_EQ(load, std::vector<int64_t>(4, 0));
-  EXPECT_EQ(testing::error_of([&] { update_expert_bias(s, bias.tensor(), bias.tensor(), 0.5f); }),
-            "update_expert_bias: load must be i64[4]; got f32[4]");
+  testing::on_each_device([](Stream& s) {
+    Array bias = Array::of({4}, DType::f32, {0, 1, 0, -1});
+    Array load = Array::of({4}, DType::i64, {5, 3, 4, 4});
+    update_expert_bias(s, bias.tensor(), load.tensor(), 0.5f);
+    EXPECT_EQ(bias.values(), (Values{-0.5, 1.5, 0, -1}));
+    EXPECT_EQ(load.values(), Values(4, 0));
+    EXPECT_EQ(testing::error_of([&] { update_expert_bias(s, bias.tensor(), bias.tensor(), 0.5f); }),
+              "update_expert_bias: load must be i64[4]; got f32[4]");
+  });
 }
 
 }  // namespace

@@ -1,12 +1,19 @@
 #include "ops/routing/routing.h"
 
 #include "ops/backends_moe.h"
+#include "ops/routing/router_logits_cuda.h"
 #include "ops/routing/routing_cpu.h"
+#include "ops/routing/routing_cuda.h"
 
 namespace moebius {
 namespace {
 
 double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }
+
+void check_scratch(const char* who, const Tensor& scratch, int64_t needed) {
+  MOEBIUS_CHECK(usage, scratch.num_bytes() >= needed, "{}: scratch must have {} bytes; got {}", who, needed,
+                scratch.num_bytes());
+}
 
 void check_logits(const char* who, const Tensor& logits) {
   MOEBIUS_CHECK(usage, logits.shape.rank() == 2, "{}: logits must be f32 [T, E]; got {}", who, to_string(logits));
@@ -44,7 +51,7 @@ void check_route(const char* who, const Route& route, int64_t T, int64_t E, int6
   check_tensor(who, "pair_row", route.pair_row_TK, DType::i32, {T, K});
 }
 
-void check(const RouteFwd& a) {
+void check(const RouteFwd& a, const Stream& s) {
   constexpr const char* who = "route_fwd";
   check_logits(who, a.logits_TE);
   MOEBIUS_CHECK(usage, a.route.topk_TK.shape.rank() == 2, "{}: topk must be i32 [T, K]; got {}", who,
@@ -59,9 +66,7 @@ void check(const RouteFwd& a) {
   MOEBIUS_CHECK(usage, a.rule.choice != RouteChoice::sinkhorn || (a.bias_E.empty() && a.rule.num_groups == 1),
                 "{}: sinkhorn balances by itself; it takes no bias and no groups", who);
   MOEBIUS_CHECK(usage, a.rule.capacity >= 0, "{}: capacity must not be negative; got {}", who, a.rule.capacity);
-  const int64_t needed = RouteFwd::scratch_bytes(T, E, K, a.rule);
-  MOEBIUS_CHECK(usage, a.scratch.num_bytes() >= needed, "{}: scratch must have {} bytes; got {}", who, needed,
-                a.scratch.num_bytes());
+  check_scratch(who, a.scratch, RouteFwd::scratch_bytes(T, E, K, a.rule, s));
 }
 
 void check_segments(const char* who, const Tensor& segments, const Tensor& sums, int64_t T) {
@@ -85,7 +90,7 @@ void check(const RouteBwd& a) {
   check_segments(who, a.segment_T, a.dsbar_SE, T);
 }
 
-void check(const BalanceStats& a) {
+void check(const BalanceStats& a, const Stream& s) {
   constexpr const char* who = "balance_stats";
   check_logits(who, a.logits_TE);
   const int64_t E = a.logits_TE.dim(1);
@@ -95,6 +100,7 @@ void check(const BalanceStats& a) {
   check_tensor(who, "z", a.z_1, DType::f64, {1});
   check_tensor(who, "entropy", a.entropy_1, DType::f64, {1});
   check_segments(who, a.segment_T, a.prob_SE, a.logits_TE.dim(0));
+  check_scratch(who, a.scratch, BalanceStats::scratch_bytes(a.logits_TE.dim(0), E, a.prob_SE.dim(0), s));
 }
 
 void check(const BalanceLoss& a) {
@@ -116,13 +122,20 @@ void check_gate(const char* who, const Tensor& logits, const Tensor& x, const Te
   check_tensor(who, "w", w, w.dtype == x.dtype ? x.dtype : DType::f32, {logits.dim(1), x.dim(1)});
 }
 
-void check(const RouterLogitsBwd& a) {
+void check(const RouterLogitsFwd& a, const Stream& s) {
+  constexpr const char* who = "router_logits_fwd";
+  check_gate(who, a.logits_TE, a.x_TD, a.w_ED);
+  check_scratch(who, a.scratch, RouterLogitsFwd::scratch_bytes(a, s));
+}
+
+void check(const RouterLogitsBwd& a, const Stream& s) {
   constexpr const char* who = "router_logits_bwd";
   check_gate(who, a.dlogits_TE, a.x_TD, a.w_ED);
   if (!a.dx_TD.empty()) check_tensor(who, "dx", a.dx_TD, a.x_TD.dtype, a.x_TD.shape);
   check_tensor(who, "dw", a.dw_ED, DType::f32, a.w_ED.shape);
   check_tensor(who, "partial", a.partial_PED, DType::f32,
-               {RouterLogitsBwd::num_partials(a.x_TD.dim(0)), a.w_ED.dim(0), a.w_ED.dim(1)});
+               {RouterLogitsBwd::num_partials(a, s), a.w_ED.dim(0), a.w_ED.dim(1)});
+  check_scratch(who, a.scratch, RouterLogitsBwd::scratch_bytes(a, s));
 }
 
 double gate_flops(const Tensor& x, const Tensor& w) { return 2.0 * static_cast<double>(x.numel()) * w.dim(0); }
@@ -130,7 +143,7 @@ double gate_flops(const Tensor& x, const Tensor& w) { return 2.0 * static_cast<d
 }  // namespace
 
 void route_fwd(Stream& s, const RouteFwd& a) {
-  check(a);
+  check(a, s);
   OpScope scope(s, "route_fwd", cost(a));
   switch (s.device()) {
     case DeviceKind::cpu:
@@ -171,7 +184,7 @@ Cost cost(const RouteBwd& a) {
 }
 
 void balance_stats(Stream& s, const BalanceStats& a) {
-  check(a);
+  check(a, s);
   const double scores = static_cast<double>(a.logits_TE.numel());
   OpScope scope(s, "balance_stats", {scores * (30.0 + a.top_k), bytes_of(a.logits_TE) + 2 * bytes_of(a.prob_SE)});
   switch (s.device()) {
@@ -213,7 +226,7 @@ void update_expert_bias(Stream& s, Tensor bias_E, Tensor load_E, float rate) {
 }
 
 void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) {
-  check_gate("router_logits_fwd", a.logits_TE, a.x_TD, a.w_ED);
+  check(a, s);
   OpScope scope(s, "router_logits_fwd",
                 {gate_flops(a.x_TD, a.w_ED), bytes_of(a.logits_TE) + bytes_of(a.x_TD) + bytes_of(a.w_ED)});
   if (a.logits_TE.empty()) return;
@@ -228,7 +241,7 @@ void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) {
 }
 
 void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
-  check(a);
+  check(a, s);
   OpScope scope(
       s, "router_logits_bwd",
       {gate_flops(a.x_TD, a.w_ED) * (a.dx_TD.empty() ? 1 : 2),
@@ -242,6 +255,34 @@ void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
     case DeviceKind::null:
       return;
   }
+}
+
+// How much scratch the device wants.
+int64_t RouteFwd::scratch_bytes(int64_t num_tokens, int64_t num_experts, int64_t top_k, const RouteRule& rule,
+                                const Stream& s) {
+  if (s.target() == DeviceKind::cuda)
+    return cuda::RouteScratch(nullptr, num_tokens, num_experts, top_k, rule).num_bytes;
+  return cpu::RouteScratch(nullptr, num_tokens, num_experts, top_k, rule).num_bytes;
+}
+
+int64_t BalanceStats::scratch_bytes(int64_t num_tokens, int64_t num_experts, int64_t num_segments, const Stream& s) {
+  if (s.target() != DeviceKind::cuda) return 0;
+  return cuda::BalanceScratch(nullptr, num_tokens, num_experts, num_segments).num_bytes;
+}
+
+int64_t RouterLogitsFwd::scratch_bytes(const RouterLogitsFwd& a, const Stream& s) {
+  return s.target() == DeviceKind::cuda ? cuda::GateScratch(nullptr, a.x_TD, a.w_ED, false).num_bytes : 0;
+}
+
+int64_t RouterLogitsBwd::num_partials(const RouterLogitsBwd& a, const Stream& s) {
+  const int64_t num_tokens = a.x_TD.dim(0);
+  if (s.target() == DeviceKind::cuda && num_tokens > 0)
+    return cuda::gate_partials(num_tokens, a.w_ED.dim(0), a.w_ED.dim(1));
+  return div_ceil(num_tokens, cpu::kTokensPerPartial);
+}
+
+int64_t RouterLogitsBwd::scratch_bytes(const RouterLogitsBwd& a, const Stream& s) {
+  return s.target() == DeviceKind::cuda ? cuda::GateScratch(nullptr, a.x_TD, a.w_ED, true).num_bytes : 0;
 }
 
 }  // namespace moebius

@@ -52,7 +52,8 @@ struct RouteFwd {
   Tensor scratch;            // bytes
   Tensor logits_TE, bias_E;  // in f32; bias may be empty
   RouteRule rule;
-  static int64_t scratch_bytes(int64_t num_tokens, int64_t num_experts, int64_t top_k, const RouteRule& rule);
+  static int64_t scratch_bytes(int64_t num_tokens, int64_t num_experts, int64_t top_k, const RouteRule& rule,
+                               const Stream& s);
 };
 void route_fwd(Stream& s, const RouteFwd& a);
 Cost cost(const RouteFwd& a);
@@ -62,13 +63,16 @@ Cost cost(const RouteFwd& a);
 //   prob[s,i]  = sum over tokens t of segment s of sbar[t,i]      f32
 //   count[s,i] = how often i is among the K best of the plain scores (no bias, no groups) in segment s   f32
 //   z_1  += sum over t of logsumexp(logits[t,:])^2,  entropy_1 += - sum over t, i of sbar log sbar   f64
-// segment_T i32 is non-decreasing, in [0, num_segments); empty: one segment. Sums run in token order.
+// segment_T i32 is non-decreasing, in [0, num_segments); empty: one segment. Sums run in a fixed order: by token on the
+// CPU, by chunk of tokens on CUDA.
 struct BalanceStats {
   Tensor prob_SE, count_SE;     // out
   Tensor z_1, entropy_1;        // inout
+  Tensor scratch;               // bytes
   Tensor logits_TE, segment_T;  // in
   RouteScore score = RouteScore::softmax;
   int64_t top_k = 1;
+  static int64_t scratch_bytes(int64_t num_tokens, int64_t num_experts, int64_t num_segments, const Stream& s);
 };
 void balance_stats(Stream& s, const BalanceStats& a);
 
@@ -106,15 +110,19 @@ void update_expert_bias(Stream& s, Tensor bias_E, Tensor load_E, float rate);
 // logits = x w^T in f32, whatever the dtype of x; w is f32 (or x's dtype: then products are of rounded weights).
 struct RouterLogitsFwd {
   Tensor logits_TE;   // out f32
+  Tensor scratch;     // bytes
   Tensor x_TD, w_ED;  // in
+  static int64_t scratch_bytes(const RouterLogitsFwd& a, const Stream& s);
 };
 void router_logits_fwd(Stream& s, const RouterLogitsFwd& a);
-// dx += dlogits w (rounded once to dx's dtype);  dw += dlogits^T x (f32). partial: scratch f32 [num_partials(T), E, D].
+// dx += dlogits w (rounded once to dx's dtype);  dw += dlogits^T x (f32). partial: scratch f32 [num_partials, E, D].
+// A product for bf16 dx may stop at 16 bits, far below what rounding leaves.
 struct RouterLogitsBwd {
   Tensor dx_TD, dw_ED;            // inout; dx may be empty
-  Tensor partial_PED;             // scratch
+  Tensor partial_PED, scratch;    // scratch; bytes
   Tensor dlogits_TE, x_TD, w_ED;  // in
-  static int64_t num_partials(int64_t num_tokens);
+  static int64_t num_partials(const RouterLogitsBwd& a, const Stream& s);
+  static int64_t scratch_bytes(const RouterLogitsBwd& a, const Stream& s);
 };
 void router_logits_bwd(Stream& s, const RouterLogitsBwd& a);
 

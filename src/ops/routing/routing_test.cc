@@ -32,6 +32,9 @@ std::vector<Case> cases() {
       {"switch", 130, 6, 1, {}},
       {"mixtral", 131, 8, 2, {.normalize = true}},
       {"olmoe", 34, 33, 8, {}},
+      {"qwen3", 23, 128, 8, {.normalize = true}},
+      {"wide", 12, 300, 33, {.score = sigmoid, .normalize = true}, true},
+      {"widest", 3, 1024, 40, {}},
       {"ties", 150, 7, 3, {.normalize = true}, false, 1},
       {"all_alike", 129, 5, 2, {}, false, 100},
       {"sigmoid", 45, 12, 3, {.score = sigmoid}},
@@ -41,6 +44,12 @@ std::vector<Case> cases() {
       {"deepseek_v3",
        77,
        32,
+       8,
+       {.score = sigmoid, .normalize = true, .scale = 2.5f, .num_groups = 8, .topk_groups = 4},
+       true},
+      {"wide_groups",
+       12,
+       256,
        8,
        {.score = sigmoid, .normalize = true, .scale = 2.5f, .num_groups = 8, .topk_groups = 4},
        true},
@@ -63,17 +72,17 @@ Array logits_of(const Case& c, double scale = 1.5) {
 
 Array bias_of(const Case& c) { return c.bias ? Array::normal({c.E}, DType::f32, 8, 0.3) : Array(); }
 
-class RouteTest : public ::testing::TestWithParam<Case> {};
+class RouteTest : public testing::DeviceTest<Case> {};
 
-std::string name_of_case(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
+std::string name_of_case(const ::testing::TestParamInfo<testing::On<Case>>& info) {
+  return info.param.c.name + "_" + std::string(name_of(info.param.device));
+}
 
 TEST_P(RouteTest, EqualsTheReference) {
-  const Case& c = GetParam();
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
+  const Case& c = this->c();
   const Array logits = logits_of(c), bias = bias_of(c);
   Routing r(c.T, c.E, c.K);
-  r.run(s, logits, bias, c.rule);
+  r.run(s_, logits, bias, c.rule);
   expect_consistent(r);
 
   const auto chosen = ref::choose(c.rule, logits.values(), bias.values(), c.T, c.E, c.K);
@@ -89,31 +98,34 @@ TEST_P(RouteTest, EqualsTheReference) {
   testing::expect_close("weight", r.plan.weight.values(), weight, 1e-6, 1e-9);
 }
 
-TEST_P(RouteTest, SameBitsForAnyTeam) {
-  const Case& c = GetParam();
-  testing::expect_same_bits_for_any_team([&](Stream& s) {
+// The CPU's bits: for any team, on any device.
+TEST_P(RouteTest, SameBitsForAnyTeamAndDevice) {
+  const Case& c = this->c();
+  const auto run = [&](Stream& s) {
     Routing r(c.T, c.E, c.K);
     r.run(s, logits_of(c), bias_of(c), c.rule);
     return r.plan.arrays();
-  });
+  };
+  if (s_.device() == DeviceKind::cpu) return testing::expect_same_bits_for_any_team(run);
+  Stream cpu(DeviceKind::cpu, pool_);
+  const std::vector<Array> want = run(cpu), got = run(s_);
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got[i].bytes(), want[i].bytes()) << "array " << i;
 }
 
 TEST_P(RouteTest, CapacityWithRoomEqualsDroplessBitwise) {
-  Case c = GetParam();
+  Case c = this->c();
   c.rule.capacity = 0;
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
   Routing dropless(c.T, c.E, c.K);
-  dropless.run(s, logits_of(c), bias_of(c), c.rule);
+  dropless.run(s_, logits_of(c), bias_of(c), c.rule);
   for (const RouteDrop drop : {RouteDrop::probs, RouteDrop::position}) {
     c.rule.capacity = c.T + 1;
     c.rule.drop = drop;
     Routing r(c.T, c.E, c.K);
-    r.run(s, logits_of(c), bias_of(c), c.rule);
+    r.run(s_, logits_of(c), bias_of(c), c.rule);
     for (size_t i = 0; i < r.plan.arrays().size(); ++i) {
       EXPECT_EQ(r.plan.arrays()[i].bytes(), dropless.plan.arrays()[i].bytes()) << "array " << i;
     }
-    EXPECT_EQ(r.num_dropped, 0);
+    EXPECT_EQ(r.num_dropped(), 0);
   }
 }
 
@@ -140,12 +152,10 @@ struct Scalar {
 };
 
 TEST_P(RouteTest, GradientIsThatOfTheWholeScalar) {
-  const Case& c = GetParam();
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
+  const Case& c = this->c();
   Array logits = logits_of(c);
   Routing r(c.T, c.E, c.K);
-  r.run(s, logits, bias_of(c), c.rule);
+  r.run(s_, logits, bias_of(c), c.rule);
 
   Scalar scalar{.c = c};
   for (const double e : r.plan.topk.values()) scalar.chosen.push_back(static_cast<int64_t>(e));
@@ -157,26 +167,28 @@ TEST_P(RouteTest, GradientIsThatOfTheWholeScalar) {
   Array segment = Array::of_ints({c.T}, scalar.segment);
   Array prob = Array::poisoned({3, c.E}, DType::f32), count = prob, dsbar({3, c.E}, DType::f32);
   Array z({1}, DType::f64), entropy({1}, DType::f64), loss({1}, DType::f64);
-  balance_stats(s, {.prob_SE = prob.tensor(),
-                    .count_SE = count.tensor(),
-                    .z_1 = z.tensor(),
-                    .entropy_1 = entropy.tensor(),
-                    .logits_TE = logits.tensor(),
-                    .segment_T = segment.tensor(),
-                    .score = c.rule.score,
-                    .top_k = c.K});
+  Array scratch = Array::poisoned({BalanceStats::scratch_bytes(c.T, c.E, 3, s_)}, DType::u8);
+  balance_stats(s_, {.prob_SE = prob.tensor(),
+                     .count_SE = count.tensor(),
+                     .z_1 = z.tensor(),
+                     .entropy_1 = entropy.tensor(),
+                     .scratch = scratch.tensor(),
+                     .logits_TE = logits.tensor(),
+                     .segment_T = segment.tensor(),
+                     .score = c.rule.score,
+                     .top_k = c.K});
   const ref::Balance want = ref::balance(c.rule.score, logits.values(), scalar.segment, 3, c.E, c.K);
   EXPECT_EQ(count.values(), want.count);
   // Sums of at most T probabilities in f32.
   testing::expect_close("prob", prob.values(), want.prob, 1e-5, 1e-7);
   scalar.count = want.count;
-  balance_loss(s, {.loss_1 = loss.tensor(),
-                   .dsbar_SE = dsbar.tensor(),
-                   .prob_SE = prob.tensor(),
-                   .count_SE = count.tensor(),
-                   .coeff = 0.7f,
-                   .top_k = c.K,
-                   .total_tokens = scalar.total});
+  balance_loss(s_, {.loss_1 = loss.tensor(),
+                    .dsbar_SE = dsbar.tensor(),
+                    .prob_SE = prob.tensor(),
+                    .count_SE = count.tensor(),
+                    .coeff = 0.7f,
+                    .top_k = c.K,
+                    .total_tokens = scalar.total});
   testing::expect_close("loss", loss.values(), {ref::balance_loss(want, 0.7, 3, c.E, c.K, scalar.total)}, 1e-5, 1e-12);
   Values x = logits.values();
   double want_z = 0, want_entropy = 0;
@@ -188,14 +200,14 @@ TEST_P(RouteTest, GradientIsThatOfTheWholeScalar) {
   testing::expect_close("entropy", entropy.values(), {want_entropy}, 1e-6, 1e-6);
 
   Array dlogits = Array::poisoned({c.T, c.E}, DType::f32);
-  route_bwd(s, {.dlogits_TE = dlogits.tensor(),
-                .dweight_TK = probe.tensor(),
-                .dsbar_SE = dsbar.tensor(),
-                .segment_T = segment.tensor(),
-                .logits_TE = logits.tensor(),
-                .route = r.plan.route(),
-                .rule = c.rule,
-                .z_scale = 0.3f});
+  route_bwd(s_, {.dlogits_TE = dlogits.tensor(),
+                 .dweight_TK = probe.tensor(),
+                 .dsbar_SE = dsbar.tensor(),
+                 .segment_T = segment.tensor(),
+                 .logits_TE = logits.tensor(),
+                 .route = r.plan.route(),
+                 .rule = c.rule,
+                 .z_scale = 0.3f});
   Values differences(c.T * c.E);
   // Every eleventh token stands for all.
   for (int64_t i = 0; i < c.T * c.E; ++i) {
@@ -216,96 +228,97 @@ TEST_P(RouteTest, GradientIsThatOfTheWholeScalar) {
   testing::expect_close("dlogits", got, differences, 1e-5, 1e-6);
 }
 
-INSTANTIATE_TEST_SUITE_P(Rules, RouteTest, ::testing::ValuesIn(cases()), name_of_case);
+INSTANTIATE_TEST_SUITE_P(Rules, RouteTest, ::testing::ValuesIn(testing::on_each_device(cases())), name_of_case);
 
 TEST(Route, OneExpertMayTakeAllAndOthersNone) {
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
-  const int64_t T = 257, E = 5;
-  Values v(T * E, 0.0);
-  for (int64_t t = 0; t < T; ++t) v[t * E + 3] = 9;
-  Routing r(T, E, 1);
-  r.run(s, Array::of({T, E}, DType::f32, v), Array(), {});
-  expect_consistent(r);
-  EXPECT_EQ(r.plan.counts.values(), (Values{0, 0, 0, T, 0}));
+  testing::on_each_device([](Stream& s) {
+    const int64_t T = 257, E = 5;
+    Values v(T * E, 0.0);
+    for (int64_t t = 0; t < T; ++t) v[t * E + 3] = 9;
+    Routing r(T, E, 1);
+    r.run(s, Array::of({T, E}, DType::f32, v), Array(), {});
+    expect_consistent(r);
+    EXPECT_EQ(r.plan.counts.values(), (Values{0, 0, 0, T, 0}));
+  });
 }
 
 TEST(Route, LoadAndDropsAccumulate) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Routing r(4, 2, 1);
-  const Array logits = Array::of({4, 2}, DType::f32, {1, 0, 1, 0, 1, 0, 0, 1});
-  r.run(s, logits, Array(), {.capacity = 2});
-  r.run(s, logits, Array(), {.capacity = 2});
-  EXPECT_EQ(r.load, (std::vector<int64_t>{6, 2}));
-  EXPECT_EQ(r.num_dropped, 2);
+  testing::on_each_device([](Stream& s) {
+    Routing r(4, 2, 1);
+    const Array logits = Array::of({4, 2}, DType::f32, {1, 0, 1, 0, 1, 0, 0, 1});
+    r.run(s, logits, Array(), {.capacity = 2});
+    r.run(s, logits, Array(), {.capacity = 2});
+    EXPECT_EQ(r.load.values(), (Values{6, 2}));
+    EXPECT_EQ(r.num_dropped(), 2);
+  });
 }
 
 TEST(Route, AlikeWeightsDropLaterTokensAndNothingIsNormalisedAgain) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  for (const RouteDrop drop : {RouteDrop::probs, RouteDrop::position}) {
-    Routing r(3, 2, 2);
-    r.run(s, Array({3, 2}, DType::f32), Array(), {.normalize = true, .capacity = 2, .drop = drop});
-    EXPECT_EQ(r.plan.pair_row.values(), (Values{0, 2, 1, 3, -1, -1}));
-    EXPECT_EQ(r.plan.weight.values(), (Values{0.5, 0.5, 0.5, 0.5, 0, 0}));
-  }
+  testing::on_each_device([](Stream& s) {
+    for (const RouteDrop drop : {RouteDrop::probs, RouteDrop::position}) {
+      Routing r(3, 2, 2);
+      r.run(s, Array({3, 2}, DType::f32), Array(), {.normalize = true, .capacity = 2, .drop = drop});
+      EXPECT_EQ(r.plan.pair_row.values(), (Values{0, 2, 1, 3, -1, -1}));
+      EXPECT_EQ(r.plan.weight.values(), (Values{0.5, 0.5, 0.5, 0.5, 0, 0}));
+    }
+  });
 }
 
 TEST(Route, BiasChoosesButDoesNotWeigh) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Routing r(1, 3, 1);
-  r.run(s, Array::of({1, 3}, DType::f32, {2, 0, 0}), Array::of({3}, DType::f32, {0, 0, 5}),
-        {.score = RouteScore::sigmoid});
-  EXPECT_EQ(r.plan.topk.values(), Values{2});
-  EXPECT_NEAR(r.plan.weight.values()[0], 0.5, 1e-6);
+  testing::on_each_device([](Stream& s) {
+    Routing r(1, 3, 1);
+    r.run(s, Array::of({1, 3}, DType::f32, {2, 0, 0}), Array::of({3}, DType::f32, {0, 0, 5}),
+          {.score = RouteScore::sigmoid});
+    EXPECT_EQ(r.plan.topk.values(), Values{2});
+    EXPECT_NEAR(r.plan.weight.values()[0], 0.5, 1e-6);
+  });
 }
 
 TEST(Route, ScoresThatVanishStillNormalise) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Routing r(1, 3, 2);
-  r.run(s, Array::of({1, 3}, DType::f32, {500, 1, 0}), Array::of({3}, DType::f32, {0, 5, 5}), {.normalize = true});
-  testing::expect_close("weight", r.plan.weight.values(), {1 / (1 + std::exp(-1.0)), 1 / (1 + std::exp(1.0))}, 1e-6, 0);
+  testing::on_each_device([](Stream& s) {
+    Routing r(1, 3, 2);
+    r.run(s, Array::of({1, 3}, DType::f32, {500, 1, 0}), Array::of({3}, DType::f32, {0, 5, 5}), {.normalize = true});
+    testing::expect_close("weight", r.plan.weight.values(), {1 / (1 + std::exp(-1.0)), 1 / (1 + std::exp(1.0))}, 1e-6,
+                          0);
+  });
 }
 
 TEST(Route, NaNLogitsGiveAValidRouteOfNaNWeights) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  for (const RouteChoice choice : {RouteChoice::scores, RouteChoice::sinkhorn}) {
-    Routing r(3, 5, 2);
-    r.run(s, Array::poisoned({3, 5}, DType::f32), Array(), {.choice = choice, .normalize = true});
-    expect_consistent(r);
-    for (const double w : r.plan.weight.values()) EXPECT_TRUE(std::isnan(w));
-  }
+  testing::on_each_device([](Stream& s) {
+    for (const RouteChoice choice : {RouteChoice::scores, RouteChoice::sinkhorn}) {
+      Routing r(3, 5, 2);
+      r.run(s, Array::poisoned({3, 5}, DType::f32), Array(), {.choice = choice, .normalize = true});
+      expect_consistent(r);
+      for (const double w : r.plan.weight.values()) EXPECT_TRUE(std::isnan(w));
+    }
+  });
 }
 
 TEST(Route, SinkhornBalancesWhatTopKDoesNot) {
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
-  const int64_t T = 512, E = 8;
-  Values v = Array::normal({T, E}, DType::f32, 3).values();
-  for (int64_t t = 0; t < T; ++t) v[t * E + 2] += 3;  // everybody likes expert 2
-  const Array logits = Array::of({T, E}, DType::f32, v);
-  Routing plain(T, E, 1), balanced(T, E, 1);
-  plain.run(s, logits, Array(), {});
-  balanced.run(s, logits, Array(), {.choice = RouteChoice::sinkhorn});
-  EXPECT_GT(plain.plan.counts.values()[2], T / 2);
-  for (const double count : balanced.plan.counts.values()) EXPECT_NEAR(count, T / E, T / E / 2);
+  testing::on_each_device([](Stream& s) {
+    const int64_t T = 512, E = 8;
+    Values v = Array::normal({T, E}, DType::f32, 3).values();
+    for (int64_t t = 0; t < T; ++t) v[t * E + 2] += 3;  // everybody likes expert 2
+    const Array logits = Array::of({T, E}, DType::f32, v);
+    Routing plain(T, E, 1), balanced(T, E, 1);
+    plain.run(s, logits, Array(), {});
+    balanced.run(s, logits, Array(), {.choice = RouteChoice::sinkhorn});
+    EXPECT_GT(plain.plan.counts.values()[2], T / 2);
+    for (const double count : balanced.plan.counts.values()) EXPECT_NEAR(count, T / E, T / E / 2);
+  });
 }
 
 TEST(Route, ForcedIsExact) {
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
-  Routing r(64, 8, 2);
-  r.run(s, Array::normal({64, 8}, DType::f32, 3), Array(), {.choice = RouteChoice::forced});
-  EXPECT_EQ(r.plan.counts.values(), Values(8, 16));
+  testing::on_each_device([](Stream& s) {
+    Routing r(64, 8, 2);
+    r.run(s, Array::normal({64, 8}, DType::f32, 3), Array(), {.choice = RouteChoice::forced});
+    EXPECT_EQ(r.plan.counts.values(), Values(8, 16));
+  });
 }
 
 TEST(Route, BadArgumentsAreNamed) {
   ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool), cuda(DeviceKind::cuda, pool);
+  Stream s(DeviceKind::cpu, pool);
   const auto error = [&](Stream& on, int64_t E, int64_t K, const RouteRule& rule, const Array& bias = Array()) {
     Routing r(2, E, K);
     return testing::error_of([&] { r.run(on, Array({2, E}, DType::f32), bias, rule); });
@@ -321,7 +334,6 @@ TEST(Route, BadArgumentsAreNamed) {
             "route_fwd: sinkhorn balances by itself; it takes no bias and no groups");
   EXPECT_EQ(error(s, 4, 1, {.capacity = -1}), "route_fwd: capacity must not be negative; got -1");
   EXPECT_EQ(error(s, 4, 1, {}, Array({3}, DType::f32)), "route_fwd: bias must be f32[4]; got f32[3]");
-  EXPECT_EQ(error(cuda, 4, 1, {}), "route_fwd: this build has no CUDA backend; set run.device = \"cpu\"");
   Array logits({2, 4}, DType::f32);
   Routing r(2, 4, 1);
   EXPECT_EQ(testing::error_of([&] { route_fwd(s, {.route = r.plan.route(), .logits_TE = logits.tensor()}); }),

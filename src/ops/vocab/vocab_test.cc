@@ -67,7 +67,7 @@ TEST_P(VocabTest, LossAndGradientsEqualTheReference) {
   Array x = Array::normal({tokens, width}, dtype, 1), w = Array::normal({vocab, width}, dtype, 2),
         ids = Array::of_ints({tokens}, target);
   Array weights = Array::of({tokens}, DType::f32, weight), dw = Array::normal({vocab, width}, DType::f32, 3);
-  const int64_t chunk = std::min(tokens, LmLoss::kChunk);
+  const int64_t chunk = LmLoss::chunk(tokens, vocab, s_);
   Array loss = Array::poisoned({tokens}, DType::f32), loss_alone = loss, dx = Array::poisoned({tokens, width}, dtype);
   Array logits = Array::poisoned({chunk, vocab}, DType::f32), dlogits = Array::poisoned({chunk, vocab}, dtype);
   const ref::LmLoss want =

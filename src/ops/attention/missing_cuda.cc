@@ -1,0 +1,11 @@
+// The CUDA backend of these ops in a build without it.
+#include "ops/backends.h"
+
+namespace moebius::cuda {
+
+void attention_fwd(Stream&, const AttentionFwd&) { missing_cuda("attention_fwd"); }
+void attention_bwd(Stream&, const AttentionBwd&) { missing_cuda("attention_bwd"); }
+int64_t scratch_bytes(const AttentionFwd&) { missing_cuda("attention_fwd"); }
+int64_t scratch_bytes(const AttentionBwd&) { missing_cuda("attention_bwd"); }
+
+}  // namespace moebius::cuda

@@ -1,0 +1,18 @@
+// The CUDA backend of these ops in a build without it.
+#include "ops/backends.h"
+#include "ops/backends_moe.h"
+
+namespace moebius::cuda {
+
+void expert_up(Stream&, const ExpertUp&) { missing_cuda("expert_up"); }
+void expert_down(Stream&, const ExpertDown&) { missing_cuda("expert_down"); }
+void d_expert_down(Stream&, const DExpertDown&) { missing_cuda("d_expert_down"); }
+void d_expert_up(Stream&, const DExpertUp&) { missing_cuda("d_expert_up"); }
+void expert_wgrad(Stream&, const ExpertWgrad&) { missing_cuda("expert_wgrad"); }
+int64_t scratch_bytes(const ExpertUp&) { missing_cuda("expert_up"); }
+int64_t scratch_bytes(const ExpertDown&) { missing_cuda("expert_down"); }
+int64_t scratch_bytes(const DExpertDown&) { missing_cuda("d_expert_down"); }
+int64_t scratch_bytes(const DExpertUp&) { missing_cuda("d_expert_up"); }
+int64_t scratch_bytes(const ExpertWgrad&) { missing_cuda("expert_wgrad"); }
+
+}  // namespace moebius::cuda

@@ -1,0 +1,10 @@
+// The CUDA backend of these ops in a build without it.
+#include "ops/backends.h"
+
+namespace moebius::cuda {
+
+void sum_squares(Stream&, const SumSquares&) { missing_cuda("sum_squares"); }
+void clip_scale(Stream&, const ClipScale&) { missing_cuda("clip_scale"); }
+void adamw(Stream&, const AdamW&) { missing_cuda("adamw"); }
+
+}  // namespace moebius::cuda
