@@ -49,12 +49,43 @@ struct Tile {
   int begin, end;
 };
 
-__device__ Tile tile_at(const Params& p, const Shared& s, int t, uint32_t rank) {
-  const int per_expert = p.gather_steps * p.plain_steps, expert = s.order[t / per_expert];
-  const GridStep step = grouped_step(t % per_expert, p.gather_steps, p.plain_steps, kGroup);
-  return {expert, (2 * step.row + static_cast<int>(rank)) * kGatherCols, step.col * kPlainCols, p.offsets[expert],
-          p.offsets[expert + 1]};
-}
+// The tiles of a cluster, in the order that its producers and consumers take them: every num_clusters-th. All blocks
+// would reach their epilogues together, and wait for memory together; so the first tile is cut in two, at another row
+// for each cluster, and its second part comes last.
+class Walk {
+ public:
+  __device__ Walk(const Params& p, const Shared& s) : p_(p), s_(s), rank_(cluster_block_rank()) {
+    const int num_tiles = s.num_active * p.gather_steps * p.plain_steps;
+    const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
+    num_own_ = cluster < num_tiles ? (num_tiles - cluster + num_clusters - 1) / num_clusters : 0;
+    cut_ = num_own_ >= kTilesToCut;
+  }
+  __device__ bool next(Tile& tile) {
+    if (step_ >= num_own_ + cut_) return false;
+    const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
+    tile = tile_at(cluster + step_ % num_own_ * num_clusters);
+    if (cut_ && step_ % num_own_ == 0) {
+      const int num_blocks = (tile.end - tile.begin + kDepth - 1) / kDepth;
+      const int row = tile.begin + num_blocks * cluster / num_clusters * kDepth;
+      (step_ == 0 ? tile.end : tile.begin) = row;
+    }
+    ++step_;
+    return true;
+  }
+
+ private:
+  static constexpr int kTilesToCut = 4;
+  __device__ Tile tile_at(int t) const {
+    const int per_expert = p_.gather_steps * p_.plain_steps, expert = s_.order[t / per_expert];
+    const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, kGroup);
+    return {expert, (2 * step.row + static_cast<int>(rank_)) * kGatherCols, step.col * kPlainCols, p_.offsets[expert],
+            p_.offsets[expert + 1]};
+  }
+  const Params& p_;
+  const Shared& s_;
+  uint32_t rank_;
+  int num_own_, cut_, step_ = 0;
+};
 
 // The gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its places in shared memory
 // are 1024 bytes apart. A lane reads one index, of row i = lane % 8 of the half warp lane / 8 % 2.
@@ -116,10 +147,9 @@ __device__ void load_whole(const CUtensorMap& gathered, const CUtensorMap& plain
 template <bool kGather>
 __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, const Params& p, Shared& s) {
   const uint32_t rank = cluster_block_rank();
-  const int num_clusters = gridDim.x / 2, num_tiles = s.num_active * p.gather_steps * p.plain_steps;
   uint32_t slot = 0, parity = 1;
-  for (int t = blockIdx.x / 2; t < num_tiles; t += num_clusters) {
-    const Tile tile = tile_at(p, s, t, rank);
+  Walk walk(p, s);
+  for (Tile tile; walk.next(tile);) {
     const GatheredColumns columns(p.gathered, tile.gather_col);
     uint32_t begins = columns.read_index(p.gathered, tile.begin, tile.end);
 #pragma unroll 1
@@ -214,11 +244,10 @@ __device__ void add_along_gathered(const Params& p, const Tile& tile, const floa
 
 template <bool kGatheredIsLeft>
 __device__ void consume(const Params& p, Shared& s, int consumer) {
-  const uint32_t rank = cluster_block_rank();
-  const int num_clusters = gridDim.x / 2, num_tiles = s.num_active * p.gather_steps * p.plain_steps;
   uint32_t count = 0;
-  for (int t = blockIdx.x / 2; t < num_tiles; t += num_clusters) {
-    const Tile tile = tile_at(p, s, t, rank);
+  Walk walk(p, s);
+  for (Tile tile; walk.next(tile);) {
+    if (tile.begin == tile.end) continue;
     float sum[128];
     multiply(s, sum, count, (tile.end - tile.begin + kDepth - 1) / kDepth, consumer);
     kGatheredIsLeft ? add_along_plain(p, tile, sum, consumer) : add_along_gathered(p, tile, sum, consumer);
