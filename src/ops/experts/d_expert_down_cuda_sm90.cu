@@ -1,23 +1,46 @@
 // d_expert_down by wgmma: g = dout[token] W2[e] in tiles of 128 rows by 256 columns of F, and the backward of the gated
 // activation on the tile while it is in registers. W2 is [D, F], so a tile of it stands across (MN-major).
 //
-// Slots, walk and main loop are those of grouped_gemm_sm90.h. A consumer warp owns 16 rows x 256 columns and takes them
-// in pieces of 32 columns through 4 KB of its own shared memory, two pieces in turn: h comes by cp.async, two pieces
-// ahead (the first two before the main loop), dh goes back in its place and out, then sa the same way.
+// A block is a producer warpgroup (rows of dout by cp.async, W2 by TMA, half of it for the other block of the cluster)
+// and two consumer warpgroups of 64 rows. A consumer warp owns 16 rows x 256 columns of g and takes them in pieces of
+// 32 columns through a ring of its own in shared memory: h comes by cp.async (the first kAhead pieces before the main
+// loop), dh goes back in its place and out, then sa the same way.
 #include "core/cuda.h"
+#include "ops/cuda/sm90.h"
 #include "ops/cuda/sm90_tensor_map.h"
 #include "ops/experts/experts_cuda.h"
-#include "ops/experts/grouped_gemm_sm90.h"
+#include "ops/experts/row_tiles_sm90.h"
 #include "ops/experts/tiles_sm90.h"
 
 namespace moebius::cuda::sm90 {
 namespace {
 
+constexpr int kStaggerTiles = 8;
 constexpr int kGroup = 8;  // pairs of row tiles that share a column of W2 tiles while it is in L2
+constexpr int kSlots = 3, kAhead = 5, kThreads = 384;
+constexpr uint32_t kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
 constexpr int kPieceCols = 32, kPieces = kTileN / kPieceCols;
 constexpr uint32_t kPlaneBytes = 16 * kPieceCols * 2;  // 16 rows of gate, of up, or of sa
 constexpr uint32_t kPieceBytes = 2 * kPlaneBytes;
-static_assert(2 * kPieceBytes <= kStagingBytesWarp);
+
+struct Shared {
+  alignas(1024) unsigned char a[kSlots][kBytesA];  // 128 rows of 64
+  alignas(1024) unsigned char b[kSlots][kBytesB];  // 4 blocks of 64 (of D) x 64 (of F)
+  alignas(1024) unsigned char staging[8][kAhead * kPieceBytes];
+  uint64_t full[kSlots], empty[kSlots];
+};
+static_assert(sizeof(Shared) <= 227 * 1024);
+
+// A position in the ring of slots; producers and consumers walk it alike.
+struct Cursor {
+  uint32_t slot = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++slot == kSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
 
 struct Params {
   CUtensorMap w2;
@@ -53,38 +76,90 @@ struct GatheredRows {
 };
 
 // 64 of D by 256 columns of W2[e], the halves by both blocks or both by this one.
-__device__ void load_weights(const Params& p, const SlotRing& ring, uint32_t slot, int k, const RowTile& tile,
-                             uint32_t block) {
-  mbarrier_arrive_expect(ring.full(slot), kSlotBytesB);
+__device__ void load_weights(const Params& p, Shared& s, uint32_t slot, int k, const RowTile& tile, uint32_t block) {
+  const uint32_t full = smem_addr(&s.full[slot]);
+  mbarrier_arrive_expect(full, kBytesB);
 #pragma unroll
   for (uint32_t i = 0; i < kTileN / 64; ++i) {
-    const uint32_t to = ring.b(slot) + i * 8192;
+    const uint32_t to = smem_addr(s.b[slot]) + i * 8192;
     const int32_t col = tile.n * kTileN + static_cast<int32_t>(i) * 64;
     if (!tile.shared) {
-      tma_load(to, &p.w2, ring.full(slot), col, k * kTileK, tile.expert);
+      tma_load(to, &p.w2, full, col, k * kTileK, tile.expert);
     } else if (i / 2 == block) {
-      tma_load_multicast(to, &p.w2, ring.full(slot), 3, col, k * kTileK, tile.expert);
+      tma_load_multicast(to, &p.w2, full, 3, col, k * kTileK, tile.expert);
     }
   }
 }
 
-__device__ void produce(const Params& p, const SlotRing& ring, uint32_t block) {
+// All tiles take the same time, so all blocks would be in their epilogues together and wait for memory together:
+// clusters start one after the other, over the time of a tile.
+__device__ void stagger(const Params& p) {
+  const int num_clusters = gridDim.x / 2, cluster = blockIdx.x / 2;
+  const int64_t rows = p.tiles.offsets[p.tiles.num_experts] - p.tiles.offsets[0];
+  if (rows * p.tiles.across < static_cast<int64_t>(kStaggerTiles) * 2 * num_clusters * kTileM) return;
+  const int64_t cycles = static_cast<int64_t>(p.num_k * 1400 + 7000) * cluster / num_clusters, begin = clock64();
+  while (clock64() - begin < cycles) __nanosleep(500);
+}
+
+__device__ void produce(const Params& p, Shared& s, uint32_t block) {
   const uint32_t chunk = threadIdx.x % 8, place = swizzle_128(threadIdx.x / 8, chunk);
   const char* x0 = reinterpret_cast<const char*>(p.dout);
   RowTileWalk walk(p.tiles, block);
-  SlotCursor at;
+  Cursor at;
+  stagger(p);
   for (RowTile tile; walk.next(tile);) {
     const GatheredRows rows(p, tile);
     const char* x = x0 + chunk * 16;
 #pragma unroll 1
     for (int k = 0; k < p.num_k; ++k, x += kTileK * 2) {
-      ring.wait_empty(at);
-      if (threadIdx.x == 0) load_weights(p, ring, at.slot, k, tile, block);
+      mbarrier_wait(smem_addr(&s.empty[at.slot]), at.parity ^ 1);
+      if (threadIdx.x == 0) load_weights(p, s, at.slot, k, tile, block);
       const bool inside = k * kTileK + static_cast<int>(chunk) * 8 < p.D;
-      rows.copy(ring.a(at.slot) + place, inside ? x : x0, inside);
-      mbarrier_arrive_cp_async(ring.full(at.slot));
+      rows.copy(smem_addr(s.a[at.slot]) + place, inside ? x : x0, inside);
+      mbarrier_arrive_cp_async(smem_addr(&s.full[at.slot]));
       at.advance();
     }
+  }
+}
+
+// By a whole consumer warp: the slot may be filled again, by both blocks.
+__device__ __forceinline__ void release(Shared& s, uint32_t slot) {
+  if (threadIdx.x % 32 < 2) mbarrier_arrive_cluster(smem_addr(&s.empty[slot]), threadIdx.x % 32);
+}
+
+// Rows [64 group, 64 group + 64) of the tile. A slot is released once the wgmmas of the next one are queued.
+__device__ __forceinline__ void multiply(const Params& p, Shared& s, Cursor& at, uint32_t group, float (&g)[128]) {
+  uint32_t before = 0;
+#pragma unroll 1
+  for (int k = 0; k < p.num_k; ++k) {
+    mbarrier_wait(smem_addr(&s.full[at.slot]), at.parity);
+    fence_proxy_async();  // cp.async writes as ordinary stores do
+    const uint64_t a = wgmma_operand<Major::k>(smem_addr(s.a[at.slot]) + group * (kBytesA / 2));
+    const uint64_t b = wgmma_operand<Major::mn>(smem_addr(s.b[at.slot]));
+    hold_registers(g);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kTileK / 16; ++i) {
+      Wgmma<Major::k, Major::mn>::multiply(g, a + (i * 32 >> 4), b + (i * 2048 >> 4), k > 0 || i > 0);
+    }
+    wgmma_commit();
+    if (k > 0) {
+      wgmma_wait<1>();
+      release(s, before);
+    }
+    before = at.slot;
+    at.advance();
+  }
+  wgmma_wait<0>();
+  hold_registers(g);
+  release(s, before);
+}
+
+// What multiply does to the ring, for a warpgroup without rows.
+__device__ void skip_tile(const Params& p, Shared& s, Cursor& at) {
+  for (int k = 0; k < p.num_k; ++k, at.advance()) {
+    mbarrier_wait(smem_addr(&s.full[at.slot]), at.parity);
+    release(s, at.slot);
   }
 }
 
@@ -153,7 +228,8 @@ struct WarpRows {
 
 // Starts to load a piece of h, gate and up.
 __device__ __forceinline__ void load_piece(const Params& p, const WarpRows& rows, uint32_t staging, int piece) {
-  const uint32_t lane = threadIdx.x % 32, to = staging + piece % 2 * kPieceBytes + place_in_plane(lane / 4, lane % 4);
+  const uint32_t lane = threadIdx.x % 32,
+                 to = staging + piece % kAhead * kPieceBytes + place_in_plane(lane / 4, lane % 4);
   const __nv_bfloat16* from = p.h + rows.at_h + piece * kPieceCols;
 #pragma unroll
   for (int i = 0; i < 2; ++i, from += 16 * p.F) {
@@ -179,7 +255,7 @@ __device__ __forceinline__ void store_plane(__nv_bfloat16* to, int32_t stride, u
 template <int kPiece>
 __device__ __forceinline__ void backward_piece(const Params& p, const WarpRows& rows, const float (&g)[128],
                                                uint32_t staging, float (&product)[2]) {
-  const uint32_t lane = threadIdx.x % 32, plane = staging + kPiece % 2 * kPieceBytes;
+  const uint32_t lane = threadIdx.x % 32, plane = staging + kPiece % kAhead * kPieceBytes;
   uint32_t sa[2][4];
 #pragma unroll
   for (uint32_t j = 0; j < 2; ++j) {
@@ -219,10 +295,11 @@ template <int kPiece>
 __device__ __forceinline__ void backward_pieces(const Params& p, const WarpRows& rows, const float (&g)[128],
                                                 uint32_t staging, float (&product)[2]) {
   if constexpr (kPiece < kPieces) {
-    cp_async_wait<kPiece + 1 < kPieces ? 1 : 0>();
+    constexpr int kLater = kPieces - 1 - kPiece;  // pieces, of which at most kAhead - 1 were asked for
+    cp_async_wait<(kLater < kAhead - 1 ? kLater : kAhead - 1)>();
     __syncwarp();
     backward_piece<kPiece>(p, rows, g, staging, product);
-    if constexpr (kPiece + 2 < kPieces) load_piece(p, rows, staging, kPiece + 2);
+    if constexpr (kPiece + kAhead < kPieces) load_piece(p, rows, staging, kPiece + kAhead);
     backward_pieces<kPiece + 1>(p, rows, g, staging, product);
   }
 }
@@ -247,51 +324,53 @@ __device__ void prefetch_h(const Params& p, const RowTile& tile, uint32_t group)
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(min(kTileN, p.F - col) * 2) : "memory");
 }
 
-__device__ void consume(const Params& p, const SlotRing& ring, uint32_t block) {
-  const uint32_t group = threadIdx.x / 128 - 1;
-  const uint32_t staging = ring.shared + GemmShared::kStaging + (threadIdx.x / 32 - 4) * kStagingBytesWarp;
+__device__ void consume(const Params& p, Shared& s, uint32_t block) {
+  const uint32_t group = threadIdx.x / 128 - 1, staging = smem_addr(s.staging[threadIdx.x / 32 - 4]);
   RowTileWalk walk(p.tiles, block);
-  SlotCursor at;
+  Cursor at;
   for (RowTile tile; walk.next(tile);) {
     if (tile.first_row + static_cast<int32_t>(group) * 64 >= tile.end_row || tile.n >= p.tiles.across) {
-      skip_tile(ring, at, p.num_k);
+      skip_tile(p, s, at);
       continue;
     }
     prefetch_h(p, tile, group);
     const WarpRows rows(p, tile, group);
-    load_piece(p, rows, staging, 0);
-    load_piece(p, rows, staging, 1);
+#pragma unroll
+    for (int piece = 0; piece < kAhead; ++piece) load_piece(p, rows, staging, piece);
     float g[128];
-    TileProduct<Major::mn, true> tile_product{ring, at, group};
-#pragma unroll 1
-    for (int k = 0; k < p.num_k; ++k) tile_product.step(g, k == 0);
-    tile_product.finish(g);
+    multiply(p, s, at, group, g);
     float product[2] = {};
     backward_pieces<0>(p, rows, g, staging, product);
     store_products(p, tile, rows, product);
   }
 }
 
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kGemmThreads, 1)
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     d_expert_down_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const SlotRing ring{smem_addr(shared)};
+  extern __shared__ __align__(1024) unsigned char memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
   const uint32_t block = cluster_block_rank();
-  if (threadIdx.x == 0) ring.init(128 + 1);  // each producer thread, and the bytes of W2
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kSlots; ++i) {
+      mbarrier_init(smem_addr(&s.full[i]), 128 + 1);  // each producer thread, and the bytes of W2
+      mbarrier_init(smem_addr(&s.empty[i]), 2 * 8);   // the consumer warps of both blocks
+    }
+    fence_mbarrier_init();
+  }
   cluster_sync();
   if (threadIdx.x < 128) {
-    fewer_registers<kProducerRegisters>();
-    produce(p, ring, block);
+    fewer_registers<40>();
+    produce(p, s, block);
   } else {
-    more_registers<kConsumerRegisters>();
-    consume(p, ring, block);
+    more_registers<232>();
+    consume(p, s, block);
   }
   __syncwarp();
   cluster_sync();  // the other block may still arrive at this one's barriers
 }
 
 struct State {
-  int num_blocks = persistent_blocks(reinterpret_cast<const void*>(d_expert_down_kernel), GemmShared::kBytes);
+  int num_blocks = persistent_blocks(reinterpret_cast<const void*>(d_expert_down_kernel), sizeof(Shared));
 };
 
 }  // namespace
@@ -321,7 +400,7 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
       .F = static_cast<int32_t>(F),
       .num_k = static_cast<int32_t>(div_ceil(D, kTileK)),
   };
-  d_expert_down_kernel<<<op_state<State>(s).num_blocks, kGemmThreads, GemmShared::kBytes, cuda_stream(s)>>>(p);
+  d_expert_down_kernel<<<op_state<State>(s).num_blocks, kThreads, sizeof(Shared), cuda_stream(s)>>>(p);
   check_launch("d_expert_down");
   add_dweight_partials(s, a, num_columns);
 }
