@@ -39,13 +39,25 @@ __device__ void keep_best_groups(const Choose& a, const float* value, int lane, 
   const int width = a.num_experts / num_groups;
   const int count = rule.group_score == RouteGroupScore::max ? 1 : max(1, a.top_k / kept);
   uint32_t group[N] = {}, part[N], left[N] = {};
-  for (int g = 0; g < num_groups; ++g) {
+  const auto set_score = [&](int g, float sum) {
+#pragma unroll
+    for (int r = 0; r < N; ++r) group[r] = r * kWarpSize + lane == g ? order_of(sum) : group[r];
+  };
+  if (width == kWarpSize) {  // a group is a register
+#pragma unroll
+    for (int r = 0; r < N; ++r) {
+      uint32_t own[1] = {key[r]};
+      float sum = 0;
+      for (int j = 0; j < count && r < num_groups; ++j)
+        sum = __fadd_rn(sum, value[r * kWarpSize + take_best(own, lane)]);
+      if (r < num_groups) set_score(r, sum);
+    }
+  }
+  for (int g = 0; g < num_groups && width != kWarpSize; ++g) {
     keys_between(key, g * width, (g + 1) * width, lane, part);
     float sum = 0;
     for (int j = 0; j < count; ++j) sum = __fadd_rn(sum, value[take_best(part, lane)]);
-    const uint32_t order = order_of(sum);
-#pragma unroll
-    for (int r = 0; r < N; ++r) group[r] = r * kWarpSize + lane == g ? order : group[r];
+    set_score(g, sum);
   }
   for (int j = 0; j < kept; ++j) {
     const int g = take_best(group, lane);
