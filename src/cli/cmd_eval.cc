@@ -35,7 +35,7 @@ RunSpec eval_run(const Options& o) {
 }
 
 EvalResult run_eval(const Options& o, const std::atomic<int>& signal) {
-  check_device(o.device);
+  const DeviceKind device = device_kind(o.device);
   MOEBIUS_CHECK(usage, o.seq_len >= 0, "--seq-len: expected 0 or more; got {}", o.seq_len);
   MOEBIUS_CHECK(usage, o.batch >= 1, "--batch: expected at least 1; got {}", o.batch);
   MOEBIUS_CHECK(usage, o.max_batches >= 0, "--max-batches: expected 0 or more; got {}", o.max_batches);
@@ -47,7 +47,11 @@ EvalResult run_eval(const Options& o, const std::atomic<int>& signal) {
   Engine engine({.model = run.model,
                  .precision = run.precision,
                  .use = ModelUse::inference,
-                 .shape = {.batch = o.batch, .seq = run.train.seq_len, .max_segments = o.batch * run.train.seq_len},
+                 .shape = {.batch = o.batch,
+                           .seq = run.train.seq_len,
+                           .max_segments = o.batch * run.train.seq_len,
+                           .documents = run.data.separate_documents},
+                 .device = device,
                  .threads = num_threads(o.threads)});
   Stream s = engine.stream();
   load_weights(s, engine.model(), o.model);

@@ -32,7 +32,7 @@ void add_forward(Cli& cli) {
   add_json_option(*command, o->json);
   command->callback([&cli, o] {
     cli.run = [o] {
-      check_device(o->device);
+      o->spec.device = device_kind(o->device);
       o->spec.compute = compute_dtype(o->dtype);
       o->spec.threads = num_threads(o->threads);
       const ParityResult result = write_parity(o->spec);

@@ -34,7 +34,7 @@ void show(const std::string& text) {
 }
 
 int run_generate(const Options& o) {
-  check_device(o.device);
+  const DeviceKind device = device_kind(o.device);
   const ModelSpec model = read_model_spec(o.model);
   const std::unique_ptr<Tokenizer> tokenizer = model_tokenizer(o);
   GenerateSpec spec = o.spec;
@@ -46,7 +46,9 @@ int run_generate(const Options& o) {
 
   const int64_t wanted = static_cast<int64_t>(prompt.size()) + std::max<int64_t>(spec.max_tokens, 1);
   const int64_t context = std::min(model.max_position_embeddings, wanted);  // caches no longer than the text can get
-  Engine engine(generation_engine_spec(model, compute_dtype(o.dtype), context, num_threads(o.threads)));
+  EngineSpec engine_spec = generation_engine_spec(model, compute_dtype(o.dtype), context, num_threads(o.threads));
+  engine_spec.device = device;
+  Engine engine(engine_spec);
   Stream s = engine.stream();
   load_weights(s, engine.model(), o.model);
   if (o.json) {

@@ -2,6 +2,7 @@
 
 #include "cli/command.h"
 #include "config/run_spec.h"
+#include "core/accelerator.h"
 #include "train/loop.h"
 
 namespace moebius {
@@ -27,9 +28,12 @@ int train(const TrainArgs& args, Cli& cli) {
   const RunSpec run = load_run_spec(args.recipe, args.overrides);
   run.check(/*world_size=*/1);
   run.check_trainable();
-  MOEBIUS_CHECK(usage, run.device == DeviceKind::cpu,
-                "run.device: this build has no CUDA backend; set run.device = \"cpu\"");
-  cli.log.info("one rank, {} CPU threads", run.threads > 0 ? run.threads : num_available_cpus());
+  if (run.device == DeviceKind::cuda) {
+    const std::string why = Accelerator::why_missing();
+    MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; set run.device = \"cpu\"", why);
+  }
+  cli.log.info("one rank, {}{} CPU threads", run.device == DeviceKind::cuda ? "a GPU, " : "",
+               run.threads > 0 ? run.threads : num_available_cpus());
   TrainingRun training(run, cli.log, cli.signal);
   const int signal = training.run();
   return signal == 0 ? 0 : 128 + signal;

@@ -4,13 +4,14 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/accelerator.h"
 #include "core/device.h"
 #include "core/error.h"
 
 namespace moebius {
 
 void add_device_option(CLI::App& command, std::string& device) {
-  command.add_option("--device", device, "cpu")->capture_default_str();
+  command.add_option("--device", device, "cpu or cuda")->capture_default_str();
 }
 
 void add_dtype_option(CLI::App& command, std::string& dtype) {
@@ -25,9 +26,12 @@ void add_json_option(CLI::App& command, bool& json) {
   command.add_flag("--json", json, "one JSON object on standard output");
 }
 
-void check_device(const std::string& device) {
-  MOEBIUS_CHECK(usage, device != "cuda", "--device: this build has no CUDA backend; use --device cpu");
-  MOEBIUS_CHECK(usage, device == "cpu", "--device: expected cpu; got \"{}\"", device);
+DeviceKind device_kind(const std::string& device) {
+  MOEBIUS_CHECK(usage, device == "cpu" || device == "cuda", "--device: expected cpu or cuda; got \"{}\"", device);
+  if (device == "cpu") return DeviceKind::cpu;
+  const std::string why = Accelerator::why_missing();
+  MOEBIUS_CHECK(usage, why.empty(), "--device: {}; use --device cpu", why);
+  return DeviceKind::cuda;
 }
 
 DType compute_dtype(const std::string& dtype) {

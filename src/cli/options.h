@@ -6,7 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "core/dtype.h"
+#include "core/tensor.h"
 
 namespace moebius {
 
@@ -15,8 +15,8 @@ void add_dtype_option(CLI::App& command, std::string& dtype);    // --dtype
 void add_threads_option(CLI::App& command, int& threads);        // --threads, 0: all that the process may use
 void add_json_option(CLI::App& command, bool& json);             // --json
 
-// Error{usage} unless this build has the device.
-void check_device(const std::string& device);
+// Error{usage} for a GPU that is not there, or not built for.
+DeviceKind device_kind(const std::string& device);
 DType compute_dtype(const std::string& dtype);  // "f32" or "bf16"; Error{usage} for others
 int num_threads(int asked);
 

@@ -6,7 +6,7 @@ namespace moebius {
 
 Tensor StepStack::take(Shape shape, DType dtype) {
   Tensor t{.shape = shape, .dtype = dtype, .device = device_};
-  const int64_t bytes = div_ceil(t.num_bytes(), 64) * 64;
+  const int64_t bytes = div_ceil(t.num_bytes(), kAlign) * kAlign;
   if (device_ != DeviceKind::null) {
     MOEBIUS_CHECK(internal, used_ + bytes <= capacity_,
                   "step stack: {} needs {} bytes, {} of {} planned are in use; this is a bug in the memory plan",

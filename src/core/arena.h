@@ -15,7 +15,9 @@ class StepStack {
   StepStack(DeviceKind device, void* base, int64_t capacity)
       : device_(device), base_(static_cast<char*>(base)), capacity_(capacity) {}
 
-  // Uninitialised, aligned to 64 bytes. Error{internal} when the plan was too small.
+  static constexpr int64_t kAlign = 256;  // what a GPU's copy engine and matrix products like best
+
+  // Uninitialised, aligned to kAlign bytes. Error{internal} when the plan was too small.
   Tensor take(Shape shape, DType dtype);
 
   int64_t used() const { return used_; }

@@ -19,11 +19,17 @@ std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_
 
 // The counter holds 64 bits of index, 32 of step and 32 of layer; the key the seed, with site and the step's high half
 // folded in.
-std::array<uint32_t, 4> Rng::bits(uint64_t index) const {
+Rng::Words Rng::words() const {
   const uint32_t site = static_cast<uint32_t>(site_) * 0x85EBCA6Bu;
+  return {
+      {static_cast<uint32_t>(step_), layer_},
+      {static_cast<uint32_t>(seed_) ^ site, static_cast<uint32_t>(seed_ >> 32) ^ static_cast<uint32_t>(step_ >> 32)}};
+}
+
+std::array<uint32_t, 4> Rng::bits(uint64_t index) const {
+  const Words w = words();
   return philox4x32(
-      {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(step_), layer_},
-      {static_cast<uint32_t>(seed_) ^ site, static_cast<uint32_t>(seed_ >> 32) ^ static_cast<uint32_t>(step_ >> 32)});
+      {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), w.counter_high[0], w.counter_high[1]}, w.key);
 }
 
 float Rng::uniform(uint64_t index) const { return (static_cast<float>(bits(index)[0] >> 9) + 0.5f) * 0x1p-23f; }

@@ -24,6 +24,12 @@ class Rng {
   // Uniform in [0, n).
   uint64_t below(uint64_t index, uint64_t n) const;
 
+  // What bits() gives to philox4x32 with the 64 bits of the index, for code that draws on another device.
+  struct Words {
+    std::array<uint32_t, 2> counter_high, key;
+  };
+  Words words() const;
+
  private:
   uint64_t seed_;
   RngSite site_;

@@ -87,7 +87,7 @@ void Gqa::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
                          .q_THd = r.q_THd,
                          .k_UGd = r.k_TGd,
                          .v_UGd = r.v_TGd,
-                         .doc_start_T = step.batch.doc_start_T.rows(0, T),
+                         .doc_start_T = step.batch.attention_starts(T),
                          .batch = step.batch.shape.batch,
                          .window = window_,
                          .scale = scale_};
@@ -117,7 +117,7 @@ void Gqa::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) c
                          .q_THd = r.q_THd,
                          .k_TGd = r.k_TGd,
                          .v_TGd = r.v_TGd,
-                         .doc_start_T = step.batch.doc_start_T.rows(0, T),
+                         .doc_start_T = step.batch.attention_starts(T),
                          .batch = step.batch.shape.batch,
                          .window = window_,
                          .scale = scale_};
@@ -137,7 +137,7 @@ void Gqa::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) c
     rope.dk_norm_d = k_norm_->dw;
     rope.q_norm_d = q_norm_->w;
     rope.k_norm_d = k_norm_->w;
-    rope.partial_P2d = step.take({RopeBwd::num_partials(T), 2 * d_}, DType::f32);
+    rope.partial_P2d = step.take({RopeBwd::num_partials(T, step.stream), 2 * d_}, DType::f32);
   }
   rope_bwd(step.stream, rope);
   qkv_.backward_input(step, dx_TD, saved.dqkv_TC);

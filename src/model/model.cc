@@ -72,13 +72,14 @@ void Model::forward_hidden(Step& step, int64_t T) {
 
 void Model::forward_loss(Step& step, bool with_gradients) {
   StackScope scope(step.stack);
-  const int64_t C = std::min(shape_.tokens(), LmLoss::kChunk);
+  const int64_t C = LmLoss::chunk(shape_.tokens(), spec_.vocab_size, step.stream);
   LmLoss loss{.loss_T = loss_T_,
               .logits_CV = step.take({C, spec_.vocab_size}, DType::f32),
               .x_TD = final_TD_,
               .w_VD = head_.w,
               .target_T = step.batch.target_T,
               .weight_T = step.batch.weight_T,
+              .scale_1 = step.batch.loss_scale_1,
               .scale = static_cast<float>(step.batch.loss_scale)};
   if (with_gradients) {
     loss.dx_TD = dfinal_TD_;
@@ -95,7 +96,9 @@ void Model::backward(Step& step) {
   fill_zero(step.stream, dresidual_TD);
   final_norm_.backward(step, dresidual_TD, dfinal_TD_, saved_final_);
   for (size_t i = blocks_.size(); i-- > 0;) blocks_[i].backward(step, dresidual_TD, saved_of(i));
-  embedding_bwd(step.stream, {.dw_VD = embedding_.dw, .dx_TD = dresidual_TD, .token_T = step.batch.token_T});
+  EmbeddingBwd embedding{.dw_VD = embedding_.dw, .dx_TD = dresidual_TD, .token_T = step.batch.token_T};
+  embedding.scratch = step.take_bytes(EmbeddingBwd::scratch_bytes(embedding, step.stream));
+  embedding_bwd(step.stream, embedding);
 }
 
 void Model::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end) const {

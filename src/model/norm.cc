@@ -36,7 +36,8 @@ void Norm::backward(Step& step, Tensor dresidual_TD, Tensor dy_TD, const Saved& 
   StackScope scope(step.stack);
   rms_norm_bwd(step.stream, {.dx_TD = dresidual_TD,
                              .dw_D = w_.dw,
-                             .partial_PD = step.take({RmsNormBwd::num_partials(T), w_.w.dim(0)}, DType::f32),
+                             .partial_PD = step.take(
+                                 {RmsNormBwd::num_partials(T, w_.w.dim(0), step.stream), w_.w.dim(0)}, DType::f32),
                              .dy_TD = dy_TD,
                              .x_TD = saved.sum_TD.rows(0, T),
                              .rstd_T = saved.rstd_T.rows(0, T),

@@ -42,7 +42,7 @@ void Optimizer::measure_norm(Stream& s, StepStack& stack) const {
                  .clip = static_cast<float>(spec_.clip)});
 }
 
-void Optimizer::step(Stream& s, StepStack& stack, int64_t train_step, double lr) const {
+void Optimizer::step(Stream& s, StepStack& stack, const OptimizerMove& move) const {
   reduce_gradients(s);
   measure_norm(s, stack);
   for (const Moments& each : moments_) {
@@ -54,12 +54,13 @@ void Optimizer::step(Stream& s, StepStack& stack, int64_t train_step, double lr)
               .v_n = each.v.view(flat),
               .grad_n = p.dw.view(flat),
               .scale_1 = scale_1_,
-              .lr = static_cast<float>(lr),
+              .schedule_2 = move.schedule_2,
+              .lr = static_cast<float>(move.lr),
               .beta1 = static_cast<float>(spec_.beta1),
               .beta2 = static_cast<float>(spec_.beta2),
               .eps = static_cast<float>(spec_.eps),
               .weight_decay = p.spec.decay ? static_cast<float>(spec_.weight_decay) : 0.0f,
-              .step = train_step});
+              .step = move.train_step});
   }
 }
 

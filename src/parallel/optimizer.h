@@ -11,13 +11,20 @@
 
 namespace moebius {
 
+// What changes from step to step.
+struct OptimizerMove {
+  int64_t train_step = 1;  // 1-based
+  double lr = 0;
+  Tensor schedule_2;  // f64 [lr, train_step] in the device's memory, may be empty: read in their place
+};
+
 class Optimizer {
  public:
   Optimizer(const OptimizerSpec& spec, const ParamTable& params, const Mesh& mesh, MemoryPlan& plan);
 
   // After the last micro-batch: reduces gradients, clips, updates masters and weights. Gradients are left as they are.
   // A gradient norm that is not finite changes nothing: the caller looks at grad_norm().
-  void step(Stream& s, StepStack& stack, int64_t train_step, double lr) const;
+  void step(Stream& s, StepStack& stack, const OptimizerMove& move) const;
 
   const Tensor& grad_norm() const { return norm_1_; }  // f32 [1], before clipping
   struct Moments {

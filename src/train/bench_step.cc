@@ -37,11 +37,10 @@ void fill_random(MicroBatch& batch, const RunSpec& run, int64_t step, int64_t m)
 // One step; returns its loss.
 double train_step(Engine& engine, const RunSpec& run, int64_t step) {
   for (int64_t m = 0; m < run.train.global_batch / run.train.micro_batch; ++m) {
-    fill_random(engine.batch(), run, step, m);
-    engine.forward_backward();
+    fill_random(engine.batch(m), run, step, m);
   }
-  engine.optimizer_step(step, run.optimizer.lr);
-  const double loss = *engine.model().loss_sum().ptr<double>() * engine.batch().loss_scale;
+  engine.train_step(step, run.optimizer.lr);
+  const double loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * engine.batch().loss_scale;
   engine.end_of_step();
   return loss;
 }

@@ -15,13 +15,13 @@
 #include <string>
 #include <vector>
 
-#include "core/tensor.h"
+#include "core/device.h"
 
 namespace moebius {
 
 struct NamedTensor {
   std::string name;  // global: the same on every layout
-  Tensor tensor;     // in CPU memory
+  Tensor tensor;
 };
 
 struct CheckpointTensor {
@@ -50,7 +50,8 @@ class CheckpointStore {
   // save in flight is waited for first. Error{io} when the disk refuses: the checkpoints before are untouched, nothing
   // half-written stays. The error of an asynchronous save is thrown by the next save(), which then does nothing else,
   // or by wait().
-  void save(int64_t step, const std::vector<NamedTensor>& tensors, const nlohmann::json& meta);
+  // Tensors of a GPU are copied to the host first, on the stream s of their device.
+  void save(int64_t step, const std::vector<NamedTensor>& tensors, const nlohmann::json& meta, Stream* s = nullptr);
   void wait();
   void check();  // throws the error of an asynchronous save that has failed; does not wait for one that runs
 
@@ -61,10 +62,10 @@ class CheckpointStore {
   // As newest_checkpoint(dir, rejected).
   std::optional<std::string> newest_complete(std::vector<std::string>* rejected) const;
 
-  int64_t snapshot_bytes() const { return snapshot_capacity_; }  // host memory held for copies; 0 unless async
+  int64_t snapshot_bytes() const { return snapshot_capacity_; }  // host memory held for copies; 0 unless async or on a GPU
 
  private:
-  std::vector<NamedTensor> take_snapshot(const std::vector<NamedTensor>& tensors);
+  std::vector<NamedTensor> take_snapshot(const std::vector<NamedTensor>& tensors, Stream* s);
 
   std::string dir_;
   int64_t keep_;
@@ -90,12 +91,13 @@ class CheckpointReader {
 
   // Fills `into`, which must have the tensor's shape and dtype. Error{input} when there is no such tensor, when it is
   // another, or when its bytes are not those that were saved; what `into` holds then is undefined.
-  void read(const std::string& name, const Tensor& into) const;
+  // A tensor of a GPU is filled on the stream s of its device.
+  void read(const std::string& name, const Tensor& into, Stream* s = nullptr) const;
   void verify(const std::string& name) const;  // as read, into nothing
 
   // All of the checkpoint into exactly these: checks every name, shape and dtype before the first byte is read.
   // Error{input} listing what is missing, unexpected or different (the first 20 of each, and how many).
-  void read_all(const std::vector<NamedTensor>& into) const;
+  void read_all(const std::vector<NamedTensor>& into, Stream* s = nullptr) const;
 
  private:
   const CheckpointTensor& at(const std::string& name) const;

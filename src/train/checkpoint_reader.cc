@@ -109,16 +109,21 @@ void CheckpointReader::read_verified(const std::string& name, void* dst) const {
 
 void CheckpointReader::verify(const std::string& name) const { read_verified(name, nullptr); }
 
-void CheckpointReader::read(const std::string& name, const Tensor& into) const {
-  MOEBIUS_CHECK(usage, into.device == DeviceKind::cpu,
-                "checkpoint: expected CPU memory for \"{}\"; got {}; copy it after", name, name_of(into.device));
+void CheckpointReader::read(const std::string& name, const Tensor& into, Stream* s) const {
+  MOEBIUS_CHECK(usage, into.device == (s ? s->device() : DeviceKind::cpu),
+                "checkpoint: expected {} memory for \"{}\"; got {}; copy it after",
+                s ? name_of(s->device()) : "CPU", name, name_of(into.device));
   MOEBIUS_CHECK(input, is_like(at(name), into),
                 "checkpoint {}: expected \"{}\" to be {}; got {}; it is of another model", folder_, name,
                 to_string(into), text_of(at(name)));
-  read_verified(name, into.data);
+  if (into.device == DeviceKind::cpu) return read_verified(name, into.data);
+  std::vector<std::byte> bytes(into.num_bytes());
+  read_verified(name, bytes.data());
+  copy_to_device(*s, into.data, bytes.data(), into.num_bytes());
+  synchronize(*s);
 }
 
-void CheckpointReader::read_all(const std::vector<NamedTensor>& into) const {
+void CheckpointReader::read_all(const std::vector<NamedTensor>& into, Stream* s) const {
   std::set<std::string> asked;
   std::vector<std::string> missing, unexpected, different;
   for (const auto& [name, tensor] : into) {
@@ -139,7 +144,7 @@ void CheckpointReader::read_all(const std::vector<NamedTensor>& into) const {
       "another folder",
       folder_, into.size(), listed("missing", missing), listed("unexpected", unexpected),
       listed("different", different));
-  for (const auto& [name, tensor] : into) read(name, tensor);
+  for (const auto& [name, tensor] : into) read(name, tensor, s);
 }
 
 }  // namespace moebius

@@ -18,12 +18,14 @@ constexpr int64_t kAlignBytes = 64;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes; }
 
-void check_tensors(const std::vector<NamedTensor>& tensors) {
+void check_tensors(const std::vector<NamedTensor>& tensors, const Stream* s) {
+  const DeviceKind place = s ? s->device() : DeviceKind::cpu;
   std::set<std::string> names;
   for (const NamedTensor& t : tensors) {
-    MOEBIUS_CHECK(usage, names.insert(t.name).second && t.tensor.device == DeviceKind::cpu,
-                  "checkpoint: expected tensors in CPU memory, each name once; got \"{}\", {} on {}; rename or copy it",
-                  t.name, to_string(t.tensor), name_of(t.tensor.device));
+    MOEBIUS_CHECK(usage, names.insert(t.name).second && t.tensor.device == place,
+                  "checkpoint: expected tensors in {} memory, each name once; got \"{}\", {} on {}; rename or copy it",
+                  place == DeviceKind::cpu ? "CPU" : name_of(place), t.name, to_string(t.tensor),
+                  name_of(t.tensor.device));
   }
 }
 
@@ -43,9 +45,10 @@ CheckpointStore::~CheckpointStore() {
   if (in_flight_.valid()) in_flight_.wait();
 }
 
-void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors, const nlohmann::json& meta) {
+void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors, const nlohmann::json& meta,
+                           Stream* s) {
   MOEBIUS_CHECK(usage, step >= 0, "checkpoint: expected a step >= 0; got {}; count steps from 0", step);
-  check_tensors(tensors);
+  check_tensors(tensors, s);
   wait();
   const auto write = [this, step](const std::vector<NamedTensor>& content, const nlohmann::json& content_meta) {
     remove_unfinished(dir_);  // what a run that died left behind may fill the disk
@@ -54,8 +57,9 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
     remove_unfinished(dir_);  // the one that was replaced
     prune_after_save(dir_, step, keep_);
   };
-  if (!async_save_) return write(tensors, meta);
-  in_flight_ = std::async(std::launch::async, write, take_snapshot(tensors), meta);
+  const bool on_device = s && s->device() != DeviceKind::cpu;
+  if (!async_save_) return write(on_device ? take_snapshot(tensors, s) : tensors, meta);
+  in_flight_ = std::async(std::launch::async, write, take_snapshot(tensors, s), meta);
 }
 
 void CheckpointStore::wait() {
@@ -75,7 +79,7 @@ void CheckpointStore::set_aside() {
   }
 }
 
-std::vector<NamedTensor> CheckpointStore::take_snapshot(const std::vector<NamedTensor>& tensors) {
+std::vector<NamedTensor> CheckpointStore::take_snapshot(const std::vector<NamedTensor>& tensors, Stream* s) {
   int64_t bytes = 0;
   for (const NamedTensor& t : tensors) bytes += aligned(t.tensor.num_bytes());
   if (bytes > snapshot_capacity_) {
@@ -88,10 +92,15 @@ std::vector<NamedTensor> CheckpointStore::take_snapshot(const std::vector<NamedT
   std::byte* at = snapshot_.get();
   for (NamedTensor& t : copies) {
     const int64_t size = t.tensor.num_bytes();
-    if (size > 0) std::memcpy(at, t.tensor.data, size);
+    if (s)
+      copy_to_host(*s, at, t.tensor.data, size, CopyWait::async);
+    else if (size > 0)
+      std::memcpy(at, t.tensor.data, size);
     t.tensor.data = at;
+    t.tensor.device = DeviceKind::cpu;
     at += aligned(size);
   }
+  if (s) synchronize(*s);
   return copies;
 }
 

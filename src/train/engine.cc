@@ -12,51 +12,95 @@ EngineSpec training_engine_spec(const RunSpec& run) {
           .balance = run.moe,
           .precision = run.precision,
           .use = ModelUse::training,
-          .shape = {.batch = B, .seq = S, .max_segments = run.data.separate_documents ? B * S : B},
+          .shape = {.batch = B, .seq = S, .max_segments = run.data.separate_documents ? B * S : B,
+                    .documents = run.data.separate_documents},
+          .num_micro_batches = run.train.global_batch / B,
           .optimizer = run.optimizer,
           .device = run.device,
+          .target = run.device,
+          .graph = run.graph,
           .threads = run.threads > 0 ? narrow<int>(run.threads) : num_available_cpus(),
           .seed = run.seed};
 }
 
 namespace {
 
-// The system promises memory that it does not have, and ends the process when it is used: so the plan is compared
-// first.
-void check_memory(const MemoryPlan& plan, int64_t stack_bytes) {
-  const int64_t needed = plan.total_bytes() + stack_bytes, available = available_memory_bytes();
+constexpr int64_t kLogitRows = 64;  // at once, on their way to the host
+
+// The system promises memory that it does not have, and ends the process when it is used; a GPU fails in the middle of
+// the plan: so the plan is compared first.
+void check_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available) {
+  const int64_t needed = plan.total_bytes() + stack_bytes;
   MOEBIUS_CHECK(usage, needed <= available,
                 "out of memory: {} are needed, {} of them for the step stack, and {} are available; use a smaller "
                 "train.micro_batch, train.seq_len or model (--batch, --seq-len), or a larger machine\n{}",
                 bytes_text(needed), bytes_text(stack_bytes), bytes_text(available), plan.table());
 }
 
+// t inside a buffer that is laid out like the one that begins at `base`.
+Tensor rebased(Tensor t, const void* base, const HostBuffer& host) {
+  if (t.data) t.data = static_cast<char*>(host.data()) + (static_cast<char*>(t.data) - static_cast<const char*>(base));
+  t.device = DeviceKind::cpu;
+  return t;
+}
+
+MicroBatch rebased(MicroBatch b, const void* base, const HostBuffer& host) {
+  for (Tensor* t : {&b.token_T, &b.target_T, &b.weight_T, &b.pos_T, &b.doc_start_T, &b.segment_T, &b.loss_scale_1})
+    *t = rebased(*t, base, host);
+  return b;
+}
+
 }  // namespace
 
-Engine::Engine(const EngineSpec& spec) : spec_(spec), pool_(spec.threads), mesh_(spec.mesh) {
+Engine::Engine(const EngineSpec& spec)
+    : spec_(spec),
+      pool_(spec.threads),
+      gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>() : nullptr),
+      mesh_(spec.mesh) {
+  if (gpu_) other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
   if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq, spec_.cache_tokens);
-  declare_micro_batch(plan_, spec_.shape, batch_);
+  batches_.resize(spec_.num_micro_batches);
+  for (MicroBatch& batch : batches_) declare_micro_batch(plan_, spec_.shape, batch);
   model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
                                    spec_.max_positions, spec_.seed);
-  if (spec_.optimizer) optimizer_ = std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_);
+  if (spec_.optimizer) {
+    optimizer_ = std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_);
+    plan_.declare(schedule_2_, "schedule", {2}, DType::f64, Life::batch);
+  }
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
   const int64_t stack_bytes = measure_stack();
-  if (spec_.device == DeviceKind::cpu) check_memory(plan_, stack_bytes);
+  if (spec_.device == DeviceKind::cpu) check_memory(plan_, stack_bytes, available_memory_bytes());
+  if (gpu_) check_memory(plan_, stack_bytes, gpu_->info().free_bytes);
   plan_.bind(spec_.device, stack_bytes);
+  host_batches_ = batches_;
+  if (gpu_) {
+    inputs_ = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::batch));
+    metrics_ = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::metrics));
+    for (MicroBatch& batch : host_batches_) batch = rebased(batch, plan_.base(Life::batch), inputs_);
+  }
   Stream s = stream();
   model_->init_state(s);
 }
 
+Stream Engine::stream() {
+  if (gpu_) return Stream(*gpu_, pool_, trace_);
+  return Stream(spec_.device, pool_, trace_, spec_.target);
+}
+
 // Everything a step can do, on tensors that have no memory yet.
 int64_t Engine::measure_stack() {
-  Stream null_stream(DeviceKind::null, pool_);
+  Stream null_stream(DeviceKind::null, pool_, nullptr, spec_.device == DeviceKind::null ? spec_.target : spec_.device);
   StepStack null_stack(DeviceKind::null, nullptr, 0);
-  MicroBatch batch = batch_;
+  MicroBatch batch = batches_[0];
   batch.training = spec_.use == ModelUse::training;
   Step step{null_stream, null_stack, batch};
   run_step(step);
   if (spec_.cache_tokens > 0)
     model_->forward_cached(step, caches_, spec_.cache_tokens - spec_.shape.tokens(), spec_.shape.tokens());
+  if (spec_.use != ModelUse::training) {
+    StackScope scope(null_stack);
+    step.take({kLogitRows, spec_.model.vocab_size}, DType::f32);
+  }
   return null_stack.high_water();
 }
 
@@ -65,29 +109,129 @@ void Engine::run_step(Step& step) {
   model_->forward_hidden(step, spec_.shape.tokens());
   model_->forward_loss(step, spec_.use != ModelUse::inference);
   if (spec_.use != ModelUse::inference) model_->backward(step);
-  if (optimizer_) optimizer_->step(step.stream, step.stack, 1, 0.0);
+  if (optimizer_) optimizer_->step(step.stream, step.stack, {.train_step = 1});
 }
 
-void Engine::forward_backward() {
-  run([&](Step& step) {
+// The scalars of a batch belong to the host; what a recorded step must read anew goes along in memory.
+void Engine::upload(Stream& s) {
+  for (MicroBatch& batch : host_batches_)
+    if (!batch.loss_scale_1.empty()) *batch.loss_scale_1.ptr<float>() = static_cast<float>(batch.loss_scale);
+  if (gpu_) copy_to_device(s, plan_.base(Life::batch), inputs_.data(), inputs_.num_bytes());
+}
+
+const MicroBatch& Engine::device_batch(int64_t m) {
+  MicroBatch& batch = batches_[m];
+  const MicroBatch& host = host_batches_[m];
+  batch.loss_scale = host.loss_scale;
+  batch.total_tokens = host.total_tokens;
+  batch.train_step = host.train_step;
+  batch.first_token = host.first_token;
+  batch.training = host.training;
+  return batch;
+}
+
+void Engine::forward_backward(int64_t m) {
+  run(
+      [&](Step& step) {
+        model_->forward_hidden(step, spec_.shape.tokens());
+        model_->forward_loss(step, true);
+        model_->backward(step);
+      },
+      m);
+}
+
+void Engine::all_passes(Stream& s) {
+  for (int64_t m = 0; m < spec_.num_micro_batches; ++m) {
+    PhaseScope phase(s, fmt::format("micro-batch {}", m));
+    Step step{s, plan_.stack(), device_batch(m)};
     model_->forward_hidden(step, spec_.shape.tokens());
     model_->forward_loss(step, true);
     model_->backward(step);
-  });
+  }
+}
+
+void Engine::optimizer_pass(Stream& s, int64_t train_step, double lr) {
+  PhaseScope phase(s, "optimizer");
+  for (const auto& layer : model_->moe_layers()) layer.moe->router().reduce_metrics(s);
+  mesh_.group(Axis::dp_cp).all_reduce_sum(s, model_->loss_sum());
+  optimizer_->step(s, plan_.stack(), {.train_step = train_step, .lr = lr, .schedule_2 = gpu_ ? schedule_2_ : Tensor{}});
+}
+
+// Jitter draws by step number, which is an argument of its kernels: such a step is launched anew each time.
+bool Engine::records() const { return gpu_ && spec_.graph && !trace_ && spec_.balance.jitter == 0; }
+
+// The first two launches go op by op: they choose algorithms, and are steps like any other.
+void Engine::replay(Recording& recording, int64_t& launches, const std::function<void(Stream&)>& body) {
+  Stream s = stream();
+  if (!records() || ++launches <= 2) return body(s);
+  if (recording.empty()) recording = Recording(*gpu_, [&] { body(s); });
+  recording.replay(*gpu_);
+}
+
+void Engine::schedule(int64_t train_step, double lr) {
+  if (!gpu_) return;
+  double* values = rebased(schedule_2_, plan_.base(Life::batch), inputs_).ptr<double>();
+  values[0] = lr;
+  values[1] = static_cast<double>(train_step);
 }
 
 void Engine::optimizer_step(int64_t train_step, double lr) {
   Stream s = stream();
-  for (const auto& layer : model_->moe_layers()) layer.moe->router().reduce_metrics(s);
-  mesh_.group(Axis::dp_cp).all_reduce_sum(s, model_->loss_sum());
-  optimizer_->step(s, plan_.stack(), train_step, lr);
+  schedule(train_step, lr);
+  upload(s);
+  optimizer_pass(s, train_step, lr);
+  read_metrics();
+}
+
+void Engine::train_step(int64_t train_step, double lr) {
+  Stream s = stream();
+  schedule(train_step, lr);
+  upload(s);
+  replay(step_, step_launches_, [&](Stream& on) {
+    all_passes(on);
+    optimizer_pass(on, train_step, lr);
+  });
+  read_metrics();
 }
 
 void Engine::end_of_step() {
-  Stream s = stream();
+  replay(end_, end_launches_, [&](Stream& s) { clear_sums(s); });
+}
+
+void Engine::clear_sums(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().end_of_step(s);
   fill_zero(s, model_->loss_sum());
   model_->params().zero_grads(s);
+}
+
+Tensor Engine::on_host(const Tensor& t) const { return gpu_ ? rebased(t, plan_.base(Life::metrics), metrics_) : t; }
+
+void Engine::read_metrics() {
+  if (!gpu_) return;
+  Stream s = stream();
+  copy_to_host(s, metrics_.data(), plan_.base(Life::metrics), metrics_.num_bytes());
+}
+
+void Engine::read_logits(float* logits, int64_t begin, int64_t end) {
+  Stream s = stream();
+  const int64_t V = spec_.model.vocab_size;
+  for (int64_t first = begin; first < end; first += kLogitRows) {
+    StackScope scope(plan_.stack());
+    const int64_t last = std::min(end, first + kLogitRows);
+    const Tensor chunk_CV = plan_.stack().take({last - first, V}, DType::f32);
+    Step step{s, plan_.stack(), device_batch(0)};
+    model_->logits(step, chunk_CV, first, last);
+    copy_to_host(s, logits + (first - begin) * V, chunk_CV.data, chunk_CV.num_bytes());
+  }
+}
+
+int64_t Engine::peak_bytes() {
+  if (!gpu_) return peak_rss_bytes();
+  if (step_launches_ <= 4) {
+    const AcceleratorInfo info = gpu_->info();
+    peak_bytes_ = std::max(peak_bytes_, info.memory_bytes - info.free_bytes - other_bytes_);
+  }
+  return peak_bytes_;
 }
 
 }  // namespace moebius

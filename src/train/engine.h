@@ -1,12 +1,17 @@
-// A model with everything it needs to run: threads, mesh, memory, optimizer. The same object on a device, or on the
-// null device where it only counts. Two engines fit in one process.
+// A model with everything it needs to run: threads or GPU, mesh, memory, optimizer. The same object on a device, or on
+// the null device where it only counts. Two engines fit in one process.
+//
+// The host's side of a step is two copies: the micro-batches in, the sums of the step out. All else is device work,
+// which a GPU records once (a CUDA graph) and replays: nothing in it waits, allocates or depends on what is in memory.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "config/run_spec.h"
+#include "core/accelerator.h"
 #include "model/model.h"
 #include "parallel/optimizer.h"
 
@@ -18,11 +23,14 @@ struct EngineSpec {
   PrecisionSpec precision;
   ModelUse use = ModelUse::inference;
   BatchShape shape;                        // of a micro-batch
+  int64_t num_micro_batches = 1;           // of a step
   int64_t max_positions = 0;               // 0: shape.seq
   int64_t cache_tokens = 0;                // > 0: key/value caches for generation
   std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
   MeshShape mesh;
   DeviceKind device = DeviceKind::cpu;
+  DeviceKind target = DeviceKind::cpu;  // that a null device stands for
+  bool graph = true;                    // a GPU's training step: recorded and replayed, or launched op by op
   int threads = 1;
   uint64_t seed = 0;
 };
@@ -37,9 +45,9 @@ class Engine {
   explicit Engine(const EngineSpec& spec);
   Engine(const Engine&) = delete;
 
-  Stream stream() { return Stream(spec_.device, pool_, trace_); }
-  void set_trace(Trace* trace) { trace_ = trace; }
-  MicroBatch& batch() { return batch_; }  // filled by the caller before each pass
+  Stream stream();
+  void set_trace(Trace* trace) { trace_ = trace; }  // a traced step is launched op by op
+  MicroBatch& batch(int64_t m = 0) { return host_batches_[m]; }  // host memory, filled by the caller before each pass
   Model& model() { return *model_; }
   Optimizer& optimizer() { return *optimizer_; }
   std::vector<KvCache>& caches() { return caches_; }
@@ -48,28 +56,55 @@ class Engine {
   const EngineSpec& spec() const { return spec_; }
   const Mesh& mesh() const { return mesh_; }
 
-  // Runs body(Step&) on the engine's stream and stack.
+  // Runs body(Step&) on the engine's stream and stack, for micro-batch m as batch(m) says.
   template <class Body>
-  void run(Body&& body) {
+  void run(Body&& body, int64_t m = 0) {
     Stream s = stream();
-    Step step{s, plan_.stack(), batch_};
+    upload(s);
+    Step step{s, plan_.stack(), device_batch(m)};
     body(step);
   }
-  void forward_backward();                             // one micro-batch of training
-  void optimizer_step(int64_t train_step, double lr);  // reduces, clips, updates
+  void forward_backward(int64_t m = 0);  // one micro-batch of training
+  // A whole step: every micro-batch, then the optimizer. The sums of the step can be read when it returns.
+  void train_step(int64_t train_step, double lr);
+  void optimizer_step(int64_t train_step, double lr);  // its second half: reduces, clips, updates
   // Once the metrics of a step were read: routers' state moves on, sums and gradients are cleared.
   void end_of_step();
 
+  // A tensor of Life::metrics as it was after the last train_step() or read_metrics(), in host memory.
+  Tensor on_host(const Tensor& t) const;
+  void read_metrics();
+  // Logits of rows [begin, end) of the last forward pass, f32 [end - begin, V] in host memory.
+  void read_logits(float* logits, int64_t begin, int64_t end);
+  // The most memory that this process has held: of the GPU, or of the host when there is none. Nothing is allocated
+  // after the second step of a run, so a GPU is asked until then.
+  int64_t peak_bytes();
+
  private:
+  void schedule(int64_t train_step, double lr);
+  void upload(Stream& s);
+  const MicroBatch& device_batch(int64_t m);
+  void all_passes(Stream& s);
+  void optimizer_pass(Stream& s, int64_t train_step, double lr);
+  void clear_sums(Stream& s);
+  bool records() const;
+  void replay(Recording& recording, int64_t& launches, const std::function<void(Stream&)>& body);
   void run_step(Step& step);
   int64_t measure_stack();
 
   EngineSpec spec_;
   ThreadPool pool_;
+  std::unique_ptr<Accelerator> gpu_;  // outlives all that is on it
   Trace* trace_ = nullptr;
   Mesh mesh_;
   MemoryPlan plan_;
-  MicroBatch batch_;
+  std::deque<MicroBatch> batches_, host_batches_;  // on the device; the same in host memory
+  Tensor schedule_2_;                              // f64: learning rate and step, for a recorded optimizer
+  HostBuffer inputs_, metrics_;                    // what is copied in and out; unused on the CPU
+  Recording step_, end_;
+  int64_t step_launches_ = 0, end_launches_ = 0;
+  int64_t other_bytes_ = 0;  // of the GPU, held by others before this engine
+  int64_t peak_bytes_ = 0;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<KvCache> caches_;

@@ -21,7 +21,8 @@ std::optional<double> bytes_per_token(const std::string& prefix) {
 }
 
 double take_loss_sum(Engine& engine) {
-  const double loss = *engine.model().loss_sum().ptr<double>();
+  engine.read_metrics();
+  const double loss = *engine.on_host(engine.model().loss_sum()).ptr<double>();
   Stream s = engine.stream();
   fill_zero(s, engine.model().loss_sum());
   return loss;

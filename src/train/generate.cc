@@ -68,11 +68,12 @@ int32_t sample_token(std::span<const float> logits, const Sampling& sampling, in
   return r.ids[kept - 1];
 }
 
-EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads, int64_t chunk) {
+EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads,
+                                  int64_t chunk) {
   return {.model = model,
           .precision = {.compute = compute},
           .use = ModelUse::inference,
-          .shape = {.batch = 1, .seq = std::min(chunk, context), .max_segments = 1},
+          .shape = {.batch = 1, .seq = std::min(chunk, context), .max_segments = 1, .documents = false},
           .cache_tokens = context,
           .threads = threads};
 }
@@ -85,11 +86,8 @@ void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first,
     const int64_t T = std::min(chunk, n - begin);
     std::copy_n(tokens.data() + begin, T, batch.token_T.ptr<int32_t>());
     std::iota(batch.pos_T.ptr<int32_t>(), batch.pos_T.ptr<int32_t>() + T, static_cast<int32_t>(first + begin));
-    engine.run([&](Step& step) {
-      engine.model().forward_cached(step, engine.caches(), first + begin, T);
-      if (begin + T == n)
-        engine.model().logits(step, tensor_of(logits.data(), {1, static_cast<int64_t>(logits.size())}), T - 1, T);
-    });
+    engine.run([&](Step& step) { engine.model().forward_cached(step, engine.caches(), first + begin, T); });
+    if (begin + T == n) engine.read_logits(logits.data(), T - 1, T);
   }
 }
 

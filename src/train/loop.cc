@@ -90,7 +90,8 @@ bool TrainingRun::resume() {
       const CheckpointReader checkpoint(it->folder);
       check_same_run(checkpoint);
       try {
-        checkpoint.read_all(training_state(engine_));
+        Stream s = engine_.stream();
+        checkpoint.read_all(training_state(engine_), &s);
         go_on_from(checkpoint, it->folder);
         return true;
       } catch (const Error& e) {
@@ -163,11 +164,8 @@ StepReport TrainingRun::train_step(int64_t step) {
   const bool traced = !run_.log.trace.empty() && step == first_step_ + 1;  // the second: the first one warms up
   if (traced) engine_.set_trace(&trace);
   loader_.begin_step(step);
-  for (int64_t m = 0; m < num_micro_batches; ++m) {
-    loader_.fill(engine_.batch(), m);
-    engine_.forward_backward();
-  }
-  engine_.optimizer_step(step, lr);
+  for (int64_t m = 0; m < num_micro_batches; ++m) loader_.fill(engine_.batch(m), m);
+  engine_.train_step(step, lr);
   if (traced) {
     engine_.set_trace(nullptr);
     write_file_atomic(run_.log.trace, trace.chrome_json());
@@ -290,7 +288,8 @@ void TrainingRun::save(int64_t step) {
   const std::vector<NamedTensor> state = training_state(engine_);
   check_state_is_finite(step, state);
   metrics_->sync();
-  store_.save(step, state, checkpoint_meta(run_, step, data_fingerprint_));
+  Stream s = engine_.stream();
+  store_.save(step, state, checkpoint_meta(run_, step, data_fingerprint_), &s);
   saved_step_ = step;
 }
 
@@ -306,8 +305,9 @@ void TrainingRun::check_state_is_finite(int64_t step, const std::vector<NamedTen
   }
 }
 
-// Before the first step: what the process will hold at its peak.
+// Before the first step: what will be held at the peak, of the GPU where there is one.
 void TrainingRun::predict_memory() {
+  if (engine_.spec().device == DeviceKind::cuda) return predict_device_memory();
   int64_t snapshot = 0;
   if (run_.checkpoint.async_save) {
     for (const NamedTensor& t : training_state(engine_)) snapshot += div_ceil(t.tensor.num_bytes(), 64) * 64;
@@ -323,8 +323,19 @@ void TrainingRun::predict_memory() {
             bytes_text(snapshot));
 }
 
+// The plan is allocated by now, and the context and the kernels with it; libraries take their workspaces, and a recorded
+// step its nodes, later.
+void TrainingRun::predict_device_memory() {
+  constexpr int64_t kLibraries = int64_t{256} << 20;
+  const int64_t context = engine_.peak_bytes() - engine_.plan().total_bytes();
+  predicted_bytes_ = engine_.plan().total_bytes() + context + kLibraries;
+  log_.info("memory: predicted peak on the GPU {} (plan {}, context and kernels {}, libraries {})",
+            bytes_text(predicted_bytes_), bytes_text(engine_.plan().total_bytes()), bytes_text(context),
+            bytes_text(kLibraries));
+}
+
 void TrainingRun::compare_memory() {
-  const int64_t measured = peak_rss_bytes();
+  const int64_t measured = engine_.peak_bytes();
   log_.info("memory: predicted peak {}, measured {}, {:+.1f} %", bytes_text(predicted_bytes_), bytes_text(measured),
             100.0 * (static_cast<double>(measured) / static_cast<double>(predicted_bytes_) - 1));
 }

@@ -45,6 +45,7 @@ class TrainingRun {
   void show_progress(const StepReport& report);
   void watch_balance(const StepReport& report);
   void predict_memory();
+  void predict_device_memory();
   void compare_memory();
 
   RunSpec run_;

@@ -6,17 +6,17 @@
 namespace moebius {
 namespace {
 
-MoeLayerReport read_layer(const Model::MoeLayer& at, double tokens, double z_coeff) {
+MoeLayerReport read_layer(const Engine& engine, const Model::MoeLayer& at, double tokens, double z_coeff) {
   const RouterMetrics& m = at.moe->router().metrics();
-  const int64_t* load = m.load_E.ptr<int64_t>();
+  const int64_t* load = engine.on_host(m.load_E).ptr<int64_t>();
   MoeLayerReport report{.layer = at.layer, .load = std::vector<int64_t>(load, load + m.load_E.numel())};
   const double sum = std::accumulate(report.load.begin(), report.load.end(), 0.0);
   const double max = static_cast<double>(*std::max_element(report.load.begin(), report.load.end()));
   report.load_max_over_mean = sum > 0 ? max * static_cast<double>(report.load.size()) / sum : 0;
-  report.aux_loss = *m.aux_1.ptr<double>();
-  report.z_loss = z_coeff * *m.z_1.ptr<double>() / tokens;
-  report.entropy = *m.entropy_1.ptr<double>() / tokens;
-  report.dropped = *m.dropped_1.ptr<int64_t>();
+  report.aux_loss = *engine.on_host(m.aux_1).ptr<double>();
+  report.z_loss = z_coeff * *engine.on_host(m.z_1).ptr<double>() / tokens;
+  report.entropy = *engine.on_host(m.entropy_1).ptr<double>() / tokens;
+  report.dropped = *engine.on_host(m.dropped_1).ptr<int64_t>();
   return report;
 }
 
@@ -25,10 +25,10 @@ MoeLayerReport read_layer(const Model::MoeLayer& at, double tokens, double z_coe
 StepReport read_step(Engine& engine, int64_t step, double lr, double loss_scale, double tokens, double z_coeff,
                      double step_time_s) {
   StepReport r{.step = step, .lr = lr, .tokens = tokens, .step_time_s = step_time_s};
-  r.loss = *engine.model().loss_sum().ptr<double>() * loss_scale;
-  r.grad_norm = *engine.optimizer().grad_norm().ptr<float>();
+  r.loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * loss_scale;
+  r.grad_norm = *engine.on_host(engine.optimizer().grad_norm()).ptr<float>();
   for (const auto& at : engine.model().moe_layers()) {
-    r.layers.push_back(read_layer(at, tokens, z_coeff));
+    r.layers.push_back(read_layer(engine, at, tokens, z_coeff));
     const MoeLayerReport& layer = r.layers.back();
     r.aux_loss += layer.aux_loss;
     r.z_loss += layer.z_loss;
@@ -38,7 +38,7 @@ StepReport read_step(Engine& engine, int64_t step, double lr, double loss_scale,
   if (!r.layers.empty()) r.expert_load_max_over_mean /= static_cast<double>(r.layers.size());
   const double flops = engine.model().spec().train_flops_per_token(engine.spec().shape.seq) * tokens;
   r.model_tflops_per_rank = flops / step_time_s / 1e12 / static_cast<double>(engine.mesh().shape().world());
-  r.memory_peak_bytes = peak_rss_bytes();
+  r.memory_peak_bytes = engine.peak_bytes();
   return r;
 }
 

@@ -1,6 +1,9 @@
 #include "train/parity.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <deque>
+#include <vector>
 
 #include "io/hf_names.h"
 #include "io/safetensors.h"
@@ -34,6 +37,7 @@ EngineSpec engine_spec(const ModelSpec& model, const ParitySpec& spec, const Par
           .precision = {.compute = spec.compute},
           .use = ModelUse::gradients,  // every layer keeps its route
           .shape = {.batch = t.batch, .seq = t.seq, .max_segments = t.batch * t.seq},
+          .device = spec.device,
           .threads = spec.threads};
 }
 
@@ -47,12 +51,28 @@ std::string file_name_of(const ModelSpec& model, const std::string& canonical) {
   return model.family == "mixtral" ? hf_name(HfFamily::mixtral, canonical) : canonical;
 }
 
-void add_gradients(std::vector<SafetensorsTensor>& tensors, const Model& model) {
+// Tensors in host memory, copied there when they are not.
+class HostCopies {
+ public:
+  explicit HostCopies(Stream& s) : s_(s) {}
+  const void* of(const Tensor& t) {
+    if (t.device == DeviceKind::cpu) return t.data;
+    std::vector<std::byte>& bytes = copies_.emplace_back(t.num_bytes());
+    copy_to_host(s_, bytes.data(), t.data, t.num_bytes());
+    return bytes.data();
+  }
+
+ private:
+  Stream& s_;
+  std::deque<std::vector<std::byte>> copies_;
+};
+
+void add_gradients(std::vector<SafetensorsTensor>& tensors, const Model& model, HostCopies& copies) {
   for (const Param& p : model.params().all()) {
     if (!p.has_grad) continue;
     for (const ParamPart& part : p.spec.parts) {
       tensors.push_back({{"grad." + file_name_of(model.spec(), part.name), DType::f32, dims_of(part.shape)},
-                         part_of(p.dw, part).data});
+                         copies.of(part_of(p.dw, part))});
     }
   }
 }
@@ -74,16 +94,19 @@ ParityResult write_parity(const ParitySpec& spec) {
 
   const int64_t T = t.batch * t.seq, V = model.vocab_size;
   std::vector<float> logits(T * V);
-  engine.run([&](Step& step) { engine.model().logits(step, tensor_of(logits.data(), {T, V}), 0, T); });
-  const double loss = *engine.model().loss_sum().ptr<double>() * engine.batch().loss_scale;
+  engine.read_logits(logits.data(), 0, T);
+  engine.read_metrics();
+  const double loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * engine.batch().loss_scale;
   const float loss_f32 = static_cast<float>(loss);
+  HostCopies copies(s);
   std::vector<SafetensorsTensor> tensors{{{"logits", DType::f32, {t.batch, t.seq, V}}, logits.data()},
                                          {{"loss", DType::f32, {1}}, &loss_f32}};
   for (const Model::MoeLayer& moe : engine.model().moe_layers()) {
     const Tensor& topk_TK = moe.saved->router.route.topk_TK;
-    tensors.push_back({{fmt::format("router.{}.topk", moe.layer), DType::i32, dims_of(topk_TK.shape)}, topk_TK.data});
+    tensors.push_back({{fmt::format("router.{}.topk", moe.layer), DType::i32, dims_of(topk_TK.shape)},
+                       copies.of(topk_TK)});
   }
-  if (spec.gradients) add_gradients(tensors, engine.model());
+  if (spec.gradients) add_gradients(tensors, engine.model(), copies);
   write_safetensors(spec.out, tensors);
   return {.loss = loss, .batch = t.batch, .seq = t.seq};
 }

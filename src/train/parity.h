@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "config/model_spec.h"
-#include "core/dtype.h"
+#include "core/tensor.h"
 
 namespace moebius {
 
@@ -17,6 +17,7 @@ struct ParitySpec {
   std::string tokens;  // safetensors file with `tokens` I32 or I64 [B, S], and maybe `doc_start` alike
   bool gradients = false;
   DType compute = DType::f32;
+  DeviceKind device = DeviceKind::cpu;
   int threads = 1;
 };
 

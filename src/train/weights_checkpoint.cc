@@ -39,7 +39,7 @@ void check_names(const CheckpointReader& reader, const Model& model, const std::
 
 }  // namespace
 
-void load_checkpoint_weights(Stream&, Model& model, const std::string& folder) {
+void load_checkpoint_weights(Stream& s, Model& model, const std::string& folder) {
   const CheckpointReader reader(folder);
   check_names(reader, model, folder);
   std::vector<float> values;
@@ -48,12 +48,12 @@ void load_checkpoint_weights(Stream&, Model& model, const std::string& folder) {
       if (!reader.tensors().contains(part.name)) continue;
       const Tensor to = part_of(p.master(), part);
       if (to.dtype == DType::f32) {
-        reader.read(part.name, to);
+        reader.read(part.name, to, &s);
         continue;
       }
       values.resize(to.numel());
       reader.read(part.name, tensor_of(values.data(), part.shape));
-      convert_elements(to, values.data(), DType::f32, folder);
+      convert_elements(s, to, values.data(), DType::f32, folder);
     }
   }
 }

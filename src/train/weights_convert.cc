@@ -1,5 +1,6 @@
 #include <bit>
 #include <cstring>
+#include <vector>
 
 #include "train/weights_source.h"
 
@@ -48,7 +49,13 @@ void convert_to(To* to, const void* from, DType from_dtype, int64_t n, const std
 
 }  // namespace
 
-void convert_elements(const Tensor& to, const void* from, DType from_dtype, const std::string& who) {
+void convert_elements(Stream& s, const Tensor& to, const void* from, DType from_dtype, const std::string& who) {
+  if (to.device != DeviceKind::cpu) {
+    std::vector<std::byte> host(to.num_bytes());
+    convert_elements(s, {.data = host.data(), .shape = to.shape, .dtype = to.dtype}, from, from_dtype, who);
+    copy_to_device(s, to.data, host.data(), to.num_bytes());
+    return synchronize(s);
+  }
   if (to.dtype == DType::f32) return convert_to(to.ptr<float>(), from, from_dtype, to.numel(), who);
   return convert_to(to.ptr<bf16>(), from, from_dtype, to.numel(), who);
 }

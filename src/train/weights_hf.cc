@@ -92,7 +92,7 @@ std::string list_problems(const std::vector<std::string>& problems) {
 
 }  // namespace
 
-void load_hugging_face(Stream&, Model& model, const std::string& dir) {
+void load_hugging_face(Stream& s, Model& model, const std::string& dir) {
   HfFolder folder = HfFolder::open(dir);
   const Placement placement(folder, model);
   MOEBIUS_CHECK(input, placement.problems().empty(),
@@ -103,7 +103,7 @@ void load_hugging_face(Stream&, Model& model, const std::string& dir) {
   for (const Placed& each : placement.placed()) {
     bytes.resize(each.source.rows * each.source.cols * size_of(each.source.dtype));
     read_tensor(folder, each.source, bytes.data());
-    convert_elements(part_of(each.param->master(), *each.part), bytes.data(), each.source.dtype,
+    convert_elements(s, part_of(each.param->master(), *each.part), bytes.data(), each.source.dtype,
                      dir + ": " + each.source.hf_name);
   }
 }

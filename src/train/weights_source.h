@@ -21,9 +21,9 @@ void load_hugging_face(Stream& s, Model& model, const std::string& folder);
 // Reads a checkpoint's weights (masters) and state, every byte against its hash.
 void load_checkpoint_weights(Stream& s, Model& model, const std::string& folder);
 
-// to = from, n elements, rounded to nearest even where it narrows. to: f32 or bf16; from: f32, bf16, f16 or f64,
-// anything else is Error{input} naming `who`.
-void convert_elements(const Tensor& to, const void* from, DType from_dtype, const std::string& who);
+// to = from, n elements in host memory, rounded to nearest even where it narrows. to: f32 or bf16, on the stream's
+// device; from: f32, bf16, f16 or f64, anything else is Error{input} naming `who`.
+void convert_elements(Stream& s, const Tensor& to, const void* from, DType from_dtype, const std::string& who);
 
 // What training keeps for itself and a model does without: it starts even where nothing was saved.
 bool is_training_state(const std::string& name);

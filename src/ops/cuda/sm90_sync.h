@@ -42,12 +42,13 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrives at the same barrier of another block of the cluster (or of this one).
+// Arrives at the same barrier of another block of the cluster (or of this one). Says that this warp's wgmmas have read a
+// slot; it publishes no ordinary writes to the other block: release at cluster scope costs a fence of the whole GPU.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t block_in_cluster) {
   asm volatile(
       "{\n .reg .b32 remote;\n"
       " mapa.shared::cluster.u32 remote, %0, %1;\n"
-      " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n" ::"r"(barrier),
+      " mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(barrier),
       "r"(block_in_cluster)
       : "memory");
 }
@@ -72,20 +73,6 @@ __device__ __forceinline__ bool mbarrier_test(uint32_t barrier, uint32_t parity)
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   while (!mbarrier_test(barrier, parity)) {
   }
-}
-
-// As mbarrier_wait where other blocks of the cluster arrive.
-__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  do {
-    asm volatile(
-        "{\n .reg .pred p;\n"
-        " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}\n"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (done == 0);
 }
 
 // Named barriers 1 to 15 (0 is __syncthreads): `threads` is a multiple of 32 and counts arrivers and waiters.

@@ -1,5 +1,7 @@
 #include "ops/norm/norm.h"
 
+#include <algorithm>
+
 #include "ops/backends.h"
 
 namespace moebius {
@@ -21,7 +23,7 @@ void check(const RmsNormFwd& a) {
   check_tensor(who, "sum", a.sum_TD, dtype, {rows, width});
 }
 
-void check(const RmsNormBwd& a) {
+void check(const RmsNormBwd& a, const Stream& s) {
   const char* who = "rms_norm_bwd";
   const DType dtype = a.x_TD.dtype;
   MOEBIUS_CHECK(usage, (dtype == DType::f32 || dtype == DType::bf16) && a.x_TD.shape.rank() == 2,
@@ -31,7 +33,7 @@ void check(const RmsNormBwd& a) {
   check_tensor(who, "x", a.x_TD, dtype, {rows, width});
   check_tensor(who, "dx", a.dx_TD, dtype, {rows, width});
   check_tensor(who, "dw", a.dw_D, DType::f32, {width});
-  check_tensor(who, "partial", a.partial_PD, DType::f32, {RmsNormBwd::num_partials(rows), width});
+  check_tensor(who, "partial", a.partial_PD, DType::f32, {RmsNormBwd::num_partials(rows, width, s), width});
   check_tensor(who, "dy", a.dy_TD, dtype, {rows, width});
   check_tensor(who, "rstd", a.rstd_T, DType::f32, {rows});
   check_tensor(who, "w", a.w_D, dtype, {width});
@@ -60,10 +62,15 @@ Cost cost(const RmsNormFwd& a) {
   return {static_cast<double>(a.x_TD.numel()) * (residual ? 5 : 4), static_cast<double>(bytes)};
 }
 
-int64_t RmsNormBwd::num_partials(int64_t num_rows) { return div_ceil(num_rows, 64); }
+// Chunks of a fixed size on the CPU. On a GPU a block has one: at least two for each of 132 multiprocessors, more where
+// rows are narrow, so that enough bytes are on their way; but the partial sums stay a few percent of what is read.
+int64_t RmsNormBwd::num_partials(int64_t num_rows, int64_t width, const Stream& s) {
+  if (s.target() != DeviceKind::cuda) return div_ceil(num_rows, 64);
+  return std::min(num_rows, std::clamp<int64_t>((1 << 21) / width, 264, 2112));
+}
 
 void rms_norm_bwd(Stream& s, const RmsNormBwd& a) {
-  check(a);
+  check(a, s);
   OpScope scope(s, "rms_norm_bwd", cost(a));
   if (a.x_TD.empty()) return;
   switch (s.device()) {

@@ -21,12 +21,13 @@ Cost cost(const RmsNormFwd& a);
 
 // dx[t,:] += rstd * (dy*w - xhat * mean(dy*w*xhat)),  xhat = x*rstd;  dw += sum over t of dy[t,:]*xhat[t,:].
 // dx is the gradient of the residual stream: it is ADDED to (in f32, rounded to its dtype). dw f32 accumulates.
-// x is what forward normalised (its sum). partial: scratch f32 [num_partials(T), D]; rows are summed in fixed chunks.
+// x is what forward normalised (its sum). partial: scratch f32 [num_partials(T, D, s), D]; rows are summed in fixed
+// chunks.
 struct RmsNormBwd {
   Tensor dx_TD, dw_D;               // inout
   Tensor partial_PD;                // scratch
   Tensor dy_TD, x_TD, rstd_T, w_D;  // in
-  static int64_t num_partials(int64_t num_rows);
+  static int64_t num_partials(int64_t num_rows, int64_t width, const Stream& s);
 };
 void rms_norm_bwd(Stream& s, const RmsNormBwd& a);
 Cost cost(const RmsNormBwd& a);

@@ -19,8 +19,8 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const bool residual : {false, true}) {
-      for (const auto& [rows, width] :
-           std::vector<std::pair<int64_t, int64_t>>{{0, 5}, {1, 1}, {3, 7}, {5, 64}, {131, 33}}) {
+      for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{
+               {0, 5}, {1, 1}, {3, 7}, {5, 64}, {131, 33}, {300, 1056}, {3, 8200}}) {
         all.push_back({rows, width, dtype, residual});
       }
     }
@@ -57,7 +57,7 @@ TEST_P(RmsNormTest, BackwardEqualsTheReference) {
         dy = Array::normal({rows, width}, dtype, 3);
   Array dx = Array::normal({rows, width}, dtype, 4), dw = Array::normal({width}, DType::f32, 5);
   Array rstd = Array::of({rows}, DType::f32, ref::rms_norm_fwd(x.values(), {}, w.values(), 1e-3).rstd);
-  Array partial = Array::poisoned({RmsNormBwd::num_partials(rows), width}, DType::f32);
+  Array partial = Array::poisoned({RmsNormBwd::num_partials(rows, width, s_), width}, DType::f32);
   Values want_dx = dx.values(), want_dw = dw.values();
   ref::rms_norm_bwd(want_dx, want_dw, dy.values(), x.values(), w.values(), 1e-3);
   rms_norm_bwd(s_, {.dx_TD = dx.tensor(),
@@ -90,25 +90,25 @@ TEST(RmsNorm, ReferenceBackwardEqualsFiniteDifferences) {
 }
 
 TEST(RmsNorm, SumMayBeTheResidual) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Array x = Array::normal({3, 5}, DType::bf16, 1), w = Array::normal({5}, DType::bf16, 2),
-        r = Array::normal({3, 5}, DType::bf16, 3);
-  Array y({3, 5}, DType::bf16), rstd({3}, DType::f32), sum({3, 5}, DType::bf16), y2 = y;
-  rms_norm_fwd(s, {.y_TD = y.tensor(),
-                   .rstd_T = rstd.tensor(),
-                   .sum_TD = sum.tensor(),
-                   .x_TD = x.tensor(),
-                   .residual_TD = r.tensor(),
-                   .w_D = w.tensor()});
-  rms_norm_fwd(s, {.y_TD = y2.tensor(),
-                   .rstd_T = rstd.tensor(),
-                   .sum_TD = r.tensor(),
-                   .x_TD = x.tensor(),
-                   .residual_TD = r.tensor(),
-                   .w_D = w.tensor()});
-  EXPECT_EQ(y.bytes(), y2.bytes());
-  EXPECT_EQ(sum.bytes(), r.bytes());
+  testing::on_each_device([](Stream& s) {
+    Array x = Array::normal({3, 5}, DType::bf16, 1), w = Array::normal({5}, DType::bf16, 2),
+          r = Array::normal({3, 5}, DType::bf16, 3);
+    Array y({3, 5}, DType::bf16), rstd({3}, DType::f32), sum({3, 5}, DType::bf16), y2 = y;
+    rms_norm_fwd(s, {.y_TD = y.tensor(),
+                     .rstd_T = rstd.tensor(),
+                     .sum_TD = sum.tensor(),
+                     .x_TD = x.tensor(),
+                     .residual_TD = r.tensor(),
+                     .w_D = w.tensor()});
+    rms_norm_fwd(s, {.y_TD = y2.tensor(),
+                     .rstd_T = rstd.tensor(),
+                     .sum_TD = r.tensor(),
+                     .x_TD = x.tensor(),
+                     .residual_TD = r.tensor(),
+                     .w_D = w.tensor()});
+    EXPECT_EQ(y.bytes(), y2.bytes());
+    EXPECT_EQ(sum.bytes(), r.bytes());
+  });
 }
 
 TEST(RmsNorm, SameBitsForAnyTeam) {
@@ -116,7 +116,7 @@ TEST(RmsNorm, SameBitsForAnyTeam) {
     Array x = Array::normal({300, 33}, DType::bf16, 1), w = Array::normal({33}, DType::bf16, 2),
           dy = Array::normal({300, 33}, DType::bf16, 3);
     Array y({300, 33}, DType::bf16), rstd({300}, DType::f32), dx({300, 33}, DType::bf16), dw({33}, DType::f32);
-    Array partial({RmsNormBwd::num_partials(300), 33}, DType::f32);
+    Array partial({RmsNormBwd::num_partials(300, 33, s), 33}, DType::f32);
     rms_norm_fwd(s, {.y_TD = y.tensor(), .rstd_T = rstd.tensor(), .x_TD = x.tensor(), .w_D = w.tensor()});
     rms_norm_bwd(s, {.dx_TD = dx.tensor(),
                      .dw_D = dw.tensor(),

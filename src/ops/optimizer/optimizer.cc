@@ -57,6 +57,7 @@ void adamw(Stream& s, const AdamW& a) {
   check_tensor(who, "v", a.v_n, DType::f32, n);
   check_tensor(who, "grad", a.grad_n, DType::f32, n);
   check_tensor(who, "scale", a.scale_1, DType::f32, {1});
+  if (!a.schedule_2.empty()) check_tensor(who, "schedule", a.schedule_2, DType::f64, {2});
   MOEBIUS_CHECK(usage, a.step >= 1, "{}: step counts from 1; got {}", who, a.step);
   OpScope scope(s, who, cost(a));
   if (a.master_n.empty()) return;

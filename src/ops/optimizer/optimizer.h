@@ -29,10 +29,12 @@ void clip_scale(Stream& s, const ClipScale& a);
 //   g = grad * scale[0];  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
 //   master = master (1 - lr wd) - lr (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
 //   param = master rounded to its dtype (param may be the master itself in f32)
-// grad is left as it is. Nothing is written when scale[0] is NaN.
+// grad is left as it is. Nothing is written when scale[0] is NaN. schedule (optional): lr (rounded to f32) and step in
+// memory, in their place, so that a recorded step can be replayed with other values.
 struct AdamW {
   Tensor param_n, master_n, m_n, v_n;  // out, inout f32
   Tensor grad_n, scale_1;              // in f32
+  Tensor schedule_2;                   // in f64 [lr, step], may be empty
   float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;
   int64_t step = 1;  // 1-based
 };

@@ -79,7 +79,12 @@ void clip_scale(Stream&, const ClipScale& a) {
 void adamw(Stream& s, const AdamW& a) {
   const float scale = *a.scale_1.ptr<float>();
   if (std::isnan(scale)) return;
-  const Coefficients coefficients(a);
+  AdamW now = a;
+  if (!a.schedule_2.empty()) {
+    now.lr = static_cast<float>(a.schedule_2.ptr<double>()[0]);
+    now.step = static_cast<int64_t>(a.schedule_2.ptr<double>()[1]);
+  }
+  const Coefficients coefficients(now);
   with_float_type(a.param_n.dtype, [&](auto zero) {
     using T = decltype(zero);
     parallel_rows(s.pool(), a.master_n.numel(), 1 << 14, [&](int64_t begin, int64_t end) {

@@ -1,5 +1,7 @@
 #include "ops/rope/rope.h"
 
+#include <algorithm>
+
 #include "ops/backends.h"
 
 namespace moebius {
@@ -68,7 +70,10 @@ Cost cost(const RopeFwd& a) {
           static_cast<double>(2 * a.qkv_TC.num_bytes() + a.pos_T.num_bytes() + 4 * a.pos_T.numel() * a.q_THd.dim(2))};
 }
 
-int64_t RopeBwd::num_partials(int64_t num_rows) { return div_ceil(num_rows, 64); }
+// Chunks of a fixed size on the CPU; on a GPU so many that each of 132 multiprocessors has eight.
+int64_t RopeBwd::num_partials(int64_t num_rows, const Stream& s) {
+  return s.target() == DeviceKind::cuda ? std::min<int64_t>(num_rows, 1056) : div_ceil(num_rows, 64);
+}
 
 void rope_bwd(Stream& s, const RopeBwd& a) {
   const char* who = "rope_bwd";
@@ -78,7 +83,7 @@ void rope_bwd(Stream& s, const RopeBwd& a) {
   if (!a.q_norm_d.empty()) check_tensor(who, "dq_norm", a.dq_norm_d, DType::f32, {width});
   if (!a.k_norm_d.empty()) check_tensor(who, "dk_norm", a.dk_norm_d, DType::f32, {width});
   if (!a.q_norm_d.empty() || !a.k_norm_d.empty()) {
-    check_tensor(who, "partial", a.partial_P2d, DType::f32, {RopeBwd::num_partials(rows), 2 * width});
+    check_tensor(who, "partial", a.partial_P2d, DType::f32, {RopeBwd::num_partials(rows, s), 2 * width});
   }
   OpScope scope(s, who, cost(a));
   if (a.qkv_TC.empty()) return;

@@ -28,7 +28,7 @@ struct RopeFwd {
 void rope_fwd(Stream& s, const RopeFwd& a);
 Cost cost(const RopeFwd& a);
 
-// dqkv from dq, dk, dv; dq_norm, dk_norm f32 [d] accumulate. partial: scratch f32 [num_partials(T), 2 d] (only with
+// dqkv from dq, dk, dv; dq_norm, dk_norm f32 [d] accumulate. partial: scratch f32 [num_partials(T, s), 2 d] (only with
 // norms).
 struct RopeBwd {
   Tensor dqkv_TC;                 // out
@@ -37,7 +37,7 @@ struct RopeBwd {
   Tensor dq_THd, dk_TGd, dv_TGd;  // in
   Tensor qkv_TC, pos_T, cos_sin_Pd, q_norm_d, k_norm_d;
   float eps = 1e-6f;
-  static int64_t num_partials(int64_t num_rows);
+  static int64_t num_partials(int64_t num_rows, const Stream& s);
 };
 void rope_bwd(Stream& s, const RopeBwd& a);
 Cost cost(const RopeBwd& a);

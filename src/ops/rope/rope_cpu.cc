@@ -150,7 +150,7 @@ void rope_fwd(Stream& s, const RopeFwd& a) {
 }
 
 void rope_bwd(Stream& s, const RopeBwd& a) {
-  const int64_t rows = a.qkv_TC.dim(0), width = a.dq_THd.dim(2), num_partials = RopeBwd::num_partials(rows);
+  const int64_t rows = a.qkv_TC.dim(0), width = a.dq_THd.dim(2), num_partials = RopeBwd::num_partials(rows, s);
   const int64_t rows_per_partial = div_ceil(rows, num_partials);
   const bool norm = !a.q_norm_d.empty() || !a.k_norm_d.empty();
   float* partials = norm ? a.partial_P2d.ptr<float>() : nullptr;

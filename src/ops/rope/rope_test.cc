@@ -22,8 +22,8 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const bool norm : {false, true}) {
-      for (const auto& [rows, heads, kv_heads, width] :
-           std::vector<std::array<int64_t, 4>>{{0, 2, 1, 4}, {1, 1, 1, 2}, {5, 3, 1, 6}, {131, 4, 2, 34}}) {
+      for (const auto& [rows, heads, kv_heads, width] : std::vector<std::array<int64_t, 4>>{
+               {0, 2, 1, 4}, {1, 1, 1, 2}, {5, 3, 1, 6}, {131, 4, 2, 34}, {67, 6, 2, 128}, {9, 2, 1, 96}}) {
         all.push_back({rows, heads, kv_heads, width, norm, dtype});
       }
     }
@@ -47,7 +47,7 @@ Values columns(const Values& x, int64_t width, int64_t begin, int64_t end) {
   return part;
 }
 
-class RopeTest : public ::testing::TestWithParam<Case> {
+class RopeTest : public testing::DeviceTest<Case> {
  protected:
   RopeTest() {
     const auto& [rows, heads, kv_heads, width, norm, dtype] = c_;
@@ -66,16 +66,14 @@ class RopeTest : public ::testing::TestWithParam<Case> {
   Values x_q() const { return columns(qkv_.values(), columns_, 0, q_end()); }
   Values x_k() const { return columns(qkv_.values(), columns_, q_end(), k_end()); }
 
-  const Case c_ = GetParam();
+  const Case c_ = c();
   const int64_t columns_ = (c_.heads + 2 * c_.kv_heads) * c_.width;
   // Roundings of the normalised head and of the result; table, norm and rotation are a handful of f32 operations.
   const double error_ = 2 * testing::epsilon(c_.dtype) + testing::epsilon(DType::f32) * (6 + std::sqrt(c_.width));
-  ThreadPool pool_{2};
-  Stream s_{DeviceKind::cpu, pool_};
   Array qkv_, q_norm_, k_norm_, pos_, table_;
   ref::Rope q_ref_, k_ref_;
 };
-INSTANTIATE_TEST_SUITE_P(Shapes, RopeTest, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Shapes, RopeTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
 TEST_P(RopeTest, ForwardEqualsTheReference) {
   const auto [rows, heads, kv_heads, width, norm, dtype] = c_;
@@ -101,7 +99,7 @@ TEST_P(RopeTest, BackwardEqualsTheReference) {
   Array dqkv = Array::poisoned({rows, columns_}, dtype);
   Array dq_norm = norm ? Array::normal({width}, DType::f32, 7) : Array(),
         dk_norm = norm ? Array::normal({width}, DType::f32, 8) : Array();
-  Array partial = norm ? Array::poisoned({RopeBwd::num_partials(rows), 2 * width}, DType::f32) : Array();
+  Array partial = norm ? Array::poisoned({RopeBwd::num_partials(rows, s_), 2 * width}, DType::f32) : Array();
   Values want_dq_norm = dq_norm.values(), want_dk_norm = dk_norm.values();
   const Values want_q = ref::rope_bwd(want_dq_norm, dq.values(), x_q(), q_ref_),
                want_k = ref::rope_bwd(want_dk_norm, dk.values(), x_k(), k_ref_);
@@ -150,7 +148,7 @@ TEST(Rope, SameBitsForAnyTeam) {
           pos = Array::of_ints({300}, positions(300)), table({kPositions, 8}, DType::f32);
     Array q({300, 2, 8}, DType::bf16), k({300, 1, 8}, DType::bf16),
         v = k, dqkv = qkv, dq_norm({8}, DType::f32), dk_norm = dq_norm,
-        partial({RopeBwd::num_partials(300), 16}, DType::f32);
+        partial({RopeBwd::num_partials(300, s), 16}, DType::f32);
     rope_table(s, {.cos_sin_Pd = table.tensor()});
     rope_fwd(s, {.q_THd = q.tensor(),
                  .k_TGd = k.tensor(),

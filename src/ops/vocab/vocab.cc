@@ -15,11 +15,11 @@ Shape check_matrix(const char* who, const char* name, const Tensor& t) {
   return t.shape;
 }
 
-void check(const LmLoss& a) {
+void check(const LmLoss& a, const Stream& s) {
   const char* who = "lm_loss";
   const Shape TD = check_matrix(who, "x", a.x_TD), VD = check_matrix(who, "w", a.w_VD);
   const DType dtype = a.x_TD.dtype;
-  const int64_t tokens = TD[0], chunk = std::min(tokens, LmLoss::kChunk), vocab = VD[0];
+  const int64_t tokens = TD[0], vocab = VD[0], chunk = LmLoss::chunk(tokens, vocab, s);
   check_tensor(who, "w", a.w_VD, dtype, {vocab, TD[1]});
   check_tensor(who, "loss", a.loss_T, DType::f32, {tokens});
   check_tensor(who, "target", a.target_T, DType::i32, {tokens});
@@ -57,6 +57,8 @@ void embedding_bwd(Stream& s, const EmbeddingBwd& a) {
   const Shape TD = check_matrix(who, "dx", a.dx_TD);
   check_tensor(who, "dw", a.dw_VD, DType::f32, {a.dw_VD.dim(0), TD[1]});
   check_tensor(who, "token", a.token_T, DType::i32, {TD[0]});
+  if (const int64_t bytes = EmbeddingBwd::scratch_bytes(a, s); bytes > 0)
+    check_tensor(who, "scratch", a.scratch, DType::u8, {bytes});
   OpScope scope(s, who, cost(a));
   if (a.dx_TD.empty()) return;
   switch (s.device()) {
@@ -69,14 +71,27 @@ void embedding_bwd(Stream& s, const EmbeddingBwd& a) {
   }
 }
 
+// On a GPU: the tokens in the order of their numbers, twice, each 8 bytes.
+int64_t EmbeddingBwd::scratch_bytes(const EmbeddingBwd& a, const Stream& s) {
+  return s.target() == DeviceKind::cuda ? 16 * a.token_T.numel() : 0;
+}
+
 // Each row of dx is read, and a row of dw read and written for it.
 Cost cost(const EmbeddingBwd& a) {
   return {static_cast<double>(a.dx_TD.numel()),
           static_cast<double>(a.dx_TD.num_bytes() + a.token_T.num_bytes() + 8 * a.dx_TD.numel())};
 }
 
+// A GPU's products want many rows, above all dw, which each chunk reads and writes as a whole: as many as 4 GiB of
+// logits and their derivatives hold.
+int64_t LmLoss::chunk(int64_t num_tokens, int64_t vocab, const Stream& s) {
+  int64_t rows = 1024;
+  while (s.target() == DeviceKind::cuda && rows < 8192 && 2 * rows * vocab * 6 <= int64_t{1} << 32) rows *= 2;
+  return std::min(num_tokens, rows);
+}
+
 void lm_loss(Stream& s, const LmLoss& a) {
-  check(a);
+  check(a, s);
   OpScope scope(s, "lm_loss", cost(a));
   if (a.x_TD.empty()) return;
   switch (s.device()) {

@@ -17,7 +17,9 @@ Cost cost(const EmbeddingFwd& a);
 // dw[token[t],:] += dx[t,:] in the order of t. dw f32.
 struct EmbeddingBwd {
   Tensor dw_VD;           // inout
+  Tensor scratch;         // u8 [scratch_bytes], may be empty where that is 0
   Tensor dx_TD, token_T;  // in
+  static int64_t scratch_bytes(const EmbeddingBwd& a, const Stream& s);
 };
 void embedding_bwd(Stream& s, const EmbeddingBwd& a);
 Cost cost(const EmbeddingBwd& a);
@@ -25,15 +27,16 @@ Cost cost(const EmbeddingBwd& a);
 // logits = x w^T (f32);  loss[t] = weight[t] * (logsumexp(logits[t]) - logits[t, target[t]]).
 // With gradients (dx given): the derivative of  scale * sum over t of loss[t]:
 //   dlogits = scale * weight * (softmax - onehot),  dx = dlogits w (out),  dw += dlogits^T x (f32)
-// Works on chunks of kChunk tokens and never holds all logits. x, w: f32 or bf16 alike; dlogits is rounded to that
+// Works on chunks of tokens and never holds all logits. x, w: f32 or bf16 alike; dlogits is rounded to that
 // dtype for the products. A token of weight 0 has loss 0 and no gradient, whatever its target.
 struct LmLoss {
   Tensor loss_T;                 // out, f32
   Tensor dx_TD, dw_VD;           // out, inout; both empty: no gradients
-  Tensor logits_CV, dlogits_CV;  // scratch: f32 and x's dtype, C = min(T, kChunk); dlogits empty without gradients
+  Tensor logits_CV, dlogits_CV;  // scratch: f32 and x's dtype, C = chunk(T, V, s); dlogits empty without gradients
   Tensor x_TD, w_VD, target_T, weight_T;  // in; target i32, weight f32
+  Tensor scale_1;  // in f32, may be empty: takes the place of scale, so that a recorded step reads it anew
   float scale = 1.0f;
-  static constexpr int64_t kChunk = 1024;
+  static int64_t chunk(int64_t num_tokens, int64_t vocab, const Stream& s);
 };
 void lm_loss(Stream& s, const LmLoss& a);
 Cost cost(const LmLoss& a);

@@ -61,12 +61,13 @@ float loss_row(T* dlogits, float* logits, int64_t vocab, int32_t target, float w
 template <class T>
 void loss_rows(Stream& s, const LmLoss& a, const Tensor& logits, int64_t first) {
   const int64_t vocab = a.w_VD.dim(0);
+  const float scale = a.scale_1.empty() ? a.scale : *a.scale_1.ptr<float>();
   T* dlogits = a.dx_TD.empty() ? nullptr : a.dlogits_CV.ptr<T>();
   parallel_rows(s.pool(), logits.dim(0), 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t t = first + i;
       a.loss_T.ptr<float>()[t] = loss_row(dlogits ? dlogits + i * vocab : nullptr, logits.ptr<float>() + i * vocab,
-                                          vocab, a.target_T.ptr<int32_t>()[t], a.weight_T.ptr<float>()[t], a.scale);
+                                          vocab, a.target_T.ptr<int32_t>()[t], a.weight_T.ptr<float>()[t], scale);
     }
   });
 }
@@ -92,10 +93,10 @@ void embedding_bwd(Stream& s, const EmbeddingBwd& a) {
 }
 
 void lm_loss(Stream& s, const LmLoss& a) {
-  const int64_t tokens = a.x_TD.dim(0);
+  const int64_t tokens = a.x_TD.dim(0), chunk = a.logits_CV.dim(0);
   const bool grads = !a.dx_TD.empty();
-  for (int64_t begin = 0; begin < tokens; begin += LmLoss::kChunk) {
-    const int64_t end = std::min(tokens, begin + LmLoss::kChunk);
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const int64_t end = std::min(tokens, begin + chunk);
     const Tensor x = a.x_TD.rows(begin, end), logits = a.logits_CV.rows(0, end - begin);
     cpu::gemm(s, {.c_MN = logits, .a = x, .b = a.w_VD, .trans_b = true});
     with_float_type(x.dtype, [&](auto zero) { loss_rows<decltype(zero)>(s, a, logits, begin); });

@@ -1,0 +1,58 @@
+#include "ops/attention/attention_cuda.h"
+
+#include <algorithm>
+
+#include "ops/backends.h"
+
+namespace moebius::cuda {
+namespace {
+
+AttentionSizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& doc_start, int64_t batch, int64_t window,
+                        float scale) {
+  return {.rows = q.dim(0) / batch,
+          .kv_rows = k.dim(0) / batch,
+          .heads = narrow<int>(q.dim(1)),
+          .kv_heads = narrow<int>(k.dim(1)),
+          .width = narrow<int>(q.dim(2)),
+          .window = window,
+          .scale = scale,
+          .doc_start = doc_start.empty() ? nullptr : doc_start.ptr<int32_t>()};
+}
+
+// What the generic kernels cannot index.
+void check_sizes(const char* who, const Tensor& q, int64_t batch) {
+  MOEBIUS_CHECK(usage, q.dim(2) <= 256, "{}: on CUDA the width of a head must be at most 256; got {}", who,
+                to_string(q));
+  MOEBIUS_CHECK(usage, q.dim(1) <= 65535 && batch <= 65535,
+                "{}: on CUDA heads and batch must be at most 65535; got {} and batch {}", who, to_string(q), batch);
+}
+
+}  // namespace
+
+AttentionSizes attention_sizes(const AttentionFwd& a) {
+  return sizes_of(a.q_THd, a.k_UGd, a.doc_start_T, a.batch, a.window, a.scale);
+}
+
+AttentionSizes attention_sizes(const AttentionBwd& a) {
+  return sizes_of(a.q_THd, a.k_TGd, a.doc_start_T, a.batch, a.window, a.scale);
+}
+
+int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes(a) ? cudnn_scratch_bytes(a) : 0; }
+
+int64_t scratch_bytes(const AttentionBwd& a) {
+  return cudnn_takes(a) ? cudnn_scratch_bytes(a) : generic_scratch_bytes(a);
+}
+
+void attention_fwd(Stream& s, const AttentionFwd& a) {
+  if (cudnn_takes(a)) return cudnn_attention_fwd(s, a);
+  check_sizes("attention_fwd", a.q_THd, a.batch);
+  generic_attention_fwd(s, a);
+}
+
+void attention_bwd(Stream& s, const AttentionBwd& a) {
+  if (cudnn_takes(a)) return cudnn_attention_bwd(s, a);
+  check_sizes("attention_bwd", a.q_THd, a.batch);
+  generic_attention_bwd(s, a);
+}
+
+}  // namespace moebius::cuda

@@ -1,0 +1,47 @@
+// The two ways in which CUDA computes attention. Which one takes a call is decided by its arguments alone.
+//   generic  own kernels: any width up to 256, f32 and bf16, any mask of the header
+//   cuDNN    bf16 of the widths that it has quick kernels for
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ops/attention/attention.h"
+
+namespace moebius::cuda {
+
+// Sizes of a call. Rows are those of one sequence.
+struct AttentionSizes {
+  int64_t rows, kv_rows;
+  int heads, kv_heads, width;
+  int64_t window;
+  float scale;
+  const int32_t* doc_start;  // or null
+};
+AttentionSizes attention_sizes(const AttentionFwd& a);
+AttentionSizes attention_sizes(const AttentionBwd& a);
+
+void generic_attention_fwd(Stream& s, const AttentionFwd& a);
+void generic_attention_bwd(Stream& s, const AttentionBwd& a);
+int64_t generic_scratch_bytes(const AttentionBwd& a);
+
+// to [batch, heads, rows] = from [batch, rows, heads]
+struct HeadsFirst {
+  float* to;          // out
+  const float* from;  // in
+  int64_t batch, rows, heads;
+};
+void heads_first(Stream& s, const HeadsFirst& a);
+
+// Whether cuDNN takes the call. Never, in a build without it.
+bool cudnn_takes(const AttentionFwd& a);
+bool cudnn_takes(const AttentionBwd& a);
+void cudnn_attention_fwd(Stream& s, const AttentionFwd& a);
+void cudnn_attention_bwd(Stream& s, const AttentionBwd& a);
+// A bound that is known without a GPU; Error{internal} from the calls above when cuDNN asks for more.
+int64_t cudnn_scratch_bytes(const AttentionFwd& a);
+int64_t cudnn_scratch_bytes(const AttentionBwd& a);
+// "9.19.0", or "" in a build without cuDNN.
+std::string cudnn_version();
+
+}  // namespace moebius::cuda

@@ -1,0 +1,49 @@
+// The host side of the grouped products on sm_90a.
+#pragma once
+
+#include "core/cuda.h"
+#include "core/tensor.h"
+#include "ops/cuda/sm90_tensor_map.h"
+#include "ops/experts/experts_cuda.h"
+#include "ops/experts/grouped_kernel_sm90.h"
+
+namespace moebius::cuda {
+
+// The copy engine and 16-byte accesses: bf16, rows of a multiple of 16 bytes, at such an address.
+inline bool takes_rows(const Tensor& t) {
+  return t.dtype == DType::bf16 && t.shape[t.shape.rank() - 1] % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+}
+
+// Of a matrix of rows of A.
+inline CUtensorMap rows_map(const Tensor& t) {
+  return make_tensor_map<2>(t.data, {{{t.dim(1), 1, kTileK}, {t.dim(0), t.dim(1), kTileM}}});
+}
+
+inline RowTiles row_tiles(const Rows& rows, int32_t across) {
+  constexpr int32_t kGroup = 8;  // units: 16 row tiles by about 8 across are in flight
+  return {rows.offsets_e1.ptr<int32_t>(), static_cast<int32_t>(rows.offsets_e1.dim(0) - 1), across, kGroup};
+}
+
+// What a kernel needs to be told once on a device.
+template <class Op>
+struct GroupedLaunch {
+  int blocks = 0;
+  GroupedLaunch() {
+    int device = 0;
+    MOEBIUS_CUDA(cudaGetDevice(&device));
+    MOEBIUS_CUDA(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device));
+    blocks = blocks / 2 * 2;
+    MOEBIUS_CUDA(
+        cudaFuncSetAttribute(grouped_gemm_kernel<Op>, cudaFuncAttributeMaxDynamicSharedMemorySize, GemmShared::kBytes));
+  }
+};
+
+template <class Op>
+void launch_grouped(Stream& s, const typename Op::Params& p, const char* who) {
+  const int blocks = op_state<GroupedLaunch<Op>>(s).blocks;
+  grouped_gemm_kernel<Op><<<blocks, kGemmThreads, GemmShared::kBytes, cuda_stream(s)>>>(p);
+  check_launch(who);
+}
+
+}  // namespace moebius::cuda

@@ -1,0 +1,261 @@
+// gemm on CUDA by cuBLASLt. Row-major products are its column-major ones with the operands exchanged:
+// c = op(a) op(b) in rows is c^T = op(b)^T op(a)^T in columns, without moving anything.
+//
+// Among the algorithms that cuBLASLt proposes for a shape the quickest is remembered. Which one that is may differ from
+// run to run, so only those compete that give the bits of the first proposal, which is a function of the shape: the
+// result of a call does not depend on timing.
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <unordered_map>
+#include <vector>
+
+#include "core/cuda.h"
+#include "ops/backends.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_cuda.h"
+#include "ops/gemm/gemm_trial.h"
+
+namespace moebius::cuda {
+namespace {
+
+constexpr int64_t kWorkspaceBytes = int64_t{32} << 20, kTrialBytes = int64_t{96} << 20;
+constexpr int kMaxProposals = 8, kTimedRuns = 3;
+
+void check(cublasStatus_t status, const char* call) {
+  MOEBIUS_CHECK(internal, status == CUBLAS_STATUS_SUCCESS, "gemm: {}: {}", call, cublasLtGetStatusString(status));
+}
+
+cudaDataType type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+// Alignment that algorithms may count on: no more than they use, so that few kinds occur.
+int64_t alignment_of(const void* p) { return std::min<uint64_t>(16, uint64_t{1} << std::countr_zero(uint64_t(p))); }
+
+struct Sizes {
+  int64_t m, n, k;
+};
+
+Sizes sizes_of(const Gemm& a) { return {a.c_MN.dim(0), a.c_MN.dim(1), a.a.dim(a.trans_a ? 0 : 1)}; }
+
+// What cuBLASLt is told about a product. Leading dimensions are those of `a`, sizes may be less.
+struct Problem {
+  Problem(const Gemm& a, Sizes sizes, Sizes ld) {
+    check(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
+    const cublasOperation_t first = a.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+                            second = a.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "TRANSA");
+    check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "TRANSB");
+    layout(&b, a.b.dtype, a.trans_b ? sizes.k : sizes.n, a.trans_b ? sizes.n : sizes.k, a.trans_b ? ld.k : ld.n);
+    layout(&this->a, a.a.dtype, a.trans_a ? sizes.m : sizes.k, a.trans_a ? sizes.k : sizes.m, a.trans_a ? ld.m : ld.k);
+    layout(&c, a.c_MN.dtype, sizes.n, sizes.m, ld.n);
+  }
+  static void layout(cublasLtMatrixLayout_t to, DType dtype, int64_t rows, int64_t cols, int64_t ld) {
+    check(cublasLtMatrixLayoutInit(to, type_of(dtype), rows, cols, ld), "cublasLtMatrixLayoutInit");
+  }
+  cublasLtMatmulDescOpaque_t product;
+  cublasLtMatrixLayoutOpaque_t a, b, c;
+};
+
+struct Operands {
+  void* c;
+  const void *a, *b;
+};
+
+struct Key {
+  Sizes sizes;
+  uint64_t flags;
+  bool operator==(const Key& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
+};
+
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    uint64_t hash = key.flags;
+    for (const int64_t x : {key.sizes.m, key.sizes.n, key.sizes.k}) {
+      hash = (hash ^ static_cast<uint64_t>(x)) * 0x9E3779B97F4A7C15u ^ (hash >> 29);
+    }
+    return hash;
+  }
+};
+
+Key key_of(const Gemm& a) {
+  uint64_t flags = uint64_t{a.a.dtype == DType::bf16} | uint64_t{a.c_MN.dtype == DType::bf16} << 1 |
+                   uint64_t{a.trans_a} << 2 | uint64_t{a.trans_b} << 3 | uint64_t{a.accumulate} << 4;
+  for (const Tensor* t : {&a.c_MN, &a.a, &a.b}) flags = flags << 5 | static_cast<uint64_t>(alignment_of(t->data));
+  return {sizes_of(a), flags};
+}
+
+using Algorithms = std::vector<cublasLtMatmulAlgo_t>;
+
+// What this op keeps on a device. Calls come from one stream at a time: they share the workspace.
+class CublasLt {
+ public:
+  CublasLt() {
+    check(cublasLtCreate(&handle_), "cublasLtCreate");
+    MOEBIUS_CUDA(cudaMalloc(reinterpret_cast<void**>(&workspace_), gemm_state_bytes()));
+    MOEBIUS_CUDA(cudaEventCreate(&begin_));
+    MOEBIUS_CUDA(cudaEventCreate(&end_));
+  }
+  ~CublasLt() {
+    cudaEventDestroy(end_);
+    cudaEventDestroy(begin_);
+    cudaFree(workspace_);
+    cublasLtDestroy(handle_);
+  }
+  CublasLt(const CublasLt&) = delete;
+
+  // False when cuBLASLt has no algorithm for this product.
+  bool run(Stream& s, const Gemm& a) {
+    const cudaStream_t stream = cuda_stream(s);
+    const Key key = key_of(a);
+    const Sizes sizes = sizes_of(a);
+    Problem problem(a, sizes, sizes);
+    if (const auto it = chosen_.find(key); it != chosen_.end()) return run_first(stream, problem, a, it->second);
+    Algorithms proposals = propose(problem, a);
+    if (!is_recording(s)) {
+      if (proposals.size() > 1) proposals = {quickest(s, a, proposals)};
+      chosen_[key] = proposals;
+    }
+    return run_first(stream, problem, a, proposals);
+  }
+
+ private:
+  char* trial() const { return workspace_ + kWorkspaceBytes; }
+
+  bool run_first(cudaStream_t stream, Problem& problem, const Gemm& a, const Algorithms& algorithms) {
+    if (algorithms.empty()) return false;
+    check(multiply(stream, problem, {a.c_MN.data, a.a.data, a.b.data}, a.accumulate, algorithms.front()),
+          "cublasLtMatmul");
+    return true;
+  }
+
+  cublasStatus_t multiply(cudaStream_t stream, Problem& p, Operands x, bool accumulate,
+                          const cublasLtMatmulAlgo_t& algorithm) {
+    const float one = 1, beta = accumulate ? 1 : 0;
+    return cublasLtMatmul(handle_, &p.product, &one, x.b, &p.b, x.a, &p.a, &beta, x.c, &p.c, x.c, &p.c, &algorithm,
+                          workspace_, kWorkspaceBytes, stream);
+  }
+
+  // cuBLASLt's proposals, best first by its own account: a function of shape, dtypes and alignment. Partial sums of a
+  // split K are added in f32 in a step of their own, so each proposal gives the same bits every time.
+  Algorithms propose(Problem& p, const Gemm& a) {
+    cublasLtMatmulPreferenceOpaque_t preference;
+    check(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
+    const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
+      check(cublasLtMatmulPreferenceSetAttribute(&preference, what, &value, sizeof value), "preference");
+    };
+    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kWorkspaceBytes));
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(alignment_of(a.b.data)));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(alignment_of(a.a.data)));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(alignment_of(a.c_MN.data)));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(alignment_of(a.c_MN.data)));
+    cublasLtMatmulHeuristicResult_t results[kMaxProposals];
+    int num_results = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, &p.product, &p.b, &p.a, &p.c, &p.c,
+                                                                 &preference, kMaxProposals, results, &num_results);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};
+    check(status, "cublasLtMatmulAlgoGetHeuristic");
+    Algorithms all;
+    for (int i = 0; i < num_results; ++i) {
+      if (results[i].state == CUBLAS_STATUS_SUCCESS) all.push_back(results[i].algo);
+    }
+    return all;
+  }
+
+  cublasLtMatmulAlgo_t quickest(Stream& s, const Gemm& a, const Algorithms& proposals) {
+    const cudaStream_t stream = cuda_stream(s);
+    const Algorithms equal = same_bits(s, a, proposals);
+    // Timed with the real operands into the trial memory, with as many rows as fit there: c is not touched.
+    Sizes sizes = sizes_of(a);
+    const Sizes ld = sizes;
+    const int64_t rows = kTrialBytes / (sizes.n * size_of(a.c_MN.dtype));
+    if (rows < sizes.m) sizes.m = rows >= 256 ? rows / 256 * 256 : rows;
+    if (sizes.m == 0) return proposals.front();
+    Problem problem(a, sizes, ld);
+    float least_ms = std::numeric_limits<float>::infinity();
+    cublasLtMatmulAlgo_t best = proposals.front();
+    for (const cublasLtMatmulAlgo_t& algorithm : equal) {
+      float ms = least_ms;
+      for (int i = 0; i <= kTimedRuns; ++i) {  // the first warms up
+        MOEBIUS_CUDA(cudaEventRecord(begin_, stream));
+        if (multiply(stream, problem, {trial(), a.a.data, a.b.data}, a.accumulate, algorithm) !=
+            CUBLAS_STATUS_SUCCESS) {
+          break;
+        }
+        MOEBIUS_CUDA(cudaEventRecord(end_, stream));
+        MOEBIUS_CUDA(cudaEventSynchronize(end_));
+        float run_ms = 0;
+        MOEBIUS_CUDA(cudaEventElapsedTime(&run_ms, begin_, end_));
+        if (i > 0) ms = std::min(ms, run_ms);
+      }
+      if (ms < least_ms) {
+        least_ms = ms;
+        best = algorithm;
+      }
+    }
+    return best;
+  }
+
+  // The proposals that give the bits of the first one: on random operands (the real ones may be zeros) with all of K,
+  // whose order is what may differ, and few rows and columns.
+  Algorithms same_bits(Stream& s, const Gemm& a, const Algorithms& proposals) {
+    const cudaStream_t stream = cuda_stream(s);
+    const Sizes all = sizes_of(a);
+    const int64_t size = size_of(a.a.dtype);
+    // The same remainders by 8 keep the alignment of rows.
+    const auto few = [](int64_t x, int64_t most) { return x <= most ? x : most - 8 + x % 8; };
+    Sizes sizes = all;
+    for (int64_t most = 256;; most /= 2) {
+      if (most < 16) return {proposals.front()};
+      sizes = {few(all.m, most), few(all.n, most), all.k};
+      if ((sizes.m + sizes.n) * sizes.k * size + 3 * most * most * 4 < kTrialBytes) break;
+    }
+    const auto aligned = [](int64_t num_bytes) { return div_ceil(num_bytes, 256) * 256; };
+    const int64_t a_bytes = aligned(sizes.m * sizes.k * size), b_bytes = aligned(sizes.n * sizes.k * size),
+                  c_bytes = aligned(sizes.m * sizes.n * size_of(a.c_MN.dtype));
+    char *const x = trial(), *const y = x + a_bytes, *const want = y + b_bytes, *const got = want + c_bytes;
+    auto* const differs = reinterpret_cast<int*>(got + c_bytes);
+    fill_trial(s, {.to = x, .num_bytes = a_bytes, .dtype = a.a.dtype, .seed = 1});
+    fill_trial(s, {.to = y, .num_bytes = b_bytes, .dtype = a.b.dtype, .seed = 2});
+    Problem problem(a, sizes, sizes);
+    // Padding is compared too: it must be equal from the start.
+    MOEBIUS_CUDA(cudaMemsetAsync(want, 0, 2 * c_bytes, stream));
+    if (multiply(stream, problem, {want, x, y}, false, proposals.front()) != CUBLAS_STATUS_SUCCESS) {
+      return {proposals.front()};
+    }
+    Algorithms equal = {proposals.front()};
+    for (size_t i = 1; i < proposals.size(); ++i) {
+      if (multiply(stream, problem, {got, x, y}, false, proposals[i]) != CUBLAS_STATUS_SUCCESS) continue;
+      compare_trial(s, {.differs = differs, .x = want, .y = got, .num_bytes = c_bytes});
+      int is_different = 1;
+      MOEBIUS_CUDA(cudaMemcpyAsync(&is_different, differs, sizeof is_different, cudaMemcpyDeviceToHost, stream));
+      MOEBIUS_CUDA(cudaStreamSynchronize(stream));
+      if (!is_different) equal.push_back(proposals[i]);
+    }
+    return equal;
+  }
+
+  cublasLtHandle_t handle_ = nullptr;
+  char* workspace_ = nullptr;  // the library's, then the memory of trials
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  std::unordered_map<Key, Algorithms, KeyHash> chosen_;  // one algorithm, or none
+};
+
+}  // namespace
+
+int64_t gemm_state_bytes() { return kWorkspaceBytes + kTrialBytes; }
+
+void gemm(Stream& s, const Gemm& a) {
+  const cudaStream_t stream = cuda_stream(s);
+  if (sizes_of(a).k == 0) {
+    if (!a.accumulate) MOEBIUS_CUDA(cudaMemsetAsync(a.c_MN.data, 0, a.c_MN.num_bytes(), stream));
+    return;
+  }
+  if (!op_state<CublasLt>(s).run(s, a)) tiled_gemm(s, a);
+}
+
+}  // namespace moebius::cuda

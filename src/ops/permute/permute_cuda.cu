@@ -1,0 +1,110 @@
+#include "core/cuda.h"
+#include "ops/backends_moe.h"
+#include "ops/cuda/vector.h"
+#include "ops/permute/permute.h"
+
+namespace moebius::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kAtOnce = 8;  // rows on their way to a thread
+
+template <class T>
+struct Sum {
+  T* out;
+  const T* y;
+  const int32_t* pair_row;
+  const float* weight;  // may be null
+  int64_t num_vectors;
+  uint32_t vectors_of_row;
+  int num_pairs;  // of a token
+  bool accumulate;
+};
+
+// A thread owns a vector of out.
+template <class T, int kNum>
+__global__ void __launch_bounds__(kThreads) combine_kernel(Sum<T> a) {
+  const int64_t vector = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (vector >= a.num_vectors) return;
+  const int64_t t = vector >> 32 ? vector / a.vectors_of_row : static_cast<uint32_t>(vector) / a.vectors_of_row;
+  const int64_t column = (vector - t * a.vectors_of_row) * kNum, width = int64_t{a.vectors_of_row} * kNum;
+  const int32_t* rows = a.pair_row + t * a.num_pairs;
+  const float* weights = a.weight + t * a.num_pairs;
+  float sum[kNum] = {};
+  for (int first = 0; first < a.num_pairs; first += kAtOnce) {
+    float y[kAtOnce][kNum], weight[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int32_t row = first + k < a.num_pairs ? rows[first + k] : -1;
+      weight[k] = row >= 0 && a.weight ? weights[first + k] : 1.0f;
+#pragma unroll
+      for (int i = 0; i < kNum; ++i) y[k][i] = 0;
+      if (row >= 0) load(y[k], a.y + row * width + column);
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+#pragma unroll
+      for (int i = 0; i < kNum; ++i) sum[i] += weight[k] * y[k][i];
+    }
+  }
+  if (a.accumulate) {
+    float out[kNum];
+    load(out, a.out + vector * kNum);
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) sum[i] += out[i];
+  }
+  store(a.out + vector * kNum, sum);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    pairs_to_rows_kernel(float* to, const float* from, const int32_t* pair, const int32_t* num_rows) {
+  const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (r < *num_rows) to[r] = from[pair[r]];
+}
+
+__global__ void __launch_bounds__(kThreads)
+    rows_to_pairs_kernel(float* to, const float* from, const int32_t* row, int64_t num_pairs) {
+  const int64_t p = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (p < num_pairs) to[p] = row[p] < 0 ? 0.0f : from[row[p]];
+}
+
+}  // namespace
+
+void combine(Stream& s, const Combine& a) {
+  const int64_t width = a.out_TD.dim(1);
+  with_float_type(a.out_TD.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int kNum = kPerVector<T>;
+    Sum<T> sum{.out = a.out_TD.ptr<T>(),
+               .y = a.y_RD.ptr<T>(),
+               .pair_row = a.pair_row_TK.ptr<int32_t>(),
+               .weight = a.weight_TK.empty() ? nullptr : a.weight_TK.ptr<float>(),
+               .num_pairs = narrow<int>(a.pair_row_TK.dim(1)),
+               .accumulate = a.accumulate};
+    const bool aligned = rows_are_aligned(width, sizeof(T), sum.out, sum.y);
+    sum.num_vectors = a.out_TD.numel() / (aligned ? kNum : 1);
+    sum.vectors_of_row = static_cast<uint32_t>(narrow<int>(width / (aligned ? kNum : 1)));
+    const int blocks = num_blocks(sum.num_vectors, kThreads);
+    if (aligned)
+      combine_kernel<T, kNum><<<blocks, kThreads, 0, cuda_stream(s)>>>(sum);
+    else
+      combine_kernel<T, 1><<<blocks, kThreads, 0, cuda_stream(s)>>>(sum);
+  });
+  check_launch("combine");
+}
+
+void pairs_to_rows(Stream& s, const PairsToRows& a) {
+  const int32_t* num_rows = a.offsets_E1.ptr<int32_t>() + a.offsets_E1.numel() - 1;
+  pairs_to_rows_kernel<<<num_blocks(a.to_R.numel(), kThreads), kThreads, 0, cuda_stream(s)>>>(
+      a.to_R.ptr<float>(), a.from_TK.ptr<float>(), a.row_pair_R.ptr<int32_t>(), num_rows);
+  check_launch("pairs_to_rows");
+}
+
+void rows_to_pairs(Stream& s, const RowsToPairs& a) {
+  const int64_t n = a.to_TK.numel();
+  rows_to_pairs_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(
+      a.to_TK.ptr<float>(), a.from_R.ptr<float>(), a.pair_row_TK.ptr<int32_t>(), n);
+  check_launch("rows_to_pairs");
+}
+
+}  // namespace moebius::cuda
