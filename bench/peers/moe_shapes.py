@@ -66,7 +66,7 @@ def route(shape, routing, exponent=1.0, seed=1):
         topk = (np.arange(T * K) % E).reshape(T, K)
         noise = np.random.default_rng(seed).standard_normal((T, E), dtype=np.float32)
         logits = np.clip(noise, -3, 3)
-        np.put_along_axis(logits, topk, 6 + np.take_along_axis(noise, topk, 1) / 4, 1)
+        np.put_along_axis(logits, topk, np.float32(8) - np.arange(K, dtype=np.float32) / 4, 1)
         return topk.astype(np.int32), logits
     if E == K:
         edges = np.cumsum(popularity(E, exponent))

@@ -142,7 +142,7 @@ void Engine::forward_backward(int64_t m) {
 
 void Engine::all_passes(Stream& s) {
   for (int64_t m = 0; m < spec_.num_micro_batches; ++m) {
-    PhaseScope phase(s, fmt::format("micro-batch {}", m));
+    PhaseScope phase(s, "micro-batch", m);
     Step step{s, plan_.stack(), device_batch(m)};
     model_->forward_hidden(step, spec_.shape.tokens());
     model_->forward_loss(step, true);
