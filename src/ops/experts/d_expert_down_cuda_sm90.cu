@@ -16,7 +16,7 @@
 namespace moebius::cuda::sm90 {
 namespace {
 
-constexpr int kSlots = 4, kThreads = 384;
+constexpr int kSlots = 4, kThreads = 384, kTilesToStagger = 8;
 constexpr int kGroup = 8;  // pairs of row tiles that share a column of W2 tiles while it is in L2
 constexpr int kPieces = kTileN / 64;
 constexpr uint32_t kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
@@ -97,13 +97,38 @@ __device__ void load_h(const Params& p, Shared& s, uint32_t slot, int piece, con
   tma_load(to + kPlaneBytes, &p.h, full, col, 1, tile.first_row);
 }
 
+// The tile of h to L2, while its g is computed.
+__device__ void prefetch_h(const Params& p, const RowTile& tile) {
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&p.h),
+                   "r"(tile.n * kTileN + piece * 64), "r"(half), "r"(tile.first_row)
+                   : "memory");
+    }
+  }
+}
+
+// All tiles take the same time, so all blocks would be in their epilogues together and wait for memory together.
+// Clusters start one after the other, over the time of a tile; those that start last have one tile less, or as many.
+__device__ void stagger(const Params& p) {
+  const int num_clusters = gridDim.x / 2, cluster = blockIdx.x / 2;
+  const int64_t rows = p.tiles.offsets[p.tiles.num_experts] - p.tiles.offsets[0];
+  if (rows * p.tiles.across < int64_t{kTilesToStagger} * 2 * num_clusters * kTileM) return;
+  const int64_t cycles = (p.num_k * int64_t{1100} + 7000) * cluster / num_clusters, begin = clock64();
+  while (clock64() - begin < cycles) __nanosleep(500);
+}
+
 __device__ void produce(const Params& p, Shared& s, uint32_t block) {
   const uint32_t chunk = threadIdx.x % 8, place = swizzle_128(threadIdx.x / 8, chunk);
   const char* x0 = reinterpret_cast<const char*>(p.dout);
   RowTileWalk walk(p.tiles, block);
   Cursor at;
+  stagger(p);
   for (RowTile tile; walk.next(tile);) {
     const GatheredRows rows(p, tile);
+    if (threadIdx.x == 0) prefetch_h(p, tile);
     const char* x = x0 + chunk * 16;
 #pragma unroll 1
     for (int k = 0; k < p.num_k; ++k, x += kTileK * 2) {

@@ -19,8 +19,8 @@
 namespace moebius::cuda::sm90 {
 namespace {
 
-constexpr int kGatherCols = 128, kPlainCols = 256, kDepth = 32, kStages = 8, kThreads = 384, kMaxExperts = 512;
-constexpr int kGroup = 8;   // clusters along the gathered side that share columns of the other while they are in L2
+constexpr int kGatherCols = 128, kPlainCols = 256, kDepth = 64, kStages = 4, kThreads = 384, kMaxExperts = 512;
+constexpr int kGroup = 4;   // clusters along the gathered side that share columns of the other while they are in L2
 constexpr int kBatch = 64;  // rows whose indices are read at once
 constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // kDepth rows x 64 columns
 constexpr uint32_t kGatherBytes = kGatherCols / 64 * kBlockBytes, kPlainBytes = kPlainCols / 64 * kBlockBytes;
@@ -105,10 +105,10 @@ struct GatheredColumns {
     x = reinterpret_cast<const char*>(side.x + (inside ? col + chunk * 8 : 0));
     place = chunk / 8 * kBlockBytes + swizzle_128(threadIdx.x / 16, chunk % 8);
   }
-  // Where this lane's row of the 64 from `row` on begins, in chunks.
+  // The source of this lane's row of the 64 from `row` on. Not multiplied yet: that would wait for the load.
   __device__ uint32_t read_index(const Side& side, int row, int end) const {
     const int r = row + static_cast<int>(threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2 + threadIdx.x % 8 * 8);
-    return r >= end ? 0 : static_cast<uint32_t>(side.index ? side.index[r] : r) * chunks;
+    return r >= end ? 0 : static_cast<uint32_t>(side.index ? __ldg(side.index + r) : r);
   }
   // The kDepth rows from `row` on, which are number `first` and on of a batch.
   template <bool kWhole>
@@ -156,10 +156,11 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
   Walk walk(p, s);
   for (Tile tile; walk.next(tile);) {
     const GatheredColumns columns(p.gathered, tile.gather_col);
-    uint32_t begins = columns.read_index(p.gathered, tile.begin, tile.end);
+    uint32_t index = columns.read_index(p.gathered, tile.begin, tile.end);
 #pragma unroll 1
     for (int batch = tile.begin; batch < tile.end; batch += kBatch) {
-      const uint32_t next = columns.read_index(p.gathered, batch + kBatch, tile.end);
+      const uint32_t begins = index * columns.chunks;
+      index = columns.read_index(p.gathered, batch + kBatch, tile.end);
 #pragma unroll 1
       for (int row = batch; row < min(batch + kBatch, tile.end); row += kDepth) {
         const uint32_t full = smem_addr(&s.full[slot]), to = smem_addr(s.stage[slot]);
@@ -177,7 +178,6 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
         mbarrier_arrive_cp_async(full);
         if (++slot == kStages) slot = 0, parity ^= 1;
       }
-      begins = next;
     }
   }
 }
