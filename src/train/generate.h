@@ -35,7 +35,7 @@ struct Generated {
 
 // An engine for sequences of up to context tokens. The prompt is taken in chunks of at most `chunk` tokens.
 EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads,
-                                  int64_t chunk = 256, DeviceKind device = DeviceKind::cpu);
+                                  int64_t chunk = 256);
 
 // Feeds tokens at positions first, first + 1, ...; those before must be cached already. logits, one for each id of the
 // vocabulary, are those after the last token.
