@@ -127,45 +127,49 @@ __device__ void consume(typename FwdTile<kWidth>::Shared& shared, T* o_out, floa
   const int last_first = row + 63 < z.rows ? static_cast<int>(first_key(z, w.b, row + 63)) : 0x7fffffff;
   const float scale2 = z.scale * kLog2E;
   float o[kWidth / 2] = {}, s[64];
-  uint32_t words[32];
-  const auto start = [&](int step) {
-    const int stage = step % Tile::kStages;
-    mbarrier_wait(smem_addr(&shared.k_full[stage]), (step / Tile::kStages) & 1);
+  uint32_t words[32] = {};
+  const auto start_scores = [&](const Ring<Tile::kStages>& ring) {
+    mbarrier_wait(smem_addr(&shared.k_full[ring.stage]), ring.parity);
     wgmma_fence();
-    multiply_rows<Rows, Rows, kWidth>(s, smem_addr(shared.q), group_row, smem_addr(shared.k[stage]));
+    multiply_rows<Rows, Rows, kWidth>(s, smem_addr(shared.q), group_row, smem_addr(shared.k[ring.stage]));
+  };
+  const auto start_sums = [&](const Ring<Tile::kStages>& ring) {
+    mbarrier_wait(smem_addr(&shared.v_full[ring.stage]), ring.parity);
+    hold_words(words);
+    wgmma_fence();
+    add_product<Rows, 8>(o, words, smem_addr(shared.v[ring.stage]));
   };
   const Turn turn(threadIdx.x / kGroupThreads - 1);
+  const bool is_first_lane = threadIdx.x % 32 == 0;
+  Ring<Tile::kStages> ring;
   mbarrier_wait(smem_addr(&shared.q_full), 0);
-  start(0);
+  start_scores(ring);
   wgmma_wait<0>();
-  for (int step = 0; step < w.steps; ++step) {
+  for (int step = 0;;) {
     // Here the scores of this step are ready, and the product of the last step's probabilities may still run.
     hold_registers(s);
-    const int stage = step % Tile::kStages, key = static_cast<int>(w.key) + step * Tile::kRows;
-    const bool is_first_lane = threadIdx.x % 32 == 0;
-    if (is_first_lane) mbarrier_arrive(smem_addr(&shared.k_empty[stage]));
+    if (is_first_lane) mbarrier_arrive(smem_addr(&shared.k_empty[ring.stage]));
+    const int key = static_cast<int>(w.key) + step * Tile::kRows;
     float correction[2];
     take_scores(s, run, correction, scale2, key, key >= last_first && key + Tile::kRows - 1 <= shift + row);
     wgmma_wait<0>();
     hold_registers(o);
     hold_words(words);
-    if (step > 0 && is_first_lane) mbarrier_arrive(smem_addr(&shared.v_empty[(step - 1) % Tile::kStages]));
+    if (step > 0 && is_first_lane) mbarrier_arrive(smem_addr(&shared.v_empty[ring.last()]));
 #pragma unroll
     for (int e = 0; e < kWidth / 2; ++e) o[e] *= correction[e / 2 % 2];
     pack(words, s);
-    hold_words(words);
-    const bool more = step + 1 < w.steps;
+    if (++step == w.steps) break;
+    const Ring<Tile::kStages> last = ring;
+    ring.next();
     turn.wait();
-    if (more) start(step + 1);
-    mbarrier_wait(smem_addr(&shared.v_full[stage]), (step / Tile::kStages) & 1);
-    wgmma_fence();
-    add_product<Rows, 8>(o, words, smem_addr(shared.v[stage]));
+    start_scores(ring);
+    start_sums(last);
     turn.pass();
-    if (more)
-      wgmma_wait<1>();
-    else
-      wgmma_wait<0>();
+    wgmma_wait<1>();
   }
+  start_sums(ring);
+  wgmma_wait<0>();
   hold_registers(o);
   float inverse[2];
 #pragma unroll
