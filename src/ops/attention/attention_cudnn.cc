@@ -23,7 +23,7 @@ using Pointers = std::unordered_map<int64_t, void*>;
 // Names of tensors in graphs.
 enum Id : int64_t { kQ = 1, kK, kV, kO, kLse, kDo, kDq, kDk, kDv };
 
-void check(const fe::error_t& status, const char* who, const char* what) {
+void check(fe::error_t status, const char* who, const char* what) {
   MOEBIUS_CHECK(internal, status.is_good(), "{}: cuDNN: {}: {}", who, what, status.get_message());
 }
 void check(cudnnStatus_t status, const char* call) {
@@ -176,7 +176,8 @@ int64_t largest_divisor(int64_t n, int64_t at_most) {
 
 Part part_of(const AttentionSizes& z, int64_t batch) {
   const int64_t group_bytes = head_bytes(z) * (z.heads / z.kv_heads), sequence_bytes = group_bytes * z.kv_heads;
-  if (sequence_bytes <= kMaxWorkspaceBytes) return {largest_divisor(batch, kMaxWorkspaceBytes / sequence_bytes), z.kv_heads};
+  if (sequence_bytes <= kMaxWorkspaceBytes)
+    return {largest_divisor(batch, kMaxWorkspaceBytes / sequence_bytes), z.kv_heads};
   return {1, largest_divisor(z.kv_heads, kMaxWorkspaceBytes / group_bytes)};
 }
 
@@ -228,8 +229,7 @@ void cudnn_attention_fwd(Stream& s, const AttentionFwd& a) {
   const AttentionSizes z = attention_sizes(a);
   Pointers pointers{
       {kQ, a.q_THd.data}, {kK, a.k_UGd.data}, {kV, a.v_UGd.data}, {kO, a.o_THd.data}, {kLse, a.lse_TH.data}};
-  op_state<Cudnn>(s).run(s, key_of(z, false, {a.batch, z.kv_heads}), pointers, a.scratch.data,
-                         cudnn_scratch_bytes(a));
+  op_state<Cudnn>(s).run(s, key_of(z, false, {a.batch, z.kv_heads}), pointers, a.scratch.data, cudnn_scratch_bytes(a));
 }
 
 void cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
@@ -245,9 +245,10 @@ void cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
   for (int64_t b = 0; b < a.batch; b += part.batch) {
     for (int64_t g = 0; g < z.kv_heads; g += part.kv_heads) {
       const int64_t row = b * z.rows, h = g * group;
-      Pointers pointers{{kQ, at(a.q_THd, row, h)},   {kK, at(a.k_TGd, row, g)},   {kV, at(a.v_TGd, row, g)},
-                        {kO, at(a.o_THd, row, h)},   {kDo, at(a.do_THd, row, h)}, {kLse, lse + (b * z.heads + h) * z.rows},
-                        {kDq, at(a.dq_THd, row, h)}, {kDk, at(a.dk_TGd, row, g)}, {kDv, at(a.dv_TGd, row, g)}};
+      Pointers pointers{
+          {kQ, at(a.q_THd, row, h)},   {kK, at(a.k_TGd, row, g)},   {kV, at(a.v_TGd, row, g)},
+          {kO, at(a.o_THd, row, h)},   {kDo, at(a.do_THd, row, h)}, {kLse, lse + (b * z.heads + h) * z.rows},
+          {kDq, at(a.dq_THd, row, h)}, {kDk, at(a.dk_TGd, row, g)}, {kDv, at(a.dv_TGd, row, g)}};
       cudnn.run(s, key, pointers, workspace, bwd_workspace_bytes(z, a.batch));
     }
   }

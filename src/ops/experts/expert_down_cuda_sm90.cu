@@ -32,20 +32,14 @@ struct RowsGemm {
     }
   }
 
-  __device__ static void store(const Params& p, const RowTile& tile, int32_t row, const float (&acc)[128],
-                               uint32_t staging) {
-    const int32_t rows = tile.end_row - row;
-    if (rows <= 0) return;
-#pragma unroll
-    for (int part = 0; part < 4; ++part) {
-      const int32_t n = tile.n * kTileN + part * 64, chunks = (p.N - n) / 8;
-      if (chunks <= 0) return;
-      uint32_t words[16];
-#pragma unroll
-      for (int i = 0; i < 16; ++i) words[i] = pack_bf16(acc[32 * part + 2 * i], acc[32 * part + 2 * i + 1]);
-      store_box({p.y + static_cast<int64_t>(row) * p.N + n, 2 * static_cast<int64_t>(p.N), rows, chunks},
-                staging + part % 2 * 2048, words);
-    }
+  static constexpr int kPieces = 4;  // of 64 columns
+
+  template <int kPiece>
+  __device__ static void store_piece(const Params& p, HeldRows& held, uint32_t staging) {
+    const int32_t n = held.n * kTileN + kPiece * 64, chunks = (p.N - n) / 8;
+    if (chunks <= 0) return;
+    store_box<16 * kPiece>({p.y + static_cast<int64_t>(held.row) * p.N + n, 2 * p.N, held.rows, chunks},
+                           staging + kPiece % 2 * 2048, held.words);
   }
 };
 

@@ -28,29 +28,28 @@ struct UpGemm {
     load.box(&p.b, half * kHalfBytesB, k * kTileK, static_cast<int32_t>(half) * p.F + tile.n * 128, tile.expert);
   }
 
-  __device__ static void store(const Params& p, const RowTile& tile, int32_t row, const float (&acc)[128],
-                               uint32_t staging) {
-    const int32_t rows = tile.end_row - row;
-    if (rows <= 0) return;
+  // Of each half of the columns: gate, up, half of the activation, the rest of it. The activation takes the gate's
+  // place.
+  static constexpr int kPieces = 8;
+
+  template <int kPiece>
+  __device__ static void store_piece(const Params& p, HeldRows& held, uint32_t staging) {
+    constexpr int kHalf = kPiece / 4, kGate = 16 * kHalf, kUp = 32 + kGate;
+    const int32_t f = held.n * 128 + kHalf * 64, chunks = (p.F - f) / 8;
+    if (chunks <= 0) return;
+    uint16_t* h = p.h + static_cast<int64_t>(held.row) * 2 * p.F + f;
+    if constexpr (kPiece % 4 == 0) store_box<kGate>({h, 4 * p.F, held.rows, chunks}, staging, held.words);
+    if constexpr (kPiece % 4 == 1) store_box<kUp>({h + p.F, 4 * p.F, held.rows, chunks}, staging + 2048, held.words);
+    if constexpr (kPiece % 4 >= 2) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int32_t f = tile.n * 128 + half * 64, chunks = (p.F - f) / 8;
-      if (chunks <= 0) return;
-      uint32_t gate[16], up[16];
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        gate[i] = pack_bf16(acc[32 * half + 2 * i], acc[32 * half + 2 * i + 1]);
-        up[i] = pack_bf16(acc[64 + 32 * half + 2 * i], acc[64 + 32 * half + 2 * i + 1]);
+      for (int i = kPiece % 4 * 8 - 16; i < kPiece % 4 * 8 - 8; ++i) {
+        const uint32_t gate = held.words[kGate + i], up = held.words[kUp + i];
+        held.words[kGate + i] = pack_bf16(swiglu(low_bf16(gate), low_bf16(up)), swiglu(high_bf16(gate), high_bf16(up)));
       }
-      uint16_t* h = p.h + static_cast<int64_t>(row) * 2 * p.F + f;
-      store_box({h, 4 * static_cast<int64_t>(p.F), rows, chunks}, staging, gate);
-      store_box({h + p.F, 4 * static_cast<int64_t>(p.F), rows, chunks}, staging + 2048, up);
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        gate[i] = pack_bf16(swiglu(low_bf16(gate[i]), low_bf16(up[i])), swiglu(high_bf16(gate[i]), high_bf16(up[i])));
-      }
-      store_box({p.act + static_cast<int64_t>(row) * p.F + f, 2 * static_cast<int64_t>(p.F), rows, chunks}, staging,
-                gate);
+    }
+    if constexpr (kPiece % 4 == 3) {
+      uint16_t* act = p.act + static_cast<int64_t>(held.row) * p.F + f;
+      store_box<kGate>({act, 2 * p.F, held.rows, chunks}, staging, held.words);
     }
   }
 

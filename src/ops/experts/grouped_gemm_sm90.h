@@ -79,32 +79,38 @@ __device__ __forceinline__ void multiply_slot(float (&acc)[128], const SlotRing&
   }
 }
 
-// acc = the tile's product over num_k steps; a slot is released once the wgmmas of the next one are queued behind its
-// own. kFenceA: A was written by cp.async, so this thread orders it before its wgmma.
+// The product of a tile, step by step: acc = sum over the steps. A slot is released once the wgmmas of the next one are
+// queued behind its own. kFenceA: A was written by cp.async, so this thread orders it before its wgmma.
 template <Major kMajorB, bool kFenceA>
-__device__ __forceinline__ void multiply_tile(float (&acc)[128], const SlotRing& ring, SlotCursor& at, int num_k,
-                                              uint32_t group) {
+struct TileProduct {
+  const SlotRing& ring;
+  SlotCursor& at;
+  uint32_t group;
   uint32_t before = 0;
-  for (int k = 0; k < num_k; ++k) {
+
+  __device__ __forceinline__ void step(float (&acc)[128], bool first) {
     mbarrier_wait(ring.full(at.slot), at.parity);
     if constexpr (kFenceA) fence_proxy_async();
     hold_registers(acc);
     wgmma_fence();
-    multiply_slot<kMajorB>(acc, ring, at.slot, group, k > 0);
+    multiply_slot<kMajorB>(acc, ring, at.slot, group, !first);
     wgmma_commit();
-    if (k > 0) {
+    if (!first) {
       wgmma_wait<1>();
       ring.release(before);
     }
     before = at.slot;
     at.advance();
   }
-  wgmma_wait<0>();
-  hold_registers(acc);
-  ring.release(before);
-}
 
-// What multiply_tile does to the ring, for a warpgroup without rows.
+  __device__ __forceinline__ void finish(float (&acc)[128]) {
+    wgmma_wait<0>();
+    hold_registers(acc);
+    ring.release(before);
+  }
+};
+
+// What a TileProduct does to the ring, for a warpgroup without rows.
 __device__ __forceinline__ void skip_tile(const SlotRing& ring, SlotCursor& at, int num_k) {
   for (int k = 0; k < num_k; ++k, at.advance()) {
     mbarrier_wait(ring.full(at.slot), at.parity);
@@ -119,13 +125,14 @@ struct WarpBox {
   int32_t rows, chunks;  // there are: rows <= 16, chunks of 8 columns <= 8
 };
 
-// words[4 j + 2 b + i] are columns 16 j + 8 b + 2 (lane % 4) + {0, 1} of row 8 i + lane / 4.
-__device__ __forceinline__ void store_box(const WarpBox& box, uint32_t staging, const uint32_t (&words)[16]) {
+// words[kFirst + 4 j + 2 b + i] are columns 16 j + 8 b + 2 (lane % 4) + {0, 1} of row 8 i + lane / 4.
+template <int kFirst, int kNum>
+__device__ __forceinline__ void store_box(const WarpBox& box, uint32_t staging, const uint32_t (&words)[kNum]) {
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
   for (uint32_t j = 0; j < 4; ++j) {
-    stmatrix_4(staging + swizzle_128(lane % 16, 2 * j + lane / 16), words[4 * j], words[4 * j + 1], words[4 * j + 2],
-               words[4 * j + 3]);
+    stmatrix_4(staging + swizzle_128(lane % 16, 2 * j + lane / 16), words[kFirst + 4 * j], words[kFirst + 4 * j + 1],
+               words[kFirst + 4 * j + 2], words[kFirst + 4 * j + 3]);
   }
   __syncwarp();
   const uint32_t chunk = lane % 8;

@@ -4,8 +4,12 @@
 //   kGather   rows of A are read by index (cp.async); otherwise by map a, box 64 x 128
 //   kMajorB   of the weights' tile
 //   load_b(params, load, half, k, tile)   half of the weights' tile: 128 of its 256 columns
-//   store(params, tile, first_row, acc, staging)   by a consumer warpgroup
+//   kPieces, store_piece<i>(params, held, staging)   by a consumer warp: the i-th part of storing its rows of a tile
+// A tile is stored while the next one is multiplied: its product, rounded to bf16, waits in registers, and each K step
+// stores a piece. Nothing but the rounding stands between the products of two tiles.
 #pragma once
+
+#include <type_traits>
 
 #include "ops/experts/grouped_gemm_sm90.h"
 
@@ -96,12 +100,39 @@ __device__ void produce_gathered(const typename Op::Params& p, const SlotRing& r
   }
 }
 
+// A tile's 16 rows of a consumer warp, as bf16: words[2 j + i] are columns 8 j + 2 (lane % 4) + {0, 1} of row 8 i +
+// lane / 4.
+struct HeldRows {
+  uint32_t words[64];
+  int32_t row, rows;  // the first, and how many there are; none: rows <= 0
+  int32_t n;          // of the tile
+
+  __device__ __forceinline__ void take(const float (&acc)[128], const RowTile& tile, int32_t first_row) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) words[i] = pack_bf16(acc[2 * i], acc[2 * i + 1]);
+    row = first_row;
+    rows = tile.end_row - first_row;
+    n = tile.n;
+  }
+};
+
+// fn(std::integral_constant<int, i>) for i in [kFirst, kEnd).
+template <int kFirst, int kEnd, class Fn>
+__device__ __forceinline__ void for_each_constant(Fn&& fn) {
+  if constexpr (kFirst < kEnd) {
+    fn(std::integral_constant<int, kFirst>{});
+    for_each_constant<kFirst + 1, kEnd>(fn);
+  }
+}
+
 template <class Op>
 __device__ void consume(const typename Op::Params& p, const SlotRing& ring, uint32_t block) {
   const uint32_t group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4;
   const uint32_t staging = ring.shared + GemmShared::kStaging + warp * kStagingBytesWarp;
   RowTileWalk walk(p.tiles, block);
   SlotCursor at;
+  HeldRows held;
+  held.rows = 0;
   for (RowTile tile; walk.next(tile);) {
     const int32_t first_row = tile.first_row + static_cast<int32_t>(group) * 64;
     if (first_row >= tile.end_row || tile.n >= p.tiles.across) {
@@ -109,8 +140,19 @@ __device__ void consume(const typename Op::Params& p, const SlotRing& ring, uint
       continue;
     }
     float acc[128];
-    multiply_tile<Op::kMajorB, Op::kGather>(acc, ring, at, p.num_k, group);
-    Op::store(p, tile, first_row + static_cast<int32_t>(warp % 4) * 16, acc, staging);
+    TileProduct<Op::kMajorB, Op::kGather> product{ring, at, group};
+    for_each_constant<0, Op::kPieces>([&](auto piece) {
+      constexpr int kPiece = decltype(piece)::value;
+      if (kPiece < p.num_k) product.step(acc, kPiece == 0);
+      if (held.rows > 0) Op::template store_piece<kPiece>(p, held, staging);
+    });
+    for (int32_t k = Op::kPieces; k < p.num_k; ++k) product.step(acc, false);
+    product.finish(acc);
+    held.take(acc, tile, first_row + static_cast<int32_t>(warp % 4) * 16);
+  }
+  if (held.rows > 0) {
+    for_each_constant<0, Op::kPieces>(
+        [&](auto piece) { Op::template store_piece<decltype(piece)::value>(p, held, staging); });
   }
 }
 

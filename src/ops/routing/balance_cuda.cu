@@ -10,7 +10,7 @@
 namespace moebius::cuda {
 namespace {
 
-constexpr int kChunkThreads = 128, kChunkWarps = kChunkThreads / kWarpSize;
+constexpr int kChunkThreads = 256, kChunkWarps = kChunkThreads / kWarpSize;
 constexpr int kParts = 32;  // of the chunks of a segment
 constexpr int kLossThreads = 1024, kLossWarps = kLossThreads / kWarpSize;
 
@@ -27,18 +27,18 @@ struct Stats {
 // Of the tokens of a chunk: what sbar is computed from, the best experts as bits, and what is summed.
 template <int N>
 struct ChunkTokens {
-  float max[kTokensPerChunk], total[kTokensPerChunk];
+  float max[kTokensPerChunk], share[kTokensPerChunk];  // 1 / what scores are divided by
   uint32_t best[kTokensPerChunk][N];
   double z[kTokensPerChunk], entropy[kTokensPerChunk];
   int segment[kTokensPerChunk];
 };
 
 template <int N>
-__device__ float row_entropy(const float (&s)[N], float total, int lane, int num_experts) {
+__device__ float row_entropy(const float (&s)[N], float share, int lane, int num_experts) {
   float term[N];
 #pragma unroll
   for (int r = 0; r < N; ++r) {
-    const float p = __fdiv_rn(s[r], total);
+    const float p = s[r] * share;
     term[r] = r * kWarpSize + lane < num_experts ? p * logf(fmaxf(p, FLT_MIN)) : 0.0f;
   }
   return -row_sum(term);
@@ -51,12 +51,9 @@ __device__ void stats_of_token(const Stats& a, int64_t t, int j, int lane, Chunk
   load_row(a.logits_TE + t * a.num_experts, a.num_experts, lane, -INFINITY, logits);
   RowScores sums = score_row(RouteScore::softmax, logits, a.num_experts, lane, s);
   const double lse = sums.max + log(static_cast<double>(sums.sum));
-  float divisor = 1.0f, total = sums.sum;
-  if (a.score == RouteScore::sigmoid) {
-    sums = score_row(a.score, logits, a.num_experts, lane, s);
-    total = divisor = fmaxf(sums.sum, FLT_MIN);
-  }
-  const float entropy = row_entropy(s, divisor, lane, a.num_experts);
+  if (a.score == RouteScore::sigmoid) sums = score_row(a.score, logits, a.num_experts, lane, s);
+  const float share = 1.0f / (sums.sum < FLT_MIN ? FLT_MIN : sums.sum);
+  const float entropy = row_entropy(s, a.score == RouteScore::sigmoid ? share : 1.0f, lane, a.num_experts);
   uint32_t key[N], best[N] = {};
 #pragma unroll
   for (int r = 0; r < N; ++r) key[r] = r * kWarpSize + lane < a.num_experts ? order_of(s[r]) : 0u;
@@ -67,7 +64,7 @@ __device__ void stats_of_token(const Stats& a, int64_t t, int j, int lane, Chunk
   }
   if (lane != 0) return;
   chunk.max[j] = sums.max;
-  chunk.total[j] = total;
+  chunk.share[j] = share;
   chunk.z[j] = lse * lse;
   chunk.entropy[j] = entropy;
   chunk.segment[j] = a.segment_T == nullptr ? 0 : a.segment_T[t];
@@ -82,7 +79,7 @@ __device__ void sum_expert(const Stats& a, const ChunkTokens<N>& chunk, int64_t 
   for (int j = 0; j < num; ++j) {
     const float x = a.logits_TE[(first + j) * a.num_experts + i];
     const float s = a.score == RouteScore::softmax ? exp_f32(__fsub_rn(x, chunk.max[j])) : sigmoid_f32(x);
-    prob += __fdiv_rn(s, chunk.total[j]);
+    prob += s * chunk.share[j];
     count += static_cast<float>(chunk.best[j][i / kWarpSize] >> (i % kWarpSize) & 1u);
     if (j + 1 < num && chunk.segment[j + 1] == chunk.segment[j]) continue;
     const int64_t piece = static_cast<int64_t>(blockIdx.x) + chunk.segment[j];

@@ -13,8 +13,10 @@ struct Case {
   DType x, w;
 };
 
-void PrintTo(const Case& c, std::ostream* out) {
-  *out << "T" << c.T << " D" << c.D << " E" << c.E << " " << name_of(c.x) << " " << name_of(c.w);
+void PrintTo(const testing::On<Case>& p, std::ostream* out) {
+  const Case& c = p.c;
+  *out << "T" << c.T << " D" << c.D << " E" << c.E << " " << name_of(c.x) << " " << name_of(c.w) << " on "
+       << name_of(p.device);
 }
 
 std::vector<Case> cases() {
@@ -28,7 +30,9 @@ std::vector<Case> cases() {
                                                                      {70, 130, 9},
                                                                      {1030, 17, 3},
                                                                      {1100, 72, 130},
-                                                                     {130, 264, 61}}) {
+                                                                     {130, 264, 61},
+                                                                     {130, 264, 100},
+                                                                     {70, 200, 300}}) {
       all.push_back({T, D, E, x, w});
     }
   }

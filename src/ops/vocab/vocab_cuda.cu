@@ -17,8 +17,8 @@ constexpr int kBlocksOfRow = 8;  // a cluster
 template <class T>
 struct Rows {
   float* loss;
-  T* dlogits;  // null without gradients
-  const float *logits, *weight;
+  T* dlogits;                                      // null without gradients
+  const float *logits, *weight, *scale_in_memory;  // the last one may be null
   const int32_t* target;
   int vocab;
   float scale;
@@ -125,18 +125,19 @@ __global__ void __cluster_dims__(kBlocksOfRow, 1, 1) __launch_bounds__(kThreads,
     if (parts[i].sum != 0) all.sum += parts[i].sum * expf(parts[i].max - all.max);
   }
 
+  const float scale = a.scale_in_memory ? *a.scale_in_memory : a.scale;
   const int target = a.target[row];
   require(0 <= target && target < a.vocab);
   if (block == 0 && threadIdx.x == 0)
     a.loss[row] = weight * (logf(all.sum) + (all.max - a.logits[row * a.vocab + target]));
   if (a.dlogits) {
-    const float factor = a.scale * weight / all.sum * expf(base - all.max);
+    const float factor = scale * weight / all.sum * expf(base - all.max);
     logits.each([&](int column, float(&x)[kNum]) {
       float d[kNum];
 #pragma unroll
       for (int i = 0; i < kNum; ++i) {
         d[i] = (kVectors > 0 ? x[i] : expf(x[i] - base)) * factor;
-        if (column + i == target) d[i] -= a.scale * weight;
+        if (column + i == target) d[i] -= scale * weight;
       }
       store(a.dlogits + row * a.vocab + column, d);
     });
@@ -182,6 +183,7 @@ void lm_loss(Stream& s, const LmLoss& a) {
                     .dlogits = grads ? a.dlogits_CV.ptr<T>() : nullptr,
                     .logits = logits.ptr<float>(),
                     .weight = a.weight_T.ptr<float>() + begin,
+                    .scale_in_memory = a.scale_1.empty() ? nullptr : a.scale_1.ptr<float>(),
                     .target = a.target_T.ptr<int32_t>() + begin,
                     .vocab = narrow<int>(a.w_VD.dim(0)),
                     .scale = a.scale},
