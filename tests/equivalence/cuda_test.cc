@@ -43,7 +43,7 @@ std::vector<double> train(Engine& engine, int64_t num_steps, int64_t first_step 
   for (int64_t step = first_step; step < first_step + num_steps; ++step) {
     for (int64_t m = 0; m < kMicroBatches; ++m)
       fill_random(engine.batch(m), engine.spec().model, step, m * kBatch, kMicroBatches * kBatch);
-    engine.train_step(step, 1e-3 * static_cast<double>(step));
+    engine.train_step(step, 1e-4 * static_cast<double>(step));
     losses.push_back(*engine.on_host(engine.model().loss_sum()).ptr<double>() * engine.batch().loss_scale);
     engine.end_of_step();
   }
@@ -100,15 +100,30 @@ TEST_P(OnGpu, NothingIsAllocatedOnceTheStepIsRecorded) {
   EXPECT_EQ(gpu.info().free_bytes, before);
 }
 
-// Both add f32 in an order of their own: per product of n terms sqrt(n) 2^-24 relative, amplified by 20 steps of a model
-// at a high learning rate. In bf16 each activation is rounded alike, but a sum near a tie rounds the other way: 2^-9 of
-// an activation here and there, which moves the mean loss of 768 tokens by far less than 2^-9.
+double rms_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::sqrt(sum / static_cast<double>(a.size()));
+}
+
+std::vector<double> losses_of(const EngineSpec& spec) {
+  Engine engine(spec);
+  return train(initialised(engine), 20);
+}
+
+// Both add f32 in an order of their own: sqrt(n) 2^-24 of a sum of n products, amplified by 20 steps. In bf16 an activation
+// near a tie rounds the other way, and 20 steps make of that what they make of rounding at all: a run in bf16 is about the
+// curve of f32 with a noise that the CPU's own bf16 run shows. Two such runs differ by sqrt(2) of it; twice it is allowed.
 TEST_P(OnGpu, LossesAreThoseOfTheCpu) {
   for (const auto spec : {spec_on, wide_spec_on}) {
-    Engine gpu(spec(DeviceKind::cuda, GetParam(), true)), cpu(spec(DeviceKind::cpu, GetParam(), true));
-    const auto got = train(initialised(gpu), 20), want = train(initialised(cpu), 20);
-    for (size_t i = 0; i < want.size(); ++i)
-      EXPECT_NEAR(got[i], want[i], (GetParam() == DType::f32 ? 1e-5 : 4e-3) * want[i]) << "step " << i + 1;
+    const auto gpu = losses_of(spec(DeviceKind::cuda, GetParam(), true)),
+               cpu = losses_of(spec(DeviceKind::cpu, GetParam(), true));
+    if (GetParam() == DType::f32) {
+      for (size_t i = 0; i < cpu.size(); ++i) EXPECT_NEAR(gpu[i], cpu[i], 1e-5 * cpu[i]) << "step " << i + 1;
+    } else {
+      const auto exact = losses_of(spec(DeviceKind::cpu, DType::f32, true));
+      EXPECT_LE(rms_difference(gpu, exact), 2 * rms_difference(cpu, exact));
+    }
   }
 }
 
