@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/machine.h"
 #include "cli/options.h"
+#include "core/accelerator.h"
 #include "memory/plan.h"
 #include "train/bench.h"
 
@@ -14,38 +16,71 @@ namespace moebius {
 namespace {
 
 struct Options {
-  std::string name, recipe = "recipes/bench_cpu.toml";
+  std::string name, recipe, device = "cpu", shape, routing = "balanced";
   std::vector<std::string> overrides;
+  std::optional<int64_t> runs;
   int64_t steps = 3;
   BenchSpec spec{.threads = 0};
   bool profile = false, json = false;
 };
 
-using Workload = std::vector<BenchLine> (*)(const BenchSpec&);
+using Workload = BenchReport (*)(const BenchSpec&);
 const std::pair<const char*, Workload> kWorkloads[] = {
     {"attention", bench_attention}, {"experts", bench_experts}, {"gemm", bench_gemm}, {"moe-layer", bench_moe_layer}};
 
-void print_lines(const Options& o, const std::vector<BenchLine>& lines) {
-  const std::string machine = machine_line(this_machine());
-  if (o.json) {
-    nlohmann::ordered_json list = nlohmann::ordered_json::array();
-    for (const BenchLine& l : lines) {
-      list.push_back({{"name", l.name},
-                      {"median_ms", l.median_ms},
-                      {"min_ms", l.min_ms},
-                      {"runs", l.runs},
-                      {"gflops_per_s", l.gflops_per_s()},
-                      {"gbytes_per_s", l.gbytes_per_s()},
-                      {"checksum", l.checksum},
-                      {"expected", l.expected}});
-    }
-    return print_json({{"bench", o.name}, {"machine", machine}, {"threads", o.spec.threads}, {"lines", list}});
-  }
-  fmt::print("{}; {} threads\n{:<18} {:>10} {:>10} {:>10} {:>8}  {:>12} {:>12}\n", machine, o.spec.threads, o.name,
-             "median ms", "min ms", "GFLOP/s", "GB/s", "checksum", "expected");
-  for (const BenchLine& l : lines) {
-    fmt::print("{:<18} {:>10.3f} {:>10.3f} {:>10.1f} {:>8.1f}  {:>12.5g} {:>12.5g}\n", l.name, l.median_ms, l.min_ms,
-               l.gflops_per_s(), l.gbytes_per_s(), l.checksum, l.expected);
+// The machine, and the GPU when that is what is timed.
+std::string where(DeviceKind device, int threads) {
+  const std::string cpu = machine_line(this_machine());
+  if (device == DeviceKind::cpu) return fmt::format("{}; {} threads", cpu, threads);
+  const AcceleratorInfo gpu = Accelerator().info();
+  return fmt::format("{}, CUDA {}, driver {}; {}", gpu.name, gpu.runtime, gpu.driver, cpu);
+}
+
+double peak_share(const BenchReport& r, const BenchLine& l) { return l.gflops_per_s() * 1e9 / r.ceilings.flops_per_s; }
+double roofline_share(const BenchLine& l) { return l.roofline_ms / l.median_ms; }
+
+nlohmann::ordered_json line_json(const BenchReport& r, const BenchLine& l) {
+  nlohmann::ordered_json json{{"name", l.name},
+                              {"median_ms", l.median_ms},
+                              {"min_ms", l.min_ms},
+                              {"runs", l.runs},
+                              {"gflops_per_s", l.gflops_per_s()},
+                              {"gbytes_per_s", l.gbytes_per_s()},
+                              {"share_of_peak", peak_share(r, l)}};
+  if (l.roofline_ms > 0) json.update({{"roofline_ms", l.roofline_ms}, {"share_of_roofline", roofline_share(l)}});
+  json.update({{"checksum", l.checksum}, {"expected", l.expected}});
+  return json;
+}
+
+void print_json_report(const Options& o, const BenchReport& r, const std::string& machine) {
+  nlohmann::ordered_json lines = nlohmann::ordered_json::array();
+  for (const BenchLine& l : r.lines) lines.push_back(line_json(r, l));
+  nlohmann::ordered_json json{{"bench", o.name},
+                              {"machine", machine},
+                              {"device", o.device},
+                              {"threads", o.spec.threads},
+                              {"shape", o.spec.shape},
+                              {"routing", o.routing},
+                              {"zipf_exponent", o.spec.routing.exponent},
+                              {"peak_gflops_per_s", r.ceilings.flops_per_s / 1e9},
+                              {"peak_gbytes_per_s", r.ceilings.bytes_per_s / 1e9},
+                              {"lines", lines}};
+  if (r.kept_bytes > 0) json["kept_bytes"] = r.kept_bytes;
+  print_json(json);
+}
+
+void print_report(const Options& o, const BenchReport& r) {
+  const std::string machine = where(o.spec.device, o.spec.threads);
+  if (o.json) return print_json_report(o, r, machine);
+  fmt::print("{}\n{}, routing {}; bf16 matrix rate {:.1f} GFLOP/s, copy {:.1f} GB/s", machine, o.spec.shape, o.routing,
+             r.ceilings.flops_per_s / 1e9, r.ceilings.bytes_per_s / 1e9);
+  if (r.kept_bytes > 0) fmt::print("; kept for backward {}", bytes_text(r.kept_bytes));
+  fmt::print("\n{:<24} {:>10} {:>10} {:>10} {:>8} {:>7} {:>9}  {:>12} {:>12}\n", o.name, "median ms", "min ms",
+             "GFLOP/s", "GB/s", "of peak", "roofline", "checksum", "expected");
+  for (const BenchLine& l : r.lines) {
+    fmt::print("{:<24} {:>10.3f} {:>10.3f} {:>10.1f} {:>8.1f} {:>6.1f}% {:>8.1f}%  {:>12.5g} {:>12.5g}\n", l.name,
+               l.median_ms, l.min_ms, l.gflops_per_s(), l.gbytes_per_s(), 100 * peak_share(r, l),
+               100 * roofline_share(l), l.checksum, l.expected);
   }
 }
 
@@ -68,21 +103,24 @@ void print_profile(const StepBench& r) {
   }
 }
 
-void print_step(const Options& o, const StepBench& r) {
-  const std::string machine = machine_line(this_machine());
+void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
+  const std::string machine = where(run.device, o.spec.threads);
   if (!o.json) {
-    fmt::print("{}; {} threads\n", machine, o.spec.threads);
+    fmt::print("{}\n", machine);
     fmt::print("{}: {} tokens a step, median of {} steps {:.3f} s\n", o.recipe, r.tokens, r.steps, r.median_s);
     fmt::print("{:.0f} tokens/s, {:.3f} model TFLOP/s\n", r.tokens_per_s, r.model_tflops);
-    fmt::print("bf16 matrix rate: oneDNN {:.3f} TFLOP/s, ratio {:.1f} %; our gemm {:.3f} TFLOP/s, ratio {:.1f} %\n",
-               r.onednn_tflops, 100 * r.ratio_to_onednn(), r.gemm_tflops, 100 * r.ratio_to_gemm());
-    fmt::print("loss {:.4f} first, {:.4f} last; memory planned {}, peak resident {}\n", r.first_loss, r.last_loss,
-               bytes_text(r.planned_bytes), bytes_text(r.peak_rss_bytes));
+    fmt::print("bf16 matrix rate: ");
+    if (r.onednn_tflops > 0)
+      fmt::print("oneDNN {:.3f} TFLOP/s, ratio {:.1f} %; ", r.onednn_tflops, 100 * r.ratio_to_onednn());
+    fmt::print("our gemm {:.3f} TFLOP/s, ratio {:.1f} %\n", r.gemm_tflops, 100 * r.ratio_to_gemm());
+    fmt::print("loss {:.4f} first, {:.4f} last; memory planned {}, peak {}\n", r.first_loss, r.last_loss,
+               bytes_text(r.planned_bytes), bytes_text(r.peak_bytes));
     if (o.profile) print_profile(r);
     return;
   }
   nlohmann::ordered_json object{{"bench", "step"},
                                 {"machine", machine},
+                                {"device", o.device},
                                 {"threads", o.spec.threads},
                                 {"recipe", o.recipe},
                                 {"steps", r.steps},
@@ -90,14 +128,14 @@ void print_step(const Options& o, const StepBench& r) {
                                 {"median_s", r.median_s},
                                 {"tokens_per_s", r.tokens_per_s},
                                 {"model_tflops", r.model_tflops},
-                                {"onednn_bf16_tflops", r.onednn_tflops},
-                                {"ratio_to_onednn", r.ratio_to_onednn()},
                                 {"gemm_bf16_tflops", r.gemm_tflops},
                                 {"ratio_to_gemm", r.ratio_to_gemm()},
                                 {"first_loss", r.first_loss},
                                 {"last_loss", r.last_loss},
                                 {"planned_bytes", r.planned_bytes},
-                                {"peak_rss_bytes", r.peak_rss_bytes}};
+                                {"peak_bytes", r.peak_bytes}};
+  if (r.onednn_tflops > 0)
+    object.update({{"onednn_bf16_tflops", r.onednn_tflops}, {"ratio_to_onednn", r.ratio_to_onednn()}});
   for (const auto& [name, op] : by_time(r)) {
     object["ops"].push_back({{"name", name},
                              {"calls", op.calls},
@@ -108,19 +146,35 @@ void print_step(const Options& o, const StepBench& r) {
   print_json(object);
 }
 
+// The recipe's own device gives way to --device.
+int run_step(Options& o) {
+  const bool on_gpu = o.spec.device == DeviceKind::cuda;
+  if (o.recipe.empty()) o.recipe = on_gpu ? "recipes/bench_qwen3_30b_a3b_8layers.toml" : "recipes/bench_cpu.toml";
+  RunSpec run = load_run_spec(o.recipe, o.overrides);
+  run.check(1);
+  run.device = o.spec.device;
+  run.threads = o.spec.threads;
+  print_step(o, run, bench_step(run, o.steps, o.profile));
+  return 0;
+}
+
+BenchRouting::Kind routing_kind(const std::string& name) {
+  MOEBIUS_CHECK(usage, name == "balanced" || name == "zipf", "--routing: expected balanced or zipf; got \"{}\"", name);
+  return name == "zipf" ? BenchRouting::Kind::zipf : BenchRouting::Kind::balanced;
+}
+
 int run_bench(Options& o) {
   o.spec.threads = num_threads(o.spec.threads);
-  MOEBIUS_CHECK(usage, o.spec.runs >= 1, "--runs: expected at least 1; got {}", o.spec.runs);
-  if (o.name == "step") {
-    RunSpec run = load_run_spec(o.recipe, o.overrides);
-    run.check(1);
-    run.threads = o.spec.threads;
-    print_step(o, bench_step(run, o.steps, o.profile));
-    return 0;
-  }
+  o.spec.device = device_kind(o.device);
+  o.spec.runs = o.runs.value_or(0);
+  o.spec.routing.kind = routing_kind(o.routing);
+  o.spec.shape = o.shape;
+  if (o.shape.empty()) o.spec.shape = o.spec.device == DeviceKind::cuda ? "qwen3-30b-a3b" : "bench-cpu";
+  MOEBIUS_CHECK(usage, !o.runs || *o.runs >= 1, "--runs: expected at least 1; got {}", *o.runs);
+  if (o.name == "step") return run_step(o);
   for (const auto& [name, workload] : kWorkloads) {
     if (o.name != name) continue;
-    print_lines(o, workload(o.spec));
+    print_report(o, workload(o.spec));
     return 0;
   }
   std::string names;
@@ -135,9 +189,15 @@ void add_bench(Cli& cli) {
       cli.app.add_subcommand("bench", "named workloads, timed: gemm, attention, experts, moe-layer, step");
   const auto o = std::make_shared<Options>();
   command->add_option("NAME", o->name, "the workload")->required();
-  command->add_option("--runs", o->spec.runs, "timed runs, of which the median counts")->capture_default_str();
+  command->add_option("--runs", o->runs, "timed runs, of which the median counts; default 7, on a GPU by their length");
+  add_device_option(*command, o->device);
+  command->add_option("--shape", o->shape,
+                      "bench-cpu, mixtral-8x7b, qwen3-30b-a3b, deepseek-v3-8-local or olmoe; the first is the CPU's");
+  command->add_option("--routing", o->routing, "experts, moe-layer: balanced or zipf")->capture_default_str();
+  command->add_option("--zipf", o->spec.routing.exponent, "the exponent of zipf")->capture_default_str();
   add_threads_option(*command, o->spec.threads);
-  command->add_option("--recipe", o->recipe, "step: the run")->capture_default_str();
+  command->add_option("--recipe", o->recipe,
+                      "step: the run; default recipes/bench_cpu.toml, on a GPU bench_qwen3_30b_a3b_8layers");
   command->add_option("--set", o->overrides, "step: section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--steps", o->steps, "step: timed steps, after one of warm-up")->capture_default_str();
   command->add_flag("--profile", o->profile, "step: time, rate and share of every op");

@@ -9,8 +9,10 @@
 #include "cli/command.h"
 #include "cli/machine.h"
 #include "cli/options.h"
+#include "core/accelerator.h"
 #include "io/files.h"
 #include "memory/plan.h"
+#include "ops/attention/attention_cuda.h"
 
 namespace moebius {
 namespace {
@@ -39,6 +41,24 @@ std::string join(const std::vector<std::string>& words) {
   return text.empty() ? "none of those that matter" : text;
 }
 
+std::string cudnn_version() { return Accelerator::is_built_in() ? cuda::cudnn_version() : ""; }
+
+std::string cuda_versions() {
+  if (!Accelerator::is_built_in()) return "not part of this build";
+  if (Accelerator::count() == 0) return "built in; no driver answers";
+  const AcceleratorInfo gpu = Accelerator::describe(0);
+  return fmt::format("runtime {}, driver for {}", gpu.runtime, gpu.driver);
+}
+
+std::string gpu_line() {
+  const int count = Accelerator::count();
+  if (count == 0) return "none";
+  const AcceleratorInfo gpu = Accelerator::describe(0);
+  return fmt::format("{}{}, compute capability {}.{}, {} multiprocessors, {} of {} free",
+                     count > 1 ? fmt::format("{} x ", count) : "", gpu.name, gpu.capability_major, gpu.capability_minor,
+                     gpu.num_multiprocessors, bytes_text(gpu.free_bytes), bytes_text(gpu.memory_bytes));
+}
+
 std::vector<Finding> findings(const Machine& m) {
   const int64_t disk = free_bytes(".");
   return {{"cpu", m.cpu},
@@ -53,9 +73,10 @@ std::vector<Finding> findings(const Machine& m) {
           {"zstd", ZSTD_versionString()},
           {"xxHash", xxhash_version()},
           {"CLI11", CLI11_VERSION},
-          {"CUDA", "not part of this build"},
+          {"CUDA", cuda_versions()},
+          {"cuDNN", cudnn_version().empty() ? "not part of this build" : cudnn_version()},
           {"MPI", "not part of this build"},
-          {"GPU", "none"}};
+          {"GPU", gpu_line()}};
 }
 
 // What this machine or this build does without, and what for.
@@ -66,7 +87,8 @@ std::vector<Finding> missing(const Machine& m) {
     for (const std::string& name : m.features) has = has || name == feature.name;
     if (!has) list.push_back({feature.name, feature.use});
   }
-  list.push_back({"CUDA", "run.device = \"cuda\""});
+  if (const std::string why = Accelerator::why_missing(); !why.empty())
+    list.push_back({"GPU", "run.device = \"cuda\": " + why});
   list.push_back({"MPI", "more than one rank"});
   return list;
 }

@@ -47,7 +47,10 @@ EvalResult run_eval(const Options& o, const std::atomic<int>& signal) {
   Engine engine({.model = run.model,
                  .precision = run.precision,
                  .use = ModelUse::inference,
-                 .shape = {.batch = o.batch, .seq = run.train.seq_len, .max_segments = o.batch * run.train.seq_len},
+                 .shape = {.batch = o.batch,
+                           .seq = run.train.seq_len,
+                           .max_segments = o.batch * run.train.seq_len,
+                           .documents = run.data.separate_documents},
                  .device = device,
                  .threads = num_threads(o.threads)});
   Stream s = engine.stream();

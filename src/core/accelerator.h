@@ -32,6 +32,7 @@ class Accelerator {
   static bool is_built_in();        // this program has the CUDA backend
   static std::string why_missing(); // for messages: what keeps the first GPU from being used; empty when nothing does
 
+  static AcceleratorInfo describe(int index);  // REQUIRES index < count()
   AcceleratorInfo info() const;
   void* native_stream() const;  // cudaStream_t
 

@@ -115,8 +115,10 @@ std::string Accelerator::why_missing() {
                      p.major, p.minor, kCapabilityMajor, kCapabilityMinor);
 }
 
-AcceleratorInfo Accelerator::info() const {
-  const cudaDeviceProp p = properties_of(impl_->index);
+AcceleratorInfo Accelerator::info() const { return describe(impl_->index); }
+
+AcceleratorInfo Accelerator::describe(int index) {
+  const cudaDeviceProp p = properties_of(index);
   int runtime = 0, driver = 0;
   MOEBIUS_CUDA(cudaRuntimeGetVersion(&runtime));
   MOEBIUS_CUDA(cudaDriverGetVersion(&driver));

@@ -137,9 +137,10 @@ OpScope::~OpScope() {
   }
 }
 
-PhaseScope::PhaseScope(Stream& s, const std::string& name)
+PhaseScope::PhaseScope(Stream& s, const char* name, int64_t index)
     : accelerator_(s.device() == DeviceKind::cuda ? &s.accelerator() : nullptr) {
-  if (accelerator_) accelerator_->begin_range(name.c_str());
+  if (!accelerator_) return;
+  accelerator_->begin_range(index < 0 ? name : fmt::format("{} {}", name, index).c_str());
 }
 
 PhaseScope::~PhaseScope() {

@@ -112,7 +112,7 @@ class OpScope {
 // A part of a step (a pass, a layer) as NVIDIA's tools show it; nothing elsewhere.
 class PhaseScope {
  public:
-  PhaseScope(Stream& s, const std::string& name);
+  PhaseScope(Stream& s, const char* name, int64_t index = -1);  // "forward 3"; no index below 0
   ~PhaseScope();
   PhaseScope(const PhaseScope&) = delete;
 

@@ -20,6 +20,7 @@ bool Accelerator::is_built_in() { return false; }
 std::string Accelerator::why_missing() {
   return "this build has no CUDA backend (./dev build --cuda on makes one where nvcc is installed)";
 }
+AcceleratorInfo Accelerator::describe(int) { missing(); }
 AcceleratorInfo Accelerator::info() const { return {}; }
 void* Accelerator::native_stream() const { return nullptr; }
 void Accelerator::begin_op(const char*, bool) {}

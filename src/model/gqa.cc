@@ -87,7 +87,7 @@ void Gqa::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
                          .q_THd = r.q_THd,
                          .k_UGd = r.k_TGd,
                          .v_UGd = r.v_TGd,
-                         .doc_start_T = step.batch.doc_start_T.rows(0, T),
+                         .doc_start_T = step.batch.attention_starts(T),
                          .batch = step.batch.shape.batch,
                          .window = window_,
                          .scale = scale_};
@@ -117,7 +117,7 @@ void Gqa::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) c
                          .q_THd = r.q_THd,
                          .k_TGd = r.k_TGd,
                          .v_TGd = r.v_TGd,
-                         .doc_start_T = step.batch.doc_start_T.rows(0, T),
+                         .doc_start_T = step.batch.attention_starts(T),
                          .batch = step.batch.shape.batch,
                          .window = window_,
                          .scale = scale_};

@@ -66,7 +66,10 @@ void Model::forward_hidden(Step& step, int64_t T) {
   Residual residual{.delta_TD = step.take({T, spec_.hidden_size}, dtype_)};
   embedding_fwd(step.stream,
                 {.x_TD = residual.delta_TD, .token_T = step.batch.token_T.rows(0, T), .w_VD = embedding_.w});
-  for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i].forward(step, residual, saved_of(i));
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    PhaseScope phase(step.stream, "forward", static_cast<int64_t>(i));
+    blocks_[i].forward(step, residual, saved_of(i));
+  }
   final_norm_.forward(step, final_TD_.rows(0, T), residual.delta_TD, residual.base_TD, saved_final_);
 }
 
@@ -95,7 +98,10 @@ void Model::backward(Step& step) {
   const Tensor dresidual_TD = step.take(dfinal_TD_.shape, dtype_);
   fill_zero(step.stream, dresidual_TD);
   final_norm_.backward(step, dresidual_TD, dfinal_TD_, saved_final_);
-  for (size_t i = blocks_.size(); i-- > 0;) blocks_[i].backward(step, dresidual_TD, saved_of(i));
+  for (size_t i = blocks_.size(); i-- > 0;) {
+    PhaseScope phase(step.stream, "backward", static_cast<int64_t>(i));
+    blocks_[i].backward(step, dresidual_TD, saved_of(i));
+  }
   EmbeddingBwd embedding{.dw_VD = embedding_.dw, .dx_TD = dresidual_TD, .token_T = step.batch.token_T};
   embedding.scratch = step.take_bytes(EmbeddingBwd::scratch_bytes(embedding, step.stream));
   embedding_bwd(step.stream, embedding);

@@ -13,6 +13,8 @@ struct BatchShape {
   int64_t seq = 1;    // tokens a sequence
   int64_t max_segments =
       1;  // scopes of the sequence balance loss in it: sequences, or documents when they are kept apart
+  // Sequences hold documents that do not see each other, where doc_start_T says; else a token sees all before it.
+  bool documents = true;
   int64_t tokens() const { return batch * seq; }
 };
 
@@ -22,8 +24,10 @@ struct MicroBatch {
   Tensor token_T, target_T;   // i32
   Tensor weight_T;            // f32, of each target in the loss
   Tensor pos_T;               // i32, position for RoPE
-  Tensor doc_start_T;         // i32, first key of its sequence that a token sees
+  Tensor doc_start_T;         // i32, first key of its sequence that a token sees; read with shape.documents
   Tensor segment_T;           // i32, non-decreasing, for the sequence balance loss
+  // What attention is told of documents in its first T rows: nothing where there are none apart.
+  Tensor attention_starts(int64_t T) const { return shape.documents ? doc_start_T.rows(0, T) : Tensor{}; }
   double loss_scale = 1.0;    // 1 / sum of the target weights of the global batch
   Tensor loss_scale_1;        // f32 [1], the same where a recorded step reads it anew; kept by the engine
   double total_tokens = 1.0;  // tokens of the global batch

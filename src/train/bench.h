@@ -1,5 +1,6 @@
-// Named workloads, timed: after warm-up the median of several runs, with a checksum of what was computed beside the
-// value that plain loops in double give for it. A checksum that is off is Error{numerics}: a wrong kernel has no speed.
+// Named workloads, timed on a device: after warm-up the median of several runs, with a checksum of what was computed
+// beside the value that plain loops in double give for it. A checksum that is off is Error{numerics}: a wrong kernel
+// has no speed.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 
 #include "config/run_spec.h"
 #include "core/trace.h"
+#include "train/bench_shapes.h"
 
 namespace moebius {
 
@@ -18,34 +20,56 @@ struct BenchLine {
   double median_ms = 0, min_ms = 0;
   int64_t runs = 0;
   Cost cost;                          // of one run
+  double roofline_ms = 0;             // the least time at the ceilings measured beside: ops one after the other
   double checksum = 0, expected = 0;  // sums over sampled outputs
   double gflops_per_s() const { return cost.flops / (median_ms * 1e6); }
   double gbytes_per_s() const { return cost.bytes / (median_ms * 1e6); }
 };
 
-struct BenchSpec {
-  int threads = 1;
-  int64_t runs = 7;
-  double scale = 1.0;  // of the sizes, for tests: 1/16 makes every workload tiny
+// What the device reached in the same run: our gemm in bf16, and our copy (bytes read and bytes written).
+struct Ceilings {
+  double flops_per_s = 0, bytes_per_s = 0;
 };
 
-// Matrix rates, [2048, 2048] x [2048, 2048]^T in bf16 and f32: our gemm, and one call of oneDNN with as many threads.
-std::vector<BenchLine> bench_gemm(const BenchSpec& spec);
-// The shapes of recipes/bench_cpu.toml: 8 sequences of 512 tokens, width 512, 8 query and 4 kv heads of 64, 16 experts
-// of 1024, top-2; bf16.
-std::vector<BenchLine> bench_attention(const BenchSpec& spec);
-std::vector<BenchLine> bench_experts(const BenchSpec& spec);
-std::vector<BenchLine> bench_moe_layer(const BenchSpec& spec);
+struct BenchReport {
+  std::vector<BenchLine> lines;
+  Ceilings ceilings;
+  int64_t kept_bytes = 0;  // moe-layer: held from forward to backward: x, the pre-activations, logits and the route
+};
+
+struct BenchSpec {
+  DeviceKind device = DeviceKind::cpu;
+  int threads = 1;
+  int64_t runs = 0;    // 0: 7 on the CPU; on a GPU what takes 1.5 s, at least 10 and at most 30
+  double scale = 1.0;  // of the sizes, for tests: 1/16 makes every workload tiny
+  std::string shape = "bench-cpu";
+  BenchRouting routing;
+};
+
+// Matrix rates in bf16 and f32: our gemm, [2048, 2048] x [2048, 2048]^T on the CPU and 8192 on a GPU; on the CPU also
+// one call of oneDNN with as many threads.
+BenchReport bench_gemm(const BenchSpec& spec);
+// Causal attention of the shape's heads, bf16. Error{usage} for a shape without.
+BenchReport bench_attention(const BenchSpec& spec);
+// Each op of the experts, bf16.
+BenchReport bench_experts(const BenchSpec& spec);
+// A whole MoE layer, bf16, gradients added in f32. Its lines:
+//   moe_layer_fwd, _fwd_bwd                 from given logits: softmax, top-k and the index count; where no router
+//   could
+//                                           choose the route it is given whole
+//   moe_layer_fwd_router, _fwd_bwd_router   the router's product, and its backward, too
+BenchReport bench_moe_layer(const BenchSpec& spec);
 
 struct StepBench {
   int64_t steps = 0, tokens = 0;  // timed; tokens of one step
   double median_s = 0;
   double tokens_per_s = 0;
   double model_tflops = 0;  // by ModelSpec::train_flops_per_token
-  // bf16, medians of products after each step: our gemm, and oneDNN alone.
+  // bf16, medians: our gemm, and on the CPU oneDNN alone (0 on a GPU). On the CPU products after each step, on a GPU
+  // before the first, when there is memory for them.
   double gemm_tflops = 0, onednn_tflops = 0;
   double first_loss = 0, last_loss = 0;  // the first is log(vocabulary) but for the noise of the initial weights
-  int64_t planned_bytes = 0, peak_rss_bytes = 0;
+  int64_t planned_bytes = 0, peak_bytes = 0;
   std::map<std::string, OpTotal> ops;  // of all timed steps, with profile
   double ratio_to_gemm() const { return model_tflops / gemm_tflops; }
   double ratio_to_onednn() const { return model_tflops / onednn_tflops; }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include "ops/gemm/gemm.h"
 #include "train/bench_timing.h"
@@ -50,29 +51,36 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The matrix rates beside which a step is seen: bf16 products of the shape of bench_gemm.
+// The matrix rates beside which a step is seen on the CPU: bf16 products of the shape of bench_gemm.
 class MatrixRate {
  public:
-  explicit MatrixRate(int threads) : pool_(threads), s_(DeviceKind::cpu, pool_), tensors_(s_) {
-    const Shape nn{2048, 2048};
-    product_ = {.c_MN = tensors_.zeros(nn, DType::bf16),
-                .a = tensors_.normal(nn, DType::bf16, 1.0f),
-                .b = tensors_.normal(nn, DType::bf16, 1.0f),
+  explicit MatrixRate(int threads) : device_(DeviceKind::cpu, threads, 1), tensors_(device_.stream()) {
+    const int64_t n = device_.matrix_size(1.0);
+    product_ = {.c_MN = tensors_.zeros({n, n}, DType::bf16),
+                .a = tensors_.normal({n, n}, DType::bf16, 1.0f),
+                .b = tensors_.normal({n, n}, DType::bf16, 1.0f),
                 .trans_b = true};
-    gemm(s_, product_);
-    gemm_by_onednn(s_, product_);
+    gemm(device_.stream(), product_);
+    gemm_by_onednn(device_.stream(), product_);
   }
-  double measure_tflops(void (*multiply)(Stream&, const Gemm&)) {
-    const double begin = now_us();
-    multiply(s_, product_);
-    return cost(product_).flops / (now_us() - begin) / 1e6;
+  void measure() {
+    for (int i = 0; i < 3; ++i) {
+      gemm_.push_back(tflops(gemm));
+      onednn_.push_back(tflops(gemm_by_onednn));
+    }
   }
+  double gemm_tflops() const { return median(gemm_); }
+  double onednn_tflops() const { return median(onednn_); }
 
  private:
-  ThreadPool pool_;
-  Stream s_;
+  double tflops(void (*multiply)(Stream&, const Gemm&)) {
+    const double ms = time_on_device(device_.stream(), [&] { multiply(device_.stream(), product_); });
+    return cost(product_).flops / ms / 1e9;
+  }
+  BenchDevice device_;
   BenchTensors tensors_;
   Gemm product_;
+  std::vector<double> gemm_, onednn_;
 };
 
 }  // namespace
@@ -82,32 +90,37 @@ StepBench bench_step(const RunSpec& run, int64_t steps, bool profile) {
   MOEBIUS_CHECK(usage, run.train.micro_batch > 0 && run.train.global_batch % run.train.micro_batch == 0,
                 "bench step: expected a recipe with train.global_batch a multiple of train.micro_batch; got {} and {}",
                 run.train.global_batch, run.train.micro_batch);
+  StepBench r{.steps = steps, .tokens = run.train.global_batch * run.train.seq_len};
+  const bool on_gpu = run.device == DeviceKind::cuda;
+  if (on_gpu) r.gemm_tflops = BenchDevice(run.device, 1, 0).measure_ceilings(1.0).flops_per_s / 1e12;
   Engine engine(training_engine_spec(run));
   Stream s = engine.stream();
   engine.model().params().init(s, run.seed);
-  MatrixRate rate(engine.spec().threads);
-  StepBench r{.steps = steps,
-              .tokens = run.train.global_batch * run.train.seq_len,
-              .planned_bytes = engine.plan().total_bytes()};
-  r.first_loss = train_step(engine, run, 1);  // first touch of the memory; not timed
+  std::optional<MatrixRate> rate;
+  if (!on_gpu) rate.emplace(engine.spec().threads);
+  r.planned_bytes = engine.plan().total_bytes();
+  const int64_t warm_up = on_gpu ? 2 : 1;  // first touch of memory and kernels; on a GPU the step is then recorded
+  for (int64_t step = 1; step <= warm_up; ++step) {
+    const double loss = train_step(engine, run, step);
+    if (step == 1) r.first_loss = loss;
+  }
   Trace trace;
   if (profile) engine.set_trace(&trace);
-  std::vector<double> seconds, gemm_tflops, onednn_tflops;
-  for (int64_t step = 2; step <= steps + 1; ++step) {
+  std::vector<double> seconds;
+  for (int64_t step = warm_up + 1; step <= warm_up + steps; ++step) {
     const double begin = now_us();
     r.last_loss = train_step(engine, run, step);
     seconds.push_back((now_us() - begin) / 1e6);
-    for (int i = 0; i < 3; ++i) {
-      gemm_tflops.push_back(rate.measure_tflops(gemm));
-      onednn_tflops.push_back(rate.measure_tflops(gemm_by_onednn));
-    }
+    if (rate) rate->measure();
   }
   r.median_s = median(seconds);
   r.tokens_per_s = static_cast<double>(r.tokens) / r.median_s;
   r.model_tflops = r.tokens_per_s * run.model.train_flops_per_token(run.train.seq_len) / 1e12;
-  r.gemm_tflops = median(gemm_tflops);
-  r.onednn_tflops = median(onednn_tflops);
-  r.peak_rss_bytes = peak_rss_bytes();
+  if (rate) {
+    r.gemm_tflops = rate->gemm_tflops();
+    r.onednn_tflops = rate->onednn_tflops();
+  }
+  r.peak_bytes = engine.peak_bytes();
   r.ops = trace.totals();
   return r;
 }

@@ -1,5 +1,7 @@
 #include "train/bench.h"
 
+#include <algorithm>
+
 #include "io/testing.h"
 #include "train/bench_timing.h"
 
@@ -7,17 +9,22 @@ namespace moebius {
 namespace {
 
 // Each workload checks its own results; a sixteenth of the size is enough to see that it runs, counts and compares.
-class Workload : public testing::TestWithParam<std::vector<BenchLine> (*)(const BenchSpec&)> {};
+class Workload : public testing::TestWithParam<BenchReport (*)(const BenchSpec&)> {};
 
 TEST_P(Workload, IsTimedCountedAndRight) {
-  const std::vector<BenchLine> lines = GetParam()({.threads = 2, .runs = 2, .scale = 1.0 / 16});
-  EXPECT_GE(lines.size(), 2u);
-  for (const BenchLine& line : lines) {
-    EXPECT_GT(line.median_ms, 0) << line.name;
-    EXPECT_GE(line.median_ms, line.min_ms) << line.name;
-    EXPECT_EQ(line.runs, 2) << line.name;
-    EXPECT_GT(line.cost.flops, 0) << line.name;
-    EXPECT_NE(line.checksum, 0) << line.name;
+  for (const auto kind : {BenchRouting::Kind::balanced, BenchRouting::Kind::zipf}) {
+    const BenchReport report =
+        GetParam()({.threads = 2, .runs = 2, .scale = 1.0 / 16, .shape = "bench-cpu", .routing = {.kind = kind}});
+    EXPECT_GT(report.ceilings.flops_per_s, 0);
+    EXPECT_GT(report.ceilings.bytes_per_s, 0);
+    EXPECT_GE(report.lines.size(), 2u);
+    for (const BenchLine& line : report.lines) {
+      EXPECT_GT(line.median_ms, 0) << line.name;
+      EXPECT_GE(line.median_ms, line.min_ms) << line.name;
+      EXPECT_EQ(line.runs, 2) << line.name;
+      EXPECT_GT(line.cost.flops, 0) << line.name;
+      EXPECT_NE(line.checksum, 0) << line.name;
+    }
   }
 }
 
@@ -27,6 +34,39 @@ std::string workload_name(const testing::TestParamInfo<Workload::ParamType>& inf
 }
 INSTANTIATE_TEST_SUITE_P(All, Workload, testing::Values(bench_gemm, bench_attention, bench_experts, bench_moe_layer),
                          workload_name);
+
+// As bench/peers/moe_shapes.py draws them.
+TEST(BenchShapes, TheRuleOfTheRoutes) {
+  const auto counts = [](const char* name, BenchRouting::Kind kind) {
+    const BenchShape shape = bench_shape(name);
+    const std::vector<int32_t> offsets = bench_rows(shape, bench_route(shape, {.kind = kind}).topk_TK).offsets_E1;
+    std::vector<int32_t> counts;
+    for (size_t e = 1; e < offsets.size(); ++e) counts.push_back(offsets[e] - offsets[e - 1]);
+    return counts;
+  };
+  EXPECT_EQ(counts("mixtral-8x7b", BenchRouting::Kind::balanced), std::vector<int32_t>(8, 8192));
+  EXPECT_EQ(counts("mixtral-8x7b", BenchRouting::Kind::zipf),
+            (std::vector<int32_t>{6599, 20702, 4443, 8800, 3385, 5367, 12426, 3814}));
+  EXPECT_EQ(counts("deepseek-v3-8-local", BenchRouting::Kind::zipf),
+            (std::vector<int32_t>{23986, 96063, 16055, 32147, 12029, 19264, 48776, 13824}));
+}
+
+TEST(BenchShapes, UnknownNamesAreListed) {
+  expect_error(ErrorKind::usage, "bench: --shape: expected one of bench-cpu, mixtral-8x7b, qwen3-30b-a3b, ",
+               [] { bench_shape("warp"); });
+}
+
+TEST(BenchShapes, ARouterWouldChooseTheRoute) {
+  const BenchShape shape = bench_shape("bench-cpu", 1.0 / 16);
+  for (const auto kind : {BenchRouting::Kind::balanced, BenchRouting::Kind::zipf}) {
+    const BenchRoute route = bench_route(shape, {.kind = kind});
+    for (int64_t t = 0; t < shape.T(); ++t) {
+      const float* logits = &route.logits_TE[t * shape.E];
+      const float least = logits[route.topk_TK[t * shape.K + shape.K - 1]];
+      EXPECT_EQ(std::count_if(logits, logits + shape.E, [&](float x) { return x >= least; }), shape.K);
+    }
+  }
+}
 
 TEST(Bench, AWrongChecksumIsAnError) {
   expect_error(ErrorKind::numerics, "bench gemm: expected checksum 3 within 0.5; got 4; the result is wrong",

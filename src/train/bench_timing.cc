@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ops/elementwise/elementwise.h"
+#include "ops/gemm/gemm.h"
 
 namespace moebius {
 
@@ -18,32 +19,102 @@ Tensor BenchTensors::normal(Shape shape, DType dtype, float std) {
   return t;
 }
 
-double element(const Tensor& t, int64_t index) {
-  return t.dtype == DType::f32 ? t.ptr<float>()[index] : to_f32(t.ptr<bf16>()[index]);
+Tensor BenchTensors::ints(Shape shape, const std::vector<int32_t>& values) {
+  const Tensor t = zeros(shape, DType::i32);
+  copy_to_device(s_, t.data, values.data(), t.num_bytes());
+  return t;
+}
+
+BenchDevice::BenchDevice(DeviceKind device, int threads, int64_t runs) : pool_(threads), runs_(runs) {
+  if (device == DeviceKind::cuda) {
+    gpu_ = std::make_unique<Accelerator>();
+    stream_ = std::make_unique<Stream>(*gpu_, pool_);
+  } else {
+    stream_ = std::make_unique<Stream>(device, pool_);
+  }
+  tensors_ = std::make_unique<BenchTensors>(*stream_);
+  if (gpu_) flush_ = tensors_->bytes(256 << 20);
+}
+
+double BenchDevice::time_once(const std::function<void()>& body) {
+  if (gpu_) fill_zero(*stream_, flush_);
+  return time_on_device(*stream_, body);
+}
+
+int64_t BenchDevice::runs_for(double first_ms) const {
+  if (runs_ > 0) return runs_;
+  return gpu_ ? std::clamp<int64_t>(static_cast<int64_t>(1500 / first_ms), 10, 30) : 7;
+}
+
+int64_t BenchDevice::time(BenchLine& line, const std::function<void()>& body) {
+  body();  // first touch of memory, code and kernels made on demand
+  std::vector<double> ms{time_once(body)};
+  const int64_t runs = runs_for(ms[0]);
+  while (static_cast<int64_t>(ms.size()) < runs) ms.push_back(time_once(body));
+  std::sort(ms.begin(), ms.end());
+  line.median_ms = ms[ms.size() / 2];
+  line.min_ms = ms[0];
+  line.runs = runs;
+  return runs + 1;
+}
+
+Ceilings BenchDevice::measure_ceilings(double scale) {
+  BenchTensors tensors(*stream_);
+  const int64_t n = matrix_size(scale), m = scaled(is_gpu() ? 1 << 28 : 1 << 24, scale);
+  const Gemm product{.c_MN = tensors.zeros({n, n}, DType::bf16),
+                     .a = tensors.normal({n, n}, DType::bf16, 1.0f),
+                     .b = tensors.normal({n, n}, DType::bf16, 1.0f),
+                     .trans_b = true};
+  const Tensor from = tensors.normal({m}, DType::f32, 1.0f), to = tensors.zeros({m}, DType::f32);
+  BenchLine multiplied, copied;
+  time(multiplied, [&] { gemm(*stream_, product); });
+  time(copied, [&] { copy(*stream_, to, from); });
+  return {.flops_per_s = cost(product).flops / multiplied.median_ms * 1e3,
+          .bytes_per_s = static_cast<double>(from.num_bytes() + to.num_bytes()) / copied.median_ms * 1e3};
+}
+
+double roofline_ms(const std::vector<Cost>& ops, const Ceilings& ceilings) {
+  double seconds = 0;
+  for (const Cost& op : ops) seconds += std::max(op.flops / ceilings.flops_per_s, op.bytes / ceilings.bytes_per_s);
+  return seconds * 1e3;
+}
+
+std::vector<Cost> costs_of(DeviceKind target, ThreadPool& pool, const std::function<void(Stream&)>& body) {
+  Trace trace;
+  Stream s(DeviceKind::null, pool, &trace, target);
+  body(s);
+  std::vector<Cost> costs;
+  for (const TraceEvent& event : trace.events()) costs.push_back(event.cost);
+  return costs;
+}
+
+HostRows::HostRows(Stream& s, const Tensor& t, int64_t begin, int64_t num_rows)
+    : view_(t), begin_(begin), columns_(t.dim(t.shape.rank() - 1)) {
+  const int64_t row_bytes = columns_ * size_of(t.dtype);
+  view_.data = static_cast<char*>(t.data) + begin * row_bytes;
+  view_.shape = {num_rows, columns_};
+  if (s.device() == DeviceKind::cpu) return;
+  copy_.reset(new char[num_rows * row_bytes]);
+  copy_to_host(s, copy_.get(), view_.data, num_rows * row_bytes);
+  view_.data = copy_.get();
+}
+
+double HostRows::at(int64_t row, int64_t column) const {
+  const int64_t i = (row - begin_) * columns_ + column;
+  if (view_.dtype == DType::i32) return view_.ptr<int32_t>()[i];
+  return view_.dtype == DType::f32 ? view_.ptr<float>()[i] : to_f32(view_.ptr<bf16>()[i]);
+}
+
+double dot(const HostRows& a, int64_t a_row, const HostRows& b, int64_t b_row) {
+  double sum = 0;
+  for (int64_t i = 0; i < a.columns(); ++i) sum += a.at(a_row, i) * b.at(b_row, i);
+  return sum;
 }
 
 std::vector<int64_t> sampled(int64_t of) {
   std::vector<int64_t> rows{0, of / 3, of / 2, of - 1};
   rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
   return rows;
-}
-
-int64_t scaled(int64_t size, double scale) {
-  return std::max<int64_t>(1, std::llround(static_cast<double>(size) * scale));
-}
-
-void time_runs(BenchLine& line, int64_t runs, const std::function<void()>& body) {
-  body();  // first touch of memory, code and kernels made on demand
-  std::vector<double> ms;
-  for (int64_t i = 0; i < runs; ++i) {
-    const double begin = now_us();
-    body();
-    ms.push_back((now_us() - begin) / 1e3);
-  }
-  std::sort(ms.begin(), ms.end());
-  line.median_ms = ms[ms.size() / 2];
-  line.min_ms = ms[0];
-  line.runs = runs;
 }
 
 void check_sum(const BenchLine& line, double tolerance) {

@@ -12,7 +12,8 @@ EngineSpec training_engine_spec(const RunSpec& run) {
           .balance = run.moe,
           .precision = run.precision,
           .use = ModelUse::training,
-          .shape = {.batch = B, .seq = S, .max_segments = run.data.separate_documents ? B * S : B},
+          .shape = {.batch = B, .seq = S, .max_segments = run.data.separate_documents ? B * S : B,
+                    .documents = run.data.separate_documents},
           .num_micro_batches = run.train.global_batch / B,
           .optimizer = run.optimizer,
           .device = run.device,
@@ -141,7 +142,7 @@ void Engine::forward_backward(int64_t m) {
 
 void Engine::all_passes(Stream& s) {
   for (int64_t m = 0; m < spec_.num_micro_batches; ++m) {
-    PhaseScope phase(s, fmt::format("micro-batch {}", m));
+    PhaseScope phase(s, "micro-batch", m);
     Step step{s, plan_.stack(), device_batch(m)};
     model_->forward_hidden(step, spec_.shape.tokens());
     model_->forward_loss(step, true);

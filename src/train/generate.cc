@@ -73,7 +73,7 @@ EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t
   return {.model = model,
           .precision = {.compute = compute},
           .use = ModelUse::inference,
-          .shape = {.batch = 1, .seq = std::min(chunk, context), .max_segments = 1},
+          .shape = {.batch = 1, .seq = std::min(chunk, context), .max_segments = 1, .documents = false},
           .cache_tokens = context,
           .threads = threads};
 }

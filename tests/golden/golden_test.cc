@@ -6,6 +6,7 @@
 
 #include "io/safetensors.h"
 #include "io/testing.h"
+#include "core/accelerator.h"
 #include "train/parity.h"
 
 namespace moebius {
@@ -65,19 +66,22 @@ void expect_f32_gate(const std::string& name, const std::vector<float>& got, con
   }
 }
 
-class Golden : public testing::TestWithParam<std::string> {
+// Every case on every device of the machine that this build can use.
+class Golden : public testing::TestWithParam<std::tuple<std::string, DeviceKind>> {
  protected:
+  static std::string name() { return std::get<0>(GetParam()); }
   SafetensorsFile forward(DType compute, bool gradients) {
-    const std::string folder = kData + "/" + GetParam(), out = dir_.path("out.safetensors");
+    const std::string folder = kData + "/" + name(), out = dir_.path("out.safetensors");
     write_parity({.out = out,
                   .model = folder,
                   .tokens = folder + "/tokens.safetensors",
                   .gradients = gradients,
                   .compute = compute,
+                  .device = std::get<1>(GetParam()),
                   .threads = 2});
     return SafetensorsFile::open(out);
   }
-  SafetensorsFile expected() const { return SafetensorsFile::open(kData + "/" + GetParam() + "/expected.safetensors"); }
+  SafetensorsFile expected() const { return SafetensorsFile::open(kData + "/" + name() + "/expected.safetensors"); }
 
  private:
   TestDir dir_;
@@ -114,7 +118,16 @@ TEST_P(Golden, WithoutGradientsTheSameNumbers) {
   EXPECT_EQ(read_as<float>(without, without.at("loss")), loss);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, Golden, testing::ValuesIn(cases()), [](const auto& info) { return info.param; });
+std::vector<DeviceKind> devices() {
+  std::vector<DeviceKind> all{DeviceKind::cpu};
+  if (Accelerator::why_missing().empty()) all.push_back(DeviceKind::cuda);
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, Golden, testing::Combine(testing::ValuesIn(cases()), testing::ValuesIn(devices())),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + "_" + std::string(name_of(std::get<1>(info.param)));
+                         });
 
 TEST(GoldenData, HasAllItsCases) { EXPECT_EQ(cases().size(), 6u); }
 

@@ -23,14 +23,12 @@ struct Place {
 
 template <int kNum>
 __device__ __forceinline__ Place place_of(int64_t vector, uint32_t vectors_of_row) {
-  // Nearly always below 2^32, where a division takes a fifth of the instructions.
-  const int64_t row = vector >> 32 ? vector / vectors_of_row : static_cast<uint32_t>(vector) / vectors_of_row;
-  return {vector * kNum, (vector + row * vectors_of_row) * kNum};
+  return {vector * kNum, (vector + quotient(vector, vectors_of_row) * vectors_of_row) * kNum};
 }
 
 // A thread owns a vector of a.
 template <class T, int kNum>
-__global__ void __launch_bounds__(kThreads) swiglu_fwd_kernel(Fwd<T> f) {
+__global__ void __launch_bounds__(kThreads, 4) swiglu_fwd_kernel(Fwd<T> f) {
   const int64_t vector = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (vector >= f.num_vectors) return;
   const auto [at, gate_at] = place_of<kNum>(vector, f.vectors_of_row);
@@ -51,7 +49,7 @@ struct Bwd {
 };
 
 template <class T, int kNum>
-__global__ void __launch_bounds__(kThreads) swiglu_bwd_kernel(Bwd<T> b) {
+__global__ void __launch_bounds__(kThreads, 4) swiglu_bwd_kernel(Bwd<T> b) {
   const int64_t vector = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (vector >= b.num_vectors) return;
   const auto [at, gate_at] = place_of<kNum>(vector, b.vectors_of_row);

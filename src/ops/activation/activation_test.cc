@@ -14,18 +14,16 @@ struct Case {
   DType dtype;
 };
 
-class SwigluTest : public ::testing::TestWithParam<Case> {};
+class SwigluTest : public testing::DeviceTest<Case> {};
 
 TEST_P(SwigluTest, EqualsTheReference) {
-  const auto [rows, width, dtype] = GetParam();
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
+  const auto [rows, width, dtype] = c();
   Array h = Array::normal({rows, 2 * width}, dtype, 1, 4), da = Array::normal({rows, width}, dtype, 2);
   Array a = Array::poisoned({rows, width}, dtype), again = a, dh = Array::poisoned({rows, 2 * width}, dtype),
         dh_alone = dh;
-  swiglu_fwd(s, {.a_TF = a.tensor(), .h_T2F = h.tensor()});
-  swiglu_bwd(s, {.dh_T2F = dh.tensor(), .a_TF = again.tensor(), .da_TF = da.tensor(), .h_T2F = h.tensor()});
-  swiglu_bwd(s, {.dh_T2F = dh_alone.tensor(), .da_TF = da.tensor(), .h_T2F = h.tensor()});
+  swiglu_fwd(s_, {.a_TF = a.tensor(), .h_T2F = h.tensor()});
+  swiglu_bwd(s_, {.dh_T2F = dh.tensor(), .a_TF = again.tensor(), .da_TF = da.tensor(), .h_T2F = h.tensor()});
+  swiglu_bwd(s_, {.dh_T2F = dh_alone.tensor(), .da_TF = da.tensor(), .h_T2F = h.tensor()});
   // One rounding to the dtype, about ten operations and an exponential of 2 ulp in f32.
   const double error = testing::epsilon(dtype) + 12 * testing::epsilon(DType::f32);
   testing::expect_close("a", a.values(), ref::swiglu_fwd(h.values(), width), error, 1e-7);
@@ -34,10 +32,17 @@ TEST_P(SwigluTest, EqualsTheReference) {
   EXPECT_EQ(dh_alone.bytes(), dh.bytes());
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, SwigluTest,
-                         ::testing::Values(Case{0, 3, DType::f32}, Case{1, 1, DType::f32}, Case{5, 7, DType::f32},
-                                           Case{67, 33, DType::f32}, Case{0, 3, DType::bf16}, Case{1, 1, DType::bf16},
-                                           Case{5, 7, DType::bf16}, Case{67, 33, DType::bf16}));
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const auto& [rows, width] :
+         std::vector<std::pair<int64_t, int64_t>>{{0, 3}, {1, 1}, {5, 7}, {67, 33}, {70, 48}}) {
+      all.push_back({rows, width, dtype});
+    }
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, SwigluTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
 TEST(Swiglu, ReferenceBackwardEqualsFiniteDifferences) {
   const Values h = Array::normal({3, 10}, DType::f32, 1, 2).values(),
@@ -47,12 +52,12 @@ TEST(Swiglu, ReferenceBackwardEqualsFiniteDifferences) {
 }
 
 TEST(Swiglu, LargeGatesNeitherOverflowNorGiveNaN) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Array h = Array::of({1, 4}, DType::f32, {-1e4, 1e4, 1, 1}), a = Array::poisoned({1, 2}, DType::f32);
-  swiglu_fwd(s, {.a_TF = a.tensor(), .h_T2F = h.tensor()});
-  EXPECT_NEAR(a.values()[0], 0, 1e-30);
-  EXPECT_EQ(a.values()[1], 1e4);
+  testing::on_each_device([](Stream& s) {
+    Array h = Array::of({1, 4}, DType::f32, {-1e4, 1e4, 1, 1}), a = Array::poisoned({1, 2}, DType::f32);
+    swiglu_fwd(s, {.a_TF = a.tensor(), .h_T2F = h.tensor()});
+    EXPECT_NEAR(a.values()[0], 0, 1e-30);
+    EXPECT_EQ(a.values()[1], 1e4);
+  });
 }
 
 TEST(Swiglu, SameBitsForAnyTeam) {

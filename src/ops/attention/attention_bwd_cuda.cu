@@ -93,8 +93,8 @@ template <class Tile>
 __global__ void __launch_bounds__(kThreads) dkv_kernel(BwdPointers<typename Tile::T> x, AttentionSizes z) {
   extern __shared__ __align__(16) float shared[];
   float *const k = shared, *const v = k + Tile::kFloats, *const q = v + Tile::kFloats, *const dout = q + Tile::kFloats,
-               *const p = dout + Tile::kFloats, *const ds = p + Tile::kScoreFloats, *const lse = ds + Tile::kScoreFloats,
-               *const delta = lse + Tile::kRows;
+               *const p = dout + Tile::kFloats, *const ds = p + Tile::kScoreFloats,
+               *const lse = ds + Tile::kScoreFloats, *const delta = lse + Tile::kRows;
   __shared__ int first_shared[Tile::kRows];
   const int tx = threadIdx.x % kSide, ty = threadIdx.x / kSide, kv_head = blockIdx.y, group = z.heads / z.kv_heads;
   const int64_t b = blockIdx.z, key = int64_t{blockIdx.x} * Tile::kRows, base = b * z.rows;
@@ -167,8 +167,8 @@ void launch(Stream& s, const AttentionBwd& a) {
                          .delta = static_cast<float*>(a.scratch.data)};
   const cudaStream_t stream = cuda_stream(s);
   const int64_t delta_rows = a.lse_TH.numel();
-  delta_kernel<T><<<static_cast<unsigned>(div_ceil(delta_rows * kWarp, kThreads)), kThreads, 0, stream>>>(
-      x, delta_rows, z.width);
+  delta_kernel<T>
+      <<<static_cast<unsigned>(div_ceil(delta_rows * kWarp, kThreads)), kThreads, 0, stream>>>(x, delta_rows, z.width);
   check_launch("attention_bwd");
   constexpr int kDqBytes = (4 * Tile::kFloats + Tile::kScoreFloats) * sizeof(float),
                 kDkvBytes = kDqBytes + (Tile::kScoreFloats + 2 * Tile::kRows) * sizeof(float);

@@ -25,6 +25,13 @@ void generic_attention_fwd(Stream& s, const AttentionFwd& a);
 void generic_attention_bwd(Stream& s, const AttentionBwd& a);
 int64_t generic_scratch_bytes(const AttentionBwd& a);
 
+// bf16 heads of 64 or 128 at pointers of 16 bytes, any mask of the header.
+bool sm90_takes(const AttentionFwd& a);
+bool sm90_takes(const AttentionBwd& a);
+void sm90_attention_fwd(Stream& s, const AttentionFwd& a);
+void sm90_attention_bwd(Stream& s, const AttentionBwd& a);
+int64_t sm90_scratch_bytes(const AttentionBwd& a);
+
 // to [batch, heads, rows] = from [batch, rows, heads]
 struct HeadsFirst {
   float* to;          // out

@@ -158,7 +158,7 @@ int64_t round_up(int64_t n, int64_t to) { return div_ceil(n, to) * to; }
 // tiles of 64 x 128; dk and dv of each query head where heads share them; <do, o>.
 int64_t head_bytes(const AttentionSizes& z) {
   const int64_t rows = round_up(z.rows, 128);
-  return rows * rows * 2 + 2 * rows * z.width * 4 + rows * 4;
+  return rows * rows * 2 + 2 * rows * z.width * 2 + rows * 4;
 }
 
 // Sequences, or kv heads of one sequence, that the backward pass takes at a time.
@@ -166,7 +166,7 @@ struct Part {
   int64_t batch, kv_heads;
 };
 
-constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 30;
+constexpr int64_t kMaxWorkspaceBytes = int64_t{1152} << 20;  // one sequence of 4096 with 32 heads
 
 int64_t largest_divisor(int64_t n, int64_t at_most) {
   int64_t divisor = std::max<int64_t>(1, std::min(n, at_most));
@@ -176,7 +176,8 @@ int64_t largest_divisor(int64_t n, int64_t at_most) {
 
 Part part_of(const AttentionSizes& z, int64_t batch) {
   const int64_t group_bytes = head_bytes(z) * (z.heads / z.kv_heads), sequence_bytes = group_bytes * z.kv_heads;
-  if (sequence_bytes <= kMaxWorkspaceBytes) return {largest_divisor(batch, kMaxWorkspaceBytes / sequence_bytes), z.kv_heads};
+  if (sequence_bytes <= kMaxWorkspaceBytes)
+    return {largest_divisor(batch, kMaxWorkspaceBytes / sequence_bytes), z.kv_heads};
   return {1, largest_divisor(z.kv_heads, kMaxWorkspaceBytes / group_bytes)};
 }
 
@@ -211,11 +212,11 @@ void* at(const Tensor& t, int64_t row, int64_t head) {
 
 bool cudnn_takes(const AttentionFwd& a) { return takes(a.q_THd, a.k_UGd, a.doc_start_T, a.batch); }
 
-// Past the bound of workspace even for one kv head, the generic kernels take over.
+// Only calls too small to fill a GPU with the own backward kernel, whose blocks are 128 keys of a kv head: elsewhere
+// that one is quicker and needs no workspace.
 bool cudnn_takes(const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
-  return takes(a.q_THd, a.k_TGd, a.doc_start_T, a.batch) &&
-         head_bytes(z) * (z.heads / z.kv_heads) <= 4 * kMaxWorkspaceBytes;
+  return takes(a.q_THd, a.k_TGd, a.doc_start_T, a.batch) && a.batch * z.kv_heads * div_ceil(z.rows, 128) < 256;
 }
 
 int64_t cudnn_scratch_bytes(const AttentionFwd&) { return kSlackBytes; }
@@ -228,8 +229,7 @@ void cudnn_attention_fwd(Stream& s, const AttentionFwd& a) {
   const AttentionSizes z = attention_sizes(a);
   Pointers pointers{
       {kQ, a.q_THd.data}, {kK, a.k_UGd.data}, {kV, a.v_UGd.data}, {kO, a.o_THd.data}, {kLse, a.lse_TH.data}};
-  op_state<Cudnn>(s).run(s, key_of(z, false, {a.batch, z.kv_heads}), pointers, a.scratch.data,
-                         cudnn_scratch_bytes(a));
+  op_state<Cudnn>(s).run(s, key_of(z, false, {a.batch, z.kv_heads}), pointers, a.scratch.data, cudnn_scratch_bytes(a));
 }
 
 void cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
@@ -245,9 +245,10 @@ void cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
   for (int64_t b = 0; b < a.batch; b += part.batch) {
     for (int64_t g = 0; g < z.kv_heads; g += part.kv_heads) {
       const int64_t row = b * z.rows, h = g * group;
-      Pointers pointers{{kQ, at(a.q_THd, row, h)},   {kK, at(a.k_TGd, row, g)},   {kV, at(a.v_TGd, row, g)},
-                        {kO, at(a.o_THd, row, h)},   {kDo, at(a.do_THd, row, h)}, {kLse, lse + (b * z.heads + h) * z.rows},
-                        {kDq, at(a.dq_THd, row, h)}, {kDk, at(a.dk_TGd, row, g)}, {kDv, at(a.dv_TGd, row, g)}};
+      Pointers pointers{
+          {kQ, at(a.q_THd, row, h)},   {kK, at(a.k_TGd, row, g)},   {kV, at(a.v_TGd, row, g)},
+          {kO, at(a.o_THd, row, h)},   {kDo, at(a.do_THd, row, h)}, {kLse, lse + (b * z.heads + h) * z.rows},
+          {kDq, at(a.dq_THd, row, h)}, {kDk, at(a.dk_TGd, row, g)}, {kDv, at(a.dv_TGd, row, g)}};
       cudnn.run(s, key, pointers, workspace, bwd_workspace_bytes(z, a.batch));
     }
   }

@@ -124,8 +124,7 @@ void launch(Stream& s, const AttentionFwd& a) {
   using T = typename Tile::T;
   const AttentionSizes z = attention_sizes(a);
   constexpr int kSharedBytes = (3 * Tile::kFloats + Tile::kScoreFloats) * sizeof(float);
-  MOEBIUS_CUDA(
-      cudaFuncSetAttribute(fwd_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  MOEBIUS_CUDA(cudaFuncSetAttribute(fwd_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   const dim3 grid(static_cast<unsigned>(div_ceil(z.rows, Tile::kRows)), z.heads, static_cast<unsigned>(a.batch));
   fwd_kernel<Tile><<<grid, kThreads, kSharedBytes, cuda_stream(s)>>>(
       {static_cast<T*>(a.o_THd.data), a.lse_TH.ptr<float>(), static_cast<const T*>(a.q_THd.data),

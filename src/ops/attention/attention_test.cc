@@ -17,10 +17,25 @@ struct Case {
 
 std::vector<Case> cases() {
   const std::vector<Case> shapes = {
-      {1, 0, 0, 2, 1, 4, 0, false},     {1, 1, 1, 1, 1, 1, 0, false},      {2, 7, 7, 4, 2, 5, 0, false},
-      {2, 33, 33, 3, 1, 8, 5, false},   {1, 1, 19, 2, 2, 6, 0, false},     {2, 5, 9, 2, 1, 3, 4, true},
-      {1, 301, 301, 2, 1, 7, 0, false}, {1, 301, 301, 1, 1, 4, 40, false}, {2, 150, 150, 2, 2, 4, 0, true},
-      {1, 20, 300, 2, 1, 4, 0, true},   {1, 301, 301, 1, 1, 4, 90, true},
+      {1, 0, 0, 2, 1, 4, 0, false},
+      {1, 1, 1, 1, 1, 1, 0, false},
+      {2, 7, 7, 4, 2, 5, 0, false},
+      {2, 33, 33, 3, 1, 8, 5, false},
+      {1, 1, 19, 2, 2, 6, 0, false},
+      {2, 5, 9, 2, 1, 3, 4, true},
+      {1, 301, 301, 2, 1, 7, 0, false},
+      {1, 301, 301, 1, 1, 4, 40, false},
+      {2, 150, 150, 2, 2, 4, 0, true},
+      {1, 20, 300, 2, 1, 4, 0, true},
+      {1, 301, 301, 1, 1, 4, 90, true},
+      {1, 70, 70, 2, 1, 96, 0, false},
+      {1, 40, 50, 2, 1, 200, 30, true},
+      {1, 67, 67, 1, 1, 256, 0, true},
+      // What cuDNN takes, in bf16.
+      {2, 128, 128, 4, 2, 64, 0, false},
+      {1, 67, 67, 4, 1, 128, 0, false},
+      {1, 256, 256, 2, 2, 128, 100, false},
+      {1, 200, 200, 6, 2, 64, 37, false},
   };
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -32,7 +47,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-class AttentionTest : public ::testing::TestWithParam<Case> {
+class AttentionTest : public testing::DeviceTest<Case> {
  protected:
   AttentionTest() {
     q_ = Array::normal({c_.batch * c_.rows, c_.heads, c_.width}, c_.dtype, 1);
@@ -66,16 +81,14 @@ class AttentionTest : public ::testing::TestWithParam<Case> {
     return a;
   }
 
-  const Case c_ = GetParam();
+  const Case c_ = c();
   const double scale_ = 0.5;
   // Scores are sums of d products of magnitude sqrt(d), and errors of scores are relative errors of probabilities.
   const double error_ = testing::epsilon(DType::f32) * (16 + 4 * c_.width);
-  ThreadPool pool_{2};
-  Stream s_{DeviceKind::cpu, pool_};
   Array q_, k_, v_, doc_start_, scratch_;
   ref::Attention ref_;
 };
-INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
 TEST_P(AttentionTest, ForwardEqualsTheReference) {
   Array o = Array::poisoned({c_.batch * c_.rows, c_.heads, c_.width}, c_.dtype),

@@ -216,7 +216,8 @@ inline double dot(const Values& x, const Values& y) {
   return sum;
 }
 
-// body(stream) gives the bytes of all that it wrote; they must be the same for teams of 1, 2 and 3.
+// body(stream) gives the bytes of all that it wrote; they must be the same for teams of 1, 2 and 3, and on a GPU each
+// time.
 inline void expect_same_bits_for_any_team(const std::function<std::vector<Array>(Stream&)>& body) {
   std::vector<Array> first;
   for (const int num_threads : {1, 2, 3}) {
@@ -227,6 +228,14 @@ inline void expect_same_bits_for_any_team(const std::function<std::vector<Array>
     for (size_t i = 0; i < outputs.size(); ++i) {
       EXPECT_EQ(outputs[i].bytes(), first[i].bytes()) << "output " << i << " with " << num_threads << " threads";
     }
+  }
+  if (!accelerator()) return;
+  ThreadPool pool(1);
+  Stream s(*accelerator(), pool);
+  first = body(s);
+  const std::vector<Array> again = body(s);
+  for (size_t i = 0; i < again.size(); ++i) {
+    EXPECT_EQ(again[i].bytes(), first[i].bytes()) << "output " << i << " the second time on the GPU";
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/dtype.h"
 #include "core/error.h"
@@ -29,25 +30,92 @@ __device__ __forceinline__ float rounded(float x) {
   return element(t);
 }
 
-// kNum elements, as the widest words that they fill. REQUIRES: p at a multiple of those words.
-template <class T, int kNum>
-struct alignas(sizeof(T) * kNum < 16 ? sizeof(T) * kNum : 16) Elements {
-  T x[kNum];
+// kNum elements as they are in memory, in the widest words that they fill.
+template <class Word, int kNum>
+struct Words {
+  Word words[kNum];
 };
+template <class T, int kNum>
+using Raw = std::conditional_t<sizeof(T) * kNum % 16 == 0, Words<uint4, sizeof(T) * kNum / 16>,
+                               std::conditional_t<sizeof(T) * kNum == 8, Words<uint2, 1>, Words<T, kNum>>>;
 
+// 16 bytes, or zeros. Volatile: written as C++, the compiler moves conditional loads down to their use, one after the
+// other, and each waits for the memory.
+__device__ __forceinline__ uint4 fetch_word(const uint4* p, bool valid) {
+  uint4 word;
+  asm volatile(
+      "{\n .reg .pred valid;\n"
+      " setp.ne.u32 valid, %5, 0;\n"
+      " mov.b32 %0, 0;\n mov.b32 %1, 0;\n mov.b32 %2, 0;\n mov.b32 %3, 0;\n"
+      " @valid ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
+      : "=&r"(word.x), "=&r"(word.y), "=&r"(word.z), "=&r"(word.w)
+      : "l"(p), "r"(static_cast<uint32_t>(valid))
+      : "memory");
+  return word;
+}
+template <class Word>
+__device__ __forceinline__ Word fetch_word(const Word* p, bool valid) {
+  return valid ? *p : Word{};
+}
+
+// kNum elements from p, or zeros. Several fetches before the first unpack are on their way at once. REQUIRES: p at a
+// multiple of the words.
 template <int kNum, class T>
-__device__ __forceinline__ void load(float (&to)[kNum], const T* p) {
-  const Elements<T, kNum> e = *reinterpret_cast<const Elements<T, kNum>*>(p);
+__device__ __forceinline__ Raw<T, kNum> fetch(const T* p, bool valid = true) {
+  Raw<T, kNum> raw;
+  constexpr int kWords = sizeof(raw.words) / sizeof(raw.words[0]);
 #pragma unroll
-  for (int i = 0; i < kNum; ++i) to[i] = element(e.x[i]);
+  for (int i = 0; i < kWords; ++i)
+    raw.words[i] = fetch_word(reinterpret_cast<const Raw<T, kNum>*>(p)->words + i, valid);
+  return raw;
+}
+
+template <class T, int kNum>
+__device__ __forceinline__ void unpack(float (&to)[kNum], const Raw<T, kNum>& from) {
+  if constexpr (sizeof(T) == 4 || kNum == 1) {
+    const T* x = reinterpret_cast<const T*>(&from);
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) to[i] = element(x[i]);
+  } else {
+    const uint32_t* pairs = reinterpret_cast<const uint32_t*>(&from);
+#pragma unroll
+    for (int i = 0; i < kNum; i += 2) {
+      to[i] = __uint_as_float(pairs[i / 2] << 16);
+      to[i + 1] = __uint_as_float(pairs[i / 2] & 0xffff0000u);
+    }
+  }
+}
+
+template <class T, int kNum>
+__device__ __forceinline__ Raw<T, kNum> pack(const float (&from)[kNum]) {
+  Raw<T, kNum> raw;
+  if constexpr (sizeof(T) == 4 || kNum == 1) {
+    T* x = reinterpret_cast<T*>(&raw);
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) set(x[i], from[i]);
+  } else {
+    uint32_t* pairs = reinterpret_cast<uint32_t*>(&raw);
+#pragma unroll
+    for (int i = 0; i < kNum; i += 2) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(from[i], from[i + 1]);
+      pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
+  }
+  return raw;
 }
 
 template <int kNum, class T>
+__device__ __forceinline__ void load(float (&to)[kNum], const T* p) {
+  unpack<T>(to, fetch<kNum>(p));
+}
+template <int kNum, class T>
 __device__ __forceinline__ void store(T* p, const float (&from)[kNum]) {
-  Elements<T, kNum> e;
-#pragma unroll
-  for (int i = 0; i < kNum; ++i) set(e.x[i], from[i]);
-  *reinterpret_cast<Elements<T, kNum>*>(p) = e;
+  *reinterpret_cast<Raw<T, kNum>*>(p) = pack<T>(from);
+}
+
+// n / d: below 2^32 in a fifth of the instructions, and that is nearly always.
+__device__ __forceinline__ int64_t quotient(int64_t n, uint32_t d) {
+  return n >> 32 ? n / d : static_cast<int64_t>(static_cast<uint32_t>(n) / d);
 }
 
 // 1 / (1 + e^-x), in [0, 1] for every x that is a number.
@@ -116,11 +184,7 @@ bool is_whole(int64_t n, int num, const P*... p) {
 
 inline int num_blocks(int64_t n, int64_t per_block) { return narrow<int>(div_ceil(n, per_block)); }
 
-// The least power of two that is at least n and at least `least`, itself a power of two.
-inline int power_of_two(int64_t n, int least) {
-  int p = least;
-  while (p < n) p *= 2;
-  return p;
-}
+// Whole warps, n threads or more.
+inline int whole_warps(int64_t n) { return narrow<int>(div_ceil(n, 32) * 32); }
 
 }  // namespace moebius::cuda

@@ -115,14 +115,14 @@ __global__ void __launch_bounds__(kThreads) find_nonfinite_kernel(unsigned long 
 
 template <class To, class From>
 void convert(Stream& s, To* to, const From* from, int64_t n) {
-  if (is_whole(n, 8, to, from))
-    convert_kernel<8><<<num_blocks(n / 8, kThreads), kThreads, 0, cuda_stream(s)>>>(to, from, n);
+  if (is_whole(n, 4, to, from))
+    convert_kernel<4><<<num_blocks(n / 4, kThreads), kThreads, 0, cuda_stream(s)>>>(to, from, n);
   else
     convert_kernel<1><<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(to, from, n);
   check_launch("copy");
 }
 
-int threads_for(int64_t width, int num) { return std::min(kThreads, power_of_two(div_ceil(width, num), 32)); }
+int threads_for(int64_t width, int num) { return std::min(kThreads, whole_warps(div_ceil(width, num))); }
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 #include "ops/elementwise/elementwise.h"
 
 #include "ops/cpu/testing.h"
+#include "ops/elementwise/add_row.h"
 #include "ops/elementwise/elementwise_ref.h"
 
 namespace moebius {
@@ -9,18 +10,14 @@ namespace {
 using testing::Array;
 using testing::Values;
 
-class ElementwiseTest : public ::testing::TestWithParam<DType> {
- protected:
-  ThreadPool pool_{2};
-  Stream s_{DeviceKind::cpu, pool_};
-};
-INSTANTIATE_TEST_SUITE_P(Dtypes, ElementwiseTest, ::testing::Values(DType::f32, DType::bf16));
+class ElementwiseTest : public testing::DeviceTest<DType> {};
+INSTANTIATE_TEST_SUITE_P(Dtypes, ElementwiseTest,
+                         ::testing::ValuesIn(testing::on_each_device<DType>({DType::f32, DType::bf16})));
 
 TEST_P(ElementwiseTest, FillZeroCopyAdd) {
-  for (const int64_t n : {0, 1, 7, 70001}) {
-    Array x = Array::normal({n}, GetParam(), 1), y = Array::normal({n}, GetParam(), 2),
-          zero = Array::poisoned({n}, GetParam());
-    Array f32 = Array::poisoned({n}, DType::f32), back = Array::poisoned({n}, GetParam()), same = back;
+  for (const int64_t n : {0, 1, 7, 70001, 70016}) {
+    Array x = Array::normal({n}, c(), 1), y = Array::normal({n}, c(), 2), zero = Array::poisoned({n}, c());
+    Array f32 = Array::poisoned({n}, DType::f32), back = Array::poisoned({n}, c()), same = back;
     fill_zero(s_, zero.tensor());
     EXPECT_EQ(zero.values(), Values(n, 0.0));
     copy(s_, f32.tensor(), x.tensor());
@@ -33,15 +30,16 @@ TEST_P(ElementwiseTest, FillZeroCopyAdd) {
     const Values terms = x.values();
     for (int64_t i = 0; i < n; ++i) want[i] += terms[i];
     add(s_, y.tensor(), x.tensor());
-    testing::expect_close("add", y.values(), want, testing::epsilon(GetParam()), 0);
+    testing::expect_close("add", y.values(), want, testing::epsilon(c()), 0);
   }
 }
 
 TEST_P(ElementwiseTest, GatedAddEqualsTheReference) {
-  for (const auto& [rows, width] : std::vector<std::pair<int64_t, int64_t>>{{0, 3}, {1, 1}, {67, 5}, {3, 129}}) {
-    Array x = Array::normal({rows, width}, GetParam(), 1), y = Array::normal({rows, width}, GetParam(), 2),
-          dy = Array::normal({rows, width}, GetParam(), 3);
-    Array gate = Array::normal({rows}, DType::f32, 4), dx = Array::poisoned({rows, width}, GetParam()),
+  for (const auto& [rows, width] :
+       std::vector<std::pair<int64_t, int64_t>>{{0, 3}, {1, 1}, {67, 5}, {3, 129}, {5, 2064}}) {
+    Array x = Array::normal({rows, width}, c(), 1), y = Array::normal({rows, width}, c(), 2),
+          dy = Array::normal({rows, width}, c(), 3);
+    Array gate = Array::normal({rows}, DType::f32, 4), dx = Array::poisoned({rows, width}, c()),
           dgate = Array::poisoned({rows}, DType::f32);
     Values want = y.values(), want_dx, want_dgate;
     ref::gated_add_fwd(want, x.values(), gate.values());
@@ -53,7 +51,7 @@ TEST_P(ElementwiseTest, GatedAddEqualsTheReference) {
                        .x_TD = x.tensor(),
                        .gate_T = gate.tensor()});
     // One rounding to the dtype; dgate is an f32 sum of D terms.
-    const double eps32 = testing::epsilon(DType::f32), error = testing::epsilon(GetParam()) + 4 * eps32;
+    const double eps32 = testing::epsilon(DType::f32), error = testing::epsilon(c()) + 4 * eps32;
     testing::expect_close("y", y.values(), want, error, 1e-7);
     testing::expect_close("dx", dx.values(), want_dx, error, 1e-7);
     testing::expect_close("dgate", dgate.values(), want_dgate, 4 * eps32, 4 * eps32 * std::sqrt(width));
@@ -77,21 +75,31 @@ TEST(GatedAdd, ReferenceBackwardEqualsFiniteDifferences) {
 }
 
 TEST(SumInto, AddsAScaledSumInDouble) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Array x = Array::normal({3001}, DType::f32, 1), out = Array::of({1}, DType::f64, {2.5}), none({0}, DType::f32);
-  double want = 2.5;
-  for (const double v : x.values()) want += 0.25 * v;
-  sum_into(s, {.out_1 = out.tensor(), .x = x.tensor(), .scale = 0.25});
-  sum_into(s, {.out_1 = out.tensor(), .x = none.tensor()});
-  EXPECT_NEAR(out.values()[0], want, 1e-11);
+  testing::on_each_device([](Stream& s) {
+    Array x = Array::normal({3001}, DType::f32, 1), out = Array::of({1}, DType::f64, {2.5}), none({0}, DType::f32);
+    double want = 2.5;
+    for (const double v : x.values()) want += 0.25 * v;
+    sum_into(s, {.out_1 = out.tensor(), .x = x.tensor(), .scale = 0.25});
+    sum_into(s, {.out_1 = out.tensor(), .x = none.tensor()});
+    EXPECT_NEAR(out.values()[0], want, 1e-11);
+  });
+}
+
+TEST(AddRow, AddsItToEachRow) {
+  testing::on_each_device([](Stream& s) {
+    Array y = Array::normal({300, 7}, DType::f32, 1), row = Array::normal({1, 7}, DType::f32, 2);
+    Values want = y.values();
+    const Values terms = row.values();
+    for (int64_t i = 0; i < 2100; ++i) want[i] = static_cast<float>(want[i] + terms[i % 7]);
+    add_row(s, y.tensor(), row.tensor());
+    EXPECT_EQ(y.values(), want);
+  });
 }
 
 TEST_P(ElementwiseTest, JitterAndNormalAreFunctionsOfTheGlobalIndex) {
   const Rng rng(7, RngSite::jitter, 3, 2);
-  Array x = Array::normal({101}, GetParam(), 1), y = Array::poisoned({101}, GetParam()),
-        part = Array::poisoned({40}, GetParam());
-  Array z = Array::poisoned({5000}, GetParam());
+  Array x = Array::normal({101}, c(), 1), y = Array::poisoned({101}, c()), part = Array::poisoned({40}, c());
+  Array z = Array::poisoned({5000}, c());
   jitter(s_, {.y = y.tensor(), .x = x.tensor(), .rng = rng, .first_index = 1000, .eps = 0.25f});
   jitter(s_, {.y = part.tensor(), .x = x.tensor().rows(30, 70), .rng = rng, .first_index = 1030, .eps = 0.25f});
   fill_normal(s_, {.x = z.tensor(), .rng = rng, .first_index = 9, .mean = 2, .std = 0.5f});
@@ -99,20 +107,21 @@ TEST_P(ElementwiseTest, JitterAndNormalAreFunctionsOfTheGlobalIndex) {
   const Values before = x.values();
   for (int i = 0; i < 101; ++i) want[i] = before[i] * (0.75 + 0.5 * rng.uniform(1000 + i));
   for (int i = 0; i < 5000; ++i) want_z[i] = 2 + 0.5 * rng.normal(9 + i);
-  const double error = testing::epsilon(GetParam()) + 2 * testing::epsilon(DType::f32);
+  const double error = testing::epsilon(c()) + 2 * testing::epsilon(DType::f32);
   testing::expect_close("jitter", y.values(), want, error, 0);
   testing::expect_close("normal", z.values(), want_z, error, 0);
+  synchronize(s_);
   EXPECT_EQ(std::memcmp(part.tensor().data, y.tensor().rows(30, 70).data, part.bytes().size()), 0);
 }
 
 TEST_P(ElementwiseTest, FindNonfiniteGivesTheFirst) {
   Values v(200000, 1.0);
-  Array clean = Array::of({200000}, GetParam(), v), none({0}, GetParam());
+  Array clean = Array::of({200000}, c(), v), none({0}, c());
   EXPECT_EQ(find_nonfinite(s_, clean.tensor()), -1);
   EXPECT_EQ(find_nonfinite(s_, none.tensor()), -1);
   v[199999] = std::numeric_limits<double>::infinity();
   v[70007] = std::numeric_limits<double>::quiet_NaN();
-  Array dirty = Array::of({200000}, GetParam(), v);
+  Array dirty = Array::of({200000}, c(), v);
   EXPECT_EQ(find_nonfinite(s_, dirty.tensor()), 70007);
   EXPECT_EQ(find_nonfinite(s_, dirty.tensor().rows(70008, 200000)), 199999 - 70008);
 }

@@ -1,341 +1,428 @@
-// d_expert_down by wgmma: g = dout[token] W2[e] in tiles of 128 rows by 128 columns of F, and the backward of the gated
-// activation on the tile while it is in registers.
+// d_expert_down by wgmma: g = dout[token] W2[e] in tiles of 128 rows by 256 columns of F, and the backward of the gated
+// activation on the tile while it is in registers. W2 is [D, F], so a tile of it stands across (MN-major).
 //
-// A block is a producer warpgroup and two consumer warpgroups that take tiles in turn: while one multiplies, the other
-// is in its epilogue (ping-pong), so the tensor cores see one product after the other. A cluster is two blocks with the
-// same columns and neighbouring rows; each loads half of a W2 tile for both.
-//   producer   rows of dout by cp.async (128 gathered rows x 64 of D, zeros past the expert's end), W2 by TMA
-//   consumer   128 x 128 sums, 128 registers a thread
-// Shared memory: kStages of A and B; the h tile (gate and up), which the epilogue turns into dh in place; sa.
+// A block is a producer warpgroup and two consumer warpgroups of 64 rows, with a ring of slots between them:
+//   num_k slots of 64 of D   A: rows of dout by cp.async;  B: W2 by TMA, half of it for the other block of the cluster
+//   4 slots of 64 of F       the tile of h, gate and up, by TMA
+// A consumer warp takes its 16 rows of an h slot to dh in place, puts sa beside it, and has the copy engine store all
+// three from there; so h is fetched under the last products and stores drain under the next ones.
 #include "core/cuda.h"
 #include "ops/cuda/sm90.h"
 #include "ops/cuda/sm90_tensor_map.h"
 #include "ops/experts/experts_cuda.h"
+#include "ops/experts/row_tiles_sm90.h"
 #include "ops/experts/tiles_sm90.h"
 
 namespace moebius::cuda::sm90 {
 namespace {
 
-constexpr int kRows = 128, kCols = 128, kDepth = 64, kStages = 4, kThreads = 384, kMaxExperts = 512;
-constexpr int kGroup = 8;  // clusters of rows that share a column of W2 tiles while it is in L2
-constexpr uint32_t kTileBytes = 128 * 64 * 2, kStageBytes = 2 * kTileBytes, kPlaneBytes = kRows * kCols * 2;
-constexpr uint32_t kHBytes = 2 * kPlaneBytes;
-
-struct Shared {
-  alignas(1024) unsigned char stage[kStages][kStageBytes];  // A: 128 rows of 64; B: 2 blocks of 64 (of D) x 64 (of F)
-  alignas(1024) unsigned char plane[3][kPlaneBytes];        // gate, up, sa: 2 blocks of 128 rows x 64
-  uint64_t full[kStages], empty[kStages], h_full[2];
-  int32_t first_pair[kMaxExperts + 1];  // of expert e, counted in pairs of row tiles
-};
-static_assert(sizeof(Shared) <= 227 * 1024);
+constexpr int kSlots = 4, kThreads = 384, kTilesToStagger = 8;
+constexpr int kGroup = 8;  // pairs of row tiles that share a column of W2 tiles while it is in L2
+constexpr int kPieces = kTileN / 64;
+constexpr uint32_t kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
+constexpr uint32_t kPlaneBytes = kTileM * 64 * 2;  // 128 rows of gate, of up, of sa
 
 struct Params {
+  CUtensorMap w2, h, dh, sa;
+  RowTiles tiles;
   const __nv_bfloat16* dout;
+  __nv_bfloat16 *to_dh, *to_sa;
   const float* weight;
   float* partial;  // [column tiles, R]
-  const int32_t *offsets, *token;
-  __nv_bfloat16 *dh, *sa;
+  const int32_t* token;
   int64_t R;
-  int num_experts, D, F, num_col_tiles;
+  int32_t D, F, num_k;
 };
 
-// What one block computes at a step of its cluster.
-struct Tile {
-  int expert, col;   // first column
-  int64_t row, end;  // first row; the expert's end
-  __device__ int num_rows() const { return static_cast<int>(max(int64_t{0}, min(int64_t{kRows}, end - row))); }
+struct Shared {
+  alignas(1024) unsigned char slot[kSlots][kBytesA + kBytesB];  // 128 rows of 64, then 4 blocks of 64 x 64; or planes
+  uint64_t full[kSlots], empty[kSlots];
+};
+static_assert(sizeof(Shared) <= 227 * 1024 && 3 * kPlaneBytes <= kBytesA + kBytesB);
+
+// A position in the ring of slots; producers and consumers walk it alike.
+struct Cursor {
+  uint32_t slot = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++slot == kSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
 };
 
-// Tile number t of the cluster's walk over pairs of row tiles and columns; experts only go up.
-__device__ Tile tile_at(const Params& p, const int32_t* first_pair, int t, int& expert, uint32_t rank) {
-  while (t >= first_pair[expert + 1] * p.num_col_tiles) ++expert;
-  const int first = first_pair[expert];
-  const GridStep step =
-      grouped_step(t - first * p.num_col_tiles, first_pair[expert + 1] - first, p.num_col_tiles, kGroup);
-  const int64_t begin = p.offsets[expert], end = p.offsets[expert + 1];
-  return {expert, step.col * kCols, begin + (step.row * 2 + static_cast<int>(rank)) * static_cast<int64_t>(kRows), end};
-}
-
-struct Maps {
-  CUtensorMap w2, h, dh, sa;
-};
-
-// The gathered rows of a thread: 16-byte column chunk threadIdx % 8 of rows threadIdx / 8 + 16 i.
-struct RowPointers {
-  static constexpr int kPerThread = 8;
-  const __nv_bfloat16* row[kPerThread];
-  uint32_t valid = 0;
-  __device__ RowPointers(const Params& p, const Tile& tile) {
-    const int num_rows = tile.num_rows();
+// The gathered rows of a producer thread: 16-byte column chunk thread % 8 of rows thread / 8 + 16 i. A row past the end
+// reads row 0, and makes a row of g that goes nowhere.
+struct GatheredRows {
+  static constexpr int kPerThread = kTileM / 16;
+  uint32_t begins[kPerThread];  // in chunks
+  __device__ GatheredRows(const Params& p, const RowTile& tile) {
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      const int r = threadIdx.x / 8 + 16 * i;
-      int64_t source = 0;
-      if (r < num_rows) {
-        source = p.token ? p.token[tile.row + r] : tile.row + r;
-        valid |= 1u << i;
-      }
-      row[i] = p.dout + source * p.D + threadIdx.x % 8 * 8;
+      const int32_t row = tile.first_row + static_cast<int32_t>(threadIdx.x / 8) + 16 * i;
+      const bool valid = row < tile.end_row;
+      begins[i] = valid ? static_cast<uint32_t>(p.token ? __ldg(p.token + row) : row) * (p.D / 8) : 0;
+    }
+  }
+  __device__ void copy(uint32_t to, const char* chunk_of_row_0, bool inside) const {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      cp_async_16(to + i * 16 * 128, chunk_of_row_0 + static_cast<uint64_t>(begins[i]) * 16, inside);
     }
   }
 };
 
-__device__ void produce(const Maps& maps, const Params& p, Shared& s, int num_tiles) {
-  const uint32_t rank = cluster_block_rank();
-  const int num_clusters = gridDim.x / 2, num_blocks = (p.D + kDepth - 1) / kDepth, chunk = threadIdx.x % 8;
-  const uint32_t to_row = swizzle_128(threadIdx.x / 8, chunk);
-  uint32_t count = 0;
-  int expert = 0;
-  for (int t = blockIdx.x / 2; t < num_tiles; t += num_clusters) {
-    const Tile tile = tile_at(p, s.first_pair, t, expert, rank);
-    const RowPointers rows(p, tile);
-    for (int b = 0; b < num_blocks; ++b, ++count) {
-      const uint32_t slot = count % kStages, full = smem_addr(&s.full[slot]), to = smem_addr(s.stage[slot]);
-      mbarrier_wait(smem_addr(&s.empty[slot]), (count / kStages & 1) ^ 1);
-      if (threadIdx.x == 0) {
-        mbarrier_arrive_expect(full, kTileBytes);
-        tma_load_multicast(to + kTileBytes + rank * (kTileBytes / 2), &maps.w2, full, 3, tile.col + 64 * rank,
-                           b * kDepth, tile.expert);
-      }
-      const bool inside = b * kDepth + chunk * 8 < p.D;
+// 64 of D by 256 columns of W2[e], the halves by both blocks or both by this one.
+__device__ void load_weights(const Params& p, Shared& s, uint32_t slot, int k, const RowTile& tile, uint32_t block) {
+  const uint32_t full = smem_addr(&s.full[slot]);
+  mbarrier_arrive_expect(full, kBytesB);
 #pragma unroll
-      for (int i = 0; i < RowPointers::kPerThread; ++i) {
-        const bool valid = inside && (rows.valid >> i & 1);
-        cp_async_16(to + to_row + i * 16 * 128, valid ? rows.row[i] + b * kDepth : p.dout, valid);
-      }
-      mbarrier_arrive_cp_async(full);
+  for (uint32_t i = 0; i < kTileN / 64; ++i) {
+    const uint32_t to = smem_addr(s.slot[slot]) + kBytesA + i * 8192;
+    const int32_t col = tile.n * kTileN + static_cast<int32_t>(i) * 64;
+    if (!tile.shared) {
+      tma_load(to, &p.w2, full, col, k * kTileK, tile.expert);
+    } else if (i / 2 == block) {
+      tma_load_multicast(to, &p.w2, full, 3, col, k * kTileK, tile.expert);
     }
   }
 }
 
-// 128 x 128 of h, gate and up.
-__device__ void load_h(const Maps& maps, Shared& s, const Tile& tile, int consumer) {
-  const uint32_t barrier = smem_addr(&s.h_full[consumer]);
-  mbarrier_arrive_expect(barrier, kHBytes);
+// Gate and up of 64 columns.
+__device__ void load_h(const Params& p, Shared& s, uint32_t slot, int piece, const RowTile& tile) {
+  const uint32_t full = smem_addr(&s.full[slot]), to = smem_addr(s.slot[slot]);
+  const int32_t col = tile.n * kTileN + piece * 64;
+  mbarrier_arrive_expect(full, 2 * kPlaneBytes);
+  tma_load(to, &p.h, full, col, 0, tile.first_row);
+  tma_load(to + kPlaneBytes, &p.h, full, col, 1, tile.first_row);
+}
+
+// The tile of h to L2, while its g is computed.
+__device__ void prefetch_h(const Params& p, const RowTile& tile) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int piece = 0; piece < kPieces; ++piece) {
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      tma_load(smem_addr(s.plane[half]) + block * (kPlaneBytes / 2), &maps.h, barrier, tile.col + 64 * block, half,
-               static_cast<int32_t>(tile.row));
+    for (int half = 0; half < 2; ++half) {
+      asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&p.h),
+                   "r"(tile.n * kTileN + piece * 64), "r"(half), "r"(tile.first_row)
+                   : "memory");
     }
   }
 }
 
-__device__ void release(Shared& s, uint32_t slot) {
-  if (threadIdx.x % 32 < 2) mbarrier_arrive_cluster(smem_addr(&s.empty[slot]), threadIdx.x % 32);
+// All tiles take the same time, so all blocks would be in their epilogues together and wait for memory together.
+// Clusters start one after the other, over the time of a tile; those that start last have one tile less, or as many.
+__device__ void stagger(const Params& p) {
+  const int num_clusters = gridDim.x / 2, cluster = blockIdx.x / 2;
+  const int64_t rows = p.tiles.offsets[p.tiles.num_experts] - p.tiles.offsets[0];
+  if (rows * p.tiles.across < int64_t{kTilesToStagger} * 2 * num_clusters * kTileM) return;
+  const int64_t cycles = (p.num_k * int64_t{1100} + 7000) * cluster / num_clusters, begin = clock64();
+  while (clock64() - begin < cycles) __nanosleep(500);
 }
 
-__device__ void multiply(Shared& s, float (&sum)[2][64], uint32_t count, int num_blocks) {
-  for (int b = 0; b < num_blocks; ++b, ++count) {
-    const uint32_t slot = count % kStages, base = smem_addr(s.stage[slot]);
-    mbarrier_wait(smem_addr(&s.full[slot]), count / kStages & 1);
+__device__ void produce(const Params& p, Shared& s, uint32_t block) {
+  const uint32_t chunk = threadIdx.x % 8, place = swizzle_128(threadIdx.x / 8, chunk);
+  const char* x0 = reinterpret_cast<const char*>(p.dout);
+  RowTileWalk walk(p.tiles, block);
+  Cursor at;
+  stagger(p);
+  for (RowTile tile; walk.next(tile);) {
+    const GatheredRows rows(p, tile);
+    if (threadIdx.x == 0) prefetch_h(p, tile);
+    const char* x = x0 + chunk * 16;
+#pragma unroll 1
+    for (int k = 0; k < p.num_k; ++k, x += kTileK * 2) {
+      mbarrier_wait(smem_addr(&s.empty[at.slot]), at.parity ^ 1);
+      if (threadIdx.x == 0) load_weights(p, s, at.slot, k, tile, block);
+      const bool inside = k * kTileK + static_cast<int>(chunk) * 8 < p.D;
+      rows.copy(smem_addr(s.slot[at.slot]) + place, inside ? x : x0, inside);
+      mbarrier_arrive_cp_async(smem_addr(&s.full[at.slot]));
+      at.advance();
+    }
+#pragma unroll 1
+    for (int piece = 0; piece < kPieces; ++piece, at.advance()) {
+      mbarrier_wait(smem_addr(&s.empty[at.slot]), at.parity ^ 1);
+      if (threadIdx.x == 0) load_h(p, s, at.slot, piece, tile);
+      mbarrier_arrive(smem_addr(&s.full[at.slot]));
+    }
+  }
+}
+
+// By one lane of a consumer warp: as far as the warp goes, both blocks may fill the slot again.
+__device__ __forceinline__ void release(Shared& s, uint32_t slot) {
+  mbarrier_arrive_cluster(smem_addr(&s.empty[slot]), 0);
+  mbarrier_arrive_cluster(smem_addr(&s.empty[slot]), 1);
+}
+
+// Rows [64 group, 64 group + 64) of the tile. A slot is released once the wgmmas of the next one are queued.
+__device__ __forceinline__ void multiply(const Params& p, Shared& s, Cursor& at, uint32_t group, float (&g)[128]) {
+  const bool one_lane = threadIdx.x % 32 == 0;
+  uint32_t before = 0;
+#pragma unroll 1
+  for (int k = 0; k < p.num_k; ++k) {
+    mbarrier_wait(smem_addr(&s.full[at.slot]), at.parity);
     fence_proxy_async();  // cp.async writes as ordinary stores do
-    const uint64_t a = wgmma_operand<Major::k>(base), w = wgmma_operand<Major::mn>(base + kTileBytes);
+    const uint64_t a = wgmma_operand<Major::k>(smem_addr(s.slot[at.slot]) + group * (kBytesA / 2));
+    const uint64_t b = wgmma_operand<Major::mn>(smem_addr(s.slot[at.slot]) + kBytesA);
+    hold_registers(g);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kDepth / 16; ++k) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        Wgmma<Major::k, Major::mn>::multiply(sum[half], a + ((half * 8192 + k * 32) >> 4), w + (k * 2048 >> 4),
-                                             b > 0 || k > 0);
-      }
+    for (int i = 0; i < kTileK / 16; ++i) {
+      Wgmma<Major::k, Major::mn>::multiply(g, a + (i * 32 >> 4), b + (i * 2048 >> 4), k > 0 || i > 0);
     }
     wgmma_commit();
-    if (b > 0) {
+    if (k > 0) {
       wgmma_wait<1>();
-      release(s, (count - 1) % kStages);
+      if (one_lane) release(s, before);
     }
+    before = at.slot;
+    at.advance();
+  }
+  wgmma_wait<0>();
+  hold_registers(g);
+  if (one_lane) release(s, before);
+}
+
+// What a tile does to the ring, for a warpgroup without rows.
+__device__ void skip_tile(const Params& p, Shared& s, Cursor& at) {
+  for (int k = 0; k < p.num_k + kPieces; ++k, at.advance()) {
+    mbarrier_wait(smem_addr(&s.full[at.slot]), at.parity);
+    if (threadIdx.x % 32 == 0) release(s, at.slot);
   }
 }
 
-__device__ uint32_t load_word(uint32_t address) {
-  uint32_t word;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
-  return word;
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
-__device__ void store_word(uint32_t address, uint32_t word) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t (&words)[4], uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(from)
+               : "memory");
+}
+__device__ __forceinline__ uint4 load_16(uint32_t from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(from)
+               : "memory");
+  return v;
 }
 
 struct Gradient {
-  float dgate, dup, sa, product;
+  float dgate, dup, a;
 };
-__device__ Gradient backward(float g, float gate, float up, float weight) {
-  const float z = __fdividef(1.0f, 1.0f + __expf(-gate)), da = weight * g, silu = gate * z;
-  const float a = __bfloat162float(__float2bfloat16_rn(silu * up));  // as expert_up rounded it
-  return {da * up * (z + silu * (1.0f - z)), da * silu, weight * a, g * a};
+// a is not yet rounded. With z = sigmoid(gate), silu = gate z:  da/dgate = up (z + silu (1 - z)),  da/dup = silu.
+__device__ __forceinline__ Gradient backward(float da, float gate, float up) {
+  const float z = reciprocal(1.0f + exp2_approx(gate * -1.44269504f)), silu = gate * z;
+  return {da * up * (z + fmaf(-silu, z, silu)), da * silu, silu * up};
 }
 
-// Turns the planes of h into dh and fills sa, for the row of this thread in one 64 x 128 half; gives its <g, a>.
-__device__ float backward_row(uint32_t row_address, const float (&sum)[64], int i, float weight) {
-  float product = 0;
+// 16 rows of a consumer warp in the tile.
+struct WarpRows {
+  int32_t in_tile, first, num, col;  // num may be more than 16, or less than 1
+  float weight[2];                   // of rows lane / 4 and 8 more
+
+  __device__ WarpRows(const Params& p, const RowTile& tile)
+      : in_tile(static_cast<int32_t>(threadIdx.x / 32 - 4) * 16),
+        first(tile.first_row + in_tile),
+        num(tile.end_row - first),
+        col(tile.n * kTileN) {
+    const int32_t row = static_cast<int32_t>(threadIdx.x % 32 / 4);
 #pragma unroll
-  for (int j = 0; j < kCols / 8; ++j) {
-    const uint32_t at = row_address + j / 8 * (kPlaneBytes / 2) + (((j % 8) ^ (threadIdx.x / 4 & 7)) << 4);
-    const uint32_t gate = load_word(at), up = load_word(at + kPlaneBytes);
-    const Gradient lo = backward(sum[4 * j + 2 * i], low_bf16(gate), low_bf16(up), weight);
-    const Gradient hi = backward(sum[4 * j + 2 * i + 1], high_bf16(gate), high_bf16(up), weight);
-    store_word(at, pack_bf16(lo.dgate, hi.dgate));
-    store_word(at + kPlaneBytes, pack_bf16(lo.dup, hi.dup));
-    store_word(at + 2 * kPlaneBytes, pack_bf16(lo.sa, hi.sa));
-    product += lo.product + hi.product;
+    for (int i = 0; i < 2; ++i) weight[i] = row + 8 * i < num ? __ldg(p.weight + first + row + 8 * i) : 0.0f;
   }
-  return product;
-}
+};
 
-// Rows of a tile that ends with its expert: those of the next one stay as they are.
-__device__ void store_rows(const Params& p, Shared& s, const Tile& tile) {
-  const int num_rows = tile.num_rows();
-  for (int c = threadIdx.x % 128; c < 3 * kRows * (kCols / 8); c += 128) {
-    const int plane = c / (kRows * 16), row = c / 16 % kRows, chunk = c % 16, col = tile.col + chunk * 8;
-    if (row >= num_rows || col >= p.F) continue;
-    const int64_t r = tile.row + row;
-    __nv_bfloat16* to = plane == 2 ? p.sa + r * p.F + col : p.dh + (2 * r + plane) * p.F + col;
-    *reinterpret_cast<uint4*>(to) =
-        *reinterpret_cast<const uint4*>(s.plane[plane] + chunk / 8 * (kPlaneBytes / 2) + swizzle_128(row, chunk % 8));
-  }
-}
-
-__device__ void store_tile(const Maps& maps, Shared& s, const Tile& tile) {
+// The warp's rows of the planes at `planes` from h to dh and sa, 64 columns of g from kPiece * 64 on; product gathers
+// <g, a> of this thread's two rows.
+template <int kPiece>
+__device__ __forceinline__ void backward_planes(uint32_t planes, const float (&g)[128], const WarpRows& rows,
+                                                float (&product)[2]) {
+  const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-  for (int block = 0; block < 2; ++block) {
-    const int col = tile.col + 64 * block, row = static_cast<int>(tile.row);
-    const uint32_t from = smem_addr(s.plane[0]) + block * (kPlaneBytes / 2);
-    tma_store(&maps.dh, from, col, 0, row);
-    tma_store(&maps.dh, from + kPlaneBytes, col, 1, row);
-    tma_store(&maps.sa, from + 2 * kPlaneBytes, col, row);
-  }
-  tma_commit();
-}
-
-__device__ void epilogue(const Maps& maps, const Params& p, Shared& s, const Tile& tile, const float (&sum)[2][64],
-                         int consumer) {
-  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, num_rows = tile.num_rows();
-  float* partial = p.partial + tile.col / kCols * p.R + tile.row;
+  for (uint32_t j = 0; j < 4; ++j) {
+    const uint32_t at = planes + swizzle_128(rows.in_tile + lane % 16, 2 * j + lane / 16);
+    uint32_t gate[4], up[4], sa[4];
+    load_matrices(gate, at);
+    load_matrices(up, at + kPlaneBytes);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = 64 * half + 16 * warp + 8 * i + lane / 4;
-      const float weight = row < num_rows ? p.weight[tile.row + row] : 0.0f;
-      float product = backward_row(smem_addr(s.plane[0]) + row * 128 + lane % 4 * 4, sum[half], i, weight);
-      product += __shfl_xor_sync(0xffffffffu, product, 1);
-      product += __shfl_xor_sync(0xffffffffu, product, 2);
-      if (lane % 4 == 0 && row < num_rows) partial[row] = product;
+    for (int m = 0; m < 4; ++m) {  // rows + 8 (m % 2), columns + 8 (m / 2)
+      const int i = m % 2, at_g = kPiece * 32 + j * 8 + m / 2 * 4 + i * 2;
+      const float g0 = g[at_g], g1 = g[at_g + 1], weight = rows.weight[i];
+      const Gradient lo = backward(weight * g0, low_bf16(gate[m]), low_bf16(up[m]));
+      const Gradient hi = backward(weight * g1, high_bf16(gate[m]), high_bf16(up[m]));
+      gate[m] = pack_bf16(lo.dgate, hi.dgate);
+      up[m] = pack_bf16(lo.dup, hi.dup);
+      const uint32_t a = pack_bf16(lo.a, hi.a);  // as expert_up rounded it
+      product[i] = fmaf(g1, high_bf16(a), fmaf(g0, low_bf16(a), product[i]));
+      sa[m] = pack_bf16(weight * low_bf16(a), weight * high_bf16(a));
     }
+    stmatrix_4(at, gate[0], gate[1], gate[2], gate[3]);
+    stmatrix_4(at + kPlaneBytes, up[0], up[1], up[2], up[3]);
+    stmatrix_4(at + 2 * kPlaneBytes, sa[0], sa[1], sa[2], sa[3]);
+  }
+}
+
+// The planes' 16 rows to dh and sa, by one lane.
+__device__ __forceinline__ void store_rows(const Params& p, uint32_t planes, const WarpRows& rows, int piece) {
+  const uint32_t from = planes + rows.in_tile * 128;
+  const int32_t col = rows.col + piece * 64;
+  tma_store(&p.dh, from, col, 0, rows.first);
+  tma_store(&p.dh, from + kPlaneBytes, col, 1, rows.first);
+  tma_store(&p.sa, from + 2 * kPlaneBytes, col, rows.first);
+}
+
+// As store_rows where the expert ends within the 16 rows: those of the next one stay as they are. By the whole warp.
+__device__ void store_last_rows(const Params& p, uint32_t planes, const WarpRows& rows, int piece) {
+  const int32_t lane = threadIdx.x % 32, col = rows.col + piece * 64 + lane % 8 * 8;
+  for (int32_t row = lane / 8; row < min(rows.num, 16); row += 4) {
+    const uint32_t from = planes + swizzle_128(rows.in_tile + row, lane % 8);
+    const int64_t r = rows.first + row;
+    if (col >= p.F) continue;
+    *reinterpret_cast<uint4*>(p.to_dh + 2 * r * p.F + col) = load_16(from);
+    *reinterpret_cast<uint4*>(p.to_dh + (2 * r + 1) * p.F + col) = load_16(from + kPlaneBytes);
+    *reinterpret_cast<uint4*>(p.to_sa + r * p.F + col) = load_16(from + 2 * kPlaneBytes);
   }
   fence_proxy_async();
-  named_barrier_sync(3 + consumer, 128);
-  if (num_rows == kRows) {
-    if (threadIdx.x % 128 == 0) {
-      store_tile(maps, s, tile);
-      tma_wait_read<0>();
-    }
-  } else {
-    store_rows(p, s, tile);
+  __syncwarp();
+}
+
+// The h slots of a tile. A slot is released one piece later, when its stores have been read.
+template <int kPiece>
+__device__ __forceinline__ void backward_pieces(const Params& p, Shared& s, Cursor& at, const WarpRows& rows,
+                                                const float (&g)[128], float (&product)[2], uint32_t before) {
+  if constexpr (kPiece < kPieces) {
+    const bool one_lane = threadIdx.x % 32 == 0;
+    const uint32_t slot = at.slot, planes = smem_addr(s.slot[slot]);
+    mbarrier_wait(smem_addr(&s.full[slot]), at.parity);
+    backward_planes<kPiece>(planes, g, rows, product);
     fence_proxy_async();
-    named_barrier_sync(3 + consumer, 128);
-  }
-}
-
-__device__ void consume(const Maps& maps, const Params& p, Shared& s, int num_tiles, int consumer) {
-  const uint32_t rank = cluster_block_rank();
-  const int num_clusters = gridDim.x / 2, num_blocks = (p.D + kDepth - 1) / kDepth;
-  const bool leader = threadIdx.x % 128 == 0;
-  int expert = 0;
-  uint32_t count = consumer * num_blocks, phase = 0;
-  // Barrier 1 + c: it is consumer c's turn to multiply.
-  if (consumer == 1) named_barrier_arrive(1, 256);
-  int t = blockIdx.x / 2;
-  if (consumer == 0 && leader && t < num_tiles) load_h(maps, s, tile_at(p, s.first_pair, t, expert, rank), 0);
-  for (t += consumer * num_clusters; t < num_tiles; t += 2 * num_clusters) {
-    const Tile tile = tile_at(p, s.first_pair, t, expert, rank);
-    float sum[2][64];
-    named_barrier_sync(1 + consumer, 256);
-    multiply(s, sum, count, num_blocks);
-    named_barrier_arrive(2 - consumer, 256);
-    wgmma_wait<0>();
-    hold_registers(sum[0]);
-    hold_registers(sum[1]);
-    release(s, (count + num_blocks - 1) % kStages);
-    count += 2 * num_blocks;
-    mbarrier_wait(smem_addr(&s.h_full[consumer]), phase);
-    phase ^= 1;
-    epilogue(maps, p, s, tile, sum, consumer);
-    // The planes are free: the other consumer's h may come.
-    if (leader && t + num_clusters < num_tiles) {
-      int next = expert;
-      load_h(maps, s, tile_at(p, s.first_pair, t + num_clusters, next, rank), consumer ^ 1);
+    __syncwarp();
+    if (rows.num >= 16) {
+      if (one_lane) store_rows(p, planes, rows, kPiece);
+    } else {
+      store_last_rows(p, planes, rows, kPiece);
     }
+    if (one_lane) {
+      tma_commit();
+      if (kPiece > 0) {
+        tma_wait_read<1>();
+        release(s, before);
+      }
+      if (kPiece + 1 == kPieces) {
+        tma_wait_read<0>();
+        release(s, slot);
+      }
+    }
+    __syncwarp();
+    at.advance();
+    backward_pieces<kPiece + 1>(p, s, at, rows, g, product, slot);
   }
-  if (leader) tma_wait<0>();
 }
 
-__global__ void __cluster_dims__(2) __launch_bounds__(kThreads, 1)
-    d_expert_down_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Params p) {
+__device__ void store_products(const Params& p, const RowTile& tile, const WarpRows& rows, const float (&product)[2]) {
+  const int32_t lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float sum = product[i];
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    const int32_t row = lane / 4 + 8 * i;
+    if (lane % 4 == 0 && row < rows.num) p.partial[tile.n * p.R + rows.first + row] = sum;
+  }
+}
+
+__device__ void consume(const Params& p, Shared& s, uint32_t block) {
+  const uint32_t group = threadIdx.x / 128 - 1;
+  RowTileWalk walk(p.tiles, block);
+  Cursor at;
+  for (RowTile tile; walk.next(tile);) {
+    if (tile.first_row + static_cast<int32_t>(group) * 64 >= tile.end_row || tile.n >= p.tiles.across) {
+      skip_tile(p, s, at);
+      continue;
+    }
+    const WarpRows rows(p, tile);
+    float g[128];
+    multiply(p, s, at, group, g);
+    float product[2] = {};
+    backward_pieces<0>(p, s, at, rows, g, product, 0);
+    store_products(p, tile, rows, product);
+  }
+  tma_wait<0>();
+}
+
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+    d_expert_down_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
+  const uint32_t block = cluster_block_rank();
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < kSlots; ++i) {
       mbarrier_init(smem_addr(&s.full[i]), 128 + 1);  // each producer thread, and the bytes of W2
-      mbarrier_init(smem_addr(&s.empty[i]), 2 * 4);   // the four warps that read it, in both blocks
+      mbarrier_init(smem_addr(&s.empty[i]), 2 * 8);   // the consumer warps of both blocks
     }
-    for (uint64_t& barrier : s.h_full) mbarrier_init(smem_addr(&barrier), 1);
     fence_mbarrier_init();
   }
-  if (threadIdx.x < 32) {
-    scan_experts(s.first_pair, p.num_experts,
-                 [&](int e) { return (p.offsets[e + 1] - p.offsets[e] + 2 * kRows - 1) / (2 * kRows); });
-  }
-  __syncthreads();
   cluster_sync();
-  const int num_tiles = s.first_pair[p.num_experts] * p.num_col_tiles;
   if (threadIdx.x < 128) {
-    fewer_registers<56>();
-    produce(maps, p, s, num_tiles);
+    fewer_registers<40>();
+    produce(p, s, block);
   } else {
-    more_registers<224>();
-    consume(maps, p, s, num_tiles, threadIdx.x / 128 - 1);
+    more_registers<232>();
+    consume(p, s, block);
   }
-  cluster_sync();  // neither block leaves while the other may still reach into it
+  __syncwarp();
+  cluster_sync();  // the other block may still arrive at this one's barriers
 }
 
 struct State {
-  int num_blocks;
-  State() : num_blocks(persistent_blocks(reinterpret_cast<const void*>(d_expert_down_kernel), kSharedBytes)) {}
-  static constexpr int kSharedBytes = sizeof(Shared);
+  int num_blocks = persistent_blocks(reinterpret_cast<const void*>(d_expert_down_kernel), sizeof(Shared));
 };
 
 }  // namespace
 
 bool takes(const DExpertDown& a) {
-  return a.dout_TD.dtype == DType::bf16 && a.w2_eDF.dim(0) <= kMaxExperts && a.sa_RF.dim(0) < INT32_MAX - kRows &&
-         rows_are_aligned({a.dout_TD, a.sa_RF}) && aligned_16({a.w2_eDF, a.h_R2F, a.dh_R2F});
+  return a.dout_TD.dtype == DType::bf16 && a.sa_RF.dim(0) < INT32_MAX - 2 * kTileM &&
+         a.dout_TD.numel() / 8 < INT32_MAX && rows_are_aligned({a.dout_TD, a.sa_RF}) &&
+         aligned_16({a.w2_eDF, a.h_R2F, a.dh_R2F});
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
   const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1), D = a.dout_TD.dim(1), E = a.w2_eDF.dim(0);
-  const auto planes = [&](const Tensor& h) {
-    return make_tensor_map<3>(h.data, {{{F, 1, 64}, {2, F, 1}, {R, 2 * F, kRows}}});
+  const auto elements = [](const Tensor& t) { return static_cast<__nv_bfloat16*>(t.data); };
+  const auto num_columns = static_cast<int32_t>(div_ceil(F, kTileN));
+  const auto planes = [&](const Tensor& h, uint32_t rows) {
+    return make_tensor_map<3>(h.data, {{{F, 1, 64}, {2, F, 1}, {R, 2 * F, rows}}});
   };
-  const Maps maps{make_tensor_map<3>(a.w2_eDF.data, {{{F, 1, 64}, {D, F, kDepth}, {E, D * F, 1}}}), planes(a.h_R2F),
-                  planes(a.dh_R2F), make_tensor_map<2>(a.sa_RF.data, {{{F, 1, 64}, {R, F, kRows}}})};
-  const Params p{.dout = static_cast<const __nv_bfloat16*>(a.dout_TD.data),
-                 .weight = a.weight_R.ptr<float>(),
-                 .partial = static_cast<float*>(a.scratch.data),
-                 .offsets = a.rows.offsets_e1.ptr<int32_t>(),
-                 .token = index_of(a.rows),
-                 .dh = static_cast<__nv_bfloat16*>(a.dh_R2F.data),
-                 .sa = static_cast<__nv_bfloat16*>(a.sa_RF.data),
-                 .R = R,
-                 .num_experts = static_cast<int>(E),
-                 .D = static_cast<int>(D),
-                 .F = static_cast<int>(F),
-                 .num_col_tiles = static_cast<int>(div_ceil(F, kCols))};
-  d_expert_down_kernel<<<op_state<State>(s).num_blocks, kThreads, State::kSharedBytes, cuda_stream(s)>>>(maps, p);
+  const Params p{
+      .w2 = make_tensor_map<3>(a.w2_eDF.data, {{{F, 1, 64}, {D, F, kTileK}, {E, D * F, 1}}}),
+      .h = planes(a.h_R2F, kTileM),
+      .dh = planes(a.dh_R2F, 16),
+      .sa = make_tensor_map<2>(a.sa_RF.data, {{{F, 1, 64}, {R, F, 16}}}),
+      .tiles = {a.rows.offsets_e1.ptr<int32_t>(), static_cast<int32_t>(E), num_columns, kGroup},
+      .dout = elements(a.dout_TD),
+      .to_dh = elements(a.dh_R2F),
+      .to_sa = elements(a.sa_RF),
+      .weight = a.weight_R.ptr<float>(),
+      .partial = static_cast<float*>(a.scratch.data),
+      .token = index_of(a.rows),
+      .R = R,
+      .D = static_cast<int32_t>(D),
+      .F = static_cast<int32_t>(F),
+      .num_k = static_cast<int32_t>(div_ceil(D, kTileK)),
+  };
+  d_expert_down_kernel<<<op_state<State>(s).num_blocks, kThreads, sizeof(Shared), cuda_stream(s)>>>(p);
   check_launch("d_expert_down");
-  add_dweight_partials(s, a, p.num_col_tiles);
+  add_dweight_partials(s, a, num_columns);
 }
 
 }  // namespace moebius::cuda::sm90

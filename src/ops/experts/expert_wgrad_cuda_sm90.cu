@@ -3,11 +3,13 @@
 // One side is gathered row by row (dout for dw2, x for dw1), the other stands as it is and comes by TMA. A tile is 128
 // columns of the gathered side by 256 of the other, whichever of them is left; a cluster is two blocks with the same
 // 256 and neighbouring 128s, each loads half of the 256 for both.
-//   producer   a warpgroup: the gathered side by cp.async, the other by TMA; the last rows of an expert, fewer than 64,
+//   producer   a warpgroup: the gathered side by cp.async, the other by TMA; the last rows of an expert, fewer than
+//   kDepth,
 //              by cp.async on both sides, with zeros after them (what lies there may be NaN)
 //   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread
-// The tile is added to dw by reductions at L2: one block owns each element, so one f32 addition is made to it. Experts
-// go by falling row count, which evens out what the blocks get.
+// The tile is added to dw by the copy engine, in L2: one block owns each element, so the additions to it are one, or
+// two far apart in time. (red.global takes a lane a cycle, four times as long.) Experts go by falling row count, which
+// evens out what the blocks get.
 #include "core/cuda.h"
 #include "ops/cuda/sm90.h"
 #include "ops/cuda/sm90_tensor_map.h"
@@ -18,12 +20,17 @@ namespace moebius::cuda::sm90 {
 namespace {
 
 constexpr int kGatherCols = 128, kPlainCols = 256, kDepth = 64, kStages = 4, kThreads = 384, kMaxExperts = 512;
-constexpr int kGroup = 4;  // clusters along the gathered side that share columns of the other while they are in L2
-constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // 64 rows x 64 columns
+constexpr int kGroup = 4;   // clusters along the gathered side that share columns of the other while they are in L2
+constexpr int kBatch = 64;  // rows whose indices are read at once
+constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // kDepth rows x 64 columns
 constexpr uint32_t kGatherBytes = kGatherCols / 64 * kBlockBytes, kPlainBytes = kPlainCols / 64 * kBlockBytes;
+
+constexpr int kPieces = 2;  // of its sums that a consumer warp has on their way to dw
+constexpr uint32_t kPieceBytes = 16 * 32 * 4;
 
 struct Shared {
   alignas(1024) unsigned char stage[kStages][kGatherBytes + kPlainBytes];
+  alignas(1024) unsigned char staging[8][kPieces * kPieceBytes];
   uint64_t full[kStages], empty[kStages];
   int32_t order[kMaxExperts];  // experts by falling row count
   int32_t num_active;          // those with rows
@@ -36,87 +43,141 @@ struct Side {
   int width;
 };
 struct Params {
-  float* dw;
   Side gathered, plain;
   const int32_t* offsets;
   int num_experts, gather_steps, plain_steps;  // clusters along each side
-  int64_t gather_stride, plain_stride;         // of dw, from a column of that side to the next
-  int64_t expert_stride;
 };
 
 struct Tile {
   int expert, gather_col, plain_col;
-  int64_t begin, end;
+  int begin, end;
 };
 
-__device__ Tile tile_at(const Params& p, const Shared& s, int t, uint32_t rank) {
-  const int per_expert = p.gather_steps * p.plain_steps, expert = s.order[t / per_expert];
-  const GridStep step = grouped_step(t % per_expert, p.gather_steps, p.plain_steps, kGroup);
-  return {expert, (2 * step.row + static_cast<int>(rank)) * kGatherCols, step.col * kPlainCols, p.offsets[expert],
-          p.offsets[expert + 1]};
-}
+// The tiles of a cluster, in the order that its producers and consumers take them: every num_clusters-th. All blocks
+// would reach their epilogues together, and wait for memory together; so the first tile is cut in two, at another row
+// for each cluster, and its second part comes last.
+class Walk {
+ public:
+  __device__ Walk(const Params& p, const Shared& s) : p_(p), s_(s), rank_(cluster_block_rank()) {
+    const int num_tiles = s.num_active * p.gather_steps * p.plain_steps;
+    const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
+    num_own_ = cluster < num_tiles ? (num_tiles - cluster + num_clusters - 1) / num_clusters : 0;
+    cut_ = num_own_ >= kTilesToCut;
+  }
+  __device__ bool next(Tile& tile) {
+    if (step_ >= num_own_ + cut_) return false;
+    const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
+    tile = tile_at(cluster + step_ % num_own_ * num_clusters);
+    if (cut_ && step_ % num_own_ == 0) {
+      const int num_batches = min((tile.end - tile.begin + kBatch - 1) / kBatch, kBatchesToSpread);
+      const int row = min(tile.begin + num_batches * cluster / num_clusters * kBatch, tile.end);
+      (step_ == 0 ? tile.end : tile.begin) = row;
+    }
+    ++step_;
+    return true;
+  }
 
-// Where row threadIdx / 32 * 16 + lane % 16 of the 64 from `row` on is read, the lanes of a warp holding 16 of them.
-__device__ int source_of(const Side& side, int64_t row, int64_t end) {
-  const int64_t r = row + threadIdx.x / 32 * 16 + threadIdx.x % 16;
-  return r >= end ? 0 : (side.index ? side.index[r] : static_cast<int>(r));
-}
+ private:
+  static constexpr int kTilesToCut = 4, kBatchesToSpread = 32;
+  __device__ Tile tile_at(int t) const {
+    const int per_expert = p_.gather_steps * p_.plain_steps, expert = s_.order[t / per_expert];
+    const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, kGroup);
+    return {expert, (2 * step.row + static_cast<int>(rank_)) * kGatherCols, step.col * kPlainCols, p_.offsets[expert],
+            p_.offsets[expert + 1]};
+  }
+  const Params& p_;
+  const Shared& s_;
+  uint32_t rank_;
+  int num_own_, cut_, step_ = 0;
+};
 
-// 64 rows from `row` on by kCols columns from `col` on, in blocks of 64 columns; zeros at and past `end`. A warp copies
-// 16 rows, neighbouring lanes neighbouring columns; sources come from source_of.
-template <int kCols>
-__device__ void copy_rows(uint32_t to, const Side& side, int source, int col, int64_t row, int64_t end) {
-  constexpr int kChunks = kCols / 8, kRowsAtOnce = 32 / kChunks;
-  const int lane = threadIdx.x % 32, chunk = lane % kChunks, first = threadIdx.x / 32 * 16;
-  const bool inside = col + chunk * 8 < side.width;
-  const __nv_bfloat16* x = side.x + col + chunk * 8;
-  const uint32_t to_block = to + chunk / 8 * kBlockBytes;
+// The gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its places in shared memory
+// are 1024 bytes apart. A lane reads one index, of row i = lane % 8 of the half warp lane / 8 % 2.
+struct GatheredColumns {
+  static constexpr int kPerThread = kDepth / 8;
+  const char* x;    // this thread's chunk of row 0
+  uint32_t place;   // of its first row in the tile
+  uint32_t chunks;  // in a row
+  bool inside;
+  __device__ GatheredColumns(const Side& side, int col) : chunks(side.width / 8) {
+    const int chunk = threadIdx.x % 16;
+    inside = col + chunk * 8 < side.width;
+    x = reinterpret_cast<const char*>(side.x + (inside ? col + chunk * 8 : 0));
+    place = chunk / 8 * kBlockBytes + swizzle_128(threadIdx.x / 16, chunk % 8);
+  }
+  // The source of this lane's row of the 64 from `row` on. Not multiplied yet: that would wait for the load.
+  __device__ uint32_t read_index(const Side& side, int row, int end) const {
+    const int r = row + static_cast<int>(threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2 + threadIdx.x % 8 * 8);
+    return r >= end ? 0 : static_cast<uint32_t>(side.index ? __ldg(side.index + r) : r);
+  }
+  // The kDepth rows from `row` on, which are number `first` and on of a batch.
+  template <bool kWhole>
+  __device__ void copy(uint32_t to, uint32_t begins, int first, int row, int end) const {
 #pragma unroll
-  for (int i = 0; i < 16; i += kRowsAtOnce) {
-    const int r = i + lane / kChunks;
-    const int64_t from = __shfl_sync(0xffffffffu, source, r);
-    const bool valid = inside && row + first + r < end;
-    cp_async_16(to_block + swizzle_128(first + r, chunk % 8), valid ? x + from * side.width : side.x, valid);
+    for (int i = 0; i < kPerThread; ++i) {
+      const uint32_t from = __shfl_sync(0xffffffffu, begins, first / 8 + i + threadIdx.x / 16 % 2 * 8);
+      const bool valid = inside && (kWhole || row + static_cast<int>(threadIdx.x / 16) + 8 * i < end);
+      cp_async_16(to + place + i * 1024, x + static_cast<uint64_t>(from) * 16, valid);
+    }
+  }
+};
+
+// The last rows of an expert, of the plain side: thread t copies chunk t % 32 of rows t / 32 + 4 i.
+__device__ void copy_last_rows(uint32_t to, const Side& side, int col, int row, int end) {
+  const int chunk = threadIdx.x % 32, first = threadIdx.x / 32;
+  const bool inside = col + chunk * 8 < side.width;
+  const __nv_bfloat16* x = side.x + static_cast<int64_t>(row + first) * side.width + (inside ? col + chunk * 8 : 0);
+  const uint32_t place = to + chunk / 8 * kBlockBytes + swizzle_128(first, chunk % 8);
+#pragma unroll
+  for (int i = 0; i < kDepth / 4; ++i) {
+    const bool valid = inside && row + first + 4 * i < end;
+    // Rows 4 apart differ in one bit of the swizzle.
+    cp_async_16((place ^ (i % 2 * 64)) + i * 512, valid ? x : side.x, valid);
+    x += 4 * side.width;
+  }
+}
+
+template <bool kGather>
+__device__ void load_whole(const CUtensorMap& gathered, const CUtensorMap& plain, const Tile& tile, uint32_t to,
+                           uint32_t full, int row, uint32_t rank) {
+  mbarrier_arrive_expect(full, kPlainBytes + (kGather ? 0 : kGatherBytes));
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    const int at = 2 * rank + block;
+    tma_load_multicast(to + kGatherBytes + at * kBlockBytes, &plain, full, 3, tile.plain_col + 64 * at, row);
+    if (!kGather) tma_load(to + block * kBlockBytes, &gathered, full, tile.gather_col + 64 * block, row);
   }
 }
 
 template <bool kGather>
 __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, const Params& p, Shared& s) {
   const uint32_t rank = cluster_block_rank();
-  const int num_clusters = gridDim.x / 2, num_tiles = s.num_active * p.gather_steps * p.plain_steps;
-  uint32_t count = 0;
-  for (int t = blockIdx.x / 2; t < num_tiles; t += num_clusters) {
-    const Tile tile = tile_at(p, s, t, rank);
-    int source = source_of(p.gathered, tile.begin, tile.end);
-    for (int64_t row = tile.begin; row < tile.end; row += kDepth, ++count) {
-      const uint32_t slot = count % kStages, full = smem_addr(&s.full[slot]), to = smem_addr(s.stage[slot]);
-      const int next = kGather ? source_of(p.gathered, row + kDepth, tile.end) : 0;
-      mbarrier_wait(smem_addr(&s.empty[slot]), (count / kStages & 1) ^ 1);
-      const bool whole = row + kDepth <= tile.end;
-      if (threadIdx.x == 0) {
-        mbarrier_arrive_expect(full, whole ? kPlainBytes + (kGather ? 0 : kGatherBytes) : 0);
-        if (whole) {
-          const int r = static_cast<int>(row);
-#pragma unroll
-          for (int block = 0; block < 2; ++block) {
-            const int at = 2 * rank + block;
-            tma_load_multicast(to + kGatherBytes + at * kBlockBytes, &plain, full, 3, tile.plain_col + 64 * at, r);
-            if (!kGather) tma_load(to + block * kBlockBytes, &gathered, full, tile.gather_col + 64 * block, r);
-          }
+  uint32_t slot = 0, parity = 1;
+  Walk walk(p, s);
+  for (Tile tile; walk.next(tile);) {
+    const GatheredColumns columns(p.gathered, tile.gather_col);
+    uint32_t index = columns.read_index(p.gathered, tile.begin, tile.end);
+#pragma unroll 1
+    for (int batch = tile.begin; batch < tile.end; batch += kBatch) {
+      const uint32_t begins = index * columns.chunks;
+      index = columns.read_index(p.gathered, batch + kBatch, tile.end);
+#pragma unroll 1
+      for (int row = batch; row < min(batch + kBatch, tile.end); row += kDepth) {
+        const uint32_t full = smem_addr(&s.full[slot]), to = smem_addr(s.stage[slot]);
+        mbarrier_wait(smem_addr(&s.empty[slot]), parity);
+        if (row + kDepth <= tile.end) {
+          if (threadIdx.x == 0) load_whole<kGather>(gathered, plain, tile, to, full, row, rank);
+          __syncwarp();
+          if (kGather) columns.copy<true>(to, begins, row - batch, row, tile.end);
+        } else {
+          if (threadIdx.x == 0) mbarrier_arrive(full);
+          __syncwarp();
+          columns.copy<false>(to, begins, row - batch, row, tile.end);
+          copy_last_rows(to + kGatherBytes, p.plain, tile.plain_col, row, tile.end);
         }
+        mbarrier_arrive_cp_async(full);
+        if (++slot == kStages) slot = 0, parity ^= 1;
       }
-      __syncwarp();
-      if (kGather) {
-        copy_rows<kGatherCols>(to, p.gathered, source, tile.gather_col, row, tile.end);
-        source = next;
-      } else if (!whole) {
-        copy_rows<kGatherCols>(to, p.gathered, source_of(p.gathered, row, tile.end), tile.gather_col, row, tile.end);
-      }
-      if (!whole) {
-        copy_rows<kPlainCols>(to + kGatherBytes, p.plain, source_of(p.plain, row, tile.end), tile.plain_col, row,
-                              tile.end);
-      }
-      mbarrier_arrive_cp_async(full);
     }
   }
 }
@@ -131,8 +192,8 @@ __device__ void multiply(Shared& s, float (&sum)[128], uint32_t& count, int num_
     const uint32_t slot = count % kStages, base = smem_addr(s.stage[slot]);
     mbarrier_wait(smem_addr(&s.full[slot]), count / kStages & 1);
     fence_proxy_async();  // cp.async writes as ordinary stores do
-    const uint64_t a = wgmma_operand<Major::mn>(base + consumer * kBlockBytes);
-    const uint64_t w = wgmma_operand<Major::mn>(base + kGatherBytes);
+    const uint64_t a = wgmma_operand<Major::mn>(base + consumer * kBlockBytes, kBlockBytes);
+    const uint64_t w = wgmma_operand<Major::mn>(base + kGatherBytes, kBlockBytes);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {
@@ -149,57 +210,68 @@ __device__ void multiply(Shared& s, float (&sum)[128], uint32_t& count, int num_
   release(s, (count - 1) % kStages);
 }
 
-__device__ void add_pair(float* to, float x, float y) {
-  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+__device__ __forceinline__ void store_pair(uint32_t to, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
+}
+__device__ __forceinline__ void store_one(uint32_t to, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }
 
-// dw[gathered column][plain column] += sum: pairs lie along the plain side.
-__device__ void add_along_plain(const Params& p, const Tile& tile, const float (&sum)[128], int consumer) {
-  const int lane = threadIdx.x % 32, g = tile.gather_col + 64 * consumer + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  float* dw = p.dw + tile.expert * p.expert_stride;
+// Columns [32 piece, 32 piece + 32) of a warp's 16 rows of sums to its staging as dw has them, in the swizzle of the
+// copy engine. Along the plain side: 16 rows of 128 bytes; along the gathered side: 32 rows of 64 bytes.
+template <bool kGatheredIsLeft>
+__device__ __forceinline__ void stage_piece(uint32_t to, const float (&sum)[128], int piece) {
+  const uint32_t lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (g + 8 * i >= p.gathered.width) continue;
-    float* row = dw + (g + 8 * i) * p.gather_stride;
+  for (uint32_t j = 0; j < 4; ++j) {
 #pragma unroll
-    for (int j = 0; j < kPlainCols / 8; ++j) {
-      const int col = tile.plain_col + 8 * j + 2 * (lane % 4);
-      if (col < p.plain.width) add_pair(row + col, sum[4 * j + 2 * i], sum[4 * j + 2 * i + 1]);
-    }
-  }
-}
-
-// dw[plain column][gathered column] += sum: lanes 4 apart hold neighbours of the gathered side and trade halves.
-__device__ void add_along_gathered(const Params& p, const Tile& tile, const float (&sum)[128], int consumer) {
-  const int lane = threadIdx.x % 32, odd = lane / 4 % 2;
-  const int g = tile.gather_col + 64 * consumer + threadIdx.x / 32 % 4 * 16 + (lane / 4 & ~1);
-  float* dw = p.dw + tile.expert * p.expert_stride;
-#pragma unroll
-  for (int j = 0; j < kPlainCols / 8; ++j) {
-    const int col = tile.plain_col + 8 * j + 2 * (lane % 4) + odd;
-    float* row = dw + col * p.plain_stride;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float lo = sum[4 * j + 2 * i], hi = sum[4 * j + 2 * i + 1];
-      const float other = __shfl_xor_sync(0xffffffffu, odd ? lo : hi, 4);
-      if (col < p.plain.width && g + 8 * i < p.gathered.width) {
-        add_pair(row + g + 8 * i, odd ? other : lo, odd ? hi : other);
+    for (uint32_t i = 0; i < 2; ++i) {
+      const float lo = sum[16 * piece + 4 * j + 2 * i], hi = sum[16 * piece + 4 * j + 2 * i + 1];
+      if constexpr (kGatheredIsLeft) {
+        store_pair(to + swizzle_128(row + 8 * i, 2 * j + quad / 2) + quad % 2 * 8, lo, hi);
+      } else {
+        const uint32_t chunk = (2 * i + row / 4) ^ quad, at = to + (8 * j + 2 * quad) * 64 + chunk * 16 + row % 4 * 4;
+        store_one(at, lo);
+        store_one(at + 64, hi);
       }
     }
   }
 }
 
+// dw += the sums of a warp: 16 of the gathered side from g on, 256 of the plain side.
 template <bool kGatheredIsLeft>
-__device__ void consume(const Params& p, Shared& s, int consumer) {
-  const uint32_t rank = cluster_block_rank();
-  const int num_clusters = gridDim.x / 2, num_tiles = s.num_active * p.gather_steps * p.plain_steps;
-  uint32_t count = 0;
-  for (int t = blockIdx.x / 2; t < num_tiles; t += num_clusters) {
-    const Tile tile = tile_at(p, s, t, rank);
-    float sum[128];
-    multiply(s, sum, count, static_cast<int>((tile.end - tile.begin + kDepth - 1) / kDepth), consumer);
-    kGatheredIsLeft ? add_along_plain(p, tile, sum, consumer) : add_along_gathered(p, tile, sum, consumer);
+__device__ __forceinline__ void add_sums(const CUtensorMap& dw, uint32_t staging, const Tile& tile, int g,
+                                         const float (&sum)[128]) {
+  tma_wait<0>();  // what this warp added to the same element before is there: additions have an order
+#pragma unroll
+  for (int piece = 0; piece < kPlainCols / 32; ++piece) {
+    const uint32_t from = staging + piece % kPieces * kPieceBytes;
+    tma_wait_read<kPieces - 1>();  // of the lane that stored; the others have nothing pending
+    __syncwarp();
+    stage_piece<kGatheredIsLeft>(from, sum, piece);
+    fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      const int plain = tile.plain_col + 32 * piece;
+      kGatheredIsLeft ? tma_add(&dw, from, plain, g, tile.expert) : tma_add(&dw, from, g, plain, tile.expert);
+      tma_commit();
+    }
   }
+}
+
+template <bool kGatheredIsLeft>
+__device__ void consume(const CUtensorMap& dw, const Params& p, Shared& s, int consumer) {
+  const int warp = threadIdx.x / 32 - 4;
+  const uint32_t staging = smem_addr(s.staging[warp]);
+  uint32_t count = 0;
+  Walk walk(p, s);
+  for (Tile tile; walk.next(tile);) {
+    if (tile.begin == tile.end) continue;
+    float sum[128];
+    multiply(s, sum, count, (tile.end - tile.begin + kDepth - 1) / kDepth, consumer);
+    add_sums<kGatheredIsLeft>(dw, staging, tile, tile.gather_col + 16 * warp, sum);
+  }
+  tma_wait_read<0>();
 }
 
 // order[0, num_active): the experts with rows, most rows first.
@@ -223,7 +295,7 @@ __device__ void order_experts(const Params& p, Shared& s) {
 template <bool kGather, bool kGatheredIsLeft>
 __global__ void __cluster_dims__(2) __launch_bounds__(kThreads, 1)
     expert_wgrad_kernel(const __grid_constant__ CUtensorMap gathered, const __grid_constant__ CUtensorMap plain,
-                        const __grid_constant__ Params p) {
+                        const __grid_constant__ CUtensorMap dw, const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
@@ -241,12 +313,12 @@ __global__ void __cluster_dims__(2) __launch_bounds__(kThreads, 1)
     produce<kGather>(gathered, plain, p, s);
   } else {
     more_registers<232>();
-    consume<kGatheredIsLeft>(p, s, threadIdx.x / 128 - 1);
+    consume<kGatheredIsLeft>(dw, p, s, threadIdx.x / 128 - 1);
   }
   cluster_sync();  // neither block leaves while the other may still reach into it
 }
 
-using Kernel = void (*)(CUtensorMap, CUtensorMap, Params);
+using Kernel = void (*)(CUtensorMap, CUtensorMap, CUtensorMap, Params);
 
 struct State {
   int num_blocks = 0;
@@ -267,8 +339,10 @@ CUtensorMap map_of(const Tensor& x) {
 bool takes(const ExpertWgrad& a) {
   const bool one_side = !(a.gather_left && a.gather_right) || a.rows.token_R.empty();
   const int64_t rows = a.left_RM.dim(0) + a.right_RN.dim(0);
-  return a.left_RM.dtype == DType::bf16 && one_side && rows > 0 && rows < INT32_MAX / 2 &&
-         a.dw_eMN.dim(0) <= kMaxExperts && rows_are_aligned({a.left_RM, a.right_RN}) && aligned_16({a.dw_eMN});
+  const bool countable =
+      rows < INT32_MAX / 2 && a.left_RM.numel() / 8 < INT32_MAX && a.right_RN.numel() / 8 < INT32_MAX;
+  return a.left_RM.dtype == DType::bf16 && one_side && rows > 0 && countable && a.dw_eMN.dim(0) <= kMaxExperts &&
+         rows_are_aligned({a.left_RM, a.right_RN}) && aligned_16({a.dw_eMN});
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
@@ -280,22 +354,22 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
   const auto side = [](const Tensor& x, const int32_t* rows) {
     return Side{static_cast<const __nv_bfloat16*>(x.data), rows, static_cast<int>(x.dim(1))};
   };
-  const int64_t N = a.dw_eMN.dim(2);
-  const Params p{.dw = a.dw_eMN.ptr<float>(),
-                 .gathered = side(gathered, gather ? index : nullptr),
+  const int64_t E = a.dw_eMN.dim(0), M = a.dw_eMN.dim(1), N = a.dw_eMN.dim(2);
+  const Params p{.gathered = side(gathered, gather ? index : nullptr),
                  .plain = side(plain, nullptr),
                  .offsets = a.rows.offsets_e1.ptr<int32_t>(),
-                 .num_experts = static_cast<int>(a.dw_eMN.dim(0)),
+                 .num_experts = static_cast<int>(E),
                  .gather_steps = static_cast<int>(div_ceil(gathered.dim(1), 2 * kGatherCols)),
-                 .plain_steps = static_cast<int>(div_ceil(plain.dim(1), kPlainCols)),
-                 .gather_stride = left_first ? N : 1,
-                 .plain_stride = left_first ? 1 : N,
-                 .expert_stride = a.dw_eMN.dim(1) * N};
+                 .plain_steps = static_cast<int>(div_ceil(plain.dim(1), kPlainCols))};
   const Kernel kernel = !gather      ? expert_wgrad_kernel<false, true>
                         : left_first ? expert_wgrad_kernel<true, true>
                                      : expert_wgrad_kernel<true, false>;
+  const MapOptions of_dw{CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4,
+                         left_first ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B};
+  const CUtensorMap dw = make_tensor_map<3>(
+      a.dw_eMN.data, {{{N, 1, left_first ? 32u : 16u}, {M, N, left_first ? 16u : 32u}, {E, M * N, 1}}}, of_dw);
   kernel<<<op_state<State>(s).num_blocks, kThreads, sizeof(Shared), cuda_stream(s)>>>(map_of(gathered), map_of(plain),
-                                                                                      p);
+                                                                                      dw, p);
   check_launch("expert_wgrad");
 }
 

@@ -11,7 +11,9 @@ namespace moebius {
 //   dx = dy W    {.c = dx, .a = dy, .b = W}
 //   dW += dy^T x {.c = dW, .a = dy, .b = x, .trans_a = true, .accumulate = true}
 // c is f32 or a's dtype; accumulate wants f32 or a's dtype alike (added in f32, rounded once). K = 0 gives zeros (or c
-// unchanged). The result does not depend on the number of threads, and a row of c not on the other rows.
+// unchanged). The same call gives the same bits every time. On the CPU the result does not depend on the number of
+// threads, and a row of c not on the other rows; on a GPU the order of a sum is a function of the shape, the dtypes and
+// the alignment.
 struct Gemm {
   Tensor c_MN;  // out
   Tensor a, b;  // in

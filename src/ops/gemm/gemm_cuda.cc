@@ -155,9 +155,8 @@ class CublasLt {
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(alignment_of(a.c_MN.data)));
     cublasLtMatmulHeuristicResult_t results[kMaxProposals];
     int num_results = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle_, &p.product, &p.b, &p.a, &p.c, &p.c, &preference, kMaxProposals,
-                                       results, &num_results);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, &p.product, &p.b, &p.a, &p.c, &p.c,
+                                                                 &preference, kMaxProposals, results, &num_results);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};
     check(status, "cublasLtMatmulAlgoGetHeuristic");
     Algorithms all;

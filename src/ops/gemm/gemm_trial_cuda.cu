@@ -39,9 +39,8 @@ struct Strides {
 
 // A block makes a tile of c, a thread one element of it.
 template <class T, class C>
-__global__ void __launch_bounds__(kTile* kTile)
-    tiled_kernel(C* c, const T* a, const T* b, int64_t m, int64_t n, int64_t k, Strides sa, Strides sb,
-                 bool accumulate) {
+__global__ void __launch_bounds__(kTile* kTile) tiled_kernel(C* c, const T* a, const T* b, int64_t m, int64_t n,
+                                                             int64_t k, Strides sa, Strides sb, bool accumulate) {
   __shared__ float a_tile[kTile][kTile + 1], b_tile[kTile][kTile + 1];
   const int64_t row = blockIdx.y * int64_t{kTile} + threadIdx.y, col = blockIdx.x * int64_t{kTile} + threadIdx.x;
   float sum = 0;

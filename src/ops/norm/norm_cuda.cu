@@ -23,27 +23,27 @@ struct Fwd {
 
 // A block owns a row and keeps it in registers, kVectors times kNum elements a thread.
 template <class T, int kNum, int kVectors>
-__global__ void __launch_bounds__(kMaxThreads) rms_norm_fwd_kernel(Fwd<T> a) {
+__global__ void __launch_bounds__(kMaxThreads, 1) rms_norm_fwd_kernel(Fwd<T> a) {
   __shared__ float shared[32];
   const int64_t row = int64_t{blockIdx.x} * a.width;
   const auto column = [](int v) { return (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kNum; };
-  float x[kVectors][kNum] = {};
+  Raw<T, kNum> raw[kVectors], residual[kVectors];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) raw[v] = fetch<kNum>(a.x + row + column(v), column(v) < a.width);
+  if (a.residual) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) residual[v] = fetch<kNum>(a.residual + row + column(v), column(v) < a.width);
+  }
+  float x[kVectors][kNum];
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    if (column(v) < a.width) load(x[v], a.x + row + column(v));
-  }
-  if (a.residual) {
-    float residual[kVectors][kNum] = {};
+    unpack<T>(x[v], raw[v]);
+    if (!a.residual) continue;
+    float term[kNum];
+    unpack<T>(term, residual[v]);
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (column(v) < a.width) load(residual[v], a.residual + row + column(v));
-    }
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-      for (int i = 0; i < kNum; ++i) x[v][i] = rounded<T>(x[v][i] + residual[v][i]);
-      if (column(v) < a.width) store(a.sum + row + column(v), x[v]);
-    }
+    for (int i = 0; i < kNum; ++i) x[v][i] = rounded<T>(x[v][i] + term[i]);
+    if (column(v) < a.width) store(a.sum + row + column(v), x[v]);
   }
   float squares = 0;
 #pragma unroll
@@ -71,33 +71,41 @@ struct Bwd {
   float* partial;
   const T *dy, *x, *w;
   const float* rstd;
-  int64_t rows, width, rows_per_block;
+  int64_t rows, width;
 };
 
-// A block owns a chunk of rows, one after the other, and keeps its part of dw in registers.
+// A block owns a chunk of rows, one after the other, and keeps its part of dw in registers. The next row is on its way
+// while one is summed.
 template <class T, int kNum, int kVectors>
-__global__ void __launch_bounds__(kMaxThreads) rms_norm_bwd_kernel(Bwd<T> a) {
+__global__ void __launch_bounds__(kMaxThreads, 1) rms_norm_bwd_kernel(Bwd<T> a) {
   __shared__ float shared[2][32];
+  using Row = Raw<T, kNum>;
   const auto column = [](int v) { return (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kNum; };
-  const int64_t begin = blockIdx.x * a.rows_per_block, end = min(a.rows, begin + a.rows_per_block);
+  const int64_t begin = blockIdx.x * a.rows / gridDim.x, end = (blockIdx.x + int64_t{1}) * a.rows / gridDim.x;
+  Row next_x[kVectors], next_dy[kVectors], next_dx[kVectors];
+  const auto fetch_row = [&](int64_t t) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const bool valid = column(v) < a.width && t < end;
+      const int64_t at = t * a.width + column(v);
+      next_x[v] = fetch<kNum>(a.x + at, valid);
+      next_dy[v] = fetch<kNum>(a.dy + at, valid);
+      next_dx[v] = fetch<kNum>(a.dx + at, valid);
+    }
+  };
+  fetch_row(begin);
   float dw[kVectors][kNum] = {};
   for (int64_t t = begin; t < end; ++t) {
-    const int64_t row = t * a.width;
     const float rstd = a.rstd[t];
-    float x[kVectors][kNum] = {}, dy[kVectors][kNum] = {}, dx[kVectors][kNum] = {};
+    float x[kVectors][kNum], dy[kVectors][kNum], mean = 0;
+    Row old_dx[kVectors];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if (column(v) >= a.width) continue;
-      load(x[v], a.x + row + column(v));
-      load(dy[v], a.dy + row + column(v));
-      load(dx[v], a.dx + row + column(v));
-    }
-    float mean = 0;
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (column(v) >= a.width) continue;
       float w[kNum];
-      load(w, a.w + column(v));
+      unpack<T>(w, fetch<kNum>(a.w + column(v), column(v) < a.width));
+      unpack<T>(x[v], next_x[v]);
+      unpack<T>(dy[v], next_dy[v]);
+      old_dx[v] = next_dx[v];
 #pragma unroll
       for (int i = 0; i < kNum; ++i) {
         x[v][i] *= rstd;
@@ -106,13 +114,15 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_bwd_kernel(Bwd<T> a) {
         mean += dy[v][i] * x[v][i];
       }
     }
+    fetch_row(t + 1);
     mean = block_sum(mean, shared[t % 2]) / static_cast<float>(a.width);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      if (column(v) >= a.width) continue;
+      float dx[kNum];
+      unpack<T>(dx, old_dx[v]);
 #pragma unroll
-      for (int i = 0; i < kNum; ++i) dx[v][i] += rstd * (dy[v][i] - x[v][i] * mean);
-      store(a.dx + row + column(v), dx[v]);
+      for (int i = 0; i < kNum; ++i) dx[i] += rstd * (dy[v][i] - x[v][i] * mean);
+      if (column(v) < a.width) store(a.dx + t * a.width + column(v), dx);
     }
   }
 #pragma unroll
@@ -128,7 +138,7 @@ void check_width(const char* who, int64_t width) {
 // 32 elements a thread keep enough loads in flight at the occupancy that their registers leave.
 template <class T, int kNum>
 void fwd(Stream& s, const Fwd<T>& a, int64_t rows) {
-  const int threads = power_of_two(div_ceil(a.width, 32), 32);
+  const int threads = whole_warps(div_ceil(a.width, 32));
   rms_norm_fwd_kernel<T, kNum, 32 / kNum><<<narrow<int>(rows), threads, 0, cuda_stream(s)>>>(a);
 }
 
@@ -136,7 +146,7 @@ template <class T, int kNum>
 void bwd(Stream& s, const Bwd<T>& a, int64_t num_partials) {
   const int blocks = narrow<int>(num_partials);
   if (a.width <= 16 * kMaxThreads) {
-    const int threads = power_of_two(div_ceil(a.width, 16), 32);
+    const int threads = whole_warps(div_ceil(a.width, 16));
     rms_norm_bwd_kernel<T, kNum, 16 / kNum><<<blocks, threads, 0, cuda_stream(s)>>>(a);
   } else {
     rms_norm_bwd_kernel<T, kNum, 32 / kNum><<<blocks, kMaxThreads, 0, cuda_stream(s)>>>(a);
@@ -178,8 +188,7 @@ void rms_norm_bwd(Stream& s, const RmsNormBwd& a) {
                    .w = a.w_D.ptr<T>(),
                    .rstd = a.rstd_T.ptr<float>(),
                    .rows = rows,
-                   .width = width,
-                   .rows_per_block = div_ceil(rows, num_partials)};
+                   .width = width};
     if (rows_are_aligned(width, sizeof(T), b.dx, b.dy, b.x, b.w, b.partial))
       bwd<T, kPerVector<T>>(s, b, num_partials);
     else

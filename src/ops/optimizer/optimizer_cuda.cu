@@ -79,7 +79,7 @@ __device__ Coefficients coefficients_of(const Update<T>& u) {
 
 // Blocks take turns, kNum elements a thread.
 template <int kNum, class T>
-__global__ void __launch_bounds__(kThreads) adamw_kernel(Update<T> u) {
+__global__ void __launch_bounds__(kThreads, 4) adamw_kernel(Update<T> u) {
   __shared__ Coefficients shared;
   const float scale = *u.scale;
   if (isnan(scale)) return;

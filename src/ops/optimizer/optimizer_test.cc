@@ -11,14 +11,12 @@ using testing::Values;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
 
-class OptimizerTest : public ::testing::Test {
- protected:
-  ThreadPool pool_{2};
-  Stream s_{DeviceKind::cpu, pool_};
-};
+struct Case {};
+class OptimizerTest : public testing::DeviceTest<Case> {};
+INSTANTIATE_TEST_SUITE_P(Devices, OptimizerTest, ::testing::ValuesIn(testing::on_each_device<Case>({Case{}})));
 
-TEST_F(OptimizerTest, SumSquaresAddsInDouble) {
-  for (const int64_t n : {0, 1, 7, 65536, 200003}) {
+TEST_P(OptimizerTest, SumSquaresAddsInDouble) {
+  for (const int64_t n : {0, 1, 7, 65536, 100000, 200003}) {
     Array x = Array::normal({n}, DType::f32, 1), sum = Array::of({1}, DType::f64, {3}),
           partial = Array::poisoned({SumSquares::num_partials(n)}, DType::f64);
     const Values v = x.values();
@@ -28,7 +26,7 @@ TEST_F(OptimizerTest, SumSquaresAddsInDouble) {
   }
 }
 
-TEST_F(OptimizerTest, ClipScale) {
+TEST_P(OptimizerTest, ClipScale) {
   const auto clipped = [&](double sum, float clip) {
     Array norm = Array::poisoned({1}, DType::f32), scale = norm, squares = Array::of({1}, DType::f64, {sum});
     clip_scale(s_,
@@ -48,9 +46,9 @@ TEST_F(OptimizerTest, ClipScale) {
 }
 
 // Three steps; the parameter in bf16, in f32, and being the master.
-TEST_F(OptimizerTest, AdamWEqualsTheReference) {
+TEST_P(OptimizerTest, AdamWEqualsTheReference) {
   for (const DType dtype : {DType::bf16, DType::f32}) {
-    for (const int64_t n : {0, 1, 33, 20001}) {
+    for (const int64_t n : {0, 1, 33, 20001, 20016}) {
       Array master = Array::normal({n}, DType::f32, 1), m({n}, DType::f32), v({n}, DType::f32),
             param = Array::poisoned({n}, dtype);
       Array scale = Array::of({1}, DType::f32, {0.5}), alone = master, alone_m = m, alone_v = v;
@@ -97,7 +95,30 @@ TEST_F(OptimizerTest, AdamWEqualsTheReference) {
   }
 }
 
-TEST_F(OptimizerTest, AScaleThatIsNaNLeavesAllAsItWas) {
+// In memory, where a recorded step reads them, lr and step give the same bits.
+TEST_P(OptimizerTest, AScheduleInMemoryStandsForLrAndStep) {
+  Array master = Array::normal({1000}, DType::f32, 1), grad = Array::normal({1000}, DType::f32, 2),
+        m = Array::normal({1000}, DType::f32, 3, 0.1), v({1000}, DType::f32), scale = Array::of({1}, DType::f32, {1});
+  Array schedule = Array::of({2}, DType::f64, {0.3, 7});
+  const auto updated = [&](bool in_memory) {
+    Array p = Array::poisoned({1000}, DType::bf16), w = master, new_m = m, new_v = v;
+    AdamW a{.param_n = p.tensor(),
+            .master_n = w.tensor(),
+            .m_n = new_m.tensor(),
+            .v_n = new_v.tensor(),
+            .grad_n = grad.tensor(),
+            .scale_1 = scale.tensor(),
+            .lr = in_memory ? 99.0f : 0.3f,
+            .weight_decay = 0.1f,
+            .step = in_memory ? 1 : 7};
+    if (in_memory) a.schedule_2 = schedule.tensor();
+    adamw(s_, a);
+    return std::vector{p.bytes(), w.bytes(), new_m.bytes(), new_v.bytes()};
+  };
+  EXPECT_EQ(updated(true), updated(false));
+}
+
+TEST_P(OptimizerTest, AScaleThatIsNaNLeavesAllAsItWas) {
   Array param = Array::normal({5}, DType::bf16, 1), master = Array::normal({5}, DType::f32, 2), m = master, v = master,
         grad = Array::of({5}, DType::f32, Values(5, kNaN));
   Array scale = Array::of({1}, DType::f32, {kNaN});
@@ -133,7 +154,7 @@ TEST(Optimizer, SameBitsForAnyTeam) {
   });
 }
 
-TEST_F(OptimizerTest, BadArgumentsAreNamed) {
+TEST_P(OptimizerTest, BadArgumentsAreNamed) {
   Array x({4}, DType::f32), y({5}, DType::f32), one({1}, DType::f32), sum({1}, DType::f64);
   EXPECT_EQ(testing::error_of(
                 [&] { sum_squares(s_, {.sum_1 = sum.tensor(), .partial_P = sum.tensor(), .x_n = sum.tensor()}); }),
@@ -151,6 +172,9 @@ TEST_F(OptimizerTest, BadArgumentsAreNamed) {
           .scale_1 = one.tensor()};
   EXPECT_EQ(testing::error_of([&] { adamw(s_, a); }), "adamw: grad must be f32[4]; got f32[5]");
   a.grad_n = x.tensor();
+  a.schedule_2 = y.tensor();
+  EXPECT_EQ(testing::error_of([&] { adamw(s_, a); }), "adamw: schedule must be f64[2]; got f32[5]");
+  a.schedule_2 = {};
   a.step = 0;
   EXPECT_EQ(testing::error_of([&] { adamw(s_, a); }), "adamw: step counts from 1; got 0");
 }

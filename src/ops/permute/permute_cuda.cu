@@ -7,7 +7,6 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kAtOnce = 8;  // rows on their way to a thread
 
 template <class T>
 struct Sum {
@@ -21,30 +20,33 @@ struct Sum {
   bool accumulate;
 };
 
-// A thread owns a vector of out.
-template <class T, int kNum>
-__global__ void __launch_bounds__(kThreads) combine_kernel(Sum<T> a) {
+// A thread owns a vector of out; kAtOnce rows are on their way to it.
+template <int kAtOnce, class T, int kNum>
+__global__ void __launch_bounds__(kThreads, 4) combine_kernel(Sum<T> a) {
   const int64_t vector = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (vector >= a.num_vectors) return;
-  const int64_t t = vector >> 32 ? vector / a.vectors_of_row : static_cast<uint32_t>(vector) / a.vectors_of_row;
+  const int64_t t = quotient(vector, a.vectors_of_row);
   const int64_t column = (vector - t * a.vectors_of_row) * kNum, width = int64_t{a.vectors_of_row} * kNum;
   const int32_t* rows = a.pair_row + t * a.num_pairs;
   const float* weights = a.weight + t * a.num_pairs;
   float sum[kNum] = {};
   for (int first = 0; first < a.num_pairs; first += kAtOnce) {
-    float y[kAtOnce][kNum], weight[kAtOnce];
+    int32_t row[kAtOnce];
+    float weight[kAtOnce];
+    Raw<T, kNum> raw[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) row[k] = first + k < a.num_pairs ? rows[first + k] : -1;
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      const int32_t row = first + k < a.num_pairs ? rows[first + k] : -1;
-      weight[k] = row >= 0 && a.weight ? weights[first + k] : 1.0f;
-#pragma unroll
-      for (int i = 0; i < kNum; ++i) y[k][i] = 0;
-      if (row >= 0) load(y[k], a.y + row * width + column);
+      raw[k] = fetch<kNum>(a.y + row[k] * width + column, row[k] >= 0);
+      weight[k] = a.weight && row[k] >= 0 ? weights[first + k] : 1.0f;
     }
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
+      float y[kNum];
+      unpack<T>(y, raw[k]);
 #pragma unroll
-      for (int i = 0; i < kNum; ++i) sum[i] += weight[k] * y[k][i];
+      for (int i = 0; i < kNum; ++i) sum[i] += weight[k] * y[i];
     }
   }
   if (a.accumulate) {
@@ -68,6 +70,17 @@ __global__ void __launch_bounds__(kThreads)
   if (p < num_pairs) to[p] = row[p] < 0 ? 0.0f : from[row[p]];
 }
 
+template <int kNum, class T>
+void launch_combine(Stream& s, const Sum<T>& a) {
+  const int blocks = num_blocks(a.num_vectors, kThreads);
+  if (a.num_pairs <= 2)
+    combine_kernel<2, T, kNum><<<blocks, kThreads, 0, cuda_stream(s)>>>(a);
+  else if (a.num_pairs <= 4)
+    combine_kernel<4, T, kNum><<<blocks, kThreads, 0, cuda_stream(s)>>>(a);
+  else
+    combine_kernel<8, T, kNum><<<blocks, kThreads, 0, cuda_stream(s)>>>(a);
+}
+
 }  // namespace
 
 void combine(Stream& s, const Combine& a) {
@@ -84,11 +97,10 @@ void combine(Stream& s, const Combine& a) {
     const bool aligned = rows_are_aligned(width, sizeof(T), sum.out, sum.y);
     sum.num_vectors = a.out_TD.numel() / (aligned ? kNum : 1);
     sum.vectors_of_row = static_cast<uint32_t>(narrow<int>(width / (aligned ? kNum : 1)));
-    const int blocks = num_blocks(sum.num_vectors, kThreads);
     if (aligned)
-      combine_kernel<T, kNum><<<blocks, kThreads, 0, cuda_stream(s)>>>(sum);
+      launch_combine<kNum>(s, sum);
     else
-      combine_kernel<T, 1><<<blocks, kThreads, 0, cuda_stream(s)>>>(sum);
+      launch_combine<1>(s, sum);
   });
   check_launch("combine");
 }

@@ -14,15 +14,11 @@ struct Case {
   DType dtype;
 };
 
-void PrintTo(const Case& c, std::ostream* out) {
-  *out << "T" << c.T << " K" << c.K << " D" << c.D << " " << name_of(c.dtype);
-}
-
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    for (const auto& [T, K, D] :
-         std::vector<std::array<int64_t, 3>>{{0, 2, 3}, {1, 1, 1}, {5, 1, 7}, {7, 3, 33}, {70, 2, 256}, {9, 8, 600}}) {
+    for (const auto& [T, K, D] : std::vector<std::array<int64_t, 3>>{
+             {0, 2, 3}, {1, 1, 1}, {5, 1, 7}, {7, 3, 33}, {70, 2, 256}, {9, 8, 600}, {33, 10, 72}}) {
       all.push_back({T, K, D, dtype});
     }
   }
@@ -42,13 +38,11 @@ struct Pairs {
   std::vector<int32_t> pair_row, row_pair;
 };
 
-class CombineTest : public ::testing::TestWithParam<Case> {};
+class CombineTest : public testing::DeviceTest<Case> {};
 
 TEST_P(CombineTest, EqualsTheReference) {
-  const auto [T, K, D, dtype] = GetParam();
+  const auto [T, K, D, dtype] = c();
   const Pairs pairs(T, K);
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
   Array y = Array::normal({T * K, D}, dtype, 1), pair_row = Array::of_ints({T, K}, pairs.pair_row);
   // Rows that no pair has are poison: nothing may read them.
   const Array poison = Array::poisoned({T * K, D}, dtype);
@@ -61,18 +55,18 @@ TEST_P(CombineTest, EqualsTheReference) {
       Values want = out.values();
       const Values rows(pairs.pair_row.begin(), pairs.pair_row.end());
       ref::combine(want, y.values(), rows, weight.values(), T, K, D, accumulate);
-      combine(s, {.out_TD = out.tensor(),
-                  .y_RD = y.tensor(),
-                  .pair_row_TK = pair_row.tensor(),
-                  .weight_TK = weight.tensor(),
-                  .accumulate = accumulate});
+      combine(s_, {.out_TD = out.tensor(),
+                   .y_RD = y.tensor(),
+                   .pair_row_TK = pair_row.tensor(),
+                   .weight_TK = weight.tensor(),
+                   .accumulate = accumulate});
       // K additions in f32 of terms near 1, rounded once.
       testing::expect_close("out", out.values(), want, testing::epsilon(dtype), 0x1p-22 * static_cast<double>(K));
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, CombineTest, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Shapes, CombineTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
 TEST(Combine, SameBitsForAnyTeam) {
   const Pairs pairs(150, 3);
@@ -88,48 +82,48 @@ TEST(Combine, SameBitsForAnyTeam) {
 
 // With weights 1/K and rows that are the tokens themselves, gathering and combining is the identity.
 TEST(Combine, OfIdentityExpertsIsTheIdentity) {
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
-  const int64_t T = 6, K = 4, D = 5;
-  std::vector<int32_t> rows(T * K);
-  Values x = Array::normal({T, D}, DType::f32, 1).values(), y(T * K * D);
-  for (int64_t p = 0; p < T * K; ++p) {
-    rows[p] = static_cast<int32_t>((p * 5 + 2) % (T * K));
-    for (int64_t d = 0; d < D; ++d) y[rows[p] * D + d] = x[p / K * D + d];
-  }
-  Array ys = Array::of({T * K, D}, DType::f32, y), index = Array::of_ints({T, K}, rows);
-  Array weight = Array::of({T, K}, DType::f32, Values(T * K, 0.25)), out = Array::poisoned({T, D}, DType::f32);
-  combine(s,
-          {.out_TD = out.tensor(), .y_RD = ys.tensor(), .pair_row_TK = index.tensor(), .weight_TK = weight.tensor()});
-  EXPECT_EQ(out.values(), x);
+  testing::on_each_device([](Stream& s) {
+    const int64_t T = 6, K = 4, D = 5;
+    std::vector<int32_t> rows(T * K);
+    Values x = Array::normal({T, D}, DType::f32, 1).values(), y(T * K * D);
+    for (int64_t p = 0; p < T * K; ++p) {
+      rows[p] = static_cast<int32_t>((p * 5 + 2) % (T * K));
+      for (int64_t d = 0; d < D; ++d) y[rows[p] * D + d] = x[p / K * D + d];
+    }
+    Array ys = Array::of({T * K, D}, DType::f32, y), index = Array::of_ints({T, K}, rows);
+    Array weight = Array::of({T, K}, DType::f32, Values(T * K, 0.25)), out = Array::poisoned({T, D}, DType::f32);
+    combine(s,
+            {.out_TD = out.tensor(), .y_RD = ys.tensor(), .pair_row_TK = index.tensor(), .weight_TK = weight.tensor()});
+    EXPECT_EQ(out.values(), x);
+  });
 }
 
 TEST(Permute, WeightsGoToRowsAndGradientsComeBack) {
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
-  for (const int64_t T : {0, 1, 37, 9000}) {
-    const int64_t K = 2;
-    const Pairs pairs(T, K);
-    Array weight = Array::normal({T, K}, DType::f32, 1), to = Array::poisoned({T * K}, DType::f32);
-    Array row_pair = Array::of_ints({T * K}, pairs.row_pair), pair_row = Array::of_ints({T, K}, pairs.pair_row);
-    Array offsets = Array::of_ints({3}, {0, 0, static_cast<int32_t>(pairs.num_rows)}),
-          back = Array::poisoned({T, K}, DType::f32);
-    pairs_to_rows(s, {.to_R = to.tensor(),
-                      .from_TK = weight.tensor(),
-                      .row_pair_R = row_pair.tensor(),
-                      .offsets_E1 = offsets.tensor()});
-    rows_to_pairs(s, {.to_TK = back.tensor(), .from_R = to.tensor(), .pair_row_TK = pair_row.tensor()});
-    Values want = weight.values();
-    const Values got = to.values();
-    for (int64_t r = 0; r < T * K; ++r) {
-      if (r < pairs.num_rows)
-        EXPECT_EQ(got[r], want[pairs.row_pair[r]]);
-      else
-        EXPECT_TRUE(std::isnan(got[r])) << "a row that does not exist was written";
+  testing::on_each_device([](Stream& s) {
+    for (const int64_t T : {0, 1, 37, 9000}) {
+      const int64_t K = 2;
+      const Pairs pairs(T, K);
+      Array weight = Array::normal({T, K}, DType::f32, 1), to = Array::poisoned({T * K}, DType::f32);
+      Array row_pair = Array::of_ints({T * K}, pairs.row_pair), pair_row = Array::of_ints({T, K}, pairs.pair_row);
+      Array offsets = Array::of_ints({3}, {0, 0, static_cast<int32_t>(pairs.num_rows)}),
+            back = Array::poisoned({T, K}, DType::f32);
+      pairs_to_rows(s, {.to_R = to.tensor(),
+                        .from_TK = weight.tensor(),
+                        .row_pair_R = row_pair.tensor(),
+                        .offsets_E1 = offsets.tensor()});
+      rows_to_pairs(s, {.to_TK = back.tensor(), .from_R = to.tensor(), .pair_row_TK = pair_row.tensor()});
+      Values want = weight.values();
+      const Values got = to.values();
+      for (int64_t r = 0; r < T * K; ++r) {
+        if (r < pairs.num_rows)
+          EXPECT_EQ(got[r], want[pairs.row_pair[r]]);
+        else
+          EXPECT_TRUE(std::isnan(got[r])) << "a row that does not exist was written";
+      }
+      for (int64_t p = 0; p < T * K; ++p) want[p] = pairs.pair_row[p] < 0 ? 0 : want[p];
+      EXPECT_EQ(back.values(), want);
     }
-    for (int64_t p = 0; p < T * K; ++p) want[p] = pairs.pair_row[p] < 0 ? 0 : want[p];
-    EXPECT_EQ(back.values(), want);
-  }
+  });
 }
 
 TEST(Permute, BadArgumentsAreNamed) {

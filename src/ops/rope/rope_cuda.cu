@@ -49,18 +49,32 @@ template <int kNum, int kVectors>
 struct Pairs {
   float a[kVectors][kNum], b[kVectors][kNum];
 
+  // As they are in memory.
   template <class T>
-  __device__ __forceinline__ void load_from(const T* x, const Heads& g, int lane) {
+  struct InMemory {
+    Raw<T, kNum> a[kVectors], b[kVectors];
+  };
+  template <class T>
+  static __device__ __forceinline__ InMemory<T> fetch_from(const T* x, const Heads& g, int lane, bool valid = true) {
+    InMemory<T> raw;
     const int half = g.width / 2;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int i = (v * g.num_lanes + lane) * kNum;
-#pragma unroll
-      for (int j = 0; j < kNum; ++j) a[v][j] = b[v][j] = 0;
-      if (i >= half) continue;
-      load(a[v], x + i);
-      load(b[v], x + half + i);
+      raw.a[v] = fetch<kNum>(x + i, valid && i < half);
+      raw.b[v] = fetch<kNum>(x + half + i, valid && i < half);
     }
+    return raw;
+  }
+  template <class T>
+  static __device__ __forceinline__ Pairs of(const InMemory<T>& raw) {
+    Pairs p;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      unpack<T>(p.a[v], raw.a[v]);
+      unpack<T>(p.b[v], raw.b[v]);
+    }
+    return p;
   }
   template <class T>
   __device__ __forceinline__ void store_to(T* y, const Heads& g, int lane) const {
@@ -112,9 +126,8 @@ template <int kNum, int kVectors>
 __device__ __forceinline__ Pairs<kNum, kVectors> angles_of(const Heads& g, int64_t t, int lane) {
   const int32_t pos = g.pos[t];
   require(0 <= pos && pos < g.positions);
-  Pairs<kNum, kVectors> cos_sin;
-  cos_sin.load_from(g.cos_sin + int64_t{pos} * g.width, g, lane);
-  return cos_sin;
+  using P = Pairs<kNum, kVectors>;
+  return P::of(P::fetch_from(g.cos_sin + int64_t{pos} * g.width, g, lane));
 }
 
 template <class T>
@@ -126,36 +139,37 @@ struct Fwd {
 
 // A group owns kHeadsAtOnce neighbouring heads of one row.
 template <class T, int kNum, int kVectors, bool kNorm>
-__global__ void __launch_bounds__(kThreads) rope_fwd_kernel(Fwd<T> f) {
+__global__ void __launch_bounds__(kThreads, kVectors == 1 ? 3 : 1) rope_fwd_kernel(Fwd<T> f) {
   const Heads& g = f.g;
   const int per_row = g.per_row(), lane = threadIdx.x % g.num_lanes;
   const int groups_of_row = (per_row + kHeadsAtOnce - 1) / kHeadsAtOnce;
   const int64_t group = int64_t{blockIdx.x} * (kThreads / g.num_lanes) + threadIdx.x / g.num_lanes;
-  const int64_t t = min(group / groups_of_row, g.rows - 1);
+  const int64_t t = min(quotient(group, groups_of_row), g.rows - 1);
   // Lanes without work stay for the sums over their warp.
-  const int first = group < g.rows * groups_of_row ? static_cast<int>(group % groups_of_row) * kHeadsAtOnce : per_row;
-  const Pairs<kNum, kVectors> cos_sin = angles_of<kNum, kVectors>(g, t, lane);
-  Pairs<kNum, kVectors> x[kHeadsAtOnce];
+  const int first =
+      group < g.rows * groups_of_row ? static_cast<int>(group - t * groups_of_row) * kHeadsAtOnce : per_row;
+  using P = Pairs<kNum, kVectors>;
+  typename P::template InMemory<T> raw[kHeadsAtOnce];
 #pragma unroll
   for (int i = 0; i < kHeadsAtOnce; ++i) {
-    const int h = min(first + i, per_row - 1);
-    x[i].load_from(f.qkv + (t * per_row + h) * g.width, g, lane);
+    raw[i] = P::fetch_from(f.qkv + (t * per_row + first + i) * g.width, g, lane, first + i < per_row);
   }
+  const P cos_sin = angles_of<kNum, kVectors>(g, t, lane);
 #pragma unroll
   for (int i = 0; i < kHeadsAtOnce; ++i) {
     const int h = first + i;
+    P x = P::of(raw[i]);
     if constexpr (kNorm) {
-      const float rstd = 1.0f / sqrtf(group_sum(x[i].dot(x[i]), g.num_lanes) / static_cast<float>(g.width) + g.eps);
+      const float rstd = 1.0f / sqrtf(group_sum(x.dot(x), g.num_lanes) / static_cast<float>(g.width) + g.eps);
       const T* norm = h < g.heads ? f.q_norm : h < g.heads + g.kv_heads ? f.k_norm : nullptr;
       if (norm) {
-        Pairs<kNum, kVectors> w;
-        w.load_from(norm, g, lane);
-        x[i].each(w, [&](float& mine, float weight) { mine = weight * rounded<T>(mine * rstd); });
+        const P w = P::of(P::fetch_from(norm, g, lane));
+        x.each(w, [&](float& mine, float weight) { mine = weight * rounded<T>(mine * rstd); });
       }
     }
     if (h >= per_row) continue;
-    if (h < g.heads + g.kv_heads) x[i].turn(cos_sin, 1.0f);
-    x[i].store_to(f.out.head(g, t, h), g, lane);
+    if (h < g.heads + g.kv_heads) x.turn(cos_sin, 1.0f);
+    x.store_to(f.out.head(g, t, h), g, lane);
   }
 }
 
@@ -165,7 +179,6 @@ struct Bwd {
   float* partial;
   Parts<const T> in;
   const T *qkv, *q_norm, *k_norm;
-  int64_t rows_per_block;
   Heads g;
 };
 
@@ -196,30 +209,42 @@ __device__ __forceinline__ void store_norm_sums(float* partial, const Pairs<kNum
 // A block owns a chunk of rows, its groups take their heads in turn and keep their part of dq_norm and dk_norm in
 // registers.   g = dy turned back;  dw += g xhat;  dx = rstd (g w - xhat mean(g w xhat)).
 template <class T, int kNum, int kVectors, bool kNorm>
-__global__ void __launch_bounds__(kThreads) rope_bwd_kernel(Bwd<T> b) {
+__global__ void __launch_bounds__(kThreads, kVectors == 1 ? 2 : 1) rope_bwd_kernel(Bwd<T> b) {
+  using P = Pairs<kNum, kVectors>;
   const Heads& g = b.g;
   const int per_row = g.per_row(), lane = threadIdx.x % g.num_lanes, groups = kThreads / g.num_lanes;
-  const int64_t begin = blockIdx.x * b.rows_per_block, end = min(g.rows, begin + b.rows_per_block);
-  const int num_heads = static_cast<int>(max(end - begin, int64_t{0})) * per_row;
-  Pairs<kNum, kVectors> dw[2] = {};
+  const int64_t begin = blockIdx.x * g.rows / gridDim.x, end = (blockIdx.x + int64_t{1}) * g.rows / gridDim.x;
+  const int num_heads = static_cast<int>(end - begin) * per_row;
+  // What the group's head `item` of the chunk needs from memory; the next one's is on its way while one is worked on.
+  typename P::template InMemory<T> next_dy, next_x;
+  const auto fetch_head = [&](int item) {
+    const int row = static_cast<int>(static_cast<uint32_t>(item) / static_cast<uint32_t>(per_row));
+    const int h = item - row * per_row;
+    const bool valid = item < num_heads;
+    next_dy = P::fetch_from(b.in.head(g, begin + row, h), g, lane, valid);
+    if constexpr (kNorm) {
+      const bool has_norm = h < g.heads ? b.q_norm != nullptr : h < g.heads + g.kv_heads && b.k_norm != nullptr;
+      next_x = P::fetch_from(b.qkv + ((begin + row) * per_row + h) * g.width, g, lane, valid && has_norm);
+    }
+  };
+  P dw[2] = {};
+  int item = threadIdx.x / g.num_lanes;
+  fetch_head(item);
   // Whole rounds, so that all lanes of a warp take part in its sums.
-  for (int round = 0; round < num_heads; round += groups) {
-    const int item = round + threadIdx.x / g.num_lanes;
+  for (int round = 0; round < num_heads; round += groups, item += groups) {
     const bool has_work = item < num_heads;
-    const int64_t t = has_work ? begin + item / per_row : begin;
-    const int h = has_work ? item % per_row : per_row - 1;
-    Pairs<kNum, kVectors> dy;
-    dy.load_from(b.in.head(g, t, h), g, lane);
+    const int row = has_work ? static_cast<int>(static_cast<uint32_t>(item) / static_cast<uint32_t>(per_row)) : 0;
+    const int h = has_work ? item - row * per_row : per_row - 1;
+    const int64_t t = begin + row;
+    P dy = P::of(next_dy);
+    const typename P::template InMemory<T> raw_x = next_x;
+    fetch_head(item + groups);
+    if (h < g.heads + g.kv_heads) dy.turn(angles_of<kNum, kVectors>(g, t, lane), -1.0f);
     if constexpr (kNorm) {
       const T* norm = h < g.heads ? b.q_norm : h < g.heads + g.kv_heads ? b.k_norm : nullptr;
-      Pairs<kNum, kVectors> x = {}, w = {};
-      if (norm) {
-        x.load_from(b.qkv + (t * per_row + h) * g.width, g, lane);
-        w.load_from(norm, g, lane);
-      }
-      if (h < g.heads + g.kv_heads) dy.turn(angles_of<kNum, kVectors>(g, t, lane), -1.0f);
+      const P x = P::of(raw_x), w = P::of(P::fetch_from(norm, g, lane, norm != nullptr));
       const float rstd = 1.0f / sqrtf(group_sum(x.dot(x), g.num_lanes) / static_cast<float>(g.width) + g.eps);
-      Pairs<kNum, kVectors> product = dy;
+      P product = dy;
       product.each(x, [&](float& mine, float of_x) { mine *= of_x * rstd; });
       const float mean = group_sum(product.dot(w), g.num_lanes) / static_cast<float>(g.width);
       if (norm && has_work) {
@@ -231,8 +256,6 @@ __global__ void __launch_bounds__(kThreads) rope_bwd_kernel(Bwd<T> b) {
         dy.each(w, [](float& mine, float weight) { mine *= weight; });
         dy.each(x, [&](float& mine, float of_x) { mine = rstd * (mine - of_x * rstd * mean); });
       }
-    } else if (h < g.heads + g.kv_heads) {
-      dy.turn(angles_of<kNum, kVectors>(g, t, lane), -1.0f);
     }
     if (has_work) dy.store_to(b.dqkv + (t * per_row + h) * g.width, g, lane);
   }
@@ -256,7 +279,8 @@ constexpr int kScalarVectors = 8;
 
 // How many lanes a head has with kNum x kVectors pairs a lane.
 int lanes_for(const char* who, const Heads& g, int pairs) {
-  const int lanes = power_of_two(div_ceil(g.width / 2, pairs), 1);
+  int lanes = 1;
+  while (lanes * pairs < g.width / 2) lanes *= 2;
   MOEBIUS_CHECK(usage, lanes <= 32, "{}: on a GPU heads are at most {} wide; got {}", who, 2 * 32 * pairs, g.width);
   return lanes;
 }
@@ -331,7 +355,6 @@ void rope_bwd(Stream& s, const RopeBwd& a) {
                    .qkv = a.qkv_TC.ptr<T>(),
                    .q_norm = pointer_or_null<T>(a.q_norm_d),
                    .k_norm = pointer_or_null<T>(a.k_norm_d),
-                   .rows_per_block = div_ceil(rows, num_partials),
                    .g = heads_of(a, a.dq_THd, a.dk_TGd)};
     if (takes_vectors<T>(b.g, b.dqkv, b.in.q, b.in.k, b.in.v, b.qkv, b.q_norm, b.k_norm))
       launch_bwd<T, kPerVector<T>, 1>(s, b, num_partials);

@@ -22,8 +22,8 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const bool norm : {false, true}) {
-      for (const auto& [rows, heads, kv_heads, width] :
-           std::vector<std::array<int64_t, 4>>{{0, 2, 1, 4}, {1, 1, 1, 2}, {5, 3, 1, 6}, {131, 4, 2, 34}}) {
+      for (const auto& [rows, heads, kv_heads, width] : std::vector<std::array<int64_t, 4>>{
+               {0, 2, 1, 4}, {1, 1, 1, 2}, {5, 3, 1, 6}, {131, 4, 2, 34}, {67, 6, 2, 128}, {9, 2, 1, 96}}) {
         all.push_back({rows, heads, kv_heads, width, norm, dtype});
       }
     }
@@ -47,7 +47,7 @@ Values columns(const Values& x, int64_t width, int64_t begin, int64_t end) {
   return part;
 }
 
-class RopeTest : public ::testing::TestWithParam<Case> {
+class RopeTest : public testing::DeviceTest<Case> {
  protected:
   RopeTest() {
     const auto& [rows, heads, kv_heads, width, norm, dtype] = c_;
@@ -66,16 +66,14 @@ class RopeTest : public ::testing::TestWithParam<Case> {
   Values x_q() const { return columns(qkv_.values(), columns_, 0, q_end()); }
   Values x_k() const { return columns(qkv_.values(), columns_, q_end(), k_end()); }
 
-  const Case c_ = GetParam();
+  const Case c_ = c();
   const int64_t columns_ = (c_.heads + 2 * c_.kv_heads) * c_.width;
   // Roundings of the normalised head and of the result; table, norm and rotation are a handful of f32 operations.
   const double error_ = 2 * testing::epsilon(c_.dtype) + testing::epsilon(DType::f32) * (6 + std::sqrt(c_.width));
-  ThreadPool pool_{2};
-  Stream s_{DeviceKind::cpu, pool_};
   Array qkv_, q_norm_, k_norm_, pos_, table_;
   ref::Rope q_ref_, k_ref_;
 };
-INSTANTIATE_TEST_SUITE_P(Shapes, RopeTest, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Shapes, RopeTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
 TEST_P(RopeTest, ForwardEqualsTheReference) {
   const auto [rows, heads, kv_heads, width, norm, dtype] = c_;

@@ -1,5 +1,6 @@
 // Balance statistics, the loss made of them, and the bias that needs no loss. Sums run in a fixed order: tokens of a
 // chunk, then chunks.
+#include <algorithm>
 #include <cfloat>
 
 #include "core/cuda.h"
@@ -10,8 +11,9 @@
 namespace moebius::cuda {
 namespace {
 
-constexpr int kChunkThreads = 128, kChunkWarps = kChunkThreads / kWarpSize;
-constexpr int kParts = 32;  // of the chunks of a segment
+constexpr int kChunkThreads = 256, kChunkWarps = kChunkThreads / kWarpSize;
+constexpr int kParts = 32;           // of the chunks of a segment
+constexpr int kMostSegments = 1024;  // at once
 constexpr int kLossThreads = 1024, kLossWarps = kLossThreads / kWarpSize;
 
 struct Stats {
@@ -27,18 +29,18 @@ struct Stats {
 // Of the tokens of a chunk: what sbar is computed from, the best experts as bits, and what is summed.
 template <int N>
 struct ChunkTokens {
-  float max[kTokensPerChunk], total[kTokensPerChunk];
+  float max[kTokensPerChunk], share[kTokensPerChunk];  // 1 / what scores are divided by
   uint32_t best[kTokensPerChunk][N];
   double z[kTokensPerChunk], entropy[kTokensPerChunk];
   int segment[kTokensPerChunk];
 };
 
 template <int N>
-__device__ float row_entropy(const float (&s)[N], float total, int lane, int num_experts) {
+__device__ float row_entropy(const float (&s)[N], float share, int lane, int num_experts) {
   float term[N];
 #pragma unroll
   for (int r = 0; r < N; ++r) {
-    const float p = __fdiv_rn(s[r], total);
+    const float p = s[r] * share;
     term[r] = r * kWarpSize + lane < num_experts ? p * logf(fmaxf(p, FLT_MIN)) : 0.0f;
   }
   return -row_sum(term);
@@ -51,12 +53,9 @@ __device__ void stats_of_token(const Stats& a, int64_t t, int j, int lane, Chunk
   load_row(a.logits_TE + t * a.num_experts, a.num_experts, lane, -INFINITY, logits);
   RowScores sums = score_row(RouteScore::softmax, logits, a.num_experts, lane, s);
   const double lse = sums.max + log(static_cast<double>(sums.sum));
-  float divisor = 1.0f, total = sums.sum;
-  if (a.score == RouteScore::sigmoid) {
-    sums = score_row(a.score, logits, a.num_experts, lane, s);
-    total = divisor = fmaxf(sums.sum, FLT_MIN);
-  }
-  const float entropy = row_entropy(s, divisor, lane, a.num_experts);
+  if (a.score == RouteScore::sigmoid) sums = score_row(a.score, logits, a.num_experts, lane, s);
+  const float share = 1.0f / (sums.sum < FLT_MIN ? FLT_MIN : sums.sum);
+  const float entropy = row_entropy(s, a.score == RouteScore::sigmoid ? share : 1.0f, lane, a.num_experts);
   uint32_t key[N], best[N] = {};
 #pragma unroll
   for (int r = 0; r < N; ++r) key[r] = r * kWarpSize + lane < a.num_experts ? order_of(s[r]) : 0u;
@@ -67,7 +66,7 @@ __device__ void stats_of_token(const Stats& a, int64_t t, int j, int lane, Chunk
   }
   if (lane != 0) return;
   chunk.max[j] = sums.max;
-  chunk.total[j] = total;
+  chunk.share[j] = share;
   chunk.z[j] = lse * lse;
   chunk.entropy[j] = entropy;
   chunk.segment[j] = a.segment_T == nullptr ? 0 : a.segment_T[t];
@@ -82,7 +81,7 @@ __device__ void sum_expert(const Stats& a, const ChunkTokens<N>& chunk, int64_t 
   for (int j = 0; j < num; ++j) {
     const float x = a.logits_TE[(first + j) * a.num_experts + i];
     const float s = a.score == RouteScore::softmax ? exp_f32(__fsub_rn(x, chunk.max[j])) : sigmoid_f32(x);
-    prob += __fdiv_rn(s, chunk.total[j]);
+    prob += s * chunk.share[j];
     count += static_cast<float>(chunk.best[j][i / kWarpSize] >> (i % kWarpSize) & 1u);
     if (j + 1 < num && chunk.segment[j + 1] == chunk.segment[j]) continue;
     const int64_t piece = static_cast<int64_t>(blockIdx.x) + chunk.segment[j];
@@ -135,11 +134,11 @@ __device__ double sum_by_warp(const double* x, int n, int lane) {
   return sum;
 }
 
-// A block owns 32 experts of a segment (y); a thread one of them in one part of the segment's chunks.
-__global__ void __launch_bounds__(32 * kParts) pieces_kernel(Stats a) {
+// Sums of a segment's pieces for 32 experts: a thread takes an expert in one part of the segment's chunks.
+__device__ void sum_pieces(const Stats& a, int segment) {
   __shared__ float prob[kParts][32], count[kParts][32];
   __shared__ int tokens[2];
-  const int expert = blockIdx.x * 32 + threadIdx.x, part = threadIdx.y, segment = blockIdx.y;
+  const int expert = blockIdx.x * 32 + threadIdx.x, part = threadIdx.y;
   if (threadIdx.x == 0 && part < 2) tokens[part] = first_token(a, segment + part);
   __syncthreads();
   const int chunk_begin = tokens[0] / static_cast<int>(kTokensPerChunk);
@@ -166,7 +165,14 @@ __global__ void __launch_bounds__(32 * kParts) pieces_kernel(Stats a) {
     a.prob_SE[static_cast<int64_t>(segment) * a.num_experts + expert] = p;
     a.count_SE[static_cast<int64_t>(segment) * a.num_experts + expert] = c;
   }
-  if (blockIdx.x != 0 || segment != 0 || part > 1) return;
+  __syncthreads();
+}
+
+// A block owns 32 experts of the segments y, y + gridDim.y, ...; the first also adds up z and entropy.
+__global__ void __launch_bounds__(32 * kParts) pieces_kernel(Stats a) {
+  for (int segment = blockIdx.y; segment < a.num_segments; segment += gridDim.y) sum_pieces(a, segment);
+  const int part = threadIdx.y;
+  if (blockIdx.x != 0 || blockIdx.y != 0 || part > 1) return;
   const int chunks = (a.num_tokens + static_cast<int>(kTokensPerChunk) - 1) / static_cast<int>(kTokensPerChunk);
   const double sum = sum_by_warp(part == 0 ? a.scratch.z_C : a.scratch.entropy_C, chunks, threadIdx.x);
   if (threadIdx.x == 0) *(part == 0 ? a.z_1 : a.entropy_1) += sum;
@@ -251,7 +257,7 @@ void balance_stats(Stream& s, const BalanceStats& a) {
       check_launch("balance_stats");
     });
   }
-  const dim3 blocks(static_cast<unsigned>(div_ceil(E, 32)), static_cast<unsigned>(S));
+  const dim3 blocks(static_cast<unsigned>(div_ceil(E, 32)), static_cast<unsigned>(std::min<int64_t>(S, kMostSegments)));
   pieces_kernel<<<blocks, dim3(32, kParts), 0, stream>>>(args);
   check_launch("balance_stats");
 }

@@ -19,27 +19,22 @@ struct Backward {
   int num_tokens, num_experts, top_k;
 };
 
-template <int N>
-struct Grad {
-  float v[N];
-};
-
 // The chosen pairs of a token, pair k in lane k % 32: expert, unscaled weight, gradient.
-template <int N>
+template <int M>
 struct Pairs {
-  int expert[N];
-  float weight[N], g[N];
+  int expert[M];
+  float weight[M], g[M];
 };
 
 // row holds the scores of the token.
-template <int N>
-__device__ Pairs<N> load_pairs(const Backward& a, int64_t t, int lane, const float* row) {
+template <int M>
+__device__ Pairs<M> load_pairs(const Backward& a, int64_t t, int lane, const float* row) {
   const bool of_chosen = a.rule.normalize && a.score == RouteScore::softmax;
   const float* logits = a.logits_TE + t * a.num_experts;
-  Pairs<N> pairs;
+  Pairs<M> pairs;
   float max = -INFINITY;
 #pragma unroll
-  for (int r = 0; r < N; ++r) {
+  for (int r = 0; r < M; ++r) {
     const int k = r * kWarpSize + lane;
     pairs.expert[r] = -1;
     pairs.weight[r] = of_chosen ? -INFINITY : 0.0f;
@@ -56,41 +51,41 @@ __device__ Pairs<N> load_pairs(const Backward& a, int64_t t, int lane, const flo
   if (of_chosen) max = warp_max(max);
   float sum = 0;
 #pragma unroll
-  for (int r = 0; r < N; ++r) {
+  for (int r = 0; r < M; ++r) {
     if (of_chosen) pairs.weight[r] = pairs.expert[r] >= 0 ? exp_f32(pairs.weight[r] - max) : 0.0f;
     sum += pairs.weight[r];
   }
   sum = warp_sum(sum);
   if (!of_chosen) sum += 1e-20f;
 #pragma unroll
-  for (int r = 0; r < N; ++r) pairs.weight[r] /= sum;
+  for (int r = 0; r < M; ++r) pairs.weight[r] /= sum;
   return pairs;
 }
 
 // d = gradient through the weights; the row in shared memory carries what lanes hold to where experts stand.
-template <int N>
+template <int M, int N>
 __device__ void weight_gradient(const Backward& a, int64_t t, int lane, const float (&s)[N], float* row,
                                 float (&d)[N]) {
 #pragma unroll
   for (int r = 0; r < N; ++r) row[r * kWarpSize + lane] = s[r];
   __syncwarp();
-  const Pairs<N> pairs = load_pairs<N>(a, t, lane, row);
+  const Pairs<M> pairs = load_pairs<M>(a, t, lane, row);
   float mean = 0;
 #pragma unroll
-  for (int r = 0; r < N; ++r) mean += pairs.g[r] * pairs.weight[r];
+  for (int r = 0; r < M; ++r) mean += pairs.g[r] * pairs.weight[r];
   mean = warp_sum(mean);
   const float everywhere = a.score == RouteScore::softmax && !a.rule.normalize ? a.rule.scale * mean : 0.0f;
   const float inner = a.rule.normalize ? mean : 0.0f;
-  float slope[N];
+  float slope[M];
 #pragma unroll
-  for (int r = 0; r < N; ++r)
+  for (int r = 0; r < M; ++r)
     slope[r] = a.score == RouteScore::sigmoid && pairs.expert[r] >= 0 ? 1.0f - row[pairs.expert[r]] : 1.0f;
   __syncwarp();
 #pragma unroll
   for (int r = 0; r < N; ++r) row[r * kWarpSize + lane] = everywhere != 0.0f ? -everywhere * s[r] : 0.0f;
   __syncwarp();
 #pragma unroll
-  for (int r = 0; r < N; ++r) {
+  for (int r = 0; r < M; ++r) {
     if (pairs.expert[r] >= 0) row[pairs.expert[r]] += a.rule.scale * pairs.weight[r] * slope[r] * (pairs.g[r] - inner);
   }
   __syncwarp();
@@ -104,7 +99,7 @@ __device__ void add_balance_gradient(const Backward& a, int64_t t, int lane, con
                                      float (&d)[N]) {
   const int64_t segment = a.segment_T == nullptr ? 0 : a.segment_T[t];
   const bool sigmoid = a.rule.score == RouteScore::sigmoid;
-  const float total = sigmoid ? fmaxf(sums.sum, FLT_MIN) : 1.0f;
+  const float total = !sigmoid ? 1.0f : sums.sum < FLT_MIN ? FLT_MIN : sums.sum;
   float dsbar[N], mean = 0;
   load_row(a.dsbar_SE + segment * a.num_experts, a.num_experts, lane, 0.0f, dsbar);
 #pragma unroll
@@ -115,7 +110,7 @@ __device__ void add_balance_gradient(const Backward& a, int64_t t, int lane, con
 }
 
 // A warp owns a token; shared memory: a row for each warp.
-template <int N>
+template <int N, int M>
 __global__ void __launch_bounds__(N > 8 ? 128 : 256) route_bwd_kernel(Backward a) {
   constexpr int kWarps = (N > 8 ? 128 : 256) / kWarpSize;
   __shared__ float rows[kWarps][N * kWarpSize];
@@ -126,7 +121,7 @@ __global__ void __launch_bounds__(N > 8 ? 128 : 256) route_bwd_kernel(Backward a
   load_row(a.logits_TE + t * E, E, lane, -INFINITY, logits);
   RowScores sums = score_row(a.score, logits, E, lane, s);
   RouteScore scored = a.score;
-  weight_gradient(a, t, lane, s, rows[warp], d);
+  weight_gradient<M>(a, t, lane, s, rows[warp], d);
   if (a.dsbar_SE != nullptr) {
     if (scored != a.rule.score) sums = score_row(a.rule.score, logits, E, lane, s);
     scored = a.rule.score;
@@ -162,9 +157,9 @@ void route_bwd(Stream& s, const RouteBwd& a) {
                       .num_tokens = static_cast<int>(T),
                       .num_experts = static_cast<int>(E),
                       .top_k = static_cast<int>(K)};
-  with_row_registers(E, [&]<int N>() {
+  with_row_registers(E, K, [&]<int N, int M>() {
     constexpr int kThreads = N > 8 ? 128 : 256;
-    route_bwd_kernel<N>
+    route_bwd_kernel<N, M>
         <<<static_cast<unsigned>(div_ceil(T, kThreads / kWarpSize)), kThreads, 0, cuda_stream(s)>>>(args);
     check_launch("route_bwd");
   });

@@ -39,13 +39,25 @@ __device__ void keep_best_groups(const Choose& a, const float* value, int lane, 
   const int width = a.num_experts / num_groups;
   const int count = rule.group_score == RouteGroupScore::max ? 1 : max(1, a.top_k / kept);
   uint32_t group[N] = {}, part[N], left[N] = {};
-  for (int g = 0; g < num_groups; ++g) {
+  const auto set_score = [&](int g, float sum) {
+#pragma unroll
+    for (int r = 0; r < N; ++r) group[r] = r * kWarpSize + lane == g ? order_of(sum) : group[r];
+  };
+  if (width == kWarpSize) {  // a group is a register
+#pragma unroll
+    for (int r = 0; r < N; ++r) {
+      uint32_t own[1] = {key[r]};
+      float sum = 0;
+      for (int j = 0; j < count && r < num_groups; ++j)
+        sum = __fadd_rn(sum, value[r * kWarpSize + take_best(own, lane)]);
+      if (r < num_groups) set_score(r, sum);
+    }
+  }
+  for (int g = 0; g < num_groups && width != kWarpSize; ++g) {
     keys_between(key, g * width, (g + 1) * width, lane, part);
     float sum = 0;
     for (int j = 0; j < count; ++j) sum = __fadd_rn(sum, value[take_best(part, lane)]);
-    const uint32_t order = order_of(sum);
-#pragma unroll
-    for (int r = 0; r < N; ++r) group[r] = r * kWarpSize + lane == g ? order : group[r];
+    set_score(g, sum);
   }
   for (int j = 0; j < kept; ++j) {
     const int g = take_best(group, lane);
@@ -108,7 +120,7 @@ __device__ void choose_row(const Choose& a, const ChooseRow& row, int64_t t, int
 
 // weight[t, :] of the chosen, normalised and scaled; sums run in the order of k. s / sum of s is, for softmax, computed
 // as the softmax over the chosen: no 0/0 when a bias chose experts whose scores vanish.
-template <int N>
+template <int M, int N>
 __device__ void weigh_row(const Choose& a, const ChooseRow& row, int64_t t, int lane, const float (&s)[N]) {
   const bool of_chosen = a.rule.normalize && a.score == RouteScore::softmax;
   const float* logits = a.logits_TE + t * a.num_experts;
@@ -118,9 +130,9 @@ __device__ void weigh_row(const Choose& a, const ChooseRow& row, int64_t t, int 
     if (i < a.num_experts) row.value_E[i] = s[r];
   }
   __syncwarp();
-  float weight[N], max = -INFINITY;
+  float weight[M], max = -INFINITY;
 #pragma unroll
-  for (int r = 0; r < N; ++r) {
+  for (int r = 0; r < M; ++r) {
     const int k = r * kWarpSize + lane;
     weight[r] = -INFINITY;
     if (k < a.top_k) weight[r] = of_chosen ? logits[row.chosen_K[k]] : row.value_E[row.chosen_K[k]];
@@ -129,7 +141,7 @@ __device__ void weigh_row(const Choose& a, const ChooseRow& row, int64_t t, int 
   max = of_chosen ? warp_max(max) : 0.0f;
   __syncwarp();
 #pragma unroll
-  for (int r = 0; r < N; ++r) {
+  for (int r = 0; r < M; ++r) {
     if (of_chosen) weight[r] = exp_f32(__fsub_rn(weight[r], max));
     const int k = r * kWarpSize + lane;
     if (k < a.top_k) row.value_E[k] = weight[r];
@@ -142,7 +154,7 @@ __device__ void weigh_row(const Choose& a, const ChooseRow& row, int64_t t, int 
     if (!of_chosen) sum = __fadd_rn(sum, 1e-20f);
   }
 #pragma unroll
-  for (int r = 0; r < N; ++r) {
+  for (int r = 0; r < M; ++r) {
     const int k = r * kWarpSize + lane;
     if (k < a.top_k) a.weight_TK[t * a.top_k + k] = __fmul_rn(__fdiv_rn(weight[r], sum), a.rule.scale);
   }
@@ -150,7 +162,7 @@ __device__ void weigh_row(const Choose& a, const ChooseRow& row, int64_t t, int 
 
 // A block owns kTokensPerBlock tokens, a warp every kWarps-th of them. Writes what they chose, and how often each
 // expert was chosen in the block.
-template <int N>
+template <int N, int M>
 __global__ void __launch_bounds__(kWarps* kWarpSize) choose_kernel(Choose a) {
   extern __shared__ int32_t shared[];
   const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
@@ -166,7 +178,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) choose_kernel(Choose a) {
     load_row(a.logits_TE + t * a.num_experts, a.num_experts, lane, -INFINITY, logits);
     score_row(a.score, logits, a.num_experts, lane, s);
     choose_row(a, row, t, lane, s);
-    weigh_row(a, row, t, lane, s);
+    weigh_row<M>(a, row, t, lane, s);
     for (int k = lane; k < a.top_k; k += kWarpSize) {
       a.topk_TK[t * a.top_k + k] = row.chosen_K[k];
       atomicAdd(&count_E[row.chosen_K[k]], 1);
@@ -195,11 +207,11 @@ void choose(Stream& s, const RouteFwd& a, const RouteScratch& scratch) {
                     .top_k = static_cast<int>(K)};
   const auto blocks = static_cast<unsigned>(div_ceil(T, kTokensPerBlock));
   const auto shared_bytes = static_cast<size_t>(choose_shared_bytes(E, K));
-  with_row_registers(E, [&]<int N>() {
+  with_row_registers(E, K, [&]<int N, int M>() {
     if (shared_bytes > 48 * 1024)
-      MOEBIUS_CUDA(cudaFuncSetAttribute(choose_kernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      MOEBIUS_CUDA(cudaFuncSetAttribute(choose_kernel<N, M>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shared_bytes)));
-    choose_kernel<N><<<blocks, kWarps * kWarpSize, shared_bytes, cuda_stream(s)>>>(args);
+    choose_kernel<N, M><<<blocks, kWarps * kWarpSize, shared_bytes, cuda_stream(s)>>>(args);
     check_launch("route_fwd");
   });
 }

@@ -123,9 +123,7 @@ void with_types(const Tensor& x, const Tensor& w, F&& fn) {
   fn(bf16{}, bf16{});
 }
 
-bool takes_tensor_cores(const Tensor& x_TD) {
-  return gate_on_tensor_cores(x_TD) && reinterpret_cast<uintptr_t>(x_TD.data) % 16 == 0;
-}
+bool takes_tensor_cores(const Tensor& x_TD) { return gate_on_tensor_cores(x_TD) && is_aligned(x_TD); }
 
 template <class X>
 void fill_partials(Stream& s, const RouterLogitsBwd& a) {

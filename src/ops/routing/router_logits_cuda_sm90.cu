@@ -2,23 +2,19 @@
 // (router_logits_cuda.h).
 //   logits  m tokens, n experts, k of D         a = x, b = w: 3 terms, or 1 when w is bf16
 //   dw      m of D, n experts, k tokens         a = x, b = dlogits: 3 terms; in parts of k
-//   dx      m tokens, n of D, k experts         a = dlogits, b = w: 2 terms each, since dx is rounded to bf16
+//   dx      m tokens, n of D, k experts         a = dlogits, b = w: 2 terms each, since dx is rounded to bf16; only for
+//                                               more experts than router_dx_cuda_sm90.cu holds
 // A block has a copying warp and two warpgroups that multiply; it takes tile after tile of 128 rows, half for each.
 // Shared memory is a ring of stages, each 64 deep in k. The tensor cores' sums are cut off, not rounded, so they end
 // with each stage and go on in registers; but those of dx, which is rounded to bf16.
 #include <algorithm>
-#include <cstring>
 
-#include "core/cuda.h"
-#include "ops/cuda/sm90.h"
-#include "ops/cuda/sm90_tensor_map.h"
-#include "ops/routing/router_logits_cuda.h"
+#include "ops/routing/router_terms_cuda.h"
 
 namespace moebius::cuda {
 namespace {
 
-constexpr int kRows = 128, kDepth = 64, kBoxBytes = 64 * 128;  // a box: 64 rows of 128 bytes
-constexpr int kGroups = 2, kMultipliers = kGroups * 128, kThreads = kMultipliers + 32;
+constexpr int kThreads = kMultipliers + 32;
 constexpr int kSharedBytes = 200 * 1024;
 constexpr int kSplitThreads = 256, kSplitWidth = 8;
 
@@ -30,10 +26,10 @@ struct Layout {
   static constexpr int kTermsA = kGate == Gate::dx ? 2 : 1, kTermsB = kTerms;
   static constexpr Major kMajorA = kGate == Gate::dw ? Major::mn : Major::k;
   static constexpr Major kMajorB = kGate == Gate::logits ? Major::k : Major::mn;
-  static constexpr int kBytesA = kTermsA * kRows * 128, kBytesB = kTermsB * kColumns * 128;
+  static constexpr int kBytesA = kTermsA * kGateRows * 128, kBytesB = kTermsB * kColumns * 128;
   static constexpr int kStageBytes = kBytesA + kBytesB, kStages = kSharedBytes / kStageBytes;
   // Where a term of an operand starts, in bytes from its first.
-  static constexpr int kTermBytesA = kRows * 128;
+  static constexpr int kTermBytesA = kGateRows * 128;
   static constexpr int kTermBytesB = kMajorB == Major::k ? kColumns * 128 : kBoxBytes;
   static constexpr int kSums = kColumns / 2;  // of a thread
 };
@@ -50,22 +46,10 @@ struct Tile {
 // Tiles beside each other share rows of a.
 __device__ Tile tile_at(const Extent& e, int columns, int i) {
   const int n = i % e.tiles_n, m = i / e.tiles_n % e.tiles_m, part = i / e.tiles_n / e.tiles_m;
-  const int all = static_cast<int>((e.depth + kDepth - 1) / kDepth);
+  const int all = static_cast<int>((e.depth + kGateDepth - 1) / kGateDepth);
   const int first = min(part * e.stages_per_part, all);
-  return {m * kRows, n * columns, part, first, min(e.stages_per_part, all - first)};
+  return {m * kGateRows, n * columns, part, first, min(e.stages_per_part, all - first)};
 }
-
-// The ring: which stage is next, and the parity of its barriers' phase.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage < kStages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
 
 struct Barriers {
   uint32_t full, empty;  // 8 bytes for each stage
@@ -78,7 +62,7 @@ __device__ void copy_stage(const CUtensorMap* a, const CUtensorMap* b, const Til
   if constexpr (L::kMajorA == Major::k) {
     tma_load(to, a, full, k, t.m, 0);
   } else {
-    for (int g = 0; g < kGroups; ++g) tma_load(to + g * kBoxBytes, a, full, t.m + g * 64, k, 0);
+    for (int g = 0; g < kGateGroups; ++g) tma_load(to + g * kBoxBytes, a, full, t.m + g * 64, k, 0);
   }
   const uint32_t to_b = to + L::kBytesA;
   if constexpr (L::kMajorB == Major::k) {
@@ -100,7 +84,7 @@ __device__ void multiply_stage(float (&sum)[L::kSums], uint32_t stage, int group
     for (int q = L::kTermsB - 1; q >= 0; --q) {
       if (p + q >= (L::kTermsA > L::kTermsB ? L::kTermsA : L::kTermsB)) continue;
 #pragma unroll
-      for (int k = 0; k < kDepth / 16; ++k) {
+      for (int k = 0; k < kGateDepth / 16; ++k) {
         Wgmma<L::kMajorA, L::kMajorB>::multiply(sum, a + ((p * L::kTermBytesA + k * kStepA) >> 4),
                                                 b + ((q * L::kTermBytesB + k * kStepB) >> 4), accumulate);
         accumulate = true;
@@ -174,7 +158,7 @@ __device__ void copy_tiles(const CUtensorMap* a, const CUtensorMap* b, const Ext
     const Tile t = tile_at(e, L::kColumns, i);
     for (int j = 0; j < t.num_stages; ++j) {
       mbarrier_wait(barriers.empty + 8 * ring.stage, ring.parity ^ 1);
-      copy_stage<L>(a, b, t, (t.first_stage + j) * kDepth, stages + ring.stage * L::kStageBytes,
+      copy_stage<L>(a, b, t, (t.first_stage + j) * kGateDepth, stages + ring.stage * L::kStageBytes,
                     barriers.full + 8 * ring.stage);
       ring.advance();
     }
@@ -264,34 +248,15 @@ void split(Stream& s, bf16* terms, const float* x, int64_t rows, int64_t columns
   check_launch("router_logits");
 }
 
-// An operand in memory: terms of rows of `width` elements.
-struct Operand {
-  const bf16* data;
-  int64_t rows, width;
-};
-
-// Boxes of 64 elements of `rows` rows of all terms.
-CUtensorMap map_of(const Operand& x, int rows, int terms) {
-  return make_tensor_map<3>(x.data, {BoxDim{x.width, 1, 64}, BoxDim{x.rows, x.width, static_cast<uint32_t>(rows)},
-                                     BoxDim{terms, x.rows * x.width, static_cast<uint32_t>(terms)}});
-}
-
-int num_multiprocessors() {
-  int device = 0, count = 0;
-  MOEBIUS_CUDA(cudaGetDevice(&device));
-  MOEBIUS_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
-
 template <Gate kGate, int kColumns, int kTerms>
-void launch(Stream& s, const Operand& a, const Operand& b, Extent e, void* out) {
+void launch(Stream& s, const GateOperand& a, const GateOperand& b, Extent e, void* out) {
   using L = Layout<kGate, kColumns, kTerms>;
   constexpr int kBytes = L::kStages * L::kStageBytes + 1024;
-  e.tiles_m = static_cast<int>(div_ceil(e.rows, kRows));
+  e.tiles_m = static_cast<int>(div_ceil(e.rows, kGateRows));
   e.tiles_n = static_cast<int>(div_ceil(e.columns, kColumns));
-  e.stages_per_part = static_cast<int>(div_ceil(div_ceil(e.depth, kDepth), e.parts));
-  const CUtensorMap a_map = map_of(a, L::kMajorA == Major::k ? kRows : kDepth, L::kTermsA);
-  const CUtensorMap b_map = map_of(b, L::kMajorB == Major::k ? kColumns : kDepth, L::kTermsB);
+  e.stages_per_part = static_cast<int>(div_ceil(div_ceil(e.depth, kGateDepth), e.parts));
+  const CUtensorMap a_map = map_of(a, L::kMajorA == Major::k ? kGateRows : kGateDepth, L::kTermsA);
+  const CUtensorMap b_map = map_of(b, L::kMajorB == Major::k ? kColumns : kGateDepth, L::kTermsB);
   const int blocks = std::min(e.tiles_m * e.tiles_n * e.parts, num_multiprocessors());
   const auto kernel = product_kernel<kGate, kColumns, kTerms>;
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
@@ -301,7 +266,7 @@ void launch(Stream& s, const Operand& a, const Operand& b, Extent e, void* out) 
 
 // Columns by the number of experts.
 template <Gate kGate, int kTerms>
-void launch_by_experts(Stream& s, const Operand& a, const Operand& b, const Extent& e, void* out) {
+void launch_by_experts(Stream& s, const GateOperand& a, const GateOperand& b, const Extent& e, void* out) {
   if (gate_columns(e.columns) == 64) return launch<kGate, 64, kTerms>(s, a, b, e, out);
   launch<kGate, 128, kTerms>(s, a, b, e, out);
 }
@@ -311,7 +276,7 @@ void launch_by_experts(Stream& s, const Operand& a, const Operand& b, const Exte
 void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a) {
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0);
   const GateScratch scratch(a.scratch.data, a.x_TD, a.w_ED, false);
-  const Operand x{a.x_TD.ptr<bf16>(), T, D};
+  const GateOperand x{a.x_TD.ptr<bf16>(), T, D};
   const Extent e{.rows = T, .columns = E, .depth = D, .parts = 1};
   float* logits = a.logits_TE.ptr<float>();
   if (a.w_ED.dtype == DType::bf16)
@@ -323,17 +288,19 @@ void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a) {
 void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a) {
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0);
   const GateScratch scratch(a.scratch.data, a.x_TD, a.w_ED, true);
-  const Operand x{a.x_TD.ptr<bf16>(), T, D}, dlogits{scratch.dlogits_3TE, T, scratch.e};
+  const GateOperand x{a.x_TD.ptr<bf16>(), T, D}, dlogits{scratch.dlogits_3TE, T, scratch.e};
   split(s, scratch.dlogits_3TE, a.dlogits_TE.ptr<float>(), T, E, scratch.e, kNumTerms);
   launch_by_experts<Gate::dw, 3>(s, x, dlogits,
                                  {.rows = D, .columns = E, .depth = T, .parts = static_cast<int>(a.partial_PED.dim(0))},
                                  a.partial_PED.ptr<float>());
   if (a.dx_TD.empty()) return;
+  const bool split_w = a.w_ED.dtype == DType::f32;
+  if (split_w) split(s, scratch.w_3ED, a.w_ED.ptr<float>(), E, D, D, 2);
+  const GateOperand w{split_w ? scratch.w_3ED : a.w_ED.ptr<bf16>(), E, D};
+  if (E <= kMaxExpertsOfDx && is_aligned(a.dx_TD)) return add_router_dx(s, a.dx_TD, dlogits, w, split_w ? 2 : 1);
   const Extent e{.rows = T, .columns = D, .depth = E, .parts = 1};
-  if (a.w_ED.dtype == DType::bf16)
-    return launch<Gate::dx, 128, 1>(s, dlogits, {a.w_ED.ptr<bf16>(), E, D}, e, a.dx_TD.data);
-  split(s, scratch.w_3ED, a.w_ED.ptr<float>(), E, D, D, 2);
-  launch<Gate::dx, 128, 2>(s, dlogits, {scratch.w_3ED, E, D}, e, a.dx_TD.data);
+  if (split_w) return launch<Gate::dx, 128, 2>(s, dlogits, w, e, a.dx_TD.data);
+  launch<Gate::dx, 128, 1>(s, dlogits, w, e, a.dx_TD.data);
 }
 
 }  // namespace moebius::cuda

@@ -21,7 +21,7 @@ struct Case {
   double grid = 0;  // logits are multiples of this; 0: any number
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const testing::On<Case>& p, std::ostream* out) { *out << p.c.name << " on " << name_of(p.device); }
 
 std::vector<Case> cases() {
   const auto sigmoid = RouteScore::sigmoid;

@@ -14,7 +14,7 @@ namespace moebius::cuda {
 constexpr int kWarpSize = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// fn<N>() for the registers that num_experts <= 1024 need.
+// fn<N>() for the registers that a row of num_experts <= 1024 needs.
 template <class F>
 void with_row_registers(int64_t num_experts, F&& fn) {
   if (num_experts <= 32) return fn.template operator()<1>();
@@ -23,6 +23,15 @@ void with_row_registers(int64_t num_experts, F&& fn) {
   if (num_experts <= 256) return fn.template operator()<8>();
   if (num_experts <= 512) return fn.template operator()<16>();
   return fn.template operator()<32>();
+}
+
+// fn<N, M>(): and M for the chosen of a token, choice k in lane k % 32. More than 32 choices are rare: they take M = N.
+template <class F>
+void with_row_registers(int64_t num_experts, int64_t top_k, F&& fn) {
+  with_row_registers(num_experts, [&]<int N>() {
+    if (top_k <= kWarpSize) return fn.template operator()<N, 1>();
+    fn.template operator()<N, N>();
+  });
 }
 
 // cpu::exp_f32.

@@ -7,7 +7,7 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kAtOnce = 8;  // rows on their way to a thread
+constexpr int kAtOnce = 16;  // rows on their way to a thread
 
 // Blocks [t, part]: 128 vectors of row t.
 template <int kNum, class T>
@@ -17,8 +17,7 @@ __global__ void __launch_bounds__(kThreads)
   if (column >= width) return;
   const int64_t from = token[t];
   require(0 <= from && from < vocab);
-  using Row = Elements<T, kNum>;
-  *reinterpret_cast<Row*>(x + t * width + column) = *reinterpret_cast<const Row*>(w + from * width + column);
+  *reinterpret_cast<Raw<T, kNum>*>(x + t * width + column) = fetch<kNum>(w + from * width + column);
 }
 
 struct Occurrence {
@@ -55,14 +54,13 @@ __device__ __forceinline__ void each_occurrence(const Sort& a, int pass, int64_t
     Occurrence o[kLoads];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int64_t at = first + i * 32 + threadIdx.x % 32;
-      o[i] = {-1, -1};
-      if (at >= end) continue;
+      const int64_t at = min(first + i * 32 + threadIdx.x % 32, end - 1);
       o[i] = pass == 0 ? Occurrence{a.token[at], static_cast<int32_t>(at)} : from[at];
     }
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int digit = o[i].token < 0 ? -1 : o[i].token >> (pass * kDigitBits) & (kDigits - 1);
+      const bool is_mine = first + i * 32 + threadIdx.x % 32 < end;
+      const int digit = is_mine ? o[i].token >> (pass * kDigitBits) & (kDigits - 1) : -1;
       fn(o[i], digit, lanes_with(digit));
     }
   }
@@ -80,7 +78,7 @@ __global__ void __launch_bounds__(kSortThreads) sort_tokens_kernel(Sort a) {
     for (int digit = lane; digit < kDigits; digit += 32) places[digit][warp] = 0;
     __syncwarp();
     each_occurrence(a, pass, begin, end, [&](Occurrence o, int digit, uint32_t lanes) {
-      require(digit < 0 || o.token < a.vocab);
+      require(digit < 0 || (0 <= o.token && o.token < a.vocab));
       if (digit >= 0 && lane == __ffs(lanes) - 1) places[digit][warp] += __popc(lanes);
       __syncwarp();
     });
@@ -118,7 +116,7 @@ __global__ void __launch_bounds__(kSortThreads) sort_tokens_kernel(Sort a) {
 
 // Blocks [i, part]: where occurrence i is the first of its token, 128 vectors of that token's row of dw.
 template <int kNum, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     add_occurrences_kernel(float* dw, const T* dx, const Occurrence* sorted, int64_t tokens, int64_t width) {
   const int64_t first = blockIdx.x, column = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kNum;
   const int32_t token = sorted[first].token;
@@ -128,19 +126,20 @@ __global__ void __launch_bounds__(kThreads)
   load(sum, to);
   bool more = true;
   for (int64_t i = first; more; i += kAtOnce) {
-    float term[kAtOnce][kNum];
+    Raw<T, kNum> raw[kAtOnce];
     bool is_same[kAtOnce];
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      const Occurrence o = i + j < tokens ? sorted[i + j] : Occurrence{-1, -1};
-      is_same[j] = o.token == token;
-      if (is_same[j]) load(term[j], dx + o.t * width + column);
+      const Occurrence o = sorted[min(i + j, tokens - 1)];
+      is_same[j] = i + j < tokens && o.token == token;
+      raw[j] = fetch<kNum>(dx + o.t * width + column, is_same[j]);
     }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
-      if (!is_same[j]) continue;
+      float term[kNum];
+      unpack<T>(term, raw[j]);
 #pragma unroll
-      for (int k = 0; k < kNum; ++k) sum[k] += term[j][k];
+      for (int k = 0; k < kNum; ++k) sum[k] = is_same[j] ? sum[k] + term[k] : sum[k];
     }
     more = is_same[kAtOnce - 1];
   }

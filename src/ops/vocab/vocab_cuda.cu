@@ -4,6 +4,7 @@
 
 #include "core/cuda.h"
 #include "ops/backends.h"
+#include "ops/cuda/sm90_sync.h"
 #include "ops/cuda/vector.h"
 #include "ops/gemm/gemm.h"
 #include "ops/vocab/vocab.h"
@@ -12,13 +13,13 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kBlocksOfRow = 8;  // a cluster
+constexpr int kMaxBlocksOfRow = 8;  // that a cluster may have everywhere
 
 template <class T>
 struct Rows {
   float* loss;
-  T* dlogits;  // null without gradients
-  const float *logits, *weight;
+  T* dlogits;                                      // null without gradients
+  const float *logits, *weight, *scale_in_memory;  // the last one may be null
   const int32_t* target;
   int vocab;
   float scale;
@@ -29,18 +30,23 @@ struct Part {
   float max, sum;
 };
 
-// The vectors of a row that a thread has, every kThreads * kBlocksOfRow-th: held in registers, kVectors of them, or
-// read again when asked for (kVectors 0), for rows longer than registers hold.
+// The place of a block among those of its row.
+struct Team {
+  int block, num_blocks;
+  __device__ __forceinline__ int first_vector() const { return block * kThreads + static_cast<int>(threadIdx.x); }
+  __device__ __forceinline__ int stride() const { return num_blocks * kThreads; }
+};
+
+// The vectors of a row that a thread has, one a stride: held in registers, kVectors of them, or read again when asked
+// for (kVectors 0), for rows longer than registers hold.
 template <int kNum, int kVectors>
 class Logits {
  public:
-  __device__ __forceinline__ Logits(const float* row, int vocab, int block) : row_(row), vocab_(vocab) {
-    first_ = (block * kThreads + static_cast<int>(threadIdx.x)) * kNum;
+  __device__ __forceinline__ Logits(const float* row, int vocab, Team team)
+      : row_(row), vocab_(vocab), first_(team.first_vector() * kNum), stride_(team.stride() * kNum) {
     if constexpr (kVectors > 0) {
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        if (column(v) < vocab) load(x_[v], row + column(v));
-      }
+      for (int v = 0; v < kVectors; ++v) unpack<float>(x_[v], fetch<kNum>(row + column(v), column(v) < vocab));
     }
   }
   // fn(column, logits of the vector)
@@ -61,36 +67,34 @@ class Logits {
   }
 
  private:
-  __device__ __forceinline__ int column(int v) const { return first_ + v * (kThreads * kBlocksOfRow * kNum); }
+  __device__ __forceinline__ int column(int v) const { return first_ + v * stride_; }
   const float* row_;
-  int vocab_, first_;
+  int vocab_, first_, stride_;
   float x_[kVectors > 0 ? kVectors : 1][kNum];
 };
 
 // Zeros, and loss 0.
 template <int kNum, class T>
-__device__ void skip_row(const Rows<T>& a, int64_t row, int block) {
-  if (block == 0 && threadIdx.x == 0) a.loss[row] = 0;
+__device__ void skip_row(const Rows<T>& a, int64_t row, Team team) {
+  if (team.block == 0 && threadIdx.x == 0) a.loss[row] = 0;
   if (!a.dlogits) return;
   const float zeros[kNum] = {};
-  for (int j = (block * kThreads + static_cast<int>(threadIdx.x)) * kNum; j < a.vocab;
-       j += kThreads * kBlocksOfRow * kNum) {
+  for (int j = team.first_vector() * kNum; j < a.vocab; j += team.stride() * kNum) {
     store(a.dlogits + row * a.vocab + j, zeros);
   }
 }
 
 // A cluster owns a row of logits and reads it once; its blocks tell each other their Part.
 template <int kNum, int kVectors, class T>
-__global__ void __cluster_dims__(kBlocksOfRow, 1, 1) __launch_bounds__(kThreads, kNum* kVectors <= 40 ? 2 : 1)
-    loss_rows_kernel(Rows<T> a) {
+__global__ void __launch_bounds__(kThreads, kNum* kVectors <= 40 ? 2 : 1) loss_rows_kernel(Rows<T> a) {
   __shared__ float shared[2][32];
   __shared__ Part part;
   const auto cluster = cooperative_groups::this_cluster();
-  const int block = static_cast<int>(cluster.block_rank());
-  const int64_t row = blockIdx.x / kBlocksOfRow;
+  const Team team{static_cast<int>(cluster.block_rank()), static_cast<int>(cluster.num_blocks())};
+  const int64_t row = blockIdx.x / team.num_blocks;
   const float weight = a.weight[row];
-  if (weight == 0) return skip_row<kNum>(a, row, block);
-  Logits<kNum, kVectors> logits(a.logits + row * a.vocab, a.vocab, block);
+  if (weight == 0) return skip_row<kNum>(a, row, team);
+  Logits<kNum, kVectors> logits(a.logits + row * a.vocab, a.vocab, team);
 
   float max = -INFINITY;
   logits.each([&](int, float(&x)[kNum]) {
@@ -112,58 +116,61 @@ __global__ void __cluster_dims__(kBlocksOfRow, 1, 1) __launch_bounds__(kThreads,
   sum = block_sum(sum, shared[1]);
   if (threadIdx.x == 0) part = {base, sum};
   cluster.sync();
-  Part parts[kBlocksOfRow];
-#pragma unroll
-  for (int i = 0; i < kBlocksOfRow; ++i) parts[i] = *cluster.map_shared_rank(&part, i);
-  // No block ends while another still reads its part.
-  auto token = cluster.barrier_arrive();
-  Part all{-INFINITY, 0};
-#pragma unroll
-  for (int i = 0; i < kBlocksOfRow; ++i) all.max = parts[i].sum == 0 ? all.max : fmaxf(all.max, parts[i].max);
-#pragma unroll
-  for (int i = 0; i < kBlocksOfRow; ++i) {
-    if (parts[i].sum != 0) all.sum += parts[i].sum * expf(parts[i].max - all.max);
-  }
+  // Each warp adds the parts up, one lane a block.
+  const int lane = threadIdx.x % 32;
+  const Part other = lane < team.num_blocks ? *cluster.map_shared_rank(&part, lane) : Part{0, 0};
+  const float row_max = warp_max(other.sum == 0 ? -INFINITY : other.max);
+  const float row_sum = warp_sum(other.sum == 0 ? 0.0f : other.sum * expf(other.max - row_max));
+  // No block ends while another still reads its part: the sum, which needs it, is there before the arrival. Nothing was
+  // written that others wait for, so the arrival is relaxed.
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(row_sum) : "memory");
 
+  const float scale = a.scale_in_memory ? *a.scale_in_memory : a.scale;
   const int target = a.target[row];
   require(0 <= target && target < a.vocab);
-  if (block == 0 && threadIdx.x == 0)
-    a.loss[row] = weight * (logf(all.sum) + (all.max - a.logits[row * a.vocab + target]));
+  if (team.block == 0 && threadIdx.x == 0)
+    a.loss[row] = weight * (logf(row_sum) + (row_max - a.logits[row * a.vocab + target]));
   if (a.dlogits) {
-    const float factor = a.scale * weight / all.sum * expf(base - all.max);
+    const float factor = scale * weight / row_sum * expf(base - row_max);
     logits.each([&](int column, float(&x)[kNum]) {
       float d[kNum];
 #pragma unroll
       for (int i = 0; i < kNum; ++i) {
         d[i] = (kVectors > 0 ? x[i] : expf(x[i] - base)) * factor;
-        if (column + i == target) d[i] -= a.scale * weight;
+        if (column + i == target) d[i] -= scale * weight;
       }
       store(a.dlogits + row * a.vocab + column, d);
     });
   }
-  cluster.barrier_wait(std::move(token));
+  cluster_wait();
 }
 
+template <int kNum, int kVectors, class T>
+void launch(Stream& s, const Rows<T>& a, int64_t rows, int64_t blocks_of_row) {
+  cudaLaunchAttribute cluster;
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(blocks_of_row), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(narrow<int>(rows * blocks_of_row));
+  config.blockDim = dim3(kThreads);
+  config.stream = cuda_stream(s);
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  MOEBIUS_CUDA(cudaLaunchKernelEx(&config, loss_rows_kernel<kNum, kVectors, T>, a));
+}
+
+// As few blocks a row as hold it in registers, and as few registers.
 template <class T>
 void loss_rows(Stream& s, const Rows<T>& a, int64_t rows) {
-  constexpr int kSpan = kThreads * kBlocksOfRow;  // vectors of a row that threads have one each of
-  const int blocks = narrow<int>(rows * kBlocksOfRow);
-  const bool aligned =
-      a.vocab % 4 == 0 && rows_are_aligned(a.vocab, 4, a.logits) && reinterpret_cast<uintptr_t>(a.dlogits) % 16 == 0;
-  const cudaStream_t stream = cuda_stream(s);
-  if (!aligned && a.vocab <= kSpan * 16)
-    loss_rows_kernel<1, 16><<<blocks, kThreads, 0, stream>>>(a);
-  else if (!aligned)
-    loss_rows_kernel<1, 0><<<blocks, kThreads, 0, stream>>>(a);
-  else if (a.vocab <= kSpan * 4 * 4)
-    loss_rows_kernel<4, 4><<<blocks, kThreads, 0, stream>>>(a);
-  else if (a.vocab <= kSpan * 4 * 10)
-    loss_rows_kernel<4, 10><<<blocks, kThreads, 0, stream>>>(a);
-  else if (a.vocab <= kSpan * 4 * 16)
-    loss_rows_kernel<4, 16><<<blocks, kThreads, 0, stream>>>(a);
-  else
-    loss_rows_kernel<4, 0><<<blocks, kThreads, 0, stream>>>(a);
-  check_launch("lm_loss");
+  const bool aligned = rows_are_aligned(a.vocab, 4, a.logits) && rows_are_aligned(a.vocab, sizeof(T), a.dlogits);
+  const auto blocks = [&](int per_thread) { return div_ceil(a.vocab, kThreads * per_thread); };
+  if (!aligned) {
+    if (blocks(16) <= kMaxBlocksOfRow) return launch<1, 16>(s, a, rows, blocks(16));
+    return launch<1, 0>(s, a, rows, kMaxBlocksOfRow);
+  }
+  if (blocks(40) <= kMaxBlocksOfRow) return launch<4, 10>(s, a, rows, blocks(40));
+  if (blocks(64) <= kMaxBlocksOfRow) return launch<4, 16>(s, a, rows, blocks(64));
+  launch<4, 0>(s, a, rows, kMaxBlocksOfRow);
 }
 
 }  // namespace
@@ -182,6 +189,7 @@ void lm_loss(Stream& s, const LmLoss& a) {
                     .dlogits = grads ? a.dlogits_CV.ptr<T>() : nullptr,
                     .logits = logits.ptr<float>(),
                     .weight = a.weight_T.ptr<float>() + begin,
+                    .scale_in_memory = a.scale_1.empty() ? nullptr : a.scale_1.ptr<float>(),
                     .target = a.target_T.ptr<int32_t>() + begin,
                     .vocab = narrow<int>(a.w_VD.dim(0)),
                     .scale = a.scale},

@@ -17,8 +17,15 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    for (const auto& [tokens, vocab, width] :
-         std::vector<std::array<int64_t, 3>>{{0, 5, 3}, {1, 1, 1}, {7, 33, 5}, {1050, 9, 6}}) {
+    for (const auto& [tokens, vocab, width] : std::vector<std::array<int64_t, 3>>{{0, 5, 3},
+                                                                                  {1, 1, 1},
+                                                                                  {7, 33, 5},
+                                                                                  {1050, 9, 6},
+                                                                                  {40, 5000, 16},
+                                                                                  {2, 70001, 3},
+                                                                                  {2, 100000, 2},
+                                                                                  {2, 200000, 2},
+                                                                                  {2, 300000, 2}}) {
       all.push_back({tokens, vocab, width, dtype});
     }
   }
@@ -31,15 +38,19 @@ std::vector<int32_t> some_tokens(int64_t tokens, int64_t vocab) {
   return v;
 }
 
-class VocabTest : public ::testing::TestWithParam<Case> {
- protected:
-  ThreadPool pool_{2};
-  Stream s_{DeviceKind::cpu, pool_};
-};
-INSTANTIATE_TEST_SUITE_P(Shapes, VocabTest, ::testing::ValuesIn(cases()));
+class VocabTest : public testing::DeviceTest<Case> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, VocabTest, ::testing::ValuesIn(testing::on_each_device(cases())));
+
+// Runs it with the scratch that it wants.
+void run_embedding_bwd(Stream& s, EmbeddingBwd a) {
+  Array scratch({EmbeddingBwd::scratch_bytes(a, s)}, DType::u8);
+  a.scratch = scratch.tensor();
+  embedding_bwd(s, a);
+  synchronize(s);
+}
 
 TEST_P(VocabTest, EmbeddingGathersAndScatters) {
-  const auto [tokens, vocab, width, dtype] = GetParam();
+  const auto [tokens, vocab, width, dtype] = c();
   const std::vector<int32_t> token = some_tokens(tokens, vocab);
   Array ids = Array::of_ints({tokens}, token), w = Array::normal({vocab, width}, dtype, 1),
         x = Array::poisoned({tokens, width}, dtype);
@@ -52,14 +63,14 @@ TEST_P(VocabTest, EmbeddingGathersAndScatters) {
     want_dw[at] += d[i];
   }
   embedding_fwd(s_, {.x_TD = x.tensor(), .token_T = ids.tensor(), .w_VD = w.tensor()});
-  embedding_bwd(s_, {.dw_VD = dw.tensor(), .dx_TD = dx.tensor(), .token_T = ids.tensor()});
+  run_embedding_bwd(s_, {.dw_VD = dw.tensor(), .dx_TD = dx.tensor(), .token_T = ids.tensor()});
   EXPECT_EQ(x.values(), want_x);
   testing::expect_close("dw", dw.values(), want_dw, testing::epsilon(DType::f32) * std::sqrt(tokens + 1.0), 1e-7);
 }
 
 // A token of weight 0 has a target that is no token at all.
 TEST_P(VocabTest, LossAndGradientsEqualTheReference) {
-  const auto [tokens, vocab, width, dtype] = GetParam();
+  const auto [tokens, vocab, width, dtype] = c();
   std::vector<int32_t> target = some_tokens(tokens, vocab);
   Values weight(tokens);
   for (int64_t t = 0; t < tokens; ++t) weight[t] = t % 3 == 1 ? 0 : 0.5 + t % 2;
@@ -74,6 +85,7 @@ TEST_P(VocabTest, LossAndGradientsEqualTheReference) {
       ref::lm_loss(x.values(), w.values(), Values(target.begin(), target.end()), weight, width, 0.25);
   Values want_dw = dw.values();
   for (size_t i = 0; i < want_dw.size(); ++i) want_dw[i] += want.dw[i];
+  Array scale = Array::of({1}, DType::f32, {0.25});
   lm_loss(s_, {.loss_T = loss.tensor(),
                .dx_TD = dx.tensor(),
                .dw_VD = dw.tensor(),
@@ -83,7 +95,8 @@ TEST_P(VocabTest, LossAndGradientsEqualTheReference) {
                .w_VD = w.tensor(),
                .target_T = ids.tensor(),
                .weight_T = weights.tensor(),
-               .scale = 0.25f});
+               .scale_1 = tokens % 2 ? scale.tensor() : Tensor{},
+               .scale = tokens % 2 ? 99.0f : 0.25f});
   lm_loss(s_, {.loss_T = loss_alone.tensor(),
                .logits_CV = logits.tensor(),
                .x_TD = x.tensor(),
@@ -115,18 +128,18 @@ TEST(LmLoss, ReferenceGradientsEqualFiniteDifferences) {
 }
 
 TEST(LmLoss, LargeLogitsDoNotOverflow) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Array x = Array::of({1, 1}, DType::f32, {1}), w = Array::of({2, 1}, DType::f32, {1000, -1000}),
-        target = Array::of_ints({1}, {1});
-  Array weight = Array::of({1}, DType::f32, {1}), loss({1}, DType::f32), logits({1, 2}, DType::f32);
-  lm_loss(s, {.loss_T = loss.tensor(),
-              .logits_CV = logits.tensor(),
-              .x_TD = x.tensor(),
-              .w_VD = w.tensor(),
-              .target_T = target.tensor(),
-              .weight_T = weight.tensor()});
-  EXPECT_EQ(loss.values()[0], 2000);
+  testing::on_each_device([](Stream& s) {
+    Array x = Array::of({1, 1}, DType::f32, {1}), w = Array::of({2, 1}, DType::f32, {1000, -1000}),
+          target = Array::of_ints({1}, {1});
+    Array weight = Array::of({1}, DType::f32, {1}), loss({1}, DType::f32), logits({1, 2}, DType::f32);
+    lm_loss(s, {.loss_T = loss.tensor(),
+                .logits_CV = logits.tensor(),
+                .x_TD = x.tensor(),
+                .w_VD = w.tensor(),
+                .target_T = target.tensor(),
+                .weight_T = weight.tensor()});
+    EXPECT_EQ(loss.values()[0], 2000);
+  });
 }
 
 TEST(Vocab, SameBitsForAnyTeam) {
@@ -146,7 +159,7 @@ TEST(Vocab, SameBitsForAnyTeam) {
                 .w_VD = w.tensor(),
                 .target_T = ids.tensor(),
                 .weight_T = weight.tensor()});
-    embedding_bwd(s, {.dw_VD = dw.tensor(), .dx_TD = dx.tensor(), .token_T = ids.tensor()});
+    run_embedding_bwd(s, {.dw_VD = dw.tensor(), .dx_TD = dx.tensor(), .token_T = ids.tensor()});
     return std::vector<Array>{x, loss, dx, dw};
   });
 }

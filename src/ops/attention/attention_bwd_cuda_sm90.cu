@@ -1,0 +1,446 @@
+// The backward pass of bf16 on sm_90a, for heads of 64 and 128. As the generic one it computes scores twice, so that
+// every sum has one order without atomics: one kernel walks queries and sums dk and dv, one walks keys and sums dq.
+#include "core/cuda.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/attention_cuda.h"
+#include "ops/attention/attention_sm90.h"
+
+namespace moebius::cuda {
+namespace {
+
+using T = __nv_bfloat16;
+
+// Per row and head, with heads first: log2 e times lse, and <do, o>.
+struct RowSums {
+  float *lse2, *delta;  // [batch, heads, rows]
+};
+
+// A warp is a row; 4 rows of a head after another share a line of the outputs.
+template <int kWidth>
+__global__ void __launch_bounds__(256)
+    row_sums_kernel(RowSums out, const T* dout, const T* o, const float* lse, AttentionSizes z) {
+  constexpr int kPer = kWidth / 32;
+  const int lane = threadIdx.x % 32;
+  const int64_t row = blockIdx.x * int64_t{8} + threadIdx.x / 32, b = blockIdx.z;
+  const int h = blockIdx.y;
+  if (row >= z.rows) return;
+  const int64_t at = (b * z.rows + row) * z.heads + h;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPer; i += 2) {
+    const int c = lane * kPer + i;
+    const auto x = *reinterpret_cast<const uint32_t*>(dout + at * kWidth + c),
+               y = *reinterpret_cast<const uint32_t*>(o + at * kWidth + c);
+    sum += low_bf16(x) * low_bf16(y) + high_bf16(x) * high_bf16(y);
+  }
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+  if (lane != 0) return;
+  const int64_t to = (b * z.heads + h) * z.rows + row;
+  out.delta[to] = sum;
+  out.lse2[to] = lse[at] * kLog2E;
+}
+
+struct Maps {
+  CUtensorMap q, dout, k, v;
+};
+
+// dk and dv: a block is 128 keys of one kv head of one sequence.
+template <int kWidth>
+struct DkvTile {
+  static constexpr int kKeys = 128, kQueries = 64, kStages = kWidth == 64 ? 4 : 3;
+  using Keys = Sm90Tile<kKeys, kWidth>;
+  using Queries = Sm90Tile<kQueries, kWidth>;
+  struct Columns {  // of the queries of a stage
+    float lse2[kQueries], delta[kQueries];
+    int first[kQueries];
+  };
+  struct Shared {
+    unsigned char k[Keys::kBytes], v[Keys::kBytes];
+    unsigned char q[kStages][Queries::kBytes], dout[kStages][Queries::kBytes];
+    Columns columns[kStages];
+    uint64_t keys_full, full[kStages], empty[kStages];
+    int rows_end;
+  };
+};
+
+// Which query head of the group and which row a step works on: heads in order, rows in order.
+struct DkvWalk {
+  int first_row, end_row, steps;
+  int row = first_row, head = 0;
+  __device__ void next() {
+    row += 64;
+    if (row >= end_row) row = first_row, ++head;
+  }
+};
+
+template <int kWidth>
+__device__ void produce_queries(typename DkvTile<kWidth>::Shared& shared, const Maps& maps, const RowSums& sums,
+                                const AttentionSizes& z, DkvWalk walk, int kv_head, int key, int b) {
+  using Tile = DkvTile<kWidth>;
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) {
+    const uint32_t full = smem_addr(&shared.keys_full);
+    mbarrier_arrive_expect(full, 2 * Tile::Keys::kBytes);
+    Tile::Keys::load(smem_addr(shared.k), &maps.k, full, kv_head, key, b);
+    Tile::Keys::load(smem_addr(shared.v), &maps.v, full, kv_head, key, b);
+  }
+  Ring<Tile::kStages> ring;
+  for (int step = 0; step < walk.steps; ++step, ring.next(), walk.next()) {
+    const int h = kv_head * (z.heads / z.kv_heads) + walk.head;
+    const uint32_t full = smem_addr(&shared.full[ring.stage]);
+    mbarrier_wait(smem_addr(&shared.empty[ring.stage]), ring.parity ^ 1);
+    if (lane == 0) {
+      mbarrier_arrive_expect(full, 2 * Tile::Queries::kBytes);
+      Tile::Queries::load(smem_addr(shared.q[ring.stage]), &maps.q, full, h, walk.row, b);
+      Tile::Queries::load(smem_addr(shared.dout[ring.stage]), &maps.dout, full, h, walk.row, b);
+    }
+    typename Tile::Columns& columns = shared.columns[ring.stage];
+    const int64_t at = (int64_t{b} * z.heads + h) * z.rows;
+#pragma unroll
+    for (int i = lane; i < Tile::kQueries; i += 32) {
+      const int r = walk.row + i;
+      const bool exists = r < z.rows;
+      columns.lse2[i] = exists ? sums.lse2[at + r] : 0.0f;
+      columns.delta[i] = exists ? sums.delta[at + r] : 0.0f;
+      columns.first[i] = exists ? static_cast<int>(first_key(z, b, r)) : 0x7fffffff;
+    }
+    mbarrier_arrive(full);
+  }
+}
+
+// From scores [keys, queries] of a stage: probabilities in place, 0 where unseen.
+template <class Columns>
+__device__ __forceinline__ void probabilities_of(float (&s)[32], const Columns& columns, float scale2, int key,
+                                                 int row) {
+  const Fragment at = fragment();
+  const int group_key = key - at.row;  // of the warpgroup's first row
+  const bool whole = columns.first[63] <= group_key && row >= group_key + 63;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const auto lse2 = *reinterpret_cast<const float2*>(columns.lse2 + 8 * j + at.col);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      s[4 * j + 2 * i] = exp2_approx(s[4 * j + 2 * i] * scale2 - lse2.x);
+      s[4 * j + 2 * i + 1] = exp2_approx(s[4 * j + 2 * i + 1] * scale2 - lse2.y);
+    }
+  }
+  if (whole) return;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const auto first = *reinterpret_cast<const int2*>(columns.first + 8 * j + at.col);
+    const int query = row + 8 * j + at.col;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int my_key = key + 8 * i;
+      if (my_key < first.x || my_key > query) s[4 * j + 2 * i] = 0;
+      if (my_key < first.y || my_key > query + 1) s[4 * j + 2 * i + 1] = 0;
+    }
+  }
+}
+
+template <class Columns>
+__device__ __forceinline__ void dscores_of(float (&dp)[32], const float (&p)[32], const Columns& columns) {
+  const int col = fragment().col;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const auto delta = *reinterpret_cast<const float2*>(columns.delta + 8 * j + col);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int e = 4 * j + 2 * i;
+      dp[e] = p[e] * (dp[e] - delta.x);
+      dp[e + 1] = p[e + 1] * (dp[e + 1] - delta.y);
+    }
+  }
+}
+
+template <int kWidth>
+__device__ void consume_queries(typename DkvTile<kWidth>::Shared& shared, T* dk_out, T* dv_out, const AttentionSizes& z,
+                                DkvWalk walk, int kv_head, int key, int b) {
+  using Tile = DkvTile<kWidth>;
+  using Keys = typename Tile::Keys;
+  using Queries = typename Tile::Queries;
+  const int group_row = (threadIdx.x / kGroupThreads - 1) * 64;
+  const float scale2 = z.scale * kLog2E;
+  float dk[kWidth / 2] = {}, dv[kWidth / 2] = {}, s[32], dp[32];
+  uint32_t words[16];  // of p, then of ds
+  const auto start_scores = [&](const Ring<Tile::kStages>& ring) {
+    mbarrier_wait(smem_addr(&shared.full[ring.stage]), ring.parity);
+    wgmma_fence();
+    multiply_rows<Keys, Queries, kWidth>(s, smem_addr(shared.k), group_row, smem_addr(shared.q[ring.stage]));
+    multiply_rows<Keys, Queries, kWidth>(dp, smem_addr(shared.v), group_row, smem_addr(shared.dout[ring.stage]));
+  };
+  Ring<Tile::kStages> ring;
+  mbarrier_wait(smem_addr(&shared.keys_full), 0);
+  start_scores(ring);  // a key is seen by its own query: there is a step
+  for (int step = 0;; walk.next()) {
+    const int stage = ring.stage;
+    const typename Tile::Columns& columns = shared.columns[stage];
+    wgmma_wait<1>();
+    hold_registers(s);
+    probabilities_of(s, columns, scale2, key + group_row + fragment().row, walk.row);
+    pack(words, s);
+    hold_words(words);
+    wgmma_fence();
+    add_product<Queries, 4>(dv, words, smem_addr(shared.dout[stage]));
+    // Not <1>: with dv running while ds is made there are too few registers, and the compiler serialises all products.
+    wgmma_wait<0>();
+    hold_registers(dp);
+    hold_registers(dv);
+    hold_words(words);
+    dscores_of(dp, s, columns);
+    pack(words, dp);
+    hold_words(words);
+    wgmma_fence();
+    add_product<Queries, 4>(dk, words, smem_addr(shared.q[stage]));
+    if (++step == walk.steps) break;
+    ring.next();
+    start_scores(ring);
+    wgmma_wait<2>();
+    hold_registers(dk);
+    hold_words(words);
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&shared.empty[stage]));
+  }
+  wgmma_wait<0>();
+  hold_registers(dv);
+  hold_registers(dk);
+  const int64_t base = b * z.rows;
+  const float scale[2] = {z.scale, z.scale}, one[2] = {1, 1};
+  store_sums<kWidth>(dk_out, dk, scale, base + key + group_row, base + z.rows, z.kv_heads, kv_head);
+  store_sums<kWidth>(dv_out, dv, one, base + key + group_row, base + z.rows, z.kv_heads, kv_head);
+}
+
+template <int kWidth>
+__global__ void __launch_bounds__(kSm90Threads, 1)
+    dkv_kernel(const __grid_constant__ Maps maps, T* dk, T* dv, RowSums sums, AttentionSizes z) {
+  using Tile = DkvTile<kWidth>;
+  extern __shared__ __align__(1024) unsigned char raw[];
+  auto& shared = *reinterpret_cast<typename Tile::Shared*>(raw);
+  const int kv_head = blockIdx.x, b = blockIdx.y, key = blockIdx.z * Tile::kKeys;  // the longest first
+  if (threadIdx.x < 32) {
+    const int64_t key_end = key + Tile::kKeys < z.rows ? key + Tile::kKeys : z.rows;
+    const int64_t rows_end = seen_end(z, b, key, key_end);
+    if (threadIdx.x == 0) {
+      shared.rows_end = static_cast<int>(rows_end);
+      mbarrier_init(smem_addr(&shared.keys_full), 1);
+      for (int i = 0; i < Tile::kStages; ++i) {
+        mbarrier_init(smem_addr(&shared.full[i]), 33);
+        mbarrier_init(smem_addr(&shared.empty[i]), kConsumerWarps);
+      }
+      fence_mbarrier_init();
+    }
+  }
+  __syncthreads();
+  const int tiles = (shared.rows_end - key + Tile::kQueries - 1) / Tile::kQueries;
+  const DkvWalk walk{.first_row = key, .end_row = shared.rows_end, .steps = tiles * (z.heads / z.kv_heads)};
+  if (threadIdx.x < kGroupThreads) {
+    fewer_registers<kProducerRegisters>();
+    if (threadIdx.x < 32) produce_queries<kWidth>(shared, maps, sums, z, walk, kv_head, key, b);
+  } else {
+    more_registers<kConsumerRegisters>();
+    consume_queries<kWidth>(shared, dk, dv, z, walk, kv_head, key, b);
+  }
+}
+
+// dq: a block is 128 queries of one head of one sequence.
+template <int kWidth>
+struct DqTile {
+  static constexpr int kQueries = 128, kKeys = 64, kStages = kWidth == 64 ? 6 : 4;
+  using Queries = Sm90Tile<kQueries, kWidth>;
+  using Keys = Sm90Tile<kKeys, kWidth>;
+  struct Shared {
+    unsigned char q[Queries::kBytes], dout[Queries::kBytes];
+    unsigned char k[kStages][Keys::kBytes], v[kStages][Keys::kBytes];
+    uint64_t queries_full, full[kStages], empty[kStages];
+  };
+};
+
+// A block's work: queries from row `row` of head h, keys in `steps` tiles from `key`.
+struct DqWork {
+  int h, kv_head, row, key, steps, b;
+};
+
+template <int kWidth>
+__device__ void produce_keys(typename DqTile<kWidth>::Shared& shared, const Maps& maps, const DqWork& w) {
+  using Tile = DqTile<kWidth>;
+  const uint32_t queries_full = smem_addr(&shared.queries_full);
+  mbarrier_arrive_expect(queries_full, 2 * Tile::Queries::kBytes);
+  Tile::Queries::load(smem_addr(shared.q), &maps.q, queries_full, w.h, w.row, w.b);
+  Tile::Queries::load(smem_addr(shared.dout), &maps.dout, queries_full, w.h, w.row, w.b);
+  Ring<Tile::kStages> ring;
+  for (int step = 0; step < w.steps; ++step, ring.next()) {
+    const int key = w.key + step * Tile::kKeys;
+    const uint32_t full = smem_addr(&shared.full[ring.stage]);
+    mbarrier_wait(smem_addr(&shared.empty[ring.stage]), ring.parity ^ 1);
+    mbarrier_arrive_expect(full, 2 * Tile::Keys::kBytes);
+    Tile::Keys::load(smem_addr(shared.k[ring.stage]), &maps.k, full, w.kv_head, key, w.b);
+    Tile::Keys::load(smem_addr(shared.v[ring.stage]), &maps.v, full, w.kv_head, key, w.b);
+  }
+}
+
+// What a thread knows of its two rows.
+struct MyRows {
+  float lse2[2], delta[2];
+  int first[2], position[2];  // seen keys; none past the sequence
+};
+
+__device__ inline MyRows my_rows(const RowSums& sums, const AttentionSizes& z, int h, int64_t row, int64_t b) {
+  MyRows mine;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t r = row + fragment().row + 8 * i;
+    const bool exists = r < z.rows;
+    const int64_t at = (b * z.heads + h) * z.rows + r;
+    mine.lse2[i] = exists ? sums.lse2[at] : 0.0f;
+    mine.delta[i] = exists ? sums.delta[at] : 0.0f;
+    mine.first[i] = exists ? static_cast<int>(first_key(z, b, r)) : 0;
+    mine.position[i] = exists ? static_cast<int>(r) : -1;
+  }
+  return mine;
+}
+
+// From scores [queries, keys] of a stage: probabilities in place, 0 where unseen.
+__device__ __forceinline__ void probabilities_of(float (&s)[32], const MyRows& mine, float scale2, int key,
+                                                 bool whole) {
+#pragma unroll
+  for (int e = 0; e < 32; ++e) s[e] = exp2_approx(s[e] * scale2 - mine.lse2[e / 2 % 2]);
+  if (whole) return;
+  const int col = fragment().col;
+#pragma unroll
+  for (int e = 0; e < 32; ++e) {
+    const int i = e / 2 % 2, at = key + e / 4 * 8 + col + e % 2;
+    if (at < mine.first[i] || at > mine.position[i]) s[e] = 0;
+  }
+}
+
+template <int kWidth>
+__device__ void consume_keys(typename DqTile<kWidth>::Shared& shared, T* dq_out, const RowSums& sums,
+                             const AttentionSizes& z, const DqWork& w) {
+  using Tile = DqTile<kWidth>;
+  using Keys = typename Tile::Keys;
+  using Queries = typename Tile::Queries;
+  const int group_row = (threadIdx.x / kGroupThreads - 1) * 64, row = w.row + group_row;
+  const MyRows mine = my_rows(sums, z, w.h, row, w.b);
+  // All 64 rows see the keys in [last_first, row].
+  const int last_first = row + 63 < z.rows ? static_cast<int>(first_key(z, w.b, row + 63)) : 0x7fffffff;
+  const float scale2 = z.scale * kLog2E;
+  float dq[kWidth / 2] = {}, s[32], dp[32];
+  uint32_t dout[kWidth / 4], ds_words[16] = {};
+  const auto start_scores = [&](const Ring<Tile::kStages>& ring) {
+    mbarrier_wait(smem_addr(&shared.full[ring.stage]), ring.parity);
+    wgmma_fence();
+    multiply_rows<Queries, Keys, kWidth>(s, smem_addr(shared.q), group_row, smem_addr(shared.k[ring.stage]));
+    multiply_words<Keys, kWidth>(dp, dout, smem_addr(shared.v[ring.stage]));
+  };
+  const auto start_sums = [&](int stage) {
+    hold_words(ds_words);
+    wgmma_fence();
+    add_product<Keys, 4>(dq, ds_words, smem_addr(shared.k[stage]));
+  };
+  mbarrier_wait(smem_addr(&shared.queries_full), 0);
+  load_words<Queries, kWidth>(dout, smem_addr(shared.dout), group_row);
+  Ring<Tile::kStages> ring;
+  start_scores(ring);  // a query sees itself: there is a step
+  start_sums(0);       // of zeros, so that every step finds the same products running
+  for (int step = 0;;) {
+    const int stage = ring.stage, key = w.key + step * Tile::kKeys;
+    // Running, oldest first: scores, dp, and the last step's dq.
+    wgmma_wait<2>();
+    hold_registers(s);
+    probabilities_of(s, mine, scale2, key, key >= last_first && key + Tile::kKeys - 1 <= row);
+    wgmma_wait<1>();
+    hold_registers(dp);
+#pragma unroll
+    for (int e = 0; e < 32; ++e) dp[e] = s[e] * (dp[e] - mine.delta[e / 2 % 2]);
+    wgmma_wait<0>();
+    hold_registers(dq);
+    hold_words(ds_words);
+    if (step > 0 && threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&shared.empty[ring.last()]));
+    pack(ds_words, dp);
+    if (++step == w.steps) break;
+    ring.next();
+    start_scores(ring);
+    start_sums(stage);
+  }
+  start_sums(ring.stage);
+  wgmma_wait<0>();
+  hold_registers(dq);
+  const float scale[2] = {z.scale, z.scale};
+  const int64_t base = w.b * z.rows;
+  store_sums<kWidth>(dq_out, dq, scale, base + row, base + z.rows, z.heads, w.h);
+}
+
+template <int kWidth>
+__global__ void __launch_bounds__(kSm90Threads, 1)
+    dq_kernel(const __grid_constant__ Maps maps, T* dq, RowSums sums, AttentionSizes z) {
+  using Tile = DqTile<kWidth>;
+  extern __shared__ __align__(1024) unsigned char raw[];
+  auto& shared = *reinterpret_cast<typename Tile::Shared*>(raw);
+  DqWork w;
+  w.h = blockIdx.x, w.kv_head = w.h / (z.heads / z.kv_heads), w.b = blockIdx.y;
+  w.row = (gridDim.z - 1 - blockIdx.z) * Tile::kQueries;  // the longest first
+  const int end = w.row + Tile::kQueries < z.rows ? w.row + Tile::kQueries : static_cast<int>(z.rows);
+  w.key = static_cast<int>(first_key(z, w.b, w.row)) / Tile::kKeys * Tile::kKeys;
+  w.steps = (end - w.key + Tile::kKeys - 1) / Tile::kKeys;
+  if (threadIdx.x == 0) {
+    mbarrier_init(smem_addr(&shared.queries_full), 1);
+    for (int i = 0; i < Tile::kStages; ++i) {
+      mbarrier_init(smem_addr(&shared.full[i]), 1);
+      mbarrier_init(smem_addr(&shared.empty[i]), kConsumerWarps);
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x < kGroupThreads) {
+    fewer_registers<kProducerRegisters>();
+    if (threadIdx.x == 0) produce_keys<kWidth>(shared, maps, w);
+  } else {
+    more_registers<kConsumerRegisters>();
+    consume_keys<kWidth>(shared, dq, sums, z, w);
+  }
+}
+
+template <int kWidth>
+void launch(Stream& s, const AttentionBwd& a) {
+  const AttentionSizes z = attention_sizes(a);
+  const cudaStream_t stream = cuda_stream(s);
+  auto* const lse2 = static_cast<float*>(a.scratch.data);
+  const RowSums sums{lse2, lse2 + a.lse_TH.numel()};
+  const auto batch = static_cast<unsigned>(a.batch);
+  row_sums_kernel<kWidth><<<dim3(static_cast<unsigned>(div_ceil(z.rows, 8)), z.heads, batch), 256, 0, stream>>>(
+      sums, static_cast<const T*>(a.do_THd.data), static_cast<const T*>(a.o_THd.data), a.lse_TH.ptr<float>(), z);
+  check_launch("attention_bwd");
+
+  const auto maps = [&](uint32_t queries, uint32_t keys) {
+    return Maps{.q = rows_map(a.q_THd, a.batch, queries),
+                .dout = rows_map(a.do_THd, a.batch, queries),
+                .k = rows_map(a.k_TGd, a.batch, keys),
+                .v = rows_map(a.v_TGd, a.batch, keys)};
+  };
+  using Dkv = DkvTile<kWidth>;
+  using Dq = DqTile<kWidth>;
+  constexpr int kDkvBytes = sizeof(typename Dkv::Shared), kDqBytes = sizeof(typename Dq::Shared);
+  MOEBIUS_CUDA(cudaFuncSetAttribute(dkv_kernel<kWidth>, cudaFuncAttributeMaxDynamicSharedMemorySize, kDkvBytes));
+  MOEBIUS_CUDA(cudaFuncSetAttribute(dq_kernel<kWidth>, cudaFuncAttributeMaxDynamicSharedMemorySize, kDqBytes));
+  dkv_kernel<kWidth><<<dim3(z.kv_heads, batch, static_cast<unsigned>(div_ceil(z.rows, Dkv::kKeys))), kSm90Threads,
+                       kDkvBytes, stream>>>(maps(Dkv::kQueries, Dkv::kKeys), static_cast<T*>(a.dk_TGd.data),
+                                            static_cast<T*>(a.dv_TGd.data), sums, z);
+  check_launch("attention_bwd");
+  dq_kernel<kWidth>
+      <<<dim3(z.heads, batch, static_cast<unsigned>(div_ceil(z.rows, Dq::kQueries))), kSm90Threads, kDqBytes, stream>>>(
+          maps(Dq::kQueries, Dq::kKeys), static_cast<T*>(a.dq_THd.data), sums, z);
+  check_launch("attention_bwd");
+}
+
+}  // namespace
+
+int64_t sm90_scratch_bytes(const AttentionBwd& a) { return 2 * a.lse_TH.num_bytes(); }
+
+void sm90_attention_bwd(Stream& s, const AttentionBwd& a) {
+  if (a.q_THd.dim(2) == 64)
+    launch<64>(s, a);
+  else
+    launch<128>(s, a);
+}
+
+}  // namespace moebius::cuda
