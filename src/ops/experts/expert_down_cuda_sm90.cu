@@ -22,13 +22,14 @@ struct RowsGemm {
     int32_t N;
   };
 
-  __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, const RowTile& tile) {
-    const int32_t n = tile.n * kTileN + static_cast<int32_t>(half) * 128;
+  __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
+                                int32_t expert) {
+    const int32_t n = tile_n * kTileN + static_cast<int32_t>(half) * 128;
     if constexpr (kMajor == Major::k) {
-      load.box(&p.b, half * kHalfBytesB, k * kTileK, n, tile.expert);
+      load.box(&p.b, half * kHalfBytesB, k * kTileK, n, expert);
     } else {
-      load.box(&p.b, half * kHalfBytesB, n, k * kTileK, tile.expert);
-      load.box(&p.b, half * kHalfBytesB + kHalfBytesB / 2, n + 64, k * kTileK, tile.expert);
+      load.box(&p.b, half * kHalfBytesB, n, k * kTileK, expert);
+      load.box(&p.b, half * kHalfBytesB + kHalfBytesB / 2, n + 64, k * kTileK, expert);
     }
   }
 

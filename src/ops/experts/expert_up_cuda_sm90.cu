@@ -24,29 +24,30 @@ struct UpGemm {
   };
 
   // Half 0 is the gate's, half 1 the up's.
-  __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, const RowTile& tile) {
-    load.box(&p.b, half * kHalfBytesB, k * kTileK, static_cast<int32_t>(half) * p.F + tile.n * 128, tile.expert);
+  __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
+                                int32_t expert) {
+    load.box(&p.b, half * kHalfBytesB, k * kTileK, static_cast<int32_t>(half) * p.F + tile_n * 128, expert);
   }
 
-  // Of each half of the columns: gate, up, half of the activation, the rest of it. The activation takes the gate's
-  // place.
+  // Of each half of the columns: gate, up, half of the activation, in the gate's place, the rest and its store.
   static constexpr int kPieces = 8;
 
   template <int kPiece>
-  __device__ static void store_piece(const Params& p, HeldRows& held, uint32_t staging) {
-    constexpr int kHalf = kPiece / 4, kGate = 16 * kHalf, kUp = 32 + kGate;
+  __device__ __forceinline__ static void store_piece(const Params& p, HeldRows& held, uint32_t staging) {
+    constexpr int kHalf = kPiece / 4, kPart = kPiece % 4, kGate = 16 * kHalf, kUp = 32 + kGate;
     const int32_t f = held.n * 128 + kHalf * 64, chunks = (p.F - f) / 8;
     if (chunks <= 0) return;
     uint16_t* h = p.h + static_cast<int64_t>(held.row) * 2 * p.F + f;
-    if constexpr (kPiece % 4 == 0) store_box<kGate>({h, 4 * p.F, held.rows, chunks}, staging, held.words);
-    if constexpr (kPiece % 4 == 1) store_box<kUp>({h + p.F, 4 * p.F, held.rows, chunks}, staging + 2048, held.words);
-    if constexpr (kPiece % 4 >= 2) {
+    if constexpr (kPart == 0) store_box<kGate>({h, 4 * p.F, held.rows, chunks}, staging, held.words);
+    if constexpr (kPart == 1) store_box<kUp>({h + p.F, 4 * p.F, held.rows, chunks}, staging + 2048, held.words);
+    if constexpr (kPart >= 2) {
+      constexpr int kFirst = 8 * (kPart - 2);
 #pragma unroll
-      for (int i = kPiece % 4 * 8 - 16; i < kPiece % 4 * 8 - 8; i += 2) {
+      for (int i = kFirst; i < kFirst + 8; i += 2) {
         activate(held.words[kGate + i], held.words[kGate + i + 1], held.words[kUp + i], held.words[kUp + i + 1]);
       }
     }
-    if constexpr (kPiece % 4 == 3) {
+    if constexpr (kPart == 3) {
       uint16_t* act = p.act + static_cast<int64_t>(held.row) * p.F + f;
       store_box<kGate>({act, 2 * p.F, held.rows, chunks}, staging, held.words);
     }

@@ -11,14 +11,16 @@
 
 namespace moebius::cuda {
 
-constexpr int kNumSlots = 4, kNumNotes = 4;
+constexpr int kNumSlots = 4, kNumNotes = 4, kNoteBytes = 32;
 constexpr uint32_t kSlotBytesA = kTileM * kTileK * 2, kSlotBytesB = kTileN * kTileK * 2;
 constexpr uint32_t kHalfBytesB = kSlotBytesB / 2;
 constexpr uint32_t kStagingBytesWarp = 4096;  // of each consumer warp, for its epilogue
 constexpr int kNumConsumerWarps = 8;
 constexpr int kGemmThreads = 384;
-// Registers of a thread: 128 * 40 + 256 * 232 of the multiprocessor's 64 K.
+// Registers of a thread of the producer and the consumers, where A is gathered and where not: what 384 threads have of
+// the multiprocessor's 64 K.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+constexpr int kGatherProducerRegisters = 56, kGatherConsumerRegisters = 224;
 
 // Offsets in the dynamic shared memory, which starts at a multiple of 1024.
 struct GemmShared {
@@ -30,7 +32,7 @@ struct GemmShared {
   static constexpr uint32_t kNoteFull = kEmpty + 8 * kNumSlots;
   static constexpr uint32_t kNoteEmpty = kNoteFull + 8 * kNumNotes;
   static constexpr uint32_t kNotes = kNoteEmpty + 8 * kNumNotes;
-  static constexpr uint32_t kBegins = kNotes + 16 * kNumNotes;
+  static constexpr uint32_t kBegins = kNotes + kNoteBytes * kNumNotes;
   static constexpr uint32_t kBytes = kBegins + 4 * kTileM * kNumNotes;
 };
 
@@ -74,13 +76,14 @@ struct SlotRing {
 // and so does looking up the rows.
 struct TileNote {
   int32_t first_row, end_row, n;  // n < 0: there are no more tiles
+  int32_t expert, shared;         // as in RowTile
 };
 
 struct NoteRing {
   uint32_t shared;
 
   __device__ __forceinline__ uint32_t note(uint32_t tile) const {
-    return shared + GemmShared::kNotes + tile % kNumNotes * 16;
+    return shared + GemmShared::kNotes + tile % kNumNotes * kNoteBytes;
   }
   // Of gathered tiles: where each row begins, in chunks of 16 bytes; 0 where there is none.
   __device__ __forceinline__ uint32_t begins(uint32_t tile) const {
@@ -104,16 +107,16 @@ struct NoteRing {
   }
   // One thread.
   __device__ __forceinline__ void write(uint32_t tile, const TileNote& n) const {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(note(tile)), "r"(n.first_row), "r"(n.end_row),
-                 "r"(n.n), "r"(0)
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n st.shared.b32 [%0 + 16], %5;" ::"r"(note(tile)),
+                 "r"(n.first_row), "r"(n.end_row), "r"(n.n), "r"(n.expert), "r"(n.shared)
                  : "memory");
     mbarrier_arrive(full(tile));
   }
   __device__ __forceinline__ TileNote read(uint32_t tile) const {
     mbarrier_wait(full(tile), tile / kNumNotes % 2);
     TileNote n;
-    asm volatile("{\n .reg .b32 w;\n ld.shared.v4.b32 {%0, %1, %2, w}, [%3];\n}\n"
-                 : "=r"(n.first_row), "=r"(n.end_row), "=r"(n.n)
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%5];\n ld.shared.b32 %4, [%5 + 16];"
+                 : "=&r"(n.first_row), "=&r"(n.end_row), "=&r"(n.n), "=&r"(n.expert), "=&r"(n.shared)
                  : "r"(note(tile))
                  : "memory");
     return n;

@@ -3,10 +3,11 @@
 //   struct Params { CUtensorMap a, b; Gather gather; RowTiles tiles; int32_t num_k; ... };
 //   kGather   rows of A are read by index (cp.async); otherwise by map a, box 64 x 128
 //   kMajorB   of the weights' tile
-//   load_b(params, load, half, k, tile)   half of the weights' tile: 128 of its 256 columns
+//   load_b(params, load, half, k, n, expert)   half of the weights' tile: 128 of its 256 columns
 //   kPieces, store_piece<i>(params, held, staging)   by a consumer warp: the i-th part of storing its rows of a tile
-// A tile is stored while the next one is multiplied: its product, rounded to bf16, waits in registers, and each K step
-// stores a piece. Nothing but the rounding stands between the products of two tiles.
+// A tile is stored while the next one is multiplied: its product, rounded to bf16, waits in registers, and K steps
+// store a piece each. Nothing but the rounding stands between the products of two tiles. A warpgroup that stores does
+// not feed the tensor cores, so the two take turns: one stores in even steps, the other in odd ones.
 #pragma once
 
 #include <type_traits>
@@ -35,55 +36,109 @@ struct SlotLoad {
   }
 };
 
-// The warps of the producer warpgroup: one walks the tiles and loads by TMA; where Op gathers, the others copy rows.
-constexpr uint32_t kFirstCopyWarp = 1, kNumCopyWarps = 3;
+// The warps of the producer warpgroup: one walks the tiles, one loads by TMA, and where Op gathers the others copy rows
+// (there the load warp walks the tiles too).
+constexpr uint32_t kWalkWarp = 3, kFirstCopyWarp = 1, kNumCopyWarps = 3;
 
-// Goes to the next tile and tells the others, by a whole warp. False when there is none.
+// Goes to the next tile and tells the others, by a whole warp, in steps: each is short enough that loads can go on
+// between them.
 template <class Op>
-__device__ __forceinline__ bool announce(const typename Op::Params& p, RowTileWalk& walk, RowTile& tile,
-                                         const NoteRing& notes, uint32_t count) {
-  const int32_t lane = threadIdx.x % 32;
-  const bool more = walk.next(tile);
-  notes.wait_empty(count);
-  if constexpr (Op::kGather) {
-#pragma unroll
-    for (int32_t r = lane; r < kTileM; r += 32) {
-      const int32_t row = tile.first_row + r;
-      const bool there = more && row < tile.end_row;
-      const uint32_t begin = there ? static_cast<uint32_t>(__ldg(p.gather.token + row)) * p.gather.chunks : 0;
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(notes.begins(count) + r * 4), "r"(begin) : "memory");
-    }
-    __syncwarp();
+struct Announcer {
+  static constexpr int kSteps = 3;
+  const typename Op::Params& p;
+  const NoteRing& notes;
+  RowTileWalk walk;
+  RowTile tile{};
+  bool more = true;
+  uint32_t count = 0;
+  uint32_t begins[kTileM / 32] = {};
+
+  __device__ __forceinline__ void step(int i) {
+    if (i == 0) more = walk.next(tile);
+    if (i == 1) look_up();
+    if (i == 2) write();
   }
-  if (lane == 0) notes.write(count, {tile.first_row, tile.end_row, more ? tile.n : -1});
-  return more;
-}
-
-// What TMA loads. Of the weights both halves, or this block's half for both blocks.
-template <class Op>
-__device__ void load(const typename Op::Params& p, const SlotRing& ring, const NoteRing& notes, uint32_t block) {
-  RowTileWalk walk(p.tiles, block);
-  RowTile next{};
-  SlotCursor at;
-  bool more = announce<Op>(p, walk, next, notes, 0);
-  for (uint32_t count = 1; more; ++count) {
-    const RowTile tile = next;
-    for (int32_t k = 0; k < p.num_k; ++k, at.advance()) {
-      ring.wait_empty(at);
-      if (elect_one()) {
-        const SlotLoad weights{ring.b(at.slot), ring.full(at.slot), tile.shared};
-        mbarrier_arrive_expect(weights.barrier, (Op::kGather ? 0 : kSlotBytesA) + kSlotBytesB);
-        if constexpr (!Op::kGather) tma_load(ring.a(at.slot), &p.a, weights.barrier, k * kTileK, tile.first_row);
-        if (tile.shared) {
-          Op::load_b(p, weights, block, k, tile);
-        } else {
-          Op::load_b(p, weights, 0, k, tile);
-          Op::load_b(p, weights, 1, k, tile);
-        }
+  __device__ __forceinline__ void look_up() {
+    if constexpr (Op::kGather) {
+#pragma unroll
+      for (int32_t j = 0; j < kTileM / 32; ++j) {
+        const int32_t row = tile.first_row + 32 * j + static_cast<int32_t>(threadIdx.x % 32);
+        const bool there = more && row < tile.end_row;
+        begins[j] = there ? static_cast<uint32_t>(__ldg(p.gather.token + row)) : 0;
+      }
+    }
+  }
+  __device__ __forceinline__ void write() {
+    const uint32_t lane = threadIdx.x % 32;
+    notes.wait_empty(count);
+    if constexpr (Op::kGather) {
+#pragma unroll
+      for (uint32_t j = 0; j < kTileM / 32; ++j) {
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(notes.begins(count) + (32 * j + lane) * 4),
+                     "r"(begins[j] * p.gather.chunks)
+                     : "memory");
       }
       __syncwarp();
-      if (k == 0) more = announce<Op>(p, walk, next, notes, count);
     }
+    if (lane == 0) notes.write(count, {tile.first_row, tile.end_row, more ? tile.n : -1, tile.expert, tile.shared});
+    ++count;
+  }
+};
+
+// One thread: a step of what TMA loads. Of the weights both halves, or this block's half for both blocks.
+template <class Op, class Tile>
+__device__ __forceinline__ void load_step(const typename Op::Params& p, const SlotRing& ring, uint32_t slot, int32_t k,
+                                          const Tile& tile, uint32_t block) {
+  const SlotLoad weights{ring.b(slot), ring.full(slot), tile.shared != 0};
+  mbarrier_arrive_expect(weights.barrier, (Op::kGather ? 0 : kSlotBytesA) + kSlotBytesB);
+  if constexpr (!Op::kGather) tma_load(ring.a(slot), &p.a, weights.barrier, k * kTileK, tile.first_row);
+  if (tile.shared) {
+    Op::load_b(p, weights, block, k, tile.n, tile.expert);
+  } else {
+    Op::load_b(p, weights, 0, k, tile.n, tile.expert);
+    Op::load_b(p, weights, 1, k, tile.n, tile.expert);
+  }
+}
+
+// The load warp where nothing is gathered; one thread.
+template <class Op>
+__device__ void load(const typename Op::Params& p, const SlotRing& ring, const NoteRing& notes, uint32_t block) {
+  SlotCursor at;
+  for (uint32_t count = 0;; ++count) {
+    const TileNote tile = notes.read(count);
+    notes.release(count);
+    if (tile.n < 0) return;
+    for (int32_t k = 0; k < p.num_k; ++k, at.advance()) {
+      ring.wait_empty(at);
+      load_step<Op>(p, ring, at.slot, k, tile, block);
+    }
+  }
+}
+
+template <class Op>
+__device__ void walk_tiles(const typename Op::Params& p, const NoteRing& notes, uint32_t block) {
+  Announcer<Op> announcer{p, notes, RowTileWalk(p.tiles, block)};
+  while (announcer.more) {
+    for (int i = 0; i < Announcer<Op>::kSteps; ++i) announcer.step(i);
+  }
+}
+
+// The load warp beside copy warps.
+template <class Op>
+__device__ void walk_and_load(const typename Op::Params& p, const SlotRing& ring, const NoteRing& notes,
+                              uint32_t block) {
+  Announcer<Op> announcer{p, notes, RowTileWalk(p.tiles, block)};
+  SlotCursor at;
+  for (int i = 0; i < Announcer<Op>::kSteps; ++i) announcer.step(i);
+  while (announcer.more) {
+    const RowTile tile = announcer.tile;
+    for (int32_t k = 0; k < p.num_k; ++k, at.advance()) {
+      ring.wait_empty(at);
+      if (elect_one()) load_step<Op>(p, ring, at.slot, k, tile, block);
+      __syncwarp();
+      announcer.step(k);
+    }
+    for (int32_t i = p.num_k; i < Announcer<Op>::kSteps; ++i) announcer.step(i);
   }
 }
 
@@ -142,6 +197,8 @@ struct HeldRows {
   }
 };
 
+constexpr int kTurns = 2;
+
 // fn(std::integral_constant<int, i>) for i in [kFirst, kEnd).
 template <int kFirst, int kEnd, class Fn>
 __device__ __forceinline__ void for_each_constant(Fn&& fn) {
@@ -170,12 +227,14 @@ __device__ void consume(const typename Op::Params& p, const SlotRing& ring, cons
     }
     float acc[128];
     TileProduct<Op::kMajorB, Op::kGather> product{ring, at, group};
-    for_each_constant<0, Op::kPieces>([&](auto piece) {
-      constexpr int kPiece = decltype(piece)::value;
-      if (kPiece < p.num_k) product.step(acc, kPiece == 0);
-      if (held.rows > 0) Op::template store_piece<kPiece>(p, held, staging);
+    for_each_constant<0, kTurns * Op::kPieces>([&](auto step) {
+      constexpr int kStep = decltype(step)::value;
+      if (kStep < p.num_k) product.step(acc, kStep == 0);
+      if (held.rows > 0 && kStep % kTurns == group % kTurns) {
+        Op::template store_piece<kStep / kTurns>(p, held, staging);
+      }
     });
-    for (int32_t k = Op::kPieces; k < p.num_k; ++k) product.step(acc, false);
+    for (int32_t k = kTurns * Op::kPieces; k < p.num_k; ++k) product.step(acc, false);
     product.finish(acc);
     held.take(acc, tile, first_row + static_cast<int32_t>(warp % 4) * 16);
   }
@@ -194,19 +253,25 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kGemmThreads, 1)
   const uint32_t block = cluster_block_rank(), warp = threadIdx.x / 32;
   constexpr uint32_t kCopyWarps = Op::kGather ? kNumCopyWarps : 0;
   if (threadIdx.x == 0) {
-    notes.init(kNumConsumerWarps + kCopyWarps);
+    notes.init(kNumConsumerWarps + (Op::kGather ? kCopyWarps : 1));
     ring.init(32 * kCopyWarps + 1);
   }
   cluster_sync();
   if (warp < 4) {
-    fewer_registers<kProducerRegisters>();
-    if (warp < kFirstCopyWarp) {
+    fewer_registers<Op::kGather ? kGatherProducerRegisters : kProducerRegisters>();
+    if constexpr (Op::kGather) {
+      if (warp < kFirstCopyWarp) {
+        walk_and_load<Op>(p, ring, notes, block);
+      } else {
+        copy_rows<Op>(p, ring, notes);
+      }
+    } else if (warp == kWalkWarp) {
+      walk_tiles<Op>(p, notes, block);
+    } else if (warp == 0 && elect_one()) {
       load<Op>(p, ring, notes, block);
-    } else if constexpr (Op::kGather) {
-      copy_rows<Op>(p, ring, notes);
     }
   } else {
-    more_registers<kConsumerRegisters>();
+    more_registers<Op::kGather ? kGatherConsumerRegisters : kConsumerRegisters>();
     consume<Op>(p, ring, notes);
   }
   __syncwarp();
