@@ -7,6 +7,7 @@
 #include "ops/cuda/sm90_sync.h"
 #include "ops/cuda/vector.h"
 #include "ops/gemm/gemm.h"
+#include "ops/vocab/loss_rows_cuda.h"
 #include "ops/vocab/vocab.h"
 
 namespace moebius::cuda {
@@ -14,21 +15,6 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kMaxBlocksOfRow = 8;  // that a cluster may have everywhere
-
-template <class T>
-struct Rows {
-  float* loss;
-  T* dlogits;                                      // null without gradients
-  const float *logits, *weight, *scale_in_memory;  // the last one may be null
-  const int32_t* target;
-  int vocab;
-  float scale;
-};
-
-// What a block knows of its part of a row: the largest logit, and the sum of e^(logit - max).
-struct Part {
-  float max, sum;
-};
 
 // The place of a block among those of its row.
 struct Team {
@@ -75,7 +61,7 @@ class Logits {
 
 // Zeros, and loss 0.
 template <int kNum, class T>
-__device__ void skip_row(const Rows<T>& a, int64_t row, Team team) {
+__device__ void skip_row(const LossRows<T>& a, int64_t row, Team team) {
   if (team.block == 0 && threadIdx.x == 0) a.loss[row] = 0;
   if (!a.dlogits) return;
   const float zeros[kNum] = {};
@@ -84,11 +70,11 @@ __device__ void skip_row(const Rows<T>& a, int64_t row, Team team) {
   }
 }
 
-// A cluster owns a row of logits and reads it once; its blocks tell each other their Part.
+// A cluster owns a row of logits and reads it once; its blocks tell each other their part.
 template <int kNum, int kVectors, class T>
-__global__ void __launch_bounds__(kThreads, kNum* kVectors <= 40 ? 2 : 1) loss_rows_kernel(Rows<T> a) {
+__global__ void __launch_bounds__(kThreads, 1) loss_rows_kernel(LossRows<T> a) {
   __shared__ float shared[2][32];
-  __shared__ Part part;
+  __shared__ LossPart part;
   const auto cluster = cooperative_groups::this_cluster();
   const Team team{static_cast<int>(cluster.block_rank()), static_cast<int>(cluster.num_blocks())};
   const int64_t row = blockIdx.x / team.num_blocks;
@@ -118,7 +104,7 @@ __global__ void __launch_bounds__(kThreads, kNum* kVectors <= 40 ? 2 : 1) loss_r
   cluster.sync();
   // Each warp adds the parts up, one lane a block.
   const int lane = threadIdx.x % 32;
-  const Part other = lane < team.num_blocks ? *cluster.map_shared_rank(&part, lane) : Part{0, 0};
+  const LossPart other = lane < team.num_blocks ? *cluster.map_shared_rank(&part, lane) : LossPart{0, 0};
   const float row_max = warp_max(other.sum == 0 ? -INFINITY : other.max);
   const float row_sum = warp_sum(other.sum == 0 ? 0.0f : other.sum * expf(other.max - row_max));
   // No block ends while another still reads its part: the sum, which needs it, is there before the arrival. Nothing was
@@ -146,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, kNum* kVectors <= 40 ? 2 : 1) loss_r
 }
 
 template <int kNum, int kVectors, class T>
-void launch(Stream& s, const Rows<T>& a, int64_t rows, int64_t blocks_of_row) {
+void launch(Stream& s, const LossRows<T>& a, int64_t rows, int64_t blocks_of_row) {
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {static_cast<unsigned>(blocks_of_row), 1, 1};
@@ -159,16 +145,16 @@ void launch(Stream& s, const Rows<T>& a, int64_t rows, int64_t blocks_of_row) {
   MOEBIUS_CUDA(cudaLaunchKernelEx(&config, loss_rows_kernel<kNum, kVectors, T>, a));
 }
 
-// As few blocks a row as hold it in registers, and as few registers.
+// As few blocks a row as hold it, and as few registers.
 template <class T>
-void loss_rows(Stream& s, const Rows<T>& a, int64_t rows) {
+void loss_rows(Stream& s, const LossRows<T>& a, int64_t rows) {
   const bool aligned = rows_are_aligned(a.vocab, 4, a.logits) && rows_are_aligned(a.vocab, sizeof(T), a.dlogits);
+  if (aligned && prefetched_loss_rows(s, a, rows)) return;
   const auto blocks = [&](int per_thread) { return div_ceil(a.vocab, kThreads * per_thread); };
   if (!aligned) {
     if (blocks(16) <= kMaxBlocksOfRow) return launch<1, 16>(s, a, rows, blocks(16));
     return launch<1, 0>(s, a, rows, kMaxBlocksOfRow);
   }
-  if (blocks(40) <= kMaxBlocksOfRow) return launch<4, 10>(s, a, rows, blocks(40));
   if (blocks(64) <= kMaxBlocksOfRow) return launch<4, 16>(s, a, rows, blocks(64));
   launch<4, 0>(s, a, rows, kMaxBlocksOfRow);
 }
