@@ -99,6 +99,7 @@ BenchReport bench_gemm(const BenchSpec& spec) {
     report.lines.push_back(gemm_line(device, spec.scale, "gemm", gemm, dtype));
     if (!device.is_gpu()) report.lines.push_back(gemm_line(device, spec.scale, "onednn", gemm_by_onednn, dtype));
   }
+  for (BenchLine& line : report.lines) line.roofline_ms = roofline_ms({line.cost}, report.ceilings);
   return report;
 }
 

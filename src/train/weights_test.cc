@@ -146,6 +146,8 @@ TEST(Weights, OldRotaryBuffersAreIgnored) {
 
 TEST(Weights, RefusesIntegerWeights) {
   const std::vector<int32_t> ints(6);
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
   expect_error(ErrorKind::input, "expected f32, bf16, f16 or f64; got i32", [&] {
     std::vector<float> to(6);
     convert_elements(s, tensor_of(to.data(), {6}), ints.data(), DType::i32, "w");
@@ -155,6 +157,8 @@ TEST(Weights, RefusesIntegerWeights) {
 TEST(Weights, HalfPrecisionHasSubnormalsAndInfinities) {
   const std::vector<uint16_t> bits{0x0001, 0x8001, 0x03ff, 0x0400, 0x3c00, 0xc000, 0x7bff, 0x7c00, 0xfc00, 0x7e00};
   std::vector<float> got(bits.size());
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
   convert_elements(s, tensor_of(got.data(), {static_cast<int64_t>(got.size())}), bits.data(), DType::f16, "w");
   const float inf = std::numeric_limits<float>::infinity();
   const std::vector<float> want{0x1p-24f, -0x1p-24f, 1023 * 0x1p-24f, 0x1p-14f, 1.0f, -2.0f, 65504.0f, inf, -inf};

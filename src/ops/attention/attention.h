@@ -16,7 +16,7 @@ namespace moebius {
 struct AttentionFwd {
   Tensor o_THd, lse_TH;        // out; T = B Sq
   Tensor q_THd, k_UGd, v_UGd;  // in;  U = B Skv
-  Tensor doc_start_T;          // in, i32, empty: 0
+  Tensor doc_start_T;          // in, i32, empty: 0; REQUIRES: does not decrease within a sequence
   int64_t batch = 1;
   int64_t window = 0;
   float scale = 1.0f;

@@ -131,8 +131,7 @@ void bwd_kv_head(const AttentionBwd& a, const Visibility& visible, int64_t b, in
 
 // A task is one kv head of one sequence.
 void attention_bwd(Stream& s, const AttentionBwd& a) {
-  const int64_t rows = a.q_THd.dim(0) / a.batch, kv_heads = a.k_TGd.dim(1),
-                slice_bytes = scratch_bytes(a, 1);
+  const int64_t rows = a.q_THd.dim(0) / a.batch, kv_heads = a.k_TGd.dim(1), slice_bytes = scratch_bytes(a, 1);
   const Visibility visible{a.doc_start_T, rows, rows, a.window};
   with_float_type(a.q_THd.dtype, [&](auto zero) {
     s.pool().run(a.batch * kv_heads, [&](int64_t task, int worker) {

@@ -64,18 +64,19 @@ struct DkvTile {
   };
 };
 
-// Which query head and which row a step works on: heads in order, rows in order.
+// Which query head of the group and which row a step works on: heads in order, rows in order.
 struct DkvWalk {
-  int tiles, group;
-  int64_t first_row;
-  __device__ int steps() const { return tiles * group; }
-  __device__ int64_t row(int step) const { return first_row + int64_t{step % tiles} * 64; }
-  __device__ int head(int step) const { return step / tiles; }  // in the group
+  int first_row, end_row, steps;
+  int row = first_row, head = 0;
+  __device__ void next() {
+    row += 64;
+    if (row >= end_row) row = first_row, ++head;
+  }
 };
 
 template <int kWidth>
 __device__ void produce_queries(typename DkvTile<kWidth>::Shared& shared, const Maps& maps, const RowSums& sums,
-                                const AttentionSizes& z, const DkvWalk& walk, int kv_head, int64_t key, int64_t b) {
+                                const AttentionSizes& z, DkvWalk walk, int kv_head, int key, int b) {
   using Tile = DkvTile<kWidth>;
   const int lane = threadIdx.x % 32;
   if (lane == 0) {
@@ -84,21 +85,21 @@ __device__ void produce_queries(typename DkvTile<kWidth>::Shared& shared, const 
     Tile::Keys::load(smem_addr(shared.k), &maps.k, full, kv_head, key, b);
     Tile::Keys::load(smem_addr(shared.v), &maps.v, full, kv_head, key, b);
   }
-  for (int step = 0; step < walk.steps(); ++step) {
-    const int stage = step % Tile::kStages, h = kv_head * walk.group + walk.head(step);
-    const int64_t row = walk.row(step);
-    const uint32_t full = smem_addr(&shared.full[stage]);
-    mbarrier_wait(smem_addr(&shared.empty[stage]), (step / Tile::kStages + 1) & 1);
+  Ring<Tile::kStages> ring;
+  for (int step = 0; step < walk.steps; ++step, ring.next(), walk.next()) {
+    const int h = kv_head * (z.heads / z.kv_heads) + walk.head;
+    const uint32_t full = smem_addr(&shared.full[ring.stage]);
+    mbarrier_wait(smem_addr(&shared.empty[ring.stage]), ring.parity ^ 1);
     if (lane == 0) {
       mbarrier_arrive_expect(full, 2 * Tile::Queries::kBytes);
-      Tile::Queries::load(smem_addr(shared.q[stage]), &maps.q, full, h, row, b);
-      Tile::Queries::load(smem_addr(shared.dout[stage]), &maps.dout, full, h, row, b);
+      Tile::Queries::load(smem_addr(shared.q[ring.stage]), &maps.q, full, h, walk.row, b);
+      Tile::Queries::load(smem_addr(shared.dout[ring.stage]), &maps.dout, full, h, walk.row, b);
     }
-    typename Tile::Columns& columns = shared.columns[stage];
-    const int64_t at = (b * z.heads + h) * z.rows;
+    typename Tile::Columns& columns = shared.columns[ring.stage];
+    const int64_t at = (int64_t{b} * z.heads + h) * z.rows;
 #pragma unroll
     for (int i = lane; i < Tile::kQueries; i += 32) {
-      const int64_t r = row + i;
+      const int r = walk.row + i;
       const bool exists = r < z.rows;
       columns.lse2[i] = exists ? sums.lse2[at + r] : 0.0f;
       columns.delta[i] = exists ? sums.delta[at + r] : 0.0f;
@@ -110,11 +111,10 @@ __device__ void produce_queries(typename DkvTile<kWidth>::Shared& shared, const 
 
 // From scores [keys, queries] of a stage: probabilities in place, 0 where unseen.
 template <class Columns>
-__device__ __forceinline__ void probabilities_of(float (&s)[32], const Columns& columns, const AttentionSizes& z,
-                                                 int64_t key, int64_t row) {
+__device__ __forceinline__ void probabilities_of(float (&s)[32], const Columns& columns, float scale2, int key,
+                                                 int row) {
   const Fragment at = fragment();
-  const float scale2 = z.scale * kLog2E;
-  const int64_t group_key = key - at.row;  // of the warpgroup's first row
+  const int group_key = key - at.row;  // of the warpgroup's first row
   const bool whole = columns.first[63] <= group_key && row >= group_key + 63;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -129,10 +129,10 @@ __device__ __forceinline__ void probabilities_of(float (&s)[32], const Columns& 
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const auto first = *reinterpret_cast<const int2*>(columns.first + 8 * j + at.col);
-    const int64_t query = row + 8 * j + at.col;
+    const int query = row + 8 * j + at.col;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int64_t my_key = key + 8 * i;
+      const int my_key = key + 8 * i;
       if (my_key < first.x || my_key > query) s[4 * j + 2 * i] = 0;
       if (my_key < first.y || my_key > query + 1) s[4 * j + 2 * i + 1] = 0;
     }
@@ -156,52 +156,54 @@ __device__ __forceinline__ void dscores_of(float (&dp)[32], const float (&p)[32]
 
 template <int kWidth>
 __device__ void consume_queries(typename DkvTile<kWidth>::Shared& shared, T* dk_out, T* dv_out, const AttentionSizes& z,
-                                const DkvWalk& walk, int kv_head, int64_t key, int64_t b) {
+                                DkvWalk walk, int kv_head, int key, int b) {
   using Tile = DkvTile<kWidth>;
   using Keys = typename Tile::Keys;
   using Queries = typename Tile::Queries;
   const int group_row = (threadIdx.x / kGroupThreads - 1) * 64;
-  const int64_t my_key = key + group_row + fragment().row;
+  const float scale2 = z.scale * kLog2E;
   float dk[kWidth / 2] = {}, dv[kWidth / 2] = {}, s[32], dp[32];
-  uint32_t p_words[16], ds_words[16];
-  const auto start = [&](int step) {  // scores and dp of a step
-    const int stage = step % Tile::kStages;
-    mbarrier_wait(smem_addr(&shared.full[stage]), (step / Tile::kStages) & 1);
+  uint32_t words[16];  // of p, then of ds
+  const auto start_scores = [&](const Ring<Tile::kStages>& ring) {
+    mbarrier_wait(smem_addr(&shared.full[ring.stage]), ring.parity);
     wgmma_fence();
-    multiply_rows<Keys, Queries, kWidth>(s, smem_addr(shared.k), group_row, smem_addr(shared.q[stage]));
-    multiply_rows<Keys, Queries, kWidth>(dp, smem_addr(shared.v), group_row, smem_addr(shared.dout[stage]));
+    multiply_rows<Keys, Queries, kWidth>(s, smem_addr(shared.k), group_row, smem_addr(shared.q[ring.stage]));
+    multiply_rows<Keys, Queries, kWidth>(dp, smem_addr(shared.v), group_row, smem_addr(shared.dout[ring.stage]));
   };
+  Ring<Tile::kStages> ring;
   mbarrier_wait(smem_addr(&shared.keys_full), 0);
-  if (walk.steps() > 0) start(0);
-  for (int step = 0; step < walk.steps(); ++step) {
-    const int stage = step % Tile::kStages;
+  start_scores(ring);  // a key is seen by its own query: there is a step
+  for (int step = 0;; walk.next()) {
+    const int stage = ring.stage;
     const typename Tile::Columns& columns = shared.columns[stage];
     wgmma_wait<1>();
     hold_registers(s);
-    probabilities_of(s, columns, z, my_key, walk.row(step));
-    pack(p_words, s);
-    hold_words(p_words);
+    probabilities_of(s, columns, scale2, key + group_row + fragment().row, walk.row);
+    pack(words, s);
+    hold_words(words);
     wgmma_fence();
-    add_product<Queries, 4>(dv, p_words, smem_addr(shared.dout[stage]));
-    wgmma_wait<1>();
+    add_product<Queries, 4>(dv, words, smem_addr(shared.dout[stage]));
+    // Not <1>: with dv running while ds is made there are too few registers, and the compiler serialises all products.
+    wgmma_wait<0>();
     hold_registers(dp);
-    dscores_of(dp, s, columns);
-    pack(ds_words, dp);
-    hold_words(ds_words);
-    wgmma_fence();
-    add_product<Queries, 4>(dk, ds_words, smem_addr(shared.q[stage]));
-    if (step + 1 < walk.steps()) {
-      start(step + 1);
-      wgmma_wait<2>();
-    } else {
-      wgmma_wait<0>();
-    }
     hold_registers(dv);
+    hold_words(words);
+    dscores_of(dp, s, columns);
+    pack(words, dp);
+    hold_words(words);
+    wgmma_fence();
+    add_product<Queries, 4>(dk, words, smem_addr(shared.q[stage]));
+    if (++step == walk.steps) break;
+    ring.next();
+    start_scores(ring);
+    wgmma_wait<2>();
     hold_registers(dk);
-    hold_words(p_words);
-    hold_words(ds_words);
+    hold_words(words);
     if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&shared.empty[stage]));
   }
+  wgmma_wait<0>();
+  hold_registers(dv);
+  hold_registers(dk);
   const int64_t base = b * z.rows;
   const float scale[2] = {z.scale, z.scale}, one[2] = {1, 1};
   store_sums<kWidth>(dk_out, dk, scale, base + key + group_row, base + z.rows, z.kv_heads, kv_head);
@@ -214,8 +216,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   using Tile = DkvTile<kWidth>;
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& shared = *reinterpret_cast<typename Tile::Shared*>(raw);
-  const int kv_head = blockIdx.y;
-  const int64_t b = blockIdx.z, key = int64_t{blockIdx.x} * Tile::kKeys;  // the longest first
+  const int kv_head = blockIdx.x, b = blockIdx.y, key = blockIdx.z * Tile::kKeys;  // the longest first
   if (threadIdx.x < 32) {
     const int64_t key_end = key + Tile::kKeys < z.rows ? key + Tile::kKeys : z.rows;
     const int64_t rows_end = seen_end(z, b, key, key_end);
@@ -230,8 +231,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
     }
   }
   __syncthreads();
-  const DkvWalk walk{static_cast<int>((shared.rows_end - key + Tile::kQueries - 1) / Tile::kQueries),
-                     z.heads / z.kv_heads, key};
+  const int tiles = (shared.rows_end - key + Tile::kQueries - 1) / Tile::kQueries;
+  const DkvWalk walk{.first_row = key, .end_row = shared.rows_end, .steps = tiles * (z.heads / z.kv_heads)};
   if (threadIdx.x < kGroupThreads) {
     fewer_registers<kProducerRegisters>();
     if (threadIdx.x < 32) produce_queries<kWidth>(shared, maps, sums, z, walk, kv_head, key, b);
@@ -254,21 +255,26 @@ struct DqTile {
   };
 };
 
+// A block's work: queries from row `row` of head h, keys in `steps` tiles from `key`.
+struct DqWork {
+  int h, kv_head, row, key, steps, b;
+};
+
 template <int kWidth>
-__device__ void produce_keys(typename DqTile<kWidth>::Shared& shared, const Maps& maps, int h, int kv_head, int64_t row,
-                             int64_t key, int steps, int64_t b) {
+__device__ void produce_keys(typename DqTile<kWidth>::Shared& shared, const Maps& maps, const DqWork& w) {
   using Tile = DqTile<kWidth>;
   const uint32_t queries_full = smem_addr(&shared.queries_full);
   mbarrier_arrive_expect(queries_full, 2 * Tile::Queries::kBytes);
-  Tile::Queries::load(smem_addr(shared.q), &maps.q, queries_full, h, row, b);
-  Tile::Queries::load(smem_addr(shared.dout), &maps.dout, queries_full, h, row, b);
-  for (int step = 0; step < steps; ++step) {
-    const int stage = step % Tile::kStages;
-    const uint32_t full = smem_addr(&shared.full[stage]);
-    mbarrier_wait(smem_addr(&shared.empty[stage]), (step / Tile::kStages + 1) & 1);
+  Tile::Queries::load(smem_addr(shared.q), &maps.q, queries_full, w.h, w.row, w.b);
+  Tile::Queries::load(smem_addr(shared.dout), &maps.dout, queries_full, w.h, w.row, w.b);
+  Ring<Tile::kStages> ring;
+  for (int step = 0; step < w.steps; ++step, ring.next()) {
+    const int key = w.key + step * Tile::kKeys;
+    const uint32_t full = smem_addr(&shared.full[ring.stage]);
+    mbarrier_wait(smem_addr(&shared.empty[ring.stage]), ring.parity ^ 1);
     mbarrier_arrive_expect(full, 2 * Tile::Keys::kBytes);
-    Tile::Keys::load(smem_addr(shared.k[stage]), &maps.k, full, kv_head, key + int64_t{step} * Tile::kKeys, b);
-    Tile::Keys::load(smem_addr(shared.v[stage]), &maps.v, full, kv_head, key + int64_t{step} * Tile::kKeys, b);
+    Tile::Keys::load(smem_addr(shared.k[ring.stage]), &maps.k, full, w.kv_head, key, w.b);
+    Tile::Keys::load(smem_addr(shared.v[ring.stage]), &maps.v, full, w.kv_head, key, w.b);
   }
 }
 
@@ -309,53 +315,59 @@ __device__ __forceinline__ void probabilities_of(float (&s)[32], const MyRows& m
 
 template <int kWidth>
 __device__ void consume_keys(typename DqTile<kWidth>::Shared& shared, T* dq_out, const RowSums& sums,
-                             const AttentionSizes& z, int h, int64_t row, int64_t key, int steps, int64_t b) {
+                             const AttentionSizes& z, const DqWork& w) {
   using Tile = DqTile<kWidth>;
   using Keys = typename Tile::Keys;
   using Queries = typename Tile::Queries;
-  const int group_row = (threadIdx.x / kGroupThreads - 1) * 64;
-  const MyRows mine = my_rows(sums, z, h, row + group_row, b);
-  // All 64 rows see the keys in [last_first, row + group_row].
-  const int64_t last = row + group_row + 63;
-  const int last_first = last < z.rows ? static_cast<int>(first_key(z, b, last)) : 0x7fffffff;
+  const int group_row = (threadIdx.x / kGroupThreads - 1) * 64, row = w.row + group_row;
+  const MyRows mine = my_rows(sums, z, w.h, row, w.b);
+  // All 64 rows see the keys in [last_first, row].
+  const int last_first = row + 63 < z.rows ? static_cast<int>(first_key(z, w.b, row + 63)) : 0x7fffffff;
   const float scale2 = z.scale * kLog2E;
   float dq[kWidth / 2] = {}, s[32], dp[32];
-  uint32_t ds_words[16];
-  const auto start = [&](int step) {
-    const int stage = step % Tile::kStages;
-    mbarrier_wait(smem_addr(&shared.full[stage]), (step / Tile::kStages) & 1);
+  uint32_t dout[kWidth / 4], ds_words[16] = {};
+  const auto start_scores = [&](const Ring<Tile::kStages>& ring) {
+    mbarrier_wait(smem_addr(&shared.full[ring.stage]), ring.parity);
     wgmma_fence();
-    multiply_rows<Queries, Keys, kWidth>(s, smem_addr(shared.q), group_row, smem_addr(shared.k[stage]));
-    multiply_rows<Queries, Keys, kWidth>(dp, smem_addr(shared.dout), group_row, smem_addr(shared.v[stage]));
+    multiply_rows<Queries, Keys, kWidth>(s, smem_addr(shared.q), group_row, smem_addr(shared.k[ring.stage]));
+    multiply_words<Keys, kWidth>(dp, dout, smem_addr(shared.v[ring.stage]));
   };
-  mbarrier_wait(smem_addr(&shared.queries_full), 0);
-  if (steps > 0) start(0);
-  for (int step = 0; step < steps; ++step) {
-    const int stage = step % Tile::kStages;
-    const int first = static_cast<int>(key) + step * Tile::kKeys;
-    wgmma_wait<1>();
-    hold_registers(s);
-    probabilities_of(s, mine, scale2, first, first >= last_first && first + Tile::kKeys - 1 <= row + group_row);
-    wgmma_wait<0>();
-    hold_registers(dp);
-#pragma unroll
-    for (int e = 0; e < 32; ++e) dp[e] = s[e] * (dp[e] - mine.delta[e / 2 % 2]);
-    pack(ds_words, dp);
+  const auto start_sums = [&](int stage) {
     hold_words(ds_words);
     wgmma_fence();
     add_product<Keys, 4>(dq, ds_words, smem_addr(shared.k[stage]));
-    if (step + 1 < steps) {
-      start(step + 1);
-      wgmma_wait<2>();
-    } else {
-      wgmma_wait<0>();
-    }
+  };
+  mbarrier_wait(smem_addr(&shared.queries_full), 0);
+  load_words<Queries, kWidth>(dout, smem_addr(shared.dout), group_row);
+  Ring<Tile::kStages> ring;
+  start_scores(ring);  // a query sees itself: there is a step
+  start_sums(0);       // of zeros, so that every step finds the same products running
+  for (int step = 0;;) {
+    const int stage = ring.stage, key = w.key + step * Tile::kKeys;
+    // Running, oldest first: scores, dp, and the last step's dq.
+    wgmma_wait<2>();
+    hold_registers(s);
+    probabilities_of(s, mine, scale2, key, key >= last_first && key + Tile::kKeys - 1 <= row);
+    wgmma_wait<1>();
+    hold_registers(dp);
+#pragma unroll
+    for (int e = 0; e < 32; ++e) dp[e] = s[e] * (dp[e] - mine.delta[e / 2 % 2]);
+    wgmma_wait<0>();
     hold_registers(dq);
     hold_words(ds_words);
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&shared.empty[stage]));
+    if (step > 0 && threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&shared.empty[ring.last()]));
+    pack(ds_words, dp);
+    if (++step == w.steps) break;
+    ring.next();
+    start_scores(ring);
+    start_sums(stage);
   }
+  start_sums(ring.stage);
+  wgmma_wait<0>();
+  hold_registers(dq);
   const float scale[2] = {z.scale, z.scale};
-  store_sums<kWidth>(dq_out, dq, scale, b * z.rows + row + group_row, b * z.rows + z.rows, z.heads, h);
+  const int64_t base = w.b * z.rows;
+  store_sums<kWidth>(dq_out, dq, scale, base + row, base + z.rows, z.heads, w.h);
 }
 
 template <int kWidth>
@@ -364,11 +376,12 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   using Tile = DqTile<kWidth>;
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& shared = *reinterpret_cast<typename Tile::Shared*>(raw);
-  const int h = blockIdx.y, kv_head = h / (z.heads / z.kv_heads);
-  const int64_t b = blockIdx.z, row = int64_t{gridDim.x - 1 - blockIdx.x} * Tile::kQueries;  // the longest first
-  const int64_t end = row + Tile::kQueries < z.rows ? row + Tile::kQueries : z.rows;
-  const int64_t key = first_key(z, b, row) / Tile::kKeys * Tile::kKeys;
-  const int steps = static_cast<int>((end - key + Tile::kKeys - 1) / Tile::kKeys);
+  DqWork w;
+  w.h = blockIdx.x, w.kv_head = w.h / (z.heads / z.kv_heads), w.b = blockIdx.y;
+  w.row = (gridDim.z - 1 - blockIdx.z) * Tile::kQueries;  // the longest first
+  const int end = w.row + Tile::kQueries < z.rows ? w.row + Tile::kQueries : static_cast<int>(z.rows);
+  w.key = static_cast<int>(first_key(z, w.b, w.row)) / Tile::kKeys * Tile::kKeys;
+  w.steps = (end - w.key + Tile::kKeys - 1) / Tile::kKeys;
   if (threadIdx.x == 0) {
     mbarrier_init(smem_addr(&shared.queries_full), 1);
     for (int i = 0; i < Tile::kStages; ++i) {
@@ -380,10 +393,10 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
     fewer_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) produce_keys<kWidth>(shared, maps, h, kv_head, row, key, steps, b);
+    if (threadIdx.x == 0) produce_keys<kWidth>(shared, maps, w);
   } else {
     more_registers<kConsumerRegisters>();
-    consume_keys<kWidth>(shared, dq, sums, z, h, row, key, steps, b);
+    consume_keys<kWidth>(shared, dq, sums, z, w);
   }
 }
 
@@ -409,12 +422,12 @@ void launch(Stream& s, const AttentionBwd& a) {
   constexpr int kDkvBytes = sizeof(typename Dkv::Shared), kDqBytes = sizeof(typename Dq::Shared);
   MOEBIUS_CUDA(cudaFuncSetAttribute(dkv_kernel<kWidth>, cudaFuncAttributeMaxDynamicSharedMemorySize, kDkvBytes));
   MOEBIUS_CUDA(cudaFuncSetAttribute(dq_kernel<kWidth>, cudaFuncAttributeMaxDynamicSharedMemorySize, kDqBytes));
-  dkv_kernel<kWidth><<<dim3(static_cast<unsigned>(div_ceil(z.rows, Dkv::kKeys)), z.kv_heads, batch), kSm90Threads,
+  dkv_kernel<kWidth><<<dim3(z.kv_heads, batch, static_cast<unsigned>(div_ceil(z.rows, Dkv::kKeys))), kSm90Threads,
                        kDkvBytes, stream>>>(maps(Dkv::kQueries, Dkv::kKeys), static_cast<T*>(a.dk_TGd.data),
                                             static_cast<T*>(a.dv_TGd.data), sums, z);
   check_launch("attention_bwd");
   dq_kernel<kWidth>
-      <<<dim3(static_cast<unsigned>(div_ceil(z.rows, Dq::kQueries)), z.heads, batch), kSm90Threads, kDqBytes, stream>>>(
+      <<<dim3(z.heads, batch, static_cast<unsigned>(div_ceil(z.rows, Dq::kQueries))), kSm90Threads, kDqBytes, stream>>>(
           maps(Dq::kQueries, Dq::kKeys), static_cast<T*>(a.dq_THd.data), sums, z);
   check_launch("attention_bwd");
 }

@@ -158,7 +158,7 @@ int64_t round_up(int64_t n, int64_t to) { return div_ceil(n, to) * to; }
 // tiles of 64 x 128; dk and dv of each query head where heads share them; <do, o>.
 int64_t head_bytes(const AttentionSizes& z) {
   const int64_t rows = round_up(z.rows, 128);
-  return rows * rows * 2 + 2 * rows * z.width * 4 + rows * 4;
+  return rows * rows * 2 + 2 * rows * z.width * 2 + rows * 4;
 }
 
 // Sequences, or kv heads of one sequence, that the backward pass takes at a time.
@@ -166,7 +166,7 @@ struct Part {
   int64_t batch, kv_heads;
 };
 
-constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 30;
+constexpr int64_t kMaxWorkspaceBytes = int64_t{1152} << 20;  // one sequence of 4096 with 32 heads
 
 int64_t largest_divisor(int64_t n, int64_t at_most) {
   int64_t divisor = std::max<int64_t>(1, std::min(n, at_most));
@@ -212,11 +212,11 @@ void* at(const Tensor& t, int64_t row, int64_t head) {
 
 bool cudnn_takes(const AttentionFwd& a) { return takes(a.q_THd, a.k_UGd, a.doc_start_T, a.batch); }
 
-// Past the bound of workspace even for one kv head, the generic kernels take over.
+// Only calls too small to fill a GPU with the own backward kernel, whose blocks are 128 keys of a kv head: elsewhere
+// that one is quicker and needs no workspace.
 bool cudnn_takes(const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
-  return takes(a.q_THd, a.k_TGd, a.doc_start_T, a.batch) &&
-         head_bytes(z) * (z.heads / z.kv_heads) <= 4 * kMaxWorkspaceBytes;
+  return takes(a.q_THd, a.k_TGd, a.doc_start_T, a.batch) && a.batch * z.kv_heads * div_ceil(z.rows, 128) < 256;
 }
 
 int64_t cudnn_scratch_bytes(const AttentionFwd&) { return kSlackBytes; }

@@ -21,7 +21,7 @@ struct FwdTile {
   struct Shared {
     unsigned char q[Rows::kBytes];
     unsigned char k[kStages][Rows::kBytes], v[kStages][Rows::kBytes];
-    uint64_t q_full, k_full[kStages], v_full[kStages], empty[kStages];
+    uint64_t q_full, k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   };
 };
 
@@ -42,9 +42,11 @@ __device__ void produce(typename FwdTile<kWidth>::Shared& shared, const Maps& ma
     const int stage = step % Tile::kStages;
     const int64_t key = w.key + int64_t{step} * Tile::kRows;
     const uint32_t k_full = smem_addr(&shared.k_full[stage]), v_full = smem_addr(&shared.v_full[stage]);
-    mbarrier_wait(smem_addr(&shared.empty[stage]), (step / Tile::kStages + 1) & 1);
+    const uint32_t parity = (step / Tile::kStages + 1) & 1;
+    mbarrier_wait(smem_addr(&shared.k_empty[stage]), parity);
     mbarrier_arrive_expect(k_full, Rows::kBytes);
     Rows::load(smem_addr(shared.k[stage]), &maps.k, k_full, w.kv_head, key, w.b);
+    mbarrier_wait(smem_addr(&shared.v_empty[stage]), parity);
     mbarrier_arrive_expect(v_full, Rows::kBytes);
     Rows::load(smem_addr(shared.v[stage]), &maps.v, v_full, w.kv_head, key, w.b);
   }
@@ -93,6 +95,19 @@ __device__ __forceinline__ void take_scores(float (&s)[64], Softmax& run, float 
   }
 }
 
+// The two warpgroups ask for their products in turn, so that one's softmax runs during the other's products.
+class Turn {
+ public:
+  __device__ explicit Turn(int group) : group_(group) {
+    if (group == 1) pass();
+  }
+  __device__ void wait() const { named_barrier_sync(1 + group_, 2 * kGroupThreads); }
+  __device__ void pass() const { named_barrier_arrive(2 - group_, 2 * kGroupThreads); }
+
+ private:
+  int group_;
+};
+
 template <int kWidth>
 __device__ void consume(typename FwdTile<kWidth>::Shared& shared, T* o_out, float* lse, const AttentionSizes& z,
                         const Work& w) {
@@ -112,40 +127,49 @@ __device__ void consume(typename FwdTile<kWidth>::Shared& shared, T* o_out, floa
   const int last_first = row + 63 < z.rows ? static_cast<int>(first_key(z, w.b, row + 63)) : 0x7fffffff;
   const float scale2 = z.scale * kLog2E;
   float o[kWidth / 2] = {}, s[64];
-  uint32_t words[32];
-  const auto start = [&](int step) {
-    const int stage = step % Tile::kStages;
-    mbarrier_wait(smem_addr(&shared.k_full[stage]), (step / Tile::kStages) & 1);
+  uint32_t words[32] = {};
+  const auto start_scores = [&](const Ring<Tile::kStages>& ring) {
+    mbarrier_wait(smem_addr(&shared.k_full[ring.stage]), ring.parity);
     wgmma_fence();
-    multiply_rows<Rows, Rows, kWidth>(s, smem_addr(shared.q), group_row, smem_addr(shared.k[stage]));
+    multiply_rows<Rows, Rows, kWidth>(s, smem_addr(shared.q), group_row, smem_addr(shared.k[ring.stage]));
   };
+  const auto start_sums = [&](const Ring<Tile::kStages>& ring) {
+    mbarrier_wait(smem_addr(&shared.v_full[ring.stage]), ring.parity);
+    hold_words(words);
+    wgmma_fence();
+    add_product<Rows, 8>(o, words, smem_addr(shared.v[ring.stage]));
+  };
+  const Turn turn(threadIdx.x / kGroupThreads - 1);
+  const bool is_first_lane = threadIdx.x % 32 == 0;
+  Ring<Tile::kStages> ring;
   mbarrier_wait(smem_addr(&shared.q_full), 0);
-  start(0);
+  start_scores(ring);
   wgmma_wait<0>();
-  for (int step = 0; step < w.steps; ++step) {
+  for (int step = 0;;) {
     // Here the scores of this step are ready, and the product of the last step's probabilities may still run.
     hold_registers(s);
-    const int stage = step % Tile::kStages, key = static_cast<int>(w.key) + step * Tile::kRows;
+    if (is_first_lane) mbarrier_arrive(smem_addr(&shared.k_empty[ring.stage]));
+    const int key = static_cast<int>(w.key) + step * Tile::kRows;
     float correction[2];
     take_scores(s, run, correction, scale2, key, key >= last_first && key + Tile::kRows - 1 <= shift + row);
     wgmma_wait<0>();
     hold_registers(o);
     hold_words(words);
-    if (step > 0 && threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&shared.empty[(step - 1) % Tile::kStages]));
+    if (step > 0 && is_first_lane) mbarrier_arrive(smem_addr(&shared.v_empty[ring.last()]));
 #pragma unroll
     for (int e = 0; e < kWidth / 2; ++e) o[e] *= correction[e / 2 % 2];
     pack(words, s);
-    hold_words(words);
-    const bool more = step + 1 < w.steps;
-    if (more) start(step + 1);
-    mbarrier_wait(smem_addr(&shared.v_full[stage]), (step / Tile::kStages) & 1);
-    wgmma_fence();
-    add_product<Rows, 8>(o, words, smem_addr(shared.v[stage]));
-    if (more)
-      wgmma_wait<1>();
-    else
-      wgmma_wait<0>();
+    if (++step == w.steps) break;
+    const Ring<Tile::kStages> last = ring;
+    ring.next();
+    turn.wait();
+    start_scores(ring);
+    start_sums(last);
+    turn.pass();
+    wgmma_wait<1>();
   }
+  start_sums(ring);
+  wgmma_wait<0>();
   hold_registers(o);
   float inverse[2];
 #pragma unroll
@@ -169,8 +193,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& shared = *reinterpret_cast<typename Tile::Shared*>(raw);
   Work w;
-  w.h = blockIdx.y, w.kv_head = w.h / (z.heads / z.kv_heads), w.b = blockIdx.z;
-  w.row = int64_t{gridDim.x - 1 - blockIdx.x} * Tile::kRows;  // the longest first
+  w.h = blockIdx.x, w.kv_head = w.h / (z.heads / z.kv_heads), w.b = blockIdx.z;
+  w.row = int64_t{gridDim.y - 1 - blockIdx.y} * Tile::kRows;  // the longest first
   const int64_t end = (w.row + Tile::kRows < z.rows ? w.row + Tile::kRows : z.rows) + z.kv_rows - z.rows;
   w.key = first_key(z, w.b, w.row) / Tile::kRows * Tile::kRows;
   w.steps = static_cast<int>((end - w.key + Tile::kRows - 1) / Tile::kRows);
@@ -179,7 +203,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
     for (int i = 0; i < Tile::kStages; ++i) {
       mbarrier_init(smem_addr(&shared.k_full[i]), 1);
       mbarrier_init(smem_addr(&shared.v_full[i]), 1);
-      mbarrier_init(smem_addr(&shared.empty[i]), kConsumerWarps);
+      mbarrier_init(smem_addr(&shared.k_empty[i]), kConsumerWarps);
+      mbarrier_init(smem_addr(&shared.v_empty[i]), kConsumerWarps);
     }
     fence_mbarrier_init();
   }
@@ -202,7 +227,7 @@ void launch(Stream& s, const AttentionFwd& a) {
   const Maps maps{.q = rows_map(a.q_THd, a.batch, Tile::kRows),
                   .k = rows_map(a.k_UGd, a.batch, Tile::kRows),
                   .v = rows_map(a.v_UGd, a.batch, Tile::kRows)};
-  const dim3 grid(static_cast<unsigned>(div_ceil(z.rows, Tile::kRows)), z.heads, static_cast<unsigned>(a.batch));
+  const dim3 grid(z.heads, static_cast<unsigned>(div_ceil(z.rows, Tile::kRows)), static_cast<unsigned>(a.batch));
   fwd_kernel<kWidth><<<grid, kSm90Threads, kSharedBytes, cuda_stream(s)>>>(maps, static_cast<T*>(a.o_THd.data),
                                                                            a.lse_TH.ptr<float>(), z);
   check_launch("attention_fwd");

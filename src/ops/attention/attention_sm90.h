@@ -15,7 +15,7 @@
 namespace moebius::cuda {
 
 constexpr int kGroupThreads = 128, kSm90Threads = 3 * kGroupThreads;  // of a warpgroup; of a block
-constexpr uint32_t kProducerRegisters = 40, kConsumerRegisters = 232, kConsumerWarps = 8;
+constexpr uint32_t kProducerRegisters = 24, kConsumerRegisters = 240, kConsumerWarps = 8;
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 __device__ __forceinline__ float exp2_approx(float x) {
@@ -23,6 +23,25 @@ __device__ __forceinline__ float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+// Four 8x8 matrices of bf16: lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void ldmatrix_4(uint32_t* words, uint32_t from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(from)
+               : "memory");
+}
+
+// Walks the stages of a ring; parity is that of the stage's full barrier.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+  __device__ __forceinline__ int last() const { return stage == 0 ? kStages - 1 : stage - 1; }
+};
 
 // A tile of rows x kWidth bf16 in shared memory: blocks of 64 columns, each rows x 128 bytes with the 128-byte swizzle.
 template <int kRows, int kWidth>
@@ -59,6 +78,26 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kNum], uint32_t x, i
 #pragma unroll
   for (int step = 0; step < kWidth / 16; ++step) {
     Wgmma<Major::k, Major::k>::multiply(sums, X::across(x, row, step), Y::across(y, 0, step), step > 0);
+  }
+  wgmma_commit();
+}
+
+// Rows [row, row + 64) of a tile as left operand in registers.
+template <class X, int kWidth>
+__device__ __forceinline__ void load_words(uint32_t (&words)[kWidth / 4], uint32_t x, int row) {
+  const int lane = threadIdx.x % 32, my_row = row + threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+  for (int step = 0; step < kWidth / 16; ++step) {
+    ldmatrix_4(words + 4 * step, x + step / 4 * X::kBlockBytes + swizzle_128(my_row, step % 4 * 2 + lane / 16));
+  }
+}
+
+// sums [64, 64] = x in registers times y rows, over the width.
+template <class Y, int kWidth, int kNum>
+__device__ __forceinline__ void multiply_words(float (&sums)[kNum], const uint32_t (&x)[kWidth / 4], uint32_t y) {
+#pragma unroll
+  for (int step = 0; step < kWidth / 16; ++step) {
+    wgmma_registers<Major::k>(sums, x + 4 * step, Y::across(y, 0, step), step > 0);
   }
   wgmma_commit();
 }

@@ -1,10 +1,11 @@
 // d_expert_down by wgmma: g = dout[token] W2[e] in tiles of 128 rows by 256 columns of F, and the backward of the gated
 // activation on the tile while it is in registers. W2 is [D, F], so a tile of it stands across (MN-major).
 //
-// A block is a producer warpgroup (rows of dout by cp.async, W2 by TMA, half of it for the other block of the cluster)
-// and two consumer warpgroups of 64 rows. A consumer warp owns 16 rows x 256 columns of g and takes them in pieces of
-// 32 columns through a ring of its own in shared memory: h comes by cp.async (the first kAhead pieces before the main
-// loop), dh goes back in its place and out, then sa the same way.
+// A block is a producer warpgroup and two consumer warpgroups of 64 rows, with a ring of slots between them:
+//   num_k slots of 64 of D   A: rows of dout by cp.async;  B: W2 by TMA, half of it for the other block of the cluster
+//   4 slots of 64 of F       the tile of h, gate and up, by TMA
+// A consumer warp takes its 16 rows of an h slot to dh in place, puts sa beside it, and has the copy engine store all
+// three from there; so h is fetched under the last products and stores drain under the next ones.
 #include "core/cuda.h"
 #include "ops/cuda/sm90.h"
 #include "ops/cuda/sm90_tensor_map.h"
@@ -15,21 +16,29 @@
 namespace moebius::cuda::sm90 {
 namespace {
 
-constexpr int kStaggerTiles = 8;
+constexpr int kSlots = 4, kThreads = 384, kTilesToStagger = 8;
 constexpr int kGroup = 8;  // pairs of row tiles that share a column of W2 tiles while it is in L2
-constexpr int kSlots = 3, kAhead = 5, kThreads = 384;
+constexpr int kPieces = kTileN / 64;
 constexpr uint32_t kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
-constexpr int kPieceCols = 32, kPieces = kTileN / kPieceCols;
-constexpr uint32_t kPlaneBytes = 16 * kPieceCols * 2;  // 16 rows of gate, of up, or of sa
-constexpr uint32_t kPieceBytes = 2 * kPlaneBytes;
+constexpr uint32_t kPlaneBytes = kTileM * 64 * 2;  // 128 rows of gate, of up, of sa
+
+struct Params {
+  CUtensorMap w2, h, dh, sa;
+  RowTiles tiles;
+  const __nv_bfloat16* dout;
+  __nv_bfloat16 *to_dh, *to_sa;
+  const float* weight;
+  float* partial;  // [column tiles, R]
+  const int32_t* token;
+  int64_t R;
+  int32_t D, F, num_k;
+};
 
 struct Shared {
-  alignas(1024) unsigned char a[kSlots][kBytesA];  // 128 rows of 64
-  alignas(1024) unsigned char b[kSlots][kBytesB];  // 4 blocks of 64 (of D) x 64 (of F)
-  alignas(1024) unsigned char staging[8][kAhead * kPieceBytes];
+  alignas(1024) unsigned char slot[kSlots][kBytesA + kBytesB];  // 128 rows of 64, then 4 blocks of 64 x 64; or planes
   uint64_t full[kSlots], empty[kSlots];
 };
-static_assert(sizeof(Shared) <= 227 * 1024);
+static_assert(sizeof(Shared) <= 227 * 1024 && 3 * kPlaneBytes <= kBytesA + kBytesB);
 
 // A position in the ring of slots; producers and consumers walk it alike.
 struct Cursor {
@@ -40,18 +49,6 @@ struct Cursor {
       parity ^= 1;
     }
   }
-};
-
-struct Params {
-  CUtensorMap w2;
-  RowTiles tiles;
-  const __nv_bfloat16 *dout, *h;
-  __nv_bfloat16 *dh, *sa;
-  const float* weight;
-  float* partial;  // [column tiles, R]
-  const int32_t* token;
-  int64_t R;
-  int32_t D, F, num_k;
 };
 
 // The gathered rows of a producer thread: 16-byte column chunk thread % 8 of rows thread / 8 + 16 i. A row past the end
@@ -81,7 +78,7 @@ __device__ void load_weights(const Params& p, Shared& s, uint32_t slot, int k, c
   mbarrier_arrive_expect(full, kBytesB);
 #pragma unroll
   for (uint32_t i = 0; i < kTileN / 64; ++i) {
-    const uint32_t to = smem_addr(s.b[slot]) + i * 8192;
+    const uint32_t to = smem_addr(s.slot[slot]) + kBytesA + i * 8192;
     const int32_t col = tile.n * kTileN + static_cast<int32_t>(i) * 64;
     if (!tile.shared) {
       tma_load(to, &p.w2, full, col, k * kTileK, tile.expert);
@@ -91,13 +88,35 @@ __device__ void load_weights(const Params& p, Shared& s, uint32_t slot, int k, c
   }
 }
 
-// All tiles take the same time, so all blocks would be in their epilogues together and wait for memory together:
-// clusters start one after the other, over the time of a tile.
+// Gate and up of 64 columns.
+__device__ void load_h(const Params& p, Shared& s, uint32_t slot, int piece, const RowTile& tile) {
+  const uint32_t full = smem_addr(&s.full[slot]), to = smem_addr(s.slot[slot]);
+  const int32_t col = tile.n * kTileN + piece * 64;
+  mbarrier_arrive_expect(full, 2 * kPlaneBytes);
+  tma_load(to, &p.h, full, col, 0, tile.first_row);
+  tma_load(to + kPlaneBytes, &p.h, full, col, 1, tile.first_row);
+}
+
+// The tile of h to L2, while its g is computed.
+__device__ void prefetch_h(const Params& p, const RowTile& tile) {
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&p.h),
+                   "r"(tile.n * kTileN + piece * 64), "r"(half), "r"(tile.first_row)
+                   : "memory");
+    }
+  }
+}
+
+// All tiles take the same time, so all blocks would be in their epilogues together and wait for memory together.
+// Clusters start one after the other, over the time of a tile; those that start last have one tile less, or as many.
 __device__ void stagger(const Params& p) {
   const int num_clusters = gridDim.x / 2, cluster = blockIdx.x / 2;
   const int64_t rows = p.tiles.offsets[p.tiles.num_experts] - p.tiles.offsets[0];
-  if (rows * p.tiles.across < static_cast<int64_t>(kStaggerTiles) * 2 * num_clusters * kTileM) return;
-  const int64_t cycles = static_cast<int64_t>(p.num_k * 1400 + 7000) * cluster / num_clusters, begin = clock64();
+  if (rows * p.tiles.across < int64_t{kTilesToStagger} * 2 * num_clusters * kTileM) return;
+  const int64_t cycles = (p.num_k * int64_t{1100} + 7000) * cluster / num_clusters, begin = clock64();
   while (clock64() - begin < cycles) __nanosleep(500);
 }
 
@@ -109,33 +128,42 @@ __device__ void produce(const Params& p, Shared& s, uint32_t block) {
   stagger(p);
   for (RowTile tile; walk.next(tile);) {
     const GatheredRows rows(p, tile);
+    if (threadIdx.x == 0) prefetch_h(p, tile);
     const char* x = x0 + chunk * 16;
 #pragma unroll 1
     for (int k = 0; k < p.num_k; ++k, x += kTileK * 2) {
       mbarrier_wait(smem_addr(&s.empty[at.slot]), at.parity ^ 1);
       if (threadIdx.x == 0) load_weights(p, s, at.slot, k, tile, block);
       const bool inside = k * kTileK + static_cast<int>(chunk) * 8 < p.D;
-      rows.copy(smem_addr(s.a[at.slot]) + place, inside ? x : x0, inside);
+      rows.copy(smem_addr(s.slot[at.slot]) + place, inside ? x : x0, inside);
       mbarrier_arrive_cp_async(smem_addr(&s.full[at.slot]));
       at.advance();
+    }
+#pragma unroll 1
+    for (int piece = 0; piece < kPieces; ++piece, at.advance()) {
+      mbarrier_wait(smem_addr(&s.empty[at.slot]), at.parity ^ 1);
+      if (threadIdx.x == 0) load_h(p, s, at.slot, piece, tile);
+      mbarrier_arrive(smem_addr(&s.full[at.slot]));
     }
   }
 }
 
-// By a whole consumer warp: the slot may be filled again, by both blocks.
+// By one lane of a consumer warp: as far as the warp goes, both blocks may fill the slot again.
 __device__ __forceinline__ void release(Shared& s, uint32_t slot) {
-  if (threadIdx.x % 32 < 2) mbarrier_arrive_cluster(smem_addr(&s.empty[slot]), threadIdx.x % 32);
+  mbarrier_arrive_cluster(smem_addr(&s.empty[slot]), 0);
+  mbarrier_arrive_cluster(smem_addr(&s.empty[slot]), 1);
 }
 
 // Rows [64 group, 64 group + 64) of the tile. A slot is released once the wgmmas of the next one are queued.
 __device__ __forceinline__ void multiply(const Params& p, Shared& s, Cursor& at, uint32_t group, float (&g)[128]) {
+  const bool one_lane = threadIdx.x % 32 == 0;
   uint32_t before = 0;
 #pragma unroll 1
   for (int k = 0; k < p.num_k; ++k) {
     mbarrier_wait(smem_addr(&s.full[at.slot]), at.parity);
     fence_proxy_async();  // cp.async writes as ordinary stores do
-    const uint64_t a = wgmma_operand<Major::k>(smem_addr(s.a[at.slot]) + group * (kBytesA / 2));
-    const uint64_t b = wgmma_operand<Major::mn>(smem_addr(s.b[at.slot]));
+    const uint64_t a = wgmma_operand<Major::k>(smem_addr(s.slot[at.slot]) + group * (kBytesA / 2));
+    const uint64_t b = wgmma_operand<Major::mn>(smem_addr(s.slot[at.slot]) + kBytesA);
     hold_registers(g);
     wgmma_fence();
 #pragma unroll
@@ -145,21 +173,21 @@ __device__ __forceinline__ void multiply(const Params& p, Shared& s, Cursor& at,
     wgmma_commit();
     if (k > 0) {
       wgmma_wait<1>();
-      release(s, before);
+      if (one_lane) release(s, before);
     }
     before = at.slot;
     at.advance();
   }
   wgmma_wait<0>();
   hold_registers(g);
-  release(s, before);
+  if (one_lane) release(s, before);
 }
 
-// What multiply does to the ring, for a warpgroup without rows.
+// What a tile does to the ring, for a warpgroup without rows.
 __device__ void skip_tile(const Params& p, Shared& s, Cursor& at) {
-  for (int k = 0; k < p.num_k; ++k, at.advance()) {
+  for (int k = 0; k < p.num_k + kPieces; ++k, at.advance()) {
     mbarrier_wait(smem_addr(&s.full[at.slot]), at.parity);
-    release(s, at.slot);
+    if (threadIdx.x % 32 == 0) release(s, at.slot);
   }
 }
 
@@ -198,74 +226,37 @@ __device__ __forceinline__ Gradient backward(float da, float gate, float up) {
   return {da * up * (z + fmaf(-silu, z, silu)), da * silu, silu * up};
 }
 
-// Byte offset of 16-byte chunk `chunk` of row `row` in a plane: rows of 64 bytes, and no two of 8 rows in one bank.
-__device__ __forceinline__ uint32_t place_in_plane(uint32_t row, uint32_t chunk) {
-  return row * 64 + ((chunk ^ (row / 2 & 3)) << 4);
-}
-
-// 16 rows of a consumer warp in the tile. A lane copies 16-byte chunk lane % 4 of rows lane / 4 + 8 i of a piece, and
-// computes these rows too.
+// 16 rows of a consumer warp in the tile.
 struct WarpRows {
-  int32_t first, num;  // num may be more than 16, or less than 1
-  int32_t cols;        // from the lane's first chunk to the end of F
-  int64_t at, at_h;    // the lane's first chunk in sa and in h
-  float weight[2];
+  int32_t in_tile, first, num, col;  // num may be more than 16, or less than 1
+  float weight[2];                   // of rows lane / 4 and 8 more
 
-  __device__ WarpRows(const Params& p, const RowTile& tile, uint32_t group)
-      : first(tile.first_row + static_cast<int32_t>(group * 64 + threadIdx.x / 32 % 4 * 16)),
-        num(tile.end_row - first) {
-    const int32_t lane = threadIdx.x % 32, row = first + lane / 4, col = tile.n * kTileN + lane % 4 * 8;
-    cols = p.F - col;
-    at = static_cast<int64_t>(row) * p.F + col;
-    at_h = at + static_cast<int64_t>(row) * p.F;
+  __device__ WarpRows(const Params& p, const RowTile& tile)
+      : in_tile(static_cast<int32_t>(threadIdx.x / 32 - 4) * 16),
+        first(tile.first_row + in_tile),
+        num(tile.end_row - first),
+        col(tile.n * kTileN) {
+    const int32_t row = static_cast<int32_t>(threadIdx.x % 32 / 4);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) weight[i] = lane / 4 + 8 * i < num ? __ldg(p.weight + row + 8 * i) : 0.0f;
-  }
-  __device__ __forceinline__ bool has(int i, int piece) const {
-    return static_cast<int32_t>(threadIdx.x % 32 / 4) + 8 * i < num && piece * kPieceCols < cols;
+    for (int i = 0; i < 2; ++i) weight[i] = row + 8 * i < num ? __ldg(p.weight + first + row + 8 * i) : 0.0f;
   }
 };
 
-// Starts to load a piece of h, gate and up.
-__device__ __forceinline__ void load_piece(const Params& p, const WarpRows& rows, uint32_t staging, int piece) {
-  const uint32_t lane = threadIdx.x % 32,
-                 to = staging + piece % kAhead * kPieceBytes + place_in_plane(lane / 4, lane % 4);
-  const __nv_bfloat16* from = p.h + rows.at_h + piece * kPieceCols;
-#pragma unroll
-  for (int i = 0; i < 2; ++i, from += 16 * p.F) {
-    const bool valid = rows.has(i, piece);
-    cp_async_16(to + i * 512, valid ? from : p.h, valid);
-    cp_async_16(to + i * 512 + kPlaneBytes, valid ? from + p.F : p.h, valid);
-  }
-  cp_async_commit();
-}
-
-// What lies in a plane, to rows of global memory `stride` elements apart; `to` is the lane's first chunk.
-__device__ __forceinline__ void store_plane(__nv_bfloat16* to, int32_t stride, uint32_t plane, const WarpRows& rows,
-                                            int piece) {
-  const uint32_t lane = threadIdx.x % 32, from = plane + place_in_plane(lane / 4, lane % 4);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint4 v = load_16(from + i * 512);
-    if (rows.has(i, piece)) *reinterpret_cast<uint4*>(to + i * 8 * static_cast<int64_t>(stride)) = v;
-  }
-}
-
-// Piece kPiece of the tile: h is in the staging; dh and sa leave, product gathers <g, a> of this thread's two rows.
+// The warp's rows of the planes at `planes` from h to dh and sa, 64 columns of g from kPiece * 64 on; product gathers
+// <g, a> of this thread's two rows.
 template <int kPiece>
-__device__ __forceinline__ void backward_piece(const Params& p, const WarpRows& rows, const float (&g)[128],
-                                               uint32_t staging, float (&product)[2]) {
-  const uint32_t lane = threadIdx.x % 32, plane = staging + kPiece % kAhead * kPieceBytes;
-  uint32_t sa[2][4];
+__device__ __forceinline__ void backward_planes(uint32_t planes, const float (&g)[128], const WarpRows& rows,
+                                                float (&product)[2]) {
+  const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-  for (uint32_t j = 0; j < 2; ++j) {
-    const uint32_t at = plane + place_in_plane(lane % 16, 2 * j + lane / 16);
-    uint32_t gate[4], up[4];
+  for (uint32_t j = 0; j < 4; ++j) {
+    const uint32_t at = planes + swizzle_128(rows.in_tile + lane % 16, 2 * j + lane / 16);
+    uint32_t gate[4], up[4], sa[4];
     load_matrices(gate, at);
     load_matrices(up, at + kPlaneBytes);
 #pragma unroll
     for (int m = 0; m < 4; ++m) {  // rows + 8 (m % 2), columns + 8 (m / 2)
-      const int i = m % 2, at_g = kPiece * 16 + j * 8 + m / 2 * 4 + i * 2;
+      const int i = m % 2, at_g = kPiece * 32 + j * 8 + m / 2 * 4 + i * 2;
       const float g0 = g[at_g], g1 = g[at_g + 1], weight = rows.weight[i];
       const Gradient lo = backward(weight * g0, low_bf16(gate[m]), low_bf16(up[m]));
       const Gradient hi = backward(weight * g1, high_bf16(gate[m]), high_bf16(up[m]));
@@ -273,34 +264,68 @@ __device__ __forceinline__ void backward_piece(const Params& p, const WarpRows& 
       up[m] = pack_bf16(lo.dup, hi.dup);
       const uint32_t a = pack_bf16(lo.a, hi.a);  // as expert_up rounded it
       product[i] = fmaf(g1, high_bf16(a), fmaf(g0, low_bf16(a), product[i]));
-      sa[j][m] = pack_bf16(weight * low_bf16(a), weight * high_bf16(a));
+      sa[m] = pack_bf16(weight * low_bf16(a), weight * high_bf16(a));
     }
     stmatrix_4(at, gate[0], gate[1], gate[2], gate[3]);
     stmatrix_4(at + kPlaneBytes, up[0], up[1], up[2], up[3]);
+    stmatrix_4(at + 2 * kPlaneBytes, sa[0], sa[1], sa[2], sa[3]);
   }
-  __syncwarp();
-  store_plane(p.dh + rows.at_h + kPiece * kPieceCols, 2 * p.F, plane, rows, kPiece);
-  store_plane(p.dh + rows.at_h + kPiece * kPieceCols + p.F, 2 * p.F, plane + kPlaneBytes, rows, kPiece);
-  __syncwarp();
-#pragma unroll
-  for (uint32_t j = 0; j < 2; ++j) {
-    stmatrix_4(plane + place_in_plane(lane % 16, 2 * j + lane / 16), sa[j][0], sa[j][1], sa[j][2], sa[j][3]);
+}
+
+// The planes' 16 rows to dh and sa, by one lane.
+__device__ __forceinline__ void store_rows(const Params& p, uint32_t planes, const WarpRows& rows, int piece) {
+  const uint32_t from = planes + rows.in_tile * 128;
+  const int32_t col = rows.col + piece * 64;
+  tma_store(&p.dh, from, col, 0, rows.first);
+  tma_store(&p.dh, from + kPlaneBytes, col, 1, rows.first);
+  tma_store(&p.sa, from + 2 * kPlaneBytes, col, rows.first);
+}
+
+// As store_rows where the expert ends within the 16 rows: those of the next one stay as they are. By the whole warp.
+__device__ void store_last_rows(const Params& p, uint32_t planes, const WarpRows& rows, int piece) {
+  const int32_t lane = threadIdx.x % 32, col = rows.col + piece * 64 + lane % 8 * 8;
+  for (int32_t row = lane / 8; row < min(rows.num, 16); row += 4) {
+    const uint32_t from = planes + swizzle_128(rows.in_tile + row, lane % 8);
+    const int64_t r = rows.first + row;
+    if (col >= p.F) continue;
+    *reinterpret_cast<uint4*>(p.to_dh + 2 * r * p.F + col) = load_16(from);
+    *reinterpret_cast<uint4*>(p.to_dh + (2 * r + 1) * p.F + col) = load_16(from + kPlaneBytes);
+    *reinterpret_cast<uint4*>(p.to_sa + r * p.F + col) = load_16(from + 2 * kPlaneBytes);
   }
-  __syncwarp();
-  store_plane(p.sa + rows.at + kPiece * kPieceCols, p.F, plane, rows, kPiece);
+  fence_proxy_async();
   __syncwarp();
 }
 
+// The h slots of a tile. A slot is released one piece later, when its stores have been read.
 template <int kPiece>
-__device__ __forceinline__ void backward_pieces(const Params& p, const WarpRows& rows, const float (&g)[128],
-                                                uint32_t staging, float (&product)[2]) {
+__device__ __forceinline__ void backward_pieces(const Params& p, Shared& s, Cursor& at, const WarpRows& rows,
+                                                const float (&g)[128], float (&product)[2], uint32_t before) {
   if constexpr (kPiece < kPieces) {
-    constexpr int kLater = kPieces - 1 - kPiece;  // pieces, of which at most kAhead - 1 were asked for
-    cp_async_wait<(kLater < kAhead - 1 ? kLater : kAhead - 1)>();
+    const bool one_lane = threadIdx.x % 32 == 0;
+    const uint32_t slot = at.slot, planes = smem_addr(s.slot[slot]);
+    mbarrier_wait(smem_addr(&s.full[slot]), at.parity);
+    backward_planes<kPiece>(planes, g, rows, product);
+    fence_proxy_async();
     __syncwarp();
-    backward_piece<kPiece>(p, rows, g, staging, product);
-    if constexpr (kPiece + kAhead < kPieces) load_piece(p, rows, staging, kPiece + kAhead);
-    backward_pieces<kPiece + 1>(p, rows, g, staging, product);
+    if (rows.num >= 16) {
+      if (one_lane) store_rows(p, planes, rows, kPiece);
+    } else {
+      store_last_rows(p, planes, rows, kPiece);
+    }
+    if (one_lane) {
+      tma_commit();
+      if (kPiece > 0) {
+        tma_wait_read<1>();
+        release(s, before);
+      }
+      if (kPiece + 1 == kPieces) {
+        tma_wait_read<0>();
+        release(s, slot);
+      }
+    }
+    __syncwarp();
+    at.advance();
+    backward_pieces<kPiece + 1>(p, s, at, rows, g, product, slot);
   }
 }
 
@@ -316,16 +341,8 @@ __device__ void store_products(const Params& p, const RowTile& tile, const WarpR
   }
 }
 
-// Asks L2 for the row of h that this thread's place in the warpgroup names: gate, or up.
-__device__ void prefetch_h(const Params& p, const RowTile& tile, uint32_t group) {
-  const int32_t row = tile.first_row + static_cast<int32_t>(group * 64 + threadIdx.x % 64), col = tile.n * kTileN;
-  if (row >= tile.end_row) return;
-  const __nv_bfloat16* from = p.h + (2 * static_cast<int64_t>(row) + threadIdx.x / 64 % 2) * p.F + col;
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(min(kTileN, p.F - col) * 2) : "memory");
-}
-
 __device__ void consume(const Params& p, Shared& s, uint32_t block) {
-  const uint32_t group = threadIdx.x / 128 - 1, staging = smem_addr(s.staging[threadIdx.x / 32 - 4]);
+  const uint32_t group = threadIdx.x / 128 - 1;
   RowTileWalk walk(p.tiles, block);
   Cursor at;
   for (RowTile tile; walk.next(tile);) {
@@ -333,16 +350,14 @@ __device__ void consume(const Params& p, Shared& s, uint32_t block) {
       skip_tile(p, s, at);
       continue;
     }
-    prefetch_h(p, tile, group);
-    const WarpRows rows(p, tile, group);
-#pragma unroll
-    for (int piece = 0; piece < kAhead; ++piece) load_piece(p, rows, staging, piece);
+    const WarpRows rows(p, tile);
     float g[128];
     multiply(p, s, at, group, g);
     float product[2] = {};
-    backward_pieces<0>(p, rows, g, staging, product);
+    backward_pieces<0>(p, s, at, rows, g, product, 0);
     store_products(p, tile, rows, product);
   }
+  tma_wait<0>();
 }
 
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
@@ -385,13 +400,18 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
   const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1), D = a.dout_TD.dim(1), E = a.w2_eDF.dim(0);
   const auto elements = [](const Tensor& t) { return static_cast<__nv_bfloat16*>(t.data); };
   const auto num_columns = static_cast<int32_t>(div_ceil(F, kTileN));
+  const auto planes = [&](const Tensor& h, uint32_t rows) {
+    return make_tensor_map<3>(h.data, {{{F, 1, 64}, {2, F, 1}, {R, 2 * F, rows}}});
+  };
   const Params p{
       .w2 = make_tensor_map<3>(a.w2_eDF.data, {{{F, 1, 64}, {D, F, kTileK}, {E, D * F, 1}}}),
+      .h = planes(a.h_R2F, kTileM),
+      .dh = planes(a.dh_R2F, 16),
+      .sa = make_tensor_map<2>(a.sa_RF.data, {{{F, 1, 64}, {R, F, 16}}}),
       .tiles = {a.rows.offsets_e1.ptr<int32_t>(), static_cast<int32_t>(E), num_columns, kGroup},
       .dout = elements(a.dout_TD),
-      .h = elements(a.h_R2F),
-      .dh = elements(a.dh_R2F),
-      .sa = elements(a.sa_RF),
+      .to_dh = elements(a.dh_R2F),
+      .to_sa = elements(a.sa_RF),
       .weight = a.weight_R.ptr<float>(),
       .partial = static_cast<float*>(a.scratch.data),
       .token = index_of(a.rows),

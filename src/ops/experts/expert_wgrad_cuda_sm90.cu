@@ -3,7 +3,8 @@
 // One side is gathered row by row (dout for dw2, x for dw1), the other stands as it is and comes by TMA. A tile is 128
 // columns of the gathered side by 256 of the other, whichever of them is left; a cluster is two blocks with the same
 // 256 and neighbouring 128s, each loads half of the 256 for both.
-//   producer   a warpgroup: the gathered side by cp.async, the other by TMA; the last rows of an expert, fewer than 64,
+//   producer   a warpgroup: the gathered side by cp.async, the other by TMA; the last rows of an expert, fewer than
+//   kDepth,
 //              by cp.async on both sides, with zeros after them (what lies there may be NaN)
 //   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread
 // The tile is added to dw by the copy engine, in L2: one block owns each element, so the additions to it are one, or
@@ -19,8 +20,9 @@ namespace moebius::cuda::sm90 {
 namespace {
 
 constexpr int kGatherCols = 128, kPlainCols = 256, kDepth = 64, kStages = 4, kThreads = 384, kMaxExperts = 512;
-constexpr int kGroup = 4;  // clusters along the gathered side that share columns of the other while they are in L2
-constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // 64 rows x 64 columns
+constexpr int kGroup = 4;   // clusters along the gathered side that share columns of the other while they are in L2
+constexpr int kBatch = 64;  // rows whose indices are read at once
+constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // kDepth rows x 64 columns
 constexpr uint32_t kGatherBytes = kGatherCols / 64 * kBlockBytes, kPlainBytes = kPlainCols / 64 * kBlockBytes;
 
 constexpr int kPieces = 2;  // of its sums that a consumer warp has on their way to dw
@@ -67,8 +69,8 @@ class Walk {
     const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
     tile = tile_at(cluster + step_ % num_own_ * num_clusters);
     if (cut_ && step_ % num_own_ == 0) {
-      const int num_blocks = (tile.end - tile.begin + kDepth - 1) / kDepth;
-      const int row = tile.begin + num_blocks * cluster / num_clusters * kDepth;
+      const int num_batches = min((tile.end - tile.begin + kBatch - 1) / kBatch, kBatchesToSpread);
+      const int row = min(tile.begin + num_batches * cluster / num_clusters * kBatch, tile.end);
       (step_ == 0 ? tile.end : tile.begin) = row;
     }
     ++step_;
@@ -76,7 +78,7 @@ class Walk {
   }
 
  private:
-  static constexpr int kTilesToCut = 4;
+  static constexpr int kTilesToCut = 4, kBatchesToSpread = 32;
   __device__ Tile tile_at(int t) const {
     const int per_expert = p_.gather_steps * p_.plain_steps, expert = s_.order[t / per_expert];
     const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, kGroup);
@@ -92,7 +94,7 @@ class Walk {
 // The gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its places in shared memory
 // are 1024 bytes apart. A lane reads one index, of row i = lane % 8 of the half warp lane / 8 % 2.
 struct GatheredColumns {
-  static constexpr int kPerThread = 8;
+  static constexpr int kPerThread = kDepth / 8;
   const char* x;    // this thread's chunk of row 0
   uint32_t place;   // of its first row in the tile
   uint32_t chunks;  // in a row
@@ -103,16 +105,17 @@ struct GatheredColumns {
     x = reinterpret_cast<const char*>(side.x + (inside ? col + chunk * 8 : 0));
     place = chunk / 8 * kBlockBytes + swizzle_128(threadIdx.x / 16, chunk % 8);
   }
-  // Where this lane's row of the 64 from `row` on begins, in chunks.
+  // The source of this lane's row of the 64 from `row` on. Not multiplied yet: that would wait for the load.
   __device__ uint32_t read_index(const Side& side, int row, int end) const {
     const int r = row + static_cast<int>(threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2 + threadIdx.x % 8 * 8);
-    return r >= end ? 0 : static_cast<uint32_t>(side.index ? side.index[r] : r) * chunks;
+    return r >= end ? 0 : static_cast<uint32_t>(side.index ? __ldg(side.index + r) : r);
   }
+  // The kDepth rows from `row` on, which are number `first` and on of a batch.
   template <bool kWhole>
-  __device__ void copy(uint32_t to, uint32_t begins, int row, int end) const {
+  __device__ void copy(uint32_t to, uint32_t begins, int first, int row, int end) const {
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      const uint32_t from = __shfl_sync(0xffffffffu, begins, i + threadIdx.x / 16 % 2 * 8);
+      const uint32_t from = __shfl_sync(0xffffffffu, begins, first / 8 + i + threadIdx.x / 16 % 2 * 8);
       const bool valid = inside && (kWhole || row + static_cast<int>(threadIdx.x / 16) + 8 * i < end);
       cp_async_16(to + place + i * 1024, x + static_cast<uint64_t>(from) * 16, valid);
     }
@@ -126,7 +129,7 @@ __device__ void copy_last_rows(uint32_t to, const Side& side, int col, int row, 
   const __nv_bfloat16* x = side.x + static_cast<int64_t>(row + first) * side.width + (inside ? col + chunk * 8 : 0);
   const uint32_t place = to + chunk / 8 * kBlockBytes + swizzle_128(first, chunk % 8);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < kDepth / 4; ++i) {
     const bool valid = inside && row + first + 4 * i < end;
     // Rows 4 apart differ in one bit of the swizzle.
     cp_async_16((place ^ (i % 2 * 64)) + i * 512, valid ? x : side.x, valid);
@@ -153,25 +156,28 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
   Walk walk(p, s);
   for (Tile tile; walk.next(tile);) {
     const GatheredColumns columns(p.gathered, tile.gather_col);
-    uint32_t begins = columns.read_index(p.gathered, tile.begin, tile.end);
+    uint32_t index = columns.read_index(p.gathered, tile.begin, tile.end);
 #pragma unroll 1
-    for (int row = tile.begin; row < tile.end; row += kDepth) {
-      const uint32_t full = smem_addr(&s.full[slot]), to = smem_addr(s.stage[slot]);
-      const uint32_t next = columns.read_index(p.gathered, row + kDepth, tile.end);
-      mbarrier_wait(smem_addr(&s.empty[slot]), parity);
-      if (row + kDepth <= tile.end) {
-        if (threadIdx.x == 0) load_whole<kGather>(gathered, plain, tile, to, full, row, rank);
-        __syncwarp();
-        if (kGather) columns.copy<true>(to, begins, row, tile.end);
-      } else {
-        if (threadIdx.x == 0) mbarrier_arrive(full);
-        __syncwarp();
-        columns.copy<false>(to, begins, row, tile.end);
-        copy_last_rows(to + kGatherBytes, p.plain, tile.plain_col, row, tile.end);
+    for (int batch = tile.begin; batch < tile.end; batch += kBatch) {
+      const uint32_t begins = index * columns.chunks;
+      index = columns.read_index(p.gathered, batch + kBatch, tile.end);
+#pragma unroll 1
+      for (int row = batch; row < min(batch + kBatch, tile.end); row += kDepth) {
+        const uint32_t full = smem_addr(&s.full[slot]), to = smem_addr(s.stage[slot]);
+        mbarrier_wait(smem_addr(&s.empty[slot]), parity);
+        if (row + kDepth <= tile.end) {
+          if (threadIdx.x == 0) load_whole<kGather>(gathered, plain, tile, to, full, row, rank);
+          __syncwarp();
+          if (kGather) columns.copy<true>(to, begins, row - batch, row, tile.end);
+        } else {
+          if (threadIdx.x == 0) mbarrier_arrive(full);
+          __syncwarp();
+          columns.copy<false>(to, begins, row - batch, row, tile.end);
+          copy_last_rows(to + kGatherBytes, p.plain, tile.plain_col, row, tile.end);
+        }
+        mbarrier_arrive_cp_async(full);
+        if (++slot == kStages) slot = 0, parity ^= 1;
       }
-      mbarrier_arrive_cp_async(full);
-      begins = next;
-      if (++slot == kStages) slot = 0, parity ^= 1;
     }
   }
 }
@@ -186,8 +192,8 @@ __device__ void multiply(Shared& s, float (&sum)[128], uint32_t& count, int num_
     const uint32_t slot = count % kStages, base = smem_addr(s.stage[slot]);
     mbarrier_wait(smem_addr(&s.full[slot]), count / kStages & 1);
     fence_proxy_async();  // cp.async writes as ordinary stores do
-    const uint64_t a = wgmma_operand<Major::mn>(base + consumer * kBlockBytes);
-    const uint64_t w = wgmma_operand<Major::mn>(base + kGatherBytes);
+    const uint64_t a = wgmma_operand<Major::mn>(base + consumer * kBlockBytes, kBlockBytes);
+    const uint64_t w = wgmma_operand<Major::mn>(base + kGatherBytes, kBlockBytes);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {

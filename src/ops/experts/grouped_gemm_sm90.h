@@ -11,7 +11,7 @@
 
 namespace moebius::cuda {
 
-constexpr int kNumSlots = 4;
+constexpr int kNumSlots = 4, kNumNotes = 4;
 constexpr uint32_t kSlotBytesA = kTileM * kTileK * 2, kSlotBytesB = kTileN * kTileK * 2;
 constexpr uint32_t kHalfBytesB = kSlotBytesB / 2;
 constexpr uint32_t kStagingBytesWarp = 4096;  // of each consumer warp, for its epilogue
@@ -27,7 +27,11 @@ struct GemmShared {
   static constexpr uint32_t kStaging = kB + kNumSlots * kSlotBytesB;
   static constexpr uint32_t kFull = kStaging + kNumConsumerWarps * kStagingBytesWarp;
   static constexpr uint32_t kEmpty = kFull + 8 * kNumSlots;
-  static constexpr uint32_t kBytes = kEmpty + 8 * kNumSlots;
+  static constexpr uint32_t kNoteFull = kEmpty + 8 * kNumSlots;
+  static constexpr uint32_t kNoteEmpty = kNoteFull + 8 * kNumNotes;
+  static constexpr uint32_t kNotes = kNoteEmpty + 8 * kNumNotes;
+  static constexpr uint32_t kBegins = kNotes + 16 * kNumNotes;
+  static constexpr uint32_t kBytes = kBegins + 4 * kTileM * kNumNotes;
 };
 
 // A position in the ring of slots; producers and consumers walk it alike.
@@ -66,6 +70,58 @@ struct SlotRing {
   }
 };
 
+// What the other warps are told of a tile, by way of a ring of its own: walking the tiles takes longer than a K step,
+// and so does looking up the rows.
+struct TileNote {
+  int32_t first_row, end_row, n;  // n < 0: there are no more tiles
+};
+
+struct NoteRing {
+  uint32_t shared;
+
+  __device__ __forceinline__ uint32_t note(uint32_t tile) const {
+    return shared + GemmShared::kNotes + tile % kNumNotes * 16;
+  }
+  // Of gathered tiles: where each row begins, in chunks of 16 bytes; 0 where there is none.
+  __device__ __forceinline__ uint32_t begins(uint32_t tile) const {
+    return shared + GemmShared::kBegins + tile % kNumNotes * kTileM * 4;
+  }
+  __device__ __forceinline__ uint32_t full(uint32_t tile) const {
+    return shared + GemmShared::kNoteFull + tile % kNumNotes * 8;
+  }
+  __device__ __forceinline__ uint32_t empty(uint32_t tile) const {
+    return shared + GemmShared::kNoteEmpty + tile % kNumNotes * 8;
+  }
+
+  __device__ __forceinline__ void init(uint32_t readers) const {
+    for (uint32_t i = 0; i < kNumNotes; ++i) {
+      mbarrier_init(full(i), 1);
+      mbarrier_init(empty(i), readers);
+    }
+  }
+  __device__ __forceinline__ void wait_empty(uint32_t tile) const {
+    mbarrier_wait(empty(tile), tile / kNumNotes % 2 ^ 1);
+  }
+  // One thread.
+  __device__ __forceinline__ void write(uint32_t tile, const TileNote& n) const {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(note(tile)), "r"(n.first_row), "r"(n.end_row),
+                 "r"(n.n), "r"(0)
+                 : "memory");
+    mbarrier_arrive(full(tile));
+  }
+  __device__ __forceinline__ TileNote read(uint32_t tile) const {
+    mbarrier_wait(full(tile), tile / kNumNotes % 2);
+    TileNote n;
+    asm volatile("{\n .reg .b32 w;\n ld.shared.v4.b32 {%0, %1, %2, w}, [%3];\n}\n"
+                 : "=r"(n.first_row), "=r"(n.end_row), "=r"(n.n)
+                 : "r"(note(tile))
+                 : "memory");
+    return n;
+  }
+  // By one thread of each warp that reads, once it has read the note and the rows.
+  __device__ __forceinline__ void release(uint32_t tile) const { mbarrier_arrive(empty(tile)); }
+};
+
 // One K step of a consumer warpgroup: rows [64 group, 64 group + 64) of A times all of B.
 template <Major kMajorB>
 __device__ __forceinline__ void multiply_slot(float (&acc)[128], const SlotRing& ring, uint32_t slot, uint32_t group,
@@ -80,7 +136,7 @@ __device__ __forceinline__ void multiply_slot(float (&acc)[128], const SlotRing&
 }
 
 // The product of a tile, step by step: acc = sum over the steps. A slot is released once the wgmmas of the next one are
-// queued behind its own. kFenceA: A was written by cp.async, so this thread orders it before its wgmma.
+// queued behind its own. kFenceA: A was written by cp.async, so each thread orders that before its wgmma.
 template <Major kMajorB, bool kFenceA>
 struct TileProduct {
   const SlotRing& ring;

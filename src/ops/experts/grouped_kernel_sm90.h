@@ -35,65 +35,91 @@ struct SlotLoad {
   }
 };
 
-// Both halves of the weights, or this block's half for both blocks.
-template <class Op>
-__device__ __forceinline__ void load_weights(const typename Op::Params& p, const SlotRing& ring, uint32_t slot,
-                                             int32_t k, const RowTile& tile, uint32_t block) {
-  const SlotLoad load{ring.b(slot), ring.full(slot), tile.shared};
-  if (tile.shared) {
-    Op::load_b(p, load, block, k, tile);
-  } else {
-    Op::load_b(p, load, 0, k, tile);
-    Op::load_b(p, load, 1, k, tile);
-  }
-}
+// The warps of the producer warpgroup: one walks the tiles and loads by TMA; where Op gathers, the others copy rows.
+constexpr uint32_t kFirstCopyWarp = 1, kNumCopyWarps = 3;
 
-// One thread.
+// Goes to the next tile and tells the others, by a whole warp. False when there is none.
 template <class Op>
-__device__ void produce(const typename Op::Params& p, const SlotRing& ring, uint32_t block) {
-  RowTileWalk walk(p.tiles, block);
-  SlotCursor at;
-  for (RowTile tile; walk.next(tile);) {
-    for (int32_t k = 0; k < p.num_k; ++k, at.advance()) {
-      ring.wait_empty(at);
-      mbarrier_arrive_expect(ring.full(at.slot), kSlotBytesA + kSlotBytesB);
-      tma_load(ring.a(at.slot), &p.a, ring.full(at.slot), k * kTileK, tile.first_row);
-      load_weights<Op>(p, ring, at.slot, k, tile, block);
-    }
-  }
-}
-
-// The producer warpgroup: thread t copies 16-byte chunk t % 8 of rows t / 8 + 16 i; one thread also loads the weights.
-template <class Op>
-__device__ void produce_gathered(const typename Op::Params& p, const SlotRing& ring, uint32_t block) {
-  constexpr int kRows = kTileM / 16;
-  const int32_t thread = static_cast<int32_t>(threadIdx.x % 128), chunk = thread % 8;
-  const uint32_t place = swizzle_128(static_cast<uint32_t>(thread / 8), static_cast<uint32_t>(chunk));
-  RowTileWalk walk(p.tiles, block);
-  SlotCursor at;
-  for (RowTile tile; walk.next(tile);) {
-    uint32_t from[kRows], there = 0;  // in chunks of 16 bytes
+__device__ __forceinline__ bool announce(const typename Op::Params& p, RowTileWalk& walk, RowTile& tile,
+                                         const NoteRing& notes, uint32_t count) {
+  const int32_t lane = threadIdx.x % 32;
+  const bool more = walk.next(tile);
+  notes.wait_empty(count);
+  if constexpr (Op::kGather) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int32_t row = tile.first_row + thread / 8 + 16 * i;
-      const bool valid = row < tile.end_row;
-      const uint32_t token = valid ? static_cast<uint32_t>(__ldg(p.gather.token + row)) : 0;
-      from[i] = token * static_cast<uint32_t>(p.gather.chunks);
-      there |= static_cast<uint32_t>(valid) << i;
+    for (int32_t r = lane; r < kTileM; r += 32) {
+      const int32_t row = tile.first_row + r;
+      const bool there = more && row < tile.end_row;
+      const uint32_t begin = there ? static_cast<uint32_t>(__ldg(p.gather.token + row)) * p.gather.chunks : 0;
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(notes.begins(count) + r * 4), "r"(begin) : "memory");
     }
+    __syncwarp();
+  }
+  if (lane == 0) notes.write(count, {tile.first_row, tile.end_row, more ? tile.n : -1});
+  return more;
+}
+
+// What TMA loads. Of the weights both halves, or this block's half for both blocks.
+template <class Op>
+__device__ void load(const typename Op::Params& p, const SlotRing& ring, const NoteRing& notes, uint32_t block) {
+  RowTileWalk walk(p.tiles, block);
+  RowTile next{};
+  SlotCursor at;
+  bool more = announce<Op>(p, walk, next, notes, 0);
+  for (uint32_t count = 1; more; ++count) {
+    const RowTile tile = next;
     for (int32_t k = 0; k < p.num_k; ++k, at.advance()) {
       ring.wait_empty(at);
-      if (thread == 0) {
-        mbarrier_arrive_expect(ring.full(at.slot), kSlotBytesB);
-        load_weights<Op>(p, ring, at.slot, k, tile, block);
+      if (elect_one()) {
+        const SlotLoad weights{ring.b(at.slot), ring.full(at.slot), tile.shared};
+        mbarrier_arrive_expect(weights.barrier, (Op::kGather ? 0 : kSlotBytesA) + kSlotBytesB);
+        if constexpr (!Op::kGather) tma_load(ring.a(at.slot), &p.a, weights.barrier, k * kTileK, tile.first_row);
+        if (tile.shared) {
+          Op::load_b(p, weights, block, k, tile);
+        } else {
+          Op::load_b(p, weights, 0, k, tile);
+          Op::load_b(p, weights, 1, k, tile);
+        }
       }
-      const int32_t c = k * 8 + chunk;
-      const bool inside = c < p.gather.chunks;
-      const uint32_t to = ring.a(at.slot) + place;
+      __syncwarp();
+      if (k == 0) more = announce<Op>(p, walk, next, notes, count);
+    }
+  }
+}
+
+// The copy warps: 8 lanes copy the 128 bytes of a row, a warp 4 rows at once, and the warps take turns. This has to
+// keep up with the tensor cores, so a copy is one instruction: addresses stay in registers, and rows past the expert's
+// end read row 0, which makes rows that are not stored. cp.async writes by way of the generic proxy and wgmma reads by
+// the async one: the consumers fence.
+template <class Op>
+__device__ void copy_rows(const typename Op::Params& p, const SlotRing& ring, const NoteRing& notes) {
+  constexpr uint32_t kStride = 4 * kNumCopyWarps, kRows = (kTileM + kStride - 1) / kStride;
+  static_assert(kStride % 8 == 4, "the swizzle alternates from row to row of a thread");
+  const uint32_t warp = threadIdx.x / 32 - kFirstCopyWarp, lane = threadIdx.x % 32, lane_chunk = lane % 8;
+  const uint32_t first = 4 * warp + lane / 8;  // then kStride further each
+  const uint32_t even = swizzle_128(first, lane_chunk), odd = even ^ 64;
+  SlotCursor at;
+  for (uint32_t count = 0;; ++count) {
+    if (notes.read(count).n < 0) return;
+    const char* from[kRows];
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const bool valid = inside && (there >> i & 1);
-        cp_async_16(to + i * 2048, p.gather.rows + (valid ? (static_cast<uint64_t>(from[i]) + c) * 16 : 0), valid);
+    for (uint32_t i = 0; i < kRows; ++i) {
+      uint32_t begin = 0;
+      const uint32_t row = first + kStride * i;
+      if (row < kTileM) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(begin) : "r"(notes.begins(count) + row * 4));
+      from[i] = p.gather.rows + (static_cast<uint64_t>(begin) + lane_chunk) * 16;
+    }
+    __syncwarp();
+    if (lane == 0) notes.release(count);
+    for (int32_t k = 0; k < p.num_k; ++k, at.advance()) {
+      const bool inside = k * 8 + static_cast<int32_t>(lane_chunk) < p.gather.chunks;
+      ring.wait_empty(at);
+#pragma unroll
+      for (uint32_t i = 0; i < kRows; ++i) {
+        if ((i + 1) * kStride <= kTileM || first + kStride * i < kTileM) {
+          cp_async_16(ring.a(at.slot) + (i % 2 == 0 ? even : odd) + i * kStride * 128, from[i], inside);
+        }
+        from[i] += kTileK * 2;
       }
       mbarrier_arrive_cp_async(ring.full(at.slot));
     }
@@ -107,7 +133,7 @@ struct HeldRows {
   int32_t row, rows;  // the first, and how many there are; none: rows <= 0
   int32_t n;          // of the tile
 
-  __device__ __forceinline__ void take(const float (&acc)[128], const RowTile& tile, int32_t first_row) {
+  __device__ __forceinline__ void take(const float (&acc)[128], const TileNote& tile, int32_t first_row) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) words[i] = pack_bf16(acc[2 * i], acc[2 * i + 1]);
     row = first_row;
@@ -126,14 +152,17 @@ __device__ __forceinline__ void for_each_constant(Fn&& fn) {
 }
 
 template <class Op>
-__device__ void consume(const typename Op::Params& p, const SlotRing& ring, uint32_t block) {
+__device__ void consume(const typename Op::Params& p, const SlotRing& ring, const NoteRing& notes) {
   const uint32_t group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4;
   const uint32_t staging = ring.shared + GemmShared::kStaging + warp * kStagingBytesWarp;
-  RowTileWalk walk(p.tiles, block);
   SlotCursor at;
   HeldRows held;
   held.rows = 0;
-  for (RowTile tile; walk.next(tile);) {
+  for (uint32_t count = 0;; ++count) {
+    const TileNote tile = notes.read(count);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) notes.release(count);
+    if (tile.n < 0) break;
     const int32_t first_row = tile.first_row + static_cast<int32_t>(group) * 64;
     if (first_row >= tile.end_row || tile.n >= p.tiles.across) {
       skip_tile(ring, at, p.num_k);
@@ -161,19 +190,24 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kGemmThreads, 1)
     grouped_gemm_kernel(const __grid_constant__ typename Op::Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const SlotRing ring{smem_addr(shared)};
-  const uint32_t block = cluster_block_rank();
-  if (threadIdx.x == 0) ring.init(Op::kGather ? 129 : 1);
+  const NoteRing notes{ring.shared};
+  const uint32_t block = cluster_block_rank(), warp = threadIdx.x / 32;
+  constexpr uint32_t kCopyWarps = Op::kGather ? kNumCopyWarps : 0;
+  if (threadIdx.x == 0) {
+    notes.init(kNumConsumerWarps + kCopyWarps);
+    ring.init(32 * kCopyWarps + 1);
+  }
   cluster_sync();
-  if (threadIdx.x < 128) {
+  if (warp < 4) {
     fewer_registers<kProducerRegisters>();
-    if constexpr (Op::kGather) {
-      produce_gathered<Op>(p, ring, block);
-    } else if (threadIdx.x == 0) {
-      produce<Op>(p, ring, block);
+    if (warp < kFirstCopyWarp) {
+      load<Op>(p, ring, notes, block);
+    } else if constexpr (Op::kGather) {
+      copy_rows<Op>(p, ring, notes);
     }
   } else {
     more_registers<kConsumerRegisters>();
-    consume<Op>(p, ring, block);
+    consume<Op>(p, ring, notes);
   }
   __syncwarp();
   cluster_sync();  // the other block may still arrive at this one's barriers

@@ -28,7 +28,7 @@ struct RowTile {
   bool shared;                         // both blocks of the cluster have this n
 };
 
-// Every warp walks the tiles by itself, in the same order.
+// The tiles of a block, in order.
 class RowTileWalk {
  public:
   __device__ RowTileWalk(const RowTiles& tiles, uint32_t block_in_cluster)

@@ -1,5 +1,6 @@
 // Balance statistics, the loss made of them, and the bias that needs no loss. Sums run in a fixed order: tokens of a
 // chunk, then chunks.
+#include <algorithm>
 #include <cfloat>
 
 #include "core/cuda.h"
@@ -11,7 +12,8 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kChunkThreads = 256, kChunkWarps = kChunkThreads / kWarpSize;
-constexpr int kParts = 32;  // of the chunks of a segment
+constexpr int kParts = 32;           // of the chunks of a segment
+constexpr int kMostSegments = 1024;  // at once
 constexpr int kLossThreads = 1024, kLossWarps = kLossThreads / kWarpSize;
 
 struct Stats {
@@ -132,11 +134,11 @@ __device__ double sum_by_warp(const double* x, int n, int lane) {
   return sum;
 }
 
-// A block owns 32 experts of a segment (y); a thread one of them in one part of the segment's chunks.
-__global__ void __launch_bounds__(32 * kParts) pieces_kernel(Stats a) {
+// Sums of a segment's pieces for 32 experts: a thread takes an expert in one part of the segment's chunks.
+__device__ void sum_pieces(const Stats& a, int segment) {
   __shared__ float prob[kParts][32], count[kParts][32];
   __shared__ int tokens[2];
-  const int expert = blockIdx.x * 32 + threadIdx.x, part = threadIdx.y, segment = blockIdx.y;
+  const int expert = blockIdx.x * 32 + threadIdx.x, part = threadIdx.y;
   if (threadIdx.x == 0 && part < 2) tokens[part] = first_token(a, segment + part);
   __syncthreads();
   const int chunk_begin = tokens[0] / static_cast<int>(kTokensPerChunk);
@@ -163,7 +165,14 @@ __global__ void __launch_bounds__(32 * kParts) pieces_kernel(Stats a) {
     a.prob_SE[static_cast<int64_t>(segment) * a.num_experts + expert] = p;
     a.count_SE[static_cast<int64_t>(segment) * a.num_experts + expert] = c;
   }
-  if (blockIdx.x != 0 || segment != 0 || part > 1) return;
+  __syncthreads();
+}
+
+// A block owns 32 experts of the segments y, y + gridDim.y, ...; the first also adds up z and entropy.
+__global__ void __launch_bounds__(32 * kParts) pieces_kernel(Stats a) {
+  for (int segment = blockIdx.y; segment < a.num_segments; segment += gridDim.y) sum_pieces(a, segment);
+  const int part = threadIdx.y;
+  if (blockIdx.x != 0 || blockIdx.y != 0 || part > 1) return;
   const int chunks = (a.num_tokens + static_cast<int>(kTokensPerChunk) - 1) / static_cast<int>(kTokensPerChunk);
   const double sum = sum_by_warp(part == 0 ? a.scratch.z_C : a.scratch.entropy_C, chunks, threadIdx.x);
   if (threadIdx.x == 0) *(part == 0 ? a.z_1 : a.entropy_1) += sum;
@@ -248,7 +257,7 @@ void balance_stats(Stream& s, const BalanceStats& a) {
       check_launch("balance_stats");
     });
   }
-  const dim3 blocks(static_cast<unsigned>(div_ceil(E, 32)), static_cast<unsigned>(S));
+  const dim3 blocks(static_cast<unsigned>(div_ceil(E, 32)), static_cast<unsigned>(std::min<int64_t>(S, kMostSegments)));
   pieces_kernel<<<blocks, dim3(32, kParts), 0, stream>>>(args);
   check_launch("balance_stats");
 }

@@ -159,7 +159,7 @@ void route_bwd(Stream& s, const RouteBwd& a) {
                       .top_k = static_cast<int>(K)};
   with_row_registers(E, K, [&]<int N, int M>() {
     constexpr int kThreads = N > 8 ? 128 : 256;
-    route_bwd_kernel<N>
+    route_bwd_kernel<N, M>
         <<<static_cast<unsigned>(div_ceil(T, kThreads / kWarpSize)), kThreads, 0, cuda_stream(s)>>>(args);
     check_launch("route_bwd");
   });

@@ -178,6 +178,34 @@ TEST(BalanceLoss, UniformRoutingCostsTheCoefficient) {
   });
 }
 
+TEST(BalanceStats, EverySegmentIsSummedByItself) {
+  const int64_t T = 3100, E = 3, S = 1500;
+  std::vector<int32_t> segment(T);
+  Values v(T * E), prob(S * E, 0.0), count(S * E, 0.0);
+  for (int64_t t = 0; t < T; ++t) {
+    // One of 100 tokens, then empty ones between segments of a few tokens.
+    segment[t] = t < 100 ? 0 : static_cast<int32_t>(t / 7 * 3);
+    v[t * E + t % E] = 1;
+    for (int64_t i = 0; i < E; ++i)
+      prob[segment[t] * E + i] += (i == t % E ? std::exp(1.0) : 1.0) / (2 + std::exp(1.0));
+    count[segment[t] * E + t % E] += 1;
+  }
+  testing::on_each_device([&](Stream& s) {
+    Array logits = Array::of({T, E}, DType::f32, v), segments = Array::of_ints({T}, segment);
+    Array got_prob = Array::poisoned({S, E}, DType::f32), got_count = got_prob;
+    Array z({1}, DType::f64), entropy({1}, DType::f64);
+    run_stats(s, {.prob_SE = got_prob.tensor(),
+                  .count_SE = got_count.tensor(),
+                  .z_1 = z.tensor(),
+                  .entropy_1 = entropy.tensor(),
+                  .logits_TE = logits.tensor(),
+                  .segment_T = segments.tensor()});
+    EXPECT_EQ(got_count.values(), count);
+    // Sums of at most 100 numbers.
+    testing::expect_close("prob", got_prob.values(), prob, 1e-6, 0);
+  });
+}
+
 // Pitfall: scores driven to zero must not make the sigmoid's probabilities, and the loss, vanish without a trace.
 TEST(BalanceLoss, TinySigmoidsStillSumToOne) {
   testing::on_each_device([](Stream& s) {
