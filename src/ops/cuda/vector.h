@@ -123,7 +123,11 @@ __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f
 
 // Over the lanes of aligned groups of `num_lanes` (a power of two), in every lane. All lanes of the warp call it.
 __device__ __forceinline__ float group_sum(float x, int num_lanes) {
-  for (int distance = num_lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    const float other = __shfl_xor_sync(0xffffffffu, x, distance);
+    x = distance < num_lanes ? x + other : x;
+  }
   return x;
 }
 template <class T>

@@ -70,9 +70,9 @@ Cost cost(const RopeFwd& a) {
           static_cast<double>(2 * a.qkv_TC.num_bytes() + a.pos_T.num_bytes() + 4 * a.pos_T.numel() * a.q_THd.dim(2))};
 }
 
-// Chunks of a fixed size on the CPU; on a GPU so many that each of 132 multiprocessors has eight.
+// Chunks of a fixed size on the CPU; on a GPU of 16 rows or so many that each of 132 multiprocessors has eight.
 int64_t RopeBwd::num_partials(int64_t num_rows, const Stream& s) {
-  return s.target() == DeviceKind::cuda ? std::min<int64_t>(num_rows, 1056) : div_ceil(num_rows, 64);
+  return s.target() == DeviceKind::cuda ? std::min<int64_t>(div_ceil(num_rows, 16), 1056) : div_ceil(num_rows, 64);
 }
 
 void rope_bwd(Stream& s, const RopeBwd& a) {

@@ -33,7 +33,7 @@ struct Heads {
   __host__ __device__ int per_row() const { return heads + 2 * kv_heads; }
 };
 
-// The arrays of one kind of head, [rows, heads of a row, width].
+// Where heads go in the forward: q, k and v are [rows, heads of a row, width].
 template <class T>
 struct Parts {
   T *q, *k, *v;
@@ -108,6 +108,16 @@ struct Pairs {
     }
     return sum;
   }
+  __device__ __forceinline__ void add_products(const Pairs& x, const Pairs& y) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int j = 0; j < kNum; ++j) {
+        a[v][j] += x.a[v][j] * y.a[v][j];
+        b[v][j] += x.b[v][j] * y.b[v][j];
+      }
+    }
+  }
   // fn(mine, other's) for each number.
   template <class F>
   __device__ __forceinline__ void each(const Pairs& other, F&& fn) {
@@ -160,11 +170,11 @@ __global__ void __launch_bounds__(kThreads, kVectors == 1 ? 3 : 1) rope_fwd_kern
     const int h = first + i;
     P x = P::of(raw[i]);
     if constexpr (kNorm) {
-      const float rstd = 1.0f / sqrtf(group_sum(x.dot(x), g.num_lanes) / static_cast<float>(g.width) + g.eps);
+      const float rstd = rsqrtf(group_sum(x.dot(x), g.num_lanes) / static_cast<float>(g.width) + g.eps);
       const T* norm = h < g.heads ? f.q_norm : h < g.heads + g.kv_heads ? f.k_norm : nullptr;
       if (norm) {
-        const P w = P::of(P::fetch_from(norm, g, lane));
-        x.each(w, [&](float& mine, float weight) { mine = weight * rounded<T>(mine * rstd); });
+        x.each(P::of(P::fetch_from(norm, g, lane)),
+               [&](float& mine, float weight) { mine = weight * rounded<T>(mine * rstd); });
       }
     }
     if (h >= per_row) continue;
@@ -173,27 +183,81 @@ __global__ void __launch_bounds__(kThreads, kVectors == 1 ? 3 : 1) rope_fwd_kern
   }
 }
 
+// The heads of one kind, q, k or v, in the backward: n of a row, from column `first` of qkv, in heads.
+template <class T>
+struct Kind {
+  const T *dy, *norm;
+  int n, first;
+};
+
 template <class T>
 struct Bwd {
   T* dqkv;
   float* partial;
-  Parts<const T> in;
-  const T *qkv, *q_norm, *k_norm;
+  const T* qkv;
+  Kind<T> q, k, v;
   Heads g;
 };
 
-// Adds what the groups of the block have for each column, in order: columns [0, d) of dq_norm, then those of dk_norm.
+constexpr int kHeadsOfUnit = 8;
+
+// The groups of the block take the heads of one kind in the block's rows in turn, a unit of neighbouring heads at a
+// time, and keep their part of the norm's gradient in registers. The next head is on its way while one is worked on.
+//   g = dy turned back;  dw += g xhat;  dx = rstd (g w - xhat mean(g w xhat)).
+template <bool kNorm, bool kTurn, class T, int kNum, int kVectors>
+__device__ __forceinline__ void bwd_heads(Pairs<kNum, kVectors>& dw, const Bwd<T>& b, const Kind<T>& kind,
+                                          int64_t begin, int num_rows) {
+  using P = Pairs<kNum, kVectors>;
+  const Heads& g = b.g;
+  const int lane = threadIdx.x % g.num_lanes, groups = kThreads / g.num_lanes;
+  const int units = (kind.n + kHeadsOfUnit - 1) / kHeadsOfUnit, num_items = num_rows * units;
+  typename P::template InMemory<T> w, next_dy, next_x;
+  if constexpr (kNorm) w = P::fetch_from(kind.norm, g, lane);
+  // Whole rounds, so that all lanes of a warp take part in its sums.
+  for (int round = 0; round < num_items; round += groups) {
+    const int item = round + threadIdx.x / g.num_lanes, row = item / units, h = (item - row * units) * kHeadsOfUnit;
+    const int num_heads = item < num_items ? min(kHeadsOfUnit, kind.n - h) : 0;
+    const int64_t t = begin + (num_heads > 0 ? row : 0);
+    const T* dy_at = kind.dy + (t * kind.n + h) * g.width;
+    const int64_t at = (t * g.per_row() + kind.first + h) * g.width;
+    const auto fetch_head = [&](int i) {
+      next_dy = P::fetch_from(dy_at + i * g.width, g, lane, i < num_heads);
+      if constexpr (kNorm) next_x = P::fetch_from(b.qkv + at + i * g.width, g, lane, i < num_heads);
+    };
+    fetch_head(0);
+    P angles;
+    if constexpr (kTurn) angles = angles_of<kNum, kVectors>(g, t, lane);
+    for (int i = 0; i < min(kHeadsOfUnit, kind.n); ++i) {
+      P dy = P::of(next_dy), x;
+      if constexpr (kNorm) x = P::of(next_x);
+      fetch_head(i + 1);
+      if constexpr (kTurn) dy.turn(angles, -1.0f);
+      if constexpr (kNorm) {
+        const float rstd = rsqrtf(group_sum(x.dot(x), g.num_lanes) / static_cast<float>(g.width) + g.eps);
+        x.each(x, [&](float& mine, float) { mine *= rstd; });
+        // Heads that do not exist are zeros and add nothing.
+        dw.add_products(dy, x);
+        dy.each(P::of(w), [](float& mine, float weight) { mine *= weight; });
+        const float mean = group_sum(dy.dot(x), g.num_lanes) / static_cast<float>(g.width);
+        dy.each(x, [&](float& mine, float xhat) { mine = rstd * (mine - xhat * mean); });
+      }
+      if (i < num_heads) dy.store_to(b.dqkv + at + i * g.width, g, lane);
+    }
+  }
+}
+
+// Adds what the groups of the block have for each column, in order.
 template <int kNum, int kVectors>
-__device__ __forceinline__ void store_norm_sums(float* partial, const Pairs<kNum, kVectors> (&dw)[2], const Heads& g) {
+__device__ __forceinline__ void store_norm_sums(float* partial, const Pairs<kNum, kVectors>& dw, const Heads& g) {
   constexpr int kPairs = kNum * kVectors;
   __shared__ float sums[kPairs][kThreads];
   const int half = g.width / 2;
 #pragma unroll
-  for (int part = 0; part < 4; ++part) {
+  for (int part = 0; part < 2; ++part) {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      sums[i][threadIdx.x] = part % 2 ? dw[part / 2].b[i / kNum][i % kNum] : dw[part / 2].a[i / kNum][i % kNum];
+      sums[i][threadIdx.x] = part ? dw.b[i / kNum][i % kNum] : dw.a[i / kNum][i % kNum];
     }
     __syncthreads();
     for (int column = threadIdx.x; column < half; column += kThreads) {
@@ -206,60 +270,25 @@ __device__ __forceinline__ void store_norm_sums(float* partial, const Pairs<kNum
   }
 }
 
-// A block owns a chunk of rows, its groups take their heads in turn and keep their part of dq_norm and dk_norm in
-// registers.   g = dy turned back;  dw += g xhat;  dx = rstd (g w - xhat mean(g w xhat)).
+// A block owns a chunk of rows.
 template <class T, int kNum, int kVectors, bool kNorm>
 __global__ void __launch_bounds__(kThreads, kVectors == 1 ? 2 : 1) rope_bwd_kernel(Bwd<T> b) {
-  using P = Pairs<kNum, kVectors>;
-  const Heads& g = b.g;
-  const int per_row = g.per_row(), lane = threadIdx.x % g.num_lanes, groups = kThreads / g.num_lanes;
-  const int64_t begin = blockIdx.x * g.rows / gridDim.x, end = (blockIdx.x + int64_t{1}) * g.rows / gridDim.x;
-  const int num_heads = static_cast<int>(end - begin) * per_row;
-  // What the group's head `item` of the chunk needs from memory; the next one's is on its way while one is worked on.
-  typename P::template InMemory<T> next_dy, next_x;
-  const auto fetch_head = [&](int item) {
-    const int row = static_cast<int>(static_cast<uint32_t>(item) / static_cast<uint32_t>(per_row));
-    const int h = item - row * per_row;
-    const bool valid = item < num_heads;
-    next_dy = P::fetch_from(b.in.head(g, begin + row, h), g, lane, valid);
-    if constexpr (kNorm) {
-      const bool has_norm = h < g.heads ? b.q_norm != nullptr : h < g.heads + g.kv_heads && b.k_norm != nullptr;
-      next_x = P::fetch_from(b.qkv + ((begin + row) * per_row + h) * g.width, g, lane, valid && has_norm);
+  const int64_t begin = blockIdx.x * b.g.rows / gridDim.x, end = (blockIdx.x + int64_t{1}) * b.g.rows / gridDim.x;
+  const int num_rows = static_cast<int>(end - begin);
+  float* partial = b.partial + blockIdx.x * 2 * b.g.width;
+  const auto rotated = [&](const Kind<T>& kind, float* sums) {
+    Pairs<kNum, kVectors> dw = {};
+    if (kNorm && kind.norm) {
+      bwd_heads<true, true>(dw, b, kind, begin, num_rows);
+      store_norm_sums(sums, dw, b.g);
+    } else {
+      bwd_heads<false, true>(dw, b, kind, begin, num_rows);
     }
   };
-  P dw[2] = {};
-  int item = threadIdx.x / g.num_lanes;
-  fetch_head(item);
-  // Whole rounds, so that all lanes of a warp take part in its sums.
-  for (int round = 0; round < num_heads; round += groups, item += groups) {
-    const bool has_work = item < num_heads;
-    const int row = has_work ? static_cast<int>(static_cast<uint32_t>(item) / static_cast<uint32_t>(per_row)) : 0;
-    const int h = has_work ? item - row * per_row : per_row - 1;
-    const int64_t t = begin + row;
-    P dy = P::of(next_dy);
-    const typename P::template InMemory<T> raw_x = next_x;
-    fetch_head(item + groups);
-    if (h < g.heads + g.kv_heads) dy.turn(angles_of<kNum, kVectors>(g, t, lane), -1.0f);
-    if constexpr (kNorm) {
-      const T* norm = h < g.heads ? b.q_norm : h < g.heads + g.kv_heads ? b.k_norm : nullptr;
-      const P x = P::of(raw_x), w = P::of(P::fetch_from(norm, g, lane, norm != nullptr));
-      const float rstd = 1.0f / sqrtf(group_sum(x.dot(x), g.num_lanes) / static_cast<float>(g.width) + g.eps);
-      P product = dy;
-      product.each(x, [&](float& mine, float of_x) { mine *= of_x * rstd; });
-      const float mean = group_sum(product.dot(w), g.num_lanes) / static_cast<float>(g.width);
-      if (norm && has_work) {
-        // Constant indices: the sums stay in registers.
-        if (h < g.heads)
-          dw[0].each(product, [](float& mine, float term) { mine += term; });
-        else
-          dw[1].each(product, [](float& mine, float term) { mine += term; });
-        dy.each(w, [](float& mine, float weight) { mine *= weight; });
-        dy.each(x, [&](float& mine, float of_x) { mine = rstd * (mine - of_x * rstd * mean); });
-      }
-    }
-    if (has_work) dy.store_to(b.dqkv + (t * per_row + h) * g.width, g, lane);
-  }
-  if constexpr (kNorm) store_norm_sums(b.partial + blockIdx.x * 2 * g.width, dw, g);
+  rotated(b.q, partial);
+  rotated(b.k, partial + b.g.width);
+  Pairs<kNum, kVectors> none;
+  bwd_heads<false, false>(none, b, b.v, begin, num_rows);
 }
 
 template <class A>
@@ -308,7 +337,7 @@ template <class T, int kNum, int kVectors>
 void launch_bwd(Stream& s, Bwd<T> b, int64_t num_partials) {
   b.g.num_lanes = lanes_for("rope_bwd", b.g, kNum * kVectors);
   const int blocks = narrow<int>(num_partials);
-  if (b.q_norm || b.k_norm)
+  if (b.q.norm || b.k.norm)
     rope_bwd_kernel<T, kNum, kVectors, true><<<blocks, kThreads, 0, cuda_stream(s)>>>(b);
   else
     rope_bwd_kernel<T, kNum, kVectors, false><<<blocks, kThreads, 0, cuda_stream(s)>>>(b);
@@ -349,14 +378,15 @@ void rope_bwd(Stream& s, const RopeBwd& a) {
   const bool norm = !a.q_norm_d.empty() || !a.k_norm_d.empty();
   with_float_type(a.qkv_TC.dtype, [&](auto zero) {
     using T = decltype(zero);
+    const Heads g = heads_of(a, a.dq_THd, a.dk_TGd);
     const Bwd<T> b{.dqkv = a.dqkv_TC.ptr<T>(),
                    .partial = norm ? a.partial_P2d.ptr<float>() : nullptr,
-                   .in = {a.dq_THd.ptr<T>(), a.dk_TGd.ptr<T>(), a.dv_TGd.ptr<T>()},
                    .qkv = a.qkv_TC.ptr<T>(),
-                   .q_norm = pointer_or_null<T>(a.q_norm_d),
-                   .k_norm = pointer_or_null<T>(a.k_norm_d),
-                   .g = heads_of(a, a.dq_THd, a.dk_TGd)};
-    if (takes_vectors<T>(b.g, b.dqkv, b.in.q, b.in.k, b.in.v, b.qkv, b.q_norm, b.k_norm))
+                   .q = {a.dq_THd.ptr<T>(), pointer_or_null<T>(a.q_norm_d), g.heads, 0},
+                   .k = {a.dk_TGd.ptr<T>(), pointer_or_null<T>(a.k_norm_d), g.kv_heads, g.heads},
+                   .v = {a.dv_TGd.ptr<T>(), nullptr, g.kv_heads, g.heads + g.kv_heads},
+                   .g = g};
+    if (takes_vectors<T>(g, b.dqkv, b.q.dy, b.k.dy, b.v.dy, b.qkv, b.q.norm, b.k.norm))
       launch_bwd<T, kPerVector<T>, 1>(s, b, num_partials);
     else
       launch_bwd<T, 1, kScalarVectors>(s, b, num_partials);

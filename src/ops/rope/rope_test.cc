@@ -22,8 +22,13 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const bool norm : {false, true}) {
-      for (const auto& [rows, heads, kv_heads, width] : std::vector<std::array<int64_t, 4>>{
-               {0, 2, 1, 4}, {1, 1, 1, 2}, {5, 3, 1, 6}, {131, 4, 2, 34}, {67, 6, 2, 128}, {9, 2, 1, 96}}) {
+      for (const auto& [rows, heads, kv_heads, width] : std::vector<std::array<int64_t, 4>>{{0, 2, 1, 4},
+                                                                                            {1, 1, 1, 2},
+                                                                                            {5, 3, 1, 6},
+                                                                                            {131, 4, 2, 34},
+                                                                                            {67, 6, 2, 128},
+                                                                                            {9, 2, 1, 96},
+                                                                                            {20, 11, 3, 64}}) {
         all.push_back({rows, heads, kv_heads, width, norm, dtype});
       }
     }

@@ -7,6 +7,7 @@
 #include "ops/cuda/sm90_sync.h"
 #include "ops/cuda/vector.h"
 #include "ops/gemm/gemm.h"
+#include "ops/vocab/loss_rows_cuda.h"
 #include "ops/vocab/vocab.h"
 
 namespace moebius::cuda {
@@ -14,21 +15,6 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kMaxBlocksOfRow = 8;  // that a cluster may have everywhere
-
-template <class T>
-struct Rows {
-  float* loss;
-  T* dlogits;                                      // null without gradients
-  const float *logits, *weight, *scale_in_memory;  // the last one may be null
-  const int32_t* target;
-  int vocab;
-  float scale;
-};
-
-// What a block knows of its part of a row: the largest logit, and the sum of e^(logit - max).
-struct Part {
-  float max, sum;
-};
 
 // The place of a block among those of its row.
 struct Team {
@@ -39,14 +25,14 @@ struct Team {
 
 // The vectors of a row that a thread has, one a stride: held in registers, kVectors of them, or read again when asked
 // for (kVectors 0), for rows longer than registers hold.
-template <int kNum, int kVectors>
+template <class L, int kNum, int kVectors>
 class Logits {
  public:
-  __device__ __forceinline__ Logits(const float* row, int vocab, Team team)
+  __device__ __forceinline__ Logits(const L* row, int vocab, Team team)
       : row_(row), vocab_(vocab), first_(team.first_vector() * kNum), stride_(team.stride() * kNum) {
     if constexpr (kVectors > 0) {
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) unpack<float>(x_[v], fetch<kNum>(row + column(v), column(v) < vocab));
+      for (int v = 0; v < kVectors; ++v) unpack<L>(x_[v], fetch<kNum>(row + column(v), column(v) < vocab));
     }
   }
   // fn(column, logits of the vector)
@@ -68,14 +54,14 @@ class Logits {
 
  private:
   __device__ __forceinline__ int column(int v) const { return first_ + v * stride_; }
-  const float* row_;
+  const L* row_;
   int vocab_, first_, stride_;
   float x_[kVectors > 0 ? kVectors : 1][kNum];
 };
 
 // Zeros, and loss 0.
-template <int kNum, class T>
-__device__ void skip_row(const Rows<T>& a, int64_t row, Team team) {
+template <int kNum, class T, class L>
+__device__ void skip_row(const LossRows<T, L>& a, int64_t row, Team team) {
   if (team.block == 0 && threadIdx.x == 0) a.loss[row] = 0;
   if (!a.dlogits) return;
   const float zeros[kNum] = {};
@@ -84,18 +70,22 @@ __device__ void skip_row(const Rows<T>& a, int64_t row, Team team) {
   }
 }
 
-// A cluster owns a row of logits and reads it once; its blocks tell each other their Part.
-template <int kNum, int kVectors, class T>
-__global__ void __launch_bounds__(kThreads, kNum* kVectors <= 40 ? 2 : 1) loss_rows_kernel(Rows<T> a) {
+// A cluster owns a row of logits and reads it once; its blocks tell each other their part.
+template <int kNum, int kVectors, class T, class L>
+__global__ void __launch_bounds__(kThreads, 1) loss_rows_kernel(LossRows<T, L> a) {
   __shared__ float shared[2][32];
-  __shared__ Part part;
+  __shared__ LossPart part;
   const auto cluster = cooperative_groups::this_cluster();
   const Team team{static_cast<int>(cluster.block_rank()), static_cast<int>(cluster.num_blocks())};
   const int64_t row = blockIdx.x / team.num_blocks;
   const float weight = a.weight[row];
   if (weight == 0) return skip_row<kNum>(a, row, team);
-  Logits<kNum, kVectors> logits(a.logits + row * a.vocab, a.vocab, team);
+  Logits<L, kNum, kVectors> logits(a.logits + row * a.vocab, a.vocab, team);
 
+  const int target = a.target[row];
+  require(0 <= target && target < a.vocab);
+  // Before the parts are exchanged: after that the row may become dlogits.
+  const float target_logit = element(a.logits[row * a.vocab + target]);
   float max = -INFINITY;
   logits.each([&](int, float(&x)[kNum]) {
 #pragma unroll
@@ -118,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, kNum* kVectors <= 40 ? 2 : 1) loss_r
   cluster.sync();
   // Each warp adds the parts up, one lane a block.
   const int lane = threadIdx.x % 32;
-  const Part other = lane < team.num_blocks ? *cluster.map_shared_rank(&part, lane) : Part{0, 0};
+  const LossPart other = lane < team.num_blocks ? *cluster.map_shared_rank(&part, lane) : LossPart{0, 0};
   const float row_max = warp_max(other.sum == 0 ? -INFINITY : other.max);
   const float row_sum = warp_sum(other.sum == 0 ? 0.0f : other.sum * expf(other.max - row_max));
   // No block ends while another still reads its part: the sum, which needs it, is there before the arrival. Nothing was
@@ -126,10 +116,7 @@ __global__ void __launch_bounds__(kThreads, kNum* kVectors <= 40 ? 2 : 1) loss_r
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(row_sum) : "memory");
 
   const float scale = a.scale_in_memory ? *a.scale_in_memory : a.scale;
-  const int target = a.target[row];
-  require(0 <= target && target < a.vocab);
-  if (team.block == 0 && threadIdx.x == 0)
-    a.loss[row] = weight * (logf(row_sum) + (row_max - a.logits[row * a.vocab + target]));
+  if (team.block == 0 && threadIdx.x == 0) a.loss[row] = weight * (logf(row_sum) + (row_max - target_logit));
   if (a.dlogits) {
     const float factor = scale * weight / row_sum * expf(base - row_max);
     logits.each([&](int column, float(&x)[kNum]) {
@@ -145,8 +132,8 @@ __global__ void __launch_bounds__(kThreads, kNum* kVectors <= 40 ? 2 : 1) loss_r
   cluster_wait();
 }
 
-template <int kNum, int kVectors, class T>
-void launch(Stream& s, const Rows<T>& a, int64_t rows, int64_t blocks_of_row) {
+template <int kNum, int kVectors, class T, class L>
+void launch(Stream& s, const LossRows<T, L>& a, int64_t rows, int64_t blocks_of_row) {
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {static_cast<unsigned>(blocks_of_row), 1, 1};
@@ -156,19 +143,20 @@ void launch(Stream& s, const Rows<T>& a, int64_t rows, int64_t blocks_of_row) {
   config.stream = cuda_stream(s);
   config.attrs = &cluster;
   config.numAttrs = 1;
-  MOEBIUS_CUDA(cudaLaunchKernelEx(&config, loss_rows_kernel<kNum, kVectors, T>, a));
+  MOEBIUS_CUDA(cudaLaunchKernelEx(&config, loss_rows_kernel<kNum, kVectors, T, L>, a));
 }
 
-// As few blocks a row as hold it in registers, and as few registers.
-template <class T>
-void loss_rows(Stream& s, const Rows<T>& a, int64_t rows) {
-  const bool aligned = rows_are_aligned(a.vocab, 4, a.logits) && rows_are_aligned(a.vocab, sizeof(T), a.dlogits);
+// As few blocks a row as hold it, and as few registers.
+template <class T, class L>
+void loss_rows(Stream& s, const LossRows<T, L>& a, int64_t rows) {
+  const bool aligned =
+      rows_are_aligned(a.vocab, sizeof(L), a.logits) && rows_are_aligned(a.vocab, sizeof(T), a.dlogits);
+  if (aligned && prefetched_loss_rows(s, a, rows)) return;
   const auto blocks = [&](int per_thread) { return div_ceil(a.vocab, kThreads * per_thread); };
   if (!aligned) {
     if (blocks(16) <= kMaxBlocksOfRow) return launch<1, 16>(s, a, rows, blocks(16));
     return launch<1, 0>(s, a, rows, kMaxBlocksOfRow);
   }
-  if (blocks(40) <= kMaxBlocksOfRow) return launch<4, 10>(s, a, rows, blocks(40));
   if (blocks(64) <= kMaxBlocksOfRow) return launch<4, 16>(s, a, rows, blocks(64));
   launch<4, 0>(s, a, rows, kMaxBlocksOfRow);
 }
@@ -182,19 +170,26 @@ void lm_loss(Stream& s, const LmLoss& a) {
     const int64_t end = std::min(tokens, begin + chunk);
     const Tensor x = a.x_TD.rows(begin, end), logits = a.logits_CV.rows(0, end - begin);
     cuda::gemm(s, {.c_MN = logits, .a = x, .b = a.w_VD, .trans_b = true});
-    with_float_type(x.dtype, [&](auto zero) {
-      using T = decltype(zero);
-      loss_rows<T>(s,
-                   {.loss = a.loss_T.ptr<float>() + begin,
-                    .dlogits = grads ? a.dlogits_CV.ptr<T>() : nullptr,
-                    .logits = logits.ptr<float>(),
-                    .weight = a.weight_T.ptr<float>() + begin,
-                    .scale_in_memory = a.scale_1.empty() ? nullptr : a.scale_1.ptr<float>(),
-                    .target = a.target_T.ptr<int32_t>() + begin,
-                    .vocab = narrow<int>(a.w_VD.dim(0)),
-                    .scale = a.scale},
-                   end - begin);
-    });
+    const auto rows_of = [&](auto t, auto l) {
+      using T = decltype(t);
+      using L = decltype(l);
+      loss_rows<T, L>(s,
+                      {.loss = a.loss_T.ptr<float>() + begin,
+                       .dlogits = grads ? a.dlogits_CV.ptr<T>() : nullptr,
+                       .logits = logits.ptr<L>(),
+                       .weight = a.weight_T.ptr<float>() + begin,
+                       .scale_in_memory = a.scale_1.empty() ? nullptr : a.scale_1.ptr<float>(),
+                       .target = a.target_T.ptr<int32_t>() + begin,
+                       .vocab = narrow<int>(a.w_VD.dim(0)),
+                       .scale = a.scale},
+                      end - begin);
+    };
+    if (logits.dtype == DType::bf16)
+      rows_of(bf16{}, bf16{});
+    else if (x.dtype == DType::bf16)
+      rows_of(bf16{}, float{});
+    else
+      rows_of(float{}, float{});
     if (!grads) continue;
     const Tensor dlogits = a.dlogits_CV.rows(0, end - begin);
     cuda::gemm(s, {.c_MN = a.dx_TD.rows(begin, end), .a = dlogits, .b = a.w_VD});

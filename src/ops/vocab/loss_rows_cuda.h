@@ -1,0 +1,35 @@
+// The loss of rows of logits and the derivative by them, in one pass over the logits: what the kernels of lm_loss
+// share.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "core/device.h"
+
+namespace moebius::cuda {
+
+// T: of dlogits, L: of logits; they may be the same memory where they have one type.
+template <class T, class L>
+struct LossRows {
+  float* loss;
+  T* dlogits;  // null without gradients
+  const L* logits;
+  const float *weight, *scale_in_memory;  // the last one may be null
+  const int32_t* target;
+  int vocab;
+  float scale;
+};
+
+// What a block knows of its part of a row: a number near the largest logit, and the sum of e^(logit - max).
+struct LossPart {
+  float max, sum;
+};
+
+// Copies the next rows to shared memory while it works on one. False, and nothing is done, where a row is too long for
+// that. REQUIRES: rows of logits and dlogits at multiples of 16 bytes.
+template <class T, class L>
+bool prefetched_loss_rows(Stream& s, const LossRows<T, L>& a, int64_t rows);
+
+}  // namespace moebius::cuda
