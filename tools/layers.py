@@ -34,6 +34,7 @@ THIRD_PARTY = {
     "cuda": ("core", "ops", "comm"),
     "cublas": ("ops",),
     "cudnn": ("ops",),
+    "cooperative_groups": ("ops",),
     "pcre2.h": ("io",),
     "utf8proc.h": ("io",),
 }
