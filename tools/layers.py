@@ -36,7 +36,6 @@ THIRD_PARTY = {
     "cooperative_groups": ("ops",),
     "cublas": ("ops",),
     "cudnn": ("ops",),
-    "cooperative_groups": ("ops",),
     "pcre2.h": ("io",),
     "utf8proc.h": ("io",),
 }
