@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "core/accelerator.h"
 #include "io/safetensors.h"
 #include "tests/cli/program.h"
 
@@ -108,8 +109,9 @@ TEST(CliForward, RefusesBadRequests) {
     words.insert(words.end(), more.begin(), more.end());
     return run_moebius(dir, words);
   };
-  expect_refused(forward({"--device", "cuda"}), 2, "this build has no CUDA backend");
-  expect_refused(forward({"--device", "tpu"}), 2, "--device: expected cpu; got \"tpu\"");
+  if (const std::string why = Accelerator::why_missing(); !why.empty())
+    expect_refused(forward({"--device", "cuda"}), 2, "--device: " + why);
+  expect_refused(forward({"--device", "tpu"}), 2, "expected cpu or cuda; got \"tpu\"");
   expect_refused(forward({"--dtype", "f8"}), 2, "--dtype: expected f32 or bf16; got \"f8\"");
   expect_refused(forward({"--threads", "-3"}), 2, "--threads: expected 0 or more; got -3");
   EXPECT_FALSE(fs::exists(dir.path("o.safetensors")));

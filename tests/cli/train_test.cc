@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/accelerator.h"
 #include "tests/cli/program.h"
 
 namespace moebius {
@@ -117,7 +118,8 @@ TEST_F(CliTrain, RefusesWhatCannotRun) {
   ::setenv("WORLD_SIZE", "2", 1);
   expect_refused(train({}), 2, "this version runs on one rank; got WORLD_SIZE=2");
   ::unsetenv("WORLD_SIZE");
-  expect_refused(train({"run.device=cuda"}), 2, "this build has no CUDA backend");
+  if (const std::string why = Accelerator::why_missing(); !why.empty())
+    expect_refused(train({"run.device=cuda"}), 2, "run.device: " + why);
   expect_refused(train({"data.train=[\"nowhere\"]"}), 3, "nowhere");
   expect_refused(train({"model.vocab_size=100"}), 3, "vocabulary");
   expect_refused(train({"run.dir=set.bin/x"}), 4, "run.dir");
