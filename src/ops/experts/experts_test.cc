@@ -38,6 +38,11 @@ std::vector<Case> cases() {
     all.push_back({"wide" + d, 5, 100, 70, {3, 2}, 0, true, dtype});
     all.push_back({"many_tasks_across" + d, 2, 4200, 40, {2}, 0, true, dtype});
     all.push_back({"many_tasks_back" + d, 2, 65, 2800, {1}, 0, true, dtype});
+    // Rows, columns and depth of more than one tile of the widest kernels, ragged in each.
+    all.push_back({"tiles" + d, 150, 200, 136, {0, 130, 3, 257, 64}, 5, true, dtype});
+    all.push_back({"tiles_in_place" + d, 150, 136, 328, {129, 0, 40}, 5, false, dtype});
+    all.push_back({"tiles_deep" + d, 60, 1160, 24, {5, 150, 1, 130}, 0, true, dtype});
+    all.push_back({"tiles_deep_back" + d, 20, 72, 1096, {140, 20}, 0, true, dtype});
   }
   return all;
 }
