@@ -1,6 +1,8 @@
-// The two ways in which CUDA computes attention. Which one takes a call is decided by its arguments alone.
-//   generic  own kernels: any width up to 256, f32 and bf16, any mask of the header
-//   cuDNN    bf16 of the widths that it has quick kernels for
+// The three ways in which CUDA computes attention. Which one takes a call is decided by its arguments alone.
+//   generic  any width up to 256, f32 and bf16, any mask of the header
+//   sm90     bf16 of width 64 and 128, any mask of the header: wgmma and the tensor copy engine
+//   cuDNN    of those the causal ones without documents where it is the quicker
+// All are deterministic, and agree within rounding.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +27,6 @@ void generic_attention_fwd(Stream& s, const AttentionFwd& a);
 void generic_attention_bwd(Stream& s, const AttentionBwd& a);
 int64_t generic_scratch_bytes(const AttentionBwd& a);
 
-// bf16 heads of 64 or 128 at pointers of 16 bytes, any mask of the header.
 bool sm90_takes(const AttentionFwd& a);
 bool sm90_takes(const AttentionBwd& a);
 void sm90_attention_fwd(Stream& s, const AttentionFwd& a);

@@ -212,11 +212,13 @@ void* at(const Tensor& t, int64_t row, int64_t head) {
 
 bool cudnn_takes(const AttentionFwd& a) { return takes(a.q_THd, a.k_UGd, a.doc_start_T, a.batch); }
 
-// Only calls too small to fill a GPU with the own backward kernel, whose blocks are 128 keys of a kv head: elsewhere
-// that one is quicker and needs no workspace.
+// Only what is too small to fill a GPU with the blocks of the sm90 kernel, 128 keys of a kv head each: elsewhere that
+// one is the quicker, and needs no workspace.
 bool cudnn_takes(const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
-  return takes(a.q_THd, a.k_TGd, a.doc_start_T, a.batch) && a.batch * z.kv_heads * div_ceil(z.rows, 128) < 256;
+  return takes(a.q_THd, a.k_TGd, a.doc_start_T, a.batch) && (a.window == 0 || a.window >= z.rows) &&
+         a.batch * z.kv_heads * div_ceil(z.rows, 128) < 256 &&
+         head_bytes(z) * (z.heads / z.kv_heads) <= kMaxWorkspaceBytes;
 }
 
 int64_t cudnn_scratch_bytes(const AttentionFwd&) { return kSlackBytes; }

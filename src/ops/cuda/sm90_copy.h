@@ -79,7 +79,7 @@ __device__ __forceinline__ void tma_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// 16 bytes from global to shared memory, past L1; zeros when !valid (the address must still be mapped).
+// 16 bytes from global to shared memory, past L1; zeros when !valid, and then nothing is read.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");

@@ -42,8 +42,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrives at the same barrier of another block of the cluster (or of this one). Says that this warp's wgmmas have read a
-// slot; it publishes no ordinary writes to the other block: release at cluster scope costs a fence of the whole GPU.
+// Arrives at the same barrier of another block of the cluster (or of this one). Says that this warp's wgmmas have read
+// a slot; it publishes no ordinary writes to the other block: release at cluster scope costs a fence of the whole GPU.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t block_in_cluster) {
   asm volatile(
       "{\n .reg .b32 remote;\n"

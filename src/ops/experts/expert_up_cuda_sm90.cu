@@ -85,7 +85,8 @@ void launch(Stream& s, const ExpertUp& a) {
 }  // namespace
 
 bool sm90::takes(const ExpertUp& a) {
-  return takes_rows(a.x_TD) && takes_rows(a.w1_e2FD) && takes_rows(a.a_RF) && takes_rows(a.h_R2F);
+  return takes_rows(a.x_TD) && takes_rows(a.w1_e2FD) && takes_rows(a.a_RF) && takes_rows(a.h_R2F) &&
+         takes_num_rows(a.a_RF);
 }
 
 void sm90::expert_up(Stream& s, const ExpertUp& a) {

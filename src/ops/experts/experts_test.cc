@@ -38,6 +38,11 @@ std::vector<Case> cases() {
     all.push_back({"wide" + d, 5, 100, 70, {3, 2}, 0, true, dtype});
     all.push_back({"many_tasks_across" + d, 2, 4200, 40, {2}, 0, true, dtype});
     all.push_back({"many_tasks_back" + d, 2, 65, 2800, {1}, 0, true, dtype});
+    // Rows, columns and depth of more than one tile of the widest kernels, ragged in each.
+    all.push_back({"tiles" + d, 150, 200, 136, {0, 130, 3, 257, 64}, 5, true, dtype});
+    all.push_back({"tiles_in_place" + d, 150, 136, 328, {129, 0, 40}, 5, false, dtype});
+    all.push_back({"tiles_deep" + d, 60, 1160, 24, {5, 150, 1, 130}, 0, true, dtype});
+    all.push_back({"tiles_deep_back" + d, 20, 72, 1096, {140, 20}, 0, true, dtype});
   }
   return all;
 }
@@ -128,7 +133,8 @@ Outputs run_all(Stream& s, Problem& p) {
   return o;
 }
 
-class ExpertsTest : public ::testing::TestWithParam<Case> {};
+class ExpertsTest : public testing::DeviceTest<Case> {};
+class ExpertsTeamTest : public ::testing::TestWithParam<Case> {};
 
 // The rows that exist are close to the reference; the others were not written.
 void expect_rows(const Case& c, const char* what, const Array& got, Values want, int64_t num_rows, double length) {
@@ -143,11 +149,9 @@ void expect_rows(const Case& c, const char* what, const Array& got, Values want,
 }
 
 TEST_P(ExpertsTest, EqualsTheReference) {
-  Problem p(GetParam());
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
-  const Outputs o = run_all(s, p);
-  const Case& c = p.c;
+  const Case& c = this->c();
+  Problem p(c);
+  const Outputs o = run_all(s_, p);
   const int64_t rows = p.R - c.spare;
   expect_rows(c, "h", o.h, ref::expert_h(p.shape, p.x.values(), p.w1.values(), p.R), rows, c.D);
   // a is defined by h as rounded.
@@ -168,19 +172,21 @@ TEST_P(ExpertsTest, EqualsTheReference) {
   testing::expect_close("dw2", o.dw2.values(), dw2, error, 1e-6);
 }
 
-TEST_P(ExpertsTest, SameBitsForAnyTeam) {
+TEST_P(ExpertsTeamTest, SameBits) {
   Problem p(GetParam());
   testing::expect_same_bits_for_any_team([&](Stream& s) { return run_all(s, p).all(); });
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTest, ::testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTest, ::testing::ValuesIn(testing::on_each_device(cases())),
+                         [](const auto& info) {
+                           return info.param.c.name + "_" + std::string(name_of(info.param.device));
+                         });
+INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTeamTest, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 // sum of probe . y, y[t,:] = sum over the rows of t of weight (w2 a): every gradient by chaining the ops, in f32.
-TEST(Experts, ChainedBackwardIsTheGradientOfTheWholeForward) {
+void expect_chained_gradients(Stream& s) {
   Problem p({"gradient", 5, 6, 4, {3, 0, 5, 2}});
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
   const ref::ExpertShape& shape = p.shape;
   const Values probe = p.dout.values();
   const auto loss = [&](const Values& x, const Values& w1, const Values& w2, const Values& weight) {
@@ -243,6 +249,8 @@ TEST(Experts, ChainedBackwardIsTheGradientOfTheWholeForward) {
   expect("dw2", w2, dw2.values(), [&](const Values& v) { return loss(x, w1, v, weight); });
   expect("dweight", weight, dweight.values(), [&](const Values& v) { return loss(x, w1, w2, v); });
 }
+
+TEST(Experts, ChainedBackwardIsTheGradientOfTheWholeForward) { testing::on_each_device(expect_chained_gradients); }
 
 // A row alone has the bits that it has among others, whoever shares its expert and its tile.
 TEST(Experts, RowsDoNotDependOnOtherRows) {

@@ -143,7 +143,7 @@ __device__ void walk_and_load(const typename Op::Params& p, const SlotRing& ring
 }
 
 // The copy warps: 8 lanes copy the 128 bytes of a row, a warp 4 rows at once, and the warps take turns. This has to
-// keep up with the tensor cores, so a copy is one instruction: addresses stay in registers, and rows past the expert's
+// keep up with the tensor cores, so a copy is few instructions: addresses stay in registers, and rows past the expert's
 // end read row 0, which makes rows that are not stored. cp.async writes by way of the generic proxy and wgmma reads by
 // the async one: the consumers fence.
 template <class Op>
@@ -197,7 +197,7 @@ struct HeldRows {
   }
 };
 
-constexpr int kTurns = 2;
+constexpr int kTurns = 2;  // warpgroup g stores after steps that are g modulo this
 
 // fn(std::integral_constant<int, i>) for i in [kFirst, kEnd).
 template <int kFirst, int kEnd, class Fn>

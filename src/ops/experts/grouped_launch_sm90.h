@@ -6,6 +6,7 @@
 #include "ops/cuda/sm90_tensor_map.h"
 #include "ops/experts/experts_cuda.h"
 #include "ops/experts/grouped_kernel_sm90.h"
+#include "ops/experts/tiles_sm90.h"
 
 namespace moebius::cuda {
 
@@ -14,6 +15,9 @@ inline bool takes_rows(const Tensor& t) {
   return t.dtype == DType::bf16 && t.shape[t.shape.rank() - 1] % 8 == 0 &&
          reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
 }
+
+// Rows are counted in 32 bits, tiles past the last one too.
+inline bool takes_num_rows(const Tensor& t) { return t.dim(0) < INT32_MAX - 2 * kTileM; }
 
 // Of a matrix of rows of A.
 inline CUtensorMap rows_map(const Tensor& t) {
@@ -28,15 +32,7 @@ inline RowTiles row_tiles(const Rows& rows, int32_t across) {
 // What a kernel needs to be told once on a device.
 template <class Op>
 struct GroupedLaunch {
-  int blocks = 0;
-  GroupedLaunch() {
-    int device = 0;
-    MOEBIUS_CUDA(cudaGetDevice(&device));
-    MOEBIUS_CUDA(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device));
-    blocks = blocks / 2 * 2;
-    MOEBIUS_CUDA(
-        cudaFuncSetAttribute(grouped_gemm_kernel<Op>, cudaFuncAttributeMaxDynamicSharedMemorySize, GemmShared::kBytes));
-  }
+  int blocks = sm90::persistent_blocks(reinterpret_cast<const void*>(&grouped_gemm_kernel<Op>), GemmShared::kBytes);
 };
 
 template <class Op>
