@@ -41,9 +41,9 @@ struct Accelerator::Impl {
   cudaStream_t stream = nullptr;
   std::vector<cudaEvent_t> free_events;
   std::vector<cudaEvent_t> open_ops;
-  std::vector<Timed> timed;       // ended on the host, not yet read
-  cudaEvent_t origin = nullptr;   // the trace's zero on the device
-  double origin_us = 0;           // and on the host
+  std::vector<Timed> timed;      // ended on the host, not yet read
+  cudaEvent_t origin = nullptr;  // the trace's zero on the device
+  double origin_us = 0;          // and on the host
 
   cudaEvent_t take_event() {
     cudaEvent_t event;
@@ -182,8 +182,8 @@ Recording::Recording(Accelerator& a, const std::function<void()>& body) {
 }
 
 void Recording::replay(Accelerator& a) const {
-  MOEBIUS_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_.get()),
-                               static_cast<cudaStream_t>(a.native_stream())));
+  MOEBIUS_CUDA(
+      cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_.get()), static_cast<cudaStream_t>(a.native_stream())));
 }
 
 namespace cuda {
@@ -218,11 +218,13 @@ void* allocate_pinned(int64_t num_bytes) {
 void release_pinned(void* data) noexcept { cudaFreeHost(data); }
 
 void copy_to_device(Accelerator& a, void* to, const void* from, int64_t num_bytes) {
-  MOEBIUS_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(a.native_stream())));
+  MOEBIUS_CUDA(
+      cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(a.native_stream())));
 }
 
 void copy_to_host(Accelerator& a, void* to, const void* from, int64_t num_bytes) {
-  MOEBIUS_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(a.native_stream())));
+  MOEBIUS_CUDA(
+      cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(a.native_stream())));
 }
 
 void synchronize(Accelerator& a) {

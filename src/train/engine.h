@@ -46,7 +46,7 @@ class Engine {
   Engine(const Engine&) = delete;
 
   Stream stream();
-  void set_trace(Trace* trace) { trace_ = trace; }  // a traced step is launched op by op
+  void set_trace(Trace* trace) { trace_ = trace; }               // a traced step is launched op by op
   MicroBatch& batch(int64_t m = 0) { return host_batches_[m]; }  // host memory, filled by the caller before each pass
   Model& model() { return *model_; }
   Optimizer& optimizer() { return *optimizer_; }

@@ -323,8 +323,8 @@ void TrainingRun::predict_memory() {
             bytes_text(snapshot));
 }
 
-// The plan is allocated by now, and the context and the kernels with it; libraries take their workspaces, and a recorded
-// step its nodes, later.
+// The plan is allocated by now, and the context and the kernels with it; libraries take their workspaces, and a
+// recorded step its nodes, later.
 void TrainingRun::predict_device_memory() {
   constexpr int64_t kLibraries = int64_t{256} << 20;
   const int64_t context = engine_.peak_bytes() - engine_.plan().total_bytes();

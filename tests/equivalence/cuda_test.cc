@@ -111,9 +111,10 @@ std::vector<double> losses_of(const EngineSpec& spec) {
   return train(initialised(engine), 20);
 }
 
-// Both add f32 in an order of their own: sqrt(n) 2^-24 of a sum of n products, amplified by 20 steps. In bf16 an activation
-// near a tie rounds the other way, and 20 steps make of that what they make of rounding at all: a run in bf16 is about the
-// curve of f32 with a noise that the CPU's own bf16 run shows. Two such runs differ by sqrt(2) of it; twice it is allowed.
+// Both add f32 in an order of their own: sqrt(n) 2^-24 of a sum of n products, amplified by 20 steps. In bf16 an
+// activation near a tie rounds the other way, and 20 steps make of that what they make of rounding at all: a run in
+// bf16 is about the curve of f32 with a noise that the CPU's own bf16 run shows. Two such runs differ by sqrt(2) of it;
+// twice it is allowed.
 TEST_P(OnGpu, LossesAreThoseOfTheCpu) {
   for (const auto spec : {spec_on, wide_spec_on}) {
     const auto gpu = losses_of(spec(DeviceKind::cuda, GetParam(), true)),
