@@ -266,6 +266,17 @@ TEST(CliConfig, SaysSizeMeshMemoryAndProvenance) {
   EXPECT_GE(json.at("memory_bytes").at("optimizer").get<int64_t>(), 8 * json.at("parameters").get<int64_t>());
 }
 
+// A machine without a GPU prices a run on one. 5.61 B parameters, bf16 with f32 masters, gradients and moments.
+TEST(CliConfig, PlansForAGpuThatIsNotHere) {
+  TestDir dir;
+  const auto json =
+      json_of(run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/bench_qwen3_30b_a3b_8layers.toml", "--json"}));
+  EXPECT_EQ(json.at("memory_scratch_of"), Accelerator::is_built_in() ? "cuda" : "cpu");
+  const double bytes = json.at("memory_bytes").at("total").get<double>();
+  EXPECT_GT(bytes, 18.0 * json.at("parameters").get<double>());
+  EXPECT_LT(bytes, 140e9);
+}
+
 TEST(CliConfig, WhatItPrintsIsARecipe) {
   TestDir dir;
   const Ran first = run_moebius(dir, {"config", kRecipe});
