@@ -180,7 +180,7 @@ void Engine::schedule(int64_t train_step, double lr) {
 void Engine::optimizer_step(int64_t train_step, double lr) {
   Stream s = stream();
   schedule(train_step, lr);
-  upload(s);
+  upload(s);  // read_metrics waits for it
   optimizer_pass(s, train_step, lr);
   read_metrics();
 }
@@ -188,7 +188,7 @@ void Engine::optimizer_step(int64_t train_step, double lr) {
 void Engine::train_step(int64_t train_step, double lr) {
   Stream s = stream();
   schedule(train_step, lr);
-  upload(s);
+  upload(s);  // read_metrics waits for it
   replay(step_, step_launches_, [&](Stream& on) {
     all_passes(on);
     optimizer_pass(on, train_step, lr);

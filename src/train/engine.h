@@ -61,6 +61,7 @@ class Engine {
   void run(Body&& body, int64_t m = 0) {
     Stream s = stream();
     upload(s);
+    synchronize(s);  // from here on the caller may fill the next batch
     Step step{s, plan_.stack(), device_batch(m)};
     body(step);
   }
