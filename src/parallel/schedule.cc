@@ -32,53 +32,64 @@ std::vector<Turn> turns_of(const PipelineShape& shape, int64_t pp_rank, Pass pas
 std::vector<Turn> compute_order(const PipelineShape& shape, int64_t pp_rank) {
   const std::vector<Turn> forwards = turns_of(shape, pp_rank, Pass::forward);
   const std::vector<Turn> backwards = turns_of(shape, pp_rank, Pass::backward);
-  const auto warmup = static_cast<size_t>(num_warmup_forwards(shape, pp_rank));
-  std::vector<Turn> order(forwards.begin(), forwards.begin() + static_cast<int64_t>(warmup));
-  for (size_t i = 0; i < backwards.size(); ++i) {
-    if (warmup + i < forwards.size()) order.push_back(forwards[warmup + i]);
+  const int64_t warmup = num_warmup_forwards(shape, pp_rank);
+  std::vector<Turn> order(forwards.begin(), forwards.begin() + warmup);
+  for (int64_t i = 0; i < std::ssize(backwards); ++i) {
+    if (warmup + i < std::ssize(forwards)) order.push_back(forwards[warmup + i]);
     order.push_back(backwards[i]);
   }
   return order;
 }
 
-std::vector<Action> with_messages(const PipelineShape& shape, const std::vector<Turn>& order) {
-  constexpr std::array kPasses = {Pass::forward, Pass::backward};
-  constexpr size_t kResultsOnTheirWay = 2;
-  const auto ahead = static_cast<size_t>(shape.num_virtual == 1 ? 1 : 1 + shape.group_size() - shape.num_ranks);
-  std::array<std::vector<Turn>, 2> inputs, results;
-  std::array<size_t, 2> num_run{}, num_opened{}, num_waited{};
-  for (const Turn& turn : order) {
-    if (shape.has_input(turn.pass, turn.stage)) inputs[static_cast<size_t>(turn.pass)].push_back(turn);
+// Puts a rank's receives, sends and waits between its passes.
+class ListBuilder {
+ public:
+  ListBuilder(const PipelineShape& shape, const std::vector<Turn>& order)
+      : shape_(shape), ahead_(shape.num_virtual == 1 ? 1 : 1 + shape.group_size() - shape.num_ranks) {
+    for (const Turn& turn : order) {
+      if (shape.has_input(turn.pass, turn.stage)) lane(turn.pass).inputs.push_back(turn);
+    }
+    for (const Turn& turn : order) add(turn);
+    for (Lane& lane : lanes_) {
+      while (lane.num_waited < std::ssize(lane.results)) wait(lane);
+    }
   }
 
   std::vector<Action> actions;
-  const auto add = [&](Verb verb, const Turn& turn) {
-    actions.push_back({verb, turn.pass, turn.micro_batch, turn.stage});
+
+ private:
+  // The messages of one pass: those that come, and those that go.
+  struct Lane {
+    std::vector<Turn> inputs, results;
+    int64_t num_opened = 0, num_used = 0, num_waited = 0;
   };
-  for (const Turn& turn : order) {
-    const auto own = static_cast<size_t>(turn.pass);
-    if (shape.has_input(turn.pass, turn.stage)) ++num_run[own];
-    for (const Pass pass : kPasses) {
-      const auto p = static_cast<size_t>(pass);
-      const size_t open = std::min(inputs[p].size(), num_run[p] + ahead);
-      while (num_opened[p] < open) add(Verb::receive, inputs[p][num_opened[p]++]);
-    }
-    const bool sends = shape.has_output(turn.pass, turn.stage);
-    if (sends && results[own].size() - num_waited[own] == kResultsOnTheirWay) {
-      add(Verb::wait, results[own][num_waited[own]++]);
-    }
+
+  Lane& lane(Pass pass) { return lanes_[static_cast<size_t>(pass)]; }
+  void add(Verb verb, const Turn& turn) { actions.push_back({verb, turn.pass, turn.micro_batch, turn.stage}); }
+
+  void add(const Turn& turn) {
+    Lane& own = lane(turn.pass);
+    const bool sends = shape_.has_output(turn.pass, turn.stage);
+    if (shape_.has_input(turn.pass, turn.stage)) ++own.num_used;
+    for (Lane& lane : lanes_) open(lane);
+    if (sends && std::ssize(own.results) - own.num_waited == kResultsOnTheirWay) wait(own);
     add(Verb::run, turn);
-    if (sends) {
-      add(Verb::send, turn);
-      results[own].push_back(turn);
-    }
+    if (!sends) return;
+    add(Verb::send, turn);
+    own.results.push_back(turn);
   }
-  for (const Pass pass : kPasses) {
-    const auto p = static_cast<size_t>(pass);
-    while (num_waited[p] < results[p].size()) add(Verb::wait, results[p][num_waited[p]++]);
+
+  void open(Lane& lane) {
+    const int64_t end = std::min(std::ssize(lane.inputs), lane.num_used + ahead_);
+    while (lane.num_opened < end) add(Verb::receive, lane.inputs[lane.num_opened++]);
   }
-  return actions;
-}
+  void wait(Lane& lane) { add(Verb::wait, lane.results[lane.num_waited++]); }
+
+  static constexpr int64_t kResultsOnTheirWay = 2;
+  const PipelineShape& shape_;
+  const int64_t ahead_;
+  std::array<Lane, 2> lanes_;
+};
 
 }  // namespace
 
@@ -116,7 +127,7 @@ Schedule schedule_1f1b(const PipelineShape& shape) {
   shape.check();
   Schedule schedule{shape, {}};
   for (int64_t pp_rank = 0; pp_rank < shape.num_ranks; ++pp_rank) {
-    schedule.actions.push_back(with_messages(shape, compute_order(shape, pp_rank)));
+    schedule.actions.push_back(ListBuilder(shape, compute_order(shape, pp_rank)).actions);
   }
   return schedule;
 }
