@@ -33,6 +33,10 @@ struct Timed {
 void check_cuda(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // so that the next call does not report it again
+  MOEBIUS_CHECK(usage, status != cudaErrorMemoryAllocation,
+                "out of device memory in {}: the libraries' own needs did not fit beside the plan; use a smaller "
+                "micro_batch, seq_len or model (`moebius config` prints the memory table)",
+                call);
   MOEBIUS_FAIL(internal, "CUDA: {}: {} ({})", call, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 

@@ -103,7 +103,7 @@ class Engine {
   Tensor schedule_2_;                              // f64: learning rate and step, for a recorded optimizer
   HostBuffer inputs_, metrics_;                    // what is copied in and out; unused on the CPU
   Recording step_, end_;
-  int64_t step_launches_ = 0, end_launches_ = 0;
+  int64_t num_steps_ = 0, step_launches_ = 0, end_launches_ = 0;
   int64_t other_bytes_ = 0;  // of the GPU, held by others before this engine
   int64_t peak_bytes_ = 0;
   std::unique_ptr<Model> model_;
