@@ -28,8 +28,6 @@ EngineSpec training_engine_spec(const RunSpec& run) {
 namespace {
 
 constexpr int64_t kLogitRows = 64;  // at once, on their way to the host
-// What libraries take of a GPU once they are used: 128 MiB for matrix products, and room for kernels and a recorded step.
-constexpr int64_t kLibraryBytes = int64_t{512} << 20;
 
 // The system promises memory that it does not have, and ends the process when it is used; a GPU fails in the middle of
 // the plan: so the plan is compared first.

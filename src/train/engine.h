@@ -40,6 +40,10 @@ EngineSpec training_engine_spec(const RunSpec& run);
 
 class Engine {
  public:
+  // What libraries take of a GPU once they are used, beside the plan: 128 MiB for matrix products, and room for kernels
+  // and a recorded step.
+  static constexpr int64_t kLibraryBytes = int64_t{512} << 20;
+
   // Declares, measures the step stack by a dry run on the null device, then allocates. On the null device nothing is
   // allocated. Error{usage} with the plan when the machine has not that much memory available.
   explicit Engine(const EngineSpec& spec);
