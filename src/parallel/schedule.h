@@ -31,7 +31,7 @@ struct Action {
   int64_t stage = 0;
   bool operator==(const Action&) const = default;
 };
-std::string describe(const Action& action);  // "receive for forward of micro-batch 3, stage 1"
+std::string describe(const Action& action);  // "the receive for forward of micro-batch 3, stage 1"
 
 struct PipelineShape {
   int64_t num_ranks = 1;          // P, the size of the pp axis
@@ -57,9 +57,10 @@ struct PipelineShape {
   bool operator==(const PipelineShape&) const = default;
 };
 
-// Messages: receives are opened 1 + max(G - P, 0) inputs ahead of the one that runs, in each pass, so that transfers
-// run behind compute and the last rank, whose results come to rank 0 G - P turns early, never waits for a buffer. At
-// most two results of a pass are on their way from a rank: one leaves while the next is computed.
+// Where transfers start: receives are opened 1 (interleaved: 1 + G - P) inputs ahead of the one that runs, in each
+// pass, so that they can move behind compute and the last rank, whose results come to rank 0 G - P turns early, never
+// waits for a buffer. At most two results of a pass are on their way from a rank: one leaves while the next is
+// computed.
 struct Schedule {
   PipelineShape shape;
   std::vector<std::vector<Action>> actions;  // [pp_rank]
