@@ -56,7 +56,7 @@ struct AllToAllV {
 
 class Group {
  public:
-  static constexpr int64_t kSumPiece = 1 << 20;
+  static constexpr int64_t kSumPiece = 1 << 18;
 
   virtual ~Group() = default;
   virtual const std::string& name() const = 0;        // "dp"

@@ -2,9 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <rapidcheck/gtest.h>
+#include <rapidcheck.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <set>
 
 #include "core/error.h"
@@ -47,73 +48,91 @@ std::vector<int> all_ranks(const MeshShape& shape) {
   return ranks;
 }
 
+// The same cases each time, unless asked otherwise.
+void fix_seed() { ::setenv("RC_PARAMS", "seed=1", 0); }
+
 // --- properties -----------------------------------------------------------------------------------------------------
 
-RC_GTEST_PROP(Layout, CoordinatesAreABijectionInBothViews, ()) {
-  const MeshShape shape = any_shape();
-  shape.check();
-  for (const int r : all_ranks(shape)) {
-    const RankPlace p = place_of(shape, r);
-    RC_ASSERT(p.tp < shape.tp && p.cp < shape.cp && p.dp < shape.dp && p.pp < shape.pp);
-    RC_ASSERT(p.etp < shape.etp && p.ep < shape.ep && p.edp < shape.edp);
-    RC_ASSERT(rank_in_dense_view(shape, p) == r);
-    RC_ASSERT(rank_in_expert_view(shape, p) == r);
-  }
-}
-
-RC_GTEST_PROP(Layout, GroupsOfAnAxisPartitionTheRanks, ()) {
-  const MeshShape shape = any_shape();
-  for (const Axis axis : kAllAxes) {
-    std::set<std::vector<int>> groups;
+TEST(LayoutProperty, CoordinatesAreABijectionInBothViews) {
+  fix_seed();
+  EXPECT_TRUE(rc::check([] {
+    const MeshShape shape = any_shape();
+    shape.check();
     for (const int r : all_ranks(shape)) {
-      const std::vector<int> group = ranks_of_group(shape, axis, r);
-      RC_ASSERT(std::is_sorted(group.begin(), group.end()));
-      RC_ASSERT(std::count(group.begin(), group.end(), r) == 1);
-      RC_ASSERT(std::ssize(group) == group_size(shape, axis));
-      for (const int other : group) RC_ASSERT(ranks_of_group(shape, axis, other) == group);
-      groups.insert(group);
+      const RankPlace p = place_of(shape, r);
+      RC_ASSERT(p.tp < shape.tp && p.cp < shape.cp && p.dp < shape.dp && p.pp < shape.pp);
+      RC_ASSERT(p.etp < shape.etp && p.ep < shape.ep && p.edp < shape.edp);
+      RC_ASSERT(rank_in_dense_view(shape, p) == r);
+      RC_ASSERT(rank_in_expert_view(shape, p) == r);
     }
-    RC_ASSERT(std::ssize(groups) * group_size(shape, axis) == shape.world());
-  }
+  }));
 }
 
-RC_GTEST_PROP(Layout, AGroupVariesInItsCoordinatesAlone, ()) {
-  const MeshShape shape = any_shape();
-  const int r = *rc::gen::inRange(0, static_cast<int>(shape.world()));
-  const RankPlace mine = place_of(shape, r);
-  for (const int other : ranks_of_group(shape, Axis::dp_cp, r)) {
-    const RankPlace p = place_of(shape, other);
-    RC_ASSERT(p.tp == mine.tp && p.pp == mine.pp);
-  }
-  for (const int other : ranks_of_group(shape, Axis::etp_ep, r)) {
-    const RankPlace p = place_of(shape, other);
-    RC_ASSERT(p.edp == mine.edp && p.pp == mine.pp);
-  }
-}
-
-RC_GTEST_PROP(Layout, ViewsAgreeOnTheStage, ()) {
-  const MeshShape shape = any_shape();
-  for (const int r : all_ranks(shape)) {
-    // Whoever a rank trades tokens with is of its stage, and a pipeline has one rank of each.
-    for (const Axis axis : {Axis::ep, Axis::edp, Axis::etp_ep, Axis::tp_cp_dp})
-      for (const int other : ranks_of_group(shape, axis, r))
-        RC_ASSERT(place_of(shape, other).pp == place_of(shape, r).pp);
-    for (const int other : ranks_of_group(shape, Axis::pp, r)) {
-      RankPlace p = place_of(shape, other);
-      p.pp = place_of(shape, r).pp;
-      RC_ASSERT(p == place_of(shape, r));
+TEST(LayoutProperty, GroupsOfAnAxisPartitionTheRanks) {
+  fix_seed();
+  EXPECT_TRUE(rc::check([] {
+    const MeshShape shape = any_shape();
+    for (const Axis axis : kAllAxes) {
+      std::set<std::vector<int>> groups;
+      for (const int r : all_ranks(shape)) {
+        const std::vector<int> group = ranks_of_group(shape, axis, r);
+        RC_ASSERT(std::is_sorted(group.begin(), group.end()));
+        RC_ASSERT(std::count(group.begin(), group.end(), r) == 1);
+        RC_ASSERT(std::ssize(group) == group_size(shape, axis));
+        for (const int other : group) RC_ASSERT(ranks_of_group(shape, axis, other) == group);
+        groups.insert(group);
+      }
+      RC_ASSERT(std::ssize(groups) * group_size(shape, axis) == shape.world());
     }
-  }
+  }));
 }
 
-RC_GTEST_PROP(Layout, SizesMultiplyToTheWorld, ()) {
-  const MeshShape shape = any_shape();
-  const auto size = [&](Axis axis) { return group_size(shape, axis); };
-  RC_ASSERT(size(Axis::tp) * size(Axis::cp) * size(Axis::dp) * size(Axis::pp) == shape.world());
-  RC_ASSERT(size(Axis::etp) * size(Axis::ep) * size(Axis::edp) * size(Axis::pp) == shape.world());
-  RC_ASSERT(size(Axis::tp_cp_dp) * size(Axis::pp) == shape.world());
-  RC_ASSERT(size(Axis::etp_ep_pp) * size(Axis::edp) == shape.world());
-  RC_ASSERT(size(Axis::tp_pp) * size(Axis::dp_cp) == shape.world());
+TEST(LayoutProperty, AGroupVariesInItsCoordinatesAlone) {
+  fix_seed();
+  EXPECT_TRUE(rc::check([] {
+    const MeshShape shape = any_shape();
+    const int r = *rc::gen::inRange(0, static_cast<int>(shape.world()));
+    const RankPlace mine = place_of(shape, r);
+    for (const int other : ranks_of_group(shape, Axis::dp_cp, r)) {
+      const RankPlace p = place_of(shape, other);
+      RC_ASSERT(p.tp == mine.tp && p.pp == mine.pp);
+    }
+    for (const int other : ranks_of_group(shape, Axis::etp_ep, r)) {
+      const RankPlace p = place_of(shape, other);
+      RC_ASSERT(p.edp == mine.edp && p.pp == mine.pp);
+    }
+  }));
+}
+
+TEST(LayoutProperty, ViewsAgreeOnTheStage) {
+  fix_seed();
+  EXPECT_TRUE(rc::check([] {
+    const MeshShape shape = any_shape();
+    for (const int r : all_ranks(shape)) {
+      // Whoever a rank trades tokens with is of its stage, and a pipeline has one rank of each.
+      for (const Axis axis : {Axis::ep, Axis::edp, Axis::etp_ep, Axis::tp_cp_dp})
+        for (const int other : ranks_of_group(shape, axis, r))
+          RC_ASSERT(place_of(shape, other).pp == place_of(shape, r).pp);
+      for (const int other : ranks_of_group(shape, Axis::pp, r)) {
+        RankPlace p = place_of(shape, other);
+        p.pp = place_of(shape, r).pp;
+        RC_ASSERT(p == place_of(shape, r));
+      }
+    }
+  }));
+}
+
+TEST(LayoutProperty, SizesMultiplyToTheWorld) {
+  fix_seed();
+  EXPECT_TRUE(rc::check([] {
+    const MeshShape shape = any_shape();
+    const auto size = [&](Axis axis) { return group_size(shape, axis); };
+    RC_ASSERT(size(Axis::tp) * size(Axis::cp) * size(Axis::dp) * size(Axis::pp) == shape.world());
+    RC_ASSERT(size(Axis::etp) * size(Axis::ep) * size(Axis::edp) * size(Axis::pp) == shape.world());
+    RC_ASSERT(size(Axis::tp_cp_dp) * size(Axis::pp) == shape.world());
+    RC_ASSERT(size(Axis::etp_ep_pp) * size(Axis::edp) == shape.world());
+    RC_ASSERT(size(Axis::tp_pp) * size(Axis::dp_cp) == shape.world());
+  }));
 }
 
 // --- by hand --------------------------------------------------------------------------------------------------------

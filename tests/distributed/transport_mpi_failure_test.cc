@@ -31,19 +31,12 @@ Ended run_failing(const std::string& way) {
   return ended;
 }
 
-class MpiFailure : public testing::Test {
- protected:
-  void SetUp() override {
-    if (std::string(MOEBIUS_FAILING_RANKS).empty()) GTEST_SKIP() << "built without MPI";
-  }
-};
-
-TEST_F(MpiFailure, NoneIsNone) {
+TEST(MpiFailure, NoneIsNone) {
   const Ended ended = run_failing("none");
   EXPECT_EQ(ended.exit_code, 0) << ended.text;
 }
 
-TEST_F(MpiFailure, ARankThatThrowsEndsTheRun) {
+TEST(MpiFailure, ARankThatThrowsEndsTheRun) {
   const Ended ended = run_failing("throw");
   EXPECT_EQ(ended.exit_code, 6) << ended.text;
   EXPECT_THAT(ended.text, HasSubstr("rank 1 (dp 1) threw, and others did not: the loss is not a number"));
@@ -51,7 +44,7 @@ TEST_F(MpiFailure, ARankThatThrowsEndsTheRun) {
   EXPECT_LT(ended.seconds, 60);
 }
 
-TEST_F(MpiFailure, ARankThatStallsIsNamedWithTheCollective) {
+TEST(MpiFailure, ARankThatStallsIsNamedWithTheCollective) {
   const Ended ended = run_failing("stall");
   EXPECT_EQ(ended.exit_code, 6) << ended.text;
   EXPECT_THAT(ended.text,
@@ -62,13 +55,13 @@ TEST_F(MpiFailure, ARankThatStallsIsNamedWithTheCollective) {
   EXPECT_LT(ended.seconds, 60);
 }
 
-TEST_F(MpiFailure, SizesThatDisagreeAreFound) {
+TEST(MpiFailure, SizesThatDisagreeAreFound) {
   const Ended ended = run_failing("sizes");
   EXPECT_EQ(ended.exit_code, 6) << ended.text;
   EXPECT_THAT(ended.text, HasSubstr("the ranks disagree about a shape or count"));
 }
 
-TEST_F(MpiFailure, WhatEveryRankThrowsKeepsItsKind) {
+TEST(MpiFailure, WhatEveryRankThrowsKeepsItsKind) {
   const Ended ended = run_failing("all");
   EXPECT_EQ(ended.exit_code, 2) << ended.text;
   EXPECT_THAT(ended.text, HasSubstr("caught: this recipe is wrong on every rank"));
