@@ -53,6 +53,8 @@ void start_mpi() {
   MOEBIUS_CHECK(usage, !initialized, "mpi: a process runs one world of MPI; this is a second one");
   check_mpi("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided));
   MOEBIUS_CHECK(usage, provided >= MPI_THREAD_FUNNELED, "mpi: this MPI allows no threads; got level {}", provided);
+  // Of the world, too: MPI_Testall calls the handler of no communicator in particular.
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
 }
 
 class MpiMessage final : public Message {
@@ -119,7 +121,6 @@ class MpiTransport final : public Transport {
   explicit MpiTransport(const WorldOptions& options) : options_(options) {
     check_mpi("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
     check_mpi("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &farewell_));
-    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
   }

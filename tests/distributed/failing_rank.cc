@@ -1,4 +1,5 @@
 // A program for mpirun whose rank 1 fails in the way that is asked for; the others are in an all_reduce_sum.
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -12,6 +13,8 @@ void fail(const std::string& way, moebius::Rank& r) {
   if (way == "all") MOEBIUS_FAIL(usage, "this recipe is wrong on every rank");
   if (r.rank != 1) return;
   if (way == "throw") MOEBIUS_FAIL(numerics, "the loss is not a number");
+  if (way == "stop") std::raise(SIGSTOP);
+  if (way == "kill") std::raise(SIGKILL);
   if (way == "stall") std::this_thread::sleep_for(std::chrono::seconds(120));
 }
 

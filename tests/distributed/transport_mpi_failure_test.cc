@@ -55,6 +55,20 @@ TEST(MpiFailure, ARankThatStallsIsNamedWithTheCollective) {
   EXPECT_LT(ended.seconds, 60);
 }
 
+TEST(MpiFailure, AProcessThatIsStoppedIsNamedAndEnded) {
+  const Ended ended = run_failing("stop");
+  EXPECT_EQ(ended.exit_code, 6) << ended.text;
+  EXPECT_THAT(ended.text, HasSubstr("did not join: rank 1 (dp 1)\n"));
+  EXPECT_LT(ended.seconds, 60);
+}
+
+// The exit code is mpirun's own.
+TEST(MpiFailure, AProcessThatIsKilledEndsTheRun) {
+  const Ended ended = run_failing("kill");
+  EXPECT_NE(ended.exit_code, 0) << ended.text;
+  EXPECT_LT(ended.seconds, 60);
+}
+
 TEST(MpiFailure, SizesThatDisagreeAreFound) {
   const Ended ended = run_failing("sizes");
   EXPECT_EQ(ended.exit_code, 6) << ended.text;
