@@ -205,7 +205,7 @@ TEST(CliData, RefusesWhatIsNotThere) {
   expect_refused(run_moebius(dir, {"eval", kCase, "--data", "set"}), 3, "set");
   EXPECT_EQ(run_moebius(dir, {"data"}).code, 2);
   write_file_atomic(dir.path("t.txt"), "text");
-  expect_refused(run_moebius(dir, {"data", "build", "--input", "t.txt", "--tokenizer", "folder", "--out", "set"}), 2,
+  expect_refused(run_moebius(dir, {"data", "build", "--input", "t.txt", "--tokenizer", "folder", "--out", "set"}), 3,
                  "tokenizer");
 }
 
