@@ -69,9 +69,12 @@ ModelSpec qwen3_moe() {
 }
 
 std::vector<ModelFamily> make_families() {
-  return {{"llama", kLlama, llama()},       {"mistral", kMistral, mistral()},
-          {"mixtral", kMixtral, mixtral()}, {"moebius", kMoebius, {.top_k = 1}},  // no shapes: they must be given
-          {"qwen3", kQwen3, qwen3()},       {"qwen3_moe", kQwen3Moe, qwen3_moe()}};
+  return {{"llama", "LlamaForCausalLM", kLlama, llama()},
+          {"mistral", "MistralForCausalLM", kMistral, mistral()},
+          {"mixtral", "MixtralForCausalLM", kMixtral, mixtral()},
+          {"moebius", "", kMoebius, {.top_k = 1}},  // no shapes: they must be given
+          {"qwen3", "Qwen3ForCausalLM", kQwen3, qwen3()},
+          {"qwen3_moe", "Qwen3MoeForCausalLM", kQwen3Moe, qwen3_moe()}};
 }
 
 const std::vector<ModelFamily>& families() {

@@ -28,7 +28,8 @@ inline constexpr unsigned kAllFamilies = kDenseFamilies | kMoeFamilies;
 inline constexpr unsigned kExpertWidthIsIntermediate = kMixtral | kOlmoe;
 
 struct ModelFamily {
-  std::string name;  // model_type
+  std::string name;          // model_type
+  std::string architecture;  // its class in transformers; none for "moebius"
   unsigned bit = 0;
   // What its config class in transformers assumes for a key that is missing (5.17; the same in 4.x).
   ModelSpec defaults;

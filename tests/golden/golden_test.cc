@@ -4,9 +4,9 @@
 #include <cmath>
 #include <filesystem>
 
+#include "core/accelerator.h"
 #include "io/safetensors.h"
 #include "io/testing.h"
-#include "core/accelerator.h"
 #include "train/parity.h"
 
 namespace moebius {
