@@ -37,6 +37,14 @@ QWEN3 = {
     "moe_intermediate_size": 14, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "sliding_window": None,
     "use_sliding_window": False, "norm_topk_prob": True, "tie_word_embeddings": False,
 }
+LLAMA = {
+    "model_type": "llama", "vocab_size": 97, "hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": None}
+QWEN3_DENSE = LLAMA | {"model_type": "qwen3", "head_dim": 10, "rms_norm_eps": 1e-6, "sliding_window": None,
+                       "use_sliding_window": False}
 
 
 @dataclass
@@ -69,6 +77,13 @@ CASES = {
                                     "num_key_value_heads": 1, "tie_word_embeddings": True}, 1e4, "v5", [[11]]),
     # documents kept apart in a row: positions restart, no attention across; one document of a single token.
     "qwen3_moe_packed": Case(QWEN3 | {"mlp_only_layers": [1]}, 500.0, "v4", [[4, 5], [1, 5, 3]]),
+    # dense families: head_dim absent; a large eps.
+    "llama_v4": Case(LLAMA | {"rms_norm_eps": 1e-2}, 500.0, "v4", [[7], [7]]),
+    # a window shorter than the row; heads * head_dim unlike hidden; tied embeddings, one kv head.
+    "mistral_v5_window": Case(MISTRAL | {"head_dim": 8, "sliding_window": 4, "num_key_value_heads": 1,
+                                         "tie_word_embeddings": True}, 1e4, "v5", [[9], [9]]),
+    # q and k normed per head, documents kept apart.
+    "qwen3_v4_packed": Case(QWEN3_DENSE, 1e4, "v4", [[4, 5], [1, 5, 3]]),
 }
 
 # -- writing ---------------------------------------------------------------------------------------------
@@ -196,7 +211,7 @@ def write_case(data, name, seed):
     vocab = logits.shape[-1]
     token_loss = F.cross_entropy(logits[:, :-1].reshape(-1, vocab), tokens[:, 1:].reshape(-1), reduction="none")
     token_loss.mean().backward()
-    check_routing(routers, case.config["num_experts_per_tok"])
+    check_routing(routers, case.config.get("num_experts_per_tok"))
     if case.packed:
         check_packed(model, tokens, case.rows, logits)
     else:
@@ -286,6 +301,9 @@ In the packed case each document was run alone: positions restart at its first t
 | `qwen3_moe_v4_step2` | `rope_theta`, `torch_dtype` | dense by `decoder_sparse_step`; top-k not normalised; large eps |
 | `qwen3_moe_tied` | `rope_parameters`, `dtype` | 7 experts, top-3, not normalised; tied embeddings; one row |
 | `qwen3_moe_packed` | `rope_theta`, `torch_dtype` | documents of 4+5 and 1+5+3 tokens kept apart |
+| `llama_v4` | `rope_theta`, `torch_dtype` | dense; head_dim absent; large rms_norm_eps |
+| `mistral_v5_window` | `rope_parameters`, `dtype` | sliding window of 4; heads * head_dim unlike hidden; tied embeddings |
+| `qwen3_v4_packed` | `rope_theta`, `torch_dtype` | dense; q and k normed per head; documents kept apart |
 
 `adamw.safetensors`: five steps of torch.optim.AdamW. `param.0.{{name}}` is the start, `grad.{{step}}.{{name}}` the
 gradient before clipping and `param.{{step}}.{{name}}` the result, for steps 1 to 5; `lr` F32 [5]; `grad_norm` F32 [5],

@@ -10,41 +10,6 @@ using nlohmann::json;
 
 namespace {
 
-// What the family's config class in transformers assumes for a key that is missing (5.17; the same in 4.x).
-ModelSpec class_defaults(const std::string& family) {
-  if (family == "qwen3_moe") {
-    return {.vocab_size = 151936,
-            .hidden_size = 2048,
-            .num_layers = 24,
-            .num_heads = 32,
-            .num_kv_heads = 4,
-            .intermediate_size = 6144,
-            .max_position_embeddings = 32768,
-            .rms_norm_eps = 1e-6,
-            .rope_theta = 1e4,
-            .qk_norm = true,
-            .sliding_window = 4096,
-            .num_experts = 128,
-            .top_k = 8,
-            .moe_intermediate_size = 768};
-  }
-  if (family == "mixtral") {
-    return {.vocab_size = 32000,
-            .hidden_size = 4096,
-            .num_layers = 32,
-            .num_heads = 32,
-            .num_kv_heads = 8,
-            .intermediate_size = 14336,
-            .max_position_embeddings = 131072,
-            .rms_norm_eps = 1e-5,
-            .rope_theta = 1e6,
-            .num_experts = 8,
-            .top_k = 2,
-            .norm_topk_prob = true};
-  }
-  return {.top_k = 1};
-}
-
 void require(const HfReader& r, const char* key) {
   if (!r.has(key)) r.fail("{} must be given for model_type \"{}\"", key, r.family());
 }
@@ -60,18 +25,51 @@ void read_shapes(const HfReader& r, ModelSpec& m) {
   // Null, unlike missing, means one key head per query head.
   if (m.num_kv_heads == 0 || r.is_null("num_key_value_heads")) m.num_kv_heads = m.num_heads;
   r.read("num_key_value_heads", m.num_kv_heads);
-  m.head_dim = m.hidden_size / m.num_heads;
+  if (m.head_dim == 0 || r.is_null("head_dim")) m.head_dim = m.hidden_size / m.num_heads;
   r.read("head_dim", m.head_dim);
-  r.read("intermediate_size", m.intermediate_size);
+  const bool of_experts = family_bit(m.family) & kExpertWidthIsIntermediate;
+  r.read("intermediate_size", of_experts ? m.moe_intermediate_size : m.intermediate_size);
   if (m.max_position_embeddings == 0) require(r, "max_position_embeddings");
   r.read("max_position_embeddings", m.max_position_embeddings);
 }
 
+// Whether layer i attends through the window, by layer_types or max_window_layers.
+bool slides(const HfReader& r, const ModelSpec& m, int64_t i) {
+  const bool late_by_default = family_bit(m.family) & (kQwen2 | kQwen3);
+  if (!r.has("layer_types")) return i >= r.get("max_window_layers", int64_t{late_by_default ? 28 : 0});
+  const auto types = r.get("layer_types", std::vector<std::string>());
+  if (static_cast<int64_t>(types.size()) != m.num_layers) {
+    r.fail("layer_types must have one entry for each of the {} layers; got {}", m.num_layers, types.size());
+  }
+  if (types[i] != "sliding_attention" && types[i] != "full_attention") {
+    r.fail("layer_types must be \"full_attention\" or \"sliding_attention\"; got \"{}\" for layer {}", types[i], i);
+  }
+  return types[i] == "sliding_attention";
+}
+
+// Of a model whose window is on. One window serves all layers here.
+void read_window_layers(const HfReader& r, ModelSpec& m) {
+  int64_t sliding = 0;
+  for (int64_t i = 0; i < m.num_layers; ++i) sliding += slides(r, m, i);
+  if (sliding != 0 && sliding != m.num_layers) {
+    r.fail("{} gives {} of {} layers a sliding window; expected all or none of them",
+           r.has("layer_types") ? "layer_types" : "max_window_layers", sliding, m.num_layers);
+  }
+  if (sliding == 0) m.sliding_window = 0;
+}
+
 void read_window(const HfReader& r, ModelSpec& m) {
-  const bool used = r.get("use_sliding_window", m.family != "qwen3_moe");
+  const unsigned family = family_bit(m.family);
+  const bool used = r.get("use_sliding_window", (family & (kMixtral | kMistral | kMoebius)) != 0);
   if (r.is_null("sliding_window")) m.sliding_window = 0;
   r.read("sliding_window", m.sliding_window);
   if (!used) m.sliding_window = 0;
+  if (m.sliding_window == 0) return;
+  // 4.x and 5.x disagree on which layers of a qwen2_moe slide when its config.json does not list them.
+  if (family == kQwen2Moe && !r.has("layer_types")) {
+    r.fail("use_sliding_window needs layer_types for model_type \"qwen2_moe\"; give them");
+  }
+  read_window_layers(r, m);
 }
 
 void refuse_rope_scaling(const HfReader& r, const char* key) {
@@ -105,8 +103,24 @@ void refuse_unknown_maths(const HfReader& r) {
   const auto act = r.get("hidden_act", std::string("silu"));
   if (act != "silu") r.fail("hidden_act must be \"silu\"; got \"{}\"", act);
   if (r.get("attention_bias", false)) r.fail("attention_bias must be false: q, k, v and o have no bias here; got true");
+  if (r.get("mlp_bias", false)) r.fail("mlp_bias must be false: gate, up and down have no bias here; got true");
+  if (r.has("clip_qkv"))
+    r.fail("clip_qkv must be null: q, k and v are not clamped here; got {}", r.get("clip_qkv", 0.0));
   const double dropout = r.get("attention_dropout", 0.0);
   if (dropout != 0.0) r.fail("attention_dropout must be 0: attention drops nothing here; got {}", dropout);
+}
+
+void read_attention(const HfReader& r, ModelSpec& m) {
+  r.read("qkv_bias", m.qkv_bias);
+  const json norm = r.get("qk_norm", json());
+  if (norm.is_boolean()) m.qk_norm = norm.get<bool>() ? QkNorm::per_head : QkNorm::none;
+  if (norm.is_string()) m.qk_norm = QkNorm::whole;
+  if (m.family == "olmoe" && m.q_size() != m.hidden_size) {
+    r.fail(
+        "head_dim must be hidden_size / num_attention_heads for model_type \"olmoe\", whose q_norm has hidden_size "
+        "weights; got {}",
+        m.head_dim);
+  }
 }
 
 int64_t expert_count(const HfReader& r, int64_t fallback) {
@@ -178,19 +192,18 @@ void read_moe_layers(const HfReader& r, ModelSpec& m) {
 
 ModelSpec read_hf_config(const json& config, const std::string& who, ErrorKind kind) {
   const HfReader r(config, who, kind);
-  ModelSpec m = class_defaults(r.family());
+  ModelSpec m = find_family(r.family())->defaults;
   m.family = r.family();
   read_shapes(r, m);
   read_window(r, m);
   read_rope(r, m);
   refuse_unknown_maths(r);
   r.read("rms_norm_eps", m.rms_norm_eps);
-  r.read("qk_norm", m.qk_norm);
+  read_attention(r, m);
   r.read("tie_word_embeddings", m.tie_word_embeddings);
   r.read("initializer_range", m.initializer_range);
   read_router(r, m);
   read_moe_layers(r, m);
-  if (m.family == "mixtral") m.moe_intermediate_size = std::exchange(m.intermediate_size, 0);
   m.source = config;
   return m;
 }

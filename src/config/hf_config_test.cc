@@ -42,7 +42,7 @@ TEST(HfDefaults, Qwen3Moe) {
   EXPECT_EQ(m.rms_norm_eps, 1e-6);
   EXPECT_EQ(m.rope_theta, 1e4);
   EXPECT_EQ(m.initializer_range, 0.02);
-  EXPECT_TRUE(m.qk_norm);
+  EXPECT_EQ(m.qk_norm, QkNorm::per_head);
   EXPECT_FALSE(m.tie_word_embeddings);
   EXPECT_EQ(m.sliding_window, 0);
   EXPECT_EQ(m.num_experts, 128);
@@ -65,13 +65,43 @@ TEST(HfDefaults, Mixtral) {
   EXPECT_EQ(m.max_position_embeddings, 131072);
   EXPECT_EQ(m.rms_norm_eps, 1e-5);
   EXPECT_EQ(m.rope_theta, 1e6);
-  EXPECT_FALSE(m.qk_norm);
+  EXPECT_EQ(m.qk_norm, QkNorm::none);
   EXPECT_EQ(m.num_experts, 8);
   EXPECT_EQ(m.top_k, 2);
   EXPECT_EQ(m.moe_intermediate_size, 14336);
   EXPECT_TRUE(m.norm_topk_prob);
   EXPECT_EQ(m.num_moe_layers(), 32);
   EXPECT_NO_THROW(m.check());
+}
+
+TEST(HfDefaults, Dense) {
+  const ModelSpec llama = from({{"model_type", "llama"}});
+  EXPECT_EQ(llama.vocab_size, 32000);
+  EXPECT_EQ(llama.num_kv_heads, 32);
+  EXPECT_EQ(llama.head_dim, 128);
+  EXPECT_EQ(llama.intermediate_size, 11008);
+  EXPECT_EQ(llama.max_position_embeddings, 2048);
+  EXPECT_EQ(llama.rms_norm_eps, 1e-6);
+  EXPECT_EQ(llama.rope_theta, 1e4);
+  const ModelSpec mistral = from({{"model_type", "mistral"}});
+  EXPECT_EQ(mistral.num_kv_heads, 8);
+  EXPECT_EQ(mistral.intermediate_size, 14336);
+  EXPECT_EQ(mistral.max_position_embeddings, 131072);
+  EXPECT_EQ(mistral.sliding_window, 4096);
+  EXPECT_EQ(mistral.rms_norm_eps, 1e-6);
+  const ModelSpec qwen3 = from({{"model_type", "qwen3"}, {"hidden_size", 1024}});
+  EXPECT_EQ(qwen3.vocab_size, 151936);
+  EXPECT_EQ(qwen3.num_kv_heads, 32);
+  EXPECT_EQ(qwen3.head_dim, 128);  // the class has a default of its own, whatever the hidden size
+  EXPECT_EQ(qwen3.intermediate_size, 22016);
+  EXPECT_EQ(qwen3.max_position_embeddings, 32768);
+  EXPECT_EQ(qwen3.qk_norm, QkNorm::per_head);
+  EXPECT_EQ(qwen3.sliding_window, 0);
+  for (const ModelSpec& m : {llama, mistral, qwen3}) {
+    EXPECT_EQ(m.num_layers, 32);
+    EXPECT_EQ(m.num_moe_layers(), 0);
+    EXPECT_NO_THROW(m.check());
+  }
 }
 
 TEST(HfDefaults, MoebiusIsADenseModelOfTheGivenShapes) {
@@ -116,6 +146,19 @@ TEST(HfRead, NullHeadsAndWindow) {
   EXPECT_EQ(from({{"model_type", "qwen3_moe"}, {"use_sliding_window", true}}).sliding_window, 4096);
 }
 
+TEST(HfRead, WindowOfAllLayersOrNone) {
+  const json qwen3 = {{"model_type", "qwen3"}, {"num_hidden_layers", 4}, {"sliding_window", 7}};
+  const auto window = [&](const json& more) { return from(with(qwen3, more)).sliding_window; };
+  EXPECT_EQ(window(json::object()), 0);
+  EXPECT_EQ(window({{"use_sliding_window", true}}), 0);  // from layer 28 on
+  EXPECT_EQ(window({{"use_sliding_window", true}, {"max_window_layers", 4}}), 0);
+  EXPECT_EQ(window({{"use_sliding_window", true}, {"max_window_layers", 0}}), 7);
+  const json sliding(4, "sliding_attention"), full(4, "full_attention");
+  EXPECT_EQ(window({{"use_sliding_window", true}, {"max_window_layers", 4}, {"layer_types", sliding}}), 7);
+  EXPECT_EQ(window({{"use_sliding_window", true}, {"max_window_layers", 0}, {"layer_types", full}}), 0);
+  EXPECT_EQ(from({{"model_type", "llama"}, {"sliding_window", 7}}).sliding_window, 0);
+}
+
 TEST(HfRead, MoeLayerPatterns) {
   EXPECT_EQ(layers({{"num_experts", 0}}), "----");
   EXPECT_EQ(layers({{"num_experts", 4}}), "mmmm");
@@ -153,7 +196,7 @@ TEST(HfRead, KeysOfOtherFamiliesHaveNoEffect) {
       from({{"model_type", "qwen3_moe"}, {"n_shared_experts", 3}, {"scoring_func", "sigmoid"}, {"qk_norm", false}});
   EXPECT_EQ(m.shared_intermediate_size, 0);
   EXPECT_EQ(m.score, ScoreFunction::softmax);
-  EXPECT_TRUE(m.qk_norm);
+  EXPECT_EQ(m.qk_norm, QkNorm::per_head);
 }
 
 struct Refused {
@@ -164,10 +207,21 @@ struct Refused {
 TEST(HfRead, RefusesWhatIsNotComputed) {
   const Refused cases[] = {
       {{{"model_type", "gpt2"}},
-       "DIR/config.json: model_type must be one of \"mixtral\", \"moebius\", \"qwen3_moe\"; got \"gpt2\""},
-      {{{"model_type", 3}}, "model_type must be one of \"mixtral\", \"moebius\", \"qwen3_moe\"; got 3"},
+       "DIR/config.json: model_type must be one of \"llama\", \"mistral\", \"mixtral\", \"moebius\", \"qwen3\", "
+       "\"qwen3_moe\"; got \"gpt2\""},
+      {{{"model_type", 3}}, "\"qwen3_moe\"; got 3"},
       {{{"hidden_act", "gelu"}}, "DIR/config.json: hidden_act must be \"silu\"; got \"gelu\""},
       {{{"attention_bias", true}}, "attention_bias must be false"},
+      {{{"mlp_bias", true}}, "mlp_bias must be false: gate, up and down have no bias here; got true"},
+      {{{"clip_qkv", 8.0}}, "clip_qkv must be null: q, k and v are not clamped here; got 8"},
+      {{{"qk_norm", "half"}}, "qk_norm must be true (of each head), false or \"whole\" (of all heads together)"},
+      {{{"sliding_window", 5}, {"max_window_layers", 3}},
+       "max_window_layers gives 1 of 4 layers a sliding window; expected all or none of them"},
+      {{{"sliding_window", 5}, {"layer_types", {"full_attention", "sliding_attention"}}},
+       "layer_types must have one entry for each of the 4 layers; got 2"},
+      {{{"sliding_window", 5}, {"layer_types", {"x", "x", "x", "x"}}},
+       "layer_types must be \"full_attention\" or \"sliding_attention\"; got \"x\" for layer 0"},
+      {{{"layer_types", 7}}, "layer_types must be a list of strings; got 7"},
       {{{"attention_dropout", 0.1}}, "attention_dropout must be 0: attention drops nothing here; got 0.1"},
       {{{"rope_scaling", {{"type", "yarn"}, {"factor", 4.0}}}}, "rope_scaling of type \"yarn\" is not computed yet"},
       {{{"rope_parameters", {{"rope_type", "llama3"}}}}, "rope_parameters of type \"llama3\" is not computed yet"},
@@ -204,10 +258,16 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
 }
 
 TEST(HfWrite, ReadsBackToTheSameSpec) {
-  for (json config : {json{{"model_type", "qwen3_moe"}, {"mlp_only_layers", {0, 5}}, {"use_sliding_window", true}},
-                      json{{"model_type", "mixtral"}, {"sliding_window", 9}},
-                      with(moebius_config(), {{"moe_layer_freq", 2}, {"num_experts", 4}}),
-                      with(moebius_config(), {{"topk_method", "group_limited_greedy"}, {"n_shared_experts", 2}})}) {
+  for (json config :
+       {json{{"model_type", "qwen3_moe"}, {"mlp_only_layers", {0, 5}}, {"use_sliding_window", true}},
+        json{{"model_type", "mixtral"}, {"sliding_window", 9}},
+        json{{"model_type", "llama"}, {"tie_word_embeddings", true}, {"num_key_value_heads", 4}},
+        json{{"model_type", "mistral"}, {"sliding_window", nullptr}, {"head_dim", 160}},
+        json{{"model_type", "mistral"}, {"rope_theta", 5e5}}, json{{"model_type", "qwen3"}, {"num_hidden_layers", 3}},
+        json{{"model_type", "qwen3"}, {"use_sliding_window", true}, {"max_window_layers", 0}},
+        with(moebius_config(), {{"qk_norm", "whole"}, {"qkv_bias", true}}),
+        with(moebius_config(), {{"moe_layer_freq", 2}, {"num_experts", 4}}),
+        with(moebius_config(), {{"topk_method", "group_limited_greedy"}, {"n_shared_experts", 2}})}) {
     ModelSpec m = from(config);
     ModelSpec again = from(hf_from_model_spec(m));
     m.source = again.source = json();

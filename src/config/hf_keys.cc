@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "config/model_spec.h"
-
 namespace moebius {
 
 using nlohmann::json;
@@ -23,6 +21,21 @@ ValueRule layer_frequency() {
           }};
 }
 
+ValueRule text_list() {
+  return {"a list of strings", [](const json& v) {
+            return v.is_array() && std::all_of(v.begin(), v.end(), [](const json& each) { return each.is_string(); });
+          }};
+}
+
+ValueRule qk_norm() {
+  return {"true (of each head), false or \"whole\" (of all heads together)",
+          [](const json& v) { return v.is_boolean() || v == "whole"; }};
+}
+
+constexpr unsigned kQwenMoe = kQwen2Moe | kQwen3Moe;
+// Those whose layers may differ in their window.
+constexpr unsigned kWindowByLayer = kQwen2 | kQwen2Moe | kQwen3 | kMoebius;
+
 std::vector<HfKey> make_keys() {
   return {
       {"model_type", one_of(model_families()), kAllFamilies, ""},
@@ -38,24 +51,29 @@ std::vector<HfKey> make_keys() {
       {"rope_theta", number_above(0), kAllFamilies, ""},
       {"rope_scaling", any_table(), kAllFamilies, "rope_theta"},
       {"rope_parameters", any_table(), kAllFamilies, "rope_theta"},
-      {"qk_norm", any_boolean(), kMoebius, ""},
+      {"qkv_bias", any_boolean(), kQwen2Moe | kMoebius, ""},
+      {"qk_norm", qk_norm(), kMoebius, ""},
       {"tie_word_embeddings", any_boolean(), kAllFamilies, ""},
-      {"sliding_window", count_or_zero(), kAllFamilies, ""},
-      {"use_sliding_window", any_boolean(), kQwen3Moe | kMoebius, "sliding_window"},
+      {"sliding_window", count_or_zero(), kAllFamilies & ~(kLlama | kOlmoe), ""},
+      {"use_sliding_window", any_boolean(), kWindowByLayer | kQwen3Moe, "sliding_window"},
+      {"max_window_layers", count_or_zero(), kWindowByLayer, "sliding_window"},
+      {"layer_types", text_list(), kWindowByLayer | kMistral, "sliding_window"},
       {"initializer_range", float_or_zero(), kAllFamilies, ""},
       {"hidden_act", any_text(), kAllFamilies, ""},
-      {"attention_bias", any_boolean(), kQwen3Moe | kMoebius, ""},
+      {"attention_bias", any_boolean(), kLlama | kQwen3 | kQwen3Moe | kOlmoe | kMoebius, ""},
+      {"mlp_bias", any_boolean(), kLlama | kMoebius, ""},
+      {"clip_qkv", number_above(0), kOlmoe | kMoebius, ""},
       {"attention_dropout", number_at_least(0), kAllFamilies, ""},
-      {"num_experts", count_or_zero(), kAllFamilies, ""},
-      {"num_local_experts", count_or_zero(), kAllFamilies, "num_experts"},
+      {"num_experts", count_or_zero(), kMoeFamilies, ""},
+      {"num_local_experts", count_or_zero(), kMoeFamilies, "num_experts"},
       {"n_routed_experts", count_or_zero(), kMoebius, "num_experts"},
-      {"num_experts_per_tok", count_or_zero(), kAllFamilies, ""},
-      {"moe_intermediate_size", count_or_zero(), kQwen3Moe | kMoebius, ""},
-      {"shared_expert_intermediate_size", count_or_zero(), kMoebius, ""},
+      {"num_experts_per_tok", count_or_zero(), kMoeFamilies, ""},
+      {"moe_intermediate_size", count_or_zero(), kQwenMoe | kMoebius, ""},
+      {"shared_expert_intermediate_size", count_or_zero(), kQwen2Moe | kMoebius, ""},
       {"n_shared_experts", count_or_zero(), kMoebius, "shared_expert_intermediate_size"},
       {"shared_expert_gate", any_boolean(), kMoebius, ""},
       {"scoring_func", one_of({"softmax", "sigmoid"}), kMoebius, ""},
-      {"norm_topk_prob", any_boolean(), kQwen3Moe | kMoebius, ""},
+      {"norm_topk_prob", any_boolean(), kQwenMoe | kOlmoe | kMoebius, ""},
       {"routed_scaling_factor", float_above_zero(), kMoebius, ""},
       {"n_group", positive_count(), kMoebius, ""},
       {"topk_group", positive_count(), kMoebius, ""},
@@ -64,8 +82,8 @@ std::vector<HfKey> make_keys() {
       {"expert_bias", any_boolean(), kMoebius, ""},
       {"moe_layer_freq", layer_frequency(), kMoebius, ""},
       {"first_k_dense_replace", count_or_zero(), kMoebius, "moe_layer_freq"},
-      {"decoder_sparse_step", positive_count(), kQwen3Moe | kMoebius, "moe_layer_freq"},
-      {"mlp_only_layers", integer_list(), kQwen3Moe | kMoebius, "moe_layer_freq"},
+      {"decoder_sparse_step", positive_count(), kQwenMoe | kMoebius, "moe_layer_freq"},
+      {"mlp_only_layers", integer_list(), kQwenMoe | kMoebius, "moe_layer_freq"},
   };
 }
 
@@ -74,15 +92,6 @@ std::vector<HfKey> make_keys() {
 const std::vector<HfKey>& hf_keys() {
   static const std::vector<HfKey> keys = make_keys();
   return keys;
-}
-
-std::vector<std::string> model_families() { return {"mixtral", "moebius", "qwen3_moe"}; }
-
-unsigned family_bit(std::string_view model_type) {
-  if (model_type == "mixtral") return kMixtral;
-  if (model_type == "qwen3_moe") return kQwen3Moe;
-  if (model_type == "moebius") return kMoebius;
-  return 0;
 }
 
 const HfKey* find_hf_key(std::string_view name) {

@@ -6,24 +6,21 @@
 #include <string_view>
 #include <vector>
 
+#include "config/hf_families.h"
 #include "config/value_rule.h"
 
 namespace moebius {
 
-enum HfFamily : unsigned { kMixtral = 1, kQwen3Moe = 2, kMoebius = 4, kAllFamilies = 7 };
-
 struct HfKey {
   std::string name;
   ValueRule rule;
-  unsigned families;  // HfFamily bits
+  unsigned families;  // HfFamilyBit bits
   // The key that hf_from_model_spec writes instead, for keys that are other spellings of one property; else empty.
   std::string written_as;
 };
 
 const std::vector<HfKey>& hf_keys();
 
-// The bit of a model_type; 0 when it is not known.
-unsigned family_bit(std::string_view model_type);
 // Null when no family has the key.
 const HfKey* find_hf_key(std::string_view name);
 // Whether the key exists and models of this type have it.

@@ -41,29 +41,40 @@ json shared_values(const ModelSpec& m) {
           {"rms_norm_eps", m.rms_norm_eps},
           {"rope_theta", m.rope_theta},
           {"tie_word_embeddings", m.tie_word_embeddings},
-          {"sliding_window", m.sliding_window > 0 ? json(m.sliding_window) : json()},
+          {"sliding_window", m.sliding_window > 0 || m.family == "moebius" ? json(m.sliding_window) : json()},
           {"initializer_range", m.initializer_range},
           {"hidden_act", "silu"},
           {"num_experts_per_tok", m.top_k}};
 }
 
-json mixtral_values(const ModelSpec& m) {
-  return {{"intermediate_size", m.moe_intermediate_size}, {"num_local_experts", m.num_experts}};
+// For the families of the hub; each writes those of them that it has.
+json hub_values(const ModelSpec& m) {
+  const unsigned family = family_bit(m.family);
+  json values = {{"qkv_bias", m.qkv_bias},
+                 {"attention_bias", false},
+                 {"mlp_bias", false},
+                 {"clip_qkv", json()},
+                 {"use_sliding_window", m.sliding_window > 0},
+                 {family == kMixtral ? "num_local_experts" : "num_experts", m.num_experts},
+                 {"moe_intermediate_size", m.moe_intermediate_size},
+                 {"shared_expert_intermediate_size", m.shared_intermediate_size},
+                 {"norm_topk_prob", m.norm_topk_prob},
+                 {"decoder_sparse_step", 1},
+                 {"mlp_only_layers", dense_layers(m)}};
+  if (family & kExpertWidthIsIntermediate) values["intermediate_size"] = m.moe_intermediate_size;
+  if (m.sliding_window > 0 && has_hf_key(m.family, "max_window_layers")) {
+    values["layer_types"] = std::vector<std::string>(m.num_layers, "sliding_attention");
+  }
+  return values;
 }
 
-json qwen3_moe_values(const ModelSpec& m) {
-  return {{"attention_bias", false},
-          {"use_sliding_window", m.sliding_window > 0},
-          {"num_experts", m.num_experts},
-          {"moe_intermediate_size", m.moe_intermediate_size},
-          {"norm_topk_prob", m.norm_topk_prob},
-          {"decoder_sparse_step", 1},
-          {"mlp_only_layers", dense_layers(m)}};
+json qk_norm_value(const ModelSpec& m) {
+  return m.qk_norm == QkNorm::whole ? json("whole") : json(m.qk_norm == QkNorm::per_head);
 }
 
 json moebius_values(const ModelSpec& m) {
-  return {{"qk_norm", m.qk_norm},
-          {"sliding_window", m.sliding_window},
+  return {{"qkv_bias", m.qkv_bias},
+          {"qk_norm", qk_norm_value(m)},
           {"num_experts", m.num_experts},
           {"moe_intermediate_size", m.moe_intermediate_size},
           {"shared_expert_intermediate_size", m.shared_intermediate_size},
@@ -78,11 +89,6 @@ json moebius_values(const ModelSpec& m) {
           {"moe_layer_freq", layer_frequency(m)}};
 }
 
-json family_values(const ModelSpec& m) {
-  if (m.family == "mixtral") return mixtral_values(m);
-  return m.family == "qwen3_moe" ? qwen3_moe_values(m) : moebius_values(m);
-}
-
 ModelSpec without_source(ModelSpec spec) {
   spec.source = json();
   return spec;
@@ -92,10 +98,11 @@ ModelSpec without_source(ModelSpec spec) {
 
 std::vector<std::pair<std::string, json>> hf_values(const ModelSpec& spec) {
   json values = shared_values(spec);
-  values.update(family_values(spec));
+  values.update(spec.family == "moebius" ? moebius_values(spec) : hub_values(spec));
   std::vector<std::pair<std::string, json>> ordered;
   for (const HfKey& key : hf_keys()) {
-    if (values.contains(key.name)) ordered.emplace_back(key.name, values.at(key.name));
+    if (values.contains(key.name) && has_hf_key(spec.family, key.name))
+      ordered.emplace_back(key.name, values.at(key.name));
   }
   return ordered;
 }

@@ -14,8 +14,11 @@ namespace {
 constexpr int64_t kGatedMatrices = 3;
 
 int64_t attention_parameters(const ModelSpec& m) {
-  const int64_t norms = m.qk_norm ? 2 * m.head_dim : 0;
-  return m.hidden_size * (2 * m.q_size() + 2 * m.kv_size()) + norms;
+  const int64_t biases = m.qkv_bias ? m.q_size() + 2 * m.kv_size() : 0;
+  int64_t norms = 0;
+  if (m.qk_norm == QkNorm::per_head) norms = 2 * m.head_dim;
+  if (m.qk_norm == QkNorm::whole) norms = m.q_size() + m.kv_size();
+  return m.hidden_size * (2 * m.q_size() + 2 * m.kv_size()) + biases + norms;
 }
 
 int64_t embedding_parameters(const ModelSpec& m) {

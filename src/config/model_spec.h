@@ -9,13 +9,16 @@
 
 namespace moebius {
 
+// RMSNorm on q and k before RoPE: of each head with one weight of head_dim (Qwen3), or of all heads together with a
+// weight of the projection's width (OLMoE).
+enum class QkNorm { none, per_head, whole };
 enum class ScoreFunction { softmax, sigmoid };
 // How a group of experts is scored in group-limited routing: its best expert (DeepSeek-V2) or the sum of its best
 // top_k / topk_group experts (DeepSeek-V3, where that is two).
 enum class GroupScore { max, sum_of_top };
 
 struct ModelSpec {
-  std::string family = "moebius";  // model_type: "moebius" (any combination), "qwen3_moe", "mixtral"
+  std::string family = "moebius";  // model_type: "moebius" (any combination), "qwen3_moe", "mixtral", ...
 
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
@@ -27,7 +30,8 @@ struct ModelSpec {
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
-  bool qk_norm = false;  // RMSNorm over head_dim on q and k, before RoPE
+  bool qkv_bias = false;  // on the q, k and v projections; o has none
+  QkNorm qk_norm = QkNorm::none;
   bool tie_word_embeddings = false;
   int64_t sliding_window = 0;  // keys [i - window + 1, i]; 0: all
   double initializer_range = 0.02;
@@ -66,7 +70,7 @@ struct ModelSpec {
   bool operator==(const ModelSpec&) const = default;
 };
 
-// The model types that Moebius computes: "mixtral", "moebius", "qwen3_moe".
+// The model types that Moebius computes, by name.
 std::vector<std::string> model_families();
 
 // Error{input} naming the key when the config is not a model that Moebius computes. who names the file for messages.

@@ -107,7 +107,8 @@ class RandomSpec {
     ModelSpec m = tiny_model();
     m.vocab_size = 1 + upto(1000), m.rms_norm_eps = positive(), m.rope_theta = positive(),
     m.routed_scaling_factor = positive();
-    m.initializer_range = unit(), m.qk_norm = coin(), m.tie_word_embeddings = coin(), m.sliding_window = upto(5);
+    m.initializer_range = unit(), m.qk_norm = QkNorm(upto(2)), m.qkv_bias = coin(), m.tie_word_embeddings = coin(),
+    m.sliding_window = upto(5);
     m.moe_layers = {coin(), coin(), coin()}, m.score = ScoreFunction(upto(1)), m.group_score = GroupScore(upto(1));
     m.norm_topk_prob = coin(), m.shared_expert_gate = coin(), m.expert_bias = coin(), m.n_group = 1 + upto(3),
     m.topk_group = 1 + upto(3);

@@ -25,7 +25,7 @@ inline ModelSpec tiny_model() {
           .head_dim = 4,
           .intermediate_size = 20,
           .max_position_embeddings = 33,
-          .qk_norm = true,
+          .qk_norm = QkNorm::per_head,
           .moe_layers = {false, true, true},
           .num_experts = 3,
           .top_k = 2,

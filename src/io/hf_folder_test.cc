@@ -149,15 +149,17 @@ TEST(HfNames, MixtralSpellsRoutersAndExpertsItsOwnWay) {
   for (const auto& [canonical, mixtral] : pairs) {
     EXPECT_EQ(hf_name(HfFamily::mixtral, canonical), mixtral);
     EXPECT_EQ(canonical_name(HfFamily::mixtral, mixtral), canonical);
-    EXPECT_EQ(hf_name(HfFamily::qwen3_moe, canonical), canonical);
-    EXPECT_EQ(canonical_name(HfFamily::qwen3_moe, canonical), canonical);
+    EXPECT_EQ(hf_name(HfFamily::canonical, canonical), canonical);
+    EXPECT_EQ(canonical_name(HfFamily::canonical, canonical), canonical);
   }
 }
 
 TEST(HfNames, Families) {
   EXPECT_EQ(hf_family("mixtral"), HfFamily::mixtral);
-  EXPECT_EQ(hf_family("qwen3_moe"), HfFamily::qwen3_moe);
-  expect_error(ErrorKind::input, "expected model_type mixtral or qwen3_moe; got \"llama\"", [] { hf_family("llama"); });
+  EXPECT_EQ(hf_family("qwen3_moe"), HfFamily::canonical);
+  expect_error(ErrorKind::input,
+               "expected model_type mixtral, qwen2_moe, llama, mistral, olmoe, qwen2, qwen3, qwen3_moe; got \"gpt2\"",
+               [] { hf_family("gpt2"); });
 }
 
 TEST(HfNames, ExpertNames) {
@@ -245,7 +247,7 @@ TEST(TensorSource, EveryElementSizeIsTransposed) {
     write_safetensors(dir.path("model.safetensors"), {{{kExperts + "down_proj", dtype, {1, 2, 3}}, disk.data()}});
     const HfFolder folder = HfFolder::open(dir.path());
     read_tensor(folder,
-                locate_tensor(folder, HfFamily::qwen3_moe,
+                locate_tensor(folder, HfFamily::canonical,
                               {.name = kExperts + "0.down_proj.weight", .shape = {3, 2}, .num_experts = 1}),
                 got.data());
     EXPECT_EQ(got, want);
@@ -258,9 +260,9 @@ TEST(TensorSource, RefusesAnAmbiguousOrientationUnlessItIsStated) {
   const WantedTensor wanted{.name = kExperts + "1.up_proj.weight", .shape = {2, 4}, .num_experts = kE};
   expect_error(ErrorKind::input,
                "got [3, 4, 4], where [E, out, in] and [E, in, out] are the same; save one tensor per expert",
-               [&] { locate_tensor(folder, HfFamily::qwen3_moe, wanted); });
-  EXPECT_EQ(locate_tensor(folder, HfFamily::qwen3_moe, wanted, FusedLayout::out_in).offset, 16 + 8);
-  EXPECT_EQ(locate_tensor(folder, HfFamily::qwen3_moe, wanted, FusedLayout::in_out).offset, 16 + 2);
+               [&] { locate_tensor(folder, HfFamily::canonical, wanted); });
+  EXPECT_EQ(locate_tensor(folder, HfFamily::canonical, wanted, FusedLayout::out_in).offset, 16 + 8);
+  EXPECT_EQ(locate_tensor(folder, HfFamily::canonical, wanted, FusedLayout::in_out).offset, 16 + 2);
 }
 
 TEST(TensorSource, RefusesWhatDoesNotFit) {
@@ -268,7 +270,7 @@ TEST(TensorSource, RefusesWhatDoesNotFit) {
   const HfFolder folder = folder_with(
       dir, {f32("a", {4}), f32(kExperts + "gate_up_proj", {kE, 4, 5}), f32(kExperts + "0.up_proj.weight", {2, 5})});
   const auto locate = [&](const std::string& name, std::vector<int64_t> shape, int64_t num_experts) {
-    return [=, &folder] { locate_tensor(folder, HfFamily::qwen3_moe, {name, shape, num_experts}); };
+    return [=, &folder] { locate_tensor(folder, HfFamily::canonical, {name, shape, num_experts}); };
   };
   expect_error(ErrorKind::input, "expected [2, 2] for a; got [4] in \"a\"; check that config.json",
                locate("a", {2, 2}, 0));

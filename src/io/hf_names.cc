@@ -1,5 +1,8 @@
 #include "io/hf_names.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <utility>
@@ -54,19 +57,29 @@ std::string from_mixtral_name(std::string name) {
 }  // namespace
 
 HfFamily hf_family(std::string_view model_type) {
+  constexpr std::string_view kCanonical[] = {"llama", "mistral", "olmoe", "qwen2", "qwen3", "qwen3_moe"};
   if (model_type == "mixtral") return HfFamily::mixtral;
-  if (model_type == "qwen3_moe") return HfFamily::qwen3_moe;
-  MOEBIUS_FAIL(input,
-               "hugging face model: expected model_type mixtral or qwen3_moe; got \"{}\"; this family is not supported",
-               model_type);
+  if (model_type == "qwen2_moe") return HfFamily::qwen2_moe;
+  if (std::find(std::begin(kCanonical), std::end(kCanonical), model_type) != std::end(kCanonical)) {
+    return HfFamily::canonical;
+  }
+  MOEBIUS_FAIL(
+      input, "hugging face model: expected model_type mixtral, qwen2_moe, {}; got \"{}\"; this family is not supported",
+      fmt::join(kCanonical, ", "), model_type);
 }
 
 std::string hf_name(HfFamily family, std::string_view canonical) {
-  return family == HfFamily::mixtral ? mixtral_name(std::string(canonical)) : std::string(canonical);
+  std::string name(canonical);
+  if (family == HfFamily::mixtral) return mixtral_name(std::move(name));
+  if (family == HfFamily::qwen2_moe) replace_once(&name, ".mlp.shared_experts.", ".mlp.shared_expert.");
+  return name;
 }
 
 std::string canonical_name(HfFamily family, std::string_view hf) {
-  return family == HfFamily::mixtral ? from_mixtral_name(std::string(hf)) : std::string(hf);
+  std::string name(hf);
+  if (family == HfFamily::mixtral) return from_mixtral_name(std::move(name));
+  if (family == HfFamily::qwen2_moe) replace_once(&name, ".mlp.shared_expert.", ".mlp.shared_experts.");
+  return name;
 }
 
 std::optional<ExpertName> parse_expert_name(std::string_view canonical) {

@@ -17,9 +17,10 @@
 
 namespace moebius {
 
-enum class HfFamily : uint8_t { mixtral, qwen3_moe };
+// The spellings there are: our own is also that of llama, mistral, olmoe, qwen2, qwen3 and qwen3_moe.
+enum class HfFamily : uint8_t { canonical, mixtral, qwen2_moe };
 
-// Of config.json's model_type; Error{input} for another, with the list.
+// Of config.json's model_type; Error{input} for a model that is not of Hugging Face, with the list.
 HfFamily hf_family(std::string_view model_type);
 
 // The name in the family's own checkpoints, and back. Names that the family spells as we do pass through unchanged,

@@ -41,7 +41,7 @@ Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, DTyp
       qkv_(params, qkv_spec(prefix, m, dtype)),
       o_(params, o_spec(prefix, m, dtype)),
       rope_table_Pd_(rope_table_Pd) {
-  if (!m.qk_norm) return;
+  if (m.qk_norm == QkNorm::none) return;
   const auto norm = [&](const char* name) {
     return &params.declare(
         {.name = prefix + name, .shape = {d_}, .dtype = dtype, .init = ParamInit::ones, .decay = false});

@@ -61,29 +61,12 @@ std::string hash_of_start(const std::string& path, int64_t bytes) {
 }
 
 void write_shard(CheckpointManifest& manifest, const std::string& folder, const Shard& shard) {
-  const std::string name = fmt::format("shard-{:05}.safetensors", manifest.files.size());
-  const std::string path = folder + "/" + name;
+  const std::string name = shard_name(manifest);
   std::vector<SafetensorsDecl> decls;
   for (const NamedTensor& t : shard) decls.push_back({t.name, t.tensor.dtype, dims_of(t.tensor.shape)});
-  SafetensorsWriter writer(path, std::move(decls), {{"format", "pt"}});
+  SafetensorsWriter writer(folder + "/" + name, std::move(decls), {{"format", "pt"}});
   for (const NamedTensor& t : shard) write_tensor(writer, t);
-  writer.close();
-  fault_point("checkpoint.after_shard");
-  for (const SafetensorsEntry& e : writer.entries()) {
-    manifest.tensors[e.name] = {name, e.offset, e.bytes, e.dtype, e.shape, to_hex(writer.hash(e.name))};
-  }
-  const int64_t header_bytes = header_bytes_of(writer);
-  manifest.files[name] = {writer.file_bytes(), header_bytes, hash_of_start(path, header_bytes)};
-}
-
-void write_manifest(const std::string& folder, const std::string& text) {
-  const int64_t half = static_cast<int64_t>(text.size()) / 2;
-  File file = File::create(folder + "/" + kManifestName);
-  file.write_at(text.data(), half, 0);
-  fault_point("checkpoint.mid_manifest");
-  file.write_at(text.data() + half, static_cast<int64_t>(text.size()) - half, half);
-  file.sync();
-  file.close();
+  close_shard(manifest, folder, name, writer);
 }
 
 void write_folder(const std::string& folder, const CheckpointContent& content, int64_t shard_bytes) {
@@ -111,6 +94,31 @@ void publish(const std::string& unfinished, const std::string& dir, int64_t step
 }
 
 }  // namespace
+
+std::string shard_name(const CheckpointManifest& manifest) {
+  return fmt::format("shard-{:05}.safetensors", manifest.files.size());
+}
+
+void close_shard(CheckpointManifest& manifest, const std::string& folder, const std::string& name,
+                 SafetensorsWriter& writer) {
+  writer.close();
+  fault_point("checkpoint.after_shard");
+  for (const SafetensorsEntry& e : writer.entries()) {
+    manifest.tensors[e.name] = {name, e.offset, e.bytes, e.dtype, e.shape, to_hex(writer.hash(e.name))};
+  }
+  const int64_t header_bytes = header_bytes_of(writer);
+  manifest.files[name] = {writer.file_bytes(), header_bytes, hash_of_start(folder + "/" + name, header_bytes)};
+}
+
+void write_manifest(const std::string& folder, const std::string& text) {
+  const int64_t half = static_cast<int64_t>(text.size()) / 2;
+  File file = File::create(folder + "/" + kManifestName);
+  file.write_at(text.data(), half, 0);
+  fault_point("checkpoint.mid_manifest");
+  file.write_at(text.data() + half, static_cast<int64_t>(text.size()) - half, half);
+  file.sync();
+  file.close();
+}
 
 void write_checkpoint(const std::string& dir, const CheckpointContent& content, int64_t shard_bytes) {
   const std::string unfinished = dir + "/" + unfinished_name(content.step);

@@ -48,7 +48,7 @@ std::vector<int64_t> dims_of(const Shape& shape) {
 }
 
 std::string file_name_of(const ModelSpec& model, const std::string& canonical) {
-  return model.family == "mixtral" ? hf_name(HfFamily::mixtral, canonical) : canonical;
+  return model.family == "moebius" ? canonical : hf_name(hf_family(model.family), canonical);
 }
 
 // Tensors in host memory, copied there when they are not.

@@ -1,9 +1,11 @@
 #include "train/weights.h"
 
 #include <filesystem>
+#include <map>
 
 #include "io/json_text.h"
 #include "train/checkpoint.h"
+#include "train/import.h"
 #include "train/weights_source.h"
 
 namespace moebius {
@@ -50,6 +52,7 @@ ModelSpec read_model_spec(const std::string& path) {
 std::optional<RunSpec> read_run_spec(const std::string& path) {
   const WeightsFolder from = find_weights(path);
   if (from.kind == WeightsFolder::Kind::hugging_face) return std::nullopt;
+  if (CheckpointReader(from.path).meta().contains(kImportedKey)) return std::nullopt;
   const nlohmann::json recipe = meta_value(from.path, "recipe");
   MOEBIUS_CHECK(input, recipe.is_string(),
                 "checkpoint {}: expected its recipe as a text; got {}; it was not written by a training run", from.path,
@@ -57,12 +60,25 @@ std::optional<RunSpec> read_run_spec(const std::string& path) {
   return parse_run_spec(recipe.get<std::string>(), from.path + ": recipe", {});
 }
 
+std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const Model& model) {
+  return from.kind == WeightsFolder::Kind::hugging_face ? open_hugging_face(from.path, model)
+                                                        : open_checkpoint(from.path, model);
+}
+
 void load_weights(Stream& s, Model& model, const std::string& path) {
   const WeightsFolder from = find_weights(path);
-  if (from.kind == WeightsFolder::Kind::hugging_face)
-    load_hugging_face(s, model, from.path);
-  else
-    load_checkpoint_weights(s, model, from.path);
+  const std::unique_ptr<WeightsReader> reader = open_weights(from, model);
+  std::map<std::string, Tensor> parts;
+  for (const Param& p : model.params().all()) {
+    for (const ParamPart& part : p.spec.parts) parts.emplace(part.name, part_of(p.master(), part));
+  }
+  std::vector<char> bytes;
+  for (size_t i = 0; i < reader->entries().size(); ++i) {
+    const WeightsEntry& entry = reader->entries()[i];
+    bytes.resize(entry.bytes());
+    reader->read(i, bytes.data());
+    convert_elements(s, parts.at(entry.name), bytes.data(), entry.dtype, from.path + ": " + entry.name);
+  }
   model.params().sync(s);
 }
 

@@ -14,12 +14,13 @@ namespace moebius {
 // missing.
 ModelSpec read_model_spec(const std::string& path);
 
-// The run that a checkpoint comes from: its tokenizer, sequence length and documents. Nothing for a Hugging Face
-// folder.
+// The run that a checkpoint comes from: its tokenizer, sequence length and documents. Nothing for a Hugging Face folder
+// or one that was imported.
 std::optional<RunSpec> read_run_spec(const std::string& path);
 
-// Fills every parameter (masters where the model has them) and state of the model. Strict: Error{input} lists what is
-// missing, unexpected or of another shape (the first 20 and the counts). Optimizer state of a checkpoint is not read.
+// Fills every parameter (masters where the model has them) and state of the model; bf16, f16, f32 and f64 on disk
+// become what the parameter wants. Strict: Error{input} lists what is missing, unexpected or of another shape (the
+// first 20 and the counts). Optimizer state of a checkpoint is not read.
 void load_weights(Stream& s, Model& model, const std::string& path);
 
 }  // namespace moebius

@@ -24,38 +24,44 @@ void check_names(const CheckpointReader& reader, const Model& model, const std::
     }
     std::vector<int64_t> dims;
     for (int i = 0; i < shape.rank(); ++i) dims.push_back(shape[i]);
-    if (it->second.shape != dims || it->second.dtype != DType::f32) misshapen.push_back(name);
+    if (it->second.shape != dims) misshapen.push_back(name);
   }
   for (const auto& [name, tensor] : reader.tensors()) {
     if (!wanted.contains(name) && !is_optimizer_state(name) && !is_training_state(name)) unexpected.push_back(name);
   }
   MOEBIUS_CHECK(input, missing.empty() && unexpected.empty() && misshapen.empty(),
                 "checkpoint {}: expected exactly the tensors of the model; got {} missing ({}), {} unexpected ({}) and "
-                "{} of another shape or "
-                "dtype ({}); check that model and checkpoint belong together",
+                "{} of another shape ({}); check that model and checkpoint belong together",
                 folder, missing.size(), name_list(missing), unexpected.size(), name_list(unexpected), misshapen.size(),
                 name_list(misshapen));
 }
 
-}  // namespace
-
-void load_checkpoint_weights(Stream& s, Model& model, const std::string& folder) {
-  const CheckpointReader reader(folder);
-  check_names(reader, model, folder);
-  std::vector<float> values;
-  for (const Param& p : model.params().all()) {
-    for (const ParamPart& part : p.spec.parts) {
-      if (!reader.tensors().contains(part.name)) continue;
-      const Tensor to = part_of(p.master(), part);
-      if (to.dtype == DType::f32) {
-        reader.read(part.name, to, &s);
-        continue;
+class CheckpointWeights final : public WeightsReader {
+ public:
+  CheckpointWeights(const std::string& folder, const Model& model) : reader_(folder) {
+    check_names(reader_, model, folder);
+    for (const Param& p : model.params().all()) {
+      for (const ParamPart& part : p.spec.parts) {
+        const auto it = reader_.tensors().find(part.name);
+        if (it != reader_.tensors().end()) entries_.push_back({part.name, part.shape, it->second.dtype});
       }
-      values.resize(to.numel());
-      reader.read(part.name, tensor_of(values.data(), part.shape));
-      convert_elements(s, to, values.data(), DType::f32, folder);
     }
   }
+  const std::vector<WeightsEntry>& entries() const override { return entries_; }
+  void read(size_t entry, void* dst) const override {
+    const WeightsEntry& e = entries_[entry];
+    reader_.read(e.name, {.data = dst, .shape = e.shape, .dtype = e.dtype});
+  }
+
+ private:
+  CheckpointReader reader_;
+  std::vector<WeightsEntry> entries_;
+};
+
+}  // namespace
+
+std::unique_ptr<WeightsReader> open_checkpoint(const std::string& folder, const Model& model) {
+  return std::make_unique<CheckpointWeights>(folder, model);
 }
 
 }  // namespace moebius

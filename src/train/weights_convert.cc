@@ -56,8 +56,12 @@ void convert_elements(Stream& s, const Tensor& to, const void* from, DType from_
     copy_to_device(s, to.data, host.data(), to.num_bytes());
     return synchronize(s);
   }
-  if (to.dtype == DType::f32) return convert_to(to.ptr<float>(), from, from_dtype, to.numel(), who);
-  return convert_to(to.ptr<bf16>(), from, from_dtype, to.numel(), who);
+  convert_elements(to.data, to.dtype, from, from_dtype, to.numel(), who);
+}
+
+void convert_elements(void* to, DType to_dtype, const void* from, DType from_dtype, int64_t n, const std::string& who) {
+  if (to_dtype == DType::f32) return convert_to(static_cast<float*>(to), from, from_dtype, n, who);
+  convert_to(static_cast<bf16*>(to), from, from_dtype, n, who);
 }
 
 }  // namespace moebius

@@ -16,7 +16,6 @@ std::vector<int64_t> dims_of(const Shape& shape) {
 }
 
 struct Placed {
-  const Param* param;
   const ParamPart* part;
   TensorSource source;
 };
@@ -26,7 +25,7 @@ class Placement {
  public:
   Placement(HfFolder& folder, const Model& model) : folder_(folder), model_(model), family_(hf_family(model_type())) {
     for (const Param& param : model.params().all()) {
-      for (const ParamPart& part : param.spec.parts) place(param, part);
+      for (const ParamPart& part : param.spec.parts) place(part);
     }
     account_leftovers();
   }
@@ -39,11 +38,11 @@ class Placement {
     return it != folder_.config().end() && it->is_string() ? it->get<std::string>() : "";
   }
 
-  void place(const Param& param, const ParamPart& part) {
+  void place(const ParamPart& part) {
     if (is_training_state(part.name)) return;
     try {
       const WantedTensor wanted{part.name, dims_of(part.shape), model_.spec().num_experts};
-      placed_.push_back({&param, &part, locate_tensor(folder_, family_, wanted)});
+      placed_.push_back({&part, locate_tensor(folder_, family_, wanted)});
       folder_.consume(placed_.back().source.hf_name);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::input) throw;
@@ -90,22 +89,32 @@ std::string list_problems(const std::vector<std::string>& problems) {
   return text;
 }
 
+class HuggingFaceWeights final : public WeightsReader {
+ public:
+  HuggingFaceWeights(const std::string& dir, const Model& model) : folder_(HfFolder::open(dir)) {
+    const Placement placement(folder_, model);
+    MOEBIUS_CHECK(input, placement.problems().empty(),
+                  "model folder {}: expected exactly the tensors of the model; got {} problem{}:{}", dir,
+                  placement.problems().size(), placement.problems().size() == 1 ? "" : "s",
+                  list_problems(placement.problems()));
+    for (const Placed& each : placement.placed()) {
+      entries_.push_back({each.part->name, each.part->shape, each.source.dtype});
+      sources_.push_back(each.source);
+    }
+  }
+  const std::vector<WeightsEntry>& entries() const override { return entries_; }
+  void read(size_t entry, void* dst) const override { read_tensor(folder_, sources_[entry], dst); }
+
+ private:
+  HfFolder folder_;
+  std::vector<WeightsEntry> entries_;
+  std::vector<TensorSource> sources_;
+};
+
 }  // namespace
 
-void load_hugging_face(Stream& s, Model& model, const std::string& dir) {
-  HfFolder folder = HfFolder::open(dir);
-  const Placement placement(folder, model);
-  MOEBIUS_CHECK(input, placement.problems().empty(),
-                "model folder {}: expected exactly the tensors of the model; got {} problem{}:{}", dir,
-                placement.problems().size(), placement.problems().size() == 1 ? "" : "s",
-                list_problems(placement.problems()));
-  std::vector<char> bytes;
-  for (const Placed& each : placement.placed()) {
-    bytes.resize(each.source.rows * each.source.cols * size_of(each.source.dtype));
-    read_tensor(folder, each.source, bytes.data());
-    convert_elements(s, part_of(each.param->master(), *each.part), bytes.data(), each.source.dtype,
-                     dir + ": " + each.source.hf_name);
-  }
+std::unique_ptr<WeightsReader> open_hugging_face(const std::string& folder, const Model& model) {
+  return std::make_unique<HuggingFaceWeights>(folder, model);
 }
 
 }  // namespace moebius

@@ -1,7 +1,10 @@
-// The two kinds of folder that weights come from; weights.h tells them apart.
+// Where weights come from: the two kinds of folder behind one reader. weights.h fills a model from one, export.h writes
+// another folder from one.
 #pragma once
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "model/model.h"
 
@@ -16,14 +19,32 @@ struct WeightsFolder {
 // Error{input} naming what was looked for.
 WeightsFolder find_weights(const std::string& path);
 
-// Reads a Hugging Face folder. bf16, f16, f32 and f64 on disk become what the parameter wants.
-void load_hugging_face(Stream& s, Model& model, const std::string& folder);
-// Reads a checkpoint's weights (masters) and state, every byte against its hash.
-void load_checkpoint_weights(Stream& s, Model& model, const std::string& folder);
+struct WeightsEntry {
+  std::string name;  // canonical
+  Shape shape;
+  DType dtype = DType::f32;  // on disk
+  int64_t bytes() const { return shape.numel() * size_of(dtype); }
+};
+
+// The tensors of one model on disk, each read on its own. Open, it has accounted for all of them.
+class WeightsReader {
+ public:
+  virtual ~WeightsReader() = default;
+  // In the order of the model's parameters. State that only training keeps may be missing.
+  virtual const std::vector<WeightsEntry>& entries() const = 0;
+  virtual void read(size_t entry, void* dst) const = 0;  // its bytes, in the dtype on disk
+};
+
+// Strict: Error{input} lists what is missing, unexpected or of another shape (the first 20 and the counts).
+std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const Model& model);
+std::unique_ptr<WeightsReader> open_hugging_face(const std::string& folder, const Model& model);
+std::unique_ptr<WeightsReader> open_checkpoint(const std::string& folder, const Model& model);  // bytes against hashes
 
 // to = from, n elements in host memory, rounded to nearest even where it narrows. to: f32 or bf16, on the stream's
 // device; from: f32, bf16, f16 or f64, anything else is Error{input} naming `who`.
 void convert_elements(Stream& s, const Tensor& to, const void* from, DType from_dtype, const std::string& who);
+// The same on the host: n elements of to_dtype (f32 or bf16).
+void convert_elements(void* to, DType to_dtype, const void* from, DType from_dtype, int64_t n, const std::string& who);
 
 // What training keeps for itself and a model does without: it starts even where nothing was saved.
 bool is_training_state(const std::string& name);

@@ -20,7 +20,7 @@ inline ModelSpec tiny_model() {
   m.head_dim = 8;
   m.intermediate_size = 40;
   m.max_position_embeddings = 64;
-  m.qk_norm = true;
+  m.qk_norm = QkNorm::per_head;
   m.initializer_range = 0.3;
   m.moe_layers = {false, true, true};
   m.num_experts = 6;

@@ -1,0 +1,46 @@
+#include "train/export.h"
+
+#include <fmt/core.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/options.h"
+#include "memory/plan.h"
+
+namespace moebius {
+
+void add_export(Cli& cli) {
+  struct Options {
+    ExportSpec spec;
+    std::string dtype;
+    bool json = false;
+  };
+  CLI::App* command = cli.app.add_subcommand("export", "a Hugging Face folder from a checkpoint");
+  const auto o = std::make_shared<Options>();
+  command->add_option("CHECKPOINT", o->spec.model, "checkpoint, run's folder or Hugging Face folder")->required();
+  command->add_option("HF_DIR", o->spec.out, "folder to make")->required();
+  command->add_option("--dtype", o->dtype, "f32 or bf16; without it each tensor as it is stored");
+  command->add_option("--files", o->spec.files,
+                      "folder whose tokenizer and other files go along; without it those that were imported");
+  command->add_option("--shard-bytes", o->spec.shard_bytes, "tensors of a file, at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  add_json_option(*command, o->json);
+  command->callback([&cli, o] {
+    cli.run = [o] {
+      if (!o->dtype.empty()) o->spec.dtype = compute_dtype(o->dtype);
+      const ExportResult r = export_hugging_face(o->spec);
+      if (o->json) {
+        print_json({{"tensors", r.num_tensors}, {"shards", r.num_shards}, {"bytes", r.bytes}, {"files", r.num_files}});
+      } else {
+        fmt::print("exported {} tensors, {}, in {} shards, and {} other files to {}\n", r.num_tensors,
+                   bytes_text(r.bytes), r.num_shards, r.num_files, o->spec.out);
+      }
+      return 0;
+    };
+  });
+}
+
+}  // namespace moebius

@@ -1,0 +1,104 @@
+#include "config/hf_families.h"
+
+#include <algorithm>
+
+namespace moebius {
+
+namespace {
+
+ModelSpec dense_defaults(ModelSpec differing) {
+  differing.num_layers = 32;
+  differing.num_heads = 32;
+  differing.hidden_size = 4096;
+  return differing;
+}
+
+ModelSpec llama() {
+  return dense_defaults({.vocab_size = 32000, .intermediate_size = 11008, .max_position_embeddings = 2048});
+}
+
+ModelSpec mistral() {
+  return dense_defaults({.vocab_size = 32000,
+                         .num_kv_heads = 8,
+                         .intermediate_size = 14336,
+                         .max_position_embeddings = 131072,
+                         .sliding_window = 4096});
+}
+
+ModelSpec qwen2() {
+  return dense_defaults({.vocab_size = 151936,
+                         .num_kv_heads = 32,
+                         .intermediate_size = 22016,
+                         .max_position_embeddings = 32768,
+                         .qkv_bias = true,
+                         .sliding_window = 4096});
+}
+
+ModelSpec qwen3() {
+  ModelSpec m = qwen2();
+  m.head_dim = 128;
+  m.qkv_bias = false;
+  m.qk_norm = QkNorm::per_head;
+  return m;
+}
+
+ModelSpec mixtral() {
+  ModelSpec m = dense_defaults({.vocab_size = 32000, .num_kv_heads = 8, .max_position_embeddings = 131072});
+  m.rms_norm_eps = 1e-5;
+  m.rope_theta = 1e6;
+  m.num_experts = 8;
+  m.top_k = 2;
+  m.moe_intermediate_size = 14336;
+  m.norm_topk_prob = true;
+  return m;
+}
+
+ModelSpec qwen3_moe() {
+  return {.vocab_size = 151936,
+          .hidden_size = 2048,
+          .num_layers = 24,
+          .num_heads = 32,
+          .num_kv_heads = 4,
+          .intermediate_size = 6144,
+          .max_position_embeddings = 32768,
+          .qk_norm = QkNorm::per_head,
+          .sliding_window = 4096,
+          .num_experts = 128,
+          .top_k = 8,
+          .moe_intermediate_size = 768};
+}
+
+std::vector<ModelFamily> make_families() {
+  return {{"llama", "LlamaForCausalLM", kLlama, llama()},
+          {"mistral", "MistralForCausalLM", kMistral, mistral()},
+          {"mixtral", "MixtralForCausalLM", kMixtral, mixtral()},
+          {"moebius", "", kMoebius, {.top_k = 1}},  // no shapes: they must be given
+          {"qwen3", "Qwen3ForCausalLM", kQwen3, qwen3()},
+          {"qwen3_moe", "Qwen3MoeForCausalLM", kQwen3Moe, qwen3_moe()}};
+}
+
+const std::vector<ModelFamily>& families() {
+  static const std::vector<ModelFamily> all = make_families();
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> model_families() {
+  std::vector<std::string> names;
+  for (const ModelFamily& family : families()) names.push_back(family.name);
+  return names;
+}
+
+const ModelFamily* find_family(std::string_view model_type) {
+  const auto& all = families();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const ModelFamily& f) { return f.name == model_type; });
+  return found == all.end() ? nullptr : &*found;
+}
+
+unsigned family_bit(std::string_view model_type) {
+  const ModelFamily* family = find_family(model_type);
+  return family ? family->bit : 0;
+}
+
+}  // namespace moebius

@@ -1,0 +1,48 @@
+#include "train/import.h"
+
+#include "io/json_text.h"
+#include "train/checkpoint_manifest.h"
+#include "train/checkpoint_write.h"
+#include "train/engine.h"
+#include "train/weights.h"
+#include "train/weights_copy.h"
+
+namespace moebius {
+namespace {
+
+std::vector<TensorCopy> as_stored(const WeightsReader& reader) {
+  std::vector<TensorCopy> tensors;
+  for (size_t i = 0; i < reader.entries().size(); ++i) {
+    const WeightsEntry& entry = reader.entries()[i];
+    tensors.push_back({i, entry.name, entry.shape, entry.dtype});
+  }
+  return tensors;
+}
+
+}  // namespace
+
+ImportResult import_hugging_face(const ImportSpec& spec) {
+  const WeightsFolder from = find_weights(spec.model);
+  MOEBIUS_CHECK(input, from.kind == WeightsFolder::Kind::hugging_face,
+                "import: expected a Hugging Face folder; got {}, a checkpoint already; use it as it is", from.path);
+  Engine shapes({.model = read_model_spec(from.path), .shape = {.batch = 1, .seq = 1}, .device = DeviceKind::null});
+  const std::unique_ptr<WeightsReader> reader = open_weights(from, shapes.model());
+  const std::vector<ShardCopy> shards = into_shards(as_stored(*reader), spec.shard_bytes);
+
+  NewFolder folder(spec.out);
+  ImportResult result{.num_tensors = static_cast<int64_t>(reader->entries().size()),
+                      .num_shards = static_cast<int64_t>(shards.size())};
+  CheckpointManifest manifest{.meta = {{"model", read_json(from.path + "/config.json")}, {kImportedKey, true}}};
+  for (const ShardCopy& shard : shards) {
+    for (const TensorCopy& t : shard) result.bytes += t.bytes();
+    const std::string name = shard_name(manifest);
+    SafetensorsWriter writer = write_shard(folder.path() + "/" + name, shard, *reader);
+    close_shard(manifest, folder.path(), name, writer);
+  }
+  result.num_files = copy_other_files(from.path, folder.path() + "/" + kImportedFiles);
+  write_manifest(folder.path(), to_text(manifest));
+  folder.commit();
+  return result;
+}
+
+}  // namespace moebius

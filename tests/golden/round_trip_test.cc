@@ -1,0 +1,197 @@
+// Every golden model in as a checkpoint and out again: the same names, bits, config and files.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "config/hf_keys.h"
+#include "io/hf_folder.h"
+#include "io/json_text.h"
+#include "io/testing.h"
+#include "train/checkpoint.h"
+#include "train/export.h"
+#include "train/import.h"
+#include "train/parity.h"
+#include "train/weights.h"
+
+namespace moebius {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kData = MOEBIUS_SOURCE_DIR "/tests/golden/data";
+
+std::vector<std::string> cases() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(kData)) {
+    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::vector<char> bytes_of(const HfFolder& folder, const std::string& name) {
+  std::vector<char> bytes(folder.at(name).bytes);
+  folder.read(name, bytes.data());
+  return bytes;
+}
+
+void expect_same_tensors(const HfFolder& got, const HfFolder& want) {
+  ASSERT_EQ(got.names(), want.names());
+  for (const std::string& name : want.names()) {
+    EXPECT_EQ(got.at(name).dtype, want.at(name).dtype) << name;
+    EXPECT_EQ(got.at(name).shape, want.at(name).shape) << name;
+    EXPECT_EQ(bytes_of(got, name), bytes_of(want, name)) << name;
+  }
+}
+
+class RoundTrip : public testing::TestWithParam<std::string> {
+ protected:
+  std::string source() const { return kData + "/" + GetParam(); }
+  // What stands in `model` through a checkpoint and out again.
+  std::string there_and_back(const std::string& model, std::optional<DType> dtype = std::nullopt) {
+    const std::string checkpoint = dir_.path(fmt::format("checkpoint{}", count_)),
+                      out = dir_.path(fmt::format("out{}", count_));
+    ++count_;
+    import_hugging_face({.out = checkpoint, .model = model, .shard_bytes = 30000});
+    EXPECT_TRUE(verify_checkpoint(checkpoint).ok());
+    export_hugging_face({.out = out, .model = checkpoint, .dtype = dtype, .shard_bytes = 30000});
+    return out;
+  }
+  TestDir dir_;
+  int count_ = 0;
+};
+
+TEST_P(RoundTrip, TensorsBitForBitInF32AndBf16) {
+  const std::string f32 = there_and_back(source());
+  EXPECT_TRUE(fs::exists(f32 + "/model.safetensors.index.json"));
+  expect_same_tensors(HfFolder::open(f32), HfFolder::open(source()));
+  expect_same_tensors(HfFolder::open(there_and_back(f32, DType::f32)), HfFolder::open(source()));
+
+  const std::string bf16 = there_and_back(source(), DType::bf16);
+  const HfFolder rounded = HfFolder::open(bf16);
+  for (const std::string& name : rounded.names()) EXPECT_EQ(rounded.at(name).dtype, DType::bf16) << name;
+  expect_same_tensors(HfFolder::open(there_and_back(bf16)), rounded);
+  // bf16 to f32 to bf16 loses nothing.
+  expect_same_tensors(HfFolder::open(there_and_back(there_and_back(bf16, DType::f32), DType::bf16)), rounded);
+}
+
+TEST_P(RoundTrip, ConfigSaysTheSameModelWithEveryOtherKey) {
+  const std::string out = there_and_back(source(), DType::bf16);
+  const nlohmann::json before = read_json(source() + "/config.json"), after = read_json(out + "/config.json");
+  ModelSpec want = read_model_spec(source()), got = read_model_spec(out);
+  want.source = got.source = nlohmann::json();
+  EXPECT_EQ(got, want);
+  EXPECT_EQ(after.at("torch_dtype"), "bfloat16");
+  for (const auto& [key, value] : before.items()) {
+    if (has_hf_key(want.family, key) || key == "dtype" || key == "torch_dtype") continue;
+    EXPECT_EQ(after.value(key, nlohmann::json("none")), value) << key;
+  }
+}
+
+TEST_P(RoundTrip, CheckpointAndExportComputeTheSame) {
+  const auto logits = [&](const std::string& model) {
+    const std::string out = dir_.path("forward.safetensors");
+    write_parity({.out = out, .model = model, .tokens = source() + "/tokens.safetensors"});
+    const SafetensorsFile file = SafetensorsFile::open(out);
+    std::vector<char> bytes(file.at("logits").bytes);
+    file.read(file.at("logits"), bytes.data());
+    return bytes;
+  };
+  const std::string out = there_and_back(source());
+  EXPECT_EQ(logits(out), logits(source()));
+  EXPECT_EQ(logits(dir_.path("checkpoint0")), logits(source()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, RoundTrip, testing::ValuesIn(cases()), [](const auto& info) { return info.param; });
+
+// A case of its own with what hub folders hold beside the weights.
+class Export : public testing::Test {
+ protected:
+  Export() {
+    fs::create_directories(hub() + "/assets");
+    fs::create_directories(hub() + "/.cache");
+    for (const char* name : {"config.json", "model.safetensors"})
+      fs::copy_file(kData + "/llama_v4/" + name, hub() + "/" + name);
+    for (const char* name : {"tokenizer.json", "README.md", "assets/logo.txt", ".cache/lock", "pytorch_model.bin",
+                             "pytorch_model.bin.index.json"}) {
+      write_file_atomic(hub() + "/" + name, std::string("content of ") + name);
+    }
+  }
+  std::string hub() const { return dir_.path("hub"); }
+  TestDir dir_;
+};
+
+std::set<std::string> files_below(const std::string& dir) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::recursive_directory_iterator(dir)) {
+    if (entry.is_regular_file()) names.insert(fs::relative(entry.path(), dir).string());
+  }
+  return names;
+}
+
+TEST_F(Export, OtherFilesComeAlong) {
+  const std::set<std::string> want{"README.md", "assets/logo.txt", "config.json", "model.safetensors",
+                                   "tokenizer.json"};
+  EXPECT_EQ(import_hugging_face({.out = dir_.path("c"), .model = hub()}).num_files, 3);
+  EXPECT_EQ(export_hugging_face({.out = dir_.path("from_checkpoint"), .model = dir_.path("c")}).num_files, 3);
+  EXPECT_EQ(export_hugging_face({.out = dir_.path("from_hub/"), .model = hub()}).num_files, 3);
+  for (const char* out : {"from_checkpoint", "from_hub"}) {
+    EXPECT_EQ(files_below(dir_.path(out)), want) << out;
+    EXPECT_EQ(read_file(dir_.path(out) + "/tokenizer.json"), "content of tokenizer.json");
+  }
+  fs::create_directories(dir_.path("more"));
+  write_file_atomic(dir_.path("more/vocab.json"), "{}");
+  export_hugging_face({.out = dir_.path("chosen"), .model = dir_.path("c"), .files = dir_.path("more")});
+  EXPECT_EQ(files_below(dir_.path("chosen")),
+            (std::set<std::string>{"config.json", "model.safetensors", "vocab.json"}));
+}
+
+TEST_F(Export, ShardsAndIndexAddUp) {
+  const ExportResult r = export_hugging_face({.out = dir_.path("out"), .model = hub(), .shard_bytes = 5000});
+  const nlohmann::json index = read_json(dir_.path("out/model.safetensors.index.json"));
+  EXPECT_EQ(index.at("metadata").at("total_size"), r.bytes);
+  EXPECT_EQ(static_cast<int64_t>(index.at("weight_map").size()), r.num_tensors);
+  EXPECT_GT(r.num_shards, 2);
+  std::set<std::string> files;
+  for (const auto& [name, file] : index.at("weight_map").items()) files.insert(file.get<std::string>());
+  EXPECT_EQ(static_cast<int64_t>(files.size()), r.num_shards);
+  EXPECT_EQ(*files.begin(), fmt::format("model-00001-of-{:05}.safetensors", r.num_shards));
+}
+
+TEST_F(Export, ConfigGetsTheClassWhenItNamesNone) {
+  nlohmann::json config = read_json(hub() + "/config.json");
+  config.erase("architectures");
+  write_file_atomic(hub() + "/config.json", config.dump());
+  export_hugging_face({.out = dir_.path("out"), .model = hub()});
+  EXPECT_EQ(read_json(dir_.path("out/config.json")).at("architectures"), nlohmann::json{"LlamaForCausalLM"});
+}
+
+TEST_F(Export, RefusesAndLeavesNothingBehind) {
+  const int64_t before = dir_.num_files();
+  expect_error(ErrorKind::usage, "expected the name of a folder to make; got one that exists",
+               [&] { export_hugging_face({.out = hub(), .model = hub()}); });
+  expect_error(ErrorKind::input, "expected a folder of files to copy; got " + dir_.path("none"),
+               [&] { export_hugging_face({.out = dir_.path("out"), .model = hub(), .files = dir_.path("none")}); });
+  nlohmann::json config = read_json(hub() + "/config.json");
+  config["num_hidden_layers"] = 1;
+  write_file_atomic(hub() + "/config.json", config.dump());
+  expect_error(ErrorKind::input, "unexpected tensor \"model.layers.1.",
+               [&] { import_hugging_face({.out = dir_.path("out"), .model = hub()}); });
+  config["model_type"] = "moebius";
+  write_file_atomic(hub() + "/config.json", config.dump());
+  expect_error(ErrorKind::input, "this family is not supported",
+               [&] { export_hugging_face({.out = dir_.path("out"), .model = hub()}); });
+  EXPECT_EQ(dir_.num_files(), before);
+}
+
+TEST_F(Export, AnImportedCheckpointIsNotImportedAgain) {
+  import_hugging_face({.out = dir_.path("c"), .model = hub()});
+  EXPECT_FALSE(read_run_spec(dir_.path("c")).has_value());
+  expect_error(ErrorKind::input, "a checkpoint already; use it as it is",
+               [&] { import_hugging_face({.out = dir_.path("d"), .model = dir_.path("c")}); });
+}
+
+}  // namespace
+}  // namespace moebius
