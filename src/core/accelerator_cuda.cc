@@ -155,8 +155,14 @@ void Accelerator::begin_op(const char* name, bool timed) {
 void Accelerator::end_op(const char* name, Trace* trace, Cost cost) {
   nvtxRangePop();
   if (!trace) return;
-  impl_->timed.push_back({trace, name, cost, impl_->open_ops.back(), impl_->take_event()});
+  if (impl_->open_ops.empty()) return;
+  const cudaEvent_t begin = impl_->open_ops.back();
   impl_->open_ops.pop_back();
+  try {
+    impl_->timed.push_back({trace, name, cost, begin, impl_->take_event()});
+  } catch (const Error&) {
+    cudaEventDestroy(begin);  // an OpScope ends here, maybe because its op failed: that error is the one to tell
+  }
 }
 
 void Accelerator::begin_range(const char* name) { nvtxRangePushA(name); }
