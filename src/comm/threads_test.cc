@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
+#include <cmath>
 #include <numeric>
 #include <thread>
 
@@ -22,6 +24,10 @@ struct Rank {
     std::iota(all.begin(), all.end(), 0);
     world = transport.make_group("world", all);
   }
+  // Joins nothing until another rank has failed.
+  void stall() {
+    while (*num_failed == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   void all_reduce(int64_t n = 3) { world->all_reduce_sum(s, tensor_of(x.data(), {n})); }
 
   Transport& transport;
@@ -30,6 +36,7 @@ struct Rank {
   Stream s{DeviceKind::cpu, pool};
   std::vector<float> x = std::vector<float>(16);
   std::unique_ptr<Group> world;
+  const std::atomic<int>* num_failed = nullptr;
 };
 
 struct Ended {
@@ -38,18 +45,24 @@ struct Ended {
   std::vector<std::string> rank_texts;  // of the ranks
 };
 
+// A timeout that a loaded machine keeps where nobody stalls.
+constexpr double kShort = 1;
+
 // timeout_s: short where a test waits for it, long where something else has to end the run before.
 Ended run(int num_ranks, double timeout_s, const std::function<void(Rank&)>& body) {
   Ended ended;
+  std::atomic<int> num_failed = 0;
   ended.rank_texts.resize(num_ranks);
   try {
     run_threads(num_ranks, {.timeout_s = timeout_s, .coordinates = [](int r) { return fmt::format("dp {}", r); }},
                 [&](Transport& transport) {
                   try {
                     Rank r(transport);
+                    r.num_failed = &num_failed;
                     body(r);
                   } catch (const Error& e) {
                     ended.rank_texts[transport.rank()] = e.what();
+                    ++num_failed;
                     throw;
                   }
                 });
@@ -94,14 +107,14 @@ TEST(Threads, AnyExceptionIsThrownAgain) {
 }
 
 TEST(Threads, ARankThatStallsIsNamedWithTheCollective) {
-  const Ended ended = run(3, 0.2, [](Rank& r) {
+  const Ended ended = run(3, kShort, [](Rank& r) {
     r.world->barrier();
-    if (r.rank == 2) std::this_thread::sleep_for(std::chrono::seconds(1));
+    if (r.rank == 2) r.stall();
     r.all_reduce();
   });
   EXPECT_EQ(ended.kind, ErrorKind::distributed);
   EXPECT_THAT(ended.text, AllOf(HasSubstr("all_reduce_sum 1 of group world (f32 x 3): rank "),
-                                HasSubstr("has waited for 0.2 s; did not join: rank 2 (dp 2)\n"),
+                                HasSubstr("has waited for 1 s; did not join: rank 2 (dp 2)\n"),
                                 HasSubstr("rank 2 (dp 2) is in no collective; its last collectives:\n"
                                           "  barrier 0 of group world (u8 x 0)\n"),
                                 HasSubstr("  all_reduce_sum 1 of group world (f32 x 3): not ended\n")));
@@ -110,12 +123,12 @@ TEST(Threads, ARankThatStallsIsNamedWithTheCollective) {
 
 // 0 waits for 1, and 1 for 2, who sleeps: 2 is to blame, whoever speaks first.
 TEST(Threads, TheRankAtTheEndOfTheChainIsNamed) {
-  const Ended ended = run(3, 0.3, [](Rank& r) {
+  const Ended ended = run(3, kShort, [](Rank& r) {
     const auto pair = [&](int a, int b) {
       if (r.rank != a && r.rank != b) return;
       r.transport.make_group("pair", {a, b})->barrier();
     };
-    if (r.rank == 2) std::this_thread::sleep_for(std::chrono::seconds(1));
+    if (r.rank == 2) r.stall();
     pair(1, 2);
     pair(0, 1);
     r.world->barrier();
@@ -125,7 +138,7 @@ TEST(Threads, TheRankAtTheEndOfTheChainIsNamed) {
 }
 
 TEST(Threads, RanksThatWaitForEachOtherShowBothCollectives) {
-  const Ended ended = run(2, 0.2, [](Rank& r) {
+  const Ended ended = run(2, kShort, [](Rank& r) {
     std::unique_ptr<Group> first = r.transport.make_group("first", {0, 1});
     std::unique_ptr<Group> second = r.transport.make_group("second", {0, 1});
     (r.rank == 0 ? first : second)->barrier();

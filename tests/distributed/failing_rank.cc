@@ -23,7 +23,7 @@ void fail(const std::string& way, moebius::Rank& r) {
 int main(int argc, char** argv) {
   const std::string way = argc > 1 ? argv[1] : "";
   const moebius::MpiOptions options{
-      .world = {.timeout_s = 1, .coordinates = [](int r) { return "dp " + std::to_string(r); }},
+      .world = {.timeout_s = 3, .coordinates = [](int r) { return "dp " + std::to_string(r); }},
       .report = [](const std::string& text) { std::fprintf(stderr, "report: %s\n", text.c_str()); }};
   try {
     moebius::run_mpi(options, [&](moebius::Transport& world) {

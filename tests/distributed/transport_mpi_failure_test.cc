@@ -48,7 +48,7 @@ TEST(MpiFailure, ARankThatStallsIsNamedWithTheCollective) {
   const Ended ended = run_failing("stall");
   EXPECT_EQ(ended.exit_code, 6) << ended.text;
   EXPECT_THAT(ended.text,
-              HasSubstr("all_reduce_sum 1 of group world (f32 x 7): rank 0 (dp 0) has waited for 1 s; did not "
+              HasSubstr("all_reduce_sum 1 of group world (f32 x 7): rank 0 (dp 0) has waited for 3 s; did not "
                         "join: rank 1 (dp 1)\n"));
   EXPECT_THAT(ended.text, HasSubstr("last collectives of rank 0 (dp 0):\n  barrier 0 of group world (u8 x 0)\n"
                                     "  all_reduce_sum 1 of group world (f32 x 7): not ended\n"));
