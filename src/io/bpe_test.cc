@@ -22,7 +22,8 @@ std::vector<int32_t> encode(const nlohmann::json& model, std::string_view word) 
 }
 
 // The definition: as long as a pair is listed, the one listed first becomes one, the leftmost of equals.
-std::vector<std::string> merge_slowly(std::vector<std::string> symbols, const std::vector<std::vector<std::string>>& merges) {
+std::vector<std::string> merge_slowly(std::vector<std::string> symbols,
+                                      const std::vector<std::vector<std::string>>& merges) {
   for (size_t rank = 0; rank < merges.size();) {
     size_t at = 0;
     while (at + 1 < symbols.size() && (symbols[at] != merges[rank][0] || symbols[at + 1] != merges[rank][1])) ++at;
@@ -66,7 +67,8 @@ TEST(Bpe, EqualsItsDefinition) {
 }
 
 TEST(Bpe, UnknownCharacters) {
-  nlohmann::json model{{"vocab", {{"<unk>", 0}, {"a", 1}, {"<0xC3>", 2}, {"<0xA9>", 3}}}, {"merges", nlohmann::json::array()}};
+  nlohmann::json model{{"vocab", {{"<unk>", 0}, {"a", 1}, {"<0xC3>", 2}, {"<0xA9>", 3}}},
+                       {"merges", nlohmann::json::array()}};
   EXPECT_THAT(encode(model, "axya"), ElementsAre(1, 1));  // nothing stands for them
   model["unk_token"] = "<unk>";
   EXPECT_THAT(encode(model, "axya"), ElementsAre(1, 0, 0, 1));

@@ -37,11 +37,16 @@ TEST(PreTokenizer, EachBehaviorOfSplit) {
 }
 
 TEST(PreTokenizer, ClassesOfCharacters) {
-  EXPECT_THAT(split(R"({"type": "Digits", "individual_digits": false})", "a12\xC2\xBD."), ElementsAre("a", "12\xC2\xBD", "."));
+  EXPECT_THAT(split(R"({"type": "Digits", "individual_digits": false})", "a12\xC2\xBD."),
+              ElementsAre("a", "12\xC2\xBD", "."));
   EXPECT_THAT(split(R"({"type": "Digits", "individual_digits": true})", "a12"), ElementsAre("a", "1", "2"));
-  EXPECT_THAT(split(R"({"type": "Punctuation"})", "a+b\xC2\xAB\xE2\x82\xAC"), ElementsAre("a", "+", "b", "\xC2\xAB", "\xE2\x82\xAC"));
+  EXPECT_THAT(split(R"({"type": "Punctuation"})", "a+b\xC2\xAB\xE2\x82\xAC"),
+              ElementsAre("a", "+", "b", "\xC2\xAB", "\xE2\x82\xAC"));
   EXPECT_THAT(split(R"({"type": "Whitespace"})", "a_b, \xCC\x81!!"), ElementsAre("a_b", ",", "\xCC\x81", "!!"));
-  EXPECT_THAT(split(R"({"type": "WhitespaceSplit"})", " a,\xE3\x80\x80" "b "), ElementsAre("a,", "b"));
+  EXPECT_THAT(split(R"({"type": "WhitespaceSplit"})",
+                    " a,\xE3\x80\x80"
+                    "b "),
+              ElementsAre("a,", "b"));
 }
 
 TEST(PreTokenizer, MetaspaceInFrontAsItsSchemeSays) {
@@ -58,9 +63,11 @@ TEST(PreTokenizer, MetaspaceInFrontAsItsSchemeSays) {
 
 TEST(PreTokenizer, ByteLevelAfterASequence) {
   EXPECT_THAT(split(R"({"type": "ByteLevel"})", "it's  a"), ElementsAre(" it", "'s", " ", " a"));
-  EXPECT_THAT(split(R"({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false})", "it's a"), ElementsAre("it's a"));
-  EXPECT_THAT(split(R"({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, {"type": "ByteLevel"}]})", "a b"),
-              ElementsAre(" a", " b"));
+  EXPECT_THAT(split(R"({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false})", "it's a"),
+              ElementsAre("it's a"));
+  EXPECT_THAT(
+      split(R"({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, {"type": "ByteLevel"}]})", "a b"),
+      ElementsAre(" a", " b"));
 }
 
 }  // namespace

@@ -29,12 +29,22 @@ TEST(TextPattern, LiteralsAndExpressions) {
 }
 
 TEST(TextPattern, ClassesMeanWhatOnigurumaMeans) {
-  EXPECT_THAT(matches(R"(\s+)", "a\xE1\xA0\x8E" "b\xC2\x85" "c"), ElementsAre("\xC2\x85"));  // U+180E is no space
-  EXPECT_THAT(matches(R"([^\s]+)", "a\xC2\xA0" "b"), ElementsAre("a", "b"));
+  EXPECT_THAT(matches(R"(\s+)",
+                      "a\xE1\xA0\x8E"
+                      "b\xC2\x85"
+                      "c"),
+              ElementsAre("\xC2\x85"));  // U+180E is no space
+  EXPECT_THAT(matches(R"([^\s]+)",
+                      "a\xC2\xA0"
+                      "b"),
+              ElementsAre("a", "b"));
   EXPECT_THAT(matches(R"(\S+)", "a\xE1\xA0\x8E \xC2\xA0"), ElementsAre("a\xE1\xA0\x8E"));
   EXPECT_THAT(matches(R"(\d)", "1\xC2\xB2\xD9\xA3"), ElementsAre("1", "\xD9\xA3"));
   EXPECT_THAT(matches(R"(\w+)", "a1_\xC2\xB2-"), ElementsAre("a1_\xC2\xB2"));
-  EXPECT_THAT(matches("[\\u4e00-\\u9fa5]+", "a\xE4\xBD\xA0\xE5\xA5\xBD" "b"), ElementsAre("\xE4\xBD\xA0\xE5\xA5\xBD"));
+  EXPECT_THAT(matches("[\\u4e00-\\u9fa5]+",
+                      "a\xE4\xBD\xA0\xE5\xA5\xBD"
+                      "b"),
+              ElementsAre("\xE4\xBD\xA0\xE5\xA5\xBD"));
   EXPECT_THAT(matches(R"(\p{L}+|\x{31}+)", "ab11"), ElementsAre("ab", "11"));
   EXPECT_THAT(matches("(?i:'s)", "'s'S'\xC5\xBF"), ElementsAre("'s", "'S", "'\xC5\xBF"));
 }
@@ -67,7 +77,7 @@ TEST(TextPattern, WhatTheDialectsReadDifferentlyIsRefused) {
 
 TEST(TextPattern, EndlessBacktrackingIsAnError) {
   expect_error(ErrorKind::input, "to match in bounded time; got: match limit exceeded",
-               [] { matches("(a+)+b", std::string(60, 'a') + "c"); });
+               [] { matches("(a+)+(b|d)", std::string(60, 'a') + "c"); });
 }
 
 }  // namespace
