@@ -14,7 +14,7 @@ namespace {
 struct Options {
   DataBuild build;
   std::string tokenizer, prefix;
-  bool json = false;
+  bool parse_special = false, json = false;
 };
 
 std::string_view type_name(TokenType type) {
@@ -36,7 +36,7 @@ std::string_view type_name(TokenType type) {
 }
 
 int run_build(const Options& o) {
-  const DatasetInfo info = build_dataset(o.build, *open_tokenizer(o.tokenizer));
+  const DatasetInfo info = build_dataset(o.build, *open_tokenizer(o.tokenizer, {.parse_special = o.parse_special}));
   if (o.json) {
     print_json({{"prefix", o.build.out_prefix},
                 {"documents", info.documents},
@@ -87,6 +87,7 @@ void add_data(Cli& cli) {
   CLI::App* build = data->add_subcommand("build", "text, jsonl and their .zst to PREFIX.bin and PREFIX.idx");
   build->add_option("--input", o->build.inputs, "files, read in this order")->required();
   build->add_option("--tokenizer", o->tokenizer, "bytes, or a folder")->required();
+  build->add_flag("--parse-special", o->parse_special, "special tokens spelled out in the text are themselves");
   build->add_option("--out", o->build.out_prefix, "PREFIX of the dataset")->required();
   add_json_option(*build, o->json);
   build->callback([&cli, o] { cli.run = [o] { return run_build(*o); }; });

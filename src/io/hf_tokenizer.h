@@ -22,6 +22,9 @@ class HfTokenizer : public Tokenizer {
  public:
   // Error{input} when DIR/tokenizer.json is missing or wrong.
   static std::unique_ptr<HfTokenizer> open(const std::string& dir, const TokenizerOptions& options);
+  // As open, from the text of DIR/tokenizer.json.
+  static std::unique_ptr<HfTokenizer> parse(std::string_view text, const std::string& dir,
+                                            const TokenizerOptions& options);
 
   std::string name() const override { return dir_; }
   int64_t vocab_size() const override { return static_cast<int64_t>(tokens_.size()); }
@@ -43,7 +46,8 @@ class HfTokenizer : public Tokenizer {
 
   HfTokenizer(std::string dir, const TokenizerOptions& options) : dir_(std::move(dir)), options_(options) {}
   void read(const JsonField& file);
-  void read_added(const JsonField& field);
+  std::vector<AddedToken> read_added(const JsonField& field);
+  void register_added(const std::vector<AddedToken>& added);
   void check_ids() const;
   std::optional<int32_t> find_eod() const;
 

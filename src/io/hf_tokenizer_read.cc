@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "io/files.h"
 #include "io/hf_tokenizer.h"
 #include "io/json_text.h"
 
@@ -38,7 +39,13 @@ std::unique_ptr<HfTokenizer> HfTokenizer::open(const std::string& dir, const Tok
   const std::string path = dir + "/tokenizer.json";
   MOEBIUS_CHECK(input, std::filesystem::exists(path),
                 "tokenizer: expected \"bytes\" or a folder with a tokenizer.json; got \"{}\"; correct the name", dir);
-  const nlohmann::json json = read_json(path);
+  return parse(read_file(path), dir, options);
+}
+
+std::unique_ptr<HfTokenizer> HfTokenizer::parse(std::string_view text, const std::string& dir,
+                                                const TokenizerOptions& options) {
+  const std::string path = dir + "/tokenizer.json";
+  const nlohmann::json json = parse_json(text, path);
   std::unique_ptr<HfTokenizer> tokenizer(new HfTokenizer(dir, options));
   tokenizer->read(JsonField(json, path));
   return tokenizer;
@@ -54,13 +61,15 @@ void HfTokenizer::read(const JsonField& file) {
   bpe_ = Bpe::read(file.at("model"), pre_tokenizer_.is_byte_level());
   tokens_ = bpe_.tokens();
   is_special_.resize(tokens_.size());
-  if (file.has("added_tokens")) read_added(file.at("added_tokens"));
+  std::vector<AddedToken> added;
+  if (file.has("added_tokens")) added = read_added(file.at("added_tokens"));
   check_ids();
   eod_id_ = find_eod();
+  register_added(added);
 }
 
-void HfTokenizer::read_added(const JsonField& field) {
-  const std::vector<AddedToken> added = read_added_tokens(field);
+std::vector<AddedToken> HfTokenizer::read_added(const JsonField& field) {
+  std::vector<AddedToken> added = read_added_tokens(field);
   for (size_t i = 0; i < added.size(); ++i) {
     const AddedToken& token = added[i];
     const auto id = static_cast<size_t>(token.id);
@@ -75,12 +84,16 @@ void HfTokenizer::read_added(const JsonField& field) {
     tokens_[id] = token.content;
     is_special_[id] = token.special;
   }
-  // The special ones first: of two that normalization makes alike, they count.
+  return added;
+}
+
+// The special ones first: of two that normalization makes alike, they count. Text has them as they were found.
+void HfTokenizer::register_added(const std::vector<AddedToken>& added) {
+  MatchScratch scratch;
   for (const bool special : {true, false}) {
     for (const AddedToken& token : added) {
       if (token.special != special) continue;
-      std::string content = token.content;
-      MatchScratch scratch;
+      std::string& content = tokens_[static_cast<size_t>(token.id)];
       if (token.normalized) normalizer_.apply(&content, scratch);
       (token.normalized ? added_normalized_ : added_raw_).add(token, content);
     }

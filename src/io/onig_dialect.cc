@@ -8,7 +8,7 @@ namespace {
 // White_Space, within a class. PCRE2's own \s has U+180E too.
 constexpr std::string_view kSpaces =
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
-constexpr std::string_view kWordChars = "\\p{L}\\p{M}\\p{Nd}\\p{Pc}";
+constexpr std::string_view kWordChars = "\\p{Alphabetic}\\p{M}\\p{N}\\p{Pc}";
 
 class Translator {
  public:

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "io/unicode_later.h"
+
 namespace moebius {
 namespace {
 
@@ -66,10 +68,11 @@ bool is_numeric(char32_t character) {
 }
 
 bool is_punctuation(char32_t character) {
-  if (character < 0x80 && category(character) >= UTF8PROC_CATEGORY_SM && category(character) <= UTF8PROC_CATEGORY_SO)
-    return true;
+  constexpr char32_t kCanadianChi = 0x166d, kSharadaMark = 0x111c9;  // punctuation of Unicode 8, no longer so
+  if (character == kCanadianChi || character == kSharadaMark) return true;
   const auto c = category(character);
-  return c >= UTF8PROC_CATEGORY_PC && c <= UTF8PROC_CATEGORY_PO;
+  if (character < 0x80 && c >= UTF8PROC_CATEGORY_SM && c <= UTF8PROC_CATEGORY_SO) return true;
+  return c >= UTF8PROC_CATEGORY_PC && c <= UTF8PROC_CATEGORY_PO && !is_later_punctuation(character);
 }
 
 std::string replace_invalid_utf8(std::string_view text) {

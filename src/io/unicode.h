@@ -15,7 +15,7 @@ void append_utf8(char32_t character, std::string* text);
 
 bool is_white_space(char32_t character);  // the property White_Space
 bool is_numeric(char32_t character);      // Nd, Nl, No
-bool is_punctuation(char32_t character);  // P, and the ASCII symbols $+<=>^`|~
+bool is_punctuation(char32_t character);  // P as of Unicode 8, and the ASCII symbols $+<=>^`|~
 
 // Each longest part of a broken sequence as one U+FFFD, as the Unicode standard recommends (section 3.9).
 std::string replace_invalid_utf8(std::string_view text);

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "io/normalizer.h"
 #include "io/unicode.h"
+#include "io/unicode_later.h"
 
 namespace moebius {
 namespace {
@@ -31,19 +32,31 @@ void order_marks(std::vector<utf8proc_int32_t>* chars) {
   }
 }
 
+void append_run(std::vector<utf8proc_int32_t>* chars, utf8proc_option_t options, std::string* out) {
+  order_marks(chars);
+  const auto count = utf8proc_normalize_utf32(chars->data(), static_cast<utf8proc_ssize_t>(chars->size()), options);
+  for (utf8proc_ssize_t i = 0; i < count; ++i) append_utf8(static_cast<char32_t>((*chars)[i]), out);
+  chars->clear();
+}
+
+// A character that is too young to have a form stands for itself, and nothing combines across it.
 void append_normal(std::string_view text, utf8proc_option_t options, std::string* out) {
   std::vector<utf8proc_int32_t> chars;
   for (size_t at = 0; at < text.size();) {
+    const char32_t c = next_char(text, &at);
+    if (has_later_form(c)) {
+      append_run(&chars, options, out);
+      append_utf8(c, out);
+      continue;
+    }
     utf8proc_int32_t parts[kMaxDecomposed];
     int last_class = 0;
-    const auto c = static_cast<utf8proc_int32_t>(next_char(text, &at));
-    const auto count = utf8proc_decompose_char(c, parts, kMaxDecomposed, options, &last_class);
+    const auto count =
+        utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), parts, kMaxDecomposed, options, &last_class);
     MOEBIUS_ASSERT(0 <= count && count <= kMaxDecomposed);
     chars.insert(chars.end(), parts, parts + count);
   }
-  order_marks(&chars);
-  const auto count = utf8proc_normalize_utf32(chars.data(), static_cast<utf8proc_ssize_t>(chars.size()), options);
-  for (utf8proc_ssize_t i = 0; i < count; ++i) append_utf8(static_cast<char32_t>(chars[i]), out);
+  append_run(&chars, options, out);
 }
 
 bool is_ascii(char c) { return static_cast<uint8_t>(c) < 0x80; }

@@ -220,6 +220,24 @@ TEST(CliTokenize, ThereAndBackLineByLine) {
   EXPECT_NE(run_moebius(dir, {"tokenize", "--tokenizer", "bytes", "--decode"}, "999\n").code, 0);
 }
 
+TEST(CliTokenize, AModelsTokenizer) {
+  TestDir dir;
+  const std::string model = MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/llama2";
+  std::filesystem::copy(model + "/tokenizer.json", dir.path("tokenizer.json"));
+  const Ran ids = run_moebius(dir, {"tokenize", "--tokenizer", "."}, "And God said\n<s>\n");
+  EXPECT_EQ(ids.code, 0) << ids.err;
+  EXPECT_EQ(run_moebius(dir, {"tokenize", "--tokenizer", ".", "--decode"}, ids.out).out, "And God said\n\n");
+  write_file_atomic(dir.path("t.txt"), "And God said </s>");
+  const std::vector<std::string> build{"data", "build", "--input", "t.txt", "--tokenizer",
+                                       ".",    "--out", "set",     "--json"};
+  expect_refused(run_moebius(dir, build), 3, "expected an end-of-document token");
+  write_file_atomic(dir.path("tokenizer_config.json"), "{\"eos_token\": \"</s>\"}");
+  const auto plain = json_of(run_moebius(dir, build)).at("tokens").get<int64_t>();
+  std::vector<std::string> with_special = build;
+  with_special.push_back("--parse-special");
+  EXPECT_GT(plain, json_of(run_moebius(dir, with_special)).at("tokens").get<int64_t>());
+}
+
 // -- generate --------------------------------------------------------------------------------------------
 
 TEST(CliGenerate, SameSeedSameText) {

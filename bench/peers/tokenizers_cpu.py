@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Times a tokenizer.json on one core: the Hugging Face library, and `moebius data build` on the same text.
+
+    bench/peers/tokenizers_cpu.py DIR TEXT [--moebius build/moebius]
+
+TEXT is encoded in documents of about 10 kB, lines whole, as training text comes. One JSON object on standard output:
+MB/s of each, the best of --runs, and whether both count as many ids. What Moebius took is the time of the whole command
+(reading, encoding, writing the dataset), less that of the same command on a single line of the text.
+Exit code 3 when the package tokenizers is missing.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+try:
+    import tokenizers
+except ImportError as error:
+    print(f"tokenizers_cpu: needs the Python package tokenizers; got: {error}", file=sys.stderr)
+    sys.exit(3)
+
+DOCUMENT_BYTES = 10_000
+
+
+def split_documents(text):
+    documents, lines, size = [], [], 0
+    for line in text.splitlines(keepends=True):
+        lines.append(line)
+        size += len(line.encode())
+        if size >= DOCUMENT_BYTES:
+            documents.append("".join(lines))
+            lines, size = [], 0
+    return documents + (["".join(lines)] if lines else [])
+
+
+def best(runs, work):
+    times = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        result = work()
+        times.append(time.perf_counter() - begin)
+    return min(times), result
+
+
+def build(moebius, folder, documents, tokenizer):
+    """The command's output as an object; the dataset is left in the folder."""
+    lines = "".join(json.dumps({"text": document}) + "\n" for document in documents)
+    (folder / "text.jsonl").write_text(lines)
+    command = [moebius, "data", "build", "--input", folder / "text.jsonl", "--tokenizer", tokenizer, "--out", folder / "set",
+               "--json"]
+    return lambda: json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tokenizer", type=Path)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--moebius", type=Path, default=Path("build/moebius"))
+    parser.add_argument("--runs", type=int, default=3)
+    args = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    peer = tokenizers.Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
+    documents = split_documents(args.text.read_text(encoding="utf-8", errors="ignore"))
+    megabytes = sum(len(document.encode()) for document in documents) / 1e6
+    seconds, tokens = best(args.runs, lambda: sum(len(peer.encode(document).ids) for document in documents))
+    report = {"text_mb": megabytes, "vocabulary": peer.get_vocab_size(), "tokenizers": tokenizers.__version__,
+              "tokenizers_mb_per_s": megabytes / seconds}
+    with tempfile.TemporaryDirectory() as folder:
+        start, _ = best(args.runs, build(args.moebius, Path(folder), ["a line"], args.tokenizer))
+        whole, info = best(args.runs, build(args.moebius, Path(folder), documents, args.tokenizer))
+    report |= {"moebius_mb_per_s": megabytes / (whole - start), "same_number_of_ids":
+               info["tokens"] - info["documents"] == tokens}
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()
