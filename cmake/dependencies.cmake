@@ -38,10 +38,12 @@ moebius_find(tomlplusplus libtomlplusplus-dev)
 moebius_find(CLI11 libcli11-dev)
 moebius_find_module(ZSTD libzstd libzstd-dev)
 moebius_find_module(XXHASH libxxhash libxxhash-dev)
+moebius_find_module(PCRE2 libpcre2-8 libpcre2-dev)
+moebius_find_module(UTF8PROC libutf8proc libutf8proc-dev)
 find_package(OpenMP QUIET COMPONENTS CXX)
 moebius_need(OpenMP_CXX "g++ (libomp-14-dev with clang)")
 set(MOEBIUS_DEPENDENCIES Threads::Threads DNNL::dnnl fmt::fmt nlohmann_json::nlohmann_json tomlplusplus::tomlplusplus
-  CLI11::CLI11 PkgConfig::ZSTD PkgConfig::XXHASH OpenMP::OpenMP_CXX)
+  CLI11::CLI11 PkgConfig::ZSTD PkgConfig::XXHASH PkgConfig::PCRE2 PkgConfig::UTF8PROC OpenMP::OpenMP_CXX)
 
 if(MOEBIUS_TESTS)
   moebius_find(GTest libgtest-dev)

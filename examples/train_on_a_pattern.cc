@@ -7,7 +7,7 @@ using namespace moebius;
 
 // Every row starts elsewhere in the pattern.
 void fill(MicroBatch& batch, int64_t step) {
-  const auto [rows, seq, segments] = batch.shape;
+  const int64_t rows = batch.shape.batch, seq = batch.shape.seq;
   for (int64_t i = 0; i < rows * seq; ++i) {
     const int64_t at = i % seq;
     int32_t token = static_cast<int32_t>((step + i / seq) % 17);
@@ -55,9 +55,8 @@ int main() {
   double loss = 0;
   for (int64_t step = 1; step <= run.train.steps; ++step) {
     fill(engine.batch(), step);
-    engine.forward_backward();
-    engine.optimizer_step(step, run.optimizer.lr_at(step, run.train.steps));
-    loss = *engine.model().loss_sum().ptr<double>() * engine.batch().loss_scale;
+    engine.train_step(step, run.optimizer.lr_at(step, run.train.steps));
+    loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * engine.batch().loss_scale;
     engine.end_of_step();
     if (step % 10 == 0) std::printf("step %2d  loss %.4f\n", static_cast<int>(step), loss);
   }

@@ -5,6 +5,7 @@
 
 #include "cli/command.h"
 #include "cli/options.h"
+#include "core/accelerator.h"
 #include "train/engine.h"
 
 namespace moebius {
@@ -30,6 +31,8 @@ EngineSpec counted_engine_spec(RunSpec run) {
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
   EngineSpec spec = training_engine_spec(run);
   spec.device = DeviceKind::null;
+  // A build without CUDA does not know what scratch its kernels take; all else of the plan is the same.
+  if (!Accelerator::is_built_in()) spec.target = DeviceKind::cpu;
   return spec;
 }
 
@@ -68,7 +71,10 @@ void print_resolved_json(const Resolved& r) {
                                   {"etp", r.mesh.etp},
                                   {"ep", r.mesh.ep},
                                   {"edp", r.mesh.edp}}}};
-  if (r.engine) object["memory_bytes"] = memory_json(r.engine->plan());
+  if (r.engine) {
+    object["memory_bytes"] = memory_json(r.engine->plan());
+    object["memory_scratch_of"] = name_of(r.engine->spec().target);
+  }
   print_json(object);
 }
 
@@ -92,6 +98,8 @@ void print_resolved(const Resolved& r) {
   fmt::print("# mesh       dense tp {} cp {} dp {} pp {}, experts etp {} ep {} edp {}, {} rank{}\n", r.mesh.tp,
              r.mesh.cp, r.mesh.dp, r.mesh.pp, r.mesh.etp, r.mesh.ep, r.mesh.edp, r.mesh.world(),
              r.mesh.world() == 1 ? "" : "s");
+  if (r.engine && r.engine->spec().target != r.run.device)
+    fmt::print("# scratch    of the CPU's kernels: this build has no CUDA backend\n");
   print_comment(r.engine ? r.engine->plan().table()
                          : "memory plan: this version plans layouts with data parallelism alone\n");
 }

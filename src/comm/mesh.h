@@ -1,35 +1,31 @@
-// One value, two views of the same ranks: dense (tp, cp, dp, pp) for attention and everything shared, expert (etp, ep,
-// edp, pp) for the experts; pp is common to both (Parallel Folding, arXiv 2504.14960). Groups are asked for by axis.
+// The groups of one rank by axis name, in both views of the ranks (comm/layout.h).
 #pragma once
 
-#include <array>
-#include <memory>
-#include <string_view>
-
-#include "comm/group.h"
+#include "comm/layout.h"
+#include "comm/transport.h"
 
 namespace moebius {
 
-enum class Axis : int { tp, cp, dp, pp, etp, ep, edp, tp_cp, dp_cp, world };
-inline constexpr int kNumAxes = 10;
-std::string_view name_of(Axis axis);
-
-struct MeshShape {
-  int64_t tp = 1, cp = 1, dp = 1, pp = 1, etp = 1, ep = 1, edp = 1;
-  int64_t world() const { return tp * cp * dp * pp; }
-};
-
 class Mesh {
  public:
-  // The mesh of one rank. Error{usage} when the shape has more: only the self transport is part of this version.
+  // The mesh of one rank. Error{usage} when the shape has more.
   explicit Mesh(const MeshShape& shape);
+  // This rank's part of the mesh over the ranks of a world, one group for each axis; groups with the same ranks stay
+  // apart, so that what one axis sends is counted and reported under its name. The transport outlives the mesh. All
+  // ranks make it, with the same shape. Error{usage} when the shape does not check, or has not the world's size.
+  Mesh(const MeshShape& shape, Transport& transport);
 
   const MeshShape& shape() const { return shape_; }
+  const RankPlace& place() const { return place_; }
   Group& group(Axis axis) const { return *groups_[static_cast<int>(axis)]; }
 
  private:
+  void make_groups(Transport& transport);
+
+  std::unique_ptr<Transport> self_;  // of the mesh of one rank
   MeshShape shape_;
-  std::array<std::shared_ptr<Group>, kNumAxes> groups_;
+  RankPlace place_;
+  std::array<std::unique_ptr<Group>, kNumAxes> groups_;
 };
 
 }  // namespace moebius

@@ -14,11 +14,11 @@
 namespace moebius {
 
 struct AcceleratorInfo {
-  std::string name;                  // "NVIDIA H200"
+  std::string name;  // "NVIDIA H200"
   int capability_major = 0, capability_minor = 0;
   int num_multiprocessors = 0;
   int64_t memory_bytes = 0, free_bytes = 0;
-  std::string runtime, driver;       // CUDA versions, "13.0"
+  std::string runtime, driver;  // CUDA versions, "13.0"
 };
 
 class Accelerator {
@@ -28,9 +28,9 @@ class Accelerator {
   ~Accelerator();
   Accelerator(const Accelerator&) = delete;
 
-  static int count();               // GPUs of this machine that a driver answers for
-  static bool is_built_in();        // this program has the CUDA backend
-  static std::string why_missing(); // for messages: what keeps the first GPU from being used; empty when nothing does
+  static int count();                // GPUs of this machine that a driver answers for
+  static bool is_built_in();         // this program has the CUDA backend
+  static std::string why_missing();  // for messages: what keeps the first GPU from being used; empty when nothing does
 
   static AcceleratorInfo describe(int index);  // REQUIRES index < count()
   AcceleratorInfo info() const;

@@ -33,6 +33,10 @@ struct Timed {
 void check_cuda(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // so that the next call does not report it again
+  MOEBIUS_CHECK(usage, status != cudaErrorMemoryAllocation,
+                "out of device memory in {}: the libraries' own needs did not fit beside the plan; use a smaller "
+                "micro_batch, seq_len or model (`moebius config` prints the memory table)",
+                call);
   MOEBIUS_FAIL(internal, "CUDA: {}: {} ({})", call, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
@@ -41,9 +45,9 @@ struct Accelerator::Impl {
   cudaStream_t stream = nullptr;
   std::vector<cudaEvent_t> free_events;
   std::vector<cudaEvent_t> open_ops;
-  std::vector<Timed> timed;       // ended on the host, not yet read
-  cudaEvent_t origin = nullptr;   // the trace's zero on the device
-  double origin_us = 0;           // and on the host
+  std::vector<Timed> timed;      // ended on the host, not yet read
+  cudaEvent_t origin = nullptr;  // the trace's zero on the device
+  double origin_us = 0;          // and on the host
 
   cudaEvent_t take_event() {
     cudaEvent_t event;
@@ -151,8 +155,14 @@ void Accelerator::begin_op(const char* name, bool timed) {
 void Accelerator::end_op(const char* name, Trace* trace, Cost cost) {
   nvtxRangePop();
   if (!trace) return;
-  impl_->timed.push_back({trace, name, cost, impl_->open_ops.back(), impl_->take_event()});
+  if (impl_->open_ops.empty()) return;
+  const cudaEvent_t begin = impl_->open_ops.back();
   impl_->open_ops.pop_back();
+  try {
+    impl_->timed.push_back({trace, name, cost, begin, impl_->take_event()});
+  } catch (const Error&) {
+    cudaEventDestroy(begin);  // an OpScope ends here, maybe because its op failed: that error is the one to tell
+  }
 }
 
 void Accelerator::begin_range(const char* name) { nvtxRangePushA(name); }
@@ -182,8 +192,8 @@ Recording::Recording(Accelerator& a, const std::function<void()>& body) {
 }
 
 void Recording::replay(Accelerator& a) const {
-  MOEBIUS_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_.get()),
-                               static_cast<cudaStream_t>(a.native_stream())));
+  MOEBIUS_CUDA(
+      cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_.get()), static_cast<cudaStream_t>(a.native_stream())));
 }
 
 namespace cuda {
@@ -218,11 +228,13 @@ void* allocate_pinned(int64_t num_bytes) {
 void release_pinned(void* data) noexcept { cudaFreeHost(data); }
 
 void copy_to_device(Accelerator& a, void* to, const void* from, int64_t num_bytes) {
-  MOEBIUS_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(a.native_stream())));
+  MOEBIUS_CUDA(
+      cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(a.native_stream())));
 }
 
 void copy_to_host(Accelerator& a, void* to, const void* from, int64_t num_bytes) {
-  MOEBIUS_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(a.native_stream())));
+  MOEBIUS_CUDA(
+      cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(a.native_stream())));
 }
 
 void synchronize(Accelerator& a) {

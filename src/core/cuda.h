@@ -17,9 +17,7 @@ void check_cuda(cudaError_t status, const char* call);
 // After each launch.
 inline void check_launch(const char* op) { check_cuda(cudaPeekAtLastError(), op); }
 
-inline cudaStream_t cuda_stream(const Stream& s) {
-  return static_cast<cudaStream_t>(s.accelerator().native_stream());
-}
+inline cudaStream_t cuda_stream(const Stream& s) { return static_cast<cudaStream_t>(s.accelerator().native_stream()); }
 
 // Between Recording's begin and end: work is noted, not run.
 inline bool is_recording(const Stream& s) {

@@ -52,11 +52,7 @@ class Stream {
       : device_(device), target_(device == DeviceKind::null ? target : device), pool_(&pool), trace_(trace) {}
   // The stream of a GPU.
   Stream(Accelerator& accelerator, ThreadPool& pool, Trace* trace = nullptr)
-      : device_(DeviceKind::cuda),
-        target_(DeviceKind::cuda),
-        pool_(&pool),
-        trace_(trace),
-        accelerator_(&accelerator) {}
+      : device_(DeviceKind::cuda), target_(DeviceKind::cuda), pool_(&pool), trace_(trace), accelerator_(&accelerator) {}
   DeviceKind device() const { return device_; }
   DeviceKind target() const { return target_; }
   ThreadPool& pool() const { return *pool_; }

@@ -27,7 +27,7 @@ TEST(Tokenizer, RefusesWhatItCannotDo) {
   expect_error(ErrorKind::usage, "expected ids in [0, 256]; got 257",
                [&] { tokenizer->decode(std::vector<int32_t>{257}); });
   expect_error(ErrorKind::usage, "got -1", [&] { tokenizer->decode(std::vector<int32_t>{-1}); });
-  expect_error(ErrorKind::usage, "got \"some/dir\"; folders with a tokenizer.json are not supported yet",
+  expect_error(ErrorKind::input, "expected \"bytes\" or a folder with a tokenizer.json; got \"some/dir\"",
                [] { open_tokenizer("some/dir"); });
 }
 

@@ -1,6 +1,7 @@
 #include "io/tokenizer.h"
 
 #include "core/error.h"
+#include "io/hf_tokenizer.h"
 
 namespace moebius {
 namespace {
@@ -32,12 +33,9 @@ class ByteTokenizer : public Tokenizer {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name) {
-  MOEBIUS_CHECK(
-      usage, name == "bytes",
-      "tokenizer: expected \"bytes\"; got \"{}\"; folders with a tokenizer.json are not supported yet, use \"bytes\"",
-      name);
-  return std::make_unique<ByteTokenizer>();
+std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name, const TokenizerOptions& options) {
+  if (name == "bytes") return std::make_unique<ByteTokenizer>();
+  return HfTokenizer::open(name, options);
 }
 
 }  // namespace moebius

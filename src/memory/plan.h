@@ -45,7 +45,9 @@ class MemoryPlan {
   StepStack& stack() { return stack_; }
 
   int64_t bytes(Life life) const;  // planned
-  void* base(Life life) const { return buffers_[static_cast<int>(life)].data(); }  // once bound; all of a life in one piece
+  void* base(Life life) const {
+    return buffers_[static_cast<int>(life)].data();
+  }  // once bound; all of a life in one piece
   int64_t total_bytes() const;
   // The table printed before the first step: bytes per life, and the largest tensors.
   std::string table() const;

@@ -21,11 +21,11 @@ struct BatchShape {
 // One micro-batch: batch * seq token rows, sequence after sequence.
 struct MicroBatch {
   BatchShape shape;
-  Tensor token_T, target_T;   // i32
-  Tensor weight_T;            // f32, of each target in the loss
-  Tensor pos_T;               // i32, position for RoPE
-  Tensor doc_start_T;         // i32, first key of its sequence that a token sees; read with shape.documents
-  Tensor segment_T;           // i32, non-decreasing, for the sequence balance loss
+  Tensor token_T, target_T;  // i32
+  Tensor weight_T;           // f32, of each target in the loss
+  Tensor pos_T;              // i32, position for RoPE
+  Tensor doc_start_T;        // i32, first key of its sequence that a token sees; read with shape.documents
+  Tensor segment_T;          // i32, non-decreasing, for the sequence balance loss
   // What attention is told of documents in its first T rows: nothing where there are none apart.
   Tensor attention_starts(int64_t T) const { return shape.documents ? doc_start_T.rows(0, T) : Tensor{}; }
   double loss_scale = 1.0;    // 1 / sum of the target weights of the global batch

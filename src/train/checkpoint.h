@@ -62,7 +62,9 @@ class CheckpointStore {
   // As newest_checkpoint(dir, rejected).
   std::optional<std::string> newest_complete(std::vector<std::string>* rejected) const;
 
-  int64_t snapshot_bytes() const { return snapshot_capacity_; }  // host memory held for copies; 0 unless async or on a GPU
+  int64_t snapshot_bytes() const {
+    return snapshot_capacity_;
+  }  // host memory held for copies; 0 unless async or on a GPU
 
  private:
   std::vector<NamedTensor> take_snapshot(const std::vector<NamedTensor>& tensors, Stream* s);

@@ -111,8 +111,8 @@ void CheckpointReader::verify(const std::string& name) const { read_verified(nam
 
 void CheckpointReader::read(const std::string& name, const Tensor& into, Stream* s) const {
   MOEBIUS_CHECK(usage, into.device == (s ? s->device() : DeviceKind::cpu),
-                "checkpoint: expected {} memory for \"{}\"; got {}; copy it after",
-                s ? name_of(s->device()) : "CPU", name, name_of(into.device));
+                "checkpoint: expected {} memory for \"{}\"; got {}; copy it after", s ? name_of(s->device()) : "CPU",
+                name, name_of(into.device));
   MOEBIUS_CHECK(input, is_like(at(name), into),
                 "checkpoint {}: expected \"{}\" to be {}; got {}; it is of another model", folder_, name,
                 to_string(into), text_of(at(name)));

@@ -12,7 +12,9 @@ EngineSpec training_engine_spec(const RunSpec& run) {
           .balance = run.moe,
           .precision = run.precision,
           .use = ModelUse::training,
-          .shape = {.batch = B, .seq = S, .max_segments = run.data.separate_documents ? B * S : B,
+          .shape = {.batch = B,
+                    .seq = S,
+                    .max_segments = run.data.separate_documents ? B * S : B,
                     .documents = run.data.separate_documents},
           .num_micro_batches = run.train.global_batch / B,
           .optimizer = run.optimizer,
@@ -70,7 +72,7 @@ Engine::Engine(const EngineSpec& spec)
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
   const int64_t stack_bytes = measure_stack();
   if (spec_.device == DeviceKind::cpu) check_memory(plan_, stack_bytes, available_memory_bytes());
-  if (gpu_) check_memory(plan_, stack_bytes, gpu_->info().free_bytes);
+  if (gpu_) check_memory(plan_, stack_bytes, gpu_->info().free_bytes - kLibraryBytes);
   plan_.bind(spec_.device, stack_bytes);
   host_batches_ = batches_;
   if (gpu_) {
@@ -95,8 +97,13 @@ int64_t Engine::measure_stack() {
   batch.training = spec_.use == ModelUse::training;
   Step step{null_stream, null_stack, batch};
   run_step(step);
-  if (spec_.cache_tokens > 0)
-    model_->forward_cached(step, caches_, spec_.cache_tokens - spec_.shape.tokens(), spec_.shape.tokens());
+  // The first chunk of a prompt, one in the middle, and a single token may be computed in different ways.
+  const int64_t T = spec_.shape.tokens();
+  if (spec_.cache_tokens > 0) {
+    model_->forward_cached(step, caches_, 0, T);
+    model_->forward_cached(step, caches_, spec_.cache_tokens - T, T);
+    model_->forward_cached(step, caches_, spec_.cache_tokens - 1, 1);
+  }
   if (spec_.use != ModelUse::training) {
     StackScope scope(null_stack);
     step.take({kLogitRows, spec_.model.vocab_size}, DType::f32);
@@ -114,6 +121,7 @@ void Engine::run_step(Step& step) {
 
 // The scalars of a batch belong to the host; what a recorded step must read anew goes along in memory.
 void Engine::upload(Stream& s) {
+  if (spec_.device == DeviceKind::null) return;
   for (MicroBatch& batch : host_batches_)
     if (!batch.loss_scale_1.empty()) *batch.loss_scale_1.ptr<float>() = static_cast<float>(batch.loss_scale);
   if (gpu_) copy_to_device(s, plan_.base(Life::batch), inputs_.data(), inputs_.num_bytes());
@@ -178,15 +186,16 @@ void Engine::schedule(int64_t train_step, double lr) {
 void Engine::optimizer_step(int64_t train_step, double lr) {
   Stream s = stream();
   schedule(train_step, lr);
-  upload(s);
+  upload(s);  // read_metrics waits for it
   optimizer_pass(s, train_step, lr);
   read_metrics();
 }
 
 void Engine::train_step(int64_t train_step, double lr) {
   Stream s = stream();
+  ++num_steps_;
   schedule(train_step, lr);
-  upload(s);
+  upload(s);  // read_metrics waits for it
   replay(step_, step_launches_, [&](Stream& on) {
     all_passes(on);
     optimizer_pass(on, train_step, lr);
@@ -227,7 +236,7 @@ void Engine::read_logits(float* logits, int64_t begin, int64_t end) {
 
 int64_t Engine::peak_bytes() {
   if (!gpu_) return peak_rss_bytes();
-  if (step_launches_ <= 4) {
+  if (num_steps_ <= 4) {
     const AcceleratorInfo info = gpu_->info();
     peak_bytes_ = std::max(peak_bytes_, info.memory_bytes - info.free_bytes - other_bytes_);
   }

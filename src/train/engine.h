@@ -40,13 +40,17 @@ EngineSpec training_engine_spec(const RunSpec& run);
 
 class Engine {
  public:
+  // What libraries take of a GPU once they are used, beside the plan: 128 MiB for matrix products, and room for kernels
+  // and a recorded step.
+  static constexpr int64_t kLibraryBytes = int64_t{512} << 20;
+
   // Declares, measures the step stack by a dry run on the null device, then allocates. On the null device nothing is
   // allocated. Error{usage} with the plan when the machine has not that much memory available.
   explicit Engine(const EngineSpec& spec);
   Engine(const Engine&) = delete;
 
   Stream stream();
-  void set_trace(Trace* trace) { trace_ = trace; }  // a traced step is launched op by op
+  void set_trace(Trace* trace) { trace_ = trace; }               // a traced step is launched op by op
   MicroBatch& batch(int64_t m = 0) { return host_batches_[m]; }  // host memory, filled by the caller before each pass
   Model& model() { return *model_; }
   Optimizer& optimizer() { return *optimizer_; }
@@ -61,6 +65,7 @@ class Engine {
   void run(Body&& body, int64_t m = 0) {
     Stream s = stream();
     upload(s);
+    synchronize(s);  // from here on the caller may fill the next batch
     Step step{s, plan_.stack(), device_batch(m)};
     body(step);
   }
@@ -102,7 +107,7 @@ class Engine {
   Tensor schedule_2_;                              // f64: learning rate and step, for a recorded optimizer
   HostBuffer inputs_, metrics_;                    // what is copied in and out; unused on the CPU
   Recording step_, end_;
-  int64_t step_launches_ = 0, end_launches_ = 0;
+  int64_t num_steps_ = 0, step_launches_ = 0, end_launches_ = 0;
   int64_t other_bytes_ = 0;  // of the GPU, held by others before this engine
   int64_t peak_bytes_ = 0;
   std::unique_ptr<Model> model_;

@@ -68,8 +68,7 @@ int32_t sample_token(std::span<const float> logits, const Sampling& sampling, in
   return r.ids[kept - 1];
 }
 
-EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads,
-                                  int64_t chunk) {
+EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads, int64_t chunk) {
   return {.model = model,
           .precision = {.compute = compute},
           .use = ModelUse::inference,

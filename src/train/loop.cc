@@ -323,15 +323,14 @@ void TrainingRun::predict_memory() {
             bytes_text(snapshot));
 }
 
-// The plan is allocated by now, and the context and the kernels with it; libraries take their workspaces, and a recorded
-// step its nodes, later.
+// The plan is allocated by now, and the context and the kernels with it; libraries take their workspaces, and a
+// recorded step its nodes, later.
 void TrainingRun::predict_device_memory() {
-  constexpr int64_t kLibraries = int64_t{256} << 20;
   const int64_t context = engine_.peak_bytes() - engine_.plan().total_bytes();
-  predicted_bytes_ = engine_.plan().total_bytes() + context + kLibraries;
+  predicted_bytes_ = engine_.plan().total_bytes() + context + Engine::kLibraryBytes;
   log_.info("memory: predicted peak on the GPU {} (plan {}, context and kernels {}, libraries {})",
             bytes_text(predicted_bytes_), bytes_text(engine_.plan().total_bytes()), bytes_text(context),
-            bytes_text(kLibraries));
+            bytes_text(Engine::kLibraryBytes));
 }
 
 void TrainingRun::compare_memory() {

@@ -103,8 +103,8 @@ ParityResult write_parity(const ParitySpec& spec) {
                                          {{"loss", DType::f32, {1}}, &loss_f32}};
   for (const Model::MoeLayer& moe : engine.model().moe_layers()) {
     const Tensor& topk_TK = moe.saved->router.route.topk_TK;
-    tensors.push_back({{fmt::format("router.{}.topk", moe.layer), DType::i32, dims_of(topk_TK.shape)},
-                       copies.of(topk_TK)});
+    tensors.push_back(
+        {{fmt::format("router.{}.topk", moe.layer), DType::i32, dims_of(topk_TK.shape)}, copies.of(topk_TK)});
   }
   if (spec.gradients) add_gradients(tensors, engine.model(), copies);
   write_safetensors(spec.out, tensors);

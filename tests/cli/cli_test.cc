@@ -205,7 +205,7 @@ TEST(CliData, RefusesWhatIsNotThere) {
   expect_refused(run_moebius(dir, {"eval", kCase, "--data", "set"}), 3, "set");
   EXPECT_EQ(run_moebius(dir, {"data"}).code, 2);
   write_file_atomic(dir.path("t.txt"), "text");
-  expect_refused(run_moebius(dir, {"data", "build", "--input", "t.txt", "--tokenizer", "folder", "--out", "set"}), 2,
+  expect_refused(run_moebius(dir, {"data", "build", "--input", "t.txt", "--tokenizer", "folder", "--out", "set"}), 3,
                  "tokenizer");
 }
 
@@ -264,6 +264,17 @@ TEST(CliConfig, SaysSizeMeshMemoryAndProvenance) {
   EXPECT_EQ(total, json.at("memory_bytes").at("total").get<int64_t>());
   // f32 masters and two moments of every parameter, but for alignment.
   EXPECT_GE(json.at("memory_bytes").at("optimizer").get<int64_t>(), 8 * json.at("parameters").get<int64_t>());
+}
+
+// A machine without a GPU prices a run on one. 5.61 B parameters, bf16 with f32 masters, gradients and moments.
+TEST(CliConfig, PlansForAGpuThatIsNotHere) {
+  TestDir dir;
+  const auto json =
+      json_of(run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/bench_qwen3_30b_a3b_8layers.toml", "--json"}));
+  EXPECT_EQ(json.at("memory_scratch_of"), Accelerator::is_built_in() ? "cuda" : "cpu");
+  const double bytes = json.at("memory_bytes").at("total").get<double>();
+  EXPECT_GT(bytes, 18.0 * json.at("parameters").get<double>());
+  EXPECT_LT(bytes, 140e9);
 }
 
 TEST(CliConfig, WhatItPrintsIsARecipe) {
@@ -357,7 +368,8 @@ TEST(CliBench, AStepOfATinyModel) {
 TEST(CliDoctor, SaysWhatIsMissing) {
   TestDir dir;
   const auto json = json_of(run_moebius(dir, {"doctor", "--json"}));
-  EXPECT_EQ(json.at("found").at("CUDA"), "not part of this build");
+  EXPECT_EQ(json.at("found").at("CUDA") == "not part of this build", !Accelerator::is_built_in());
+  EXPECT_EQ(json.at("missing").contains("GPU"), !Accelerator::why_missing().empty());
   EXPECT_FALSE(json.at("found").at("oneDNN").get<std::string>().empty());
   EXPECT_EQ(json.at("missing").at("MPI"), "more than one rank");
   EXPECT_THAT(run_moebius(dir, {"doctor"}).out, testing::HasSubstr("-march="));

@@ -5,6 +5,7 @@
 
 #include "core/accelerator.h"
 #include "tests/equivalence/tiny.h"
+#include "train/generate.h"
 
 namespace moebius {
 namespace {
@@ -111,9 +112,10 @@ std::vector<double> losses_of(const EngineSpec& spec) {
   return train(initialised(engine), 20);
 }
 
-// Both add f32 in an order of their own: sqrt(n) 2^-24 of a sum of n products, amplified by 20 steps. In bf16 an activation
-// near a tie rounds the other way, and 20 steps make of that what they make of rounding at all: a run in bf16 is about the
-// curve of f32 with a noise that the CPU's own bf16 run shows. Two such runs differ by sqrt(2) of it; twice it is allowed.
+// Both add f32 in an order of their own: sqrt(n) 2^-24 of a sum of n products, amplified by 20 steps. In bf16 an
+// activation near a tie rounds the other way, and 20 steps make of that what they make of rounding at all: a run in
+// bf16 is about the curve of f32 with a noise that the CPU's own bf16 run shows. Two such runs differ by sqrt(2) of it;
+// twice it is allowed.
 TEST_P(OnGpu, LossesAreThoseOfTheCpu) {
   for (const auto spec : {spec_on, wide_spec_on}) {
     const auto gpu = losses_of(spec(DeviceKind::cuda, GetParam(), true)),
@@ -149,6 +151,25 @@ TEST(OnGpuRouting, ARecordedStepFollowsTheRouter) {
   const auto got = train(gpu, 1, 5), want = train(cpu, 1, 5);
   EXPECT_NEAR(got[0], want[0], 1e-5 * want[0]);
   for (Engine* engine : {&gpu, &cpu}) EXPECT_TRUE(std::isfinite(train(*engine, 1, 6)[0]));
+}
+
+// A chunk's tokens are copied while the chunk before may still run: the host's batch must not change under it.
+TEST(OnGpuGeneration, APromptInChunksIsThePrompt) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  std::vector<int32_t> prompt(40);
+  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i * 7 % 61);
+  const auto logits_with = [&](int64_t chunk) {
+    EngineSpec spec = generation_engine_spec(tiny_model(), DType::f32, 48, 2, chunk);
+    spec.device = DeviceKind::cuda;
+    Engine engine(spec);
+    initialised(engine);
+    std::vector<float> logits(61);
+    feed_tokens(engine, prompt, 0, logits);
+    return logits;
+  };
+  const std::vector<float> whole = logits_with(48), chunks = logits_with(3);
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(chunks[i], whole[i], 1e-4) << i;
 }
 
 }  // namespace

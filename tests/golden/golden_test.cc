@@ -17,7 +17,7 @@ const std::string kData = MOEBIUS_SOURCE_DIR "/tests/golden/data";
 std::vector<std::string> cases() {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(kData)) {
-    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+    if (std::filesystem::exists(entry.path() / "config.json")) names.push_back(entry.path().filename().string());
   }
   std::sort(names.begin(), names.end());
   return names;

@@ -141,9 +141,7 @@ void d_expert_up(Stream& s, const DExpertUp& a) {
 
 }  // namespace cpu
 
-int64_t cpu::scratch_bytes(const ExpertUp& a, int num_threads) {
-  return cpu::product_of(a).scratch_bytes(num_threads);
-}
+int64_t cpu::scratch_bytes(const ExpertUp& a, int num_threads) { return cpu::product_of(a).scratch_bytes(num_threads); }
 int64_t cpu::scratch_bytes(const ExpertDown& a, int num_threads) {
   return cpu::product_of(a).scratch_bytes(num_threads);
 }

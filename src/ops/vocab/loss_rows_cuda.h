@@ -10,13 +10,11 @@
 
 namespace moebius::cuda {
 
-// T: of dlogits, L: of logits; they may be the same memory where they have one type.
-template <class T, class L>
+template <class T>
 struct LossRows {
   float* loss;
-  T* dlogits;  // null without gradients
-  const L* logits;
-  const float *weight, *scale_in_memory;  // the last one may be null
+  T* dlogits;                                      // null without gradients
+  const float *logits, *weight, *scale_in_memory;  // the last one may be null
   const int32_t* target;
   int vocab;
   float scale;
@@ -28,8 +26,8 @@ struct LossPart {
 };
 
 // Copies the next rows to shared memory while it works on one. False, and nothing is done, where a row is too long for
-// that. REQUIRES: rows of logits and dlogits at multiples of 16 bytes.
-template <class T, class L>
-bool prefetched_loss_rows(Stream& s, const LossRows<T, L>& a, int64_t rows);
+// that. REQUIRES: rows of logits at multiples of 16 bytes, those of dlogits at multiples of 4 elements.
+template <class T>
+bool prefetched_loss_rows(Stream& s, const LossRows<T>& a, int64_t rows);
 
 }  // namespace moebius::cuda

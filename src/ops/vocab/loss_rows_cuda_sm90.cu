@@ -9,8 +9,8 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kPerThread = 40;  // logits in the registers of a thread
-constexpr int kMaxPart = kThreads * kPerThread;
+constexpr int kVectors = 10;  // of four logits, in the registers of a thread
+constexpr int kMaxPart = kThreads * kVectors * 4;
 constexpr int kMaxBlocksOfRow = 8;  // that a cluster may have everywhere
 constexpr int kStages = 2;
 
@@ -56,18 +56,16 @@ struct Shared {
 
 // A cluster takes rows in turn; each of its blocks has the same columns of all of them. While a block works on one row
 // in registers, its parts of the next two are on their way to shared memory.
-template <class T, class L>
+template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
-    prefetched_loss_rows_kernel(LossRows<T, L> a, int rows, int num_blocks, int columns) {
-  extern __shared__ uint4 stage_words[];
+    prefetched_loss_rows_kernel(LossRows<T> a, int rows, int num_blocks, int columns) {
+  extern __shared__ __align__(16) float stages[];
   __shared__ Shared shared;
-  constexpr int kNum = kPerVector<L>, kVectors = kPerThread / kNum;
-  L* const stages = reinterpret_cast<L*>(stage_words);
   const int block = static_cast<int>(cluster_block_rank());
   const int num_clusters = gridDim.x / num_blocks, lane = threadIdx.x % 32;
   const int begin = block * columns, count = min(columns, a.vocab - begin);
   const auto load_row = [&](int row, int stage) {
-    const uint32_t barrier = smem_addr(&shared.loaded[stage]), bytes = static_cast<uint32_t>(count * sizeof(L));
+    const uint32_t barrier = smem_addr(&shared.loaded[stage]), bytes = static_cast<uint32_t>(count) * 4;
     mbarrier_arrive_expect(barrier, bytes);
     bulk_load(smem_addr(stages + stage * columns), a.logits + static_cast<int64_t>(row) * a.vocab + begin, bytes,
               barrier);
@@ -92,18 +90,19 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int next_target = next_row < rows ? a.target[next_row] : 0;
     require(weight == 0 || (0 <= target && target < a.vocab));
     const bool has_target = weight != 0 && begin <= target && target < begin + count;
-    const L* part = stages + stage * columns;
+    const float* part = stages + stage * columns;
     mbarrier_wait(smem_addr(&shared.loaded[stage]), round);
-    float x[kVectors][kNum], max = -INFINITY;
-    const auto column = [](int v) { return (v * kThreads + static_cast<int>(threadIdx.x)) * kNum; };
+    float x[kVectors][4], max = -INFINITY;
+    const auto column = [](int v) { return (v * kThreads + static_cast<int>(threadIdx.x)) * 4; };
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (column(v) >= count) continue;
-      unpack<L>(x[v], *reinterpret_cast<const Raw<L, kNum>*>(part + column(v)));
+      const float4 word = *reinterpret_cast<const float4*>(part + column(v));
+      x[v][0] = word.x, x[v][1] = word.y, x[v][2] = word.z, x[v][3] = word.w;
 #pragma unroll
-      for (int i = 0; i < kNum; ++i) max = fmaxf(max, x[v][i]);
+      for (int i = 0; i < 4; ++i) max = fmaxf(max, x[v][i]);
     }
-    const float target_logit = has_target && threadIdx.x == 0 ? element(part[target - begin]) : 0.0f;
+    const float target_logit = has_target && threadIdx.x == 0 ? part[target - begin] : 0.0f;
     max = block_max(max, shared.sums[0]);
     // The barrier in block_max: all have read the stage.
     if (threadIdx.x == 0 && row + kStages * num_clusters < rows) load_row(row + kStages * num_clusters, stage);
@@ -114,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int v = 0; v < kVectors; ++v) {
       if (column(v) >= count) continue;
 #pragma unroll
-      for (int i = 0; i < kNum; ++i) sum += x[v][i] = __expf(x[v][i] - base);
+      for (int i = 0; i < 4; ++i) sum += x[v][i] = __expf(x[v][i] - base);
     }
     sum = block_sum(sum, shared.sums[1]);
 
@@ -132,17 +131,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0 && block == 0 && weight == 0) a.loss[row] = 0;
     if (a.dlogits) {
       const float factor = scale * weight / row_sum * expf(base - row_max);
-      const int target_column = has_target ? target - begin : -kNum;
+      const int target_column = has_target ? target - begin : -4;
       T* to = a.dlogits + static_cast<int64_t>(row) * a.vocab + begin;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         if (column(v) >= count) continue;
-        float d[kNum];
+        float d[4];
 #pragma unroll
-        for (int i = 0; i < kNum; ++i) d[i] = weight == 0 ? 0.0f : x[v][i] * factor;
-        if (target_column - target_column % kNum == column(v)) {
+        for (int i = 0; i < 4; ++i) d[i] = weight == 0 ? 0.0f : x[v][i] * factor;
+        if (target_column - target_column % 4 == column(v)) {
 #pragma unroll
-          for (int i = 0; i < kNum; ++i) {
+          for (int i = 0; i < 4; ++i) {
             if (column(v) + i == target_column) d[i] -= scale * weight;
           }
         }
@@ -158,18 +157,18 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-template <class T, class L>
-bool prefetched_loss_rows(Stream& s, const LossRows<T, L>& a, int64_t rows) {
+template <class T>
+bool prefetched_loss_rows(Stream& s, const LossRows<T>& a, int64_t rows) {
   const int64_t blocks = div_ceil(a.vocab, kMaxPart);
   if (blocks > kMaxBlocksOfRow) return false;
-  const int columns = static_cast<int>(div_ceil(a.vocab / kPerVector<L>, blocks) * kPerVector<L>);
-  void (*const kernel)(LossRows<T, L>, int, int, int) = prefetched_loss_rows_kernel<T, L>;
+  const int columns = static_cast<int>(div_ceil(a.vocab / 4, blocks) * 4);
+  void (*const kernel)(LossRows<T>, int, int, int) = prefetched_loss_rows_kernel<T>;
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
   cudaLaunchConfig_t config{};
   config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(kStages) * columns * sizeof(L);
+  config.dynamicSmemBytes = static_cast<size_t>(kStages) * columns * sizeof(float);
   config.stream = cuda_stream(s);
   config.attrs = &cluster;
   config.numAttrs = 1;
@@ -185,8 +184,7 @@ bool prefetched_loss_rows(Stream& s, const LossRows<T, L>& a, int64_t rows) {
   return true;
 }
 
-template bool prefetched_loss_rows(Stream&, const LossRows<float, float>&, int64_t);
-template bool prefetched_loss_rows(Stream&, const LossRows<bf16, float>&, int64_t);
-template bool prefetched_loss_rows(Stream&, const LossRows<bf16, bf16>&, int64_t);
+template bool prefetched_loss_rows(Stream&, const LossRows<float>&, int64_t);
+template bool prefetched_loss_rows(Stream&, const LossRows<bf16>&, int64_t);
 
 }  // namespace moebius::cuda

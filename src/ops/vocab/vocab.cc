@@ -24,7 +24,7 @@ void check(const LmLoss& a, const Stream& s) {
   check_tensor(who, "loss", a.loss_T, DType::f32, {tokens});
   check_tensor(who, "target", a.target_T, DType::i32, {tokens});
   check_tensor(who, "weight", a.weight_T, DType::f32, {tokens});
-  check_tensor(who, "logits", a.logits_CV, a.logits_CV.dtype == dtype ? dtype : DType::f32, {chunk, vocab});
+  check_tensor(who, "logits", a.logits_CV, DType::f32, {chunk, vocab});
   if (a.dx_TD.empty() && a.dw_VD.empty()) return;
   check_tensor(who, "dx", a.dx_TD, dtype, TD);
   check_tensor(who, "dw", a.dw_VD, DType::f32, VD);

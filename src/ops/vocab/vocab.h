@@ -24,18 +24,15 @@ struct EmbeddingBwd {
 void embedding_bwd(Stream& s, const EmbeddingBwd& a);
 Cost cost(const EmbeddingBwd& a);
 
-// logits = x w^T (f32, or rounded to x's dtype where the scratch for them has that);  loss[t] = weight[t] *
-// (logsumexp(logits[t]) - logits[t, target[t]]). With gradients (dx given): the derivative of  scale * sum over t of
-// loss[t]:
+// logits = x w^T (f32);  loss[t] = weight[t] * (logsumexp(logits[t]) - logits[t, target[t]]).
+// With gradients (dx given): the derivative of  scale * sum over t of loss[t]:
 //   dlogits = scale * weight * (softmax - onehot),  dx = dlogits w (out),  dw += dlogits^T x (f32)
 // Works on chunks of tokens and never holds all logits. x, w: f32 or bf16 alike; dlogits is rounded to that
 // dtype for the products. A token of weight 0 has loss 0 and no gradient, whatever its target.
 struct LmLoss {
-  Tensor loss_T;        // out, f32
-  Tensor dx_TD, dw_VD;  // out, inout; both empty: no gradients
-  // Scratch, C = chunk(T, V, s): f32 or x's dtype; and x's dtype, empty without gradients, and the same memory as
-  // logits if it likes where those have that dtype too.
-  Tensor logits_CV, dlogits_CV;
+  Tensor loss_T;                 // out, f32
+  Tensor dx_TD, dw_VD;           // out, inout; both empty: no gradients
+  Tensor logits_CV, dlogits_CV;  // scratch: f32 and x's dtype, C = chunk(T, V, s); dlogits empty without gradients
   Tensor x_TD, w_VD, target_T, weight_T;  // in; target i32, weight f32
   Tensor scale_1;  // in f32, may be empty: takes the place of scale, so that a recorded step reads it anew
   float scale = 1.0f;

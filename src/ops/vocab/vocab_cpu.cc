@@ -58,30 +58,7 @@ float loss_row(T* dlogits, float* logits, int64_t vocab, int32_t target, float w
   return weight * (std::log(sum) + (max - target_logit));
 }
 
-// The same where logits are rounded: they stay as they are and each exponential is taken twice. dlogits may be logits.
-float loss_row(bf16* dlogits, const bf16* logits, int64_t vocab, int32_t target, float weight, float scale) {
-  if (weight == 0) {
-    if (dlogits) std::fill(dlogits, dlogits + vocab, bf16{});
-    return 0;
-  }
-  const int64_t at = row_of(target, vocab);
-  const float target_logit = to_f32(logits[at]);
-  float max = to_f32(logits[0]), sum = 0;
-#pragma omp simd reduction(max : max)
-  for (int64_t v = 0; v < vocab; ++v) max = to_f32(logits[v]) > max ? to_f32(logits[v]) : max;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t v = 0; v < vocab; ++v) sum += exp_f32(to_f32(logits[v]) - max);
-  if (dlogits) {
-    const float factor = scale * weight / sum;
-#pragma omp simd
-    for (int64_t v = 0; v < vocab; ++v) dlogits[v] = to_bf16(exp_f32(to_f32(logits[v]) - max) * factor);
-    dlogits[at] = to_bf16(exp_f32(target_logit - max) * factor - scale * weight);
-  }
-  return weight * (std::log(sum) + (max - target_logit));
-}
-
-// L: of logits.
-template <class T, class L>
+template <class T>
 void loss_rows(Stream& s, const LmLoss& a, const Tensor& logits, int64_t first) {
   const int64_t vocab = a.w_VD.dim(0);
   const float scale = a.scale_1.empty() ? a.scale : *a.scale_1.ptr<float>();
@@ -89,8 +66,8 @@ void loss_rows(Stream& s, const LmLoss& a, const Tensor& logits, int64_t first) 
   parallel_rows(s.pool(), logits.dim(0), 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t t = first + i;
-      a.loss_T.ptr<float>()[t] = loss_row(dlogits ? dlogits + i * vocab : nullptr, logits.ptr<L>() + i * vocab, vocab,
-                                          a.target_T.ptr<int32_t>()[t], a.weight_T.ptr<float>()[t], scale);
+      a.loss_T.ptr<float>()[t] = loss_row(dlogits ? dlogits + i * vocab : nullptr, logits.ptr<float>() + i * vocab,
+                                          vocab, a.target_T.ptr<int32_t>()[t], a.weight_T.ptr<float>()[t], scale);
     }
   });
 }
@@ -122,10 +99,7 @@ void lm_loss(Stream& s, const LmLoss& a) {
     const int64_t end = std::min(tokens, begin + chunk);
     const Tensor x = a.x_TD.rows(begin, end), logits = a.logits_CV.rows(0, end - begin);
     cpu::gemm(s, {.c_MN = logits, .a = x, .b = a.w_VD, .trans_b = true});
-    if (logits.dtype == DType::bf16)
-      loss_rows<bf16, bf16>(s, a, logits, begin);
-    else
-      with_float_type(x.dtype, [&](auto zero) { loss_rows<decltype(zero), float>(s, a, logits, begin); });
+    with_float_type(x.dtype, [&](auto zero) { loss_rows<decltype(zero)>(s, a, logits, begin); });
     if (!grads) continue;
     const Tensor dlogits = a.dlogits_CV.rows(0, end - begin);
     cpu::gemm(s, {.c_MN = a.dx_TD.rows(begin, end), .a = dlogits, .b = a.w_VD});

@@ -25,14 +25,14 @@ struct Team {
 
 // The vectors of a row that a thread has, one a stride: held in registers, kVectors of them, or read again when asked
 // for (kVectors 0), for rows longer than registers hold.
-template <class L, int kNum, int kVectors>
+template <int kNum, int kVectors>
 class Logits {
  public:
-  __device__ __forceinline__ Logits(const L* row, int vocab, Team team)
+  __device__ __forceinline__ Logits(const float* row, int vocab, Team team)
       : row_(row), vocab_(vocab), first_(team.first_vector() * kNum), stride_(team.stride() * kNum) {
     if constexpr (kVectors > 0) {
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) unpack<L>(x_[v], fetch<kNum>(row + column(v), column(v) < vocab));
+      for (int v = 0; v < kVectors; ++v) unpack<float>(x_[v], fetch<kNum>(row + column(v), column(v) < vocab));
     }
   }
   // fn(column, logits of the vector)
@@ -54,14 +54,14 @@ class Logits {
 
  private:
   __device__ __forceinline__ int column(int v) const { return first_ + v * stride_; }
-  const L* row_;
+  const float* row_;
   int vocab_, first_, stride_;
   float x_[kVectors > 0 ? kVectors : 1][kNum];
 };
 
 // Zeros, and loss 0.
-template <int kNum, class T, class L>
-__device__ void skip_row(const LossRows<T, L>& a, int64_t row, Team team) {
+template <int kNum, class T>
+__device__ void skip_row(const LossRows<T>& a, int64_t row, Team team) {
   if (team.block == 0 && threadIdx.x == 0) a.loss[row] = 0;
   if (!a.dlogits) return;
   const float zeros[kNum] = {};
@@ -71,8 +71,8 @@ __device__ void skip_row(const LossRows<T, L>& a, int64_t row, Team team) {
 }
 
 // A cluster owns a row of logits and reads it once; its blocks tell each other their part.
-template <int kNum, int kVectors, class T, class L>
-__global__ void __launch_bounds__(kThreads, 1) loss_rows_kernel(LossRows<T, L> a) {
+template <int kNum, int kVectors, class T>
+__global__ void __launch_bounds__(kThreads, 1) loss_rows_kernel(LossRows<T> a) {
   __shared__ float shared[2][32];
   __shared__ LossPart part;
   const auto cluster = cooperative_groups::this_cluster();
@@ -80,12 +80,8 @@ __global__ void __launch_bounds__(kThreads, 1) loss_rows_kernel(LossRows<T, L> a
   const int64_t row = blockIdx.x / team.num_blocks;
   const float weight = a.weight[row];
   if (weight == 0) return skip_row<kNum>(a, row, team);
-  Logits<L, kNum, kVectors> logits(a.logits + row * a.vocab, a.vocab, team);
+  Logits<kNum, kVectors> logits(a.logits + row * a.vocab, a.vocab, team);
 
-  const int target = a.target[row];
-  require(0 <= target && target < a.vocab);
-  // Before the parts are exchanged: after that the row may become dlogits.
-  const float target_logit = element(a.logits[row * a.vocab + target]);
   float max = -INFINITY;
   logits.each([&](int, float(&x)[kNum]) {
 #pragma unroll
@@ -116,7 +112,10 @@ __global__ void __launch_bounds__(kThreads, 1) loss_rows_kernel(LossRows<T, L> a
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(row_sum) : "memory");
 
   const float scale = a.scale_in_memory ? *a.scale_in_memory : a.scale;
-  if (team.block == 0 && threadIdx.x == 0) a.loss[row] = weight * (logf(row_sum) + (row_max - target_logit));
+  const int target = a.target[row];
+  require(0 <= target && target < a.vocab);
+  if (team.block == 0 && threadIdx.x == 0)
+    a.loss[row] = weight * (logf(row_sum) + (row_max - a.logits[row * a.vocab + target]));
   if (a.dlogits) {
     const float factor = scale * weight / row_sum * expf(base - row_max);
     logits.each([&](int column, float(&x)[kNum]) {
@@ -132,8 +131,8 @@ __global__ void __launch_bounds__(kThreads, 1) loss_rows_kernel(LossRows<T, L> a
   cluster_wait();
 }
 
-template <int kNum, int kVectors, class T, class L>
-void launch(Stream& s, const LossRows<T, L>& a, int64_t rows, int64_t blocks_of_row) {
+template <int kNum, int kVectors, class T>
+void launch(Stream& s, const LossRows<T>& a, int64_t rows, int64_t blocks_of_row) {
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {static_cast<unsigned>(blocks_of_row), 1, 1};
@@ -143,14 +142,13 @@ void launch(Stream& s, const LossRows<T, L>& a, int64_t rows, int64_t blocks_of_
   config.stream = cuda_stream(s);
   config.attrs = &cluster;
   config.numAttrs = 1;
-  MOEBIUS_CUDA(cudaLaunchKernelEx(&config, loss_rows_kernel<kNum, kVectors, T, L>, a));
+  MOEBIUS_CUDA(cudaLaunchKernelEx(&config, loss_rows_kernel<kNum, kVectors, T>, a));
 }
 
 // As few blocks a row as hold it, and as few registers.
-template <class T, class L>
-void loss_rows(Stream& s, const LossRows<T, L>& a, int64_t rows) {
-  const bool aligned =
-      rows_are_aligned(a.vocab, sizeof(L), a.logits) && rows_are_aligned(a.vocab, sizeof(T), a.dlogits);
+template <class T>
+void loss_rows(Stream& s, const LossRows<T>& a, int64_t rows) {
+  const bool aligned = rows_are_aligned(a.vocab, 4, a.logits) && rows_are_aligned(a.vocab, sizeof(T), a.dlogits);
   if (aligned && prefetched_loss_rows(s, a, rows)) return;
   const auto blocks = [&](int per_thread) { return div_ceil(a.vocab, kThreads * per_thread); };
   if (!aligned) {
@@ -170,26 +168,19 @@ void lm_loss(Stream& s, const LmLoss& a) {
     const int64_t end = std::min(tokens, begin + chunk);
     const Tensor x = a.x_TD.rows(begin, end), logits = a.logits_CV.rows(0, end - begin);
     cuda::gemm(s, {.c_MN = logits, .a = x, .b = a.w_VD, .trans_b = true});
-    const auto rows_of = [&](auto t, auto l) {
-      using T = decltype(t);
-      using L = decltype(l);
-      loss_rows<T, L>(s,
-                      {.loss = a.loss_T.ptr<float>() + begin,
-                       .dlogits = grads ? a.dlogits_CV.ptr<T>() : nullptr,
-                       .logits = logits.ptr<L>(),
-                       .weight = a.weight_T.ptr<float>() + begin,
-                       .scale_in_memory = a.scale_1.empty() ? nullptr : a.scale_1.ptr<float>(),
-                       .target = a.target_T.ptr<int32_t>() + begin,
-                       .vocab = narrow<int>(a.w_VD.dim(0)),
-                       .scale = a.scale},
-                      end - begin);
-    };
-    if (logits.dtype == DType::bf16)
-      rows_of(bf16{}, bf16{});
-    else if (x.dtype == DType::bf16)
-      rows_of(bf16{}, float{});
-    else
-      rows_of(float{}, float{});
+    with_float_type(x.dtype, [&](auto zero) {
+      using T = decltype(zero);
+      loss_rows<T>(s,
+                   {.loss = a.loss_T.ptr<float>() + begin,
+                    .dlogits = grads ? a.dlogits_CV.ptr<T>() : nullptr,
+                    .logits = logits.ptr<float>(),
+                    .weight = a.weight_T.ptr<float>() + begin,
+                    .scale_in_memory = a.scale_1.empty() ? nullptr : a.scale_1.ptr<float>(),
+                    .target = a.target_T.ptr<int32_t>() + begin,
+                    .vocab = narrow<int>(a.w_VD.dim(0)),
+                    .scale = a.scale},
+                   end - begin);
+    });
     if (!grads) continue;
     const Tensor dlogits = a.dlogits_CV.rows(0, end - begin);
     cuda::gemm(s, {.c_MN = a.dx_TD.rows(begin, end), .a = dlogits, .b = a.w_VD});

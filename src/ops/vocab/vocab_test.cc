@@ -24,7 +24,7 @@ std::vector<Case> cases() {
                                                                                   {40, 5000, 16},
                                                                                   {2, 70001, 3},
                                                                                   {1050, 16, 6},
-                                                                                  {20, 151936, 1},
+                                                                                  {40, 151936, 2},
                                                                                   {2, 200000, 2},
                                                                                   {2, 300000, 2}}) {
       all.push_back({tokens, vocab, width, dtype});
@@ -111,41 +111,6 @@ TEST_P(VocabTest, LossAndGradientsEqualTheReference) {
   // dlogits is rounded to the dtype, dx once more.
   testing::expect_close("dx", dx.values(), want.dx, 2 * testing::epsilon(dtype) + logit_error, logit_error);
   testing::expect_close("dw", dw.values(), want_dw, testing::epsilon(dtype) + logit_error, logit_error);
-}
-
-// Logits in bf16, whose memory their derivatives take.
-TEST_P(VocabTest, LogitsMayBeRounded) {
-  const auto [tokens, vocab, width, dtype] = c();
-  if (dtype != DType::bf16) return;
-  std::vector<int32_t> target = some_tokens(tokens, vocab);
-  Values weight(tokens);
-  for (int64_t t = 0; t < tokens; ++t) weight[t] = t % 3 == 1 ? 0 : 0.5 + t % 2;
-  Array x = Array::normal({tokens, width}, dtype, 1), w = Array::normal({vocab, width}, dtype, 2);
-  Array ids = Array::of_ints({tokens}, target), weights = Array::of({tokens}, DType::f32, weight);
-  Array loss = Array::poisoned({tokens}, DType::f32), loss_alone = loss, dx = Array::poisoned({tokens, width}, dtype);
-  Array dw({vocab, width}, DType::f32), logits = Array::poisoned({LmLoss::chunk(tokens, vocab, s_), vocab}, dtype);
-  const ref::LmLoss want =
-      ref::lm_loss(x.values(), w.values(), Values(target.begin(), target.end()), weight, width, 0.25);
-  LmLoss a{.loss_T = loss_alone.tensor(),
-           .logits_CV = logits.tensor(),
-           .x_TD = x.tensor(),
-           .w_VD = w.tensor(),
-           .target_T = ids.tensor(),
-           .weight_T = weights.tensor(),
-           .scale = 0.25f};
-  lm_loss(s_, a);
-  a.loss_T = loss.tensor();
-  a.dx_TD = dx.tensor();
-  a.dw_VD = dw.tensor();
-  a.dlogits_CV = a.logits_CV;
-  lm_loss(s_, a);
-  // Logits of magnitude sqrt(D) are rounded to an epsilon; the exponentials carry that on, and the target's is in the
-  // loss itself.
-  const double error = testing::epsilon(dtype) * (2 + 2 * std::sqrt(width));
-  testing::expect_close("loss", loss.values(), want.loss, error, error);
-  EXPECT_EQ(loss_alone.bytes(), loss.bytes());
-  testing::expect_close("dx", dx.values(), want.dx, error, 1e-6);
-  testing::expect_close("dw", dw.values(), want.dw, error, 1e-6);
 }
 
 TEST(LmLoss, ReferenceGradientsEqualFiniteDifferences) {

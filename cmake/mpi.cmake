@@ -1,0 +1,26 @@
+# The MPI transport: MOEBIUS_MPI=auto builds it where MPI is found, on insists, off leaves it out. Leaves MOEBIUS_HAS_MPI and,
+# for the tests, MOEBIUS_MPIRUN: the command that starts ranks on this machine, however many cores it has.
+set(MOEBIUS_MPI "auto" CACHE STRING "the MPI transport: on, off, or auto (where MPI is found)")
+set_property(CACHE MOEBIUS_MPI PROPERTY STRINGS auto on off)
+set(MOEBIUS_HAS_MPI FALSE)
+if(NOT MOEBIUS_MPI MATCHES "^(auto|on|off)$")
+  message(FATAL_ERROR "MOEBIUS_MPI: expected on, off or auto; got '${MOEBIUS_MPI}'")
+endif()
+if(MOEBIUS_MPI STREQUAL "off" OR (MOEBIUS_ROOMS AND NOT "comm" IN_LIST MOEBIUS_ROOMS))
+  return()
+endif()
+
+set(MPI_CXX_SKIP_MPICXX TRUE)  # the C++ bindings that MPI-3 has removed
+find_package(MPI QUIET COMPONENTS CXX)
+if(NOT MPI_CXX_FOUND)
+  if(MOEBIUS_MPI STREQUAL "on")
+    message(FATAL_ERROR "MOEBIUS_MPI=on: MPI was not found; Debian packages libopenmpi-dev and openmpi-bin, or libmpich-dev")
+  endif()
+  message(STATUS "MPI: not found, built without it")
+  return()
+endif()
+set(MOEBIUS_HAS_MPI TRUE)
+set(MOEBIUS_MPIRUN ${MPIEXEC_EXECUTABLE})
+if(MPI_CXX_LIBRARY_VERSION_STRING MATCHES "Open MPI" OR MPI_CXX_INCLUDE_DIRS MATCHES "openmpi")
+  list(APPEND MOEBIUS_MPIRUN --oversubscribe --bind-to none)
+endif()

@@ -1,0 +1,129 @@
+#include "comm/layout.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+constexpr int kDigits = 4;  // coordinates of a view, the one that changes first in front
+using Digits = std::array<int64_t, kDigits>;
+
+// An axis is a choice of digits of one view: its groups are the ranks that differ in these alone.
+struct AxisDef {
+  std::string_view name;
+  bool expert;  // in the expert view
+  std::array<bool, kDigits> varies;
+  std::string_view purpose;
+};
+
+constexpr std::array<AxisDef, kNumAxes> kAxes = {{
+    {"tp", false, {true, false, false, false}, "one layer's matrices, split"},
+    {"cp", false, {false, true, false, false}, "one sequence, split"},
+    {"dp", false, {false, false, true, false}, "copies of the model, other sequences"},
+    {"pp", false, {false, false, false, true}, "the stages of one pipeline"},
+    {"etp", true, {true, false, false, false}, "one expert's matrices, split"},
+    {"ep", true, {false, true, false, false}, "the experts of one layer: dispatch and combine"},
+    {"edp", true, {false, false, true, false}, "copies of the same experts: gradients of experts"},
+    {"tp_cp", false, {true, true, false, false}, "the tokens of the same sequences: balance losses of a batch"},
+    {"dp_cp", false, {false, true, true, false}, "copies of the dense parameters: their gradients, expert loads"},
+    {"tp_cp_dp", false, {true, true, true, false}, "one stage of the pipeline"},
+    {"etp_ep", true, {true, true, false, false}, "all experts of one layer, whole"},
+    {"tp_pp", false, {true, false, false, true}, "one copy of the dense parameters, whole"},
+    {"etp_ep_pp", true, {true, true, false, true}, "one copy of the experts, whole"},
+    {"world", false, {true, true, true, true}, "every rank"},
+}};
+
+const AxisDef& def_of(Axis axis) { return kAxes[static_cast<int>(axis)]; }
+Digits dense(const MeshShape& s) { return {s.tp, s.cp, s.dp, s.pp}; }
+Digits expert(const MeshShape& s) { return {s.etp, s.ep, s.edp, s.pp}; }
+
+Digits digits_of(const Digits& radix, int64_t rank) {
+  Digits digits;
+  for (int i = 0; i < kDigits; ++i) {
+    digits[i] = rank % radix[i];
+    rank /= radix[i];
+  }
+  return digits;
+}
+
+int rank_of(const Digits& radix, const Digits& digits) {
+  int64_t rank = 0;
+  for (int i = kDigits - 1; i >= 0; --i) rank = rank * radix[i] + digits[i];
+  return static_cast<int>(rank);
+}
+
+// a * b * c, or more than INT32_MAX when it is.
+int64_t bounded_product(std::initializer_list<int64_t> factors) {
+  int64_t product = 1;
+  for (const int64_t factor : factors) {
+    if (product > INT32_MAX / factor) return int64_t{INT32_MAX} + 1;
+    product *= factor;
+  }
+  return product;
+}
+
+}  // namespace
+
+std::string_view name_of(Axis axis) { return def_of(axis).name; }
+std::string_view purpose_of(Axis axis) { return def_of(axis).purpose; }
+
+void MeshShape::check() const {
+  const std::pair<const char*, int64_t> degrees[] = {{"tp", tp},   {"cp", cp}, {"dp", dp},  {"pp", pp},
+                                                     {"etp", etp}, {"ep", ep}, {"edp", edp}};
+  for (const auto& [name, degree] : degrees)
+    MOEBIUS_CHECK(usage, degree >= 1 && degree <= INT32_MAX, "mesh: {} must be from 1 to {}; got {}", name, INT32_MAX,
+                  degree);
+  MOEBIUS_CHECK(usage,
+                bounded_product({tp, cp, dp, pp}) <= INT32_MAX && bounded_product({etp, ep, edp, pp}) <= INT32_MAX,
+                "mesh: at most {} ranks; got tp*cp*dp*pp = {}*{}*{}*{}, etp*ep*edp*pp = {}*{}*{}*{}", INT32_MAX, tp, cp,
+                dp, pp, etp, ep, edp, pp);
+  MOEBIUS_CHECK(usage, tp * cp * dp == etp * ep * edp,
+                "mesh: a stage of the pipeline must have the same ranks in both views; got tp*cp*dp = {}*{}*{} = {}, "
+                "etp*ep*edp = {}*{}*{} = {}",
+                tp, cp, dp, tp * cp * dp, etp, ep, edp, etp * ep * edp);
+}
+
+RankPlace place_of(const MeshShape& shape, int world_rank) {
+  const Digits d = digits_of(dense(shape), world_rank), e = digits_of(expert(shape), world_rank);
+  return {.tp = d[0], .cp = d[1], .dp = d[2], .pp = d[3], .etp = e[0], .ep = e[1], .edp = e[2]};
+}
+
+int rank_in_dense_view(const MeshShape& shape, const RankPlace& p) {
+  return rank_of(dense(shape), {p.tp, p.cp, p.dp, p.pp});
+}
+
+int rank_in_expert_view(const MeshShape& shape, const RankPlace& p) {
+  return rank_of(expert(shape), {p.etp, p.ep, p.edp, p.pp});
+}
+
+int64_t group_size(const MeshShape& shape, Axis axis) {
+  const AxisDef& def = def_of(axis);
+  const Digits radix = def.expert ? expert(shape) : dense(shape);
+  int64_t size = 1;
+  for (int i = 0; i < kDigits; ++i) size *= def.varies[i] ? radix[i] : 1;
+  return size;
+}
+
+std::vector<int> ranks_of_group(const MeshShape& shape, Axis axis, int world_rank) {
+  const AxisDef& def = def_of(axis);
+  const Digits radix = def.expert ? expert(shape) : dense(shape);
+  // Counts through the digits that vary, the first of them fastest: the ranks come out ascending.
+  Digits steps;
+  for (int i = 0; i < kDigits; ++i) steps[i] = def.varies[i] ? radix[i] : 1;
+  std::vector<int> ranks;
+  for (int64_t n = 0; n < group_size(shape, axis); ++n) {
+    Digits digits = digits_of(radix, world_rank);
+    const Digits varied = digits_of(steps, n);
+    for (int i = 0; i < kDigits; ++i) digits[i] = def.varies[i] ? varied[i] : digits[i];
+    ranks.push_back(rank_of(radix, digits));
+  }
+  return ranks;
+}
+
+std::string to_string(const RankPlace& p) {
+  return fmt::format("tp {}, cp {}, dp {}, pp {}, etp {}, ep {}, edp {}", p.tp, p.cp, p.dp, p.pp, p.etp, p.ep, p.edp);
+}
+
+}  // namespace moebius

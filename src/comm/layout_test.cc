@@ -1,0 +1,182 @@
+#include "comm/layout.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const Axis kAllAxes[] = {Axis::tp,     Axis::cp,    Axis::dp,        Axis::pp,    Axis::etp,
+                         Axis::ep,     Axis::edp,   Axis::tp_cp,     Axis::dp_cp, Axis::tp_cp_dp,
+                         Axis::etp_ep, Axis::tp_pp, Axis::etp_ep_pp, Axis::world};
+
+std::string error_text(const MeshShape& shape) {
+  try {
+    shape.check();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::usage);
+    return e.what();
+  }
+  return "no error";
+}
+
+// A legal shape: the prime factors of a stage's ranks, dealt out twice.
+MeshShape any_shape() {
+  MeshShape shape;
+  shape.pp = *rc::gen::inRange(1, 4);
+  for (int i = *rc::gen::inRange(0, 5); i > 0; --i) {
+    const int factor = *rc::gen::element(2, 3);
+    *(*rc::gen::element(&shape.tp, &shape.cp, &shape.dp)) *= factor;
+    *(*rc::gen::element(&shape.etp, &shape.ep, &shape.edp)) *= factor;
+  }
+  return shape;
+}
+
+std::vector<int> all_ranks(const MeshShape& shape) {
+  std::vector<int> ranks;
+  for (int r = 0; r < shape.world(); ++r) ranks.push_back(r);
+  return ranks;
+}
+
+// The same cases each time, unless asked otherwise.
+void fix_seed() { ::setenv("RC_PARAMS", "seed=1", 0); }
+
+// --- properties -----------------------------------------------------------------------------------------------------
+
+TEST(LayoutProperty, CoordinatesAreABijectionInBothViews) {
+  fix_seed();
+  EXPECT_TRUE(rc::check([] {
+    const MeshShape shape = any_shape();
+    shape.check();
+    for (const int r : all_ranks(shape)) {
+      const RankPlace p = place_of(shape, r);
+      RC_ASSERT(p.tp < shape.tp && p.cp < shape.cp && p.dp < shape.dp && p.pp < shape.pp);
+      RC_ASSERT(p.etp < shape.etp && p.ep < shape.ep && p.edp < shape.edp);
+      RC_ASSERT(rank_in_dense_view(shape, p) == r);
+      RC_ASSERT(rank_in_expert_view(shape, p) == r);
+    }
+  }));
+}
+
+TEST(LayoutProperty, GroupsOfAnAxisPartitionTheRanks) {
+  fix_seed();
+  EXPECT_TRUE(rc::check([] {
+    const MeshShape shape = any_shape();
+    for (const Axis axis : kAllAxes) {
+      std::set<std::vector<int>> groups;
+      for (const int r : all_ranks(shape)) {
+        const std::vector<int> group = ranks_of_group(shape, axis, r);
+        RC_ASSERT(std::is_sorted(group.begin(), group.end()));
+        RC_ASSERT(std::count(group.begin(), group.end(), r) == 1);
+        RC_ASSERT(std::ssize(group) == group_size(shape, axis));
+        for (const int other : group) RC_ASSERT(ranks_of_group(shape, axis, other) == group);
+        groups.insert(group);
+      }
+      RC_ASSERT(std::ssize(groups) * group_size(shape, axis) == shape.world());
+    }
+  }));
+}
+
+TEST(LayoutProperty, AGroupVariesInItsCoordinatesAlone) {
+  fix_seed();
+  EXPECT_TRUE(rc::check([] {
+    const MeshShape shape = any_shape();
+    const int r = *rc::gen::inRange(0, static_cast<int>(shape.world()));
+    const RankPlace mine = place_of(shape, r);
+    for (const int other : ranks_of_group(shape, Axis::dp_cp, r)) {
+      const RankPlace p = place_of(shape, other);
+      RC_ASSERT(p.tp == mine.tp && p.pp == mine.pp);
+    }
+    for (const int other : ranks_of_group(shape, Axis::etp_ep, r)) {
+      const RankPlace p = place_of(shape, other);
+      RC_ASSERT(p.edp == mine.edp && p.pp == mine.pp);
+    }
+  }));
+}
+
+TEST(LayoutProperty, ViewsAgreeOnTheStage) {
+  fix_seed();
+  EXPECT_TRUE(rc::check([] {
+    const MeshShape shape = any_shape();
+    for (const int r : all_ranks(shape)) {
+      // Whoever a rank trades tokens with is of its stage, and a pipeline has one rank of each.
+      for (const Axis axis : {Axis::ep, Axis::edp, Axis::etp_ep, Axis::tp_cp_dp})
+        for (const int other : ranks_of_group(shape, axis, r))
+          RC_ASSERT(place_of(shape, other).pp == place_of(shape, r).pp);
+      for (const int other : ranks_of_group(shape, Axis::pp, r)) {
+        RankPlace p = place_of(shape, other);
+        p.pp = place_of(shape, r).pp;
+        RC_ASSERT(p == place_of(shape, r));
+      }
+    }
+  }));
+}
+
+TEST(LayoutProperty, SizesMultiplyToTheWorld) {
+  fix_seed();
+  EXPECT_TRUE(rc::check([] {
+    const MeshShape shape = any_shape();
+    const auto size = [&](Axis axis) { return group_size(shape, axis); };
+    RC_ASSERT(size(Axis::tp) * size(Axis::cp) * size(Axis::dp) * size(Axis::pp) == shape.world());
+    RC_ASSERT(size(Axis::etp) * size(Axis::ep) * size(Axis::edp) * size(Axis::pp) == shape.world());
+    RC_ASSERT(size(Axis::tp_cp_dp) * size(Axis::pp) == shape.world());
+    RC_ASSERT(size(Axis::etp_ep_pp) * size(Axis::edp) == shape.world());
+    RC_ASSERT(size(Axis::tp_pp) * size(Axis::dp_cp) == shape.world());
+  }));
+}
+
+// --- by hand --------------------------------------------------------------------------------------------------------
+
+TEST(Layout, EpSpansTpCpAndDp) {
+  const MeshShape shape{.tp = 2, .cp = 2, .dp = 1, .pp = 2, .etp = 1, .ep = 4, .edp = 1};
+  EXPECT_THAT(ranks_of_group(shape, Axis::tp, 5), ElementsAre(4, 5));
+  EXPECT_THAT(ranks_of_group(shape, Axis::cp, 5), ElementsAre(5, 7));
+  EXPECT_THAT(ranks_of_group(shape, Axis::ep, 5), ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(ranks_of_group(shape, Axis::pp, 5), ElementsAre(1, 5));
+  EXPECT_EQ(to_string(place_of(shape, 7)), "tp 1, cp 1, dp 0, pp 1, etp 0, ep 3, edp 0");
+}
+
+// Etp changes first, as tp does: a folded expert group takes whole tensor-parallel groups.
+TEST(Layout, ExpertTensorParallelRanksAreNeighbours) {
+  const MeshShape shape{.tp = 4, .dp = 2, .etp = 2, .ep = 2, .edp = 2};
+  EXPECT_THAT(ranks_of_group(shape, Axis::etp, 3), ElementsAre(2, 3));
+  EXPECT_THAT(ranks_of_group(shape, Axis::ep, 3), ElementsAre(1, 3));
+  EXPECT_THAT(ranks_of_group(shape, Axis::edp, 3), ElementsAre(3, 7));
+  EXPECT_THAT(ranks_of_group(shape, Axis::dp_cp, 3), ElementsAre(3, 7));
+}
+
+TEST(Layout, RefusesWithTheEquationThatFails) {
+  EXPECT_THAT(error_text({.tp = 2, .dp = 3, .ep = 4}), HasSubstr("tp*cp*dp = 2*1*3 = 6, etp*ep*edp = 1*4*1 = 4"));
+  EXPECT_THAT(error_text({.ep = 0}), HasSubstr("mesh: ep must be from 1 to 2147483647; got 0"));
+  EXPECT_THAT(error_text({.tp = 65536, .cp = 65536, .dp = 65536, .pp = 65536, .etp = 65536, .ep = 65536, .edp = 65536}),
+              HasSubstr("mesh: at most 2147483647 ranks; got tp*cp*dp*pp = 65536*65536*65536*65536"));
+  EXPECT_EQ(error_text({.tp = 3, .dp = 2, .pp = 5, .etp = 2, .edp = 3}), "no error");
+}
+
+TEST(Layout, TableSaysWhoIsWhereAndWhatEachGroupIsFor) {
+  const std::string text = layout_table({.tp = 2, .dp = 2, .pp = 2, .ep = 4});
+  EXPECT_THAT(text, HasSubstr("8 ranks: dense tp 2 x cp 1 x dp 2 x pp 2, experts etp 1 x ep 4 x edp 1 x pp 2\n"));
+  EXPECT_THAT(text, HasSubstr("\n     7     1   0   1   1     0   3   0\n"));
+  EXPECT_THAT(text, HasSubstr("\nep              4      2  0 1 2 3                   the experts of one layer"));
+  EXPECT_THAT(text, HasSubstr("\nworld           8      1  0 1 2 3 4 5 6 7 "));
+}
+
+TEST(Layout, TableOfManyRanksIsShort) {
+  const std::string text = layout_table({.tp = 8, .dp = 128, .ep = 64, .edp = 16}, 4);
+  EXPECT_THAT(text,
+              HasSubstr("\n     1     1   0   0   0     0   1   0\n   ...\n  1023     7   0 127   0     0  63  15\n"));
+  EXPECT_THAT(text, HasSubstr("0 1 2 3 4 5 6 7 ... 1023"));
+}
+
+}  // namespace
+}  // namespace moebius

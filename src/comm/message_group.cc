@@ -1,0 +1,244 @@
+#include "comm/message_group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "comm/rank_order_sum.h"
+
+namespace moebius {
+namespace {
+
+// Of n elements those of rank r: as even as they can be.
+Tensor slice_of(const Tensor& x_N, int r, int size) {
+  const int64_t n = x_N.numel();
+  return x_N.rows(n * r / size, n * (r + 1) / size);
+}
+
+int64_t row_bytes(const Tensor& x) {
+  int64_t bytes = size_of(x.dtype);
+  for (int i = 1; i < x.shape.rank(); ++i) bytes *= x.dim(i);
+  return bytes;
+}
+
+bool same_rows(const Tensor& a, const Tensor& b) {
+  bool same = a.dtype == b.dtype && a.shape.rank() >= 1 && a.shape.rank() == b.shape.rank();
+  for (int i = 1; same && i < a.shape.rank(); ++i) same = a.dim(i) == b.dim(i);
+  return same;
+}
+
+int64_t total(std::span<const int64_t> counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
+class PendingMessage final : public Pending::Transfer {
+ public:
+  PendingMessage(Transport& transport, std::unique_ptr<Message> message, int64_t record)
+      : transport_(transport), message_(std::move(message)), record_(record) {}
+  void wait() override {
+    transport_.wait(std::span(&message_, 1), record_);
+    transport_.ring().end(record_);
+  }
+
+ private:
+  Transport& transport_;
+  std::unique_ptr<Message> message_;
+  int64_t record_;
+};
+
+}  // namespace
+
+MessageGroup::MessageGroup(Transport& transport, MessageGroupSpec spec)
+    : transport_(transport), spec_(std::move(spec)) {
+  const auto found = std::find(ranks().begin(), ranks().end(), transport.rank());
+  MOEBIUS_CHECK(usage, found != ranks().end(), "group {}: rank {} makes it and must be one of its {} ranks", name(),
+                transport.rank(), size());
+  rank_ = static_cast<int>(found - ranks().begin());
+}
+
+// --- collectives ----------------------------------------------------------------------------------------------------
+
+void MessageGroup::all_reduce_sum(Stream& s, Tensor x) {
+  check_sum("all_reduce_sum", x);
+  if (size() == 1 || !moves("all_reduce_sum", s, {x})) return;
+  const int64_t record = begin("all_reduce_sum", x), piece = kSumPiece * size();
+  const Tensor x_N = x.view({x.numel()});
+  for (int64_t at = 0; at < x_N.numel(); at += piece) {
+    const Tensor piece_N = x_N.rows(at, std::min(at + piece, x_N.numel()));
+    Spans slices;
+    for (int r = 0; r < size(); ++r) slices.push_back(span_of(slice_of(piece_N, r, size())));
+    const Tensor own = slice_of(piece_N, rank_, size());
+    sum_exchange(s, own, own, slices, record);
+    exchange(Spans(size(), span_of(own)), slices, record);
+  }
+  transport_.ring().end(record);
+}
+
+void MessageGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
+  check_sum("reduce_scatter_sum", in);
+  check_times_size("reduce_scatter_sum", "in", in, "out", out);
+  if (!moves("reduce_scatter_sum", s, {out, in})) return;
+  const int64_t record = begin("reduce_scatter_sum", in), own_size = out.numel();
+  const Tensor in_N = in.view({in.numel()}), out_N = out.view({own_size});
+  for (int64_t at = 0; at < own_size; at += kSumPiece) {
+    const int64_t end = std::min(at + kSumPiece, own_size);
+    const auto part = [&](int r) { return in_N.rows(r * own_size + at, r * own_size + end); };
+    Spans to;
+    for (int r = 0; r < size(); ++r) to.push_back(span_of(part(r)));
+    sum_exchange(s, out_N.rows(at, end), part(rank_), to, record);
+  }
+  transport_.ring().end(record);
+}
+
+void MessageGroup::all_gather(Stream& s, Tensor out, Tensor in) {
+  check_times_size("all_gather", "out", out, "in", in);
+  if (!moves("all_gather", s, {out, in})) return;
+  const int64_t record = begin("all_gather", in);
+  Spans from;
+  for (int r = 0; r < size(); ++r) from.push_back(span_of(out.rows(r * in.dim(0), (r + 1) * in.dim(0))));
+  exchange(Spans(size(), span_of(in)), from, record);
+  transport_.ring().end(record);
+}
+
+void MessageGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
+  check_rows(a);
+  if (!moves("all_to_all_v", s, {a.out, a.in})) return;
+  const int64_t record = begin("all_to_all_v", a.in);
+  const auto spans = [](const Tensor& x, std::span<const int64_t> counts) {
+    Spans spans;
+    auto* at = static_cast<std::byte*>(x.data);
+    for (const int64_t count : counts) {
+      spans.push_back({.data = at, .num_bytes = count * row_bytes(x)});
+      at += spans.back().num_bytes;
+    }
+    return spans;
+  };
+  exchange(spans(a.in, a.send_rows), spans(a.out, a.recv_rows), record);
+  transport_.ring().end(record);
+}
+
+void MessageGroup::broadcast(Stream& s, Tensor x, int root) {
+  check_member("broadcast: root", root);
+  if (!moves("broadcast", s, {x})) return;
+  const int64_t record = begin("broadcast", x);
+  Spans to(size()), from(size());
+  from[root] = span_of(x);
+  if (rank_ == root) to.assign(size(), span_of(x));
+  // Empty messages for the root: it returns when all have taken x, and a rank that is missing is missed here.
+  exchange(to, from, record);
+  transport_.ring().end(record);
+}
+
+void MessageGroup::barrier() {
+  const int64_t record = begin("barrier", Tensor{.dtype = DType::u8});
+  exchange(Spans(size()), Spans(size()), record);
+  transport_.ring().end(record);
+}
+
+// --- between two ranks ----------------------------------------------------------------------------------------------
+
+Pending MessageGroup::send(Stream& s, Tensor x, int to) {
+  check_member("send: to", to);
+  MOEBIUS_CHECK(usage, to != rank_, "send of group {}: rank {} sends to itself", name(), rank_);
+  if (!moves("send", s, {x})) return {};
+  sent_bytes_ += x.num_bytes();
+  return transfer("send", x, num_sent_++, transport_.send(ranks()[to], spec_.channel + 1, x.data, x.num_bytes()));
+}
+
+Pending MessageGroup::recv(Stream& s, Tensor x, int from) {
+  check_member("recv: from", from);
+  MOEBIUS_CHECK(usage, from != rank_, "recv of group {}: rank {} receives from itself", name(), rank_);
+  if (!moves("recv", s, {x})) return {};
+  return transfer("recv", x, num_received_++, transport_.recv(ranks()[from], spec_.channel + 1, x.data, x.num_bytes()));
+}
+
+Pending MessageGroup::transfer(const char* op, const Tensor& x, int64_t number, std::unique_ptr<Message> message) {
+  const int64_t record =
+      transport_.ring().begin({.op = op, .group = name(), .number = number, .dtype = x.dtype, .numel = x.numel()});
+  return Pending(std::make_unique<PendingMessage>(transport_, std::move(message), record));
+}
+
+// --- exchanges ------------------------------------------------------------------------------------------------------
+
+void MessageGroup::exchange(const Spans& to, const Spans& from, int64_t record) {
+  Messages messages;
+  // The nearest ranks first, so that not everybody begins with rank 0.
+  for (int i = 1; i < size(); ++i) {
+    const int r = (rank_ + size() - i) % size();
+    messages.push_back(transport_.recv(ranks()[r], spec_.channel, from[r].data, from[r].num_bytes));
+  }
+  for (int i = 1; i < size(); ++i) {
+    const int r = (rank_ + i) % size();
+    messages.push_back(transport_.send(ranks()[r], spec_.channel, to[r].data, to[r].num_bytes));
+    sent_bytes_ += to[r].num_bytes;
+  }
+  const Span &own = to[rank_], &place = from[rank_];
+  MOEBIUS_ASSERT(own.num_bytes == place.num_bytes);
+  if (own.data != place.data && own.num_bytes > 0) std::memcpy(place.data, own.data, own.num_bytes);
+  transport_.wait(messages, record);
+}
+
+void MessageGroup::sum_exchange(Stream& s, Tensor own, Tensor own_part, Spans to, int64_t record) {
+  const int64_t bytes = own.num_bytes();
+  if (arrived_.num_bytes() < bytes * size()) arrived_ = Buffer(DeviceKind::cpu, bytes * size());
+  Spans from;
+  for (int r = 0; r < size(); ++r)
+    from.push_back({.data = static_cast<std::byte*>(arrived_.data()) + r * bytes, .num_bytes = bytes});
+  from[rank_] = to[rank_] = span_of(own_part);
+  exchange(to, from, record);
+  std::vector<const void*> parts;
+  for (const Span& part : from) parts.push_back(part.data);
+  sum_in_rank_order(s, own, parts);
+}
+
+// --- checks ---------------------------------------------------------------------------------------------------------
+
+int64_t MessageGroup::begin(const char* op, const Tensor& x) {
+  return transport_.ring().begin(
+      {.op = op, .group = name(), .number = num_calls_++, .dtype = x.dtype, .numel = x.numel()});
+}
+
+bool MessageGroup::moves(const char* op, Stream& s, std::initializer_list<Tensor> tensors) const {
+  if (s.device() == DeviceKind::null) return false;
+  for (const Tensor& x : tensors) {
+    MOEBIUS_CHECK(usage, s.device() == DeviceKind::cpu && x.device == DeviceKind::cpu,
+                  "{} of group {}: this version moves memory of the cpu; got {} of {} on a stream of {}", op, name(),
+                  to_string(x), name_of(x.device), name_of(s.device()));
+  }
+  return true;
+}
+
+void MessageGroup::check_sum(const char* op, const Tensor& x) const {
+  MOEBIUS_CHECK(usage, can_sum(x.dtype), "{} of group {}: sums are of f32, f64, i64 or bf16; got {}", op, name(),
+                to_string(x));
+}
+
+void MessageGroup::check_times_size(const char* op, const char* large_name, const Tensor& large, const char* small_name,
+                                    const Tensor& small) const {
+  MOEBIUS_CHECK(usage, same_rows(large, small) && large.dim(0) == size() * small.dim(0),
+                "{} of group {}: {} must have {} times the rows of {} and its dtype; got {} {}, {} {}", op, name(),
+                large_name, size(), small_name, large_name, to_string(large), small_name, to_string(small));
+}
+
+void MessageGroup::check_rows(const AllToAllV& a) const {
+  const auto check_counts = [&](const char* what, std::span<const int64_t> counts, const Tensor& x) {
+    const bool negative = std::any_of(counts.begin(), counts.end(), [](int64_t n) { return n < 0; });
+    MOEBIUS_CHECK(usage, std::ssize(counts) == size() && !negative && total(counts) <= x.dim(0),
+                  "all_to_all_v of group {}: {} must be {} counts that sum to at most the rows of {}; got {} counts "
+                  "with the sum {}",
+                  name(), what, size(), to_string(x), counts.size(), total(counts));
+  };
+  MOEBIUS_CHECK(usage, same_rows(a.out, a.in),
+                "all_to_all_v of group {}: out must have the rows of in; got out {}, in {}", name(), to_string(a.out),
+                to_string(a.in));
+  check_counts("send_rows", a.send_rows, a.in);
+  check_counts("recv_rows", a.recv_rows, a.out);
+  MOEBIUS_CHECK(usage, a.send_rows[rank_] == a.recv_rows[rank_],
+                "all_to_all_v of group {}: rank {} sends itself {} rows and awaits {}", name(), rank_,
+                a.send_rows[rank_], a.recv_rows[rank_]);
+}
+
+void MessageGroup::check_member(const char* op, int rank) const {
+  MOEBIUS_CHECK(usage, rank >= 0 && rank < size(), "{}: a rank of group {} is from 0 to {}; got {}", op, name(),
+                size() - 1, rank);
+}
+
+}  // namespace moebius

@@ -1,0 +1,69 @@
+// A Group over messages: every collective is an exchange, in which each rank sends one message to each other rank and
+// receives one from it. So a rank that waits knows for whom, and every transport adds in the same order.
+//
+//   all_reduce_sum      each rank gets its slice from all, adds the slices in the order of the ranks, sends the sum to
+//   all reduce_scatter_sum  the first half of that, all_gather the second
+#pragma once
+
+#include "comm/transport.h"
+
+namespace moebius {
+
+struct MessageGroupSpec {
+  std::string name;
+  std::vector<int> ranks;  // of the world, ascending
+  int channel = 0;         // the first of kChannelsOfGroup, the same on all ranks of the group
+};
+inline constexpr int kChannelsOfGroup = 2;  // collectives; sends and receives
+
+class MessageGroup final : public Group {
+ public:
+  // Error{usage} unless the transport's rank is one of spec.ranks. The transport outlives the group.
+  MessageGroup(Transport& transport, MessageGroupSpec spec);
+
+  const std::string& name() const override { return spec_.name; }
+  const std::vector<int>& ranks() const override { return spec_.ranks; }
+  int rank() const override { return rank_; }
+  void all_reduce_sum(Stream& s, Tensor x) override;
+  void reduce_scatter_sum(Stream& s, Tensor out, Tensor in) override;
+  void all_gather(Stream& s, Tensor out, Tensor in) override;
+  void all_to_all_v(Stream& s, const AllToAllV& a) override;
+  void broadcast(Stream& s, Tensor x, int root) override;
+  Pending send(Stream& s, Tensor x, int to) override;
+  Pending recv(Stream& s, Tensor x, int from) override;
+  void barrier() override;
+  int64_t sent_bytes() const override { return sent_bytes_; }
+
+ private:
+  // Bytes for, or from, one rank of the group.
+  struct Span {
+    std::byte* data = nullptr;
+    int64_t num_bytes = 0;
+  };
+
+  using Spans = std::vector<Span>;  // one per rank
+
+  static Span span_of(const Tensor& x) { return {static_cast<std::byte*>(x.data), x.num_bytes()}; }
+  // Sends to[r] to rank r and fills from[r] from rank r, for every rank r; what is for this rank is copied.
+  void exchange(const Spans& to, const Spans& from, int64_t record);
+  // own = sum over ranks of what they have for this rank: own_part here, to[r] on its way to rank r. own may be
+  // own_part.
+  void sum_exchange(Stream& s, Tensor own, Tensor own_part, Spans to, int64_t record);
+  // Whether memory is to be moved. Error{usage} on a device whose memory this version does not move.
+  bool moves(const char* op, Stream& s, std::initializer_list<Tensor> tensors) const;
+  void check_sum(const char* op, const Tensor& x) const;
+  void check_times_size(const char* op, const char* large_name, const Tensor& large, const char* small_name,
+                        const Tensor& small) const;
+  void check_rows(const AllToAllV& a) const;
+  void check_member(const char* op, int rank) const;
+  int64_t begin(const char* op, const Tensor& x);
+  Pending transfer(const char* op, const Tensor& x, int64_t number, std::unique_ptr<Message> message);
+
+  Transport& transport_;
+  MessageGroupSpec spec_;
+  int rank_ = 0;
+  int64_t num_calls_ = 0, num_sent_ = 0, num_received_ = 0, sent_bytes_ = 0;
+  Buffer arrived_;  // slices of the other ranks
+};
+
+}  // namespace moebius

@@ -1,0 +1,241 @@
+#include "comm/mpi.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <thread>
+
+namespace moebius {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kMostBytes = 1 << 30;  // of one MPI message: counts are int
+constexpr double kGraceS = 2;            // in which the ranks of one failure find each other
+
+Clock::time_point after(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+std::string mpi_error(int code) {
+  char text[MPI_MAX_ERROR_STRING];
+  int size = 0;
+  MPI_Error_string(code, text, &size);
+  return {text, static_cast<size_t>(size)};
+}
+
+void check_mpi(const char* call, int code) {
+  MOEBIUS_CHECK(distributed, code == MPI_SUCCESS, "{}: {}", call, mpi_error(code));
+}
+
+// Asks `ended` until it says yes or the time is over: at once while the answer may come within microseconds, then less
+// and less often, for the ranks that share a core with this one.
+template <class F>
+bool poll_until(Clock::time_point until, F&& ended) {
+  constexpr int kSpins = 200, kYields = 2000;
+  for (int64_t i = 0; !ended(); ++i) {
+    if (i < kSpins) continue;
+    if (Clock::now() >= until) return ended();
+    if (i < kYields) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+  return true;
+}
+
+void start_mpi() {
+  int initialized = 0, provided = 0;
+  MPI_Initialized(&initialized);
+  MOEBIUS_CHECK(usage, !initialized, "mpi: a process runs one world of MPI; this is a second one");
+  check_mpi("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided));
+  MOEBIUS_CHECK(usage, provided >= MPI_THREAD_FUNNELED, "mpi: this MPI allows no threads; got level {}", provided);
+  // Of the world, too: MPI_Testall calls the handler of no communicator in particular.
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+}
+
+class MpiMessage final : public Message {
+ public:
+  MpiMessage(MPI_Comm comm, bool sends, int peer, int channel, std::byte* data, int64_t num_bytes)
+      : peer_(peer), num_bytes_(num_bytes) {
+    for (int64_t at = 0; at < std::max<int64_t>(num_bytes, 1); at += kMostBytes) {
+      const int size = static_cast<int>(std::min(kMostBytes, num_bytes - at));
+      MPI_Request& request = requests_.emplace_back(MPI_REQUEST_NULL);
+      sends ? check_mpi("MPI_Isend", MPI_Isend(data + at, size, MPI_BYTE, peer, channel, comm, &request))
+            : check_mpi("MPI_Irecv", MPI_Irecv(data + at, size, MPI_BYTE, peer, channel, comm, &request));
+    }
+    sends_ = sends;
+  }
+  ~MpiMessage() override {
+    for (MPI_Request& request : requests_) {
+      if (request == MPI_REQUEST_NULL) continue;
+      if (!sends_) MPI_Cancel(&request);
+      MPI_Request_free(&request);
+    }
+  }
+
+  int peer() const { return peer_; }
+  bool ended(const CollectiveRecord& what) {
+    if (requests_.empty()) return true;
+    std::vector<MPI_Status> statuses(requests_.size());
+    int all = 0;
+    const int code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all, statuses.data());
+    if (code != MPI_SUCCESS) fail_size(what, mpi_error(code == MPI_ERR_IN_STATUS ? failed(statuses) : code));
+    if (!all) return false;
+    requests_.clear();
+    if (!sends_) check_received(what, statuses);
+    return true;
+  }
+
+ private:
+  static int failed(const std::vector<MPI_Status>& statuses) {
+    for (const MPI_Status& status : statuses)
+      if (status.MPI_ERROR != MPI_SUCCESS && status.MPI_ERROR != MPI_ERR_PENDING) return status.MPI_ERROR;
+    return MPI_ERR_OTHER;
+  }
+  void check_received(const CollectiveRecord& what, const std::vector<MPI_Status>& statuses) const {
+    int64_t received = 0;
+    for (const MPI_Status& status : statuses) {
+      int size = 0;
+      MPI_Get_count(&status, MPI_BYTE, &size);
+      received += size;
+    }
+    if (received != num_bytes_) fail_size(what, fmt::format("{} came", received));
+  }
+  [[noreturn]] void fail_size(const CollectiveRecord& what, const std::string& why) const {
+    MOEBIUS_FAIL(distributed, "{}: {} bytes {} rank {}: {}; the ranks disagree about a shape or count", to_string(what),
+                 num_bytes_, sends_ ? "to" : "from", peer_, why);
+  }
+
+  std::vector<MPI_Request> requests_;  // none: ended
+  bool sends_ = false;
+  int peer_;
+  int64_t num_bytes_;
+};
+
+class MpiTransport final : public Transport {
+ public:
+  explicit MpiTransport(const WorldOptions& options) : options_(options) {
+    check_mpi("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
+    check_mpi("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &farewell_));
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::unique_ptr<Message> send(int to_rank, int channel, const void* data, int64_t num_bytes) override {
+    auto* bytes = static_cast<std::byte*>(const_cast<void*>(data));  // only read
+    return std::make_unique<MpiMessage>(comm_, /*sends=*/true, to_rank, channel, bytes, num_bytes);
+  }
+  std::unique_ptr<Message> recv(int from_rank, int channel, void* data, int64_t num_bytes) override {
+    auto* bytes = static_cast<std::byte*>(data);
+    return std::make_unique<MpiMessage>(comm_, /*sends=*/false, from_rank, channel, bytes, num_bytes);
+  }
+
+  void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override {
+    const CollectiveRecord what = ring().at(record);
+    std::vector<MpiMessage*> open;
+    for (const auto& message : messages) open.push_back(&static_cast<MpiMessage&>(*message));
+    const auto all_ended = [&] {
+      std::erase_if(open, [&](MpiMessage* message) { return message->ended(what); });
+      return open.empty();
+    };
+    if (!poll_until(after(options_.timeout_s), all_ended)) fail_waiting(what, open);
+  }
+
+  // Whether every rank asks this within the time that is given to each.
+  bool all_meet(double seconds) {
+    MPI_Request request;
+    MPI_Ibarrier(farewell_, &request);
+    return poll_until(after(seconds), [&] {
+      int met = 0;
+      MPI_Test(&request, &met, MPI_STATUS_IGNORE);
+      return met != 0;
+    });
+  }
+  // Ends MPI. Not done by the destructor: when an exception passes by that other ranks have not met, it would wait.
+  void finalize() {
+    MPI_Comm_free(&comm_);
+    MPI_Comm_free(&farewell_);
+    MPI_Finalize();
+  }
+
+ private:
+  [[noreturn]] void fail_waiting(const CollectiveRecord& what, const std::vector<MpiMessage*>& open) {
+    std::vector<int> missing;
+    for (const MpiMessage* message : open) missing.push_back(message->peer());
+    std::sort(missing.begin(), missing.end());
+    missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+    MOEBIUS_FAIL(distributed, "{}: {} has waited for {} s; did not join: {}\nlast collectives of {}:\n{}",
+                 to_string(what), name_of_rank(options_, rank_), options_.timeout_s, names_of_ranks(options_, missing),
+                 name_of_rank(options_, rank_), ring().text());
+  }
+
+  const WorldOptions options_;
+  MPI_Comm comm_ = MPI_COMM_NULL, farewell_ = MPI_COMM_NULL;
+  int rank_ = 0, size_ = 1;
+};
+
+struct Failure {
+  std::string what;
+  bool distributed = false;  // other ranks are known to be in trouble
+};
+
+// REQUIRES: within a handler.
+Failure caught() {
+  try {
+    throw;
+  } catch (const Error& e) {
+    return {.what = e.what(), .distributed = e.kind() == ErrorKind::distributed};
+  } catch (const std::exception& e) {
+    return {.what = e.what()};
+  } catch (...) {
+    return {.what = "no std::exception"};
+  }
+}
+
+// Returns when every rank has failed by itself, as of a wrong recipe: then each ends as one process alone would. Else
+// the run ends here. Ranks that wait in vain report before one of them ends all: together they say who waits for whom.
+void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, const Failure& failure) {
+  const std::string name = name_of_rank(options.world, transport.rank());
+  if (!failure.distributed && transport.all_meet(kGraceS)) return;
+  if (options.report) {
+    options.report(failure.distributed ? failure.what
+                                       : fmt::format("{} threw, and others did not: {}\nlast collectives of {}:\n{}",
+                                                     name, failure.what, name, transport.ring().text()));
+  }
+  if (failure.distributed) std::this_thread::sleep_for(std::chrono::duration<double>(kGraceS));
+  MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ErrorKind::distributed));
+}
+
+}  // namespace
+
+std::string mpi_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING];
+  int size = 0;
+  MPI_Get_library_version(text, &size);
+  const std::string version(text, static_cast<size_t>(size));
+  return version.substr(0, version.find('\n'));
+}
+
+void run_mpi(const MpiOptions& options, const RankBody& body) {
+  start_mpi();
+  MpiTransport transport(options.world);
+  try {
+    body(transport);
+    std::vector<int> all(transport.size());
+    std::iota(all.begin(), all.end(), 0);
+    transport.make_group("end of the run", all)->barrier();
+  } catch (...) {
+    end_unless_all_fail(options, transport, caught());
+    transport.finalize();
+    throw;
+  }
+  transport.finalize();
+}
+
+}  // namespace moebius

@@ -1,0 +1,23 @@
+// A world whose ranks are processes started by mpirun or srun. Standard MPI-3 calls of one thread alone.
+#pragma once
+
+#include "comm/transport.h"
+
+namespace moebius {
+
+struct MpiOptions {
+  WorldOptions world;
+  // Gets the report of a rank that ends the run, just before the process is ended: there is no later.
+  std::function<void(const std::string&)> report;
+};
+
+// "Open MPI v4.1.4, ..."; empty where the program was built without MPI.
+std::string mpi_version();
+
+// Runs body as this process's rank of MPI_COMM_WORLD and returns when all ranks have ended it. Once in a process.
+// Where body throws the same on every rank (a wrong recipe), so does this function. Otherwise a rank that throws, or
+// waits for another for longer than the timeout, reports why and ends all processes with MPI_Abort and
+// ErrorKind::distributed as the exit code. Error{usage} where the program was built without MPI.
+void run_mpi(const MpiOptions& options, const RankBody& body);
+
+}  // namespace moebius

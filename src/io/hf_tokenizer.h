@@ -1,0 +1,69 @@
+// A tokenizer of Hugging Face's library, read from the tokenizer.json of a model's folder: the same ids and the same
+// text. What a tokenizer.json asks for and is not supported is an Error{input} that names it; nothing is skipped.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/added_tokens.h"
+#include "io/bpe.h"
+#include "io/normalizer.h"
+#include "io/post_processor.h"
+#include "io/pre_tokenizer.h"
+#include "io/token_decoder.h"
+#include "io/tokenizer.h"
+
+namespace moebius {
+
+class HfTokenizer : public Tokenizer {
+ public:
+  // Error{input} when DIR/tokenizer.json is missing or wrong.
+  static std::unique_ptr<HfTokenizer> open(const std::string& dir, const TokenizerOptions& options);
+
+  std::string name() const override { return dir_; }
+  int64_t vocab_size() const override { return static_cast<int64_t>(tokens_.size()); }
+  // The eos_token of tokenizer_config.json or special_tokens_map.json, or else the eos_token_id of config.json, the
+  // first of several. Error{input} when none of them has one.
+  int32_t eod_id() const override;
+
+  // Safe to call from several threads at once. Error{input} for invalid UTF-8.
+  void encode(std::string_view text, std::vector<int32_t>* ids) const override;
+  std::string decode(std::span<const int32_t> ids) const override;
+
+ private:
+  struct Scratch {
+    MatchScratch match;
+    BpeScratch bpe;
+    std::string normalized;
+  };
+  class Encoding;  // one text on its way
+
+  HfTokenizer(std::string dir, const TokenizerOptions& options) : dir_(std::move(dir)), options_(options) {}
+  void read(const JsonField& file);
+  void read_added(const JsonField& field);
+  void check_ids() const;
+  std::optional<int32_t> find_eod() const;
+
+  std::unique_ptr<Scratch> take_scratch() const;
+  void give_back(std::unique_ptr<Scratch> scratch) const;
+
+  std::string dir_;
+  TokenizerOptions options_;
+  Normalizer normalizer_;
+  PreTokenizer pre_tokenizer_;
+  Bpe bpe_;
+  PostProcessor post_processor_;
+  TokenDecoder decoder_;
+  AddedTokenFinder added_raw_, added_normalized_;
+  std::vector<std::string> tokens_;  // by id, the added ones too; empty where there is none
+  std::vector<bool> is_special_;
+  std::optional<int32_t> eod_id_;
+
+  mutable std::mutex mutex_;  // of spare_
+  mutable std::vector<std::unique_ptr<Scratch>> spare_;
+};
+
+}  // namespace moebius

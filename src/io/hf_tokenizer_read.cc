@@ -1,0 +1,111 @@
+// HfTokenizer::open: tokenizer.json, and the end-of-document token from the files beside it.
+#include <filesystem>
+
+#include "core/error.h"
+#include "io/hf_tokenizer.h"
+#include "io/json_text.h"
+
+namespace moebius {
+namespace {
+
+// The token named by eos_token, as a string or as an object with its content; nothing when the file has none.
+std::optional<std::string> eos_token(const std::string& path) {
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  const nlohmann::json json = read_json(path);
+  const JsonField file(json, path);
+  if (!file.has("eos_token")) return std::nullopt;
+  const JsonField token = file.at("eos_token");
+  return token.value().is_object() ? token.at("content").string() : token.string();
+}
+
+std::optional<int32_t> eos_token_id(const std::string& path, int64_t vocab_size) {
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  const nlohmann::json json = read_json(path);
+  const JsonField file(json, path);
+  if (!file.has("eos_token_id")) return std::nullopt;
+  JsonField id = file.at("eos_token_id");
+  if (id.value().is_array()) {
+    const auto ids = id.items();
+    if (ids.empty()) id.fail("an id");
+    id = ids.front();
+  }
+  return static_cast<int32_t>(id.integer(0, vocab_size - 1));
+}
+
+}  // namespace
+
+std::unique_ptr<HfTokenizer> HfTokenizer::open(const std::string& dir, const TokenizerOptions& options) {
+  const std::string path = dir + "/tokenizer.json";
+  MOEBIUS_CHECK(input, std::filesystem::exists(path),
+                "tokenizer: expected \"bytes\" or a folder with a tokenizer.json; got \"{}\"; correct the name", dir);
+  const nlohmann::json json = read_json(path);
+  std::unique_ptr<HfTokenizer> tokenizer(new HfTokenizer(dir, options));
+  tokenizer->read(JsonField(json, path));
+  return tokenizer;
+}
+
+void HfTokenizer::read(const JsonField& file) {
+  for (const char* key : {"truncation", "padding"})
+    if (file.has(key)) file.at(key).fail("null", "this is not supported");
+  if (file.has("normalizer")) normalizer_ = Normalizer::read(file.at("normalizer"));
+  if (file.has("pre_tokenizer")) pre_tokenizer_ = PreTokenizer::read(file.at("pre_tokenizer"));
+  if (file.has("post_processor")) post_processor_ = PostProcessor::read(file.at("post_processor"));
+  if (file.has("decoder")) decoder_ = TokenDecoder::read(file.at("decoder"));
+  bpe_ = Bpe::read(file.at("model"), pre_tokenizer_.is_byte_level());
+  tokens_ = bpe_.tokens();
+  is_special_.resize(tokens_.size());
+  if (file.has("added_tokens")) read_added(file.at("added_tokens"));
+  check_ids();
+  eod_id_ = find_eod();
+}
+
+void HfTokenizer::read_added(const JsonField& field) {
+  const std::vector<AddedToken> added = read_added_tokens(field);
+  for (size_t i = 0; i < added.size(); ++i) {
+    const AddedToken& token = added[i];
+    const auto id = static_cast<size_t>(token.id);
+    if (id >= tokens_.size()) {
+      tokens_.resize(id + 1);
+      is_special_.resize(id + 1);
+    }
+    const int32_t known = bpe_.find(token.content);
+    MOEBIUS_CHECK(input, (known < 0 && tokens_[id].empty()) || known == token.id,
+                  "{}[{}]: expected an id of its own, or that of the vocabulary; got {} for \"{}\"; correct the file",
+                  field.path(), i, id, token.content);
+    tokens_[id] = token.content;
+    is_special_[id] = token.special;
+  }
+  // The special ones first: of two that normalization makes alike, they count.
+  for (const bool special : {true, false}) {
+    for (const AddedToken& token : added) {
+      if (token.special != special) continue;
+      std::string content = token.content;
+      MatchScratch scratch;
+      if (token.normalized) normalizer_.apply(&content, scratch);
+      (token.normalized ? added_normalized_ : added_raw_).add(token, content);
+    }
+  }
+}
+
+void HfTokenizer::check_ids() const {
+  for (const auto* ids : {&post_processor_.before, &post_processor_.after})
+    for (const int32_t id : *ids)
+      MOEBIUS_CHECK(
+          input, id < vocab_size() && !tokens_[id].empty(),
+          "{}/tokenizer.json: post_processor: expected ids of tokens; got {}, which is none; correct the file", dir_,
+          id);
+}
+
+std::optional<int32_t> HfTokenizer::find_eod() const {
+  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+    const std::string path = dir_ + "/" + name;
+    const auto token = eos_token(path);
+    if (!token) continue;
+    for (size_t id = 0; id < tokens_.size(); ++id)
+      if (tokens_[id] == *token && !token->empty()) return static_cast<int32_t>(id);
+    MOEBIUS_FAIL(input, "{}: expected an eos_token of tokenizer.json; got \"{}\"; correct the file", path, *token);
+  }
+  return eos_token_id(dir_ + "/config.json", vocab_size());
+}
+
+}  // namespace moebius

@@ -1,0 +1,57 @@
+// Pairs of token ids to what they merge into: a hash table with linear probing, written once and then only read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace moebius {
+
+struct Merged {
+  uint32_t rank;
+  int32_t id;
+};
+
+class PairTable {
+ public:
+  PairTable() : PairTable(0) {}
+  // Room for `pairs` pairs, at most half full.
+  explicit PairTable(size_t pairs) {
+    size_t slots = 2;
+    while (slots < 2 * pairs) slots *= 2;
+    slots_.resize(slots);
+  }
+
+  // A pair that is set twice keeps what it got last. REQUIRES: ids >= 0, and no more pairs than there is room for.
+  void set(int32_t left, int32_t right, Merged merged) { slots_[place(key(left, right))] = {key(left, right), merged}; }
+
+  // Null when the pair does not merge.
+  const Merged* find(int32_t left, int32_t right) const {
+    const Slot& slot = slots_[place(key(left, right))];
+    return slot.key == kEmpty ? nullptr : &slot.merged;
+  }
+
+ private:
+  static constexpr uint64_t kEmpty = ~uint64_t{0};
+  struct Slot {
+    uint64_t key = kEmpty;
+    Merged merged{};
+  };
+
+  static uint64_t key(int32_t left, int32_t right) {
+    return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
+  }
+
+  // Where the key stands or would stand.
+  size_t place(uint64_t key) const {
+    const size_t mask = slots_.size() - 1;
+    const uint64_t mixed = key * 0x9e3779b97f4a7c15u;
+    size_t at = (mixed ^ mixed >> 32) & mask;
+    while (slots_[at].key != key && slots_[at].key != kEmpty) at = (at + 1) & mask;
+    return at;
+  }
+
+  std::vector<Slot> slots_;
+};
+
+}  // namespace moebius

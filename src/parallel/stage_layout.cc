@@ -1,0 +1,184 @@
+#include "parallel/stage_layout.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "core/error.h"
+
+namespace moebius {
+
+namespace {
+
+// No model has that many layers; *n within *n could fill the memory otherwise.
+constexpr size_t kMaxLetters = 100'000;
+
+// The string with every repeat written out and the blanks gone: only E t m L | are left.
+class Expansion {
+ public:
+  explicit Expansion(const std::string& text) : text_(text) {}
+
+  std::string run() {
+    while (at_ < text_.size()) {
+      step(text_[at_]);
+      MOEBIUS_CHECK(usage, open_.back().letters.size() <= kMaxLetters,
+                    "parallel.layout repeats to more than {} letters at character {}; got \"{}\"", kMaxLetters, at_ + 1,
+                    text_);
+      ++at_;
+    }
+    if (open_.size() > 1) fail(open_.back().begin, "a ) for this (");
+    return open_.back().letters;
+  }
+
+ private:
+  struct Group {
+    std::string letters;
+    size_t begin = 0;  // of its ( in the text
+  };
+
+  void step(char c) {
+    if (c == ' ' || c == '\t') return;
+    if (std::string_view("EtmL|").find(c) != std::string_view::npos) {
+      append(std::string(1, c));
+    } else if (c == '(') {
+      open_.push_back({"", at_});
+      last_.clear();
+    } else if (c == ')') {
+      if (open_.size() == 1 || open_.back().letters.empty()) fail(at_, "something in parentheses to end");
+      const std::string inner = open_.back().letters;
+      open_.pop_back();
+      append(inner);
+    } else if (c == '*') {
+      repeat();
+    } else {
+      fail(at_, "E, t, m, L, |, ( ), or *n");
+    }
+  }
+
+  void append(const std::string& letters) {
+    open_.back().letters += letters;
+    last_ = letters;
+  }
+
+  // At the star; leaves at_ on the last digit.
+  void repeat() {
+    if (last_.empty()) fail(at_, "a letter or a group before *");
+    const size_t star = at_;
+    while (at_ + 1 < text_.size() && text_[at_ + 1] == ' ') ++at_;
+    size_t count = 0;
+    while (at_ + 1 < text_.size() && text_[at_ + 1] >= '0' && text_[at_ + 1] <= '9') {
+      count = std::min(count * 10 + static_cast<size_t>(text_[++at_] - '0'), kMaxLetters + 1);
+    }
+    if (count == 0) fail(star, "a number of at least 1 after *");
+    std::string& letters = open_.back().letters;
+    for (size_t i = 1; i < count && letters.size() <= kMaxLetters; ++i) letters += last_;
+    last_.clear();
+  }
+
+  [[noreturn]] void fail(size_t at, const char* expected) const {
+    MOEBIUS_FAIL(usage, "parallel.layout: expected {} at character {}; got '{}' in \"{}\"", expected, at + 1, text_[at],
+                 text_);
+  }
+
+  const std::string& text_;
+  size_t at_ = 0;
+  std::vector<Group> open_ = {{}};  // the whole, then the groups that have not ended
+  std::string last_;                // what a * would repeat
+};
+
+std::string written(int64_t num_letters, char letter) {
+  return num_letters == 1 ? std::string(1, letter) : fmt::format("{}*{}", letter, num_letters);
+}
+
+// Walks the stages along the letters of the model: what it has is what they must have, in that order.
+std::vector<Stage> read_stages(const StageLayoutRequest& request, const std::string& letters) {
+  const auto count = [](int64_t n, char letter) { return std::string(static_cast<size_t>(n), letter); };
+  const std::string model = "E" + count(request.num_layers, 't') + count(request.num_mtp, 'm') + "L";
+  std::vector<Stage> stages(1);
+  size_t at = 0;
+  const auto take = [&](std::string_view got) {
+    const std::string due = at < model.size() ? model.substr(at, 1) : "the end";
+    MOEBIUS_CHECK(usage, got == due,
+                  "parallel.layout must hold the model, E {}{} L in this order; stage {} has {} where {} is due, after "
+                  "{} of {} layers; got \"{}\"",
+                  written(request.num_layers, 't'),
+                  request.num_mtp > 0 ? " " + written(request.num_mtp, 'm') : std::string(), stages.size() - 1, got,
+                  due, std::count(model.begin(), model.begin() + static_cast<int64_t>(at), 't'), request.num_layers,
+                  request.text);
+    ++at;
+  };
+  for (const char& c : letters) {
+    if (c == '|') {
+      stages.push_back({.first_layer = stages.back().first_layer + stages.back().num_layers});
+      continue;
+    }
+    take(std::string_view(&c, 1));
+    Stage& stage = stages.back();
+    stage.embedding |= c == 'E';
+    stage.loss |= c == 'L';
+    stage.num_layers += c == 't';
+    stage.num_mtp += c == 'm';
+  }
+  take("the end");
+  return stages;
+}
+
+void check_stages(const StageLayoutRequest& request, const std::vector<Stage>& stages) {
+  const int64_t P = request.num_ranks, V = request.num_virtual;
+  MOEBIUS_CHECK(usage, std::ssize(stages) == P * V,
+                "parallel.layout must have pp * vpp = {} * {} = {} stages; got {} in \"{}\"", P, V, P * V,
+                stages.size(), request.text);
+  int64_t with_mtp = 0;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const bool empty = stages[s] == Stage{.first_layer = stages[s].first_layer};
+    MOEBIUS_CHECK(usage, !empty, "parallel.layout: stage {} of {} is empty; got \"{}\"", s, stages.size(),
+                  request.text);
+    with_mtp += stages[s].num_mtp > 0;
+  }
+  MOEBIUS_CHECK(usage, with_mtp <= 1, "parallel.layout: all m must stand on one stage; got {} stages in \"{}\"",
+                with_mtp, request.text);
+}
+
+std::vector<Stage> even_stages(const StageLayoutRequest& request) {
+  const int64_t S = request.num_ranks * request.num_virtual;
+  MOEBIUS_CHECK(usage, request.num_layers % S == 0,
+                "parallel: without a layout the layers must be divisible by pp * vpp = {} * {} = {}; got {} layers; "
+                "set parallel.layout, as in \"E t*2 | t*3 | t*3 | t*2 L\"",
+                request.num_ranks, request.num_virtual, S, request.num_layers);
+  const int64_t each = request.num_layers / S;
+  std::vector<Stage> stages;
+  for (int64_t s = 0; s < S; ++s) stages.push_back({.first_layer = s * each, .num_layers = each});
+  stages.front().embedding = true;
+  stages.back().num_mtp = request.num_mtp;
+  stages.back().loss = true;
+  return stages;
+}
+
+}  // namespace
+
+StageLayout stage_layout(const StageLayoutRequest& request) {
+  constexpr auto kMost = static_cast<int64_t>(kMaxLetters);
+  const int64_t P = request.num_ranks, V = request.num_virtual, layers = request.num_layers, mtp = request.num_mtp;
+  MOEBIUS_CHECK(usage, P >= 1 && V >= 1 && layers >= 1 && layers <= kMost && mtp >= 0 && mtp <= kMost,
+                "parallel.layout: pp, vpp >= 1, layers from 1 to {} and mtp layers from 0 to {} are laid out; got pp = "
+                "{}, vpp = {}, {} layers and {} mtp layers",
+                kMost, kMost, P, V, layers, mtp);
+  const bool written_out = request.text.find_first_not_of(" \t") != std::string::npos;
+  if (!written_out) return {P, even_stages(request)};
+  std::vector<Stage> stages = read_stages(request, Expansion(request.text).run());
+  check_stages(request, stages);
+  return {P, std::move(stages)};
+}
+
+std::string print(const StageLayout& layout) {
+  std::string text;
+  for (const Stage& stage : layout.stages) {
+    if (&stage != &layout.stages.front()) text += " |";
+    if (stage.embedding) text += " E";
+    if (stage.num_layers > 0) text += " " + written(stage.num_layers, 't');
+    if (stage.num_mtp > 0) text += " " + written(stage.num_mtp, 'm');
+    if (stage.loss) text += " L";
+  }
+  return text.substr(1);
+}
+
+}  // namespace moebius

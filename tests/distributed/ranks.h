@@ -1,0 +1,57 @@
+// One body over every transport: threads of this process, or the processes that mpirun started this program as.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "comm/mpi.h"
+#include "comm/threads.h"
+
+namespace moebius {
+
+// A rank of a stalled test gives up after this: far more than a loaded machine needs, less than a test may take.
+inline WorldOptions test_world() { return {.timeout_s = 60}; }
+
+// The world of processes that this one belongs to; null: threads are the ranks.
+inline Transport*& mpi_world() {
+  static Transport* world = nullptr;
+  return world;
+}
+
+// A test of N ranks: started by mpirun only where mpirun started N processes (distributed/main.cc).
+class Ranks : public testing::TestWithParam<int> {
+ protected:
+  static void run(const RankBody& body) {
+    if (mpi_world() == nullptr) return run_threads(GetParam(), test_world(), body);
+    ASSERT_EQ(mpi_world()->size(), GetParam());
+    body(*mpi_world());
+  }
+};
+
+inline std::string name_of_ranks(const testing::TestParamInfo<int>& info) { return std::to_string(info.param); }
+// "Everywhere/Ranks.AllReduceSum/4"
+#define MOEBIUS_ON_RANKS(suite) \
+  INSTANTIATE_TEST_SUITE_P(Everywhere, suite, testing::Values(1, 2, 3, 4, 8), name_of_ranks)
+
+// What a rank of a test has: a stream and the group of all.
+struct Rank {
+  explicit Rank(Transport& transport) : transport(transport), rank(transport.rank()), size(transport.size()) {
+    std::vector<int> all;
+    for (int r = 0; r < size; ++r) all.push_back(r);
+    world = transport.make_group("world", all);
+  }
+  Transport& transport;
+  int rank, size;
+  ThreadPool pool{1};
+  Stream s{DeviceKind::cpu, pool};
+  std::unique_ptr<Group> world;
+};
+
+template <class T>
+Tensor as_tensor(std::vector<T>& x, int64_t columns = 1) {
+  const Shape shape = columns == 1 ? Shape{std::ssize(x)} : Shape{std::ssize(x) / columns, columns};
+  return tensor_of(x.data(), shape);
+}
+
+}  // namespace moebius
