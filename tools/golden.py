@@ -45,6 +45,16 @@ LLAMA = {
 MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": None}
 QWEN3_DENSE = LLAMA | {"model_type": "qwen3", "head_dim": 10, "rms_norm_eps": 1e-6, "sliding_window": None,
                        "use_sliding_window": False}
+QWEN2 = LLAMA | {"model_type": "qwen2", "rms_norm_eps": 1e-6, "sliding_window": None, "use_sliding_window": False}
+QWEN2_MOE = QWEN2 | {
+    "model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 14,
+    "shared_expert_intermediate_size": 22, "norm_topk_prob": False,
+}
+OLMOE = {
+    "model_type": "olmoe", "vocab_size": 97, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-2, "norm_topk_prob": False, "tie_word_embeddings": False,
+}
 
 
 @dataclass
@@ -84,6 +94,12 @@ CASES = {
                                          "tie_word_embeddings": True}, 1e4, "v5", [[9], [9]]),
     # q and k normed per head, documents kept apart.
     "qwen3_v4_packed": Case(QWEN3_DENSE, 1e4, "v4", [[4, 5], [1, 5, 3]]),
+    # biases of q, k and v; tied embeddings.
+    "qwen2_v4": Case(QWEN2 | {"tie_word_embeddings": True}, 1e4, "v4", [[7], [7]]),
+    # and a gated shared expert; layer 0 dense.
+    "qwen2_moe_v5": Case(QWEN2_MOE | {"num_hidden_layers": 3, "mlp_only_layers": [0]}, 500.0, "v5", [[7], [7]]),
+    # q and k normed over all heads, fewer of k than of q; a large eps.
+    "olmoe_v4_packed": Case(OLMOE, 1e4, "v4", [[4, 5], [1, 5, 3]]),
 }
 
 # -- writing ---------------------------------------------------------------------------------------------
@@ -180,7 +196,7 @@ def respell(folder, spelling):
         config["torch_dtype"] = config.pop("dtype")
         config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
         config["rope_scaling"] = None
-        if config["model_type"] == "qwen3_moe" and "num_local_experts" in config:
+        if config["model_type"] != "mixtral" and "num_local_experts" in config:
             config["num_experts"] = config.pop("num_local_experts")
         if config.get("head_dim", 0) is None:
             del config["head_dim"]
@@ -304,6 +320,9 @@ In the packed case each document was run alone: positions restart at its first t
 | `llama_v4` | `rope_theta`, `torch_dtype` | dense; head_dim absent; large rms_norm_eps |
 | `mistral_v5_window` | `rope_parameters`, `dtype` | sliding window of 4; heads * head_dim unlike hidden; tied embeddings |
 | `qwen3_v4_packed` | `rope_theta`, `torch_dtype` | dense; q and k normed per head; documents kept apart |
+| `qwen2_v4` | `rope_theta`, `torch_dtype` | dense; biases of q, k, v; tied embeddings |
+| `qwen2_moe_v5` | `rope_parameters`, `dtype` | biases; gated shared expert; dense layer by `mlp_only_layers` |
+| `olmoe_v4_packed` | `rope_theta`, `torch_dtype` | q and k normed over all heads; large eps; documents kept apart |
 
 `adamw.safetensors`: five steps of torch.optim.AdamW. `param.0.{{name}}` is the start, `grad.{{step}}.{{name}}` the
 gradient before clipping and `param.{{step}}.{{name}}` the result, for steps 1 to 5; `lr` F32 [5]; `grad_norm` F32 [5],

@@ -139,7 +139,9 @@ void read_shared_expert(const HfReader& r, ModelSpec& m) {
   if (r.has("n_shared_experts") && r.has("shared_expert_intermediate_size")) {
     r.fail("n_shared_experts and shared_expert_intermediate_size both give the shared expert; keep one");
   }
-  m.shared_intermediate_size = r.get("n_shared_experts", int64_t{0}) * m.moe_intermediate_size;
+  if (r.has("n_shared_experts")) {
+    m.shared_intermediate_size = r.get("n_shared_experts", int64_t{0}) * m.moe_intermediate_size;
+  }
   r.read("shared_expert_intermediate_size", m.shared_intermediate_size);
   r.read("shared_expert_gate", m.shared_expert_gate);
 }

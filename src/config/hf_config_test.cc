@@ -104,6 +104,51 @@ TEST(HfDefaults, Dense) {
   }
 }
 
+TEST(HfDefaults, Qwen2IsQwen3WithBiasesAndWithoutNorms) {
+  const ModelSpec m = from({{"model_type", "qwen2"}});
+  EXPECT_EQ(m.vocab_size, 151936);
+  EXPECT_EQ(m.num_kv_heads, 32);
+  EXPECT_EQ(m.head_dim, 128);
+  EXPECT_EQ(from({{"model_type", "qwen2"}, {"hidden_size", 1024}}).head_dim, 32);  // no default of its own
+  EXPECT_EQ(m.intermediate_size, 22016);
+  EXPECT_EQ(m.qk_norm, QkNorm::none);
+  EXPECT_TRUE(m.qkv_bias);
+  EXPECT_EQ(m.sliding_window, 0);
+  EXPECT_NO_THROW(m.check());
+}
+
+TEST(HfDefaults, Qwen2Moe) {
+  const ModelSpec m = from({{"model_type", "qwen2_moe"}});
+  EXPECT_EQ(m.num_layers, 24);
+  EXPECT_EQ(m.num_heads, 16);
+  EXPECT_EQ(m.num_kv_heads, 16);
+  EXPECT_EQ(m.num_experts, 60);
+  EXPECT_EQ(m.top_k, 4);
+  EXPECT_EQ(m.moe_intermediate_size, 1408);
+  EXPECT_EQ(m.shared_intermediate_size, 5632);
+  EXPECT_TRUE(m.shared_expert_gate);
+  EXPECT_FALSE(m.norm_topk_prob);
+  EXPECT_TRUE(m.qkv_bias);
+  EXPECT_FALSE(from({{"model_type", "qwen2_moe"}, {"qkv_bias", false}}).qkv_bias);
+  EXPECT_NO_THROW(m.check());
+}
+
+TEST(HfDefaults, Olmoe) {
+  const ModelSpec m = from({{"model_type", "olmoe"}});
+  EXPECT_EQ(m.vocab_size, 50304);
+  EXPECT_EQ(m.num_layers, 16);
+  EXPECT_EQ(m.num_kv_heads, 16);
+  EXPECT_EQ(m.intermediate_size, 0);
+  EXPECT_EQ(m.moe_intermediate_size, 2048);
+  EXPECT_EQ(from({{"model_type", "olmoe"}, {"intermediate_size", 1024}}).moe_intermediate_size, 1024);
+  EXPECT_EQ(m.num_experts, 64);
+  EXPECT_EQ(m.top_k, 8);
+  EXPECT_EQ(m.rms_norm_eps, 1e-5);
+  EXPECT_EQ(m.qk_norm, QkNorm::whole);
+  EXPECT_FALSE(m.norm_topk_prob);
+  EXPECT_NO_THROW(m.check());
+}
+
 TEST(HfDefaults, MoebiusIsADenseModelOfTheGivenShapes) {
   const ModelSpec m = from(moebius_config());
   EXPECT_EQ(m.num_kv_heads, 2);
@@ -207,8 +252,8 @@ struct Refused {
 TEST(HfRead, RefusesWhatIsNotComputed) {
   const Refused cases[] = {
       {{{"model_type", "gpt2"}},
-       "DIR/config.json: model_type must be one of \"llama\", \"mistral\", \"mixtral\", \"moebius\", \"qwen3\", "
-       "\"qwen3_moe\"; got \"gpt2\""},
+       "DIR/config.json: model_type must be one of \"llama\", \"mistral\", \"mixtral\", \"moebius\", \"olmoe\", "
+       "\"qwen2\", \"qwen2_moe\", \"qwen3\", \"qwen3_moe\"; got \"gpt2\""},
       {{{"model_type", 3}}, "\"qwen3_moe\"; got 3"},
       {{{"hidden_act", "gelu"}}, "DIR/config.json: hidden_act must be \"silu\"; got \"gelu\""},
       {{{"attention_bias", true}}, "attention_bias must be false"},
@@ -257,6 +302,24 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
   EXPECT_THAT(error_text(ErrorKind::input, [] { from(json::object()); }), HasSubstr("got null"));
 }
 
+TEST(HfRead, RefusesWhatIsNotComputedOfOneFamily) {
+  const Refused cases[] = {
+      {{{"model_type", "olmoe"}, {"clip_qkv", 8.0}}, "clip_qkv must be null"},
+      {{{"model_type", "olmoe"}, {"attention_bias", true}}, "attention_bias must be false"},
+      {{{"model_type", "olmoe"}, {"head_dim", 64}},
+       "head_dim must be hidden_size / num_attention_heads for model_type \"olmoe\""},
+      {{{"model_type", "llama"}, {"mlp_bias", true}}, "mlp_bias must be false"},
+      {{{"model_type", "llama"}, {"rope_scaling", {{"rope_type", "llama3"}}}}, "rope_scaling of type \"llama3\""},
+      {{{"model_type", "qwen2"}, {"use_sliding_window", true}},
+       "max_window_layers gives 4 of 32 layers a sliding window; expected all or none"},
+      {{{"model_type", "qwen2_moe"}, {"use_sliding_window", true}},
+       "use_sliding_window needs layer_types for model_type \"qwen2_moe\"; give them"},
+  };
+  for (const Refused& refused : cases) {
+    EXPECT_THAT(error_text(ErrorKind::input, [&] { from(refused.more); }), HasSubstr(refused.text));
+  }
+}
+
 TEST(HfWrite, ReadsBackToTheSameSpec) {
   for (json config :
        {json{{"model_type", "qwen3_moe"}, {"mlp_only_layers", {0, 5}}, {"use_sliding_window", true}},
@@ -264,6 +327,13 @@ TEST(HfWrite, ReadsBackToTheSameSpec) {
         json{{"model_type", "llama"}, {"tie_word_embeddings", true}, {"num_key_value_heads", 4}},
         json{{"model_type", "mistral"}, {"sliding_window", nullptr}, {"head_dim", 160}},
         json{{"model_type", "mistral"}, {"rope_theta", 5e5}}, json{{"model_type", "qwen3"}, {"num_hidden_layers", 3}},
+        json{{"model_type", "qwen2"}, {"tie_word_embeddings", true}},
+        json{{"model_type", "qwen2_moe"}, {"mlp_only_layers", {1}}, {"qkv_bias", false}},
+        json{{"model_type", "qwen2_moe"},
+             {"num_hidden_layers", 2},
+             {"use_sliding_window", true},
+             {"layer_types", {"sliding_attention", "sliding_attention"}}},
+        json{{"model_type", "olmoe"}, {"norm_topk_prob", true}, {"num_key_value_heads", 4}},
         json{{"model_type", "qwen3"}, {"use_sliding_window", true}, {"max_window_layers", 0}},
         with(moebius_config(), {{"qk_norm", "whole"}, {"qkv_bias", true}}),
         with(moebius_config(), {{"moe_layer_freq", 2}, {"num_experts", 4}}),

@@ -53,6 +53,23 @@ ModelSpec mixtral() {
   return m;
 }
 
+ModelSpec qwen2_moe() {
+  return {.vocab_size = 151936,
+          .hidden_size = 2048,
+          .num_layers = 24,
+          .num_heads = 16,
+          .num_kv_heads = 16,
+          .intermediate_size = 5632,
+          .max_position_embeddings = 32768,
+          .qkv_bias = true,
+          .sliding_window = 4096,
+          .num_experts = 60,
+          .top_k = 4,
+          .moe_intermediate_size = 1408,
+          .shared_intermediate_size = 5632,
+          .shared_expert_gate = true};
+}
+
 ModelSpec qwen3_moe() {
   return {.vocab_size = 151936,
           .hidden_size = 2048,
@@ -68,11 +85,27 @@ ModelSpec qwen3_moe() {
           .moe_intermediate_size = 768};
 }
 
+ModelSpec olmoe() {
+  return {.vocab_size = 50304,
+          .hidden_size = 2048,
+          .num_layers = 16,
+          .num_heads = 16,
+          .max_position_embeddings = 4096,
+          .rms_norm_eps = 1e-5,
+          .qk_norm = QkNorm::whole,
+          .num_experts = 64,
+          .top_k = 8,
+          .moe_intermediate_size = 2048};
+}
+
 std::vector<ModelFamily> make_families() {
   return {{"llama", "LlamaForCausalLM", kLlama, llama()},
           {"mistral", "MistralForCausalLM", kMistral, mistral()},
           {"mixtral", "MixtralForCausalLM", kMixtral, mixtral()},
           {"moebius", "", kMoebius, {.top_k = 1}},  // no shapes: they must be given
+          {"olmoe", "OlmoeForCausalLM", kOlmoe, olmoe()},
+          {"qwen2", "Qwen2ForCausalLM", kQwen2, qwen2()},
+          {"qwen2_moe", "Qwen2MoeForCausalLM", kQwen2Moe, qwen2_moe()},
           {"qwen3", "Qwen3ForCausalLM", kQwen3, qwen3()},
           {"qwen3_moe", "Qwen3MoeForCausalLM", kQwen3Moe, qwen3_moe()}};
 }

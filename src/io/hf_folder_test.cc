@@ -154,6 +154,16 @@ TEST(HfNames, MixtralSpellsRoutersAndExpertsItsOwnWay) {
   }
 }
 
+TEST(HfNames, Qwen2MoeHasOneSharedExpert) {
+  const std::string canonical = "model.layers.1.mlp.shared_experts.up_proj.weight";
+  const std::string hub = "model.layers.1.mlp.shared_expert.up_proj.weight";
+  EXPECT_EQ(hf_name(HfFamily::qwen2_moe, canonical), hub);
+  EXPECT_EQ(canonical_name(HfFamily::qwen2_moe, hub), canonical);
+  const std::string gate = "model.layers.1.mlp.shared_expert_gate.weight";
+  EXPECT_EQ(hf_name(HfFamily::qwen2_moe, gate), gate);
+  EXPECT_EQ(canonical_name(HfFamily::qwen2_moe, gate), gate);
+}
+
 TEST(HfNames, Families) {
   EXPECT_EQ(hf_family("mixtral"), HfFamily::mixtral);
   EXPECT_EQ(hf_family("qwen3_moe"), HfFamily::canonical);

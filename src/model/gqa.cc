@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "ops/attention/attention.h"
-#include "ops/elementwise/elementwise.h"
+#include "ops/qk_norm/qk_norm.h"
 #include "ops/rope/rope.h"
 
 namespace moebius {
@@ -19,6 +19,18 @@ ParamSpec qkv_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
                     {prefix + ".k_proj.weight", {kv, D}, q * D},
                     {prefix + ".v_proj.weight", {kv, D}, (q + kv) * D}},
           .init_std = static_cast<float>(m.initializer_range)};
+}
+
+ParamSpec qkv_bias_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
+  const int64_t q = m.q_size(), kv = m.kv_size();
+  return {.name = prefix + ".qkv_proj.bias",
+          .shape = {q + 2 * kv},
+          .dtype = dtype,
+          .parts = {{prefix + ".q_proj.bias", {q}, 0},
+                    {prefix + ".k_proj.bias", {kv}, q},
+                    {prefix + ".v_proj.bias", {kv}, q + kv}},
+          .init = ParamInit::zeros,
+          .decay = false};
 }
 
 ParamSpec o_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
@@ -40,14 +52,17 @@ Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, DTyp
       dtype_(dtype),
       qkv_(params, qkv_spec(prefix, m, dtype)),
       o_(params, o_spec(prefix, m, dtype)),
+      qk_norm_(m.qk_norm),
       rope_table_Pd_(rope_table_Pd) {
-  if (m.qk_norm == QkNorm::none) return;
-  const auto norm = [&](const char* name) {
+  if (m.qkv_bias) qkv_bias_.emplace(params, qkv_bias_spec(prefix, m, dtype));
+  if (qk_norm_ == QkNorm::none) return;
+  const auto norm = [&](const char* name, int64_t heads) {
+    const int64_t width = qk_norm_ == QkNorm::whole ? heads * d_ : d_;
     return &params.declare(
-        {.name = prefix + name, .shape = {d_}, .dtype = dtype, .init = ParamInit::ones, .decay = false});
+        {.name = prefix + name, .shape = {width}, .dtype = dtype, .init = ParamInit::ones, .decay = false});
   };
-  q_norm_ = norm(".q_norm.weight");
-  k_norm_ = norm(".k_norm.weight");
+  q_norm_ = norm(".q_norm.weight", H_);
+  k_norm_ = norm(".k_norm.weight", G_);
 }
 
 void Gqa::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
@@ -60,16 +75,29 @@ Gqa::Qkv Gqa::take_qkv(Step& step, int64_t T) const {
   return {step.take({T, H_, d_}, dtype_), step.take({T, G_, d_}, dtype_), step.take({T, G_, d_}, dtype_)};
 }
 
+void Gqa::project(Step& step, Tensor qkv_TC, Tensor x_TD) const {
+  qkv_.forward(step, qkv_TC, x_TD);
+  if (qkv_bias_) qkv_bias_->forward(step, qkv_TC);
+}
+
 void Gqa::split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const {
   const int64_t T = qkv_TC.dim(0);
+  StackScope scope(step.stack);
+  if (qk_norm_ == QkNorm::whole) {
+    const Tensor normed_TC = step.take(qkv_TC.shape, dtype_);
+    qk_norm_fwd(step.stream,
+                {.y_TC = normed_TC, .x_TC = qkv_TC, .q_norm_A = q_norm_->w, .k_norm_B = k_norm_->w, .eps = eps_});
+    qkv_TC = normed_TC;
+  }
+  const bool per_head = qk_norm_ == QkNorm::per_head;
   rope_fwd(step.stream, {.q_THd = out.q_THd,
                          .k_TGd = out.k_TGd,
                          .v_TGd = out.v_TGd,
                          .qkv_TC = qkv_TC,
                          .pos_T = step.batch.pos_T.rows(0, T),
                          .cos_sin_Pd = rope_table_Pd_,
-                         .q_norm_d = q_norm_ ? q_norm_->w : Tensor{},
-                         .k_norm_d = k_norm_ ? k_norm_->w : Tensor{},
+                         .q_norm_d = per_head ? q_norm_->w : Tensor{},
+                         .k_norm_d = per_head ? k_norm_->w : Tensor{},
                          .eps = eps_});
 }
 
@@ -77,7 +105,7 @@ void Gqa::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
   const int64_t T = x_TD.dim(0);
   saved.x_TD = x_TD;
   const Tensor qkv_TC = saved.qkv_TC.rows(0, T), o_THd = saved.o_THd.rows(0, T);
-  qkv_.forward(step, qkv_TC, x_TD);
+  project(step, qkv_TC, x_TD);
 
   StackScope scope(step.stack);
   const Qkv r = take_qkv(step, T);
@@ -124,15 +152,23 @@ void Gqa::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) c
   attention.scratch = step.take_bytes(AttentionBwd::scratch_bytes(attention, step.stream));
   attention_bwd(step.stream, attention);
 
-  RopeBwd rope{.dqkv_TC = saved.dqkv_TC,
-               .dq_THd = dr.q_THd,
-               .dk_TGd = dr.k_TGd,
-               .dv_TGd = dr.v_TGd,
+  rotate_bwd(step, saved.dqkv_TC, dr, qkv_TC);
+  qkv_.backward_input(step, dx_TD, saved.dqkv_TC);
+}
+
+void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const {
+  const int64_t T = qkv_TC.dim(0);
+  StackScope scope(step.stack);
+  const bool whole = qk_norm_ == QkNorm::whole;
+  RopeBwd rope{.dqkv_TC = whole ? step.take(qkv_TC.shape, dtype_) : dqkv_TC,
+               .dq_THd = grads.q_THd,
+               .dk_TGd = grads.k_TGd,
+               .dv_TGd = grads.v_TGd,
                .qkv_TC = qkv_TC,
                .pos_T = step.batch.pos_T.rows(0, T),
                .cos_sin_Pd = rope_table_Pd_,
                .eps = eps_};
-  if (q_norm_) {
+  if (qk_norm_ == QkNorm::per_head) {
     rope.dq_norm_d = q_norm_->dw;
     rope.dk_norm_d = k_norm_->dw;
     rope.q_norm_d = q_norm_->w;
@@ -140,20 +176,34 @@ void Gqa::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) c
     rope.partial_P2d = step.take({RopeBwd::num_partials(T, step.stream), 2 * d_}, DType::f32);
   }
   rope_bwd(step.stream, rope);
-  qkv_.backward_input(step, dx_TD, saved.dqkv_TC);
+  if (whole) whole_norm_bwd(step, dqkv_TC, rope.dqkv_TC, qkv_TC);
+}
+
+void Gqa::whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const {
+  const Tensor partial_PW = step.take({QkNormBwd::num_partials(qkv_TC.dim(0)), (H_ + G_) * d_}, DType::f32);
+  qk_norm_bwd(step.stream, {.dx_TC = dqkv_TC,
+                            .dq_norm_A = q_norm_->dw,
+                            .dk_norm_B = k_norm_->dw,
+                            .partial_PW = partial_PW,
+                            .dy_TC = dnormed_TC,
+                            .x_TC = qkv_TC,
+                            .q_norm_A = q_norm_->w,
+                            .k_norm_B = k_norm_->w,
+                            .eps = eps_});
 }
 
 void Gqa::backward_weight(Step& step, const Saved& saved) const {
   const int64_t T = saved.dy_TD.dim(0);
   o_.backward_weight(step, saved.dy_TD, saved.o_THd.rows(0, T).view({T, H_ * d_}));
   qkv_.backward_weight(step, saved.dqkv_TC, saved.x_TD);
+  if (qkv_bias_) qkv_bias_->backward_weight(step, saved.dqkv_TC);
 }
 
 void Gqa::forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, int64_t first) const {
   const int64_t T = x_TD.dim(0);
   StackScope scope(step.stack);
   const Tensor qkv_TC = step.take({T, (H_ + 2 * G_) * d_}, dtype_), o_THd = step.take({T, H_, d_}, dtype_);
-  qkv_.forward(step, qkv_TC, x_TD);
+  project(step, qkv_TC, x_TD);
   const Qkv r{step.take({T, H_, d_}, dtype_), cache.k_UGd.rows(first, first + T), cache.v_UGd.rows(first, first + T)};
   split_and_rotate(step, r, qkv_TC);
   AttentionFwd attention{.o_THd = o_THd,

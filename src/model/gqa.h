@@ -1,7 +1,11 @@
-// Causal grouped-query attention with rotary positions and, where the family has it, RMSNorm of q and k per head.
+// Causal grouped-query attention with rotary positions and, where the family has them, biases of q, k and v and RMSNorm
+// of q and k, per head or over all heads.
 #pragma once
 
+#include <optional>
+
 #include "config/model_spec.h"
+#include "model/bias.h"
 #include "model/linear.h"
 
 namespace moebius {
@@ -35,12 +39,17 @@ class Gqa {
     Tensor q_THd, k_TGd, v_TGd;
   };
   Qkv take_qkv(Step& step, int64_t tokens) const;
+  void project(Step& step, Tensor qkv_TC, Tensor x_TD) const;
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
+  void rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const;  // adds the norms' gradients
+  void whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;
 
   int64_t H_, G_, d_, window_;
   float scale_, eps_;
   DType dtype_;
   Linear qkv_, o_;
+  std::optional<Bias> qkv_bias_;
+  QkNorm qk_norm_;
   const Param *q_norm_ = nullptr, *k_norm_ = nullptr;
   const Tensor& rope_table_Pd_;
 };

@@ -129,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, Golden, testing::Combine(testing::ValuesIn(cases
                            return std::get<0>(info.param) + "_" + std::string(name_of(std::get<1>(info.param)));
                          });
 
-TEST(GoldenData, HasAllItsCases) { EXPECT_EQ(cases().size(), 9u); }
+TEST(GoldenData, HasAllItsCases) { EXPECT_EQ(cases().size(), 12u); }
 
 }  // namespace
 }  // namespace moebius

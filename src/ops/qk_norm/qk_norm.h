@@ -1,0 +1,34 @@
+// RMS normalisation of all query heads together and of all key heads together, inside the rows of the q, k, v
+// projection (OLMoE, arXiv 2409.02060). Of each head on its own: ops/rope.
+#pragma once
+
+#include "core/device.h"
+#include "core/tensor.h"
+
+namespace moebius {
+
+// Row t of x is [A columns of q | B of k | B of v].  y = [w_q round(q rstd_q) | w_k round(k rstd_k) | v],
+// rstd_q = 1/sqrt(mean(q^2) + eps).  x, y and the weights f32 or bf16 alike; maths in f32, each normalised part rounded
+// to the dtype before the product with its weight (as rms_norm_fwd).
+struct QkNormFwd {
+  Tensor y_TC;                      // out
+  Tensor x_TC, q_norm_A, k_norm_B;  // in
+  float eps = 1e-6f;
+};
+void qk_norm_fwd(Stream& s, const QkNormFwd& a);
+Cost cost(const QkNormFwd& a);
+
+// dx = [rstd (dq w - qhat mean(dq w qhat)) | the same of k | dv]; dq_norm, dk_norm f32 accumulate. Rows are summed in
+// fixed chunks. partial: scratch f32 [num_partials(T), A + B].
+struct QkNormBwd {
+  Tensor dx_TC;                            // out
+  Tensor dq_norm_A, dk_norm_B;             // inout
+  Tensor partial_PW;                       // scratch
+  Tensor dy_TC, x_TC, q_norm_A, k_norm_B;  // in
+  float eps = 1e-6f;
+  static int64_t num_partials(int64_t num_rows) { return (num_rows + 63) / 64; }
+};
+void qk_norm_bwd(Stream& s, const QkNormBwd& a);
+Cost cost(const QkNormBwd& a);
+
+}  // namespace moebius

@@ -1,0 +1,30 @@
+// Models in and out, as a user meets it.
+#include <nlohmann/json.hpp>
+
+#include "io/safetensors.h"
+#include "tests/cli/program.h"
+
+namespace moebius {
+namespace {
+
+const std::string kCase = MOEBIUS_SOURCE_DIR "/tests/golden/data/llama_v4";
+
+TEST(CliExport, InAndOutAgain) {
+  TestDir dir;
+  const Ran in = run_moebius(dir, {"import", kCase, "checkpoint"});
+  EXPECT_EQ(in.code, 0) << in.err;
+  EXPECT_THAT(in.out, testing::HasSubstr("imported 21 tensors"));
+  EXPECT_EQ(run_moebius(dir, {"checkpoint", "verify", "checkpoint"}).code, 0);
+  const Ran out =
+      run_moebius(dir, {"export", "checkpoint", "out", "--dtype", "bf16", "--shard-bytes", "9000", "--json"});
+  const nlohmann::json said = nlohmann::json::parse(out.out, nullptr, /*allow_exceptions=*/false);
+  EXPECT_EQ(said.value("tensors", 0), 21) << out.out << out.err;
+  EXPECT_GT(said.value("shards", 0), 1);
+  expect_refused(run_moebius(dir, {"export", "checkpoint", "out"}), 2, "got one that exists");
+  expect_refused(run_moebius(dir, {"export", "checkpoint", "other", "--dtype", "f16"}), 2, "f16");
+  expect_refused(run_moebius(dir, {"export", "nowhere", "other"}), 3, "expected a folder; got nothing there");
+  expect_refused(run_moebius(dir, {"import", "checkpoint", "other"}), 3, "a checkpoint already");
+}
+
+}  // namespace
+}  // namespace moebius
