@@ -25,7 +25,7 @@ const std::string kData = MOEBIUS_SOURCE_DIR "/tests/golden/data";
 std::vector<std::string> cases() {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(kData)) {
-    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+    if (fs::exists(entry.path() / "config.json")) names.push_back(entry.path().filename().string());
   }
   std::sort(names.begin(), names.end());
   return names;
