@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What ./dev new-op writes compiles, passes its own test, needs no formatting and keeps to the lints.
 
-usage: new_op_test.py LIBRARY      the library of the project, as the build left it
+usage: new_op_test.py LIBRARY [FILE...]      the library of the project, as the build left it, and what it needs beside
+                                             the libraries of every build
 """
 
 import pathlib
@@ -14,7 +15,7 @@ TOOLS = pathlib.Path(__file__).resolve().parent
 ROOT = TOOLS.parent
 COMPILE = ["g++", "-std=c++20", "-O1", "-march=native", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers",
            "-fopenmp"]
-LIBRARIES = ["-lgtest", "-lgtest_main", "-lfmt", "-ldnnl", "-pthread"]
+LIBRARIES = ["-lgtest", "-lgtest_main", "-lfmt", "-ldnnl", "-pthread", "-ldl", "-lrt"]
 
 
 def run(*command):
@@ -40,7 +41,7 @@ def main():
         op = root / "src/ops/row_scale"
         sources = sorted(op.glob("*.cc"))
         program = root / "row_scale_test"
-        run(*COMPILE, f"-I{root}/src", "-o", program, *sources, sys.argv[1], *LIBRARIES)
+        run(*COMPILE, f"-I{root}/src", "-o", program, *sources, *sys.argv[1:], *LIBRARIES)
         print(run(program).splitlines()[-1])
         if shutil.which("clang-format-14"):
             run("clang-format-14", "--dry-run", "-Werror", *op.iterdir(), root / "src/ops/backends.h")
