@@ -1,13 +1,10 @@
 #include "train/export.h"
 
-#include <fmt/core.h>
-
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/folder_result.h"
 #include "cli/options.h"
-#include "memory/plan.h"
 
 namespace moebius {
 
@@ -31,13 +28,7 @@ void add_export(Cli& cli) {
   command->callback([&cli, o] {
     cli.run = [o] {
       if (!o->dtype.empty()) o->spec.dtype = compute_dtype(o->dtype);
-      const ExportResult r = export_hugging_face(o->spec);
-      if (o->json) {
-        print_json({{"tensors", r.num_tensors}, {"shards", r.num_shards}, {"bytes", r.bytes}, {"files", r.num_files}});
-      } else {
-        fmt::print("exported {} tensors, {}, in {} shards, and {} other files to {}\n", r.num_tensors,
-                   bytes_text(r.bytes), r.num_shards, r.num_files, o->spec.out);
-      }
+      print_folder_result("exported", export_hugging_face(o->spec), o->spec.out, o->json);
       return 0;
     };
   });

@@ -1,13 +1,10 @@
 #include "train/import.h"
 
-#include <fmt/core.h>
-
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/folder_result.h"
 #include "cli/options.h"
-#include "memory/plan.h"
 
 namespace moebius {
 
@@ -26,13 +23,7 @@ void add_import(Cli& cli) {
   add_json_option(*command, o->json);
   command->callback([&cli, o] {
     cli.run = [o] {
-      const ImportResult r = import_hugging_face(o->spec);
-      if (o->json) {
-        print_json({{"tensors", r.num_tensors}, {"shards", r.num_shards}, {"bytes", r.bytes}, {"files", r.num_files}});
-      } else {
-        fmt::print("imported {} tensors, {}, in {} shards, and {} other files to {}\n", r.num_tensors,
-                   bytes_text(r.bytes), r.num_shards, r.num_files, o->spec.out);
-      }
+      print_folder_result("imported", import_hugging_face(o->spec), o->spec.out, o->json);
       return 0;
     };
   });

@@ -45,21 +45,4 @@ __device__ inline GridStep grouped_step(int i, int rows, int cols, int group) {
   return {first + within % height, within / height};
 }
 
-// first[e] = sum over the experts before e of num(expert); by one warp.
-template <class Num>
-__device__ void scan_experts(int32_t* first, int num_experts, Num&& num) {
-  const int lane = threadIdx.x % 32;
-  int32_t before = 0;
-  if (lane == 0) first[0] = 0;
-  for (int e0 = 0; e0 < num_experts; e0 += 32) {
-    int32_t sum = e0 + lane < num_experts ? num(e0 + lane) : 0;
-    for (int step = 1; step < 32; step *= 2) {
-      const int32_t other = __shfl_up_sync(0xffffffffu, sum, step);
-      if (lane >= step) sum += other;
-    }
-    if (e0 + lane < num_experts) first[e0 + lane + 1] = before + sum;
-    before += __shfl_sync(0xffffffffu, sum, 31);
-  }
-}
-
 }  // namespace moebius::cuda::sm90

@@ -1,0 +1,25 @@
+// What import and export say of the folder that they made.
+#pragma once
+
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/options.h"
+#include "memory/plan.h"
+
+namespace moebius {
+
+// done: "imported" or "exported". Result has num_tensors, num_shards, bytes and num_files.
+template <class Result>
+void print_folder_result(const char* done, const Result& r, const std::string& out, bool json) {
+  if (json) {
+    print_json({{"tensors", r.num_tensors}, {"shards", r.num_shards}, {"bytes", r.bytes}, {"files", r.num_files}});
+  } else {
+    fmt::print("{} {} tensors, {}, in {} shards, and {} other files to {}\n", done, r.num_tensors, bytes_text(r.bytes),
+               r.num_shards, r.num_files, out);
+  }
+}
+
+}  // namespace moebius
