@@ -32,6 +32,8 @@ THIRD_PARTY = {
     "mpi.h": ("comm",),
     "nccl.h": ("comm",),
     "cuda": ("core", "ops", "comm"),
+    "nvtx3/": ("core",),
+    "cooperative_groups": ("ops",),
     "cublas": ("ops",),
     "cudnn": ("ops",),
     "pcre2.h": ("io",),

@@ -105,19 +105,6 @@ __device__ __forceinline__ void load_h(const Params& p, const Ring& ring, uint32
   tma_load(ring.slot(slot) + kPlaneBytes, &p.h, ring.full(slot), col, 1, tile.first_row);
 }
 
-// The tile of h to L2, while its g is computed.
-__device__ void prefetch_h(const Params& p, const RowTile& tile) {
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&p.h),
-                   "r"(tile.n * kTileN + piece * 64), "r"(half), "r"(tile.first_row)
-                   : "memory");
-    }
-  }
-}
-
 // All tiles take the same time, so all blocks would be in their epilogues together and wait for memory together.
 // Clusters start one after the other, over the time of a tile; those that start last have one tile less, or as many.
 __device__ void stagger(const Params& p) {

@@ -4,6 +4,8 @@
 // Among the algorithms that cuBLASLt proposes for a shape the quickest is remembered. Which one that is may differ from
 // run to run, so only those compete that give the bits of the first proposal, which is a function of the shape: the
 // result of a call does not depend on timing.
+#include "ops/gemm/gemm_cuda.h"
+
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -16,7 +18,6 @@
 #include "core/cuda.h"
 #include "ops/backends.h"
 #include "ops/gemm/gemm.h"
-#include "ops/gemm/gemm_cuda.h"
 #include "ops/gemm/gemm_trial.h"
 
 namespace moebius::cuda {
