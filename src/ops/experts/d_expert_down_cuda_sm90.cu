@@ -18,8 +18,7 @@ namespace {
 
 constexpr int kSlots = 4, kThreads = 384, kTilesToStagger = 8;
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-constexpr int kPrefetchBefore = 8;  // steps of D before the end of a tile, its h is asked for
-constexpr int kGroup = 8;           // pairs of row tiles that share a column of W2 tiles while it is in L2
+constexpr int kGroup = 8;  // pairs of row tiles that share a column of W2 tiles while it is in L2
 constexpr int kPieces = kTileN / 64;
 constexpr uint32_t kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
 constexpr uint32_t kPlaneBytes = kTileM * 64 * 2;  // 128 rows of gate, of up, of sa
@@ -141,7 +140,6 @@ __device__ void produce(const Params& p, const Ring& ring, uint32_t block) {
       }
       mbarrier_arrive_cp_async(ring.full(at.slot));
       if (my_turn(at.slot)) load_weights(p, ring, at.slot, k, tile, block);
-      if (k == p.num_k - kPrefetchBefore && threadIdx.x == 96) prefetch_h(p, tile);
     }
     more = walk.next(next);
     if (more) rows.find(p, next);
