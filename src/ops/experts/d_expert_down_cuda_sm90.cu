@@ -7,16 +7,17 @@
 // A consumer warp takes its 16 rows of an h slot to dh in place, puts sa beside it, and has the copy engine store all
 // three from there; so h is fetched under the last products and stores drain under the next ones.
 #include "core/cuda.h"
-#include "ops/cuda/sm90.h"
 #include "ops/cuda/sm90_tensor_map.h"
 #include "ops/experts/experts_cuda.h"
 #include "ops/experts/row_tiles_sm90.h"
+#include "ops/experts/slots_sm90.h"
 #include "ops/experts/tiles_sm90.h"
 
 namespace moebius::cuda::sm90 {
 namespace {
 
 constexpr int kSlots = 4, kThreads = 384, kTilesToStagger = 8;
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 constexpr int kGroup = 8;  // pairs of row tiles that share a column of W2 tiles while it is in L2
 constexpr int kPieces = kTileN / 64;
 constexpr uint32_t kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
@@ -34,51 +35,57 @@ struct Params {
   int32_t D, F, num_k;
 };
 
-struct Shared {
-  alignas(1024) unsigned char slot[kSlots][kBytesA + kBytesB];  // 128 rows of 64, then 4 blocks of 64 x 64; or planes
-  uint64_t full[kSlots], empty[kSlots];
-};
-static_assert(sizeof(Shared) <= 227 * 1024 && 3 * kPlaneBytes <= kBytesA + kBytesB);
-
-// A position in the ring of slots; producers and consumers walk it alike.
-struct Cursor {
-  uint32_t slot = 0, parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++slot == kSlots) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
+using Ring = Slots<kSlots, kBytesA + kBytesB>;  // 128 rows of 64, then 4 blocks of 64 x 64; or planes
+constexpr uint32_t kSharedBytes = kSlots * (kBytesA + kBytesB) + Ring::kBarrierBytes;
+static_assert(kSharedBytes <= 227 * 1024 && 3 * kPlaneBytes <= kBytesA + kBytesB);
 
 // The gathered rows of a producer thread: 16-byte column chunk thread % 8 of rows thread / 8 + 16 i. A row past the end
-// reads row 0, and makes a row of g that goes nowhere.
+// reads the last one, and makes a row of g that goes nowhere. This has to keep up with the tensor cores: a copy is one
+// instruction, from an address in registers of its own.
 struct GatheredRows {
-  static constexpr int kPerThread = kTileM / 16;
-  uint32_t begins[kPerThread];  // in chunks
-  __device__ GatheredRows(const Params& p, const RowTile& tile) {
+  static constexpr int kNum = kTileM / 16;
+  int32_t source[kNum];
+  const char* from[kNum];
+
+  // Starts to read where the rows of a tile are; begin, later, waits for it.
+  __device__ __forceinline__ void find(const Params& p, const RowTile& tile) {
 #pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      const int32_t row = tile.first_row + static_cast<int32_t>(threadIdx.x / 8) + 16 * i;
-      const bool valid = row < tile.end_row;
-      begins[i] = valid ? static_cast<uint32_t>(p.token ? __ldg(p.token + row) : row) * (p.D / 8) : 0;
+    for (int i = 0; i < kNum; ++i) {
+      source[i] = min(tile.first_row + static_cast<int32_t>(threadIdx.x / 8) + 16 * i, tile.end_row - 1);
+    }
+    if (p.token == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) {
+      asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(source[i]) : "l"(p.token + source[i]));
     }
   }
-  __device__ void copy(uint32_t to, const char* chunk_of_row_0, bool inside) const {
+  __device__ __forceinline__ void begin(const Params& p) {
+    const char* chunk_of_row_0 = reinterpret_cast<const char*>(p.dout) + threadIdx.x % 8 * 16;
 #pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      cp_async_16(to + i * 16 * 128, chunk_of_row_0 + static_cast<uint64_t>(begins[i]) * 16, inside);
-    }
+    for (int i = 0; i < kNum; ++i) from[i] = chunk_of_row_0 + static_cast<uint64_t>(source[i]) * (p.D * 2);
+  }
+  // The next 64 of D.
+  __device__ __forceinline__ void copy(uint32_t to) {
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) cp_async_16(to + i * 16 * 128, from[i], true);
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) from[i] += kTileK * 2;
+  }
+  // Where fewer than 64 are left.
+  __device__ __forceinline__ void copy_last(uint32_t to, const Params& p, bool inside) {
+    for (int i = 0; i < kNum; ++i)
+      cp_async_16(to + i * 16 * 128, inside ? from[i] : reinterpret_cast<const char*>(p.dout), inside);
   }
 };
 
 // 64 of D by 256 columns of W2[e], the halves by both blocks or both by this one.
-__device__ void load_weights(const Params& p, Shared& s, uint32_t slot, int k, const RowTile& tile, uint32_t block) {
-  const uint32_t full = smem_addr(&s.full[slot]);
+__device__ __forceinline__ void load_weights(const Params& p, const Ring& ring, uint32_t slot, int k,
+                                             const RowTile& tile, uint32_t block) {
+  const uint32_t full = ring.full(slot);
   mbarrier_arrive_expect(full, kBytesB);
 #pragma unroll
   for (uint32_t i = 0; i < kTileN / 64; ++i) {
-    const uint32_t to = smem_addr(s.slot[slot]) + kBytesA + i * 8192;
+    const uint32_t to = ring.slot(slot) + kBytesA + i * 8192;
     const int32_t col = tile.n * kTileN + static_cast<int32_t>(i) * 64;
     if (!tile.shared) {
       tma_load(to, &p.w2, full, col, k * kTileK, tile.expert);
@@ -89,12 +96,12 @@ __device__ void load_weights(const Params& p, Shared& s, uint32_t slot, int k, c
 }
 
 // Gate and up of 64 columns.
-__device__ void load_h(const Params& p, Shared& s, uint32_t slot, int piece, const RowTile& tile) {
-  const uint32_t full = smem_addr(&s.full[slot]), to = smem_addr(s.slot[slot]);
+__device__ __forceinline__ void load_h(const Params& p, const Ring& ring, uint32_t slot, int piece,
+                                       const RowTile& tile) {
   const int32_t col = tile.n * kTileN + piece * 64;
-  mbarrier_arrive_expect(full, 2 * kPlaneBytes);
-  tma_load(to, &p.h, full, col, 0, tile.first_row);
-  tma_load(to + kPlaneBytes, &p.h, full, col, 1, tile.first_row);
+  mbarrier_arrive_expect(ring.full(slot), 2 * kPlaneBytes);
+  tma_load(ring.slot(slot), &p.h, ring.full(slot), col, 0, tile.first_row);
+  tma_load(ring.slot(slot) + kPlaneBytes, &p.h, ring.full(slot), col, 1, tile.first_row);
 }
 
 // All tiles take the same time, so all blocks would be in their epilogues together and wait for memory together.
@@ -107,73 +114,80 @@ __device__ void stagger(const Params& p) {
   while (clock64() - begin < cycles) __nanosleep(500);
 }
 
-__device__ void produce(const Params& p, Shared& s, uint32_t block) {
+// One warp loads by TMA, each in turn.
+__device__ __forceinline__ bool my_turn(uint32_t slot) { return threadIdx.x == 32 * slot; }
+
+__device__ void produce(const Params& p, const Ring& ring, uint32_t block) {
   const uint32_t chunk = threadIdx.x % 8, place = swizzle_128(threadIdx.x / 8, chunk);
-  const char* x0 = reinterpret_cast<const char*>(p.dout);
   RowTileWalk walk(p.tiles, block);
-  Cursor at;
+  RowTile tile, next;
+  GatheredRows rows;
+  Cursor<kSlots> at;
   stagger(p);
-  for (RowTile tile; walk.next(tile);) {
-    const GatheredRows rows(p, tile);
-    const char* x = x0 + chunk * 16;
+  bool more = walk.next(next);
+  if (more) rows.find(p, next);
+  while (more) {
+    tile = next;
+    rows.begin(p);
 #pragma unroll 1
-    for (int k = 0; k < p.num_k; ++k, x += kTileK * 2) {
-      mbarrier_wait(smem_addr(&s.empty[at.slot]), at.parity ^ 1);
-      if (threadIdx.x == 0) load_weights(p, s, at.slot, k, tile, block);
-      const bool inside = k * kTileK + static_cast<int>(chunk) * 8 < p.D;
-      rows.copy(smem_addr(s.slot[at.slot]) + place, inside ? x : x0, inside);
-      mbarrier_arrive_cp_async(smem_addr(&s.full[at.slot]));
-      at.advance();
+    for (int k = 0; k < p.num_k; ++k, at.advance()) {
+      mbarrier_wait(ring.empty(at.slot), at.parity ^ 1);
+      const uint32_t to = ring.slot(at.slot) + place;
+      if (k * kTileK + kTileK <= p.D) {
+        rows.copy(to);
+      } else {
+        rows.copy_last(to, p, k * kTileK + static_cast<int>(chunk) * 8 < p.D);
+      }
+      mbarrier_arrive_cp_async(ring.full(at.slot));
+      if (my_turn(at.slot)) load_weights(p, ring, at.slot, k, tile, block);
     }
+    more = walk.next(next);
+    if (more) rows.find(p, next);
 #pragma unroll 1
     for (int piece = 0; piece < kPieces; ++piece, at.advance()) {
-      mbarrier_wait(smem_addr(&s.empty[at.slot]), at.parity ^ 1);
-      if (threadIdx.x == 0) load_h(p, s, at.slot, piece, tile);
-      mbarrier_arrive(smem_addr(&s.full[at.slot]));
+      mbarrier_wait(ring.empty(at.slot), at.parity ^ 1);
+      mbarrier_arrive(ring.full(at.slot));
+      if (my_turn(at.slot)) load_h(p, ring, at.slot, piece, tile);
     }
   }
 }
 
-// By one lane of a consumer warp: as far as the warp goes, both blocks may fill the slot again.
-__device__ __forceinline__ void release(Shared& s, uint32_t slot) {
-  mbarrier_arrive_cluster(smem_addr(&s.empty[slot]), 0);
-  mbarrier_arrive_cluster(smem_addr(&s.empty[slot]), 1);
-}
-
 // Rows [64 group, 64 group + 64) of the tile. A slot is released once the wgmmas of the next one are queued.
-__device__ __forceinline__ void multiply(const Params& p, Shared& s, Cursor& at, uint32_t group, float (&g)[128]) {
+__device__ __forceinline__ void multiply(const Params& p, const Ring& ring, Cursor<kSlots>& at, uint32_t group,
+                                         float (&g)[128]) {
   const bool one_lane = threadIdx.x % 32 == 0;
+  const SlotOperand<Major::k> a(ring.first + group * (kBytesA / 2), 8192);
+  const SlotOperand<Major::mn> b(ring.first + kBytesA, 8192);
   uint32_t before = 0;
 #pragma unroll 1
   for (int k = 0; k < p.num_k; ++k) {
-    mbarrier_wait(smem_addr(&s.full[at.slot]), at.parity);
+    mbarrier_wait(ring.full(at.slot), at.parity);
     fence_proxy_async();  // cp.async writes as ordinary stores do
-    const uint64_t a = wgmma_operand<Major::k>(smem_addr(s.slot[at.slot]) + group * (kBytesA / 2));
-    const uint64_t b = wgmma_operand<Major::mn>(smem_addr(s.slot[at.slot]) + kBytesA);
+    const uint32_t slot = at.slot * (kBytesA + kBytesB);
     hold_registers(g);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kTileK / 16; ++i) {
-      Wgmma<Major::k, Major::mn>::multiply(g, a + (i * 32 >> 4), b + (i * 2048 >> 4), k > 0 || i > 0);
+      Wgmma<Major::k, Major::mn>::multiply(g, a.at(slot + i * 32), b.at(slot + i * 2048), k > 0 || i > 0);
     }
     wgmma_commit();
     if (k > 0) {
       wgmma_wait<1>();
-      if (one_lane) release(s, before);
+      if (one_lane) ring.release(before);
     }
     before = at.slot;
     at.advance();
   }
   wgmma_wait<0>();
   hold_registers(g);
-  if (one_lane) release(s, before);
+  if (one_lane) ring.release(before);
 }
 
 // What a tile does to the ring, for a warpgroup without rows.
-__device__ void skip_tile(const Params& p, Shared& s, Cursor& at) {
+__device__ void skip_tile(const Params& p, const Ring& ring, Cursor<kSlots>& at) {
   for (int k = 0; k < p.num_k + kPieces; ++k, at.advance()) {
-    mbarrier_wait(smem_addr(&s.full[at.slot]), at.parity);
-    if (threadIdx.x % 32 == 0) release(s, at.slot);
+    mbarrier_wait(ring.full(at.slot), at.parity);
+    if (threadIdx.x % 32 == 0) ring.release(at.slot);
   }
 }
 
@@ -228,14 +242,14 @@ struct WarpRows {
   }
 };
 
-// The warp's rows of the planes at `planes` from h to dh and sa, 64 columns of g from kPiece * 64 on; product gathers
-// <g, a> of this thread's two rows.
-template <int kPiece>
+// The warp's rows of the planes at `planes` from h to dh and sa, columns [32 kHalf, 32 kHalf + 32) of the 64 of g from
+// kPiece * 64 on; product gathers <g, a> of this thread's two rows.
+template <int kPiece, uint32_t kHalf>
 __device__ __forceinline__ void backward_planes(uint32_t planes, const float (&g)[128], const WarpRows& rows,
                                                 float (&product)[2]) {
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-  for (uint32_t j = 0; j < 4; ++j) {
+  for (uint32_t j = 2 * kHalf; j < 2 * kHalf + 2; ++j) {
     const uint32_t at = planes + swizzle_128(rows.in_tile + lane % 16, 2 * j + lane / 16);
     uint32_t gate[4], up[4], sa[4];
     load_matrices(gate, at);
@@ -282,36 +296,35 @@ __device__ void store_last_rows(const Params& p, uint32_t planes, const WarpRows
   __syncwarp();
 }
 
-// The h slots of a tile. A slot is released one piece later, when its stores have been read.
+// The h slots of a tile. A slot is released in the middle of the next piece, when its stores have been read.
 template <int kPiece>
-__device__ __forceinline__ void backward_pieces(const Params& p, Shared& s, Cursor& at, const WarpRows& rows,
-                                                const float (&g)[128], float (&product)[2], uint32_t before) {
+__device__ __forceinline__ void backward_pieces(const Params& p, const Ring& ring, Cursor<kSlots>& at,
+                                                const WarpRows& rows, const float (&g)[128], float (&product)[2],
+                                                uint32_t before) {
   if constexpr (kPiece < kPieces) {
     const bool one_lane = threadIdx.x % 32 == 0;
-    const uint32_t slot = at.slot, planes = smem_addr(s.slot[slot]);
-    mbarrier_wait(smem_addr(&s.full[slot]), at.parity);
-    backward_planes<kPiece>(planes, g, rows, product);
+    const uint32_t slot = at.slot, planes = ring.slot(slot);
+    mbarrier_wait(ring.full(slot), at.parity);
+    backward_planes<kPiece, 0>(planes, g, rows, product);
+    if (kPiece > 0 && one_lane) {
+      tma_wait_read<0>();
+      ring.release(before);
+    }
+    backward_planes<kPiece, 1>(planes, g, rows, product);
     fence_proxy_async();
     __syncwarp();
-    if (rows.num >= 16) {
-      if (one_lane) store_rows(p, planes, rows, kPiece);
-    } else {
-      store_last_rows(p, planes, rows, kPiece);
-    }
+    if (rows.num < 16) store_last_rows(p, planes, rows, kPiece);
     if (one_lane) {
+      if (rows.num >= 16) store_rows(p, planes, rows, kPiece);
       tma_commit();
-      if (kPiece > 0) {
-        tma_wait_read<1>();
-        release(s, before);
-      }
       if (kPiece + 1 == kPieces) {
         tma_wait_read<0>();
-        release(s, slot);
+        ring.release(slot);
       }
     }
     __syncwarp();
     at.advance();
-    backward_pieces<kPiece + 1>(p, s, at, rows, g, product, slot);
+    backward_pieces<kPiece + 1>(p, ring, at, rows, g, product, slot);
   }
 }
 
@@ -327,20 +340,20 @@ __device__ void store_products(const Params& p, const RowTile& tile, const WarpR
   }
 }
 
-__device__ void consume(const Params& p, Shared& s, uint32_t block) {
-  const uint32_t group = threadIdx.x / 128 - 1;
+__device__ void consume(const Params& p, const Ring& ring, uint32_t block) {
+  const uint32_t group = uniform(threadIdx.x / 128 - 1);
   RowTileWalk walk(p.tiles, block);
-  Cursor at;
+  Cursor<kSlots> at;
   for (RowTile tile; walk.next(tile);) {
     if (tile.first_row + static_cast<int32_t>(group) * 64 >= tile.end_row || tile.n >= p.tiles.across) {
-      skip_tile(p, s, at);
+      skip_tile(p, ring, at);
       continue;
     }
     const WarpRows rows(p, tile);
     float g[128];
-    multiply(p, s, at, group, g);
+    multiply(p, ring, at, group, g);
     float product[2] = {};
-    backward_pieces<0>(p, s, at, rows, g, product, 0);
+    backward_pieces<0>(p, ring, at, rows, g, product, 0);
     store_products(p, tile, rows, product);
   }
   tma_wait<0>();
@@ -349,29 +362,23 @@ __device__ void consume(const Params& p, Shared& s, uint32_t block) {
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     d_expert_down_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  Shared& s = *reinterpret_cast<Shared*>(memory);
-  const uint32_t block = cluster_block_rank();
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kSlots; ++i) {
-      mbarrier_init(smem_addr(&s.full[i]), 128 + 1);  // each producer thread, and the bytes of W2
-      mbarrier_init(smem_addr(&s.empty[i]), 2 * 8);   // the consumer warps of both blocks
-    }
-    fence_mbarrier_init();
-  }
+  const uint32_t first = uniform(smem_addr(memory)), block = cluster_block_rank();
+  const Ring ring{first, first + kSlots * (kBytesA + kBytesB)};
+  if (threadIdx.x == 0) ring.init(128 + 1, 2 * 8);  // each producer thread, and the bytes; the warps of both blocks
   cluster_sync();
   if (threadIdx.x < 128) {
-    fewer_registers<40>();
-    produce(p, s, block);
+    fewer_registers<kProducerRegisters>();
+    produce(p, ring, block);
   } else {
-    more_registers<232>();
-    consume(p, s, block);
+    more_registers<kConsumerRegisters>();
+    consume(p, ring, block);
   }
   __syncwarp();
   cluster_sync();  // the other block may still arrive at this one's barriers
 }
 
 struct State {
-  int num_blocks = persistent_blocks(reinterpret_cast<const void*>(d_expert_down_kernel), sizeof(Shared));
+  int num_blocks = persistent_blocks(reinterpret_cast<const void*>(d_expert_down_kernel), kSharedBytes);
 };
 
 }  // namespace
@@ -406,7 +413,7 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
       .F = static_cast<int32_t>(F),
       .num_k = static_cast<int32_t>(div_ceil(D, kTileK)),
   };
-  d_expert_down_kernel<<<op_state<State>(s).num_blocks, kThreads, sizeof(Shared), cuda_stream(s)>>>(p);
+  d_expert_down_kernel<<<op_state<State>(s).num_blocks, kThreads, kSharedBytes, cuda_stream(s)>>>(p);
   check_launch("d_expert_down");
   add_dweight_partials(s, a, num_columns);
 }

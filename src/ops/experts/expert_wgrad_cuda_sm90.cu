@@ -11,17 +11,17 @@
 // two far apart in time. (red.global takes a lane a cycle, four times as long.) Experts go by falling row count, which
 // evens out what the blocks get.
 #include "core/cuda.h"
-#include "ops/cuda/sm90.h"
 #include "ops/cuda/sm90_tensor_map.h"
 #include "ops/experts/experts_cuda.h"
+#include "ops/experts/slots_sm90.h"
 #include "ops/experts/tiles_sm90.h"
 
 namespace moebius::cuda::sm90 {
 namespace {
 
-constexpr int kGatherCols = 128, kPlainCols = 256, kDepth = 64, kStages = 4, kThreads = 384, kMaxExperts = 512;
-constexpr int kGroup = 4;   // clusters along the gathered side that share columns of the other while they are in L2
-constexpr int kBatch = 64;  // rows whose indices are read at once
+constexpr int kGatherCols = 128, kPlainCols = 256, kDepth = 64, kSlots = 4, kThreads = 384, kMaxExperts = 512;
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+constexpr int kGroup = 4;  // clusters along the gathered side that share columns of the other while they are in L2
 constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // kDepth rows x 64 columns
 constexpr uint32_t kGatherBytes = kGatherCols / 64 * kBlockBytes, kPlainBytes = kPlainCols / 64 * kBlockBytes;
 
@@ -29,13 +29,14 @@ constexpr int kPieces = 2;  // of its sums that a consumer warp has on their way
 constexpr uint32_t kPieceBytes = 16 * 32 * 4;
 
 struct Shared {
-  alignas(1024) unsigned char stage[kStages][kGatherBytes + kPlainBytes];
+  alignas(1024) unsigned char slot[kSlots][kGatherBytes + kPlainBytes];
   alignas(1024) unsigned char staging[8][kPieces * kPieceBytes];
-  uint64_t full[kStages], empty[kStages];
+  uint64_t barriers[2 * kSlots];
   int32_t order[kMaxExperts];  // experts by falling row count
   int32_t num_active;          // those with rows
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
+using Ring = Slots<kSlots, kGatherBytes + kPlainBytes>;
 
 struct Side {
   const __nv_bfloat16* x;
@@ -69,8 +70,8 @@ class Walk {
     const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
     tile = tile_at(cluster + step_ % num_own_ * num_clusters);
     if (cut_ && step_ % num_own_ == 0) {
-      const int num_batches = min((tile.end - tile.begin + kBatch - 1) / kBatch, kBatchesToSpread);
-      const int row = min(tile.begin + num_batches * cluster / num_clusters * kBatch, tile.end);
+      const int num_blocks = min((tile.end - tile.begin + kDepth - 1) / kDepth, kBlocksToSpread);
+      const int row = min(tile.begin + num_blocks * cluster / num_clusters * kDepth, tile.end);
       (step_ == 0 ? tile.end : tile.begin) = row;
     }
     ++step_;
@@ -78,7 +79,7 @@ class Walk {
   }
 
  private:
-  static constexpr int kTilesToCut = 4, kBatchesToSpread = 32;
+  static constexpr int kTilesToCut = 4, kBlocksToSpread = 32;
   __device__ Tile tile_at(int t) const {
     const int per_expert = p_.gather_steps * p_.plain_steps, expert = s_.order[t / per_expert];
     const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, kGroup);
@@ -92,32 +93,46 @@ class Walk {
 };
 
 // The gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its places in shared memory
-// are 1024 bytes apart. A lane reads one index, of row i = lane % 8 of the half warp lane / 8 % 2.
+// are 1024 bytes apart. A lane reads one index, of row i = lane % 8 of the half warp lane / 8 % 2. This has to keep up
+// with the tensor cores: addresses are there before the slot is, in registers of their own.
 struct GatheredColumns {
-  static constexpr int kPerThread = kDepth / 8;
+  static constexpr int kNum = kDepth / 8;
   const char* x;    // this thread's chunk of row 0
   uint32_t place;   // of its first row in the tile
   uint32_t chunks;  // in a row
   bool inside;
+  const char* from[kNum];
+
   __device__ GatheredColumns(const Side& side, int col) : chunks(side.width / 8) {
     const int chunk = threadIdx.x % 16;
     inside = col + chunk * 8 < side.width;
     x = reinterpret_cast<const char*>(side.x + (inside ? col + chunk * 8 : 0));
     place = chunk / 8 * kBlockBytes + swizzle_128(threadIdx.x / 16, chunk % 8);
   }
-  // The source of this lane's row of the 64 from `row` on. Not multiplied yet: that would wait for the load.
-  __device__ uint32_t read_index(const Side& side, int row, int end) const {
-    const int r = row + static_cast<int>(threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2 + threadIdx.x % 8 * 8);
-    return r >= end ? 0 : static_cast<uint32_t>(side.index ? __ldg(side.index + r) : r);
+  // The source of this lane's row of the 64 from `row` on.
+  __device__ int read_index(const Side& side, int row, int end) const {
+    const int lane_row = static_cast<int>(threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2 + threadIdx.x % 8 * 8);
+    int index = min(row + lane_row, end - 1);
+    if (side.index) asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(index) : "l"(side.index + index));
+    return index;
   }
-  // The kDepth rows from `row` on, which are number `first` and on of a batch.
-  template <bool kWhole>
-  __device__ void copy(uint32_t to, uint32_t begins, int first, int row, int end) const {
+  // Sources from read_index to addresses.
+  __device__ __forceinline__ void find(int index) {
 #pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      const uint32_t from = __shfl_sync(0xffffffffu, begins, first / 8 + i + threadIdx.x / 16 % 2 * 8);
-      const bool valid = inside && (kWhole || row + static_cast<int>(threadIdx.x / 16) + 8 * i < end);
-      cp_async_16(to + place + i * 1024, x + static_cast<uint64_t>(from) * 16, valid);
+    for (int i = 0; i < kNum; ++i) {
+      const int source = __shfl_sync(0xffffffffu, index, i + threadIdx.x / 16 % 2 * 8);
+      from[i] = chunk_address(x, static_cast<uint32_t>(source) * chunks);
+    }
+  }
+  // All 64 rows, or those before `end`; zeros after them.
+  __device__ __forceinline__ void copy(uint32_t to) const {
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) cp_async_16(to + place + i * 1024, from[i], inside);
+  }
+  __device__ __forceinline__ void copy_last(uint32_t to, int row, int end) const {
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) {
+      cp_async_16(to + place + i * 1024, from[i], inside && row + static_cast<int>(threadIdx.x / 16) + 8 * i < end);
     }
   }
 };
@@ -138,8 +153,8 @@ __device__ void copy_last_rows(uint32_t to, const Side& side, int col, int row, 
 }
 
 template <bool kGather>
-__device__ void load_whole(const CUtensorMap& gathered, const CUtensorMap& plain, const Tile& tile, uint32_t to,
-                           uint32_t full, int row, uint32_t rank) {
+__device__ __forceinline__ void load_whole(const CUtensorMap& gathered, const CUtensorMap& plain, const Tile& tile,
+                                           uint32_t to, uint32_t full, int row, uint32_t rank) {
   mbarrier_arrive_expect(full, kPlainBytes + (kGather ? 0 : kGatherBytes));
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
@@ -150,64 +165,70 @@ __device__ void load_whole(const CUtensorMap& gathered, const CUtensorMap& plain
 }
 
 template <bool kGather>
-__device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, const Params& p, Shared& s) {
+__device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, const Params& p, const Shared& s,
+                        const Ring& ring) {
   const uint32_t rank = cluster_block_rank();
-  uint32_t slot = 0, parity = 1;
+  Cursor<kSlots> at;
   Walk walk(p, s);
   for (Tile tile; walk.next(tile);) {
-    const GatheredColumns columns(p.gathered, tile.gather_col);
-    uint32_t index = columns.read_index(p.gathered, tile.begin, tile.end);
+    if (tile.begin == tile.end) continue;
+    GatheredColumns columns(p.gathered, tile.gather_col);
+    columns.find(columns.read_index(p.gathered, tile.begin, tile.end));
+    int index = kGather ? columns.read_index(p.gathered, tile.begin + kDepth, tile.end) : 0;
 #pragma unroll 1
-    for (int batch = tile.begin; batch < tile.end; batch += kBatch) {
-      const uint32_t begins = index * columns.chunks;
-      index = columns.read_index(p.gathered, batch + kBatch, tile.end);
-#pragma unroll 1
-      for (int row = batch; row < min(batch + kBatch, tile.end); row += kDepth) {
-        const uint32_t full = smem_addr(&s.full[slot]), to = smem_addr(s.stage[slot]);
-        mbarrier_wait(smem_addr(&s.empty[slot]), parity);
-        if (row + kDepth <= tile.end) {
-          if (threadIdx.x == 0) load_whole<kGather>(gathered, plain, tile, to, full, row, rank);
-          __syncwarp();
-          if (kGather) columns.copy<true>(to, begins, row - batch, row, tile.end);
-        } else {
-          if (threadIdx.x == 0) mbarrier_arrive(full);
-          __syncwarp();
-          columns.copy<false>(to, begins, row - batch, row, tile.end);
-          copy_last_rows(to + kGatherBytes, p.plain, tile.plain_col, row, tile.end);
-        }
+    for (int row = tile.begin; row < tile.end; row += kDepth, at.advance()) {
+      const uint32_t full = ring.full(at.slot), to = ring.slot(at.slot);
+      const bool whole = row + kDepth <= tile.end, one_thread = threadIdx.x == 32 * at.slot;  // warps load in turn
+      mbarrier_wait(ring.empty(at.slot), at.parity ^ 1);
+      if (whole) {
+        if (kGather) columns.copy(to);
         mbarrier_arrive_cp_async(full);
-        if (++slot == kStages) slot = 0, parity ^= 1;
+        if (one_thread) load_whole<kGather>(gathered, plain, tile, to, full, row, rank);
+      } else {
+        if (!kGather) columns.find(columns.read_index(p.gathered, row, tile.end));
+        columns.copy_last(to, row, tile.end);
+        copy_last_rows(to + kGatherBytes, p.plain, tile.plain_col, row, tile.end);
+        mbarrier_arrive_cp_async(full);
+        if (one_thread) mbarrier_arrive(full);
+      }
+      __syncwarp();
+      if (kGather) {
+        columns.find(index);
+        index = columns.read_index(p.gathered, row + 2 * kDepth, tile.end);
       }
     }
   }
 }
 
-__device__ void release(Shared& s, uint32_t slot) {
-  if (threadIdx.x % 32 < 2) mbarrier_arrive_cluster(smem_addr(&s.empty[slot]), threadIdx.x % 32);
-}
-
-// The 64 x 256 sums of this warpgroup; count numbers the blocks of rows.
-__device__ void multiply(Shared& s, float (&sum)[128], uint32_t& count, int num_blocks, int consumer) {
-  for (int b = 0; b < num_blocks; ++b, ++count) {
-    const uint32_t slot = count % kStages, base = smem_addr(s.stage[slot]);
-    mbarrier_wait(smem_addr(&s.full[slot]), count / kStages & 1);
+// The 64 x 256 sums of this warpgroup.
+__device__ __forceinline__ void multiply(const Ring& ring, Cursor<kSlots>& at, float (&sum)[128], int num_blocks,
+                                         uint32_t consumer) {
+  const bool one_lane = threadIdx.x % 32 == 0;
+  const SlotOperand<Major::mn> a(ring.first + consumer * kBlockBytes, kBlockBytes);
+  const SlotOperand<Major::mn> b(ring.first + kGatherBytes, kBlockBytes);
+  uint32_t before = 0;
+#pragma unroll 1
+  for (int block = 0; block < num_blocks; ++block) {
+    mbarrier_wait(ring.full(at.slot), at.parity);
     fence_proxy_async();  // cp.async writes as ordinary stores do
-    const uint64_t a = wgmma_operand<Major::mn>(base + consumer * kBlockBytes, kBlockBytes);
-    const uint64_t w = wgmma_operand<Major::mn>(base + kGatherBytes, kBlockBytes);
+    const uint32_t slot = at.slot * (kGatherBytes + kPlainBytes);
+    hold_registers(sum);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {
-      Wgmma<Major::mn, Major::mn>::multiply(sum, a + (k * 2048 >> 4), w + (k * 2048 >> 4), b > 0 || k > 0);
+      Wgmma<Major::mn, Major::mn>::multiply(sum, a.at(slot + k * 2048), b.at(slot + k * 2048), block > 0 || k > 0);
     }
     wgmma_commit();
-    if (b > 0) {
+    if (block > 0) {
       wgmma_wait<1>();
-      release(s, (count - 1) % kStages);
+      if (one_lane) ring.release(before);
     }
+    before = at.slot;
+    at.advance();
   }
   wgmma_wait<0>();
   hold_registers(sum);
-  release(s, (count - 1) % kStages);
+  if (one_lane) ring.release(before);
 }
 
 __device__ __forceinline__ void store_pair(uint32_t to, float x, float y) {
@@ -260,16 +281,15 @@ __device__ __forceinline__ void add_sums(const CUtensorMap& dw, uint32_t staging
 }
 
 template <bool kGatheredIsLeft>
-__device__ void consume(const CUtensorMap& dw, const Params& p, Shared& s, int consumer) {
-  const int warp = threadIdx.x / 32 - 4;
-  const uint32_t staging = smem_addr(s.staging[warp]);
-  uint32_t count = 0;
+__device__ void consume(const CUtensorMap& dw, const Params& p, const Shared& s, const Ring& ring) {
+  const uint32_t warp = uniform(threadIdx.x / 32 - 4), staging = uniform(smem_addr(s.staging[warp]));
+  Cursor<kSlots> at;
   Walk walk(p, s);
   for (Tile tile; walk.next(tile);) {
     if (tile.begin == tile.end) continue;
     float sum[128];
-    multiply(s, sum, count, (tile.end - tile.begin + kDepth - 1) / kDepth, consumer);
-    add_sums<kGatheredIsLeft>(dw, staging, tile, tile.gather_col + 16 * warp, sum);
+    multiply(ring, at, sum, (tile.end - tile.begin + kDepth - 1) / kDepth, warp / 4);
+    add_sums<kGatheredIsLeft>(dw, staging, tile, tile.gather_col + 16 * static_cast<int>(warp), sum);
   }
   tma_wait_read<0>();
 }
@@ -298,23 +318,19 @@ __global__ void __cluster_dims__(2) __launch_bounds__(kThreads, 1)
                         const __grid_constant__ CUtensorMap dw, const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(smem_addr(&s.full[i]), 128 + 1);     // each producer thread, and the bytes of TMA
-      mbarrier_init(smem_addr(&s.empty[i]), 2 * 2 * 4);  // the warps that read it, in both blocks
-    }
-    fence_mbarrier_init();
-  }
+  const Ring ring{uniform(smem_addr(s.slot)), uniform(smem_addr(s.barriers))};
+  if (threadIdx.x == 0) ring.init(128 + 1, 2 * 8);  // each producer thread, and the bytes; the warps of both blocks
   order_experts(p, s);
   __syncthreads();
   cluster_sync();
   if (threadIdx.x < 128) {
-    fewer_registers<40>();
-    produce<kGather>(gathered, plain, p, s);
+    fewer_registers<kProducerRegisters>();
+    produce<kGather>(gathered, plain, p, s, ring);
   } else {
-    more_registers<232>();
-    consume<kGatheredIsLeft>(dw, p, s, threadIdx.x / 128 - 1);
+    more_registers<kConsumerRegisters>();
+    consume<kGatheredIsLeft>(dw, p, s, ring);
   }
+  __syncwarp();
   cluster_sync();  // neither block leaves while the other may still reach into it
 }
 
