@@ -15,7 +15,7 @@ ParamSpec w1_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
                  .shape = {E, 2 * F, D},
                  .dtype = dtype,
                  .init_std = static_cast<float>(m.initializer_range),
-                 .expert = true};
+                 .grad_axis = Axis::edp};
   for (int64_t e = 0; e < E; ++e) {
     spec.parts.push_back({expert_name(prefix, e, "gate_proj"), {F, D}, e * 2 * F * D});
     spec.parts.push_back({expert_name(prefix, e, "up_proj"), {F, D}, (e * 2 + 1) * F * D});
@@ -29,7 +29,7 @@ ParamSpec w2_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
                  .shape = {E, D, F},
                  .dtype = dtype,
                  .init_std = static_cast<float>(m.initializer_range),
-                 .expert = true};
+                 .grad_axis = Axis::edp};
   for (int64_t e = 0; e < E; ++e) spec.parts.push_back({expert_name(prefix, e, "down_proj"), {D, F}, e * D * F});
   return spec;
 }

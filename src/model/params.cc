@@ -5,9 +5,29 @@
 
 namespace moebius {
 
+Shard shard_of(const Shape& global, int dim, int64_t r, int64_t n) {
+  MOEBIUS_ASSERT(dim < global.rank() && global[dim] % n == 0 && r < n);
+  if (n == 1) return {};
+  return {.dim = dim, .begin = r * (global[dim] / n), .count = global[dim] / n};
+}
+
+Shape ParamPart::local_shape() const {
+  const auto size = [&](int dim) { return dim == shard.dim ? shard.count : shape[dim]; };
+  switch (shape.rank()) {
+    case 1:
+      return {size(0)};
+    case 2:
+      return {size(0), size(1)};
+    default:
+      MOEBIUS_ASSERT(shape.rank() == 3);
+      return {size(0), size(1), size(2)};
+  }
+}
+
 Tensor part_of(const Tensor& whole, const ParamPart& part) {
-  MOEBIUS_ASSERT(part.offset + part.shape.numel() <= whole.numel());
-  return whole.view({whole.numel()}).rows(part.offset, part.offset + part.shape.numel()).view(part.shape);
+  const Shape local = part.local_shape();
+  MOEBIUS_ASSERT(part.offset + local.numel() <= whole.numel());
+  return whole.view({whole.numel()}).rows(part.offset, part.offset + local.numel()).view(local);
 }
 
 const Param& ParamTable::declare(ParamSpec spec) {

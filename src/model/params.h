@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/layout.h"
 #include "memory/plan.h"
 
 namespace moebius {
@@ -16,10 +17,22 @@ enum class ModelUse {
   training,   // and f32 master weights
 };
 
+// The block of a global tensor that this rank holds: [begin, begin + count) of dimension dim, all of the others. The
+// whole tensor when dim is negative.
+struct Shard {
+  int dim = -1;
+  int64_t begin = 0, count = 0;
+  bool operator==(const Shard&) const = default;
+};
+// The r-th of n equal blocks of dimension dim. REQUIRES n divides it: layers check and name the equation.
+Shard shard_of(const Shape& global, int dim, int64_t r, int64_t n);
+
 struct ParamPart {
   std::string name;    // global name, "model.layers.0.mlp.experts.3.up_proj.weight"
   Shape shape;         // global shape
-  int64_t offset = 0;  // first element inside the parameter
+  int64_t offset = 0;  // first element inside the parameter, of local_shape() elements
+  Shard shard;
+  Shape local_shape() const;
 };
 
 enum class ParamInit { normal, ones, zeros };
@@ -34,7 +47,11 @@ struct ParamSpec {
   float init_std = 0.02f;
   bool decay = true;      // weight decay applies
   bool trainable = true;  // false: state without a gradient (f32), saved all the same
-  bool expert = false;    // lives on the expert mesh: its gradient is reduced over edp, all others' over dp x cp
+  // The ranks that hold the same elements, each with a share of their gradient: it is summed over them, and the
+  // optimizer is sharded over them. dp_cp for what is sharded over tp; tp_cp_dp for what every tp rank holds whole and
+  // uses on its own tokens (norms, the router); edp for experts. Every element of the model is then once in the shards
+  // of a stage.
+  Axis grad_axis = Axis::dp_cp;
 };
 
 struct Param {

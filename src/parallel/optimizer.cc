@@ -23,8 +23,7 @@ Optimizer::Optimizer(const OptimizerSpec& spec, const ParamTable& params, const 
 }
 
 void Optimizer::reduce_gradients(Stream& s) const {
-  for (const Moments& each : moments_)
-    mesh_.group(each.param->spec.expert ? Axis::edp : Axis::dp_cp).all_reduce_sum(s, each.param->dw);
+  for (const Moments& each : moments_) mesh_.group(each.param->spec.grad_axis).all_reduce_sum(s, each.param->dw);
 }
 
 void Optimizer::measure_norm(Stream& s, StepStack& stack) const {
