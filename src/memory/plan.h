@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "config/policy_spec.h"
 #include "core/arena.h"
 #include "core/device.h"
 #include "core/tensor.h"
@@ -32,13 +33,17 @@ std::string_view name_of(Life life);
 
 class MemoryPlan {
  public:
-  MemoryPlan() = default;
+  explicit MemoryPlan(const RecomputeSpec& recompute = {}) : recompute_(recompute) {}
   MemoryPlan(const MemoryPlan&) = delete;
 
   // `view` becomes a tensor without memory on the null device now, and is filled in by bind(): it must stay where it is
   // until then. Every tensor of a life starts at a multiple of kAlign elements, so that lives with the same
   // declarations correspond element by element.
   void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
+
+  // A tensor that backward makes again (memory/saved_tensor.h): `view` is a shape without memory, and stays one.
+  void declare_remade(Tensor& view, Shape shape, DType dtype);
+  const RecomputeSpec& recompute() const { return recompute_; }
 
   // Allocates (zeroed memory) and binds every tensor. stack_bytes: high-water mark of the dry run.
   void bind(DeviceKind device, int64_t stack_bytes);
@@ -61,6 +66,8 @@ class MemoryPlan {
     Life life;
     int64_t offset;
   };
+  RecomputeSpec recompute_;
+  int64_t remade_bytes_ = 0;
   std::deque<Entry> entries_;
   std::array<int64_t, kNumLives> bytes_{};
   std::array<Buffer, kNumLives> buffers_;

@@ -63,7 +63,8 @@ void Model::init_state(Stream& s) const {
 
 void Model::forward_hidden(Step& step, int64_t T) {
   StackScope scope(step.stack);
-  Residual residual{.delta_TD = step.take({T, spec_.hidden_size}, dtype_)};
+  const Shape TD{T, spec_.hidden_size};
+  Residual residual{.delta_TD = step.take(TD, dtype_), .room_TD = step.take(TD, dtype_)};
   embedding_fwd(step.stream,
                 {.x_TD = residual.delta_TD, .token_T = step.batch.token_T.rows(0, T), .w_VD = embedding_.w});
   for (size_t i = 0; i < blocks_.size(); ++i) {
@@ -144,16 +145,19 @@ std::vector<std::pair<std::string, Tensor>> Model::kept_tensors() const {
     const auto add = [&](const char* what, const Tensor& t) {
       if (!t.empty()) kept.emplace_back(fmt::format("layer {} {}", i, what), t);
     };
+    const auto add_saved = [&](const char* what, const SavedTensor& t) {
+      if (!t.is_remade()) add(what, t);
+    };
     add("input", saved.norm1.sum_TD);
-    add("attention norm output", saved.n1_TD);
-    add("attention q, k, v", saved.attention.qkv_TC);
-    add("attention output", saved.attention.o_THd);
-    add("residual after attention", saved.norm2.sum_TD);
-    add("feed-forward norm output", saved.n2_TD);
+    add_saved("attention norm output", saved.n1_TD);
+    add_saved("attention q, k, v", saved.attention.qkv_TC);
+    add_saved("attention output", saved.attention.o_THd);
+    add_saved("residual after attention", saved.norm2.sum_TD);
+    add_saved("feed-forward norm output", saved.n2_TD);
     add("router logits", saved.moe.router.logits_TE);
     add("router weights", saved.moe.router.route.weight_TK);
-    add("MLP pre-activation", saved.mlp.h_T2F);
-    add("shared expert pre-activation", saved.moe.shared.h_T2F);
+    add_saved("MLP pre-activation", saved.mlp.h_T2F);
+    add_saved("shared expert pre-activation", saved.moe.shared.h_T2F);
   }
   kept.emplace_back("final residual", saved_final_.sum_TD);
   kept.emplace_back("final norm output", final_TD_);

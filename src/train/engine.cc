@@ -18,6 +18,7 @@ EngineSpec training_engine_spec(const RunSpec& run) {
                     .documents = run.data.separate_documents},
           .num_micro_batches = run.train.global_batch / B,
           .optimizer = run.optimizer,
+          .recompute = run.memory.recompute,
           .device = run.device,
           .target = run.device,
           .graph = run.graph,
@@ -58,7 +59,8 @@ Engine::Engine(const EngineSpec& spec)
     : spec_(spec),
       pool_(spec.threads),
       gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>() : nullptr),
-      mesh_(spec.mesh) {
+      mesh_(spec.mesh),
+      plan_(spec.recompute) {
   if (gpu_) other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
   if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq, spec_.cache_tokens);
   batches_.resize(spec_.num_micro_batches);

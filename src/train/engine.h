@@ -27,6 +27,7 @@ struct EngineSpec {
   int64_t max_positions = 0;               // 0: shape.seq
   int64_t cache_tokens = 0;                // > 0: key/value caches for generation
   std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
+  RecomputeSpec recompute;                 // what backward makes again instead of keeping it
   MeshShape mesh;
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // that a null device stands for
