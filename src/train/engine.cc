@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/elementwise/elementwise.h"
+#include "ops/gemm/gemm_cuda.h"
 
 namespace moebius {
 
@@ -61,9 +62,15 @@ Engine::Engine(const EngineSpec& spec)
       gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>() : nullptr),
       mesh_(spec.mesh),
       plan_(spec.recompute) {
-  if (gpu_) other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
+  if (spec_.device != DeviceKind::null) spec_.target = spec_.device;
+  if (gpu_) {
+    other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
+    Stream s = stream();
+    cuda::prepare_gemm(s);  // so that what is free is what the plan may have
+  }
   if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq, spec_.cache_tokens);
-  batches_.resize(spec_.num_micro_batches);
+  // A GPU has one, which each micro-batch of the host is copied into.
+  batches_.resize(spec_.target == DeviceKind::cuda ? 1 : spec_.num_micro_batches);
   for (MicroBatch& batch : batches_) declare_micro_batch(plan_, spec_.shape, batch);
   model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
                                    spec_.max_positions, spec_.seed);
@@ -74,16 +81,22 @@ Engine::Engine(const EngineSpec& spec)
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
   const int64_t stack_bytes = measure_stack();
   if (spec_.device == DeviceKind::cpu) check_memory(plan_, stack_bytes, available_memory_bytes());
-  if (gpu_) check_memory(plan_, stack_bytes, gpu_->info().free_bytes - kLibraryBytes);
+  if (gpu_) check_memory(plan_, stack_bytes, gpu_->info().free_bytes - kReserveBytes);
   plan_.bind(spec_.device, stack_bytes);
   host_batches_ = batches_;
-  if (gpu_) {
-    inputs_ = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::batch));
-    metrics_ = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::metrics));
-    for (MicroBatch& batch : host_batches_) batch = rebased(batch, plan_.base(Life::batch), inputs_);
-  }
+  if (gpu_) mirror_on_host();
   Stream s = stream();
   model_->init_state(s);
+}
+
+void Engine::mirror_on_host() {
+  metrics_ = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::metrics));
+  inputs_.resize(spec_.num_micro_batches);
+  host_batches_.clear();
+  for (HostBuffer& inputs : inputs_) {
+    inputs = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::batch));
+    host_batches_.push_back(rebased(batches_[0], plan_.base(Life::batch), inputs));
+  }
 }
 
 Stream Engine::stream() {
@@ -93,7 +106,7 @@ Stream Engine::stream() {
 
 // Everything a step can do, on tensors that have no memory yet.
 int64_t Engine::measure_stack() {
-  Stream null_stream(DeviceKind::null, pool_, nullptr, spec_.device == DeviceKind::null ? spec_.target : spec_.device);
+  Stream null_stream(DeviceKind::null, pool_, nullptr, spec_.target);
   StepStack null_stack(DeviceKind::null, nullptr, 0);
   MicroBatch batch = batches_[0];
   batch.training = spec_.use == ModelUse::training;
@@ -122,15 +135,15 @@ void Engine::run_step(Step& step) {
 }
 
 // The scalars of a batch belong to the host; what a recorded step must read anew goes along in memory.
-void Engine::upload(Stream& s) {
+void Engine::upload(Stream& s, int64_t m) {
   if (spec_.device == DeviceKind::null) return;
-  for (MicroBatch& batch : host_batches_)
-    if (!batch.loss_scale_1.empty()) *batch.loss_scale_1.ptr<float>() = static_cast<float>(batch.loss_scale);
-  if (gpu_) copy_to_device(s, plan_.base(Life::batch), inputs_.data(), inputs_.num_bytes());
+  MicroBatch& batch = host_batches_[m];
+  if (!batch.loss_scale_1.empty()) *batch.loss_scale_1.ptr<float>() = static_cast<float>(batch.loss_scale);
+  if (gpu_) copy_to_device(s, plan_.base(Life::batch), inputs_[m].data(), inputs_[m].num_bytes());
 }
 
 const MicroBatch& Engine::device_batch(int64_t m) {
-  MicroBatch& batch = batches_[m];
+  MicroBatch& batch = batches_[batches_.size() == 1 ? 0 : m];
   const MicroBatch& host = host_batches_[m];
   batch.loss_scale = host.loss_scale;
   batch.total_tokens = host.total_tokens;
@@ -141,23 +154,13 @@ const MicroBatch& Engine::device_batch(int64_t m) {
 }
 
 void Engine::forward_backward(int64_t m) {
-  run(
-      [&](Step& step) {
-        model_->forward_hidden(step, spec_.shape.tokens());
-        model_->forward_loss(step, true);
-        model_->backward(step);
-      },
-      m);
+  run([&](Step& step) { pass(step); }, m);
 }
 
-void Engine::all_passes(Stream& s) {
-  for (int64_t m = 0; m < spec_.num_micro_batches; ++m) {
-    PhaseScope phase(s, "micro-batch", m);
-    Step step{s, plan_.stack(), device_batch(m)};
-    model_->forward_hidden(step, spec_.shape.tokens());
-    model_->forward_loss(step, true);
-    model_->backward(step);
-  }
+void Engine::pass(Step& step) {
+  model_->forward_hidden(step, spec_.shape.tokens());
+  model_->forward_loss(step, true);
+  model_->backward(step);
 }
 
 void Engine::optimizer_pass(Stream& s, int64_t train_step, double lr) {
@@ -180,15 +183,17 @@ void Engine::replay(Recording& recording, int64_t& launches, const std::function
 
 void Engine::schedule(int64_t train_step, double lr) {
   if (!gpu_) return;
-  double* values = rebased(schedule_2_, plan_.base(Life::batch), inputs_).ptr<double>();
-  values[0] = lr;
-  values[1] = static_cast<double>(train_step);
+  for (const HostBuffer& inputs : inputs_) {  // each copy of a micro-batch takes it along
+    double* values = rebased(schedule_2_, plan_.base(Life::batch), inputs).ptr<double>();
+    values[0] = lr;
+    values[1] = static_cast<double>(train_step);
+  }
 }
 
 void Engine::optimizer_step(int64_t train_step, double lr) {
   Stream s = stream();
   schedule(train_step, lr);
-  upload(s);  // read_metrics waits for it
+  upload(s, 0);  // read_metrics waits for it
   optimizer_pass(s, train_step, lr);
   read_metrics();
 }
@@ -197,11 +202,16 @@ void Engine::train_step(int64_t train_step, double lr) {
   Stream s = stream();
   ++num_steps_;
   schedule(train_step, lr);
-  upload(s);  // read_metrics waits for it
-  replay(step_, step_launches_, [&](Stream& on) {
-    all_passes(on);
-    optimizer_pass(on, train_step, lr);
-  });
+  for (int64_t m = 0; m < spec_.num_micro_batches; ++m) {
+    PhaseScope phase(s, "micro-batch", m);
+    upload(s, m);  // read_metrics waits for it
+    const MicroBatch& batch = device_batch(m);
+    replay(pass_, pass_launches_, [&](Stream& on) {
+      Step step{on, plan_.stack(), batch};
+      pass(step);
+    });
+  }
+  replay(update_, update_launches_, [&](Stream& on) { optimizer_pass(on, train_step, lr); });
   read_metrics();
 }
 

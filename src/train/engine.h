@@ -1,8 +1,9 @@
 // A model with everything it needs to run: threads or GPU, mesh, memory, optimizer. The same object on a device, or on
 // the null device where it only counts. Two engines fit in one process.
 //
-// The host's side of a step is two copies: the micro-batches in, the sums of the step out. All else is device work,
-// which a GPU records once (a CUDA graph) and replays: nothing in it waits, allocates or depends on what is in memory.
+// The host's side of a step is a copy of each micro-batch in, and of the step's sums out. All else is device work,
+// which a GPU records once (CUDA graphs of a micro-batch, and of the optimizer) and replays: nothing in it waits,
+// allocates or depends on what is in memory, and what is recorded does not grow with the number of micro-batches.
 #pragma once
 
 #include <deque>
@@ -41,9 +42,9 @@ EngineSpec training_engine_spec(const RunSpec& run);
 
 class Engine {
  public:
-  // What libraries take of a GPU once they are used, beside the plan: 128 MiB for matrix products, and room for kernels
-  // and a recorded step.
-  static constexpr int64_t kLibraryBytes = int64_t{512} << 20;
+  // What is set aside on a GPU beside the plan for what comes with use: kernels, cuDNN, recordings. And what that is in
+  // a run without cuDNN, as measured.
+  static constexpr int64_t kReserveBytes = int64_t{384} << 20, kKernelBytes = int64_t{4} << 20;
 
   // Declares, measures the step stack by a dry run on the null device, then allocates. On the null device nothing is
   // allocated. Error{usage} with the plan when the machine has not that much memory available.
@@ -65,7 +66,7 @@ class Engine {
   template <class Body>
   void run(Body&& body, int64_t m = 0) {
     Stream s = stream();
-    upload(s);
+    upload(s, m);
     synchronize(s);  // from here on the caller may fill the next batch
     Step step{s, plan_.stack(), device_batch(m)};
     body(step);
@@ -88,9 +89,10 @@ class Engine {
 
  private:
   void schedule(int64_t train_step, double lr);
-  void upload(Stream& s);
+  void mirror_on_host();
+  void upload(Stream& s, int64_t m);
   const MicroBatch& device_batch(int64_t m);
-  void all_passes(Stream& s);
+  void pass(Step& step);
   void optimizer_pass(Stream& s, int64_t train_step, double lr);
   void clear_sums(Stream& s);
   bool records() const;
@@ -106,9 +108,10 @@ class Engine {
   MemoryPlan plan_;
   std::deque<MicroBatch> batches_, host_batches_;  // on the device; the same in host memory
   Tensor schedule_2_;                              // f64: learning rate and step, for a recorded optimizer
-  HostBuffer inputs_, metrics_;                    // what is copied in and out; unused on the CPU
-  Recording step_, end_;
-  int64_t num_steps_ = 0, step_launches_ = 0, end_launches_ = 0;
+  std::vector<HostBuffer> inputs_;                 // Life::batch, one for each micro-batch; unused on the CPU
+  HostBuffer metrics_;                             // and Life::metrics
+  Recording pass_, update_, end_;
+  int64_t num_steps_ = 0, pass_launches_ = 0, update_launches_ = 0, end_launches_ = 0;
   int64_t other_bytes_ = 0;  // of the GPU, held by others before this engine
   int64_t peak_bytes_ = 0;
   std::unique_ptr<Model> model_;
