@@ -5,6 +5,7 @@
 
 #include "cli/command.h"
 #include "cli/options.h"
+#include "cli/ranks.h"
 #include "core/accelerator.h"
 #include "train/engine.h"
 
@@ -40,7 +41,7 @@ Resolved resolve(const Options& o) {
   Resolved r{.run = load_run_spec(o.recipe, o.overrides)};
   r.run.check(o.ranks);
   const ParallelSpec& p = r.run.parallel;
-  r.mesh = {.tp = p.tp, .cp = p.cp, .dp = p.dp(o.ranks), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(o.ranks)};
+  r.mesh = mesh_shape(p, o.ranks);
   // Ranks that differ only in their data hold the same; other layouts are not part of this version.
   if (p.tp == 1 && p.cp == 1 && p.pp == 1 && p.ep == 1 && p.etp == 1)
     r.engine = std::make_unique<Engine>(counted_engine_spec(r.run));
@@ -95,9 +96,11 @@ void print_resolved(const Resolved& r) {
       "{}\n",
       m.num_parameters() / 1e6, m.num_active_parameters() / 1e6, m.train_flops_per_token(r.run.train.seq_len) / 1e9,
       r.run.train.seq_len);
-  fmt::print("# mesh       dense tp {} cp {} dp {} pp {}, experts etp {} ep {} edp {}, {} rank{}\n", r.mesh.tp,
-             r.mesh.cp, r.mesh.dp, r.mesh.pp, r.mesh.etp, r.mesh.ep, r.mesh.edp, r.mesh.world(),
-             r.mesh.world() == 1 ? "" : "s");
+  if (r.mesh.world() == 1) {
+    fmt::print("# mesh       one rank\n");
+  } else {
+    print_comment(layout_table(r.mesh));
+  }
   if (r.engine && r.engine->spec().target != r.run.device)
     fmt::print("# scratch    of the CPU's kernels: this build has no CUDA backend\n");
   print_comment(r.engine ? r.engine->plan().table()
