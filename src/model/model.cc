@@ -92,6 +92,11 @@ void Model::forward_cached(Step& step, std::vector<KvCache>& caches, int64_t fir
   whole().forward_cached(step, step.take({T, spec_.hidden_size}, dtype_), saved_[0][0], caches, first);
 }
 
+const Param* Model::tied_elsewhere() const {
+  const Param *embedding = stages_.front().embedding(), *head = stages_.back().head();
+  return spec_.tie_word_embeddings && embedding != head ? (embedding ? embedding : head) : nullptr;
+}
+
 std::vector<Model::MoeLayer> Model::moe_layers() const {
   std::vector<MoeLayer> layers;
   for (size_t v = 0; v < stages_.size(); ++v) {

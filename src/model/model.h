@@ -61,6 +61,8 @@ class Model {
   const ModelSpec& spec() const { return spec_; }
   DType dtype() const { return dtype_; }
   const std::vector<HeldStage>& stages() const { return held_; }
+  // The embedding or its copy, when the head is tied to it and stands on another rank; null otherwise.
+  const Param* tied_elsewhere() const;
   const Tensor& loss_sum() const { return loss_sum_1_; }  // f64 [1]; of this rank: 0 where the loss is elsewhere
   const Tensor& token_loss() const { return stages_.back().token_loss(); }  // f32 [T] of the last micro-batch, weighted
   // MoE layers of this rank in order, with their layer index in the model and what the first set of saved tensors

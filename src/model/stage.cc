@@ -27,8 +27,11 @@ Stage::Stage(const StageContext& c, const StageSpec& spec)
   if (!spec.loss) return;
   const float eps = static_cast<float>(c.model.rms_norm_eps);
   final_norm_.emplace(c.params, "model.norm.weight", c.model.hidden_size, dtype_, eps);
-  const bool tied = c.model.tie_word_embeddings;
-  head_ = tied && embedding_ ? embedding_ : &c.params.declare(table_spec(tied ? kEmbedding : kHead, c.model, dtype_));
+  head_ = c.model.tie_word_embeddings ? embedding_ : &c.params.declare(table_spec(kHead, c.model, dtype_));
+  if (head_) return;
+  ParamSpec copy = table_spec(kEmbedding, c.model, dtype_);
+  copy.tied_copy = true;
+  head_ = &c.params.declare(std::move(copy));
 }
 
 void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {

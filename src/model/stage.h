@@ -62,7 +62,9 @@ class Stage {
 
   const StageSpec& spec() const { return spec_; }
   const std::deque<Block>& blocks() const { return blocks_; }
-  const Tensor& token_loss() const { return loss_T_; }  // f32 [T] of the last micro-batch, weighted
+  const Param* embedding() const { return embedding_; }  // null where the stage has none
+  const Param* head() const { return head_; }            // the same
+  const Tensor& token_loss() const { return loss_T_; }   // f32 [T] of the last micro-batch, weighted
   static Block::Saved& saved_of(Saved& saved, size_t i) { return saved.blocks[saved.blocks.size() == 1 ? 0 : i]; }
   static const Block::Saved& saved_of(const Saved& saved, size_t i) {
     return saved.blocks[saved.blocks.size() == 1 ? 0 : i];

@@ -11,6 +11,7 @@
 #include "comm/threads.h"
 #include "core/rng.h"
 #include "parallel/replay.h"
+#include "parallel/tied_embedding.h"
 
 namespace moebius {
 namespace {
@@ -23,11 +24,12 @@ struct Case {
   int64_t layers = 4;
   PipelineSpec pipeline;
   DType dtype = DType::f32;
+  bool tied = false;
 };
 
 constexpr BatchShape kShape{.batch = 2, .seq = 5, .max_segments = 2};
 
-ModelSpec tiny_model(int64_t layers) {
+ModelSpec tiny_model(int64_t layers, bool tied = false) {
   ModelSpec m;
   m.vocab_size = 23;
   m.hidden_size = 12;
@@ -43,6 +45,7 @@ ModelSpec tiny_model(int64_t layers) {
   m.top_k = 2;
   m.moe_intermediate_size = 7;
   m.shared_intermediate_size = 5;
+  m.tie_word_embeddings = tied;
   m.check();
   return m;
 }
@@ -92,6 +95,7 @@ class TestRank {
     StepStack counts(DeviceKind::null, nullptr, 0);
     if (cut) pipeline_->run_alone(null, counts, batches_[0]);
     if (!cut) run_whole(null, counts, batches_[0]);
+    if (cut) TiedEmbedding(*model_, mesh_).sum_gradients(null, counts);
     plan_.bind(DeviceKind::cpu, counts.high_water());
     for (size_t m = 0; m < batches_.size(); ++m)
       fill(batches_[m], spec.vocab_size, static_cast<int64_t>(m), pipeline.num_micro_batches);
@@ -103,6 +107,7 @@ class TestRank {
     if (pipeline_) return pipeline_->run_step(s_, plan_.stack(), batch_of());
     for (const MicroBatch& batch : batches_) run_whole(s_, plan_.stack(), batch);
   }
+  void sum_tied_gradients() { TiedEmbedding(*model_, mesh_).sum_gradients(s_, plan_.stack()); }
   Pipeline& pipeline() { return *pipeline_; }
   Pipeline::BatchOf batch_of() const {
     return [this](int64_t m) -> const MicroBatch& { return batches_[static_cast<size_t>(m)]; };
@@ -114,7 +119,7 @@ class TestRank {
 
   void add_to(Results& results) const {
     for (const Param& p : model_->params().all()) {
-      if (p.has_grad) add(results, p.spec.name, p.dw);
+      if (p.has_grad) add(results, p.spec.name + (p.spec.tied_copy ? " (copy)" : ""), p.dw);
     }
     for (const auto& layer : model_->moe_layers()) {
       const RouterMetrics& m = layer.moe->router().metrics();
@@ -147,7 +152,7 @@ class TestRank {
 };
 
 Results run_on_one_rank(const Case& c) {
-  TestRank one(tiny_model(c.layers), c.pipeline, c.dtype, Mesh(MeshShape{}));
+  TestRank one(tiny_model(c.layers, c.tied), c.pipeline, c.dtype, Mesh(MeshShape{}));
   one.run_step();
   Results results;
   one.add_to(results);
@@ -158,7 +163,7 @@ Results run_on_ranks(const Case& c, const std::function<void(TestRank&)>& body) 
   Results results;
   std::mutex mutex;
   run_threads(static_cast<int>(c.num_ranks), {.timeout_s = 30}, [&](Transport& transport) {
-    TestRank rank(tiny_model(c.layers), c.pipeline, c.dtype, Mesh(MeshShape{.pp = c.num_ranks}, transport));
+    TestRank rank(tiny_model(c.layers, c.tied), c.pipeline, c.dtype, Mesh(MeshShape{.pp = c.num_ranks}, transport));
     body(rank);
     const std::lock_guard lock(mutex);
     rank.add_to(results);
@@ -215,6 +220,31 @@ TEST(Pipeline, OneMicroBatchAlone) {
   EXPECT_EQ(forward.at("loss"), expected.at("loss"));
   EXPECT_EQ(forward.at("layer 2 load"), expected.at("layer 2 load"));
   EXPECT_EQ(forward.at("model.norm.weight"), std::vector<std::byte>(expected.at("model.norm.weight").size()));
+}
+
+std::vector<float> floats(const std::vector<std::byte>& bytes) {
+  const auto* x = reinterpret_cast<const float*>(bytes.data());
+  return {x, x + bytes.size() / sizeof(float)};
+}
+
+// Embedding and head add to one gradient. On one rank their shares come in turns, micro-batch by micro-batch, on two
+// each is summed first: another order of 2 M numbers, so the bound is 2 M roundings of the largest.
+TEST(Pipeline, TiedEmbeddingsAreOneTensor) {
+  const Case c{"", 3, 6, {.num_virtual = 2, .num_micro_batches = 3}, DType::f32, /*tied=*/true};
+  const Results expected = run_on_one_rank(c);
+  Results got = run_on_ranks(c, [](TestRank& rank) {
+    rank.run_step();
+    rank.sum_tied_gradients();
+  });
+  const std::string name = "model.embed_tokens.weight";
+  EXPECT_EQ(got.at(name), got.at(name + " (copy)"));
+  const std::vector<float> sum = floats(got.at(name)), exact = floats(expected.at(name));
+  float largest = 0;
+  for (const float x : exact) largest = std::max(largest, std::abs(x));
+  for (size_t i = 0; i < exact.size(); ++i) EXPECT_NEAR(sum[i], exact[i], 6 * 0x1p-23f * largest);
+  got.erase(name + " (copy)");
+  got[name] = expected.at(name);
+  expect_equal(got, expected);
 }
 
 TEST(Pipeline, HoldsAsManySetsAsReplaySays) {
