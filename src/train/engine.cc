@@ -6,7 +6,12 @@
 
 namespace moebius {
 
-EngineSpec training_engine_spec(const RunSpec& run) {
+MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
+  return {
+      .tp = p.tp, .cp = p.cp, .dp = p.dp(world_size), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(world_size)};
+}
+
+EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
   const int64_t B = run.train.micro_batch, S = run.train.seq_len;
   return {.model = run.model,
           .balance = run.moe,
@@ -16,8 +21,9 @@ EngineSpec training_engine_spec(const RunSpec& run) {
                     .seq = S,
                     .max_segments = run.data.separate_documents ? B * S : B,
                     .documents = run.data.separate_documents},
-          .num_micro_batches = run.train.global_batch / B,
+          .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
           .optimizer = run.optimizer,
+          .mesh = mesh,
           .device = run.device,
           .target = run.device,
           .graph = run.graph,
@@ -52,13 +58,22 @@ MicroBatch rebased(MicroBatch b, const void* base, const HostBuffer& host) {
   return b;
 }
 
+std::unique_ptr<Transport> paper_world(const EngineSpec& spec) {
+  if (spec.world || spec.device != DeviceKind::null) return nullptr;
+  spec.mesh.check();
+  return make_paper_transport(0, static_cast<int>(spec.mesh.world()));
+}
+
+Mesh make_mesh(const MeshShape& shape, Transport* world) { return world ? Mesh(shape, *world) : Mesh(shape); }
+
 }  // namespace
 
 Engine::Engine(const EngineSpec& spec)
     : spec_(spec),
       pool_(spec.threads),
       gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>() : nullptr),
-      mesh_(spec.mesh) {
+      paper_(paper_world(spec)),
+      mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get())) {
   if (gpu_) other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
   if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq, spec_.cache_tokens);
   batches_.resize(spec_.num_micro_batches);
@@ -161,8 +176,13 @@ void Engine::all_passes(Stream& s) {
 void Engine::optimizer_pass(Stream& s, int64_t train_step, double lr) {
   PhaseScope phase(s, "optimizer");
   for (const auto& layer : model_->moe_layers()) layer.moe->router().reduce_metrics(s);
-  mesh_.group(Axis::dp_cp).all_reduce_sum(s, model_->loss_sum());
+  reduce_loss(s);
   optimizer_->step(s, plan_.stack(), {.train_step = train_step, .lr = lr, .schedule_2 = gpu_ ? schedule_2_ : Tensor{}});
+}
+
+void Engine::reduce_loss(Stream& s) {
+  mesh_.group(Axis::dp_cp).all_reduce_sum(s, model_->loss_sum());
+  mesh_.group(Axis::pp).all_reduce_sum(s, model_->loss_sum());  // it is made on the last stage
 }
 
 // Jitter draws by step number, which is an argument of its kernels: such a step is launched anew each time.
