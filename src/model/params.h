@@ -56,6 +56,9 @@ struct ParamSpec {
   float init_std = 0.02f;
   bool decay = true;      // weight decay applies
   bool trainable = true;  // false: state without a gradient (f32), saved all the same
+  // The embedding as the head of another stage of a pipeline: a parameter like any other here, but it is the first
+  // stage's that counts in the gradient norm and is saved.
+  bool tied_copy = false;
   // The ranks that hold the same elements, each with a share of their gradient: it is summed over them, and the
   // optimizer is sharded over them. dp_cp for what is sharded over tp; tp_cp_dp for what every tp rank holds whole and
   // uses on its own tokens (norms, the router); edp for experts. Every element of the model is then once in the shards

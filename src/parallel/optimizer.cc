@@ -27,12 +27,13 @@ Optimizer::Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& 
   plan.declare(scale_1_, "grad_scale", {1}, DType::f32, Life::metrics);
 }
 
-// Every element of the model is owned by one rank, so that the sum over the world has each square once.
+// Every element of the model is owned by one rank, but for a tied copy: without those the sum over the world has each
+// square once.
 void Optimizer::measure_norm(Stream& s, StepStack& stack) const {
   fill_zero(s, sum_squares_1_);
   for (const Moments& each : moments_) {
     const int64_t n = each.param->owned.count;
-    if (n == 0) continue;
+    if (n == 0 || each.param->spec.tied_copy) continue;
     StackScope scope(stack);
     sum_squares(s, {.sum_1 = sum_squares_1_,
                     .partial_P = stack.take({SumSquares::num_partials(n)}, DType::f64),

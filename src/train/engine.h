@@ -16,6 +16,8 @@
 #include "core/accelerator.h"
 #include "model/model.h"
 #include "parallel/optimizer.h"
+#include "parallel/pipeline.h"
+#include "parallel/tied_embedding.h"
 
 namespace moebius {
 
@@ -30,6 +32,7 @@ struct EngineSpec {
   int64_t cache_tokens = 0;                // > 0: key/value caches for generation
   std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
   MeshShape mesh;
+  PipelineSpec pipeline;       // with mesh.pp > 1; its micro-batches are those of a step
   Transport* world = nullptr;  // whose rank this engine is, of mesh.world(); none: the only rank, or on the null device
                                // the first of a mesh that is counted
   DeviceKind device = DeviceKind::cpu;
@@ -79,7 +82,8 @@ class Engine {
     Step step{s, plan_.stack(), device_batch(m)};
     body(step);
   }
-  void forward_backward(int64_t m = 0);  // one micro-batch of training
+  void forward_backward(int64_t m = 0);  // one micro-batch of training, all stages of it
+  void forward(int64_t m = 0);           // its forward pass alone: adds to the loss sum
   // A whole step: every micro-batch, then the optimizer. The sums of the step can be read when it returns.
   void train_step(int64_t train_step, double lr);
   void optimizer_step(int64_t train_step, double lr);  // its second half: reduces, clips, updates
@@ -99,9 +103,12 @@ class Engine {
   int64_t peak_bytes();
 
  private:
+  void make_model();
   void schedule(int64_t train_step, double lr);
   void upload(Stream& s);
   const MicroBatch& device_batch(int64_t m);
+  void forward(Step& step);
+  void there_and_back(Step& step);
   void all_passes(Stream& s);
   void optimizer_pass(Stream& s, int64_t train_step, double lr);
   void clear_sums(Stream& s);
@@ -125,6 +132,8 @@ class Engine {
   int64_t other_bytes_ = 0;  // of the GPU, held by others before this engine
   int64_t peak_bytes_ = 0;
   std::unique_ptr<Model> model_;
+  std::unique_ptr<Pipeline> pipeline_;  // none on one stage
+  std::unique_ptr<TiedEmbedding> tied_embedding_;
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<KvCache> caches_;
 };

@@ -43,7 +43,7 @@ ModelSpec model_spec(const LayoutModel& what) {
 
 // eps is far above the noise of f32 sums in the gradients, so that an update follows its gradient smoothly: at 1e-8 an
 // element whose gradient is nearly nothing moves by lr in the direction of that noise.
-EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh) {
+EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const ParallelSpec& layout = {}) {
   OptimizerSpec optimizer;
   optimizer.eps = 1e-3;
   optimizer.clip = 0.5;
@@ -61,6 +61,7 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh) {
           .num_micro_batches = kGlobalBatch / (kMicroBatch * mesh.dp),
           .optimizer = optimizer,
           .mesh = mesh,
+          .pipeline = {.num_virtual = layout.vpp, .layout = layout.layout},
           .threads = 1,
           .seed = 7};
 }
@@ -135,9 +136,11 @@ std::map<std::string, Holder> holders_of(Engine& engine) {
   return holders;
 }
 
-// What this rank gives to the global tensor: what it owns of the trained, and as first of its stage the state.
+// What this rank gives to the global tensor: what it owns of the trained, and as first of its stage the state. A tied
+// copy is another stage's to give.
 void give(Engine& engine, const Holder& holder, std::vector<double>& global, std::vector<double>& givers) {
   const Param& p = *holder.param;
+  if (p.spec.tied_copy) return;
   if (!p.spec.trainable && engine.mesh().group(Axis::tp_cp_dp).rank() != 0) return;
   const ElementRange range = owned_of(p, *holder.part);
   const Tensor owned = owned_part_of(p.master(), p, *holder.part);
@@ -229,7 +232,7 @@ void expect_same_step(const StepReport& got, const StepReport& alone, double bou
 
 LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps) {
   layout.check(world.size());
-  EngineSpec spec = engine_spec(what, mesh_shape(layout, world.size()));
+  EngineSpec spec = engine_spec(what, mesh_shape(layout, world.size()), layout);
   spec.world = &world;
   Engine engine(spec);
   EngineSpec counted = engine_spec(what, {});

@@ -27,6 +27,16 @@ const LayoutCase kCases[] = {
     {"dp2_sigmoid", 2, {}, {.sigmoid = true}},
     {"dp2_skewed", 2, {}, {.skewed = true}},
     {"dp3_tied", 3, {}, {.tied = true}},
+    {"pp2", 2, {.pp = 2}},
+    {"pp4", 4, {.pp = 4}},
+    {"pp2_vpp2", 2, {.pp = 2, .vpp = 2}},
+    {"pp3_uneven", 3, {.pp = 3, .layout = "E t | t*2 | t L"}},
+    {"pp2_dp2", 4, {.pp = 2}},
+    {"pp2_vpp2_dp2", 4, {.pp = 2, .vpp = 2}},
+    {"pp2_dp3_sigmoid", 6, {.pp = 2}, {.sigmoid = true}},
+    {"pp2_vpp2_dp2_skewed", 4, {.pp = 2, .vpp = 2}, {.skewed = true}},
+    {"pp2_tied", 2, {.pp = 2}, {.tied = true}},
+    {"pp2_vpp2_dp2_tied", 4, {.pp = 2, .vpp = 2}, {.tied = true}},
 };
 
 // One run on one rank serves every layout of the same model.
