@@ -42,6 +42,11 @@ struct EngineSpec {
   uint64_t seed = 0;
 };
 
+// Which of the micro-batches of a step a rank takes: m * size + rank is its m-th.
+struct DataRank {
+  int64_t rank = 0, size = 1;
+};
+
 // The mesh of a run on so many ranks: dp and edp are what is left.
 MeshShape mesh_shape(const ParallelSpec& parallel, int64_t world_size);
 // The engine that trains this run on a mesh.
@@ -58,9 +63,8 @@ class Engine {
   explicit Engine(const EngineSpec& spec);
   Engine(const Engine&) = delete;
 
-  // The ranks of the mesh that take different micro-batches, and this one's place among them.
-  int64_t num_data_ranks() const { return mesh_.shape().dp; }
-  int64_t data_rank() const { return mesh_.place().dp; }
+  // Among the ranks of the mesh that take different micro-batches.
+  DataRank data_rank() const { return {.rank = mesh_.place().dp, .size = mesh_.shape().dp}; }
 
   Stream stream();
   void set_trace(Trace* trace) { trace_ = trace; }               // a traced step is launched op by op
