@@ -81,7 +81,8 @@ Engine::Engine(const EngineSpec& spec)
   for (MicroBatch& batch : batches_) declare_micro_batch(plan_, spec_.shape, batch);
   make_model();
   if (spec_.optimizer) {
-    optimizer_ = std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_);
+    optimizer_ = std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_, spec_.overlap);
+    if (const Param* tied = model_->tied_elsewhere()) optimizer_->exchange().hold(*tied);
     plan_.declare(schedule_2_, "schedule", {2}, DType::f64, Life::batch);
   }
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
@@ -102,6 +103,7 @@ Engine::Engine(const EngineSpec& spec)
 void Engine::make_model() {
   std::optional<PipelineRank> rank;
   spec_.pipeline.num_micro_batches = spec_.num_micro_batches;
+  spec_.pipeline.overlap = spec_.overlap;
   if (mesh_.shape().pp > 1) rank = pipeline_rank(spec_.pipeline, spec_.model, mesh_.shape().pp, mesh_.place().pp);
   model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
                                    spec_.max_positions, spec_.seed, rank ? rank->stages() : whole_model(spec_.model));
@@ -185,6 +187,7 @@ void Engine::forward_backward(int64_t m) {
 }
 
 void Engine::all_passes(Stream& s) {
+  optimizer_->begin_step(spec_.num_micro_batches);
   const auto batch = [&](int64_t m) -> const MicroBatch& { return device_batch(m); };
   if (pipeline_) return pipeline_->run_step(s, plan_.stack(), batch);
   for (int64_t m = 0; m < spec_.num_micro_batches; ++m) {
