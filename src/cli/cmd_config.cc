@@ -5,6 +5,7 @@
 
 #include "cli/command.h"
 #include "cli/options.h"
+#include "cli/ranks.h"
 #include "core/accelerator.h"
 #include "train/engine.h"
 
@@ -95,9 +96,11 @@ void print_resolved(const Resolved& r) {
       "{}\n",
       m.num_parameters() / 1e6, m.num_active_parameters() / 1e6, m.train_flops_per_token(r.run.train.seq_len) / 1e9,
       r.run.train.seq_len);
-  fmt::print("# mesh       dense tp {} cp {} dp {} pp {}, experts etp {} ep {} edp {}, {} rank{}\n", r.mesh.tp,
-             r.mesh.cp, r.mesh.dp, r.mesh.pp, r.mesh.etp, r.mesh.ep, r.mesh.edp, r.mesh.world(),
-             r.mesh.world() == 1 ? "" : "s");
+  if (r.mesh.world() == 1) {
+    fmt::print("# mesh       one rank\n");
+  } else {
+    print_comment(layout_table(r.mesh));
+  }
   if (r.engine && r.engine->spec().target != r.run.device)
     fmt::print("# scratch    of the CPU's kernels: this build has no CUDA backend\n");
   print_comment(r.engine ? r.engine->plan().table()

@@ -6,7 +6,7 @@
 
 #include "core/rng.h"
 
-namespace moebius::testing {
+namespace moebius {
 namespace {
 
 constexpr int64_t kGlobalBatch = 24, kMicroBatch = 2, kSeq = 8;
@@ -258,4 +258,4 @@ void expect_same(const LayoutOutcome& got, const LayoutOutcome& alone) {
   expect_same_params(got.last, alone.last, static_cast<double>(got.steps.size()) * each);
 }
 
-}  // namespace moebius::testing
+}  // namespace moebius

@@ -10,7 +10,7 @@
 #include "config/parallel_spec.h"
 #include "train/metrics.h"
 
-namespace moebius::testing {
+namespace moebius {
 
 // What is trained; the layout changes nothing of it.
 struct LayoutModel {
@@ -33,4 +33,4 @@ LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps);
 // The same numbers, but for the order of f32 sums. bound: relative, of losses and norms; parameters in relative L2.
 void expect_same(const LayoutOutcome& got, const LayoutOutcome& alone);
 
-}  // namespace moebius::testing
+}  // namespace moebius

@@ -9,8 +9,6 @@
 namespace moebius {
 namespace {
 
-using testing::LayoutModel;
-using testing::LayoutOutcome;
 
 constexpr int64_t kSteps = 20;
 
