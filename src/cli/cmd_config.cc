@@ -27,10 +27,10 @@ struct Resolved {
 
 // Batch shapes that a recipe may leave out (a model alone is fine to look at) count as one sequence of the model's
 // context.
-EngineSpec counted_engine_spec(RunSpec run) {
+EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
-  EngineSpec spec = training_engine_spec(run);
+  EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
   // A build without CUDA does not know what scratch its kernels take; all else of the plan is the same.
   if (!Accelerator::is_built_in()) spec.target = DeviceKind::cpu;
@@ -44,7 +44,7 @@ Resolved resolve(const Options& o) {
   r.mesh = mesh_shape(p, o.ranks);
   // Ranks that differ only in their data hold the same; other layouts are not part of this version.
   if (p.tp == 1 && p.cp == 1 && p.pp == 1 && p.ep == 1 && p.etp == 1)
-    r.engine = std::make_unique<Engine>(counted_engine_spec(r.run));
+    r.engine = std::make_unique<Engine>(counted_engine_spec(r.run, r.mesh));
   return r;
 }
 

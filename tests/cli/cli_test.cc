@@ -384,6 +384,20 @@ TEST(CliBench, AStepOfATinyModel) {
   EXPECT_GT(json.at("gemm_bf16_tflops").get<double>(), 0);
 }
 
+TEST(CliBench, AStepRunsWhereItsRecipeSays) {
+  if (Accelerator::why_missing().empty()) GTEST_SKIP() << "a GPU is here: it would run";
+  TestDir dir;
+  const std::vector<std::string> step{"bench",    "step",
+                                      "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml",
+                                      "--set",    "run.device=cuda",
+                                      "--set",    "train.seq_len=16",
+                                      "--steps",  "1"};
+  expect_refused(run_moebius(dir, step), 2, "use --device cpu");
+  std::vector<std::string> on_cpu = step;
+  on_cpu.insert(on_cpu.end(), {"--device", "cpu"});
+  EXPECT_EQ(run_moebius(dir, on_cpu).code, 0);
+}
+
 TEST(CliDoctor, SaysWhatIsMissing) {
   TestDir dir;
   const auto json = json_of(run_moebius(dir, {"doctor", "--json"}));
