@@ -25,10 +25,11 @@ enum class Life : int {
   state,      // what training changes without a gradient: expert biases, load of the last step
   batch,      // tokens, targets, positions of a micro-batch
   saved,      // what forward leaves for backward, one micro-batch
+  comm,       // what arrives from other ranks
   metrics,    // sums read at the end of a step
   stack,      // the step stack: scratch of a step
 };
-inline constexpr int kNumLives = 9;
+inline constexpr int kNumLives = 10;
 std::string_view name_of(Life life);
 
 class MemoryPlan {

@@ -97,7 +97,8 @@ Engine::Engine(const EngineSpec& spec)
   for (MicroBatch& batch : batches_) declare_micro_batch(plan_, spec_.shape, batch);
   make_model();
   if (spec_.optimizer) {
-    optimizer_ = std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_);
+    optimizer_ = std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_, spec_.overlap);
+    if (const Param* tied = model_->tied_elsewhere()) optimizer_->exchange().hold(*tied);
     plan_.declare(schedule_2_, "schedule", {2}, DType::f64, Life::batch);
   }
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
@@ -123,6 +124,7 @@ void Engine::mirror_on_host() {
 void Engine::make_model() {
   std::optional<PipelineRank> rank;
   spec_.pipeline.num_micro_batches = spec_.num_micro_batches;
+  spec_.pipeline.overlap = spec_.overlap;
   if (mesh_.shape().pp > 1) rank = pipeline_rank(spec_.pipeline, spec_.model, mesh_.shape().pp, mesh_.place().pp);
   model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
                                    spec_.max_positions, spec_.seed, rank ? rank->stages() : whole_model(spec_.model));
@@ -207,6 +209,7 @@ void Engine::forward_backward(int64_t m) {
 
 // read_metrics waits for the uploads.
 void Engine::all_passes(Stream& s) {
+  optimizer_->begin_step(spec_.num_micro_batches);
   if (pipeline_) {
     for (int64_t m = 0; m < spec_.num_micro_batches; ++m) upload(s, m);
     const auto batch = [&](int64_t m) -> const MicroBatch& { return device_batch(m); };

@@ -37,11 +37,17 @@ struct EngineSpec {
   PipelineSpec pipeline;       // with mesh.pp > 1; its micro-batches are those of a step
   Transport* world = nullptr;  // whose rank this engine is, of mesh.world(); none: the only rank, or on the null device
                                // the first of a mesh that is counted
+  bool overlap = true;         // communication runs behind compute where it can; the same bits
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // that a null device stands for
   bool graph = true;                    // a GPU's training step: recorded and replayed, or launched op by op
   int threads = 1;
   uint64_t seed = 0;
+};
+
+// Which of the micro-batches of a step a rank takes: m * size + rank is its m-th.
+struct DataRank {
+  int64_t rank = 0, size = 1;
 };
 
 // The mesh of a run on so many ranks: dp and edp are what is left.
@@ -60,9 +66,8 @@ class Engine {
   explicit Engine(const EngineSpec& spec);
   Engine(const Engine&) = delete;
 
-  // The ranks of the mesh that take different micro-batches, and this one's place among them.
-  int64_t num_data_ranks() const { return mesh_.shape().dp; }
-  int64_t data_rank() const { return mesh_.place().dp; }
+  // Among the ranks of the mesh that take different micro-batches.
+  DataRank data_rank() const { return {.rank = mesh_.place().dp, .size = mesh_.shape().dp}; }
 
   Stream stream();
   void set_trace(Trace* trace) { trace_ = trace; }               // a traced step is launched op by op
