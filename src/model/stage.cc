@@ -144,7 +144,7 @@ void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
     blocks_[i].backward(step, dstream_TD, saved_of(saved, i));
     params_.after_gradient(step.stream, of_block_[i]);
   }
-  if (!spec_.embedding) return;
+  if (!spec_.embedding || !embedding_->has_grad) return;
   StackScope scope(step.stack);
   EmbeddingBwd embedding{.dw_VD = embedding_->dw, .dx_TD = dstream_TD, .token_T = step.batch.token_T};
   embedding.scratch = step.take_bytes(EmbeddingBwd::scratch_bytes(embedding, step.stream));
