@@ -5,6 +5,12 @@ namespace {
 
 std::string layer_name(int64_t layer, const char* what) { return fmt::format("model.layers.{}.{}", layer, what); }
 
+template <class Attention, class... Args>
+std::optional<Attention> make_attention(bool wanted, Args&&... args) {
+  if (!wanted) return std::nullopt;
+  return std::make_optional<Attention>(std::forward<Args>(args)...);
+}
+
 }  // namespace
 
 Block::Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& m, const BalanceSpec& balance, DType dtype,
@@ -13,7 +19,8 @@ Block::Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& m, const Bal
       max_tokens_(shape.tokens()),
       dtype_(dtype),
       norm1_(params, layer_name(layer, "input_layernorm.weight"), D_, dtype, static_cast<float>(m.rms_norm_eps)),
-      attention_(params, layer_name(layer, "self_attn"), m, dtype, rope_table_Pd),
+      gqa_(make_attention<Gqa>(!m.is_latent(), params, layer_name(layer, "self_attn"), m, dtype, rope_table_Pd)),
+      mla_(make_attention<Mla>(m.is_latent(), params, layer_name(layer, "self_attn"), m, dtype, rope_table_Pd)),
       norm2_(params, layer_name(layer, "post_attention_layernorm.weight"), D_, dtype,
              static_cast<float>(m.rms_norm_eps)) {
   if (m.moe_layers[layer]) {
@@ -28,7 +35,10 @@ Block::Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& m, const Bal
 void Block::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
   norm1_.declare_saved(plan, prefix + ".norm1", max_tokens_, saved.norm1);
   plan.declare(saved.n1_TD, prefix + ".n1", {max_tokens_, D_}, dtype_, Life::saved);
-  attention_.declare_saved(plan, prefix + ".attention", max_tokens_, saved.attention);
+  if (gqa_)
+    gqa_->declare_saved(plan, prefix + ".attention", max_tokens_, saved.attention);
+  else
+    mla_->declare_saved(plan, prefix + ".attention", max_tokens_, saved.latent_attention);
   norm2_.declare_saved(plan, prefix + ".norm2", max_tokens_, saved.norm2);
   plan.declare(saved.n2_TD, prefix + ".n2", {max_tokens_, D_}, dtype_, Life::saved);
   if (moe_)
@@ -43,8 +53,22 @@ void Block::forward(Step& step, Residual& residual, Saved& saved) const {
   norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
   StackScope scope(step.stack);
   const Tensor attended_TD = step.take({T, D_}, dtype_);
-  attention_.forward(step, attended_TD, n1_TD, saved.attention);
+  attend(step, attended_TD, n1_TD, saved);
   feed_forward(step, residual, attended_TD, saved);
+}
+
+void Block::attend(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
+  if (gqa_) return gqa_->forward(step, y_TD, x_TD, saved.attention);
+  mla_->forward(step, y_TD, x_TD, saved.latent_attention);
+}
+
+void Block::attend_backward(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
+  if (gqa_) {
+    gqa_->backward_input(step, dx_TD, dy_TD, saved.attention);
+    return gqa_->backward_weight(step, saved.attention);
+  }
+  mla_->backward_input(step, dx_TD, dy_TD, saved.latent_attention);
+  mla_->backward_weight(step, saved.latent_attention);
 }
 
 void Block::feed_forward(Step& step, Residual& residual, Tensor attended_TD, Saved& saved) const {
@@ -74,8 +98,7 @@ void Block::backward(Step& step, Tensor dresidual_TD, Saved& saved) const {
   }
   StackScope scope(step.stack);
   const Tensor dn1_TD = step.take(TD, dtype_);
-  attention_.backward_input(step, dn1_TD, dresidual_TD, saved.attention);
-  attention_.backward_weight(step, saved.attention);
+  attend_backward(step, dn1_TD, dresidual_TD, saved);
   norm1_.backward(step, dresidual_TD, dn1_TD, saved.norm1);
 }
 
@@ -85,7 +108,10 @@ void Block::forward_cached(Step& step, Residual& residual, Saved& saved, KvCache
   norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
   StackScope scope(step.stack);
   const Tensor attended_TD = step.take({T, D_}, dtype_);
-  attention_.forward_cached(step, attended_TD, n1_TD, cache, first);
+  if (gqa_)
+    gqa_->forward_cached(step, attended_TD, n1_TD, cache, first);
+  else
+    mla_->forward_cached(step, attended_TD, n1_TD, cache, first);
   feed_forward(step, residual, attended_TD, saved);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/rope_frequencies.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm.h"
 #include "ops/rope/rope.h"
@@ -38,7 +39,7 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
       head_(model.tie_word_embeddings ? embedding_ : params_.declare(table_spec("lm_head.weight", model, dtype_))),
       saved_(use == ModelUse::inference ? 1 : model.num_layers) {
   const int64_t T = shape.tokens(), D = model.hidden_size;
-  plan.declare(rope_table_Pd_, "rope_table", {max_positions, model.head_dim}, DType::f32, Life::state);
+  plan.declare(rope_table_Pd_, "rope_table", {max_positions, model.rope_dim()}, DType::f32, Life::state);
   // Layers differ (dense or MoE): the one set that inference shares is declared by the first of each kind.
   bool declared_dense = false, declared_moe = false;
   for (size_t i = 0; i < blocks_.size(); ++i) {
@@ -55,7 +56,11 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
 }
 
 void Model::init_state(Stream& s) const {
-  rope_table(s, {.cos_sin_Pd = rope_table_Pd_, .theta = spec_.rope_theta});
+  const RopeFrequencies rope = rope_frequencies(spec_);
+  rope_table(s, {.cos_sin_Pd = rope_table_Pd_,
+                 .theta = spec_.rope_theta,
+                 .frequencies = rope.values,
+                 .magnitude = rope.magnitude});
   for (const Block& block : blocks_) {
     if (block.moe()) block.moe()->router().init_state(s);
   }
@@ -115,6 +120,10 @@ void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64
   caches.resize(blocks_.size());
   const Shape shape{max_tokens, spec_.num_kv_heads, spec_.head_dim};
   for (size_t i = 0; i < caches.size(); ++i) {
+    if (spec_.is_latent()) {
+      Mla::declare_cache(plan, fmt::format("layer{}", i), spec_, dtype_, max_tokens, caches[i]);
+      continue;
+    }
     plan.declare(caches[i].k_UGd, fmt::format("layer{}.k_cache", i), shape, dtype_, Life::saved);
     plan.declare(caches[i].v_UGd, fmt::format("layer{}.v_cache", i), shape, dtype_, Life::saved);
   }
@@ -148,6 +157,11 @@ std::vector<std::pair<std::string, Tensor>> Model::kept_tensors() const {
     add("attention norm output", saved.n1_TD);
     add("attention q, k, v", saved.attention.qkv_TC);
     add("attention output", saved.attention.o_THd);
+    add("query latent", saved.latent_attention.q.c_TR);
+    add("key and value latent", saved.latent_attention.kv.c_TR);
+    add("attention q", saved.latent_attention.q_THd);
+    add("attention k, v", saved.latent_attention.kv_THw);
+    add("attention output", saved.latent_attention.o_THv);
     add("residual after attention", saved.norm2.sum_TD);
     add("feed-forward norm output", saved.n2_TD);
     add("router logits", saved.moe.router.logits_TE);
