@@ -80,6 +80,7 @@ class Case:
     spelling: str  # "v4": rope_theta, torch_dtype, num_experts; "v5": rope_parameters, dtype, num_local_experts
     rows: list  # lengths of the documents in each row; rows are equally long
     rope: dict = field(default_factory=lambda: {"rope_type": "default"})
+    fp8_block: tuple = ()  # of matrices that are written in 8-bit floats with one scale for each block
     reseed: int = 0  # another draw, where one has two scores too close to call
 
     @property
@@ -134,6 +135,8 @@ CASES = {
                            "v4", [[9], [9]], YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}, reseed=1),
     # greedy; every layer MoE; documents kept apart.
     "deepseek_v2_v5_packed": Case(DEEPSEEK_V2 | {"first_k_dense_replace": 0}, 1e4, "v5", [[4, 5], [1, 5, 3]]),
+    # matrices of the layers in 8-bit floats; blocks at the edges are partial.
+    "deepseek_v3_fp8": Case(DEEPSEEK_V3, 1e4, "v4", [[7], [7]], fp8_block=(8, 16)),
 }
 
 # -- writing ---------------------------------------------------------------------------------------------
@@ -247,6 +250,54 @@ def check_packed(model, tokens, documents, logits):
         assert (got - expected).abs().max() <= 1e-5 * expected.abs().max(), "packed and separate documents differ"
 
 
+def pack_fp8(weight, block):
+    """What DeepSeek's checkpoints hold of a matrix: 8-bit floats, and amax / 448 of each block."""
+    import torch
+    rows, cols = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -cols % block[1], 0, -rows % block[0]))
+    blocks = padded.unflatten(0, (-1, block[0])).unflatten(2, (-1, block[1]))
+    scale = blocks.abs().amax((1, 3)) / 448
+    packed = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+    return packed.flatten(2).flatten(0, 1)[:rows, :cols].contiguous(), scale
+
+
+def unpack_fp8(packed, scale, block):
+    import torch
+    factor = torch.repeat_interleave(torch.repeat_interleave(scale, block[0], 0), block[1], 1)
+    return packed.float() * factor[:packed.shape[0], :packed.shape[1]]
+
+
+def is_packed(name, tensor):
+    return ".layers." in name and tensor.dim() == 2 and not name.endswith("mlp.gate.weight")
+
+
+def round_to_fp8(model, block):
+    """The model with the weights that its packed tensors stand for, and all tensors of its file."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+    plain, packed = hub_tensors(model), {}
+    for name, tensor in list(plain.items()):
+        packed[name] = tensor
+        if is_packed(name, tensor):
+            packed[name], packed[name + "_scale_inv"] = pack_fp8(tensor, block)
+            plain[name] = unpack_fp8(packed[name], packed[name + "_scale_inv"], block)
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        save_file(plain, Path(folder) / "model.safetensors", {"format": "pt"})
+        rounded = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", attn_implementation="eager",
+                                                       experts_implementation="eager")
+    return rounded.eval(), packed
+
+
+def write_fp8(folder, packed, block):
+    from safetensors.torch import save_file
+    save_file(packed, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(block),
+                                     "activation_scheme": "dynamic"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def respell(folder, spelling):
     """config.json as hub files of v4 spell it; save_pretrained wrote the v5 keys."""
     path = folder / "config.json"
@@ -297,6 +348,9 @@ def write_case(data, name, seed):
     from safetensors.torch import save_file
     case = CASES[name]
     model = build_model(case.config, case.rope | {"rope_theta": case.theta}, seed)
+    packed = None
+    if case.fp8_block:
+        model, packed = round_to_fp8(model, case.fp8_block)
     tokens = torch.randint(0, case.config["vocab_size"], (len(case.rows), sum(case.rows[0])),
                            generator=torch.Generator().manual_seed(seed + 1))
 
@@ -326,6 +380,8 @@ def write_case(data, name, seed):
     save_file(inputs, folder / "tokens.safetensors", provenance())
     save_file(expected, folder / "expected.safetensors", provenance())
     check_reload(folder, tokens, case.rows, logits)
+    if packed:
+        write_fp8(folder, packed, case.fp8_block)
     size = sum(f.stat().st_size for f in folder.iterdir())
     counts = {i: np.bincount(ids.flatten(), minlength=8).tolist() for i, ids in chosen.items()}
     print(f"{name:20s} loss {expected['loss'].item():.6f}  max|logit| {logits.abs().max():.3f}  {size / 1024:.0f} KiB  "
@@ -404,6 +460,7 @@ In the packed case each document was run alone: positions restart at its first t
 | `qwen3_v5_yarn` | `rope_parameters`, `dtype` | YaRN |
 | `deepseek_v3_v4_packed` | `rope_scaling` with `type`, `torch_dtype` | query latent; groups; YaRN with two mscales; documents kept apart |
 | `deepseek_v3_v5` | `rope_parameters`, `dtype` | no query latent; v wider than k; `rope_interleave` false; top-3 of 7, not normalised |
+| `deepseek_v3_fp8` | `rope_theta`, `torch_dtype` | matrices in F8_E4M3 with `weight_scale_inv` of 8 x 16 blocks; gradients are by the unpacked weights |
 | `deepseek_v2_v4` | `rope_scaling` with `type`, `torch_dtype` | groups by their best expert; one mscale; one shared expert |
 | `deepseek_v2_v5_packed` | `rope_parameters`, `dtype` | greedy; two shared experts; no dense layer; documents kept apart |
 

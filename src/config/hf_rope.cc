@@ -37,6 +37,9 @@ class RopeTableReader {
   void require(const char* name) const {
     if (!has(name)) r_.fail("{}.{} must be given for RoPE of type {}", key_, name, shown(type_value()));
   }
+  void require_order(const char* low_name, double low, const char* high_name, double high) const {
+    if (high <= low) r_.fail("{}.{} must be above {} = {}; got {}", key_, high_name, low_name, low, high);
+  }
   RopeType type() const {
     for (const RopeName& each : kTypes) {
       if (type_value() == each.name) return each.type;
@@ -77,6 +80,7 @@ RopeScaling read_scaling(const RopeTableReader& t, const ModelSpec& m) {
     for (const char* name : {"low_freq_factor", "high_freq_factor"}) t.require(name);
     s.low_freq_factor = t.number("low_freq_factor", 0, positive);
     s.high_freq_factor = t.number("high_freq_factor", 0, positive);
+    t.require_order("low_freq_factor", s.low_freq_factor, "high_freq_factor", s.high_freq_factor);
   }
   if (s.type == RopeType::yarn) {
     s.beta_fast = t.number("beta_fast", s.beta_fast, positive);

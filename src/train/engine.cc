@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/device_support.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
@@ -59,6 +60,7 @@ Engine::Engine(const EngineSpec& spec)
       pool_(spec.threads),
       gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>() : nullptr),
       mesh_(spec.mesh) {
+  check_device(spec.model, spec.device == DeviceKind::null ? spec.target : spec.device);
   if (gpu_) other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
   if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq, spec_.cache_tokens);
   batches_.resize(spec_.num_micro_batches);
