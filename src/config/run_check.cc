@@ -6,6 +6,7 @@
 
 #include "config/recipe_table.h"
 #include "config/run_spec.h"
+#include "config/stage_layout.h"
 #include "core/error.h"
 
 namespace moebius {
@@ -49,10 +50,6 @@ void check_supported(const RunSpec& s, int64_t world_size) {
   MOEBIUS_CHECK(usage, s.data.tokenizer == "bytes",
                 "data.tokenizer must be \"bytes\", the only tokenizer of this version; got {}{}",
                 shown(s.data.tokenizer), origin(s, "data.tokenizer"));
-  MOEBIUS_CHECK(usage, s.parallel.layout.empty(),
-                "parallel.layout = {} cannot be honoured: this version splits layers evenly (parallel.pp, vpp); remove "
-                "it{}",
-                shown(s.parallel.layout), origin(s, "parallel.layout"));
   MOEBIUS_CHECK(usage, s.parallel.dispatcher == "auto", "parallel.dispatcher = \"{}\" {}; set \"auto\"{}",
                 s.parallel.dispatcher,
                 world_size == 1 ? "needs more than one rank (parallel.ep above 1)"
@@ -144,6 +141,19 @@ void check_balance(const RunSpec& s) {
                 s.model.family, origin(s, "moe.balance"));
 }
 
+void check_recompute(const RunSpec& s) {
+  const bool has_dense =
+      std::find(s.model.moe_layers.begin(), s.model.moe_layers.end(), false) != s.model.moe_layers.end();
+  const auto refuse = [&](bool named, const char* name, bool exists, const char* what) {
+    MOEBIUS_CHECK(usage, !named || exists, "memory.recompute \"{}\" would do nothing: the model has no {}; remove it{}",
+                  name, what, origin(s, "memory.recompute"));
+  };
+  const RecomputeSpec& r = s.memory.recompute;
+  refuse(r.mlp, "mlp", has_dense, "dense feed-forward layers");
+  refuse(r.expert_up, "expert_up", s.model.num_experts > 0, "experts");
+  refuse(r.shared_expert, "shared_expert", s.model.shared_intermediate_size > 0, "shared experts");
+}
+
 // What a degree of parallelism must divide.
 void check_divides(const char* degree, int64_t d, const char* what, int64_t size) {
   MOEBIUS_CHECK(usage, size % d == 0, "parallel.{} must divide {} = {}; got {}", degree, what, size, d);
@@ -159,9 +169,18 @@ void check_layout(const RunSpec& s) {
   check_divides("tp", p.tp, "model.shared_expert_intermediate_size", m.shared_intermediate_size);
   MOEBIUS_CHECK(usage, p.cp == 1 || s.train.seq_len % (2 * p.cp) == 0,
                 "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}", 2 * p.cp, s.train.seq_len);
-  const int64_t stages = p.pp * p.vpp;
-  MOEBIUS_CHECK(usage, m.num_layers % stages == 0,
-                "parallel: pp * vpp = {} * {} must divide the {} layers; choose others", p.pp, p.vpp, m.num_layers);
+}
+
+// The stages, and micro-batches enough for interleaving them: whole groups of pp take turns on the virtual stages.
+void check_pipeline(const RunSpec& s, int64_t world_size) {
+  const ParallelSpec& p = s.parallel;
+  stage_layout({.text = p.layout, .num_ranks = p.pp, .num_virtual = p.vpp, .num_layers = s.model.num_layers});
+  if (p.vpp == 1 || s.train.global_batch == 0) return;
+  const int64_t dp = p.dp(world_size), M = s.train.global_batch / (s.train.micro_batch * dp);
+  MOEBIUS_CHECK(usage, M % p.pp == 0,
+                "parallel.vpp = {} needs a multiple of pp = {} micro-batches a step; got train.global_batch / "
+                "(micro_batch * dp) = {} / ({} * {}) = {}; change them, or set vpp = 1{}",
+                p.vpp, p.pp, s.train.global_batch, s.train.micro_batch, dp, M, origin(s, "parallel.vpp"));
 }
 
 // Found at the start, not when the trace is written. The run makes its own folder, which need not exist yet.
@@ -192,8 +211,10 @@ void RunSpec::check(int64_t world_size) const {
   check_schedule(*this);
   check_balance(*this);
   check_idle_moe_keys(*this);
+  check_recompute(*this);
   check_supported(*this, world_size);
   check_layout(*this);
+  check_pipeline(*this, world_size);
 }
 
 void RunSpec::check_trainable() const {

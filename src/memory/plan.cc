@@ -5,19 +5,50 @@
 namespace moebius {
 
 std::string_view name_of(Life life) {
-  constexpr std::string_view names[kNumLives] = {"param", "master", "grad",    "optimizer", "state",
-                                                 "batch", "saved",  "metrics", "stack"};
+  constexpr std::string_view names[kNumLives] = {"param", "master", "grad", "optimizer", "state",
+                                                 "batch", "saved",  "comm", "metrics",   "stack"};
   return names[static_cast<int>(life)];
 }
 
 void MemoryPlan::declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life) {
   MOEBIUS_ASSERT(!bound_ && life != Life::stack);
-  int64_t& used = bytes_[static_cast<int>(life)];
-  const int64_t align = kAlign * size_of(dtype);
-  const int64_t offset = div_ceil(used, align) * align;
   view = Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};
-  entries_.push_back({std::move(name), &view, life, offset});
-  used = offset + div_ceil(view.num_bytes(), align) * align;
+  entries_.push_back({.name = std::move(name), .view = &view, .life = life});
+  place(entries_.back());
+}
+
+void MemoryPlan::place(Entry& e) {
+  int64_t& used = bytes_[static_cast<int>(e.life)];
+  const int64_t align = kAlign * size_of(e.view->dtype);
+  e.offset = div_ceil(used, align) * align;
+  used = e.offset + div_ceil(e.view->num_bytes(), align) * align + e.free_bytes;
+}
+
+int64_t MemoryPlan::joined_numel(const std::vector<const Tensor*>& views, int64_t multiple) {
+  int64_t numel = 0;
+  for (const Tensor* view : views) numel += div_ceil(view->numel(), kAlign) * kAlign;
+  return div_ceil(numel, multiple) * multiple;
+}
+
+void MemoryPlan::join(const std::vector<const Tensor*>& views, int64_t multiple) {
+  MOEBIUS_ASSERT(!bound_ && !views.empty() && multiple % kAlign == 0);
+  std::deque<Entry> joined;
+  for (const Tensor* view : views) {
+    const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.view == view; });
+    MOEBIUS_ASSERT(found != entries_.end() && view->dtype == views[0]->dtype);
+    joined.push_back(std::move(*found));
+    entries_.erase(found);
+  }
+  const int64_t held = joined_numel(views, kAlign);
+  joined.back().free_bytes = (joined_numel(views, multiple) - held) * size_of(views[0]->dtype);
+  std::move(joined.begin(), joined.end(), std::back_inserter(entries_));
+  bytes_ = {};
+  for (Entry& e : entries_) place(e);
+}
+
+void MemoryPlan::declare_remade(Tensor& view, Shape shape, DType dtype) {
+  view = Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};
+  remade_bytes_ += view.num_bytes();
 }
 
 void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {
@@ -55,7 +86,9 @@ std::string MemoryPlan::table() const {
         fmt::format("  {:<10} {:>11}  {:>5} tensors{}\n", name_of(static_cast<Life>(life)), bytes_text(bytes_[life]),
                     count, largest ? fmt::format(", largest {} {}", largest->name, to_string(*largest->view)) : "");
   }
-  return text + fmt::format("  {:<10} {:>11}\n", "total", bytes_text(total_bytes()));
+  text += fmt::format("  {:<10} {:>11}\n", "total", bytes_text(total_bytes()));
+  if (remade_bytes_ > 0) text += fmt::format("  not kept: {} that backward makes again\n", bytes_text(remade_bytes_));
+  return text;
 }
 
 std::string bytes_text(int64_t bytes) {

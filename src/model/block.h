@@ -16,13 +16,14 @@ namespace moebius {
 struct Residual {
   Tensor base_TD;  // empty before the first layer
   Tensor delta_TD;
+  Tensor room_TD;  // where a layer leaves a base that it does not keep
 };
 
 class Block {
  public:
   struct Saved {
     Norm::Saved norm1, norm2;
-    Tensor n1_TD, n2_TD;  // the norms' outputs: inputs of attention and feed-forward
+    SavedTensor n1_TD, n2_TD;  // the norms' outputs: inputs of attention and feed-forward
     Gqa::Saved attention;
     Mla::Saved latent_attention;
     Mlp::Saved mlp;
@@ -44,7 +45,10 @@ class Block {
 
  private:
   void attend(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
+  void remake_attention(Step& step, Saved& saved) const;
+  void attention_output(Step& step, Tensor y_TD, const Saved& saved) const;
   void attend_backward(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;
+  void remake(Step& step, Saved& saved) const;
   void feed_forward(Step& step, Residual& residual, Tensor attended_TD, Saved& saved) const;
 
   int64_t D_, max_tokens_;

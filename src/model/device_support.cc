@@ -13,7 +13,6 @@ void check_device(const ModelSpec& m, DeviceKind device) {
                   part);
   };
   require(!m.is_latent(), "latent attention (model.kv_lora_rank)");
-  require(m.qk_norm != QkNorm::whole, "RMSNorm of q and k over all heads (model.qk_norm = \"whole\", olmoe)");
 }
 
 }  // namespace moebius

@@ -22,16 +22,25 @@ ParamSpec norm_weight(const std::string& name, DType dtype, int64_t width) {
   return {.name = name, .shape = {width}, .dtype = dtype, .init = ParamInit::ones, .decay = false};
 }
 
-Mla::Latent first_rows(const Mla::Latent& latent, int64_t T) {
-  if (latent.c_TR.empty()) return latent;
-  return {latent.c_TR.rows(0, T), latent.rstd_T.rows(0, T), latent.normed_TR.rows(0, T)};
-}
-
 Tensor as_rows(const Tensor& t_THw) { return t_THw.view({t_THw.dim(0), t_THw.dim(1) * t_THw.dim(2)}); }
+
+void check_mesh(const MeshShape& shape) {
+  MOEBIUS_CHECK(
+      usage, shape.tp == 1 && shape.cp == 1,
+      "parallel.tp = {} and cp = {} cannot be honoured: latent attention (model.kv_lora_rank) is not split over "
+      "ranks yet; set both to 1",
+      shape.tp, shape.cp);
+}
 
 }  // namespace
 
-Mla::Mla(ParamTable& params, const std::string& prefix, const ModelSpec& m, DType dtype, const Tensor& rope_table_Pr)
+Mla::Latent Mla::SavedLatent::rows(int64_t T) const {
+  if (c_TR.empty()) return {};
+  return {c_TR.rows(0, T), rstd_T.rows(0, T), normed_TR.rows(0, T)};
+}
+
+Mla::Mla(ParamTable& params, const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh,
+         const Tensor& rope_table_Pr)
     : H_(m.num_heads),
       nope_(m.qk_nope_head_dim()),
       rope_(m.qk_rope_head_dim),
@@ -53,21 +62,23 @@ Mla::Mla(ParamTable& params, const std::string& prefix, const ModelSpec& m, DTyp
       kv_a_norm_(params.declare(norm_weight(prefix + ".kv_a_layernorm.weight", dtype, kv_rank_))),
       kv_b_(params, matrix(prefix + ".kv_b_proj.weight", m, dtype, H_ * (nope_ + v_), kv_rank_)),
       o_(params, matrix(prefix + ".o_proj.weight", m, dtype, m.hidden_size, H_ * v_)),
-      rope_table_Pr_(rope_table_Pr) {}
+      rope_table_Pr_(rope_table_Pr) {
+  check_mesh(mesh.shape());
+}
 
 void Mla::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
-  const auto latent = [&](const char* name, int64_t rank, Latent& l) {
-    plan.declare(l.c_TR, prefix + name, {tokens, rank}, dtype_, Life::saved);
-    plan.declare(l.rstd_T, prefix + name + "_rstd", {tokens}, DType::f32, Life::saved);
-    plan.declare(l.normed_TR, prefix + name + "_normed", {tokens, rank}, dtype_, Life::saved);
+  const auto latent = [&](const char* name, int64_t rank, SavedLatent& l) {
+    l.c_TR.declare(plan, prefix + name, {tokens, rank}, dtype_, &RecomputeSpec::qkv);
+    l.rstd_T.declare(plan, prefix + name + "_rstd", {tokens}, DType::f32, &RecomputeSpec::qkv);
+    l.normed_TR.declare(plan, prefix + name + "_normed", {tokens, rank}, dtype_, &RecomputeSpec::qkv);
   };
   if (q_rank_ > 0) latent(".q_latent", q_rank_, saved.q);
   latent(".kv_latent", kv_rank_, saved.kv);
-  plan.declare(saved.q_THd, prefix + ".q", {tokens, H_, nope_ + rope_}, dtype_, Life::saved);
-  plan.declare(saved.kv_THw, prefix + ".kv", {tokens, H_, nope_ + v_}, dtype_, Life::saved);
-  plan.declare(saved.k_rope_Tr, prefix + ".k_rope", {tokens, rope_}, dtype_, Life::saved);
-  plan.declare(saved.o_THv, prefix + ".o", {tokens, H_, v_}, dtype_, Life::saved);
-  plan.declare(saved.lse_TH, prefix + ".lse", {tokens, H_}, DType::f32, Life::saved);
+  saved.q_THd.declare(plan, prefix + ".q", {tokens, H_, nope_ + rope_}, dtype_, &RecomputeSpec::qkv);
+  saved.kv_THw.declare(plan, prefix + ".kv", {tokens, H_, nope_ + v_}, dtype_, &RecomputeSpec::qkv);
+  saved.k_rope_Tr.declare(plan, prefix + ".k_rope", {tokens, rope_}, dtype_, &RecomputeSpec::qkv);
+  saved.o_THv.declare(plan, prefix + ".o", {tokens, H_, v_}, dtype_, &RecomputeSpec::attention);
+  saved.lse_TH.declare(plan, prefix + ".lse", {tokens, H_}, DType::f32, &RecomputeSpec::attention);
 }
 
 Tensor Mla::down_rows(const Tensor& kv_a, bool rope) const {
@@ -124,22 +135,29 @@ void Mla::put_kv_together(Step& step, Tensor k_THd, Tensor v_THv, Tensor kv_THw,
   latent_kv_fwd(step.stream, {.k_THd = k_THd, .v_THv = v_THv, .kv_THw = kv_THw, .k_rope_Tr = k_rope_Tr});
 }
 
-void Mla::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
+void Mla::project(Step& step, Tensor x_TD, Saved& saved) const {
   const int64_t T = x_TD.dim(0);
-  saved.x_TD = x_TD;
-  const Latent kv = first_rows(saved.kv, T);
-  const Tensor q_THd = saved.q_THd.rows(0, T), kv_THw = saved.kv_THw.rows(0, T), o_THv = saved.o_THv.rows(0, T),
-               k_rope_Tr = saved.k_rope_Tr.rows(0, T);
-  make_q(step, q_THd, x_TD, first_rows(saved.q, T));
-  make_latent_kv(step, k_rope_Tr, x_TD, kv);
-  kv_b_.forward(step, as_rows(kv_THw), kv.normed_TR);
+  if (q_a_) {
+    for (SavedTensor* t : {&saved.q.c_TR, &saved.q.rstd_T, &saved.q.normed_TR}) t->open(step.stack);
+  }
+  for (SavedTensor* t :
+       {&saved.kv.c_TR, &saved.kv.rstd_T, &saved.kv.normed_TR, &saved.q_THd, &saved.kv_THw, &saved.k_rope_Tr})
+    t->open(step.stack);
+  const Latent kv = saved.kv.rows(T);
+  make_q(step, saved.q_THd.rows(0, T), x_TD, saved.q.rows(T));
+  make_latent_kv(step, saved.k_rope_Tr.rows(0, T), x_TD, kv);
+  kv_b_.forward(step, as_rows(saved.kv_THw.rows(0, T)), kv.normed_TR);
+}
 
+void Mla::attend(Step& step, Saved& saved, int64_t T) const {
+  saved.o_THv.open(step.stack);
+  saved.lse_TH.open(step.stack);
   StackScope scope(step.stack);
   const Tensor k_THd = step.take({T, H_, nope_ + rope_}, dtype_), v_THv = step.take({T, H_, v_}, dtype_);
-  put_kv_together(step, k_THd, v_THv, kv_THw, k_rope_Tr);
-  AttentionFwd attention{.o_THd = o_THv,
+  put_kv_together(step, k_THd, v_THv, saved.kv_THw.rows(0, T), saved.k_rope_Tr.rows(0, T));
+  AttentionFwd attention{.o_THd = saved.o_THv.rows(0, T),
                          .lse_TH = saved.lse_TH.rows(0, T),
-                         .q_THd = q_THd,
+                         .q_THd = saved.q_THd.rows(0, T),
                          .k_UGd = k_THd,
                          .v_UGd = v_THv,
                          .doc_start_T = step.batch.attention_starts(T),
@@ -147,7 +165,50 @@ void Mla::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
                          .scale = scale_};
   attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
   attention_fwd(step.stream, attention);
-  o_.forward(step, y_TD, as_rows(o_THv));
+}
+
+void Mla::output(Step& step, Tensor y_TD, const Saved& saved) const {
+  o_.forward(step, y_TD, as_rows(saved.o_THv.rows(0, y_TD.dim(0))));
+}
+
+void Mla::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
+  saved.x_TD = x_TD;
+  StackScope scope(step.stack);
+  project(step, x_TD, saved);
+  attend(step, saved, x_TD.dim(0));
+  output(step, y_TD, saved);
+}
+
+void Mla::remake(Step& step, Tensor x_TD, Saved& saved) const {
+  saved.x_TD = x_TD;
+  if (saved.q_THd.is_remade()) project(step, x_TD, saved);
+  if (saved.o_THv.is_remade()) attend(step, saved, x_TD.dim(0));
+}
+
+void Mla::attend_bwd(Step& step, Tensor dy_TD, Saved& saved) const {
+  const int64_t T = dy_TD.dim(0);
+  StackScope scope(step.stack);
+  const Tensor k_THd = step.take(saved.dq_THd.shape, dtype_), dk_THd = step.take(saved.dq_THd.shape, dtype_),
+               v_THv = step.take({T, H_, v_}, dtype_), dv_THv = step.take(v_THv.shape, dtype_),
+               do_THv = step.take(v_THv.shape, dtype_);
+  o_.backward_input(step, as_rows(do_THv), dy_TD);
+  put_kv_together(step, k_THd, v_THv, saved.kv_THw.rows(0, T), saved.k_rope_Tr.rows(0, T));
+  AttentionBwd attention{.dq_THd = saved.dq_THd,
+                         .dk_TGd = dk_THd,
+                         .dv_TGd = dv_THv,
+                         .do_THd = do_THv,
+                         .o_THd = saved.o_THv.rows(0, T),
+                         .lse_TH = saved.lse_TH.rows(0, T),
+                         .q_THd = saved.q_THd.rows(0, T),
+                         .k_TGd = k_THd,
+                         .v_TGd = v_THv,
+                         .doc_start_T = step.batch.attention_starts(T),
+                         .batch = step.batch.shape.batch,
+                         .scale = scale_};
+  attention.scratch = step.take_bytes(AttentionBwd::scratch_bytes(attention, step.stream));
+  attention_bwd(step.stream, attention);
+  latent_kv_bwd(step.stream,
+                {.dkv_THw = saved.dkv_THw, .dk_rope_Tr = saved.dk_rope_Tr, .dk_THd = dk_THd, .dv_THv = dv_THv});
 }
 
 void Mla::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
@@ -156,42 +217,19 @@ void Mla::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) c
   saved.dq_THd = step.take({T, H_, nope_ + rope_}, dtype_);
   saved.dkv_THw = step.take({T, H_, nope_ + v_}, dtype_);
   saved.dk_rope_Tr = step.take({T, rope_}, dtype_);
-  {
-    StackScope scope(step.stack);
-    const Tensor k_THd = step.take(saved.dq_THd.shape, dtype_), dk_THd = step.take(saved.dq_THd.shape, dtype_),
-                 v_THv = step.take({T, H_, v_}, dtype_), dv_THv = step.take(v_THv.shape, dtype_),
-                 do_THv = step.take(v_THv.shape, dtype_);
-    o_.backward_input(step, as_rows(do_THv), dy_TD);
-    put_kv_together(step, k_THd, v_THv, saved.kv_THw.rows(0, T), saved.k_rope_Tr.rows(0, T));
-    AttentionBwd attention{.dq_THd = saved.dq_THd,
-                           .dk_TGd = dk_THd,
-                           .dv_TGd = dv_THv,
-                           .do_THd = do_THv,
-                           .o_THd = saved.o_THv.rows(0, T),
-                           .lse_TH = saved.lse_TH.rows(0, T),
-                           .q_THd = saved.q_THd.rows(0, T),
-                           .k_TGd = k_THd,
-                           .v_TGd = v_THv,
-                           .doc_start_T = step.batch.attention_starts(T),
-                           .batch = step.batch.shape.batch,
-                           .scale = scale_};
-    attention.scratch = step.take_bytes(AttentionBwd::scratch_bytes(attention, step.stream));
-    attention_bwd(step.stream, attention);
-    latent_kv_bwd(step.stream,
-                  {.dkv_THw = saved.dkv_THw, .dk_rope_Tr = saved.dk_rope_Tr, .dk_THd = dk_THd, .dv_THv = dv_THv});
-  }
+  attend_bwd(step, dy_TD, saved);
   rotate(step, saved.dq_THd, true);
   rotate(step, saved.dk_rope_Tr.view({T, 1, rope_}), true);
 
   const Tensor dkv_normed_TR = step.take({T, kv_rank_}, dtype_);
   kv_b_.backward_input(step, dkv_normed_TR, as_rows(saved.dkv_THw));
-  saved.dkv_latent_TR = normalise_bwd(step, kv_a_norm_, dkv_normed_TR, first_rows(saved.kv, T));
+  saved.dkv_latent_TR = normalise_bwd(step, kv_a_norm_, dkv_normed_TR, saved.kv.rows(T));
   gemm(step.stream, {.c_MN = dx_TD, .a = saved.dkv_latent_TR, .b = down_rows(kv_a_.w, false)});
   gemm(step.stream, {.c_MN = dx_TD, .a = saved.dk_rope_Tr, .b = down_rows(kv_a_.w, true), .accumulate = true});
   if (!q_a_) return q_b_.backward_input(step, dx_TD, as_rows(saved.dq_THd), /*accumulate=*/true);
   const Tensor dq_normed_TR = step.take({T, q_rank_}, dtype_);
   q_b_.backward_input(step, dq_normed_TR, as_rows(saved.dq_THd));
-  saved.dq_latent_TR = normalise_bwd(step, *q_a_norm_, dq_normed_TR, first_rows(saved.q, T));
+  saved.dq_latent_TR = normalise_bwd(step, *q_a_norm_, dq_normed_TR, saved.q.rows(T));
   q_a_->backward_input(step, dx_TD, saved.dq_latent_TR, /*accumulate=*/true);
 }
 

@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "comm/mesh.h"
 #include "model/gqa.h"
 
 namespace moebius {
@@ -16,18 +17,26 @@ class Mla {
   struct Latent {
     Tensor c_TR, rstd_T, normed_TR;
   };
+  struct SavedLatent {
+    SavedTensor c_TR, rstd_T, normed_TR;
+    Latent rows(int64_t T) const;  // the first T
+  };
   // q is kept rotated; k and v are put together again from kv and k_rope in the backward. x and y are the caller's.
   // The gradients are left by backward_input for backward_weight, on the step stack.
   struct Saved {
     Tensor x_TD;
-    Latent q, kv;
-    Tensor q_THd, kv_THw, k_rope_Tr, o_THv, lse_TH;
+    SavedLatent q, kv;
+    SavedTensor q_THd, kv_THw, k_rope_Tr, o_THv, lse_TH;
     Tensor dy_TD, dq_THd, dkv_THw, dq_latent_TR, dkv_latent_TR, dk_rope_Tr;
   };
-  Mla(ParamTable& params, const std::string& prefix, const ModelSpec& spec, DType dtype, const Tensor& rope_table_Pr);
+  // Error{usage} on a mesh with tp or cp: its heads and sequences are not split.
+  Mla(ParamTable& params, const std::string& prefix, const ModelSpec& spec, DType dtype, const Mesh& mesh,
+      const Tensor& rope_table_Pr);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
 
   void forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
+  void remake(Step& step, Tensor x_TD, Saved& saved) const;                         // as Gqa
+  void output(Step& step, Tensor y_TD, const Saved& saved) const;                   // the same
   void backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // adds the norms' gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
@@ -43,6 +52,9 @@ class Mla {
   void normalise(Step& step, const Param& norm, const Latent& latent) const;
   Tensor normalise_bwd(Step& step, const Param& norm, Tensor dnormed_TR, const Latent& latent) const;
   void rotate(Step& step, Tensor x_THw, bool transposed) const;
+  void project(Step& step, Tensor x_TD, Saved& saved) const;      // everything before k and v are put together
+  void attend(Step& step, Saved& saved, int64_t tokens) const;    // o and lse, from that
+  void attend_bwd(Step& step, Tensor dy_TD, Saved& saved) const;  // dq, dkv and dk_rope, still rotated
   void make_q(Step& step, Tensor q_THd, Tensor x_TD, const Latent& latent) const;
   void make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_TD, const Latent& latent) const;
   void put_kv_together(Step& step, Tensor k_THd, Tensor v_THv, Tensor kv_THw, Tensor k_rope_Tr) const;

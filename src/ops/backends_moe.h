@@ -8,8 +8,11 @@
 namespace moebius {
 
 struct Combine;
+struct GatherRows;
 struct PairsToRows;
 struct RowsToPairs;
+struct IndexRows;
+struct IndexArrivals;
 struct RouteFwd;
 struct RouteBwd;
 struct BalanceStats;
@@ -24,8 +27,11 @@ struct ExpertWgrad;
 
 namespace cpu {
 void combine(Stream& s, const Combine& a);
+void gather_rows(Stream& s, const GatherRows& a);
 void pairs_to_rows(Stream& s, const PairsToRows& a);
 void rows_to_pairs(Stream& s, const RowsToPairs& a);
+void index_rows(Stream& s, const IndexRows& a);
+void index_arrivals(Stream& s, const IndexArrivals& a);
 void route_fwd(Stream& s, const RouteFwd& a);
 void route_bwd(Stream& s, const RouteBwd& a);
 void balance_stats(Stream& s, const BalanceStats& a);
@@ -47,8 +53,11 @@ int64_t scratch_bytes(const ExpertWgrad& a, int num_threads);
 
 namespace cuda {
 void combine(Stream& s, const Combine& a);
+void gather_rows(Stream& s, const GatherRows& a);
 void pairs_to_rows(Stream& s, const PairsToRows& a);
 void rows_to_pairs(Stream& s, const RowsToPairs& a);
+void index_rows(Stream& s, const IndexRows& a);
+void index_arrivals(Stream& s, const IndexArrivals& a);
 void route_fwd(Stream& s, const RouteFwd& a);
 void route_bwd(Stream& s, const RouteBwd& a);
 void balance_stats(Stream& s, const BalanceStats& a);

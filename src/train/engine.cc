@@ -4,10 +4,16 @@
 
 #include "model/device_support.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/gemm/gemm_cuda.h"
 
 namespace moebius {
 
-EngineSpec training_engine_spec(const RunSpec& run) {
+MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
+  return {
+      .tp = p.tp, .cp = p.cp, .dp = p.dp(world_size), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(world_size)};
+}
+
+EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
   const int64_t B = run.train.micro_batch, S = run.train.seq_len;
   return {.model = run.model,
           .balance = run.moe,
@@ -17,8 +23,11 @@ EngineSpec training_engine_spec(const RunSpec& run) {
                     .seq = S,
                     .max_segments = run.data.separate_documents ? B * S : B,
                     .documents = run.data.separate_documents},
-          .num_micro_batches = run.train.global_batch / B,
+          .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
           .optimizer = run.optimizer,
+          .recompute = run.memory.recompute,
+          .mesh = mesh,
+          .pipeline = {.num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
           .device = run.device,
           .target = run.device,
           .graph = run.graph,
@@ -47,11 +56,25 @@ Tensor rebased(Tensor t, const void* base, const HostBuffer& host) {
   return t;
 }
 
+// The m-th, or the one that serves all micro-batches in turn.
+template <class All>
+auto& of_micro_batch(All& all, int64_t m) {
+  return all[all.size() == 1 ? 0 : m];
+}
+
 MicroBatch rebased(MicroBatch b, const void* base, const HostBuffer& host) {
   for (Tensor* t : {&b.token_T, &b.target_T, &b.weight_T, &b.pos_T, &b.doc_start_T, &b.segment_T, &b.loss_scale_1})
     *t = rebased(*t, base, host);
   return b;
 }
+
+std::unique_ptr<Transport> paper_world(const EngineSpec& spec) {
+  if (spec.world || spec.device != DeviceKind::null) return nullptr;
+  spec.mesh.check();
+  return make_paper_transport(0, static_cast<int>(spec.mesh.world()));
+}
+
+Mesh make_mesh(const MeshShape& shape, Transport* world) { return world ? Mesh(shape, *world) : Mesh(shape); }
 
 }  // namespace
 
@@ -59,31 +82,56 @@ Engine::Engine(const EngineSpec& spec)
     : spec_(spec),
       pool_(spec.threads),
       gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>() : nullptr),
-      mesh_(spec.mesh) {
-  check_device(spec.model, spec.device == DeviceKind::null ? spec.target : spec.device);
-  if (gpu_) other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
+      paper_(paper_world(spec)),
+      mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get())),
+      plan_(spec.recompute) {
+  if (spec_.device != DeviceKind::null) spec_.target = spec_.device;
+  check_device(spec_.model, spec_.target);
+  if (gpu_) {
+    other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
+    Stream s = stream();
+    cuda::prepare_gemm(s);  // so that what is free is what the plan may have
+  }
   if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq, spec_.cache_tokens);
-  batches_.resize(spec_.num_micro_batches);
+  // A GPU has one, which each micro-batch of the host is copied into; but a pipeline has several in flight.
+  const bool in_turn = spec_.target == DeviceKind::cuda && spec_.mesh.pp == 1;
+  batches_.resize(in_turn ? 1 : spec_.num_micro_batches);
   for (MicroBatch& batch : batches_) declare_micro_batch(plan_, spec_.shape, batch);
-  model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
-                                   spec_.max_positions, spec_.seed);
+  make_model();
   if (spec_.optimizer) {
-    optimizer_ = std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_);
+    optimizer_ = std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_, spec_.overlap);
+    if (const Param* tied = model_->tied_elsewhere()) optimizer_->exchange().hold(*tied);
     plan_.declare(schedule_2_, "schedule", {2}, DType::f64, Life::batch);
   }
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
   const int64_t stack_bytes = measure_stack();
   if (spec_.device == DeviceKind::cpu) check_memory(plan_, stack_bytes, available_memory_bytes());
-  if (gpu_) check_memory(plan_, stack_bytes, gpu_->info().free_bytes - kLibraryBytes);
+  if (gpu_) check_memory(plan_, stack_bytes, gpu_->info().free_bytes - kReserveBytes);
   plan_.bind(spec_.device, stack_bytes);
   host_batches_ = batches_;
-  if (gpu_) {
-    inputs_ = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::batch));
-    metrics_ = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::metrics));
-    for (MicroBatch& batch : host_batches_) batch = rebased(batch, plan_.base(Life::batch), inputs_);
-  }
+  if (gpu_) mirror_on_host();
   Stream s = stream();
   model_->init_state(s);
+}
+
+void Engine::mirror_on_host() {
+  metrics_ = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::metrics));
+  inputs_.resize(batches_.size() == 1 ? spec_.num_micro_batches : 1);
+  for (HostBuffer& inputs : inputs_) inputs = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::batch));
+  host_batches_.clear();
+  for (int64_t m = 0; m < spec_.num_micro_batches; ++m)
+    host_batches_.push_back(rebased(of_micro_batch(batches_, m), plan_.base(Life::batch), of_micro_batch(inputs_, m)));
+}
+
+void Engine::make_model() {
+  std::optional<PipelineRank> rank;
+  spec_.pipeline.num_micro_batches = spec_.num_micro_batches;
+  spec_.pipeline.overlap = spec_.overlap;
+  if (mesh_.shape().pp > 1) rank = pipeline_rank(spec_.pipeline, spec_.model, mesh_.shape().pp, mesh_.place().pp);
+  model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
+                                   spec_.max_positions, spec_.seed, rank ? rank->stages() : whole_model(spec_.model));
+  if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, spec_.shape, plan_);
+  tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_);
 }
 
 Stream Engine::stream() {
@@ -93,7 +141,7 @@ Stream Engine::stream() {
 
 // Everything a step can do, on tensors that have no memory yet.
 int64_t Engine::measure_stack() {
-  Stream null_stream(DeviceKind::null, pool_, nullptr, spec_.device == DeviceKind::null ? spec_.target : spec_.device);
+  Stream null_stream(DeviceKind::null, pool_, nullptr, spec_.target);
   StepStack null_stack(DeviceKind::null, nullptr, 0);
   MicroBatch batch = batches_[0];
   batch.training = spec_.use == ModelUse::training;
@@ -115,22 +163,22 @@ int64_t Engine::measure_stack() {
 
 void Engine::run_step(Step& step) {
   if (spec_.cache_tokens > 0) return;
-  model_->forward_hidden(step, spec_.shape.tokens());
-  model_->forward_loss(step, spec_.use != ModelUse::inference);
-  if (spec_.use != ModelUse::inference) model_->backward(step);
+  if (spec_.use == ModelUse::inference) return forward(step);
+  there_and_back(step);
+  tied_embedding_->sum_gradients(step.stream, step.stack);
   if (optimizer_) optimizer_->step(step.stream, step.stack, {.train_step = 1});
 }
 
 // The scalars of a batch belong to the host; what a recorded step must read anew goes along in memory.
-void Engine::upload(Stream& s) {
+void Engine::upload(Stream& s, int64_t m) {
   if (spec_.device == DeviceKind::null) return;
-  for (MicroBatch& batch : host_batches_)
-    if (!batch.loss_scale_1.empty()) *batch.loss_scale_1.ptr<float>() = static_cast<float>(batch.loss_scale);
-  if (gpu_) copy_to_device(s, plan_.base(Life::batch), inputs_.data(), inputs_.num_bytes());
+  MicroBatch& batch = host_batches_[m];
+  if (!batch.loss_scale_1.empty()) *batch.loss_scale_1.ptr<float>() = static_cast<float>(batch.loss_scale);
+  if (gpu_) copy_to_device(s, plan_.base(Life::batch), of_micro_batch(inputs_, m).data(), plan_.bytes(Life::batch));
 }
 
 const MicroBatch& Engine::device_batch(int64_t m) {
-  MicroBatch& batch = batches_[m];
+  MicroBatch& batch = of_micro_batch(batches_, m);
   const MicroBatch& host = host_batches_[m];
   batch.loss_scale = host.loss_scale;
   batch.total_tokens = host.total_tokens;
@@ -140,31 +188,57 @@ const MicroBatch& Engine::device_batch(int64_t m) {
   return batch;
 }
 
-void Engine::forward_backward(int64_t m) {
-  run(
-      [&](Step& step) {
-        model_->forward_hidden(step, spec_.shape.tokens());
-        model_->forward_loss(step, true);
-        model_->backward(step);
-      },
-      m);
+void Engine::forward(Step& step) {
+  if (pipeline_) return pipeline_->run_forward(step.stream, step.stack, step.batch);
+  model_->forward_hidden(step, spec_.shape.tokens());
+  model_->forward_loss(step, false);
 }
 
+void Engine::there_and_back(Step& step) {
+  if (pipeline_) return pipeline_->run_alone(step.stream, step.stack, step.batch);
+  model_->forward_hidden(step, spec_.shape.tokens());
+  model_->forward_loss(step, true);
+  model_->backward(step);
+}
+
+void Engine::forward(int64_t m) {
+  run([&](Step& step) { forward(step); }, m);
+}
+
+void Engine::forward_backward(int64_t m) {
+  run([&](Step& step) { there_and_back(step); }, m);
+}
+
+// read_metrics waits for the uploads.
 void Engine::all_passes(Stream& s) {
+  optimizer_->begin_step(spec_.num_micro_batches);
+  if (pipeline_) {
+    for (int64_t m = 0; m < spec_.num_micro_batches; ++m) upload(s, m);
+    const auto batch = [&](int64_t m) -> const MicroBatch& { return device_batch(m); };
+    return replay(passes_, passes_launches_, [&](Stream& on) { pipeline_->run_step(on, plan_.stack(), batch); });
+  }
   for (int64_t m = 0; m < spec_.num_micro_batches; ++m) {
     PhaseScope phase(s, "micro-batch", m);
-    Step step{s, plan_.stack(), device_batch(m)};
-    model_->forward_hidden(step, spec_.shape.tokens());
-    model_->forward_loss(step, true);
-    model_->backward(step);
+    upload(s, m);
+    const MicroBatch& batch = device_batch(m);
+    replay(passes_, passes_launches_, [&](Stream& on) {
+      Step step{on, plan_.stack(), batch};
+      there_and_back(step);
+    });
   }
 }
 
 void Engine::optimizer_pass(Stream& s, int64_t train_step, double lr) {
   PhaseScope phase(s, "optimizer");
   for (const auto& layer : model_->moe_layers()) layer.moe->router().reduce_metrics(s);
-  mesh_.group(Axis::dp_cp).all_reduce_sum(s, model_->loss_sum());
+  reduce_loss(s);
+  tied_embedding_->sum_gradients(s, plan_.stack());
   optimizer_->step(s, plan_.stack(), {.train_step = train_step, .lr = lr, .schedule_2 = gpu_ ? schedule_2_ : Tensor{}});
+}
+
+void Engine::reduce_loss(Stream& s) {
+  mesh_.group(Axis::dp_cp).all_reduce_sum(s, model_->loss_sum());
+  mesh_.group(Axis::pp).all_reduce_sum(s, model_->loss_sum());  // it is made on the last stage
 }
 
 // Jitter draws by step number, which is an argument of its kernels: such a step is launched anew each time.
@@ -180,15 +254,17 @@ void Engine::replay(Recording& recording, int64_t& launches, const std::function
 
 void Engine::schedule(int64_t train_step, double lr) {
   if (!gpu_) return;
-  double* values = rebased(schedule_2_, plan_.base(Life::batch), inputs_).ptr<double>();
-  values[0] = lr;
-  values[1] = static_cast<double>(train_step);
+  for (const HostBuffer& inputs : inputs_) {  // each copy of a micro-batch takes it along
+    double* values = rebased(schedule_2_, plan_.base(Life::batch), inputs).ptr<double>();
+    values[0] = lr;
+    values[1] = static_cast<double>(train_step);
+  }
 }
 
 void Engine::optimizer_step(int64_t train_step, double lr) {
   Stream s = stream();
   schedule(train_step, lr);
-  upload(s);  // read_metrics waits for it
+  upload(s, 0);  // read_metrics waits for it
   optimizer_pass(s, train_step, lr);
   read_metrics();
 }
@@ -197,11 +273,8 @@ void Engine::train_step(int64_t train_step, double lr) {
   Stream s = stream();
   ++num_steps_;
   schedule(train_step, lr);
-  upload(s);  // read_metrics waits for it
-  replay(step_, step_launches_, [&](Stream& on) {
-    all_passes(on);
-    optimizer_pass(on, train_step, lr);
-  });
+  all_passes(s);
+  replay(update_, update_launches_, [&](Stream& on) { optimizer_pass(on, train_step, lr); });
   read_metrics();
 }
 

@@ -1,0 +1,200 @@
+#include "model/stage.h"
+
+#include "ops/elementwise/elementwise.h"
+#include "ops/gemm/gemm.h"
+#include "ops/vocab/vocab.h"
+
+namespace moebius {
+namespace {
+
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kHead = "lm_head.weight";
+
+ParamSpec table_spec(const char* name, const ModelSpec& m, DType dtype) {
+  return {.name = name,
+          .shape = {m.vocab_size, m.hidden_size},
+          .dtype = dtype,
+          .init_std = static_cast<float>(m.initializer_range)};
+}
+
+}  // namespace
+
+Stage::Stage(const StageContext& c, const StageSpec& spec)
+    : spec_(spec),
+      params_(c.params),
+      model_(c.model),
+      dtype_(c.dtype),
+      shape_(c.shape),
+      use_(c.params.use()),
+      loss_sum_1_(c.loss_sum_1) {
+  // What `declare` adds to the table.
+  const auto span_of = [&](const auto& declare) {
+    const size_t begin = params_.all().size();
+    declare();
+    return ParamSpan{.begin = begin, .end = params_.all().size()};
+  };
+  if (spec.embedding)
+    of_embedding_ = span_of([&] { embedding_ = &c.params.declare(table_spec(kEmbedding, c.model, dtype_)); });
+  for (int64_t i = spec.first_layer; i < spec.first_layer + spec.num_layers; ++i) {
+    of_block_.push_back(span_of([&] {
+      blocks_.emplace_back(c.params, c.plan, c.model, c.balance, dtype_, c.mesh, c.shape, c.rope_table_Pd, i, c.seed);
+    }));
+  }
+  if (spec.loss) of_end_ = span_of([&] { declare_end(c); });
+}
+
+void Stage::declare_end(const StageContext& c) {
+  const float eps = static_cast<float>(c.model.rms_norm_eps);
+  final_norm_.emplace(c.params, "model.norm.weight", c.model.hidden_size, dtype_, eps);
+  head_ = c.model.tie_word_embeddings ? embedding_ : &c.params.declare(table_spec(kHead, c.model, dtype_));
+  if (head_) return;
+  ParamSpec copy = table_spec(kEmbedding, c.model, dtype_);
+  copy.tied_copy = true;
+  head_ = &c.params.declare(std::move(copy));
+}
+
+void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
+  const bool shared = use_ == ModelUse::inference;
+  saved.blocks.resize(shared ? 1 : blocks_.size());
+  // Layers differ (dense or MoE): the one set that inference shares is declared by the first of each kind.
+  bool declared_dense = false, declared_moe = false;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    bool& declared = blocks_[i].moe() ? declared_moe : declared_dense;
+    if (shared && declared) continue;
+    declared = true;
+    blocks_[i].declare_saved(plan, fmt::format("{}layer{}", prefix, spec_.first_layer + static_cast<int64_t>(i)),
+                             saved_of(saved, i));
+  }
+  if (!spec_.loss) return;
+  const int64_t T = shape_.tokens();
+  final_norm_->declare_saved(plan, prefix + "final_norm", T, saved.final_norm);
+  if (!shared) plan.declare(saved.dfinal_TD, prefix + "dfinal", {T, model_.hidden_size}, dtype_, Life::saved);
+}
+
+void Stage::declare_output(MemoryPlan& plan) {
+  if (!spec_.loss) return;
+  const int64_t T = shape_.tokens();
+  plan.declare(final_TD_, "final", {T, model_.hidden_size}, dtype_, Life::saved);
+  plan.declare(loss_T_, "loss", {T}, DType::f32, Life::saved);
+}
+
+void Stage::init_state(Stream& s) const {
+  for (const Block& block : blocks_) {
+    if (block.moe()) block.moe()->router().init_state(s);
+  }
+}
+
+void Stage::embed(Step& step, Tensor stream_TD) const {
+  const int64_t T = stream_TD.dim(0);
+  embedding_fwd(step.stream, {.x_TD = stream_TD, .token_T = step.batch.token_T.rows(0, T), .w_VD = embedding_->w});
+}
+
+// The last layer's output is not added yet: the final norm adds it, or the stream that leaves.
+void Stage::leave(Step& step, const Residual& residual, Saved& saved) const {
+  const int64_t T = residual.delta_TD.dim(0);
+  if (spec_.loss) {
+    final_norm_->forward(step, final_TD_.rows(0, T), residual.delta_TD, residual.base_TD, saved.final_norm);
+  } else if (!residual.base_TD.empty()) {
+    add(step.stream, residual.delta_TD, residual.base_TD);
+  }
+}
+
+void Stage::forward(Step& step, Tensor stream_TD, Saved& saved) const {
+  StackScope scope(step.stack);
+  params_.before_use(step.stream, of_embedding_);
+  if (spec_.embedding) embed(step, stream_TD);
+  Residual residual{.delta_TD = stream_TD, .room_TD = step.take(stream_TD.shape, dtype_)};
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    params_.before_use(step.stream, of_block_[i]);
+    PhaseScope phase(step.stream, "forward", spec_.first_layer + static_cast<int64_t>(i));
+    blocks_[i].forward(step, residual, saved_of(saved, i));
+  }
+  params_.before_use(step.stream, of_end_);
+  leave(step, residual, saved);
+}
+
+void Stage::forward_loss(Step& step, Saved& saved, bool with_gradients) const {
+  StackScope scope(step.stack);
+  const int64_t C = LmLoss::chunk(shape_.tokens(), model_.vocab_size, step.stream);
+  LmLoss loss{.loss_T = loss_T_,
+              .logits_CV = step.take({C, model_.vocab_size}, DType::f32),
+              .x_TD = final_TD_,
+              .w_VD = head_->w,
+              .target_T = step.batch.target_T,
+              .weight_T = step.batch.weight_T,
+              .scale_1 = step.batch.loss_scale_1,
+              .scale = static_cast<float>(step.batch.loss_scale)};
+  if (with_gradients) {
+    loss.dx_TD = saved.dfinal_TD;
+    loss.dw_VD = head_->dw;
+    loss.dlogits_CV = step.take({C, model_.vocab_size}, dtype_);
+  }
+  lm_loss(step.stream, loss);
+  sum_into(step.stream, {.out_1 = loss_sum_1_, .x = loss_T_});
+}
+
+void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
+  if (spec_.loss) {
+    fill_zero(step.stream, dstream_TD);
+    final_norm_->backward(step, dstream_TD, saved.dfinal_TD, saved.final_norm);
+    params_.after_gradient(step.stream, of_end_);
+  }
+  for (size_t i = blocks_.size(); i-- > 0;) {
+    PhaseScope phase(step.stream, "backward", spec_.first_layer + static_cast<int64_t>(i));
+    blocks_[i].backward(step, dstream_TD, saved_of(saved, i));
+    params_.after_gradient(step.stream, of_block_[i]);
+  }
+  if (!spec_.embedding) return;
+  StackScope scope(step.stack);
+  EmbeddingBwd embedding{.dw_VD = embedding_->dw, .dx_TD = dstream_TD, .token_T = step.batch.token_T};
+  embedding.scratch = step.take_bytes(EmbeddingBwd::scratch_bytes(embedding, step.stream));
+  embedding_bwd(step.stream, embedding);
+  params_.after_gradient(step.stream, of_embedding_);
+}
+
+void Stage::forward_cached(Step& step, Tensor stream_TD, Saved& saved, std::vector<KvCache>& caches,
+                           int64_t first) const {
+  if (spec_.embedding) embed(step, stream_TD);
+  Residual residual{.delta_TD = stream_TD};
+  for (size_t i = 0; i < blocks_.size(); ++i)
+    blocks_[i].forward_cached(step, residual, saved_of(saved, i), caches[i], first);
+  leave(step, residual, saved);
+}
+
+void Stage::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end) const {
+  gemm(step.stream, {.c_MN = logits_CV, .a = final_TD_.rows(begin, end), .b = head_->w, .trans_b = true});
+}
+
+void Stage::add_kept(std::vector<std::pair<std::string, Tensor>>& kept, const Saved& saved) const {
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const Block::Saved& layer = saved_of(saved, i);
+    const auto add = [&](const char* what, const Tensor& t) {
+      if (!t.empty())
+        kept.emplace_back(fmt::format("layer {} {}", spec_.first_layer + static_cast<int64_t>(i), what), t);
+    };
+    const auto add_saved = [&](const char* what, const SavedTensor& t) {
+      if (!t.is_remade()) add(what, t);
+    };
+    add("input", layer.norm1.sum_TD);
+    add_saved("attention norm output", layer.n1_TD);
+    add_saved("attention q, k, v", layer.attention.qkv_TC);
+    add_saved("attention output", layer.attention.o_THd);
+    add_saved("query latent", layer.latent_attention.q.c_TR);
+    add_saved("key and value latent", layer.latent_attention.kv.c_TR);
+    add_saved("attention q", layer.latent_attention.q_THd);
+    add_saved("attention k, v", layer.latent_attention.kv_THw);
+    add_saved("attention output", layer.latent_attention.o_THv);
+    add_saved("residual after attention", layer.norm2.sum_TD);
+    add_saved("feed-forward norm output", layer.n2_TD);
+    add("router logits", layer.moe.router.logits_TE);
+    add("router weights", layer.moe.router.route.weight_TK);
+    add_saved("MLP pre-activation", layer.mlp.h_T2F);
+    add_saved("shared expert pre-activation", layer.moe.shared.h_T2F);
+  }
+  if (!spec_.loss) return;
+  kept.emplace_back("final residual", saved.final_norm.sum_TD);
+  kept.emplace_back("final norm output", final_TD_);
+  kept.emplace_back("token loss", loss_T_);
+}
+
+}  // namespace moebius
