@@ -106,12 +106,28 @@ TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const Wanted
   return plain_source(entry, wanted);
 }
 
+TensorSource part_of(const TensorSource& source, int64_t row_begin, int64_t row_end, int64_t col_begin,
+                     int64_t col_end) {
+  MOEBIUS_ASSERT(0 <= row_begin && row_begin <= row_end && row_end <= source.rows);
+  MOEBIUS_ASSERT(0 <= col_begin && col_begin <= col_end && col_end <= source.cols);
+  TensorSource part = source;
+  part.rows = row_end - row_begin;
+  part.cols = col_end - col_begin;
+  part.offset += row_begin * source.row_stride + col_begin * source.col_stride;
+  return part;
+}
+
 void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst) {
   const int64_t size = size_of(source.dtype);
   if (source.rows == 0 || source.cols == 0) return;
   if (source.col_stride == 1) {
-    MOEBIUS_ASSERT(source.row_stride == source.cols);
-    return folder.read(source.hf_name, source.offset * size, (source.offset + source.rows * source.cols) * size, dst);
+    const bool together = source.row_stride == source.cols || source.rows == 1;
+    const int64_t bytes = (together ? source.rows : 1) * source.cols * size;
+    for (int64_t r = 0; r < (together ? 1 : source.rows); ++r) {
+      const int64_t begin = (source.offset + r * source.row_stride) * size;
+      folder.read(source.hf_name, begin, begin + bytes, static_cast<char*>(dst) + r * bytes);
+    }
+    return;
   }
   MOEBIUS_ASSERT(source.row_stride == 1);
   const int64_t span = (source.cols - 1) * source.col_stride + source.rows;
