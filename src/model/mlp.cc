@@ -16,19 +16,30 @@ Mlp::Mlp(ParamTable& params, const std::string& prefix, int64_t width, int64_t h
       down_(params,
             {.name = prefix + ".down_proj.weight", .shape = {width, hidden}, .dtype = dtype, .init_std = init_std}) {}
 
-void Mlp::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
-  plan.declare(saved.h_T2F, prefix + ".h", {tokens, 2 * F_}, dtype_, Life::saved);
+void Mlp::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved,
+                        bool RecomputeSpec::*what) const {
+  saved.h_T2F.declare(plan, prefix + ".h", {tokens, 2 * F_}, dtype_, what);
 }
 
 void Mlp::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
-  const int64_t T = x_TD.dim(0);
   saved.x_TD = x_TD;
-  const Tensor h_T2F = saved.h_T2F.rows(0, T);
-  gate_up_.forward(step, h_T2F, x_TD);
+  StackScope scope(step.stack);
+  saved.h_T2F.open(step.stack);
+  gate_up_.forward(step, saved.h_T2F.rows(0, x_TD.dim(0)), x_TD);
+  output(step, y_TD, saved);
+}
+
+void Mlp::output(Step& step, Tensor y_TD, const Saved& saved) const {
+  const int64_t T = y_TD.dim(0);
   StackScope scope(step.stack);
   const Tensor a_TF = step.take({T, F_}, dtype_);
-  swiglu_fwd(step.stream, {.a_TF = a_TF, .h_T2F = h_T2F});
+  swiglu_fwd(step.stream, {.a_TF = a_TF, .h_T2F = saved.h_T2F.rows(0, T)});
   down_.forward(step, y_TD, a_TF);
+}
+
+void Mlp::remake(Step& step, Tensor x_TD, Saved& saved) const {
+  saved.x_TD = x_TD;
+  saved.h_T2F.remake(step.stack, [&] { gate_up_.forward(step, saved.h_T2F, x_TD); });
 }
 
 void Mlp::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved, bool accumulate_dx) const {

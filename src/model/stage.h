@@ -9,6 +9,7 @@
 
 #include <deque>
 #include <utility>
+#include <vector>
 
 #include "config/stage_layout.h"
 #include "model/block.h"
@@ -73,10 +74,12 @@ class Stage {
   void add_kept(std::vector<std::pair<std::string, Tensor>>& kept, const Saved& saved) const;
 
  private:
+  void declare_end(const StageContext& context);
   void embed(Step& step, Tensor stream_TD) const;
   void leave(Step& step, const Residual& residual, Saved& saved) const;
 
   StageSpec spec_;
+  const ParamTable& params_;
   const ModelSpec& model_;
   DType dtype_;
   BatchShape shape_;
@@ -84,6 +87,8 @@ class Stage {
   const Tensor& loss_sum_1_;
   const Param* embedding_ = nullptr;
   std::deque<Block> blocks_;
+  std::vector<ParamSpan> of_block_;
+  ParamSpan of_embedding_, of_end_;  // final norm and head
   std::optional<Norm> final_norm_;
   const Param* head_ = nullptr;  // the embedding itself when tied; its copy when that stands on another stage
   Tensor final_TD_, loss_T_;
