@@ -11,9 +11,11 @@
 namespace moebius {
 
 struct ExportSpec {
-  std::string out;             // folder to make
-  std::string model;           // as in train/weights.h
-  std::optional<DType> dtype;  // f32 or bf16, rounded to nearest even; nothing: each tensor as it is stored
+  std::string out;    // folder to make
+  std::string model;  // as in train/weights.h
+  // f32 or bf16, rounded to nearest even, of all but the routers' correction biases; nothing: each tensor as it is
+  // stored.
+  std::optional<DType> dtype;
   std::string files;  // folder whose other files go along (tokenizer, ...); empty: those that came with the model
   int64_t shard_bytes = 5'000'000'000;
 };
