@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 
+#include "io/json_text.h"
 #include "io/testing.h"
 #include "tests/equivalence/tiny.h"
 #include "train/state.h"
@@ -16,8 +17,8 @@ namespace {
 using namespace testing;
 using Patterns = std::vector<std::string>;
 
-EngineSpec frozen_spec(const Patterns& freeze, DType compute) {
-  EngineSpec spec = tiny_engine(tiny_model(), 2, compute, 2);
+EngineSpec frozen_spec(const Patterns& freeze, DType compute, const ModelSpec& model = tiny_model()) {
+  EngineSpec spec = tiny_engine(model, 2, compute, 2);
   spec.freeze = freeze;
   return spec;
 }
@@ -27,15 +28,11 @@ std::vector<char> bytes_of(const Tensor& t) {
   return {data, data + t.num_bytes()};
 }
 
-class Freeze : public TestWithParam<std::tuple<Patterns, DType>> {
- protected:
-  static const Patterns& patterns() { return std::get<0>(GetParam()); }
-  static DType compute() { return std::get<1>(GetParam()); }
-  static bool is_frozen(const Param& p) { return matches_any(patterns(), p.spec.parts[0].name); }
-};
-
-TEST_P(Freeze, OthersHaveTheSameGradients) {
-  Engine all(frozen_spec({}, compute())), some(frozen_spec(patterns(), compute()));
+// One with everything frozen that matches, one with nothing.
+void expect_others_have_the_same_gradients(const EngineSpec& some_spec) {
+  EngineSpec all_spec = some_spec;
+  all_spec.freeze.clear();
+  Engine all(all_spec), some(some_spec);
   for (Engine* engine : {&all, &some}) {
     init_params(*engine);
     fill_random(engine->batch(), engine->spec().model, 1, 0, 2);
@@ -46,7 +43,7 @@ TEST_P(Freeze, OthersHaveTheSameGradients) {
   for (const Param& p : some.model().params().all()) {
     const Param& q = *with++;
     EXPECT_EQ(bytes_of(p.w), bytes_of(q.w)) << p.spec.name;
-    EXPECT_EQ(p.frozen, q.has_grad && is_frozen(p)) << p.spec.name;
+    EXPECT_EQ(p.frozen, q.has_grad && matches_any(some_spec.freeze, p.spec.parts[0].name)) << p.spec.name;
     EXPECT_EQ(p.has_grad, q.has_grad && !p.frozen) << p.spec.name;
     frozen += p.frozen;
     if (!p.has_grad) continue;
@@ -55,6 +52,16 @@ TEST_P(Freeze, OthersHaveTheSameGradients) {
   }
   EXPECT_GT(frozen, 0);
   EXPECT_GT(compared, 0);
+}
+
+class Freeze : public TestWithParam<std::tuple<Patterns, DType>> {
+ protected:
+  static const Patterns& patterns() { return std::get<0>(GetParam()); }
+  static DType compute() { return std::get<1>(GetParam()); }
+};
+
+TEST_P(Freeze, OthersHaveTheSameGradients) {
+  expect_others_have_the_same_gradients(frozen_spec(patterns(), compute()));
 }
 
 TEST_P(Freeze, StayAsTheyAreWithoutMemoryForTraining) {
@@ -99,6 +106,14 @@ INSTANTIATE_TEST_SUITE_P(Parts, Freeze,
                                         Patterns{"*.self_attn.*", "*.shared_expert*"},
                                         Patterns{"model.layers.*", "model.embed_tokens.*", "model.norm.weight"}),
                                  Values(DType::f32, DType::bf16)));
+
+TEST(FreezeLatentAttention, OthersHaveTheSameGradients) {
+  const std::string config = MOEBIUS_SOURCE_DIR "/tests/golden/data/deepseek_v3_v4_packed/config.json";
+  const ModelSpec model = model_spec_from_hf(read_json(config), config);
+  for (const Patterns& freeze :
+       {Patterns{"*.kv_a_proj_with_mqa.*", "*_layernorm.weight"}, Patterns{"*.q_a_proj.*"}, Patterns{"*.self_attn.*"}})
+    expect_others_have_the_same_gradients(frozen_spec(freeze, DType::f32, model));
+}
 
 TEST(FreezeErrors, SayWhatIsWrong) {
   const auto refused = [](const Patterns& freeze, const std::string& text) {
