@@ -15,6 +15,9 @@ namespace moebius {
 namespace {
 
 using namespace testing;
+using ::testing::Combine;
+using ::testing::TestWithParam;
+using ::testing::Values;
 using Patterns = std::vector<std::string>;
 
 EngineSpec frozen_spec(const Patterns& freeze, DType compute, const ModelSpec& model = tiny_model()) {
