@@ -13,14 +13,14 @@ Block::Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& m, const Bal
       max_tokens_(shape.tokens()),
       dtype_(dtype),
       norm1_(params, layer_name(layer, "input_layernorm.weight"), D_, dtype, static_cast<float>(m.rms_norm_eps)),
-      attention_(params, layer_name(layer, "self_attn"), m, dtype, rope_table_Pd),
+      attention_(params, layer_name(layer, "self_attn"), m, dtype, mesh, rope_table_Pd),
       norm2_(params, layer_name(layer, "post_attention_layernorm.weight"), D_, dtype,
              static_cast<float>(m.rms_norm_eps)) {
   if (m.moe_layers[layer]) {
     moe_.emplace(params, plan, layer_name(layer, "mlp"), m, balance, dtype, mesh, shape, static_cast<uint32_t>(layer),
                  seed);
   } else {
-    mlp_.emplace(params, layer_name(layer, "mlp"), D_, m.intermediate_size, dtype,
+    mlp_.emplace(params, layer_name(layer, "mlp"), D_, m.intermediate_size, dtype, mesh,
                  static_cast<float>(m.initializer_range));
   }
 }

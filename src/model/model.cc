@@ -3,22 +3,9 @@
 #include <algorithm>
 
 #include "ops/elementwise/elementwise.h"
-#include "ops/gemm/gemm.h"
 #include "ops/rope/rope.h"
-#include "ops/vocab/vocab.h"
 
 namespace moebius {
-namespace {
-
-ParamSpec table_spec(const char* name, const ModelSpec& m, DType dtype) {
-  return {.name = name,
-          .shape = {m.vocab_size, m.hidden_size},
-          .dtype = dtype,
-          .init_std = static_cast<float>(m.initializer_range)};
-}
-
-}  // namespace
-
 Model::Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
              MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed)
     : spec_(model),
@@ -26,7 +13,7 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
       shape_(shape),
       mesh_(mesh),
       params_(plan, use),
-      embedding_(params_.declare(table_spec("model.embed_tokens.weight", model, dtype_))),
+      embedding_(params_, model, dtype_, mesh),
       blocks_([&] {
         std::deque<Block> blocks;
         for (int64_t i = 0; i < model.num_layers; ++i) {
@@ -35,7 +22,7 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
         return blocks;
       }()),
       final_norm_(params_, "model.norm.weight", model.hidden_size, dtype_, static_cast<float>(model.rms_norm_eps)),
-      head_(model.tie_word_embeddings ? embedding_ : params_.declare(table_spec("lm_head.weight", model, dtype_))),
+      head_(params_, model, dtype_, mesh, model.tie_word_embeddings ? &embedding_.table() : nullptr),
       saved_(use == ModelUse::inference ? 1 : model.num_layers) {
   const int64_t T = shape.tokens(), D = model.hidden_size;
   plan.declare(rope_table_Pd_, "rope_table", {max_positions, model.head_dim}, DType::f32, Life::state);
@@ -50,7 +37,7 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
   final_norm_.declare_saved(plan, "final_norm", T, saved_final_);
   plan.declare(final_TD_, "final", {T, D}, dtype_, Life::saved);
   if (use != ModelUse::inference) plan.declare(dfinal_TD_, "dfinal", {T, D}, dtype_, Life::saved);
-  plan.declare(loss_T_, "loss", {T}, DType::f32, Life::saved);
+  plan.declare(loss_T_, "loss", {shape.rows()}, DType::f32, Life::saved);
   plan.declare(loss_sum_1_, "loss_sum", {1}, DType::f64, Life::metrics);
 }
 
@@ -64,8 +51,7 @@ void Model::init_state(Stream& s) const {
 void Model::forward_hidden(Step& step, int64_t T) {
   StackScope scope(step.stack);
   Residual residual{.delta_TD = step.take({T, spec_.hidden_size}, dtype_)};
-  embedding_fwd(step.stream,
-                {.x_TD = residual.delta_TD, .token_T = step.batch.token_T.rows(0, T), .w_VD = embedding_.w});
+  embedding_.forward(step, residual.delta_TD, step.batch.token_T.rows(0, T * shape_.tp));
   for (size_t i = 0; i < blocks_.size(); ++i) {
     PhaseScope phase(step.stream, "forward", static_cast<int64_t>(i));
     blocks_[i].forward(step, residual, saved_of(i));
@@ -74,22 +60,7 @@ void Model::forward_hidden(Step& step, int64_t T) {
 }
 
 void Model::forward_loss(Step& step, bool with_gradients) {
-  StackScope scope(step.stack);
-  const int64_t C = LmLoss::chunk(shape_.tokens(), spec_.vocab_size, step.stream);
-  LmLoss loss{.loss_T = loss_T_,
-              .logits_CV = step.take({C, spec_.vocab_size}, DType::f32),
-              .x_TD = final_TD_,
-              .w_VD = head_.w,
-              .target_T = step.batch.target_T,
-              .weight_T = step.batch.weight_T,
-              .scale_1 = step.batch.loss_scale_1,
-              .scale = static_cast<float>(step.batch.loss_scale)};
-  if (with_gradients) {
-    loss.dx_TD = dfinal_TD_;
-    loss.dw_VD = head_.dw;
-    loss.dlogits_CV = step.take({C, spec_.vocab_size}, dtype_);
-  }
-  lm_loss(step.stream, loss);
+  head_.loss(step, loss_T_, with_gradients ? dfinal_TD_ : Tensor{}, final_TD_);
   sum_into(step.stream, {.out_1 = loss_sum_1_, .x = loss_T_});
 }
 
@@ -102,13 +73,11 @@ void Model::backward(Step& step) {
     PhaseScope phase(step.stream, "backward", static_cast<int64_t>(i));
     blocks_[i].backward(step, dresidual_TD, saved_of(i));
   }
-  EmbeddingBwd embedding{.dw_VD = embedding_.dw, .dx_TD = dresidual_TD, .token_T = step.batch.token_T};
-  embedding.scratch = step.take_bytes(EmbeddingBwd::scratch_bytes(embedding, step.stream));
-  embedding_bwd(step.stream, embedding);
+  embedding_.backward_weight(step, dresidual_TD, step.batch.token_T);
 }
 
 void Model::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end) const {
-  gemm(step.stream, {.c_MN = logits_CV, .a = final_TD_.rows(begin, end), .b = head_.w, .trans_b = true});
+  head_.logits(step, logits_CV, final_TD_.rows(begin, end));
 }
 
 void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const {
@@ -123,8 +92,7 @@ void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64
 void Model::forward_cached(Step& step, std::vector<KvCache>& caches, int64_t first, int64_t T) {
   StackScope scope(step.stack);
   Residual residual{.delta_TD = step.take({T, spec_.hidden_size}, dtype_)};
-  embedding_fwd(step.stream,
-                {.x_TD = residual.delta_TD, .token_T = step.batch.token_T.rows(0, T), .w_VD = embedding_.w});
+  embedding_.forward(step, residual.delta_TD, step.batch.token_T.rows(0, T * shape_.tp));
   for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i].forward_cached(step, residual, saved_of(i), caches[i], first);
   final_norm_.forward(step, final_TD_.rows(0, T), residual.delta_TD, residual.base_TD, saved_final_);
 }

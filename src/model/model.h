@@ -7,6 +7,7 @@
 
 #include "config/policy_spec.h"
 #include "model/block.h"
+#include "model/vocab.h"
 
 namespace moebius {
 
@@ -22,7 +23,7 @@ class Model {
   void init_state(Stream& s) const;
 
   // One micro-batch is  forward_hidden, forward_loss, backward.
-  // Embedding through the final norm, for the first num_tokens tokens.
+  // Embedding through the final norm, for the first num_tokens rows of this rank's residual stream.
   void forward_hidden(Step& step, int64_t num_tokens);
   // The sum of weighted token losses is added to loss_sum. With gradients the loss's derivative is made in the same
   // pass, since its logits are never held: backward() continues from it.
@@ -40,7 +41,7 @@ class Model {
   const ParamTable& params() const { return params_; }
   const ModelSpec& spec() const { return spec_; }
   const Tensor& loss_sum() const { return loss_sum_1_; }  // f64 [1]
-  const Tensor& token_loss() const { return loss_T_; }    // f32 [T] of the last micro-batch, weighted
+  const Tensor& token_loss() const { return loss_T_; }    // f32 [rows] of the last micro-batch, weighted
   // MoE layers in order, with their layer index.
   struct MoeLayer {
     int64_t layer;
@@ -61,10 +62,10 @@ class Model {
   const Mesh& mesh_;
   ParamTable params_;
   Tensor rope_table_Pd_;
-  const Param& embedding_;
+  Embedding embedding_;
   std::deque<Block> blocks_;
   Norm final_norm_;
-  const Param& head_;  // the embedding itself when tied
+  LmHead head_;
 
   std::vector<Block::Saved> saved_;  // per layer; one for all without gradients
   Norm::Saved saved_final_;

@@ -58,11 +58,13 @@ Moe::Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const 
       dispatcher_(std::make_unique<LocalDispatcher>()) {
   if (m.shared_intermediate_size == 0) return;
   const float std = static_cast<float>(m.initializer_range);
-  shared_.emplace(params, prefix + ".shared_experts", D_, m.shared_intermediate_size, dtype, std);
+  shared_.emplace(params, prefix + ".shared_experts", D_, m.shared_intermediate_size, dtype, mesh, std);
   if (m.shared_expert_gate) {
-    shared_gate_.emplace(
-        params,
-        ParamSpec{.name = prefix + ".shared_expert_gate.weight", .shape = {1, D_}, .dtype = dtype, .init_std = std});
+    shared_gate_.emplace(params, ParamSpec{.name = prefix + ".shared_expert_gate.weight",
+                                           .shape = {1, D_},
+                                           .dtype = dtype,
+                                           .init_std = std,
+                                           .grad_axis = Axis::tp_cp_dp});
   }
 }
 

@@ -1,14 +1,17 @@
 #include "model/params.h"
 
+#include <algorithm>
+
 #include "core/rng.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
 
 Shard shard_of(const Shape& global, int dim, int64_t r, int64_t n) {
-  MOEBIUS_ASSERT(dim < global.rank() && global[dim] % n == 0 && r < n);
+  MOEBIUS_ASSERT(dim < global.rank() && 0 <= r && r < n);
   if (n == 1) return {};
-  return {.dim = dim, .begin = r * (global[dim] / n), .count = global[dim] / n};
+  const int64_t begin = global[dim] * r / n;
+  return {.dim = dim, .begin = begin, .count = global[dim] * (r + 1) / n - begin};
 }
 
 Shape ParamPart::local_shape() const {
@@ -42,15 +45,33 @@ const Param& ParamTable::declare(ParamSpec spec) {
   return p;
 }
 
+namespace {
+
+// Draws a part, run by run of what follows each other in the global tensor: a number belongs to its place there.
+void fill_part(Stream& s, Tensor local, const ParamPart& part, FillNormal draw) {
+  const int dim = std::max(part.shard.dim, 0);
+  int64_t outer = 1, inner = 1;
+  for (int i = 0; i < part.shape.rank(); ++i) (i < dim ? outer : inner) *= part.shape[i];
+  const int64_t row = inner / part.shape[dim], run = local.dim(dim) * row;
+  const Tensor runs = local.view({outer, run});
+  for (int64_t i = 0; i < outer; ++i) {
+    draw.x = runs.rows(i, i + 1);
+    draw.first_index = static_cast<uint64_t>(i * inner + part.shard.begin * row);
+    fill_normal(s, draw);
+  }
+}
+
+}  // namespace
+
 void ParamTable::init(Stream& s, uint64_t seed) const {
   for (const Param& p : params_) {
     if (!p.spec.trainable) continue;
     for (const ParamPart& part : p.spec.parts) {
       const bool drawn = p.spec.init == ParamInit::normal;
-      fill_normal(s, {.x = part_of(p.master(), part),
-                      .rng = Rng(seed, RngSite::init, 0, key_of(part.name.c_str())),
-                      .mean = p.spec.init == ParamInit::ones ? 1.0f : 0.0f,
-                      .std = drawn ? p.spec.init_std : 0.0f});
+      fill_part(s, part_of(p.master(), part), part,
+                {.rng = Rng(seed, RngSite::init, 0, key_of(part.name.c_str())),
+                 .mean = p.spec.init == ParamInit::ones ? 1.0f : 0.0f,
+                 .std = drawn ? p.spec.init_std : 0.0f});
     }
   }
   sync(s);
