@@ -16,7 +16,7 @@ namespace moebius {
 namespace {
 
 struct Options {
-  std::string name, recipe, device = "cpu", shape, routing = "balanced";
+  std::string name, recipe, device, shape, routing = "balanced";
   std::vector<std::string> overrides;
   std::optional<int64_t> runs;
   int64_t steps = 3;
@@ -146,13 +146,14 @@ void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
   print_json(object);
 }
 
-// The recipe's own device gives way to --device.
+// The recipe's own device counts where --device says none.
 int run_step(Options& o) {
-  const bool on_gpu = o.spec.device == DeviceKind::cuda;
+  const bool on_gpu = o.device == "cuda";
   if (o.recipe.empty()) o.recipe = on_gpu ? "recipes/bench_qwen3_30b_a3b_8layers.toml" : "recipes/bench_cpu.toml";
   RunSpec run = load_run_spec(o.recipe, o.overrides);
   run.check(1);
-  run.device = o.spec.device;
+  if (o.device.empty()) o.device = name_of(run.device);
+  run.device = device_kind(o.device);
   run.threads = o.spec.threads;
   print_step(o, run, bench_step(run, o.steps, o.profile));
   return 0;
@@ -165,13 +166,14 @@ BenchRouting::Kind routing_kind(const std::string& name) {
 
 int run_bench(Options& o) {
   o.spec.threads = num_threads(o.spec.threads);
+  if (o.name == "step") return run_step(o);
+  if (o.device.empty()) o.device = "cpu";
   o.spec.device = device_kind(o.device);
   o.spec.runs = o.runs.value_or(0);
   o.spec.routing.kind = routing_kind(o.routing);
   o.spec.shape = o.shape;
   if (o.shape.empty()) o.spec.shape = o.spec.device == DeviceKind::cuda ? "qwen3-30b-a3b" : "bench-cpu";
   MOEBIUS_CHECK(usage, !o.runs || *o.runs >= 1, "--runs: expected at least 1; got {}", *o.runs);
-  if (o.name == "step") return run_step(o);
   for (const auto& [name, workload] : kWorkloads) {
     if (o.name != name) continue;
     print_report(o, workload(o.spec));
@@ -190,7 +192,7 @@ void add_bench(Cli& cli) {
   const auto o = std::make_shared<Options>();
   command->add_option("NAME", o->name, "the workload")->required();
   command->add_option("--runs", o->runs, "timed runs, of which the median counts; default 7, on a GPU by their length");
-  add_device_option(*command, o->device);
+  command->add_option("--device", o->device, "cpu or cuda; default: what the recipe of a step says, else cpu");
   command->add_option("--shape", o->shape,
                       "bench-cpu, mixtral-8x7b, qwen3-30b-a3b, deepseek-v3-8-local or olmoe; the first is the CPU's");
   command->add_option("--routing", o->routing, "experts, moe-layer: balanced or zipf")->capture_default_str();

@@ -5,6 +5,7 @@
 
 #include "cli/command.h"
 #include "cli/options.h"
+#include "cli/ranks.h"
 #include "core/accelerator.h"
 #include "train/engine.h"
 
@@ -26,10 +27,10 @@ struct Resolved {
 
 // Batch shapes that a recipe may leave out (a model alone is fine to look at) count as one sequence of the model's
 // context.
-EngineSpec counted_engine_spec(RunSpec run) {
+EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
-  EngineSpec spec = training_engine_spec(run);
+  EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
   // A build without CUDA does not know what scratch its kernels take; all else of the plan is the same.
   if (!Accelerator::is_built_in()) spec.target = DeviceKind::cpu;
@@ -40,10 +41,10 @@ Resolved resolve(const Options& o) {
   Resolved r{.run = load_run_spec(o.recipe, o.overrides)};
   r.run.check(o.ranks);
   const ParallelSpec& p = r.run.parallel;
-  r.mesh = {.tp = p.tp, .cp = p.cp, .dp = p.dp(o.ranks), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(o.ranks)};
+  r.mesh = mesh_shape(p, o.ranks);
   // Ranks that differ only in their data hold the same; other layouts are not part of this version.
   if (p.tp == 1 && p.cp == 1 && p.pp == 1 && p.ep == 1 && p.etp == 1)
-    r.engine = std::make_unique<Engine>(counted_engine_spec(r.run));
+    r.engine = std::make_unique<Engine>(counted_engine_spec(r.run, r.mesh));
   return r;
 }
 
@@ -95,9 +96,11 @@ void print_resolved(const Resolved& r) {
       "{}\n",
       m.num_parameters() / 1e6, m.num_active_parameters() / 1e6, m.train_flops_per_token(r.run.train.seq_len) / 1e9,
       r.run.train.seq_len);
-  fmt::print("# mesh       dense tp {} cp {} dp {} pp {}, experts etp {} ep {} edp {}, {} rank{}\n", r.mesh.tp,
-             r.mesh.cp, r.mesh.dp, r.mesh.pp, r.mesh.etp, r.mesh.ep, r.mesh.edp, r.mesh.world(),
-             r.mesh.world() == 1 ? "" : "s");
+  if (r.mesh.world() == 1) {
+    fmt::print("# mesh       one rank\n");
+  } else {
+    print_comment(layout_table(r.mesh));
+  }
   if (r.engine && r.engine->spec().target != r.run.device)
     fmt::print("# scratch    of the CPU's kernels: this build has no CUDA backend\n");
   print_comment(r.engine ? r.engine->plan().table()

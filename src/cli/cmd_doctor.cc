@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/machine.h"
 #include "cli/options.h"
+#include "comm/mpi.h"
 #include "core/accelerator.h"
 #include "io/files.h"
 #include "memory/plan.h"
@@ -75,7 +76,7 @@ std::vector<Finding> findings(const Machine& m) {
           {"CLI11", CLI11_VERSION},
           {"CUDA", cuda_versions()},
           {"cuDNN", cudnn_version().empty() ? "not part of this build" : cudnn_version()},
-          {"MPI", "not part of this build"},
+          {"MPI", mpi_version().empty() ? "not part of this build" : mpi_version()},
           {"GPU", gpu_line()}};
 }
 
@@ -89,7 +90,7 @@ std::vector<Finding> missing(const Machine& m) {
   }
   if (const std::string why = Accelerator::why_missing(); !why.empty())
     list.push_back({"GPU", "run.device = \"cuda\": " + why});
-  list.push_back({"MPI", "more than one rank"});
+  if (mpi_version().empty()) list.push_back({"MPI", "ranks that are processes (mpirun, srun)"});
   return list;
 }
 

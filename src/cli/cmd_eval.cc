@@ -43,7 +43,7 @@ EvalResult run_eval(const Options& o, const std::atomic<int>& signal) {
   MOEBIUS_CHECK(usage, run.train.seq_len <= run.model.max_position_embeddings,
                 "--seq-len: expected at most the model's max_position_embeddings = {}; got {}",
                 run.model.max_position_embeddings, run.train.seq_len);
-  Loader loader({{.prefix = o.data}}, run, /*shuffle=*/false, "--data");
+  Loader loader({{.prefix = o.data}}, run, /*shuffle=*/false, {}, "--data");
   Engine engine({.model = run.model,
                  .precision = run.precision,
                  .use = ModelUse::inference,

@@ -1,6 +1,5 @@
-#include <cstdlib>
-
 #include "cli/command.h"
+#include "cli/ranks.h"
 #include "config/run_spec.h"
 #include "core/accelerator.h"
 #include "train/loop.h"
@@ -11,31 +10,75 @@ namespace {
 struct TrainArgs {
   std::string recipe;
   std::vector<std::string> overrides;
+  int64_t ranks = 1;
+  double timeout_s = WorldOptions{}.timeout_s;
 };
 
-// A launcher that started several of us wants several ranks; each would train the whole run and overwrite the others.
-void check_started_alone() {
-  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
-    const char* value = std::getenv(name);
-    MOEBIUS_CHECK(usage, value == nullptr || std::string(value) == "1" || *value == 0,
-                  "train: this version runs on one rank; got {}={} from the launcher; start it alone, or unset {}",
-                  name, value, name);
+// The recipe, or why there is none: a rank that cannot read it says so once the ranks have met, so that they end as
+// one.
+struct Recipe {
+  RunSpec run;
+  std::exception_ptr error;
+};
+
+Recipe read_recipe(const TrainArgs& args, int num_ranks) {
+  Recipe recipe;
+  try {
+    recipe.run = load_run_spec(args.recipe, args.overrides);
+    recipe.run.check(num_ranks);
+    recipe.run.check_trainable();
+  } catch (const Error&) {
+    recipe.error = std::current_exception();
   }
+  return recipe;
+}
+
+void check_device(const RunSpec& run) {
+  if (run.device != DeviceKind::cuda) return;
+  const std::string why = Accelerator::why_missing();
+  MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; set run.device = \"cpu\"", why);
+}
+
+// All that must be the same on every rank before one of them begins. The data sets compare theirs once they are open.
+void check_ranks_agree(Control& control, const RunSpec& run) {
+  if (control.size() == 1) return;
+  check_agree(control, {"the program (its file's XXH3)", program_hash()});
+  check_agree(control, {"the recipe", to_toml(run, /*with_provenance=*/false)});
+}
+
+int train_rank(Transport& world, const Recipe& recipe, const std::string& launched, Cli& cli) {
+  Control control(world);
+  control.together([&] {
+    if (recipe.error) std::rethrow_exception(recipe.error);
+    check_device(recipe.run);
+  });
+  check_ranks_agree(control, recipe.run);
+  RunSpec run = recipe.run;
+  if (run.threads == 0) run.threads = cpu_share(control);
+  MOEBIUS_CHECK(usage, world.size() == 1, "train: the engine of this version runs on one rank; got {} ranks",
+                world.size());
+  Log quiet(stderr, false, true);
+  Log& log = control.is_root() ? cli.log : quiet;
+  log.info("{}, {}{} CPU threads{}", launched, run.device == DeviceKind::cuda ? "a GPU, " : "", run.threads,
+           world.size() > 1 ? " each" : "");
+  TrainingRun training(run, log, cli.signal);
+  return training.run();
 }
 
 int train(const TrainArgs& args, Cli& cli) {
-  check_started_alone();
-  const RunSpec run = load_run_spec(args.recipe, args.overrides);
-  run.check(/*world_size=*/1);
-  run.check_trainable();
-  if (run.device == DeviceKind::cuda) {
-    const std::string why = Accelerator::why_missing();
-    MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; set run.device = \"cpu\"", why);
+  Launch launch = detect_launch(process_environment());
+  if (args.ranks != 1) launch = launch_threads(args.ranks, launch);
+  MOEBIUS_CHECK(usage, args.timeout_s > 0, "--timeout: expected seconds above 0; got {}", args.timeout_s);
+  const Recipe recipe = read_recipe(args, launch.num_ranks);
+  WorldOptions options{.timeout_s = args.timeout_s};
+  if (!recipe.error) {
+    const MeshShape shape = mesh_shape(recipe.run.parallel, launch.num_ranks);
+    options.coordinates = [shape](int r) { return to_string(place_of(shape, r)); };
+  } else if (launch.kind != Launch::Kind::mpi) {
+    std::rethrow_exception(recipe.error);
   }
-  cli.log.info("one rank, {}{} CPU threads", run.device == DeviceKind::cuda ? "a GPU, " : "",
-               run.threads > 0 ? run.threads : num_available_cpus());
-  TrainingRun training(run, cli.log, cli.signal);
-  const int signal = training.run();
+  std::atomic<int> signal{0};  // of all ranks, which agree on it
+  run_ranks(launch, options, [&](Transport& world) { signal = train_rank(world, recipe, launch_text(launch), cli); });
   return signal == 0 ? 0 : 128 + signal;
 }
 
@@ -49,6 +92,11 @@ void add_train(Cli& cli) {
   command->add_option("--set", args->overrides, "section.key=value, over the recipe; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
+  command
+      ->add_option("--ranks", args->ranks, "ranks as threads of this process, for debugging; mpirun starts processes")
+      ->capture_default_str();
+  command->add_option("--timeout", args->timeout_s, "seconds for which a rank waits for another before the run ends")
+      ->capture_default_str();
   command->callback([&cli, args] { cli.run = [&cli, args] { return train(*args, cli); }; });
 }
 

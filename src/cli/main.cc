@@ -8,10 +8,12 @@
 #include <cstring>
 #include <iostream>
 #include <optional>
+#include <sstream>
 #include <system_error>
 
 #include "cli/command.h"
 #include "cli/cpu_check.h"
+#include "cli/launch.h"
 #include "config/nearest.h"
 
 namespace {
@@ -58,6 +60,14 @@ void check_command_is_known(const CLI::App& app, int argc, char** argv) {
   MOEBIUS_FAIL(usage, "unknown command {}; did you mean {}? moebius --help lists them", word, nearest(word, names));
 }
 
+// All ranks of a run have the same words, so the first of them answers.
+int exit_code(const CLI::App& app, const CLI::ParseError& e) {
+  std::ostringstream nowhere;
+  const bool first = launcher_rank(process_environment()) == 0;
+  const int code = first ? app.exit(e) : app.exit(e, nowhere, nowhere);
+  return code == 0 ? 0 : static_cast<int>(ErrorKind::usage);
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Moebius trains Mixture-of-Experts language models", "moebius"};
   app.set_version_flag("--version", "moebius 0.1.0");
@@ -78,9 +88,9 @@ int run(int argc, char** argv) {
     if (app.got_subcommand("train") || app.got_subcommand("eval")) install_signal_handlers();
     return cli.run();
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : static_cast<int>(ErrorKind::usage);
+    return exit_code(app, e);
   } catch (const Error& e) {
-    Log(stderr, false).line(std::string("error: ") + e.what());
+    if (*e.what() != 0) Log(stderr, false).line(std::string("error: ") + e.what());  // else another rank says it
     return static_cast<int>(e.kind());
   } catch (const std::bad_alloc&) {
     Log(stderr, false)

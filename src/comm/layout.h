@@ -15,8 +15,25 @@
 namespace moebius {
 
 // Groups are asked for by axis. Those with several names hold every rank that differs in these coordinates alone.
-enum class Axis : int { tp, cp, dp, pp, etp, ep, edp, tp_cp, dp_cp, tp_cp_dp, etp_ep, tp_pp, etp_ep_pp, world };
-inline constexpr int kNumAxes = 14;
+// pp_back holds the ranks of pp: hidden states and gradients between the same two ranks are two streams of messages.
+enum class Axis : int {
+  tp,
+  cp,
+  dp,
+  pp,
+  pp_back,
+  etp,
+  ep,
+  edp,
+  tp_cp,
+  dp_cp,
+  tp_cp_dp,
+  etp_ep,
+  tp_pp,
+  etp_ep_pp,
+  world
+};
+inline constexpr int kNumAxes = 15;
 std::string_view name_of(Axis axis);
 // What the groups of an axis are for, in a few words.
 std::string_view purpose_of(Axis axis);

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 namespace moebius {
@@ -157,6 +159,13 @@ class MpiTransport final : public Transport {
       return met != 0;
     });
   }
+  // Whether a rank before this one passes the same text. REQUIRES: all ranks have met.
+  bool was_said_before(const std::string& text) {
+    const uint64_t mine = std::hash<std::string>{}(text);
+    std::vector<uint64_t> all(size_);
+    MPI_Allgather(&mine, 1, MPI_UINT64_T, all.data(), 1, MPI_UINT64_T, farewell_);
+    return std::find(all.begin(), all.begin() + rank_, mine) != all.begin() + rank_;
+  }
   // Ends MPI. Not done by the destructor: when an exception passes by that other ranks have not met, it would wait.
   void finalize() {
     MPI_Comm_free(&comm_);
@@ -182,7 +191,8 @@ class MpiTransport final : public Transport {
 
 struct Failure {
   std::string what;
-  bool distributed = false;  // other ranks are known to be in trouble
+  bool distributed = false;       // other ranks are known to be in trouble
+  std::optional<ErrorKind> kind;  // of an Error
 };
 
 // REQUIRES: within a handler.
@@ -190,7 +200,7 @@ Failure caught() {
   try {
     throw;
   } catch (const Error& e) {
-    return {.what = e.what(), .distributed = e.kind() == ErrorKind::distributed};
+    return {.what = e.what(), .distributed = e.kind() == ErrorKind::distributed, .kind = e.kind()};
   } catch (const std::exception& e) {
     return {.what = e.what()};
   } catch (...) {
@@ -218,7 +228,7 @@ std::string mpi_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING];
   int size = 0;
   MPI_Get_library_version(text, &size);
-  const std::string version(text, static_cast<size_t>(size));
+  const std::string version(text);  // Open MPI counts the end of the string among its characters
   return version.substr(0, version.find('\n'));
 }
 
@@ -231,8 +241,11 @@ void run_mpi(const MpiOptions& options, const RankBody& body) {
     std::iota(all.begin(), all.end(), 0);
     transport.make_group("end of the run", all)->barrier();
   } catch (...) {
-    end_unless_all_fail(options, transport, caught());
+    const Failure failure = caught();
+    end_unless_all_fail(options, transport, failure);
+    const bool was_said = transport.was_said_before(failure.what);
     transport.finalize();
+    if (was_said && failure.kind) throw Error(*failure.kind, "");
     throw;
   }
   transport.finalize();

@@ -15,7 +15,8 @@ struct MpiOptions {
 std::string mpi_version();
 
 // Runs body as this process's rank of MPI_COMM_WORLD and returns when all ranks have ended it. Once in a process.
-// Where body throws the same on every rank (a wrong recipe), so does this function. Otherwise a rank that throws, or
+// Where body throws on every rank (a wrong recipe), so does this function; an Error whose text a rank before this one
+// throws too comes with an empty text, so that it is printed once. Otherwise a rank that throws, or
 // waits for another for longer than the timeout, reports why and ends all processes with MPI_Abort and
 // ErrorKind::distributed as the exit code. Error{usage} where the program was built without MPI.
 void run_mpi(const MpiOptions& options, const RankBody& body);

@@ -1,4 +1,4 @@
-// The world of one rank: a group over it never sends, so there is nothing to carry messages.
+// The world of one rank, and worlds on paper: groups over them never send, so there is nothing to carry messages.
 #include "comm/message_group.h"
 
 namespace moebius {
@@ -13,7 +13,28 @@ class SelfTransport final : public Transport {
   void wait(std::span<const std::unique_ptr<Message>> messages, int64_t) override { MOEBIUS_ASSERT(messages.empty()); }
 };
 
+class PaperTransport final : public Transport {
+ public:
+  PaperTransport(int rank, int size) : rank_(rank), size_(size) {}
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::unique_ptr<Message> send(int, int, const void*, int64_t) override { refuse(); }
+  std::unique_ptr<Message> recv(int, int, void*, int64_t) override { refuse(); }
+  void wait(std::span<const std::unique_ptr<Message>>, int64_t) override { refuse(); }
+
+ private:
+  [[noreturn]] static void refuse() {
+    MOEBIUS_FAIL(internal, "a world on paper cannot communicate: only the null device may run on its ranks");
+  }
+  int rank_, size_;
+};
+
 }  // namespace
+
+std::unique_ptr<Transport> make_paper_transport(int rank, int size) {
+  MOEBIUS_ASSERT(rank >= 0 && rank < size);
+  return std::make_unique<PaperTransport>(rank, size);
+}
 
 std::unique_ptr<Transport> make_self_transport() { return std::make_unique<SelfTransport>(); }
 

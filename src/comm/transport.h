@@ -55,6 +55,8 @@ class Transport {
 
 // The world of one rank.
 std::unique_ptr<Transport> make_self_transport();
+// A rank of a world that exists on paper only, for what runs on the null device. Nothing may be sent: Error{internal}.
+std::unique_ptr<Transport> make_paper_transport(int rank, int size);
 
 // What a rank of a world does, on a thread or in a process of its own.
 using RankBody = std::function<void(Transport&)>;

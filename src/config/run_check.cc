@@ -6,6 +6,7 @@
 
 #include "config/recipe_table.h"
 #include "config/run_spec.h"
+#include "config/stage_layout.h"
 #include "core/error.h"
 
 namespace moebius {
@@ -49,10 +50,6 @@ void check_supported(const RunSpec& s, int64_t world_size) {
   MOEBIUS_CHECK(usage, s.data.tokenizer == "bytes",
                 "data.tokenizer must be \"bytes\", the only tokenizer of this version; got {}{}",
                 shown(s.data.tokenizer), origin(s, "data.tokenizer"));
-  MOEBIUS_CHECK(usage, s.parallel.layout.empty(),
-                "parallel.layout = {} cannot be honoured: this version splits layers evenly (parallel.pp, vpp); remove "
-                "it{}",
-                shown(s.parallel.layout), origin(s, "parallel.layout"));
   MOEBIUS_CHECK(usage, s.parallel.dispatcher == "auto", "parallel.dispatcher = \"{}\" {}; set \"auto\"{}",
                 s.parallel.dispatcher,
                 world_size == 1 ? "needs more than one rank (parallel.ep above 1)"
@@ -159,9 +156,18 @@ void check_layout(const RunSpec& s) {
   check_divides("tp", p.tp, "model.shared_expert_intermediate_size", m.shared_intermediate_size);
   MOEBIUS_CHECK(usage, p.cp == 1 || s.train.seq_len % (2 * p.cp) == 0,
                 "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}", 2 * p.cp, s.train.seq_len);
-  const int64_t stages = p.pp * p.vpp;
-  MOEBIUS_CHECK(usage, m.num_layers % stages == 0,
-                "parallel: pp * vpp = {} * {} must divide the {} layers; choose others", p.pp, p.vpp, m.num_layers);
+}
+
+// The stages, and micro-batches enough for interleaving them: whole groups of pp take turns on the virtual stages.
+void check_pipeline(const RunSpec& s, int64_t world_size) {
+  const ParallelSpec& p = s.parallel;
+  stage_layout({.text = p.layout, .num_ranks = p.pp, .num_virtual = p.vpp, .num_layers = s.model.num_layers});
+  if (p.vpp == 1 || s.train.global_batch == 0) return;
+  const int64_t dp = p.dp(world_size), M = s.train.global_batch / (s.train.micro_batch * dp);
+  MOEBIUS_CHECK(usage, M % p.pp == 0,
+                "parallel.vpp = {} needs a multiple of pp = {} micro-batches a step; got train.global_batch / "
+                "(micro_batch * dp) = {} / ({} * {}) = {}; change them, or set vpp = 1{}",
+                p.vpp, p.pp, s.train.global_batch, s.train.micro_batch, dp, M, origin(s, "parallel.vpp"));
 }
 
 // Found at the start, not when the trace is written. The run makes its own folder, which need not exist yet.
@@ -194,6 +200,7 @@ void RunSpec::check(int64_t world_size) const {
   check_idle_moe_keys(*this);
   check_supported(*this, world_size);
   check_layout(*this);
+  check_pipeline(*this, world_size);
 }
 
 void RunSpec::check_trainable() const {

@@ -99,7 +99,6 @@ TEST(Check, WhatThisVersionCannotDo) {
       HasSubstr("run.deterministic = false has no mode to choose: every run is deterministic; remove it [--set]"));
   EXPECT_THAT(check_error({"data.tokenizer=nodir"}),
               HasSubstr("data.tokenizer must be \"bytes\", the only tokenizer of this version; got \"nodir\" [--set]"));
-  EXPECT_THAT(check_error({"parallel.layout=E t*2 | t L"}), HasSubstr("parallel.layout = \"E t*2 | t L\" cannot be"));
   EXPECT_THAT(check_error({"parallel.dispatcher=alltoall"}),
               HasSubstr("parallel.dispatcher = \"alltoall\" needs more than one rank"));
   EXPECT_THAT(check_error({"parallel.dispatcher=allgather"}, 2),
@@ -147,7 +146,21 @@ TEST(Check, Layout) {
               HasSubstr("parallel.tp must divide model.shared_expert_intermediate_size = 3; got 2"));
   EXPECT_THAT(check_error({"parallel.cp=2"}, 2),
               HasSubstr("train.seq_len must be divisible by 2 * parallel.cp = 4; got 7"));
-  EXPECT_THAT(check_error({"parallel.pp=2"}, 2), HasSubstr("pp * vpp = 2 * 1 must divide the 3 layers"));
+}
+
+TEST(Check, Pipeline) {
+  EXPECT_NO_THROW(parse({"parallel.pp=3"}).check(3));
+  EXPECT_NO_THROW(parse({"parallel.pp=2", "parallel.layout=E t*2 | t L"}).check(2));
+  EXPECT_THAT(check_error({"parallel.pp=2"}, 2),
+              HasSubstr("divisible by pp * vpp = 2 * 1 = 2; got 3 layers; set parallel.layout"));
+  EXPECT_THAT(check_error({"parallel.layout=E t*2 | t L"}),
+              HasSubstr("parallel.layout must have pp * vpp = 1 * 1 = 1 stages; got 2 in \"E t*2 | t L\""));
+  EXPECT_THAT(check_error({"parallel.pp=2", "parallel.layout=E t | t L"}, 2), HasSubstr("after 2 of 3 layers"));
+  const std::string four = "parallel.layout=E t | t | t | L";
+  EXPECT_NO_THROW(parse({"parallel.pp=2", "parallel.vpp=2", four}).check(2));
+  EXPECT_THAT(check_error({"parallel.pp=2", "parallel.vpp=2", four, "train.micro_batch=2"}, 2),
+              HasSubstr("parallel.vpp = 2 needs a multiple of pp = 2 micro-batches a step; got train.global_batch / "
+                        "(micro_batch * dp) = 6 / (2 * 1) = 3; change them, or set vpp = 1 [--set]"));
 }
 
 TEST(CheckTrainable, NamesWhatTrainingNeeds) {

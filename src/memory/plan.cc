@@ -12,12 +12,38 @@ std::string_view name_of(Life life) {
 
 void MemoryPlan::declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life) {
   MOEBIUS_ASSERT(!bound_ && life != Life::stack);
-  int64_t& used = bytes_[static_cast<int>(life)];
-  const int64_t align = kAlign * size_of(dtype);
-  const int64_t offset = div_ceil(used, align) * align;
   view = Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};
-  entries_.push_back({std::move(name), &view, life, offset});
-  used = offset + div_ceil(view.num_bytes(), align) * align;
+  entries_.push_back({.name = std::move(name), .view = &view, .life = life});
+  place(entries_.back());
+}
+
+void MemoryPlan::place(Entry& e) {
+  int64_t& used = bytes_[static_cast<int>(e.life)];
+  const int64_t align = kAlign * size_of(e.view->dtype);
+  e.offset = div_ceil(used, align) * align;
+  used = e.offset + div_ceil(e.view->num_bytes(), align) * align + e.free_bytes;
+}
+
+int64_t MemoryPlan::joined_numel(const std::vector<const Tensor*>& views, int64_t multiple) {
+  int64_t numel = 0;
+  for (const Tensor* view : views) numel += div_ceil(view->numel(), kAlign) * kAlign;
+  return div_ceil(numel, multiple) * multiple;
+}
+
+void MemoryPlan::join(const std::vector<const Tensor*>& views, int64_t multiple) {
+  MOEBIUS_ASSERT(!bound_ && !views.empty() && multiple % kAlign == 0);
+  std::deque<Entry> joined;
+  for (const Tensor* view : views) {
+    const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.view == view; });
+    MOEBIUS_ASSERT(found != entries_.end() && view->dtype == views[0]->dtype);
+    joined.push_back(std::move(*found));
+    entries_.erase(found);
+  }
+  const int64_t held = joined_numel(views, kAlign);
+  joined.back().free_bytes = (joined_numel(views, multiple) - held) * size_of(views[0]->dtype);
+  std::move(joined.begin(), joined.end(), std::back_inserter(entries_));
+  bytes_ = {};
+  for (Entry& e : entries_) place(e);
 }
 
 void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {

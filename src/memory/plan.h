@@ -40,6 +40,12 @@ class MemoryPlan {
   // declarations correspond element by element.
   void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
 
+  // From now on these tensors, of one life and dtype and not joined before, stand one after another in this order, each
+  // at a multiple of kAlign elements, and what follows the last is left free up to a multiple of `multiple` elements,
+  // itself one of kAlign. Together they are one tensor of joined_numel() elements, that begins where the first does.
+  void join(const std::vector<const Tensor*>& views, int64_t multiple);
+  static int64_t joined_numel(const std::vector<const Tensor*>& views, int64_t multiple);
+
   // Allocates (zeroed memory) and binds every tensor. stack_bytes: high-water mark of the dry run.
   void bind(DeviceKind device, int64_t stack_bytes);
   StepStack& stack() { return stack_; }
@@ -59,8 +65,11 @@ class MemoryPlan {
     std::string name;
     Tensor* view;
     Life life;
-    int64_t offset;
+    int64_t offset = 0;
+    int64_t free_bytes = 0;  // left behind it
   };
+  void place(Entry& entry);
+
   std::deque<Entry> entries_;
   std::array<int64_t, kNumLives> bytes_{};
   std::array<Buffer, kNumLives> buffers_;

@@ -1,30 +1,22 @@
 #include "model/dispatcher.h"
 
-#include "ops/permute/permute.h"
+#include "model/dispatcher_allgather.h"
+#include "model/dispatcher_alltoall.h"
+#include "model/dispatcher_local.h"
 
 namespace moebius {
 
-Dispatched LocalDispatcher::dispatch(Step& step, Tensor x_TD, const Route& route) const {
-  const Tensor weight_R = step.take({route.row_pair_R.dim(0)}, DType::f32);
-  pairs_to_rows(
-      step.stream,
-      {.to_R = weight_R, .from_TK = route.weight_TK, .row_pair_R = route.row_pair_R, .offsets_E1 = route.offsets_E1});
-  return {.source = x_TD, .rows = {.offsets_e1 = route.offsets_E1, .token_R = route.row_token_R}, .weight_R = weight_R};
-}
+Group& group_of_experts(const Mesh& mesh) { return mesh.group(mesh.shape().etp == 1 ? Axis::ep : Axis::etp_ep); }
 
-void LocalDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, const Route& route) const {
-  moebius::combine(step.stream,
-                   {.out_TD = y_TD, .y_RD = y_RD, .pair_row_TK = route.pair_row_TK, .weight_TK = route.weight_TK});
-}
-
-Dispatched LocalDispatcher::combine_bwd(Step& step, Tensor dy_TD, const Route& route) const {
-  return dispatch(step, dy_TD, route);
-}
-
-void LocalDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                                   const Route& route) const {
-  moebius::combine(step.stream, {.out_TD = dx_TD, .y_RD = dx_RD, .pair_row_TK = route.pair_row_TK});
-  rows_to_pairs(step.stream, {.to_TK = dweight_TK, .from_R = dweight_R, .pair_row_TK = route.pair_row_TK});
+std::unique_ptr<Dispatcher> make_dispatcher(const std::string& asked, const DispatcherSpec& spec) {
+  const MeshShape& mesh = spec.mesh->shape();
+  MOEBIUS_CHECK(usage, asked == "auto" || asked == "allgather" || asked == "alltoall",
+                "parallel.dispatcher must be \"auto\", \"allgather\" or \"alltoall\"; got \"{}\"", asked);
+  MOEBIUS_ASSERT(spec.num_experts % mesh.ep == 0);
+  if (mesh.etp * mesh.ep == 1) return std::make_unique<LocalDispatcher>(spec);
+  const bool gathers = asked == "allgather" || (asked == "auto" && mesh.ep <= spec.top_k);
+  if (gathers) return std::make_unique<AllGatherDispatcher>(spec);
+  return std::make_unique<AllToAllDispatcher>(spec);
 }
 
 }  // namespace moebius

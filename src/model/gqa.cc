@@ -196,7 +196,8 @@ void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC
 }
 
 void Gqa::whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const {
-  const Tensor partial_PW = step.take({QkNormBwd::num_partials(qkv_TC.dim(0)), (H_ + G_) * d_}, DType::f32);
+  const int64_t A = H_ * d_, B = G_ * d_, P = QkNormBwd::num_partials(qkv_TC.dim(0), A, B, step.stream);
+  const Tensor partial_PW = step.take({P, A + B}, DType::f32);
   qk_norm_bwd(step.stream, {.dx_TC = dqkv_TC,
                             .dq_norm_A = q_norm_->dw,
                             .dk_norm_B = k_norm_->dw,

@@ -2,86 +2,86 @@
 
 #include <algorithm>
 
-#include "ops/elementwise/elementwise.h"
+#include "model/token_runs.h"
 #include "ops/rope/rope.h"
 
 namespace moebius {
+
+std::vector<HeldStage> whole_model(const ModelSpec& model) {
+  return {{.spec = {.embedding = true, .num_layers = model.num_layers, .loss = true}}};
+}
+
 Model::Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
-             MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed)
+             MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
+             std::vector<HeldStage> stages)
     : spec_(model),
       dtype_(precision.compute),
-      shape_(shape),
-      mesh_(mesh),
+      tp_(mesh.shape().tp),
+      stream_rows_(rows_between_projections(shape, mesh.shape())),
       params_(plan, use),
-      embedding_(params_, model, dtype_, mesh),
-      blocks_([&] {
-        std::deque<Block> blocks;
-        for (int64_t i = 0; i < model.num_layers; ++i) {
-          blocks.emplace_back(params_, plan, model, balance, dtype_, mesh, shape, rope_table_Pd_, i, seed);
-        }
-        return blocks;
-      }()),
-      final_norm_(params_, "model.norm.weight", model.hidden_size, dtype_, static_cast<float>(model.rms_norm_eps)),
-      head_(params_, model, dtype_, mesh, model.tie_word_embeddings ? &embedding_.table() : nullptr),
-      saved_(use == ModelUse::inference ? 1 : model.num_layers) {
-  const int64_t T = shape.tokens(), D = model.hidden_size;
-  plan.declare(rope_table_Pd_, "rope_table", {max_positions, model.head_dim}, DType::f32, Life::state);
-  // Layers differ (dense or MoE): the one set that inference shares is declared by the first of each kind.
-  bool declared_dense = false, declared_moe = false;
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    bool& declared = blocks_[i].moe() ? declared_moe : declared_dense;
-    if (use == ModelUse::inference && declared) continue;
-    declared = true;
-    blocks_[i].declare_saved(plan, fmt::format("layer{}", i), saved_of(i));
+      held_(stages.empty() ? whole_model(model) : std::move(stages)) {
+  for (const HeldStage& held : held_) {
+    stages_.emplace_back(StageContext{.params = params_,
+                                      .plan = plan,
+                                      .model = spec_,
+                                      .balance = balance,
+                                      .mesh = mesh,
+                                      .rope_table_Pd = rope_table_Pd_,
+                                      .loss_sum_1 = loss_sum_1_,
+                                      .dtype = dtype_,
+                                      .shape = shape,
+                                      .seed = seed},
+                         held.spec);
+    saved_.emplace_back(held.num_saved);
   }
-  final_norm_.declare_saved(plan, "final_norm", T, saved_final_);
-  plan.declare(final_TD_, "final", {T, D}, dtype_, Life::saved);
-  if (use != ModelUse::inference) plan.declare(dfinal_TD_, "dfinal", {T, D}, dtype_, Life::saved);
-  plan.declare(loss_T_, "loss", {shape.rows()}, DType::f32, Life::saved);
+  plan.declare(rope_table_Pd_, "rope_table", {max_positions, model.head_dim}, DType::f32, Life::state);
+  for (size_t v = 0; v < stages_.size(); ++v) {
+    for (size_t set = 0; set < saved_[v].size(); ++set)
+      stages_[v].declare_saved(plan, saved_[v].size() == 1 ? "" : fmt::format("set{}.", set), saved_[v][set]);
+    stages_[v].declare_output(plan);
+  }
   plan.declare(loss_sum_1_, "loss_sum", {1}, DType::f64, Life::metrics);
 }
 
 void Model::init_state(Stream& s) const {
   rope_table(s, {.cos_sin_Pd = rope_table_Pd_, .theta = spec_.rope_theta});
-  for (const Block& block : blocks_) {
-    if (block.moe()) block.moe()->router().init_state(s);
-  }
+  for (const Stage& stage : stages_) stage.init_state(s);
+}
+
+const Stage& Model::whole() const {
+  MOEBIUS_ASSERT(held_.size() == 1 && held_[0].spec.embedding && held_[0].spec.loss);
+  return stages_[0];
 }
 
 void Model::forward_hidden(Step& step, int64_t T) {
   StackScope scope(step.stack);
-  Residual residual{.delta_TD = step.take({T, spec_.hidden_size}, dtype_)};
-  embedding_.forward(step, residual.delta_TD, step.batch.token_T.rows(0, T * shape_.tp));
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    PhaseScope phase(step.stream, "forward", static_cast<int64_t>(i));
-    blocks_[i].forward(step, residual, saved_of(i));
-  }
-  final_norm_.forward(step, final_TD_.rows(0, T), residual.delta_TD, residual.base_TD, saved_final_);
+  whole().forward(step, step.take({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0]);
 }
 
-void Model::forward_loss(Step& step, bool with_gradients) {
-  head_.loss(step, loss_T_, with_gradients ? dfinal_TD_ : Tensor{}, final_TD_);
-  sum_into(step.stream, {.out_1 = loss_sum_1_, .x = loss_T_});
-}
+void Model::forward_loss(Step& step, bool with_gradients) { whole().forward_loss(step, saved_[0][0], with_gradients); }
 
 void Model::backward(Step& step) {
   StackScope scope(step.stack);
-  const Tensor dresidual_TD = step.take(dfinal_TD_.shape, dtype_);
-  fill_zero(step.stream, dresidual_TD);
-  final_norm_.backward(step, dresidual_TD, dfinal_TD_, saved_final_);
-  for (size_t i = blocks_.size(); i-- > 0;) {
-    PhaseScope phase(step.stream, "backward", static_cast<int64_t>(i));
-    blocks_[i].backward(step, dresidual_TD, saved_of(i));
-  }
-  embedding_.backward_weight(step, dresidual_TD, step.batch.token_T);
+  whole().backward(step, step.take({stream_rows_, spec_.hidden_size}, dtype_), saved_[0][0]);
+}
+
+void Model::forward(Step& step, const StagePass& at, Tensor stream_TD, bool with_gradients) {
+  const Stage& stage = stages_[at.virtual_stage];
+  Stage::Saved& saved = saved_[at.virtual_stage][at.saved_set];
+  stage.forward(step, stream_TD, saved);
+  if (stage.spec().loss) stage.forward_loss(step, saved, with_gradients);
+}
+
+void Model::backward(Step& step, const StagePass& at, Tensor dstream_TD) {
+  stages_[at.virtual_stage].backward(step, dstream_TD, saved_[at.virtual_stage][at.saved_set]);
 }
 
 void Model::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end) const {
-  head_.logits(step, logits_CV, final_TD_.rows(begin, end));
+  whole().logits(step, logits_CV, begin, end);
 }
 
 void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const {
-  caches.resize(blocks_.size());
+  caches.resize(whole().blocks().size());
   const Shape shape{max_tokens, spec_.num_kv_heads, spec_.head_dim};
   for (size_t i = 0; i < caches.size(); ++i) {
     plan.declare(caches[i].k_UGd, fmt::format("layer{}.k_cache", i), shape, dtype_, Life::saved);
@@ -91,41 +91,30 @@ void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64
 
 void Model::forward_cached(Step& step, std::vector<KvCache>& caches, int64_t first, int64_t T) {
   StackScope scope(step.stack);
-  Residual residual{.delta_TD = step.take({T, spec_.hidden_size}, dtype_)};
-  embedding_.forward(step, residual.delta_TD, step.batch.token_T.rows(0, T * shape_.tp));
-  for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i].forward_cached(step, residual, saved_of(i), caches[i], first);
-  final_norm_.forward(step, final_TD_.rows(0, T), residual.delta_TD, residual.base_TD, saved_final_);
+  whole().forward_cached(step, step.take({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0], caches, first);
+}
+
+const Param* Model::tied_elsewhere() const {
+  const Param *embedding = stages_.front().embedding(), *head = stages_.back().head();
+  return spec_.tie_word_embeddings && embedding != head ? (embedding ? embedding : head) : nullptr;
 }
 
 std::vector<Model::MoeLayer> Model::moe_layers() const {
   std::vector<MoeLayer> layers;
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    if (blocks_[i].moe()) layers.push_back({static_cast<int64_t>(i), blocks_[i].moe(), &saved_of(i).moe});
+  for (size_t v = 0; v < stages_.size(); ++v) {
+    const Stage& stage = stages_[v];
+    for (size_t i = 0; i < stage.blocks().size(); ++i) {
+      if (const Moe* moe = stage.blocks()[i].moe())
+        layers.push_back(
+            {stage.spec().first_layer + static_cast<int64_t>(i), moe, &stage.saved_of(saved_[v][0], i).moe});
+    }
   }
   return layers;
 }
 
 std::vector<std::pair<std::string, Tensor>> Model::kept_tensors() const {
   std::vector<std::pair<std::string, Tensor>> kept;
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    const Block::Saved& saved = saved_of(i);
-    const auto add = [&](const char* what, const Tensor& t) {
-      if (!t.empty()) kept.emplace_back(fmt::format("layer {} {}", i, what), t);
-    };
-    add("input", saved.norm1.sum_TD);
-    add("attention norm output", saved.n1_TD);
-    add("attention q, k, v", saved.attention.qkv_TC);
-    add("attention output", saved.attention.o_THd);
-    add("residual after attention", saved.norm2.sum_TD);
-    add("feed-forward norm output", saved.n2_TD);
-    add("router logits", saved.moe.router.logits_TE);
-    add("router weights", saved.moe.router.route.weight_TK);
-    add("MLP pre-activation", saved.mlp.h_T2F);
-    add("shared expert pre-activation", saved.moe.shared.h_T2F);
-  }
-  kept.emplace_back("final residual", saved_final_.sum_TD);
-  kept.emplace_back("final norm output", final_TD_);
-  kept.emplace_back("token loss", loss_T_);
+  for (size_t v = 0; v < stages_.size(); ++v) stages_[v].add_kept(kept, saved_[v][0]);
   return kept;
 }
 

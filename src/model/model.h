@@ -1,4 +1,4 @@
-// The whole model on this rank: embedding, decoder layers, final norm and the language-model loss.
+// The model on this rank: the whole of it, or the stages of a pipeline that stand here.
 #pragma once
 
 #include <deque>
@@ -6,71 +6,89 @@
 #include <vector>
 
 #include "config/policy_spec.h"
-#include "model/block.h"
-#include "model/vocab.h"
+#include "model/stage.h"
 
 namespace moebius {
 
+// Which stages of the model a rank holds, by virtual stage.
+struct HeldStage {
+  StageSpec spec;
+  // Micro-batches that are between the start of their forward and the end of their backward at a time: so many sets of
+  // saved tensors are planned.
+  int64_t num_saved = 1;
+};
+// The model as one stage.
+std::vector<HeldStage> whole_model(const ModelSpec& model);
+
+// A pass of a stage: its virtual stage on this rank, and the set of saved tensors of the micro-batch.
+struct StagePass {
+  int64_t virtual_stage = 0;
+  int64_t saved_set = 0;
+};
+
 class Model {
  public:
-  // Declares every tensor it owns in the plan. max_positions: rows of the rotary table. The references must outlive the
-  // model.
+  // Declares every tensor it owns in the plan. max_positions: rows of the rotary table. stages: empty for the whole
+  // model. The references must outlive the model.
   Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
-        MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed);
+        MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
+        std::vector<HeldStage> stages = {});
   Model(const Model&) = delete;
 
   // After bind(): constants (the rotary table) and the routers' starting state. Parameters: params().init() or loaded.
   void init_state(Stream& s) const;
 
-  // One micro-batch is  forward_hidden, forward_loss, backward.
-  // Embedding through the final norm, for the first num_tokens rows of this rank's residual stream.
+  // One micro-batch of a whole model is  forward_hidden, forward_loss, backward.
+  // Embedding through the final norm, for the first num_tokens rows of the micro-batch.
   void forward_hidden(Step& step, int64_t num_tokens);
-  // The sum of weighted token losses is added to loss_sum. With gradients the loss's derivative is made in the same
-  // pass, since its logits are never held: backward() continues from it.
+  // Stage::forward_loss.
   void forward_loss(Step& step, bool with_gradients);
   void backward(Step& step);
+
+  // The same of one stage, as model/stage.h says; forward includes the loss where the stage has it.
+  void forward(Step& step, const StagePass& pass, Tensor stream_TD, bool with_gradients);
+  void backward(Step& step, const StagePass& pass, Tensor dstream_TD);
 
   // Logits (f32) of the last forward pass over the final norm's rows [begin, end); for parity checks and generation.
   void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end) const;
 
-  // Generation of one sequence: the next T tokens of step.batch, at positions [first, first + T).
+  // Generation of one sequence by a whole model: the next T tokens of step.batch, at positions [first, first + T).
   void forward_cached(Step& step, std::vector<KvCache>& caches, int64_t first, int64_t num_tokens);
   void declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const;
 
   ParamTable& params() { return params_; }
   const ParamTable& params() const { return params_; }
   const ModelSpec& spec() const { return spec_; }
-  const Tensor& loss_sum() const { return loss_sum_1_; }  // f64 [1]
-  const Tensor& token_loss() const { return loss_T_; }    // f32 [rows] of the last micro-batch, weighted
-  // MoE layers in order, with their layer index.
+  DType dtype() const { return dtype_; }
+  int64_t stream_rows() const { return stream_rows_; }  // of the residual stream on this rank
+  const std::vector<HeldStage>& stages() const { return held_; }
+  // The embedding or its copy, when the head is tied to it and stands on another rank; null otherwise.
+  const Param* tied_elsewhere() const;
+  const Tensor& loss_sum() const { return loss_sum_1_; }  // f64 [1]; of this rank: 0 where the loss is elsewhere
+  const Tensor& token_loss() const { return stages_.back().token_loss(); }  // f32 [T] of the last micro-batch, weighted
+  // MoE layers of this rank in order, with their layer index in the model and what the first set of saved tensors
+  // holds.
   struct MoeLayer {
     int64_t layer;
     const Moe* moe;
     const Moe::Saved* saved;
   };
   std::vector<MoeLayer> moe_layers() const;
-  // What the last forward pass kept, by name, in the order it was computed; for diagnosis.
+  // What the last forward pass kept (of each stage here, in the first set), by name, in the order it was computed; for
+  // diagnosis.
   std::vector<std::pair<std::string, Tensor>> kept_tensors() const;
 
  private:
-  Block::Saved& saved_of(size_t layer) { return saved_[saved_.size() == 1 ? 0 : layer]; }
-  const Block::Saved& saved_of(size_t layer) const { return saved_[saved_.size() == 1 ? 0 : layer]; }
+  const Stage& whole() const;
 
   ModelSpec spec_;
   DType dtype_;
-  BatchShape shape_;
-  const Mesh& mesh_;
+  int64_t tp_, stream_rows_;
   ParamTable params_;
-  Tensor rope_table_Pd_;
-  Embedding embedding_;
-  std::deque<Block> blocks_;
-  Norm final_norm_;
-  LmHead head_;
-
-  std::vector<Block::Saved> saved_;  // per layer; one for all without gradients
-  Norm::Saved saved_final_;
-  Tensor final_TD_, dfinal_TD_;  // the final norm's output, and the loss's derivative by it
-  Tensor loss_T_, loss_sum_1_;
+  Tensor rope_table_Pd_, loss_sum_1_;
+  std::vector<HeldStage> held_;
+  std::deque<Stage> stages_;                      // [virtual stage]
+  std::vector<std::vector<Stage::Saved>> saved_;  // [virtual stage][set]
 };
 
 }  // namespace moebius

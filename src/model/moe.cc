@@ -1,5 +1,6 @@
 #include "model/moe.h"
 
+#include "model/token_runs.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
@@ -9,29 +10,63 @@ std::string expert_name(const std::string& prefix, int64_t e, const char* matrix
   return fmt::format("{}.experts.{}.{}.weight", prefix, e, matrix);
 }
 
-ParamSpec w1_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
-  const int64_t E = m.num_experts, F = m.moe_intermediate_size, D = m.hidden_size;
-  ParamSpec spec{.name = prefix + ".experts.gate_up_proj",
-                 .shape = {E, 2 * F, D},
-                 .dtype = dtype,
-                 .init_std = static_cast<float>(m.initializer_range),
-                 .grad_axis = Axis::edp};
-  for (int64_t e = 0; e < E; ++e) {
-    spec.parts.push_back({expert_name(prefix, e, "gate_proj"), {F, D}, e * 2 * F * D});
-    spec.parts.push_back({expert_name(prefix, e, "up_proj"), {F, D}, (e * 2 + 1) * F * D});
+// The experts here: first, first + 1, ..., and of each the shard etp of ETP of its inner width.
+struct Experts {
+  Experts(const ModelSpec& m, const Mesh& mesh)
+      : ETP(mesh.shape().etp),
+        etp(mesh.place().etp),
+        D(m.hidden_size),
+        F(m.moe_intermediate_size),
+        F_here(F / ETP),
+        count(m.num_experts / mesh.shape().ep),
+        first(count * mesh.place().ep) {}
+  int64_t ETP, etp, D, F, F_here, count, first;
+};
+
+ParamSpec expert_spec(const std::string& name, Shape shape, const ModelSpec& m, DType dtype) {
+  return {.name = name,
+          .shape = shape,
+          .dtype = dtype,
+          .init_std = static_cast<float>(m.initializer_range),
+          .grad_axis = Axis::edp};
+}
+
+ParamSpec w1_spec(const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh) {
+  const Experts x(m, mesh);
+  const Shape whole{x.F, x.D};
+  ParamSpec spec = expert_spec(prefix + ".experts.gate_up_proj", {x.count, 2 * x.F_here, x.D}, m, dtype);
+  for (int64_t i = 0; i < 2 * x.count; ++i) {
+    const char* matrix = i % 2 == 0 ? "gate_proj" : "up_proj";
+    spec.parts.push_back({.name = expert_name(prefix, x.first + i / 2, matrix),
+                          .shape = whole,
+                          .offset = i * x.F_here * x.D,
+                          .shard = shard_of(whole, 0, x.etp, x.ETP)});
   }
   return spec;
 }
 
-ParamSpec w2_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
-  const int64_t E = m.num_experts, F = m.moe_intermediate_size, D = m.hidden_size;
-  ParamSpec spec{.name = prefix + ".experts.down_proj",
-                 .shape = {E, D, F},
-                 .dtype = dtype,
-                 .init_std = static_cast<float>(m.initializer_range),
-                 .grad_axis = Axis::edp};
-  for (int64_t e = 0; e < E; ++e) spec.parts.push_back({expert_name(prefix, e, "down_proj"), {D, F}, e * D * F});
+ParamSpec w2_spec(const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh) {
+  const Experts x(m, mesh);
+  const Shape whole{x.D, x.F};
+  ParamSpec spec = expert_spec(prefix + ".experts.down_proj", {x.count, x.D, x.F_here}, m, dtype);
+  for (int64_t i = 0; i < x.count; ++i) {
+    spec.parts.push_back({.name = expert_name(prefix, x.first + i, "down_proj"),
+                          .shape = whole,
+                          .offset = i * x.D * x.F_here,
+                          .shard = shard_of(whole, 1, x.etp, x.ETP)});
+  }
   return spec;
+}
+
+// The degrees that the experts must divide by, before anything is declared.
+const ModelSpec& checked(const ModelSpec& m, const Mesh& mesh) {
+  const int64_t ep = mesh.shape().ep, etp = mesh.shape().etp;
+  MOEBIUS_CHECK(usage, m.num_experts % ep == 0,
+                "parallel.ep must divide model.num_experts: {} % {} must be 0; choose another ep", m.num_experts, ep);
+  MOEBIUS_CHECK(usage, m.moe_intermediate_size % etp == 0,
+                "parallel.etp must divide model.moe_intermediate_size: {} % {} must be 0; choose another etp",
+                m.moe_intermediate_size, etp);
+  return m;
 }
 
 // Runs an expert op with its scratch taken from the step stack for the duration of the call.
@@ -46,16 +81,16 @@ void run_expert_op(Step& step, Op op, Run run) {
 
 Moe::Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& m,
          const BalanceSpec& balance, DType dtype, const Mesh& mesh, const BatchShape& shape, uint32_t layer,
-         uint64_t seed)
+         uint64_t seed, const std::string& dispatcher)
     : D_(m.hidden_size),
-      F_(m.moe_intermediate_size),
-      K_(m.top_k),
-      max_tokens_(shape.tokens()),
+      F_(checked(m, mesh).moe_intermediate_size / mesh.shape().etp),
+      max_tokens_(rows_between_projections(shape, mesh.shape())),
       dtype_(dtype),
       router_(params, plan, prefix + ".gate", m, balance, dtype, mesh, shape, layer, seed),
-      w1_(params.declare(w1_spec(prefix, m, dtype))),
-      w2_(params.declare(w2_spec(prefix, m, dtype))),
-      dispatcher_(std::make_unique<LocalDispatcher>()) {
+      w1_(params.declare(w1_spec(prefix, m, dtype, mesh))),
+      w2_(params.declare(w2_spec(prefix, m, dtype, mesh))),
+      dispatcher_(make_dispatcher(
+          dispatcher, {.num_experts = m.num_experts, .top_k = m.top_k, .max_tokens = max_tokens_, .mesh = &mesh})) {
   if (m.shared_intermediate_size == 0) return;
   const float std = static_cast<float>(m.initializer_range);
   shared_.emplace(params, prefix + ".shared_experts", D_, m.shared_intermediate_size, dtype, mesh, std);
@@ -70,7 +105,8 @@ Moe::Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const 
 
 void Moe::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
   router_.declare_saved(plan, prefix + ".router", saved.router);
-  plan.declare(saved.h_R2F, prefix + ".h", {max_tokens_ * K_, 2 * F_}, dtype_, Life::saved);
+  dispatcher_->declare_saved(plan, prefix + ".delivery", saved.delivery);
+  plan.declare(saved.h_R2F, prefix + ".h", {dispatcher_->max_rows(max_tokens_), 2 * F_}, dtype_, Life::saved);
   if (shared_) shared_->declare_saved(plan, prefix + ".shared", max_tokens_, saved.shared);
   if (shared_gate_) {
     plan.declare(saved.shared_y_TD, prefix + ".shared_y", {max_tokens_, D_}, dtype_, Life::saved);
@@ -80,15 +116,15 @@ void Moe::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
 
 void Moe::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
   saved.x_TD = x_TD;
-  const Route route = router_.forward(step, x_TD, saved.router);
-  experts_forward(step, y_TD, route, saved);
+  dispatcher_->announce(step, router_.forward(step, x_TD, saved.router), saved.delivery);
+  experts_forward(step, y_TD, saved);
   if (shared_) shared_forward(step, y_TD, x_TD, saved);
 }
 
-void Moe::experts_forward(Step& step, Tensor y_TD, const Route& route, Saved& saved) const {
+void Moe::experts_forward(Step& step, Tensor y_TD, Saved& saved) const {
   StackScope scope(step.stack);
-  const int64_t R = route.row_token_R.dim(0);
-  const Dispatched in = dispatcher_->dispatch(step, saved.x_TD, route);
+  const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
+  const Dispatched in = dispatcher_->dispatch(step, saved.x_TD, saved.delivery);
   const Tensor a_RF = step.take({R, F_}, dtype_), y_RD = step.take({R, D_}, dtype_);
   run_expert_op(
       step,
@@ -97,7 +133,7 @@ void Moe::experts_forward(Step& step, Tensor y_TD, const Route& route, Saved& sa
   run_expert_op(step,
                 ExpertDown{.y_RD = y_RD, .a_RF = a_RF, .w2_eDF = w2_.w, .rows = {.offsets_e1 = in.rows.offsets_e1}},
                 expert_down);
-  dispatcher_->combine(step, y_TD, y_RD, route);
+  dispatcher_->combine(step, y_TD, y_RD, saved.delivery);
 }
 
 void Moe::shared_forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
@@ -112,12 +148,12 @@ void Moe::shared_forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) con
 }
 
 void Moe::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
-  const int64_t T = dy_TD.dim(0), R = T * K_;
+  const int64_t T = dy_TD.dim(0), R = dispatcher_->max_rows(T);
   saved.dh_R2F = step.take({R, 2 * F_}, dtype_);
   saved.sa_RF = step.take({R, F_}, dtype_);
-  saved.tokens = dispatcher_->dispatch(step, saved.x_TD, saved.router.route);
-  saved.grads = dispatcher_->combine_bwd(step, dy_TD, saved.router.route);
-  const Tensor dweight_TK = step.take({T, K_}, DType::f32);
+  saved.tokens = dispatcher_->dispatch(step, saved.x_TD, saved.delivery);
+  saved.grads = dispatcher_->combine_bwd(step, dy_TD, saved.delivery);
+  const Tensor dweight_TK = step.take(saved.delivery.route.weight_TK.shape, DType::f32);
   experts_backward_input(step, dx_TD, dweight_TK, saved);
   router_.backward(step, dx_TD, dweight_TK, saved.router);
   if (shared_) shared_backward_input(step, dx_TD, dy_TD, saved);
@@ -143,7 +179,7 @@ void Moe::experts_backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Sa
                           .w1_e2FD = w1_.w,
                           .rows = {.offsets_e1 = saved.grads.rows.offsets_e1}},
                 d_expert_up);
-  dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, saved.router.route);
+  dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, saved.delivery);
 }
 
 void Moe::shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {

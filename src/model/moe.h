@@ -18,6 +18,7 @@ class Moe {
  public:
   struct Saved {
     Router::Saved router;
+    Delivery delivery;
     Tensor x_TD;  // the caller's
     Tensor h_R2F;
     Mlp::Saved shared;
@@ -26,9 +27,11 @@ class Moe {
     Dispatched tokens, grads;  // rows of x, and of dy
     Tensor dh_R2F, sa_RF, dgate_T;
   };
+  // dispatcher: "auto", "allgather" or "alltoall". Error{usage} with the equation unless ep divides the experts and etp
+  // their inner width.
   Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& model,
-      const BalanceSpec& balance, DType dtype, const Mesh& mesh, const BatchShape& shape, uint32_t layer,
-      uint64_t seed);
+      const BalanceSpec& balance, DType dtype, const Mesh& mesh, const BatchShape& shape, uint32_t layer, uint64_t seed,
+      const std::string& dispatcher = "auto");
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
   void forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
@@ -38,15 +41,15 @@ class Moe {
   const Router& router() const { return router_; }
 
  private:
-  void experts_forward(Step& step, Tensor y_TD, const Route& route, Saved& saved) const;
+  void experts_forward(Step& step, Tensor y_TD, Saved& saved) const;
   void experts_backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Saved& saved) const;
   void shared_forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
   void shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;
 
-  int64_t D_, F_, K_, max_tokens_;
+  int64_t D_, F_, max_tokens_;  // F of a shard
   DType dtype_;
   Router router_;
-  const Param &w1_, &w2_;  // [E, 2F, D], [E, D, F]
+  const Param &w1_, &w2_;  // [e, 2F, D], [e, D, F]
   std::unique_ptr<Dispatcher> dispatcher_;
   std::optional<Mlp> shared_;
   std::optional<Linear> shared_gate_;

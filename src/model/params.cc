@@ -33,31 +33,85 @@ Tensor part_of(const Tensor& whole, const ParamPart& part) {
   return whole.view({whole.numel()}).rows(part.offset, part.offset + local.numel()).view(local);
 }
 
+ElementRange common(const ElementRange& a, const ElementRange& b) {
+  const int64_t begin = std::max(a.begin, b.begin);
+  return {.begin = begin, .count = std::max<int64_t>(0, std::min(a.end(), b.end()) - begin)};
+}
+
+ElementRange owned_of(const Param& param, const ParamPart& part) {
+  ElementRange range = common(param.owned, {.begin = part.offset, .count = part.local_shape().numel()});
+  range.begin -= part.offset;
+  return range.count > 0 ? range : ElementRange{};
+}
+
+Tensor owned_part_of(const Tensor& owned, const Param& param, const ParamPart& part) {
+  MOEBIUS_ASSERT(owned.numel() == param.owned.count);
+  const ElementRange range = owned_of(param, part);
+  if (range.count == 0) return owned.view({owned.numel()}).rows(0, 0);
+  const int64_t first = part.offset + range.begin - param.owned.begin;
+  return owned.view({owned.numel()}).rows(first, first + range.count);
+}
+
 const Param& ParamTable::declare(ParamSpec spec) {
   if (spec.parts.empty()) spec.parts.push_back({spec.name, spec.shape, 0});
   Param& p = params_.emplace_back();
   p.spec = std::move(spec);
   p.has_grad = p.spec.trainable && use_ != ModelUse::inference;
-  p.has_master = p.spec.trainable && use_ == ModelUse::training && p.spec.dtype != DType::f32;
+  p.owned = {.begin = 0, .count = p.spec.shape.numel()};
   plan_.declare(p.w, p.spec.name, p.spec.shape, p.spec.dtype, p.spec.trainable ? Life::param : Life::state);
   if (p.has_grad) plan_.declare(p.dw, p.spec.name + ".grad", p.spec.shape, DType::f32, Life::grad);
-  if (p.has_master) plan_.declare(p.master_storage, p.spec.name + ".master", p.spec.shape, DType::f32, Life::master);
   return p;
+}
+
+void ParamTable::own(size_t i, const ElementRange& range) {
+  Param& p = params_[i];
+  MOEBIUS_ASSERT(p.has_grad && !p.has_master && range.begin >= 0 && range.end() <= p.w.numel());
+  p.owned = range;
+  p.has_master = p.spec.dtype != DType::f32;
+  if (p.has_master) plan_.declare(p.master_n, p.spec.name + ".master", {range.count}, DType::f32, Life::master);
 }
 
 namespace {
 
-// Draws a part, run by run of what follows each other in the global tensor: a number belongs to its place there.
-void fill_part(Stream& s, Tensor local, const ParamPart& part, FillNormal draw) {
+// A part in pieces that are in one piece both here and in the global tensor.
+struct Piece {
+  ElementRange here;        // of the parameter
+  int64_t first_index = 0;  // of its first element in the global tensor
+};
+
+std::vector<Piece> pieces_of(const ParamPart& part) {
+  const Shape local = part.local_shape();
   const int dim = std::max(part.shard.dim, 0);
   int64_t outer = 1, inner = 1;
-  for (int i = 0; i < part.shape.rank(); ++i) (i < dim ? outer : inner) *= part.shape[i];
-  const int64_t row = inner / part.shape[dim], run = local.dim(dim) * row;
-  const Tensor runs = local.view({outer, run});
+  for (int i = 0; i < local.rank(); ++i) (i < dim ? outer : inner) *= local[i];
+  const int64_t global_inner = part.shard.dim < 0 ? inner : inner / local[dim] * part.shape[dim];
+  const int64_t skipped = part.shard.dim < 0 ? 0 : inner / local[dim] * part.shard.begin;
+  std::vector<Piece> pieces;
   for (int64_t i = 0; i < outer; ++i) {
-    draw.x = runs.rows(i, i + 1);
-    draw.first_index = static_cast<uint64_t>(i * inner + part.shard.begin * row);
-    fill_normal(s, draw);
+    pieces.push_back(
+        {.here = {.begin = part.offset + i * inner, .count = inner}, .first_index = i * global_inner + skipped});
+  }
+  return pieces;
+}
+
+// Draws what `of` holds of a piece into x_n, which is laid out like `of`.
+void draw(Stream& s, const Tensor& x_n, const ElementRange& of, const Piece& piece, const FillNormal& how) {
+  const ElementRange range = common(of, piece.here);
+  if (range.count == 0) return;
+  FillNormal fill = how;
+  fill.x = x_n.rows(range.begin - of.begin, range.end() - of.begin);
+  fill.first_index = static_cast<uint64_t>(piece.first_index + range.begin - piece.here.begin);
+  fill_normal(s, fill);
+}
+
+void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) {
+  const bool drawn = p.spec.init == ParamInit::normal;
+  const FillNormal how{.rng = Rng(seed, RngSite::init, 0, key_of(part.name.c_str())),
+                       .mean = p.spec.init == ParamInit::ones ? 1.0f : 0.0f,
+                       .std = drawn ? p.spec.init_std : 0.0f};
+  for (const Piece& piece : pieces_of(part)) {
+    draw(s, p.w.view({p.w.numel()}), {.begin = 0, .count = p.w.numel()}, piece, how);
+    if (p.has_master) draw(s, p.master_n, p.owned, piece, how);
   }
 }
 
@@ -66,20 +120,13 @@ void fill_part(Stream& s, Tensor local, const ParamPart& part, FillNormal draw) 
 void ParamTable::init(Stream& s, uint64_t seed) const {
   for (const Param& p : params_) {
     if (!p.spec.trainable) continue;
-    for (const ParamPart& part : p.spec.parts) {
-      const bool drawn = p.spec.init == ParamInit::normal;
-      fill_part(s, part_of(p.master(), part), part,
-                {.rng = Rng(seed, RngSite::init, 0, key_of(part.name.c_str())),
-                 .mean = p.spec.init == ParamInit::ones ? 1.0f : 0.0f,
-                 .std = drawn ? p.spec.init_std : 0.0f});
-    }
+    for (const ParamPart& part : p.spec.parts) init_part(s, p, part, seed);
   }
-  sync(s);
 }
 
 void ParamTable::sync(Stream& s) const {
   for (const Param& p : params_) {
-    if (p.has_master) copy(s, p.w, p.master_storage);
+    if (p.has_master) copy(s, p.w.view({p.w.numel()}).rows(p.owned.begin, p.owned.end()), p.master_n);
   }
 }
 

@@ -37,6 +37,15 @@ struct ParamPart {
 
 enum class ParamInit { normal, ones, zeros };
 
+// Elements [begin, begin + count) of a parameter, counted as they lie in memory.
+struct ElementRange {
+  int64_t begin = 0, count = 0;
+  int64_t end() const { return begin + count; }
+  bool operator==(const ElementRange&) const = default;
+};
+// What both hold; count 0 when that is nothing.
+ElementRange common(const ElementRange& a, const ElementRange& b);
+
 // What a layer says of a parameter when it declares it.
 struct ParamSpec {
   std::string name;  // "model.layers.0.mlp.experts.w1"
@@ -47,6 +56,9 @@ struct ParamSpec {
   float init_std = 0.02f;
   bool decay = true;      // weight decay applies
   bool trainable = true;  // false: state without a gradient (f32), saved all the same
+  // The embedding as the head of another stage of a pipeline: a parameter like any other here, but it is the first
+  // stage's that counts in the gradient norm and is saved.
+  bool tied_copy = false;
   // The ranks that hold the same elements, each with a share of their gradient: it is summed over them, and the
   // optimizer is sharded over them. dp_cp for what is sharded over tp; tp_cp_dp for what every tp rank holds whole and
   // uses on its own tokens (norms, the router); edp for experts. Every element of the model is then once in the shards
@@ -60,12 +72,20 @@ struct Param {
   Tensor dw;  // f32, accumulated into; only with has_grad
   bool has_grad = false;
   bool has_master = false;
-  Tensor master_storage;                                                    // f32, only with has_master
-  const Tensor& master() const { return has_master ? master_storage : w; }  // the f32 truth that the optimizer updates
+  // The elements whose truth this rank holds, with their moments: all of them unless an optimizer shards the parameter
+  // over the ranks of grad_axis. State without a gradient is owned, and the same, on every rank.
+  ElementRange owned;
+  Tensor master_n;  // f32 [owned.count], only with has_master
+  // The truth that the optimizer updates, [owned.count]: f32 in training, else of w's dtype.
+  Tensor master() const { return has_master ? master_n : w.view({w.numel()}).rows(owned.begin, owned.end()); }
 };
 
 // A part's elements inside a whole tensor that is laid out like its parameter.
 Tensor part_of(const Tensor& whole, const ParamPart& part);
+// The elements of a part that this rank owns, counted from the part's first; and they, of a tensor that is laid out
+// like param.owned (its master, a moment).
+ElementRange owned_of(const Param& param, const ParamPart& part);
+Tensor owned_part_of(const Tensor& owned, const Param& param, const ParamPart& part);
 
 class ParamTable {
  public:
@@ -75,10 +95,13 @@ class ParamTable {
   const std::deque<Param>& all() const { return params_; }
   ModelUse use() const { return use_; }
 
-  // Draws every trainable parameter: a value depends on (seed, part name, element), not on order or layout. Then
-  // sync().
+  // An optimizer's word on params all()[i], before bind(): declares its master.
+  void own(size_t i, const ElementRange& range);
+
+  // Draws every trainable parameter, weights and masters: a value depends on (seed, part name, element of the global
+  // tensor), not on order or layout.
   void init(Stream& s, uint64_t seed) const;
-  // compute = master, rounded: after masters were drawn or loaded.
+  // Of the elements owned, compute = master, rounded: after masters were loaded. Optimizer::gather() does the rest.
   void sync(Stream& s) const;
   void zero_grads(Stream& s) const;
 

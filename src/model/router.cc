@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/token_runs.h"
 #include "ops/elementwise/add_row.h"
 #include "ops/elementwise/elementwise.h"
 
@@ -43,7 +44,8 @@ Router::Router(ParamTable& params, MemoryPlan& plan, const std::string& prefix, 
       gate_(params.declare({.name = prefix + ".weight",
                             .shape = {E_, D_},
                             .dtype = balance.router_f32 ? DType::f32 : dtype,
-                            .init_std = static_cast<float>(model.initializer_range)})) {
+                            .init_std = static_cast<float>(model.initializer_range),
+                            .grad_axis = Axis::tp_cp_dp})) {
   model_.source = nullptr;
   if (model.expert_bias) {
     bias_ = &params.declare(
@@ -61,7 +63,7 @@ Router::Router(ParamTable& params, MemoryPlan& plan, const std::string& prefix, 
 }
 
 void Router::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
-  const int64_t T = shape_.tokens(), R = T * K_;
+  const int64_t T = rows_between_projections(shape_, mesh_.shape()), R = T * K_;
   Route& route = saved.route;
   plan.declare(saved.logits_TE, prefix + ".logits", {T, E_}, DType::f32, Life::saved);
   plan.declare(route.topk_TK, prefix + ".topk", {T, K_}, DType::i32, Life::saved);
@@ -233,11 +235,13 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
   if (jittered) add(step.stream, dx_TD, router_input(step, dinput_TD));  // the same factors: d(x u)/dx = u
 }
 
+// Sums over a rank's own tokens are in parts on all ranks of the stage; what was made of sums over the micro-batch is
+// whole on each of its ranks.
 void Router::reduce_metrics(Stream& s) const {
-  for (const Tensor& t : {metrics_.load_E, metrics_.dropped_1, metrics_.aux_1, metrics_.z_1, metrics_.entropy_1}) {
-    mesh_.group(Axis::dp_cp).all_reduce_sum(s, t);
-  }
-  if (last_load_) mesh_.group(Axis::dp_cp).all_reduce_sum(s, step_load_1E_);
+  for (const Tensor& t : {metrics_.load_E, metrics_.dropped_1, metrics_.z_1, metrics_.entropy_1})
+    mesh_.group(Axis::tp_cp_dp).all_reduce_sum(s, t);
+  mesh_.group(Axis::dp).all_reduce_sum(s, metrics_.aux_1);
+  if (last_load_) mesh_.group(Axis::dp).all_reduce_sum(s, step_load_1E_);
 }
 
 void Router::end_of_step(Stream& s) const {

@@ -9,6 +9,8 @@
 namespace moebius {
 namespace {
 
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+
 ParamSpec table_spec(const char* name, const ModelSpec& m, DType dtype, const Mesh& mesh) {
   const int64_t tp = mesh.shape().tp;
   MOEBIUS_CHECK(usage, m.vocab_size >= tp, "parallel.tp must be at most model.vocab_size = {}; got {}", m.vocab_size,
@@ -22,14 +24,21 @@ ParamSpec table_spec(const char* name, const ModelSpec& m, DType dtype, const Me
           .init_std = static_cast<float>(m.initializer_range)};
 }
 
+ParamSpec head_spec(const ModelSpec& m, DType dtype, const Mesh& mesh) {
+  ParamSpec spec = table_spec(m.tie_word_embeddings ? kEmbedding : "lm_head.weight", m, dtype, mesh);
+  spec.tied_copy = m.tie_word_embeddings;
+  return spec;
+}
+
 }  // namespace
 
 Embedding::Embedding(ParamTable& params, const ModelSpec& m, DType dtype, const Mesh& mesh)
     : rows_(mesh),
       first_(shard_of({m.vocab_size}, 0, mesh.place().tp, mesh.shape().tp).begin),
-      w_(params.declare(table_spec("model.embed_tokens.weight", m, dtype, mesh))) {}
+      w_(params.declare(table_spec(kEmbedding, m, dtype, mesh))) {}
 
-void Embedding::forward(Step& step, Tensor x_tD, Tensor token_T) const {
+void Embedding::forward(Step& step, Tensor x_tD) const {
+  const Tensor token_T = step.batch.token_T.rows(0, x_tD.dim(0) * rows_.num_ranks());
   if (rows_.num_ranks() == 1) return embedding_fwd(step.stream, {.x_TD = x_tD, .token_T = token_T, .w_VD = w_.w});
   StackScope scope(step.stack);
   const Tensor x_TD = step.take({token_T.dim(0), x_tD.dim(1)}, x_tD.dtype);
@@ -37,22 +46,22 @@ void Embedding::forward(Step& step, Tensor x_tD, Tensor token_T) const {
   rows_.sum(step, x_tD, x_TD);
 }
 
-void Embedding::backward_weight(Step& step, Tensor dx_tD, Tensor token_T) const {
+void Embedding::backward_weight(Step& step, Tensor dx_tD) const {
   StackScope scope(step.stack);
   EmbeddingBwd embedding{.dw_VD = w_.dw,
                          .dx_TD = rows_.gather(step, dx_tD),
-                         .token_T = token_T,
+                         .token_T = step.batch.token_T,
                          .is_block = rows_.num_ranks() > 1,
                          .first = first_};
   embedding.scratch = step.take_bytes(EmbeddingBwd::scratch_bytes(embedding, step.stream));
   embedding_bwd(step.stream, embedding);
 }
 
-LmHead::LmHead(ParamTable& params, const ModelSpec& m, DType dtype, const Mesh& mesh, const Param* tied)
+LmHead::LmHead(ParamTable& params, const ModelSpec& m, DType dtype, const Mesh& mesh, const Param* embedding)
     : rows_(mesh),
       vocab_(m.vocab_size),
       first_(shard_of({m.vocab_size}, 0, mesh.place().tp, mesh.shape().tp).begin),
-      w_(tied ? *tied : params.declare(table_spec("lm_head.weight", m, dtype, mesh))) {}
+      w_(m.tie_word_embeddings && embedding ? *embedding : params.declare(head_spec(m, dtype, mesh))) {}
 
 void LmHead::logits(Step& step, Tensor logits_CV, Tensor x_CD) const {
   MOEBIUS_CHECK(usage, rows_.num_ranks() == 1, "logits: a rank must have the whole vocabulary, parallel.tp = 1; got {}",

@@ -15,8 +15,9 @@ class Embedding {
  public:
   // Error{usage} when there are more ranks than tokens in the vocabulary.
   Embedding(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh);
-  void forward(Step& step, Tensor x_tD, Tensor token_T) const;
-  void backward_weight(Step& step, Tensor dx_tD, Tensor token_T) const;
+  // Of the first rows of the micro-batch.
+  void forward(Step& step, Tensor x_tD) const;
+  void backward_weight(Step& step, Tensor dx_tD) const;
   const Param& table() const { return w_; }
 
  private:
@@ -29,13 +30,14 @@ class Embedding {
 // passes of a chunk the ranks exchange three numbers per token (ops/vocab/vocab_blocks.h).
 class LmHead {
  public:
-  // tied: the embedding's table; null: one of its own.
-  LmHead(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh, const Param* tied);
+  // embedding: on the same rank, or null. A head that is tied to it has its table, or a copy where it is elsewhere.
+  LmHead(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh, const Param* embedding);
   // loss of all T rows, the same on every tp rank, weighted; with dx given also the derivative of the scaled sum of
   // losses by x, and the table's gradient.
   void loss(Step& step, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const;
   // For parity checks and generation. Error{usage} with tp > 1.
   void logits(Step& step, Tensor logits_CV, Tensor x_CD) const;
+  const Param& table() const { return w_; }
 
  private:
   void loss_of_chunk(Step& step, int64_t begin, int64_t end, Tensor loss_T, Tensor dx_TD, Tensor x_TD) const;

@@ -10,6 +10,8 @@ namespace moebius {
 struct Gemm;
 struct RmsNormFwd;
 struct RmsNormBwd;
+struct QkNormFwd;
+struct QkNormBwd;
 struct SwigluFwd;
 struct SwigluBwd;
 struct SumInto;
@@ -33,6 +35,8 @@ namespace cpu {
 void gemm(Stream& s, const Gemm& a);
 void rms_norm_fwd(Stream& s, const RmsNormFwd& a);
 void rms_norm_bwd(Stream& s, const RmsNormBwd& a);
+void qk_norm_fwd(Stream& s, const QkNormFwd& a);
+void qk_norm_bwd(Stream& s, const QkNormBwd& a);
 void swiglu_fwd(Stream& s, const SwigluFwd& a);
 void swiglu_bwd(Stream& s, const SwigluBwd& a);
 void fill_zero(Stream& s, Tensor x);
@@ -67,6 +71,8 @@ namespace cuda {
 void gemm(Stream& s, const Gemm& a);
 void rms_norm_fwd(Stream& s, const RmsNormFwd& a);
 void rms_norm_bwd(Stream& s, const RmsNormBwd& a);
+void qk_norm_fwd(Stream& s, const QkNormFwd& a);
+void qk_norm_bwd(Stream& s, const QkNormBwd& a);
 void swiglu_fwd(Stream& s, const SwigluFwd& a);
 void swiglu_bwd(Stream& s, const SwigluBwd& a);
 void fill_zero(Stream& s, Tensor x);

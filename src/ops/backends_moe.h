@@ -8,8 +8,11 @@
 namespace moebius {
 
 struct Combine;
+struct GatherRows;
 struct PairsToRows;
 struct RowsToPairs;
+struct IndexRows;
+struct IndexArrivals;
 struct RouteFwd;
 struct RouteBwd;
 struct BalanceStats;
@@ -24,8 +27,11 @@ struct ExpertWgrad;
 
 namespace cpu {
 void combine(Stream& s, const Combine& a);
+void gather_rows(Stream& s, const GatherRows& a);
 void pairs_to_rows(Stream& s, const PairsToRows& a);
 void rows_to_pairs(Stream& s, const RowsToPairs& a);
+void index_rows(Stream& s, const IndexRows& a);
+void index_arrivals(Stream& s, const IndexArrivals& a);
 void route_fwd(Stream& s, const RouteFwd& a);
 void route_bwd(Stream& s, const RouteBwd& a);
 void balance_stats(Stream& s, const BalanceStats& a);
@@ -47,8 +53,11 @@ int64_t scratch_bytes(const ExpertWgrad& a, int num_threads);
 
 namespace cuda {
 void combine(Stream& s, const Combine& a);
+void gather_rows(Stream& s, const GatherRows& a);
 void pairs_to_rows(Stream& s, const PairsToRows& a);
 void rows_to_pairs(Stream& s, const RowsToPairs& a);
+void index_rows(Stream& s, const IndexRows& a);
+void index_arrivals(Stream& s, const IndexArrivals& a);
 void route_fwd(Stream& s, const RouteFwd& a);
 void route_bwd(Stream& s, const RouteBwd& a);
 void balance_stats(Stream& s, const BalanceStats& a);
@@ -61,6 +70,7 @@ void expert_down(Stream& s, const ExpertDown& a);
 void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
+int64_t index_rows_scratch_bytes(int64_t num_tokens, int64_t num_experts);
 int64_t scratch_bytes(const ExpertUp& a);
 int64_t scratch_bytes(const ExpertDown& a);
 int64_t scratch_bytes(const DExpertDown& a);

@@ -1,5 +1,5 @@
-// AdamW over every trainable parameter, clipped by one global gradient norm. Gradients are summed over the group that
-// shares the parameter: dense over dp x cp, experts over edp; nobody scales.
+// AdamW over every trainable parameter, clipped by one global gradient norm; sharded over the ranks that hold the same
+// parameters (grad_buckets.h): a rank keeps the f32 masters and moments of what it owns, and no others.
 #pragma once
 
 #include <deque>
@@ -8,6 +8,7 @@
 #include "config/train_spec.h"
 #include "model/params.h"
 #include "model/step.h"
+#include "parallel/grad_buckets.h"
 
 namespace moebius {
 
@@ -20,25 +21,31 @@ struct OptimizerMove {
 
 class Optimizer {
  public:
-  Optimizer(const OptimizerSpec& spec, const ParamTable& params, const Mesh& mesh, MemoryPlan& plan);
+  // Places params in memory and declares their masters and moments; before the plan is bound.
+  Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh, MemoryPlan& plan);
 
-  // After the last micro-batch: reduces gradients, clips, updates masters and weights. Gradients are left as they are.
+  // After the last micro-batch: sums gradients over ranks, clips, updates masters and weights. All ranks together.
   // A gradient norm that is not finite changes nothing: the caller looks at grad_norm().
   void step(Stream& s, StepStack& stack, const OptimizerMove& move) const;
+  // Every rank's weights become what their owners have: after masters were loaded and ParamTable::sync().
+  void gather(Stream& s) const { buckets_.gather(s); }
 
-  const Tensor& grad_norm() const { return norm_1_; }  // f32 [1], before clipping
+  const Tensor& grad_norm() const { return norm_1_; }  // f32 [1], before clipping, the same on every rank
+  // Of the elements that this rank owns (param->owned).
   struct Moments {
     const Param* param;
-    Tensor m, v;
+    Tensor m, v;  // f32 [owned.count]
   };
   const std::deque<Moments>& moments() const { return moments_; }
+  const GradBuckets& buckets() const { return buckets_; }
 
  private:
-  void reduce_gradients(Stream& s) const;
   void measure_norm(Stream& s, StepStack& stack) const;
+  void update(Stream& s, const Moments& moments, const OptimizerMove& move) const;
 
   OptimizerSpec spec_;
   const Mesh& mesh_;
+  GradBuckets buckets_;
   std::deque<Moments> moments_;
   Tensor sum_squares_1_, norm_1_, scale_1_;
 };

@@ -125,18 +125,31 @@ class Simulation {
   Replay replay_;
 };
 
-void count_peaks(const PipelineShape& shape, const std::vector<Action>& actions, RankReplay& rank) {
-  int64_t in_flight = 0, receives = 0, sends = 0;
+// Micro-batches between the start of their forward and the end of their backward, or of the forward where it is all.
+void count_in_flight(const PipelineShape& shape, const std::vector<Action>& actions, RankReplay& rank) {
+  const Pass last = shape.backward ? Pass::backward : Pass::forward;
+  std::vector<int64_t> of_stage(static_cast<size_t>(shape.num_virtual));
+  rank.peak_of_stage = of_stage;
+  int64_t in_flight = 0;
+  for (const Action& a : actions) {
+    if (a.verb != Verb::run) continue;
+    const size_t v = static_cast<size_t>(a.stage / shape.num_ranks);
+    if (a.pass == Pass::forward) ++in_flight, ++of_stage[v];
+    rank.peak_in_flight = std::max(rank.peak_in_flight, in_flight);
+    rank.peak_of_stage[v] = std::max(rank.peak_of_stage[v], of_stage[v]);
+    if (a.pass == last) --in_flight, --of_stage[v];
+  }
+}
+
+void count_messages(const PipelineShape& shape, const std::vector<Action>& actions, RankReplay& rank) {
+  int64_t receives = 0, sends = 0;
   for (const Action& a : actions) {
     if (a.verb == Verb::receive) ++receives;
     if (a.verb == Verb::send) ++sends;
     if (a.verb == Verb::wait) --sends;
     if (a.verb == Verb::run && shape.has_input(a.pass, a.stage)) --receives;
-    if (a.verb == Verb::run && a.pass == Pass::forward) ++in_flight;
-    rank.peak_in_flight = std::max(rank.peak_in_flight, in_flight);
     rank.peak_receives = std::max(rank.peak_receives, receives);
     rank.peak_sends = std::max(rank.peak_sends, sends);
-    if (a.verb == Verb::run && a.pass == Pass::backward) --in_flight;
   }
 }
 
@@ -165,7 +178,10 @@ Replay replay(const Schedule& schedule, const PipelineTimes& times) {
   check_actions(schedule);
   check_times(schedule.shape, times);
   Replay result = Simulation(schedule, times).run();
-  for (size_t r = 0; r < result.ranks.size(); ++r) count_peaks(schedule.shape, schedule.actions[r], result.ranks[r]);
+  for (size_t r = 0; r < result.ranks.size(); ++r) {
+    count_in_flight(schedule.shape, schedule.actions[r], result.ranks[r]);
+    count_messages(schedule.shape, schedule.actions[r], result.ranks[r]);
+  }
   return result;
 }
 

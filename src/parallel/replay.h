@@ -33,8 +33,9 @@ struct RankReplay {
   double busy = 0;         // the sum of their times
   // What the rank must have room for; these follow from its list alone, whatever the times.
   int64_t peak_in_flight = 0;  // (micro-batch, stage)s between the start of their forward and the end of their backward
-  int64_t peak_receives = 0;   // inputs opened before their pass runs
-  int64_t peak_sends = 0;      // results that are sent and not yet waited for
+  std::vector<int64_t> peak_of_stage;  // the same of each virtual stage alone: their peaks need not come together
+  int64_t peak_receives = 0;           // inputs opened before their pass runs
+  int64_t peak_sends = 0;              // results that are sent and not yet waited for
 };
 
 struct Replay {
@@ -48,7 +49,8 @@ struct Replay {
   double bubble() const;
 };
 
-// Error{usage} naming rank and action unless each rank does every micro-batch of each of its stages once per pass, in
+// Error{usage} naming rank and action unless each rank does every micro-batch of each of its stages once per pass (the
+// forward alone where the shape says so), in
 // the order 0 .. M - 1, each input received before and each result sent and waited for after, and both ends of every
 // channel list its messages in the same order.
 void check_actions(const Schedule& schedule);

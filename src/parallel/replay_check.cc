@@ -16,6 +16,8 @@ class RankLog {
 
   void add(const Action& a) {
     check_place(a);
+    MOEBIUS_CHECK(usage, shape_.backward || a.pass == Pass::forward,
+                  "replay: rank {} lists {}; the schedule is of forwards alone", pp_rank_, describe(a));
     const bool takes = shape_.has_input(a.pass, a.stage), leaves = shape_.has_output(a.pass, a.stage);
     const bool exists = a.verb == Verb::run || (a.verb == Verb::receive ? takes : leaves);
     MOEBIUS_CHECK(usage, exists, "replay: rank {} lists {}, which has no such message", pp_rank_, describe(a));
@@ -35,6 +37,7 @@ class RankLog {
     for (int64_t stage = pp_rank_; stage < shape_.num_stages(); stage += shape_.num_ranks) {
       for (int64_t m = 0; m < shape_.num_micro_batches; ++m) {
         for (const Pass pass : {Pass::forward, Pass::backward}) {
+          if (pass == Pass::backward && !shape_.backward) continue;
           const Verb last = shape_.has_output(pass, stage) ? Verb::wait : Verb::run;
           const Action a = {last, pass, m, stage};
           MOEBIUS_CHECK(usage, done(a), "replay: rank {} must list {}; it never does", pp_rank_, describe(a));

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/error.h"
+#include "parallel/placement.h"
 
 namespace moebius {
 namespace {
@@ -65,6 +66,65 @@ TEST(Replay, BubbleAndInFlightEqualTheory) {
     }
   }
   EXPECT_EQ(num_shapes, 1183u);
+}
+
+// Sends that are waited for at once block no rank for good, for receives stand open ahead of them; and the lists that
+// take one micro-batch at a time replay whatever the shape.
+TEST(Replay, ListsWithoutOverlapAndInTurnDoNotDeadlock) {
+  for (const PipelineShape& shape : legal_shapes(8, 4, 16)) {
+    SCOPED_TRACE(fmt::format("P {} V {} M {} G {}", shape.num_ranks, shape.num_virtual, shape.num_micro_batches,
+                             shape.group_size()));
+    const Schedule schedule = schedule_1f1b(shape);
+    const Replay with = replay(schedule, equal_times(shape)),
+                 without = replay(without_overlap(schedule), equal_times(shape));
+    ASSERT_GE(without.duration, with.duration);
+    PipelineShape forward = shape;
+    forward.backward = false;
+    const Replay in_turn = replay(schedule_in_turn(shape), equal_times(shape));
+    const Replay forwards = replay(schedule_in_turn(forward), equal_times(shape));
+    ASSERT_EQ(in_turn.duration, 2 * static_cast<double>(shape.num_stages() * shape.num_micro_batches));
+    for (size_t p = 0; p < with.ranks.size(); ++p) {
+      ASSERT_EQ(without.ranks[p].peak_of_stage, with.ranks[p].peak_of_stage);
+      ASSERT_LE(without.ranks[p].peak_sends, 1);
+      ASSERT_EQ(in_turn.ranks[p].peak_in_flight, shape.num_virtual);
+      ASSERT_EQ(forwards.ranks[p].peak_in_flight, 1);
+    }
+  }
+}
+
+// Memory is planned by what the lists hold at a time, never by more.
+TEST(Replay, PlacementNeedsTheirPeaks) {
+  for (const PipelineShape& shape : legal_shapes(5, 3, 9)) {
+    SCOPED_TRACE(fmt::format("P {} V {} M {} G {}", shape.num_ranks, shape.num_virtual, shape.num_micro_batches,
+                             shape.group_size()));
+    const Schedule schedule = schedule_1f1b(shape);
+    const Replay r = replay(schedule, equal_times(shape));
+    for (int64_t p = 0; p < shape.num_ranks; ++p) {
+      const PlacedList list = place_actions(schedule, p);
+      ASSERT_EQ(list.num_saved_sets, r.ranks[p].peak_of_stage);
+      ASSERT_LE(list.num_buffers, r.ranks[p].peak_receives + r.ranks[p].peak_sends + 1);
+      ASSERT_EQ(list.actions.size(), schedule.actions[p].size());
+    }
+  }
+}
+
+TEST(Placement, ABufferStaysFromReceiveToWait) {
+  const PlacedList list = place_actions(schedule_1f1b({.num_ranks = 3, .num_micro_batches = 3}), 1);
+  std::string text;
+  for (const PlacedAction& p : list.actions) {
+    if (p.action.verb == Verb::run) text += fmt::format("set {} ", p.saved_set);
+    if (p.action.pass == f && p.action.micro_batch == 0) text += fmt::format("buffer {} ", p.buffer);
+  }
+  EXPECT_EQ(text, "buffer 0 set 0 buffer 0 buffer 0 set 1 set 0 buffer 0 set 0 set 1 set 0 ");
+  EXPECT_EQ(list.num_saved_sets, std::vector<int64_t>{2});
+}
+
+TEST(Replay, PeaksOfVirtualStages) {
+  const PipelineShape shape = {.num_ranks = 4, .num_virtual = 2, .num_micro_batches = 8};
+  const Replay r = replay(schedule_1f1b(shape), equal_times(shape));
+  EXPECT_EQ(r.ranks[0].peak_of_stage, (std::vector<int64_t>{8, 4}));
+  EXPECT_EQ(r.ranks[0].peak_in_flight, 11);
+  EXPECT_EQ(r.ranks[3].peak_of_stage, (std::vector<int64_t>{5, 1}));
 }
 
 // One micro-batch crosses each of the P - 1 borders there and back, and nothing hides it.
@@ -204,6 +264,13 @@ TEST_F(ReplayRefuses, APassThatIsMissingOrTwice) {
             "replay: rank 0 must list the wait for the send after forward of micro-batch 2, stage 0; it never does");
   list(0).erase(place(run(b, 2, 0)));
   EXPECT_THAT(error_of(s_), HasSubstr("never does"));
+}
+
+TEST_F(ReplayRefuses, ABackwardAmongForwardsAlone) {
+  s_.shape.backward = false;
+  EXPECT_EQ(error_of(s_),
+            "replay: rank 0 lists the receive for backward of micro-batch 0, stage 0; the schedule is of forwards "
+            "alone");
 }
 
 TEST_F(ReplayRefuses, PassesOutOfOrder) {

@@ -41,11 +41,22 @@ std::vector<Turn> compute_order(const PipelineShape& shape, int64_t pp_rank) {
   return order;
 }
 
+std::vector<Turn> order_in_turn(const PipelineShape& shape, int64_t pp_rank) {
+  const int64_t P = shape.num_ranks, V = shape.num_virtual;
+  std::vector<Turn> order;
+  for (int64_t m = 0; m < shape.num_micro_batches; ++m) {
+    for (int64_t v = 0; v < V; ++v) order.push_back({Pass::forward, m, v * P + pp_rank});
+    for (int64_t v = V; shape.backward && v-- > 0;) order.push_back({Pass::backward, m, v * P + pp_rank});
+  }
+  return order;
+}
+
 // Puts a rank's receives, sends and waits between its passes.
 class ListBuilder {
  public:
-  ListBuilder(const PipelineShape& shape, const std::vector<Turn>& order)
-      : shape_(shape), ahead_(shape.num_virtual == 1 ? 1 : 1 + shape.group_size() - shape.num_ranks) {
+  // ahead: of the input that is used, so many of its pass are open.
+  ListBuilder(const PipelineShape& shape, const std::vector<Turn>& order, int64_t ahead)
+      : shape_(shape), ahead_(ahead) {
     for (const Turn& turn : order) {
       if (shape.has_input(turn.pass, turn.stage)) lane(turn.pass).inputs.push_back(turn);
     }
@@ -91,22 +102,9 @@ class ListBuilder {
   std::array<Lane, 2> lanes_;
 };
 
-}  // namespace
-
-std::string describe(const Action& action) {
-  const char* verb[] = {"the receive for ", "", "the send after ", "the wait for the send after "};
-  return fmt::format("{}{} of micro-batch {}, stage {}", verb[static_cast<int>(action.verb)],
-                     action.pass == Pass::forward ? "forward" : "backward", action.micro_batch, action.stage);
-}
-
-void PipelineShape::check() const {
-  const int64_t P = num_ranks, V = num_virtual, M = num_micro_batches, G = group_size();
-  MOEBIUS_CHECK(usage, P >= 1 && V >= 1 && M >= 1,
-                "pipeline: ranks, virtual stages and micro-batches must be at least 1; got pp = {}, vpp = {}, {} "
-                "micro-batches",
-                P, V, M);
+void check_interleaving(const PipelineShape& shape) {
+  const int64_t P = shape.num_ranks, V = shape.num_virtual, M = shape.num_micro_batches, G = shape.group_size();
   if (V == 1) return;
-  MOEBIUS_CHECK(usage, P > 1, "pipeline: vpp > 1 splits the stages of a pipeline, pp > 1; got pp = 1, vpp = {}", V);
   MOEBIUS_CHECK(usage, P <= G && G <= M,
                 "pipeline: vpp = {} needs pp <= group <= micro-batches; got {} <= {} <= {}; raise the micro-batches of "
                 "a step (global batch / (micro-batch * dp)) or set vpp = 1",
@@ -117,6 +115,23 @@ void PipelineShape::check() const {
                 V, P, M, G, M % G);
 }
 
+}  // namespace
+
+std::string describe(const Action& action) {
+  const char* verb[] = {"the receive for ", "", "the send after ", "the wait for the send after "};
+  return fmt::format("{}{} of micro-batch {}, stage {}", verb[static_cast<int>(action.verb)],
+                     action.pass == Pass::forward ? "forward" : "backward", action.micro_batch, action.stage);
+}
+
+void PipelineShape::check() const {
+  MOEBIUS_CHECK(usage, num_ranks >= 1 && num_virtual >= 1 && num_micro_batches >= 1,
+                "pipeline: ranks, virtual stages and micro-batches must be at least 1; got pp = {}, vpp = {}, {} "
+                "micro-batches",
+                num_ranks, num_virtual, num_micro_batches);
+  MOEBIUS_CHECK(usage, num_virtual == 1 || num_ranks > 1,
+                "pipeline: vpp > 1 splits the stages of a pipeline, pp > 1; got pp = 1, vpp = {}", num_virtual);
+}
+
 int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank) {
   const int64_t V = shape.num_virtual, behind = shape.num_ranks - pp_rank - 1;
   const int64_t warmup = V == 1 ? behind : 2 * behind + (V - 1) * shape.group_size();
@@ -125,11 +140,34 @@ int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank) {
 
 Schedule schedule_1f1b(const PipelineShape& shape) {
   shape.check();
+  check_interleaving(shape);
+  MOEBIUS_ASSERT(shape.backward);
+  const int64_t ahead = shape.num_virtual == 1 ? 1 : 1 + shape.group_size() - shape.num_ranks;
   Schedule schedule{shape, {}};
-  for (int64_t pp_rank = 0; pp_rank < shape.num_ranks; ++pp_rank) {
-    schedule.actions.push_back(ListBuilder(shape, compute_order(shape, pp_rank)).actions);
-  }
+  for (int64_t pp_rank = 0; pp_rank < shape.num_ranks; ++pp_rank)
+    schedule.actions.push_back(ListBuilder(shape, compute_order(shape, pp_rank), ahead).actions);
   return schedule;
+}
+
+Schedule schedule_in_turn(const PipelineShape& shape) {
+  shape.check();
+  Schedule schedule{shape, {}};
+  for (int64_t pp_rank = 0; pp_rank < shape.num_ranks; ++pp_rank)
+    schedule.actions.push_back(ListBuilder(shape, order_in_turn(shape, pp_rank), 1).actions);
+  return schedule;
+}
+
+Schedule without_overlap(const Schedule& schedule) {
+  Schedule result{schedule.shape, {}};
+  for (const std::vector<Action>& list : schedule.actions) {
+    std::vector<Action>& actions = result.actions.emplace_back();
+    for (const Action& a : list) {
+      if (a.verb == Verb::wait) continue;
+      actions.push_back(a);
+      if (a.verb == Verb::send) actions.push_back({Verb::wait, a.pass, a.micro_batch, a.stage});
+    }
+  }
+  return result;
 }
 
 }  // namespace moebius

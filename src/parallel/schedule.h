@@ -38,6 +38,7 @@ struct PipelineShape {
   int64_t num_virtual = 1;        // V, stages of one rank; more than one only when P > 1
   int64_t num_micro_batches = 1;  // M, of one step
   int64_t group = 0;              // G, micro-batches that pass one virtual stage before the next's turn; 0: P
+  bool backward = true;           // false: forward passes alone, as an evaluation wants them
 
   int64_t num_stages() const { return num_ranks * num_virtual; }
   int64_t rank_of(int64_t stage) const { return stage % num_ranks; }
@@ -51,8 +52,7 @@ struct PipelineShape {
   bool has_input(Pass pass, int64_t stage) const { return stage != (pass == Pass::forward ? 0 : num_stages() - 1); }
   bool has_output(Pass pass, int64_t stage) const { return stage != (pass == Pass::forward ? num_stages() - 1 : 0); }
 
-  // Error{usage} with the equation that fails: P, V, M >= 1; V = 1 or P > 1; and for V > 1, P <= G <= M and
-  // M mod G = 0 or >= P, since a shorter last group would wait for its own results at every turn.
+  // Error{usage} with the equation that fails: P, V, M >= 1; V = 1 or P > 1.
   void check() const;
   bool operator==(const PipelineShape&) const = default;
 };
@@ -73,6 +73,15 @@ int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank);
 // 1F1B (PipeDream-Flush, arXiv 2006.09503) for V = 1, interleaved 1F1B (arXiv 2104.04473) for V > 1: a rank's warm-up
 // forwards, then a forward and a backward in turn, then the backwards that are left. Every stage takes the
 // micro-batches in the order 0 .. M - 1 in both passes, so gradients add up in the same order on any P and V.
+// Error{usage} with the equation that fails: the shape's, both passes, and for V > 1, P <= G <= M and M mod G = 0 or
+// >= P, since a shorter last group would wait for its own results at every turn.
 Schedule schedule_1f1b(const PipelineShape& shape);
+
+// Each micro-batch through all stages, and back before the next one starts: what evaluation runs, forwards alone, and
+// what all others must equal. Any shape.
+Schedule schedule_in_turn(const PipelineShape& shape);
+
+// The same passes, but every send is waited for where it starts, before anything else is computed.
+Schedule without_overlap(const Schedule& schedule);
 
 }  // namespace moebius

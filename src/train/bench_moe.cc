@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/dispatcher_local.h"
 #include "model/moe.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/experts/experts.h"
@@ -150,7 +151,7 @@ class Layer {
   const Param &w1_, &w2_;
   Moe::Saved saved_;
   Tensor load_E_, dropped_1_;
-  LocalDispatcher dispatcher_;
+  LocalDispatcher dispatcher_{{.num_experts = shape_.E, .top_k = shape_.K}};
   int64_t high_water_ = 0;
 };
 
@@ -189,14 +190,15 @@ void Layer::route_tokens(Step& step) {
 
 void Layer::experts_forward(Step& step) {
   StackScope scope(step.stack);
-  const Dispatched in = dispatcher_.dispatch(step, x_TD, saved_.router.route);
+  dispatcher_.announce(step, saved_.router.route, saved_.delivery);
+  const Dispatched in = dispatcher_.dispatch(step, x_TD, saved_.delivery);
   const Tensor a_RF = step.take({shape_.R(), shape_.F}, DType::bf16),
                y_RD = step.take({shape_.R(), shape_.D}, DType::bf16);
   run(step, ExpertUp{.h_R2F = saved_.h_R2F, .a_RF = a_RF, .x_TD = in.source, .w1_e2FD = w1_.w, .rows = in.rows},
       expert_up);
   run(step, ExpertDown{.y_RD = y_RD, .a_RF = a_RF, .w2_eDF = w2_.w, .rows = {.offsets_e1 = in.rows.offsets_e1}},
       expert_down);
-  dispatcher_.combine(step, y_TD, y_RD, saved_.router.route);
+  dispatcher_.combine(step, y_TD, y_RD, saved_.delivery);
 }
 
 void Layer::experts_backward(Step& step) {
@@ -204,7 +206,7 @@ void Layer::experts_backward(Step& step) {
   const Tensor dh_R2F = step.take({R, 2 * F}, DType::bf16), sa_RF = step.take({R, F}, DType::bf16),
                dweight_R = step.take({R}, DType::f32), dweight_TK = step.take({T, shape_.K}, DType::f32),
                dx_RD = step.take({R, D}, DType::bf16);
-  const Dispatched grads = dispatcher_.combine_bwd(step, dy_TD, saved_.router.route);
+  const Dispatched grads = dispatcher_.combine_bwd(step, dy_TD, saved_.delivery);
   const Rows own{.offsets_e1 = grads.rows.offsets_e1};
   run(step,
       DExpertDown{.dh_R2F = dh_R2F,
@@ -217,7 +219,7 @@ void Layer::experts_backward(Step& step) {
                   .rows = grads.rows},
       d_expert_down);
   run(step, DExpertUp{.dx_RD = dx_RD, .dh_R2F = dh_R2F, .w1_e2FD = w1_.w, .rows = own}, d_expert_up);
-  dispatcher_.dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, saved_.router.route);
+  dispatcher_.dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, saved_.delivery);
   run(step,
       ExpertWgrad{
           .dw_eMN = w2_.dw, .left_RM = grads.source, .right_RN = sa_RF, .gather_left = true, .rows = grads.rows},

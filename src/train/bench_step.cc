@@ -111,6 +111,7 @@ StepBench bench_step(const RunSpec& run, int64_t steps, bool profile) {
     const double begin = now_us();
     r.last_loss = train_step(engine, run, step);
     seconds.push_back((now_us() - begin) / 1e6);
+    r.peak_bytes = engine.peak_bytes();
     if (rate) rate->measure();
   }
   r.median_s = median(seconds);
@@ -120,7 +121,6 @@ StepBench bench_step(const RunSpec& run, int64_t steps, bool profile) {
     r.gemm_tflops = rate->gemm_tflops();
     r.onednn_tflops = rate->onednn_tflops();
   }
-  r.peak_bytes = engine.peak_bytes();
   r.ops = trace.totals();
   return r;
 }

@@ -6,7 +6,12 @@
 
 namespace moebius {
 
-EngineSpec training_engine_spec(const RunSpec& run) {
+MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
+  return {
+      .tp = p.tp, .cp = p.cp, .dp = p.dp(world_size), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(world_size)};
+}
+
+EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
   const int64_t B = run.train.micro_batch, S = run.train.seq_len;
   return {.model = run.model,
           .balance = run.moe,
@@ -16,8 +21,10 @@ EngineSpec training_engine_spec(const RunSpec& run) {
                     .seq = S,
                     .max_segments = run.data.separate_documents ? B * S : B,
                     .documents = run.data.separate_documents},
-          .num_micro_batches = run.train.global_batch / B,
+          .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
           .optimizer = run.optimizer,
+          .mesh = mesh,
+          .pipeline = {.num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
           .device = run.device,
           .target = run.device,
           .graph = run.graph,
@@ -52,19 +59,27 @@ MicroBatch rebased(MicroBatch b, const void* base, const HostBuffer& host) {
   return b;
 }
 
+std::unique_ptr<Transport> paper_world(const EngineSpec& spec) {
+  if (spec.world || spec.device != DeviceKind::null) return nullptr;
+  spec.mesh.check();
+  return make_paper_transport(0, static_cast<int>(spec.mesh.world()));
+}
+
+Mesh make_mesh(const MeshShape& shape, Transport* world) { return world ? Mesh(shape, *world) : Mesh(shape); }
+
 }  // namespace
 
 Engine::Engine(const EngineSpec& spec)
     : spec_(spec),
       pool_(spec.threads),
       gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>() : nullptr),
-      mesh_(spec.mesh) {
+      paper_(paper_world(spec)),
+      mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get())) {
   if (gpu_) other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
   if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq, spec_.cache_tokens);
   batches_.resize(spec_.num_micro_batches);
   for (MicroBatch& batch : batches_) declare_micro_batch(plan_, spec_.shape, batch);
-  model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
-                                   spec_.max_positions, spec_.seed);
+  make_model();
   if (spec_.optimizer) {
     optimizer_ = std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_);
     plan_.declare(schedule_2_, "schedule", {2}, DType::f64, Life::batch);
@@ -82,6 +97,16 @@ Engine::Engine(const EngineSpec& spec)
   }
   Stream s = stream();
   model_->init_state(s);
+}
+
+void Engine::make_model() {
+  std::optional<PipelineRank> rank;
+  spec_.pipeline.num_micro_batches = spec_.num_micro_batches;
+  if (mesh_.shape().pp > 1) rank = pipeline_rank(spec_.pipeline, spec_.model, mesh_.shape().pp, mesh_.place().pp);
+  model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
+                                   spec_.max_positions, spec_.seed, rank ? rank->stages() : whole_model(spec_.model));
+  if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);
+  tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_);
 }
 
 Stream Engine::stream() {
@@ -113,9 +138,9 @@ int64_t Engine::measure_stack() {
 
 void Engine::run_step(Step& step) {
   if (spec_.cache_tokens > 0) return;
-  model_->forward_hidden(step, spec_.shape.tokens());
-  model_->forward_loss(step, spec_.use != ModelUse::inference);
-  if (spec_.use != ModelUse::inference) model_->backward(step);
+  if (spec_.use == ModelUse::inference) return forward(step);
+  there_and_back(step);
+  tied_embedding_->sum_gradients(step.stream, step.stack);
   if (optimizer_) optimizer_->step(step.stream, step.stack, {.train_step = 1});
 }
 
@@ -138,31 +163,48 @@ const MicroBatch& Engine::device_batch(int64_t m) {
   return batch;
 }
 
+void Engine::forward(Step& step) {
+  if (pipeline_) return pipeline_->run_forward(step.stream, step.stack, step.batch);
+  model_->forward_hidden(step, spec_.shape.tokens());
+  model_->forward_loss(step, false);
+}
+
+void Engine::there_and_back(Step& step) {
+  if (pipeline_) return pipeline_->run_alone(step.stream, step.stack, step.batch);
+  model_->forward_hidden(step, spec_.shape.tokens());
+  model_->forward_loss(step, true);
+  model_->backward(step);
+}
+
+void Engine::forward(int64_t m) {
+  run([&](Step& step) { forward(step); }, m);
+}
+
 void Engine::forward_backward(int64_t m) {
-  run(
-      [&](Step& step) {
-        model_->forward_hidden(step, spec_.shape.tokens());
-        model_->forward_loss(step, true);
-        model_->backward(step);
-      },
-      m);
+  run([&](Step& step) { there_and_back(step); }, m);
 }
 
 void Engine::all_passes(Stream& s) {
+  const auto batch = [&](int64_t m) -> const MicroBatch& { return device_batch(m); };
+  if (pipeline_) return pipeline_->run_step(s, plan_.stack(), batch);
   for (int64_t m = 0; m < spec_.num_micro_batches; ++m) {
     PhaseScope phase(s, "micro-batch", m);
-    Step step{s, plan_.stack(), device_batch(m)};
-    model_->forward_hidden(step, spec_.shape.tokens());
-    model_->forward_loss(step, true);
-    model_->backward(step);
+    Step step{s, plan_.stack(), batch(m)};
+    there_and_back(step);
   }
 }
 
 void Engine::optimizer_pass(Stream& s, int64_t train_step, double lr) {
   PhaseScope phase(s, "optimizer");
   for (const auto& layer : model_->moe_layers()) layer.moe->router().reduce_metrics(s);
-  mesh_.group(Axis::dp_cp).all_reduce_sum(s, model_->loss_sum());
+  reduce_loss(s);
+  tied_embedding_->sum_gradients(s, plan_.stack());
   optimizer_->step(s, plan_.stack(), {.train_step = train_step, .lr = lr, .schedule_2 = gpu_ ? schedule_2_ : Tensor{}});
+}
+
+void Engine::reduce_loss(Stream& s) {
+  mesh_.group(Axis::dp_cp).all_reduce_sum(s, model_->loss_sum());
+  mesh_.group(Axis::pp).all_reduce_sum(s, model_->loss_sum());  // it is made on the last stage
 }
 
 // Jitter draws by step number, which is an argument of its kernels: such a step is launched anew each time.

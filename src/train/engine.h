@@ -1,5 +1,7 @@
 // A model with everything it needs to run: threads or GPU, mesh, memory, optimizer. The same object on a device, or on
-// the null device where it only counts. Two engines fit in one process.
+// the null device where it only counts. Two engines fit in one process: the ranks of a world may be threads.
+//
+// On several ranks every method that runs passes is called by all of them, in the same order.
 //
 // The host's side of a step is two copies: the micro-batches in, the sums of the step out. All else is device work,
 // which a GPU records once (a CUDA graph) and replays: nothing in it waits, allocates or depends on what is in memory.
@@ -14,6 +16,8 @@
 #include "core/accelerator.h"
 #include "model/model.h"
 #include "parallel/optimizer.h"
+#include "parallel/pipeline.h"
+#include "parallel/tied_embedding.h"
 
 namespace moebius {
 
@@ -28,6 +32,9 @@ struct EngineSpec {
   int64_t cache_tokens = 0;                // > 0: key/value caches for generation
   std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
   MeshShape mesh;
+  PipelineSpec pipeline;       // with mesh.pp > 1; its micro-batches are those of a step
+  Transport* world = nullptr;  // whose rank this engine is, of mesh.world(); none: the only rank, or on the null device
+                               // the first of a mesh that is counted
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // that a null device stands for
   bool graph = true;                    // a GPU's training step: recorded and replayed, or launched op by op
@@ -35,8 +42,10 @@ struct EngineSpec {
   uint64_t seed = 0;
 };
 
-// The engine that trains this run.
-EngineSpec training_engine_spec(const RunSpec& run);
+// The mesh of a run on so many ranks: dp and edp are what is left.
+MeshShape mesh_shape(const ParallelSpec& parallel, int64_t world_size);
+// The engine that trains this run on a mesh.
+EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh = {});
 
 class Engine {
  public:
@@ -48,6 +57,10 @@ class Engine {
   // allocated. Error{usage} with the plan when the machine has not that much memory available.
   explicit Engine(const EngineSpec& spec);
   Engine(const Engine&) = delete;
+
+  // The ranks of the mesh that take different micro-batches, and this one's place among them.
+  int64_t num_data_ranks() const { return mesh_.shape().dp; }
+  int64_t data_rank() const { return mesh_.place().dp; }
 
   Stream stream();
   void set_trace(Trace* trace) { trace_ = trace; }               // a traced step is launched op by op
@@ -69,12 +82,16 @@ class Engine {
     Step step{s, plan_.stack(), device_batch(m)};
     body(step);
   }
-  void forward_backward(int64_t m = 0);  // one micro-batch of training
+  void forward_backward(int64_t m = 0);  // one micro-batch of training, all stages of it
+  void forward(int64_t m = 0);           // its forward pass alone: adds to the loss sum
   // A whole step: every micro-batch, then the optimizer. The sums of the step can be read when it returns.
   void train_step(int64_t train_step, double lr);
   void optimizer_step(int64_t train_step, double lr);  // its second half: reduces, clips, updates
   // Once the metrics of a step were read: routers' state moves on, sums and gradients are cleared.
   void end_of_step();
+
+  // The loss sum of this rank's tokens becomes that of all; train_step() has done it.
+  void reduce_loss(Stream& s);
 
   // A tensor of Life::metrics as it was after the last train_step() or read_metrics(), in host memory.
   Tensor on_host(const Tensor& t) const;
@@ -86,9 +103,12 @@ class Engine {
   int64_t peak_bytes();
 
  private:
+  void make_model();
   void schedule(int64_t train_step, double lr);
   void upload(Stream& s);
   const MicroBatch& device_batch(int64_t m);
+  void forward(Step& step);
+  void there_and_back(Step& step);
   void all_passes(Stream& s);
   void optimizer_pass(Stream& s, int64_t train_step, double lr);
   void clear_sums(Stream& s);
@@ -101,6 +121,7 @@ class Engine {
   ThreadPool pool_;
   std::unique_ptr<Accelerator> gpu_;  // outlives all that is on it
   Trace* trace_ = nullptr;
+  std::unique_ptr<Transport> paper_;  // of a mesh that is counted
   Mesh mesh_;
   MemoryPlan plan_;
   std::deque<MicroBatch> batches_, host_batches_;  // on the device; the same in host memory
@@ -111,6 +132,8 @@ class Engine {
   int64_t other_bytes_ = 0;  // of the GPU, held by others before this engine
   int64_t peak_bytes_ = 0;
   std::unique_ptr<Model> model_;
+  std::unique_ptr<Pipeline> pipeline_;  // none on one stage
+  std::unique_ptr<TiedEmbedding> tied_embedding_;
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<KvCache> caches_;
 };

@@ -31,10 +31,7 @@ double take_loss_sum(Engine& engine) {
 // Adds the loss of the engine's batch.
 void add_batch(Engine& engine, Sums& sums) {
   const int64_t T = engine.spec().shape.tokens();
-  engine.run([&](Step& step) {
-    engine.model().forward_hidden(step, T);
-    engine.model().forward_loss(step, false);
-  });
+  engine.forward();
   sums.nats += take_loss_sum(engine);
   const float* weight = engine.batch().weight_T.ptr<float>();
   for (int64_t t = 0; t < T; ++t) sums.tokens += weight[t];

@@ -32,11 +32,13 @@ std::vector<WeightedDataset> open_datasets(const std::vector<DatasetSpec>& specs
 
 }  // namespace
 
-Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const std::string& asked_by)
+Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataRank& at,
+               const std::string& asked_by)
     : order_(open_datasets(datasets, !asked_by.empty() ? asked_by
                                      : shuffle         ? "data.train"
                                                        : "data.valid"),
              {.seq_len = run.train.seq_len, .vocab_size = run.model.vocab_size, .seed = run.seed, .shuffle = shuffle}),
+      at_(at),
       seq_(run.train.seq_len),
       micro_batch_(run.train.micro_batch),
       global_batch_(run.train.global_batch),
@@ -67,17 +69,19 @@ void Loader::begin_step(int64_t step) {
 }
 
 void Loader::fill(MicroBatch& batch, int64_t m) {
-  for (int64_t row = 0; row < micro_batch_; ++row) fill_sequence(batch, row, samples_[m * micro_batch_ + row], true);
+  const int64_t first = (m * at_.size + at_.rank) * micro_batch_;  // in the global batch
+  for (int64_t row = 0; row < micro_batch_; ++row) fill_sequence(batch, row, samples_[first + row], true);
   batch.loss_scale = loss_scale_;
   batch.total_tokens = static_cast<double>(global_batch_ * seq_);
   batch.train_step = static_cast<uint64_t>(step_);
-  batch.first_token = static_cast<uint64_t>(m * micro_batch_ * seq_);
+  batch.first_token = static_cast<uint64_t>(first * seq_);
   batch.training = true;
 }
 
 void Loader::fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t count) {
+  const int64_t last = count > 0 ? first + count - 1 : 0;  // what stands in for a sequence where there is none
   for (int64_t row = 0; row < micro_batch_; ++row)
-    fill_sequence(batch, row, order_.sample_in_order(dataset, first + std::min(row, count - 1)), row < count);
+    fill_sequence(batch, row, order_.sample_in_order(dataset, std::min(first + row, last)), row < count);
   batch.loss_scale = 1.0;
   batch.total_tokens = static_cast<double>(micro_batch_ * seq_);
   batch.training = false;

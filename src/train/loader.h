@@ -1,8 +1,9 @@
 // Fills micro-batches, for training or for an evaluation.
 //
 // Training: which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i
-// is sequence i of the global batch, whatever the layout or how often the run was resumed. Evaluation: each dataset
-// from its front, every sequence once, whatever its weight.
+// is sequence i of the global batch, whatever the layout or how often the run was resumed. Micro-batch j of the global
+// batch is its sequences j * micro_batch + [0, micro_batch), and the ranks take them in turn: j = m * num_data_ranks +
+// data_rank is the m-th of a rank. Evaluation: each dataset from its front, every sequence once, whatever its weight.
 #pragma once
 
 #include <string>
@@ -14,20 +15,28 @@
 
 namespace moebius {
 
+// Which of the micro-batches a rank fills.
+struct DataRank {
+  int64_t rank = 0, size = 1;
+};
+
 class Loader {
  public:
   // Error{input} for datasets that cannot be read or whose ids do not fit the vocabulary (when they are met).
   // `asked_by` is the key or option that names the datasets, for messages; empty: data.train with shuffle, else
   // data.valid.
-  Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const std::string& asked_by = "");
+  Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataRank& at = {},
+         const std::string& asked_by = "");
 
   // Picks the sequences of the global batch of a step (1-based): called once a step, before fill().
   void begin_step(int64_t step);
-  // Micro-batch m of the step begun: its sequences m * micro_batch + [0, micro_batch). Host tensors.
+  // This rank's micro-batch m of the step begun. Host tensors. Scale and tokens are of the global batch.
   void fill(MicroBatch& batch, int64_t m);
-  // Sequences [first, first + count) of one dataset, the rest of the micro-batch without weight; for evaluation.
+  // Sequences [first, first + count) of one dataset, the rest of the micro-batch without weight; for evaluation. count
+  // may be 0: a rank whose turn it is not.
   void fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t count);
 
+  const DataRank& at() const { return at_; }
   int64_t num_sequences(int dataset) const { return order_.samples_per_epoch(dataset); }
   // What an exact resume must find again, one line a dataset (TokenDataset::fingerprint). Reads at most 2 MiB of each.
   std::string fingerprint() const;
@@ -38,6 +47,7 @@ class Loader {
   void fill_sequence(MicroBatch& batch, int64_t row, const Sample& sample, bool weighted);
 
   DatasetOrder order_;
+  DataRank at_;
   int64_t seq_, micro_batch_, global_batch_;
   bool separate_documents_;
   int64_t step_ = 0;

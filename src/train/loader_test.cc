@@ -79,7 +79,7 @@ TEST(Loader, AMissingDatasetIsNamedWithItsKey) {
                  Loader({{there, 1}, {gone, 1}}, run, true);
                });
   expect_error(ErrorKind::input, "data.valid: " + gone, [&] { Loader({{gone, 1}}, run, false); });
-  expect_error(ErrorKind::input, "--data: " + gone, [&] { Loader({{gone, 1}}, run, false, "--data"); });
+  expect_error(ErrorKind::input, "--data: " + gone, [&] { Loader({{gone, 1}}, run, false, {}, "--data"); });
   std::filesystem::remove(there + ".idx");
   expect_error(ErrorKind::input, "a.idx is not there", [&] { Loader({{there, 1}}, run, true); });
 }

@@ -6,18 +6,53 @@
 namespace moebius {
 namespace {
 
+double max_over_mean(const std::vector<int64_t>& load) {
+  const double sum = std::accumulate(load.begin(), load.end(), 0.0);
+  const double max = static_cast<double>(*std::max_element(load.begin(), load.end()));
+  return sum > 0 ? max * static_cast<double>(load.size()) / sum : 0;
+}
+
 MoeLayerReport read_layer(const Engine& engine, const Model::MoeLayer& at, double tokens, double z_coeff) {
   const RouterMetrics& m = at.moe->router().metrics();
   const int64_t* load = engine.on_host(m.load_E).ptr<int64_t>();
   MoeLayerReport report{.layer = at.layer, .load = std::vector<int64_t>(load, load + m.load_E.numel())};
-  const double sum = std::accumulate(report.load.begin(), report.load.end(), 0.0);
-  const double max = static_cast<double>(*std::max_element(report.load.begin(), report.load.end()));
-  report.load_max_over_mean = sum > 0 ? max * static_cast<double>(report.load.size()) / sum : 0;
+  report.load_max_over_mean = max_over_mean(report.load);
   report.aux_loss = *engine.on_host(m.aux_1).ptr<double>();
   report.z_loss = z_coeff * *engine.on_host(m.z_1).ptr<double>() / tokens;
   report.entropy = *engine.on_host(m.entropy_1).ptr<double>() / tokens;
   report.dropped = *engine.on_host(m.dropped_1).ptr<int64_t>();
   return report;
+}
+
+// A stage of the pipeline knows its own layers; the others add zeros to them.
+void gather_layers(Engine& engine, std::vector<MoeLayerReport>& layers) {
+  Group& stages = engine.mesh().group(Axis::pp);
+  if (stages.size() == 1) return;
+  const int64_t L = engine.spec().model.num_layers, E = engine.spec().model.num_experts, columns = 5 + E;
+  std::vector<double> table(L * columns);
+  for (const MoeLayerReport& layer : layers) {
+    double* row = table.data() + layer.layer * columns;
+    row[0] = 1;
+    row[1] = layer.aux_loss;
+    row[2] = layer.z_loss;
+    row[3] = layer.entropy;
+    row[4] = static_cast<double>(layer.dropped);
+    std::copy(layer.load.begin(), layer.load.end(), row + 5);
+  }
+  Stream s = engine.stream();
+  stages.all_reduce_sum(s, tensor_of(table.data(), {L * columns}));
+  layers.clear();
+  for (int64_t i = 0; i < L; ++i) {
+    const double* row = table.data() + i * columns;
+    if (row[0] == 0) continue;
+    layers.push_back({.layer = i,
+                      .load = std::vector<int64_t>(row + 5, row + columns),
+                      .aux_loss = row[1],
+                      .z_loss = row[2],
+                      .entropy = row[3],
+                      .dropped = static_cast<int64_t>(row[4])});
+    layers.back().load_max_over_mean = max_over_mean(layers.back().load);
+  }
 }
 
 }  // namespace
@@ -27,9 +62,9 @@ StepReport read_step(Engine& engine, int64_t step, double lr, double loss_scale,
   StepReport r{.step = step, .lr = lr, .tokens = tokens, .step_time_s = step_time_s};
   r.loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * loss_scale;
   r.grad_norm = *engine.on_host(engine.optimizer().grad_norm()).ptr<float>();
-  for (const auto& at : engine.model().moe_layers()) {
-    r.layers.push_back(read_layer(engine, at, tokens, z_coeff));
-    const MoeLayerReport& layer = r.layers.back();
+  for (const auto& at : engine.model().moe_layers()) r.layers.push_back(read_layer(engine, at, tokens, z_coeff));
+  gather_layers(engine, r.layers);
+  for (const MoeLayerReport& layer : r.layers) {
     r.aux_loss += layer.aux_loss;
     r.z_loss += layer.z_loss;
     r.dropped_tokens += layer.dropped;

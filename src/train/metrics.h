@@ -33,7 +33,8 @@ struct StepReport {
   std::vector<MoeLayerReport> layers;
 };
 
-// Reads the sums of the step that the engine has just finished; before Engine::end_of_step.
+// Reads the sums of the step that the engine has just finished; before Engine::end_of_step. The numbers are of all
+// ranks and the same on each, but for the time and the memory; all ranks together.
 StepReport read_step(Engine& engine, int64_t step, double lr, double loss_scale, double tokens, double z_coeff,
                      double step_time_s);
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "comm/mpi.h"
 #include "core/accelerator.h"
 #include "io/safetensors.h"
 #include "tests/cli/program.h"
@@ -383,13 +384,28 @@ TEST(CliBench, AStepOfATinyModel) {
   EXPECT_GT(json.at("gemm_bf16_tflops").get<double>(), 0);
 }
 
+TEST(CliBench, AStepRunsWhereItsRecipeSays) {
+  if (Accelerator::why_missing().empty()) GTEST_SKIP() << "a GPU is here: it would run";
+  TestDir dir;
+  const std::vector<std::string> step{"bench",    "step",
+                                      "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml",
+                                      "--set",    "run.device=cuda",
+                                      "--set",    "train.seq_len=16",
+                                      "--steps",  "1"};
+  expect_refused(run_moebius(dir, step), 2, "use --device cpu");
+  std::vector<std::string> on_cpu = step;
+  on_cpu.insert(on_cpu.end(), {"--device", "cpu"});
+  EXPECT_EQ(run_moebius(dir, on_cpu).code, 0);
+}
+
 TEST(CliDoctor, SaysWhatIsMissing) {
   TestDir dir;
   const auto json = json_of(run_moebius(dir, {"doctor", "--json"}));
   EXPECT_EQ(json.at("found").at("CUDA") == "not part of this build", !Accelerator::is_built_in());
   EXPECT_EQ(json.at("missing").contains("GPU"), !Accelerator::why_missing().empty());
   EXPECT_FALSE(json.at("found").at("oneDNN").get<std::string>().empty());
-  EXPECT_EQ(json.at("missing").at("MPI"), "more than one rank");
+  EXPECT_EQ(json.at("found").at("MPI") == "not part of this build", mpi_version().empty());
+  EXPECT_EQ(json.at("missing").contains("MPI"), mpi_version().empty());
   EXPECT_THAT(run_moebius(dir, {"doctor"}).out, testing::HasSubstr("-march="));
 }
 

@@ -116,7 +116,7 @@ TEST_F(CliTrain, RefusesWhatCannotRun) {
                  "unknown key optimizer.weight_decy; did you mean optimizer.weight_decay?");
   expect_refused(train({"parallel.tp=2"}), 2, "tp");
   ::setenv("WORLD_SIZE", "2", 1);
-  expect_refused(train({}), 2, "this version runs on one rank; got WORLD_SIZE=2");
+  expect_refused(train({}), 2, "launch: WORLD_SIZE=2 says that several processes were started");
   ::unsetenv("WORLD_SIZE");
   if (const std::string why = Accelerator::why_missing(); !why.empty())
     expect_refused(train({"run.device=cuda"}), 2, "run.device: " + why);

@@ -9,7 +9,7 @@
 
 #include "comm/mesh.h"
 #include "model/params.h"
-#include "model/step.h"
+#include "model/token_runs.h"
 #include "ops/cpu/testing.h"
 #include "tests/distributed/ranks.h"
 
@@ -42,7 +42,10 @@ class LayerRig {
   static constexpr int64_t kStackBytes = 1 << 22;
   static constexpr uint64_t kSeed = 5;
 
-  LayerRig(const std::function<void(LayerRig&)>& declare, const BatchShape& shape) : params(plan, ModelUse::gradients) {
+  LayerRig(const Mesh& mesh, const BatchShape& whole, const std::function<void(LayerRig&)>& declare)
+      : params(plan, ModelUse::gradients) {
+    BatchShape shape = whole;
+    shape.seq = whole.seq / mesh.shape().cp;
     declare_micro_batch(plan, shape, batch);
     declare(*this);
     plan.bind(DeviceKind::cpu, kStackBytes);
@@ -51,10 +54,15 @@ class LayerRig {
       if (p.spec.init != ParamInit::normal) draw(p);
     }
     *batch.loss_scale_1.ptr<float>() = 0.25f;
-    for (int64_t i = 0; i < shape.rows(); ++i) {
-      batch.pos_T.ptr<int32_t>()[i] = static_cast<int32_t>(shape.position_of(i));
+    for (const TokenRun& run : token_runs(shape, {.cp = mesh.shape().cp}, {.cp = mesh.place().cp})) {
+      for (int64_t i = 0; i < run.count; ++i) tokens.push_back(run.token + i);
+    }
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      batch.pos_T.ptr<int32_t>()[i] = static_cast<int32_t>(tokens[i] % whole.seq);
       batch.doc_start_T.ptr<int32_t>()[i] = 0;
     }
+    const int64_t rows = rows_between_projections(shape, mesh.shape());
+    stream_tokens.assign(tokens.begin() + mesh.place().tp * rows, tokens.begin() + (mesh.place().tp + 1) * rows);
   }
   Step step() { return {s, plan.stack(), batch}; }
   void draw(const Param& p) {
@@ -64,8 +72,17 @@ class LayerRig {
     }
   }
 
+  // These rows of the residual stream, of values of all tokens.
+  Values own(const Values& all, int64_t width) const {
+    Values rows;
+    for (const int64_t t : stream_tokens)
+      rows.insert(rows.end(), all.begin() + t * width, all.begin() + (t + 1) * width);
+    return rows;
+  }
+
   MemoryPlan plan;
   ParamTable params;
+  std::vector<int64_t> tokens, stream_tokens;  // which tokens the rows of the micro-batch and of the stream are
   MicroBatch batch;
   ThreadPool pool{1};
   Stream s{DeviceKind::cpu, pool};

@@ -21,7 +21,8 @@ int run_over_mpi() {
                                     }};
   moebius::run_mpi(options, [&](moebius::Transport& world) {
     moebius::mpi_world() = &world;
-    GTEST_FLAG_SET(filter, "Everywhere/*/" + std::to_string(world.size()));
+    const std::string ranks = std::to_string(world.size());
+    GTEST_FLAG_SET(filter, "Everywhere/*/" + ranks + ":Everywhere/*_on_" + ranks);
     GTEST_FLAG_SET(catch_exceptions, false);  // the others are told
     if (world.rank() > 0) GTEST_FLAG_SET(brief, true);
     failed = RUN_ALL_TESTS();

@@ -19,14 +19,17 @@ inline Transport*& mpi_world() {
   return world;
 }
 
+// body on so many ranks: threads, or the processes that there are.
+inline void run_ranks(int num_ranks, const RankBody& body) {
+  if (mpi_world() == nullptr) return run_threads(num_ranks, test_world(), body);
+  ASSERT_EQ(mpi_world()->size(), num_ranks);
+  body(*mpi_world());
+}
+
 // A test of N ranks: started by mpirun only where mpirun started N processes (distributed/main.cc).
 class Ranks : public ::testing::TestWithParam<int> {
  protected:
-  static void run(const RankBody& body) {
-    if (mpi_world() == nullptr) return run_threads(GetParam(), test_world(), body);
-    ASSERT_EQ(mpi_world()->size(), GetParam());
-    body(*mpi_world());
-  }
+  static void run(const RankBody& body) { run_ranks(GetParam(), body); }
 };
 
 inline std::string name_of_ranks(const ::testing::TestParamInfo<int>& info) { return std::to_string(info.param); }

@@ -17,28 +17,23 @@ struct Passes {
   Values y, dx;
 };
 
-// x and dy of this rank's rows of the residual stream, by global index.
+// x and dy are this rank's rows of what all tokens have.
 template <class Layer>
 Passes both_passes(LayerRig& rig, const Layer& layer, typename Layer::Saved& saved) {
-  const BatchShape& shape = rig.batch.shape;
-  const int64_t t = shape.tokens(), first = shape.tp_rank * t;
-  Array x = Array::normal({kRows, D}, DType::f32, 1), dy = Array::normal({kRows, D}, DType::f32, 2),
-        y = Array::poisoned({t, D}, DType::f32), dx = y;
+  const int64_t t = std::ssize(rig.stream_tokens);
+  const auto own = [&](uint64_t key) {
+    return Array::of({t, D}, DType::f32, rig.own(Array::normal({kRows, D}, DType::f32, key).values(), D));
+  };
+  Array x = own(1), dy = own(2), y = Array::poisoned({t, D}, DType::f32), dx = y;
   Step step = rig.step();
   StackScope scope(step.stack);
-  layer.forward(step, y.tensor(), x.tensor().rows(first, first + t), saved);
-  layer.backward_input(step, dx.tensor(), dy.tensor().rows(first, first + t), saved);
+  layer.forward(step, y.tensor(), x.tensor(), saved);
+  layer.backward_input(step, dx.tensor(), dy.tensor(), saved);
   layer.backward_weight(step, saved);
   return {y.values(), dx.values()};
 }
 
-// The rows that rank r of n has of [kRows, D].
-Values rows_of(const Values& all, int r, int n) {
-  const int64_t size = kRows / n * D;
-  return {all.begin() + r * size, all.begin() + (r + 1) * size};
-}
-
-// make(params, mesh) gives the layer.
+// make(rig, mesh) gives the layer.
 template <class Layer>
 void expect_like_one_rank(Transport& transport, const std::function<Layer(LayerRig&, const Mesh&)>& make) {
   const Mesh one(MeshShape{}), mesh({.tp = transport.size(), .ep = transport.size()}, transport);
@@ -48,17 +43,15 @@ void expect_like_one_rank(Transport& transport, const std::function<Layer(LayerR
   const auto declare = [&](std::optional<Layer>& layer, typename Layer::Saved& to, const Mesh& on) {
     return [&](LayerRig& rig) {
       layer.emplace(make(rig, on));
-      layer->declare_saved(rig.plan, "layer", rig.batch.shape.tokens(), to);
+      layer->declare_saved(rig.plan, "layer", rows_between_projections(rig.batch.shape, on.shape()), to);
     };
   };
-  LayerRig want(declare(alone, alone_saved, one), whole);
-  LayerRig got(declare(shared, saved, mesh), share_of(whole, mesh.shape(), mesh.place()));
+  LayerRig want(one, whole, declare(alone, alone_saved, one)), got(mesh, whole, declare(shared, saved, mesh));
   expect_blocks(got.params, want.params, &Param::w, 0);
   const Passes w = both_passes(want, *alone, alone_saved), g = both_passes(got, *shared, saved);
   reduce_gradients(got, mesh);
-  const int r = transport.rank(), n = transport.size();
-  testing::expect_close("y", g.y, rows_of(w.y, r, n), kTolerance, kTolerance);
-  testing::expect_close("dx", g.dx, rows_of(w.dx, r, n), kTolerance, kTolerance);
+  testing::expect_close("y", g.y, got.own(w.y, D), kTolerance, kTolerance);
+  testing::expect_close("dx", g.dx, got.own(w.dx, D), kTolerance, kTolerance);
   expect_blocks(got.params, want.params, &Param::dw, kTolerance);
 }
 
@@ -110,7 +103,7 @@ TEST(TensorParallelErrors, HeadsAndWidthsMustDivide) {
     std::string text;
     run_threads(ranks, test_world(), [&](Transport& transport) {
       const Mesh mesh({.tp = transport.size(), .ep = transport.size()}, transport);
-      const std::string got = testing::error_of([&] { LayerRig([&](LayerRig& rig) { make(rig, mesh); }, {}); });
+      const std::string got = testing::error_of([&] { LayerRig(mesh, {}, [&](LayerRig& rig) { make(rig, mesh); }); });
       if (transport.rank() == 0) text = got;
     });
     return text;
@@ -129,36 +122,36 @@ TEST(TensorParallelErrors, HeadsAndWidthsMustDivide) {
             "parallel.tp must be at most model.vocab_size = 2; got 3");
 }
 
-// Both ends of a model, in the shape of a layer: y is the embedding, and the head's loss of x takes the place of dy.
 struct VocabPasses {
   Values embedded, loss, dx;
 };
 
+// Of 21 tokens. One without weight has a target that is no token.
 VocabPasses vocab_passes(LayerRig& rig, const Embedding& embedding, const LmHead& head) {
   const MicroBatch& batch = rig.batch;
-  const BatchShape& shape = batch.shape;
-  const int64_t t = shape.tokens(), first = shape.tp_rank * t;
-  for (int64_t i = 0; i < kRows; ++i) {
-    batch.token_T.ptr<int32_t>()[i] = static_cast<int32_t>(i * 5 % 21);
-    batch.weight_T.ptr<float>()[i] = i % 4 == 1 ? 0.0f : 0.5f + static_cast<float>(i % 3);
-    // A token without weight has a target that is no token.
-    batch.target_T.ptr<int32_t>()[i] = i % 4 == 1 ? -100 : static_cast<int32_t>(i * 11 % 21);
+  const int64_t t = std::ssize(rig.stream_tokens), T = std::ssize(rig.tokens);
+  for (int64_t i = 0; i < T; ++i) {
+    const int64_t token = rig.tokens[i];
+    batch.token_T.ptr<int32_t>()[i] = static_cast<int32_t>(token * 5 % 21);
+    batch.weight_T.ptr<float>()[i] = token % 4 == 1 ? 0.0f : 0.5f + static_cast<float>(token % 3);
+    batch.target_T.ptr<int32_t>()[i] = token % 4 == 1 ? -100 : static_cast<int32_t>(token * 11 % 21);
   }
-  Array x = Array::normal({kRows, D}, DType::f32, 1), dx = Array::poisoned({t, D}, DType::f32), y = dx,
-        loss = Array::poisoned({kRows}, DType::f32), alone = loss;
-  const Tensor mine = x.tensor().rows(first, first + t);
+  const Values all = Array::normal({kRows, D}, DType::f32, 1).values();
+  Array x = Array::of({t, D}, DType::f32, rig.own(all, D)), dx = Array::poisoned({t, D}, DType::f32), y = dx,
+        loss = Array::poisoned({T}, DType::f32), alone = loss;
   Step step = rig.step();
-  embedding.forward(step, y.tensor(), batch.token_T);
-  head.loss(step, loss.tensor(), dx.tensor(), mine);
-  head.loss(step, alone.tensor(), Tensor{}, mine);
+  embedding.forward(step, y.tensor());
+  head.loss(step, loss.tensor(), dx.tensor(), x.tensor());
+  head.loss(step, alone.tensor(), Tensor{}, x.tensor());
   EXPECT_EQ(alone.bytes(), loss.bytes());
-  embedding.backward_weight(step, dx.tensor(), batch.token_T);
+  embedding.backward_weight(step, dx.tensor());
   return {y.values(), loss.values(), dx.values()};
 }
 
-// 21 tokens: blocks differ by one where tp is 2, 4 or 8.
+// Blocks of the vocabulary differ by one token where tp is 2, 4 or 8.
 void expect_vocab_like_one_rank(Transport& transport, bool tied) {
   ModelSpec model = attention_model(QkNorm::none, false);
+  model.tie_word_embeddings = tied;
   const Mesh one(MeshShape{}), mesh({.tp = transport.size(), .ep = transport.size()}, transport);
   const BatchShape whole{.batch = kBatch, .seq = kSeq};
   std::optional<Embedding> embedding[2];
@@ -166,17 +159,16 @@ void expect_vocab_like_one_rank(Transport& transport, bool tied) {
   const auto declare = [&](int i, const Mesh& on) {
     return [&, i](LayerRig& rig) {
       embedding[i].emplace(rig.params, model, DType::f32, on);
-      head[i].emplace(rig.params, model, DType::f32, on, tied ? &embedding[i]->table() : nullptr);
+      head[i].emplace(rig.params, model, DType::f32, on, &embedding[i]->table());
     };
   };
-  LayerRig want(declare(0, one), whole), got(declare(1, mesh), share_of(whole, mesh.shape(), mesh.place()));
+  LayerRig want(one, whole, declare(0, one)), got(mesh, whole, declare(1, mesh));
   expect_blocks(got.params, want.params, &Param::w, 0);
   const VocabPasses w = vocab_passes(want, *embedding[0], *head[0]), g = vocab_passes(got, *embedding[1], *head[1]);
   reduce_gradients(got, mesh);
-  const int r = transport.rank(), n = transport.size();
-  EXPECT_EQ(g.embedded, rows_of(w.embedded, r, n));
+  EXPECT_EQ(g.embedded, got.own(w.embedded, D));
   testing::expect_close("loss", g.loss, w.loss, kTolerance, kTolerance);
-  testing::expect_close("dx", g.dx, rows_of(w.dx, r, n), kTolerance, kTolerance);
+  testing::expect_close("dx", g.dx, got.own(w.dx, D), kTolerance, kTolerance);
   expect_blocks(got.params, want.params, &Param::dw, kTolerance);
 }
 

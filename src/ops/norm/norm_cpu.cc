@@ -1,8 +1,6 @@
-#include <cmath>
-
 #include "ops/backends.h"
-#include "ops/cpu/vector.h"
 #include "ops/norm/norm.h"
+#include "ops/norm/norm_rows_cpu.h"
 
 namespace moebius::cpu {
 namespace {
@@ -13,18 +11,6 @@ template <class T>
 void add_row(T* sum, const T* x, const T* residual, int64_t width) {
 #pragma omp simd
   for (int64_t j = 0; j < width; ++j) sum[j] = from_f32<T>(to_f32(x[j]) + to_f32(residual[j]));
-}
-
-// Gives rstd.
-template <class T>
-float normalise_row(T* y, const T* x, const T* w, int64_t width, float eps) {
-  float squares = 0;
-#pragma omp simd reduction(+ : squares)
-  for (int64_t j = 0; j < width; ++j) squares += to_f32(x[j]) * to_f32(x[j]);
-  const float rstd = 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
-#pragma omp simd
-  for (int64_t j = 0; j < width; ++j) y[j] = from_f32<T>(to_f32(w[j]) * to_f32(from_f32<T>(to_f32(x[j]) * rstd)));
-  return rstd;
 }
 
 template <class T>
@@ -38,24 +24,11 @@ void fwd(Stream& s, const RmsNormFwd& a) {
         add_row(sum, x, a.residual_TD.ptr<T>() + t * width, width);
         x = sum;
       }
-      a.rstd_T.ptr<float>()[t] = normalise_row(a.y_TD.ptr<T>() + t * width, x, a.w_D.ptr<T>(), width, a.eps);
+      const float rstd = row_rstd(x, width, a.eps);
+      a.rstd_T.ptr<float>()[t] = rstd;
+      normalise_row(a.y_TD.ptr<T>() + t * width, x, a.w_D.ptr<T>(), rstd, width);
     }
   });
-}
-
-// Adds a row's gradient to dx and to the partial dw.
-template <class T>
-void bwd_row(T* dx, float* dw, const T* dy, const T* x, const T* w, float rstd, int64_t width) {
-  float mean = 0;
-#pragma omp simd reduction(+ : mean)
-  for (int64_t j = 0; j < width; ++j) mean += to_f32(dy[j]) * to_f32(w[j]) * to_f32(x[j]);
-  mean *= rstd / static_cast<float>(width);
-#pragma omp simd
-  for (int64_t j = 0; j < width; ++j) {
-    const float dyj = to_f32(dy[j]), xhat = to_f32(x[j]) * rstd;
-    dw[j] += dyj * xhat;
-    dx[j] = from_f32<T>(to_f32(dx[j]) + rstd * (dyj * to_f32(w[j]) - xhat * mean));
-  }
 }
 
 template <class T>
@@ -66,8 +39,8 @@ void bwd(Stream& s, const RmsNormBwd& a) {
     float* partial = a.partial_PD.ptr<float>() + p * width;
     std::fill(partial, partial + width, 0.0f);
     for (int64_t t = p * rows_per_partial; t < std::min(rows, (p + 1) * rows_per_partial); ++t) {
-      bwd_row(a.dx_TD.ptr<T>() + t * width, partial, a.dy_TD.ptr<T>() + t * width, a.x_TD.ptr<T>() + t * width,
-              a.w_D.ptr<T>(), a.rstd_T.ptr<float>()[t], width);
+      normalise_row_bwd<true>(a.dx_TD.ptr<T>() + t * width, partial, a.dy_TD.ptr<T>() + t * width,
+                              a.x_TD.ptr<T>() + t * width, a.w_D.ptr<T>(), a.rstd_T.ptr<float>()[t], width);
     }
   });
   add_rows(s.pool(), a.dw_D.ptr<float>(), a.partial_PD.ptr<float>(), num_partials, width, width);

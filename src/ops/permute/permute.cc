@@ -27,6 +27,18 @@ void check(const PairsToRows& a) {
   check_tensor("pairs_to_rows", "offsets", a.offsets_E1, DType::i32, {a.offsets_E1.numel()});
 }
 
+void check(const GatherRows& a) {
+  MOEBIUS_CHECK(usage, a.to_RD.shape.rank() == 2 && a.from_ND.shape.rank() == 2,
+                "gather_rows: to must be [R, D] and from [N, D]; got {} and {}", to_string(a.to_RD),
+                to_string(a.from_ND));
+  check_tensor("gather_rows", "to", a.to_RD, a.from_ND.dtype, {a.to_RD.dim(0), a.from_ND.dim(1)});
+  check_tensor("gather_rows", "from", a.from_ND, a.from_ND.dtype, a.from_ND.shape);
+  check_tensor("gather_rows", "row", a.row_R, DType::i32, {a.to_RD.dim(0)});
+  MOEBIUS_CHECK(usage, !a.offsets_E1.empty(), "gather_rows: offsets must be i32 [E + 1]; got {}",
+                to_string(a.offsets_E1));
+  check_tensor("gather_rows", "offsets", a.offsets_E1, DType::i32, {a.offsets_E1.numel()});
+}
+
 void check(const RowsToPairs& a) {
   check_tensor("rows_to_pairs", "to", a.to_TK, DType::f32, a.to_TK.shape);
   check_tensor("rows_to_pairs", "from", a.from_R, DType::f32, a.from_R.shape);
@@ -67,6 +79,20 @@ void pairs_to_rows(Stream& s, const PairsToRows& a) {
       return cpu::pairs_to_rows(s, a);
     case DeviceKind::cuda:
       return cuda::pairs_to_rows(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+void gather_rows(Stream& s, const GatherRows& a) {
+  check(a);
+  OpScope scope(s, "gather_rows", {0, 2 * bytes_of(a.to_RD) + bytes_of(a.row_R)});
+  if (a.to_RD.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::gather_rows(s, a);
+    case DeviceKind::cuda:
+      return cuda::gather_rows(s, a);
     case DeviceKind::null:
       return;
   }

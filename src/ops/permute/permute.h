@@ -17,6 +17,13 @@ struct Combine {
 void combine(Stream& s, const Combine& a);
 Cost cost(const Combine& a);
 
+// to[r,:] = from[row[r],:] for the rows r below offsets[E]; the same dtype, any. Others are not written.
+struct GatherRows {
+  Tensor to_RD;                       // out
+  Tensor from_ND, row_R, offsets_E1;  // in; row and offsets i32
+};
+void gather_rows(Stream& s, const GatherRows& a);
+
 // to_R[r] = from_TK[pair[r]] for the rows below offsets[E] (f32): weights of rows.
 struct PairsToRows {
   Tensor to_R;                             // out

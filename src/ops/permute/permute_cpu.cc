@@ -1,6 +1,7 @@
 #include "ops/permute/permute.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "ops/backends_moe.h"
 #include "ops/cpu/vector.h"
@@ -44,6 +45,17 @@ void combine(Stream& s, const Combine& a) {
         }
       }
     });
+  });
+}
+
+void gather_rows(Stream& s, const GatherRows& a) {
+  const int64_t num_rows = a.offsets_E1.ptr<int32_t>()[a.offsets_E1.numel() - 1];
+  const int64_t row_bytes = a.to_RD.dim(1) * size_of(a.to_RD.dtype);
+  auto* to = static_cast<std::byte*>(a.to_RD.data);
+  const auto* from = static_cast<const std::byte*>(a.from_ND.data);
+  const int32_t* row = a.row_R.ptr<int32_t>();
+  parallel_rows(s.pool(), num_rows, kTokensPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) std::memcpy(to + r * row_bytes, from + row[r] * row_bytes, row_bytes);
   });
 }
 

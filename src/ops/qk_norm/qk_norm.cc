@@ -1,6 +1,9 @@
 #include "ops/qk_norm/qk_norm.h"
 
-#include "ops/qk_norm/backends.h"
+#include <algorithm>
+
+#include "ops/backends.h"
+#include "ops/norm/norm.h"
 
 namespace moebius {
 namespace {
@@ -38,6 +41,10 @@ Cost cost(const QkNormFwd& a) {
   return {4.0 * a.x_TC.dim(0) * (a.q_norm_A.numel() + a.k_norm_B.numel()), 2.0 * a.x_TC.num_bytes()};
 }
 
+int64_t QkNormBwd::num_partials(int64_t num_rows, int64_t A, int64_t B, const Stream& s) {
+  return RmsNormBwd::num_partials(num_rows, std::max(A, B), s);
+}
+
 void qk_norm_bwd(Stream& s, const QkNormBwd& a) {
   const char* who = "qk_norm_bwd";
   check(who, a.dy_TC, a.x_TC, a.q_norm_A, a.k_norm_B);
@@ -45,7 +52,7 @@ void qk_norm_bwd(Stream& s, const QkNormBwd& a) {
   check_tensor(who, "dx", a.dx_TC, a.x_TC.dtype, a.x_TC.shape);
   check_tensor(who, "dq_norm", a.dq_norm_A, DType::f32, {A});
   check_tensor(who, "dk_norm", a.dk_norm_B, DType::f32, {B});
-  check_tensor(who, "partial", a.partial_PW, DType::f32, {QkNormBwd::num_partials(a.x_TC.dim(0)), A + B});
+  check_tensor(who, "partial", a.partial_PW, DType::f32, {QkNormBwd::num_partials(a.x_TC.dim(0), A, B, s), A + B});
   OpScope scope(s, who, cost(a));
   if (a.x_TC.empty()) return;
   switch (s.device()) {

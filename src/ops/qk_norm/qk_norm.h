@@ -19,14 +19,14 @@ void qk_norm_fwd(Stream& s, const QkNormFwd& a);
 Cost cost(const QkNormFwd& a);
 
 // dx = [rstd (dq w - qhat mean(dq w qhat)) | the same of k | dv]; dq_norm, dk_norm f32 accumulate. Rows are summed in
-// fixed chunks. partial: scratch f32 [num_partials(T), A + B].
+// fixed chunks. partial: scratch f32 [num_partials(T, A, B, s), A + B].
 struct QkNormBwd {
   Tensor dx_TC;                            // out
   Tensor dq_norm_A, dk_norm_B;             // inout
   Tensor partial_PW;                       // scratch
   Tensor dy_TC, x_TC, q_norm_A, k_norm_B;  // in
   float eps = 1e-6f;
-  static int64_t num_partials(int64_t num_rows) { return (num_rows + 63) / 64; }
+  static int64_t num_partials(int64_t num_rows, int64_t A, int64_t B, const Stream& s);
 };
 void qk_norm_bwd(Stream& s, const QkNormBwd& a);
 Cost cost(const QkNormBwd& a);

@@ -1,45 +1,23 @@
 #include "ops/qk_norm/qk_norm.h"
 
-#include <cmath>
 #include <cstring>
 
-#include "ops/cpu/vector.h"
-#include "ops/qk_norm/backends.h"
+#include "ops/backends.h"
+#include "ops/norm/norm_rows_cpu.h"
 
 namespace moebius::cpu {
 namespace {
 
-constexpr int64_t kRows = 64;  // of a task, as the partial sums
+constexpr int64_t kRows = 64;  // of a task, as ops/norm
 
 template <class T>
-float rstd_of(const T* x, int64_t width, float eps) {
-  float squares = 0;
-#pragma omp simd reduction(+ : squares)
-  for (int64_t j = 0; j < width; ++j) squares += to_f32(x[j]) * to_f32(x[j]);
-  return 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
+void normalise(T* y, const T* x, const Tensor& w, float eps) {
+  normalise_row(y, x, w.ptr<T>(), row_rstd(x, w.numel(), eps), w.numel());
 }
 
 template <class T>
-void normalise(T* y, const T* x, const T* w, int64_t width, float eps) {
-  const float rstd = rstd_of(x, width, eps);
-#pragma omp simd
-  for (int64_t j = 0; j < width; ++j) y[j] = from_f32<T>(to_f32(w[j]) * to_f32(from_f32<T>(to_f32(x[j]) * rstd)));
-}
-
-// dx of one part of a row; its weight's gradient is added to dw.
-template <class T>
-void normalise_bwd(T* dx, float* dw, const T* dy, const T* x, const T* w, int64_t width, float eps) {
-  const float rstd = rstd_of(x, width, eps);
-  float mean = 0;
-#pragma omp simd reduction(+ : mean)
-  for (int64_t j = 0; j < width; ++j) mean += to_f32(dy[j]) * to_f32(w[j]) * to_f32(x[j]);
-  mean *= rstd / static_cast<float>(width);
-#pragma omp simd
-  for (int64_t j = 0; j < width; ++j) {
-    const float dyj = to_f32(dy[j]), xhat = to_f32(x[j]) * rstd;
-    dw[j] += dyj * xhat;
-    dx[j] = from_f32<T>(rstd * (dyj * to_f32(w[j]) - xhat * mean));
-  }
+void normalise_bwd(T* dx, float* dw, const T* dy, const T* x, const Tensor& w, float eps) {
+  normalise_row_bwd<false>(dx, dw, dy, x, w.ptr<T>(), row_rstd(x, w.numel(), eps), w.numel());
 }
 
 template <class T>
@@ -49,8 +27,8 @@ void fwd(Stream& s, const QkNormFwd& a) {
     for (int64_t t = begin; t < end; ++t) {
       const T* x = a.x_TC.ptr<T>() + t * C;
       T* y = a.y_TC.ptr<T>() + t * C;
-      normalise(y, x, a.q_norm_A.ptr<T>(), A, a.eps);
-      normalise(y + A, x + A, a.k_norm_B.ptr<T>(), B, a.eps);
+      normalise(y, x, a.q_norm_A, a.eps);
+      normalise(y + A, x + A, a.k_norm_B, a.eps);
       std::memcpy(y + A + B, x + A + B, B * sizeof(T));
     }
   });
@@ -59,18 +37,19 @@ void fwd(Stream& s, const QkNormFwd& a) {
 template <class T>
 void bwd(Stream& s, const QkNormBwd& a) {
   const int64_t A = a.q_norm_A.numel(), B = a.k_norm_B.numel(), C = A + 2 * B, W = A + B;
-  parallel_rows(s.pool(), a.x_TC.dim(0), kRows, [&](int64_t begin, int64_t end) {
-    float* partial = a.partial_PW.ptr<float>() + begin / kRows * W;
+  const int64_t rows = a.x_TC.dim(0), num_partials = a.partial_PW.dim(0);
+  const int64_t rows_per_partial = div_ceil(rows, num_partials);
+  s.pool().run(num_partials, [&](int64_t p, int) {
+    float* partial = a.partial_PW.ptr<float>() + p * W;
     std::fill(partial, partial + W, 0.0f);
-    for (int64_t t = begin; t < end; ++t) {
+    for (int64_t t = p * rows_per_partial; t < std::min(rows, (p + 1) * rows_per_partial); ++t) {
       const T *x = a.x_TC.ptr<T>() + t * C, *dy = a.dy_TC.ptr<T>() + t * C;
       T* dx = a.dx_TC.ptr<T>() + t * C;
-      normalise_bwd(dx, partial, dy, x, a.q_norm_A.ptr<T>(), A, a.eps);
-      normalise_bwd(dx + A, partial + A, dy + A, x + A, a.k_norm_B.ptr<T>(), B, a.eps);
+      normalise_bwd(dx, partial, dy, x, a.q_norm_A, a.eps);
+      normalise_bwd(dx + A, partial + A, dy + A, x + A, a.k_norm_B, a.eps);
       std::memcpy(dx + A + B, dy + A + B, B * sizeof(T));
     }
   });
-  const int64_t num_partials = a.partial_PW.dim(0);
   add_rows(s.pool(), a.dq_norm_A.ptr<float>(), a.partial_PW.ptr<float>(), num_partials, A, W);
   add_rows(s.pool(), a.dk_norm_B.ptr<float>(), a.partial_PW.ptr<float>() + A, num_partials, B, W);
 }

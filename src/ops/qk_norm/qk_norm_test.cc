@@ -23,7 +23,8 @@ struct Operands {
 // dx, dq_norm, dk_norm, which start at what `start` draws.
 std::vector<Array> backward(Stream& s, Operands& in, DType dtype, bool start) {
   const Shape shape = in.x.tensor().shape;
-  const int64_t A = in.q_norm.tensor().numel(), B = in.k_norm.tensor().numel(), P = QkNormBwd::num_partials(shape[0]);
+  const int64_t A = in.q_norm.tensor().numel(), B = in.k_norm.tensor().numel(),
+                P = QkNormBwd::num_partials(shape[0], A, B, s);
   Array dx = Array::poisoned(shape, dtype), partial = Array::poisoned({P, A + B}, DType::f32);
   Array dq = Array::normal({A}, DType::f32, 5, start), dk = Array::normal({B}, DType::f32, 6, start);
   qk_norm_bwd(s, {.dx_TC = dx.tensor(),
@@ -38,45 +39,57 @@ std::vector<Array> backward(Stream& s, Operands& in, DType dtype, bool start) {
   return {dx, dq, dk};
 }
 
-TEST(QkNorm, EqualsTheReference) {
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
+struct Case {
+  int64_t rows, A, B;
+  DType dtype;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const auto& [rows, A, B] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
-             {0, 6, 2}, {1, 1, 1}, {3, 10, 4}, {67, 12, 12}, {131, 65, 33}}) {
-      SCOPED_TRACE(fmt::format("{} [{}, {} + 2 * {}]", name_of(dtype), rows, A, B));
-      Operands in(rows, A, B, dtype);
-      Array y = Array::poisoned(in.x.tensor().shape, dtype);
-      qk_norm_fwd(s, {.y_TC = y.tensor(),
-                      .x_TC = in.x.tensor(),
-                      .q_norm_A = in.q_norm.tensor(),
-                      .k_norm_B = in.k_norm.tensor(),
-                      .eps = static_cast<float>(kEps)});
-      // As rms_norm: roundings to the dtype, and f32 sums of A squares and of `rows` terms.
-      const double eps32 = testing::epsilon(DType::f32), error = 3 * testing::epsilon(dtype) + eps32 * std::sqrt(A);
-      testing::expect_close("y", y.values(),
-                            ref::qk_norm_fwd(in.x.values(), in.q_norm.values(), in.k_norm.values(), kEps), error, 1e-7);
-      const ref::QkNormGrads want =
-          ref::qk_norm_bwd(in.dy.values(), in.x.values(), in.q_norm.values(), in.k_norm.values(), kEps);
-      const std::vector<Array> got = backward(s, in, dtype, /*start=*/false);
-      const double sums = 8 * eps32 * std::sqrt(static_cast<double>(A + rows));
-      testing::expect_close("dx", got[0].values(), want.dx, testing::epsilon(dtype) + sums, 1e-5);
-      testing::expect_close("dq_norm", got[1].values(), want.dq_norm, sums, 1e-5);
-      testing::expect_close("dk_norm", got[2].values(), want.dk_norm, sums, 1e-5);
-    }
+             {0, 6, 2}, {1, 1, 1}, {3, 10, 4}, {67, 12, 12}, {131, 65, 33}, {300, 1056, 64}, {5, 64, 4}, {3, 8200, 8}})
+      all.push_back({rows, A, B, dtype});
   }
+  return all;
 }
 
+class QkNormTest : public testing::DeviceTest<Case> {};
+
+TEST_P(QkNormTest, EqualsTheReference) {
+  const auto [rows, A, B, dtype] = c();
+  Operands in(rows, A, B, dtype);
+  Array y = Array::poisoned(in.x.tensor().shape, dtype);
+  qk_norm_fwd(s_, {.y_TC = y.tensor(),
+                   .x_TC = in.x.tensor(),
+                   .q_norm_A = in.q_norm.tensor(),
+                   .k_norm_B = in.k_norm.tensor(),
+                   .eps = static_cast<float>(kEps)});
+  // As rms_norm: roundings to the dtype, and f32 sums of A squares and of `rows` terms.
+  const double eps32 = testing::epsilon(DType::f32), error = 3 * testing::epsilon(dtype) + eps32 * std::sqrt(A);
+  testing::expect_close("y", y.values(), ref::qk_norm_fwd(in.x.values(), in.q_norm.values(), in.k_norm.values(), kEps),
+                        error, 1e-7);
+  const ref::QkNormGrads want =
+      ref::qk_norm_bwd(in.dy.values(), in.x.values(), in.q_norm.values(), in.k_norm.values(), kEps);
+  const std::vector<Array> got = backward(s_, in, dtype, /*start=*/false);
+  const double sums = 8 * eps32 * std::sqrt(static_cast<double>(A + rows));
+  testing::expect_close("dx", got[0].values(), want.dx, testing::epsilon(dtype) + sums, 1e-5);
+  testing::expect_close("dq_norm", got[1].values(), want.dq_norm, sums, 1e-5);
+  testing::expect_close("dk_norm", got[2].values(), want.dk_norm, sums, 1e-5);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, QkNormTest, ::testing::ValuesIn(testing::on_each_device(cases())));
+
 TEST(QkNorm, WeightGradientsAccumulate) {
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
-  Operands in(7, 6, 4, DType::f32);
-  const std::vector<Array> alone = backward(s, in, DType::f32, false), onto = backward(s, in, DType::f32, true);
-  for (const int i : {1, 2}) {
-    Values want = Array::normal(Shape{i == 1 ? 6 : 4}, DType::f32, 4 + i).values();
-    for (size_t j = 0; j < want.size(); ++j) want[j] += alone[i].values()[j];
-    testing::expect_close("sum", onto[i].values(), want, testing::epsilon(DType::f32), 0);
-  }
+  testing::on_each_device([](Stream& s) {
+    Operands in(7, 6, 4, DType::f32);
+    const std::vector<Array> alone = backward(s, in, DType::f32, false), onto = backward(s, in, DType::f32, true);
+    for (const int i : {1, 2}) {
+      Values want = Array::normal(Shape{i == 1 ? 6 : 4}, DType::f32, 4 + i).values();
+      for (size_t j = 0; j < want.size(); ++j) want[j] += alone[i].values()[j];
+      testing::expect_close("sum", onto[i].values(), want, testing::epsilon(DType::f32), 0);
+    }
+  });
 }
 
 TEST(QkNorm, ReferenceBackwardEqualsFiniteDifferences) {
@@ -96,9 +109,7 @@ TEST(QkNorm, ReferenceBackwardEqualsFiniteDifferences) {
 
 TEST(QkNorm, SameBitsForAnyTeam) {
   Operands in(131, 12, 6, DType::bf16);
-  testing::expect_same_bits_for_any_team([&](Stream& s) {
-    return s.device() == DeviceKind::cpu ? backward(s, in, DType::bf16, true) : std::vector<Array>();
-  });
+  testing::expect_same_bits_for_any_team([&](Stream& s) { return backward(s, in, DType::bf16, true); });
 }
 
 TEST(QkNorm, RefusesWhatDoesNotFit) {

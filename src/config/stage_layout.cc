@@ -1,4 +1,4 @@
-#include "parallel/stage_layout.h"
+#include "config/stage_layout.h"
 
 #include <algorithm>
 #include <string_view>
@@ -90,10 +90,10 @@ std::string written(int64_t num_letters, char letter) {
 }
 
 // Walks the stages along the letters of the model: what it has is what they must have, in that order.
-std::vector<Stage> read_stages(const StageLayoutRequest& request, const std::string& letters) {
+std::vector<StageSpec> read_stages(const StageLayoutRequest& request, const std::string& letters) {
   const auto count = [](int64_t n, char letter) { return std::string(static_cast<size_t>(n), letter); };
   const std::string model = "E" + count(request.num_layers, 't') + count(request.num_mtp, 'm') + "L";
-  std::vector<Stage> stages(1);
+  std::vector<StageSpec> stages(1);
   size_t at = 0;
   const auto take = [&](std::string_view got) {
     const std::string due = at < model.size() ? model.substr(at, 1) : "the end";
@@ -112,7 +112,7 @@ std::vector<Stage> read_stages(const StageLayoutRequest& request, const std::str
       continue;
     }
     take(std::string_view(&c, 1));
-    Stage& stage = stages.back();
+    StageSpec& stage = stages.back();
     stage.embedding |= c == 'E';
     stage.loss |= c == 'L';
     stage.num_layers += c == 't';
@@ -122,14 +122,14 @@ std::vector<Stage> read_stages(const StageLayoutRequest& request, const std::str
   return stages;
 }
 
-void check_stages(const StageLayoutRequest& request, const std::vector<Stage>& stages) {
+void check_stages(const StageLayoutRequest& request, const std::vector<StageSpec>& stages) {
   const int64_t P = request.num_ranks, V = request.num_virtual;
   MOEBIUS_CHECK(usage, std::ssize(stages) == P * V,
                 "parallel.layout must have pp * vpp = {} * {} = {} stages; got {} in \"{}\"", P, V, P * V,
                 stages.size(), request.text);
   int64_t with_mtp = 0;
   for (size_t s = 0; s < stages.size(); ++s) {
-    const bool empty = stages[s] == Stage{.first_layer = stages[s].first_layer};
+    const bool empty = stages[s] == StageSpec{.first_layer = stages[s].first_layer};
     MOEBIUS_CHECK(usage, !empty, "parallel.layout: stage {} of {} is empty; got \"{}\"", s, stages.size(),
                   request.text);
     with_mtp += stages[s].num_mtp > 0;
@@ -138,14 +138,14 @@ void check_stages(const StageLayoutRequest& request, const std::vector<Stage>& s
                 with_mtp, request.text);
 }
 
-std::vector<Stage> even_stages(const StageLayoutRequest& request) {
+std::vector<StageSpec> even_stages(const StageLayoutRequest& request) {
   const int64_t S = request.num_ranks * request.num_virtual;
   MOEBIUS_CHECK(usage, request.num_layers % S == 0,
                 "parallel: without a layout the layers must be divisible by pp * vpp = {} * {} = {}; got {} layers; "
                 "set parallel.layout, as in \"E t*2 | t*3 | t*3 | t*2 L\"",
                 request.num_ranks, request.num_virtual, S, request.num_layers);
   const int64_t each = request.num_layers / S;
-  std::vector<Stage> stages;
+  std::vector<StageSpec> stages;
   for (int64_t s = 0; s < S; ++s) stages.push_back({.first_layer = s * each, .num_layers = each});
   stages.front().embedding = true;
   stages.back().num_mtp = request.num_mtp;
@@ -164,14 +164,14 @@ StageLayout stage_layout(const StageLayoutRequest& request) {
                 kMost, kMost, P, V, layers, mtp);
   const bool written_out = request.text.find_first_not_of(" \t") != std::string::npos;
   if (!written_out) return {P, even_stages(request)};
-  std::vector<Stage> stages = read_stages(request, Expansion(request.text).run());
+  std::vector<StageSpec> stages = read_stages(request, Expansion(request.text).run());
   check_stages(request, stages);
   return {P, std::move(stages)};
 }
 
 std::string print(const StageLayout& layout) {
   std::string text;
-  for (const Stage& stage : layout.stages) {
+  for (const StageSpec& stage : layout.stages) {
     if (&stage != &layout.stages.front()) text += " |";
     if (stage.embedding) text += " E";
     if (stage.num_layers > 0) text += " " + written(stage.num_layers, 't');

@@ -10,20 +10,20 @@
 
 namespace moebius {
 
-struct Stage {
+struct StageSpec {
   bool embedding = false;
   int64_t first_layer = 0, num_layers = 0;  // layers first_layer .. first_layer + num_layers - 1 of the model
   int64_t num_mtp = 0;
   bool loss = false;
-  bool operator==(const Stage&) const = default;
+  bool operator==(const StageSpec&) const = default;
 };
 
 struct StageLayout {
-  int64_t num_ranks = 1;      // P
-  std::vector<Stage> stages;  // P * V
+  int64_t num_ranks = 1;          // P
+  std::vector<StageSpec> stages;  // P * V
 
   int64_t num_virtual() const { return static_cast<int64_t>(stages.size()) / num_ranks; }
-  const Stage& at(int64_t pp_rank, int64_t virtual_stage) const {
+  const StageSpec& at(int64_t pp_rank, int64_t virtual_stage) const {
     return stages.at(static_cast<size_t>(virtual_stage * num_ranks + pp_rank));
   }
   bool operator==(const StageLayout&) const = default;

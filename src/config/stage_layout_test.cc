@@ -1,4 +1,4 @@
-#include "parallel/stage_layout.h"
+#include "config/stage_layout.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,31 +27,31 @@ TEST(StageLayout, WithoutAStringIsEven) {
   const StageLayout layout = stage_layout({.num_ranks = 2, .num_virtual = 2, .num_layers = 12, .num_mtp = 1});
   EXPECT_EQ(print(layout), "E t*3 | t*3 | t*3 | t*3 m L");
   EXPECT_EQ(layout.num_virtual(), 2);
-  EXPECT_EQ(layout.at(1, 0), (Stage{.first_layer = 3, .num_layers = 3}));
-  EXPECT_EQ(layout.at(0, 1), (Stage{.first_layer = 6, .num_layers = 3}));
-  EXPECT_EQ(layout.at(1, 1), (Stage{.first_layer = 9, .num_layers = 3, .num_mtp = 1, .loss = true}));
+  EXPECT_EQ(layout.at(1, 0), (StageSpec{.first_layer = 3, .num_layers = 3}));
+  EXPECT_EQ(layout.at(0, 1), (StageSpec{.first_layer = 6, .num_layers = 3}));
+  EXPECT_EQ(layout.at(1, 1), (StageSpec{.first_layer = 9, .num_layers = 3, .num_mtp = 1, .loss = true}));
   EXPECT_EQ(print(stage_layout({.text = " ", .num_layers = 1})), "E t L");
 }
 
 TEST(StageLayout, ReadsUnevenStages) {
   const StageLayout layout = stage_layout({.text = "E t*2 | t*3 | t L", .num_ranks = 3, .num_layers = 6});
   ASSERT_EQ(layout.stages.size(), 3u);
-  EXPECT_EQ(layout.stages[0], (Stage{.embedding = true, .num_layers = 2}));
-  EXPECT_EQ(layout.stages[1], (Stage{.first_layer = 2, .num_layers = 3}));
-  EXPECT_EQ(layout.stages[2], (Stage{.first_layer = 5, .num_layers = 1, .loss = true}));
+  EXPECT_EQ(layout.stages[0], (StageSpec{.embedding = true, .num_layers = 2}));
+  EXPECT_EQ(layout.stages[1], (StageSpec{.first_layer = 2, .num_layers = 3}));
+  EXPECT_EQ(layout.stages[2], (StageSpec{.first_layer = 5, .num_layers = 1, .loss = true}));
 }
 
 // DeepSeek-V3: 61 layers and one MTP layer, as its published runs lay them out.
 TEST(StageLayout, ReadsGroupsAndRepeats) {
   const StageLayout h100 =
       stage_layout({.text = "Et*3|(tt|)*29m|L", .num_ranks = 8, .num_virtual = 4, .num_layers = 61, .num_mtp = 1});
-  EXPECT_EQ(h100.at(0, 0), (Stage{.embedding = true, .num_layers = 3}));
-  EXPECT_EQ(h100.at(1, 2), (Stage{.first_layer = 3 + 16 * 2, .num_layers = 2}));
-  EXPECT_EQ(h100.at(6, 3), (Stage{.first_layer = 61, .num_mtp = 1}));
-  EXPECT_EQ(h100.at(7, 3), (Stage{.first_layer = 61, .loss = true}));
+  EXPECT_EQ(h100.at(0, 0), (StageSpec{.embedding = true, .num_layers = 3}));
+  EXPECT_EQ(h100.at(1, 2), (StageSpec{.first_layer = 3 + 16 * 2, .num_layers = 2}));
+  EXPECT_EQ(h100.at(6, 3), (StageSpec{.first_layer = 61, .num_mtp = 1}));
+  EXPECT_EQ(h100.at(7, 3), (StageSpec{.first_layer = 61, .loss = true}));
   const StageLayout gb200 =
       stage_layout({.text = "Et*4|(tttt|)*14tmL", .num_ranks = 4, .num_virtual = 4, .num_layers = 61, .num_mtp = 1});
-  EXPECT_EQ(gb200.stages.back(), (Stage{.first_layer = 60, .num_layers = 1, .num_mtp = 1, .loss = true}));
+  EXPECT_EQ(gb200.stages.back(), (StageSpec{.first_layer = 60, .num_layers = 1, .num_mtp = 1, .loss = true}));
   EXPECT_EQ(print(stage_layout({.text = "E((t|)*2t)*2 |*1 t * 3L", .num_ranks = 6, .num_layers = 9})),
             "E t | t | t*2 | t | t | t*3 L");
 }
@@ -103,7 +103,7 @@ TEST(StageLayout, RefusesUnevenLayersWithTheEquation) {
 StageLayout arbitrary_layout(int64_t P, int64_t V) {
   const auto S = static_cast<size_t>(P * V);
   const auto layers = *rc::gen::container<std::vector<int64_t>>(S, rc::gen::inRange<int64_t>(1, 6));
-  StageLayout layout{P, std::vector<Stage>(S)};
+  StageLayout layout{P, std::vector<StageSpec>(S)};
   int64_t first = 0;
   for (size_t s = 0; s < S; ++s) {
     layout.stages[s] = {.first_layer = first, .num_layers = layers[s]};
@@ -119,7 +119,7 @@ TEST(StageLayoutProperty, PrintedIsReadBack) {
   EXPECT_TRUE(rc::check([] {
     const auto P = *rc::gen::inRange<int64_t>(1, 9), V = *rc::gen::inRange<int64_t>(1, 5);
     const StageLayout layout = arbitrary_layout(P, V);
-    const Stage& last = layout.stages.back();
+    const StageSpec& last = layout.stages.back();
     const StageLayoutRequest request = {print(layout), P, V, last.first_layer + last.num_layers, last.num_mtp};
     RC_ASSERT(stage_layout(request) == layout);
   }));

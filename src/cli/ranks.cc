@@ -1,0 +1,88 @@
+#include "cli/ranks.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "comm/mpi.h"
+#include "comm/threads.h"
+#include "io/files.h"
+#include "io/hash.h"
+
+namespace moebius {
+namespace {
+
+void print_error(const std::string& text) { Log(stderr, false).line("error: " + text); }
+
+// srun without a common PMI starts processes that each find a world of one.
+void check_world(const Launch& launch, const Transport& world) {
+  if (world.size() == launch.num_ranks) return;
+  const std::string text = fmt::format(
+      "launch: {} says that {} processes were started, and MPI ({}) finds a world of {}; start them with the mpirun of "
+      "that MPI, or let srun speak its language (srun --mpi=pmix or --mpi=pmi2)",
+      launch.evidence, launch.num_ranks, mpi_version(), world.size());
+  throw Error(ErrorKind::usage, launch.rank == 0 ? text : "");
+}
+
+}  // namespace
+
+void run_ranks(const Launch& launch, const WorldOptions& options, const RankBody& body) {
+  switch (launch.kind) {
+    case Launch::Kind::alone: {
+      const std::unique_ptr<Transport> self = make_self_transport();
+      return body(*self);
+    }
+    case Launch::Kind::threads:
+      return run_threads(launch.num_ranks, options, body);
+    case Launch::Kind::mpi:
+      run_mpi({.world = options, .report = print_error}, [&](Transport& world) {
+        check_world(launch, world);
+        body(world);
+      });
+  }
+}
+
+std::string launch_text(const Launch& launch) {
+  switch (launch.kind) {
+    case Launch::Kind::alone:
+      return "one rank";
+    case Launch::Kind::threads:
+      return fmt::format("{} ranks, threads of this process", launch.num_ranks);
+    default:
+      return fmt::format("{} ranks of MPI ({}, {})", launch.num_ranks, launch.evidence, mpi_version());
+  }
+}
+
+MeshShape mesh_shape(const ParallelSpec& p, int64_t num_ranks) {
+  return {.tp = p.tp, .cp = p.cp, .dp = p.dp(num_ranks), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(num_ranks)};
+}
+
+int cpu_share(Control& control) {
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  if (sched_getaffinity(0, sizeof mine, &mine) != 0) return 1;
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  const auto describe = [&](const cpu_set_t& set) {
+    return std::string(reinterpret_cast<const char*>(&set), sizeof set) + host;
+  };
+  int sharing = 0;
+  for (const std::string& other : control.gather(describe(mine))) {
+    cpu_set_t theirs, both;
+    std::memcpy(&theirs, other.data(), sizeof theirs);
+    CPU_AND(&both, &mine, &theirs);
+    sharing += other.substr(sizeof theirs) == host && CPU_COUNT(&both) > 0;
+  }
+  return std::max(1, CPU_COUNT(&mine) / std::max(1, sharing));
+}
+
+std::string program_hash() {
+  const std::string program = read_file("/proc/self/exe");
+  return to_hex(hash_bytes(program.data(), std::ssize(program)));
+}
+
+}  // namespace moebius

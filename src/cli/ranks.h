@@ -1,0 +1,29 @@
+// Runs a command as one rank of the world that its launcher, or --ranks, makes.
+#pragma once
+
+#include "cli/launch.h"
+#include "comm/control.h"
+#include "comm/layout.h"
+#include "config/parallel_spec.h"
+#include "core/log.h"
+
+namespace moebius {
+
+// Returns when every rank has ended body. What every rank throws comes back on every process, the same text on the
+// first of them alone (the others throw it empty). Anything else that goes wrong on a rank of several ends all
+// processes with exit code 6, after a report on standard error. Error{usage} when MPI finds another number of ranks
+// than the launcher says it started.
+void run_ranks(const Launch& launch, const WorldOptions& options, const RankBody& body);
+
+// "4 ranks of MPI (OMPI_COMM_WORLD_SIZE=4, Open MPI v4.1.4)"
+std::string launch_text(const Launch& launch);
+
+MeshShape mesh_shape(const ParallelSpec& parallel, int64_t num_ranks);
+
+// Of the CPUs that this process may use, its share beside the ranks of its machine that may use the same ones; >= 1.
+int cpu_share(Control& control);
+
+// XXH3-128 of the program's own file.
+std::string program_hash();
+
+}  // namespace moebius

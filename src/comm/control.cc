@@ -1,0 +1,125 @@
+#include "comm/control.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <sstream>
+
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  constexpr size_t kMost = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(ranks.size(), kMost); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  if (ranks.size() > kMost) text += fmt::format(" and {} more", ranks.size() - kMost);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+}
+
+// The first line in which two texts differ; nothing stands for a line that one does not have.
+struct Difference {
+  int64_t line = 0;
+  std::string a, b;
+};
+
+Difference first_difference(const std::string& a, const std::string& b) {
+  std::istringstream of_a(a), of_b(b);
+  Difference d;
+  do {
+    ++d.line;
+    d.a.clear();
+    d.b.clear();
+    std::getline(of_a, d.a);
+    std::getline(of_b, d.b);
+  } while (d.a == d.b && (of_a || of_b));
+  return d;
+}
+
+// An Error on its way to other ranks: one character for its kind, then its text. Empty: there was none.
+std::string packed(const Error& e) { return static_cast<char>(e.kind()) + std::string(e.what()); }
+
+}  // namespace
+
+Control::Control(Transport& transport) : rank_(transport.rank()), size_(transport.size()) {
+  std::vector<int> all(size_);
+  std::iota(all.begin(), all.end(), 0);
+  group_ = transport.make_group("control", all);
+}
+
+std::vector<std::string> Control::gather(const std::string& mine) {
+  std::vector<int64_t> bytes(size_);
+  bytes[rank_] = std::ssize(mine);
+  group_->all_gather(s_, tensor_of(bytes.data(), {size_}), tensor_of(&bytes[rank_], {1}));
+  const int64_t most = *std::max_element(bytes.begin(), bytes.end());
+  std::vector<uint8_t> texts(size_ * most);
+  std::copy(mine.begin(), mine.end(), texts.begin() + rank_ * most);
+  group_->all_gather(s_, tensor_of(texts.data(), {size_ * most}), tensor_of(texts.data() + rank_ * most, {most}));
+  std::vector<std::string> gathered;
+  for (int r = 0; r < size_; ++r) gathered.emplace_back(texts.begin() + r * most, texts.begin() + r * most + bytes[r]);
+  return gathered;
+}
+
+std::string Control::from_root(const std::string& text) {
+  int64_t bytes = std::ssize(text);
+  group_->broadcast(s_, tensor_of(&bytes, {1}), 0);
+  std::vector<uint8_t> buffer(bytes);
+  if (is_root()) std::copy(text.begin(), text.end(), buffer.begin());
+  group_->broadcast(s_, tensor_of(buffer.data(), {bytes}), 0);
+  return {buffer.begin(), buffer.end()};
+}
+
+int64_t Control::max(int64_t mine) {
+  std::vector<int64_t> all(size_);
+  all[rank_] = mine;
+  group_->all_gather(s_, tensor_of(all.data(), {size_}), tensor_of(&all[rank_], {1}));
+  return *std::max_element(all.begin(), all.end());
+}
+
+void Control::barrier() { group_->barrier(); }
+
+void Control::together(const std::function<void()>& body) {
+  std::string mine;
+  try {
+    body();
+    if (size_ == 1) return;
+  } catch (const Error& e) {
+    if (size_ == 1) throw;
+    mine = packed(e);
+  }
+  const std::vector<std::string> outcomes = gather(mine);
+  for (int r = 0; r < size_; ++r) {
+    if (outcomes[r].empty()) continue;
+    const bool all_alike = std::count(outcomes.begin(), outcomes.end(), outcomes[r]) == size_;
+    const std::string text = outcomes[r].substr(1);
+    throw Error(static_cast<ErrorKind>(outcomes[r][0]), all_alike ? text : fmt::format("rank {}: {}", r, text));
+  }
+}
+
+void Control::on_root(const std::function<void()>& body) {
+  std::string failure;
+  if (is_root()) {
+    try {
+      body();
+    } catch (const Error& e) {
+      failure = packed(e);
+    }
+  }
+  failure = from_root(failure);
+  if (!failure.empty()) throw Error(static_cast<ErrorKind>(failure[0]), failure.substr(1));
+}
+
+void check_agree(Control& control, const Claim& claim) {
+  const std::vector<std::string> texts = control.gather(claim.text);
+  std::vector<int> with_root, against;
+  for (int r = 0; r < control.size(); ++r) (texts[r] == texts[0] ? with_root : against).push_back(r);
+  if (against.empty()) return;
+  const Difference d = first_difference(texts[0], texts[against[0]]);
+  MOEBIUS_FAIL(usage,
+               "the ranks do not agree on {}: {} against {}; line {} of rank 0 is \"{}\", of rank {} \"{}\"; start all "
+               "ranks with the same",
+               claim.what, ranks_text(with_root), ranks_text(against), d.line, d.a, against[0], d.b);
+}
+
+}  // namespace moebius

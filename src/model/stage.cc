@@ -1,0 +1,129 @@
+#include "model/stage.h"
+
+#include "model/token_runs.h"
+#include "ops/elementwise/elementwise.h"
+
+namespace moebius {
+
+Stage::Stage(const StageContext& c, const StageSpec& spec)
+    : spec_(spec),
+      model_(c.model),
+      dtype_(c.dtype),
+      shape_(c.shape),
+      stream_rows_(rows_between_projections(c.shape, c.mesh.shape())),
+      use_(c.params.use()),
+      loss_sum_1_(c.loss_sum_1) {
+  if (spec.embedding) embedding_.emplace(c.params, c.model, dtype_, c.mesh);
+  for (int64_t i = spec.first_layer; i < spec.first_layer + spec.num_layers; ++i)
+    blocks_.emplace_back(c.params, c.plan, c.model, c.balance, dtype_, c.mesh, c.shape, c.rope_table_Pd, i, c.seed);
+  if (!spec.loss) return;
+  const float eps = static_cast<float>(c.model.rms_norm_eps);
+  final_norm_.emplace(c.params, "model.norm.weight", c.model.hidden_size, dtype_, eps);
+  head_.emplace(c.params, c.model, dtype_, c.mesh, embedding());
+}
+
+void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
+  const bool shared = use_ == ModelUse::inference;
+  saved.blocks.resize(shared ? 1 : blocks_.size());
+  // Layers differ (dense or MoE): the one set that inference shares is declared by the first of each kind.
+  bool declared_dense = false, declared_moe = false;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    bool& declared = blocks_[i].moe() ? declared_moe : declared_dense;
+    if (shared && declared) continue;
+    declared = true;
+    blocks_[i].declare_saved(plan, fmt::format("{}layer{}", prefix, spec_.first_layer + static_cast<int64_t>(i)),
+                             saved_of(saved, i));
+  }
+  if (!spec_.loss) return;
+  final_norm_->declare_saved(plan, prefix + "final_norm", stream_rows_, saved.final_norm);
+  if (!shared)
+    plan.declare(saved.dfinal_TD, prefix + "dfinal", {stream_rows_, model_.hidden_size}, dtype_, Life::saved);
+}
+
+void Stage::declare_output(MemoryPlan& plan) {
+  if (!spec_.loss) return;
+  plan.declare(final_TD_, "final", {stream_rows_, model_.hidden_size}, dtype_, Life::saved);
+  plan.declare(loss_T_, "loss", {shape_.tokens()}, DType::f32, Life::saved);
+}
+
+void Stage::init_state(Stream& s) const {
+  for (const Block& block : blocks_) {
+    if (block.moe()) block.moe()->router().init_state(s);
+  }
+}
+
+// The last layer's output is not added yet: the final norm adds it, or the stream that leaves.
+void Stage::leave(Step& step, const Residual& residual, Saved& saved) const {
+  const int64_t T = residual.delta_TD.dim(0);
+  if (spec_.loss) {
+    final_norm_->forward(step, final_TD_.rows(0, T), residual.delta_TD, residual.base_TD, saved.final_norm);
+  } else if (!residual.base_TD.empty()) {
+    add(step.stream, residual.delta_TD, residual.base_TD);
+  }
+}
+
+void Stage::forward(Step& step, Tensor stream_TD, Saved& saved) const {
+  if (embedding_) embedding_->forward(step, stream_TD);
+  Residual residual{.delta_TD = stream_TD};
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    PhaseScope phase(step.stream, "forward", spec_.first_layer + static_cast<int64_t>(i));
+    blocks_[i].forward(step, residual, saved_of(saved, i));
+  }
+  leave(step, residual, saved);
+}
+
+void Stage::forward_loss(Step& step, Saved& saved, bool with_gradients) const {
+  head_->loss(step, loss_T_, with_gradients ? saved.dfinal_TD : Tensor{}, final_TD_);
+  sum_into(step.stream, {.out_1 = loss_sum_1_, .x = loss_T_});
+}
+
+void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
+  if (spec_.loss) {
+    fill_zero(step.stream, dstream_TD);
+    final_norm_->backward(step, dstream_TD, saved.dfinal_TD, saved.final_norm);
+  }
+  for (size_t i = blocks_.size(); i-- > 0;) {
+    PhaseScope phase(step.stream, "backward", spec_.first_layer + static_cast<int64_t>(i));
+    blocks_[i].backward(step, dstream_TD, saved_of(saved, i));
+  }
+  if (embedding_) embedding_->backward_weight(step, dstream_TD);
+}
+
+void Stage::forward_cached(Step& step, Tensor stream_TD, Saved& saved, std::vector<KvCache>& caches,
+                           int64_t first) const {
+  if (embedding_) embedding_->forward(step, stream_TD);
+  Residual residual{.delta_TD = stream_TD};
+  for (size_t i = 0; i < blocks_.size(); ++i)
+    blocks_[i].forward_cached(step, residual, saved_of(saved, i), caches[i], first);
+  leave(step, residual, saved);
+}
+
+void Stage::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end) const {
+  head_->logits(step, logits_CV, final_TD_.rows(begin, end));
+}
+
+void Stage::add_kept(std::vector<std::pair<std::string, Tensor>>& kept, const Saved& saved) const {
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const Block::Saved& layer = saved_of(saved, i);
+    const auto add = [&](const char* what, const Tensor& t) {
+      if (!t.empty())
+        kept.emplace_back(fmt::format("layer {} {}", spec_.first_layer + static_cast<int64_t>(i), what), t);
+    };
+    add("input", layer.norm1.sum_TD);
+    add("attention norm output", layer.n1_TD);
+    add("attention q, k, v", layer.attention.qkv_TC);
+    add("attention output", layer.attention.o_THd);
+    add("residual after attention", layer.norm2.sum_TD);
+    add("feed-forward norm output", layer.n2_TD);
+    add("router logits", layer.moe.router.logits_TE);
+    add("router weights", layer.moe.router.route.weight_TK);
+    add("MLP pre-activation", layer.mlp.h_T2F);
+    add("shared expert pre-activation", layer.moe.shared.h_T2F);
+  }
+  if (!spec_.loss) return;
+  kept.emplace_back("final residual", saved.final_norm.sum_TD);
+  kept.emplace_back("final norm output", final_TD_);
+  kept.emplace_back("token loss", loss_T_);
+}
+
+}  // namespace moebius

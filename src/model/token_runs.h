@@ -1,0 +1,30 @@
+// Which tokens of its micro-batch a rank's rows are. A micro-batch lies over the tp x cp ranks of its stage, and every
+// token of it in one row of one of them:
+//   cp   A sequence is cut into 2 CP pieces of equal length; context rank c has the pieces c and 2 CP - 1 - c, so that
+//        causal attention is the same work everywhere. Its rows are these tokens, sequence after sequence:
+//        BatchShape of a rank says how many (seq: tokens of one sequence here, 1/CP of it), MicroBatch what they are.
+//   tp   Between the projections (norms, router, experts) tensor rank r has of these rows the block
+//        [r T/TP, (r + 1) T/TP): sequence parallelism.
+// MicroBatch::first_token is the index in the global batch of the micro-batch's first token, the same on all of them.
+#pragma once
+
+#include <vector>
+
+#include "comm/layout.h"
+#include "model/step.h"
+
+namespace moebius {
+
+// Rows [row, row + count) hold the tokens [token, token + count) of the micro-batch.
+struct TokenRun {
+  int64_t row = 0, token = 0, count = 0;
+  bool operator==(const TokenRun&) const = default;
+};
+
+// Rows between the projections on each rank. Error{usage} with the equation unless tp divides the tokens.
+int64_t rows_between_projections(const BatchShape& shape, const MeshShape& mesh);
+// What these rows are on the rank at `place` (tp and cp are read): rows ascend, and so do tokens. REQUIRES: 2 cp
+// divides the sequence where cp > 1.
+std::vector<TokenRun> token_runs(const BatchShape& shape, const MeshShape& mesh, const RankPlace& place);
+
+}  // namespace moebius

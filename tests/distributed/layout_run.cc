@@ -1,0 +1,261 @@
+#include "tests/distributed/layout_run.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/rng.h"
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kGlobalBatch = 24, kMicroBatch = 2, kSeq = 8;
+
+ModelSpec model_spec(const LayoutModel& what) {
+  ModelSpec m;
+  m.vocab_size = 60;
+  m.hidden_size = 24;
+  m.num_layers = 4;
+  m.num_heads = 4;
+  m.num_kv_heads = 2;
+  m.head_dim = 6;
+  m.intermediate_size = 20;
+  m.max_position_embeddings = 32;
+  m.qk_norm = QkNorm::per_head;
+  m.initializer_range = 0.3;
+  m.tie_word_embeddings = what.tied;
+  m.moe_layers = {false, true, true, true};
+  m.num_experts = 8;
+  m.top_k = 2;
+  m.moe_intermediate_size = 12;
+  m.shared_intermediate_size = 12;
+  m.norm_topk_prob = true;
+  m.expert_bias = what.skewed || what.sigmoid;
+  if (what.sigmoid) {
+    m.score = ScoreFunction::sigmoid;
+    m.n_group = 4;
+    m.topk_group = 2;
+    m.routed_scaling_factor = 1.5;
+  }
+  m.check();
+  return m;
+}
+
+// eps is far above the noise of f32 sums in the gradients, so that an update follows its gradient smoothly: at 1e-8 an
+// element whose gradient is nearly nothing moves by lr in the direction of that noise.
+EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const ParallelSpec& layout = {}) {
+  OptimizerSpec optimizer;
+  optimizer.eps = 1e-3;
+  optimizer.clip = 0.5;
+  return {.model = model_spec(what),
+          .balance = {.aux = true,
+                      .seq_aux = true,
+                      .global_aux = true,
+                      .bias = what.sigmoid,
+                      .aux_coeff = 0.05,
+                      .z_coeff = 0.01,
+                      .bias_rate = 0.01},
+          .precision = {.compute = DType::f32},
+          .use = ModelUse::training,
+          .shape = {.batch = kMicroBatch, .seq = kSeq, .max_segments = kMicroBatch * kSeq},
+          .num_micro_batches = kGlobalBatch / (kMicroBatch * mesh.dp),
+          .optimizer = optimizer,
+          .mesh = mesh,
+          .pipeline = {.num_virtual = layout.vpp, .layout = layout.layout},
+          .threads = 1,
+          .seed = 7};
+}
+
+bool counts(int64_t sequence, int64_t i) { return (sequence * 3 + i) % 5 != 2; }
+
+// Sequence `sequence` of the global batch of a step: a function of these two alone. Tokens are drawn unevenly, two
+// documents to a sequence.
+void fill_sequence(MicroBatch& b, int64_t row, const ModelSpec& model, int64_t step, int64_t sequence) {
+  const Rng rng(11, RngSite::bench, static_cast<uint64_t>(step), static_cast<uint32_t>(sequence));
+  const auto token = [&](int64_t i) {
+    const int64_t most = i % 3 == 0 ? model.vocab_size : 5;
+    return static_cast<int32_t>(rng.below(i, most));
+  };
+  const int64_t cut = 1 + sequence % (kSeq - 1);
+  for (int64_t i = 0; i < kSeq; ++i) {
+    const int64_t t = row * kSeq + i, begin = i < cut ? 0 : cut;
+    b.token_T.ptr<int32_t>()[t] = token(i);
+    b.target_T.ptr<int32_t>()[t] = token(i + 1);
+    b.weight_T.ptr<float>()[t] = counts(sequence, i) ? 1.0f : 0.0f;
+    b.pos_T.ptr<int32_t>()[t] = static_cast<int32_t>(i - begin);
+    b.doc_start_T.ptr<int32_t>()[t] = static_cast<int32_t>(begin);
+    b.segment_T.ptr<int32_t>()[t] = static_cast<int32_t>(2 * row + (i < cut ? 0 : 1));
+  }
+}
+
+double target_weight() {
+  double sum = 0;
+  for (int64_t sequence = 0; sequence < kGlobalBatch; ++sequence)
+    for (int64_t i = 0; i < kSeq; ++i) sum += counts(sequence, i);
+  return sum;
+}
+
+void fill(Engine& engine, int64_t m, int64_t step) {
+  MicroBatch& b = engine.batch(m);
+  const int64_t first = (m * engine.num_data_ranks() + engine.data_rank()) * kMicroBatch;
+  for (int64_t row = 0; row < kMicroBatch; ++row) fill_sequence(b, row, engine.spec().model, step, first + row);
+  b.loss_scale = 1.0 / target_weight();
+  b.total_tokens = static_cast<double>(kGlobalBatch * kSeq);
+  b.train_step = static_cast<uint64_t>(step);
+  b.first_token = static_cast<uint64_t>(first * kSeq);
+  b.training = true;
+}
+
+void init(Engine& engine, const LayoutModel& what) {
+  Stream s = engine.stream();
+  engine.model().params().init(s, engine.spec().seed);
+  if (!what.skewed) return;
+  for (const Param& p : engine.model().params().all()) {
+    if (p.spec.name.find("e_score_correction_bias") == std::string::npos) continue;
+    p.w.ptr<float>()[1] = p.w.ptr<float>()[6] = 100;
+  }
+}
+
+int64_t flat_index(const ParamPart& part, int64_t local) {
+  if (part.shard.dim < 0) return local;
+  int64_t inner = 1;
+  for (int i = part.shape.rank() - 1; i > part.shard.dim; --i) inner *= part.shape[i];
+  const int64_t local_run = part.shard.count * inner, run = part.shape[part.shard.dim] * inner;
+  return local / local_run * run + part.shard.begin * inner + local % local_run;
+}
+
+struct Holder {
+  const Param* param;
+  const ParamPart* part;
+};
+
+std::map<std::string, Holder> holders_of(Engine& engine) {
+  std::map<std::string, Holder> holders;
+  for (const Param& p : engine.model().params().all())
+    for (const ParamPart& part : p.spec.parts) holders[part.name] = {&p, &part};
+  return holders;
+}
+
+// What this rank gives to the global tensor: what it owns of the trained, and as first of its stage the state. A tied
+// copy is another stage's to give.
+void give(Engine& engine, const Holder& holder, std::vector<double>& global, std::vector<double>& givers) {
+  const Param& p = *holder.param;
+  if (p.spec.tied_copy) return;
+  if (!p.spec.trainable && engine.mesh().group(Axis::tp_cp_dp).rank() != 0) return;
+  const ElementRange range = owned_of(p, *holder.part);
+  const Tensor owned = owned_part_of(p.master(), p, *holder.part);
+  for (int64_t i = 0; i < range.count; ++i) {
+    const int64_t at = flat_index(*holder.part, range.begin + i);
+    global[at] += owned.ptr<float>()[i];
+    givers[at] += 1;
+  }
+}
+
+void expect_held(const Holder& holder, const std::vector<double>& global) {
+  const Tensor here = part_of(holder.param->w, *holder.part);
+  int64_t different = 0;
+  for (int64_t i = 0; i < here.numel(); ++i)
+    different += here.ptr<float>()[i] != static_cast<float>(global[flat_index(*holder.part, i)]);
+  EXPECT_EQ(different, 0) << holder.part->name << ": weights that are not their owner's";
+}
+
+// Every global tensor, summed over the ranks that own some of it: `alone` says which there are.
+std::map<std::string, std::vector<float>> gather(Engine& engine, Engine& alone) {
+  Group& world = engine.mesh().group(Axis::world);
+  Stream s = engine.stream();
+  const std::map<std::string, Holder> here = holders_of(engine);
+  std::map<std::string, std::vector<float>> all;
+  for (const auto& [name, holder] : holders_of(alone)) {
+    std::vector<double> global(holder.part->shape.numel()), givers(global.size());
+    const auto found = here.find(name);
+    if (found != here.end()) give(engine, found->second, global, givers);
+    world.all_reduce_sum(s, tensor_of(global.data(), {std::ssize(global)}));
+    world.all_reduce_sum(s, tensor_of(givers.data(), {std::ssize(givers)}));
+    int64_t wrong = 0;
+    for (const double n : givers) wrong += n != 1;
+    EXPECT_EQ(wrong, 0) << name << ": elements that are not owned by one rank";
+    if (found != here.end()) expect_held(found->second, global);
+    all[name].assign(global.begin(), global.end());
+  }
+  return all;
+}
+
+LayoutOutcome train(Engine& engine, Engine& alone, const LayoutModel& what, int64_t num_steps) {
+  LayoutOutcome outcome;
+  init(engine, what);
+  for (int64_t step = 1; step <= num_steps; ++step) {
+    for (int64_t m = 0; m < engine.spec().num_micro_batches; ++m) fill(engine, m, step);
+    engine.train_step(step, 1e-2);
+    outcome.steps.push_back(read_step(engine, step, 1e-2, engine.batch().loss_scale, engine.batch().total_tokens,
+                                      engine.spec().balance.z_coeff, 1.0));
+    engine.end_of_step();
+    if (step == 1) outcome.first = gather(engine, alone);
+  }
+  outcome.last = gather(engine, alone);
+  return outcome;
+}
+
+double relative_l2(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    difference += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+    norm += double{b[i]} * b[i];
+  }
+  return std::sqrt(difference / (norm + 1e-12));
+}
+
+void expect_same_params(const std::map<std::string, std::vector<float>>& got,
+                        const std::map<std::string, std::vector<float>>& alone, double bound) {
+  ASSERT_EQ(got.size(), alone.size());
+  for (const auto& [name, expected] : alone) EXPECT_LT(relative_l2(got.at(name), expected), bound) << name;
+}
+
+void expect_same_step(const StepReport& got, const StepReport& alone, double bound) {
+  const auto near = [&](const char* what, double a, double b) {
+    EXPECT_NEAR(a, b, bound * std::abs(b)) << what << " of step " << alone.step;
+  };
+  near("loss", got.loss, alone.loss);
+  near("aux_loss", got.aux_loss, alone.aux_loss);
+  near("z_loss", got.z_loss, alone.z_loss);
+  near("grad_norm", got.grad_norm, alone.grad_norm);
+  EXPECT_EQ(got.dropped_tokens, alone.dropped_tokens) << "step " << alone.step;
+  ASSERT_EQ(got.layers.size(), alone.layers.size());
+  for (size_t i = 0; i < got.layers.size(); ++i) {
+    EXPECT_EQ(got.layers[i].layer, alone.layers[i].layer);
+    EXPECT_EQ(got.layers[i].load, alone.layers[i].load) << "layer " << alone.layers[i].layer << ", step " << alone.step;
+    near("entropy", got.layers[i].entropy, alone.layers[i].entropy);
+    near("layer's aux_loss", got.layers[i].aux_loss, alone.layers[i].aux_loss);
+  }
+}
+
+}  // namespace
+
+LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps) {
+  layout.check(world.size());
+  EngineSpec spec = engine_spec(what, mesh_shape(layout, world.size()), layout);
+  spec.world = &world;
+  Engine engine(spec);
+  EngineSpec counted = engine_spec(what, {});
+  counted.device = DeviceKind::null;
+  Engine alone(counted);
+  return train(engine, alone, what, num_steps);
+}
+
+LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps) {
+  Engine engine(engine_spec(what, {}));
+  return train(engine, engine, what, num_steps);
+}
+
+void expect_same(const LayoutOutcome& got, const LayoutOutcome& alone) {
+  // A sum of about 10^3 f32 products in another order differs by some 2^-24 sqrt(1000) = 2e-6 of its size. An update
+  // moves a weight by at most lr / eps = 10 times the change of its clipped gradient (norm 0.5 over 10^4 elements of
+  // weights of about 0.3: 1e-7 of a weight), and each of the steps adds its own and what the moved weights cause.
+  const double first = 4e-6, each = 4e-6;
+  ASSERT_EQ(got.steps.size(), alone.steps.size());
+  for (size_t i = 0; i < got.steps.size(); ++i)
+    expect_same_step(got.steps[i], alone.steps[i], first + static_cast<double>(i) * each);
+  expect_same_params(got.first, alone.first, first);
+  expect_same_params(got.last, alone.last, static_cast<double>(got.steps.size()) * each);
+}
+
+}  // namespace moebius

@@ -1,0 +1,36 @@
+// A tiny model trained on the ranks of a world under one layout, and what came out as global numbers, so that layouts
+// can be compared with one rank.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comm/transport.h"
+#include "config/parallel_spec.h"
+#include "train/metrics.h"
+
+namespace moebius {
+
+// What is trained; the layout changes nothing of it.
+struct LayoutModel {
+  bool skewed = false;   // two experts get every token, the others none
+  bool sigmoid = false;  // sigmoid scores, groups and a correction bias that moves, in place of softmax
+  bool tied = false;     // head and embedding are one
+};
+
+struct LayoutOutcome {
+  std::vector<StepReport> steps;
+  // By global name, whole: f32 masters of what is trained, router state. After the first step and after the last.
+  std::map<std::string, std::vector<float>> first, last;
+};
+
+// All ranks of the world, of which the layout must make a mesh; the same outcome on each. Fails (EXPECT) when a rank's
+// weights are not what their owners have.
+LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps);
+LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps);
+
+// The same numbers, but for the order of f32 sums. bound: relative, of losses and norms; parameters in relative L2.
+void expect_same(const LayoutOutcome& got, const LayoutOutcome& alone);
+
+}  // namespace moebius

@@ -1,0 +1,66 @@
+// The same model on every layout: each row trains on its ranks, and on one, for 20 steps.
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "tests/distributed/layout_run.h"
+#include "tests/distributed/ranks.h"
+
+namespace moebius {
+namespace {
+
+
+constexpr int64_t kSteps = 20;
+
+struct LayoutCase {
+  const char* name;
+  int ranks;
+  ParallelSpec layout;
+  LayoutModel model = {};
+};
+
+const LayoutCase kCases[] = {
+    {"alone", 1, {}},
+    {"dp2", 2, {}},
+    {"dp3", 3, {}},
+    {"dp4", 4, {}},
+    {"dp2_sigmoid", 2, {}, {.sigmoid = true}},
+    {"dp2_skewed", 2, {}, {.skewed = true}},
+    {"dp3_tied", 3, {}, {.tied = true}},
+    {"pp2", 2, {.pp = 2}},
+    {"pp4", 4, {.pp = 4}},
+    {"pp2_vpp2", 2, {.pp = 2, .vpp = 2}},
+    {"pp3_uneven", 3, {.pp = 3, .layout = "E t | t*2 | t L"}},
+    {"pp2_dp2", 4, {.pp = 2}},
+    {"pp2_vpp2_dp2", 4, {.pp = 2, .vpp = 2}},
+    {"pp2_dp3_sigmoid", 6, {.pp = 2}, {.sigmoid = true}},
+    {"pp2_vpp2_dp2_skewed", 4, {.pp = 2, .vpp = 2}, {.skewed = true}},
+    {"pp2_tied", 2, {.pp = 2}, {.tied = true}},
+    {"pp2_vpp2_dp2_tied", 4, {.pp = 2, .vpp = 2}, {.tied = true}},
+};
+
+// One run on one rank serves every layout of the same model.
+const LayoutOutcome& alone(const LayoutModel& what) {
+  static std::mutex mutex;
+  static std::map<std::tuple<bool, bool, bool>, LayoutOutcome> runs;
+  const std::lock_guard lock(mutex);
+  const auto [at, is_new] = runs.try_emplace({what.skewed, what.sigmoid, what.tied});
+  if (is_new) at->second = train_alone(what, kSteps);
+  return at->second;
+}
+
+class Layouts : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(Layouts, TrainTheSameModel) {
+  const LayoutCase& c = GetParam();
+  run_ranks(c.ranks, [&](Transport& world) {
+    const LayoutOutcome got = train_on(world, c.model, c.layout, kSteps);
+    expect_same(got, alone(c.model));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, Layouts, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
+
+}  // namespace
+}  // namespace moebius
