@@ -55,7 +55,7 @@ EvalResult run_eval(const Options& o, const std::atomic<int>& signal) {
                  .threads = num_threads(o.threads)});
   Stream s = engine.stream();
   load_weights(s, engine.model(), o.model);
-  const EvalResult result = evaluate(engine, loader, o.max_batches, &signal);
+  const EvalResult result = evaluate(engine, loader, o.max_batches, [&] { return signal != 0; });
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
                 "eval: expected a finite loss on {}; got {}; look at the weights of {}, or try --dtype f32", o.data,
                 result.loss, o.model);

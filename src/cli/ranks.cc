@@ -57,10 +57,6 @@ std::string launch_text(const Launch& launch) {
   }
 }
 
-MeshShape mesh_shape(const ParallelSpec& p, int64_t num_ranks) {
-  return {.tp = p.tp, .cp = p.cp, .dp = p.dp(num_ranks), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(num_ranks)};
-}
-
 int cpu_share(Control& control) {
   cpu_set_t mine;
   CPU_ZERO(&mine);

@@ -3,8 +3,6 @@
 
 #include "cli/launch.h"
 #include "comm/control.h"
-#include "comm/layout.h"
-#include "config/parallel_spec.h"
 #include "core/log.h"
 
 namespace moebius {
@@ -17,8 +15,6 @@ void run_ranks(const Launch& launch, const WorldOptions& options, const RankBody
 
 // "4 ranks of MPI (OMPI_COMM_WORLD_SIZE=4, Open MPI v4.1.4)"
 std::string launch_text(const Launch& launch);
-
-MeshShape mesh_shape(const ParallelSpec& parallel, int64_t num_ranks);
 
 // Of the CPUs that this process may use, its share beside the ranks of its machine that may use the same ones; >= 1.
 int cpu_share(Control& control);

@@ -75,12 +75,19 @@ class Group {
   // independently of the collectives: a send and its receive may stand on different sides of one.
   [[nodiscard]] virtual Pending send(Stream& s, Tensor x, int to) = 0;
   [[nodiscard]] virtual Pending recv(Stream& s, Tensor x, int from) = 0;
+  // The same as the two above, on their way until wait(): out and in are in use, and so is arrived, which is like in
+  // and holds what comes from the others. Ranks may begin and end other operations meanwhile, all in the same order.
+  [[nodiscard]] virtual Pending start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) = 0;
+  [[nodiscard]] virtual Pending start_all_gather(Stream& s, Tensor out, Tensor in) = 0;
   virtual void barrier() = 0;  // returns when every rank has called it
 
   // Bytes that left this rank for others so far. With n ranks and b the bytes of x, or of the larger of out and in,
   // where n divides: all_reduce_sum 2 b (n-1)/n, reduce_scatter_sum and all_gather b (n-1)/n, all_to_all_v the rows for
   // others, broadcast b (n-1) at the root, send b, barrier none.
   virtual int64_t sent_bytes() const = 0;
+  // Seconds that the rank's thread has spent in these calls so far, and in waiting for what they began: what
+  // communication adds to the time of a step.
+  virtual double seconds() const = 0;
 };
 
 }  // namespace moebius

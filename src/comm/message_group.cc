@@ -1,7 +1,9 @@
 #include "comm/message_group.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "comm/rank_order_sum.h"
@@ -29,22 +31,40 @@ bool same_rows(const Tensor& a, const Tensor& b) {
 
 int64_t total(std::span<const int64_t> counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
-class PendingMessage final : public Pending::Transfer {
+using Clock = std::chrono::steady_clock;
+
+// Adds the time until its end.
+class Timed {
  public:
-  PendingMessage(Transport& transport, std::unique_ptr<Message> message, int64_t record)
-      : transport_(transport), message_(std::move(message)), record_(record) {}
-  void wait() override {
-    transport_.wait(std::span(&message_, 1), record_);
-    transport_.ring().end(record_);
-  }
+  explicit Timed(double& seconds) : seconds_(seconds) {}
+  ~Timed() { seconds_ += std::chrono::duration<double>(Clock::now() - begin_).count(); }
+  Timed(const Timed&) = delete;
 
  private:
-  Transport& transport_;
-  std::unique_ptr<Message> message_;
-  int64_t record_;
+  double& seconds_;
+  Clock::time_point begin_ = Clock::now();
 };
 
 }  // namespace
+
+// Messages on their way, and what is to be done when they have ended.
+class MessageGroup::Exchange final : public Pending::Transfer {
+ public:
+  Exchange(MessageGroup& group, Messages messages, int64_t record, std::function<void()> then = {})
+      : group_(group), messages_(std::move(messages)), record_(record), then_(std::move(then)) {}
+  void wait() override {
+    const Timed timed(group_.seconds_);
+    group_.transport_.wait(messages_, record_);
+    if (then_) then_();
+    group_.transport_.ring().end(record_);
+  }
+
+ private:
+  MessageGroup& group_;
+  Messages messages_;
+  int64_t record_;
+  std::function<void()> then_;
+};
 
 MessageGroup::MessageGroup(Transport& transport, MessageGroupSpec spec)
     : transport_(transport), spec_(std::move(spec)) {
@@ -59,6 +79,7 @@ MessageGroup::MessageGroup(Transport& transport, MessageGroupSpec spec)
 void MessageGroup::all_reduce_sum(Stream& s, Tensor x) {
   check_sum("all_reduce_sum", x);
   if (size() == 1 || !moves("all_reduce_sum", s, {x})) return;
+  const Timed timed(seconds_);
   const int64_t record = begin("all_reduce_sum", x), piece = kSumPiece * size();
   const Tensor x_N = x.view({x.numel()});
   for (int64_t at = 0; at < x_N.numel(); at += piece) {
@@ -76,6 +97,7 @@ void MessageGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
   check_sum("reduce_scatter_sum", in);
   check_times_size("reduce_scatter_sum", "in", in, "out", out);
   if (!moves("reduce_scatter_sum", s, {out, in})) return;
+  const Timed timed(seconds_);
   const int64_t record = begin("reduce_scatter_sum", in), own_size = out.numel();
   const Tensor in_N = in.view({in.numel()}), out_N = out.view({own_size});
   for (int64_t at = 0; at < own_size; at += kSumPiece) {
@@ -91,6 +113,7 @@ void MessageGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
 void MessageGroup::all_gather(Stream& s, Tensor out, Tensor in) {
   check_times_size("all_gather", "out", out, "in", in);
   if (!moves("all_gather", s, {out, in})) return;
+  const Timed timed(seconds_);
   const int64_t record = begin("all_gather", in);
   Spans from;
   for (int r = 0; r < size(); ++r) from.push_back(span_of(out.rows(r * in.dim(0), (r + 1) * in.dim(0))));
@@ -101,6 +124,7 @@ void MessageGroup::all_gather(Stream& s, Tensor out, Tensor in) {
 void MessageGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
   check_rows(a);
   if (!moves("all_to_all_v", s, {a.out, a.in})) return;
+  const Timed timed(seconds_);
   const int64_t record = begin("all_to_all_v", a.in);
   const auto spans = [](const Tensor& x, std::span<const int64_t> counts) {
     Spans spans;
@@ -118,6 +142,7 @@ void MessageGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
 void MessageGroup::broadcast(Stream& s, Tensor x, int root) {
   check_member("broadcast: root", root);
   if (!moves("broadcast", s, {x})) return;
+  const Timed timed(seconds_);
   const int64_t record = begin("broadcast", x);
   Spans to(size()), from(size());
   from[root] = span_of(x);
@@ -128,9 +153,45 @@ void MessageGroup::broadcast(Stream& s, Tensor x, int root) {
 }
 
 void MessageGroup::barrier() {
+  const Timed timed(seconds_);
   const int64_t record = begin("barrier", Tensor{.dtype = DType::u8});
   exchange(Spans(size()), Spans(size()), record);
   transport_.ring().end(record);
+}
+
+// --- behind other work
+// ------------------------------------------------------------------------------------------------
+
+Pending MessageGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) {
+  check_sum("start_reduce_scatter_sum", in);
+  check_times_size("start_reduce_scatter_sum", "in", in, "out", out);
+  check_times_size("start_reduce_scatter_sum", "arrived", arrived, "out", out);
+  if (!moves("start_reduce_scatter_sum", s, {out, in, arrived})) return {};
+  const Timed timed(seconds_);
+  const int64_t record = begin("start_reduce_scatter_sum", in), M = out.dim(0);
+  Spans to, from;
+  for (int r = 0; r < size(); ++r) {
+    to.push_back(span_of(in.rows(r * M, (r + 1) * M)));
+    from.push_back(span_of(arrived.rows(r * M, (r + 1) * M)));
+  }
+  from[rank_] = to[rank_];
+  Messages messages = begin_exchange(to, from);
+  const auto sum = [s, out, from]() mutable {
+    std::vector<const void*> parts;
+    for (const Span& part : from) parts.push_back(part.data);
+    sum_in_rank_order(s, out, parts);
+  };
+  return Pending(std::make_unique<Exchange>(*this, std::move(messages), record, sum));
+}
+
+Pending MessageGroup::start_all_gather(Stream& s, Tensor out, Tensor in) {
+  check_times_size("start_all_gather", "out", out, "in", in);
+  if (!moves("start_all_gather", s, {out, in})) return {};
+  const Timed timed(seconds_);
+  const int64_t record = begin("start_all_gather", in);
+  Spans from;
+  for (int r = 0; r < size(); ++r) from.push_back(span_of(out.rows(r * in.dim(0), (r + 1) * in.dim(0))));
+  return Pending(std::make_unique<Exchange>(*this, begin_exchange(Spans(size(), span_of(in)), from), record));
 }
 
 // --- between two ranks ----------------------------------------------------------------------------------------------
@@ -139,6 +200,7 @@ Pending MessageGroup::send(Stream& s, Tensor x, int to) {
   check_member("send: to", to);
   MOEBIUS_CHECK(usage, to != rank_, "send of group {}: rank {} sends to itself", name(), rank_);
   if (!moves("send", s, {x})) return {};
+  const Timed timed(seconds_);
   sent_bytes_ += x.num_bytes();
   return transfer("send", x, num_sent_++, transport_.send(ranks()[to], spec_.channel + 1, x.data, x.num_bytes()));
 }
@@ -147,18 +209,21 @@ Pending MessageGroup::recv(Stream& s, Tensor x, int from) {
   check_member("recv: from", from);
   MOEBIUS_CHECK(usage, from != rank_, "recv of group {}: rank {} receives from itself", name(), rank_);
   if (!moves("recv", s, {x})) return {};
+  const Timed timed(seconds_);
   return transfer("recv", x, num_received_++, transport_.recv(ranks()[from], spec_.channel + 1, x.data, x.num_bytes()));
 }
 
 Pending MessageGroup::transfer(const char* op, const Tensor& x, int64_t number, std::unique_ptr<Message> message) {
   const int64_t record =
       transport_.ring().begin({.op = op, .group = name(), .number = number, .dtype = x.dtype, .numel = x.numel()});
-  return Pending(std::make_unique<PendingMessage>(transport_, std::move(message), record));
+  Messages messages;
+  messages.push_back(std::move(message));
+  return Pending(std::make_unique<Exchange>(*this, std::move(messages), record));
 }
 
 // --- exchanges ------------------------------------------------------------------------------------------------------
 
-void MessageGroup::exchange(const Spans& to, const Spans& from, int64_t record) {
+Messages MessageGroup::begin_exchange(const Spans& to, const Spans& from) {
   Messages messages;
   // The nearest ranks first, so that not everybody begins with rank 0.
   for (int i = 1; i < size(); ++i) {
@@ -173,7 +238,11 @@ void MessageGroup::exchange(const Spans& to, const Spans& from, int64_t record) 
   const Span &own = to[rank_], &place = from[rank_];
   MOEBIUS_ASSERT(own.num_bytes == place.num_bytes);
   if (own.data != place.data && own.num_bytes > 0) std::memcpy(place.data, own.data, own.num_bytes);
-  transport_.wait(messages, record);
+  return messages;
+}
+
+void MessageGroup::exchange(const Spans& to, const Spans& from, int64_t record) {
+  transport_.wait(begin_exchange(to, from), record);
 }
 
 void MessageGroup::sum_exchange(Stream& s, Tensor own, Tensor own_part, Spans to, int64_t record) {

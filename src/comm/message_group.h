@@ -31,10 +31,14 @@ class MessageGroup final : public Group {
   void broadcast(Stream& s, Tensor x, int root) override;
   Pending send(Stream& s, Tensor x, int to) override;
   Pending recv(Stream& s, Tensor x, int from) override;
+  Pending start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) override;
+  Pending start_all_gather(Stream& s, Tensor out, Tensor in) override;
   void barrier() override;
   int64_t sent_bytes() const override { return sent_bytes_; }
+  double seconds() const override { return seconds_; }
 
  private:
+  class Exchange;
   // Bytes for, or from, one rank of the group.
   struct Span {
     std::byte* data = nullptr;
@@ -44,7 +48,8 @@ class MessageGroup final : public Group {
   using Spans = std::vector<Span>;  // one per rank
 
   static Span span_of(const Tensor& x) { return {static_cast<std::byte*>(x.data), x.num_bytes()}; }
-  // Sends to[r] to rank r and fills from[r] from rank r, for every rank r; what is for this rank is copied.
+  // Begins to send to[r] to rank r and to fill from[r] from rank r, for every rank r; what is for this rank is copied.
+  Messages begin_exchange(const Spans& to, const Spans& from);
   void exchange(const Spans& to, const Spans& from, int64_t record);
   // own = sum over ranks of what they have for this rank: own_part here, to[r] on its way to rank r. own may be
   // own_part.
@@ -63,6 +68,7 @@ class MessageGroup final : public Group {
   MessageGroupSpec spec_;
   int rank_ = 0;
   int64_t num_calls_ = 0, num_sent_ = 0, num_received_ = 0, sent_bytes_ = 0;
+  double seconds_ = 0;
   Buffer arrived_;  // slices of the other ranks
 };
 

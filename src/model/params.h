@@ -87,6 +87,20 @@ Tensor part_of(const Tensor& whole, const ParamPart& part);
 ElementRange owned_of(const Param& param, const ParamPart& part);
 Tensor owned_part_of(const Tensor& owned, const Param& param, const ParamPart& part);
 
+// Params [begin, end) of a table, in the order they were declared.
+struct ParamSpan {
+  size_t begin = 0, end = 0;
+};
+
+// Is told how far a pass has come, so that communication can run behind it. Passes do not depend on it.
+class ParamWatcher {
+ public:
+  virtual ~ParamWatcher() = default;
+  virtual void before_use(Stream& s, const ParamSpan& span) = 0;  // a forward pass reads their weights next
+  // A backward pass has added its micro-batch's share to their gradients, the last that it adds.
+  virtual void after_gradient(Stream& s, const ParamSpan& span) = 0;
+};
+
 class ParamTable {
  public:
   ParamTable(MemoryPlan& plan, ModelUse use) : plan_(plan), use_(use) {}
@@ -94,6 +108,14 @@ class ParamTable {
   const Param& declare(ParamSpec spec);
   const std::deque<Param>& all() const { return params_; }
   ModelUse use() const { return use_; }
+
+  void watch(ParamWatcher* watcher) { watcher_ = watcher; }  // null: nobody
+  void before_use(Stream& s, const ParamSpan& span) const {
+    if (watcher_) watcher_->before_use(s, span);
+  }
+  void after_gradient(Stream& s, const ParamSpan& span) const {
+    if (watcher_) watcher_->after_gradient(s, span);
+  }
 
   // An optimizer's word on params all()[i], before bind(): declares its master.
   void own(size_t i, const ElementRange& range);
@@ -109,6 +131,7 @@ class ParamTable {
   MemoryPlan& plan_;
   ModelUse use_;
   std::deque<Param> params_;
+  ParamWatcher* watcher_ = nullptr;
 };
 
 }  // namespace moebius

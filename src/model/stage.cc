@@ -7,16 +7,29 @@ namespace moebius {
 
 Stage::Stage(const StageContext& c, const StageSpec& spec)
     : spec_(spec),
+      params_(c.params),
       model_(c.model),
       dtype_(c.dtype),
       shape_(c.shape),
       stream_rows_(rows_between_projections(c.shape, c.mesh.shape())),
       use_(c.params.use()),
       loss_sum_1_(c.loss_sum_1) {
-  if (spec.embedding) embedding_.emplace(c.params, c.model, dtype_, c.mesh);
-  for (int64_t i = spec.first_layer; i < spec.first_layer + spec.num_layers; ++i)
-    blocks_.emplace_back(c.params, c.plan, c.model, c.balance, dtype_, c.mesh, c.shape, c.rope_table_Pd, i, c.seed);
-  if (!spec.loss) return;
+  // What `declare` adds to the table.
+  const auto span_of = [&](const auto& declare) {
+    const size_t begin = params_.all().size();
+    declare();
+    return ParamSpan{.begin = begin, .end = params_.all().size()};
+  };
+  if (spec.embedding) of_embedding_ = span_of([&] { embedding_.emplace(c.params, c.model, dtype_, c.mesh); });
+  for (int64_t i = spec.first_layer; i < spec.first_layer + spec.num_layers; ++i) {
+    of_block_.push_back(span_of([&] {
+      blocks_.emplace_back(c.params, c.plan, c.model, c.balance, dtype_, c.mesh, c.shape, c.rope_table_Pd, i, c.seed);
+    }));
+  }
+  if (spec.loss) of_end_ = span_of([&] { declare_end(c); });
+}
+
+void Stage::declare_end(const StageContext& c) {
   const float eps = static_cast<float>(c.model.rms_norm_eps);
   final_norm_.emplace(c.params, "model.norm.weight", c.model.hidden_size, dtype_, eps);
   head_.emplace(c.params, c.model, dtype_, c.mesh, embedding());
@@ -63,12 +76,16 @@ void Stage::leave(Step& step, const Residual& residual, Saved& saved) const {
 }
 
 void Stage::forward(Step& step, Tensor stream_TD, Saved& saved) const {
+  StackScope scope(step.stack);
+  params_.before_use(step.stream, of_embedding_);
   if (embedding_) embedding_->forward(step, stream_TD);
-  Residual residual{.delta_TD = stream_TD};
+  Residual residual{.delta_TD = stream_TD, .room_TD = step.take(stream_TD.shape, dtype_)};
   for (size_t i = 0; i < blocks_.size(); ++i) {
+    params_.before_use(step.stream, of_block_[i]);
     PhaseScope phase(step.stream, "forward", spec_.first_layer + static_cast<int64_t>(i));
     blocks_[i].forward(step, residual, saved_of(saved, i));
   }
+  params_.before_use(step.stream, of_end_);
   leave(step, residual, saved);
 }
 
@@ -81,12 +98,16 @@ void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
   if (spec_.loss) {
     fill_zero(step.stream, dstream_TD);
     final_norm_->backward(step, dstream_TD, saved.dfinal_TD, saved.final_norm);
+    params_.after_gradient(step.stream, of_end_);
   }
   for (size_t i = blocks_.size(); i-- > 0;) {
     PhaseScope phase(step.stream, "backward", spec_.first_layer + static_cast<int64_t>(i));
     blocks_[i].backward(step, dstream_TD, saved_of(saved, i));
+    params_.after_gradient(step.stream, of_block_[i]);
   }
-  if (embedding_) embedding_->backward_weight(step, dstream_TD);
+  if (!embedding_) return;
+  embedding_->backward_weight(step, dstream_TD);
+  params_.after_gradient(step.stream, of_embedding_);
 }
 
 void Stage::forward_cached(Step& step, Tensor stream_TD, Saved& saved, std::vector<KvCache>& caches,
@@ -109,16 +130,19 @@ void Stage::add_kept(std::vector<std::pair<std::string, Tensor>>& kept, const Sa
       if (!t.empty())
         kept.emplace_back(fmt::format("layer {} {}", spec_.first_layer + static_cast<int64_t>(i), what), t);
     };
+    const auto add_saved = [&](const char* what, const SavedTensor& t) {
+      if (!t.is_remade()) add(what, t);
+    };
     add("input", layer.norm1.sum_TD);
-    add("attention norm output", layer.n1_TD);
-    add("attention q, k, v", layer.attention.qkv_TC);
-    add("attention output", layer.attention.o_THd);
-    add("residual after attention", layer.norm2.sum_TD);
-    add("feed-forward norm output", layer.n2_TD);
+    add_saved("attention norm output", layer.n1_TD);
+    add_saved("attention q, k, v", layer.attention.qkv_TC);
+    add_saved("attention output", layer.attention.o_THd);
+    add_saved("residual after attention", layer.norm2.sum_TD);
+    add_saved("feed-forward norm output", layer.n2_TD);
     add("router logits", layer.moe.router.logits_TE);
     add("router weights", layer.moe.router.route.weight_TK);
-    add("MLP pre-activation", layer.mlp.h_T2F);
-    add("shared expert pre-activation", layer.moe.shared.h_T2F);
+    add_saved("MLP pre-activation", layer.mlp.h_T2F);
+    add_saved("shared expert pre-activation", layer.moe.shared.h_T2F);
   }
   if (!spec_.loss) return;
   kept.emplace_back("final residual", saved.final_norm.sum_TD);

@@ -11,6 +11,7 @@
 #include <deque>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "config/stage_layout.h"
 #include "model/block.h"
@@ -78,9 +79,11 @@ class Stage {
   void add_kept(std::vector<std::pair<std::string, Tensor>>& kept, const Saved& saved) const;
 
  private:
+  void declare_end(const StageContext& context);
   void leave(Step& step, const Residual& residual, Saved& saved) const;
 
   StageSpec spec_;
+  const ParamTable& params_;
   const ModelSpec& model_;
   DType dtype_;
   BatchShape shape_;
@@ -89,6 +92,8 @@ class Stage {
   const Tensor& loss_sum_1_;
   std::optional<Embedding> embedding_;
   std::deque<Block> blocks_;
+  std::vector<ParamSpan> of_block_;
+  ParamSpan of_embedding_, of_end_;  // final norm and head
   std::optional<Norm> final_norm_;
   std::optional<LmHead> head_;
   Tensor final_TD_, loss_T_;

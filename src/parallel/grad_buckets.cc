@@ -25,51 +25,42 @@ Tensor joined(const Tensor& first, int64_t numel) {
 Tensor GradBucket::weights() const { return joined(params.front()->w, numel); }
 Tensor GradBucket::gradients() const { return joined(params.front()->dw, numel); }
 
-GradBuckets::GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, int64_t bucket_numel) {
+GradBuckets::GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, int64_t bucket_numel)
+    : bucket_of_(params.all().size(), -1) {
+  cut(params, mesh, bucket_numel);
+  for (GradBucket& bucket : buckets_) place(bucket, params, plan);
+}
+
+void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, int64_t bucket_numel) {
   std::map<std::pair<Axis, DType>, size_t> open;
-  std::map<const Param*, size_t> index;
-  const auto& all = params.all();
-  for (size_t i = all.size(); i-- > 0;) {
-    const Param& p = all[i];
+  for (size_t i = params.all().size(); i-- > 0;) {
+    const Param& p = params.all()[i];
     if (!p.has_grad) continue;
-    index[&p] = i;
     const auto [found, is_new] = open.try_emplace({p.spec.grad_axis, p.spec.dtype}, buckets_.size());
     if (is_new) buckets_.push_back({.group = &mesh.group(p.spec.grad_axis)});
     GradBucket& bucket = buckets_[found->second];
+    bucket_of_[i] = static_cast<int>(found->second);
     bucket.params.push_back(&p);
+    bucket.indices.push_back(i);
     bucket.numel += p.w.numel();
     if (bucket.numel >= bucket_numel) open.erase(found);
   }
-  for (GradBucket& bucket : buckets_) {
-    const int64_t multiple = multiple_of(*bucket.group);
-    bucket.numel = MemoryPlan::joined_numel(views_of(bucket, &Param::w), multiple);
-    plan.join(views_of(bucket, &Param::w), multiple);
-    plan.join(views_of(bucket, &Param::dw), multiple);
-    const int64_t share = bucket.numel / bucket.group->size();
-    bucket.own = {.begin = share * bucket.group->rank(), .count = share};
-    int64_t offset = 0;
-    for (const Param* p : bucket.params) {
-      ElementRange owned = common(bucket.own, {.begin = offset, .count = p->w.numel()});
-      owned.begin = owned.count > 0 ? owned.begin - offset : 0;
-      params.own(index.at(p), owned);
-      offset += div_ceil(p->w.numel(), MemoryPlan::kAlign) * MemoryPlan::kAlign;
-    }
-  }
 }
 
-void GradBuckets::reduce(Stream& s) const {
-  for (const GradBucket& bucket : buckets_) {
-    if (bucket.group->size() == 1) continue;
-    const Tensor all = bucket.gradients();
-    bucket.group->reduce_scatter_sum(s, all.rows(bucket.own.begin, bucket.own.end()), all);
-  }
-}
-
-void GradBuckets::gather(Stream& s) const {
-  for (const GradBucket& bucket : buckets_) {
-    if (bucket.group->size() == 1) continue;
-    const Tensor all = bucket.weights();
-    bucket.group->all_gather(s, all, all.rows(bucket.own.begin, bucket.own.end()));
+void GradBuckets::place(GradBucket& bucket, ParamTable& params, MemoryPlan& plan) const {
+  const int64_t multiple = multiple_of(*bucket.group);
+  bucket.numel = MemoryPlan::joined_numel(views_of(bucket, &Param::w), multiple);
+  plan.join(views_of(bucket, &Param::w), multiple);
+  plan.join(views_of(bucket, &Param::dw), multiple);
+  const int64_t share = bucket.numel / bucket.group->size();
+  bucket.own = {.begin = share * bucket.group->rank(), .count = share};
+  int64_t offset = 0;
+  for (size_t k = 0; k < bucket.params.size(); ++k) {
+    const int64_t n = bucket.params[k]->w.numel();
+    ElementRange owned = common(bucket.own, {.begin = offset, .count = n});
+    owned.begin = owned.count > 0 ? owned.begin - offset : 0;
+    params.own(bucket.indices[k], owned);
+    offset += div_ceil(n, MemoryPlan::kAlign) * MemoryPlan::kAlign;
   }
 }
 

@@ -1,4 +1,4 @@
-// Which rank keeps what of the parameters (ZeRO-1, arXiv 1910.02054), and the communication that follows from it.
+// Which rank keeps what of the parameters (ZeRO-1, arXiv 1910.02054).
 //
 // The trainable parameters that share a reduction axis and a dtype are a chain; a chain is cut into buckets of whole
 // parameters, from the last declared to the first, as their gradients appear. A bucket is one piece of memory in both
@@ -16,9 +16,10 @@ namespace moebius {
 struct GradBucket {
   Group* group = nullptr;  // over which it is reduced and sharded
   std::vector<const Param*> params;
-  int64_t numel = 0;       // free places included, a multiple of the group's size
-  ElementRange own;        // this rank's share
-  Tensor weights() const;  // [numel], once bound
+  std::vector<size_t> indices;  // of these in their table
+  int64_t numel = 0;            // free places included, a multiple of the group's size
+  ElementRange own;             // this rank's share
+  Tensor weights() const;       // [numel], once bound
   Tensor gradients() const;
 };
 
@@ -31,15 +32,15 @@ class GradBuckets {
   // Places the parameters in memory, and says in each what this rank owns. Before the plan is bound.
   GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, int64_t bucket_numel = kBucketNumel);
 
-  // Of every gradient the elements owned become their sum over the axis; the others are left as anything.
-  void reduce(Stream& s) const;
-  // Every weight becomes what its owner has.
-  void gather(Stream& s) const;
-
   const std::vector<GradBucket>& all() const { return buckets_; }
+  int bucket_of(size_t param) const { return bucket_of_[param]; }  // index of the parameter in its table; -1: none
 
  private:
+  void cut(const ParamTable& params, const Mesh& mesh, int64_t bucket_numel);
+  void place(GradBucket& bucket, ParamTable& params, MemoryPlan& plan) const;
+
   std::vector<GradBucket> buckets_;
+  std::vector<int> bucket_of_;
 };
 
 }  // namespace moebius

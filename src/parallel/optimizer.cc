@@ -12,8 +12,8 @@ Tensor owned_elements(const Param& p, const Tensor& t) {
 
 }  // namespace
 
-Optimizer::Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh, MemoryPlan& plan)
-    : spec_(spec), mesh_(mesh), buckets_(params, mesh, plan) {
+Optimizer::Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh, MemoryPlan& plan, bool overlap)
+    : spec_(spec), mesh_(mesh), buckets_(params, mesh, plan), exchange_(buckets_, params, plan, overlap) {
   MOEBIUS_CHECK(usage, spec.name == "adamw", "optimizer.name: expected \"adamw\"; got \"{}\"", spec.name);
   for (const Param& p : params.all()) {
     if (!p.spec.trainable) continue;
@@ -64,11 +64,11 @@ void Optimizer::update(Stream& s, const Moments& moments, const OptimizerMove& m
             .step = move.train_step});
 }
 
-void Optimizer::step(Stream& s, StepStack& stack, const OptimizerMove& move) const {
-  buckets_.reduce(s);
+void Optimizer::step(Stream& s, StepStack& stack, const OptimizerMove& move) {
+  exchange_.reduce(s);
   measure_norm(s, stack);
   for (const Moments& each : moments_) update(s, each, move);
-  buckets_.gather(s);
+  exchange_.weights_changed(s);
 }
 
 }  // namespace moebius

@@ -8,7 +8,7 @@
 #include "config/train_spec.h"
 #include "model/params.h"
 #include "model/step.h"
-#include "parallel/grad_buckets.h"
+#include "parallel/bucket_exchange.h"
 
 namespace moebius {
 
@@ -21,14 +21,23 @@ struct OptimizerMove {
 
 class Optimizer {
  public:
-  // Places params in memory and declares their masters and moments; before the plan is bound.
-  Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh, MemoryPlan& plan);
+  // Places params in memory and declares their masters and moments; before the plan is bound. overlap: communication
+  // runs behind the passes of the model (bucket_exchange.h).
+  Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh, MemoryPlan& plan, bool overlap = false);
+  Optimizer(const Optimizer&) = delete;
+
+  // The passes of a step follow. Without it gradients are summed by step() alone.
+  void begin_step(int64_t num_micro_batches) { exchange_.begin_step(num_micro_batches); }
 
   // After the last micro-batch: sums gradients over ranks, clips, updates masters and weights. All ranks together.
   // A gradient norm that is not finite changes nothing: the caller looks at grad_norm().
-  void step(Stream& s, StepStack& stack, const OptimizerMove& move) const;
+  void step(Stream& s, StepStack& stack, const OptimizerMove& move);
   // Every rank's weights become what their owners have: after masters were loaded and ParamTable::sync().
-  void gather(Stream& s) const { buckets_.gather(s); }
+  void gather(Stream& s) {
+    exchange_.weights_changed(s);
+    exchange_.settle(s);
+  }
+  BucketExchange& exchange() { return exchange_; }
 
   const Tensor& grad_norm() const { return norm_1_; }  // f32 [1], before clipping, the same on every rank
   // Of the elements that this rank owns (param->owned).
@@ -46,6 +55,7 @@ class Optimizer {
   OptimizerSpec spec_;
   const Mesh& mesh_;
   GradBuckets buckets_;
+  BucketExchange exchange_;
   std::deque<Moments> moments_;
   Tensor sum_squares_1_, norm_1_, scale_1_;
 };

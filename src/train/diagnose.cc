@@ -37,19 +37,28 @@ std::optional<std::string> first_in_gradients(Stream& s, const Model& model) {
   return std::nullopt;
 }
 
+// What the first rank that found anything found, the same on every rank. Ranks go on together, or end together.
+std::optional<std::string> agree(Control& control, const std::optional<std::string>& found) {
+  const std::vector<std::string> all = control.gather(found.value_or(""));
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (!all[r].empty()) return all.size() == 1 ? all[r] : fmt::format("{} on rank {}", all[r], r);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
-std::string find_first_nonfinite(Engine& engine, Loader& loader, int64_t num_micro_batches) {
+std::string find_first_nonfinite(Engine& engine, Loader& loader, Control& control) {
   Stream s = engine.stream();
   Model& model = engine.model();
-  if (auto found = first_in_weights(s, model)) return *found;
+  if (auto found = agree(control, first_in_weights(s, model))) return *found;
   model.params().zero_grads(s);
-  for (int64_t m = 0; m < num_micro_batches; ++m) {
+  for (int64_t m = 0; m < engine.spec().num_micro_batches; ++m) {
     loader.fill(engine.batch(), m);
     engine.forward_backward();
-    if (auto found = first_in_activations(s, model))
+    if (auto found = agree(control, first_in_activations(s, model)))
       return fmt::format("{} in the forward pass of micro-batch {}", *found, m);
-    if (auto found = first_in_gradients(s, model))
+    if (auto found = agree(control, first_in_gradients(s, model)))
       return fmt::format("{} in the backward pass of micro-batch {}", *found, m);
   }
   return "the global gradient norm alone: every weight, activation and gradient of the replayed step is finite, their "

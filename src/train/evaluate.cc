@@ -28,32 +28,44 @@ double take_loss_sum(Engine& engine) {
   return loss;
 }
 
-// Adds the loss of the engine's batch.
+// Adds the loss of the engine's batch: of this rank's tokens.
 void add_batch(Engine& engine, Sums& sums) {
-  const int64_t T = engine.spec().shape.tokens();
   engine.forward();
   sums.nats += take_loss_sum(engine);
-  const float* weight = engine.batch().weight_T.ptr<float>();
-  for (int64_t t = 0; t < T; ++t) sums.tokens += weight[t];
+  const Tensor& weight_T = engine.batch().weight_T;
+  for (int64_t t = 0; t < weight_T.numel(); ++t) sums.tokens += weight_T.ptr<float>()[t];
+}
+
+// Each rank knows the tokens of its sequences; their loss is known where the last stage is.
+void reduce(Engine& engine, Sums& sums) {
+  Stream s = engine.stream();
+  engine.mesh().group(Axis::dp_cp).all_reduce_sum(s, tensor_of(&sums.tokens, {1}));
+  engine.mesh().group(Axis::dp_cp).all_reduce_sum(s, tensor_of(&sums.nats, {1}));
+  engine.mesh().group(Axis::pp).all_reduce_sum(s, tensor_of(&sums.nats, {1}));
 }
 
 double mean(const Sums& sums) { return sums.tokens > 0 ? sums.nats / sums.tokens : 0.0; }
 
 // False when stopped before the end.
-bool add_dataset(Engine& engine, Loader& loader, int dataset, int64_t max_batches, const std::atomic<int>* stop,
+bool add_dataset(Engine& engine, Loader& loader, int dataset, int64_t max_batches, const std::function<bool()>& stop,
                  Sums& sums) {
-  const int64_t B = engine.spec().shape.batch, n = loader.num_sequences(dataset);
-  for (int64_t first = 0, batch = 0; first < n && (max_batches == 0 || batch < max_batches); first += B, ++batch) {
-    if (stop != nullptr && *stop != 0) return false;
-    loader.fill_pass(engine.batch(), dataset, first, std::min(B, n - first));
+  const int64_t B = engine.spec().shape.batch, in_all = loader.num_sequences(dataset);
+  const int64_t n = max_batches == 0 ? in_all : std::min(in_all, max_batches * B);
+  bool complete = true;
+  for (int64_t round = 0; round < n; round += B * engine.data_rank().size) {
+    complete = !stop || !stop();
+    if (!complete) break;
+    const int64_t first = round + engine.data_rank().rank * B;
+    loader.fill_pass(engine.batch(), dataset, first, std::clamp<int64_t>(n - first, 0, B));
     add_batch(engine, sums);
   }
-  return true;
+  reduce(engine, sums);
+  return complete;
 }
 
 }  // namespace
 
-EvalResult evaluate(Engine& engine, Loader& loader, int64_t max_batches, const std::atomic<int>* stop) {
+EvalResult evaluate(Engine& engine, Loader& loader, int64_t max_batches, const std::function<bool()>& stop) {
   EvalResult result;
   Sums total;
   std::optional<double> total_bytes = 0.0;

@@ -1,7 +1,7 @@
 // Loss on held-out data.
 #pragma once
 
-#include <atomic>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,8 +30,8 @@ struct EvalResult {
 
 // One pass over each of the loader's datasets, every sequence once and in order whatever the weights, at most
 // max_batches micro-batches of EACH dataset (0: all). Uses the engine's batch and saved tensors, and leaves its loss
-// sum at zero: never call it between the micro-batches of a step. Stops before the next micro-batch once *stop is not
-// zero.
-EvalResult evaluate(Engine& engine, Loader& loader, int64_t max_batches, const std::atomic<int>* stop = nullptr);
+// sum at zero: never call it between the micro-batches of a step. Data ranks take micro-batches in turn; all ranks call
+// it together and get the same result. stop is asked before each round of micro-batches, and answers the same on all.
+EvalResult evaluate(Engine& engine, Loader& loader, int64_t max_batches, const std::function<bool()>& stop = {});
 
 }  // namespace moebius

@@ -2,8 +2,8 @@
 //
 // Training: which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i
 // is sequence i of the global batch, whatever the layout or how often the run was resumed. Micro-batch j of the global
-// batch is its sequences j * micro_batch + [0, micro_batch), and the ranks take them in turn: j = m * num_data_ranks +
-// data_rank is the m-th of a rank. Evaluation: each dataset from its front, every sequence once, whatever its weight.
+// batch is its sequences j * micro_batch + [0, micro_batch), and data ranks take them in turn. Evaluation: each dataset
+// from its front, every sequence once, whatever its weight.
 #pragma once
 
 #include <string>
@@ -11,14 +11,9 @@
 
 #include "config/run_spec.h"
 #include "io/dataset_order.h"
-#include "model/step.h"
+#include "train/engine.h"
 
 namespace moebius {
-
-// Which of the micro-batches a rank fills.
-struct DataRank {
-  int64_t rank = 0, size = 1;
-};
 
 class Loader {
  public:

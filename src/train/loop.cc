@@ -28,17 +28,26 @@ std::string make_run_dir(const std::string& dir) {
   return dir;
 }
 
+EngineSpec engine_spec(const RunSpec& run, Transport& world) {
+  EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, world.size()));
+  spec.world = &world;
+  return spec;
+}
+
 }  // namespace
 
-TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal)
+TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal, Transport* world)
     : run_(run),
-      log_(log),
+      alone_(world ? nullptr : make_self_transport()),
+      world_(world ? *world : *alone_),
+      control_(world_),
+      log_(control_.is_root() ? log : quiet_),
       signal_(signal),
-      engine_(training_engine_spec(run)),
-      loader_(run.data.train, run, /*shuffle=*/true),
+      engine_(engine_spec(run, world_)),
+      loader_(run.data.train, run, /*shuffle=*/true, engine_.data_rank()),
       data_fingerprint_(loader_.fingerprint()),
       store_(make_run_dir(run.dir) + "/checkpoints", run.checkpoint.keep, run.checkpoint.async_save) {
-  if (!run.data.valid.empty()) valid_.emplace(run.data.valid, run, /*shuffle=*/false);
+  if (!run.data.valid.empty()) valid_.emplace(run.data.valid, run, /*shuffle=*/false, engine_.data_rank());
 }
 
 int TrainingRun::run() {
@@ -59,7 +68,7 @@ int TrainingRun::run() {
     const bool due = run_.checkpoint.every > 0 && step % run_.checkpoint.every == 0;
     if (due || step == steps) save(step);
     evaluate_if_due(step);  // after the save: an evaluation that dies costs nothing but itself
-    signal = signal_;       // read once: what is decided by it must agree
+    signal = agreed_signal();
     if (signal != 0) save(step);
   }
   store_.wait();
@@ -77,6 +86,7 @@ void TrainingRun::start() {
     engine_.model().params().init(s, run_.seed);
   } else {
     load_weights(s, engine_.model(), run_.init_from);
+    engine_.optimizer().gather(s);
     log_.info("weights from {}", run_.init_from);
   }
 }
@@ -112,6 +122,7 @@ bool TrainingRun::resume() {
 void TrainingRun::go_on_from(const CheckpointReader& checkpoint, const std::string& folder) {
   Stream s = engine_.stream();
   engine_.model().params().sync(s);
+  engine_.optimizer().gather(s);
   first_step_ = checkpoint.step() + 1;
   saved_step_ = checkpoint.step();
   log_.info("resumed from {}", folder);
@@ -147,6 +158,7 @@ void TrainingRun::warn_of_new_schedule(const RunSpec& saved) const {
 }
 
 void TrainingRun::open_logs() {
+  if (!control_.is_root()) return;
   write_file_atomic(run_.dir + "/recipe.resolved.toml", to_toml(run_, false));
   const std::string path = run_.dir + "/metrics.jsonl";
   if (const int64_t damaged = truncate_jsonl_after(path, first_step_ - 1); damaged > 0) {
@@ -158,13 +170,13 @@ void TrainingRun::open_logs() {
 
 StepReport TrainingRun::train_step(int64_t step) {
   const double begin = now_us();
-  const int64_t num_micro_batches = run_.train.global_batch / run_.train.micro_batch;
   const double lr = run_.optimizer.lr_at(step, run_.train.steps);
   Trace trace;
-  const bool traced = !run_.log.trace.empty() && step == first_step_ + 1;  // the second: the first one warms up
+  const bool traced =
+      control_.is_root() && !run_.log.trace.empty() && step == first_step_ + 1;  // the second: the first one warms up
   if (traced) engine_.set_trace(&trace);
   loader_.begin_step(step);
-  for (int64_t m = 0; m < num_micro_batches; ++m) loader_.fill(engine_.batch(m), m);
+  for (int64_t m = 0; m < engine_.spec().num_micro_batches; ++m) loader_.fill(engine_.batch(m), m);
   engine_.train_step(step, lr);
   if (traced) {
     engine_.set_trace(nullptr);
@@ -184,7 +196,7 @@ std::string TrainingRun::newest_text() const {
 void TrainingRun::check_finite(const StepReport& report) {
   if (std::isfinite(report.loss) && std::isfinite(report.grad_norm)) return;
   store_.wait();
-  const std::string where = find_first_nonfinite(engine_, loader_, run_.train.global_batch / run_.train.micro_batch);
+  const std::string where = find_first_nonfinite(engine_, loader_, control_);
   MOEBIUS_FAIL(
       numerics,
       "step {}: the loss is {} and the gradient norm {}; first not finite: {}. This step changed no weight; {}. "
@@ -193,7 +205,7 @@ void TrainingRun::check_finite(const StepReport& report) {
 }
 
 void TrainingRun::report_step(const StepReport& report) {
-  metrics_->append(to_json(report));
+  if (metrics_) metrics_->append(to_json(report));
   show_progress(report);
   watch_balance(report);
   if (!tensorboard_) return;
@@ -250,8 +262,9 @@ void TrainingRun::show_progress(const StepReport& r) {
 void TrainingRun::evaluate_if_due(int64_t step) {
   const bool due =
       step > 0 && (step == run_.train.steps || (run_.train.eval_every > 0 && step % run_.train.eval_every == 0));
-  if (!valid_ || !due || signal_ != 0) return;
-  const EvalResult result = evaluate(engine_, *valid_, run_.train.eval_batches, &signal_);
+  const auto stop = [&] { return agreed_signal() != 0; };
+  if (!valid_ || !due) return;
+  const EvalResult result = evaluate(engine_, *valid_, run_.train.eval_batches, stop);
   if (!result.complete) return;
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
                 "eval at step {}: the loss is {}: the weights after this step are not usable; {}. Lower "
@@ -264,7 +277,7 @@ void TrainingRun::report_eval(int64_t step, const EvalResult& result) {
   nlohmann::ordered_json json{
       {"kind", "eval"}, {"step", step}, {"loss", result.loss}, {"tokens", static_cast<int64_t>(result.tokens)}};
   if (result.bits_per_byte) json["bits_per_byte"] = *result.bits_per_byte;
-  metrics_->append(json);
+  if (metrics_) metrics_->append(json);
   log_.info("eval at step {}: loss {:.4f}{}", step, result.loss,
             result.bits_per_byte ? fmt::format(", {:.4f} bits per byte", *result.bits_per_byte) : "");
   if (!tensorboard_) return;
@@ -273,8 +286,12 @@ void TrainingRun::report_eval(int64_t step, const EvalResult& result) {
     tensorboard_->add_scalar("eval/bits_per_byte", step, static_cast<float>(*result.bits_per_byte));
 }
 
-// Whether the evaluation of a step that was resumed from is in the metrics already.
-bool TrainingRun::metrics_hold_eval_of(int64_t step) const {
+// Whether the evaluation of a step that was resumed from is in the metrics already; the first rank knows.
+bool TrainingRun::metrics_hold_eval_of(int64_t step) {
+  return control_.max(control_.is_root() && file_holds_eval_of(step)) != 0;
+}
+
+bool TrainingRun::file_holds_eval_of(int64_t step) const {
   std::istringstream lines(read_file(run_.dir + "/metrics.jsonl"));
   for (std::string line; std::getline(lines, line);) {
     const auto record = nlohmann::json::parse(line);
@@ -286,8 +303,8 @@ bool TrainingRun::metrics_hold_eval_of(int64_t step) const {
 void TrainingRun::save(int64_t step) {
   if (step == saved_step_) return;
   const std::vector<NamedTensor> state = training_state(engine_);
-  check_state_is_finite(step, state);
-  metrics_->sync();
+  control_.together([&] { check_state_is_finite(step, state); });
+  if (metrics_) metrics_->sync();
   Stream s = engine_.stream();
   store_.save(step, state, checkpoint_meta(run_, step, data_fingerprint_), &s);
   saved_step_ = step;
@@ -323,14 +340,12 @@ void TrainingRun::predict_memory() {
             bytes_text(snapshot));
 }
 
-// The plan is allocated by now, and the context and the kernels with it; libraries take their workspaces, and a
-// recorded step its nodes, later.
+// The plan and the workspaces of matrix products are allocated by now; kernels are loaded when they first run.
 void TrainingRun::predict_device_memory() {
-  const int64_t context = engine_.peak_bytes() - engine_.plan().total_bytes();
-  predicted_bytes_ = engine_.plan().total_bytes() + context + Engine::kLibraryBytes;
-  log_.info("memory: predicted peak on the GPU {} (plan {}, context and kernels {}, libraries {})",
-            bytes_text(predicted_bytes_), bytes_text(engine_.plan().total_bytes()), bytes_text(context),
-            bytes_text(Engine::kLibraryBytes));
+  const int64_t held = engine_.peak_bytes(), plan = engine_.plan().total_bytes();
+  predicted_bytes_ = held + Engine::kKernelBytes;
+  log_.info("memory: predicted peak on the GPU {} (plan {}, workspaces of libraries {}, kernels {})",
+            bytes_text(predicted_bytes_), bytes_text(plan), bytes_text(held - plan), bytes_text(Engine::kKernelBytes));
 }
 
 void TrainingRun::compare_memory() {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "comm/control.h"
 #include "core/log.h"
 #include "io/jsonl.h"
 #include "io/tensorboard.h"
@@ -19,9 +20,11 @@ namespace moebius {
 class TrainingRun {
  public:
   // signal: nonzero once the run should save and end; looked at after every step.
-  TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal);
+  // world: whose rank this is, none for a run on one. Every rank makes its own; the first writes the metrics and logs.
+  TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal, Transport* world = nullptr);
 
-  // Returns the signal that ended the run, 0 when every step was done.
+  // Returns the signal that ended the run, 0 when every step was done; a signal to any rank ends all after the same
+  // step.
   // Error{numerics} when the loss or the gradient norm is not finite, saying where that began; the newest checkpoint is
   // as it was.
   int run();
@@ -38,7 +41,8 @@ class TrainingRun {
   void report_step(const StepReport& report);
   void evaluate_if_due(int64_t step);
   void report_eval(int64_t step, const EvalResult& result);
-  bool metrics_hold_eval_of(int64_t step) const;
+  bool metrics_hold_eval_of(int64_t step);
+  bool file_holds_eval_of(int64_t step) const;
   void save(int64_t step);
   std::string newest_text() const;  // for messages: how far a restart goes back
   void check_state_is_finite(int64_t step, const std::vector<NamedTensor>& state);
@@ -48,7 +52,13 @@ class TrainingRun {
   void predict_device_memory();
   void compare_memory();
 
+  int agreed_signal() { return static_cast<int>(control_.max(signal_)); }
+
   RunSpec run_;
+  std::unique_ptr<Transport> alone_;  // of a run on one rank
+  Transport& world_;
+  Control control_;
+  Log quiet_{stderr, false, true};  // of all ranks but the first
   Log& log_;
   const std::atomic<int>& signal_;
   Engine engine_;
@@ -56,7 +66,7 @@ class TrainingRun {
   std::string data_fingerprint_;
   std::optional<Loader> valid_;
   CheckpointStore store_;
-  std::optional<JsonlWriter> metrics_;
+  std::optional<JsonlWriter> metrics_;  // on the first rank
   std::optional<TensorboardWriter> tensorboard_;
   int64_t predicted_bytes_ = 0;  // of the process at its peak
   int64_t first_step_ = 1;       // of this process

@@ -97,7 +97,7 @@ double target_weight() {
 
 void fill(Engine& engine, int64_t m, int64_t step) {
   MicroBatch& b = engine.batch(m);
-  const int64_t first = (m * engine.num_data_ranks() + engine.data_rank()) * kMicroBatch;
+  const int64_t first = (m * engine.data_rank().size + engine.data_rank().rank) * kMicroBatch;
   for (int64_t row = 0; row < kMicroBatch; ++row) fill_sequence(b, row, engine.spec().model, step, first + row);
   b.loss_scale = 1.0 / target_weight();
   b.total_tokens = static_cast<double>(kGlobalBatch * kSeq);
