@@ -113,6 +113,7 @@ class TestRank {
     return [this](int64_t m) -> const MicroBatch& { return batches_[static_cast<size_t>(m)]; };
   }
   Model& model() { return *model_; }
+  const Mesh& mesh() const { return mesh_; }
   Stream& stream() { return s_; }
   StepStack& stack() { return plan_.stack(); }
   const MicroBatch& batch(int64_t m) const { return batches_[static_cast<size_t>(m)]; }
@@ -220,6 +221,19 @@ TEST(Pipeline, OneMicroBatchAlone) {
   EXPECT_EQ(forward.at("loss"), expected.at("loss"));
   EXPECT_EQ(forward.at("layer 2 load"), expected.at("layer 2 load"));
   EXPECT_EQ(forward.at("model.norm.weight"), std::vector<std::byte>(expected.at("model.norm.weight").size()));
+}
+
+// Each border carries each micro-batch once in each direction, one [T, D] tensor.
+TEST(Pipeline, SendsOneTensorABorder) {
+  const Case c{"", 3, 6, {.num_virtual = 2, .num_micro_batches = 3}, DType::bf16};
+  run_on_ranks(c, [](TestRank& rank) {
+    rank.run_step();
+    const int64_t message = kShape.tokens() * rank.model().spec().hidden_size * 2;
+    const Mesh& mesh = rank.mesh();
+    const int64_t p = mesh.place().pp;
+    EXPECT_EQ(mesh.group(Axis::pp).sent_bytes(), 3 * message * (p == 2 ? 1 : 2));
+    EXPECT_EQ(mesh.group(Axis::pp_back).sent_bytes(), 3 * message * (p == 0 ? 1 : 2));
+  });
 }
 
 std::vector<float> floats(const std::vector<std::byte>& bytes) {
