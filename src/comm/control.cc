@@ -49,9 +49,7 @@ Control::Control(Transport& transport) : rank_(transport.rank()), size_(transpor
 }
 
 std::vector<std::string> Control::gather(const std::string& mine) {
-  std::vector<int64_t> bytes(size_);
-  bytes[rank_] = std::ssize(mine);
-  group_->all_gather(s_, tensor_of(bytes.data(), {size_}), tensor_of(&bytes[rank_], {1}));
+  const std::vector<int64_t> bytes = gather(std::ssize(mine));
   const int64_t most = *std::max_element(bytes.begin(), bytes.end());
   std::vector<uint8_t> texts(size_ * most);
   std::copy(mine.begin(), mine.end(), texts.begin() + rank_ * most);
@@ -70,10 +68,20 @@ std::string Control::from_root(const std::string& text) {
   return {buffer.begin(), buffer.end()};
 }
 
-int64_t Control::max(int64_t mine) {
+std::vector<int64_t> Control::gather(int64_t mine) {
   std::vector<int64_t> all(size_);
   all[rank_] = mine;
   group_->all_gather(s_, tensor_of(all.data(), {size_}), tensor_of(&all[rank_], {1}));
+  return all;
+}
+
+int64_t Control::sum(int64_t mine) {
+  const std::vector<int64_t> all = gather(mine);
+  return std::accumulate(all.begin(), all.end(), int64_t{0});
+}
+
+int64_t Control::max(int64_t mine) {
+  const std::vector<int64_t> all = gather(mine);
   return *std::max_element(all.begin(), all.end());
 }
 

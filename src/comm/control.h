@@ -22,7 +22,8 @@ class Control {
 
   std::vector<std::string> gather(const std::string& mine);  // by rank, the same on every rank
   std::string from_root(const std::string& text);            // rank 0's, whatever the others pass
-  int64_t max(int64_t mine);                                 // over the ranks
+  int64_t sum(int64_t mine);                                 // over the ranks
+  int64_t max(int64_t mine);
   void barrier();
 
   // Runs body, which must not communicate, on every rank. When it throws Error on some, every rank throws that of the
@@ -32,6 +33,8 @@ class Control {
   void on_root(const std::function<void()>& body);
 
  private:
+  std::vector<int64_t> gather(int64_t mine);
+
   ThreadPool pool_{1};
   Stream s_{DeviceKind::cpu, pool_};
   int rank_, size_;

@@ -158,6 +158,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Safete
                   e.name);
     e.offset += kPrefixBytes + n;
     file_bytes_ += e.bytes;
+    progress_[i].hashers.emplace_back();
   }
 }
 
@@ -176,11 +177,22 @@ void SafetensorsWriter::write(const std::string& name, const void* src, int64_t 
                 "safetensors {}: expected at most {} more bytes of \"{}\"; got {}; write what was declared",
                 file_.path(), e.bytes - p.written, name, bytes);
   file_.write_at(src, bytes, e.offset + p.written);
-  p.hasher.update(src, bytes);
-  p.written += bytes;
+  const auto* from = static_cast<const std::byte*>(src);
+  for (int64_t done = 0; done < bytes;) {
+    const int64_t chunk = p.written / kHashedBytes, end = (chunk + 1) * kHashedBytes;
+    const int64_t count = std::min(bytes - done, end - p.written);
+    if (chunk == std::ssize(p.hashers)) p.hashers.emplace_back();
+    p.hashers.back().update(from + done, count);
+    p.written += count;
+    done += count;
+  }
 }
 
-Hash128 SafetensorsWriter::hash(const std::string& name) const { return progress_[index_of(name)].hasher.digest(); }
+std::vector<Hash128> SafetensorsWriter::hashes(const std::string& name) const {
+  std::vector<Hash128> digests;
+  for (const Hasher& hasher : progress_[index_of(name)].hashers) digests.push_back(hasher.digest());
+  return digests;
+}
 
 void SafetensorsWriter::close() {
   for (size_t i = 0; i < entries_.size(); ++i) {

@@ -70,6 +70,8 @@ struct SafetensorsDecl {
 // Different tensors may be written from different threads.
 class SafetensorsWriter {
  public:
+  static constexpr int64_t kHashedBytes = int64_t{4} << 20;
+
   // Writes the header. Error{usage} for names used twice or "__metadata__".
   SafetensorsWriter(const std::string& path, std::vector<SafetensorsDecl> tensors,
                     const SafetensorsMetadata& metadata = {});
@@ -79,13 +81,14 @@ class SafetensorsWriter {
 
   // The next `bytes` of the tensor; a tensor may come in pieces. Error{usage} past its end.
   void write(const std::string& name, const void* src, int64_t bytes);
-  Hash128 hash(const std::string& name) const;  // of what was written of it so far
+  // Of every kHashedBytes of it and of the rest, of what was written so far: parts of a tensor can be proven alone.
+  std::vector<Hash128> hashes(const std::string& name) const;
   void close();                                 // Error{usage} unless every tensor is whole; fsync
 
  private:
   struct Progress {
     int64_t written = 0;
-    Hasher hasher;
+    std::vector<Hasher> hashers;  // a tensor without bytes has one, too
   };
   size_t index_of(const std::string& name) const;
 

@@ -108,13 +108,27 @@ TEST(Safetensors, WriterStreamsInPiecesAndHashesThem) {
   writer.write("t", bytes.data(), 4);
   writer.write("u", bytes.data(), 2);
   writer.write("t", bytes.data() + 4, 6);
-  EXPECT_EQ(writer.hash("t"), hash_bytes(bytes.data(), 10));
+  EXPECT_THAT(writer.hashes("t"), testing::ElementsAre(hash_bytes(bytes.data(), 10)));
   writer.close();
   EXPECT_EQ(static_cast<int64_t>(std::filesystem::file_size(dir.path("m"))), writer.file_bytes());
   const SafetensorsFile file = SafetensorsFile::open(dir.path("m"));
   std::string read(10, ' ');
   file.read(file.at("t"), read.data());
   EXPECT_EQ(read, bytes);
+}
+
+TEST(Safetensors, WriterHashesChunkByChunk) {
+  constexpr int64_t kChunk = SafetensorsWriter::kHashedBytes;
+  const TestDir dir;
+  std::vector<uint8_t> bytes(2 * kChunk + 3);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * i >> 7);
+  SafetensorsWriter writer(dir.path("m"), {{"t", DType::u8, {std::ssize(bytes)}}, {"none", DType::u8, {0}}});
+  writer.write("t", bytes.data(), kChunk - 1);
+  writer.write("t", bytes.data() + kChunk - 1, kChunk + 4);
+  EXPECT_THAT(writer.hashes("t"),
+              testing::ElementsAre(hash_bytes(bytes.data(), kChunk), hash_bytes(bytes.data() + kChunk, kChunk),
+                                   hash_bytes(bytes.data() + 2 * kChunk, 3)));
+  EXPECT_THAT(writer.hashes("none"), testing::ElementsAre(hash_bytes(nullptr, 0)));
 }
 
 TEST(Safetensors, WriterRefusesMisuse) {

@@ -2,52 +2,85 @@
 //
 // RUN/checkpoints/step-00000100/{manifest.json, shard-00000.safetensors, ...}. A step folder appears whole, by one
 // rename after everything in it is on the device. Whatever a crash leaves behind is named "step-*.tmp-*", is never
-// taken for a checkpoint and goes with the next save. Nothing in a checkpoint depends on the layout it was saved from.
-// Every byte of a checkpoint is under a hash: damage is an error at load, never a number.
+// taken for a checkpoint and goes with the next save.
+// Every rank of a run writes the slices that it holds, and the manifest says which slices of the global tensors lie
+// where: a checkpoint loads on any layout, each rank reading what it needs. Every byte is under a hash: damage is an
+// error at load, never a number.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <future>
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "core/device.h"
+#include "train/tensor_slice.h"
 
 namespace moebius {
 
 struct NamedTensor {
-  std::string name;  // global: the same on every layout
-  Tensor tensor;
+  std::string name;                       // global: the same on every layout
+  Tensor tensor;                          // the elements of the slice
+  std::optional<TensorSlice> slice = {};  // what this rank holds of the global tensor; none: all of it
+  bool is_replica = false;                // another rank saves the same
 };
 
-struct CheckpointTensor {
+// Where a slice of a tensor lies.
+struct CheckpointPiece {
   std::string file;
   int64_t offset = 0;  // from the start of the file
   int64_t bytes = 0;
-  DType dtype = DType::f32;
-  std::vector<int64_t> shape;
-  std::string xxh3;  // XXH3-128 of its bytes, 32 hex digits
+  TensorSlice slice;
+  // XXH3-128 of every kHashedBytes of it (SafetensorsWriter) and of the rest; one alone is of all of it.
+  std::vector<std::string> xxh3;  // 32 hex digits each
 };
 
-struct CheckpointManifest;
-class CheckpointLock;
+struct CheckpointTensor {
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;           // global
+  std::vector<CheckpointPiece> pieces;  // each element is in one of them
+  int64_t num_bytes() const;            // of the global tensor
+};
 
-// The checkpoints of one run. One store at a time may have a folder open, in this process or another.
+class CheckpointLock;
+class Control;
+struct CheckpointManifest;
+
+struct CheckpointInfo {
+  std::string folder;
+  int64_t step = 0;
+  int64_t bytes = 0;    // of its files; 0 when damaged
+  std::string problem;  // why it cannot be used; empty when complete
+};
+
+// How far the other ranks are, for who waits for what they write.
+struct PartsProgress {
+  std::atomic<bool> all_written{false};  // every rank has said so: what is not seen soon will not be
+  std::atomic<bool> given_up{false};     // a rank has failed
+};
+
+// The checkpoints of one run, on every rank of it: each call is made by all ranks together, and throws on all of them
+// when it fails on one. One run at a time may have a folder open, in this process or another; all ranks see the folder.
 class CheckpointStore {
  public:
   static constexpr int64_t kShardBytes = int64_t{4} << 30;
 
   // Creates the folder. Error{usage} when another run has it open. keep: newest checkpoints kept, 0 for all.
   CheckpointStore(std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
-  ~CheckpointStore();  // waits for the save in flight; its error is lost, so call wait() first
+  // The same on every rank; `ranks` outlives the store.
+  CheckpointStore(Control& ranks, std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
+  ~CheckpointStore();  // waits for what this rank is writing; errors are lost, so call wait() first
 
   // Makes step-`step`, replacing one that is there; then removes what `keep` leaves out, and any of a later step, which
-  // is of a history that this run did not go on with. async: copies the tensors, then writes on a thread of its own; a
-  // save in flight is waited for first. Error{io} when the disk refuses: the checkpoints before are untouched, nothing
+  // is of a history that this run did not go on with. Each rank writes its slices, but replicas; rank 0 waits for all
+  // of them, then makes the checkpoint count. async: copies the tensors, then writes on threads of its own; a save in
+  // flight is waited for first. Error{io} when the disk refuses: the checkpoints before are untouched, nothing
   // half-written stays. The error of an asynchronous save is thrown by the next save(), which then does nothing else,
   // or by wait().
   // Tensors of a GPU are copied to the host first, on the stream s of their device.
@@ -59,61 +92,76 @@ class CheckpointStore {
   // run that starts over: its history must not mix with theirs, wherever it dies.
   void set_aside();
 
+  std::vector<CheckpointInfo> list();  // as list_checkpoints(dir), as rank 0 sees it
   // As newest_checkpoint(dir, rejected).
-  std::optional<std::string> newest_complete(std::vector<std::string>* rejected) const;
+  std::optional<std::string> newest_complete(std::vector<std::string>* rejected);
 
   int64_t snapshot_bytes() const {
     return snapshot_capacity_;
   }  // host memory held for copies; 0 unless async or on a GPU
 
  private:
+  struct Alone;  // a world of one rank
+  CheckpointStore(std::unique_ptr<Alone> alone, std::string dir, int64_t keep, bool async_save, int64_t shard_bytes);
+  void open();
+  using Share = std::shared_future<std::shared_ptr<const CheckpointManifest>>;
+  using Publication = std::shared_future<void>;
+  std::string make_folder(int64_t step, const std::string& what);
+  void publish(const std::string& what, const Share& share, const std::string& folder);
   std::vector<NamedTensor> take_snapshot(const std::vector<NamedTensor>& tensors, Stream* s);
 
+  std::unique_ptr<Alone> alone_;
+  Control& ranks_;
   std::string dir_;
   int64_t keep_;
   bool async_save_;
   int64_t shard_bytes_;
-  std::unique_ptr<CheckpointLock> lock_;
+  std::unique_ptr<CheckpointLock> lock_;  // rank 0's
   std::unique_ptr<std::byte[]> snapshot_;
   int64_t snapshot_capacity_ = 0;
-  std::future<void> in_flight_;
+  // A save in flight: what this rank writes, and on rank 0 all that follows once every rank has written.
+  std::string unfinished_;  // its folder; empty: there is none
+  Share share_;
+  Publication publication_;
+  PartsProgress progress_;
 };
 
 // Reads one step folder. Open, it has checked the manifest, the sizes of the files and their headers.
 class CheckpointReader {
  public:
   // Error{input} when the manifest is missing, damaged or of another version, or a file is missing or damaged.
-  explicit CheckpointReader(const std::string& folder);
+  // check_files false leaves the files to read(): for ranks beside the one that has checked them.
+  explicit CheckpointReader(const std::string& folder, bool check_files = true);
 
   int64_t step() const;
+  int64_t num_ranks() const;           // that saved it
   const nlohmann::json& meta() const;  // what was given to save()
   const std::map<std::string, CheckpointTensor>& tensors() const;
   int64_t num_files() const;
   int64_t num_bytes() const;  // of the files
 
-  // Fills `into`, which must have the tensor's shape and dtype. Error{input} when there is no such tensor, when it is
-  // another, or when its bytes are not those that were saved; what `into` holds then is undefined.
+  // Fills into.tensor, which must have the dtype and the number of elements of its slice: reads the parts of the files
+  // that hold it, and checks their hashes. Error{input} when there is no such tensor, when it is another, or when its
+  // bytes are not those that were saved; what into.tensor holds then is undefined.
   // A tensor of a GPU is filled on the stream s of its device.
-  void read(const std::string& name, const Tensor& into, Stream* s = nullptr) const;
-  void verify(const std::string& name) const;  // as read, into nothing
+  void read(const NamedTensor& into, Stream* s = nullptr) const;
+  void read(const std::string& name, const Tensor& into, Stream* s = nullptr) const;  // all of it, shapes equal
+  void verify(const std::string& name) const;                                         // every byte, into nothing
 
   // All of the checkpoint into exactly these: checks every name, shape and dtype before the first byte is read.
   // Error{input} listing what is missing, unexpected or different (the first 20 of each, and how many).
   void read_all(const std::vector<NamedTensor>& into, Stream* s = nullptr) const;
+  // The same on every rank together, each with what it needs: unexpected is what no rank asks for. An error is thrown
+  // on all of them.
+  void read_all(Control& ranks, const std::vector<NamedTensor>& into, Stream* s = nullptr) const;
 
  private:
   const CheckpointTensor& at(const std::string& name) const;
-  void read_verified(const std::string& name, void* dst) const;
+  void check_names(const std::vector<NamedTensor>& into, const std::set<std::string>& asked) const;
+  void copy_slice(const std::string& name, const TensorSlice& slice, std::byte* dst) const;
 
   std::string folder_;
   std::shared_ptr<const CheckpointManifest> manifest_;
-};
-
-struct CheckpointInfo {
-  std::string folder;
-  int64_t step = 0;
-  int64_t bytes = 0;    // of its files; 0 when damaged
-  std::string problem;  // why it cannot be used; empty when complete
 };
 
 // The step folders of `dir` by rising step, their manifests and file sizes checked; none when there is no such folder.

@@ -115,8 +115,8 @@ TEST_F(CheckpointRead, EveryBitFlipIsFound) {
 }
 
 TEST_F(CheckpointRead, ADamagedTensorIsNamedWithBothHashes) {
-  const std::string name = CheckpointReader(folder_).tensors().at("w").file;
-  const std::string expected = CheckpointReader(folder_).tensors().at("w").xxh3;
+  const std::string name = CheckpointReader(folder_).tensors().at("w").pieces[0].file;
+  const std::string expected = CheckpointReader(folder_).tensors().at("w").pieces[0].xxh3[0];
   std::string contents = read_file(path(name));
   contents.back() ^= 1;
   replace(name, contents);
@@ -160,14 +160,17 @@ TEST_F(CheckpointRead, ManifestMissingCutOrEmpty) {
 }
 
 TEST_F(CheckpointRead, ManifestOfAnotherVersion) {
-  edit([](nlohmann::json& j) { j["version"] = 2; });
-  refuse("expected format moebius-checkpoint version 1; got \"moebius-checkpoint\" version 2");
+  edit([](nlohmann::json& j) { j["version"] = 3; });
+  refuse("expected format moebius-checkpoint version 1 or 2; got \"moebius-checkpoint\" version 3");
 }
 
 TEST_F(CheckpointRead, ManifestThatPointsElsewhere) {
   const auto with = [&](const char* key, const nlohmann::json& value) {
     const std::string whole = read_file(path("manifest.json"));
-    edit([&](nlohmann::json& j) { j["tensors"]["w"][key] = value; });
+    edit([&](nlohmann::json& j) {
+      nlohmann::json& w = j["tensors"]["w"];
+      (key == std::string("shape") ? w : w["pieces"][0])[key] = value;
+    });
     refuse("expected every tensor inside a file of the manifest; got \"w\"");
     replace("manifest.json", whole);
   };
@@ -178,8 +181,45 @@ TEST_F(CheckpointRead, ManifestThatPointsElsewhere) {
   with("bytes", INT64_MAX);
   with("shape", {-2, -3});
   with("shape", {int64_t{1} << 32, int64_t{1} << 32});
+  with("block", {2, 0, 1});
+  with("block", {0, 1, 2});
+  with("block", {1, -1, 3});
+  with("range", {0, 7});
+  with("range", {2, 1});
+  with("range", {0, 5});
+  with("xxh3", nlohmann::json::array());
+  with("xxh3", {"", ""});
   edit([](nlohmann::json& j) { j["files"]["../x"] = j["files"]["shard-00000.safetensors"]; });
   refuse("expected files of this folder with a header inside; got \"../x\"");
+}
+
+TEST_F(CheckpointRead, PiecesThatAreNotAllOrNotOnce) {
+  const std::string whole = read_file(path("manifest.json"));
+  edit([](nlohmann::json& j) { j["tensors"]["w"]["pieces"].push_back(j["tensors"]["w"]["pieces"][0]); });
+  refuse("expected pieces that hold each element of \"w\" once; got others: the ranges do not tile the block of w");
+  replace("manifest.json", whole);
+  edit([](nlohmann::json& j) { j["tensors"]["w"]["pieces"].clear(); });
+  refuse("expected pieces that hold each element of \"w\" once; got others: nothing holds it");
+}
+
+// What one rank alone used to write.
+TEST_F(CheckpointRead, TheVersionBeforeStaysReadable) {
+  edit([](nlohmann::json& j) {
+    j["version"] = 1;
+    for (auto& [name, t] : j["tensors"].items()) {
+      const nlohmann::json piece = t["pieces"][0];
+      t.erase("pieces");
+      t.update(piece);
+      t["xxh3"] = piece["xxh3"][0];
+    }
+  });
+  EXPECT_TRUE(verify_checkpoint(folder_).ok());
+  const std::vector<float> saved = w_;
+  w_.assign(6, 0);
+  n_.assign(2, 0);
+  CheckpointReader(folder_).read_all(tensors());
+  EXPECT_EQ(w_, saved);
+  EXPECT_THAT(n_, ElementsAre(-1, 5));
 }
 
 TEST_F(CheckpointRead, ManifestThatIsNone) {

@@ -2,12 +2,17 @@
 
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <system_error>
+#include <utility>
 
+#include "comm/control.h"
 #include "core/error.h"
 #include "core/fault.h"
 #include "train/checkpoint_folder.h"
+#include "train/checkpoint_parts.h"
 #include "train/checkpoint_prune.h"
 #include "train/checkpoint_write.h"
 
@@ -26,23 +31,101 @@ void check_tensors(const std::vector<NamedTensor>& tensors, const Stream* s) {
                   "checkpoint: expected tensors in {} memory, each name once; got \"{}\", {} on {}; rename or copy it",
                   place == DeviceKind::cpu ? "CPU" : name_of(place), t.name, to_string(t.tensor),
                   name_of(t.tensor.device));
+    MOEBIUS_ASSERT(!t.slice || (is_legal(*t.slice) && t.slice->numel() == t.tensor.numel()));
+  }
+}
+
+std::vector<NamedTensor> without_replicas(std::vector<NamedTensor> tensors) {
+  std::erase_if(tensors, [](const NamedTensor& t) { return t.is_replica; });
+  return tensors;
+}
+
+std::string describe(int64_t step, const std::vector<NamedTensor>& tensors, const std::string& dir) {
+  int64_t bytes = 0;
+  for (const NamedTensor& t : tensors) bytes += t.tensor.num_bytes();
+  return fmt::format("save of step {}, {} tensors of {} bytes, to {}", step, tensors.size(), bytes, dir);
+}
+
+// Error with what was being saved in front.
+template <class Body>
+auto saying(const std::string& what, Body&& body) {
+  try {
+    return body();
+  } catch (const Error& e) {
+    throw Error(e.kind(),
+                fmt::format("checkpoint: {}: {}; the checkpoints before it are as they were", what, e.what()));
+  }
+}
+
+enum State : int64_t { done, busy, failed };
+
+template <class T>
+State state_of(const std::shared_future<T>& future) {
+  if (!future.valid()) return done;
+  if (future.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return busy;
+  try {
+    future.get();
+    return done;
+  } catch (const std::exception&) {
+    return failed;
   }
 }
 
 }  // namespace
 
+struct CheckpointStore::Alone {
+  std::unique_ptr<Transport> transport = make_self_transport();
+  Control ranks{*transport};
+};
+
+CheckpointStore::CheckpointStore(Control& ranks, std::string dir, int64_t keep, bool async_save, int64_t shard_bytes)
+    : ranks_(ranks), dir_(std::move(dir)), keep_(keep), async_save_(async_save), shard_bytes_(shard_bytes) {
+  open();
+}
+
 CheckpointStore::CheckpointStore(std::string dir, int64_t keep, bool async_save, int64_t shard_bytes)
-    : dir_(std::move(dir)), keep_(keep), async_save_(async_save), shard_bytes_(shard_bytes) {
+    : CheckpointStore(std::make_unique<Alone>(), std::move(dir), keep, async_save, shard_bytes) {}
+
+CheckpointStore::CheckpointStore(std::unique_ptr<Alone> alone, std::string dir, int64_t keep, bool async_save,
+                                 int64_t shard_bytes)
+    : alone_(std::move(alone)),
+      ranks_(alone_->ranks),
+      dir_(std::move(dir)),
+      keep_(keep),
+      async_save_(async_save),
+      shard_bytes_(shard_bytes) {
+  open();
+}
+
+void CheckpointStore::open() {
   MOEBIUS_CHECK(
-      usage, keep >= 0 && shard_bytes > 0,
-      "checkpoint: expected keep >= 0 and shards above 0 bytes; got keep {} and {} bytes; set checkpoint.keep", keep,
-      shard_bytes);
-  make_dirs(dir_);
-  lock_ = std::make_unique<CheckpointLock>(dir_);
+      usage, keep_ >= 0 && shard_bytes_ > 0,
+      "checkpoint: expected keep >= 0 and shards above 0 bytes; got keep {} and {} bytes; set checkpoint.keep", keep_,
+      shard_bytes_);
+  ranks_.on_root([&] {
+    make_dirs(dir_);
+    lock_ = std::make_unique<CheckpointLock>(dir_);
+  });
 }
 
 CheckpointStore::~CheckpointStore() {
-  if (in_flight_.valid()) in_flight_.wait();
+  progress_.given_up = ranks_.size() > 1;  // what others have not written by now may never come
+  if (!async_save_) return;
+  if (share_.valid()) share_.wait();
+  if (publication_.valid()) publication_.wait();
+}
+
+// A folder for the next save, the same for every rank.
+std::string CheckpointStore::make_folder(int64_t step, const std::string& what) {
+  const std::string folder = dir_ + "/" + ranks_.from_root(unfinished_name(step));
+  ranks_.on_root([&] {
+    saying(what, [&] {
+      remove_unfinished(dir_);  // what a run that died left behind may fill the disk
+      make_dirs(folder);
+    });
+  });
+  fault_point("checkpoint.after_mkdir");
+  return folder;
 }
 
 void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors, const nlohmann::json& meta,
@@ -50,33 +133,75 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
   MOEBIUS_CHECK(usage, step >= 0, "checkpoint: expected a step >= 0; got {}; count steps from 0", step);
   check_tensors(tensors, s);
   wait();
-  const auto write = [this, step](const std::vector<NamedTensor>& content, const nlohmann::json& content_meta) {
-    remove_unfinished(dir_);  // what a run that died left behind may fill the disk
-    write_checkpoint(dir_, {.step = step, .tensors = content, .meta = content_meta}, shard_bytes_);
-    fault_point("checkpoint.before_prune");
-    remove_unfinished(dir_);  // the one that was replaced
-    prune_after_save(dir_, step, keep_);
-  };
-  const bool on_device = s && s->device() != DeviceKind::cpu;
-  if (!async_save_) return write(on_device ? take_snapshot(tensors, s) : tensors, meta);
-  in_flight_ = std::async(std::launch::async, write, take_snapshot(tensors, s), meta);
+  std::vector<NamedTensor> content = without_replicas(tensors);
+  if (async_save_ || (s && s->device() != DeviceKind::cpu)) content = take_snapshot(content, s);
+  const std::string what = describe(step, content, dir_);
+  unfinished_ = make_folder(step, what);
+  progress_.all_written = progress_.given_up = false;
+  const auto policy = async_save_ ? std::launch::async : std::launch::deferred;
+  const CheckpointWriter writer{.rank = ranks_.rank(), .num_ranks = ranks_.size(), .shard_bytes = shard_bytes_};
+  share_ = std::async(policy, [what, folder = unfinished_, step, content = std::move(content), meta, writer] {
+    return saying(what, [&] {
+      auto share = std::make_shared<const CheckpointManifest>(
+          write_share(folder, {.step = step, .tensors = content, .meta = meta}, writer));
+      if (writer.rank > 0) write_part(folder, *share, writer.rank);
+      return share;
+    });
+  });
+  if (ranks_.is_root())
+    publication_ =
+        std::async(policy, [this, what, share = share_, folder = unfinished_] { publish(what, share, folder); });
+  if (!async_save_) wait();
+}
+
+// Rank 0, once it has written its share.
+void CheckpointStore::publish(const std::string& what, const Share& share, const std::string& folder) {
+  std::vector<CheckpointManifest> shares{*share.get()};
+  const int64_t step = shares[0].step;
+  saying(what, [&] {
+    for (CheckpointManifest& part : take_parts(folder, ranks_.size(), progress_)) shares.push_back(std::move(part));
+    const CheckpointManifest manifest = merge_manifests(std::move(shares));
+    check_complete(manifest, folder);
+    publish_checkpoint(dir_, folder, manifest);
+  });
+  fault_point("checkpoint.before_prune");
+  remove_unfinished(dir_);  // the one that was replaced
+  prune_after_save(dir_, step, keep_);
 }
 
 void CheckpointStore::wait() {
-  if (in_flight_.valid()) in_flight_.get();
+  if (unfinished_.empty()) return;
+  const std::string folder = std::exchange(unfinished_, "");
+  const Share share = std::exchange(share_, {});
+  const Publication publication = std::exchange(publication_, {});
+  try {
+    ranks_.together([&] { share.get(); });
+    progress_.all_written = true;
+    ranks_.on_root([&] { publication.get(); });
+  } catch (const Error&) {
+    progress_.given_up = true;
+    if (async_save_ && publication.valid()) publication.wait();
+    std::error_code ignored;  // the first error is the one to tell
+    if (ranks_.is_root()) std::filesystem::remove_all(folder, ignored);
+    throw;
+  }
 }
 
 void CheckpointStore::check() {
-  if (in_flight_.valid() && in_flight_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) in_flight_.get();
+  if (unfinished_.empty()) return;
+  const State mine = std::max(state_of(share_), state_of(publication_));
+  if (ranks_.max(mine) != busy) wait();
 }
 
 void CheckpointStore::set_aside() {
   wait();
-  const std::vector<StepFolder> folders = step_folders(dir_);
-  for (auto it = folders.rbegin(); it != folders.rend(); ++it) {
-    rename_folder(it->path, dir_ + "/" + unfinished_name(it->step));
-    fault_point("checkpoint.mid_set_aside");
-  }
+  ranks_.on_root([&] {
+    const std::vector<StepFolder> folders = step_folders(dir_);
+    for (auto it = folders.rbegin(); it != folders.rend(); ++it) {
+      rename_folder(it->path, dir_ + "/" + unfinished_name(it->step));
+      fault_point("checkpoint.mid_set_aside");
+    }
+  });
 }
 
 std::vector<NamedTensor> CheckpointStore::take_snapshot(const std::vector<NamedTensor>& tensors, Stream* s) {
@@ -104,8 +229,25 @@ std::vector<NamedTensor> CheckpointStore::take_snapshot(const std::vector<NamedT
   return copies;
 }
 
-std::optional<std::string> CheckpointStore::newest_complete(std::vector<std::string>* rejected) const {
-  return newest_checkpoint(dir_, rejected);
+std::vector<CheckpointInfo> CheckpointStore::list() {
+  nlohmann::json listed = nlohmann::json::array();
+  ranks_.on_root([&] {
+    for (const CheckpointInfo& info : list_checkpoints(dir_))
+      listed.push_back({info.folder, info.step, info.bytes, info.problem});
+  });
+  std::vector<CheckpointInfo> infos;
+  for (const nlohmann::json& j : nlohmann::json::parse(ranks_.from_root(listed.dump())))
+    infos.push_back({j[0].get<std::string>(), j[1].get<int64_t>(), j[2].get<int64_t>(), j[3].get<std::string>()});
+  return infos;
+}
+
+std::optional<std::string> CheckpointStore::newest_complete(std::vector<std::string>* rejected) {
+  const std::vector<CheckpointInfo> infos = list();
+  for (auto it = infos.rbegin(); it != infos.rend(); ++it) {
+    if (it->problem.empty()) return it->folder;
+    if (rejected) rejected->push_back(it->problem);
+  }
+  return std::nullopt;
 }
 
 }  // namespace moebius

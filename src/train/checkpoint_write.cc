@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <system_error>
 
 #include "core/error.h"
@@ -15,34 +16,50 @@
 namespace moebius {
 namespace {
 
-using Shard = std::vector<NamedTensor>;
+constexpr int64_t kPieceBytes = int64_t{16} << 20;  // written at once
 
-constexpr int64_t kPieceBytes = int64_t{16} << 20;  // hashed while still in the cache
+// What a rank writes of one tensor, and under which name in its file.
+struct Entry {
+  std::string name;
+  const NamedTensor* tensor;
+  TensorSlice slice;
+};
+using ShardEntries = std::vector<Entry>;
 
-std::vector<Shard> split(const std::vector<NamedTensor>& tensors, int64_t shard_bytes) {
-  std::vector<Shard> shards;
+// Of a tensor without elements somebody must write that there is one.
+bool is_written(const NamedTensor& t, const TensorSlice& slice) {
+  return !t.is_replica && (slice.numel() > 0 || numel_of(slice.shape) == 0);
+}
+
+std::vector<ShardEntries> split(const std::vector<NamedTensor>& tensors, int64_t shard_bytes) {
+  std::vector<ShardEntries> shards;
   int64_t room = 0;
   for (const NamedTensor& t : tensors) {
+    TensorSlice slice = t.slice ? *t.slice : whole_slice(dims_of(t.tensor.shape));
+    if (!is_written(t, slice)) continue;
     if (shards.empty() || t.tensor.num_bytes() > room) {
       shards.emplace_back();
       room = shard_bytes;
     }
-    shards.back().push_back(t);
+    shards.back().push_back({slice_name(t.name, slice), &t, std::move(slice)});
     room -= t.tensor.num_bytes();
   }
   return shards;
 }
 
-std::vector<int64_t> dims_of(const Shape& shape) {
-  std::vector<int64_t> dims(shape.rank());
-  for (int i = 0; i < shape.rank(); ++i) dims[i] = shape[i];
-  return dims;
+// A block keeps its shape; a range of one is a row.
+std::vector<int64_t> shape_of(const TensorSlice& slice) {
+  if (slice.numel() != block_numel(slice)) return {slice.numel()};
+  std::vector<int64_t> shape = slice.shape;
+  if (slice.shard.dim >= 0) shape[slice.shard.dim] = slice.shard.count;
+  return shape;
 }
 
-void write_tensor(SafetensorsWriter& writer, const NamedTensor& t) {
-  const auto* bytes = static_cast<const std::byte*>(t.tensor.data);
-  for (int64_t done = 0; done < t.tensor.num_bytes(); done += kPieceBytes) {
-    writer.write(t.name, bytes + done, std::min(kPieceBytes, t.tensor.num_bytes() - done));
+void write_tensor(SafetensorsWriter& writer, const Entry& e) {
+  const Tensor& t = e.tensor->tensor;
+  const auto* bytes = static_cast<const std::byte*>(t.data);
+  for (int64_t done = 0; done < t.num_bytes(); done += kPieceBytes) {
+    writer.write(e.name, bytes + done, std::min(kPieceBytes, t.num_bytes() - done));
     fault_point("checkpoint.mid_shard");
   }
 }
@@ -60,27 +77,43 @@ std::string hash_of_start(const std::string& path, int64_t bytes) {
   return to_hex(hash_bytes(start.data(), bytes));
 }
 
-void write_shard(CheckpointManifest& manifest, const std::string& folder, const Shard& shard) {
-  const std::string name = shard_name(manifest);
+// Closes a shard and enters the file; the caller its tensors.
+void close_file(CheckpointManifest& manifest, const std::string& folder, const std::string& name,
+                SafetensorsWriter& writer) {
+  writer.close();
+  fault_point("checkpoint.after_shard");
+  const int64_t header_bytes = header_bytes_of(writer);
+  manifest.files[name] = {writer.file_bytes(), header_bytes, hash_of_start(folder + "/" + name, header_bytes)};
+}
+
+CheckpointPiece piece_of(const std::string& file, const SafetensorsWriter& writer, const SafetensorsEntry& e,
+                         TensorSlice slice) {
+  CheckpointPiece piece{.file = file, .offset = e.offset, .bytes = e.bytes, .slice = std::move(slice)};
+  for (const Hash128& hash : writer.hashes(e.name)) piece.xxh3.push_back(to_hex(hash));
+  return piece;
+}
+
+void write_shard(CheckpointManifest& manifest, const std::string& folder, const std::string& name,
+                 const ShardEntries& shard) {
   std::vector<SafetensorsDecl> decls;
-  for (const NamedTensor& t : shard) decls.push_back({t.name, t.tensor.dtype, dims_of(t.tensor.shape)});
+  std::map<std::string, const Entry*> by_name;
+  for (const Entry& e : shard) {
+    decls.push_back({e.name, e.tensor->tensor.dtype, shape_of(e.slice)});
+    by_name[e.name] = &e;
+  }
   SafetensorsWriter writer(folder + "/" + name, std::move(decls), {{"format", "pt"}});
-  for (const NamedTensor& t : shard) write_tensor(writer, t);
-  close_shard(manifest, folder, name, writer);
+  for (const Entry& e : shard) write_tensor(writer, e);
+  close_file(manifest, folder, name, writer);
+  for (const SafetensorsEntry& e : writer.entries()) {
+    const Entry& from = *by_name.at(e.name);
+    CheckpointTensor& t = manifest.tensors[from.tensor->name];
+    t.dtype = e.dtype;
+    t.shape = from.slice.shape;
+    t.pieces.push_back(piece_of(name, writer, e, from.slice));
+  }
 }
 
-void write_folder(const std::string& folder, const CheckpointContent& content, int64_t shard_bytes) {
-  make_dirs(folder);
-  fault_point("checkpoint.after_mkdir");
-  CheckpointManifest manifest{.step = content.step, .meta = content.meta};
-  for (const Shard& shard : split(content.tensors, shard_bytes)) write_shard(manifest, folder, shard);
-  fault_point("checkpoint.before_manifest");
-  write_manifest(folder, to_text(manifest));
-  fault_point("checkpoint.after_manifest");
-  sync_dir(folder);
-}
-
-void publish(const std::string& unfinished, const std::string& dir, int64_t step) {
+void rename_unfinished(const std::string& unfinished, const std::string& dir, int64_t step) {
   const std::string folder = dir + "/" + step_folder_name(step);
   fault_point("checkpoint.before_rename");
   std::error_code unknown;  // then the rename says it better
@@ -95,19 +128,16 @@ void publish(const std::string& unfinished, const std::string& dir, int64_t step
 
 }  // namespace
 
-std::string shard_name(const CheckpointManifest& manifest) {
-  return fmt::format("shard-{:05}.safetensors", manifest.files.size());
+std::string shard_name(const CheckpointManifest& manifest, const CheckpointWriter& writer) {
+  const std::string shard = fmt::format("shard-{:05}.safetensors", manifest.files.size());
+  return writer.num_ranks == 1 ? shard : fmt::format("rank-{:05}-{}", writer.rank, shard);
 }
 
 void close_shard(CheckpointManifest& manifest, const std::string& folder, const std::string& name,
                  SafetensorsWriter& writer) {
-  writer.close();
-  fault_point("checkpoint.after_shard");
-  for (const SafetensorsEntry& e : writer.entries()) {
-    manifest.tensors[e.name] = {name, e.offset, e.bytes, e.dtype, e.shape, to_hex(writer.hash(e.name))};
-  }
-  const int64_t header_bytes = header_bytes_of(writer);
-  manifest.files[name] = {writer.file_bytes(), header_bytes, hash_of_start(folder + "/" + name, header_bytes)};
+  close_file(manifest, folder, name, writer);
+  for (const SafetensorsEntry& e : writer.entries())
+    manifest.tensors[e.name] = {e.dtype, e.shape, {piece_of(name, writer, e, whole_slice(e.shape))}};
 }
 
 void write_manifest(const std::string& folder, const std::string& text) {
@@ -120,20 +150,20 @@ void write_manifest(const std::string& folder, const std::string& text) {
   file.close();
 }
 
-void write_checkpoint(const std::string& dir, const CheckpointContent& content, int64_t shard_bytes) {
-  const std::string unfinished = dir + "/" + unfinished_name(content.step);
-  try {
-    write_folder(unfinished, content, shard_bytes);
-    publish(unfinished, dir, content.step);
-  } catch (const Error& e) {
-    std::error_code ignored;  // the first error is the one to tell
-    std::filesystem::remove_all(unfinished, ignored);
-    int64_t bytes = 0;
-    for (const NamedTensor& t : content.tensors) bytes += t.tensor.num_bytes();
-    throw Error(e.kind(), fmt::format("checkpoint: save of step {}, {} tensors of {} bytes, to {}: {}; the checkpoints "
-                                      "before it are as they were",
-                                      content.step, content.tensors.size(), bytes, dir, e.what()));
-  }
+CheckpointManifest write_share(const std::string& folder, const CheckpointContent& content,
+                               const CheckpointWriter& writer) {
+  CheckpointManifest manifest{.step = content.step, .num_ranks = writer.num_ranks, .meta = content.meta};
+  for (const ShardEntries& shard : split(content.tensors, writer.shard_bytes))
+    write_shard(manifest, folder, shard_name(manifest, writer), shard);
+  return manifest;
+}
+
+void publish_checkpoint(const std::string& dir, const std::string& unfinished, const CheckpointManifest& manifest) {
+  fault_point("checkpoint.before_manifest");
+  write_manifest(unfinished, to_text(manifest));
+  fault_point("checkpoint.after_manifest");
+  sync_dir(unfinished);
+  rename_unfinished(unfinished, dir, manifest.step);
 }
 
 }  // namespace moebius

@@ -31,6 +31,7 @@ TEST_P(ControlRanks, TextsOfEveryLengthReachEveryRank) {
     EXPECT_EQ(control.gather(""), std::vector<std::string>(world.size()));
     EXPECT_EQ(control.from_root("from " + std::to_string(world.rank())), "from 0");
     EXPECT_EQ(control.from_root(""), "");
+    EXPECT_EQ(control.sum(3 + world.rank()), 3 * world.size() + world.size() * (world.size() - 1) / 2);
     EXPECT_EQ(control.max(-7 + world.rank()), -8 + world.size());
     control.barrier();
   });

@@ -98,7 +98,8 @@ class TrainingRuns {
   std::map<std::string, std::string> state(const std::string& run) const {
     std::map<std::string, std::string> hashes;
     const CheckpointReader reader(newest(run));
-    for (const auto& [name, tensor] : reader.tensors()) hashes[name] = tensor.xxh3;
+    for (const auto& [name, tensor] : reader.tensors())
+      for (const CheckpointPiece& piece : tensor.pieces) hashes[slice_name(name, piece.slice)] = piece.xxh3.at(0);
     return hashes;
   }
   // `run` cannot be told from one that was never disturbed.
