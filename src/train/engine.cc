@@ -18,7 +18,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
           .precision = run.precision,
           .use = ModelUse::training,
           .shape = {.batch = B,
-                    .seq = S,
+                    .seq = S / mesh.cp,
                     .max_segments = run.data.separate_documents ? B * S : B,
                     .documents = run.data.separate_documents},
           .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
@@ -76,7 +76,7 @@ Engine::Engine(const EngineSpec& spec)
       paper_(paper_world(spec)),
       mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get())) {
   if (gpu_) other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
-  if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq, spec_.cache_tokens);
+  if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq * spec_.mesh.cp, spec_.cache_tokens);
   batches_.resize(spec_.num_micro_batches);
   for (MicroBatch& batch : batches_) declare_micro_batch(plan_, spec_.shape, batch);
   make_model();
@@ -241,10 +241,15 @@ void Engine::train_step(int64_t train_step, double lr) {
   ++num_steps_;
   schedule(train_step, lr);
   upload(s);  // read_metrics waits for it
+  double begin = now_us(), between = begin;
   replay(step_, step_launches_, [&](Stream& on) {
     all_passes(on);
+    between = now_us();
     optimizer_pass(on, train_step, lr);
   });
+  const double end = now_us();
+  passes_s_ = gpu_ ? 0 : (between - begin) * 1e-6;
+  optimizer_s_ = gpu_ ? 0 : (end - between) * 1e-6;
   read_metrics();
 }
 

@@ -9,7 +9,6 @@
 namespace moebius {
 namespace {
 
-
 constexpr int64_t kSteps = 20;
 
 struct LayoutCase {
