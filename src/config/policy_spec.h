@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
@@ -13,8 +14,30 @@ struct PrecisionSpec {
   bool operator==(const PrecisionSpec&) const = default;
 };
 
+// What backward makes again instead of keeping it from forward, the same bits for less memory and more time.
+struct RecomputeSpec {
+  bool norm = false;           // outputs of a layer's norms
+  bool qkv = false;            // queries, keys and values as they leave their projection
+  bool attention = false;      // attention's output
+  bool mlp = false;            // pre-activations of dense feed-forward layers
+  bool shared_expert = false;  // pre-activations of shared experts, and their gated output
+  bool expert_up = false;      // pre-activations of the experts
+  bool layer = false;          // all of these and the stream between attention and feed-forward
+  bool operator==(const RecomputeSpec&) const = default;
+};
+
+// As recipes spell them.
+inline constexpr std::pair<const char*, bool RecomputeSpec::*> kRecomputeNames[] = {
+    {"norm", &RecomputeSpec::norm},
+    {"qkv", &RecomputeSpec::qkv},
+    {"attention", &RecomputeSpec::attention},
+    {"mlp", &RecomputeSpec::mlp},
+    {"shared_expert", &RecomputeSpec::shared_expert},
+    {"expert_up", &RecomputeSpec::expert_up},
+    {"layer", &RecomputeSpec::layer}};
+
 struct MemorySpec {
-  std::vector<std::string> recompute;  // none known yet: any name is an error
+  RecomputeSpec recompute;
   std::vector<std::string> offload;
   bool operator==(const MemorySpec&) const = default;
 };

@@ -10,6 +10,7 @@
 
 #include "config/hf_config.h"
 #include "config/hf_keys.h"
+#include "config/nearest.h"
 
 namespace moebius {
 
@@ -259,12 +260,42 @@ ValueRule nothing_yet(const std::string& what) {
           [](const json& v) { return v.is_array() && v.empty(); }};
 }
 
+RecipeKey recompute_key() {
+  std::vector<std::string> names;
+  for (const auto& [name, flag] : kRecomputeNames) names.push_back(name);
+  const auto is_known = [names](const json& v) { return std::find(names.begin(), names.end(), v) != names.end(); };
+  const auto accepts = [is_known](const json& v) {
+    return v.is_array() && std::set<json>(v.begin(), v.end()).size() == v.size() &&
+           std::all_of(v.begin(), v.end(), is_known);
+  };
+  const auto hint = [is_known, names](const json& v) -> std::string {
+    for (const json& name : v.is_array() ? v : json::array({v})) {
+      if (name.is_string() && !is_known(name))
+        return fmt::format("; did you mean \"{}\"?", nearest(name.get<std::string>(), names));
+    }
+    return "";
+  };
+  const auto read = [](RunSpec& s, const json& v) {
+    for (const auto& [name, flag] : kRecomputeNames)
+      s.memory.recompute.*flag = std::find(v.begin(), v.end(), name) != v.end();
+  };
+  const auto write = [](const RunSpec& s) {
+    json list = json::array();
+    for (const auto& [name, flag] : kRecomputeNames) {
+      if (s.memory.recompute.*flag) list.push_back(name);
+    }
+    return list;
+  };
+  const std::string expects = fmt::format("a list without repeats of \"{}\"", fmt::join(names, "\", \""));
+  return {"memory.recompute", {expects, accepts, hint}, read, write, free};
+}
+
 std::vector<RecipeKey> policy_keys() {
   const Section precision{"precision", [](auto& s) -> decltype(auto) { return (s.precision); }};
   const Section memory{"memory", [](auto& s) -> decltype(auto) { return (s.memory); }};
   return {
       precision.named("compute", &PrecisionSpec::compute, {{"f32", DType::f32}, {"bf16", DType::bf16}}),
-      memory.key("recompute", &MemorySpec::recompute, nothing_yet("recompute"), free),
+      recompute_key(),
       memory.key("offload", &MemorySpec::offload, nothing_yet("offload"), free),
   };
 }

@@ -141,6 +141,19 @@ void check_balance(const RunSpec& s) {
                 s.model.family, origin(s, "moe.balance"));
 }
 
+void check_recompute(const RunSpec& s) {
+  const bool has_dense =
+      std::find(s.model.moe_layers.begin(), s.model.moe_layers.end(), false) != s.model.moe_layers.end();
+  const auto refuse = [&](bool named, const char* name, bool exists, const char* what) {
+    MOEBIUS_CHECK(usage, !named || exists, "memory.recompute \"{}\" would do nothing: the model has no {}; remove it{}",
+                  name, what, origin(s, "memory.recompute"));
+  };
+  const RecomputeSpec& r = s.memory.recompute;
+  refuse(r.mlp, "mlp", has_dense, "dense feed-forward layers");
+  refuse(r.expert_up, "expert_up", s.model.num_experts > 0, "experts");
+  refuse(r.shared_expert, "shared_expert", s.model.shared_intermediate_size > 0, "shared experts");
+}
+
 // What a degree of parallelism must divide.
 void check_divides(const char* degree, int64_t d, const char* what, int64_t size) {
   MOEBIUS_CHECK(usage, size % d == 0, "parallel.{} must divide {} = {}; got {}", degree, what, size, d);
@@ -198,6 +211,7 @@ void RunSpec::check(int64_t world_size) const {
   check_schedule(*this);
   check_balance(*this);
   check_idle_moe_keys(*this);
+  check_recompute(*this);
   check_supported(*this, world_size);
   check_layout(*this);
   check_pipeline(*this, world_size);

@@ -49,8 +49,8 @@ bool is_empty_section(const RecipeEntry& entry) {
 void apply(RunSpec& spec, const RecipeEntry& entry) {
   if (is_empty_section(entry)) return;
   const RecipeKey& key = find_key(entry);
-  MOEBIUS_CHECK(usage, key.rule.accepts(entry.value), "{}: {} must be {}; got {}", entry.where, entry.key,
-                key.rule.expects, shown(entry.value));
+  MOEBIUS_CHECK(usage, key.rule.accepts(entry.value), "{}: {} must be {}; got {}{}", entry.where, entry.key,
+                key.rule.expects, shown(entry.value), key.rule.hint ? key.rule.hint(entry.value) : "");
   key.read(spec, entry.value);
   spec.provenance[entry.key] = entry.where;
 }

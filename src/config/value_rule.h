@@ -12,6 +12,8 @@ namespace moebius {
 struct ValueRule {
   std::string expects;  // completes "KEY must be ..."
   std::function<bool(const nlohmann::json&)> accepts;
+  // Of a value that is not accepted: "; did you mean ...?", or nothing.
+  std::function<std::string(const nlohmann::json&)> hint = {};
 };
 
 // Sizes and counts stop here, so that a product of two of them fits int64.

@@ -46,6 +46,11 @@ void MemoryPlan::join(const std::vector<const Tensor*>& views, int64_t multiple)
   for (Entry& e : entries_) place(e);
 }
 
+void MemoryPlan::declare_remade(Tensor& view, Shape shape, DType dtype) {
+  view = Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};
+  remade_bytes_ += view.num_bytes();
+}
+
 void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {
   MOEBIUS_ASSERT(!bound_);
   bound_ = true;
@@ -81,7 +86,9 @@ std::string MemoryPlan::table() const {
         fmt::format("  {:<10} {:>11}  {:>5} tensors{}\n", name_of(static_cast<Life>(life)), bytes_text(bytes_[life]),
                     count, largest ? fmt::format(", largest {} {}", largest->name, to_string(*largest->view)) : "");
   }
-  return text + fmt::format("  {:<10} {:>11}\n", "total", bytes_text(total_bytes()));
+  text += fmt::format("  {:<10} {:>11}\n", "total", bytes_text(total_bytes()));
+  if (remade_bytes_ > 0) text += fmt::format("  not kept: {} that backward makes again\n", bytes_text(remade_bytes_));
+  return text;
 }
 
 std::string bytes_text(int64_t bytes) {

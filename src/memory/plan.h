@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "config/policy_spec.h"
 #include "core/arena.h"
 #include "core/device.h"
 #include "core/tensor.h"
@@ -33,13 +34,17 @@ std::string_view name_of(Life life);
 
 class MemoryPlan {
  public:
-  MemoryPlan() = default;
+  explicit MemoryPlan(const RecomputeSpec& recompute = {}) : recompute_(recompute) {}
   MemoryPlan(const MemoryPlan&) = delete;
 
   // `view` becomes a tensor without memory on the null device now, and is filled in by bind(): it must stay where it is
   // until then. Every tensor of a life starts at a multiple of kAlign elements, so that lives with the same
   // declarations correspond element by element.
   void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
+
+  // A tensor that backward makes again (memory/saved_tensor.h): `view` is a shape without memory, and stays one.
+  void declare_remade(Tensor& view, Shape shape, DType dtype);
+  const RecomputeSpec& recompute() const { return recompute_; }
 
   // From now on these tensors, of one life and dtype and not joined before, stand one after another in this order, each
   // at a multiple of kAlign elements, and what follows the last is left free up to a multiple of `multiple` elements,
@@ -71,6 +76,8 @@ class MemoryPlan {
   };
   void place(Entry& entry);
 
+  RecomputeSpec recompute_;
+  int64_t remade_bytes_ = 0;
   std::deque<Entry> entries_;
   std::array<int64_t, kNumLives> bytes_{};
   std::array<Buffer, kNumLives> buffers_;

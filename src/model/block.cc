@@ -1,6 +1,7 @@
 #include "model/block.h"
 
 #include "model/token_runs.h"
+#include "ops/elementwise/elementwise.h"
 
 namespace moebius {
 namespace {
@@ -29,28 +30,30 @@ Block::Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& m, const Bal
 
 void Block::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
   norm1_.declare_saved(plan, prefix + ".norm1", max_tokens_, saved.norm1);
-  plan.declare(saved.n1_TD, prefix + ".n1", {max_tokens_, D_}, dtype_, Life::saved);
+  saved.n1_TD.declare(plan, prefix + ".n1", {max_tokens_, D_}, dtype_, &RecomputeSpec::norm);
   attention_.declare_saved(plan, prefix + ".attention", max_tokens_, saved.attention);
-  norm2_.declare_saved(plan, prefix + ".norm2", max_tokens_, saved.norm2);
-  plan.declare(saved.n2_TD, prefix + ".n2", {max_tokens_, D_}, dtype_, Life::saved);
+  norm2_.declare_saved(plan, prefix + ".norm2", max_tokens_, saved.norm2, &RecomputeSpec::layer);
+  saved.n2_TD.declare(plan, prefix + ".n2", {max_tokens_, D_}, dtype_, &RecomputeSpec::norm);
   if (moe_)
     moe_->declare_saved(plan, prefix + ".moe", saved.moe);
   else
-    mlp_->declare_saved(plan, prefix + ".mlp", max_tokens_, saved.mlp);
+    mlp_->declare_saved(plan, prefix + ".mlp", max_tokens_, saved.mlp, &RecomputeSpec::mlp);
 }
 
 void Block::forward(Step& step, Residual& residual, Saved& saved) const {
   const int64_t T = residual.delta_TD.dim(0);
-  const Tensor n1_TD = saved.n1_TD.rows(0, T);
-  norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
   StackScope scope(step.stack);
-  const Tensor attended_TD = step.take({T, D_}, dtype_);
+  saved.n1_TD.open(step.stack);
+  const Tensor n1_TD = saved.n1_TD.rows(0, T), attended_TD = step.take({T, D_}, dtype_);
+  norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
   attention_.forward(step, attended_TD, n1_TD, saved.attention);
   feed_forward(step, residual, attended_TD, saved);
 }
 
 void Block::feed_forward(Step& step, Residual& residual, Tensor attended_TD, Saved& saved) const {
   const int64_t T = attended_TD.dim(0);
+  saved.n2_TD.open(step.stack);
+  saved.norm2.sum_TD.open_in(residual.room_TD);
   const Tensor n2_TD = saved.n2_TD.rows(0, T);
   norm2_.forward(step, n2_TD, attended_TD, saved.norm1.sum_TD.rows(0, T), saved.norm2);
   if (moe_)
@@ -60,8 +63,25 @@ void Block::feed_forward(Step& step, Residual& residual, Tensor attended_TD, Sav
   residual.base_TD = saved.norm2.sum_TD.rows(0, T);
 }
 
+// In the order of forward: each is made of those before it.
+void Block::remake(Step& step, Saved& saved) const {
+  saved.n1_TD.remake(step.stack, [&] { norm1_.again(step, saved.n1_TD, saved.norm1); });
+  attention_.remake(step, saved.n1_TD, saved.attention);
+  saved.norm2.sum_TD.remake(step.stack, [&] {
+    attention_.output(step, saved.norm2.sum_TD, saved.attention);
+    add(step.stream, saved.norm2.sum_TD, saved.norm1.sum_TD);
+  });
+  saved.n2_TD.remake(step.stack, [&] { norm2_.again(step, saved.n2_TD, saved.norm2); });
+  if (moe_)
+    moe_->remake(step, saved.n2_TD, saved.moe);
+  else
+    mlp_->remake(step, saved.n2_TD, saved.mlp);
+}
+
 void Block::backward(Step& step, Tensor dresidual_TD, Saved& saved) const {
   const Shape TD = dresidual_TD.shape;
+  StackScope remade(step.stack);
+  remake(step, saved);
   {
     StackScope scope(step.stack);
     const Tensor dn2_TD = step.take(TD, dtype_);
@@ -83,10 +103,10 @@ void Block::backward(Step& step, Tensor dresidual_TD, Saved& saved) const {
 
 void Block::forward_cached(Step& step, Residual& residual, Saved& saved, KvCache& cache, int64_t first) const {
   const int64_t T = residual.delta_TD.dim(0);
-  const Tensor n1_TD = saved.n1_TD.rows(0, T);
-  norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
   StackScope scope(step.stack);
-  const Tensor attended_TD = step.take({T, D_}, dtype_);
+  saved.n1_TD.open(step.stack);
+  const Tensor n1_TD = saved.n1_TD.rows(0, T), attended_TD = step.take({T, D_}, dtype_);
+  norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
   attention_.forward_cached(step, attended_TD, n1_TD, cache, first);
   feed_forward(step, residual, attended_TD, saved);
 }

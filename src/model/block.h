@@ -15,13 +15,14 @@ namespace moebius {
 struct Residual {
   Tensor base_TD;  // empty before the first layer
   Tensor delta_TD;
+  Tensor room_TD;  // where a layer leaves a base that it does not keep
 };
 
 class Block {
  public:
   struct Saved {
     Norm::Saved norm1, norm2;
-    Tensor n1_TD, n2_TD;  // the norms' outputs: inputs of attention and feed-forward
+    SavedTensor n1_TD, n2_TD;  // the norms' outputs: inputs of attention and feed-forward
     Gqa::Saved attention;
     Mlp::Saved mlp;
     Moe::Saved moe;
@@ -41,6 +42,7 @@ class Block {
   const Moe* moe() const { return moe_ ? &*moe_ : nullptr; }
 
  private:
+  void remake(Step& step, Saved& saved) const;
   void feed_forward(Step& step, Residual& residual, Tensor attended_TD, Saved& saved) const;
 
   int64_t D_, max_tokens_;

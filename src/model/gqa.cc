@@ -82,9 +82,9 @@ Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, DTyp
 
 void Gqa::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
   const int64_t T = tokens * tp_;
-  plan.declare(saved.qkv_TC, prefix + ".qkv", {T, (H_ + 2 * G_) * d_}, dtype_, Life::saved);
-  plan.declare(saved.o_THd, prefix + ".o", {T, H_, d_}, dtype_, Life::saved);
-  plan.declare(saved.lse_TH, prefix + ".lse", {T, H_}, DType::f32, Life::saved);
+  saved.qkv_TC.declare(plan, prefix + ".qkv", {T, (H_ + 2 * G_) * d_}, dtype_, &RecomputeSpec::qkv);
+  saved.o_THd.declare(plan, prefix + ".o", {T, H_, d_}, dtype_, &RecomputeSpec::attention);
+  saved.lse_TH.declare(plan, prefix + ".lse", {T, H_}, DType::f32, &RecomputeSpec::attention);
 }
 
 Gqa::Qkv Gqa::take_qkv(Step& step, int64_t T) const {
@@ -120,13 +120,20 @@ void Gqa::split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const {
 void Gqa::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
   const int64_t T = x_tD.dim(0) * tp_;
   saved.x_tD = x_tD;
-  const Tensor qkv_TC = saved.qkv_TC.rows(0, T), o_THd = saved.o_THd.rows(0, T);
-  project(step, qkv_TC, x_tD);
+  StackScope scope(step.stack);
+  saved.qkv_TC.open(step.stack);
+  project(step, saved.qkv_TC.rows(0, T), x_tD);
+  saved.o_THd.open(step.stack);
+  saved.lse_TH.open(step.stack);
+  attend(step, saved, T);
+  output(step, y_tD, saved);
+}
 
+void Gqa::attend(Step& step, Saved& saved, int64_t T) const {
   StackScope scope(step.stack);
   const Qkv r = take_qkv(step, T);
-  split_and_rotate(step, r, qkv_TC);
-  AttentionFwd attention{.o_THd = o_THd,
+  split_and_rotate(step, r, saved.qkv_TC.rows(0, T));
+  AttentionFwd attention{.o_THd = saved.o_THd.rows(0, T),
                          .lse_TH = saved.lse_TH.rows(0, T),
                          .q_THd = r.q_THd,
                          .k_UGd = r.k_TGd,
@@ -137,8 +144,20 @@ void Gqa::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
                          .scale = scale_};
   attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
   attention_fwd(step.stream, attention);
+}
 
-  o_.forward(step, y_tD, o_THd.view({T, H_ * d_}));
+void Gqa::output(Step& step, Tensor y_tD, const Saved& saved) const {
+  const int64_t T = y_tD.dim(0) * tp_;
+  o_.forward(step, y_tD, saved.o_THd.rows(0, T).view({T, H_ * d_}));
+}
+
+void Gqa::remake(Step& step, Tensor x_tD, Saved& saved) const {
+  saved.x_tD = x_tD;
+  saved.qkv_TC.remake(step.stack, [&] { project(step, saved.qkv_TC, x_tD); });
+  saved.o_THd.remake(step.stack, [&] {
+    saved.lse_TH.open(step.stack);
+    attend(step, saved, x_tD.dim(0) * tp_);
+  });
 }
 
 void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const {

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "config/model_spec.h"
+#include "memory/saved_tensor.h"
 #include "model/bias.h"
 #include "model/linear.h"
 
@@ -21,7 +22,8 @@ class Gqa {
   // q, k, v stay only as the projection's output; they are made again from it in the backward. x and y are the caller's
   // tensors. dy, dqkv: left by backward_input for backward_weight, on the step stack.
   struct Saved {
-    Tensor x_tD, qkv_TC, o_THd, lse_TH;
+    Tensor x_tD;
+    SavedTensor qkv_TC, o_THd, lse_TH;
     Tensor dy_TD, dqkv_TC;
   };
   // Error{usage} when tp does not divide the heads.
@@ -31,6 +33,10 @@ class Gqa {
   void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
 
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
+  // Before backward_input: x as it was, and what was not kept once more.
+  void remake(Step& step, Tensor x_tD, Saved& saved) const;
+  // y = o W_o^T: the end of forward.
+  void output(Step& step, Tensor y_tD, const Saved& saved) const;
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;  // adds the q and k norm gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
@@ -44,6 +50,7 @@ class Gqa {
   };
   Qkv take_qkv(Step& step, int64_t tokens) const;
   void project(Step& step, Tensor qkv_TC, Tensor x_tD) const;
+  void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from qkv
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
   void rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const;  // adds the norms' gradients
   void whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;

@@ -39,19 +39,30 @@ Mlp::Mlp(ParamTable& params, const std::string& prefix, int64_t width, int64_t h
       gate_up_(params, gate_up_spec(prefix, width, hidden, dtype, mesh, init_std), mesh),
       down_(params, down_spec(prefix, width, hidden, dtype, mesh, init_std), mesh) {}
 
-void Mlp::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
-  plan.declare(saved.h_T2F, prefix + ".h", {tokens * tp_, 2 * F_}, dtype_, Life::saved);
+void Mlp::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved,
+                        bool RecomputeSpec::*what) const {
+  saved.h_T2F.declare(plan, prefix + ".h", {tokens * tp_, 2 * F_}, dtype_, what);
 }
 
 void Mlp::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
-  const int64_t T = x_tD.dim(0) * tp_;
   saved.x_tD = x_tD;
-  const Tensor h_T2F = saved.h_T2F.rows(0, T);
-  gate_up_.forward(step, h_T2F, x_tD);
+  StackScope scope(step.stack);
+  saved.h_T2F.open(step.stack);
+  gate_up_.forward(step, saved.h_T2F.rows(0, x_tD.dim(0) * tp_), x_tD);
+  output(step, y_tD, saved);
+}
+
+void Mlp::output(Step& step, Tensor y_tD, const Saved& saved) const {
+  const int64_t T = y_tD.dim(0) * tp_;
   StackScope scope(step.stack);
   const Tensor a_TF = step.take({T, F_}, dtype_);
-  swiglu_fwd(step.stream, {.a_TF = a_TF, .h_T2F = h_T2F});
+  swiglu_fwd(step.stream, {.a_TF = a_TF, .h_T2F = saved.h_T2F.rows(0, T)});
   down_.forward(step, y_tD, a_TF);
+}
+
+void Mlp::remake(Step& step, Tensor x_tD, Saved& saved) const {
+  saved.x_tD = x_tD;
+  saved.h_T2F.remake(step.stack, [&] { gate_up_.forward(step, saved.h_T2F, x_tD); });
 }
 
 void Mlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, bool accumulate_dx) const {

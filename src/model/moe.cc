@@ -106,10 +106,12 @@ Moe::Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const 
 void Moe::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
   router_.declare_saved(plan, prefix + ".router", saved.router);
   dispatcher_->declare_saved(plan, prefix + ".delivery", saved.delivery);
-  plan.declare(saved.h_R2F, prefix + ".h", {dispatcher_->max_rows(max_tokens_), 2 * F_}, dtype_, Life::saved);
-  if (shared_) shared_->declare_saved(plan, prefix + ".shared", max_tokens_, saved.shared);
+  const int64_t max_rows = dispatcher_->max_rows(max_tokens_);
+  saved.h_R2F.declare(plan, prefix + ".h", {max_rows, 2 * F_}, dtype_, &RecomputeSpec::expert_up);
+  constexpr auto kShared = &RecomputeSpec::shared_expert;
+  if (shared_) shared_->declare_saved(plan, prefix + ".shared", max_tokens_, saved.shared, kShared);
   if (shared_gate_) {
-    plan.declare(saved.shared_y_TD, prefix + ".shared_y", {max_tokens_, D_}, dtype_, Life::saved);
+    saved.shared_y_TD.declare(plan, prefix + ".shared_y", {max_tokens_, D_}, dtype_, kShared);
     plan.declare(saved.gate_T, prefix + ".shared_gate", {max_tokens_}, DType::f32, Life::saved);
   }
 }
@@ -125,20 +127,25 @@ void Moe::experts_forward(Step& step, Tensor y_TD, Saved& saved) const {
   StackScope scope(step.stack);
   const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
   const Dispatched in = dispatcher_->dispatch(step, saved.x_TD, saved.delivery);
+  saved.h_R2F.open(step.stack);
   const Tensor a_RF = step.take({R, F_}, dtype_), y_RD = step.take({R, D_}, dtype_);
-  run_expert_op(
-      step,
-      ExpertUp{.h_R2F = saved.h_R2F.rows(0, R), .a_RF = a_RF, .x_TD = in.source, .w1_e2FD = w1_.w, .rows = in.rows},
-      expert_up);
+  expert_up(step, a_RF, in, saved);
   run_expert_op(step,
                 ExpertDown{.y_RD = y_RD, .a_RF = a_RF, .w2_eDF = w2_.w, .rows = {.offsets_e1 = in.rows.offsets_e1}},
                 expert_down);
   dispatcher_->combine(step, y_TD, y_RD, saved.delivery);
 }
 
+void Moe::expert_up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const {
+  const Tensor h_R2F = saved.h_R2F.rows(0, a_RF.dim(0));
+  run_expert_op(step, ExpertUp{.h_R2F = h_R2F, .a_RF = a_RF, .x_TD = in.source, .w1_e2FD = w1_.w, .rows = in.rows},
+                moebius::expert_up);
+}
+
 void Moe::shared_forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
   const int64_t T = x_TD.dim(0);
   StackScope scope(step.stack);
+  saved.shared_y_TD.open(step.stack);
   const Tensor shared_TD = shared_gate_ ? saved.shared_y_TD.rows(0, T) : step.take({T, D_}, dtype_);
   shared_->forward(step, shared_TD, x_TD, saved.shared);
   if (!shared_gate_) return add(step.stream, y_TD, shared_TD);
@@ -147,11 +154,22 @@ void Moe::shared_forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) con
   gated_add_fwd(step.stream, {.y_TD = y_TD, .x_TD = shared_TD, .gate_T = gate_T});
 }
 
+void Moe::remake(Step& step, Tensor x_TD, Saved& saved) const {
+  saved.x_TD = saved.router.x_TD = x_TD;
+  if (!shared_) return;
+  shared_->remake(step, x_TD, saved.shared);
+  saved.shared_y_TD.remake(step.stack, [&] { shared_->output(step, saved.shared_y_TD, saved.shared); });
+}
+
 void Moe::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
   const int64_t T = dy_TD.dim(0), R = dispatcher_->max_rows(T);
   saved.dh_R2F = step.take({R, 2 * F_}, dtype_);
   saved.sa_RF = step.take({R, F_}, dtype_);
   saved.tokens = dispatcher_->dispatch(step, saved.x_TD, saved.delivery);
+  saved.h_R2F.remake(step.stack, [&] {
+    StackScope scope(step.stack);
+    expert_up(step, step.take({R, F_}, dtype_), saved.tokens, saved);
+  });
   saved.grads = dispatcher_->combine_bwd(step, dy_TD, saved.delivery);
   const Tensor dweight_TK = step.take(saved.delivery.route.weight_TK.shape, DType::f32);
   experts_backward_input(step, dx_TD, dweight_TK, saved);

@@ -20,9 +20,10 @@ class Moe {
     Router::Saved router;
     Delivery delivery;
     Tensor x_TD;  // the caller's
-    Tensor h_R2F;
+    SavedTensor h_R2F;
     Mlp::Saved shared;
-    Tensor shared_y_TD, gate_T;  // only with a shared gate
+    SavedTensor shared_y_TD;  // only with a shared gate,
+    Tensor gate_T;            // as this
     // Left by backward_input for backward_weight, on the step stack:
     Dispatched tokens, grads;  // rows of x, and of dy
     Tensor dh_R2F, sa_RF, dgate_T;
@@ -35,6 +36,8 @@ class Moe {
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
   void forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
+  // Before backward_input: x as it was, and what was not kept once more. The route is always kept.
+  void remake(Step& step, Tensor x_TD, Saved& saved) const;
   void backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // adds the router's gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
@@ -43,6 +46,7 @@ class Moe {
  private:
   void experts_forward(Step& step, Tensor y_TD, Saved& saved) const;
   void experts_backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Saved& saved) const;
+  void expert_up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const;  // h, and a = swiglu(h)
   void shared_forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
   void shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;
 

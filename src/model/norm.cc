@@ -19,6 +19,12 @@ void Norm::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t to
   plan.declare(saved.rstd_T, prefix + ".rstd", {tokens}, DType::f32, Life::saved);
 }
 
+void Norm::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved,
+                         bool RecomputeSpec::*sum) const {
+  saved.sum_TD.declare(plan, prefix + ".sum", {tokens, w_.w.dim(0)}, w_.spec.dtype, sum);
+  plan.declare(saved.rstd_T, prefix + ".rstd", {tokens}, DType::f32, Life::saved);
+}
+
 void Norm::forward(Step& step, Tensor y_TD, Tensor x_TD, Tensor residual_TD, Saved& saved) const {
   const int64_t T = x_TD.dim(0);
   const Tensor sum_TD = saved.sum_TD.rows(0, T), rstd_T = saved.rstd_T.rows(0, T);
@@ -34,6 +40,10 @@ void Norm::forward(Step& step, Tensor y_TD, Tensor x_TD, Tensor residual_TD, Sav
                              .residual_TD = residual_TD,
                              .w_D = w_.w,
                              .eps = eps_});
+}
+
+void Norm::again(Step& step, Tensor y_TD, const Saved& saved) const {
+  rms_norm_fwd(step.stream, {.y_TD = y_TD, .rstd_T = saved.rstd_T, .x_TD = saved.sum_TD, .w_D = w_.w, .eps = eps_});
 }
 
 void Norm::backward(Step& step, Tensor dresidual_TD, Tensor dy_TD, const Saved& saved) const {

@@ -76,9 +76,10 @@ void Stage::leave(Step& step, const Residual& residual, Saved& saved) const {
 }
 
 void Stage::forward(Step& step, Tensor stream_TD, Saved& saved) const {
+  StackScope scope(step.stack);
   params_.before_use(step.stream, of_embedding_);
   if (embedding_) embedding_->forward(step, stream_TD);
-  Residual residual{.delta_TD = stream_TD};
+  Residual residual{.delta_TD = stream_TD, .room_TD = step.take(stream_TD.shape, dtype_)};
   for (size_t i = 0; i < blocks_.size(); ++i) {
     params_.before_use(step.stream, of_block_[i]);
     PhaseScope phase(step.stream, "forward", spec_.first_layer + static_cast<int64_t>(i));
@@ -129,16 +130,19 @@ void Stage::add_kept(std::vector<std::pair<std::string, Tensor>>& kept, const Sa
       if (!t.empty())
         kept.emplace_back(fmt::format("layer {} {}", spec_.first_layer + static_cast<int64_t>(i), what), t);
     };
+    const auto add_saved = [&](const char* what, const SavedTensor& t) {
+      if (!t.is_remade()) add(what, t);
+    };
     add("input", layer.norm1.sum_TD);
-    add("attention norm output", layer.n1_TD);
-    add("attention q, k, v", layer.attention.qkv_TC);
-    add("attention output", layer.attention.o_THd);
-    add("residual after attention", layer.norm2.sum_TD);
-    add("feed-forward norm output", layer.n2_TD);
+    add_saved("attention norm output", layer.n1_TD);
+    add_saved("attention q, k, v", layer.attention.qkv_TC);
+    add_saved("attention output", layer.attention.o_THd);
+    add_saved("residual after attention", layer.norm2.sum_TD);
+    add_saved("feed-forward norm output", layer.n2_TD);
     add("router logits", layer.moe.router.logits_TE);
     add("router weights", layer.moe.router.route.weight_TK);
-    add("MLP pre-activation", layer.mlp.h_T2F);
-    add("shared expert pre-activation", layer.moe.shared.h_T2F);
+    add_saved("MLP pre-activation", layer.mlp.h_T2F);
+    add_saved("shared expert pre-activation", layer.moe.shared.h_T2F);
   }
   if (!spec_.loss) return;
   kept.emplace_back("final residual", saved.final_norm.sum_TD);

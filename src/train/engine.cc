@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/elementwise/elementwise.h"
+#include "ops/gemm/gemm_cuda.h"
 
 namespace moebius {
 
@@ -23,6 +24,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
                     .documents = run.data.separate_documents},
           .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
           .optimizer = run.optimizer,
+          .recompute = run.memory.recompute,
           .mesh = mesh,
           .pipeline = {.num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
           .device = run.device,
@@ -53,6 +55,12 @@ Tensor rebased(Tensor t, const void* base, const HostBuffer& host) {
   return t;
 }
 
+// The m-th, or the one that serves all micro-batches in turn.
+template <class All>
+auto& of_micro_batch(All& all, int64_t m) {
+  return all[all.size() == 1 ? 0 : m];
+}
+
 MicroBatch rebased(MicroBatch b, const void* base, const HostBuffer& host) {
   for (Tensor* t : {&b.token_T, &b.target_T, &b.weight_T, &b.pos_T, &b.doc_start_T, &b.segment_T, &b.loss_scale_1})
     *t = rebased(*t, base, host);
@@ -74,10 +82,18 @@ Engine::Engine(const EngineSpec& spec)
       pool_(spec.threads),
       gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>() : nullptr),
       paper_(paper_world(spec)),
-      mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get())) {
-  if (gpu_) other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
+      mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get())),
+      plan_(spec.recompute) {
+  if (spec_.device != DeviceKind::null) spec_.target = spec_.device;
+  if (gpu_) {
+    other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
+    Stream s = stream();
+    cuda::prepare_gemm(s);  // so that what is free is what the plan may have
+  }
   if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq * spec_.mesh.cp, spec_.cache_tokens);
-  batches_.resize(spec_.num_micro_batches);
+  // A GPU has one, which each micro-batch of the host is copied into; but a pipeline has several in flight.
+  const bool in_turn = spec_.target == DeviceKind::cuda && spec_.mesh.pp == 1;
+  batches_.resize(in_turn ? 1 : spec_.num_micro_batches);
   for (MicroBatch& batch : batches_) declare_micro_batch(plan_, spec_.shape, batch);
   make_model();
   if (spec_.optimizer) {
@@ -88,16 +104,21 @@ Engine::Engine(const EngineSpec& spec)
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
   const int64_t stack_bytes = measure_stack();
   if (spec_.device == DeviceKind::cpu) check_memory(plan_, stack_bytes, available_memory_bytes());
-  if (gpu_) check_memory(plan_, stack_bytes, gpu_->info().free_bytes - kLibraryBytes);
+  if (gpu_) check_memory(plan_, stack_bytes, gpu_->info().free_bytes - kReserveBytes);
   plan_.bind(spec_.device, stack_bytes);
   host_batches_ = batches_;
-  if (gpu_) {
-    inputs_ = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::batch));
-    metrics_ = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::metrics));
-    for (MicroBatch& batch : host_batches_) batch = rebased(batch, plan_.base(Life::batch), inputs_);
-  }
+  if (gpu_) mirror_on_host();
   Stream s = stream();
   model_->init_state(s);
+}
+
+void Engine::mirror_on_host() {
+  metrics_ = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::metrics));
+  inputs_.resize(batches_.size() == 1 ? spec_.num_micro_batches : 1);
+  for (HostBuffer& inputs : inputs_) inputs = HostBuffer(DeviceKind::cuda, plan_.bytes(Life::batch));
+  host_batches_.clear();
+  for (int64_t m = 0; m < spec_.num_micro_batches; ++m)
+    host_batches_.push_back(rebased(of_micro_batch(batches_, m), plan_.base(Life::batch), of_micro_batch(inputs_, m)));
 }
 
 void Engine::make_model() {
@@ -118,7 +139,7 @@ Stream Engine::stream() {
 
 // Everything a step can do, on tensors that have no memory yet.
 int64_t Engine::measure_stack() {
-  Stream null_stream(DeviceKind::null, pool_, nullptr, spec_.device == DeviceKind::null ? spec_.target : spec_.device);
+  Stream null_stream(DeviceKind::null, pool_, nullptr, spec_.target);
   StepStack null_stack(DeviceKind::null, nullptr, 0);
   MicroBatch batch = batches_[0];
   batch.training = spec_.use == ModelUse::training;
@@ -147,15 +168,15 @@ void Engine::run_step(Step& step) {
 }
 
 // The scalars of a batch belong to the host; what a recorded step must read anew goes along in memory.
-void Engine::upload(Stream& s) {
+void Engine::upload(Stream& s, int64_t m) {
   if (spec_.device == DeviceKind::null) return;
-  for (MicroBatch& batch : host_batches_)
-    if (!batch.loss_scale_1.empty()) *batch.loss_scale_1.ptr<float>() = static_cast<float>(batch.loss_scale);
-  if (gpu_) copy_to_device(s, plan_.base(Life::batch), inputs_.data(), inputs_.num_bytes());
+  MicroBatch& batch = host_batches_[m];
+  if (!batch.loss_scale_1.empty()) *batch.loss_scale_1.ptr<float>() = static_cast<float>(batch.loss_scale);
+  if (gpu_) copy_to_device(s, plan_.base(Life::batch), of_micro_batch(inputs_, m).data(), plan_.bytes(Life::batch));
 }
 
 const MicroBatch& Engine::device_batch(int64_t m) {
-  MicroBatch& batch = batches_[m];
+  MicroBatch& batch = of_micro_batch(batches_, m);
   const MicroBatch& host = host_batches_[m];
   batch.loss_scale = host.loss_scale;
   batch.total_tokens = host.total_tokens;
@@ -186,14 +207,22 @@ void Engine::forward_backward(int64_t m) {
   run([&](Step& step) { there_and_back(step); }, m);
 }
 
+// read_metrics waits for the uploads.
 void Engine::all_passes(Stream& s) {
   optimizer_->begin_step(spec_.num_micro_batches);
-  const auto batch = [&](int64_t m) -> const MicroBatch& { return device_batch(m); };
-  if (pipeline_) return pipeline_->run_step(s, plan_.stack(), batch);
+  if (pipeline_) {
+    for (int64_t m = 0; m < spec_.num_micro_batches; ++m) upload(s, m);
+    const auto batch = [&](int64_t m) -> const MicroBatch& { return device_batch(m); };
+    return replay(passes_, passes_launches_, [&](Stream& on) { pipeline_->run_step(on, plan_.stack(), batch); });
+  }
   for (int64_t m = 0; m < spec_.num_micro_batches; ++m) {
     PhaseScope phase(s, "micro-batch", m);
-    Step step{s, plan_.stack(), batch(m)};
-    there_and_back(step);
+    upload(s, m);
+    const MicroBatch& batch = device_batch(m);
+    replay(passes_, passes_launches_, [&](Stream& on) {
+      Step step{on, plan_.stack(), batch};
+      there_and_back(step);
+    });
   }
 }
 
@@ -223,15 +252,17 @@ void Engine::replay(Recording& recording, int64_t& launches, const std::function
 
 void Engine::schedule(int64_t train_step, double lr) {
   if (!gpu_) return;
-  double* values = rebased(schedule_2_, plan_.base(Life::batch), inputs_).ptr<double>();
-  values[0] = lr;
-  values[1] = static_cast<double>(train_step);
+  for (const HostBuffer& inputs : inputs_) {  // each copy of a micro-batch takes it along
+    double* values = rebased(schedule_2_, plan_.base(Life::batch), inputs).ptr<double>();
+    values[0] = lr;
+    values[1] = static_cast<double>(train_step);
+  }
 }
 
 void Engine::optimizer_step(int64_t train_step, double lr) {
   Stream s = stream();
   schedule(train_step, lr);
-  upload(s);  // read_metrics waits for it
+  upload(s, 0);  // read_metrics waits for it
   optimizer_pass(s, train_step, lr);
   read_metrics();
 }
@@ -240,13 +271,10 @@ void Engine::train_step(int64_t train_step, double lr) {
   Stream s = stream();
   ++num_steps_;
   schedule(train_step, lr);
-  upload(s);  // read_metrics waits for it
-  double begin = now_us(), between = begin;
-  replay(step_, step_launches_, [&](Stream& on) {
-    all_passes(on);
-    between = now_us();
-    optimizer_pass(on, train_step, lr);
-  });
+  const double begin = now_us();
+  all_passes(s);
+  const double between = now_us();
+  replay(update_, update_launches_, [&](Stream& on) { optimizer_pass(on, train_step, lr); });
   const double end = now_us();
   passes_s_ = gpu_ ? 0 : (between - begin) * 1e-6;
   optimizer_s_ = gpu_ ? 0 : (end - between) * 1e-6;

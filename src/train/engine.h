@@ -3,8 +3,9 @@
 //
 // On several ranks every method that runs passes is called by all of them, in the same order.
 //
-// The host's side of a step is two copies: the micro-batches in, the sums of the step out. All else is device work,
-// which a GPU records once (a CUDA graph) and replays: nothing in it waits, allocates or depends on what is in memory.
+// The host's side of a step is a copy of each micro-batch in, and of the step's sums out. All else is device work,
+// which a GPU records once (CUDA graphs of a micro-batch, and of the optimizer) and replays: nothing in it waits,
+// allocates or depends on what is in memory, and what is recorded does not grow with the number of micro-batches.
 #pragma once
 
 #include <deque>
@@ -31,6 +32,7 @@ struct EngineSpec {
   int64_t max_positions = 0;               // 0: of the whole sequence
   int64_t cache_tokens = 0;                // > 0: key/value caches for generation
   std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
+  RecomputeSpec recompute;                 // what backward makes again instead of keeping it
   MeshShape mesh;
   PipelineSpec pipeline;       // with mesh.pp > 1; its micro-batches are those of a step
   Transport* world = nullptr;  // whose rank this engine is, of mesh.world(); none: the only rank, or on the null device
@@ -56,9 +58,9 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh = {});
 
 class Engine {
  public:
-  // What libraries take of a GPU once they are used, beside the plan: 128 MiB for matrix products, and room for kernels
-  // and a recorded step.
-  static constexpr int64_t kLibraryBytes = int64_t{512} << 20;
+  // What is set aside on a GPU beside the plan for what comes with use: kernels, cuDNN, recordings. And what that is in
+  // a run without cuDNN, as measured.
+  static constexpr int64_t kReserveBytes = int64_t{384} << 20, kKernelBytes = int64_t{4} << 20;
 
   // Declares, measures the step stack by a dry run on the null device, then allocates. On the null device nothing is
   // allocated. Error{usage} with the plan when the machine has not that much memory available.
@@ -85,7 +87,7 @@ class Engine {
   template <class Body>
   void run(Body&& body, int64_t m = 0) {
     Stream s = stream();
-    upload(s);
+    upload(s, m);
     synchronize(s);  // from here on the caller may fill the next batch
     Step step{s, plan_.stack(), device_batch(m)};
     body(step);
@@ -116,7 +118,8 @@ class Engine {
  private:
   void make_model();
   void schedule(int64_t train_step, double lr);
-  void upload(Stream& s);
+  void mirror_on_host();
+  void upload(Stream& s, int64_t m);
   const MicroBatch& device_batch(int64_t m);
   void forward(Step& step);
   void there_and_back(Step& step);
@@ -137,9 +140,10 @@ class Engine {
   MemoryPlan plan_;
   std::deque<MicroBatch> batches_, host_batches_;  // on the device; the same in host memory
   Tensor schedule_2_;                              // f64: learning rate and step, for a recorded optimizer
-  HostBuffer inputs_, metrics_;                    // what is copied in and out; unused on the CPU
-  Recording step_, end_;
-  int64_t num_steps_ = 0, step_launches_ = 0, end_launches_ = 0;
+  std::vector<HostBuffer> inputs_;                 // Life::batch, for each micro-batch in turn; unused on the CPU
+  HostBuffer metrics_;                             // and Life::metrics
+  Recording passes_, update_, end_;
+  int64_t num_steps_ = 0, passes_launches_ = 0, update_launches_ = 0, end_launches_ = 0;
   double passes_s_ = 0, optimizer_s_ = 0;
   int64_t other_bytes_ = 0;  // of the GPU, held by others before this engine
   int64_t peak_bytes_ = 0;

@@ -353,14 +353,12 @@ void TrainingRun::predict_memory() {
             bytes_text(snapshot));
 }
 
-// The plan is allocated by now, and the context and the kernels with it; libraries take their workspaces, and a
-// recorded step its nodes, later.
+// The plan and the workspaces of matrix products are allocated by now; kernels are loaded when they first run.
 void TrainingRun::predict_device_memory() {
-  const int64_t context = engine_.peak_bytes() - engine_.plan().total_bytes();
-  predicted_bytes_ = engine_.plan().total_bytes() + context + Engine::kLibraryBytes;
-  log_.info("memory: predicted peak on the GPU {} (plan {}, context and kernels {}, libraries {})",
-            bytes_text(predicted_bytes_), bytes_text(engine_.plan().total_bytes()), bytes_text(context),
-            bytes_text(Engine::kLibraryBytes));
+  const int64_t held = engine_.peak_bytes(), plan = engine_.plan().total_bytes();
+  predicted_bytes_ = held + Engine::kKernelBytes;
+  log_.info("memory: predicted peak on the GPU {} (plan {}, workspaces of libraries {}, kernels {})",
+            bytes_text(predicted_bytes_), bytes_text(plan), bytes_text(held - plan), bytes_text(Engine::kKernelBytes));
 }
 
 void TrainingRun::compare_memory() {

@@ -33,6 +33,13 @@ Passes both_passes(LayerRig& rig, const Layer& layer, typename Layer::Saved& sav
   return {y.values(), dx.values()};
 }
 
+void declare_saved(const Mlp& layer, MemoryPlan& plan, int64_t rows, Mlp::Saved& saved) {
+  layer.declare_saved(plan, "mlp", rows, saved, &RecomputeSpec::mlp);
+}
+void declare_saved(const Gqa& layer, MemoryPlan& plan, int64_t rows, Gqa::Saved& saved) {
+  layer.declare_saved(plan, "attention", rows, saved);
+}
+
 // make(rig, mesh) gives the layer.
 template <class Layer>
 void expect_like_one_rank(Transport& transport, const std::function<Layer(LayerRig&, const Mesh&)>& make) {
@@ -43,7 +50,7 @@ void expect_like_one_rank(Transport& transport, const std::function<Layer(LayerR
   const auto declare = [&](std::optional<Layer>& layer, typename Layer::Saved& to, const Mesh& on) {
     return [&](LayerRig& rig) {
       layer.emplace(make(rig, on));
-      layer->declare_saved(rig.plan, "layer", rows_between_projections(rig.batch.shape, on.shape()), to);
+      declare_saved(*layer, rig.plan, rows_between_projections(rig.batch.shape, on.shape()), to);
     };
   };
   LayerRig want(one, whole, declare(alone, alone_saved, one)), got(mesh, whole, declare(shared, saved, mesh));

@@ -43,6 +43,24 @@ TEST_P(Training, LearnsTheSameBatchByHeart) {
   EXPECT_LT(last, 0.2 * first);
 }
 
+// Each name of memory.recompute alone, and "layer", which is all of them: less is kept, and no bit changes.
+TEST_P(Training, RecomputeChangesNoBit) {
+  EngineSpec spec = tiny_engine(tiny_model(), 2, GetParam(), 2);
+  Engine kept(spec);
+  const std::vector<double> expected = train(kept, 2, 4);
+  for (const auto& [name, flag] : kRecomputeNames) {
+    SCOPED_TRACE(name);
+    spec.recompute = {};
+    spec.recompute.*flag = true;
+    Engine remade(spec);
+    EXPECT_EQ(train(remade, 2, 4), expected);
+    EXPECT_EQ(all_elements(remade, false), all_elements(kept, false));
+    EXPECT_LT(remade.plan().bytes(Life::saved), kept.plan().bytes(Life::saved));
+    EXPECT_EQ(remade.stack_high_water(), remade.plan().bytes(Life::stack));
+    EXPECT_NE(remade.plan().table().find("that backward makes again"), std::string::npos);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Dtypes, Training, ::testing::Values(DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 

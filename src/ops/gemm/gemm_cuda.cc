@@ -2,8 +2,8 @@
 // c = op(a) op(b) in rows is c^T = op(b)^T op(a)^T in columns, without moving anything.
 //
 // Among the algorithms that cuBLASLt proposes for a shape the quickest is remembered. Which one that is may differ from
-// run to run, so only those compete that give the bits of the first proposal, which is a function of the shape: the
-// result of a call does not depend on timing.
+// run to run, so only those compete that gave the bits of the first proposal, which is a function of the shape, when
+// they were tried: on operands made to tell, and on the real ones.
 #include "ops/gemm/gemm_cuda.h"
 
 #include <cublasLt.h>
@@ -23,7 +23,8 @@
 namespace moebius::cuda {
 namespace {
 
-constexpr int64_t kWorkspaceBytes = int64_t{32} << 20, kTrialBytes = int64_t{96} << 20;
+// The answer of a comparison stands behind the memory of trials.
+constexpr int64_t kWorkspaceBytes = int64_t{32} << 20, kTrialBytes = int64_t{96} << 20, kAnswerBytes = 256;
 constexpr int kMaxProposals = 8, kTimedRuns = 3;
 
 void check(cublasStatus_t status, const char* call) {
@@ -95,16 +96,16 @@ class CublasLt {
  public:
   CublasLt() {
     check(cublasLtCreate(&handle_), "cublasLtCreate");
-    MOEBIUS_CUDA(cudaMalloc(reinterpret_cast<void**>(&workspace_), gemm_state_bytes()));
-    MOEBIUS_CUDA(cudaEventCreate(&begin_));
-    MOEBIUS_CUDA(cudaEventCreate(&end_));
+    try {
+      MOEBIUS_CUDA(cudaMalloc(reinterpret_cast<void**>(&workspace_), kWorkspaceBytes + kTrialBytes + kAnswerBytes));
+      MOEBIUS_CUDA(cudaEventCreate(&begin_));
+      MOEBIUS_CUDA(cudaEventCreate(&end_));
+    } catch (...) {
+      release();
+      throw;
+    }
   }
-  ~CublasLt() {
-    cudaEventDestroy(end_);
-    cudaEventDestroy(begin_);
-    cudaFree(workspace_);
-    cublasLtDestroy(handle_);
-  }
+  ~CublasLt() { release(); }
   CublasLt(const CublasLt&) = delete;
 
   // False when cuBLASLt has no algorithm for this product.
@@ -123,6 +124,13 @@ class CublasLt {
   }
 
  private:
+  void release() {
+    if (end_) cudaEventDestroy(end_);
+    if (begin_) cudaEventDestroy(begin_);
+    cudaFree(workspace_);
+    cublasLtDestroy(handle_);
+  }
+
   char* trial() const { return workspace_ + kWorkspaceBytes; }
 
   bool run_first(cudaStream_t stream, Problem& problem, const Gemm& a, const Algorithms& algorithms) {
@@ -167,32 +175,36 @@ class CublasLt {
     return all;
   }
 
+  // On the real operands, after a look at their bits there too: into c itself, which the call overwrites anyway, or
+  // where it accumulates into trial memory, with as many rows as fit.
   cublasLtMatmulAlgo_t quickest(Stream& s, const Gemm& a, const Algorithms& proposals) {
     const cudaStream_t stream = cuda_stream(s);
     const Algorithms equal = same_bits(s, a, proposals);
-    // Timed with the real operands into the trial memory, with as many rows as fit there: c is not touched.
-    Sizes sizes = sizes_of(a);
-    const Sizes ld = sizes;
-    const int64_t rows = kTrialBytes / (sizes.n * size_of(a.c_MN.dtype));
-    if (rows < sizes.m) sizes.m = rows >= 256 ? rows / 256 * 256 : rows;
+    const Sizes ld = sizes_of(a);
+    const int64_t row_bytes = ld.n * size_of(a.c_MN.dtype), room = a.accumulate ? kTrialBytes / 2 : kTrialBytes;
+    Sizes sizes = ld;
+    if (const int64_t rows = room / row_bytes; a.accumulate && rows < ld.m)
+      sizes.m = rows >= 256 ? rows / 256 * 256 : rows;
     if (sizes.m == 0) return proposals.front();
+    const int64_t compared = std::min(room, sizes.m * row_bytes) / 4 * 4;
+    char *const want = trial(), *const got = a.accumulate ? want + room : static_cast<char*>(a.c_MN.data);
+    if (alignment_of(got) < 4) return proposals.front();  // bits are compared in words
     Problem problem(a, sizes, ld);
+    const auto run = [&](const cublasLtMatmulAlgo_t& algorithm) {
+      return multiply(stream, problem, {got, a.a.data, a.b.data}, a.accumulate, algorithm) == CUBLAS_STATUS_SUCCESS;
+    };
+    const auto run_once = [&](const cublasLtMatmulAlgo_t& algorithm) {
+      if (a.accumulate) copy_on(stream, got, a.c_MN.data, sizes.m * row_bytes);
+      return run(algorithm);
+    };
+    if (!run_once(proposals.front())) return proposals.front();
+    copy_on(stream, want, got, compared);
     float least_ms = std::numeric_limits<float>::infinity();
     cublasLtMatmulAlgo_t best = proposals.front();
     for (const cublasLtMatmulAlgo_t& algorithm : equal) {
+      if (!run_once(algorithm) || differ(s, want, got, compared)) continue;
       float ms = least_ms;
-      for (int i = 0; i <= kTimedRuns; ++i) {  // the first warms up
-        MOEBIUS_CUDA(cudaEventRecord(begin_, stream));
-        if (multiply(stream, problem, {trial(), a.a.data, a.b.data}, a.accumulate, algorithm) !=
-            CUBLAS_STATUS_SUCCESS) {
-          break;
-        }
-        MOEBIUS_CUDA(cudaEventRecord(end_, stream));
-        MOEBIUS_CUDA(cudaEventSynchronize(end_));
-        float run_ms = 0;
-        MOEBIUS_CUDA(cudaEventElapsedTime(&run_ms, begin_, end_));
-        if (i > 0) ms = std::min(ms, run_ms);
-      }
+      for (int i = 0; i < kTimedRuns; ++i) ms = std::min(ms, time_ms(stream, [&] { run(algorithm); }));
       if (ms < least_ms) {
         least_ms = ms;
         best = algorithm;
@@ -201,8 +213,34 @@ class CublasLt {
     return best;
   }
 
-  // The proposals that give the bits of the first one: on random operands (the real ones may be zeros) with all of K,
-  // whose order is what may differ, and few rows and columns.
+  template <class Body>
+  float time_ms(cudaStream_t stream, Body body) {
+    MOEBIUS_CUDA(cudaEventRecord(begin_, stream));
+    body();
+    MOEBIUS_CUDA(cudaEventRecord(end_, stream));
+    MOEBIUS_CUDA(cudaEventSynchronize(end_));
+    float ms = 0;
+    MOEBIUS_CUDA(cudaEventElapsedTime(&ms, begin_, end_));
+    return ms;
+  }
+
+  void copy_on(cudaStream_t stream, void* to, const void* from, int64_t num_bytes) {
+    MOEBIUS_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToDevice, stream));
+  }
+
+  bool differ(Stream& s, const void* x, const void* y, int64_t num_bytes) {
+    const cudaStream_t stream = cuda_stream(s);
+    int* const differs = reinterpret_cast<int*>(trial() + kTrialBytes);
+    compare_trial(s, {.differs = differs, .x = x, .y = y, .num_bytes = num_bytes});
+    int answer = 1;
+    MOEBIUS_CUDA(cudaMemcpyAsync(&answer, differs, sizeof answer, cudaMemcpyDeviceToHost, stream));
+    MOEBIUS_CUDA(cudaStreamSynchronize(stream));
+    return answer != 0;
+  }
+
+  // The proposals that give the bits of the first one on operands that tell: with all of K, whose order is what may
+  // differ, and few rows and columns. The second half of K takes away what the first has summed, so that what is left
+  // is the rounding of that order alone, and a bf16 result shows it; c, where it is added to, is as small.
   Algorithms same_bits(Stream& s, const Gemm& a, const Algorithms& proposals) {
     const cudaStream_t stream = cuda_stream(s);
     const Sizes all = sizes_of(a);
@@ -213,29 +251,34 @@ class CublasLt {
     for (int64_t most = 256;; most /= 2) {
       if (most < 16) return {proposals.front()};
       sizes = {few(all.m, most), few(all.n, most), all.k};
-      if ((sizes.m + sizes.n) * sizes.k * size + 3 * most * most * 4 < kTrialBytes) break;
+      if ((sizes.m + sizes.n) * sizes.k * size + 4 * most * most * 4 < kTrialBytes) break;
     }
     const auto aligned = [](int64_t num_bytes) { return div_ceil(num_bytes, 256) * 256; };
     const int64_t a_bytes = aligned(sizes.m * sizes.k * size), b_bytes = aligned(sizes.n * sizes.k * size),
                   c_bytes = aligned(sizes.m * sizes.n * size_of(a.c_MN.dtype));
-    char *const x = trial(), *const y = x + a_bytes, *const want = y + b_bytes, *const got = want + c_bytes;
-    auto* const differs = reinterpret_cast<int*>(got + c_bytes);
-    fill_trial(s, {.to = x, .num_bytes = a_bytes, .dtype = a.a.dtype, .seed = 1});
-    fill_trial(s, {.to = y, .num_bytes = b_bytes, .dtype = a.b.dtype, .seed = 2});
-    Problem problem(a, sizes, sizes);
+    char *const x = trial(), *const y = x + a_bytes, *const start = y + b_bytes, *const want = start + c_bytes,
+                *const got = want + c_bytes;
+    fill_trial(s, {.to = x, .dtype = a.a.dtype, .seed = 1, .outer = sizes.m, .k = sizes.k, .k_is_row = a.trans_a});
+    fill_trial(s, {.to = y,
+                   .dtype = a.b.dtype,
+                   .seed = 2,
+                   .outer = sizes.n,
+                   .k = sizes.k,
+                   .k_is_row = !a.trans_b,
+                   .turn_sign = true});
     // Padding is compared too: it must be equal from the start.
-    MOEBIUS_CUDA(cudaMemsetAsync(want, 0, 2 * c_bytes, stream));
-    if (multiply(stream, problem, {want, x, y}, false, proposals.front()) != CUBLAS_STATUS_SUCCESS) {
-      return {proposals.front()};
-    }
+    MOEBIUS_CUDA(cudaMemsetAsync(start, 0, c_bytes, stream));
+    fill_trial(s,
+               {.to = start, .dtype = a.c_MN.dtype, .seed = 3, .outer = sizes.m * sizes.n, .k = 1, .scale = 0x1p-20f});
+    Problem problem(a, sizes, sizes);
+    const auto run = [&](char* to, const cublasLtMatmulAlgo_t& algorithm) {
+      copy_on(stream, to, start, c_bytes);
+      return multiply(stream, problem, {to, x, y}, a.accumulate, algorithm) == CUBLAS_STATUS_SUCCESS;
+    };
+    if (!run(want, proposals.front())) return {proposals.front()};
     Algorithms equal = {proposals.front()};
     for (size_t i = 1; i < proposals.size(); ++i) {
-      if (multiply(stream, problem, {got, x, y}, false, proposals[i]) != CUBLAS_STATUS_SUCCESS) continue;
-      compare_trial(s, {.differs = differs, .x = want, .y = got, .num_bytes = c_bytes});
-      int is_different = 1;
-      MOEBIUS_CUDA(cudaMemcpyAsync(&is_different, differs, sizeof is_different, cudaMemcpyDeviceToHost, stream));
-      MOEBIUS_CUDA(cudaStreamSynchronize(stream));
-      if (!is_different) equal.push_back(proposals[i]);
+      if (run(got, proposals[i]) && !differ(s, want, got, c_bytes)) equal.push_back(proposals[i]);
     }
     return equal;
   }
@@ -248,7 +291,7 @@ class CublasLt {
 
 }  // namespace
 
-int64_t gemm_state_bytes() { return kWorkspaceBytes + kTrialBytes; }
+void prepare_gemm(Stream& s) { op_state<CublasLt>(s); }
 
 void gemm(Stream& s, const Gemm& a) {
   const cudaStream_t stream = cuda_stream(s);

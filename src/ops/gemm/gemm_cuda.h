@@ -1,11 +1,11 @@
-// What gemm on CUDA keeps on a device, for plans of its memory.
+// What gemm on CUDA keeps on a device.
 #pragma once
 
-#include <cstdint>
+#include "core/device.h"
 
 namespace moebius::cuda {
 
-// Device memory that the first gemm takes once and keeps: cuBLASLt's workspace, and room for trials of its algorithms.
-int64_t gemm_state_bytes();
+// Takes it now instead of at the first product: the library's handle, its workspace, and room for trials of algorithms.
+void prepare_gemm(Stream& s);
 
 }  // namespace moebius::cuda

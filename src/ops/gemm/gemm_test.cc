@@ -86,6 +86,28 @@ TEST(Gemm, SameBitsEachTime) {
   });
 }
 
+// Each GPU object chooses algorithms anew, by times of its own: whichever wins, the bits are the same.
+TEST(Gemm, AnyChoiceOfAGpuGivesTheSameBits) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  const auto product = [](DType dtype, DType c_dtype, bool accumulate) {
+    Accelerator gpu;
+    ThreadPool pool(1);
+    Stream s(gpu, pool);
+    Array a = Array::normal({2048, 1032}, dtype, 1), b = Array::normal({2048, 768}, dtype, 2),
+          c = Array::normal({1032, 768}, c_dtype, 3);
+    gemm(s, {.c_MN = c.tensor(), .a = a.tensor(), .b = b.tensor(), .trans_a = true, .accumulate = accumulate});
+    synchronize(s);
+    return c.bytes();
+  };
+  for (const auto& [dtype, c_dtype] :
+       {std::pair{DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::bf16, DType::bf16}}) {
+    for (const bool accumulate : {false, true}) {
+      const auto first = product(dtype, c_dtype, accumulate);
+      for (int i = 0; i < 3; ++i) EXPECT_EQ(product(dtype, c_dtype, accumulate), first) << name_of(c_dtype);
+    }
+  }
+}
+
 TEST(Gemm, SameBitsForAnyTeam) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     testing::expect_same_bits_for_any_team([&](Stream& s) {

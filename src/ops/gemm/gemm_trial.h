@@ -6,12 +6,15 @@
 
 namespace moebius::cuda {
 
-// Uniform values in [-1, 1) from a counter.
+// An operand of a product: uniform values in [-1, 1) times scale, from a counter. The second half of k repeats the
+// first, with its sign turned if asked for; the last of an odd k is 0.
 struct FillTrial {
-  void* to;  // out
-  int64_t num_bytes;
+  void* to;  // out, [outer, k], or [k, outer] when k is the row
   DType dtype;
   uint32_t seed;
+  int64_t outer, k;
+  bool k_is_row = false, turn_sign = false;
+  float scale = 1;
 };
 void fill_trial(Stream& s, const FillTrial& a);
 

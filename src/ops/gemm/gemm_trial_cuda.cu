@@ -21,9 +21,13 @@ __device__ float uniform(uint32_t i, uint32_t seed) {
 }
 
 template <class T>
-__global__ void fill_kernel(T* to, int64_t n, uint32_t seed) {
+__global__ void fill_kernel(T* to, FillTrial a) {
+  const int64_t n = a.outer * a.k, half = a.k / 2;
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < n; i += int64_t{kThreads} * gridDim.x) {
-    store(to + i, uniform(static_cast<uint32_t>(i), seed));
+    const int64_t k = a.k_is_row ? i / a.outer : i % a.k, outer = a.k_is_row ? i % a.outer : i / a.k;
+    const bool second = half > 0 && k >= half;
+    const float x = a.scale * uniform(static_cast<uint32_t>(half > 0 ? outer * half + k % half : i), a.seed);
+    store(to + i, half > 0 && k >= 2 * half ? 0.0f : (second && a.turn_sign ? -x : x));
   }
 }
 
@@ -77,11 +81,10 @@ void launch(cudaStream_t stream, const Gemm& a) {
 
 void fill_trial(Stream& s, const FillTrial& a) {
   const cudaStream_t stream = cuda_stream(s);
-  const int64_t n = a.num_bytes / size_of(a.dtype);
   if (a.dtype == DType::bf16)
-    fill_kernel<<<kBlocks, kThreads, 0, stream>>>(static_cast<__nv_bfloat16*>(a.to), n, a.seed);
+    fill_kernel<<<kBlocks, kThreads, 0, stream>>>(static_cast<__nv_bfloat16*>(a.to), a);
   else
-    fill_kernel<<<kBlocks, kThreads, 0, stream>>>(static_cast<float*>(a.to), n, a.seed);
+    fill_kernel<<<kBlocks, kThreads, 0, stream>>>(static_cast<float*>(a.to), a);
   check_launch("gemm");
 }
 

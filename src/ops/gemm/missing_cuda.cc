@@ -1,8 +1,10 @@
 // The CUDA backend of these ops in a build without it.
 #include "ops/backends.h"
+#include "ops/gemm/gemm_cuda.h"
 
 namespace moebius::cuda {
 
 void gemm(Stream&, const Gemm&) { missing_cuda("gemm"); }
+void prepare_gemm(Stream&) { missing_cuda("gemm"); }
 
 }  // namespace moebius::cuda
