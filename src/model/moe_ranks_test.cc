@@ -74,5 +74,45 @@ INSTANTIATE_TEST_SUITE_P(Layouts, MoeRanks,
                                             ::testing::Values("allgather", "alltoall")),
                          name_of_case);
 
+// What a router looks at beyond its own tokens: every balance, on layouts that lay a micro-batch over several ranks.
+struct Balance {
+  const char* name;
+  BalanceSpec spec;
+};
+const std::vector<Balance> kBalances = {
+    {"aux", {.aux = true, .aux_coeff = 0.1, .z_coeff = 0.01}},
+    {"seq_aux", {.seq_aux = true, .aux_coeff = 0.1}},
+    {"global_aux", {.global_aux = true, .aux_coeff = 0.1}},
+    {"all_aux", {.aux = true, .seq_aux = true, .global_aux = true, .aux_coeff = 0.1, .z_coeff = 0.01}},
+    {"bias", {.bias = true, .bias_rate = 0.05}},
+    {"capacity_probs", {.aux = true, .aux_coeff = 0.1, .capacity_factor = 0.8}},
+    {"capacity_position", {.capacity_factor = 0.6, .drop_policy = DropPolicy::position}},
+    {"sinkhorn", {.sinkhorn = true}},
+    {"sinkhorn_capacity", {.sinkhorn = true, .capacity_factor = 1.0}},
+    {"forced", {.force_balance = true}},
+    {"jitter", {.jitter = 0.2}},
+};
+const std::vector<Layout> kBatchLayouts = {
+    {"tp2", {.tp = 2, .ep = 2}},
+    {"cp2", {.cp = 2, .ep = 2}},
+    {"tp2cp2", {.tp = 2, .cp = 2, .ep = 4}},
+    {"tp2dp2", {.tp = 2, .dp = 2, .etp = 2, .ep = 2}},
+};
+
+class MoeBalances : public ::testing::TestWithParam<std::tuple<size_t, size_t>> {};
+
+TEST_P(MoeBalances, AreThoseOfOneRank) {
+  const auto& [layout, balance] = GetParam();
+  expect_same({.mesh = kBatchLayouts[layout].mesh, .balance = kBalances[balance].spec}, 2e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, MoeBalances,
+                         ::testing::Combine(::testing::Range<size_t>(0, kBatchLayouts.size()),
+                                            ::testing::Range<size_t>(0, kBalances.size())),
+                         [](const auto& info) {
+                           return fmt::format("{}_{}", kBatchLayouts[std::get<0>(info.param)].name,
+                                              kBalances[std::get<1>(info.param)].name);
+                         });
+
 }  // namespace
 }  // namespace moebius

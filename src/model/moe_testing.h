@@ -59,6 +59,8 @@ inline double value(const Tensor& t, int64_t i) {
       return t.ptr<float>()[i];
     case DType::f64:
       return t.ptr<double>()[i];
+    case DType::i32:
+      return t.ptr<int32_t>()[i];
     case DType::i64:
       return static_cast<double>(t.ptr<int64_t>()[i]);
     default:
@@ -82,7 +84,7 @@ class MoeRank {
   MoeRank(const MoeCase& c, Mesh& mesh)
       : c_(c),
         mesh_(mesh),
-        shape_{.batch = c.batch, .seq = c.seq / mesh.shape().cp, .max_segments = c.batch},
+        shape_{.batch = c.batch, .seq = c.seq / mesh.shape().cp, .max_segments = 2 * c.batch},
         rows_(rows_between_projections(shape_, mesh.shape())),
         moe_(params_, plan_, "mlp", moe_model(c), c.balance, c.dtype, mesh, shape_, /*layer=*/1, /*seed=*/3,
              c.dispatcher) {
@@ -107,49 +109,18 @@ class MoeRank {
     }
   }
 
-  // A step of `num_dp` micro-batches of the dp ranks [first, last).
-  void run(int64_t first, int64_t last, int64_t num_dp) {
-    const int64_t T = c_.batch * c_.seq, D = x_TD.dim(1);
-    const std::vector<TokenRun> runs = token_runs(shape_, mesh_.shape(), mesh_.place());
-    for (int64_t dp = first; dp < last; ++dp) {
-      batch_.first_token = static_cast<uint64_t>(dp * T);
-      batch_.total_tokens = static_cast<double>(num_dp * T);
-      fill_segments();
-      for_each_row(runs, dp, [&](int64_t row, int64_t token) {
-        for (int64_t d = 0; d < D; ++d) {
-          set_value(x_TD, row * D + d, draw("x", token * D + d));
-          set_value(dy_TD, row * D + d, draw("dy", token * D + d));
-        }
-      });
-      Step step{s_, plan_.stack(), batch_};
-      pass(step);
-      for_each_row(runs, dp, [&](int64_t row, int64_t token) {
-        keep("y", y_TD, row, token, num_dp * T);
-        keep("dx", dx_TD, row, token, num_dp * T);
-        keep("weight", saved_.router.route.weight_TK, row, token, num_dp * T);
-      });
-    }
+  // A step of `num_dp` micro-batches, one to a dp rank; this rank takes those of the dp ranks [first, last).
+  void run(int step_number, int64_t first, int64_t last, int64_t num_dp) {
+    prefix_ = fmt::format("step {} ", step_number);
+    params_.zero_grads(s_);
+    fill_segments();
+    for (int64_t dp = first; dp < last; ++dp) run_batch(step_number, dp, num_dp);
     moe_.router().reduce_metrics(s_);
-    const RouterMetrics& m = moe_.router().metrics();
-    for (const auto& [name, t] : {std::pair{"load", m.load_E},
-                                  {"dropped", m.dropped_1},
-                                  {"aux", m.aux_1},
-                                  {"z", m.z_1},
-                                  {"entropy", m.entropy_1}})
-      keep(name, t.view({1, t.numel()}), 0, 0, 1);
-    for (const Param& p : params_.all()) {
-      if (!p.has_grad) continue;
-      mesh_.group(p.spec.grad_axis).all_reduce_sum(s_, p.dw);
-      for (const ParamPart& part : p.spec.parts) {
-        std::vector<double>& grad = outcome_["grad." + part.name];
-        grad.assign(part.shape.numel(), kAbsent);
-        for_each_element(part, [&](int64_t here, int64_t global) { grad[global] = value(p.dw, here); });
-      }
-    }
+    keep_metrics();
+    keep_gradients();
     moe_.router().end_of_step(s_);
-    for (const Param& p : params_.all()) {
-      if (!p.spec.trainable) keep("state." + p.spec.name, p.w.view({1, p.w.numel()}), 0, 0, 1);
-    }
+    for (const Param& p : params_.all())
+      if (!p.spec.trainable) keep("state " + p.spec.name, p.w.view({1, p.w.numel()}), 0, 0, 1);
   }
 
   static constexpr double kAbsent = -12345;  // an element of another rank
@@ -158,18 +129,61 @@ class MoeRank {
   const ParamTable& params() const { return params_; }
 
  private:
+  void run_batch(int step_number, int64_t dp, int64_t num_dp) {
+    const int64_t T = c_.batch * c_.seq, D = x_TD.dim(1);
+    const std::vector<TokenRun> runs = token_runs(shape_, mesh_.shape(), mesh_.place());
+    batch_.train_step = static_cast<uint64_t>(step_number);
+    batch_.first_token = static_cast<uint64_t>(dp * T);
+    batch_.total_tokens = static_cast<double>(num_dp * T);
+    for_each_row(runs, dp, [&](int64_t row, int64_t token) {
+      for (int64_t d = 0; d < D; ++d) {
+        set_value(x_TD, row * D + d, draw("x" + prefix_, token * D + d));
+        set_value(dy_TD, row * D + d, draw("dy" + prefix_, token * D + d));
+      }
+    });
+    Step step{s_, plan_.stack(), batch_};
+    pass(step);
+    for_each_row(runs, dp, [&](int64_t row, int64_t token) {
+      keep("y", y_TD, row, token, num_dp * T);
+      keep("dx", dx_TD, row, token, num_dp * T);
+      keep("topk", saved_.router.route.topk_TK, row, token, num_dp * T);
+      keep("weight", saved_.router.route.weight_TK, row, token, num_dp * T);
+    });
+  }
+  void keep_metrics() {
+    const RouterMetrics& m = moe_.router().metrics();
+    const std::pair<const char*, Tensor> sums[] = {
+        {"load", m.load_E}, {"dropped", m.dropped_1}, {"aux", m.aux_1}, {"z", m.z_1}, {"entropy", m.entropy_1}};
+    for (const auto& [name, t] : sums) keep(name, t.view({1, t.numel()}), 0, 0, 1);
+  }
+  void keep_gradients() {
+    for (const Param& p : params_.all()) {
+      if (!p.has_grad) continue;
+      mesh_.group(p.spec.grad_axis).all_reduce_sum(s_, p.dw);
+      for (const ParamPart& part : p.spec.parts) {
+        std::vector<double>& grad = outcome_[prefix_ + "grad " + part.name];
+        grad.assign(part.shape.numel(), kAbsent);
+        for_each_element(part, [&](int64_t here, int64_t global) { grad[global] = value(p.dw, here); });
+      }
+    }
+  }
   template <class F>
   void for_each_row(const std::vector<TokenRun>& runs, int64_t dp, F&& fn) {
     for (const TokenRun& run : runs) {
       for (int64_t i = 0; i < run.count; ++i) fn(run.row + i, dp * c_.batch * c_.seq + run.token + i);
     }
   }
+  // Two documents to a sequence, cut elsewhere in each. A batch says segments of all rows of a context rank.
   void fill_segments() {
-    for (int64_t t = 0; t < shape_.tokens(); ++t)
-      batch_.segment_T.ptr<int32_t>()[t] = static_cast<int32_t>(t / shape_.seq);
+    for (const TokenRun& run : token_runs(shape_, {.cp = mesh_.shape().cp}, {.cp = mesh_.place().cp})) {
+      for (int64_t i = 0; i < run.count; ++i) {
+        const int64_t b = (run.token + i) / c_.seq, at = (run.token + i) % c_.seq;
+        batch_.segment_T.ptr<int32_t>()[run.row + i] = static_cast<int32_t>(2 * b + (at > (2 + 3 * b) % c_.seq));
+      }
+    }
   }
   void keep(const std::string& name, const Tensor& t, int64_t row, int64_t at, int64_t rows) {
-    std::vector<double>& all = outcome_[name];
+    std::vector<double>& all = outcome_[prefix_ + name];
     const int64_t n = t.numel() / t.dim(0);
     if (all.empty()) all.assign(rows * n, kAbsent);
     for (int64_t i = 0; i < n; ++i) all[at * n + i] = value(t, row * n + i);
@@ -193,27 +207,28 @@ class MoeRank {
   Moe moe_;
   Moe::Saved saved_;
   Tensor x_TD, y_TD, dx_TD, dy_TD;
+  std::string prefix_;
   Outcome outcome_;
 };
 
-// The step on one rank.
+// Two steps on one rank.
 inline Outcome on_one_rank(MoeCase c) {
   const int64_t dp = c.mesh.dp;
   c.mesh = {};
   Mesh mesh(MeshShape{});
   MoeRank rank(c, mesh);
-  rank.run(0, dp, dp);
+  for (const int step : {1, 2}) rank.run(step, 0, dp, dp);
   return rank.outcome();
 }
 
-// The step on all ranks of c.mesh; body(outcome of a rank) on each of them, one at a time.
+// Two steps on all ranks of c.mesh; body(outcome of a rank) on each of them, one at a time.
 template <class Body>
 void on_ranks(const MoeCase& c, Body&& body) {
   std::mutex one_at_a_time;
   run_threads(static_cast<int>(c.mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {
     Mesh mesh(c.mesh, transport);
     MoeRank rank(c, mesh);
-    rank.run(mesh.place().dp, mesh.place().dp + 1, c.mesh.dp);
+    for (const int step : {1, 2}) rank.run(step, mesh.place().dp, mesh.place().dp + 1, c.mesh.dp);
     std::lock_guard lock(one_at_a_time);
     body(rank.outcome());
   });

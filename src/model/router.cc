@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "model/token_runs.h"
+#include "model/batch_route.h"
 #include "ops/elementwise/add_row.h"
 #include "ops/elementwise/elementwise.h"
 
@@ -38,6 +38,7 @@ Router::Router(ParamTable& params, MemoryPlan& plan, const std::string& prefix, 
       model_(model),
       dtype_(dtype),
       shape_(shape),
+      runs_(token_runs(shape, mesh.shape(), mesh.place())),
       mesh_(mesh),
       layer_(layer),
       seed_(seed),
@@ -77,7 +78,8 @@ void Router::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& s
     plan.declare(saved.dsbar_SE, prefix + ".dsbar", {num_segments(balance_, shape_), E_}, DType::f32, Life::saved);
 }
 
-RouteRule Router::rule(bool training, int64_t tokens) const {
+// T: rows here of the micro-batch.
+RouteRule Router::rule(bool training, int64_t T) const {
   RouteRule rule;
   rule.score = model_.score == ScoreFunction::softmax ? RouteScore::softmax : RouteScore::sigmoid;
   rule.normalize = model_.norm_topk_prob;
@@ -89,22 +91,32 @@ RouteRule Router::rule(bool training, int64_t tokens) const {
   if (balance_.force_balance) rule.choice = RouteChoice::forced;
   // Capacity bounds a training step; what a token computes afterwards must not depend on its neighbours.
   if (training && balance_.capacity_factor > 0) {
-    rule.capacity = static_cast<int64_t>(std::ceil(static_cast<double>(tokens * K_) / E_ * balance_.capacity_factor));
+    const int64_t pairs = T * ranks_of_batch() * K_;
+    rule.capacity = static_cast<int64_t>(std::ceil(static_cast<double>(pairs) / E_ * balance_.capacity_factor));
     rule.drop = balance_.drop_policy == DropPolicy::probs ? RouteDrop::probs : RouteDrop::position;
   }
   return rule;
 }
 
-// The jittered input, on the step stack; x itself without jitter.
+// The jittered input, on the step stack; x itself without jitter. A draw belongs to a token of the global batch.
 Tensor Router::router_input(Step& step, Tensor x_TD) const {
   if (!step.batch.training || balance_.jitter == 0) return x_TD;
-  const Tensor y = step.take(x_TD.shape, dtype_);
-  jitter(step.stream, {.y = y,
-                       .x = x_TD,
-                       .rng = Rng(seed_, RngSite::jitter, step.batch.train_step, layer_),
-                       .first_index = step.batch.first_token * static_cast<uint64_t>(D_),
-                       .eps = static_cast<float>(balance_.jitter)});
-  return y;
+  const Tensor y_TD = step.take(x_TD.shape, dtype_);
+  for (const TokenRun& run : runs_) {
+    const uint64_t token = step.batch.first_token + static_cast<uint64_t>(run.token);
+    jitter(step.stream, {.y = y_TD.rows(run.row, run.row + run.count),
+                         .x = x_TD.rows(run.row, run.row + run.count),
+                         .rng = Rng(seed_, RngSite::jitter, step.batch.train_step, layer_),
+                         .first_index = token * static_cast<uint64_t>(D_),
+                         .eps = static_cast<float>(balance_.jitter)});
+  }
+  return y_TD;
+}
+
+// Of the rows here: a batch says them for all tokens of a context rank.
+Tensor Router::segments(Step& step) const {
+  const int64_t T = rows_between_projections(shape_, mesh_.shape()), first = mesh_.place().tp * T;
+  return step.batch.segment_T.rows(first, first + T);
 }
 
 // Evaluation must not count towards what a training step reports or learns from.
@@ -126,13 +138,18 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   router_logits_fwd(step.stream, gate);
   const RouteRule how = rule(step.batch.training, T);
   const RouterMetrics sums = step.batch.training ? metrics_ : unused_metrics(step);
-  route_fwd(step.stream, {.route = route,
-                          .load_E = sums.load_E,
-                          .dropped_1 = sums.dropped_1,
-                          .scratch = step.take_bytes(RouteFwd::scratch_bytes(T, E_, K_, how, step.stream)),
-                          .logits_TE = logits_TE,
-                          .bias_E = bias_ ? bias_->w : Tensor{},
-                          .rule = how});
+  RouteFwd choose{.route = route,
+                  .load_E = sums.load_E,
+                  .dropped_1 = sums.dropped_1,
+                  .logits_TE = logits_TE,
+                  .bias_E = bias_ ? bias_->w : Tensor{},
+                  .rule = how};
+  if (ranks_of_batch() > 1 && looks_at_batch(how)) {
+    route_batch(step, choose, shape_, mesh_);
+  } else {
+    choose.scratch = step.take_bytes(RouteFwd::scratch_bytes(T, E_, K_, how, step.stream));
+    route_fwd(step.stream, choose);
+  }
   if (step.batch.training) balance(step, saved);
   return route;
 }
@@ -192,7 +209,7 @@ void Router::balance(Step& step, Saved& saved) const {
                       .entropy_1 = entropy_1,
                       .scratch = step.take_bytes(BalanceStats::scratch_bytes(T, E_, S, s)),
                       .logits_TE = saved.logits_TE,
-                      .segment_T = step.batch.segment_T,
+                      .segment_T = segments(step),
                       .score = score,
                       .top_k = K_});
     tokens_of_batch.all_reduce_sum(s, prob_SE);
@@ -217,7 +234,7 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
   route_bwd(step.stream, {.dlogits_TE = dlogits_TE,
                           .dweight_TK = dweight_TK,
                           .dsbar_SE = training ? saved.dsbar_SE : Tensor{},
-                          .segment_T = balance_.seq_aux ? step.batch.segment_T : Tensor{},
+                          .segment_T = balance_.seq_aux ? segments(step) : Tensor{},
                           .logits_TE = saved.logits_TE,
                           .route = saved.route,
                           .rule = rule(training, T),

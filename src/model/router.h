@@ -1,4 +1,5 @@
-// The router: scores, choice, balance. All counts stay on the device.
+// The router: scores, choice, balance. All counts stay on the device. The tokens of a micro-batch lie on the ranks of
+// tp x cp (model/token_runs.h): what is defined on the micro-batch is summed over them, or chosen as one rank would.
 #pragma once
 
 #include "comm/mesh.h"
@@ -6,6 +7,7 @@
 #include "config/train_spec.h"
 #include "model/params.h"
 #include "model/step.h"
+#include "model/token_runs.h"
 #include "ops/routing/routing.h"
 
 namespace moebius {
@@ -49,7 +51,10 @@ class Router {
   const RouterMetrics& metrics() const { return metrics_; }
 
  private:
-  RouteRule rule(bool training, int64_t tokens) const;
+  RouteRule rule(bool training, int64_t T) const;
+  // Ranks over which the rows of a micro-batch lie.
+  int64_t ranks_of_batch() const { return mesh_.shape().tp * mesh_.shape().cp; }
+  Tensor segments(Step& step) const;
   Tensor router_input(Step& step, Tensor x_TD) const;
   RouterMetrics unused_metrics(Step& step) const;
   void balance(Step& step, Saved& saved) const;
@@ -59,6 +64,7 @@ class Router {
   ModelSpec model_;
   DType dtype_;
   BatchShape shape_;
+  std::vector<TokenRun> runs_;  // the rows here
   const Mesh& mesh_;
   uint32_t layer_;
   uint64_t seed_;

@@ -70,7 +70,6 @@ void expert_down(Stream& s, const ExpertDown& a);
 void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
-int64_t index_rows_scratch_bytes(int64_t num_tokens, int64_t num_experts);
 int64_t scratch_bytes(const ExpertUp& a);
 int64_t scratch_bytes(const ExpertDown& a);
 int64_t scratch_bytes(const DExpertDown& a);

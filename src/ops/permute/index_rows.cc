@@ -1,12 +1,16 @@
 #include "ops/permute/index_rows.h"
 
+#include <algorithm>
+
 #include "ops/backends_moe.h"
-#include "ops/permute/index_rows_cpu.h"
+#include "ops/permute/index_rows_blocks.h"
 
 namespace moebius {
 namespace {
 
 double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }
+
+constexpr int64_t kMaxExperts = 1024;
 
 int64_t num_experts(const char* who, const Tensor& offsets_e1) {
   MOEBIUS_CHECK(usage, offsets_e1.shape.rank() == 1 && offsets_e1.numel() >= 2,
@@ -18,6 +22,7 @@ int64_t num_experts(const char* who, const Tensor& offsets_e1) {
 void check(const IndexRows& a, const Stream& s) {
   constexpr const char* who = "index_rows";
   const int64_t e = num_experts(who, a.offsets_e1);
+  MOEBIUS_CHECK(usage, e <= kMaxExperts, "{}: at most {} experts; got {}", who, kMaxExperts, e);
   MOEBIUS_CHECK(usage, a.topk_TK.shape.rank() == 2, "{}: topk must be i32 [T, K]; got {}", who, to_string(a.topk_TK));
   check_tensor(who, "topk", a.topk_TK, DType::i32, a.topk_TK.shape);
   check_tensor(who, "pair_row", a.pair_row_TK, DType::i32, a.topk_TK.shape);
@@ -48,7 +53,7 @@ void check(const IndexArrivals& a) {
 
 int64_t IndexRows::scratch_bytes(int64_t num_tokens, int64_t num_experts, const Stream& s) {
   if (s.target() == DeviceKind::cuda) return cuda::index_rows_scratch_bytes(num_tokens, num_experts);
-  return cpu::index_rows_blocks(num_tokens) * num_experts * static_cast<int64_t>(sizeof(int32_t));
+  return cpu::index_rows_scratch_bytes(num_tokens, num_experts);
 }
 
 void index_rows(Stream& s, const IndexRows& a) {

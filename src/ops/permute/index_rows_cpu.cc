@@ -1,11 +1,10 @@
 // index_rows is a counting sort, stable in tokens: blocks of tokens count, one pass over the counts gives each block
 // its first row in each expert, and the blocks then place their pairs at once.
-#include "ops/permute/index_rows_cpu.h"
-
 #include <algorithm>
 
 #include "ops/backends_moe.h"
 #include "ops/permute/index_rows.h"
+#include "ops/permute/index_rows_blocks.h"
 
 namespace moebius::cpu {
 namespace {
@@ -59,7 +58,7 @@ void place_block(const IndexRows& a, int64_t block, int32_t* next_e) {
 }  // namespace
 
 void index_rows(Stream& s, const IndexRows& a) {
-  const int64_t e = a.offsets_e1.numel() - 1, blocks = index_rows_blocks(a.topk_TK.dim(0));
+  const int64_t e = a.offsets_e1.numel() - 1, blocks = div_ceil(a.topk_TK.dim(0), kTokensPerIndexBlock);
   auto* start_Be = static_cast<int32_t*>(a.scratch.data);
   s.pool().run(blocks, [&](int64_t block, int) {
     int32_t* count_e = start_Be + block * e;

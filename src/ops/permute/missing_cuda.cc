@@ -10,6 +10,5 @@ void pairs_to_rows(Stream&, const PairsToRows&) { missing_cuda("pairs_to_rows");
 void rows_to_pairs(Stream&, const RowsToPairs&) { missing_cuda("rows_to_pairs"); }
 void index_rows(Stream&, const IndexRows&) { missing_cuda("index_rows"); }
 void index_arrivals(Stream&, const IndexArrivals&) { missing_cuda("index_arrivals"); }
-int64_t index_rows_scratch_bytes(int64_t, int64_t) { return 0; }
 
 }  // namespace moebius::cuda

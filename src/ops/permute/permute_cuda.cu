@@ -58,6 +58,23 @@ __global__ void __launch_bounds__(kThreads, 4) combine_kernel(Sum<T> a) {
   store(a.out + vector * kNum, sum);
 }
 
+// A thread owns a word of to.
+template <class Word>
+__global__ void __launch_bounds__(kThreads) gather_rows_kernel(Word* to, const Word* from, const int32_t* rows,
+                                                               const int32_t* num_rows, uint32_t words_of_row) {
+  const int64_t word = int64_t{blockIdx.x} * kThreads + threadIdx.x, r = quotient(word, words_of_row);
+  if (r < *num_rows) to[word] = from[rows[r] * int64_t{words_of_row} + word - r * words_of_row];
+}
+
+template <class Word>
+void launch_gather_rows(Stream& s, const GatherRows& a) {
+  const int32_t* num_rows = a.offsets_E1.ptr<int32_t>() + a.offsets_E1.numel() - 1;
+  const int64_t words = a.to_RD.num_bytes() / static_cast<int64_t>(sizeof(Word));
+  gather_rows_kernel<<<num_blocks(words, kThreads), kThreads, 0, cuda_stream(s)>>>(
+      static_cast<Word*>(a.to_RD.data), static_cast<const Word*>(a.from_ND.data), a.row_R.ptr<int32_t>(), num_rows,
+      static_cast<uint32_t>(narrow<int>(words / a.to_RD.dim(0))));
+}
+
 __global__ void __launch_bounds__(kThreads)
     pairs_to_rows_kernel(float* to, const float* from, const int32_t* pair, const int32_t* num_rows) {
   const int64_t r = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -103,6 +120,21 @@ void combine(Stream& s, const Combine& a) {
       launch_combine<1>(s, sum);
   });
   check_launch("combine");
+}
+
+// The widest words that rows are made of and begin at.
+void gather_rows(Stream& s, const GatherRows& a) {
+  const auto places = reinterpret_cast<uintptr_t>(a.to_RD.data) | reinterpret_cast<uintptr_t>(a.from_ND.data) |
+                      static_cast<uintptr_t>(a.to_RD.dim(1) * size_of(a.to_RD.dtype));
+  if (places % 16 == 0)
+    launch_gather_rows<uint4>(s, a);
+  else if (places % 4 == 0)
+    launch_gather_rows<uint32_t>(s, a);
+  else if (places % 2 == 0)
+    launch_gather_rows<uint16_t>(s, a);
+  else
+    launch_gather_rows<uint8_t>(s, a);
+  check_launch("gather_rows");
 }
 
 void pairs_to_rows(Stream& s, const PairsToRows& a) {

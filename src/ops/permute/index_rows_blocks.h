@@ -1,0 +1,25 @@
+// How index_rows cuts tokens into blocks, and what it keeps of each. Plain C++, since sizes are also asked for where
+// nothing runs.
+#pragma once
+
+#include "core/error.h"
+
+namespace moebius {
+
+namespace cpu {
+constexpr int64_t kTokensPerIndexBlock = 128;
+// start_Be: rows of an expert in a block; then the row at which they start.
+inline int64_t index_rows_scratch_bytes(int64_t num_tokens, int64_t num_experts) {
+  return div_ceil(num_tokens, kTokensPerIndexBlock) * num_experts * int64_t{4};
+}
+}  // namespace cpu
+
+namespace cuda {
+constexpr int64_t kTokensPerIndexBlock = 64;  // the bits of a mask
+// start_Be, and behind it total_e: rows of an expert in all blocks.
+inline int64_t index_rows_scratch_bytes(int64_t num_tokens, int64_t num_experts) {
+  return (div_ceil(num_tokens, kTokensPerIndexBlock) + 1) * num_experts * int64_t{4};
+}
+}  // namespace cuda
+
+}  // namespace moebius
