@@ -199,6 +199,7 @@ __device__ void consume_queries(typename DkvTile<kWidth>::Shared& shared, T* dk_
     wgmma_wait<2>();
     hold_registers(dk);
     hold_words(words);
+    __syncwarp();  // one lane arrives for all that have read the columns
     if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&shared.empty[stage]));
   }
   wgmma_wait<0>();
