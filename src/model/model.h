@@ -39,7 +39,7 @@ class Model {
   void init_state(Stream& s) const;
 
   // One micro-batch of a whole model is  forward_hidden, forward_loss, backward.
-  // Embedding through the final norm, for the first num_tokens tokens.
+  // Embedding through the final norm, for the first num_tokens rows of the micro-batch.
   void forward_hidden(Step& step, int64_t num_tokens);
   // Stage::forward_loss.
   void forward_loss(Step& step, bool with_gradients);
@@ -60,6 +60,7 @@ class Model {
   const ParamTable& params() const { return params_; }
   const ModelSpec& spec() const { return spec_; }
   DType dtype() const { return dtype_; }
+  int64_t stream_rows() const { return stream_rows_; }  // of the residual stream on this rank
   const std::vector<HeldStage>& stages() const { return held_; }
   // The embedding or its copy, when the head is tied to it and stands on another rank; null otherwise.
   const Param* tied_elsewhere() const;
@@ -82,7 +83,7 @@ class Model {
 
   ModelSpec spec_;
   DType dtype_;
-  BatchShape shape_;
+  int64_t tp_, stream_rows_;
   ParamTable params_;
   Tensor rope_table_Pd_, loss_sum_1_;
   std::vector<HeldStage> held_;

@@ -93,7 +93,7 @@ Moe::Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const 
           dispatcher, {.num_experts = m.num_experts, .top_k = m.top_k, .max_tokens = max_tokens_, .mesh = &mesh})) {
   if (m.shared_intermediate_size == 0) return;
   const float std = static_cast<float>(m.initializer_range);
-  shared_.emplace(params, prefix + ".shared_experts", D_, m.shared_intermediate_size, dtype, std);
+  shared_.emplace(params, prefix + ".shared_experts", D_, m.shared_intermediate_size, dtype, mesh, std);
   if (m.shared_expert_gate) {
     shared_gate_.emplace(params, ParamSpec{.name = prefix + ".shared_expert_gate.weight",
                                            .shape = {1, D_},

@@ -7,7 +7,12 @@
 namespace moebius {
 
 Norm::Norm(ParamTable& params, const std::string& name, int64_t width, DType dtype, float eps)
-    : w_(params.declare({.name = name, .shape = {width}, .dtype = dtype, .init = ParamInit::ones, .decay = false})),
+    : w_(params.declare({.name = name,
+                         .shape = {width},
+                         .dtype = dtype,
+                         .init = ParamInit::ones,
+                         .decay = false,
+                         .grad_axis = Axis::tp_cp_dp})),
       eps_(eps) {}
 
 void Norm::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {

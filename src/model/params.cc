@@ -10,9 +10,10 @@
 namespace moebius {
 
 Shard shard_of(const Shape& global, int dim, int64_t r, int64_t n) {
-  MOEBIUS_ASSERT(dim < global.rank() && global[dim] % n == 0 && r < n);
+  MOEBIUS_ASSERT(dim < global.rank() && 0 <= r && r < n);
   if (n == 1) return {};
-  return {.dim = dim, .begin = r * (global[dim] / n), .count = global[dim] / n};
+  const int64_t begin = global[dim] * r / n;
+  return {.dim = dim, .begin = begin, .count = global[dim] * (r + 1) / n - begin};
 }
 
 Shape ParamPart::local_shape() const {

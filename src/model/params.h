@@ -24,7 +24,7 @@ struct Shard {
   int64_t begin = 0, count = 0;
   bool operator==(const Shard&) const = default;
 };
-// The r-th of n equal blocks of dimension dim. REQUIRES n divides it: layers check and name the equation.
+// The r-th of n equal blocks of dimension dim; where n does not divide it, some are longer by one than others.
 Shard shard_of(const Shape& global, int dim, int64_t r, int64_t n);
 
 struct ParamPart {

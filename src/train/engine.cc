@@ -21,9 +21,10 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
           .precision = run.precision,
           .use = ModelUse::training,
           .shape = {.batch = B,
-                    .seq = S,
+                    .seq = S / mesh.cp,
                     .max_segments = run.data.separate_documents ? B * S : B,
-                    .documents = run.data.separate_documents},
+                    .documents = run.data.separate_documents,
+                    .cp_comm = run.parallel.cp_comm},
           .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
           .optimizer = run.optimizer,
           .recompute = run.memory.recompute,
@@ -122,7 +123,7 @@ Engine::Engine(const EngineSpec& spec)
     Stream s = stream();
     cuda::prepare_gemm(s);  // so that what is free is what the plan may have
   }
-  if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq, spec_.cache_tokens);
+  if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq * spec_.mesh.cp, spec_.cache_tokens);
   // A GPU has one, which each micro-batch of the host is copied into; but a pipeline has several in flight.
   const bool in_turn = spec_.target == DeviceKind::cuda && spec_.mesh.pp == 1;
   batches_.resize(in_turn ? 1 : spec_.num_micro_batches);
@@ -162,7 +163,7 @@ void Engine::make_model() {
                                    spec_.max_positions, spec_.seed, rank ? rank->stages() : whole_model(spec_.model),
                                    spec_.freeze);
   check_freeze(spec_);
-  if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, spec_.shape, plan_);
+  if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);
   tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_);
 }
 
@@ -305,8 +306,13 @@ void Engine::train_step(int64_t train_step, double lr) {
   Stream s = stream();
   ++num_steps_;
   schedule(train_step, lr);
+  const double begin = now_us();
   all_passes(s);
+  const double between = now_us();
   replay(update_, update_launches_, [&](Stream& on) { optimizer_pass(on, train_step, lr); });
+  const double end = now_us();
+  passes_s_ = gpu_ ? 0 : (between - begin) * 1e-6;
+  optimizer_s_ = gpu_ ? 0 : (end - between) * 1e-6;
   read_metrics();
 }
 

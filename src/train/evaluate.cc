@@ -52,10 +52,10 @@ bool add_dataset(Engine& engine, Loader& loader, int dataset, int64_t max_batche
   const int64_t B = engine.spec().shape.batch, in_all = loader.num_sequences(dataset);
   const int64_t n = max_batches == 0 ? in_all : std::min(in_all, max_batches * B);
   bool complete = true;
-  for (int64_t round = 0; round < n; round += B * engine.data_rank().size) {
+  for (int64_t round = 0; round < n; round += B * engine.data_share().dp) {
     complete = !stop || !stop();
     if (!complete) break;
-    const int64_t first = round + engine.data_rank().rank * B;
+    const int64_t first = round + engine.data_share().dp_rank * B;
     loader.fill_pass(engine.batch(), dataset, first, std::clamp<int64_t>(n - first, 0, B));
     add_batch(engine, sums);
   }

@@ -7,18 +7,23 @@
 namespace moebius {
 
 // x[t,:] = w[token[t],:].  REQUIRES 0 <= token < V: checked on the host where tokens are read, asserted here.
+// Of a table in blocks, w are the rows of the tokens [first, first + V): x of other tokens is 0. On the CPU alone.
 struct EmbeddingFwd {
   Tensor x_TD;           // out
   Tensor token_T, w_VD;  // in; token i32
+  bool is_block = false;
+  int64_t first = 0;
 };
 void embedding_fwd(Stream& s, const EmbeddingFwd& a);
 Cost cost(const EmbeddingFwd& a);
 
-// dw[token[t],:] += dx[t,:] in the order of t. dw f32.
+// dw[token[t],:] += dx[t,:] in the order of t. dw f32. Of a table in blocks as above: other tokens add nothing.
 struct EmbeddingBwd {
   Tensor dw_VD;           // inout
   Tensor scratch;         // u8 [scratch_bytes], may be empty where that is 0
   Tensor dx_TD, token_T;  // in
+  bool is_block = false;
+  int64_t first = 0;
   static int64_t scratch_bytes(const EmbeddingBwd& a, const Stream& s);
 };
 void embedding_bwd(Stream& s, const EmbeddingBwd& a);
