@@ -47,9 +47,9 @@ void check_supported(const RunSpec& s, int64_t world_size) {
   MOEBIUS_CHECK(usage, s.deterministic,
                 "run.deterministic = false has no mode to choose: every run is deterministic; remove it{}",
                 origin(s, "run.deterministic"));
-  MOEBIUS_CHECK(usage, s.data.tokenizer == "bytes",
-                "data.tokenizer must be \"bytes\", the only tokenizer of this version; got {}{}",
-                shown(s.data.tokenizer), origin(s, "data.tokenizer"));
+  MOEBIUS_CHECK(usage, s.data.tokenizer == "bytes" || std::filesystem::exists(s.data.tokenizer + "/tokenizer.json"),
+                "data.tokenizer must be \"bytes\" or a folder with a tokenizer.json; got {}{}", shown(s.data.tokenizer),
+                origin(s, "data.tokenizer"));
   MOEBIUS_CHECK(usage, s.parallel.dispatcher == "auto", "parallel.dispatcher = \"{}\" {}; set \"auto\"{}",
                 s.parallel.dispatcher,
                 world_size == 1 ? "needs more than one rank (parallel.ep above 1)"
