@@ -1,6 +1,7 @@
 #include "ops/permute/permute.h"
 
 #include "ops/backends_moe.h"
+#include "ops/permute/backends.h"
 
 namespace moebius {
 namespace {
