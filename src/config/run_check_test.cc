@@ -93,6 +93,15 @@ TEST(Check, KeysOfMoeNeedAnMoeLayer) {
   EXPECT_NO_THROW(parse({"model.moe_layer_freq=[0, 0, 0]", "model.intermediate_size=9"}).check(1));
 }
 
+TEST(Check, RecomputeNamesWhatTheModelHas) {
+  EXPECT_NO_THROW(parse({"memory.recompute=[\"layer\", \"norm\", \"qkv\", \"attention\", \"expert_up\"]"}).check(1));
+  EXPECT_THAT(
+      check_error({"memory.recompute=[\"shared_expert\"]"}),
+      HasSubstr(
+          "memory.recompute \"shared_expert\" would do nothing: the model has no shared experts; remove it [--set]"));
+  EXPECT_THAT(check_error({"memory.recompute=[\"mlp\"]"}), HasSubstr("the model has no dense feed-forward layers"));
+}
+
 TEST(Check, WhatThisVersionCannotDo) {
   EXPECT_THAT(
       check_error({"run.deterministic=false"}),

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/error.h"
@@ -25,6 +26,45 @@ TensorSource plain_source(const SafetensorsEntry& entry, const WantedTensor& wan
   for (const int64_t dim : wanted.shape) numel *= dim;
   const int64_t rows = wanted.shape.size() < 2 ? 1 : wanted.shape[0], cols = rows == 0 ? 0 : numel / rows;
   return {.hf_name = entry.name, .dtype = entry.dtype, .rows = rows, .cols = cols, .row_stride = cols};
+}
+
+// A source in 8-bit floats together with its scales.
+TensorSource scaled(TensorSource source, const HfFolder& folder) {
+  source.packing = read_weight_packing(folder.config(), folder.dir() + "/config.json");
+  MOEBIUS_CHECK(
+      input, source.packing.kind == WeightPacking::Kind::fp8,
+      "model folder {}: expected a quantization_config of quant_method \"fp8\" in config.json, since \"{}\" is "
+      "f8_e4m3; got none: without its block size the scales cannot be read",
+      folder.dir(), source.hf_name);
+  source.scale_name = source.hf_name + "_scale_inv";
+  const SafetensorsEntry* scale = folder.find(source.scale_name);
+  MOEBIUS_CHECK(input, scale, "model folder {}: expected the scales \"{}\" of an f8_e4m3 tensor; got none; fetch them",
+                folder.dir(), source.scale_name);
+  const Dims want{(source.rows + source.packing.block_rows - 1) / source.packing.block_rows,
+                  (source.cols + source.packing.block_cols - 1) / source.packing.block_cols};
+  MOEBIUS_CHECK(input, scale->dtype == DType::f32 && scale->shape == want,
+                "model weights: expected f32 {} for \"{}\", one scale for each block of {} x {}; got {} {}",
+                text_of(want), source.scale_name, source.packing.block_rows, source.packing.block_cols,
+                name_of(scale->dtype), text_of(scale->shape));
+  source.dtype = DType::f32;
+  return source;
+}
+
+// The scales are of blocks of the whole tensor: whole blocks of rows are read, and the columns cut out of them.
+void read_scaled(const HfFolder& folder, const TensorSource& source, float* dst) {
+  const int64_t width = source.row_stride, block = source.packing.block_rows;
+  const int64_t first_row = source.offset / width, first_col = source.offset % width;
+  const int64_t begin = first_row / block * block, rows = first_row + source.rows - begin;
+  const int64_t scales_of_row = (width + source.packing.block_cols - 1) / source.packing.block_cols;
+  std::vector<uint8_t> packed(rows * width);
+  std::vector<float> scale((rows + block - 1) / block * scales_of_row), band(rows * width);
+  folder.read(source.hf_name, begin * width, (begin + rows) * width, reinterpret_cast<char*>(packed.data()));
+  const int64_t first_scale = begin / block * scales_of_row * static_cast<int64_t>(sizeof(float));
+  folder.read(source.scale_name, first_scale, first_scale + static_cast<int64_t>(scale.size() * sizeof(float)),
+              reinterpret_cast<char*>(scale.data()));
+  unpack_fp8(band.data(), packed.data(), scale.data(), rows, width, source.packing);
+  for (int64_t r = 0; r < source.rows; ++r)
+    std::copy_n(band.data() + (first_row - begin + r) * width + first_col, source.cols, dst + r * source.cols);
 }
 
 // Which way round a fused tensor lies: out before in, or in before out.
@@ -102,16 +142,39 @@ TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const Wanted
   MOEBIUS_CHECK(input, found.size() == 1, "model folder {}: expected {} once; got it as {}; keep one of them",
                 folder.dir(), wanted.name, name_list(found));
   const SafetensorsEntry& entry = folder.at(found[0]);
-  if (expert && found[0] == fused_name(*expert)) return fused_source(entry, *expert, wanted, layout);
-  return plain_source(entry, wanted);
+  const bool fused = expert && found[0] == fused_name(*expert);
+  TensorSource source = fused ? fused_source(entry, *expert, wanted, layout) : plain_source(entry, wanted);
+  if (entry.dtype != DType::f8_e4m3) return source;
+  MOEBIUS_CHECK(input, !fused,
+                "model weights: expected f32, bf16, f16 or f64 for \"{}\"; got f8_e4m3: experts in one tensor have no "
+                "scales here; save one tensor per expert",
+                entry.name);
+  return scaled(std::move(source), folder);
+}
+
+TensorSource part_of(const TensorSource& source, int64_t row_begin, int64_t row_end, int64_t col_begin,
+                     int64_t col_end) {
+  MOEBIUS_ASSERT(0 <= row_begin && row_begin <= row_end && row_end <= source.rows);
+  MOEBIUS_ASSERT(0 <= col_begin && col_begin <= col_end && col_end <= source.cols);
+  TensorSource part = source;
+  part.rows = row_end - row_begin;
+  part.cols = col_end - col_begin;
+  part.offset += row_begin * source.row_stride + col_begin * source.col_stride;
+  return part;
 }
 
 void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst) {
   const int64_t size = size_of(source.dtype);
   if (source.rows == 0 || source.cols == 0) return;
+  if (!source.scale_name.empty()) return read_scaled(folder, source, static_cast<float*>(dst));
   if (source.col_stride == 1) {
-    MOEBIUS_ASSERT(source.row_stride == source.cols);
-    return folder.read(source.hf_name, source.offset * size, (source.offset + source.rows * source.cols) * size, dst);
+    const bool together = source.row_stride == source.cols || source.rows == 1;
+    const int64_t bytes = (together ? source.rows : 1) * source.cols * size;
+    for (int64_t r = 0; r < (together ? 1 : source.rows); ++r) {
+      const int64_t begin = (source.offset + r * source.row_stride) * size;
+      folder.read(source.hf_name, begin, begin + bytes, static_cast<char*>(dst) + r * bytes);
+    }
+    return;
   }
   MOEBIUS_ASSERT(source.row_stride == 1);
   const int64_t span = (source.cols - 1) * source.col_stride + source.rows;

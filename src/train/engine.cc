@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/device_support.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm_cuda.h"
 
@@ -85,6 +86,7 @@ Engine::Engine(const EngineSpec& spec)
       mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get())),
       plan_(spec.recompute) {
   if (spec_.device != DeviceKind::null) spec_.target = spec_.device;
+  check_device(spec_.model, spec_.target);
   if (gpu_) {
     other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
     Stream s = stream();

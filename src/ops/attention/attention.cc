@@ -24,10 +24,21 @@ void check_shapes(const char* who, const Tensor& q, const Tensor& k, const Tenso
   MOEBIUS_CHECK(usage, window >= 0, "{}: window must not be negative; got {}; 0 means no window", who, window);
   check_tensor(who, "q", q, dtype, {rows, heads, width});
   check_tensor(who, "k", k, dtype, {kv_rows, kv_heads, width});
-  check_tensor(who, "v", v, dtype, {kv_rows, kv_heads, width});
+  MOEBIUS_CHECK(usage, v.shape.rank() == 3 && v.dim(2) > 0, "{}: v must be [rows, heads, dv]; got {}", who,
+                to_string(v));
+  check_tensor(who, "v", v, dtype, {kv_rows, kv_heads, v.dim(2)});
   check_tensor(who, "lse", lse, DType::f32, {rows, heads});
   if (!doc_start.empty()) check_tensor(who, "doc_start", doc_start, DType::i32, {rows});
 }
+
+void check_on_gpu(const char* who, const Stream& s, const Tensor& q, const Tensor& v) {
+  MOEBIUS_CHECK(usage, s.target() != DeviceKind::cuda || v.dim(2) == q.dim(2),
+                "{}: on a GPU rows of v must be as wide as those of q; got v {} and q {}", who, to_string(v),
+                to_string(q));
+}
+
+// Of the output and its gradient, [T, H, dv].
+Shape output_shape(const Tensor& q, const Tensor& v) { return {q.dim(0), q.dim(1), v.dim(2)}; }
 
 void check_scratch(const char* who, const Tensor& scratch, int64_t num_bytes) {
   MOEBIUS_CHECK(usage, scratch.num_bytes() >= num_bytes, "{}: scratch must have {} bytes; got {}", who, num_bytes,
@@ -40,10 +51,10 @@ double seen_below(double x, double window) {
   return window * (window + 1) / 2 + (x - window) * window;
 }
 
-// Multiply-adds of one q k^T over all heads.
-double product(const Tensor& q, const Tensor& k, int64_t batch, int64_t window) {
+// Pairs of a query head and a key that it sees.
+double pairs(const Tensor& q, const Tensor& k, int64_t batch, int64_t window) {
   const double kv = static_cast<double>(k.dim(0) / batch), first = kv - static_cast<double>(q.dim(0) / batch);
-  return batch * (seen_below(kv, window) - seen_below(first, window)) * q.dim(1) * q.dim(2);
+  return batch * (seen_below(kv, window) - seen_below(first, window)) * q.dim(1);
 }
 
 template <class Op>
@@ -59,7 +70,8 @@ int64_t AttentionBwd::scratch_bytes(const AttentionBwd& a, const Stream& s) { re
 void attention_fwd(Stream& s, const AttentionFwd& a) {
   const char* who = "attention_fwd";
   check_shapes(who, a.q_THd, a.k_UGd, a.v_UGd, a.lse_TH, a.doc_start_T, a.batch, a.window);
-  check_tensor(who, "o", a.o_THd, a.q_THd.dtype, a.q_THd.shape);
+  check_on_gpu(who, s, a.q_THd, a.v_UGd);
+  check_tensor(who, "o", a.o_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_UGd));
   check_scratch(who, a.scratch, AttentionFwd::scratch_bytes(a, s));
   OpScope scope(s, who, cost(a));
   if (a.q_THd.empty()) return;
@@ -75,8 +87,10 @@ void attention_fwd(Stream& s, const AttentionFwd& a) {
 
 // Documents make it less; they are known to the device only.
 Cost cost(const AttentionFwd& a) {
-  const int64_t bytes = 2 * a.q_THd.num_bytes() + 2 * a.k_UGd.num_bytes() + a.lse_TH.num_bytes();
-  return {4 * product(a.q_THd, a.k_UGd, a.batch, a.window), static_cast<double>(bytes)};
+  const int64_t bytes =
+      a.q_THd.num_bytes() + a.o_THd.num_bytes() + a.k_UGd.num_bytes() + a.v_UGd.num_bytes() + a.lse_TH.num_bytes();
+  const double widths = static_cast<double>(a.q_THd.dim(2) + a.v_UGd.dim(2));
+  return {2 * widths * pairs(a.q_THd, a.k_UGd, a.batch, a.window), static_cast<double>(bytes)};
 }
 
 void attention_bwd(Stream& s, const AttentionBwd& a) {
@@ -86,9 +100,10 @@ void attention_bwd(Stream& s, const AttentionBwd& a) {
                 to_string(a.q_THd), to_string(a.k_TGd));
   check_tensor(who, "dq", a.dq_THd, a.q_THd.dtype, a.q_THd.shape);
   check_tensor(who, "dk", a.dk_TGd, a.q_THd.dtype, a.k_TGd.shape);
-  check_tensor(who, "dv", a.dv_TGd, a.q_THd.dtype, a.k_TGd.shape);
-  check_tensor(who, "do", a.do_THd, a.q_THd.dtype, a.q_THd.shape);
-  check_tensor(who, "o", a.o_THd, a.q_THd.dtype, a.q_THd.shape);
+  check_on_gpu(who, s, a.q_THd, a.v_TGd);
+  check_tensor(who, "dv", a.dv_TGd, a.q_THd.dtype, a.v_TGd.shape);
+  check_tensor(who, "do", a.do_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_TGd));
+  check_tensor(who, "o", a.o_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_TGd));
   check_scratch(who, a.scratch, AttentionBwd::scratch_bytes(a, s));
   OpScope scope(s, who, cost(a));
   if (a.q_THd.empty()) return;
@@ -102,10 +117,12 @@ void attention_bwd(Stream& s, const AttentionBwd& a) {
   }
 }
 
-// Five products: scores again, dp, dv, dk, dq.
+// Five products: scores again, dk and dq as wide as q; dp and dv as wide as v.
 Cost cost(const AttentionBwd& a) {
-  const int64_t bytes = 4 * a.q_THd.num_bytes() + 4 * a.k_TGd.num_bytes() + a.lse_TH.num_bytes();
-  return {10 * product(a.q_THd, a.k_TGd, a.batch, a.window), static_cast<double>(bytes)};
+  const int64_t bytes = 2 * (a.q_THd.num_bytes() + a.o_THd.num_bytes() + a.k_TGd.num_bytes() + a.v_TGd.num_bytes()) +
+                        a.lse_TH.num_bytes();
+  const double widths = static_cast<double>(3 * a.q_THd.dim(2) + 2 * a.v_TGd.dim(2));
+  return {2 * widths * pairs(a.q_THd, a.k_TGd, a.batch, a.window), static_cast<double>(bytes)};
 }
 
 }  // namespace moebius
