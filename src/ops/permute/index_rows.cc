@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/permute/backends.h"
+#include "ops/backends_moe.h"
 #include "ops/permute/index_rows_blocks.h"
 
 namespace moebius {

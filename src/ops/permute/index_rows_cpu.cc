@@ -2,7 +2,7 @@
 // its first row in each expert, and the blocks then place their pairs at once.
 #include <algorithm>
 
-#include "ops/permute/backends.h"
+#include "ops/backends_moe.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/index_rows_blocks.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/cuda.h"
-#include "ops/permute/backends.h"
+#include "ops/backends_moe.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/index_rows_blocks.h"
 

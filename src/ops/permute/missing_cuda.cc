@@ -1,7 +1,6 @@
 // The CUDA backend of these ops in a build without it.
 #include "ops/backends.h"
 #include "ops/backends_moe.h"
-#include "ops/permute/backends.h"
 
 namespace moebius::cuda {
 

@@ -1,7 +1,6 @@
 #include "ops/permute/permute.h"
 
 #include "ops/backends_moe.h"
-#include "ops/permute/backends.h"
 
 namespace moebius {
 namespace {

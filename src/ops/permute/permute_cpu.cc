@@ -5,7 +5,6 @@
 
 #include "ops/backends_moe.h"
 #include "ops/cpu/vector.h"
-#include "ops/permute/backends.h"
 
 namespace moebius::cpu {
 namespace {

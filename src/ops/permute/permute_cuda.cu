@@ -1,7 +1,6 @@
 #include "core/cuda.h"
 #include "ops/backends_moe.h"
 #include "ops/cuda/vector.h"
-#include "ops/permute/backends.h"
 #include "ops/permute/permute.h"
 
 namespace moebius::cuda {
