@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,21 @@ OLMOE = {
     "max_position_embeddings": 64, "rms_norm_eps": 1e-2, "norm_topk_prob": False, "tie_word_embeddings": False,
 }
 
+DEEPSEEK_V2 = {
+    "model_type": "deepseek_v2", "vocab_size": 97, "hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 10, "kv_lora_rank": 12, "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8, "v_head_dim": 5, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2,
+    "moe_intermediate_size": 14, "first_k_dense_replace": 1, "topk_method": "greedy", "routed_scaling_factor": 1.5,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "norm_topk_prob": False, "tie_word_embeddings": False,
+}
+DEEPSEEK_V3 = {key: value for key, value in DEEPSEEK_V2.items() if key != "topk_method"} | {
+    "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+    "n_shared_experts": 1, "num_mtp_layers": 0,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4, "beta_slow": 1}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}
+
 
 @dataclass
 class Case:
@@ -64,6 +79,9 @@ class Case:
     theta: float
     spelling: str  # "v4": rope_theta, torch_dtype, num_experts; "v5": rope_parameters, dtype, num_local_experts
     rows: list  # lengths of the documents in each row; rows are equally long
+    rope: dict = field(default_factory=lambda: {"rope_type": "default"})
+    fp8_block: tuple = ()  # of matrices that are written in 8-bit floats with one scale for each block
+    reseed: int = 0  # another draw, where one has two scores too close to call
 
     @property
     def packed(self):
@@ -100,6 +118,25 @@ CASES = {
     "qwen2_moe_v5": Case(QWEN2_MOE | {"num_hidden_layers": 3, "mlp_only_layers": [0]}, 500.0, "v5", [[7], [7]]),
     # q and k normed over all heads, fewer of k than of q; a large eps.
     "olmoe_v4_packed": Case(OLMOE, 1e4, "v4", [[4, 5], [1, 5, 3]]),
+    # frequencies stretched as in Llama 3.1, all three ranges of them.
+    "llama_v4_llama3": Case(LLAMA | {"head_dim": 12}, 50.0, "v4", [[9], [9]], LLAMA3),
+    # and by YaRN, whose magnitude is its own.
+    "qwen3_v5_yarn": Case(QWEN3_DENSE, 500.0, "v5", [[9], [9]], YARN),
+    # latent attention with a query latent; four groups of two experts; YaRN with two mscales; documents kept apart.
+    "deepseek_v3_v4_packed": Case(DEEPSEEK_V3, 500.0, "v4", [[4, 5], [1, 5, 3]],
+                                  YARN | {"mscale": 1.0, "mscale_all_dim": 0.707}, reseed=1),
+    # without it, v wider than k; halves rotate instead of neighbours; no groups, top-3 of 7, weights as they are.
+    "deepseek_v3_v5": Case(DEEPSEEK_V3 | {"q_lora_rank": None, "v_head_dim": 17, "rope_interleave": False,
+                                          "n_routed_experts": 7, "num_experts_per_tok": 3, "n_group": 1,
+                                          "topk_group": 1, "norm_topk_prob": False}, 1e4, "v5", [[7], [7]]),
+    # groups scored by their best expert; no query latent; YaRN with one mscale, which scales the scores.
+    "deepseek_v2_v4": Case(DEEPSEEK_V2 | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "n_group": 4,
+                                          "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 1}, 500.0,
+                           "v4", [[9], [9]], YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}, reseed=1),
+    # greedy; every layer MoE; documents kept apart.
+    "deepseek_v2_v5_packed": Case(DEEPSEEK_V2 | {"first_k_dense_replace": 0}, 1e4, "v5", [[4, 5], [1, 5, 3]]),
+    # matrices of the layers in 8-bit floats; blocks at the edges are partial.
+    "deepseek_v3_fp8": Case(DEEPSEEK_V3, 1e4, "v4", [[7], [7]], fp8_block=(8, 16)),
 }
 
 # -- writing ---------------------------------------------------------------------------------------------
@@ -113,19 +150,25 @@ def provenance():
                        f"transformers {transformers.__version__}"}
 
 
-def build_model(config, theta, seed):
+CORRECTION = "e_score_correction_bias"  # of DeepSeek-V3's choice; a buffer, without a gradient
+
+
+def build_model(config, rope, seed):
     """Random weights, far from degenerate: logits of order 1, router scores apart from each other, norms unlike one."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     keys = dict(config)
-    hf = AutoConfig.for_model(keys.pop("model_type"), rope_parameters={"rope_type": "default", "rope_theta": theta},
-                              initializer_range=0.2, dtype="float32", **keys)
+    hf = AutoConfig.for_model(keys.pop("model_type"), rope_parameters=rope, initializer_range=0.2, dtype="float32",
+                              **keys)
     model = AutoModelForCausalLM.from_config(hf, attn_implementation="eager", experts_implementation="eager")
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in sorted(model.named_parameters()):
             noise = torch.randn(p.shape, generator=random)
             p.copy_(1 + 0.3 * noise if "norm" in name else 0.25 * noise)
+        for name, b in sorted(model.named_buffers()):
+            if name.endswith(CORRECTION):  # some scores must be below 0 with it
+                b.copy_(0.2 * torch.randn(b.shape, generator=random) - 0.6)
     return model.eval()
 
 
@@ -145,7 +188,8 @@ def hub_gradients(model):
     with torch.no_grad():
         for g, p in zip(gradients.parameters(), model.parameters()):
             g.copy_(p.grad)
-    return {f"grad.{name}": t.contiguous() for name, t in hub_tensors(gradients).items()}
+    return {f"grad.{name}": t.contiguous() for name, t in hub_tensors(gradients).items()
+            if not name.endswith(CORRECTION)}
 
 
 def run_model(model, tokens, documents):
@@ -163,17 +207,35 @@ def run_model(model, tokens, documents):
     return torch.stack(logits), {i: [torch.cat(x) for x in zip(*outs)] for i, outs in chosen.items()}
 
 
-def check_routing(routers, k):
-    """The reference must mean what we think: logits, not probabilities; ids by falling weight; no near ties."""
+def choice_scores(gate, config, logits):
+    """What experts are chosen by, minus infinity outside the best groups; and how far the groups are apart."""
     import torch
-    for layer, (scores, weights, ids) in routers.items():
-        sums = scores.detach().sum(-1)
+    family = config["model_type"]
+    scores = logits.sigmoid() + getattr(gate, CORRECTION) if family == "deepseek_v3" else logits.softmax(-1)
+    if family == "deepseek_v2" and config["topk_method"] == "greedy" or config.get("n_group", 1) == 1:
+        return scores, 1.0
+    kept, groups = config["topk_group"], scores.unflatten(-1, (config["n_group"], -1))
+    best = groups.topk(2 if family == "deepseek_v3" else 1, -1).values.sum(-1).sort(-1, descending=True)
+    mask = torch.zeros_like(best.values).scatter_(1, best.indices[:, :kept], 1)
+    gap = (best.values[:, kept - 1] - best.values[:, kept]).min()
+    return groups.masked_fill(mask[..., None] == 0, float("-inf")).flatten(1), gap.item()
+
+
+def check_routing(model, routers, config):
+    """The reference must mean what we think: logits, not probabilities; no near ties; the experts that we would choose.
+    Returns the expert ids of each MoE layer by falling score."""
+    import torch
+    ids_by_score, k = {}, config.get("num_experts_per_tok")
+    for layer, (logits, weights, ids) in routers.items():
+        sums = logits.detach().sum(-1)
         assert (sums - 1).abs().max() > 0.1, f"layer {layer}: the router returns probabilities, not logits"
-        probs = scores.detach().softmax(-1)
-        top = probs.topk(k + 1, -1)
-        assert torch.equal(top.indices[:, :k], ids), f"layer {layer}: expert ids are not in falling order of weight"
-        gap = -top.values.diff(dim=-1).max()
+        scores, group_gap = choice_scores(model.model.layers[layer].mlp.gate, config, logits.detach())
+        top = scores.topk(min(k + 1, scores.shape[-1]), -1)
+        ids_by_score[layer] = top.indices[:, :k]
+        assert torch.equal(ids_by_score[layer].sort(-1).values, ids.sort(-1).values), f"layer {layer}: other experts"
+        gap = min(group_gap, -top.values.diff(dim=-1).max().item())
         assert gap > 1e-4, f"layer {layer}: two scores only {gap:.1e} apart; take another seed"
+    return ids_by_score
 
 
 def check_packed(model, tokens, documents, logits):
@@ -188,20 +250,86 @@ def check_packed(model, tokens, documents, logits):
         assert (got - expected).abs().max() <= 1e-5 * expected.abs().max(), "packed and separate documents differ"
 
 
+def pack_fp8(weight, block):
+    """What DeepSeek's checkpoints hold of a matrix: 8-bit floats, and amax / 448 of each block."""
+    import torch
+    rows, cols = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -cols % block[1], 0, -rows % block[0]))
+    blocks = padded.unflatten(0, (-1, block[0])).unflatten(2, (-1, block[1]))
+    scale = blocks.abs().amax((1, 3)) / 448
+    packed = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+    return packed.flatten(2).flatten(0, 1)[:rows, :cols].contiguous(), scale
+
+
+def unpack_fp8(packed, scale, block):
+    import torch
+    factor = torch.repeat_interleave(torch.repeat_interleave(scale, block[0], 0), block[1], 1)
+    return packed.float() * factor[:packed.shape[0], :packed.shape[1]]
+
+
+def is_packed(name, tensor):
+    return ".layers." in name and tensor.dim() == 2 and not name.endswith("mlp.gate.weight")
+
+
+def round_to_fp8(model, block):
+    """The model with the weights that its packed tensors stand for, and all tensors of its file."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+    plain, packed = hub_tensors(model), {}
+    for name, tensor in list(plain.items()):
+        packed[name] = tensor
+        if is_packed(name, tensor):
+            packed[name], packed[name + "_scale_inv"] = pack_fp8(tensor, block)
+            plain[name] = unpack_fp8(packed[name], packed[name + "_scale_inv"], block)
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        save_file(plain, Path(folder) / "model.safetensors", {"format": "pt"})
+        rounded = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", attn_implementation="eager",
+                                                       experts_implementation="eager")
+    return rounded.eval(), packed
+
+
+def write_fp8(folder, packed, block):
+    from safetensors.torch import save_file
+    save_file(packed, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(block),
+                                     "activation_scheme": "dynamic"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def respell(folder, spelling):
     """config.json as hub files of v4 spell it; save_pretrained wrote the v5 keys."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     if spelling == "v4":
         config["torch_dtype"] = config.pop("dtype")
-        config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
-        config["rope_scaling"] = None
-        if config["model_type"] != "mixtral" and "num_local_experts" in config:
+        rope = config.pop("rope_parameters")
+        config["rope_theta"] = rope.pop("rope_theta")
+        config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
+        if config["model_type"].startswith("deepseek"):
+            respell_deepseek(config)
+        elif config["model_type"] != "mixtral" and "num_local_experts" in config:
             config["num_experts"] = config.pop("num_local_experts")
         if config.get("head_dim", 0) is None:
             del config["head_dim"]
         config["transformers_version"] = "4.57.3"
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def respell_deepseek(config):
+    """As DeepSeek's own files are, which came before the classes of transformers."""
+    for v5, hub in {"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts",
+                    "num_mtp_layers": "num_nextn_predict_layers"}.items():
+        if v5 in config:
+            config[hub] = config.pop(v5)
+    for computed in ("head_dim", "qk_head_dim", "rope_interleave"):
+        config.pop(computed, None)
+    is_v3 = config["model_type"] == "deepseek_v3"
+    config |= {"moe_layer_freq": 1, "scoring_func": "sigmoid" if is_v3 else "softmax", "ep_size": 1}
+    config.setdefault("topk_method", "noaux_tc")
+    if config["rope_scaling"]:
+        config["rope_scaling"]["type"] = config["rope_scaling"].pop("rope_type")
 
 
 def check_reload(folder, tokens, documents, expected):
@@ -219,7 +347,10 @@ def write_case(data, name, seed):
     import torch.nn.functional as F
     from safetensors.torch import save_file
     case = CASES[name]
-    model = build_model(case.config, case.theta, seed)
+    model = build_model(case.config, case.rope | {"rope_theta": case.theta}, seed)
+    packed = None
+    if case.fp8_block:
+        model, packed = round_to_fp8(model, case.fp8_block)
     tokens = torch.randint(0, case.config["vocab_size"], (len(case.rows), sum(case.rows[0])),
                            generator=torch.Generator().manual_seed(seed + 1))
 
@@ -227,7 +358,7 @@ def write_case(data, name, seed):
     vocab = logits.shape[-1]
     token_loss = F.cross_entropy(logits[:, :-1].reshape(-1, vocab), tokens[:, 1:].reshape(-1), reduction="none")
     token_loss.mean().backward()
-    check_routing(routers, case.config.get("num_experts_per_tok"))
+    chosen = check_routing(model, routers, case.config)
     if case.packed:
         check_packed(model, tokens, case.rows, logits)
     else:
@@ -239,7 +370,7 @@ def write_case(data, name, seed):
     (folder / "generation_config.json").unlink(missing_ok=True)
     respell(folder, case.spelling)
     expected = {"logits": logits.detach(), "loss": token_loss.mean().detach().reshape(1)}
-    expected |= {f"router.{i}.topk": ids.to(torch.int32) for i, (_, _, ids) in routers.items()}
+    expected |= {f"router.{i}.topk": ids.to(torch.int32).contiguous() for i, ids in chosen.items()}
     expected |= hub_gradients(model)
     inputs = {"tokens": tokens.to(torch.int32)}
     if case.packed:
@@ -249,8 +380,10 @@ def write_case(data, name, seed):
     save_file(inputs, folder / "tokens.safetensors", provenance())
     save_file(expected, folder / "expected.safetensors", provenance())
     check_reload(folder, tokens, case.rows, logits)
+    if packed:
+        write_fp8(folder, packed, case.fp8_block)
     size = sum(f.stat().st_size for f in folder.iterdir())
-    counts = {i: np.bincount(ids.flatten(), minlength=8).tolist() for i, (_, _, ids) in routers.items()}
+    counts = {i: np.bincount(ids.flatten(), minlength=8).tolist() for i, ids in chosen.items()}
     print(f"{name:20s} loss {expected['loss'].item():.6f}  max|logit| {logits.abs().max():.3f}  {size / 1024:.0f} KiB  "
           f"tokens per expert {counts}")
 
@@ -303,8 +436,8 @@ Each folder is a Hugging Face model (`config.json`, `model.safetensors` with per
 | | `doc_start` | I32 [B,S] | packed case only: index in the row of the first token of this token's document |
 | `expected` | `logits` | F32 [B,S,V] | |
 | | `loss` | F32 [1] | mean of the next-token cross-entropy over B*(S-1) targets; no auxiliary loss |
-| | `router.{{layer}}.topk` | I32 [B*S,k] | expert ids by falling weight; MoE layers only |
-| | `grad.{{name}}` | F32 | gradient of `loss`, one per tensor of `model.safetensors`; the sum of both uses when tied |
+| | `router.{{layer}}.topk` | I32 [B*S,k] | expert ids by falling score of the choice (with groups and a bias, not the weight); MoE layers only |
+| | `grad.{{name}}` | F32 | gradient of `loss`, one per tensor of `model.safetensors` but the correction biases; the sum of both uses when tied |
 | | `token_loss` | F32 [B,S-1] | packed case only: of each target; those across a document border count too |
 
 In the packed case each document was run alone: positions restart at its first token and nothing attends across.
@@ -323,6 +456,13 @@ In the packed case each document was run alone: positions restart at its first t
 | `qwen2_v4` | `rope_theta`, `torch_dtype` | dense; biases of q, k, v; tied embeddings |
 | `qwen2_moe_v5` | `rope_parameters`, `dtype` | biases; gated shared expert; dense layer by `mlp_only_layers` |
 | `olmoe_v4_packed` | `rope_theta`, `torch_dtype` | q and k normed over all heads; large eps; documents kept apart |
+| `llama_v4_llama3` | `rope_scaling`, `torch_dtype` | rotary frequencies of Llama 3.1 |
+| `qwen3_v5_yarn` | `rope_parameters`, `dtype` | YaRN |
+| `deepseek_v3_v4_packed` | `rope_scaling` with `type`, `torch_dtype` | query latent; groups; YaRN with two mscales; documents kept apart |
+| `deepseek_v3_v5` | `rope_parameters`, `dtype` | no query latent; v wider than k; `rope_interleave` false; top-3 of 7, not normalised |
+| `deepseek_v3_fp8` | `rope_theta`, `torch_dtype` | matrices in F8_E4M3 with `weight_scale_inv` of 8 x 16 blocks; gradients are by the unpacked weights |
+| `deepseek_v2_v4` | `rope_scaling` with `type`, `torch_dtype` | groups by their best expert; one mscale; one shared expert |
+| `deepseek_v2_v5_packed` | `rope_parameters`, `dtype` | greedy; two shared experts; no dense layer; documents kept apart |
 
 `adamw.safetensors`: five steps of torch.optim.AdamW. `param.0.{{name}}` is the start, `grad.{{step}}.{{name}}` the
 gradient before clipping and `param.{{step}}.{{name}}` the result, for steps 1 to 5; `lr` F32 [5]; `grad_norm` F32 [5],
@@ -336,7 +476,7 @@ identical. With `--bf16`: cosine >= 0.999 of the logits and of all gradients tog
 """
 
 
-def write(data):
+def write(data, only):
     import torch
     from transformers.utils import logging
     logging.disable_progress_bar()
@@ -344,7 +484,8 @@ def write(data):
     torch.use_deterministic_algorithms(True)
     data.mkdir(parents=True, exist_ok=True)
     for i, name in enumerate(CASES):
-        write_case(data, name, seed=100 + i)
+        if only in (None, name):
+            write_case(data, name, seed=100 + i + 1000 * CASES[name].reseed)
     write_adamw(data / "adamw.safetensors")
     (data / "README.md").write_text(README.format(**provenance()))
 
@@ -427,11 +568,12 @@ def main():
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--write", nargs="?", type=Path, const=DATA, metavar="DIR")
     what.add_argument("--check", nargs=2, type=Path, metavar=("CASE", "OUT"))
+    parser.add_argument("--only", metavar="CASE", help="with --write: this case, and what is not a case")
     parser.add_argument("--bf16", action="store_true", help="with --check: the gates of bf16")
     args = parser.parse_args()
     if args.check:
         return check(*args.check, args.bf16)
-    write(args.write)
+    write(args.write, args.only)
     return 0
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "config/hf_reader.h"
+#include "config/hf_rope.h"
 
 namespace moebius {
 
@@ -12,6 +13,24 @@ namespace {
 
 void require(const HfReader& r, const char* key) {
   if (!r.has(key)) r.fail("{} must be given for model_type \"{}\"", key, r.family());
+}
+
+// Of a family with latent attention, or of "moebius" when kv_lora_rank is above 0.
+void read_latent_attention(const HfReader& r, ModelSpec& m) {
+  r.read("kv_lora_rank", m.kv_lora_rank);
+  if (!m.is_latent()) return;
+  if (r.is_null("q_lora_rank")) m.q_lora_rank = 0;
+  r.read("q_lora_rank", m.q_lora_rank);
+  const int64_t nope = r.get("qk_nope_head_dim", m.qk_nope_head_dim());
+  r.read("qk_rope_head_dim", m.qk_rope_head_dim);
+  m.head_dim = nope + m.qk_rope_head_dim;
+  if (m.v_head_dim == 0) m.v_head_dim = nope;
+  r.read("v_head_dim", m.v_head_dim);
+  r.read("rope_interleave", m.rope_interleave);
+  if (m.num_kv_heads != m.num_heads) {
+    r.fail("num_key_value_heads must be num_attention_heads = {} with latent attention; got {}", m.num_heads,
+           m.num_kv_heads);
+  }
 }
 
 void read_shapes(const HfReader& r, ModelSpec& m) {
@@ -27,6 +46,7 @@ void read_shapes(const HfReader& r, ModelSpec& m) {
   r.read("num_key_value_heads", m.num_kv_heads);
   if (m.head_dim == 0 || r.is_null("head_dim")) m.head_dim = m.hidden_size / m.num_heads;
   r.read("head_dim", m.head_dim);
+  read_latent_attention(r, m);
   const bool of_experts = family_bit(m.family) & kExpertWidthIsIntermediate;
   r.read("intermediate_size", of_experts ? m.moe_intermediate_size : m.intermediate_size);
   if (m.max_position_embeddings == 0) require(r, "max_position_embeddings");
@@ -72,33 +92,6 @@ void read_window(const HfReader& r, ModelSpec& m) {
   read_window_layers(r, m);
 }
 
-void refuse_rope_scaling(const HfReader& r, const char* key) {
-  const json table = r.get(key, json::object());
-  const json type = table.value("rope_type", table.value("type", json("default")));
-  if (type != "default") r.fail("{} of type {} is not computed yet; expected \"default\" or none", key, shown(type));
-  if (table.value("partial_rotary_factor", json(1.0)) != 1.0) r.fail("{}.partial_rotary_factor must be 1", key);
-  for (const auto& [name, value] : table.items()) {
-    if (value.is_object()) r.fail("{}.{} gives RoPE per kind of layer; expected one for all layers", key, name);
-  }
-}
-
-// v4: rope_theta and rope_scaling; v5: rope_parameters {rope_theta, rope_type}.
-void read_rope(const HfReader& r, ModelSpec& m) {
-  refuse_rope_scaling(r, "rope_scaling");
-  refuse_rope_scaling(r, "rope_parameters");
-  r.read("rope_theta", m.rope_theta);
-  const json table = r.get("rope_parameters", json::object());
-  const auto theta = table.find("rope_theta");
-  if (theta == table.end()) return;
-  if (!find_hf_key("rope_theta")->rule.accepts(*theta)) {
-    r.fail("rope_parameters.rope_theta must be {}; got {}", find_hf_key("rope_theta")->rule.expects, shown(*theta));
-  }
-  if (r.has("rope_theta") && *theta != m.rope_theta) {
-    r.fail("rope_theta {} and rope_parameters.rope_theta {} contradict each other", m.rope_theta, shown(*theta));
-  }
-  m.rope_theta = theta->get<double>();
-}
-
 void refuse_unknown_maths(const HfReader& r) {
   const auto act = r.get("hidden_act", std::string("silu"));
   if (act != "silu") r.fail("hidden_act must be \"silu\"; got \"{}\"", act);
@@ -108,6 +101,23 @@ void refuse_unknown_maths(const HfReader& r) {
     r.fail("clip_qkv must be null: q, k and v are not clamped here; got {}", r.get("clip_qkv", 0.0));
   const double dropout = r.get("attention_dropout", 0.0);
   if (dropout != 0.0) r.fail("attention_dropout must be 0: attention drops nothing here; got {}", dropout);
+}
+
+// Where DeepSeek's own code and transformers differ, or the family is one value of a key.
+void refuse_deepseek_variants(const HfReader& r) {
+  const bool v2 = family_bit(r.family()) == kDeepseekV2, v3 = family_bit(r.family()) == kDeepseekV3;
+  if (!v2 && !v3) return;
+  const auto expect = [&](const char* key, const std::string& expected, const char* why) {
+    const json value = r.get(key, json());
+    if (!value.is_null() && shown(value) != expected)
+      r.fail("{} must be {} for model_type \"{}\"{}; got {}", key, expected, r.family(), why, shown(value));
+  };
+  expect("moe_layer_freq", "1", "");
+  expect("scoring_func", v2 ? "\"softmax\"" : "\"sigmoid\"", "");
+  if (v3) return expect("topk_method", "\"noaux_tc\"", "");
+  expect("norm_topk_prob", "false", ", whose readers disagree on what it does");
+  if (r.get("topk_method", std::string()) == "noaux_tc")
+    r.fail("topk_method must be \"greedy\" or \"group_limited_greedy\" for model_type \"deepseek_v2\"");
 }
 
 void read_attention(const HfReader& r, ModelSpec& m) {
@@ -139,9 +149,10 @@ void read_shared_expert(const HfReader& r, ModelSpec& m) {
   if (r.has("n_shared_experts") && r.has("shared_expert_intermediate_size")) {
     r.fail("n_shared_experts and shared_expert_intermediate_size both give the shared expert; keep one");
   }
-  if (r.has("n_shared_experts")) {
-    m.shared_intermediate_size = r.get("n_shared_experts", int64_t{0}) * m.moe_intermediate_size;
-  }
+  // The DeepSeek classes count shared experts, and have a default number of them.
+  const bool counts = family_bit(m.family) & kDeepseek;
+  const int64_t number = r.get("n_shared_experts", int64_t{family_bit(m.family) == kDeepseekV2 ? 2 : 1});
+  if (counts || r.has("n_shared_experts")) m.shared_intermediate_size = number * m.moe_intermediate_size;
   r.read("shared_expert_intermediate_size", m.shared_intermediate_size);
   r.read("shared_expert_gate", m.shared_expert_gate);
 }
@@ -149,14 +160,20 @@ void read_shared_expert(const HfReader& r, ModelSpec& m) {
 // DeepSeek's topk_method: "greedy" ignores groups, "group_limited_greedy" scores a group by its best expert (V2),
 // "noaux_tc" by the sum of its best, with a bias for the choice (V3).
 void read_topk_method(const HfReader& r, ModelSpec& m) {
-  const auto method = r.get("topk_method", std::string());
+  const bool is_v2 = family_bit(m.family) == kDeepseekV2;
+  const auto method = r.get("topk_method", std::string(is_v2 ? "greedy" : ""));
   if (method.empty()) return;
   if (r.has("group_score") || r.has("expert_bias")) {
     r.fail("topk_method already says group_score and expert_bias; keep one spelling");
   }
   m.expert_bias = method == "noaux_tc";
-  m.group_score = method == "group_limited_greedy" ? GroupScore::max : GroupScore::sum_of_top;
+  m.group_score = method == "group_limited_greedy" ? GroupScore::max : GroupScore::sum_of_two;
   if (method == "greedy") m.n_group = m.topk_group = 1;
+}
+
+GroupScore group_score_of(const std::string& name) {
+  if (name == "max") return GroupScore::max;
+  return name == "sum_of_two" ? GroupScore::sum_of_two : GroupScore::sum_of_top;
 }
 
 void read_router(const HfReader& r, ModelSpec& m) {
@@ -168,8 +185,10 @@ void read_router(const HfReader& r, ModelSpec& m) {
   r.read("n_group", m.n_group);
   r.read("topk_group", m.topk_group);
   r.read("expert_bias", m.expert_bias);
-  if (r.get("scoring_func", std::string("softmax")) == "sigmoid") m.score = ScoreFunction::sigmoid;
-  if (r.get("group_score", std::string("sum_of_top")) == "max") m.group_score = GroupScore::max;
+  if (r.has("scoring_func")) {
+    m.score = r.get("scoring_func", std::string()) == "sigmoid" ? ScoreFunction::sigmoid : ScoreFunction::softmax;
+  }
+  if (r.has("group_score")) m.group_score = group_score_of(r.get("group_score", std::string()));
   read_topk_method(r, m);
   read_shared_expert(r, m);
 }
@@ -177,7 +196,7 @@ void read_router(const HfReader& r, ModelSpec& m) {
 void read_moe_layers(const HfReader& r, ModelSpec& m) {
   const auto freq = r.get("moe_layer_freq", json(1));
   const auto step = r.get("decoder_sparse_step", int64_t{1});
-  const auto first = r.get("first_k_dense_replace", int64_t{0});
+  const auto first = r.get("first_k_dense_replace", int64_t{family_bit(m.family) == kDeepseekV3 ? 3 : 0});
   const auto dense = r.get("mlp_only_layers", json::array());
   if (freq.is_array() && static_cast<int64_t>(freq.size()) != m.num_layers) {
     r.fail("moe_layer_freq must have one entry for each of the {} layers; got {}", m.num_layers, freq.size());
@@ -200,6 +219,7 @@ ModelSpec read_hf_config(const json& config, const std::string& who, ErrorKind k
   read_window(r, m);
   read_rope(r, m);
   refuse_unknown_maths(r);
+  refuse_deepseek_variants(r);
   r.read("rms_norm_eps", m.rms_norm_eps);
   read_attention(r, m);
   r.read("tie_word_embeddings", m.tie_word_embeddings);

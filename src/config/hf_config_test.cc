@@ -161,6 +161,74 @@ TEST(HfDefaults, MoebiusIsADenseModelOfTheGivenShapes) {
   EXPECT_NO_THROW(m.check());
 }
 
+TEST(HfDefaults, DeepseekV2) {
+  const ModelSpec m = from({{"model_type", "deepseek_v2"}, {"num_experts_per_tok", 6}});
+  EXPECT_EQ(m.vocab_size, 102400);
+  EXPECT_EQ(m.num_layers, 32);
+  EXPECT_EQ(m.num_kv_heads, 32);
+  EXPECT_EQ(m.q_lora_rank, 1536);
+  EXPECT_EQ(m.kv_lora_rank, 512);
+  EXPECT_EQ(m.head_dim, 192);
+  EXPECT_EQ(m.qk_nope_head_dim(), 128);
+  EXPECT_EQ(m.rope_dim(), 64);
+  EXPECT_EQ(m.v_head_dim, 128);
+  EXPECT_TRUE(m.rope_interleave);
+  EXPECT_EQ(m.num_experts, 64);
+  EXPECT_EQ(m.moe_intermediate_size, 1407);
+  EXPECT_EQ(m.shared_intermediate_size, 2 * 1407);
+  EXPECT_EQ(m.num_moe_layers(), 32);
+  EXPECT_EQ(m.score, ScoreFunction::softmax);
+  EXPECT_FALSE(m.expert_bias);
+  EXPECT_NO_THROW(m.check());
+}
+
+TEST(HfDefaults, DeepseekV3) {
+  const ModelSpec m = from({{"model_type", "deepseek_v3"}});
+  EXPECT_EQ(m.vocab_size, 129280);
+  EXPECT_EQ(m.hidden_size, 7168);
+  EXPECT_EQ(m.num_layers, 61);
+  EXPECT_EQ(m.intermediate_size, 18432);
+  EXPECT_EQ(m.head_dim, 192);
+  EXPECT_EQ(m.num_moe_layers(), 58);
+  EXPECT_FALSE(m.moe_layers[2]);
+  EXPECT_EQ(m.num_experts, 256);
+  EXPECT_EQ(m.shared_intermediate_size, 2048);
+  EXPECT_EQ(m.score, ScoreFunction::sigmoid);
+  EXPECT_EQ(m.group_score, GroupScore::sum_of_two);
+  EXPECT_EQ(m.n_group, 8);
+  EXPECT_EQ(m.topk_group, 4);
+  EXPECT_EQ(m.routed_scaling_factor, 2.5);
+  EXPECT_TRUE(m.norm_topk_prob);
+  EXPECT_TRUE(m.expert_bias);
+  EXPECT_NO_THROW(m.check());
+  EXPECT_EQ(from({{"model_type", "deepseek_v3"}, {"q_lora_rank", nullptr}}).q_lora_rank, 0);
+}
+
+TEST(HfRead, ScaledRope) {
+  const json yarn = {{"type", "yarn"}, {"factor", 40}, {"mscale", 1.0}, {"mscale_all_dim", 0.5}, {"beta_fast", 30}};
+  const json llama3 = {{"rope_type", "llama3"},
+                       {"factor", 8.0},
+                       {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", 8192}};
+  const auto scaling = [](const char* key, const json& table) {
+    return from({{"model_type", "llama"}, {"max_position_embeddings", 4096}, {key, table}}).rope_scaling;
+  };
+  const RopeScaling by_yarn{.type = RopeType::yarn,
+                            .factor = 40,
+                            .original_positions = 4096,
+                            .beta_fast = 30,
+                            .mscale = 1,
+                            .mscale_all_dim = 0.5};
+  EXPECT_EQ(scaling("rope_scaling", yarn), by_yarn);
+  EXPECT_EQ(scaling("rope_parameters", yarn), by_yarn);
+  // Without a factor it is that of the lengths.
+  EXPECT_EQ(scaling("rope_scaling", {{"type", "yarn"}, {"original_max_position_embeddings", 1024}}).factor, 4.0);
+  EXPECT_EQ(scaling("rope_parameters", llama3).original_positions, 8192);
+  EXPECT_EQ(scaling("rope_scaling", {{"type", "linear"}, {"factor", 2}}),
+            (RopeScaling{.type = RopeType::linear, .factor = 2}));
+}
+
 TEST(HfRead, BothSpellingsOfRope) {
   EXPECT_EQ(from({{"model_type", "mixtral"}, {"rope_theta", 500}, {"rope_scaling", nullptr}}).rope_theta, 500.0);
   const json v5 = {{"rope_theta", 5e5}, {"rope_type", "default"}};
@@ -223,7 +291,7 @@ TEST(HfRead, DeepSeekRouter) {
   const ModelSpec m = from(with(moebius_config(), v3));
   EXPECT_EQ(m.score, ScoreFunction::sigmoid);
   EXPECT_TRUE(m.expert_bias);
-  EXPECT_EQ(m.group_score, GroupScore::sum_of_top);
+  EXPECT_EQ(m.group_score, GroupScore::sum_of_two);
   EXPECT_EQ(m.n_group, 4);
   EXPECT_EQ(m.topk_group, 2);
   EXPECT_EQ(m.routed_scaling_factor, 2.5);
@@ -252,8 +320,8 @@ struct Refused {
 TEST(HfRead, RefusesWhatIsNotComputed) {
   const Refused cases[] = {
       {{{"model_type", "gpt2"}},
-       "DIR/config.json: model_type must be one of \"llama\", \"mistral\", \"mixtral\", \"moebius\", \"olmoe\", "
-       "\"qwen2\", \"qwen2_moe\", \"qwen3\", \"qwen3_moe\"; got \"gpt2\""},
+       "DIR/config.json: model_type must be one of \"deepseek_v2\", \"deepseek_v3\", \"llama\", \"mistral\", "
+       "\"mixtral\", \"moebius\", \"olmoe\", \"qwen2\", \"qwen2_moe\", \"qwen3\", \"qwen3_moe\"; got \"gpt2\""},
       {{{"model_type", 3}}, "\"qwen3_moe\"; got 3"},
       {{{"hidden_act", "gelu"}}, "DIR/config.json: hidden_act must be \"silu\"; got \"gelu\""},
       {{{"attention_bias", true}}, "attention_bias must be false"},
@@ -268,8 +336,23 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
        "layer_types must be \"full_attention\" or \"sliding_attention\"; got \"x\" for layer 0"},
       {{{"layer_types", 7}}, "layer_types must be a list of strings; got 7"},
       {{{"attention_dropout", 0.1}}, "attention_dropout must be 0: attention drops nothing here; got 0.1"},
-      {{{"rope_scaling", {{"type", "yarn"}, {"factor", 4.0}}}}, "rope_scaling of type \"yarn\" is not computed yet"},
-      {{{"rope_parameters", {{"rope_type", "llama3"}}}}, "rope_parameters of type \"llama3\" is not computed yet"},
+      {{{"rope_scaling", {{"type", "longrope"}, {"factor", 4.0}}}},
+       "rope_scaling of type \"longrope\" is not computed; expected \"default\", \"linear\", \"llama3\" or \"yarn\""},
+      {{{"rope_parameters", {{"rope_type", "dynamic"}}}}, "rope_parameters of type \"dynamic\" is not computed"},
+      {{{"rope_parameters", {{"rope_type", "llama3"}}}},
+       "rope_parameters.factor must be given for RoPE of type \"llama3\""},
+      {{{"rope_scaling", {{"type", "llama3"}, {"factor", 4}, {"low_freq_factor", 1}}}},
+       "rope_scaling.high_freq_factor must be given for RoPE of type \"llama3\""},
+      {{{"rope_scaling", {{"type", "llama3"}, {"factor", 4}, {"low_freq_factor", 4}, {"high_freq_factor", 4}}}},
+       "rope_scaling.high_freq_factor must be above low_freq_factor = 4; got 4"},
+      {{{"rope_scaling", {{"type", "linear"}, {"factor", 0}}}},
+       "rope_scaling.factor must be a finite number above 0; got 0"},
+      {{{"rope_scaling", {{"type", "yarn"}, {"truncate", 1}}}}, "rope_scaling.truncate must be true or false; got 1"},
+      {{{"rope_scaling", {{"type", "linear"}, {"factor", 2}}},
+        {"rope_parameters", {{"type", "linear"}, {"factor", 3}}}},
+       "rope_scaling and rope_parameters contradict each other; keep one"},
+      {{{"kv_lora_rank", 4}, {"qk_rope_head_dim", 2}, {"num_key_value_heads", 1}},
+       "num_key_value_heads must be num_attention_heads = 2 with latent attention; got 1"},
       {{{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}, "rope_parameters.partial_rotary_factor must be 1"},
       {{{"rope_parameters", {{"full_attention", json::object()}}}},
        "rope_parameters.full_attention gives RoPE per kind of layer"},
@@ -309,7 +392,14 @@ TEST(HfRead, RefusesWhatIsNotComputedOfOneFamily) {
       {{{"model_type", "olmoe"}, {"head_dim", 64}},
        "head_dim must be hidden_size / num_attention_heads for model_type \"olmoe\""},
       {{{"model_type", "llama"}, {"mlp_bias", true}}, "mlp_bias must be false"},
-      {{{"model_type", "llama"}, {"rope_scaling", {{"rope_type", "llama3"}}}}, "rope_scaling of type \"llama3\""},
+      {{{"model_type", "deepseek_v2"}, {"norm_topk_prob", true}},
+       "norm_topk_prob must be false for model_type \"deepseek_v2\", whose readers disagree on what it does; got true"},
+      {{{"model_type", "deepseek_v2"}, {"topk_method", "noaux_tc"}},
+       "topk_method must be \"greedy\" or \"group_limited_greedy\" for model_type \"deepseek_v2\""},
+      {{{"model_type", "deepseek_v2"}, {"scoring_func", "sigmoid"}}, "scoring_func must be \"softmax\" for model_type"},
+      {{{"model_type", "deepseek_v3"}, {"topk_method", "greedy"}}, "topk_method must be \"noaux_tc\" for model_type"},
+      {{{"model_type", "deepseek_v3"}, {"moe_layer_freq", 2}},
+       "moe_layer_freq must be 1 for model_type \"deepseek_v3\"; got 2"},
       {{{"model_type", "qwen2"}, {"use_sliding_window", true}},
        "max_window_layers gives 4 of 32 layers a sliding window; expected all or none"},
       {{{"model_type", "qwen2_moe"}, {"use_sliding_window", true}},
@@ -326,13 +416,30 @@ TEST(HfWrite, ReadsBackToTheSameSpec) {
         json{{"model_type", "mixtral"}, {"sliding_window", 9}},
         json{{"model_type", "llama"}, {"tie_word_embeddings", true}, {"num_key_value_heads", 4}},
         json{{"model_type", "mistral"}, {"sliding_window", nullptr}, {"head_dim", 160}},
-        json{{"model_type", "mistral"}, {"rope_theta", 5e5}}, json{{"model_type", "qwen3"}, {"num_hidden_layers", 3}},
+        json{{"model_type", "mistral"}, {"rope_theta", 5e5}},
+        json{{"model_type", "qwen3"}, {"num_hidden_layers", 3}},
         json{{"model_type", "qwen2"}, {"tie_word_embeddings", true}},
         json{{"model_type", "qwen2_moe"}, {"mlp_only_layers", {1}}, {"qkv_bias", false}},
         json{{"model_type", "qwen2_moe"},
              {"num_hidden_layers", 2},
              {"use_sliding_window", true},
              {"layer_types", {"sliding_attention", "sliding_attention"}}},
+        json{{"model_type", "deepseek_v3"}, {"rope_interleave", false}, {"n_shared_experts", 2}},
+        json{{"model_type", "deepseek_v3"},
+             {"q_lora_rank", nullptr},
+             {"first_k_dense_replace", 1},
+             {"rope_scaling", {{"type", "yarn"}, {"factor", 40}, {"mscale", 1.0}, {"mscale_all_dim", 1.0}}}},
+        json{{"model_type", "deepseek_v2"}, {"num_experts_per_tok", 6}, {"topk_method", "greedy"}, {"n_group", 8}},
+        json{{"model_type", "deepseek_v2"},
+             {"num_experts_per_tok", 6},
+             {"topk_method", "group_limited_greedy"},
+             {"n_group", 8},
+             {"topk_group", 3}},
+        json{{"model_type", "llama"},
+             {"rope_parameters",
+              {{"rope_type", "llama3"}, {"factor", 8}, {"low_freq_factor", 1}, {"high_freq_factor", 4}}}},
+        json{{"model_type", "qwen3"}, {"rope_scaling", {{"type", "linear"}, {"factor", 3}}}},
+        with(moebius_config(), {{"kv_lora_rank", 4}, {"qk_nope_head_dim", 3}, {"qk_rope_head_dim", 2}}),
         json{{"model_type", "olmoe"}, {"norm_topk_prob", true}, {"num_key_value_heads", 4}},
         json{{"model_type", "qwen3"}, {"use_sliding_window", true}, {"max_window_layers", 0}},
         with(moebius_config(), {{"qk_norm", "whole"}, {"qkv_bias", true}}),
@@ -343,6 +450,23 @@ TEST(HfWrite, ReadsBackToTheSameSpec) {
     m.source = again.source = json();
     EXPECT_EQ(again, m) << config;
   }
+}
+
+TEST(HfWrite, ScaledRopeInV4SpellingWithItsUnknownEntries) {
+  const ModelSpec m =
+      from({{"model_type", "deepseek_v3"},
+            {"rope_parameters", {{"rope_theta", 5e5}, {"rope_type", "yarn"}, {"factor", 4}, {"finetuned", true}}}});
+  const json config = hf_from_model_spec(m);
+  EXPECT_FALSE(config.contains("rope_parameters"));
+  EXPECT_EQ(config.at("rope_theta"), 5e5);
+  EXPECT_EQ(config.at("rope_scaling"), (json{{"type", "yarn"},
+                                             {"rope_type", "yarn"},
+                                             {"factor", 4.0},
+                                             {"original_max_position_embeddings", 4096},
+                                             {"beta_fast", 32.0},
+                                             {"beta_slow", 1.0},
+                                             {"truncate", true},
+                                             {"finetuned", true}}));
 }
 
 TEST(HfWrite, KeepsUnknownKeysAndWritesV4Spelling) {

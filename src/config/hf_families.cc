@@ -98,8 +98,51 @@ ModelSpec olmoe() {
           .moe_intermediate_size = 2048};
 }
 
+ModelSpec deepseek_v2() {
+  ModelSpec m = dense_defaults({.vocab_size = 102400, .intermediate_size = 11008, .max_position_embeddings = 2048});
+  m.q_lora_rank = 1536;
+  m.kv_lora_rank = 512;
+  m.head_dim = 128 + 64;
+  m.qk_rope_head_dim = 64;
+  m.v_head_dim = 128;
+  m.rope_interleave = true;
+  m.num_experts = 64;
+  m.moe_intermediate_size = 1407;
+  m.shared_intermediate_size = 2 * 1407;
+  m.group_score = GroupScore::max;
+  return m;
+}
+
+ModelSpec deepseek_v3() {
+  return {.vocab_size = 129280,
+          .hidden_size = 7168,
+          .num_layers = 61,
+          .num_heads = 128,
+          .head_dim = 128 + 64,
+          .intermediate_size = 18432,
+          .max_position_embeddings = 4096,
+          .q_lora_rank = 1536,
+          .kv_lora_rank = 512,
+          .qk_rope_head_dim = 64,
+          .v_head_dim = 128,
+          .rope_interleave = true,
+          .num_experts = 256,
+          .top_k = 8,
+          .moe_intermediate_size = 2048,
+          .shared_intermediate_size = 2048,
+          .score = ScoreFunction::sigmoid,
+          .norm_topk_prob = true,
+          .routed_scaling_factor = 2.5,
+          .n_group = 8,
+          .topk_group = 4,
+          .group_score = GroupScore::sum_of_two,
+          .expert_bias = true};
+}
+
 std::vector<ModelFamily> make_families() {
-  return {{"llama", "LlamaForCausalLM", kLlama, llama()},
+  return {{"deepseek_v2", "DeepseekV2ForCausalLM", kDeepseekV2, deepseek_v2()},
+          {"deepseek_v3", "DeepseekV3ForCausalLM", kDeepseekV3, deepseek_v3()},
+          {"llama", "LlamaForCausalLM", kLlama, llama()},
           {"mistral", "MistralForCausalLM", kMistral, mistral()},
           {"mixtral", "MixtralForCausalLM", kMixtral, mixtral()},
           {"moebius", "", kMoebius, {.top_k = 1}},  // no shapes: they must be given

@@ -20,9 +20,12 @@ enum HfFamilyBit : unsigned {
   kQwen2 = 1 << 6,
   kQwen2Moe = 1 << 7,
   kOlmoe = 1 << 8,
+  kDeepseekV2 = 1 << 9,
+  kDeepseekV3 = 1 << 10,
 };
 inline constexpr unsigned kDenseFamilies = kLlama | kMistral | kQwen3 | kQwen2;
-inline constexpr unsigned kMoeFamilies = kMixtral | kQwen3Moe | kQwen2Moe | kOlmoe | kMoebius;
+inline constexpr unsigned kDeepseek = kDeepseekV2 | kDeepseekV3;
+inline constexpr unsigned kMoeFamilies = kMixtral | kQwen3Moe | kQwen2Moe | kOlmoe | kDeepseek | kMoebius;
 inline constexpr unsigned kAllFamilies = kDenseFamilies | kMoeFamilies;
 // Whose intermediate_size is the width of an expert: they have no dense layers.
 inline constexpr unsigned kExpertWidthIsIntermediate = kMixtral | kOlmoe;

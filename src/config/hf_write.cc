@@ -5,6 +5,7 @@
 
 #include "config/hf_config.h"
 #include "config/hf_keys.h"
+#include "config/hf_rope.h"
 
 namespace moebius {
 
@@ -40,11 +41,52 @@ json shared_values(const ModelSpec& m) {
           {"max_position_embeddings", m.max_position_embeddings},
           {"rms_norm_eps", m.rms_norm_eps},
           {"rope_theta", m.rope_theta},
+          {"rope_scaling", rope_scaling_value(m)},
           {"tie_word_embeddings", m.tie_word_embeddings},
           {"sliding_window", m.sliding_window > 0 || m.family == "moebius" ? json(m.sliding_window) : json()},
           {"initializer_range", m.initializer_range},
           {"hidden_act", "silu"},
           {"num_experts_per_tok", m.top_k}};
+}
+
+json latent_values(const ModelSpec& m) {
+  return {{"q_lora_rank", m.q_lora_rank > 0 ? json(m.q_lora_rank) : json()},
+          {"kv_lora_rank", m.kv_lora_rank},
+          {"qk_nope_head_dim", m.qk_nope_head_dim()},
+          {"qk_rope_head_dim", m.qk_rope_head_dim},
+          {"v_head_dim", m.v_head_dim},
+          {"rope_interleave", m.rope_interleave}};
+}
+
+const char* group_score_name(GroupScore score) {
+  switch (score) {
+    case GroupScore::max:
+      return "max";
+    case GroupScore::sum_of_two:
+      return "sum_of_two";
+    case GroupScore::sum_of_top:
+      return "sum_of_top";
+  }
+  MOEBIUS_ASSERT(false);
+  return "";
+}
+
+const char* score_name(ScoreFunction score) { return score == ScoreFunction::sigmoid ? "sigmoid" : "softmax"; }
+
+// Of the other DeepSeek keys those that qwen and moebius models do not share.
+json deepseek_values(const ModelSpec& m) {
+  json values = latent_values(m);
+  const char* by_group = m.n_group > 1 ? "group_limited_greedy" : "greedy";
+  values.update(
+      {{"n_routed_experts", m.num_experts},
+       {"n_shared_experts", m.shared_intermediate_size / std::max<int64_t>(m.moe_intermediate_size, 1)},
+       {"scoring_func", score_name(m.score)},
+       {"routed_scaling_factor", m.routed_scaling_factor},
+       {"n_group", m.n_group},
+       {"topk_group", m.topk_group},
+       {"topk_method", m.expert_bias ? "noaux_tc" : by_group},
+       {"first_k_dense_replace", std::find(m.moe_layers.begin(), m.moe_layers.end(), true) - m.moe_layers.begin()}});
+  return values;
 }
 
 // For the families of the hub; each writes those of them that it has.
@@ -61,6 +103,10 @@ json hub_values(const ModelSpec& m) {
                  {"norm_topk_prob", m.norm_topk_prob},
                  {"decoder_sparse_step", 1},
                  {"mlp_only_layers", dense_layers(m)}};
+  if (family & kDeepseek) {
+    values.erase("num_experts");
+    values.update(deepseek_values(m));
+  }
   if (family & kExpertWidthIsIntermediate) values["intermediate_size"] = m.moe_intermediate_size;
   if (m.sliding_window > 0 && has_hf_key(m.family, "max_window_layers")) {
     values["layer_types"] = std::vector<std::string>(m.num_layers, "sliding_attention");
@@ -73,20 +119,25 @@ json qk_norm_value(const ModelSpec& m) {
 }
 
 json moebius_values(const ModelSpec& m) {
-  return {{"qkv_bias", m.qkv_bias},
-          {"qk_norm", qk_norm_value(m)},
-          {"num_experts", m.num_experts},
-          {"moe_intermediate_size", m.moe_intermediate_size},
-          {"shared_expert_intermediate_size", m.shared_intermediate_size},
-          {"shared_expert_gate", m.shared_expert_gate},
-          {"scoring_func", m.score == ScoreFunction::sigmoid ? "sigmoid" : "softmax"},
-          {"norm_topk_prob", m.norm_topk_prob},
-          {"routed_scaling_factor", m.routed_scaling_factor},
-          {"n_group", m.n_group},
-          {"topk_group", m.topk_group},
-          {"group_score", m.group_score == GroupScore::max ? "max" : "sum_of_top"},
-          {"expert_bias", m.expert_bias},
-          {"moe_layer_freq", layer_frequency(m)}};
+  json values = {{"qkv_bias", m.qkv_bias},
+                 {"qk_norm", qk_norm_value(m)},
+                 {"num_experts", m.num_experts},
+                 {"moe_intermediate_size", m.moe_intermediate_size},
+                 {"shared_expert_intermediate_size", m.shared_intermediate_size},
+                 {"shared_expert_gate", m.shared_expert_gate},
+                 {"scoring_func", score_name(m.score)},
+                 {"norm_topk_prob", m.norm_topk_prob},
+                 {"routed_scaling_factor", m.routed_scaling_factor},
+                 {"n_group", m.n_group},
+                 {"topk_group", m.topk_group},
+                 {"group_score", group_score_name(m.group_score)},
+                 {"expert_bias", m.expert_bias},
+                 {"moe_layer_freq", layer_frequency(m)}};
+  if (m.is_latent()) {
+    values.update(latent_values(m));
+    values["head_dim"] = json();
+  }
+  return values;
 }
 
 ModelSpec without_source(ModelSpec spec) {

@@ -13,7 +13,16 @@ namespace {
 // FFN weights of one layer that one token passes through, over hidden_size: gate, up and down.
 constexpr int64_t kGatedMatrices = 3;
 
+// Latent attention's products: of x, of the query's latent (or of x), of the keys' and values' latent, of o.
+int64_t latent_matrices(const ModelSpec& m) {
+  const int64_t q = m.q_lora_rank > 0 ? m.q_lora_rank * (m.hidden_size + m.q_size()) : m.hidden_size * m.q_size();
+  const int64_t down = m.hidden_size * (m.kv_lora_rank + m.qk_rope_head_dim);
+  const int64_t up = m.kv_lora_rank * m.num_heads * (m.qk_nope_head_dim() + m.v_head_dim);
+  return q + down + up + m.num_heads * m.v_head_dim * m.hidden_size;
+}
+
 int64_t attention_parameters(const ModelSpec& m) {
+  if (m.is_latent()) return latent_matrices(m) + m.q_lora_rank + m.kv_lora_rank;
   const int64_t biases = m.qkv_bias ? m.q_size() + 2 * m.kv_size() : 0;
   int64_t norms = 0;
   if (m.qk_norm == QkNorm::per_head) norms = 2 * m.head_dim;
@@ -46,6 +55,22 @@ void check_count(const char* key, int64_t value, int64_t min) {
                 kMaxCount, value);
 }
 
+void check_latent(const ModelSpec& m) {
+  check_count("q_lora_rank", m.q_lora_rank, 0);
+  check_count("kv_lora_rank", m.kv_lora_rank, 1);
+  check_count("qk_nope_head_dim", m.qk_nope_head_dim(), 1);
+  check_count("qk_rope_head_dim", m.qk_rope_head_dim, 2);
+  check_count("v_head_dim", m.v_head_dim, 1);
+  MOEBIUS_CHECK(usage, m.qk_rope_head_dim % 2 == 0, "model: qk_rope_head_dim must be even, RoPE rotates pairs; got {}",
+                m.qk_rope_head_dim);
+  MOEBIUS_CHECK(usage, m.num_kv_heads == m.num_heads,
+                "model: num_key_value_heads must be num_attention_heads = {} with latent attention; got {}",
+                m.num_heads, m.num_kv_heads);
+  MOEBIUS_CHECK(usage, !m.qkv_bias && m.qk_norm == QkNorm::none && m.sliding_window == 0,
+                "model: latent attention (kv_lora_rank above 0) has no qkv_bias, qk_norm or sliding_window; remove "
+                "them");
+}
+
 void check_shapes(const ModelSpec& m) {
   check_count("vocab_size", m.vocab_size, 1);
   check_count("hidden_size", m.hidden_size, 1);
@@ -59,6 +84,7 @@ void check_shapes(const ModelSpec& m) {
   MOEBIUS_CHECK(usage, m.num_heads % m.num_kv_heads == 0,
                 "model: num_attention_heads must be divisible by num_key_value_heads; got {} and {}", m.num_heads,
                 m.num_kv_heads);
+  if (m.is_latent()) return check_latent(m);
   MOEBIUS_CHECK(usage, m.head_dim % 2 == 0, "model: head_dim must be even, RoPE rotates halves; got {}", m.head_dim);
 }
 
@@ -90,6 +116,10 @@ void check_groups(const ModelSpec& m) {
   MOEBIUS_CHECK(usage, m.top_k <= reachable,
                 "model: num_experts_per_tok must be at most the {} experts of topk_group groups; got {}", reachable,
                 m.top_k);
+  MOEBIUS_CHECK(usage, m.n_group == 1 || m.group_score != GroupScore::sum_of_two || m.num_experts / m.n_group >= 2,
+                "model: each of the n_group = {} groups must have two experts when the sum of its best two scores it; "
+                "got num_experts = {}",
+                m.n_group, m.num_experts);
   const bool summed = m.n_group > 1 && m.group_score == GroupScore::sum_of_top;
   MOEBIUS_CHECK(
       usage, !summed || m.top_k % m.topk_group == 0,
@@ -113,7 +143,8 @@ void check_size(const ModelSpec& m) {
   const double width =
       double(m.num_experts) * m.moe_intermediate_size + m.shared_intermediate_size + m.intermediate_size;
   const double heads = 2.0 * (double(m.num_heads) + m.num_kv_heads) * m.head_dim;
-  const double layer = double(m.hidden_size) * (heads + kGatedMatrices * width + m.num_experts);
+  const double latent = double(m.q_lora_rank + m.kv_lora_rank) * (m.hidden_size + heads + m.v_head_dim);
+  const double layer = double(m.hidden_size) * (heads + kGatedMatrices * width + m.num_experts) + latent;
   const double elements = m.num_layers * layer + 2.0 * m.vocab_size * m.hidden_size;
   MOEBIUS_CHECK(usage, elements <= kMost, "model: at most {:g} parameters are possible; got about {:g}", kMost,
                 elements);
@@ -127,15 +158,17 @@ int64_t ModelSpec::num_parameters() const { return parameters_with(*this, num_ex
 int64_t ModelSpec::num_active_parameters() const { return parameters_with(*this, top_k); }
 
 // FLOPs per token: 2 per multiply-add, 3 for forward, input gradient and weight gradient. Attention does q k^T and p v,
-// each q_size multiply-adds per key, over half of the seq_len keys.
+// num_heads times their width in multiply-adds per key, over half of the seq_len keys. Megatron counts the norms of
+// latents.
 double ModelSpec::train_flops_per_token(int64_t seq_len) const {
   const double h = hidden_size;
   const double moe = num_moe_layers();
   const double dense = num_layers - moe;
-  const double projections = h * (2.0 * q_size() + 2.0 * kv_size());
+  const double projections =
+      is_latent() ? static_cast<double>(attention_parameters(*this)) : h * (2.0 * q_size() + 2.0 * kv_size());
   const double routed = static_cast<double>(top_k) * moe_intermediate_size;
   const double ffn = dense * intermediate_size + moe * (routed + shared_intermediate_size);
-  const double core = static_cast<double>(q_size()) * seq_len;
+  const double core = num_heads * (head_dim + (is_latent() ? v_head_dim : head_dim)) / 2.0 * seq_len;
   return 6.0 * (h * kGatedMatrices * ffn + num_layers * (projections + core) + h * vocab_size);
 }
 

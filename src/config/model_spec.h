@@ -13,28 +13,53 @@ namespace moebius {
 // weight of the projection's width (OLMoE).
 enum class QkNorm { none, per_head, whole };
 enum class ScoreFunction { softmax, sigmoid };
-// How a group of experts is scored in group-limited routing: its best expert (DeepSeek-V2) or the sum of its best
-// top_k / topk_group experts (DeepSeek-V3, where that is two).
-enum class GroupScore { max, sum_of_top };
+// How a group of experts is scored in group-limited routing: its best expert (DeepSeek-V2), the sum of its best two
+// (DeepSeek-V3) or of its best top_k / topk_group (Megatron).
+enum class GroupScore { max, sum_of_two, sum_of_top };
+
+// How rotary frequencies are stretched for contexts longer than those of pre-training; values of the keys of
+// rope_scaling. The formulas are in model/rope_frequencies.h.
+enum class RopeType { plain, linear, llama3, yarn };
+struct RopeScaling {
+  RopeType type = RopeType::plain;
+  double factor = 1.0;
+  int64_t original_positions = 0;                        // original_max_position_embeddings; llama3, yarn
+  double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
+  double beta_fast = 32.0, beta_slow = 1.0;              // yarn
+  bool truncate = true;                                  // yarn: the range of dims ends at whole numbers
+  double attention_factor = 0.0;                         // yarn: of cosines and sines; 0: from the factor and mscales
+  double mscale = 0.0, mscale_all_dim = 0.0;             // yarn; 0: none
+  bool operator==(const RopeScaling&) const = default;
+};
 
 struct ModelSpec {
   std::string family = "moebius";  // model_type: "moebius" (any combination), "qwen3_moe", "mixtral", ...
 
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
-  int64_t num_layers = 0;    // num_hidden_layers
-  int64_t num_heads = 0;     // num_attention_heads
-  int64_t num_kv_heads = 0;  // num_key_value_heads
-  int64_t head_dim = 0;
+  int64_t num_layers = 0;         // num_hidden_layers
+  int64_t num_heads = 0;          // num_attention_heads
+  int64_t num_kv_heads = 0;       // num_key_value_heads
+  int64_t head_dim = 0;           // of q and k; with latent attention qk_nope_head_dim + qk_rope_head_dim
   int64_t intermediate_size = 0;  // FFN width of dense layers; 0 when there are none (always in mixtral)
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
+  RopeScaling rope_scaling;
   bool qkv_bias = false;  // on the q, k and v projections; o has none
   QkNorm qk_norm = QkNorm::none;
   bool tie_word_embeddings = false;
   int64_t sliding_window = 0;  // keys [i - window + 1, i]; 0: all
   double initializer_range = 0.02;
+
+  // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), when kv_lora_rank is above 0: keys and values come
+  // from one latent vector a token, and qk_rope_head_dim of the head_dim columns of q and k rotate, a k of one head for
+  // all.
+  int64_t q_lora_rank = 0;  // 0: one projection makes q
+  int64_t kv_lora_rank = 0;
+  int64_t qk_rope_head_dim = 0;
+  int64_t v_head_dim = 0;
+  bool rope_interleave = false;  // pairs (2i, 2i + 1) rotate, not (i, i + d/2)
 
   // MoE. moe_layers[i] says whether layer i is an MoE layer; without experts none is.
   std::vector<bool> moe_layers;
@@ -54,6 +79,9 @@ struct ModelSpec {
 
   nlohmann::json source;  // the config.json it came from, unknown keys included, for export
 
+  bool is_latent() const { return kv_lora_rank > 0; }
+  int64_t qk_nope_head_dim() const { return head_dim - qk_rope_head_dim; }
+  int64_t rope_dim() const { return is_latent() ? qk_rope_head_dim : head_dim; }
   int64_t q_size() const { return num_heads * head_dim; }
   int64_t kv_size() const { return num_kv_heads * head_dim; }
   int64_t num_moe_layers() const;

@@ -47,6 +47,11 @@ TEST(TrainFlops, CheckValuesOfReleasedModels) {
               242.20, 0.005);
 }
 
+// Without the module of multi-token prediction.
+TEST(TrainFlops, LatentAttention) {
+  EXPECT_NEAR(from({{"model_type", "deepseek_v3"}}).train_flops_per_token(4096) / 1e9, 249.81, 0.005);
+}
+
 TEST(TrainFlops, CountsDenseAndSharedFfn) {
   const ModelSpec m = tiny_model();  // 3 layers, layer 0 dense
   ModelSpec plain = m;
@@ -61,6 +66,7 @@ TEST(NumParameters, ReleasedModels) {
   EXPECT_EQ(from(qwen3_30b()).num_active_parameters(), 3353032704);
   EXPECT_EQ(from({{"model_type", "mixtral"}}).num_parameters(), 46702792704);
   EXPECT_EQ(from({{"model_type", "mixtral"}}).num_active_parameters(), 12879925248);
+  EXPECT_EQ(from({{"model_type", "deepseek_v3"}}).num_parameters(), 671026404352);
 }
 
 TEST(NumParameters, OneByOne) {
@@ -106,9 +112,23 @@ TEST(ModelCheck, NamesWhatIsBroken) {
       {"at most the 1 experts of topk_group groups; got 2", [](ModelSpec& m) { m.n_group = 3; }},
       {"divisible by topk_group when group_score is \"sum_of_top\"; got 2 and 3",
        [](ModelSpec& m) { m.n_group = m.topk_group = 3; }},
+      {"each of the n_group = 3 groups must have two experts when the sum of its best two scores it; got num_experts = "
+       "3",
+       [](ModelSpec& m) {
+         m.n_group = m.topk_group = 3;
+         m.group_score = GroupScore::sum_of_two;
+       }},
+      {"qk_nope_head_dim must be from 1 to 1000000000; got 0",
+       [](ModelSpec& m) { m.kv_lora_rank = 4, m.qk_rope_head_dim = m.head_dim; }},
+      {"qk_rope_head_dim must be even, RoPE rotates pairs; got 3",
+       [](ModelSpec& m) { m.kv_lora_rank = 4, m.qk_rope_head_dim = 3, m.v_head_dim = 2; }},
+      {"num_key_value_heads must be num_attention_heads = 2 with latent attention; got 1",
+       [](ModelSpec& m) { m.kv_lora_rank = 4, m.qk_rope_head_dim = 2, m.v_head_dim = 2; }},
+      {"latent attention (kv_lora_rank above 0) has no qkv_bias, qk_norm or sliding_window",
+       [](ModelSpec& m) { m.kv_lora_rank = 4, m.qk_rope_head_dim = 2, m.v_head_dim = 2, m.num_kv_heads = 2; }},
       {"at most 1e+15 parameters are possible; got about",
        [](ModelSpec& m) { m.vocab_size = m.hidden_size = 1'000'000'000; }},
-      {"model_type must be one of \"llama\", \"mistral\", ", [](ModelSpec& m) { m.family = "gpt2"; }},
+      {"model_type must be one of \"deepseek_v2\", ", [](ModelSpec& m) { m.family = "gpt2"; }},
       {"model_type \"qwen3_moe\" cannot have shared_expert_gate = true (it is false); use model_type \"moebius\"",
        [](ModelSpec& m) { m.family = "qwen3_moe"; }},
       {"model_type \"mixtral\" cannot have intermediate_size = 8 (it is 0)",

@@ -245,6 +245,8 @@ std::vector<RecipeKey> parallel_keys() {
   return {
       parallel.key("tp", &ParallelSpec::tp, positive_count(), free),
       parallel.key("cp", &ParallelSpec::cp, positive_count(), free),
+      parallel.named("cp_comm", &ParallelSpec::cp_comm,
+                     {{"allgather", CpComm::allgather}, {"ring", CpComm::ring}, {"alltoall", CpComm::alltoall}}, free),
       parallel.key("pp", &ParallelSpec::pp, positive_count(), free),
       parallel.key("vpp", &ParallelSpec::vpp, positive_count(), free),
       parallel.key("ep", &ParallelSpec::ep, positive_count(), free),

@@ -83,6 +83,7 @@ class RandomSpec {
                   .layout = text(),
                   .dispatcher = coin() ? "allgather" : "alltoall"};
     s.precision.compute = coin() ? DType::f32 : DType::bf16;
+    for (const auto& [name, flag] : kRecomputeNames) s.memory.recompute.*flag = coin();
     s.checkpoint = {upto(99), upto(99), coin(), coin()};
     s.log = {1 + upto(99), coin(), text()};
     return s;

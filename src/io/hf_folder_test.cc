@@ -295,5 +295,49 @@ TEST(TensorSource, RefusesWhatDoesNotFit) {
                locate(kExperts + "0.up_proj.weight", {2, 5}, 3));
 }
 
+// A matrix of 3 x 4 eight-bit floats, all 1.5, in blocks of 2 x 3.
+HfFolder fp8_folder(const TestDir& dir, const std::vector<int64_t>& scale_shape, bool with_config = true) {
+  write_config(dir, with_config ? R"({"quantization_config":{"quant_method":"fp8","weight_block_size":[2,3]}})" : "{}");
+  const std::vector<uint8_t> packed(12, 0x3c);
+  const std::vector<float> scale{2, 4, 6, 8, 10, 12};
+  std::vector<SafetensorsTensor> tensors{{{"w", DType::f8_e4m3, {3, 4}}, packed.data()}};
+  if (!scale_shape.empty()) tensors.push_back({{"w_scale_inv", DType::f32, scale_shape}, scale.data()});
+  write_safetensors(dir.path("model.safetensors"), tensors, {});
+  return HfFolder::open(dir.path());
+}
+
+TEST(TensorSource, EightBitFloatsAreUnpackedWithTheirScales) {
+  const TestDir dir;
+  const HfFolder folder = fp8_folder(dir, {2, 2});
+  const TensorSource source = locate_tensor(folder, HfFamily::canonical, {"w", {3, 4}});
+  EXPECT_EQ(source.dtype, DType::f32);
+  EXPECT_EQ(source.scale_name, "w_scale_inv");
+  std::vector<float> got(12);
+  read_tensor(folder, source, got.data());
+  EXPECT_EQ(got, (std::vector<float>{3, 3, 3, 6, 3, 3, 3, 6, 9, 9, 9, 12}));
+}
+
+TEST(TensorSource, RefusesEightBitFloatsWithoutTheirScales) {
+  const auto refuse = [](const std::vector<int64_t>& scale_shape, bool with_config, const std::string& text) {
+    const TestDir dir;
+    const HfFolder folder = fp8_folder(dir, scale_shape, with_config);
+    expect_error(ErrorKind::input, text, [&] { locate_tensor(folder, HfFamily::canonical, {"w", {3, 4}}); });
+  };
+  refuse({2, 2}, false,
+         "expected a quantization_config of quant_method \"fp8\" in config.json, since \"w\" is f8_e4m3");
+  refuse({}, true, "expected the scales \"w_scale_inv\" of an f8_e4m3 tensor; got none; fetch them");
+  refuse({2, 3}, true, "expected f32 [2, 2] for \"w_scale_inv\", one scale for each block of 2 x 3; got f32 [2, 3]");
+  const TestDir dir;
+  write_config(dir);
+  const std::vector<uint8_t> packed(2 * 6 * 5);
+  write_safetensors(dir.path("model.safetensors"),
+                    {{{"model.layers.0.mlp.experts.gate_up_proj", DType::f8_e4m3, {2, 6, 5}}, packed.data()}}, {});
+  const HfFolder folder = HfFolder::open(dir.path());
+  expect_error(
+      ErrorKind::input, "got f8_e4m3: experts in one tensor have no scales here; save one tensor per expert", [&] {
+        locate_tensor(folder, HfFamily::canonical, {"model.layers.0.mlp.experts.1.gate_proj.weight", {3, 5}, 2});
+      });
+}
+
 }  // namespace
 }  // namespace moebius

@@ -57,7 +57,8 @@ std::string from_mixtral_name(std::string name) {
 }  // namespace
 
 HfFamily hf_family(std::string_view model_type) {
-  constexpr std::string_view kCanonical[] = {"llama", "mistral", "olmoe", "qwen2", "qwen3", "qwen3_moe"};
+  constexpr std::string_view kCanonical[] = {"deepseek_v2", "deepseek_v3", "llama", "mistral",
+                                             "olmoe",       "qwen2",       "qwen3", "qwen3_moe"};
   if (model_type == "mixtral") return HfFamily::mixtral;
   if (model_type == "qwen2_moe") return HfFamily::qwen2_moe;
   if (std::find(std::begin(kCanonical), std::end(kCanonical), model_type) != std::end(kCanonical)) {

@@ -4,6 +4,8 @@
 //   model.embed_tokens.weight  model.norm.weight  lm_head.weight
 //   model.layers.{i}.input_layernorm.weight            model.layers.{i}.post_attention_layernorm.weight
 //   model.layers.{i}.self_attn.{q,k,v,o}_proj.weight   model.layers.{i}.self_attn.{q,k}_norm.weight
+//   model.layers.{i}.self_attn.{q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,q_a_layernorm,kv_a_layernorm}.weight
+//                                                      latent attention
 //   model.layers.{i}.mlp.{gate,up,down}_proj.weight    a dense layer
 //   model.layers.{i}.mlp.gate.weight                   the router of a MoE layer; also mlp.gate.e_score_correction_bias
 //   model.layers.{i}.mlp.experts.{e}.{gate,up,down}_proj.weight
@@ -17,7 +19,8 @@
 
 namespace moebius {
 
-// The spellings there are: our own is also that of llama, mistral, olmoe, qwen2, qwen3 and qwen3_moe.
+// The spellings there are: our own is also that of deepseek_v2 and _v3, llama, mistral, olmoe, qwen2,
+// qwen3 and qwen3_moe.
 enum class HfFamily : uint8_t { canonical, mixtral, qwen2_moe };
 
 // Of config.json's model_type; Error{input} for a model that is not of Hugging Face, with the list.

@@ -27,6 +27,36 @@ TensorSource plain_source(const SafetensorsEntry& entry, const WantedTensor& wan
   return {.hf_name = entry.name, .dtype = entry.dtype, .rows = rows, .cols = cols, .row_stride = cols};
 }
 
+// A source in 8-bit floats together with its scales.
+TensorSource scaled(TensorSource source, const HfFolder& folder) {
+  source.packing = read_weight_packing(folder.config(), folder.dir() + "/config.json");
+  MOEBIUS_CHECK(
+      input, source.packing.kind == WeightPacking::Kind::fp8,
+      "model folder {}: expected a quantization_config of quant_method \"fp8\" in config.json, since \"{}\" is "
+      "f8_e4m3; got none: without its block size the scales cannot be read",
+      folder.dir(), source.hf_name);
+  source.scale_name = source.hf_name + "_scale_inv";
+  const SafetensorsEntry* scale = folder.find(source.scale_name);
+  MOEBIUS_CHECK(input, scale, "model folder {}: expected the scales \"{}\" of an f8_e4m3 tensor; got none; fetch them",
+                folder.dir(), source.scale_name);
+  const Dims want{(source.rows + source.packing.block_rows - 1) / source.packing.block_rows,
+                  (source.cols + source.packing.block_cols - 1) / source.packing.block_cols};
+  MOEBIUS_CHECK(input, scale->dtype == DType::f32 && scale->shape == want,
+                "model weights: expected f32 {} for \"{}\", one scale for each block of {} x {}; got {} {}",
+                text_of(want), source.scale_name, source.packing.block_rows, source.packing.block_cols,
+                name_of(scale->dtype), text_of(scale->shape));
+  source.dtype = DType::f32;
+  return source;
+}
+
+void read_scaled(const HfFolder& folder, const TensorSource& source, float* dst) {
+  std::vector<uint8_t> packed(source.rows * source.cols);
+  std::vector<float> scale(folder.at(source.scale_name).bytes / static_cast<int64_t>(sizeof(float)));
+  folder.read(source.hf_name, packed.data());
+  folder.read(source.scale_name, scale.data());
+  unpack_fp8(dst, packed.data(), scale.data(), source.rows, source.cols, source.packing);
+}
+
 // Which way round a fused tensor lies: out before in, or in before out.
 bool is_out_in(const SafetensorsEntry& entry, const Dims& out_in, const Dims& in_out, FusedLayout layout) {
   const bool fits_out_in = entry.shape == out_in && layout != FusedLayout::in_out;
@@ -102,13 +132,20 @@ TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const Wanted
   MOEBIUS_CHECK(input, found.size() == 1, "model folder {}: expected {} once; got it as {}; keep one of them",
                 folder.dir(), wanted.name, name_list(found));
   const SafetensorsEntry& entry = folder.at(found[0]);
-  if (expert && found[0] == fused_name(*expert)) return fused_source(entry, *expert, wanted, layout);
-  return plain_source(entry, wanted);
+  const bool fused = expert && found[0] == fused_name(*expert);
+  TensorSource source = fused ? fused_source(entry, *expert, wanted, layout) : plain_source(entry, wanted);
+  if (entry.dtype != DType::f8_e4m3) return source;
+  MOEBIUS_CHECK(input, !fused,
+                "model weights: expected f32, bf16, f16 or f64 for \"{}\"; got f8_e4m3: experts in one tensor have no "
+                "scales here; save one tensor per expert",
+                entry.name);
+  return scaled(std::move(source), folder);
 }
 
 void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst) {
   const int64_t size = size_of(source.dtype);
   if (source.rows == 0 || source.cols == 0) return;
+  if (!source.scale_name.empty()) return read_scaled(folder, source, static_cast<float*>(dst));
   if (source.col_stride == 1) {
     MOEBIUS_ASSERT(source.row_stride == source.cols);
     return folder.read(source.hf_name, source.offset * size, (source.offset + source.rows * source.cols) * size, dst);

@@ -1,10 +1,12 @@
 // Where a canonical parameter lies in a Hugging Face folder, whichever of the layouts for experts its writer chose:
 //
 //   one tensor per expert and projection   [I, H] or [H, I]        the hub's layout
-//   fused, out before in                   mlp.experts.gate_up_proj [E, 2I, H] (gate rows, then up rows), down_proj [E,
-//   H, I] fused, in before out                   mlp.experts.gate_up_proj [E, H, 2I], down_proj [E, I, H]
+//   fused, out before in   mlp.experts.gate_up_proj [E, 2I, H] (gate rows, then up rows), down_proj [E, H, I]
+//   fused, in before out   mlp.experts.gate_up_proj [E, H, 2I], down_proj [E, I, H]
 //
-// A source is a strided view of the tensor on disk, so the loader copies without knowing layouts.
+// A source is a strided view of the tensor on disk, so the loader copies without knowing layouts. A matrix in 8-bit
+// floats, whose "{name}_scale_inv" [ceil(rows / block), ceil(cols / block)] (f32) multiplies its blocks, is delivered
+// in f32.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +16,18 @@
 #include "core/dtype.h"
 #include "io/hf_folder.h"
 #include "io/hf_names.h"
+#include "io/packed_weights.h"
 
 namespace moebius {
 
 // Element [r, c] of the parameter, seen as rows x cols, is element offset + r * row_stride + c * col_stride on disk.
 struct TensorSource {
   std::string hf_name;
-  DType dtype = DType::f32;  // on disk
+  DType dtype = DType::f32;  // of what read_tensor gives: as on disk, unless there are scales
   int64_t rows = 0, cols = 0;
   int64_t offset = 0, row_stride = 0, col_stride = 1;
+  std::string scale_name;  // of the tensor with the scales; empty: none
+  WeightPacking packing;
 };
 
 enum class FusedLayout : uint8_t { by_shape, out_in, in_out };
@@ -34,11 +39,12 @@ struct WantedTensor {
 };
 
 // Error{input} when the folder has no such tensor, has it in two layouts, has another shape, or when a fused tensor
-// fits both orientations by its shape alone (2I == H or I == H) and `layout` does not say which.
+// fits both orientations by its shape alone (2I == H or I == H) and `layout` does not say which; and for 8-bit floats
+// without their scales.
 TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const WantedTensor& wanted,
                            FusedLayout layout = FusedLayout::by_shape);
 
-// rows * cols elements, row by row, in the dtype on disk. Reads this expert's part of the tensor, not the others.
+// rows * cols elements of source.dtype, row by row. Reads this expert's part of the tensor, not the others.
 void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst);
 
 }  // namespace moebius

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "model/gqa.h"
+#include "model/mla.h"
 #include "model/moe.h"
 #include "model/norm.h"
 
@@ -24,6 +25,7 @@ class Block {
     Norm::Saved norm1, norm2;
     SavedTensor n1_TD, n2_TD;  // the norms' outputs: inputs of attention and feed-forward
     Gqa::Saved attention;
+    Mla::Saved latent_attention;
     Mlp::Saved mlp;
     Moe::Saved moe;
   };
@@ -42,13 +44,18 @@ class Block {
   const Moe* moe() const { return moe_ ? &*moe_ : nullptr; }
 
  private:
+  void attend(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
+  void remake_attention(Step& step, Saved& saved) const;
+  void attention_output(Step& step, Tensor y_TD, const Saved& saved) const;
+  void attend_backward(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;
   void remake(Step& step, Saved& saved) const;
   void feed_forward(Step& step, Residual& residual, Tensor attended_TD, Saved& saved) const;
 
   int64_t D_, max_tokens_;
   DType dtype_;
   Norm norm1_;
-  Gqa attention_;
+  std::optional<Gqa> gqa_;  // a layer has this,
+  std::optional<Mla> mla_;  // or with latent attention this
   Norm norm2_;
   std::optional<Mlp> mlp_;  // a dense layer has this,
   std::optional<Moe> moe_;  // an MoE layer this

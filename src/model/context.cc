@@ -79,13 +79,16 @@ void to_ranks(Step& step, const Pieces& pieces, Tensor ranks_U, Tensor sequences
   for_each_piece(pieces, sequences_U, ranks_U, [&](const Tensor& s, const Tensor& r) { copy(step.stream, r, s); });
 }
 
-std::unique_ptr<Context> make_context(const std::string& comm, const Mesh& mesh, const ContextSpec& spec) {
-  const bool is_known = comm == "auto" || comm == "allgather" || comm == "ring" || comm == "alltoall";
-  MOEBIUS_CHECK(usage, is_known,
-                "parallel.cp_comm must be \"auto\", \"allgather\", \"ring\" or \"alltoall\"; got \"{}\"", comm);
+std::unique_ptr<Context> make_context(CpComm comm, const Mesh& mesh, const ContextSpec& spec) {
   if (mesh.shape().cp == 1) return std::make_unique<LocalContext>(spec);
-  if (comm == "ring") return std::make_unique<RingContext>(mesh, spec);
-  if (comm == "alltoall") return std::make_unique<AllToAllContext>(mesh, spec);
+  switch (comm) {
+    case CpComm::ring:
+      return std::make_unique<RingContext>(mesh, spec);
+    case CpComm::alltoall:
+      return std::make_unique<AllToAllContext>(mesh, spec);
+    case CpComm::allgather:
+      break;
+  }
   return std::make_unique<AllGatherContext>(mesh, spec);
 }
 

@@ -19,7 +19,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "comm/mesh.h"
 #include "model/step.h"
@@ -46,8 +45,8 @@ class Context {
                         const Qkv& in) const = 0;
 };
 
-// comm: "auto" | "allgather" | "ring" | "alltoall"; auto is allgather. With cp = 1 attention is one op on the rows that
-// are here. Error{usage} for another name, and with the equation when alltoall cannot share the heads.
-std::unique_ptr<Context> make_context(const std::string& comm, const Mesh& mesh, const ContextSpec& spec);
+// With cp = 1 attention is one op on the rows that are here. Error{usage} with the equation when alltoall cannot share
+// the heads.
+std::unique_ptr<Context> make_context(CpComm comm, const Mesh& mesh, const ContextSpec& spec);
 
 }  // namespace moebius

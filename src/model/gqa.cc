@@ -50,7 +50,7 @@ ParamSpec o_spec(const std::string& prefix, const ModelSpec& m, DType dtype, con
 }  // namespace
 
 Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh,
-         const Tensor& rope_table_Pd)
+         CpComm cp_comm, const Tensor& rope_table_Pd)
     : tp_(mesh.shape().tp),
       H_(div_exact(m.num_heads, tp_, "attention: query heads over parallel.tp")),
       G_(div_exact(m.num_kv_heads, tp_, "attention: kv heads over parallel.tp")),
@@ -61,6 +61,7 @@ Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, DTyp
       dtype_(dtype),
       qkv_(params, qkv_spec(prefix, m, dtype, mesh), mesh),
       o_(params, o_spec(prefix, m, dtype, mesh), mesh),
+      context_(make_context(cp_comm, mesh, {.heads = H_, .kv_heads = G_, .window = window_, .scale = scale_})),
       qk_norm_(m.qk_norm),
       rope_table_Pd_(rope_table_Pd) {
   if (m.qkv_bias) qkv_bias_.emplace(params, qkv_bias_spec(prefix, m, dtype, mesh));
@@ -87,7 +88,7 @@ void Gqa::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tok
   saved.lse_TH.declare(plan, prefix + ".lse", {T, H_}, DType::f32, &RecomputeSpec::attention);
 }
 
-Gqa::Qkv Gqa::take_qkv(Step& step, int64_t T) const {
+Qkv Gqa::take_qkv(Step& step, int64_t T) const {
   return {step.take({T, H_, d_}, dtype_), step.take({T, G_, d_}, dtype_), step.take({T, G_, d_}, dtype_)};
 }
 
@@ -133,17 +134,7 @@ void Gqa::attend(Step& step, Saved& saved, int64_t T) const {
   StackScope scope(step.stack);
   const Qkv r = take_qkv(step, T);
   split_and_rotate(step, r, saved.qkv_TC.rows(0, T));
-  AttentionFwd attention{.o_THd = saved.o_THd.rows(0, T),
-                         .lse_TH = saved.lse_TH.rows(0, T),
-                         .q_THd = r.q_THd,
-                         .k_UGd = r.k_TGd,
-                         .v_UGd = r.v_TGd,
-                         .doc_start_T = step.batch.attention_starts(T),
-                         .batch = step.batch.shape.batch,
-                         .window = window_,
-                         .scale = scale_};
-  attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
-  attention_fwd(step.stream, attention);
+  context_->forward(step, saved.o_THd.rows(0, T), saved.lse_TH.rows(0, T), r);
 }
 
 void Gqa::output(Step& step, Tensor y_tD, const Saved& saved) const {
@@ -171,22 +162,7 @@ void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
   o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD);
   const Qkv r = take_qkv(step, T), dr = take_qkv(step, T);
   split_and_rotate(step, r, qkv_TC);
-  AttentionBwd attention{.dq_THd = dr.q_THd,
-                         .dk_TGd = dr.k_TGd,
-                         .dv_TGd = dr.v_TGd,
-                         .do_THd = do_THd,
-                         .o_THd = saved.o_THd.rows(0, T),
-                         .lse_TH = saved.lse_TH.rows(0, T),
-                         .q_THd = r.q_THd,
-                         .k_TGd = r.k_TGd,
-                         .v_TGd = r.v_TGd,
-                         .doc_start_T = step.batch.attention_starts(T),
-                         .batch = step.batch.shape.batch,
-                         .window = window_,
-                         .scale = scale_};
-  attention.scratch = step.take_bytes(AttentionBwd::scratch_bytes(attention, step.stream));
-  attention_bwd(step.stream, attention);
-
+  context_->backward(step, dr, do_THd, saved.o_THd.rows(0, T), saved.lse_TH.rows(0, T), r);
   rotate_bwd(step, saved.dqkv_TC, dr, qkv_TC);
   qkv_.backward_input(step, dx_tD, saved.dqkv_TC);
 }

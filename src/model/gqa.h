@@ -8,6 +8,7 @@
 #include "config/model_spec.h"
 #include "memory/saved_tensor.h"
 #include "model/bias.h"
+#include "model/context.h"
 #include "model/linear.h"
 
 namespace moebius {
@@ -26,9 +27,9 @@ class Gqa {
     SavedTensor qkv_TC, o_THd, lse_TH;
     Tensor dy_TD, dqkv_TC;
   };
-  // Error{usage} when tp does not divide the heads.
+  // Error{usage} when tp does not divide the heads, and of make_context.
   Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& spec, DType dtype, const Mesh& mesh,
-      const Tensor& rope_table_Pd);
+      CpComm cp_comm, const Tensor& rope_table_Pd);
   // tokens: rows of x.
   void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
 
@@ -45,9 +46,6 @@ class Gqa {
   void forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, int64_t first) const;
 
  private:
-  struct Qkv {
-    Tensor q_THd, k_TGd, v_TGd;
-  };
   Qkv take_qkv(Step& step, int64_t tokens) const;
   void project(Step& step, Tensor qkv_TC, Tensor x_tD) const;
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from qkv
@@ -60,6 +58,7 @@ class Gqa {
   DType dtype_;
   ColumnLinear qkv_;
   RowLinear o_;
+  std::unique_ptr<Context> context_;
   std::optional<Bias> qkv_bias_;
   QkNorm qk_norm_;
   const Param *q_norm_ = nullptr, *k_norm_ = nullptr;

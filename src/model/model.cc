@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/rope_frequencies.h"
 #include "model/token_runs.h"
 #include "ops/rope/rope.h"
 
@@ -34,7 +35,7 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
                          held.spec);
     saved_.emplace_back(held.num_saved);
   }
-  plan.declare(rope_table_Pd_, "rope_table", {max_positions, model.head_dim}, DType::f32, Life::state);
+  plan.declare(rope_table_Pd_, "rope_table", {max_positions, model.rope_dim()}, DType::f32, Life::state);
   for (size_t v = 0; v < stages_.size(); ++v) {
     for (size_t set = 0; set < saved_[v].size(); ++set)
       stages_[v].declare_saved(plan, saved_[v].size() == 1 ? "" : fmt::format("set{}.", set), saved_[v][set]);
@@ -44,7 +45,11 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
 }
 
 void Model::init_state(Stream& s) const {
-  rope_table(s, {.cos_sin_Pd = rope_table_Pd_, .theta = spec_.rope_theta});
+  const RopeFrequencies rope = rope_frequencies(spec_);
+  rope_table(s, {.cos_sin_Pd = rope_table_Pd_,
+                 .theta = spec_.rope_theta,
+                 .frequencies = rope.values,
+                 .magnitude = rope.magnitude});
   for (const Stage& stage : stages_) stage.init_state(s);
 }
 
@@ -84,6 +89,10 @@ void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64
   caches.resize(whole().blocks().size());
   const Shape shape{max_tokens, spec_.num_kv_heads, spec_.head_dim};
   for (size_t i = 0; i < caches.size(); ++i) {
+    if (spec_.is_latent()) {
+      Mla::declare_cache(plan, fmt::format("layer{}", i), spec_, dtype_, max_tokens, caches[i]);
+      continue;
+    }
     plan.declare(caches[i].k_UGd, fmt::format("layer{}.k_cache", i), shape, dtype_, Life::saved);
     plan.declare(caches[i].v_UGd, fmt::format("layer{}.v_cache", i), shape, dtype_, Life::saved);
   }

@@ -1,6 +1,7 @@
 // What every layer gets: where to run, scratch, and the micro-batch. It must not grow.
 #pragma once
 
+#include "config/parallel_spec.h"
 #include "core/arena.h"
 #include "core/device.h"
 #include "memory/plan.h"
@@ -16,6 +17,7 @@ struct BatchShape {
       1;  // scopes of the sequence balance loss in it: sequences, or documents when they are kept apart
   // Sequences hold documents that do not see each other, where doc_start_T says; else a token sees all before it.
   bool documents = true;
+  CpComm cp_comm = CpComm::allgather;
   int64_t tokens() const { return batch * seq; }
 };
 

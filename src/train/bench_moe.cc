@@ -98,9 +98,10 @@ class Layer {
   int64_t kept_bytes() const {
     const Route& r = saved_.router.route;
     int64_t bytes = 0;
-    for (const Tensor& t : {x_TD, saved_.h_R2F, saved_.router.logits_TE, r.topk_TK, r.weight_TK, r.counts_E,
-                            r.offsets_E1, r.row_token_R, r.row_pair_R, r.pair_row_TK})
-      bytes += t.num_bytes();
+    const std::initializer_list<Tensor> kept{
+        x_TD,       saved_.h_R2F, saved_.router.logits_TE, r.topk_TK,    r.weight_TK,
+        r.counts_E, r.offsets_E1, r.row_token_R,           r.row_pair_R, r.pair_row_TK};
+    for (const Tensor& t : kept) bytes += t.num_bytes();
     return bytes;
   }
   double y_sum(Stream& s, int64_t t) const {

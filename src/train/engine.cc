@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/device_support.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm_cuda.h"
 
@@ -21,7 +22,8 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
           .shape = {.batch = B,
                     .seq = S / mesh.cp,
                     .max_segments = run.data.separate_documents ? B * S : B,
-                    .documents = run.data.separate_documents},
+                    .documents = run.data.separate_documents,
+                    .cp_comm = run.parallel.cp_comm},
           .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
           .optimizer = run.optimizer,
           .recompute = run.memory.recompute,
@@ -85,6 +87,7 @@ Engine::Engine(const EngineSpec& spec)
       mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get())),
       plan_(spec.recompute) {
   if (spec_.device != DeviceKind::null) spec_.target = spec_.device;
+  check_device(spec_.model, spec_.target);
   if (gpu_) {
     other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
     Stream s = stream();

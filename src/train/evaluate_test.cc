@@ -29,7 +29,7 @@ class Evaluate : public ::testing::Test {
     write_info(b_, 24, 72);
   }
   EvalResult evaluate_sets(const std::vector<DatasetSpec>& sets, int64_t max_batches = 0,
-                           const std::atomic<int>* stop = nullptr) {
+                           const std::function<bool()>& stop = {}) {
     Loader loader(sets, run_, /*shuffle=*/false);
     return evaluate(engine_, loader, max_batches, stop);
   }
@@ -113,12 +113,10 @@ TEST_F(Evaluate, DocumentsApartLeaveOutTheirFirstTokens) {
 }
 
 TEST_F(Evaluate, StopsWhenAskedAndSaysSo) {
-  const std::atomic<int> stop{15};
-  const EvalResult r = evaluate_sets({{a_, 1}, {b_, 1}}, 0, &stop);
+  const EvalResult r = evaluate_sets({{a_, 1}, {b_, 1}}, 0, [] { return true; });
   EXPECT_FALSE(r.complete);
   EXPECT_EQ(r.tokens, 0);
-  const std::atomic<int> go_on{0};
-  EXPECT_TRUE(evaluate_sets({{a_, 1}, {b_, 1}}, 0, &go_on).complete);
+  EXPECT_TRUE(evaluate_sets({{a_, 1}, {b_, 1}}, 0, [] { return false; }).complete);
 }
 
 }  // namespace

@@ -23,12 +23,16 @@ std::string shard_name(size_t shard, size_t num_shards) {
   return fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, num_shards);
 }
 
+// Scores lie closer together than bf16 tells apart: their correction keeps its own dtype.
+bool keeps_its_dtype(const std::string& name) { return name.ends_with(".e_score_correction_bias"); }
+
 std::vector<TensorCopy> hub_tensors(const WeightsReader& reader, const ExportSpec& spec, HfFamily family) {
   std::vector<TensorCopy> tensors;
   for (size_t i = 0; i < reader.entries().size(); ++i) {
     const WeightsEntry& entry = reader.entries()[i];
     if (is_training_state(entry.name)) continue;
-    tensors.push_back({i, hf_name(family, entry.name), entry.shape, spec.dtype.value_or(entry.dtype)});
+    const DType dtype = keeps_its_dtype(entry.name) ? entry.dtype : spec.dtype.value_or(entry.dtype);
+    tensors.push_back({i, hf_name(family, entry.name), entry.shape, dtype});
   }
   return tensors;
 }
@@ -49,9 +53,12 @@ const char* torch_name(DType dtype) {
 // torch_dtype says what all tensors are; where they differ it stays what it was.
 json config_of(const ModelSpec& model, const std::vector<TensorCopy>& tensors) {
   json config = hf_from_model_spec(model);
+  config.erase("quantization_config");  // the weights are unpacked
   if (!config.contains("architectures")) config["architectures"] = {find_family(model.family)->architecture};
   std::set<DType> dtypes;
-  for (const TensorCopy& t : tensors) dtypes.insert(t.dtype);
+  for (const TensorCopy& t : tensors) {
+    if (!keeps_its_dtype(t.name)) dtypes.insert(t.dtype);
+  }
   if (dtypes.size() == 1) config["torch_dtype"] = torch_name(*dtypes.begin());
   return config;
 }

@@ -21,7 +21,8 @@ struct ImportResult {
   int64_t num_files = 0;                               // copied along
 };
 
-// Every tensor under its canonical name in the dtype it has, fused experts taken apart; config.json as it lies in the
+// Every tensor under its canonical name in the dtype it has (f32 for those in few bits with scales), fused experts
+// taken apart; config.json as it lies in the
 // meta data; all other files beside. The checkpoint appears whole or not at all. Memory: the largest tensor.
 // Error{input} as load_weights.
 ImportResult import_hugging_face(const ImportSpec& spec);

@@ -24,6 +24,7 @@ struct Placed {
 class Placement {
  public:
   Placement(HfFolder& folder, const Model& model) : folder_(folder), model_(model), family_(hf_family(model_type())) {
+    read_weight_packing(folder.config(), folder.dir() + "/config.json");  // refuses what is not read
     for (const Param& param : model.params().all()) {
       for (const ParamPart& part : param.spec.parts) place(part);
     }
@@ -44,12 +45,15 @@ class Placement {
       const WantedTensor wanted{part.name, dims_of(part.shape), model_.spec().num_experts};
       placed_.push_back({&part, locate_tensor(folder_, family_, wanted)});
       folder_.consume(placed_.back().source.hf_name);
+      if (!placed_.back().source.scale_name.empty()) folder_.consume(placed_.back().source.scale_name);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::input) throw;
       problems_.push_back(error.what());
       // A tensor of another shape is known, not unexpected.
       for (const std::string& name : {part.name, hf_name(family_, part.name)}) {
-        if (folder_.find(name)) folder_.consume(name);
+        for (const std::string& known : {name, name + "_scale_inv"}) {
+          if (folder_.find(known)) folder_.consume(known);
+        }
       }
     }
   }

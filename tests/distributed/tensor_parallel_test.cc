@@ -13,53 +13,24 @@ constexpr int64_t D = 5, kBatch = 3, kSeq = 8, kRows = kBatch * kSeq;
 // Sums of at most 64 products of magnitude 1, a few of them in a row.
 constexpr double kTolerance = 64 * 0x1p-23;
 
-struct Passes {
-  Values y, dx;
-};
+constexpr BatchShape kWhole{.batch = kBatch, .seq = kSeq};
 
-// x and dy are this rank's rows of what all tokens have.
-template <class Layer>
-Passes both_passes(LayerRig& rig, const Layer& layer, typename Layer::Saved& saved) {
-  const int64_t t = std::ssize(rig.stream_tokens);
-  const auto own = [&](uint64_t key) {
-    return Array::of({t, D}, DType::f32, rig.own(Array::normal({kRows, D}, DType::f32, key).values(), D));
-  };
-  Array x = own(1), dy = own(2), y = Array::poisoned({t, D}, DType::f32), dx = y;
-  Step step = rig.step();
-  StackScope scope(step.stack);
-  layer.forward(step, y.tensor(), x.tensor(), saved);
-  layer.backward_input(step, dx.tensor(), dy.tensor(), saved);
-  layer.backward_weight(step, saved);
-  return {y.values(), dx.values()};
-}
-
-void declare_saved(const Mlp& layer, MemoryPlan& plan, int64_t rows, Mlp::Saved& saved) {
+void declare_mlp(const Mlp& layer, MemoryPlan& plan, int64_t rows, Mlp::Saved& saved) {
   layer.declare_saved(plan, "mlp", rows, saved, &RecomputeSpec::mlp);
 }
-void declare_saved(const Gqa& layer, MemoryPlan& plan, int64_t rows, Gqa::Saved& saved) {
+void declare_gqa(const Gqa& layer, MemoryPlan& plan, int64_t rows, Gqa::Saved& saved) {
   layer.declare_saved(plan, "attention", rows, saved);
 }
 
-// make(rig, mesh) gives the layer.
-template <class Layer>
-void expect_like_one_rank(Transport& transport, const std::function<Layer(LayerRig&, const Mesh&)>& make) {
-  const Mesh one(MeshShape{}), mesh({.tp = transport.size(), .ep = transport.size()}, transport);
-  const BatchShape whole{.batch = kBatch, .seq = kSeq};
-  std::optional<Layer> alone, shared;
-  typename Layer::Saved alone_saved, saved;
-  const auto declare = [&](std::optional<Layer>& layer, typename Layer::Saved& to, const Mesh& on) {
-    return [&](LayerRig& rig) {
-      layer.emplace(make(rig, on));
-      declare_saved(*layer, rig.plan, rows_between_projections(rig.batch.shape, on.shape()), to);
-    };
-  };
-  LayerRig want(one, whole, declare(alone, alone_saved, one)), got(mesh, whole, declare(shared, saved, mesh));
-  expect_blocks(got.params, want.params, &Param::w, 0);
-  const Passes w = both_passes(want, *alone, alone_saved), g = both_passes(got, *shared, saved);
-  reduce_gradients(got, mesh);
-  testing::expect_close("y", g.y, got.own(w.y, D), kTolerance, kTolerance);
-  testing::expect_close("dx", g.dx, got.own(w.dx, D), kTolerance, kTolerance);
-  expect_blocks(got.params, want.params, &Param::dw, kTolerance);
+Mesh mesh_of(Transport& transport) { return Mesh({.tp = transport.size(), .ep = transport.size()}, transport); }
+
+// A layer gathers x and sums y in the forward pass, gathers dy and sums dx in the backward, and gathers x once more for
+// the weight gradient: each (n - 1) / n of the rows of all ranks.
+void expect_row_traffic(const LayerPasses& passes, int64_t n) {
+  const int64_t all_rows = kRows * D * size_of(DType::f32), once = all_rows * (n - 1) / n;
+  EXPECT_EQ(passes.sent[0][0], 2 * once);
+  EXPECT_EQ(passes.sent[0][1], 3 * once);
+  EXPECT_EQ(passes.sent[1][0] + passes.sent[1][1], 0);
 }
 
 class TensorParallel : public Ranks {};
@@ -67,9 +38,9 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, TensorParallel, ::testing::Values(1, 2, 4, 
 
 TEST_P(TensorParallel, MlpEqualsOneRank) {
   run([](Transport& transport) {
-    expect_like_one_rank<Mlp>(transport, [](LayerRig& rig, const Mesh& mesh) {
-      return Mlp(rig.params, "mlp", D, 24, DType::f32, mesh, 0.5f);
-    });
+    const Mesh mesh = mesh_of(transport);
+    const auto make = [](LayerRig& rig, const Mesh& on) { return Mlp(rig.params, "mlp", D, 24, DType::f32, on, 0.5f); };
+    expect_row_traffic(expect_like_one_rank<Mlp>(mesh, kWhole, D, kTolerance, make, declare_mlp), mesh.shape().tp);
   });
 }
 
@@ -86,22 +57,28 @@ ModelSpec attention_model(QkNorm norm, bool bias) {
   return m;
 }
 
-void expect_attention_like_one_rank(Transport& transport, const ModelSpec& model) {
-  Tensor table;
+void expect_attention_like_one_rank(const Mesh& mesh, const ModelSpec& model) {
   Array cos_sin = Array::poisoned({kSeq, model.head_dim}, DType::f32);
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
   rope_table(s, {.cos_sin_Pd = cos_sin.tensor()});
-  table = cos_sin.tensor();
-  expect_like_one_rank<Gqa>(transport, [&](LayerRig& rig, const Mesh& mesh) {
-    return Gqa(rig.params, "attention", model, DType::f32, mesh, table);
-  });
+  const Tensor table = cos_sin.tensor();
+  const auto make = [&](LayerRig& rig, const Mesh& on) {
+    return Gqa(rig.params, "attention", model, DType::f32, on, CpComm::allgather, table);
+  };
+  expect_row_traffic(expect_like_one_rank<Gqa>(mesh, kWhole, D, kTolerance, make, declare_gqa), mesh.shape().tp);
 }
 
 TEST_P(TensorParallel, AttentionEqualsOneRank) {
   run([](Transport& transport) {
-    expect_attention_like_one_rank(transport, attention_model(QkNorm::none, false));
-    expect_attention_like_one_rank(transport, attention_model(QkNorm::per_head, true));
+    const Mesh mesh = mesh_of(transport);
+    expect_attention_like_one_rank(mesh, attention_model(QkNorm::none, false));
+  });
+}
+
+TEST_P(TensorParallel, AttentionWithBiasAndNormsEqualsOneRank) {
+  run([](Transport& transport) {
+    expect_attention_like_one_rank(mesh_of(transport), attention_model(QkNorm::per_head, true));
   });
 }
 
@@ -109,7 +86,7 @@ TEST(TensorParallelErrors, HeadsAndWidthsMustDivide) {
   const auto error_on = [](int ranks, const std::function<void(LayerRig&, const Mesh&)>& make) {
     std::string text;
     run_threads(ranks, test_world(), [&](Transport& transport) {
-      const Mesh mesh({.tp = transport.size(), .ep = transport.size()}, transport);
+      const Mesh mesh = mesh_of(transport);
       const std::string got = testing::error_of([&] { LayerRig(mesh, {}, [&](LayerRig& rig) { make(rig, mesh); }); });
       if (transport.rank() == 0) text = got;
     });
@@ -117,8 +94,11 @@ TEST(TensorParallelErrors, HeadsAndWidthsMustDivide) {
   };
   ModelSpec m = attention_model(QkNorm::none, false);
   const auto attention = [&](LayerRig& rig, const Mesh& mesh) {
-    Gqa(rig.params, "attention", m, DType::f32, mesh, Tensor{});
+    Gqa(rig.params, "attention", m, DType::f32, mesh, CpComm::allgather, Tensor{});
   };
+  m.qk_norm = QkNorm::whole;
+  EXPECT_EQ(error_on(2, attention), "attention: a norm over all heads needs parallel.tp = 1; got 2");
+  m.qk_norm = QkNorm::none;
   EXPECT_EQ(error_on(3, attention), "attention: query heads over parallel.tp: 16 must be divisible by 3");
   m.num_kv_heads = 1;
   EXPECT_EQ(error_on(2, attention), "attention: kv heads over parallel.tp: 1 must be divisible by 2");
@@ -159,8 +139,7 @@ VocabPasses vocab_passes(LayerRig& rig, const Embedding& embedding, const LmHead
 void expect_vocab_like_one_rank(Transport& transport, bool tied) {
   ModelSpec model = attention_model(QkNorm::none, false);
   model.tie_word_embeddings = tied;
-  const Mesh one(MeshShape{}), mesh({.tp = transport.size(), .ep = transport.size()}, transport);
-  const BatchShape whole{.batch = kBatch, .seq = kSeq};
+  const Mesh one(MeshShape{}), mesh = mesh_of(transport);
   std::optional<Embedding> embedding[2];
   std::optional<LmHead> head[2];
   const auto declare = [&](int i, const Mesh& on) {
@@ -169,9 +148,13 @@ void expect_vocab_like_one_rank(Transport& transport, bool tied) {
       head[i].emplace(rig.params, model, DType::f32, on, &embedding[i]->table());
     };
   };
-  LayerRig want(one, whole, declare(0, one)), got(mesh, whole, declare(1, mesh));
+  LayerRig want(one, kWhole, declare(0, one)), got(mesh, kWhole, declare(1, mesh));
   expect_blocks(got.params, want.params, &Param::w, 0);
   const VocabPasses w = vocab_passes(want, *embedding[0], *head[0]), g = vocab_passes(got, *embedding[1], *head[1]);
+  // The embedding sums x and gathers dx; the loss gathers x twice, and three numbers per row and rank, and sums dx
+  // once.
+  const int64_t n = mesh.shape().tp;
+  EXPECT_EQ(mesh.group(Axis::tp).sent_bytes(), 5 * kRows * D * 4 * (n - 1) / n + 2 * kRows * 3 * 4 * (n - 1));
   reduce_gradients(got, mesh);
   EXPECT_EQ(g.embedded, got.own(w.embedded, D));
   testing::expect_close("loss", g.loss, w.loss, kTolerance, kTolerance);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <random>
 
+#include "core/accelerator.h"
 #include "tests/faults/training_run.h"
 
 namespace moebius {
@@ -204,6 +205,18 @@ TEST_P(LongTraining, ASecondRunInTheSameFolderIsRefused) {
   EXPECT_THAT(runs_.err(), HasSubstr(fmt::format("got a second one beside process {} on ", first)));
   ::kill(first, SIGKILL);
   EXPECT_EQ(end_of(first), kKilled);
+}
+
+// The same on a GPU: what a save reads back and a resume uploads is every bit.
+TEST(TrainingOnGpu, KilledAfterASaveItGoesOnAsIfItHadNot) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  const TrainingRuns runs({"run.device=cuda", "checkpoint.async=true", "precision.compute=bf16", "train.steps=7",
+                           "checkpoint.every=2", "train.eval_every=3", "train.eval_batches=2"});
+  ASSERT_EQ(runs.train("undisturbed"), 0) << runs.err();
+  ASSERT_EQ(runs.train("killed", {}, {.fault = "checkpoint.after_rename:2"}), kKilled) << runs.err();
+  ASSERT_EQ(runs.train("killed"), 0) << runs.err();
+  runs.expect_same("killed", "undisturbed");
 }
 
 }  // namespace

@@ -26,10 +26,21 @@ void check_shapes(const char* who, const Tensor& q, const Tensor& k, const Tenso
   MOEBIUS_CHECK(usage, window >= 0, "{}: window must not be negative; got {}; 0 means no window", who, window);
   check_tensor(who, "q", q, dtype, {rows, heads, width});
   check_tensor(who, "k", k, dtype, {kv_rows, kv_heads, width});
-  check_tensor(who, "v", v, dtype, {kv_rows, kv_heads, width});
+  MOEBIUS_CHECK(usage, v.shape.rank() == 3 && v.dim(2) > 0, "{}: v must be [rows, heads, dv]; got {}", who,
+                to_string(v));
+  check_tensor(who, "v", v, dtype, {kv_rows, kv_heads, v.dim(2)});
   check_tensor(who, "lse", lse, DType::f32, {rows, heads});
   if (!doc_start.empty()) check_tensor(who, "doc_start", doc_start, DType::i32, {rows});
 }
+
+void check_on_gpu(const char* who, const Stream& s, const Tensor& q, const Tensor& v) {
+  MOEBIUS_CHECK(usage, s.target() != DeviceKind::cuda || v.dim(2) == q.dim(2),
+                "{}: on a GPU rows of v must be as wide as those of q; got v {} and q {}", who, to_string(v),
+                to_string(q));
+}
+
+// Of the output and its gradient, [T, H, dv].
+Shape output_shape(const Tensor& q, const Tensor& v) { return {q.dim(0), q.dim(1), v.dim(2)}; }
 
 void check_scratch(const char* who, const Tensor& scratch, int64_t num_bytes) {
   MOEBIUS_CHECK(usage, scratch.num_bytes() >= num_bytes, "{}: scratch must have {} bytes; got {}", who, num_bytes,
@@ -52,19 +63,20 @@ void check_part(const char* who, const Op& a, const Stream& s) {
                 "{}: parts of a sequence run on the CPU, not yet on a GPU; set parallel.cp = 1", who);
 }
 
-// Multiply-adds of one q k^T over all heads, of queries and keys of parts.
+// Pairs of a query head and a key that it sees. Of a part, without the window.
 template <class Op>
-double part_product(const Op& a, const Tensor& q, const Tensor& k) {
+double part_pairs(const Op& a, const Tensor& q, const Tensor& k) {
   const double kv = static_cast<double>(k.dim(0) / a.batch), rows = static_cast<double>(q.dim(0) / a.batch),
                first = static_cast<double>(a.q_first - a.kv_first);
   const double seen = seen_below(std::max(first + rows, 0.0), kv) - seen_below(std::max(first, 0.0), kv);
-  return a.batch * seen * q.dim(1) * q.dim(2);
+  return a.batch * seen * q.dim(1);
 }
-
-// Multiply-adds of one q k^T over all heads.
-double product(const Tensor& q, const Tensor& k, int64_t batch, int64_t window) {
+template <class Op>
+double pairs(const Op& a, const Tensor& q, const Tensor& k) {
+  if (a.is_part) return part_pairs(a, q, k);
+  const int64_t batch = a.batch, window = a.window;
   const double kv = static_cast<double>(k.dim(0) / batch), first = kv - static_cast<double>(q.dim(0) / batch);
-  return batch * (seen_below(kv, window) - seen_below(first, window)) * q.dim(1) * q.dim(2);
+  return batch * (seen_below(kv, window) - seen_below(first, window)) * q.dim(1);
 }
 
 template <class Op>
@@ -80,8 +92,9 @@ int64_t AttentionBwd::scratch_bytes(const AttentionBwd& a, const Stream& s) { re
 void attention_fwd(Stream& s, const AttentionFwd& a) {
   const char* who = "attention_fwd";
   check_shapes(who, a.q_THd, a.k_UGd, a.v_UGd, a.lse_TH, a.doc_start_T, a.batch, a.window, a.is_part);
+  check_on_gpu(who, s, a.q_THd, a.v_UGd);
   check_part(who, a, s);
-  check_tensor(who, "o", a.o_THd, a.q_THd.dtype, a.q_THd.shape);
+  check_tensor(who, "o", a.o_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_UGd));
   check_scratch(who, a.scratch, AttentionFwd::scratch_bytes(a, s));
   OpScope scope(s, who, cost(a));
   if (a.q_THd.empty()) return;
@@ -97,9 +110,10 @@ void attention_fwd(Stream& s, const AttentionFwd& a) {
 
 // Documents make it less; they are known to the device only.
 Cost cost(const AttentionFwd& a) {
-  const int64_t bytes = 2 * a.q_THd.num_bytes() + 2 * a.k_UGd.num_bytes() + a.lse_TH.num_bytes();
-  const double pairs = a.is_part ? part_product(a, a.q_THd, a.k_UGd) : product(a.q_THd, a.k_UGd, a.batch, a.window);
-  return {4 * pairs, static_cast<double>(bytes)};
+  const int64_t bytes =
+      a.q_THd.num_bytes() + a.o_THd.num_bytes() + a.k_UGd.num_bytes() + a.v_UGd.num_bytes() + a.lse_TH.num_bytes();
+  const double widths = static_cast<double>(a.q_THd.dim(2) + a.v_UGd.dim(2));
+  return {2 * widths * pairs(a, a.q_THd, a.k_UGd), static_cast<double>(bytes)};
 }
 
 void attention_bwd(Stream& s, const AttentionBwd& a) {
@@ -110,9 +124,10 @@ void attention_bwd(Stream& s, const AttentionBwd& a) {
                 "{}: q and k must have the same rows; got {} and {}", who, to_string(a.q_THd), to_string(a.k_TGd));
   check_tensor(who, "dq", a.dq_THd, a.q_THd.dtype, a.q_THd.shape);
   check_tensor(who, "dk", a.dk_TGd, a.q_THd.dtype, a.k_TGd.shape);
-  check_tensor(who, "dv", a.dv_TGd, a.q_THd.dtype, a.k_TGd.shape);
-  check_tensor(who, "do", a.do_THd, a.q_THd.dtype, a.q_THd.shape);
-  check_tensor(who, "o", a.o_THd, a.q_THd.dtype, a.q_THd.shape);
+  check_on_gpu(who, s, a.q_THd, a.v_TGd);
+  check_tensor(who, "dv", a.dv_TGd, a.q_THd.dtype, a.v_TGd.shape);
+  check_tensor(who, "do", a.do_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_TGd));
+  check_tensor(who, "o", a.o_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_TGd));
   check_scratch(who, a.scratch, AttentionBwd::scratch_bytes(a, s));
   OpScope scope(s, who, cost(a));
   if (a.q_THd.empty()) return;
@@ -126,11 +141,12 @@ void attention_bwd(Stream& s, const AttentionBwd& a) {
   }
 }
 
-// Five products: scores again, dp, dv, dk, dq.
+// Five products: scores again, dk and dq as wide as q; dp and dv as wide as v.
 Cost cost(const AttentionBwd& a) {
-  const int64_t bytes = 4 * a.q_THd.num_bytes() + 4 * a.k_TGd.num_bytes() + a.lse_TH.num_bytes();
-  const double pairs = a.is_part ? part_product(a, a.q_THd, a.k_TGd) : product(a.q_THd, a.k_TGd, a.batch, a.window);
-  return {10 * pairs, static_cast<double>(bytes)};
+  const int64_t bytes = 2 * (a.q_THd.num_bytes() + a.o_THd.num_bytes() + a.k_TGd.num_bytes() + a.v_TGd.num_bytes()) +
+                        a.lse_TH.num_bytes();
+  const double widths = static_cast<double>(3 * a.q_THd.dim(2) + 2 * a.v_TGd.dim(2));
+  return {2 * widths * pairs(a, a.q_THd, a.k_TGd), static_cast<double>(bytes)};
 }
 
 }  // namespace moebius

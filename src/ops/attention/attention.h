@@ -11,6 +11,7 @@ namespace moebius {
 // Skv). Seen keys: doc_start[b*Sq + i] <= j <= p, and j > p - window when window > 0.  Query head h reads kv head h /
 // (H/G).
 //   o = softmax(scale q k^T) v,   lse[t,h] = log sum exp(scale q k^T)  (natural, f32)
+// Rows of v and o are dv wide, where q and k are d wide; on a GPU dv = d.
 // q, k, v, o: f32 or bf16 alike; scores, softmax and sums in f32; probabilities are rounded to the dtype for the
 // product with v.
 //
@@ -19,8 +20,8 @@ namespace moebius {
 // -inf. attention_merge.h makes results of the whole of them; the backward of a part takes the whole's o and lse and
 // gives the part's share of dq and the whole of dk and dv by these queries.
 struct AttentionFwd {
-  Tensor o_THd, lse_TH;        // out; T = B Sq
-  Tensor q_THd, k_UGd, v_UGd;  // in;  U = B Skv
+  Tensor o_THd, lse_TH;        // out; T = B Sq; o is [T, H, dv]
+  Tensor q_THd, k_UGd, v_UGd;  // in;  U = B Skv; v is [U, G, dv]
   Tensor doc_start_T;          // in, i32, empty: 0; REQUIRES: does not decrease within a sequence
   int64_t batch = 1;
   int64_t window = 0;

@@ -29,7 +29,7 @@ struct Tile {
 }  // namespace
 
 int64_t cpu::scratch_bytes(const AttentionFwd& a, int num_threads) {
-  return num_threads * Tile<float>(cpu::Slice(nullptr), a.q_THd.dim(2)).num_bytes;
+  return num_threads * Tile<float>(cpu::Slice(nullptr), a.v_UGd.dim(2)).num_bytes;
 }
 
 namespace cpu {
@@ -62,7 +62,7 @@ void softmax_row(T* probabilities, float* scores, Range seen, int64_t num_keys, 
 
 template <class T>
 void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t h, Range queries, Tile<T> tile) {
-  const int64_t width = a.q_THd.dim(2), heads = a.q_THd.dim(1), kv_head = h / (heads / a.k_UGd.dim(1));
+  const int64_t width = a.v_UGd.dim(2), heads = a.q_THd.dim(1), kv_head = h / (heads / a.k_UGd.dim(1));
   const int64_t first_row = b * visible.rows + queries.begin, num_queries = queries.size();
   const DType dtype = a.q_THd.dtype;
   std::fill(tile.out, tile.out + num_queries * width, 0.0f);
@@ -75,7 +75,7 @@ void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t
                .b = head_of(a.k_UGd, first_key, kv_head, true),
                .m = num_queries,
                .n = num_keys,
-               .k = width});
+               .k = a.q_THd.dim(2)});
     for (int64_t i = 0; i < num_queries; ++i) {
       const Range seen = visible.keys_of(b, queries.begin + i).within(keys);
       softmax_row(tile.probabilities + i * num_keys, tile.scores + i * num_keys,
@@ -105,7 +105,7 @@ void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t
 // A task is a tile of queries of one head of one sequence.
 void attention_fwd(Stream& s, const AttentionFwd& a) {
   const Visibility visible = visibility_of(a, a.q_THd, a.k_UGd);
-  const int64_t heads = a.q_THd.dim(1), width = a.q_THd.dim(2), tiles = div_ceil(visible.rows, kQueryTile);
+  const int64_t heads = a.q_THd.dim(1), width = a.v_UGd.dim(2), tiles = div_ceil(visible.rows, kQueryTile);
   const int64_t slice_bytes = scratch_bytes(a, 1);
   with_float_type(a.q_THd.dtype, [&](auto zero) {
     s.pool().run(a.batch * heads * tiles, [&](int64_t task, int worker) {

@@ -13,7 +13,10 @@ struct Attention {
   std::vector<double> doc_start;                                 // empty: 0
   int64_t batch, rows, kv_rows, heads, kv_heads, width, window;  // rows of one sequence
   double scale;
+  int64_t v_width = 0;  // 0: width
 
+  int64_t out_width() const { return v_width > 0 ? v_width : width; }
+  int64_t v_offset(int64_t b, int64_t j, int64_t h) const { return kv_offset(b, j, h) / width * out_width(); }
   const double* q_at(int64_t b, int64_t i, int64_t h) const { return &q[((b * rows + i) * heads + h) * width]; }
   int64_t kv_offset(int64_t b, int64_t j, int64_t h) const {
     return ((b * kv_rows + j) * kv_heads + h / (heads / kv_heads)) * width;
@@ -44,13 +47,14 @@ struct AttentionOut {
 };
 
 inline AttentionOut attention_fwd(const Attention& a) {
-  AttentionOut out{std::vector<double>(a.q.size()), std::vector<double>(a.batch * a.rows * a.heads)};
+  const int64_t width = a.out_width();
+  AttentionOut out{std::vector<double>(a.q.size() / a.width * width), std::vector<double>(a.batch * a.rows * a.heads)};
   std::vector<double> p;
   for (int64_t n = 0; n < a.batch * a.rows * a.heads; ++n) {
     const int64_t h = n % a.heads, i = n / a.heads % a.rows, b = n / a.heads / a.rows;
     out.lse[n] = attention_row(p, a, b, i, h);
     for (int64_t j = 0; j < a.kv_rows; ++j) {
-      for (int64_t c = 0; c < a.width; ++c) out.o[n * a.width + c] += p[j] * a.v[a.kv_offset(b, j, h) + c];
+      for (int64_t c = 0; c < width; ++c) out.o[n * width + c] += p[j] * a.v[a.v_offset(b, j, h) + c];
     }
   }
   return out;
@@ -64,10 +68,11 @@ struct AttentionGrads {
 inline AttentionGrads attention_bwd(const Attention& a, const std::vector<double>& dout) {
   AttentionGrads g{std::vector<double>(a.q.size()), std::vector<double>(a.k.size()), std::vector<double>(a.v.size())};
   std::vector<double> p, dp(a.kv_rows);
+  const int64_t v_width = a.out_width();
   for (int64_t n = 0; n < a.batch * a.rows * a.heads; ++n) {
     const int64_t h = n % a.heads, i = n / a.heads % a.rows, b = n / a.heads / a.rows;
     attention_row(p, a, b, i, h);
-    for (int64_t j = 0; j < a.kv_rows; ++j) dp[j] = dot(&dout[n * a.width], &a.v[a.kv_offset(b, j, h)], a.width);
+    for (int64_t j = 0; j < a.kv_rows; ++j) dp[j] = dot(&dout[n * v_width], &a.v[a.v_offset(b, j, h)], v_width);
     const double mean = dot(p.data(), dp.data(), a.kv_rows);
     for (int64_t j = 0; j < a.kv_rows; ++j) {
       const double ds = a.scale * p[j] * (dp[j] - mean);
@@ -75,8 +80,8 @@ inline AttentionGrads attention_bwd(const Attention& a, const std::vector<double
       for (int64_t c = 0; c < a.width; ++c) {
         g.dq[n * a.width + c] += ds * a.k[kv + c];
         g.dk[kv + c] += ds * a.q[n * a.width + c];
-        g.dv[kv + c] += p[j] * dout[n * a.width + c];
       }
+      for (int64_t c = 0; c < v_width; ++c) g.dv[a.v_offset(b, j, h) + c] += p[j] * dout[n * v_width + c];
     }
   }
   return g;

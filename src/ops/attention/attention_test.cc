@@ -12,7 +12,9 @@ using testing::Values;
 struct Case {
   int64_t batch, rows, kv_rows, heads, kv_heads, width, window;
   bool documents;
+  int64_t v_width = 0;  // 0: width; else for the CPU alone
   DType dtype = DType::f32;
+  int64_t out_width() const { return v_width > 0 ? v_width : width; }
 };
 
 std::vector<Case> cases() {
@@ -52,15 +54,32 @@ std::vector<Case> cases() {
   return all;
 }
 
+// Where v is narrower or wider than q and k.
+std::vector<Case> cpu_cases() {
+  std::vector<Case> all;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    all.push_back({2, 33, 33, 3, 3, 10, 0, false, 7, dtype});
+    all.push_back({1, 150, 150, 4, 2, 24, 40, true, 16, dtype});
+    all.push_back({1, 1, 19, 2, 2, 6, 0, false, 9, dtype});
+    all.push_back({1, 20, 300, 2, 1, 4, 0, true, 5, dtype});
+  }
+  return all;
+}
+std::vector<testing::On<Case>> all_cases() {
+  std::vector<testing::On<Case>> all = testing::on_each_device(cases());
+  for (const Case& c : cpu_cases()) all.push_back({DeviceKind::cpu, c});
+  return all;
+}
+
 class AttentionTest : public testing::DeviceTest<Case> {
  protected:
   AttentionTest() {
     q_ = Array::normal({c_.batch * c_.rows, c_.heads, c_.width}, c_.dtype, 1);
     k_ = Array::normal({c_.batch * c_.kv_rows, c_.kv_heads, c_.width}, c_.dtype, 2);
-    v_ = Array::normal({c_.batch * c_.kv_rows, c_.kv_heads, c_.width}, c_.dtype, 3);
+    v_ = Array::normal({c_.batch * c_.kv_rows, c_.kv_heads, c_.out_width()}, c_.dtype, 3);
     if (c_.documents) doc_start_ = Array::of_ints({c_.batch * c_.rows}, doc_starts());
-    ref_ = {q_.values(), k_.values(), v_.values(), doc_start_.values(), c_.batch, c_.rows, c_.kv_rows,
-            c_.heads,    c_.kv_heads, c_.width,    c_.window,           scale_};
+    ref_ = {q_.values(), k_.values(), v_.values(), doc_start_.values(), c_.batch, c_.rows,       c_.kv_rows,
+            c_.heads,    c_.kv_heads, c_.width,    c_.window,           scale_,   c_.out_width()};
   }
   // Documents of 13 tokens in the first sequence, 14 in the next.
   std::vector<int32_t> doc_starts() const {
@@ -93,10 +112,10 @@ class AttentionTest : public testing::DeviceTest<Case> {
   Array q_, k_, v_, doc_start_, scratch_;
   ref::Attention ref_;
 };
-INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest, ::testing::ValuesIn(testing::on_each_device(cases())));
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest, ::testing::ValuesIn(all_cases()));
 
 TEST_P(AttentionTest, ForwardEqualsTheReference) {
-  Array o = Array::poisoned({c_.batch * c_.rows, c_.heads, c_.width}, c_.dtype),
+  Array o = Array::poisoned({c_.batch * c_.rows, c_.heads, c_.out_width()}, c_.dtype),
         lse = Array::poisoned({c_.batch * c_.rows, c_.heads}, DType::f32);
   attention_fwd(s_, fwd(o, lse));
   const ref::AttentionOut want = ref::attention_fwd(ref_);
@@ -107,11 +126,13 @@ TEST_P(AttentionTest, ForwardEqualsTheReference) {
 
 TEST_P(AttentionTest, BackwardEqualsTheReference) {
   if (c_.rows != c_.kv_rows) return;  // refused: BadArgumentsAreNamed
-  const Shape q_shape{c_.batch * c_.rows, c_.heads, c_.width}, kv_shape{c_.batch * c_.rows, c_.kv_heads, c_.width};
+  const Shape q_shape{c_.batch * c_.rows, c_.heads, c_.width}, k_shape{c_.batch * c_.rows, c_.kv_heads, c_.width},
+      o_shape{c_.batch * c_.rows, c_.heads, c_.out_width()}, v_shape{c_.batch * c_.rows, c_.kv_heads, c_.out_width()};
   const ref::AttentionOut out = ref::attention_fwd(ref_);
-  Array dout = Array::normal(q_shape, c_.dtype, 4), o = Array::of(q_shape, c_.dtype, out.o),
+  Array dout = Array::normal(o_shape, c_.dtype, 4), o = Array::of(o_shape, c_.dtype, out.o),
         lse = Array::of({c_.batch * c_.rows, c_.heads}, DType::f32, out.lse);
-  Array dq = Array::poisoned(q_shape, c_.dtype), dk = Array::poisoned(kv_shape, c_.dtype), dv = dk;
+  Array dq = Array::poisoned(q_shape, c_.dtype), dk = Array::poisoned(k_shape, c_.dtype),
+        dv = Array::poisoned(v_shape, c_.dtype);
   AttentionBwd a{.dq_THd = dq.tensor(),
                  .dk_TGd = dk.tensor(),
                  .dv_TGd = dv.tensor(),
@@ -146,11 +167,12 @@ TEST(Attention, ReferenceBackwardEqualsFiniteDifferences) {
                     .kv_heads = 1,
                     .width = 3,
                     .window = 3,
-                    .scale = 0.7};
+                    .scale = 0.7,
+                    .v_width = 2};
   at.q = Array::normal({8, 2, 3}, DType::f32, 1).values();
   at.k = Array::normal({8, 1, 3}, DType::f32, 2).values();
-  at.v = Array::normal({8, 1, 3}, DType::f32, 3).values();
-  const Values dout = Array::normal({8, 2, 3}, DType::f32, 4).values();
+  at.v = Array::normal({8, 1, 2}, DType::f32, 3).values();
+  const Values dout = Array::normal({8, 2, 2}, DType::f32, 4).values();
   const ref::AttentionGrads grads = ref::attention_bwd(at, dout);
   const auto check = [&](const char* what, Values ref::Attention::*x, const Values& gradient) {
     testing::expect_gradient(

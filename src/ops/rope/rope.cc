@@ -1,6 +1,7 @@
 #include "ops/rope/rope.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "ops/backends.h"
 
@@ -30,6 +31,16 @@ void check(const char* who, const Operands& a) {
   if (!a.k_norm.empty()) check_tensor(who, "k_norm", a.k_norm, dtype, {width});
 }
 
+void table_by_host(Stream& s, RopeTable a) {
+  std::vector<float> values(a.cos_sin_Pd.numel());
+  const Tensor device = a.cos_sin_Pd;
+  a.cos_sin_Pd = {.data = values.data(), .shape = device.shape, .dtype = device.dtype};
+  Stream host(DeviceKind::cpu, s.pool());
+  cpu::rope_table(host, a);
+  copy_to_device(s, device.data, values.data(), device.num_bytes());
+  synchronize(s);
+}
+
 }  // namespace
 
 void rope_table(Stream& s, const RopeTable& a) {
@@ -37,6 +48,10 @@ void rope_table(Stream& s, const RopeTable& a) {
   MOEBIUS_CHECK(usage, Pd.rank() == 2 && Pd[1] % 2 == 0, "rope_table: cos_sin must be [positions, even d]; got {}",
                 to_string(a.cos_sin_Pd));
   check_tensor("rope_table", "cos_sin", a.cos_sin_Pd, DType::f32, Pd);
+  MOEBIUS_CHECK(usage,
+                a.frequencies.empty() ? a.magnitude == 1 : static_cast<int64_t>(a.frequencies.size()) == Pd[1] / 2,
+                "rope_table: {} frequencies with magnitude {} must be half of {} columns, or none with magnitude 1",
+                a.frequencies.size(), a.magnitude, Pd[1]);
   OpScope scope(s, "rope_table",
                 {static_cast<double>(a.cos_sin_Pd.numel()), static_cast<double>(a.cos_sin_Pd.num_bytes())});
   if (a.cos_sin_Pd.empty()) return;
@@ -44,7 +59,7 @@ void rope_table(Stream& s, const RopeTable& a) {
     case DeviceKind::cpu:
       return cpu::rope_table(s, a);
     case DeviceKind::cuda:
-      return cuda::rope_table(s, a);
+      return a.frequencies.empty() ? cuda::rope_table(s, a) : table_by_host(s, a);
     case DeviceKind::null:
       return;
   }

@@ -3,15 +3,20 @@
 // i + d/2.
 #pragma once
 
+#include <vector>
+
 #include "core/device.h"
 #include "core/tensor.h"
 
 namespace moebius {
 
-// cos_sin[p] = cos(p theta^(-2i/d)) for i < d/2, then the sines. f32 [max_positions, d], computed in double.
+// cos_sin[p] = magnitude cos(p frequency[i]) for i < d/2, then the sines. f32 [max_positions, d], computed in double.
+// Without frequencies they are theta^(-2i/d). A table with them is made on the host, also for a GPU: once a run.
 struct RopeTable {
   Tensor cos_sin_Pd;  // out
   double theta = 10000.0;
+  std::vector<double> frequencies;  // d/2 of them, or none
+  double magnitude = 1.0;           // 1 without frequencies
 };
 void rope_table(Stream& s, const RopeTable& a);
 

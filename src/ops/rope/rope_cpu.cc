@@ -134,9 +134,9 @@ void rope_table(Stream& s, const RopeTable& a) {
     for (int64_t p = begin; p < end; ++p) {
       float* row = a.cos_sin_Pd.ptr<float>() + p * width;
       for (int64_t i = 0; i < half; ++i) {
-        const double angle = p * std::pow(a.theta, -2.0 * i / width);
-        row[i] = static_cast<float>(std::cos(angle));
-        row[i + half] = static_cast<float>(std::sin(angle));
+        const double frequency = a.frequencies.empty() ? std::pow(a.theta, -2.0 * i / width) : a.frequencies[i];
+        row[i] = static_cast<float>(a.magnitude * std::cos(p * frequency));
+        row[i + half] = static_cast<float>(a.magnitude * std::sin(p * frequency));
       }
     }
   });

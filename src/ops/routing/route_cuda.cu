@@ -37,7 +37,8 @@ __device__ void keep_best_groups(const Choose& a, const float* value, int lane, 
   const RouteRule& rule = a.rule;
   const int num_groups = static_cast<int>(rule.num_groups), kept = static_cast<int>(rule.topk_groups);
   const int width = a.num_experts / num_groups;
-  const int count = rule.group_score == RouteGroupScore::max ? 1 : max(1, a.top_k / kept);
+  const int summed = rule.group_score == RouteGroupScore::sum_of_two ? 2 : max(1, a.top_k / kept);
+  const int count = rule.group_score == RouteGroupScore::max ? 1 : summed;
   uint32_t group[N] = {}, part[N], left[N] = {};
   const auto set_score = [&](int g, float sum) {
 #pragma unroll

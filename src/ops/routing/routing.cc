@@ -33,7 +33,7 @@ void check_groups(const RouteRule& rule, int64_t num_experts, int64_t top_k) {
   MOEBIUS_CHECK(usage, 1 <= rule.topk_groups && rule.topk_groups <= rule.num_groups,
                 "route_fwd: topk_groups must be between 1 and {} groups; got {}", rule.num_groups, rule.topk_groups);
   const int64_t width = num_experts / rule.num_groups;
-  MOEBIUS_CHECK(usage, rule.num_groups == 1 || (top_k <= rule.topk_groups * width && top_k / rule.topk_groups <= width),
+  MOEBIUS_CHECK(usage, rule.num_groups == 1 || (top_k <= rule.topk_groups * width && rule.group_top(top_k) <= width),
                 "route_fwd: top-k {} needs more experts than {} groups of {} have; keep more groups", top_k,
                 rule.topk_groups, width);
 }

@@ -21,7 +21,7 @@ struct Route {
 };
 
 enum class RouteScore { softmax, sigmoid };
-enum class RouteGroupScore { max, sum_of_top };
+enum class RouteGroupScore { max, sum_of_top, sum_of_two };
 enum class RouteChoice {
   scores,    // the K best of score + bias
   sinkhorn,  // the K best of the Sinkhorn-balanced exp(logits); weights: sigmoid (K = 1), else softmax over all experts
@@ -36,6 +36,10 @@ struct RouteRule {
   float scale = 1.0f;      // after normalisation
   int64_t num_groups = 1, topk_groups = 1;
   RouteGroupScore group_score = RouteGroupScore::sum_of_top;
+  int64_t group_top(int64_t top_k) const {  // how many of its best experts score a group
+    if (group_score == RouteGroupScore::sum_of_top) return top_k / topk_groups > 1 ? top_k / topk_groups : 1;
+    return group_score == RouteGroupScore::max ? 1 : 2;
+  }
   int64_t capacity = 0;  // rows an expert takes at most; 0: no bound
   RouteDrop drop =
       RouteDrop::probs;  // keep the best weights of an expert, or its first tokens; ties: the lower token first
@@ -43,9 +47,10 @@ struct RouteRule {
 
 // scores s = softmax(logits) or sigmoid(logits), f32;  chosen by s + bias (bias not in the weights);  equal scores: the
 // lower expert first. Group-limited: groups of E/num_groups experts are scored on s + bias by their best expert, or by
-// the sum of their best K/topk_groups; only experts of the best topk_groups groups can be chosen (the others are at
-// minus infinity). weight = s[chosen], normalised and scaled as the rule says; dropped pairs get weight 0 and nothing
-// is normalised again. load_E i64 accumulates the choices before any drop; dropped_1 i64 accumulates dropped pairs.
+// the sum of their best K/topk_groups or best two; only experts of the best topk_groups groups can be chosen (the
+// others are at minus infinity). weight = s[chosen], normalised and scaled as the rule says; dropped pairs get weight 0
+// and nothing is normalised again. load_E i64 accumulates the choices before any drop; dropped_1 i64 accumulates
+// dropped pairs.
 struct RouteFwd {
   Route route;               // out
   Tensor load_E, dropped_1;  // inout

@@ -57,7 +57,8 @@ inline std::vector<int64_t> top(const Values& value, int64_t k) {
 
 inline Values mask_groups(Values value, const RouteRule& rule, int64_t K) {
   const int64_t width = static_cast<int64_t>(value.size()) / rule.num_groups;
-  const int64_t count = rule.group_score == RouteGroupScore::max ? 1 : std::max<int64_t>(1, K / rule.topk_groups);
+  int64_t count = rule.group_score == RouteGroupScore::max ? 1 : std::max<int64_t>(1, K / rule.topk_groups);
+  if (rule.group_score == RouteGroupScore::sum_of_two) count = 2;
   Values group(rule.num_groups);
   for (int64_t g = 0; g < rule.num_groups; ++g) {
     const Values part(value.begin() + g * width, value.begin() + (g + 1) * width);

@@ -104,7 +104,7 @@ void best_of(const float* value, int64_t n, int64_t k, int32_t* best) {
 
 void best_of_groups(const float* value, int64_t n, int64_t k, const RouteRule& rule, int32_t* best) {
   const int64_t width = n / rule.num_groups;
-  const int64_t count = rule.group_score == RouteGroupScore::max ? 1 : std::max<int64_t>(1, k / rule.topk_groups);
+  const int64_t count = rule.group_top(k);
   ScoreRow group_score;
   std::array<int32_t, kMaxExperts> kept;
   for (int64_t g = 0; g < rule.num_groups; ++g) group_score[g] = best_sum(value + g * width, width, count);

@@ -3,8 +3,9 @@
 namespace moebius {
 namespace {
 
-[[noreturn]] void not_on_a_gpu(const char* who) {
-  MOEBIUS_FAIL(usage, "{}: a vocabulary in blocks runs on the CPU, not yet on a GPU; set parallel.tp = 1", who);
+void check_device(const char* who, const Stream& s) {
+  MOEBIUS_CHECK(usage, s.target() != DeviceKind::cuda,
+                "{}: a vocabulary in blocks runs on the CPU, not yet on a GPU; set parallel.tp = 1", who);
 }
 
 void check_product(const char* who, const Tensor& logits, const Tensor& x, const Tensor& w, const Tensor& target) {
@@ -15,8 +16,9 @@ void check_product(const char* who, const Tensor& logits, const Tensor& x, const
   check_tensor(who, "target", target, DType::i32, {x.dim(0)});
 }
 
-void check(const LmLossBlock& a) {
+void check(const LmLossBlock& a, const Stream& s) {
   const char* who = "lm_loss_block";
+  check_device(who, s);
   check_product(who, a.logits_CV, a.x_CD, a.w_VD, a.target_C);
   const int64_t C = a.x_CD.dim(0);
   check_tensor(who, "loss", a.loss_C, DType::f32, {C});
@@ -34,13 +36,13 @@ void lm_logits_block(Stream& s, const LmLogitsBlock& a) {
   const char* who = "lm_logits_block";
   check_product(who, a.logits_CV, a.x_CD, a.w_VD, a.target_C);
   check_tensor(who, "stats", a.stats_C3, DType::f32, {a.x_CD.dim(0), 3});
+  check_device(who, s);
   OpScope scope(s, who, cost(a));
   if (a.x_CD.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::lm_logits_block(s, a);
     case DeviceKind::cuda:
-      not_on_a_gpu(who);
     case DeviceKind::null:
       return;
   }
@@ -51,14 +53,13 @@ Cost cost(const LmLogitsBlock& a) {
 }
 
 void lm_loss_block(Stream& s, const LmLossBlock& a) {
-  check(a);
+  check(a, s);
   OpScope scope(s, "lm_loss_block", cost(a));
   if (a.x_CD.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::lm_loss_block(s, a);
     case DeviceKind::cuda:
-      not_on_a_gpu("lm_loss_block");
     case DeviceKind::null:
       return;
   }

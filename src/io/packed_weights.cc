@@ -1,0 +1,75 @@
+#include "io/packed_weights.h"
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+using nlohmann::json;
+
+std::array<float, 256> make_f8_e4m3_values() {
+  std::array<float, 256> values;
+  for (int bits = 0; bits < 256; ++bits) {
+    const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+    const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                          : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+    values[bits] = (bits & 127) == 127 ? std::numeric_limits<float>::quiet_NaN()
+                                       : std::copysign(magnitude, bits & 128 ? -1.0f : 1.0f);
+  }
+  return values;
+}
+
+const std::array<float, 256>& f8_e4m3_values() {
+  static const std::array<float, 256> values = make_f8_e4m3_values();
+  return values;
+}
+
+bool is_block_size(const json& v) {
+  return v.is_array() && v.size() == 2 && v[0].is_number_unsigned() && v[1].is_number_unsigned() && v[0] >= 1 &&
+         v[1] >= 1 && v[0] <= 1 << 20 && v[1] <= 1 << 20;
+}
+
+}  // namespace
+
+WeightPacking read_weight_packing(const json& config, const std::string& who) {
+  const auto it = config.find("quantization_config");
+  if (it == config.end() || it->is_null()) return {};
+  const json method = it->is_object() ? it->value("quant_method", json()) : json();
+  if (method == "mxfp4") return {.kind = WeightPacking::Kind::mxfp4};
+  MOEBIUS_CHECK(input, method == "fp8",
+                "{}: expected weights without quantization_config, or of quant_method \"fp8\" or \"mxfp4\"; got {}; "
+                "convert them to bf16 first",
+                who, method.dump());
+  WeightPacking packing{.kind = WeightPacking::Kind::fp8};
+  const json format = it->value("fmt", json("e4m3")), size = it->value("weight_block_size", json());
+  MOEBIUS_CHECK(input, format == "e4m3", "{}: expected quantization_config.fmt \"e4m3\"; got {}", who, format.dump());
+  MOEBIUS_CHECK(input, is_block_size(size),
+                "{}: expected quantization_config.weight_block_size of two whole numbers, [128, 128] for instance; got "
+                "{}",
+                who, size.dump());
+  packing.block_rows = size[0];
+  packing.block_cols = size[1];
+  return packing;
+}
+
+float f8_e4m3_value(uint8_t bits) { return f8_e4m3_values()[bits]; }
+
+void unpack_fp8(float* dst, const uint8_t* src, const float* scale, int64_t rows, int64_t cols,
+                const WeightPacking& packing) {
+  const std::array<float, 256>& values = f8_e4m3_values();
+  const int64_t scale_cols = (cols + packing.block_cols - 1) / packing.block_cols;
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* row_scale = scale + r / packing.block_rows * scale_cols;
+    for (int64_t begin = 0; begin < cols; begin += packing.block_cols) {
+      const int64_t end = std::min(begin + packing.block_cols, cols);
+      const float factor = row_scale[begin / packing.block_cols];
+      for (int64_t c = begin; c < end; ++c) dst[r * cols + c] = values[src[r * cols + c]] * factor;
+    }
+  }
+}
+
+}  // namespace moebius

@@ -1,0 +1,29 @@
+// Weights of a few bits with scales, as quantised checkpoints hold them, back to f32.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace moebius {
+
+// What config.json's quantization_config says of the weights.
+struct WeightPacking {
+  enum class Kind : uint8_t { none, fp8, mxfp4 };
+  Kind kind = Kind::none;
+  int64_t block_rows = 128, block_cols = 128;  // of fp8
+};
+
+// Error{input} naming `who` for a method that is not read.
+WeightPacking read_weight_packing(const nlohmann::json& config, const std::string& who);
+
+// 4 exponent bits with bias 7, 3 mantissa bits, no infinity; 0x7f and 0xff are NaN (Micikevicius et al., arXiv
+// 2209.05433).
+float f8_e4m3_value(uint8_t bits);
+
+// dst[r, c] = value of src[r, c] * scale[r / block_rows, c / block_cols]; scale is [ceil(rows / block_rows), ceil(cols
+// / block_cols)], so blocks at the edges are partial.
+void unpack_fp8(float* dst, const uint8_t* src, const float* scale, int64_t rows, int64_t cols,
+                const WeightPacking& packing);
+
+}  // namespace moebius
