@@ -33,6 +33,7 @@ struct EngineSpec {
   int64_t cache_tokens = 0;                // > 0: key/value caches for generation
   std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
   RecomputeSpec recompute;                 // what backward makes again instead of keeping it
+  std::vector<std::string> freeze;         // patterns of parameters that are not trained (model/params.h)
   MeshShape mesh;
   PipelineSpec pipeline;       // with mesh.pp > 1; its micro-batches are those of a step
   Transport* world = nullptr;  // whose rank this engine is, of mesh.world(); none: the only rank, or on the null device

@@ -53,7 +53,14 @@ Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, boo
       micro_batch_(run.train.micro_batch),
       global_batch_(run.train.global_batch),
       separate_documents_(run.data.separate_documents),
-      tokens_(seq_ + 1) {}
+      tokens_(seq_ + 1) {
+  for (int i = 0; i < order_.num_datasets(); ++i) {
+    MOEBIUS_CHECK(usage, separate_documents_ || !order_.dataset(i).has_targets(),
+                  "data.separate_documents: expected true for {}, whose loss is on completions alone; got false; a "
+                  "completion must see no prompt but its own",
+                  order_.dataset(i).prefix());
+  }
+}
 
 std::string Loader::fingerprint() const {
   std::string lines;
@@ -63,6 +70,10 @@ std::string Loader::fingerprint() const {
 
 // Targets that count: with documents apart, the first token of a document is nobody's target.
 double Loader::sequence_weight(const Sample& sample) const {
+  if (order_.dataset(sample.dataset).has_targets()) {
+    const std::vector<bool> targets = order_.targets(sample);
+    return static_cast<double>(std::count(targets.begin(), targets.end(), true));
+  }
   if (!separate_documents_) return static_cast<double>(seq_);
   return static_cast<double>(seq_) - static_cast<double>(order_.document_starts(sample).size());
 }
@@ -103,6 +114,8 @@ void Loader::fill_sequence(MicroBatch& batch, int64_t b, const Sample& sample, b
   order_.fill(sample, tokens_.data());
   std::vector<int32_t> starts;
   if (separate_documents_) starts = order_.document_starts(sample);
+  std::vector<bool> targets(seq_, true);
+  if (order_.dataset(sample.dataset).has_targets()) targets = order_.targets(sample);
   const int64_t first_row = b * std::ssize(positions_);
   size_t next = 0;  // starts[next] is the next document
   for (int64_t k = 0; k < std::ssize(positions_); ++k) {
@@ -113,7 +126,7 @@ void Loader::fill_sequence(MicroBatch& batch, int64_t b, const Sample& sample, b
     const int64_t row = first_row + k;
     batch.token_T.ptr<int32_t>()[row] = tokens_[i];
     batch.target_T.ptr<int32_t>()[row] = tokens_[i + 1];
-    batch.weight_T.ptr<float>()[row] = weighted && !target_starts_document ? 1.0f : 0.0f;
+    batch.weight_T.ptr<float>()[row] = weighted && targets[i] && !target_starts_document ? 1.0f : 0.0f;
     batch.pos_T.ptr<int32_t>()[row] = i - begin;
     batch.doc_start_T.ptr<int32_t>()[row] = begin;
     batch.segment_T.ptr<int32_t>()[row] = num_segments_ + static_cast<int32_t>(next);

@@ -181,7 +181,7 @@ void expect_held(const Holder& holder, const std::vector<double>& global) {
 std::map<std::string, std::vector<float>> gather(Engine& engine, Engine& alone) {
   Group& world = engine.mesh().group(Axis::world);
   Stream s = engine.stream();
-  engine.optimizer().exchange().settle(s);
+  engine.optimizer().exchange().settle(s);  // with overlap weights travel behind the next forward pass
   const std::map<std::string, Holder> here = holders_of(engine);
   std::map<std::string, std::vector<float>> all;
   for (const auto& [name, holder] : holders_of(alone)) {
