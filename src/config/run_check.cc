@@ -167,6 +167,14 @@ void check_layout(const RunSpec& s) {
   check_divides("ep", p.ep, "model.num_experts", m.num_experts);
   check_divides("etp", p.etp, "model.moe_intermediate_size", m.moe_intermediate_size);
   check_divides("tp", p.tp, "model.shared_expert_intermediate_size", m.shared_intermediate_size);
+  if (m.num_moe_layers() < m.num_layers) check_divides("tp", p.tp, "model.intermediate_size", m.intermediate_size);
+  MOEBIUS_CHECK(usage, m.vocab_size >= p.tp, "parallel.tp must be at most model.vocab_size = {}; got {}", m.vocab_size,
+                p.tp);
+  MOEBIUS_CHECK(usage, p.cp_comm != CpComm::alltoall || m.num_kv_heads % (p.tp * p.cp) == 0,
+                "parallel.cp_comm = \"alltoall\" shares heads: tp * cp = {} * {} must divide "
+                "model.num_key_value_heads = {}; choose \"allgather\" or \"ring\", or other degrees{}",
+                p.tp, p.cp, m.num_kv_heads, origin(s, "parallel.cp_comm"));
+  if (p.cp == 1) refuse_idle(s, "parallel.cp_comm", "parallel.cp is 1; remove it, or set cp");
   MOEBIUS_CHECK(usage, p.cp == 1 || s.train.seq_len % (2 * p.cp) == 0,
                 "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}", 2 * p.cp, s.train.seq_len);
 }

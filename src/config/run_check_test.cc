@@ -153,6 +153,11 @@ TEST(Check, Layout) {
               HasSubstr("parallel.etp must divide model.moe_intermediate_size = 5; got 2"));
   EXPECT_THAT(check_error({"parallel.tp=2", "model.shared_expert_intermediate_size=3"}, 2),
               HasSubstr("parallel.tp must divide model.shared_expert_intermediate_size = 3; got 2"));
+  EXPECT_THAT(check_error({"parallel.tp=2", "parallel.cp=2", "parallel.cp_comm=alltoall", "train.seq_len=8"}, 4),
+              HasSubstr("parallel.cp_comm = \"alltoall\" shares heads: tp * cp = 2 * 2 must divide "
+                        "model.num_key_value_heads = 2; choose \"allgather\" or \"ring\", or other degrees"));
+  EXPECT_THAT(check_error({"parallel.cp_comm=ring"}),
+              HasSubstr("parallel.cp_comm = \"ring\" would do nothing: parallel.cp is 1; remove it, or set cp"));
   EXPECT_THAT(check_error({"parallel.cp=2"}, 2),
               HasSubstr("train.seq_len must be divisible by 2 * parallel.cp = 4; got 7"));
 }

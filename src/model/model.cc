@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/rope_frequencies.h"
+#include "model/token_runs.h"
 #include "ops/rope/rope.h"
 
 namespace moebius {
@@ -13,11 +14,12 @@ std::vector<HeldStage> whole_model(const ModelSpec& model) {
 
 Model::Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
              MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
-             std::vector<HeldStage> stages)
+             std::vector<HeldStage> stages, const std::vector<std::string>& freeze)
     : spec_(model),
       dtype_(precision.compute),
-      shape_(shape),
-      params_(plan, use),
+      tp_(mesh.shape().tp),
+      stream_rows_(rows_between_projections(shape, mesh.shape())),
+      params_(plan, use, freeze),
       held_(stages.empty() ? whole_model(model) : std::move(stages)) {
   for (const HeldStage& held : held_) {
     const size_t begin = params_.all().size();
@@ -60,14 +62,14 @@ const Stage& Model::whole() const {
 
 void Model::forward_hidden(Step& step, int64_t T) {
   StackScope scope(step.stack);
-  whole().forward(step, step.take({T, spec_.hidden_size}, dtype_), saved_[0][0]);
+  whole().forward(step, step.take({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0]);
 }
 
 void Model::forward_loss(Step& step, bool with_gradients) { whole().forward_loss(step, saved_[0][0], with_gradients); }
 
 void Model::backward(Step& step) {
   StackScope scope(step.stack);
-  whole().backward(step, step.take({shape_.tokens(), spec_.hidden_size}, dtype_), saved_[0][0]);
+  whole().backward(step, step.take({stream_rows_, spec_.hidden_size}, dtype_), saved_[0][0]);
 }
 
 void Model::forward(Step& step, const StagePass& at, Tensor stream_TD, bool with_gradients) {
@@ -100,7 +102,7 @@ void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64
 
 void Model::forward_cached(Step& step, std::vector<KvCache>& caches, int64_t first, int64_t T) {
   StackScope scope(step.stack);
-  whole().forward_cached(step, step.take({T, spec_.hidden_size}, dtype_), saved_[0][0], caches, first);
+  whole().forward_cached(step, step.take({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0], caches, first);
 }
 
 const Param* Model::tied_elsewhere() const {
