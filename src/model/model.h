@@ -75,9 +75,10 @@ class Model {
     const Moe::Saved* saved;
   };
   std::vector<MoeLayer> moe_layers() const;
-  // What the last forward pass kept (of each stage here, in the first set), by name, in the order it was computed; for
+  // What the last forward pass of a virtual stage kept in its first set, by name, in the order it was computed; for
   // diagnosis.
-  std::vector<std::pair<std::string, Tensor>> kept_tensors() const;
+  std::vector<std::pair<std::string, Tensor>> kept_tensors(size_t virtual_stage) const;
+  ParamSpan params_of(size_t virtual_stage) const { return spans_[virtual_stage]; }
 
  private:
   const Stage& whole() const;
@@ -89,6 +90,7 @@ class Model {
   Tensor rope_table_Pd_, loss_sum_1_;
   std::vector<HeldStage> held_;
   std::deque<Stage> stages_;                      // [virtual stage]
+  std::vector<ParamSpan> spans_;                  // [virtual stage], of params_
   std::vector<std::vector<Stage::Saved>> saved_;  // [virtual stage][set]
 };
 
