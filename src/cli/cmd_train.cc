@@ -55,13 +55,10 @@ int train_rank(Transport& world, const Recipe& recipe, const std::string& launch
   check_ranks_agree(control, recipe.run);
   RunSpec run = recipe.run;
   if (run.threads == 0) run.threads = cpu_share(control);
-  MOEBIUS_CHECK(usage, world.size() == 1, "train: the engine of this version runs on one rank; got {} ranks",
-                world.size());
-  Log quiet(stderr, false, true);
-  Log& log = control.is_root() ? cli.log : quiet;
-  log.info("{}, {}{} CPU threads{}", launched, run.device == DeviceKind::cuda ? "a GPU, " : "", run.threads,
-           world.size() > 1 ? " each" : "");
-  TrainingRun training(run, log, cli.signal);
+  if (control.is_root())
+    cli.log.info("{}, {}{} CPU threads{}", launched, run.device == DeviceKind::cuda ? "a GPU, " : "", run.threads,
+                 world.size() > 1 ? " each" : "");
+  TrainingRun training(run, cli.log, cli.signal, &world);
   return training.run();
 }
 

@@ -15,7 +15,7 @@
 namespace moebius {
 namespace {
 
-enum class Mode { none, kill, io_error, disk_full };
+enum class Mode { none, kill, stop, io_error, disk_full };
 
 struct Fault {
   std::string name;
@@ -25,9 +25,10 @@ struct Fault {
 
 Mode mode_of(std::string_view text) {
   if (text.empty()) return Mode::kill;
+  if (text == "stop") return Mode::stop;
   if (text == "throw") return Mode::io_error;
   if (text == "enospc") return Mode::disk_full;
-  MOEBIUS_FAIL(usage, "MOEBIUS_FAULT: the mode must be throw, enospc or absent; got '{}'", text);
+  MOEBIUS_FAIL(usage, "MOEBIUS_FAULT: the mode must be stop, throw, enospc or absent; got '{}'", text);
 }
 
 // NAME:COUNT[:MODE]. A fault that a test asked for and does not get would be a test that cannot fail: so it throws.
@@ -67,6 +68,7 @@ void fault_point(const char* name) {
   if (fault.mode == Mode::none || fault.name != name) return;
   const int64_t hit = ++hits;
   if (fault.mode == Mode::kill && hit == fault.count) ::raise(SIGKILL);
+  if (fault.mode == Mode::stop && hit == fault.count) ::raise(SIGSTOP);
   if (fault.mode == Mode::io_error && hit == fault.count)
     MOEBIUS_FAIL(io, "{}: Input/output error (a test's fault)", name);
   if (fault.mode == Mode::disk_full && hit >= fault.count) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/error.h"
@@ -49,12 +50,21 @@ TensorSource scaled(TensorSource source, const HfFolder& folder) {
   return source;
 }
 
+// The scales are of blocks of the whole tensor: whole blocks of rows are read, and the columns cut out of them.
 void read_scaled(const HfFolder& folder, const TensorSource& source, float* dst) {
-  std::vector<uint8_t> packed(source.rows * source.cols);
-  std::vector<float> scale(folder.at(source.scale_name).bytes / static_cast<int64_t>(sizeof(float)));
-  folder.read(source.hf_name, packed.data());
-  folder.read(source.scale_name, scale.data());
-  unpack_fp8(dst, packed.data(), scale.data(), source.rows, source.cols, source.packing);
+  const int64_t width = source.row_stride, block = source.packing.block_rows;
+  const int64_t first_row = source.offset / width, first_col = source.offset % width;
+  const int64_t begin = first_row / block * block, rows = first_row + source.rows - begin;
+  const int64_t scales_of_row = (width + source.packing.block_cols - 1) / source.packing.block_cols;
+  std::vector<uint8_t> packed(rows * width);
+  std::vector<float> scale((rows + block - 1) / block * scales_of_row), band(rows * width);
+  folder.read(source.hf_name, begin * width, (begin + rows) * width, reinterpret_cast<char*>(packed.data()));
+  const int64_t first_scale = begin / block * scales_of_row * static_cast<int64_t>(sizeof(float));
+  folder.read(source.scale_name, first_scale, first_scale + static_cast<int64_t>(scale.size() * sizeof(float)),
+              reinterpret_cast<char*>(scale.data()));
+  unpack_fp8(band.data(), packed.data(), scale.data(), rows, width, source.packing);
+  for (int64_t r = 0; r < source.rows; ++r)
+    std::copy_n(band.data() + (first_row - begin + r) * width + first_col, source.cols, dst + r * source.cols);
 }
 
 // Which way round a fused tensor lies: out before in, or in before out.
@@ -142,13 +152,29 @@ TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const Wanted
   return scaled(std::move(source), folder);
 }
 
+TensorSource part_of(const TensorSource& source, int64_t row_begin, int64_t row_end, int64_t col_begin,
+                     int64_t col_end) {
+  MOEBIUS_ASSERT(0 <= row_begin && row_begin <= row_end && row_end <= source.rows);
+  MOEBIUS_ASSERT(0 <= col_begin && col_begin <= col_end && col_end <= source.cols);
+  TensorSource part = source;
+  part.rows = row_end - row_begin;
+  part.cols = col_end - col_begin;
+  part.offset += row_begin * source.row_stride + col_begin * source.col_stride;
+  return part;
+}
+
 void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst) {
   const int64_t size = size_of(source.dtype);
   if (source.rows == 0 || source.cols == 0) return;
   if (!source.scale_name.empty()) return read_scaled(folder, source, static_cast<float*>(dst));
   if (source.col_stride == 1) {
-    MOEBIUS_ASSERT(source.row_stride == source.cols);
-    return folder.read(source.hf_name, source.offset * size, (source.offset + source.rows * source.cols) * size, dst);
+    const bool together = source.row_stride == source.cols || source.rows == 1;
+    const int64_t bytes = (together ? source.rows : 1) * source.cols * size;
+    for (int64_t r = 0; r < (together ? 1 : source.rows); ++r) {
+      const int64_t begin = (source.offset + r * source.row_stride) * size;
+      folder.read(source.hf_name, begin, begin + bytes, static_cast<char*>(dst) + r * bytes);
+    }
+    return;
   }
   MOEBIUS_ASSERT(source.row_stride == 1);
   const int64_t span = (source.cols - 1) * source.col_stride + source.rows;

@@ -44,7 +44,11 @@ struct WantedTensor {
 TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const WantedTensor& wanted,
                            FusedLayout layout = FusedLayout::by_shape);
 
-// rows * cols elements of source.dtype, row by row. Reads this expert's part of the tensor, not the others.
+// Rows [row_begin, row_end) and columns [col_begin, col_end) of it.
+TensorSource part_of(const TensorSource& source, int64_t row_begin, int64_t row_end, int64_t col_begin,
+                     int64_t col_end);
+
+// rows * cols elements of source.dtype, row by row. Reads this part of the tensor, not the others.
 void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst);
 
 }  // namespace moebius

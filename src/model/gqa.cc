@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "model/frozen.h"
 #include "ops/attention/attention.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/rope/rope.h"
@@ -180,8 +181,8 @@ void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC
                .cos_sin_Pd = rope_table_Pd_,
                .eps = eps_};
   if (qk_norm_ == QkNorm::per_head) {
-    rope.dq_norm_d = q_norm_->dw;
-    rope.dk_norm_d = k_norm_->dw;
+    rope.dq_norm_d = gradient_or_scratch(step, *q_norm_);
+    rope.dk_norm_d = gradient_or_scratch(step, *k_norm_);
     rope.q_norm_d = q_norm_->w;
     rope.k_norm_d = k_norm_->w;
     rope.partial_P2d = step.take({RopeBwd::num_partials(T, step.stream), 2 * d_}, DType::f32);
@@ -194,8 +195,8 @@ void Gqa::whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor q
   const int64_t A = H_ * d_, B = G_ * d_, P = QkNormBwd::num_partials(qkv_TC.dim(0), A, B, step.stream);
   const Tensor partial_PW = step.take({P, A + B}, DType::f32);
   qk_norm_bwd(step.stream, {.dx_TC = dqkv_TC,
-                            .dq_norm_A = q_norm_->dw,
-                            .dk_norm_B = k_norm_->dw,
+                            .dq_norm_A = gradient_or_scratch(step, *q_norm_),
+                            .dk_norm_B = gradient_or_scratch(step, *k_norm_),
                             .partial_PW = partial_PW,
                             .dy_TC = dnormed_TC,
                             .x_TC = qkv_TC,

@@ -13,6 +13,7 @@ void Linear::backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate) c
 }
 
 void Linear::backward_weight(Step& step, Tensor dy, Tensor x) const {
+  if (!w_.has_grad) return;
   gemm(step.stream, {.c_MN = w_.dw, .a = dy, .b = x, .trans_a = true, .accumulate = true});
 }
 

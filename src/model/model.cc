@@ -14,12 +14,12 @@ std::vector<HeldStage> whole_model(const ModelSpec& model) {
 
 Model::Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
              MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
-             std::vector<HeldStage> stages)
+             std::vector<HeldStage> stages, const std::vector<std::string>& freeze)
     : spec_(model),
       dtype_(precision.compute),
       tp_(mesh.shape().tp),
       stream_rows_(rows_between_projections(shape, mesh.shape())),
-      params_(plan, use),
+      params_(plan, use, freeze),
       held_(stages.empty() ? whole_model(model) : std::move(stages)) {
   for (const HeldStage& held : held_) {
     stages_.emplace_back(StageContext{.params = params_,

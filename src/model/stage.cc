@@ -105,7 +105,7 @@ void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
     blocks_[i].backward(step, dstream_TD, saved_of(saved, i));
     params_.after_gradient(step.stream, of_block_[i]);
   }
-  if (!embedding_) return;
+  if (!embedding_ || !embedding_->table().has_grad) return;
   embedding_->backward_weight(step, dstream_TD);
   params_.after_gradient(step.stream, of_embedding_);
 }

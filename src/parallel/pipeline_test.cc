@@ -25,6 +25,7 @@ struct Case {
   PipelineSpec pipeline;
   DType dtype = DType::f32;
   bool tied = false;
+  RecomputeSpec recompute = {};
 };
 
 constexpr BatchShape kShape{.batch = 2, .seq = 5, .max_segments = 2};
@@ -83,8 +84,9 @@ void add(Results& results, const std::string& name, const Tensor& t) {
 // The micro-batches of a step, a model and its memory: what an engine would hold on one rank.
 class TestRank {
  public:
-  TestRank(const ModelSpec& spec, const PipelineSpec& pipeline, DType dtype, Mesh mesh)
-      : mesh_(std::move(mesh)), batches_(static_cast<size_t>(pipeline.num_micro_batches)) {
+  TestRank(const ModelSpec& spec, const PipelineSpec& pipeline, DType dtype, Mesh mesh,
+           const RecomputeSpec& recompute = {})
+      : mesh_(std::move(mesh)), plan_(recompute), batches_(static_cast<size_t>(pipeline.num_micro_batches)) {
     for (MicroBatch& batch : batches_) declare_micro_batch(plan_, kShape, batch);
     const bool cut = mesh_.shape().pp > 1;
     if (cut) rank_ = pipeline_rank(pipeline, spec, mesh_.shape().pp, mesh_.place().pp);
@@ -164,7 +166,8 @@ Results run_on_ranks(const Case& c, const std::function<void(TestRank&)>& body) 
   Results results;
   std::mutex mutex;
   run_threads(static_cast<int>(c.num_ranks), {.timeout_s = 30}, [&](Transport& transport) {
-    TestRank rank(tiny_model(c.layers, c.tied), c.pipeline, c.dtype, Mesh(MeshShape{.pp = c.num_ranks}, transport));
+    TestRank rank(tiny_model(c.layers, c.tied), c.pipeline, c.dtype, Mesh(MeshShape{.pp = c.num_ranks}, transport),
+                  c.recompute);
     body(rank);
     const std::lock_guard lock(mutex);
     rank.add_to(results);
@@ -201,6 +204,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"Uneven", 3, 5, {.layout = "E t | t*3 | t L", .num_micro_batches = 4}},
         Case{"EndsAlone", 4, 4, {.layout = "E | t*3 | t | L", .num_micro_batches = 3}},
         Case{"UnevenVirtual", 2, 5, {.num_virtual = 2, .layout = "E t | t*2 | t*2 | L", .num_micro_batches = 2}},
+        Case{"Recomputed", 2, 4, {.num_virtual = 2, .num_micro_batches = 4}, DType::bf16, false, {.layer = true}},
         Case{"TwoRanksBf16", 2, 4, {.num_micro_batches = 3}, DType::bf16},
         Case{"VirtualBf16", 2, 4, {.num_virtual = 2, .num_micro_batches = 4}, DType::bf16}),
     [](const auto& info) { return info.param.name; });

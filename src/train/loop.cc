@@ -20,11 +20,13 @@ std::string duration_text(double seconds) {
   return fmt::format("{}m{:02}s", s / 60, s % 60);
 }
 
-std::string make_run_dir(const std::string& dir) {
-  std::error_code error;
-  std::filesystem::create_directories(dir, error);
-  MOEBIUS_CHECK(io, !error, "run.dir: {} cannot be made: {}; set run.dir to a folder that can be written", dir,
-                error.message());
+std::string make_run_dir(Control& control, const std::string& dir) {
+  control.on_root([&] {
+    std::error_code error;
+    std::filesystem::create_directories(dir, error);
+    MOEBIUS_CHECK(io, !error, "run.dir: {} cannot be made: {}; set run.dir to a folder that can be written", dir,
+                  error.message());
+  });
   return dir;
 }
 
@@ -44,17 +46,19 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
       log_(control_.is_root() ? log : quiet_),
       signal_(signal),
       engine_(engine_spec(run, world_)),
-      loader_(run.data.train, run, /*shuffle=*/true, engine_.data_rank()),
+      loader_(run.data.train, run, /*shuffle=*/true, engine_.data_share()),
       data_fingerprint_(loader_.fingerprint()),
-      store_(make_run_dir(run.dir) + "/checkpoints", run.checkpoint.keep, run.checkpoint.async_save) {
-  if (!run.data.valid.empty()) valid_.emplace(run.data.valid, run, /*shuffle=*/false, engine_.data_rank());
+      store_(control_, make_run_dir(control_, run.dir) + "/checkpoints", run.checkpoint.keep,
+             run.checkpoint.async_save) {
+  check_agree(control_, {"the training data", data_fingerprint_});
+  if (!run.data.valid.empty()) valid_.emplace(run.data.valid, run, /*shuffle=*/false, engine_.data_share());
 }
 
 int TrainingRun::run() {
   log_.line(engine_.plan().table());
   predict_memory();
   start();
-  open_logs();
+  control_.on_root([&] { open_logs(); });
   const int64_t steps = run_.train.steps;
   if (first_step_ > steps) log_.info("nothing to do: step {} of {} is done", first_step_ - 1, steps);
   int signal = 0;
@@ -74,6 +78,8 @@ int TrainingRun::run() {
   store_.wait();
   if (signal != 0)
     log_.info("signal {}: saved step {}, ending; the same command goes on from there", signal, saved_step_);
+  if (!ranks_.ranks.empty())
+    log_.info("communication of the last step, the most that a rank sent and waited: {}", comm_text(ranks_));
   if (first_step_ <= steps) compare_memory();
   return signal;
 }
@@ -85,24 +91,24 @@ void TrainingRun::start() {
   if (run_.init_from.empty()) {
     engine_.model().params().init(s, run_.seed);
   } else {
-    load_weights(s, engine_.model(), run_.init_from);
-    engine_.optimizer().gather(s);
+    control_.together([&] { load_weights(engine_, run_.init_from); });
     log_.info("weights from {}", run_.init_from);
   }
 }
 
 // From the newest checkpoint whose every byte is what was saved; damaged ones are passed over, loudly.
 bool TrainingRun::resume() {
-  const std::vector<CheckpointInfo> found = list_checkpoints(run_.dir + "/checkpoints");
+  const std::vector<CheckpointInfo> found = store_.list();
   for (auto it = found.rbegin(); it != found.rend(); ++it) {
     std::string problem = it->problem;
     if (problem.empty()) {
-      const CheckpointReader checkpoint(it->folder);
-      check_same_run(checkpoint);
       try {
+        std::optional<CheckpointReader> checkpoint;
+        control_.together([&] { checkpoint.emplace(it->folder, /*check_files=*/false); });  // list() has
+        check_same_run(*checkpoint);
         Stream s = engine_.stream();
-        checkpoint.read_all(training_state(engine_), &s);
-        go_on_from(checkpoint, it->folder);
+        checkpoint->read_all(control_, training_state(engine_), &s);
+        go_on_from(*checkpoint, it->folder);
         return true;
       } catch (const Error& e) {
         if (e.kind() != ErrorKind::input) throw;
@@ -158,7 +164,6 @@ void TrainingRun::warn_of_new_schedule(const RunSpec& saved) const {
 }
 
 void TrainingRun::open_logs() {
-  if (!control_.is_root()) return;
   write_file_atomic(run_.dir + "/recipe.resolved.toml", to_toml(run_, false));
   const std::string path = run_.dir + "/metrics.jsonl";
   if (const int64_t damaged = truncate_jsonl_after(path, first_step_ - 1); damaged > 0) {
@@ -175,8 +180,10 @@ StepReport TrainingRun::train_step(int64_t step) {
   const bool traced =
       control_.is_root() && !run_.log.trace.empty() && step == first_step_ + 1;  // the second: the first one warms up
   if (traced) engine_.set_trace(&trace);
+  const CommCounters counters = comm_counters(engine_.mesh());
   loader_.begin_step(step);
   for (int64_t m = 0; m < engine_.spec().num_micro_batches; ++m) loader_.fill(engine_.batch(m), m);
+  const double load_s = (now_us() - begin) * 1e-6;
   engine_.train_step(step, lr);
   if (traced) {
     engine_.set_trace(nullptr);
@@ -184,8 +191,13 @@ StepReport TrainingRun::train_step(int64_t step) {
   }
   const double seconds = (now_us() - begin) * 1e-6;
   seconds_training_ += seconds;
-  return read_step(engine_, step, lr, engine_.batch().loss_scale,
-                   static_cast<double>(run_.train.global_batch * run_.train.seq_len), run_.moe.z_coeff, seconds);
+  StepReport report =
+      read_step(engine_, step, lr, engine_.batch().loss_scale,
+                static_cast<double>(run_.train.global_batch * run_.train.seq_len), run_.moe.z_coeff, seconds);
+  ranks_ = gather_ranks(
+      engine_, {.load_s = load_s, .passes_s = engine_.passes_seconds(), .optimizer_s = engine_.optimizer_seconds()},
+      counters, report.layers);
+  return report;
 }
 
 std::string TrainingRun::newest_text() const {
@@ -205,7 +217,11 @@ void TrainingRun::check_finite(const StepReport& report) {
 }
 
 void TrainingRun::report_step(const StepReport& report) {
-  if (metrics_) metrics_->append(to_json(report));
+  if (metrics_) {
+    nlohmann::ordered_json json = to_json(report);
+    if (!ranks_.ranks.empty()) json.update(to_json(ranks_));
+    metrics_->append(json);
+  }
   show_progress(report);
   watch_balance(report);
   if (!tensorboard_) return;
@@ -327,7 +343,8 @@ void TrainingRun::predict_memory() {
   if (engine_.spec().device == DeviceKind::cuda) return predict_device_memory();
   int64_t snapshot = 0;
   if (run_.checkpoint.async_save) {
-    for (const NamedTensor& t : training_state(engine_)) snapshot += div_ceil(t.tensor.num_bytes(), 64) * 64;
+    for (const NamedTensor& t : training_state(engine_))
+      snapshot += t.is_replica ? 0 : div_ceil(t.tensor.num_bytes(), 64) * 64;
   }
   // Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and what files and logs buffer.
   const int64_t libraries =

@@ -2,16 +2,36 @@
 
 namespace moebius {
 
+namespace {
+
+TensorSlice slice_of(const Param& p, const ParamPart& part) {
+  const ElementRange range = owned_of(p, part);
+  return {.shape = dims_of(part.shape), .shard = part.shard, .begin = range.begin, .end = range.end()};
+}
+
+// What is trained is owned by one rank alone; what is not is the same on every rank of its group.
+bool is_replica(const Param& p, const Mesh& mesh) {
+  return p.spec.tied_copy || (!p.has_grad && mesh.group(p.spec.grad_axis).rank() > 0);
+}
+
+void add_parts(std::vector<NamedTensor>& state, const std::string& prefix, const Tensor& owned, const Param& p,
+               const Mesh& mesh) {
+  for (const ParamPart& part : p.spec.parts) {
+    state.push_back({.name = prefix + part.name,
+                     .tensor = owned_part_of(owned, p, part),
+                     .slice = slice_of(p, part),
+                     .is_replica = is_replica(p, mesh)});
+  }
+}
+
+}  // namespace
+
 std::vector<NamedTensor> training_state(Engine& engine) {
   std::vector<NamedTensor> state;
-  for (const Param& p : engine.model().params().all()) {
-    for (const ParamPart& part : p.spec.parts) state.push_back({part.name, part_of(p.master(), part)});
-  }
+  for (const Param& p : engine.model().params().all()) add_parts(state, "", p.master(), p, engine.mesh());
   for (const auto& moments : engine.optimizer().moments()) {
-    for (const ParamPart& part : moments.param->spec.parts) {
-      state.push_back({"adam_m." + part.name, part_of(moments.m, part)});
-      state.push_back({"adam_v." + part.name, part_of(moments.v, part)});
-    }
+    add_parts(state, "adam_m.", moments.m, *moments.param, engine.mesh());
+    add_parts(state, "adam_v.", moments.v, *moments.param, engine.mesh());
   }
   return state;
 }

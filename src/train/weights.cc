@@ -1,10 +1,13 @@
 #include "train/weights.h"
 
+#include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <map>
 
 #include "io/json_text.h"
 #include "train/checkpoint.h"
+#include "train/engine.h"
 #include "train/import.h"
 #include "train/weights_source.h"
 
@@ -21,6 +24,17 @@ nlohmann::json meta_value(const std::string& folder, const char* key) {
                 "checkpoint {}: expected \"{}\" in its meta data; got none; it was not written by a training run",
                 folder, key);
   return meta.at(key);
+}
+
+// A model that cannot be is bad input here: its keys come from a file.
+ModelSpec checked_spec(const nlohmann::json& config, const std::string& who) {
+  ModelSpec spec = model_spec_from_hf(config, who);
+  try {
+    spec.check();
+  } catch (const Error& error) {
+    throw Error(ErrorKind::input, who + ": " + error.what());
+  }
+  return spec;
 }
 
 }  // namespace
@@ -44,9 +58,9 @@ ModelSpec read_model_spec(const std::string& path) {
   const WeightsFolder from = find_weights(path);
   if (from.kind == WeightsFolder::Kind::hugging_face) {
     const std::string config = from.path + "/config.json";
-    return model_spec_from_hf(read_json(config), config);
+    return checked_spec(read_json(config), config);
   }
-  return model_spec_from_hf(meta_value(from.path, "model"), from.path + ": model");
+  return checked_spec(meta_value(from.path, "model"), from.path + ": model");
 }
 
 std::optional<RunSpec> read_run_spec(const std::string& path) {
@@ -65,21 +79,77 @@ std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const Mod
                                                         : open_checkpoint(from.path, model);
 }
 
-void load_weights(Stream& s, Model& model, const std::string& path) {
+void WeightsReader::read_slice(size_t entry, const TensorSlice& slice, void* dst) const {
+  const WeightsEntry& e = entries()[entry];
+  std::vector<char> all(e.bytes());
+  read(entry, all.data());
+  const int64_t size = size_of(e.dtype);
+  for (const CommonRun& run : common_runs(whole_slice(slice.shape), slice))
+    std::memcpy(static_cast<char*>(dst) + run.in_b * size, all.data() + run.in_a * size, run.count * size);
+}
+
+namespace {
+
+constexpr int64_t kMostElements = int64_t{1} << 26;  // in memory at a time, beside the model
+
+// The block of one part: the weights that ops read, and the masters of what this rank owns of it.
+class PartLoader {
+ public:
+  PartLoader(Stream& s, const WeightsReader& reader, std::string who) : s_(s), reader_(reader), who_(std::move(who)) {}
+
+  void load(size_t entry, const Param& p, const ParamPart& part) {
+    const int64_t numel = part.local_shape().numel();
+    for (int64_t begin = 0; begin < numel; begin += kMostElements)
+      load(entry, p, part, {.begin = begin, .count = std::min(kMostElements, numel - begin)});
+  }
+
+ private:
+  void load(size_t entry, const Param& p, const ParamPart& part, const ElementRange& range) {
+    const WeightsEntry& e = reader_.entries()[entry];
+    bytes_.resize(range.count * size_of(e.dtype));
+    reader_.read_slice(entry, {dims_of(part.shape), part.shard, range.begin, range.end()}, bytes_.data());
+    const Tensor w = part_of(p.w, part);
+    convert(e, w.view({w.numel()}).rows(range.begin, range.end()), 0);
+    const ElementRange owned = owned_of(p, part), here = common(owned, range);
+    if (!p.has_master || here.count == 0) return;
+    const Tensor master = owned_part_of(p.master_n, p, part);
+    convert(e, master.rows(here.begin - owned.begin, here.end() - owned.begin), here.begin - range.begin);
+  }
+  void convert(const WeightsEntry& e, const Tensor& to, int64_t first) {
+    convert_elements(s_, to, bytes_.data() + first * size_of(e.dtype), e.dtype, who_ + ": " + e.name);
+  }
+
+  Stream& s_;
+  const WeightsReader& reader_;
+  std::string who_;
+  std::vector<char> bytes_;
+};
+
+// `whole` says which tensors there must be; what `model` holds of them is read.
+void load_weights(Stream& s, const Model& whole, const Model& model, const std::string& path) {
   const WeightsFolder from = find_weights(path);
-  const std::unique_ptr<WeightsReader> reader = open_weights(from, model);
-  std::map<std::string, Tensor> parts;
+  const std::unique_ptr<WeightsReader> reader = open_weights(from, whole);
+  std::map<std::string, size_t> entries;
+  for (size_t i = 0; i < reader->entries().size(); ++i) entries[reader->entries()[i].name] = i;
+  PartLoader loader(s, *reader, from.path);
   for (const Param& p : model.params().all()) {
-    for (const ParamPart& part : p.spec.parts) parts.emplace(part.name, part_of(p.master(), part));
+    for (const ParamPart& part : p.spec.parts)
+      if (const auto it = entries.find(part.name); it != entries.end()) loader.load(it->second, p, part);
   }
-  std::vector<char> bytes;
-  for (size_t i = 0; i < reader->entries().size(); ++i) {
-    const WeightsEntry& entry = reader->entries()[i];
-    bytes.resize(entry.bytes());
-    reader->read(i, bytes.data());
-    convert_elements(s, parts.at(entry.name), bytes.data(), entry.dtype, from.path + ": " + entry.name);
-  }
-  model.params().sync(s);
+}
+
+}  // namespace
+
+void load_weights(Stream& s, Model& model, const std::string& path) { load_weights(s, model, model, path); }
+
+void load_weights(Engine& engine, const std::string& path) {
+  EngineSpec spec = engine.spec();
+  spec.mesh = {};
+  spec.world = nullptr;
+  spec.device = DeviceKind::null;
+  Engine whole(spec);
+  Stream s = engine.stream();
+  load_weights(s, whole.model(), engine.model(), path);
 }
 
 bool is_training_state(const std::string& name) { return name.ends_with(".last_load"); }

@@ -9,6 +9,8 @@
 
 namespace moebius {
 
+class Engine;
+
 // The model of a folder: config.json of a Hugging Face folder, or the spec that a checkpoint carries. `path` may also
 // be a run's folder or its checkpoints folder: the newest complete checkpoint is taken. Error{input} naming what is
 // missing.
@@ -22,5 +24,7 @@ std::optional<RunSpec> read_run_spec(const std::string& path);
 // become what the parameter wants. Strict: Error{input} lists what is missing, unexpected or of another shape (the
 // first 20 and the counts). Optimizer state of a checkpoint is not read.
 void load_weights(Stream& s, Model& model, const std::string& path);
+// The same for one rank of several: it reads what it holds, and the folder must hold all of the model.
+void load_weights(Engine& engine, const std::string& path);
 
 }  // namespace moebius

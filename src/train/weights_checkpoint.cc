@@ -22,9 +22,7 @@ void check_names(const CheckpointReader& reader, const Model& model, const std::
       if (!is_training_state(name)) missing.push_back(name);
       continue;
     }
-    std::vector<int64_t> dims;
-    for (int i = 0; i < shape.rank(); ++i) dims.push_back(shape[i]);
-    if (it->second.shape != dims) misshapen.push_back(name);
+    if (it->second.shape != dims_of(shape)) misshapen.push_back(name);
   }
   for (const auto& [name, tensor] : reader.tensors()) {
     if (!wanted.contains(name) && !is_optimizer_state(name) && !is_training_state(name)) unexpected.push_back(name);
@@ -51,6 +49,10 @@ class CheckpointWeights final : public WeightsReader {
   void read(size_t entry, void* dst) const override {
     const WeightsEntry& e = entries_[entry];
     reader_.read(e.name, {.data = dst, .shape = e.shape, .dtype = e.dtype});
+  }
+  void read_slice(size_t entry, const TensorSlice& slice, void* dst) const override {
+    const WeightsEntry& e = entries_[entry];
+    reader_.read({.name = e.name, .tensor = {.data = dst, .shape = {slice.numel()}, .dtype = e.dtype}, .slice = slice});
   }
 
  private:

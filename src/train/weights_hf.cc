@@ -9,12 +9,6 @@ namespace {
 
 constexpr const char *kHead = "lm_head.weight", *kEmbedding = "model.embed_tokens.weight";
 
-std::vector<int64_t> dims_of(const Shape& shape) {
-  std::vector<int64_t> dims;
-  for (int i = 0; i < shape.rank(); ++i) dims.push_back(shape[i]);
-  return dims;
-}
-
 struct Placed {
   const ParamPart* part;
   TensorSource source;
@@ -93,6 +87,17 @@ std::string list_problems(const std::vector<std::string>& problems) {
   return text;
 }
 
+// A parameter is rows x cols as TensorSource sees it; its blocks are of either.
+TensorSource block_of(const TensorSource& source, const TensorSlice& slice) {
+  const Shard& shard = slice.shard;
+  if (shard.dim < 0) return source;
+  const bool of_rows = shard.dim == 0 && slice.shape.size() > 1;
+  MOEBIUS_ASSERT(shard.dim <= 1);
+  if (of_rows) return part_of(source, shard.begin, shard.begin + shard.count, 0, source.cols);
+  const int64_t inner = source.cols / slice.shape[shard.dim];
+  return part_of(source, 0, source.rows, shard.begin * inner, (shard.begin + shard.count) * inner);
+}
+
 class HuggingFaceWeights final : public WeightsReader {
  public:
   HuggingFaceWeights(const std::string& dir, const Model& model) : folder_(HfFolder::open(dir)) {
@@ -108,6 +113,18 @@ class HuggingFaceWeights final : public WeightsReader {
   }
   const std::vector<WeightsEntry>& entries() const override { return entries_; }
   void read(size_t entry, void* dst) const override { read_tensor(folder_, sources_[entry], dst); }
+  // Whole rows of the block, from the one where the slice begins to the one where it ends.
+  void read_slice(size_t entry, const TensorSlice& slice, void* dst) const override {
+    const TensorSource block = block_of(sources_[entry], slice);
+    if (slice.numel() == 0) return;
+    const int64_t first = slice.begin / block.cols, last = div_ceil(slice.end, block.cols);
+    const TensorSource rows = part_of(block, first, last, 0, block.cols);
+    const int64_t size = size_of(rows.dtype), skipped = slice.begin - first * block.cols;
+    if (rows.rows * rows.cols == slice.numel()) return read_tensor(folder_, rows, dst);
+    std::vector<char> bytes(rows.rows * rows.cols * size);
+    read_tensor(folder_, rows, bytes.data());
+    std::memcpy(dst, bytes.data() + skipped * size, slice.numel() * size);
+  }
 
  private:
   HfFolder folder_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/model.h"
+#include "train/tensor_slice.h"
 
 namespace moebius {
 
@@ -33,6 +34,8 @@ class WeightsReader {
   // In the order of the model's parameters. State that only training keeps may be missing.
   virtual const std::vector<WeightsEntry>& entries() const = 0;
   virtual void read(size_t entry, void* dst) const = 0;  // its bytes, in the dtype on disk
+  // The elements of a slice of it. As it stands here it reads all of the tensor on the way.
+  virtual void read_slice(size_t entry, const TensorSlice& slice, void* dst) const;
 };
 
 // Strict: Error{input} lists what is missing, unexpected or of another shape (the first 20 and the counts).

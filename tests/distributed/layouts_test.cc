@@ -9,7 +9,6 @@
 namespace moebius {
 namespace {
 
-
 constexpr int64_t kSteps = 20;
 
 struct LayoutCase {
@@ -36,6 +35,11 @@ const LayoutCase kCases[] = {
     {"pp2_dp3_sigmoid", 6, {.pp = 2}, {.sigmoid = true}},
     {"pp2_vpp2_dp2_skewed", 4, {.pp = 2, .vpp = 2}, {.skewed = true}},
     {"pp2_tied", 2, {.pp = 2}, {.tied = true}},
+    {"pp2_ep2", 4, {.pp = 2, .ep = 2}},
+    {"pp2_ep4", 8, {.pp = 2, .ep = 4}},
+    {"pp2_vpp2_ep2", 4, {.pp = 2, .vpp = 2, .ep = 2}},
+    {"pp2_vpp2_ep2_sigmoid", 4, {.pp = 2, .vpp = 2, .ep = 2}, {.sigmoid = true}},
+    {"pp2_vpp2_ep2_skewed", 4, {.pp = 2, .vpp = 2, .ep = 2}, {.skewed = true}},
     {"pp2_vpp2_dp2_tied", 4, {.pp = 2, .vpp = 2}, {.tied = true}},
 };
 

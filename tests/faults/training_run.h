@@ -53,11 +53,14 @@ class TrainingRuns {
   }
 
   // `run` is the folder of the run.
-  pid_t start(const std::string& run, const Words& overrides = {}, const FaultRequest& request = {}) const {
+  Words words_of(const std::string& run, const Words& overrides = {}) const {
     Words words{"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml"};
-    for (const std::string& each : joined(words_, overrides)) words = joined(words, {"--set", each});
-    for (const char* each : {"data.train=[\"data\"]", "data.valid=[\"data\"]"}) words = joined(words, {"--set", each});
-    return start_program(dir_.path(), joined(words, {"--set", "run.dir=" + run}), request);
+    const Words data{"data.train=[\"data\"]", "data.valid=[\"data\"]"};
+    for (const std::string& each : joined(joined(data, words_), overrides)) words = joined(words, {"--set", each});
+    return joined(words, {"--set", "run.dir=" + run});
+  }
+  pid_t start(const std::string& run, const Words& overrides = {}, const FaultRequest& request = {}) const {
+    return start_program(dir_.path(), words_of(run, overrides), request);
   }
   int train(const std::string& run, const Words& overrides = {}, const FaultRequest& request = {}) const {
     return end_of(start(run, overrides, request));

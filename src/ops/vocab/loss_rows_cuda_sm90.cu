@@ -54,6 +54,20 @@ struct Shared {
   float sums[2][32];
 };
 
+// Gives a block's part of the turn-th row to the others; returns the parts of all, each block's in its lane. A block
+// sends its part of row r + 2 only after it has everyone's of row r + 1, and those are sent only after row r's were
+// read: two sets of places are enough. A cluster of one block has nobody to send to.
+__device__ LossPart exchange(Shared& shared, LossPart mine, int block, int num_blocks, int turn) {
+  const int lane = threadIdx.x % 32;
+  if (num_blocks == 1) return lane == 0 ? mine : LossPart{0, 0};
+  const uint32_t received = smem_addr(&shared.received[turn % 2]);
+  if (threadIdx.x == 0) mbarrier_arrive_expect(received, static_cast<uint32_t>(num_blocks) * sizeof(LossPart));
+  if (static_cast<int>(threadIdx.x) < num_blocks)
+    send(mine, smem_addr(&shared.parts[turn % 2][block]), received, threadIdx.x);
+  wait_for_parts(received, turn / 2 % 2);
+  return lane < num_blocks ? shared.parts[turn % 2][lane] : LossPart{0, 0};
+}
+
 // A cluster takes rows in turn; each of its blocks has the same columns of all of them. While a block works on one row
 // in registers, its parts of the next two are on their way to shared memory.
 template <class T>
@@ -62,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(16) float stages[];
   __shared__ Shared shared;
   const int block = static_cast<int>(cluster_block_rank());
-  const int num_clusters = gridDim.x / num_blocks, lane = threadIdx.x % 32;
+  const int num_clusters = gridDim.x / num_blocks;
   const int begin = block * columns, count = min(columns, a.vocab - begin);
   const auto load_row = [&](int row, int stage) {
     const uint32_t barrier = smem_addr(&shared.loaded[stage]), bytes = static_cast<uint32_t>(count) * 4;
@@ -117,14 +131,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     sum = block_sum(sum, shared.sums[1]);
 
-    // A block sends its part of row r + 2 only after it has everyone's of row r + 1, and those are sent only after row
-    // r's were read: two sets of places are enough.
-    const uint32_t received = smem_addr(&shared.received[turn % 2]);
-    if (threadIdx.x == 0) mbarrier_arrive_expect(received, static_cast<uint32_t>(num_blocks) * sizeof(LossPart));
-    if (static_cast<int>(threadIdx.x) < num_blocks)
-      send({base, sum}, smem_addr(&shared.parts[turn % 2][block]), received, threadIdx.x);
-    wait_for_parts(received, turn / 2 % 2);
-    const LossPart other = lane < num_blocks ? shared.parts[turn % 2][lane] : LossPart{0, 0};
+    const LossPart other = exchange(shared, {base, sum}, block, num_blocks, turn);
     const float row_max = warp_max(other.sum == 0 ? -INFINITY : other.max);
     const float row_sum = warp_sum(other.sum == 0 ? 0.0f : other.sum * expf(other.max - row_max));
     if (threadIdx.x == 0 && has_target) a.loss[row] = weight * (logf(row_sum) + (row_max - target_logit));

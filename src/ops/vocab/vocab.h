@@ -36,7 +36,7 @@ Cost cost(const EmbeddingBwd& a);
 // dtype for the products. A token of weight 0 has loss 0 and no gradient, whatever its target.
 struct LmLoss {
   Tensor loss_T;                 // out, f32
-  Tensor dx_TD, dw_VD;           // out, inout; both empty: no gradients
+  Tensor dx_TD, dw_VD;           // out, inout; both empty: no gradients; dw alone empty: of x alone
   Tensor logits_CV, dlogits_CV;  // scratch: f32 and x's dtype, C = chunk(T, V, s); dlogits empty without gradients
   Tensor x_TD, w_VD, target_T, weight_T;  // in; target i32, weight f32
   Tensor scale_1;  // in f32, may be empty: takes the place of scale, so that a recorded step reads it anew

@@ -21,7 +21,7 @@ Cost cost(const LmLogitsBlock& a);
 // gradients (dx given) the block's share of dx, to be summed over the blocks, and dw += of its rows.
 struct LmLossBlock {
   Tensor loss_C;                          // out, f32
-  Tensor dx_CD, dw_VD;                    // out, inout; both empty: no gradients
+  Tensor dx_CD, dw_VD;                    // out, inout; both empty: no gradients; dw alone empty: of x alone
   Tensor dlogits_CV;                      // scratch, x's dtype; empty without gradients
   Tensor logits_CV;                       // in, becomes scratch
   Tensor stats_nC3;                       // in

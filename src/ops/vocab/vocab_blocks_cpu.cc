@@ -86,7 +86,8 @@ void lm_loss_block(Stream& s, const LmLossBlock& a) {
   with_float_type(a.x_CD.dtype, [&](auto zero) { loss_rows<decltype(zero)>(s, a); });
   if (a.dx_CD.empty()) return;
   cpu::gemm(s, {.c_MN = a.dx_CD, .a = a.dlogits_CV, .b = a.w_VD});
-  cpu::gemm(s, {.c_MN = a.dw_VD, .a = a.dlogits_CV, .b = a.x_CD, .trans_a = true, .accumulate = true});
+  if (!a.dw_VD.empty())
+    cpu::gemm(s, {.c_MN = a.dw_VD, .a = a.dlogits_CV, .b = a.x_CD, .trans_a = true, .accumulate = true});
 }
 
 }  // namespace moebius::cpu

@@ -1,0 +1,163 @@
+// Runs of several ranks, each a process that mpirun started, that are killed, stopped and spoilt: they end in time with
+// the right code and name who it was, and the run that is started again cannot be told from one that was not disturbed.
+#include <chrono>
+#include <map>
+
+#include "tests/faults/training_run.h"
+
+namespace moebius {
+namespace {
+
+using testing::AnyOf;
+using testing::HasSubstr;
+using testing::Not;
+
+// What is special about a rank: its fault, its own overrides.
+struct RankIs {
+  std::string fault;
+  Words overrides = {};
+};
+
+class RankedRuns : public TrainingRuns {
+ public:
+  using TrainingRuns::TrainingRuns;
+
+  // mpirun with `num_ranks` of moebius_faults.
+  pid_t start_ranks(int num_ranks, const std::string& run, const Words& overrides = {},
+                    const std::map<int, RankIs>& special = {}) const {
+    std::string command = "cd " + path("") + " && exec " + MOEBIUS_MPIRUN;
+    for (int r = 0; r < num_ranks; ++r) {
+      const auto it = special.find(r);
+      const RankIs is = it == special.end() ? RankIs{} : it->second;
+      command += r == 0 ? " -n 1 env" : " : -n 1 env";
+      if (!is.fault.empty()) command += " MOEBIUS_FAULT=" + is.fault;
+      command += " " MOEBIUS_BINARY_DIR "/moebius_faults";
+      for (const std::string& word : joined(words_of(run, joined(overrides, is.overrides)), {"--timeout", "4"}))
+        command += " '" + word + "'";
+    }
+    command += " >out 2>err </dev/null";
+    return start_forked({}, [&] {
+      ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      MOEBIUS_FAIL(io, "exec sh: {}", errno_text(errno));
+    });
+  }
+  int train_ranks(int num_ranks, const std::string& run, const Words& overrides = {},
+                  const std::map<int, RankIs>& special = {}) const {
+    return end_of(start_ranks(num_ranks, run, overrides, special));
+  }
+  int64_t count_in_err(const std::string& text) const {
+    int64_t count = 0;
+    const std::string all = err();
+    for (size_t at = all.find(text); at != all.npos; at = all.find(text, at + 1)) ++count;
+    return count;
+  }
+};
+
+class RankedTraining : public testing::TestWithParam<bool> {
+ protected:
+  RankedRuns runs_{{"run.threads=1", "train.steps=6", "checkpoint.every=2", "train.eval_every=3",
+                    "train.eval_batches=2", GetParam() ? "checkpoint.async=true" : "checkpoint.async=false"}};
+};
+INSTANTIATE_TEST_SUITE_P(Async, RankedTraining, testing::Bool());
+
+// Wherever a rank dies in a save, what was saved before is whole, and the run goes on from it bit for bit.
+TEST_P(RankedTraining, ARankThatIsKilledInASaveCostsNothing) {
+  ASSERT_EQ(runs_.train_ranks(2, "undisturbed"), 0) << runs_.err();
+  EXPECT_EQ(runs_.count_in_err("2 ranks of MPI"), 1);
+  EXPECT_EQ(CheckpointReader(runs_.newest("undisturbed")).num_ranks(), 2);
+  const std::vector<std::pair<int, std::string>> deaths{{1, "checkpoint.mid_shard:70"},
+                                                        {1, "checkpoint.after_part:2"},
+                                                        {0, "checkpoint.after_shard:2"},
+                                                        {0, "checkpoint.mid_manifest:2"},
+                                                        {0, "checkpoint.after_rename:2"}};
+  for (const auto& [rank, point] : deaths) {
+    SCOPED_TRACE(fmt::format("rank {} at {}", rank, point));
+    EXPECT_THAT(runs_.train_ranks(2, point, {}, {{rank, {point}}}), AnyOf(kKilled, 6)) << runs_.err();
+    EXPECT_TRUE(verify_checkpoint(runs_.newest(point)).ok());
+    ASSERT_EQ(runs_.train_ranks(2, point), 0) << runs_.err();
+    runs_.expect_same(point, "undisturbed");
+  }
+}
+
+TEST_P(RankedTraining, ARankWhoseDiskIsFullEndsAllWithCode4) {
+  ASSERT_EQ(runs_.train_ranks(2, "r", {}, {{1, {"checkpoint.mid_shard:70:enospc"}}}), 4) << runs_.err();
+  EXPECT_THAT(runs_.err(), HasSubstr("rank 1: checkpoint: save of step "));
+  EXPECT_EQ(runs_.count_in_err("No space left on device"), 1);
+  EXPECT_TRUE(verify_checkpoint(runs_.newest("r")).ok());
+  EXPECT_EQ(runs_.train_ranks(2, "r"), 0) << runs_.err();
+}
+
+class RankedRun : public testing::Test {
+ protected:
+  RankedRuns runs_{{"run.threads=1", "train.steps=6", "checkpoint.every=2"}};
+};
+
+TEST_F(RankedRun, AProcessThatStandsStillIsNamedInTime) {
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(runs_.train_ranks(2, "r", {}, {{1, {"checkpoint.mid_shard:70:stop"}}}), 6) << runs_.err();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  EXPECT_THAT(runs_.err(), HasSubstr("rank 0 (tp 0, cp 0, dp 0, pp 0, etp 0, ep 0, edp 0) has waited for 4 s; did not "
+                                     "join: rank 1 (tp 0, cp 0, dp 1, pp 0, etp 0, ep 0, edp 1)"));
+  EXPECT_THAT(runs_.err(), HasSubstr("last collectives of rank 0"));
+  EXPECT_EQ(runs_.train_ranks(2, "r"), 0) << runs_.err();
+}
+
+TEST_F(RankedRun, ASignalSavesOnAllRanksAndEnds) {
+  ASSERT_EQ(runs_.train_ranks(2, "undisturbed", {"train.steps=300"}), 0) << runs_.err();
+  const pid_t run = runs_.start_ranks(2, "r", {"train.steps=300"});
+  runs_.wait_for_lines("r", 3);
+  ::kill(run, SIGUSR1);  // which mpirun hands on
+  EXPECT_EQ(end_of(run), 128 + SIGUSR1) << runs_.err();
+  EXPECT_EQ(CheckpointReader(runs_.newest("r")).step(), runs_.last_step("r"));
+  ASSERT_EQ(runs_.train_ranks(2, "r", {"train.steps=300"}), 0) << runs_.err();
+  runs_.expect_same("r", "undisturbed");
+}
+
+TEST_F(RankedRun, WrongOnEveryRankIsSaidOnceWithItsOwnCode) {
+  EXPECT_EQ(runs_.train_ranks(2, "r", {"optimizer.weight_decy=1"}), 2);
+  EXPECT_EQ(runs_.count_in_err("unknown key optimizer.weight_decy"), 1);
+  EXPECT_EQ(runs_.train_ranks(2, "r", {"data.train=[\"nowhere\"]"}), 3);
+  EXPECT_EQ(runs_.count_in_err("error: "), 1) << runs_.err();
+  EXPECT_EQ(runs_.train_ranks(2, "r", {"parallel.tp=3"}), 2);
+  EXPECT_THAT(runs_.err(), HasSubstr("tp * cp * pp = 3 * 1 * 1; got 2 ranks"));
+  EXPECT_EQ(runs_.train_ranks(2, "mad", {"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.warmup_steps=0"}), 5)
+      << runs_.err();
+  EXPECT_EQ(runs_.count_in_err("first not finite: "), 1) << runs_.err();
+}
+
+TEST_F(RankedRun, RanksThatWereGivenOtherRecipesDoNotBegin) {
+  EXPECT_EQ(runs_.train_ranks(3, "r", {"train.global_batch=6"}, {{2, {.overrides = {"optimizer.lr=0.5"}}}}), 2);
+  EXPECT_THAT(runs_.err(), HasSubstr("the ranks do not agree on the recipe: ranks 0, 1 against rank 2; line "));
+  EXPECT_THAT(runs_.err(), HasSubstr("of rank 2 \"lr = 0.5\""));
+  EXPECT_EQ(runs_.count_in_err("error: "), 1) << runs_.err();
+  EXPECT_FALSE(std::filesystem::exists(runs_.path("r")));
+}
+
+// What one layout saved another goes on from, with the same numbers up to the order of sums.
+TEST_F(RankedRun, GoesOnOnAnotherNumberOfRanks) {
+  ASSERT_EQ(runs_.train("alone"), 0) << runs_.err();
+  const auto loss_of = [&](const std::string& run) {
+    return nlohmann::json::parse(runs_.metrics(run).back()).at("loss").get<double>();
+  };
+  for (const auto& [first, second] : std::vector<std::pair<int, int>>{{2, 1}, {1, 2}}) {
+    const std::string run = fmt::format("{}-then-{}", first, second);
+    const auto train = [&](int ranks, const Words& overrides) {
+      return ranks == 1 ? runs_.train(run, overrides) : runs_.train_ranks(ranks, run, overrides);
+    };
+    ASSERT_EQ(train(first, {"train.steps=4", "optimizer.schedule=constant", "optimizer.min_lr=0"}), 0) << runs_.err();
+    ASSERT_EQ(train(second, {"train.steps=6", "optimizer.schedule=constant", "optimizer.min_lr=0"}), 0) << runs_.err();
+    EXPECT_THAT(runs_.err(), HasSubstr("resumed from "));
+  }
+  EXPECT_NEAR(loss_of("2-then-1"), loss_of("1-then-2"), 1e-4);
+}
+
+TEST_F(RankedRun, RanksThatAreThreads) {
+  ASSERT_EQ(runs_.train_ranks(2, "processes"), 0) << runs_.err();
+  ASSERT_EQ(end_of(start_program(runs_.path(""), joined(runs_.words_of("threads"), {"--ranks", "2"}))), 0)
+      << runs_.err();
+  EXPECT_THAT(runs_.err(), HasSubstr("2 ranks, threads of this process, 1 CPU threads each"));
+  runs_.expect_same("threads", "processes");
+}
+
+}  // namespace
+}  // namespace moebius
