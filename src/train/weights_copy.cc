@@ -12,12 +12,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<int64_t> dims_of(const Shape& shape) {
-  std::vector<int64_t> dims(shape.rank());
-  for (int i = 0; i < shape.rank(); ++i) dims[i] = shape[i];
-  return dims;
-}
-
 bool holds_weights(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
 }
