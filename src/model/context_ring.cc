@@ -88,16 +88,75 @@ void for_each_pair(const Pieces& pieces, int64_t q_rank, int64_t kv_rank, F&& fn
   }
 }
 
+// A pass over the keys of one rank: where these and the queries stand, and what the sequences are like.
+struct Place {
+  const ContextSpec& spec;
+  Pieces pieces;
+  int64_t q_rank, kv_rank;
+};
+
 // What both passes of attention say of a pair.
 template <class Op>
-void place(Op& op, const Step& step, const Pieces& pieces, const Pair& at, const ContextSpec& spec) {
-  const Tensor starts_T = step.batch.attention_starts(2 * pieces.batch * pieces.length);
-  if (!starts_T.empty()) op.doc_start_T = pieces.here(starts_T, at.b, at.q_half);
-  op.window = spec.window;
-  op.scale = spec.scale;
+void place(Op& op, const Step& step, const Place& in, const Pair& at) {
+  const int64_t length = in.pieces.length;
+  const Tensor starts_T = step.batch.attention_starts(2 * in.pieces.batch * length);
+  if (!starts_T.empty()) op.doc_start_T = in.pieces.here(starts_T, at.b, at.q_half);
+  op.window = in.spec.window;
+  op.scale = in.spec.scale;
   op.is_part = true;
-  op.q_first = at.q_piece * pieces.length;
-  op.kv_first = at.kv_piece * pieces.length;
+  op.q_first = at.q_piece * length;
+  op.kv_first = at.kv_piece * length;
+}
+
+// o (f32) and lse of this rank's queries take in the keys of a block.
+void attend(Step& step, const Place& in, Tensor o_THd, Tensor lse_TH, Tensor q_THd, const Block& block) {
+  StackScope scope(step.stack);
+  const Pieces& pieces = in.pieces;
+  const Tensor part_PHd = step.take({pieces.length, o_THd.dim(1), o_THd.dim(2)}, q_THd.dtype),
+               part_PH = step.take({pieces.length, o_THd.dim(1)}, DType::f32);
+  for_each_pair(pieces, in.q_rank, in.kv_rank, [&](const Pair& at) {
+    AttentionFwd a{.o_THd = part_PHd,
+                   .lse_TH = part_PH,
+                   .q_THd = pieces.here(q_THd, at.b, at.q_half),
+                   .k_UGd = pieces.here(block.k_TGd, at.b, at.kv_half),
+                   .v_UGd = pieces.here(block.v_TGd, at.b, at.kv_half)};
+    place(a, step, in, at);
+    run_attention(step, a);
+    attention_merge(step.stream, {.o_THd = pieces.here(o_THd, at.b, at.q_half),
+                                  .lse_TH = pieces.here(lse_TH, at.b, at.q_half),
+                                  .part_THd = part_PHd,
+                                  .part_lse_TH = part_PH});
+  });
+}
+
+// What attention left and what came back, of this rank's queries.
+struct Attended {
+  Tensor q_THd, do_THd, o_THd, lse_TH;
+};
+
+// dq and dblock (f32) += the derivatives by these queries and the keys of a block.
+void attend_bwd(Step& step, const Place& in, Tensor dq_THd, const Block& dblock, const Attended& x,
+                const Block& block) {
+  StackScope scope(step.stack);
+  const Pieces& pieces = in.pieces;
+  const auto take_piece = [&](const Tensor& t) { return step.take(pieces.here(t, 0, 0).shape, t.dtype); };
+  const Tensor dq = take_piece(x.q_THd), dk = take_piece(block.k_TGd), dv = take_piece(block.v_TGd);
+  for_each_pair(pieces, in.q_rank, in.kv_rank, [&](const Pair& at) {
+    AttentionBwd a{.dq_THd = dq,
+                   .dk_TGd = dk,
+                   .dv_TGd = dv,
+                   .do_THd = pieces.here(x.do_THd, at.b, at.q_half),
+                   .o_THd = pieces.here(x.o_THd, at.b, at.q_half),
+                   .lse_TH = pieces.here(x.lse_TH, at.b, at.q_half),
+                   .q_THd = pieces.here(x.q_THd, at.b, at.q_half),
+                   .k_TGd = pieces.here(block.k_TGd, at.b, at.kv_half),
+                   .v_TGd = pieces.here(block.v_TGd, at.b, at.kv_half)};
+    place(a, step, in, at);
+    run_attention(step, a);
+    add_part(step, pieces.here(dq_THd, at.b, at.q_half), dq);
+    add_part(step, pieces.here(dblock.k_TGd, at.b, at.kv_half), dk);
+    add_part(step, pieces.here(dblock.v_TGd, at.b, at.kv_half), dv);
+  });
 }
 
 }  // namespace
@@ -107,30 +166,15 @@ void RingContext::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in
   const Ring ring(cp_, step);
   const Pieces pieces = Pieces::of(cp_, step, o_THd.dim(0));
   const Tensor sum_THd = step.take(o_THd.shape, DType::f32);
-  const Tensor part_PHd = step.take({pieces.length, o_THd.dim(1), o_THd.dim(2)}, o_THd.dtype),
-               part_PH = step.take({pieces.length, o_THd.dim(1)}, DType::f32);
+  const float nothing = -std::numeric_limits<float>::infinity();
   fill_zero(step.stream, sum_THd);
-  fill_normal(
-      step.stream,
-      {.x = lse_TH, .rng = Rng(0, RngSite::init), .mean = -std::numeric_limits<float>::infinity(), .std = 0.0f});
+  fill_normal(step.stream, {.x = lse_TH, .rng = Rng(0, RngSite::init), .mean = nothing, .std = 0.0f});
   Block block{in.k_TGd, in.v_TGd};
-  std::array<Block, 2> room{take_like(step, block, in.k_TGd.dtype), take_like(step, block, in.k_TGd.dtype)};
+  const std::array<Block, 2> room{take_like(step, block, in.k_TGd.dtype), take_like(step, block, in.k_TGd.dtype)};
   for (int pass = 0; pass < cp_.size(); ++pass) {
     Passing arriving, leaving;
     if (pass + 1 < cp_.size()) arriving = ring.recv(room[pass % 2]), leaving = ring.send(block);
-    for_each_pair(pieces, cp_.rank(), ring.owner(pass), [&](const Pair& at) {
-      AttentionFwd a{.o_THd = part_PHd,
-                     .lse_TH = part_PH,
-                     .q_THd = pieces.here(in.q_THd, at.b, at.q_half),
-                     .k_UGd = pieces.here(block.k_TGd, at.b, at.kv_half),
-                     .v_UGd = pieces.here(block.v_TGd, at.b, at.kv_half)};
-      place(a, step, pieces, at, spec_);
-      run_attention(step, a);
-      attention_merge(step.stream, {.o_THd = pieces.here(sum_THd, at.b, at.q_half),
-                                    .lse_TH = pieces.here(lse_TH, at.b, at.q_half),
-                                    .part_THd = part_PHd,
-                                    .part_lse_TH = part_PH});
-    });
+    attend(step, {spec_, pieces, cp_.rank(), ring.owner(pass)}, sum_THd, lse_TH, in.q_THd, block);
     arriving.wait();
     leaving.wait();
     block = room[pass % 2];
@@ -145,40 +189,22 @@ void RingContext::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o
   StackScope scope(step.stack);
   const Ring ring(cp_, step);
   const Pieces pieces = Pieces::of(cp_, step, o_THd.dim(0));
-  const DType dtype = in.k_TGd.dtype;
-  const int num_ranks = cp_.size();
-  const Tensor dq_THd = step.take(grads.q_THd.shape, DType::f32),
-               part_PHd = step.take({pieces.length, in.q_THd.dim(1), in.q_THd.dim(2)}, dtype);
-  fill_zero(step.stream, dq_THd);
   Block block{in.k_TGd, in.v_TGd};
-  const std::array<Block, 2> room{take_like(step, block, dtype), take_like(step, block, dtype)};
-  const Block own = take_like(step, block, DType::f32), arrived = take_like(step, block, DType::f32);
-  const std::array<Block, 2> share{take_like(step, block, DType::f32), take_like(step, block, DType::f32)};
-  const Block part{step.take(pieces.here(in.k_TGd, 0, 0).shape, dtype),
-                   step.take(pieces.here(in.v_TGd, 0, 0).shape, dtype)};
+  const auto take = [&](DType dtype) { return take_like(step, block, dtype); };
+  const DType dtype = in.k_TGd.dtype;
+  const std::array<Block, 2> room{take(dtype), take(dtype)}, share{take(DType::f32), take(DType::f32)};
+  const Block own = take(DType::f32), arrived = take(DType::f32);
+  const Tensor dq_THd = step.take(grads.q_THd.shape, DType::f32);
+  fill_zero(step.stream, dq_THd);
   Passing share_leaving;
-  for (int pass = 0; pass < num_ranks; ++pass) {
+  for (int pass = 0; pass < cp_.size(); ++pass) {
     Passing arriving, leaving, share_arriving;
     if (pass >= 2) share_arriving = ring.recv(arrived);
-    if (pass + 1 < num_ranks) arriving = ring.recv(room[pass % 2]), leaving = ring.send(block);
+    if (pass + 1 < cp_.size()) arriving = ring.recv(room[pass % 2]), leaving = ring.send(block);
     const Block& sum = pass == 0 ? own : share[pass % 2];
     fill_zero(step, sum);
-    for_each_pair(pieces, cp_.rank(), ring.owner(pass), [&](const Pair& at) {
-      AttentionBwd a{.dq_THd = part_PHd,
-                     .dk_TGd = part.k_TGd,
-                     .dv_TGd = part.v_TGd,
-                     .do_THd = pieces.here(do_THd, at.b, at.q_half),
-                     .o_THd = pieces.here(o_THd, at.b, at.q_half),
-                     .lse_TH = pieces.here(lse_TH, at.b, at.q_half),
-                     .q_THd = pieces.here(in.q_THd, at.b, at.q_half),
-                     .k_TGd = pieces.here(block.k_TGd, at.b, at.kv_half),
-                     .v_TGd = pieces.here(block.v_TGd, at.b, at.kv_half)};
-      place(a, step, pieces, at, spec_);
-      run_attention(step, a);
-      add_part(step, pieces.here(dq_THd, at.b, at.q_half), part_PHd);
-      add_part(step, pieces.here(sum.k_TGd, at.b, at.kv_half), part.k_TGd);
-      add_part(step, pieces.here(sum.v_TGd, at.b, at.kv_half), part.v_TGd);
-    });
+    attend_bwd(step, {spec_, pieces, cp_.rank(), ring.owner(pass)}, dq_THd, sum, {in.q_THd, do_THd, o_THd, lse_TH},
+               block);
     share_arriving.wait();
     if (pass >= 2) add(step, sum, arrived);
     share_leaving.wait();

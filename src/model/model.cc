@@ -14,7 +14,7 @@ std::vector<HeldStage> whole_model(const ModelSpec& model) {
 
 Model::Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
              MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
-             std::vector<HeldStage> stages, const std::vector<std::string>& freeze)
+             std::vector<HeldStage> stages, const std::vector<std::string>& freeze, const std::string& dispatcher)
     : spec_(model),
       dtype_(precision.compute),
       tp_(mesh.shape().tp),
@@ -32,7 +32,8 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
                                       .loss_sum_1 = loss_sum_1_,
                                       .dtype = dtype_,
                                       .shape = shape,
-                                      .seed = seed},
+                                      .seed = seed,
+                                      .dispatcher = dispatcher},
                          held.spec);
     spans_.push_back({.begin = begin, .end = params_.all().size()});
     saved_.emplace_back(held.num_saved);
