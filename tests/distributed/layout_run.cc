@@ -57,6 +57,7 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
                       .z_coeff = 0.01,
                       .bias_rate = 0.01,
                       .capacity_factor = what.capacity ? 0.9 : 0,
+                      .drop_policy = DropPolicy::position,
                       .jitter = what.jitter ? 0.1 : 0},
           .precision = {.compute = DType::f32},
           .use = ModelUse::training,
