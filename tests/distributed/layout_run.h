@@ -17,6 +17,12 @@ struct LayoutModel {
   bool skewed = false;   // two experts get every token, the others none
   bool sigmoid = false;  // sigmoid scores, groups and a correction bias that moves, in place of softmax
   bool tied = false;     // head and embedding are one
+  // What looks at all tokens of a micro-batch, in place of the auxiliary losses or beside them.
+  bool capacity =
+      false;  // experts turn late pairs away (equal tokens are common here: by weight, rounding would choose)
+  bool sinkhorn = false;
+  bool jitter = false;
+  auto operator<=>(const LayoutModel&) const = default;
 };
 
 struct LayoutOutcome {

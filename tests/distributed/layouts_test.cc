@@ -63,6 +63,15 @@ const LayoutCase kCases[] = {
     {"ep2_over_tp2", 2, {.tp = 2, .ep = 2}},
     {"ep2_over_cp2", 2, {.cp = 2, .ep = 2}},
     {"ep4_over_tp2_cp2", 4, {.tp = 2, .cp = 2, .ep = 4}},
+    {"ep4_alltoall", 4, {.ep = 4, .dispatcher = "alltoall"}},
+    {"ep4_allgather", 4, {.ep = 4, .dispatcher = "allgather"}},
+    {"ep4_alltoall_skewed", 4, {.ep = 4, .dispatcher = "alltoall"}, {.skewed = true}},
+    {"etp2_ep2_alltoall", 4, {.ep = 2, .etp = 2, .dispatcher = "alltoall"}},
+    {"dp2_capacity", 2, {}, {.capacity = true}},
+    {"ep4_over_tp2_cp2_capacity", 4, {.tp = 2, .cp = 2, .ep = 4}, {.capacity = true}},
+    {"ep2_over_cp2_alltoall_capacity", 2, {.cp = 2, .ep = 2, .dispatcher = "alltoall"}, {.capacity = true}},
+    {"ep4_over_tp2_cp2_sinkhorn", 4, {.tp = 2, .cp = 2, .ep = 4}, {.sinkhorn = true}},
+    {"ep4_over_tp2_cp2_jitter", 4, {.tp = 2, .cp = 2, .ep = 4}, {.jitter = true}},
     {"etp2", 2, {.etp = 2}},
     {"etp2_over_tp2", 2, {.tp = 2, .etp = 2}},
     {"etp2_ep2", 4, {.ep = 2, .etp = 2}},
@@ -76,9 +85,9 @@ const LayoutCase kCases[] = {
 // One run on one rank serves every layout of the same model.
 const LayoutOutcome& alone(const LayoutModel& what) {
   static std::mutex mutex;
-  static std::map<std::tuple<bool, bool, bool>, LayoutOutcome> runs;
+  static std::map<LayoutModel, LayoutOutcome> runs;
   const std::lock_guard lock(mutex);
-  const auto [at, is_new] = runs.try_emplace({what.skewed, what.sigmoid, what.tied});
+  const auto [at, is_new] = runs.try_emplace(what);
   if (is_new) at->second = train_alone(what, kSteps);
   return at->second;
 }
