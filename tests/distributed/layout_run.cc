@@ -257,10 +257,13 @@ void expect_same_step(const StepReport& got, const StepReport& alone, double bou
 
 }  // namespace
 
-LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps) {
+LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps,
+                       bool overlap) {
   layout.check(world.size());
   EngineSpec spec = engine_spec(what, mesh_shape(layout, world.size()), layout);
   spec.world = &world;
+  spec.overlap = overlap;
+  spec.bucket_numel = 2000;  // a few in each layer
   Engine engine(spec);
   EngineSpec counted = engine_spec(what, {});
   counted.device = DeviceKind::null;

@@ -33,7 +33,8 @@ struct LayoutOutcome {
 
 // All ranks of the world, of which the layout must make a mesh; the same outcome on each. Fails (EXPECT) when a rank's
 // weights are not what their owners have.
-LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps);
+LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps,
+                       bool overlap = true);
 LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps);
 
 // The same numbers, but for the order of f32 sums. bound: relative, of losses and norms; parameters in relative L2.

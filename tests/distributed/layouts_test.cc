@@ -105,5 +105,34 @@ TEST_P(Layouts, TrainTheSameModel) {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Layouts, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 
+// Gradients that are reduced behind the backward pass, weights that are gathered behind the forward pass and stages
+// that send behind compute add the same numbers in the same order as each by itself.
+class Overlap : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(Overlap, ChangesNoBit) {
+  const LayoutCase& c = GetParam();
+  run_ranks(c.ranks, [&](Transport& world) {
+    const LayoutOutcome behind = train_on(world, c.model, c.layout, 3);
+    const LayoutOutcome alone = train_on(world, c.model, c.layout, 3, /*overlap=*/false);
+    EXPECT_EQ(behind.first, alone.first);
+    EXPECT_EQ(behind.last, alone.last);
+    for (size_t i = 0; i < alone.steps.size(); ++i) {
+      EXPECT_EQ(behind.steps[i].loss, alone.steps[i].loss);
+      EXPECT_EQ(behind.steps[i].grad_norm, alone.steps[i].grad_norm);
+    }
+  });
+}
+
+const LayoutCase kOverlapCases[] = {
+    {"dp2", 2, {}},
+    {"dp3", 3, {}},
+    {"ep2_edp2", 4, {.ep = 2}},
+    {"pp2_vpp2_dp2_tied", 4, {.pp = 2, .vpp = 2}, {.tied = true}},
+    {"tp2_cp2_ep4_pp2", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, Overlap, ::testing::ValuesIn(kOverlapCases),
+                         [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
+
 }  // namespace
 }  // namespace moebius
