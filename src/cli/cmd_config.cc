@@ -22,7 +22,10 @@ struct Options {
 struct Resolved {
   RunSpec run;
   MeshShape mesh;
-  std::unique_ptr<Engine> engine;  // on the null device; none where the layout needs more than this version has
+  // The rank that needs the most memory; on the null device.
+  int rank = 0;
+  std::unique_ptr<Transport> world;
+  std::unique_ptr<Engine> engine;
 };
 
 // Batch shapes that a recipe may leave out (a model alone is fine to look at) count as one sequence of the model's
@@ -37,14 +40,26 @@ EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
   return spec;
 }
 
+// Ranks of one stage of the pipeline hold alike, so one of each is looked at.
+void find_most_loaded(Resolved& r) {
+  for (int64_t stage = 0; stage < r.mesh.pp; ++stage) {
+    const int rank = rank_in_dense_view(r.mesh, {.pp = stage});
+    auto world = make_paper_transport(rank, static_cast<int>(r.mesh.world()));
+    EngineSpec spec = counted_engine_spec(r.run, r.mesh);
+    spec.world = world.get();
+    auto engine = std::make_unique<Engine>(spec);
+    if (r.engine && engine->plan().total_bytes() <= r.engine->plan().total_bytes()) continue;
+    r.engine = std::move(engine);  // before the world that the old one stands on
+    r.world = std::move(world);
+    r.rank = rank;
+  }
+}
+
 Resolved resolve(const Options& o) {
   Resolved r{.run = load_run_spec(o.recipe, o.overrides)};
   r.run.check(o.ranks);
-  const ParallelSpec& p = r.run.parallel;
-  r.mesh = mesh_shape(p, o.ranks);
-  // Ranks that differ only in their data hold the same; other layouts are not part of this version.
-  if (p.tp == 1 && p.cp == 1 && p.pp == 1 && p.ep == 1 && p.etp == 1)
-    r.engine = std::make_unique<Engine>(counted_engine_spec(r.run, r.mesh));
+  r.mesh = mesh_shape(r.run.parallel, o.ranks);
+  find_most_loaded(r);
   return r;
 }
 
@@ -72,10 +87,9 @@ void print_resolved_json(const Resolved& r) {
                                   {"etp", r.mesh.etp},
                                   {"ep", r.mesh.ep},
                                   {"edp", r.mesh.edp}}}};
-  if (r.engine) {
-    object["memory_bytes"] = memory_json(r.engine->plan());
-    object["memory_scratch_of"] = name_of(r.engine->spec().target);
-  }
+  object["memory_bytes"] = memory_json(r.engine->plan());
+  object["memory_rank"] = r.rank;
+  object["memory_scratch_of"] = name_of(r.engine->spec().target);
   print_json(object);
 }
 
@@ -101,10 +115,10 @@ void print_resolved(const Resolved& r) {
   } else {
     print_comment(layout_table(r.mesh));
   }
-  if (r.engine && r.engine->spec().target != r.run.device)
+  if (r.mesh.world() > 1) fmt::print("# memory     of rank {}, which needs the most\n", r.rank);
+  if (r.engine->spec().target != r.run.device)
     fmt::print("# scratch    of the CPU's kernels: this build has no CUDA backend\n");
-  print_comment(r.engine ? r.engine->plan().table()
-                         : "memory plan: this version plans layouts with data parallelism alone\n");
+  print_comment(r.engine->plan().table());
 }
 
 }  // namespace

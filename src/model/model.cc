@@ -14,7 +14,7 @@ std::vector<HeldStage> whole_model(const ModelSpec& model) {
 
 Model::Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
              MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
-             std::vector<HeldStage> stages, const std::vector<std::string>& freeze)
+             std::vector<HeldStage> stages, const std::vector<std::string>& freeze, const std::string& dispatcher)
     : spec_(model),
       dtype_(precision.compute),
       tp_(mesh.shape().tp),
@@ -22,6 +22,7 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
       params_(plan, use, freeze),
       held_(stages.empty() ? whole_model(model) : std::move(stages)) {
   for (const HeldStage& held : held_) {
+    const size_t begin = params_.all().size();
     stages_.emplace_back(StageContext{.params = params_,
                                       .plan = plan,
                                       .model = spec_,
@@ -31,8 +32,10 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
                                       .loss_sum_1 = loss_sum_1_,
                                       .dtype = dtype_,
                                       .shape = shape,
-                                      .seed = seed},
+                                      .seed = seed,
+                                      .dispatcher = dispatcher},
                          held.spec);
+    spans_.push_back({.begin = begin, .end = params_.all().size()});
     saved_.emplace_back(held.num_saved);
   }
   plan.declare(rope_table_Pd_, "rope_table", {max_positions, model.rope_dim()}, DType::f32, Life::state);
@@ -121,9 +124,9 @@ std::vector<Model::MoeLayer> Model::moe_layers() const {
   return layers;
 }
 
-std::vector<std::pair<std::string, Tensor>> Model::kept_tensors() const {
+std::vector<std::pair<std::string, Tensor>> Model::kept_tensors(size_t virtual_stage) const {
   std::vector<std::pair<std::string, Tensor>> kept;
-  for (size_t v = 0; v < stages_.size(); ++v) stages_[v].add_kept(kept, saved_[v][0]);
+  stages_[virtual_stage].add_kept(kept, saved_[virtual_stage][0]);
   return kept;
 }
 

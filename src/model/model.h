@@ -29,10 +29,11 @@ struct StagePass {
 class Model {
  public:
   // Declares every tensor it owns in the plan. max_positions: rows of the rotary table. stages: empty for the whole
-  // model. freeze: as in ParamTable. The references must outlive the model.
+  // model. freeze: as in ParamTable. dispatcher: of its MoE layers. The references must outlive the model.
   Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
         MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
-        std::vector<HeldStage> stages = {}, const std::vector<std::string>& freeze = {});
+        std::vector<HeldStage> stages = {}, const std::vector<std::string>& freeze = {},
+        const std::string& dispatcher = "auto");
   Model(const Model&) = delete;
 
   // After bind(): constants (the rotary table) and the routers' starting state. Parameters: params().init() or loaded.
@@ -74,9 +75,10 @@ class Model {
     const Moe::Saved* saved;
   };
   std::vector<MoeLayer> moe_layers() const;
-  // What the last forward pass kept (of each stage here, in the first set), by name, in the order it was computed; for
+  // What the last forward pass of a virtual stage kept in its first set, by name, in the order it was computed; for
   // diagnosis.
-  std::vector<std::pair<std::string, Tensor>> kept_tensors() const;
+  std::vector<std::pair<std::string, Tensor>> kept_tensors(size_t virtual_stage) const;
+  ParamSpan params_of(size_t virtual_stage) const { return spans_[virtual_stage]; }
 
  private:
   const Stage& whole() const;
@@ -88,6 +90,7 @@ class Model {
   Tensor rope_table_Pd_, loss_sum_1_;
   std::vector<HeldStage> held_;
   std::deque<Stage> stages_;                      // [virtual stage]
+  std::vector<ParamSpan> spans_;                  // [virtual stage], of params_
   std::vector<std::vector<Stage::Saved>> saved_;  // [virtual stage][set]
 };
 

@@ -23,7 +23,8 @@ Stage::Stage(const StageContext& c, const StageSpec& spec)
   if (spec.embedding) of_embedding_ = span_of([&] { embedding_.emplace(c.params, c.model, dtype_, c.mesh); });
   for (int64_t i = spec.first_layer; i < spec.first_layer + spec.num_layers; ++i) {
     of_block_.push_back(span_of([&] {
-      blocks_.emplace_back(c.params, c.plan, c.model, c.balance, dtype_, c.mesh, c.shape, c.rope_table_Pd, i, c.seed);
+      blocks_.emplace_back(c.params, c.plan, c.model, c.balance, dtype_, c.mesh, c.shape, c.rope_table_Pd, i, c.seed,
+                           c.dispatcher);
     }));
   }
   if (spec.loss) of_end_ = span_of([&] { declare_end(c); });

@@ -31,6 +31,7 @@ struct StageContext {
   DType dtype = DType::f32;
   BatchShape shape;
   uint64_t seed = 0;
+  std::string dispatcher = "auto";  // of the MoE layers
 };
 
 class Stage {

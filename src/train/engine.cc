@@ -14,6 +14,16 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
       .tp = p.tp, .cp = p.cp, .dp = p.dp(world_size), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(world_size)};
 }
 
+namespace {
+
+// Where steps are recorded nothing may be read back: "auto" is then all-gather (RunSpec::check refuses all-to-all).
+std::string dispatcher_of(const RunSpec& run) {
+  const bool records = run.device == DeviceKind::cuda && run.graph;
+  return records && run.parallel.dispatcher == "auto" ? "allgather" : run.parallel.dispatcher;
+}
+
+}  // namespace
+
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
   const int64_t B = run.train.micro_batch, S = run.train.seq_len;
   return {.model = run.model,
@@ -31,6 +41,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
           .freeze = run.train.freeze,
           .mesh = mesh,
           .pipeline = {.num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
+          .dispatcher = dispatcher_of(run),
           .device = run.device,
           .target = run.device,
           .graph = run.graph,
@@ -161,7 +172,7 @@ void Engine::make_model() {
   if (mesh_.shape().pp > 1) rank = pipeline_rank(spec_.pipeline, spec_.model, mesh_.shape().pp, mesh_.place().pp);
   model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
                                    spec_.max_positions, spec_.seed, rank ? rank->stages() : whole_model(spec_.model),
-                                   spec_.freeze);
+                                   spec_.freeze, spec_.dispatcher);
   check_freeze(spec_);
   if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);
   tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_);
