@@ -5,6 +5,7 @@
 #include "model/frozen.h"
 #include "ops/attention/attention.h"
 #include "ops/qk_norm/qk_norm.h"
+#include "ops/qk_norm/qk_norm_blocks.h"
 #include "ops/rope/rope.h"
 
 namespace moebius {
@@ -48,6 +49,20 @@ ParamSpec o_spec(const std::string& prefix, const ModelSpec& m, DType dtype, con
           .init_std = static_cast<float>(m.initializer_range)};
 }
 
+// Of each head alike, which all ranks have whole; or of all heads, split as they are.
+ParamSpec norm_spec(const std::string& name, int64_t heads, const ModelSpec& m, DType dtype, const Mesh& mesh) {
+  const bool whole = m.qk_norm == QkNorm::whole;
+  const Shape shape{whole ? heads * m.head_dim : m.head_dim};
+  const ParamPart part{name, shape, 0, whole ? shard_of(shape, 0, mesh.place().tp, mesh.shape().tp) : Shard{}};
+  return {.name = name,
+          .shape = part.local_shape(),
+          .dtype = dtype,
+          .parts = {part},
+          .init = ParamInit::ones,
+          .decay = false,
+          .grad_axis = whole ? Axis::dp_cp : Axis::tp_cp_dp};
+}
+
 }  // namespace
 
 Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh,
@@ -60,6 +75,7 @@ Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, DTyp
       scale_(1.0f / std::sqrt(static_cast<float>(m.head_dim))),
       eps_(static_cast<float>(m.rms_norm_eps)),
       dtype_(dtype),
+      tp_group_(mesh.group(Axis::tp)),
       qkv_(params, qkv_spec(prefix, m, dtype, mesh), mesh),
       o_(params, o_spec(prefix, m, dtype, mesh), mesh),
       context_(make_context(cp_comm, mesh, {.heads = H_, .kv_heads = G_, .window = window_, .scale = scale_})),
@@ -67,19 +83,8 @@ Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, DTyp
       rope_table_Pd_(rope_table_Pd) {
   if (m.qkv_bias) qkv_bias_.emplace(params, qkv_bias_spec(prefix, m, dtype, mesh));
   if (qk_norm_ == QkNorm::none) return;
-  MOEBIUS_CHECK(usage, qk_norm_ == QkNorm::per_head || tp_ == 1,
-                "attention: a norm over all heads needs parallel.tp = 1; got {}", tp_);
-  const auto norm = [&](const char* name, int64_t heads) {
-    const int64_t width = qk_norm_ == QkNorm::whole ? heads * d_ : d_;
-    return &params.declare({.name = prefix + name,
-                            .shape = {width},
-                            .dtype = dtype,
-                            .init = ParamInit::ones,
-                            .decay = false,
-                            .grad_axis = Axis::tp_cp_dp});
-  };
-  q_norm_ = norm(".q_norm.weight", H_);
-  k_norm_ = norm(".k_norm.weight", G_);
+  q_norm_ = &params.declare(norm_spec(prefix + ".q_norm.weight", m.num_heads, m, dtype, mesh));
+  k_norm_ = &params.declare(norm_spec(prefix + ".k_norm.weight", m.num_kv_heads, m, dtype, mesh));
 }
 
 void Gqa::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
@@ -103,8 +108,7 @@ void Gqa::split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const {
   StackScope scope(step.stack);
   if (qk_norm_ == QkNorm::whole) {
     const Tensor normed_TC = step.take(qkv_TC.shape, dtype_);
-    qk_norm_fwd(step.stream,
-                {.y_TC = normed_TC, .x_TC = qkv_TC, .q_norm_A = q_norm_->w, .k_norm_B = k_norm_->w, .eps = eps_});
+    whole_norm(step, normed_TC, qkv_TC);
     qkv_TC = normed_TC;
   }
   const bool per_head = qk_norm_ == QkNorm::per_head;
@@ -191,7 +195,26 @@ void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC
   if (whole) whole_norm_bwd(step, dqkv_TC, rope.dqkv_TC, qkv_TC);
 }
 
+void Gqa::whole_norm(Step& step, Tensor normed_TC, Tensor qkv_TC) const {
+  if (tp_ == 1) {
+    return qk_norm_fwd(
+        step.stream, {.y_TC = normed_TC, .x_TC = qkv_TC, .q_norm_A = q_norm_->w, .k_norm_B = k_norm_->w, .eps = eps_});
+  }
+  StackScope scope(step.stack);
+  const Tensor sums_T2 = step.take({qkv_TC.dim(0), 2}, DType::f32);
+  qk_norm_sums(step.stream, {.sums_TS = sums_T2, .x_TC = qkv_TC, .q_norm_A = q_norm_->w, .k_norm_B = k_norm_->w});
+  tp_group_.all_reduce_sum(step.stream, sums_T2);
+  qk_norm_block_fwd(step.stream, {.y_TC = normed_TC,
+                                  .x_TC = qkv_TC,
+                                  .q_norm_A = q_norm_->w,
+                                  .k_norm_B = k_norm_->w,
+                                  .sums_T2 = sums_T2,
+                                  .num_ranks = tp_,
+                                  .eps = eps_});
+}
+
 void Gqa::whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const {
+  if (tp_ > 1) return whole_norm_block_bwd(step, dqkv_TC, dnormed_TC, qkv_TC);
   const int64_t A = H_ * d_, B = G_ * d_, P = QkNormBwd::num_partials(qkv_TC.dim(0), A, B, step.stream);
   const Tensor partial_PW = step.take({P, A + B}, DType::f32);
   qk_norm_bwd(step.stream, {.dx_TC = dqkv_TC,
@@ -203,6 +226,24 @@ void Gqa::whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor q
                             .q_norm_A = q_norm_->w,
                             .k_norm_B = k_norm_->w,
                             .eps = eps_});
+}
+
+void Gqa::whole_norm_block_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const {
+  const Tensor sums_T4 = step.take({qkv_TC.dim(0), 4}, DType::f32);
+  qk_norm_sums(
+      step.stream,
+      {.sums_TS = sums_T4, .x_TC = qkv_TC, .q_norm_A = q_norm_->w, .k_norm_B = k_norm_->w, .dy_TC = dnormed_TC});
+  tp_group_.all_reduce_sum(step.stream, sums_T4);
+  qk_norm_block_bwd(step.stream, {.dx_TC = dqkv_TC,
+                                  .dq_norm_A = q_norm_->dw,
+                                  .dk_norm_B = k_norm_->dw,
+                                  .dy_TC = dnormed_TC,
+                                  .x_TC = qkv_TC,
+                                  .q_norm_A = q_norm_->w,
+                                  .k_norm_B = k_norm_->w,
+                                  .sums_T4 = sums_T4,
+                                  .num_ranks = tp_,
+                                  .eps = eps_});
 }
 
 void Gqa::backward_weight(Step& step, const Saved& saved) const {

@@ -51,11 +51,14 @@ class Gqa {
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from qkv
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
   void rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const;  // adds the norms' gradients
+  void whole_norm(Step& step, Tensor normed_TC, Tensor qkv_TC) const;
   void whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;
+  void whole_norm_block_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;
 
   int64_t tp_, H_, G_, d_, window_;  // H, G: of this rank
   float scale_, eps_;
   DType dtype_;
+  Group& tp_group_;
   ColumnLinear qkv_;
   RowLinear o_;
   std::unique_ptr<Context> context_;

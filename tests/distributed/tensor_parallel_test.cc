@@ -26,10 +26,10 @@ Mesh mesh_of(Transport& transport) { return Mesh({.tp = transport.size(), .ep = 
 
 // A layer gathers x and sums y in the forward pass, gathers dy and sums dx in the backward, and gathers x once more for
 // the weight gradient: each (n - 1) / n of the rows of all ranks.
-void expect_row_traffic(const LayerPasses& passes, int64_t n) {
+void expect_row_traffic(const LayerPasses& passes, int64_t n, int64_t more_forward = 0, int64_t more_backward = 0) {
   const int64_t all_rows = kRows * D * size_of(DType::f32), once = all_rows * (n - 1) / n;
-  EXPECT_EQ(passes.sent[0][0], 2 * once);
-  EXPECT_EQ(passes.sent[0][1], 3 * once);
+  EXPECT_EQ(passes.sent[0][0], 2 * once + more_forward);
+  EXPECT_EQ(passes.sent[0][1], 3 * once + more_backward);
   EXPECT_EQ(passes.sent[1][0] + passes.sent[1][1], 0);
 }
 
@@ -57,7 +57,8 @@ ModelSpec attention_model(QkNorm norm, bool bias) {
   return m;
 }
 
-void expect_attention_like_one_rank(const Mesh& mesh, const ModelSpec& model) {
+void expect_attention_like_one_rank(const Mesh& mesh, const ModelSpec& model, int64_t more_forward = 0,
+                                    int64_t more_backward = 0) {
   Array cos_sin = Array::poisoned({kSeq, model.head_dim}, DType::f32);
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
@@ -66,7 +67,8 @@ void expect_attention_like_one_rank(const Mesh& mesh, const ModelSpec& model) {
   const auto make = [&](LayerRig& rig, const Mesh& on) {
     return Gqa(rig.params, "attention", model, DType::f32, on, CpComm::allgather, table);
   };
-  expect_row_traffic(expect_like_one_rank<Gqa>(mesh, kWhole, D, kTolerance, make, declare_gqa), mesh.shape().tp);
+  expect_row_traffic(expect_like_one_rank<Gqa>(mesh, kWhole, D, kTolerance, make, declare_gqa), mesh.shape().tp,
+                     more_forward, more_backward);
 }
 
 TEST_P(TensorParallel, AttentionEqualsOneRank) {
@@ -79,6 +81,16 @@ TEST_P(TensorParallel, AttentionEqualsOneRank) {
 TEST_P(TensorParallel, AttentionWithBiasAndNormsEqualsOneRank) {
   run([](Transport& transport) {
     expect_attention_like_one_rank(mesh_of(transport), attention_model(QkNorm::per_head, true));
+  });
+}
+
+// Sums of squares, and in the backward pass (where q and k are made again) those and the products with dy, are added up
+// over the ranks.
+TEST_P(TensorParallel, AttentionWithNormsOverAllHeadsEqualsOneRank) {
+  run([](Transport& transport) {
+    const Mesh mesh = mesh_of(transport);
+    const int64_t n = mesh.shape().tp, sums = 2 * kRows * 4 * (n - 1) / n;
+    expect_attention_like_one_rank(mesh, attention_model(QkNorm::whole, false), 2 * sums, (2 + 4) * sums);
   });
 }
 
@@ -96,9 +108,6 @@ TEST(TensorParallelErrors, HeadsAndWidthsMustDivide) {
   const auto attention = [&](LayerRig& rig, const Mesh& mesh) {
     Gqa(rig.params, "attention", m, DType::f32, mesh, CpComm::allgather, Tensor{});
   };
-  m.qk_norm = QkNorm::whole;
-  EXPECT_EQ(error_on(2, attention), "attention: a norm over all heads needs parallel.tp = 1; got 2");
-  m.qk_norm = QkNorm::none;
   EXPECT_EQ(error_on(3, attention), "attention: query heads over parallel.tp: 16 must be divisible by 3");
   m.num_kv_heads = 1;
   EXPECT_EQ(error_on(2, attention), "attention: kv heads over parallel.tp: 1 must be divisible by 2");

@@ -1,0 +1,43 @@
+// The norms of qk_norm.h where ranks share the heads: each has some columns of q and of k, and what a norm needs of all
+// of them are sums over a row, which the ranks add up between two passes. On the CPU alone.
+#pragma once
+
+#include "core/device.h"
+#include "core/tensor.h"
+
+namespace moebius {
+
+// sums[t] = [sum of q^2, sum of k^2] over the columns here; with dy also [sum of dq w q, sum of dk w k].
+struct QkNormSums {
+  Tensor sums_TS;                   // out, f32 [T, 2], or [T, 4] with dy
+  Tensor x_TC, q_norm_A, k_norm_B;  // in, as in QkNormFwd
+  Tensor dy_TC;                     // in, empty in the forward pass
+};
+void qk_norm_sums(Stream& s, const QkNormSums& a);
+
+// y as in QkNormFwd; sums over all ranks, each with as many columns.
+struct QkNormBlockFwd {
+  Tensor y_TC;                               // out
+  Tensor x_TC, q_norm_A, k_norm_B, sums_T2;  // in
+  int64_t num_ranks = 1;
+  float eps = 1e-6f;
+};
+void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a);
+
+// dx, dq_norm and dk_norm as in QkNormBwd, rows summed in their order.
+struct QkNormBlockBwd {
+  Tensor dx_TC;                                     // out
+  Tensor dq_norm_A, dk_norm_B;                      // inout, f32
+  Tensor dy_TC, x_TC, q_norm_A, k_norm_B, sums_T4;  // in
+  int64_t num_ranks = 1;
+  float eps = 1e-6f;
+};
+void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a);
+
+namespace cpu {
+void qk_norm_sums(Stream& s, const QkNormSums& a);
+void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a);
+void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a);
+}  // namespace cpu
+
+}  // namespace moebius
