@@ -29,6 +29,7 @@ THIRD_PARTY = {
     "zstd.h": ("io", "cli"),
     "xxhash.h": ("core", "io", "cli"),
     "omp.h": ("core", "ops"),
+    "fnmatch.h": ("model",),
     "mpi.h": ("comm",),
     "nccl.h": ("comm",),
     "cuda": ("core", "ops", "comm"),

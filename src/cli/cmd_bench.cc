@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cli/bench_dispatch.h"
 #include "cli/command.h"
 #include "cli/machine.h"
 #include "cli/options.h"
@@ -18,8 +19,9 @@ namespace {
 struct Options {
   std::string name, recipe, device, shape, routing = "balanced";
   std::vector<std::string> overrides;
+  std::string dispatcher = "auto";
   std::optional<int64_t> runs;
-  int64_t steps = 3;
+  int64_t steps = 3, ranks = 1, etp = 1;
   BenchSpec spec{.threads = 0};
   bool profile = false, json = false;
 };
@@ -164,16 +166,31 @@ BenchRouting::Kind routing_kind(const std::string& name) {
   return name == "zipf" ? BenchRouting::Kind::zipf : BenchRouting::Kind::balanced;
 }
 
+// Ranks share the processors unless told otherwise.
+int run_dispatch(const Options& o) {
+  MOEBIUS_CHECK(usage, o.device.empty() || o.device == "cpu",
+                "bench dispatch: communication moves memory of the cpu; got --device {}", o.device);
+  run_bench_dispatch({.shape = o.shape.empty() ? "bench-cpu" : o.shape,
+                      .routing = o.spec.routing,
+                      .dispatcher = o.dispatcher,
+                      .etp = o.etp,
+                      .threads = o.spec.threads,
+                      .runs = o.runs.value_or(7)},
+                     o.ranks, o.json);
+  return 0;
+}
+
 int run_bench(Options& o) {
+  MOEBIUS_CHECK(usage, !o.runs || *o.runs >= 1, "--runs: expected at least 1; got {}", *o.runs);
+  o.spec.routing.kind = routing_kind(o.routing);
+  if (o.name == "dispatch") return run_dispatch(o);
   o.spec.threads = num_threads(o.spec.threads);
   if (o.name == "step") return run_step(o);
   if (o.device.empty()) o.device = "cpu";
   o.spec.device = device_kind(o.device);
   o.spec.runs = o.runs.value_or(0);
-  o.spec.routing.kind = routing_kind(o.routing);
   o.spec.shape = o.shape;
   if (o.shape.empty()) o.spec.shape = o.spec.device == DeviceKind::cuda ? "qwen3-30b-a3b" : "bench-cpu";
-  MOEBIUS_CHECK(usage, !o.runs || *o.runs >= 1, "--runs: expected at least 1; got {}", *o.runs);
   for (const auto& [name, workload] : kWorkloads) {
     if (o.name != name) continue;
     print_report(o, workload(o.spec));
@@ -181,21 +198,21 @@ int run_bench(Options& o) {
   }
   std::string names;
   for (const auto& [name, workload] : kWorkloads) names += std::string(name) + ", ";
-  MOEBIUS_FAIL(usage, "bench: expected {}or step; got \"{}\"", names, o.name);
+  MOEBIUS_FAIL(usage, "bench: expected {}dispatch or step; got \"{}\"", names, o.name);
 }
 
 }  // namespace
 
 void add_bench(Cli& cli) {
   CLI::App* command =
-      cli.app.add_subcommand("bench", "named workloads, timed: gemm, attention, experts, moe-layer, step");
+      cli.app.add_subcommand("bench", "named workloads, timed: gemm, attention, experts, moe-layer, dispatch, step");
   const auto o = std::make_shared<Options>();
   command->add_option("NAME", o->name, "the workload")->required();
   command->add_option("--runs", o->runs, "timed runs, of which the median counts; default 7, on a GPU by their length");
   command->add_option("--device", o->device, "cpu or cuda; default: what the recipe of a step says, else cpu");
   command->add_option("--shape", o->shape,
                       "bench-cpu, mixtral-8x7b, qwen3-30b-a3b, deepseek-v3-8-local or olmoe; the first is the CPU's");
-  command->add_option("--routing", o->routing, "experts, moe-layer: balanced or zipf")->capture_default_str();
+  command->add_option("--routing", o->routing, "experts, moe-layer, dispatch: balanced or zipf")->capture_default_str();
   command->add_option("--zipf", o->spec.routing.exponent, "the exponent of zipf")->capture_default_str();
   add_threads_option(*command, o->spec.threads);
   command->add_option("--recipe", o->recipe,
@@ -203,6 +220,10 @@ void add_bench(Cli& cli) {
   command->add_option("--set", o->overrides, "step: section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--steps", o->steps, "step: timed steps, after one of warm-up")->capture_default_str();
   command->add_flag("--profile", o->profile, "step: time, rate and share of every op");
+  command->add_option("--ranks", o->ranks, "dispatch: ranks as threads of this process; mpirun starts processes")
+      ->capture_default_str();
+  command->add_option("--etp", o->etp, "dispatch: ranks of one expert; ep is what is left")->capture_default_str();
+  command->add_option("--dispatcher", o->dispatcher, "dispatch: auto, allgather or alltoall")->capture_default_str();
   add_json_option(*command, o->json);
   command->callback([&cli, o] { cli.run = [o] { return run_bench(*o); }; });
 }

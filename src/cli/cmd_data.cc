@@ -15,6 +15,7 @@ struct Options {
   DataBuild build;
   std::string tokenizer, prefix;
   bool parse_special = false, json = false;
+  int threads = 0;
 };
 
 std::string_view type_name(TokenType type) {
@@ -35,16 +36,22 @@ std::string_view type_name(TokenType type) {
   return "?";
 }
 
-int run_build(const Options& o) {
+std::string targets_text(const DatasetInfo& info) {
+  return info.target_tokens == info.tokens ? "" : fmt::format(", {} of them targets", info.target_tokens);
+}
+
+int run_build(Options& o) {
+  o.build.threads = num_threads(o.threads);
   const DatasetInfo info = build_dataset(o.build, *open_tokenizer(o.tokenizer, {.parse_special = o.parse_special}));
   if (o.json) {
     print_json({{"prefix", o.build.out_prefix},
                 {"documents", info.documents},
                 {"tokens", info.tokens},
+                {"target_tokens", info.target_tokens},
                 {"text_bytes", info.text_bytes}});
   } else {
-    fmt::print("{}: {} documents, {} tokens, {} bytes of text\n", o.build.out_prefix, info.documents, info.tokens,
-               info.text_bytes);
+    fmt::print("{}: {} documents, {} tokens{}, {} bytes of text\n", o.build.out_prefix, info.documents, info.tokens,
+               targets_text(info), info.text_bytes);
   }
   return 0;
 }
@@ -62,6 +69,7 @@ int run_info(const Options& o) {
       object.update({{"tokenizer", info->tokenizer},
                      {"vocab_size", info->vocab_size},
                      {"append_eod", info->append_eod},
+                     {"target_tokens", info->target_tokens},
                      {"text_bytes", info->text_bytes}});
     print_json(object);
     return 0;
@@ -69,8 +77,9 @@ int run_info(const Options& o) {
   fmt::print("{}: {} documents, {} sequences, {} tokens of type {}\n", o.prefix, data.num_documents(),
              data.num_sequences(), data.num_tokens(), type_name(data.type()));
   if (info) {
-    fmt::print("tokenizer {}, vocabulary {}, {} bytes of text, {} an end-of-document id after each document\n",
-               info->tokenizer, info->vocab_size, info->text_bytes, info->append_eod ? "with" : "without");
+    fmt::print("tokenizer {}, vocabulary {}{}, {} bytes of text, {} an end-of-document id after each document\n",
+               info->tokenizer, info->vocab_size, targets_text(*info), info->text_bytes,
+               info->append_eod ? "with" : "without");
   } else {
     fmt::print("no {}.json: tokenizer and bytes of text are unknown, so there will be no bits per byte\n", o.prefix);
   }
@@ -88,6 +97,7 @@ void add_data(Cli& cli) {
   build->add_option("--input", o->build.inputs, "files, read in this order")->required();
   build->add_option("--tokenizer", o->tokenizer, "bytes, or a folder")->required();
   build->add_flag("--parse-special", o->parse_special, "special tokens spelled out in the text are themselves");
+  add_threads_option(*build, o->threads);
   build->add_option("--out", o->build.out_prefix, "PREFIX of the dataset")->required();
   add_json_option(*build, o->json);
   build->callback([&cli, o] { cli.run = [o] { return run_build(*o); }; });

@@ -24,7 +24,7 @@ struct Options {
 RunSpec eval_run(const Options& o) {
   RunSpec run;
   const auto trained = read_run_spec(o.model);
-  if (trained) run.data.separate_documents = trained->data.separate_documents;
+  run.data.separate_documents = (trained && trained->data.separate_documents) || has_target_spans(o.data);
   run.model = read_model_spec(o.model);
   run.train.seq_len = o.seq_len > 0 ? o.seq_len
                       : trained     ? trained->train.seq_len

@@ -30,6 +30,7 @@ void add_tokenize(Cli& cli);
 void add_checkpoint(Cli& cli);
 void add_import(Cli& cli);
 void add_export(Cli& cli);
+void add_upcycle(Cli& cli);
 void add_config(Cli& cli);
 void add_bench(Cli& cli);
 void add_doctor(Cli& cli);

@@ -53,10 +53,8 @@ void check_command_is_known(const CLI::App& app, int argc, char** argv) {
   for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
   const std::string word = argv[1];
   if (std::find(names.begin(), names.end(), word) != names.end()) return;
-  for (const char* later : {"upcycle", "plan"}) {
-    MOEBIUS_CHECK(usage, word != later,
-                  "the command {} is not part of this version; moebius --help lists those that are", word);
-  }
+  MOEBIUS_CHECK(usage, word != "plan",
+                "the command {} is not part of this version; moebius --help lists those that are", word);
   MOEBIUS_FAIL(usage, "unknown command {}; did you mean {}? moebius --help lists them", word, nearest(word, names));
 }
 
@@ -79,7 +77,7 @@ int run(int argc, char** argv) {
   log.emplace(stderr, redraw, false);
   Cli cli{.app = app, .log = *log, .signal = received_signal};
   for (const auto add : {add_train, add_eval, add_generate, add_forward, add_data, add_tokenize, add_checkpoint,
-                         add_import, add_export, add_config, add_bench, add_doctor})
+                         add_import, add_export, add_upcycle, add_config, add_bench, add_doctor})
     add(cli);
   try {
     check_command_is_known(app, argc, argv);

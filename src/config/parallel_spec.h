@@ -6,10 +6,14 @@
 
 namespace moebius {
 
+// How the ranks of cp bring queries and keys together (model/context.h).
+enum class CpComm { allgather, ring, alltoall };
+
 struct ParallelSpec {
   int64_t tp = 1, cp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;
   std::string layout;  // stages as in "E t*2 | t*3 L"; empty: even
   std::string schedule = "1f1b";
+  CpComm cp_comm = CpComm::allgather;
   std::string dispatcher = "auto";  // "auto" | "allgather" | "alltoall"
 
   // dp and edp are what is left of the world size in the dense and in the expert view of the same ranks

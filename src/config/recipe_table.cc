@@ -150,6 +150,14 @@ std::vector<RecipeKey> data_keys() {
   };
 }
 
+ValueRule name_patterns() {
+  return {"a list of name patterns", [](const json& v) {
+            return v.is_array() && std::all_of(v.begin(), v.end(), [](const json& each) {
+                     return each.is_string() && !each.get<std::string>().empty();
+                   });
+          }};
+}
+
 std::vector<RecipeKey> train_keys() {
   const Section train{"train", [](auto& s) -> decltype(auto) { return (s.train); }};
   return {
@@ -159,6 +167,7 @@ std::vector<RecipeKey> train_keys() {
       train.key("seq_len", &LoopSpec::seq_len, positive_count()),
       train.key("eval_every", &LoopSpec::eval_every, count_or_zero(), free),
       train.key("eval_batches", &LoopSpec::eval_batches, count_or_zero(), free),
+      train.key("freeze", &LoopSpec::freeze, name_patterns()),
   };
 }
 
@@ -245,6 +254,8 @@ std::vector<RecipeKey> parallel_keys() {
   return {
       parallel.key("tp", &ParallelSpec::tp, positive_count(), free),
       parallel.key("cp", &ParallelSpec::cp, positive_count(), free),
+      parallel.named("cp_comm", &ParallelSpec::cp_comm,
+                     {{"allgather", CpComm::allgather}, {"ring", CpComm::ring}, {"alltoall", CpComm::alltoall}}, free),
       parallel.key("pp", &ParallelSpec::pp, positive_count(), free),
       parallel.key("vpp", &ParallelSpec::vpp, positive_count(), free),
       parallel.key("ep", &ParallelSpec::ep, positive_count(), free),

@@ -43,17 +43,17 @@ void refuse_idle(const RunSpec& s, const char* key, const std::string& why) {
 }
 
 // What the keys can say and this version cannot do.
-void check_supported(const RunSpec& s, int64_t world_size) {
+void check_supported(const RunSpec& s) {
   MOEBIUS_CHECK(usage, s.deterministic,
                 "run.deterministic = false has no mode to choose: every run is deterministic; remove it{}",
                 origin(s, "run.deterministic"));
   MOEBIUS_CHECK(usage, s.data.tokenizer == "bytes",
                 "data.tokenizer must be \"bytes\", the only tokenizer of this version; got {}{}",
                 shown(s.data.tokenizer), origin(s, "data.tokenizer"));
-  MOEBIUS_CHECK(usage, s.parallel.dispatcher == "auto", "parallel.dispatcher = \"{}\" {}; set \"auto\"{}",
-                s.parallel.dispatcher,
-                world_size == 1 ? "needs more than one rank (parallel.ep above 1)"
-                                : "is not part of this version, which has the local dispatcher only",
+  const bool records = s.device == DeviceKind::cuda && s.graph;
+  MOEBIUS_CHECK(usage, !records || s.parallel.dispatcher != "alltoall",
+                "parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be recorded; set "
+                "run.graph = false, or dispatcher = \"allgather\"{}",
                 origin(s, "parallel.dispatcher"));
 }
 
@@ -167,6 +167,17 @@ void check_layout(const RunSpec& s) {
   check_divides("ep", p.ep, "model.num_experts", m.num_experts);
   check_divides("etp", p.etp, "model.moe_intermediate_size", m.moe_intermediate_size);
   check_divides("tp", p.tp, "model.shared_expert_intermediate_size", m.shared_intermediate_size);
+  if (m.num_moe_layers() < m.num_layers) check_divides("tp", p.tp, "model.intermediate_size", m.intermediate_size);
+  MOEBIUS_CHECK(usage, m.vocab_size >= p.tp, "parallel.tp must be at most model.vocab_size = {}; got {}", m.vocab_size,
+                p.tp);
+  MOEBIUS_CHECK(usage, p.cp_comm != CpComm::alltoall || m.num_kv_heads % (p.tp * p.cp) == 0,
+                "parallel.cp_comm = \"alltoall\" shares heads: tp * cp = {} * {} must divide "
+                "model.num_key_value_heads = {}; choose \"allgather\" or \"ring\", or other degrees{}",
+                p.tp, p.cp, m.num_kv_heads, origin(s, "parallel.cp_comm"));
+  if (p.cp == 1) refuse_idle(s, "parallel.cp_comm", "parallel.cp is 1; remove it, or set cp");
+  if (p.ep * p.etp == 1)
+    refuse_idle(s, "parallel.dispatcher",
+                "parallel.ep and etp are 1, so every expert is at home; set parallel.ep, or remove it");
   MOEBIUS_CHECK(usage, p.cp == 1 || s.train.seq_len % (2 * p.cp) == 0,
                 "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}", 2 * p.cp, s.train.seq_len);
 }
@@ -212,7 +223,7 @@ void RunSpec::check(int64_t world_size) const {
   check_balance(*this);
   check_idle_moe_keys(*this);
   check_recompute(*this);
-  check_supported(*this, world_size);
+  check_supported(*this);
   check_layout(*this);
   check_pipeline(*this, world_size);
 }

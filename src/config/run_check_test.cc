@@ -108,10 +108,14 @@ TEST(Check, WhatThisVersionCannotDo) {
       HasSubstr("run.deterministic = false has no mode to choose: every run is deterministic; remove it [--set]"));
   EXPECT_THAT(check_error({"data.tokenizer=nodir"}),
               HasSubstr("data.tokenizer must be \"bytes\", the only tokenizer of this version; got \"nodir\" [--set]"));
-  EXPECT_THAT(check_error({"parallel.dispatcher=alltoall"}),
-              HasSubstr("parallel.dispatcher = \"alltoall\" needs more than one rank"));
-  EXPECT_THAT(check_error({"parallel.dispatcher=allgather"}, 2),
-              HasSubstr("\"allgather\" is not part of this version"));
+  EXPECT_THAT(
+      check_error({"parallel.dispatcher=alltoall"}),
+      HasSubstr("parallel.dispatcher = \"alltoall\" would do nothing: parallel.ep and etp are 1, so every expert "
+                "is at home; set parallel.ep, or remove it [--set]"));
+  EXPECT_THAT(check_error({"parallel.dispatcher=alltoall", "parallel.ep=2", "run.device=cuda"}, 2),
+              HasSubstr("parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be "
+                        "recorded; set run.graph = false, or dispatcher = \"allgather\" [--set]"));
+  EXPECT_NO_THROW(parse({"parallel.dispatcher=alltoall", "parallel.ep=2"}).check(2));
   EXPECT_THAT(parse_error({"parallel.schedule=zb"}), HasSubstr("parallel.schedule must be \"1f1b\"; got \"zb\""));
 }
 
@@ -153,6 +157,11 @@ TEST(Check, Layout) {
               HasSubstr("parallel.etp must divide model.moe_intermediate_size = 5; got 2"));
   EXPECT_THAT(check_error({"parallel.tp=2", "model.shared_expert_intermediate_size=3"}, 2),
               HasSubstr("parallel.tp must divide model.shared_expert_intermediate_size = 3; got 2"));
+  EXPECT_THAT(check_error({"parallel.tp=2", "parallel.cp=2", "parallel.cp_comm=alltoall", "train.seq_len=8"}, 4),
+              HasSubstr("parallel.cp_comm = \"alltoall\" shares heads: tp * cp = 2 * 2 must divide "
+                        "model.num_key_value_heads = 2; choose \"allgather\" or \"ring\", or other degrees"));
+  EXPECT_THAT(check_error({"parallel.cp_comm=ring"}),
+              HasSubstr("parallel.cp_comm = \"ring\" would do nothing: parallel.cp is 1; remove it, or set cp"));
   EXPECT_THAT(check_error({"parallel.cp=2"}, 2),
               HasSubstr("train.seq_len must be divisible by 2 * parallel.cp = 4; got 7"));
 }

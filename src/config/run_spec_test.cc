@@ -68,11 +68,11 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "moe.jitter moe.router_dtype moe.z_coeff "
       "optimizer.beta1 optimizer.beta2 optimizer.clip optimizer.decay_steps optimizer.eps optimizer.lr "
       "optimizer.min_lr optimizer.name optimizer.schedule optimizer.warmup_steps optimizer.weight_decay "
-      "parallel.cp parallel.dispatcher parallel.ep parallel.etp parallel.layout parallel.pp "
+      "parallel.cp parallel.cp_comm parallel.dispatcher parallel.ep parallel.etp parallel.layout parallel.pp "
       "parallel.schedule parallel.tp parallel.vpp "
       "precision.compute "
       "run.deterministic run.device run.dir run.graph run.seed run.threads "
-      "train.eval_batches train.eval_every train.global_batch train.micro_batch train.seq_len train.steps";
+      "train.eval_batches train.eval_every train.freeze train.global_batch train.micro_batch train.seq_len train.steps";
   EXPECT_EQ(fmt::format("{}", fmt::join(recipe_keys(), " ")), keys);
   EXPECT_LE(recipe_keys().size(), 120u);
 }

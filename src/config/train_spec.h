@@ -26,8 +26,9 @@ struct LoopSpec {  // [train]
   int64_t global_batch = 0;  // sequences
   int64_t micro_batch = 0;   // sequences
   int64_t seq_len = 0;
-  int64_t eval_every = 0;    // steps; 0: only at the end
-  int64_t eval_batches = 0;  // micro-batches an evaluation reads of each set; 0: all
+  int64_t eval_every = 0;           // steps; 0: only at the end
+  int64_t eval_batches = 0;         // micro-batches an evaluation reads of each set; 0: all
+  std::vector<std::string> freeze;  // patterns (* and ?) of parameters that stay as they are
   bool operator==(const LoopSpec&) const = default;
 };
 

@@ -21,6 +21,27 @@ cudaDeviceProp properties_of(int index) {
   return p;
 }
 
+std::string why_missing_of(int index) {
+  const cudaDeviceProp p = properties_of(index);
+  if (p.major == kCapabilityMajor && p.minor == kCapabilityMinor) return "";
+  return fmt::format("the GPU is {} (compute capability {}.{}), and the kernels are built for {}.{} (Hopper)", p.name,
+                     p.major, p.minor, kCapabilityMajor, kCapabilityMinor);
+}
+
+// Another GPU is the thread's current one for a while.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int index) {
+    MOEBIUS_CUDA(cudaGetDevice(&before_));
+    MOEBIUS_CUDA(cudaSetDevice(index));
+  }
+  ~CurrentDevice() { cudaSetDevice(before_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
 struct Timed {
   Trace* trace;
   const char* name;
@@ -79,11 +100,13 @@ struct AcceleratorAccess {
 };
 
 Accelerator::Accelerator(int index) : impl_(std::make_unique<Impl>()) {
-  const std::string why = why_missing();
+  const bool exists = index >= 0 && index < count();
+  MOEBIUS_CHECK(usage, count() == 0 || exists, "run.device: expected a GPU with index {}; this machine has {}", index,
+                count());
+  const std::string why = exists ? why_missing_of(index) : why_missing();
   MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; set run.device = \"cpu\"", why);
-  MOEBIUS_CHECK(usage, index >= 0 && index < count(), "run.device: expected a GPU with index {}; this machine has {}",
-                index, count());
   impl_->index = index;
+  // For this thread, and for good: memory is allocated on the GPU of the thread's last Accelerator.
   MOEBIUS_CUDA(cudaSetDevice(index));
   MOEBIUS_CUDA(cudaStreamCreateWithFlags(&impl_->stream, cudaStreamNonBlocking));
 }
@@ -113,10 +136,7 @@ std::string Accelerator::why_missing() {
     return fmt::format("no GPU can be used on this machine ({})",
                        status == cudaSuccess ? "the driver knows none" : cudaGetErrorString(status));
   }
-  const cudaDeviceProp p = properties_of(0);
-  if (p.major == kCapabilityMajor && p.minor == kCapabilityMinor) return "";
-  return fmt::format("the GPU is {} (compute capability {}.{}), and the kernels are built for {}.{} (Hopper)", p.name,
-                     p.major, p.minor, kCapabilityMajor, kCapabilityMinor);
+  return why_missing_of(0);
 }
 
 AcceleratorInfo Accelerator::info() const { return describe(impl_->index); }
@@ -126,6 +146,7 @@ AcceleratorInfo Accelerator::describe(int index) {
   int runtime = 0, driver = 0;
   MOEBIUS_CUDA(cudaRuntimeGetVersion(&runtime));
   MOEBIUS_CUDA(cudaDriverGetVersion(&driver));
+  const CurrentDevice current(index);
   size_t free = 0, total = 0;
   MOEBIUS_CUDA(cudaMemGetInfo(&free, &total));
   return {.name = p.name,
@@ -141,15 +162,16 @@ AcceleratorInfo Accelerator::describe(int index) {
 void* Accelerator::native_stream() const { return impl_->stream; }
 
 void Accelerator::begin_op(const char* name, bool timed) {
-  nvtxRangePushA(name);
-  if (!timed) return;
-  if (!impl_->origin) {
-    MOEBIUS_CUDA(cudaEventCreate(&impl_->origin));
-    MOEBIUS_CUDA(cudaEventRecord(impl_->origin, impl_->stream));
-    MOEBIUS_CUDA(cudaEventSynchronize(impl_->origin));
-    impl_->origin_us = now_us();
+  if (timed) {
+    if (!impl_->origin) {
+      MOEBIUS_CUDA(cudaEventCreate(&impl_->origin));
+      MOEBIUS_CUDA(cudaEventRecord(impl_->origin, impl_->stream));
+      MOEBIUS_CUDA(cudaEventSynchronize(impl_->origin));
+      impl_->origin_us = now_us();
+    }
+    impl_->open_ops.push_back(impl_->take_event());
   }
-  impl_->open_ops.push_back(impl_->take_event());
+  nvtxRangePushA(name);  // last: who throws opens no range
 }
 
 void Accelerator::end_op(const char* name, Trace* trace, Cost cost) {
@@ -182,12 +204,12 @@ Recording::Recording(Accelerator& a, const std::function<void()>& body) {
   }
   MOEBIUS_CUDA(cudaStreamEndCapture(stream, &graph));
   size_t nodes = 0;
-  MOEBIUS_CUDA(cudaGraphGetNodes(graph, nullptr, &nodes));
-  num_nodes_ = static_cast<int64_t>(nodes);
   cudaGraphExec_t exec = nullptr;
-  const cudaError_t status = cudaGraphInstantiate(&exec, graph, 0);
+  cudaError_t status = cudaGraphGetNodes(graph, nullptr, &nodes);
+  if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, graph, 0);
   cudaGraphDestroy(graph);
   check_cuda(status, "cudaGraphInstantiate");
+  num_nodes_ = static_cast<int64_t>(nodes);
   graph_ = std::shared_ptr<void>(exec, [](void* e) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(e)); });
 }
 
@@ -246,7 +268,12 @@ void synchronize(Accelerator& a) {
 double time_ms(Accelerator& a, const std::function<void()>& body) {
   auto& impl = AcceleratorAccess::of(a);
   const cudaEvent_t begin = impl.take_event();
-  body();
+  try {
+    body();
+  } catch (...) {
+    impl.free_events.push_back(begin);
+    throw;
+  }
   const cudaEvent_t end = impl.take_event();
   synchronize(a);
   float ms = 0;

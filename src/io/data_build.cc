@@ -5,31 +5,75 @@
 #include "core/error.h"
 #include "io/files.h"
 #include "io/json_text.h"
+#include "io/ordered_work.h"
 #include "io/text_input.h"
 #include "io/token_data.h"
 
 namespace moebius {
 namespace {
 
-void add_documents(const std::string& path, const Tokenizer& tokenizer, TokenDatasetWriter* writer, DatasetInfo* info) {
-  TextInput input(path);
-  std::string text;
+// The documents of a block as ids, one after the other.
+struct Encoded {
+  struct End {
+    size_t prompt = 0, document = 0;  // in ids: the prompt's end, or the document's begin where it has none
+  };
   std::vector<int32_t> ids;
-  while (input.next(&text)) {
-    if (text.empty()) continue;
-    ids.clear();
-    tokenizer.encode(text, &ids);
-    if (info->append_eod) ids.push_back(tokenizer.eod_id());
-    writer->add_tokens(ids);
-    writer->end_document();
-    info->text_bytes += static_cast<int64_t>(text.size());
+  std::vector<End> ends;
+  int64_t text_bytes = 0;
+};
+
+Encoded encode_block(const TextBlock& block, const Tokenizer& tokenizer, bool append_eod) {
+  Encoded encoded;
+  std::vector<int32_t>& ids = encoded.ids;
+  for (const Document& document : documents_of(block)) {
+    const size_t begin = ids.size();
+    if (document.has_prompt) tokenizer.encode(document.prompt, &ids, TextPart::beginning);
+    const size_t prompt_end = ids.size();
+    tokenizer.encode(document.text, &ids, document.has_prompt ? TextPart::end : TextPart::whole);
+    if (append_eod && ids.size() > begin) ids.push_back(tokenizer.eod_id());
+    encoded.ends.push_back({prompt_end, ids.size()});
+    encoded.text_bytes += static_cast<int64_t>(document.text.size());
   }
+  return encoded;
 }
+
+void write_block(const Encoded& encoded, TokenDatasetWriter* writer, DatasetInfo* info) {
+  const std::span<const int32_t> ids = encoded.ids;
+  size_t begin = 0;
+  for (const Encoded::End& end : encoded.ends) {
+    writer->add_tokens(ids.subspan(begin, end.prompt - begin), /*are_targets=*/false);
+    writer->add_tokens(ids.subspan(end.prompt, end.document - end.prompt));
+    writer->end_document();
+    info->target_tokens += static_cast<int64_t>(end.document - end.prompt);
+    begin = end.document;
+  }
+  info->text_bytes += encoded.text_bytes;
+}
+
+// The blocks of all inputs, file after file.
+class Blocks {
+ public:
+  explicit Blocks(const std::vector<std::string>& paths) : paths_(paths) {}
+  std::optional<TextBlock> next() {
+    TextBlock block;
+    for (;;) {
+      if (input_ && input_->next(&block)) return block;
+      if (next_path_ == paths_.size()) return std::nullopt;
+      input_.emplace(paths_[next_path_++]);
+    }
+  }
+
+ private:
+  const std::vector<std::string>& paths_;
+  size_t next_path_ = 0;
+  std::optional<TextInput> input_;
+};
 
 void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
   const nlohmann::ordered_json json{{"tokenizer", info.tokenizer},   {"vocab_size", info.vocab_size},
                                     {"append_eod", info.append_eod}, {"documents", info.documents},
-                                    {"tokens", info.tokens},         {"text_bytes", info.text_bytes}};
+                                    {"tokens", info.tokens},         {"target_tokens", info.target_tokens},
+                                    {"text_bytes", info.text_bytes}};
   write_file_atomic(prefix + ".json", json.dump(2) + "\n");
 }
 
@@ -40,11 +84,20 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
   for (const std::string& path : build.inputs) TextInput{path};  // all can be opened, before anything is written
   std::filesystem::create_directories(parent_dir(build.out_prefix));
   TokenDatasetWriter writer(build.out_prefix, token_type_for_vocab(info.vocab_size));
-  for (const std::string& path : build.inputs) add_documents(path, tokenizer, &writer, &info);
+  Blocks blocks(build.inputs);
+  ThreadPool pool(build.threads);
+  OrderedWork([&] { return blocks.next(); },
+              [&](TextBlock&& block) { return encode_block(block, tokenizer, build.append_eod); },
+              [&](Encoded&& encoded) { write_block(encoded, &writer, &info); })
+      .run(pool);
   info.documents = writer.num_documents();
   info.tokens = writer.num_tokens();
   MOEBIUS_CHECK(input, info.tokens > 0, "data build {}: expected some text; got none in {} files; give it other files",
                 build.out_prefix, build.inputs.size());
+  MOEBIUS_CHECK(input, info.target_tokens > 0,
+                "data build {}: expected some completion; all are empty; without end-of-document ids there is nothing "
+                "to learn",
+                build.out_prefix);
   // The .idx is what makes a dataset: gone first and back last, so that sidecar and tokens always belong together.
   std::filesystem::remove(build.out_prefix + ".idx");
   write_dataset_info(build.out_prefix, info);
@@ -62,6 +115,7 @@ std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
                        .append_eod = json.at("append_eod"),
                        .documents = json.at("documents"),
                        .tokens = json.at("tokens"),
+                       .target_tokens = json.value("target_tokens", json.at("tokens").get<int64_t>()),
                        .text_bytes = json.at("text_bytes")};
   } catch (const nlohmann::json::exception& error) {
     MOEBIUS_FAIL(input, "{}: expected the fields of a dataset's sidecar; got {}; build the dataset again", path,

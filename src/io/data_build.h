@@ -1,4 +1,5 @@
-// Text files to a token dataset: PREFIX.bin and PREFIX.idx, and PREFIX.json beside them with what the tokens mean.
+// Text files to a token dataset: PREFIX.bin and PREFIX.idx as Megatron-LM's preprocessing writes them, PREFIX.targets
+// when the loss is on completions alone, and PREFIX.json beside them with what the tokens mean.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@ namespace moebius {
 struct DataBuild {
   std::vector<std::string> inputs;  // read in this order (io/text_input.h)
   std::string out_prefix;
-  bool append_eod = true;  // the tokenizer's end-of-document id after each document
+  bool append_eod = true;  // the tokenizer's end-of-document id after each document that has tokens
+  int threads = 1;         // the dataset is the same for any number
 };
 
 // The contents of PREFIX.json.
@@ -21,11 +23,14 @@ struct DatasetInfo {
   std::string tokenizer;
   int64_t vocab_size = 0;
   bool append_eod = true;
-  int64_t documents = 0;   // empty ones are left out
-  int64_t tokens = 0;      // with the end-of-document ids
-  int64_t text_bytes = 0;  // what bits per byte divides by
+  int64_t documents = 0;
+  int64_t tokens = 0;         // with the end-of-document ids
+  int64_t target_tokens = 0;  // those that the loss is on: tokens, or the completions' alone
+  int64_t text_bytes = 0;     // of the text that the targets stand for: what bits per byte divides by
 };
 
+// A document is the ids of its text, or of its prompt and then of its completion, each encoded alone. Memory: a few MiB
+// a thread, and what the writer keeps (io/token_data.h); a file that is no jsonl is one document and held whole.
 // Error{input} when there is no text at all. Nothing appears under the prefix unless all of it was read.
 DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer);
 

@@ -37,12 +37,12 @@ TEST(DataBuild, MakesADatasetAndItsSidecar) {
   write_file_atomic(dir.path("b.jsonl"), "{\"text\":\"d\"}\n{\"text\":\"\"}\n{\"text\":\"ef\"}\n");
   const DatasetInfo built = build_dataset(
       {.inputs = {dir.path("a.txt"), dir.path("b.jsonl")}, .out_prefix = dir.path("p")}, *open_tokenizer("bytes"));
-  EXPECT_EQ(built.documents, 3);
+  EXPECT_EQ(built.documents, 4);
   EXPECT_EQ(built.tokens, 9);
   EXPECT_EQ(built.text_bytes, 6);
   const TokenDataset data = TokenDataset::open(dir.path("p"));
   EXPECT_EQ(data.type(), TokenType::u16);
-  EXPECT_THAT(data.document_begins(), testing::ElementsAre(0, 4, 6, 9));
+  EXPECT_THAT(data.document_begins(), testing::ElementsAre(0, 4, 6, 6, 9));
   std::vector<int32_t> ids(9);
   data.read(0, 9, ids.data());
   EXPECT_THAT(ids, testing::ElementsAre('a', 'b', 'c', 256, 'd', 256, 'e', 'f', 256));
@@ -50,7 +50,7 @@ TEST(DataBuild, MakesADatasetAndItsSidecar) {
   ASSERT_TRUE(info.has_value());
   EXPECT_EQ(info->tokenizer, "bytes");
   EXPECT_EQ(info->vocab_size, 257);
-  EXPECT_EQ(info->documents, 3);
+  EXPECT_EQ(info->documents, 4);
   EXPECT_EQ(info->tokens, 9);
   EXPECT_EQ(info->text_bytes, 6);
   EXPECT_TRUE(info->append_eod);
@@ -63,6 +63,90 @@ TEST(DataBuild, WithoutEndOfDocumentIds) {
                 *open_tokenizer("bytes"));
   EXPECT_EQ(TokenDataset::open(dir.path("p")).num_tokens(), 3);
   EXPECT_FALSE(read_dataset_info(dir.path("p"))->append_eod);
+}
+
+// A tokenizer that begins each text with an id of its own, as many models want it.
+class BeginningBytes : public Tokenizer {
+ public:
+  std::string name() const override { return "beginning"; }
+  int64_t vocab_size() const override { return 258; }
+  int32_t eod_id() const override { return 256; }
+  void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part) const override {
+    if (part != TextPart::end) ids->push_back(257);
+    for (const char c : text) ids->push_back(static_cast<uint8_t>(c));
+  }
+  std::string decode(std::span<const int32_t>) const override { return ""; }
+};
+
+TEST(DataBuild, CompletionsAreTheTargets) {
+  const TestDir dir;
+  write_file_atomic(dir.path("a.jsonl"),
+                    "{\"prompt\":\"ab\",\"completion\":\"c\"}\n{\"text\":\"d\"}\n"
+                    "{\"completion\":\"\",\"prompt\":\"e\"}\n");
+  const DatasetInfo built =
+      build_dataset({.inputs = {dir.path("a.jsonl")}, .out_prefix = dir.path("p")}, BeginningBytes());
+  EXPECT_EQ(built.documents, 3);
+  EXPECT_EQ(built.tokens, 11);
+  EXPECT_EQ(built.target_tokens, 6);
+  EXPECT_EQ(built.text_bytes, 2);
+  EXPECT_EQ(read_dataset_info(dir.path("p"))->target_tokens, 6);
+  const TokenDataset data = TokenDataset::open(dir.path("p"));
+  std::vector<int32_t> ids(11);
+  data.read(0, 11, ids.data());
+  EXPECT_THAT(ids, testing::ElementsAre(257, 'a', 'b', 'c', 256, 257, 'd', 256, 257, 'e', 256));
+  EXPECT_TRUE(data.has_targets());
+  EXPECT_THAT(data.target_spans(), testing::ElementsAre(TokenSpan{3, 8}, TokenSpan{10, 11}));
+}
+
+TEST(DataBuild, RefusesPromptsWithoutACompletion) {
+  const TestDir dir;
+  const auto refuse = [&](const std::string& line, const std::string& text) {
+    write_file_atomic(dir.path("a.jsonl"), line);
+    expect_error(ErrorKind::input, text, [&] {
+      build_dataset({.inputs = {dir.path("a.jsonl")}, .out_prefix = dir.path("p"), .append_eod = false},
+                    *open_tokenizer("bytes"));
+    });
+  };
+  refuse(R"({"prompt":"a"})", "a.jsonl:1: expected an object with a string \"text\", or with strings \"prompt\" and");
+  refuse(R"({"completion":"a"})", "got {\"completion\":\"a\"}");
+  refuse(R"({"prompt":"a","completion":1})", "or with strings \"prompt\" and \"completion\"");
+  refuse(R"({"prompt":"a","completion":"b","text":"c"})", "a \"text\" or a \"prompt\" and a \"completion\"; got both");
+  refuse(R"({"prompt":"a","completion":""})", "expected some completion; all are empty");
+}
+
+// Many blocks, of which the last to be read are the first to be done.
+TEST(DataBuild, TheSameForAnyNumberOfThreads) {
+  const TestDir dir;
+  std::string lines;
+  for (int i = 0; i < 3000; ++i)
+    lines += fmt::format("{{\"text\":\"{}\"}}\n", std::string((3000 - i) % 997, static_cast<char>('a' + i % 26)));
+  write_file_atomic(dir.path("a.jsonl"), lines);
+  write_file_atomic(dir.path("b.txt"), "the end");
+  const auto build = [&](int threads) {
+    build_dataset({.inputs = {dir.path("a.jsonl"), dir.path("b.txt"), dir.path("a.jsonl")},
+                   .out_prefix = dir.path("p"),
+                   .threads = threads},
+                  *open_tokenizer("bytes"));
+    return read_file(dir.path("p.bin")) + read_file(dir.path("p.idx")) + read_file(dir.path("p.json"));
+  };
+  const std::string want = build(1);
+  for (const int threads : {2, 5}) EXPECT_TRUE(build(threads) == want) << threads;
+}
+
+// Of several bad lines the first is named, whoever meets it.
+TEST(DataBuild, TheFirstBadLineIsNamedWithAnyNumberOfThreads) {
+  const TestDir dir;
+  std::string lines;
+  for (int i = 1; i <= 9000; ++i)
+    lines += i >= 4000 && i % 1000 == 0 ? "nonsense\n" : "{\"text\":\"" + std::string(200, 'x') + "\"}\n";
+  write_file_atomic(dir.path("a.jsonl"), lines);
+  for (const int threads : {1, 4}) {
+    expect_error(ErrorKind::input, "a.jsonl:4000: expected JSON", [&] {
+      build_dataset({.inputs = {dir.path("a.jsonl")}, .out_prefix = dir.path("p"), .threads = threads},
+                    *open_tokenizer("bytes"));
+    });
+    EXPECT_EQ(dir.num_files(), 1);
+  }
 }
 
 TEST(DataBuild, ABadInputLeavesTheOldDatasetAlone) {

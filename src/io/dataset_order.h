@@ -5,6 +5,10 @@
 // neighbours share one token: the target of the one is the first input of the next. Each pass over a dataset (an epoch)
 // visits its samples in another random order; a blend of datasets picks by weight (io/blend.h). The last (tokens - 1) %
 // seq_len tokens are not read.
+//
+// A dataset that says which tokens are targets (io/target_spans.h) is read by whole documents instead
+// (io/packing.h): a sample may then be shorter, and is filled up with its own tokens again, as one more document, so
+// that what routers see is text.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +29,7 @@ struct WeightedDataset {
 struct Sample {
   int dataset = 0;
   int64_t token_begin = 0;
-  int64_t len = 0;    // seq_len + 1
+  int64_t len = 0;    // seq_len + 1, or less of packed documents
   int64_t epoch = 0;  // of the dataset
 };
 
@@ -38,12 +42,12 @@ class DatasetOrder {
     bool shuffle = true;  // off: from the front, for evaluation
   };
 
-  // Error{usage} for a dataset with less than seq_len + 1 tokens.
+  // Error{usage} for a dataset with less than seq_len + 1 tokens, unless its documents are packed.
   DatasetOrder(std::vector<WeightedDataset> datasets, const Options& options);
 
   int num_datasets() const { return static_cast<int>(datasets_.size()); }
   const TokenDataset& dataset(int i) const { return datasets_[i].data; }
-  int64_t samples_per_epoch(int i) const { return (dataset(i).num_tokens() - 1) / options_.seq_len; }
+  int64_t samples_per_epoch(int i) const;
 
   // Not for several threads at once: a blend keeps its place. Going backwards is exact, but may walk far (io/blend.h):
   // keep the samples of a step that are needed twice.
@@ -54,11 +58,15 @@ class DatasetOrder {
   void fill(const Sample& sample, int32_t* tokens) const;
   Sample fill(int64_t global_index, int32_t* tokens);
 
-  // Positions p in [1, len) of the sample where a document begins; one may begin at 0 unsaid. Rises, no duplicates.
+  // Positions p in [1, seq_len] of the sample where a document begins; one may begin at 0 unsaid. Rises, no duplicates.
   std::vector<int32_t> document_starts(const Sample& sample) const;
+  // Of a dataset that has targets: whether the loss is on token i + 1 of the sample, for i in [0, seq_len). Not on the
+  // first token of a document, which nothing before it foretells.
+  std::vector<bool> targets(const Sample& sample) const;
 
  private:
   std::vector<WeightedDataset> datasets_;
+  std::vector<std::vector<TokenSpan>> packed_;  // samples of the datasets that have targets
   Options options_;
   Blend blend_;
 };

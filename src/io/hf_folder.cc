@@ -7,6 +7,7 @@
 #include <map>
 
 #include "core/error.h"
+#include "io/files.h"
 #include "io/json_text.h"
 
 namespace moebius {
@@ -27,9 +28,10 @@ constexpr std::string_view kSingle = "model.safetensors", kIndex = "model.safete
   MOEBIUS_FAIL(input, "model folder {}: expected {} or {}; got neither; fetch the weights", dir, kSingle, kIndex);
 }
 
-// tensor -> file name, as the index says.
-std::map<std::string, std::string> read_weight_map(const std::string& path) {
-  const nlohmann::json json = read_json(path);
+}  // namespace
+
+std::map<std::string, std::string> parse_weight_map(std::string_view text, const std::string& path) {
+  const nlohmann::json json = parse_json(text, path);
   const auto it = json.is_object() ? json.find("weight_map") : json.end();
   MOEBIUS_CHECK(input, it != json.end() && it->is_object() && !it->empty(),
                 "{}: expected an object \"weight_map\" of tensors; got none; fetch the index again", path);
@@ -48,8 +50,6 @@ std::map<std::string, std::string> read_weight_map(const std::string& path) {
   }
   return map;
 }
-
-}  // namespace
 
 std::string name_list(const std::vector<std::string>& names, size_t limit) {
   const auto shown = std::min(names.size(), limit);
@@ -88,7 +88,7 @@ void HfFolder::add_file(const std::string& file_name) {
 
 void HfFolder::open_shards() {
   const std::string index = fmt::format("{}/{}", dir_, kIndex);
-  const std::map<std::string, std::string> weight_map = read_weight_map(index);
+  const std::map<std::string, std::string> weight_map = parse_weight_map(read_file(index), index);
   std::set<std::string> file_names;
   for (const auto& [tensor, file] : weight_map) file_names.insert(file);
   for (const std::string& file : file_names) add_file(file);

@@ -2,9 +2,11 @@
 // model.safetensors.index.json. The whole folder is checked at open; which tensors were taken is counted by consume().
 #pragma once
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -47,6 +49,10 @@ class HfFolder {
   std::unordered_map<std::string, Place> places_;
   std::set<std::string> unconsumed_;
 };
+
+// tensor -> file name, as the text of a model.safetensors.index.json says; its folder is not looked at. Error{input}
+// naming the index unless every file is a .safetensors in the folder itself.
+std::map<std::string, std::string> parse_weight_map(std::string_view text, const std::string& path);
 
 // "a, b, c and 7 more": at most `limit` of the names.
 std::string name_list(const std::vector<std::string>& names, size_t limit = 20);

@@ -50,14 +50,15 @@ int32_t HfTokenizer::eod_id() const {
   return *eod_id_;
 }
 
-void HfTokenizer::encode(std::string_view text, std::vector<int32_t>* ids) const {
+void HfTokenizer::encode(std::string_view text, std::vector<int32_t>* ids, TextPart part) const {
   const int64_t invalid = find_invalid_utf8(text);
   MOEBIUS_CHECK(input, invalid < 0, "tokenizer {}: expected text in UTF-8; got another byte at offset {}; convert it",
                 dir_, invalid);
   std::unique_ptr<Scratch> scratch = take_scratch();
-  if (options_.add_special) ids->insert(ids->end(), post_processor_.before.begin(), post_processor_.before.end());
+  const std::vector<int32_t>&before = post_processor_.before, &after = post_processor_.after;
+  if (options_.add_special && part != TextPart::end) ids->insert(ids->end(), before.begin(), before.end());
   Encoding(*this, *scratch, ids).text(text);
-  if (options_.add_special) ids->insert(ids->end(), post_processor_.after.begin(), post_processor_.after.end());
+  if (options_.add_special && part != TextPart::beginning) ids->insert(ids->end(), after.begin(), after.end());
   give_back(std::move(scratch));
 }
 

@@ -33,7 +33,7 @@ class HfTokenizer : public Tokenizer {
   int32_t eod_id() const override;
 
   // Safe to call from several threads at once. Error{input} for invalid UTF-8.
-  void encode(std::string_view text, std::vector<int32_t>* ids) const override;
+  void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const override;
   std::string decode(std::span<const int32_t> ids) const override;
 
  private:

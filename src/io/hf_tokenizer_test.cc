@@ -78,6 +78,10 @@ TEST_F(HfTokenizerTest, SpecialTokensCanBeLeftInTheText) {
   EXPECT_THAT(encode(*open_patched(patch), "a<end>"), ElementsAre(7, 0, 7, 7));
   EXPECT_THAT(encode(*open_patched(patch, {.parse_special = false}), "a<end>"), ElementsAre(7, 0, 5, 6, 10, 11, 12, 7));
   EXPECT_THAT(encode(*open_patched(patch, {.add_special = false}), "a<end>"), ElementsAre(0, 7));
+  std::vector<int32_t> ids;
+  open_patched(patch)->encode("a", &ids, TextPart::beginning);
+  open_patched(patch)->encode("a", &ids, TextPart::end);
+  EXPECT_THAT(ids, ElementsAre(7, 0, 0, 7));
 }
 
 TEST_F(HfTokenizerTest, TheEndOfADocument) {

@@ -11,7 +11,7 @@
 namespace moebius {
 namespace {
 
-constexpr size_t kChunkBytes = 1 << 20;
+constexpr size_t kReadBytes = 256 << 10;
 
 bool is_jsonl(std::string_view path) {
   if (path.ends_with(".zst")) path.remove_suffix(4);
@@ -30,61 +30,90 @@ void refuse_other_formats(const std::string& path) {
                 path, *other);
 }
 
-std::string text_of_json(const std::string& line, const std::string& path, int64_t number) {
+// Moves the string under the key out of the record; false when there is none.
+bool take_string(nlohmann::json& record, const char* key, std::string* text) {
+  const auto it = record.is_object() ? record.find(key) : record.end();
+  if (it == record.end() || !it->is_string()) return false;
+  *text = std::move(it->get_ref<std::string&>());
+  return true;
+}
+
+Document document_of(std::string_view line, const std::string& path, int64_t number) {
   const int64_t bad = find_invalid_utf8(line);
   MOEBIUS_CHECK(input, bad < 0, "{}:{}:{}: expected UTF-8; got byte 0x{:02x}; correct or drop the line", path, number,
                 bad + 1, static_cast<uint8_t>(line[bad]));
   nlohmann::json record = parse_json(line, fmt::format("{}:{}", path, number));
-  const auto it = record.is_object() ? record.find("text") : record.end();
-  MOEBIUS_CHECK(input, it != record.end() && it->is_string(),
-                "{}:{}: expected an object with a string \"text\"; got {}; correct or drop the line", path, number,
-                line.substr(0, 60));
-  return std::move(it->get_ref<std::string&>());
+  Document document;
+  const bool has_text = take_string(record, "text", &document.text);
+  document.has_prompt = record.is_object() && (record.contains("prompt") || record.contains("completion"));
+  MOEBIUS_CHECK(input, !has_text || !document.has_prompt,
+                "{}:{}: expected a \"text\" or a \"prompt\" and a \"completion\"; got both; correct or drop the line",
+                path, number);
+  const bool has_both =
+      take_string(record, "prompt", &document.prompt) && take_string(record, "completion", &document.text);
+  MOEBIUS_CHECK(input, has_text || has_both,
+                "{}:{}: expected an object with a string \"text\", or with strings \"prompt\" and \"completion\"; got "
+                "{}; correct or drop the line",
+                path, number, line.substr(0, 60));
+  return document;
+}
+
+// Appends up to kReadBytes; false at the end.
+bool read_more(ByteSource& source, std::string* bytes) {
+  const size_t size = bytes->size();
+  bytes->resize(size + kReadBytes);
+  const int64_t got = source.read(bytes->data() + size, kReadBytes);
+  bytes->resize(size + got);
+  return got > 0;
 }
 
 }  // namespace
 
-TextInput::TextInput(const std::string& path) : path_(path), is_jsonl_(is_jsonl(path)), chunk_(kChunkBytes) {
+std::vector<Document> documents_of(const TextBlock& block) {
+  if (!block.is_jsonl) return {{.text = block.bytes}};
+  std::vector<Document> documents;
+  int64_t number = block.first_line;
+  for (size_t begin = 0; begin < block.bytes.size(); ++number) {
+    const size_t end = std::min(block.bytes.find('\n', begin), block.bytes.size());
+    const std::string_view line = std::string_view(block.bytes).substr(begin, end - begin);
+    begin = end + 1;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    documents.push_back(document_of(line, block.path, number));
+  }
+  return documents;
+}
+
+TextInput::TextInput(const std::string& path) : path_(path), is_jsonl_(is_jsonl(path)) {
   refuse_other_formats(path);
   source_ = open_bytes(path);
 }
 
-bool TextInput::fill() {
-  chunk_begin_ = 0;
-  chunk_end_ = source_->read(chunk_.data(), chunk_.size());
-  return chunk_end_ > 0;
+bool TextInput::next_lines(TextBlock* block) {
+  block->bytes = std::move(rest_);
+  rest_.clear();
+  block->first_line = lines_ + 1;
+  size_t searched = block->bytes.size(), end = std::string::npos;
+  while (end == std::string::npos && !done_) {
+    done_ = !read_more(*source_, &block->bytes);
+    end = std::string_view(block->bytes).substr(searched).rfind('\n');  // a long line is searched once
+    if (end != std::string::npos) end += searched;
+    searched = block->bytes.size();
+  }
+  if (!done_) {
+    rest_ = block->bytes.substr(end + 1);
+    block->bytes.resize(end + 1);
+  }
+  lines_ += std::count(block->bytes.begin(), block->bytes.end(), '\n');
+  return !block->bytes.empty();
 }
 
-bool TextInput::next_line(std::string* line) {
-  line->clear();
-  while (chunk_begin_ < chunk_end_ || fill()) {
-    const auto begin = chunk_.begin() + chunk_begin_, end = chunk_.begin() + chunk_end_;
-    const auto newline = std::find(begin, end, '\n');
-    line->append(begin, newline);
-    chunk_begin_ = newline - chunk_.begin();
-    if (newline == end) continue;
-    ++chunk_begin_;
-    ++line_;
-    return true;
-  }
-  ++line_;
-  return !line->empty();
-}
-
-bool TextInput::next(std::string* text) {
-  if (is_jsonl_) {
-    std::string line;
-    while (next_line(&line)) {
-      if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-      *text = text_of_json(line, path_, line_);
-      return true;
-    }
-    return false;
-  }
+bool TextInput::next(TextBlock* block) {
+  *block = {.path = path_, .is_jsonl = is_jsonl_};
+  if (is_jsonl_) return next_lines(block);
   if (done_) return false;
   done_ = true;
-  text->clear();
-  while (fill()) text->append(chunk_.begin(), chunk_.begin() + chunk_end_);
+  while (read_more(*source_, &block->bytes)) {
+  }
   return true;
 }
 

@@ -1,5 +1,6 @@
-// The documents of a text file, one after the other:
-//   *.jsonl, *.jsonl.zst   one object a line, its text under "text"; blank lines are skipped
+// The documents of a text file, in blocks that can be taken apart by different threads:
+//   *.jsonl, *.jsonl.zst   one object a line: its text under "text", or a "prompt" and a "completion"; blank lines are
+//                          skipped
 //   any other, also *.zst  the whole file is one document, byte for byte
 // Names of formats that are not read (.gz, .xz, .bz2, .zip, .parquet, .arrow, .bin, .npy, .json, .ndjson) are refused
 // rather than taken as text.
@@ -14,24 +15,38 @@
 
 namespace moebius {
 
+struct Document {
+  bool has_prompt = false;  // then text continues the prompt, and is what a model is to learn
+  std::string prompt, text;
+};
+
+// A piece of a file that has whole documents.
+struct TextBlock {
+  std::string path;
+  std::string bytes;  // whole lines of jsonl, or a file
+  bool is_jsonl = false;
+  int64_t first_line = 1;  // of the file
+};
+
+// Error{input} with file:line for a line that is no object with a string "text" or with strings "prompt" and
+// "completion", with file:line:byte for invalid UTF-8 in it.
+std::vector<Document> documents_of(const TextBlock& block);
+
 class TextInput {
  public:
   explicit TextInput(const std::string& path);
 
-  // The next document, or false at the end. Error{input} with file:line for a line that is no object with a string
-  // "text", with file:line:byte for invalid UTF-8 in it.
-  bool next(std::string* text);
+  // The next block, or false at the end: the lines that end in the next 256 KiB or so, or the whole of a file.
+  bool next(TextBlock* block);
 
  private:
-  bool next_line(std::string* line);
-  bool fill();
+  bool next_lines(TextBlock* block);
 
   std::string path_;
   bool is_jsonl_;
   std::unique_ptr<ByteSource> source_;
-  std::vector<char> chunk_;
-  size_t chunk_begin_ = 0, chunk_end_ = 0;  // what of chunk_ is unread
-  int64_t line_ = 0;
+  std::string rest_;  // of a line whose end is not read yet
+  int64_t lines_ = 0;
   bool done_ = false;
 };
 

@@ -20,7 +20,9 @@ std::string compressed(const std::string& text) {
 std::vector<std::string> documents(const std::string& path) {
   TextInput input(path);
   std::vector<std::string> all;
-  for (std::string text; input.next(&text);) all.push_back(text);
+  for (TextBlock block; input.next(&block);) {
+    for (const Document& document : documents_of(block)) all.push_back(document.text);
+  }
   return all;
 }
 
@@ -95,7 +97,8 @@ TEST(TextInputRefuse, CompressedFiles) {
 
 TEST(TextInputRefuse, Lines) {
   refuse("a.jsonl", "{\"text\":\"x\"}\n{\"txet\":\"y\"}\n",
-         "a.jsonl:2: expected an object with a string \"text\"; got {\"txet\"");
+         "a.jsonl:2: expected an object with a string \"text\", or with strings \"prompt\" and \"completion\"; got "
+         "{\"txet\"");
   refuse("a.jsonl", "\n{\"text\":1}\n", "a.jsonl:2: expected an object with a string");
   refuse("a.jsonl", "[1]\n", "a.jsonl:1: expected an object with a string");
   refuse("a.jsonl", "{\"text\":\"x\"", "a.jsonl:1: expected JSON; got a parse error at line 1, column 12");

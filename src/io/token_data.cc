@@ -141,6 +141,8 @@ TokenIndex parse_token_index(std::string_view idx, int64_t bin_bytes, const std:
   return index;
 }
 
+bool has_target_spans(const std::string& prefix) { return std::filesystem::exists(prefix + ".targets"); }
+
 TokenDataset TokenDataset::open(const std::string& prefix) {
   TokenDataset dataset;
   dataset.prefix_ = prefix;
@@ -149,6 +151,9 @@ TokenDataset TokenDataset::open(const std::string& prefix) {
   const std::string contents = read_file(idx);
   dataset.index_ = parse_token_index(contents, dataset.bin_.size(), idx);
   dataset.idx_hash_ = hash_bytes(contents.data(), static_cast<int64_t>(contents.size()));
+  const std::string targets = prefix + ".targets";
+  dataset.has_targets_ = has_target_spans(prefix);
+  if (dataset.has_targets_) dataset.targets_ = parse_target_spans(read_file(targets), dataset.num_tokens(), targets);
   return dataset;
 }
 
@@ -157,8 +162,11 @@ std::string TokenDataset::fingerprint() const {
   std::string ends(2 * end, '\0');
   bin_.read_at(ends.data(), end, 0);
   bin_.read_at(ends.data() + end, end, size - end);
-  return fmt::format("tokens={} documents={} idx={} bin_ends={}", num_tokens(), num_documents(), to_hex(idx_hash_),
-                     to_hex(hash_bytes(ends.data(), 2 * end)));
+  std::string line = fmt::format("tokens={} documents={} idx={} bin_ends={}", num_tokens(), num_documents(),
+                                 to_hex(idx_hash_), to_hex(hash_bytes(ends.data(), 2 * end)));
+  if (has_targets_)
+    line += fmt::format(" targets={}", to_hex(hash_bytes(targets_.data(), targets_.size() * sizeof(TokenSpan))));
+  return line;
 }
 
 void TokenDataset::read(int64_t begin, int64_t count, int32_t* dst) const {
@@ -201,7 +209,16 @@ TokenDatasetWriter::TokenDatasetWriter(const std::string& prefix, TokenType type
 
 TokenDatasetWriter::~TokenDatasetWriter() = default;
 
-void TokenDatasetWriter::add_tokens(std::span<const int32_t> ids) {
+void TokenDatasetWriter::add_target_span(int64_t count) {
+  if (count == 0) return;
+  const TokenSpan span{num_tokens_, num_tokens_ + count};
+  if (!targets_.empty() && targets_.back().end == span.begin)
+    targets_.back().end = span.end;
+  else
+    targets_.push_back(span);
+}
+
+void TokenDatasetWriter::add_tokens(std::span<const int32_t> ids, bool are_targets) {
   constexpr int64_t kFlushBytes = 1 << 20, kMaxLength = std::numeric_limits<int32_t>::max();
   switch (type_) {
     case TokenType::u8:
@@ -223,6 +240,10 @@ void TokenDatasetWriter::add_tokens(std::span<const int32_t> ids) {
       shrink<int64_t>(ids, &buffer_);
       break;
   }
+  if (are_targets)
+    add_target_span(static_cast<int64_t>(ids.size()));
+  else
+    all_targets_ = all_targets_ && ids.empty();
   num_tokens_ += ids.size();
   // A sequence's length is an int32: a longer document has several sequences.
   for (sequence_tokens_ += ids.size(); sequence_tokens_ > kMaxLength; sequence_tokens_ -= kMaxLength) {
@@ -237,7 +258,7 @@ void TokenDatasetWriter::flush() {
 }
 
 void TokenDatasetWriter::end_document() {
-  lengths_.push_back(static_cast<int32_t>(sequence_tokens_));
+  if (sequence_tokens_ > 0) lengths_.push_back(static_cast<int32_t>(sequence_tokens_));
   sequence_tokens_ = 0;
   document_ends_.push_back(lengths_.size());
 }
@@ -249,24 +270,50 @@ void TokenDatasetWriter::close() {
                 "add text and end documents",
                 prefix_, num_tokens_, sequence_tokens_);
   flush();
-  std::string idx(kMagic);
-  store<uint64_t>(&idx, 1);
-  store(&idx, static_cast<uint8_t>(type_));
-  store<uint64_t>(&idx, lengths_.size());
-  store<uint64_t>(&idx, document_ends_.size() + 1);
-  for (const int32_t length : lengths_) store(&idx, length);
-  int64_t pointer = 0;
-  for (const int32_t length : lengths_) {
-    store(&idx, pointer);
-    pointer += length * size_of(type_);
-  }
-  store<int64_t>(&idx, 0);
-  for (const int64_t end : document_ends_) store(&idx, end);
-  idx_->file().append(idx.data(), idx.size());
+  write_index();
   // An old index must not be found beside the new tokens.
   std::filesystem::remove(prefix_ + ".idx");
   bin_->commit();
+  write_targets();
   idx_->commit();
+}
+
+void TokenDatasetWriter::write_targets() {
+  const std::string path = prefix_ + ".targets";
+  if (all_targets_)
+    std::filesystem::remove(path);
+  else
+    write_file_atomic(path, target_spans_text(targets_, num_tokens_));
+}
+
+void TokenDatasetWriter::write_index() {
+  constexpr size_t kPieceBytes = 1 << 20;
+  std::string piece(kMagic);
+  const auto write_full = [&] {
+    if (piece.size() < kPieceBytes) return;
+    idx_->file().append(piece.data(), piece.size());
+    piece.clear();
+  };
+  store<uint64_t>(&piece, 1);
+  store(&piece, static_cast<uint8_t>(type_));
+  store<uint64_t>(&piece, lengths_.size());
+  store<uint64_t>(&piece, document_ends_.size() + 1);
+  for (const int32_t length : lengths_) {
+    store(&piece, length);
+    write_full();
+  }
+  int64_t pointer = 0;
+  for (const int32_t length : lengths_) {
+    store(&piece, pointer);
+    pointer += length * size_of(type_);
+    write_full();
+  }
+  store<int64_t>(&piece, 0);
+  for (const int64_t end : document_ends_) {
+    store(&piece, end);
+    write_full();
+  }
+  idx_->file().append(piece.data(), piece.size());
 }
 
 }  // namespace moebius

@@ -7,6 +7,8 @@
 //
 // Everything is little-endian and nothing is aligned. A dataset is read as ONE stream of tokens, its sequences in
 // order; the reader keeps only the documents' first tokens in memory, and reads the .bin by offset.
+//
+// PREFIX.targets (io/target_spans.h) says which tokens are targets of the loss; without it all are.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +19,7 @@
 
 #include "io/files.h"
 #include "io/hash.h"
+#include "io/target_spans.h"
 
 namespace moebius {
 
@@ -37,6 +40,8 @@ struct TokenIndex {
 // token.
 TokenIndex parse_token_index(std::string_view idx, int64_t bin_bytes, const std::string& who);
 
+bool has_target_spans(const std::string& prefix);  // whether there is a PREFIX.targets
+
 class TokenDataset {
  public:
   static TokenDataset open(const std::string& prefix);
@@ -47,18 +52,22 @@ class TokenDataset {
   int64_t num_documents() const { return static_cast<int64_t>(index_.document_begins.size()) - 1; }
   int64_t num_tokens() const { return index_.document_begins.back(); }
   std::span<const int64_t> document_begins() const { return index_.document_begins; }
+  bool has_targets() const { return has_targets_; }                     // whether some tokens are no targets
+  std::span<const TokenSpan> target_spans() const { return targets_; }  // read with has_targets()
 
   // Tokens [begin, begin + count) of the stream. Safe from several threads.
   void read(int64_t begin, int64_t count, int32_t* dst) const;
 
-  // One line without the path that changes with the data: tokens, documents, XXH3-128 of the .idx as it was opened and
-  // of the first and last MiB of the .bin. Cheap, hence blind to a change in the middle of a .bin that keeps its
-  // length.
+  // One line without the path that changes with the data: tokens, documents, XXH3-128 of the .idx as it was opened (and
+  // of the .targets) and of the first and last MiB of the .bin. Cheap, hence blind to a change in the middle of a .bin
+  // that keeps its length.
   std::string fingerprint() const;
 
  private:
   std::string prefix_;
   TokenIndex index_;
+  bool has_targets_ = false;
+  std::vector<TokenSpan> targets_;
   Hash128 idx_hash_;
   File bin_;
 };
@@ -67,19 +76,23 @@ class TokenDataset {
 void check_token_ids(std::span<const int32_t> ids, int64_t vocab_size, int64_t begin, const std::string& prefix);
 
 // Writes a dataset as tokens come. The files appear under their names in close(), the .idx last: without it there is no
-// dataset.
+// dataset. There is a .targets when not all tokens are targets. Memory: 12 bytes a document, 16 a span of targets.
 class TokenDatasetWriter {
  public:
   TokenDatasetWriter(const std::string& prefix, TokenType type);
   ~TokenDatasetWriter();
-  void add_tokens(std::span<const int32_t> ids);  // to the open document; Error{usage} for an id the type cannot hold
-  void end_document();                            // a document without tokens is legal
-  void close();                                   // REQUIRES: no open document, at least one token
+  // To the open document. Error{usage} for an id the type cannot hold.
+  void add_tokens(std::span<const int32_t> ids, bool are_targets = true);
+  void end_document();  // a document without tokens is legal, and has no sequence
+  void close();         // REQUIRES: no open document, at least one token
   int64_t num_tokens() const { return num_tokens_; }
   int64_t num_documents() const { return static_cast<int64_t>(document_ends_.size()); }
 
  private:
   void flush();
+  void add_target_span(int64_t count);
+  void write_targets();
+  void write_index();
 
   std::string prefix_;
   TokenType type_;
@@ -88,6 +101,8 @@ class TokenDatasetWriter {
   int64_t num_tokens_ = 0, sequence_tokens_ = 0;
   std::vector<int32_t> lengths_;
   std::vector<int64_t> document_ends_;  // in sequences
+  bool all_targets_ = true;
+  std::vector<TokenSpan> targets_;
 };
 
 }  // namespace moebius

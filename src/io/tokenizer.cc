@@ -12,7 +12,7 @@ class ByteTokenizer : public Tokenizer {
   int64_t vocab_size() const override { return kEod + 1; }
   int32_t eod_id() const override { return kEod; }
 
-  void encode(std::string_view text, std::vector<int32_t>* ids) const override {
+  void encode(std::string_view text, std::vector<int32_t>* ids, TextPart) const override {
     ids->reserve(ids->size() + text.size());
     for (const char c : text) ids->push_back(static_cast<uint8_t>(c));
   }

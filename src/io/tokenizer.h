@@ -10,6 +10,9 @@
 
 namespace moebius {
 
+// A text that is encoded in two parts, a prompt and its completion, has what the model wants around it once.
+enum class TextPart { whole, beginning, end };
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -17,7 +20,7 @@ class Tokenizer {
   virtual int64_t vocab_size() const = 0;  // ids are in [0, vocab_size)
   virtual int32_t eod_id() const = 0;      // ends a document; no text encodes to it, unless special tokens are parsed
   // Appends the ids of `text`. Pieces of a text may not encode to pieces of its ids.
-  virtual void encode(std::string_view text, std::vector<int32_t>* ids) const = 0;
+  virtual void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const = 0;
   // The text; eod_id gives none. Error{usage} for an id outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
 };

@@ -22,6 +22,7 @@ void Bias::forward(Step& step, Tensor y_TC) const {
 }
 
 void Bias::backward_weight(Step& step, Tensor dy_TC) const {
+  if (!b_.has_grad) return;
   StackScope scope(step.stack);
   const Tensor ones_T1 = take_ones(step, dy_TC.dim(0), dy_TC.dtype);
   gemm(step.stream,

@@ -1,5 +1,6 @@
 #include "model/block.h"
 
+#include "model/token_runs.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
@@ -16,20 +17,22 @@ std::optional<Attention> make_attention(bool wanted, Args&&... args) {
 }  // namespace
 
 Block::Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& m, const BalanceSpec& balance, DType dtype,
-             const Mesh& mesh, const BatchShape& shape, const Tensor& rope_table_Pd, int64_t layer, uint64_t seed)
+             const Mesh& mesh, const BatchShape& shape, const Tensor& rope_table_Pd, int64_t layer, uint64_t seed,
+             const std::string& dispatcher)
     : D_(m.hidden_size),
-      max_tokens_(shape.tokens()),
+      max_tokens_(rows_between_projections(shape, mesh.shape())),
       dtype_(dtype),
       norm1_(params, layer_name(layer, "input_layernorm.weight"), D_, dtype, static_cast<float>(m.rms_norm_eps)),
-      gqa_(make_attention<Gqa>(!m.is_latent(), params, layer_name(layer, "self_attn"), m, dtype, rope_table_Pd)),
+      gqa_(make_attention<Gqa>(!m.is_latent(), params, layer_name(layer, "self_attn"), m, dtype, mesh, shape.cp_comm,
+                               rope_table_Pd)),
       mla_(make_attention<Mla>(m.is_latent(), params, layer_name(layer, "self_attn"), m, dtype, mesh, rope_table_Pd)),
       norm2_(params, layer_name(layer, "post_attention_layernorm.weight"), D_, dtype,
              static_cast<float>(m.rms_norm_eps)) {
   if (m.moe_layers[layer]) {
     moe_.emplace(params, plan, layer_name(layer, "mlp"), m, balance, dtype, mesh, shape, static_cast<uint32_t>(layer),
-                 seed);
+                 seed, dispatcher);
   } else {
-    mlp_.emplace(params, layer_name(layer, "mlp"), D_, m.intermediate_size, dtype,
+    mlp_.emplace(params, layer_name(layer, "mlp"), D_, m.intermediate_size, dtype, mesh,
                  static_cast<float>(m.initializer_range));
   }
 }

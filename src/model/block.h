@@ -30,7 +30,8 @@ class Block {
     Moe::Saved moe;
   };
   Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& model, const BalanceSpec& balance, DType dtype,
-        const Mesh& mesh, const BatchShape& shape, const Tensor& rope_table_Pd, int64_t layer, uint64_t seed);
+        const Mesh& mesh, const BatchShape& shape, const Tensor& rope_table_Pd, int64_t layer, uint64_t seed,
+        const std::string& dispatcher = "auto");
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
   // Reads the residual, leaves the new base in it and its output in delta (the same memory as before).

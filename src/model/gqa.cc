@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "model/frozen.h"
 #include "ops/attention/attention.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/rope/rope.h"
@@ -9,74 +10,91 @@
 namespace moebius {
 namespace {
 
-// The three projections are one matrix, so that they are one product.
-ParamSpec qkv_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
-  const int64_t D = m.hidden_size, q = m.q_size(), kv = m.kv_size();
+// The three projections are one matrix, so that they are one product. Rows are heads, which tp splits.
+ParamSpec qkv_spec(const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh) {
+  const int64_t tp = mesh.shape().tp, D = m.hidden_size, q = m.q_size() / tp, kv = m.kv_size() / tp;
+  const auto part = [&](const char* name, int64_t rows, int64_t first_row) -> ParamPart {
+    return {prefix + name, {rows, D}, first_row * D, shard_of({rows, D}, 0, mesh.place().tp, tp)};
+  };
   return {.name = prefix + ".qkv_proj.weight",
           .shape = {q + 2 * kv, D},
           .dtype = dtype,
-          .parts = {{prefix + ".q_proj.weight", {q, D}, 0},
-                    {prefix + ".k_proj.weight", {kv, D}, q * D},
-                    {prefix + ".v_proj.weight", {kv, D}, (q + kv) * D}},
+          .parts = {part(".q_proj.weight", m.q_size(), 0), part(".k_proj.weight", m.kv_size(), q),
+                    part(".v_proj.weight", m.kv_size(), q + kv)},
           .init_std = static_cast<float>(m.initializer_range)};
 }
 
-ParamSpec qkv_bias_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
-  const int64_t q = m.q_size(), kv = m.kv_size();
+ParamSpec qkv_bias_spec(const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh) {
+  const int64_t tp = mesh.shape().tp, q = m.q_size() / tp, kv = m.kv_size() / tp;
+  const auto part = [&](const char* name, int64_t size, int64_t offset) -> ParamPart {
+    return {prefix + name, {size}, offset, shard_of({size}, 0, mesh.place().tp, tp)};
+  };
   return {.name = prefix + ".qkv_proj.bias",
           .shape = {q + 2 * kv},
           .dtype = dtype,
-          .parts = {{prefix + ".q_proj.bias", {q}, 0},
-                    {prefix + ".k_proj.bias", {kv}, q},
-                    {prefix + ".v_proj.bias", {kv}, q + kv}},
+          .parts = {part(".q_proj.bias", m.q_size(), 0), part(".k_proj.bias", m.kv_size(), q),
+                    part(".v_proj.bias", m.kv_size(), q + kv)},
           .init = ParamInit::zeros,
           .decay = false};
 }
 
-ParamSpec o_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
-  return {.name = prefix + ".o_proj.weight",
-          .shape = {m.hidden_size, m.q_size()},
+ParamSpec o_spec(const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh) {
+  const std::string name = prefix + ".o_proj.weight";
+  const Shape whole{m.hidden_size, m.q_size()};
+  return {.name = name,
+          .shape = {m.hidden_size, m.q_size() / mesh.shape().tp},
           .dtype = dtype,
+          .parts = {{name, whole, 0, shard_of(whole, 1, mesh.place().tp, mesh.shape().tp)}},
           .init_std = static_cast<float>(m.initializer_range)};
 }
 
 }  // namespace
 
-Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, DType dtype, const Tensor& rope_table_Pd)
-    : H_(m.num_heads),
-      G_(m.num_kv_heads),
+Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh,
+         CpComm cp_comm, const Tensor& rope_table_Pd)
+    : tp_(mesh.shape().tp),
+      H_(div_exact(m.num_heads, tp_, "attention: query heads over parallel.tp")),
+      G_(div_exact(m.num_kv_heads, tp_, "attention: kv heads over parallel.tp")),
       d_(m.head_dim),
       window_(m.sliding_window),
       scale_(1.0f / std::sqrt(static_cast<float>(m.head_dim))),
       eps_(static_cast<float>(m.rms_norm_eps)),
       dtype_(dtype),
-      qkv_(params, qkv_spec(prefix, m, dtype)),
-      o_(params, o_spec(prefix, m, dtype)),
+      qkv_(params, qkv_spec(prefix, m, dtype, mesh), mesh),
+      o_(params, o_spec(prefix, m, dtype, mesh), mesh),
+      context_(make_context(cp_comm, mesh, {.heads = H_, .kv_heads = G_, .window = window_, .scale = scale_})),
       qk_norm_(m.qk_norm),
       rope_table_Pd_(rope_table_Pd) {
-  if (m.qkv_bias) qkv_bias_.emplace(params, qkv_bias_spec(prefix, m, dtype));
+  if (m.qkv_bias) qkv_bias_.emplace(params, qkv_bias_spec(prefix, m, dtype, mesh));
   if (qk_norm_ == QkNorm::none) return;
+  MOEBIUS_CHECK(usage, qk_norm_ == QkNorm::per_head || tp_ == 1,
+                "attention: a norm over all heads needs parallel.tp = 1; got {}", tp_);
   const auto norm = [&](const char* name, int64_t heads) {
     const int64_t width = qk_norm_ == QkNorm::whole ? heads * d_ : d_;
-    return &params.declare(
-        {.name = prefix + name, .shape = {width}, .dtype = dtype, .init = ParamInit::ones, .decay = false});
+    return &params.declare({.name = prefix + name,
+                            .shape = {width},
+                            .dtype = dtype,
+                            .init = ParamInit::ones,
+                            .decay = false,
+                            .grad_axis = Axis::tp_cp_dp});
   };
   q_norm_ = norm(".q_norm.weight", H_);
   k_norm_ = norm(".k_norm.weight", G_);
 }
 
 void Gqa::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
-  saved.qkv_TC.declare(plan, prefix + ".qkv", {tokens, (H_ + 2 * G_) * d_}, dtype_, &RecomputeSpec::qkv);
-  saved.o_THd.declare(plan, prefix + ".o", {tokens, H_, d_}, dtype_, &RecomputeSpec::attention);
-  saved.lse_TH.declare(plan, prefix + ".lse", {tokens, H_}, DType::f32, &RecomputeSpec::attention);
+  const int64_t T = tokens * tp_;
+  saved.qkv_TC.declare(plan, prefix + ".qkv", {T, (H_ + 2 * G_) * d_}, dtype_, &RecomputeSpec::qkv);
+  saved.o_THd.declare(plan, prefix + ".o", {T, H_, d_}, dtype_, &RecomputeSpec::attention);
+  saved.lse_TH.declare(plan, prefix + ".lse", {T, H_}, DType::f32, &RecomputeSpec::attention);
 }
 
-Gqa::Qkv Gqa::take_qkv(Step& step, int64_t T) const {
+Qkv Gqa::take_qkv(Step& step, int64_t T) const {
   return {step.take({T, H_, d_}, dtype_), step.take({T, G_, d_}, dtype_), step.take({T, G_, d_}, dtype_)};
 }
 
-void Gqa::project(Step& step, Tensor qkv_TC, Tensor x_TD) const {
-  qkv_.forward(step, qkv_TC, x_TD);
+void Gqa::project(Step& step, Tensor qkv_TC, Tensor x_tD) const {
+  qkv_.forward(step, qkv_TC, x_tD);
   if (qkv_bias_) qkv_bias_->forward(step, qkv_TC);
 }
 
@@ -101,78 +119,53 @@ void Gqa::split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const {
                          .eps = eps_});
 }
 
-void Gqa::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
-  const int64_t T = x_TD.dim(0);
-  saved.x_TD = x_TD;
+void Gqa::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
+  const int64_t T = x_tD.dim(0) * tp_;
+  saved.x_tD = x_tD;
   StackScope scope(step.stack);
   saved.qkv_TC.open(step.stack);
-  project(step, saved.qkv_TC.rows(0, T), x_TD);
+  project(step, saved.qkv_TC.rows(0, T), x_tD);
   saved.o_THd.open(step.stack);
   saved.lse_TH.open(step.stack);
   attend(step, saved, T);
-  output(step, y_TD, saved);
+  output(step, y_tD, saved);
 }
 
 void Gqa::attend(Step& step, Saved& saved, int64_t T) const {
   StackScope scope(step.stack);
   const Qkv r = take_qkv(step, T);
   split_and_rotate(step, r, saved.qkv_TC.rows(0, T));
-  AttentionFwd attention{.o_THd = saved.o_THd.rows(0, T),
-                         .lse_TH = saved.lse_TH.rows(0, T),
-                         .q_THd = r.q_THd,
-                         .k_UGd = r.k_TGd,
-                         .v_UGd = r.v_TGd,
-                         .doc_start_T = step.batch.attention_starts(T),
-                         .batch = step.batch.shape.batch,
-                         .window = window_,
-                         .scale = scale_};
-  attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
-  attention_fwd(step.stream, attention);
+  context_->forward(step, saved.o_THd.rows(0, T), saved.lse_TH.rows(0, T), r);
 }
 
-void Gqa::output(Step& step, Tensor y_TD, const Saved& saved) const {
-  const int64_t T = y_TD.dim(0);
-  o_.forward(step, y_TD, saved.o_THd.rows(0, T).view({T, H_ * d_}));
+void Gqa::output(Step& step, Tensor y_tD, const Saved& saved) const {
+  const int64_t T = y_tD.dim(0) * tp_;
+  o_.forward(step, y_tD, saved.o_THd.rows(0, T).view({T, H_ * d_}));
 }
 
-void Gqa::remake(Step& step, Tensor x_TD, Saved& saved) const {
-  saved.x_TD = x_TD;
-  saved.qkv_TC.remake(step.stack, [&] { project(step, saved.qkv_TC, x_TD); });
+void Gqa::remake(Step& step, Tensor x_tD, Saved& saved) const {
+  saved.x_tD = x_tD;
+  saved.qkv_TC.remake(step.stack, [&] { project(step, saved.qkv_TC, x_tD); });
   saved.o_THd.remake(step.stack, [&] {
     saved.lse_TH.open(step.stack);
-    attend(step, saved, x_TD.dim(0));
+    attend(step, saved, x_tD.dim(0) * tp_);
   });
 }
 
-void Gqa::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
-  const int64_t T = dy_TD.dim(0);
+void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const {
+  const int64_t T = dy_tD.dim(0) * tp_;
   const Tensor qkv_TC = saved.qkv_TC.rows(0, T);
-  saved.dy_TD = dy_TD;
+  saved.dy_TD = o_.gather(step, dy_tD);
   saved.dqkv_TC = step.take(qkv_TC.shape, dtype_);
 
   StackScope scope(step.stack);
   const Tensor do_THd = step.take({T, H_, d_}, dtype_);
-  o_.backward_input(step, do_THd.view({T, H_ * d_}), dy_TD);
+  o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD);
   const Qkv r = take_qkv(step, T), dr = take_qkv(step, T);
   split_and_rotate(step, r, qkv_TC);
-  AttentionBwd attention{.dq_THd = dr.q_THd,
-                         .dk_TGd = dr.k_TGd,
-                         .dv_TGd = dr.v_TGd,
-                         .do_THd = do_THd,
-                         .o_THd = saved.o_THd.rows(0, T),
-                         .lse_TH = saved.lse_TH.rows(0, T),
-                         .q_THd = r.q_THd,
-                         .k_TGd = r.k_TGd,
-                         .v_TGd = r.v_TGd,
-                         .doc_start_T = step.batch.attention_starts(T),
-                         .batch = step.batch.shape.batch,
-                         .window = window_,
-                         .scale = scale_};
-  attention.scratch = step.take_bytes(AttentionBwd::scratch_bytes(attention, step.stream));
-  attention_bwd(step.stream, attention);
-
+  context_->backward(step, dr, do_THd, saved.o_THd.rows(0, T), saved.lse_TH.rows(0, T), r);
   rotate_bwd(step, saved.dqkv_TC, dr, qkv_TC);
-  qkv_.backward_input(step, dx_TD, saved.dqkv_TC);
+  qkv_.backward_input(step, dx_tD, saved.dqkv_TC);
 }
 
 void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const {
@@ -188,8 +181,8 @@ void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC
                .cos_sin_Pd = rope_table_Pd_,
                .eps = eps_};
   if (qk_norm_ == QkNorm::per_head) {
-    rope.dq_norm_d = q_norm_->dw;
-    rope.dk_norm_d = k_norm_->dw;
+    rope.dq_norm_d = gradient_or_scratch(step, *q_norm_);
+    rope.dk_norm_d = gradient_or_scratch(step, *k_norm_);
     rope.q_norm_d = q_norm_->w;
     rope.k_norm_d = k_norm_->w;
     rope.partial_P2d = step.take({RopeBwd::num_partials(T, step.stream), 2 * d_}, DType::f32);
@@ -202,8 +195,8 @@ void Gqa::whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor q
   const int64_t A = H_ * d_, B = G_ * d_, P = QkNormBwd::num_partials(qkv_TC.dim(0), A, B, step.stream);
   const Tensor partial_PW = step.take({P, A + B}, DType::f32);
   qk_norm_bwd(step.stream, {.dx_TC = dqkv_TC,
-                            .dq_norm_A = q_norm_->dw,
-                            .dk_norm_B = k_norm_->dw,
+                            .dq_norm_A = gradient_or_scratch(step, *q_norm_),
+                            .dk_norm_B = gradient_or_scratch(step, *k_norm_),
                             .partial_PW = partial_PW,
                             .dy_TC = dnormed_TC,
                             .x_TC = qkv_TC,
@@ -215,7 +208,7 @@ void Gqa::whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor q
 void Gqa::backward_weight(Step& step, const Saved& saved) const {
   const int64_t T = saved.dy_TD.dim(0);
   o_.backward_weight(step, saved.dy_TD, saved.o_THd.rows(0, T).view({T, H_ * d_}));
-  qkv_.backward_weight(step, saved.dqkv_TC, saved.x_TD);
+  qkv_.backward_weight(step, saved.dqkv_TC, saved.x_tD);
   if (qkv_bias_) qkv_bias_->backward_weight(step, saved.dqkv_TC);
 }
 

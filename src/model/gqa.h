@@ -1,5 +1,6 @@
 // Causal grouped-query attention with rotary positions and, where the family has them, biases of q, k and v and RMSNorm
-// of q and k, per head or over all heads.
+// of q and k, per head or over all heads. tp ranks have H / tp query heads and G / tp kv heads each (model/linear.h): x
+// and y are a rank's rows t of the residual stream, all between is of the rows T of all tp ranks and of its own heads.
 #pragma once
 
 #include <optional>
@@ -7,6 +8,7 @@
 #include "config/model_spec.h"
 #include "memory/saved_tensor.h"
 #include "model/bias.h"
+#include "model/context.h"
 #include "model/linear.h"
 
 namespace moebius {
@@ -21,19 +23,22 @@ class Gqa {
   // q, k, v stay only as the projection's output; they are made again from it in the backward. x and y are the caller's
   // tensors. dy, dqkv: left by backward_input for backward_weight, on the step stack.
   struct Saved {
-    Tensor x_TD;
+    Tensor x_tD;
     SavedTensor qkv_TC, o_THd, lse_TH;
     Tensor dy_TD, dqkv_TC;
   };
-  Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& spec, DType dtype, const Tensor& rope_table_Pd);
+  // Error{usage} when tp does not divide the heads, and of make_context.
+  Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& spec, DType dtype, const Mesh& mesh,
+      CpComm cp_comm, const Tensor& rope_table_Pd);
+  // tokens: rows of x.
   void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
 
-  void forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
+  void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
   // Before backward_input: x as it was, and what was not kept once more.
-  void remake(Step& step, Tensor x_TD, Saved& saved) const;
+  void remake(Step& step, Tensor x_tD, Saved& saved) const;
   // y = o W_o^T: the end of forward.
-  void output(Step& step, Tensor y_TD, const Saved& saved) const;
-  void backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // adds the q and k norm gradients
+  void output(Step& step, Tensor y_tD, const Saved& saved) const;
+  void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;  // adds the q and k norm gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
   // Generation: x are the tokens at positions [first, first + T) of the cached sequence; their keys and values are
@@ -41,20 +46,19 @@ class Gqa {
   void forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, int64_t first) const;
 
  private:
-  struct Qkv {
-    Tensor q_THd, k_TGd, v_TGd;
-  };
   Qkv take_qkv(Step& step, int64_t tokens) const;
-  void project(Step& step, Tensor qkv_TC, Tensor x_TD) const;
+  void project(Step& step, Tensor qkv_TC, Tensor x_tD) const;
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from qkv
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
   void rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const;  // adds the norms' gradients
   void whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;
 
-  int64_t H_, G_, d_, window_;
+  int64_t tp_, H_, G_, d_, window_;  // H, G: of this rank
   float scale_, eps_;
   DType dtype_;
-  Linear qkv_, o_;
+  ColumnLinear qkv_;
+  RowLinear o_;
+  std::unique_ptr<Context> context_;
   std::optional<Bias> qkv_bias_;
   QkNorm qk_norm_;
   const Param *q_norm_ = nullptr, *k_norm_ = nullptr;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "model/frozen.h"
 #include "model/rope_frequencies.h"
 #include "ops/attention/attention.h"
 #include "ops/elementwise/elementwise.h"
@@ -98,7 +99,7 @@ Tensor Mla::normalise_bwd(Step& step, const Param& norm, Tensor dnormed_TR, cons
   StackScope scope(step.stack);
   fill_zero(step.stream, dc_TR);
   rms_norm_bwd(step.stream, {.dx_TD = dc_TR,
-                             .dw_D = norm.dw,
+                             .dw_D = gradient_or_scratch(step, norm),
                              .partial_PD = step.take({RmsNormBwd::num_partials(T, R, step.stream), R}, DType::f32),
                              .dy_TD = dnormed_TR,
                              .x_TD = latent.c_TR,
@@ -241,8 +242,10 @@ void Mla::backward_weight(Step& step, const Saved& saved) const {
   };
   o_.backward_weight(step, saved.dy_TD, as_rows(saved.o_THv.rows(0, T)));
   kv_b_.backward_weight(step, as_rows(saved.dkv_THw), saved.kv.normed_TR.rows(0, T));
-  down_wgrad(false, saved.dkv_latent_TR);
-  down_wgrad(true, saved.dk_rope_Tr);
+  if (kv_a_.has_grad) {
+    down_wgrad(false, saved.dkv_latent_TR);
+    down_wgrad(true, saved.dk_rope_Tr);
+  }
   q_b_.backward_weight(step, as_rows(saved.dq_THd), q_a_ ? saved.q.normed_TR.rows(0, T) : saved.x_TD);
   if (q_a_) q_a_->backward_weight(step, saved.dq_latent_TR, saved.x_TD);
 }

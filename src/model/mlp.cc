@@ -3,61 +3,84 @@
 #include "ops/activation/activation.h"
 
 namespace moebius {
+namespace {
 
-Mlp::Mlp(ParamTable& params, const std::string& prefix, int64_t width, int64_t hidden, DType dtype, float init_std)
-    : F_(hidden),
+ParamSpec gate_up_spec(const std::string& prefix, int64_t width, int64_t hidden, DType dtype, const Mesh& mesh,
+                       float init_std) {
+  const Shape whole{hidden, width};
+  const Shard rows = shard_of(whole, 0, mesh.place().tp, mesh.shape().tp);
+  const int64_t F = hidden / mesh.shape().tp;
+  return {
+      .name = prefix + ".gate_up_proj.weight",
+      .shape = {2 * F, width},
+      .dtype = dtype,
+      .parts = {{prefix + ".gate_proj.weight", whole, 0, rows}, {prefix + ".up_proj.weight", whole, F * width, rows}},
+      .init_std = init_std};
+}
+
+ParamSpec down_spec(const std::string& prefix, int64_t width, int64_t hidden, DType dtype, const Mesh& mesh,
+                    float init_std) {
+  const Shape whole{width, hidden};
+  const std::string name = prefix + ".down_proj.weight";
+  return {.name = name,
+          .shape = {width, hidden / mesh.shape().tp},
+          .dtype = dtype,
+          .parts = {{name, whole, 0, shard_of(whole, 1, mesh.place().tp, mesh.shape().tp)}},
+          .init_std = init_std};
+}
+
+}  // namespace
+
+Mlp::Mlp(ParamTable& params, const std::string& prefix, int64_t width, int64_t hidden, DType dtype, const Mesh& mesh,
+         float init_std)
+    : tp_(mesh.shape().tp),
+      F_(div_exact(hidden, tp_, "mlp: hidden width over parallel.tp")),
       dtype_(dtype),
-      gate_up_(params, {.name = prefix + ".gate_up_proj.weight",
-                        .shape = {2 * hidden, width},
-                        .dtype = dtype,
-                        .parts = {{prefix + ".gate_proj.weight", {hidden, width}, 0},
-                                  {prefix + ".up_proj.weight", {hidden, width}, hidden * width}},
-                        .init_std = init_std}),
-      down_(params,
-            {.name = prefix + ".down_proj.weight", .shape = {width, hidden}, .dtype = dtype, .init_std = init_std}) {}
+      gate_up_(params, gate_up_spec(prefix, width, hidden, dtype, mesh, init_std), mesh),
+      down_(params, down_spec(prefix, width, hidden, dtype, mesh, init_std), mesh) {}
 
 void Mlp::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved,
                         bool RecomputeSpec::*what) const {
-  saved.h_T2F.declare(plan, prefix + ".h", {tokens, 2 * F_}, dtype_, what);
+  saved.h_T2F.declare(plan, prefix + ".h", {tokens * tp_, 2 * F_}, dtype_, what);
 }
 
-void Mlp::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
-  saved.x_TD = x_TD;
+void Mlp::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
+  saved.x_tD = x_tD;
   StackScope scope(step.stack);
   saved.h_T2F.open(step.stack);
-  gate_up_.forward(step, saved.h_T2F.rows(0, x_TD.dim(0)), x_TD);
-  output(step, y_TD, saved);
+  gate_up_.forward(step, saved.h_T2F.rows(0, x_tD.dim(0) * tp_), x_tD);
+  output(step, y_tD, saved);
 }
 
-void Mlp::output(Step& step, Tensor y_TD, const Saved& saved) const {
-  const int64_t T = y_TD.dim(0);
+void Mlp::output(Step& step, Tensor y_tD, const Saved& saved) const {
+  const int64_t T = y_tD.dim(0) * tp_;
   StackScope scope(step.stack);
   const Tensor a_TF = step.take({T, F_}, dtype_);
   swiglu_fwd(step.stream, {.a_TF = a_TF, .h_T2F = saved.h_T2F.rows(0, T)});
-  down_.forward(step, y_TD, a_TF);
+  down_.forward(step, y_tD, a_TF);
 }
 
-void Mlp::remake(Step& step, Tensor x_TD, Saved& saved) const {
-  saved.x_TD = x_TD;
-  saved.h_T2F.remake(step.stack, [&] { gate_up_.forward(step, saved.h_T2F, x_TD); });
+void Mlp::remake(Step& step, Tensor x_tD, Saved& saved) const {
+  saved.x_tD = x_tD;
+  saved.h_T2F.remake(step.stack, [&] { gate_up_.forward(step, saved.h_T2F, x_tD); });
 }
 
-void Mlp::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved, bool accumulate_dx) const {
-  const int64_t T = dy_TD.dim(0);
-  saved.dy_TD = dy_TD;
+void Mlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, bool accumulate_dx) const {
+  const int64_t T = dy_tD.dim(0) * tp_;
+  saved.dy_TD = down_.gather(step, dy_tD);
   saved.dh_T2F = step.take({T, 2 * F_}, dtype_);
   saved.a_TF = step.take({T, F_}, dtype_);
   StackScope scope(step.stack);
   const Tensor da_TF = step.take({T, F_}, dtype_);
-  down_.backward_input(step, da_TF, dy_TD);
+  down_.backward_input(step, da_TF, saved.dy_TD);
   swiglu_bwd(step.stream,
              {.dh_T2F = saved.dh_T2F, .a_TF = saved.a_TF, .da_TF = da_TF, .h_T2F = saved.h_T2F.rows(0, T)});
-  gate_up_.backward_input(step, dx_TD, saved.dh_T2F, accumulate_dx);
+  gate_up_.backward_input(step, dx_tD, saved.dh_T2F, accumulate_dx);
 }
 
 void Mlp::backward_weight(Step& step, const Saved& saved) const {
   down_.backward_weight(step, saved.dy_TD, saved.a_TF);
-  gate_up_.backward_weight(step, saved.dh_T2F, saved.x_TD);
+  gate_up_.backward_weight(step, saved.dh_T2F, saved.x_tD);
 }
 
 }  // namespace moebius

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "model/rope_frequencies.h"
+#include "model/token_runs.h"
 #include "ops/rope/rope.h"
 
 namespace moebius {
@@ -13,13 +14,15 @@ std::vector<HeldStage> whole_model(const ModelSpec& model) {
 
 Model::Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
              MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
-             std::vector<HeldStage> stages)
+             std::vector<HeldStage> stages, const std::vector<std::string>& freeze, const std::string& dispatcher)
     : spec_(model),
       dtype_(precision.compute),
-      shape_(shape),
-      params_(plan, use),
+      tp_(mesh.shape().tp),
+      stream_rows_(rows_between_projections(shape, mesh.shape())),
+      params_(plan, use, freeze),
       held_(stages.empty() ? whole_model(model) : std::move(stages)) {
   for (const HeldStage& held : held_) {
+    const size_t begin = params_.all().size();
     stages_.emplace_back(StageContext{.params = params_,
                                       .plan = plan,
                                       .model = spec_,
@@ -29,8 +32,10 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
                                       .loss_sum_1 = loss_sum_1_,
                                       .dtype = dtype_,
                                       .shape = shape,
-                                      .seed = seed},
+                                      .seed = seed,
+                                      .dispatcher = dispatcher},
                          held.spec);
+    spans_.push_back({.begin = begin, .end = params_.all().size()});
     saved_.emplace_back(held.num_saved);
   }
   plan.declare(rope_table_Pd_, "rope_table", {max_positions, model.rope_dim()}, DType::f32, Life::state);
@@ -58,14 +63,14 @@ const Stage& Model::whole() const {
 
 void Model::forward_hidden(Step& step, int64_t T) {
   StackScope scope(step.stack);
-  whole().forward(step, step.take({T, spec_.hidden_size}, dtype_), saved_[0][0]);
+  whole().forward(step, step.take({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0]);
 }
 
 void Model::forward_loss(Step& step, bool with_gradients) { whole().forward_loss(step, saved_[0][0], with_gradients); }
 
 void Model::backward(Step& step) {
   StackScope scope(step.stack);
-  whole().backward(step, step.take({shape_.tokens(), spec_.hidden_size}, dtype_), saved_[0][0]);
+  whole().backward(step, step.take({stream_rows_, spec_.hidden_size}, dtype_), saved_[0][0]);
 }
 
 void Model::forward(Step& step, const StagePass& at, Tensor stream_TD, bool with_gradients) {
@@ -98,7 +103,7 @@ void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64
 
 void Model::forward_cached(Step& step, std::vector<KvCache>& caches, int64_t first, int64_t T) {
   StackScope scope(step.stack);
-  whole().forward_cached(step, step.take({T, spec_.hidden_size}, dtype_), saved_[0][0], caches, first);
+  whole().forward_cached(step, step.take({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0], caches, first);
 }
 
 const Param* Model::tied_elsewhere() const {
@@ -119,9 +124,9 @@ std::vector<Model::MoeLayer> Model::moe_layers() const {
   return layers;
 }
 
-std::vector<std::pair<std::string, Tensor>> Model::kept_tensors() const {
+std::vector<std::pair<std::string, Tensor>> Model::kept_tensors(size_t virtual_stage) const {
   std::vector<std::pair<std::string, Tensor>> kept;
-  for (size_t v = 0; v < stages_.size(); ++v) stages_[v].add_kept(kept, saved_[v][0]);
+  stages_[virtual_stage].add_kept(kept, saved_[virtual_stage][0]);
   return kept;
 }
 

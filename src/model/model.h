@@ -29,17 +29,18 @@ struct StagePass {
 class Model {
  public:
   // Declares every tensor it owns in the plan. max_positions: rows of the rotary table. stages: empty for the whole
-  // model. The references must outlive the model.
+  // model. freeze: as in ParamTable. dispatcher: of its MoE layers. The references must outlive the model.
   Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
         MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
-        std::vector<HeldStage> stages = {});
+        std::vector<HeldStage> stages = {}, const std::vector<std::string>& freeze = {},
+        const std::string& dispatcher = "auto");
   Model(const Model&) = delete;
 
   // After bind(): constants (the rotary table) and the routers' starting state. Parameters: params().init() or loaded.
   void init_state(Stream& s) const;
 
   // One micro-batch of a whole model is  forward_hidden, forward_loss, backward.
-  // Embedding through the final norm, for the first num_tokens tokens.
+  // Embedding through the final norm, for the first num_tokens rows of the micro-batch.
   void forward_hidden(Step& step, int64_t num_tokens);
   // Stage::forward_loss.
   void forward_loss(Step& step, bool with_gradients);
@@ -60,6 +61,7 @@ class Model {
   const ParamTable& params() const { return params_; }
   const ModelSpec& spec() const { return spec_; }
   DType dtype() const { return dtype_; }
+  int64_t stream_rows() const { return stream_rows_; }  // of the residual stream on this rank
   const std::vector<HeldStage>& stages() const { return held_; }
   // The embedding or its copy, when the head is tied to it and stands on another rank; null otherwise.
   const Param* tied_elsewhere() const;
@@ -73,20 +75,22 @@ class Model {
     const Moe::Saved* saved;
   };
   std::vector<MoeLayer> moe_layers() const;
-  // What the last forward pass kept (of each stage here, in the first set), by name, in the order it was computed; for
+  // What the last forward pass of a virtual stage kept in its first set, by name, in the order it was computed; for
   // diagnosis.
-  std::vector<std::pair<std::string, Tensor>> kept_tensors() const;
+  std::vector<std::pair<std::string, Tensor>> kept_tensors(size_t virtual_stage) const;
+  ParamSpan params_of(size_t virtual_stage) const { return spans_[virtual_stage]; }
 
  private:
   const Stage& whole() const;
 
   ModelSpec spec_;
   DType dtype_;
-  BatchShape shape_;
+  int64_t tp_, stream_rows_;
   ParamTable params_;
   Tensor rope_table_Pd_, loss_sum_1_;
   std::vector<HeldStage> held_;
   std::deque<Stage> stages_;                      // [virtual stage]
+  std::vector<ParamSpan> spans_;                  // [virtual stage], of params_
   std::vector<std::vector<Stage::Saved>> saved_;  // [virtual stage][set]
 };
 

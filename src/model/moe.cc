@@ -93,7 +93,7 @@ Moe::Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const 
           dispatcher, {.num_experts = m.num_experts, .top_k = m.top_k, .max_tokens = max_tokens_, .mesh = &mesh})) {
   if (m.shared_intermediate_size == 0) return;
   const float std = static_cast<float>(m.initializer_range);
-  shared_.emplace(params, prefix + ".shared_experts", D_, m.shared_intermediate_size, dtype, std);
+  shared_.emplace(params, prefix + ".shared_experts", D_, m.shared_intermediate_size, dtype, mesh, std);
   if (m.shared_expert_gate) {
     shared_gate_.emplace(params, ParamSpec{.name = prefix + ".shared_expert_gate.weight",
                                            .shape = {1, D_},
@@ -215,20 +215,24 @@ void Moe::shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& s
 
 void Moe::backward_weight(Step& step, const Saved& saved) const {
   const Rows& tokens = saved.tokens.rows;
-  run_expert_op(step,
-                ExpertWgrad{.dw_eMN = w2_.dw,
-                            .left_RM = saved.grads.source,
-                            .right_RN = saved.sa_RF,
-                            .gather_left = true,
-                            .rows = saved.grads.rows},
-                expert_wgrad);
-  run_expert_op(step,
-                ExpertWgrad{.dw_eMN = w1_.dw,
-                            .left_RM = saved.dh_R2F,
-                            .right_RN = saved.tokens.source,
-                            .gather_right = true,
-                            .rows = tokens},
-                expert_wgrad);
+  if (w2_.has_grad) {
+    run_expert_op(step,
+                  ExpertWgrad{.dw_eMN = w2_.dw,
+                              .left_RM = saved.grads.source,
+                              .right_RN = saved.sa_RF,
+                              .gather_left = true,
+                              .rows = saved.grads.rows},
+                  expert_wgrad);
+  }
+  if (w1_.has_grad) {
+    run_expert_op(step,
+                  ExpertWgrad{.dw_eMN = w1_.dw,
+                              .left_RM = saved.dh_R2F,
+                              .right_RN = saved.tokens.source,
+                              .gather_right = true,
+                              .rows = tokens},
+                  expert_wgrad);
+  }
   if (shared_) shared_->backward_weight(step, saved.shared);
   if (shared_gate_) shared_gate_->backward_weight(step, saved.dgate_T, saved.x_TD);
 }

@@ -1,12 +1,18 @@
 #include "model/norm.h"
 
+#include "model/frozen.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/norm/norm.h"
 
 namespace moebius {
 
 Norm::Norm(ParamTable& params, const std::string& name, int64_t width, DType dtype, float eps)
-    : w_(params.declare({.name = name, .shape = {width}, .dtype = dtype, .init = ParamInit::ones, .decay = false})),
+    : w_(params.declare({.name = name,
+                         .shape = {width},
+                         .dtype = dtype,
+                         .init = ParamInit::ones,
+                         .decay = false,
+                         .grad_axis = Axis::tp_cp_dp})),
       eps_(eps) {}
 
 void Norm::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
@@ -45,7 +51,7 @@ void Norm::backward(Step& step, Tensor dresidual_TD, Tensor dy_TD, const Saved& 
   const int64_t T = dy_TD.dim(0);
   StackScope scope(step.stack);
   rms_norm_bwd(step.stream, {.dx_TD = dresidual_TD,
-                             .dw_D = w_.dw,
+                             .dw_D = gradient_or_scratch(step, w_),
                              .partial_PD = step.take(
                                  {RmsNormBwd::num_partials(T, w_.w.dim(0), step.stream), w_.w.dim(0)}, DType::f32),
                              .dy_TD = dy_TD,

@@ -1,5 +1,7 @@
 #include "model/params.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 
 #include "core/rng.h"
@@ -8,9 +10,10 @@
 namespace moebius {
 
 Shard shard_of(const Shape& global, int dim, int64_t r, int64_t n) {
-  MOEBIUS_ASSERT(dim < global.rank() && global[dim] % n == 0 && r < n);
+  MOEBIUS_ASSERT(dim < global.rank() && 0 <= r && r < n);
   if (n == 1) return {};
-  return {.dim = dim, .begin = r * (global[dim] / n), .count = global[dim] / n};
+  const int64_t begin = global[dim] * r / n;
+  return {.dim = dim, .begin = begin, .count = global[dim] * (r + 1) / n - begin};
 }
 
 Shape ParamPart::local_shape() const {
@@ -51,13 +54,33 @@ Tensor owned_part_of(const Tensor& owned, const Param& param, const ParamPart& p
   return owned.view({owned.numel()}).rows(first, first + range.count);
 }
 
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+    return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+  });
+}
+
+bool ParamTable::is_frozen(const ParamSpec& spec) const {
+  const ParamPart *in = nullptr, *out = nullptr;
+  for (const ParamPart& part : spec.parts) (matches_any(freeze_, part.name) ? in : out) = &part;
+  MOEBIUS_CHECK(
+      usage, !in || !out,
+      "train.freeze: expected patterns that match all parts of {} or none; got some that match {} and not {}; "
+      "they are one in memory, freeze them together",
+      spec.name, in->name, out->name);
+  return in != nullptr;
+}
+
 const Param& ParamTable::declare(ParamSpec spec) {
   if (spec.parts.empty()) spec.parts.push_back({spec.name, spec.shape, 0});
   Param& p = params_.emplace_back();
   p.spec = std::move(spec);
+  p.frozen = p.spec.trainable && is_frozen(p.spec);
+  const Life life = p.spec.trainable ? Life::param : Life::state;
+  p.spec.trainable = p.spec.trainable && !p.frozen;
   p.has_grad = p.spec.trainable && use_ != ModelUse::inference;
   p.owned = {.begin = 0, .count = p.spec.shape.numel()};
-  plan_.declare(p.w, p.spec.name, p.spec.shape, p.spec.dtype, p.spec.trainable ? Life::param : Life::state);
+  plan_.declare(p.w, p.spec.name, p.spec.shape, p.spec.dtype, life);
   if (p.has_grad) plan_.declare(p.dw, p.spec.name + ".grad", p.spec.shape, DType::f32, Life::grad);
   return p;
 }
@@ -118,7 +141,7 @@ void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) 
 
 void ParamTable::init(Stream& s, uint64_t seed) const {
   for (const Param& p : params_) {
-    if (!p.spec.trainable) continue;
+    if (!p.spec.trainable && !p.frozen) continue;
     for (const ParamPart& part : p.spec.parts) init_part(s, p, part, seed);
   }
 }

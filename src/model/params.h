@@ -24,7 +24,7 @@ struct Shard {
   int64_t begin = 0, count = 0;
   bool operator==(const Shard&) const = default;
 };
-// The r-th of n equal blocks of dimension dim. REQUIRES n divides it: layers check and name the equation.
+// The r-th of n equal blocks of dimension dim; where n does not divide it, some are longer by one than others.
 Shard shard_of(const Shape& global, int dim, int64_t r, int64_t n);
 
 struct ParamPart {
@@ -54,8 +54,9 @@ struct ParamSpec {
   std::vector<ParamPart> parts;  // empty: the parameter itself, under its name
   ParamInit init = ParamInit::normal;
   float init_std = 0.02f;
-  bool decay = true;      // weight decay applies
-  bool trainable = true;  // false: state without a gradient (f32), saved all the same
+  bool decay = true;  // weight decay applies
+  // False: nothing of it is trained, it is saved all the same. State without a gradient (f32), or a frozen parameter.
+  bool trainable = true;
   // The embedding as the head of another stage of a pipeline: a parameter like any other here, but it is the first
   // stage's that counts in the gradient norm and is saved.
   bool tied_copy = false;
@@ -72,8 +73,9 @@ struct Param {
   Tensor dw;  // f32, accumulated into; only with has_grad
   bool has_grad = false;
   bool has_master = false;
+  bool frozen = false;  // a parameter like any other, that training leaves as it is
   // The elements whose truth this rank holds, with their moments: all of them unless an optimizer shards the parameter
-  // over the ranks of grad_axis. State without a gradient is owned, and the same, on every rank.
+  // over the ranks of grad_axis. What is not trained is owned, and the same, on every rank.
   ElementRange owned;
   Tensor master_n;  // f32 [owned.count], only with has_master
   // The truth that the optimizer updates, [owned.count]: f32 in training, else of w's dtype.
@@ -103,8 +105,11 @@ class ParamWatcher {
 
 class ParamTable {
  public:
-  ParamTable(MemoryPlan& plan, ModelUse use) : plan_(plan), use_(use) {}
+  // freeze: patterns with * and ? of part names; what they match has no gradient, no master and no optimizer state.
+  ParamTable(MemoryPlan& plan, ModelUse use, std::vector<std::string> freeze = {})
+      : plan_(plan), use_(use), freeze_(std::move(freeze)) {}
   ParamTable(const ParamTable&) = delete;
+  // Error{usage} when only some of its parts are to be frozen: they are one in memory.
   const Param& declare(ParamSpec spec);
   const std::deque<Param>& all() const { return params_; }
   ModelUse use() const { return use_; }
@@ -120,18 +125,23 @@ class ParamTable {
   // An optimizer's word on params all()[i], before bind(): declares its master.
   void own(size_t i, const ElementRange& range);
 
-  // Draws every trainable parameter, weights and masters: a value depends on (seed, part name, element of the global
-  // tensor), not on order or layout.
+  // Draws every parameter, frozen ones too, weights and masters: a value depends on (seed, part name, element of the
+  // global tensor), not on order or layout.
   void init(Stream& s, uint64_t seed) const;
   // Of the elements owned, compute = master, rounded: after masters were loaded. Optimizer::gather() does the rest.
   void sync(Stream& s) const;
   void zero_grads(Stream& s) const;
 
  private:
+  bool is_frozen(const ParamSpec& spec) const;
+
   MemoryPlan& plan_;
   ModelUse use_;
+  std::vector<std::string> freeze_;
   std::deque<Param> params_;
   ParamWatcher* watcher_ = nullptr;
 };
+
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name);
 
 }  // namespace moebius

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "model/batch_route.h"
+#include "model/frozen.h"
 #include "ops/elementwise/add_row.h"
 #include "ops/elementwise/elementwise.h"
 
@@ -250,7 +251,11 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
     dinput_TD = step.take(dx_TD.shape, dtype_);
     fill_zero(step.stream, dinput_TD);
   }
-  RouterLogitsBwd gate{.dx_TD = dinput_TD, .dw_ED = gate_.dw, .dlogits_TE = dlogits_TE, .x_TD = x_TD, .w_ED = gate_.w};
+  RouterLogitsBwd gate{.dx_TD = dinput_TD,
+                       .dw_ED = gradient_or_scratch(step, gate_),
+                       .dlogits_TE = dlogits_TE,
+                       .x_TD = x_TD,
+                       .w_ED = gate_.w};
   gate.partial_PED = step.take({RouterLogitsBwd::num_partials(gate, step.stream), E_, D_}, DType::f32);
   gate.scratch = step.take_bytes(RouterLogitsBwd::scratch_bytes(gate, step.stream));
   router_logits_bwd(step.stream, gate);

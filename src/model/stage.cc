@@ -1,23 +1,9 @@
 #include "model/stage.h"
 
+#include "model/token_runs.h"
 #include "ops/elementwise/elementwise.h"
-#include "ops/gemm/gemm.h"
-#include "ops/vocab/vocab.h"
 
 namespace moebius {
-namespace {
-
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
-constexpr const char* kHead = "lm_head.weight";
-
-ParamSpec table_spec(const char* name, const ModelSpec& m, DType dtype) {
-  return {.name = name,
-          .shape = {m.vocab_size, m.hidden_size},
-          .dtype = dtype,
-          .init_std = static_cast<float>(m.initializer_range)};
-}
-
-}  // namespace
 
 Stage::Stage(const StageContext& c, const StageSpec& spec)
     : spec_(spec),
@@ -25,6 +11,7 @@ Stage::Stage(const StageContext& c, const StageSpec& spec)
       model_(c.model),
       dtype_(c.dtype),
       shape_(c.shape),
+      stream_rows_(rows_between_projections(c.shape, c.mesh.shape())),
       use_(c.params.use()),
       loss_sum_1_(c.loss_sum_1) {
   // What `declare` adds to the table.
@@ -33,11 +20,11 @@ Stage::Stage(const StageContext& c, const StageSpec& spec)
     declare();
     return ParamSpan{.begin = begin, .end = params_.all().size()};
   };
-  if (spec.embedding)
-    of_embedding_ = span_of([&] { embedding_ = &c.params.declare(table_spec(kEmbedding, c.model, dtype_)); });
+  if (spec.embedding) of_embedding_ = span_of([&] { embedding_.emplace(c.params, c.model, dtype_, c.mesh); });
   for (int64_t i = spec.first_layer; i < spec.first_layer + spec.num_layers; ++i) {
     of_block_.push_back(span_of([&] {
-      blocks_.emplace_back(c.params, c.plan, c.model, c.balance, dtype_, c.mesh, c.shape, c.rope_table_Pd, i, c.seed);
+      blocks_.emplace_back(c.params, c.plan, c.model, c.balance, dtype_, c.mesh, c.shape, c.rope_table_Pd, i, c.seed,
+                           c.dispatcher);
     }));
   }
   if (spec.loss) of_end_ = span_of([&] { declare_end(c); });
@@ -46,11 +33,7 @@ Stage::Stage(const StageContext& c, const StageSpec& spec)
 void Stage::declare_end(const StageContext& c) {
   const float eps = static_cast<float>(c.model.rms_norm_eps);
   final_norm_.emplace(c.params, "model.norm.weight", c.model.hidden_size, dtype_, eps);
-  head_ = c.model.tie_word_embeddings ? embedding_ : &c.params.declare(table_spec(kHead, c.model, dtype_));
-  if (head_) return;
-  ParamSpec copy = table_spec(kEmbedding, c.model, dtype_);
-  copy.tied_copy = true;
-  head_ = &c.params.declare(std::move(copy));
+  head_.emplace(c.params, c.model, dtype_, c.mesh, embedding());
 }
 
 void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
@@ -66,27 +49,21 @@ void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
                              saved_of(saved, i));
   }
   if (!spec_.loss) return;
-  const int64_t T = shape_.tokens();
-  final_norm_->declare_saved(plan, prefix + "final_norm", T, saved.final_norm);
-  if (!shared) plan.declare(saved.dfinal_TD, prefix + "dfinal", {T, model_.hidden_size}, dtype_, Life::saved);
+  final_norm_->declare_saved(plan, prefix + "final_norm", stream_rows_, saved.final_norm);
+  if (!shared)
+    plan.declare(saved.dfinal_TD, prefix + "dfinal", {stream_rows_, model_.hidden_size}, dtype_, Life::saved);
 }
 
 void Stage::declare_output(MemoryPlan& plan) {
   if (!spec_.loss) return;
-  const int64_t T = shape_.tokens();
-  plan.declare(final_TD_, "final", {T, model_.hidden_size}, dtype_, Life::saved);
-  plan.declare(loss_T_, "loss", {T}, DType::f32, Life::saved);
+  plan.declare(final_TD_, "final", {stream_rows_, model_.hidden_size}, dtype_, Life::saved);
+  plan.declare(loss_T_, "loss", {shape_.tokens()}, DType::f32, Life::saved);
 }
 
 void Stage::init_state(Stream& s) const {
   for (const Block& block : blocks_) {
     if (block.moe()) block.moe()->router().init_state(s);
   }
-}
-
-void Stage::embed(Step& step, Tensor stream_TD) const {
-  const int64_t T = stream_TD.dim(0);
-  embedding_fwd(step.stream, {.x_TD = stream_TD, .token_T = step.batch.token_T.rows(0, T), .w_VD = embedding_->w});
 }
 
 // The last layer's output is not added yet: the final norm adds it, or the stream that leaves.
@@ -102,7 +79,7 @@ void Stage::leave(Step& step, const Residual& residual, Saved& saved) const {
 void Stage::forward(Step& step, Tensor stream_TD, Saved& saved) const {
   StackScope scope(step.stack);
   params_.before_use(step.stream, of_embedding_);
-  if (spec_.embedding) embed(step, stream_TD);
+  if (embedding_) embedding_->forward(step, stream_TD);
   Residual residual{.delta_TD = stream_TD, .room_TD = step.take(stream_TD.shape, dtype_)};
   for (size_t i = 0; i < blocks_.size(); ++i) {
     params_.before_use(step.stream, of_block_[i]);
@@ -114,22 +91,7 @@ void Stage::forward(Step& step, Tensor stream_TD, Saved& saved) const {
 }
 
 void Stage::forward_loss(Step& step, Saved& saved, bool with_gradients) const {
-  StackScope scope(step.stack);
-  const int64_t C = LmLoss::chunk(shape_.tokens(), model_.vocab_size, step.stream);
-  LmLoss loss{.loss_T = loss_T_,
-              .logits_CV = step.take({C, model_.vocab_size}, DType::f32),
-              .x_TD = final_TD_,
-              .w_VD = head_->w,
-              .target_T = step.batch.target_T,
-              .weight_T = step.batch.weight_T,
-              .scale_1 = step.batch.loss_scale_1,
-              .scale = static_cast<float>(step.batch.loss_scale)};
-  if (with_gradients) {
-    loss.dx_TD = saved.dfinal_TD;
-    loss.dw_VD = head_->dw;
-    loss.dlogits_CV = step.take({C, model_.vocab_size}, dtype_);
-  }
-  lm_loss(step.stream, loss);
+  head_->loss(step, loss_T_, with_gradients ? saved.dfinal_TD : Tensor{}, final_TD_);
   sum_into(step.stream, {.out_1 = loss_sum_1_, .x = loss_T_});
 }
 
@@ -144,17 +106,14 @@ void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
     blocks_[i].backward(step, dstream_TD, saved_of(saved, i));
     params_.after_gradient(step.stream, of_block_[i]);
   }
-  if (!spec_.embedding) return;
-  StackScope scope(step.stack);
-  EmbeddingBwd embedding{.dw_VD = embedding_->dw, .dx_TD = dstream_TD, .token_T = step.batch.token_T};
-  embedding.scratch = step.take_bytes(EmbeddingBwd::scratch_bytes(embedding, step.stream));
-  embedding_bwd(step.stream, embedding);
+  if (!embedding_ || !embedding_->table().has_grad) return;
+  embedding_->backward_weight(step, dstream_TD);
   params_.after_gradient(step.stream, of_embedding_);
 }
 
 void Stage::forward_cached(Step& step, Tensor stream_TD, Saved& saved, std::vector<KvCache>& caches,
                            int64_t first) const {
-  if (spec_.embedding) embed(step, stream_TD);
+  if (embedding_) embedding_->forward(step, stream_TD);
   Residual residual{.delta_TD = stream_TD};
   for (size_t i = 0; i < blocks_.size(); ++i)
     blocks_[i].forward_cached(step, residual, saved_of(saved, i), caches[i], first);
@@ -162,7 +121,7 @@ void Stage::forward_cached(Step& step, Tensor stream_TD, Saved& saved, std::vect
 }
 
 void Stage::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end) const {
-  gemm(step.stream, {.c_MN = logits_CV, .a = final_TD_.rows(begin, end), .b = head_->w, .trans_b = true});
+  head_->logits(step, logits_CV, final_TD_.rows(begin, end));
 }
 
 void Stage::add_kept(std::vector<std::pair<std::string, Tensor>>& kept, const Saved& saved) const {

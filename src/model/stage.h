@@ -1,18 +1,21 @@
 // A stage of the model: parts of it that stand together, some of embedding, decoder layers, and final norm with head
 // and loss. A model on one rank is one stage; a pipeline cuts it into several, each on its own rank.
 //
-// Between stages travels the residual stream, [T, D] in the dtype of the computation, summed; and its gradient back.
+// Between stages travels the residual stream, [T, D] in the dtype of the computation, summed; and its gradient back. T
+// are the rows that this rank has between the projections (model/token_runs.h).
 // The norms round the stream before they read it, so that a stage that begins with the sum computes the bits of one
 // that adds it itself. A stage works in place: what enters is replaced by what leaves, and a message's buffer serves
 // both.
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "config/stage_layout.h"
 #include "model/block.h"
+#include "model/vocab.h"
 
 namespace moebius {
 
@@ -28,6 +31,7 @@ struct StageContext {
   DType dtype = DType::f32;
   BatchShape shape;
   uint64_t seed = 0;
+  std::string dispatcher = "auto";  // of the MoE layers
 };
 
 class Stage {
@@ -63,9 +67,11 @@ class Stage {
 
   const StageSpec& spec() const { return spec_; }
   const std::deque<Block>& blocks() const { return blocks_; }
-  const Param* embedding() const { return embedding_; }  // null where the stage has none
-  const Param* head() const { return head_; }            // the same
-  const Tensor& token_loss() const { return loss_T_; }   // f32 [T] of the last micro-batch, weighted
+  const Param* embedding() const {
+    return embedding_ ? &embedding_->table() : nullptr;
+  }                                                                        // null where the stage has none
+  const Param* head() const { return head_ ? &head_->table() : nullptr; }  // the same
+  const Tensor& token_loss() const { return loss_T_; }  // f32, of all tokens of the last micro-batch here, weighted
   static Block::Saved& saved_of(Saved& saved, size_t i) { return saved.blocks[saved.blocks.size() == 1 ? 0 : i]; }
   static const Block::Saved& saved_of(const Saved& saved, size_t i) {
     return saved.blocks[saved.blocks.size() == 1 ? 0 : i];
@@ -75,7 +81,6 @@ class Stage {
 
  private:
   void declare_end(const StageContext& context);
-  void embed(Step& step, Tensor stream_TD) const;
   void leave(Step& step, const Residual& residual, Saved& saved) const;
 
   StageSpec spec_;
@@ -83,14 +88,15 @@ class Stage {
   const ModelSpec& model_;
   DType dtype_;
   BatchShape shape_;
+  int64_t stream_rows_;
   ModelUse use_;
   const Tensor& loss_sum_1_;
-  const Param* embedding_ = nullptr;
+  std::optional<Embedding> embedding_;
   std::deque<Block> blocks_;
   std::vector<ParamSpan> of_block_;
   ParamSpan of_embedding_, of_end_;  // final norm and head
   std::optional<Norm> final_norm_;
-  const Param* head_ = nullptr;  // the embedding itself when tied; its copy when that stands on another stage
+  std::optional<LmHead> head_;
   Tensor final_TD_, loss_T_;
 };
 

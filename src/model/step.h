@@ -1,20 +1,23 @@
 // What every layer gets: where to run, scratch, and the micro-batch. It must not grow.
 #pragma once
 
+#include "config/parallel_spec.h"
 #include "core/arena.h"
 #include "core/device.h"
 #include "memory/plan.h"
 
 namespace moebius {
 
-// The sizes that a model is planned for.
+// The sizes that a model is planned for: of the part of a micro-batch that the tp ranks of one place have together
+// (model/token_runs.h).
 struct BatchShape {
   int64_t batch = 1;  // sequences
-  int64_t seq = 1;    // tokens a sequence
+  int64_t seq = 1;    // tokens a sequence here: 1 / cp of it
   int64_t max_segments =
       1;  // scopes of the sequence balance loss in it: sequences, or documents when they are kept apart
   // Sequences hold documents that do not see each other, where doc_start_T says; else a token sees all before it.
   bool documents = true;
+  CpComm cp_comm = CpComm::allgather;
   int64_t tokens() const { return batch * seq; }
 };
 
@@ -24,7 +27,7 @@ struct MicroBatch {
   Tensor token_T, target_T;  // i32
   Tensor weight_T;           // f32, of each target in the loss
   Tensor pos_T;              // i32, position for RoPE
-  Tensor doc_start_T;        // i32, first key of its sequence that a token sees; read with shape.documents
+  Tensor doc_start_T;        // i32, position in the whole sequence of its first key that a token sees; with documents
   Tensor segment_T;          // i32, non-decreasing, for the sequence balance loss
   // What attention is told of documents in its first T rows: nothing where there are none apart.
   Tensor attention_starts(int64_t T) const { return shape.documents ? doc_start_T.rows(0, T) : Tensor{}; }

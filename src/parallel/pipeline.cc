@@ -36,11 +36,11 @@ std::vector<HeldStage> PipelineRank::stages() const {
   return held;
 }
 
-Pipeline::Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, const BatchShape& shape, MemoryPlan& plan)
+Pipeline::Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, MemoryPlan& plan)
     : rank_(rank), model_(model), mesh_(mesh) {
   buffers_TD_.resize(std::max({rank.step.num_buffers, rank.alone.num_buffers, rank.forward.num_buffers}));
   for (size_t i = 0; i < buffers_TD_.size(); ++i) {
-    plan.declare(buffers_TD_[i], fmt::format("pipeline.buffer{}", i), {shape.tokens(), model.spec().hidden_size},
+    plan.declare(buffers_TD_[i], fmt::format("pipeline.buffer{}", i), {model.stream_rows(), model.spec().hidden_size},
                  model.dtype(), Life::saved);
   }
 }

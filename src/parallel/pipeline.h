@@ -40,7 +40,7 @@ PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int
 class Pipeline {
  public:
   // Declares the buffers of the messages. model: of rank.stages(). The references must outlive it.
-  Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, const BatchShape& shape, MemoryPlan& plan);
+  Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, MemoryPlan& plan);
   Pipeline(const Pipeline&) = delete;
 
   using BatchOf = std::function<const MicroBatch&(int64_t m)>;

@@ -92,7 +92,7 @@ class TestRank {
     if (cut) rank_ = pipeline_rank(pipeline, spec, mesh_.shape().pp, mesh_.place().pp);
     model_.emplace(spec, balance_, PrecisionSpec{.compute = dtype}, mesh_, plan_, ModelUse::training, kShape, 8, 7,
                    cut ? rank_->stages() : whole_model(spec));
-    if (cut) pipeline_.emplace(*rank_, *model_, mesh_, kShape, plan_);
+    if (cut) pipeline_.emplace(*rank_, *model_, mesh_, plan_);
     Stream null(DeviceKind::null, pool_, nullptr, DeviceKind::cpu);
     StepStack counts(DeviceKind::null, nullptr, 0);
     if (cut) pipeline_->run_alone(null, counts, batches_[0]);

@@ -10,7 +10,7 @@ TiedEmbedding::TiedEmbedding(const Model& model, const Mesh& mesh) : mesh_(mesh)
 
 // Both ends add the same two numbers: the same bits.
 void TiedEmbedding::sum_gradients(Stream& s, StepStack& stack) const {
-  if (!copy_) return;
+  if (!copy_ || !copy_->has_grad) return;
   StackScope scope(stack);
   const Tensor arrived_VD = stack.take(copy_->dw.shape, DType::f32);
   Pending receive = mesh_.group(Axis::pp_back).recv(s, arrived_VD, other_);

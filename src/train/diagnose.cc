@@ -20,28 +20,45 @@ std::optional<std::string> first_in_weights(Stream& s, const Model& model) {
   return std::nullopt;
 }
 
-std::optional<std::string> first_in_activations(Stream& s, const Model& model) {
-  for (const auto& [name, tensor] : model.kept_tensors()) {
+std::optional<std::string> first_in_activations(Stream& s, const Model& model, size_t virtual_stage) {
+  for (const auto& [name, tensor] : model.kept_tensors(virtual_stage)) {
     if (auto found = first_in(s, name, tensor)) return found;
   }
   return std::nullopt;
 }
 
 // Gradients appear from the last parameter to the first.
-std::optional<std::string> first_in_gradients(Stream& s, const Model& model) {
-  const auto& params = model.params().all();
-  for (auto p = params.rbegin(); p != params.rend(); ++p) {
-    if (!p->has_grad) continue;
-    if (auto found = first_in(s, "gradient of " + p->spec.name, p->dw)) return found;
+std::optional<std::string> first_in_gradients(Stream& s, const Model& model, size_t virtual_stage) {
+  const ParamSpan span = model.params_of(virtual_stage);
+  for (size_t i = span.end; i-- > span.begin;) {
+    const Param& p = model.params().all()[i];
+    if (!p.has_grad) continue;
+    if (auto found = first_in(s, "gradient of " + p.spec.name, p.dw)) return found;
   }
   return std::nullopt;
 }
 
 // What the first rank that found anything found, the same on every rank. Ranks go on together, or end together.
-std::optional<std::string> agree(Control& control, const std::optional<std::string>& found) {
+std::optional<std::string> agree(Control& control, const std::optional<std::string>& found, Pass pass = Pass::forward) {
   const std::vector<std::string> all = control.gather(found.value_or(""));
-  for (size_t r = 0; r < all.size(); ++r) {
+  for (size_t i = 0; i < all.size(); ++i) {
+    const size_t r = pass == Pass::forward ? i : all.size() - 1 - i;
     if (!all[r].empty()) return all.size() == 1 ? all[r] : fmt::format("{} on rank {}", all[r], r);
+  }
+  return std::nullopt;
+}
+
+// A pass goes through the virtual stages, and through the ranks of each in their order; a backward pass comes back.
+std::optional<std::string> first_of_forward(Stream& s, const Model& model, Control& control) {
+  for (size_t v = 0; v < model.stages().size(); ++v) {
+    if (auto found = agree(control, first_in_activations(s, model, v))) return found;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> first_of_backward(Stream& s, const Model& model, Control& control) {
+  for (size_t v = model.stages().size(); v-- > 0;) {
+    if (auto found = agree(control, first_in_gradients(s, model, v), Pass::backward)) return found;
   }
   return std::nullopt;
 }
@@ -56,9 +73,9 @@ std::string find_first_nonfinite(Engine& engine, Loader& loader, Control& contro
   for (int64_t m = 0; m < engine.spec().num_micro_batches; ++m) {
     loader.fill(engine.batch(), m);
     engine.forward_backward();
-    if (auto found = agree(control, first_in_activations(s, model)))
+    if (auto found = first_of_forward(s, model, control))
       return fmt::format("{} in the forward pass of micro-batch {}", *found, m);
-    if (auto found = agree(control, first_in_gradients(s, model)))
+    if (auto found = first_of_backward(s, model, control))
       return fmt::format("{} in the backward pass of micro-batch {}", *found, m);
   }
   return "the global gradient norm alone: every weight, activation and gradient of the replayed step is finite, their "

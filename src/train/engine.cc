@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "config/nearest.h"
 #include "model/device_support.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm_cuda.h"
@@ -13,6 +14,16 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
       .tp = p.tp, .cp = p.cp, .dp = p.dp(world_size), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(world_size)};
 }
 
+namespace {
+
+// Where steps are recorded nothing may be read back: "auto" is then all-gather (RunSpec::check refuses all-to-all).
+std::string dispatcher_of(const RunSpec& run) {
+  const bool records = run.device == DeviceKind::cuda && run.graph;
+  return records && run.parallel.dispatcher == "auto" ? "allgather" : run.parallel.dispatcher;
+}
+
+}  // namespace
+
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
   const int64_t B = run.train.micro_batch, S = run.train.seq_len;
   return {.model = run.model,
@@ -20,14 +31,17 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
           .precision = run.precision,
           .use = ModelUse::training,
           .shape = {.batch = B,
-                    .seq = S,
+                    .seq = S / mesh.cp,
                     .max_segments = run.data.separate_documents ? B * S : B,
-                    .documents = run.data.separate_documents},
+                    .documents = run.data.separate_documents,
+                    .cp_comm = run.parallel.cp_comm},
           .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
           .optimizer = run.optimizer,
           .recompute = run.memory.recompute,
+          .freeze = run.train.freeze,
           .mesh = mesh,
           .pipeline = {.num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
+          .dispatcher = dispatcher_of(run),
           .device = run.device,
           .target = run.device,
           .graph = run.graph,
@@ -47,6 +61,34 @@ void check_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available
                 "out of memory: {} are needed, {} of them for the step stack, and {} are available; use a smaller "
                 "train.micro_batch, train.seq_len or model (--batch, --seq-len), or a larger machine\n{}",
                 bytes_text(needed), bytes_text(stack_bytes), bytes_text(available), plan.table());
+}
+
+// Error{usage} unless every pattern matches a parameter, whichever stage has it, and something is left to train.
+void check_freeze(const EngineSpec& spec) {
+  const std::vector<std::string>& patterns = spec.freeze;
+  if (patterns.empty()) return;
+  const Mesh one_rank{MeshShape{}};
+  MemoryPlan plan;
+  const Model whole(spec.model, spec.balance, spec.precision, one_rank, plan, ModelUse::inference, spec.shape,
+                    spec.max_positions, spec.seed, {}, patterns);
+  std::vector<std::string> names;
+  bool any_trained = false;
+  for (const Param& p : whole.params().all()) {
+    any_trained = any_trained || p.spec.trainable;
+    if (!p.spec.trainable && !p.frozen) continue;
+    for (const ParamPart& part : p.spec.parts) names.push_back(part.name);
+  }
+  for (const std::string& pattern : patterns) {
+    const bool found =
+        std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_any({pattern}, name); });
+    MOEBIUS_CHECK(
+        usage, found,
+        "train.freeze: expected patterns (* and ?) of parameter names; \"{}\" matches none, the nearest is {}", pattern,
+        nearest(pattern, names));
+  }
+  MOEBIUS_CHECK(usage, any_trained,
+                "train.freeze: expected to leave something to train; got patterns that match every parameter; freeze "
+                "less");
 }
 
 // t inside a buffer that is laid out like the one that begins at `base`.
@@ -92,7 +134,7 @@ Engine::Engine(const EngineSpec& spec)
     Stream s = stream();
     cuda::prepare_gemm(s);  // so that what is free is what the plan may have
   }
-  if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq, spec_.cache_tokens);
+  if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq * spec_.mesh.cp, spec_.cache_tokens);
   // A GPU has one, which each micro-batch of the host is copied into; but a pipeline has several in flight.
   const bool in_turn = spec_.target == DeviceKind::cuda && spec_.mesh.pp == 1;
   batches_.resize(in_turn ? 1 : spec_.num_micro_batches);
@@ -129,8 +171,10 @@ void Engine::make_model() {
   spec_.pipeline.overlap = spec_.overlap;
   if (mesh_.shape().pp > 1) rank = pipeline_rank(spec_.pipeline, spec_.model, mesh_.shape().pp, mesh_.place().pp);
   model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
-                                   spec_.max_positions, spec_.seed, rank ? rank->stages() : whole_model(spec_.model));
-  if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, spec_.shape, plan_);
+                                   spec_.max_positions, spec_.seed, rank ? rank->stages() : whole_model(spec_.model),
+                                   spec_.freeze, spec_.dispatcher);
+  check_freeze(spec_);
+  if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);
   tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_);
 }
 
@@ -273,8 +317,13 @@ void Engine::train_step(int64_t train_step, double lr) {
   Stream s = stream();
   ++num_steps_;
   schedule(train_step, lr);
+  const double begin = now_us();
   all_passes(s);
+  const double between = now_us();
   replay(update_, update_launches_, [&](Stream& on) { optimizer_pass(on, train_step, lr); });
+  const double end = now_us();
+  passes_s_ = gpu_ ? 0 : (between - begin) * 1e-6;
+  optimizer_s_ = gpu_ ? 0 : (end - between) * 1e-6;
   read_metrics();
 }
 

@@ -27,17 +27,19 @@ struct EngineSpec {
   BalanceSpec balance;
   PrecisionSpec precision;
   ModelUse use = ModelUse::inference;
-  BatchShape shape;                        // of a micro-batch
+  BatchShape shape;                        // of a micro-batch on this rank: 1 / cp of each sequence
   int64_t num_micro_batches = 1;           // of a step
-  int64_t max_positions = 0;               // 0: shape.seq
+  int64_t max_positions = 0;               // 0: of the whole sequence
   int64_t cache_tokens = 0;                // > 0: key/value caches for generation
   std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
   RecomputeSpec recompute;                 // what backward makes again instead of keeping it
+  std::vector<std::string> freeze;         // patterns of parameters that are not trained (model/params.h)
   MeshShape mesh;
   PipelineSpec pipeline;       // with mesh.pp > 1; its micro-batches are those of a step
   Transport* world = nullptr;  // whose rank this engine is, of mesh.world(); none: the only rank, or on the null device
                                // the first of a mesh that is counted
-  bool overlap = true;         // communication runs behind compute where it can; the same bits
+  std::string dispatcher = "auto";  // of the MoE layers: model/dispatcher.h
+  bool overlap = true;              // communication runs behind compute where it can; the same bits
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // that a null device stands for
   bool graph = true;                    // a GPU's training step: recorded and replayed, or launched op by op
@@ -45,9 +47,10 @@ struct EngineSpec {
   uint64_t seed = 0;
 };
 
-// Which of the micro-batches of a step a rank takes: m * size + rank is its m-th.
-struct DataRank {
-  int64_t rank = 0, size = 1;
+// What a rank takes of a global batch: micro-batch m * dp + dp_rank is its m-th, and of each sequence it has the tokens
+// of its context rank (model/token_runs.h).
+struct DataShare {
+  int64_t dp_rank = 0, dp = 1, cp_rank = 0, cp = 1;
 };
 
 // The mesh of a run on so many ranks: dp and edp are what is left.
@@ -66,8 +69,10 @@ class Engine {
   explicit Engine(const EngineSpec& spec);
   Engine(const Engine&) = delete;
 
-  // Among the ranks of the mesh that take different micro-batches.
-  DataRank data_rank() const { return {.rank = mesh_.place().dp, .size = mesh_.shape().dp}; }
+  DataShare data_share() const {
+    const RankPlace& at = mesh_.place();
+    return {.dp_rank = at.dp, .dp = mesh_.shape().dp, .cp_rank = at.cp, .cp = mesh_.shape().cp};
+  }
 
   Stream stream();
   void set_trace(Trace* trace) { trace_ = trace; }               // a traced step is launched op by op
@@ -93,6 +98,9 @@ class Engine {
   void forward(int64_t m = 0);           // its forward pass alone: adds to the loss sum
   // A whole step: every micro-batch, then the optimizer. The sums of the step can be read when it returns.
   void train_step(int64_t train_step, double lr);
+  // Host time of the two halves of the last train_step(); 0 on a GPU, whose work runs behind the host.
+  double passes_seconds() const { return passes_s_; }
+  double optimizer_seconds() const { return optimizer_s_; }
   void optimizer_step(int64_t train_step, double lr);  // its second half: reduces, clips, updates
   // Once the metrics of a step were read: routers' state moves on, sums and gradients are cleared.
   void end_of_step();
@@ -138,6 +146,7 @@ class Engine {
   HostBuffer metrics_;                             // and Life::metrics
   Recording passes_, update_, end_;
   int64_t num_steps_ = 0, passes_launches_ = 0, update_launches_ = 0, end_launches_ = 0;
+  double passes_s_ = 0, optimizer_s_ = 0;
   int64_t other_bytes_ = 0;  // of the GPU, held by others before this engine
   int64_t peak_bytes_ = 0;
   std::unique_ptr<Model> model_;

@@ -14,10 +14,10 @@ struct Sums {
   double nats = 0, tokens = 0;
 };
 
-std::optional<double> bytes_per_token(const std::string& prefix) {
+std::optional<double> bytes_per_target(const std::string& prefix) {
   const auto info = read_dataset_info(prefix);
-  if (!info || info->text_bytes == 0 || info->tokens == 0) return std::nullopt;
-  return static_cast<double>(info->text_bytes) / static_cast<double>(info->tokens);
+  if (!info || info->text_bytes == 0 || info->target_tokens == 0) return std::nullopt;
+  return static_cast<double>(info->text_bytes) / static_cast<double>(info->target_tokens);
 }
 
 double take_loss_sum(Engine& engine) {
@@ -52,10 +52,10 @@ bool add_dataset(Engine& engine, Loader& loader, int dataset, int64_t max_batche
   const int64_t B = engine.spec().shape.batch, in_all = loader.num_sequences(dataset);
   const int64_t n = max_batches == 0 ? in_all : std::min(in_all, max_batches * B);
   bool complete = true;
-  for (int64_t round = 0; round < n; round += B * engine.data_rank().size) {
+  for (int64_t round = 0; round < n; round += B * engine.data_share().dp) {
     complete = !stop || !stop();
     if (!complete) break;
-    const int64_t first = round + engine.data_rank().rank * B;
+    const int64_t first = round + engine.data_share().dp_rank * B;
     loader.fill_pass(engine.batch(), dataset, first, std::clamp<int64_t>(n - first, 0, B));
     add_batch(engine, sums);
   }
@@ -73,7 +73,7 @@ EvalResult evaluate(Engine& engine, Loader& loader, int64_t max_batches, const s
     Sums sums;
     result.complete = add_dataset(engine, loader, i, max_batches, stop, sums);
     DatasetLoss set{.prefix = loader.order().dataset(i).prefix(), .loss = mean(sums), .tokens = sums.tokens};
-    const auto ratio = bytes_per_token(set.prefix);
+    const auto ratio = bytes_per_target(set.prefix);
     if (ratio) set.bits_per_byte = set.loss / (std::numbers::ln2 * *ratio);
     total_bytes = ratio && total_bytes ? std::optional(*total_bytes + sums.tokens * *ratio) : std::nullopt;
     total.nats += sums.nats;

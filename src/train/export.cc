@@ -1,111 +1,27 @@
 #include "train/export.h"
 
 #include <filesystem>
-#include <map>
-#include <set>
 
-#include "config/hf_families.h"
-#include "io/files.h"
 #include "io/hf_names.h"
 #include "train/engine.h"
-#include "train/import.h"
 #include "train/weights.h"
-#include "train/weights_copy.h"
 
 namespace moebius {
-namespace {
-
-namespace fs = std::filesystem;
-using nlohmann::json;
-
-std::string shard_name(size_t shard, size_t num_shards) {
-  if (num_shards == 1) return "model.safetensors";
-  return fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, num_shards);
-}
-
-// Scores lie closer together than bf16 tells apart: their correction keeps its own dtype.
-bool keeps_its_dtype(const std::string& name) { return name.ends_with(".e_score_correction_bias"); }
-
-std::vector<TensorCopy> hub_tensors(const WeightsReader& reader, const ExportSpec& spec, HfFamily family) {
-  std::vector<TensorCopy> tensors;
-  for (size_t i = 0; i < reader.entries().size(); ++i) {
-    const WeightsEntry& entry = reader.entries()[i];
-    if (is_training_state(entry.name)) continue;
-    const DType dtype = keeps_its_dtype(entry.name) ? entry.dtype : spec.dtype.value_or(entry.dtype);
-    tensors.push_back({i, hf_name(family, entry.name), entry.shape, dtype});
-  }
-  return tensors;
-}
-
-const char* torch_name(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return "bfloat16";
-    case DType::f16:
-      return "float16";
-    case DType::f64:
-      return "float64";
-    default:
-      return "float32";
-  }
-}
-
-// torch_dtype says what all tensors are; where they differ it stays what it was.
-json config_of(const ModelSpec& model, const std::vector<TensorCopy>& tensors) {
-  json config = hf_from_model_spec(model);
-  config.erase("quantization_config");  // the weights are unpacked
-  if (!config.contains("architectures")) config["architectures"] = {find_family(model.family)->architecture};
-  std::set<DType> dtypes;
-  for (const TensorCopy& t : tensors) {
-    if (!keeps_its_dtype(t.name)) dtypes.insert(t.dtype);
-  }
-  if (dtypes.size() == 1) config["torch_dtype"] = torch_name(*dtypes.begin());
-  return config;
-}
-
-void write_index(const std::string& folder, const std::vector<ShardCopy>& shards, int64_t bytes) {
-  json map = json::object();
-  for (size_t i = 0; i < shards.size(); ++i) {
-    for (const TensorCopy& t : shards[i]) map[t.name] = shard_name(i, shards.size());
-  }
-  const json index = {{"metadata", {{"total_size", bytes}}}, {"weight_map", map}};
-  write_file_atomic(folder + "/model.safetensors.index.json", index.dump(2) + "\n");
-}
-
-int64_t copy_files(const ExportSpec& spec, const WeightsFolder& from, const std::string& to) {
-  if (!spec.files.empty()) {
-    MOEBIUS_CHECK(input, fs::is_directory(spec.files), "export: expected a folder of files to copy; got {}; check it",
-                  spec.files);
-    return copy_other_files(spec.files, to);
-  }
-  if (from.kind == WeightsFolder::Kind::hugging_face) return copy_other_files(from.path, to);
-  const std::string kept = from.path + "/" + kImportedFiles;
-  return fs::is_directory(kept) ? copy_other_files(kept, to) : 0;
-}
-
-}  // namespace
 
 ExportResult export_hugging_face(const ExportSpec& spec) {
   const WeightsFolder from = find_weights(spec.model);
   const ModelSpec model = read_model_spec(from.path);
-  const HfFamily family = hf_family(model.family);
+  hf_family(model.family);  // refused before the weights are looked at
+  MOEBIUS_CHECK(input, spec.files.empty() || std::filesystem::is_directory(spec.files),
+                "export: expected a folder of files to copy; got {}; check it", spec.files);
   Engine shapes({.model = model, .shape = {.batch = 1, .seq = 1}, .device = DeviceKind::null});
   const std::unique_ptr<WeightsReader> reader = open_weights(from, shapes.model());
-  const std::vector<TensorCopy> tensors = hub_tensors(*reader, spec, family);
-  const std::vector<ShardCopy> shards = into_shards(tensors, spec.shard_bytes);
-
-  NewFolder folder(spec.out);
-  ExportResult result{.num_tensors = static_cast<int64_t>(tensors.size()),
-                      .num_shards = static_cast<int64_t>(shards.size())};
-  for (const TensorCopy& t : tensors) result.bytes += t.bytes();
-  for (size_t i = 0; i < shards.size(); ++i) {
-    write_shard(folder.path() + "/" + shard_name(i, shards.size()), shards[i], *reader).close();
-  }
-  if (shards.size() > 1) write_index(folder.path(), shards, result.bytes);
-  write_file_atomic(folder.path() + "/config.json", config_of(model, tensors).dump(2) + "\n");
-  result.num_files = copy_files(spec, from, folder.path());
-  folder.commit();
-  return result;
+  return write_hub_folder({.out = spec.out,
+                           .model = model,
+                           .weights = *reader,
+                           .dtype = spec.dtype,
+                           .files = spec.files.empty() ? other_files_of(from) : spec.files,
+                           .shard_bytes = spec.shard_bytes});
 }
 
 }  // namespace moebius

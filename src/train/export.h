@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/dtype.h"
+#include "train/hub_folder.h"
 
 namespace moebius {
 
@@ -19,15 +20,10 @@ struct ExportSpec {
   int64_t shard_bytes = 5'000'000'000;
 };
 
-struct ExportResult {
-  int64_t num_tensors = 0, num_shards = 0, bytes = 0;  // bytes of tensors
-  int64_t num_files = 0;                               // copied beside the weights and config.json
-};
+using ExportResult = HubFolderResult;
 
-// config.json in the v4 spelling with every key that Moebius does not know (but quantization_config: weights that were
-// packed are not), weights under the hub's names (one tensor
-// per expert and projection), the other files unchanged. The folder appears whole or not at all. Memory: the largest
-// tensor twice. Error{input} as load_weights, and for a model_type that transformers does not have.
+// A folder as in train/hub_folder.h. Error{input} as load_weights, and for a model_type that transformers does not
+// have.
 ExportResult export_hugging_face(const ExportSpec& spec);
 
 }  // namespace moebius

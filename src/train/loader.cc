@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "model/token_runs.h"
 
 namespace moebius {
 namespace {
@@ -30,20 +31,36 @@ std::vector<WeightedDataset> open_datasets(const std::vector<DatasetSpec>& specs
   return datasets;
 }
 
+std::vector<int64_t> positions_here(int64_t seq_len, const DataShare& share) {
+  std::vector<int64_t> positions;
+  const BatchShape one{.batch = 1, .seq = seq_len / share.cp};
+  for (const TokenRun& run : token_runs(one, {.cp = share.cp}, {.cp = share.cp_rank}))
+    for (int64_t i = 0; i < run.count; ++i) positions.push_back(run.token + i);
+  return positions;
+}
+
 }  // namespace
 
-Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataRank& at,
+Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share,
                const std::string& asked_by)
     : order_(open_datasets(datasets, !asked_by.empty() ? asked_by
                                      : shuffle         ? "data.train"
                                                        : "data.valid"),
              {.seq_len = run.train.seq_len, .vocab_size = run.model.vocab_size, .seed = run.seed, .shuffle = shuffle}),
-      at_(at),
+      share_(share),
+      positions_(positions_here(run.train.seq_len, share)),
       seq_(run.train.seq_len),
       micro_batch_(run.train.micro_batch),
       global_batch_(run.train.global_batch),
       separate_documents_(run.data.separate_documents),
-      tokens_(seq_ + 1) {}
+      tokens_(seq_ + 1) {
+  for (int i = 0; i < order_.num_datasets(); ++i) {
+    MOEBIUS_CHECK(usage, separate_documents_ || !order_.dataset(i).has_targets(),
+                  "data.separate_documents: expected true for {}, whose loss is on completions alone; got false; a "
+                  "completion must see no prompt but its own",
+                  order_.dataset(i).prefix());
+  }
+}
 
 std::string Loader::fingerprint() const {
   std::string lines;
@@ -53,6 +70,10 @@ std::string Loader::fingerprint() const {
 
 // Targets that count: with documents apart, the first token of a document is nobody's target.
 double Loader::sequence_weight(const Sample& sample) const {
+  if (order_.dataset(sample.dataset).has_targets()) {
+    const std::vector<bool> targets = order_.targets(sample);
+    return static_cast<double>(std::count(targets.begin(), targets.end(), true));
+  }
   if (!separate_documents_) return static_cast<double>(seq_);
   return static_cast<double>(seq_) - static_cast<double>(order_.document_starts(sample).size());
 }
@@ -69,8 +90,9 @@ void Loader::begin_step(int64_t step) {
 }
 
 void Loader::fill(MicroBatch& batch, int64_t m) {
-  const int64_t first = (m * at_.size + at_.rank) * micro_batch_;  // in the global batch
-  for (int64_t row = 0; row < micro_batch_; ++row) fill_sequence(batch, row, samples_[first + row], true);
+  const int64_t first = (m * share_.dp + share_.dp_rank) * micro_batch_;  // in the global batch
+  num_segments_ = 0;
+  for (int64_t b = 0; b < micro_batch_; ++b) fill_sequence(batch, b, samples_[first + b], true);
   batch.loss_scale = loss_scale_;
   batch.total_tokens = static_cast<double>(global_batch_ * seq_);
   batch.train_step = static_cast<uint64_t>(step_);
@@ -80,39 +102,37 @@ void Loader::fill(MicroBatch& batch, int64_t m) {
 
 void Loader::fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t count) {
   const int64_t last = count > 0 ? first + count - 1 : 0;  // what stands in for a sequence where there is none
-  for (int64_t row = 0; row < micro_batch_; ++row)
-    fill_sequence(batch, row, order_.sample_in_order(dataset, std::min(first + row, last)), row < count);
+  num_segments_ = 0;
+  for (int64_t b = 0; b < micro_batch_; ++b)
+    fill_sequence(batch, b, order_.sample_in_order(dataset, std::min(first + b, last)), b < count);
   batch.loss_scale = 1.0;
   batch.total_tokens = static_cast<double>(micro_batch_ * seq_);
   batch.training = false;
 }
 
-void Loader::fill_sequence(MicroBatch& batch, int64_t row, const Sample& sample, bool weighted) {
+void Loader::fill_sequence(MicroBatch& batch, int64_t b, const Sample& sample, bool weighted) {
   order_.fill(sample, tokens_.data());
   std::vector<int32_t> starts;
   if (separate_documents_) starts = order_.document_starts(sample);
-  int32_t* token = batch.token_T.ptr<int32_t>() + row * seq_;
-  int32_t* target = batch.target_T.ptr<int32_t>() + row * seq_;
-  float* weight = batch.weight_T.ptr<float>() + row * seq_;
-  int32_t* pos = batch.pos_T.ptr<int32_t>() + row * seq_;
-  int32_t* doc_start = batch.doc_start_T.ptr<int32_t>() + row * seq_;
-  int32_t* segment = batch.segment_T.ptr<int32_t>() + row * seq_;
-  const int32_t first_segment = row == 0 ? 0 : segment[-1] + 1;
+  std::vector<bool> targets(seq_, true);
+  if (order_.dataset(sample.dataset).has_targets()) targets = order_.targets(sample);
+  const int64_t first_row = b * std::ssize(positions_);
   size_t next = 0;  // starts[next] is the next document
-  int32_t begin = 0;
-  for (int32_t i = 0; i < seq_; ++i) {
-    if (next < starts.size() && starts[next] == i) {
-      begin = i;
-      ++next;
-    }
+  for (int64_t k = 0; k < std::ssize(positions_); ++k) {
+    const auto i = static_cast<int32_t>(positions_[k]);
+    while (next < starts.size() && starts[next] <= i) ++next;
+    const int32_t begin = next > 0 ? starts[next - 1] : 0;
     const bool target_starts_document = next < starts.size() && starts[next] == i + 1;
-    token[i] = tokens_[i];
-    target[i] = tokens_[i + 1];
-    weight[i] = weighted && !target_starts_document ? 1.0f : 0.0f;
-    pos[i] = i - begin;
-    doc_start[i] = begin;
-    segment[i] = first_segment + static_cast<int32_t>(next);
+    const int64_t row = first_row + k;
+    batch.token_T.ptr<int32_t>()[row] = tokens_[i];
+    batch.target_T.ptr<int32_t>()[row] = tokens_[i + 1];
+    batch.weight_T.ptr<float>()[row] = weighted && targets[i] && !target_starts_document ? 1.0f : 0.0f;
+    batch.pos_T.ptr<int32_t>()[row] = i - begin;
+    batch.doc_start_T.ptr<int32_t>()[row] = begin;
+    batch.segment_T.ptr<int32_t>()[row] = num_segments_ + static_cast<int32_t>(next);
   }
+  const auto end = std::lower_bound(starts.begin(), starts.end(), seq_);  // one may start behind the last token
+  num_segments_ += 1 + static_cast<int32_t>(end - starts.begin());
 }
 
 }  // namespace moebius

@@ -2,8 +2,9 @@
 //
 // Training: which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i
 // is sequence i of the global batch, whatever the layout or how often the run was resumed. Micro-batch j of the global
-// batch is its sequences j * micro_batch + [0, micro_batch), and data ranks take them in turn. Evaluation: each dataset
-// from its front, every sequence once, whatever its weight.
+// batch is its sequences j * micro_batch + [0, micro_batch), and the dp ranks take them in turn. Of a sequence a
+// context rank gets its pieces (model/token_runs.h); tp ranks get the same. Evaluation: each dataset from its front,
+// every sequence once, whatever its weight.
 #pragma once
 
 #include <string>
@@ -20,7 +21,7 @@ class Loader {
   // Error{input} for datasets that cannot be read or whose ids do not fit the vocabulary (when they are met).
   // `asked_by` is the key or option that names the datasets, for messages; empty: data.train with shuffle, else
   // data.valid.
-  Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataRank& at = {},
+  Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share = {},
          const std::string& asked_by = "");
 
   // Picks the sequences of the global batch of a step (1-based): called once a step, before fill().
@@ -31,7 +32,6 @@ class Loader {
   // may be 0: a rank whose turn it is not.
   void fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t count);
 
-  const DataRank& at() const { return at_; }
   int64_t num_sequences(int dataset) const { return order_.samples_per_epoch(dataset); }
   // What an exact resume must find again, one line a dataset (TokenDataset::fingerprint). Reads at most 2 MiB of each.
   std::string fingerprint() const;
@@ -39,16 +39,18 @@ class Loader {
 
  private:
   double sequence_weight(const Sample& sample) const;
-  void fill_sequence(MicroBatch& batch, int64_t row, const Sample& sample, bool weighted);
+  void fill_sequence(MicroBatch& batch, int64_t b, const Sample& sample, bool weighted);
 
   DatasetOrder order_;
-  DataRank at_;
+  DataShare share_;
+  std::vector<int64_t> positions_;  // in a sequence, of its tokens here
   int64_t seq_, micro_batch_, global_batch_;
   bool separate_documents_;
   int64_t step_ = 0;
   std::vector<Sample> samples_;  // of the global batch of step_
   double loss_scale_ = 0;
   std::vector<int32_t> tokens_;  // one sample, seq + 1
+  int32_t num_segments_ = 0;     // of the micro-batch so far
 };
 
 }  // namespace moebius

@@ -94,5 +94,79 @@ TEST(Loader, TheFingerprintHasALineForEachDataset) {
   EXPECT_NE(Loader({{b, 1}, {a, 1}}, run, true).fingerprint(), both.fingerprint());
 }
 
+// Documents of 4 tokens, whose last 2 are a completion, and one of 9 that is none at all.
+std::string write_prompts(const TestDir& dir) {
+  TokenDatasetWriter writer(dir.path("prompts"), TokenType::u16);
+  const std::vector<int32_t> ids{1, 2, 3, 4, 5, 6, 7, 8, 9};
+  for (int i = 0; i < 3; ++i) {
+    writer.add_tokens(std::span(ids).first(2), /*are_targets=*/false);
+    writer.add_tokens(std::span(ids).subspan(2, 2));
+    writer.end_document();
+  }
+  writer.add_tokens(ids);
+  writer.end_document();
+  writer.close();
+  return dir.path("prompts");
+}
+
+RunSpec prompt_run() {
+  RunSpec run = tiny_run();  // 7 tokens, 2 sequences at a time, 4 to a step
+  run.data.separate_documents = true;
+  return run;
+}
+
+TEST(LoaderOfPrompts, TheLossIsOnCompletionsOfWholeDocuments) {
+  const TestDir dir;
+  const RunSpec run = prompt_run();
+  Engine engine(training_engine_spec(run));
+  Loader loader({{write_prompts(dir)}}, run, /*shuffle=*/false);
+  ASSERT_EQ(loader.num_sequences(0), 4);  // two documents; one; the long one, cut in two
+  const MicroBatch& b = engine.batch();
+  const auto row = [&](const Tensor& t, int64_t r) {
+    return std::vector<int32_t>(t.ptr<int32_t>() + 7 * r, t.ptr<int32_t>() + 7 * r + 7);
+  };
+  const auto weights = [&](int64_t r) {
+    return std::vector<float>(b.weight_T.ptr<float>() + 7 * r, b.weight_T.ptr<float>() + 7 * r + 7);
+  };
+  loader.fill_pass(engine.batch(), 0, 0, 2);
+  EXPECT_THAT(row(b.token_T, 0), ::testing::ElementsAre(1, 2, 3, 4, 1, 2, 3));
+  EXPECT_THAT(row(b.target_T, 0), ::testing::ElementsAre(2, 3, 4, 1, 2, 3, 4));
+  EXPECT_THAT(weights(0), ::testing::ElementsAre(0, 1, 1, 0, 0, 1, 1));
+  EXPECT_THAT(row(b.pos_T, 0), ::testing::ElementsAre(0, 1, 2, 3, 0, 1, 2));
+  EXPECT_THAT(row(b.doc_start_T, 0), ::testing::ElementsAre(0, 0, 0, 0, 4, 4, 4));
+  // Filled up with itself, as a document of its own, without weight.
+  EXPECT_THAT(row(b.token_T, 1), ::testing::ElementsAre(1, 2, 3, 4, 1, 2, 3));
+  EXPECT_THAT(weights(1), ::testing::ElementsAre(0, 1, 1, 0, 0, 0, 0));
+  EXPECT_THAT(row(b.doc_start_T, 1), ::testing::ElementsAre(0, 0, 0, 0, 4, 4, 4));
+  loader.fill_pass(engine.batch(), 0, 2, 2);
+  EXPECT_THAT(row(b.token_T, 0), ::testing::ElementsAre(1, 2, 3, 4, 5, 6, 7));
+  EXPECT_THAT(weights(0), ::testing::ElementsAre(1, 1, 1, 1, 1, 1, 1));
+  EXPECT_THAT(row(b.token_T, 1), ::testing::ElementsAre(8, 9, 8, 9, 8, 9, 8));
+  EXPECT_THAT(weights(1), ::testing::ElementsAre(1, 0, 0, 0, 0, 0, 0));
+}
+
+TEST(LoaderOfPrompts, TheScaleIsOneByTheTargetsOfTheGlobalBatch) {
+  const TestDir dir;
+  const RunSpec run = prompt_run();
+  Engine engine(training_engine_spec(run));
+  Loader loader({{write_prompts(dir)}}, run, /*shuffle=*/true);
+  loader.begin_step(1);
+  double targets = 0;
+  for (int64_t m = 0; m < 2; ++m) {
+    loader.fill(engine.batch(m), m);
+    for (int64_t t = 0; t < 14; ++t) targets += engine.batch(m).weight_T.ptr<float>()[t];
+  }
+  EXPECT_EQ(targets, 4 + 2 + 7 + 1) << "an epoch is four sequences";
+  EXPECT_DOUBLE_EQ(engine.batch().loss_scale, 1 / targets);
+}
+
+TEST(LoaderOfPrompts, DocumentsMustBeApart) {
+  const TestDir dir;
+  RunSpec run = prompt_run();
+  run.data.separate_documents = false;
+  expect_error(ErrorKind::usage, "data.separate_documents: expected true for " + dir.path("prompts"),
+               [&] { Loader({{write_prompts(dir)}}, run, true); });
+}
+
 }  // namespace
 }  // namespace moebius

@@ -46,12 +46,12 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
       log_(control_.is_root() ? log : quiet_),
       signal_(signal),
       engine_(engine_spec(run, world_)),
-      loader_(run.data.train, run, /*shuffle=*/true, engine_.data_rank()),
+      loader_(run.data.train, run, /*shuffle=*/true, engine_.data_share()),
       data_fingerprint_(loader_.fingerprint()),
       store_(control_, make_run_dir(control_, run.dir) + "/checkpoints", run.checkpoint.keep,
              run.checkpoint.async_save) {
   check_agree(control_, {"the training data", data_fingerprint_});
-  if (!run.data.valid.empty()) valid_.emplace(run.data.valid, run, /*shuffle=*/false, engine_.data_rank());
+  if (!run.data.valid.empty()) valid_.emplace(run.data.valid, run, /*shuffle=*/false, engine_.data_share());
 }
 
 int TrainingRun::run() {
@@ -78,6 +78,8 @@ int TrainingRun::run() {
   store_.wait();
   if (signal != 0)
     log_.info("signal {}: saved step {}, ending; the same command goes on from there", signal, saved_step_);
+  if (!ranks_.ranks.empty())
+    log_.info("communication of the last step, the most that a rank sent and waited: {}", comm_text(ranks_));
   if (first_step_ <= steps) compare_memory();
   return signal;
 }
@@ -178,8 +180,10 @@ StepReport TrainingRun::train_step(int64_t step) {
   const bool traced =
       control_.is_root() && !run_.log.trace.empty() && step == first_step_ + 1;  // the second: the first one warms up
   if (traced) engine_.set_trace(&trace);
+  const CommCounters counters = comm_counters(engine_.mesh());
   loader_.begin_step(step);
   for (int64_t m = 0; m < engine_.spec().num_micro_batches; ++m) loader_.fill(engine_.batch(m), m);
+  const double load_s = (now_us() - begin) * 1e-6;
   engine_.train_step(step, lr);
   if (traced) {
     engine_.set_trace(nullptr);
@@ -187,8 +191,13 @@ StepReport TrainingRun::train_step(int64_t step) {
   }
   const double seconds = (now_us() - begin) * 1e-6;
   seconds_training_ += seconds;
-  return read_step(engine_, step, lr, engine_.batch().loss_scale,
-                   static_cast<double>(run_.train.global_batch * run_.train.seq_len), run_.moe.z_coeff, seconds);
+  StepReport report =
+      read_step(engine_, step, lr, engine_.batch().loss_scale,
+                static_cast<double>(run_.train.global_batch * run_.train.seq_len), run_.moe.z_coeff, seconds);
+  ranks_ = gather_ranks(
+      engine_, {.load_s = load_s, .passes_s = engine_.passes_seconds(), .optimizer_s = engine_.optimizer_seconds()},
+      counters, report.layers);
+  return report;
 }
 
 std::string TrainingRun::newest_text() const {
@@ -208,7 +217,11 @@ void TrainingRun::check_finite(const StepReport& report) {
 }
 
 void TrainingRun::report_step(const StepReport& report) {
-  if (metrics_) metrics_->append(to_json(report));
+  if (metrics_) {
+    nlohmann::ordered_json json = to_json(report);
+    if (!ranks_.ranks.empty()) json.update(to_json(ranks_));
+    metrics_->append(json);
+  }
   show_progress(report);
   watch_balance(report);
   if (!tensorboard_) return;

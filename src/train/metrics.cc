@@ -71,7 +71,8 @@ StepReport read_step(Engine& engine, int64_t step, double lr, double loss_scale,
     r.expert_load_max_over_mean += layer.load_max_over_mean;
   }
   if (!r.layers.empty()) r.expert_load_max_over_mean /= static_cast<double>(r.layers.size());
-  const double flops = engine.model().spec().train_flops_per_token(engine.spec().shape.seq) * tokens;
+  const double flops =
+      engine.model().spec().train_flops_per_token(engine.spec().shape.seq * engine.mesh().shape().cp) * tokens;
   r.model_tflops_per_rank = flops / step_time_s / 1e12 / static_cast<double>(engine.mesh().shape().world());
   r.memory_peak_bytes = engine.peak_bytes();
   return r;

@@ -8,6 +8,7 @@
 #include "io/hf_names.h"
 #include "io/safetensors.h"
 #include "train/engine.h"
+#include "train/tensor_slice.h"
 #include "train/weights.h"
 
 namespace moebius {
@@ -39,12 +40,6 @@ EngineSpec engine_spec(const ModelSpec& model, const ParitySpec& spec, const Par
           .shape = {.batch = t.batch, .seq = t.seq, .max_segments = t.batch * t.seq},
           .device = spec.device,
           .threads = spec.threads};
-}
-
-std::vector<int64_t> dims_of(const Shape& shape) {
-  std::vector<int64_t> dims;
-  for (int i = 0; i < shape.rank(); ++i) dims.push_back(shape[i]);
-  return dims;
 }
 
 std::string file_name_of(const ModelSpec& model, const std::string& canonical) {

@@ -26,6 +26,17 @@ nlohmann::json meta_value(const std::string& folder, const char* key) {
   return meta.at(key);
 }
 
+// A model that cannot be is bad input here: its keys come from a file.
+ModelSpec checked_spec(const nlohmann::json& config, const std::string& who) {
+  ModelSpec spec = model_spec_from_hf(config, who);
+  try {
+    spec.check();
+  } catch (const Error& error) {
+    throw Error(ErrorKind::input, who + ": " + error.what());
+  }
+  return spec;
+}
+
 }  // namespace
 
 WeightsFolder find_weights(const std::string& path) {
@@ -47,9 +58,9 @@ ModelSpec read_model_spec(const std::string& path) {
   const WeightsFolder from = find_weights(path);
   if (from.kind == WeightsFolder::Kind::hugging_face) {
     const std::string config = from.path + "/config.json";
-    return model_spec_from_hf(read_json(config), config);
+    return checked_spec(read_json(config), config);
   }
-  return model_spec_from_hf(meta_value(from.path, "model"), from.path + ": model");
+  return checked_spec(meta_value(from.path, "model"), from.path + ": model");
 }
 
 std::optional<RunSpec> read_run_spec(const std::string& path) {

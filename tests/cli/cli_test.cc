@@ -48,7 +48,7 @@ TEST(Cli, WithoutACommandItIsMisuse) {
 TEST(Cli, UnknownCommandsAreNamed) {
   TestDir dir;
   expect_refused(run_moebius(dir, {"trian", "x.toml"}), 2, "unknown command trian; did you mean train?");
-  expect_refused(run_moebius(dir, {"upcycle", "a", "b"}), 2, "the command upcycle is not part of this version");
+  expect_refused(run_moebius(dir, {"plan", "a", "b"}), 2, "the command plan is not part of this version");
 }
 
 TEST(CliData, MakesTheFolderOfItsOutput) {
@@ -369,7 +369,7 @@ TEST(CliRun, TrainsThenEveryCommandTakesItsFolder) {
 TEST(CliBench, UnknownNamesAreListed) {
   TestDir dir;
   expect_refused(run_moebius(dir, {"bench", "warp"}), 2,
-                 "bench: expected attention, experts, gemm, moe-layer, or step; got \"warp\"");
+                 "bench: expected attention, experts, gemm, moe-layer, dispatch or step; got \"warp\"");
   expect_refused(run_moebius(dir, {"bench", "gemm", "--runs", "0"}), 2, "--runs: expected at least 1");
 }
 

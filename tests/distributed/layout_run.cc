@@ -57,7 +57,10 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
                       .bias_rate = 0.01},
           .precision = {.compute = DType::f32},
           .use = ModelUse::training,
-          .shape = {.batch = kMicroBatch, .seq = kSeq, .max_segments = kMicroBatch * kSeq},
+          .shape = {.batch = kMicroBatch,
+                    .seq = kSeq / mesh.cp,
+                    .max_segments = kMicroBatch * kSeq,
+                    .cp_comm = layout.cp_comm},
           .num_micro_batches = kGlobalBatch / (kMicroBatch * mesh.dp),
           .optimizer = optimizer,
           .mesh = mesh,
@@ -68,23 +71,39 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
 
 bool counts(int64_t sequence, int64_t i) { return (sequence * 3 + i) % 5 != 2; }
 
+// The tokens of a sequence that a rank has, and the place of the sequence in its micro-batch. Zig-zag: of 2 cp pieces
+// context rank c has the pieces c and 2 cp - 1 - c.
+struct Placed {
+  std::vector<int64_t> positions;
+  int64_t index = 0;
+};
+
+std::vector<int64_t> positions_of(const DataShare& share) {
+  std::vector<int64_t> positions;
+  for (int64_t i = 0; i < kSeq; ++i) {
+    const int64_t piece = i * 2 * share.cp / kSeq;
+    if (share.cp == 1 || piece == share.cp_rank || piece == 2 * share.cp - 1 - share.cp_rank) positions.push_back(i);
+  }
+  return positions;
+}
+
 // Sequence `sequence` of the global batch of a step: a function of these two alone. Tokens are drawn unevenly, two
 // documents to a sequence.
-void fill_sequence(MicroBatch& b, int64_t row, const ModelSpec& model, int64_t step, int64_t sequence) {
+void fill_sequence(MicroBatch& b, const Placed& at, const ModelSpec& model, int64_t step, int64_t sequence) {
   const Rng rng(11, RngSite::bench, static_cast<uint64_t>(step), static_cast<uint32_t>(sequence));
   const auto token = [&](int64_t i) {
     const int64_t most = i % 3 == 0 ? model.vocab_size : 5;
     return static_cast<int32_t>(rng.below(i, most));
   };
   const int64_t cut = 1 + sequence % (kSeq - 1);
-  for (int64_t i = 0; i < kSeq; ++i) {
-    const int64_t t = row * kSeq + i, begin = i < cut ? 0 : cut;
+  for (int64_t k = 0; k < std::ssize(at.positions); ++k) {
+    const int64_t i = at.positions[k], t = at.index * std::ssize(at.positions) + k, begin = i < cut ? 0 : cut;
     b.token_T.ptr<int32_t>()[t] = token(i);
     b.target_T.ptr<int32_t>()[t] = token(i + 1);
     b.weight_T.ptr<float>()[t] = counts(sequence, i) ? 1.0f : 0.0f;
     b.pos_T.ptr<int32_t>()[t] = static_cast<int32_t>(i - begin);
     b.doc_start_T.ptr<int32_t>()[t] = static_cast<int32_t>(begin);
-    b.segment_T.ptr<int32_t>()[t] = static_cast<int32_t>(2 * row + (i < cut ? 0 : 1));
+    b.segment_T.ptr<int32_t>()[t] = static_cast<int32_t>(2 * at.index + (i < cut ? 0 : 1));
   }
 }
 
@@ -97,8 +116,10 @@ double target_weight() {
 
 void fill(Engine& engine, int64_t m, int64_t step) {
   MicroBatch& b = engine.batch(m);
-  const int64_t first = (m * engine.data_rank().size + engine.data_rank().rank) * kMicroBatch;
-  for (int64_t row = 0; row < kMicroBatch; ++row) fill_sequence(b, row, engine.spec().model, step, first + row);
+  const DataShare share = engine.data_share();
+  const int64_t first = (m * share.dp + share.dp_rank) * kMicroBatch;
+  Placed at{.positions = positions_of(share)};
+  for (; at.index < kMicroBatch; ++at.index) fill_sequence(b, at, engine.spec().model, step, first + at.index);
   b.loss_scale = 1.0 / target_weight();
   b.total_tokens = static_cast<double>(kGlobalBatch * kSeq);
   b.train_step = static_cast<uint64_t>(step);
@@ -163,8 +184,7 @@ void expect_held(const Holder& holder, const std::vector<double>& global) {
 std::map<std::string, std::vector<float>> gather(Engine& engine, Engine& alone) {
   Group& world = engine.mesh().group(Axis::world);
   Stream s = engine.stream();
-  engine.optimizer().exchange().settle(
-      s);  // with overlap weights travel behind the next forward pass, which may not be
+  engine.optimizer().exchange().settle(s);  // with overlap weights travel behind the next forward pass
   const std::map<std::string, Holder> here = holders_of(engine);
   std::map<std::string, std::vector<float>> all;
   for (const auto& [name, holder] : holders_of(alone)) {

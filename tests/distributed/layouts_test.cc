@@ -18,6 +18,8 @@ struct LayoutCase {
   LayoutModel model = {};
 };
 
+void PrintTo(const LayoutCase& c, std::ostream* out) { *out << c.name << " on " << c.ranks << " ranks"; }
+
 const LayoutCase kCases[] = {
     {"alone", 1, {}},
     {"dp2", 2, {}},
@@ -26,6 +28,11 @@ const LayoutCase kCases[] = {
     {"dp2_sigmoid", 2, {}, {.sigmoid = true}},
     {"dp2_skewed", 2, {}, {.skewed = true}},
     {"dp3_tied", 3, {}, {.tied = true}},
+    {"cp2_ring", 2, {.cp = 2, .cp_comm = CpComm::ring}},
+    {"cp2_alltoall", 2, {.cp = 2, .cp_comm = CpComm::alltoall}},
+    {"cp4_ring_skewed", 4, {.cp = 4, .cp_comm = CpComm::ring}, {.skewed = true}},
+    {"tp2_cp2_ring_dp2", 8, {.tp = 2, .cp = 2, .cp_comm = CpComm::ring}},
+    {"cp2_alltoall_pp2", 4, {.cp = 2, .pp = 2, .cp_comm = CpComm::alltoall}},
     {"pp2", 2, {.pp = 2}},
     {"pp4", 4, {.pp = 4}},
     {"pp2_vpp2", 2, {.pp = 2, .vpp = 2}},
@@ -41,6 +48,31 @@ const LayoutCase kCases[] = {
     {"pp2_vpp2_ep2_sigmoid", 4, {.pp = 2, .vpp = 2, .ep = 2}, {.sigmoid = true}},
     {"pp2_vpp2_ep2_skewed", 4, {.pp = 2, .vpp = 2, .ep = 2}, {.skewed = true}},
     {"pp2_vpp2_dp2_tied", 4, {.pp = 2, .vpp = 2}, {.tied = true}},
+    {"tp2", 2, {.tp = 2}},
+    {"tp2_dp2", 4, {.tp = 2}},
+    {"tp2_pp2_tied", 4, {.tp = 2, .pp = 2}, {.tied = true}},
+    {"tp2_sigmoid", 2, {.tp = 2}, {.sigmoid = true}},
+    {"cp2", 2, {.cp = 2}},
+    {"cp2_dp2", 4, {.cp = 2}},
+    {"tp2_cp2", 4, {.tp = 2, .cp = 2}},
+    {"ep2", 2, {.ep = 2}},
+    {"ep2_edp2", 4, {.ep = 2}},
+    {"ep4", 4, {.ep = 4}},
+    {"ep8_over_tp2_sigmoid", 8, {.tp = 2, .ep = 8}, {.sigmoid = true}},
+    {"ep4_skewed", 4, {.ep = 4}, {.skewed = true}},
+    {"ep2_over_tp2", 2, {.tp = 2, .ep = 2}},
+    {"ep2_over_cp2", 2, {.cp = 2, .ep = 2}},
+    {"ep4_over_tp2_cp2", 4, {.tp = 2, .cp = 2, .ep = 4}},
+    {"etp2", 2, {.etp = 2}},
+    {"etp2_over_tp2", 2, {.tp = 2, .etp = 2}},
+    {"etp2_ep2", 4, {.ep = 2, .etp = 2}},
+    {"etp2_ep2_over_tp2_skewed", 4, {.tp = 2, .ep = 2, .etp = 2}, {.skewed = true}},
+    {"pp2_ep2", 4, {.pp = 2, .ep = 2}},
+    {"pp2_vpp2_ep2", 4, {.pp = 2, .vpp = 2, .ep = 2}},
+    {"pp2_vpp2_ep4_over_tp2_sigmoid", 8, {.tp = 2, .pp = 2, .vpp = 2, .ep = 4}, {.sigmoid = true}},
+    {"tp2_cp2_ep4_pp2", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
+    {"tp2_cp2_ep4_pp2_skewed", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}, {.skewed = true}},
+    {"tp2_pp2_vpp2_ep2_etp2_tied", 8, {.tp = 2, .pp = 2, .vpp = 2, .ep = 2, .etp = 2}, {.tied = true}},
 };
 
 // One run on one rank serves every layout of the same model.

@@ -27,15 +27,15 @@ inline void run_ranks(int num_ranks, const RankBody& body) {
 }
 
 // A test of N ranks: started by mpirun only where mpirun started N processes (distributed/main.cc).
-class Ranks : public testing::TestWithParam<int> {
+class Ranks : public ::testing::TestWithParam<int> {
  protected:
   static void run(const RankBody& body) { run_ranks(GetParam(), body); }
 };
 
-inline std::string name_of_ranks(const testing::TestParamInfo<int>& info) { return std::to_string(info.param); }
+inline std::string name_of_ranks(const ::testing::TestParamInfo<int>& info) { return std::to_string(info.param); }
 // "Everywhere/Ranks.AllReduceSum/4"
 #define MOEBIUS_ON_RANKS(suite) \
-  INSTANTIATE_TEST_SUITE_P(Everywhere, suite, testing::Values(1, 2, 3, 4, 8), name_of_ranks)
+  INSTANTIATE_TEST_SUITE_P(Everywhere, suite, ::testing::Values(1, 2, 3, 4, 8), name_of_ranks)
 
 // What a rank of a test has: a stream and the group of all.
 struct Rank {

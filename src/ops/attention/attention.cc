@@ -1,5 +1,7 @@
 #include "ops/attention/attention.h"
 
+#include <algorithm>
+
 #include "ops/backends.h"
 
 namespace moebius {
@@ -7,7 +9,7 @@ namespace {
 
 // [B Sq, H, d] queries and [B Skv, G, d] keys of one dtype, and what rows say about both.
 void check_shapes(const char* who, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
-                  const Tensor& doc_start, int64_t batch, int64_t window) {
+                  const Tensor& doc_start, int64_t batch, int64_t window, bool is_part) {
   const DType dtype = q.dtype;
   MOEBIUS_CHECK(usage, dtype == DType::f32 || dtype == DType::bf16, "{}: q must be f32 or bf16; got {}", who,
                 to_string(q));
@@ -16,7 +18,7 @@ void check_shapes(const char* who, const Tensor& q, const Tensor& k, const Tenso
   const int64_t rows = q.dim(0), heads = q.dim(1), width = q.dim(2), kv_rows = k.dim(0), kv_heads = k.dim(1);
   MOEBIUS_CHECK(usage, batch >= 1 && rows % batch == 0 && kv_rows % batch == 0,
                 "{}: batch {} must divide the rows of q {} and k {}", who, batch, to_string(q), to_string(k));
-  MOEBIUS_CHECK(usage, rows <= kv_rows,
+  MOEBIUS_CHECK(usage, is_part || rows <= kv_rows,
                 "{}: a query sees itself, so k must have at least the rows of q; got q {} and k {}", who, to_string(q),
                 to_string(k));
   MOEBIUS_CHECK(usage, width > 0 && kv_heads > 0 && heads % kv_heads == 0,
@@ -51,8 +53,28 @@ double seen_below(double x, double window) {
   return window * (window + 1) / 2 + (x - window) * window;
 }
 
-// Pairs of a query head and a key that it sees.
-double pairs(const Tensor& q, const Tensor& k, int64_t batch, int64_t window) {
+// A part runs where its kernels do.
+template <class Op>
+void check_part(const char* who, const Op& a, const Stream& s) {
+  if (!a.is_part) return;
+  MOEBIUS_CHECK(usage, a.q_first >= 0 && a.kv_first >= 0, "{}: positions must not be negative; got {} of q and {} of k",
+                who, a.q_first, a.kv_first);
+  MOEBIUS_CHECK(usage, s.target() != DeviceKind::cuda,
+                "{}: parts of a sequence run on the CPU, not yet on a GPU; set parallel.cp = 1", who);
+}
+
+// Pairs of a query head and a key that it sees. Of a part, without the window.
+template <class Op>
+double part_pairs(const Op& a, const Tensor& q, const Tensor& k) {
+  const double kv = static_cast<double>(k.dim(0) / a.batch), rows = static_cast<double>(q.dim(0) / a.batch),
+               first = static_cast<double>(a.q_first - a.kv_first);
+  const double seen = seen_below(std::max(first + rows, 0.0), kv) - seen_below(std::max(first, 0.0), kv);
+  return a.batch * seen * q.dim(1);
+}
+template <class Op>
+double pairs(const Op& a, const Tensor& q, const Tensor& k) {
+  if (a.is_part) return part_pairs(a, q, k);
+  const int64_t batch = a.batch, window = a.window;
   const double kv = static_cast<double>(k.dim(0) / batch), first = kv - static_cast<double>(q.dim(0) / batch);
   return batch * (seen_below(kv, window) - seen_below(first, window)) * q.dim(1);
 }
@@ -69,8 +91,9 @@ int64_t AttentionBwd::scratch_bytes(const AttentionBwd& a, const Stream& s) { re
 
 void attention_fwd(Stream& s, const AttentionFwd& a) {
   const char* who = "attention_fwd";
-  check_shapes(who, a.q_THd, a.k_UGd, a.v_UGd, a.lse_TH, a.doc_start_T, a.batch, a.window);
+  check_shapes(who, a.q_THd, a.k_UGd, a.v_UGd, a.lse_TH, a.doc_start_T, a.batch, a.window, a.is_part);
   check_on_gpu(who, s, a.q_THd, a.v_UGd);
+  check_part(who, a, s);
   check_tensor(who, "o", a.o_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_UGd));
   check_scratch(who, a.scratch, AttentionFwd::scratch_bytes(a, s));
   OpScope scope(s, who, cost(a));
@@ -90,14 +113,15 @@ Cost cost(const AttentionFwd& a) {
   const int64_t bytes =
       a.q_THd.num_bytes() + a.o_THd.num_bytes() + a.k_UGd.num_bytes() + a.v_UGd.num_bytes() + a.lse_TH.num_bytes();
   const double widths = static_cast<double>(a.q_THd.dim(2) + a.v_UGd.dim(2));
-  return {2 * widths * pairs(a.q_THd, a.k_UGd, a.batch, a.window), static_cast<double>(bytes)};
+  return {2 * widths * pairs(a, a.q_THd, a.k_UGd), static_cast<double>(bytes)};
 }
 
 void attention_bwd(Stream& s, const AttentionBwd& a) {
   const char* who = "attention_bwd";
-  check_shapes(who, a.q_THd, a.k_TGd, a.v_TGd, a.lse_TH, a.doc_start_T, a.batch, a.window);
-  MOEBIUS_CHECK(usage, a.q_THd.dim(0) == a.k_TGd.dim(0), "{}: q and k must have the same rows; got {} and {}", who,
-                to_string(a.q_THd), to_string(a.k_TGd));
+  check_shapes(who, a.q_THd, a.k_TGd, a.v_TGd, a.lse_TH, a.doc_start_T, a.batch, a.window, a.is_part);
+  check_part(who, a, s);
+  MOEBIUS_CHECK(usage, a.is_part || a.q_THd.dim(0) == a.k_TGd.dim(0),
+                "{}: q and k must have the same rows; got {} and {}", who, to_string(a.q_THd), to_string(a.k_TGd));
   check_tensor(who, "dq", a.dq_THd, a.q_THd.dtype, a.q_THd.shape);
   check_tensor(who, "dk", a.dk_TGd, a.q_THd.dtype, a.k_TGd.shape);
   check_on_gpu(who, s, a.q_THd, a.v_TGd);
@@ -122,7 +146,7 @@ Cost cost(const AttentionBwd& a) {
   const int64_t bytes = 2 * (a.q_THd.num_bytes() + a.o_THd.num_bytes() + a.k_TGd.num_bytes() + a.v_TGd.num_bytes()) +
                         a.lse_TH.num_bytes();
   const double widths = static_cast<double>(3 * a.q_THd.dim(2) + 2 * a.v_TGd.dim(2));
-  return {2 * widths * pairs(a.q_THd, a.k_TGd, a.batch, a.window), static_cast<double>(bytes)};
+  return {2 * widths * pairs(a, a.q_THd, a.k_TGd), static_cast<double>(bytes)};
 }
 
 }  // namespace moebius

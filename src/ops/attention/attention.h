@@ -14,6 +14,11 @@ namespace moebius {
 // Rows of v and o are dv wide, where q and k are d wide; on a GPU dv = d.
 // q, k, v, o: f32 or bf16 alike; scores, softmax and sums in f32; probabilities are rounded to the dtype for the
 // product with v.
+//
+// Parts, on the CPU alone: the queries of a sequence stand at positions q_first + i, its keys at kv_first + j, and seen
+// are the keys given whose position says so (doc_start, too, is a position). A query that sees none has o = 0 and lse =
+// -inf. attention_merge.h makes results of the whole of them; the backward of a part takes the whole's o and lse and
+// gives the part's share of dq and the whole of dk and dv by these queries.
 struct AttentionFwd {
   Tensor o_THd, lse_TH;        // out; T = B Sq; o is [T, H, dv]
   Tensor q_THd, k_UGd, v_UGd;  // in;  U = B Skv; v is [U, G, dv]
@@ -21,6 +26,8 @@ struct AttentionFwd {
   int64_t batch = 1;
   int64_t window = 0;
   float scale = 1.0f;
+  bool is_part = false;
+  int64_t q_first = 0, kv_first = 0;
   // Scratch bytes, any dtype; how many depends on the device that s is or stands for.
   Tensor scratch;
   static int64_t scratch_bytes(const AttentionFwd& a, const Stream& s);
@@ -28,14 +35,16 @@ struct AttentionFwd {
 void attention_fwd(Stream& s, const AttentionFwd& a);
 Cost cost(const AttentionFwd& a);
 
-// dq, dk, dv from do; REQUIRES Sq == Skv. Deterministic: each kv head's sums run over its query heads and tiles in
-// order.
+// dq, dk, dv from do; REQUIRES Sq == Skv but for parts. Deterministic: each kv head's sums run over its query heads and
+// tiles in order.
 struct AttentionBwd {
   Tensor dq_THd, dk_TGd, dv_TGd;                                   // out
   Tensor do_THd, o_THd, lse_TH, q_THd, k_TGd, v_TGd, doc_start_T;  // in
   int64_t batch = 1;
   int64_t window = 0;
   float scale = 1.0f;
+  bool is_part = false;
+  int64_t q_first = 0, kv_first = 0;
   Tensor scratch;
   static int64_t scratch_bytes(const AttentionBwd& a, const Stream& s);
 };

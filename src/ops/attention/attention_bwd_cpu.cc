@@ -75,7 +75,7 @@ void bwd_tile(const AttentionBwd& a, const Visibility& visible, int64_t b, int64
               const Tile<T>& tile) {
   const int64_t width = a.q_THd.dim(2), v_width = a.v_TGd.dim(2), heads = a.q_THd.dim(1),
                 kv_head = h / (heads / a.k_TGd.dim(1));
-  const int64_t row = b * visible.rows + queries.begin, key_row = b * visible.rows + keys.begin, m = queries.size(),
+  const int64_t row = b * visible.rows + queries.begin, key_row = b * visible.kv_rows + keys.begin, m = queries.size(),
                 n = keys.size();
   const Matrix k = head_of(a.k_TGd, key_row, kv_head), k_t = head_of(a.k_TGd, key_row, kv_head, true),
                v_t = head_of(a.v_TGd, key_row, kv_head, true);
@@ -111,9 +111,9 @@ void bwd_tile(const AttentionBwd& a, const Visibility& visible, int64_t b, int64
 template <class T>
 void bwd_kv_head(const AttentionBwd& a, const Visibility& visible, int64_t b, int64_t kv_head, const Tile<T>& tile) {
   const int64_t width = a.q_THd.dim(2), v_width = a.v_TGd.dim(2), heads = a.q_THd.dim(1),
-                group = heads / a.k_TGd.dim(1), first_row = b * visible.rows;
-  std::fill(tile.dk, tile.dk + visible.rows * width, 0.0f);
-  std::fill(tile.dv, tile.dv + visible.rows * v_width, 0.0f);
+                group = heads / a.k_TGd.dim(1), first_row = b * visible.rows, first_key = b * visible.kv_rows;
+  std::fill(tile.dk, tile.dk + visible.kv_rows * width, 0.0f);
+  std::fill(tile.dv, tile.dv + visible.kv_rows * v_width, 0.0f);
   for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
     for (int64_t begin = 0; begin < visible.rows; begin += kQueryTile) {
       const Range queries{begin, std::min(begin + kQueryTile, visible.rows)};
@@ -126,16 +126,16 @@ void bwd_kv_head(const AttentionBwd& a, const Visibility& visible, int64_t b, in
       store_rows<T>(head_of(a.dq_THd, first_row + begin, h), tile.dq, queries.size(), width);
     }
   }
-  store_rows<T>(head_of(a.dk_TGd, first_row, kv_head), tile.dk, visible.rows, width);
-  store_rows<T>(head_of(a.dv_TGd, first_row, kv_head), tile.dv, visible.rows, v_width);
+  store_rows<T>(head_of(a.dk_TGd, first_key, kv_head), tile.dk, visible.kv_rows, width);
+  store_rows<T>(head_of(a.dv_TGd, first_key, kv_head), tile.dv, visible.kv_rows, v_width);
 }
 
 }  // namespace
 
 // A task is one kv head of one sequence.
 void attention_bwd(Stream& s, const AttentionBwd& a) {
-  const int64_t rows = a.q_THd.dim(0) / a.batch, kv_heads = a.k_TGd.dim(1), slice_bytes = scratch_bytes(a, 1);
-  const Visibility visible{a.doc_start_T, rows, rows, a.window};
+  const int64_t kv_heads = a.k_TGd.dim(1), slice_bytes = scratch_bytes(a, 1);
+  const Visibility visible = visibility_of(a, a.q_THd, a.k_TGd);
   with_float_type(a.q_THd.dtype, [&](auto zero) {
     s.pool().run(a.batch * kv_heads, [&](int64_t task, int worker) {
       const Tile<decltype(zero)> tile(Slice(static_cast<char*>(a.scratch.data) + worker * slice_bytes), a);

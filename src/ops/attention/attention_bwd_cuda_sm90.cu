@@ -86,7 +86,7 @@ __device__ void produce_queries(typename DkvTile<kWidth>::Shared& shared, const 
     Tile::Keys::load(smem_addr(shared.v), &maps.v, full, kv_head, key, b);
   }
   Ring<Tile::kStages> ring;
-  for (int step = 0; step < walk.steps; ++step, ring.next(), walk.next()) {
+  for (int step = 0; step < walk.steps; ++step, ring.advance(), walk.next()) {
     const int h = kv_head * (z.heads / z.kv_heads) + walk.head;
     const uint32_t full = smem_addr(&shared.full[ring.stage]);
     mbarrier_wait(smem_addr(&shared.empty[ring.stage]), ring.parity ^ 1);
@@ -194,11 +194,12 @@ __device__ void consume_queries(typename DkvTile<kWidth>::Shared& shared, T* dk_
     wgmma_fence();
     add_product<Queries, 4>(dk, words, smem_addr(shared.q[stage]));
     if (++step == walk.steps) break;
-    ring.next();
+    ring.advance();
     start_scores(ring);
     wgmma_wait<2>();
     hold_registers(dk);
     hold_words(words);
+    __syncwarp();  // one lane arrives for all that have read the columns
     if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&shared.empty[stage]));
   }
   wgmma_wait<0>();
@@ -268,7 +269,7 @@ __device__ void produce_keys(typename DqTile<kWidth>::Shared& shared, const Maps
   Tile::Queries::load(smem_addr(shared.q), &maps.q, queries_full, w.h, w.row, w.b);
   Tile::Queries::load(smem_addr(shared.dout), &maps.dout, queries_full, w.h, w.row, w.b);
   Ring<Tile::kStages> ring;
-  for (int step = 0; step < w.steps; ++step, ring.next()) {
+  for (int step = 0; step < w.steps; ++step, ring.advance()) {
     const int key = w.key + step * Tile::kKeys;
     const uint32_t full = smem_addr(&shared.full[ring.stage]);
     mbarrier_wait(smem_addr(&shared.empty[ring.stage]), ring.parity ^ 1);
@@ -358,7 +359,7 @@ __device__ void consume_keys(typename DqTile<kWidth>::Shared& shared, T* dq_out,
     if (step > 0 && threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&shared.empty[ring.last()]));
     pack(ds_words, dp);
     if (++step == w.steps) break;
-    ring.next();
+    ring.advance();
     start_scores(ring);
     start_sums(stage);
   }

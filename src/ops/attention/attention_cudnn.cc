@@ -146,6 +146,10 @@ class Cudnn {
 // Short sequences are not worth a graph.
 constexpr int64_t kMinRows = 64;
 
+// The backward pass runs with the versions whose workspace was measured (head_bytes); elsewhere own kernels take its
+// calls.
+constexpr size_t kMeasuredVersion = 919;  // 9.19
+
 bool takes(const Tensor& q, const Tensor& k, const Tensor& doc_start, int64_t batch) {
   const int64_t width = q.dim(2);
   return q.dtype == DType::bf16 && (width == 64 || width == 128) && q.dim(0) == k.dim(0) && doc_start.empty() &&
@@ -216,8 +220,8 @@ bool cudnn_takes(const AttentionFwd& a) { return takes(a.q_THd, a.k_UGd, a.doc_s
 // one is the quicker, and needs no workspace.
 bool cudnn_takes(const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
-  return takes(a.q_THd, a.k_TGd, a.doc_start_T, a.batch) && (a.window == 0 || a.window >= z.rows) &&
-         a.batch * z.kv_heads * div_ceil(z.rows, 128) < 256 &&
+  return cudnnGetVersion() / 100 == kMeasuredVersion && takes(a.q_THd, a.k_TGd, a.doc_start_T, a.batch) &&
+         (a.window == 0 || a.window >= z.rows) && a.batch * z.kv_heads * div_ceil(z.rows, 128) < 256 &&
          head_bytes(z) * (z.heads / z.kv_heads) <= kMaxWorkspaceBytes;
 }
 

@@ -93,7 +93,7 @@ void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t
   for (int64_t i = 0; i < num_queries; ++i) {
     const int64_t at = (first_row + i) * heads + h;
     T* o = a.o_THd.ptr<T>() + at * width;
-    const float inverse = 1.0f / tile.sum[i];
+    const float inverse = tile.sum[i] > 0 ? 1.0f / tile.sum[i] : 0.0f;  // a query of a part may see nothing
 #pragma omp simd
     for (int64_t c = 0; c < width; ++c) o[c] = from_f32<T>(tile.out[i * width + c] * inverse);
     a.lse_TH.ptr<float>()[at] = tile.max[i] + std::log(tile.sum[i]);
@@ -104,7 +104,7 @@ void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t
 
 // A task is a tile of queries of one head of one sequence.
 void attention_fwd(Stream& s, const AttentionFwd& a) {
-  const Visibility visible{a.doc_start_T, a.q_THd.dim(0) / a.batch, a.k_UGd.dim(0) / a.batch, a.window};
+  const Visibility visible = visibility_of(a, a.q_THd, a.k_UGd);
   const int64_t heads = a.q_THd.dim(1), width = a.v_UGd.dim(2), tiles = div_ceil(visible.rows, kQueryTile);
   const int64_t slice_bytes = scratch_bytes(a, 1);
   with_float_type(a.q_THd.dtype, [&](auto zero) {

@@ -161,7 +161,7 @@ __device__ void consume(typename FwdTile<kWidth>::Shared& shared, T* o_out, floa
     pack(words, s);
     if (++step == w.steps) break;
     const Ring<Tile::kStages> last = ring;
-    ring.next();
+    ring.advance();
     turn.wait();
     start_scores(ring);
     start_sums(last);

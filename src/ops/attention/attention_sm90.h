@@ -32,17 +32,6 @@ __device__ __forceinline__ void ldmatrix_4(uint32_t* words, uint32_t from) {
                : "memory");
 }
 
-// Walks the stages of a ring; parity is that of the stage's full barrier.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-  __device__ __forceinline__ int last() const { return stage == 0 ? kStages - 1 : stage - 1; }
-};
-
 // A tile of rows x kWidth bf16 in shared memory: blocks of 64 columns, each rows x 128 bytes with the 128-byte swizzle.
 template <int kRows, int kWidth>
 struct Sm90Tile {

@@ -27,13 +27,14 @@ struct Visibility {
   Tensor doc_start_T;
   int64_t rows, kv_rows;  // of one sequence
   int64_t window;
+  int64_t q_first, kv_first;  // positions of its first query and key here
 
   // Keys that query i of sequence b sees.
   Range keys_of(int64_t b, int64_t i) const {
-    const int64_t position = kv_rows - rows + i;
+    const int64_t position = q_first + i;
     int64_t first = doc_start_T.empty() ? 0 : doc_start_T.ptr<int32_t>()[b * rows + i];
     if (window > 0) first = std::max(first, position - window + 1);
-    return {first, position + 1};
+    return Range{first - kv_first, position + 1 - kv_first}.within({0, kv_rows});
   }
   // All keys that some of these queries see, and perhaps others between.
   Range keys_of(int64_t b, Range queries) const {
@@ -42,6 +43,12 @@ struct Visibility {
     return all;
   }
 };
+
+template <class Op>
+Visibility visibility_of(const Op& a, const Tensor& q, const Tensor& k) {
+  const int64_t rows = q.dim(0) / a.batch, kv_rows = k.dim(0) / a.batch;
+  return {a.doc_start_T, rows, kv_rows, a.window, a.is_part ? a.q_first : kv_rows - rows, a.is_part ? a.kv_first : 0};
+}
 
 // fn(keys) for the tiles of keys that cover `seen`, in order. Tiles begin at multiples of their size, so that few sizes
 // occur.

@@ -101,6 +101,17 @@ __device__ __forceinline__ void cluster_sync() {
   cluster_wait();
 }
 
+// A walk over the stages of a ring in shared memory: which is next, and the parity of its barriers' phase.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+  __device__ __forceinline__ int last() const { return stage == 0 ? kStages - 1 : stage - 1; }
+};
+
 // Register budget of the calling warpgroup, a multiple of 8 in [24, 256]. The kernel needs __launch_bounds__(n, 1).
 template <uint32_t kNum>
 __device__ __forceinline__ void more_registers() {

@@ -41,7 +41,7 @@ struct MapOptions {
 // outside the tensor are loaded as zeros and not stored.
 template <size_t kRank>
 CUtensorMap make_tensor_map(const void* data, const std::array<BoxDim, kRank>& dims, const MapOptions& o = {}) {
-  static const EncodeTensorMap encode = tensor_map_encoder();
+  const EncodeTensorMap encode = tensor_map_encoder();
   std::array<cuuint64_t, kRank> sizes{}, strides{};
   std::array<cuuint32_t, kRank> extents{}, steps{};
   for (size_t i = 0; i < kRank; ++i) {

@@ -30,18 +30,6 @@ inline int num_multiprocessors() {
   return count;
 }
 
-// A ring of stages in shared memory: which is next, and the parity of its barriers' phase.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage < kStages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
-
 // router_dx_cuda_sm90.cu: dx += dlogits w, for at most kMaxExpertsOfDx experts. dlogits has 2 terms, w as many as said.
 constexpr int64_t kMaxExpertsOfDx = 256;
 void add_router_dx(Stream& s, const Tensor& dx_TD, const GateOperand& dlogits, const GateOperand& w, int terms_of_w);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "ops/cuda/vector.h"
 #include "ops/routing/routing.h"
 
 namespace moebius::cuda {
@@ -52,11 +53,6 @@ __device__ inline float exp_f32(float x) {
 }
 
 __device__ inline float sigmoid_f32(float x) { return __fdiv_rn(1.0f, __fadd_rn(1.0f, exp_f32(-x))); }
-
-__device__ inline float warp_max(float x) {
-  for (int width = kWarpSize / 2; width > 0; width /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, width));
-  return x;
-}
 
 __device__ inline float warp_sum(float x) {
   for (int width = kWarpSize / 2; width > 0; width /= 2) x += __shfl_xor_sync(kAllLanes, x, width);

@@ -15,6 +15,11 @@ Shape check_matrix(const char* who, const char* name, const Tensor& t) {
   return t.shape;
 }
 
+void check_block(const char* who, bool is_block, const Stream& s) {
+  MOEBIUS_CHECK(usage, !is_block || s.target() != DeviceKind::cuda,
+                "{}: a table in blocks runs on the CPU, not yet on a GPU; set parallel.tp = 1", who);
+}
+
 void check(const LmLoss& a, const Stream& s) {
   const char* who = "lm_loss";
   const Shape TD = check_matrix(who, "x", a.x_TD), VD = check_matrix(who, "w", a.w_VD);
@@ -27,7 +32,7 @@ void check(const LmLoss& a, const Stream& s) {
   check_tensor(who, "logits", a.logits_CV, DType::f32, {chunk, vocab});
   if (a.dx_TD.empty() && a.dw_VD.empty()) return;
   check_tensor(who, "dx", a.dx_TD, dtype, TD);
-  check_tensor(who, "dw", a.dw_VD, DType::f32, VD);
+  if (!a.dw_VD.empty()) check_tensor(who, "dw", a.dw_VD, DType::f32, VD);
   check_tensor(who, "dlogits", a.dlogits_CV, dtype, {chunk, vocab});
 }
 
@@ -38,6 +43,7 @@ void embedding_fwd(Stream& s, const EmbeddingFwd& a) {
   const Shape VD = check_matrix(who, "w", a.w_VD);
   check_tensor(who, "x", a.x_TD, a.w_VD.dtype, {a.x_TD.dim(0), VD[1]});
   check_tensor(who, "token", a.token_T, DType::i32, {a.x_TD.dim(0)});
+  check_block(who, a.is_block, s);
   OpScope scope(s, who, cost(a));
   if (a.x_TD.empty()) return;
   switch (s.device()) {
@@ -57,6 +63,7 @@ void embedding_bwd(Stream& s, const EmbeddingBwd& a) {
   const Shape TD = check_matrix(who, "dx", a.dx_TD);
   check_tensor(who, "dw", a.dw_VD, DType::f32, {a.dw_VD.dim(0), TD[1]});
   check_tensor(who, "token", a.token_T, DType::i32, {TD[0]});
+  check_block(who, a.is_block, s);
   if (const int64_t bytes = EmbeddingBwd::scratch_bytes(a, s); bytes > 0)
     check_tensor(who, "scratch", a.scratch, DType::u8, {bytes});
   OpScope scope(s, who, cost(a));
@@ -109,7 +116,7 @@ Cost cost(const LmLoss& a) {
   const bool grads = !a.dx_TD.empty();
   const int64_t bytes = a.x_TD.num_bytes() + a.w_VD.num_bytes() + a.loss_T.num_bytes() * 3 + a.dx_TD.num_bytes() +
                         2 * a.dw_VD.num_bytes();
-  return {product * (grads ? 3 : 1), static_cast<double>(bytes)};
+  return {product * (1 + (grads ? 1 : 0) + (a.dw_VD.empty() ? 0 : 1)), static_cast<double>(bytes)};
 }
 
 }  // namespace moebius

@@ -7,18 +7,23 @@
 namespace moebius {
 
 // x[t,:] = w[token[t],:].  REQUIRES 0 <= token < V: checked on the host where tokens are read, asserted here.
+// Of a table in blocks, w are the rows of the tokens [first, first + V): x of other tokens is 0. On the CPU alone.
 struct EmbeddingFwd {
   Tensor x_TD;           // out
   Tensor token_T, w_VD;  // in; token i32
+  bool is_block = false;
+  int64_t first = 0;
 };
 void embedding_fwd(Stream& s, const EmbeddingFwd& a);
 Cost cost(const EmbeddingFwd& a);
 
-// dw[token[t],:] += dx[t,:] in the order of t. dw f32.
+// dw[token[t],:] += dx[t,:] in the order of t. dw f32. Of a table in blocks as above: other tokens add nothing.
 struct EmbeddingBwd {
   Tensor dw_VD;           // inout
   Tensor scratch;         // u8 [scratch_bytes], may be empty where that is 0
   Tensor dx_TD, token_T;  // in
+  bool is_block = false;
+  int64_t first = 0;
   static int64_t scratch_bytes(const EmbeddingBwd& a, const Stream& s);
 };
 void embedding_bwd(Stream& s, const EmbeddingBwd& a);
@@ -31,7 +36,7 @@ Cost cost(const EmbeddingBwd& a);
 // dtype for the products. A token of weight 0 has loss 0 and no gradient, whatever its target.
 struct LmLoss {
   Tensor loss_T;                 // out, f32
-  Tensor dx_TD, dw_VD;           // out, inout; both empty: no gradients
+  Tensor dx_TD, dw_VD;           // out, inout; both empty: no gradients; dw alone empty: of x alone
   Tensor logits_CV, dlogits_CV;  // scratch: f32 and x's dtype, C = chunk(T, V, s); dlogits empty without gradients
   Tensor x_TD, w_VD, target_T, weight_T;  // in; target i32, weight f32
   Tensor scale_1;  // in f32, may be empty: takes the place of scale, so that a recorded step reads it anew

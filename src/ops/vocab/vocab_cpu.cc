@@ -16,13 +16,22 @@ int64_t row_of(int32_t token, int64_t vocab) {
   return token;
 }
 
+// The same in a table that may be a block of a larger one; -1: not in this block.
+template <class Op>
+int64_t row_of(const Op& a, int32_t token, int64_t vocab) {
+  if (!a.is_block) return row_of(token, vocab);
+  return a.first <= token && token < a.first + vocab ? token - a.first : -1;
+}
+
 // Whole tokens in order, columns [begin, end): no two tasks touch the same memory, and each sum has the order of the
 // tokens.
 template <class T>
 void embedding_bwd_columns(const EmbeddingBwd& a, int64_t begin, int64_t end) {
   const int64_t width = a.dx_TD.dim(1), vocab = a.dw_VD.dim(0);
   for (int64_t t = 0; t < a.dx_TD.dim(0); ++t) {
-    float* dw = a.dw_VD.ptr<float>() + row_of(a.token_T.ptr<int32_t>()[t], vocab) * width;
+    const int64_t row = row_of(a, a.token_T.ptr<int32_t>()[t], vocab);
+    if (row < 0) continue;
+    float* dw = a.dw_VD.ptr<float>() + row * width;
     const T* dx = a.dx_TD.ptr<T>() + t * width;
 #pragma omp simd
     for (int64_t j = begin; j < end; ++j) dw[j] += to_f32(dx[j]);
@@ -80,7 +89,11 @@ void embedding_fwd(Stream& s, const EmbeddingFwd& a) {
   char* x = static_cast<char*>(a.x_TD.data);
   parallel_rows(s.pool(), a.x_TD.dim(0), 128, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      std::memcpy(x + t * row_bytes, w + row_of(a.token_T.ptr<int32_t>()[t], vocab) * row_bytes, row_bytes);
+      const int64_t row = row_of(a, a.token_T.ptr<int32_t>()[t], vocab);
+      if (row < 0)
+        std::memset(x + t * row_bytes, 0, row_bytes);
+      else
+        std::memcpy(x + t * row_bytes, w + row * row_bytes, row_bytes);
     }
   });
 }
@@ -103,7 +116,7 @@ void lm_loss(Stream& s, const LmLoss& a) {
     if (!grads) continue;
     const Tensor dlogits = a.dlogits_CV.rows(0, end - begin);
     cpu::gemm(s, {.c_MN = a.dx_TD.rows(begin, end), .a = dlogits, .b = a.w_VD});
-    cpu::gemm(s, {.c_MN = a.dw_VD, .a = dlogits, .b = x, .trans_a = true, .accumulate = true});
+    if (!a.dw_VD.empty()) cpu::gemm(s, {.c_MN = a.dw_VD, .a = dlogits, .b = x, .trans_a = true, .accumulate = true});
   }
 }
 

@@ -184,7 +184,7 @@ void lm_loss(Stream& s, const LmLoss& a) {
     if (!grads) continue;
     const Tensor dlogits = a.dlogits_CV.rows(0, end - begin);
     cuda::gemm(s, {.c_MN = a.dx_TD.rows(begin, end), .a = dlogits, .b = a.w_VD});
-    cuda::gemm(s, {.c_MN = a.dw_VD, .a = dlogits, .b = x, .trans_a = true, .accumulate = true});
+    if (!a.dw_VD.empty()) cuda::gemm(s, {.c_MN = a.dw_VD, .a = dlogits, .b = x, .trans_a = true, .accumulate = true});
   }
 }
 

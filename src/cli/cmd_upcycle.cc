@@ -1,0 +1,50 @@
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/folder_result.h"
+#include "cli/options.h"
+#include "train/upcycle.h"
+
+namespace moebius {
+namespace {
+
+struct Options {
+  UpcycleSpec spec;
+  bool json = false;
+};
+
+int run(const Options& o, Log& log) {
+  if (o.spec.granularity > 0 && o.spec.top_k % o.spec.granularity != 0) {
+    log.warn(
+        "top-k {} is no multiple of granularity {}: of some copies not all slices are chosen, and the model starts "
+        "away from the dense one",
+        o.spec.top_k, o.spec.granularity);
+  }
+  const UpcycleResult result = upcycle(o.spec);
+  const ModelSpec& m = result.model;
+  print_folder_result("upcycled", result.folder, o.spec.out, o.json);
+  log.info("{}: {} experts of width {} a layer, {} a token; {:.2f}e9 parameters, {:.2f}e9 of them used by a token",
+           m.family, m.num_experts, m.moe_intermediate_size, m.top_k, static_cast<double>(m.num_parameters()) * 1e-9,
+           static_cast<double>(m.num_active_parameters()) * 1e-9);
+  return 0;
+}
+
+}  // namespace
+
+void add_upcycle(Cli& cli) {
+  CLI::App* command = cli.app.add_subcommand("upcycle", "a Mixture of Experts from a dense Hugging Face folder");
+  const auto o = std::make_shared<Options>();
+  command->add_option("DENSE_HF_DIR", o->spec.model, "dense model: llama, mistral, qwen2 or qwen3")->required();
+  command->add_option("OUT_HF_DIR", o->spec.out, "folder to make")->required();
+  command->add_option("--experts", o->spec.num_experts, "experts of a layer")->required();
+  command->add_option("--top-k", o->spec.top_k, "experts of a token")->required();
+  command->add_option("--granularity", o->spec.granularity, "experts that one MLP is cut into")->capture_default_str();
+  command->add_option("--seed", o->spec.seed, "of the routers' random rows")->capture_default_str();
+  command->add_option("--shard-bytes", o->spec.shard_bytes, "tensors of a file, at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  add_json_option(*command, o->json);
+  command->callback([&cli, o] { cli.run = [&cli, o] { return run(*o, cli.log); }; });
+}
+
+}  // namespace moebius

@@ -1,0 +1,27 @@
+// The rows of the residual stream, of which each tp rank has one of tp equal blocks (sequence parallelism, arXiv
+// 2205.05198). Layers that are split over tp gather all rows before they compute, and what comes out of them is summed
+// over the ranks, each keeping its block. With one rank nothing is moved or copied.
+#pragma once
+
+#include "comm/mesh.h"
+#include "model/step.h"
+
+namespace moebius {
+
+class RowBlocks {
+ public:
+  explicit RowBlocks(const Mesh& mesh) : tp_(mesh.group(Axis::tp)) {}
+  int64_t num_ranks() const { return tp_.size(); }
+  int64_t rank() const { return tp_.rank(); }
+  Group& group() const { return tp_; }
+
+  // The rows of all ranks, on the step stack; x itself with one rank.
+  Tensor gather(Step& step, Tensor x_tD) const;
+  // y (+)= this rank's rows of the sum over ranks of x. Takes no memory of the stack beyond the call.
+  void sum(Step& step, Tensor y_tD, Tensor x_TD, bool accumulate = false) const;
+
+ private:
+  Group& tp_;
+};
+
+}  // namespace moebius

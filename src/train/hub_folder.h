@@ -1,0 +1,36 @@
+// A model as a folder that transformers loads: what export and upcycle write.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "config/model_spec.h"
+#include "train/weights_source.h"
+
+namespace moebius {
+
+struct HubFolder {
+  std::string out;  // folder to make
+  const ModelSpec& model;
+  const WeightsReader& weights;
+  std::optional<DType> dtype;  // f32 or bf16 of all but the routers' correction biases; nothing: as it is stored
+  std::string files;           // folder whose other files go along (tokenizer, ...); empty: none
+  int64_t shard_bytes = 5'000'000'000;
+};
+
+struct HubFolderResult {
+  int64_t num_tensors = 0, num_shards = 0, bytes = 0;  // bytes of tensors
+  int64_t num_files = 0;                               // copied beside the weights and config.json
+};
+
+// config.json in the v4 spelling with every key that Moebius does not know (but quantization_config: weights that were
+// packed are not), weights under the hub's names (one tensor per expert and projection), the other files unchanged. The
+// folder appears whole or not at all. Memory: the largest tensor twice. Error{input} for a model_type that transformers
+// does not have.
+HubFolderResult write_hub_folder(const HubFolder& hub);
+
+// The folder of the other files that came with a model; empty when none did.
+std::string other_files_of(const WeightsFolder& from);
+
+}  // namespace moebius

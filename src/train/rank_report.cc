@@ -1,0 +1,103 @@
+#include "train/rank_report.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kColumns = 4 + 2 * kNumAxes;
+
+std::array<double, kColumns> row_of(const RankTimes& mine, const CommCounters& before, const CommCounters& after) {
+  std::array<double, kColumns> row{mine.load_s, mine.passes_s, mine.optimizer_s, 0};
+  for (int a = 0; a < kNumAxes; ++a) {
+    row[4 + a] = after.sent_bytes[a] - before.sent_bytes[a];
+    row[4 + kNumAxes + a] = after.seconds[a] - before.seconds[a];
+    row[3] += row[4 + kNumAxes + a];
+  }
+  return row;
+}
+
+double largest(const std::vector<double>& table, int64_t column) {
+  double most = 0;
+  for (size_t at = static_cast<size_t>(column); at < table.size(); at += kColumns) most = std::max(most, table[at]);
+  return most;
+}
+
+// Experts are blocks of equal size over the ranks of ep.
+std::vector<int64_t> tokens_of_ep_ranks(const std::vector<MoeLayerReport>& layers, int64_t ep) {
+  std::vector<int64_t> tokens(layers.empty() ? 0 : ep);
+  for (const MoeLayerReport& layer : layers) {
+    const int64_t here = std::ssize(layer.load) / ep;
+    for (int64_t e = 0; e < std::ssize(layer.load); ++e) tokens[e / here] += layer.load[e];
+  }
+  return tokens;
+}
+
+}  // namespace
+
+CommCounters comm_counters(const Mesh& mesh) {
+  CommCounters counters;
+  for (int a = 0; a < kNumAxes; ++a) {
+    const Group& group = mesh.group(static_cast<Axis>(a));
+    counters.sent_bytes[a] = static_cast<double>(group.sent_bytes());
+    counters.seconds[a] = group.seconds();
+  }
+  return counters;
+}
+
+RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& before,
+                         const std::vector<MoeLayerReport>& layers) {
+  RanksReport report;
+  Group& world = engine.mesh().group(Axis::world);
+  if (world.size() == 1) return report;
+  report.tokens_of_ep_rank = tokens_of_ep_ranks(layers, engine.mesh().shape().ep);
+  std::array<double, kColumns> row = row_of(mine, before, comm_counters(engine.mesh()));
+  std::vector<double> table(kColumns * world.size());
+  ThreadPool& pool = engine.stream().pool();
+  Stream s(DeviceKind::cpu, pool);
+  world.all_gather(s, tensor_of(table.data(), {std::ssize(table)}), tensor_of(row.data(), {kColumns}));
+  for (int r = 0; r < world.size(); ++r) {
+    const double* of = table.data() + r * kColumns;
+    report.ranks.push_back({.load_s = of[0], .passes_s = of[1], .optimizer_s = of[2], .waiting_s = of[3]});
+  }
+  for (int a = 0; a < kNumAxes; ++a) {
+    if (engine.mesh().group(static_cast<Axis>(a)).size() == 1) continue;
+    report.axes.push_back({.axis = static_cast<Axis>(a),
+                           .sent_bytes = largest(table, 4 + a),
+                           .exposed_s = largest(table, 4 + kNumAxes + a)});
+  }
+  return report;
+}
+
+nlohmann::ordered_json to_json(const RanksReport& report) {
+  nlohmann::ordered_json json, ranks, axes;
+  const auto column = [&](const char* name, double RankTimes::*value) {
+    for (const RankTimes& rank : report.ranks) ranks[name].push_back(rank.*value);
+  };
+  column("load_s", &RankTimes::load_s);
+  column("passes_s", &RankTimes::passes_s);
+  column("optimizer_s", &RankTimes::optimizer_s);
+  column("waiting_s", &RankTimes::waiting_s);
+  for (const AxisReport& axis : report.axes) {
+    if (axis.sent_bytes == 0 && axis.exposed_s == 0) continue;
+    axes[std::string(name_of(axis.axis))] = {{"sent_bytes", static_cast<int64_t>(axis.sent_bytes)},
+                                             {"exposed_s", axis.exposed_s}};
+  }
+  json["ranks"] = ranks;
+  json["comm"] = axes;
+  json["tokens_of_ep_rank"] = report.tokens_of_ep_rank;
+  return json;
+}
+
+std::string comm_text(const RanksReport& report) {
+  std::string text;
+  for (const AxisReport& axis : report.axes) {
+    if (axis.sent_bytes == 0) continue;
+    text += fmt::format("{}{} {} {:.1f} ms", text.empty() ? "" : ", ", name_of(axis.axis),
+                        bytes_text(static_cast<int64_t>(axis.sent_bytes)), axis.exposed_s * 1e3);
+  }
+  return text;
+}
+
+}  // namespace moebius

@@ -1,0 +1,48 @@
+// What a step cost each rank and each axis of the mesh: who is slow, who waits, and what communication adds.
+#pragma once
+
+#include <array>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "train/metrics.h"
+
+namespace moebius {
+
+// What left a rank and what it waited for, by axis, so far.
+struct CommCounters {
+  std::array<double, kNumAxes> sent_bytes{}, seconds{};
+};
+CommCounters comm_counters(const Mesh& mesh);
+
+// Seconds of one rank's step. Host time: on a GPU, whose work runs behind the host, passes and optimizer are 0.
+struct RankTimes {
+  double load_s = 0;       // filling micro-batches
+  double passes_s = 0;     // forward and backward, with what they communicate
+  double optimizer_s = 0;  // sums over ranks, norm, update
+  double waiting_s = 0;    // of these two: in calls of communication, which no compute hides
+};
+
+struct AxisReport {
+  Axis axis = Axis::tp;
+  double sent_bytes = 0;  // the most that left a rank
+  double exposed_s = 0;   // the most that a rank waited
+};
+
+struct RanksReport {
+  std::vector<RankTimes> ranks;  // by world rank; none on one rank
+  std::vector<AxisReport> axes;  // with several ranks, in the order of Axis
+  std::vector<int64_t> tokens_of_ep_rank;  // that its experts got, over all layers and copies, before any drop
+};
+
+// All ranks together, after a step: the same report on each. mine: of this rank, but for waiting_s; before: the counters
+// at the start of the step; layers: of the step, of all ranks.
+RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& before,
+                         const std::vector<MoeLayerReport>& layers);
+
+nlohmann::ordered_json to_json(const RanksReport& report);
+// "dp_cp 1.2 MiB 0.8 ms, edp 3.0 MiB 1.1 ms": sent and exposed a step; empty on one rank.
+std::string comm_text(const RanksReport& report);
+
+}  // namespace moebius

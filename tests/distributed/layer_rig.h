@@ -1,0 +1,166 @@
+// One layer on its own, on this rank: the layer of the world's mesh or, on a mesh of one rank, what it must equal.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "comm/mesh.h"
+#include "model/params.h"
+#include "model/token_runs.h"
+#include "ops/cpu/testing.h"
+#include "tests/distributed/ranks.h"
+
+namespace moebius {
+
+using testing::Array;
+using testing::Values;
+
+inline Values values_of(const Tensor& t) { return {t.ptr<float>(), t.ptr<float>() + t.numel()}; }
+
+// The block of a global tensor that a part is, from all of its elements.
+inline Values block_of(const Values& whole, const ParamPart& part) {
+  const int dim = std::max(part.shard.dim, 0);
+  int64_t outer = 1, inner = 1;
+  for (int i = 0; i < dim; ++i) outer *= part.shape[i];
+  for (int i = dim + 1; i < part.shape.rank(); ++i) inner *= part.shape[i];
+  const int64_t count = part.local_shape()[dim], all = part.shape[dim];
+  Values block;
+  for (int64_t o = 0; o < outer; ++o) {
+    const auto first = whole.begin() + (o * all + part.shard.begin) * inner;
+    block.insert(block.end(), first, first + count * inner);
+  }
+  return block;
+}
+
+// Owns what a layer needs to run. `declare` makes the layer and declares what it saves. Weights that a model starts
+// with ones or zeros get values that differ, too.
+class LayerRig {
+ public:
+  static constexpr int64_t kStackBytes = 1 << 22, kDocument = 5;
+  static constexpr uint64_t kSeed = 5;
+
+  LayerRig(const Mesh& mesh, const BatchShape& whole, const std::function<void(LayerRig&)>& declare)
+      : params(plan, ModelUse::gradients) {
+    BatchShape shape = whole;
+    shape.seq = whole.seq / mesh.shape().cp;
+    declare_micro_batch(plan, shape, batch);
+    declare(*this);
+    plan.bind(DeviceKind::cpu, kStackBytes);
+    params.init(s, kSeed);
+    for (const Param& p : params.all()) {
+      if (p.spec.init != ParamInit::normal) draw(p);
+    }
+    *batch.loss_scale_1.ptr<float>() = 0.25f;
+    for (const TokenRun& run : token_runs(shape, {.cp = mesh.shape().cp}, {.cp = mesh.place().cp})) {
+      for (int64_t i = 0; i < run.count; ++i) tokens.push_back(run.token + i);
+    }
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const int64_t position = tokens[i] % whole.seq, begin = whole.documents ? position / kDocument * kDocument : 0;
+      batch.pos_T.ptr<int32_t>()[i] = static_cast<int32_t>(position - begin);
+      batch.doc_start_T.ptr<int32_t>()[i] = static_cast<int32_t>(begin);
+    }
+    const int64_t rows = rows_between_projections(shape, mesh.shape());
+    stream_tokens.assign(tokens.begin() + mesh.place().tp * rows, tokens.begin() + (mesh.place().tp + 1) * rows);
+  }
+  Step step() { return {s, plan.stack(), batch}; }
+  void draw(const Param& p) {
+    for (const ParamPart& part : p.spec.parts) {
+      const Values block = block_of(Array::normal(part.shape, DType::f32, key_of(part.name.c_str())).values(), part);
+      std::copy(block.begin(), block.end(), part_of(p.w, part).ptr<float>());
+    }
+  }
+
+  // These rows of the residual stream, of values of all tokens.
+  Values own(const Values& all, int64_t width) const {
+    Values rows;
+    for (const int64_t t : stream_tokens)
+      rows.insert(rows.end(), all.begin() + t * width, all.begin() + (t + 1) * width);
+    return rows;
+  }
+
+  MemoryPlan plan;
+  ParamTable params;
+  std::vector<int64_t> tokens, stream_tokens;  // which tokens the rows of the micro-batch and of the stream are
+  MicroBatch batch;
+  ThreadPool pool{1};
+  Stream s{DeviceKind::cpu, pool};
+};
+
+// Every part of `got`, whose tensors are chosen by `tensor` (weights or gradients), equals its block of the same part
+// in `want`, which has all of it.
+inline void expect_blocks(const ParamTable& got, const ParamTable& want, Tensor Param::*tensor, double tolerance) {
+  std::map<std::string, Values> whole;
+  for (const Param& p : want.all()) {
+    for (const ParamPart& part : p.spec.parts) whole[part.name] = values_of(part_of(p.*tensor, part));
+  }
+  for (const Param& p : got.all()) {
+    for (const ParamPart& part : p.spec.parts) {
+      testing::expect_close(part.name, values_of(part_of(p.*tensor, part)), block_of(whole.at(part.name), part),
+                            tolerance, tolerance);
+    }
+  }
+}
+
+// The gradients as the optimizer sees them.
+inline void reduce_gradients(LayerRig& rig, const Mesh& mesh) {
+  for (const Param& p : rig.params.all()) mesh.group(p.spec.grad_axis).all_reduce_sum(rig.s, p.dw);
+}
+
+// Outputs, by rank or whole, and what the forward and the backward passes sent over tp and cp.
+struct LayerPasses {
+  Values y, dx;
+  int64_t sent[2][2];  // [tp, cp][forward, backward]
+};
+
+// x and dy are this rank's rows of what all tokens have, D wide.
+template <class Layer>
+LayerPasses both_passes(LayerRig& rig, const Mesh& mesh, const Layer& layer, typename Layer::Saved& saved, int64_t T,
+                        int64_t D) {
+  const int64_t t = std::ssize(rig.stream_tokens);
+  const auto own = [&](uint64_t key) {
+    return Array::of({t, D}, DType::f32, rig.own(Array::normal({T, D}, DType::f32, key).values(), D));
+  };
+  const auto sent = [&](Axis axis) { return mesh.group(axis).sent_bytes(); };
+  Array x = own(1), dy = own(2), y = Array::poisoned({t, D}, DType::f32), dx = y;
+  Step step = rig.step();
+  StackScope scope(step.stack);
+  layer.forward(step, y.tensor(), x.tensor(), saved);
+  const int64_t forward[2] = {sent(Axis::tp), sent(Axis::cp)};
+  layer.backward_input(step, dx.tensor(), dy.tensor(), saved);
+  layer.backward_weight(step, saved);
+  return {
+      y.values(), dx.values(), {{forward[0], sent(Axis::tp) - forward[0]}, {forward[1], sent(Axis::cp) - forward[1]}}};
+}
+
+// make(rig, mesh) gives the layer, declare(layer, plan, rows, saved) what it saves. The layer on the mesh equals that
+// on one rank: y and dx row by row, weights and their gradients block by block. Gives what was sent.
+template <class Layer>
+LayerPasses expect_like_one_rank(
+    const Mesh& mesh, const BatchShape& whole, int64_t D, double tolerance,
+    const std::function<Layer(LayerRig&, const Mesh&)>& make,
+    const std::function<void(const Layer&, MemoryPlan&, int64_t, typename Layer::Saved&)>& declare) {
+  const Mesh one(MeshShape{});
+  std::optional<Layer> alone, shared;
+  typename Layer::Saved alone_saved, saved;
+  const auto make_on = [&](std::optional<Layer>& layer, typename Layer::Saved& to, const Mesh& on) {
+    return [&](LayerRig& rig) {
+      layer.emplace(make(rig, on));
+      declare(*layer, rig.plan, rows_between_projections(rig.batch.shape, on.shape()), to);
+    };
+  };
+  LayerRig want(one, whole, make_on(alone, alone_saved, one)), got(mesh, whole, make_on(shared, saved, mesh));
+  expect_blocks(got.params, want.params, &Param::w, 0);
+  const int64_t T = whole.tokens();
+  const LayerPasses w = both_passes(want, one, *alone, alone_saved, T, D),
+                    g = both_passes(got, mesh, *shared, saved, T, D);
+  reduce_gradients(got, mesh);
+  testing::expect_close("y", g.y, got.own(w.y, D), tolerance, tolerance);
+  testing::expect_close("dx", g.dx, got.own(w.dx, D), tolerance, tolerance);
+  expect_blocks(got.params, want.params, &Param::dw, tolerance);
+  return g;
+}
+
+}  // namespace moebius

@@ -1,0 +1,173 @@
+// Layers on tp ranks equal the layer on one: outputs and input gradients row by row, weight gradients block by block.
+#include "model/gqa.h"
+#include "model/mlp.h"
+#include "model/vocab.h"
+#include "ops/rope/rope.h"
+#include "tests/distributed/layer_rig.h"
+
+namespace moebius {
+namespace {
+
+// tp everywhere it divides: heads 8 and 8, hidden 24, rows 3 * 8.
+constexpr int64_t D = 5, kBatch = 3, kSeq = 8, kRows = kBatch * kSeq;
+// Sums of at most 64 products of magnitude 1, a few of them in a row.
+constexpr double kTolerance = 64 * 0x1p-23;
+
+constexpr BatchShape kWhole{.batch = kBatch, .seq = kSeq};
+
+void declare_mlp(const Mlp& layer, MemoryPlan& plan, int64_t rows, Mlp::Saved& saved) {
+  layer.declare_saved(plan, "mlp", rows, saved, &RecomputeSpec::mlp);
+}
+void declare_gqa(const Gqa& layer, MemoryPlan& plan, int64_t rows, Gqa::Saved& saved) {
+  layer.declare_saved(plan, "attention", rows, saved);
+}
+
+Mesh mesh_of(Transport& transport) { return Mesh({.tp = transport.size(), .ep = transport.size()}, transport); }
+
+// A layer gathers x and sums y in the forward pass, gathers dy and sums dx in the backward, and gathers x once more for
+// the weight gradient: each (n - 1) / n of the rows of all ranks.
+void expect_row_traffic(const LayerPasses& passes, int64_t n) {
+  const int64_t all_rows = kRows * D * size_of(DType::f32), once = all_rows * (n - 1) / n;
+  EXPECT_EQ(passes.sent[0][0], 2 * once);
+  EXPECT_EQ(passes.sent[0][1], 3 * once);
+  EXPECT_EQ(passes.sent[1][0] + passes.sent[1][1], 0);
+}
+
+class TensorParallel : public Ranks {};
+INSTANTIATE_TEST_SUITE_P(Everywhere, TensorParallel, ::testing::Values(1, 2, 4, 8), name_of_ranks);
+
+TEST_P(TensorParallel, MlpEqualsOneRank) {
+  run([](Transport& transport) {
+    const Mesh mesh = mesh_of(transport);
+    const auto make = [](LayerRig& rig, const Mesh& on) { return Mlp(rig.params, "mlp", D, 24, DType::f32, on, 0.5f); };
+    expect_row_traffic(expect_like_one_rank<Mlp>(mesh, kWhole, D, kTolerance, make, declare_mlp), mesh.shape().tp);
+  });
+}
+
+ModelSpec attention_model(QkNorm norm, bool bias) {
+  ModelSpec m;
+  m.vocab_size = 21;
+  m.hidden_size = D;
+  m.num_heads = 16;
+  m.num_kv_heads = 8;
+  m.head_dim = 2;
+  m.initializer_range = 0.5;
+  m.qk_norm = norm;
+  m.qkv_bias = bias;
+  return m;
+}
+
+void expect_attention_like_one_rank(const Mesh& mesh, const ModelSpec& model) {
+  Array cos_sin = Array::poisoned({kSeq, model.head_dim}, DType::f32);
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  rope_table(s, {.cos_sin_Pd = cos_sin.tensor()});
+  const Tensor table = cos_sin.tensor();
+  const auto make = [&](LayerRig& rig, const Mesh& on) {
+    return Gqa(rig.params, "attention", model, DType::f32, on, CpComm::allgather, table);
+  };
+  expect_row_traffic(expect_like_one_rank<Gqa>(mesh, kWhole, D, kTolerance, make, declare_gqa), mesh.shape().tp);
+}
+
+TEST_P(TensorParallel, AttentionEqualsOneRank) {
+  run([](Transport& transport) {
+    const Mesh mesh = mesh_of(transport);
+    expect_attention_like_one_rank(mesh, attention_model(QkNorm::none, false));
+  });
+}
+
+TEST_P(TensorParallel, AttentionWithBiasAndNormsEqualsOneRank) {
+  run([](Transport& transport) {
+    expect_attention_like_one_rank(mesh_of(transport), attention_model(QkNorm::per_head, true));
+  });
+}
+
+TEST(TensorParallelErrors, HeadsAndWidthsMustDivide) {
+  const auto error_on = [](int ranks, const std::function<void(LayerRig&, const Mesh&)>& make) {
+    std::string text;
+    run_threads(ranks, test_world(), [&](Transport& transport) {
+      const Mesh mesh = mesh_of(transport);
+      const std::string got = testing::error_of([&] { LayerRig(mesh, {}, [&](LayerRig& rig) { make(rig, mesh); }); });
+      if (transport.rank() == 0) text = got;
+    });
+    return text;
+  };
+  ModelSpec m = attention_model(QkNorm::none, false);
+  const auto attention = [&](LayerRig& rig, const Mesh& mesh) {
+    Gqa(rig.params, "attention", m, DType::f32, mesh, CpComm::allgather, Tensor{});
+  };
+  m.qk_norm = QkNorm::whole;
+  EXPECT_EQ(error_on(2, attention), "attention: a norm over all heads needs parallel.tp = 1; got 2");
+  m.qk_norm = QkNorm::none;
+  EXPECT_EQ(error_on(3, attention), "attention: query heads over parallel.tp: 16 must be divisible by 3");
+  m.num_kv_heads = 1;
+  EXPECT_EQ(error_on(2, attention), "attention: kv heads over parallel.tp: 1 must be divisible by 2");
+  EXPECT_EQ(error_on(2, [](LayerRig& rig, const Mesh& mesh) { Mlp(rig.params, "mlp", 4, 5, DType::f32, mesh, 1.0f); }),
+            "mlp: hidden width over parallel.tp: 5 must be divisible by 2");
+  m.vocab_size = 2;
+  EXPECT_EQ(error_on(3, [&](LayerRig& rig, const Mesh& mesh) { Embedding(rig.params, m, DType::f32, mesh); }),
+            "parallel.tp must be at most model.vocab_size = 2; got 3");
+}
+
+struct VocabPasses {
+  Values embedded, loss, dx;
+};
+
+// Of 21 tokens. One without weight has a target that is no token.
+VocabPasses vocab_passes(LayerRig& rig, const Embedding& embedding, const LmHead& head) {
+  const MicroBatch& batch = rig.batch;
+  const int64_t t = std::ssize(rig.stream_tokens), T = std::ssize(rig.tokens);
+  for (int64_t i = 0; i < T; ++i) {
+    const int64_t token = rig.tokens[i];
+    batch.token_T.ptr<int32_t>()[i] = static_cast<int32_t>(token * 5 % 21);
+    batch.weight_T.ptr<float>()[i] = token % 4 == 1 ? 0.0f : 0.5f + static_cast<float>(token % 3);
+    batch.target_T.ptr<int32_t>()[i] = token % 4 == 1 ? -100 : static_cast<int32_t>(token * 11 % 21);
+  }
+  const Values all = Array::normal({kRows, D}, DType::f32, 1).values();
+  Array x = Array::of({t, D}, DType::f32, rig.own(all, D)), dx = Array::poisoned({t, D}, DType::f32), y = dx,
+        loss = Array::poisoned({T}, DType::f32), alone = loss;
+  Step step = rig.step();
+  embedding.forward(step, y.tensor());
+  head.loss(step, loss.tensor(), dx.tensor(), x.tensor());
+  head.loss(step, alone.tensor(), Tensor{}, x.tensor());
+  EXPECT_EQ(alone.bytes(), loss.bytes());
+  embedding.backward_weight(step, dx.tensor());
+  return {y.values(), loss.values(), dx.values()};
+}
+
+// Blocks of the vocabulary differ by one token where tp is 2, 4 or 8.
+void expect_vocab_like_one_rank(Transport& transport, bool tied) {
+  ModelSpec model = attention_model(QkNorm::none, false);
+  model.tie_word_embeddings = tied;
+  const Mesh one(MeshShape{}), mesh = mesh_of(transport);
+  std::optional<Embedding> embedding[2];
+  std::optional<LmHead> head[2];
+  const auto declare = [&](int i, const Mesh& on) {
+    return [&, i](LayerRig& rig) {
+      embedding[i].emplace(rig.params, model, DType::f32, on);
+      head[i].emplace(rig.params, model, DType::f32, on, &embedding[i]->table());
+    };
+  };
+  LayerRig want(one, kWhole, declare(0, one)), got(mesh, kWhole, declare(1, mesh));
+  expect_blocks(got.params, want.params, &Param::w, 0);
+  const VocabPasses w = vocab_passes(want, *embedding[0], *head[0]), g = vocab_passes(got, *embedding[1], *head[1]);
+  // The embedding sums x and gathers dx; the loss gathers x twice, and three numbers per row and rank, and sums dx
+  // once.
+  const int64_t n = mesh.shape().tp;
+  EXPECT_EQ(mesh.group(Axis::tp).sent_bytes(), 5 * kRows * D * 4 * (n - 1) / n + 2 * kRows * 3 * 4 * (n - 1));
+  reduce_gradients(got, mesh);
+  EXPECT_EQ(g.embedded, got.own(w.embedded, D));
+  testing::expect_close("loss", g.loss, w.loss, kTolerance, kTolerance);
+  testing::expect_close("dx", g.dx, got.own(w.dx, D), kTolerance, kTolerance);
+  expect_blocks(got.params, want.params, &Param::dw, kTolerance);
+}
+
+TEST_P(TensorParallel, EmbeddingAndLossEqualOneRank) {
+  run([](Transport& transport) {
+    expect_vocab_like_one_rank(transport, false);
+    expect_vocab_like_one_rank(transport, true);
+  });
+}
+
+}  // namespace
+}  // namespace moebius

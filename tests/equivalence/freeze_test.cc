@@ -1,0 +1,135 @@
+// Frozen parameters: no gradient, no optimizer state, the same bits after training; and all others are trained as if
+// nothing were frozen.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+
+#include "io/json_text.h"
+#include "io/testing.h"
+#include "tests/equivalence/tiny.h"
+#include "train/state.h"
+
+namespace moebius {
+namespace {
+
+using namespace testing;
+using ::testing::Combine;
+using ::testing::TestWithParam;
+using ::testing::Values;
+using Patterns = std::vector<std::string>;
+
+EngineSpec frozen_spec(const Patterns& freeze, DType compute, const ModelSpec& model = tiny_model()) {
+  EngineSpec spec = tiny_engine(model, 2, compute, 2);
+  spec.freeze = freeze;
+  return spec;
+}
+
+std::vector<char> bytes_of(const Tensor& t) {
+  const char* data = t.ptr<char>();
+  return {data, data + t.num_bytes()};
+}
+
+// One with everything frozen that matches, one with nothing.
+void expect_others_have_the_same_gradients(const EngineSpec& some_spec) {
+  EngineSpec all_spec = some_spec;
+  all_spec.freeze.clear();
+  Engine all(all_spec), some(some_spec);
+  for (Engine* engine : {&all, &some}) {
+    init_params(*engine);
+    fill_random(engine->batch(), engine->spec().model, 1, 0, 2);
+    engine->forward_backward();
+  }
+  auto with = all.model().params().all().begin();
+  int64_t frozen = 0, compared = 0;
+  for (const Param& p : some.model().params().all()) {
+    const Param& q = *with++;
+    EXPECT_EQ(bytes_of(p.w), bytes_of(q.w)) << p.spec.name;
+    EXPECT_EQ(p.frozen, q.has_grad && matches_any(some_spec.freeze, p.spec.parts[0].name)) << p.spec.name;
+    EXPECT_EQ(p.has_grad, q.has_grad && !p.frozen) << p.spec.name;
+    frozen += p.frozen;
+    if (!p.has_grad) continue;
+    EXPECT_EQ(bytes_of(p.dw), bytes_of(q.dw)) << p.spec.name;
+    ++compared;
+  }
+  EXPECT_GT(frozen, 0);
+  EXPECT_GT(compared, 0);
+}
+
+class Freeze : public TestWithParam<std::tuple<Patterns, DType>> {
+ protected:
+  static const Patterns& patterns() { return std::get<0>(GetParam()); }
+  static DType compute() { return std::get<1>(GetParam()); }
+};
+
+TEST_P(Freeze, OthersHaveTheSameGradients) {
+  expect_others_have_the_same_gradients(frozen_spec(patterns(), compute()));
+}
+
+TEST_P(Freeze, StayAsTheyAreWithoutMemoryForTraining) {
+  Engine all(frozen_spec({}, compute())), engine(frozen_spec(patterns(), compute()));
+  init_params(engine);
+  int64_t frozen_elements = 0;
+  std::map<std::string, std::vector<char>> before;
+  for (const Param& p : engine.model().params().all()) {
+    before[p.spec.name] = bytes_of(p.w);
+    if (p.frozen) frozen_elements += p.w.numel();
+  }
+  train(engine, 3, 2);
+  for (const Param& p : engine.model().params().all()) {
+    if (p.spec.init != ParamInit::normal || !(p.frozen || p.has_grad)) continue;
+    EXPECT_EQ(bytes_of(p.w) == before[p.spec.name], p.frozen) << p.spec.name;
+  }
+  // Each tensor is padded in the plan, by less than 256 bytes.
+  const int64_t slack = 256 * static_cast<int64_t>(before.size());
+  const auto saved = [&](Life life) { return all.plan().bytes(life) - engine.plan().bytes(life); };
+  EXPECT_NEAR(saved(Life::grad), 4 * frozen_elements, slack);
+  EXPECT_NEAR(saved(Life::optimizer), 8 * frozen_elements, 2 * slack);
+  EXPECT_NEAR(saved(Life::master), compute() == DType::bf16 ? 4 * frozen_elements : 0, slack);
+}
+
+TEST_P(Freeze, AreSaved) {
+  Engine engine(frozen_spec(patterns(), compute()));
+  std::map<std::string, DType> saved;
+  for (const NamedTensor& t : training_state(engine)) saved[t.name] = t.tensor.dtype;
+  for (const Param& p : engine.model().params().all()) {
+    for (const ParamPart& part : p.spec.parts) {
+      ASSERT_TRUE(saved.contains(part.name)) << part.name;
+      EXPECT_EQ(saved.contains("adam_m." + part.name), p.has_grad) << part.name;
+      EXPECT_EQ(saved[part.name], p.frozen ? compute() : DType::f32) << part.name;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Parts, Freeze,
+                         Combine(Values(Patterns{"*.mlp.gate.*"}, Patterns{"*.mlp.experts.*"},
+                                        Patterns{"model.embed_tokens.weight"}, Patterns{"lm_head.*"},
+                                        Patterns{"*layernorm.weight", "*_norm.weight", "model.norm.*"},
+                                        Patterns{"*.self_attn.*", "*.shared_expert*"},
+                                        Patterns{"model.layers.*", "model.embed_tokens.*", "model.norm.weight"}),
+                                 Values(DType::f32, DType::bf16)));
+
+TEST(FreezeLatentAttention, OthersHaveTheSameGradients) {
+  const std::string config = MOEBIUS_SOURCE_DIR "/tests/golden/data/deepseek_v3_v4_packed/config.json";
+  const ModelSpec model = model_spec_from_hf(read_json(config), config);
+  for (const Patterns& freeze :
+       {Patterns{"*.kv_a_proj_with_mqa.*", "*_layernorm.weight"}, Patterns{"*.q_a_proj.*"}, Patterns{"*.self_attn.*"}})
+    expect_others_have_the_same_gradients(frozen_spec(freeze, DType::f32, model));
+}
+
+TEST(FreezeErrors, SayWhatIsWrong) {
+  const auto refused = [](const Patterns& freeze, const std::string& text) {
+    expect_error(ErrorKind::usage, text, [&] { Engine engine(frozen_spec(freeze, DType::f32)); });
+  };
+  refused({"*.mlp.gate.*", "model.embed_token.weight"},
+          "\"model.embed_token.weight\" matches none, the nearest is model.embed_tokens.weight");
+  refused({"*.q_proj.weight"},
+          "expected patterns that match all parts of model.layers.0.self_attn.qkv_proj.weight or "
+          "none; got some that match model.layers.0.self_attn.q_proj.weight and not");
+  refused({"*"}, "expected to leave something to train");
+  refused({"*.last_load"}, "matches none");
+}
+
+}  // namespace
+}  // namespace moebius
