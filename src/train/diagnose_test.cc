@@ -27,7 +27,7 @@ std::string diagnosis(const ParallelSpec& layout, int num_ranks, const std::stri
     spec.threads = 1;
     Engine engine(spec);
     Control control(world);
-    Loader loader(data, run, /*shuffle=*/true, engine.data_rank());
+    Loader loader(data, run, /*shuffle=*/true, engine.data_share());
     Stream s = engine.stream();
     engine.model().params().init(s, 7);
     for (const Param& p : engine.model().params().all()) {

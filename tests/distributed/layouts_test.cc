@@ -67,8 +67,6 @@ const LayoutCase kCases[] = {
     {"etp2_over_tp2", 2, {.tp = 2, .etp = 2}},
     {"etp2_ep2", 4, {.ep = 2, .etp = 2}},
     {"etp2_ep2_over_tp2_skewed", 4, {.tp = 2, .ep = 2, .etp = 2}, {.skewed = true}},
-    {"pp2_ep2", 4, {.pp = 2, .ep = 2}},
-    {"pp2_vpp2_ep2", 4, {.pp = 2, .vpp = 2, .ep = 2}},
     {"pp2_vpp2_ep4_over_tp2_sigmoid", 8, {.tp = 2, .pp = 2, .vpp = 2, .ep = 4}, {.sigmoid = true}},
     {"tp2_cp2_ep4_pp2", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
     {"tp2_cp2_ep4_pp2_skewed", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}, {.skewed = true}},

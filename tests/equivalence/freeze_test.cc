@@ -27,7 +27,7 @@ EngineSpec frozen_spec(const Patterns& freeze, DType compute, const ModelSpec& m
 }
 
 std::vector<char> bytes_of(const Tensor& t) {
-  const char* data = t.ptr<char>();
+  const char* data = static_cast<const char*>(t.data);
   return {data, data + t.num_bytes()};
 }
 
