@@ -148,8 +148,14 @@ TEST_F(RankedRun, GoesOnOnAnotherNumberOfRanks) {
     const auto train = [&](int ranks, const Words& overrides) {
       return ranks == 1 ? runs_.train(run, overrides) : runs_.train_ranks(ranks, run, overrides);
     };
-    ASSERT_EQ(train(first, {"train.steps=4", "optimizer.schedule=constant", "optimizer.min_lr=0"}), 0) << runs_.err();
-    ASSERT_EQ(train(second, {"train.steps=6", "optimizer.schedule=constant", "optimizer.min_lr=0"}), 0) << runs_.err();
+    ASSERT_EQ(train(first,
+                    {"train.steps=4", "optimizer.warmup_steps=3", "optimizer.schedule=constant", "optimizer.min_lr=0"}),
+              0)
+        << runs_.err();
+    ASSERT_EQ(train(second,
+                    {"train.steps=6", "optimizer.warmup_steps=3", "optimizer.schedule=constant", "optimizer.min_lr=0"}),
+              0)
+        << runs_.err();
     EXPECT_THAT(runs_.err(), HasSubstr("resumed from "));
   }
   EXPECT_NEAR(loss_of("2-then-1"), loss_of("1-then-2"), 1e-4);
