@@ -359,7 +359,7 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
       {{{"rope_parameters", {{"rope_theta", "x"}}}},
        "rope_parameters.rope_theta must be a finite number above 0; got \"x\""},
       {{{"rope_theta", 2.0}, {"rope_parameters", {{"rope_theta", 3.0}}}},
-       "rope_theta 2 and rope_parameters.rope_theta 3.0 contradict"},
+       "rope_theta 2 and rope_parameters.rope_theta 3 contradict"},
       {{{"hidden_size", "big"}}, "hidden_size must be a whole number from 1 to 1000000000; got \"big\""},
       {{{"hidden_size", 12.5}}, "hidden_size must be a whole number from 1 to 1000000000; got 12.5"},
       {{{"vocab_size", nullptr}}, "vocab_size must be given for model_type \"moebius\""},

@@ -168,7 +168,8 @@ TEST(HfNames, Families) {
   EXPECT_EQ(hf_family("mixtral"), HfFamily::mixtral);
   EXPECT_EQ(hf_family("qwen3_moe"), HfFamily::canonical);
   expect_error(ErrorKind::input,
-               "expected model_type mixtral, qwen2_moe, llama, mistral, olmoe, qwen2, qwen3, qwen3_moe; got \"gpt2\"",
+               "expected model_type mixtral, qwen2_moe, deepseek_v2, deepseek_v3, llama, mistral, olmoe, qwen2, qwen3, "
+               "qwen3_moe; got \"gpt2\"",
                [] { hf_family("gpt2"); });
 }
 

@@ -29,8 +29,8 @@ const std::array<float, 256>& f8_e4m3_values() {
 }
 
 bool is_block_size(const json& v) {
-  return v.is_array() && v.size() == 2 && v[0].is_number_unsigned() && v[1].is_number_unsigned() && v[0] >= 1 &&
-         v[1] >= 1 && v[0] <= 1 << 20 && v[1] <= 1 << 20;
+  const auto is_size = [](const json& n) { return n.is_number_integer() && n >= 1 && n <= 1 << 20; };
+  return v.is_array() && v.size() == 2 && is_size(v[0]) && is_size(v[1]);
 }
 
 }  // namespace

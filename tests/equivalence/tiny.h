@@ -33,6 +33,20 @@ inline ModelSpec tiny_model() {
   return m;
 }
 
+inline ModelSpec latent_model() {
+  ModelSpec m = tiny_model();
+  m.qk_norm = QkNorm::none;
+  m.num_kv_heads = m.num_heads;
+  m.q_lora_rank = 10;
+  m.kv_lora_rank = 12;
+  m.head_dim = 6 + 4;
+  m.qk_rope_head_dim = 4;
+  m.v_head_dim = 7;
+  m.rope_interleave = true;
+  m.check();
+  return m;
+}
+
 inline EngineSpec tiny_engine(const ModelSpec& model, int64_t batch, DType compute, int threads) {
   OptimizerSpec optimizer;
   optimizer.lr = 1e-2;

@@ -44,8 +44,8 @@ TEST_P(Training, LearnsTheSameBatchByHeart) {
 }
 
 // Each name of memory.recompute alone, and "layer", which is all of them: less is kept, and no bit changes.
-TEST_P(Training, RecomputeChangesNoBit) {
-  EngineSpec spec = tiny_engine(tiny_model(), 2, GetParam(), 2);
+void expect_recompute_changes_no_bit(const ModelSpec& model, DType dtype) {
+  EngineSpec spec = tiny_engine(model, 2, dtype, 2);
   Engine kept(spec);
   const std::vector<double> expected = train(kept, 2, 4);
   for (const auto& [name, flag] : kRecomputeNames) {
@@ -59,6 +59,11 @@ TEST_P(Training, RecomputeChangesNoBit) {
     EXPECT_EQ(remade.stack_high_water(), remade.plan().bytes(Life::stack));
     EXPECT_NE(remade.plan().table().find("that backward makes again"), std::string::npos);
   }
+}
+
+TEST_P(Training, RecomputeChangesNoBit) { expect_recompute_changes_no_bit(tiny_model(), GetParam()); }
+TEST_P(Training, RecomputeChangesNoBitOfLatentAttention) {
+  expect_recompute_changes_no_bit(latent_model(), GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, Training, ::testing::Values(DType::f32, DType::bf16),
@@ -172,6 +177,10 @@ TEST(TrainingGradients, AreTheDerivativeOfTheScalar) {
   EngineSpec spec = tiny_engine(tiny_model(), 2, DType::f32, 1);
   spec.balance.global_aux = true;
   expect_gradients_match_differences(spec);
+}
+
+TEST(TrainingGradients, AreTheDerivativeOfTheScalarWithLatentAttention) {
+  expect_gradients_match_differences(tiny_engine(latent_model(), 2, DType::f32, 1));
 }
 
 TEST(TrainingGradients, AreTheDerivativeOfTheScalarWithSigmoidGroupsAndBias) {

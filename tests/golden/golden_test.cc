@@ -8,6 +8,7 @@
 #include "io/safetensors.h"
 #include "io/testing.h"
 #include "model/device_support.h"
+#include "train/generate.h"
 #include "train/parity.h"
 #include "train/weights.h"
 
@@ -124,6 +125,26 @@ std::vector<DeviceKind> devices() {
   std::vector<DeviceKind> all{DeviceKind::cpu};
   if (Accelerator::why_missing().empty()) all.push_back(DeviceKind::cuda);
   return all;
+}
+
+// The first row token by token through the caches: the same sums in another order. Rows of several documents apart are
+// not what generation computes.
+TEST_P(Golden, GenerationComputesTheSameLogits) {
+  const std::string folder = kData + "/" + name();
+  const SafetensorsFile tokens = SafetensorsFile::open(folder + "/tokens.safetensors"), want = expected();
+  if (tokens.find("doc_start") || std::get<1>(GetParam()) != DeviceKind::cpu) return;
+  const std::vector<int64_t> shape = want.at("logits").shape;  // [B, S, V]
+  const int64_t S = shape[1], V = shape[2];
+  const auto ids = read_as<int32_t>(tokens, tokens.at("tokens"));
+  const auto all = read_as<float>(want, want.at("logits"));
+  Engine engine(generation_engine_spec(read_model_spec(folder), DType::f32, S, 2, 3));
+  Stream s = engine.stream();
+  load_weights(s, engine.model(), folder);
+  std::vector<float> got(V);
+  feed_tokens(engine, std::span(ids).first(S - 2), 0, got);  // in chunks of 3, and then alone
+  for (int64_t i = S - 2; i < S; ++i) feed_tokens(engine, std::span(ids).subspan(i, 1), i, got);
+  const std::vector<float> last(all.begin() + (S - 1) * V, all.begin() + S * V);
+  EXPECT_LE(max_abs_diff(got, last), 2e-5 * max_abs(last));
 }
 
 // Without those that a GPU refuses.
