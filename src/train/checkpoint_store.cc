@@ -124,7 +124,6 @@ std::string CheckpointStore::make_folder(int64_t step, const std::string& what) 
       make_dirs(folder);
     });
   });
-  fault_point("checkpoint.after_mkdir");
   return folder;
 }
 
@@ -142,6 +141,7 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
   const CheckpointWriter writer{.rank = ranks_.rank(), .num_ranks = ranks_.size(), .shard_bytes = shard_bytes_};
   share_ = std::async(policy, [what, folder = unfinished_, step, content = std::move(content), meta, writer] {
     return saying(what, [&] {
+      fault_point("checkpoint.after_mkdir");
       auto share = std::make_shared<const CheckpointManifest>(
           write_share(folder, {.step = step, .tensors = content, .meta = meta}, writer));
       if (writer.rank > 0) write_part(folder, *share, writer.rank);
