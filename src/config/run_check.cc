@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <set>
+#include <system_error>
 
 #include "config/recipe_table.h"
 #include "config/run_spec.h"
@@ -47,9 +48,11 @@ void check_supported(const RunSpec& s) {
   MOEBIUS_CHECK(usage, s.deterministic,
                 "run.deterministic = false has no mode to choose: every run is deterministic; remove it{}",
                 origin(s, "run.deterministic"));
-  MOEBIUS_CHECK(usage, s.data.tokenizer == "bytes",
-                "data.tokenizer must be \"bytes\", the only tokenizer of this version; got {}{}",
-                shown(s.data.tokenizer), origin(s, "data.tokenizer"));
+  std::error_code unreadable;  // a name that cannot be one is no folder either
+  MOEBIUS_CHECK(
+      usage, s.data.tokenizer == "bytes" || std::filesystem::exists(s.data.tokenizer + "/tokenizer.json", unreadable),
+      "data.tokenizer must be \"bytes\" or a folder with a tokenizer.json; got {}{}", shown(s.data.tokenizer),
+      origin(s, "data.tokenizer"));
   const bool records = s.device == DeviceKind::cuda && s.graph;
   MOEBIUS_CHECK(usage, !records || s.parallel.dispatcher != "alltoall",
                 "parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be recorded; set "

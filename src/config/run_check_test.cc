@@ -107,7 +107,8 @@ TEST(Check, WhatThisVersionCannotDo) {
       check_error({"run.deterministic=false"}),
       HasSubstr("run.deterministic = false has no mode to choose: every run is deterministic; remove it [--set]"));
   EXPECT_THAT(check_error({"data.tokenizer=nodir"}),
-              HasSubstr("data.tokenizer must be \"bytes\", the only tokenizer of this version; got \"nodir\" [--set]"));
+              HasSubstr("data.tokenizer must be \"bytes\" or a folder with a tokenizer.json; got \"nodir\" [--set]"));
+  EXPECT_NO_THROW(parse({"data.tokenizer=" MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/qwen2"}).check(1));
   EXPECT_THAT(
       check_error({"parallel.dispatcher=alltoall"}),
       HasSubstr("parallel.dispatcher = \"alltoall\" would do nothing: parallel.ep and etp are 1, so every expert "

@@ -29,6 +29,23 @@ TEST(MemoryPlan, TensorsOfALifeDoNotOverlapAndCorrespondAcrossLives) {
   EXPECT_NE(plan.table().find("largest m f32[129]"), std::string::npos) << plan.table();
 }
 
+TEST(MemoryPlan, JoinedTensorsAreOnePiece) {
+  MemoryPlan plan;
+  Tensor a, b, c, d;
+  plan.declare(a, "a", {3}, DType::f32, Life::grad);
+  plan.declare(b, "b", {200}, DType::f32, Life::grad);
+  plan.declare(c, "c", {5}, DType::f32, Life::grad);
+  plan.declare(d, "d", {7}, DType::f32, Life::grad);
+  plan.join({&c, &a}, 3 * MemoryPlan::kAlign);  // 2 blocks of 128, and one left free
+  EXPECT_EQ(MemoryPlan::joined_numel({&c, &a}, 3 * MemoryPlan::kAlign), 3 * 128);
+  plan.bind(DeviceKind::cpu, 0);
+  EXPECT_EQ(a.ptr<float>() - c.ptr<float>(), 128);
+  EXPECT_EQ(plan.bytes(Life::grad), 4 * (256 + 128 + 3 * 128));
+  const float* end = c.ptr<float>() + 3 * 128;
+  for (const Tensor* other : {&b, &d})
+    EXPECT_TRUE(other->ptr<float>() >= end || other->ptr<float>() + other->numel() <= c.ptr<float>());
+}
+
 TEST(MemoryPlan, DeclaringAfterBindIsABug) {
   MemoryPlan plan;
   plan.bind(DeviceKind::null, 0);

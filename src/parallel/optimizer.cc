@@ -12,8 +12,12 @@ Tensor owned_elements(const Param& p, const Tensor& t) {
 
 }  // namespace
 
-Optimizer::Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh, MemoryPlan& plan, bool overlap)
-    : spec_(spec), mesh_(mesh), buckets_(params, mesh, plan), exchange_(buckets_, params, plan, overlap) {
+Optimizer::Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
+                     const ShardingSpec& sharding)
+    : spec_(spec),
+      mesh_(mesh),
+      buckets_(params, mesh, plan, sharding.bucket_numel),
+      exchange_(buckets_, params, plan, sharding.overlap) {
   MOEBIUS_CHECK(usage, spec.name == "adamw", "optimizer.name: expected \"adamw\"; got \"{}\"", spec.name);
   for (const Param& p : params.all()) {
     if (!p.spec.trainable) continue;

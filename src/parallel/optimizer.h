@@ -19,11 +19,17 @@ struct OptimizerMove {
   Tensor schedule_2;  // f64 [lr, train_step] in the device's memory, may be empty: read in their place
 };
 
+// How the optimizer's communication is cut and when it runs: neither changes a gradient by a bit.
+struct ShardingSpec {
+  bool overlap = false;  // behind the passes of the model (bucket_exchange.h)
+  int64_t bucket_numel = GradBuckets::kBucketNumel;
+};
+
 class Optimizer {
  public:
-  // Places params in memory and declares their masters and moments; before the plan is bound. overlap: communication
-  // runs behind the passes of the model (bucket_exchange.h).
-  Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh, MemoryPlan& plan, bool overlap = false);
+  // Places params in memory and declares their masters and moments; before the plan is bound.
+  Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
+            const ShardingSpec& sharding = {});
   Optimizer(const Optimizer&) = delete;
 
   // The passes of a step follow. Without it gradients are summed by step() alone.

@@ -196,7 +196,7 @@ TEST_F(CheckpointRead, ManifestThatPointsElsewhere) {
 TEST_F(CheckpointRead, PiecesThatAreNotAllOrNotOnce) {
   const std::string whole = read_file(path("manifest.json"));
   edit([](nlohmann::json& j) { j["tensors"]["w"]["pieces"].push_back(j["tensors"]["w"]["pieces"][0]); });
-  refuse("expected pieces that hold each element of \"w\" once; got others: the ranges do not tile the block of w");
+  refuse("expected pieces that hold each element of \"w\" once; got others: the ranges do not tile the block of it");
   replace("manifest.json", whole);
   edit([](nlohmann::json& j) { j["tensors"]["w"]["pieces"].clear(); });
   refuse("expected pieces that hold each element of \"w\" once; got others: nothing holds it");

@@ -141,7 +141,9 @@ Engine::Engine(const EngineSpec& spec)
   for (MicroBatch& batch : batches_) declare_micro_batch(plan_, spec_.shape, batch);
   make_model();
   if (spec_.optimizer) {
-    optimizer_ = std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_, spec_.overlap);
+    optimizer_ =
+        std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_,
+                                    ShardingSpec{.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel});
     if (const Param* tied = model_->tied_elsewhere()) optimizer_->exchange().hold(*tied);
     plan_.declare(schedule_2_, "schedule", {2}, DType::f64, Life::batch);
   }

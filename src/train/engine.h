@@ -38,8 +38,9 @@ struct EngineSpec {
   PipelineSpec pipeline;       // with mesh.pp > 1; its micro-batches are those of a step
   Transport* world = nullptr;  // whose rank this engine is, of mesh.world(); none: the only rank, or on the null device
                                // the first of a mesh that is counted
-  std::string dispatcher = "auto";  // of the MoE layers: model/dispatcher.h
-  bool overlap = true;              // communication runs behind compute where it can; the same bits
+  std::string dispatcher = "auto";                   // of the MoE layers: model/dispatcher.h
+  bool overlap = true;                               // communication runs behind compute where it can; the same bits
+  int64_t bucket_numel = GradBuckets::kBucketNumel;  // of gradients that are reduced together
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // that a null device stands for
   bool graph = true;                    // a GPU's training step: recorded and replayed, or launched op by op

@@ -126,7 +126,7 @@ std::string partition_problem(std::vector<TensorSlice> slices) {
     if (is_all_of(s.shape, s.shard)) s.shard = {};
   const auto key = [](const TensorSlice& s) { return std::tuple(s.shard.dim, s.shard.begin, s.begin, s.end); };
   std::sort(slices.begin(), slices.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
-  const auto named = [&](size_t i) { return slice_name("", slices[i]); };
+  const auto named = [&](size_t i) { return slice_name("it", slices[i]); };
   int64_t next = 0;  // along the dimension of the blocks
   for (size_t i = 0; i < slices.size();) {
     size_t end = i;

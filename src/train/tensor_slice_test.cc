@@ -139,7 +139,7 @@ TEST(TensorSlice, APartitionThatLacksOrRepeatsIsFound) {
   EXPECT_EQ(partition_problem({}), "nothing holds it");
   EXPECT_EQ(partition_problem({whole_slice({0, 2})}), "");
   EXPECT_THAT(partition_problem({slice({4}, {0, 0, 2}, 0, 2), slice({4}, {}, 2, 4)}),
-              HasSubstr("do not tile the block of .flat[2:4]"));
+              HasSubstr("do not tile the block of it.flat[2:4]"));
 }
 
 }  // namespace

@@ -104,7 +104,7 @@ TEST_F(BadInput, ConfigsThatAreNoJson) {
     import_refused(text);
   };
   refuse("", "config.json: expected JSON");
-  refuse("[1]", "config.json: expected an object; got array");
+  refuse("[1]", "config.json: expected a JSON object; got [1]");
   refuse("{\"a\": 1, \"a\": 2}", "expected JSON with distinct keys; got \"a\" twice");
   refuse("{\"a\": \"\xff\"}", "config.json: expected JSON");
   refuse(std::string(1'000'000, '['), "expected JSON nested at most 100 deep");
@@ -225,7 +225,11 @@ TEST_F(BadInput, Tokenizers) {
     refused({"tokenize", "--tokenizer", "tokenizer"}, text, "In the beginning\n");
   };
   refuse([](json& t) { t["model"]["type"] = "Unigram"; }, "model.type: expected BPE; got \"Unigram\"");
-  refuse([](json& t) { t["model"]["merges"].push_back(json::array({"a", "zz"})); }, "expected tokens of the vocabulary");
+  refuse(
+      [](json& t) {
+        t["model"]["merges"].push_back(json::array({"a", "zz"}));
+      },
+      "expected tokens of the vocabulary");
   refuse([](json& t) { t["model"]["vocab"]["zzzz"] = int64_t{1} << 31; }, "expected an integer in [0, 16777215]");
   refuse([](json& t) { t["model"]["vocab"]["zzzz"] = 5; }, "expected an id of its own for each token; got 5");
   refuse([](json& t) { t["pre_tokenizer"] = {{"type", "Nobody"}}; }, "this pre-tokenizer is not supported");
@@ -239,10 +243,10 @@ TEST_F(BadInput, PatternsThatBacktrack) {
     t["pre_tokenizer"] = {
         {"type", "Sequence"},
         {"pretokenizers",
-         {{{"type", "Split"}, {"pattern", {{"Regex", "(a+)+b"}}}, {"behavior", "Isolated"}, {"invert", false}},
+         {{{"type", "Split"}, {"pattern", {{"Regex", "(a+)+(b|d)"}}}, {"behavior", "Isolated"}, {"invert", false}},
           {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
   });
-  refused({"tokenize", "--tokenizer", "tokenizer"}, "to match in bounded time", std::string(5000, 'a') + "\n");
+  refused({"tokenize", "--tokenizer", "tokenizer"}, "to match in bounded time", std::string(60, 'a') + "c\n");
 }
 
 TEST_F(BadInput, Texts) {

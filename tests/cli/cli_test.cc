@@ -373,6 +373,21 @@ TEST(CliBench, UnknownNamesAreListed) {
   expect_refused(run_moebius(dir, {"bench", "gemm", "--runs", "0"}), 2, "--runs: expected at least 1");
 }
 
+TEST(CliBench, DispatchSaysWhatItSends) {
+  TestDir dir;
+  const auto json = json_of(run_moebius(dir, {"bench", "dispatch", "--ranks", "2", "--dispatcher", "alltoall",
+                                              "--threads", "1", "--runs", "1", "--json"}));
+  EXPECT_EQ(json.at("axis"), "ep");
+  EXPECT_EQ(json.at("dispatcher"), "alltoall");
+  // 4096 tokens to 2 experts each, half of them elsewhere, 512 numbers of 2 bytes.
+  EXPECT_EQ(json.at("lines").at(1).at("sent_bytes"), 4096 * 2 / 2 * 512 * 2);
+  EXPECT_EQ(json.at("lines").at(1).at("expected_bytes"), 4096 * 2 / 2 * 512 * 2);
+  const auto alone = json_of(run_moebius(dir, {"bench", "dispatch", "--runs", "1", "--json"}));
+  EXPECT_GT(alone.at("row_copy_gbytes_per_s"), 0);
+  expect_refused(run_moebius(dir, {"bench", "dispatch", "--device", "cuda"}), 2,
+                 "bench dispatch: communication moves memory of the cpu; got --device cuda");
+}
+
 TEST(CliBench, AStepOfATinyModel) {
   TestDir dir;
   const auto json = json_of(run_moebius(

@@ -127,7 +127,7 @@ class FineTune : public ::testing::Test {
 
 TEST_F(FineTune, LearnsTheCompletionsAndLeavesFrozenPartsAlone) {
   tune();
-  EXPECT_LT(eval_loss("out"), 0.5 * eval_loss("model"));
+  EXPECT_LT(eval_loss("out"), 0.6 * eval_loss("model"));
   for (const char* frozen : {"model.embed_tokens.weight", "model.layers.0.mlp.gate.weight"})
     EXPECT_EQ(tensor("out", frozen), tensor("model", frozen)) << frozen;
   for (const char* trained : {"lm_head.weight", "model.layers.1.mlp.experts.2.up_proj.weight"})

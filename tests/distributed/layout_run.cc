@@ -51,13 +51,17 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
   optimizer.eps = 1e-3;
   optimizer.clip = 0.5;
   return {.model = model_spec(what),
-          .balance = {.aux = true,
-                      .seq_aux = true,
-                      .global_aux = true,
+          .balance = {.aux = !what.sinkhorn,
+                      .seq_aux = !what.sinkhorn,
+                      .global_aux = !what.sinkhorn,
                       .bias = what.sigmoid,
-                      .aux_coeff = 0.05,
+                      .sinkhorn = what.sinkhorn,
+                      .aux_coeff = what.sinkhorn ? 0 : 0.05,
                       .z_coeff = 0.01,
-                      .bias_rate = 0.01},
+                      .bias_rate = 0.01,
+                      .capacity_factor = what.capacity ? 0.9 : 0,
+                      .drop_policy = DropPolicy::position,
+                      .jitter = what.jitter ? 0.1 : 0},
           .precision = {.compute = DType::f32},
           .use = ModelUse::training,
           .shape = {.batch = kMicroBatch,
@@ -68,6 +72,7 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
           .optimizer = optimizer,
           .mesh = mesh,
           .pipeline = {.num_virtual = layout.vpp, .layout = layout.layout},
+          .dispatcher = layout.dispatcher,
           .threads = 1,
           .seed = 8};
 }
@@ -255,10 +260,13 @@ void expect_same_step(const StepReport& got, const StepReport& alone, double bou
 
 }  // namespace
 
-LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps) {
+LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps,
+                       bool overlap) {
   layout.check(world.size());
   EngineSpec spec = engine_spec(what, mesh_shape(layout, world.size()), layout);
   spec.world = &world;
+  spec.overlap = overlap;
+  spec.bucket_numel = 2000;  // a few in each layer
   Engine engine(spec);
   EngineSpec counted = engine_spec(what, {});
   counted.device = DeviceKind::null;

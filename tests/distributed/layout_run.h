@@ -17,6 +17,12 @@ struct LayoutModel {
   bool skewed = false;   // two experts get every token, the others none
   bool sigmoid = false;  // sigmoid scores, groups and a correction bias that moves, in place of softmax
   bool tied = false;     // head and embedding are one
+  // What looks at all tokens of a micro-batch, in place of the auxiliary losses or beside them.
+  bool capacity =
+      false;  // experts turn late pairs away (equal tokens are common here: by weight, rounding would choose)
+  bool sinkhorn = false;
+  bool jitter = false;
+  auto operator<=>(const LayoutModel&) const = default;
 };
 
 struct LayoutOutcome {
@@ -27,7 +33,8 @@ struct LayoutOutcome {
 
 // All ranks of the world, of which the layout must make a mesh; the same outcome on each. Fails (EXPECT) when a rank's
 // weights are not what their owners have.
-LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps);
+LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps,
+                       bool overlap = true);
 LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps);
 
 // The same numbers, but for the order of f32 sums. bound: relative, of losses and norms; parameters in relative L2.

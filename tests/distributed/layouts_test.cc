@@ -63,6 +63,15 @@ const LayoutCase kCases[] = {
     {"ep2_over_tp2", 2, {.tp = 2, .ep = 2}},
     {"ep2_over_cp2", 2, {.cp = 2, .ep = 2}},
     {"ep4_over_tp2_cp2", 4, {.tp = 2, .cp = 2, .ep = 4}},
+    {"ep4_alltoall", 4, {.ep = 4, .dispatcher = "alltoall"}},
+    {"ep4_allgather", 4, {.ep = 4, .dispatcher = "allgather"}},
+    {"ep4_alltoall_skewed", 4, {.ep = 4, .dispatcher = "alltoall"}, {.skewed = true}},
+    {"etp2_ep2_alltoall", 4, {.ep = 2, .etp = 2, .dispatcher = "alltoall"}},
+    {"dp2_capacity", 2, {}, {.capacity = true}},
+    {"ep4_over_tp2_cp2_capacity", 4, {.tp = 2, .cp = 2, .ep = 4}, {.capacity = true}},
+    {"ep2_over_cp2_alltoall_capacity", 2, {.cp = 2, .ep = 2, .dispatcher = "alltoall"}, {.capacity = true}},
+    {"ep4_over_tp2_cp2_sinkhorn", 4, {.tp = 2, .cp = 2, .ep = 4}, {.sinkhorn = true}},
+    {"ep4_over_tp2_cp2_jitter", 4, {.tp = 2, .cp = 2, .ep = 4}, {.jitter = true}},
     {"etp2", 2, {.etp = 2}},
     {"etp2_over_tp2", 2, {.tp = 2, .etp = 2}},
     {"etp2_ep2", 4, {.ep = 2, .etp = 2}},
@@ -76,9 +85,9 @@ const LayoutCase kCases[] = {
 // One run on one rank serves every layout of the same model.
 const LayoutOutcome& alone(const LayoutModel& what) {
   static std::mutex mutex;
-  static std::map<std::tuple<bool, bool, bool>, LayoutOutcome> runs;
+  static std::map<LayoutModel, LayoutOutcome> runs;
   const std::lock_guard lock(mutex);
-  const auto [at, is_new] = runs.try_emplace({what.skewed, what.sigmoid, what.tied});
+  const auto [at, is_new] = runs.try_emplace(what);
   if (is_new) at->second = train_alone(what, kSteps);
   return at->second;
 }
@@ -94,6 +103,35 @@ TEST_P(Layouts, TrainTheSameModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, Layouts, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
+
+// Gradients that are reduced behind the backward pass, weights that are gathered behind the forward pass and stages
+// that send behind compute add the same numbers in the same order as each by itself.
+class Overlap : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(Overlap, ChangesNoBit) {
+  const LayoutCase& c = GetParam();
+  run_ranks(c.ranks, [&](Transport& world) {
+    const LayoutOutcome behind = train_on(world, c.model, c.layout, 3);
+    const LayoutOutcome alone = train_on(world, c.model, c.layout, 3, /*overlap=*/false);
+    EXPECT_EQ(behind.first, alone.first);
+    EXPECT_EQ(behind.last, alone.last);
+    for (size_t i = 0; i < alone.steps.size(); ++i) {
+      EXPECT_EQ(behind.steps[i].loss, alone.steps[i].loss);
+      EXPECT_EQ(behind.steps[i].grad_norm, alone.steps[i].grad_norm);
+    }
+  });
+}
+
+const LayoutCase kOverlapCases[] = {
+    {"dp2", 2, {}},
+    {"dp3", 3, {}},
+    {"ep2_edp2", 4, {.ep = 2}},
+    {"pp2_vpp2_dp2_tied", 4, {.pp = 2, .vpp = 2}, {.tied = true}},
+    {"tp2_cp2_ep4_pp2", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, Overlap, ::testing::ValuesIn(kOverlapCases),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 
 }  // namespace

@@ -85,7 +85,7 @@ class TrainingRuns {
     std::ifstream file(path(run + "/metrics.jsonl"));
     for (std::string line; std::getline(file, line);) {
       auto record = nlohmann::ordered_json::parse(line);
-      for (const char* key : {"step_time_s", "tokens_per_s", "model_tflops_per_rank", "memory_peak_bytes"})
+      for (const char* key : {"step_time_s", "tokens_per_s", "model_tflops_per_rank", "memory_peak_bytes", "ranks"})
         record.erase(key);
       records.push_back(record.dump());
     }
