@@ -41,6 +41,9 @@ ModelSpec model_spec(const LayoutModel& what) {
   return m;
 }
 
+// The seed is one at which no choice of an expert is so near to a tie in 20 steps that noise of f32 decides it: moving
+// all weights by 3e-7 of their size changes no load and no number by more than 1e-5, on one rank.
+//
 // eps is far above the noise of f32 sums in the gradients, so that an update follows its gradient smoothly: at 1e-8 an
 // element whose gradient is nearly nothing moves by lr in the direction of that noise.
 EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const ParallelSpec& layout = {}) {
@@ -71,7 +74,7 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
           .pipeline = {.num_virtual = layout.vpp, .layout = layout.layout},
           .dispatcher = layout.dispatcher,
           .threads = 1,
-          .seed = 7};
+          .seed = 8};
 }
 
 bool counts(int64_t sequence, int64_t i) { return (sequence * 3 + i) % 5 != 2; }
