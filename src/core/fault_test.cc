@@ -52,7 +52,8 @@ TEST_F(FaultPoint, AMalformedRequestIsAnError) {
   const auto exits = testing::ExitedWithCode(0);
   EXPECT_EXIT(hit_and_exit("save.write", 1), exits, "^hit 1: kind 2: MOEBIUS_FAULT: must be NAME:COUNT");
   EXPECT_EXIT(hit_and_exit("save.write:0", 1), exits, "^hit 1: kind 2: MOEBIUS_FAULT: COUNT must be a number from 1");
-  EXPECT_EXIT(hit_and_exit("save.write:1:boom", 1), exits, "^hit 1: kind 2: MOEBIUS_FAULT: the mode must be stop, throw");
+  EXPECT_EXIT(hit_and_exit("save.write:1:boom", 1), exits,
+              "^hit 1: kind 2: MOEBIUS_FAULT: the mode must be stop, throw");
 }
 
 TEST_F(FaultPoint, LogsTheNamesReached) {

@@ -83,7 +83,7 @@ class SafetensorsWriter {
   void write(const std::string& name, const void* src, int64_t bytes);
   // Of every kHashedBytes of it and of the rest, of what was written so far: parts of a tensor can be proven alone.
   std::vector<Hash128> hashes(const std::string& name) const;
-  void close();                                 // Error{usage} unless every tensor is whole; fsync
+  void close();  // Error{usage} unless every tensor is whole; fsync
 
  private:
   struct Progress {

@@ -69,7 +69,7 @@ class TrainingRun {
   CheckpointStore store_;
   std::optional<JsonlWriter> metrics_;  // on the first rank
   std::optional<TensorboardWriter> tensorboard_;
-  RanksReport ranks_;                   // of the last step
+  RanksReport ranks_;            // of the last step
   int64_t predicted_bytes_ = 0;  // of the process at its peak
   int64_t first_step_ = 1;       // of this process
   int64_t saved_step_ = 0;

@@ -31,13 +31,13 @@ struct AxisReport {
 };
 
 struct RanksReport {
-  std::vector<RankTimes> ranks;  // by world rank; none on one rank
-  std::vector<AxisReport> axes;  // with several ranks, in the order of Axis
+  std::vector<RankTimes> ranks;            // by world rank; none on one rank
+  std::vector<AxisReport> axes;            // with several ranks, in the order of Axis
   std::vector<int64_t> tokens_of_ep_rank;  // that its experts got, over all layers and copies, before any drop
 };
 
-// All ranks together, after a step: the same report on each. mine: of this rank, but for waiting_s; before: the counters
-// at the start of the step; layers: of the step, of all ranks.
+// All ranks together, after a step: the same report on each. mine: of this rank, but for waiting_s; before: the
+// counters at the start of the step; layers: of the step, of all ranks.
 RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& before,
                          const std::vector<MoeLayerReport>& layers);
 
