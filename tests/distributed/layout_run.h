@@ -2,6 +2,7 @@
 // can be compared with one rank.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ struct LayoutOutcome {
   std::vector<StepReport> steps;
   // By global name, whole: f32 masters of what is trained, router state. After the first step and after the last.
   std::map<std::string, std::vector<float>> first, last;
+  // train_alone: the smallest gap of a choice of experts (choice_gap.h).
+  double choice_gap = std::numeric_limits<double>::infinity();
 };
 
 // All ranks of the world, of which the layout must make a mesh; the same outcome on each. Fails (EXPECT) when a rank's

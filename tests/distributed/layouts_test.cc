@@ -3,6 +3,7 @@
 
 #include <mutex>
 
+#include "tests/distributed/choice_gap.h"
 #include "tests/distributed/layout_run.h"
 #include "tests/distributed/ranks.h"
 
@@ -26,6 +27,7 @@ const LayoutCase kCases[] = {
     {"dp3", 3, {}},
     {"dp4", 4, {}},
     {"dp2_sigmoid", 2, {}, {.sigmoid = true}},
+    {"dp4_sigmoid", 4, {}, {.sigmoid = true}},
     {"dp2_skewed", 2, {}, {.skewed = true}},
     {"dp3_tied", 3, {}, {.tied = true}},
     {"cp2_ring", 2, {.cp = 2, .cp_comm = CpComm::ring}},
@@ -90,6 +92,21 @@ const LayoutOutcome& alone(const LayoutModel& what) {
   const auto [at, is_new] = runs.try_emplace(what);
   if (is_new) at->second = train_alone(what, kSteps);
   return at->second;
+}
+
+// What guards the comparisons below must see a tie wherever a choice can have one.
+TEST(ChoiceGap, IsOfGroupsAndOfExpertsInThem) {
+  ModelSpec m{.num_experts = 6, .top_k = 2};
+  EXPECT_DOUBLE_EQ(choice_gap({5, 1, 3, 2.5, 0, 4}, m), 1);
+  EXPECT_EQ(choice_gap({5, 1, 3, 3, 0, 3}, m), 0);
+  m.n_group = 3;
+  m.topk_group = 2;
+  EXPECT_DOUBLE_EQ(choice_gap({5, 1, 3, 2.5, 0, 4.75}, m),
+                   1.75);  // of experts: 3 and 2.5 are left out with their group
+  EXPECT_DOUBLE_EQ(choice_gap({5, 1, 4.5, 2.5, 0, 4.75}, m), 0.25);  // of groups
+  m.topk_group = 3;
+  m.top_k = 6;
+  EXPECT_EQ(choice_gap({5, 1, 4.5, 2.5, 0, 4.75}, m), std::numeric_limits<double>::infinity());
 }
 
 class Layouts : public ::testing::TestWithParam<LayoutCase> {};
