@@ -3,12 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <vector>
 
-#include "model/model.h"
 #include "ops/routing/routing_ref.h"
+#include "train/engine.h"
 
 namespace moebius {
 
@@ -28,20 +30,51 @@ inline double choice_gap(const ref::Values& value, const ModelSpec& m) {
   return std::min(gap_below_best(group, m.topk_group), gap_below_best(ref::mask_groups(value, rule, m.top_k), m.top_k));
 }
 
-// The smallest gap of what the last forward pass of a layer chose: of the choices by score and bias, and of the k best
-// plain scores, which the balance losses count. bias: null where there is none.
-inline double choice_gap(const Model::MoeLayer& layer, const ModelSpec& m, const float* bias) {
+// What Sinkhorn orders the experts of each token by, as parts of one; [T, E].
+inline ref::Values balanced_scores(const ref::Values& logits, int64_t T, int64_t E) {
+  ref::Values value = ref::sinkhorn(logits, T, E);
+  for (auto row = value.begin(); row != value.end(); row += E) {
+    const double sum = std::accumulate(row, row + E, 0.0);
+    for (auto at = row; at != row + E; ++at) *at /= sum;
+  }
+  return value;
+}
+
+// The smallest gap of what the last forward pass of a layer chose: of the choices themselves, and where balance losses
+// count them, of the k best plain scores. bias: null where there is none.
+inline double choice_gap(const Model::MoeLayer& layer, const EngineSpec& spec, const float* bias) {
+  const ModelSpec& m = spec.model;
   const Tensor logits_TE = layer.saved->router.logits_TE;
+  const int64_t T = logits_TE.dim(0), E = m.num_experts;
+  const ref::Values logits(logits_TE.ptr<float>(), logits_TE.ptr<float>() + T * E);
+  const ref::Values balanced = spec.balance.sinkhorn ? balanced_scores(logits, T, E) : ref::Values{};
   const RouteScore score = m.score == ScoreFunction::softmax ? RouteScore::softmax : RouteScore::sigmoid;
   double gap = std::numeric_limits<double>::infinity();
-  for (int64_t t = 0; t < logits_TE.dim(0); ++t) {
-    const float* row = logits_TE.ptr<float>() + t * m.num_experts;
-    const ref::Values logits(row, row + m.num_experts);
-    ref::Values value = ref::scores(score, logits.data(), m.num_experts);
-    gap = std::min(gap, gap_below_best(value, m.top_k));
-    for (int64_t i = 0; bias && i < m.num_experts; ++i) value[i] += bias[i];
+  for (int64_t t = 0; t < T; ++t) {
+    ref::Values value = ref::scores(score, &logits[t * E], E);
+    if (spec.balance.aux_coeff != 0) gap = std::min(gap, gap_below_best(value, m.top_k));
+    for (int64_t i = 0; bias && i < E; ++i) value[i] += bias[i];
+    if (spec.balance.sinkhorn) value.assign(balanced.begin() + t * E, balanced.begin() + (t + 1) * E);
     gap = std::min(gap, choice_gap(value, m));
   }
+  return gap;
+}
+
+// The smallest gap between weights of pairs that an expert kept and turned away in the last forward pass of a layer,
+// when the lightest go.
+inline double drop_gap(const Model::MoeLayer& layer, const EngineSpec& spec) {
+  const Router::Saved& saved = layer.saved->router;
+  const int64_t T = saved.logits_TE.dim(0), E = spec.model.num_experts, K = spec.model.top_k;
+  const float* logits = saved.logits_TE.ptr<float>();
+  const int32_t* topk = saved.route.topk_TK.ptr<int32_t>();
+  const std::vector<int64_t> chosen(topk, topk + T * K);
+  const RouteRule rule{.normalize = spec.model.norm_topk_prob};
+  const ref::Values weight = ref::weigh(rule, ref::Values(logits, logits + T * E), chosen, T, E, K);
+  std::vector<ref::Values> of_expert(E);
+  for (int64_t p = 0; p < T * K; ++p) of_expert[chosen[p]].push_back(weight[p]);
+  const auto capacity = static_cast<int64_t>(std::ceil(static_cast<double>(T * K) / E * spec.balance.capacity_factor));
+  double gap = std::numeric_limits<double>::infinity();
+  for (const ref::Values& weights : of_expert) gap = std::min(gap, gap_below_best(weights, capacity));
   return gap;
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 
 #include "core/rng.h"
@@ -10,12 +11,12 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kGlobalBatch = 24, kMicroBatch = 2, kSeq = 8;
+constexpr int64_t kGlobalBatch = 24, kMicroBatch = 2, kSeq = 8, kVocab = 60;
 constexpr double kRate = 1e-2;
 
 ModelSpec model_spec(const LayoutModel& what) {
   ModelSpec m;
-  m.vocab_size = 60;
+  m.vocab_size = kVocab;
   m.hidden_size = 24;
   m.num_layers = 4;
   m.num_heads = 4;
@@ -50,7 +51,8 @@ uint64_t seed_of(const LayoutModel& what) {
   if (what.skewed) return 265;
   if (what.tied) return 82;
   if (what.capacity) return 111;
-  if (what.sinkhorn) return 42;
+  if (what.by_weight) return 138;
+  if (what.sinkhorn) return 593;
   if (what.jitter) return 235;
   return 77;
 }
@@ -70,8 +72,8 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
                       .aux_coeff = what.sinkhorn ? 0 : 0.05,
                       .z_coeff = 0.01,
                       .bias_rate = 0.01,
-                      .capacity_factor = what.capacity ? 0.9 : 0,
-                      .drop_policy = DropPolicy::position,
+                      .capacity_factor = what.capacity || what.by_weight ? 0.9 : 0,
+                      .drop_policy = what.by_weight ? DropPolicy::probs : DropPolicy::position,
                       .jitter = what.jitter ? 0.1 : 0},
           .precision = {.compute = DType::f32},
           .use = ModelUse::training,
@@ -106,13 +108,24 @@ std::vector<int64_t> positions_of(const DataShare& share) {
   return positions;
 }
 
-// Sequence `sequence` of the global batch of a step: a function of these two alone. Tokens are drawn unevenly, two
-// documents to a sequence.
-void fill_sequence(MicroBatch& b, const Placed& at, const ModelSpec& model, int64_t step, int64_t sequence) {
+// Token i of a sequence of the global batch of a step: a function of these alone. Drawn unevenly.
+int32_t uneven_token(int64_t step, int64_t sequence, int64_t i) {
   const Rng rng(11, RngSite::bench, static_cast<uint64_t>(step), static_cast<uint32_t>(sequence));
+  return static_cast<int32_t>(rng.below(i, i % 3 == 0 ? kVocab : 5));
+}
+
+// The same, and all of a micro-batch are different: steps of a length that has no factor in common with the vocabulary.
+int32_t distinct_token(int64_t step, int64_t sequence, int64_t i) {
+  const Rng rng(11, RngSite::bench, static_cast<uint64_t>(step), static_cast<uint32_t>(sequence / kMicroBatch));
+  constexpr std::array<int64_t, 6> kStride = {7, 11, 13, 17, 19, 23};
+  const int64_t stride = kStride[rng.below(0, kStride.size())];
+  return static_cast<int32_t>((rng.below(1, kVocab) + stride * (sequence % kMicroBatch * kSeq + i)) % kVocab);
+}
+
+// Sequence `sequence` of the global batch of a step, two documents.
+void fill_sequence(MicroBatch& b, const Placed& at, const LayoutModel& what, int64_t step, int64_t sequence) {
   const auto token = [&](int64_t i) {
-    const int64_t most = i % 3 == 0 ? model.vocab_size : 5;
-    return static_cast<int32_t>(rng.below(i, most));
+    return what.by_weight ? distinct_token(step, sequence, i) : uneven_token(step, sequence, i);
   };
   const int64_t cut = 1 + sequence % (kSeq - 1);
   for (int64_t k = 0; k < std::ssize(at.positions); ++k) {
@@ -133,12 +146,12 @@ double target_weight() {
   return sum;
 }
 
-void fill(Engine& engine, int64_t m, int64_t step) {
+void fill(Engine& engine, const LayoutModel& what, int64_t m, int64_t step) {
   MicroBatch& b = engine.batch(m);
   const DataShare share = engine.data_share();
   const int64_t first = (m * share.dp + share.dp_rank) * kMicroBatch;
   Placed at{.positions = positions_of(share)};
-  for (; at.index < kMicroBatch; ++at.index) fill_sequence(b, at, engine.spec().model, step, first + at.index);
+  for (; at.index < kMicroBatch; ++at.index) fill_sequence(b, at, what, step, first + at.index);
   b.loss_scale = 1.0 / target_weight();
   b.total_tokens = static_cast<double>(kGlobalBatch * kSeq);
   b.train_step = static_cast<uint64_t>(step);
@@ -230,10 +243,14 @@ const float* bias_of(const Model::MoeLayer& layer, const std::map<std::string, H
 double watched_step(Engine& engine, int64_t step, double lr) {
   double gap = std::numeric_limits<double>::infinity();
   const std::map<std::string, Holder> holders = holders_of(engine);
+  const BalanceSpec& balance = engine.spec().balance;
+  const bool by_weight = balance.capacity_factor > 0 && balance.drop_policy == DropPolicy::probs;
   for (int64_t m = 0; m < engine.spec().num_micro_batches; ++m) {
     engine.forward_backward(m);
-    for (const Model::MoeLayer& layer : engine.model().moe_layers())
-      gap = std::min(gap, choice_gap(layer, engine.spec().model, bias_of(layer, holders)));
+    for (const Model::MoeLayer& layer : engine.model().moe_layers()) {
+      gap = std::min(gap, choice_gap(layer, engine.spec(), bias_of(layer, holders)));
+      if (by_weight) gap = std::min(gap, drop_gap(layer, engine.spec()));
+    }
   }
   engine.optimizer_step(step, lr);
   return gap;
@@ -243,7 +260,7 @@ LayoutOutcome train(Engine& engine, Engine& alone, const LayoutModel& what, int6
   LayoutOutcome outcome;
   init(engine, what);
   for (int64_t step = 1; step <= num_steps; ++step) {
-    for (int64_t m = 0; m < engine.spec().num_micro_batches; ++m) fill(engine, m, step);
+    for (int64_t m = 0; m < engine.spec().num_micro_batches; ++m) fill(engine, what, m, step);
     if (&engine == &alone)
       outcome.choice_gap = std::min(outcome.choice_gap, watched_step(engine, step, kRate));
     else

@@ -20,7 +20,8 @@ struct LayoutModel {
   bool tied = false;     // head and embedding are one
   // What looks at all tokens of a micro-batch, in place of the auxiliary losses or beside them.
   bool capacity =
-      false;  // experts turn late pairs away (equal tokens are common here: by weight, rounding would choose)
+      false;  // experts turn late pairs away: equal tokens are common here, of whose weights rounding decides
+  bool by_weight = false;  // experts turn light pairs away, of tokens that are all different in a micro-batch
   bool sinkhorn = false;
   bool jitter = false;
   auto operator<=>(const LayoutModel&) const = default;

@@ -70,6 +70,8 @@ const LayoutCase kCases[] = {
     {"ep4_alltoall_skewed", 4, {.ep = 4, .dispatcher = "alltoall"}, {.skewed = true}},
     {"etp2_ep2_alltoall", 4, {.ep = 2, .etp = 2, .dispatcher = "alltoall"}},
     {"dp2_capacity", 2, {}, {.capacity = true}},
+    {"dp2_capacity_by_weight", 2, {}, {.by_weight = true}},
+    {"ep4_over_tp2_cp2_capacity_by_weight", 4, {.tp = 2, .cp = 2, .ep = 4}, {.by_weight = true}},
     {"ep4_over_tp2_cp2_capacity", 4, {.tp = 2, .cp = 2, .ep = 4}, {.capacity = true}},
     {"ep2_over_cp2_alltoall_capacity", 2, {.cp = 2, .ep = 2, .dispatcher = "alltoall"}, {.capacity = true}},
     {"ep4_over_tp2_cp2_sinkhorn", 4, {.tp = 2, .cp = 2, .ep = 4}, {.sinkhorn = true}},
