@@ -19,8 +19,7 @@ struct LayoutModel {
   bool sigmoid = false;  // sigmoid scores, groups and a correction bias that moves, in place of softmax
   bool tied = false;     // head and embedding are one
   // What looks at all tokens of a micro-batch, in place of the auxiliary losses or beside them.
-  bool capacity =
-      false;  // experts turn late pairs away: equal tokens are common here, of whose weights rounding decides
+  bool capacity = false;   // experts turn late pairs away; by weight, rounding would choose among equal tokens
   bool by_weight = false;  // experts turn light pairs away, of tokens that are all different in a micro-batch
   bool sinkhorn = false;
   bool jitter = false;

@@ -103,9 +103,9 @@ TEST(ChoiceGap, IsOfGroupsAndOfExpertsInThem) {
   EXPECT_EQ(choice_gap({5, 1, 3, 3, 0, 3}, m), 0);
   m.n_group = 3;
   m.topk_group = 2;
-  EXPECT_DOUBLE_EQ(choice_gap({5, 1, 3, 2.5, 0, 4.75}, m),
-                   1.75);  // of experts: 3 and 2.5 are left out with their group
-  EXPECT_DOUBLE_EQ(choice_gap({5, 1, 4.5, 2.5, 0, 4.75}, m), 0.25);  // of groups
+  // Of groups 5, 3, 4.75; the experts of the second are left out.
+  EXPECT_DOUBLE_EQ(choice_gap({5, 1, 3, 2.5, 0, 4.75}, m), 1.75);
+  EXPECT_DOUBLE_EQ(choice_gap({5, 4.5, 3, 2.5, 0, 4.75}, m), 0.25);  // of experts in the groups that are kept
   m.topk_group = 3;
   m.top_k = 6;
   EXPECT_EQ(choice_gap({5, 1, 4.5, 2.5, 0, 4.75}, m), std::numeric_limits<double>::infinity());
