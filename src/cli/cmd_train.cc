@@ -50,6 +50,11 @@ int train_rank(Transport& world, const Recipe& recipe, const std::string& launch
   Control control(world);
   control.together([&] {
     if (recipe.error) std::rethrow_exception(recipe.error);
+    MOEBIUS_CHECK(
+        usage, world.size() == 1 || recipe.run.device == DeviceKind::cpu,
+        "run.device = \"cuda\" trains on one rank in this version; got {} ranks; set run.device = \"cpu\", or "
+        "start one rank",
+        world.size());
     check_device(recipe.run);
   });
   check_ranks_agree(control, recipe.run);

@@ -113,7 +113,7 @@ void check_piece(const CheckpointManifest& manifest, const std::string& name, co
   int64_t bytes = -1;
   const bool holds_slice =
       is_legal(p.slice) && !__builtin_mul_overflow(p.slice.numel(), size_of(t.dtype), &bytes) && bytes == p.bytes;
-  const int64_t num_chunks = std::max<int64_t>(1, div_ceil(p.bytes, SafetensorsWriter::kHashedBytes));
+  const int64_t num_chunks = 1 + std::max<int64_t>(0, p.bytes - 1) / SafetensorsWriter::kHashedBytes;
   MOEBIUS_CHECK(
       input,
       holds_slice && file != manifest.files.end() && p.offset >= 0 && p.bytes <= file->second.bytes &&

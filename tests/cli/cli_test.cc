@@ -413,6 +413,13 @@ TEST(CliBench, AStepRunsWhereItsRecipeSays) {
   EXPECT_EQ(run_moebius(dir, on_cpu).code, 0);
 }
 
+TEST(CliRanks, AGpuTrainsAlone) {
+  TestDir dir;
+  expect_refused(run_moebius(dir, {"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--ranks", "2", "--set",
+                                   "run.device=cuda"}),
+                 2, "run.device = \"cuda\" trains on one rank in this version; got 2 ranks");
+}
+
 TEST(CliDoctor, SaysWhatIsMissing) {
   TestDir dir;
   const auto json = json_of(run_moebius(dir, {"doctor", "--json"}));

@@ -1,6 +1,7 @@
 // The definitions of index_rows.h as plain loops.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -15,7 +16,7 @@ inline RowIndex index_rows(const std::vector<int64_t>& topk, const std::vector<i
                            int64_t e) {
   RowIndex index{.offsets = {0}, .row_of_pair = std::vector<int64_t>(topk.size(), -1)};
   for (int64_t expert = first; expert < first + e; ++expert) {
-    for (size_t p = 0; p < topk.size(); ++p) {
+    for (std::size_t p = 0; p < topk.size(); ++p) {
       if (topk[p] != expert || (!kept.empty() && kept[p] < 0)) continue;
       index.row_of_pair[p] = static_cast<int64_t>(index.token.size());
       index.token.push_back(static_cast<int64_t>(p) / K);
