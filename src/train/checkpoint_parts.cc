@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/fault.h"
 #include "io/files.h"
+#include "train/checkpoint_folder.h"
 
 namespace moebius {
 namespace {
@@ -38,7 +39,14 @@ void wait_for(const std::string& path, int rank, const PartsProgress& progress) 
 }  // namespace
 
 void write_part(const std::string& folder, const CheckpointManifest& share, int rank) {
-  write_file_atomic(part_path(folder, rank), to_text(share));
+  const std::string path = part_path(folder, rank), unfinished = path + ".unfinished", text = to_text(share);
+  File file = File::create(unfinished);
+  file.write_at(text.data(), static_cast<int64_t>(text.size()), 0);
+  file.sync();
+  file.close();
+  sync_dir(folder);
+  // The last that is done in the folder: once the part is there, rank 0 may give the folder its final name.
+  rename_folder(unfinished, path);
   fault_point("checkpoint.after_part");
 }
 
