@@ -318,6 +318,21 @@ TEST(TensorSource, EightBitFloatsAreUnpackedWithTheirScales) {
   EXPECT_EQ(got, (std::vector<float>{3, 3, 3, 6, 3, 3, 3, 6, 9, 9, 9, 12}));
 }
 
+TEST(TensorSource, APartOfEightBitFloatsHasTheScalesOfItsPlace) {
+  const TestDir dir;
+  const HfFolder folder = fp8_folder(dir, {2, 2});
+  const TensorSource source = locate_tensor(folder, HfFamily::canonical, {"w", {3, 4}});
+  std::vector<float> whole(12);
+  read_tensor(folder, source, whole.data());
+  for (int64_t top = 0; top < 3; ++top)
+    for (int64_t left = 0; left < 4; ++left) {
+      std::vector<float> got((3 - top) * (4 - left)), want;
+      read_tensor(folder, part_of(source, top, 3, left, 4), got.data());
+      for (int64_t r = top; r < 3; ++r) want.insert(want.end(), &whole[r * 4 + left], &whole[r * 4] + 4);
+      EXPECT_EQ(got, want) << "from " << top << ", " << left;
+    }
+}
+
 TEST(TensorSource, RefusesEightBitFloatsWithoutTheirScales) {
   const auto refuse = [](const std::vector<int64_t>& scale_shape, bool with_config, const std::string& text) {
     const TestDir dir;

@@ -1,8 +1,7 @@
 #include "io/target_spans.h"
 
-#include <cstring>
-
 #include "core/error.h"
+#include "io/packed_values.h"
 
 namespace moebius {
 namespace {
@@ -10,18 +9,6 @@ namespace {
 constexpr std::string_view kMagic("MOEBTGT\0", 8);
 constexpr size_t kHeaderBytes = 32, kSpanBytes = 16;
 constexpr std::string_view kDamaged = "the dataset is damaged, build it again";
-
-template <class T>
-T load(std::string_view bytes, size_t offset) {
-  T value;
-  std::memcpy(&value, bytes.data() + offset, sizeof value);
-  return value;
-}
-
-template <class T>
-void store(std::string* out, T value) {
-  out->append(reinterpret_cast<const char*>(&value), sizeof value);
-}
 
 }  // namespace
 

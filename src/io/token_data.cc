@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/error.h"
+#include "io/packed_values.h"
 
 namespace moebius {
 namespace {
@@ -14,19 +15,6 @@ constexpr std::string_view kMagic("MMIDIDX\0\0", 9);
 constexpr int64_t kHeaderBytes = 34;
 constexpr int64_t kSequenceBytes = 4 + 8;  // a length and a pointer
 constexpr std::string_view kDamaged = "the dataset is damaged, build it again";
-
-// The file's arrays are not aligned.
-template <class T>
-T load(std::string_view bytes, int64_t offset) {
-  T value;
-  std::memcpy(&value, bytes.data() + offset, sizeof value);
-  return value;
-}
-
-template <class T>
-void store(std::string* out, T value) {
-  out->append(reinterpret_cast<const char*>(&value), sizeof value);
-}
 
 struct Header {
   TokenType type;

@@ -49,6 +49,14 @@ void expect_same_tensors(const HfFolder& got, const HfFolder& want) {
 class RoundTrip : public testing::TestWithParam<std::string> {
  protected:
   std::string source() const { return kData + "/" + GetParam(); }
+  std::vector<char> logits(const std::string& model) const {
+    const std::string out = dir_.path("forward.safetensors");
+    write_parity({.out = out, .model = model, .tokens = source() + "/tokens.safetensors"});
+    const SafetensorsFile file = SafetensorsFile::open(out);
+    std::vector<char> bytes(file.at("logits").bytes);
+    file.read(file.at("logits"), bytes.data());
+    return bytes;
+  }
   // What stands in `model` through a checkpoint and out again.
   std::string there_and_back(const std::string& model, std::optional<DType> dtype = std::nullopt) {
     const std::string checkpoint = dir_.path(fmt::format("checkpoint{}", count_)),
@@ -94,14 +102,6 @@ TEST_P(RoundTrip, ConfigSaysTheSameModelWithEveryOtherKey) {
 }
 
 TEST_P(RoundTrip, CheckpointAndExportComputeTheSame) {
-  const auto logits = [&](const std::string& model) {
-    const std::string out = dir_.path("forward.safetensors");
-    write_parity({.out = out, .model = model, .tokens = source() + "/tokens.safetensors"});
-    const SafetensorsFile file = SafetensorsFile::open(out);
-    std::vector<char> bytes(file.at("logits").bytes);
-    file.read(file.at("logits"), bytes.data());
-    return bytes;
-  };
   const std::string out = there_and_back(source());
   EXPECT_EQ(logits(out), logits(source()));
   EXPECT_EQ(logits(dir_.path("checkpoint0")), logits(source()));
@@ -122,14 +122,6 @@ INSTANTIATE_TEST_SUITE_P(Cases, RoundTrip, testing::ValuesIn(unpacked_cases()),
 class PackedRoundTrip : public RoundTrip {};
 
 TEST_P(PackedRoundTrip, GoesOutUnpackedAndComputesTheSame) {
-  const auto logits = [&](const std::string& model) {
-    const std::string out = dir_.path("forward.safetensors");
-    write_parity({.out = out, .model = model, .tokens = source() + "/tokens.safetensors"});
-    const SafetensorsFile file = SafetensorsFile::open(out);
-    std::vector<char> bytes(file.at("logits").bytes);
-    file.read(file.at("logits"), bytes.data());
-    return bytes;
-  };
   const std::string out = there_and_back(source());
   EXPECT_EQ(logits(out), logits(source()));
   EXPECT_FALSE(read_json(out + "/config.json").contains("quantization_config"));
