@@ -56,6 +56,7 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
 
 int TrainingRun::run() {
   log_.line(engine_.plan().table());
+  if (const std::string links = engine_.links_text(); !links.empty()) log_.info("{}", links);
   predict_memory();
   start();
   control_.on_root([&] { open_logs(); });
