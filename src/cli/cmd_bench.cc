@@ -105,18 +105,37 @@ void print_profile(const StepBench& r) {
   }
 }
 
+// The step beside what this GPU can do, by its maker and as measured in the same run.
+void print_shares(const StepBench& r) {
+  if (r.datasheet_tflops > 0)
+    fmt::print("{:.1f} % of the data sheet's {:.1f} TFLOP/s (MFU); ", 100 * r.mfu(), r.datasheet_tflops);
+  fmt::print("{:.1f} % of the roofline: {:.1f} ms, each op at the matrix rate below or {:.0f} GB/s of a copy\n",
+             100 * r.ratio_to_roofline(), r.roofline_s * 1e3, r.ceilings.bytes_per_s / 1e9);
+}
+
+std::string predicted_text(const StepBench& r) {
+  if (r.predicted_bytes == 0) return "";
+  return fmt::format(", predicted {} ({:+.1f} %)", bytes_text(r.predicted_bytes),
+                     100.0 * (static_cast<double>(r.peak_bytes) / static_cast<double>(r.predicted_bytes) - 1));
+}
+
+void print_step_text(const Options& o, const StepBench& r) {
+  fmt::print("{}: {} tokens a step, median of {} steps {:.1f} ms\n", o.recipe, r.tokens, r.steps, r.median_s * 1e3);
+  fmt::print("{:.0f} tokens/s, {:.3f} model TFLOP/s\n", r.tokens_per_s, r.model_tflops);
+  if (r.roofline_s > 0) print_shares(r);
+  fmt::print("bf16 matrix rate: ");
+  if (r.onednn_tflops > 0)
+    fmt::print("oneDNN {:.3f} TFLOP/s, ratio {:.1f} %; ", r.onednn_tflops, 100 * r.ratio_to_onednn());
+  fmt::print("our gemm {:.3f} TFLOP/s, ratio {:.1f} %\n", r.gemm_tflops, 100 * r.ratio_to_gemm());
+  fmt::print("loss {:.4f} first, {:.4f} last; memory planned {}, peak {}{}\n", r.first_loss, r.last_loss,
+             bytes_text(r.planned_bytes), bytes_text(r.peak_bytes), predicted_text(r));
+}
+
 void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
   const std::string machine = where(run.device, o.spec.threads);
   if (!o.json) {
     fmt::print("{}\n", machine);
-    fmt::print("{}: {} tokens a step, median of {} steps {:.3f} s\n", o.recipe, r.tokens, r.steps, r.median_s);
-    fmt::print("{:.0f} tokens/s, {:.3f} model TFLOP/s\n", r.tokens_per_s, r.model_tflops);
-    fmt::print("bf16 matrix rate: ");
-    if (r.onednn_tflops > 0)
-      fmt::print("oneDNN {:.3f} TFLOP/s, ratio {:.1f} %; ", r.onednn_tflops, 100 * r.ratio_to_onednn());
-    fmt::print("our gemm {:.3f} TFLOP/s, ratio {:.1f} %\n", r.gemm_tflops, 100 * r.ratio_to_gemm());
-    fmt::print("loss {:.4f} first, {:.4f} last; memory planned {}, peak {}\n", r.first_loss, r.last_loss,
-               bytes_text(r.planned_bytes), bytes_text(r.peak_bytes));
+    print_step_text(o, r);
     if (o.profile) print_profile(r);
     return;
   }
@@ -128,6 +147,7 @@ void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
                                 {"steps", r.steps},
                                 {"tokens_per_step", r.tokens},
                                 {"median_s", r.median_s},
+                                {"median_ms", r.median_s * 1e3},
                                 {"tokens_per_s", r.tokens_per_s},
                                 {"model_tflops", r.model_tflops},
                                 {"gemm_bf16_tflops", r.gemm_tflops},
@@ -138,6 +158,15 @@ void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
                                 {"peak_bytes", r.peak_bytes}};
   if (r.onednn_tflops > 0)
     object.update({{"onednn_bf16_tflops", r.onednn_tflops}, {"ratio_to_onednn", r.ratio_to_onednn()}});
+  if (r.roofline_s > 0)
+    object.update({{"predicted_bytes", r.predicted_bytes},
+                   {"peak_gflops_per_s", r.ceilings.flops_per_s / 1e9},
+                   {"peak_gbytes_per_s", r.ceilings.bytes_per_s / 1e9},
+                   {"share_of_peak", r.ratio_to_gemm()},
+                   {"roofline_ms", r.roofline_s * 1e3},
+                   {"share_of_roofline", r.ratio_to_roofline()}});
+  if (r.datasheet_tflops > 0)
+    object.update({{"datasheet_bf16_tflops", r.datasheet_tflops}, {"share_of_datasheet", r.mfu()}});
   for (const auto& [name, op] : by_time(r)) {
     object["ops"].push_back({{"name", name},
                              {"calls", op.calls},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <thread>
 
 #include "core/wait_guard.h"
@@ -41,6 +42,7 @@ NcclWorld::NcclWorld(Transport& world, Accelerator& gpu)
 
 NcclWorld::~NcclWorld() {
   gpu_.state<WaitGuard>().look = nullptr;
+  if (std::uncaught_exceptions() > 0) abandon();
   for (ncclComm_t comm : comms_)
     if (!abandoned_) nccl_library().comm_destroy(comm);
   for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/cuda.h"
+#include "core/out_of_memory.h"
 #include "core/wait_guard.h"
 
 namespace moebius {
@@ -56,10 +57,12 @@ struct Timed {
 void check_cuda(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // so that the next call does not report it again
-  MOEBIUS_CHECK(usage, status != cudaErrorMemoryAllocation,
-                "out of device memory in {}: the libraries' own needs did not fit beside the plan; use a smaller "
-                "micro_batch, seq_len or model (`moebius config` prints the memory table)",
-                call);
+  if (status == cudaErrorMemoryAllocation) {
+    throw OutOfMemory(
+        fmt::format("out of device memory in {}: the libraries' own needs did not fit beside the plan; use a smaller "
+                    "train.micro_batch, train.seq_len or model (--batch, --seq-len), or end what else uses this GPU",
+                    call));
+  }
   MOEBIUS_FAIL(internal, "CUDA: {}: {} ({})", call, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
@@ -250,10 +253,11 @@ void* allocate(int64_t num_bytes) {
     cudaGetLastError();
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    MOEBIUS_FAIL(usage,
-                 "out of device memory: {:.3f} GiB were asked for in one piece, {:.3f} of {:.3f} GiB are free; use a "
-                 "smaller micro_batch, seq_len or model (`moebius config` prints the memory table)",
-                 num_bytes / 1073741824.0, free / 1073741824.0, total / 1073741824.0);
+    throw OutOfMemory(
+        fmt::format("out of device memory: {:.3f} GiB were asked for in one piece, {:.3f} of {:.3f} GiB are free; use "
+                    "a smaller train.micro_batch, train.seq_len or model (--batch, --seq-len), or end what else uses "
+                    "this GPU",
+                    num_bytes / 1073741824.0, free / 1073741824.0, total / 1073741824.0));
   }
   check_cuda(status, "cudaMalloc");
   MOEBIUS_CUDA(cudaMemset(p, 0, num_bytes));
@@ -265,7 +269,16 @@ void release(void* data) noexcept { cudaFree(data); }
 
 void* allocate_pinned(int64_t num_bytes) {
   void* p = nullptr;
-  MOEBIUS_CUDA(cudaMallocHost(&p, num_bytes));
+  const cudaError_t status = cudaMallocHost(&p, num_bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw OutOfMemory(fmt::format(
+        "out of pinned host memory: {:.3f} GiB were asked for in one piece, through which a GPU copies; the "
+        "memory of the GPU is not what lacks: raise the memory limit of this container or group, end what "
+        "else holds host memory, or use a smaller train.micro_batch",
+        num_bytes / 1073741824.0));
+  }
+  check_cuda(status, "cudaMallocHost");
   std::memset(p, 0, num_bytes);
   return p;
 }
