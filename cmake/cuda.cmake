@@ -3,6 +3,7 @@
 set(MOEBIUS_CUDA "auto" CACHE STRING "the CUDA backend: on, off, or auto (where nvcc is found)")
 set_property(CACHE MOEBIUS_CUDA PROPERTY STRINGS auto on off)
 set(MOEBIUS_HAS_CUDA FALSE)
+set(MOEBIUS_HAS_NCCL FALSE)
 if(NOT MOEBIUS_CUDA MATCHES "^(auto|on|off)$")
   message(FATAL_ERROR "MOEBIUS_CUDA: expected on, off or auto; got '${MOEBIUS_CUDA}'")
 endif()
@@ -69,3 +70,4 @@ set(MOEBIUS_CUDA_FLAGS -std=c++20 -gencode=arch=compute_90a,code=sm_90a -lineinf
   -DFMT_USE_CONSTEXPR=1 -Werror=all-warnings)
 set(MOEBIUS_HAS_CUDA TRUE)
 include(cmake/cudnn.cmake OPTIONAL)
+include(cmake/nccl.cmake)

@@ -88,15 +88,14 @@ TEST(Group, RefusesCountsThatDoNotFit) {
   EXPECT_THAT(text({1}, {1}, 2), HasSubstr("out must have the rows of in; got out f32[2, 2], in f32[4, 1]"));
 }
 
-TEST(Group, MovesMemoryOfTheCpuAlone) {
+TEST(Group, OverMessagesMovesMemoryOfTheCpuAlone) {
   OneRank one;
   float x[2] = {};
   Tensor elsewhere = tensor_of(x, {2});
   elsewhere.device = DeviceKind::cuda;
-  EXPECT_THAT(
-      usage_text([&] { one.group->all_gather(one.s, elsewhere, tensor_of(x, {2})); }),
-      HasSubstr("all_gather of group dp: this version moves memory of the cpu; got f32[2] of cuda on a stream of "
-                "cpu"));
+  EXPECT_THAT(usage_text([&] { one.group->all_gather(one.s, elsewhere, tensor_of(x, {2})); }),
+              HasSubstr("all_gather of group dp: messages carry memory of the cpu; got f32[2] of cuda on a stream of "
+                        "cpu"));
   Stream null(DeviceKind::null, one.pool);
   one.group->all_gather(null, Tensor{.shape = {2}, .device = DeviceKind::null},
                         Tensor{.shape = {2}, .device = DeviceKind::null});

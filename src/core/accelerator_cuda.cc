@@ -3,10 +3,12 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "core/cuda.h"
 #include "core/out_of_memory.h"
+#include "core/wait_guard.h"
 
 namespace moebius {
 namespace {
@@ -101,6 +103,27 @@ struct Accelerator::Impl {
 struct AcceleratorAccess {
   static Accelerator::Impl& of(Accelerator& a) { return *a.impl_; }
 };
+
+namespace {
+
+// Asks at once while the answer may come within microseconds, then less often.
+void wait_guarded(cudaStream_t stream, const WaitGuard& guard) {
+  constexpr double kSpinS = 1e-3, kLookS = 5e-3;
+  const double begin = now_us();
+  double looked_s = 0;
+  for (;;) {
+    const cudaError_t status = cudaStreamQuery(stream);
+    if (status != cudaErrorNotReady) return check_cuda(status, "cudaStreamQuery");
+    const double waited_s = (now_us() - begin) * 1e-6;
+    if (waited_s - looked_s > kLookS) {
+      guard.look(waited_s);
+      looked_s = waited_s;
+    }
+    if (waited_s > kSpinS) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+}  // namespace
 
 Accelerator::Accelerator(int index) : impl_(std::make_unique<Impl>()) {
   const bool exists = index >= 0 && index < count();
@@ -274,7 +297,11 @@ void copy_to_host(Accelerator& a, void* to, const void* from, int64_t num_bytes)
 
 void synchronize(Accelerator& a) {
   auto& impl = AcceleratorAccess::of(a);
-  MOEBIUS_CUDA(cudaStreamSynchronize(impl.stream));
+  const WaitGuard& guard = a.state<WaitGuard>();
+  if (guard.look)
+    wait_guarded(impl.stream, guard);
+  else
+    MOEBIUS_CUDA(cudaStreamSynchronize(impl.stream));
   impl.settle();
 }
 

@@ -40,9 +40,14 @@ void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t avai
                 bytes_text(needed), bytes_text(stack_bytes), bytes_text(available), kAdvice, plan.table());
 }
 
+int64_t needed_bytes(const MemoryPlan& plan, int64_t stack_bytes) {
+  const DeviceMemory needed = device_memory(plan, stack_bytes);
+  return needed.plan_bytes + needed.workspace_bytes + kDeviceReserveBytes;
+}
+
 void check_device_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t free_bytes) {
   const DeviceMemory needed = device_memory(plan, stack_bytes);
-  const int64_t all = needed.plan_bytes + needed.workspace_bytes + kDeviceReserveBytes;
+  const int64_t all = needed_bytes(plan, stack_bytes);
   MOEBIUS_CHECK(usage, all <= free_bytes,
                 "out of memory: {} of the GPU are needed: {} for the plan, {} of them for the step stack, {} for "
                 "workspaces of matrix products, and {} are kept for kernels and recordings; {} are available; {}\n{}",

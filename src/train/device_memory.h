@@ -24,6 +24,9 @@ DeviceMemory device_memory(const MemoryPlan& plan, int64_t stack_bytes);
 // is full fails in the middle of a step.
 constexpr int64_t kDeviceReserveBytes = int64_t{384} << 20;
 
+// Of the plan, the workspaces and what is set aside.
+int64_t needed_bytes(const MemoryPlan& plan, int64_t stack_bytes);
+
 // The system promises memory that it does not have, and ends the process when it is used; a GPU fails in the middle of
 // the plan: so what is needed is compared with what is available first. Error{usage} with the plan's table.
 void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available);

@@ -1,6 +1,7 @@
 #include "train/engine.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "config/nearest.h"
 #include "model/device_support.h"
@@ -106,16 +107,26 @@ std::unique_ptr<Transport> paper_world(const EngineSpec& spec) {
   return make_paper_transport(0, static_cast<int>(spec.mesh.world()));
 }
 
-Mesh make_mesh(const MeshShape& shape, Transport* world) { return world ? Mesh(shape, *world) : Mesh(shape); }
+Mesh make_mesh(const MeshShape& shape, Transport* world, GpuLinks* links) {
+  return world ? Mesh(shape, *world, links) : Mesh(shape);
+}
+
+std::unique_ptr<GpuRanks> gpu_ranks(const EngineSpec& spec) {
+  const bool several = spec.world && spec.world->size() > 1;
+  return several && spec.device == DeviceKind::cuda ? std::make_unique<GpuRanks>(*spec.world) : nullptr;
+}
 
 }  // namespace
 
 Engine::Engine(const EngineSpec& spec)
     : spec_(spec),
       pool_(spec.threads),
-      gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>() : nullptr),
+      gpu_ranks_(gpu_ranks(spec)),
+      gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>(gpu_ranks_ ? gpu_ranks_->index() : 0)
+                                           : nullptr),
+      links_(gpu_ranks_ ? std::make_unique<GpuLinks>(*spec.world, *gpu_, *gpu_ranks_) : nullptr),
       paper_(paper_world(spec)),
-      mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get())),
+      mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get(), links_.get())),
       plan_(spec.recompute) {
   if (spec_.device != DeviceKind::null) spec_.target = spec_.device;
   check_device(spec_.model, spec_.target);
@@ -136,10 +147,29 @@ Engine::Engine(const EngineSpec& spec)
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
   const int64_t stack_bytes = measure_stack();
   if (spec_.device == DeviceKind::cpu) check_host_memory(plan_, stack_bytes, available_memory_bytes());
-  if (gpu_) check_device_memory(plan_, stack_bytes, gpu_->info().free_bytes);
+  if (gpu_) check_gpu_memory(stack_bytes);
   telling_the_plan([&] { allocate(stack_bytes); });
   Stream s = stream();
   model_->init_state(s);
+}
+
+// An exception passes by: what the GPU awaits of other ranks would hold up the release of its memory.
+Engine::~Engine() {
+  if (links_ && std::uncaught_exceptions() > 0) links_->abandon();
+}
+
+// Ranks that share a GPU ask for theirs together, before any of them has taken it.
+void Engine::check_gpu_memory(int64_t stack_bytes) {
+  const int64_t free = gpu_->info().free_bytes;
+  if (!gpu_ranks_) return check_device_memory(plan_, stack_bytes, free);
+  const int64_t mine = needed_bytes(plan_, stack_bytes), others = gpu_ranks_->sum_of_sharing(mine) - mine;
+  gpu_ranks_->control().together([&] { check_device_memory(plan_, stack_bytes, free - others); });
+}
+
+std::string Engine::links_text() const {
+  if (!links_) return "";
+  return fmt::format("ranks exchange by {}; steps are {}", links_->text(),
+                     links_->records() && spec_.graph ? "recorded" : "launched op by op");
 }
 
 void Engine::allocate(int64_t stack_bytes) {
@@ -258,25 +288,39 @@ void Engine::fill_batch(const Fill& fill, int64_t m) {
 
 // read_metrics waits for the uploads.
 void Engine::all_passes(Stream& s, const Fill& fill) {
-  optimizer_->begin_step(spec_.num_micro_batches);
+  const int64_t M = spec_.num_micro_batches;
   if (pipeline_) {
-    for (int64_t m = 0; m < spec_.num_micro_batches; ++m) {
+    for (int64_t m = 0; m < M; ++m) {
       fill_batch(fill, m);
       upload(s, m);
     }
     const auto batch = [&](int64_t m) -> const MicroBatch& { return device_batch(m); };
-    return replay(passes_, passes_launches_, [&](Stream& on) { pipeline_->run_step(on, plan_.stack(), batch); });
+    return passes(passes_[3], true, M, [&](Stream& on) { pipeline_->run_step(on, plan_.stack(), batch); });
   }
-  for (int64_t m = 0; m < spec_.num_micro_batches; ++m) {
+  for (int64_t m = 0; m < M; ++m) {
     fill_batch(fill, m);
     PhaseScope phase(s, "micro-batch", m);
     upload(s, m);
     const MicroBatch& batch = device_batch(m);
-    replay(passes_, passes_launches_, [&](Stream& on) {
+    const bool first = m == 0, last = m == M - 1;
+    passes(passes_[(first ? 1 : 0) + (last ? 2 : 0)], first, last ? 1 : 0, [&](Stream& on) {
       Step step{on, plan_.stack(), batch};
       there_and_back(step);
     });
   }
+}
+
+// What passes communicate beside compute belongs to their recording: the first of a step gather the weights that the
+// last one changed, the last reduce gradients, and all of it has ended where the recording does.
+void Engine::passes(StepPart& part, bool first, int64_t last_micro_batches, const std::function<void(Stream&)>& body) {
+  BucketExchange& exchange = optimizer_->exchange();
+  exchange.begin_passes(last_micro_batches);
+  const bool replayed = replay(part, [&](Stream& s) {
+    if (records() && first) exchange.expect_gather();
+    body(s);
+    if (records()) exchange.join(s);
+  });
+  if (replayed) exchange.replayed(first, last_micro_batches);
 }
 
 void Engine::optimizer_pass(Stream& s, int64_t train_step, double lr) {
@@ -293,14 +337,27 @@ void Engine::reduce_loss(Stream& s) {
 }
 
 // Jitter draws by step number, which is an argument of its kernels: such a step is launched anew each time.
-bool Engine::records() const { return gpu_ && spec_.graph && !trace_ && spec_.balance.jitter == 0; }
+// Messages that are staged are exchanged by the host.
+bool Engine::records() const {
+  const bool can = !links_ || links_->records();
+  return gpu_ && can && spec_.graph && !trace_ && spec_.balance.jitter == 0;
+}
 
-// The first two launches go op by op: they choose algorithms, and are steps like any other.
-void Engine::replay(Recording& recording, int64_t& launches, const std::function<void(Stream&)>& body) {
+// The first two launches go op by op: they choose algorithms, and are steps like any other. Whether it was a replay.
+bool Engine::replay(StepPart& part, const std::function<void(Stream&)>& body) {
   Stream s = stream();
-  if (!records() || ++launches <= 2) return body(s);
-  if (recording.empty()) recording = Recording(*gpu_, [&] { body(s); });
-  recording.replay(*gpu_);
+  if (!records() || ++part.launches <= 2) {
+    body(s);
+    return false;
+  }
+  if (part.recording.empty()) {
+    if (links_) part.traffic = links_->begin_recording();
+    part.recording = Recording(*gpu_, [&] { body(s); });
+    if (links_) links_->end_recording();
+  }
+  part.recording.replay(*gpu_);
+  if (links_) links_->replayed(part.traffic);
+  return true;
 }
 
 void Engine::schedule(int64_t train_step, double lr) {
@@ -332,17 +389,22 @@ void Engine::train_step(int64_t train_step, double lr, const Fill& fill) {
   const double begin = now_us();
   telling_the_plan([&] { all_passes(s, fill); });
   const double between = now_us();
-  telling_the_plan([&] { replay(update_, update_launches_, [&](Stream& on) { optimizer_pass(on, train_step, lr); }); });
+  telling_the_plan([&] {
+    const bool replayed = replay(update_, [&](Stream& on) { optimizer_pass(on, train_step, lr); });
+    if (replayed) optimizer_->exchange().expect_gather();
+  });
   const double end = now_us();
   passes_s_ = gpu_ ? 0 : (between - begin) * 1e-6 - fill_s_;
   optimizer_s_ = gpu_ ? 0 : (end - between) * 1e-6;
+  // A rank whose host stands still is named here; the wait for the GPU alone would not say which it is.
+  if (links_) mesh_.group(Axis::world).barrier();
   read_metrics();
 }
 
 void Engine::end_of_step() {
   Stream on_step = stream();
   PhaseScope phase(on_step, "end of step");
-  replay(end_, end_launches_, [&](Stream& s) { clear_sums(s); });
+  replay(end_, [&](Stream& s) { clear_sums(s); });
 }
 
 void Engine::clear_sums(Stream& s) {

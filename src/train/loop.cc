@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <set>
 #include <sstream>
 
 #include "io/files.h"
@@ -57,6 +58,7 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
 
 int TrainingRun::run() {
   log_.line(engine_.plan().table());
+  if (const std::string links = engine_.links_text(); !links.empty()) log_.info("{}", links);
   predict_memory();
   start();
   control_.on_root([&] { open_logs(); });
@@ -92,7 +94,12 @@ void TrainingRun::start() {
   if (run_.init_from.empty()) {
     engine_.model().params().init(s, run_.seed);
   } else {
-    control_.together([&] { load_weights(engine_, run_.init_from); });
+    std::vector<NotFinite> not_finite;
+    control_.together([&] { not_finite = load_weights(engine_, run_.init_from); });
+    // Replicas say the same.
+    const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
+    for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
+      if (!warning.empty()) log_.warn("{}", warning);
     log_.info("weights from {}", run_.init_from);
   }
 }
