@@ -129,6 +129,7 @@ class MpiTransport final : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  const WorldOptions& options() const override { return options_; }
   std::unique_ptr<Message> send(int to_rank, int channel, const void* data, int64_t num_bytes) override {
     auto* bytes = static_cast<std::byte*>(const_cast<void*>(data));  // only read
     return std::make_unique<MpiMessage>(comm_, /*sends=*/true, to_rank, channel, bytes, num_bytes);

@@ -369,7 +369,7 @@ TEST(CliRun, TrainsThenEveryCommandTakesItsFolder) {
 TEST(CliBench, UnknownNamesAreListed) {
   TestDir dir;
   expect_refused(run_moebius(dir, {"bench", "warp"}), 2,
-                 "bench: expected attention, experts, gemm, moe-layer, dispatch or step; got \"warp\"");
+                 "bench: expected attention, experts, gemm, moe-layer, dispatch, collectives or step; got \"warp\"");
   expect_refused(run_moebius(dir, {"bench", "gemm", "--runs", "0"}), 2, "--runs: expected at least 1");
 }
 
@@ -413,11 +413,12 @@ TEST(CliBench, AStepRunsWhereItsRecipeSays) {
   EXPECT_EQ(run_moebius(dir, on_cpu).code, 0);
 }
 
-TEST(CliRanks, AGpuTrainsAlone) {
+TEST(CliRanks, WantGpusWhereTheirRecipeSays) {
+  if (Accelerator::why_missing().empty()) GTEST_SKIP() << "a GPU is here: they would run";
   TestDir dir;
   expect_refused(run_moebius(dir, {"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--ranks", "2", "--set",
                                    "run.device=cuda"}),
-                 2, "run.device = \"cuda\" trains on one rank in this version; got 2 ranks");
+                 2, "set run.device = \"cpu\"");
 }
 
 TEST(CliDoctor, SaysWhatIsMissing) {
