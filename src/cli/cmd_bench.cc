@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cli/bench_dispatch.h"
+#include "cli/bench_ranks.h"
 #include "cli/command.h"
 #include "cli/machine.h"
 #include "cli/options.h"
@@ -177,14 +178,34 @@ void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
   print_json(object);
 }
 
+RanksBenchOptions on_ranks(const Options& o, DeviceKind device) {
+  return {.machine = where(device, o.spec.threads),
+          .recipe = o.recipe,
+          .ranks = o.ranks,
+          .steps = o.steps,
+          .threads = o.spec.threads,
+          .json = o.json};
+}
+
+int run_collectives(const Options& o) {
+  const DeviceKind device = device_kind(o.device.empty() ? "cpu" : o.device);
+  run_bench_collectives(on_ranks(o, device), device);
+  return 0;
+}
+
 // The recipe's own device counts where --device says none.
 int run_step(Options& o) {
   const bool on_gpu = o.device == "cuda";
   if (o.recipe.empty()) o.recipe = on_gpu ? "recipes/bench_qwen3_30b_a3b_8layers.toml" : "recipes/bench_cpu.toml";
   RunSpec run = load_run_spec(o.recipe, o.overrides);
-  run.check(1);
   if (o.device.empty()) o.device = name_of(run.device);
   run.device = device_kind(o.device);
+  if (has_several_ranks(o.ranks)) {
+    run_bench_step_of_ranks(on_ranks(o, run.device), run);
+    return 0;
+  }
+  run.check(1);
+  o.spec.threads = num_threads(o.spec.threads);
   run.threads = o.spec.threads;
   print_step(o, run, bench_step(run, o.steps, o.profile));
   return 0;
@@ -213,8 +234,9 @@ int run_bench(Options& o) {
   MOEBIUS_CHECK(usage, !o.runs || *o.runs >= 1, "--runs: expected at least 1; got {}", *o.runs);
   o.spec.routing.kind = routing_kind(o.routing);
   if (o.name == "dispatch") return run_dispatch(o);
-  o.spec.threads = num_threads(o.spec.threads);
+  if (o.name == "collectives") return run_collectives(o);
   if (o.name == "step") return run_step(o);
+  o.spec.threads = num_threads(o.spec.threads);
   if (o.device.empty()) o.device = "cpu";
   o.spec.device = device_kind(o.device);
   o.spec.runs = o.runs.value_or(0);
@@ -227,14 +249,14 @@ int run_bench(Options& o) {
   }
   std::string names;
   for (const auto& [name, workload] : kWorkloads) names += std::string(name) + ", ";
-  MOEBIUS_FAIL(usage, "bench: expected {}dispatch or step; got \"{}\"", names, o.name);
+  MOEBIUS_FAIL(usage, "bench: expected {}dispatch, collectives or step; got \"{}\"", names, o.name);
 }
 
 }  // namespace
 
 void add_bench(Cli& cli) {
-  CLI::App* command =
-      cli.app.add_subcommand("bench", "named workloads, timed: gemm, attention, experts, moe-layer, dispatch, step");
+  CLI::App* command = cli.app.add_subcommand(
+      "bench", "named workloads, timed: gemm, attention, experts, moe-layer, dispatch, collectives, step");
   const auto o = std::make_shared<Options>();
   command->add_option("NAME", o->name, "the workload")->required();
   command->add_option("--runs", o->runs, "timed runs, of which the median counts; default 7, on a GPU by their length");
@@ -249,7 +271,7 @@ void add_bench(Cli& cli) {
   command->add_option("--set", o->overrides, "step: section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--steps", o->steps, "step: timed steps, after one of warm-up")->capture_default_str();
   command->add_flag("--profile", o->profile, "step: time, rate and share of every op");
-  command->add_option("--ranks", o->ranks, "dispatch: ranks as threads of this process; mpirun starts processes")
+  command->add_option("--ranks", o->ranks, "dispatch, collectives, step: ranks as threads; mpirun starts processes")
       ->capture_default_str();
   command->add_option("--etp", o->etp, "dispatch: ranks of one expert; ep is what is left")->capture_default_str();
   command->add_option("--dispatcher", o->dispatcher, "dispatch: auto, allgather or alltoall")->capture_default_str();

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/mesh.h"
+#include "comm/staged_group.h"
 
 namespace moebius {
 namespace {
@@ -100,6 +101,18 @@ TEST(Group, OverMessagesMovesMemoryOfTheCpuAlone) {
   one.group->all_gather(null, Tensor{.shape = {2}, .device = DeviceKind::null},
                         Tensor{.shape = {2}, .device = DeviceKind::null});
   one.group->all_reduce_sum(null, Tensor{.shape = {2}, .device = DeviceKind::null});
+}
+
+TEST(Group, ThatIsStagedLeavesMemoryOfTheCpuToMessages) {
+  OneRank one;
+  StagedGroup staged(std::move(one.group));
+  float x[3] = {1, 2, 3}, y[3] = {};
+  staged.all_gather(one.s, tensor_of(y, {3}), tensor_of(x, {3}));
+  EXPECT_THAT(y, testing::ElementsAre(1, 2, 3));
+  EXPECT_EQ(staged.name(), "dp");
+  Stream null(DeviceKind::null, one.pool);
+  staged.all_reduce_sum(null, Tensor{.shape = {2}, .device = DeviceKind::null});
+  EXPECT_THAT(usage_text([&] { (void)staged.send(one.s, tensor_of(x, {3}), 0); }), HasSubstr("sends to itself"));
 }
 
 TEST(Group, IsMadeByOneOfItsRanks) {

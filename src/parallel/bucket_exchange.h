@@ -20,6 +20,7 @@ class BucketExchange final : public ParamWatcher {
   BucketExchange(const BucketExchange&) = delete;
   ~BucketExchange() override;
 
+  bool overlaps() const { return overlap_; }
   // This parameter's gradient has work to come behind the backward pass: its bucket waits for reduce().
   void hold(const Param& p);
   // Passes follow whose gradients are all that this step adds, of so many micro-batches: with overlap each bucket

@@ -169,7 +169,7 @@ void Engine::check_gpu_memory(int64_t stack_bytes) {
 std::string Engine::links_text() const {
   if (!links_) return "";
   return fmt::format("ranks exchange by {}; steps are {}", links_->text(),
-                     links_->records() && spec_.graph ? "recorded" : "launched op by op");
+                     records() ? "recorded" : "launched op by op");
 }
 
 void Engine::allocate(int64_t stack_bytes) {
@@ -289,6 +289,7 @@ void Engine::fill_batch(const Fill& fill, int64_t m) {
 // read_metrics waits for the uploads.
 void Engine::all_passes(Stream& s, const Fill& fill) {
   const int64_t M = spec_.num_micro_batches;
+  const bool overlaps = optimizer_->exchange().overlaps();
   if (pipeline_) {
     for (int64_t m = 0; m < M; ++m) {
       fill_batch(fill, m);
@@ -303,7 +304,7 @@ void Engine::all_passes(Stream& s, const Fill& fill) {
     upload(s, m);
     const MicroBatch& batch = device_batch(m);
     const bool first = m == 0, last = m == M - 1;
-    passes(passes_[(first ? 1 : 0) + (last ? 2 : 0)], first, last ? 1 : 0, [&](Stream& on) {
+    passes(passes_[overlaps ? (first ? 1 : 0) + (last ? 2 : 0) : 0], first, last ? 1 : 0, [&](Stream& on) {
       Step step{on, plan_.stack(), batch};
       there_and_back(step);
     });
@@ -340,13 +341,14 @@ void Engine::reduce_loss(Stream& s) {
 // Messages that are staged are exchanged by the host.
 bool Engine::records() const {
   const bool can = !links_ || links_->records();
-  return gpu_ && can && spec_.graph && !trace_ && spec_.balance.jitter == 0;
+  return gpu_ && can && spec_.graph && spec_.balance.jitter == 0;
 }
 
-// The first two launches go op by op: they choose algorithms, and are steps like any other. Whether it was a replay.
+// The first two launches go op by op: they choose algorithms, and are steps like any other; so does a traced one, which
+// communicates as the recorded ones of other ranks do. Whether it was a replay.
 bool Engine::replay(StepPart& part, const std::function<void(Stream&)>& body) {
   Stream s = stream();
-  if (!records() || ++part.launches <= 2) {
+  if (!records() || trace_ || ++part.launches <= 2) {
     body(s);
     return false;
   }

@@ -182,7 +182,7 @@ class Engine {
   Tensor schedule_2_;                              // f64: learning rate and step, for a recorded optimizer
   std::vector<HostBuffer> inputs_;                 // Life::batch, for each micro-batch in turn; unused on the CPU
   HostBuffer metrics_;                             // and Life::metrics
-  std::array<StepPart, 4> passes_;                 // by whether they are a step's first, and its last
+  std::array<StepPart, 4> passes_;                 // with overlap by whether a step's first, and its last
   StepPart update_, end_;
   int64_t num_steps_ = 0;
   double fill_s_ = 0, passes_s_ = 0, optimizer_s_ = 0;

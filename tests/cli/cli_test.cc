@@ -377,7 +377,7 @@ TEST(CliRun, TrainsThenEveryCommandTakesItsFolder) {
 TEST(CliBench, UnknownNamesAreListed) {
   TestDir dir;
   expect_refused(run_moebius(dir, {"bench", "warp"}), 2,
-                 "bench: expected attention, experts, gemm, moe-layer, dispatch or step; got \"warp\"");
+                 "bench: expected attention, experts, gemm, moe-layer, dispatch, collectives or step; got \"warp\"");
   expect_refused(run_moebius(dir, {"bench", "gemm", "--runs", "0"}), 2, "--runs: expected at least 1");
 }
 

@@ -3,8 +3,10 @@
 // no GPU.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "comm/gpu_links.h"
 #include "tests/distributed/ranks.h"
@@ -253,6 +255,31 @@ TEST_P(OnGpus, ARankThatThrowsEndsTheWaitForTheGpu) {
     }
   };
   EXPECT_THROW(run_threads(GetParam(), test_world(), body), Error);
+}
+
+// A rank that never joins is waited for no longer than the timeout.
+TEST_P(OnGpus, ARankThatStallsEndsTheWaitForTheGpu) {
+  if (GetParam() == 1 || mpi_world() != nullptr) return;
+  std::atomic<bool> has_failed = false;
+  const auto body = [&](Transport& transport) {
+    GpuRank r(transport);
+    Twin x = r.twin({1 << 20}, DType::f32, 1);
+    r.world->barrier();
+    while (r.rank == 1 && !has_failed) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    try {
+      r.world->all_reduce_sum(r.s, x.gpu);
+      synchronize(r.s);
+      ADD_FAILURE() << "a rank did not join";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::distributed);
+      EXPECT_NE(std::string(e.what()).find("has waited for 2 s"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("all_reduce_sum"), std::string::npos) << e.what();
+      has_failed = true;
+      r.links.abandon();
+      throw;
+    }
+  };
+  EXPECT_THROW(run_threads(GetParam(), {.timeout_s = 2}, body), Error);
 }
 
 }  // namespace
