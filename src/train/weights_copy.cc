@@ -19,7 +19,8 @@ bool holds_weights(DType dtype) {
 // Entries as a tensor wants them, one in memory at a time.
 class EntryBytes {
  public:
-  explicit EntryBytes(const WeightsReader& reader) : reader_(reader) {}
+  EntryBytes(const WeightsReader& reader, std::vector<NotFinite>* not_finite)
+      : reader_(reader), not_finite_(not_finite) {}
   const char* read(size_t entry, DType dtype) {
     const WeightsEntry& from = reader_.entries()[entry];
     MOEBIUS_CHECK(input, holds_weights(from.dtype),
@@ -27,6 +28,7 @@ class EntryBytes {
                   name_of(from.dtype));
     stored_.resize(from.bytes());
     reader_.read(entry, stored_.data());
+    add_not_finite(not_finite_, from.name, count_not_finite(stored_.data(), from.dtype, from.shape.numel()));
     if (dtype == from.dtype) return stored_.data();
     converted_.resize(from.shape.numel() * size_of(dtype));
     convert_elements(converted_.data(), dtype, stored_.data(), from.dtype, from.shape.numel(), from.name);
@@ -35,6 +37,7 @@ class EntryBytes {
 
  private:
   const WeightsReader& reader_;
+  std::vector<NotFinite>* not_finite_;
   std::vector<char> stored_, converted_;
 };
 
@@ -79,11 +82,12 @@ std::vector<ShardCopy> into_shards(std::vector<TensorCopy> tensors, int64_t shar
   return shards;
 }
 
-SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, const WeightsReader& reader) {
+SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, const WeightsReader& reader,
+                              std::vector<NotFinite>* not_finite) {
   std::vector<SafetensorsDecl> decls;
   for (const TensorCopy& t : shard) decls.push_back({t.name, t.dtype, dims_of(t.shape)});
   SafetensorsWriter writer(path, std::move(decls), {{"format", "pt"}});
-  EntryBytes entries(reader);
+  EntryBytes entries(reader, not_finite);
   for (const TensorCopy& t : shard) {
     if (t.parts.empty())
       writer.write(t.name, entries.read(t.entry, t.dtype), t.bytes());
