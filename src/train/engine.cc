@@ -5,6 +5,7 @@
 
 #include "config/nearest.h"
 #include "model/device_support.h"
+#include "ops/attention/attention_cuda.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm_cuda.h"
 
@@ -446,6 +447,16 @@ void Engine::look_at_memory() {
   if (!gpu_) return;
   const AcceleratorInfo info = gpu_->info();
   peak_bytes_ = std::max(peak_bytes_, info.memory_bytes - info.free_bytes - other_bytes_);
+}
+
+// In a training step.
+bool Engine::runs_cudnn() const {
+  const ModelSpec& m = spec_.model;
+  const int64_t T = spec_.shape.tokens();
+  const auto heads = [&](int64_t n) { return Tensor{.shape = {T, n, m.head_dim}, .dtype = spec_.precision.compute}; };
+  AttentionFwd attention{.q_THd = heads(m.num_heads), .k_UGd = heads(m.num_kv_heads), .batch = spec_.shape.batch};
+  if (spec_.shape.documents) attention.doc_start_T = {.shape = {T}, .dtype = DType::i32};
+  return spec_.target == DeviceKind::cuda && cuda::cudnn_takes(attention);
 }
 
 int64_t Engine::pinned_bytes() const {
