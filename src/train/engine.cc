@@ -150,6 +150,7 @@ Engine::Engine(const EngineSpec& spec)
   if (spec_.device == DeviceKind::cpu) check_host_memory(plan_, stack_bytes, available_memory_bytes());
   if (gpu_) check_gpu_memory(stack_bytes);
   telling_the_plan([&] { allocate(stack_bytes); });
+  if (links_ && pipeline_ && optimizer_) telling_the_plan([&] { warm_up(); });
   Stream s = stream();
   model_->init_state(s);
 }
@@ -157,6 +158,24 @@ Engine::Engine(const EngineSpec& spec)
 // An exception passes by: what the GPU awaits of other ranks would hold up the release of its memory.
 Engine::~Engine() {
   if (links_ && std::uncaught_exceptions() > 0) links_->abandon();
+}
+
+// Loading a kernel waits for all that its GPU does, which may be a receive: of what another rank sends only once it has
+// got what this one would compute with that kernel.
+void Engine::warm_up() {
+  Stream s = stream();
+  MicroBatch batch = device_batch(0);
+  batch.loss_scale = batch.total_tokens = 1;
+  batch.training = true;
+  pipeline_->run_once(s, plan_.stack(), batch);
+  for (int life = 0; life < kNumLives; ++life) {
+    const int64_t bytes = plan_.bytes(static_cast<Life>(life));
+    if (bytes == 0) continue;
+    Tensor all = tensor_of(static_cast<uint8_t*>(plan_.base(static_cast<Life>(life))), {bytes});
+    all.device = s.device();
+    fill_zero(s, all);
+  }
+  synchronize(s);
 }
 
 // Ranks that share a GPU ask for theirs together, before any of them has taken it.

@@ -143,6 +143,7 @@ class Engine {
 
   void make_model();
   void check_gpu_memory(int64_t stack_bytes);
+  void warm_up();
   void schedule(int64_t train_step, double lr);
   void fill_batch(const Fill& fill, int64_t m);
   bool runs_cudnn() const;
