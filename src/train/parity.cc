@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <deque>
+#include <map>
+#include <optional>
 #include <vector>
 
+#include "io/fused_experts.h"
 #include "io/hf_names.h"
 #include "io/safetensors.h"
 #include "train/engine.h"
@@ -46,7 +49,7 @@ std::string file_name_of(const ModelSpec& model, const std::string& canonical) {
   return model.family == "moebius" ? canonical : hf_name(hf_family(model.family), canonical);
 }
 
-// Tensors in host memory, copied there when they are not.
+// Tensors in host memory, copied there when they are not; and fused ones, made there.
 class HostCopies {
  public:
   explicit HostCopies(Stream& s) : s_(s) {}
@@ -56,18 +59,39 @@ class HostCopies {
     copy_to_host(s_, bytes.data(), t.data, t.num_bytes());
     return bytes.data();
   }
+  std::byte* take(int64_t num_bytes) { return copies_.emplace_back(num_bytes).data(); }
 
  private:
   Stream& s_;
   std::deque<std::vector<std::byte>> copies_;
 };
 
+std::optional<FusedPlace> fused_place_of(const ModelSpec& m, const ParamPart& part) {
+  if (m.family == "moebius") return std::nullopt;
+  return fused_place(hf_family(m.family), part.name, dims_of(part.shape), m.num_experts);
+}
+
+// One tensor for each name that the hub has.
 void add_gradients(std::vector<SafetensorsTensor>& tensors, const Model& model, HostCopies& copies) {
+  std::map<std::string, std::byte*> fused;
   for (const Param& p : model.params().all()) {
     if (!p.has_grad) continue;
     for (const ParamPart& part : p.spec.parts) {
-      tensors.push_back({{"grad." + file_name_of(model.spec(), part.name), DType::f32, dims_of(part.shape)},
-                         copies.of(part_of(p.dw, part))});
+      const void* gradient = copies.of(part_of(p.dw, part));
+      const auto place = fused_place_of(model.spec(), part);
+      if (!place) {
+        tensors.push_back(
+            {{"grad." + file_name_of(model.spec(), part.name), DType::f32, dims_of(part.shape)}, gradient});
+        continue;
+      }
+      const auto [at, is_first] = fused.try_emplace(place->name, nullptr);
+      if (is_first) {
+        int64_t numel = 1;
+        for (const int64_t dim : place->shape) numel *= dim;
+        at->second = copies.take(numel * size_of(DType::f32));
+        tensors.push_back({{"grad." + place->name, DType::f32, place->shape}, at->second});
+      }
+      put_into_fused(at->second, gradient, *place, 0, size_of(DType::f32));
     }
   }
 }

@@ -83,6 +83,16 @@ const LayoutCase kCases[] = {
     {"pp2_vpp2_ep4_over_tp2_sigmoid", 8, {.tp = 2, .pp = 2, .vpp = 2, .ep = 4}, {.sigmoid = true}},
     {"tp2_cp2_ep4_pp2", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
     {"tp2_cp2_ep4_pp2_skewed", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}, {.skewed = true}},
+    {"dp2_gpt_oss", 2, {}, {.gpt_oss = true}},
+    {"tp2_gpt_oss", 2, {.tp = 2}, {.gpt_oss = true}},
+    {"cp2_gpt_oss", 2, {.cp = 2}, {.gpt_oss = true}},
+    {"cp2_ring_gpt_oss", 2, {.cp = 2, .cp_comm = CpComm::ring}, {.gpt_oss = true}},
+    {"cp2_alltoall_gpt_oss", 2, {.cp = 2, .cp_comm = CpComm::alltoall}, {.gpt_oss = true}},
+    {"ep2_pp2_gpt_oss", 4, {.pp = 2, .ep = 2}, {.gpt_oss = true}},
+    {"etp2_ep2_gpt_oss", 4, {.ep = 2, .etp = 2}, {.gpt_oss = true}},
+    {"etp2_ep2_alltoall_gpt_oss", 4, {.ep = 2, .etp = 2, .dispatcher = "alltoall"}, {.gpt_oss = true}},
+    {"etp2_over_tp2_gpt_oss", 2, {.tp = 2, .etp = 2}, {.gpt_oss = true}},
+    {"ep4_over_tp2_cp2_ring_gpt_oss", 4, {.tp = 2, .cp = 2, .ep = 4, .cp_comm = CpComm::ring}, {.gpt_oss = true}},
     {"tp2_pp2_vpp2_ep2_etp2_tied", 8, {.tp = 2, .pp = 2, .vpp = 2, .ep = 2, .etp = 2}, {.tied = true}},
 };
 
