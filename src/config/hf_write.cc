@@ -81,6 +81,7 @@ json deepseek_values(const ModelSpec& m) {
       {{"n_routed_experts", m.num_experts},
        {"n_shared_experts", m.shared_intermediate_size / std::max<int64_t>(m.moe_intermediate_size, 1)},
        {"scoring_func", score_name(m.score)},
+       {"num_nextn_predict_layers", m.num_mtp_layers},
        {"routed_scaling_factor", m.routed_scaling_factor},
        {"n_group", m.n_group},
        {"topk_group", m.topk_group},
@@ -121,6 +122,7 @@ json qk_norm_value(const ModelSpec& m) {
 json moebius_values(const ModelSpec& m) {
   json values = {{"qkv_bias", m.qkv_bias},
                  {"qk_norm", qk_norm_value(m)},
+                 {"num_nextn_predict_layers", m.num_mtp_layers},
                  {"num_experts", m.num_experts},
                  {"moe_intermediate_size", m.moe_intermediate_size},
                  {"shared_expert_intermediate_size", m.shared_intermediate_size},
