@@ -4,7 +4,7 @@
     tools/golden.py --write [DIR]             rewrites every case under DIR (default tests/golden/data)
     tools/golden.py --check CASE OUT [--bf16] compares what `moebius forward` wrote with CASE/expected.safetensors
 
-A case is a Hugging Face folder (config.json, model.safetensors with per-expert names) plus tokens.safetensors and
+A case is a Hugging Face folder (config.json, model.safetensors under the hub's names) plus tokens.safetensors and
 expected.safetensors; tests/golden/data/README.md lists the tensors. Writing needs torch, transformers, safetensors
 and numpy; checking only the last two. Everything is f32 on the CPU with the eager attention and the eager experts,
 whose order of sums is fixed. The same versions write the same bytes.
@@ -67,6 +67,12 @@ DEEPSEEK_V3 = {key: value for key, value in DEEPSEEK_V2.items() if key != "topk_
     "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
     "n_shared_experts": 1, "num_mtp_layers": 0,
 }
+GPT_OSS = {
+    "model_type": "gpt_oss", "vocab_size": 97, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "num_local_experts": 8,
+    "num_experts_per_tok": 3, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "sliding_window": 4,
+    "tie_word_embeddings": False,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4, "beta_slow": 1}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}
@@ -81,6 +87,7 @@ class Case:
     rows: list  # lengths of the documents in each row; rows are equally long
     rope: dict = field(default_factory=lambda: {"rope_type": "default"})
     fp8_block: tuple = ()  # of matrices that are written in 8-bit floats with one scale for each block
+    mxfp4: bool = False  # experts are written in 4-bit floats
     mtp: int = 0  # depths of multi-token prediction
     reseed: int = 0  # another draw, where one has two scores too close to call
 
@@ -138,6 +145,18 @@ CASES = {
     "deepseek_v2_v5_packed": Case(DEEPSEEK_V2 | {"first_k_dense_replace": 0}, 1e4, "v5", [[4, 5], [1, 5, 3]]),
     # matrices of the layers in 8-bit floats; blocks at the edges are partial.
     "deepseek_v3_fp8": Case(DEEPSEEK_V3, 1e4, "v4", [[7], [7]], fp8_block=(8, 16)),
+    # sinks, a window in every other layer, biases everywhere, the clamped activation; YaRN that does not truncate.
+    "gpt_oss_v4": Case(GPT_OSS, 500.0, "v4", [[9], [9]], YARN | {"truncate": False}),
+    # windows of other layers than by default; experts whose down_proj is square; documents kept apart.
+    "gpt_oss_v5_packed": Case(GPT_OSS | {"intermediate_size": 24, "num_local_experts": 5, "num_experts_per_tok": 2,
+                                         "num_hidden_layers": 2, "sliding_window": 3,
+                                         "layer_types": ["full_attention", "sliding_attention"]},
+                              1e4, "v5", [[4, 5], [1, 5, 3]]),
+    # experts in 4-bit blocks, square as well; tied embeddings, one kv head.
+    "gpt_oss_mxfp4": Case(GPT_OSS | {"hidden_size": 32, "intermediate_size": 32, "num_local_experts": 4,
+                                     "num_hidden_layers": 2, "num_key_value_heads": 1, "num_experts_per_tok": 2,
+                                     "tie_word_embeddings": True},
+                          500.0, "v4", [[7], [7]], YARN | {"truncate": False}, mxfp4=True),
     # multi-token prediction as it is released, documents kept apart: one of two tokens, one of a single one.
     "deepseek_v3_mtp": Case(DEEPSEEK_V3 | {"num_mtp_layers": 1}, 500.0, "v4", [[4, 2, 3], [1, 5, 3]], mtp=1,
                             reseed=1),
@@ -173,11 +192,18 @@ def build_model(config, rope, seed):
     with torch.no_grad():
         for name, p in sorted(model.named_parameters()):
             noise = torch.randn(p.shape, generator=random)
-            p.copy_(1 + 0.3 * noise if "norm" in name else 0.25 * noise)
+            p.copy_(1 + 0.3 * noise if "norm" in name else spread_of(config, name) * noise)
         for name, b in sorted(model.named_buffers()):
             if name.endswith(CORRECTION):  # some scores must be below 0 with it
                 b.copy_(0.2 * torch.randn(b.shape, generator=random) - 0.6)
     return model.eval()
+
+
+def spread_of(config, name):
+    """gpt_oss: sinks that matter among some scores, and pre-activations of which many are beyond their limit."""
+    if config["model_type"] != "gpt_oss":
+        return 0.25
+    return 1.0 if name.endswith((".sinks", ".gate_up_proj")) else 0.25
 
 
 def hub_tensors(model):
@@ -198,6 +224,10 @@ def hub_gradients(model):
             g.copy_(p.grad)
     return {f"grad.{name}": t.contiguous() for name, t in hub_tensors(gradients).items()
             if not name.endswith(CORRECTION)}
+
+
+def router_of(layer):
+    return getattr(layer.mlp, "gate", None) or getattr(layer.mlp, "router", None)
 
 
 def all_layers(model, mtp):
@@ -225,7 +255,7 @@ def run_model(model, tokens, documents, mtp=None):
     alone."""
     import torch
     logits, chosen, modules = [], {}, []
-    routers = {i: getattr(layer.mlp, "gate", None) for i, layer in enumerate(all_layers(model, mtp))}
+    routers = {i: router_of(layer) for i, layer in enumerate(all_layers(model, mtp))}
     hooks = [gate.register_forward_hook(lambda _, __, out, i=i: chosen.setdefault(i, []).append(out))
              for i, gate in routers.items() if gate is not None]
     for row, lengths in zip(tokens, documents):
@@ -344,7 +374,7 @@ def check_routing(layers, routers, config):
     for layer, (logits, weights, ids) in routers.items():
         sums = logits.detach().sum(-1)
         assert (sums - 1).abs().max() > 0.1, f"layer {layer}: the router returns probabilities, not logits"
-        scores, group_gap = choice_scores(layers[layer].mlp.gate, config, logits.detach())
+        scores, group_gap = choice_scores(router_of(layers[layer]), config, logits.detach())
         top = scores.topk(min(k + 1, scores.shape[-1]), -1)
         ids_by_score[layer] = top.indices[:, :k]
         assert torch.equal(ids_by_score[layer].sort(-1).values, ids.sort(-1).values), f"layer {layer}: other experts"
@@ -360,6 +390,9 @@ def check_packed(model, tokens, documents, logits):
         document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         seen = (document[:, None] == document[None, :]) & torch.ones(len(row), len(row)).tril().bool()
         mask = torch.zeros(1, 1, len(row), len(row)).masked_fill(~seen, torch.finfo(torch.float32).min)
+        if model.config.model_type == "gpt_oss":  # a mask for each kind of layer
+            near = torch.ones(len(row), len(row)).triu(1 - model.config.sliding_window).bool()
+            mask = {"full_attention": mask, "sliding_attention": mask.masked_fill(~near, torch.finfo(torch.float32).min)}
         positions = torch.cat([torch.arange(n) for n in lengths])[None]
         got = model(input_ids=row[None], attention_mask=mask, position_ids=positions, use_cache=False).logits[0]
         assert (got - expected).abs().max() <= 1e-5 * expected.abs().max(), "packed and separate documents differ"
@@ -413,6 +446,41 @@ def write_fp8(folder, packed, block):
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
+def pack_mxfp4(weight):
+    """What gpt_oss checkpoints hold of a weight [E, in, out]: blocks of 32 along `in`, two numbers a byte, and scales."""
+    import torch
+    rows = weight.transpose(1, 2).unflatten(-1, (-1, 32))
+    exponent = rows.abs().amax(-1, keepdim=True).log2().floor().clamp(-125, 125) - 2
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    code = (rows.abs() / 2**exponent)[..., None].sub(values).abs().argmin(-1) + 8 * (rows < 0)
+    blocks = (code[..., 0::2] | code[..., 1::2] << 4).to(torch.uint8).contiguous()
+    return blocks, (exponent[..., 0] + 127).to(torch.uint8).contiguous()
+
+
+def round_to_mxfp4(model):
+    """Rounds the experts' weights as transformers unpacks them; gives all tensors of the file."""
+    import torch
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+    packed = hub_tensors(model)
+    for name, p in model.named_parameters():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            blocks, scales = pack_mxfp4(p.detach())
+            with torch.no_grad():
+                p.copy_(convert_moe_packed_tensors(blocks, scales).float())
+            del packed[name]
+            packed |= {name + "_blocks": blocks, name + "_scales": scales}
+    return packed
+
+
+def write_mxfp4(folder, packed):
+    from safetensors.torch import save_file
+    save_file(packed, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def respell(folder, spelling):
     """config.json as hub files of v4 spell it; save_pretrained wrote the v5 keys."""
     path = folder / "config.json"
@@ -424,7 +492,7 @@ def respell(folder, spelling):
         config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
         if config["model_type"].startswith("deepseek"):
             respell_deepseek(config)
-        elif config["model_type"] != "mixtral" and "num_local_experts" in config:
+        elif config["model_type"] not in ("mixtral", "gpt_oss") and "num_local_experts" in config:
             config["num_experts"] = config.pop("num_local_experts")
         if config.get("head_dim", 0) is None:
             del config["head_dim"]
@@ -457,6 +525,15 @@ def check_reload(folder, tokens, documents, expected):
     assert (logits[0] == expected).all(), f"{folder}: reloading changes the logits"
 
 
+def check_unpacks(folder, expected):
+    """transformers reads the packed folder as the model that we rounded."""
+    import torch
+    from transformers import AutoModelForCausalLM, Mxfp4Config
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", quantization_config=Mxfp4Config(dequantize=True))
+    for (name, got), want in zip(model.named_parameters(), expected.parameters()):
+        assert torch.equal(got.float(), want), f"{folder}: {name} is unpacked otherwise"
+
+
 def write_case(data, name, seed):
     import torch
     import torch.nn.functional as F
@@ -466,6 +543,8 @@ def write_case(data, name, seed):
     packed = None
     if case.fp8_block:
         model, packed = round_to_fp8(model, case.fp8_block)
+    if case.mxfp4:
+        packed = round_to_mxfp4(model)
     tokens = torch.randint(0, case.config["vocab_size"], (len(case.rows), sum(case.rows[0])),
                            generator=torch.Generator().manual_seed(seed + 1))
 
@@ -503,8 +582,11 @@ def write_case(data, name, seed):
     save_file(inputs, folder / "tokens.safetensors", provenance())
     save_file(expected, folder / "expected.safetensors", provenance())
     check_reload(folder, tokens, case.rows, logits)
-    if packed:
+    if case.fp8_block:
         write_fp8(folder, packed, case.fp8_block)
+    if case.mxfp4:
+        write_mxfp4(folder, packed)
+        check_unpacks(folder, model)
     if mtp:
         add_mtp(folder, model, mtp)
     size = sum(f.stat().st_size for f in folder.iterdir())
@@ -553,7 +635,7 @@ README = """# Reference states
 Made by {made_by}. That command rewrites all of it.
 f32, CPU, eager attention, eager experts. The same line stands in the metadata of every safetensors file.
 
-Each folder is a Hugging Face model (`config.json`, `model.safetensors` with per-expert names) with
+Each folder is a Hugging Face model (`config.json`, `model.safetensors` under the hub's names) with
 
 | file | tensor | dtype, shape | meaning |
 | --- | --- | --- | --- |
@@ -590,6 +672,9 @@ In the packed case each document was run alone: positions restart at its first t
 | `deepseek_v3_fp8` | `rope_theta`, `torch_dtype` | matrices in F8_E4M3 with `weight_scale_inv` of 8 x 16 blocks; gradients are by the unpacked weights |
 | `deepseek_v3_mtp` | `num_nextn_predict_layers`, `torch_dtype` | multi-token prediction with the copies that released models carry; documents of 4+2+3 and 1+5+3 tokens kept apart |
 | `deepseek_v3_mtp2` | `num_mtp_layers`, `dtype` | two depths; no query latent; no groups |
+| `gpt_oss_v4` | `rope_scaling`, `torch_dtype` | sinks; windows in layers 0 and 2; biases; clamped activation; YaRN without `truncate` |
+| `gpt_oss_v5_packed` | `rope_parameters`, `dtype` | a window in layer 1 by `layer_types`; square `down_proj`; documents kept apart |
+| `gpt_oss_mxfp4` | `rope_scaling`, `torch_dtype` | experts in 4-bit blocks with scales, square; tied embeddings; gradients are by the unpacked weights |
 | `deepseek_v2_v4` | `rope_scaling` with `type`, `torch_dtype` | groups by their best expert; one mscale; one shared expert |
 | `deepseek_v2_v5_packed` | `rope_parameters`, `dtype` | greedy; two shared experts; no dense layer; documents kept apart |
 

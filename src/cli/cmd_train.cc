@@ -73,7 +73,7 @@ int train(const TrainArgs& args, Cli& cli) {
   if (!recipe.error) {
     const MeshShape shape = mesh_shape(recipe.run.parallel, launch.num_ranks);
     options.coordinates = [shape](int r) { return to_string(place_of(shape, r)); };
-  } else if (launch.kind != Launch::Kind::mpi) {
+  } else if (launch.kind != Launch::Kind::mpi && launch.kind != Launch::Kind::tcp) {
     std::rethrow_exception(recipe.error);
   }
   std::atomic<int> signal{0};  // of all ranks, which agree on it

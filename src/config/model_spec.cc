@@ -23,11 +23,12 @@ int64_t latent_matrices(const ModelSpec& m) {
 
 int64_t attention_parameters(const ModelSpec& m) {
   if (m.is_latent()) return latent_matrices(m) + m.q_lora_rank + m.kv_lora_rank;
-  const int64_t biases = m.qkv_bias ? m.q_size() + 2 * m.kv_size() : 0;
+  const int64_t biases = (m.qkv_bias ? m.q_size() + 2 * m.kv_size() : 0) + (m.o_bias ? m.hidden_size : 0);
+  const int64_t sinks = m.attention_sinks ? m.num_heads : 0;
   int64_t norms = 0;
   if (m.qk_norm == QkNorm::per_head) norms = 2 * m.head_dim;
   if (m.qk_norm == QkNorm::whole) norms = m.q_size() + m.kv_size();
-  return m.hidden_size * (2 * m.q_size() + 2 * m.kv_size()) + biases + norms;
+  return m.hidden_size * (2 * m.q_size() + 2 * m.kv_size()) + biases + sinks + norms;
 }
 
 int64_t embedding_parameters(const ModelSpec& m) {
@@ -36,10 +37,11 @@ int64_t embedding_parameters(const ModelSpec& m) {
 
 // An MoE block when num_experts experts of each layer are counted.
 int64_t moe_parameters(const ModelSpec& m, int64_t num_experts) {
-  const int64_t router = m.num_experts * m.hidden_size;
+  const int64_t router = m.num_experts * (m.hidden_size + (m.router_bias ? 1 : 0));
+  const int64_t biases = m.expert_proj_bias ? num_experts * (2 * m.moe_intermediate_size + m.hidden_size) : 0;
   const int64_t gate = m.shared_expert_gate ? m.hidden_size : 0;
   const int64_t width = num_experts * m.moe_intermediate_size + m.shared_intermediate_size;
-  return router + gate + kGatedMatrices * m.hidden_size * width;
+  return router + biases + gate + kGatedMatrices * m.hidden_size * width;
 }
 
 int64_t moe_layers_and_mtp(const ModelSpec& m) {
@@ -71,9 +73,21 @@ void check_latent(const ModelSpec& m) {
   MOEBIUS_CHECK(usage, m.num_kv_heads == m.num_heads,
                 "model: num_key_value_heads must be num_attention_heads = {} with latent attention; got {}",
                 m.num_heads, m.num_kv_heads);
-  MOEBIUS_CHECK(usage, !m.qkv_bias && m.qk_norm == QkNorm::none && m.sliding_window == 0,
-                "model: latent attention (kv_lora_rank above 0) has no qkv_bias, qk_norm or sliding_window; remove "
-                "them");
+  MOEBIUS_CHECK(
+      usage, !m.qkv_bias && !m.o_bias && m.qk_norm == QkNorm::none && m.sliding_window == 0 && !m.attention_sinks,
+      "model: latent attention (kv_lora_rank above 0) has no qkv_bias, attention_bias, qk_norm, sliding_window or "
+      "attention_sinks; remove them");
+}
+
+void check_attention(const ModelSpec& m) {
+  MOEBIUS_CHECK(usage, m.qkv_bias || !m.o_bias,
+                "model: a bias on o goes with those on q, k and v (attention_bias); got it without qkv_bias");
+  const auto sliding = std::count(m.sliding_layers.begin(), m.sliding_layers.end(), true);
+  const bool some = sliding > 0 && sliding < m.num_layers && std::ssize(m.sliding_layers) == m.num_layers;
+  MOEBIUS_CHECK(usage, m.sliding_layers.empty() || (m.sliding_window > 0 && some),
+                "model: layer_types must give some of the {} layers the sliding_window and others none; got {} of {} "
+                "and a window of {}",
+                m.num_layers, sliding, m.sliding_layers.size(), m.sliding_window);
 }
 
 void check_shapes(const ModelSpec& m) {
@@ -90,6 +104,7 @@ void check_shapes(const ModelSpec& m) {
   MOEBIUS_CHECK(usage, m.num_heads % m.num_kv_heads == 0,
                 "model: num_attention_heads must be divisible by num_key_value_heads; got {} and {}", m.num_heads,
                 m.num_kv_heads);
+  check_attention(m);
   if (m.is_latent()) return check_latent(m);
   MOEBIUS_CHECK(usage, m.head_dim % 2 == 0, "model: head_dim must be even, RoPE rotates halves; got {}", m.head_dim);
 }
@@ -102,6 +117,7 @@ void check_scalars(const ModelSpec& m) {
   check("rope_theta", m.rope_theta, number_above(0));
   check("initializer_range", m.initializer_range, float_or_zero());
   check("routed_scaling_factor", m.routed_scaling_factor, float_above_zero());
+  check("swiglu_limit", m.swiglu_limit, float_or_zero());
 }
 
 void check_layers(const ModelSpec& m) {
@@ -140,6 +156,11 @@ void check_experts(const ModelSpec& m) {
                 "model: num_experts_per_tok must be from 1 to num_experts = {}; got {}", m.num_experts, m.top_k);
   MOEBIUS_CHECK(usage, !m.shared_expert_gate || m.shared_intermediate_size > 0,
                 "model: shared_expert_gate needs a shared expert; set shared_expert_intermediate_size");
+  const bool only_routed = m.num_moe_layers() == m.num_layers && m.shared_intermediate_size == 0;
+  MOEBIUS_CHECK(usage, only_routed || (m.swiglu_limit == 0 && !m.expert_proj_bias),
+                "model: swiglu_limit and mlp_bias are of routed experts, so every layer must have those alone; got "
+                "{} MoE layers of {} and a shared expert of {}",
+                m.num_moe_layers(), m.num_layers, m.shared_intermediate_size);
   check_groups(m);
 }
 

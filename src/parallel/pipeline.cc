@@ -59,6 +59,13 @@ void Pipeline::run_forward(Stream& s, StepStack& stack, const MicroBatch& batch)
   run(s, stack, rank_.forward, [&](int64_t) -> const MicroBatch& { return batch; });
 }
 
+void Pipeline::run_once(Stream& s, StepStack& stack, const MicroBatch& batch) const {
+  Step step{s, stack, batch};
+  const int64_t V = rank_.layout.num_virtual();
+  for (int64_t v = 0; v < V; ++v) model_.forward(step, {.virtual_stage = v}, buffers_TD_[0], /*with_gradients=*/true);
+  for (int64_t v = V; v-- > 0;) model_.backward(step, {.virtual_stage = v}, buffers_TD_[0]);
+}
+
 void Pipeline::run(Stream& s, StepStack& stack, const PlacedList& list, const BatchOf& batch) const {
   std::vector<Pending> pending(buffers_TD_.size());  // a buffer has one message on its way at a time
   for (const PlacedAction& placed : list.actions) {

@@ -5,6 +5,7 @@
 
 #include "config/nearest.h"
 #include "model/device_support.h"
+#include "ops/attention/attention_cuda.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm_cuda.h"
 
@@ -162,6 +163,7 @@ Engine::Engine(const EngineSpec& spec)
   if (spec_.device == DeviceKind::cpu) check_host_memory(plan_, stack_bytes, available_memory_bytes());
   if (gpu_) check_gpu_memory(stack_bytes);
   telling_the_plan([&] { allocate(stack_bytes); });
+  if (links_ && pipeline_ && optimizer_) telling_the_plan([&] { warm_up(); });
   Stream s = stream();
   model_->init_state(s);
 }
@@ -169,6 +171,24 @@ Engine::Engine(const EngineSpec& spec)
 // An exception passes by: what the GPU awaits of other ranks would hold up the release of its memory.
 Engine::~Engine() {
   if (links_ && std::uncaught_exceptions() > 0) links_->abandon();
+}
+
+// Loading a kernel waits for all that its GPU does, which may be a receive: of what another rank sends only once it has
+// got what this one would compute with that kernel.
+void Engine::warm_up() {
+  Stream s = stream();
+  MicroBatch batch = device_batch(0);
+  batch.loss_scale = batch.total_tokens = 1;
+  batch.training = true;
+  pipeline_->run_once(s, plan_.stack(), batch);
+  for (int life = 0; life < kNumLives; ++life) {
+    const int64_t bytes = plan_.bytes(static_cast<Life>(life));
+    if (bytes == 0) continue;
+    Tensor all = tensor_of(static_cast<uint8_t*>(plan_.base(static_cast<Life>(life))), {bytes});
+    all.device = s.device();
+    fill_zero(s, all);
+  }
+  synchronize(s);
 }
 
 // Ranks that share a GPU ask for theirs together, before any of them has taken it.
@@ -464,6 +484,16 @@ void Engine::look_at_memory() {
   if (!gpu_) return;
   const AcceleratorInfo info = gpu_->info();
   peak_bytes_ = std::max(peak_bytes_, info.memory_bytes - info.free_bytes - other_bytes_);
+}
+
+// In a training step.
+bool Engine::runs_cudnn() const {
+  const ModelSpec& m = spec_.model;
+  const int64_t T = spec_.shape.tokens();
+  const auto heads = [&](int64_t n) { return Tensor{.shape = {T, n, m.head_dim}, .dtype = spec_.precision.compute}; };
+  AttentionFwd attention{.q_THd = heads(m.num_heads), .k_UGd = heads(m.num_kv_heads), .batch = spec_.shape.batch};
+  if (spec_.shape.documents) attention.doc_start_T = {.shape = {T}, .dtype = DType::i32};
+  return spec_.target == DeviceKind::cuda && cuda::cudnn_takes(attention);
 }
 
 int64_t Engine::pinned_bytes() const {

@@ -132,7 +132,7 @@ class Engine {
   int64_t peak_bytes();
   void look_at_memory();
   // What was predicted of it for a GPU, or the one that a null device stands for, before anything was allocated.
-  DeviceMemory device_memory() const { return moebius::device_memory(plan_, plan_.bytes(Life::stack)); }
+  DeviceMemory device_memory() const { return moebius::device_memory(plan_, plan_.bytes(Life::stack), runs_cudnn()); }
   int64_t pinned_bytes() const;  // host memory that a GPU copies a step's batches and sums through
 
  private:
@@ -145,8 +145,10 @@ class Engine {
 
   void make_model();
   void check_gpu_memory(int64_t stack_bytes);
+  void warm_up();
   void schedule(int64_t train_step, double lr);
   void fill_batch(const Fill& fill, int64_t m);
+  bool runs_cudnn() const;
   void mirror_on_host();
   void upload(Stream& s, int64_t m);
   const MicroBatch& device_batch(int64_t m);

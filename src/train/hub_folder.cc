@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "config/hf_families.h"
@@ -44,13 +45,27 @@ void add_mtp_copies(const ModelSpec& model, std::vector<TensorCopy>& tensors) {
   }
 }
 
+Shape shape_of(const std::vector<int64_t>& dims) {
+  MOEBIUS_ASSERT(dims.size() == 2 || dims.size() == 3);
+  return dims.size() == 2 ? Shape{dims[0], dims[1]} : Shape{dims[0], dims[1], dims[2]};
+}
+
+// The tensors under the hub's names; where experts are one there, they are gathered.
 std::vector<TensorCopy> hub_tensors(const HubFolder& hub, HfFamily family) {
   std::vector<TensorCopy> tensors;
+  std::map<std::string, size_t> fused;
   for (size_t i = 0; i < hub.weights.entries().size(); ++i) {
     const WeightsEntry& entry = hub.weights.entries()[i];
     if (is_training_state(entry.name)) continue;
     const DType dtype = keeps_its_dtype(entry.name) ? entry.dtype : hub.dtype.value_or(entry.dtype);
-    tensors.push_back({i, hf_name(family, entry.name), entry.shape, dtype});
+    const auto place = fused_place(family, entry.name, dims_of(entry.shape), hub.model.num_experts);
+    if (!place) {
+      tensors.push_back({i, hf_name(family, entry.name), entry.shape, dtype});
+      continue;
+    }
+    const auto [at, is_first] = fused.emplace(place->name, tensors.size());
+    if (is_first) tensors.push_back({.name = place->name, .shape = shape_of(place->shape), .dtype = dtype});
+    tensors[at->second].parts.push_back({i, *place});
   }
   add_mtp_copies(hub.model, tensors);
   return tensors;

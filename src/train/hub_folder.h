@@ -29,9 +29,10 @@ struct HubFolderResult {
 };
 
 // config.json in the v4 spelling with every key that Moebius does not know (but quantization_config: weights that were
-// packed are not), weights under the hub's names (one tensor per expert and projection), the other files unchanged. The
-// folder appears whole or not at all. Memory: the largest tensor twice. Error{input} for a model_type that transformers
-// does not have.
+// packed are not), weights under the hub's names, the other files unchanged. Experts have a tensor each for a
+// projection, but one for all in families whose checkpoints know no other (io/fused_experts.h). The folder appears
+// whole or not at all. Memory: the largest tensor twice, of fused ones an expert's. Error{input} for a model_type that
+// transformers does not have.
 HubFolderResult write_hub_folder(const HubFolder& hub);
 
 // The folder of the other files that came with a model; empty when none did.

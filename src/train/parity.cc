@@ -4,9 +4,12 @@
 #include <cmath>
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <numeric>
+#include <optional>
 #include <vector>
 
+#include "io/fused_experts.h"
 #include "io/hf_names.h"
 #include "io/safetensors.h"
 #include "train/engine.h"
@@ -72,7 +75,12 @@ void check_mtp(const ParitySpec& spec, const ModelSpec& model) {
                 spec.model);
 }
 
-// What is written, in host memory; tensors that are elsewhere are copied.
+std::optional<FusedPlace> fused_place_of(const ModelSpec& m, const ParamPart& part) {
+  if (m.family == "moebius") return std::nullopt;
+  return fused_place(hf_family(m.family), part.name, dims_of(part.shape), m.num_experts);
+}
+
+// What is written, in host memory; tensors that are elsewhere are copied, and fused ones made there.
 class Outputs {
  public:
   Outputs(Engine& engine, const ParityTokens& t) : engine_(engine), t_(t), s_(engine.stream()) {}
@@ -93,14 +101,11 @@ class Outputs {
           {{fmt::format("router.{}.topk", moe.layer), DType::i32, dims_of(topk_TK.shape)}, on_host(topk_TK)});
     }
   }
+  // One tensor for each name that the hub has.
   void add_gradients() {
-    const Model& model = engine_.model();
-    for (const Param& p : model.params().all()) {
+    for (const Param& p : engine_.model().params().all()) {
       if (!p.has_grad) continue;
-      for (const ParamPart& part : p.spec.parts) {
-        tensors_.push_back({{"grad." + file_name_of(model.spec(), part.name), DType::f32, dims_of(part.shape)},
-                            on_host(part_of(p.dw, part))});
-      }
+      for (const ParamPart& part : p.spec.parts) add_gradient(part, on_host(part_of(p.dw, part)));
     }
   }
   const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }
@@ -112,6 +117,22 @@ class Outputs {
     copy_to_host(s_, bytes.data(), t.data, t.num_bytes());
     return bytes.data();
   }
+  void add_gradient(const ParamPart& part, const void* gradient) {
+    const ModelSpec& model = engine_.spec().model;
+    const auto place = fused_place_of(model, part);
+    if (!place) {
+      tensors_.push_back({{"grad." + file_name_of(model, part.name), DType::f32, dims_of(part.shape)}, gradient});
+      return;
+    }
+    const auto [at, is_first] = fused_.try_emplace(place->name, nullptr);
+    if (is_first) {
+      int64_t numel = 1;
+      for (const int64_t dim : place->shape) numel *= dim;
+      at->second = copies_.emplace_back(numel * size_of(DType::f32)).data();
+      tensors_.push_back({{"grad." + place->name, DType::f32, place->shape}, at->second});
+    }
+    put_into_fused(at->second, gradient, *place, 0, size_of(DType::f32));
+  }
 
   Engine& engine_;
   const ParityTokens& t_;
@@ -119,6 +140,7 @@ class Outputs {
   std::vector<SafetensorsTensor> tensors_;
   std::deque<std::vector<float>> numbers_;
   std::deque<std::vector<std::byte>> copies_;
+  std::map<std::string, std::byte*> fused_;
 };
 
 }  // namespace

@@ -42,10 +42,10 @@ class Placement {
       if (!placed_.back().source.scale_name.empty()) folder_.consume(placed_.back().source.scale_name);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::input) throw;
-      problems_.push_back(error.what());
+      if (problems_.empty() || problems_.back() != error.what()) problems_.push_back(error.what());
       // A tensor of another shape is known, not unexpected.
       for (const std::string& name : {part.name, hf_name(family_, part.name)}) {
-        for (const std::string& known : {name, name + "_scale_inv"}) {
+        for (const std::string& known : {name, name + "_scale_inv", name + "_blocks", name + "_scales"}) {
           if (folder_.find(known)) folder_.consume(known);
         }
       }

@@ -294,6 +294,14 @@ TEST(CliConfig, PlansForAGpuThatIsNotHere) {
   const double bytes = json.at("memory_bytes").at("total").get<double>();
   EXPECT_GT(bytes, 18.0 * json.at("parameters").get<double>());
   EXPECT_LT(bytes, 140e9);
+  // Beside the plan: what an asynchronous checkpoint copies, and of a GPU what a run holds in all.
+  const auto& beside = json.at("memory_beside_bytes");
+  EXPECT_NEAR(beside.at("checkpoint_snapshot").get<double>(), 12.0 * json.at("parameters").get<double>(), 1e6);
+  ASSERT_EQ(beside.contains("gpu_predicted_peak"), Accelerator::is_built_in());
+  if (!Accelerator::is_built_in()) return;
+  EXPECT_GT(beside.at("host_pinned"), 0);
+  EXPECT_GE(beside.at("gpu_predicted_peak").get<double>(),
+            bytes + beside.at("gpu_workspaces").get<double>() + beside.at("gpu_kernels").get<double>());
 }
 
 TEST(CliConfig, WhatItPrintsIsARecipe) {
@@ -411,6 +419,31 @@ TEST(CliBench, AStepRunsWhereItsRecipeSays) {
   std::vector<std::string> on_cpu = step;
   on_cpu.insert(on_cpu.end(), {"--device", "cpu"});
   EXPECT_EQ(run_moebius(dir, on_cpu).code, 0);
+}
+
+// Beside the data sheet's rate, the one that was measured and the roofline; tokens/s as peers count them.
+TEST(CliBench, AStepOnAGpuIsSeenBesideItsPeaks) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  TestDir dir;
+  const std::vector<std::string> step{"bench",    "step", "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml",
+                                      "--device", "cuda", "--set",    "train.seq_len=16",
+                                      "--steps",  "2"};
+  std::vector<std::string> as_json = step;
+  as_json.push_back("--json");
+  const auto json = json_of(run_moebius(dir, as_json));
+  const auto number = [&](const char* key) { return json.at(key).get<double>(); };
+  EXPECT_NEAR(number("tokens_per_s"), number("tokens_per_step") / number("median_ms") * 1e3,
+              1e-6 * number("tokens_per_s"));
+  EXPECT_NEAR(number("share_of_peak"), number("model_tflops") / (number("peak_gflops_per_s") * 1e-3), 1e-9);
+  EXPECT_NEAR(number("share_of_roofline"), number("roofline_ms") / number("median_ms"), 1e-9);
+  EXPECT_GT(number("roofline_ms"), 0);
+  EXPECT_LT(number("share_of_roofline"), 1);
+  EXPECT_NEAR(number("share_of_datasheet"), number("model_tflops") / number("datasheet_bf16_tflops"), 1e-9);
+  EXPECT_GT(number("predicted_bytes"), number("planned_bytes"));
+  const std::string text = run_moebius(dir, step).out;
+  for (const char* part : {" tokens/s, ", "(MFU); ", " % of the roofline: ", ", predicted "})
+    EXPECT_THAT(text, testing::HasSubstr(part));
 }
 
 TEST(CliRanks, WantGpusWhereTheirRecipeSays) {

@@ -14,6 +14,16 @@ namespace {
 constexpr int64_t kGlobalBatch = 24, kMicroBatch = 2, kSeq = 8, kVocab = 60;
 constexpr double kRate = 1e-2;
 
+void as_gpt_oss(ModelSpec& m) {
+  m.qk_norm = QkNorm::none;
+  m.qkv_bias = m.o_bias = m.attention_sinks = m.router_bias = m.expert_proj_bias = true;
+  m.sliding_window = 3;
+  m.sliding_layers = {true, false, true, false};
+  m.moe_layers = {true, true, true, true};
+  m.shared_intermediate_size = 0;
+  m.swiglu_limit = 1.5;
+}
+
 ModelSpec model_spec(const LayoutModel& what) {
   ModelSpec m;
   m.vocab_size = kVocab;
@@ -51,6 +61,7 @@ ModelSpec model_spec(const LayoutModel& what) {
     m.qk_rope_head_dim = 2;
     m.v_head_dim = 5;
   }
+  if (what.gpt_oss) as_gpt_oss(m);
   m.check();
   return m;
 }
@@ -66,6 +77,7 @@ uint64_t seed_of(const LayoutModel& what) {
   if (what.by_weight) return 138;
   if (what.sinkhorn) return 593;
   if (what.jitter) return 235;
+  if (what.gpt_oss) return 77;
   return 77;
 }
 

@@ -206,7 +206,7 @@ TEST_P(OnGpus, ARecordingIsTheSame) {
     }
     EXPECT_EQ(r.world->sent_bytes() - before, 3 * sent);
     synchronize(r.s);
-    if (r.size > 1) EXPECT_GT(r.world->seconds(), 0);
+    EXPECT_GT(r.world->seconds(), 0);
     for (int i = 0; i < 3; ++i) b.run(r.host, false);
     b.expect_same();
   });
@@ -266,6 +266,7 @@ TEST_P(OnGpus, ARankThatStallsEndsTheWaitForTheGpu) {
     Twin x = r.twin({1 << 20}, DType::f32, 1);
     r.world->barrier();
     while (r.rank == 1 && !has_failed) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (r.rank == 1) return r.world->barrier();
     try {
       r.world->all_reduce_sum(r.s, x.gpu);
       synchronize(r.s);
