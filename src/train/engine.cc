@@ -125,6 +125,20 @@ Mesh make_mesh(const MeshShape& shape, Transport* world, GpuLinks* links) {
   return world ? Mesh(shape, *world, links) : Mesh(shape);
 }
 
+// When an exception passes by, what the GPU awaits of other ranks is given up: it would hold up whatever frees memory.
+class GivenUp {
+ public:
+  explicit GivenUp(GpuLinks* links) : links_(links) {}
+  ~GivenUp() {
+    if (links_ && std::uncaught_exceptions() > before_) links_->abandon();
+  }
+  GivenUp(const GivenUp&) = delete;
+
+ private:
+  GpuLinks* links_;
+  int before_ = std::uncaught_exceptions();
+};
+
 std::unique_ptr<GpuRanks> gpu_ranks(const EngineSpec& spec) {
   const bool several = spec.world && spec.world->size() > 1;
   return several && spec.device == DeviceKind::cuda ? std::make_unique<GpuRanks>(*spec.world) : nullptr;
@@ -168,7 +182,7 @@ Engine::Engine(const EngineSpec& spec)
   model_->init_state(s);
 }
 
-// An exception passes by: what the GPU awaits of other ranks would hold up the release of its memory.
+// As GivenUp, of what else runs on the engine.
 Engine::~Engine() {
   if (links_ && std::uncaught_exceptions() > 0) links_->abandon();
 }
@@ -420,6 +434,7 @@ void Engine::train_step(int64_t train_step, double lr) { this->train_step(train_
 
 // A micro-batch has a buffer of its own on the host: one may be filled while those before it are copied and computed.
 void Engine::train_step(int64_t train_step, double lr, const Fill& fill) {
+  const GivenUp given_up(links_.get());
   Stream s = stream();
   PhaseScope phase(s, "step", train_step);
   ++num_steps_;
