@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "config/hf_keys.h"
 #include "io/hf_folder.h"
+#include "io/hf_names.h"
 #include "io/json_text.h"
 #include "io/testing.h"
 #include "train/checkpoint.h"
@@ -139,6 +141,60 @@ TEST_P(PackedRoundTrip, GoesOutUnpackedAndComputesTheSame) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, PackedRoundTrip, testing::Values("deepseek_v3_fp8", "gpt_oss_mxfp4"),
                          [](const auto& info) { return info.param; });
+
+// The experts of each layer in two tensors, as transformers has them in memory; `transposed`: in before out.
+void write_fused(const std::string& to, const std::string& from, bool transposed) {
+  const HfFolder folder = HfFolder::open(from);
+  fs::create_directories(to);
+  fs::copy_file(from + "/config.json", to + "/config.json");
+  const HfFamily family = hf_family(folder.config().at("model_type").get<std::string>());
+  std::map<std::string, std::vector<std::vector<float>>> fused;  // by tensor, of each expert in order: [out, in]
+  std::map<std::string, std::vector<int64_t>> shape;             // of one expert
+  std::vector<std::pair<SafetensorsDecl, std::vector<float>>> tensors;
+  const int64_t num_experts = read_model_spec(from).num_experts;
+  for (const std::string& name : folder.names()) {
+    std::vector<float> values(folder.at(name).bytes / sizeof(float));
+    folder.read(name, values.data());
+    const auto expert = parse_expert_name(canonical_name(family, name));
+    if (!expert) {
+      tensors.push_back({{name, DType::f32, folder.at(name).shape}, values});
+      continue;
+    }
+    const bool is_down = expert->projection == ExpertProjection::down;
+    const std::string key = expert->prefix + (is_down ? "mlp.experts.down_proj" : "mlp.experts.gate_up_proj");
+    fused[key].resize(num_experts);
+    shape[key] = folder.at(name).shape;
+    if (!is_down) shape[key][0] *= 2;
+    std::vector<float>& all = fused[key][expert->expert];
+    all.insert(expert->projection == ExpertProjection::gate ? all.begin() : all.end(), values.begin(), values.end());
+  }
+  for (const auto& [key, experts] : fused) {
+    const int64_t out = shape[key][0], in = shape[key][1];
+    std::vector<float> all;
+    for (const std::vector<float>& expert : experts) {
+      for (int64_t i = 0; i < out * in; ++i) all.push_back(expert[transposed ? i % out * in + i / out : i]);
+    }
+    tensors.push_back({{key, DType::f32, {num_experts, transposed ? in : out, transposed ? out : in}}, all});
+  }
+  std::vector<SafetensorsTensor> list;
+  for (const auto& [decl, values] : tensors) list.push_back({decl, values.data()});
+  write_safetensors(to + "/model.safetensors", list);
+}
+
+TEST(FusedExperts, OfEitherOrientationAreTheSameModel) {
+  for (const char* name :
+       {"mixtral_v4", "qwen2_moe_v5", "qwen3_moe_v5", "olmoe_v4_packed", "deepseek_v2_v4", "deepseek_v3_v5"}) {
+    const TestDir dir;
+    const std::string source = kData + "/" + name;
+    for (const bool transposed : {false, true}) {
+      const std::string fused = dir.path(transposed ? "in_out" : "out_in");
+      write_fused(fused, source, transposed);
+      EXPECT_LT(HfFolder::open(fused).names().size(), HfFolder::open(source).names().size()) << name;
+      export_hugging_face({.out = fused + "-out", .model = fused});
+      expect_same_tensors(HfFolder::open(fused + "-out"), HfFolder::open(source));
+    }
+  }
+}
 
 // A case of its own with what hub folders hold beside the weights.
 class Export : public testing::Test {
