@@ -116,6 +116,12 @@ void expect_ahead(const MicroBatch& b, const std::vector<int32_t>& tokens, const
   }
 }
 
+DatasetOrder in_order_of_file(const std::string& data, int64_t seq_len) {
+  std::vector<WeightedDataset> sets;
+  sets.push_back({TokenDataset::open(data), 1});
+  return DatasetOrder(std::move(sets), {.seq_len = seq_len, .vocab_size = 11, .shuffle = false});
+}
+
 // Documents of 5 tokens, apart or not, in sequences of 7 and 8.
 TEST(LoaderAhead, TargetsStopAtTheEndOfDocumentAndSequence) {
   for (const bool apart : {false, true}) {
@@ -123,8 +129,7 @@ TEST(LoaderAhead, TargetsStopAtTheEndOfDocumentAndSequence) {
     RunSpec run = ahead_run();
     run.data.separate_documents = apart;
     const std::string data = write_dataset(dir, "a", 47);
-    const TokenDataset set = TokenDataset::open(data);
-    DatasetOrder order({{set, 1}}, {.seq_len = 7, .vocab_size = 11, .seed = run.seed, .shuffle = false});
+    DatasetOrder order = in_order_of_file(data, 7);
     Engine engine(training_engine_spec(run));
     Loader loader({{data, 1}}, run, /*shuffle=*/false);
     std::vector<double> weights(4);
@@ -154,7 +159,7 @@ TEST(LoaderAhead, AContextRankHasTheTargetsOfItsRows) {
   run.train.seq_len = 8;
   run.data.separate_documents = true;
   const std::string data = write_dataset(dir, "a", 47);
-  DatasetOrder order({{TokenDataset::open(data), 1}}, {.seq_len = 8, .vocab_size = 11, .seed = 0, .shuffle = false});
+  DatasetOrder order = in_order_of_file(data, 8);
   const std::vector<std::vector<int64_t>> positions{{0, 1, 6, 7}, {2, 3, 4, 5}};
   for (int64_t c = 0; c < 2; ++c) {
     EngineSpec spec = training_engine_spec(run);
