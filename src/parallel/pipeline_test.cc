@@ -327,9 +327,10 @@ void run_first_stage_ahead(bool overlap) {
   run_threads(2, {.timeout_s = overlap ? 30.0 : 0.5}, [&](Transport& transport) {
     TestRank rank(tiny_model(4), {.num_micro_batches = 3, .overlap = overlap}, DType::f32,
                   Mesh(MeshShape{.pp = 2}, transport));
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(overlap ? 20 : 1);
     while (transport.rank() == 1 && !is_ahead && std::chrono::steady_clock::now() < end)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (transport.rank() == 1 && overlap) EXPECT_TRUE(is_ahead);
     rank.pipeline().run_step(rank.stream(), rank.stack(), [&](int64_t m) -> const MicroBatch& {
       if (m == 1) is_ahead = true;
       return rank.batch(m);
