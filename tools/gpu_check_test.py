@@ -35,6 +35,7 @@ CASES = [
     ("all good", GPU, GOOD, 0, "", "tests,memcheck", 0, f"{2 * len(gpu_check.PROGRAMS) + 2} passed, 0 failed, {len(gpu_check.PROGRAMS)} skipped"),
     ("a failed test", GPU, BAD, 1, "", "tests", 1, f"{len(gpu_check.PROGRAMS)} passed, {len(gpu_check.PROGRAMS)} failed, 0 skipped"),
     ("a program that dies", GPU, GOOD, 139, "", "tests", 1, f"{len(gpu_check.PROGRAMS)} passed, {len(gpu_check.PROGRAMS)} failed"),
+    ("a broken report", GPU, "{", 1, "", "tests", 1, f"0 passed, {len(gpu_check.PROGRAMS)} failed, 0 skipped"),
     ("a known race", GPU, GOOD, 0, f"echo '{KNOWN}'", "racecheck", 0, "2 of 2 parts clean, 2 known reports"),
     ("a new race", GPU, GOOD, 0, f"echo '{KNOWN}'; echo '{NEW}'", "racecheck", 1, "1 findings, the first: Race reported between Write access at moebius::cuda::rms_norm"),
     ("an invalid read", GPU, GOOD, 0, f"echo '{INVALID}'", "memcheck", 1, "0 passed, 2 failed, 0 skipped"),

@@ -31,8 +31,10 @@ HfFolder folder_with(const TestDir& dir, const std::vector<Disk>& tensors, const
   for (const Disk& t : tensors) {
     int64_t numel = 1;
     for (const int64_t dim : t.shape) numel *= dim;
-    std::iota(floats.emplace_back(numel).begin(), floats.back().end(), 0.0f);
-    std::iota(bytes.emplace_back(numel).begin(), bytes.back().end(), uint8_t{0});
+    floats.emplace_back(numel);
+    bytes.emplace_back(numel);
+    std::iota(floats.back().begin(), floats.back().end(), 0.0f);
+    std::iota(bytes.back().begin(), bytes.back().end(), uint8_t{0});
     const void* data = t.dtype == DType::f32 ? static_cast<const void*>(floats.back().data()) : bytes.back().data();
     all.push_back({{t.name, t.dtype, t.shape}, data});
   }

@@ -16,8 +16,12 @@ PlacedList proven(const Schedule& schedule, int64_t pp_rank) {
 
 PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int64_t num_ranks, int64_t pp_rank) {
   PipelineRank rank{.pp_rank = pp_rank};
-  rank.layout = stage_layout(
-      {.text = spec.layout, .num_ranks = num_ranks, .num_virtual = spec.num_virtual, .num_layers = model.num_layers});
+  rank.layout = stage_layout({.text = spec.layout,
+                              .num_ranks = num_ranks,
+                              .num_virtual = spec.num_virtual,
+                              .num_layers = model.num_layers,
+                              .num_mtp = model.num_mtp_layers});
+  check_mtp_stage(rank.layout);
   PipelineShape shape{.num_ranks = num_ranks, .num_virtual = spec.num_virtual, .num_micro_batches = 1};
   rank.alone = proven(schedule_in_turn(shape), pp_rank);
   shape.backward = false;

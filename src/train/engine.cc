@@ -36,7 +36,8 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
                     .seq = S / mesh.cp,
                     .max_segments = run.data.separate_documents ? B * S : B,
                     .documents = run.data.separate_documents,
-                    .cp_comm = run.parallel.cp_comm},
+                    .cp_comm = run.parallel.cp_comm,
+                    .num_mtp = run.num_mtp()},
           .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
           .optimizer = run.optimizer,
           .recompute = run.memory.recompute,
@@ -97,9 +98,21 @@ auto& of_micro_batch(All& all, int64_t m) {
 }
 
 MicroBatch rebased(MicroBatch b, const void* base, const HostBuffer& host) {
-  for (Tensor* t : {&b.token_T, &b.target_T, &b.weight_T, &b.pos_T, &b.doc_start_T, &b.segment_T, &b.loss_scale_1})
-    *t = rebased(*t, base, host);
+  const auto rebase = [&](std::initializer_list<Tensor*> tensors) {
+    for (Tensor* t : tensors) *t = rebased(*t, base, host);
+  };
+  rebase({&b.token_T, &b.target_T, &b.weight_T, &b.pos_T, &b.doc_start_T, &b.segment_T, &b.loss_scale_1});
+  for (Targets& t : b.ahead) rebase({&t.target_T, &t.weight_T, &t.loss_scale_1});
   return b;
+}
+
+// Modules of multi-token prediction that nothing computes take no room, but in training, which saves what it was given.
+std::vector<HeldStage> held_stages(const EngineSpec& spec, const std::optional<PipelineRank>& rank) {
+  std::vector<HeldStage> stages = rank ? rank->stages() : whole_model(spec.model);
+  for (HeldStage& stage : stages) {
+    if (spec.use != ModelUse::training && spec.shape.num_mtp == 0) stage.spec.num_mtp = 0;
+  }
+  return stages;
 }
 
 std::unique_ptr<Transport> paper_world(const EngineSpec& spec) {
@@ -111,6 +124,20 @@ std::unique_ptr<Transport> paper_world(const EngineSpec& spec) {
 Mesh make_mesh(const MeshShape& shape, Transport* world, GpuLinks* links) {
   return world ? Mesh(shape, *world, links) : Mesh(shape);
 }
+
+// When an exception passes by, what the GPU awaits of other ranks is given up: it would hold up whatever frees memory.
+class GivenUp {
+ public:
+  explicit GivenUp(GpuLinks* links) : links_(links) {}
+  ~GivenUp() {
+    if (links_ && std::uncaught_exceptions() > before_) links_->abandon();
+  }
+  GivenUp(const GivenUp&) = delete;
+
+ private:
+  GpuLinks* links_;
+  int before_ = std::uncaught_exceptions();
+};
 
 std::unique_ptr<GpuRanks> gpu_ranks(const EngineSpec& spec) {
   const bool several = spec.world && spec.world->size() > 1;
@@ -155,7 +182,7 @@ Engine::Engine(const EngineSpec& spec)
   model_->init_state(s);
 }
 
-// An exception passes by: what the GPU awaits of other ranks would hold up the release of its memory.
+// As GivenUp, of what else runs on the engine.
 Engine::~Engine() {
   if (links_ && std::uncaught_exceptions() > 0) links_->abandon();
 }
@@ -217,8 +244,8 @@ void Engine::make_model() {
   spec_.pipeline.overlap = spec_.overlap;
   if (mesh_.shape().pp > 1) rank = pipeline_rank(spec_.pipeline, spec_.model, mesh_.shape().pp, mesh_.place().pp);
   model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
-                                   spec_.max_positions, spec_.seed, rank ? rank->stages() : whole_model(spec_.model),
-                                   spec_.freeze, spec_.dispatcher);
+                                   spec_.max_positions, spec_.seed, held_stages(spec_, rank), spec_.freeze,
+                                   spec_.dispatcher);
   check_freeze(spec_);
   if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);
   tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_);
@@ -264,6 +291,7 @@ void Engine::upload(Stream& s, int64_t m) {
   if (spec_.device == DeviceKind::null) return;
   MicroBatch& batch = host_batches_[m];
   if (!batch.loss_scale_1.empty()) *batch.loss_scale_1.ptr<float>() = static_cast<float>(batch.loss_scale);
+  for (Targets& t : batch.ahead) *t.loss_scale_1.ptr<float>() = static_cast<float>(batch.mtp_coeff * t.loss_scale);
   if (gpu_) copy_to_device(s, plan_.base(Life::batch), of_micro_batch(inputs_, m).data(), plan_.bytes(Life::batch));
 }
 
@@ -353,8 +381,11 @@ void Engine::optimizer_pass(Stream& s, int64_t train_step, double lr) {
 }
 
 void Engine::reduce_loss(Stream& s) {
-  mesh_.group(Axis::dp_cp).all_reduce_sum(s, model_->loss_sum());
-  mesh_.group(Axis::pp).all_reduce_sum(s, model_->loss_sum());  // it is made on the last stage
+  for (const Tensor& sum : {model_->loss_sum(), model_->mtp_loss_sum()}) {
+    if (sum.empty()) continue;
+    mesh_.group(Axis::dp_cp).all_reduce_sum(s, sum);
+    mesh_.group(Axis::pp).all_reduce_sum(s, sum);  // it is made on the last stage
+  }
 }
 
 // Jitter draws by step number, which is an argument of its kernels: such a step is launched anew each time.
@@ -403,6 +434,7 @@ void Engine::train_step(int64_t train_step, double lr) { this->train_step(train_
 
 // A micro-batch has a buffer of its own on the host: one may be filled while those before it are copied and computed.
 void Engine::train_step(int64_t train_step, double lr, const Fill& fill) {
+  const GivenUp given_up(links_.get());
   Stream s = stream();
   PhaseScope phase(s, "step", train_step);
   ++num_steps_;
@@ -432,6 +464,7 @@ void Engine::end_of_step() {
 void Engine::clear_sums(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().end_of_step(s);
   fill_zero(s, model_->loss_sum());
+  if (!model_->mtp_loss_sum().empty()) fill_zero(s, model_->mtp_loss_sum());
   model_->params().zero_grads(s);
 }
 
@@ -443,7 +476,7 @@ void Engine::read_metrics() {
   copy_to_host(s, metrics_.data(), plan_.base(Life::metrics), metrics_.num_bytes());
 }
 
-void Engine::read_logits(float* logits, int64_t begin, int64_t end) {
+void Engine::read_logits(float* logits, int64_t begin, int64_t end, int64_t depth) {
   Stream s = stream();
   const int64_t V = spec_.model.vocab_size;
   for (int64_t first = begin; first < end; first += kLogitRows) {
@@ -451,7 +484,7 @@ void Engine::read_logits(float* logits, int64_t begin, int64_t end) {
     const int64_t last = std::min(end, first + kLogitRows);
     const Tensor chunk_CV = plan_.stack().take({last - first, V}, DType::f32);
     Step step{s, plan_.stack(), device_batch(0)};
-    model_->logits(step, chunk_CV, first, last);
+    model_->logits(step, chunk_CV, first, last, depth);
     copy_to_host(s, logits + (first - begin) * V, chunk_CV.data, chunk_CV.num_bytes());
   }
 }

@@ -82,7 +82,9 @@ class Engine {
   Stream stream();
   void set_trace(Trace* trace) { trace_ = trace; }               // a traced step is launched op by op
   MicroBatch& batch(int64_t m = 0) { return host_batches_[m]; }  // host memory, filled by the caller before each pass
+  const MicroBatch& batch(int64_t m = 0) const { return host_batches_[m]; }
   Model& model() { return *model_; }
+  const Model& model() const { return *model_; }
   Optimizer& optimizer() { return *optimizer_; }
   std::vector<KvCache>& caches() { return caches_; }
   const MemoryPlan& plan() const { return plan_; }
@@ -122,8 +124,8 @@ class Engine {
   // A tensor of Life::metrics as it was after the last train_step() or read_metrics(), in host memory.
   Tensor on_host(const Tensor& t) const;
   void read_metrics();
-  // Logits of rows [begin, end) of the last forward pass, f32 [end - begin, V] in host memory.
-  void read_logits(float* logits, int64_t begin, int64_t end);
+  // Logits of rows [begin, end) of the last forward pass, f32 [end - begin, V] in host memory. depth: Stage::logits.
+  void read_logits(float* logits, int64_t begin, int64_t end, int64_t depth = 0);
   // The most memory that this process has held: of the GPU beside its context and NCCL's (of one that ranks share, all
   // of theirs since this began), or of the host when there is none. A GPU is asked in the first steps, which load
   // kernels and record, and by look_at_memory(): after what else loads any.

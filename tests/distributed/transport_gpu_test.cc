@@ -237,7 +237,7 @@ TEST_P(OnGpus, SendTheBytesOfTheFormulas) {
 
 // Another rank throws while this one's GPU waits for it: the wait ends with the run.
 TEST_P(OnGpus, ARankThatThrowsEndsTheWaitForTheGpu) {
-  if (GetParam() == 1 || mpi_world() != nullptr) return;
+  if (GetParam() == 1 || process_world() != nullptr) return;
   const auto body = [](Transport& transport) {
     GpuRank r(transport);
     Twin x = r.twin({1 << 20}, DType::f32, 1);
@@ -259,7 +259,7 @@ TEST_P(OnGpus, ARankThatThrowsEndsTheWaitForTheGpu) {
 
 // A rank that never joins is waited for no longer than the timeout.
 TEST_P(OnGpus, ARankThatStallsEndsTheWaitForTheGpu) {
-  if (GetParam() == 1 || mpi_world() != nullptr) return;
+  if (GetParam() == 1 || process_world() != nullptr) return;
   std::atomic<bool> has_failed = false;
   const auto body = [&](Transport& transport) {
     GpuRank r(transport);
