@@ -33,6 +33,17 @@ void read_latent_attention(const HfReader& r, ModelSpec& m) {
   }
 }
 
+// Modules of multi-token prediction are there when the config says so: what transformers assumes without it (one, for
+// deepseek_v3) it does not compute.
+void read_mtp(const HfReader& r, ModelSpec& m) {
+  r.read("num_nextn_predict_layers", m.num_mtp_layers);
+  const int64_t same = r.get("num_mtp_layers", m.num_mtp_layers);
+  if (r.has("num_nextn_predict_layers") && same != m.num_mtp_layers) {
+    r.fail("num_nextn_predict_layers = {} and num_mtp_layers = {} contradict each other", m.num_mtp_layers, same);
+  }
+  m.num_mtp_layers = same;
+}
+
 void read_shapes(const HfReader& r, ModelSpec& m) {
   if (m.vocab_size == 0) {
     for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"}) require(r, key);
@@ -40,6 +51,7 @@ void read_shapes(const HfReader& r, ModelSpec& m) {
   r.read("vocab_size", m.vocab_size);
   r.read("hidden_size", m.hidden_size);
   r.read("num_hidden_layers", m.num_layers);
+  read_mtp(r, m);
   r.read("num_attention_heads", m.num_heads);
   // Null, unlike missing, means one key head per query head.
   if (m.num_kv_heads == 0 || r.is_null("num_key_value_heads")) m.num_kv_heads = m.num_heads;

@@ -204,6 +204,28 @@ TEST(HfDefaults, DeepseekV3) {
   EXPECT_EQ(from({{"model_type", "deepseek_v3"}, {"q_lora_rank", nullptr}}).q_lora_rank, 0);
 }
 
+// Both spellings; what a config does not say is not there.
+TEST(HfRead, MultiTokenPrediction) {
+  EXPECT_EQ(from({{"model_type", "deepseek_v3"}}).num_mtp_layers, 0);
+  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"}) {
+    const ModelSpec m = from({{"model_type", "deepseek_v3"}, {key, 1}});
+    EXPECT_EQ(m.num_mtp_layers, 1) << key;
+    EXPECT_TRUE(m.is_moe_layer(61));
+    EXPECT_NO_THROW(m.check());
+    const json written = hf_from_model_spec(m);
+    EXPECT_EQ(written.at("num_nextn_predict_layers"), 1);
+    EXPECT_FALSE(written.contains("num_mtp_layers"));
+  }
+  EXPECT_EQ(from({{"model_type", "qwen3_moe"}, {"num_mtp_layers", 1}}).num_mtp_layers, 0)
+      << "a key of no meaning there";
+  EXPECT_THAT(
+      error_text(ErrorKind::input,
+                 [] {
+                   from({{"model_type", "deepseek_v3"}, {"num_nextn_predict_layers", 1}, {"num_mtp_layers", 2}});
+                 }),
+      HasSubstr("num_nextn_predict_layers = 1 and num_mtp_layers = 2 contradict each other"));
+}
+
 TEST(HfDefaults, GptOss) {
   const ModelSpec m = from({{"model_type", "gpt_oss"}});
   EXPECT_EQ(m.num_layers, 36);

@@ -42,6 +42,8 @@ std::vector<HfKey> make_keys() {
       {"vocab_size", positive_count(), kAllFamilies, ""},
       {"hidden_size", positive_count(), kAllFamilies, ""},
       {"num_hidden_layers", integer_in(1, 1 << 16), kAllFamilies, ""},
+      {"num_nextn_predict_layers", integer_in(0, 1 << 8), kDeepseekV3 | kMoebius, ""},
+      {"num_mtp_layers", integer_in(0, 1 << 8), kDeepseekV3 | kMoebius, "num_nextn_predict_layers"},
       {"num_attention_heads", positive_count(), kAllFamilies, ""},
       {"num_key_value_heads", positive_count(), kAllFamilies, ""},
       {"head_dim", positive_count(), kAllFamilies & ~kDeepseek, ""},

@@ -2,6 +2,7 @@
 // Read from a Hugging Face config.json (v4 and v5 spellings) or from the same keys inline in a recipe's [model].
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -64,6 +65,10 @@ struct ModelSpec {
   int64_t v_head_dim = 0;
   bool rope_interleave = false;  // pairs (2i, 2i + 1) rotate, not (i, i + d/2)
 
+  // Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): modules behind the layers, each of them a norm
+  // pair, a projection and one more layer like the last; num_nextn_predict_layers. model/mtp.h
+  int64_t num_mtp_layers = 0;
+
   // MoE. moe_layers[i] says whether layer i is an MoE layer; without experts none is.
   std::vector<bool> moe_layers;
   int64_t num_experts = 0;
@@ -88,14 +93,19 @@ struct ModelSpec {
   nlohmann::json source;  // the config.json it came from, unknown keys included, for export
 
   bool is_latent() const { return kv_lora_rank > 0; }
-  int64_t window_of(int64_t layer) const {
-    return sliding_layers.empty() || sliding_layers[layer] ? sliding_window : 0;
+  int64_t window_of(int64_t layer) const {  // of those past the last: that of the last
+    const auto i = static_cast<size_t>(layer);
+    const bool slides =
+        sliding_layers.empty() || (i < sliding_layers.size() ? sliding_layers[i] : sliding_layers.back());
+    return slides ? sliding_window : 0;
   }
   int64_t qk_nope_head_dim() const { return head_dim - qk_rope_head_dim; }
   int64_t rope_dim() const { return is_latent() ? qk_rope_head_dim : head_dim; }
   int64_t q_size() const { return num_heads * head_dim; }
   int64_t kv_size() const { return num_kv_heads * head_dim; }
-  int64_t num_moe_layers() const;
+  int64_t num_moe_layers() const;          // of the num_layers
+  bool is_moe_layer(int64_t layer) const;  // the modules' layers follow the others, and are like the last
+  int64_t num_layers_and_mtp() const { return num_layers + num_mtp_layers; }
   int64_t num_parameters() const;  // every trained element once (tied embeddings once); expert_bias is state, not one
   int64_t num_active_parameters() const;  // those one token touches: top_k experts, shared, and the dense rest
 

@@ -47,9 +47,12 @@ TEST(TrainFlops, CheckValuesOfReleasedModels) {
               242.20, 0.005);
 }
 
-// Without the module of multi-token prediction.
-TEST(TrainFlops, LatentAttention) {
-  EXPECT_NEAR(from({{"model_type", "deepseek_v3"}}).train_flops_per_token(4096) / 1e9, 249.81, 0.005);
+TEST(TrainFlops, LatentAttentionAndMultiTokenPrediction) {
+  json config{{"model_type", "deepseek_v3"}};
+  EXPECT_NEAR(from(config).train_flops_per_token(4096) / 1e9, 249.81, 0.005);
+  config["num_nextn_predict_layers"] = 1;
+  EXPECT_NEAR(from(config).train_flops_per_token(4096) / 1e9, 259.99, 0.005);
+  EXPECT_NEAR(from(config).train_flops_per_token(262144) / 1e9, 2225.9, 0.05);
 }
 
 TEST(TrainFlops, CountsDenseAndSharedFfn) {
@@ -67,6 +70,9 @@ TEST(NumParameters, ReleasedModels) {
   EXPECT_EQ(from({{"model_type", "mixtral"}}).num_parameters(), 46702792704);
   EXPECT_EQ(from({{"model_type", "mixtral"}}).num_active_parameters(), 12879925248);
   EXPECT_EQ(from({{"model_type", "deepseek_v3"}}).num_parameters(), 671026404352);
+  // A layer like the others with experts, the projection and three norms; embedding and head are the model's.
+  EXPECT_EQ(from({{"model_type", "deepseek_v3"}, {"num_mtp_layers", 1}}).num_parameters(),
+            671026404352 + 11507286016 + 2 * 7168 * 7168 + 3 * 7168);
 }
 
 TEST(NumParameters, OneByOne) {

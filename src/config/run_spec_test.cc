@@ -58,7 +58,8 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "model.model_type model.moe_intermediate_size "
       "model.moe_layer_freq model.n_group model.n_routed_experts model.n_shared_experts "
       "model.norm_topk_prob model.num_attention_heads model.num_experts model.num_experts_per_tok "
-      "model.num_hidden_layers model.num_key_value_heads model.num_local_experts model.q_lora_rank "
+      "model.num_hidden_layers model.num_key_value_heads model.num_local_experts model.num_mtp_layers "
+      "model.num_nextn_predict_layers model.q_lora_rank "
       "model.qk_nope_head_dim "
       "model.qk_norm model.qk_rope_head_dim model.qkv_bias "
       "model.rms_norm_eps model.rope_interleave model.rope_parameters model.rope_scaling model.rope_theta "
@@ -73,7 +74,8 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "parallel.schedule parallel.tp parallel.vpp "
       "precision.compute "
       "run.deterministic run.device run.dir run.graph run.seed run.threads "
-      "train.eval_batches train.eval_every train.freeze train.global_batch train.micro_batch train.seq_len train.steps";
+      "train.eval_batches train.eval_every train.freeze train.global_batch train.micro_batch train.mtp_coeff "
+      "train.seq_len train.steps";
   EXPECT_EQ(fmt::format("{}", fmt::join(recipe_keys(), " ")), keys);
   EXPECT_LE(recipe_keys().size(), 120u);
 }

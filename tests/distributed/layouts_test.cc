@@ -94,6 +94,21 @@ const LayoutCase kCases[] = {
     {"etp2_over_tp2_gpt_oss", 2, {.tp = 2, .etp = 2}, {.gpt_oss = true}},
     {"ep4_over_tp2_cp2_ring_gpt_oss", 4, {.tp = 2, .cp = 2, .ep = 4, .cp_comm = CpComm::ring}, {.gpt_oss = true}},
     {"tp2_pp2_vpp2_ep2_etp2_tied", 8, {.tp = 2, .pp = 2, .vpp = 2, .ep = 2, .etp = 2}, {.tied = true}},
+    {"dp2_mtp", 2, {}, {.mtp = 2}},
+    {"tp2_mtp", 2, {.tp = 2}, {.mtp = 2}},
+    {"cp2_mtp", 2, {.cp = 2}, {.mtp = 2}},
+    {"cp2_ring_mtp", 2, {.cp = 2, .cp_comm = CpComm::ring}, {.mtp = 2}},
+    {"pp2_mtp", 2, {.pp = 2}, {.mtp = 2}},
+    {"pp2_mtp_tied", 2, {.pp = 2}, {.tied = true, .mtp = 1}},
+    {"pp3_uneven_mtp", 3, {.pp = 3, .layout = "E t*2 | t*2 | m*2 L"}, {.mtp = 2}},
+    {"pp2_vpp2_dp2_mtp", 4, {.pp = 2, .vpp = 2}, {.mtp = 2}},
+    {"ep4_alltoall_mtp", 4, {.ep = 4, .dispatcher = "alltoall"}, {.mtp = 2}},
+    {"etp2_ep2_over_tp2_mtp", 4, {.tp = 2, .ep = 2, .etp = 2}, {.mtp = 2}},
+    {"tp2_cp2_ep4_pp2_mtp", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}, {.mtp = 2}},
+    {"tp2_pp2_vpp2_ep2_etp2_mtp_tied", 8, {.tp = 2, .pp = 2, .vpp = 2, .ep = 2, .etp = 2}, {.tied = true, .mtp = 1}},
+    {"dp2_latent_mtp", 2, {}, {.mtp = 1, .latent = true}},
+    {"pp2_ep2_latent_mtp", 4, {.pp = 2, .ep = 2}, {.mtp = 1, .latent = true}},
+    {"pp2_vpp2_dp2_latent_mtp", 4, {.pp = 2, .vpp = 2}, {.mtp = 1, .latent = true}},
 };
 
 // One run on one rank serves every layout of the same model.

@@ -136,11 +136,11 @@ VocabPasses vocab_passes(LayerRig& rig, const Embedding& embedding, const LmHead
   Array x = Array::of({t, D}, DType::f32, rig.own(all, D)), dx = Array::poisoned({t, D}, DType::f32), y = dx,
         loss = Array::poisoned({T}, DType::f32), alone = loss;
   Step step = rig.step();
-  embedding.forward(step, y.tensor());
-  head.loss(step, loss.tensor(), dx.tensor(), x.tensor());
-  head.loss(step, alone.tensor(), Tensor{}, x.tensor());
+  embedding.forward(step, y.tensor(), batch.token_T);
+  head.loss(step, batch, loss.tensor(), dx.tensor(), x.tensor());
+  head.loss(step, batch, alone.tensor(), Tensor{}, x.tensor());
   EXPECT_EQ(alone.bytes(), loss.bytes());
-  embedding.backward_weight(step, dx.tensor());
+  embedding.backward_weight(step, dx.tensor(), batch.token_T);
   return {y.values(), loss.values(), dx.values()};
 }
 
