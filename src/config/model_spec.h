@@ -93,11 +93,8 @@ struct ModelSpec {
   nlohmann::json source;  // the config.json it came from, unknown keys included, for export
 
   bool is_latent() const { return kv_lora_rank > 0; }
-  int64_t window_of(int64_t layer) const {  // of those past the last: that of the last
-    const auto i = static_cast<size_t>(layer);
-    const bool slides =
-        sliding_layers.empty() || (i < sliding_layers.size() ? sliding_layers[i] : sliding_layers.back());
-    return slides ? sliding_window : 0;
+  int64_t window_of(int64_t layer) const {  // as is_moe_layer
+    return sliding_layers.empty() || sliding_layers[std::min(layer, num_layers - 1)] ? sliding_window : 0;
   }
   int64_t qk_nope_head_dim() const { return head_dim - qk_rope_head_dim; }
   int64_t rope_dim() const { return is_latent() ? qk_rope_head_dim : head_dim; }
