@@ -216,146 +216,148 @@ TEST_F(MtpFolder, ComparisonWantsGradientsAndAModule) {
                   .gradients = true,
                   .mtp_coeff = 0.1});
   });
-  // The experts of each layer in two tensors, as transformers has them in memory; `transposed`: in before out.
-  void write_fused(const std::string& to, const std::string& from, bool transposed) {
-    const HfFolder folder = HfFolder::open(from);
-    fs::create_directories(to);
-    fs::copy_file(from + "/config.json", to + "/config.json");
-    const HfFamily family = hf_family(folder.config().at("model_type").get<std::string>());
-    std::map<std::string, std::vector<std::vector<float>>> fused;  // by tensor, of each expert in order: [out, in]
-    std::map<std::string, std::vector<int64_t>> shape;             // of one expert
-    std::vector<std::pair<SafetensorsDecl, std::vector<float>>> tensors;
-    const int64_t num_experts = read_model_spec(from).num_experts;
-    for (const std::string& name : folder.names()) {
-      std::vector<float> values(folder.at(name).bytes / sizeof(float));
-      folder.read(name, values.data());
-      const auto expert = parse_expert_name(canonical_name(family, name));
-      if (!expert) {
-        tensors.push_back({{name, DType::f32, folder.at(name).shape}, values});
-        continue;
-      }
-      const bool is_down = expert->projection == ExpertProjection::down;
-      const std::string key = expert->prefix + (is_down ? "mlp.experts.down_proj" : "mlp.experts.gate_up_proj");
-      fused[key].resize(num_experts);
-      shape[key] = folder.at(name).shape;
-      if (!is_down) shape[key][0] *= 2;
-      std::vector<float>& all = fused[key][expert->expert];
-      all.insert(expert->projection == ExpertProjection::gate ? all.begin() : all.end(), values.begin(), values.end());
+}
+
+// The experts of each layer in two tensors, as transformers has them in memory; `transposed`: in before out.
+void write_fused(const std::string& to, const std::string& from, bool transposed) {
+  const HfFolder folder = HfFolder::open(from);
+  fs::create_directories(to);
+  fs::copy_file(from + "/config.json", to + "/config.json");
+  const HfFamily family = hf_family(folder.config().at("model_type").get<std::string>());
+  std::map<std::string, std::vector<std::vector<float>>> fused;  // by tensor, of each expert in order: [out, in]
+  std::map<std::string, std::vector<int64_t>> shape;             // of one expert
+  std::vector<std::pair<SafetensorsDecl, std::vector<float>>> tensors;
+  const int64_t num_experts = read_model_spec(from).num_experts;
+  for (const std::string& name : folder.names()) {
+    std::vector<float> values(folder.at(name).bytes / sizeof(float));
+    folder.read(name, values.data());
+    const auto expert = parse_expert_name(canonical_name(family, name));
+    if (!expert) {
+      tensors.push_back({{name, DType::f32, folder.at(name).shape}, values});
+      continue;
     }
-    for (const auto& [key, experts] : fused) {
-      const int64_t out = shape[key][0], in = shape[key][1];
-      std::vector<float> all;
-      for (const std::vector<float>& expert : experts) {
-        for (int64_t i = 0; i < out * in; ++i) all.push_back(expert[transposed ? i % out * in + i / out : i]);
-      }
-      tensors.push_back({{key, DType::f32, {num_experts, transposed ? in : out, transposed ? out : in}}, all});
+    const bool is_down = expert->projection == ExpertProjection::down;
+    const std::string key = expert->prefix + (is_down ? "mlp.experts.down_proj" : "mlp.experts.gate_up_proj");
+    fused[key].resize(num_experts);
+    shape[key] = folder.at(name).shape;
+    if (!is_down) shape[key][0] *= 2;
+    std::vector<float>& all = fused[key][expert->expert];
+    all.insert(expert->projection == ExpertProjection::gate ? all.begin() : all.end(), values.begin(), values.end());
+  }
+  for (const auto& [key, experts] : fused) {
+    const int64_t out = shape[key][0], in = shape[key][1];
+    std::vector<float> all;
+    for (const std::vector<float>& expert : experts) {
+      for (int64_t i = 0; i < out * in; ++i) all.push_back(expert[transposed ? i % out * in + i / out : i]);
     }
-    std::vector<SafetensorsTensor> list;
-    for (const auto& [decl, values] : tensors) list.push_back({decl, values.data()});
-    write_safetensors(to + "/model.safetensors", list);
+    tensors.push_back({{key, DType::f32, {num_experts, transposed ? in : out, transposed ? out : in}}, all});
   }
+  std::vector<SafetensorsTensor> list;
+  for (const auto& [decl, values] : tensors) list.push_back({decl, values.data()});
+  write_safetensors(to + "/model.safetensors", list);
+}
 
-  TEST(FusedExperts, OfEitherOrientationAreTheSameModel) {
-    for (const char* name :
-         {"mixtral_v4", "qwen2_moe_v5", "qwen3_moe_v5", "olmoe_v4_packed", "deepseek_v2_v4", "deepseek_v3_v5"}) {
-      const TestDir dir;
-      const std::string source = kData + "/" + name;
-      for (const bool transposed : {false, true}) {
-        const std::string fused = dir.path(transposed ? "in_out" : "out_in");
-        write_fused(fused, source, transposed);
-        EXPECT_LT(HfFolder::open(fused).names().size(), HfFolder::open(source).names().size()) << name;
-        export_hugging_face({.out = fused + "-out", .model = fused});
-        expect_same_tensors(HfFolder::open(fused + "-out"), HfFolder::open(source));
-      }
+TEST(FusedExperts, OfEitherOrientationAreTheSameModel) {
+  for (const char* name :
+       {"mixtral_v4", "qwen2_moe_v5", "qwen3_moe_v5", "olmoe_v4_packed", "deepseek_v2_v4", "deepseek_v3_v5"}) {
+    const TestDir dir;
+    const std::string source = kData + "/" + name;
+    for (const bool transposed : {false, true}) {
+      const std::string fused = dir.path(transposed ? "in_out" : "out_in");
+      write_fused(fused, source, transposed);
+      EXPECT_LT(HfFolder::open(fused).names().size(), HfFolder::open(source).names().size()) << name;
+      export_hugging_face({.out = fused + "-out", .model = fused});
+      expect_same_tensors(HfFolder::open(fused + "-out"), HfFolder::open(source));
     }
   }
+}
 
-  // A case of its own with what hub folders hold beside the weights.
-  class Export : public testing::Test {
-   protected:
-    Export() {
-      fs::create_directories(hub() + "/assets");
-      fs::create_directories(hub() + "/.cache");
-      for (const char* name : {"config.json", "model.safetensors"})
-        fs::copy_file(kData + "/llama_v4/" + name, hub() + "/" + name);
-      for (const char* name : {"tokenizer.json", "README.md", "assets/logo.txt", ".cache/lock", "pytorch_model.bin",
-                               "pytorch_model.bin.index.json"}) {
-        write_file_atomic(hub() + "/" + name, std::string("content of ") + name);
-      }
+// A case of its own with what hub folders hold beside the weights.
+class Export : public testing::Test {
+ protected:
+  Export() {
+    fs::create_directories(hub() + "/assets");
+    fs::create_directories(hub() + "/.cache");
+    for (const char* name : {"config.json", "model.safetensors"})
+      fs::copy_file(kData + "/llama_v4/" + name, hub() + "/" + name);
+    for (const char* name : {"tokenizer.json", "README.md", "assets/logo.txt", ".cache/lock", "pytorch_model.bin",
+                             "pytorch_model.bin.index.json"}) {
+      write_file_atomic(hub() + "/" + name, std::string("content of ") + name);
     }
-    std::string hub() const { return dir_.path("hub"); }
-    TestDir dir_;
-  };
-
-  std::set<std::string> files_below(const std::string& dir) {
-    std::set<std::string> names;
-    for (const auto& entry : fs::recursive_directory_iterator(dir)) {
-      if (entry.is_regular_file()) names.insert(fs::relative(entry.path(), dir).string());
-    }
-    return names;
   }
+  std::string hub() const { return dir_.path("hub"); }
+  TestDir dir_;
+};
 
-  TEST_F(Export, OtherFilesComeAlong) {
-    const std::set<std::string> want{"README.md", "assets/logo.txt", "config.json", "model.safetensors",
-                                     "tokenizer.json"};
-    EXPECT_EQ(import_hugging_face({.out = dir_.path("c"), .model = hub()}).num_files, 3);
-    EXPECT_EQ(export_hugging_face({.out = dir_.path("from_checkpoint"), .model = dir_.path("c")}).num_files, 3);
-    EXPECT_EQ(export_hugging_face({.out = dir_.path("from_hub/"), .model = hub()}).num_files, 3);
-    for (const char* out : {"from_checkpoint", "from_hub"}) {
-      EXPECT_EQ(files_below(dir_.path(out)), want) << out;
-      EXPECT_EQ(read_file(dir_.path(out) + "/tokenizer.json"), "content of tokenizer.json");
-    }
-    fs::create_directories(dir_.path("more"));
-    write_file_atomic(dir_.path("more/vocab.json"), "{}");
-    export_hugging_face({.out = dir_.path("chosen"), .model = dir_.path("c"), .files = dir_.path("more")});
-    EXPECT_EQ(files_below(dir_.path("chosen")),
-              (std::set<std::string>{"config.json", "model.safetensors", "vocab.json"}));
+std::set<std::string> files_below(const std::string& dir) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::recursive_directory_iterator(dir)) {
+    if (entry.is_regular_file()) names.insert(fs::relative(entry.path(), dir).string());
   }
+  return names;
+}
 
-  TEST_F(Export, ShardsAndIndexAddUp) {
-    const ExportResult r = export_hugging_face({.out = dir_.path("out"), .model = hub(), .shard_bytes = 5000});
-    const nlohmann::json index = read_json(dir_.path("out/model.safetensors.index.json"));
-    EXPECT_EQ(index.at("metadata").at("total_size"), r.bytes);
-    EXPECT_EQ(static_cast<int64_t>(index.at("weight_map").size()), r.num_tensors);
-    EXPECT_GT(r.num_shards, 2);
-    std::set<std::string> files;
-    for (const auto& [name, file] : index.at("weight_map").items()) files.insert(file.get<std::string>());
-    EXPECT_EQ(static_cast<int64_t>(files.size()), r.num_shards);
-    EXPECT_EQ(*files.begin(), fmt::format("model-00001-of-{:05}.safetensors", r.num_shards));
+TEST_F(Export, OtherFilesComeAlong) {
+  const std::set<std::string> want{"README.md", "assets/logo.txt", "config.json", "model.safetensors",
+                                   "tokenizer.json"};
+  EXPECT_EQ(import_hugging_face({.out = dir_.path("c"), .model = hub()}).num_files, 3);
+  EXPECT_EQ(export_hugging_face({.out = dir_.path("from_checkpoint"), .model = dir_.path("c")}).num_files, 3);
+  EXPECT_EQ(export_hugging_face({.out = dir_.path("from_hub/"), .model = hub()}).num_files, 3);
+  for (const char* out : {"from_checkpoint", "from_hub"}) {
+    EXPECT_EQ(files_below(dir_.path(out)), want) << out;
+    EXPECT_EQ(read_file(dir_.path(out) + "/tokenizer.json"), "content of tokenizer.json");
   }
+  fs::create_directories(dir_.path("more"));
+  write_file_atomic(dir_.path("more/vocab.json"), "{}");
+  export_hugging_face({.out = dir_.path("chosen"), .model = dir_.path("c"), .files = dir_.path("more")});
+  EXPECT_EQ(files_below(dir_.path("chosen")),
+            (std::set<std::string>{"config.json", "model.safetensors", "vocab.json"}));
+}
 
-  TEST_F(Export, ConfigGetsTheClassWhenItNamesNone) {
-    nlohmann::json config = read_json(hub() + "/config.json");
-    config.erase("architectures");
-    write_file_atomic(hub() + "/config.json", config.dump());
-    export_hugging_face({.out = dir_.path("out"), .model = hub()});
-    EXPECT_EQ(read_json(dir_.path("out/config.json")).at("architectures"), nlohmann::json{"LlamaForCausalLM"});
-  }
+TEST_F(Export, ShardsAndIndexAddUp) {
+  const ExportResult r = export_hugging_face({.out = dir_.path("out"), .model = hub(), .shard_bytes = 5000});
+  const nlohmann::json index = read_json(dir_.path("out/model.safetensors.index.json"));
+  EXPECT_EQ(index.at("metadata").at("total_size"), r.bytes);
+  EXPECT_EQ(static_cast<int64_t>(index.at("weight_map").size()), r.num_tensors);
+  EXPECT_GT(r.num_shards, 2);
+  std::set<std::string> files;
+  for (const auto& [name, file] : index.at("weight_map").items()) files.insert(file.get<std::string>());
+  EXPECT_EQ(static_cast<int64_t>(files.size()), r.num_shards);
+  EXPECT_EQ(*files.begin(), fmt::format("model-00001-of-{:05}.safetensors", r.num_shards));
+}
 
-  TEST_F(Export, RefusesAndLeavesNothingBehind) {
-    const int64_t before = dir_.num_files();
-    expect_error(ErrorKind::usage, "expected the name of a folder to make; got one that exists",
-                 [&] { export_hugging_face({.out = hub(), .model = hub()}); });
-    expect_error(ErrorKind::input, "expected a folder of files to copy; got " + dir_.path("none"),
-                 [&] { export_hugging_face({.out = dir_.path("out"), .model = hub(), .files = dir_.path("none")}); });
-    nlohmann::json config = read_json(hub() + "/config.json");
-    config["num_hidden_layers"] = 1;
-    write_file_atomic(hub() + "/config.json", config.dump());
-    expect_error(ErrorKind::input, "unexpected tensor \"model.layers.1.",
-                 [&] { import_hugging_face({.out = dir_.path("out"), .model = hub()}); });
-    config["model_type"] = "moebius";
-    write_file_atomic(hub() + "/config.json", config.dump());
-    expect_error(ErrorKind::input, "this family is not supported",
-                 [&] { export_hugging_face({.out = dir_.path("out"), .model = hub()}); });
-    EXPECT_EQ(dir_.num_files(), before);
-  }
+TEST_F(Export, ConfigGetsTheClassWhenItNamesNone) {
+  nlohmann::json config = read_json(hub() + "/config.json");
+  config.erase("architectures");
+  write_file_atomic(hub() + "/config.json", config.dump());
+  export_hugging_face({.out = dir_.path("out"), .model = hub()});
+  EXPECT_EQ(read_json(dir_.path("out/config.json")).at("architectures"), nlohmann::json{"LlamaForCausalLM"});
+}
 
-  TEST_F(Export, AnImportedCheckpointIsNotImportedAgain) {
-    import_hugging_face({.out = dir_.path("c"), .model = hub()});
-    EXPECT_FALSE(read_run_spec(dir_.path("c")).has_value());
-    expect_error(ErrorKind::input, "a checkpoint already; use it as it is",
-                 [&] { import_hugging_face({.out = dir_.path("d"), .model = dir_.path("c")}); });
-  }
+TEST_F(Export, RefusesAndLeavesNothingBehind) {
+  const int64_t before = dir_.num_files();
+  expect_error(ErrorKind::usage, "expected the name of a folder to make; got one that exists",
+               [&] { export_hugging_face({.out = hub(), .model = hub()}); });
+  expect_error(ErrorKind::input, "expected a folder of files to copy; got " + dir_.path("none"),
+               [&] { export_hugging_face({.out = dir_.path("out"), .model = hub(), .files = dir_.path("none")}); });
+  nlohmann::json config = read_json(hub() + "/config.json");
+  config["num_hidden_layers"] = 1;
+  write_file_atomic(hub() + "/config.json", config.dump());
+  expect_error(ErrorKind::input, "unexpected tensor \"model.layers.1.",
+               [&] { import_hugging_face({.out = dir_.path("out"), .model = hub()}); });
+  config["model_type"] = "moebius";
+  write_file_atomic(hub() + "/config.json", config.dump());
+  expect_error(ErrorKind::input, "this family is not supported",
+               [&] { export_hugging_face({.out = dir_.path("out"), .model = hub()}); });
+  EXPECT_EQ(dir_.num_files(), before);
+}
+
+TEST_F(Export, AnImportedCheckpointIsNotImportedAgain) {
+  import_hugging_face({.out = dir_.path("c"), .model = hub()});
+  EXPECT_FALSE(read_run_spec(dir_.path("c")).has_value());
+  expect_error(ErrorKind::input, "a checkpoint already; use it as it is",
+               [&] { import_hugging_face({.out = dir_.path("d"), .model = dir_.path("c")}); });
+}
 
 }  // namespace
 }  // namespace moebius
