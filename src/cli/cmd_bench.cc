@@ -23,7 +23,7 @@ struct Options {
   std::optional<int64_t> runs;
   int64_t steps = 3, ranks = 1, etp = 1;
   BenchSpec spec{.threads = 0};
-  bool profile = false, json = false;
+  bool profile = false, hash = false, json = false;
 };
 
 using Workload = BenchReport (*)(const BenchSpec&);
@@ -117,6 +117,7 @@ void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
     fmt::print("our gemm {:.3f} TFLOP/s, ratio {:.1f} %\n", r.gemm_tflops, 100 * r.ratio_to_gemm());
     fmt::print("loss {:.4f} first, {:.4f} last; memory planned {}, peak {}\n", r.first_loss, r.last_loss,
                bytes_text(r.planned_bytes), bytes_text(r.peak_bytes));
+    if (o.hash) fmt::print("master weights: XXH3 {}\n", r.masters_hash);
     if (o.profile) print_profile(r);
     return;
   }
@@ -136,6 +137,7 @@ void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
                                 {"last_loss", r.last_loss},
                                 {"planned_bytes", r.planned_bytes},
                                 {"peak_bytes", r.peak_bytes}};
+  if (o.hash) object["masters_xxh3"] = r.masters_hash;
   if (r.onednn_tflops > 0)
     object.update({{"onednn_bf16_tflops", r.onednn_tflops}, {"ratio_to_onednn", r.ratio_to_onednn()}});
   for (const auto& [name, op] : by_time(r)) {
@@ -157,7 +159,7 @@ int run_step(Options& o) {
   if (o.device.empty()) o.device = name_of(run.device);
   run.device = device_kind(o.device);
   run.threads = o.spec.threads;
-  print_step(o, run, bench_step(run, o.steps, o.profile));
+  print_step(o, run, bench_step(run, {.steps = o.steps, .profile = o.profile, .hash = o.hash}));
   return 0;
 }
 
@@ -220,6 +222,7 @@ void add_bench(Cli& cli) {
   command->add_option("--set", o->overrides, "step: section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--steps", o->steps, "step: timed steps, after one of warm-up")->capture_default_str();
   command->add_flag("--profile", o->profile, "step: time, rate and share of every op");
+  command->add_flag("--hash", o->hash, "step: XXH3-128 of the master weights at the end, the same for the same run");
   command->add_option("--ranks", o->ranks, "dispatch: ranks as threads of this process; mpirun starts processes")
       ->capture_default_str();
   command->add_option("--etp", o->etp, "dispatch: ranks of one expert; ep is what is left")->capture_default_str();

@@ -184,6 +184,16 @@ TEST_P(OnGpu, RecomputeChangesNoBit) {
   }
 }
 
+TEST_P(OnGpu, FusionChangesNoBit) {
+  for (const auto spec : {spec_on, wide_spec_on}) {
+    EngineSpec apart = spec(DeviceKind::cuda, GetParam(), true);
+    apart.fusion = false;
+    Engine one(spec(DeviceKind::cuda, GetParam(), true)), two(apart);
+    EXPECT_EQ(train(initialised(one), 4), train(initialised(two), 4));
+    EXPECT_EQ(masters(one), masters(two));
+  }
+}
+
 // A traced step is launched op by op, between recorded ones.
 TEST_P(OnGpu, ATraceChangesNoBit) {
   Engine traced(wide_spec_on(DeviceKind::cuda, GetParam())), plain(wide_spec_on(DeviceKind::cuda, GetParam()));

@@ -26,7 +26,8 @@ struct RowPart {
 // s.
 template <class T>
 Lanes backward_part(const RowPart<T>& row) {
-  const Lanes gate = load_lanes(row.h_gate, row.n), up = load_lanes(row.h_up, row.n), g = load_lanes(row.g);
+  const Lanes gate = load_lanes(row.h_gate, row.n), up = load_lanes(row.h_up, row.n);
+  const Lanes g = round_lanes<T>(load_lanes(row.g));
   const Lanes s = sigmoid_lanes(gate), da = row.weight * g;
   const Lanes a = round_lanes<T>(gate * s * up);  // as expert_up rounded it
   store_lanes(row.dh_gate, da * up * s * (1.0f + gate * (1.0f - s)), row.n);

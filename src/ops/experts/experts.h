@@ -43,7 +43,7 @@ struct ExpertDown {
 void expert_down(Stream& s, const ExpertDown& a);
 Cost cost(const ExpertDown& a);
 
-// The model's y is  sum of weight * (w2 a).  With g = w2^T dout[token[r],:]  (f32):
+// The model's y is  sum of weight * (w2 a).  With g = w2^T dout[token[r],:], rounded to the dtype:
 //   a from h again;  dweight[r] = <g, a>;  dh from  da = weight * g;  sa = weight * a  (for the weight gradient of w2)
 struct DExpertDown {
   Tensor dh_R2F, sa_RF, dweight_R;          // out; dweight f32

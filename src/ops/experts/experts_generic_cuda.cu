@@ -157,7 +157,8 @@ struct StoreGradients {
   int64_t R, F;
 
   // Gives g * a.
-  __device__ float backward(int64_t r, int64_t f, float g) const {
+  __device__ float backward(int64_t r, int64_t f, float sum) const {
+    const float g = widened(rounded<T>(sum));
     const float gate = widened(h[r * 2 * F + f]), up = widened(h[r * 2 * F + F + f]), z = sigmoid(gate);
     const float da = weight[r] * g;
     const float a = widened(rounded<T>(gate * z * up));  // as expert_up rounded it

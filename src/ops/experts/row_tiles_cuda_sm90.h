@@ -16,8 +16,8 @@ namespace moebius::cuda {
 constexpr int kTileM = 128, kTileN = 256, kTileK = 64;
 
 struct RowTiles {
-  const int32_t* offsets;  // [num_experts + 1]
-  int32_t num_experts;
+  const int32_t* offsets;  // [num_experts + 1]; null: one expert has rows [0, num_rows)
+  int32_t num_experts, num_rows;
   int32_t across;  // tiles across the columns of the output
   int32_t group;   // units whose rows are kept in L2 while the weights stream by
 };
@@ -33,7 +33,7 @@ class RowTileWalk {
  public:
   __device__ RowTileWalk(const RowTiles& tiles, uint32_t block_in_cluster)
       : tiles_(tiles), block_(static_cast<int32_t>(block_in_cluster)), unit_(static_cast<int32_t>(blockIdx.x / 2)) {
-    end_ = __ldg(tiles_.offsets);
+    end_ = offset(0);
     open_expert();
   }
 
@@ -63,9 +63,12 @@ class RowTileWalk {
   }
 
  private:
+  __device__ int32_t offset(int32_t expert) const {
+    return tiles_.offsets ? __ldg(tiles_.offsets + expert) : expert * tiles_.num_rows;
+  }
   __device__ void open_expert() {
     begin_ = end_;
-    end_ = __ldg(tiles_.offsets + expert_ + 1);
+    end_ = offset(expert_ + 1);
     down_ = (end_ - begin_ + kTileM - 1) / kTileM;
     units_ = down_ / 2 * tiles_.across + down_ % 2 * ((tiles_.across + 1) / 2);
   }

@@ -5,8 +5,8 @@
 #include "core/tensor.h"
 #include "ops/cuda/sm90_tensor_map.h"
 #include "ops/experts/experts_cuda.h"
-#include "ops/experts/grouped_kernel_sm90.h"
-#include "ops/experts/tiles_sm90.h"
+#include "ops/experts/grouped_kernel_cuda_sm90.h"
+#include "ops/experts/tiles_cuda_sm90.h"
 
 namespace moebius::cuda {
 
@@ -24,9 +24,15 @@ inline CUtensorMap rows_map(const Tensor& t) {
   return make_tensor_map<2>(t.data, {{{t.dim(1), 1, kTileK}, {t.dim(0), t.dim(1), kTileM}}});
 }
 
-inline RowTiles row_tiles(const Rows& rows, int32_t across) {
+inline RowTiles row_tiles(const Rows& rows, int64_t num_rows, int64_t across) {
   constexpr int32_t kGroup = 8;  // units: 16 row tiles by about 8 across are in flight
-  return {rows.offsets_e1.ptr<int32_t>(), static_cast<int32_t>(rows.offsets_e1.dim(0) - 1), across, kGroup};
+  const Tensor& offsets = rows.offsets_e1;
+  const bool all = offsets.empty();
+  return {.offsets = all ? nullptr : offsets.ptr<int32_t>(),
+          .num_experts = all ? 1 : static_cast<int32_t>(offsets.dim(0) - 1),
+          .num_rows = static_cast<int32_t>(num_rows),
+          .across = static_cast<int32_t>(across),
+          .group = kGroup};
 }
 
 // What a kernel needs to be told once on a device.
