@@ -33,9 +33,7 @@ struct RowsGemm {
     }
   }
 
-  using Held = HeldRows;
-  static constexpr int kTurnsAhead = 0, kPieces = 4;  // of 64 columns
-  __device__ static void begin(const Params&, Held&, uint32_t) {}
+  static constexpr int kPieces = 4;  // of 64 columns
 
   template <int kPiece>
   __device__ static void store_piece(const Params& p, HeldRows& held, uint32_t staging) {

@@ -30,10 +30,6 @@ struct UpGemm {
     load.box(&p.b, half * kHalfBytesB, k * kTileK, static_cast<int32_t>(half) * p.F + tile_n * 128, expert);
   }
 
-  using Held = HeldRows;
-  static constexpr int kTurnsAhead = 0;
-  __device__ static void begin(const Params&, Held&, uint32_t) {}
-
   // Of each half of the columns: gate, up, half of the activation, in the gate's place, the rest and its store.
   static constexpr int kPieces = 8;
 

@@ -4,10 +4,7 @@
 //   kGather   rows of A are read by index (cp.async); otherwise by map a, box 64 x 128
 //   kMajorB   of the weights' tile
 //   load_b(params, load, half, k, n, expert)   half of the weights' tile: 128 of its 256 columns
-//   Held      a HeldRows, and what else waits with it
-//   begin(params, held, staging)                     by a consumer warp, once its rows of a tile are held
-//   kPieces, store_piece<i>(params, held, staging)   by a consumer warp: the i-th part of storing them
-//   kTurnsAhead   turns of storing between begin and the first piece
+//   kPieces, store_piece<i>(params, held, staging)   by a consumer warp: the i-th part of storing its rows of a tile
 // A tile is stored while the next one is multiplied: its product, rounded to bf16, waits in registers, and K steps
 // store a piece each. Nothing but the rounding stands between the products of two tiles. A warpgroup that stores does
 // not feed the tensor cores, so the two take turns: one stores in even steps, the other in odd ones.
@@ -215,7 +212,7 @@ __device__ __forceinline__ void consume(const typename Op::Params& p, const Slot
   const uint32_t group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4;
   const uint32_t staging = ring.shared + GemmShared::kStaging + warp * kStagingBytesWarp;
   SlotCursor at;
-  typename Op::Held held;
+  HeldRows held;
   held.rows = 0;
   for (uint32_t count = 0;; ++count) {
     const TileNote tile = notes.read(count);
@@ -228,18 +225,16 @@ __device__ __forceinline__ void consume(const typename Op::Params& p, const Slot
     }
     float acc[128];
     TileProduct<Op::kMajorB, Op::kGather> product{ring, at, group};
-    constexpr int kSteps = kTurns * (Op::kTurnsAhead + Op::kPieces);
-    for_each_constant<0, kSteps>([&](auto step) {
-      constexpr int kStep = decltype(step)::value, kPiece = kStep / kTurns - Op::kTurnsAhead;
+    for_each_constant<0, kTurns * Op::kPieces>([&](auto step) {
+      constexpr int kStep = decltype(step)::value;
       if (kStep < p.num_k) product.step(acc, kStep == 0);
-      if constexpr (kPiece >= 0) {
-        if (held.rows > 0 && kStep % kTurns == group % kTurns) Op::template store_piece<kPiece>(p, held, staging);
+      if (held.rows > 0 && kStep % kTurns == group % kTurns) {
+        Op::template store_piece<kStep / kTurns>(p, held, staging);
       }
     });
-    for (int32_t k = kSteps; k < p.num_k; ++k) product.step(acc, false);
+    for (int32_t k = kTurns * Op::kPieces; k < p.num_k; ++k) product.step(acc, false);
     product.finish(acc);
     held.take(acc, tile, first_row + static_cast<int32_t>(warp % 4) * 16);
-    Op::begin(p, held, staging);
   }
   if (held.rows > 0) {
     for_each_constant<0, Op::kPieces>(

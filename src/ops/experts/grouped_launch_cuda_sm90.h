@@ -24,17 +24,6 @@ inline CUtensorMap rows_map(const Tensor& t) {
   return make_tensor_map<2>(t.data, {{{t.dim(1), 1, kTileK}, {t.dim(0), t.dim(1), kTileM}}});
 }
 
-inline RowTiles row_tiles(const Rows& rows, int64_t num_rows, int64_t across) {
-  constexpr int32_t kGroup = 8;  // units: 16 row tiles by about 8 across are in flight
-  const Tensor& offsets = rows.offsets_e1;
-  const bool all = offsets.empty();
-  return {.offsets = all ? nullptr : offsets.ptr<int32_t>(),
-          .num_experts = all ? 1 : static_cast<int32_t>(offsets.dim(0) - 1),
-          .num_rows = static_cast<int32_t>(num_rows),
-          .across = static_cast<int32_t>(across),
-          .group = kGroup};
-}
-
 // What a kernel needs to be told once on a device.
 template <class Op>
 struct GroupedLaunch {

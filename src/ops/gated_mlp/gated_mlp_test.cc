@@ -15,10 +15,6 @@ struct Case {
   DType dtype;
 };
 
-void PrintTo(const Case& c, std::ostream* out) {
-  *out << c.T << " x " << c.D << " x " << c.F << " " << name_of(c.dtype);
-}
-
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
