@@ -23,6 +23,9 @@ struct LayoutModel {
   bool by_weight = false;  // experts turn light pairs away, of tokens that are all different in a micro-batch
   bool sinkhorn = false;
   bool jitter = false;
+  int64_t mtp = 0;       // depths of multi-token prediction
+  bool latent = false;   // latent attention
+  bool gpt_oss = false;  // sinks, a window in every other layer, biases, the clamped activation, in every layer experts
   auto operator<=>(const LayoutModel&) const = default;
 };
 

@@ -81,6 +81,7 @@ struct Announcer {
     }
     if (lane == 0) notes.write(count, {tile.first_row, tile.end_row, more ? tile.n : -1, tile.expert, tile.shared});
     notes.publish(count);
+    __syncwarp();
     ++count;
   }
 };
@@ -165,6 +166,7 @@ __device__ void copy_rows(const typename Op::Params& p, const SlotRing& ring, co
       from[i] = p.gather.rows + (static_cast<uint64_t>(begin) + lane_chunk) * 16;
     }
     notes.release(count);
+    __syncwarp();
     for (int32_t k = 0; k < p.num_k; ++k, at.advance()) {
       const bool inside = k * 8 + static_cast<int32_t>(lane_chunk) < p.gather.chunks;
       ring.wait_empty(at);
@@ -217,6 +219,7 @@ __device__ __forceinline__ void consume(const typename Op::Params& p, const Slot
   for (uint32_t count = 0;; ++count) {
     const TileNote tile = notes.read(count);
     notes.release(count);
+    __syncwarp();
     if (tile.n < 0) break;
     const int32_t first_row = tile.first_row + static_cast<int32_t>(group) * 64;
     if (first_row >= tile.end_row || tile.n >= p.tiles.across) {
