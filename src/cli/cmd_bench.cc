@@ -24,7 +24,7 @@ struct Options {
   std::optional<int64_t> runs;
   int64_t steps = 3, ranks = 1, etp = 1;
   BenchSpec spec{.threads = 0};
-  bool profile = false, json = false;
+  bool profile = false, hash = false, json = false;
 };
 
 using Workload = BenchReport (*)(const BenchSpec&);
@@ -137,6 +137,7 @@ void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
   if (!o.json) {
     fmt::print("{}\n", machine);
     print_step_text(o, r);
+    if (o.hash) fmt::print("master weights: XXH3 {}\n", r.masters_hash);
     if (o.profile) print_profile(r);
     return;
   }
@@ -157,6 +158,7 @@ void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
                                 {"last_loss", r.last_loss},
                                 {"planned_bytes", r.planned_bytes},
                                 {"peak_bytes", r.peak_bytes}};
+  if (o.hash) object["masters_xxh3"] = r.masters_hash;
   if (r.onednn_tflops > 0)
     object.update({{"onednn_bf16_tflops", r.onednn_tflops}, {"ratio_to_onednn", r.ratio_to_onednn()}});
   if (r.roofline_s > 0)
@@ -207,7 +209,7 @@ int run_step(Options& o) {
   run.check(1);
   o.spec.threads = num_threads(o.spec.threads);
   run.threads = o.spec.threads;
-  print_step(o, run, bench_step(run, o.steps, o.profile));
+  print_step(o, run, bench_step(run, {.steps = o.steps, .profile = o.profile, .hash = o.hash}));
   return 0;
 }
 
@@ -271,6 +273,7 @@ void add_bench(Cli& cli) {
   command->add_option("--set", o->overrides, "step: section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--steps", o->steps, "step: timed steps, after one of warm-up")->capture_default_str();
   command->add_flag("--profile", o->profile, "step: time, rate and share of every op");
+  command->add_flag("--hash", o->hash, "step: XXH3-128 of the master weights at the end, the same for the same run");
   command->add_option("--ranks", o->ranks, "dispatch, collectives, step: ranks as threads; mpirun starts processes")
       ->capture_default_str();
   command->add_option("--etp", o->etp, "dispatch: ranks of one expert; ep is what is left")->capture_default_str();

@@ -18,7 +18,7 @@ std::optional<Attention> make_attention(bool wanted, Args&&... args) {
 
 Block::Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& m, const BalanceSpec& balance, DType dtype,
              const Mesh& mesh, const BatchShape& shape, const Tensor& rope_table_Pd, int64_t layer, uint64_t seed,
-             const std::string& dispatcher)
+             const std::string& dispatcher, bool fusion)
     : D_(m.hidden_size),
       max_tokens_(rows_between_projections(shape, mesh.shape())),
       dtype_(dtype),
@@ -30,10 +30,10 @@ Block::Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& m, const Bal
              static_cast<float>(m.rms_norm_eps)) {
   if (m.is_moe_layer(layer)) {
     moe_.emplace(params, plan, layer_name(layer, "mlp"), m, balance, dtype, mesh, shape, static_cast<uint32_t>(layer),
-                 seed, dispatcher);
+                 seed, dispatcher, fusion);
   } else {
     mlp_.emplace(params, layer_name(layer, "mlp"), D_, m.intermediate_size, dtype, mesh,
-                 static_cast<float>(m.initializer_range));
+                 static_cast<float>(m.initializer_range), fusion);
   }
 }
 

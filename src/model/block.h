@@ -31,7 +31,7 @@ class Block {
   };
   Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& model, const BalanceSpec& balance, DType dtype,
         const Mesh& mesh, const BatchShape& shape, const Tensor& rope_table_Pd, int64_t layer, uint64_t seed,
-        const std::string& dispatcher = "auto");
+        const std::string& dispatcher = "auto", bool fusion = true);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
   // Reads the residual, leaves the new base in it and its output in delta (the same memory as before).

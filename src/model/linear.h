@@ -31,6 +31,9 @@ class ColumnLinear {
  public:
   ColumnLinear(ParamTable& params, ParamSpec spec, const Mesh& mesh) : linear_(params, std::move(spec)), rows_(mesh) {}
   void forward(Step& step, Tensor y_TC, Tensor x_tD) const;
+  // What forward multiplies, for an op that does more with it: x of all rows, on the step stack, and the weights.
+  Tensor gather(Step& step, Tensor x_tD) const { return rows_.gather(step, x_tD); }
+  const Param& param() const { return linear_.param(); }
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_TC, bool accumulate = false) const;
   // Gathers x again: kept are a rank's own rows.
   void backward_weight(Step& step, Tensor dy_TC, Tensor x_tD) const;
@@ -48,6 +51,7 @@ class RowLinear {
   Tensor gather(Step& step, Tensor dy_tD) const { return rows_.gather(step, dy_tD); }
   void backward_input(Step& step, Tensor dx_TC, Tensor dy_TD) const { linear_.backward_input(step, dx_TC, dy_TD); }
   void backward_weight(Step& step, Tensor dy_TD, Tensor x_TC) const { linear_.backward_weight(step, dy_TD, x_TC); }
+  const Param& param() const { return linear_.param(); }
 
  private:
   Linear linear_;

@@ -1,6 +1,7 @@
 #include "model/mlp.h"
 
 #include "ops/activation/activation.h"
+#include "ops/gated_mlp/gated_mlp.h"
 
 namespace moebius {
 namespace {
@@ -32,10 +33,11 @@ ParamSpec down_spec(const std::string& prefix, int64_t width, int64_t hidden, DT
 }  // namespace
 
 Mlp::Mlp(ParamTable& params, const std::string& prefix, int64_t width, int64_t hidden, DType dtype, const Mesh& mesh,
-         float init_std)
+         float init_std, bool fusion)
     : tp_(mesh.shape().tp),
       F_(div_exact(hidden, tp_, "mlp: hidden width over parallel.tp")),
       dtype_(dtype),
+      fusion_(fusion),
       gate_up_(params, gate_up_spec(prefix, width, hidden, dtype, mesh, init_std), mesh),
       down_(params, down_spec(prefix, width, hidden, dtype, mesh, init_std), mesh) {}
 
@@ -48,8 +50,18 @@ void Mlp::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
   StackScope scope(step.stack);
   saved.h_T2F.open(step.stack);
-  gate_up_.forward(step, saved.h_T2F.rows(0, x_tD.dim(0) * tp_), x_tD);
-  output(step, y_tD, saved);
+  const Tensor a_TF = step.take({x_tD.dim(0) * tp_, F_}, dtype_);
+  up(step, a_TF, x_tD, saved);
+  down_.forward(step, y_tD, a_TF);
+}
+
+void Mlp::up(Step& step, Tensor a_TF, Tensor x_tD, const Saved& saved) const {
+  StackScope scope(step.stack);
+  gated_up(step.stream, {.h_T2F = saved.h_T2F.rows(0, a_TF.dim(0)),
+                         .a_TF = a_TF,
+                         .x_TD = gate_up_.gather(step, x_tD),
+                         .w_2FD = gate_up_.param().w,
+                         .fused = fusion_});
 }
 
 void Mlp::output(Step& step, Tensor y_tD, const Saved& saved) const {
@@ -62,7 +74,10 @@ void Mlp::output(Step& step, Tensor y_tD, const Saved& saved) const {
 
 void Mlp::remake(Step& step, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
-  saved.h_T2F.remake(step.stack, [&] { gate_up_.forward(step, saved.h_T2F, x_tD); });
+  saved.h_T2F.remake(step.stack, [&] {
+    StackScope scope(step.stack);
+    up(step, step.take({x_tD.dim(0) * tp_, F_}, dtype_), x_tD, saved);
+  });
 }
 
 void Mlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, bool accumulate_dx) const {
@@ -72,9 +87,13 @@ void Mlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, b
   saved.a_TF = step.take({T, F_}, dtype_);
   StackScope scope(step.stack);
   const Tensor da_TF = step.take({T, F_}, dtype_);
-  down_.backward_input(step, da_TF, saved.dy_TD);
-  swiglu_bwd(step.stream,
-             {.dh_T2F = saved.dh_T2F, .a_TF = saved.a_TF, .da_TF = da_TF, .h_T2F = saved.h_T2F.rows(0, T)});
+  d_gated_down(step.stream, {.dh_T2F = saved.dh_T2F,
+                             .a_TF = saved.a_TF,
+                             .da_TF = da_TF,
+                             .dy_TD = saved.dy_TD,
+                             .w_DF = down_.param().w,
+                             .h_T2F = saved.h_T2F.rows(0, T),
+                             .fused = fusion_});
   gate_up_.backward_input(step, dx_tD, saved.dh_T2F, accumulate_dx);
 }
 

@@ -15,9 +15,9 @@ class Mlp {
     Tensor dy_TD, dh_T2F, a_TF;  // left by backward_input for backward_weight, on the step stack
   };
   // Parts are prefix.gate_proj, up_proj (one matrix, this rank's gate rows first) and down_proj. Error{usage} when tp
-  // does not divide hidden.
+  // does not divide hidden. fusion: products and SwiGLU in one pass where the device has one; the same bits.
   Mlp(ParamTable& params, const std::string& prefix, int64_t width, int64_t hidden, DType dtype, const Mesh& mesh,
-      float init_std);
+      float init_std, bool fusion = true);
   // tokens: rows of x.
   void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved,
                      bool RecomputeSpec::*what) const;
@@ -31,8 +31,11 @@ class Mlp {
   void backward_weight(Step& step, const Saved& saved) const;
 
  private:
+  void up(Step& step, Tensor a_TF, Tensor x_tD, const Saved& saved) const;  // h, and a = swiglu(h)
+
   int64_t tp_, F_;  // F: of this rank
   DType dtype_;
+  bool fusion_;
   ColumnLinear gate_up_;
   RowLinear down_;
 };

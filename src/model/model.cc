@@ -25,7 +25,8 @@ std::vector<std::string> with_idle_modules(std::vector<std::string> freeze, cons
 
 Model::Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
              MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
-             std::vector<HeldStage> stages, const std::vector<std::string>& freeze, const std::string& dispatcher)
+             std::vector<HeldStage> stages, const std::vector<std::string>& freeze, const std::string& dispatcher,
+             bool fusion)
     : spec_(model),
       dtype_(precision.compute),
       tp_(mesh.shape().tp),
@@ -47,7 +48,8 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
                                       .dtype = dtype_,
                                       .shape = shape,
                                       .seed = seed,
-                                      .dispatcher = dispatcher},
+                                      .dispatcher = dispatcher,
+                                      .fusion = fusion},
                          held.spec);
     spans_.push_back({.begin = begin, .end = params_.all().size()});
     saved_.emplace_back(held.num_saved);

@@ -29,11 +29,12 @@ struct StagePass {
 class Model {
  public:
   // Declares every tensor it owns in the plan. max_positions: rows of the rotary table. stages: empty for the whole
-  // model. freeze: as in ParamTable. dispatcher: of its MoE layers. The references must outlive the model.
+  // model. freeze: as in ParamTable. dispatcher: of its MoE layers. fusion: of its dense layers
+  // (model/mlp.h). The references must outlive the model.
   Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
         MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
         std::vector<HeldStage> stages = {}, const std::vector<std::string>& freeze = {},
-        const std::string& dispatcher = "auto");
+        const std::string& dispatcher = "auto", bool fusion = true);
   Model(const Model&) = delete;
 
   // After bind(): constants (the rotary table) and the routers' starting state. Parameters: params().init() or loaded.

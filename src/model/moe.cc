@@ -119,7 +119,7 @@ void run_expert_op(Step& step, Op op, Run run) {
 
 Moe::Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& m,
          const BalanceSpec& balance, DType dtype, const Mesh& mesh, const BatchShape& shape, uint32_t layer,
-         uint64_t seed, const std::string& dispatcher)
+         uint64_t seed, const std::string& dispatcher, bool fusion)
     : D_(m.hidden_size),
       F_(checked(m, mesh).moe_intermediate_size / mesh.shape().etp),
       max_tokens_(rows_between_projections(shape, mesh.shape())),
@@ -137,7 +137,7 @@ Moe::Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const 
   }
   if (m.shared_intermediate_size == 0) return;
   const float std = static_cast<float>(m.initializer_range);
-  shared_.emplace(params, prefix + ".shared_experts", D_, m.shared_intermediate_size, dtype, mesh, std);
+  shared_.emplace(params, prefix + ".shared_experts", D_, m.shared_intermediate_size, dtype, mesh, std, fusion);
   if (m.shared_expert_gate) {
     shared_gate_.emplace(params, ParamSpec{.name = prefix + ".shared_expert_gate.weight",
                                            .shape = {1, D_},

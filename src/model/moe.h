@@ -30,11 +30,11 @@ class Moe {
     Dispatched tokens, grads;  // rows of x, and of dy
     Tensor dh_R2F, sa_RF, dgate_T;
   };
-  // dispatcher: "auto", "allgather" or "alltoall". Error{usage} with the equation unless ep divides the experts and etp
-  // their inner width.
+  // dispatcher: "auto", "allgather" or "alltoall"; fusion: of the shared expert, as in model/mlp.h. Error{usage} with
+  // the equation unless ep divides the experts and etp their inner width.
   Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& model,
       const BalanceSpec& balance, DType dtype, const Mesh& mesh, const BatchShape& shape, uint32_t layer, uint64_t seed,
-      const std::string& dispatcher = "auto");
+      const std::string& dispatcher = "auto", bool fusion = true);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
   void forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;

@@ -34,7 +34,7 @@ Mtp::Mtp(const StageContext& c, int64_t depth)
       hnorm_(norm_of(c, layer_, "hnorm.weight")),
       eh_proj_(c.params, projection(c.model, layer_, c.dtype)),
       block_(c.params, c.plan, c.model, c.balance, c.dtype, c.mesh, c.shape, c.rope_table_Pd, layer_, c.seed,
-             c.dispatcher),
+             c.dispatcher, c.fusion),
       norm_(norm_of(c, layer_, "shared_head.norm.weight")) {}
 
 void Mtp::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {

@@ -25,7 +25,7 @@ Stage::Stage(const StageContext& c, const StageSpec& spec)
   for (int64_t i = spec.first_layer; i < spec.first_layer + spec.num_layers; ++i) {
     of_block_.push_back(span_of([&] {
       blocks_.emplace_back(c.params, c.plan, c.model, c.balance, dtype_, c.mesh, c.shape, c.rope_table_Pd, i, c.seed,
-                           c.dispatcher);
+                           c.dispatcher, c.fusion);
     }));
   }
   if (spec.loss) of_end_ = span_of([&] { declare_end(c); });

@@ -75,13 +75,19 @@ struct StepBench {
   double first_loss = 0, last_loss = 0;  // the first is log(vocabulary) but for the noise of the initial weights
   int64_t planned_bytes = 0, predicted_bytes = 0, peak_bytes = 0;  // predicted: of a GPU, before the plan is bound
   std::map<std::string, OpTotal> ops;                              // of all timed steps, with profile
+  std::string masters_hash;  // XXH3-128 of the master weights after the last step, when asked for
   double mfu() const { return model_tflops / datasheet_tflops; }
   double ratio_to_roofline() const { return roofline_s / median_s; }
   double ratio_to_gemm() const { return model_tflops / gemm_tflops; }
   double ratio_to_onednn() const { return model_tflops / onednn_tflops; }
 };
 
+struct StepBenchOptions {
+  int64_t steps = 3;     // timed
+  bool profile = false;  // every op by itself
+  bool hash = false;     // of the master weights: two runs of the same steps on the same machine give the same
+};
 // Whole training steps of the run, optimizer and gradient accumulation included, on random tokens.
-StepBench bench_step(const RunSpec& run, int64_t steps, bool profile);
+StepBench bench_step(const RunSpec& run, const StepBenchOptions& options);
 
 }  // namespace moebius

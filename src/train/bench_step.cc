@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "io/hash.h"
 #include "ops/gemm/gemm.h"
 #include "train/bench_batch.h"
 #include "train/bench_peak.h"
@@ -79,9 +80,27 @@ class MatrixRate {
   std::vector<double> gemm_, onednn_;
 };
 
+// Piece by piece through host memory.
+std::string hash_of_masters(Engine& engine) {
+  constexpr int64_t kPiece = int64_t{64} << 20;
+  Stream s = engine.stream();
+  std::vector<std::byte> piece(kPiece);
+  Hasher hasher;
+  for (const Param& p : engine.model().params().all()) {
+    const Tensor& master = p.master();
+    for (int64_t at = 0; at < master.num_bytes(); at += kPiece) {
+      const int64_t n = std::min(kPiece, master.num_bytes() - at);
+      copy_to_host(s, piece.data(), static_cast<const char*>(master.data) + at, n);
+      hasher.update(piece.data(), n);
+    }
+  }
+  return to_hex(hasher.digest());
+}
+
 }  // namespace
 
-StepBench bench_step(const RunSpec& run, int64_t steps, bool profile) {
+StepBench bench_step(const RunSpec& run, const StepBenchOptions& options) {
+  const auto [steps, profile, hash] = options;
   MOEBIUS_CHECK(usage, steps >= 1, "bench step: expected at least 1 step; got {}", steps);
   MOEBIUS_CHECK(usage, run.train.micro_batch > 0 && run.train.global_batch % run.train.micro_batch == 0,
                 "bench step: expected a recipe with train.global_batch a multiple of train.micro_batch; got {} and {}",
@@ -120,6 +139,7 @@ StepBench bench_step(const RunSpec& run, int64_t steps, bool profile) {
     r.onednn_tflops = rate->onednn_tflops();
   }
   r.ops = trace.totals();
+  if (hash) r.masters_hash = hash_of_masters(engine);
   return r;
 }
 

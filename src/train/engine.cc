@@ -48,6 +48,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
           .device = run.device,
           .target = run.device,
           .graph = run.graph,
+          .fusion = run.fusion,
           .threads = run.threads > 0 ? narrow<int>(run.threads) : num_available_cpus(),
           .seed = run.seed};
 }
@@ -245,7 +246,7 @@ void Engine::make_model() {
   if (mesh_.shape().pp > 1) rank = pipeline_rank(spec_.pipeline, spec_.model, mesh_.shape().pp, mesh_.place().pp);
   model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
                                    spec_.max_positions, spec_.seed, held_stages(spec_, rank), spec_.freeze,
-                                   spec_.dispatcher);
+                                   spec_.dispatcher, spec_.fusion);
   check_freeze(spec_);
   if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);
   tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_);

@@ -48,6 +48,7 @@ struct EngineSpec {
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // that a null device stands for
   bool graph = true;                    // a GPU's training step: recorded and replayed, or launched op by op
+  bool fusion = true;                   // of the dense layers (model/mlp.h)
   int threads = 1;
   uint64_t seed = 0;
 };

@@ -204,6 +204,16 @@ TEST_P(OnGpu, RecomputeChangesNoBit) {
   }
 }
 
+TEST_P(OnGpu, FusionChangesNoBit) {
+  for (const auto spec : {spec_on, wide_spec_on}) {
+    EngineSpec apart = spec(DeviceKind::cuda, GetParam(), true);
+    apart.fusion = false;
+    Engine one(spec(DeviceKind::cuda, GetParam(), true)), two(apart);
+    EXPECT_EQ(train(initialised(one), 4), train(initialised(two), 4));
+    EXPECT_EQ(masters(one), masters(two));
+  }
+}
+
 // Together, and with what else decides which kernels run and what a recording holds.
 TEST_P(OnGpu, RecomputeInCombinationChangesNoBit) {
   for (const auto kept_spec : {documents_on, balanced_on, sinkhorn_on, many_on, whole_norm_on, frozen_on}) {

@@ -1,7 +1,7 @@
 #include "core/cuda.h"
 #include "ops/activation/activation.h"
 #include "ops/backends.h"
-#include "ops/cuda/vector.h"
+#include "ops/cuda/swiglu.h"
 
 namespace moebius::cuda {
 namespace {
@@ -35,8 +35,10 @@ __global__ void __launch_bounds__(kThreads, 4) swiglu_fwd_kernel(Fwd<T> f) {
   float gate[kNum], up[kNum];
   load(gate, f.h + gate_at);
   load(up, f.h + gate_at + int64_t{f.vectors_of_row} * kNum);
+  float z[kNum];
+  sigmoids_of<T>(z, gate);
 #pragma unroll
-  for (int i = 0; i < kNum; ++i) up[i] *= gate[i] * sigmoid(gate[i]);
+  for (int i = 0; i < kNum; ++i) up[i] = swiglu(gate[i], z[i], up[i]);
   store(f.a + at, up);
 }
 
@@ -58,12 +60,14 @@ __global__ void __launch_bounds__(kThreads, 4) swiglu_bwd_kernel(Bwd<T> b) {
   load(gate, b.h + gate_at);
   load(up, b.h + up_at);
   load(d, b.da + at);
+  float z[kNum];
+  sigmoids_of<T>(z, gate);
 #pragma unroll
   for (int i = 0; i < kNum; ++i) {
-    const float sig = sigmoid(gate[i]), silu = gate[i] * sig;
-    a[i] = silu * up[i];
-    gate[i] = d[i] * up[i] * sig * (1.0f + gate[i] * (1.0f - sig));
-    up[i] = d[i] * silu;
+    a[i] = swiglu(gate[i], z[i], up[i]);
+    const SwigluGradient g = swiglu_gradient(d[i], gate[i], z[i], up[i]);
+    gate[i] = g.dgate;
+    up[i] = g.dup;
   }
   store(b.dh + gate_at, gate);
   store(b.dh + up_at, up);

@@ -3,7 +3,7 @@
 #include "core/cuda.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_cuda.h"
-#include "ops/attention/attention_sm90.h"
+#include "ops/attention/attention_cuda_sm90.h"
 
 namespace moebius::cuda {
 namespace {
@@ -74,6 +74,12 @@ struct DkvWalk {
   }
 };
 
+// How a stage's columns are handed over. To the readers: each producer lane writes and arrives at `full`
+// (mbarrier.arrive releases in the block), and a reader's wait for that phase (try_wait acquires) sees all its
+// arrivals: the writes come first. Back: the lanes of a reading warp read, __syncwarp orders that before the one
+// arrival at `empty` that lane 0 makes for them, and the producer's wait orders the arrival before the next writes:
+// order is transitive through the warp's barrier in the memory model of PTX. Tools that follow only the thread that
+// arrives report a write after a read here. With an arrival of every lane they do not: that is 256 a step instead of 8.
 template <int kWidth>
 __device__ void produce_queries(typename DkvTile<kWidth>::Shared& shared, const Maps& maps, const RowSums& sums,
                                 const AttentionSizes& z, DkvWalk walk, int kv_head, int key, int b) {

@@ -3,7 +3,7 @@
 #include "core/cuda.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_cuda.h"
-#include "ops/attention/attention_sm90.h"
+#include "ops/attention/attention_cuda_sm90.h"
 
 namespace moebius::cuda {
 namespace {

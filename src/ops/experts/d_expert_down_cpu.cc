@@ -27,7 +27,8 @@ struct RowPart {
 // Gives <g, a> of the part.
 template <class T>
 Lanes backward_part(const RowPart<T>& row) {
-  const Lanes gate = load_lanes(row.h_gate, row.n), up = load_lanes(row.h_up, row.n), g = load_lanes(row.g);
+  const Lanes gate = load_lanes(row.h_gate, row.n), up = load_lanes(row.h_up, row.n);
+  const Lanes g = round_lanes<T>(load_lanes(row.g));
   const Gated gated(row.activation, gate, up);
   const Lanes da = row.weight * g, a = round_lanes<T>(gated.value());  // as expert_up rounded it
   store_lanes(row.dh_gate, da * gated.by_gate(), row.n);

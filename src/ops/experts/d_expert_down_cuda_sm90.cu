@@ -1,5 +1,5 @@
 // d_expert_down by wgmma: g = dout[token] W2[e] in tiles of 128 rows by 256 columns of F, and the backward of the gated
-// activation on the tile while it is in registers. W2 is [D, F], so a tile of it stands across (MN-major).
+// activation on the tile, rounded, while it is in registers. W2 is [D, F], so a tile of it stands across (MN-major).
 //
 // A block is a producer warpgroup and two consumer warpgroups of 64 rows, with a ring of slots between them:
 //   num_k slots of 64 of D   A: rows of dout by cp.async;  B: W2 by TMA, half of it for the other block of the cluster
@@ -8,17 +8,17 @@
 // three from there; so h is fetched under the last products and stores drain under the next ones.
 #include "core/cuda.h"
 #include "ops/cuda/sm90_tensor_map.h"
+#include "ops/cuda/swiglu.h"
 #include "ops/experts/experts_cuda.h"
-#include "ops/experts/row_tiles_sm90.h"
-#include "ops/experts/slots_sm90.h"
-#include "ops/experts/tiles_sm90.h"
+#include "ops/experts/row_tiles_cuda_sm90.h"
+#include "ops/experts/slots_cuda_sm90.h"
+#include "ops/experts/tiles_cuda_sm90.h"
 
 namespace moebius::cuda::sm90 {
 namespace {
 
 constexpr int kSlots = 4, kThreads = 384, kTilesToStagger = 8;
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-constexpr int kGroup = 8;  // pairs of row tiles that share a column of W2 tiles while it is in L2
 constexpr int kPieces = kTileN / 64;
 constexpr uint32_t kBytesA = kTileM * kTileK * 2, kBytesB = kTileN * kTileK * 2;
 constexpr uint32_t kPlaneBytes = kTileM * 64 * 2;  // 128 rows of gate, of up, of sa
@@ -28,14 +28,15 @@ struct Params {
   RowTiles tiles;
   const __nv_bfloat16* dout;
   __nv_bfloat16 *to_dh, *to_sa;
-  const float* weight;
-  float* partial;  // [column tiles, R]
+  const float* weight;  // null: 1
+  float* partial;       // [column tiles, R]; null: not wanted
   const int32_t* token;
   int64_t R;
   int32_t D, F, num_k;
 };
 
 using Ring = Slots<kSlots, kBytesA + kBytesB>;  // 128 rows of 64, then 4 blocks of 64 x 64; or planes
+using Cursor = cuda::Ring<kSlots>;
 constexpr uint32_t kSharedBytes = kSlots * (kBytesA + kBytesB) + Ring::kBarrierBytes;
 static_assert(kSharedBytes <= 227 * 1024 && 3 * kPlaneBytes <= kBytesA + kBytesB);
 
@@ -108,7 +109,7 @@ __device__ __forceinline__ void load_h(const Params& p, const Ring& ring, uint32
 // Clusters start one after the other, over the time of a tile; those that start last have one tile less, or as many.
 __device__ void stagger(const Params& p) {
   const int num_clusters = gridDim.x / 2, cluster = blockIdx.x / 2;
-  const int64_t rows = p.tiles.offsets[p.tiles.num_experts] - p.tiles.offsets[0];
+  const int64_t rows = p.tiles.offset(p.tiles.num_experts) - p.tiles.offset(0);
   if (rows * p.tiles.across < int64_t{kTilesToStagger} * 2 * num_clusters * kTileM) return;
   const int64_t cycles = (p.num_k * int64_t{1100} + 7000) * cluster / num_clusters, begin = clock64();
   while (clock64() - begin < cycles) __nanosleep(500);
@@ -122,7 +123,7 @@ __device__ void produce(const Params& p, const Ring& ring, uint32_t block) {
   RowTileWalk walk(p.tiles, block);
   RowTile tile, next;
   GatheredRows rows;
-  Cursor<kSlots> at;
+  Cursor at;
   stagger(p);
   bool more = walk.next(next);
   if (more) rows.find(p, next);
@@ -131,29 +132,29 @@ __device__ void produce(const Params& p, const Ring& ring, uint32_t block) {
     rows.begin(p);
 #pragma unroll 1
     for (int k = 0; k < p.num_k; ++k, at.advance()) {
-      mbarrier_wait(ring.empty(at.slot), at.parity ^ 1);
-      const uint32_t to = ring.slot(at.slot) + place;
+      mbarrier_wait(ring.empty(at.stage), at.parity ^ 1);
+      const uint32_t to = ring.slot(at.stage) + place;
       if (k * kTileK + kTileK <= p.D) {
         rows.copy(to);
       } else {
         rows.copy_last(to, p, k * kTileK + static_cast<int>(chunk) * 8 < p.D);
       }
-      mbarrier_arrive_cp_async(ring.full(at.slot));
-      if (my_turn(at.slot)) load_weights(p, ring, at.slot, k, tile, block);
+      mbarrier_arrive_cp_async(ring.full(at.stage));
+      if (my_turn(at.stage)) load_weights(p, ring, at.stage, k, tile, block);
     }
     more = walk.next(next);
     if (more) rows.find(p, next);
 #pragma unroll 1
     for (int piece = 0; piece < kPieces; ++piece, at.advance()) {
-      mbarrier_wait(ring.empty(at.slot), at.parity ^ 1);
-      mbarrier_arrive(ring.full(at.slot));
-      if (my_turn(at.slot)) load_h(p, ring, at.slot, piece, tile);
+      mbarrier_wait(ring.empty(at.stage), at.parity ^ 1);
+      mbarrier_arrive(ring.full(at.stage));
+      if (my_turn(at.stage)) load_h(p, ring, at.stage, piece, tile);
     }
   }
 }
 
 // Rows [64 group, 64 group + 64) of the tile. A slot is released once the wgmmas of the next one are queued.
-__device__ __forceinline__ void multiply(const Params& p, const Ring& ring, Cursor<kSlots>& at, uint32_t group,
+__device__ __forceinline__ void multiply(const Params& p, const Ring& ring, Cursor& at, uint32_t group,
                                          float (&g)[128]) {
   const bool one_lane = threadIdx.x % 32 == 0;
   const SlotOperand<Major::k> a(ring.first + group * (kBytesA / 2), 8192);
@@ -161,9 +162,9 @@ __device__ __forceinline__ void multiply(const Params& p, const Ring& ring, Curs
   uint32_t before = 0;
 #pragma unroll 1
   for (int k = 0; k < p.num_k; ++k) {
-    mbarrier_wait(ring.full(at.slot), at.parity);
+    mbarrier_wait(ring.full(at.stage), at.parity);
     fence_proxy_async();  // cp.async writes as ordinary stores do
-    const uint32_t slot = at.slot * (kBytesA + kBytesB);
+    const uint32_t slot = at.stage * (kBytesA + kBytesB);
     hold_registers(g);
     wgmma_fence();
 #pragma unroll
@@ -175,7 +176,7 @@ __device__ __forceinline__ void multiply(const Params& p, const Ring& ring, Curs
       wgmma_wait<1>();
       if (one_lane) ring.release(before);
     }
-    before = at.slot;
+    before = at.stage;
     at.advance();
   }
   wgmma_wait<0>();
@@ -184,22 +185,11 @@ __device__ __forceinline__ void multiply(const Params& p, const Ring& ring, Curs
 }
 
 // What a tile does to the ring, for a warpgroup without rows.
-__device__ void skip_tile(const Params& p, const Ring& ring, Cursor<kSlots>& at) {
+__device__ void skip_tile(const Params& p, const Ring& ring, Cursor& at) {
   for (int k = 0; k < p.num_k + kPieces; ++k, at.advance()) {
-    mbarrier_wait(ring.full(at.slot), at.parity);
-    if (threadIdx.x % 32 == 0) ring.release(at.slot);
+    mbarrier_wait(ring.full(at.stage), at.parity);
+    if (threadIdx.x % 32 == 0) ring.release(at.stage);
   }
-}
-
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 __device__ __forceinline__ void load_matrices(uint32_t (&words)[4], uint32_t from) {
@@ -218,12 +208,12 @@ __device__ __forceinline__ uint4 load_16(uint32_t from) {
 }
 
 struct Gradient {
-  float dgate, dup, a;
+  float dgate, dup, a;  // a is not yet rounded
 };
-// a is not yet rounded. With z = sigmoid(gate), silu = gate z:  da/dgate = up (z + silu (1 - z)),  da/dup = silu.
 __device__ __forceinline__ Gradient backward(float da, float gate, float up) {
-  const float z = reciprocal(1.0f + exp2_approx(gate * -1.44269504f)), silu = gate * z;
-  return {da * up * (z + fmaf(-silu, z, silu)), da * silu, silu * up};
+  const float z = approximate_sigmoid(gate);
+  const SwigluGradient d = swiglu_gradient(da, gate, z, up);
+  return {d.dgate, d.dup, swiglu(gate, z, up)};
 }
 
 // 16 rows of a consumer warp in the tile.
@@ -238,7 +228,8 @@ struct WarpRows {
         col(tile.n * kTileN) {
     const int32_t row = static_cast<int32_t>(threadIdx.x % 32 / 4);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) weight[i] = row + 8 * i < num ? __ldg(p.weight + first + row + 8 * i) : 0.0f;
+    for (int i = 0; i < 2; ++i)
+      weight[i] = p.weight && row + 8 * i < num ? __ldg(p.weight + first + row + 8 * i) : 1.0f;
   }
 };
 
@@ -257,9 +248,10 @@ __device__ __forceinline__ void backward_planes(uint32_t planes, const float (&g
 #pragma unroll
     for (int m = 0; m < 4; ++m) {  // rows + 8 (m % 2), columns + 8 (m / 2)
       const int i = m % 2, at_g = kPiece * 32 + j * 8 + m / 2 * 4 + i * 2;
-      const float g0 = g[at_g], g1 = g[at_g + 1], weight = rows.weight[i];
-      const Gradient lo = backward(weight * g0, low_bf16(gate[m]), low_bf16(up[m]));
-      const Gradient hi = backward(weight * g1, high_bf16(gate[m]), high_bf16(up[m]));
+      const uint32_t g01 = pack_bf16(g[at_g], g[at_g + 1]);
+      const float g0 = low_bf16(g01), g1 = high_bf16(g01), weight = rows.weight[i];
+      const Gradient lo = backward(__fmul_rn(weight, g0), low_bf16(gate[m]), low_bf16(up[m]));
+      const Gradient hi = backward(__fmul_rn(weight, g1), high_bf16(gate[m]), high_bf16(up[m]));
       gate[m] = pack_bf16(lo.dgate, hi.dgate);
       up[m] = pack_bf16(lo.dup, hi.dup);
       const uint32_t a = pack_bf16(lo.a, hi.a);  // as expert_up rounded it
@@ -298,12 +290,11 @@ __device__ void store_last_rows(const Params& p, uint32_t planes, const WarpRows
 
 // The h slots of a tile. A slot is released in the middle of the next piece, when its stores have been read.
 template <int kPiece>
-__device__ __forceinline__ void backward_pieces(const Params& p, const Ring& ring, Cursor<kSlots>& at,
-                                                const WarpRows& rows, const float (&g)[128], float (&product)[2],
-                                                uint32_t before) {
+__device__ __forceinline__ void backward_pieces(const Params& p, const Ring& ring, Cursor& at, const WarpRows& rows,
+                                                const float (&g)[128], float (&product)[2], uint32_t before) {
   if constexpr (kPiece < kPieces) {
     const bool one_lane = threadIdx.x % 32 == 0;
-    const uint32_t slot = at.slot, planes = ring.slot(slot);
+    const uint32_t slot = at.stage, planes = ring.slot(slot);
     mbarrier_wait(ring.full(slot), at.parity);
     backward_planes<kPiece, 0>(planes, g, rows, product);
     if (kPiece > 0 && one_lane) {
@@ -336,14 +327,14 @@ __device__ void store_products(const Params& p, const RowTile& tile, const WarpR
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     const int32_t row = lane / 4 + 8 * i;
-    if (lane % 4 == 0 && row < rows.num) p.partial[tile.n * p.R + rows.first + row] = sum;
+    if (p.partial && lane % 4 == 0 && row < rows.num) p.partial[tile.n * p.R + rows.first + row] = sum;
   }
 }
 
 __device__ void consume(const Params& p, const Ring& ring, uint32_t block) {
   const uint32_t group = uniform(threadIdx.x / 128 - 1);
   RowTileWalk walk(p.tiles, block);
-  Cursor<kSlots> at;
+  Cursor at;
   for (RowTile tile; walk.next(tile);) {
     if (tile.first_row + static_cast<int32_t>(group) * 64 >= tile.end_row || tile.n >= p.tiles.across) {
       skip_tile(p, ring, at);
@@ -393,6 +384,7 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
   const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1), D = a.dout_TD.dim(1), E = a.w2_eDF.dim(0);
   const auto elements = [](const Tensor& t) { return static_cast<__nv_bfloat16*>(t.data); };
   const auto num_columns = static_cast<int32_t>(div_ceil(F, kTileN));
+  const bool weighted = !a.weight_R.empty();
   const auto planes = [&](const Tensor& h, uint32_t rows) {
     return make_tensor_map<3>(h.data, {{{F, 1, 64}, {2, F, 1}, {R, 2 * F, rows}}});
   };
@@ -401,12 +393,12 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
       .h = planes(a.h_R2F, kTileM),
       .dh = planes(a.dh_R2F, 16),
       .sa = make_tensor_map<2>(a.sa_RF.data, {{{F, 1, 64}, {R, F, 16}}}),
-      .tiles = {a.rows.offsets_e1.ptr<int32_t>(), static_cast<int32_t>(E), num_columns, kGroup},
+      .tiles = row_tiles(a.rows, R, num_columns),
       .dout = elements(a.dout_TD),
       .to_dh = elements(a.dh_R2F),
       .to_sa = elements(a.sa_RF),
-      .weight = a.weight_R.ptr<float>(),
-      .partial = static_cast<float*>(a.scratch.data),
+      .weight = weighted ? a.weight_R.ptr<float>() : nullptr,
+      .partial = weighted ? static_cast<float*>(a.scratch.data) : nullptr,
       .token = index_of(a.rows),
       .R = R,
       .D = static_cast<int32_t>(D),
@@ -415,7 +407,7 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
   };
   d_expert_down_kernel<<<op_state<State>(s).num_blocks, kThreads, kSharedBytes, cuda_stream(s)>>>(p);
   check_launch("d_expert_down");
-  add_dweight_partials(s, a, num_columns);
+  if (weighted) add_dweight_partials(s, a, num_columns);
 }
 
 }  // namespace moebius::cuda::sm90

@@ -2,8 +2,8 @@
 #include "core/cuda.h"
 #include "ops/cuda/sm90_tensor_map.h"
 #include "ops/experts/experts_cuda.h"
-#include "ops/experts/grouped_kernel_sm90.h"
-#include "ops/experts/grouped_launch_sm90.h"
+#include "ops/experts/grouped_kernel_cuda_sm90.h"
+#include "ops/experts/grouped_launch_cuda_sm90.h"
 
 namespace moebius::cuda {
 namespace {
@@ -60,7 +60,7 @@ void launch(Stream& s, const Product& a, const char* who) {
   } else {
     p.b = make_tensor_map<3>(a.b.data, {{{N, 1, 64}, {K, N, kTileK}, {E, N * K, 1}}});
   }
-  p.tiles = row_tiles(a.rows, static_cast<int32_t>(div_ceil(N, kTileN)));
+  p.tiles = row_tiles(a.rows, a.a_RK.dim(0), div_ceil(N, kTileN));
   p.num_k = static_cast<int32_t>(div_ceil(K, kTileK));
   p.y = reinterpret_cast<uint16_t*>(a.y_RN.data);
   p.N = static_cast<int32_t>(N);

@@ -2,9 +2,10 @@
 // thread holds both and the activation needs no exchange.
 #include "core/cuda.h"
 #include "ops/cuda/sm90_tensor_map.h"
+#include "ops/cuda/swiglu.h"
 #include "ops/experts/experts_cuda.h"
-#include "ops/experts/grouped_kernel_sm90.h"
-#include "ops/experts/grouped_launch_sm90.h"
+#include "ops/experts/grouped_kernel_cuda_sm90.h"
+#include "ops/experts/grouped_launch_cuda_sm90.h"
 
 namespace moebius::cuda {
 namespace {
@@ -57,12 +58,9 @@ struct UpGemm {
   // registers left are few, and the compiler would save them by waiting for one element at a time.
   __device__ __forceinline__ static void activate(uint32_t& gate0, uint32_t& gate1, uint32_t up0, uint32_t up1) {
     float s[4] = {low_bf16(gate0), high_bf16(gate0), low_bf16(gate1), high_bf16(gate1)};
-#pragma unroll
-    for (float& x : s) asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(x * -1.44269504f));
-#pragma unroll
-    for (float& x : s) asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(x + 1.0f));
-    gate0 = pack_bf16(low_bf16(gate0) * s[0] * low_bf16(up0), high_bf16(gate0) * s[1] * high_bf16(up0));
-    gate1 = pack_bf16(low_bf16(gate1) * s[2] * low_bf16(up1), high_bf16(gate1) * s[3] * high_bf16(up1));
+    approximate_sigmoids(s);
+    gate0 = pack_bf16(swiglu(low_bf16(gate0), s[0], low_bf16(up0)), swiglu(high_bf16(gate0), s[1], high_bf16(up0)));
+    gate1 = pack_bf16(swiglu(low_bf16(gate1), s[2], low_bf16(up1)), swiglu(high_bf16(gate1), s[3], high_bf16(up1)));
   }
 };
 
@@ -74,7 +72,7 @@ void launch(Stream& s, const ExpertUp& a) {
   p.a = rows_map(a.x_TD);
   p.b = make_tensor_map<3>(a.w1_e2FD.data, {{{D, 1, kTileK}, {2 * F, D, 128}, {E, 2 * F * D, 1}}});
   p.gather = {static_cast<const char*>(a.x_TD.data), index_of(a.rows), static_cast<int32_t>(D / 8)};
-  p.tiles = row_tiles(a.rows, static_cast<int32_t>(div_ceil(F, 128)));
+  p.tiles = row_tiles(a.rows, a.a_RF.dim(0), div_ceil(F, 128));
   p.num_k = static_cast<int32_t>(div_ceil(D, kTileK));
   p.h = reinterpret_cast<uint16_t*>(a.h_R2F.data);
   p.act = reinterpret_cast<uint16_t*>(a.a_RF.data);

@@ -13,8 +13,8 @@
 #include "core/cuda.h"
 #include "ops/cuda/sm90_tensor_map.h"
 #include "ops/experts/experts_cuda.h"
-#include "ops/experts/slots_sm90.h"
-#include "ops/experts/tiles_sm90.h"
+#include "ops/experts/slots_cuda_sm90.h"
+#include "ops/experts/tiles_cuda_sm90.h"
 
 namespace moebius::cuda::sm90 {
 namespace {
@@ -25,18 +25,22 @@ constexpr int kGroup = 4;  // clusters along the gathered side that share column
 constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // kDepth rows x 64 columns
 constexpr uint32_t kGatherBytes = kGatherCols / 64 * kBlockBytes, kPlainBytes = kPlainCols / 64 * kBlockBytes;
 
-constexpr int kPieces = 2;  // of its sums that a consumer warp has on their way to dw
+// A consumer warp's sums go to dw in pieces of 16 x 32, by places in the tile's last slot, which is free by then and
+// refilled only afterwards, and in staging of the warp's own.
 constexpr uint32_t kPieceBytes = 16 * 32 * 4;
+constexpr int kSlotPlaces = 3, kOwnPlaces = 2, kPieces = kPlainCols / 32;
+static_assert(8 * kSlotPlaces * kPieceBytes <= kGatherBytes + kPlainBytes);
 
 struct Shared {
   alignas(1024) unsigned char slot[kSlots][kGatherBytes + kPlainBytes];
-  alignas(1024) unsigned char staging[8][kPieces * kPieceBytes];
+  alignas(1024) unsigned char staging[8][kOwnPlaces * kPieceBytes];
   uint64_t barriers[2 * kSlots];
   int32_t order[kMaxExperts];  // experts by falling row count
   int32_t num_active;          // those with rows
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
 using Ring = Slots<kSlots, kGatherBytes + kPlainBytes>;
+using Cursor = cuda::Ring<kSlots>;
 
 struct Side {
   const __nv_bfloat16* x;
@@ -168,7 +172,7 @@ template <bool kGather>
 __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, const Params& p, const Shared& s,
                         const Ring& ring) {
   const uint32_t rank = cluster_block_rank();
-  Cursor<kSlots> at;
+  Cursor at;
   Walk walk(p, s);
   for (Tile tile; walk.next(tile);) {
     if (tile.begin == tile.end) continue;
@@ -177,9 +181,10 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
     int index = kGather ? columns.read_index(p.gathered, tile.begin + kDepth, tile.end) : 0;
 #pragma unroll 1
     for (int row = tile.begin; row < tile.end; row += kDepth, at.advance()) {
-      const uint32_t full = ring.full(at.slot), to = ring.slot(at.slot);
-      const bool whole = row + kDepth <= tile.end, one_thread = threadIdx.x == 32 * at.slot;  // warps load in turn
-      mbarrier_wait(ring.empty(at.slot), at.parity ^ 1);
+      const uint32_t full = ring.full(at.stage), to = ring.slot(at.stage);
+      const bool whole = row + kDepth <= tile.end,
+                 one_thread = static_cast<int>(threadIdx.x) == 32 * at.stage;  // warps load in turn
+      mbarrier_wait(ring.empty(at.stage), at.parity ^ 1);
       if (whole) {
         if (kGather) columns.copy(to);
         mbarrier_arrive_cp_async(full);
@@ -200,18 +205,18 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
   }
 }
 
-// The 64 x 256 sums of this warpgroup.
-__device__ __forceinline__ void multiply(const Ring& ring, Cursor<kSlots>& at, float (&sum)[128], int num_blocks,
-                                         uint32_t consumer) {
+// The 64 x 256 sums of this warpgroup. Gives the last slot, which is not released.
+__device__ __forceinline__ uint32_t multiply(const Ring& ring, Cursor& at, float (&sum)[128], int num_blocks,
+                                             uint32_t consumer) {
   const bool one_lane = threadIdx.x % 32 == 0;
   const SlotOperand<Major::mn> a(ring.first + consumer * kBlockBytes, kBlockBytes);
   const SlotOperand<Major::mn> b(ring.first + kGatherBytes, kBlockBytes);
   uint32_t before = 0;
 #pragma unroll 1
   for (int block = 0; block < num_blocks; ++block) {
-    mbarrier_wait(ring.full(at.slot), at.parity);
+    mbarrier_wait(ring.full(at.stage), at.parity);
     fence_proxy_async();  // cp.async writes as ordinary stores do
-    const uint32_t slot = at.slot * (kGatherBytes + kPlainBytes);
+    const uint32_t slot = at.stage * (kGatherBytes + kPlainBytes);
     hold_registers(sum);
     wgmma_fence();
 #pragma unroll
@@ -223,12 +228,12 @@ __device__ __forceinline__ void multiply(const Ring& ring, Cursor<kSlots>& at, f
       wgmma_wait<1>();
       if (one_lane) ring.release(before);
     }
-    before = at.slot;
+    before = at.stage;
     at.advance();
   }
   wgmma_wait<0>();
   hold_registers(sum);
-  if (one_lane) ring.release(before);
+  return before;
 }
 
 __device__ __forceinline__ void store_pair(uint32_t to, float x, float y) {
@@ -259,15 +264,29 @@ __device__ __forceinline__ void stage_piece(uint32_t to, const float (&sum)[128]
   }
 }
 
-// dw += the sums of a warp: 16 of the gathered side from g on, 256 of the plain side.
+// Where pieces of a warp are put, and how many of those before may then still be read: the first three in the slot, the
+// next two in the warp's own, the sixth where the first was, the last two where the fourth and fifth were.
+struct Places {
+  uint32_t slot, own;
+  __device__ __forceinline__ uint32_t of(int piece) const {
+    if (piece < kSlotPlaces) return slot + piece * kPieceBytes;
+    if (piece == kSlotPlaces + kOwnPlaces) return slot;
+    return own + (piece - kSlotPlaces) % (kOwnPlaces + 1) * kPieceBytes;
+  }
+};
+static_assert(kSlotPlaces == 3 && kOwnPlaces == 2 && kPieces == 8);
+
+// dw += the sums of a warp: 16 of the gathered side from g on, 256 of the plain side. At the end the slot is read.
 template <bool kGatheredIsLeft>
-__device__ __forceinline__ void add_sums(const CUtensorMap& dw, uint32_t staging, const Tile& tile, int g,
+__device__ __forceinline__ void add_sums(const CUtensorMap& dw, const Places& places, const Tile& tile, int g,
                                          const float (&sum)[128]) {
   tma_wait<0>();  // what this warp added to the same element before is there: additions have an order
 #pragma unroll
-  for (int piece = 0; piece < kPlainCols / 32; ++piece) {
-    const uint32_t from = staging + piece % kPieces * kPieceBytes;
-    tma_wait_read<kPieces - 1>();  // of the lane that stored; the others have nothing pending
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const uint32_t from = places.of(piece);
+    // Of the lane that stored; the others have nothing pending.
+    if (piece == kSlotPlaces + kOwnPlaces) tma_wait_read<kSlotPlaces + kOwnPlaces - 1>();
+    if (piece > kSlotPlaces + kOwnPlaces) tma_wait_read<kOwnPlaces>();
     __syncwarp();
     stage_piece<kGatheredIsLeft>(from, sum, piece);
     fence_proxy_async();
@@ -278,18 +297,22 @@ __device__ __forceinline__ void add_sums(const CUtensorMap& dw, uint32_t staging
       tma_commit();
     }
   }
+  tma_wait_read<kOwnPlaces>();
 }
 
 template <bool kGatheredIsLeft>
 __device__ void consume(const CUtensorMap& dw, const Params& p, const Shared& s, const Ring& ring) {
   const uint32_t warp = uniform(threadIdx.x / 32 - 4), staging = uniform(smem_addr(s.staging[warp]));
-  Cursor<kSlots> at;
+  Cursor at;
   Walk walk(p, s);
   for (Tile tile; walk.next(tile);) {
     if (tile.begin == tile.end) continue;
     float sum[128];
-    multiply(ring, at, sum, (tile.end - tile.begin + kDepth - 1) / kDepth, warp / 4);
-    add_sums<kGatheredIsLeft>(dw, staging, tile, tile.gather_col + 16 * static_cast<int>(warp), sum);
+    const uint32_t slot = multiply(ring, at, sum, (tile.end - tile.begin + kDepth - 1) / kDepth, warp / 4);
+    named_barrier_sync(1, 256);  // all consumers have multiplied what is in the slot
+    const Places places{ring.slot(slot) + warp * kSlotPlaces * kPieceBytes, staging};
+    add_sums<kGatheredIsLeft>(dw, places, tile, tile.gather_col + 16 * static_cast<int>(warp), sum);
+    if (threadIdx.x % 32 == 0) ring.release(slot);
   }
   tma_wait_read<0>();
 }

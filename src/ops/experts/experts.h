@@ -56,7 +56,7 @@ struct ExpertDown {
 void expert_down(Stream& s, const ExpertDown& a);
 Cost cost(const ExpertDown& a);
 
-// The model's y is  sum of weight * (w2 a + b2).  With g = w2^T dout[token[r],:]  (f32):
+// The model's y is  sum of weight * (w2 a + b2).  With g = w2^T dout[token[r],:], rounded to the dtype:
 //   a from h again;  dweight[r] = <g, a> + <dout[token[r],:], b2[e]>;  dh from  da = weight * g;
 //   sa = weight * a  (for the weight gradient of w2).  b2: as in ExpertDown
 struct DExpertDown {

@@ -189,7 +189,8 @@ struct StoreGradients {
   GatedActivation activation;
 
   // Gives g * a.
-  __device__ float backward(int64_t r, int64_t f, float g) const {
+  __device__ float backward(int64_t r, int64_t f, float sum) const {
+    const float g = widened(rounded<T>(sum));
     const Gated gated(activation, widened(h[r * 2 * F + f]), widened(h[r * 2 * F + F + f]));
     const float da = weight[r] * g;
     const float a = widened(rounded<T>(gated.value()));  // as expert_up rounded it

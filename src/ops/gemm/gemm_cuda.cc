@@ -2,8 +2,9 @@
 // c = op(a) op(b) in rows is c^T = op(b)^T op(a)^T in columns, without moving anything.
 //
 // Among the algorithms that cuBLASLt proposes for a shape the quickest is remembered. Which one that is may differ from
-// run to run, so only those compete that gave the bits of the first proposal, which is a function of the shape, when
-// they were tried: on operands made to tell, and on the real ones.
+// run to run, so only those compete that sum over k alike: one block sums all of k for its tile (k is not split,
+// nothing is reduced afterwards), with the instructions of the first proposal's kind. That they do is tried as well,
+// against the first proposal, which is a function of the shape: on operands made to tell, and on the real ones.
 #include "ops/gemm/gemm_cuda.h"
 
 #include <cublasLt.h>
@@ -148,8 +149,8 @@ class CublasLt {
                           workspace_, kWorkspaceBytes, stream);
   }
 
-  // cuBLASLt's proposals, best first by its own account: a function of shape, dtypes and alignment. Partial sums of a
-  // split K are added in f32 in a step of their own, so each proposal gives the same bits every time.
+  // cuBLASLt's proposals, best first by its own account, that sum as the first of them does: a function of shape,
+  // dtypes and alignment.
   Algorithms propose(Problem& p, const Gemm& a) {
     cublasLtMatmulPreferenceOpaque_t preference;
     check(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
@@ -157,8 +158,7 @@ class CublasLt {
       check(cublasLtMatmulPreferenceSetAttribute(&preference, what, &value, sizeof value), "preference");
     };
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kWorkspaceBytes));
-    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-        static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(alignment_of(a.b.data)));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(alignment_of(a.a.data)));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(alignment_of(a.c_MN.data)));
@@ -171,9 +171,26 @@ class CublasLt {
     check(status, "cublasLtMatmulAlgoGetHeuristic");
     Algorithms all;
     for (int i = 0; i < num_results; ++i) {
-      if (results[i].state == CUBLAS_STATUS_SUCCESS) all.push_back(results[i].algo);
+      if (results[i].state == CUBLAS_STATUS_SUCCESS && (all.empty() || sums_alike(all.front(), results[i].algo)))
+        all.push_back(results[i].algo);
     }
     return all;
+  }
+
+  static bool sums_alike(const cublasLtMatmulAlgo_t& x, const cublasLtMatmulAlgo_t& y) {
+    for (const auto what : {CUBLASLT_ALGO_CONFIG_ID, CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
+                            CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID}) {
+      if (attribute(x, what) != attribute(y, what)) return false;
+    }
+    return true;
+  }
+  // Of two or four bytes; the same number where an algorithm does not have it.
+  static uint32_t attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t what) {
+    uint32_t value = 0;
+    size_t written = 0;
+    const size_t size = what == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ? 2 : 4;
+    const cublasStatus_t status = cublasLtMatmulAlgoConfigGetAttribute(&algorithm, what, &value, size, &written);
+    return status == CUBLAS_STATUS_SUCCESS ? value : UINT32_MAX;
   }
 
   // On the real operands, after a look at their bits there too: into c itself, which the call overwrites anyway, or

@@ -4,15 +4,15 @@
 
 #include "core/cuda.h"
 #include "ops/backends_moe.h"
+#include "ops/cuda/expert_offsets.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/index_rows_blocks.h"
 
 namespace moebius::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kExpertsPerThread = 4;  // kThreads times this: the most experts
-constexpr int kParts = 32;            // of the blocks, in a scan
+constexpr int kThreads = kOffsetThreads;
+constexpr int kParts = 32;  // of the blocks, in a scan
 
 struct Index {
   int32_t *counts_e, *offsets_e1, *row_token_R, *row_pair_R, *pair_row_TK;
@@ -72,41 +72,13 @@ __global__ void __launch_bounds__(32 * kParts) scan_blocks_kernel(Index a, int n
   if (part == kParts - 1) a.total_e[expert] = start;
 }
 
-// offset_e1 in shared memory = exclusive sum of total_e. Ends with a barrier.
-__device__ void sum_totals(const Index& a, int32_t* offset_e1) {
-  __shared__ int32_t warp_total[kThreads / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = threadIdx.x * kExpertsPerThread;
-  int32_t count[kExpertsPerThread], sum = 0;
-#pragma unroll
-  for (int j = 0; j < kExpertsPerThread; ++j) {
-    count[j] = first + j < a.num_experts ? a.total_e[first + j] : 0;
-    sum += count[j];
-  }
-  int32_t inclusive = sum;
-  for (int width = 1; width < 32; width *= 2) {
-    const int32_t before = __shfl_up_sync(0xffffffffu, inclusive, width);
-    if (lane >= width) inclusive += before;
-  }
-  if (lane == 31) warp_total[warp] = inclusive;
-  __syncthreads();
-  int32_t row = inclusive - sum;
-  for (int w = 0; w < warp; ++w) row += warp_total[w];
-#pragma unroll
-  for (int j = 0; j < kExpertsPerThread; ++j) {
-    if (first + j < a.num_experts) offset_e1[first + j] = row;
-    row += count[j];
-    if (first + j + 1 == a.num_experts) offset_e1[a.num_experts] = row;
-  }
-  __syncthreads();
-}
-
 // A block owns kTokensPerIndexBlock tokens and places their pairs; the first also writes the counts. A token meets an
 // expert once: of an expert's tokens as bits, those below its own count the tokens before it.
 __global__ void __launch_bounds__(kThreads) place_rows_kernel(Index a) {
   extern __shared__ uint64_t tokens_e[];
   auto* offset_e1 = reinterpret_cast<int32_t*>(tokens_e + a.num_experts);
   for (int i = threadIdx.x; i < a.num_experts; i += kThreads) tokens_e[i] = 0;
-  sum_totals(a, offset_e1);
+  sum_totals(a.total_e, a.num_experts, INT32_MAX, offset_e1);
   if (blockIdx.x == 0) {
     for (int i = threadIdx.x; i <= a.num_experts; i += kThreads) {
       a.offsets_e1[i] = offset_e1[i];

@@ -11,16 +11,32 @@
 
 #include <cstdint>
 
+#include "ops/experts/experts.h"
+
 namespace moebius::cuda {
 
 constexpr int kTileM = 128, kTileN = 256, kTileK = 64;
 
 struct RowTiles {
-  const int32_t* offsets;  // [num_experts + 1]
-  int32_t num_experts;
+  const int32_t* offsets;  // [num_experts + 1]; null: one expert has rows [0, num_rows)
+  int32_t num_experts, num_rows;
   int32_t across;  // tiles across the columns of the output
   int32_t group;   // units whose rows are kept in L2 while the weights stream by
+
+  __device__ int32_t offset(int32_t expert) const { return offsets ? __ldg(offsets + expert) : expert * num_rows; }
 };
+
+// Without offsets one expert has all rows.
+inline RowTiles row_tiles(const Rows& rows, int64_t num_rows, int64_t across) {
+  constexpr int32_t kGroup = 8;  // units: 16 row tiles by about 8 across are in flight
+  const Tensor& offsets = rows.offsets_e1;
+  const bool all = offsets.empty();
+  return {.offsets = all ? nullptr : offsets.ptr<int32_t>(),
+          .num_experts = all ? 1 : static_cast<int32_t>(offsets.dim(0) - 1),
+          .num_rows = static_cast<int32_t>(num_rows),
+          .across = static_cast<int32_t>(across),
+          .group = kGroup};
+}
 
 struct RowTile {
   int32_t expert, first_row, end_row;  // end_row: of the expert; rows of the tile at and past it are not there
@@ -33,7 +49,7 @@ class RowTileWalk {
  public:
   __device__ RowTileWalk(const RowTiles& tiles, uint32_t block_in_cluster)
       : tiles_(tiles), block_(static_cast<int32_t>(block_in_cluster)), unit_(static_cast<int32_t>(blockIdx.x / 2)) {
-    end_ = __ldg(tiles_.offsets);
+    end_ = tiles_.offset(0);
     open_expert();
   }
 
@@ -65,7 +81,7 @@ class RowTileWalk {
  private:
   __device__ void open_expert() {
     begin_ = end_;
-    end_ = __ldg(tiles_.offsets + expert_ + 1);
+    end_ = tiles_.offset(expert_ + 1);
     down_ = (end_ - begin_ + kTileM - 1) / kTileM;
     units_ = down_ / 2 * tiles_.across + down_ % 2 * ((tiles_.across + 1) / 2);
   }

@@ -1,13 +1,13 @@
 // The main loop of the grouped products on sm_90a: 128 x 256 output tiles, K in steps of 64 through a ring of
 // shared-memory slots. A block is a producer warpgroup, which fills slots, and two consumer warpgroups of 64 rows each,
-// which multiply them; two blocks are a cluster that shares the weights (row_tiles_sm90.h).
+// which multiply them; two blocks are a cluster that shares the weights (row_tiles_cuda_sm90.h).
 //
 // Slot s is full when its bytes have landed (full barrier) and empty when the consumers of BOTH blocks have read it
 // (empty barrier), since each block loads half of the shared weights into both.
 #pragma once
 
 #include "ops/cuda/sm90.h"
-#include "ops/experts/row_tiles_sm90.h"
+#include "ops/experts/row_tiles_cuda_sm90.h"
 
 namespace moebius::cuda {
 
@@ -36,16 +36,7 @@ struct GemmShared {
   static constexpr uint32_t kBytes = kBegins + 4 * kTileM * kNumNotes;
 };
 
-// A position in the ring of slots; producers and consumers walk it alike.
-struct SlotCursor {
-  uint32_t slot = 0, parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++slot == kNumSlots) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
+using SlotCursor = Ring<kNumSlots>;
 
 struct SlotRing {
   uint32_t shared;  // address of the dynamic shared memory
@@ -63,7 +54,7 @@ struct SlotRing {
     fence_mbarrier_init();
   }
   __device__ __forceinline__ void wait_empty(const SlotCursor& at) const {
-    mbarrier_wait(empty(at.slot), at.parity ^ 1);
+    mbarrier_wait(empty(at.stage), at.parity ^ 1);
   }
   // By a whole consumer warp: to both blocks.
   __device__ __forceinline__ void release(uint32_t slot) const {
@@ -96,22 +87,24 @@ struct NoteRing {
     return shared + GemmShared::kNoteEmpty + tile % kNumNotes * 8;
   }
 
-  __device__ __forceinline__ void init(uint32_t readers) const {
+  // Every thread that writes or reads arrives for itself: a barrier then orders the accesses of its own arrivals alone,
+  // which tools that look for races can follow. The writer is a warp.
+  __device__ __forceinline__ void init(uint32_t reading_threads) const {
     for (uint32_t i = 0; i < kNumNotes; ++i) {
-      mbarrier_init(full(i), 1);
-      mbarrier_init(empty(i), readers);
+      mbarrier_init(full(i), 32);
+      mbarrier_init(empty(i), reading_threads);
     }
   }
   __device__ __forceinline__ void wait_empty(uint32_t tile) const {
     mbarrier_wait(empty(tile), tile / kNumNotes % 2 ^ 1);
   }
-  // One thread.
+  // One lane of the writing warp; then all lanes publish what they wrote.
   __device__ __forceinline__ void write(uint32_t tile, const TileNote& n) const {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n st.shared.b32 [%0 + 16], %5;" ::"r"(note(tile)),
                  "r"(n.first_row), "r"(n.end_row), "r"(n.n), "r"(n.expert), "r"(n.shared)
                  : "memory");
-    mbarrier_arrive(full(tile));
   }
+  __device__ __forceinline__ void publish(uint32_t tile) const { mbarrier_arrive(full(tile)); }
   __device__ __forceinline__ TileNote read(uint32_t tile) const {
     mbarrier_wait(full(tile), tile / kNumNotes % 2);
     TileNote n;
@@ -121,7 +114,7 @@ struct NoteRing {
                  : "memory");
     return n;
   }
-  // By one thread of each warp that reads, once it has read the note and the rows.
+  // By each thread that reads, once it has read the note and the rows.
   __device__ __forceinline__ void release(uint32_t tile) const { mbarrier_arrive(empty(tile)); }
 };
 
@@ -148,17 +141,17 @@ struct TileProduct {
   uint32_t before = 0;
 
   __device__ __forceinline__ void step(float (&acc)[128], bool first) {
-    mbarrier_wait(ring.full(at.slot), at.parity);
+    mbarrier_wait(ring.full(at.stage), at.parity);
     if constexpr (kFenceA) fence_proxy_async();
     hold_registers(acc);
     wgmma_fence();
-    multiply_slot<kMajorB>(acc, ring, at.slot, group, !first);
+    multiply_slot<kMajorB>(acc, ring, at.stage, group, !first);
     wgmma_commit();
     if (!first) {
       wgmma_wait<1>();
       ring.release(before);
     }
-    before = at.slot;
+    before = at.stage;
     at.advance();
   }
 
@@ -172,8 +165,8 @@ struct TileProduct {
 // What a TileProduct does to the ring, for a warpgroup without rows.
 __device__ __forceinline__ void skip_tile(const SlotRing& ring, SlotCursor& at, int num_k) {
   for (int k = 0; k < num_k; ++k, at.advance()) {
-    mbarrier_wait(ring.full(at.slot), at.parity);
-    ring.release(at.slot);
+    mbarrier_wait(ring.full(at.stage), at.parity);
+    ring.release(at.stage);
   }
 }
 

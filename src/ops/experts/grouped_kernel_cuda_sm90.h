@@ -1,5 +1,5 @@
-// The kernel around the main loop of grouped_gemm_sm90.h. An Op says where operands come from and what becomes of the
-// product of a tile:
+// The kernel around the main loop of grouped_gemm_cuda_sm90.h. An Op says where operands come from and what becomes of
+// the product of a tile:
 //   struct Params { CUtensorMap a, b; Gather gather; RowTiles tiles; int32_t num_k; ... };
 //   kGather   rows of A are read by index (cp.async); otherwise by map a, box 64 x 128
 //   kMajorB   of the weights' tile
@@ -12,7 +12,7 @@
 
 #include <type_traits>
 
-#include "ops/experts/grouped_gemm_sm90.h"
+#include "ops/experts/grouped_gemm_cuda_sm90.h"
 
 namespace moebius::cuda {
 
@@ -78,9 +78,10 @@ struct Announcer {
                      "r"(begins[j] * p.gather.chunks)
                      : "memory");
       }
-      __syncwarp();
     }
     if (lane == 0) notes.write(count, {tile.first_row, tile.end_row, more ? tile.n : -1, tile.expert, tile.shared});
+    notes.publish(count);
+    __syncwarp();
     ++count;
   }
 };
@@ -110,7 +111,7 @@ __device__ void load(const typename Op::Params& p, const SlotRing& ring, const N
     if (tile.n < 0) return;
     for (int32_t k = 0; k < p.num_k; ++k, at.advance()) {
       ring.wait_empty(at);
-      load_step<Op>(p, ring, at.slot, k, tile, block);
+      load_step<Op>(p, ring, at.stage, k, tile, block);
     }
   }
 }
@@ -134,7 +135,7 @@ __device__ void walk_and_load(const typename Op::Params& p, const SlotRing& ring
     const RowTile tile = announcer.tile;
     for (int32_t k = 0; k < p.num_k; ++k, at.advance()) {
       ring.wait_empty(at);
-      if (elect_one()) load_step<Op>(p, ring, at.slot, k, tile, block);
+      if (elect_one()) load_step<Op>(p, ring, at.stage, k, tile, block);
       __syncwarp();
       announcer.step(k);
     }
@@ -164,19 +165,19 @@ __device__ void copy_rows(const typename Op::Params& p, const SlotRing& ring, co
       if (row < kTileM) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(begin) : "r"(notes.begins(count) + row * 4));
       from[i] = p.gather.rows + (static_cast<uint64_t>(begin) + lane_chunk) * 16;
     }
+    notes.release(count);
     __syncwarp();
-    if (lane == 0) notes.release(count);
     for (int32_t k = 0; k < p.num_k; ++k, at.advance()) {
       const bool inside = k * 8 + static_cast<int32_t>(lane_chunk) < p.gather.chunks;
       ring.wait_empty(at);
 #pragma unroll
       for (uint32_t i = 0; i < kRows; ++i) {
         if ((i + 1) * kStride <= kTileM || first + kStride * i < kTileM) {
-          cp_async_16(ring.a(at.slot) + (i % 2 == 0 ? even : odd) + i * kStride * 128, from[i], inside);
+          cp_async_16(ring.a(at.stage) + (i % 2 == 0 ? even : odd) + i * kStride * 128, from[i], inside);
         }
         from[i] += kTileK * 2;
       }
-      mbarrier_arrive_cp_async(ring.full(at.slot));
+      mbarrier_arrive_cp_async(ring.full(at.stage));
     }
   }
 }
@@ -209,7 +210,7 @@ __device__ __forceinline__ void for_each_constant(Fn&& fn) {
 }
 
 template <class Op>
-__device__ void consume(const typename Op::Params& p, const SlotRing& ring, const NoteRing& notes) {
+__device__ __forceinline__ void consume(const typename Op::Params& p, const SlotRing& ring, const NoteRing& notes) {
   const uint32_t group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4;
   const uint32_t staging = ring.shared + GemmShared::kStaging + warp * kStagingBytesWarp;
   SlotCursor at;
@@ -217,8 +218,8 @@ __device__ void consume(const typename Op::Params& p, const SlotRing& ring, cons
   held.rows = 0;
   for (uint32_t count = 0;; ++count) {
     const TileNote tile = notes.read(count);
+    notes.release(count);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) notes.release(count);
     if (tile.n < 0) break;
     const int32_t first_row = tile.first_row + static_cast<int32_t>(group) * 64;
     if (first_row >= tile.end_row || tile.n >= p.tiles.across) {
@@ -253,7 +254,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kGemmThreads, 1)
   const uint32_t block = cluster_block_rank(), warp = threadIdx.x / 32;
   constexpr uint32_t kCopyWarps = Op::kGather ? kNumCopyWarps : 0;
   if (threadIdx.x == 0) {
-    notes.init(kNumConsumerWarps + (Op::kGather ? kCopyWarps : 1));
+    notes.init(32 * (kNumConsumerWarps + kCopyWarps) + (Op::kGather ? 0 : 1));
     ring.init(32 * kCopyWarps + 1);
   }
   cluster_sync();

@@ -5,8 +5,8 @@
 #include "core/tensor.h"
 #include "ops/cuda/sm90_tensor_map.h"
 #include "ops/experts/experts_cuda.h"
-#include "ops/experts/grouped_kernel_sm90.h"
-#include "ops/experts/tiles_sm90.h"
+#include "ops/experts/grouped_kernel_cuda_sm90.h"
+#include "ops/experts/tiles_cuda_sm90.h"
 
 namespace moebius::cuda {
 
@@ -22,11 +22,6 @@ inline bool takes_num_rows(const Tensor& t) { return t.dim(0) < INT32_MAX - 2 * 
 // Of a matrix of rows of A.
 inline CUtensorMap rows_map(const Tensor& t) {
   return make_tensor_map<2>(t.data, {{{t.dim(1), 1, kTileK}, {t.dim(0), t.dim(1), kTileM}}});
-}
-
-inline RowTiles row_tiles(const Rows& rows, int32_t across) {
-  constexpr int32_t kGroup = 8;  // units: 16 row tiles by about 8 across are in flight
-  return {rows.offsets_e1.ptr<int32_t>(), static_cast<int32_t>(rows.offsets_e1.dim(0) - 1), across, kGroup};
 }
 
 // What a kernel needs to be told once on a device.

@@ -34,18 +34,6 @@ struct Slots {
   }
 };
 
-// A position in the ring; producers and consumers walk it alike.
-template <int kNum>
-struct Cursor {
-  uint32_t slot = 0, parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++slot == kNum) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // A wgmma operand that starts in slot 0; only the low word of its descriptor depends on the address.
 template <Major kMajor>
 struct SlotOperand {

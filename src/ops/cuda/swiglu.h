@@ -1,0 +1,48 @@
+// SwiGLU's formulas as every kernel takes them, pass or epilogue, so that both have the same bits: no product here is
+// left for the compiler to fuse with a sum.
+#pragma once
+
+#include <type_traits>
+
+#include "ops/cuda/vector.h"
+
+namespace moebius::cuda {
+
+// 1 / (1 + e^-x), to about 2^-21 for |x| < 8: for values that are rounded to bf16 afterwards.
+__device__ __forceinline__ float approximate_sigmoid(float x) {
+  float z;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(z) : "f"(__fmul_rn(x, -1.44269504f)));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(z) : "f"(__fadd_rn(z, 1.0f)));
+  return z;
+}
+// The same of several in place. Each step is taken for all before the next, and stays so: the special-function unit
+// then works on several at once.
+template <int kNum>
+__device__ __forceinline__ void approximate_sigmoids(float (&x)[kNum]) {
+#pragma unroll
+  for (float& v : x) asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(__fmul_rn(v, -1.44269504f)));
+#pragma unroll
+  for (float& v : x) asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(__fadd_rn(v, 1.0f)));
+}
+
+// z = 1 / (1 + e^-x), as elements of T want it.
+template <class T, int kNum>
+__device__ __forceinline__ void sigmoids_of(float (&z)[kNum], const float (&x)[kNum]) {
+#pragma unroll
+  for (int i = 0; i < kNum; ++i) z[i] = std::is_same_v<T, float> ? sigmoid(x[i]) : x[i];
+  if constexpr (!std::is_same_v<T, float>) approximate_sigmoids(z);
+}
+
+// silu(gate) * up with z = sigmoid(gate).
+__device__ __forceinline__ float swiglu(float gate, float z, float up) { return __fmul_rn(__fmul_rn(gate, z), up); }
+
+// Its derivatives times da: with silu = gate z, da/dgate = up (z + silu (1 - z)) and da/dup = silu.
+struct SwigluGradient {
+  float dgate, dup;
+};
+__device__ __forceinline__ SwigluGradient swiglu_gradient(float da, float gate, float z, float up) {
+  const float silu = __fmul_rn(gate, z);
+  return {__fmul_rn(__fmul_rn(da, up), __fadd_rn(z, fmaf(-silu, z, silu))), __fmul_rn(da, silu)};
+}
+
+}  // namespace moebius::cuda

@@ -1,0 +1,141 @@
+#include "ops/gated_mlp/gated_mlp.h"
+
+#include "ops/activation/activation_ref.h"
+#include "ops/cpu/testing.h"
+#include "ops/gemm/gemm_ref.h"
+
+namespace moebius {
+namespace {
+
+using testing::Array;
+using testing::Values;
+
+struct Case {
+  int64_t T, D, F;
+  DType dtype;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    // The last four are for tiles: ragged in rows, depth and columns; one row; deeper than the stores of a tile last.
+    for (const auto& [T, D, F] : std::vector<std::array<int64_t, 3>>{{0, 3, 2},
+                                                                     {1, 1, 1},
+                                                                     {5, 7, 3},
+                                                                     {33, 20, 18},
+                                                                     {300, 200, 136},
+                                                                     {1, 64, 264},
+                                                                     {129, 1160, 24},
+                                                                     {260, 72, 520}}) {
+      all.push_back({T, D, F, dtype});
+    }
+  }
+  return all;
+}
+
+struct Problem {
+  explicit Problem(const Case& c)
+      : c(c),
+        x(Array::normal({c.T, c.D}, c.dtype, 1)),
+        w1(Array::normal({2 * c.F, c.D}, c.dtype, 2, 2 / std::sqrt(static_cast<double>(c.D)))),
+        dy(Array::normal({c.T, c.D}, c.dtype, 3)),
+        w2(Array::normal({c.D, c.F}, c.dtype, 4, 1 / std::sqrt(static_cast<double>(c.D)))),
+        h(Array::normal({c.T, 2 * c.F}, c.dtype, 5, 2)) {}
+  Case c;
+  Array x, w1, dy, w2, h;
+};
+
+struct Outputs {
+  Array h, a, dh, a_again;
+  std::vector<Array> all() const { return {h, a, dh, a_again}; }
+};
+
+Outputs run(Stream& s, Problem& p, bool fused) {
+  const auto& [T, D, F, dtype] = p.c;
+  Outputs o{.h = Array::poisoned({T, 2 * F}, dtype),
+            .a = Array::poisoned({T, F}, dtype),
+            .dh = Array::poisoned({T, 2 * F}, dtype),
+            .a_again = Array::poisoned({T, F}, dtype)};
+  Array da = Array::poisoned({T, F}, dtype);
+  gated_up(s,
+           {.h_T2F = o.h.tensor(), .a_TF = o.a.tensor(), .x_TD = p.x.tensor(), .w_2FD = p.w1.tensor(), .fused = fused});
+  d_gated_down(s, {.dh_T2F = o.dh.tensor(),
+                   .a_TF = o.a_again.tensor(),
+                   .da_TF = da.tensor(),
+                   .dy_TD = p.dy.tensor(),
+                   .w_DF = p.w2.tensor(),
+                   .h_T2F = p.h.tensor(),
+                   .fused = fused});
+  return o;
+}
+
+class GatedMlpTest : public testing::DeviceTest<Case> {};
+
+TEST_P(GatedMlpTest, EqualsTheReference) {
+  const auto& [T, D, F, dtype] = c();
+  Problem p(c());
+  const Outputs o = run(s_, p, true);
+  const double rounding = testing::epsilon(dtype) + 12 * testing::epsilon(DType::f32),
+               sum = 0x1p-22 * std::sqrt(static_cast<double>(D));
+  Values h, da;
+  ref::gemm({.c = h, .a = p.x.values(), .b = p.w1.values(), .m = T, .n = 2 * F, .k = D, .trans_b = true});
+  testing::expect_close("h", o.h.values(), h, rounding + sum, 1e-6);
+  testing::expect_close("a", o.a.values(), ref::swiglu_fwd(o.h.values(), F), rounding, 1e-6);
+  ref::gemm({.c = da, .a = p.dy.values(), .b = p.w2.values(), .m = T, .n = F, .k = D});
+  testing::expect_close("dh", o.dh.values(), ref::swiglu_bwd(da, p.h.values(), F), 2 * rounding + sum, 1e-6);
+  testing::expect_close("a again", o.a_again.values(), ref::swiglu_fwd(p.h.values(), F), rounding, 1e-6);
+}
+
+TEST_P(GatedMlpTest, TwoPassesHaveTheBitsOfOne) {
+  Problem p(c());
+  const std::vector<Array> one = run(s_, p, true).all(), two = run(s_, p, false).all();
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_EQ(one[i].bytes(), two[i].bytes()) << "output " << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, GatedMlpTest, ::testing::ValuesIn(testing::on_each_device(cases())));
+
+TEST(GatedMlp, SameBitsForAnyTeam) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Problem p({70, 40, 48, dtype});
+    testing::expect_same_bits_for_any_team([&](Stream& s) { return run(s, p, true).all(); });
+  }
+}
+
+TEST(GatedMlp, BadArgumentsAreNamed) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Array x({2, 5}, DType::f32), w1({6, 5}, DType::f32), h({2, 6}, DType::f32), a({2, 3}, DType::f32),
+      w2({5, 3}, DType::f32), ids({2, 5}, DType::i32);
+  const GatedUp up{.h_T2F = h.tensor(), .a_TF = a.tensor(), .x_TD = x.tensor(), .w_2FD = w1.tensor()};
+  GatedUp bad = up;
+  bad.x_TD = ids.tensor();
+  EXPECT_EQ(testing::error_of([&] { gated_up(s, bad); }), "gated_up: x must be an f32 or bf16 matrix; got i32[2, 5]");
+  bad = up;
+  bad.w_2FD = w2.tensor();
+  EXPECT_EQ(testing::error_of([&] { gated_up(s, bad); }), "gated_up: w must be f32[6, 5]; got f32[5, 3]");
+  const DGatedDown down{.dh_T2F = h.tensor(),
+                        .a_TF = a.tensor(),
+                        .da_TF = a.tensor(),
+                        .dy_TD = x.tensor(),
+                        .w_DF = w1.tensor(),
+                        .h_T2F = h.tensor()};
+  EXPECT_EQ(testing::error_of([&] { d_gated_down(s, down); }), "d_gated_down: w must be f32[5, 3]; got f32[6, 5]");
+}
+
+TEST(GatedMlp, NullDeviceCounts) {
+  const auto null = [](Shape shape) { return testing::null_tensor(shape, DType::bf16); };
+  const Cost cost = testing::cost_on_null([&](Stream& s) {
+    gated_up(s, {.h_T2F = null({3, 8}), .a_TF = null({3, 4}), .x_TD = null({3, 5}), .w_2FD = null({8, 5})});
+    d_gated_down(s, {.dh_T2F = null({3, 8}),
+                     .a_TF = null({3, 4}),
+                     .da_TF = null({3, 4}),
+                     .dy_TD = null({3, 5}),
+                     .w_DF = null({5, 4}),
+                     .h_T2F = null({3, 8})});
+  });
+  EXPECT_EQ(cost.flops, 2 * 3 * 8 * 5 + 2 * 3 * 4 * 5);
+  EXPECT_EQ(cost.bytes, 2 * (15 + 40 + 24 + 12) + 2 * (15 + 20 + 24 + 24 + 12));
+}
+
+}  // namespace
+}  // namespace moebius
