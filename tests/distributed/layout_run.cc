@@ -14,6 +14,16 @@ namespace {
 constexpr int64_t kGlobalBatch = 24, kMicroBatch = 2, kSeq = 8, kVocab = 60;
 constexpr double kRate = 1e-2;
 
+void make_latent(ModelSpec& m, bool with_queries) {
+  m.qk_norm = QkNorm::none;
+  m.num_kv_heads = m.num_heads;
+  m.q_lora_rank = with_queries ? 10 : 0;
+  m.kv_lora_rank = 12;
+  m.qk_rope_head_dim = 4;
+  m.v_head_dim = 5;
+  m.rope_interleave = with_queries;
+}
+
 ModelSpec model_spec(const LayoutModel& what) {
   ModelSpec m;
   m.vocab_size = kVocab;
@@ -40,6 +50,7 @@ ModelSpec model_spec(const LayoutModel& what) {
     m.topk_group = 2;
     m.routed_scaling_factor = 1.5;
   }
+  if (what.latent || what.latent_kv) make_latent(m, what.latent);
   m.check();
   return m;
 }
