@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cli/bench_dispatch.h"
+#include "cli/bench_ranks.h"
 #include "cli/command.h"
 #include "cli/machine.h"
 #include "cli/options.h"
@@ -105,18 +106,37 @@ void print_profile(const StepBench& r) {
   }
 }
 
+// The step beside what this GPU can do, by its maker and as measured in the same run.
+void print_shares(const StepBench& r) {
+  if (r.datasheet_tflops > 0)
+    fmt::print("{:.1f} % of the data sheet's {:.1f} TFLOP/s (MFU); ", 100 * r.mfu(), r.datasheet_tflops);
+  fmt::print("{:.1f} % of the roofline: {:.1f} ms, each op at the matrix rate below or {:.0f} GB/s of a copy\n",
+             100 * r.ratio_to_roofline(), r.roofline_s * 1e3, r.ceilings.bytes_per_s / 1e9);
+}
+
+std::string predicted_text(const StepBench& r) {
+  if (r.predicted_bytes == 0) return "";
+  return fmt::format(", predicted {} ({:+.1f} %)", bytes_text(r.predicted_bytes),
+                     100.0 * (static_cast<double>(r.peak_bytes) / static_cast<double>(r.predicted_bytes) - 1));
+}
+
+void print_step_text(const Options& o, const StepBench& r) {
+  fmt::print("{}: {} tokens a step, median of {} steps {:.1f} ms\n", o.recipe, r.tokens, r.steps, r.median_s * 1e3);
+  fmt::print("{:.0f} tokens/s, {:.3f} model TFLOP/s\n", r.tokens_per_s, r.model_tflops);
+  if (r.roofline_s > 0) print_shares(r);
+  fmt::print("bf16 matrix rate: ");
+  if (r.onednn_tflops > 0)
+    fmt::print("oneDNN {:.3f} TFLOP/s, ratio {:.1f} %; ", r.onednn_tflops, 100 * r.ratio_to_onednn());
+  fmt::print("our gemm {:.3f} TFLOP/s, ratio {:.1f} %\n", r.gemm_tflops, 100 * r.ratio_to_gemm());
+  fmt::print("loss {:.4f} first, {:.4f} last; memory planned {}, peak {}{}\n", r.first_loss, r.last_loss,
+             bytes_text(r.planned_bytes), bytes_text(r.peak_bytes), predicted_text(r));
+}
+
 void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
   const std::string machine = where(run.device, o.spec.threads);
   if (!o.json) {
     fmt::print("{}\n", machine);
-    fmt::print("{}: {} tokens a step, median of {} steps {:.3f} s\n", o.recipe, r.tokens, r.steps, r.median_s);
-    fmt::print("{:.0f} tokens/s, {:.3f} model TFLOP/s\n", r.tokens_per_s, r.model_tflops);
-    fmt::print("bf16 matrix rate: ");
-    if (r.onednn_tflops > 0)
-      fmt::print("oneDNN {:.3f} TFLOP/s, ratio {:.1f} %; ", r.onednn_tflops, 100 * r.ratio_to_onednn());
-    fmt::print("our gemm {:.3f} TFLOP/s, ratio {:.1f} %\n", r.gemm_tflops, 100 * r.ratio_to_gemm());
-    fmt::print("loss {:.4f} first, {:.4f} last; memory planned {}, peak {}\n", r.first_loss, r.last_loss,
-               bytes_text(r.planned_bytes), bytes_text(r.peak_bytes));
+    print_step_text(o, r);
     if (o.profile) print_profile(r);
     return;
   }
@@ -128,6 +148,7 @@ void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
                                 {"steps", r.steps},
                                 {"tokens_per_step", r.tokens},
                                 {"median_s", r.median_s},
+                                {"median_ms", r.median_s * 1e3},
                                 {"tokens_per_s", r.tokens_per_s},
                                 {"model_tflops", r.model_tflops},
                                 {"gemm_bf16_tflops", r.gemm_tflops},
@@ -138,6 +159,15 @@ void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
                                 {"peak_bytes", r.peak_bytes}};
   if (r.onednn_tflops > 0)
     object.update({{"onednn_bf16_tflops", r.onednn_tflops}, {"ratio_to_onednn", r.ratio_to_onednn()}});
+  if (r.roofline_s > 0)
+    object.update({{"predicted_bytes", r.predicted_bytes},
+                   {"peak_gflops_per_s", r.ceilings.flops_per_s / 1e9},
+                   {"peak_gbytes_per_s", r.ceilings.bytes_per_s / 1e9},
+                   {"share_of_peak", r.ratio_to_gemm()},
+                   {"roofline_ms", r.roofline_s * 1e3},
+                   {"share_of_roofline", r.ratio_to_roofline()}});
+  if (r.datasheet_tflops > 0)
+    object.update({{"datasheet_bf16_tflops", r.datasheet_tflops}, {"share_of_datasheet", r.mfu()}});
   for (const auto& [name, op] : by_time(r)) {
     object["ops"].push_back({{"name", name},
                              {"calls", op.calls},
@@ -148,14 +178,34 @@ void print_step(const Options& o, const RunSpec& run, const StepBench& r) {
   print_json(object);
 }
 
+RanksBenchOptions on_ranks(const Options& o, DeviceKind device) {
+  return {.machine = where(device, o.spec.threads),
+          .recipe = o.recipe,
+          .ranks = o.ranks,
+          .steps = o.steps,
+          .threads = o.spec.threads,
+          .json = o.json};
+}
+
+int run_collectives(const Options& o) {
+  const DeviceKind device = device_kind(o.device.empty() ? "cpu" : o.device);
+  run_bench_collectives(on_ranks(o, device), device);
+  return 0;
+}
+
 // The recipe's own device counts where --device says none.
 int run_step(Options& o) {
   const bool on_gpu = o.device == "cuda";
   if (o.recipe.empty()) o.recipe = on_gpu ? "recipes/bench_qwen3_30b_a3b_8layers.toml" : "recipes/bench_cpu.toml";
   RunSpec run = load_run_spec(o.recipe, o.overrides);
-  run.check(1);
   if (o.device.empty()) o.device = name_of(run.device);
   run.device = device_kind(o.device);
+  if (has_several_ranks(o.ranks)) {
+    run_bench_step_of_ranks(on_ranks(o, run.device), run);
+    return 0;
+  }
+  run.check(1);
+  o.spec.threads = num_threads(o.spec.threads);
   run.threads = o.spec.threads;
   print_step(o, run, bench_step(run, o.steps, o.profile));
   return 0;
@@ -184,8 +234,9 @@ int run_bench(Options& o) {
   MOEBIUS_CHECK(usage, !o.runs || *o.runs >= 1, "--runs: expected at least 1; got {}", *o.runs);
   o.spec.routing.kind = routing_kind(o.routing);
   if (o.name == "dispatch") return run_dispatch(o);
-  o.spec.threads = num_threads(o.spec.threads);
+  if (o.name == "collectives") return run_collectives(o);
   if (o.name == "step") return run_step(o);
+  o.spec.threads = num_threads(o.spec.threads);
   if (o.device.empty()) o.device = "cpu";
   o.spec.device = device_kind(o.device);
   o.spec.runs = o.runs.value_or(0);
@@ -198,14 +249,14 @@ int run_bench(Options& o) {
   }
   std::string names;
   for (const auto& [name, workload] : kWorkloads) names += std::string(name) + ", ";
-  MOEBIUS_FAIL(usage, "bench: expected {}dispatch or step; got \"{}\"", names, o.name);
+  MOEBIUS_FAIL(usage, "bench: expected {}dispatch, collectives or step; got \"{}\"", names, o.name);
 }
 
 }  // namespace
 
 void add_bench(Cli& cli) {
-  CLI::App* command =
-      cli.app.add_subcommand("bench", "named workloads, timed: gemm, attention, experts, moe-layer, dispatch, step");
+  CLI::App* command = cli.app.add_subcommand(
+      "bench", "named workloads, timed: gemm, attention, experts, moe-layer, dispatch, collectives, step");
   const auto o = std::make_shared<Options>();
   command->add_option("NAME", o->name, "the workload")->required();
   command->add_option("--runs", o->runs, "timed runs, of which the median counts; default 7, on a GPU by their length");
@@ -220,7 +271,7 @@ void add_bench(Cli& cli) {
   command->add_option("--set", o->overrides, "step: section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--steps", o->steps, "step: timed steps, after one of warm-up")->capture_default_str();
   command->add_flag("--profile", o->profile, "step: time, rate and share of every op");
-  command->add_option("--ranks", o->ranks, "dispatch: ranks as threads of this process; mpirun starts processes")
+  command->add_option("--ranks", o->ranks, "dispatch, collectives, step: ranks as threads; mpirun starts processes")
       ->capture_default_str();
   command->add_option("--etp", o->etp, "dispatch: ranks of one expert; ep is what is left")->capture_default_str();
   command->add_option("--dispatcher", o->dispatcher, "dispatch: auto, allgather or alltoall")->capture_default_str();

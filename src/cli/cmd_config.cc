@@ -8,6 +8,7 @@
 #include "cli/ranks.h"
 #include "core/accelerator.h"
 #include "train/engine.h"
+#include "train/host_memory.h"
 
 namespace moebius {
 namespace {
@@ -63,6 +64,24 @@ Resolved resolve(const Options& o) {
   return r;
 }
 
+// What is held beside the plan. Of a GPU only where its plan is known.
+nlohmann::ordered_json beside_json(const Resolved& r) {
+  const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
+  nlohmann::ordered_json json{{"host_pinned", host.pinned_bytes}, {"checkpoint_snapshot", host.snapshot_bytes}};
+  if (r.engine->spec().target != DeviceKind::cuda) return json;
+  const DeviceMemory gpu = r.engine->device_memory();
+  json.update({{"gpu_workspaces", gpu.workspace_bytes},
+               {"gpu_kernels", gpu.code_bytes},
+               {"gpu_predicted_peak", gpu.total_bytes()}});
+  return json;
+}
+
+std::string beside_text(const Resolved& r) {
+  const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
+  if (r.engine->spec().target != DeviceKind::cuda) return host.text();
+  return r.engine->device_memory().text() + "; " + host.text();
+}
+
 nlohmann::ordered_json memory_json(const MemoryPlan& plan) {
   nlohmann::ordered_json lives;
   for (int i = 0; i < kNumLives; ++i)
@@ -88,6 +107,7 @@ void print_resolved_json(const Resolved& r) {
                                   {"ep", r.mesh.ep},
                                   {"edp", r.mesh.edp}}}};
   object["memory_bytes"] = memory_json(r.engine->plan());
+  object["memory_beside_bytes"] = beside_json(r);
   object["memory_rank"] = r.rank;
   object["memory_scratch_of"] = name_of(r.engine->spec().target);
   print_json(object);
@@ -119,6 +139,7 @@ void print_resolved(const Resolved& r) {
   if (r.engine->spec().target != r.run.device)
     fmt::print("# scratch    of the CPU's kernels: this build has no CUDA backend\n");
   print_comment(r.engine->plan().table());
+  print_comment("memory     " + beside_text(r));
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ RunSpec eval_run(const Options& o) {
   return run;
 }
 
-EvalResult run_eval(const Options& o, const std::atomic<int>& signal) {
+EvalResult run_eval(const Options& o, Cli& cli) {
   const DeviceKind device = device_kind(o.device);
   MOEBIUS_CHECK(usage, o.seq_len >= 0, "--seq-len: expected 0 or more; got {}", o.seq_len);
   MOEBIUS_CHECK(usage, o.batch >= 1, "--batch: expected at least 1; got {}", o.batch);
@@ -54,8 +54,8 @@ EvalResult run_eval(const Options& o, const std::atomic<int>& signal) {
                  .device = device,
                  .threads = num_threads(o.threads)});
   Stream s = engine.stream();
-  load_weights(s, engine.model(), o.model);
-  const EvalResult result = evaluate(engine, loader, o.max_batches, [&] { return signal != 0; });
+  warn_if_any(cli.log, not_finite_warning(o.model, load_weights(s, engine.model(), o.model)));
+  const EvalResult result = evaluate(engine, loader, o.max_batches, [&] { return cli.signal != 0; });
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
                 "eval: expected a finite loss on {}; got {}; look at the weights of {}, or try --dtype f32", o.data,
                 result.loss, o.model);
@@ -91,7 +91,7 @@ void add_eval(Cli& cli) {
   add_json_option(*command, o->json);
   command->callback([&cli, o] {
     cli.run = [&cli, o] {
-      const EvalResult result = run_eval(*o, cli.signal);
+      const EvalResult result = run_eval(*o, cli);
       if (!result.complete) {
         const int signal = cli.signal;
         cli.log.info("signal {}: ending after {:.0f} tokens, without a result", signal, result.tokens);

@@ -26,9 +26,9 @@ void add_export(Cli& cli) {
       ->capture_default_str();
   add_json_option(*command, o->json);
   command->callback([&cli, o] {
-    cli.run = [o] {
+    cli.run = [&cli, o] {
       if (!o->dtype.empty()) o->spec.dtype = compute_dtype(o->dtype);
-      print_folder_result("exported", export_hugging_face(o->spec), o->spec.out, o->json);
+      print_folder_result(cli.log, "exported", export_hugging_face(o->spec), o->spec.out, o->json);
       return 0;
     };
   });

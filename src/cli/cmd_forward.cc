@@ -31,11 +31,12 @@ void add_forward(Cli& cli) {
   add_threads_option(*command, o->threads);
   add_json_option(*command, o->json);
   command->callback([&cli, o] {
-    cli.run = [o] {
+    cli.run = [&cli, o] {
       o->spec.device = device_kind(o->device);
       o->spec.compute = compute_dtype(o->dtype);
       o->spec.threads = num_threads(o->threads);
       const ParityResult result = write_parity(o->spec);
+      warn_if_any(cli.log, not_finite_warning(o->spec.model, result.not_finite));
       if (o->json) {
         print_json({{"loss", result.loss}, {"batch", result.batch}, {"seq", result.seq}, {"out", o->spec.out}});
       } else {

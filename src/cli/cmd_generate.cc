@@ -33,7 +33,7 @@ void show(const std::string& text) {
   std::fflush(stdout);
 }
 
-int run_generate(const Options& o) {
+int run_generate(const Options& o, Log& log) {
   const DeviceKind device = device_kind(o.device);
   const ModelSpec model = read_model_spec(o.model);
   const std::unique_ptr<Tokenizer> tokenizer = model_tokenizer(o);
@@ -50,7 +50,7 @@ int run_generate(const Options& o) {
   engine_spec.device = device;
   Engine engine(engine_spec);
   Stream s = engine.stream();
-  load_weights(s, engine.model(), o.model);
+  warn_if_any(log, not_finite_warning(o.model, load_weights(s, engine.model(), o.model)));
   if (o.json) {
     const Generated result = generate(engine, spec, prompt);
     const nlohmann::ordered_json object{{"prompt", o.prompt},
@@ -93,7 +93,7 @@ void add_generate(Cli& cli) {
   add_dtype_option(*command, o->dtype);
   add_threads_option(*command, o->threads);
   add_json_option(*command, o->json);
-  command->callback([&cli, o] { cli.run = [o] { return run_generate(*o); }; });
+  command->callback([&cli, o] { cli.run = [&cli, o] { return run_generate(*o, cli.log); }; });
 }
 
 }  // namespace moebius

@@ -22,8 +22,8 @@ void add_import(Cli& cli) {
       ->capture_default_str();
   add_json_option(*command, o->json);
   command->callback([&cli, o] {
-    cli.run = [o] {
-      print_folder_result("imported", import_hugging_face(o->spec), o->spec.out, o->json);
+    cli.run = [&cli, o] {
+      print_folder_result(cli.log, "imported", import_hugging_face(o->spec), o->spec.out, o->json);
       return 0;
     };
   });

@@ -39,6 +39,8 @@ void check_device(const RunSpec& run) {
   MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; set run.device = \"cpu\"", why);
 }
 
+const char* gpu_text(int num_ranks) { return num_ranks > 1 ? "on GPUs, " : "a GPU, "; }
+
 // All that must be the same on every rank before one of them begins. The data sets compare theirs once they are open.
 void check_ranks_agree(Control& control, const RunSpec& run) {
   if (control.size() == 1) return;
@@ -50,18 +52,13 @@ int train_rank(Transport& world, const Recipe& recipe, const std::string& launch
   Control control(world);
   control.together([&] {
     if (recipe.error) std::rethrow_exception(recipe.error);
-    MOEBIUS_CHECK(
-        usage, world.size() == 1 || recipe.run.device == DeviceKind::cpu,
-        "run.device = \"cuda\" trains on one rank in this version; got {} ranks; set run.device = \"cpu\", or "
-        "start one rank",
-        world.size());
     check_device(recipe.run);
   });
   check_ranks_agree(control, recipe.run);
   RunSpec run = recipe.run;
   if (run.threads == 0) run.threads = cpu_share(control);
   if (control.is_root())
-    cli.log.info("{}, {}{} CPU threads{}", launched, run.device == DeviceKind::cuda ? "a GPU, " : "", run.threads,
+    cli.log.info("{}, {}{} CPU threads{}", launched, run.device == DeviceKind::cuda ? gpu_text(world.size()) : "", run.threads,
                  world.size() > 1 ? " each" : "");
   TrainingRun training(run, cli.log, cli.signal, &world);
   return training.run();
@@ -76,7 +73,7 @@ int train(const TrainArgs& args, Cli& cli) {
   if (!recipe.error) {
     const MeshShape shape = mesh_shape(recipe.run.parallel, launch.num_ranks);
     options.coordinates = [shape](int r) { return to_string(place_of(shape, r)); };
-  } else if (launch.kind != Launch::Kind::mpi) {
+  } else if (launch.kind != Launch::Kind::mpi && launch.kind != Launch::Kind::tcp) {
     std::rethrow_exception(recipe.error);
   }
   std::atomic<int> signal{0};  // of all ranks, which agree on it

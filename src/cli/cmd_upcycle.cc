@@ -22,7 +22,7 @@ int run(const Options& o, Log& log) {
   }
   const UpcycleResult result = upcycle(o.spec);
   const ModelSpec& m = result.model;
-  print_folder_result("upcycled", result.folder, o.spec.out, o.json);
+  print_folder_result(log, "upcycled", result.folder, o.spec.out, o.json);
   log.info("{}: {} experts of width {} a layer, {} a token; {:.2f}e9 parameters, {:.2f}e9 of them used by a token",
            m.family, m.num_experts, m.moe_intermediate_size, m.top_k, static_cast<double>(m.num_parameters()) * 1e-9,
            static_cast<double>(m.num_active_parameters()) * 1e-9);

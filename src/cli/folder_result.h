@@ -8,12 +8,14 @@
 
 #include "cli/options.h"
 #include "memory/plan.h"
+#include "train/not_finite.h"
 
 namespace moebius {
 
-// done: "imported" or "exported". Result has num_tensors, num_shards, bytes and num_files.
+// done: "imported" or "exported". Result has num_tensors, num_shards, bytes, num_files and not_finite.
 template <class Result>
-void print_folder_result(const char* done, const Result& r, const std::string& out, bool json) {
+void print_folder_result(Log& log, const char* done, const Result& r, const std::string& out, bool json) {
+  warn_if_any(log, not_finite_warning(out, r.not_finite));
   if (json) {
     print_json({{"tensors", r.num_tensors}, {"shards", r.num_shards}, {"bytes", r.bytes}, {"files", r.num_files}});
   } else {

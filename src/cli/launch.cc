@@ -10,26 +10,26 @@
 namespace moebius {
 namespace {
 
-// Where a launcher says how many processes it started and which of them this is. The first one found counts: mpirun
-// inside a Slurm job starts its daemons with srun.
+// Where a launcher says how many processes it started and which of them this is.
 struct LauncherVariables {
-  const char *size, *rank;
+  const char *size, *rank, *local_rank;
 };
-constexpr LauncherVariables kMpiLaunchers[] = {
-    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},  // Open MPI
-    {"PMI_SIZE", "PMI_RANK"},                          // MPICH and its kin; srun with PMI-1 and PMI-2
-    {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"},          // srun, whichever way MPI finds the others
-};
-constexpr LauncherVariables kTorchrun{"WORLD_SIZE", "RANK"};
+constexpr LauncherVariables kOpenMpi{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"};
+constexpr LauncherVariables kPmi{"PMI_SIZE", "PMI_RANK",
+                                 "MPI_LOCALRANKID"};  // MPICH and its kin; srun with PMI-1, PMI-2
+constexpr LauncherVariables kSlurm{"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"};  // whichever way MPI goes
+constexpr LauncherVariables kByTcp{"WORLD_SIZE", "RANK", "LOCAL_RANK"};
+constexpr const char *kMasterAddr = "MASTER_ADDR", *kMasterPort = "MASTER_PORT";
 
 std::optional<int> number(const Environment& environment, const char* name) {
   const char* text = environment(name);
   if (text == nullptr || *text == 0) return std::nullopt;
   int value = -1;
   const auto [end, error] = std::from_chars(text, text + std::strlen(text), value);
-  MOEBIUS_CHECK(usage, error == std::errc() && *end == 0 && value >= 0,
-                "launch: {} must be a whole number; got \"{}\"; unset it, or start this program with mpirun", name,
-                text);
+  MOEBIUS_CHECK(
+      usage, error == std::errc() && *end == 0 && value >= 0,
+      "launch: {} must be a whole number; got \"{}\"; unset it, or start this program with mpirun or torchrun", name,
+      text);
   return value;
 }
 
@@ -39,8 +39,43 @@ std::optional<Launch> launch_by(const Environment& environment, const LauncherVa
   const int rank = number(environment, names.rank).value_or(0);
   MOEBIUS_CHECK(usage, rank < *size, "launch: {}={} must be below {}={}; unset both, or start this program with mpirun",
                 names.rank, rank, names.size, *size);
-  return Launch{
-      .kind = Launch::Kind::mpi, .num_ranks = *size, .rank = rank, .evidence = fmt::format("{}={}", names.size, *size)};
+  return Launch{.kind = Launch::Kind::mpi,
+                .num_ranks = *size,
+                .rank = rank,
+                .local_rank = number(environment, names.local_rank).value_or(0),
+                .evidence = fmt::format("{}={}", names.size, *size)};
+}
+
+std::string text_of(const Environment& environment, const char* name) {
+  const char* text = environment(name);
+  return text == nullptr ? "" : text;
+}
+
+bool is_set(const Environment& environment, const char* name) { return !text_of(environment, name).empty(); }
+
+// The four that ranks need to find each other over TCP.
+bool says_where_rank_0_is(const Environment& environment) {
+  return is_set(environment, kByTcp.rank) && is_set(environment, kMasterAddr) && is_set(environment, kMasterPort);
+}
+
+std::optional<Launch> launch_by_tcp(const Environment& environment) {
+  std::optional<Launch> launch = launch_by(environment, kByTcp);
+  if (!launch) return std::nullopt;
+  for (const char* name : {kByTcp.rank, kMasterAddr, kMasterPort})
+    MOEBIUS_CHECK(usage, is_set(environment, name),
+                  "launch: {} says that several processes were started, and {} is not set; torchrun sets both, mpirun "
+                  "and srun need neither; unset {} to train on one rank",
+                  launch->evidence, name, kByTcp.size);
+  launch->kind = Launch::Kind::tcp;
+  launch->master_addr = text_of(environment, kMasterAddr);
+  launch->master_port = *number(environment, kMasterPort);
+  MOEBIUS_CHECK(usage, launch->master_port >= 1 && launch->master_port <= 65535,
+                "launch: {} must be a port, 1 to 65535; got {}", kMasterPort, launch->master_port);
+  launch->evidence += fmt::format(", rank 0 at {}:{}", launch->master_addr, launch->master_port);
+  launch->host = text_of(environment, "MOEBIUS_HOST");
+  launch->run = text_of(environment, "TORCHELASTIC_RUN_ID") + "/" + text_of(environment, "TORCHELASTIC_RESTART_COUNT");
+  launch->has_store = text_of(environment, "TORCHELASTIC_USE_AGENT_STORE") == "True";
+  return launch;
 }
 
 }  // namespace
@@ -50,14 +85,16 @@ Environment process_environment() {
 }
 
 Launch detect_launch(const Environment& environment) {
-  for (const LauncherVariables& names : kMpiLaunchers)
+  // The nearest launcher counts: torchrun may stand in a step of srun, whose variables its processes inherit, and
+  // mpirun inside a Slurm job starts its daemons with srun.
+  if (is_set(environment, "TORCHELASTIC_RUN_ID"))
+    if (const auto launch = launch_by_tcp(environment)) return *launch;
+  for (const LauncherVariables& names : {kOpenMpi, kPmi})
     if (const auto launch = launch_by(environment, names)) return *launch;
-  if (const auto launch = launch_by(environment, kTorchrun)) {
-    MOEBIUS_FAIL(usage,
-                 "launch: {} says that several processes were started, but no MPI launcher did; ranks are processes of "
-                 "MPI: start them with mpirun -n {} or srun, or unset {} to train on one rank",
-                 launch->evidence, launch->num_ranks, kTorchrun.size);
-  }
+  if (!says_where_rank_0_is(environment))
+    if (const auto launch = launch_by(environment, kSlurm)) return *launch;
+  if (const auto launch = launch_by_tcp(environment)) return *launch;
+  if (const auto launch = launch_by(environment, kSlurm)) return *launch;
   return {};
 }
 

@@ -44,10 +44,57 @@ TEST(Launch, MpirunInsideASlurmJobIsMpirun) {
   EXPECT_EQ(launch.rank, 9);
 }
 
+const std::map<std::string, std::string> kByHand{{"WORLD_SIZE", "4"},      {"RANK", "3"},
+                                                 {"LOCAL_RANK", "1"},      {"MASTER_ADDR", "n0"},
+                                                 {"MASTER_PORT", "29500"}, {"MOEBIUS_HOST", "n1"}};
+std::map<std::string, std::string> with(std::map<std::string, std::string> more,
+                                        std::map<std::string, std::string> variables = kByHand) {
+  more.merge(variables);
+  return more;
+}
+
+TEST(Launch, RanksOverTcp) {
+  const Launch by_hand = detect_launch(of(kByHand));
+  EXPECT_EQ(by_hand.kind, Launch::Kind::tcp);
+  EXPECT_EQ(by_hand.num_ranks, 4);
+  EXPECT_EQ(by_hand.rank, 3);
+  EXPECT_EQ(by_hand.local_rank, 1);
+  EXPECT_EQ(by_hand.master_addr, "n0");
+  EXPECT_EQ(by_hand.master_port, 29500);
+  EXPECT_EQ(by_hand.host, "n1");
+  EXPECT_FALSE(by_hand.has_store);
+  EXPECT_EQ(by_hand.evidence, "WORLD_SIZE=4, rank 0 at n0:29500");
+  const Launch torchrun = detect_launch(of(with({{"TORCHELASTIC_RUN_ID", "job"},
+                                                 {"TORCHELASTIC_RESTART_COUNT", "2"},
+                                                 {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                                 {"OMPI_COMM_WORLD_SIZE", "2"}})));
+  EXPECT_EQ(torchrun.kind, Launch::Kind::tcp);
+  EXPECT_TRUE(torchrun.has_store);
+  EXPECT_EQ(torchrun.run, "job/2");
+}
+
+// MASTER_ADDR and its like are often exported for all; mpirun's own variables say more.
+TEST(Launch, TheNearestLauncherCounts) {
+  EXPECT_EQ(detect_launch(of(with({{"OMPI_COMM_WORLD_SIZE", "4"}}))).kind, Launch::Kind::mpi);
+  EXPECT_EQ(detect_launch(of(with({{"SLURM_STEP_NUM_TASKS", "2"}}))).kind, Launch::Kind::tcp);
+  const Launch slurm = detect_launch(of({{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_LOCALID", "1"}, {"WORLD_SIZE", "9"}}));
+  EXPECT_EQ(slurm.kind, Launch::Kind::mpi);
+  EXPECT_EQ(slurm.num_ranks, 2);
+  EXPECT_EQ(slurm.local_rank, 1);
+}
+
 TEST(Launch, NeverTheSameRunSeveralTimes) {
-  expect_error(ErrorKind::usage, "WORLD_SIZE=2 says that several processes were started, but no MPI launcher did", [] {
-    detect_launch(of({{"WORLD_SIZE", "2"}, {"RANK", "1"}}));
+  expect_error(ErrorKind::usage, "WORLD_SIZE=2 says that several processes were started, and MASTER_ADDR is not set",
+               [] {
+                 detect_launch(of({{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"MASTER_PORT", "29500"}}));
+               });
+  expect_error(ErrorKind::usage, "and RANK is not set", [] {
+    detect_launch(of({{"WORLD_SIZE", "2"}, {"MASTER_ADDR", "n0"}, {"MASTER_PORT", "29500"}}));
   });
+  for (const char* port : {"0", "65536"})
+    expect_error(ErrorKind::usage, fmt::format("MASTER_PORT must be a port, 1 to 65535; got {}", port), [&] {
+      detect_launch(of(with({{"MASTER_PORT", port}})));
+    });
   EXPECT_EQ(launcher_rank(of({{"WORLD_SIZE", "2"}, {"RANK", "1"}})), 0);  // its error must be seen
 }
 

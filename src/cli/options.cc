@@ -44,6 +44,10 @@ int num_threads(int asked) {
   return asked > 0 ? asked : num_available_cpus();
 }
 
+void warn_if_any(Log& log, const std::string& warning) {
+  if (!warning.empty()) log.warn("{}", warning);
+}
+
 void print_json(const nlohmann::ordered_json& object) {
   fmt::print("{}\n", object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }

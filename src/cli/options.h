@@ -6,6 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "core/log.h"
 #include "core/tensor.h"
 
 namespace moebius {
@@ -19,6 +20,8 @@ void add_json_option(CLI::App& command, bool& json);             // --json
 DeviceKind device_kind(const std::string& device);
 DType compute_dtype(const std::string& dtype);  // "f32" or "bf16"; Error{usage} for others
 int num_threads(int asked);
+
+void warn_if_any(Log& log, const std::string& warning);  // when there is a text
 
 // One object on one line of standard output; bytes that are no UTF-8 become U+FFFD.
 void print_json(const nlohmann::ordered_json& object);

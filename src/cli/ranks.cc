@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
 #include "comm/mpi.h"
+#include "comm/tcp.h"
 #include "comm/threads.h"
 #include "io/files.h"
 #include "io/hash.h"
@@ -28,6 +30,18 @@ void check_world(const Launch& launch, const Transport& world) {
   throw Error(ErrorKind::usage, launch.rank == 0 ? text : "");
 }
 
+TcpOptions tcp_options(const Launch& launch, const WorldOptions& world) {
+  return {.world = world,
+          .rank = launch.rank,
+          .size = launch.num_ranks,
+          .master = {.host = launch.master_addr, .port = launch.master_port},
+          .has_store = launch.has_store,
+          .host = launch.host,
+          .run = launch.run,
+          .report = print_error,
+          .end_process = [] { std::_Exit(static_cast<int>(ErrorKind::distributed)); }};
+}
+
 }  // namespace
 
 void run_ranks(const Launch& launch, const WorldOptions& options, const RankBody& body) {
@@ -38,6 +52,8 @@ void run_ranks(const Launch& launch, const WorldOptions& options, const RankBody
     }
     case Launch::Kind::threads:
       return run_threads(launch.num_ranks, options, body);
+    case Launch::Kind::tcp:
+      return run_tcp(tcp_options(launch, options), body);
     case Launch::Kind::mpi:
       run_mpi({.world = options, .report = print_error}, [&](Transport& world) {
         check_world(launch, world);
@@ -52,6 +68,8 @@ std::string launch_text(const Launch& launch) {
       return "one rank";
     case Launch::Kind::threads:
       return fmt::format("{} ranks, threads of this process", launch.num_ranks);
+    case Launch::Kind::tcp:
+      return fmt::format("{} ranks over TCP ({})", launch.num_ranks, launch.evidence);
     default:
       return fmt::format("{} ranks of MPI ({}, {})", launch.num_ranks, launch.evidence, mpi_version());
   }

@@ -27,6 +27,11 @@ CollectiveRecord CollectiveRing::at(int64_t number) const {
   return records_[number % kSize];
 }
 
+CollectiveRecord CollectiveRing::last() const {
+  const std::lock_guard lock(mutex_);
+  return num_begun_ == 0 ? CollectiveRecord{.op = "start"} : records_[(num_begun_ - 1) % kSize];
+}
+
 std::string CollectiveRing::text(int64_t most) const {
   const std::lock_guard lock(mutex_);
   if (num_begun_ == 0) return "  none\n";

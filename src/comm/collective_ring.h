@@ -28,6 +28,7 @@ class CollectiveRing {
 
   int64_t begin(CollectiveRecord record);  // returns its number in the ring
   void end(int64_t number);
+  CollectiveRecord last() const;              // one without a name when there was none yet
   CollectiveRecord at(int64_t number) const;  // REQUIRES: one of the last kSize
   // One line each, the oldest first, at most `most` of them; "  none\n" when there was no collective yet.
   std::string text(int64_t most = kSize) const;

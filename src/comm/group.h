@@ -5,9 +5,11 @@
 //   Sums       of f32, f64, i64 and bf16. Added in the order of the ranks, ((x0 + x1) + x2) + ..., bf16 in f32 and
 //              rounded once at the end: the same bits on every rank, in every run and over every transport for the same
 //              group size.
-//   Memory     Tensors are contiguous, of the stream's device. A call returns when its tensors may be used again.
+//   Memory     Tensors are contiguous, of the stream's device. A call returns when its tensors may be used again; on a
+//              GPU by what is launched on the stream from then on.
 //              Sums need memory for what arrives: at most kSumPiece elements from each rank, kept by the group.
-//   Devices    This version moves memory of the CPU. On the null device nothing is moved and nobody is waited for.
+//   Devices    Memory of the CPU moves over every transport, memory of GPUs as comm/gpu_links.h says. On the null device
+//              nothing is moved and nobody is waited for.
 //   Errors     Error{usage} for wrong shapes and dtypes. Error{distributed} when another rank failed, ended, or did not
 //              join in time: it names that rank, its coordinates and the collective, with the last ones of both.
 //   Threads    A group belongs to one rank and is used by one thread at a time.
@@ -86,7 +88,8 @@ class Group {
   // others, broadcast b (n-1) at the root, send b, barrier none.
   virtual int64_t sent_bytes() const = 0;
   // Seconds that the rank's thread has spent in these calls so far, and in waiting for what they began: what
-  // communication adds to the time of a step.
+  // communication adds to the time of a step. Over NCCL those of the GPU's stream, of what has ended by now; of calls
+  // that are replayed (core/accelerator.h) each time as long as the last time.
   virtual double seconds() const = 0;
 };
 

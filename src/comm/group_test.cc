@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/mesh.h"
+#include "comm/staged_group.h"
 
 namespace moebius {
 namespace {
@@ -88,19 +89,30 @@ TEST(Group, RefusesCountsThatDoNotFit) {
   EXPECT_THAT(text({1}, {1}, 2), HasSubstr("out must have the rows of in; got out f32[2, 2], in f32[4, 1]"));
 }
 
-TEST(Group, MovesMemoryOfTheCpuAlone) {
+TEST(Group, OverMessagesMovesMemoryOfTheCpuAlone) {
   OneRank one;
   float x[2] = {};
   Tensor elsewhere = tensor_of(x, {2});
   elsewhere.device = DeviceKind::cuda;
-  EXPECT_THAT(
-      usage_text([&] { one.group->all_gather(one.s, elsewhere, tensor_of(x, {2})); }),
-      HasSubstr("all_gather of group dp: this version moves memory of the cpu; got f32[2] of cuda on a stream of "
-                "cpu"));
+  EXPECT_THAT(usage_text([&] { one.group->all_gather(one.s, elsewhere, tensor_of(x, {2})); }),
+              HasSubstr("all_gather of group dp: messages carry memory of the cpu; got f32[2] of cuda on a stream of "
+                        "cpu"));
   Stream null(DeviceKind::null, one.pool);
   one.group->all_gather(null, Tensor{.shape = {2}, .device = DeviceKind::null},
                         Tensor{.shape = {2}, .device = DeviceKind::null});
   one.group->all_reduce_sum(null, Tensor{.shape = {2}, .device = DeviceKind::null});
+}
+
+TEST(Group, ThatIsStagedLeavesMemoryOfTheCpuToMessages) {
+  OneRank one;
+  StagedGroup staged(std::move(one.group));
+  float x[3] = {1, 2, 3}, y[3] = {};
+  staged.all_gather(one.s, tensor_of(y, {3}), tensor_of(x, {3}));
+  EXPECT_THAT(y, testing::ElementsAre(1, 2, 3));
+  EXPECT_EQ(staged.name(), "dp");
+  Stream null(DeviceKind::null, one.pool);
+  staged.all_reduce_sum(null, Tensor{.shape = {2}, .device = DeviceKind::null});
+  EXPECT_THAT(usage_text([&] { (void)staged.send(one.s, tensor_of(x, {3}), 0); }), HasSubstr("sends to itself"));
 }
 
 TEST(Group, IsMadeByOneOfItsRanks) {

@@ -1,6 +1,18 @@
 #include "comm/mesh.h"
 
+#include "comm/gpu_links.h"
+
 namespace moebius {
+namespace {
+
+// Hidden states go from stage to stage and keys from rank to rank; buckets of gradients and weights travel behind
+// compute.
+NcclUse use_of(Axis axis) {
+  return {.neighbours = axis == Axis::pp || axis == Axis::pp_back || axis == Axis::cp,
+          .behind = axis == Axis::dp_cp || axis == Axis::tp_cp_dp || axis == Axis::edp};
+}
+
+}  // namespace
 
 Mesh::Mesh(const MeshShape& shape) : self_(make_self_transport()), shape_(shape) {
   shape.check();
@@ -8,22 +20,25 @@ Mesh::Mesh(const MeshShape& shape) : self_(make_self_transport()), shape_(shape)
       usage, shape.world() == 1,
       "mesh: this version runs on one rank; got tp*cp*dp*pp = {}*{}*{}*{} = {}; set every degree of [parallel] to 1",
       shape.tp, shape.cp, shape.dp, shape.pp, shape.world());
-  make_groups(*self_);
+  make_groups(*self_, nullptr);
 }
 
-Mesh::Mesh(const MeshShape& shape, Transport& transport) : shape_(shape) {
+Mesh::Mesh(const MeshShape& shape, Transport& transport, GpuLinks* links) : shape_(shape) {
   shape.check();
   MOEBIUS_CHECK(usage, shape.world() == transport.size(),
                 "mesh: tp*cp*dp*pp = {}*{}*{}*{} = {} must equal the number of ranks; got {} ranks", shape.tp, shape.cp,
                 shape.dp, shape.pp, shape.world(), transport.size());
   place_ = place_of(shape, transport.rank());
-  make_groups(transport);
+  make_groups(transport, links);
 }
 
-void Mesh::make_groups(Transport& transport) {
+void Mesh::make_groups(Transport& transport, GpuLinks* links) {
   for (int i = 0; i < kNumAxes; ++i) {
     const Axis axis = static_cast<Axis>(i);
-    groups_[i] = transport.make_group(std::string(name_of(axis)), ranks_of_group(shape_, axis, transport.rank()));
+    const std::string name(name_of(axis));
+    std::vector<int> ranks = ranks_of_group(shape_, axis, transport.rank());
+    groups_[i] =
+        links ? links->make_group(name, std::move(ranks), use_of(axis)) : transport.make_group(name, std::move(ranks));
   }
 }
 

@@ -4,32 +4,12 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
-#include <numeric>
 
+#include "comm/group_checks.h"
 #include "comm/rank_order_sum.h"
 
 namespace moebius {
 namespace {
-
-// Of n elements those of rank r: as even as they can be.
-Tensor slice_of(const Tensor& x_N, int r, int size) {
-  const int64_t n = x_N.numel();
-  return x_N.rows(n * r / size, n * (r + 1) / size);
-}
-
-int64_t row_bytes(const Tensor& x) {
-  int64_t bytes = size_of(x.dtype);
-  for (int i = 1; i < x.shape.rank(); ++i) bytes *= x.dim(i);
-  return bytes;
-}
-
-bool same_rows(const Tensor& a, const Tensor& b) {
-  bool same = a.dtype == b.dtype && a.shape.rank() >= 1 && a.shape.rank() == b.shape.rank();
-  for (int i = 1; same && i < a.shape.rank(); ++i) same = a.dim(i) == b.dim(i);
-  return same;
-}
-
-int64_t total(std::span<const int64_t> counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
 using Clock = std::chrono::steady_clock;
 
@@ -77,15 +57,14 @@ MessageGroup::MessageGroup(Transport& transport, MessageGroupSpec spec)
 // --- collectives ----------------------------------------------------------------------------------------------------
 
 void MessageGroup::all_reduce_sum(Stream& s, Tensor x) {
-  check_sum("all_reduce_sum", x);
+  check_sum(*this, "all_reduce_sum", x);
   if (size() == 1 || !moves("all_reduce_sum", s, {x})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("all_reduce_sum", x), piece = kSumPiece * size();
   const Tensor x_N = x.view({x.numel()});
   for (int64_t at = 0; at < x_N.numel(); at += piece) {
     const Tensor piece_N = x_N.rows(at, std::min(at + piece, x_N.numel()));
-    Spans slices;
-    for (int r = 0; r < size(); ++r) slices.push_back(span_of(slice_of(piece_N, r, size())));
+    const Spans slices = slices_of(piece_N, size());
     const Tensor own = slice_of(piece_N, rank_, size());
     sum_exchange(s, own, own, slices, record);
     exchange(Spans(size(), span_of(own)), slices, record);
@@ -94,8 +73,8 @@ void MessageGroup::all_reduce_sum(Stream& s, Tensor x) {
 }
 
 void MessageGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
-  check_sum("reduce_scatter_sum", in);
-  check_times_size("reduce_scatter_sum", "in", in, "out", out);
+  check_sum(*this, "reduce_scatter_sum", in);
+  check_times_size(*this, "reduce_scatter_sum", "in", in, "out", out);
   if (!moves("reduce_scatter_sum", s, {out, in})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("reduce_scatter_sum", in), own_size = out.numel();
@@ -111,36 +90,25 @@ void MessageGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
 }
 
 void MessageGroup::all_gather(Stream& s, Tensor out, Tensor in) {
-  check_times_size("all_gather", "out", out, "in", in);
+  check_times_size(*this, "all_gather", "out", out, "in", in);
   if (!moves("all_gather", s, {out, in})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("all_gather", in);
-  Spans from;
-  for (int r = 0; r < size(); ++r) from.push_back(span_of(out.rows(r * in.dim(0), (r + 1) * in.dim(0))));
-  exchange(Spans(size(), span_of(in)), from, record);
+  exchange(Spans(size(), span_of(in)), blocks_of(out, size()), record);
   transport_.ring().end(record);
 }
 
 void MessageGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
-  check_rows(a);
+  check_rows(*this, a);
   if (!moves("all_to_all_v", s, {a.out, a.in})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("all_to_all_v", a.in);
-  const auto spans = [](const Tensor& x, std::span<const int64_t> counts) {
-    Spans spans;
-    auto* at = static_cast<std::byte*>(x.data);
-    for (const int64_t count : counts) {
-      spans.push_back({.data = at, .num_bytes = count * row_bytes(x)});
-      at += spans.back().num_bytes;
-    }
-    return spans;
-  };
-  exchange(spans(a.in, a.send_rows), spans(a.out, a.recv_rows), record);
+  exchange(runs_of(a.in, a.send_rows), runs_of(a.out, a.recv_rows), record);
   transport_.ring().end(record);
 }
 
 void MessageGroup::broadcast(Stream& s, Tensor x, int root) {
-  check_member("broadcast: root", root);
+  check_member(*this, "broadcast: root", root);
   if (!moves("broadcast", s, {x})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("broadcast", x);
@@ -159,21 +127,17 @@ void MessageGroup::barrier() {
   transport_.ring().end(record);
 }
 
-// --- behind other work
-// ------------------------------------------------------------------------------------------------
+// --- behind other work ----------------------------------------------------------------------------------------------
 
 Pending MessageGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) {
-  check_sum("start_reduce_scatter_sum", in);
-  check_times_size("start_reduce_scatter_sum", "in", in, "out", out);
-  check_times_size("start_reduce_scatter_sum", "arrived", arrived, "out", out);
+  check_sum(*this, "start_reduce_scatter_sum", in);
+  check_times_size(*this, "start_reduce_scatter_sum", "in", in, "out", out);
+  check_times_size(*this, "start_reduce_scatter_sum", "arrived", arrived, "out", out);
   if (!moves("start_reduce_scatter_sum", s, {out, in, arrived})) return {};
   const Timed timed(seconds_);
-  const int64_t record = begin("start_reduce_scatter_sum", in), M = out.dim(0);
-  Spans to, from;
-  for (int r = 0; r < size(); ++r) {
-    to.push_back(span_of(in.rows(r * M, (r + 1) * M)));
-    from.push_back(span_of(arrived.rows(r * M, (r + 1) * M)));
-  }
+  const int64_t record = begin("start_reduce_scatter_sum", in);
+  const Spans to = blocks_of(in, size());
+  Spans from = blocks_of(arrived, size());
   from[rank_] = to[rank_];
   Messages messages = begin_exchange(to, from);
   const auto sum = [s, out, from]() mutable {
@@ -185,20 +149,18 @@ Pending MessageGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in,
 }
 
 Pending MessageGroup::start_all_gather(Stream& s, Tensor out, Tensor in) {
-  check_times_size("start_all_gather", "out", out, "in", in);
+  check_times_size(*this, "start_all_gather", "out", out, "in", in);
   if (!moves("start_all_gather", s, {out, in})) return {};
   const Timed timed(seconds_);
   const int64_t record = begin("start_all_gather", in);
-  Spans from;
-  for (int r = 0; r < size(); ++r) from.push_back(span_of(out.rows(r * in.dim(0), (r + 1) * in.dim(0))));
-  return Pending(std::make_unique<Exchange>(*this, begin_exchange(Spans(size(), span_of(in)), from), record));
+  Messages messages = begin_exchange(Spans(size(), span_of(in)), blocks_of(out, size()));
+  return Pending(std::make_unique<Exchange>(*this, std::move(messages), record));
 }
 
 // --- between two ranks ----------------------------------------------------------------------------------------------
 
 Pending MessageGroup::send(Stream& s, Tensor x, int to) {
-  check_member("send: to", to);
-  MOEBIUS_CHECK(usage, to != rank_, "send of group {}: rank {} sends to itself", name(), rank_);
+  check_send(*this, to);
   if (!moves("send", s, {x})) return {};
   const Timed timed(seconds_);
   sent_bytes_ += x.num_bytes();
@@ -206,8 +168,7 @@ Pending MessageGroup::send(Stream& s, Tensor x, int to) {
 }
 
 Pending MessageGroup::recv(Stream& s, Tensor x, int from) {
-  check_member("recv: from", from);
-  MOEBIUS_CHECK(usage, from != rank_, "recv of group {}: rank {} receives from itself", name(), rank_);
+  check_recv(*this, from);
   if (!moves("recv", s, {x})) return {};
   const Timed timed(seconds_);
   return transfer("recv", x, num_received_++, transport_.recv(ranks()[from], spec_.channel + 1, x.data, x.num_bytes()));
@@ -269,45 +230,10 @@ bool MessageGroup::moves(const char* op, Stream& s, std::initializer_list<Tensor
   if (s.device() == DeviceKind::null) return false;
   for (const Tensor& x : tensors) {
     MOEBIUS_CHECK(usage, s.device() == DeviceKind::cpu && x.device == DeviceKind::cpu,
-                  "{} of group {}: this version moves memory of the cpu; got {} of {} on a stream of {}", op, name(),
+                  "{} of group {}: messages carry memory of the cpu; got {} of {} on a stream of {}", op, name(),
                   to_string(x), name_of(x.device), name_of(s.device()));
   }
   return true;
-}
-
-void MessageGroup::check_sum(const char* op, const Tensor& x) const {
-  MOEBIUS_CHECK(usage, can_sum(x.dtype), "{} of group {}: sums are of f32, f64, i64 or bf16; got {}", op, name(),
-                to_string(x));
-}
-
-void MessageGroup::check_times_size(const char* op, const char* large_name, const Tensor& large, const char* small_name,
-                                    const Tensor& small) const {
-  MOEBIUS_CHECK(usage, same_rows(large, small) && large.dim(0) == size() * small.dim(0),
-                "{} of group {}: {} must have {} times the rows of {} and its dtype; got {} {}, {} {}", op, name(),
-                large_name, size(), small_name, large_name, to_string(large), small_name, to_string(small));
-}
-
-void MessageGroup::check_rows(const AllToAllV& a) const {
-  const auto check_counts = [&](const char* what, std::span<const int64_t> counts, const Tensor& x) {
-    const bool negative = std::any_of(counts.begin(), counts.end(), [](int64_t n) { return n < 0; });
-    MOEBIUS_CHECK(usage, std::ssize(counts) == size() && !negative && total(counts) <= x.dim(0),
-                  "all_to_all_v of group {}: {} must be {} counts that sum to at most the rows of {}; got {} counts "
-                  "with the sum {}",
-                  name(), what, size(), to_string(x), counts.size(), total(counts));
-  };
-  MOEBIUS_CHECK(usage, same_rows(a.out, a.in),
-                "all_to_all_v of group {}: out must have the rows of in; got out {}, in {}", name(), to_string(a.out),
-                to_string(a.in));
-  check_counts("send_rows", a.send_rows, a.in);
-  check_counts("recv_rows", a.recv_rows, a.out);
-  MOEBIUS_CHECK(usage, a.send_rows[rank_] == a.recv_rows[rank_],
-                "all_to_all_v of group {}: rank {} sends itself {} rows and awaits {}", name(), rank_,
-                a.send_rows[rank_], a.recv_rows[rank_]);
-}
-
-void MessageGroup::check_member(const char* op, int rank) const {
-  MOEBIUS_CHECK(usage, rank >= 0 && rank < size(), "{}: a rank of group {} is from 0 to {}; got {}", op, name(),
-                size() - 1, rank);
 }
 
 }  // namespace moebius

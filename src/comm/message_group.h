@@ -5,6 +5,7 @@
 //   all reduce_scatter_sum  the first half of that, all_gather the second
 #pragma once
 
+#include "comm/rank_parts.h"
 #include "comm/transport.h"
 
 namespace moebius {
@@ -39,15 +40,6 @@ class MessageGroup final : public Group {
 
  private:
   class Exchange;
-  // Bytes for, or from, one rank of the group.
-  struct Span {
-    std::byte* data = nullptr;
-    int64_t num_bytes = 0;
-  };
-
-  using Spans = std::vector<Span>;  // one per rank
-
-  static Span span_of(const Tensor& x) { return {static_cast<std::byte*>(x.data), x.num_bytes()}; }
   // Begins to send to[r] to rank r and to fill from[r] from rank r, for every rank r; what is for this rank is copied.
   Messages begin_exchange(const Spans& to, const Spans& from);
   void exchange(const Spans& to, const Spans& from, int64_t record);
@@ -56,11 +48,6 @@ class MessageGroup final : public Group {
   void sum_exchange(Stream& s, Tensor own, Tensor own_part, Spans to, int64_t record);
   // Whether memory is to be moved. Error{usage} on a device whose memory this version does not move.
   bool moves(const char* op, Stream& s, std::initializer_list<Tensor> tensors) const;
-  void check_sum(const char* op, const Tensor& x) const;
-  void check_times_size(const char* op, const char* large_name, const Tensor& large, const char* small_name,
-                        const Tensor& small) const;
-  void check_rows(const AllToAllV& a) const;
-  void check_member(const char* op, int rank) const;
   int64_t begin(const char* op, const Tensor& x);
   Pending transfer(const char* op, const Tensor& x, int64_t number, std::unique_ptr<Message> message);
 

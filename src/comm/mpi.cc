@@ -6,8 +6,9 @@
 #include <chrono>
 #include <functional>
 #include <numeric>
-#include <optional>
 #include <thread>
+
+#include "comm/rank_failure.h"
 
 namespace moebius {
 namespace {
@@ -129,6 +130,7 @@ class MpiTransport final : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  const WorldOptions& options() const override { return options_; }
   std::unique_ptr<Message> send(int to_rank, int channel, const void* data, int64_t num_bytes) override {
     auto* bytes = static_cast<std::byte*>(const_cast<void*>(data));  // only read
     return std::make_unique<MpiMessage>(comm_, /*sends=*/true, to_rank, channel, bytes, num_bytes);
@@ -189,28 +191,9 @@ class MpiTransport final : public Transport {
   int rank_ = 0, size_ = 1;
 };
 
-struct Failure {
-  std::string what;
-  bool distributed = false;       // other ranks are known to be in trouble
-  std::optional<ErrorKind> kind;  // of an Error
-};
-
-// REQUIRES: within a handler.
-Failure caught() {
-  try {
-    throw;
-  } catch (const Error& e) {
-    return {.what = e.what(), .distributed = e.kind() == ErrorKind::distributed, .kind = e.kind()};
-  } catch (const std::exception& e) {
-    return {.what = e.what()};
-  } catch (...) {
-    return {.what = "no std::exception"};
-  }
-}
-
 // Returns when every rank has failed by itself, as of a wrong recipe: then each ends as one process alone would. Else
 // the run ends here. Ranks that wait in vain report before one of them ends all: together they say who waits for whom.
-void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, const Failure& failure) {
+void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, const RankFailure& failure) {
   const std::string name = name_of_rank(options.world, transport.rank());
   if (!failure.distributed && transport.all_meet(kGraceS)) return;
   if (options.report) {
@@ -241,11 +224,15 @@ void run_mpi(const MpiOptions& options, const RankBody& body) {
     std::iota(all.begin(), all.end(), 0);
     transport.make_group("end of the run", all)->barrier();
   } catch (...) {
-    const Failure failure = caught();
+    const RankFailure failure = caught_failure();
     end_unless_all_fail(options, transport, failure);
     const bool was_said = transport.was_said_before(failure.what);
     transport.finalize();
-    if (was_said && failure.kind) throw Error(*failure.kind, "");
+    if (was_said && failure.kind) {
+      // mpirun ends all when one of them ends so: not before the one that says it has.
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      throw Error(*failure.kind, "");
+    }
     throw;
   }
   transport.finalize();

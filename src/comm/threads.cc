@@ -33,9 +33,11 @@ class World {
   World(int num_ranks, const WorldOptions& options) : options_(options), ranks_(num_ranks) {}
 
   int size() const { return static_cast<int>(ranks_.size()); }
+  const WorldOptions& options() const { return options_; }
   void post(End& end);
   void withdraw(End& end);
   void wait(int rank, std::span<End* const> ends, const CollectiveRecord& record);
+  void check(int rank, const CollectiveRecord& record);
   void begin_rank(int rank, CollectiveRing& ring);
   void end_rank(int rank);  // of the thread that leaves body without an exception
   void fail(int rank, std::exception_ptr error, const std::string& what);
@@ -73,7 +75,7 @@ class World {
   void check_sizes(int rank) const;
   std::string doing(int rank) const;
   [[noreturn]] void fail_waiting(int rank, const std::string& why);
-  [[noreturn]] void fail_because_of_other(int rank) const;
+  [[noreturn]] void fail_because_of_other(int rank, const CollectiveRecord& record) const;
   void wake_all();
 
   const WorldOptions options_;
@@ -128,7 +130,7 @@ void World::wait(int rank, std::span<End* const> ends, const CollectiveRecord& r
   const auto is_over = [&] {
     check_sizes(rank);
     if (peers_missing(rank).empty()) return true;
-    if (failure_) fail_because_of_other(rank);
+    if (failure_) fail_because_of_other(rank, record);
     if (waits_for_ended(rank)) fail_waiting(rank, "waits for a rank that has ended its work");
     return false;
   };
@@ -200,8 +202,13 @@ void World::fail_waiting(int rank, const std::string& why) {
   throw error;
 }
 
-void World::fail_because_of_other(int rank) const {
-  MOEBIUS_FAIL(distributed, "{}: {} is ended, because the run has failed: {}", to_string(*ranks_[rank].record),
+void World::check(int rank, const CollectiveRecord& record) {
+  const std::lock_guard lock(mutex_);
+  if (failure_) fail_because_of_other(rank, record);
+}
+
+void World::fail_because_of_other(int rank, const CollectiveRecord& record) const {
+  MOEBIUS_FAIL(distributed, "{}: {} is ended, because the run has failed: {}", to_string(record),
                name_of_rank(options_, rank), failure_->text);
 }
 
@@ -275,6 +282,8 @@ class ThreadTransport final : public Transport {
     for (const auto& message : messages) ends.push_back(&static_cast<ThreadMessage&>(*message).end());
     world_.wait(rank_, ends, ring().at(record));
   }
+  void check() override { world_.check(rank_, ring().last()); }
+  const WorldOptions& options() const override { return world_.options(); }
 
  private:
   std::unique_ptr<Message> post(const End& end) { return std::make_unique<ThreadMessage>(world_, end); }

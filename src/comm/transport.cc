@@ -11,6 +11,11 @@ std::unique_ptr<Group> Transport::make_group(std::string name, std::vector<int> 
       *this, MessageGroupSpec{.name = std::move(name), .ranks = std::move(world_ranks), .channel = channel});
 }
 
+const WorldOptions& Transport::options() const {
+  static const WorldOptions defaults;
+  return defaults;
+}
+
 std::string name_of_rank(const WorldOptions& options, int world_rank) {
   return options.coordinates ? fmt::format("rank {} ({})", world_rank, options.coordinates(world_rank))
                              : fmt::format("rank {}", world_rank);

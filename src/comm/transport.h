@@ -1,4 +1,4 @@
-// How messages reach the ranks of a world: the part of communication that threads and MPI do differently. A Transport
+// How messages reach the ranks of a world: the part of communication that threads, MPI and TCP do differently. A Transport
 // belongs to one rank. What the collectives are is said once, over messages, in message_group.cc.
 #pragma once
 
@@ -42,6 +42,10 @@ class Transport {
   // failed. record: the collective that they are for, in ring().
   virtual void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) = 0;
   void wait(const Messages& messages, int64_t record) { wait(std::span(messages), record); }
+  // For who waits for something else than messages, a GPU that waits for other ranks: Error{distributed} once another
+  // rank is known to have failed, and for how long a rank may be waited for.
+  virtual void check() {}
+  virtual const WorldOptions& options() const;
 
   CollectiveRing& ring() { return ring_; }
   // A group of ranks of the world, ascending, this one among them. Nothing is sent: every rank of the world makes as

@@ -3,9 +3,12 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "core/cuda.h"
+#include "core/out_of_memory.h"
+#include "core/wait_guard.h"
 
 namespace moebius {
 namespace {
@@ -54,10 +57,12 @@ struct Timed {
 void check_cuda(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // so that the next call does not report it again
-  MOEBIUS_CHECK(usage, status != cudaErrorMemoryAllocation,
-                "out of device memory in {}: the libraries' own needs did not fit beside the plan; use a smaller "
-                "micro_batch, seq_len or model (`moebius config` prints the memory table)",
-                call);
+  if (status == cudaErrorMemoryAllocation) {
+    throw OutOfMemory(
+        fmt::format("out of device memory in {}: the libraries' own needs did not fit beside the plan; use a smaller "
+                    "train.micro_batch, train.seq_len or model (--batch, --seq-len), or end what else uses this GPU",
+                    call));
+  }
   MOEBIUS_FAIL(internal, "CUDA: {}: {} ({})", call, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
@@ -98,6 +103,27 @@ struct Accelerator::Impl {
 struct AcceleratorAccess {
   static Accelerator::Impl& of(Accelerator& a) { return *a.impl_; }
 };
+
+namespace {
+
+// Asks at once while the answer may come within microseconds, then less often.
+void wait_guarded(cudaStream_t stream, const WaitGuard& guard) {
+  constexpr double kSpinS = 1e-3, kLookS = 5e-3;
+  const double begin = now_us();
+  double looked_s = 0;
+  for (;;) {
+    const cudaError_t status = cudaStreamQuery(stream);
+    if (status != cudaErrorNotReady) return check_cuda(status, "cudaStreamQuery");
+    const double waited_s = (now_us() - begin) * 1e-6;
+    if (waited_s - looked_s > kLookS) {
+      guard.look(waited_s);
+      looked_s = waited_s;
+    }
+    if (waited_s > kSpinS) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+}  // namespace
 
 Accelerator::Accelerator(int index) : impl_(std::make_unique<Impl>()) {
   const bool exists = index >= 0 && index < count();
@@ -227,10 +253,11 @@ void* allocate(int64_t num_bytes) {
     cudaGetLastError();
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    MOEBIUS_FAIL(usage,
-                 "out of device memory: {:.3f} GiB were asked for in one piece, {:.3f} of {:.3f} GiB are free; use a "
-                 "smaller micro_batch, seq_len or model (`moebius config` prints the memory table)",
-                 num_bytes / 1073741824.0, free / 1073741824.0, total / 1073741824.0);
+    throw OutOfMemory(
+        fmt::format("out of device memory: {:.3f} GiB were asked for in one piece, {:.3f} of {:.3f} GiB are free; use "
+                    "a smaller train.micro_batch, train.seq_len or model (--batch, --seq-len), or end what else uses "
+                    "this GPU",
+                    num_bytes / 1073741824.0, free / 1073741824.0, total / 1073741824.0));
   }
   check_cuda(status, "cudaMalloc");
   MOEBIUS_CUDA(cudaMemset(p, 0, num_bytes));
@@ -242,7 +269,16 @@ void release(void* data) noexcept { cudaFree(data); }
 
 void* allocate_pinned(int64_t num_bytes) {
   void* p = nullptr;
-  MOEBIUS_CUDA(cudaMallocHost(&p, num_bytes));
+  const cudaError_t status = cudaMallocHost(&p, num_bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw OutOfMemory(fmt::format(
+        "out of pinned host memory: {:.3f} GiB were asked for in one piece, through which a GPU copies; the "
+        "memory of the GPU is not what lacks: raise the memory limit of this container or group, end what "
+        "else holds host memory, or use a smaller train.micro_batch",
+        num_bytes / 1073741824.0));
+  }
+  check_cuda(status, "cudaMallocHost");
   std::memset(p, 0, num_bytes);
   return p;
 }
@@ -261,7 +297,11 @@ void copy_to_host(Accelerator& a, void* to, const void* from, int64_t num_bytes)
 
 void synchronize(Accelerator& a) {
   auto& impl = AcceleratorAccess::of(a);
-  MOEBIUS_CUDA(cudaStreamSynchronize(impl.stream));
+  const WaitGuard& guard = a.state<WaitGuard>();
+  if (guard.look)
+    wait_guarded(impl.stream, guard);
+  else
+    MOEBIUS_CUDA(cudaStreamSynchronize(impl.stream));
   impl.settle();
 }
 

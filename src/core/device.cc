@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "core/accelerator.h"
+#include "core/out_of_memory.h"
 
 namespace moebius {
 namespace {
@@ -62,11 +63,12 @@ Buffer::Buffer(DeviceKind device, int64_t num_bytes) : num_bytes_(num_bytes), de
     return;
   }
   void* p = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  MOEBIUS_CHECK(
-      usage, p != MAP_FAILED,
-      "out of memory: {:.3f} GiB were asked for in one piece: {}; use a smaller micro_batch, seq_len or model "
-      "(`moebius config` prints the memory table)",
-      num_bytes / 1073741824.0, std::strerror(errno));
+  if (p == MAP_FAILED) {
+    throw OutOfMemory(
+        fmt::format("out of memory: {:.3f} GiB were asked for in one piece: {}; use a smaller micro_batch, seq_len or "
+                    "model (`moebius config` prints the memory table)",
+                    num_bytes / 1073741824.0, std::strerror(errno)));
+  }
   // Fewer page faults and TLB misses for the large arenas; advice, so a refusal does not matter.
   if (num_bytes >= (8 << 20)) madvise(p, num_bytes, MADV_HUGEPAGE);
   data_ = p;
@@ -118,7 +120,7 @@ HostBuffer::HostBuffer(DeviceKind device, int64_t num_bytes) : num_bytes_(num_by
     data_ = std::shared_ptr<void>(cuda::allocate_pinned(num_bytes), cuda::release_pinned);
   else
     data_ = std::shared_ptr<void>(std::calloc(num_bytes, 1), std::free);
-  MOEBIUS_CHECK(usage, data_ != nullptr, "out of memory: {} bytes of host memory were asked for", num_bytes);
+  if (!data_) throw OutOfMemory(fmt::format("out of memory: {} bytes of host memory were asked for", num_bytes));
 }
 
 OpScope::OpScope(Stream& s, const char* name, Cost cost) : s_(s), name_(name), cost_(cost) {

@@ -69,7 +69,9 @@ void AddedTokenFinder::add(const AddedToken& token, std::string_view content) {
   if (nodes_[node].token >= 0) return;
   nodes_[node].token = static_cast<int32_t>(tokens_.size());
   tokens_.push_back(token);
-  starts_[static_cast<uint8_t>(content[0])] = true;
+  bool& is_start = is_start_[static_cast<uint8_t>(content[0])];
+  if (!is_start) starts_ += content[0];
+  is_start = true;
 }
 
 int32_t AddedTokenFinder::child(int32_t node, uint8_t byte) const {
@@ -79,7 +81,8 @@ int32_t AddedTokenFinder::child(int32_t node, uint8_t byte) const {
 }
 
 size_t AddedTokenFinder::next_start(std::string_view text, size_t from) const {
-  while (from < text.size() && !starts_[static_cast<uint8_t>(text[from])]) ++from;
+  if (starts_.size() == 1) return std::min(text.find(starts_[0], from), text.size());
+  while (from < text.size() && !is_start_[static_cast<uint8_t>(text[from])]) ++from;
   return from;
 }
 

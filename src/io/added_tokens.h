@@ -2,6 +2,7 @@
 // leftmost and of those the longest first.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -66,7 +67,8 @@ class AddedTokenFinder {
 
   std::vector<AddedToken> tokens_;
   std::vector<Node> nodes_ = std::vector<Node>(1);
-  std::vector<bool> starts_ = std::vector<bool>(256);
+  std::string starts_;  // the first bytes of all tokens, each once
+  std::array<bool, 256> is_start_{};
   TextPattern word_char_;
 };
 

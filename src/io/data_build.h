@@ -29,8 +29,8 @@ struct DatasetInfo {
   int64_t text_bytes = 0;     // of the text that the targets stand for: what bits per byte divides by
 };
 
-// A document is the ids of its text, or of its prompt and then of its completion, each encoded alone. Memory: a few MiB
-// a thread, and what the writer keeps (io/token_data.h); a file that is no jsonl is one document and held whole.
+// A document is the ids of its text, or of its prompt and then of its completion, each encoded alone. Memory: some ten
+// MiB a thread, and what the writer keeps (io/token_data.h); a file that is no jsonl is one document and held whole.
 // Error{input} when there is no text at all. Nothing appears under the prefix unless all of it was read.
 DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer);
 

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "io/files.h"
+#include "io/flat_json.h"
 
 namespace moebius {
 namespace {
@@ -43,6 +44,7 @@ std::string_view reason_of(std::string_view what) {
 }  // namespace
 
 nlohmann::json parse_json(std::string_view text, const std::string& who) {
+  if (auto flat = parse_flat_object(text)) return std::move(*flat);
   KeyWatch watch(who);
   try {
     return nlohmann::json::parse(text, std::ref(watch));

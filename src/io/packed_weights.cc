@@ -1,7 +1,8 @@
 #include "io/packed_weights.h"
 
+#include <algorithm>
 #include <array>
-#include <cmath>
+#include <bit>
 #include <limits>
 
 #include "core/error.h"
@@ -11,22 +12,23 @@ namespace {
 
 using nlohmann::json;
 
-std::array<float, 256> make_f8_e4m3_values() {
-  std::array<float, 256> values;
-  for (int bits = 0; bits < 256; ++bits) {
-    const int exponent = bits >> 3 & 15, mantissa = bits & 7;
-    const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
-                                          : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-    values[bits] = (bits & 127) == 127 ? std::numeric_limits<float>::quiet_NaN()
-                                       : std::copysign(magnitude, bits & 128 ? -1.0f : 1.0f);
-  }
-  return values;
+constexpr float power_of_two(int n) { return std::bit_cast<float>(static_cast<uint32_t>(n + 127) << 23); }
+
+constexpr float magnitude_of_f8_e4m3(int bits) {
+  const int exponent = bits >> 3, mantissa = bits & 7;
+  if (bits == 127) return std::numeric_limits<float>::quiet_NaN();
+  return exponent == 0 ? static_cast<float>(mantissa) * power_of_two(-9)
+                       : static_cast<float>(8 + mantissa) * power_of_two(exponent - 10);
 }
 
-const std::array<float, 256>& f8_e4m3_values() {
-  static const std::array<float, 256> values = make_f8_e4m3_values();
+constexpr std::array<float, 256> kF8E4m3Values = [] {
+  std::array<float, 256> values{};
+  for (int bits = 0; bits < 128; ++bits) {
+    values[bits] = magnitude_of_f8_e4m3(bits);
+    values[128 + bits] = -values[bits];
+  }
   return values;
-}
+}();
 
 bool is_block_size(const json& v) {
   const auto is_size = [](const json& n) { return n.is_number_integer() && n >= 1 && n <= 1 << 20; };
@@ -56,18 +58,17 @@ WeightPacking read_weight_packing(const json& config, const std::string& who) {
   return packing;
 }
 
-float f8_e4m3_value(uint8_t bits) { return f8_e4m3_values()[bits]; }
+float f8_e4m3_value(uint8_t bits) { return kF8E4m3Values[bits]; }
 
 void unpack_fp8(float* dst, const uint8_t* src, const float* scale, int64_t rows, int64_t cols,
                 const WeightPacking& packing) {
-  const std::array<float, 256>& values = f8_e4m3_values();
   const int64_t scale_cols = (cols + packing.block_cols - 1) / packing.block_cols;
   for (int64_t r = 0; r < rows; ++r) {
     const float* row_scale = scale + r / packing.block_rows * scale_cols;
     for (int64_t begin = 0; begin < cols; begin += packing.block_cols) {
       const int64_t end = std::min(begin + packing.block_cols, cols);
       const float factor = row_scale[begin / packing.block_cols];
-      for (int64_t c = begin; c < end; ++c) dst[r * cols + c] = values[src[r * cols + c]] * factor;
+      for (int64_t c = begin; c < end; ++c) dst[r * cols + c] = kF8E4m3Values[src[r * cols + c]] * factor;
     }
   }
 }

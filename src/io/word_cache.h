@@ -16,7 +16,8 @@ class WordCache {
   void put(std::string_view word, std::span<const int32_t> ids);
 
  private:
-  static constexpr size_t kEntries = size_t{1} << 15;  // 2 MiB
+  // 8 MiB: frequent words keep their lines near the core, and English has more rare ones than a smaller table holds.
+  static constexpr size_t kEntries = size_t{1} << 17;
   static constexpr size_t kMaxBytes = 30, kMaxIds = 8;
   struct alignas(64) Entry {
     uint8_t num_bytes = 0, num_ids = 0;

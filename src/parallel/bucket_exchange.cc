@@ -29,12 +29,25 @@ void BucketExchange::hold(const Param& p) {
 
 // --- gradients ------------------------------------------------------------------------------------------------------
 
-void BucketExchange::begin_step(int64_t num_micro_batches) {
+void BucketExchange::begin_passes(int64_t last_micro_batches) {
   for (size_t b = 0; b < states_.size(); ++b) {
-    const bool behind = overlap_ && !held_[b];
-    states_[b].gradients_left = behind ? num_micro_batches * std::ssize(buckets_.all()[b].params) : -1;
+    states_[b].gradients_left = leaves_early(b) ? last_micro_batches * std::ssize(buckets_.all()[b].params) : 0;
     states_[b].reduced = false;
   }
+}
+
+void BucketExchange::join(Stream& s) {
+  settle(s);
+  join_gradients();
+}
+
+void BucketExchange::replayed(bool gathered, int64_t last_micro_batches) {
+  if (gathered) weights_are_old_ = false;
+  for (size_t b = 0; b < states_.size(); ++b) states_[b].reduced = last_micro_batches > 0 && leaves_early(b);
+}
+
+void BucketExchange::join_gradients() {
+  for (size_t i = 0; i < kInFlight; ++i) gradients_[(num_started_ + i) % kInFlight].wait();  // the oldest first
 }
 
 void BucketExchange::after_gradient(Stream& s, const ParamSpan& span) {
@@ -58,7 +71,7 @@ void BucketExchange::start_reduce(Stream& s, size_t b) {
 }
 
 void BucketExchange::reduce(Stream& s) {
-  for (size_t i = 0; i < kInFlight; ++i) gradients_[(num_started_ + i) % kInFlight].wait();  // the oldest first
+  join_gradients();
   for (size_t b = 0; b < states_.size(); ++b) {
     const GradBucket& bucket = buckets_.all()[b];
     if (!states_[b].reduced && bucket.group->size() > 1) {

@@ -20,10 +20,19 @@ class BucketExchange final : public ParamWatcher {
   BucketExchange(const BucketExchange&) = delete;
   ~BucketExchange() override;
 
+  bool overlaps() const { return overlap_; }
   // This parameter's gradient has work to come behind the backward pass: its bucket waits for reduce().
   void hold(const Param& p);
-  // The passes of a step follow: this many micro-batches.
-  void begin_step(int64_t num_micro_batches);
+  // Passes follow whose gradients are all that this step adds, of so many micro-batches: with overlap each bucket
+  // leaves behind the last of them. 0: others follow these, and nothing leaves.
+  void begin_passes(int64_t last_micro_batches);
+
+  // For passes that are recorded and replayed: join() at their end waits for all that they began. Of a replay, which
+  // runs none of this, replayed() says which passes it was.
+  void join(Stream& s);
+  void replayed(bool gathered, int64_t last_micro_batches);
+  // With overlap the next forward pass gathers weights: it is being recorded, or weights_changed() was replayed.
+  void expect_gather() { weights_are_old_ = overlap_; }
   // Of every gradient the elements owned are their sum over the axis; the others are left as anything.
   void reduce(Stream& s);
   // The owners have moved their weights: the others get them here, or with overlap behind the next forward pass.
@@ -38,12 +47,14 @@ class BucketExchange final : public ParamWatcher {
   static constexpr size_t kInFlight = 2;
 
   struct State {
-    int64_t gradients_left = 0;  // of its parameters in the micro-batches to come; below 0: none are awaited
+    int64_t gradients_left = 0;  // of its parameters in the micro-batches to come; 0: none are awaited
     bool reduced = false;
     Pending weights;
   };
 
+  bool leaves_early(size_t b) const { return overlap_ && !held_[b]; }
   void start_reduce(Stream& s, size_t b);
+  void join_gradients();
   void start_gather(Stream& s);
   void gather(Stream& s);
   Tensor owned(const Tensor& all, const GradBucket& bucket) const {

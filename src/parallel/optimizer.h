@@ -32,9 +32,6 @@ class Optimizer {
             const ShardingSpec& sharding = {});
   Optimizer(const Optimizer&) = delete;
 
-  // The passes of a step follow. Without it gradients are summed by step() alone.
-  void begin_step(int64_t num_micro_batches) { exchange_.begin_step(num_micro_batches); }
-
   // After the last micro-batch: sums gradients over ranks, clips, updates masters and weights. All ranks together.
   // A gradient norm that is not finite changes nothing: the caller looks at grad_norm().
   void step(Stream& s, StepStack& stack, const OptimizerMove& move);

@@ -62,15 +62,21 @@ BenchReport bench_moe_layer(const BenchSpec& spec);
 
 struct StepBench {
   int64_t steps = 0, tokens = 0;  // timed; tokens of one step
-  double median_s = 0;
+  double median_s = 0;  // from the filling of the first micro-batch until all the device's work of the step has ended
   double tokens_per_s = 0;
   double model_tflops = 0;  // by ModelSpec::train_flops_per_token
   // bf16, medians: our gemm, and on the CPU oneDNN alone (0 on a GPU). On the CPU products after each step, on a GPU
   // before the first, when there is memory for them.
   double gemm_tflops = 0, onednn_tflops = 0;
+  // Of a GPU: the data sheet's bf16 products (0: not known), and the least time of the step's ops one after the other
+  // at the rates of our gemm and our copy, measured before the first step.
+  double datasheet_tflops = 0, roofline_s = 0;
+  Ceilings ceilings;
   double first_loss = 0, last_loss = 0;  // the first is log(vocabulary) but for the noise of the initial weights
-  int64_t planned_bytes = 0, peak_bytes = 0;
-  std::map<std::string, OpTotal> ops;  // of all timed steps, with profile
+  int64_t planned_bytes = 0, predicted_bytes = 0, peak_bytes = 0;  // predicted: of a GPU, before the plan is bound
+  std::map<std::string, OpTotal> ops;                              // of all timed steps, with profile
+  double mfu() const { return model_tflops / datasheet_tflops; }
+  double ratio_to_roofline() const { return roofline_s / median_s; }
   double ratio_to_gemm() const { return model_tflops / gemm_tflops; }
   double ratio_to_onednn() const { return model_tflops / onednn_tflops; }
 };

@@ -2,48 +2,44 @@
 #include <optional>
 
 #include "ops/gemm/gemm.h"
+#include "train/bench_batch.h"
+#include "train/bench_peak.h"
 #include "train/bench_timing.h"
 #include "train/engine.h"
 
 namespace moebius {
 namespace {
 
-// Micro-batch m of a step: random ids, targets the ids that follow, a pure function of (seed, step, m).
-void fill_random(MicroBatch& batch, const RunSpec& run, int64_t step, int64_t m) {
-  const int64_t S = run.train.seq_len, B = run.train.micro_batch, V = run.model.vocab_size;
-  const Rng rng(run.seed, RngSite::bench, static_cast<uint64_t>(step));
-  for (int64_t row = 0; row < B; ++row) {
-    const int64_t sample = m * B + row;
-    for (int64_t i = 0; i < S; ++i) {
-      const int64_t at = row * S + i;
-      const auto id = [&](int64_t k) {
-        return static_cast<int32_t>(rng.below(static_cast<uint64_t>(sample * (S + 1) + k), static_cast<uint64_t>(V)));
-      };
-      batch.token_T.ptr<int32_t>()[at] = id(i);
-      batch.target_T.ptr<int32_t>()[at] = id(i + 1);
-      batch.weight_T.ptr<float>()[at] = 1.0f;
-      batch.pos_T.ptr<int32_t>()[at] = static_cast<int32_t>(i);
-      batch.doc_start_T.ptr<int32_t>()[at] = 0;
-      batch.segment_T.ptr<int32_t>()[at] = static_cast<int32_t>(row);
-    }
-  }
-  const double tokens = static_cast<double>(run.train.global_batch * S);
-  batch.loss_scale = 1.0 / tokens;
-  batch.total_tokens = tokens;
-  batch.train_step = static_cast<uint64_t>(step);
-  batch.first_token = static_cast<uint64_t>(m * B * S);
-  batch.training = true;
-}
-
-// One step; returns its loss.
+// One step, all of it: when this returns the device has nothing left to do. Returns its loss.
 double train_step(Engine& engine, const RunSpec& run, int64_t step) {
-  for (int64_t m = 0; m < run.train.global_batch / run.train.micro_batch; ++m) {
-    fill_random(engine.batch(m), run, step, m);
-  }
-  engine.train_step(step, run.optimizer.lr);
+  engine.train_step(step, run.optimizer.lr,
+                    [&](MicroBatch& batch, int64_t m) { fill_bench_batch(batch, run, step, m); });
   const double loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * engine.batch().loss_scale;
   engine.end_of_step();
+  Stream s = engine.stream();
+  synchronize(s);
   return loss;
+}
+
+// What every op of a step does, counted on paper.
+std::vector<Cost> costs_of_step(const RunSpec& run) {
+  EngineSpec spec = training_engine_spec(run);
+  spec.device = DeviceKind::null;
+  Engine paper(spec);
+  Trace trace;
+  paper.set_trace(&trace);
+  paper.train_step(1, run.optimizer.lr);
+  paper.end_of_step();
+  std::vector<Cost> costs;
+  for (const TraceEvent& event : trace.events()) costs.push_back(event.cost);
+  return costs;
+}
+
+void measure_gpu(StepBench& r, const RunSpec& run) {
+  r.ceilings = BenchDevice(run.device, 1, 0).measure_ceilings(1.0);
+  r.gemm_tflops = r.ceilings.flops_per_s / 1e12;
+  r.datasheet_tflops = datasheet_tflops(Accelerator().info().name);
+  r.roofline_s = roofline_ms(costs_of_step(run), r.ceilings) * 1e-3;
 }
 
 double median(std::vector<double> values) {
@@ -92,13 +88,14 @@ StepBench bench_step(const RunSpec& run, int64_t steps, bool profile) {
                 run.train.global_batch, run.train.micro_batch);
   StepBench r{.steps = steps, .tokens = run.train.global_batch * run.train.seq_len};
   const bool on_gpu = run.device == DeviceKind::cuda;
-  if (on_gpu) r.gemm_tflops = BenchDevice(run.device, 1, 0).measure_ceilings(1.0).flops_per_s / 1e12;
+  if (on_gpu) measure_gpu(r, run);
   Engine engine(training_engine_spec(run));
   Stream s = engine.stream();
   engine.model().params().init(s, run.seed);
   std::optional<MatrixRate> rate;
   if (!on_gpu) rate.emplace(engine.spec().threads);
   r.planned_bytes = engine.plan().total_bytes();
+  if (on_gpu) r.predicted_bytes = engine.device_memory().total_bytes();
   const int64_t warm_up = on_gpu ? 2 : 1;  // first touch of memory and kernels; on a GPU the step is then recorded
   for (int64_t step = 1; step <= warm_up; ++step) {
     const double loss = train_step(engine, run, step);
@@ -111,9 +108,10 @@ StepBench bench_step(const RunSpec& run, int64_t steps, bool profile) {
     const double begin = now_us();
     r.last_loss = train_step(engine, run, step);
     seconds.push_back((now_us() - begin) / 1e6);
-    r.peak_bytes = engine.peak_bytes();
     if (rate) rate->measure();
   }
+  engine.look_at_memory();
+  r.peak_bytes = engine.peak_bytes();
   r.median_s = median(seconds);
   r.tokens_per_s = static_cast<double>(r.tokens) / r.median_s;
   r.model_tflops = r.tokens_per_s * run.model.train_flops_per_token(run.train.seq_len) / 1e12;

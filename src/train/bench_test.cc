@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "io/testing.h"
+#include "train/bench_peak.h"
 #include "train/bench_timing.h"
 
 namespace moebius {
@@ -66,6 +67,14 @@ TEST(BenchShapes, ARouterWouldChooseTheRoute) {
       EXPECT_EQ(std::count_if(logits, logits + shape.E, [&](float x) { return x >= least; }), shape.K);
     }
   }
+}
+
+TEST(Bench, DataSheetsOfHopper) {
+  EXPECT_EQ(datasheet_tflops("NVIDIA H200"), 989.4);
+  EXPECT_EQ(datasheet_tflops("NVIDIA H100 80GB HBM3"), 989.4);
+  EXPECT_EQ(datasheet_tflops("NVIDIA H100 PCIe"), 756.5);
+  EXPECT_EQ(datasheet_tflops("NVIDIA H20"), 148.0);
+  EXPECT_EQ(datasheet_tflops("NVIDIA A100-SXM4-80GB"), 0) << "not listed";
 }
 
 TEST(Bench, AWrongChecksumIsAnError) {

@@ -70,6 +70,7 @@ struct PartsProgress {
 class CheckpointStore {
  public:
   static constexpr int64_t kShardBytes = int64_t{4} << 30;
+  static constexpr int64_t kPieceBytes = int64_t{16} << 20;  // written at once, and of a GPU copied at once
 
   // Creates the folder. Error{usage} when another run has it open. keep: newest checkpoints kept, 0 for all.
   CheckpointStore(std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
@@ -83,7 +84,8 @@ class CheckpointStore {
   // flight is waited for first. Error{io} when the disk refuses: the checkpoints before are untouched, nothing
   // half-written stays. The error of an asynchronous save is thrown by the next save(), which then does nothing else,
   // or by wait().
-  // Tensors of a GPU are copied to the host first, on the stream s of their device.
+  // Tensors of a GPU are copied to the host on the stream s of their device: all of them first when async, else a piece
+  // at a time.
   void save(int64_t step, const std::vector<NamedTensor>& tensors, const nlohmann::json& meta, Stream* s = nullptr);
   void wait();
   void check();  // throws the error of an asynchronous save that has failed; does not wait for one that runs
@@ -96,9 +98,9 @@ class CheckpointStore {
   // As newest_checkpoint(dir, rejected).
   std::optional<std::string> newest_complete(std::vector<std::string>* rejected);
 
-  int64_t snapshot_bytes() const {
-    return snapshot_capacity_;
-  }  // host memory held for copies; 0 unless async or on a GPU
+  int64_t snapshot_bytes() const { return snapshot_capacity_; }  // host memory held for copies; 0 unless async
+  // What an asynchronous save of these will hold.
+  static int64_t snapshot_bytes_of(const std::vector<NamedTensor>& tensors);
 
  private:
   struct Alone;  // a world of one rank
@@ -119,6 +121,7 @@ class CheckpointStore {
   std::unique_ptr<CheckpointLock> lock_;  // rank 0's
   std::unique_ptr<std::byte[]> snapshot_;
   int64_t snapshot_capacity_ = 0;
+  HostBuffer piece_;  // of a GPU's tensors, when not async
   // A save in flight: what this rank writes, and on rank 0 all that follows once every rank has written.
   std::string unfinished_;  // its folder; empty: there is none
   Share share_;

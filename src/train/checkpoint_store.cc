@@ -133,12 +133,18 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
   check_tensors(tensors, s);
   wait();
   std::vector<NamedTensor> content = without_replicas(tensors);
-  if (async_save_ || (s && s->device() != DeviceKind::cpu)) content = take_snapshot(content, s);
+  const bool on_gpu = s && s->device() == DeviceKind::cuda;
+  if (async_save_) content = take_snapshot(content, s);
+  if (on_gpu && !async_save_ && !piece_.data()) piece_ = HostBuffer(DeviceKind::cuda, kPieceBytes);
   const std::string what = describe(step, content, dir_);
   unfinished_ = make_folder(step, what);
   progress_.all_written = progress_.given_up = false;
   const auto policy = async_save_ ? std::launch::async : std::launch::deferred;
-  const CheckpointWriter writer{.rank = ranks_.rank(), .num_ranks = ranks_.size(), .shard_bytes = shard_bytes_};
+  const CheckpointWriter writer{.rank = ranks_.rank(),
+                                .num_ranks = ranks_.size(),
+                                .shard_bytes = shard_bytes_,
+                                .device = on_gpu && !async_save_ ? s : nullptr,
+                                .piece = static_cast<std::byte*>(piece_.data())};
   share_ = std::async(policy, [what, folder = unfinished_, step, content = std::move(content), meta, writer] {
     return saying(what, [&] {
       fault_point("checkpoint.after_mkdir");
@@ -204,9 +210,14 @@ void CheckpointStore::set_aside() {
   });
 }
 
-std::vector<NamedTensor> CheckpointStore::take_snapshot(const std::vector<NamedTensor>& tensors, Stream* s) {
+int64_t CheckpointStore::snapshot_bytes_of(const std::vector<NamedTensor>& tensors) {
   int64_t bytes = 0;
-  for (const NamedTensor& t : tensors) bytes += aligned(t.tensor.num_bytes());
+  for (const NamedTensor& t : tensors) bytes += t.is_replica ? 0 : aligned(t.tensor.num_bytes());
+  return bytes;
+}
+
+std::vector<NamedTensor> CheckpointStore::take_snapshot(const std::vector<NamedTensor>& tensors, Stream* s) {
+  const int64_t bytes = snapshot_bytes_of(tensors);
   if (bytes > snapshot_capacity_) {
     snapshot_.reset();  // never both
     snapshot_capacity_ = 0;

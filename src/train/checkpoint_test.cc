@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "core/accelerator.h"
 #include "io/files.h"
 #include "io/safetensors.h"
 #include "io/testing.h"
@@ -243,6 +244,35 @@ TEST(CheckpointStoreErrors, WrongArguments) {
   write_file_atomic(dir.path("file"), "");
   expect_error(ErrorKind::io, "checkpoint: create folder " + dir.path("file/x"),
                [&] { CheckpointStore(dir.path("file/x"), 2, true); });
+}
+
+// Of a GPU: a piece at a time, or all of it first; what is written is what was there.
+TEST(CheckpointStoreOnGpu, WritesWhatTheGpuHolds) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  ThreadPool pool(1);
+  Accelerator gpu;
+  Stream s(gpu, pool);
+  // One larger than a piece, by an odd number of bytes, and one without any.
+  std::vector<uint8_t> bytes(CheckpointStore::kPieceBytes + 12345);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 2654435761u >> 13);
+  const int64_t size = static_cast<int64_t>(bytes.size());
+  const Buffer held(DeviceKind::cuda, size);
+  copy_to_device(s, held.data(), bytes.data(), size);
+  synchronize(s);
+  const std::vector<NamedTensor> tensors{
+      {.name = "w", .tensor = {.data = held.data(), .shape = {size}, .dtype = DType::u8, .device = DeviceKind::cuda}},
+      {.name = "none", .tensor = {.shape = {0}, .dtype = DType::f32, .device = DeviceKind::cuda}}};
+  for (const bool async : {false, true}) {
+    const TestDir dir;
+    CheckpointStore store(dir.path(), 1, async);
+    store.save(1, tensors, {}, &s);
+    store.wait();
+    EXPECT_EQ(store.snapshot_bytes(), async ? CheckpointStore::snapshot_bytes_of(tensors) : 0);
+    std::vector<uint8_t> read(bytes.size());
+    CheckpointReader(dir.path("step-00000001")).read("w", tensor_of(read.data(), {size}));
+    EXPECT_EQ(read, bytes) << "async " << async;
+  }
 }
 
 TEST(CheckpointList, NoFolderIsNoCheckpoint) {

@@ -16,7 +16,7 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kPieceBytes = int64_t{16} << 20;  // written at once
+constexpr int64_t kPieceBytes = CheckpointStore::kPieceBytes;
 
 // What a rank writes of one tensor, and under which name in its file.
 struct Entry {
@@ -55,11 +55,13 @@ std::vector<int64_t> shape_of(const TensorSlice& slice) {
   return shape;
 }
 
-void write_tensor(SafetensorsWriter& writer, const Entry& e) {
+void write_tensor(SafetensorsWriter& file, const Entry& e, const CheckpointWriter& writer) {
   const Tensor& t = e.tensor->tensor;
   const auto* bytes = static_cast<const std::byte*>(t.data);
   for (int64_t done = 0; done < t.num_bytes(); done += kPieceBytes) {
-    writer.write(e.name, bytes + done, std::min(kPieceBytes, t.num_bytes() - done));
+    const int64_t count = std::min(kPieceBytes, t.num_bytes() - done);
+    if (writer.device) copy_to_host(*writer.device, writer.piece, bytes + done, count);
+    file.write(e.name, writer.device ? writer.piece : bytes + done, count);
     fault_point("checkpoint.mid_shard");
   }
 }
@@ -94,7 +96,7 @@ CheckpointPiece piece_of(const std::string& file, const SafetensorsWriter& write
 }
 
 void write_shard(CheckpointManifest& manifest, const std::string& folder, const std::string& name,
-                 const ShardEntries& shard) {
+                 const ShardEntries& shard, const CheckpointWriter& by) {
   std::vector<SafetensorsDecl> decls;
   std::map<std::string, const Entry*> by_name;
   for (const Entry& e : shard) {
@@ -102,7 +104,7 @@ void write_shard(CheckpointManifest& manifest, const std::string& folder, const 
     by_name[e.name] = &e;
   }
   SafetensorsWriter writer(folder + "/" + name, std::move(decls), {{"format", "pt"}});
-  for (const Entry& e : shard) write_tensor(writer, e);
+  for (const Entry& e : shard) write_tensor(writer, e, by);
   close_file(manifest, folder, name, writer);
   for (const SafetensorsEntry& e : writer.entries()) {
     const Entry& from = *by_name.at(e.name);
@@ -154,7 +156,7 @@ CheckpointManifest write_share(const std::string& folder, const CheckpointConten
                                const CheckpointWriter& writer) {
   CheckpointManifest manifest{.step = content.step, .num_ranks = writer.num_ranks, .meta = content.meta};
   for (const ShardEntries& shard : split(content.tensors, writer.shard_bytes))
-    write_shard(manifest, folder, shard_name(manifest, writer), shard);
+    write_shard(manifest, folder, shard_name(manifest, writer), shard, writer);
   return manifest;
 }
 

@@ -24,6 +24,8 @@ struct CheckpointContent {
 struct CheckpointWriter {
   int rank = 0, num_ranks = 1;
   int64_t shard_bytes = CheckpointStore::kShardBytes;  // of one shard, or one tensor
+  Stream* device = nullptr;                            // of tensors that are on a GPU
+  std::byte* piece = nullptr;                          // and room for kPieceBytes of them on the host
 };
 
 // Writes the shards of this rank: its slices but replicas. Error{io} says which save it was.

@@ -1,6 +1,7 @@
 #include "train/engine.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "config/nearest.h"
 #include "model/device_support.h"
@@ -52,16 +53,6 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
 namespace {
 
 constexpr int64_t kLogitRows = 64;  // at once, on their way to the host
-
-// The system promises memory that it does not have, and ends the process when it is used; a GPU fails in the middle of
-// the plan: so the plan is compared first.
-void check_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available) {
-  const int64_t needed = plan.total_bytes() + stack_bytes;
-  MOEBIUS_CHECK(usage, needed <= available,
-                "out of memory: {} are needed, {} of them for the step stack, and {} are available; use a smaller "
-                "train.micro_batch, train.seq_len or model (--batch, --seq-len), or a larger machine\n{}",
-                bytes_text(needed), bytes_text(stack_bytes), bytes_text(available), plan.table());
-}
 
 // Error{usage} unless every pattern matches a parameter, whichever stage has it, and something is left to train.
 void check_freeze(const EngineSpec& spec) {
@@ -116,24 +107,30 @@ std::unique_ptr<Transport> paper_world(const EngineSpec& spec) {
   return make_paper_transport(0, static_cast<int>(spec.mesh.world()));
 }
 
-Mesh make_mesh(const MeshShape& shape, Transport* world) { return world ? Mesh(shape, *world) : Mesh(shape); }
+Mesh make_mesh(const MeshShape& shape, Transport* world, GpuLinks* links) {
+  return world ? Mesh(shape, *world, links) : Mesh(shape);
+}
+
+std::unique_ptr<GpuRanks> gpu_ranks(const EngineSpec& spec) {
+  const bool several = spec.world && spec.world->size() > 1;
+  return several && spec.device == DeviceKind::cuda ? std::make_unique<GpuRanks>(*spec.world) : nullptr;
+}
 
 }  // namespace
 
 Engine::Engine(const EngineSpec& spec)
     : spec_(spec),
       pool_(spec.threads),
-      gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>() : nullptr),
+      gpu_ranks_(gpu_ranks(spec)),
+      gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>(gpu_ranks_ ? gpu_ranks_->index() : 0)
+                                           : nullptr),
+      links_(gpu_ranks_ ? std::make_unique<GpuLinks>(*spec.world, *gpu_, *gpu_ranks_) : nullptr),
       paper_(paper_world(spec)),
-      mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get())),
+      mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get(), links_.get())),
       plan_(spec.recompute) {
   if (spec_.device != DeviceKind::null) spec_.target = spec_.device;
   check_device(spec_.model, spec_.target);
-  if (gpu_) {
-    other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
-    Stream s = stream();
-    cuda::prepare_gemm(s);  // so that what is free is what the plan may have
-  }
+  if (gpu_) other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
   if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq * spec_.mesh.cp, spec_.cache_tokens);
   // A GPU has one, which each micro-batch of the host is copied into; but a pipeline has several in flight.
   const bool in_turn = spec_.target == DeviceKind::cuda && spec_.mesh.pp == 1;
@@ -149,13 +146,40 @@ Engine::Engine(const EngineSpec& spec)
   }
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
   const int64_t stack_bytes = measure_stack();
-  if (spec_.device == DeviceKind::cpu) check_memory(plan_, stack_bytes, available_memory_bytes());
-  if (gpu_) check_memory(plan_, stack_bytes, gpu_->info().free_bytes - kReserveBytes);
-  plan_.bind(spec_.device, stack_bytes);
-  host_batches_ = batches_;
-  if (gpu_) mirror_on_host();
+  if (spec_.device == DeviceKind::cpu) check_host_memory(plan_, stack_bytes, available_memory_bytes());
+  if (gpu_) check_gpu_memory(stack_bytes);
+  telling_the_plan([&] { allocate(stack_bytes); });
   Stream s = stream();
   model_->init_state(s);
+}
+
+// An exception passes by: what the GPU awaits of other ranks would hold up the release of its memory.
+Engine::~Engine() {
+  if (links_ && std::uncaught_exceptions() > 0) links_->abandon();
+}
+
+// Ranks that share a GPU ask for theirs together, before any of them has taken it.
+void Engine::check_gpu_memory(int64_t stack_bytes) {
+  const int64_t free = gpu_->info().free_bytes;
+  if (!gpu_ranks_) return check_device_memory(plan_, stack_bytes, free);
+  const int64_t mine = needed_bytes(plan_, stack_bytes), others = gpu_ranks_->sum_of_sharing(mine) - mine;
+  gpu_ranks_->control().together([&] { check_device_memory(plan_, stack_bytes, free - others); });
+}
+
+std::string Engine::links_text() const {
+  if (!links_) return "";
+  return fmt::format("ranks exchange by {}; steps are {}", links_->text(),
+                     records() ? "recorded" : "launched op by op");
+}
+
+void Engine::allocate(int64_t stack_bytes) {
+  plan_.bind(spec_.device, stack_bytes);
+  host_batches_ = batches_;
+  host_batches_.resize(spec_.num_micro_batches, batches_[0]);
+  if (!gpu_) return;
+  Stream s = stream();
+  cuda::prepare_gemm(s);
+  mirror_on_host();
 }
 
 void Engine::mirror_on_host() {
@@ -255,23 +279,49 @@ void Engine::forward_backward(int64_t m) {
   run([&](Step& step) { there_and_back(step); }, m);
 }
 
+void Engine::fill_batch(const Fill& fill, int64_t m) {
+  if (!fill) return;
+  const double begin = now_us();
+  fill(batch(m), m);
+  fill_s_ += (now_us() - begin) * 1e-6;
+}
+
 // read_metrics waits for the uploads.
-void Engine::all_passes(Stream& s) {
-  optimizer_->begin_step(spec_.num_micro_batches);
+void Engine::all_passes(Stream& s, const Fill& fill) {
+  const int64_t M = spec_.num_micro_batches;
+  const bool overlaps = optimizer_->exchange().overlaps();
   if (pipeline_) {
-    for (int64_t m = 0; m < spec_.num_micro_batches; ++m) upload(s, m);
+    for (int64_t m = 0; m < M; ++m) {
+      fill_batch(fill, m);
+      upload(s, m);
+    }
     const auto batch = [&](int64_t m) -> const MicroBatch& { return device_batch(m); };
-    return replay(passes_, passes_launches_, [&](Stream& on) { pipeline_->run_step(on, plan_.stack(), batch); });
+    return passes(passes_[3], true, M, [&](Stream& on) { pipeline_->run_step(on, plan_.stack(), batch); });
   }
-  for (int64_t m = 0; m < spec_.num_micro_batches; ++m) {
+  for (int64_t m = 0; m < M; ++m) {
+    fill_batch(fill, m);
     PhaseScope phase(s, "micro-batch", m);
     upload(s, m);
     const MicroBatch& batch = device_batch(m);
-    replay(passes_, passes_launches_, [&](Stream& on) {
+    const bool first = m == 0, last = m == M - 1;
+    passes(passes_[overlaps ? (first ? 1 : 0) + (last ? 2 : 0) : 0], first, last ? 1 : 0, [&](Stream& on) {
       Step step{on, plan_.stack(), batch};
       there_and_back(step);
     });
   }
+}
+
+// What passes communicate beside compute belongs to their recording: the first of a step gather the weights that the
+// last one changed, the last reduce gradients, and all of it has ended where the recording does.
+void Engine::passes(StepPart& part, bool first, int64_t last_micro_batches, const std::function<void(Stream&)>& body) {
+  BucketExchange& exchange = optimizer_->exchange();
+  exchange.begin_passes(last_micro_batches);
+  const bool replayed = replay(part, [&](Stream& s) {
+    if (records() && first) exchange.expect_gather();
+    body(s);
+    if (records()) exchange.join(s);
+  });
+  if (replayed) exchange.replayed(first, last_micro_batches);
 }
 
 void Engine::optimizer_pass(Stream& s, int64_t train_step, double lr) {
@@ -288,14 +338,28 @@ void Engine::reduce_loss(Stream& s) {
 }
 
 // Jitter draws by step number, which is an argument of its kernels: such a step is launched anew each time.
-bool Engine::records() const { return gpu_ && spec_.graph && !trace_ && spec_.balance.jitter == 0; }
+// Messages that are staged are exchanged by the host.
+bool Engine::records() const {
+  const bool can = !links_ || links_->records();
+  return gpu_ && can && spec_.graph && spec_.balance.jitter == 0;
+}
 
-// The first two launches go op by op: they choose algorithms, and are steps like any other.
-void Engine::replay(Recording& recording, int64_t& launches, const std::function<void(Stream&)>& body) {
+// The first two launches go op by op: they choose algorithms, and are steps like any other; so does a traced one, which
+// communicates as the recorded ones of other ranks do. Whether it was a replay.
+bool Engine::replay(StepPart& part, const std::function<void(Stream&)>& body) {
   Stream s = stream();
-  if (!records() || ++launches <= 2) return body(s);
-  if (recording.empty()) recording = Recording(*gpu_, [&] { body(s); });
-  recording.replay(*gpu_);
+  if (!records() || trace_ || ++part.launches <= 2) {
+    body(s);
+    return false;
+  }
+  if (part.recording.empty()) {
+    if (links_) part.traffic = links_->begin_recording();
+    part.recording = Recording(*gpu_, [&] { body(s); });
+    if (links_) links_->end_recording();
+  }
+  part.recording.replay(*gpu_);
+  if (links_) links_->replayed(part.traffic);
+  return true;
 }
 
 void Engine::schedule(int64_t train_step, double lr) {
@@ -315,22 +379,34 @@ void Engine::optimizer_step(int64_t train_step, double lr) {
   read_metrics();
 }
 
-void Engine::train_step(int64_t train_step, double lr) {
+void Engine::train_step(int64_t train_step, double lr) { this->train_step(train_step, lr, nullptr); }
+
+// A micro-batch has a buffer of its own on the host: one may be filled while those before it are copied and computed.
+void Engine::train_step(int64_t train_step, double lr, const Fill& fill) {
   Stream s = stream();
+  PhaseScope phase(s, "step", train_step);
   ++num_steps_;
   schedule(train_step, lr);
+  fill_s_ = 0;
   const double begin = now_us();
-  all_passes(s);
+  telling_the_plan([&] { all_passes(s, fill); });
   const double between = now_us();
-  replay(update_, update_launches_, [&](Stream& on) { optimizer_pass(on, train_step, lr); });
+  telling_the_plan([&] {
+    const bool replayed = replay(update_, [&](Stream& on) { optimizer_pass(on, train_step, lr); });
+    if (replayed) optimizer_->exchange().expect_gather();
+  });
   const double end = now_us();
-  passes_s_ = gpu_ ? 0 : (between - begin) * 1e-6;
+  passes_s_ = gpu_ ? 0 : (between - begin) * 1e-6 - fill_s_;
   optimizer_s_ = gpu_ ? 0 : (end - between) * 1e-6;
+  // A rank whose host stands still is named here; the wait for the GPU alone would not say which it is.
+  if (links_) mesh_.group(Axis::world).barrier();
   read_metrics();
 }
 
 void Engine::end_of_step() {
-  replay(end_, end_launches_, [&](Stream& s) { clear_sums(s); });
+  Stream on_step = stream();
+  PhaseScope phase(on_step, "end of step");
+  replay(end_, [&](Stream& s) { clear_sums(s); });
 }
 
 void Engine::clear_sums(Stream& s) {
@@ -362,11 +438,20 @@ void Engine::read_logits(float* logits, int64_t begin, int64_t end) {
 
 int64_t Engine::peak_bytes() {
   if (!gpu_) return peak_rss_bytes();
-  if (num_steps_ <= 4) {
-    const AcceleratorInfo info = gpu_->info();
-    peak_bytes_ = std::max(peak_bytes_, info.memory_bytes - info.free_bytes - other_bytes_);
-  }
+  if (num_steps_ <= 4) look_at_memory();
   return peak_bytes_;
+}
+
+void Engine::look_at_memory() {
+  if (!gpu_) return;
+  const AcceleratorInfo info = gpu_->info();
+  peak_bytes_ = std::max(peak_bytes_, info.memory_bytes - info.free_bytes - other_bytes_);
+}
+
+int64_t Engine::pinned_bytes() const {
+  if (spec_.target != DeviceKind::cuda) return 0;
+  const int64_t of_batches = batches_.size() == 1 ? spec_.num_micro_batches : 1;
+  return of_batches * plan_.bytes(Life::batch) + plan_.bytes(Life::metrics);
 }
 
 }  // namespace moebius

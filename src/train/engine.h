@@ -8,17 +8,21 @@
 // allocates or depends on what is in memory, and what is recorded does not grow with the number of micro-batches.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "comm/gpu_links.h"
 #include "config/run_spec.h"
 #include "core/accelerator.h"
+#include "core/out_of_memory.h"
 #include "model/model.h"
 #include "parallel/optimizer.h"
 #include "parallel/pipeline.h"
 #include "parallel/tied_embedding.h"
+#include "train/device_memory.h"
 
 namespace moebius {
 
@@ -61,13 +65,13 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh = {});
 
 class Engine {
  public:
-  // What is set aside on a GPU beside the plan for what comes with use: kernels, cuDNN, recordings. And what that is in
-  // a run without cuDNN, as measured.
-  static constexpr int64_t kReserveBytes = int64_t{384} << 20, kKernelBytes = int64_t{4} << 20;
+  using Fill = std::function<void(MicroBatch& batch, int64_t m)>;
 
   // Declares, measures the step stack by a dry run on the null device, then allocates. On the null device nothing is
-  // allocated. Error{usage} with the plan when the machine has not that much memory available.
+  // allocated. Error{usage} with the plan when the machine has not that much memory available, here and wherever memory
+  // runs out later.
   explicit Engine(const EngineSpec& spec);
+  ~Engine();
   Engine(const Engine&) = delete;
 
   DataShare data_share() const {
@@ -85,6 +89,8 @@ class Engine {
   int64_t stack_high_water() { return plan_.stack().high_water(); }
   const EngineSpec& spec() const { return spec_; }
   const Mesh& mesh() const { return mesh_; }
+  // How ranks exchange memory of GPUs and whether their steps are recorded, for the run's log; empty elsewhere.
+  std::string links_text() const;
 
   // Runs body(Step&) on the engine's stream and stack, for micro-batch m as batch(m) says.
   template <class Body>
@@ -93,13 +99,17 @@ class Engine {
     upload(s, m);
     synchronize(s);  // from here on the caller may fill the next batch
     Step step{s, plan_.stack(), device_batch(m)};
-    body(step);
+    telling_the_plan([&] { body(step); });
   }
   void forward_backward(int64_t m = 0);  // one micro-batch of training, all stages of it
   void forward(int64_t m = 0);           // its forward pass alone: adds to the loss sum
   // A whole step: every micro-batch, then the optimizer. The sums of the step can be read when it returns.
   void train_step(int64_t train_step, double lr);
-  // Host time of the two halves of the last train_step(); 0 on a GPU, whose work runs behind the host.
+  // The same, and each micro-batch is filled just before it is launched: on a GPU behind the work of the one before.
+  void train_step(int64_t train_step, double lr, const Fill& fill);
+  // Host time of the last train_step(): what fill took, and the two halves; these are 0 on a GPU, whose work runs
+  // behind the host.
+  double fill_seconds() const { return fill_s_; }
   double passes_seconds() const { return passes_s_; }
   double optimizer_seconds() const { return optimizer_s_; }
   void optimizer_step(int64_t train_step, double lr);  // its second half: reduces, clips, updates
@@ -114,29 +124,56 @@ class Engine {
   void read_metrics();
   // Logits of rows [begin, end) of the last forward pass, f32 [end - begin, V] in host memory.
   void read_logits(float* logits, int64_t begin, int64_t end);
-  // The most memory that this process has held: of the GPU, or of the host when there is none. Nothing is allocated
-  // after the second step of a run, so a GPU is asked until then.
+  // The most memory that this process has held: of the GPU beside its context and NCCL's (of one that ranks share, all
+  // of theirs since this began), or of the host when there is none. A GPU is asked in the first steps, which load
+  // kernels and record, and by look_at_memory(): after what else loads any.
   int64_t peak_bytes();
+  void look_at_memory();
+  // What was predicted of it for a GPU, or the one that a null device stands for, before anything was allocated.
+  DeviceMemory device_memory() const { return moebius::device_memory(plan_, plan_.bytes(Life::stack)); }
+  int64_t pinned_bytes() const;  // host memory that a GPU copies a step's batches and sums through
 
  private:
+  // A part of a step that is launched, then recorded, then replayed.
+  struct StepPart {
+    Recording recording;
+    NcclTraffic traffic;
+    int64_t launches = 0;
+  };
+
   void make_model();
+  void check_gpu_memory(int64_t stack_bytes);
   void schedule(int64_t train_step, double lr);
+  void fill_batch(const Fill& fill, int64_t m);
   void mirror_on_host();
   void upload(Stream& s, int64_t m);
   const MicroBatch& device_batch(int64_t m);
   void forward(Step& step);
   void there_and_back(Step& step);
-  void all_passes(Stream& s);
+  void all_passes(Stream& s, const Fill& fill);
+  void passes(StepPart& part, bool first, int64_t last_micro_batches, const std::function<void(Stream&)>& body);
   void optimizer_pass(Stream& s, int64_t train_step, double lr);
   void clear_sums(Stream& s);
   bool records() const;
-  void replay(Recording& recording, int64_t& launches, const std::function<void(Stream&)>& body);
+  bool replay(StepPart& part, const std::function<void(Stream&)>& body);
   void run_step(Step& step);
   int64_t measure_stack();
+  void allocate(int64_t stack_bytes);
+  // Memory that runs out in body is told with the table of what was planned.
+  template <class Body>
+  void telling_the_plan(Body&& body) const {
+    try {
+      body();
+    } catch (const OutOfMemory& e) {
+      MOEBIUS_FAIL(usage, "{}\n{}", e.what(), plan_.table());
+    }
+  }
 
   EngineSpec spec_;
   ThreadPool pool_;
-  std::unique_ptr<Accelerator> gpu_;  // outlives all that is on it
+  std::unique_ptr<GpuRanks> gpu_ranks_;  // with several ranks on GPUs
+  std::unique_ptr<Accelerator> gpu_;     // outlives all that is on it
+  std::unique_ptr<GpuLinks> links_;      // of the ranks
   Trace* trace_ = nullptr;
   std::unique_ptr<Transport> paper_;  // of a mesh that is counted
   Mesh mesh_;
@@ -145,9 +182,10 @@ class Engine {
   Tensor schedule_2_;                              // f64: learning rate and step, for a recorded optimizer
   std::vector<HostBuffer> inputs_;                 // Life::batch, for each micro-batch in turn; unused on the CPU
   HostBuffer metrics_;                             // and Life::metrics
-  Recording passes_, update_, end_;
-  int64_t num_steps_ = 0, passes_launches_ = 0, update_launches_ = 0, end_launches_ = 0;
-  double passes_s_ = 0, optimizer_s_ = 0;
+  std::array<StepPart, 4> passes_;                 // with overlap by whether a step's first, and its last
+  StepPart update_, end_;
+  int64_t num_steps_ = 0;
+  double fill_s_ = 0, passes_s_ = 0, optimizer_s_ = 0;
   int64_t other_bytes_ = 0;  // of the GPU, held by others before this engine
   int64_t peak_bytes_ = 0;
   std::unique_ptr<Model> model_;

@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/accelerator.h"
 #include "core/error.h"
+#include "io/testing.h"
+#include "train/checkpoint.h"
+#include "train/host_memory.h"
 
 namespace moebius {
 namespace {
@@ -29,19 +33,114 @@ EngineSpec huge_spec(DeviceKind device) {
           .device = device};
 }
 
-TEST(Engine, RefusesAPlanThatTheMachineCannotHold) {
-  const int64_t resident = current_rss_bytes();
+void expect_refused(const EngineSpec& spec, const std::vector<std::string>& texts) {
   try {
-    Engine engine(huge_spec(DeviceKind::cpu));
+    Engine engine(spec);
     FAIL() << "no error";
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::usage);
-    EXPECT_THAT(e.what(), HasSubstr("out of memory: "));
-    EXPECT_THAT(e.what(), HasSubstr(" are available; use a smaller train.micro_batch, train.seq_len or model"));
-    EXPECT_THAT(e.what(), HasSubstr("memory plan\n"));
-    EXPECT_THAT(e.what(), HasSubstr("optimizer"));
+    for (const std::string& text : texts) EXPECT_THAT(e.what(), HasSubstr(text));
   }
+}
+
+TEST(Engine, RefusesAPlanThatTheMachineCannotHold) {
+  const int64_t resident = current_rss_bytes();
+  expect_refused(huge_spec(DeviceKind::cpu),
+                 {"out of memory: ", " are available; use a smaller train.micro_batch, train.seq_len or model",
+                  "memory plan\n", "optimizer"});
   EXPECT_LT(current_rss_bytes() - resident, 64 << 20);
+}
+
+TEST(Engine, RefusesAPlanThatTheGpuCannotHold) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  expect_refused(huge_spec(DeviceKind::cuda),
+                 {"out of memory: ", " of the GPU are needed: ", "384.0 MiB are kept for kernels and recordings; ",
+                  " are available; use a smaller train.micro_batch, train.seq_len or model", "memory plan\n"});
+}
+
+TEST(Engine, MemoryThatRunsOutLaterIsToldWithTheTable) {
+  Engine engine(
+      {.model = huge_spec(DeviceKind::cpu).model, .shape = {.batch = 1, .seq = 3}, .device = DeviceKind::null});
+  try {
+    engine.run([](Step&) { throw OutOfMemory("out of device memory in a call"); });
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::usage);
+    EXPECT_THAT(e.what(), HasSubstr("out of device memory in a call\nmemory plan\n"));
+  }
+}
+
+TEST(DeviceMemory, IsComparedBeforeAnythingIsAllocated) {
+  MemoryPlan plan;
+  Tensor a, b;
+  plan.declare(a, "a", {1000}, DType::f32, Life::param);
+  plan.declare(b, "b", {(3 << 20) / 4}, DType::f32, Life::grad);
+  const DeviceMemory memory = device_memory(plan, 5);  // bytes of stack
+  EXPECT_EQ(memory.plan_bytes, (2 + 4 + 2) << 20) << "whole pages of 2 MiB for each life";
+  EXPECT_EQ(memory.workspace_bytes, 130 << 20) << "128 MiB and an answer of 256 bytes";
+  const int64_t enough = memory.plan_bytes + memory.workspace_bytes + kDeviceReserveBytes;
+  check_device_memory(plan, 5, enough);
+  for (const int64_t free : {enough - 1, int64_t{5} << 20, int64_t{0}}) {
+    try {
+      check_device_memory(plan, 5, free);
+      FAIL() << "no error with " << free;
+    } catch (const Error& e) {
+      EXPECT_THAT(e.what(), HasSubstr("522.0 MiB of the GPU are needed: 8.0 MiB for the plan"));
+      EXPECT_THAT(e.what(), HasSubstr(bytes_text(free) + " are available; use a smaller"));
+      EXPECT_THAT(e.what(), HasSubstr("memory plan\n"));
+    }
+  }
+}
+
+TEST(HostMemory, ASnapshotThatDoesNotFitIsRefused) {
+  MemoryPlan plan;
+  const HostMemory gpu{.pinned_bytes = 7, .snapshot_bytes = 100}, cpu{.plan_bytes = 50, .snapshot_bytes = 100};
+  check_snapshot(gpu, plan, 100);
+  check_snapshot(cpu, plan, 150);
+  check_snapshot({.plan_bytes = 50}, plan, 0);  // no snapshot: the plan was compared by the engine
+  const auto refused = [&](const HostMemory& host, int64_t available, const std::string& text) {
+    expect_error(ErrorKind::usage, text, [&] { check_snapshot(host, plan, available); });
+  };
+  refused(gpu, 99,
+          "out of memory: an asynchronous checkpoint copies 100 B in the host's memory, and 99 B are available; set "
+          "checkpoint.async = false");
+  refused(cpu, 149, "copies 100 B in the host's memory beside the plan of 50 B, and 149 B are available");
+  refused(cpu, 149, "memory plan\n");
+}
+
+// Twelve bytes a parameter, whole parameters of a multiple of 64 bytes, and more where they are not.
+TEST(HostMemory, OfAGpuIsKnownWithoutOne) {
+  EngineSpec spec = huge_spec(DeviceKind::null);
+  spec.target = Accelerator::is_built_in() ? DeviceKind::cuda : DeviceKind::cpu;
+  spec.num_micro_batches = 5;
+  Engine engine(spec);
+  int64_t parameters = 0;
+  for (const Param& p : engine.model().params().all()) parameters += p.has_grad ? p.w.numel() : 0;
+  const HostMemory async = host_memory(engine, true), sync = host_memory(engine, false);
+  EXPECT_GE(async.snapshot_bytes, 12 * parameters);
+  EXPECT_LE(async.snapshot_bytes, 12 * parameters + (1 << 20));
+  EXPECT_EQ(sync.snapshot_bytes, 0);
+  if (spec.target != DeviceKind::cuda) return;
+  EXPECT_EQ(async.pinned_bytes, 5 * engine.plan().bytes(Life::batch) + engine.plan().bytes(Life::metrics));
+  EXPECT_EQ(sync.pinned_bytes - async.pinned_bytes, CheckpointStore::kPieceBytes);
+}
+
+TEST(Engine, OnPaperHasEveryMicroBatchOfAGpu) {
+  EngineSpec spec = huge_spec(DeviceKind::null);
+  spec.target = Accelerator::is_built_in() ? DeviceKind::cuda : DeviceKind::cpu;
+  spec.num_micro_batches = 3;
+  Engine engine(spec);
+  Trace trace;
+  engine.set_trace(&trace);
+  std::vector<int64_t> filled;
+  engine.train_step(1, 0.1, [&](MicroBatch& batch, int64_t m) {
+    EXPECT_EQ(&batch, &engine.batch(m));
+    filled.push_back(m);
+  });
+  EXPECT_EQ(filled, (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(trace.totals().at("lm_loss").calls, 3);
+  EXPECT_EQ(trace.totals().at("adamw").calls > 0, true);
 }
 
 TEST(Engine, CountsAPlanOfAnySizeOnTheNullDevice) {

@@ -38,7 +38,7 @@ void add_batch(Engine& engine, Sums& sums) {
 
 // Each rank knows the tokens of its sequences; their loss is known where the last stage is.
 void reduce(Engine& engine, Sums& sums) {
-  Stream s = engine.stream();
+  Stream s(DeviceKind::cpu, engine.stream().pool());
   engine.mesh().group(Axis::dp_cp).all_reduce_sum(s, tensor_of(&sums.tokens, {1}));
   engine.mesh().group(Axis::dp_cp).all_reduce_sum(s, tensor_of(&sums.nats, {1}));
   engine.mesh().group(Axis::pp).all_reduce_sum(s, tensor_of(&sums.nats, {1}));

@@ -79,7 +79,7 @@ HubFolderResult write_hub_folder(const HubFolder& hub) {
                          .num_shards = static_cast<int64_t>(shards.size())};
   for (const TensorCopy& t : tensors) result.bytes += t.bytes();
   for (size_t i = 0; i < shards.size(); ++i) {
-    write_shard(folder.path() + "/" + shard_name(i, shards.size()), shards[i], hub.weights).close();
+    write_shard(folder.path() + "/" + shard_name(i, shards.size()), shards[i], hub.weights, &result.not_finite).close();
   }
   if (shards.size() > 1) write_index(folder.path(), shards, result.bytes);
   write_file_atomic(folder.path() + "/config.json", config_of(hub.model, tensors).dump(2) + "\n");

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "config/model_spec.h"
+#include "train/not_finite.h"
 #include "train/weights_source.h"
 
 namespace moebius {
@@ -22,6 +24,7 @@ struct HubFolder {
 struct HubFolderResult {
   int64_t num_tensors = 0, num_shards = 0, bytes = 0;  // bytes of tensors
   int64_t num_files = 0;                               // copied beside the weights and config.json
+  std::vector<NotFinite> not_finite;                   // to be warned of
 };
 
 // config.json in the v4 spelling with every key that Moebius does not know (but quantization_config: weights that were

@@ -36,7 +36,7 @@ ImportResult import_hugging_face(const ImportSpec& spec) {
   for (const ShardCopy& shard : shards) {
     for (const TensorCopy& t : shard) result.bytes += t.bytes();
     const std::string name = shard_name(manifest);
-    SafetensorsWriter writer = write_shard(folder.path() + "/" + name, shard, *reader);
+    SafetensorsWriter writer = write_shard(folder.path() + "/" + name, shard, *reader, &result.not_finite);
     close_shard(manifest, folder.path(), name, writer);
   }
   result.num_files = copy_other_files(from.path, folder.path() + "/" + kImportedFiles);

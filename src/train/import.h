@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "train/not_finite.h"
 
 namespace moebius {
 
@@ -19,12 +22,12 @@ struct ImportSpec {
 struct ImportResult {
   int64_t num_tensors = 0, num_shards = 0, bytes = 0;  // bytes of tensors
   int64_t num_files = 0;                               // copied along
+  std::vector<NotFinite> not_finite;                   // to be warned of
 };
 
 // Every tensor under its canonical name in the dtype it has (f32 for those in few bits with scales), fused experts
-// taken apart; config.json as it lies in the
-// meta data; all other files beside. The checkpoint appears whole or not at all. Memory: the largest tensor.
-// Error{input} as load_weights.
+// taken apart; config.json as it lies in the meta data; all other files beside. The checkpoint appears whole or not at
+// all. Memory: the largest tensor. Error{input} as load_weights.
 ImportResult import_hugging_face(const ImportSpec& spec);
 
 }  // namespace moebius

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <set>
 #include <sstream>
 
 #include "io/files.h"
 #include "ops/elementwise/elementwise.h"
 #include "train/diagnose.h"
+#include "train/host_memory.h"
 #include "train/state.h"
 #include "train/weights.h"
 
@@ -56,6 +58,7 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
 
 int TrainingRun::run() {
   log_.line(engine_.plan().table());
+  if (const std::string links = engine_.links_text(); !links.empty()) log_.info("{}", links);
   predict_memory();
   start();
   control_.on_root([&] { open_logs(); });
@@ -91,7 +94,12 @@ void TrainingRun::start() {
   if (run_.init_from.empty()) {
     engine_.model().params().init(s, run_.seed);
   } else {
-    control_.together([&] { load_weights(engine_, run_.init_from); });
+    std::vector<NotFinite> not_finite;
+    control_.together([&] { not_finite = load_weights(engine_, run_.init_from); });
+    // Replicas say the same.
+    const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
+    for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
+      if (!warning.empty()) log_.warn("{}", warning);
     log_.info("weights from {}", run_.init_from);
   }
 }
@@ -182,9 +190,8 @@ StepReport TrainingRun::train_step(int64_t step) {
   if (traced) engine_.set_trace(&trace);
   const CommCounters counters = comm_counters(engine_.mesh());
   loader_.begin_step(step);
-  for (int64_t m = 0; m < engine_.spec().num_micro_batches; ++m) loader_.fill(engine_.batch(m), m);
-  const double load_s = (now_us() - begin) * 1e-6;
-  engine_.train_step(step, lr);
+  const double drawn_s = (now_us() - begin) * 1e-6;
+  engine_.train_step(step, lr, [&](MicroBatch& batch, int64_t m) { loader_.fill(batch, m); });
   if (traced) {
     engine_.set_trace(nullptr);
     write_file_atomic(run_.log.trace, trace.chrome_json());
@@ -194,9 +201,11 @@ StepReport TrainingRun::train_step(int64_t step) {
   StepReport report =
       read_step(engine_, step, lr, engine_.batch().loss_scale,
                 static_cast<double>(run_.train.global_batch * run_.train.seq_len), run_.moe.z_coeff, seconds);
-  ranks_ = gather_ranks(
-      engine_, {.load_s = load_s, .passes_s = engine_.passes_seconds(), .optimizer_s = engine_.optimizer_seconds()},
-      counters, report.layers);
+  ranks_ = gather_ranks(engine_,
+                        {.load_s = drawn_s + engine_.fill_seconds(),
+                         .passes_s = engine_.passes_seconds(),
+                         .optimizer_s = engine_.optimizer_seconds()},
+                        counters, report.layers);
   return report;
 }
 
@@ -281,6 +290,7 @@ void TrainingRun::evaluate_if_due(int64_t step) {
   const auto stop = [&] { return agreed_signal() != 0; };
   if (!valid_ || !due) return;
   const EvalResult result = evaluate(engine_, *valid_, run_.train.eval_batches, stop);
+  engine_.look_at_memory();
   if (!result.complete) return;
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
                 "eval at step {}: the loss is {}: the weights after this step are not usable; {}. Lower "
@@ -323,6 +333,7 @@ void TrainingRun::save(int64_t step) {
   if (metrics_) metrics_->sync();
   Stream s = engine_.stream();
   store_.save(step, state, checkpoint_meta(run_, step, data_fingerprint_), &s);
+  engine_.look_at_memory();
   saved_step_ = step;
 }
 
@@ -340,32 +351,25 @@ void TrainingRun::check_state_is_finite(int64_t step, const std::vector<NamedTen
 
 // Before the first step: what will be held at the peak, of the GPU where there is one.
 void TrainingRun::predict_memory() {
-  if (engine_.spec().device == DeviceKind::cuda) return predict_device_memory();
-  int64_t snapshot = 0;
-  if (run_.checkpoint.async_save) {
-    for (const NamedTensor& t : training_state(engine_))
-      snapshot += t.is_replica ? 0 : div_ceil(t.tensor.num_bytes(), 64) * 64;
+  const HostMemory host = host_memory(engine_, run_.checkpoint.async_save);
+  control_.together([&] { check_snapshot(host, engine_.plan(), available_memory_bytes()); });
+  if (engine_.spec().device == DeviceKind::cuda) {
+    predicted_bytes_ = engine_.device_memory().total_bytes();
+    return log_.info("memory: {}; {}", engine_.device_memory().text(), host.text());
   }
   // Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and what files and logs buffer.
   const int64_t libraries =
       (int64_t{1} << 20) + std::min(engine_.spec().threads, num_available_cpus()) * (int64_t{23} << 20) / 10;
   // Now the process holds the program and the datasets' indices; the plan's pages come with their first use.
   const int64_t program = current_rss_bytes() + libraries;
-  predicted_bytes_ = program + engine_.plan().total_bytes() + snapshot;
+  predicted_bytes_ = program + engine_.plan().total_bytes() + host.snapshot_bytes;
   log_.info("memory: predicted peak {} (plan {}, program and data indices {}, checkpoint snapshot {})",
             bytes_text(predicted_bytes_), bytes_text(engine_.plan().total_bytes()), bytes_text(program),
-            bytes_text(snapshot));
-}
-
-// The plan and the workspaces of matrix products are allocated by now; kernels are loaded when they first run.
-void TrainingRun::predict_device_memory() {
-  const int64_t held = engine_.peak_bytes(), plan = engine_.plan().total_bytes();
-  predicted_bytes_ = held + Engine::kKernelBytes;
-  log_.info("memory: predicted peak on the GPU {} (plan {}, workspaces of libraries {}, kernels {})",
-            bytes_text(predicted_bytes_), bytes_text(plan), bytes_text(held - plan), bytes_text(Engine::kKernelBytes));
+            bytes_text(host.snapshot_bytes));
 }
 
 void TrainingRun::compare_memory() {
+  engine_.look_at_memory();
   const int64_t measured = engine_.peak_bytes();
   log_.info("memory: predicted peak {}, measured {}, {:+.1f} %", bytes_text(predicted_bytes_), bytes_text(measured),
             100.0 * (static_cast<double>(measured) / static_cast<double>(predicted_bytes_) - 1));

@@ -50,7 +50,6 @@ class TrainingRun {
   void show_progress(const StepReport& report);
   void watch_balance(const StepReport& report);
   void predict_memory();
-  void predict_device_memory();
   void compare_memory();
 
   int agreed_signal() { return static_cast<int>(control_.max(signal_)); }

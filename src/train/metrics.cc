@@ -39,7 +39,7 @@ void gather_layers(Engine& engine, std::vector<MoeLayerReport>& layers) {
     row[4] = static_cast<double>(layer.dropped);
     std::copy(layer.load.begin(), layer.load.end(), row + 5);
   }
-  Stream s = engine.stream();
+  Stream s(DeviceKind::cpu, engine.stream().pool());
   stages.all_reduce_sum(s, tensor_of(table.data(), {L * columns}));
   layers.clear();
   for (int64_t i = 0; i < L; ++i) {

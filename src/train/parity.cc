@@ -79,7 +79,7 @@ ParityResult write_parity(const ParitySpec& spec) {
   const ParityTokens t = read_parity_tokens(spec.tokens, model);
   Engine engine(engine_spec(model, spec, t));
   Stream s = engine.stream();
-  load_weights(s, engine.model(), spec.model);
+  const std::vector<NotFinite> not_finite = load_weights(s, engine.model(), spec.model);
   fill_batch(engine.batch(), t);
   engine.run([&](Step& step) {
     engine.model().forward_hidden(step, t.batch * t.seq);
@@ -103,7 +103,7 @@ ParityResult write_parity(const ParitySpec& spec) {
   }
   if (spec.gradients) add_gradients(tensors, engine.model(), copies);
   write_safetensors(spec.out, tensors);
-  return {.loss = loss, .batch = t.batch, .seq = t.seq};
+  return {.loss = loss, .batch = t.batch, .seq = t.seq, .not_finite = not_finite};
 }
 
 }  // namespace moebius

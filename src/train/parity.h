@@ -8,6 +8,7 @@
 
 #include "config/model_spec.h"
 #include "core/tensor.h"
+#include "train/not_finite.h"
 
 namespace moebius {
 
@@ -24,6 +25,7 @@ struct ParitySpec {
 struct ParityResult {
   double loss = 0;
   int64_t batch = 0, seq = 0;
+  std::vector<NotFinite> not_finite;  // of the weights, to be warned of
 };
 
 // Writes logits F32 [B,S,V]; loss F32 [1], the mean next-token cross-entropy over B (S-1) targets, without auxiliary

@@ -102,12 +102,14 @@ class PartLoader {
     for (int64_t begin = 0; begin < numel; begin += kMostElements)
       load(entry, p, part, {.begin = begin, .count = std::min(kMostElements, numel - begin)});
   }
+  const std::vector<NotFinite>& not_finite() const { return not_finite_; }
 
  private:
   void load(size_t entry, const Param& p, const ParamPart& part, const ElementRange& range) {
     const WeightsEntry& e = reader_.entries()[entry];
     bytes_.resize(range.count * size_of(e.dtype));
     reader_.read_slice(entry, {dims_of(part.shape), part.shard, range.begin, range.end()}, bytes_.data());
+    add_not_finite(&not_finite_, e.name, count_not_finite(bytes_.data(), e.dtype, range.count));
     const Tensor w = part_of(p.w, part);
     convert(e, w.view({w.numel()}).rows(range.begin, range.end()), 0);
     const ElementRange owned = owned_of(p, part), here = common(owned, range);
@@ -123,10 +125,11 @@ class PartLoader {
   const WeightsReader& reader_;
   std::string who_;
   std::vector<char> bytes_;
+  std::vector<NotFinite> not_finite_;
 };
 
 // `whole` says which tensors there must be; what `model` holds of them is read.
-void load_weights(Stream& s, const Model& whole, const Model& model, const std::string& path) {
+std::vector<NotFinite> load_weights(Stream& s, const Model& whole, const Model& model, const std::string& path) {
   const WeightsFolder from = find_weights(path);
   const std::unique_ptr<WeightsReader> reader = open_weights(from, whole);
   std::map<std::string, size_t> entries;
@@ -136,20 +139,23 @@ void load_weights(Stream& s, const Model& whole, const Model& model, const std::
     for (const ParamPart& part : p.spec.parts)
       if (const auto it = entries.find(part.name); it != entries.end()) loader.load(it->second, p, part);
   }
+  return loader.not_finite();
 }
 
 }  // namespace
 
-void load_weights(Stream& s, Model& model, const std::string& path) { load_weights(s, model, model, path); }
+std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& path) {
+  return load_weights(s, model, model, path);
+}
 
-void load_weights(Engine& engine, const std::string& path) {
+std::vector<NotFinite> load_weights(Engine& engine, const std::string& path) {
   EngineSpec spec = engine.spec();
   spec.mesh = {};
   spec.world = nullptr;
   spec.device = DeviceKind::null;
   Engine whole(spec);
   Stream s = engine.stream();
-  load_weights(s, whole.model(), engine.model(), path);
+  return load_weights(s, whole.model(), engine.model(), path);
 }
 
 bool is_training_state(const std::string& name) { return name.ends_with(".last_load"); }

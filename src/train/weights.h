@@ -6,6 +6,7 @@
 
 #include "config/run_spec.h"
 #include "model/model.h"
+#include "train/not_finite.h"
 
 namespace moebius {
 
@@ -22,9 +23,10 @@ std::optional<RunSpec> read_run_spec(const std::string& path);
 
 // Fills every parameter (masters where the model has them) and state of the model; bf16, f16, f32 and f64 on disk
 // become what the parameter wants. Strict: Error{input} lists what is missing, unexpected or of another shape (the
-// first 20 and the counts). Optimizer state of a checkpoint is not read.
-void load_weights(Stream& s, Model& model, const std::string& path);
+// first 20 and the counts). Optimizer state of a checkpoint is not read. Returns the tensors with elements that are not
+// finite, to be warned of.
+std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& path);
 // The same for one rank of several: it reads what it holds, and the folder must hold all of the model.
-void load_weights(Engine& engine, const std::string& path);
+std::vector<NotFinite> load_weights(Engine& engine, const std::string& path);
 
 }  // namespace moebius

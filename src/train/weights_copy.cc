@@ -45,7 +45,8 @@ std::vector<ShardCopy> into_shards(std::vector<TensorCopy> tensors, int64_t shar
   return shards;
 }
 
-SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, const WeightsReader& reader) {
+SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, const WeightsReader& reader,
+                              std::vector<NotFinite>* not_finite) {
   std::vector<SafetensorsDecl> decls;
   for (const TensorCopy& t : shard) decls.push_back({t.name, t.dtype, dims_of(t.shape)});
   SafetensorsWriter writer(path, std::move(decls), {{"format", "pt"}});
@@ -57,6 +58,7 @@ SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, c
                   name_of(from.dtype));
     stored.resize(from.bytes());
     reader.read(t.entry, stored.data());
+    add_not_finite(not_finite, from.name, count_not_finite(stored.data(), from.dtype, t.shape.numel()));
     if (t.dtype == from.dtype) {
       writer.write(t.name, stored.data(), t.bytes());
       continue;

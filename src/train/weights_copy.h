@@ -7,6 +7,7 @@
 
 #include "config/model_spec.h"
 #include "io/safetensors.h"
+#include "train/not_finite.h"
 #include "train/weights_source.h"
 
 namespace moebius {
@@ -26,8 +27,10 @@ using ShardCopy = std::vector<TensorCopy>;
 std::vector<ShardCopy> into_shards(std::vector<TensorCopy> tensors, int64_t shard_bytes);
 
 // The header of a shard at `path`, then its tensors, each from the reader in its own dtype or converted. Not closed
-// yet. Error{input} naming the tensor for a dtype that holds no weights.
-SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, const WeightsReader& reader);
+// yet. Elements that are not finite are written, and counted. Error{input} naming the tensor for a dtype that holds no
+// weights.
+SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, const WeightsReader& reader,
+                              std::vector<NotFinite>* not_finite);
 
 // A folder that appears under its name only when it is whole. Destroyed without commit() it leaves nothing behind.
 class NewFolder {

@@ -166,6 +166,35 @@ TEST(Weights, HalfPrecisionHasSubnormalsAndInfinities) {
   EXPECT_TRUE(std::isnan(got.back()));
 }
 
+TEST(Weights, CountsWhatIsNotFinite) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::nanf(""), most = 3e38f;
+  const std::vector<float> f32{0, inf, 1, -inf, nan, -nan, most, -most, 1e-45f};
+  EXPECT_EQ(count_not_finite(f32.data(), DType::f32, 9), 4);
+  EXPECT_EQ(count_not_finite(f32.data(), DType::f32, 1), 0);
+  const std::vector<double> f64(f32.begin(), f32.end());
+  EXPECT_EQ(count_not_finite(f64.data(), DType::f64, 9), 4);
+  std::vector<bf16> brain;
+  for (const float x : f32) brain.push_back(to_bf16(x));
+  EXPECT_EQ(count_not_finite(brain.data(), DType::bf16, 9), 4);
+  const std::vector<uint16_t> half{0x7c00, 0xfc00, 0x7e01, 0x7bff, 0x0001};
+  EXPECT_EQ(count_not_finite(half.data(), DType::f16, 5), 3);
+  EXPECT_EQ(count_not_finite(half.data(), DType::i16, 5), 0);
+}
+
+TEST(Weights, LoadingSaysWhichAreNotFinite) {
+  Folder folder(tiny(), DType::f32);
+  folder.add("model.norm.weight", {8}, DType::f32, std::numeric_limits<float>::infinity());
+  const std::string path = folder.write();
+  Engine engine = make(tiny(), DType::bf16, ModelUse::training);
+  Stream s = engine.stream();
+  const std::vector<NotFinite> found = load_weights(s, engine.model(), path);
+  EXPECT_EQ(found, (std::vector<NotFinite>{{"model.norm.weight", 8}}));
+  EXPECT_EQ(not_finite_warning("here", found),
+            "weights of here: expected finite numbers; got 8 that are NaN or infinite in 1 tensor (model.norm.weight); "
+            "what is computed from them will be, too: fetch or train the model again");
+  EXPECT_EQ(not_finite_warning("here", {}), "");
+}
+
 TEST(Weights, SaysWhatItLookedFor) {
   TestDir dir;
   expect_error(ErrorKind::input,

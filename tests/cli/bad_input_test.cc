@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "io/json_text.h"
@@ -144,6 +145,24 @@ TEST_F(BadInput, TensorsThatAreNotTheModels) {
   refuse([&](auto& all) { find(all, "model.norm.weight").decl.shape[0] -= 1; }, "\"model.norm.weight\"");
   refuse([&](auto& all) { find(all, "model.norm.weight").decl.dtype = DType::i32; }, "got i32; convert");
   refuse([](auto& all) { all.push_back({{"extra", DType::f32, {1}}, all[0].data}); }, "unexpected tensor \"extra\"");
+}
+
+// A model that diverged can be carried about and looked at, but not without a word.
+TEST_F(BadInput, WeightsThatAreNotFiniteAreWarnedOf) {
+  const SafetensorsFile file = SafetensorsFile::open(dir_.path("mixtral_v4/model.safetensors"));
+  const int64_t at = file.at("model.layers.0.input_layernorm.weight").offset;
+  const std::string infinity = raw(-std::numeric_limits<float>::infinity());
+  patch_file("mixtral_v4/model.safetensors", [&](std::string& bytes) { bytes.replace(at + 4, 4, infinity); });
+  const std::string expected =
+      "expected finite numbers; got 1 that are NaN or infinite in 1 tensor (model.layers.0.input_layernorm.weight)";
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"import", "mixtral_v4", "out"},
+        {"export", "out", "again"},
+        {"forward", "out", "--tokens", "mixtral_v4/tokens.safetensors", "--out", "logits"}}) {
+    const Ran ran = run_moebius(dir_, words);
+    EXPECT_EQ(ran.code, 0) << words[0] << ran.err;
+    EXPECT_THAT(ran.err, testing::HasSubstr(expected)) << words[0];
+  }
 }
 
 TEST_F(BadInput, IndexFiles) {

@@ -57,7 +57,10 @@ TEST(CliEval, ALossThatIsNotFiniteIsAnError) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   std::memcpy(bytes.data() + offset, &nan, sizeof(nan));
   write_file_atomic(dir.path("model/model.safetensors"), bytes);
-  expect_refused(eval(dir, {}, "model"), 5, "eval: expected a finite loss on set; got nan");
+  const Ran ran = eval(dir, {}, "model");
+  expect_refused(ran, 5, "eval: expected a finite loss on set; got nan");
+  EXPECT_THAT(ran.err, testing::HasSubstr("warning: weights of model: expected finite numbers; got 1 that are NaN or "
+                                          "infinite in 1 tensor (model.norm.weight)"));
 }
 
 // Whether the process has a handler for the signal: before, the signal would just kill it.

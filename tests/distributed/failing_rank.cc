@@ -1,10 +1,11 @@
-// A program for mpirun whose rank 1 fails in the way that is asked for; the others are in an all_reduce_sum.
+// A program for a launcher whose rank 1 fails in the way that is asked for; the others are in an all_reduce_sum.
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <string>
 #include <thread>
 
+#include "tests/distributed/launched.h"
 #include "tests/distributed/ranks.h"
 
 namespace {
@@ -22,11 +23,9 @@ void fail(const std::string& way, moebius::Rank& r) {
 
 int main(int argc, char** argv) {
   const std::string way = argc > 1 ? argv[1] : "";
-  const moebius::MpiOptions options{
-      .world = {.timeout_s = 3, .coordinates = [](int r) { return "dp " + std::to_string(r); }},
-      .report = [](const std::string& text) { std::fprintf(stderr, "report: %s\n", text.c_str()); }};
+  const moebius::WorldOptions options{.timeout_s = 3, .coordinates = [](int r) { return "dp " + std::to_string(r); }};
   try {
-    moebius::run_mpi(options, [&](moebius::Transport& world) {
+    moebius::run_launched(options, [&](moebius::Transport& world) {
       moebius::Rank r(world);
       std::vector<float> x(way == "sizes" && r.rank == 1 ? 700 : 7);
       r.world->barrier();

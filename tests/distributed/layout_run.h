@@ -36,10 +36,17 @@ struct LayoutOutcome {
   double choice_gap = std::numeric_limits<double>::infinity();
 };
 
+// How the steps run; the numbers are the same, of one device.
+struct LayoutWay {
+  bool overlap = true;
+  DeviceKind device = DeviceKind::cpu;
+  bool graph = true;
+};
+
 // All ranks of the world, of which the layout must make a mesh; the same outcome on each. Fails (EXPECT) when a rank's
 // weights are not what their owners have.
 LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps,
-                       bool overlap = true);
+                       const LayoutWay& way = {});
 LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps);
 
 // The same numbers, but for the order of f32 sums. bound: relative, of losses and norms; parameters in relative L2.

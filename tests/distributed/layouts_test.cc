@@ -137,7 +137,7 @@ TEST_P(Overlap, ChangesNoBit) {
   const LayoutCase& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {
     const LayoutOutcome behind = train_on(world, c.model, c.layout, 3);
-    const LayoutOutcome alone = train_on(world, c.model, c.layout, 3, /*overlap=*/false);
+    const LayoutOutcome alone = train_on(world, c.model, c.layout, 3, {.overlap = false});
     EXPECT_EQ(behind.first, alone.first);
     EXPECT_EQ(behind.last, alone.last);
     for (size_t i = 0; i < alone.steps.size(); ++i) {

@@ -1,26 +1,15 @@
-// Runs the tests over threads; started by mpirun with N processes, those of N ranks over MPI.
+// Runs the tests over threads; started by mpirun or start_ranks with N processes, those of N ranks over MPI or TCP.
 #include <gtest/gtest.h>
 
-#include <cstdio>
-#include <cstdlib>
-
+#include "tests/distributed/launched.h"
 #include "tests/distributed/ranks.h"
 
 namespace {
 
-bool started_by_mpirun() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"})
-    if (std::getenv(name) != nullptr) return true;
-  return false;
-}
-
-int run_over_mpi() {
+int run_over_processes() {
   int failed = 0;
-  const moebius::MpiOptions options{.world = moebius::test_world(), .report = [](const std::string& text) {
-                                      std::fprintf(stderr, "%s\n", text.c_str());
-                                    }};
-  moebius::run_mpi(options, [&](moebius::Transport& world) {
-    moebius::mpi_world() = &world;
+  moebius::run_launched(moebius::test_world(), [&](moebius::Transport& world) {
+    moebius::process_world() = &world;
     const std::string ranks = std::to_string(world.size());
     GTEST_FLAG_SET(filter, "Everywhere/*/" + ranks + ":Everywhere/*_on_" + ranks);
     GTEST_FLAG_SET(catch_exceptions, false);  // the others are told
@@ -34,5 +23,5 @@ int run_over_mpi() {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  return started_by_mpirun() ? run_over_mpi() : RUN_ALL_TESTS();
+  return moebius::started_by_mpirun() || moebius::started_over_tcp() ? run_over_processes() : RUN_ALL_TESTS();
 }

@@ -1,11 +1,10 @@
-// One body over every transport: threads of this process, or the processes that mpirun started this program as.
+// One body over every transport: threads of this process, or the processes that a launcher started this program as.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "comm/mpi.h"
 #include "comm/threads.h"
 
 namespace moebius {
@@ -14,19 +13,19 @@ namespace moebius {
 inline WorldOptions test_world() { return {.timeout_s = 60}; }
 
 // The world of processes that this one belongs to; null: threads are the ranks.
-inline Transport*& mpi_world() {
+inline Transport*& process_world() {
   static Transport* world = nullptr;
   return world;
 }
 
 // body on so many ranks: threads, or the processes that there are.
 inline void run_ranks(int num_ranks, const RankBody& body) {
-  if (mpi_world() == nullptr) return run_threads(num_ranks, test_world(), body);
-  ASSERT_EQ(mpi_world()->size(), num_ranks);
-  body(*mpi_world());
+  if (process_world() == nullptr) return run_threads(num_ranks, test_world(), body);
+  ASSERT_EQ(process_world()->size(), num_ranks);
+  body(*process_world());
 }
 
-// A test of N ranks: started by mpirun only where mpirun started N processes (distributed/main.cc).
+// A test of N ranks: in processes only where a launcher started N of them (distributed/main.cc).
 class Ranks : public ::testing::TestWithParam<int> {
  protected:
   static void run(const RankBody& body) { run_ranks(GetParam(), body); }

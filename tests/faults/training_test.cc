@@ -207,16 +207,18 @@ TEST_P(LongTraining, ASecondRunInTheSameFolderIsRefused) {
   EXPECT_EQ(end_of(first), kKilled);
 }
 
-// The same on a GPU: what a save reads back and a resume uploads is every bit.
+// The same on a GPU: what a save reads back and a resume uploads is every bit, with a copy of all and piece by piece.
 TEST(TrainingOnGpu, KilledAfterASaveItGoesOnAsIfItHadNot) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
-  const TrainingRuns runs({"run.device=cuda", "checkpoint.async=true", "precision.compute=bf16", "train.steps=7",
-                           "checkpoint.every=2", "train.eval_every=3", "train.eval_batches=2"});
-  ASSERT_EQ(runs.train("undisturbed"), 0) << runs.err();
-  ASSERT_EQ(runs.train("killed", {}, {.fault = "checkpoint.after_rename:2"}), kKilled) << runs.err();
-  ASSERT_EQ(runs.train("killed"), 0) << runs.err();
-  runs.expect_same("killed", "undisturbed");
+  for (const char* async : {"checkpoint.async=true", "checkpoint.async=false"}) {
+    const TrainingRuns runs({"run.device=cuda", async, "precision.compute=bf16", "train.steps=7", "checkpoint.every=2",
+                             "train.eval_every=3", "train.eval_batches=2"});
+    ASSERT_EQ(runs.train("undisturbed"), 0) << runs.err();
+    ASSERT_EQ(runs.train("killed", {}, {.fault = "checkpoint.after_rename:2"}), kKilled) << runs.err();
+    ASSERT_EQ(runs.train("killed"), 0) << runs.err();
+    runs.expect_same("killed", "undisturbed");
+  }
 }
 
 }  // namespace

@@ -50,19 +50,19 @@ bool sm90_takes(const AttentionBwd& a) { return has_sm90_kernel(a.q_THd, a.v_TGd
 int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes(a) ? cudnn_scratch_bytes(a) : 0; }
 
 int64_t scratch_bytes(const AttentionBwd& a) {
-  if (cudnn_takes(a)) return cudnn_scratch_bytes(a);
-  return sm90_takes(a) ? sm90_scratch_bytes(a) : generic_scratch_bytes(a);
+  const int64_t own = sm90_takes(a) ? sm90_scratch_bytes(a) : generic_scratch_bytes(a);
+  return cudnn_takes(a) ? std::max(own, cudnn_scratch_bytes(a)) : own;
 }
 
 void attention_fwd(Stream& s, const AttentionFwd& a) {
-  if (cudnn_takes(a)) return cudnn_attention_fwd(s, a);
+  if (cudnn_takes(a) && cudnn_attention_fwd(s, a)) return;
   check_sizes("attention_fwd", a.q_THd, a.v_UGd, a.batch);
   if (sm90_takes(a)) return sm90_attention_fwd(s, a);
   generic_attention_fwd(s, a);
 }
 
 void attention_bwd(Stream& s, const AttentionBwd& a) {
-  if (cudnn_takes(a)) return cudnn_attention_bwd(s, a);
+  if (cudnn_takes(a) && cudnn_attention_bwd(s, a)) return;
   check_sizes("attention_bwd", a.q_THd, a.v_TGd, a.batch);
   if (sm90_takes(a)) return sm90_attention_bwd(s, a);
   generic_attention_bwd(s, a);

@@ -42,12 +42,16 @@ struct HeadsFirst {
 };
 void heads_first(Stream& s, const HeadsFirst& a);
 
+// 9.19, by cudnnGetVersion(): the one whose workspace was measured. Of another, own kernels take every call.
+constexpr bool is_measured_cudnn(int64_t version) { return version / 100 == 919; }
+
 // Whether cuDNN takes the call. Never, in a build without it.
 bool cudnn_takes(const AttentionFwd& a);
 bool cudnn_takes(const AttentionBwd& a);
-void cudnn_attention_fwd(Stream& s, const AttentionFwd& a);
-void cudnn_attention_bwd(Stream& s, const AttentionBwd& a);
-// A bound that is known without a GPU; Error{internal} from the calls above when cuDNN asks for more.
+// False, and nothing is done, when cuDNN asks for more scratch than the call has: own kernels do it then.
+bool cudnn_attention_fwd(Stream& s, const AttentionFwd& a);
+bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a);
+// What it is given, known without a GPU: a bound for the version that was measured.
 int64_t cudnn_scratch_bytes(const AttentionFwd& a);
 int64_t cudnn_scratch_bytes(const AttentionBwd& a);
 // "9.19.0", or "" in a build without cuDNN.

@@ -111,14 +111,14 @@ class Cudnn {
   }
   Cudnn(const Cudnn&) = delete;
 
-  void run(Stream& s, const Key& key, Pointers& pointers, void* workspace, int64_t workspace_bytes) {
+  // False when the graph wants a larger workspace.
+  bool run(Stream& s, const Key& key, Pointers& pointers, void* workspace, int64_t workspace_bytes) {
     const char* who = key.backward ? "attention_bwd" : "attention_fwd";
     const Graph& g = find(key, who);
-    MOEBIUS_CHECK(internal, g.workspace_bytes <= workspace_bytes,
-                  "{}: cuDNN asks for {} bytes of workspace; at most {} were planned", who, g.workspace_bytes,
-                  workspace_bytes);
+    if (g.workspace_bytes > workspace_bytes) return false;
     check(cudnnSetStream(handle_, cuda_stream(s)), "cudnnSetStream");
     check(g.graph.execute(handle_, pointers, workspace), who, "execute");
+    return true;
   }
 
  private:
@@ -146,15 +146,12 @@ class Cudnn {
 // Short sequences are not worth a graph.
 constexpr int64_t kMinRows = 64;
 
-// The backward pass runs with the versions whose workspace was measured (head_bytes); elsewhere own kernels take its
-// calls.
-constexpr size_t kMeasuredVersion = 919;  // 9.19
-
 template <class Op>
 bool takes(const Op& a, const Tensor& k, const Tensor& v) {
   const int64_t width = a.q_THd.dim(2), rows = a.q_THd.dim(0);
-  return a.q_THd.dtype == DType::bf16 && (width == 64 || width == 128) && v.dim(2) == width && !a.is_part &&
-         rows == k.dim(0) && a.doc_start_T.empty() && rows / a.batch >= kMinRows;
+  return is_measured_cudnn(static_cast<int64_t>(cudnnGetVersion())) && a.q_THd.dtype == DType::bf16 &&
+         (width == 64 || width == 128) && v.dim(2) == width && !a.is_part && rows == k.dim(0) &&
+         a.doc_start_T.empty() && rows / a.batch >= kMinRows;
 }
 
 int64_t round_up(int64_t n, int64_t to) { return div_ceil(n, to) * to; }
@@ -221,8 +218,8 @@ bool cudnn_takes(const AttentionFwd& a) { return takes(a, a.k_UGd, a.v_UGd); }
 // one is the quicker, and needs no workspace.
 bool cudnn_takes(const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
-  return cudnnGetVersion() / 100 == kMeasuredVersion && takes(a, a.k_TGd, a.v_TGd) &&
-         (a.window == 0 || a.window >= z.rows) && a.batch * z.kv_heads * div_ceil(z.rows, 128) < 256 &&
+  return takes(a, a.k_TGd, a.v_TGd) && (a.window == 0 || a.window >= z.rows) &&
+         a.batch * z.kv_heads * div_ceil(z.rows, 128) < 256 &&
          head_bytes(z) * (z.heads / z.kv_heads) <= kMaxWorkspaceBytes;
 }
 
@@ -232,14 +229,15 @@ int64_t cudnn_scratch_bytes(const AttentionBwd& a) {
   return lse_bytes(a) + bwd_workspace_bytes(attention_sizes(a), a.batch);
 }
 
-void cudnn_attention_fwd(Stream& s, const AttentionFwd& a) {
+bool cudnn_attention_fwd(Stream& s, const AttentionFwd& a) {
   const AttentionSizes z = attention_sizes(a);
   Pointers pointers{
       {kQ, a.q_THd.data}, {kK, a.k_UGd.data}, {kV, a.v_UGd.data}, {kO, a.o_THd.data}, {kLse, a.lse_TH.data}};
-  op_state<Cudnn>(s).run(s, key_of(z, false, {a.batch, z.kv_heads}), pointers, a.scratch.data, cudnn_scratch_bytes(a));
+  return op_state<Cudnn>(s).run(s, key_of(z, false, {a.batch, z.kv_heads}), pointers, a.scratch.data,
+                                a.scratch.num_bytes());
 }
 
-void cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
+bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
   // Before 9.26 cuDNN reads lse as [batch, heads, rows] only.
   auto* const lse = static_cast<float*>(a.scratch.data);
@@ -256,9 +254,11 @@ void cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
           {kQ, at(a.q_THd, row, h)},   {kK, at(a.k_TGd, row, g)},   {kV, at(a.v_TGd, row, g)},
           {kO, at(a.o_THd, row, h)},   {kDo, at(a.do_THd, row, h)}, {kLse, lse + (b * z.heads + h) * z.rows},
           {kDq, at(a.dq_THd, row, h)}, {kDk, at(a.dk_TGd, row, g)}, {kDv, at(a.dv_TGd, row, g)}};
-      cudnn.run(s, key, pointers, workspace, bwd_workspace_bytes(z, a.batch));
+      // All parts are alike: the first is refused, or none.
+      if (!cudnn.run(s, key, pointers, workspace, a.scratch.num_bytes() - lse_bytes(a))) return false;
     }
   }
+  return true;
 }
 
 std::string cudnn_version() {

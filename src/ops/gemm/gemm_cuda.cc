@@ -25,6 +25,7 @@ namespace {
 
 // The answer of a comparison stands behind the memory of trials.
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20, kTrialBytes = int64_t{96} << 20, kAnswerBytes = 256;
+static_assert(kWorkspaceBytes + kTrialBytes + kAnswerBytes == kGemmKeptBytes);
 constexpr int kMaxProposals = 8, kTimedRuns = 3;
 
 void check(cublasStatus_t status, const char* call) {
@@ -97,7 +98,7 @@ class CublasLt {
   CublasLt() {
     check(cublasLtCreate(&handle_), "cublasLtCreate");
     try {
-      MOEBIUS_CUDA(cudaMalloc(reinterpret_cast<void**>(&workspace_), kWorkspaceBytes + kTrialBytes + kAnswerBytes));
+      MOEBIUS_CUDA(cudaMalloc(reinterpret_cast<void**>(&workspace_), kGemmKeptBytes));
       MOEBIUS_CUDA(cudaEventCreate(&begin_));
       MOEBIUS_CUDA(cudaEventCreate(&end_));
     } catch (...) {

@@ -1,0 +1,33 @@
+// NCCL's functions, found when they are first needed: a program with them also starts where the library is not.
+#pragma once
+
+#include <nccl.h>
+
+#include <string>
+
+namespace moebius {
+
+struct NcclLibrary {
+  decltype(&::ncclGetVersion) get_version = nullptr;
+  decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
+  decltype(&::ncclCommInitRankConfig) comm_init = nullptr;
+  decltype(&::ncclCommDestroy) comm_destroy = nullptr;
+  decltype(&::ncclCommAbort) comm_abort = nullptr;
+  decltype(&::ncclCommGetAsyncError) async_error = nullptr;
+  decltype(&::ncclGetErrorString) error_string = nullptr;
+  decltype(&::ncclGetLastError) last_error = nullptr;
+  decltype(&::ncclGroupStart) group_start = nullptr;
+  decltype(&::ncclGroupEnd) group_end = nullptr;
+  decltype(&::ncclSend) send = nullptr;
+  decltype(&::ncclRecv) recv = nullptr;
+
+  std::string why_missing;  // empty: all of the above are there
+};
+
+const NcclLibrary& nccl_library();  // opened once in a process
+
+// Error{distributed} with the call and NCCL's own words.
+void check_nccl(ncclResult_t status, const char* call);
+#define MOEBIUS_NCCL(call) ::moebius::check_nccl((call), #call)
+
+}  // namespace moebius

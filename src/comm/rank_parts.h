@@ -1,0 +1,54 @@
+// Tensors cut into what each rank of a group sends, gets or keeps.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace moebius {
+
+struct Span {
+  std::byte* data = nullptr;
+  int64_t num_bytes = 0;
+};
+using Spans = std::vector<Span>;  // one per rank
+
+inline Span span_of(const Tensor& x) { return {static_cast<std::byte*>(x.data), x.num_bytes()}; }
+
+// Of n elements those of rank r: as even as they can be.
+inline Tensor slice_of(const Tensor& x_N, int r, int size) {
+  const int64_t n = x_N.numel();
+  return x_N.rows(n * r / size, n * (r + 1) / size);
+}
+
+inline Spans slices_of(const Tensor& x_N, int size) {
+  Spans slices;
+  for (int r = 0; r < size; ++r) slices.push_back(span_of(slice_of(x_N, r, size)));
+  return slices;
+}
+
+// Of [size * M, ...] the M rows of each rank.
+inline Spans blocks_of(const Tensor& x, int size) {
+  Spans blocks;
+  const int64_t M = x.dim(0) / size;
+  for (int r = 0; r < size; ++r) blocks.push_back(span_of(x.rows(r * M, (r + 1) * M)));
+  return blocks;
+}
+
+// So many rows for each rank, one after the other.
+inline Spans runs_of(const Tensor& x, std::span<const int64_t> counts) {
+  int64_t row_bytes = size_of(x.dtype);
+  for (int i = 1; i < x.shape.rank(); ++i) row_bytes *= x.dim(i);
+  Spans runs;
+  auto* at = static_cast<std::byte*>(x.data);
+  for (const int64_t count : counts) {
+    runs.push_back({.data = at, .num_bytes = count * row_bytes});
+    at += runs.back().num_bytes;
+  }
+  return runs;
+}
+
+}  // namespace moebius

@@ -1,0 +1,33 @@
+#include "train/bench_batch.h"
+
+#include "core/rng.h"
+
+namespace moebius {
+
+void fill_bench_batch(MicroBatch& batch, const RunSpec& run, int64_t step, int64_t m) {
+  const int64_t S = run.train.seq_len, B = run.train.micro_batch, V = run.model.vocab_size;
+  const Rng rng(run.seed, RngSite::bench, static_cast<uint64_t>(step));
+  for (int64_t row = 0; row < B; ++row) {
+    const int64_t sample = m * B + row;
+    for (int64_t i = 0; i < S; ++i) {
+      const int64_t at = row * S + i;
+      const auto id = [&](int64_t k) {
+        return static_cast<int32_t>(rng.below(static_cast<uint64_t>(sample * (S + 1) + k), static_cast<uint64_t>(V)));
+      };
+      batch.token_T.ptr<int32_t>()[at] = id(i);
+      batch.target_T.ptr<int32_t>()[at] = id(i + 1);
+      batch.weight_T.ptr<float>()[at] = 1.0f;
+      batch.pos_T.ptr<int32_t>()[at] = static_cast<int32_t>(i);
+      batch.doc_start_T.ptr<int32_t>()[at] = 0;
+      batch.segment_T.ptr<int32_t>()[at] = static_cast<int32_t>(row);
+    }
+  }
+  const double tokens = static_cast<double>(run.train.global_batch * S);
+  batch.loss_scale = 1.0 / tokens;
+  batch.total_tokens = tokens;
+  batch.train_step = static_cast<uint64_t>(step);
+  batch.first_token = static_cast<uint64_t>(m * B * S);
+  batch.training = true;
+}
+
+}  // namespace moebius

@@ -1,0 +1,35 @@
+// What a run holds of a GPU beside its context, known before any of it is allocated: the plan, and what stands beside
+// it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "memory/plan.h"
+
+namespace moebius {
+
+struct DeviceMemory {
+  int64_t plan_bytes = 0;       // an allocation a life, each of whole pages of the GPU
+  int64_t workspace_bytes = 0;  // of matrix products, and for trying their algorithms
+  int64_t code_bytes = 0;       // of kernels, which come with their first use, and of recordings
+  int64_t total_bytes() const { return plan_bytes + workspace_bytes + code_bytes; }
+  std::string text() const;  // "predicted peak on the GPU 1.23 GiB (plan ..., workspaces ..., kernels ...)"
+};
+
+// Of a plan whose step stack takes so much.
+DeviceMemory device_memory(const MemoryPlan& plan, int64_t stack_bytes);
+
+// What is set aside for code_bytes and what else comes with use: more than any run was seen to take, since a GPU that
+// is full fails in the middle of a step.
+constexpr int64_t kDeviceReserveBytes = int64_t{384} << 20;
+
+// Of the plan, the workspaces and what is set aside.
+int64_t needed_bytes(const MemoryPlan& plan, int64_t stack_bytes);
+
+// The system promises memory that it does not have, and ends the process when it is used; a GPU fails in the middle of
+// the plan: so what is needed is compared with what is available first. Error{usage} with the plan's table.
+void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available);
+void check_device_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t free_bytes);
+
+}  // namespace moebius

@@ -1,0 +1,33 @@
+#include "train/host_memory.h"
+
+#include "train/checkpoint.h"
+#include "train/state.h"
+
+namespace moebius {
+
+std::string HostMemory::text() const {
+  if (pinned_bytes == 0) return fmt::format("checkpoint snapshot {}", bytes_text(snapshot_bytes));
+  return fmt::format("of the host {} pinned, checkpoint snapshot {}", bytes_text(pinned_bytes),
+                     bytes_text(snapshot_bytes));
+}
+
+HostMemory host_memory(Engine& engine, bool async_save) {
+  const bool on_gpu = engine.spec().target == DeviceKind::cuda;
+  HostMemory host{.plan_bytes = on_gpu ? 0 : engine.plan().total_bytes(), .pinned_bytes = engine.pinned_bytes()};
+  if (async_save) host.snapshot_bytes = CheckpointStore::snapshot_bytes_of(training_state(engine));
+  if (on_gpu && !async_save) host.pinned_bytes += CheckpointStore::kPieceBytes;
+  return host;
+}
+
+void check_snapshot(const HostMemory& host, const MemoryPlan& plan, int64_t available) {
+  const int64_t needed = host.plan_bytes + host.snapshot_bytes;
+  MOEBIUS_CHECK(usage, host.snapshot_bytes == 0 || needed <= available,
+                "out of memory: an asynchronous checkpoint copies {} in the host's memory{}, and {} are available; set "
+                "checkpoint.async = false (a save then takes no copy, and the steps wait for it), or use a larger "
+                "machine\n{}",
+                bytes_text(host.snapshot_bytes),
+                host.plan_bytes > 0 ? fmt::format(" beside the plan of {}", bytes_text(host.plan_bytes)) : "",
+                bytes_text(available), plan.table());
+}
+
+}  // namespace moebius

@@ -1,0 +1,25 @@
+// What a run holds of host memory beside the program and what a CPU's plan says, known before the first step.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "train/engine.h"
+
+namespace moebius {
+
+struct HostMemory {
+  int64_t plan_bytes = 0;      // of a run on the CPU
+  int64_t pinned_bytes = 0;    // through which a GPU copies: batches and sums of a step, and pieces of a checkpoint
+  int64_t snapshot_bytes = 0;  // the copy that an asynchronous checkpoint takes
+  std::string text() const;    // "of the host 1.2 MiB pinned, checkpoint snapshot 3.4 GiB"; without a GPU the latter
+};
+
+// Of a training engine, also one that only counts.
+HostMemory host_memory(Engine& engine, bool async_save);
+
+// Error{usage} with the plan's table when the host has not what the plan and the snapshot take together: now, and not
+// at the first save.
+void check_snapshot(const HostMemory& host, const MemoryPlan& plan, int64_t available);
+
+}  // namespace moebius

@@ -1,0 +1,62 @@
+#include "train/not_finite.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "io/hf_folder.h"
+
+namespace moebius {
+namespace {
+
+// NaN and infinity are the values whose exponent is all ones.
+template <class Bits>
+int64_t count_from(const void* elements, int64_t n, Bits infinity) {
+  const auto* at = static_cast<const char*>(elements);
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    Bits bits;
+    std::memcpy(&bits, at + i * static_cast<int64_t>(sizeof bits), sizeof bits);
+    count += (bits & infinity) == infinity;
+  }
+  return count;
+}
+
+}  // namespace
+
+int64_t count_not_finite(const void* elements, DType dtype, int64_t n) {
+  switch (dtype) {
+    case DType::f32:
+      return count_from<uint32_t>(elements, n, 0x7f800000u);
+    case DType::bf16:
+      return count_from<uint16_t>(elements, n, 0x7f80u);
+    case DType::f16:
+      return count_from<uint16_t>(elements, n, 0x7c00u);
+    case DType::f64:
+      return count_from<uint64_t>(elements, n, 0x7ff0000000000000u);
+    default:
+      return 0;
+  }
+}
+
+void add_not_finite(std::vector<NotFinite>* list, const std::string& name, int64_t count) {
+  if (count == 0) return;
+  if (list->empty() || list->back().name != name) list->push_back({name, 0});
+  list->back().count += count;
+}
+
+std::string not_finite_warning(const std::string& path, const std::vector<NotFinite>& list) {
+  if (list.empty()) return "";
+  std::vector<std::string> names;
+  int64_t count = 0;
+  for (const NotFinite& each : list) {
+    names.push_back(each.name);
+    count += each.count;
+  }
+  return fmt::format(
+      "weights of {}: expected finite numbers; got {} that are NaN or infinite in {} tensor{} ({}); what is computed "
+      "from them will be, too: fetch or train the model again",
+      path, count, list.size(), list.size() == 1 ? "" : "s", name_list(names, 5));
+}
+
+}  // namespace moebius

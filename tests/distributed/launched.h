@@ -1,0 +1,37 @@
+// The world that a launcher made: mpirun's, or that of start_ranks over TCP, which sets what torchrun sets.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "comm/mpi.h"
+#include "comm/tcp.h"
+
+namespace moebius {
+
+inline bool started_by_mpirun() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"})
+    if (std::getenv(name) != nullptr) return true;
+  return false;
+}
+
+inline bool started_over_tcp() { return std::getenv("MASTER_PORT") != nullptr; }
+
+inline void report_to_stderr(const std::string& text) { std::fprintf(stderr, "report: %s\n", text.c_str()); }
+
+// REQUIRES: started by one of them.
+inline void run_launched(const WorldOptions& world, const RankBody& body) {
+  if (!started_over_tcp()) return run_mpi({.world = world, .report = report_to_stderr}, body);
+  const auto number = [](const char* name) { return std::atoi(std::getenv(name)); };
+  run_tcp({.world = world,
+           .rank = number("RANK"),
+           .size = number("WORLD_SIZE"),
+           .master = {.host = std::getenv("MASTER_ADDR"), .port = number("MASTER_PORT")},
+           .report = report_to_stderr,
+           .end_process = [] { std::_Exit(static_cast<int>(ErrorKind::distributed)); },
+           .stall_s = 2},
+          body);
+}
+
+}  // namespace moebius

@@ -1,0 +1,286 @@
+// Groups that move memory of GPUs: by NCCL where each rank has a GPU of its own, else through host memory. What they
+// compute is what the same group computes of the same numbers in memory of the CPU, to the bit. Skipped where there is
+// no GPU.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "comm/gpu_links.h"
+#include "tests/distributed/ranks.h"
+
+namespace moebius {
+namespace {
+
+class OnGpus : public Ranks {
+ protected:
+  void SetUp() override {
+    const std::string why = Accelerator::why_missing();
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Everywhere, OnGpus, ::testing::Values(1, 2, 3, 4), name_of_ranks);
+
+// Bytes on the GPU, with a copy in host memory.
+struct Twin {
+  Twin(Stream& s, const Shape& shape, DType dtype, uint64_t seed) : s_(s) {
+    Tensor t{.shape = shape, .dtype = dtype};
+    bytes_.resize(t.num_bytes());
+    memory_ = Buffer(DeviceKind::cuda, std::max<int64_t>(1, t.num_bytes()));
+    host = t;
+    host.data = bytes_.data();
+    host.device = DeviceKind::cpu;
+    gpu = t;
+    gpu.data = memory_.data();
+    gpu.device = DeviceKind::cuda;
+    fill(seed);
+    copy_to_device(s, gpu.data, host.data, host.num_bytes());
+    synchronize(s);
+  }
+  // Numbers so far apart that the order of their sum shows.
+  void fill(uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (int64_t i = 0; i < host.numel(); ++i) {
+      const int exponent = static_cast<int>(random() % 40) - 20;
+      const double x = std::ldexp(static_cast<double>(random() % 4001) - 2000, exponent);
+      if (host.dtype == DType::f32) host.ptr<float>()[i] = static_cast<float>(x);
+      if (host.dtype == DType::f64) host.ptr<double>()[i] = x;
+      if (host.dtype == DType::i64) host.ptr<int64_t>()[i] = static_cast<int64_t>(x);
+      if (host.dtype == DType::bf16) host.ptr<bf16>()[i] = to_bf16(static_cast<float>(x));
+    }
+  }
+  void expect_same(const char* what) {
+    std::vector<std::byte> got(bytes_.size());
+    copy_to_host(s_, got.data(), gpu.data, gpu.num_bytes());
+    EXPECT_TRUE(got.empty() || std::memcmp(got.data(), bytes_.data(), got.size()) == 0)
+        << what << ", " << to_string(host);
+  }
+  Tensor host, gpu;
+
+ private:
+  Stream s_;
+  std::vector<std::byte> bytes_;
+  Buffer memory_;
+};
+
+struct GpuRank {
+  explicit GpuRank(Transport& transport)
+      : ranks(transport),
+        gpu(ranks.index()),
+        links(transport, gpu, ranks),
+        rank(transport.rank()),
+        size(transport.size()) {
+    std::vector<int> all;
+    for (int r = 0; r < size; ++r) all.push_back(r);
+    world = links.make_group("world", all, {.neighbours = true, .behind = true});
+    if (rank == 0) std::printf("ranks: %d, by %s\n", size, links.text().c_str());
+  }
+  Twin twin(const Shape& shape, DType dtype, uint64_t seed) { return Twin(s, shape, dtype, 1000 * seed + rank); }
+
+  GpuRanks ranks;
+  Accelerator gpu;
+  GpuLinks links;
+  int rank, size;
+  ThreadPool pool{1};
+  Stream s{gpu, pool}, host{DeviceKind::cpu, pool};
+  std::unique_ptr<Group> world;
+};
+
+constexpr auto kSummed = {DType::f32, DType::f64, DType::i64, DType::bf16};
+
+TEST_P(OnGpus, SumsAreThoseOfTheCpu) {
+  run([](Transport& transport) {
+    GpuRank r(transport);
+    for (const DType dtype : kSummed) {
+      for (const int64_t n : {0, 1, 7, 4099, 1 << 20}) {
+        Twin x = r.twin({n}, dtype, 1);
+        r.world->all_reduce_sum(r.s, x.gpu);
+        r.world->all_reduce_sum(r.host, x.host);
+        x.expect_same("all_reduce_sum");
+        const int64_t rows = n % 5000;
+        Twin in = r.twin({rows * r.size, 3}, dtype, 2), out = r.twin({rows, 3}, dtype, 3);
+        r.world->reduce_scatter_sum(r.s, out.gpu, in.gpu);
+        r.world->reduce_scatter_sum(r.host, out.host, in.host);
+        out.expect_same("reduce_scatter_sum");
+        const auto own = [&](const Tensor& t) { return t.rows(rows * r.rank, rows * (r.rank + 1)); };
+        r.world->reduce_scatter_sum(r.s, own(in.gpu), in.gpu);
+        r.world->reduce_scatter_sum(r.host, own(in.host), in.host);
+        in.expect_same("reduce_scatter_sum in place");
+      }
+    }
+  });
+}
+
+TEST_P(OnGpus, MovesAreThoseOfTheCpu) {
+  run([](Transport& transport) {
+    GpuRank r(transport);
+    for (const int64_t n : {0, 1, 5, 70001}) {
+      Twin in = r.twin({n}, DType::f32, 1), out = r.twin({n * r.size}, DType::f32, 2);
+      r.world->all_gather(r.s, out.gpu, in.gpu);
+      r.world->all_gather(r.host, out.host, in.host);
+      out.expect_same("all_gather");
+      for (int root = 0; root < r.size; ++root) {
+        r.world->broadcast(r.s, in.gpu, root);
+        r.world->broadcast(r.host, in.host, root);
+        in.expect_same("broadcast");
+      }
+    }
+    std::vector<int64_t> send_rows, recv_rows;
+    for (int q = 0; q < r.size; ++q) {
+      send_rows.push_back((r.rank + 2 * q + 1) % 4 * 100);
+      recv_rows.push_back((q + 2 * r.rank + 1) % 4 * 100);
+    }
+    Twin in = r.twin({1200, 3}, DType::bf16, 3), out = r.twin({1300, 3}, DType::bf16, 4);
+    r.world->all_to_all_v(r.s, {.out = out.gpu, .in = in.gpu, .recv_rows = recv_rows, .send_rows = send_rows});
+    r.world->all_to_all_v(r.host, {.out = out.host, .in = in.host, .recv_rows = recv_rows, .send_rows = send_rows});
+    out.expect_same("all_to_all_v");
+  });
+}
+
+// Buckets behind each other, and rings of large messages both ways, while the stream has other work.
+void behind(GpuRank& r, Group& world, Stream& s, std::vector<Tensor> t) {
+  Pending first = world.start_reduce_scatter_sum(s, t[0], t[1], t[2]);
+  Pending gathered = world.start_all_gather(s, t[3], t[4]);
+  if (r.size > 1) {
+    const int next = (r.rank + 1) % r.size, previous = (r.rank + r.size - 1) % r.size;
+    Pending sent = world.send(s, t[5], next), back = world.send(s, t[6], previous);
+    Pending arrived = world.recv(s, t[7], previous), other = world.recv(s, t[8], next);
+    world.all_reduce_sum(s, t[9]);
+    arrived.wait();
+    other.wait();
+    sent.wait();
+    back.wait();
+  }
+  gathered.wait();
+  first.wait();
+}
+
+struct Behind {
+  explicit Behind(GpuRank& r) : rank(r) {
+    const int64_t n = 1 << 20;
+    for (const int64_t size : {n, n * r.size, n * r.size, n * r.size, n, n, n, n, n, n})
+      twins.push_back(std::make_unique<Twin>(r.s, Shape{size}, DType::f32, 100 * twins.size() + r.rank));
+  }
+  void run(Stream& s, bool on_gpu) {
+    std::vector<Tensor> tensors;
+    for (const auto& twin : twins) tensors.push_back(on_gpu ? twin->gpu : twin->host);
+    behind(rank, *rank.world, s, tensors);
+  }
+  void expect_same() {
+    for (const int i : {0, 3, 7, 8, 9}) twins[i]->expect_same("behind");
+  }
+  GpuRank& rank;
+  std::vector<std::unique_ptr<Twin>> twins;
+};
+
+TEST_P(OnGpus, WhatRunsBehindGivesTheSame) {
+  run([](Transport& transport) {
+    GpuRank r(transport);
+    Behind b(r);
+    for (int i = 0; i < 3; ++i) {
+      b.run(r.s, true);
+      b.run(r.host, false);
+    }
+    b.expect_same();
+  });
+}
+
+// Recorded once, replayed: the same numbers, and every replay is counted.
+TEST_P(OnGpus, ARecordingIsTheSame) {
+  run([](Transport& transport) {
+    GpuRank r(transport);
+    if (!r.links.records()) return;
+    Behind b(r);
+    const int64_t before = r.world->sent_bytes();
+    b.run(r.s, true);
+    const int64_t sent = r.world->sent_bytes() - before;
+    const NcclTraffic traffic = r.links.begin_recording();
+    const Recording recording(r.gpu, [&] { b.run(r.s, true); });
+    r.links.end_recording();
+    EXPECT_EQ(r.world->sent_bytes() - before, sent);
+    for (int i = 0; i < 2; ++i) {
+      recording.replay(r.gpu);
+      r.links.replayed(traffic);
+    }
+    EXPECT_EQ(r.world->sent_bytes() - before, 3 * sent);
+    synchronize(r.s);
+    if (r.size > 1) EXPECT_GT(r.world->seconds(), 0);
+    for (int i = 0; i < 3; ++i) b.run(r.host, false);
+    b.expect_same();
+  });
+}
+
+TEST_P(OnGpus, SendTheBytesOfTheFormulas) {
+  run([](Transport& transport) {
+    GpuRank r(transport);
+    const int64_t n = r.size, rows = 6000, b = rows * n * 4;
+    Twin large = r.twin({rows * n}, DType::f32, 1), small = r.twin({rows}, DType::f32, 2);
+    int64_t before = 0;
+    const auto sent = [&] {
+      const int64_t bytes = r.world->sent_bytes() - before;
+      before = r.world->sent_bytes();
+      return bytes;
+    };
+    r.world->all_reduce_sum(r.s, large.gpu);
+    EXPECT_EQ(sent(), 2 * b * (n - 1) / n);
+    r.world->reduce_scatter_sum(r.s, small.gpu, large.gpu);
+    EXPECT_EQ(sent(), b * (n - 1) / n);
+    r.world->all_gather(r.s, large.gpu, small.gpu);
+    EXPECT_EQ(sent(), b * (n - 1) / n);
+    r.world->broadcast(r.s, large.gpu, 0);
+    EXPECT_EQ(sent(), r.rank == 0 ? b * (n - 1) : 0);
+    synchronize(r.s);
+  });
+}
+
+// Another rank throws while this one's GPU waits for it: the wait ends with the run.
+TEST_P(OnGpus, ARankThatThrowsEndsTheWaitForTheGpu) {
+  if (GetParam() == 1 || mpi_world() != nullptr) return;
+  const auto body = [](Transport& transport) {
+    GpuRank r(transport);
+    Twin x = r.twin({1 << 20}, DType::f32, 1);
+    r.world->barrier();
+    if (r.rank == 1) MOEBIUS_FAIL(numerics, "the loss is not a number");
+    try {
+      r.world->all_reduce_sum(r.s, x.gpu);
+      synchronize(r.s);
+      ADD_FAILURE() << "a rank did not join";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::distributed);
+      EXPECT_NE(std::string(e.what()).find("the loss is not a number"), std::string::npos) << e.what();
+      r.links.abandon();
+      throw;
+    }
+  };
+  EXPECT_THROW(run_threads(GetParam(), test_world(), body), Error);
+}
+
+// A rank that never joins is waited for no longer than the timeout.
+TEST_P(OnGpus, ARankThatStallsEndsTheWaitForTheGpu) {
+  if (GetParam() == 1 || mpi_world() != nullptr) return;
+  std::atomic<bool> has_failed = false;
+  const auto body = [&](Transport& transport) {
+    GpuRank r(transport);
+    Twin x = r.twin({1 << 20}, DType::f32, 1);
+    r.world->barrier();
+    while (r.rank == 1 && !has_failed) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    try {
+      r.world->all_reduce_sum(r.s, x.gpu);
+      synchronize(r.s);
+      ADD_FAILURE() << "a rank did not join";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::distributed);
+      EXPECT_NE(std::string(e.what()).find("has waited for 2 s"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("all_reduce_sum"), std::string::npos) << e.what();
+      has_failed = true;
+      r.links.abandon();
+      throw;
+    }
+  };
+  EXPECT_THROW(run_threads(GetParam(), {.timeout_s = 2}, body), Error);
+}
+
+}  // namespace
+}  // namespace moebius

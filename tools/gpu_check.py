@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Everything that wants a GPU, on a machine that has one: the tests that other machines skip, and compute-sanitizer's memcheck
+and racecheck over the tables of the ops, in parts beside each other with a limit of time each.
+
+usage: tools/gpu_check.py [--build DIR] [--only tests,memcheck,racecheck] [--parts N] [--jobs N] [--limit SECONDS] [--log DIR]
+
+Exit status 0 when every test passed, every part ended in its time and nothing was found that is not in KNOWN_RACES; the last
+line is `N passed, N failed, N skipped`, a part of a sanitizer counting as one.
+"""
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+# Programs, and which of their tests want a GPU. The tables of the ops run on each device by themselves.
+PROGRAMS = [
+    ("core_test", "OnAccelerator*"),
+    ("ops_test", "*"),
+    ("train_test", "*Gpu*"),
+    ("tests_equivalence", "*OnGpu*"),
+    ("tests_golden", "Cases/Golden.*cuda*"),
+    ("tests_faults", "*OnGpu*"),
+    ("tests_cli", "*Gpu*"),
+]
+
+# What racecheck reports and is none: warps that hand shared memory over by an mbarrier which the copy engine's bytes complete.
+# What is written is followed by an arrival (release), what is read by a wait for that phase (acquire); racecheck does not see
+# the order that this makes. docs/numerics.md, "On a GPU".
+KNOWN_RACES = [
+    "Announcer<",  # expert_up: notes between producer warps (ops/experts/grouped_kernel_sm90.h)
+    "produce_queries<",  # attention_bwd: rows of lse and delta (ops/attention/attention_bwd_cuda_sm90.cu)
+    "nvjet_",  # cuBLASLt's products
+    "cudnn_",  # cuDNN's attention
+]
+
+
+class Totals:
+    def __init__(self):
+        self.passed = self.failed = self.skipped = 0
+
+
+def run(command, limit, log, env=None):
+    """Run a command, all it says into a file; return its exit status, None when it took longer than `limit` seconds."""
+    with open(log, "w", encoding="utf-8") as out:
+        try:
+            return subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=limit, check=False,
+                                  env={**os.environ, **(env or {})}).returncode
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def why_no_gpu(options):
+    """What the test of the accelerator says when it is skipped; empty where there is a GPU."""
+    log = options.log / "gpu.txt"
+    program = options.build / "tests" / "core_test"
+    if not program.exists():
+        return f"{program} is not there; build with MOEBIUS_CUDA=on"
+    run([program, "--gtest_filter=OnAccelerator.ARecording*"], 120, log)
+    text = log.read_text(encoding="utf-8")
+    if "[  SKIPPED ]" not in text:
+        return "" if "[  PASSED  ] 1 test" in text else "the first test of it failed:\n" + text
+    return text.split("Skipped", 1)[1].split("\n[", 1)[0].strip()
+
+
+def run_program(options, name, names):
+    """Return passed, failed, skipped of a test program; a program that died or was late counts as one failed test more."""
+    report = options.log / (name + ".json")
+    report.unlink(missing_ok=True)
+    status = run([options.build / "tests" / name, "--gtest_filter=" + names, "--gtest_brief=1",
+                  "--gtest_output=json:" + str(report)], options.limit, options.log / (name + ".txt"))
+    if not report.exists():
+        return 0, 1, 0
+    tests = [t for suite in json.loads(report.read_text(encoding="utf-8"))["testsuites"] for t in suite["testsuite"]]
+    skipped = sum(t.get("result") == "SKIPPED" for t in tests)
+    failed = sum("failures" in t for t in tests)
+    if not tests or (status != 0 and failed == 0):
+        failed += 1
+    return max(0, len(tests) - skipped - failed), failed, skipped
+
+
+def run_tests(options, totals):
+    for name, names in PROGRAMS:
+        begin = time.time()
+        passed, failed, skipped = run_program(options, name, names)
+        print(f"{name:<20} {passed} passed, {failed} failed, {skipped} skipped, {time.time() - begin:.0f} s", flush=True)
+        totals.passed += passed
+        totals.failed += failed
+        totals.skipped += skipped
+
+
+def find_sanitizer():
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=home + "/bin")
+
+
+def findings_of(text):
+    """The lines that begin a finding, and those among them that are known to be none."""
+    found = re.findall(r"^========= +(?:Error: |Warning: )?((?:Race reported|Invalid|Misaligned|Uninitialized|Program hit|"
+                       r"Leaked|Out-of-range|Barrier error|Potential).*)", text, re.MULTILINE)
+    return found, [line for line in found if any(known in line for known in KNOWN_RACES)]
+
+
+def run_part(options, sanitizer, tool, part):
+    """Return 'clean', or what is wrong with this part, and how many known races it named."""
+    log = options.log / f"{tool}.{part}.txt"
+    status = run([sanitizer, "--tool", tool, "--error-exitcode", "99", options.build / "tests" / "ops_test", "--gtest_brief=1"],
+                 options.limit, log, {"GTEST_TOTAL_SHARDS": str(options.parts), "GTEST_SHARD_INDEX": str(part)})
+    text = log.read_text(encoding="utf-8", errors="replace")
+    found, known = findings_of(text)
+    new = [line for line in found if line not in known]
+    if new:
+        return f"{len(new)} findings, the first: {new[0][:160]}", len(known)
+    if status is None:
+        return f"not ended within {options.limit} s, and nothing new found until then", len(known)
+    if "tests ran." not in text or "[  FAILED  ]" in text:
+        return f"a test failed: the end of {log}", len(known)
+    if status != 0 and not known:
+        return f"exit status {status}: the end of {log}", len(known)
+    return "clean", len(known)
+
+
+def run_sanitizer(options, tool, totals):
+    sanitizer = find_sanitizer()
+    if not sanitizer:
+        print(f"{tool}: compute-sanitizer was not found; it comes with the CUDA toolkit (set CUDA_HOME)")
+        totals.failed += 1
+        return
+    begin, known_races = time.time(), 0
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        parts = list(pool.map(lambda part: run_part(options, sanitizer, tool, part), range(options.parts)))
+    for part, (result, known) in enumerate(parts):
+        known_races += known
+        totals.passed += result == "clean"
+        totals.failed += result != "clean"
+        if result != "clean":
+            print(f"{tool}, part {part} of {options.parts}: {result}")
+    clean = sum(result == "clean" for result, _ in parts)
+    print(f"{tool:<20} {clean} of {options.parts} parts clean, {known_races} known reports, {time.time() - begin:.0f} s", flush=True)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build"))
+    parser.add_argument("--only", default="tests,memcheck,racecheck")
+    parser.add_argument("--parts", type=int, default=56, help="of the op tables under a sanitizer")
+    parser.add_argument("--jobs", type=int, default=min(14, os.cpu_count() or 1), help="parts at a time")
+    parser.add_argument("--limit", type=int, default=900, help="seconds of one program, or one part")
+    parser.add_argument("--log", type=pathlib.Path, default=pathlib.Path("build/log/gpu-check"))
+    options = parser.parse_args()
+    unknown = set(options.only.split(",")) - {"tests", "memcheck", "racecheck"}
+    if unknown:
+        parser.error("--only: expected some of tests,memcheck,racecheck; got " + ", ".join(sorted(unknown)))
+    return options
+
+
+def main():
+    options, totals = parse(), Totals()
+    options.log.mkdir(parents=True, exist_ok=True)
+    if why := why_no_gpu(options):
+        print("gpu-check: " + why)
+        sys.exit(1)
+    wanted = options.only.split(",")
+    if "tests" in wanted:
+        run_tests(options, totals)
+    for tool in ("memcheck", "racecheck"):
+        if tool in wanted:
+            run_sanitizer(options, tool, totals)
+    print(f"{totals.passed} passed, {totals.failed} failed, {totals.skipped} skipped")
+    sys.exit(totals.failed != 0 or totals.passed == 0)
+
+
+if __name__ == "__main__":
+    main()
