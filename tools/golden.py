@@ -4,7 +4,7 @@
     tools/golden.py --write [DIR]             rewrites every case under DIR (default tests/golden/data)
     tools/golden.py --check CASE OUT [--bf16] compares what `moebius forward` wrote with CASE/expected.safetensors
 
-A case is a Hugging Face folder (config.json, model.safetensors with per-expert names) plus tokens.safetensors and
+A case is a Hugging Face folder (config.json, model.safetensors under the hub's names) plus tokens.safetensors and
 expected.safetensors; tests/golden/data/README.md lists the tensors. Writing needs torch, transformers, safetensors
 and numpy; checking only the last two. Everything is f32 on the CPU with the eager attention and the eager experts,
 whose order of sums is fixed. The same versions write the same bytes.
@@ -67,6 +67,12 @@ DEEPSEEK_V3 = {key: value for key, value in DEEPSEEK_V2.items() if key != "topk_
     "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
     "n_shared_experts": 1, "num_mtp_layers": 0,
 }
+GPT_OSS = {
+    "model_type": "gpt_oss", "vocab_size": 97, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "num_local_experts": 8,
+    "num_experts_per_tok": 3, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "sliding_window": 4,
+    "tie_word_embeddings": False,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4, "beta_slow": 1}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}
@@ -81,6 +87,8 @@ class Case:
     rows: list  # lengths of the documents in each row; rows are equally long
     rope: dict = field(default_factory=lambda: {"rope_type": "default"})
     fp8_block: tuple = ()  # of matrices that are written in 8-bit floats with one scale for each block
+    mxfp4: bool = False  # experts are written in 4-bit floats
+    mtp: int = 0  # depths of multi-token prediction
     reseed: int = 0  # another draw, where one has two scores too close to call
 
     @property
@@ -137,7 +145,26 @@ CASES = {
     "deepseek_v2_v5_packed": Case(DEEPSEEK_V2 | {"first_k_dense_replace": 0}, 1e4, "v5", [[4, 5], [1, 5, 3]]),
     # matrices of the layers in 8-bit floats; blocks at the edges are partial.
     "deepseek_v3_fp8": Case(DEEPSEEK_V3, 1e4, "v4", [[7], [7]], fp8_block=(8, 16)),
+    # sinks, a window in every other layer, biases everywhere, the clamped activation; YaRN that does not truncate.
+    "gpt_oss_v4": Case(GPT_OSS, 500.0, "v4", [[9], [9]], YARN | {"truncate": False}),
+    # windows of other layers than by default; experts whose down_proj is square; documents kept apart.
+    "gpt_oss_v5_packed": Case(GPT_OSS | {"intermediate_size": 24, "num_local_experts": 5, "num_experts_per_tok": 2,
+                                         "num_hidden_layers": 2, "sliding_window": 3,
+                                         "layer_types": ["full_attention", "sliding_attention"]},
+                              1e4, "v5", [[4, 5], [1, 5, 3]]),
+    # experts in 4-bit blocks, square as well; tied embeddings, one kv head.
+    "gpt_oss_mxfp4": Case(GPT_OSS | {"hidden_size": 32, "intermediate_size": 32, "num_local_experts": 4,
+                                     "num_hidden_layers": 2, "num_key_value_heads": 1, "num_experts_per_tok": 2,
+                                     "tie_word_embeddings": True},
+                          500.0, "v4", [[7], [7]], YARN | {"truncate": False}, mxfp4=True),
+    # multi-token prediction as it is released, documents kept apart: one of two tokens, one of a single one.
+    "deepseek_v3_mtp": Case(DEEPSEEK_V3 | {"num_mtp_layers": 1}, 500.0, "v4", [[4, 2, 3], [1, 5, 3]], mtp=1,
+                            reseed=3),
+    # two depths, each of what the one before left.
+    "deepseek_v3_mtp2": Case(DEEPSEEK_V3 | {"num_mtp_layers": 2, "q_lora_rank": None, "n_group": 1, "topk_group": 1},
+                             1e4, "v5", [[7], [7]], mtp=2),
 }
+MTP_COEFF = 0.3
 
 # -- writing ---------------------------------------------------------------------------------------------
 
@@ -165,11 +192,18 @@ def build_model(config, rope, seed):
     with torch.no_grad():
         for name, p in sorted(model.named_parameters()):
             noise = torch.randn(p.shape, generator=random)
-            p.copy_(1 + 0.3 * noise if "norm" in name else 0.25 * noise)
+            p.copy_(1 + 0.3 * noise if "norm" in name else spread_of(config, name) * noise)
         for name, b in sorted(model.named_buffers()):
             if name.endswith(CORRECTION):  # some scores must be below 0 with it
                 b.copy_(0.2 * torch.randn(b.shape, generator=random) - 0.6)
     return model.eval()
+
+
+def spread_of(config, name):
+    """gpt_oss: sinks that matter among some scores, and pre-activations of which many are beyond their limit."""
+    if config["model_type"] != "gpt_oss":
+        return 0.25
+    return 1.0 if name.endswith((".sinks", ".gate_up_proj")) else 0.25
 
 
 def hub_tensors(model):
@@ -192,19 +226,130 @@ def hub_gradients(model):
             if not name.endswith(CORRECTION)}
 
 
-def run_model(model, tokens, documents):
-    """Logits [B,S,V] and, for each MoE layer, expert ids [B*S,k] by falling weight. Each document runs alone."""
+def router_of(layer):
+    return getattr(layer.mlp, "gate", None) or getattr(layer.mlp, "router", None)
+
+
+def all_layers(model, mtp):
+    return [*model.model.layers, *(module.mtp_block for module in (mtp.layers if mtp else []))]
+
+
+def predict_ahead(model, mtp, row, begin, end):
+    """[depth, tokens, V]: logits of multi-token prediction in a document of a row, by the modules of transformers. Depth
+    k reads the row shifted by k, zeros behind its end; what it reads behind the document's end nothing else sees."""
     import torch
-    logits, chosen = [], {}
-    routers = {i: layer.mlp.gate if hasattr(layer.mlp, "gate") else None for i, layer in enumerate(model.model.layers)}
+    hidden = model.model(input_ids=row[None, begin:end], use_cache=False).last_hidden_state
+    unseen = torch.full((end - begin, end - begin), torch.finfo(torch.float32).min).triu(1)[None, None]
+    positions, logits = torch.arange(end - begin)[None], []
+    for k, module in enumerate(mtp.layers, start=1):
+        ahead = torch.nn.functional.pad(row, (0, k))[begin + k:end + k]
+        inputs = model.model.embed_tokens(ahead[None])
+        hidden = module(inputs, hidden, position_embeddings=mtp.rotary_emb(inputs, position_ids=positions),
+                        attention_mask=unseen, position_ids=positions, past_key_values=None)
+        logits.append(model.lm_head(hidden)[0])
+    return torch.stack(logits)
+
+
+def run_model(model, tokens, documents, mtp=None):
+    """Logits [1 + depths,B,S,V] and, for each MoE layer, expert ids [B*S,k] by falling weight. Each document runs
+    alone."""
+    import torch
+    logits, chosen, modules = [], {}, []
+    routers = {i: router_of(layer) for i, layer in enumerate(all_layers(model, mtp))}
     hooks = [gate.register_forward_hook(lambda _, __, out, i=i: chosen.setdefault(i, []).append(out))
              for i, gate in routers.items() if gate is not None]
     for row, lengths in zip(tokens, documents):
         parts = [model(input_ids=part[None], use_cache=False).logits[0] for part in torch.split(row, lengths)]
         logits.append(torch.cat(parts))
+    if mtp:
+        of_main = {i: len(outs) for i, outs in chosen.items()}
+        for row, lengths in zip(tokens, documents):
+            ends = np.cumsum(lengths).tolist()
+            parts = [predict_ahead(model, mtp, row, end - n, end) for n, end in zip(lengths, ends)]
+            modules.append(torch.cat(parts, 1))
+        chosen = {i: outs[:of_main.get(i)] for i, outs in chosen.items()}  # the layers before them ran once more
     for hook in hooks:
         hook.remove()
-    return torch.stack(logits), {i: [torch.cat(x) for x in zip(*outs)] for i, outs in chosen.items()}
+    ahead = torch.stack(modules, 1) if mtp else torch.zeros(0, *torch.stack(logits).shape)
+    chosen = {i: [torch.cat(x) for x in zip(*outs)] for i, outs in chosen.items()}
+    return torch.cat([torch.stack(logits)[None], ahead]), chosen
+
+
+def mtp_loss(logits, tokens, documents):
+    """Mean over the depths of the mean loss of each: over the rows whose token k + 1 further on is in the row, and the
+    one before that, which is the last that is read, in the row's own document."""
+    import torch
+    import torch.nn.functional as F
+    losses = []
+    for k, of_depth in enumerate(logits, start=1):
+        picked, targets = [], []
+        for row, lengths, of_row in zip(tokens, documents, of_depth):
+            document = np.repeat(np.arange(len(lengths)), lengths)
+            for i in range(len(row) - k - 1):
+                if document[i] == document[i + k]:
+                    picked.append(of_row[i])
+                    targets.append(row[i + k + 1])
+        losses.append(F.cross_entropy(torch.stack(picked), torch.stack(targets)))
+    return torch.stack(losses).mean()
+
+
+def build_mtp(model, depths, seed):
+    """Modules as transformers builds them beside a model, with weights like the model's."""
+    import torch
+    from transformers.modeling_layers import MtpModel
+    mtp = MtpModel(model, depths)
+    mtp.config._attn_implementation = "eager"
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in sorted(mtp.layers.named_parameters()):
+            noise = torch.randn(p.shape, generator=random)
+            p.copy_(1 + 0.3 * noise if "norm" in name else 0.25 * noise)
+        for name, b in sorted(mtp.layers.named_buffers()):
+            if name.endswith(CORRECTION):
+                b.copy_(0.2 * torch.randn(b.shape, generator=random) - 0.6)
+    return mtp.eval()
+
+
+def mtp_tensors(mtp, num_layers, value):
+    """value(parameter or buffer) of the modules under their names on the hub, fused experts taken apart."""
+    tensors = {}
+    for name, t in [*mtp.layers.named_parameters(), *mtp.layers.named_buffers()]:
+        depth, rest = name.split(".", 1)
+        prefix = f"model.layers.{num_layers + int(depth)}."
+        rest = rest.replace("mtp_block.", "").replace("post_norm.", "shared_head.norm.")
+        data = value(t)
+        if data is None:
+            continue
+        if rest == "mlp.experts.gate_up_proj":
+            for e, both in enumerate(data):
+                for which, part in zip(("gate", "up"), both.chunk(2)):
+                    tensors[f"{prefix}mlp.experts.{e}.{which}_proj.weight"] = part.contiguous()
+        elif rest == "mlp.experts.down_proj":
+            for e, part in enumerate(data):
+                tensors[f"{prefix}mlp.experts.{e}.down_proj.weight"] = part.contiguous()
+        else:
+            tensors[prefix + rest] = data.contiguous()
+    return tensors
+
+
+def add_mtp(folder, model, mtp):
+    """The modules into a folder, with the copies of embedding and head that released models carry; read back by
+    transformers they are the same."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+    from transformers.modeling_layers import MtpModel
+    path, first = folder / "model.safetensors", len(model.model.layers)
+    tensors = load_file(path) | mtp_tensors(mtp, first, lambda t: t.detach())
+    for k in range(len(mtp.layers)):
+        tensors[f"model.layers.{first + k}.embed_tokens.weight"] = model.model.embed_tokens.weight.detach().clone()
+        tensors[f"model.layers.{first + k}.shared_head.head.weight"] = model.lm_head.weight.detach().clone()
+    save_file(tensors, path, {"format": "pt"})
+    main = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    main._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{first + k}.*" for k in range(len(mtp.layers))]
+    again = MtpModel.from_pretrained(main)
+    for (name, a), b in zip(mtp.layers.named_parameters(), again.layers.parameters()):
+        assert torch.equal(a, b), f"{folder}: transformers reads another {name}"
 
 
 def choice_scores(gate, config, logits):
@@ -221,7 +366,7 @@ def choice_scores(gate, config, logits):
     return groups.masked_fill(mask[..., None] == 0, float("-inf")).flatten(1), gap.item()
 
 
-def check_routing(model, routers, config):
+def check_routing(layers, routers, config):
     """The reference must mean what we think: logits, not probabilities; no near ties; the experts that we would choose.
     Returns the expert ids of each MoE layer by falling score."""
     import torch
@@ -229,7 +374,7 @@ def check_routing(model, routers, config):
     for layer, (logits, weights, ids) in routers.items():
         sums = logits.detach().sum(-1)
         assert (sums - 1).abs().max() > 0.1, f"layer {layer}: the router returns probabilities, not logits"
-        scores, group_gap = choice_scores(model.model.layers[layer].mlp.gate, config, logits.detach())
+        scores, group_gap = choice_scores(router_of(layers[layer]), config, logits.detach())
         top = scores.topk(min(k + 1, scores.shape[-1]), -1)
         ids_by_score[layer] = top.indices[:, :k]
         assert torch.equal(ids_by_score[layer].sort(-1).values, ids.sort(-1).values), f"layer {layer}: other experts"
@@ -245,6 +390,9 @@ def check_packed(model, tokens, documents, logits):
         document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         seen = (document[:, None] == document[None, :]) & torch.ones(len(row), len(row)).tril().bool()
         mask = torch.zeros(1, 1, len(row), len(row)).masked_fill(~seen, torch.finfo(torch.float32).min)
+        if model.config.model_type == "gpt_oss":  # a mask for each kind of layer
+            near = torch.ones(len(row), len(row)).triu(1 - model.config.sliding_window).bool()
+            mask = {"full_attention": mask, "sliding_attention": mask.masked_fill(~near, torch.finfo(torch.float32).min)}
         positions = torch.cat([torch.arange(n) for n in lengths])[None]
         got = model(input_ids=row[None], attention_mask=mask, position_ids=positions, use_cache=False).logits[0]
         assert (got - expected).abs().max() <= 1e-5 * expected.abs().max(), "packed and separate documents differ"
@@ -298,6 +446,41 @@ def write_fp8(folder, packed, block):
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
+def pack_mxfp4(weight):
+    """What gpt_oss checkpoints hold of a weight [E, in, out]: blocks of 32 along `in`, two numbers a byte, and scales."""
+    import torch
+    rows = weight.transpose(1, 2).unflatten(-1, (-1, 32))
+    exponent = rows.abs().amax(-1, keepdim=True).log2().floor().clamp(-125, 125) - 2
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    code = (rows.abs() / 2**exponent)[..., None].sub(values).abs().argmin(-1) + 8 * (rows < 0)
+    blocks = (code[..., 0::2] | code[..., 1::2] << 4).to(torch.uint8).contiguous()
+    return blocks, (exponent[..., 0] + 127).to(torch.uint8).contiguous()
+
+
+def round_to_mxfp4(model):
+    """Rounds the experts' weights as transformers unpacks them; gives all tensors of the file."""
+    import torch
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+    packed = hub_tensors(model)
+    for name, p in model.named_parameters():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            blocks, scales = pack_mxfp4(p.detach())
+            with torch.no_grad():
+                p.copy_(convert_moe_packed_tensors(blocks, scales).float())
+            del packed[name]
+            packed |= {name + "_blocks": blocks, name + "_scales": scales}
+    return packed
+
+
+def write_mxfp4(folder, packed):
+    from safetensors.torch import save_file
+    save_file(packed, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def respell(folder, spelling):
     """config.json as hub files of v4 spell it; save_pretrained wrote the v5 keys."""
     path = folder / "config.json"
@@ -309,7 +492,7 @@ def respell(folder, spelling):
         config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
         if config["model_type"].startswith("deepseek"):
             respell_deepseek(config)
-        elif config["model_type"] != "mixtral" and "num_local_experts" in config:
+        elif config["model_type"] not in ("mixtral", "gpt_oss") and "num_local_experts" in config:
             config["num_experts"] = config.pop("num_local_experts")
         if config.get("head_dim", 0) is None:
             del config["head_dim"]
@@ -339,7 +522,16 @@ def check_reload(folder, tokens, documents, expected):
                                                        attn_implementation="eager", experts_implementation="eager")
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
     logits, _ = run_model(model.eval(), tokens, documents)
-    assert (logits == expected).all(), f"{folder}: reloading changes the logits"
+    assert (logits[0] == expected).all(), f"{folder}: reloading changes the logits"
+
+
+def check_unpacks(folder, expected):
+    """transformers reads the packed folder as the model that we rounded."""
+    import torch
+    from transformers import AutoModelForCausalLM, Mxfp4Config
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", quantization_config=Mxfp4Config(dequantize=True))
+    for (name, got), want in zip(model.named_parameters(), expected.parameters()):
+        assert torch.equal(got.float(), want), f"{folder}: {name} is unpacked otherwise"
 
 
 def write_case(data, name, seed):
@@ -351,14 +543,19 @@ def write_case(data, name, seed):
     packed = None
     if case.fp8_block:
         model, packed = round_to_fp8(model, case.fp8_block)
+    if case.mxfp4:
+        packed = round_to_mxfp4(model)
     tokens = torch.randint(0, case.config["vocab_size"], (len(case.rows), sum(case.rows[0])),
                            generator=torch.Generator().manual_seed(seed + 1))
 
-    logits, routers = run_model(model, tokens, case.rows)
+    mtp = build_mtp(model, case.mtp, seed + 2) if case.mtp else None
+    logits, routers = run_model(model, tokens, case.rows, mtp)
+    logits, ahead = logits[0], logits[1:]
     vocab = logits.shape[-1]
     token_loss = F.cross_entropy(logits[:, :-1].reshape(-1, vocab), tokens[:, 1:].reshape(-1), reduction="none")
-    token_loss.mean().backward()
-    chosen = check_routing(model, routers, case.config)
+    loss_ahead = mtp_loss(ahead, tokens, case.rows) if mtp else torch.zeros(())
+    (token_loss.mean() + MTP_COEFF * loss_ahead).backward()
+    chosen = check_routing(all_layers(model, mtp), routers, case.config)
     if case.packed:
         check_packed(model, tokens, case.rows, logits)
     else:
@@ -372,6 +569,11 @@ def write_case(data, name, seed):
     expected = {"logits": logits.detach(), "loss": token_loss.mean().detach().reshape(1)}
     expected |= {f"router.{i}.topk": ids.to(torch.int32).contiguous() for i, ids in chosen.items()}
     expected |= hub_gradients(model)
+    if mtp:
+        gradients = mtp_tensors(mtp, len(model.model.layers), lambda t: t.grad)
+        expected |= {f"grad.{name}": g for name, g in gradients.items()}
+        expected |= {"mtp_loss": loss_ahead.detach().reshape(1), "mtp_coeff": torch.tensor([MTP_COEFF])}
+        expected |= {f"mtp.{k}.logits": of_depth.detach().clone() for k, of_depth in enumerate(ahead)}
     inputs = {"tokens": tokens.to(torch.int32)}
     if case.packed:
         starts = [[sum(row[:i]) for i, n in enumerate(row) for _ in range(n)] for row in case.rows]
@@ -380,8 +582,13 @@ def write_case(data, name, seed):
     save_file(inputs, folder / "tokens.safetensors", provenance())
     save_file(expected, folder / "expected.safetensors", provenance())
     check_reload(folder, tokens, case.rows, logits)
-    if packed:
+    if case.fp8_block:
         write_fp8(folder, packed, case.fp8_block)
+    if case.mxfp4:
+        write_mxfp4(folder, packed)
+        check_unpacks(folder, model)
+    if mtp:
+        add_mtp(folder, model, mtp)
     size = sum(f.stat().st_size for f in folder.iterdir())
     counts = {i: np.bincount(ids.flatten(), minlength=8).tolist() for i, ids in chosen.items()}
     print(f"{name:20s} loss {expected['loss'].item():.6f}  max|logit| {logits.abs().max():.3f}  {size / 1024:.0f} KiB  "
@@ -428,7 +635,7 @@ README = """# Reference states
 Made by {made_by}. That command rewrites all of it.
 f32, CPU, eager attention, eager experts. The same line stands in the metadata of every safetensors file.
 
-Each folder is a Hugging Face model (`config.json`, `model.safetensors` with per-expert names) with
+Each folder is a Hugging Face model (`config.json`, `model.safetensors` under the hub's names) with
 
 | file | tensor | dtype, shape | meaning |
 | --- | --- | --- | --- |
@@ -438,6 +645,8 @@ Each folder is a Hugging Face model (`config.json`, `model.safetensors` with per
 | | `loss` | F32 [1] | mean of the next-token cross-entropy over B*(S-1) targets; no auxiliary loss |
 | | `router.{{layer}}.topk` | I32 [B*S,k] | expert ids by falling score of the choice (with groups and a bias, not the weight); MoE layers only |
 | | `grad.{{name}}` | F32 | gradient of `loss`, one per tensor of `model.safetensors` but the correction biases; the sum of both uses when tied |
+| | `mtp_loss`, `mtp_coeff` | F32 [1] | multi-token prediction: mean loss of its depths; `grad` is then of `loss + mtp_coeff * mtp_loss` |
+| | `mtp.{{depth - 1}}.logits` | F32 [B,S,V] | what each depth predicts there; rows shifted beyond the row read token 0 |
 | | `token_loss` | F32 [B,S-1] | packed case only: of each target; those across a document border count too |
 
 In the packed case each document was run alone: positions restart at its first token and nothing attends across.
@@ -461,6 +670,11 @@ In the packed case each document was run alone: positions restart at its first t
 | `deepseek_v3_v4_packed` | `rope_scaling` with `type`, `torch_dtype` | query latent; groups; YaRN with two mscales; documents kept apart |
 | `deepseek_v3_v5` | `rope_parameters`, `dtype` | no query latent; v wider than k; `rope_interleave` false; top-3 of 7, not normalised |
 | `deepseek_v3_fp8` | `rope_theta`, `torch_dtype` | matrices in F8_E4M3 with `weight_scale_inv` of 8 x 16 blocks; gradients are by the unpacked weights |
+| `deepseek_v3_mtp` | `num_nextn_predict_layers`, `torch_dtype` | multi-token prediction with the copies that released models carry; documents of 4+2+3 and 1+5+3 tokens kept apart |
+| `deepseek_v3_mtp2` | `num_mtp_layers`, `dtype` | two depths; no query latent; no groups |
+| `gpt_oss_v4` | `rope_scaling`, `torch_dtype` | sinks; windows in layers 0 and 2; biases; clamped activation; YaRN without `truncate` |
+| `gpt_oss_v5_packed` | `rope_parameters`, `dtype` | a window in layer 1 by `layer_types`; square `down_proj`; documents kept apart |
+| `gpt_oss_mxfp4` | `rope_scaling`, `torch_dtype` | experts in 4-bit blocks with scales, square; tied embeddings; gradients are by the unpacked weights |
 | `deepseek_v2_v4` | `rope_scaling` with `type`, `torch_dtype` | groups by their best expert; one mscale; one shared expert |
 | `deepseek_v2_v5_packed` | `rope_parameters`, `dtype` | greedy; two shared experts; no dense layer; documents kept apart |
 
@@ -470,7 +684,8 @@ the global norm before clipping to 1; `exp_avg.{{name}}`, `exp_avg_sq.{{name}}` 
 `matrix` [5,7], `vector` [11], `scalar` [1] (which does not decay). The constants are F32 [1]: `beta1`, `beta2`, `eps`,
 `clip`, `weight_decay.{{name}}`.
 
-`tools/golden.py --check CASE OUT` compares an output of `moebius forward --grads` with a case. Gates: logits within
+`tools/golden.py --check CASE OUT` compares an output of `moebius forward --grads` (and `--mtp` with the coefficient
+where there is one) with a case. Gates: logits within
 2e-5 of the largest, loss within 1e-6 relative, each gradient cosine >= 1 - 1e-6 and norm within 1e-4, expert ids
 identical. With `--bf16`: cosine >= 0.999 of the logits and of all gradients together, loss within 2^-8.
 """
@@ -508,11 +723,11 @@ def judge(name, got, want, bf16):
         return ("ids equal", same, None, True) if bf16 else ("ids equal", same, 1.0, same == 1.0)
     if name.startswith("grad."):
         return judge_gradient(got, want, bf16)
-    if bf16 and name == "logits":
+    if bf16 and name.endswith("logits"):
         value = cosine(got, want)
         return "cosine", value, 0.999, value >= 0.999
     error = float(np.abs(got - want).max() / np.abs(want).max())
-    gate = 2**-8 if bf16 else 1e-6 if name == "loss" else 2e-5
+    gate = 2**-8 if bf16 else 1e-6 if name in ("loss", "mtp_loss") else 2e-5
     return "relative error", error, gate, error <= gate
 
 
@@ -544,7 +759,7 @@ def check(case, out, bf16):
     want, got = load_numpy(case / "expected.safetensors"), load_numpy(out)
     failed = 0
     for name in sorted(want.keys() | got.keys()):
-        if name == "token_loss" and name not in got:
+        if name in ("token_loss", "mtp_coeff") and name not in got:
             continue
         if name not in got or name not in want:
             print(f"FAIL {name:68s} {'missing' if name not in got else 'not expected'}")

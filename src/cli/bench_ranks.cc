@@ -17,7 +17,7 @@ template <class Measure, class Print>
 void on_ranks(const RanksBenchOptions& o, Measure&& measure, Print&& print) {
   Launch launch = detect_launch(process_environment());
   if (o.ranks != 1) launch = launch_threads(o.ranks, launch);
-  run_ranks(launch, {.timeout_s = 120}, [&](Transport& world) {
+  run_ranks(launch, {.timeout_s = 60}, [&](Transport& world) {
     Control control(world);
     const auto report = measure(world, o.threads > 0 ? o.threads : cpu_share(control));
     if (control.is_root()) print(report, launch_text(launch));

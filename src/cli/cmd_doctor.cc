@@ -10,6 +10,7 @@
 #include "cli/machine.h"
 #include "cli/options.h"
 #include "comm/mpi.h"
+#include "comm/nccl.h"
 #include "core/accelerator.h"
 #include "io/files.h"
 #include "memory/plan.h"
@@ -44,6 +45,11 @@ std::string join(const std::vector<std::string>& words) {
 
 std::string cudnn_version() { return Accelerator::is_built_in() ? cuda::cudnn_version() : ""; }
 
+std::string nccl_version() {
+  const std::string why = NcclLinks::why_missing();
+  return why.empty() ? NcclLinks::version() : why;
+}
+
 std::string cuda_versions() {
   if (!Accelerator::is_built_in()) return "not part of this build";
   if (Accelerator::count() == 0) return "built in; no driver answers";
@@ -76,6 +82,7 @@ std::vector<Finding> findings(const Machine& m) {
           {"CLI11", CLI11_VERSION},
           {"CUDA", cuda_versions()},
           {"cuDNN", cudnn_version().empty() ? "not part of this build" : cudnn_version()},
+          {"NCCL", nccl_version()},
           {"MPI", mpi_version().empty() ? "not part of this build" : mpi_version()},
           {"GPU", gpu_line()}};
 }

@@ -26,6 +26,9 @@ void add_forward(Cli& cli) {
       ->required();
   command->add_option("--out", o->spec.out, "safetensors file to write")->required();
   command->add_flag("--grads", o->spec.gradients, "the gradient of every tensor too");
+  command->add_option("--mtp", o->spec.mtp_coeff,
+                      "with --grads: multi-token prediction, its logits, and its loss with this coefficient beside the "
+                      "other in the objective");
   add_device_option(*command, o->device);
   add_dtype_option(*command, o->dtype);
   add_threads_option(*command, o->threads);

@@ -8,7 +8,7 @@
 //   Memory     Tensors are contiguous, of the stream's device. A call returns when its tensors may be used again; on a
 //              GPU by what is launched on the stream from then on.
 //              Sums need memory for what arrives: at most kSumPiece elements from each rank, kept by the group.
-//   Devices    Memory of the CPU moves over every transport, memory of GPUs as comm/gpu_links.h says. On the null device
+//   Devices    Memory of the CPU moves over every transport, of GPUs as comm/gpu_links.h says. On the null device
 //              nothing is moved and nobody is waited for.
 //   Errors     Error{usage} for wrong shapes and dtypes. Error{distributed} when another rank failed, ended, or did not
 //              join in time: it names that rank, its coordinates and the collective, with the last ones of both.

@@ -24,6 +24,7 @@ class NcclGroup final : public Group {
     lane_ = world_.collective_lane(*over_, /*behind=*/false);
     if (use.behind) behind_ = world_.collective_lane(*over_, /*behind=*/true);
     if (use.neighbours) make_pairs();
+    setup_bytes_ = over_->sent_bytes();
   }
 
   const std::string& name() const override { return over_->name(); }
@@ -39,7 +40,7 @@ class NcclGroup final : public Group {
   Pending start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) override;
   Pending start_all_gather(Stream& s, Tensor out, Tensor in) override;
   void barrier() override { over_->barrier(); }
-  int64_t sent_bytes() const override { return over_->sent_bytes() + counters_->sent_bytes; }
+  int64_t sent_bytes() const override { return over_->sent_bytes() - setup_bytes_ + counters_->sent_bytes; }
   double seconds() const override {
     world_.settle();
     return over_->seconds() + counters_->seconds;
@@ -77,7 +78,7 @@ class NcclGroup final : public Group {
   NcclLane alone_, lane_, behind_;
   std::map<int, NcclLane> to_, from_;  // neighbours
   std::shared_ptr<NcclCounters> counters_ = std::make_shared<NcclCounters>();
-  int64_t num_calls_ = 0;
+  int64_t num_calls_ = 0, setup_bytes_ = 0;
 };
 
 // The lane is beside the caller's stream until wait().

@@ -45,6 +45,7 @@ NcclWorld::~NcclWorld() {
   if (std::uncaught_exceptions() > 0) abandon();
   for (ncclComm_t comm : comms_)
     if (!abandoned_) nccl_library().comm_destroy(comm);
+  if (!is_through()) return;
   for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
   for (cudaEvent_t event : free_events_) cudaEventDestroy(event);
   for (cudaEvent_t event : free_timing_events_) cudaEventDestroy(event);
@@ -255,10 +256,28 @@ void NcclWorld::look(double waited_s) {
   }
 }
 
+// ncclCommAbort ends what runs at once, and returns when the recordings that hold its work are gone and other ranks of
+// this process have let go: so it has a thread of its own, and nobody waits for it here.
 void NcclWorld::abandon() {
   if (abandoned_) return;
   abandoned_ = true;
-  for (ncclComm_t comm : comms_) nccl_library().comm_abort(comm);
+  int device = 0;
+  cudaGetDevice(&device);
+  for (ncclComm_t comm : comms_) {
+    aborts_open_->fetch_add(1);
+    std::thread([device, comm, open = aborts_open_] {
+      cudaSetDevice(device);
+      nccl_library().comm_abort(comm);
+      open->fetch_sub(1);
+    }).detach();
+  }
+}
+
+// Streams and events stay until the communicators are gone, or for good where one cannot be ended.
+bool NcclWorld::is_through() const {
+  constexpr int kMostMs = 3000;
+  for (int ms = 0; ms<kMostMs&& * aborts_open_> 0; ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return *aborts_open_ == 0;
 }
 
 }  // namespace moebius

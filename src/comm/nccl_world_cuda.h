@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <utility>
@@ -85,6 +86,7 @@ class NcclWorld {
 
  private:
   ncclComm_t make_comm(Group& over, const std::vector<int>& members);
+  bool is_through() const;
   void synchronize_stream();
   void look(double waited_s);
   void wait_for(cudaEvent_t event);
@@ -107,6 +109,7 @@ class NcclWorld {
   cudaEvent_t paces_[kPaces] = {};
   int64_t num_operations_ = 0;
   bool abandoned_ = false;
+  std::shared_ptr<std::atomic<int>> aborts_open_ = std::make_shared<std::atomic<int>>(0);
 };
 
 }  // namespace moebius

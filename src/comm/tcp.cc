@@ -42,6 +42,8 @@ class TcpTransport final : public Transport {
     return post({.peer = from_rank, .channel = channel, .data = static_cast<std::byte*>(data), .num_bytes = num_bytes});
   }
   void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override;
+  void check() override;
+  const WorldOptions& options() const override { return options_.world; }
 
   // Whether every rank has ended body by an exception of its own within the time that is given to each.
   bool all_meet(const std::string& text);
@@ -55,7 +57,7 @@ class TcpTransport final : public Transport {
  private:
   std::unique_ptr<Message> post(const TcpEnd& end) { return std::make_unique<TcpMessage>(links_, end); }
   bool all_others(const std::function<bool(const TcpLinks::Peer&)>& are) const;
-  void check(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open);
+  void check_peers(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open);
   [[noreturn]] void fail_waiting(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open);
   std::string tail() { return fmt::format("last collectives of {}:\n{}", name(rank()), ring().text()); }
   void end_stalled(int failed_rank);
@@ -72,13 +74,21 @@ void TcpTransport::wait(std::span<const std::unique_ptr<Message>> messages, int6
   for (const auto& message : messages) open.push_back(&static_cast<const TcpMessage&>(*message).end());
   const auto all_ended = [&] {
     std::erase_if(open, [](const TcpEnd* end) { return end->state == TcpEnd::State::ended; });
-    if (!open.empty()) check(what, open);
+    if (!open.empty()) check_peers(what, open);
     return open.empty();
   };
   if (!links_.move_until(deadline_in(options_.world.timeout_s), all_ended)) fail_waiting(what, open);
 }
 
-void TcpTransport::check(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open) {
+// Takes in what has come from the others meanwhile.
+void TcpTransport::check() {
+  links_.move_until(deadline_in(0), [&] {
+    check_peers(ring().last(), {});
+    return true;
+  });
+}
+
+void TcpTransport::check_peers(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open) {
   for (const TcpEnd* end : open) {
     MOEBIUS_CHECK(distributed, end->state != TcpEnd::State::mismatched,
                   "{}: {} awaits {} bytes from {}, which sends {}; the ranks disagree about a shape or count",

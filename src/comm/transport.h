@@ -1,5 +1,5 @@
-// How messages reach the ranks of a world: the part of communication that threads, MPI and TCP do differently. A Transport
-// belongs to one rank. What the collectives are is said once, over messages, in message_group.cc.
+// How messages reach the ranks of a world: the part of communication that threads, MPI and TCP do differently. A
+// Transport belongs to one rank. What the collectives are is said once, over messages, in message_group.cc.
 #pragma once
 
 #include <cstdint>

@@ -33,6 +33,17 @@ void read_latent_attention(const HfReader& r, ModelSpec& m) {
   }
 }
 
+// Modules of multi-token prediction are there when the config says so: what transformers assumes without it (one, for
+// deepseek_v3) it does not compute.
+void read_mtp(const HfReader& r, ModelSpec& m) {
+  r.read("num_nextn_predict_layers", m.num_mtp_layers);
+  const int64_t same = r.get("num_mtp_layers", m.num_mtp_layers);
+  if (r.has("num_nextn_predict_layers") && same != m.num_mtp_layers) {
+    r.fail("num_nextn_predict_layers = {} and num_mtp_layers = {} contradict each other", m.num_mtp_layers, same);
+  }
+  m.num_mtp_layers = same;
+}
+
 void read_shapes(const HfReader& r, ModelSpec& m) {
   if (m.vocab_size == 0) {
     for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"}) require(r, key);
@@ -40,6 +51,7 @@ void read_shapes(const HfReader& r, ModelSpec& m) {
   r.read("vocab_size", m.vocab_size);
   r.read("hidden_size", m.hidden_size);
   r.read("num_hidden_layers", m.num_layers);
+  read_mtp(r, m);
   r.read("num_attention_heads", m.num_heads);
   // Null, unlike missing, means one key head per query head.
   if (m.num_kv_heads == 0 || r.is_null("num_key_value_heads")) m.num_kv_heads = m.num_heads;
@@ -56,6 +68,7 @@ void read_shapes(const HfReader& r, ModelSpec& m) {
 // Whether layer i attends through the window, by layer_types or max_window_layers.
 bool slides(const HfReader& r, const ModelSpec& m, int64_t i) {
   const bool late_by_default = family_bit(m.family) & (kQwen2 | kQwen3);
+  if (!r.has("layer_types") && family_bit(m.family) == kGptOss) return i % 2 == 0;
   if (!r.has("layer_types")) return i >= r.get("max_window_layers", int64_t{late_by_default ? 28 : 0});
   const auto types = r.get("layer_types", std::vector<std::string>());
   if (static_cast<int64_t>(types.size()) != m.num_layers) {
@@ -67,20 +80,22 @@ bool slides(const HfReader& r, const ModelSpec& m, int64_t i) {
   return types[i] == "sliding_attention";
 }
 
-// Of a model whose window is on. One window serves all layers here.
+// Of a model whose window is on.
 void read_window_layers(const HfReader& r, ModelSpec& m) {
-  int64_t sliding = 0;
-  for (int64_t i = 0; i < m.num_layers; ++i) sliding += slides(r, m, i);
-  if (sliding != 0 && sliding != m.num_layers) {
-    r.fail("{} gives {} of {} layers a sliding window; expected all or none of them",
-           r.has("layer_types") ? "layer_types" : "max_window_layers", sliding, m.num_layers);
-  }
+  for (int64_t i = 0; i < m.num_layers; ++i) m.sliding_layers.push_back(slides(r, m, i));
+  const auto sliding = std::count(m.sliding_layers.begin(), m.sliding_layers.end(), true);
   if (sliding == 0) m.sliding_window = 0;
+  if (sliding == 0 || sliding == m.num_layers) return m.sliding_layers.clear();
+  if (family_bit(m.family) == kMistral)
+    r.fail(
+        "layer_types gives {} of {} layers a sliding window; expected all or none of them for model_type "
+        "\"mistral\"",
+        sliding, m.num_layers);
 }
 
 void read_window(const HfReader& r, ModelSpec& m) {
   const unsigned family = family_bit(m.family);
-  const bool used = r.get("use_sliding_window", (family & (kMixtral | kMistral | kMoebius)) != 0);
+  const bool used = r.get("use_sliding_window", (family & (kMixtral | kMistral | kGptOss | kMoebius)) != 0);
   if (r.is_null("sliding_window")) m.sliding_window = 0;
   r.read("sliding_window", m.sliding_window);
   if (!used) m.sliding_window = 0;
@@ -95,8 +110,11 @@ void read_window(const HfReader& r, ModelSpec& m) {
 void refuse_unknown_maths(const HfReader& r) {
   const auto act = r.get("hidden_act", std::string("silu"));
   if (act != "silu") r.fail("hidden_act must be \"silu\"; got \"{}\"", act);
-  if (r.get("attention_bias", false)) r.fail("attention_bias must be false: q, k, v and o have no bias here; got true");
-  if (r.get("mlp_bias", false)) r.fail("mlp_bias must be false: gate, up and down have no bias here; got true");
+  if (!(family_bit(r.family()) & (kGptOss | kMoebius))) {
+    if (r.get("attention_bias", false))
+      r.fail("attention_bias must be false: q, k, v and o have no bias here; got true");
+    if (r.get("mlp_bias", false)) r.fail("mlp_bias must be false: gate, up and down have no bias here; got true");
+  }
   if (r.has("clip_qkv"))
     r.fail("clip_qkv must be null: q, k and v are not clamped here; got {}", r.get("clip_qkv", 0.0));
   const double dropout = r.get("attention_dropout", 0.0);
@@ -120,8 +138,19 @@ void refuse_deepseek_variants(const HfReader& r) {
     r.fail("topk_method must be \"greedy\" or \"group_limited_greedy\" for model_type \"deepseek_v2\"");
 }
 
+// All readers of a gpt_oss compute one activation; some look at this key, some do not.
+void refuse_gpt_oss_variants(const HfReader& r, const ModelSpec& m) {
+  if (family_bit(m.family) != kGptOss || r.get("swiglu_limit", m.swiglu_limit) == m.swiglu_limit) return;
+  r.fail("swiglu_limit must be {} for model_type \"gpt_oss\", whose readers disagree on what it does; got {}",
+         m.swiglu_limit, r.get("swiglu_limit", 0.0));
+}
+
 void read_attention(const HfReader& r, ModelSpec& m) {
   r.read("qkv_bias", m.qkv_bias);
+  r.read("attention_bias", m.o_bias);
+  if (r.has("attention_bias") && m.family == "gpt_oss") m.qkv_bias = m.o_bias;
+  m.qkv_bias = m.qkv_bias || m.o_bias;
+  r.read("attention_sinks", m.attention_sinks);
   const json norm = r.get("qk_norm", json());
   if (norm.is_boolean()) m.qk_norm = norm.get<bool>() ? QkNorm::per_head : QkNorm::none;
   if (norm.is_string()) m.qk_norm = QkNorm::whole;
@@ -185,6 +214,9 @@ void read_router(const HfReader& r, ModelSpec& m) {
   r.read("n_group", m.n_group);
   r.read("topk_group", m.topk_group);
   r.read("expert_bias", m.expert_bias);
+  r.read("router_bias", m.router_bias);
+  r.read("mlp_bias", m.expert_proj_bias);
+  r.read("swiglu_limit", m.swiglu_limit);
   if (r.has("scoring_func")) {
     m.score = r.get("scoring_func", std::string()) == "sigmoid" ? ScoreFunction::sigmoid : ScoreFunction::softmax;
   }
@@ -220,6 +252,7 @@ ModelSpec read_hf_config(const json& config, const std::string& who, ErrorKind k
   read_rope(r, m);
   refuse_unknown_maths(r);
   refuse_deepseek_variants(r);
+  refuse_gpt_oss_variants(r, m);
   r.read("rms_norm_eps", m.rms_norm_eps);
   read_attention(r, m);
   r.read("tie_word_embeddings", m.tie_word_embeddings);

@@ -204,6 +204,64 @@ TEST(HfDefaults, DeepseekV3) {
   EXPECT_EQ(from({{"model_type", "deepseek_v3"}, {"q_lora_rank", nullptr}}).q_lora_rank, 0);
 }
 
+// Both spellings; what a config does not say is not there.
+TEST(HfRead, MultiTokenPrediction) {
+  EXPECT_EQ(from({{"model_type", "deepseek_v3"}}).num_mtp_layers, 0);
+  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"}) {
+    const ModelSpec m = from({{"model_type", "deepseek_v3"}, {key, 1}});
+    EXPECT_EQ(m.num_mtp_layers, 1) << key;
+    EXPECT_TRUE(m.is_moe_layer(61));
+    EXPECT_NO_THROW(m.check());
+    const json written = hf_from_model_spec(m);
+    EXPECT_EQ(written.at("num_nextn_predict_layers"), 1);
+    EXPECT_FALSE(written.contains("num_mtp_layers"));
+  }
+  EXPECT_EQ(from({{"model_type", "qwen3_moe"}, {"num_mtp_layers", 1}}).num_mtp_layers, 0)
+      << "a key of no meaning there";
+  EXPECT_THAT(
+      error_text(ErrorKind::input,
+                 [] {
+                   from({{"model_type", "deepseek_v3"}, {"num_nextn_predict_layers", 1}, {"num_mtp_layers", 2}});
+                 }),
+      HasSubstr("num_nextn_predict_layers = 1 and num_mtp_layers = 2 contradict each other"));
+}
+
+TEST(HfDefaults, GptOss) {
+  const ModelSpec m = from({{"model_type", "gpt_oss"}});
+  EXPECT_EQ(m.num_layers, 36);
+  EXPECT_EQ(m.num_experts, 128);
+  EXPECT_EQ(m.top_k, 4);
+  EXPECT_EQ(m.moe_intermediate_size, 2880);
+  EXPECT_EQ(m.intermediate_size, 0);
+  EXPECT_EQ(m.head_dim, 64);
+  EXPECT_EQ(m.rope_theta, 150000.0);
+  EXPECT_EQ(m.rope_scaling.type, RopeType::yarn);
+  EXPECT_FALSE(m.rope_scaling.truncate);
+  EXPECT_TRUE(m.qkv_bias && m.o_bias && m.attention_sinks && m.router_bias && m.expert_proj_bias && m.norm_topk_prob);
+  EXPECT_EQ(m.swiglu_limit, 7.0);
+  EXPECT_EQ(m.window_of(0), 128);
+  EXPECT_EQ(m.window_of(1), 0);
+  EXPECT_EQ(m.window_of(34), 128);
+  m.check();
+  // The model card (arXiv 2508.10925) has 116.83 and 20.91 billion, and 3.61 billion active ones without the embedding.
+  EXPECT_EQ(m.num_parameters(), 116829156672);
+  const ModelSpec small = from({{"model_type", "gpt_oss"}, {"num_hidden_layers", 24}, {"num_local_experts", 32}});
+  EXPECT_EQ(small.num_parameters(), 20914757184);
+  EXPECT_NEAR(static_cast<double>(small.num_active_parameters() - int64_t{201088} * 2880), 3.61e9, 5e6);
+}
+
+TEST(HfRead, GptOssVariants) {
+  const auto gpt_oss = [](const json& more) { return from(with({{"model_type", "gpt_oss"}}, more)); };
+  const ModelSpec bare = gpt_oss({{"attention_bias", false}, {"sliding_window", nullptr}});
+  EXPECT_FALSE(bare.qkv_bias || bare.o_bias);
+  EXPECT_EQ(bare.window_of(0), 0);
+  // Its class takes a missing rope_scaling and one of null for YaRN.
+  EXPECT_EQ(gpt_oss({{"rope_scaling", nullptr}}).rope_scaling.type, RopeType::yarn);
+  EXPECT_EQ(gpt_oss({{"rope_scaling", {{"rope_type", "default"}}}}).rope_scaling.type, RopeType::plain);
+  EXPECT_EQ(hf_from_model_spec(gpt_oss({{"rope_scaling", {{"rope_type", "default"}}}})).at("rope_scaling"),
+            (json{{"rope_type", "default"}}));
+}
+
 TEST(HfRead, ScaledRope) {
   const json yarn = {{"type", "yarn"}, {"factor", 40}, {"mscale", 1.0}, {"mscale_all_dim", 0.5}, {"beta_fast", 30}};
   const json llama3 = {{"rope_type", "llama3"},
@@ -257,6 +315,25 @@ TEST(HfRead, NullHeadsAndWindow) {
   EXPECT_EQ(from({{"model_type", "qwen3_moe"}, {"sliding_window", 77}, {"use_sliding_window", true}}).sliding_window,
             77);
   EXPECT_EQ(from({{"model_type", "qwen3_moe"}, {"use_sliding_window", true}}).sliding_window, 4096);
+}
+
+TEST(HfRead, WindowByLayer) {
+  const auto windows = [](const json& more) {
+    const ModelSpec m = from(with({{"num_hidden_layers", 4}, {"sliding_window", 7}}, more));
+    m.check();
+    std::vector<int64_t> all;
+    for (int64_t i = 0; i < 4; ++i) all.push_back(m.window_of(i));
+    return all;
+  };
+  using Windows = std::vector<int64_t>;
+  const json mixed = {"full_attention", "sliding_attention", "full_attention", "full_attention"};
+  EXPECT_EQ(windows(with(moebius_config(), {{"num_hidden_layers", 4}, {"sliding_window", 7}, {"layer_types", mixed}})),
+            (Windows{0, 7, 0, 0}));
+  EXPECT_EQ(windows({{"model_type", "qwen3"}, {"use_sliding_window", true}, {"max_window_layers", 3}}),
+            (Windows{0, 0, 0, 7}));
+  EXPECT_EQ(windows({{"model_type", "gpt_oss"}}), (Windows{7, 0, 7, 0}));
+  EXPECT_EQ(windows({{"model_type", "gpt_oss"}, {"layer_types", mixed}}), (Windows{0, 7, 0, 0}));
+  EXPECT_EQ(windows({{"model_type", "gpt_oss"}, {"layer_types", json(4, "full_attention")}}), (Windows{0, 0, 0, 0}));
 }
 
 TEST(HfRead, WindowOfAllLayersOrNone) {
@@ -320,16 +397,13 @@ struct Refused {
 TEST(HfRead, RefusesWhatIsNotComputed) {
   const Refused cases[] = {
       {{{"model_type", "gpt2"}},
-       "DIR/config.json: model_type must be one of \"deepseek_v2\", \"deepseek_v3\", \"llama\", \"mistral\", "
-       "\"mixtral\", \"moebius\", \"olmoe\", \"qwen2\", \"qwen2_moe\", \"qwen3\", \"qwen3_moe\"; got \"gpt2\""},
+       "DIR/config.json: model_type must be one of \"deepseek_v2\", \"deepseek_v3\", \"gpt_oss\", \"llama\", "
+       "\"mistral\", \"mixtral\", \"moebius\", \"olmoe\", \"qwen2\", \"qwen2_moe\", \"qwen3\", \"qwen3_moe\"; got "
+       "\"gpt2\""},
       {{{"model_type", 3}}, "\"qwen3_moe\"; got 3"},
       {{{"hidden_act", "gelu"}}, "DIR/config.json: hidden_act must be \"silu\"; got \"gelu\""},
-      {{{"attention_bias", true}}, "attention_bias must be false"},
-      {{{"mlp_bias", true}}, "mlp_bias must be false: gate, up and down have no bias here; got true"},
       {{{"clip_qkv", 8.0}}, "clip_qkv must be null: q, k and v are not clamped here; got 8"},
       {{{"qk_norm", "half"}}, "qk_norm must be true (of each head), false or \"whole\" (of all heads together)"},
-      {{{"sliding_window", 5}, {"max_window_layers", 3}},
-       "max_window_layers gives 1 of 4 layers a sliding window; expected all or none of them"},
       {{{"sliding_window", 5}, {"layer_types", {"full_attention", "sliding_attention"}}},
        "layer_types must have one entry for each of the 4 layers; got 2"},
       {{{"sliding_window", 5}, {"layer_types", {"x", "x", "x", "x"}}},
@@ -388,10 +462,14 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
 TEST(HfRead, RefusesWhatIsNotComputedOfOneFamily) {
   const Refused cases[] = {
       {{{"model_type", "olmoe"}, {"clip_qkv", 8.0}}, "clip_qkv must be null"},
-      {{{"model_type", "olmoe"}, {"attention_bias", true}}, "attention_bias must be false"},
+      {{{"model_type", "olmoe"}, {"attention_bias", true}},
+       "attention_bias must be false: q, k, v and o have no bias here; got true"},
       {{{"model_type", "olmoe"}, {"head_dim", 64}},
        "head_dim must be hidden_size / num_attention_heads for model_type \"olmoe\""},
-      {{{"model_type", "llama"}, {"mlp_bias", true}}, "mlp_bias must be false"},
+      {{{"model_type", "llama"}, {"mlp_bias", true}},
+       "mlp_bias must be false: gate, up and down have no bias here; got true"},
+      {{{"model_type", "gpt_oss"}, {"swiglu_limit", 6.5}},
+       "swiglu_limit must be 7 for model_type \"gpt_oss\", whose readers disagree on what it does; got 6.5"},
       {{{"model_type", "deepseek_v2"}, {"norm_topk_prob", true}},
        "norm_topk_prob must be false for model_type \"deepseek_v2\", whose readers disagree on what it does; got true"},
       {{{"model_type", "deepseek_v2"}, {"topk_method", "noaux_tc"}},
@@ -400,8 +478,8 @@ TEST(HfRead, RefusesWhatIsNotComputedOfOneFamily) {
       {{{"model_type", "deepseek_v3"}, {"topk_method", "greedy"}}, "topk_method must be \"noaux_tc\" for model_type"},
       {{{"model_type", "deepseek_v3"}, {"moe_layer_freq", 2}},
        "moe_layer_freq must be 1 for model_type \"deepseek_v3\"; got 2"},
-      {{{"model_type", "qwen2"}, {"use_sliding_window", true}},
-       "max_window_layers gives 4 of 32 layers a sliding window; expected all or none"},
+      {{{"model_type", "mistral"}, {"num_hidden_layers", 2}, {"layer_types", {"full_attention", "sliding_attention"}}},
+       "layer_types gives 1 of 2 layers a sliding window; expected all or none of them for model_type \"mistral\""},
       {{{"model_type", "qwen2_moe"}, {"use_sliding_window", true}},
        "use_sliding_window needs layer_types for model_type \"qwen2_moe\"; give them"},
   };
@@ -444,6 +522,17 @@ TEST(HfWrite, ReadsBackToTheSameSpec) {
         json{{"model_type", "qwen3"}, {"use_sliding_window", true}, {"max_window_layers", 0}},
         with(moebius_config(), {{"qk_norm", "whole"}, {"qkv_bias", true}}),
         with(moebius_config(), {{"moe_layer_freq", 2}, {"num_experts", 4}}),
+        json{{"model_type", "gpt_oss"}},
+        json{{"model_type", "gpt_oss"}, {"attention_bias", false}, {"sliding_window", nullptr}},
+        json{{"model_type", "gpt_oss"}, {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 500}}}},
+        json{{"model_type", "qwen2"}, {"use_sliding_window", true}},
+        with(moebius_config(), {{"num_experts", 4}, {"moe_intermediate_size", 6}, {"swiglu_limit", 5}}),
+        with(moebius_config(), {{"num_experts", 4},
+                                {"moe_intermediate_size", 6},
+                                {"attention_bias", true},
+                                {"attention_sinks", true},
+                                {"mlp_bias", true},
+                                {"router_bias", true}}),
         with(moebius_config(), {{"topk_method", "group_limited_greedy"}, {"n_shared_experts", 2}})}) {
     ModelSpec m = from(config);
     ModelSpec again = from(hf_from_model_spec(m));

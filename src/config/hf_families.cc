@@ -139,9 +139,34 @@ ModelSpec deepseek_v3() {
           .expert_bias = true};
 }
 
+ModelSpec gpt_oss() {
+  return {.vocab_size = 201088,
+          .hidden_size = 2880,
+          .num_layers = 36,
+          .num_heads = 64,
+          .num_kv_heads = 8,
+          .head_dim = 64,
+          .max_position_embeddings = 131072,
+          .rms_norm_eps = 1e-5,
+          .rope_theta = 150000.0,
+          .rope_scaling = {.type = RopeType::yarn, .factor = 32, .original_positions = 4096, .truncate = false},
+          .qkv_bias = true,
+          .o_bias = true,
+          .sliding_window = 128,
+          .attention_sinks = true,
+          .num_experts = 128,
+          .top_k = 4,
+          .moe_intermediate_size = 2880,
+          .norm_topk_prob = true,  // softmax over the chosen logits
+          .router_bias = true,
+          .expert_proj_bias = true,
+          .swiglu_limit = 7};
+}
+
 std::vector<ModelFamily> make_families() {
   return {{"deepseek_v2", "DeepseekV2ForCausalLM", kDeepseekV2, deepseek_v2()},
           {"deepseek_v3", "DeepseekV3ForCausalLM", kDeepseekV3, deepseek_v3()},
+          {"gpt_oss", "GptOssForCausalLM", kGptOss, gpt_oss()},
           {"llama", "LlamaForCausalLM", kLlama, llama()},
           {"mistral", "MistralForCausalLM", kMistral, mistral()},
           {"mixtral", "MixtralForCausalLM", kMixtral, mixtral()},

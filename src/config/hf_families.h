@@ -22,13 +22,14 @@ enum HfFamilyBit : unsigned {
   kOlmoe = 1 << 8,
   kDeepseekV2 = 1 << 9,
   kDeepseekV3 = 1 << 10,
+  kGptOss = 1 << 11,
 };
 inline constexpr unsigned kDenseFamilies = kLlama | kMistral | kQwen3 | kQwen2;
 inline constexpr unsigned kDeepseek = kDeepseekV2 | kDeepseekV3;
-inline constexpr unsigned kMoeFamilies = kMixtral | kQwen3Moe | kQwen2Moe | kOlmoe | kDeepseek | kMoebius;
+inline constexpr unsigned kMoeFamilies = kMixtral | kQwen3Moe | kQwen2Moe | kOlmoe | kDeepseek | kGptOss | kMoebius;
 inline constexpr unsigned kAllFamilies = kDenseFamilies | kMoeFamilies;
 // Whose intermediate_size is the width of an expert: they have no dense layers.
-inline constexpr unsigned kExpertWidthIsIntermediate = kMixtral | kOlmoe;
+inline constexpr unsigned kExpertWidthIsIntermediate = kMixtral | kOlmoe | kGptOss;
 
 struct ModelFamily {
   std::string name;          // model_type

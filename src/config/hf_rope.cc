@@ -134,7 +134,9 @@ void read_rope(const HfReader& r, ModelSpec& m) {
 }
 
 json rope_scaling_value(const ModelSpec& m) {
-  if (m.rope_scaling.type == RopeType::plain) return json();
+  // To the class of gpt_oss nothing means YaRN.
+  const bool says_plain = m.family == "gpt_oss";
+  if (m.rope_scaling.type == RopeType::plain) return says_plain ? json{{"rope_type", "default"}} : json();
   json table = json::object();
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     if (m.source.is_object() && m.source.contains(key) && m.source.at(key).is_object()) table.update(m.source.at(key));

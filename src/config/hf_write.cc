@@ -49,6 +49,13 @@ json shared_values(const ModelSpec& m) {
           {"num_experts_per_tok", m.top_k}};
 }
 
+json layer_types(const ModelSpec& m) {
+  json types = json::array();
+  for (int64_t i = 0; i < m.num_layers; ++i)
+    types.push_back(m.window_of(i) > 0 ? "sliding_attention" : "full_attention");
+  return types;
+}
+
 json latent_values(const ModelSpec& m) {
   return {{"q_lora_rank", m.q_lora_rank > 0 ? json(m.q_lora_rank) : json()},
           {"kv_lora_rank", m.kv_lora_rank},
@@ -81,6 +88,7 @@ json deepseek_values(const ModelSpec& m) {
       {{"n_routed_experts", m.num_experts},
        {"n_shared_experts", m.shared_intermediate_size / std::max<int64_t>(m.moe_intermediate_size, 1)},
        {"scoring_func", score_name(m.score)},
+       {"num_nextn_predict_layers", m.num_mtp_layers},
        {"routed_scaling_factor", m.routed_scaling_factor},
        {"n_group", m.n_group},
        {"topk_group", m.topk_group},
@@ -93,14 +101,15 @@ json deepseek_values(const ModelSpec& m) {
 json hub_values(const ModelSpec& m) {
   const unsigned family = family_bit(m.family);
   json values = {{"qkv_bias", m.qkv_bias},
-                 {"attention_bias", false},
+                 {"attention_bias", m.o_bias},
                  {"mlp_bias", false},
                  {"clip_qkv", json()},
                  {"use_sliding_window", m.sliding_window > 0},
-                 {family == kMixtral ? "num_local_experts" : "num_experts", m.num_experts},
+                 {family & (kMixtral | kGptOss) ? "num_local_experts" : "num_experts", m.num_experts},
                  {"moe_intermediate_size", m.moe_intermediate_size},
                  {"shared_expert_intermediate_size", m.shared_intermediate_size},
                  {"norm_topk_prob", m.norm_topk_prob},
+                 {"swiglu_limit", m.swiglu_limit},
                  {"decoder_sparse_step", 1},
                  {"mlp_only_layers", dense_layers(m)}};
   if (family & kDeepseek) {
@@ -108,9 +117,8 @@ json hub_values(const ModelSpec& m) {
     values.update(deepseek_values(m));
   }
   if (family & kExpertWidthIsIntermediate) values["intermediate_size"] = m.moe_intermediate_size;
-  if (m.sliding_window > 0 && has_hf_key(m.family, "max_window_layers")) {
-    values["layer_types"] = std::vector<std::string>(m.num_layers, "sliding_attention");
-  }
+  const bool by_layer = m.sliding_window > 0 && has_hf_key(m.family, "max_window_layers");
+  if (by_layer || family == kGptOss) values["layer_types"] = layer_types(m);
   return values;
 }
 
@@ -120,7 +128,13 @@ json qk_norm_value(const ModelSpec& m) {
 
 json moebius_values(const ModelSpec& m) {
   json values = {{"qkv_bias", m.qkv_bias},
+                 {"attention_bias", m.o_bias},
+                 {"attention_sinks", m.attention_sinks},
+                 {"mlp_bias", m.expert_proj_bias},
+                 {"router_bias", m.router_bias},
+                 {"swiglu_limit", m.swiglu_limit},
                  {"qk_norm", qk_norm_value(m)},
+                 {"num_nextn_predict_layers", m.num_mtp_layers},
                  {"num_experts", m.num_experts},
                  {"moe_intermediate_size", m.moe_intermediate_size},
                  {"shared_expert_intermediate_size", m.shared_intermediate_size},
@@ -133,6 +147,7 @@ json moebius_values(const ModelSpec& m) {
                  {"group_score", group_score_name(m.group_score)},
                  {"expert_bias", m.expert_bias},
                  {"moe_layer_freq", layer_frequency(m)}};
+  if (!m.sliding_layers.empty()) values["layer_types"] = layer_types(m);
   if (m.is_latent()) {
     values.update(latent_values(m));
     values["head_dim"] = json();
@@ -178,9 +193,9 @@ void check_family(const ModelSpec& spec) {
   wanted.family = said.family = "moebius";  // whose keys can say every difference
   const json a = hf_from_model_spec(wanted), b = hf_from_model_spec(said);
   for (const auto& [key, value] : a.items()) {
-    MOEBIUS_CHECK(usage, value == b.at(key),
+    MOEBIUS_CHECK(usage, value == b.value(key, json()),
                   "model: model_type \"{}\" cannot have {} = {} (it is {}); use model_type \"moebius\"", spec.family,
-                  key, shown(value), shown(b.at(key)));
+                  key, shown(value), shown(b.value(key, json())));
   }
   MOEBIUS_ASSERT(false);
 }

@@ -23,11 +23,12 @@ int64_t latent_matrices(const ModelSpec& m) {
 
 int64_t attention_parameters(const ModelSpec& m) {
   if (m.is_latent()) return latent_matrices(m) + m.q_lora_rank + m.kv_lora_rank;
-  const int64_t biases = m.qkv_bias ? m.q_size() + 2 * m.kv_size() : 0;
+  const int64_t biases = (m.qkv_bias ? m.q_size() + 2 * m.kv_size() : 0) + (m.o_bias ? m.hidden_size : 0);
+  const int64_t sinks = m.attention_sinks ? m.num_heads : 0;
   int64_t norms = 0;
   if (m.qk_norm == QkNorm::per_head) norms = 2 * m.head_dim;
   if (m.qk_norm == QkNorm::whole) norms = m.q_size() + m.kv_size();
-  return m.hidden_size * (2 * m.q_size() + 2 * m.kv_size()) + biases + norms;
+  return m.hidden_size * (2 * m.q_size() + 2 * m.kv_size()) + biases + sinks + norms;
 }
 
 int64_t embedding_parameters(const ModelSpec& m) {
@@ -36,18 +37,24 @@ int64_t embedding_parameters(const ModelSpec& m) {
 
 // An MoE block when num_experts experts of each layer are counted.
 int64_t moe_parameters(const ModelSpec& m, int64_t num_experts) {
-  const int64_t router = m.num_experts * m.hidden_size;
+  const int64_t router = m.num_experts * (m.hidden_size + (m.router_bias ? 1 : 0));
+  const int64_t biases = m.expert_proj_bias ? num_experts * (2 * m.moe_intermediate_size + m.hidden_size) : 0;
   const int64_t gate = m.shared_expert_gate ? m.hidden_size : 0;
   const int64_t width = num_experts * m.moe_intermediate_size + m.shared_intermediate_size;
-  return router + gate + kGatedMatrices * m.hidden_size * width;
+  return router + biases + gate + kGatedMatrices * m.hidden_size * width;
+}
+
+int64_t moe_layers_and_mtp(const ModelSpec& m) {
+  return m.num_moe_layers() + (m.num_mtp_layers > 0 && m.is_moe_layer(m.num_layers) ? m.num_mtp_layers : 0);
 }
 
 int64_t parameters_with(const ModelSpec& m, int64_t num_experts) {
-  const int64_t dense_layers = m.num_layers - m.num_moe_layers();
+  const int64_t layers = m.num_layers_and_mtp(), moe_layers = moe_layers_and_mtp(m);
   const int64_t layer = attention_parameters(m) + 2 * m.hidden_size;
-  return embedding_parameters(m) + m.hidden_size + m.num_layers * layer +
-         dense_layers * kGatedMatrices * m.hidden_size * m.intermediate_size +
-         m.num_moe_layers() * moe_parameters(m, num_experts);
+  const int64_t mtp = m.num_mtp_layers * (3 + 2 * m.hidden_size) * m.hidden_size;  // three norms and the projection
+  return embedding_parameters(m) + m.hidden_size + layers * layer + mtp +
+         (layers - moe_layers) * kGatedMatrices * m.hidden_size * m.intermediate_size +
+         moe_layers * moe_parameters(m, num_experts);
 }
 
 void check_count(const char* key, int64_t value, int64_t min) {
@@ -66,9 +73,21 @@ void check_latent(const ModelSpec& m) {
   MOEBIUS_CHECK(usage, m.num_kv_heads == m.num_heads,
                 "model: num_key_value_heads must be num_attention_heads = {} with latent attention; got {}",
                 m.num_heads, m.num_kv_heads);
-  MOEBIUS_CHECK(usage, !m.qkv_bias && m.qk_norm == QkNorm::none && m.sliding_window == 0,
-                "model: latent attention (kv_lora_rank above 0) has no qkv_bias, qk_norm or sliding_window; remove "
-                "them");
+  MOEBIUS_CHECK(
+      usage, !m.qkv_bias && !m.o_bias && m.qk_norm == QkNorm::none && m.sliding_window == 0 && !m.attention_sinks,
+      "model: latent attention (kv_lora_rank above 0) has no qkv_bias, attention_bias, qk_norm, sliding_window or "
+      "attention_sinks; remove them");
+}
+
+void check_attention(const ModelSpec& m) {
+  MOEBIUS_CHECK(usage, m.qkv_bias || !m.o_bias,
+                "model: a bias on o goes with those on q, k and v (attention_bias); got it without qkv_bias");
+  const auto sliding = std::count(m.sliding_layers.begin(), m.sliding_layers.end(), true);
+  const bool some = sliding > 0 && sliding < m.num_layers && std::ssize(m.sliding_layers) == m.num_layers;
+  MOEBIUS_CHECK(usage, m.sliding_layers.empty() || (m.sliding_window > 0 && some),
+                "model: layer_types must give some of the {} layers the sliding_window and others none; got {} of {} "
+                "and a window of {}",
+                m.num_layers, sliding, m.sliding_layers.size(), m.sliding_window);
 }
 
 void check_shapes(const ModelSpec& m) {
@@ -80,10 +99,12 @@ void check_shapes(const ModelSpec& m) {
   check_count("head_dim", m.head_dim, 1);
   check_count("max_position_embeddings", m.max_position_embeddings, 1);
   check_count("sliding_window", m.sliding_window, 0);
+  check_count("num_nextn_predict_layers", m.num_mtp_layers, 0);
   check_count("num_experts", m.num_experts, 0);
   MOEBIUS_CHECK(usage, m.num_heads % m.num_kv_heads == 0,
                 "model: num_attention_heads must be divisible by num_key_value_heads; got {} and {}", m.num_heads,
                 m.num_kv_heads);
+  check_attention(m);
   if (m.is_latent()) return check_latent(m);
   MOEBIUS_CHECK(usage, m.head_dim % 2 == 0, "model: head_dim must be even, RoPE rotates halves; got {}", m.head_dim);
 }
@@ -96,6 +117,7 @@ void check_scalars(const ModelSpec& m) {
   check("rope_theta", m.rope_theta, number_above(0));
   check("initializer_range", m.initializer_range, float_or_zero());
   check("routed_scaling_factor", m.routed_scaling_factor, float_above_zero());
+  check("swiglu_limit", m.swiglu_limit, float_or_zero());
 }
 
 void check_layers(const ModelSpec& m) {
@@ -134,6 +156,11 @@ void check_experts(const ModelSpec& m) {
                 "model: num_experts_per_tok must be from 1 to num_experts = {}; got {}", m.num_experts, m.top_k);
   MOEBIUS_CHECK(usage, !m.shared_expert_gate || m.shared_intermediate_size > 0,
                 "model: shared_expert_gate needs a shared expert; set shared_expert_intermediate_size");
+  const bool only_routed = m.num_moe_layers() == m.num_layers && m.shared_intermediate_size == 0;
+  MOEBIUS_CHECK(usage, only_routed || (m.swiglu_limit == 0 && !m.expert_proj_bias),
+                "model: swiglu_limit and mlp_bias are of routed experts, so every layer must have those alone; got "
+                "{} MoE layers of {} and a shared expert of {}",
+                m.num_moe_layers(), m.num_layers, m.shared_intermediate_size);
   check_groups(m);
 }
 
@@ -145,7 +172,8 @@ void check_size(const ModelSpec& m) {
   const double heads = 2.0 * (double(m.num_heads) + m.num_kv_heads) * m.head_dim;
   const double latent = double(m.q_lora_rank + m.kv_lora_rank) * (m.hidden_size + heads + m.v_head_dim);
   const double layer = double(m.hidden_size) * (heads + kGatedMatrices * width + m.num_experts) + latent;
-  const double elements = m.num_layers * layer + 2.0 * m.vocab_size * m.hidden_size;
+  const double mtp = double(m.num_mtp_layers) * (layer + 2.0 * m.hidden_size * m.hidden_size);
+  const double elements = m.num_layers * layer + mtp + 2.0 * m.vocab_size * m.hidden_size;
   MOEBIUS_CHECK(usage, elements <= kMost, "model: at most {:g} parameters are possible; got about {:g}", kMost,
                 elements);
 }
@@ -154,22 +182,27 @@ void check_size(const ModelSpec& m) {
 
 int64_t ModelSpec::num_moe_layers() const { return std::count(moe_layers.begin(), moe_layers.end(), true); }
 
+bool ModelSpec::is_moe_layer(int64_t layer) const {
+  return moe_layers[static_cast<size_t>(std::min(layer, num_layers - 1))];
+}
+
 int64_t ModelSpec::num_parameters() const { return parameters_with(*this, num_experts); }
 int64_t ModelSpec::num_active_parameters() const { return parameters_with(*this, top_k); }
 
 // FLOPs per token: 2 per multiply-add, 3 for forward, input gradient and weight gradient. Attention does q k^T and p v,
 // num_heads times their width in multiply-adds per key, over half of the seq_len keys. Megatron counts the norms of
-// latents.
+// latents and of multi-token prediction.
 double ModelSpec::train_flops_per_token(int64_t seq_len) const {
-  const double h = hidden_size;
-  const double moe = num_moe_layers();
-  const double dense = num_layers - moe;
+  const double h = hidden_size, mtp = num_mtp_layers;
+  const double moe = moe_layers_and_mtp(*this);
+  const double layers = num_layers_and_mtp(), dense = layers - moe;
   const double projections =
       is_latent() ? static_cast<double>(attention_parameters(*this)) : h * (2.0 * q_size() + 2.0 * kv_size());
   const double routed = static_cast<double>(top_k) * moe_intermediate_size;
   const double ffn = dense * intermediate_size + moe * (routed + shared_intermediate_size);
   const double core = num_heads * (head_dim + (is_latent() ? v_head_dim : head_dim)) / 2.0 * seq_len;
-  return 6.0 * (h * kGatedMatrices * ffn + num_layers * (projections + core) + h * vocab_size);
+  const double logits = h * vocab_size * (1 + mtp), mtp_inputs = mtp * (3 + 2 * h) * h;
+  return 6.0 * (h * kGatedMatrices * ffn + layers * (projections + core) + mtp_inputs + logits);
 }
 
 void ModelSpec::check() const {

@@ -2,6 +2,7 @@
 // Read from a Hugging Face config.json (v4 and v5 spellings) or from the same keys inline in a recipe's [model].
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -46,10 +47,13 @@ struct ModelSpec {
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
-  bool qkv_bias = false;  // on the q, k and v projections; o has none
+  bool qkv_bias = false;  // on the q, k and v projections
+  bool o_bias = false;    // and on that of o
   QkNorm qk_norm = QkNorm::none;
   bool tie_word_embeddings = false;
-  int64_t sliding_window = 0;  // keys [i - window + 1, i]; 0: all
+  int64_t sliding_window = 0;        // keys [i - window + 1, i]; 0: all
+  std::vector<bool> sliding_layers;  // some of the layers: those that the window is of; empty: it is of all
+  bool attention_sinks = false;      // one more logit per head in attention's softmax, which has no value
   double initializer_range = 0.02;
 
   // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), when kv_lora_rank is above 0: keys and values come
@@ -60,6 +64,10 @@ struct ModelSpec {
   int64_t qk_rope_head_dim = 0;
   int64_t v_head_dim = 0;
   bool rope_interleave = false;  // pairs (2i, 2i + 1) rotate, not (i, i + d/2)
+
+  // Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): modules behind the layers, each of them a norm
+  // pair, a projection and one more layer like the last; num_nextn_predict_layers. model/mtp.h
+  int64_t num_mtp_layers = 0;
 
   // MoE. moe_layers[i] says whether layer i is an MoE layer; without experts none is.
   std::vector<bool> moe_layers;
@@ -75,16 +83,26 @@ struct ModelSpec {
   int64_t n_group = 1;  // groups of experts; topk_group of them are kept per token
   int64_t topk_group = 1;
   GroupScore group_score = GroupScore::sum_of_top;
-  bool expert_bias = false;  // a correction bias is added to the scores for the choice only
+  bool expert_bias = false;       // a correction bias is added to the scores for the choice only
+  bool router_bias = false;       // on the router's logits
+  bool expert_proj_bias = false;  // on gate, up and down of the routed experts
+  // Of routed experts; 0: silu(gate) up. Else the gate is at most this, up within this of 0, and the product is
+  // gate sigmoid(1.702 gate) (up + 1)  (gpt-oss, arXiv 2508.10925).
+  double swiglu_limit = 0;
 
   nlohmann::json source;  // the config.json it came from, unknown keys included, for export
 
   bool is_latent() const { return kv_lora_rank > 0; }
+  int64_t window_of(int64_t layer) const {  // as is_moe_layer
+    return sliding_layers.empty() || sliding_layers[std::min(layer, num_layers - 1)] ? sliding_window : 0;
+  }
   int64_t qk_nope_head_dim() const { return head_dim - qk_rope_head_dim; }
   int64_t rope_dim() const { return is_latent() ? qk_rope_head_dim : head_dim; }
   int64_t q_size() const { return num_heads * head_dim; }
   int64_t kv_size() const { return num_kv_heads * head_dim; }
-  int64_t num_moe_layers() const;
+  int64_t num_moe_layers() const;          // of the num_layers
+  bool is_moe_layer(int64_t layer) const;  // the modules' layers follow the others, and are like the last
+  int64_t num_layers_and_mtp() const { return num_layers + num_mtp_layers; }
   int64_t num_parameters() const;  // every trained element once (tied embeddings once); expert_bias is state, not one
   int64_t num_active_parameters() const;  // those one token touches: top_k experts, shared, and the dense rest
 

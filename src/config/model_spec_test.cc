@@ -47,9 +47,12 @@ TEST(TrainFlops, CheckValuesOfReleasedModels) {
               242.20, 0.005);
 }
 
-// Without the module of multi-token prediction.
-TEST(TrainFlops, LatentAttention) {
-  EXPECT_NEAR(from({{"model_type", "deepseek_v3"}}).train_flops_per_token(4096) / 1e9, 249.81, 0.005);
+TEST(TrainFlops, LatentAttentionAndMultiTokenPrediction) {
+  json config{{"model_type", "deepseek_v3"}};
+  EXPECT_NEAR(from(config).train_flops_per_token(4096) / 1e9, 249.81, 0.005);
+  config["num_nextn_predict_layers"] = 1;
+  EXPECT_NEAR(from(config).train_flops_per_token(4096) / 1e9, 259.99, 0.005);
+  EXPECT_NEAR(from(config).train_flops_per_token(262144) / 1e9, 2225.9, 0.05);
 }
 
 TEST(TrainFlops, CountsDenseAndSharedFfn) {
@@ -67,6 +70,9 @@ TEST(NumParameters, ReleasedModels) {
   EXPECT_EQ(from({{"model_type", "mixtral"}}).num_parameters(), 46702792704);
   EXPECT_EQ(from({{"model_type", "mixtral"}}).num_active_parameters(), 12879925248);
   EXPECT_EQ(from({{"model_type", "deepseek_v3"}}).num_parameters(), 671026404352);
+  // A layer like the others with experts, the projection and three norms; embedding and head are the model's.
+  EXPECT_EQ(from({{"model_type", "deepseek_v3"}, {"num_mtp_layers", 1}}).num_parameters(),
+            671026404352 + 11507286016 + 2 * 7168 * 7168 + 3 * 7168);
 }
 
 TEST(NumParameters, OneByOne) {
@@ -124,8 +130,23 @@ TEST(ModelCheck, NamesWhatIsBroken) {
        [](ModelSpec& m) { m.kv_lora_rank = 4, m.qk_rope_head_dim = 3, m.v_head_dim = 2; }},
       {"num_key_value_heads must be num_attention_heads = 2 with latent attention; got 1",
        [](ModelSpec& m) { m.kv_lora_rank = 4, m.qk_rope_head_dim = 2, m.v_head_dim = 2; }},
-      {"latent attention (kv_lora_rank above 0) has no qkv_bias, qk_norm or sliding_window",
+      {"latent attention (kv_lora_rank above 0) has no qkv_bias, attention_bias, qk_norm, sliding_window or "
+       "attention_sinks",
        [](ModelSpec& m) { m.kv_lora_rank = 4, m.qk_rope_head_dim = 2, m.v_head_dim = 2, m.num_kv_heads = 2; }},
+      {"a bias on o goes with those on q, k and v (attention_bias); got it without qkv_bias",
+       [](ModelSpec& m) { m.o_bias = true; }},
+      {"layer_types must give some of the 3 layers the sliding_window and others none; got 3 of 3 and a window of 5",
+       [](ModelSpec& m) {
+         m.sliding_window = 5, m.sliding_layers = {true, true, true};
+       }},
+      {"got 1 of 3 and a window of 0",
+       [](ModelSpec& m) {
+         m.sliding_layers = {true, false, false};
+       }},
+      {"swiglu_limit and mlp_bias are of routed experts, so every layer must have those alone; got 2 MoE layers of 3",
+       [](ModelSpec& m) { m.swiglu_limit = 7; }},
+      {"model_type \"qwen3_moe\" cannot have attention_sinks = true (it is false); use model_type \"moebius\"",
+       [](ModelSpec& m) { m = from(qwen3_30b()), m.attention_sinks = true; }},
       {"at most 1e+15 parameters are possible; got about",
        [](ModelSpec& m) { m.vocab_size = m.hidden_size = 1'000'000'000; }},
       {"model_type must be one of \"deepseek_v2\", ", [](ModelSpec& m) { m.family = "gpt2"; }},

@@ -168,6 +168,7 @@ std::vector<RecipeKey> train_keys() {
       train.key("eval_every", &LoopSpec::eval_every, count_or_zero(), free),
       train.key("eval_batches", &LoopSpec::eval_batches, count_or_zero(), free),
       train.key("freeze", &LoopSpec::freeze, name_patterns()),
+      train.key("mtp_coeff", &LoopSpec::mtp_coeff, float_or_zero()),
   };
 }
 

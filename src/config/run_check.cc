@@ -43,6 +43,12 @@ void refuse_idle(const RunSpec& s, const char* key, const std::string& why) {
   }
 }
 
+void check_mtp(const RunSpec& s) {
+  if (s.model.num_mtp_layers == 0)
+    refuse_idle(s, "train.mtp_coeff",
+                "the model has no multi-token prediction (model.num_nextn_predict_layers); remove it");
+}
+
 // What the keys can say and this version cannot do.
 void check_supported(const RunSpec& s) {
   MOEBIUS_CHECK(usage, s.deterministic,
@@ -188,7 +194,11 @@ void check_layout(const RunSpec& s) {
 // The stages, and micro-batches enough for interleaving them: whole groups of pp take turns on the virtual stages.
 void check_pipeline(const RunSpec& s, int64_t world_size) {
   const ParallelSpec& p = s.parallel;
-  stage_layout({.text = p.layout, .num_ranks = p.pp, .num_virtual = p.vpp, .num_layers = s.model.num_layers});
+  check_mtp_stage(stage_layout({.text = p.layout,
+                                .num_ranks = p.pp,
+                                .num_virtual = p.vpp,
+                                .num_layers = s.model.num_layers,
+                                .num_mtp = s.model.num_mtp_layers}));
   if (p.vpp == 1 || s.train.global_batch == 0) return;
   const int64_t dp = p.dp(world_size), M = s.train.global_batch / (s.train.micro_batch * dp);
   MOEBIUS_CHECK(usage, M % p.pp == 0,
@@ -224,6 +234,7 @@ void RunSpec::check(int64_t world_size) const {
   check_batches(*this, world_size);
   check_schedule(*this);
   check_balance(*this);
+  check_mtp(*this);
   check_idle_moe_keys(*this);
   check_recompute(*this);
   check_supported(*this);

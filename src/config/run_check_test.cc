@@ -93,6 +93,24 @@ TEST(Check, KeysOfMoeNeedAnMoeLayer) {
   EXPECT_NO_THROW(parse({"model.moe_layer_freq=[0, 0, 0]", "model.intermediate_size=9"}).check(1));
 }
 
+TEST(Check, MultiTokenPrediction) {
+  EXPECT_NO_THROW(parse({"model.num_nextn_predict_layers=2", "train.mtp_coeff=0.3"}).check(1));
+  EXPECT_EQ(parse({"model.num_nextn_predict_layers=2"}).num_mtp(), 2);
+  EXPECT_EQ(parse({"model.num_nextn_predict_layers=2", "train.mtp_coeff=0"}).num_mtp(), 0);
+  EXPECT_THAT(check_error({"train.mtp_coeff=0.3"}),
+              HasSubstr("train.mtp_coeff = 0.3 would do nothing: the model has no multi-token prediction "
+                        "(model.num_nextn_predict_layers); remove it [--set]"));
+  const auto on_two_ranks = [](const std::string& layout) {
+    return parse({"model.num_nextn_predict_layers=1", "parallel.pp=2", "parallel.layout=" + layout});
+  };
+  EXPECT_NO_THROW(on_two_ranks("E t*2 | t m L").check(2));
+  EXPECT_THAT(error_text(ErrorKind::usage, [&] { on_two_ranks("E t*3 m | L").check(2); }),
+              HasSubstr("parallel.layout: m must stand with L, whose head it shares; got \"E t*3 m | L\"; write m L on "
+                        "the last stage"));
+  EXPECT_THAT(error_text(ErrorKind::usage, [&] { on_two_ranks("E t*2 | t L").check(2); }),
+              HasSubstr("stage 1 has L where m is due"));
+}
+
 TEST(Check, RecomputeNamesWhatTheModelHas) {
   EXPECT_NO_THROW(parse({"memory.recompute=[\"layer\", \"norm\", \"qkv\", \"attention\", \"expert_up\"]"}).check(1));
   EXPECT_THAT(

@@ -43,6 +43,8 @@ struct RunSpec {
   // Every value in its range, each spec's own check() and the relations between specs. Error{usage}.
   // A run without data or folder passes, so that `config`, `plan` and `bench` need neither.
   void check(int64_t world_size) const;
+  // Depths of multi-token prediction that are trained.
+  int64_t num_mtp() const { return train.mtp_coeff > 0 ? model.num_mtp_layers : 0; }
   // What `train` needs beyond check(): run.dir, data.train, data.valid when the evaluation is asked for, a folder for
   // log.trace. Error{usage}.
   void check_trainable() const;

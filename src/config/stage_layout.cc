@@ -169,6 +169,14 @@ StageLayout stage_layout(const StageLayoutRequest& request) {
   return {P, std::move(stages)};
 }
 
+void check_mtp_stage(const StageLayout& layout) {
+  for (const StageSpec& stage : layout.stages) {
+    MOEBIUS_CHECK(usage, stage.num_mtp == 0 || stage.loss,
+                  "parallel.layout: m must stand with L, whose head it shares; got \"{}\"; write m L on the last stage",
+                  print(layout));
+  }
+}
+
 std::string print(const StageLayout& layout) {
   std::string text;
   for (const StageSpec& stage : layout.stages) {

@@ -40,6 +40,9 @@ struct StageLayoutRequest {
 // not split evenly, with the equation.
 StageLayout stage_layout(const StageLayoutRequest& request);
 
+// What the model can be cut into beyond that: Error{usage} unless m stands on the stage of L.
+void check_mtp_stage(const StageLayout& layout);
+
 // The layout as a string without groups, "E t*2 | t*3 | t*2 m L": stage_layout reads it back.
 std::string print(const StageLayout& layout);
 

@@ -29,6 +29,7 @@ struct LoopSpec {  // [train]
   int64_t eval_every = 0;           // steps; 0: only at the end
   int64_t eval_batches = 0;         // micro-batches an evaluation reads of each set; 0: all
   std::vector<std::string> freeze;  // patterns (* and ?) of parameters that stay as they are
+  double mtp_coeff = 0.1;           // of the mean loss of multi-token prediction; 0: its modules stay as they are
   bool operator==(const LoopSpec&) const = default;
 };
 

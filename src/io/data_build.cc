@@ -14,25 +14,51 @@ namespace {
 
 // The documents of a block as ids, one after the other.
 struct Encoded {
-  struct End {
-    size_t prompt = 0, document = 0;  // in ids: the prompt's end, or the document's begin where it has none
+  struct Run {
+    size_t end = 0;  // in ids
+    bool are_targets = true, ends_document = false;
   };
   std::vector<int32_t> ids;
-  std::vector<End> ends;
+  std::vector<Run> runs;
   int64_t text_bytes = 0;
 };
 
+void append_ids(const Document& document, const Tokenizer& tokenizer, Encoded* encoded) {
+  std::vector<int32_t> targets;
+  for (size_t i = 0; i < document.ids.size(); ++i) {
+    const int32_t id = document.ids[i];
+    MOEBIUS_CHECK(input, 0 <= id && id < tokenizer.vocab_size(),
+                  "{}: expected ids in [0, {}), the tokenizer's; got {} at {}; give it the tokenizer that made them",
+                  document.who, tokenizer.vocab_size(), id, i);
+    if (i > 0 && document.is_target[i] != document.is_target[i - 1])
+      encoded->runs.push_back({encoded->ids.size(), document.is_target[i - 1]});
+    encoded->ids.push_back(id);
+    if (document.is_target[i]) targets.push_back(id);
+  }
+  encoded->runs.push_back({encoded->ids.size(), document.ids.empty() || document.is_target.back(), true});
+  encoded->text_bytes += static_cast<int64_t>(tokenizer.decode(targets).size());
+}
+
+void append_text(const Document& document, const Tokenizer& tokenizer, bool append_eod, Encoded* encoded) {
+  std::vector<int32_t>& ids = encoded->ids;
+  const size_t begin = ids.size();
+  const bool has_prompt = document.kind == Document::Kind::completion;
+  if (has_prompt) tokenizer.encode(document.prompt, &ids, TextPart::beginning);
+  encoded->runs.push_back({ids.size(), /*are_targets=*/false});
+  tokenizer.encode(document.text, &ids, has_prompt ? TextPart::end : TextPart::whole);
+  if (append_eod && ids.size() > begin) ids.push_back(tokenizer.eod_id());
+  encoded->runs.push_back({ids.size(), /*are_targets=*/true, /*ends_document=*/true});
+  encoded->text_bytes += static_cast<int64_t>(document.text.size());
+}
+
 Encoded encode_block(const TextBlock& block, const Tokenizer& tokenizer, bool append_eod) {
   Encoded encoded;
-  std::vector<int32_t>& ids = encoded.ids;
   for (const Document& document : documents_of(block)) {
-    const size_t begin = ids.size();
-    if (document.has_prompt) tokenizer.encode(document.prompt, &ids, TextPart::beginning);
-    const size_t prompt_end = ids.size();
-    tokenizer.encode(document.text, &ids, document.has_prompt ? TextPart::end : TextPart::whole);
-    if (append_eod && ids.size() > begin) ids.push_back(tokenizer.eod_id());
-    encoded.ends.push_back({prompt_end, ids.size()});
-    encoded.text_bytes += static_cast<int64_t>(document.text.size());
+    if (document.kind == Document::Kind::ids) {
+      append_ids(document, tokenizer, &encoded);
+    } else {
+      append_text(document, tokenizer, append_eod, &encoded);
+    }
   }
   return encoded;
 }
@@ -40,12 +66,11 @@ Encoded encode_block(const TextBlock& block, const Tokenizer& tokenizer, bool ap
 void write_block(const Encoded& encoded, TokenDatasetWriter* writer, DatasetInfo* info) {
   const std::span<const int32_t> ids = encoded.ids;
   size_t begin = 0;
-  for (const Encoded::End& end : encoded.ends) {
-    writer->add_tokens(ids.subspan(begin, end.prompt - begin), /*are_targets=*/false);
-    writer->add_tokens(ids.subspan(end.prompt, end.document - end.prompt));
-    writer->end_document();
-    info->target_tokens += static_cast<int64_t>(end.document - end.prompt);
-    begin = end.document;
+  for (const Encoded::Run& run : encoded.runs) {
+    writer->add_tokens(ids.subspan(begin, run.end - begin), run.are_targets);
+    if (run.are_targets) info->target_tokens += static_cast<int64_t>(run.end - begin);
+    if (run.ends_document) writer->end_document();
+    begin = run.end;
   }
   info->text_bytes += encoded.text_bytes;
 }

@@ -14,7 +14,7 @@ namespace moebius {
 struct DataBuild {
   std::vector<std::string> inputs;  // read in this order (io/text_input.h)
   std::string out_prefix;
-  bool append_eod = true;  // the tokenizer's end-of-document id after each document that has tokens
+  bool append_eod = true;  // the tokenizer's end-of-document id after each document of text that has tokens
   int threads = 1;         // the dataset is the same for any number
 };
 
@@ -29,9 +29,10 @@ struct DatasetInfo {
   int64_t text_bytes = 0;     // of the text that the targets stand for: what bits per byte divides by
 };
 
-// A document is the ids of its text, or of its prompt and then of its completion, each encoded alone. Memory: some ten
-// MiB a thread, and what the writer keeps (io/token_data.h); a file that is no jsonl is one document and held whole.
-// Error{input} when there is no text at all. Nothing appears under the prefix unless all of it was read.
+// A document is the ids of its text, or of its prompt and then of its completion, each encoded alone; ids that are
+// given are taken as they are, with nothing behind them. Memory: some ten MiB a thread, and what the writer keeps
+// (io/token_data.h); a file that is no jsonl is one document and held whole. Error{input} when there is no text at all.
+// Nothing appears under the prefix unless all of it was read.
 DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer);
 
 // Nothing when PREFIX.json is missing, as for datasets built elsewhere; Error{input} when it is there and wrong.

@@ -98,6 +98,51 @@ TEST(DataBuild, CompletionsAreTheTargets) {
   EXPECT_THAT(data.target_spans(), testing::ElementsAre(TokenSpan{3, 8}, TokenSpan{10, 11}));
 }
 
+TEST(DataBuild, GivenIdsAreTakenAsTheyAre) {
+  const TestDir dir;
+  write_file_atomic(dir.path("a.jsonl"),
+                    "{\"input_ids\":[257,65,66,67,68],\"labels\":[-100,-100,66,67,-100],\"messages\":[]}\n"
+                    "{\"input_ids\":[70,71,72],\"assistant_masks\":[1,0,1]}\n"
+                    "{\"input_ids\":[73]}\n{\"input_ids\":[]}\n{\"input_ids\":[74],\"loss_mask\":[false]}\n");
+  const DatasetInfo built =
+      build_dataset({.inputs = {dir.path("a.jsonl")}, .out_prefix = dir.path("p")}, BeginningBytes());
+  EXPECT_EQ(built.documents, 5);
+  EXPECT_EQ(built.tokens, 10);
+  EXPECT_EQ(built.target_tokens, 5);
+  const TokenDataset data = TokenDataset::open(dir.path("p"));
+  std::vector<int32_t> ids(10);
+  data.read(0, 10, ids.data());
+  EXPECT_THAT(ids, testing::ElementsAre(257, 65, 66, 67, 68, 70, 71, 72, 73, 74));
+  EXPECT_THAT(data.target_spans(), testing::ElementsAre(TokenSpan{2, 4}, TokenSpan{5, 6}, TokenSpan{7, 9}));
+  EXPECT_THAT(data.document_begins(), testing::ElementsAre(0, 5, 8, 9, 9, 10));
+}
+
+TEST(DataBuild, RefusesIdsThatAreNone) {
+  const TestDir dir;
+  const auto refuse = [&](const std::string& line, const std::string& text) {
+    write_file_atomic(dir.path("a.jsonl"), line);
+    const auto build = [&] {
+      build_dataset({.inputs = {dir.path("a.jsonl")}, .out_prefix = dir.path("p")}, *open_tokenizer("bytes"));
+    };
+    expect_error(ErrorKind::input, text, build);
+    expect_error(ErrorKind::input, dir.path("a.jsonl") + ":1: expected", build);
+  };
+  refuse(R"({"input_ids":[1,257]})", "expected ids in [0, 257), the tokenizer's; got 257 at 1; give it the tokenizer");
+  refuse(R"({"input_ids":[-1]})", "expected ids in [0, 257)");
+  refuse(R"({"input_ids":[1.5]})", "expected whole numbers in \"input_ids\"; got 1.5 at 0");
+  refuse(R"({"input_ids":[5000000000]})", "got 5000000000 at 0");
+  refuse(R"({"input_ids":["a"]})", "got \"a\" at 0");
+  refuse(R"({"input_ids":7})", "expected \"input_ids\" with a list of ids; got number and nothing else");
+  refuse(R"({"input_ids":[1,2],"labels":[1]})", "and \"labels\" with as many; got 2 ids and 1 of the other");
+  refuse(R"({"input_ids":[1,2],"labels":[2,-100]})",
+         "expected in \"labels\" the id of the same place in \"input_ids\", or -100; got 2 for 1 at 0; labels must "
+         "not be shifted");
+  refuse(R"({"input_ids":[1],"loss_mask":[2]})", "expected 0 or 1 in \"loss_mask\"; got 2 at 0");
+  refuse(R"({"input_ids":[1],"loss_mask":[1],"labels":[1]})", "expected one of \"labels\" and \"loss_mask\"; got both");
+  refuse(R"({"input_ids":[1],"text":"a"})", "or \"input_ids\"; got more than one");
+  refuse(R"({"messages":[]})", "got \"messages\", a chat, which only the model's chat template puts into words; let");
+}
+
 TEST(DataBuild, RefusesPromptsWithoutACompletion) {
   const TestDir dir;
   const auto refuse = [&](const std::string& line, const std::string& text) {
@@ -110,7 +155,8 @@ TEST(DataBuild, RefusesPromptsWithoutACompletion) {
   refuse(R"({"prompt":"a"})", "a.jsonl:1: expected an object with a string \"text\", or with strings \"prompt\" and");
   refuse(R"({"completion":"a"})", "got {\"completion\":\"a\"}");
   refuse(R"({"prompt":"a","completion":1})", "or with strings \"prompt\" and \"completion\"");
-  refuse(R"({"prompt":"a","completion":"b","text":"c"})", "a \"text\" or a \"prompt\" and a \"completion\"; got both");
+  refuse(R"({"prompt":"a","completion":"b","text":"c"})",
+         "a \"text\", or a \"prompt\" and a \"completion\", or \"input_ids\"; got more");
   refuse(R"({"prompt":"a","completion":""})", "expected some completion; all are empty");
 }
 

@@ -167,10 +167,11 @@ TEST(HfNames, Qwen2MoeHasOneSharedExpert) {
 TEST(HfNames, Families) {
   EXPECT_EQ(hf_family("mixtral"), HfFamily::mixtral);
   EXPECT_EQ(hf_family("qwen3_moe"), HfFamily::canonical);
-  expect_error(ErrorKind::input,
-               "expected model_type mixtral, qwen2_moe, deepseek_v2, deepseek_v3, llama, mistral, olmoe, qwen2, qwen3, "
-               "qwen3_moe; got \"gpt2\"",
-               [] { hf_family("gpt2"); });
+  expect_error(
+      ErrorKind::input,
+      "expected model_type gpt_oss, mixtral, qwen2_moe, deepseek_v2, deepseek_v3, llama, mistral, olmoe, qwen2, qwen3, "
+      "qwen3_moe; got \"gpt2\"",
+      [] { hf_family("gpt2"); });
 }
 
 TEST(HfNames, ExpertNames) {
@@ -181,9 +182,21 @@ TEST(HfNames, ExpertNames) {
   EXPECT_EQ(name->projection, ExpertProjection::down);
   for (const char* other :
        {"model.layers.3.mlp.gate_proj.weight", "model.layers.3.mlp.experts.gate_up_proj",
-        "model.layers.3.mlp.experts.-1.up_proj.weight", "model.layers.3.mlp.experts.1.up_proj.bias"}) {
+        "model.layers.3.mlp.experts.-1.up_proj.weight", "model.layers.3.mlp.experts.1.up_proj.scale"}) {
     EXPECT_FALSE(parse_expert_name(other).has_value()) << other;
   }
+}
+
+TEST(HfNames, GptOssHasARouterAndFusedExperts) {
+  const std::string l = "model.layers.2.";
+  for (const char* what : {"weight", "bias"}) {
+    EXPECT_EQ(hf_name(HfFamily::gpt_oss, l + "mlp.gate." + what), l + "mlp.router." + what);
+    EXPECT_EQ(canonical_name(HfFamily::gpt_oss, l + "mlp.router." + what), l + "mlp.gate." + what);
+  }
+  EXPECT_EQ(hf_name(HfFamily::gpt_oss, l + "self_attn.sinks"), l + "self_attn.sinks");
+  EXPECT_EQ(hf_name(HfFamily::gpt_oss, l + "mlp.experts.3.up_proj.weight"), l + "mlp.experts.gate_up_proj");
+  EXPECT_EQ(hf_name(HfFamily::gpt_oss, l + "mlp.experts.3.gate_proj.bias"), l + "mlp.experts.gate_up_proj_bias");
+  EXPECT_EQ(hf_name(HfFamily::gpt_oss, l + "mlp.experts.3.down_proj.bias"), l + "mlp.experts.down_proj_bias");
 }
 
 constexpr int64_t kE = 3, kI = 2, kH = 5;

@@ -61,18 +61,24 @@ HfFamily hf_family(std::string_view model_type) {
                                              "olmoe",       "qwen2",       "qwen3", "qwen3_moe"};
   if (model_type == "mixtral") return HfFamily::mixtral;
   if (model_type == "qwen2_moe") return HfFamily::qwen2_moe;
+  if (model_type == "gpt_oss") return HfFamily::gpt_oss;
   if (std::find(std::begin(kCanonical), std::end(kCanonical), model_type) != std::end(kCanonical)) {
     return HfFamily::canonical;
   }
-  MOEBIUS_FAIL(
-      input, "hugging face model: expected model_type mixtral, qwen2_moe, {}; got \"{}\"; this family is not supported",
-      fmt::join(kCanonical, ", "), model_type);
+  MOEBIUS_FAIL(input,
+               "hugging face model: expected model_type gpt_oss, mixtral, qwen2_moe, {}; got \"{}\"; this family is "
+               "not supported",
+               fmt::join(kCanonical, ", "), model_type);
 }
 
 std::string hf_name(HfFamily family, std::string_view canonical) {
   std::string name(canonical);
   if (family == HfFamily::mixtral) return mixtral_name(std::move(name));
   if (family == HfFamily::qwen2_moe) replace_once(&name, ".mlp.shared_experts.", ".mlp.shared_expert.");
+  if (family == HfFamily::gpt_oss) {
+    if (const auto expert = parse_expert_name(canonical)) return fused_name(*expert);
+    replace_once(&name, ".mlp.gate.", ".mlp.router.");
+  }
   return name;
 }
 
@@ -80,6 +86,7 @@ std::string canonical_name(HfFamily family, std::string_view hf) {
   std::string name(hf);
   if (family == HfFamily::mixtral) return from_mixtral_name(std::move(name));
   if (family == HfFamily::qwen2_moe) replace_once(&name, ".mlp.shared_expert.", ".mlp.shared_experts.");
+  if (family == HfFamily::gpt_oss) replace_once(&name, ".mlp.router.", ".mlp.gate.");
   return name;
 }
 
@@ -90,13 +97,19 @@ std::optional<ExpertName> parse_expert_name(std::string_view canonical) {
   ExpertName name{.prefix = std::string(canonical.substr(0, at))};
   const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), name.expert);
   if (error != std::errc() || name.expert < 0) return std::nullopt;
-  const std::string_view suffix = rest.substr(end - rest.data());
+  std::string suffix(rest.substr(end - rest.data()));
+  name.is_bias = replace_suffix(&suffix, ".bias", ".weight");
   for (const Projection& p : kProjections) {
     if (suffix != p.canonical) continue;
     name.projection = p.projection;
     return name;
   }
   return std::nullopt;
+}
+
+std::string fused_name(const ExpertName& e) {
+  const char* matrix = e.projection == ExpertProjection::down ? "down_proj" : "gate_up_proj";
+  return fmt::format("{}mlp.experts.{}{}", e.prefix, matrix, e.is_bias ? "_bias" : "");
 }
 
 }  // namespace moebius

@@ -73,4 +73,16 @@ void unpack_fp8(float* dst, const uint8_t* src, const float* scale, int64_t rows
   }
 }
 
+bool unpack_mxfp4(bf16* dst, const uint8_t* blocks, const uint8_t* scales, int64_t first, int64_t n) {
+  constexpr float kValues[] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                               -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+  for (int64_t i = first; i < first + n; ++i) {
+    const int scale = scales[i / kMxfp4Block];
+    if (scale == 255) return false;
+    const int bits = i % 2 == 0 ? blocks[i / 2] & 15 : blocks[i / 2] >> 4;
+    dst[i - first] = to_bf16(std::ldexp(kValues[bits], scale - 127));
+  }
+  return true;
+}
+
 }  // namespace moebius

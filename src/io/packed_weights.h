@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/dtype.h"
+
 namespace moebius {
 
 // What config.json's quantization_config says of the weights.
@@ -25,5 +27,12 @@ float f8_e4m3_value(uint8_t bits);
 // / block_cols)], so blocks at the edges are partial.
 void unpack_fp8(float* dst, const uint8_t* src, const float* scale, int64_t rows, int64_t cols,
                 const WeightPacking& packing);
+
+// MXFP4 (OCP Microscaling Formats, version 1.0): numbers in blocks of 32, each with a scale of 8 exponent bits.
+inline constexpr int64_t kMxfp4Block = 32;
+// dst[i] = value of number `first` + i * 2^(scale - 127), i < n. Of two numbers in a byte the low half comes first; a
+// number has a sign, 2 exponent and 1 mantissa bits (0, .5, 1, 1.5, 2, 3, 4, 6). blocks and scales begin with the block
+// of number 0. False when a scale is 255, which stands for NaN.
+[[nodiscard]] bool unpack_mxfp4(bf16* dst, const uint8_t* blocks, const uint8_t* scales, int64_t first, int64_t n);
 
 }  // namespace moebius

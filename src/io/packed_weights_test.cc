@@ -32,6 +32,39 @@ TEST(PackedWeights, BlocksAtTheEdgesArePartial) {
   EXPECT_EQ(got, (std::vector<float>{2, 2, 2, 3, 2, 2, 2, 3, 5, 5, 5, 7}));
 }
 
+TEST(PackedWeights, FourBitBlocks) {
+  // Two blocks; numbers 0, 1, 2, ... 15 twice, the low half of a byte first.
+  std::vector<uint8_t> blocks;
+  for (int i = 0; i < 32; ++i) blocks.push_back(static_cast<uint8_t>((2 * i + 1) % 16 << 4 | 2 * i % 16));
+  const uint8_t scales[] = {127, 124};
+  std::vector<bf16> got(64);
+  ASSERT_TRUE(unpack_mxfp4(got.data(), blocks.data(), scales, 0, 64));
+  const float values[] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
+  for (int i = 0; i < 64; ++i) {
+    const float want = values[i % 8] * (i % 16 < 8 ? 1 : -1) * (i < 32 ? 1.0f : 0.125f);
+    EXPECT_EQ(to_f32(got[i]), want) << i;
+    EXPECT_EQ(std::signbit(to_f32(got[i])), i % 16 >= 8) << i;
+  }
+  bf16 few[3];
+  ASSERT_TRUE(unpack_mxfp4(few, blocks.data(), scales, 31, 3));
+  EXPECT_EQ(to_f32(few[0]), -6.0f);
+  EXPECT_EQ(to_f32(few[2]), 0.5f * 0.125f);
+}
+
+TEST(PackedWeights, FourBitScalesAreExponents) {
+  const std::vector<uint8_t> sixes(16, 0x77), halves(16, 0x11);
+  bf16 x;
+  for (const auto& [scale, want] : {std::pair<uint8_t, float>{0, 0x3p-126f}, {127, 6.0f}, {251, 0x3p125f}}) {
+    ASSERT_TRUE(unpack_mxfp4(&x, sixes.data(), &scale, 5, 1));
+    EXPECT_EQ(to_f32(x), want);
+  }
+  uint8_t scale = 0;
+  ASSERT_TRUE(unpack_mxfp4(&x, halves.data(), &scale, 0, 1));
+  EXPECT_EQ(to_f32(x), 0x1p-128f);  // the smallest, which bf16 has
+  scale = 255;
+  EXPECT_FALSE(unpack_mxfp4(&x, sixes.data(), &scale, 0, 1));
+}
+
 TEST(PackedWeights, ReadsTheConfig) {
   const auto read = [](const json& quantization) {
     return read_weight_packing({{"quantization_config", quantization}}, "config.json");

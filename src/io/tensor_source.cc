@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "io/fused_experts.h"
 
 namespace moebius {
 namespace {
@@ -13,10 +14,6 @@ namespace {
 using Dims = std::vector<int64_t>;
 
 std::string text_of(const Dims& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
-
-std::string fused_name(const ExpertName& e) {
-  return e.prefix + (e.projection == ExpertProjection::down ? "mlp.experts.down_proj" : "mlp.experts.gate_up_proj");
-}
 
 TensorSource plain_source(const SafetensorsEntry& entry, const WantedTensor& wanted) {
   MOEBIUS_CHECK(input, entry.shape == wanted.shape,
@@ -102,18 +99,91 @@ TensorSource fused_source(const SafetensorsEntry& entry, const ExpertName& exper
           .col_stride = out_in ? 1 : fused_out};
 }
 
-// dst[r, c] = band[c, r], where rows of `band` are `stride` elements apart.
+TensorSource source_of(const FusedPlace& place, std::string hf_name, DType dtype) {
+  return {.hf_name = std::move(hf_name),
+          .dtype = dtype,
+          .rows = place.rows,
+          .cols = place.cols,
+          .offset = place.offset,
+          .row_stride = place.row_stride,
+          .col_stride = place.col_stride};
+}
+
+// An expert's matrix in 4-bit blocks.
+TensorSource mxfp4_source(const HfFolder& folder, const ExpertName& expert, const WantedTensor& wanted) {
+  const FusedPlace place = packed_place(expert, wanted.shape, wanted.num_experts);
+  const SafetensorsEntry& blocks = folder.at(place.name + "_blocks");
+  const SafetensorsEntry* scales = folder.find(place.name + "_scales");
+  MOEBIUS_CHECK(input, scales != nullptr,
+                "model folder {}: expected the scales \"{}_scales\" of \"{}\"; got none; fetch them", folder.dir(),
+                place.name, blocks.name);
+  MOEBIUS_CHECK(input,
+                read_weight_packing(folder.config(), folder.dir() + "/config.json").kind == WeightPacking::Kind::mxfp4,
+                "model folder {}: expected a quantization_config of quant_method \"mxfp4\" in config.json, since there "
+                "is \"{}\"; got another or none; fetch config.json again",
+                folder.dir(), blocks.name);
+  const int64_t E = place.shape[0], rows = place.shape[1], in = place.shape[2];
+  MOEBIUS_CHECK(input, in % kMxfp4Block == 0,
+                "model weights: expected rows of whole blocks of {} numbers in \"{}\"; got rows of {} by config.json; "
+                "check that it belongs to these weights",
+                kMxfp4Block, blocks.name, in);
+  const Dims want{E, rows, in / kMxfp4Block, kMxfp4Block / 2}, want_scales{E, rows, in / kMxfp4Block};
+  for (const auto& [entry, shape] : {std::pair{&blocks, &want}, std::pair{scales, &want_scales}}) {
+    MOEBIUS_CHECK(
+        input, entry->dtype == DType::u8 && entry->shape == *shape,
+        "model weights: expected u8 {} for \"{}\"; got {} {}; check that config.json belongs to these weights",
+        text_of(*shape), entry->name, name_of(entry->dtype), text_of(entry->shape));
+  }
+  TensorSource source = source_of(place, blocks.name, DType::bf16);
+  source.scale_name = scales->name;
+  source.packing.kind = WeightPacking::Kind::mxfp4;
+  return source;
+}
+
+TensorSource gpt_oss_expert_source(const HfFolder& folder, const ExpertName& expert, const WantedTensor& wanted) {
+  const FusedPlace place = *fused_place(HfFamily::gpt_oss, wanted.name, wanted.shape, wanted.num_experts);
+  const std::string blocks = place.name + "_blocks";
+  const SafetensorsEntry* entry = folder.find(place.name);
+  const bool packed = !expert.is_bias && folder.find(blocks) != nullptr;
+  MOEBIUS_CHECK(input, entry || packed,
+                "model folder {}: expected a tensor \"{}\"{}; got none; gpt_oss has no tensors of single experts",
+                folder.dir(), place.name, expert.is_bias ? "" : fmt::format(" or \"{}\"", blocks));
+  MOEBIUS_CHECK(input, !entry || !packed, "model folder {}: expected \"{}\" or \"{}\"; got both; keep one of them",
+                folder.dir(), place.name, blocks);
+  if (packed) return mxfp4_source(folder, expert, wanted);
+  MOEBIUS_CHECK(
+      input, entry->shape == place.shape && entry->dtype != DType::u8 && entry->dtype != DType::f8_e4m3,
+      "model weights: expected f32, bf16, f16 or f64 {} for \"{}\"; got {} {}; check that config.json belongs "
+      "to these weights",
+      text_of(place.shape), place.name, name_of(entry->dtype), text_of(entry->shape));
+  return source_of(place, entry->name, entry->dtype);
+}
+
+void read_mxfp4(const HfFolder& folder, const TensorSource& s, bf16* dst) {
+  const int64_t first = s.offset / kMxfp4Block, end = s.offset + (s.rows - 1) * s.row_stride + s.cols;
+  const int64_t num_blocks = (end + kMxfp4Block - 1) / kMxfp4Block - first, bytes = kMxfp4Block / 2;
+  std::vector<uint8_t> blocks(num_blocks * bytes), scales(num_blocks);
+  folder.read(s.hf_name, first * bytes, (first + num_blocks) * bytes, blocks.data());
+  folder.read(s.scale_name, first, first + num_blocks, scales.data());
+  for (int64_t r = 0; r < s.rows; ++r) {
+    const int64_t begin = s.offset + r * s.row_stride - first * kMxfp4Block;
+    MOEBIUS_CHECK(input, unpack_mxfp4(dst + r * s.cols, blocks.data(), scales.data(), begin, s.cols),
+                  "model weights: expected scales from 0 to 254 in \"{}\"; got 255, which is not a number; fetch them "
+                  "again",
+                  s.scale_name);
+  }
+}
+
+// dst[r, c] = band[r * row_stride + c * col_stride]. Columns lie further apart than rows where both are apart.
 template <class T>
-void transpose(T* dst, const T* band, int64_t rows, int64_t cols, int64_t stride) {
-  for (int64_t c = 0; c < cols; ++c) {
-    for (int64_t r = 0; r < rows; ++r) dst[r * cols + c] = band[c * stride + r];
+void transpose(T* dst, const T* band, const TensorSource& s) {
+  for (int64_t c = 0; c < s.cols; ++c) {
+    for (int64_t r = 0; r < s.rows; ++r) dst[r * s.cols + c] = band[c * s.col_stride + r * s.row_stride];
   }
 }
 
 void transpose_bytes(void* dst, const void* band, const TensorSource& s) {
-  const auto run = [&]<class T>(T) {
-    transpose(static_cast<T*>(dst), static_cast<const T*>(band), s.rows, s.cols, s.col_stride);
-  };
+  const auto run = [&]<class T>(T) { transpose(static_cast<T*>(dst), static_cast<const T*>(band), s); };
   switch (size_of(s.dtype)) {
     case 1:
       return run(uint8_t{});
@@ -131,6 +201,7 @@ void transpose_bytes(void* dst, const void* band, const TensorSource& s) {
 TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const WantedTensor& wanted, FusedLayout layout) {
   const std::string hub = hf_name(family, wanted.name);
   const auto expert = parse_expert_name(wanted.name);
+  if (expert && family == HfFamily::gpt_oss) return gpt_oss_expert_source(folder, *expert, wanted);
   std::vector<std::string> found;
   // The v5 spelling of a family in memory is the canonical one.
   if (folder.find(hub) != nullptr) found.push_back(hub);
@@ -166,6 +237,7 @@ TensorSource part_of(const TensorSource& source, int64_t row_begin, int64_t row_
 void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst) {
   const int64_t size = size_of(source.dtype);
   if (source.rows == 0 || source.cols == 0) return;
+  if (source.packing.kind == WeightPacking::Kind::mxfp4) return read_mxfp4(folder, source, static_cast<bf16*>(dst));
   if (!source.scale_name.empty()) return read_scaled(folder, source, static_cast<float*>(dst));
   if (source.col_stride == 1) {
     const bool together = source.row_stride == source.cols || source.rows == 1;
@@ -176,8 +248,7 @@ void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst) 
     }
     return;
   }
-  MOEBIUS_ASSERT(source.row_stride == 1);
-  const int64_t span = (source.cols - 1) * source.col_stride + source.rows;
+  const int64_t span = (source.cols - 1) * source.col_stride + (source.rows - 1) * source.row_stride + 1;
   std::vector<char> band(span * size);
   folder.read(source.hf_name, source.offset * size, (source.offset + span) * size, band.data());
   transpose_bytes(dst, band.data(), source);

@@ -3,10 +3,11 @@
 //   one tensor per expert and projection   [I, H] or [H, I]        the hub's layout
 //   fused, out before in   mlp.experts.gate_up_proj [E, 2I, H] (gate rows, then up rows), down_proj [E, H, I]
 //   fused, in before out   mlp.experts.gate_up_proj [E, H, 2I], down_proj [E, I, H]
+//   of gpt_oss             fused, or in 4-bit blocks, as io/fused_experts.h says, and no other
 //
 // A source is a strided view of the tensor on disk, so the loader copies without knowing layouts. A matrix in 8-bit
 // floats, whose "{name}_scale_inv" [ceil(rows / block), ceil(cols / block)] (f32) multiplies its blocks, is delivered
-// in f32.
+// in f32, one in 4-bit blocks with their scales in bf16, which holds it exactly.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +40,8 @@ struct WantedTensor {
 };
 
 // Error{input} when the folder has no such tensor, has it in two layouts, has another shape, or when a fused tensor
-// fits both orientations by its shape alone (2I == H or I == H) and `layout` does not say which; and for 8-bit floats
-// without their scales.
+// fits both orientations by its shape alone (2I == H or I == H) and `layout` does not say which; and for packed numbers
+// without their scales. In gpt_oss the kind of file says the orientation, whatever the shape.
 TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const WantedTensor& wanted,
                            FusedLayout layout = FusedLayout::by_shape);
 
@@ -48,7 +49,8 @@ TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const Wanted
 TensorSource part_of(const TensorSource& source, int64_t row_begin, int64_t row_end, int64_t col_begin,
                      int64_t col_end);
 
-// rows * cols elements of source.dtype, row by row. Reads this part of the tensor, not the others.
+// rows * cols elements of source.dtype, row by row. Reads this part of the tensor, not the others. Error{input} for a
+// scale that is not a number.
 void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst);
 
 }  // namespace moebius

@@ -1,12 +1,12 @@
 #include "io/text_input.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <string_view>
 
 #include "core/error.h"
-#include "io/json_text.h"
-#include "io/utf8.h"
 
 namespace moebius {
 namespace {
@@ -30,34 +30,6 @@ void refuse_other_formats(const std::string& path) {
                 path, *other);
 }
 
-// Moves the string under the key out of the record; false when there is none.
-bool take_string(nlohmann::json& record, const char* key, std::string* text) {
-  const auto it = record.is_object() ? record.find(key) : record.end();
-  if (it == record.end() || !it->is_string()) return false;
-  *text = std::move(it->get_ref<std::string&>());
-  return true;
-}
-
-Document document_of(std::string_view line, const std::string& path, int64_t number) {
-  const int64_t bad = find_invalid_utf8(line);
-  MOEBIUS_CHECK(input, bad < 0, "{}:{}:{}: expected UTF-8; got byte 0x{:02x}; correct or drop the line", path, number,
-                bad + 1, static_cast<uint8_t>(line[bad]));
-  nlohmann::json record = parse_json(line, fmt::format("{}:{}", path, number));
-  Document document;
-  const bool has_text = take_string(record, "text", &document.text);
-  document.has_prompt = record.is_object() && (record.contains("prompt") || record.contains("completion"));
-  MOEBIUS_CHECK(input, !has_text || !document.has_prompt,
-                "{}:{}: expected a \"text\" or a \"prompt\" and a \"completion\"; got both; correct or drop the line",
-                path, number);
-  const bool has_both =
-      take_string(record, "prompt", &document.prompt) && take_string(record, "completion", &document.text);
-  MOEBIUS_CHECK(input, has_text || has_both,
-                "{}:{}: expected an object with a string \"text\", or with strings \"prompt\" and \"completion\"; got "
-                "{}; correct or drop the line",
-                path, number, line.substr(0, 60));
-  return document;
-}
-
 // Appends up to kReadBytes; false at the end.
 bool read_more(ByteSource& source, std::string* bytes) {
   const size_t size = bytes->size();
@@ -78,7 +50,7 @@ std::vector<Document> documents_of(const TextBlock& block) {
     const std::string_view line = std::string_view(block.bytes).substr(begin, end - begin);
     begin = end + 1;
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    documents.push_back(document_of(line, block.path, number));
+    documents.push_back(read_document(line, fmt::format("{}:{}", block.path, number)));
   }
   return documents;
 }

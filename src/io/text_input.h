@@ -1,6 +1,5 @@
 // The documents of a text file, in blocks that can be taken apart by different threads:
-//   *.jsonl, *.jsonl.zst   one object a line: its text under "text", or a "prompt" and a "completion"; blank lines are
-//                          skipped
+//   *.jsonl, *.jsonl.zst   one object a line (io/document.h); blank lines are skipped
 //   any other, also *.zst  the whole file is one document, byte for byte
 // Names of formats that are not read (.gz, .xz, .bz2, .zip, .parquet, .arrow, .bin, .npy, .json, .ndjson) are refused
 // rather than taken as text.
@@ -12,13 +11,9 @@
 #include <vector>
 
 #include "io/byte_source.h"
+#include "io/document.h"
 
 namespace moebius {
-
-struct Document {
-  bool has_prompt = false;  // then text continues the prompt, and is what a model is to learn
-  std::string prompt, text;
-};
 
 // A piece of a file that has whole documents.
 struct TextBlock {
@@ -28,8 +23,7 @@ struct TextBlock {
   int64_t first_line = 1;  // of the file
 };
 
-// Error{input} with file:line for a line that is no object with a string "text" or with strings "prompt" and
-// "completion", with file:line:byte for invalid UTF-8 in it.
+// Error{input} with file:line for a line that is no document, with file:line:byte for invalid UTF-8 in it.
 std::vector<Document> documents_of(const TextBlock& block);
 
 class TextInput {

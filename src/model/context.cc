@@ -1,6 +1,7 @@
 #include "model/context.h"
 
 #include "model/context_ways.h"
+#include "ops/attention/attention_sink.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
@@ -21,23 +22,26 @@ class LocalContext final : public Context {
                                      .batch = step.batch.shape.batch,
                                      .window = spec_.window,
                                      .scale = spec_.scale});
+    add_sinks(step, o_THd, lse_TH, in.sink_H);
   }
 
   void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
                 const Qkv& in) const override {
-    run_attention(step, AttentionBwd{.dq_THd = grads.q_THd,
-                                     .dk_TGd = grads.k_TGd,
-                                     .dv_TGd = grads.v_TGd,
-                                     .do_THd = do_THd,
-                                     .o_THd = o_THd,
-                                     .lse_TH = lse_TH,
-                                     .q_THd = in.q_THd,
-                                     .k_TGd = in.k_TGd,
-                                     .v_TGd = in.v_TGd,
-                                     .doc_start_T = step.batch.attention_starts(o_THd.dim(0)),
-                                     .batch = step.batch.shape.batch,
-                                     .window = spec_.window,
-                                     .scale = spec_.scale});
+    const AttentionBwd whole{.dq_THd = grads.q_THd,
+                             .dk_TGd = grads.k_TGd,
+                             .dv_TGd = grads.v_TGd,
+                             .do_THd = do_THd,
+                             .o_THd = o_THd,
+                             .lse_TH = lse_TH,
+                             .q_THd = in.q_THd,
+                             .k_TGd = in.k_TGd,
+                             .v_TGd = in.v_TGd,
+                             .doc_start_T = step.batch.attention_starts(o_THd.dim(0)),
+                             .batch = step.batch.shape.batch,
+                             .window = spec_.window,
+                             .scale = spec_.scale};
+    run_attention(step, whole);
+    add_sinks_bwd(step, grads.sink_H, whole, in.sink_H);
   }
 
  private:
@@ -70,6 +74,16 @@ void for_each_piece(const Pieces& p, const Tensor& sequences_U, const Tensor& ra
 
 void run_attention(Step& step, AttentionFwd a) { run_with_scratch(step, a, attention_fwd); }
 void run_attention(Step& step, AttentionBwd a) { run_with_scratch(step, a, attention_bwd); }
+
+void add_sinks(Step& step, Tensor o_THd, Tensor lse_TH, Tensor sink_H) {
+  if (!sink_H.empty()) attention_sink_fwd(step.stream, {.o_THd = o_THd, .lse_TH = lse_TH, .sink_H = sink_H});
+}
+
+void add_sinks_bwd(Step& step, Tensor dsink_H, const AttentionBwd& of, Tensor sink_H) {
+  if (sink_H.empty()) return;
+  attention_sink_bwd(
+      step.stream, {.dsink_H = dsink_H, .do_THd = of.do_THd, .o_THd = of.o_THd, .lse_TH = of.lse_TH, .sink_H = sink_H});
+}
 
 void to_sequences(Step& step, const Pieces& pieces, Tensor sequences_U, Tensor ranks_U) {
   for_each_piece(pieces, sequences_U, ranks_U, [&](const Tensor& s, const Tensor& r) { copy(step.stream, s, r); });

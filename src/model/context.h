@@ -25,9 +25,10 @@
 
 namespace moebius {
 
-// Queries, keys and values, rotated; or their gradients. v (and o) may be narrower than q and k.
+// Queries, keys and values, rotated; or their gradients. v (and o) may be narrower than q and k. The sink of each head
+// (ops/attention/attention_sink.h) where there are some, else empty: f32, and as a gradient added to.
 struct Qkv {
-  Tensor q_THd, k_TGd, v_TGd;
+  Tensor q_THd, k_TGd, v_TGd, sink_H = {};
 };
 
 struct ContextSpec {
@@ -39,7 +40,8 @@ struct ContextSpec {
 class Context {
  public:
   virtual ~Context() = default;
-  // o of this rank's rows. lse: f32, one number for each row and head, as backward wants them.
+  // o of this rank's rows. lse: f32, one number for each row and head, as backward wants them. Sinks are taken in once,
+  // by the whole of a query's keys; their gradient is of the queries that this rank has, or has the heads of.
   virtual void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const = 0;
   virtual void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
                         const Qkv& in) const = 0;

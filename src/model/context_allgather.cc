@@ -51,6 +51,7 @@ void AllGatherContext::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qk
                                        .scale = spec_.scale});
     }
   }
+  add_sinks(step, o_THd, lse_TH, in.sink_H);
 }
 
 void AllGatherContext::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
@@ -91,6 +92,7 @@ void AllGatherContext::backward(Step& step, const Qkv& grads, Tensor do_THd, Ten
   }
   sum(step, grads.k_TGd, dk_UGd);
   sum(step, grads.v_TGd, dv_UGd);
+  add_sinks_bwd(step, grads.sink_H, {.do_THd = do_THd, .o_THd = o_THd, .lse_TH = lse_TH}, in.sink_H);
 }
 
 }  // namespace moebius

@@ -64,6 +64,12 @@ void AllToAllContext::to_rows(Step& step, Tensor x_THd, Tensor x_UHd) const {
   }
 }
 
+// Of the heads that this rank attends with.
+Tensor AllToAllContext::sinks_here(Tensor sink_H) const {
+  const int64_t heads = spec_.heads / cp_.size();
+  return sink_H.empty() ? sink_H : sink_H.rows(cp_.rank() * heads, (cp_.rank() + 1) * heads);
+}
+
 Tensor AllToAllContext::starts_of_all(Step& step, int64_t rows) const {
   const Tensor starts_T = step.batch.attention_starts(rows);
   if (starts_T.empty()) return {};
@@ -88,6 +94,7 @@ void AllToAllContext::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv
                                    .batch = step.batch.shape.batch,
                                    .window = spec_.window,
                                    .scale = spec_.scale});
+  add_sinks(step, o_UHd, lse_TH.view({U, heads}), sinks_here(in.sink_H));
   to_rows(step, o_THd, o_UHd);
 }
 
@@ -98,19 +105,21 @@ void AllToAllContext::backward(Step& step, const Qkv& grads, Tensor do_THd, Tens
   const Qkv all{to_heads(step, in.q_THd), to_heads(step, in.k_TGd), to_heads(step, in.v_TGd)};
   const auto take_like = [&](const Tensor& x) { return step.take(x.shape, x.dtype); };
   const Qkv dall{take_like(all.q_THd), take_like(all.k_TGd), take_like(all.v_TGd)};
-  run_attention(step, AttentionBwd{.dq_THd = dall.q_THd,
-                                   .dk_TGd = dall.k_TGd,
-                                   .dv_TGd = dall.v_TGd,
-                                   .do_THd = to_heads(step, do_THd),
-                                   .o_THd = to_heads(step, o_THd),
-                                   .lse_TH = lse_TH.view({U, spec_.heads / cp_.size()}),
-                                   .q_THd = all.q_THd,
-                                   .k_TGd = all.k_TGd,
-                                   .v_TGd = all.v_TGd,
-                                   .doc_start_T = starts_of_all(step, T),
-                                   .batch = step.batch.shape.batch,
-                                   .window = spec_.window,
-                                   .scale = spec_.scale});
+  const AttentionBwd whole{.dq_THd = dall.q_THd,
+                           .dk_TGd = dall.k_TGd,
+                           .dv_TGd = dall.v_TGd,
+                           .do_THd = to_heads(step, do_THd),
+                           .o_THd = to_heads(step, o_THd),
+                           .lse_TH = lse_TH.view({U, spec_.heads / cp_.size()}),
+                           .q_THd = all.q_THd,
+                           .k_TGd = all.k_TGd,
+                           .v_TGd = all.v_TGd,
+                           .doc_start_T = starts_of_all(step, T),
+                           .batch = step.batch.shape.batch,
+                           .window = spec_.window,
+                           .scale = spec_.scale};
+  run_attention(step, whole);
+  add_sinks_bwd(step, sinks_here(grads.sink_H), whole, sinks_here(in.sink_H));
   to_rows(step, grads.q_THd, dall.q_THd);
   to_rows(step, grads.k_TGd, dall.k_TGd);
   to_rows(step, grads.v_TGd, dall.v_TGd);

@@ -179,6 +179,7 @@ void RingContext::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in
     leaving.wait();
     block = room[pass % 2];
   }
+  add_sinks(step, sum_THd, lse_TH, in.sink_H);  // the whole of each query's keys, merged
   copy(step.stream, o_THd, sum_THd);
 }
 
@@ -219,6 +220,7 @@ void RingContext::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o
   copy(step.stream, grads.q_THd, dq_THd);
   copy(step.stream, grads.k_TGd, own.k_TGd);
   copy(step.stream, grads.v_TGd, own.v_TGd);
+  add_sinks_bwd(step, grads.sink_H, {.do_THd = do_THd, .o_THd = o_THd, .lse_TH = lse_TH}, in.sink_H);
 }
 
 }  // namespace moebius

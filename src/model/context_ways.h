@@ -10,6 +10,10 @@ namespace moebius {
 void run_attention(Step& step, AttentionFwd a);
 void run_attention(Step& step, AttentionBwd a);
 
+// Sinks, where there are some, into what attention over all keys gave; and their gradients.
+void add_sinks(Step& step, Tensor o_THd, Tensor lse_TH, Tensor sink_H);
+void add_sinks_bwd(Step& step, Tensor dsink_H, const AttentionBwd& of, Tensor sink_H);
+
 // A piece of a sequence: of 2 cp equal ones rank r has r and 2 cp - 1 - r, in this order (model/token_runs.h).
 struct Pieces {
   int64_t cp, batch, length;  // length: rows of a piece
@@ -69,6 +73,7 @@ class AllToAllContext final : public Context {
   Tensor to_heads(Step& step, Tensor x_THd) const;             // all rows of this rank's heads, on the step stack
   void to_rows(Step& step, Tensor x_THd, Tensor x_UHd) const;  // and back
   Tensor starts_of_all(Step& step, int64_t rows) const;
+  Tensor sinks_here(Tensor sink_H) const;
 
   Group& cp_;
   ContextSpec spec_;

@@ -4,6 +4,7 @@
 
 #include "model/frozen.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_sink.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/qk_norm/qk_norm_blocks.h"
 #include "ops/rope/rope.h"
@@ -49,6 +50,28 @@ ParamSpec o_spec(const std::string& prefix, const ModelSpec& m, DType dtype, con
           .init_std = static_cast<float>(m.initializer_range)};
 }
 
+// Added to a rank's own rows of the sum over tp, so every rank has it whole.
+ParamSpec o_bias_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
+  return {.name = prefix + ".o_proj.bias",
+          .shape = {m.hidden_size},
+          .dtype = dtype,
+          .init = ParamInit::zeros,
+          .decay = false,
+          .grad_axis = Axis::tp_cp_dp};
+}
+
+// f32, as scores are.
+ParamSpec sinks_spec(const std::string& prefix, const ModelSpec& m, const Mesh& mesh) {
+  const std::string name = prefix + ".sinks";
+  const Shape whole{m.num_heads};
+  const ParamPart part{name, whole, 0, shard_of(whole, 0, mesh.place().tp, mesh.shape().tp)};
+  return {.name = name,
+          .shape = part.local_shape(),
+          .parts = {part},
+          .init_std = static_cast<float>(m.initializer_range),
+          .decay = false};
+}
+
 // Of each head alike, which all ranks have whole; or of all heads, split as they are.
 ParamSpec norm_spec(const std::string& name, int64_t heads, const ModelSpec& m, DType dtype, const Mesh& mesh) {
   const bool whole = m.qk_norm == QkNorm::whole;
@@ -65,13 +88,13 @@ ParamSpec norm_spec(const std::string& name, int64_t heads, const ModelSpec& m, 
 
 }  // namespace
 
-Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh,
-         CpComm cp_comm, const Tensor& rope_table_Pd)
+Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, int64_t window, DType dtype,
+         const Mesh& mesh, CpComm cp_comm, const Tensor& rope_table_Pd)
     : tp_(mesh.shape().tp),
       H_(div_exact(m.num_heads, tp_, "attention: query heads over parallel.tp")),
       G_(div_exact(m.num_kv_heads, tp_, "attention: kv heads over parallel.tp")),
       d_(m.head_dim),
-      window_(m.sliding_window),
+      window_(window),
       scale_(1.0f / std::sqrt(static_cast<float>(m.head_dim))),
       eps_(static_cast<float>(m.rms_norm_eps)),
       dtype_(dtype),
@@ -82,6 +105,8 @@ Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, DTyp
       qk_norm_(m.qk_norm),
       rope_table_Pd_(rope_table_Pd) {
   if (m.qkv_bias) qkv_bias_.emplace(params, qkv_bias_spec(prefix, m, dtype, mesh));
+  if (m.o_bias) o_bias_.emplace(params, o_bias_spec(prefix, m, dtype));
+  if (m.attention_sinks) sinks_ = &params.declare(sinks_spec(prefix, m, mesh));
   if (qk_norm_ == QkNorm::none) return;
   q_norm_ = &params.declare(norm_spec(prefix + ".q_norm.weight", m.num_heads, m, dtype, mesh));
   k_norm_ = &params.declare(norm_spec(prefix + ".k_norm.weight", m.num_kv_heads, m, dtype, mesh));
@@ -95,7 +120,8 @@ void Gqa::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tok
 }
 
 Qkv Gqa::take_qkv(Step& step, int64_t T) const {
-  return {step.take({T, H_, d_}, dtype_), step.take({T, G_, d_}, dtype_), step.take({T, G_, d_}, dtype_)};
+  return {step.take({T, H_, d_}, dtype_), step.take({T, G_, d_}, dtype_), step.take({T, G_, d_}, dtype_),
+          sinks_ ? sinks_->w : Tensor{}};
 }
 
 void Gqa::project(Step& step, Tensor qkv_TC, Tensor x_tD) const {
@@ -145,6 +171,7 @@ void Gqa::attend(Step& step, Saved& saved, int64_t T) const {
 void Gqa::output(Step& step, Tensor y_tD, const Saved& saved) const {
   const int64_t T = y_tD.dim(0) * tp_;
   o_.forward(step, y_tD, saved.o_THd.rows(0, T).view({T, H_ * d_}));
+  if (o_bias_) o_bias_->forward(step, y_tD);
 }
 
 void Gqa::remake(Step& step, Tensor x_tD, Saved& saved) const {
@@ -159,13 +186,16 @@ void Gqa::remake(Step& step, Tensor x_tD, Saved& saved) const {
 void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const {
   const int64_t T = dy_tD.dim(0) * tp_;
   const Tensor qkv_TC = saved.qkv_TC.rows(0, T);
+  saved.dy_tD = dy_tD;
   saved.dy_TD = o_.gather(step, dy_tD);
   saved.dqkv_TC = step.take(qkv_TC.shape, dtype_);
 
   StackScope scope(step.stack);
   const Tensor do_THd = step.take({T, H_, d_}, dtype_);
   o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD);
-  const Qkv r = take_qkv(step, T), dr = take_qkv(step, T);
+  const Qkv r = take_qkv(step, T);
+  Qkv dr = take_qkv(step, T);
+  if (sinks_) dr.sink_H = gradient_or_scratch(step, *sinks_);
   split_and_rotate(step, r, qkv_TC);
   context_->backward(step, dr, do_THd, saved.o_THd.rows(0, T), saved.lse_TH.rows(0, T), r);
   rotate_bwd(step, saved.dqkv_TC, dr, qkv_TC);
@@ -251,6 +281,7 @@ void Gqa::backward_weight(Step& step, const Saved& saved) const {
   o_.backward_weight(step, saved.dy_TD, saved.o_THd.rows(0, T).view({T, H_ * d_}));
   qkv_.backward_weight(step, saved.dqkv_TC, saved.x_tD);
   if (qkv_bias_) qkv_bias_->backward_weight(step, saved.dqkv_TC);
+  if (o_bias_) o_bias_->backward_weight(step, saved.dy_tD);
 }
 
 void Gqa::forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, int64_t first) const {
@@ -269,7 +300,9 @@ void Gqa::forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, i
                          .scale = scale_};
   attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
   attention_fwd(step.stream, attention);
+  if (sinks_) attention_sink_fwd(step.stream, {.o_THd = o_THd, .lse_TH = attention.lse_TH, .sink_H = sinks_->w});
   o_.forward(step, y_TD, o_THd.view({T, H_ * d_}));
+  if (o_bias_) o_bias_->forward(step, y_TD);
 }
 
 }  // namespace moebius

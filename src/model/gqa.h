@@ -1,6 +1,7 @@
-// Causal grouped-query attention with rotary positions and, where the family has them, biases of q, k and v and RMSNorm
-// of q and k, per head or over all heads. tp ranks have H / tp query heads and G / tp kv heads each (model/linear.h): x
-// and y are a rank's rows t of the residual stream, all between is of the rows T of all tp ranks and of its own heads.
+// Causal grouped-query attention with rotary positions and, where the family has them, biases of q, k, v and o, a sink
+// of each head, a window, and RMSNorm of q and k, per head or over all heads. tp ranks have H / tp query heads and G /
+// tp kv heads each (model/linear.h): x and y are a rank's rows t of the residual stream, all between is of the rows T
+// of all tp ranks and of its own heads.
 #pragma once
 
 #include <optional>
@@ -25,11 +26,11 @@ class Gqa {
   struct Saved {
     Tensor x_tD;
     SavedTensor qkv_TC, o_THd, lse_TH;
-    Tensor dy_TD, dqkv_TC;
+    Tensor dy_tD, dy_TD, dqkv_TC;
   };
-  // Error{usage} when tp does not divide the heads, and of make_context.
-  Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& spec, DType dtype, const Mesh& mesh,
-      CpComm cp_comm, const Tensor& rope_table_Pd);
+  // window: of this layer. Error{usage} when tp does not divide the heads, and of make_context.
+  Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& spec, int64_t window, DType dtype,
+      const Mesh& mesh, CpComm cp_comm, const Tensor& rope_table_Pd);
   // tokens: rows of x.
   void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
 
@@ -46,7 +47,7 @@ class Gqa {
   void forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, int64_t first) const;
 
  private:
-  Qkv take_qkv(Step& step, int64_t tokens) const;
+  Qkv take_qkv(Step& step, int64_t tokens) const;  // with the sinks
   void project(Step& step, Tensor qkv_TC, Tensor x_tD) const;
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from qkv
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
@@ -62,9 +63,9 @@ class Gqa {
   ColumnLinear qkv_;
   RowLinear o_;
   std::unique_ptr<Context> context_;
-  std::optional<Bias> qkv_bias_;
+  std::optional<Bias> qkv_bias_, o_bias_;
   QkNorm qk_norm_;
-  const Param *q_norm_ = nullptr, *k_norm_ = nullptr;
+  const Param *q_norm_ = nullptr, *k_norm_ = nullptr, *sinks_ = nullptr;
   const Tensor& rope_table_Pd_;
 };
 

@@ -9,8 +9,19 @@
 namespace moebius {
 
 std::vector<HeldStage> whole_model(const ModelSpec& model) {
-  return {{.spec = {.embedding = true, .num_layers = model.num_layers, .loss = true}}};
+  return {{.spec = {.embedding = true, .num_layers = model.num_layers, .num_mtp = model.num_mtp_layers, .loss = true}}};
 }
+
+namespace {
+
+// Modules of multi-token prediction that are held and not computed have no gradient.
+std::vector<std::string> with_idle_modules(std::vector<std::string> freeze, const ModelSpec& m, int64_t num_mtp) {
+  for (int64_t layer = m.num_layers; num_mtp == 0 && layer < m.num_layers_and_mtp(); ++layer)
+    freeze.push_back(fmt::format("model.layers.{}.*", layer));
+  return freeze;
+}
+
+}  // namespace
 
 Model::Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
              MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
@@ -19,8 +30,10 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
       dtype_(precision.compute),
       tp_(mesh.shape().tp),
       stream_rows_(rows_between_projections(shape, mesh.shape())),
-      params_(plan, use, freeze),
+      num_mtp_(shape.num_mtp),
+      params_(plan, use, with_idle_modules(freeze, model, shape.num_mtp)),
       held_(stages.empty() ? whole_model(model) : std::move(stages)) {
+  MOEBIUS_ASSERT(num_mtp_ == 0 || num_mtp_ == model.num_mtp_layers);
   for (const HeldStage& held : held_) {
     const size_t begin = params_.all().size();
     stages_.emplace_back(StageContext{.params = params_,
@@ -30,6 +43,7 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
                                       .mesh = mesh,
                                       .rope_table_Pd = rope_table_Pd_,
                                       .loss_sum_1 = loss_sum_1_,
+                                      .mtp_loss_sum_D = mtp_loss_sum_D_,
                                       .dtype = dtype_,
                                       .shape = shape,
                                       .seed = seed,
@@ -45,6 +59,7 @@ Model::Model(const ModelSpec& model, const BalanceSpec& balance, const Precision
     stages_[v].declare_output(plan);
   }
   plan.declare(loss_sum_1_, "loss_sum", {1}, DType::f64, Life::metrics);
+  if (num_mtp_ > 0) plan.declare(mtp_loss_sum_D_, "mtp_loss_sum", {num_mtp_}, DType::f64, Life::metrics);
 }
 
 void Model::init_state(Stream& s) const {
@@ -84,8 +99,8 @@ void Model::backward(Step& step, const StagePass& at, Tensor dstream_TD) {
   stages_[at.virtual_stage].backward(step, dstream_TD, saved_[at.virtual_stage][at.saved_set]);
 }
 
-void Model::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end) const {
-  whole().logits(step, logits_CV, begin, end);
+void Model::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth) const {
+  whole().logits(step, logits_CV, begin, end, depth);
 }
 
 void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const {
@@ -107,8 +122,9 @@ void Model::forward_cached(Step& step, std::vector<KvCache>& caches, int64_t fir
 }
 
 const Param* Model::tied_elsewhere() const {
-  const Param *embedding = stages_.front().embedding(), *head = stages_.back().head();
-  return spec_.tie_word_embeddings && embedding != head ? (embedding ? embedding : head) : nullptr;
+  if (const Param* copy = stages_.back().embedding_copy()) return copy;
+  const bool has_copy = !stages_.back().spec().loss && (spec_.tie_word_embeddings || num_mtp_ > 0);
+  return has_copy ? stages_.front().embedding() : nullptr;
 }
 
 std::vector<Model::MoeLayer> Model::moe_layers() const {
@@ -119,6 +135,10 @@ std::vector<Model::MoeLayer> Model::moe_layers() const {
       if (const Moe* moe = stage.blocks()[i].moe())
         layers.push_back(
             {stage.spec().first_layer + static_cast<int64_t>(i), moe, &stage.saved_of(saved_[v][0], i).moe});
+    }
+    for (size_t k = 0; k < saved_[v][0].mtp.size(); ++k) {
+      if (const Moe* moe = stage.mtp()[k].block().moe())
+        layers.push_back({stage.mtp()[k].layer(), moe, &saved_[v][0].mtp[k].block.moe});
     }
   }
   return layers;

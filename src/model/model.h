@@ -50,8 +50,8 @@ class Model {
   void forward(Step& step, const StagePass& pass, Tensor stream_TD, bool with_gradients);
   void backward(Step& step, const StagePass& pass, Tensor dstream_TD);
 
-  // Logits (f32) of the last forward pass over the final norm's rows [begin, end); for parity checks and generation.
-  void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end) const;
+  // Stage::logits: for parity checks and generation.
+  void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;
 
   // Generation of one sequence by a whole model: the next T tokens of step.batch, at positions [first, first + T).
   void forward_cached(Step& step, std::vector<KvCache>& caches, int64_t first, int64_t num_tokens);
@@ -63,12 +63,15 @@ class Model {
   DType dtype() const { return dtype_; }
   int64_t stream_rows() const { return stream_rows_; }  // of the residual stream on this rank
   const std::vector<HeldStage>& stages() const { return held_; }
-  // The embedding or its copy, when the head is tied to it and stands on another rank; null otherwise.
+  bool holds_mtp() const { return held_.back().spec.num_mtp > 0; }  // modules of multi-token prediction on this rank
+  // The embedding or its copy, when head or multi-token prediction use it on another rank; null otherwise.
   const Param* tied_elsewhere() const;
   const Tensor& loss_sum() const { return loss_sum_1_; }  // f64 [1]; of this rank: 0 where the loss is elsewhere
+  // f64 [num_mtp], of each depth of multi-token prediction, as loss_sum; empty without it.
+  const Tensor& mtp_loss_sum() const { return mtp_loss_sum_D_; }
   const Tensor& token_loss() const { return stages_.back().token_loss(); }  // f32 [T] of the last micro-batch, weighted
-  // MoE layers of this rank in order, with their layer index in the model and what the first set of saved tensors
-  // holds.
+  // MoE layers that are computed on this rank, in order, with their layer index in the model (those of multi-token
+  // prediction come last) and what the first set of saved tensors holds.
   struct MoeLayer {
     int64_t layer;
     const Moe* moe;
@@ -85,9 +88,9 @@ class Model {
 
   ModelSpec spec_;
   DType dtype_;
-  int64_t tp_, stream_rows_;
+  int64_t tp_, stream_rows_, num_mtp_;
   ParamTable params_;
-  Tensor rope_table_Pd_, loss_sum_1_;
+  Tensor rope_table_Pd_, loss_sum_1_, mtp_loss_sum_D_;
   std::vector<HeldStage> held_;
   std::deque<Stage> stages_;                      // [virtual stage]
   std::vector<ParamSpan> spans_;                  // [virtual stage], of params_

@@ -6,8 +6,8 @@
 namespace moebius {
 namespace {
 
-std::string expert_name(const std::string& prefix, int64_t e, const char* matrix) {
-  return fmt::format("{}.experts.{}.{}.weight", prefix, e, matrix);
+std::string expert_name(const std::string& prefix, int64_t e, const char* matrix, const char* what = "weight") {
+  return fmt::format("{}.experts.{}.{}.{}", prefix, e, matrix, what);
 }
 
 // The experts here: first, first + 1, ..., and of each the shard etp of ETP of its inner width.
@@ -58,6 +58,44 @@ ParamSpec w2_spec(const std::string& prefix, const ModelSpec& m, DType dtype, co
   return spec;
 }
 
+ParamSpec bias_spec(const std::string& name, Shape shape, DType dtype) {
+  return {
+      .name = name, .shape = shape, .dtype = dtype, .init = ParamInit::zeros, .decay = false, .grad_axis = Axis::edp};
+}
+
+ParamSpec b1_spec(const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh) {
+  const Experts x(m, mesh);
+  ParamSpec spec = bias_spec(prefix + ".experts.gate_up_proj_bias", {x.count, 2 * x.F_here}, dtype);
+  for (int64_t i = 0; i < 2 * x.count; ++i) {
+    const char* matrix = i % 2 == 0 ? "gate_proj" : "up_proj";
+    spec.parts.push_back({.name = expert_name(prefix, x.first + i / 2, matrix, "bias"),
+                          .shape = {x.F},
+                          .offset = i * x.F_here,
+                          .shard = shard_of({x.F}, 0, x.etp, x.ETP)});
+  }
+  return spec;
+}
+
+// Of a shard its columns alone; etp need not divide them.
+ParamSpec b2_spec(const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh) {
+  const Experts x(m, mesh);
+  const Shard columns = shard_of({x.D}, 0, x.etp, x.ETP);
+  const int64_t here = columns.dim < 0 ? x.D : columns.count;
+  ParamSpec spec = bias_spec(prefix + ".experts.down_proj_bias", {x.count, here}, dtype);
+  for (int64_t i = 0; i < x.count; ++i) {
+    spec.parts.push_back({.name = expert_name(prefix, x.first + i, "down_proj", "bias"),
+                          .shape = {x.D},
+                          .offset = i * here,
+                          .shard = columns});
+  }
+  return spec;
+}
+
+GatedActivation activation_of(const ModelSpec& m) {
+  if (m.swiglu_limit == 0) return {};
+  return {.alpha = 1.702f, .limit = static_cast<float>(m.swiglu_limit), .shift = 1.0f};
+}
+
 // The degrees that the experts must divide by, before anything is declared.
 const ModelSpec& checked(const ModelSpec& m, const Mesh& mesh) {
   const int64_t ep = mesh.shape().ep, etp = mesh.shape().etp;
@@ -91,6 +129,12 @@ Moe::Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const 
       w2_(params.declare(w2_spec(prefix, m, dtype, mesh))),
       dispatcher_(make_dispatcher(
           dispatcher, {.num_experts = m.num_experts, .top_k = m.top_k, .max_tokens = max_tokens_, .mesh = &mesh})) {
+  activation_ = activation_of(m);
+  if (m.expert_proj_bias) {
+    b1_ = &params.declare(b1_spec(prefix, m, dtype, mesh));
+    b2_ = &params.declare(b2_spec(prefix, m, dtype, mesh));
+    b2_first_ = shard_of({D_}, 0, mesh.place().etp, mesh.shape().etp).begin;
+  }
   if (m.shared_intermediate_size == 0) return;
   const float std = static_cast<float>(m.initializer_range);
   shared_.emplace(params, prefix + ".shared_experts", D_, m.shared_intermediate_size, dtype, mesh, std);
@@ -131,14 +175,26 @@ void Moe::experts_forward(Step& step, Tensor y_TD, Saved& saved) const {
   const Tensor a_RF = step.take({R, F_}, dtype_), y_RD = step.take({R, D_}, dtype_);
   expert_up(step, a_RF, in, saved);
   run_expert_op(step,
-                ExpertDown{.y_RD = y_RD, .a_RF = a_RF, .w2_eDF = w2_.w, .rows = {.offsets_e1 = in.rows.offsets_e1}},
+                ExpertDown{.y_RD = y_RD,
+                           .a_RF = a_RF,
+                           .w2_eDF = w2_.w,
+                           .b2_eC = b2_ ? b2_->w : Tensor{},
+                           .b2_first = b2_first_,
+                           .rows = {.offsets_e1 = in.rows.offsets_e1}},
                 expert_down);
   dispatcher_->combine(step, y_TD, y_RD, saved.delivery);
 }
 
 void Moe::expert_up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const {
   const Tensor h_R2F = saved.h_R2F.rows(0, a_RF.dim(0));
-  run_expert_op(step, ExpertUp{.h_R2F = h_R2F, .a_RF = a_RF, .x_TD = in.source, .w1_e2FD = w1_.w, .rows = in.rows},
+  run_expert_op(step,
+                ExpertUp{.h_R2F = h_R2F,
+                         .a_RF = a_RF,
+                         .x_TD = in.source,
+                         .w1_e2FD = w1_.w,
+                         .b1_e2F = b1_ ? b1_->w : Tensor{},
+                         .rows = in.rows,
+                         .activation = activation_},
                 moebius::expert_up);
 }
 
@@ -187,9 +243,12 @@ void Moe::experts_backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Sa
                             .dweight_R = dweight_R,
                             .dout_TD = saved.grads.source,
                             .w2_eDF = w2_.w,
+                            .b2_eC = b2_ ? b2_->w : Tensor{},
                             .h_R2F = saved.h_R2F,
                             .weight_R = saved.grads.weight_R,
-                            .rows = saved.grads.rows},
+                            .b2_first = b2_first_,
+                            .rows = saved.grads.rows,
+                            .activation = activation_},
                 d_expert_down);
   run_expert_op(step,
                 DExpertUp{.dx_RD = dx_RD,
@@ -233,8 +292,24 @@ void Moe::backward_weight(Step& step, const Saved& saved) const {
                               .rows = tokens},
                   expert_wgrad);
   }
+  bias_gradients(step, saved);
   if (shared_) shared_->backward_weight(step, saved.shared);
   if (shared_gate_) shared_gate_->backward_weight(step, saved.dgate_T, saved.x_TD);
+}
+
+void Moe::bias_gradients(Step& step, const Saved& saved) const {
+  if (b1_ && b1_->has_grad) {
+    expert_bias_grad(step.stream,
+                     {.db_eN = b1_->dw, .x_RM = saved.dh_R2F, .rows = {.offsets_e1 = saved.grads.rows.offsets_e1}});
+  }
+  if (b2_ && b2_->has_grad) {
+    expert_bias_grad(step.stream, {.db_eN = b2_->dw,
+                                   .x_RM = saved.grads.source,
+                                   .weight_R = saved.grads.weight_R,
+                                   .x_first = b2_first_,
+                                   .gather = true,
+                                   .rows = saved.grads.rows});
+  }
 }
 
 }  // namespace moebius

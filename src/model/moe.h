@@ -1,6 +1,7 @@
 // A Mixture-of-Experts layer: route, dispatch, compute, combine, and a shared expert beside it.
-//   y[t] = sum over the chosen e of weight[t,e] * W2_e swiglu(W1_e x[t])   (+ shared(x[t]), gated by sigmoid(x w_g)
-//   where the family has it)
+//   y[t] = sum over the chosen e of weight[t,e] * (W2_e activation(W1_e x[t] + b1_e) + b2_e)
+//          (+ shared(x[t]), gated by sigmoid(x w_g))
+// with biases, the activation of gpt-oss and the shared expert where the family has them.
 // Kept for backward: x (the caller's), H (pre-activation rows) and the route. Neither the experts' outputs nor their
 // gradients are stored.
 #pragma once
@@ -11,6 +12,7 @@
 #include "model/dispatcher.h"
 #include "model/mlp.h"
 #include "model/router.h"
+#include "ops/experts/experts.h"
 
 namespace moebius {
 
@@ -50,10 +52,16 @@ class Moe {
   void shared_forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
   void shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;
 
+  void bias_gradients(Step& step, const Saved& saved) const;
+
   int64_t D_, F_, max_tokens_;  // F of a shard
   DType dtype_;
   Router router_;
   const Param &w1_, &w2_;  // [e, 2F, D], [e, D, F]
+  // [e, 2F], [e, C]. The outputs of expert shards are summed, so each shard has its share of the columns of b2.
+  const Param *b1_ = nullptr, *b2_ = nullptr;
+  int64_t b2_first_ = 0;
+  GatedActivation activation_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::optional<Mlp> shared_;
   std::optional<Linear> shared_gate_;

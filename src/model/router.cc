@@ -54,6 +54,13 @@ Router::Router(ParamTable& params, MemoryPlan& plan, const std::string& prefix, 
                             .init_std = static_cast<float>(model.initializer_range),
                             .grad_axis = Axis::tp_cp_dp})) {
   model_.source = nullptr;
+  if (model.router_bias) {  // f32, as logits are
+    logit_bias_.emplace(params, ParamSpec{.name = prefix + ".bias",
+                                          .shape = {E_},
+                                          .init = ParamInit::zeros,
+                                          .decay = false,
+                                          .grad_axis = Axis::tp_cp_dp});
+  }
   if (model.expert_bias) {
     bias_ = &params.declare(
         {.name = prefix + ".e_score_correction_bias", .shape = {E_}, .decay = false, .trainable = false});
@@ -142,6 +149,7 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   RouterLogitsFwd gate{.logits_TE = logits_TE, .x_TD = router_input(step, x_TD), .w_ED = gate_.w};
   gate.scratch = step.take_bytes(RouterLogitsFwd::scratch_bytes(gate, step.stream));
   router_logits_fwd(step.stream, gate);
+  if (logit_bias_) logit_bias_->forward(step, logits_TE);
   const RouteRule how = rule(step.batch.training, T);
   const RouterMetrics sums = step.batch.training ? metrics_ : unused_metrics(step);
   RouteFwd choose{.route = route,
@@ -245,6 +253,7 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
                           .route = saved.route,
                           .rule = rule(training, T),
                           .z_scale = training ? static_cast<float>(balance_.z_coeff / step.batch.total_tokens) : 0.0f});
+  if (logit_bias_) logit_bias_->backward_weight(step, dlogits_TE);
   const Tensor x_TD = router_input(step, saved.x_TD);
   Tensor dinput_TD = dx_TD;
   if (jittered) {

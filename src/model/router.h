@@ -2,9 +2,12 @@
 // tp x cp (model/token_runs.h): what is defined on the micro-batch is summed over them, or chosen as one rank would.
 #pragma once
 
+#include <optional>
+
 #include "comm/mesh.h"
 #include "config/model_spec.h"
 #include "config/train_spec.h"
+#include "model/bias.h"
 #include "model/params.h"
 #include "model/step.h"
 #include "model/token_runs.h"
@@ -69,6 +72,7 @@ class Router {
   uint32_t layer_;
   uint64_t seed_;
   const Param& gate_;
+  std::optional<Bias> logit_bias_;
   const Param* bias_ = nullptr;       // state: e_score_correction_bias
   const Param* last_load_ = nullptr;  // state, f32 [1, E]: counts of the last global batch, for the global balance loss
   Tensor step_load_1E_;               // f32: its counts so far in this one

@@ -13,7 +13,8 @@ Stage::Stage(const StageContext& c, const StageSpec& spec)
       shape_(c.shape),
       stream_rows_(rows_between_projections(c.shape, c.mesh.shape())),
       use_(c.params.use()),
-      loss_sum_1_(c.loss_sum_1) {
+      loss_sum_1_(c.loss_sum_1),
+      mtp_loss_sum_D_(c.mtp_loss_sum_D) {
   // What `declare` adds to the table.
   const auto span_of = [&](const auto& declare) {
     const size_t begin = params_.all().size();
@@ -28,12 +29,21 @@ Stage::Stage(const StageContext& c, const StageSpec& spec)
     }));
   }
   if (spec.loss) of_end_ = span_of([&] { declare_end(c); });
+  for (int64_t depth = 1; depth <= spec.num_mtp; ++depth)
+    of_mtp_.push_back(span_of([&] { mtp_.emplace_back(c, depth); }));
 }
 
 void Stage::declare_end(const StageContext& c) {
   const float eps = static_cast<float>(c.model.rms_norm_eps);
   final_norm_.emplace(c.params, "model.norm.weight", c.model.hidden_size, dtype_, eps);
   head_.emplace(c.params, c.model, dtype_, c.mesh, embedding());
+  if (spec_.num_mtp > 0 && shape_.num_mtp > 0 && !embedding_)
+    embedding_copy_.emplace(Embedding::copy(c.params, c.model, dtype_, c.mesh, head_->table()));
+}
+
+const Param* Stage::embedding_copy() const {
+  if (embedding_copy_) return &embedding_copy_->table();
+  return head_ && !embedding_ && model_.tie_word_embeddings ? &head_->table() : nullptr;
 }
 
 void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
@@ -52,17 +62,27 @@ void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
   final_norm_->declare_saved(plan, prefix + "final_norm", stream_rows_, saved.final_norm);
   if (!shared)
     plan.declare(saved.dfinal_TD, prefix + "dfinal", {stream_rows_, model_.hidden_size}, dtype_, Life::saved);
+  if (!predicts_ahead()) return;
+  saved.mtp.resize(mtp_.size());
+  for (size_t k = 0; k < mtp_.size(); ++k)
+    mtp_[k].declare_saved(plan, fmt::format("{}layer{}", prefix, mtp_[k].layer()), saved.mtp[k]);
 }
 
 void Stage::declare_output(MemoryPlan& plan) {
   if (!spec_.loss) return;
   plan.declare(final_TD_, "final", {stream_rows_, model_.hidden_size}, dtype_, Life::saved);
   plan.declare(loss_T_, "loss", {shape_.tokens()}, DType::f32, Life::saved);
+  if (!predicts_ahead()) return;
+  ahead_TD_.resize(mtp_.size());
+  for (Tensor& h_TD : ahead_TD_) plan.declare(h_TD, "ahead", {stream_rows_, model_.hidden_size}, dtype_, Life::saved);
 }
 
 void Stage::init_state(Stream& s) const {
   for (const Block& block : blocks_) {
     if (block.moe()) block.moe()->router().init_state(s);
+  }
+  for (const Mtp& mtp : mtp_) {
+    if (mtp.block().moe()) mtp.block().moe()->router().init_state(s);
   }
 }
 
@@ -79,7 +99,7 @@ void Stage::leave(Step& step, const Residual& residual, Saved& saved) const {
 void Stage::forward(Step& step, Tensor stream_TD, Saved& saved) const {
   StackScope scope(step.stack);
   params_.before_use(step.stream, of_embedding_);
-  if (embedding_) embedding_->forward(step, stream_TD);
+  if (embedding_) embedding_->forward(step, stream_TD, step.batch.token_T);
   Residual residual{.delta_TD = stream_TD, .room_TD = step.take(stream_TD.shape, dtype_)};
   for (size_t i = 0; i < blocks_.size(); ++i) {
     params_.before_use(step.stream, of_block_[i]);
@@ -91,11 +111,34 @@ void Stage::forward(Step& step, Tensor stream_TD, Saved& saved) const {
 }
 
 void Stage::forward_loss(Step& step, Saved& saved, bool with_gradients) const {
-  head_->loss(step, loss_T_, with_gradients ? saved.dfinal_TD : Tensor{}, final_TD_);
+  head_->loss(step, step.batch, loss_T_, with_gradients ? saved.dfinal_TD : Tensor{}, final_TD_);
   sum_into(step.stream, {.out_1 = loss_sum_1_, .x = loss_T_});
+  if (with_gradients && predicts_ahead()) forward_mtp(step, saved);
+}
+
+void Stage::forward_mtp(Step& step, Saved& saved) const {
+  StackScope scope(step.stack);
+  const Tensor loss_T = step.take(loss_T_.shape, DType::f32);
+  for (size_t k = 0; k < mtp_.size(); ++k) {
+    PhaseScope phase(step.stream, "forward", mtp_[k].layer());
+    params_.before_use(step.stream, of_mtp_[k]);
+    mtp_[k].forward(step, mtp_embedding(), ahead_TD_[k], k == 0 ? final_TD_ : ahead_TD_[k - 1], saved.mtp[k]);
+    head_->loss(step, step.batch.ahead[k], loss_T, saved.mtp[k].dh_TD, ahead_TD_[k]);
+    const auto depth = static_cast<int64_t>(k);
+    sum_into(step.stream, {.out_1 = mtp_loss_sum_D_.rows(depth, depth + 1), .x = loss_T});
+  }
+}
+
+void Stage::backward_mtp(Step& step, Saved& saved) const {
+  for (size_t k = mtp_.size(); k-- > 0;) {
+    PhaseScope phase(step.stream, "backward", mtp_[k].layer());
+    mtp_[k].backward(step, mtp_embedding(), k == 0 ? saved.dfinal_TD : saved.mtp[k - 1].dh_TD, saved.mtp[k]);
+    params_.after_gradient(step.stream, of_mtp_[k]);
+  }
 }
 
 void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
+  if (predicts_ahead()) backward_mtp(step, saved);
   if (spec_.loss) {
     fill_zero(step.stream, dstream_TD);
     final_norm_->backward(step, dstream_TD, saved.dfinal_TD, saved.final_norm);
@@ -106,54 +149,66 @@ void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
     blocks_[i].backward(step, dstream_TD, saved_of(saved, i));
     params_.after_gradient(step.stream, of_block_[i]);
   }
-  if (!embedding_ || !embedding_->table().has_grad) return;
-  embedding_->backward_weight(step, dstream_TD);
+  if (!embedding_) return;
+  embedding_->backward_weight(step, dstream_TD, step.batch.token_T);
   params_.after_gradient(step.stream, of_embedding_);
 }
 
 void Stage::forward_cached(Step& step, Tensor stream_TD, Saved& saved, std::vector<KvCache>& caches,
                            int64_t first) const {
-  if (embedding_) embedding_->forward(step, stream_TD);
+  if (embedding_) embedding_->forward(step, stream_TD, step.batch.token_T);
   Residual residual{.delta_TD = stream_TD};
   for (size_t i = 0; i < blocks_.size(); ++i)
     blocks_[i].forward_cached(step, residual, saved_of(saved, i), caches[i], first);
   leave(step, residual, saved);
 }
 
-void Stage::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end) const {
-  head_->logits(step, logits_CV, final_TD_.rows(begin, end));
+void Stage::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth) const {
+  const Tensor& x_TD = depth == 0 ? final_TD_ : ahead_TD_[static_cast<size_t>(depth - 1)];
+  head_->logits(step, logits_CV, x_TD.rows(begin, end));
 }
 
-void Stage::add_kept(std::vector<std::pair<std::string, Tensor>>& kept, const Saved& saved) const {
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    const Block::Saved& layer = saved_of(saved, i);
-    const auto add = [&](const char* what, const Tensor& t) {
-      if (!t.empty())
-        kept.emplace_back(fmt::format("layer {} {}", spec_.first_layer + static_cast<int64_t>(i), what), t);
-    };
-    const auto add_saved = [&](const char* what, const SavedTensor& t) {
-      if (!t.is_remade()) add(what, t);
-    };
-    add("input", layer.norm1.sum_TD);
-    add_saved("attention norm output", layer.n1_TD);
-    add_saved("attention q, k, v", layer.attention.qkv_TC);
-    add_saved("attention output", layer.attention.o_THd);
-    add_saved("query latent", layer.latent_attention.q.c_tR);
-    add_saved("key and value latent", layer.latent_attention.kv.c_tR);
-    add_saved("attention q", layer.latent_attention.q_THd);
-    add_saved("attention k, v", layer.latent_attention.kv_THw);
-    add_saved("attention output", layer.latent_attention.o_THv);
-    add_saved("residual after attention", layer.norm2.sum_TD);
-    add_saved("feed-forward norm output", layer.n2_TD);
-    add("router logits", layer.moe.router.logits_TE);
-    add("router weights", layer.moe.router.route.weight_TK);
-    add_saved("MLP pre-activation", layer.mlp.h_T2F);
-    add_saved("shared expert pre-activation", layer.moe.shared.h_T2F);
-  }
+namespace {
+
+using Kept = std::vector<std::pair<std::string, Tensor>>;
+
+void add_layer(Kept& kept, int64_t number, const Block::Saved& layer) {
+  const auto add = [&](const char* what, const Tensor& t) {
+    if (!t.empty()) kept.emplace_back(fmt::format("layer {} {}", number, what), t);
+  };
+  const auto add_saved = [&](const char* what, const SavedTensor& t) {
+    if (!t.is_remade()) add(what, t);
+  };
+  add("input", layer.norm1.sum_TD);
+  add_saved("attention norm output", layer.n1_TD);
+  add_saved("attention q, k, v", layer.attention.qkv_TC);
+  add_saved("attention output", layer.attention.o_THd);
+  add_saved("query latent", layer.latent_attention.q.c_tR);
+  add_saved("key and value latent", layer.latent_attention.kv.c_tR);
+  add_saved("attention q", layer.latent_attention.q_THd);
+  add_saved("attention k, v", layer.latent_attention.kv_THw);
+  add_saved("attention output", layer.latent_attention.o_THv);
+  add_saved("residual after attention", layer.norm2.sum_TD);
+  add_saved("feed-forward norm output", layer.n2_TD);
+  add("router logits", layer.moe.router.logits_TE);
+  add("router weights", layer.moe.router.route.weight_TK);
+  add_saved("MLP pre-activation", layer.mlp.h_T2F);
+  add_saved("shared expert pre-activation", layer.moe.shared.h_T2F);
+}
+
+}  // namespace
+
+void Stage::add_kept(Kept& kept, const Saved& saved) const {
+  for (size_t i = 0; i < blocks_.size(); ++i)
+    add_layer(kept, spec_.first_layer + static_cast<int64_t>(i), saved_of(saved, i));
   if (!spec_.loss) return;
   kept.emplace_back("final residual", saved.final_norm.sum_TD);
   kept.emplace_back("final norm output", final_TD_);
   kept.emplace_back("token loss", loss_T_);
+  for (size_t k = 0; k < saved.mtp.size(); ++k) {
+    add_layer(kept, mtp_[k].layer(), saved.mtp[k].block);
+    kept.emplace_back(fmt::format("multi-token prediction's output at depth {}", k + 1), ahead_TD_[k]);
+  }
 }
 
 }  // namespace moebius

@@ -1,5 +1,6 @@
-// A stage of the model: parts of it that stand together, some of embedding, decoder layers, and final norm with head
-// and loss. A model on one rank is one stage; a pipeline cuts it into several, each on its own rank.
+// A stage of the model: parts of it that stand together, some of embedding, decoder layers, and final norm with head,
+// loss and multi-token prediction. A model on one rank is one stage; a pipeline cuts it into several, each on its own
+// rank.
 //
 // Between stages travels the residual stream, [T, D] in the dtype of the computation, summed; and its gradient back. T
 // are the rows that this rank has between the projections (model/token_runs.h).
@@ -14,25 +15,9 @@
 #include <vector>
 
 #include "config/stage_layout.h"
-#include "model/block.h"
-#include "model/vocab.h"
+#include "model/mtp.h"
 
 namespace moebius {
-
-// What the stages of a model have in common. The references outlive them.
-struct StageContext {
-  ParamTable& params;
-  MemoryPlan& plan;
-  const ModelSpec& model;
-  const BalanceSpec& balance;
-  const Mesh& mesh;
-  const Tensor& rope_table_Pd;
-  const Tensor& loss_sum_1;  // f64: what the stage with the loss adds to
-  DType dtype = DType::f32;
-  BatchShape shape;
-  uint64_t seed = 0;
-  std::string dispatcher = "auto";  // of the MoE layers
-};
 
 class Stage {
  public:
@@ -40,7 +25,8 @@ class Stage {
   struct Saved {
     std::vector<Block::Saved> blocks;  // per layer; one for all in inference
     Norm::Saved final_norm;
-    Tensor dfinal_TD;  // the loss's derivative by the final norm's output
+    Tensor dfinal_TD;             // the loss's derivative by the final norm's output
+    std::vector<Mtp::Saved> mtp;  // per depth
   };
 
   // Declares every parameter of the stage.
@@ -55,15 +41,17 @@ class Stage {
   // has the final norm.
   void forward(Step& step, Tensor stream_TD, Saved& saved) const;
   // REQUIRES spec().loss. Adds the sum of weighted token losses to the model's loss_sum. With gradients the loss's
-  // derivative is made in the same pass, since its logits are never held: backward() continues from it.
+  // derivative is made in the same pass, since its logits are never held: backward() continues from it; and only then
+  // is there multi-token prediction, whose losses go into mtp_loss_sum.
   void forward_loss(Step& step, Saved& saved, bool with_gradients) const;
   // dstream: in, the derivative by the stream behind the stage, unless it has the loss; out, by the stream before it.
   void backward(Step& step, Tensor dstream_TD, Saved& saved) const;
 
   // Generation; caches are of the stage's layers.
   void forward_cached(Step& step, Tensor stream_TD, Saved& saved, std::vector<KvCache>& caches, int64_t first) const;
-  // Logits (f32) of the last forward pass over the final norm's rows [begin, end). REQUIRES spec().loss.
-  void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end) const;
+  // Logits (f32) of the last forward pass over the final norm's rows [begin, end), at depth 0; at depth k of the token
+  // that multi-token prediction sees there. REQUIRES spec().loss.
+  void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;
 
   const StageSpec& spec() const { return spec_; }
   const std::deque<Block>& blocks() const { return blocks_; }
@@ -71,6 +59,11 @@ class Stage {
     return embedding_ ? &embedding_->table() : nullptr;
   }                                                                        // null where the stage has none
   const Param* head() const { return head_ ? &head_->table() : nullptr; }  // the same
+  // A parameter here that is a copy of the embedding of another stage; null where there is none.
+  const Param* embedding_copy() const;
+  // Whether it has multi-token prediction and computes it: BatchShape::num_mtp.
+  bool predicts_ahead() const { return !mtp_.empty() && shape_.num_mtp > 0; }
+  const std::deque<Mtp>& mtp() const { return mtp_; }   // [depth - 1]
   const Tensor& token_loss() const { return loss_T_; }  // f32, of all tokens of the last micro-batch here, weighted
   static Block::Saved& saved_of(Saved& saved, size_t i) { return saved.blocks[saved.blocks.size() == 1 ? 0 : i]; }
   static const Block::Saved& saved_of(const Saved& saved, size_t i) {
@@ -81,6 +74,9 @@ class Stage {
 
  private:
   void declare_end(const StageContext& context);
+  const Embedding& mtp_embedding() const { return embedding_ ? *embedding_ : *embedding_copy_; }
+  void forward_mtp(Step& step, Saved& saved) const;
+  void backward_mtp(Step& step, Saved& saved) const;
   void leave(Step& step, const Residual& residual, Saved& saved) const;
 
   StageSpec spec_;
@@ -90,14 +86,18 @@ class Stage {
   BatchShape shape_;
   int64_t stream_rows_;
   ModelUse use_;
-  const Tensor& loss_sum_1_;
+  const Tensor &loss_sum_1_, &mtp_loss_sum_D_;
   std::optional<Embedding> embedding_;
   std::deque<Block> blocks_;
   std::vector<ParamSpan> of_block_;
   ParamSpan of_embedding_, of_end_;  // final norm and head
   std::optional<Norm> final_norm_;
   std::optional<LmHead> head_;
+  std::optional<Embedding> embedding_copy_;  // for multi-token prediction on a stage without the embedding
+  std::deque<Mtp> mtp_;
+  std::vector<ParamSpan> of_mtp_;
   Tensor final_TD_, loss_T_;
+  std::vector<Tensor> ahead_TD_;  // [depth - 1]: what the head is given of each
 };
 
 }  // namespace moebius

@@ -32,13 +32,21 @@ ParamSpec head_spec(const ModelSpec& m, DType dtype, const Mesh& mesh) {
 
 }  // namespace
 
-Embedding::Embedding(ParamTable& params, const ModelSpec& m, DType dtype, const Mesh& mesh)
-    : rows_(mesh),
-      first_(shard_of({m.vocab_size}, 0, mesh.place().tp, mesh.shape().tp).begin),
-      w_(params.declare(table_spec(kEmbedding, m, dtype, mesh))) {}
+Embedding::Embedding(const Param& table, const ModelSpec& m, const Mesh& mesh)
+    : rows_(mesh), first_(shard_of({m.vocab_size}, 0, mesh.place().tp, mesh.shape().tp).begin), w_(table) {}
 
-void Embedding::forward(Step& step, Tensor x_tD) const {
-  const Tensor token_T = step.batch.token_T.rows(0, x_tD.dim(0) * rows_.num_ranks());
+Embedding::Embedding(ParamTable& params, const ModelSpec& m, DType dtype, const Mesh& mesh)
+    : Embedding(params.declare(table_spec(kEmbedding, m, dtype, mesh)), m, mesh) {}
+
+Embedding Embedding::copy(ParamTable& params, const ModelSpec& m, DType dtype, const Mesh& mesh, const Param& head) {
+  if (m.tie_word_embeddings) return Embedding(head, m, mesh);
+  ParamSpec spec = table_spec(kEmbedding, m, dtype, mesh);
+  spec.tied_copy = true;
+  return Embedding(params.declare(std::move(spec)), m, mesh);
+}
+
+void Embedding::forward(Step& step, Tensor x_tD, Tensor tokens) const {
+  const Tensor token_T = tokens.rows(0, x_tD.dim(0) * rows_.num_ranks());
   if (rows_.num_ranks() == 1) return embedding_fwd(step.stream, {.x_TD = x_tD, .token_T = token_T, .w_VD = w_.w});
   StackScope scope(step.stack);
   const Tensor x_TD = step.take({token_T.dim(0), x_tD.dim(1)}, x_tD.dtype);
@@ -46,11 +54,12 @@ void Embedding::forward(Step& step, Tensor x_tD) const {
   rows_.sum(step, x_tD, x_TD);
 }
 
-void Embedding::backward_weight(Step& step, Tensor dx_tD) const {
+void Embedding::backward_weight(Step& step, Tensor dx_tD, Tensor token_T) const {
+  if (!w_.has_grad) return;
   StackScope scope(step.stack);
   EmbeddingBwd embedding{.dw_VD = w_.dw,
                          .dx_TD = rows_.gather(step, dx_tD),
-                         .token_T = step.batch.token_T,
+                         .token_T = token_T,
                          .is_block = rows_.num_ranks() > 1,
                          .first = first_};
   embedding.scratch = step.take_bytes(EmbeddingBwd::scratch_bytes(embedding, step.stream));
@@ -69,7 +78,7 @@ void LmHead::logits(Step& step, Tensor logits_CV, Tensor x_CD) const {
   gemm(step.stream, {.c_MN = logits_CV, .a = x_CD, .b = w_.w, .trans_b = true});
 }
 
-void LmHead::loss(Step& step, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const {
+void LmHead::loss(Step& step, const Targets& targets, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const {
   StackScope scope(step.stack);
   const int64_t T = loss_T.dim(0);
   // The same number on every rank: chunks are collective.
@@ -79,10 +88,10 @@ void LmHead::loss(Step& step, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const {
                 .logits_CV = step.take({C, vocab_}, DType::f32),
                 .x_TD = x_tD,
                 .w_VD = w_.w,
-                .target_T = step.batch.target_T,
-                .weight_T = step.batch.weight_T,
-                .scale_1 = step.batch.loss_scale_1,
-                .scale = static_cast<float>(step.batch.loss_scale)};
+                .target_T = targets.target_T,
+                .weight_T = targets.weight_T,
+                .scale_1 = targets.loss_scale_1,
+                .scale = static_cast<float>(targets.loss_scale)};
     if (!dx_tD.empty()) {
       loss.dx_TD = dx_tD;
       loss.dw_VD = w_.dw;
@@ -93,16 +102,17 @@ void LmHead::loss(Step& step, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const {
   const Tensor x_TD = rows_.gather(step, x_tD);
   const Tensor dx_TD = dx_tD.empty() ? Tensor{} : step.take(x_TD.shape, x_TD.dtype);
   for (int64_t begin = 0; begin < T; begin += C)
-    loss_of_chunk(step, begin, std::min(T, begin + C), loss_T, dx_TD, x_TD);
+    loss_of_chunk(step, targets, begin, std::min(T, begin + C), loss_T, dx_TD, x_TD);
   if (!dx_tD.empty()) rows_.sum(step, dx_tD, dx_TD);
 }
 
-void LmHead::loss_of_chunk(Step& step, int64_t begin, int64_t end, Tensor loss_T, Tensor dx_TD, Tensor x_TD) const {
+void LmHead::loss_of_chunk(Step& step, const Targets& targets, int64_t begin, int64_t end, Tensor loss_T, Tensor dx_TD,
+                           Tensor x_TD) const {
   StackScope scope(step.stack);
   const int64_t C = end - begin, V = w_.w.dim(0), n = rows_.num_ranks();
   const Tensor logits_CV = step.take({C, V}, DType::f32), stats_nC3 = step.take({n, C, 3}, DType::f32),
                stats_C3 = stats_nC3.rows(rows_.rank(), rows_.rank() + 1).view({C, 3});
-  const Tensor x_CD = x_TD.rows(begin, end), target_C = step.batch.target_T.rows(begin, end);
+  const Tensor x_CD = x_TD.rows(begin, end), target_C = targets.target_T.rows(begin, end);
   lm_logits_block(step.stream, {.logits_CV = logits_CV,
                                 .stats_C3 = stats_C3,
                                 .x_CD = x_CD,
@@ -116,9 +126,9 @@ void LmHead::loss_of_chunk(Step& step, int64_t begin, int64_t end, Tensor loss_T
                    .x_CD = x_CD,
                    .w_VD = w_.w,
                    .target_C = target_C,
-                   .weight_C = step.batch.weight_T.rows(begin, end),
-                   .scale_1 = step.batch.loss_scale_1,
-                   .scale = static_cast<float>(step.batch.loss_scale),
+                   .weight_C = targets.weight_T.rows(begin, end),
+                   .scale_1 = targets.loss_scale_1,
+                   .scale = static_cast<float>(targets.loss_scale),
                    .first = first_};
   if (!dx_TD.empty()) {
     loss.dx_CD = dx_TD.rows(begin, end);

@@ -15,12 +15,17 @@ class Embedding {
  public:
   // Error{usage} when there are more ranks than tokens in the vocabulary.
   Embedding(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh);
-  // Of the first rows of the micro-batch.
-  void forward(Step& step, Tensor x_tD) const;
-  void backward_weight(Step& step, Tensor dx_tD) const;
+  // On a rank that is not the embedding's: over a copy of the table (ParamSpec::tied_copy), that of the head where the
+  // model ties them.
+  static Embedding copy(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh, const Param& head);
+  // tokens: i32, of all tp ranks' rows and maybe more, behind those.
+  void forward(Step& step, Tensor x_tD, Tensor tokens) const;
+  void backward_weight(Step& step, Tensor dx_tD, Tensor token_T) const;
   const Param& table() const { return w_; }
 
  private:
+  Embedding(const Param& table, const ModelSpec& model, const Mesh& mesh);
+
   RowBlocks rows_;
   int64_t first_;
   const Param& w_;
@@ -34,13 +39,14 @@ class LmHead {
   LmHead(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh, const Param* embedding);
   // loss of all T rows, the same on every tp rank, weighted; with dx given also the derivative of the scaled sum of
   // losses by x, and the table's gradient.
-  void loss(Step& step, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const;
+  void loss(Step& step, const Targets& targets, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const;
   // For parity checks and generation. Error{usage} with tp > 1.
   void logits(Step& step, Tensor logits_CV, Tensor x_CD) const;
   const Param& table() const { return w_; }
 
  private:
-  void loss_of_chunk(Step& step, int64_t begin, int64_t end, Tensor loss_T, Tensor dx_TD, Tensor x_TD) const;
+  void loss_of_chunk(Step& step, const Targets& targets, int64_t begin, int64_t end, Tensor loss_T, Tensor dx_TD,
+                     Tensor x_TD) const;
 
   RowBlocks rows_;
   int64_t vocab_, first_;

@@ -24,6 +24,7 @@ struct ExpertDown;
 struct DExpertDown;
 struct DExpertUp;
 struct ExpertWgrad;
+struct ExpertBiasGrad;
 
 namespace cpu {
 void combine(Stream& s, const Combine& a);
@@ -44,6 +45,7 @@ void expert_down(Stream& s, const ExpertDown& a);
 void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
+void expert_bias_grad(Stream& s, const ExpertBiasGrad& a);
 int64_t scratch_bytes(const ExpertUp& a, int num_threads);
 int64_t scratch_bytes(const ExpertDown& a, int num_threads);
 int64_t scratch_bytes(const DExpertDown& a, int num_threads);
@@ -70,6 +72,7 @@ void expert_down(Stream& s, const ExpertDown& a);
 void d_expert_down(Stream& s, const DExpertDown& a);
 void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
+void expert_bias_grad(Stream& s, const ExpertBiasGrad& a);
 int64_t scratch_bytes(const ExpertUp& a);
 int64_t scratch_bytes(const ExpertDown& a);
 int64_t scratch_bytes(const DExpertDown& a);

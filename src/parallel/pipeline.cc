@@ -16,8 +16,12 @@ PlacedList proven(const Schedule& schedule, int64_t pp_rank) {
 
 PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int64_t num_ranks, int64_t pp_rank) {
   PipelineRank rank{.pp_rank = pp_rank};
-  rank.layout = stage_layout(
-      {.text = spec.layout, .num_ranks = num_ranks, .num_virtual = spec.num_virtual, .num_layers = model.num_layers});
+  rank.layout = stage_layout({.text = spec.layout,
+                              .num_ranks = num_ranks,
+                              .num_virtual = spec.num_virtual,
+                              .num_layers = model.num_layers,
+                              .num_mtp = model.num_mtp_layers});
+  check_mtp_stage(rank.layout);
   PipelineShape shape{.num_ranks = num_ranks, .num_virtual = spec.num_virtual, .num_micro_batches = 1};
   rank.alone = proven(schedule_in_turn(shape), pp_rank);
   shape.backward = false;
@@ -53,6 +57,13 @@ void Pipeline::run_alone(Stream& s, StepStack& stack, const MicroBatch& batch) c
 
 void Pipeline::run_forward(Stream& s, StepStack& stack, const MicroBatch& batch) const {
   run(s, stack, rank_.forward, [&](int64_t) -> const MicroBatch& { return batch; });
+}
+
+void Pipeline::run_once(Stream& s, StepStack& stack, const MicroBatch& batch) const {
+  Step step{s, stack, batch};
+  const int64_t V = rank_.layout.num_virtual();
+  for (int64_t v = 0; v < V; ++v) model_.forward(step, {.virtual_stage = v}, buffers_TD_[0], /*with_gradients=*/true);
+  for (int64_t v = V; v-- > 0;) model_.backward(step, {.virtual_stage = v}, buffers_TD_[0]);
 }
 
 void Pipeline::run(Stream& s, StepStack& stack, const PlacedList& list, const BatchOf& batch) const {

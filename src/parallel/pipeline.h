@@ -50,6 +50,10 @@ class Pipeline {
   void run_alone(Stream& s, StepStack& stack, const MicroBatch& batch) const;
   void run_forward(Stream& s, StepStack& stack, const MicroBatch& batch) const;
 
+  // There and back through the stages of this rank, whatever is in their memory, with no message: so that what a device
+  // loads or allocates with first use is there before messages are on their way. Everything but weights is changed.
+  void run_once(Stream& s, StepStack& stack, const MicroBatch& batch) const;
+
   const PipelineRank& rank() const { return rank_; }
 
  private:

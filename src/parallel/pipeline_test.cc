@@ -5,8 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "comm/threads.h"
 #include "core/rng.h"
@@ -315,6 +318,35 @@ TEST(Pipeline, RefusesWithTheEquation) {
   EXPECT_THAT(error({}, 3), HasSubstr("divisible by pp * vpp = 3 * 1 = 3; got 4 layers; set parallel.layout"));
   EXPECT_THAT(error({.num_virtual = 2, .num_micro_batches = 3}, 2), HasSubstr("got 3 mod 2 = 1; change"));
   EXPECT_THAT(error({.layout = "E t | t*3"}, 2), HasSubstr("L is due"));
+}
+
+// The first stage goes on to its second micro-batch while the next stage has not begun. With sends that are waited for
+// the two wait for each other in vain.
+void run_first_stage_ahead(bool overlap) {
+  std::atomic<bool> is_ahead = false;
+  run_threads(2, {.timeout_s = overlap ? 30.0 : 0.5}, [&](Transport& transport) {
+    TestRank rank(tiny_model(4), {.num_micro_batches = 3, .overlap = overlap}, DType::f32,
+                  Mesh(MeshShape{.pp = 2}, transport));
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(overlap ? 20 : 1);
+    while (transport.rank() == 1 && !is_ahead && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(transport.rank() == 0 || !overlap || is_ahead);
+    rank.pipeline().run_step(rank.stream(), rank.stack(), [&](int64_t m) -> const MicroBatch& {
+      if (m == 1) is_ahead = true;
+      return rank.batch(m);
+    });
+  });
+}
+
+TEST(PipelineOverlap, SendsRunBehindCompute) {
+  EXPECT_NO_THROW(run_first_stage_ahead(/*overlap=*/true));
+  try {
+    run_first_stage_ahead(/*overlap=*/false);
+    FAIL() << "without overlap a send is waited for";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::distributed);
+    EXPECT_THAT(e.what(), HasSubstr("did not join: rank 1"));
+  }
 }
 
 }  // namespace

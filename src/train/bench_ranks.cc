@@ -63,6 +63,7 @@ RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& wor
     seconds.push_back(slowest(all, (now_us() - begin) * 1e-6, s.pool()));
     r.of_last_step = gather_ranks(engine, {}, before, {});
   }
+  engine.look_at_memory();
   r.peak_bytes = engine.peak_bytes();
   r.median_s = median(seconds);
   r.tokens_per_s = static_cast<double>(r.tokens) / r.median_s;

@@ -10,15 +10,15 @@
 namespace moebius {
 
 struct DeviceMemory {
-  int64_t plan_bytes = 0;       // an allocation a life, each of whole pages of the GPU
+  int64_t plan_bytes = 0;       // an allocation a life, in whole pages of the GPU
   int64_t workspace_bytes = 0;  // of matrix products, and for trying their algorithms
   int64_t code_bytes = 0;       // of kernels, which come with their first use, and of recordings
   int64_t total_bytes() const { return plan_bytes + workspace_bytes + code_bytes; }
   std::string text() const;  // "predicted peak on the GPU 1.23 GiB (plan ..., workspaces ..., kernels ...)"
 };
 
-// Of a plan whose step stack takes so much.
-DeviceMemory device_memory(const MemoryPlan& plan, int64_t stack_bytes);
+// Of a plan whose step stack takes so much. with_cudnn: cuDNN's kernels are among those that run.
+DeviceMemory device_memory(const MemoryPlan& plan, int64_t stack_bytes, bool with_cudnn = false);
 
 // What is set aside for code_bytes and what else comes with use: more than any run was seen to take, since a GPU that
 // is full fails in the middle of a step.

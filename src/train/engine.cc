@@ -5,6 +5,7 @@
 
 #include "config/nearest.h"
 #include "model/device_support.h"
+#include "ops/attention/attention_cuda.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm_cuda.h"
 
@@ -35,7 +36,8 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
                     .seq = S / mesh.cp,
                     .max_segments = run.data.separate_documents ? B * S : B,
                     .documents = run.data.separate_documents,
-                    .cp_comm = run.parallel.cp_comm},
+                    .cp_comm = run.parallel.cp_comm,
+                    .num_mtp = run.num_mtp()},
           .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
           .optimizer = run.optimizer,
           .recompute = run.memory.recompute,
@@ -96,9 +98,21 @@ auto& of_micro_batch(All& all, int64_t m) {
 }
 
 MicroBatch rebased(MicroBatch b, const void* base, const HostBuffer& host) {
-  for (Tensor* t : {&b.token_T, &b.target_T, &b.weight_T, &b.pos_T, &b.doc_start_T, &b.segment_T, &b.loss_scale_1})
-    *t = rebased(*t, base, host);
+  const auto rebase = [&](std::initializer_list<Tensor*> tensors) {
+    for (Tensor* t : tensors) *t = rebased(*t, base, host);
+  };
+  rebase({&b.token_T, &b.target_T, &b.weight_T, &b.pos_T, &b.doc_start_T, &b.segment_T, &b.loss_scale_1});
+  for (Targets& t : b.ahead) rebase({&t.target_T, &t.weight_T, &t.loss_scale_1});
   return b;
+}
+
+// Modules of multi-token prediction that nothing computes take no room, but in training, which saves what it was given.
+std::vector<HeldStage> held_stages(const EngineSpec& spec, const std::optional<PipelineRank>& rank) {
+  std::vector<HeldStage> stages = rank ? rank->stages() : whole_model(spec.model);
+  for (HeldStage& stage : stages) {
+    if (spec.use != ModelUse::training && spec.shape.num_mtp == 0) stage.spec.num_mtp = 0;
+  }
+  return stages;
 }
 
 std::unique_ptr<Transport> paper_world(const EngineSpec& spec) {
@@ -110,6 +124,20 @@ std::unique_ptr<Transport> paper_world(const EngineSpec& spec) {
 Mesh make_mesh(const MeshShape& shape, Transport* world, GpuLinks* links) {
   return world ? Mesh(shape, *world, links) : Mesh(shape);
 }
+
+// When an exception passes by, what the GPU awaits of other ranks is given up: it would hold up whatever frees memory.
+class GivenUp {
+ public:
+  explicit GivenUp(GpuLinks* links) : links_(links) {}
+  ~GivenUp() {
+    if (links_ && std::uncaught_exceptions() > before_) links_->abandon();
+  }
+  GivenUp(const GivenUp&) = delete;
+
+ private:
+  GpuLinks* links_;
+  int before_ = std::uncaught_exceptions();
+};
 
 std::unique_ptr<GpuRanks> gpu_ranks(const EngineSpec& spec) {
   const bool several = spec.world && spec.world->size() > 1;
@@ -149,13 +177,32 @@ Engine::Engine(const EngineSpec& spec)
   if (spec_.device == DeviceKind::cpu) check_host_memory(plan_, stack_bytes, available_memory_bytes());
   if (gpu_) check_gpu_memory(stack_bytes);
   telling_the_plan([&] { allocate(stack_bytes); });
+  if (links_ && pipeline_ && optimizer_) telling_the_plan([&] { warm_up(); });
   Stream s = stream();
   model_->init_state(s);
 }
 
-// An exception passes by: what the GPU awaits of other ranks would hold up the release of its memory.
+// As GivenUp, of what else runs on the engine.
 Engine::~Engine() {
   if (links_ && std::uncaught_exceptions() > 0) links_->abandon();
+}
+
+// Loading a kernel waits for all that its GPU does, which may be a receive: of what another rank sends only once it has
+// got what this one would compute with that kernel.
+void Engine::warm_up() {
+  Stream s = stream();
+  MicroBatch batch = device_batch(0);
+  batch.loss_scale = batch.total_tokens = 1;
+  batch.training = true;
+  pipeline_->run_once(s, plan_.stack(), batch);
+  for (int life = 0; life < kNumLives; ++life) {
+    const int64_t bytes = plan_.bytes(static_cast<Life>(life));
+    if (bytes == 0) continue;
+    Tensor all = tensor_of(static_cast<uint8_t*>(plan_.base(static_cast<Life>(life))), {bytes});
+    all.device = s.device();
+    fill_zero(s, all);
+  }
+  synchronize(s);
 }
 
 // Ranks that share a GPU ask for theirs together, before any of them has taken it.
@@ -197,8 +244,8 @@ void Engine::make_model() {
   spec_.pipeline.overlap = spec_.overlap;
   if (mesh_.shape().pp > 1) rank = pipeline_rank(spec_.pipeline, spec_.model, mesh_.shape().pp, mesh_.place().pp);
   model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
-                                   spec_.max_positions, spec_.seed, rank ? rank->stages() : whole_model(spec_.model),
-                                   spec_.freeze, spec_.dispatcher);
+                                   spec_.max_positions, spec_.seed, held_stages(spec_, rank), spec_.freeze,
+                                   spec_.dispatcher);
   check_freeze(spec_);
   if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);
   tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_);
@@ -244,6 +291,7 @@ void Engine::upload(Stream& s, int64_t m) {
   if (spec_.device == DeviceKind::null) return;
   MicroBatch& batch = host_batches_[m];
   if (!batch.loss_scale_1.empty()) *batch.loss_scale_1.ptr<float>() = static_cast<float>(batch.loss_scale);
+  for (Targets& t : batch.ahead) *t.loss_scale_1.ptr<float>() = static_cast<float>(batch.mtp_coeff * t.loss_scale);
   if (gpu_) copy_to_device(s, plan_.base(Life::batch), of_micro_batch(inputs_, m).data(), plan_.bytes(Life::batch));
 }
 
@@ -333,8 +381,11 @@ void Engine::optimizer_pass(Stream& s, int64_t train_step, double lr) {
 }
 
 void Engine::reduce_loss(Stream& s) {
-  mesh_.group(Axis::dp_cp).all_reduce_sum(s, model_->loss_sum());
-  mesh_.group(Axis::pp).all_reduce_sum(s, model_->loss_sum());  // it is made on the last stage
+  for (const Tensor& sum : {model_->loss_sum(), model_->mtp_loss_sum()}) {
+    if (sum.empty()) continue;
+    mesh_.group(Axis::dp_cp).all_reduce_sum(s, sum);
+    mesh_.group(Axis::pp).all_reduce_sum(s, sum);  // it is made on the last stage
+  }
 }
 
 // Jitter draws by step number, which is an argument of its kernels: such a step is launched anew each time.
@@ -383,6 +434,7 @@ void Engine::train_step(int64_t train_step, double lr) { this->train_step(train_
 
 // A micro-batch has a buffer of its own on the host: one may be filled while those before it are copied and computed.
 void Engine::train_step(int64_t train_step, double lr, const Fill& fill) {
+  const GivenUp given_up(links_.get());
   Stream s = stream();
   PhaseScope phase(s, "step", train_step);
   ++num_steps_;
@@ -412,6 +464,7 @@ void Engine::end_of_step() {
 void Engine::clear_sums(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().end_of_step(s);
   fill_zero(s, model_->loss_sum());
+  if (!model_->mtp_loss_sum().empty()) fill_zero(s, model_->mtp_loss_sum());
   model_->params().zero_grads(s);
 }
 
@@ -423,7 +476,7 @@ void Engine::read_metrics() {
   copy_to_host(s, metrics_.data(), plan_.base(Life::metrics), metrics_.num_bytes());
 }
 
-void Engine::read_logits(float* logits, int64_t begin, int64_t end) {
+void Engine::read_logits(float* logits, int64_t begin, int64_t end, int64_t depth) {
   Stream s = stream();
   const int64_t V = spec_.model.vocab_size;
   for (int64_t first = begin; first < end; first += kLogitRows) {
@@ -431,7 +484,7 @@ void Engine::read_logits(float* logits, int64_t begin, int64_t end) {
     const int64_t last = std::min(end, first + kLogitRows);
     const Tensor chunk_CV = plan_.stack().take({last - first, V}, DType::f32);
     Step step{s, plan_.stack(), device_batch(0)};
-    model_->logits(step, chunk_CV, first, last);
+    model_->logits(step, chunk_CV, first, last, depth);
     copy_to_host(s, logits + (first - begin) * V, chunk_CV.data, chunk_CV.num_bytes());
   }
 }
@@ -446,6 +499,16 @@ void Engine::look_at_memory() {
   if (!gpu_) return;
   const AcceleratorInfo info = gpu_->info();
   peak_bytes_ = std::max(peak_bytes_, info.memory_bytes - info.free_bytes - other_bytes_);
+}
+
+// In a training step.
+bool Engine::runs_cudnn() const {
+  const ModelSpec& m = spec_.model;
+  const int64_t T = spec_.shape.tokens();
+  const auto heads = [&](int64_t n) { return Tensor{.shape = {T, n, m.head_dim}, .dtype = spec_.precision.compute}; };
+  AttentionFwd attention{.q_THd = heads(m.num_heads), .k_UGd = heads(m.num_kv_heads), .batch = spec_.shape.batch};
+  if (spec_.shape.documents) attention.doc_start_T = {.shape = {T}, .dtype = DType::i32};
+  return spec_.target == DeviceKind::cuda && cuda::cudnn_takes(attention);
 }
 
 int64_t Engine::pinned_bytes() const {

@@ -82,7 +82,9 @@ class Engine {
   Stream stream();
   void set_trace(Trace* trace) { trace_ = trace; }               // a traced step is launched op by op
   MicroBatch& batch(int64_t m = 0) { return host_batches_[m]; }  // host memory, filled by the caller before each pass
+  const MicroBatch& batch(int64_t m = 0) const { return host_batches_[m]; }
   Model& model() { return *model_; }
+  const Model& model() const { return *model_; }
   Optimizer& optimizer() { return *optimizer_; }
   std::vector<KvCache>& caches() { return caches_; }
   const MemoryPlan& plan() const { return plan_; }
@@ -122,15 +124,15 @@ class Engine {
   // A tensor of Life::metrics as it was after the last train_step() or read_metrics(), in host memory.
   Tensor on_host(const Tensor& t) const;
   void read_metrics();
-  // Logits of rows [begin, end) of the last forward pass, f32 [end - begin, V] in host memory.
-  void read_logits(float* logits, int64_t begin, int64_t end);
+  // Logits of rows [begin, end) of the last forward pass, f32 [end - begin, V] in host memory. depth: Stage::logits.
+  void read_logits(float* logits, int64_t begin, int64_t end, int64_t depth = 0);
   // The most memory that this process has held: of the GPU beside its context and NCCL's (of one that ranks share, all
   // of theirs since this began), or of the host when there is none. A GPU is asked in the first steps, which load
   // kernels and record, and by look_at_memory(): after what else loads any.
   int64_t peak_bytes();
   void look_at_memory();
   // What was predicted of it for a GPU, or the one that a null device stands for, before anything was allocated.
-  DeviceMemory device_memory() const { return moebius::device_memory(plan_, plan_.bytes(Life::stack)); }
+  DeviceMemory device_memory() const { return moebius::device_memory(plan_, plan_.bytes(Life::stack), runs_cudnn()); }
   int64_t pinned_bytes() const;  // host memory that a GPU copies a step's batches and sums through
 
  private:
@@ -143,8 +145,10 @@ class Engine {
 
   void make_model();
   void check_gpu_memory(int64_t stack_bytes);
+  void warm_up();
   void schedule(int64_t train_step, double lr);
   void fill_batch(const Fill& fill, int64_t m);
+  bool runs_cudnn() const;
   void mirror_on_host();
   void upload(Stream& s, int64_t m);
   const MicroBatch& device_batch(int64_t m);

@@ -73,11 +73,14 @@ TEST(Engine, MemoryThatRunsOutLaterIsToldWithTheTable) {
 
 TEST(DeviceMemory, IsComparedBeforeAnythingIsAllocated) {
   MemoryPlan plan;
-  Tensor a, b;
+  Tensor a, b, c;
   plan.declare(a, "a", {1000}, DType::f32, Life::param);
   plan.declare(b, "b", {(3 << 20) / 4}, DType::f32, Life::grad);
+  plan.declare(c, "c", {(1 << 20) / 4}, DType::f32, Life::optimizer);
   const DeviceMemory memory = device_memory(plan, 5);  // bytes of stack
-  EXPECT_EQ(memory.plan_bytes, (2 + 4 + 2) << 20) << "whole pages of 2 MiB for each life";
+  EXPECT_EQ(memory.plan_bytes, (2 + 4 + 2) << 20) << "pages of 2 MiB: one shared, two for b, one for c";
+  EXPECT_EQ(memory.code_bytes, 6 << 20);
+  EXPECT_EQ(device_memory(plan, 5, /*with_cudnn=*/true).code_bytes, 16 << 20);
   EXPECT_EQ(memory.workspace_bytes, 130 << 20) << "128 MiB and an answer of 256 bytes";
   const int64_t enough = memory.plan_bytes + memory.workspace_bytes + kDeviceReserveBytes;
   check_device_memory(plan, 5, enough);

@@ -14,14 +14,18 @@ ExportResult export_hugging_face(const ExportSpec& spec) {
   hf_family(model.family);  // refused before the weights are looked at
   MOEBIUS_CHECK(input, spec.files.empty() || std::filesystem::is_directory(spec.files),
                 "export: expected a folder of files to copy; got {}; check it", spec.files);
-  Engine shapes({.model = model, .shape = {.batch = 1, .seq = 1}, .device = DeviceKind::null});
+  const ModelSpec held = with_mtp_of(from, model);
+  Engine shapes(
+      {.model = held, .shape = {.batch = 1, .seq = 1, .num_mtp = held.num_mtp_layers}, .device = DeviceKind::null});
   const std::unique_ptr<WeightsReader> reader = open_weights(from, shapes.model());
-  return write_hub_folder({.out = spec.out,
-                           .model = model,
-                           .weights = *reader,
-                           .dtype = spec.dtype,
-                           .files = spec.files.empty() ? other_files_of(from) : spec.files,
-                           .shard_bytes = spec.shard_bytes});
+  HubFolderResult result = write_hub_folder({.out = spec.out,
+                                             .model = model,
+                                             .weights = *reader,
+                                             .dtype = spec.dtype,
+                                             .files = spec.files.empty() ? other_files_of(from) : spec.files,
+                                             .shard_bytes = spec.shard_bytes});
+  if (held.num_mtp_layers < model.num_mtp_layers) result.notice = missing_mtp_notice(from, model);
+  return result;
 }
 
 }  // namespace moebius

@@ -1,6 +1,8 @@
 #include "train/hub_folder.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "config/hf_families.h"
@@ -23,14 +25,49 @@ std::string shard_name(size_t shard, size_t num_shards) {
 // Scores lie closer together than bf16 tells apart: their correction keeps its own dtype.
 bool keeps_its_dtype(const std::string& name) { return name.ends_with(".e_score_correction_bias"); }
 
+// Released models carry the embedding and the head once more in each module of multi-token prediction.
+void add_mtp_copies(const ModelSpec& model, std::vector<TensorCopy>& tensors) {
+  const auto copy = [&](const char* original, const std::string& name) {
+    const auto at =
+        std::find_if(tensors.begin(), tensors.end(), [&](const TensorCopy& t) { return t.name == original; });
+    TensorCopy again = *at;
+    again.name = name;
+    tensors.push_back(std::move(again));
+  };
+  const char* head = model.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+  for (int64_t layer = model.num_layers; layer < model.num_layers_and_mtp(); ++layer) {
+    const std::string module = fmt::format("model.layers.{}.", layer);
+    const bool is_there = std::any_of(tensors.begin(), tensors.end(),
+                                      [&](const TensorCopy& t) { return t.name == module + "enorm.weight"; });
+    if (!is_there) continue;
+    copy("model.embed_tokens.weight", module + "embed_tokens.weight");
+    copy(head, module + "shared_head.head.weight");
+  }
+}
+
+Shape shape_of(const std::vector<int64_t>& dims) {
+  MOEBIUS_ASSERT(dims.size() == 2 || dims.size() == 3);
+  return dims.size() == 2 ? Shape{dims[0], dims[1]} : Shape{dims[0], dims[1], dims[2]};
+}
+
+// The tensors under the hub's names; where experts are one there, they are gathered.
 std::vector<TensorCopy> hub_tensors(const HubFolder& hub, HfFamily family) {
   std::vector<TensorCopy> tensors;
+  std::map<std::string, size_t> fused;
   for (size_t i = 0; i < hub.weights.entries().size(); ++i) {
     const WeightsEntry& entry = hub.weights.entries()[i];
     if (is_training_state(entry.name)) continue;
     const DType dtype = keeps_its_dtype(entry.name) ? entry.dtype : hub.dtype.value_or(entry.dtype);
-    tensors.push_back({i, hf_name(family, entry.name), entry.shape, dtype});
+    const auto place = fused_place(family, entry.name, dims_of(entry.shape), hub.model.num_experts);
+    if (!place) {
+      tensors.push_back({i, hf_name(family, entry.name), entry.shape, dtype});
+      continue;
+    }
+    const auto [at, is_first] = fused.emplace(place->name, tensors.size());
+    if (is_first) tensors.push_back({.name = place->name, .shape = shape_of(place->shape), .dtype = dtype});
+    tensors[at->second].parts.push_back({i, *place});
   }
+  add_mtp_copies(hub.model, tensors);
   return tensors;
 }
 

@@ -25,12 +25,14 @@ struct HubFolderResult {
   int64_t num_tensors = 0, num_shards = 0, bytes = 0;  // bytes of tensors
   int64_t num_files = 0;                               // copied beside the weights and config.json
   std::vector<NotFinite> not_finite;                   // to be warned of
+  std::string notice;                                  // for the user, may be empty
 };
 
 // config.json in the v4 spelling with every key that Moebius does not know (but quantization_config: weights that were
-// packed are not), weights under the hub's names (one tensor per expert and projection), the other files unchanged. The
-// folder appears whole or not at all. Memory: the largest tensor twice. Error{input} for a model_type that transformers
-// does not have.
+// packed are not), weights under the hub's names, the other files unchanged. Experts have a tensor each for a
+// projection, but one for all in families whose checkpoints know no other (io/fused_experts.h). The folder appears
+// whole or not at all. Memory: the largest tensor twice, of fused ones an expert's. Error{input} for a model_type that
+// transformers does not have.
 HubFolderResult write_hub_folder(const HubFolder& hub);
 
 // The folder of the other files that came with a model; empty when none did.

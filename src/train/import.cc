@@ -25,7 +25,9 @@ ImportResult import_hugging_face(const ImportSpec& spec) {
   const WeightsFolder from = find_weights(spec.model);
   MOEBIUS_CHECK(input, from.kind == WeightsFolder::Kind::hugging_face,
                 "import: expected a Hugging Face folder; got {}, a checkpoint already; use it as it is", from.path);
-  Engine shapes({.model = read_model_spec(from.path), .shape = {.batch = 1, .seq = 1}, .device = DeviceKind::null});
+  const ModelSpec said = read_model_spec(from.path), model = with_mtp_of(from, said);
+  Engine shapes(
+      {.model = model, .shape = {.batch = 1, .seq = 1, .num_mtp = model.num_mtp_layers}, .device = DeviceKind::null});
   const std::unique_ptr<WeightsReader> reader = open_weights(from, shapes.model());
   const std::vector<ShardCopy> shards = into_shards(as_stored(*reader), spec.shard_bytes);
 
@@ -33,6 +35,7 @@ ImportResult import_hugging_face(const ImportSpec& spec) {
   ImportResult result{.num_tensors = static_cast<int64_t>(reader->entries().size()),
                       .num_shards = static_cast<int64_t>(shards.size())};
   CheckpointManifest manifest{.meta = {{"model", read_json(from.path + "/config.json")}, {kImportedKey, true}}};
+  if (model.num_mtp_layers < said.num_mtp_layers) result.notice = missing_mtp_notice(from, said);
   for (const ShardCopy& shard : shards) {
     for (const TensorCopy& t : shard) result.bytes += t.bytes();
     const std::string name = shard_name(manifest);

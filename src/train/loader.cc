@@ -53,6 +53,8 @@ Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, boo
       micro_batch_(run.train.micro_batch),
       global_batch_(run.train.global_batch),
       separate_documents_(run.data.separate_documents),
+      mtp_coeff_(run.num_mtp() > 0 ? run.train.mtp_coeff / static_cast<double>(run.num_mtp()) : 0),
+      loss_scales_(1 + run.num_mtp()),
       tokens_(seq_ + 1) {
   for (int i = 0; i < order_.num_datasets(); ++i) {
     MOEBIUS_CHECK(usage, separate_documents_ || !order_.dataset(i).has_targets(),
@@ -68,32 +70,53 @@ std::string Loader::fingerprint() const {
   return lines;
 }
 
-// Targets that count: with documents apart, the first token of a document is nobody's target.
-double Loader::sequence_weight(const Sample& sample) const {
-  if (order_.dataset(sample.dataset).has_targets()) {
-    const std::vector<bool> targets = order_.targets(sample);
-    return static_cast<double>(std::count(targets.begin(), targets.end(), true));
+// Of documents that are apart.
+std::vector<int32_t> Loader::document_starts(const Sample& sample) const {
+  return separate_documents_ ? order_.document_starts(sample) : std::vector<int32_t>{};
+}
+
+// [i]: whether token i + 1 is to be predicted. The first token of a document is nobody's target.
+std::vector<bool> Loader::counted_targets(const Sample& sample, const std::vector<int32_t>& starts) const {
+  if (order_.dataset(sample.dataset).has_targets()) return order_.targets(sample);
+  std::vector<bool> counts(seq_, true);
+  for (const int32_t start : starts) counts[start - 1] = false;
+  return counts;
+}
+
+// Depth k predicts token j + 1 of a document from row j - k: every target but those of its first k rows.
+void Loader::add_weights(const Sample& sample, std::vector<double>& of_depth) const {
+  std::vector<int32_t> ends = document_starts(sample);
+  const bool chosen = order_.dataset(sample.dataset).has_targets();
+  const std::vector<bool> counts = chosen ? order_.targets(sample) : std::vector<bool>{};
+  ends.push_back(static_cast<int32_t>(seq_ + 1));
+  int32_t begin = 0;
+  for (const int32_t end : ends) {
+    for (int32_t k = 0; k < std::ssize(of_depth) && begin + k < end - 1; ++k)
+      of_depth[k] += chosen
+                         ? static_cast<double>(std::count(counts.begin() + begin + k, counts.begin() + end - 1, true))
+                         : end - 1 - k - begin;
+    begin = end;
   }
-  if (!separate_documents_) return static_cast<double>(seq_);
-  return static_cast<double>(seq_) - static_cast<double>(order_.document_starts(sample).size());
 }
 
 void Loader::begin_step(int64_t step) {
   step_ = step;
   samples_.clear();
-  double weight = 0;
+  std::vector<double> weights(loss_scales_.size());
   for (int64_t i = 0; i < global_batch_; ++i) {
     samples_.push_back(order_.sample((step - 1) * global_batch_ + i));
-    weight += sequence_weight(samples_.back());
+    add_weights(samples_.back(), weights);
   }
-  loss_scale_ = weight > 0 ? 1.0 / weight : 0.0;
+  for (size_t k = 0; k < weights.size(); ++k) loss_scales_[k] = weights[k] > 0 ? 1.0 / weights[k] : 0.0;
 }
 
 void Loader::fill(MicroBatch& batch, int64_t m) {
   const int64_t first = (m * share_.dp + share_.dp_rank) * micro_batch_;  // in the global batch
   num_segments_ = 0;
   for (int64_t b = 0; b < micro_batch_; ++b) fill_sequence(batch, b, samples_[first + b], true);
-  batch.loss_scale = loss_scale_;
+  batch.loss_scale = loss_scales_[0];
+  batch.mtp_coeff = mtp_coeff_;
+  for (size_t k = 0; k < batch.ahead.size(); ++k) batch.ahead[k].loss_scale = loss_scales_[k + 1];
   batch.total_tokens = static_cast<double>(global_batch_ * seq_);
   batch.train_step = static_cast<uint64_t>(step_);
   batch.first_token = static_cast<uint64_t>(first * seq_);
@@ -112,21 +135,23 @@ void Loader::fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t co
 
 void Loader::fill_sequence(MicroBatch& batch, int64_t b, const Sample& sample, bool weighted) {
   order_.fill(sample, tokens_.data());
-  std::vector<int32_t> starts;
-  if (separate_documents_) starts = order_.document_starts(sample);
-  std::vector<bool> targets(seq_, true);
-  if (order_.dataset(sample.dataset).has_targets()) targets = order_.targets(sample);
+  const std::vector<int32_t> starts = document_starts(sample);
+  const std::vector<bool> counts = counted_targets(sample, starts);
+  const auto depths = static_cast<int32_t>(batch.ahead.size());
   const int64_t first_row = b * std::ssize(positions_);
   size_t next = 0;  // starts[next] is the next document
-  for (int64_t k = 0; k < std::ssize(positions_); ++k) {
-    const auto i = static_cast<int32_t>(positions_[k]);
+  for (int64_t n = 0; n < std::ssize(positions_); ++n) {
+    const auto i = static_cast<int32_t>(positions_[n]);
     while (next < starts.size() && starts[next] <= i) ++next;
-    const int32_t begin = next > 0 ? starts[next - 1] : 0;
-    const bool target_starts_document = next < starts.size() && starts[next] == i + 1;
-    const int64_t row = first_row + k;
+    const int32_t begin = next > 0 ? starts[next - 1] : 0, end = next < starts.size() ? starts[next] : seq_;
+    const int64_t row = first_row + n;
     batch.token_T.ptr<int32_t>()[row] = tokens_[i];
-    batch.target_T.ptr<int32_t>()[row] = tokens_[i + 1];
-    batch.weight_T.ptr<float>()[row] = weighted && targets[i] && !target_starts_document ? 1.0f : 0.0f;
+    for (int32_t k = 0; k <= depths; ++k) {
+      const int32_t j = i + k;
+      const Targets& targets = batch.targets(k);
+      targets.target_T.ptr<int32_t>()[row] = j < seq_ ? tokens_[j + 1] : 0;
+      targets.weight_T.ptr<float>()[row] = weighted && j < end && counts[j] ? 1.0f : 0.0f;
+    }
     batch.pos_T.ptr<int32_t>()[row] = i - begin;
     batch.doc_start_T.ptr<int32_t>()[row] = begin;
     batch.segment_T.ptr<int32_t>()[row] = num_segments_ + static_cast<int32_t>(next);

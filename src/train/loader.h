@@ -3,7 +3,8 @@
 // Training: which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i
 // is sequence i of the global batch, whatever the layout or how often the run was resumed. Micro-batch j of the global
 // batch is its sequences j * micro_batch + [0, micro_batch), and the dp ranks take them in turn. Of a sequence a
-// context rank gets its pieces (model/token_runs.h); tp ranks get the same. Evaluation: each dataset from its front,
+// context rank gets its pieces (model/token_runs.h), and with each row all that multi-token prediction reads and is to
+// predict there; tp ranks get the same. Evaluation: each dataset from its front,
 // every sequence once, whatever its weight.
 #pragma once
 
@@ -38,7 +39,9 @@ class Loader {
   const DatasetOrder& order() const { return order_; }
 
  private:
-  double sequence_weight(const Sample& sample) const;
+  std::vector<int32_t> document_starts(const Sample& sample) const;
+  std::vector<bool> counted_targets(const Sample& sample, const std::vector<int32_t>& starts) const;
+  void add_weights(const Sample& sample, std::vector<double>& of_depth) const;
   void fill_sequence(MicroBatch& batch, int64_t b, const Sample& sample, bool weighted);
 
   DatasetOrder order_;
@@ -47,10 +50,11 @@ class Loader {
   int64_t seq_, micro_batch_, global_batch_;
   bool separate_documents_;
   int64_t step_ = 0;
-  std::vector<Sample> samples_;  // of the global batch of step_
-  double loss_scale_ = 0;
-  std::vector<int32_t> tokens_;  // one sample, seq + 1
-  int32_t num_segments_ = 0;     // of the micro-batch so far
+  std::vector<Sample> samples_;      // of the global batch of step_
+  double mtp_coeff_ = 0;             // of each depth of multi-token prediction
+  std::vector<double> loss_scales_;  // [depth], 0 of the tokens that come next
+  std::vector<int32_t> tokens_;      // one sample, seq + 1
+  int32_t num_segments_ = 0;         // of the micro-batch so far
 };
 
 }  // namespace moebius

@@ -94,6 +94,98 @@ TEST(Loader, TheFingerprintHasALineForEachDataset) {
   EXPECT_NE(Loader({{b, 1}, {a, 1}}, run, true).fingerprint(), both.fingerprint());
 }
 
+RunSpec ahead_run() {
+  RunSpec run = tiny_run();  // 7 tokens, 2 sequences at a time, 4 to a step
+  run.model.family = "moebius";
+  run.model.num_mtp_layers = 3;
+  return run;
+}
+
+// What each row is to predict `depth` tokens behind the next: the definition, from the tokens of the sequence and the
+// document of each.
+void expect_ahead(const MicroBatch& b, const std::vector<int32_t>& tokens, const std::vector<int64_t>& document,
+                  const std::vector<int64_t>& positions, int64_t first_row) {
+  const int64_t S = std::ssize(tokens) - 1;
+  for (int64_t k = 0; k <= std::ssize(b.ahead); ++k) {
+    for (int64_t n = 0; n < std::ssize(positions); ++n) {
+      const int64_t i = positions[n], target = i + k + 1;
+      const bool counts = target <= S && document[i] == document[target];
+      ASSERT_EQ(b.targets(k).target_T.ptr<int32_t>()[first_row + n], target <= S ? tokens[target] : 0) << k << " " << i;
+      ASSERT_EQ(b.targets(k).weight_T.ptr<float>()[first_row + n], counts ? 1.0f : 0.0f) << k << " " << i;
+    }
+  }
+}
+
+DatasetOrder in_order_of_file(const std::string& data, int64_t seq_len) {
+  std::vector<WeightedDataset> sets;
+  sets.push_back({TokenDataset::open(data), 1});
+  return DatasetOrder(std::move(sets), {.seq_len = seq_len, .vocab_size = 11, .shuffle = false});
+}
+
+// Documents of 5 tokens, apart or not, in sequences of 7 and 8.
+TEST(LoaderAhead, TargetsStopAtTheEndOfDocumentAndSequence) {
+  for (const bool apart : {false, true}) {
+    const TestDir dir;
+    RunSpec run = ahead_run();
+    run.data.separate_documents = apart;
+    const std::string data = write_dataset(dir, "a", 47);
+    DatasetOrder order = in_order_of_file(data, 7);
+    Engine engine(training_engine_spec(run));
+    Loader loader({{data, 1}}, run, /*shuffle=*/false);
+    std::vector<double> weights(4);
+    loader.begin_step(1);
+    for (int64_t m = 0; m < 2; ++m) {
+      loader.fill(engine.batch(m), m);
+      for (int64_t row = 0; row < 2; ++row) {
+        std::vector<int32_t> tokens(8);
+        const Sample sample = order.fill(m * 2 + row, tokens.data());
+        std::vector<int64_t> document(8);
+        for (int64_t i = 0; i < 8 && apart; ++i) document[i] = (sample.token_begin + i) / 5;
+        expect_ahead(engine.batch(m), tokens, document, {0, 1, 2, 3, 4, 5, 6}, row * 7);
+      }
+      for (int64_t k = 0; k < 4; ++k) {
+        for (int64_t t = 0; t < 14; ++t) weights[k] += engine.batch(m).targets(k).weight_T.ptr<float>()[t];
+      }
+    }
+    for (int64_t k = 0; k < 4; ++k) EXPECT_DOUBLE_EQ(engine.batch().targets(k).loss_scale, 1 / weights[k]) << k;
+    EXPECT_DOUBLE_EQ(engine.batch().mtp_coeff, 0.1 / 3);
+  }
+}
+
+// The rows of a context rank bring what stands behind them along: nothing of it is another rank's to send.
+TEST(LoaderAhead, AContextRankHasTheTargetsOfItsRows) {
+  const TestDir dir;
+  RunSpec run = ahead_run();
+  run.train.seq_len = 8;
+  run.data.separate_documents = true;
+  const std::string data = write_dataset(dir, "a", 47);
+  DatasetOrder order = in_order_of_file(data, 8);
+  const std::vector<std::vector<int64_t>> positions{{0, 1, 6, 7}, {2, 3, 4, 5}};
+  for (int64_t c = 0; c < 2; ++c) {
+    EngineSpec spec = training_engine_spec(run);
+    spec.shape.seq = 4;
+    spec.max_positions = 8;
+    Engine engine(spec);
+    Loader loader({{data, 1}}, run, /*shuffle=*/false, {.cp_rank = c, .cp = 2});
+    loader.begin_step(1);
+    loader.fill(engine.batch(), 0);
+    for (int64_t row = 0; row < 2; ++row) {
+      std::vector<int32_t> tokens(9);
+      const Sample sample = order.fill(row, tokens.data());
+      std::vector<int64_t> document(9);
+      for (int64_t i = 0; i < 9; ++i) document[i] = (sample.token_begin + i) / 5;
+      expect_ahead(engine.batch(), tokens, document, positions[c], row * 4);
+    }
+  }
+}
+
+TEST(LoaderAhead, OffThereIsNothing) {
+  RunSpec run = ahead_run();
+  run.train.mtp_coeff = 0;
+  Engine engine(training_engine_spec(run));
+  EXPECT_TRUE(engine.batch().ahead.empty());
+}
+
 // Documents of 4 tokens, whose last 2 are a completion, and one of 9 that is none at all.
 std::string write_prompts(const TestDir& dir) {
   TokenDatasetWriter writer(dir.path("prompts"), TokenType::u16);
@@ -158,6 +250,26 @@ TEST(LoaderOfPrompts, TheScaleIsOneByTheTargetsOfTheGlobalBatch) {
   }
   EXPECT_EQ(targets, 4 + 2 + 7 + 1) << "an epoch is four sequences";
   EXPECT_DOUBLE_EQ(engine.batch().loss_scale, 1 / targets);
+}
+
+// Of each depth those of the completions' tokens that are so far behind a token of their document.
+TEST(LoaderOfPrompts, EachDepthHasAScaleOfItsOwn) {
+  const TestDir dir;
+  RunSpec run = ahead_run();
+  run.data.separate_documents = true;
+  Engine engine(training_engine_spec(run));
+  Loader loader({{write_prompts(dir)}}, run, /*shuffle=*/true);
+  loader.begin_step(1);
+  std::vector<double> weights(4);
+  for (int64_t m = 0; m < 2; ++m) {
+    loader.fill(engine.batch(m), m);
+    for (int64_t k = 0; k < 4; ++k) {
+      for (int64_t t = 0; t < 14; ++t) weights[k] += engine.batch(m).targets(k).weight_T.ptr<float>()[t];
+    }
+  }
+  // Three documents of which tokens 2 and 3 are targets; one of eight tokens and one of two, all of them targets.
+  EXPECT_EQ(weights, (std::vector<double>{3 * 2 + 7 + 1, 3 * 2 + 6, 3 * 1 + 5, 4}));
+  for (int64_t k = 0; k < 4; ++k) EXPECT_DOUBLE_EQ(engine.batch().targets(k).loss_scale, 1 / weights[k]) << k;
 }
 
 TEST(LoaderOfPrompts, DocumentsMustBeApart) {

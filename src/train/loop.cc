@@ -12,6 +12,7 @@
 #include "train/host_memory.h"
 #include "train/state.h"
 #include "train/weights.h"
+#include "train/weights_source.h"
 
 namespace moebius {
 namespace {
@@ -38,22 +39,32 @@ EngineSpec engine_spec(const RunSpec& run, Transport& world) {
   return spec;
 }
 
+// Weights to start from that have no multi-token prediction start a run without it, whatever their config promises.
+RunSpec with_mtp_of_weights(RunSpec run) {
+  if (run.model.num_mtp_layers == 0 || !std::filesystem::is_directory(run.init_from)) return run;
+  run.model = with_mtp_of(find_weights(run.init_from), run.model);
+  if (run.model.num_mtp_layers == 0) run.train.mtp_coeff = LoopSpec{}.mtp_coeff;
+  return run;
+}
+
 }  // namespace
 
 TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal, Transport* world)
-    : run_(run),
+    : run_(with_mtp_of_weights(run)),
       alone_(world ? nullptr : make_self_transport()),
       world_(world ? *world : *alone_),
       control_(world_),
       log_(control_.is_root() ? log : quiet_),
       signal_(signal),
-      engine_(engine_spec(run, world_)),
-      loader_(run.data.train, run, /*shuffle=*/true, engine_.data_share()),
+      engine_(engine_spec(run_, world_)),
+      loader_(run.data.train, run_, /*shuffle=*/true, engine_.data_share()),
       data_fingerprint_(loader_.fingerprint()),
       store_(control_, make_run_dir(control_, run.dir) + "/checkpoints", run.checkpoint.keep,
              run.checkpoint.async_save) {
   check_agree(control_, {"the training data", data_fingerprint_});
-  if (!run.data.valid.empty()) valid_.emplace(run.data.valid, run, /*shuffle=*/false, engine_.data_share());
+  if (!run.data.valid.empty()) valid_.emplace(run.data.valid, run_, /*shuffle=*/false, engine_.data_share());
+  if (run_.model.num_mtp_layers < run.model.num_mtp_layers)
+    log_.warn("{}", missing_mtp_notice(find_weights(run.init_from), run.model));
 }
 
 int TrainingRun::run() {
@@ -240,6 +251,7 @@ void TrainingRun::report_step(const StepReport& report) {
   scalar("train/loss", report.loss);
   scalar("train/aux_loss", report.aux_loss);
   scalar("train/z_loss", report.z_loss);
+  if (report.mtp_loss > 0) scalar("train/mtp_loss", report.mtp_loss);
   scalar("train/grad_norm", report.grad_norm);
   scalar("train/lr", report.lr);
   scalar("speed/tokens_per_s", report.tokens / report.step_time_s);

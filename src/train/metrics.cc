@@ -28,7 +28,7 @@ MoeLayerReport read_layer(const Engine& engine, const Model::MoeLayer& at, doubl
 void gather_layers(Engine& engine, std::vector<MoeLayerReport>& layers) {
   Group& stages = engine.mesh().group(Axis::pp);
   if (stages.size() == 1) return;
-  const int64_t L = engine.spec().model.num_layers, E = engine.spec().model.num_experts, columns = 5 + E;
+  const int64_t L = engine.spec().model.num_layers_and_mtp(), E = engine.spec().model.num_experts, columns = 5 + E;
   std::vector<double> table(L * columns);
   for (const MoeLayerReport& layer : layers) {
     double* row = table.data() + layer.layer * columns;
@@ -57,10 +57,19 @@ void gather_layers(Engine& engine, std::vector<MoeLayerReport>& layers) {
 
 }  // namespace
 
+double mtp_loss(const Engine& engine) {
+  const std::vector<Targets>& depths = engine.batch().ahead;
+  double loss = 0;
+  for (size_t k = 0; k < depths.size(); ++k)
+    loss += engine.on_host(engine.model().mtp_loss_sum()).ptr<double>()[k] * depths[k].loss_scale;
+  return depths.empty() ? 0 : loss / static_cast<double>(depths.size());
+}
+
 StepReport read_step(Engine& engine, int64_t step, double lr, double loss_scale, double tokens, double z_coeff,
                      double step_time_s) {
   StepReport r{.step = step, .lr = lr, .tokens = tokens, .step_time_s = step_time_s};
   r.loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * loss_scale;
+  r.mtp_loss = mtp_loss(engine);
   r.grad_norm = *engine.on_host(engine.optimizer().grad_norm()).ptr<float>();
   for (const auto& at : engine.model().moe_layers()) r.layers.push_back(read_layer(engine, at, tokens, z_coeff));
   gather_layers(engine, r.layers);
@@ -93,6 +102,7 @@ nlohmann::ordered_json to_json(const StepReport& r) {
                               {"expert_load_max_over_mean", r.expert_load_max_over_mean},
                               {"dropped_tokens", r.dropped_tokens},
                               {"memory_peak_bytes", r.memory_peak_bytes}};
+  if (r.mtp_loss > 0) json["mtp_loss"] = r.mtp_loss;
   auto layers = nlohmann::ordered_json::array();
   for (const MoeLayerReport& layer : r.layers) {
     layers.push_back({{"layer", layer.layer},

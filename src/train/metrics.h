@@ -23,6 +23,7 @@ struct StepReport {
   int64_t step = 0;
   double loss = 0;                  // token cross-entropy alone, mean over the targets of the global batch
   double aux_loss = 0, z_loss = 0;  // what else the objective holds; their sum over the layers
+  double mtp_loss = 0;              // and train.mtp_coeff times this: multi-token prediction, mean over its depths
   double grad_norm = 0, lr = 0;
   double tokens = 0;  // of the global batch
   double step_time_s = 0;
@@ -37,6 +38,9 @@ struct StepReport {
 // ranks and the same on each, but for the time and the memory; all ranks together.
 StepReport read_step(Engine& engine, int64_t step, double lr, double loss_scale, double tokens, double z_coeff,
                      double step_time_s);
+
+// Of multi-token prediction: the mean over its depths of the mean loss of each, since the last end_of_step; 0 without.
+double mtp_loss(const Engine& engine);
 
 nlohmann::ordered_json to_json(const StepReport& report);
 

@@ -17,6 +17,7 @@ struct ParitySpec {
   std::string model;   // as in train/weights.h
   std::string tokens;  // safetensors file with `tokens` I32 or I64 [B, S], and maybe `doc_start` alike
   bool gradients = false;
+  double mtp_coeff = 0.0;  // with gradients: of multi-token prediction in the objective; 0: without it
   DType compute = DType::f32;
   DeviceKind device = DeviceKind::cpu;
   int threads = 1;
@@ -30,9 +31,10 @@ struct ParityResult {
 
 // Writes logits F32 [B,S,V]; loss F32 [1], the mean next-token cross-entropy over B (S-1) targets, without auxiliary
 // losses; router.{layer}.topk I32 [B*S, k] of each MoE layer; and with gradients grad.{hugging face name} F32 of each
-// trained tensor. doc_start: index in the row of the first token of each token's document; positions restart there and
-// nothing attends across, while the targets that cross a border still count. Error{input} for tokens outside the
-// vocabulary and for doc_start that is none.
+// trained tensor. With mtp_coeff the gradients are of loss + mtp_coeff * mtp_loss, and there are mtp_loss F32 [1], the
+// mean over the depths, and mtp.{depth - 1}.logits like logits. doc_start: index in the row of the first token of each
+// token's document; positions restart there and nothing attends across, while the targets that cross a border still
+// count. Error{input} for tokens outside the vocabulary and for doc_start that is none.
 ParityResult write_parity(const ParitySpec& spec);
 
 // The file's tokens, checked.

@@ -16,6 +16,43 @@ bool holds_weights(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
 }
 
+// Entries as a tensor wants them, one in memory at a time.
+class EntryBytes {
+ public:
+  EntryBytes(const WeightsReader& reader, std::vector<NotFinite>* not_finite)
+      : reader_(reader), not_finite_(not_finite) {}
+  const char* read(size_t entry, DType dtype) {
+    const WeightsEntry& from = reader_.entries()[entry];
+    MOEBIUS_CHECK(input, holds_weights(from.dtype),
+                  "model weights: expected f32, bf16, f16 or f64 for {}; got {}; convert the weights first", from.name,
+                  name_of(from.dtype));
+    stored_.resize(from.bytes());
+    reader_.read(entry, stored_.data());
+    add_not_finite(not_finite_, from.name, count_not_finite(stored_.data(), from.dtype, from.shape.numel()));
+    if (dtype == from.dtype) return stored_.data();
+    converted_.resize(from.shape.numel() * size_of(dtype));
+    convert_elements(converted_.data(), dtype, stored_.data(), from.dtype, from.shape.numel(), from.name);
+    return converted_.data();
+  }
+
+ private:
+  const WeightsReader& reader_;
+  std::vector<NotFinite>* not_finite_;
+  std::vector<char> stored_, converted_;
+};
+
+// An expert after the other: what lies between two first indices is whole once its parts are there.
+void write_fused(SafetensorsWriter& writer, const TensorCopy& t, EntryBytes& entries) {
+  const int64_t size = size_of(t.dtype), experts = t.shape[0], plane = t.shape.numel() / experts;
+  const size_t parts_of_one = t.parts.size() / experts;
+  std::vector<char> bytes(plane * size);
+  for (size_t i = 0; i < t.parts.size(); ++i) {
+    const auto e = static_cast<int64_t>(i / parts_of_one);
+    put_into_fused(bytes.data(), entries.read(t.parts[i].entry, t.dtype), t.parts[i].place, e * plane, size);
+    if ((i + 1) % parts_of_one == 0) writer.write(t.name, bytes.data(), plane * size);
+  }
+}
+
 void check_folder(const std::error_code& error, const char* what, const std::string& path) {
   MOEBIUS_CHECK(io, !error, "{} {}: {}; check the folder, its disk and this user's access to it", what, path,
                 error.message());
@@ -50,22 +87,12 @@ SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, c
   std::vector<SafetensorsDecl> decls;
   for (const TensorCopy& t : shard) decls.push_back({t.name, t.dtype, dims_of(t.shape)});
   SafetensorsWriter writer(path, std::move(decls), {{"format", "pt"}});
-  std::vector<char> stored, converted;
+  EntryBytes entries(reader, not_finite);
   for (const TensorCopy& t : shard) {
-    const WeightsEntry& from = reader.entries()[t.entry];
-    MOEBIUS_CHECK(input, holds_weights(from.dtype),
-                  "model weights: expected f32, bf16, f16 or f64 for {}; got {}; convert the weights first", from.name,
-                  name_of(from.dtype));
-    stored.resize(from.bytes());
-    reader.read(t.entry, stored.data());
-    add_not_finite(not_finite, from.name, count_not_finite(stored.data(), from.dtype, t.shape.numel()));
-    if (t.dtype == from.dtype) {
-      writer.write(t.name, stored.data(), t.bytes());
-      continue;
-    }
-    converted.resize(t.bytes());
-    convert_elements(converted.data(), t.dtype, stored.data(), from.dtype, t.shape.numel(), from.name);
-    writer.write(t.name, converted.data(), t.bytes());
+    if (t.parts.empty())
+      writer.write(t.name, entries.read(t.entry, t.dtype), t.bytes());
+    else
+      write_fused(writer, t, entries);
   }
   return writer;
 }

@@ -6,11 +6,18 @@
 #include <vector>
 
 #include "config/model_spec.h"
+#include "io/fused_experts.h"
 #include "io/safetensors.h"
 #include "train/not_finite.h"
 #include "train/weights_source.h"
 
 namespace moebius {
+
+// An entry of a WeightsReader that is a part of the tensor to be written.
+struct FusedEntry {
+  size_t entry = 0;
+  FusedPlace place;
+};
 
 // A tensor to be written: which entry of a WeightsReader, and as what.
 struct TensorCopy {
@@ -18,6 +25,7 @@ struct TensorCopy {
   std::string name;
   Shape shape;
   DType dtype = DType::f32;
+  std::vector<FusedEntry> parts = {};  // instead of entry: its parts, those of expert 0 first
   int64_t bytes() const { return shape.numel() * size_of(dtype); }
 };
 

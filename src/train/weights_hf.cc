@@ -42,10 +42,10 @@ class Placement {
       if (!placed_.back().source.scale_name.empty()) folder_.consume(placed_.back().source.scale_name);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::input) throw;
-      problems_.push_back(error.what());
+      if (problems_.empty() || problems_.back() != error.what()) problems_.push_back(error.what());
       // A tensor of another shape is known, not unexpected.
       for (const std::string& name : {part.name, hf_name(family_, part.name)}) {
-        for (const std::string& known : {name, name + "_scale_inv"}) {
+        for (const std::string& known : {name, name + "_scale_inv", name + "_blocks", name + "_scales"}) {
           if (folder_.find(known)) folder_.consume(known);
         }
       }
@@ -60,11 +60,28 @@ class Placement {
           problems_.push_back(fmt::format("\"{}\" differs from \"{}\", but config.json ties them", kHead, kEmbedding));
         continue;
       }
+      if (is_of_mtp(name, model_.spec())) {
+        account_mtp(name);
+        continue;
+      }
       problems_.push_back(fmt::format("unexpected tensor \"{}\"", name));
     }
   }
 
-  bool same_bytes(const char* a, const char* b) const {
+  // What is left over of multi-token prediction: everything where the model holds none of it, else the hub's copies.
+  void account_mtp(const std::string& name) {
+    if (!model_.holds_mtp()) return;
+    const bool of_embedding = name.ends_with(".embed_tokens.weight"),
+               of_head = name.ends_with(".shared_head.head.weight");
+    const char* original = of_embedding || model_.spec().tie_word_embeddings ? kEmbedding : kHead;
+    if (!of_embedding && !of_head) return problems_.push_back(fmt::format("unexpected tensor \"{}\"", name));
+    if (!same_bytes(name, original)) {
+      problems_.push_back(
+          fmt::format("\"{}\" differs from \"{}\", which multi-token prediction shares", name, original));
+    }
+  }
+
+  bool same_bytes(const std::string& a, const std::string& b) const {
     const SafetensorsEntry *at_a = folder_.find(a), *at_b = folder_.find(b);
     if (!at_a || !at_b || at_a->dtype != at_b->dtype || at_a->shape != at_b->shape) return false;
     std::vector<char> bytes_a(at_a->bytes), bytes_b(at_b->bytes);

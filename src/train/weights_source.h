@@ -20,6 +20,16 @@ struct WeightsFolder {
 // Error{input} naming what was looked for.
 WeightsFolder find_weights(const std::string& path);
 
+// Whether there are tensors of multi-token prediction: of layers behind the model's. Config files often promise a
+// module that was not saved.
+bool has_mtp(const WeightsFolder& from, const ModelSpec& model);
+// The model with the modules that there are, all or none.
+ModelSpec with_mtp_of(const WeightsFolder& from, ModelSpec model);
+// What to tell whoever was promised them.
+std::string missing_mtp_notice(const WeightsFolder& from, const ModelSpec& model);
+// Whether a canonical name is one of those tensors.
+bool is_of_mtp(const std::string& name, const ModelSpec& model);
+
 struct WeightsEntry {
   std::string name;  // canonical
   Shape shape;
@@ -38,7 +48,9 @@ class WeightsReader {
   virtual void read_slice(size_t entry, const TensorSlice& slice, void* dst) const;
 };
 
-// Strict: Error{input} lists what is missing, unexpected or of another shape (the first 20 and the counts).
+// Strict: Error{input} lists what is missing, unexpected or of another shape (the first 20 and the counts). Tensors of
+// multi-token prediction are passed over where the model holds none of its modules (EngineSpec::shape), and so are the
+// hub's copies of embedding and head in them, which must be copies.
 std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const Model& model);
 std::unique_ptr<WeightsReader> open_hugging_face(const std::string& folder, const Model& model);
 std::unique_ptr<WeightsReader> open_checkpoint(const std::string& folder, const Model& model);  // bytes against hashes

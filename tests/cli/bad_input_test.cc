@@ -99,6 +99,21 @@ TEST_F(BadInput, ConfigsThatAreNoModel) {
   refuse({{"model_type", nullptr}}, "model_type");
 }
 
+TEST_F(BadInput, ConfigsWhoseGroupsOfExpertsDoNotDivide) {
+  fs::copy(kGolden + "/deepseek_v3_v5", dir_.path("deepseek"));
+  const std::string path = "deepseek/config.json", good = read_file(dir_.path(path));
+  const auto refuse = [&](int experts, int n_group, int topk_group, const std::string& text) {
+    write_file_atomic(dir_.path(path), good);
+    patch_json(path, [&](json& config) {
+      config.update({{"n_routed_experts", experts}, {"n_group", n_group}, {"topk_group", topk_group}});
+    });
+    refused({"import", "deepseek", "out"}, text);
+  };
+  refuse(7, 2, 1, "num_experts must be divisible by n_group; got 7 and 2");
+  refuse(8, 2, 3, "topk_group");
+  refuse(8, 4, 1, "num_experts_per_tok");  // 3 of the 2 experts of one group
+}
+
 TEST_F(BadInput, ConfigsThatAreNoJson) {
   const auto refuse = [&](const std::string& contents, const std::string& text) {
     write_file_atomic(dir_.path("mixtral_v4/config.json"), contents);
@@ -182,6 +197,20 @@ TEST_F(BadInput, IndexFiles) {
          "expected each tensor in one file");
 }
 
+// gate_up_proj [E, 2I, H] or [E, H, 2I], where 2I = H: nothing says which.
+TEST_F(BadInput, FusedExpertsThatCouldLieEitherWay) {
+  patch_json("mixtral_v4/config.json", [](json& config) { config["intermediate_size"] = 12; });
+  const std::vector<float> zeros(8 * 24 * 24);
+  const std::string fused = "model.layers.0.mlp.experts.gate_up_proj";
+  patch_tensors([&](auto& all) {
+    std::erase_if(all, [](const SafetensorsTensor& t) {
+      return t.decl.name.find("layers.0.block_sparse_moe.e") != std::string::npos;
+    });
+    all.push_back({{fused, DType::f32, {8, 24, 24}}, zeros.data()});
+  });
+  import_refused("expected a shape that shows the orientation of \"" + fused + "\"; got [8, 24, 24]");
+}
+
 TEST_F(BadInput, Pickles) {
   fs::rename(dir_.path("mixtral_v4/model.safetensors"), dir_.path("mixtral_v4/pytorch_model.bin"));
   import_refused("got pytorch_model.bin, a pickle, which can run code when it is read; convert it with");
@@ -207,6 +236,9 @@ TEST_F(BadInput, TokenIndexes) {
   refuse(34, raw(int32_t{61}), "expected a .bin of 122 bytes");
   refuse(38, raw(int64_t{1} << 40), "expected sequence 0 to begin at byte 0");
   refuse(46, raw(int64_t{1}), "expected document indices that rise from 0 to 1");
+  const std::string none = good.substr(0, 18) + raw(uint64_t{0}) + raw(uint64_t{1}) + raw(int64_t{0});
+  write_file_atomic(dir_.path("set.idx"), none);  // no document at all
+  eval_refused("set");
   write_file_atomic(dir_.path("set.idx"), good.substr(0, good.size() - 1));
   eval_refused("it is truncated, damaged or multimodal");
   write_file_atomic(dir_.path("set.idx"), "");
@@ -252,6 +284,12 @@ TEST_F(BadInput, Tokenizers) {
   refuse([](json& t) { t["model"]["vocab"]["zzzz"] = int64_t{1} << 31; }, "expected an integer in [0, 16777215]");
   refuse([](json& t) { t["model"]["vocab"]["zzzz"] = 5; }, "expected an id of its own for each token; got 5");
   refuse([](json& t) { t["pre_tokenizer"] = {{"type", "Nobody"}}; }, "this pre-tokenizer is not supported");
+  refuse(
+      [](json& t) {
+        t["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}};
+      },
+      "pre_tokenizer.pattern.Regex: expected a regular expression; got \"(a\"");
+  refuse([](json& t) { t["normalizer"] = {{"type", "Precompiled"}}; }, "this normalizer is not supported");
   refuse([](json& t) { t.erase("model"); }, "expected the key \"model\"; got none");
   write_file_atomic(dir_.path(path), "{\"a\": \"\xff\"}");
   refused({"tokenize", "--tokenizer", "tokenizer"}, "tokenizer.json: expected JSON", "x\n");
@@ -278,6 +316,8 @@ TEST_F(BadInput, Texts) {
   write_file_atomic(dir_.path("tokenizer/tokenizer_config.json"), "{\"eos_token\": \"<|endoftext|>\"}");
   refuse("a.jsonl", "{\"text\": \"x\"}\n{\"text\": \"\xff\"}\n", "a.jsonl:2:11: expected UTF-8; got byte 0xff");
   refuse("a.jsonl", "{\"text\": \"\\ud800\"}\n", "a.jsonl:1: expected JSON");
+  refuse("a.jsonl", "{\"messages\": []}\n",
+         "or \"input_ids\"; got \"messages\", a chat, which only the model's chat template puts into words");
   refuse("a.jsonl", "{\"prompt\": \"x\"}\n", "or with strings \"prompt\" and \"completion\"");
   refuse("a.jsonl", "{\"text\": {\"a\": 1}}\n", "a.jsonl:1: expected an object with a string \"text\"");
   refuse("a.jsonl", "\n\n", "expected some text; got none");

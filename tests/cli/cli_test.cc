@@ -443,7 +443,7 @@ TEST(CliBench, AStepOnAGpuIsSeenBesideItsPeaks) {
   EXPECT_GT(number("predicted_bytes"), number("planned_bytes"));
   const std::string text = run_moebius(dir, step).out;
   for (const char* part : {" tokens/s, ", "(MFU); ", " % of the roofline: ", ", predicted "})
-    EXPECT_THAT(text, HasSubstr(part));
+    EXPECT_THAT(text, testing::HasSubstr(part));
 }
 
 TEST(CliRanks, WantGpusWhereTheirRecipeSays) {

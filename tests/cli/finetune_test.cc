@@ -15,6 +15,22 @@ TEST_F(FineTune, LearnsTheCompletionsAndLeavesFrozenPartsAlone) {
   EXPECT_EQ(HfFolder::open(dir_.path("Tuned")).names(), HfFolder::open(dir_.path(kModelFolder)).names());
 }
 
+// Two turns of the assistant, as apply_chat_template of transformers wrote them.
+TEST_F(FineTune, TakesChatsAsIds) {
+  write_file_atomic(
+      dir_.path("chats.jsonl"),
+      R"({"input_ids": [523, 84, 82, 264, 198, 256, 68, 295, 385, 30, 524, 198, 523, 505, 284, 83, 432, 198, )"
+      R"(256, 68, 337, 524, 198, 523, 84, 82, 264, 198, 474, 524, 198, 523, 505, 284, 83, 432, 198, 77, 385, )"
+      R"(524, 198], "assistant_masks": [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0, )"
+      R"(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0]})"
+      "\n");
+  EXPECT_THAT(run({"data", "build", "--input", "chats.jsonl", "--tokenizer", kModelFolder, "--out", "data/pairs"}).out,
+              testing::HasSubstr("1 documents, 41 tokens, 7 of them targets, 12 bytes of text"));
+  run_readme("import");
+  run_readme("train");
+  EXPECT_LT(eval_loss("runs/tuned"), 0.5 * eval_loss(kModelFolder));
+}
+
 TEST_F(FineTune, ResumesBitForBit) {
   prepare();
   const auto train_to = [&](const std::string& steps) {

@@ -1,4 +1,4 @@
-// What Moebius writes, loaded in transformers.
+// Moebius beside Hugging Face's libraries, where a Python has them.
 #include <cstdlib>
 
 #include "io/safetensors.h"
@@ -7,14 +7,23 @@
 namespace moebius {
 namespace {
 
-// Python with torch and transformers: MOEBIUS_PYTHON in the environment or at configuration, else python3.
-std::string python() {
+// A Python that imports these, which MOEBIUS_PYTHON names in the environment or at configuration, else python3; empty:
+// there is none.
+std::string python_with(const std::string& modules) {
   const char* named = std::getenv("MOEBIUS_PYTHON");
   const std::string program = named ? named : MOEBIUS_PYTHON;
-  const bool has_modules =
-      !program.empty() &&
-      std::system((quoted(program) + " -c 'import torch, transformers, safetensors' > /dev/null 2>&1").c_str()) == 0;
-  return has_modules ? program : "";
+  const std::string command = quoted(program) + " -c " + quoted("import " + modules) + " > /dev/null 2>&1";
+  return !program.empty() && std::system(command.c_str()) == 0 ? program : "";
+}
+
+// What a script of this folder says.
+std::string say(const TestDir& dir, const std::string& python, const std::string& script,
+                const std::vector<std::string>& words) {
+  std::string command =
+      "cd " + quoted(dir.path()) + " && " + quoted(python) + " " + quoted(MOEBIUS_SOURCE_DIR "/tests/cli/" + script);
+  for (const std::string& word : words) command += " " + quoted(word);
+  EXPECT_EQ(std::system((command + " > said 2> noise").c_str()), 0) << read_file(dir.path("noise"));
+  return read_file(dir.path("said"));
 }
 
 // What was fine-tuned, and every golden model, exported: no missing and no unexpected keys, the
@@ -22,7 +31,7 @@ std::string python() {
 class Transformers : public FineTune {
  protected:
   void SetUp() override {
-    if (python().empty())
+    if (python_.empty())
       GTEST_SKIP() << "wants Python with torch, transformers and safetensors; set MOEBIUS_PYTHON to one that has them";
     FineTune::SetUp();
   }
@@ -41,13 +50,7 @@ class Transformers : public FineTune {
       write_forward(name);
     }
   }
-  std::string load_all() {
-    std::string command = "cd " + quoted(dir_.path()) + " && " + quoted(python()) + " " +
-                          quoted(MOEBIUS_SOURCE_DIR "/tests/cli/load_in_transformers.py");
-    for (const std::string& folder : folders_) command += " " + quoted(folder);
-    EXPECT_EQ(std::system((command + " > said 2> noise").c_str()), 0) << read_file(dir_.path("noise"));
-    return read_file(dir_.path("said"));
-  }
+  const std::string python_ = python_with("torch, transformers, safetensors");
   std::vector<std::string> folders_;
 };
 
@@ -55,9 +58,27 @@ TEST_F(Transformers, LoadsWhatWasFineTunedAndEveryFamily) {
   tune();
   write_forward("Tuned");
   export_golden_models();
-  const std::string said = load_all();
+  const std::string said = say(dir_, python_, "load_in_transformers.py", folders_);
   ASSERT_GT(folders_.size(), 15u);
   for (const std::string& folder : folders_) EXPECT_THAT(said, testing::HasSubstr(folder + ": as it should be\n"));
+}
+
+// Random Unicode, prose and code, through the whole of `data build`.
+TEST(Tokenizers, HaveTheIdsOfHuggingFacesLibrary) {
+  const std::string python = python_with("tokenizers");
+  if (python.empty()) GTEST_SKIP() << "wants Python with tokenizers; set MOEBIUS_PYTHON to one that has it";
+  const TestDir dir;
+  std::vector<std::string> words{MOEBIUS_BINARY_DIR "/moebius", dir.path()}, styles;
+  for (const auto& entry : std::filesystem::directory_iterator(kGolden + "/tokenizers")) {
+    if (!entry.is_directory()) continue;
+    words.push_back(entry.path().string());
+    styles.push_back(entry.path().filename().string());
+  }
+  ASSERT_GT(styles.size(), 5u);
+  for (const char* text : {"--", "README.md", "DESIGN.md", "src/io/bpe.cc", "dev"})
+    words.push_back(*text == '-' ? text : std::string(MOEBIUS_SOURCE_DIR "/") + text);
+  const std::string said = say(dir, python, "compare_tokenizers.py", words);
+  for (const std::string& style : styles) EXPECT_THAT(said, testing::HasSubstr(style + ": as it should be\n"));
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ void expect_case(Transport& transport, const ContextCase& c) {
   rope_table(s, {.cos_sin_Pd = cos_sin.tensor()});
   const Tensor table = cos_sin.tensor();
   const auto make = [&](LayerRig& rig, const Mesh& on) {
-    return Gqa(rig.params, "attention", model, DType::f32, on, c.comm, table);
+    return Gqa(rig.params, "attention", model, model.sliding_window, DType::f32, on, c.comm, table);
   };
   const auto declare = [](const Gqa& layer, MemoryPlan& plan, int64_t rows, Gqa::Saved& saved) {
     layer.declare_saved(plan, "attention", rows, saved);

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 
 #include "core/rng.h"
 #include "tests/distributed/choice_gap.h"
@@ -25,6 +27,16 @@ void make_latent(ModelSpec& m, bool with_queries) {
   m.v_head_dim = 5;
   m.rope_interleave = with_queries;
   m.initializer_range = 0.2;
+}
+
+void as_gpt_oss(ModelSpec& m) {
+  m.qk_norm = QkNorm::none;
+  m.qkv_bias = m.o_bias = m.attention_sinks = m.router_bias = m.expert_proj_bias = true;
+  m.sliding_window = 3;
+  m.sliding_layers = {true, false, true, false};
+  m.moe_layers = {true, true, true, true};
+  m.shared_intermediate_size = 0;
+  m.swiglu_limit = 1.5;
 }
 
 ModelSpec model_spec(const LayoutModel& what) {
@@ -53,14 +65,28 @@ ModelSpec model_spec(const LayoutModel& what) {
     m.topk_group = 2;
     m.routed_scaling_factor = 1.5;
   }
-  if (what.latent || what.latent_kv) make_latent(m, what.latent);
+  m.num_mtp_layers = what.mtp;
+  if (what.mtp > 0)
+    m.moe_layers[2] = false;  // the modules have experts too, and each layer of them makes ties likelier
+  if (what.latent) {
+    m.qk_norm = QkNorm::none;
+    m.num_kv_heads = m.num_heads;
+    m.q_lora_rank = 10;
+    m.kv_lora_rank = 12;
+    m.qk_rope_head_dim = 2;
+    m.v_head_dim = 5;
+  }
+  if (what.gpt_oss) as_gpt_oss(m);
+  if (what.latent_qkv || what.latent_kv) make_latent(m, what.latent_qkv);
   m.check();
   return m;
 }
 
 // For each model the seed, of 300 to 700, with the widest gap between what is chosen and what is not in 20 steps on one
-// rank (1.4e-5 to 3.3e-5). expect_same asks for 1e-5.
+// rank (1.4e-5 to 3.7e-5; of gpt_oss, which chooses in one more layer, 1.3e-5 by the widest of 100). expect_same asks
+// for 1e-5.
 uint64_t seed_of(const LayoutModel& what) {
+  if (what.mtp > 0) return what.latent ? 2 : what.tied ? 53 : 94;
   if (what.sigmoid) return 116;
   if (what.skewed) return 265;
   if (what.tied) return 82;
@@ -68,8 +94,9 @@ uint64_t seed_of(const LayoutModel& what) {
   if (what.by_weight) return 138;
   if (what.sinkhorn) return 593;
   if (what.jitter) return 235;
-  if (what.latent) return 394;
+  if (what.latent_qkv) return 394;
   if (what.latent_kv) return 577;
+  if (what.gpt_oss) return 57;
   return 77;
 }
 
@@ -96,7 +123,8 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
           .shape = {.batch = kMicroBatch,
                     .seq = kSeq / mesh.cp,
                     .max_segments = kMicroBatch * kSeq,
-                    .cp_comm = layout.cp_comm},
+                    .cp_comm = layout.cp_comm,
+                    .num_mtp = what.mtp},
           .num_micro_batches = kGlobalBatch / (kMicroBatch * mesh.dp),
           .optimizer = optimizer,
           .mesh = mesh,
@@ -106,7 +134,15 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
           .seed = seed_of(what)};
 }
 
-bool counts(int64_t sequence, int64_t i) { return (sequence * 3 + i) % 5 != 2; }
+// Sequence `sequence` of a global batch has two documents, the second from here on.
+int64_t second_document(int64_t sequence) { return 1 + sequence % (kSeq - 1); }
+
+// Whether token i + k + 1 is to be predicted from row i: it is a target, and both are of one document.
+bool counts(int64_t sequence, int64_t i, int64_t k) {
+  const int64_t target = i + k + 1, cut = second_document(sequence);
+  const bool apart = k > 0 && i < cut && target >= cut;
+  return (sequence * 3 + target - 1) % 5 != 2 && !apart && target <= kSeq;
+}
 
 // The tokens of a sequence that a rank has, and the place of the sequence in its micro-batch. Zig-zag: of 2 cp pieces
 // context rank c has the pieces c and 2 cp - 1 - c.
@@ -143,22 +179,24 @@ void fill_sequence(MicroBatch& b, const Placed& at, const LayoutModel& what, int
   const auto token = [&](int64_t i) {
     return what.by_weight ? distinct_token(step, sequence, i) : uneven_token(step, sequence, i);
   };
-  const int64_t cut = 1 + sequence % (kSeq - 1);
+  const int64_t cut = second_document(sequence);
   for (int64_t k = 0; k < std::ssize(at.positions); ++k) {
     const int64_t i = at.positions[k], t = at.index * std::ssize(at.positions) + k, begin = i < cut ? 0 : cut;
     b.token_T.ptr<int32_t>()[t] = token(i);
-    b.target_T.ptr<int32_t>()[t] = token(i + 1);
-    b.weight_T.ptr<float>()[t] = counts(sequence, i) ? 1.0f : 0.0f;
+    for (int64_t k = 0; k <= what.mtp; ++k) {
+      b.targets(k).target_T.ptr<int32_t>()[t] = i + k < kSeq ? token(i + k + 1) : 0;
+      b.targets(k).weight_T.ptr<float>()[t] = counts(sequence, i, k) ? 1.0f : 0.0f;
+    }
     b.pos_T.ptr<int32_t>()[t] = static_cast<int32_t>(i - begin);
     b.doc_start_T.ptr<int32_t>()[t] = static_cast<int32_t>(begin);
     b.segment_T.ptr<int32_t>()[t] = static_cast<int32_t>(2 * at.index + (i < cut ? 0 : 1));
   }
 }
 
-double target_weight() {
+double target_weight(int64_t depth) {
   double sum = 0;
   for (int64_t sequence = 0; sequence < kGlobalBatch; ++sequence)
-    for (int64_t i = 0; i < kSeq; ++i) sum += counts(sequence, i);
+    for (int64_t i = 0; i < kSeq; ++i) sum += counts(sequence, i, depth);
   return sum;
 }
 
@@ -168,7 +206,9 @@ void fill(Engine& engine, const LayoutModel& what, int64_t m, int64_t step) {
   const int64_t first = (m * share.dp + share.dp_rank) * kMicroBatch;
   Placed at{.positions = positions_of(share)};
   for (; at.index < kMicroBatch; ++at.index) fill_sequence(b, at, what, step, first + at.index);
-  b.loss_scale = 1.0 / target_weight();
+  b.loss_scale = 1.0 / target_weight(0);
+  b.mtp_coeff = 0.3;
+  for (int64_t k = 1; k <= what.mtp; ++k) b.ahead[k - 1].loss_scale = 1.0 / target_weight(k);
   b.total_tokens = static_cast<double>(kGlobalBatch * kSeq);
   b.train_step = static_cast<uint64_t>(step);
   b.first_token = static_cast<uint64_t>(first * kSeq);
@@ -183,9 +223,30 @@ std::vector<float> elements(Engine& engine, const Tensor& x) {
   return values;
 }
 
+int64_t flat_index(const ParamPart& part, int64_t local) {
+  if (part.shard.dim < 0) return local;
+  int64_t inner = 1;
+  for (int i = part.shape.rank() - 1; i > part.shard.dim; --i) inner *= part.shape[i];
+  const int64_t local_run = part.shard.count * inner, run = part.shape[part.shard.dim] * inner;
+  return local / local_run * run + part.shard.begin * inner + local % local_run;
+}
+
+// Biases begin at 0, of which no relative distance can be told: they get values as other weights have.
+void draw_biases(const Param& p) {
+  for (const ParamPart& part : p.spec.parts) {
+    const Rng rng(13, RngSite::bench, std::hash<std::string>()(part.name));
+    const Tensor w = part_of(p.w, part);
+    for (int64_t i = 0; i < w.numel(); ++i) w.ptr<float>()[i] = 0.3f * rng.normal(flat_index(part, i));
+  }
+  if (p.has_master) std::copy_n(p.w.ptr<float>() + p.owned.begin, p.owned.count, p.master_n.ptr<float>());
+}
+
 void init(Engine& engine, const LayoutModel& what) {
   Stream s = engine.stream();
   engine.model().params().init(s, engine.spec().seed);
+  for (const Param& p : engine.model().params().all()) {
+    if (what.gpt_oss && p.spec.init == ParamInit::zeros) draw_biases(p);
+  }
   if (!what.skewed) return;
   for (const Param& p : engine.model().params().all()) {
     if (p.spec.name.find("e_score_correction_bias") == std::string::npos) continue;
@@ -194,14 +255,6 @@ void init(Engine& engine, const LayoutModel& what) {
     copy_to_device(s, p.w.data, bias.data(), p.w.num_bytes());
     synchronize(s);
   }
-}
-
-int64_t flat_index(const ParamPart& part, int64_t local) {
-  if (part.shard.dim < 0) return local;
-  int64_t inner = 1;
-  for (int i = part.shape.rank() - 1; i > part.shard.dim; --i) inner *= part.shape[i];
-  const int64_t local_run = part.shard.count * inner, run = part.shape[part.shard.dim] * inner;
-  return local / local_run * run + part.shard.begin * inner + local % local_run;
 }
 
 struct Holder {
@@ -323,6 +376,7 @@ void expect_same_step(const StepReport& got, const StepReport& alone, double bou
   near("loss", got.loss, alone.loss);
   near("aux_loss", got.aux_loss, alone.aux_loss);
   near("z_loss", got.z_loss, alone.z_loss);
+  near("mtp_loss", got.mtp_loss, alone.mtp_loss);
   near("grad_norm", got.grad_norm, alone.grad_norm);
   EXPECT_EQ(got.dropped_tokens, alone.dropped_tokens) << "step " << alone.step;
   ASSERT_EQ(got.layers.size(), alone.layers.size());

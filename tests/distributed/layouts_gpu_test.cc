@@ -40,7 +40,7 @@ const GpuLayout kLayouts[] = {
     {"tp2_cp2_ring", 4, {.tp = 2, .cp = 2, .cp_comm = CpComm::ring}},
     {"cp2_alltoall", 2, {.cp = 2, .cp_comm = CpComm::alltoall}},
     {"ep4_over_tp2_cp2", 4, {.tp = 2, .cp = 2, .ep = 4}},
-    {"tp2_latent", 2, {.tp = 2}, {.latent = true}},
+    {"tp2_latent", 2, {.tp = 2}, {.latent_qkv = true}},
     {"tp2_cp2_ring_latent_kv", 4, {.tp = 2, .cp = 2, .cp_comm = CpComm::ring}, {.latent_kv = true}},
 };
 

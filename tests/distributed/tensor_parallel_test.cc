@@ -65,7 +65,7 @@ void expect_attention_like_one_rank(const Mesh& mesh, const ModelSpec& model, in
   rope_table(s, {.cos_sin_Pd = cos_sin.tensor()});
   const Tensor table = cos_sin.tensor();
   const auto make = [&](LayerRig& rig, const Mesh& on) {
-    return Gqa(rig.params, "attention", model, DType::f32, on, CpComm::allgather, table);
+    return Gqa(rig.params, "attention", model, model.sliding_window, DType::f32, on, CpComm::allgather, table);
   };
   expect_row_traffic(expect_like_one_rank<Gqa>(mesh, kWhole, D, kTolerance, make, declare_gqa), mesh.shape().tp,
                      more_forward, more_backward);
@@ -106,7 +106,7 @@ TEST(TensorParallelErrors, HeadsAndWidthsMustDivide) {
   };
   ModelSpec m = attention_model(QkNorm::none, false);
   const auto attention = [&](LayerRig& rig, const Mesh& mesh) {
-    Gqa(rig.params, "attention", m, DType::f32, mesh, CpComm::allgather, Tensor{});
+    Gqa(rig.params, "attention", m, m.sliding_window, DType::f32, mesh, CpComm::allgather, Tensor{});
   };
   EXPECT_EQ(error_on(3, attention), "attention: query heads over parallel.tp: 16 must be divisible by 3");
   m.num_kv_heads = 1;
@@ -136,11 +136,11 @@ VocabPasses vocab_passes(LayerRig& rig, const Embedding& embedding, const LmHead
   Array x = Array::of({t, D}, DType::f32, rig.own(all, D)), dx = Array::poisoned({t, D}, DType::f32), y = dx,
         loss = Array::poisoned({T}, DType::f32), alone = loss;
   Step step = rig.step();
-  embedding.forward(step, y.tensor());
-  head.loss(step, loss.tensor(), dx.tensor(), x.tensor());
-  head.loss(step, alone.tensor(), Tensor{}, x.tensor());
+  embedding.forward(step, y.tensor(), batch.token_T);
+  head.loss(step, batch, loss.tensor(), dx.tensor(), x.tensor());
+  head.loss(step, batch, alone.tensor(), Tensor{}, x.tensor());
   EXPECT_EQ(alone.bytes(), loss.bytes());
-  embedding.backward_weight(step, dx.tensor());
+  embedding.backward_weight(step, dx.tensor(), batch.token_T);
   return {y.values(), loss.values(), dx.values()};
 }
 

@@ -206,7 +206,7 @@ TEST_P(OnGpus, ARecordingIsTheSame) {
     }
     EXPECT_EQ(r.world->sent_bytes() - before, 3 * sent);
     synchronize(r.s);
-    if (r.size > 1) EXPECT_GT(r.world->seconds(), 0);
+    EXPECT_GT(r.world->seconds(), 0);
     for (int i = 0; i < 3; ++i) b.run(r.host, false);
     b.expect_same();
   });
@@ -237,7 +237,7 @@ TEST_P(OnGpus, SendTheBytesOfTheFormulas) {
 
 // Another rank throws while this one's GPU waits for it: the wait ends with the run.
 TEST_P(OnGpus, ARankThatThrowsEndsTheWaitForTheGpu) {
-  if (GetParam() == 1 || mpi_world() != nullptr) return;
+  if (GetParam() == 1 || process_world() != nullptr) return;
   const auto body = [](Transport& transport) {
     GpuRank r(transport);
     Twin x = r.twin({1 << 20}, DType::f32, 1);
@@ -259,13 +259,14 @@ TEST_P(OnGpus, ARankThatThrowsEndsTheWaitForTheGpu) {
 
 // A rank that never joins is waited for no longer than the timeout.
 TEST_P(OnGpus, ARankThatStallsEndsTheWaitForTheGpu) {
-  if (GetParam() == 1 || mpi_world() != nullptr) return;
+  if (GetParam() == 1 || process_world() != nullptr) return;
   std::atomic<bool> has_failed = false;
   const auto body = [&](Transport& transport) {
     GpuRank r(transport);
     Twin x = r.twin({1 << 20}, DType::f32, 1);
     r.world->barrier();
     while (r.rank == 1 && !has_failed) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (r.rank == 1) return r.world->barrier();
     try {
       r.world->all_reduce_sum(r.s, x.gpu);
       synchronize(r.s);

@@ -131,12 +131,13 @@ void split_documents(MicroBatch& b) {
   }
 }
 
+void fill(MicroBatch& batch, const EngineSpec& spec, int64_t step, int64_t m) {
+  fill_random(batch, spec.model, step, m * kBatch, spec.num_micro_batches * kBatch);
+  if (spec.shape.documents) split_documents(batch);
+}
+
 void fill_step(Engine& engine, int64_t step) {
-  const int64_t num_micro_batches = engine.spec().num_micro_batches;
-  for (int64_t m = 0; m < num_micro_batches; ++m) {
-    fill_random(engine.batch(m), engine.spec().model, step, m * kBatch, num_micro_batches * kBatch);
-    if (engine.spec().shape.documents) split_documents(engine.batch(m));
-  }
+  for (int64_t m = 0; m < engine.spec().num_micro_batches; ++m) fill(engine.batch(m), engine.spec(), step, m);
 }
 
 std::vector<double> train(Engine& engine, int64_t num_steps, int64_t first_step = 1) {
@@ -244,8 +245,8 @@ TEST_P(OnGpu, FrozenParametersStayAsTheyAre) {
   const auto weights = [&] {
     std::vector<std::vector<std::byte>> all;
     for (const Param& p : engine.model().params().all()) {
-      all.emplace_back(p.w.num_bytes());
-      copy_to_host(s, all.back().data(), p.w.data, p.w.num_bytes());
+      all.emplace_back(p.master().num_bytes());
+      copy_to_host(s, all.back().data(), p.master().data, p.master().num_bytes());
     }
     return all;
   };
@@ -272,9 +273,8 @@ TEST_P(OnGpu, FillingInTurnChangesNoBit) {
   initialised(in_turn);
   std::vector<double> got;
   for (int64_t step = 1; step <= 5; ++step) {
-    in_turn.train_step(step, 1e-4 * static_cast<double>(step), [&](MicroBatch& batch, int64_t m) {
-      fill_random(batch, in_turn.spec().model, step, m * kBatch, 5 * kBatch);
-    });
+    in_turn.train_step(step, 1e-4 * static_cast<double>(step),
+                       [&](MicroBatch& batch, int64_t m) { fill(batch, in_turn.spec(), step, m); });
     got.push_back(*in_turn.on_host(in_turn.model().loss_sum()).ptr<double>() * in_turn.batch().loss_scale);
     in_turn.end_of_step();
   }
@@ -372,6 +372,26 @@ TEST_P(OnGpu, FirstLossesOfEverySpecAreThoseOfTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Dtypes, OnGpu, ::testing::Values(DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
+// What a run will hold is known before it holds any: within 3 %. The kernels that tests before this one have loaded are
+// not loaded again, so that less may be held.
+TEST(OnGpuMemory, IsPredictedBeforeThePlanIsBound) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  for (const auto spec_of : {wide_spec_on, documents_on, many_on}) {
+    EngineSpec on_paper = spec_of(DeviceKind::cuda, DType::bf16, true);
+    on_paper.model.vocab_size = 300'000;
+    EngineSpec spec = on_paper;
+    on_paper.device = DeviceKind::null;
+    const int64_t predicted = Engine(on_paper).device_memory().total_bytes();
+    Engine engine(spec);
+    EXPECT_EQ(engine.device_memory().total_bytes(), predicted);
+    train(initialised(engine), 4);
+    engine.look_at_memory();
+    EXPECT_LE(engine.peak_bytes(), 1.03 * static_cast<double>(predicted));
+    EXPECT_GE(engine.peak_bytes(), 0.97 * static_cast<double>(predicted) - (16 << 20));
+  }
+}
+
 // An expert that gets every token, and experts that get none: the recorded step must not have kept a count.
 TEST(OnGpuRouting, ARecordedStepFollowsTheRouter) {
   const std::string why = Accelerator::why_missing();
@@ -431,7 +451,7 @@ TEST(OnGpuGeneration, InBf16ALongPromptIsThatOfTheCpu) {
     feed_tokens(engine, std::span(prompt).first(328), 0, logits);
     feed_tokens(engine, std::span(prompt).subspan(328, 1), 328, logits);
     feed_tokens(engine, std::span(prompt).subspan(329, 1), 329, logits);
-    EXPECT_EQ(engine.stack_high_water(), engine.plan().bytes(Life::stack)) << chunk;
+    EXPECT_LE(engine.stack_high_water(), engine.plan().bytes(Life::stack)) << chunk;
     return logits;
   };
   const std::vector<float> want = logits_of(DeviceKind::cpu, DType::f32, 512);

@@ -65,6 +65,28 @@ TEST_P(Training, RecomputeChangesNoBit) { expect_recompute_changes_no_bit(tiny_m
 TEST_P(Training, RecomputeChangesNoBitOfLatentAttention) {
   expect_recompute_changes_no_bit(latent_model(), GetParam());
 }
+TEST_P(Training, RecomputeChangesNoBitOfMultiTokenPrediction) {
+  expect_recompute_changes_no_bit(ahead_model(), GetParam());
+}
+
+// Its modules held and not computed: the model is trained as without them, and they stay as they are.
+TEST_P(Training, MultiTokenPredictionOffIsWithoutIt) {
+  EngineSpec off = tiny_engine(ahead_model(), 2, GetParam(), 1);
+  off.shape.num_mtp = 0;
+  Engine held(off), without(tiny_engine(tiny_model(), 2, GetParam(), 1)), fresh(off);
+  EXPECT_EQ(train(held, 3, 4), train(without, 3, 4));
+  EXPECT_EQ(all_elements(held, false), all_elements(without, false));
+  init_params(fresh);
+  int64_t idle = 0;
+  for (size_t i = 0; i < held.model().params().all().size(); ++i) {
+    const Param &p = held.model().params().all()[i], &q = fresh.model().params().all()[i];
+    if (p.has_grad) continue;
+    ++idle;
+    EXPECT_TRUE(p.frozen) << p.spec.name;
+    EXPECT_EQ(std::memcmp(p.w.data, q.w.data, p.w.num_bytes()), 0) << p.spec.name;
+  }
+  EXPECT_GT(idle, 2 * 10);
+}
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, Training, ::testing::Values(DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
@@ -73,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, Training, ::testing::Values(DType::f32, DType::
 // order.
 TEST(TrainingSplit, MicroBatchSplitChangesRoundingOnly) {
   const auto spec = [](int64_t batch) {
-    EngineSpec s = tiny_engine(tiny_model(), batch, DType::f32, 2);
+    EngineSpec s = tiny_engine(ahead_model(), batch, DType::f32, 2);
     s.balance.aux = false;
     s.balance.global_aux = true;
     s.balance.jitter = 0.05;
@@ -183,6 +205,13 @@ TEST(TrainingGradients, AreTheDerivativeOfTheScalarWithLatentAttention) {
   expect_gradients_match_differences(tiny_engine(latent_model(), 2, DType::f32, 1));
 }
 
+TEST(TrainingGradients, AreTheDerivativeOfTheScalarWithMultiTokenPrediction) {
+  expect_gradients_match_differences(tiny_engine(ahead_model(), 2, DType::f32, 1));
+  ModelSpec tied = ahead_model(latent_model());
+  tied.tie_word_embeddings = true;
+  expect_gradients_match_differences(tiny_engine(tied, 2, DType::f32, 1));
+}
+
 TEST(TrainingGradients, AreTheDerivativeOfTheScalarWithSigmoidGroupsAndBias) {
   ModelSpec model = tiny_model();
   model.score = ScoreFunction::sigmoid;
@@ -225,7 +254,7 @@ TEST(TrainingDocuments, KeptApartEqualAlone) {
 // Evaluating between steps changes no bit of the training: not the weights, not the expert biases, not what is
 // reported.
 TEST(TrainingEvaluation, LeavesTrainingAsItWas) {
-  ModelSpec model = tiny_model();
+  ModelSpec model = ahead_model();
   model.expert_bias = true;
   EngineSpec spec = tiny_engine(model, 2, DType::f32, 1);
   spec.balance.bias = spec.balance.global_aux = true;
@@ -254,7 +283,7 @@ TEST(TrainingEvaluation, LeavesTrainingAsItWas) {
 
 // What is planned on the null device is what is allocated.
 TEST(TrainingMemory, TheNullDevicePlansTheSameBytes) {
-  EngineSpec spec = tiny_engine(tiny_model(), 3, DType::bf16, 2);
+  EngineSpec spec = tiny_engine(ahead_model(), 3, DType::bf16, 2);
   Engine real(spec);
   spec.device = DeviceKind::null;
   Engine counted(spec);

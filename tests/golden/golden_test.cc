@@ -62,7 +62,7 @@ void expect_f32_gate(const std::string& name, const std::vector<float>& got, con
   if (name.starts_with("grad.")) {
     EXPECT_GE(cosine(got, want), 1 - 1e-6) << name;
     EXPECT_NEAR(norm(got), norm(want), 1e-4 * norm(want)) << name;
-  } else if (name == "loss") {
+  } else if (name == "loss" || name == "mtp_loss") {
     EXPECT_NEAR(got[0], want[0], 1e-6 * std::abs(want[0]));
   } else {
     EXPECT_LE(max_abs_diff(got, want), 2e-5 * max_abs(want)) << name;
@@ -73,12 +73,13 @@ void expect_f32_gate(const std::string& name, const std::vector<float>& got, con
 class Golden : public testing::TestWithParam<std::tuple<std::string, DeviceKind>> {
  protected:
   static std::string name() { return std::get<0>(GetParam()); }
-  SafetensorsFile forward(DType compute, bool gradients) {
+  SafetensorsFile forward(DType compute, bool gradients, double mtp_coeff = 0) {
     const std::string folder = kData + "/" + name(), out = dir_.path("out.safetensors");
     write_parity({.out = out,
                   .model = folder,
                   .tokens = folder + "/tokens.safetensors",
                   .gradients = gradients,
+                  .mtp_coeff = mtp_coeff,
                   .compute = compute,
                   .device = std::get<1>(GetParam()),
                   .threads = 2});
@@ -90,11 +91,16 @@ class Golden : public testing::TestWithParam<std::tuple<std::string, DeviceKind>
   TestDir dir_;
 };
 
+double mtp_coeff(const SafetensorsFile& want) {
+  const SafetensorsEntry* coeff = want.find("mtp_coeff");
+  return coeff ? read_as<float>(want, *coeff)[0] : 0;
+}
+
 TEST_P(Golden, LogitsLossRoutesAndGradientsInF32) {
-  const SafetensorsFile got = forward(DType::f32, true), want = expected();
+  const SafetensorsFile want = expected(), got = forward(DType::f32, true, mtp_coeff(want));
   size_t compared = 0;
   for (const SafetensorsEntry& entry : want.entries()) {
-    if (entry.name == "token_loss") continue;  // of single targets; `loss` is their mean
+    if (entry.name == "token_loss" || entry.name == "mtp_coeff") continue;  // `loss` is the mean of the first
     const SafetensorsEntry* mine = got.find(entry.name);
     ASSERT_NE(mine, nullptr) << entry.name;
     ASSERT_EQ(mine->shape, entry.shape) << entry.name;
@@ -169,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, Golden, testing::ValuesIn(cases_on_devices()), [
   return std::get<0>(info.param) + "_" + std::string(name_of(std::get<1>(info.param)));
 });
 
-TEST(GoldenData, HasAllItsCases) { EXPECT_EQ(cases().size(), 19u); }
+TEST(GoldenData, HasAllItsCases) { EXPECT_EQ(cases().size(), 24u); }
 
 }  // namespace
 }  // namespace moebius

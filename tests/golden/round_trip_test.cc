@@ -2,11 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <set>
 
 #include "config/hf_keys.h"
 #include "io/hf_folder.h"
+#include "io/hf_names.h"
 #include "io/json_text.h"
 #include "io/testing.h"
 #include "train/checkpoint.h"
@@ -119,18 +123,154 @@ std::vector<std::string> unpacked_cases() {
 INSTANTIATE_TEST_SUITE_P(Cases, RoundTrip, testing::ValuesIn(unpacked_cases()),
                          [](const auto& info) { return info.param; });
 
-class PackedRoundTrip : public RoundTrip {};
+// What was packed goes out in what holds it, the rest in f32 as it lies.
+class PackedRoundTrip : public RoundTrip {
+ protected:
+  static DType dtype_of(const std::string& name) {
+    const bool in_4_bits = name.ends_with(".experts.gate_up_proj") || name.ends_with(".experts.down_proj");
+    return in_4_bits ? DType::bf16 : DType::f32;
+  }
+};
 
 TEST_P(PackedRoundTrip, GoesOutUnpackedAndComputesTheSame) {
   const std::string out = there_and_back(source());
   EXPECT_EQ(logits(out), logits(source()));
   EXPECT_FALSE(read_json(out + "/config.json").contains("quantization_config"));
   const HfFolder folder = HfFolder::open(out);
-  for (const std::string& name : folder.names()) EXPECT_EQ(folder.at(name).dtype, DType::f32) << name;
+  for (const std::string& name : folder.names()) EXPECT_EQ(folder.at(name).dtype, dtype_of(name)) << name;
+  expect_same_tensors(HfFolder::open(there_and_back(out)), folder);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, PackedRoundTrip, testing::Values("deepseek_v3_fp8"),
+INSTANTIATE_TEST_SUITE_P(Cases, PackedRoundTrip, testing::Values("deepseek_v3_fp8", "gpt_oss_mxfp4"),
                          [](const auto& info) { return info.param; });
+
+// A released model with multi-token prediction, edited: what is in its folder, and what is not.
+class MtpFolder : public testing::Test {
+ protected:
+  MtpFolder() {
+    fs::create_directories(hub());
+    fs::copy_file(source() + "/config.json", hub() + "/config.json");
+  }
+  static std::string source() { return kData + "/deepseek_v3_mtp"; }
+  std::string hub() const { return dir_.path("hub"); }
+  // Its tensors but those that `leaves_out` says; what `edit` does to the bytes of the others.
+  void write(const std::function<bool(const std::string&)>& leaves_out,
+             const std::function<void(const std::string&, std::vector<char>&)>& edit = {}) {
+    const HfFolder from = HfFolder::open(source());
+    std::deque<std::vector<char>> bytes;
+    std::vector<SafetensorsTensor> tensors;
+    for (const std::string& name : from.names()) {
+      if (leaves_out(name)) continue;
+      bytes.push_back(bytes_of(from, name));
+      if (edit) edit(name, bytes.back());
+      tensors.push_back({{name, from.at(name).dtype, from.at(name).shape}, bytes.back().data()});
+    }
+    write_safetensors(hub() + "/model.safetensors", tensors);
+  }
+  static bool is_module(const std::string& name) { return name.starts_with("model.layers.2."); }
+  TestDir dir_;
+};
+
+TEST_F(MtpFolder, WithoutTheModuleItsConfigPromises) {
+  write(is_module);
+  const std::string notice =
+      ": num_nextn_predict_layers is 1, but there are no tensors of model.layers.2: the model is taken without "
+      "multi-token prediction";
+  EXPECT_EQ(import_hugging_face({.out = dir_.path("c"), .model = hub()}).notice, hub() + notice);
+  EXPECT_EQ(export_hugging_face({.out = dir_.path("out"), .model = dir_.path("c")}).notice, dir_.path("c") + notice);
+  expect_same_tensors(HfFolder::open(dir_.path("out")), HfFolder::open(hub()));
+  EXPECT_EQ(read_json(dir_.path("out/config.json")).at("num_nextn_predict_layers"), 1);
+  const std::string tokens = source() + "/tokens.safetensors";
+  const double loss = write_parity({.out = dir_.path("a"), .model = hub(), .tokens = tokens}).loss;
+  EXPECT_EQ(write_parity({.out = dir_.path("b"), .model = source(), .tokens = tokens}).loss, loss);
+  EXPECT_EQ(write_parity({.out = dir_.path("b"), .model = dir_.path("c"), .tokens = tokens}).loss, loss);
+}
+
+TEST_F(MtpFolder, AllOfAModuleOrNothing) {
+  write([](const std::string& name) { return name == "model.layers.2.eh_proj.weight"; });
+  expect_error(ErrorKind::input, "model.layers.2.eh_proj.weight",
+               [&] { import_hugging_face({.out = dir_.path("c"), .model = hub()}); });
+}
+
+TEST_F(MtpFolder, CopiesMustBeCopies) {
+  const auto nothing = [](const std::string&) { return false; };
+  const std::string copy = "model.layers.2.shared_head.head.weight";
+  write(nothing, [&](const std::string& name, std::vector<char>& bytes) { bytes[3] ^= name == copy ? 1 : 0; });
+  expect_error(ErrorKind::input,
+               "\"" + copy + "\" differs from \"lm_head.weight\", which multi-token prediction shares",
+               [&] { import_hugging_face({.out = dir_.path("c"), .model = hub()}); });
+}
+
+TEST_F(MtpFolder, ComparisonWantsGradientsAndAModule) {
+  write([](const std::string&) { return false; });
+  const std::string tokens = source() + "/tokens.safetensors";
+  expect_error(ErrorKind::usage, "forward: --mtp: expected --grads beside it",
+               [&] { write_parity({.out = dir_.path("a"), .model = hub(), .tokens = tokens, .mtp_coeff = 0.1}); });
+  expect_error(ErrorKind::usage, "forward: --mtp: expected a coefficient above 0; got -1", [&] {
+    write_parity({.out = dir_.path("a"), .model = hub(), .tokens = tokens, .gradients = true, .mtp_coeff = -1});
+  });
+  expect_error(ErrorKind::usage, "forward: --mtp: expected a model with multi-token prediction", [&] {
+    write_parity({.out = dir_.path("a"),
+                  .model = kData + "/deepseek_v3_v5",
+                  .tokens = kData + "/deepseek_v3_v5/tokens.safetensors",
+                  .gradients = true,
+                  .mtp_coeff = 0.1});
+  });
+}
+
+// The experts of each layer in two tensors, as transformers has them in memory; `transposed`: in before out.
+void write_fused(const std::string& to, const std::string& from, bool transposed) {
+  const HfFolder folder = HfFolder::open(from);
+  fs::create_directories(to);
+  fs::copy_file(from + "/config.json", to + "/config.json");
+  const HfFamily family = hf_family(folder.config().at("model_type").get<std::string>());
+  std::map<std::string, std::vector<std::vector<float>>> fused;  // by tensor, of each expert in order: [out, in]
+  std::map<std::string, std::vector<int64_t>> shape;             // of one expert
+  std::vector<std::pair<SafetensorsDecl, std::vector<float>>> tensors;
+  const int64_t num_experts = read_model_spec(from).num_experts;
+  for (const std::string& name : folder.names()) {
+    std::vector<float> values(folder.at(name).bytes / sizeof(float));
+    folder.read(name, values.data());
+    const auto expert = parse_expert_name(canonical_name(family, name));
+    if (!expert) {
+      tensors.push_back({{name, DType::f32, folder.at(name).shape}, values});
+      continue;
+    }
+    const bool is_down = expert->projection == ExpertProjection::down;
+    const std::string key = expert->prefix + (is_down ? "mlp.experts.down_proj" : "mlp.experts.gate_up_proj");
+    fused[key].resize(num_experts);
+    shape[key] = folder.at(name).shape;
+    if (!is_down) shape[key][0] *= 2;
+    std::vector<float>& all = fused[key][expert->expert];
+    all.insert(expert->projection == ExpertProjection::gate ? all.begin() : all.end(), values.begin(), values.end());
+  }
+  for (const auto& [key, experts] : fused) {
+    const int64_t out = shape[key][0], in = shape[key][1];
+    std::vector<float> all;
+    for (const std::vector<float>& expert : experts) {
+      for (int64_t i = 0; i < out * in; ++i) all.push_back(expert[transposed ? i % out * in + i / out : i]);
+    }
+    tensors.push_back({{key, DType::f32, {num_experts, transposed ? in : out, transposed ? out : in}}, all});
+  }
+  std::vector<SafetensorsTensor> list;
+  for (const auto& [decl, values] : tensors) list.push_back({decl, values.data()});
+  write_safetensors(to + "/model.safetensors", list);
+}
+
+TEST(FusedExperts, OfEitherOrientationAreTheSameModel) {
+  for (const char* name :
+       {"mixtral_v4", "qwen2_moe_v5", "qwen3_moe_v5", "olmoe_v4_packed", "deepseek_v2_v4", "deepseek_v3_v5"}) {
+    const TestDir dir;
+    const std::string source = kData + "/" + name;
+    for (const bool transposed : {false, true}) {
+      const std::string fused = dir.path(transposed ? "in_out" : "out_in");
+      write_fused(fused, source, transposed);
+      EXPECT_LT(HfFolder::open(fused).names().size(), HfFolder::open(source).names().size()) << name;
+      export_hugging_face({.out = fused + "-out", .model = fused});
+      expect_same_tensors(HfFolder::open(fused + "-out"), HfFolder::open(source));
+    }
+  }
+}
 
 // A case of its own with what hub folders hold beside the weights.
 class Export : public testing::Test {

@@ -13,7 +13,8 @@ struct Attention {
   std::vector<double> doc_start;                                 // empty: 0
   int64_t batch, rows, kv_rows, heads, kv_heads, width, window;  // rows of one sequence
   double scale;
-  int64_t v_width = 0;  // 0: width
+  int64_t v_width = 0;       // 0: width
+  std::vector<double> sink;  // of each head, empty: none
 
   int64_t out_width() const { return v_width > 0 ? v_width : width; }
   int64_t v_offset(int64_t b, int64_t j, int64_t h) const { return kv_offset(b, j, h) / width * out_width(); }
@@ -38,6 +39,7 @@ inline double attention_row(std::vector<double>& p, const Attention& a, int64_t 
   double sum = 0;
   for (int64_t j = first; j <= position; ++j)
     sum += p[j] = std::exp(a.scale * dot(a.q_at(b, i, h), &a.k[a.kv_offset(b, j, h)], a.width));
+  if (!a.sink.empty()) sum += std::exp(a.sink[h]);
   for (double& x : p) x /= sum;
   return std::log(sum);
 }
@@ -85,6 +87,27 @@ inline AttentionGrads attention_bwd(const Attention& a, const std::vector<double
     }
   }
   return g;
+}
+
+// o and lse of attention without a sink become those with one.
+inline void attention_sink_fwd(std::vector<double>& o, std::vector<double>& lse, const std::vector<double>& sink) {
+  for (size_t i = 0; i < lse.size(); ++i) {
+    const double with_sink = std::log(std::exp(lse[i]) + std::exp(sink[i % sink.size()]));
+    const size_t width = o.size() / lse.size();
+    for (size_t c = 0; c < width; ++c) o[i * width + c] *= std::exp(lse[i] - with_sink);
+    lse[i] = with_sink;
+  }
+}
+
+inline std::vector<double> attention_sink_bwd(const std::vector<double>& dout, const std::vector<double>& o,
+                                              const std::vector<double>& lse, const std::vector<double>& sink) {
+  std::vector<double> dsink(sink.size());
+  for (size_t i = 0; i < lse.size(); ++i) {
+    const int64_t h = static_cast<int64_t>(i % sink.size()), width = static_cast<int64_t>(o.size() / lse.size());
+    const int64_t at = static_cast<int64_t>(i) * width;
+    dsink[h] -= std::exp(sink[h] - lse[i]) * dot(&dout[at], &o[at], width);
+  }
+  return dsink;
 }
 
 }  // namespace moebius::ref

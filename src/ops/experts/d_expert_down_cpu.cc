@@ -3,6 +3,7 @@
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/experts_cpu.h"
+#include "ops/experts/gated_activation_cpu.h"
 
 namespace moebius {
 namespace cpu {
@@ -20,17 +21,17 @@ struct RowPart {
   const float* g;
   float weight;
   int64_t n;
+  const GatedActivation& activation;
 };
 
-// Gives <g, a> of the part. With s = sigmoid(gate): a = gate s up,  da/dgate = up s (1 + gate (1 - s)),  da/dup = gate
-// s.
+// Gives <g, a> of the part.
 template <class T>
 Lanes backward_part(const RowPart<T>& row) {
   const Lanes gate = load_lanes(row.h_gate, row.n), up = load_lanes(row.h_up, row.n), g = load_lanes(row.g);
-  const Lanes s = sigmoid_lanes(gate), da = row.weight * g;
-  const Lanes a = round_lanes<T>(gate * s * up);  // as expert_up rounded it
-  store_lanes(row.dh_gate, da * up * s * (1.0f + gate * (1.0f - s)), row.n);
-  store_lanes(row.dh_up, da * gate * s, row.n);
+  const Gated gated(row.activation, gate, up);
+  const Lanes da = row.weight * g, a = round_lanes<T>(gated.value());  // as expert_up rounded it
+  store_lanes(row.dh_gate, da * gated.by_gate(), row.n);
+  store_lanes(row.dh_up, da * gated.by_up(), row.n);
   store_lanes(row.sa, row.weight * a, row.n);
   return g * a;
 }
@@ -44,7 +45,7 @@ Lanes backward_row(RowPart<T> row) {
   if (n <= kNumLanes) return product;
   return product +
          backward_part<T>({row.dh_gate + kNumLanes, row.dh_up + kNumLanes, row.sa + kNumLanes, row.h_gate + kNumLanes,
-                           row.h_up + kNumLanes, row.g + kNumLanes, row.weight, n - kNumLanes});
+                           row.h_up + kNumLanes, row.g + kNumLanes, row.weight, n - kNumLanes, row.activation});
 }
 
 template <class T>
@@ -75,12 +76,31 @@ void d_down_rows(const DExpertDown& a, const RowProduct& p, const RowRange& rang
       const T* h = a.h_R2F.ptr<T>() + r * 2 * F + f;
       T* dh = a.dh_R2F.ptr<T>() + r * 2 * F + f;
       const Lanes product = backward_row<T>({dh, dh + F, a.sa_RF.ptr<T>() + r * F + f, h, h + F, tile + i * kPanelCols,
-                                             a.weight_R.ptr<float>()[r], std::min(kPanelCols, F - f)});
+                                             a.weight_R.ptr<float>()[r], std::min(kPanelCols, F - f), a.activation});
       product_of_row[i] = j == 0 ? product : product_of_row[i] + product;
       if (j + 1 == num_panels) partial[r] = sum_lanes(product_of_row[i]);
     }
   };
   multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, fetch, write);
+}
+
+// dweight[r] += <dout[token[r],:], b2[e]> over the columns that b2 has.
+template <class T>
+void add_bias_products(Stream& s, const DExpertDown& a) {
+  const int64_t D = a.dout_TD.dim(1), C = a.b2_eC.dim(1);
+  const int32_t *offsets = a.rows.offsets_e1.ptr<int32_t>(), *token = index_of(a.rows);
+  for (int64_t e = 0; e < a.b2_eC.dim(0); ++e) {
+    const T* b2 = a.b2_eC.ptr<T>() + e * C;
+    parallel_rows(s.pool(), offsets[e + 1] - offsets[e], 64, [&](int64_t begin, int64_t end) {
+      for (int64_t r = offsets[e] + begin; r < offsets[e] + end; ++r) {
+        const T* dout = a.dout_TD.ptr<T>() + (token ? token[r] : r) * D + a.b2_first;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t c = 0; c < C; ++c) sum += to_f32(dout[c]) * to_f32(b2[c]);
+        a.dweight_R.ptr<float>()[r] += sum;
+      }
+    });
+  }
 }
 
 }  // namespace
@@ -103,6 +123,8 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
     for (int64_t across = 0; across < p.tasks_across; ++across) sum += partial[across * R + r];
     dweight[r] = sum;
   }
+  if (a.b2_eC.empty()) return;
+  with_float_type(a.dout_TD.dtype, [&]<class T>(T) { add_bias_products<T>(s, a); });
 }
 
 }  // namespace cpu

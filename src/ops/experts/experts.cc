@@ -21,6 +21,16 @@ int64_t check_weights(const char* who, const char* name, const Tensor& w, DType 
   return w.dim(0);
 }
 
+// A bias of the columns [first, first + C) of `width`; empty: none.
+void check_bias(const char* who, const char* name, const Tensor& b, DType dtype, int64_t num_experts, int64_t first,
+                int64_t width) {
+  if (b.empty()) return;
+  MOEBIUS_CHECK(usage, b.shape.rank() == 2 && first >= 0 && first + b.dim(1) <= width,
+                "{}: {} must have a row for each expert, of columns from {} on of {}; got {}", who, name, first, width,
+                to_string(b));
+  check_tensor(who, name, b, dtype, {num_experts, b.dim(1)});
+}
+
 void check_rows(const char* who, const Rows& rows, int64_t num_experts, int64_t num_rows, bool may_gather) {
   check_tensor(who, "offsets", rows.offsets_e1, DType::i32, {num_experts + 1});
   if (may_gather && !rows.token_R.empty()) check_tensor(who, "token", rows.token_R, DType::i32, {num_rows});
@@ -41,6 +51,7 @@ void check(const ExpertUp& a, const Stream& s) {
   check_tensor(who, "a", a.a_RF, dtype, {R, F});
   check_tensor(who, "h", a.h_R2F, dtype, {R, 2 * F});
   const int64_t e = check_weights(who, "w1", a.w1_e2FD, dtype, 2 * F, a.x_TD.dim(1));
+  if (!a.b1_e2F.empty()) check_tensor(who, "b1", a.b1_e2F, dtype, {e, 2 * F});
   check_rows(who, a.rows, e, R, true);
   check_scratch(who, a.scratch, ExpertUp::scratch_bytes(a, s));
 }
@@ -53,6 +64,7 @@ void check(const ExpertDown& a, const Stream& s) {
   check_tensor(who, "a", a.a_RF, dtype, a.a_RF.shape);
   check_tensor(who, "y", a.y_RD, dtype, {a.a_RF.dim(0), a.y_RD.dim(1)});
   const int64_t e = check_weights(who, "w2", a.w2_eDF, dtype, a.y_RD.dim(1), a.a_RF.dim(1));
+  check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, a.y_RD.dim(1));
   check_rows(who, a.rows, e, a.a_RF.dim(0), false);
   check_scratch(who, a.scratch, ExpertDown::scratch_bytes(a, s));
 }
@@ -70,6 +82,7 @@ void check(const DExpertDown& a, const Stream& s) {
   check_tensor(who, "weight", a.weight_R, DType::f32, {R});
   check_tensor(who, "dweight", a.dweight_R, DType::f32, {R});
   const int64_t e = check_weights(who, "w2", a.w2_eDF, dtype, a.dout_TD.dim(1), F);
+  check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, a.dout_TD.dim(1));
   check_rows(who, a.rows, e, R, true);
   check_scratch(who, a.scratch, DExpertDown::scratch_bytes(a, s));
 }
@@ -99,6 +112,19 @@ void check(const ExpertWgrad& a, const Stream& s) {
                 "{}: a side is gathered, but rows have no token index; got {}", who, to_string(a.rows.token_R));
   check_rows(who, a.rows, e, a.rows.token_R.numel(), gathers);
   check_scratch(who, a.scratch, ExpertWgrad::scratch_bytes(a, s));
+}
+
+void check(const ExpertBiasGrad& a) {
+  constexpr const char* who = "expert_bias_grad";
+  check_matrix(who, "x", a.x_RM);
+  check_tensor(who, "x", a.x_RM, a.x_RM.dtype, a.x_RM.shape);
+  MOEBIUS_CHECK(usage, a.db_eN.shape.rank() == 2 && a.x_first >= 0 && a.x_first + a.db_eN.dim(1) <= a.x_RM.dim(1),
+                "{}: db must have a row for each expert, of columns from {} on of x {}; got {}", who, a.x_first,
+                to_string(a.x_RM), to_string(a.db_eN));
+  const int64_t e = a.db_eN.dim(0), R = a.gather ? a.rows.token_R.numel() : a.x_RM.dim(0);
+  check_tensor(who, "db", a.db_eN, DType::f32, {e, a.db_eN.dim(1)});
+  if (!a.weight_R.empty()) check_tensor(who, "weight", a.weight_R, DType::f32, {R});
+  check_rows(who, a.rows, e, R, a.gather);
 }
 
 }  // namespace
@@ -195,6 +221,25 @@ Cost cost(const ExpertWgrad& a) {
   const double R = static_cast<double>(a.gather_left ? a.right_RN.dim(0) : a.left_RM.dim(0));
   return {2 * R * a.left_RM.dim(1) * a.right_RN.dim(1),
           bytes_of(a.left_RM) + bytes_of(a.right_RN) + 2 * bytes_of(a.dw_eMN)};
+}
+
+void expert_bias_grad(Stream& s, const ExpertBiasGrad& a) {
+  check(a);
+  OpScope scope(s, "expert_bias_grad", cost(a));
+  if (a.db_eN.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::expert_bias_grad(s, a);
+    case DeviceKind::cuda:
+      return cuda::expert_bias_grad(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const ExpertBiasGrad& a) {
+  const double R = static_cast<double>(a.gather ? a.rows.token_R.numel() : a.x_RM.dim(0));
+  return {2 * R * a.db_eN.dim(1), bytes_of(a.x_RM) + 2 * bytes_of(a.db_eN)};
 }
 
 // How much scratch the device wants.

@@ -8,6 +8,8 @@
 // W2).
 #pragma once
 
+#include <limits>
+
 #include "core/device.h"
 #include "core/tensor.h"
 
@@ -20,22 +22,33 @@ struct Rows {
   Tensor token_R;     // i32, empty: row r reads x[r]
 };
 
-// h[r,:] = w1[e] x[token[r],:];  a = silu(h[:, :F]) * h[:, F:].  w1 rows are F gate rows, then F up rows.
+// a = g sigmoid(alpha g) (u + shift)  of a gate and an up, with  g = min(gate, limit),  u = min(max(up, -limit),
+// limit). As it stands: SwiGLU, silu(gate) up. gpt-oss has alpha 1.702, limit 7 and shift 1 (arXiv 2508.10925). What
+// the limits cut off has no gradient.
+struct GatedActivation {
+  float alpha = 1.0f, limit = std::numeric_limits<float>::infinity(), shift = 0.0f;
+  bool operator==(const GatedActivation&) const = default;
+};
+
+// h[r,:] = w1[e] x[token[r],:] + b1[e];  a = activation(h[:, :F], h[:, F:]).  w1 rows are F gate rows, then F up rows.
 // f32 or bf16 alike, accumulated in f32; a is computed from h as rounded. Rows at and past offsets[e] are not written.
 struct ExpertUp {
-  Tensor h_R2F, a_RF;    // out
-  Tensor x_TD, w1_e2FD;  // in
+  Tensor h_R2F, a_RF;            // out
+  Tensor x_TD, w1_e2FD, b1_e2F;  // in; b1 may be empty: none
   Rows rows;
+  GatedActivation activation;
   Tensor scratch;  // bytes of any dtype, as many as the device that s is or stands for needs
   static int64_t scratch_bytes(const ExpertUp& a, const Stream& s);
 };
 void expert_up(Stream& s, const ExpertUp& a);
 Cost cost(const ExpertUp& a);  // of a full route: R rows
 
-// y[r,:] = w2[e] a[r,:].
+// y[r,:] = w2[e] a[r,:] + b2[e].  b2 holds the columns [b2_first, b2_first + C) of the bias: a share of it where others
+// have the rest, since the shares of y are summed. Empty: none.
 struct ExpertDown {
-  Tensor y_RD;          // out
-  Tensor a_RF, w2_eDF;  // in
+  Tensor y_RD;                 // out
+  Tensor a_RF, w2_eDF, b2_eC;  // in
+  int64_t b2_first = 0;
   Rows rows;
   Tensor scratch;
   static int64_t scratch_bytes(const ExpertDown& a, const Stream& s);
@@ -43,12 +56,15 @@ struct ExpertDown {
 void expert_down(Stream& s, const ExpertDown& a);
 Cost cost(const ExpertDown& a);
 
-// The model's y is  sum of weight * (w2 a).  With g = w2^T dout[token[r],:]  (f32):
-//   a from h again;  dweight[r] = <g, a>;  dh from  da = weight * g;  sa = weight * a  (for the weight gradient of w2)
+// The model's y is  sum of weight * (w2 a + b2).  With g = w2^T dout[token[r],:]  (f32):
+//   a from h again;  dweight[r] = <g, a> + <dout[token[r],:], b2[e]>;  dh from  da = weight * g;
+//   sa = weight * a  (for the weight gradient of w2).  b2: as in ExpertDown
 struct DExpertDown {
-  Tensor dh_R2F, sa_RF, dweight_R;          // out; dweight f32
-  Tensor dout_TD, w2_eDF, h_R2F, weight_R;  // in; weight f32, of each row
+  Tensor dh_R2F, sa_RF, dweight_R;                 // out; dweight f32
+  Tensor dout_TD, w2_eDF, b2_eC, h_R2F, weight_R;  // in; weight f32, of each row
+  int64_t b2_first = 0;
   Rows rows;
+  GatedActivation activation;
   Tensor scratch;
   static int64_t scratch_bytes(const DExpertDown& a, const Stream& s);
 };
@@ -79,5 +95,18 @@ struct ExpertWgrad {
 };
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 Cost cost(const ExpertWgrad& a);
+
+// db[e,n] += sum over the rows r of e of weight[r] x[i, x_first + n]  (f32), i = token[r] with gather, else r; an empty
+// weight is 1.
+//   db1: x = dh      db2: x = dout gathered, with the weights
+struct ExpertBiasGrad {
+  Tensor db_eN;           // inout f32
+  Tensor x_RM, weight_R;  // in; M >= x_first + N
+  int64_t x_first = 0;
+  bool gather = false;
+  Rows rows;
+};
+void expert_bias_grad(Stream& s, const ExpertBiasGrad& a);
+Cost cost(const ExpertBiasGrad& a);
 
 }  // namespace moebius

@@ -1,8 +1,10 @@
 // expert_up, expert_down and d_expert_up: rows times the weights of their expert.
 #include "ops/experts/experts_cpu.h"
+
 #include "ops/backends_moe.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
+#include "ops/experts/gated_activation_cpu.h"
 
 namespace moebius {
 namespace cpu {
@@ -14,13 +16,25 @@ RowProduct product_of(const ExpertUp& a) { return {a.x_TD.dtype, a.x_TD.dim(1), 
 RowProduct product_of(const ExpertDown& a) { return {a.a_RF.dtype, a.a_RF.dim(1), a.y_RD.dim(1), kPanelCols}; }
 RowProduct product_of(const DExpertUp& a) { return {a.dh_R2F.dtype, a.dh_R2F.dim(1), a.dx_RD.dim(1), kPanelCols}; }
 
-// n <= 16 columns from f on of a row of h and a.
+// n <= 16 columns from f on of a row of h and a; bias of the gate, that of up F further on, or none.
 template <class T>
-void write_swiglu(const float* sum, T* h_gate, T* h_up, T* a, int64_t n) {
-  const Lanes gate = round_lanes<T>(load_lanes(sum)), up = round_lanes<T>(load_lanes(sum + kHalf));
-  store_lanes(h_gate, gate, n);
-  store_lanes(h_up, up, n);
-  store_lanes(a, gate * sigmoid_lanes(gate) * up, n);
+struct GatedRow {
+  T *h, *a;
+  const T* bias;
+  int64_t F, n;
+};
+template <class T>
+void write_gated(const GatedActivation& activation, const float* sum, const GatedRow<T>& row) {
+  Lanes gate = load_lanes(sum), up = load_lanes(sum + kHalf);
+  if (row.bias) {
+    gate += load_lanes(row.bias, row.n);
+    up += load_lanes(row.bias + row.F, row.n);
+  }
+  gate = round_lanes<T>(gate);
+  up = round_lanes<T>(up);
+  store_lanes(row.h, gate, row.n);
+  store_lanes(row.h + row.F, up, row.n);
+  store_lanes(row.a, Gated(activation, gate, up).value(), row.n);
 }
 
 template <class T>
@@ -28,6 +42,7 @@ void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int6
              const PanelSpace& space) {
   const int64_t F = a.a_RF.dim(1), D = p.k;
   const T* w1 = a.w1_e2FD.ptr<T>() + range.expert * 2 * F * D;
+  const T* b1 = a.b1_e2F.empty() ? nullptr : a.b1_e2F.ptr<T>() + range.expert * 2 * F;
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
     pack_rows(p.math.words, to, a.x_TD.ptr<T>(), index_of(a.rows), range.begin + first, num, D);
   };
@@ -46,22 +61,35 @@ void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int6
     const int64_t f = (first_panel + j) * kHalf, n = std::min(kHalf, F - f);
     for (int64_t i = 0; i < num; ++i) {
       const int64_t r = range.begin + first + i;
-      T* h = a.h_R2F.ptr<T>() + r * 2 * F + f;
-      write_swiglu(tile + i * kPanelCols, h, h + F, a.a_RF.ptr<T>() + r * F + f, n);
+      write_gated<T>(a.activation, tile + i * kPanelCols,
+                     {a.h_R2F.ptr<T>() + r * 2 * F + f, a.a_RF.ptr<T>() + r * F + f, b1 ? b1 + f : nullptr, F, n});
     }
   };
   multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, kNothingBefore,
                   write);
 }
 
-// Rows of n <= 32 sums, rounded.
+// Rows of n <= 32 sums, rounded; bias: 32 numbers.
+constexpr float kNoBias[kPanelCols] = {};
 template <class T>
-void write_sums(const float* tile, int64_t num, T* out, int64_t ld, int64_t n) {
+void write_sums(const float* tile, int64_t num, T* out, int64_t ld, int64_t n, const float* bias = kNoBias) {
+  const Lanes low = load_lanes(bias), high = load_lanes(bias + kNumLanes);
   for (int64_t i = 0; i < num; ++i, tile += kPanelCols, out += ld) {
-    store_lanes(out, load_lanes(tile), std::min(n, kNumLanes));
-    if (n > kNumLanes) store_lanes(out + kNumLanes, load_lanes(tile + kNumLanes), n - kNumLanes);
+    store_lanes(out, load_lanes(tile) + low, std::min(n, kNumLanes));
+    if (n > kNumLanes) store_lanes(out + kNumLanes, load_lanes(tile + kNumLanes) + high, n - kNumLanes);
   }
 }
+
+// Columns [d, d + 32) of an expert's bias, 0 where b2 has none of it.
+template <class T>
+struct PanelBias {
+  PanelBias(const ExpertDown& a, int64_t expert, int64_t d) {
+    const int64_t C = a.b2_eC.empty() ? 0 : a.b2_eC.dim(1), first = a.b2_first - d;
+    for (int64_t i = std::max<int64_t>(0, first); i < std::min(kPanelCols, first + C); ++i)
+      columns[i] = to_f32(a.b2_eC.ptr<T>()[expert * C + i - first]);
+  }
+  float columns[kPanelCols] = {};
+};
 
 template <class T>
 void down_rows(const ExpertDown& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
@@ -81,7 +109,8 @@ void down_rows(const ExpertDown& a, const RowProduct& p, const RowRange& range, 
   };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t d = (first_panel + j) * kPanelCols;
-    write_sums(tile, num, a.y_RD.ptr<T>() + (range.begin + first) * D + d, D, std::min(kPanelCols, D - d));
+    write_sums(tile, num, a.y_RD.ptr<T>() + (range.begin + first) * D + d, D, std::min(kPanelCols, D - d),
+               PanelBias<T>(a, range.expert, d).columns);
   };
   multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, kNothingBefore,
                   write);

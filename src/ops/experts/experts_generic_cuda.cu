@@ -25,7 +25,23 @@ __device__ __nv_bfloat16 rounded<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-__device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// The activation of experts.h and its derivatives.
+struct Gated {
+  __device__ Gated(const GatedActivation& f, float gate, float up)
+      : g(gate > f.limit ? f.limit : gate),
+        u((up > f.limit    ? f.limit
+           : up < -f.limit ? -f.limit
+                           : up) +
+          f.shift),
+        s(1.0f / (1.0f + expf(-f.alpha * g))),
+        gate_counts(!(gate > f.limit)),
+        up_counts(!(up > f.limit || up < -f.limit)) {}
+  __device__ float value() const { return g * s * u; }
+  __device__ float by_gate(float alpha) const { return gate_counts ? u * s * (1.0f + alpha * g * (1.0f - s)) : 0.0f; }
+  __device__ float by_up() const { return up_counts ? g * s : 0.0f; }
+  float g, u, s;
+  bool gate_counts, up_counts;
+};
 
 struct Slices {
   float left[kDepth][kStride], right[kDepth][kStride];
@@ -120,29 +136,44 @@ void launch(Stream& s, const char* name, const RowProduct<T>& p, int64_t num_row
   check_launch(name);
 }
 
+// Columns [first, first + C) of a bias for each expert; null: none.
+template <class T>
+struct ColumnBias {
+  const T* b = nullptr;
+  int64_t first = 0, C = 0;
+  __device__ float at(int expert, int64_t col) const {
+    return b && col >= first && col < first + C ? widened(b[expert * C + col - first]) : 0.0f;
+  }
+};
+
 template <class T>
 struct StoreSums {
   T* out;
   int64_t n;
+  ColumnBias<T> bias = {};
   __device__ void operator()(const RowTile& tile, int64_t row, int64_t col, const Sums& sums) const {
     for (int i = 0; i < kPerThread && row + i < tile.end; ++i) {
-      for (int j = 0; j < kPerThread && col + j < n; ++j) out[(row + i) * n + col + j] = rounded<T>(sums[i][j]);
+      for (int j = 0; j < kPerThread && col + j < n; ++j)
+        out[(row + i) * n + col + j] = rounded<T>(sums[i][j] + bias.at(tile.expert, col + j));
     }
   }
 };
 
 template <class T>
-struct StoreSwiglu {
+struct StoreGated {
   T *h, *a;
   int64_t F;
+  ColumnBias<T> bias;
+  GatedActivation activation;
   __device__ void operator()(const RowTile& tile, int64_t row, int64_t col, const Sums& sums) const {
     for (int i = 0; i < kPerThread && row + i < tile.end; ++i) {
       for (int j = 0; j < kPerThread && col + j < 2 * F; j += 2) {
         const int64_t r = row + i, f = (col + j) / 2;
-        const T gate = rounded<T>(sums[i][j]), up = rounded<T>(sums[i][j + 1]);
+        const T gate = rounded<T>(sums[i][j] + bias.at(tile.expert, f));
+        const T up = rounded<T>(sums[i][j + 1] + bias.at(tile.expert, F + f));
         h[r * 2 * F + f] = gate;
         h[r * 2 * F + F + f] = up;
-        a[r * F + f] = rounded<T>(widened(gate) * sigmoid(widened(gate)) * widened(up));
+        a[r * F + f] = rounded<T>(Gated(activation, widened(gate), widened(up)).value());
       }
     }
   }
@@ -155,14 +186,15 @@ struct StoreGradients {
   const T* h;
   const float* weight;
   int64_t R, F;
+  GatedActivation activation;
 
   // Gives g * a.
   __device__ float backward(int64_t r, int64_t f, float g) const {
-    const float gate = widened(h[r * 2 * F + f]), up = widened(h[r * 2 * F + F + f]), z = sigmoid(gate);
+    const Gated gated(activation, widened(h[r * 2 * F + f]), widened(h[r * 2 * F + F + f]));
     const float da = weight[r] * g;
-    const float a = widened(rounded<T>(gate * z * up));  // as expert_up rounded it
-    dh[r * 2 * F + f] = rounded<T>(da * up * z * (1.0f + gate * (1.0f - z)));
-    dh[r * 2 * F + F + f] = rounded<T>(da * gate * z);
+    const float a = widened(rounded<T>(gated.value()));  // as expert_up rounded it
+    dh[r * 2 * F + f] = rounded<T>(da * gated.by_gate(activation.alpha));
+    dh[r * 2 * F + F + f] = rounded<T>(da * gated.by_up());
     sa[r * F + f] = rounded<T>(weight[r] * a);
     return g * a;
   }
@@ -228,6 +260,28 @@ T* elements(const Tensor& t) {
   return static_cast<T*>(t.data);
 }
 
+template <class T>
+ColumnBias<T> bias_of(const Tensor& b, int64_t first) {
+  if (b.empty()) return {};
+  return {elements<T>(b), first, b.dim(1)};
+}
+
+// dweight[r] += <dout[token[r],:], b2[e]> over the columns that b2 has. A warp owns a row.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    add_bias_products_kernel(float* dweight, const T* dout, ColumnBias<T> bias, const int32_t* offsets,
+                             const int32_t* token, int num_experts, int64_t D) {
+  const int64_t r = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  if (r < offsets[0] || r >= offsets[num_experts]) return;
+  int e = 0;
+  while (r >= offsets[e + 1]) ++e;
+  const T* row = dout + (token ? token[r] : r) * D + bias.first;
+  float sum = 0;
+  for (int64_t c = threadIdx.x % 32; c < bias.C; c += 32) sum += widened(row[c]) * widened(bias.b[e * bias.C + c]);
+  for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+  if (threadIdx.x % 32 == 0) dweight[r] += sum;
+}
+
 }  // namespace
 
 void expert_up(Stream& s, const ExpertUp& a) {
@@ -242,7 +296,9 @@ void expert_up(Stream& s, const ExpertUp& a) {
                           2 * F,
                           D,
                           1};
-    launch<T, true, true>(s, "expert_up", p, R, StoreSwiglu<T>{elements<T>(a.h_R2F), elements<T>(a.a_RF), F});
+    launch<T, true, true>(
+        s, "expert_up", p, R,
+        StoreGated<T>{elements<T>(a.h_R2F), elements<T>(a.a_RF), F, bias_of<T>(a.b1_e2F, 0), a.activation});
   });
 }
 
@@ -258,7 +314,7 @@ void expert_down(Stream& s, const ExpertDown& a) {
                           D,
                           F,
                           1};
-    launch<T, true>(s, "expert_down", p, R, StoreSums<T>{elements<T>(a.y_RD), D});
+    launch<T, true>(s, "expert_down", p, R, StoreSums<T>{elements<T>(a.y_RD), D, bias_of<T>(a.b2_eC, a.b2_first)});
   });
 }
 
@@ -297,10 +353,18 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
                                   elements<T>(a.h_R2F),
                                   a.weight_R.ptr<float>(),
                                   R,
-                                  F};
+                                  F,
+                                  a.activation};
     launch<T, false>(s, "d_expert_down", p, R, store);
   });
   add_dweight_partials(s, a, num_dweight_partials(a));
+  if (a.b2_eC.empty()) return;
+  with_device_type(a.dout_TD.dtype, [&]<class T>(T) {
+    add_bias_products_kernel<T><<<div_ceil(R, kThreads / 32), kThreads, 0, cuda_stream(s)>>>(
+        a.dweight_R.ptr<float>(), elements<T>(a.dout_TD), bias_of<T>(a.b2_eC, a.b2_first),
+        a.rows.offsets_e1.ptr<int32_t>(), index_of(a.rows), static_cast<int>(a.w2_eDF.dim(0)), D);
+    check_launch("d_expert_down");
+  });
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {

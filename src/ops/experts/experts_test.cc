@@ -20,6 +20,7 @@ struct Case {
   int64_t spare = 0;            // rows past the last one
   bool gather = true;
   DType dtype = DType::f32;
+  bool gpt_oss = false;  // biases, b2 of some columns alone, and the clamped activation
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -43,6 +44,10 @@ std::vector<Case> cases() {
     all.push_back({"tiles_in_place" + d, 150, 136, 328, {129, 0, 40}, 5, false, dtype});
     all.push_back({"tiles_deep" + d, 60, 1160, 24, {5, 150, 1, 130}, 0, true, dtype});
     all.push_back({"tiles_deep_back" + d, 20, 72, 1096, {140, 20}, 0, true, dtype});
+    all.push_back({"gpt_oss" + d, 9, 39, 17, {0, 5, 1, 0, 17, 14}, 3, true, dtype, true});
+    all.push_back({"gpt_oss_in_place" + d, 40, 7, 50, {3, 0, 30}, 7, false, dtype, true});
+    all.push_back({"gpt_oss_tiles" + d, 150, 200, 136, {0, 130, 3, 257, 64}, 5, true, dtype, true});
+    all.push_back({"gpt_oss_empty" + d, 3, 5, 4, {0, 0}, 2, true, dtype, true});
   }
   return all;
 }
@@ -64,14 +69,25 @@ struct Problem {
     weight = Array::normal({R}, DType::f32, 5);
     h = Array::normal({R, 2 * c.F}, c.dtype, 6);
     a = Array::normal({R, c.F}, c.dtype, 7);
+    if (!c.gpt_oss) return;
+    // Limits that cut much off on both sides.
+    activation = {.alpha = 1.702f, .limit = 0.75f, .shift = 1.0f};
+    ref_activation = {activation.alpha, activation.limit, activation.shift};
+    b1 = Array::normal({E(), 2 * c.F}, c.dtype, 10);
+    b2_first = c.D / 3;
+    b2 = Array::normal({E(), c.D / 2}, c.dtype, 11);
   }
+  ref::ColumnBias ref_b2() const { return {b2.values(), b2_first, b2.values().empty() ? 0 : c.D / 2}; }
   int64_t E() const { return static_cast<int64_t>(c.counts.size()); }
   Rows rows() { return {offsets.tensor(), token.tensor()}; }
 
   Case c;
   int64_t R;
   ref::ExpertShape shape;
-  Array offsets, token, x, w1, w2, dout, weight, h, a;
+  Array offsets, token, x, w1, w2, dout, weight, h, a, b1, b2;
+  int64_t b2_first = 0;
+  GatedActivation activation;
+  ref::Activation ref_activation;
 };
 
 template <class Op>
@@ -85,8 +101,8 @@ void run(Stream& s, void (*op)(Stream&, const Op&), Op a) {
 }
 
 struct Outputs {
-  Array h, a, y, dh, sa, dweight, dx, dw1, dw2;
-  std::vector<Array> all() const { return {h, a, y, dh, sa, dweight, dx, dw1, dw2}; }
+  Array h, a, y, dh, sa, dweight, dx, dw1, dw2, db1, db2;
+  std::vector<Array> all() const { return {h, a, y, dh, sa, dweight, dx, dw1, dw2, db1, db2}; }
 };
 
 // Every op on the problem's own inputs, none on another's output.
@@ -101,21 +117,36 @@ Outputs run_all(Stream& s, Problem& p) {
             .dweight = Array::poisoned({R}, DType::f32),
             .dx = Array::poisoned({R, D}, t),
             .dw1 = Array::normal({p.E(), 2 * F, D}, DType::f32, 8),
-            .dw2 = Array::normal({p.E(), D, F}, DType::f32, 9)};
-  run<ExpertUp>(
-      s, expert_up,
-      {.h_R2F = o.h.tensor(), .a_RF = o.a.tensor(), .x_TD = p.x.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()});
+            .dw2 = Array::normal({p.E(), D, F}, DType::f32, 9),
+            .db1 = Array::normal({p.E(), 2 * F}, DType::f32, 12),
+            .db2 = Array::normal({p.E(), D / 2}, DType::f32, 13)};
+  run<ExpertUp>(s, expert_up,
+                {.h_R2F = o.h.tensor(),
+                 .a_RF = o.a.tensor(),
+                 .x_TD = p.x.tensor(),
+                 .w1_e2FD = p.w1.tensor(),
+                 .b1_e2F = p.b1.tensor(),
+                 .rows = p.rows(),
+                 .activation = p.activation});
   run<ExpertDown>(s, expert_down,
-                  {.y_RD = o.y.tensor(), .a_RF = p.a.tensor(), .w2_eDF = p.w2.tensor(), .rows = p.rows()});
+                  {.y_RD = o.y.tensor(),
+                   .a_RF = p.a.tensor(),
+                   .w2_eDF = p.w2.tensor(),
+                   .b2_eC = p.b2.tensor(),
+                   .b2_first = p.b2_first,
+                   .rows = p.rows()});
   run<DExpertDown>(s, d_expert_down,
                    {.dh_R2F = o.dh.tensor(),
                     .sa_RF = o.sa.tensor(),
                     .dweight_R = o.dweight.tensor(),
                     .dout_TD = p.dout.tensor(),
                     .w2_eDF = p.w2.tensor(),
+                    .b2_eC = p.b2.tensor(),
                     .h_R2F = p.h.tensor(),
                     .weight_R = p.weight.tensor(),
-                    .rows = p.rows()});
+                    .b2_first = p.b2_first,
+                    .rows = p.rows(),
+                    .activation = p.activation});
   run<DExpertUp>(s, d_expert_up,
                  {.dx_RD = o.dx.tensor(), .dh_R2F = p.h.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()});
   run<ExpertWgrad>(s, expert_wgrad,
@@ -130,6 +161,13 @@ Outputs run_all(Stream& s, Problem& p) {
                     .right_RN = p.a.tensor(),
                     .gather_left = p.c.gather,
                     .rows = p.rows()});
+  expert_bias_grad(s, {.db_eN = o.db1.tensor(), .x_RM = p.h.tensor(), .rows = p.rows()});
+  expert_bias_grad(s, {.db_eN = o.db2.tensor(),
+                       .x_RM = p.dout.tensor(),
+                       .weight_R = p.weight.tensor(),
+                       .x_first = p.c.D / 3,
+                       .gather = p.c.gather,
+                       .rows = p.rows()});
   return o;
 }
 
@@ -153,12 +191,12 @@ TEST_P(ExpertsTest, EqualsTheReference) {
   Problem p(c);
   const Outputs o = run_all(s_, p);
   const int64_t rows = p.R - c.spare;
-  expect_rows(c, "h", o.h, ref::expert_h(p.shape, p.x.values(), p.w1.values(), p.R), rows, c.D);
+  expect_rows(c, "h", o.h, ref::expert_h(p.shape, p.x.values(), p.w1.values(), p.R, p.b1.values()), rows, c.D);
   // a is defined by h as rounded.
-  expect_rows(c, "a", o.a, ref::swiglu_rows(o.h.values(), p.R, c.F), rows, 1);
-  expect_rows(c, "y", o.y, ref::expert_y(p.shape, p.a.values(), p.w2.values(), p.R), rows, c.F);
-  const ref::ExpertBackward b =
-      ref::d_expert_down(p.shape, p.dout.values(), p.w2.values(), p.h.values(), p.weight.values(), p.R);
+  expect_rows(c, "a", o.a, ref::gated_rows(o.h.values(), p.R, c.F, p.ref_activation), rows, 1);
+  expect_rows(c, "y", o.y, ref::expert_y(p.shape, p.a.values(), p.w2.values(), p.R, p.ref_b2()), rows, c.F);
+  const ref::ExpertBackward b = ref::d_expert_down(p.shape, p.dout.values(), p.w2.values(), p.h.values(),
+                                                   p.weight.values(), p.R, p.ref_activation, p.ref_b2());
   expect_rows(c, "dh", o.dh, b.dh, rows, c.D);
   expect_rows(c, "sa", o.sa, b.sa, rows, 1);
   expect_rows(c, "dweight", o.dweight, b.dweight, rows, c.D + c.F);
@@ -170,6 +208,12 @@ TEST_P(ExpertsTest, EqualsTheReference) {
   const double error = 0x1p-22 * std::sqrt(static_cast<double>(rows + 1));
   testing::expect_close("dw1", o.dw1.values(), dw1, error, 1e-6);
   testing::expect_close("dw2", o.dw2.values(), dw2, error, 1e-6);
+  Values db1 = Array::normal({p.E(), 2 * c.F}, DType::f32, 12).values();
+  Values db2 = Array::normal({p.E(), c.D / 2}, DType::f32, 13).values();
+  ref::expert_bias_grad(p.shape, db1, p.h.values(), 2 * c.F, 0, {}, false);
+  ref::expert_bias_grad(p.shape, db2, p.dout.values(), c.D, c.D / 3, p.weight.values(), c.gather);
+  testing::expect_close("db1", o.db1.values(), db1, error, 1e-6);
+  testing::expect_close("db2", o.db2.values(), db2, error, 1e-6);
 }
 
 TEST_P(ExpertsTeamTest, SameBits) {
@@ -185,13 +229,15 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTeamTest, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 // sum of probe . y, y[t,:] = sum over the rows of t of weight (w2 a): every gradient by chaining the ops, in f32.
-void expect_chained_gradients(Stream& s) {
-  Problem p({"gradient", 5, 6, 4, {3, 0, 5, 2}});
+void expect_chained_gradients(Stream& s, bool gpt_oss) {
+  Problem p({"gradient", 5, 6, 4, {3, 0, 5, 2}, 0, true, DType::f32, gpt_oss});
   const ref::ExpertShape& shape = p.shape;
   const Values probe = p.dout.values();
+  Values b1 = p.b1.values();
+  ref::ColumnBias b2 = p.ref_b2();
   const auto loss = [&](const Values& x, const Values& w1, const Values& w2, const Values& weight) {
-    const Values a = ref::swiglu_rows(ref::expert_h(shape, x, w1, p.R), p.R, p.c.F);
-    const Values y = ref::expert_y(shape, a, w2, p.R);
+    const Values a = ref::gated_rows(ref::expert_h(shape, x, w1, p.R, b1), p.R, p.c.F, p.ref_activation);
+    const Values y = ref::expert_y(shape, a, w2, p.R, b2);
     double sum = 0;
     for (int64_t i = 0; i < p.R * p.c.D; ++i) {
       const int64_t r = i / p.c.D;
@@ -202,18 +248,26 @@ void expect_chained_gradients(Stream& s) {
   const DType f32 = DType::f32;
   Array h({p.R, 2 * p.c.F}, f32), a({p.R, p.c.F}, f32), dh({p.R, 2 * p.c.F}, f32), sa({p.R, p.c.F}, f32);
   Array dweight({p.R}, f32), dxrow({p.R, p.c.D}, f32), dw1({4, 8, 6}, f32), dw2({4, 6, 4}, f32);
-  run<ExpertUp>(
-      s, expert_up,
-      {.h_R2F = h.tensor(), .a_RF = a.tensor(), .x_TD = p.x.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()});
+  run<ExpertUp>(s, expert_up,
+                {.h_R2F = h.tensor(),
+                 .a_RF = a.tensor(),
+                 .x_TD = p.x.tensor(),
+                 .w1_e2FD = p.w1.tensor(),
+                 .b1_e2F = p.b1.tensor(),
+                 .rows = p.rows(),
+                 .activation = p.activation});
   run<DExpertDown>(s, d_expert_down,
                    {.dh_R2F = dh.tensor(),
                     .sa_RF = sa.tensor(),
                     .dweight_R = dweight.tensor(),
                     .dout_TD = p.dout.tensor(),
                     .w2_eDF = p.w2.tensor(),
+                    .b2_eC = p.b2.tensor(),
                     .h_R2F = h.tensor(),
                     .weight_R = p.weight.tensor(),
-                    .rows = p.rows()});
+                    .b2_first = p.b2_first,
+                    .rows = p.rows(),
+                    .activation = p.activation});
   run<DExpertUp>(s, d_expert_up,
                  {.dx_RD = dxrow.tensor(), .dh_R2F = dh.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()});
   run<ExpertWgrad>(s, expert_wgrad,
@@ -248,9 +302,32 @@ void expect_chained_gradients(Stream& s) {
   expect("dw1", w1, dw1.values(), [&](const Values& v) { return loss(x, v, w2, weight); });
   expect("dw2", w2, dw2.values(), [&](const Values& v) { return loss(x, w1, v, weight); });
   expect("dweight", weight, dweight.values(), [&](const Values& v) { return loss(x, w1, w2, v); });
+  if (!gpt_oss) return;
+  Array db1 = Array::of({4, 8}, f32, Values(32)), db2 = Array::of({4, 3}, f32, Values(12));
+  expert_bias_grad(s, {.db_eN = db1.tensor(), .x_RM = dh.tensor(), .rows = p.rows()});
+  expert_bias_grad(s, {.db_eN = db2.tensor(),
+                       .x_RM = p.dout.tensor(),
+                       .weight_R = p.weight.tensor(),
+                       .x_first = p.b2_first,
+                       .gather = true,
+                       .rows = p.rows()});
+  expect("db1", p.b1.values(), db1.values(), [&](const Values& v) {
+    b1 = v;
+    return loss(x, w1, w2, weight);
+  });
+  b1 = p.b1.values();
+  expect("db2", p.b2.values(), db2.values(), [&](const Values& v) {
+    b2.b = v;
+    return loss(x, w1, w2, weight);
+  });
 }
 
-TEST(Experts, ChainedBackwardIsTheGradientOfTheWholeForward) { testing::on_each_device(expect_chained_gradients); }
+TEST(Experts, ChainedBackwardIsTheGradientOfTheWholeForward) {
+  for (const bool gpt_oss : {false, true}) {
+    SCOPED_TRACE(gpt_oss ? "biases, clamped activation" : "SwiGLU");
+    testing::on_each_device([&](Stream& s) { expect_chained_gradients(s, gpt_oss); });
+  }
+}
 
 // A row alone has the bits that it has among others, whoever shares its expert and its tile.
 TEST(Experts, RowsDoNotDependOnOtherRows) {
@@ -331,6 +408,28 @@ TEST(Experts, BadArgumentsAreNamed) {
                                 .rows = p.rows()});
             }),
             "d_expert_down: dh must be f32[3, 8]; got f32[3, 4]");
+  bad = up;
+  bad.b1_e2F = a.tensor();
+  EXPECT_EQ(error(s, bad), "expert_up: b1 must be f32[2, 8]; got f32[3, 4]");
+  EXPECT_EQ(testing::error_of([&] {
+              run<ExpertDown>(s, expert_down,
+                              {.y_RD = y.tensor(),
+                               .a_RF = a.tensor(),
+                               .w2_eDF = p.w2.tensor(),
+                               .b2_eC = y.tensor(),
+                               .b2_first = 1,
+                               .rows = p.rows()});
+            }),
+            "expert_down: b2 must have a row for each expert, of columns from 1 on of 5; got f32[3, 5]");
+  EXPECT_EQ(
+      testing::error_of([&] { expert_bias_grad(s, {.db_eN = y.tensor(), .x_RM = a.tensor(), .rows = p.rows()}); }),
+      "expert_bias_grad: db must have a row for each expert, of columns from 0 on of x f32[3, 4]; got f32[3, 5]");
+  Array db({2, 4}, DType::f32);
+  EXPECT_EQ(testing::error_of([&] {
+              expert_bias_grad(s,
+                               {.db_eN = db.tensor(), .x_RM = a.tensor(), .weight_R = db.tensor(), .rows = p.rows()});
+            }),
+            "expert_bias_grad: weight must be f32[3]; got f32[2, 4]");
   Array dw({2, 8, 5}, DType::f32);
   EXPECT_EQ(testing::error_of([&] {
               run<ExpertWgrad>(s, expert_wgrad,

@@ -1,0 +1,120 @@
+#include "io/document.h"
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/error.h"
+#include "io/json_text.h"
+#include "io/utf8.h"
+
+namespace moebius {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kNoTarget = -100;  // what PyTorch's cross_entropy ignores
+constexpr std::array<const char*, 3> kTargetKeys{"labels", "loss_mask", "assistant_masks"};
+
+// Moves the string under the key out of the record; false when there is none.
+bool take_string(json& record, const char* key, std::string* text) {
+  const auto it = record.find(key);
+  if (it == record.end() || !it->is_string()) return false;
+  *text = std::move(it->get_ref<std::string&>());
+  return true;
+}
+
+int64_t integer_at(const json& list, size_t i, const char* key, const std::string& who) {
+  const json& value = list[i];
+  if (value.is_boolean()) return value.get<bool>();
+  MOEBIUS_CHECK(input, value.is_number_integer() && value >= INT32_MIN && value <= INT32_MAX,
+                "{}: expected whole numbers in \"{}\"; got {} at {}; correct or drop the line", who, key, value.dump(),
+                i);
+  return value.get<int64_t>();
+}
+
+const char* target_key(const json& record, const std::string& who) {
+  const char* found = nullptr;
+  for (const char* key : kTargetKeys) {
+    if (!record.contains(key)) continue;
+    MOEBIUS_CHECK(input, found == nullptr, "{}: expected one of \"{}\" and \"{}\"; got both; drop one of them", who,
+                  found, key);
+    found = key;
+  }
+  return found;
+}
+
+bool is_target(int64_t value, int32_t id, size_t i, const char* key, const std::string& who) {
+  if (key == kTargetKeys[0]) {
+    MOEBIUS_CHECK(input, value == id || value == kNoTarget,
+                  "{}: expected in \"labels\" the id of the same place in \"input_ids\", or {}; got {} for {} at {}; "
+                  "labels must not be shifted",
+                  who, kNoTarget, value, id, i);
+    return value == id;
+  }
+  MOEBIUS_CHECK(input, value == 0 || value == 1, "{}: expected 0 or 1 in \"{}\"; got {} at {}; correct the line", who,
+                key, value, i);
+  return value == 1;
+}
+
+Document document_of_ids(const json& record, const std::string& who) {
+  Document document{.kind = Document::Kind::ids};
+  const json& ids = record["input_ids"];
+  const char* key = target_key(record, who);
+  MOEBIUS_CHECK(input, ids.is_array() && (!key || (record[key].is_array() && record[key].size() == ids.size())),
+                "{}: expected \"input_ids\" with a list of ids{}; got {} and {}; correct or drop the line", who,
+                key ? fmt::format(", and \"{}\" with as many", key) : "",
+                ids.is_array() ? fmt::format("{} ids", ids.size()) : ids.type_name(),
+                key ? fmt::format("{} of the other", record[key].size()) : "nothing else");
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int64_t id = integer_at(ids, i, "input_ids", who);
+    document.ids.push_back(static_cast<int32_t>(id));
+    document.is_target.push_back(!key || is_target(integer_at(record[key], i, key, who), document.ids[i], i, key, who));
+  }
+  return document;
+}
+
+// "text", "a prompt and a completion" and "input_ids" exclude each other.
+void check_one_kind(bool has_text, bool has_prompt, bool has_ids, const std::string& who) {
+  MOEBIUS_CHECK(input, has_text + has_prompt + has_ids <= 1,
+                "{}: expected a \"text\", or a \"prompt\" and a \"completion\", or \"input_ids\"; got more than one; "
+                "correct or drop the line",
+                who);
+}
+
+[[noreturn]] void refuse(const json& record, std::string_view line, const std::string& who) {
+  MOEBIUS_CHECK(
+      input, !record.is_object() || !record.contains("messages"),
+      "{}: expected \"text\", \"prompt\" and \"completion\", or \"input_ids\"; got \"messages\", a chat, which "
+      "only the model's chat template puts into words; let apply_chat_template of transformers write "
+      "\"input_ids\" and \"assistant_masks\", or give each answer as a \"completion\"",
+      who);
+  MOEBIUS_FAIL(input,
+               "{}: expected an object with a string \"text\", or with strings \"prompt\" and \"completion\"; got {}; "
+               "correct or drop the line",
+               who, line.substr(0, 60));
+}
+
+}  // namespace
+
+Document read_document(std::string_view line, const std::string& who) {
+  const int64_t bad = find_invalid_utf8(line);
+  MOEBIUS_CHECK(input, bad < 0, "{}:{}: expected UTF-8; got byte 0x{:02x}; correct or drop the line", who, bad + 1,
+                static_cast<uint8_t>(line[bad]));
+  json record = parse_json(line, who);
+  if (!record.is_object()) refuse(record, line, who);
+  Document document;
+  const bool has_ids = record.contains("input_ids");
+  const bool has_prompt = record.contains("prompt") || record.contains("completion");
+  check_one_kind(record.contains("text"), has_prompt, has_ids, who);
+  if (has_ids) document = document_of_ids(record, who);
+  if (has_prompt) document.kind = Document::Kind::completion;
+  const bool is_whole = has_ids || (has_prompt ? take_string(record, "prompt", &document.prompt) &&
+                                                     take_string(record, "completion", &document.text)
+                                               : take_string(record, "text", &document.text));
+  if (!is_whole) refuse(record, line, who);
+  document.who = who;
+  return document;
+}
+
+}  // namespace moebius

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""gpu_check.py on programs that only talk: what it counts, and what it takes for a failure."""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import gpu_check
+
+PROGRAM = """#!/bin/sh
+case "$*" in
+  *OnAccelerator.ARecording*) {gpu} ;;
+esac
+for word in "$@"; do
+  case "$word" in --gtest_output=json:*) cat >"${{word#--gtest_output=json:}}" <<'J'
+{report}
+J
+  esac
+done
+[ -n "$GTEST_SHARD_INDEX" ] && echo "[==========] 2 tests from 1 test suite ran."
+exit {status}
+"""
+GPU = "echo '[  PASSED  ] 1 test.'; exit 0"
+NO_GPU = "printf 'accelerator_test.cc:20: Skipped\\nno GPU can be used\\n[  SKIPPED ] 1 test\\n'; exit 0"
+GOOD = '{"testsuites": [{"testsuite": [{"result": "COMPLETED"}, {"result": "COMPLETED"}, {"result": "SKIPPED"}]}]}'
+BAD = '{"testsuites": [{"testsuite": [{"result": "COMPLETED", "failures": [{}]}, {"result": "COMPLETED"}]}]}'
+KNOWN = "========= Error: Race reported between Read access at nvjet_sm90_tst_192x96+0x3a0"
+NEW = "========= Error: Race reported between Write access at moebius::cuda::rms_norm_fwd_kernel+0x10 in norm_cuda.cu:9"
+INVALID = "========= Invalid __global__ read of size 4 bytes"
+
+# what it shows, GPU, report, status, what the sanitizer says first, only, exit status, words
+CASES = [
+    ("no GPU", NO_GPU, GOOD, 0, "", "tests", 1, "gpu-check: no GPU can be used"),
+    ("all good", GPU, GOOD, 0, "", "tests,memcheck", 0, f"{2 * len(gpu_check.PROGRAMS) + 2} passed, 0 failed, {len(gpu_check.PROGRAMS)} skipped"),
+    ("a failed test", GPU, BAD, 1, "", "tests", 1, f"{len(gpu_check.PROGRAMS)} passed, {len(gpu_check.PROGRAMS)} failed, 0 skipped"),
+    ("a program that dies", GPU, GOOD, 139, "", "tests", 1, f"{len(gpu_check.PROGRAMS)} passed, {len(gpu_check.PROGRAMS)} failed"),
+    ("a broken report", GPU, "{", 1, "", "tests", 1, f"0 passed, {len(gpu_check.PROGRAMS)} failed, 0 skipped"),
+    ("a known race", GPU, GOOD, 0, f"echo '{KNOWN}'", "racecheck", 0, "2 of 2 parts clean, 2 known reports"),
+    ("a new race", GPU, GOOD, 0, f"echo '{KNOWN}'; echo '{NEW}'", "racecheck", 1, "1 findings, the first: Race reported between Write access at moebius::cuda::rms_norm"),
+    ("an invalid read", GPU, GOOD, 0, f"echo '{INVALID}'", "memcheck", 1, "0 passed, 2 failed, 0 skipped"),
+    ("a part that takes too long", GPU, GOOD, 0, "sleep 30", "racecheck", 1, "not ended within 1 s"),
+    ("a sanitizer that fails", GPU, GOOD, 0, "exit 3", "memcheck", 1, "a test failed: the end of"),
+]
+
+
+def write_program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def check(name, gpu, report, status, said, only, expected, words):
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        for program, _ in gpu_check.PROGRAMS:
+            write_program(folder / "tests" / program, PROGRAM.format(gpu=gpu, report=report, status=status))
+        write_program(folder / "bin" / "compute-sanitizer", "#!/bin/sh\n" + said + '\nshift 4\nexec "$@"\n')
+        env = dict(os.environ, PATH=f"{folder / 'bin'}:{os.environ['PATH']}")
+        limit = "1" if "sleep" in said else "60"
+        ran = subprocess.run([sys.executable, gpu_check.__file__, "--build", str(folder), "--only", only, "--parts", "2",
+                              "--limit", limit, "--log", str(folder / "log")], env=env, capture_output=True, text=True, check=False)
+    good = ran.returncode == expected and words in ran.stdout
+    if not good:
+        print(f"{name}: expected exit status {expected} and '{words}'; got {ran.returncode}:\n{ran.stdout}{ran.stderr}")
+    return good
+
+
+def main():
+    results = [check(*case) for case in CASES]
+    print(f"gpu_check: {sum(results)} of {len(results)} cases right")
+    sys.exit(not all(results))
+
+
+main()
