@@ -25,7 +25,8 @@ Block::Block(ParamTable& params, MemoryPlan& plan, const ModelSpec& m, const Bal
       norm1_(params, layer_name(layer, "input_layernorm.weight"), D_, dtype, static_cast<float>(m.rms_norm_eps)),
       gqa_(make_attention<Gqa>(!m.is_latent(), params, layer_name(layer, "self_attn"), m, m.window_of(layer), dtype,
                                mesh, shape.cp_comm, rope_table_Pd)),
-      mla_(make_attention<Mla>(m.is_latent(), params, layer_name(layer, "self_attn"), m, dtype, mesh, rope_table_Pd)),
+      mla_(make_attention<Mla>(m.is_latent(), params, layer_name(layer, "self_attn"), m, dtype, mesh, shape.cp_comm,
+                               rope_table_Pd)),
       norm2_(params, layer_name(layer, "post_attention_layernorm.weight"), D_, dtype,
              static_cast<float>(m.rms_norm_eps)) {
   if (m.is_moe_layer(layer)) {

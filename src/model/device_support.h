@@ -1,4 +1,4 @@
-// Which parts of a model have no kernels for a GPU yet.
+// Which models a GPU has no kernels for.
 #pragma once
 
 #include "config/model_spec.h"
@@ -6,7 +6,7 @@
 
 namespace moebius {
 
-// Error{usage} naming the part, so that a run is refused before it starts.
+// Error{usage} naming what there is none for, so that a run is refused before it starts.
 void check_device(const ModelSpec& model, DeviceKind device);
 
 }  // namespace moebius

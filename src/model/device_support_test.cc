@@ -17,13 +17,15 @@ std::string error_of(const ModelSpec& m) {
   return "";
 }
 
-TEST(DeviceSupport, NamesThePartWithoutKernels) {
+TEST(DeviceSupport, NamesWhatHasNoKernels) {
   ModelSpec m;
+  m.head_dim = 256;
   EXPECT_EQ(error_of(m), "");
   m.kv_lora_rank = 4;
+  m.v_head_dim = 257;
   EXPECT_EQ(error_of(m),
-            "run.device = \"cuda\" cannot be honoured: latent attention (model.kv_lora_rank) has no kernels for a GPU "
-            "yet; set run.device = \"cpu\" (--device cpu)");
+            "run.device = \"cuda\" cannot be honoured: on a GPU attention has kernels for heads of at most 256; got "
+            "257; set run.device = \"cpu\" (--device cpu)");
   EXPECT_NO_THROW(check_device(m, DeviceKind::cpu));
 }
 

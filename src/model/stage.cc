@@ -183,8 +183,8 @@ void add_layer(Kept& kept, int64_t number, const Block::Saved& layer) {
   add_saved("attention norm output", layer.n1_TD);
   add_saved("attention q, k, v", layer.attention.qkv_TC);
   add_saved("attention output", layer.attention.o_THd);
-  add_saved("query latent", layer.latent_attention.q.c_TR);
-  add_saved("key and value latent", layer.latent_attention.kv.c_TR);
+  add_saved("query latent", layer.latent_attention.q.c_tR);
+  add_saved("key and value latent", layer.latent_attention.kv.c_tR);
   add_saved("attention q", layer.latent_attention.q_THd);
   add_saved("attention k, v", layer.latent_attention.kv_THw);
   add_saved("attention output", layer.latent_attention.o_THv);

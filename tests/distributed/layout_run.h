@@ -15,9 +15,11 @@ namespace moebius {
 
 // What is trained; the layout changes nothing of it.
 struct LayoutModel {
-  bool skewed = false;   // two experts get every token, the others none
-  bool sigmoid = false;  // sigmoid scores, groups and a correction bias that moves, in place of softmax
-  bool tied = false;     // head and embedding are one
+  bool skewed = false;      // two experts get every token, the others none
+  bool sigmoid = false;     // sigmoid scores, groups and a correction bias that moves, in place of softmax
+  bool tied = false;        // head and embedding are one
+  bool latent_qkv = false;  // latent attention, with a latent of queries
+  bool latent_kv = false;   // the same without
   // What looks at all tokens of a micro-batch, in place of the auxiliary losses or beside them.
   bool capacity = false;   // experts turn late pairs away; by weight, rounding would choose among equal tokens
   bool by_weight = false;  // experts turn light pairs away, of tokens that are all different in a micro-batch

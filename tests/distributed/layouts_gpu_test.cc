@@ -34,6 +34,14 @@ const GpuLayout kLayouts[] = {
     {"pp2_vpp2_tied", 2, {.pp = 2, .vpp = 2}, {.tied = true}},
     {"pp2_vpp2_ep2_sigmoid", 4, {.pp = 2, .vpp = 2, .ep = 2}, {.sigmoid = true}},
     {"dp2_capacity", 2, {}, {.capacity = true}},
+    {"tp2", 2, {.tp = 2}},
+    {"tp2_pp2_tied", 4, {.tp = 2, .pp = 2}, {.tied = true}},
+    {"cp2", 2, {.cp = 2}},
+    {"tp2_cp2_ring", 4, {.tp = 2, .cp = 2, .cp_comm = CpComm::ring}},
+    {"cp2_alltoall", 2, {.cp = 2, .cp_comm = CpComm::alltoall}},
+    {"ep4_over_tp2_cp2", 4, {.tp = 2, .cp = 2, .ep = 4}},
+    {"tp2_latent", 2, {.tp = 2}, {.latent_qkv = true}},
+    {"tp2_cp2_ring_latent_kv", 4, {.tp = 2, .cp = 2, .cp_comm = CpComm::ring}, {.latent_kv = true}},
 };
 
 class GpuLayouts : public ::testing::TestWithParam<GpuLayout> {

@@ -14,6 +14,7 @@ namespace moebius {
 namespace {
 
 using testing::fill_random;
+using testing::latent_model;
 using testing::tiny_engine;
 using testing::tiny_model;
 
@@ -96,8 +97,27 @@ EngineSpec remade_on(DeviceKind device, DType compute, bool graph = true) {
   return spec;
 }
 
-constexpr auto kSpecs = {spec_on, wide_spec_on,  documents_on, balanced_on, sinkhorn_on,
-                         many_on, whole_norm_on, frozen_on,    remade_on};
+// Latent attention: of odd widths, and of those of DeepSeek, which kernels of the GPU's own architecture take.
+EngineSpec latent_on(DeviceKind device, DType compute, bool graph = true) {
+  EngineSpec spec = spec_on(device, compute, graph);
+  spec.model = latent_model();
+  return spec;
+}
+EngineSpec wide_latent_on(DeviceKind device, DType compute, bool graph = true) {
+  EngineSpec spec = documents_on(device, compute, graph);
+  ModelSpec& m = spec.model;
+  m.qk_norm = QkNorm::none;
+  m.num_heads = m.num_kv_heads = 2;
+  m.kv_lora_rank = 64;
+  m.head_dim = 192;
+  m.qk_rope_head_dim = 64;
+  m.v_head_dim = 128;
+  m.check();
+  return spec;
+}
+
+constexpr auto kSpecs = {spec_on,       wide_spec_on, documents_on, balanced_on, sinkhorn_on,   many_on,
+                         whole_norm_on, frozen_on,    remade_on,    latent_on,   wide_latent_on};
 
 void split_documents(MicroBatch& b) {
   const int64_t S = b.shape.seq, cut = S / 3;

@@ -7,40 +7,45 @@
 namespace moebius::cuda {
 namespace {
 
-AttentionSizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& doc_start, int64_t batch, int64_t window,
-                        float scale) {
-  return {.rows = q.dim(0) / batch,
-          .kv_rows = k.dim(0) / batch,
-          .heads = narrow<int>(q.dim(1)),
+template <class Op>
+AttentionSizes sizes_of(const Op& a, const Tensor& k, const Tensor& v) {
+  const int64_t rows = a.q_THd.dim(0) / a.batch, kv_rows = k.dim(0) / a.batch;
+  return {.rows = rows,
+          .kv_rows = kv_rows,
+          .shift = a.is_part ? a.q_first - a.kv_first : kv_rows - rows,
+          .kv_first = a.is_part ? a.kv_first : 0,
+          .heads = narrow<int>(a.q_THd.dim(1)),
           .kv_heads = narrow<int>(k.dim(1)),
-          .width = narrow<int>(q.dim(2)),
-          .window = window,
-          .scale = scale,
-          .doc_start = doc_start.empty() ? nullptr : doc_start.ptr<int32_t>()};
+          .width = narrow<int>(a.q_THd.dim(2)),
+          .v_width = narrow<int>(v.dim(2)),
+          .window = a.window,
+          .scale = a.scale,
+          .doc_start = a.doc_start_T.empty() ? nullptr : a.doc_start_T.template ptr<int32_t>()};
 }
 
-bool is_bf16_of_64_or_128(const Tensor& q) { return q.dtype == DType::bf16 && (q.dim(2) == 64 || q.dim(2) == 128); }
+bool has_sm90_kernel(const Tensor& q, const Tensor& v) {
+  const int64_t width = q.dim(2), v_width = v.dim(2);
+  return q.dtype == DType::bf16 &&
+         ((v_width == width && (width == 64 || width == 128)) || (width == 192 && v_width == 128));
+}
 
 // What own kernels cannot index.
-void check_sizes(const char* who, const Tensor& q, int64_t batch) {
-  MOEBIUS_CHECK(usage, q.dim(2) <= 256, "{}: on CUDA the width of a head must be at most 256; got {}", who,
-                to_string(q));
+void check_sizes(const char* who, const Tensor& q, const Tensor& v, int64_t batch) {
+  MOEBIUS_CHECK(usage, q.dim(2) <= 256 && v.dim(2) <= 256,
+                "{}: on CUDA the width of a head must be at most 256; got q {} and v {}", who, to_string(q),
+                to_string(v));
   MOEBIUS_CHECK(usage, q.dim(1) <= 65535 && batch <= 65535,
                 "{}: on CUDA heads and batch must be at most 65535; got {} and batch {}", who, to_string(q), batch);
 }
 
 }  // namespace
 
-AttentionSizes attention_sizes(const AttentionFwd& a) {
-  return sizes_of(a.q_THd, a.k_UGd, a.doc_start_T, a.batch, a.window, a.scale);
-}
+AttentionSizes attention_sizes(const AttentionFwd& a) { return sizes_of(a, a.k_UGd, a.v_UGd); }
 
-AttentionSizes attention_sizes(const AttentionBwd& a) {
-  return sizes_of(a.q_THd, a.k_TGd, a.doc_start_T, a.batch, a.window, a.scale);
-}
+AttentionSizes attention_sizes(const AttentionBwd& a) { return sizes_of(a, a.k_TGd, a.v_TGd); }
 
-bool sm90_takes(const AttentionFwd& a) { return is_bf16_of_64_or_128(a.q_THd); }
-bool sm90_takes(const AttentionBwd& a) { return is_bf16_of_64_or_128(a.q_THd); }
+bool sm90_takes(const AttentionFwd& a) { return has_sm90_kernel(a.q_THd, a.v_UGd); }
+bool sm90_takes(const AttentionBwd& a) { return has_sm90_kernel(a.q_THd, a.v_TGd); }
 
 int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes(a) ? cudnn_scratch_bytes(a) : 0; }
 
@@ -51,14 +56,14 @@ int64_t scratch_bytes(const AttentionBwd& a) {
 
 void attention_fwd(Stream& s, const AttentionFwd& a) {
   if (cudnn_takes(a) && cudnn_attention_fwd(s, a)) return;
-  check_sizes("attention_fwd", a.q_THd, a.batch);
+  check_sizes("attention_fwd", a.q_THd, a.v_UGd, a.batch);
   if (sm90_takes(a)) return sm90_attention_fwd(s, a);
   generic_attention_fwd(s, a);
 }
 
 void attention_bwd(Stream& s, const AttentionBwd& a) {
   if (cudnn_takes(a) && cudnn_attention_bwd(s, a)) return;
-  check_sizes("attention_bwd", a.q_THd, a.batch);
+  check_sizes("attention_bwd", a.q_THd, a.v_TGd, a.batch);
   if (sm90_takes(a)) return sm90_attention_bwd(s, a);
   generic_attention_bwd(s, a);
 }

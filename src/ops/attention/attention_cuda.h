@@ -1,7 +1,7 @@
 // The three ways in which CUDA computes attention. Which one takes a call is decided by its arguments alone.
 //   generic  any width up to 256, f32 and bf16, any mask of the header
-//   sm90     bf16 of width 64 and 128, any mask of the header: wgmma and the tensor copy engine
-//   cuDNN    of those the causal ones without documents where it is the quicker
+//   sm90     bf16 of width 64, 128, and 192 with values of 128, any mask of the header: wgmma and the tensor copy
+//   engine cuDNN    of those of one width the causal ones without documents where it is the quicker
 // All are deterministic, and agree within rounding.
 #pragma once
 
@@ -12,13 +12,14 @@
 
 namespace moebius::cuda {
 
-// Sizes of a call. Rows are those of one sequence.
+// Sizes of a call. Rows are those of one sequence; query i stands where key shift + i does, which a part may not have.
 struct AttentionSizes {
-  int64_t rows, kv_rows;
-  int heads, kv_heads, width;
+  int64_t rows, kv_rows, shift;
+  int64_t kv_first;  // the position of key 0
+  int heads, kv_heads, width, v_width;
   int64_t window;
   float scale;
-  const int32_t* doc_start;  // or null
+  const int32_t* doc_start;  // positions, or null
 };
 AttentionSizes attention_sizes(const AttentionFwd& a);
 AttentionSizes attention_sizes(const AttentionBwd& a);

@@ -61,7 +61,7 @@ inline CUtensorMap rows_map(const Tensor& x, int64_t batch, uint32_t box_rows) {
   return make_tensor_map<3>(x.data, {{{columns, 1, 64}, {rows, columns, box_rows}, {batch, columns * rows, 1}}});
 }
 
-// sums [64, 64 or 128] = x rows [row, row + 64) times y rows, over the width: 16 at a time.
+// sums [64, 32, 64 or 128] = x rows [row, row + 64) times y rows, over the width: 16 at a time.
 template <class X, class Y, int kWidth, int kNum>
 __device__ __forceinline__ void multiply_rows(float (&sums)[kNum], uint32_t x, int row, uint32_t y) {
 #pragma unroll
@@ -141,16 +141,23 @@ __device__ __forceinline__ void store_sums(__nv_bfloat16* x, const float (&sums)
   }
 }
 
-// Queries in [from, z.rows) that see keys below key_end lie below this; for Sq == Skv. All lanes of a warp call it and
-// get the same.
+// The same of rows that see nothing.
+template <int kWidth>
+__device__ __forceinline__ void store_zeros(__nv_bfloat16* x, int64_t row, int64_t end, int heads, int h) {
+  const float zeros[kWidth / 2] = {}, factor[2] = {};
+  store_sums<kWidth>(x, zeros, factor, row, end, heads, h);
+}
+
+// Queries in [from, z.rows) that see keys below key_end lie below this. All lanes of a warp call it and get the same.
 __device__ inline int64_t seen_end(const AttentionSizes& z, int64_t b, int64_t from, int64_t key_end) {
   int64_t lo = from, hi = z.rows;
-  if (z.window > 0 && key_end - 1 + z.window < hi) hi = key_end - 1 + z.window;
+  const int64_t past_window = key_end - 1 + z.window - z.shift;
+  if (z.window > 0 && past_window < hi) hi = past_window;
   if (!z.doc_start) return hi;
   const int lane = threadIdx.x % 32;
   while (lo < hi) {  // the first query whose document begins at key_end or later: 32 probes at a time
     const int64_t step = (hi - lo + 31) / 32, i = lo + lane * step;
-    const uint32_t past = __ballot_sync(~0u, i >= hi || z.doc_start[b * z.rows + i] >= key_end);
+    const uint32_t past = __ballot_sync(~0u, i >= hi || z.doc_start[b * z.rows + i] - z.kv_first >= key_end);
     const int first = past ? __ffs(static_cast<int>(past)) - 1 : 32;
     if (first == 0) return lo;
     if (lo + first * step < hi) hi = lo + first * step;

@@ -146,10 +146,12 @@ class Cudnn {
 // Short sequences are not worth a graph.
 constexpr int64_t kMinRows = 64;
 
-bool takes(const Tensor& q, const Tensor& k, const Tensor& doc_start, int64_t batch) {
-  const int64_t width = q.dim(2);
-  return is_measured_cudnn(static_cast<int64_t>(cudnnGetVersion())) && q.dtype == DType::bf16 &&
-         (width == 64 || width == 128) && q.dim(0) == k.dim(0) && doc_start.empty() && q.dim(0) / batch >= kMinRows;
+template <class Op>
+bool takes(const Op& a, const Tensor& k, const Tensor& v) {
+  const int64_t width = a.q_THd.dim(2), rows = a.q_THd.dim(0);
+  return is_measured_cudnn(static_cast<int64_t>(cudnnGetVersion())) && a.q_THd.dtype == DType::bf16 &&
+         (width == 64 || width == 128) && v.dim(2) == width && !a.is_part && rows == k.dim(0) &&
+         a.doc_start_T.empty() && rows / a.batch >= kMinRows;
 }
 
 int64_t round_up(int64_t n, int64_t to) { return div_ceil(n, to) * to; }
@@ -210,13 +212,13 @@ void* at(const Tensor& t, int64_t row, int64_t head) {
 
 }  // namespace
 
-bool cudnn_takes(const AttentionFwd& a) { return takes(a.q_THd, a.k_UGd, a.doc_start_T, a.batch); }
+bool cudnn_takes(const AttentionFwd& a) { return takes(a, a.k_UGd, a.v_UGd); }
 
 // Only what is too small to fill a GPU with the blocks of the sm90 kernel, 128 keys of a kv head each: elsewhere that
 // one is the quicker, and needs no workspace.
 bool cudnn_takes(const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
-  return takes(a.q_THd, a.k_TGd, a.doc_start_T, a.batch) && (a.window == 0 || a.window >= z.rows) &&
+  return takes(a, a.k_TGd, a.v_TGd) && (a.window == 0 || a.window >= z.rows) &&
          a.batch * z.kv_heads * div_ceil(z.rows, 128) < 256 &&
          head_bytes(z) * (z.heads / z.kv_heads) <= kMaxWorkspaceBytes;
 }

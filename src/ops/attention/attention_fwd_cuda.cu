@@ -1,4 +1,6 @@
 // The generic forward pass: any width up to 256, f32 and bf16, in f32 arithmetic.
+#include <algorithm>
+
 #include "core/cuda.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_cuda.h"
@@ -80,18 +82,18 @@ __global__ void __launch_bounds__(kThreads) fwd_kernel(FwdPointers<typename Tile
 
   Running<Tile::kPer> run;
   Sums<Tile> sums = {};
-  int64_t first[Tile::kPer], position[Tile::kPer];
+  int64_t first[Tile::kPer], last[Tile::kPer];
 #pragma unroll
   for (int i = 0; i < Tile::kPer; ++i) {
     run.max[i] = -INFINITY, run.sum[i] = 0;
     const int64_t r = row + ty + kSide * i;
     first[i] = r < end ? first_key(z, b, r) : 0;
-    position[i] = r < end ? z.kv_rows - z.rows + r : -1;
+    last[i] = r < end ? last_key(z, r) : -1;
   }
-  const int64_t kv_end = z.kv_rows - z.rows + end;
+  const int64_t kv_end = last_key(z, end - 1) + 1;
   for (int64_t key = begin_shared / Tile::kRows * Tile::kRows; key < kv_end; key += Tile::kRows) {
     load_rows<Tile>(k, x.k, b * z.kv_rows + key, b * z.kv_rows + kv_end, z.kv_heads, kv_head, z.width);
-    load_rows<Tile>(v, x.v, b * z.kv_rows + key, b * z.kv_rows + kv_end, z.kv_heads, kv_head, z.width);
+    load_rows<Tile>(v, x.v, b * z.kv_rows + key, b * z.kv_rows + kv_end, z.kv_heads, kv_head, z.v_width);
     __syncthreads();
     float scores[Tile::kPer][Tile::kPer];
     dot_rows<Tile>(scores, q, k, z.width, ty, tx);
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) fwd_kernel(FwdPointers<typename Tile
 #pragma unroll
       for (int j = 0; j < Tile::kPer; ++j) {
         const int64_t at = key + tx + kSide * j;
-        scores[i][j] = at >= first[i] && at <= position[i] ? z.scale * scores[i][j] : -INFINITY;
+        scores[i][j] = at >= first[i] && at <= last[i] ? z.scale * scores[i][j] : -INFINITY;
       }
     }
     take_scores<Tile>(scores, run, sums, p, ty, tx);
@@ -112,11 +114,11 @@ __global__ void __launch_bounds__(kThreads) fwd_kernel(FwdPointers<typename Tile
   float inverse[Tile::kPer];
 #pragma unroll
   for (int i = 0; i < Tile::kPer; ++i) {
-    inverse[i] = 1.0f / run.sum[i];
+    inverse[i] = run.sum[i] == 0 ? 0.0f : 1.0f / run.sum[i];  // 0: no key seen
     const int64_t r = row + ty + kSide * i;
     if (tx == 0 && r < end) x.lse[(b * z.rows + r) * z.heads + h] = run.max[i] + logf(run.sum[i]);
   }
-  store_rows<Tile>(x.o, sums, inverse, b * z.rows + row, b * z.rows + end, z.heads, h, z.width, ty, tx);
+  store_rows<Tile>(x.o, sums, inverse, b * z.rows + row, b * z.rows + end, z.heads, h, z.v_width, ty, tx);
 }
 
 template <class Tile>
@@ -135,7 +137,7 @@ void launch(Stream& s, const AttentionFwd& a) {
 
 template <class T>
 void launch_width(Stream& s, const AttentionFwd& a) {
-  const int64_t width = a.q_THd.dim(2);
+  const int64_t width = std::max(a.q_THd.dim(2), a.v_UGd.dim(2));
   if (width <= 64)
     launch<TileShape<T, 64, 1>>(s, a);
   else if (width <= 128)

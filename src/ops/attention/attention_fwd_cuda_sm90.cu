@@ -1,5 +1,6 @@
-// The forward pass of bf16 on sm_90a, for heads of 64 and 128: tiles of 128 queries against tiles of 128 keys with a
-// running softmax in base 2. The scores of the next tile are multiplied while the probabilities of this one are made.
+// The forward pass of bf16 on sm_90a, for heads of 64, 128, and 192 with values of 128: tiles of 128 queries against
+// tiles of 128 keys with a running softmax in base 2. The scores of the next tile are multiplied while the
+// probabilities of this one are made.
 #include "core/cuda.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_cuda.h"
@@ -14,13 +15,14 @@ struct Maps {
   CUtensorMap q, k, v;
 };
 
-template <int kWidth>
+template <int kWidth, int kValues>
 struct FwdTile {
   static constexpr int kRows = 128, kStages = kWidth == 64 ? 4 : 2;  // of queries, and of keys
   using Rows = Sm90Tile<kRows, kWidth>;
+  using Values = Sm90Tile<kRows, kValues>;
   struct Shared {
     unsigned char q[Rows::kBytes];
-    unsigned char k[kStages][Rows::kBytes], v[kStages][Rows::kBytes];
+    unsigned char k[kStages][Rows::kBytes], v[kStages][Values::kBytes];
     uint64_t q_full, k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   };
 };
@@ -31,10 +33,11 @@ struct Work {
   int64_t row, key, b;
 };
 
-template <int kWidth>
-__device__ void produce(typename FwdTile<kWidth>::Shared& shared, const Maps& maps, const Work& w) {
-  using Tile = FwdTile<kWidth>;
+template <class Tile>
+__device__ void produce(typename Tile::Shared& shared, const Maps& maps, const Work& w) {
   using Rows = typename Tile::Rows;
+  using Values = typename Tile::Values;
+  if (w.steps == 0) return;
   const uint32_t q_full = smem_addr(&shared.q_full);
   mbarrier_arrive_expect(q_full, Rows::kBytes);
   Rows::load(smem_addr(shared.q), &maps.q, q_full, w.h, w.row, w.b);
@@ -47,15 +50,15 @@ __device__ void produce(typename FwdTile<kWidth>::Shared& shared, const Maps& ma
     mbarrier_arrive_expect(k_full, Rows::kBytes);
     Rows::load(smem_addr(shared.k[stage]), &maps.k, k_full, w.kv_head, key, w.b);
     mbarrier_wait(smem_addr(&shared.v_empty[stage]), parity);
-    mbarrier_arrive_expect(v_full, Rows::kBytes);
-    Rows::load(smem_addr(shared.v[stage]), &maps.v, v_full, w.kv_head, key, w.b);
+    mbarrier_arrive_expect(v_full, Values::kBytes);
+    Values::load(smem_addr(shared.v[stage]), &maps.v, v_full, w.kv_head, key, w.b);
   }
 }
 
 // A thread's two rows: what they see, and their softmax so far (max of scores times scale2; this thread's part of the
 // sum).
 struct Softmax {
-  int first[2], position[2];
+  int first[2], last[2];
   float max2[2], sum[2];
 };
 
@@ -67,7 +70,7 @@ __device__ __forceinline__ void take_scores(float (&s)[64], Softmax& run, float 
 #pragma unroll
     for (int e = 0; e < 64; ++e) {
       const int i = e / 2 % 2, at = key + e / 4 * 8 + col + e % 2;
-      if (at < run.first[i] || at > run.position[i]) s[e] = -INFINITY;
+      if (at < run.first[i] || at > run.last[i]) s[e] = -INFINITY;
     }
   }
 #pragma unroll
@@ -108,25 +111,38 @@ class Turn {
   int group_;
 };
 
-template <int kWidth>
-__device__ void consume(typename FwdTile<kWidth>::Shared& shared, T* o_out, float* lse, const AttentionSizes& z,
-                        const Work& w) {
-  using Tile = FwdTile<kWidth>;
+// Of 64 rows without a key.
+template <int kValues>
+__device__ void store_unseen(T* o, float* lse, const AttentionSizes& z, const Work& w, int64_t row) {
+  store_zeros<kValues>(o, w.b * z.rows + row, w.b * z.rows + z.rows, z.heads, w.h);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t r = row + fragment().row + 8 * i;
+    if (threadIdx.x % 4 == 0 && r < z.rows) lse[(w.b * z.rows + r) * z.heads + w.h] = -INFINITY;
+  }
+}
+
+template <int kWidth, int kValues>
+__device__ void consume(typename FwdTile<kWidth, kValues>::Shared& shared, T* o_out, float* lse,
+                        const AttentionSizes& z, const Work& w) {
+  using Tile = FwdTile<kWidth, kValues>;
   using Rows = typename Tile::Rows;
   const int group_row = (threadIdx.x / kGroupThreads - 1) * 64;
-  const int64_t row = w.row + group_row, shift = z.kv_rows - z.rows;
+  const int64_t row = w.row + group_row;
+  if (w.steps == 0) return store_unseen<kValues>(o_out, lse, z, w, row);
   Softmax run;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int64_t r = row + fragment().row + 8 * i;
     run.first[i] = r < z.rows ? static_cast<int>(first_key(z, w.b, r)) : 0;
-    run.position[i] = r < z.rows ? static_cast<int>(shift + r) : -1;
+    run.last[i] = r < z.rows ? static_cast<int>(last_key(z, r)) : -1;
     run.max2[i] = -INFINITY, run.sum[i] = 0;
   }
-  // All 64 rows see the keys in [last_first, shift + row].
-  const int last_first = row + 63 < z.rows ? static_cast<int>(first_key(z, w.b, row + 63)) : 0x7fffffff;
+  // All 64 rows see the keys in [last_first, first_last].
+  const int first_last = static_cast<int>(last_key(z, row)),
+            last_first = row + 63 < z.rows ? static_cast<int>(first_key(z, w.b, row + 63)) : 0x7fffffff;
   const float scale2 = z.scale * kLog2E;
-  float o[kWidth / 2] = {}, s[64];
+  float o[kValues / 2] = {}, s[64];
   uint32_t words[32] = {};
   const auto start_scores = [&](const Ring<Tile::kStages>& ring) {
     mbarrier_wait(smem_addr(&shared.k_full[ring.stage]), ring.parity);
@@ -137,7 +153,7 @@ __device__ void consume(typename FwdTile<kWidth>::Shared& shared, T* o_out, floa
     mbarrier_wait(smem_addr(&shared.v_full[ring.stage]), ring.parity);
     hold_words(words);
     wgmma_fence();
-    add_product<Rows, 8>(o, words, smem_addr(shared.v[ring.stage]));
+    add_product<typename Tile::Values, 8>(o, words, smem_addr(shared.v[ring.stage]));
   };
   const Turn turn(threadIdx.x / kGroupThreads - 1);
   const bool is_first_lane = threadIdx.x % 32 == 0;
@@ -151,13 +167,13 @@ __device__ void consume(typename FwdTile<kWidth>::Shared& shared, T* o_out, floa
     if (is_first_lane) mbarrier_arrive(smem_addr(&shared.k_empty[ring.stage]));
     const int key = static_cast<int>(w.key) + step * Tile::kRows;
     float correction[2];
-    take_scores(s, run, correction, scale2, key, key >= last_first && key + Tile::kRows - 1 <= shift + row);
+    take_scores(s, run, correction, scale2, key, key >= last_first && key + Tile::kRows - 1 <= first_last);
     wgmma_wait<0>();
     hold_registers(o);
     hold_words(words);
     if (step > 0 && is_first_lane) mbarrier_arrive(smem_addr(&shared.v_empty[ring.last()]));
 #pragma unroll
-    for (int e = 0; e < kWidth / 2; ++e) o[e] *= correction[e / 2 % 2];
+    for (int e = 0; e < kValues / 2; ++e) o[e] *= correction[e / 2 % 2];
     pack(words, s);
     if (++step == w.steps) break;
     const Ring<Tile::kStages> last = ring;
@@ -177,27 +193,27 @@ __device__ void consume(typename FwdTile<kWidth>::Shared& shared, T* o_out, floa
     float sum = run.sum[i];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    inverse[i] = 1.0f / sum;
+    inverse[i] = sum == 0 ? 0.0f : 1.0f / sum;  // 0: no key seen
     const int64_t r = row + fragment().row + 8 * i;
     if (threadIdx.x % 4 == 0 && r < z.rows) {
       lse[(w.b * z.rows + r) * z.heads + w.h] = (run.max2[i] + log2f(sum)) * kLn2;
     }
   }
-  store_sums<kWidth>(o_out, o, inverse, w.b * z.rows + row, w.b * z.rows + z.rows, z.heads, w.h);
+  store_sums<kValues>(o_out, o, inverse, w.b * z.rows + row, w.b * z.rows + z.rows, z.heads, w.h);
 }
 
-template <int kWidth>
+template <int kWidth, int kValues>
 __global__ void __launch_bounds__(kSm90Threads, 1)
     fwd_kernel(const __grid_constant__ Maps maps, T* o, float* lse, AttentionSizes z) {
-  using Tile = FwdTile<kWidth>;
+  using Tile = FwdTile<kWidth, kValues>;
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& shared = *reinterpret_cast<typename Tile::Shared*>(raw);
   Work w;
   w.h = blockIdx.x, w.kv_head = w.h / (z.heads / z.kv_heads), w.b = blockIdx.z;
   w.row = int64_t{gridDim.y - 1 - blockIdx.y} * Tile::kRows;  // the longest first
-  const int64_t end = (w.row + Tile::kRows < z.rows ? w.row + Tile::kRows : z.rows) + z.kv_rows - z.rows;
+  const int64_t end = last_key(z, (w.row + Tile::kRows < z.rows ? w.row + Tile::kRows : z.rows) - 1) + 1;
   w.key = first_key(z, w.b, w.row) / Tile::kRows * Tile::kRows;
-  w.steps = static_cast<int>((end - w.key + Tile::kRows - 1) / Tile::kRows);
+  w.steps = end > w.key ? static_cast<int>((end - w.key + Tile::kRows - 1) / Tile::kRows) : 0;
   if (threadIdx.x == 0) {
     mbarrier_init(smem_addr(&shared.q_full), 1);
     for (int i = 0; i < Tile::kStages; ++i) {
@@ -211,25 +227,26 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
     fewer_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) produce<kWidth>(shared, maps, w);
+    if (threadIdx.x == 0) produce<Tile>(shared, maps, w);
   } else {
     more_registers<kConsumerRegisters>();
-    consume<kWidth>(shared, o, lse, z, w);
+    consume<kWidth, kValues>(shared, o, lse, z, w);
   }
 }
 
-template <int kWidth>
+template <int kWidth, int kValues>
 void launch(Stream& s, const AttentionFwd& a) {
-  using Tile = FwdTile<kWidth>;
+  using Tile = FwdTile<kWidth, kValues>;
+  void (*const kernel)(Maps, T*, float*, AttentionSizes) = fwd_kernel<kWidth, kValues>;
   const AttentionSizes z = attention_sizes(a);
   constexpr int kSharedBytes = sizeof(typename Tile::Shared);
-  MOEBIUS_CUDA(cudaFuncSetAttribute(fwd_kernel<kWidth>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   const Maps maps{.q = rows_map(a.q_THd, a.batch, Tile::kRows),
                   .k = rows_map(a.k_UGd, a.batch, Tile::kRows),
                   .v = rows_map(a.v_UGd, a.batch, Tile::kRows)};
   const dim3 grid(z.heads, static_cast<unsigned>(div_ceil(z.rows, Tile::kRows)), static_cast<unsigned>(a.batch));
-  fwd_kernel<kWidth><<<grid, kSm90Threads, kSharedBytes, cuda_stream(s)>>>(maps, static_cast<T*>(a.o_THd.data),
-                                                                           a.lse_TH.ptr<float>(), z);
+  kernel<<<grid, kSm90Threads, kSharedBytes, cuda_stream(s)>>>(maps, static_cast<T*>(a.o_THd.data),
+                                                               a.lse_TH.ptr<float>(), z);
   check_launch("attention_fwd");
 }
 
@@ -237,9 +254,11 @@ void launch(Stream& s, const AttentionFwd& a) {
 
 void sm90_attention_fwd(Stream& s, const AttentionFwd& a) {
   if (a.q_THd.dim(2) == 64)
-    launch<64>(s, a);
+    launch<64, 64>(s, a);
+  else if (a.q_THd.dim(2) == 128)
+    launch<128, 128>(s, a);
   else
-    launch<128>(s, a);
+    launch<192, 128>(s, a);
 }
 
 }  // namespace moebius::cuda

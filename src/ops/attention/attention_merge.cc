@@ -12,14 +12,13 @@ void attention_merge(Stream& s, const AttentionMerge& a) {
   check_tensor(who, "part_lse", a.part_lse_TH, DType::f32, TH);
   check_tensor(who, "o", a.o_THd, DType::f32, a.part_THd.shape);
   check_tensor(who, "lse", a.lse_TH, DType::f32, TH);
-  MOEBIUS_CHECK(usage, s.target() != DeviceKind::cuda,
-                "{}: parts of a sequence run on the CPU, not yet on a GPU; set parallel.cp = 1", who);
   OpScope scope(s, who, cost(a));
   if (a.o_THd.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::attention_merge(s, a);
     case DeviceKind::cuda:
+      return cuda::attention_merge(s, a);
     case DeviceKind::null:
       return;
   }

@@ -1,5 +1,5 @@
 // Results of the same queries over different keys, merged by their log-sums (Liu et al., Ring Attention, arXiv
-// 2310.01889; the running softmax of Dao et al., arXiv 2205.14135, between parts). On the CPU alone.
+// 2310.01889; the running softmax of Dao et al., arXiv 2205.14135, between parts).
 #pragma once
 
 #include "core/device.h"
@@ -17,6 +17,9 @@ void attention_merge(Stream& s, const AttentionMerge& a);
 Cost cost(const AttentionMerge& a);
 
 namespace cpu {
+void attention_merge(Stream& s, const AttentionMerge& a);
+}
+namespace cuda {
 void attention_merge(Stream& s, const AttentionMerge& a);
 }
 

@@ -12,12 +12,14 @@ namespace moebius::cuda {
 
 constexpr int kSide = 16, kThreads = kSide * kSide;  // a block is kSide x kSide threads
 
-// The first key that query i of sequence b sees; the last is its position, kv_rows - rows + i.
+// Query i of sequence b sees the keys from first_key to last_key: none where the last is before the first.
 __device__ inline int64_t first_key(const AttentionSizes& z, int64_t b, int64_t i) {
-  int64_t first = z.doc_start ? z.doc_start[b * z.rows + i] : 0;
-  const int64_t position = z.kv_rows - z.rows + i;
-  if (z.window > 0 && position - z.window + 1 > first) first = position - z.window + 1;
-  return first;
+  int64_t first = z.doc_start ? z.doc_start[b * z.rows + i] - z.kv_first : 0;
+  if (z.window > 0 && z.shift + i - z.window + 1 > first) first = z.shift + i - z.window + 1;
+  return first > 0 ? first : 0;
+}
+__device__ inline int64_t last_key(const AttentionSizes& z, int64_t i) {
+  return z.shift + i < z.kv_rows ? z.shift + i : z.kv_rows - 1;
 }
 
 __device__ inline float widen(float x) { return x; }

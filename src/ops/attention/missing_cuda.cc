@@ -1,4 +1,5 @@
 // The CUDA backend of these ops in a build without it.
+#include "ops/attention/attention_merge.h"
 #include "ops/attention/attention_sink.h"
 #include "ops/backends.h"
 
@@ -6,6 +7,7 @@ namespace moebius::cuda {
 
 void attention_fwd(Stream&, const AttentionFwd&) { missing_cuda("attention_fwd"); }
 void attention_bwd(Stream&, const AttentionBwd&) { missing_cuda("attention_bwd"); }
+void attention_merge(Stream&, const AttentionMerge&) { missing_cuda("attention_merge"); }
 void attention_sink_fwd(Stream&, const AttentionSinkFwd&) { missing_cuda("attention_sink_fwd"); }
 void attention_sink_bwd(Stream&, const AttentionSinkBwd&) { missing_cuda("attention_sink_bwd"); }
 int64_t scratch_bytes(const AttentionFwd&) { missing_cuda("attention_fwd"); }

@@ -42,6 +42,18 @@ __device__ __forceinline__ void hold_registers(float (&d)[kNum]) {
 // d = a b + (accumulate ? d : 0)
 template <Major kMajorA, Major kMajorB>
 struct Wgmma {
+  __device__ __forceinline__ static void multiply(float (&d)[16], uint64_t a, uint64_t b, bool accumulate) {
+    asm volatile(
+        "{\n .reg .pred p;\n setp.ne.b32 p, %18, 0;\n"
+        " wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, p, 1, 1, %19, %20;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kMajorA)),
+          "n"(static_cast<int>(kMajorB))
+        : "memory");
+  }
   __device__ __forceinline__ static void multiply(float (&d)[32], uint64_t a, uint64_t b, bool accumulate) {
     asm volatile(
         "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"

@@ -15,8 +15,6 @@ void copy_columns(Stream& s, const CopyColumns& a) {
   check_columns("to", a.to_TA, a.to_first, a.count);
   check_columns("from", a.from_TB, a.from_first, a.count);
   check_tensor("copy_columns", "to", a.to_TA, a.from_TB.dtype, {a.from_TB.dim(0), a.to_TA.dim(1)});
-  MOEBIUS_CHECK(usage, s.target() != DeviceKind::cuda,
-                "copy_columns: runs on the CPU, not yet on a GPU; set parallel.cp_comm = \"allgather\"");
   const int64_t num_bytes = a.to_TA.dim(0) * a.count * size_of(a.to_TA.dtype);
   OpScope scope(s, "copy_columns", {0, 2.0 * static_cast<double>(num_bytes)});
   if (num_bytes == 0) return;
@@ -24,6 +22,7 @@ void copy_columns(Stream& s, const CopyColumns& a) {
     case DeviceKind::cpu:
       return cpu::copy_columns(s, a);
     case DeviceKind::cuda:
+      return cuda::copy_columns(s, a);
     case DeviceKind::null:
       return;
   }

@@ -1,4 +1,4 @@
-// Columns of one matrix into columns of another. On the CPU alone.
+// Columns of one matrix into columns of another.
 #pragma once
 
 #include "core/device.h"
@@ -15,6 +15,9 @@ struct CopyColumns {
 void copy_columns(Stream& s, const CopyColumns& a);
 
 namespace cpu {
+void copy_columns(Stream& s, const CopyColumns& a);
+}
+namespace cuda {
 void copy_columns(Stream& s, const CopyColumns& a);
 }
 

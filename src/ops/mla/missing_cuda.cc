@@ -1,18 +1,11 @@
-// These ops have no CUDA kernels yet.
-#include "core/error.h"
+// The CUDA backend of these ops in a build without it.
+#include "ops/backends.h"
 #include "ops/mla/backends.h"
 
 namespace moebius::cuda {
-namespace {
 
-[[noreturn]] void fail(const char* op) {
-  MOEBIUS_FAIL(usage, "{}: latent attention has no CUDA kernels yet; set run.device = \"cpu\"", op);
-}
-
-}  // namespace
-
-void rotate_heads(Stream&, const RotateHeads&) { fail("rotate_heads"); }
-void latent_kv_fwd(Stream&, const LatentKvFwd&) { fail("latent_kv_fwd"); }
-void latent_kv_bwd(Stream&, const LatentKvBwd&) { fail("latent_kv_bwd"); }
+void rotate_heads(Stream&, const RotateHeads&) { missing_cuda("rotate_heads"); }
+void latent_kv_fwd(Stream&, const LatentKvFwd&) { missing_cuda("latent_kv_fwd"); }
+void latent_kv_bwd(Stream&, const LatentKvBwd&) { missing_cuda("latent_kv_bwd"); }
 
 }  // namespace moebius::cuda

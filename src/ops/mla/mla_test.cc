@@ -18,7 +18,8 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    for (Case c : {Case{0, 2, 3, 4, 5}, Case{1, 1, 1, 2, 1}, Case{37, 3, 5, 6, 7}, Case{19, 2, 128, 64, 128}}) {
+    for (Case c : {Case{0, 2, 3, 4, 5}, Case{1, 1, 1, 2, 1}, Case{37, 3, 5, 6, 7}, Case{19, 2, 128, 64, 128},
+                   Case{300, 16, 16, 8, 24}}) {
       c.dtype = dtype;
       all.push_back(c);
     }
@@ -26,14 +27,12 @@ std::vector<Case> cases() {
   return all;
 }
 
-class MlaTest : public ::testing::TestWithParam<Case> {
+class MlaTest : public testing::DeviceTest<Case> {
  protected:
   double eps() const { return testing::epsilon(c_.dtype); }
-  const Case c_ = GetParam();
-  ThreadPool pool_{2};
-  Stream s_{DeviceKind::cpu, pool_};
+  const Case c_ = c();
 };
-INSTANTIATE_TEST_SUITE_P(Shapes, MlaTest, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Shapes, MlaTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
 TEST_P(MlaTest, RotationEqualsTheReference) {
   ref::RotateHeads ref{.heads = c_.heads, .width = c_.n + c_.r, .magnitude = 1.25};
@@ -108,7 +107,6 @@ TEST(Mla, ReferenceBackwardsAreTheTransposes) {
 
 TEST(Mla, SameBitsForAnyTeam) {
   testing::expect_same_bits_for_any_team([](Stream& s) {
-    if (s.device() != DeviceKind::cpu) return std::vector<Array>{};  // no kernels there yet
     Array dk = Array::normal({70, 3, 9}, DType::bf16, 1), dv = Array::normal({70, 3, 5}, DType::bf16, 2);
     Array dkv({70, 3, 10}, DType::bf16), drope({70, 4}, DType::bf16);
     latent_kv_bwd(

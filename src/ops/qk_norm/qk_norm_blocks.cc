@@ -5,10 +5,8 @@ namespace {
 
 // What all three have: x [T, A + 2 B] and the weights of one dtype.
 template <class Op>
-void check(const char* who, const Op& a, const Stream& s) {
+void check(const char* who, const Op& a) {
   const DType dtype = a.x_TC.dtype;
-  MOEBIUS_CHECK(usage, s.target() != DeviceKind::cuda,
-                "{}: heads that ranks share are normed on the CPU, not yet on a GPU; set parallel.tp = 1", who);
   MOEBIUS_CHECK(usage, dtype == DType::f32 || dtype == DType::bf16, "{}: x must be f32 or bf16; got {}", who,
                 to_string(a.x_TC));
   check_tensor(who, "q_norm", a.q_norm_A, dtype, {a.q_norm_A.numel()});
@@ -22,32 +20,57 @@ double bytes_of(const Tensor& x, int passes) { return static_cast<double>(passes
 
 void qk_norm_sums(Stream& s, const QkNormSums& a) {
   const char* who = "qk_norm_sums";
-  check(who, a, s);
-  check_tensor(who, "sums", a.sums_TS, DType::f32, {a.x_TC.dim(0), a.dy_TC.empty() ? 2 : 4});
-  if (!a.dy_TC.empty()) check_tensor(who, "dy", a.dy_TC, a.x_TC.dtype, a.x_TC.shape);
+  const bool with_dy = a.dy_TC.shape.rank() == 2;  // also of no rows
+  check(who, a);
+  check_tensor(who, "sums", a.sums_TS, DType::f32, {a.x_TC.dim(0), with_dy ? 4 : 2});
+  if (with_dy) check_tensor(who, "dy", a.dy_TC, a.x_TC.dtype, a.x_TC.shape);
   OpScope scope(s, who, {2.0 * a.x_TC.numel(), bytes_of(a.x_TC, a.dy_TC.empty() ? 1 : 2)});
-  if (s.device() == DeviceKind::cpu && !a.x_TC.empty()) cpu::qk_norm_sums(s, a);
+  if (a.x_TC.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::qk_norm_sums(s, a);
+    case DeviceKind::cuda:
+      return cuda::qk_norm_sums(s, a);
+    case DeviceKind::null:
+      return;
+  }
 }
 
 void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a) {
   const char* who = "qk_norm_block_fwd";
-  check(who, a, s);
+  check(who, a);
   check_tensor(who, "y", a.y_TC, a.x_TC.dtype, a.x_TC.shape);
   check_tensor(who, "sums", a.sums_T2, DType::f32, {a.x_TC.dim(0), 2});
   OpScope scope(s, who, {2.0 * a.x_TC.numel(), bytes_of(a.x_TC, 2)});
-  if (s.device() == DeviceKind::cpu && !a.x_TC.empty()) cpu::qk_norm_block_fwd(s, a);
+  if (a.x_TC.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::qk_norm_block_fwd(s, a);
+    case DeviceKind::cuda:
+      return cuda::qk_norm_block_fwd(s, a);
+    case DeviceKind::null:
+      return;
+  }
 }
 
 void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a) {
   const char* who = "qk_norm_block_bwd";
-  check(who, a, s);
+  check(who, a);
   check_tensor(who, "dx", a.dx_TC, a.x_TC.dtype, a.x_TC.shape);
   check_tensor(who, "dy", a.dy_TC, a.x_TC.dtype, a.x_TC.shape);
   check_tensor(who, "dq_norm", a.dq_norm_A, DType::f32, a.q_norm_A.shape);
   check_tensor(who, "dk_norm", a.dk_norm_B, DType::f32, a.k_norm_B.shape);
   check_tensor(who, "sums", a.sums_T4, DType::f32, {a.x_TC.dim(0), 4});
   OpScope scope(s, who, {8.0 * a.x_TC.numel(), bytes_of(a.x_TC, 3)});
-  if (s.device() == DeviceKind::cpu && !a.x_TC.empty()) cpu::qk_norm_block_bwd(s, a);
+  if (a.x_TC.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::qk_norm_block_bwd(s, a);
+    case DeviceKind::cuda:
+      return cuda::qk_norm_block_bwd(s, a);
+    case DeviceKind::null:
+      return;
+  }
 }
 
 }  // namespace moebius

@@ -1,5 +1,5 @@
 // The norms of qk_norm.h where ranks share the heads: each has some columns of q and of k, and what a norm needs of all
-// of them are sums over a row, which the ranks add up between two passes. On the CPU alone.
+// of them are sums over a row, which the ranks add up between two passes.
 #pragma once
 
 #include "core/device.h"
@@ -24,7 +24,7 @@ struct QkNormBlockFwd {
 };
 void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a);
 
-// dx, dq_norm and dk_norm as in QkNormBwd, rows summed in their order.
+// dx, dq_norm and dk_norm as in QkNormBwd, rows summed in a fixed order.
 struct QkNormBlockBwd {
   Tensor dx_TC;                                     // out
   Tensor dq_norm_A, dk_norm_B;                      // inout, f32
@@ -39,5 +39,11 @@ void qk_norm_sums(Stream& s, const QkNormSums& a);
 void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a);
 void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a);
 }  // namespace cpu
+
+namespace cuda {
+void qk_norm_sums(Stream& s, const QkNormSums& a);
+void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a);
+void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a);
+}  // namespace cuda
 
 }  // namespace moebius

@@ -9,19 +9,37 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kAtOnce = 16;  // rows on their way to a thread
 
+// Which tokens have rows in a table: [first, first + rows), all that there are unless it is a block.
+struct Table {
+  int32_t first, rows;
+  bool is_block;
+
+  // The row of a token; of a block `rows` for those of other blocks.
+  __device__ __forceinline__ int32_t row(int32_t token) const {
+    const int32_t row = token - first;
+    const bool is_here = 0 <= row && row < rows;
+    require(is_here || is_block);
+    return is_here ? row : rows;
+  }
+};
+template <class Op>
+Table table_of(const Op& a, int64_t rows) {
+  return {narrow<int32_t>(a.first), narrow<int32_t>(rows), a.is_block};
+}
+
 // Blocks [t, part]: 128 vectors of row t.
 template <int kNum, class T>
 __global__ void __launch_bounds__(kThreads)
-    embedding_fwd_kernel(T* x, const int32_t* token, const T* w, int64_t vocab, int64_t width) {
+    embedding_fwd_kernel(T* x, const int32_t* token, const T* w, Table table, int64_t width) {
   const int64_t column = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kNum, t = blockIdx.x;
   if (column >= width) return;
-  const int64_t from = token[t];
-  require(0 <= from && from < vocab);
-  *reinterpret_cast<Raw<T, kNum>*>(x + t * width + column) = fetch<kNum>(w + from * width + column);
+  const int64_t from = table.row(token[t]);
+  *reinterpret_cast<Raw<T, kNum>*>(x + t * width + column) =
+      fetch<kNum>(w + (from < table.rows ? from * width : 0) + column, from < table.rows);
 }
 
 struct Occurrence {
-  int32_t token, t;
+  int32_t row, t;
 };
 
 constexpr int kSortThreads = 1024, kWarps = kSortThreads / 32;
@@ -41,7 +59,8 @@ __device__ __forceinline__ uint32_t lanes_with(int digit) {
 struct Sort {
   Occurrence *even, *odd;  // what even and odd passes read; the result is where the next pass would
   const int32_t* token;
-  int64_t tokens, vocab;
+  Table table;
+  int64_t tokens;
   int num_passes;
 };
 
@@ -55,19 +74,19 @@ __device__ __forceinline__ void each_occurrence(const Sort& a, int pass, int64_t
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int64_t at = min(first + i * 32 + threadIdx.x % 32, end - 1);
-      o[i] = pass == 0 ? Occurrence{a.token[at], static_cast<int32_t>(at)} : from[at];
+      o[i] = pass == 0 ? Occurrence{a.table.row(a.token[at]), static_cast<int32_t>(at)} : from[at];
     }
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const bool is_mine = first + i * 32 + threadIdx.x % 32 < end;
-      const int digit = is_mine ? o[i].token >> (pass * kDigitBits) & (kDigits - 1) : -1;
+      const int digit = is_mine ? o[i].row >> (pass * kDigitBits) & (kDigits - 1) : -1;
       fn(o[i], digit, lanes_with(digit));
     }
   }
 }
 
-// One block sorts all tokens, by one digit a pass from the lowest; equal ones stay in the order of t. A warp has a part
-// of consecutive occurrences; places[digit][warp] is where its next one with that digit goes.
+// One block sorts all tokens by their rows, one digit a pass from the lowest; equal ones stay in the order of t. A warp
+// has a part of consecutive occurrences; places[digit][warp] is where its next one with that digit goes.
 __global__ void __launch_bounds__(kSortThreads) sort_tokens_kernel(Sort a) {
   __shared__ int32_t places[kDigits][kWarps + 1];  // + 1: columns in different banks
   __shared__ int32_t totals[kDigits];
@@ -77,8 +96,7 @@ __global__ void __launch_bounds__(kSortThreads) sort_tokens_kernel(Sort a) {
   for (int pass = 0; pass < a.num_passes; ++pass) {
     for (int digit = lane; digit < kDigits; digit += 32) places[digit][warp] = 0;
     __syncwarp();
-    each_occurrence(a, pass, begin, end, [&](Occurrence o, int digit, uint32_t lanes) {
-      require(digit < 0 || (0 <= o.token && o.token < a.vocab));
+    each_occurrence(a, pass, begin, end, [&](Occurrence, int digit, uint32_t lanes) {
       if (digit >= 0 && lane == __ffs(lanes) - 1) places[digit][warp] += __popc(lanes);
       __syncwarp();
     });
@@ -114,14 +132,14 @@ __global__ void __launch_bounds__(kSortThreads) sort_tokens_kernel(Sort a) {
   }
 }
 
-// Blocks [i, part]: where occurrence i is the first of its token, 128 vectors of that token's row of dw.
+// Blocks [i, part]: where occurrence i is the first of its row, 128 vectors of that row of dw. Row `rows` is none.
 template <int kNum, class T>
-__global__ void __launch_bounds__(kThreads, 4)
-    add_occurrences_kernel(float* dw, const T* dx, const Occurrence* sorted, int64_t tokens, int64_t width) {
+__global__ void __launch_bounds__(kThreads, 4) add_occurrences_kernel(float* dw, const T* dx, const Occurrence* sorted,
+                                                                      int64_t tokens, int64_t rows, int64_t width) {
   const int64_t first = blockIdx.x, column = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kNum;
-  const int32_t token = sorted[first].token;
-  if (column >= width || (first > 0 && sorted[first - 1].token == token)) return;
-  float* to = dw + token * width + column;
+  const int32_t row = sorted[first].row;
+  if (column >= width || row == rows || (first > 0 && sorted[first - 1].row == row)) return;
+  float* to = dw + row * width + column;
   float sum[kNum];
   load(sum, to);
   bool more = true;
@@ -131,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const Occurrence o = sorted[min(i + j, tokens - 1)];
-      is_same[j] = i + j < tokens && o.token == token;
+      is_same[j] = i + j < tokens && o.row == row;
       raw[j] = fetch<kNum>(dx + o.t * width + column, is_same[j]);
     }
 #pragma unroll
@@ -150,16 +168,17 @@ dim3 blocks_of(int64_t rows, int64_t width, int num) {
   return dim3(narrow<int>(rows), num_blocks(width, int64_t{kThreads} * num));
 }
 
-int num_passes(int64_t vocab) {
+int num_passes(int64_t num_rows) {
   int passes = 1;
-  while (int64_t{1} << (passes * kDigitBits) < vocab) ++passes;
+  while (int64_t{1} << (passes * kDigitBits) < num_rows) ++passes;
   return passes;
 }
 
 }  // namespace
 
 void embedding_fwd(Stream& s, const EmbeddingFwd& a) {
-  const int64_t tokens = a.x_TD.dim(0), vocab = a.w_VD.dim(0), width = a.x_TD.dim(1);
+  const int64_t tokens = a.x_TD.dim(0), width = a.x_TD.dim(1);
+  const Table table = table_of(a, a.w_VD.dim(0));
   const int32_t* token = a.token_T.ptr<int32_t>();
   with_float_type(a.x_TD.dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -168,22 +187,22 @@ void embedding_fwd(Stream& s, const EmbeddingFwd& a) {
     const T* w = a.w_VD.ptr<T>();
     if (rows_are_aligned(width, sizeof(T), x, w))
       embedding_fwd_kernel<kNum>
-          <<<blocks_of(tokens, width, kNum), kThreads, 0, cuda_stream(s)>>>(x, token, w, vocab, width);
+          <<<blocks_of(tokens, width, kNum), kThreads, 0, cuda_stream(s)>>>(x, token, w, table, width);
     else
-      embedding_fwd_kernel<1><<<blocks_of(tokens, width, 1), kThreads, 0, cuda_stream(s)>>>(x, token, w, vocab, width);
+      embedding_fwd_kernel<1><<<blocks_of(tokens, width, 1), kThreads, 0, cuda_stream(s)>>>(x, token, w, table, width);
   });
   check_launch("embedding_fwd");
 }
 
 void embedding_bwd(Stream& s, const EmbeddingBwd& a) {
-  const int64_t tokens = a.dx_TD.dim(0), vocab = a.dw_VD.dim(0), width = a.dx_TD.dim(1);
+  const int64_t tokens = a.dx_TD.dim(0), rows = a.dw_VD.dim(0), width = a.dx_TD.dim(1);
   auto* scratch = reinterpret_cast<Occurrence*>(a.scratch.ptr<uint8_t>());
   const Sort sort{.even = scratch,
                   .odd = scratch + tokens,
                   .token = a.token_T.ptr<int32_t>(),
+                  .table = table_of(a, rows),
                   .tokens = tokens,
-                  .vocab = vocab,
-                  .num_passes = num_passes(vocab)};
+                  .num_passes = num_passes(a.is_block ? rows + 1 : rows)};
   sort_tokens_kernel<<<1, kSortThreads, 0, cuda_stream(s)>>>(sort);
   const Occurrence* sorted = sort.num_passes % 2 ? sort.odd : sort.even;
   with_float_type(a.dx_TD.dtype, [&](auto zero) {
@@ -193,10 +212,10 @@ void embedding_bwd(Stream& s, const EmbeddingBwd& a) {
     const T* dx = a.dx_TD.ptr<T>();
     if (rows_are_aligned(width, sizeof(T), dw, dx))
       add_occurrences_kernel<kNum>
-          <<<blocks_of(tokens, width, kNum), kThreads, 0, cuda_stream(s)>>>(dw, dx, sorted, tokens, width);
+          <<<blocks_of(tokens, width, kNum), kThreads, 0, cuda_stream(s)>>>(dw, dx, sorted, tokens, rows, width);
     else
       add_occurrences_kernel<1>
-          <<<blocks_of(tokens, width, 1), kThreads, 0, cuda_stream(s)>>>(dw, dx, sorted, tokens, width);
+          <<<blocks_of(tokens, width, 1), kThreads, 0, cuda_stream(s)>>>(dw, dx, sorted, tokens, rows, width);
   });
   check_launch("embedding_bwd");
 }

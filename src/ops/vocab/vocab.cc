@@ -15,11 +15,6 @@ Shape check_matrix(const char* who, const char* name, const Tensor& t) {
   return t.shape;
 }
 
-void check_block(const char* who, bool is_block, const Stream& s) {
-  MOEBIUS_CHECK(usage, !is_block || s.target() != DeviceKind::cuda,
-                "{}: a table in blocks runs on the CPU, not yet on a GPU; set parallel.tp = 1", who);
-}
-
 void check(const LmLoss& a, const Stream& s) {
   const char* who = "lm_loss";
   const Shape TD = check_matrix(who, "x", a.x_TD), VD = check_matrix(who, "w", a.w_VD);
@@ -43,7 +38,6 @@ void embedding_fwd(Stream& s, const EmbeddingFwd& a) {
   const Shape VD = check_matrix(who, "w", a.w_VD);
   check_tensor(who, "x", a.x_TD, a.w_VD.dtype, {a.x_TD.dim(0), VD[1]});
   check_tensor(who, "token", a.token_T, DType::i32, {a.x_TD.dim(0)});
-  check_block(who, a.is_block, s);
   OpScope scope(s, who, cost(a));
   if (a.x_TD.empty()) return;
   switch (s.device()) {
@@ -63,7 +57,6 @@ void embedding_bwd(Stream& s, const EmbeddingBwd& a) {
   const Shape TD = check_matrix(who, "dx", a.dx_TD);
   check_tensor(who, "dw", a.dw_VD, DType::f32, {a.dw_VD.dim(0), TD[1]});
   check_tensor(who, "token", a.token_T, DType::i32, {TD[0]});
-  check_block(who, a.is_block, s);
   if (const int64_t bytes = EmbeddingBwd::scratch_bytes(a, s); bytes > 0)
     check_tensor(who, "scratch", a.scratch, DType::u8, {bytes});
   OpScope scope(s, who, cost(a));
@@ -78,7 +71,7 @@ void embedding_bwd(Stream& s, const EmbeddingBwd& a) {
   }
 }
 
-// On a GPU: the tokens in the order of their numbers, twice, each 8 bytes.
+// On a GPU: the tokens in the order of their rows, twice, each 8 bytes.
 int64_t EmbeddingBwd::scratch_bytes(const EmbeddingBwd& a, const Stream& s) {
   return s.target() == DeviceKind::cuda ? 16 * a.token_T.numel() : 0;
 }

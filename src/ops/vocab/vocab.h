@@ -7,7 +7,7 @@
 namespace moebius {
 
 // x[t,:] = w[token[t],:].  REQUIRES 0 <= token < V: checked on the host where tokens are read, asserted here.
-// Of a table in blocks, w are the rows of the tokens [first, first + V): x of other tokens is 0. On the CPU alone.
+// Of a table in blocks, w are the rows of the tokens [first, first + V): x of other tokens is 0.
 struct EmbeddingFwd {
   Tensor x_TD;           // out
   Tensor token_T, w_VD;  // in; token i32

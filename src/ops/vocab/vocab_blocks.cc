@@ -3,11 +3,6 @@
 namespace moebius {
 namespace {
 
-void check_device(const char* who, const Stream& s) {
-  MOEBIUS_CHECK(usage, s.target() != DeviceKind::cuda,
-                "{}: a vocabulary in blocks runs on the CPU, not yet on a GPU; set parallel.tp = 1", who);
-}
-
 void check_product(const char* who, const Tensor& logits, const Tensor& x, const Tensor& w, const Tensor& target) {
   MOEBIUS_CHECK(usage, (x.dtype == DType::f32 || x.dtype == DType::bf16) && x.shape.rank() == 2 && w.shape.rank() == 2,
                 "{}: x and w must be f32 or bf16 matrices; got {} and {}", who, to_string(x), to_string(w));
@@ -16,9 +11,8 @@ void check_product(const char* who, const Tensor& logits, const Tensor& x, const
   check_tensor(who, "target", target, DType::i32, {x.dim(0)});
 }
 
-void check(const LmLossBlock& a, const Stream& s) {
+void check(const LmLossBlock& a) {
   const char* who = "lm_loss_block";
-  check_device(who, s);
   check_product(who, a.logits_CV, a.x_CD, a.w_VD, a.target_C);
   const int64_t C = a.x_CD.dim(0);
   check_tensor(who, "loss", a.loss_C, DType::f32, {C});
@@ -36,13 +30,13 @@ void lm_logits_block(Stream& s, const LmLogitsBlock& a) {
   const char* who = "lm_logits_block";
   check_product(who, a.logits_CV, a.x_CD, a.w_VD, a.target_C);
   check_tensor(who, "stats", a.stats_C3, DType::f32, {a.x_CD.dim(0), 3});
-  check_device(who, s);
   OpScope scope(s, who, cost(a));
   if (a.x_CD.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::lm_logits_block(s, a);
     case DeviceKind::cuda:
+      return cuda::lm_logits_block(s, a);
     case DeviceKind::null:
       return;
   }
@@ -53,13 +47,14 @@ Cost cost(const LmLogitsBlock& a) {
 }
 
 void lm_loss_block(Stream& s, const LmLossBlock& a) {
-  check(a, s);
+  check(a);
   OpScope scope(s, "lm_loss_block", cost(a));
   if (a.x_CD.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::lm_loss_block(s, a);
     case DeviceKind::cuda:
+      return cuda::lm_loss_block(s, a);
     case DeviceKind::null:
       return;
   }

@@ -38,4 +38,9 @@ void lm_logits_block(Stream& s, const LmLogitsBlock& a);
 void lm_loss_block(Stream& s, const LmLossBlock& a);
 }  // namespace cpu
 
+namespace cuda {
+void lm_logits_block(Stream& s, const LmLogitsBlock& a);
+void lm_loss_block(Stream& s, const LmLossBlock& a);
+}  // namespace cuda
+
 }  // namespace moebius
