@@ -7,6 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/options.h"
+#include "cli/ranks.h"
 #include "train/evaluate.h"
 #include "train/weights.h"
 
@@ -15,47 +16,66 @@ namespace {
 
 struct Options {
   std::string model, data, device = "cpu", dtype = "bf16";
-  int64_t seq_len = 0, batch = 8, max_batches = 0;
+  std::vector<std::string> overrides;
+  int64_t seq_len = 0, batch = 8, max_batches = 0, ranks = 1;
   int threads = 0;
   bool json = false;
 };
 
+// Of a recipe only [parallel] says something about an evaluation.
+ParallelSpec layout_of(const Options& o) {
+  for (const std::string& each : o.overrides)
+    MOEBIUS_CHECK(usage, each.starts_with("parallel."),
+                  "eval --set: expected a key of [parallel], as in parallel.tp=2; got {}", each);
+  return parse_run_spec("", "eval", o.overrides).parallel;
+}
+
 // As the run evaluated, where the model comes from one; a Hugging Face model by whole contexts of at most 2048 tokens.
-RunSpec eval_run(const Options& o) {
+RunSpec eval_run(const Options& o, int64_t num_ranks) {
+  MOEBIUS_CHECK(usage, o.seq_len >= 0, "--seq-len: expected 0 or more; got {}", o.seq_len);
+  MOEBIUS_CHECK(usage, o.batch >= 1, "--batch: expected at least 1; got {}", o.batch);
+  MOEBIUS_CHECK(usage, o.max_batches >= 0, "--max-batches: expected 0 or more; got {}", o.max_batches);
   RunSpec run;
+  run.device = device_kind(o.device);
   const auto trained = read_run_spec(o.model);
   run.data.separate_documents = (trained && trained->data.separate_documents) || has_target_spans(o.data);
   run.model = read_model_spec(o.model);
   run.train.seq_len = o.seq_len > 0 ? o.seq_len
                       : trained     ? trained->train.seq_len
                                     : std::min<int64_t>(run.model.max_position_embeddings, 2048);
-  run.train.micro_batch = run.train.global_batch = o.batch;
-  run.precision.compute = compute_dtype(o.dtype);
-  return run;
-}
-
-EvalResult run_eval(const Options& o, Cli& cli) {
-  const DeviceKind device = device_kind(o.device);
-  MOEBIUS_CHECK(usage, o.seq_len >= 0, "--seq-len: expected 0 or more; got {}", o.seq_len);
-  MOEBIUS_CHECK(usage, o.batch >= 1, "--batch: expected at least 1; got {}", o.batch);
-  MOEBIUS_CHECK(usage, o.max_batches >= 0, "--max-batches: expected 0 or more; got {}", o.max_batches);
-  const RunSpec run = eval_run(o);
   MOEBIUS_CHECK(usage, run.train.seq_len <= run.model.max_position_embeddings,
                 "--seq-len: expected at most the model's max_position_embeddings = {}; got {}",
                 run.model.max_position_embeddings, run.train.seq_len);
-  Loader loader({{.prefix = o.data}}, run, /*shuffle=*/false, {}, "--data");
-  Engine engine({.model = run.model,
-                 .precision = run.precision,
-                 .use = ModelUse::inference,
-                 .shape = {.batch = o.batch,
-                           .seq = run.train.seq_len,
-                           .max_segments = o.batch * run.train.seq_len,
-                           .documents = run.data.separate_documents},
-                 .device = device,
-                 .threads = num_threads(o.threads)});
+  run.parallel = layout_of(o);
+  run.parallel.check(num_ranks);
+  run.train.micro_batch = o.batch;
+  run.train.global_batch = o.batch * run.parallel.dp(num_ranks) * (run.parallel.vpp > 1 ? run.parallel.pp : 1);
+  run.precision.compute = compute_dtype(o.dtype);
+  if (num_ranks > 1) run.check(num_ranks);
+  return run;
+}
+
+EngineSpec eval_engine_spec(const RunSpec& run, Transport& world) {
+  EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, world.size()));
+  spec.use = ModelUse::inference;
+  spec.optimizer.reset();
+  spec.num_micro_batches = run.parallel.vpp > 1 ? run.parallel.pp : 1;
+  spec.shape.max_segments = run.train.micro_batch * run.train.seq_len;
+  spec.world = world.size() > 1 ? &world : nullptr;
+  return spec;
+}
+
+// On every rank the same result; each has read its share of the weights and of the data.
+EvalResult eval_rank(const Options& o, Transport& world, const std::atomic<int>& signal) {
+  Control control(world);
+  RunSpec run;
+  control.together([&] { run = eval_run(o, world.size()); });
+  run.threads = o.threads == 0 && world.size() > 1 ? cpu_share(control) : num_threads(o.threads);
+  Engine engine(eval_engine_spec(run, world));
+  Loader loader({{.prefix = o.data}}, run, /*shuffle=*/false, engine.data_share(), "--data");
   Stream s = engine.stream();
-  warn_if_any(cli.log, not_finite_warning(o.model, load_weights(s, engine.model(), o.model)));
-  const EvalResult result = evaluate(engine, loader, o.max_batches, [&] { return cli.signal != 0; });
+  load_weights(s, engine.model(), o.model);
+  const EvalResult result = evaluate(engine, loader, o.max_batches, [&] { return control.max(signal) != 0; });
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
                 "eval: expected a finite loss on {}; got {}; look at the weights of {}, or try --dtype f32", o.data,
                 result.loss, o.model);
@@ -74,6 +94,23 @@ void print(const Options& o, const EvalResult& r) {
              r.tokens);
 }
 
+int run_eval(const Options& o, Cli& cli) {
+  Launch launch = detect_launch(process_environment());
+  if (o.ranks != 1) launch = launch_threads(o.ranks, launch);
+  std::atomic<int> code{0};
+  run_ranks(launch, {}, [&](Transport& world) {
+    const EvalResult result = eval_rank(o, world, cli.signal);
+    if (world.rank() == 0 && result.complete) return print(o, result);
+    if (result.complete) return;
+    Control control(world);
+    const auto signal = static_cast<int>(control.max(cli.signal));
+    if (world.rank() == 0)
+      cli.log.info("signal {}: ending after {:.0f} tokens, without a result", signal, result.tokens);
+    code = 128 + signal;
+  });
+  return code;
+}
+
 }  // namespace
 
 void add_eval(Cli& cli) {
@@ -89,18 +126,12 @@ void add_eval(Cli& cli) {
   add_dtype_option(*command, o->dtype);
   add_threads_option(*command, o->threads);
   add_json_option(*command, o->json);
-  command->callback([&cli, o] {
-    cli.run = [&cli, o] {
-      const EvalResult result = run_eval(*o, cli);
-      if (!result.complete) {
-        const int signal = cli.signal;
-        cli.log.info("signal {}: ending after {:.0f} tokens, without a result", signal, result.tokens);
-        return 128 + signal;
-      }
-      print(*o, result);
-      return 0;
-    };
-  });
+  command->add_option("--set", o->overrides, "parallel.KEY=VALUE: the layout on several ranks; may be repeated")
+      ->take_all()
+      ->allow_extra_args(false);
+  command->add_option("--ranks", o->ranks, "ranks as threads of this process, for debugging; mpirun starts processes")
+      ->capture_default_str();
+  command->callback([&cli, o] { cli.run = [&cli, o] { return run_eval(*o, cli); }; });
 }
 
 }  // namespace moebius

@@ -58,8 +58,8 @@ int train_rank(Transport& world, const Recipe& recipe, const std::string& launch
   RunSpec run = recipe.run;
   if (run.threads == 0) run.threads = cpu_share(control);
   if (control.is_root())
-    cli.log.info("{}, {}{} CPU threads{}", launched, run.device == DeviceKind::cuda ? gpu_text(world.size()) : "", run.threads,
-                 world.size() > 1 ? " each" : "");
+    cli.log.info("{}, {}{} CPU threads{}", launched, run.device == DeviceKind::cuda ? gpu_text(world.size()) : "",
+                 run.threads, world.size() > 1 ? " each" : "");
   TrainingRun training(run, cli.log, cli.signal, &world);
   return training.run();
 }

@@ -12,39 +12,37 @@ std::vector<HeldStage> whole_model(const ModelSpec& model) {
   return {{.spec = {.embedding = true, .num_layers = model.num_layers, .loss = true}}};
 }
 
-Model::Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
-             MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
-             std::vector<HeldStage> stages, const std::vector<std::string>& freeze, const std::string& dispatcher)
-    : spec_(model),
-      dtype_(precision.compute),
-      tp_(mesh.shape().tp),
-      stream_rows_(rows_between_projections(shape, mesh.shape())),
-      params_(plan, use, freeze),
-      held_(stages.empty() ? whole_model(model) : std::move(stages)) {
+Model::Model(const ModelContext& c)
+    : spec_(c.model),
+      dtype_(c.precision.compute),
+      tp_(c.mesh.shape().tp),
+      stream_rows_(rows_between_projections(c.shape, c.mesh.shape())),
+      params_(c.plan, c.use, c.freeze),
+      held_(c.stages.empty() ? whole_model(c.model) : c.stages) {
   for (const HeldStage& held : held_) {
     const size_t begin = params_.all().size();
     stages_.emplace_back(StageContext{.params = params_,
-                                      .plan = plan,
+                                      .plan = c.plan,
                                       .model = spec_,
-                                      .balance = balance,
-                                      .mesh = mesh,
+                                      .balance = c.balance,
+                                      .mesh = c.mesh,
                                       .rope_table_Pd = rope_table_Pd_,
                                       .loss_sum_1 = loss_sum_1_,
                                       .dtype = dtype_,
-                                      .shape = shape,
-                                      .seed = seed,
-                                      .dispatcher = dispatcher},
+                                      .shape = c.shape,
+                                      .seed = c.seed,
+                                      .dispatcher = c.dispatcher},
                          held.spec);
     spans_.push_back({.begin = begin, .end = params_.all().size()});
     saved_.emplace_back(held.num_saved);
   }
-  plan.declare(rope_table_Pd_, "rope_table", {max_positions, model.rope_dim()}, DType::f32, Life::state);
+  c.plan.declare(rope_table_Pd_, "rope_table", {c.max_positions, c.model.rope_dim()}, DType::f32, Life::state);
   for (size_t v = 0; v < stages_.size(); ++v) {
     for (size_t set = 0; set < saved_[v].size(); ++set)
-      stages_[v].declare_saved(plan, saved_[v].size() == 1 ? "" : fmt::format("set{}.", set), saved_[v][set]);
-    stages_[v].declare_output(plan);
+      stages_[v].declare_saved(c.plan, saved_[v].size() == 1 ? "" : fmt::format("set{}.", set), saved_[v][set]);
+    stages_[v].declare_output(c.plan);
   }
-  plan.declare(loss_sum_1_, "loss_sum", {1}, DType::f64, Life::metrics);
+  c.plan.declare(loss_sum_1_, "loss_sum", {1}, DType::f64, Life::metrics);
 }
 
 void Model::init_state(Stream& s) const {

@@ -89,8 +89,11 @@ Moe::Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const 
       router_(params, plan, prefix + ".gate", m, balance, dtype, mesh, shape, layer, seed),
       w1_(params.declare(w1_spec(prefix, m, dtype, mesh))),
       w2_(params.declare(w2_spec(prefix, m, dtype, mesh))),
-      dispatcher_(make_dispatcher(
-          dispatcher, {.num_experts = m.num_experts, .top_k = m.top_k, .max_tokens = max_tokens_, .mesh = &mesh})) {
+      dispatcher_(make_dispatcher(dispatcher, {.num_experts = m.num_experts,
+                                               .top_k = m.top_k,
+                                               .max_tokens = max_tokens_,
+                                               .mesh = &mesh,
+                                               .rows_factor = balance.rank_rows_factor})) {
   if (m.shared_intermediate_size == 0) return;
   const float std = static_cast<float>(m.initializer_range);
   shared_.emplace(params, prefix + ".shared_experts", D_, m.shared_intermediate_size, dtype, mesh, std);

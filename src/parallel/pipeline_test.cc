@@ -5,8 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "comm/threads.h"
 #include "core/rng.h"
@@ -90,8 +93,17 @@ class TestRank {
     for (MicroBatch& batch : batches_) declare_micro_batch(plan_, kShape, batch);
     const bool cut = mesh_.shape().pp > 1;
     if (cut) rank_ = pipeline_rank(pipeline, spec, mesh_.shape().pp, mesh_.place().pp);
-    model_.emplace(spec, balance_, PrecisionSpec{.compute = dtype}, mesh_, plan_, ModelUse::training, kShape, 8, 7,
-                   cut ? rank_->stages() : whole_model(spec));
+    const PrecisionSpec precision{.compute = dtype};
+    model_.emplace(ModelContext{.model = spec,
+                                .balance = balance_,
+                                .precision = precision,
+                                .mesh = mesh_,
+                                .plan = plan_,
+                                .use = ModelUse::training,
+                                .shape = kShape,
+                                .max_positions = 8,
+                                .seed = 7,
+                                .stages = cut ? rank_->stages() : whole_model(spec)});
     if (cut) pipeline_.emplace(*rank_, *model_, mesh_, plan_);
     Stream null(DeviceKind::null, pool_, nullptr, DeviceKind::cpu);
     StepStack counts(DeviceKind::null, nullptr, 0);
@@ -315,6 +327,34 @@ TEST(Pipeline, RefusesWithTheEquation) {
   EXPECT_THAT(error({}, 3), HasSubstr("divisible by pp * vpp = 3 * 1 = 3; got 4 layers; set parallel.layout"));
   EXPECT_THAT(error({.num_virtual = 2, .num_micro_batches = 3}, 2), HasSubstr("got 3 mod 2 = 1; change"));
   EXPECT_THAT(error({.layout = "E t | t*3"}, 2), HasSubstr("L is due"));
+}
+
+// The first stage goes on to its second micro-batch while the next stage has not begun. With sends that are waited for
+// the two wait for each other in vain.
+void run_first_stage_ahead(bool overlap) {
+  std::atomic<bool> is_ahead = false;
+  run_threads(2, {.timeout_s = overlap ? 30.0 : 0.5}, [&](Transport& transport) {
+    TestRank rank(tiny_model(4), {.num_micro_batches = 3, .overlap = overlap}, DType::f32,
+                  Mesh(MeshShape{.pp = 2}, transport));
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+    while (transport.rank() == 1 && !is_ahead && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    rank.pipeline().run_step(rank.stream(), rank.stack(), [&](int64_t m) -> const MicroBatch& {
+      if (m == 1) is_ahead = true;
+      return rank.batch(m);
+    });
+  });
+}
+
+TEST(PipelineOverlap, SendsRunBehindCompute) {
+  EXPECT_NO_THROW(run_first_stage_ahead(/*overlap=*/true));
+  try {
+    run_first_stage_ahead(/*overlap=*/false);
+    FAIL() << "without overlap a send is waited for";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::distributed);
+    EXPECT_THAT(e.what(), HasSubstr("did not join: rank 1"));
+  }
 }
 
 }  // namespace

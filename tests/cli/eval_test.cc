@@ -63,6 +63,38 @@ TEST(CliEval, ALossThatIsNotFiniteIsAnError) {
                                           "infinite in 1 tensor (model.norm.weight)"));
 }
 
+double loss_of(const Ran& ran) {
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  return std::atof(ran.out.c_str() + std::string("loss ").size());
+}
+
+// Sequences, tokens of a sequence, heads, experts and layers over ranks: the same loss up to the order of sums. One
+// batch is left for a single data rank.
+TEST(CliEval, AnyLayoutMeasuresTheSame) {
+  TestDir dir;
+  write_dataset(dir, 1500);
+  const auto loss = [&](std::vector<std::string> words) {
+    for (const char* word : {"--dtype", "f32", "--batch", "2", "--seq-len", "32"}) words.emplace_back(word);
+    return loss_of(eval(dir, words));
+  };
+  const double alone = loss({});
+  EXPECT_GT(alone, 0);
+  EXPECT_NEAR(loss({"--ranks", "2"}), alone, 2e-6);
+  for (const std::vector<std::string>& layout :
+       std::vector<std::vector<std::string>>{{"parallel.tp=2"},
+                                             {"parallel.cp=2"},
+                                             {"parallel.ep=2", "parallel.dispatcher=alltoall"},
+                                             {"parallel.pp=2", "parallel.layout=E t*2 | t L"},
+                                             {"parallel.etp=2"}}) {
+    std::vector<std::string> words{"--ranks", "2"};
+    for (const std::string& each : layout) words.insert(words.end(), {"--set", each});
+    EXPECT_NEAR(loss(words), alone, 2e-6) << layout[0];
+  }
+  expect_refused(eval(dir, {"--ranks", "2", "--set", "train.steps=3"}), 2,
+                 "eval --set: expected a key of [parallel], as in parallel.tp=2; got train.steps=3");
+  expect_refused(eval(dir, {"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2 ranks");
+}
+
 // Whether the process has a handler for the signal: before, the signal would just kill it.
 bool catches(pid_t process, int signal) {
   std::ifstream status("/proc/" + std::to_string(process) + "/status");
