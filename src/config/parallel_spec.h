@@ -15,6 +15,7 @@ struct ParallelSpec {
   std::string schedule = "1f1b";
   CpComm cp_comm = CpComm::allgather;
   std::string dispatcher = "auto";  // "auto" | "allgather" | "alltoall"
+  bool overlap = true;              // gradients, weights and stages' messages travel behind compute; the same bits
 
   // dp and edp are what is left of the world size in the dense and in the expert view of the same ranks
   // (Parallel Folding: pp is shared, ep may span tp, cp and dp).

@@ -243,6 +243,7 @@ std::vector<RecipeKey> moe_keys() {
       moe.key("bias_rate", &BalanceSpec::bias_rate, float_or_zero()),
       // Far below this an expert already has room for every token.
       moe.key("capacity_factor", &BalanceSpec::capacity_factor, float_or_zero(1e6)),
+      moe.key("rank_rows_factor", &BalanceSpec::rank_rows_factor, float_or_zero(1e6), free),
       moe.named("drop_policy", &BalanceSpec::drop_policy,
                 {{"probs", DropPolicy::probs}, {"position", DropPolicy::position}}),
       moe.key("jitter", &BalanceSpec::jitter, float_in_unit()),
@@ -265,6 +266,7 @@ std::vector<RecipeKey> parallel_keys() {
       parallel.key("layout", &ParallelSpec::layout, any_text(), free),
       parallel.key("schedule", &ParallelSpec::schedule, one_of({"1f1b"}), free),
       parallel.key("dispatcher", &ParallelSpec::dispatcher, one_of({"auto", "allgather", "alltoall"}), free),
+      parallel.key("overlap", &ParallelSpec::overlap, any_boolean(), free),
   };
 }
 

@@ -184,9 +184,14 @@ void check_layout(const RunSpec& s) {
                 "model.num_key_value_heads = {}; choose \"allgather\" or \"ring\", or other degrees{}",
                 p.tp, p.cp, m.num_kv_heads, origin(s, "parallel.cp_comm"));
   if (p.cp == 1) refuse_idle(s, "parallel.cp_comm", "parallel.cp is 1; remove it, or set cp");
-  if (p.ep * p.etp == 1)
-    refuse_idle(s, "parallel.dispatcher",
-                "parallel.ep and etp are 1, so every expert is at home; set parallel.ep, or remove it");
+  if (p.ep * p.etp == 1) {
+    for (const char* key : {"parallel.dispatcher", "moe.rank_rows_factor"})
+      refuse_idle(s, key, "parallel.ep and etp are 1, so every expert is at home; set parallel.ep, or remove it");
+  }
+  MOEBIUS_CHECK(usage, s.moe.rank_rows_factor == 0 || p.dispatcher == "alltoall",
+                "moe.rank_rows_factor = {} bounds the rows of a rank, which all-to-all alone can check; set "
+                "parallel.dispatcher = \"alltoall\", or remove it{}",
+                s.moe.rank_rows_factor, origin(s, "moe.rank_rows_factor"));
   MOEBIUS_CHECK(usage, p.cp == 1 || s.train.seq_len % (2 * p.cp) == 0,
                 "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}", 2 * p.cp, s.train.seq_len);
 }

@@ -135,6 +135,11 @@ TEST(Check, WhatThisVersionCannotDo) {
               HasSubstr("parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be "
                         "recorded; set run.graph = false, or dispatcher = \"allgather\" [--set]"));
   EXPECT_NO_THROW(parse({"parallel.dispatcher=alltoall", "parallel.ep=2"}).check(2));
+  EXPECT_NO_THROW(parse({"parallel.dispatcher=alltoall", "parallel.ep=2", "moe.rank_rows_factor=1.5"}).check(2));
+  EXPECT_THAT(check_error({"parallel.ep=2", "moe.rank_rows_factor=1.5"}, 2),
+              HasSubstr("moe.rank_rows_factor = 1.5 bounds the rows of a rank, which all-to-all alone can check; set "
+                        "parallel.dispatcher = \"alltoall\", or remove it [--set]"));
+  EXPECT_THAT(check_error({"moe.rank_rows_factor=1.5"}), HasSubstr("moe.rank_rows_factor = 1.5 would do nothing"));
   EXPECT_THAT(parse_error({"parallel.schedule=zb"}), HasSubstr("parallel.schedule must be \"1f1b\"; got \"zb\""));
 }
 

@@ -69,6 +69,7 @@ struct BalanceSpec {  // [moe]
   double z_coeff = 0.0;
   double bias_rate = 1e-3;
   double capacity_factor = 0.0;  // 0: dropless
+  double rank_rows_factor = 0;   // > 0: rows planned for the experts of a rank of ep, over the even share
   DropPolicy drop_policy = DropPolicy::probs;
   double jitter = 0.0;         // router input times U(1 - jitter, 1 + jitter), training only
   bool router_f32 = true;      // router_dtype = "f32"; false: the compute dtype

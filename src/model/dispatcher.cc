@@ -15,6 +15,10 @@ std::unique_ptr<Dispatcher> make_dispatcher(const std::string& asked, const Disp
   MOEBIUS_ASSERT(spec.num_experts % mesh.ep == 0);
   if (mesh.etp * mesh.ep == 1) return std::make_unique<LocalDispatcher>(spec);
   const bool gathers = asked == "allgather" || (asked == "auto" && mesh.ep <= spec.top_k);
+  MOEBIUS_CHECK(usage, !gathers || spec.rows_factor == 0,
+                "moe.rank_rows_factor = {} bounds the rows of a rank, which all-to-all alone can check; set "
+                "parallel.dispatcher = \"alltoall\", or rank_rows_factor = 0",
+                spec.rows_factor);
   if (gathers) return std::make_unique<AllGatherDispatcher>(spec);
   return std::make_unique<AllToAllDispatcher>(spec);
 }

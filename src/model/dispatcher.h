@@ -47,12 +47,14 @@ struct DispatcherSpec {
   int64_t num_experts = 1, top_k = 1;  // of the layer: E and K
   int64_t max_tokens = 1;              // T of a rank
   const Mesh* mesh = nullptr;          // outlives the dispatcher
+  double rows_factor = 0;              // > 0: rows planned for a rank's experts, over the even share (all-to-all alone)
 };
 
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
-  // Rows that the experts here may get of T tokens a rank, whatever these choose. Buffers of rows have this many.
+  // Rows that the experts here may get of T tokens a rank, whatever these choose, or with rows_factor the bound that
+  // was asked for. Buffers of rows have this many.
   virtual int64_t max_rows(int64_t T) const = 0;
   // Declares what a delivery keeps; it stays where it is until the plan is bound.
   virtual void declare_saved(MemoryPlan& plan, const std::string& prefix, Delivery& delivery) const = 0;
@@ -75,7 +77,8 @@ class Dispatcher {
 Group& group_of_experts(const Mesh& mesh);
 
 // The dispatcher that `asked` ("auto", "allgather", "alltoall") names on this mesh. One rank of etp x ep: local. auto:
-// all-gather where it sends no more than all-to-all, which is EP <= K; else all-to-all. Error{usage} for other names.
+// all-gather where it sends no more than all-to-all, which is EP <= K; else all-to-all. Error{usage} for other names,
+// and for a bound on rows where counts are not read.
 // REQUIRES: ep divides E.
 std::unique_ptr<Dispatcher> make_dispatcher(const std::string& asked, const DispatcherSpec& spec);
 

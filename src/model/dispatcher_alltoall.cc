@@ -1,6 +1,7 @@
 #include "model/dispatcher_alltoall.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "ops/elementwise/elementwise.h"
@@ -24,10 +25,14 @@ AllToAllDispatcher::AllToAllDispatcher(const DispatcherSpec& spec)
       etp_(spec.mesh->shape().etp),
       first_expert_(e_ * spec.mesh->place().ep) {}
 
-int64_t AllToAllDispatcher::max_rows(int64_t T) const { return W_ * T * std::min(spec_.top_k, e_); }
+int64_t AllToAllDispatcher::max_rows(int64_t T) const {
+  if (spec_.rows_factor == 0) return worst_rows(T);
+  const double even = static_cast<double>(T * spec_.top_k * etp_);
+  return std::min(worst_rows(T), static_cast<int64_t>(std::ceil(spec_.rows_factor * even)));
+}
 
 void AllToAllDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix, Delivery& d) const {
-  const int64_t R = max_rows(spec_.max_tokens);
+  const int64_t R = worst_rows(spec_.max_tokens);  // the index is made before the counts are looked at
   plan.declare(d.counts_WE, prefix + ".counts", {W_, E_}, DType::i32, Life::saved);
   plan.declare(d.rows.offsets_e1, prefix + ".offsets", {e_ + 1}, DType::i32, Life::saved);
   plan.declare(d.rows.token_R, prefix + ".arrival", {R}, DType::i32, Life::saved);
@@ -51,13 +56,14 @@ void AllToAllDispatcher::announce(Step& step, const Route& route, Delivery& d) c
 }
 
 // Group rank q = etp + ETP ep gets the rows for the experts of its ep.
-void AllToAllDispatcher::wait_for_counts(Stream& s, Delivery& d) const {
+void AllToAllDispatcher::wait_for_counts(Stream& s, int64_t T, Delivery& d) const {
   if (!d.send_rows.empty()) return;
   d.send_rows.assign(W_, 0);
   d.recv_rows.assign(W_, 0);
   if (s.device() == DeviceKind::null) return;
   synchronize(s);
   const auto* counts = static_cast<const int32_t*>(d.counts.data());
+  check_rows(T, counts);
   const auto rows = [&](int64_t from, int64_t first_expert) {
     const int32_t* first = counts + from * E_ + first_expert;
     return std::accumulate(first, first + e_, int64_t{0});
@@ -65,6 +71,20 @@ void AllToAllDispatcher::wait_for_counts(Stream& s, Delivery& d) const {
   for (int64_t q = 0; q < W_; ++q) {
     d.send_rows[q] = rows(ranks_.rank(), q / etp_ * e_);
     d.recv_rows[q] = rows(q, first_expert_);
+  }
+}
+
+// Every rank looks at all of them, so that all end alike.
+void AllToAllDispatcher::check_rows(int64_t T, const int32_t* counts_WE) const {
+  if (spec_.rows_factor == 0) return;
+  for (int64_t ep = 0; ep < ep_; ++ep) {
+    int64_t rows = 0;
+    for (int64_t from = 0; from < W_; ++from)
+      for (int64_t e = ep * e_; e < (ep + 1) * e_; ++e) rows += counts_WE[from * E_ + e];
+    MOEBIUS_CHECK(usage, rows <= max_rows(T),
+                  "moe.rank_rows_factor = {} plans for {} rows at the experts of a rank; a layer's tokens chose {} for "
+                  "ep rank {}; raise it (0: room for the worst case, {} rows), or balance the experts",
+                  spec_.rows_factor, max_rows(T), rows, ep, worst_rows(T));
   }
 }
 
@@ -109,7 +129,7 @@ Dispatched AllToAllDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& d) co
   const Tensor sorted_ND = step.take({T * spec_.top_k, D}, x_TD.dtype);
   gather_rows(step.stream,
               {.to_RD = sorted_ND, .from_ND = x_TD, .row_R = d.route.row_token_R, .offsets_E1 = d.route.offsets_E1});
-  wait_for_counts(step.stream, d);
+  wait_for_counts(step.stream, T, d);
   send(step, arrived_RD, sorted_ND, d);
   return {.source = arrived_RD, .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)}};
 }

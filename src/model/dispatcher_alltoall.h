@@ -2,6 +2,10 @@
 // same way, so that a token's sum is the one that it is on one rank, over k in order. With etp each row goes to all ETP
 // ranks of its expert, which return partial results; these are added in the order of their ranks.
 //
+// Buffers have room for the worst case, every token of every rank at the experts here, unless rows_factor bounds them:
+// factor T K ETP rows. Where a layer's tokens then choose more for any rank, all ranks throw Error{usage}: each has the
+// counts of all.
+//
 // The sizes of an exchange depend on what tokens chose. The ranks tell each other their counts, which are copied to the
 // host behind the gather of the rows of the first dispatch; the host waits there, once for each layer and micro-batch,
 // and nowhere else. So it cannot be part of a recorded step.
@@ -10,6 +14,8 @@
 //   announce  (W - 1) E 4 bytes                dispatch, combine   T K ETP (W - 1)/W rows of D elements
 //   combine_bwd, dispatch_bwd  the same, and 4 bytes a row
 #pragma once
+
+#include <algorithm>
 
 #include "model/dispatcher.h"
 
@@ -28,7 +34,9 @@ class AllToAllDispatcher final : public Dispatcher {
                     Delivery& delivery) const override;
 
  private:
-  void wait_for_counts(Stream& s, Delivery& delivery) const;
+  int64_t worst_rows(int64_t T) const { return W_ * T * std::min(spec_.top_k, e_); }
+  void wait_for_counts(Stream& s, int64_t T, Delivery& delivery) const;
+  void check_rows(int64_t T, const int32_t* counts_WE) const;
   Tensor returned(Step& step, Tensor rows_RD, int64_t T, Delivery& delivery) const;
   // Rows of the route, sorted by expert, to the ranks of their experts; and what these return, summed over etp.
   void send(Step& step, Tensor arrived, Tensor sorted, Delivery& delivery) const;

@@ -28,6 +28,7 @@ struct Case {
   bool drops = false;
   DType dtype = DType::f32;
   int seed = 0;
+  double rows_factor = 0;
 };
 
 // The pair (token, k) of the whole stage: tokens are counted over the ranks.
@@ -52,8 +53,9 @@ class RankOfCase {
   RankOfCase(const Case& c, const Mesh& mesh)
       : c_(c),
         mesh_(mesh),
-        dispatcher_(
-            make_dispatcher(c.dispatcher, {.num_experts = c.E, .top_k = c.K, .max_tokens = c.T, .mesh = &mesh})),
+        dispatcher_(make_dispatcher(
+            c.dispatcher,
+            {.num_experts = c.E, .top_k = c.K, .max_tokens = c.T, .mesh = &mesh, .rows_factor = c.rows_factor})),
         first_token_(mesh.group(Axis::tp_cp_dp).rank() * c.T),
         R_(dispatcher_->max_rows(c.T)) {
     dispatcher_->declare_saved(plan_, "delivery", delivery_);
@@ -271,6 +273,40 @@ TEST(Dispatcher, AutoGathersWhereThatSendsNoMore) {
     EXPECT_STREQ(max_saved(3, "auto"), "alltoall");
     EXPECT_STREQ(max_saved(3, "allgather"), "allgather");
     EXPECT_STREQ(max_saved(4, "alltoall"), "alltoall");
+  });
+}
+
+// Room for half as much again as the even share: enough where experts are chosen evenly, and an error on every rank
+// where all tokens choose the experts of one.
+TEST(Dispatcher, ABoundOnRowsIsKeptOrSaid) {
+  for (const Choice choice : {Choice::even, Choice::one}) {
+    run_threads(2, {.timeout_s = 60}, [&](Transport& transport) {
+      const Mesh mesh({.dp = 2, .ep = 2}, transport);
+      const Case c{.mesh = mesh.shape(),
+                   .dispatcher = "alltoall",
+                   .T = 64,
+                   .E = 8,
+                   .K = 1,
+                   .D = 2,
+                   .choice = choice,
+                   .rows_factor = 1.5};
+      RankOfCase rank(c, mesh);
+      EXPECT_EQ(rank.dispatcher().max_rows(64), 96);
+      Array x = rank.rows_of_tokens();
+      const auto dispatch = [&] { rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.delivery()); };
+      if (choice == Choice::even) return dispatch();
+      expect_error(ErrorKind::usage,
+                   "moe.rank_rows_factor = 1.5 plans for 96 rows at the experts of a rank; a layer's tokens chose 128 "
+                   "for ep rank 1; raise it (0: room for the worst case, 128 rows), or balance the experts",
+                   dispatch);
+    });
+  }
+  run_threads(2, {.timeout_s = 60}, [](Transport& transport) {
+    const Mesh mesh({.dp = 2, .ep = 2}, transport);
+    expect_error(
+        ErrorKind::usage, "moe.rank_rows_factor = 2 bounds the rows of a rank, which all-to-all alone can check", [&] {
+          make_dispatcher("auto", {.num_experts = 8, .top_k = 2, .max_tokens = 3, .mesh = &mesh, .rows_factor = 2});
+        });
   });
 }
 

@@ -23,45 +23,42 @@ std::vector<std::string> with_idle_modules(std::vector<std::string> freeze, cons
 
 }  // namespace
 
-Model::Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
-             MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
-             std::vector<HeldStage> stages, const std::vector<std::string>& freeze, const std::string& dispatcher,
-             bool fusion)
-    : spec_(model),
-      dtype_(precision.compute),
-      tp_(mesh.shape().tp),
-      stream_rows_(rows_between_projections(shape, mesh.shape())),
-      num_mtp_(shape.num_mtp),
-      params_(plan, use, with_idle_modules(freeze, model, shape.num_mtp)),
-      held_(stages.empty() ? whole_model(model) : std::move(stages)) {
-  MOEBIUS_ASSERT(num_mtp_ == 0 || num_mtp_ == model.num_mtp_layers);
+Model::Model(const ModelContext& c)
+    : spec_(c.model),
+      dtype_(c.precision.compute),
+      tp_(c.mesh.shape().tp),
+      stream_rows_(rows_between_projections(c.shape, c.mesh.shape())),
+      num_mtp_(c.shape.num_mtp),
+      params_(c.plan, c.use, with_idle_modules(c.freeze, c.model, c.shape.num_mtp)),
+      held_(c.stages.empty() ? whole_model(c.model) : c.stages) {
+  MOEBIUS_ASSERT(num_mtp_ == 0 || num_mtp_ == c.model.num_mtp_layers);
   for (const HeldStage& held : held_) {
     const size_t begin = params_.all().size();
     stages_.emplace_back(StageContext{.params = params_,
-                                      .plan = plan,
+                                      .plan = c.plan,
                                       .model = spec_,
-                                      .balance = balance,
-                                      .mesh = mesh,
+                                      .balance = c.balance,
+                                      .mesh = c.mesh,
                                       .rope_table_Pd = rope_table_Pd_,
                                       .loss_sum_1 = loss_sum_1_,
                                       .mtp_loss_sum_D = mtp_loss_sum_D_,
                                       .dtype = dtype_,
-                                      .shape = shape,
-                                      .seed = seed,
-                                      .dispatcher = dispatcher,
-                                      .fusion = fusion},
+                                      .shape = c.shape,
+                                      .seed = c.seed,
+                                      .dispatcher = c.dispatcher,
+                                      .fusion = c.fusion},
                          held.spec);
     spans_.push_back({.begin = begin, .end = params_.all().size()});
     saved_.emplace_back(held.num_saved);
   }
-  plan.declare(rope_table_Pd_, "rope_table", {max_positions, model.rope_dim()}, DType::f32, Life::state);
+  c.plan.declare(rope_table_Pd_, "rope_table", {c.max_positions, c.model.rope_dim()}, DType::f32, Life::state);
   for (size_t v = 0; v < stages_.size(); ++v) {
     for (size_t set = 0; set < saved_[v].size(); ++set)
-      stages_[v].declare_saved(plan, saved_[v].size() == 1 ? "" : fmt::format("set{}.", set), saved_[v][set]);
-    stages_[v].declare_output(plan);
+      stages_[v].declare_saved(c.plan, saved_[v].size() == 1 ? "" : fmt::format("set{}.", set), saved_[v][set]);
+    stages_[v].declare_output(c.plan);
   }
-  plan.declare(loss_sum_1_, "loss_sum", {1}, DType::f64, Life::metrics);
-  if (num_mtp_ > 0) plan.declare(mtp_loss_sum_D_, "mtp_loss_sum", {num_mtp_}, DType::f64, Life::metrics);
+  c.plan.declare(loss_sum_1_, "loss_sum", {1}, DType::f64, Life::metrics);
+  if (num_mtp_ > 0) c.plan.declare(mtp_loss_sum_D_, "mtp_loss_sum", {num_mtp_}, DType::f64, Life::metrics);
 }
 
 void Model::init_state(Stream& s) const {

@@ -26,15 +26,26 @@ struct StagePass {
   int64_t saved_set = 0;
 };
 
+// What a model is made of. The references outlive it.
+struct ModelContext {
+  const ModelSpec& model;
+  const BalanceSpec& balance;
+  const PrecisionSpec& precision;
+  const Mesh& mesh;
+  MemoryPlan& plan;
+  ModelUse use = ModelUse::inference;
+  BatchShape shape;
+  int64_t max_positions = 0;             // rows of the rotary table
+  uint64_t seed = 0;                     // of what is drawn in training
+  std::vector<HeldStage> stages = {};    // on this rank; none: the whole model
+  std::vector<std::string> freeze = {};  // as in ParamTable
+  std::string dispatcher = "auto";       // of the MoE layers: model/dispatcher.h
+  bool fusion = true;                    // of the dense layers: model/mlp.h
+};
+
 class Model {
  public:
-  // Declares every tensor it owns in the plan. max_positions: rows of the rotary table. stages: empty for the whole
-  // model. freeze: as in ParamTable. dispatcher: of its MoE layers. fusion: of its dense layers
-  // (model/mlp.h). The references must outlive the model.
-  Model(const ModelSpec& model, const BalanceSpec& balance, const PrecisionSpec& precision, const Mesh& mesh,
-        MemoryPlan& plan, ModelUse use, const BatchShape& shape, int64_t max_positions, uint64_t seed,
-        std::vector<HeldStage> stages = {}, const std::vector<std::string>& freeze = {},
-        const std::string& dispatcher = "auto", bool fusion = true);
+  explicit Model(const ModelContext& c);  // declares every tensor that it owns in the plan
   Model(const Model&) = delete;
 
   // After bind(): constants (the rotary table) and the routers' starting state. Parameters: params().init() or loaded.

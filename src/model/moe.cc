@@ -127,8 +127,11 @@ Moe::Moe(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const 
       router_(params, plan, prefix + ".gate", m, balance, dtype, mesh, shape, layer, seed),
       w1_(params.declare(w1_spec(prefix, m, dtype, mesh))),
       w2_(params.declare(w2_spec(prefix, m, dtype, mesh))),
-      dispatcher_(make_dispatcher(
-          dispatcher, {.num_experts = m.num_experts, .top_k = m.top_k, .max_tokens = max_tokens_, .mesh = &mesh})) {
+      dispatcher_(make_dispatcher(dispatcher, {.num_experts = m.num_experts,
+                                               .top_k = m.top_k,
+                                               .max_tokens = max_tokens_,
+                                               .mesh = &mesh,
+                                               .rows_factor = balance.rank_rows_factor})) {
   activation_ = activation_of(m);
   if (m.expert_proj_bias) {
     b1_ = &params.declare(b1_spec(prefix, m, dtype, mesh));

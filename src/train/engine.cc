@@ -45,6 +45,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
           .mesh = mesh,
           .pipeline = {.num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
           .dispatcher = dispatcher_of(run),
+          .overlap = run.parallel.overlap,
           .device = run.device,
           .target = run.device,
           .graph = run.graph,
@@ -63,8 +64,14 @@ void check_freeze(const EngineSpec& spec) {
   if (patterns.empty()) return;
   const Mesh one_rank{MeshShape{}};
   MemoryPlan plan;
-  const Model whole(spec.model, spec.balance, spec.precision, one_rank, plan, ModelUse::inference, spec.shape,
-                    spec.max_positions, spec.seed, {}, patterns);
+  const Model whole({.model = spec.model,
+                     .balance = spec.balance,
+                     .precision = spec.precision,
+                     .mesh = one_rank,
+                     .plan = plan,
+                     .shape = spec.shape,
+                     .max_positions = spec.max_positions,
+                     .freeze = patterns});
   std::vector<std::string> names;
   bool any_trained = false;
   for (const Param& p : whole.params().all()) {
@@ -244,9 +251,19 @@ void Engine::make_model() {
   spec_.pipeline.num_micro_batches = spec_.num_micro_batches;
   spec_.pipeline.overlap = spec_.overlap;
   if (mesh_.shape().pp > 1) rank = pipeline_rank(spec_.pipeline, spec_.model, mesh_.shape().pp, mesh_.place().pp);
-  model_ = std::make_unique<Model>(spec_.model, spec_.balance, spec_.precision, mesh_, plan_, spec_.use, spec_.shape,
-                                   spec_.max_positions, spec_.seed, held_stages(spec_, rank), spec_.freeze,
-                                   spec_.dispatcher, spec_.fusion);
+  model_ = std::make_unique<Model>(ModelContext{.model = spec_.model,
+                                                .balance = spec_.balance,
+                                                .precision = spec_.precision,
+                                                .mesh = mesh_,
+                                                .plan = plan_,
+                                                .use = spec_.use,
+                                                .shape = spec_.shape,
+                                                .max_positions = spec_.max_positions,
+                                                .seed = spec_.seed,
+                                                .stages = held_stages(spec_, rank),
+                                                .freeze = spec_.freeze,
+                                                .dispatcher = spec_.dispatcher,
+                                                .fusion = spec_.fusion});
   check_freeze(spec_);
   if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);
   tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_);
