@@ -523,8 +523,13 @@ void Engine::look_at_memory() {
 bool Engine::runs_cudnn() const {
   const ModelSpec& m = spec_.model;
   const int64_t T = spec_.shape.tokens();
-  const auto heads = [&](int64_t n) { return Tensor{.shape = {T, n, m.head_dim}, .dtype = spec_.precision.compute}; };
-  AttentionFwd attention{.q_THd = heads(m.num_heads), .k_UGd = heads(m.num_kv_heads), .batch = spec_.shape.batch};
+  const auto heads = [&](int64_t n, int64_t width) {
+    return Tensor{.shape = {T, n, width}, .dtype = spec_.precision.compute};
+  };
+  AttentionFwd attention{.q_THd = heads(m.num_heads, m.head_dim),
+                         .k_UGd = heads(m.num_kv_heads, m.head_dim),
+                         .v_UGd = heads(m.num_kv_heads, m.is_latent() ? m.v_head_dim : m.head_dim),
+                         .batch = spec_.shape.batch};
   if (spec_.shape.documents) attention.doc_start_T = {.shape = {T}, .dtype = DType::i32};
   return spec_.target == DeviceKind::cuda && cuda::cudnn_takes(attention);
 }

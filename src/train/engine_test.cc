@@ -6,6 +6,7 @@
 #include "core/accelerator.h"
 #include "core/error.h"
 #include "io/testing.h"
+#include "ops/attention/attention_cuda.h"
 #include "train/checkpoint.h"
 #include "train/host_memory.h"
 
@@ -94,6 +95,25 @@ TEST(DeviceMemory, IsComparedBeforeAnythingIsAllocated) {
       EXPECT_THAT(e.what(), HasSubstr("memory plan\n"));
     }
   }
+}
+
+// cuDNN's kernels are part of the prediction where attention is as cuDNN takes it, and where the build has cuDNN.
+TEST(DeviceMemory, KnowsWhoComputesAttention) {
+  const auto code_bytes = [](int64_t head_dim, DType dtype) {
+    EngineSpec spec = {.model = huge_spec(DeviceKind::null).model,
+                       .precision = {.compute = dtype},
+                       .shape = {.batch = 1, .seq = 64},
+                       .device = DeviceKind::null,
+                       .target = DeviceKind::cuda};
+    spec.model.head_dim = head_dim;
+    spec.model.max_position_embeddings = 64;
+    return Engine(spec).device_memory().code_bytes;
+  };
+  const auto heads = [](int64_t n) { return Tensor{.shape = {64, n, 64}, .dtype = DType::bf16}; };
+  const bool has_cudnn = cuda::cudnn_takes(AttentionFwd{.q_THd = heads(8), .k_UGd = heads(8), .v_UGd = heads(8)});
+  EXPECT_EQ(code_bytes(64, DType::bf16), (has_cudnn ? 16 : 6) << 20);
+  EXPECT_EQ(code_bytes(64, DType::f32), 6 << 20);
+  EXPECT_EQ(code_bytes(32, DType::bf16), 6 << 20);
 }
 
 TEST(HostMemory, ASnapshotThatDoesNotFitIsRefused) {
