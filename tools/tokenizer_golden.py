@@ -5,7 +5,8 @@
 
 DIR/texts.json is a list of texts. DIR/STYLE/tokenizer.json is a vocabulary trained on Genesis as the program `bible`
 prints it and on a few lines in other scripts; DIR/STYLE/expected.json has for each text the ids and the text that these
-decode to. Needs the package tokenizers. The same version writes the same bytes.
+decode to. DIR/characters.json has for some styles a hash of the ids that every character gets, 4096 characters a hash.
+Needs the package tokenizers. The same version writes the same bytes.
 """
 
 import json
@@ -174,7 +175,20 @@ def words(corpus):
     return train(tokenizer, corpus[:-4], ["<unk>"])
 
 
-STYLES = [gpt2, llama3, qwen2, deepseek3, o200k, llama2, gemma, metaspace, words]
+def pieces(corpus):
+    """Lower case, and a space before each word: its ids show how every character is cut."""
+    tokenizer = byte_level(corpus)
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Punctuation(),
+         pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)])
+    return tokenizer
+
+
+STYLES = [gpt2, llama3, qwen2, deepseek3, o200k, llama2, gemma, metaspace, words, pieces]
+# What stands on either side of a character whose class matters: "'t" alone is a token of its own after a letter only.
+CONTEXTS = {"gpt2": ["a", "'t 1"], "llama3": ["a", "'LL1 "], "deepseek3": ["!", "the "], "o200k": ["A", "'s 1"], "pieces": ["a", "1 "]}
+BLOCK, LINE = 4096, 64
 
 # -- writing ---------------------------------------------------------------------------------------------
 
@@ -190,16 +204,43 @@ def expectation(tokenizer):
             "decoded": [tokenizer.decode(each) for each in ids]}
 
 
+def hash_of(ids):
+    """FNV-1a, an id a step."""
+    value = 0xCBF29CE484222325
+    for each in ids:
+        value = (value ^ each) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return f"{value:016x}"
+
+
+def block_text(first, before, after):
+    characters = (chr(c) for c in range(first, first + LINE) if not 0xD800 <= c < 0xE000)
+    return "".join(before + c + after for c in characters)
+
+
+def character_hashes(tokenizer, before, after):
+    tokenizer.post_processor = None
+    blocks = [[block_text(line, before, after) for line in range(first, first + BLOCK, LINE)]
+              for first in range(0, 0x110000, BLOCK)]
+    return [hash_of(i for each in tokenizer.encode_batch_fast(lines, add_special_tokens=False) for i in each.ids)
+            for lines in blocks]
+
+
 def main():
     data = Path(sys.argv[1]) if len(sys.argv) > 1 else DATA
     genesis = subprocess.run(["bible", "-f", "Gen1:1-Gen9:29"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                              check=True).stdout
     write(data / "texts.json", TEXTS)
+    characters = {}
     for style in STYLES:
         tokenizer = style(genesis.split("\n") + OTHER_SCRIPTS)
         write(data / style.__name__ / "tokenizer.json", json.loads(tokenizer.to_str()))
         write(data / style.__name__ / "expected.json", expectation(tokenizer))
+        if style.__name__ in CONTEXTS:
+            before, after = CONTEXTS[style.__name__]
+            hashes = character_hashes(tokenizer, before, after)
+            characters[style.__name__] = {"before": before, "after": after, "hashes": hashes}
         print(f"{style.__name__}: {tokenizer.get_vocab_size()} tokens")
+    write(data / "characters.json", characters)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ RunSpec eval_run(const Options& o, int64_t num_ranks) {
   run.parallel.check(num_ranks);
   run.train.global_batch *= run.parallel.dp(num_ranks) * (run.parallel.vpp > 1 ? run.parallel.pp : 1);
   if (num_ranks > 1) run.check(num_ranks);
+  run.data.tokenizer = trained ? trained->data.tokenizer : o.model;  // what the dataset must be built with
   return run;
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "io/unicode.h"
+#include "io/unicode_later.h"
 
 namespace moebius {
 namespace {
@@ -101,7 +102,9 @@ bool AddedTokenFinder::widen(const AddedToken& token, std::string_view text, siz
                              size_t* begin, size_t* end) const {
   size_t match_begin = 0, match_end = 0;
   const auto is_word = [&](size_t from) {
-    return word_char_.find(text.substr(from), 0, scratch, &match_begin, &match_end);
+    std::string character;
+    append_utf8(stand_in(next_char(text, &from)), &character);
+    return word_char_.find(character, 0, scratch, &match_begin, &match_end);
   };
   if (token.single_word && *begin > 0 && is_word(previous_char(text, *begin))) return false;
   if (token.single_word && *end < text.size() && is_word(*end)) return false;

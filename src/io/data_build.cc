@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "io/files.h"
+#include "io/hash.h"
 #include "io/json_text.h"
 #include "io/ordered_work.h"
 #include "io/text_input.h"
@@ -95,17 +96,20 @@ class Blocks {
 };
 
 void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
-  const nlohmann::ordered_json json{{"tokenizer", info.tokenizer},   {"vocab_size", info.vocab_size},
-                                    {"append_eod", info.append_eod}, {"documents", info.documents},
-                                    {"tokens", info.tokens},         {"target_tokens", info.target_tokens},
-                                    {"text_bytes", info.text_bytes}};
+  const nlohmann::ordered_json json{{"tokenizer", info.tokenizer},         {"tokenizer_hash", info.tokenizer_hash},
+                                    {"vocab_size", info.vocab_size},       {"append_eod", info.append_eod},
+                                    {"documents", info.documents},         {"tokens", info.tokens},
+                                    {"target_tokens", info.target_tokens}, {"text_bytes", info.text_bytes}};
   write_file_atomic(prefix + ".json", json.dump(2) + "\n");
 }
 
 }  // namespace
 
 DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
-  DatasetInfo info{.tokenizer = tokenizer.name(), .vocab_size = tokenizer.vocab_size(), .append_eod = build.append_eod};
+  DatasetInfo info{.tokenizer = tokenizer.name(),
+                   .tokenizer_hash = tokenizer_hash(tokenizer.name()),
+                   .vocab_size = tokenizer.vocab_size(),
+                   .append_eod = build.append_eod};
   for (const std::string& path : build.inputs) TextInput{path};  // all can be opened, before anything is written
   std::filesystem::create_directories(parent_dir(build.out_prefix));
   TokenDatasetWriter writer(build.out_prefix, token_type_for_vocab(info.vocab_size));
@@ -136,6 +140,7 @@ std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
   const nlohmann::json json = read_json(path);
   try {
     return DatasetInfo{.tokenizer = json.at("tokenizer"),
+                       .tokenizer_hash = json.value("tokenizer_hash", ""),
                        .vocab_size = json.at("vocab_size"),
                        .append_eod = json.at("append_eod"),
                        .documents = json.at("documents"),
@@ -146,6 +151,26 @@ std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
     MOEBIUS_FAIL(input, "{}: expected the fields of a dataset's sidecar; got {}; build the dataset again", path,
                  error.what());
   }
+}
+
+std::string tokenizer_hash(const std::string& name) {
+  if (name == "bytes") return name;
+  const std::string path = name + "/tokenizer.json";
+  std::error_code unreadable;
+  if (name.empty() || !std::filesystem::exists(path, unreadable)) return "";
+  const std::string text = read_json(path).dump();
+  return to_hex(hash_bytes(text.data(), static_cast<int64_t>(text.size())));
+}
+
+void check_tokenizer(const std::string& prefix, const std::string& name, const std::string& who) {
+  const auto info = read_dataset_info(prefix);
+  if (!info || info->tokenizer_hash.empty()) return;
+  const std::string hash = tokenizer_hash(name);
+  MOEBIUS_CHECK(
+      input, hash.empty() || hash == info->tokenizer_hash,
+      "{}: {}: expected the tokenizer that built the dataset, \"{}\" ({} ids, hash {}); got \"{}\" (hash {}); "
+      "name that one, or build the dataset again with this one",
+      who, prefix, info->tokenizer, info->vocab_size, info->tokenizer_hash, name, hash);
 }
 
 }  // namespace moebius

@@ -21,6 +21,7 @@ struct DataBuild {
 // The contents of PREFIX.json.
 struct DatasetInfo {
   std::string tokenizer;
+  std::string tokenizer_hash;  // tokenizer_hash(tokenizer); empty in datasets that were built before there was one
   int64_t vocab_size = 0;
   bool append_eod = true;
   int64_t documents = 0;
@@ -37,5 +38,13 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer);
 
 // Nothing when PREFIX.json is missing, as for datasets built elsewhere; Error{input} when it is there and wrong.
 std::optional<DatasetInfo> read_dataset_info(const std::string& prefix);
+
+// Tells tokenizers apart, wherever their folders lie: "bytes", or a hash of what DIR/tokenizer.json says, however it is
+// laid out. Empty when there is no such file.
+std::string tokenizer_hash(const std::string& name);
+
+// Error{input} "WHO: ..." when PREFIX.json says that another tokenizer than `name` made the dataset. Nothing happens
+// when one of the two hashes is unknown.
+void check_tokenizer(const std::string& prefix, const std::string& name, const std::string& who);
 
 }  // namespace moebius

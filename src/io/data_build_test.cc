@@ -1,5 +1,7 @@
 #include "io/data_build.h"
 
+#include <filesystem>
+
 #include "io/files.h"
 #include "io/testing.h"
 #include "io/token_data.h"
@@ -220,6 +222,30 @@ TEST(DatasetInfo, MissingIsNothingAndWrongIsRefused) {
                [&] { read_dataset_info(dir.path("p")); });
   write_file_atomic(dir.path("p.json"), "{");
   expect_error(ErrorKind::input, "p.json: expected JSON", [&] { read_dataset_info(dir.path("p")); });
+}
+
+// Folders are told apart by what their tokenizer.json says, not by their names or its spaces.
+TEST(DatasetInfo, AnotherTokenizerIsRefused) {
+  const TestDir dir;
+  write_file_atomic(dir.path("a.txt"), "abc");
+  build_dataset({.inputs = {dir.path("a.txt")}, .out_prefix = dir.path("p")}, *open_tokenizer("bytes"));
+  const auto put = [&](const std::string& name, const std::string& text) {
+    std::filesystem::create_directories(dir.path(name));
+    write_file_atomic(dir.path(name + "/tokenizer.json"), text);
+    return dir.path(name);
+  };
+  const std::string one = put("one", R"({"a": 1, "b": 2})");
+  check_tokenizer(dir.path("p"), "bytes", "who");
+  check_tokenizer(dir.path("p"), dir.path("gone"), "who");
+  expect_error(ErrorKind::input,
+               "p: expected the tokenizer that built the dataset, \"bytes\" (257 ids, hash bytes); got \"" + one,
+               [&] { check_tokenizer(dir.path("p"), one, "who"); });
+  EXPECT_EQ(tokenizer_hash(one), tokenizer_hash(put("moved", R"({"b":2,"a":1})")));
+  EXPECT_NE(tokenizer_hash(one), tokenizer_hash(put("changed", R"({"a":1,"b":3})")));
+  write_file_atomic(
+      dir.path("p.json"),  // as built before there were hashes
+      R"({"tokenizer":"bytes","vocab_size":257,"append_eod":true,"documents":1,"tokens":4,"text_bytes":3})");
+  check_tokenizer(dir.path("p"), one, "who");
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "io/normalizer.h"
 
-#include <utf8proc.h>
-
 #include <optional>
 
 #include "core/error.h"
@@ -17,7 +15,7 @@ void lowercase(std::string* text) {
   lower.reserve(text->size());
   for (size_t at = 0; at < text->size();) {
     const char32_t c = next_char(*text, &at);
-    append_utf8(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))), &lower);
+    append_utf8(lower_case(c), &lower);
     if (c == kCapitalIWithDot) lower.append("\xCC\x87");
   }
   *text = std::move(lower);

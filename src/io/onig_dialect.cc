@@ -10,6 +10,16 @@ constexpr std::string_view kSpaces =
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
 constexpr std::string_view kWordChars = "\\p{Alphabetic}\\p{M}\\p{N}\\p{Pc}";
 
+// PCRE2 before 10.40 does not know the prefix, and means it without.
+bool is_script(const std::string& name) {
+  try {
+    TextPattern::pcre("\\p{sc:" + name + "}");
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 class Translator {
  public:
   Translator(std::string_view from, const std::string& who) : from_(from), who_(who) {}
@@ -70,7 +80,7 @@ class Translator {
       case 'p':
       case 'P':
         if (at_ + 2 == from_.size() || from_[at_ + 2] != '{') refuse("\\p without braces");
-        return braced_escape();
+        return property();
       case 'b':
         if (!in_class_) refuse("\\b");
         return copy(2);
@@ -86,9 +96,25 @@ class Translator {
     }
   }
 
-  // \p{..}, \x{..}, and \xHH: the braces are no repetition.
+  // The characters of a script, without those that PCRE2 adds because the script uses them too.
+  void property() {
+    const size_t end = from_.find('}', at_), name_at = at_ + (from_.substr(at_ + 3, 1) == "^" ? 4 : 3);
+    if (end != std::string_view::npos && end > name_at &&
+        is_script(std::string(from_.substr(name_at, end - name_at)))) {
+      copy(name_at - at_);
+      to_ += "sc:";
+    }
+    copy_to_brace();
+  }
+
+  // \x{..} and \xHH: the braces are no repetition.
   void braced_escape() {
-    const size_t end = from_.substr(at_ + 2, 1) == "{" ? from_.find('}', at_) : at_ + 1;
+    if (from_.substr(at_ + 2, 1) == "{") return copy_to_brace();
+    copy(2);
+  }
+
+  void copy_to_brace() {
+    const size_t end = from_.find('}', at_);
     if (end == std::string_view::npos) refuse("braces without an end");
     copy(end + 1 - at_);
   }

@@ -1,5 +1,7 @@
 // What tokenizer.json calls a pattern: a literal string, or a regular expression in Oniguruma's (Ruby's) dialect, run
-// by PCRE2 with its JIT. What the two dialects mean differently is translated or refused by name.
+// by PCRE2 with its JIT. What the two dialects mean differently is translated or refused by name; classes are those of
+// Unicode 16 whatever PCRE2's tables. For later characters stand-ins are matched (io/unicode_later.h), so that a range
+// which ends between the two is wrong about them.
 #pragma once
 
 #include <memory>
@@ -7,6 +9,7 @@
 #include <string_view>
 
 #include "io/json_field.h"
+#include "io/unicode_later.h"
 
 struct pcre2_real_code_8;
 
@@ -37,6 +40,8 @@ class TextPattern {
   // fn(begin, end, is_match) for the matches and for what lies between them, in order; an empty literal never matches.
   template <class Fn>
   void for_each_span(std::string_view text, MatchScratch& scratch, Fn&& fn) const {
+    std::string copy;
+    if (code_ != nullptr) text = with_stand_ins(text, &copy);
     size_t done = 0, from = 0, begin = 0, end = 0;
     while (from <= text.size() && find(text, from, scratch, &begin, &end)) {
       if (done < begin) fn(done, begin, false);

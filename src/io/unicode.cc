@@ -30,7 +30,9 @@ Sequence sequence_at(std::string_view s) {
   return {good, wanted};
 }
 
-utf8proc_category_t category(char32_t character) { return utf8proc_category(static_cast<utf8proc_int32_t>(character)); }
+utf8proc_category_t category(char32_t character) {
+  return utf8proc_category(static_cast<utf8proc_int32_t>(stand_in(character)));
+}
 
 }  // namespace
 
@@ -60,6 +62,11 @@ void append_utf8(char32_t character, std::string* text) {
 bool is_white_space(char32_t c) {
   return (c >= 0x9 && c <= 0xd) || c == 0x20 || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
          c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
+char32_t lower_case(char32_t character) {
+  if (is_later(character)) return later_lower(character);
+  return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(character)));
 }
 
 bool is_numeric(char32_t character) {

@@ -1,4 +1,4 @@
-// Characters of UTF-8 text and the classes that tokenizers ask for, by utf8proc's Unicode 15 tables.
+// Characters of UTF-8 text and the classes that tokenizers ask for, as they are in Unicode 16.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,8 @@ char32_t next_char(std::string_view text, size_t* at);
 // Where the last character before `end` begins. REQUIRES: valid UTF-8 and end > 0.
 size_t previous_char(std::string_view text, size_t end);
 void append_utf8(char32_t character, std::string* text);
+
+char32_t lower_case(char32_t character);  // of one character, U+0130's less its dot
 
 bool is_white_space(char32_t character);  // the property White_Space
 bool is_numeric(char32_t character);      // Nd, Nl, No

@@ -1,8 +1,13 @@
 #include "io/unicode_later.h"
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <span>
+#include <vector>
+
+#include "io/unicode.h"
+#include "io/unicode_later_table.h"
 
 namespace moebius {
 namespace {
@@ -32,6 +37,47 @@ constexpr Range kLaterPunctuation[] = {{0x61d, 0x61d},     {0x9fd, 0x9fd},     {
                                        {0x11c70, 0x11c71}, {0x11ef7, 0x11ef8}, {0x11f43, 0x11f4f}, {0x11fff, 0x11fff},
                                        {0x12ff1, 0x12ff2}, {0x16e97, 0x16e9a}, {0x16fe2, 0x16fe2}, {0x1e95e, 0x1e95f}};
 
+// A bit for each character.
+class LaterSet {
+ public:
+  LaterSet() : words_(0x110000 / 64) {
+    for (const LaterRange& range : kLaterRanges)
+      for (char32_t c = range.first; c <= range.last; ++c) words_[c / 64] |= uint64_t{1} << c % 64;
+  }
+  bool holds(char32_t c) const { return (words_[c / 64] >> c % 64 & 1) != 0; }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+const LaterSet& later_set() {
+  static const LaterSet set;
+  return set;
+}
+
+// Three and four bytes of UTF-8, the only ones with later characters, begin with three bits set.
+bool is_long_lead(char c) { return static_cast<uint8_t>(c) >= 0xe0; }
+
+size_t next_long_lead(std::string_view text, size_t at) {
+  uint64_t word;
+  for (; at + sizeof word <= text.size(); at += sizeof word) {
+    std::memcpy(&word, text.data() + at, sizeof word);
+    if ((word & word << 1 & word << 2 & 0x8080808080808080u) != 0) break;
+  }
+  while (at < text.size() && !is_long_lead(text[at])) ++at;
+  return at;
+}
+
+size_t next_later(std::string_view text, size_t at) {
+  const LaterSet& set = later_set();
+  for (at = next_long_lead(text, at); at < text.size();) {
+    const size_t begin = at;
+    if (set.holds(next_char(text, &at))) return begin;
+    if (at < text.size() && !is_long_lead(text[at])) at = next_long_lead(text, at);
+  }
+  return text.size();
+}
+
 bool holds(std::span<const Range> ranges, char32_t character) {
   const auto next = std::upper_bound(ranges.begin(), ranges.end(), character,
                                      [](char32_t c, const Range& range) { return c < range.first; });
@@ -40,7 +86,35 @@ bool holds(std::span<const Range> ranges, char32_t character) {
 
 }  // namespace
 
-bool has_later_form(char32_t character) { return holds(kLaterForms, character); }
-bool is_later_punctuation(char32_t character) { return holds(kLaterPunctuation, character); }
+bool is_later(char32_t character) { return later_set().holds(character); }
+
+char32_t stand_in(char32_t character) {
+  if (!is_later(character)) return character;
+  return std::lower_bound(std::begin(kLaterRanges), std::end(kLaterRanges), character,
+                          [](const LaterRange& range, char32_t c) { return range.last < c; })
+      ->stand_in;
+}
+
+char32_t later_lower(char32_t character) {
+  for (const LaterLower& pair : kLaterLower)
+    if (pair.upper == character) return pair.lower;
+  return character;
+}
+
+std::string_view with_stand_ins(std::string_view text, std::string* copy) {
+  size_t at = next_later(text, 0);
+  if (at == text.size()) return text;
+  copy->assign(text, 0, at);
+  while (at < text.size()) {
+    append_utf8(stand_in(next_char(text, &at)), copy);
+    const size_t next = next_later(text, at);
+    copy->append(text, at, next - at);
+    at = next;
+  }
+  return *copy;
+}
+
+bool has_later_form(char32_t character) { return is_later(character) || holds(kLaterForms, character); }
+bool is_later_punctuation(char32_t character) { return is_later(character) || holds(kLaterPunctuation, character); }
 
 }  // namespace moebius

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "io/data_build.h"
 #include "model/token_runs.h"
 
 namespace moebius {
@@ -57,6 +58,7 @@ Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, boo
       loss_scales_(1 + run.num_mtp()),
       tokens_(seq_ + 1) {
   for (int i = 0; i < order_.num_datasets(); ++i) {
+    check_tokenizer(order_.dataset(i).prefix(), run.data.tokenizer, asked_by.empty() ? "data.tokenizer" : asked_by);
     MOEBIUS_CHECK(usage, separate_documents_ || !order_.dataset(i).has_targets(),
                   "data.separate_documents: expected true for {}, whose loss is on completions alone; got false; a "
                   "completion must see no prompt but its own",

@@ -19,7 +19,8 @@ namespace moebius {
 
 class Loader {
  public:
-  // Error{input} for datasets that cannot be read or whose ids do not fit the vocabulary (when they are met).
+  // Error{input} for datasets that cannot be read or whose ids do not fit the vocabulary (when they are met), or that
+  // another tokenizer than data.tokenizer built (io/data_build.h: check_tokenizer).
   // `asked_by` is the key or option that names the datasets, for messages; empty: data.train with shuffle, else
   // data.valid.
   Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share = {},
