@@ -103,10 +103,10 @@ void TrainingRun::start() {
   if (!run_.checkpoint.resume) store_.set_aside();
   Stream s = engine_.stream();
   if (run_.init_from.empty()) {
-    engine_.model().params().init(s, run_.seed);
+    engine_.telling_the_plan([&] { engine_.model().params().init(s, run_.seed); });
   } else {
     std::vector<NotFinite> not_finite;
-    control_.together([&] { not_finite = load_weights(engine_, run_.init_from); });
+    control_.together([&] { engine_.telling_the_plan([&] { not_finite = load_weights(engine_, run_.init_from); }); });
     // Replicas say the same.
     const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
     for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
@@ -364,7 +364,9 @@ void TrainingRun::check_state_is_finite(int64_t step, const std::vector<NamedTen
 // Before the first step: what will be held at the peak, of the GPU where there is one.
 void TrainingRun::predict_memory() {
   const HostMemory host = host_memory(engine_, run_.checkpoint.async_save);
-  control_.together([&] { check_snapshot(host, engine_.plan(), available_memory_bytes()); });
+  if (engine_.spec().device == DeviceKind::cuda) control_.together([&] { store_.hold_piece(); });
+  const HostMemory here = of_this_machine(control_, host);
+  control_.together([&] { check_snapshot(here, engine_.plan(), available_memory_bytes()); });
   if (engine_.spec().device == DeviceKind::cuda) {
     predicted_bytes_ = engine_.device_memory().total_bytes();
     return log_.info("memory: {}; {}", engine_.device_memory().text(), host.text());
