@@ -252,17 +252,24 @@ void NcclWorld::settle() {
   std::erase_if(recordings_, [](const auto& recorded) { return recorded.expired(); });
   for (const auto& weak : recordings_) {
     const std::shared_ptr<NcclRecorded> recorded = weak.lock();
-    if (recorded->num_unread == 0) continue;
-    for (const NcclStretch& stretch : recorded->stretches)
-      if (has_happened(stretch.end)) add_length(stretch, recorded->num_unread);
+    const auto is_known = [](const NcclStretch& stretch) { return has_happened(stretch.end); };
+    if (recorded->num_unread == 0 || !std::ranges::all_of(recorded->stretches, is_known)) continue;
+    for (const NcclStretch& stretch : recorded->stretches) add_length(stretch, recorded->num_unread);
     recorded->num_unread = 0;
   }
 }
 
-std::shared_ptr<NcclRecorded> NcclWorld::begin_recording() {
+std::shared_ptr<NcclRecorded> NcclWorld::record(const std::function<void()>& body) {
+  struct End {  // of the recording, be it by an exception
+    std::shared_ptr<NcclRecorded>& recorded;
+    ~End() { recorded.reset(); }
+  };
   recorded_ = std::make_shared<NcclRecorded>();
-  recordings_.push_back(recorded_);
-  return recorded_;
+  const End end{recorded_};
+  const std::shared_ptr<NcclRecorded> recorded = recorded_;
+  body();
+  recordings_.push_back(recorded);
+  return recorded;
 }
 
 void NcclWorld::replayed(const std::shared_ptr<NcclRecorded>& recorded) {
@@ -290,6 +297,7 @@ void NcclWorld::wait_for(cudaEvent_t event) {
 
 // A host that stands still is found by the messages of a step; what is left is a GPU, or a host amid its launches.
 void NcclWorld::look(double waited_s) {
+  check_not_abandoned();
   try {
     transport_.check();
     for (ncclComm_t comm : comms_) {
@@ -306,6 +314,12 @@ void NcclWorld::look(double waited_s) {
     abandon();
     throw;
   }
+}
+
+// After abandon() the communicators are gone, or going.
+void NcclWorld::check_not_abandoned() const {
+  MOEBIUS_CHECK(distributed, !abandoned_, "{}: its work over NCCL has been given up, after an error that came before",
+                name_of_rank(transport_.options(), transport_.rank()));
 }
 
 // ncclCommAbort ends what runs at once, and returns when the recordings that hold its work are gone and other ranks of

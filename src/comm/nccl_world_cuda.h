@@ -76,8 +76,8 @@ class NcclWorld {
   void keep_pace();
   void abandon();
 
-  std::shared_ptr<NcclRecorded> begin_recording();
-  void end_recording() { recorded_.reset(); }
+  // body records the stream's work once.
+  std::shared_ptr<NcclRecorded> record(const std::function<void()>& body);
   void replayed(const std::shared_ptr<NcclRecorded>& recorded);
 
   Transport& transport() { return transport_; }
