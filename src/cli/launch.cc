@@ -109,7 +109,8 @@ int launcher_rank(const Environment& environment) {
 void check_alone(const std::string& command, const Launch& launch) {
   if (launch.kind == Launch::Kind::alone) return;
   const std::string text = fmt::format(
-      "moebius {} is one process; got several from a launcher ({}); start it without the launcher, or unset what it set",
+      "moebius {} is one process; got several from a launcher ({}); start it without the launcher, or unset what it "
+      "set",
       command, launch.evidence);
   throw Error(ErrorKind::usage, launch.rank == 0 ? text : "");
 }

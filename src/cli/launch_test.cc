@@ -101,12 +101,13 @@ TEST(Launch, NeverTheSameRunSeveralTimes) {
 // Several copies of `generate` would print a text each, of `export` write the same files.
 TEST(Launch, ACommandOfOneProcessIsStartedOnce) {
   EXPECT_NO_THROW(check_alone("generate", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "1"}}))));
-  expect_error(ErrorKind::usage,
-               "moebius generate is one process; got several from a launcher (OMPI_COMM_WORLD_SIZE=2); start it without "
-               "the launcher, or unset what it set",
-               [] {
-                 check_alone("generate", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "2"}})));
-               });
+  expect_error(
+      ErrorKind::usage,
+      "moebius generate is one process; got several from a launcher (OMPI_COMM_WORLD_SIZE=2); start it without "
+      "the launcher, or unset what it set",
+      [] {
+        check_alone("generate", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "2"}})));
+      });
   expect_error(ErrorKind::usage, "(SLURM_STEP_NUM_TASKS=4)", [] {
     check_alone("export", detect_launch(of({{"SLURM_STEP_NUM_TASKS", "4"}})));
   });
