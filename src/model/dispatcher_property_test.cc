@@ -325,7 +325,7 @@ TEST(Dispatcher, ABoundIsNoMoreThanTheWorstCase) {
 // Another copy of the experts (edp) knows nothing of it, and ends because of it.
 TEST(Dispatcher, ABoundThatOneCopyBreaksEndsTheRun) {
   const auto body = [](Transport& transport) {
-    const Mesh mesh({.dp = 4, .ep = 2}, transport);
+    const Mesh mesh({.dp = 4, .ep = 2, .edp = 2}, transport);
     const bool breaks = transport.rank() < 2;
     const Case c{.mesh = mesh.shape(),
                  .dispatcher = "alltoall",

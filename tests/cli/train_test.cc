@@ -24,8 +24,10 @@ class CliTrain : public ::testing::Test {
     ASSERT_EQ(run_moebius(dir_, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code,
               0);
   }
-  Ran train(std::vector<std::string> overrides, const std::string& input = "") {
+  Ran train(std::vector<std::string> overrides, const std::string& input = "",
+            const std::vector<std::string>& options = {}) {
     std::vector<std::string> words{"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml"};
+    words.insert(words.end(), options.begin(), options.end());
     for (const char* base : {"run.dir=run", "data.train=[\"set\"]", "train.steps=6"})
       words.insert(words.end(), {"--set", base});
     for (const std::string& o : overrides) words.insert(words.end(), {"--set", o});
@@ -69,7 +71,7 @@ TEST_F(CliTrain, LeavesWhatTheInterfacePromises) {
 
 TEST_F(CliTrain, AWaitForAnotherRankHasAnEnd) {
   for (const std::string seconds : {"inf", "nan", "1e300", "604801", "0", "-1"}) {
-    const Ran ran = run_moebius(dir_, {"train", "recipe.toml", "--timeout=" + seconds});
+    const Ran ran = train({}, "", {"--timeout=" + seconds});
     EXPECT_EQ(ran.code, 2) << seconds;
     EXPECT_THAT(ran.err, HasSubstr("--timeout: expected seconds above 0, at most 604800 (a week); got ")) << seconds;
   }
@@ -80,7 +82,7 @@ TEST_F(CliTrain, MemoryIsPredictedForTheRanksOfTheProcess) {
   const Ran one = train({});
   ASSERT_EQ(one.code, 0) << one.err;
   EXPECT_THAT(one.err, Not(HasSubstr("ranks of this process")));
-  const Ran two = run_moebius(dir_, {"train", "recipe.toml", "--ranks", "2", "--set", "run.dir=two"});
+  const Ran two = train({"run.dir=two"}, "", {"--ranks=2"});
   ASSERT_EQ(two.code, 0) << two.err;
   EXPECT_THAT(two.err, HasSubstr(", of the 2 ranks of this process"));
 }
