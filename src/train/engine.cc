@@ -428,9 +428,11 @@ bool Engine::replay(StepPart& part, const std::function<void(Stream&)>& body) {
     return false;
   }
   if (part.recording.empty()) {
-    if (links_) part.traffic = links_->begin_recording();
-    part.recording = Recording(*gpu_, [&] { body(s); });
-    if (links_) links_->end_recording();
+    const auto record = [&] { part.recording = Recording(*gpu_, [&] { body(s); }); };
+    if (links_)
+      part.traffic = links_->record(record);
+    else
+      record();
   }
   part.recording.replay(*gpu_);
   if (links_) links_->replayed(part.traffic);

@@ -1,5 +1,7 @@
 #include "train/loop.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -46,6 +48,20 @@ RunSpec with_mtp_of_weights(RunSpec run) {
   if (run.model.num_mtp_layers == 0) run.train.mtp_coeff = LoopSpec{}.mtp_coeff;
   return run;
 }
+
+// Sums over the ranks that are threads of this rank's process; all ranks of the world together.
+struct OfProcess {
+  int64_t sum(int64_t mine) const {
+    char host[256] = {};
+    ::gethostname(host, sizeof host - 1);
+    const std::string process = fmt::format("{} {} ", ::getpid(), host);
+    int64_t total = 0;
+    for (const std::string& said : control.gather(process + std::to_string(mine)))
+      if (said.starts_with(process)) total += std::stoll(said.substr(process.size()));
+    return total;
+  }
+  Control& control;
+};
 
 }  // namespace
 
@@ -374,12 +390,16 @@ void TrainingRun::predict_memory() {
   // Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and what files and logs buffer.
   const int64_t libraries =
       (int64_t{1} << 20) + std::min(engine_.spec().threads, num_available_cpus()) * (int64_t{23} << 20) / 10;
-  // Now the process holds the program and the datasets' indices; the plan's pages come with their first use.
-  const int64_t program = current_rss_bytes() + libraries;
-  predicted_bytes_ = program + engine_.plan().total_bytes() + host.snapshot_bytes;
-  log_.info("memory: predicted peak {} (plan {}, program and data indices {}, checkpoint snapshot {})",
-            bytes_text(predicted_bytes_), bytes_text(engine_.plan().total_bytes()), bytes_text(program),
-            bytes_text(host.snapshot_bytes));
+  // Now the process holds the program and the datasets' indices; the plan's pages come with their first use. Ranks that
+  // are its threads are measured together.
+  const int64_t held = current_rss_bytes();
+  const OfProcess of{control_};
+  const int64_t num_ranks = of.sum(1), plan = of.sum(engine_.plan().total_bytes());
+  const int64_t program = held + of.sum(libraries), snapshot = of.sum(host.snapshot_bytes);
+  predicted_bytes_ = program + plan + snapshot;
+  log_.info("memory: predicted peak {} (plan {}, program and data indices {}, checkpoint snapshot {}){}",
+            bytes_text(predicted_bytes_), bytes_text(plan), bytes_text(program), bytes_text(snapshot),
+            num_ranks == 1 ? "" : fmt::format(", of the {} ranks of this process", num_ranks));
 }
 
 void TrainingRun::compare_memory() {
