@@ -122,6 +122,27 @@ TEST(HfFolderRefuse, IndexFiles) {
   }
 }
 
+TEST(HfFolderRefuse, WeightsThatAreNotRead) {
+  const TestDir dir;
+  write_config(dir);
+  write_file(dir.path("model-00001-of-00001.safetensors"), {f32("a", {1})});
+  const std::string index = dir.path("model.safetensors.index.json");
+  write_file_atomic(index, R"({"weight_map":{"a":"model-00001-of-00001.safetensors"}})");
+  write_file(dir.path("consolidated.safetensors"), {f32("other", {1})});
+  HfFolder::open(dir.path());  // another layout's copy is none of ours
+
+  write_file(dir.path("model-99999-of-99999.safetensors"), {f32("b", {1})});
+  refuse(dir,
+         "expected no model*.safetensors beside those of model.safetensors.index.json; got 1 that it does not name "
+         "(model-99999-of-99999.safetensors); remove them");
+  write_file(dir.path("model.safetensors"), {f32("a", {1})});
+  refuse(dir, "expected model.safetensors or model.safetensors.index.json; got both");
+  std::filesystem::remove(index);
+  refuse(dir,
+         "expected no model*.safetensors beside model.safetensors; got 2 that it does not name "
+         "(model-00001-of-00001.safetensors, model-99999-of-99999.safetensors)");
+}
+
 TEST(HfFolderRefuse, WhatIsNoModelFolder) {
   const TestDir dir;
   expect_error(ErrorKind::input, "expected a folder; got nothing there", [&] { HfFolder::open(dir.path("none")); });

@@ -186,14 +186,17 @@ TEST_F(BadInput, IndexFiles) {
     write_file_atomic(dir_.path(index), value.dump());
     import_refused(text);
   };
+  refuse({{"weight_map", {{"a", "x.safetensors"}}}},
+         "expected model.safetensors or model.safetensors.index.json; got both");
+  fs::rename(dir_.path("mixtral_v4/model.safetensors"), dir_.path("mixtral_v4/shard.safetensors"));
   refuse({{"weight_map", {{"a", "../x.safetensors"}}}}, "expected the name of a .safetensors file in the folder");
   refuse({{"weight_map", {{"a", "/etc/x.safetensors"}}}}, "expected the name of a .safetensors file in the folder");
   refuse({{"weight_map", {{"a", "none.safetensors"}}}}, "none.safetensors: No such file");
-  refuse({{"weight_map", {{"a", "model.safetensors"}}}}, "got 1 that are not in the file it names (a)");
+  refuse({{"weight_map", {{"a", "shard.safetensors"}}}}, "got 1 that are not in the file it names (a)");
   refuse({{"weight_map", json::object()}}, "expected an object \"weight_map\"");
   refuse({{"weight_map", {{"a", 7}}}}, "expected a file name for \"a\"; got 7");
-  fs::copy(dir_.path("mixtral_v4/model.safetensors"), dir_.path("mixtral_v4/again.safetensors"));
-  refuse({{"weight_map", {{"lm_head.weight", "again.safetensors"}, {"model.norm.weight", "model.safetensors"}}}},
+  fs::copy(dir_.path("mixtral_v4/shard.safetensors"), dir_.path("mixtral_v4/again.safetensors"));
+  refuse({{"weight_map", {{"lm_head.weight", "again.safetensors"}, {"model.norm.weight", "shard.safetensors"}}}},
          "expected each tensor in one file");
 }
 
