@@ -158,6 +158,13 @@ std::vector<NotFinite> load_weights(Engine& engine, const std::string& path) {
   return load_weights(s, whole.model(), engine.model(), path);
 }
 
+void check_weights(const std::string& path, const ModelSpec& model) {
+  const WeightsFolder from = find_weights(path);
+  if (from.kind != WeightsFolder::Kind::hugging_face) return;
+  const Engine shapes({.model = model, .shape = {.batch = 1, .seq = 1}, .device = DeviceKind::null});
+  open_weights(from, shapes.model());
+}
+
 bool is_training_state(const std::string& name) { return name.ends_with(".last_load"); }
 
 }  // namespace moebius

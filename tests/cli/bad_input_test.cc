@@ -200,6 +200,14 @@ TEST_F(BadInput, IndexFiles) {
          "expected each tensor in one file");
 }
 
+// Sizes that only config.json claims are no reason to ask for memory.
+TEST_F(BadInput, ConfigsThatClaimHugeModels) {
+  patch_json("mixtral_v4/config.json", [](json& config) { config["intermediate_size"] = 1'000'000'000; });
+  const std::string differs = "expected exactly the tensors of the model; got ";
+  refused({"forward", "mixtral_v4", "--tokens", "mixtral_v4/tokens.safetensors", "--out", "logits"}, differs);
+  eval_refused(differs);
+}
+
 // gate_up_proj [E, 2I, H] or [E, H, 2I], where 2I = H: nothing says which.
 TEST_F(BadInput, FusedExpertsThatCouldLieEitherWay) {
   patch_json("mixtral_v4/config.json", [](json& config) { config["intermediate_size"] = 12; });
