@@ -82,10 +82,10 @@ void check_freeze(const EngineSpec& spec) {
   for (const std::string& pattern : patterns) {
     const bool found =
         std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_any({pattern}, name); });
-    MOEBIUS_CHECK(
-        usage, found,
-        "train.freeze: expected patterns (* and ?) of parameter names; \"{}\" matches none, the nearest is {}", pattern,
-        nearest(pattern, names));
+    MOEBIUS_CHECK(usage, found,
+                  "train.freeze: expected patterns (*, ? and [classes]) of parameter names; \"{}\" matches none, the "
+                  "nearest is {}",
+                  pattern, nearest(pattern, names));
   }
   MOEBIUS_CHECK(usage, any_trained,
                 "train.freeze: expected to leave something to train; got patterns that match every parameter; freeze "

@@ -63,6 +63,14 @@ struct OfProcess {
   Control& control;
 };
 
+// What a rank says of its frozen parameters when they may have lost bits; empty when they have not.
+std::string rounding_notice(const ParamTable& params) {
+  const auto is_rounded = [](const Param& p) { return p.frozen && p.w.dtype == DType::bf16; };
+  if (std::none_of(params.all().begin(), params.all().end(), is_rounded)) return "";
+  return "frozen parameters are held, saved and exported in bf16 (precision.compute): weights of a wider dtype were "
+         "rounded to it";
+}
+
 }  // namespace
 
 TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal, Transport* world)
@@ -128,6 +136,8 @@ void TrainingRun::start() {
     for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
       if (!warning.empty()) log_.warn("{}", warning);
     log_.info("weights from {}", run_.init_from);
+    for (const std::string& notice : control_.gather(rounding_notice(engine_.model().params())))
+      if (!notice.empty()) return log_.info("{}", notice);
   }
 }
 
