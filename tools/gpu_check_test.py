@@ -26,6 +26,9 @@ NO_GPU = "printf 'accelerator_test.cc:20: Skipped\\nno GPU can be used\\n[  SKIP
 GOOD = '{"testsuites": [{"testsuite": [{"result": "COMPLETED"}, {"result": "COMPLETED"}, {"result": "SKIPPED"}]}]}'
 BAD = '{"testsuites": [{"testsuite": [{"result": "COMPLETED", "failures": [{}]}, {"result": "COMPLETED"}]}]}'
 KNOWN = "========= Error: Race reported between Read access at nvjet_sm90_tst_192x96+0x3a0"
+OURS = ("========= Error: Race reported between Write access at void moebius::cuda::<unnamed>::produce_queries<Tile<64>>(Shared &)"
+        "+0x10 in attention_bwd_cuda_sm90.cu:97")
+NAMED = "========= Error: Race reported between Write access at void moebius::cuda::copy_kernel<cudnn_tag>(nvjet_args)+0x10 in x.cu:9"
 NEW = "========= Error: Race reported between Write access at moebius::cuda::rms_norm_fwd_kernel+0x10 in norm_cuda.cu:9"
 INVALID = "========= Invalid __global__ read of size 4 bytes"
 
@@ -36,7 +39,10 @@ CASES = [
     ("a failed test", GPU, BAD, 1, "", "tests", 1, f"{len(gpu_check.PROGRAMS)} passed, {len(gpu_check.PROGRAMS)} failed, 0 skipped"),
     ("a program that dies", GPU, GOOD, 139, "", "tests", 1, f"{len(gpu_check.PROGRAMS)} passed, {len(gpu_check.PROGRAMS)} failed"),
     ("a broken report", GPU, "{", 1, "", "tests", 1, f"0 passed, {len(gpu_check.PROGRAMS)} failed, 0 skipped"),
-    ("a known race", GPU, GOOD, 0, f"echo '{KNOWN}'", "racecheck", 0, "2 of 2 parts clean, 2 known reports"),
+    ("a known race", GPU, GOOD, 99, f"echo '{KNOWN}'", "racecheck", 0, "2 of 2 parts clean, 2 known reports"),
+    ("a known race of ours", GPU, GOOD, 99, f"echo '{OURS}'", "racecheck", 0, "2 of 2 parts clean, 2 known reports"),
+    ("a known name elsewhere", GPU, GOOD, 99, f"echo '{NAMED}'", "racecheck", 1, "1 findings, the first: Race reported"),
+    ("a known race, and an end of another kind", GPU, GOOD, 139, f"echo '{KNOWN}'", "racecheck", 1, "exit status 139: the end of"),
     ("a new race", GPU, GOOD, 0, f"echo '{KNOWN}'; echo '{NEW}'", "racecheck", 1, "1 findings, the first: Race reported between Write access at moebius::cuda::rms_norm"),
     ("an invalid read", GPU, GOOD, 0, f"echo '{INVALID}'", "memcheck", 1, "0 passed, 2 failed, 0 skipped"),
     ("a part that takes too long", GPU, GOOD, 0, "sleep 30", "racecheck", 1, "not ended within 1 s"),

@@ -74,7 +74,10 @@ EngineSpec eval_engine_spec(const RunSpec& run, Transport& world) {
 EvalResult eval_rank(const Options& o, Transport& world, Cli& cli) {
   Control control(world);
   RunSpec run;
-  control.together([&] { run = eval_run(o, world.size()); });
+  control.together([&] {
+    run = eval_run(o, world.size());
+    check_weights(o.model, run.model);
+  });
   run.threads = o.threads == 0 && world.size() > 1 ? cpu_share(control) : num_threads(o.threads);
   Engine engine(eval_engine_spec(run, world));
   Loader loader({{.prefix = o.data}}, run, /*shuffle=*/false, engine.data_share(), "--data");

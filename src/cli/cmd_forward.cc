@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -40,6 +41,13 @@ void add_forward(Cli& cli) {
       o->spec.threads = num_threads(o->threads);
       const ParityResult result = write_parity(o->spec);
       warn_if_any(cli.log, not_finite_warning(o->spec.model, result.not_finite));
+      if (result.not_finite.empty() && !std::isfinite(result.loss)) {
+        cli.log.warn(
+            "forward: expected a finite loss; got {}, although all weights are finite: activations overflow; look at "
+            "the "
+            "logits, or take --dtype f32",
+            result.loss);
+      }
       if (o->json) {
         print_json({{"loss", result.loss}, {"batch", result.batch}, {"seq", result.seq}, {"out", o->spec.out}});
       } else {

@@ -48,6 +48,7 @@ int run_generate(const Options& o, Log& log) {
   const int64_t context = std::min(model.max_position_embeddings, wanted);  // caches no longer than the text can get
   EngineSpec engine_spec = generation_engine_spec(model, compute_dtype(o.dtype), context, num_threads(o.threads));
   engine_spec.device = device;
+  check_weights(o.model, model);
   Engine engine(engine_spec);
   Stream s = engine.stream();
   warn_if_any(log, not_finite_warning(o.model, load_weights(s, engine.model(), o.model)));

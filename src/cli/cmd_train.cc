@@ -7,6 +7,8 @@
 namespace moebius {
 namespace {
 
+constexpr double kLongestTimeoutS = 7 * 24 * 3600;  // a wait ends in any case
+
 struct TrainArgs {
   std::string recipe;
   std::vector<std::string> overrides;
@@ -67,7 +69,8 @@ int train_rank(Transport& world, const Recipe& recipe, const std::string& launch
 int train(const TrainArgs& args, Cli& cli) {
   Launch launch = detect_launch(process_environment());
   if (args.ranks != 1) launch = launch_threads(args.ranks, launch);
-  MOEBIUS_CHECK(usage, args.timeout_s > 0, "--timeout: expected seconds above 0; got {}", args.timeout_s);
+  MOEBIUS_CHECK(usage, args.timeout_s > 0 && args.timeout_s <= kLongestTimeoutS,
+                "--timeout: expected seconds above 0, at most {} (a week); got {}", kLongestTimeoutS, args.timeout_s);
   const Recipe recipe = read_recipe(args, launch.num_ranks);
   WorldOptions options{.timeout_s = args.timeout_s};
   if (!recipe.error) {

@@ -35,6 +35,10 @@ Launch detect_launch(const Environment& environment);
 // Of this process by the same variables; 0 where they say nothing that can be used.
 int launcher_rank(const Environment& environment);
 
+// Of a command of one process. Error{usage} where a launcher started several, on the first of them with the text: they
+// would do the same work several times, and write the same files.
+void check_alone(const std::string& command, const Launch& launch);
+
 // The ranks that `--ranks` asks for, as threads. Error{usage} when a launcher has started several processes already.
 Launch launch_threads(int64_t num_ranks, const Launch& detected);
 

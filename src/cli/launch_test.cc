@@ -98,6 +98,27 @@ TEST(Launch, NeverTheSameRunSeveralTimes) {
   EXPECT_EQ(launcher_rank(of({{"WORLD_SIZE", "2"}, {"RANK", "1"}})), 0);  // its error must be seen
 }
 
+// Several copies of `generate` would print a text each, of `export` write the same files.
+TEST(Launch, ACommandOfOneProcessIsStartedOnce) {
+  EXPECT_NO_THROW(check_alone("generate", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "1"}}))));
+  expect_error(
+      ErrorKind::usage,
+      "moebius generate is one process; got several from a launcher (OMPI_COMM_WORLD_SIZE=2); start it without "
+      "the launcher, or unset what it set",
+      [] {
+        check_alone("generate", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "2"}})));
+      });
+  expect_error(ErrorKind::usage, "(SLURM_STEP_NUM_TASKS=4)", [] {
+    check_alone("export", detect_launch(of({{"SLURM_STEP_NUM_TASKS", "4"}})));
+  });
+  try {
+    check_alone("export", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}})));
+    ADD_FAILURE() << "expected an error";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "");  // the first rank says it
+  }
+}
+
 TEST(Launch, NumbersThatAreNone) {
   expect_error(ErrorKind::usage, "OMPI_COMM_WORLD_SIZE must be a whole number; got \"two\"", [] {
     detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "two"}}));

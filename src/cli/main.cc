@@ -58,6 +58,12 @@ void check_command_is_known(const CLI::App& app, int argc, char** argv) {
   MOEBIUS_FAIL(usage, "unknown command {}; did you mean {}? moebius --help lists them", word, nearest(word, names));
 }
 
+// These write files, or an answer, that several processes would write several times.
+void check_launch(const CLI::App& app) {
+  for (const char* command : {"generate", "forward", "data", "tokenize", "checkpoint", "import", "export", "upcycle"})
+    if (app.got_subcommand(command)) check_alone(command, detect_launch(process_environment()));
+}
+
 // All ranks of a run have the same words, so the first of them answers.
 int exit_code(const CLI::App& app, const CLI::ParseError& e) {
   std::ostringstream nowhere;
@@ -83,6 +89,7 @@ int run(int argc, char** argv) {
     check_command_is_known(app, argc, argv);
     app.parse(argc, argv);
     if (quiet) log.emplace(stderr, redraw, true);
+    check_launch(app);
     if (app.got_subcommand("train") || app.got_subcommand("eval")) install_signal_handlers();
     return cli.run();
   } catch (const CLI::ParseError& e) {

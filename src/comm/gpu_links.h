@@ -2,6 +2,7 @@
 // through host memory (comm/staged_group.h), which lets ranks share a GPU. Memory of the CPU goes by messages always.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,9 +25,8 @@ class GpuLinks {
   // "NCCL 2.28.9", "messages through host memory, since ranks share a GPU"
   const std::string& text() const { return text_; }
 
-  // Around Recording's constructor; and behind each replay, so that groups count what it sent.
-  NcclTraffic begin_recording() { return nccl_->begin_recording(); }
-  void end_recording() { nccl_->end_recording(); }
+  // Around Recording's constructor, which may throw; and behind each replay, so that groups count what it sent.
+  NcclTraffic record(const std::function<void()>& body) { return nccl_->record(body); }
   void replayed(const NcclTraffic& traffic) { nccl_->replayed(traffic); }
   // An exception passes by: what the GPU still waits for from other ranks is given up.
   void abandon();

@@ -1,27 +1,14 @@
 #include "comm/gpu_ranks.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <fstream>
 #include <set>
 
 #include "comm/gpu_identity.h"
+#include "comm/machine.h"
 #include "core/accelerator.h"
 #include "core/error.h"
 
 namespace moebius {
-namespace {
-
-std::string machine_name() {
-  char host[256] = {};
-  ::gethostname(host, sizeof host - 1);
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return host + ("/" + boot);
-}
-
-}  // namespace
 
 GpuRanks::GpuRanks(Transport& world) : control_(world) {
   control_.together([] {

@@ -284,8 +284,7 @@ std::unique_ptr<Group> NcclLinks::make_group(std::unique_ptr<Group> over, const 
   return std::make_unique<NcclGroup>(impl_->world, std::move(over), use);
 }
 
-NcclTraffic NcclLinks::begin_recording() { return impl_->world.begin_recording(); }
-void NcclLinks::end_recording() { impl_->world.end_recording(); }
+NcclTraffic NcclLinks::record(const std::function<void()>& body) { return impl_->world.record(body); }
 void NcclLinks::replayed(const NcclTraffic& traffic) {
   impl_->world.replayed(std::static_pointer_cast<NcclRecorded>(traffic));
 }

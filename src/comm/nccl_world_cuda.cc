@@ -5,6 +5,7 @@
 #include <exception>
 #include <thread>
 
+#include "comm/bounded_call.h"
 #include "core/wait_guard.h"
 
 namespace moebius {
@@ -25,6 +26,34 @@ void add_length(const NcclStretch& stretch, int64_t times) {
   stretch.counters->seconds += 1e-3 * ms * static_cast<double>(times);
 }
 
+ncclResult_t make_comm_of(ncclComm_t* comm, int size, const ncclUniqueId& id, int rank) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  return nccl_library().comm_init(comm, size, id, rank, &config);
+}
+
+void launch_exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from) {
+  const NcclLibrary& nccl = nccl_library();
+  MOEBIUS_NCCL(nccl.group_start());
+  for (int i = 1; i < lane.size; ++i) {
+    const int next = (lane.rank + i) % lane.size, previous = (lane.rank + lane.size - i) % lane.size;
+    const Span &out = to[next], &in = from[previous];
+    if (out.num_bytes > 0) MOEBIUS_NCCL(nccl.send(out.data, out.num_bytes, ncclInt8, next, lane.comm, on));
+    if (in.num_bytes > 0) MOEBIUS_NCCL(nccl.recv(in.data, in.num_bytes, ncclInt8, previous, lane.comm, on));
+  }
+  MOEBIUS_NCCL(nccl.group_end());
+  const Span &own = to[lane.rank], &place = from[lane.rank];
+  if (own.data != place.data && own.num_bytes > 0)
+    MOEBIUS_CUDA(cudaMemcpyAsync(place.data, own.data, own.num_bytes, cudaMemcpyDeviceToDevice, on));
+}
+
+// Ranks of the world; members: ranks of `over`.
+std::vector<int> others_of(const Group& over, const std::vector<int>& members) {
+  std::vector<int> others;
+  for (int member : members)
+    if (member != over.rank()) others.push_back(over.ranks()[member]);
+  return others;
+}
+
 }  // namespace
 
 NcclRecorded::~NcclRecorded() {
@@ -43,8 +72,7 @@ NcclWorld::NcclWorld(Transport& world, Accelerator& gpu)
 NcclWorld::~NcclWorld() {
   gpu_.state<WaitGuard>().look = nullptr;
   if (std::uncaught_exceptions() > 0) abandon();
-  for (ncclComm_t comm : comms_)
-    if (!abandoned_) nccl_library().comm_destroy(comm);
+  if (!abandoned_) destroy_comms();
   if (!is_through()) return;
   for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
   for (cudaEvent_t event : free_events_) cudaEventDestroy(event);
@@ -56,7 +84,31 @@ NcclWorld::~NcclWorld() {
   for (cudaEvent_t pace : paces_) cudaEventDestroy(pace);
 }
 
+// An undisturbed end, whose peers may have ended otherwise meanwhile.
+void NcclWorld::destroy_comms() noexcept {
+  try {
+    meet("ending the communicators of NCCL", {}, [comms = comms_] {
+      for (ncclComm_t comm : comms) nccl_library().comm_destroy(comm);
+    });
+  } catch (const std::exception&) {
+    abandoned_ = true;  // what hangs stays behind on its thread
+  }
+}
+
 // --- lanes ----------------------------------------------------------------------------------------------------------
+
+// NCCL's own bound is none: a rank that ended amid the making of a communicator would be waited for for ever.
+void NcclWorld::meet(const std::string& what, const std::vector<int>& with, const std::function<void()>& call) {
+  int device = 0;
+  MOEBIUS_CUDA(cudaGetDevice(&device));
+  aborts_open_->fetch_add(1);  // while it runs, streams and events stay
+  const std::shared_ptr<void> open(nullptr, [counter = aborts_open_](void*) { counter->fetch_sub(1); });
+  const auto body = [device, call, open] {
+    MOEBIUS_CUDA(cudaSetDevice(device));
+    call();
+  };
+  call_bounded(transport_, {.what = what, .with = with, .body = body});
+}
 
 // members: of `over`, ascending by the rank that they will have. The first tells the others, by messages of the world,
 // how they find each other; so a rank that is missing is missed there.
@@ -76,12 +128,12 @@ ncclComm_t NcclWorld::make_comm(Group& over, const std::vector<int>& members) {
     std::memcpy(&id, bytes, sizeof id);
   }
   const auto found = std::find(members.begin(), members.end(), over.rank());
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  ncclComm_t comm = nullptr;
-  MOEBIUS_NCCL(
-      nccl.comm_init(&comm, static_cast<int>(members.size()), id, static_cast<int>(found - members.begin()), &config));
-  comms_.push_back(comm);
-  return comm;
+  const auto rank = static_cast<int>(found - members.begin()), size = static_cast<int>(members.size());
+  const auto comm = std::make_shared<ncclComm_t>(nullptr);
+  meet(fmt::format("making a communicator of NCCL for group {}", over.name()), others_of(over, members),
+       [comm, id, rank, size] { MOEBIUS_NCCL(make_comm_of(comm.get(), size, id, rank)); });
+  comms_.push_back(*comm);
+  return *comm;
 }
 
 NcclLane& NcclWorld::collective_lane(Group& over, bool behind) {
@@ -95,10 +147,8 @@ NcclLane& NcclWorld::collective_lane(Group& over, bool behind) {
     streams_.push_back(behind_);
   }
   lane.stream = behind ? behind_ : nullptr;
-  // Connects: memory that this takes is taken before the plan is compared with what is free.
   const Span word{static_cast<std::byte*>(arrived_.data()), 4};
-  exchange(stream(), lane, Spans(lane.size, word), Spans(lane.size, {word.data + 16, 4}));
-  synchronize_stream();
+  connect(over, all, lane, {Spans(lane.size, word), Spans(lane.size, {word.data + 16, 4})});
   return lane;
 }
 
@@ -111,9 +161,21 @@ NcclLane& NcclWorld::pair_lane(Group& over, int from, int to) {
   const Span word{static_cast<std::byte*>(arrived_.data()), 4}, none{word.data, 0};
   Spans spans(2, none);
   spans[1 - lane.rank] = word;
-  exchange(stream(), lane, lane.rank == 0 ? spans : Spans(2, none), lane.rank == 1 ? spans : Spans(2, none));
-  synchronize_stream();
+  connect(over, {from, to}, lane, {lane.rank == 0 ? spans : Spans(2, none), lane.rank == 1 ? spans : Spans(2, none)});
   return lane;
+}
+
+// Memory that the first exchange takes is taken before the plan is compared with what is free.
+void NcclWorld::connect(Group& over, const std::vector<int>& members, const NcclLane& lane,
+                        const std::pair<Spans, Spans>& to_and_from) {
+  try {
+    meet(fmt::format("connecting the ranks of group {} by NCCL", over.name()), others_of(over, members),
+         [on = stream(), lane, to_and_from] { launch_exchange(on, lane, to_and_from.first, to_and_from.second); });
+  } catch (...) {
+    abandon();  // ends the thread that hangs there
+    throw;
+  }
+  synchronize_stream();
 }
 
 void NcclWorld::synchronize_stream() { cuda::synchronize(gpu_); }
@@ -121,18 +183,8 @@ void NcclWorld::synchronize_stream() { cuda::synchronize(gpu_); }
 // --- work -----------------------------------------------------------------------------------------------------------
 
 void NcclWorld::exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from) {
-  const NcclLibrary& nccl = nccl_library();
-  MOEBIUS_NCCL(nccl.group_start());
-  for (int i = 1; i < lane.size; ++i) {
-    const int next = (lane.rank + i) % lane.size, previous = (lane.rank + lane.size - i) % lane.size;
-    const Span &out = to[next], &in = from[previous];
-    if (out.num_bytes > 0) MOEBIUS_NCCL(nccl.send(out.data, out.num_bytes, ncclInt8, next, lane.comm, on));
-    if (in.num_bytes > 0) MOEBIUS_NCCL(nccl.recv(in.data, in.num_bytes, ncclInt8, previous, lane.comm, on));
-  }
-  MOEBIUS_NCCL(nccl.group_end());
-  const Span &own = to[lane.rank], &place = from[lane.rank];
-  if (own.data != place.data && own.num_bytes > 0)
-    MOEBIUS_CUDA(cudaMemcpyAsync(place.data, own.data, own.num_bytes, cudaMemcpyDeviceToDevice, on));
+  check_not_abandoned();
+  launch_exchange(on, lane, to, from);
 }
 
 void NcclWorld::order(cudaStream_t before, cudaStream_t after) {
@@ -200,17 +252,24 @@ void NcclWorld::settle() {
   std::erase_if(recordings_, [](const auto& recorded) { return recorded.expired(); });
   for (const auto& weak : recordings_) {
     const std::shared_ptr<NcclRecorded> recorded = weak.lock();
-    if (recorded->num_unread == 0) continue;
-    for (const NcclStretch& stretch : recorded->stretches)
-      if (has_happened(stretch.end)) add_length(stretch, recorded->num_unread);
+    const auto is_known = [](const NcclStretch& stretch) { return has_happened(stretch.end); };
+    if (recorded->num_unread == 0 || !std::ranges::all_of(recorded->stretches, is_known)) continue;
+    for (const NcclStretch& stretch : recorded->stretches) add_length(stretch, recorded->num_unread);
     recorded->num_unread = 0;
   }
 }
 
-std::shared_ptr<NcclRecorded> NcclWorld::begin_recording() {
+std::shared_ptr<NcclRecorded> NcclWorld::record(const std::function<void()>& body) {
+  struct End {  // of the recording, be it by an exception
+    std::shared_ptr<NcclRecorded>& recorded;
+    ~End() { recorded.reset(); }
+  };
   recorded_ = std::make_shared<NcclRecorded>();
-  recordings_.push_back(recorded_);
-  return recorded_;
+  const End end{recorded_};
+  const std::shared_ptr<NcclRecorded> recorded = recorded_;
+  body();
+  recordings_.push_back(recorded);
+  return recorded;
 }
 
 void NcclWorld::replayed(const std::shared_ptr<NcclRecorded>& recorded) {
@@ -238,6 +297,7 @@ void NcclWorld::wait_for(cudaEvent_t event) {
 
 // A host that stands still is found by the messages of a step; what is left is a GPU, or a host amid its launches.
 void NcclWorld::look(double waited_s) {
+  check_not_abandoned();
   try {
     transport_.check();
     for (ncclComm_t comm : comms_) {
@@ -254,6 +314,12 @@ void NcclWorld::look(double waited_s) {
     abandon();
     throw;
   }
+}
+
+// After abandon() the communicators are gone, or going.
+void NcclWorld::check_not_abandoned() const {
+  MOEBIUS_CHECK(distributed, !abandoned_, "{}: its work over NCCL has been given up, after an error that came before",
+                name_of_rank(transport_.options(), transport_.rank()));
 }
 
 // ncclCommAbort ends what runs at once, and returns when the recordings that hold its work are gone and other ranks of

@@ -5,8 +5,10 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -74,8 +76,8 @@ class NcclWorld {
   void keep_pace();
   void abandon();
 
-  std::shared_ptr<NcclRecorded> begin_recording();
-  void end_recording() { recorded_.reset(); }
+  // body records the stream's work once.
+  std::shared_ptr<NcclRecorded> record(const std::function<void()>& body);
   void replayed(const std::shared_ptr<NcclRecorded>& recorded);
 
   Transport& transport() { return transport_; }
@@ -86,6 +88,14 @@ class NcclWorld {
 
  private:
   ncclComm_t make_comm(Group& over, const std::vector<int>& members);
+  // The first exchange of a lane, which waits on the host until the others are there.
+  void connect(Group& over, const std::vector<int>& members, const NcclLane& lane,
+               const std::pair<Spans, Spans>& to_and_from);
+  // Runs a call of NCCL that waits for ranks `with` of the world, no longer than the world's timeout. The call must own
+  // what it touches, as it is left behind then.
+  void meet(const std::string& what, const std::vector<int>& with, const std::function<void()>& call);
+  void destroy_comms() noexcept;
+  void check_not_abandoned() const;
   bool is_through() const;
   void synchronize_stream();
   void look(double waited_s);

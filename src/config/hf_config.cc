@@ -65,19 +65,25 @@ void read_shapes(const HfReader& r, ModelSpec& m) {
   r.read("max_position_embeddings", m.max_position_embeddings);
 }
 
+// Refused where the window is off, too: what another program would make of them is unknown.
+void check_layer_types(const HfReader& r, const ModelSpec& m) {
+  if (!r.has("layer_types")) return;
+  const auto types = r.get("layer_types", std::vector<std::string>());
+  if (static_cast<int64_t>(types.size()) != m.num_layers) {
+    r.fail("layer_types must have one entry for each of the {} layers; got {}", m.num_layers, types.size());
+  }
+  for (size_t i = 0; i < types.size(); ++i) {
+    if (types[i] == "sliding_attention" || types[i] == "full_attention") continue;
+    r.fail("layer_types must be \"full_attention\" or \"sliding_attention\"; got \"{}\" for layer {}", types[i], i);
+  }
+}
+
 // Whether layer i attends through the window, by layer_types or max_window_layers.
 bool slides(const HfReader& r, const ModelSpec& m, int64_t i) {
   const bool late_by_default = family_bit(m.family) & (kQwen2 | kQwen3);
   if (!r.has("layer_types") && family_bit(m.family) == kGptOss) return i % 2 == 0;
   if (!r.has("layer_types")) return i >= r.get("max_window_layers", int64_t{late_by_default ? 28 : 0});
-  const auto types = r.get("layer_types", std::vector<std::string>());
-  if (static_cast<int64_t>(types.size()) != m.num_layers) {
-    r.fail("layer_types must have one entry for each of the {} layers; got {}", m.num_layers, types.size());
-  }
-  if (types[i] != "sliding_attention" && types[i] != "full_attention") {
-    r.fail("layer_types must be \"full_attention\" or \"sliding_attention\"; got \"{}\" for layer {}", types[i], i);
-  }
-  return types[i] == "sliding_attention";
+  return r.get("layer_types", std::vector<std::string>())[i] == "sliding_attention";
 }
 
 // Of a model whose window is on.
@@ -94,6 +100,7 @@ void read_window_layers(const HfReader& r, ModelSpec& m) {
 }
 
 void read_window(const HfReader& r, ModelSpec& m) {
+  check_layer_types(r, m);
   const unsigned family = family_bit(m.family);
   const bool used = r.get("use_sliding_window", (family & (kMixtral | kMistral | kGptOss | kMoebius)) != 0);
   if (r.is_null("sliding_window")) m.sliding_window = 0;
@@ -205,7 +212,14 @@ GroupScore group_score_of(const std::string& name) {
   return name == "sum_of_two" ? GroupScore::sum_of_two : GroupScore::sum_of_top;
 }
 
+// Null is not a missing key: no default stands for it.
+void refuse_null(const HfReader& r, const char* key) {
+  if (r.is_null(key)) r.fail("{} must be a number; got null; give it, or remove the key", key);
+}
+
 void read_router(const HfReader& r, ModelSpec& m) {
+  refuse_null(r, "num_experts_per_tok");
+  refuse_null(r, "n_shared_experts");
   m.num_experts = expert_count(r, m.num_experts);
   r.read("num_experts_per_tok", m.top_k);
   r.read("moe_intermediate_size", m.moe_intermediate_size);
@@ -222,6 +236,7 @@ void read_router(const HfReader& r, ModelSpec& m) {
   }
   if (r.has("group_score")) m.group_score = group_score_of(r.get("group_score", std::string()));
   read_topk_method(r, m);
+  if (m.n_group > 1) refuse_null(r, "topk_group");
   read_shared_expert(r, m);
 }
 

@@ -409,6 +409,11 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
       {{{"sliding_window", 5}, {"layer_types", {"x", "x", "x", "x"}}},
        "layer_types must be \"full_attention\" or \"sliding_attention\"; got \"x\" for layer 0"},
       {{{"layer_types", 7}}, "layer_types must be a list of strings; got 7"},
+      {{{"sliding_window", 0}, {"layer_types", {"x", "x", "x", "x"}}}, "got \"x\" for layer 0"},  // off, and odd
+      {{{"num_experts_per_tok", nullptr}},
+       "num_experts_per_tok must be a number; got null; give it, or remove the key"},
+      {{{"n_shared_experts", nullptr}}, "n_shared_experts must be a number; got null"},
+      {{{"n_group", 2}, {"topk_group", nullptr}}, "topk_group must be a number; got null"},
       {{{"attention_dropout", 0.1}}, "attention_dropout must be 0: attention drops nothing here; got 0.1"},
       {{{"rope_scaling", {{"type", "longrope"}, {"factor", 4.0}}}},
        "rope_scaling of type \"longrope\" is not computed; expected \"default\", \"linear\", \"llama3\" or \"yarn\""},

@@ -114,6 +114,9 @@ TEST(Parse, ErrorsNameTheKeyWhatWasExpectedAndWhere) {
   EXPECT_THAT(
       parse_error({"moe.capacity_factor=-0.5"}),
       HasSubstr("moe.capacity_factor must be a finite number of at least 0: 0, or from 1e-37 to 1000000; got -0.5"));
+  for (const char* factor : {"nan", "inf", "1e300", "-1.0"})
+    EXPECT_THAT(parse_error({fmt::format("moe.rank_rows_factor={}", factor)}),
+                HasSubstr("moe.rank_rows_factor must be a finite number of at least 0: 0, or from 1e-37 to 1000000"));
   EXPECT_THAT(parse_error({"moe.balance=[\"none\"]"}),
               HasSubstr("moe.balance must be \"none\", or one or a list without repeats of"));
   EXPECT_THAT(parse_error({"moe.balance=[\"aux\", \"aux\"]"}), HasSubstr("got [\"aux\",\"aux\"]"));

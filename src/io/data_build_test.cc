@@ -104,7 +104,7 @@ TEST(DataBuild, GivenIdsAreTakenAsTheyAre) {
   const TestDir dir;
   write_file_atomic(dir.path("a.jsonl"),
                     "{\"input_ids\":[257,65,66,67,68],\"labels\":[-100,-100,66,67,-100],\"messages\":[]}\n"
-                    "{\"input_ids\":[70,71,72],\"assistant_masks\":[1,0,1]}\n"
+                    "{\"input_ids\":[70,71,72],\"assistant_masks\":[1,0,1],\"attention_mask\":[1,1,true]}\n"
                     "{\"input_ids\":[73]}\n{\"input_ids\":[]}\n{\"input_ids\":[74],\"loss_mask\":[false]}\n");
   const DatasetInfo built =
       build_dataset({.inputs = {dir.path("a.jsonl")}, .out_prefix = dir.path("p")}, BeginningBytes());
@@ -142,6 +142,13 @@ TEST(DataBuild, RefusesIdsThatAreNone) {
   refuse(R"({"input_ids":[1],"loss_mask":[2]})", "expected 0 or 1 in \"loss_mask\"; got 2 at 0");
   refuse(R"({"input_ids":[1],"loss_mask":[1],"labels":[1]})", "expected one of \"labels\" and \"loss_mask\"; got both");
   refuse(R"({"input_ids":[1],"text":"a"})", "or \"input_ids\"; got more than one");
+  refuse(R"({"input_ids":[1,2,3],"attention_mask":[1,1,0]})",
+         "expected ones in \"attention_mask\"; got 0 at 2, padding, which documents do not have here; take the padded");
+  refuse(R"({"input_ids":[1,2],"attention_mask":[1]})", "with as many numbers as \"input_ids\", 2; got 1; correct");
+  refuse(R"({"input_ids":[1],"attention_mask":null})", "with as many numbers as \"input_ids\", 1; got null");
+  refuse(R"({"input_ids":[1],"attention_mask":["1"]})", "expected whole numbers in \"attention_mask\"; got \"1\" at 0");
+  refuse(R"({"text":"x","messages":[]})", "expected one document; got a text and \"messages\", a chat, of which");
+  refuse(R"({"prompt":"x","completion":"y","messages":[]})", "expected one document; got a text and \"messages\"");
   refuse(R"({"messages":[]})", "got \"messages\", a chat, which only the model's chat template puts into words; let");
 }
 

@@ -57,6 +57,23 @@ bool is_target(int64_t value, int32_t id, size_t i, const char* key, const std::
   return value == 1;
 }
 
+// What stands where a tokenizer padded is not to be learned, nor to be seen.
+void refuse_padding(const json& record, size_t num_ids, const std::string& who) {
+  const auto mask = record.find("attention_mask");
+  if (mask == record.end()) return;
+  MOEBIUS_CHECK(input, mask->is_array() && mask->size() == num_ids,
+                "{}: expected \"attention_mask\" with as many numbers as \"input_ids\", {}; got {}; correct or drop it",
+                who, num_ids, mask->is_array() ? fmt::format("{}", mask->size()) : mask->type_name());
+  for (size_t i = 0; i < num_ids; ++i) {
+    const int64_t is_seen = integer_at(*mask, i, "attention_mask", who);
+    MOEBIUS_CHECK(
+        input, is_seen == 1,
+        "{}: expected ones in \"attention_mask\"; got {} at {}, padding, which documents do not have here; take "
+        "the padded ids out (padding=False)",
+        who, is_seen, i);
+  }
+}
+
 Document document_of_ids(const json& record, const std::string& who) {
   Document document{.kind = Document::Kind::ids};
   const json& ids = record["input_ids"];
@@ -66,6 +83,7 @@ Document document_of_ids(const json& record, const std::string& who) {
                 key ? fmt::format(", and \"{}\" with as many", key) : "",
                 ids.is_array() ? fmt::format("{} ids", ids.size()) : ids.type_name(),
                 key ? fmt::format("{} of the other", record[key].size()) : "nothing else");
+  refuse_padding(record, ids.size(), who);
   for (size_t i = 0; i < ids.size(); ++i) {
     const int64_t id = integer_at(ids, i, "input_ids", who);
     document.ids.push_back(static_cast<int32_t>(id));
@@ -80,6 +98,15 @@ void check_one_kind(bool has_text, bool has_prompt, bool has_ids, const std::str
                 "{}: expected a \"text\", or a \"prompt\" and a \"completion\", or \"input_ids\"; got more than one; "
                 "correct or drop the line",
                 who);
+}
+
+// Ids may be what a template made of the messages; a text beside a chat may be anything.
+void refuse_chat_beside_text(const json& record, const std::string& who) {
+  MOEBIUS_CHECK(
+      input, !record.contains("messages"),
+      "{}: expected one document; got a text and \"messages\", a chat, of which either could be meant; drop the "
+      "one that is not",
+      who);
 }
 
 [[noreturn]] void refuse(const json& record, std::string_view line, const std::string& who) {
@@ -113,6 +140,7 @@ Document read_document(std::string_view line, const std::string& who) {
                                                      take_string(record, "completion", &document.text)
                                                : take_string(record, "text", &document.text));
   if (!is_whole) refuse(record, line, who);
+  if (!has_ids) refuse_chat_beside_text(record, who);
   document.who = who;
   return document;
 }

@@ -4,7 +4,8 @@
 //   {"input_ids": [...]}                  ids that another program made, a chat for instance, with one of
 //     "labels": [...]                     the id again where it is learned, -100 where not (not shifted)
 //     "loss_mask", "assistant_masks"      1 or true where it is learned, 0 or false where not
-// Other keys are passed over.
+//     "attention_mask": [...]             beside any of them, ones alone: a 0 is padding, no part of a document
+// A text, or a prompt and a completion, excludes "messages". Other keys are passed over.
 #pragma once
 
 #include <cstdint>

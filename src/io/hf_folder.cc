@@ -65,13 +65,18 @@ HfFolder HfFolder::open(const std::string& dir) {
   folder.config_ = read_json(dir + "/config.json");
   MOEBIUS_CHECK(input, folder.config_.is_object(), "{}/config.json: expected an object; got {}; fetch it again", dir,
                 folder.config_.type_name());
-  if (fs::exists(fs::path(dir) / kIndex)) {
-    folder.open_shards();
-  } else if (fs::exists(fs::path(dir) / kSingle)) {
+  const bool has_single = fs::exists(fs::path(dir) / kSingle), has_index = fs::exists(fs::path(dir) / kIndex);
+  MOEBIUS_CHECK(
+      input, !has_single || !has_index,
+      "model folder {}: expected {} or {}; got both, and readers differ in which of them is the model; remove "
+      "the one that is not",
+      dir, kSingle, kIndex);
+  if (!has_single && !has_index) fail_without_weights(dir);
+  if (has_single)
     folder.add_file(std::string(kSingle));
-  } else {
-    fail_without_weights(dir);
-  }
+  else
+    folder.open_shards();
+  folder.refuse_stray_files();
   for (const auto& [name, place] : folder.places_) folder.unconsumed_.insert(name);
   return folder;
 }
@@ -107,6 +112,23 @@ void HfFolder::open_shards() {
                 "files that it "
                 "does not name ({}); fetch index and shards again",
                 index, missing.size(), name_list(missing), unlisted.size(), name_list(unlisted));
+}
+
+// Weights beside the model's are of another model, or the index is not of this one.
+void HfFolder::refuse_stray_files() const {
+  std::set<std::string> read;
+  for (const SafetensorsFile& file : files_) read.insert(fs::path(file.path()).filename().string());
+  std::vector<std::string> stray;
+  for (const auto& file : fs::directory_iterator(dir_)) {
+    const std::string name = file.path().filename().string();
+    if (name.starts_with("model") && name.ends_with(".safetensors") && !read.contains(name)) stray.push_back(name);
+  }
+  std::sort(stray.begin(), stray.end());
+  MOEBIUS_CHECK(input, stray.empty(),
+                "model folder {}: expected no model*.safetensors beside {}; got {} that it does not name ({}); remove "
+                "them, or fetch the index that names them",
+                dir_, fs::exists(fs::path(dir_) / kIndex) ? "those of " + std::string(kIndex) : std::string(kSingle),
+                stray.size(), name_list(stray));
 }
 
 std::vector<std::string> HfFolder::names() const {

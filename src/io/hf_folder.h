@@ -17,7 +17,9 @@ namespace moebius {
 class HfFolder {
  public:
   // Error{input} for: no config.json, no weights, pickled weights (.bin, .pt, .pth), an index that names other tensors
-  // than the shards hold or files outside the folder, a tensor in two shards.
+  // than the shards hold or files outside the folder, a tensor in two shards, a
+  // single file beside an index, and any model*.safetensors that is not read (other *.safetensors, as the
+  // consolidated.safetensors of Mistral, are another layout's copies and are passed over).
   static HfFolder open(const std::string& dir);
 
   const std::string& dir() const { return dir_; }
@@ -40,6 +42,7 @@ class HfFolder {
     SafetensorsEntry entry;
   };
   void open_shards();
+  void refuse_stray_files() const;
   void add_file(const std::string& file_name);
   const Place& place(const std::string& name) const;
 

@@ -122,6 +122,27 @@ TEST(HfFolderRefuse, IndexFiles) {
   }
 }
 
+TEST(HfFolderRefuse, WeightsThatAreNotRead) {
+  const TestDir dir;
+  write_config(dir);
+  write_file(dir.path("model-00001-of-00001.safetensors"), {f32("a", {1})});
+  const std::string index = dir.path("model.safetensors.index.json");
+  write_file_atomic(index, R"({"weight_map":{"a":"model-00001-of-00001.safetensors"}})");
+  write_file(dir.path("consolidated.safetensors"), {f32("other", {1})});
+  HfFolder::open(dir.path());  // another layout's copy is none of ours
+
+  write_file(dir.path("model-99999-of-99999.safetensors"), {f32("b", {1})});
+  refuse(dir,
+         "expected no model*.safetensors beside those of model.safetensors.index.json; got 1 that it does not name "
+         "(model-99999-of-99999.safetensors); remove them");
+  write_file(dir.path("model.safetensors"), {f32("a", {1})});
+  refuse(dir, "expected model.safetensors or model.safetensors.index.json; got both");
+  std::filesystem::remove(index);
+  refuse(dir,
+         "expected no model*.safetensors beside model.safetensors; got 2 that it does not name "
+         "(model-00001-of-00001.safetensors, model-99999-of-99999.safetensors)");
+}
+
 TEST(HfFolderRefuse, WhatIsNoModelFolder) {
   const TestDir dir;
   expect_error(ErrorKind::input, "expected a folder; got nothing there", [&] { HfFolder::open(dir.path("none")); });
@@ -278,15 +299,51 @@ TEST(TensorSource, EveryElementSizeIsTransposed) {
   }
 }
 
-TEST(TensorSource, RefusesAnAmbiguousOrientationUnlessItIsStated) {
+// Where the shape of one fits both ways, the other one tells: gate_up where 2I = H, down where I = H.
+TEST(TensorSource, TheOtherFusedTensorShowsTheOrientation) {
+  const WantedTensor up{.name = kExperts + "1.up_proj.weight", .shape = {2, 4}, .num_experts = kE};
+  const WantedTensor down{.name = kExperts + "1.down_proj.weight", .shape = {3, 3}, .num_experts = kE};
+  for (const bool out_in : {true, false}) {
+    const TestDir dir, square;
+    const std::vector<int64_t> clear_down = out_in ? std::vector<int64_t>{kE, 4, 2} : std::vector<int64_t>{kE, 2, 4};
+    const HfFolder folder =
+        folder_with(dir, {f32(kExperts + "gate_up_proj", {kE, 4, 4}), f32(kExperts + "down_proj", clear_down)});
+    const TensorSource at = locate_tensor(folder, HfFamily::canonical, up);
+    EXPECT_EQ(at.offset, out_in ? 16 + 8 : 16 + 2);
+    EXPECT_EQ(at.row_stride, out_in ? 4 : 1);
+
+    const std::vector<int64_t> clear_up = out_in ? std::vector<int64_t>{kE, 6, 3} : std::vector<int64_t>{kE, 3, 6};
+    const HfFolder other =
+        folder_with(square, {f32(kExperts + "gate_up_proj", clear_up), f32(kExperts + "down_proj", {kE, 3, 3})});
+    EXPECT_EQ(locate_tensor(other, HfFamily::canonical, down).row_stride, out_in ? 3 : 1);
+  }
+}
+
+TEST(TensorSource, RefusesAnOrientationThatNothingShows) {
+  const WantedTensor up{.name = kExperts + "1.up_proj.weight", .shape = {2, 4}, .num_experts = kE};
+  const auto refuse_up = [&](const std::vector<SafetensorsDecl>& decls, const std::string& text) {
+    const TestDir dir;
+    const HfFolder folder = folder_with(dir, decls);
+    expect_error(ErrorKind::input, text, [&] { locate_tensor(folder, HfFamily::canonical, up); });
+  };
+  const SafetensorsDecl square = f32(kExperts + "gate_up_proj", {kE, 4, 4});
+  const std::string open = "got [3, 4, 4], where [E, out, in] and [E, in, out] are the same, and no \"" + kExperts +
+                           "down_proj\" of [3, 4, 2] or [3, 2, 4] that would show it; fetch that, or save one tensor";
+  refuse_up({square}, open);
+  refuse_up({square, f32(kExperts + "down_proj", {kE, 4, 4})}, open);
+}
+
+TEST(TensorSource, RefusesFusedTensorsThatDisagree) {
   const TestDir dir;
-  const HfFolder folder = folder_with(dir, {f32(kExperts + "gate_up_proj", {kE, 4, 4})});
-  const WantedTensor wanted{.name = kExperts + "1.up_proj.weight", .shape = {2, 4}, .num_experts = kE};
-  expect_error(ErrorKind::input,
-               "got [3, 4, 4], where [E, out, in] and [E, in, out] are the same; save one tensor per expert",
-               [&] { locate_tensor(folder, HfFamily::canonical, wanted); });
-  EXPECT_EQ(locate_tensor(folder, HfFamily::canonical, wanted, FusedLayout::out_in).offset, 16 + 8);
-  EXPECT_EQ(locate_tensor(folder, HfFamily::canonical, wanted, FusedLayout::in_out).offset, 16 + 2);
+  const HfFolder folder =
+      folder_with(dir, {f32(kExperts + "gate_up_proj", {kE, 2 * kI, kH}), f32(kExperts + "down_proj", {kE, kI, kH})});
+  for (const bool is_down : {false, true}) {
+    const WantedTensor wanted{.name = kExperts + (is_down ? "0.down_proj.weight" : "0.gate_proj.weight"),
+                              .shape = is_down ? std::vector<int64_t>{kH, kI} : std::vector<int64_t>{kI, kH},
+                              .num_experts = kE};
+    expect_error(ErrorKind::input, "to lie the same way round; got [",
+                 [&] { locate_tensor(folder, HfFamily::canonical, wanted); });
+  }
 }
 
 TEST(TensorSource, RefusesWhatDoesNotFit) {

@@ -53,7 +53,11 @@ std::unique_ptr<HfTokenizer> HfTokenizer::parse(std::string_view text, const std
 
 void HfTokenizer::read(const JsonField& file) {
   for (const char* key : {"truncation", "padding"})
-    if (file.has(key)) file.at(key).fail("null", "this is not supported");
+    if (file.has(key)) {
+      file.at(key).fail("null",
+                        "ids are neither cut nor padded here, and transformers switches both off where it is not "
+                        "asked for them; set truncation and padding to null in the file");
+    }
   if (file.has("normalizer")) normalizer_ = Normalizer::read(file.at("normalizer"));
   if (file.has("pre_tokenizer")) pre_tokenizer_ = PreTokenizer::read(file.at("pre_tokenizer"));
   if (file.has("post_processor")) post_processor_ = PostProcessor::read(file.at("post_processor"));

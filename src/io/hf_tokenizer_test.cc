@@ -189,7 +189,10 @@ TEST_F(HfTokenizerTest, PartsThatAreNotSupported) {
       "pretokenizers[1].type: expected nothing after ByteLevel; got \"Digits\"");
   expect_refused(R"({"post_processor": {"type": "RobertaProcessing"}})", "this post-processor is not supported");
   expect_refused(R"({"decoder": {"type": "WordPiece"}})", "this decoder is not supported");
-  expect_refused(R"({"truncation": {"max_length": 5}})", "truncation: expected null; got {\"max_length\":5}");
+  expect_refused(
+      R"({"truncation": {"max_length": 5}})",
+      "truncation: expected null; got {\"max_length\":5}; ids are neither cut nor padded here, and transformers "
+      "switches both off where it is not asked for them; set truncation and padding to null");
   expect_refused(R"({"padding": {}})", "padding: expected null");
 }
 

@@ -64,31 +64,61 @@ void read_scaled(const HfFolder& folder, const TensorSource& source, float* dst)
     std::copy_n(band.data() + (first_row - begin + r) * width + first_col, source.cols, dst + r * source.cols);
 }
 
-// Which way round a fused tensor lies: out before in, or in before out.
-bool is_out_in(const SafetensorsEntry& entry, const Dims& out_in, const Dims& in_out, FusedLayout layout) {
-  const bool fits_out_in = entry.shape == out_in && layout != FusedLayout::in_out;
-  const bool fits_in_out = entry.shape == in_out && layout != FusedLayout::out_in;
-  MOEBIUS_CHECK(input, fits_out_in || fits_in_out,
-                "model weights: expected {} or {} for \"{}\"; got {}; check that config.json "
-                "belongs to these weights",
-                text_of(out_in), text_of(in_out), entry.name, text_of(entry.shape));
-  MOEBIUS_CHECK(input, !(fits_out_in && fits_in_out),
-                "model weights: expected a shape that shows the orientation of \"{}\"; got {}, where [E, out, in] and "
-                "[E, in, out] "
-                "are the same; save one tensor per expert, or state the orientation",
-                entry.name, text_of(entry.shape));
-  return fits_out_in;
+// Of a fused tensor: which way round it could lie by its shape.
+struct Orientation {
+  bool out_in = false, in_out = false;
+  bool is_clear() const { return out_in != in_out; }
+};
+
+// The two fused tensors of a layer, gate and up being one along their out dim.
+struct FusedShape {
+  std::string name;
+  Dims out_in, in_out;
+};
+
+FusedShape fused_shape(ExpertName expert, ExpertProjection projection, int64_t experts, int64_t H, int64_t I) {
+  expert.projection = projection;
+  const bool is_down = projection == ExpertProjection::down;
+  const int64_t out = is_down ? H : 2 * I, in = is_down ? I : H;
+  return {fused_name(expert), {experts, out, in}, {experts, in, out}};
 }
 
-TensorSource fused_source(const SafetensorsEntry& entry, const ExpertName& expert, const WantedTensor& wanted,
-                          FusedLayout layout) {
+Orientation orientation_of(const SafetensorsEntry* entry, const FusedShape& shape) {
+  if (entry == nullptr) return {};
+  return {.out_in = entry->shape == shape.out_in, .in_out = entry->shape == shape.in_out};
+}
+
+// Whether out comes before in. What the shape leaves open (2I = H, or I = H) the layer's other tensor shows.
+bool is_out_in(const HfFolder& folder, const SafetensorsEntry& entry, const FusedShape& shape,
+               const FusedShape& other_shape) {
+  const SafetensorsEntry* other_entry = folder.find(other_shape.name);
+  const Orientation own = orientation_of(&entry, shape), other = orientation_of(other_entry, other_shape);
+  MOEBIUS_CHECK(input, own.out_in || own.in_out,
+                "model weights: expected {} or {} for \"{}\"; got {}; check that config.json belongs to these weights",
+                text_of(shape.out_in), text_of(shape.in_out), entry.name, text_of(entry.shape));
+  MOEBIUS_CHECK(
+      input, own.is_clear() || other.is_clear(),
+      "model weights: expected a shape that shows the orientation of \"{}\"; got {}, where [E, out, in] and "
+      "[E, in, out] are the same, and no \"{}\" of {} or {} that would show it; fetch that, or save one tensor "
+      "per expert",
+      entry.name, text_of(entry.shape), other_shape.name, text_of(other_shape.out_in), text_of(other_shape.in_out));
+  MOEBIUS_CHECK(input, !own.is_clear() || !other.is_clear() || own.out_in == other.out_in,
+                "model weights: expected \"{}\" and \"{}\" to lie the same way round; got {} and {}, one [E, out, in] "
+                "and one [E, in, out]; save one tensor per expert",
+                entry.name, other_shape.name, text_of(entry.shape), text_of(other_entry->shape));
+  return own.is_clear() ? own.out_in : other.out_in;
+}
+
+TensorSource fused_source(const HfFolder& folder, const SafetensorsEntry& entry, const ExpertName& expert,
+                          const WantedTensor& wanted) {
   MOEBIUS_ASSERT(wanted.shape.size() == 2 && expert.expert < wanted.num_experts);
   const int64_t out = wanted.shape[0], in = wanted.shape[1];
-  // gate and up share a tensor along their out dim.
   const bool is_down = expert.projection == ExpertProjection::down;
+  const int64_t H = is_down ? out : in, I = is_down ? in : out;
+  const FusedShape gate_up = fused_shape(expert, ExpertProjection::up, wanted.num_experts, H, I);
+  const FusedShape down = fused_shape(expert, ExpertProjection::down, wanted.num_experts, H, I);
+  const bool out_in = is_down ? is_out_in(folder, entry, down, gate_up) : is_out_in(folder, entry, gate_up, down);
   const int64_t fused_out = is_down ? out : 2 * out, first = expert.projection == ExpertProjection::up ? out : 0;
-  const bool out_in =
-      is_out_in(entry, {wanted.num_experts, fused_out, in}, {wanted.num_experts, in, fused_out}, layout);
   const int64_t plane = expert.expert * fused_out * in;
   return {.hf_name = entry.name,
           .dtype = entry.dtype,
@@ -198,7 +228,7 @@ void transpose_bytes(void* dst, const void* band, const TensorSource& s) {
 
 }  // namespace
 
-TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const WantedTensor& wanted, FusedLayout layout) {
+TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const WantedTensor& wanted) {
   const std::string hub = hf_name(family, wanted.name);
   const auto expert = parse_expert_name(wanted.name);
   if (expert && family == HfFamily::gpt_oss) return gpt_oss_expert_source(folder, *expert, wanted);
@@ -214,7 +244,7 @@ TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const Wanted
                 folder.dir(), wanted.name, name_list(found));
   const SafetensorsEntry& entry = folder.at(found[0]);
   const bool fused = expert && found[0] == fused_name(*expert);
-  TensorSource source = fused ? fused_source(entry, *expert, wanted, layout) : plain_source(entry, wanted);
+  TensorSource source = fused ? fused_source(folder, entry, *expert, wanted) : plain_source(entry, wanted);
   if (entry.dtype != DType::f8_e4m3) return source;
   MOEBIUS_CHECK(input, !fused,
                 "model weights: expected f32, bf16, f16 or f64 for \"{}\"; got f8_e4m3: experts in one tensor have no "

@@ -31,19 +31,17 @@ struct TensorSource {
   WeightPacking packing;
 };
 
-enum class FusedLayout : uint8_t { by_shape, out_in, in_out };
-
 struct WantedTensor {
   std::string name;            // canonical
   std::vector<int64_t> shape;  // of the parameter
   int64_t num_experts = 0;     // of the layer; only read for expert tensors
 };
 
-// Error{input} when the folder has no such tensor, has it in two layouts, has another shape, or when a fused tensor
-// fits both orientations by its shape alone (2I == H or I == H) and `layout` does not say which; and for packed numbers
-// without their scales. In gpt_oss the kind of file says the orientation, whatever the shape.
-TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const WantedTensor& wanted,
-                           FusedLayout layout = FusedLayout::by_shape);
+// Error{input} when the folder has no such tensor, has it in two layouts, has another shape, and for packed numbers
+// without their scales. A fused tensor whose shape fits both orientations (2I == H or I == H) lies as the other one of
+// its layer, whose shape then fits one alone; Error{input} without it, and where the two disagree. In gpt_oss the kind
+// of file says the orientation, whatever the shape.
+TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const WantedTensor& wanted);
 
 // Rows [row_begin, row_end) and columns [col_begin, col_end) of it.
 TensorSource part_of(const TensorSource& source, int64_t row_begin, int64_t row_end, int64_t col_begin,

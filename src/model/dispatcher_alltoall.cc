@@ -28,7 +28,8 @@ AllToAllDispatcher::AllToAllDispatcher(const DispatcherSpec& spec)
 int64_t AllToAllDispatcher::max_rows(int64_t T) const {
   if (spec_.rows_factor == 0) return worst_rows(T);
   const double even = static_cast<double>(T * spec_.top_k * etp_);
-  return std::min(worst_rows(T), static_cast<int64_t>(std::ceil(spec_.rows_factor * even)));
+  const double bound = std::ceil(spec_.rows_factor * even);  // may be above all integers
+  return bound < static_cast<double>(worst_rows(T)) ? static_cast<int64_t>(bound) : worst_rows(T);
 }
 
 void AllToAllDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix, Delivery& d) const {
@@ -74,7 +75,7 @@ void AllToAllDispatcher::wait_for_counts(Stream& s, int64_t T, Delivery& d) cons
   }
 }
 
-// Every rank looks at all of them, so that all end alike.
+// Every rank of the group looks at all of them, so that all of it end alike.
 void AllToAllDispatcher::check_rows(int64_t T, const int32_t* counts_WE) const {
   if (spec_.rows_factor == 0) return;
   for (int64_t ep = 0; ep < ep_; ++ep) {

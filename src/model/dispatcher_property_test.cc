@@ -310,6 +310,41 @@ TEST(Dispatcher, ABoundOnRowsIsKeptOrSaid) {
   });
 }
 
+// A bound above the worst case, be it above all integers, is the worst case.
+TEST(Dispatcher, ABoundIsNoMoreThanTheWorstCase) {
+  run_threads(2, {.timeout_s = 60}, [](Transport& transport) {
+    const Mesh mesh({.dp = 2, .ep = 2}, transport);
+    for (const double factor : {2.0, 1e6, 1e300}) {
+      const auto dispatcher = make_dispatcher(
+          "alltoall", {.num_experts = 8, .top_k = 1, .max_tokens = 64, .mesh = &mesh, .rows_factor = factor});
+      EXPECT_EQ(dispatcher->max_rows(64), 128) << factor;
+    }
+  });
+}
+
+// Another copy of the experts (edp) knows nothing of it, and ends because of it.
+TEST(Dispatcher, ABoundThatOneCopyBreaksEndsTheRun) {
+  const auto body = [](Transport& transport) {
+    const Mesh mesh({.dp = 4, .ep = 2, .edp = 2}, transport);
+    const bool breaks = transport.rank() < 2;
+    const Case c{.mesh = mesh.shape(),
+                 .dispatcher = "alltoall",
+                 .T = 64,
+                 .E = 8,
+                 .K = 1,
+                 .D = 2,
+                 .choice = breaks ? Choice::one : Choice::even,
+                 .rows_factor = 1.5};
+    RankOfCase rank(c, mesh);
+    Array x = rank.rows_of_tokens();
+    rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.delivery());
+    std::vector<float> loss(1);
+    mesh.group(Axis::dp).all_reduce_sum(rank.step().stream, tensor_of(loss.data(), {1}));
+  };
+  expect_error(ErrorKind::usage, "moe.rank_rows_factor = 1.5 plans for 96 rows",
+               [&] { run_threads(4, {.timeout_s = 60}, body); });
+}
+
 TEST(Dispatcher, OtherNamesAreRefused) {
   const Mesh mesh(MeshShape{});
   expect_error(ErrorKind::usage, "parallel.dispatcher must be \"auto\", \"allgather\" or \"alltoall\"; got \"pigeon\"",

@@ -265,8 +265,8 @@ void Gqa::whole_norm_block_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Te
       {.sums_TS = sums_T4, .x_TC = qkv_TC, .q_norm_A = q_norm_->w, .k_norm_B = k_norm_->w, .dy_TC = dnormed_TC});
   tp_group_.all_reduce_sum(step.stream, sums_T4);
   qk_norm_block_bwd(step.stream, {.dx_TC = dqkv_TC,
-                                  .dq_norm_A = q_norm_->dw,
-                                  .dk_norm_B = k_norm_->dw,
+                                  .dq_norm_A = gradient_or_scratch(step, *q_norm_),
+                                  .dk_norm_B = gradient_or_scratch(step, *k_norm_),
                                   .dy_TC = dnormed_TC,
                                   .x_TC = qkv_TC,
                                   .q_norm_A = q_norm_->w,

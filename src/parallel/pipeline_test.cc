@@ -93,8 +93,17 @@ class TestRank {
     for (MicroBatch& batch : batches_) declare_micro_batch(plan_, kShape, batch);
     const bool cut = mesh_.shape().pp > 1;
     if (cut) rank_ = pipeline_rank(pipeline, spec, mesh_.shape().pp, mesh_.place().pp);
-    model_.emplace(spec, balance_, PrecisionSpec{.compute = dtype}, mesh_, plan_, ModelUse::training, kShape, 8, 7,
-                   cut ? rank_->stages() : whole_model(spec));
+    const PrecisionSpec precision{.compute = dtype};
+    model_.emplace(ModelContext{.model = spec,
+                                .balance = balance_,
+                                .precision = precision,
+                                .mesh = mesh_,
+                                .plan = plan_,
+                                .use = ModelUse::training,
+                                .shape = kShape,
+                                .max_positions = 8,
+                                .seed = 7,
+                                .stages = cut ? rank_->stages() : whole_model(spec)});
     if (cut) pipeline_.emplace(*rank_, *model_, mesh_, plan_);
     Stream null(DeviceKind::null, pool_, nullptr, DeviceKind::cpu);
     StepStack counts(DeviceKind::null, nullptr, 0);

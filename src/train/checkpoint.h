@@ -78,6 +78,8 @@ class CheckpointStore {
   CheckpointStore(Control& ranks, std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
   ~CheckpointStore();  // waits for what this rank is writing; errors are lost, so call wait() first
 
+  // For a run on a GPU: what the pieces of its saves go through is held from here on, and no save can lack it.
+  void hold_piece();
   // Makes step-`step`, replacing one that is there; then removes what `keep` leaves out, and any of a later step, which
   // is of a history that this run did not go on with. Each rank writes its slices, but replicas; rank 0 waits for all
   // of them, then makes the checkpoint count. async: copies the tensors, then writes on threads of its own; a save in
@@ -98,6 +100,7 @@ class CheckpointStore {
   // As newest_checkpoint(dir, rejected).
   std::optional<std::string> newest_complete(std::vector<std::string>* rejected);
 
+  int64_t pinned_bytes() const { return piece_.num_bytes(); }    // that are held for pieces
   int64_t snapshot_bytes() const { return snapshot_capacity_; }  // host memory held for copies; 0 unless async
   // What an asynchronous save of these will hold.
   static int64_t snapshot_bytes_of(const std::vector<NamedTensor>& tensors);

@@ -127,6 +127,10 @@ std::string CheckpointStore::make_folder(int64_t step, const std::string& what) 
   return folder;
 }
 
+void CheckpointStore::hold_piece() {
+  if (!async_save_ && !piece_.data()) piece_ = HostBuffer(DeviceKind::cuda, kPieceBytes);
+}
+
 void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors, const nlohmann::json& meta,
                            Stream* s) {
   MOEBIUS_CHECK(usage, step >= 0, "checkpoint: expected a step >= 0; got {}; count steps from 0", step);
@@ -135,7 +139,7 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
   std::vector<NamedTensor> content = without_replicas(tensors);
   const bool on_gpu = s && s->device() == DeviceKind::cuda;
   if (async_save_) content = take_snapshot(content, s);
-  if (on_gpu && !async_save_ && !piece_.data()) piece_ = HostBuffer(DeviceKind::cuda, kPieceBytes);
+  if (on_gpu) hold_piece();
   const std::string what = describe(step, content, dir_);
   unfinished_ = make_folder(step, what);
   progress_.all_written = progress_.given_up = false;

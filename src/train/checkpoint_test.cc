@@ -266,6 +266,8 @@ TEST(CheckpointStoreOnGpu, WritesWhatTheGpuHolds) {
   for (const bool async : {false, true}) {
     const TestDir dir;
     CheckpointStore store(dir.path(), 1, async);
+    store.hold_piece();
+    EXPECT_EQ(store.pinned_bytes(), async ? 0 : CheckpointStore::kPieceBytes);
     store.save(1, tensors, {}, &s);
     store.wait();
     EXPECT_EQ(store.snapshot_bytes(), async ? CheckpointStore::snapshot_bytes_of(tensors) : 0);

@@ -82,10 +82,10 @@ void check_freeze(const EngineSpec& spec) {
   for (const std::string& pattern : patterns) {
     const bool found =
         std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_any({pattern}, name); });
-    MOEBIUS_CHECK(
-        usage, found,
-        "train.freeze: expected patterns (* and ?) of parameter names; \"{}\" matches none, the nearest is {}", pattern,
-        nearest(pattern, names));
+    MOEBIUS_CHECK(usage, found,
+                  "train.freeze: expected patterns (*, ? and [classes]) of parameter names; \"{}\" matches none, the "
+                  "nearest is {}",
+                  pattern, nearest(pattern, names));
   }
   MOEBIUS_CHECK(usage, any_trained,
                 "train.freeze: expected to leave something to train; got patterns that match every parameter; freeze "
@@ -187,7 +187,7 @@ Engine::Engine(const EngineSpec& spec)
   telling_the_plan([&] { allocate(stack_bytes); });
   if (links_ && pipeline_ && optimizer_) telling_the_plan([&] { warm_up(); });
   Stream s = stream();
-  model_->init_state(s);
+  telling_the_plan([&] { model_->init_state(s); });
 }
 
 // As GivenUp, of what else runs on the engine.
@@ -305,11 +305,16 @@ void Engine::run_step(Step& step) {
 }
 
 // The scalars of a batch belong to the host; what a recorded step must read anew goes along in memory.
-void Engine::upload(Stream& s, int64_t m) {
+void Engine::put_scales(int64_t m) {
   if (spec_.device == DeviceKind::null) return;
   MicroBatch& batch = host_batches_[m];
   if (!batch.loss_scale_1.empty()) *batch.loss_scale_1.ptr<float>() = static_cast<float>(batch.loss_scale);
   for (Targets& t : batch.ahead) *t.loss_scale_1.ptr<float>() = static_cast<float>(batch.mtp_coeff * t.loss_scale);
+}
+
+// Of micro-batch m, or of all where they have one buffer.
+void Engine::upload(Stream& s, int64_t m) {
+  put_scales(m);
   if (gpu_) copy_to_device(s, plan_.base(Life::batch), of_micro_batch(inputs_, m).data(), plan_.bytes(Life::batch));
 }
 
@@ -359,8 +364,9 @@ void Engine::all_passes(Stream& s, const Fill& fill) {
   if (pipeline_) {
     for (int64_t m = 0; m < M; ++m) {
       fill_batch(fill, m);
-      upload(s, m);
+      put_scales(m);
     }
+    upload(s, 0);  // once all are filled
     const auto batch = [&](int64_t m) -> const MicroBatch& { return device_batch(m); };
     return passes(passes_[3], true, M, [&](Stream& on) { pipeline_->run_step(on, plan_.stack(), batch); });
   }
@@ -422,9 +428,11 @@ bool Engine::replay(StepPart& part, const std::function<void(Stream&)>& body) {
     return false;
   }
   if (part.recording.empty()) {
-    if (links_) part.traffic = links_->begin_recording();
-    part.recording = Recording(*gpu_, [&] { body(s); });
-    if (links_) links_->end_recording();
+    const auto record = [&] { part.recording = Recording(*gpu_, [&] { body(s); }); };
+    if (links_)
+      part.traffic = links_->record(record);
+    else
+      record();
   }
   part.recording.replay(*gpu_);
   if (links_) links_->replayed(part.traffic);
@@ -476,7 +484,7 @@ void Engine::train_step(int64_t train_step, double lr, const Fill& fill) {
 void Engine::end_of_step() {
   Stream on_step = stream();
   PhaseScope phase(on_step, "end of step");
-  replay(end_, [&](Stream& s) { clear_sums(s); });
+  telling_the_plan([&] { replay(end_, [&](Stream& s) { clear_sums(s); }); });
 }
 
 void Engine::clear_sums(Stream& s) {
@@ -502,7 +510,7 @@ void Engine::read_logits(float* logits, int64_t begin, int64_t end, int64_t dept
     const int64_t last = std::min(end, first + kLogitRows);
     const Tensor chunk_CV = plan_.stack().take({last - first, V}, DType::f32);
     Step step{s, plan_.stack(), device_batch(0)};
-    model_->logits(step, chunk_CV, first, last, depth);
+    telling_the_plan([&] { model_->logits(step, chunk_CV, first, last, depth); });
     copy_to_host(s, logits + (first - begin) * V, chunk_CV.data, chunk_CV.num_bytes());
   }
 }

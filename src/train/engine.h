@@ -134,6 +134,15 @@ class Engine {
   void look_at_memory();
   // What was predicted of it for a GPU, or the one that a null device stands for, before anything was allocated.
   DeviceMemory device_memory() const { return moebius::device_memory(plan_, plan_.bytes(Life::stack), runs_cudnn()); }
+  // Memory that runs out in body is told with the table of what was planned.
+  template <class Body>
+  void telling_the_plan(Body&& body) const {
+    try {
+      body();
+    } catch (const OutOfMemory& e) {
+      MOEBIUS_FAIL(usage, "{}\n{}", e.what(), plan_.table());
+    }
+  }
   int64_t pinned_bytes() const;  // host memory that a GPU copies a step's batches and sums through
 
  private:
@@ -151,6 +160,7 @@ class Engine {
   void fill_batch(const Fill& fill, int64_t m);
   bool runs_cudnn() const;
   void mirror_on_host();
+  void put_scales(int64_t m);
   void upload(Stream& s, int64_t m);
   const MicroBatch& device_batch(int64_t m);
   void forward(Step& step);
@@ -164,16 +174,6 @@ class Engine {
   void run_step(Step& step);
   int64_t measure_stack();
   void allocate(int64_t stack_bytes);
-  // Memory that runs out in body is told with the table of what was planned.
-  template <class Body>
-  void telling_the_plan(Body&& body) const {
-    try {
-      body();
-    } catch (const OutOfMemory& e) {
-      MOEBIUS_FAIL(usage, "{}\n{}", e.what(), plan_.table());
-    }
-  }
-
   EngineSpec spec_;
   ThreadPool pool_;
   std::unique_ptr<GpuRanks> gpu_ranks_;  // with several ranks on GPUs

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/threads.h"
 #include "core/accelerator.h"
 #include "core/error.h"
 #include "io/testing.h"
@@ -20,9 +21,9 @@ EngineSpec huge_spec(DeviceKind device) {
   return {.model = {.vocab_size = 1 << 20,
                     .hidden_size = 1 << 20,
                     .num_layers = 7,
-                    .num_heads = 8,
+                    .num_heads = 1 << 12,
                     .num_kv_heads = 8,
-                    .head_dim = 1 << 17,
+                    .head_dim = 256,
                     .max_position_embeddings = 33,
                     .moe_layers = std::vector<bool>(7, true),
                     .num_experts = 64,
@@ -70,6 +71,8 @@ TEST(Engine, MemoryThatRunsOutLaterIsToldWithTheTable) {
     EXPECT_EQ(e.kind(), ErrorKind::usage);
     EXPECT_THAT(e.what(), HasSubstr("out of device memory in a call\nmemory plan\n"));
   }
+  expect_error(ErrorKind::usage, "in a start\nmemory plan\n",
+               [&] { engine.telling_the_plan([] { throw OutOfMemory("in a start"); }); });
 }
 
 TEST(DeviceMemory, IsComparedBeforeAnythingIsAllocated) {
@@ -130,6 +133,23 @@ TEST(HostMemory, ASnapshotThatDoesNotFitIsRefused) {
           "checkpoint.async = false");
   refused(cpu, 149, "copies 100 B in the host's memory beside the plan of 50 B, and 149 B are available");
   refused(cpu, 149, "memory plan\n");
+}
+
+TEST(HostMemory, TheRanksOfAMachineShareIt) {
+  run_threads(3, {.timeout_s = 30}, [](Transport& world) {
+    Control control(world);
+    const HostMemory all =
+        of_this_machine(control, {.plan_bytes = 10, .pinned_bytes = 1, .snapshot_bytes = 100 + control.rank()});
+    EXPECT_EQ(all.plan_bytes, 30);
+    EXPECT_EQ(all.pinned_bytes, 3);
+    EXPECT_EQ(all.snapshot_bytes, 303);
+    EXPECT_EQ(all.num_ranks, 3);
+    const MemoryPlan plan;
+    check_snapshot(all, plan, 333);
+    expect_error(ErrorKind::usage,
+                 "copies 303 B in the host's memory beside the plan of 30 B, of 3 ranks together, and",
+                 [&] { check_snapshot(all, plan, 332); });
+  });
 }
 
 // Twelve bytes a parameter, whole parameters of a multiple of 64 bytes, and more where they are not.

@@ -1,5 +1,6 @@
 #include "train/host_memory.h"
 
+#include "comm/machine.h"
 #include "train/checkpoint.h"
 #include "train/state.h"
 
@@ -19,15 +20,33 @@ HostMemory host_memory(Engine& engine, bool async_save) {
   return host;
 }
 
+HostMemory of_this_machine(Control& control, const HostMemory& mine) {
+  const std::vector<std::string> machines = control.gather(machine_name());
+  const auto of_each = [&](int64_t bytes) { return control.gather(std::to_string(bytes)); };
+  const auto plans = of_each(mine.plan_bytes), pinned = of_each(mine.pinned_bytes),
+             snapshots = of_each(mine.snapshot_bytes);
+  HostMemory all{.num_ranks = 0};
+  for (int r = 0; r < control.size(); ++r) {
+    if (machines[r] != machines[control.rank()]) continue;
+    all.plan_bytes += std::stoll(plans[r]);
+    all.pinned_bytes += std::stoll(pinned[r]);
+    all.snapshot_bytes += std::stoll(snapshots[r]);
+    ++all.num_ranks;
+  }
+  return all;
+}
+
 void check_snapshot(const HostMemory& host, const MemoryPlan& plan, int64_t available) {
   const int64_t needed = host.plan_bytes + host.snapshot_bytes;
-  MOEBIUS_CHECK(usage, host.snapshot_bytes == 0 || needed <= available,
-                "out of memory: an asynchronous checkpoint copies {} in the host's memory{}, and {} are available; set "
-                "checkpoint.async = false (a save then takes no copy, and the steps wait for it), or use a larger "
-                "machine\n{}",
-                bytes_text(host.snapshot_bytes),
-                host.plan_bytes > 0 ? fmt::format(" beside the plan of {}", bytes_text(host.plan_bytes)) : "",
-                bytes_text(available), plan.table());
+  MOEBIUS_CHECK(
+      usage, host.snapshot_bytes == 0 || needed <= available,
+      "out of memory: an asynchronous checkpoint copies {} in the host's memory{}{}, and {} are available; set "
+      "checkpoint.async = false (a save then takes no copy, and the steps wait for it), or use a larger "
+      "machine\n{}",
+      bytes_text(host.snapshot_bytes),
+      host.plan_bytes > 0 ? fmt::format(" beside the plan of {}", bytes_text(host.plan_bytes)) : "",
+      host.num_ranks > 1 ? fmt::format(", of {} ranks together", host.num_ranks) : "", bytes_text(available),
+      plan.table());
 }
 
 }  // namespace moebius

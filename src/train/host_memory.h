@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "comm/control.h"
 #include "train/engine.h"
 
 namespace moebius {
@@ -12,14 +13,18 @@ struct HostMemory {
   int64_t plan_bytes = 0;      // of a run on the CPU
   int64_t pinned_bytes = 0;    // through which a GPU copies: batches and sums of a step, and pieces of a checkpoint
   int64_t snapshot_bytes = 0;  // the copy that an asynchronous checkpoint takes
+  int64_t num_ranks = 1;       // whose memory this is
   std::string text() const;    // "of the host 1.2 MiB pinned, checkpoint snapshot 3.4 GiB"; without a GPU the latter
 };
 
 // Of a training engine, also one that only counts.
 HostMemory host_memory(Engine& engine, bool async_save);
 
+// Of all ranks of this machine, which share its memory; all ranks of the world together.
+HostMemory of_this_machine(Control& control, const HostMemory& mine);
+
 // Error{usage} with the plan's table when the host has not what the plan and the snapshot take together: now, and not
-// at the first save.
+// at the first save. What is pinned is held by then.
 void check_snapshot(const HostMemory& host, const MemoryPlan& plan, int64_t available);
 
 }  // namespace moebius

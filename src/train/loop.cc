@@ -1,5 +1,7 @@
 #include "train/loop.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -45,6 +47,28 @@ RunSpec with_mtp_of_weights(RunSpec run) {
   run.model = with_mtp_of(find_weights(run.init_from), run.model);
   if (run.model.num_mtp_layers == 0) run.train.mtp_coeff = LoopSpec{}.mtp_coeff;
   return run;
+}
+
+// Sums over the ranks that are threads of this rank's process; all ranks of the world together.
+struct OfProcess {
+  int64_t sum(int64_t mine) const {
+    char host[256] = {};
+    ::gethostname(host, sizeof host - 1);
+    const std::string process = fmt::format("{} {} ", ::getpid(), host);
+    int64_t total = 0;
+    for (const std::string& said : control.gather(process + std::to_string(mine)))
+      if (said.starts_with(process)) total += std::stoll(said.substr(process.size()));
+    return total;
+  }
+  Control& control;
+};
+
+// What a rank says of its frozen parameters when they may have lost bits; empty when they have not.
+std::string rounding_notice(const ParamTable& params) {
+  const auto is_rounded = [](const Param& p) { return p.frozen && p.w.dtype == DType::bf16; };
+  if (std::none_of(params.all().begin(), params.all().end(), is_rounded)) return "";
+  return "frozen parameters are held, saved and exported in bf16 (precision.compute): weights of a wider dtype were "
+         "rounded to it";
 }
 
 }  // namespace
@@ -103,15 +127,17 @@ void TrainingRun::start() {
   if (!run_.checkpoint.resume) store_.set_aside();
   Stream s = engine_.stream();
   if (run_.init_from.empty()) {
-    engine_.model().params().init(s, run_.seed);
+    engine_.telling_the_plan([&] { engine_.model().params().init(s, run_.seed); });
   } else {
     std::vector<NotFinite> not_finite;
-    control_.together([&] { not_finite = load_weights(engine_, run_.init_from); });
+    control_.together([&] { engine_.telling_the_plan([&] { not_finite = load_weights(engine_, run_.init_from); }); });
     // Replicas say the same.
     const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
     for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
       if (!warning.empty()) log_.warn("{}", warning);
     log_.info("weights from {}", run_.init_from);
+    for (const std::string& notice : control_.gather(rounding_notice(engine_.model().params())))
+      if (!notice.empty()) return log_.info("{}", notice);
   }
 }
 
@@ -364,7 +390,9 @@ void TrainingRun::check_state_is_finite(int64_t step, const std::vector<NamedTen
 // Before the first step: what will be held at the peak, of the GPU where there is one.
 void TrainingRun::predict_memory() {
   const HostMemory host = host_memory(engine_, run_.checkpoint.async_save);
-  control_.together([&] { check_snapshot(host, engine_.plan(), available_memory_bytes()); });
+  if (engine_.spec().device == DeviceKind::cuda) control_.together([&] { store_.hold_piece(); });
+  const HostMemory here = of_this_machine(control_, host);
+  control_.together([&] { check_snapshot(here, engine_.plan(), available_memory_bytes()); });
   if (engine_.spec().device == DeviceKind::cuda) {
     predicted_bytes_ = engine_.device_memory().total_bytes();
     return log_.info("memory: {}; {}", engine_.device_memory().text(), host.text());
@@ -372,12 +400,16 @@ void TrainingRun::predict_memory() {
   // Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and what files and logs buffer.
   const int64_t libraries =
       (int64_t{1} << 20) + std::min(engine_.spec().threads, num_available_cpus()) * (int64_t{23} << 20) / 10;
-  // Now the process holds the program and the datasets' indices; the plan's pages come with their first use.
-  const int64_t program = current_rss_bytes() + libraries;
-  predicted_bytes_ = program + engine_.plan().total_bytes() + host.snapshot_bytes;
-  log_.info("memory: predicted peak {} (plan {}, program and data indices {}, checkpoint snapshot {})",
-            bytes_text(predicted_bytes_), bytes_text(engine_.plan().total_bytes()), bytes_text(program),
-            bytes_text(host.snapshot_bytes));
+  // Now the process holds the program and the datasets' indices; the plan's pages come with their first use. Ranks that
+  // are its threads are measured together.
+  const int64_t held = current_rss_bytes();
+  const OfProcess of{control_};
+  const int64_t num_ranks = of.sum(1), plan = of.sum(engine_.plan().total_bytes());
+  const int64_t program = held + of.sum(libraries), snapshot = of.sum(host.snapshot_bytes);
+  predicted_bytes_ = program + plan + snapshot;
+  log_.info("memory: predicted peak {} (plan {}, program and data indices {}, checkpoint snapshot {}){}",
+            bytes_text(predicted_bytes_), bytes_text(plan), bytes_text(program), bytes_text(snapshot),
+            num_ranks == 1 ? "" : fmt::format(", of the {} ranks of this process", num_ranks));
 }
 
 void TrainingRun::compare_memory() {

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "io/hf_folder.h"
 
@@ -22,9 +24,27 @@ int64_t count_from(const void* elements, int64_t n, Bits infinity) {
   return count;
 }
 
+// Numbers from `limit` on round to infinity, after they became f32.
+template <class From>
+int64_t count_beyond(const void* elements, int64_t n, float limit) {
+  const auto* at = static_cast<const char*>(elements);
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    From x;
+    std::memcpy(&x, at + i * static_cast<int64_t>(sizeof x), sizeof x);
+    count += !(std::fabs(static_cast<float>(x)) < limit);  // NaN too
+  }
+  return count;
+}
+
+constexpr float kBeyondBf16 = 0x1.ffp127f;  // halfway from its largest number, 0x1.fep127, to the next
+
 }  // namespace
 
-int64_t count_not_finite(const void* elements, DType dtype, int64_t n) {
+int64_t count_not_finite(const void* elements, DType dtype, int64_t n, DType held) {
+  const float limit = held == DType::bf16 ? kBeyondBf16 : std::numeric_limits<float>::infinity();
+  if (dtype == DType::f64 && held != DType::f64) return count_beyond<double>(elements, n, limit);
+  if (dtype == DType::f32 && held == DType::bf16) return count_beyond<float>(elements, n, limit);
   switch (dtype) {
     case DType::f32:
       return count_from<uint32_t>(elements, n, 0x7f800000u);
@@ -54,8 +74,9 @@ std::string not_finite_warning(const std::string& path, const std::vector<NotFin
     count += each.count;
   }
   return fmt::format(
-      "weights of {}: expected finite numbers; got {} that are NaN or infinite in {} tensor{} ({}); what is computed "
-      "from them will be, too: fetch or train the model again",
+      "weights of {}: expected finite numbers; got {} that are NaN or infinite in {} tensor{} ({}), as they are or in "
+      "the "
+      "dtype they are put into; what is computed from them will be, too: fetch or train the model again",
       path, count, list.size(), list.size() == 1 ? "" : "s", name_list(names, 5));
 }
 

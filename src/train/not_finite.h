@@ -17,8 +17,12 @@ struct NotFinite {
   bool operator==(const NotFinite&) const = default;
 };
 
-// Among n elements of f32, bf16, f16 or f64, at any address; 0 for other dtypes.
-int64_t count_not_finite(const void* elements, DType dtype, int64_t n);
+// Among n elements of f32, bf16, f16 or f64, at any address; 0 for other dtypes. Counted as they are in `held`, f32 or
+// bf16 where they are converted to it, so that what is too large for it counts.
+int64_t count_not_finite(const void* elements, DType dtype, int64_t n, DType held);
+inline int64_t count_not_finite(const void* elements, DType dtype, int64_t n) {
+  return count_not_finite(elements, dtype, n, dtype);
+}
 
 // Adds to the count of the tensor, which comes last when it is there already. Nothing is added for a count of 0.
 void add_not_finite(std::vector<NotFinite>* list, const std::string& name, int64_t count);

@@ -149,6 +149,7 @@ ParityResult write_parity(const ParitySpec& spec) {
   const ModelSpec model = read_model_spec(spec.model);
   check_mtp(spec, model);
   const ParityTokens t = read_parity_tokens(spec.tokens, model);
+  check_weights(spec.model, model);
   Engine engine(engine_spec(model, spec, t));
   Stream s = engine.stream();
   const std::vector<NotFinite> not_finite = load_weights(s, engine.model(), spec.model);

@@ -109,8 +109,8 @@ class PartLoader {
     const WeightsEntry& e = reader_.entries()[entry];
     bytes_.resize(range.count * size_of(e.dtype));
     reader_.read_slice(entry, {dims_of(part.shape), part.shard, range.begin, range.end()}, bytes_.data());
-    add_not_finite(&not_finite_, e.name, count_not_finite(bytes_.data(), e.dtype, range.count));
     const Tensor w = part_of(p.w, part);
+    add_not_finite(&not_finite_, e.name, count_not_finite(bytes_.data(), e.dtype, range.count, w.dtype));
     convert(e, w.view({w.numel()}).rows(range.begin, range.end()), 0);
     const ElementRange owned = owned_of(p, part), here = common(owned, range);
     if (!p.has_master || here.count == 0) return;
@@ -156,6 +156,13 @@ std::vector<NotFinite> load_weights(Engine& engine, const std::string& path) {
   Engine whole(spec);
   Stream s = engine.stream();
   return load_weights(s, whole.model(), engine.model(), path);
+}
+
+void check_weights(const std::string& path, const ModelSpec& model) {
+  const WeightsFolder from = find_weights(path);
+  if (from.kind != WeightsFolder::Kind::hugging_face) return;
+  const Engine shapes({.model = model, .shape = {.batch = 1, .seq = 1}, .device = DeviceKind::null});
+  open_weights(from, shapes.model());
 }
 
 bool is_training_state(const std::string& name) { return name.ends_with(".last_load"); }

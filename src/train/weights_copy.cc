@@ -28,7 +28,7 @@ class EntryBytes {
                   name_of(from.dtype));
     stored_.resize(from.bytes());
     reader_.read(entry, stored_.data());
-    add_not_finite(not_finite_, from.name, count_not_finite(stored_.data(), from.dtype, from.shape.numel()));
+    add_not_finite(not_finite_, from.name, count_not_finite(stored_.data(), from.dtype, from.shape.numel(), dtype));
     if (dtype == from.dtype) return stored_.data();
     converted_.resize(from.shape.numel() * size_of(dtype));
     convert_elements(converted_.data(), dtype, stored_.data(), from.dtype, from.shape.numel(), from.name);

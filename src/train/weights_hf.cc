@@ -44,7 +44,9 @@ class Placement {
       if (error.kind() != ErrorKind::input) throw;
       if (problems_.empty() || problems_.back() != error.what()) problems_.push_back(error.what());
       // A tensor of another shape is known, not unexpected.
-      for (const std::string& name : {part.name, hf_name(family_, part.name)}) {
+      const auto expert = parse_expert_name(part.name);
+      for (const std::string& name :
+           {part.name, hf_name(family_, part.name), expert ? fused_name(*expert) : std::string()}) {
         for (const std::string& known : {name, name + "_scale_inv", name + "_blocks", name + "_scales"}) {
           if (folder_.find(known)) folder_.consume(known);
         }

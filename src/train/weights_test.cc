@@ -181,6 +181,37 @@ TEST(Weights, CountsWhatIsNotFinite) {
   EXPECT_EQ(count_not_finite(half.data(), DType::i16, 5), 0);
 }
 
+// What a narrower dtype makes infinite is counted where it is narrowed, to the last bit.
+TEST(Weights, CountsWhatBecomesInfinite) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::nanf("");
+  const std::vector<float> f32{1, inf, nan, 0x1.fep127f, std::nextafter(0x1.ffp127f, 0.0f), 0x1.ffp127f, -0x1.ffp127f};
+  EXPECT_EQ(count_not_finite(f32.data(), DType::f32, 7, DType::f32), 2);
+  EXPECT_EQ(count_not_finite(f32.data(), DType::f32, 7, DType::bf16), 4);
+  const std::vector<double> f64{1, 1e39, -1e39, 3.4e38, std::nextafter(0x1.ffffffp127, 0.0), 0x1.ffffffp127};
+  EXPECT_EQ(count_not_finite(f64.data(), DType::f64, 6, DType::f64), 0);
+  EXPECT_EQ(count_not_finite(f64.data(), DType::f64, 6, DType::f32), 3);
+  EXPECT_EQ(count_not_finite(f64.data(), DType::f64, 6, DType::bf16), 5);
+  // The same as converting says.
+  std::vector<float> narrow(6);
+  convert_elements(narrow.data(), DType::f32, f64.data(), DType::f64, 6, "w");
+  EXPECT_EQ(count_not_finite(narrow.data(), DType::f32, 6), 3);
+  std::vector<bf16> brain(7);
+  convert_elements(brain.data(), DType::bf16, f32.data(), DType::f32, 7, "w");
+  EXPECT_EQ(count_not_finite(brain.data(), DType::bf16, 7), 4);
+}
+
+TEST(Weights, LoadingSaysWhatBecomesInfinite) {
+  Folder folder(tiny(), DType::f32);
+  folder.add("model.layers.0.self_attn.q_proj.weight", {8, 8}, DType::f32, 3.4e38f);  // beyond bf16
+  const std::string path = folder.write();
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    Engine engine = make(tiny(), compute, ModelUse::inference);
+    Stream s = engine.stream();
+    const size_t tensors = load_weights(s, engine.model(), path).size();
+    EXPECT_EQ(tensors, compute == DType::bf16 ? 1u : 0u);
+  }
+}
+
 TEST(Weights, LoadingSaysWhichAreNotFinite) {
   Folder folder(tiny(), DType::f32);
   folder.add("model.norm.weight", {8}, DType::f32, std::numeric_limits<float>::infinity());
@@ -190,8 +221,9 @@ TEST(Weights, LoadingSaysWhichAreNotFinite) {
   const std::vector<NotFinite> found = load_weights(s, engine.model(), path);
   EXPECT_EQ(found, (std::vector<NotFinite>{{"model.norm.weight", 8}}));
   EXPECT_EQ(not_finite_warning("here", found),
-            "weights of here: expected finite numbers; got 8 that are NaN or infinite in 1 tensor (model.norm.weight); "
-            "what is computed from them will be, too: fetch or train the model again");
+            "weights of here: expected finite numbers; got 8 that are NaN or infinite in 1 tensor (model.norm.weight), "
+            "as they are or in the dtype they are put into; what is computed from them will be, too: fetch or train "
+            "the model again");
   EXPECT_EQ(not_finite_warning("here", {}), "");
 }
 

@@ -186,15 +186,26 @@ TEST_F(BadInput, IndexFiles) {
     write_file_atomic(dir_.path(index), value.dump());
     import_refused(text);
   };
+  refuse({{"weight_map", {{"a", "x.safetensors"}}}},
+         "expected model.safetensors or model.safetensors.index.json; got both");
+  fs::rename(dir_.path("mixtral_v4/model.safetensors"), dir_.path("mixtral_v4/shard.safetensors"));
   refuse({{"weight_map", {{"a", "../x.safetensors"}}}}, "expected the name of a .safetensors file in the folder");
   refuse({{"weight_map", {{"a", "/etc/x.safetensors"}}}}, "expected the name of a .safetensors file in the folder");
   refuse({{"weight_map", {{"a", "none.safetensors"}}}}, "none.safetensors: No such file");
-  refuse({{"weight_map", {{"a", "model.safetensors"}}}}, "got 1 that are not in the file it names (a)");
+  refuse({{"weight_map", {{"a", "shard.safetensors"}}}}, "got 1 that are not in the file it names (a)");
   refuse({{"weight_map", json::object()}}, "expected an object \"weight_map\"");
   refuse({{"weight_map", {{"a", 7}}}}, "expected a file name for \"a\"; got 7");
-  fs::copy(dir_.path("mixtral_v4/model.safetensors"), dir_.path("mixtral_v4/again.safetensors"));
-  refuse({{"weight_map", {{"lm_head.weight", "again.safetensors"}, {"model.norm.weight", "model.safetensors"}}}},
+  fs::copy(dir_.path("mixtral_v4/shard.safetensors"), dir_.path("mixtral_v4/again.safetensors"));
+  refuse({{"weight_map", {{"lm_head.weight", "again.safetensors"}, {"model.norm.weight", "shard.safetensors"}}}},
          "expected each tensor in one file");
+}
+
+// Sizes that only config.json claims are no reason to ask for memory.
+TEST_F(BadInput, ConfigsThatClaimHugeModels) {
+  patch_json("mixtral_v4/config.json", [](json& config) { config["intermediate_size"] = 1'000'000'000; });
+  const std::string differs = "expected exactly the tensors of the model; got ";
+  refused({"forward", "mixtral_v4", "--tokens", "mixtral_v4/tokens.safetensors", "--out", "logits"}, differs);
+  eval_refused(differs);
 }
 
 // gate_up_proj [E, 2I, H] or [E, H, 2I], where 2I = H: nothing says which.
@@ -209,6 +220,8 @@ TEST_F(BadInput, FusedExpertsThatCouldLieEitherWay) {
     all.push_back({{fused, DType::f32, {8, 24, 24}}, zeros.data()});
   });
   import_refused("expected a shape that shows the orientation of \"" + fused + "\"; got [8, 24, 24]");
+  EXPECT_THAT(run_moebius(dir_, {"import", "mixtral_v4", "out"}).err,
+              testing::Not(testing::HasSubstr("unexpected tensor")));  // it is known
 }
 
 TEST_F(BadInput, Pickles) {

@@ -12,6 +12,7 @@ namespace moebius {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // A folder with a small dataset, and runs of recipes/tiny_cpu.toml in it.
 class CliTrain : public ::testing::Test {
@@ -23,8 +24,10 @@ class CliTrain : public ::testing::Test {
     ASSERT_EQ(run_moebius(dir_, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code,
               0);
   }
-  Ran train(std::vector<std::string> overrides, const std::string& input = "") {
+  Ran train(std::vector<std::string> overrides, const std::string& input = "",
+            const std::vector<std::string>& options = {}) {
     std::vector<std::string> words{"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml"};
+    words.insert(words.end(), options.begin(), options.end());
     for (const char* base : {"run.dir=run", "data.train=[\"set\"]", "train.steps=6"})
       words.insert(words.end(), {"--set", base});
     for (const std::string& o : overrides) words.insert(words.end(), {"--set", o});
@@ -64,6 +67,34 @@ TEST_F(CliTrain, LeavesWhatTheInterfacePromises) {
     EXPECT_TRUE(std::filesystem::exists(dir_.path(file))) << file;
   }
   EXPECT_TRUE(nlohmann::json::parse(read_file(dir_.path("run/trace.json"))).at("traceEvents").size() > 100);
+}
+
+TEST_F(CliTrain, AWaitForAnotherRankHasAnEnd) {
+  for (const std::string seconds : {"inf", "nan", "1e300", "604801", "0", "-1"}) {
+    const Ran ran = train({}, "", {"--timeout=" + seconds});
+    EXPECT_EQ(ran.code, 2) << seconds;
+    EXPECT_THAT(ran.err, HasSubstr("--timeout: expected seconds above 0, at most 604800 (a week); got ")) << seconds;
+  }
+}
+
+// What is measured is the process, with all of the ranks that are its threads.
+TEST_F(CliTrain, MemoryIsPredictedForTheRanksOfTheProcess) {
+  const Ran one = train({});
+  ASSERT_EQ(one.code, 0) << one.err;
+  EXPECT_THAT(one.err, Not(HasSubstr("ranks of this process")));
+  const Ran two = train({"run.dir=two"}, "", {"--ranks=2"});
+  ASSERT_EQ(two.code, 0) << two.err;
+  EXPECT_THAT(two.err, HasSubstr(", of the 2 ranks of this process"));
+}
+
+// A launcher's variables are enough: none of the copies begins.
+TEST_F(CliTrain, ACommandOfOneProcessRefusesALauncher) {
+  ::setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+  const Ran ran = run_moebius(dir_, {"generate", "nowhere", "--prompt", "a"});
+  ::unsetenv("OMPI_COMM_WORLD_SIZE");
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_EQ(ran.out, "");
+  EXPECT_THAT(ran.err, HasSubstr("moebius generate is one process; got several from a launcher"));
 }
 
 TEST_F(CliTrain, AFinishedRunHasNothingToDo) {

@@ -77,6 +77,7 @@ ModelSpec model_spec(const LayoutModel& what) {
     m.v_head_dim = 5;
   }
   if (what.gpt_oss) as_gpt_oss(m);
+  if (what.frozen_norm) m.qk_norm = QkNorm::whole;
   if (what.latent_qkv || what.latent_kv) make_latent(m, what.latent_qkv);
   m.check();
   return m;
@@ -97,6 +98,7 @@ uint64_t seed_of(const LayoutModel& what) {
   if (what.latent_qkv) return 394;
   if (what.latent_kv) return 577;
   if (what.gpt_oss) return 57;
+  if (what.frozen_norm) return 301;
   return 77;
 }
 
@@ -127,6 +129,7 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
                     .num_mtp = what.mtp},
           .num_micro_batches = kGlobalBatch / (kMicroBatch * mesh.dp),
           .optimizer = optimizer,
+          .freeze = what.frozen_norm ? std::vector<std::string>{"*.q_norm.*"} : std::vector<std::string>{},
           .mesh = mesh,
           .pipeline = {.num_virtual = layout.vpp, .layout = layout.layout},
           .dispatcher = layout.dispatcher,
@@ -274,7 +277,9 @@ std::map<std::string, Holder> holders_of(Engine& engine) {
 void give(Engine& engine, const Holder& holder, std::vector<double>& global, std::vector<double>& givers) {
   const Param& p = *holder.param;
   if (p.spec.tied_copy) return;
-  if (!p.spec.trainable && engine.mesh().group(Axis::tp_cp_dp).rank() != 0) return;
+  const RankPlace& at = engine.mesh().place();
+  const bool gives = at.cp == 0 && at.dp == 0 && (at.tp == 0 || holder.part->shard.dim >= 0);
+  if (!p.spec.trainable && !gives) return;
   const ElementRange range = owned_of(p, *holder.part);
   const std::vector<float> owned = elements(engine, owned_part_of(p.master(), p, *holder.part));
   for (int64_t i = 0; i < range.count; ++i) {

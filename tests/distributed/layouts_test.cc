@@ -57,6 +57,7 @@ const LayoutCase kCases[] = {
     {"cp2", 2, {.cp = 2}},
     {"cp2_dp2", 4, {.cp = 2}},
     {"tp2_cp2", 4, {.tp = 2, .cp = 2}},
+    {"tp2_frozen_norm", 2, {.tp = 2}, {.frozen_norm = true}},
     {"tp2_latent", 2, {.tp = 2}, {.latent_qkv = true}},
     {"tp4_latent_kv", 4, {.tp = 4}, {.latent_kv = true}},
     {"cp2_ring_latent_kv", 2, {.cp = 2, .cp_comm = CpComm::ring}, {.latent_kv = true}},

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "comm/gpu_links.h"
+#include "io/testing.h"
 #include "tests/distributed/ranks.h"
 
 namespace moebius {
@@ -196,9 +197,10 @@ TEST_P(OnGpus, ARecordingIsTheSame) {
     const int64_t before = r.world->sent_bytes();
     b.run(r.s, true);
     const int64_t sent = r.world->sent_bytes() - before;
-    const NcclTraffic traffic = r.links.begin_recording();
-    const Recording recording(r.gpu, [&] { b.run(r.s, true); });
-    r.links.end_recording();
+    expect_error(ErrorKind::usage, "no recording",
+                 [&] { r.links.record([] { MOEBIUS_FAIL(usage, "no recording"); }); });
+    Recording recording;
+    const NcclTraffic traffic = r.links.record([&] { recording = Recording(r.gpu, [&] { b.run(r.s, true); }); });
     EXPECT_EQ(r.world->sent_bytes() - before, sent);
     for (int i = 0; i < 2; ++i) {
       recording.replay(r.gpu);

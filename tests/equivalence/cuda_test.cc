@@ -13,6 +13,7 @@
 namespace moebius {
 namespace {
 
+using testing::ahead_model;
 using testing::fill_random;
 using testing::latent_model;
 using testing::tiny_engine;
@@ -116,8 +117,33 @@ EngineSpec wide_latent_on(DeviceKind device, DType compute, bool graph = true) {
   return spec;
 }
 
-constexpr auto kSpecs = {spec_on,       wide_spec_on, documents_on, balanced_on, sinkhorn_on,   many_on,
-                         whole_norm_on, frozen_on,    remade_on,    latent_on,   wide_latent_on};
+// Two depths of multi-token prediction.
+EngineSpec ahead_on(DeviceKind device, DType compute, bool graph = true) {
+  EngineSpec spec = wide_spec_on(device, compute, graph);
+  spec.model = ahead_model(spec.model);
+  spec.shape.num_mtp = spec.model.num_mtp_layers;
+  return spec;
+}
+
+// As gpt_oss: sinks, biases of every product, the clamped activation, and a window of some layers that is of no whole
+// tile.
+EngineSpec gpt_oss_on(DeviceKind device, DType compute, bool graph = true) {
+  EngineSpec spec = documents_on(device, compute, graph);
+  ModelSpec& m = spec.model;
+  m.qk_norm = QkNorm::none;
+  m.attention_sinks = m.qkv_bias = m.o_bias = m.router_bias = m.expert_proj_bias = true;
+  m.sliding_window = 50;
+  m.sliding_layers = {true, false, true};
+  m.moe_layers = {true, true, true};
+  m.shared_intermediate_size = 0;
+  m.shared_expert_gate = false;
+  m.swiglu_limit = 1.5;
+  m.check();
+  return spec;
+}
+
+constexpr auto kSpecs = {spec_on,   wide_spec_on, documents_on, balanced_on,    sinkhorn_on, many_on,   whole_norm_on,
+                         frozen_on, remade_on,    latent_on,    wide_latent_on, ahead_on,    gpt_oss_on};
 
 void split_documents(MicroBatch& b) {
   const int64_t S = b.shape.seq, cut = S / 3;
@@ -376,6 +402,16 @@ TEST_P(OnGpu, FirstLossesOfEverySpecAreThoseOfTheCpu) {
     const auto gpu = losses_of(spec(DeviceKind::cuda, GetParam(), true), 4),
                cpu = losses_of(spec(DeviceKind::cpu, GetParam(), true), 4);
     for (size_t i = 0; i < cpu.size(); ++i) EXPECT_NEAR(gpu[i], cpu[i], 1e-5 * cpu[i]) << "step " << i + 1;
+  }
+}
+
+// Also where there is no GPU: a spec that no engine takes would show first on one.
+TEST(GpuSpecs, TrainOnTheCpu) {
+  for (const auto spec : kSpecs) {
+    const std::vector<double> losses = losses_of(spec(DeviceKind::cpu, DType::f32, true), 2);
+    EXPECT_GT(losses[0], 0);
+    EXPECT_TRUE(std::isfinite(losses[1]));
+    EXPECT_NE(losses[1], losses[0]);
   }
 }
 

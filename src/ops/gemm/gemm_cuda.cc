@@ -177,12 +177,14 @@ class CublasLt {
     return all;
   }
 
+  // Of one kind, and each sums all of K for its tile.
   static bool sums_alike(const cublasLtMatmulAlgo_t& x, const cublasLtMatmulAlgo_t& y) {
-    for (const auto what : {CUBLASLT_ALGO_CONFIG_ID, CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
-                            CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID}) {
+    for (const auto what :
+         {CUBLASLT_ALGO_CONFIG_ID, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+          CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID}) {
       if (attribute(x, what) != attribute(y, what)) return false;
     }
-    return true;
+    return attribute(x, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1;
   }
   // Of two or four bytes; the same number where an algorithm does not have it.
   static uint32_t attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t what) {
