@@ -70,6 +70,8 @@ char32_t lower_case(char32_t character) {
 }
 
 bool is_numeric(char32_t character) {
+  // Unicode 17's, of which the classes of patterns do not know yet: digits of Tolong Siki, and ideographic numbers.
+  if ((character >= 0x11de0 && character <= 0x11de9) || (character >= 0x16ff4 && character <= 0x16ff6)) return true;
   const auto c = category(character);
   return c >= UTF8PROC_CATEGORY_ND && c <= UTF8PROC_CATEGORY_NO;
 }
