@@ -26,7 +26,7 @@ def random_character(rng):
     kind = rng.random()
     if kind < 0.4:
         return rng.choice(PIECES)
-    ranges = [(32, 127), (128, 0x600), (0x4E00, 0xA000), (0, 0xD800), (0xE000, 0x20000), (0x20000, 0x110000)]
+    ranges = [(32, 127), (128, 0x600), (0x4E00, 0xA000), (0, 0xD800), (0xE000, 0x20000)]
     return chr(rng.randrange(*rng.choice(ranges)))
 
 
