@@ -76,7 +76,6 @@ std::vector<RecipeKey> run_keys() {
       run.key("threads", &RunSpec::threads, integer_in(0, 1 << 16), free),
       run.key("deterministic", &RunSpec::deterministic, any_boolean(), free),
       run.key("graph", &RunSpec::graph, any_boolean(), free),
-      run.key("fusion", &RunSpec::fusion, any_boolean(), free),
   };
 }
 

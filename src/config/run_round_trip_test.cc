@@ -47,7 +47,7 @@ class RandomSpec {
   RunSpec make() {
     RunSpec s;
     s.dir = text(), s.seed = random_() >> 1, s.device = coin() ? DeviceKind::cpu : DeviceKind::cuda;
-    s.threads = upto(99), s.deterministic = coin(), s.graph = coin(), s.fusion = coin(), s.init_from = text();
+    s.threads = upto(99), s.deterministic = coin(), s.graph = coin(), s.init_from = text();
     s.model = coin() ? moebius() : hub();
     s.data = {.train = datasets(), .valid = datasets(), .tokenizer = text(), .separate_documents = coin()};
     s.train = {1 + upto(99), 1 + upto(99), 1 + upto(99), 1 + upto(99), upto(99), upto(99)};

@@ -22,7 +22,6 @@ struct RunSpec {
   int64_t threads = 0;  // CPU threads; 0: all this process may use
   bool deterministic = true;
   bool graph = true;   // on a GPU: record the step once (a CUDA graph) and replay it
-  bool fusion = true;  // on a GPU: SwiGLU of dense layers and shared experts in one pass with the products beside it
 
   ModelSpec model;
   std::string model_hf;   // model.hf
