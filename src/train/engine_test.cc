@@ -105,7 +105,7 @@ TEST(DeviceMemory, KnowsWhoComputesAttention) {
   const auto code_bytes = [](int64_t head_dim, DType dtype) {
     EngineSpec spec = {.model = huge_spec(DeviceKind::null).model,
                        .precision = {.compute = dtype},
-                       .shape = {.batch = 1, .seq = 64},
+                       .shape = {.batch = 1, .seq = 64, .documents = false},
                        .device = DeviceKind::null,
                        .target = DeviceKind::cuda};
     spec.model.head_dim = head_dim;
