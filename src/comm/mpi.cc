@@ -194,13 +194,9 @@ class MpiTransport final : public Transport {
 // Returns when every rank has failed by itself, as of a wrong recipe: then each ends as one process alone would. Else
 // the run ends here. Ranks that wait in vain report before one of them ends all: together they say who waits for whom.
 void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, const RankFailure& failure) {
-  const std::string name = name_of_rank(options.world, transport.rank());
   if (!failure.distributed && transport.all_meet(kGraceS)) return;
-  if (options.report) {
-    options.report(failure.distributed ? failure.what
-                                       : fmt::format("{} threw, and others did not: {}\nlast collectives of {}:\n{}",
-                                                     name, failure.what, name, transport.ring().text()));
-  }
+  if (options.report)
+    options.report(report_of(failure, name_of_rank(options.world, transport.rank()), transport.ring()));
   if (failure.distributed) std::this_thread::sleep_for(std::chrono::duration<double>(kGraceS));
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ErrorKind::distributed));
 }

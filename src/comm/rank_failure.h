@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/collective_ring.h"
 #include "core/error.h"
 
 namespace moebius {
@@ -16,5 +17,7 @@ struct RankFailure {
 
 // REQUIRES: within a handler.
 RankFailure caught_failure();
+// What `rank` says of it to the user when not all ranks have failed alike; ring: the rank's own.
+std::string report_of(const RankFailure& failure, const std::string& rank, const CollectiveRing& ring);
 
 }  // namespace moebius

@@ -167,13 +167,8 @@ void TcpTransport::end_stalled(int failed_rank) {
 
 // Returns when every rank has failed by itself, as of a wrong recipe: then each ends as one process alone would.
 void end_unless_all_fail(const TcpOptions& options, TcpTransport& transport, const RankFailure& failure) {
-  const std::string name = transport.name(transport.rank());
   if (!failure.distributed && transport.all_meet(failure.what)) return;
-  if (options.report) {
-    options.report(failure.distributed ? failure.what
-                                       : fmt::format("{} threw, and others did not: {}\nlast collectives of {}:\n{}",
-                                                     name, failure.what, name, transport.ring().text()));
-  }
+  if (options.report) options.report(report_of(failure, transport.name(transport.rank()), transport.ring()));
   transport.tell_failure(failure);
   throw Error(ErrorKind::distributed, "");
 }
