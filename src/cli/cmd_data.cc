@@ -40,9 +40,11 @@ std::string targets_text(const DatasetInfo& info) {
   return info.target_tokens == info.tokens ? "" : fmt::format(", {} of them targets", info.target_tokens);
 }
 
-int run_build(Options& o) {
+int run_build(Options& o, Log& log) {
   o.build.threads = num_threads(o.threads);
-  const DatasetInfo info = build_dataset(o.build, *open_tokenizer(o.tokenizer, {.parse_special = o.parse_special}));
+  const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(o.tokenizer, {.parse_special = o.parse_special});
+  warn_if_any(log, tokenizer->notice());
+  const DatasetInfo info = build_dataset(o.build, *tokenizer);
   if (o.json) {
     print_json({{"prefix", o.build.out_prefix},
                 {"documents", info.documents},
@@ -100,7 +102,7 @@ void add_data(Cli& cli) {
   add_threads_option(*build, o->threads);
   build->add_option("--out", o->build.out_prefix, "PREFIX of the dataset")->required();
   add_json_option(*build, o->json);
-  build->callback([&cli, o] { cli.run = [o] { return run_build(*o); }; });
+  build->callback([&cli, o] { cli.run = [&cli, o] { return run_build(*o, cli.log); }; });
 
   CLI::App* info = data->add_subcommand("info", "what a dataset holds");
   info->add_option("PREFIX", o->prefix, "PREFIX of PREFIX.bin and PREFIX.idx")->required();

@@ -18,7 +18,8 @@ void add_export(Cli& cli) {
   const auto o = std::make_shared<Options>();
   command->add_option("CHECKPOINT", o->spec.model, "checkpoint, run's folder or Hugging Face folder")->required();
   command->add_option("HF_DIR", o->spec.out, "folder to make")->required();
-  command->add_option("--dtype", o->dtype, "f32 or bf16; without it each tensor as it is stored");
+  command->add_option("--dtype", o->dtype,
+                      "f32 or bf16; without it what was imported as it is stored, what was trained in f32");
   command->add_option("--files", o->spec.files,
                       "folder whose tokenizer and other files go along; without it those that were imported");
   command->add_option("--shard-bytes", o->spec.shard_bytes, "tensors of a file, at most")

@@ -37,6 +37,7 @@ int run_generate(const Options& o, Log& log) {
   const DeviceKind device = device_kind(o.device);
   const ModelSpec model = read_model_spec(o.model);
   const std::unique_ptr<Tokenizer> tokenizer = model_tokenizer(o);
+  warn_if_any(log, tokenizer->notice());
   GenerateSpec spec = o.spec;
   spec.end_id = tokenizer->eod_id();
   spec.num_ids = tokenizer->vocab_size();

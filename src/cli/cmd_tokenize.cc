@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cli/command.h"
+#include "cli/options.h"
 #include "io/tokenizer.h"
 
 namespace moebius {
@@ -31,8 +32,9 @@ std::vector<int32_t> parse_ids(const std::string& line, int64_t number) {
   }
 }
 
-int run_tokenize(const Options& o) {
+int run_tokenize(const Options& o, Log& log) {
   const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(o.tokenizer);
+  warn_if_any(log, tokenizer->notice());
   std::string line;
   for (int64_t number = 1; std::getline(std::cin, line); ++number) {
     if (o.decode) {
@@ -54,7 +56,7 @@ void add_tokenize(Cli& cli) {
   const auto o = std::make_shared<Options>();
   command->add_option("--tokenizer", o->tokenizer, "bytes, or a folder")->required();
   command->add_flag("--decode", o->decode, "ids to text");
-  command->callback([&cli, o] { cli.run = [o] { return run_tokenize(*o); }; });
+  command->callback([&cli, o] { cli.run = [&cli, o] { return run_tokenize(*o, cli.log); }; });
 }
 
 }  // namespace moebius

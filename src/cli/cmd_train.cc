@@ -1,8 +1,11 @@
+#include <filesystem>
+
 #include "cli/command.h"
 #include "cli/ranks.h"
 #include "config/run_spec.h"
 #include "core/accelerator.h"
 #include "train/loop.h"
+#include "train/weights.h"
 
 namespace moebius {
 namespace {
@@ -41,6 +44,13 @@ void check_device(const RunSpec& run) {
   MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; set run.device = \"cpu\"", why);
 }
 
+// Before memory is asked for by what a recipe or a config.json says of the model. A run that goes on reads its
+// checkpoints alone.
+void check_init(const RunSpec& run) {
+  const bool goes_on = run.checkpoint.resume && std::filesystem::exists(run.dir + "/checkpoints");
+  if (!run.init_from.empty() && !goes_on) check_weights(run.init_from, run.model);
+}
+
 const char* gpu_text(int num_ranks) { return num_ranks > 1 ? "on GPUs, " : "a GPU, "; }
 
 // All that must be the same on every rank before one of them begins. The data sets compare theirs once they are open.
@@ -55,6 +65,7 @@ int train_rank(Transport& world, const Recipe& recipe, const std::string& launch
   control.together([&] {
     if (recipe.error) std::rethrow_exception(recipe.error);
     check_device(recipe.run);
+    check_init(recipe.run);
   });
   check_ranks_agree(control, recipe.run);
   RunSpec run = recipe.run;

@@ -12,11 +12,11 @@
 
 namespace moebius {
 
-// done: "imported" or "exported". Result has num_tensors, num_shards, bytes, num_files, not_finite and notice.
+// done: "imported" or "exported". Result has num_tensors, num_shards, bytes, num_files, not_finite and notices.
 template <class Result>
 void print_folder_result(Log& log, const char* done, const Result& r, const std::string& out, bool json) {
   warn_if_any(log, not_finite_warning(out, r.not_finite));
-  warn_if_any(log, r.notice);
+  for (const std::string& notice : r.notices) warn_if_any(log, notice);
   if (json) {
     print_json({{"tensors", r.num_tensors}, {"shards", r.num_shards}, {"bytes", r.bytes}, {"files", r.num_files}});
   } else {

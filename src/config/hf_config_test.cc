@@ -322,6 +322,17 @@ TEST(HfRead, NullHeadsAndWindow) {
   EXPECT_EQ(from({{"model_type", "qwen3_moe"}, {"use_sliding_window", true}}).sliding_window, 4096);
 }
 
+// The families that have a meaning for it, as transformers.
+TEST(HfRead, OtherNulls) {
+  EXPECT_NO_THROW(from({{"model_type", "llama"}, {"attention_dropout", nullptr}, {"rope_scaling", nullptr}}));
+  const ModelSpec m =
+      from({{"model_type", "deepseek_v3"}, {"num_nextn_predict_layers", nullptr}, {"scoring_func", nullptr}});
+  EXPECT_EQ(m.num_mtp_layers, 0);
+  EXPECT_EQ(m.score, ScoreFunction::sigmoid);
+  EXPECT_EQ(from({{"model_type", "olmoe"}, {"clip_qkv", nullptr}}).clip_qkv, 0);
+  EXPECT_EQ(from({{"model_type", "deepseek_v2"}, {"n_group", nullptr}, {"topk_group", nullptr}}).n_group, 1);
+}
+
 TEST(HfRead, WindowByLayer) {
   const auto windows = [](const json& more) {
     const ModelSpec m = from(with({{"num_hidden_layers", 4}, {"sliding_window", 7}}, more));
@@ -477,7 +488,8 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
 
 TEST(HfRead, RefusesWhatIsNotComputedOfOneFamily) {
   const Refused cases[] = {
-      {{{"model_type", "olmoe"}, {"clip_qkv", -8.0}}, "clip_qkv must be a finite number above 0, from 1e-37 to 1e+37; got -8.0"},
+      {{{"model_type", "olmoe"}, {"clip_qkv", -8.0}},
+       "clip_qkv must be a finite number above 0, from 1e-37 to 1e+37; got -8.0"},
       {{{"model_type", "olmoe"}, {"head_dim", 64}},
        "head_dim must be hidden_size / num_attention_heads for model_type \"olmoe\""},
       {{{"model_type", "llama"}, {"mlp_bias", true}},

@@ -181,6 +181,11 @@ void check_size(const ModelSpec& m) {
   const double latent = double(m.q_lora_rank + m.kv_lora_rank) * (m.hidden_size + heads + m.v_head_dim);
   const double layer = double(m.hidden_size) * (heads + kGatedMatrices * width + m.num_experts) + latent;
   const double mtp = double(m.num_mtp_layers) * (layer + 2.0 * m.hidden_size * m.hidden_size);
+  // Each of an expert's matrices is a tensor with a name.
+  constexpr double kMostExperts = 1 << 20;
+  MOEBIUS_CHECK(usage, double(m.num_experts) * m.num_layers <= kMostExperts,
+                "model: at most {} experts are possible in all layers; got num_experts = {} and num_hidden_layers = {}",
+                kMostExperts, m.num_experts, m.num_layers);
   const double elements = m.num_layers * layer + mtp + 2.0 * m.vocab_size * m.hidden_size;
   MOEBIUS_CHECK(usage, elements <= kMost, "model: at most {:g} parameters are possible; got about {:g}", kMost,
                 elements);

@@ -174,6 +174,8 @@ TEST(ModelCheck, NamesWhatIsBroken) {
        [](ModelSpec& m) { m.swiglu_limit = 7; }},
       {"model_type \"qwen3_moe\" cannot have attention_sinks = true (it is false); use model_type \"moebius\"",
        [](ModelSpec& m) { m = from(qwen3_30b()), m.attention_sinks = true; }},
+      {"at most 1048576 experts are possible in all layers; got num_experts = 1000000 and num_hidden_layers = 3",
+       [](ModelSpec& m) { m.num_experts = 1000000; }},
       {"at most 1e+15 parameters are possible; got about",
        [](ModelSpec& m) { m.vocab_size = m.hidden_size = 1'000'000'000; }},
       {"model_type must be one of \"deepseek_v2\", ", [](ModelSpec& m) { m.family = "gpt2"; }},

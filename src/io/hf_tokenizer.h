@@ -1,5 +1,6 @@
 // A tokenizer of Hugging Face's library, read from the tokenizer.json of a model's folder: the same ids and the same
-// text. What a tokenizer.json asks for and is not supported is an Error{input} that names it; nothing is skipped.
+// text. What a tokenizer.json asks for and is not supported is an Error{input} that names it; nothing is skipped but
+// truncation and padding, of which notice() says so: transformers, too, does neither unless it is asked to.
 #pragma once
 
 #include <memory>
@@ -31,6 +32,7 @@ class HfTokenizer : public Tokenizer {
   // The eos_token of tokenizer_config.json or special_tokens_map.json, or else the eos_token_id of config.json, the
   // first of several. Error{input} when none of them has one.
   int32_t eod_id() const override;
+  std::string notice() const override { return notice_; }
 
   // Safe to call from several threads at once. Error{input} for invalid UTF-8.
   void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const override;
@@ -46,6 +48,7 @@ class HfTokenizer : public Tokenizer {
 
   HfTokenizer(std::string dir, const TokenizerOptions& options) : dir_(std::move(dir)), options_(options) {}
   void read(const JsonField& file);
+  void read_lengths(const JsonField& file);
   std::vector<AddedToken> read_added(const JsonField& field);
   void register_added(const std::vector<AddedToken>& added);
   void check_ids() const;
@@ -54,7 +57,7 @@ class HfTokenizer : public Tokenizer {
   std::unique_ptr<Scratch> take_scratch() const;
   void give_back(std::unique_ptr<Scratch> scratch) const;
 
-  std::string dir_;
+  std::string dir_, notice_;
   TokenizerOptions options_;
   Normalizer normalizer_;
   PreTokenizer pre_tokenizer_;

@@ -1,4 +1,6 @@
 // HfTokenizer::open: tokenizer.json, and the end-of-document token from the files beside it.
+#include <fmt/format.h>
+
 #include <filesystem>
 
 #include "core/error.h"
@@ -51,13 +53,22 @@ std::unique_ptr<HfTokenizer> HfTokenizer::parse(std::string_view text, const std
   return tokenizer;
 }
 
+// What a fine-tuning that cut and padded its batches left behind.
+void HfTokenizer::read_lengths(const JsonField& file) {
+  std::vector<std::string> set;
+  for (const char* key : {"truncation", "padding"}) {
+    if (!file.has(key)) continue;
+    if (!file.at(key).value().is_object()) file.at(key).fail("an object or null");
+    set.emplace_back(key);
+  }
+  if (set.empty()) return;
+  notice_ =
+      fmt::format("{}: {} {} not applied: ids are neither cut nor padded, as by transformers where it is not asked to",
+                  file.path(), fmt::join(set, " and "), set.size() == 1 ? "is" : "are");
+}
+
 void HfTokenizer::read(const JsonField& file) {
-  for (const char* key : {"truncation", "padding"})
-    if (file.has(key)) {
-      file.at(key).fail("null",
-                        "ids are neither cut nor padded here, and transformers switches both off where it is not "
-                        "asked for them; set truncation and padding to null in the file");
-    }
+  read_lengths(file);
   if (file.has("normalizer")) normalizer_ = Normalizer::read(file.at("normalizer"));
   if (file.has("pre_tokenizer")) pre_tokenizer_ = PreTokenizer::read(file.at("pre_tokenizer"));
   if (file.has("post_processor")) post_processor_ = PostProcessor::read(file.at("post_processor"));

@@ -189,11 +189,20 @@ TEST_F(HfTokenizerTest, PartsThatAreNotSupported) {
       "pretokenizers[1].type: expected nothing after ByteLevel; got \"Digits\"");
   expect_refused(R"({"post_processor": {"type": "RobertaProcessing"}})", "this post-processor is not supported");
   expect_refused(R"({"decoder": {"type": "WordPiece"}})", "this decoder is not supported");
-  expect_refused(
-      R"({"truncation": {"max_length": 5}})",
-      "truncation: expected null; got {\"max_length\":5}; ids are neither cut nor padded here, and transformers "
-      "switches both off where it is not asked for them; set truncation and padding to null");
-  expect_refused(R"({"padding": {}})", "padding: expected null");
+  expect_refused(R"({"truncation": 5})", "truncation: expected an object or null; got 5");
+  expect_refused(R"({"padding": []})", "padding: expected an object or null; got []");
+}
+
+// As transformers, which switches them off where a call does not ask for them.
+TEST_F(HfTokenizerTest, NeitherCutsNorPadsAndSaysSo) {
+  const auto both = open_patched(R"({"truncation": {"max_length": 2, "strategy": "LongestFirst"},
+                                     "padding": {"strategy": {"Fixed": 9}, "pad_id": 7}})");
+  EXPECT_THAT(encode(*both, "ab ab b"), ElementsAre(3, 4, 2, 1));
+  EXPECT_EQ(both->notice(), dir_.path("tokenizer.json") +
+                                ": truncation and padding are not applied: ids are neither cut nor padded, as by "
+                                "transformers where it is not asked to");
+  EXPECT_THAT(open_patched(R"({"padding": {}})")->notice(), testing::HasSubstr("padding is not applied"));
+  EXPECT_EQ(open(kTiny)->notice(), "");
 }
 
 TEST_F(HfTokenizerTest, BrokenParts) {

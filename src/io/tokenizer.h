@@ -18,7 +18,9 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   virtual std::string name() const = 0;    // what open_tokenizer takes
   virtual int64_t vocab_size() const = 0;  // ids are in [0, vocab_size)
-  virtual int32_t eod_id() const = 0;      // ends a document; no text encodes to it, unless special tokens are parsed
+  // What its folder asks for and encode does not do, for a warning; empty: nothing.
+  virtual std::string notice() const { return ""; }
+  virtual int32_t eod_id() const = 0;  // ends a document; no text encodes to it, unless special tokens are parsed
   // Appends the ids of `text`. Pieces of a text may not encode to pieces of its ids.
   virtual void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const = 0;
   // The text; eod_id gives none. Error{usage} for an id outside the vocabulary.

@@ -13,8 +13,8 @@ namespace moebius {
 struct ExportSpec {
   std::string out;    // folder to make
   std::string model;  // as in train/weights.h
-  // f32 or bf16, rounded to nearest even, of all but the routers' correction biases; nothing: each tensor as it is
-  // stored.
+  // f32 or bf16, rounded to nearest even, of all but the routers' correction biases. Nothing: each tensor of what was
+  // imported as it is stored; of a run f32, in which it saves what it trained, and which holds what it froze.
   std::optional<DType> dtype;
   std::string files;  // folder whose other files go along (tokenizer, ...); empty: those that came with the model
   int64_t shard_bytes = 5'000'000'000;

@@ -25,7 +25,7 @@ struct HubFolderResult {
   int64_t num_tensors = 0, num_shards = 0, bytes = 0;  // bytes of tensors
   int64_t num_files = 0;                               // copied beside the weights and config.json
   std::vector<NotFinite> not_finite;                   // to be warned of
-  std::string notice;                                  // for the user, may be empty
+  std::vector<std::string> notices;                    // for the user; some may be empty
 };
 
 // config.json in the v4 spelling with every key that Moebius does not know (but quantization_config: weights that were

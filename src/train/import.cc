@@ -35,7 +35,7 @@ ImportResult import_hugging_face(const ImportSpec& spec) {
   ImportResult result{.num_tensors = static_cast<int64_t>(reader->entries().size()),
                       .num_shards = static_cast<int64_t>(shards.size())};
   CheckpointManifest manifest{.meta = {{"model", read_json(from.path + "/config.json")}, {kImportedKey, true}}};
-  if (model.num_mtp_layers < said.num_mtp_layers) result.notice = missing_mtp_notice(from, said);
+  if (model.num_mtp_layers < said.num_mtp_layers) result.notices.push_back(missing_mtp_notice(from, said));
   for (const ShardCopy& shard : shards) {
     for (const TensorCopy& t : shard) result.bytes += t.bytes();
     const std::string name = shard_name(manifest);

@@ -23,7 +23,7 @@ struct ImportResult {
   int64_t num_tensors = 0, num_shards = 0, bytes = 0;  // bytes of tensors
   int64_t num_files = 0;                               // copied along
   std::vector<NotFinite> not_finite;                   // to be warned of
-  std::string notice;                                  // for the user, may be empty
+  std::vector<std::string> notices;                    // for the user; some may be empty
 };
 
 // Every tensor under its canonical name in the dtype it has (f32 for those in few bits with scales), fused experts

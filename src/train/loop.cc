@@ -68,8 +68,8 @@ struct OfProcess {
 std::string rounding_notice(const ParamTable& params) {
   const auto is_rounded = [](const Param& p) { return p.frozen && p.w.dtype == DType::bf16; };
   if (std::none_of(params.all().begin(), params.all().end(), is_rounded)) return "";
-  return "frozen parameters are held, saved and exported in bf16 (precision.compute): weights of a wider dtype were "
-         "rounded to it";
+  return "frozen parameters are held and saved in bf16 (precision.compute): weights of a wider dtype were rounded to "
+         "it";
 }
 
 }  // namespace

@@ -160,7 +160,6 @@ std::vector<NotFinite> load_weights(Engine& engine, const std::string& path) {
 
 void check_weights(const std::string& path, const ModelSpec& model) {
   const WeightsFolder from = find_weights(path);
-  if (from.kind != WeightsFolder::Kind::hugging_face) return;
   const Engine shapes({.model = model, .shape = {.batch = 1, .seq = 1}, .device = DeviceKind::null});
   open_weights(from, shapes.model());
 }

@@ -29,8 +29,8 @@ std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& 
 // The same for one rank of several: it reads what it holds, and the folder must hold all of the model.
 std::vector<NotFinite> load_weights(Engine& engine, const std::string& path);
 
-// Of a Hugging Face folder: whether its tensors are those of the model, the same Error{input} before any memory is
-// asked for by sizes that a config.json may only claim. Multi-token prediction is passed over.
+// Whether a folder's tensors are those of the model: the same Error{input} before any memory is asked for by sizes that
+// a config.json or a recipe may only claim. Multi-token prediction is passed over.
 void check_weights(const std::string& path, const ModelSpec& model);
 
 }  // namespace moebius

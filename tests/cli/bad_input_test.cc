@@ -27,11 +27,28 @@ std::string raw(T value) {
   return std::string(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
+constexpr const char* kRecipe = R"([run]
+dir = "run"
+[model]
+hf = "mixtral_v4"
+init_from = "mixtral_v4"
+[data]
+train = ["set"]
+[train]
+steps = 1
+global_batch = 1
+micro_batch = 1
+seq_len = 8
+[optimizer]
+lr = 1e-3
+)";
+
 class BadInput : public ::testing::Test {
  protected:
   void SetUp() override {
     for (const char* model : {"mixtral_v4", "llama_v4"}) fs::copy(kGolden + "/" + model, dir_.path(model));
     fs::copy(kGolden + "/tokenizers/gpt2", dir_.path("tokenizer"));
+    write_file_atomic(dir_.path("recipe.toml"), kRecipe);
     write_file_atomic(dir_.path("text.txt"), "In the beginning God created the heaven and the earth.");
     std::vector<int32_t> ids(60);
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
@@ -206,6 +223,23 @@ TEST_F(BadInput, ConfigsThatClaimHugeModels) {
   const std::string differs = "expected exactly the tensors of the model; got ";
   refused({"forward", "mixtral_v4", "--tokens", "mixtral_v4/tokens.safetensors", "--out", "logits"}, differs);
   eval_refused(differs);
+  import_refused(differs);
+  refused({"train", "recipe.toml"}, differs);
+  EXPECT_FALSE(fs::exists(dir_.path("run")));
+}
+
+// The same of a recipe, before a checkpoint is read into it.
+TEST_F(BadInput, RecipesThatClaimHugeModels) {
+  ASSERT_EQ(run_moebius(dir_, {"import", "mixtral_v4", "checkpoint"}).code, 0);
+  patch_json("mixtral_v4/config.json", [](json& config) { config["intermediate_size"] = 1'000'000'000; });
+  refused({"train", "recipe.toml", "--set", "model.init_from=checkpoint"},
+          "expected exactly the tensors of the model; got 0 missing (), 0 unexpected () and 48 of another shape");
+}
+
+// Experts are counted before there is a list of their names.
+TEST_F(BadInput, ConfigsThatClaimCountlessExperts) {
+  patch_json("mixtral_v4/config.json", [](json& config) { config["num_local_experts"] = 100'000'000; });
+  import_refused("at most 1048576 experts are possible in all layers; got num_experts = 100000000");
 }
 
 // gate_up_proj [E, 2I, H] or [E, H, 2I], where 2I = H: nothing says which.

@@ -8,6 +8,7 @@
 
 #include "comm/mpi.h"
 #include "core/accelerator.h"
+#include "io/json_text.h"
 #include "io/safetensors.h"
 #include "tests/cli/program.h"
 
@@ -237,6 +238,25 @@ TEST(CliTokenize, AModelsTokenizer) {
   std::vector<std::string> with_special = build;
   with_special.push_back("--parse-special");
   EXPECT_GT(plain, json_of(run_moebius(dir, with_special)).at("tokens").get<int64_t>());
+}
+
+// A tokenizer.json that a fine-tuning left with its lengths: the same ids, and a warning by every command that encodes.
+TEST(CliTokenize, LengthsOfATokenizerAreWarnedOf) {
+  TestDir dir;
+  const std::string model = MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/gpt2";
+  nlohmann::json file = read_json(model + "/tokenizer.json");
+  file["truncation"] = {{"direction", "Right"}, {"max_length", 2}, {"strategy", "LongestFirst"}, {"stride", 0}};
+  file["padding"] = {{"strategy", {{"Fixed", 64}}}, {"direction", "Right"}, {"pad_id", 0}, {"pad_token", "!"}};
+  write_file_atomic(dir.path("tokenizer.json"), file.dump());
+  write_file_atomic(dir.path("tokenizer_config.json"), R"({"eos_token": "<|endoftext|>"})");
+  write_file_atomic(dir.path("t.txt"), "In the beginning God created");
+  const std::string said = "tokenizer.json: truncation and padding are not applied: ids are neither cut nor padded";
+  const Ran ids = run_moebius(dir, {"tokenize", "--tokenizer", "."}, "In the beginning\n");
+  EXPECT_EQ(ids.code, 0);
+  EXPECT_THAT(ids.err, testing::HasSubstr(said));
+  EXPECT_EQ(ids.out, run_moebius(dir, {"tokenize", "--tokenizer", model}, "In the beginning\n").out);
+  EXPECT_THAT(run_moebius(dir, {"data", "build", "--input", "t.txt", "--tokenizer", ".", "--out", "set"}).err,
+              testing::HasSubstr(said));
 }
 
 // -- generate --------------------------------------------------------------------------------------------

@@ -27,8 +27,28 @@ TEST_F(FineTune, TakesChatsAsIds) {
   EXPECT_THAT(run({"data", "build", "--input", "chats.jsonl", "--tokenizer", kModelFolder, "--out", "data/pairs"}).out,
               testing::HasSubstr("1 documents, 41 tokens, 7 of them targets, 12 bytes of text"));
   run_readme("import");
-  EXPECT_THAT(run_readme("train").err, testing::HasSubstr("frozen parameters are held, saved and exported in bf16"));
+  EXPECT_THAT(run_readme("train").err,
+              testing::HasSubstr("frozen parameters are held and saved in bf16 (precision.compute)"));
   EXPECT_LT(eval_loss("runs/tuned"), 0.5 * eval_loss(kModelFolder));
+}
+
+// Trained parts are saved in f32, frozen ones in the dtype of the computation.
+TEST_F(FineTune, IsExportedInOneDtype) {
+  prepare();
+  run_readme("train", {"--set", "train.steps=2"});
+  EXPECT_THAT(run({"export", "runs/tuned", "out"}).err,
+              testing::HasSubstr("tensors that the run froze and held in bf16 (1) are written in f32 like the others"));
+  const HfFolder folder = HfFolder::open(dir_.path("out"));
+  for (const std::string& name : folder.names()) EXPECT_EQ(folder.at(name).dtype, DType::f32) << name;
+  EXPECT_EQ(nlohmann::json::parse(read_file(dir_.path("out/config.json"))).at("torch_dtype"), "float32");
+  // Through bf16 again, what was frozen is what it was.
+  run({"export", "out", "again", "--dtype", "bf16"});
+  const std::string frozen = "model.layers.0.mlp.gate.weight";
+  EXPECT_EQ(tensor("again", frozen), tensor(kModelFolder, frozen));
+  // What was only imported goes out as it is stored, in bf16.
+  run({"import", kModelFolder, "imported"});
+  EXPECT_EQ(run({"export", "imported", "as_stored"}).err.find("written in f32"), std::string::npos);
+  EXPECT_EQ(tensor("as_stored", "lm_head.weight"), tensor(kModelFolder, "lm_head.weight"));
 }
 
 TEST_F(FineTune, ResumesBitForBit) {

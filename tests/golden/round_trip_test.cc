@@ -176,8 +176,10 @@ TEST_F(MtpFolder, WithoutTheModuleItsConfigPromises) {
   const std::string notice =
       ": num_nextn_predict_layers is 1, but there are no tensors of model.layers.2: the model is taken without "
       "multi-token prediction";
-  EXPECT_EQ(import_hugging_face({.out = dir_.path("c"), .model = hub()}).notice, hub() + notice);
-  EXPECT_EQ(export_hugging_face({.out = dir_.path("out"), .model = dir_.path("c")}).notice, dir_.path("c") + notice);
+  using Notices = std::vector<std::string>;
+  EXPECT_EQ(import_hugging_face({.out = dir_.path("c"), .model = hub()}).notices, (Notices{hub() + notice}));
+  EXPECT_EQ(export_hugging_face({.out = dir_.path("out"), .model = dir_.path("c")}).notices,
+            (Notices{dir_.path("c") + notice}));
   expect_same_tensors(HfFolder::open(dir_.path("out")), HfFolder::open(hub()));
   EXPECT_EQ(read_json(dir_.path("out/config.json")).at("num_nextn_predict_layers"), 1);
   const std::string tokens = source() + "/tokens.safetensors";
