@@ -21,6 +21,17 @@ struct LayoutCase {
 
 void PrintTo(const LayoutCase& c, std::ostream* out) { *out << c.name << " on " << c.ranks << " ranks"; }
 
+// Parts of every kind; all that the first of two stages has; the table that two ends share; modules behind the model
+// and what is theirs alone in it; small weights.
+const std::vector<std::string> kParts = {"model.layers.0.*", "model.layers.1.mlp.experts.*",
+                                         "model.layers.2.self_attn.o_proj.weight", "model.layers.3.mlp.gate.weight",
+                                         "*norm*"},
+                               kStage = {"model.embed_tokens.weight", "model.layers.0.*", "model.layers.1.*"},
+                               kTable = {"model.embed_tokens.weight", "model.layers.2.*"},
+                               kAhead = {"model.embed_tokens.weight", "model.layers.4.*",
+                                         "model.layers.5.eh_proj.weight"},
+                               kSmall = {"*.sinks", "*.bias"};
+
 const LayoutCase kCases[] = {
     {"alone", 1, {}},
     {"dp2", 2, {}},
@@ -57,7 +68,7 @@ const LayoutCase kCases[] = {
     {"cp2", 2, {.cp = 2}},
     {"cp2_dp2", 4, {.cp = 2}},
     {"tp2_cp2", 4, {.tp = 2, .cp = 2}},
-    {"tp2_frozen_norm", 2, {.tp = 2}, {.frozen_norm = true}},
+    {"tp2_frozen_norm", 2, {.tp = 2}, {.whole_norm = true, .freeze = {"*.q_norm.*"}}},
     {"tp2_latent", 2, {.tp = 2}, {.latent_qkv = true}},
     {"tp4_latent_kv", 4, {.tp = 4}, {.latent_kv = true}},
     {"cp2_ring_latent_kv", 2, {.cp = 2, .cp_comm = CpComm::ring}, {.latent_kv = true}},
@@ -112,6 +123,25 @@ const LayoutCase kCases[] = {
     {"etp2_ep2_over_tp2_mtp", 4, {.tp = 2, .ep = 2, .etp = 2}, {.mtp = 2}},
     {"tp2_cp2_ep4_pp2_mtp", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}, {.mtp = 2}},
     {"tp2_pp2_vpp2_ep2_etp2_mtp_tied", 8, {.tp = 2, .pp = 2, .vpp = 2, .ep = 2, .etp = 2}, {.tied = true, .mtp = 1}},
+    {"dp3_frozen", 3, {}, {.freeze = kParts}},
+    {"tp2_frozen", 2, {.tp = 2}, {.freeze = kParts}},
+    {"cp2_frozen", 2, {.cp = 2}, {.freeze = kParts}},
+    {"pp2_vpp2_dp2_frozen", 4, {.pp = 2, .vpp = 2}, {.freeze = kParts}},
+    {"etp2_ep2_alltoall_frozen", 4, {.ep = 2, .etp = 2, .dispatcher = "alltoall"}, {.freeze = kParts}},
+    {"tp2_cp2_ep4_pp2_frozen", 8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}, {.freeze = kParts}},
+    {"pp2_frozen_stage", 2, {.pp = 2}, {.freeze = kStage}},
+    {"pp4_dp2_frozen_stage", 8, {.pp = 4}, {.freeze = kStage}},
+    {"dp3_frozen_tied", 3, {}, {.tied = true, .freeze = kTable}},
+    {"tp2_pp2_frozen_tied", 4, {.tp = 2, .pp = 2}, {.tied = true, .freeze = kTable}},
+    {"pp2_vpp2_dp2_frozen_tied", 4, {.pp = 2, .vpp = 2}, {.tied = true, .freeze = kTable}},
+    {"tp2_pp2_ep2_frozen_norm", 4, {.tp = 2, .pp = 2, .ep = 2}, {.whole_norm = true, .freeze = {"*.q_norm.*"}}},
+    {"pp2_dp2_frozen_mtp", 4, {.pp = 2}, {.mtp = 2, .freeze = kAhead}},
+    {"tp2_ep2_etp2_frozen_mtp", 4, {.tp = 2, .ep = 2, .etp = 2}, {.mtp = 2, .freeze = kAhead}},
+    {"pp2_ep2_frozen_mtp_tied",
+     4,
+     {.pp = 2, .ep = 2},
+     {.tied = true, .mtp = 1, .freeze = {"model.embed_tokens.weight"}}},
+    {"tp2_ep2_etp2_frozen_gpt_oss", 4, {.tp = 2, .ep = 2, .etp = 2}, {.gpt_oss = true, .freeze = kSmall}},
     {"dp2_latent_mtp", 2, {}, {.mtp = 1, .latent = true}},
     {"pp2_ep2_latent_mtp", 4, {.pp = 2, .ep = 2}, {.mtp = 1, .latent = true}},
     {"pp2_vpp2_dp2_latent_mtp", 4, {.pp = 2, .vpp = 2}, {.mtp = 1, .latent = true}},
