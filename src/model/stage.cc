@@ -154,13 +154,17 @@ void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
   params_.after_gradient(step.stream, of_embedding_);
 }
 
-void Stage::forward_cached(Step& step, Tensor stream_TD, Saved& saved, std::vector<KvCache>& caches,
+void Stage::forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches,
                            int64_t first) const {
-  if (embedding_) embedding_->forward(step, stream_TD, step.batch.token_T);
-  Residual residual{.delta_TD = stream_TD};
+  if (embedding_) embedding_->forward(step, stream_tD, step.batch.token_T);
+  Residual residual{.delta_TD = stream_tD};
   for (size_t i = 0; i < blocks_.size(); ++i)
     blocks_[i].forward_cached(step, residual, saved_of(saved, i), caches[i], first);
   leave(step, residual, saved);
+}
+
+void Stage::row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const {
+  head_->row_logits(step, logits_1V, final_TD_.rows(0, t), row);
 }
 
 void Stage::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth) const {

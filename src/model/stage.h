@@ -11,6 +11,7 @@
 
 #include <deque>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -47,8 +48,10 @@ class Stage {
   // dstream: in, the derivative by the stream behind the stage, unless it has the loss; out, by the stream before it.
   void backward(Step& step, Tensor dstream_TD, Saved& saved) const;
 
-  // Generation; caches are of the stage's layers.
-  void forward_cached(Step& step, Tensor stream_TD, Saved& saved, std::vector<KvCache>& caches, int64_t first) const;
+  // Generation; caches are of the stage's layers. stream: this rank's rows, as in forward().
+  void forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches, int64_t first) const;
+  // REQUIRES spec().loss. Logits (f32) of one of the rows that all tp ranks have put through forward_cached(), t each.
+  void row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const;
   // Logits (f32) of the last forward pass over the final norm's rows [begin, end), at depth 0; at depth k of the token
   // that multi-token prediction sees there. REQUIRES spec().loss.
   void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;

@@ -40,8 +40,10 @@ class LmHead {
   // loss of all T rows, the same on every tp rank, weighted; with dx given also the derivative of the scaled sum of
   // losses by x, and the table's gradient.
   void loss(Step& step, const Targets& targets, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const;
-  // For parity checks and generation. Error{usage} with tp > 1.
+  // For parity checks. Error{usage} with tp > 1.
   void logits(Step& step, Tensor logits_CV, Tensor x_CD) const;
+  // For generation: of one of the T rows of all tp ranks, the same on each of them.
+  void row_logits(Step& step, Tensor logits_1V, Tensor x_tD, int64_t row) const;
   const Param& table() const { return w_; }
 
  private:

@@ -66,23 +66,38 @@ void Pipeline::run_once(Stream& s, StepStack& stack, const MicroBatch& batch) co
   for (int64_t v = V; v-- > 0;) model_.backward(step, {.virtual_stage = v}, buffers_TD_[0]);
 }
 
+void Pipeline::run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, std::span<const KvCache> caches,
+                          int64_t first, int64_t num_tokens) const {
+  Step step{s, stack, batch};
+  const int64_t P = rank_.layout.num_ranks;
+  run(s, rank_.forward, num_tokens / mesh_.shape().tp, [&](const PlacedAction& placed, const Tensor& stream_tD) {
+    model_.forward_cached(step, {.virtual_stage = placed.action.stage / P}, stream_tD, caches, first);
+  });
+}
+
 void Pipeline::run(Stream& s, StepStack& stack, const PlacedList& list, const BatchOf& batch) const {
+  run(s, list, model_.stream_rows(), [&](const PlacedAction& placed, const Tensor& stream_tD) {
+    Step step{s, stack, batch(placed.action.micro_batch)};
+    compute(step, list.shape, placed, stream_tD);
+  });
+}
+
+// rows: of a message.
+void Pipeline::run(Stream& s, const PlacedList& list, int64_t rows, const Compute& compute) const {
   std::vector<Pending> pending(buffers_TD_.size());  // a buffer has one message on its way at a time
   for (const PlacedAction& placed : list.actions) {
     const auto& [verb, pass, m, stage] = placed.action;
-    const Tensor& buffer_TD = buffers_TD_[placed.buffer];
+    const Tensor buffer_TD = buffers_TD_[placed.buffer].rows(0, rows);
     const auto pp_rank_of = [&](int64_t of_stage) { return static_cast<int>(list.shape.rank_of(of_stage)); };
     try {
       switch (verb) {
         case Verb::receive:
           pending[placed.buffer] = group(pass).recv(s, buffer_TD, pp_rank_of(stage - onward(pass)));
           break;
-        case Verb::run: {
+        case Verb::run:
           pending[placed.buffer].wait();
-          Step step{s, stack, batch(m)};
-          compute(step, list.shape, placed);
+          compute(placed, buffer_TD);
           break;
-        }
         case Verb::send:
           pending[placed.buffer] = group(pass).send(s, buffer_TD, pp_rank_of(stage + onward(pass)));
           break;
@@ -96,14 +111,15 @@ void Pipeline::run(Stream& s, StepStack& stack, const PlacedList& list, const Ba
   }
 }
 
-void Pipeline::compute(Step& step, const PipelineShape& shape, const PlacedAction& placed) const {
+void Pipeline::compute(Step& step, const PipelineShape& shape, const PlacedAction& placed,
+                       const Tensor& stream_tD) const {
   const Action& a = placed.action;
   const StagePass at{.virtual_stage = a.stage / shape.num_ranks, .saved_set = placed.saved_set};
   PhaseScope phase(step.stream, a.pass == Pass::forward ? "pipeline forward" : "pipeline backward", a.micro_batch);
   if (a.pass == Pass::forward)
-    model_.forward(step, at, buffers_TD_[placed.buffer], /*with_gradients=*/shape.backward);
+    model_.forward(step, at, stream_tD, /*with_gradients=*/shape.backward);
   else
-    model_.backward(step, at, buffers_TD_[placed.buffer]);
+    model_.backward(step, at, stream_tD);
 }
 
 }  // namespace moebius

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,9 @@ class Pipeline {
   void run_step(Stream& s, StepStack& stack, const BatchOf& batch) const;
   void run_alone(Stream& s, StepStack& stack, const MicroBatch& batch) const;
   void run_forward(Stream& s, StepStack& stack, const MicroBatch& batch) const;
+  // Generation: Model::forward_cached of T tokens, stage after stage.
+  void run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, std::span<const KvCache> caches, int64_t first,
+                  int64_t num_tokens) const;
 
   // There and back through the stages of this rank, whatever is in their memory, with no message: so that what a device
   // loads or allocates with first use is there before messages are on their way. Everything but weights is changed.
@@ -57,8 +61,10 @@ class Pipeline {
   const PipelineRank& rank() const { return rank_; }
 
  private:
+  using Compute = std::function<void(const PlacedAction& placed, const Tensor& stream_tD)>;
   void run(Stream& s, StepStack& stack, const PlacedList& list, const BatchOf& batch) const;
-  void compute(Step& step, const PipelineShape& shape, const PlacedAction& placed) const;
+  void run(Stream& s, const PlacedList& list, int64_t rows, const Compute& compute) const;
+  void compute(Step& step, const PipelineShape& shape, const PlacedAction& placed, const Tensor& stream_tD) const;
   Group& group(Pass pass) const { return mesh_.group(pass == Pass::forward ? Axis::pp : Axis::pp_back); }
 
   PipelineRank rank_;
