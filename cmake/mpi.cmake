@@ -1,26 +1,63 @@
-# The MPI transport: MOEBIUS_MPI=auto builds it where MPI is found, on insists, off leaves it out. Leaves MOEBIUS_HAS_MPI and,
-# for the tests, MOEBIUS_MPIRUN: the command that starts ranks on this machine, however many cores it has.
-set(MOEBIUS_MPI "auto" CACHE STRING "the MPI transport: on, off, or auto (where MPI is found)")
-set_property(CACHE MOEBIUS_MPI PROPERTY STRINGS auto on off)
+# The MPI transport: MOEBIUS_MPI=auto builds it where MPI is found, on insists, off leaves it out; openmpi and mpich insist on that
+# one, where both are installed (as Debian does, with mpicxx.openmpi beside mpicxx.mpich); else the first mpicxx of the PATH
+# decides. Leaves MOEBIUS_HAS_MPI and, for the tests, MOEBIUS_MPIRUN: the command that starts ranks on this machine, however
+# many cores it has.
+set(MOEBIUS_MPI "auto" CACHE STRING "the MPI transport: on, off, auto (where MPI is found), openmpi or mpich")
+set_property(CACHE MOEBIUS_MPI PROPERTY STRINGS auto on off openmpi mpich)
 set(MOEBIUS_HAS_MPI FALSE)
-if(NOT MOEBIUS_MPI MATCHES "^(auto|on|off)$")
-  message(FATAL_ERROR "MOEBIUS_MPI: expected on, off or auto; got '${MOEBIUS_MPI}'")
+if(NOT MOEBIUS_MPI MATCHES "^(auto|on|off|openmpi|mpich)$")
+  message(FATAL_ERROR "MOEBIUS_MPI: expected on, off, auto, openmpi or mpich; got '${MOEBIUS_MPI}'")
 endif()
 if(MOEBIUS_MPI STREQUAL "off" OR (MOEBIUS_ROOMS AND NOT "comm" IN_LIST MOEBIUS_ROOMS))
   return()
 endif()
 
 set(MPI_CXX_SKIP_MPICXX TRUE)  # the C++ bindings that MPI-3 has removed
+if(MOEBIUS_MPI MATCHES "^(openmpi|mpich)$")
+  find_program(MPI_CXX_COMPILER NAMES mpicxx.${MOEBIUS_MPI} mpicxx)
+endif()
 find_package(MPI QUIET COMPONENTS CXX)
 if(NOT MPI_CXX_FOUND)
-  if(MOEBIUS_MPI STREQUAL "on")
-    message(FATAL_ERROR "MOEBIUS_MPI=on: MPI was not found; Debian packages libopenmpi-dev and openmpi-bin, or libmpich-dev")
+  if(NOT MOEBIUS_MPI STREQUAL "auto")
+    message(FATAL_ERROR "MOEBIUS_MPI=${MOEBIUS_MPI}: MPI was not found; Debian packages libopenmpi-dev and openmpi-bin, or "
+      "libmpich-dev and mpich")
   endif()
   message(STATUS "MPI: not found, built without it")
   return()
 endif()
+
+# Which one it is, by its header.
+set(found "MPI")
+set(mpi_kind "another")
+foreach(folder ${MPI_CXX_INCLUDE_DIRS} ${MPI_CXX_HEADER_DIR})
+  if(EXISTS ${folder}/mpi.h)
+    file(STRINGS ${folder}/mpi.h lines REGEX "^#define +(OMPI_(MAJOR|MINOR|RELEASE)_VERSION|MPICH_VERSION) ")
+    string(REGEX MATCHALL "[0-9]+" numbers "${lines}")
+    list(JOIN numbers "." version)
+    if(lines MATCHES "MPICH_VERSION")
+      set(mpi_kind mpich)
+      set(found "MPICH ${version}")
+    elseif(lines MATCHES "OMPI_")
+      set(mpi_kind openmpi)
+      set(found "Open MPI ${version}")
+    endif()
+    break()
+  endif()
+endforeach()
+if(MOEBIUS_MPI MATCHES "^(openmpi|mpich)$" AND NOT MOEBIUS_MPI STREQUAL mpi_kind)
+  message(FATAL_ERROR "MOEBIUS_MPI=${MOEBIUS_MPI}: found ${found} by ${MPI_CXX_COMPILER}; install that one, set "
+    "MPI_CXX_COMPILER to its mpicxx, and configure in a build folder that knows no other")
+endif()
+
+# A launcher of another MPI would start ranks that each find a world of one.
+cmake_path(GET MPI_CXX_COMPILER PARENT_PATH folder)
+find_program(MOEBIUS_MPIEXEC NAMES mpiexec.${mpi_kind} HINTS ${folder})
+if(NOT MOEBIUS_MPIEXEC)
+  set(MOEBIUS_MPIEXEC ${MPIEXEC_EXECUTABLE} CACHE FILEPATH "starts the ranks of tests" FORCE)
+endif()
 set(MOEBIUS_HAS_MPI TRUE)
-set(MOEBIUS_MPIRUN ${MPIEXEC_EXECUTABLE})
-if(MPI_CXX_LIBRARY_VERSION_STRING MATCHES "Open MPI" OR MPI_CXX_INCLUDE_DIRS MATCHES "openmpi")
+set(MOEBIUS_MPIRUN ${MOEBIUS_MPIEXEC})
+if(mpi_kind STREQUAL "openmpi")
   list(APPEND MOEBIUS_MPIRUN --oversubscribe --bind-to none)
 endif()
+message(STATUS "MPI: ${found} (${MPI_CXX_COMPILER}); tests start ranks with ${MOEBIUS_MPIEXEC}")

@@ -16,6 +16,7 @@ GOOD = {
     "src/cli/main.cc": '#include <cstdlib>\n\n#include "ops/norm/norm.h"\n\nint main() { std::exit(std::getenv("A") != nullptr); }\n',
 }
 HEADER = "#pragma once\n"
+NAMESPACE = "namespace moebius {\n"
 LONG = "\n" * 801
 CONDITIONALS = "#ifdef __A__\n#endif\n" * 4
 
@@ -36,6 +37,7 @@ BAD = [
     ("size", "src/core/a.cc", LONG, "801 lines, at most 800"),
     ("size", "src/core/a.cc", "#ifdef MOEBIUS_CUDA\n#endif\n", "a feature is a file"),
     ("size", "src/core/a.cc", CONDITIONALS, "4 preprocessor conditionals in src, at most 3"),
+    ("names", "src/core/shape.cc", NAMESPACE + "struct A {\n};\n", "moebius::A is defined in src/comm/b.h:3 too"),
     ("words", "src/core/a.cc", "// na\u00efve\n", "not ASCII"),
     ("words", "src/core/a.cc", "// /" + "home/me/data\n", "a path of one machine"),
     ("words", "docs/a.md", "see /" + "home/me/data\n", "docs/a.md:1: a path of one machine"),
@@ -66,13 +68,13 @@ def run(lint, files):
 
 def main():
     failures = []
-    for lint in ("layers", "headers", "size", "words"):
+    for lint in ("layers", "headers", "names", "size", "words"):
         status, output = run(lint, {})
         if status != 0:
             failures.append(f"{lint}: fails on the good tree:\n{output}")
     for lint, name, text, words in BAD:
         # Two siblings need something to see.
-        status, output = run(lint, {"src/comm/b.h": HEADER, "src/ops/norm/norm_ref.h": HEADER, name: text})
+        status, output = run(lint, {"src/comm/b.h": HEADER + NAMESPACE + "struct A {\n};\n}\n", "src/ops/norm/norm_ref.h": HEADER, name: text})
         if status != 1 or words not in output:
             failures.append(f"{lint}: must fail with '{words}' on {name}; got status {status}:\n{output}")
     for failure in failures:

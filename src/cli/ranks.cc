@@ -20,6 +20,7 @@ namespace moebius {
 namespace {
 
 void print_error(const std::string& text) { Log(stderr, false).line("error: " + text); }
+void print_warning(const std::string& text) { Log(stderr, false).line("warning: " + text); }
 
 // srun without a common PMI starts processes that each find a world of one.
 void check_world(const Launch& launch, const Transport& world) {
@@ -56,7 +57,7 @@ void run_ranks(const Launch& launch, const WorldOptions& options, const RankBody
     case Launch::Kind::tcp:
       return run_tcp(tcp_options(launch, options), body);
     case Launch::Kind::mpi:
-      run_mpi({.world = options, .report = print_error}, [&](Transport& world) {
+      run_mpi({.world = options, .report = print_error, .warn = print_warning}, [&](Transport& world) {
         check_world(launch, world);
         body(world);
       });

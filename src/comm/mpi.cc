@@ -3,12 +3,14 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <numeric>
 #include <thread>
 
 #include "comm/rank_failure.h"
+#include "comm/rank_watch.h"
 
 namespace moebius {
 namespace {
@@ -17,6 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMostBytes = 1 << 30;  // of one MPI message: counts are int
 constexpr double kGraceS = 2;            // in which the ranks of one failure find each other
+constexpr double kWatchS = 5;            // in which they connect beside MPI, or go on without
 
 Clock::time_point after(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -141,15 +144,34 @@ class MpiTransport final : public Transport {
   }
 
   void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override {
+    const Waiting waiting(waiting_for_, record);
     const CollectiveRecord what = ring().at(record);
     std::vector<MpiMessage*> open;
     for (const auto& message : messages) open.push_back(&static_cast<MpiMessage&>(*message));
     const auto all_ended = [&] {
       std::erase_if(open, [&](MpiMessage* message) { return message->ended(what); });
+      if (!open.empty()) check();
       return open.empty();
     };
     if (!poll_until(after(options_.timeout_s), all_ended)) fail_waiting(what, open);
   }
+
+  void check() override {
+    const int dead = dead_rank_.load(std::memory_order_relaxed);
+    MOEBIUS_CHECK(distributed, dead < 0, "{} is ended: the process of {} has ended", name(rank_), name(dead));
+  }
+
+  // Any thread. What is to be said of it: this rank's thread may come to its next message too late.
+  std::string death_text(int dead_rank) {
+    const int64_t record = waiting_for_;
+    const std::string doing = record < 0 ? fmt::format("{} computes", name(rank_))
+                                         : fmt::format("{}: {} waits", to_string(ring().at(record)), name(rank_));
+    return fmt::format("{}, and the process of {} has ended; did not join: {}\nlast collectives of {}:\n{}", doing,
+                       name(dead_rank), name(dead_rank), name(rank_), ring().text());
+  }
+  // Any thread. From now on this rank's own waits for nobody.
+  void learn_death(int dead_rank) { dead_rank_ = dead_rank; }
+  bool knows_death() const { return dead_rank_ >= 0; }
 
   // Whether every rank asks this within the time that is given to each.
   bool all_meet(double seconds) {
@@ -168,14 +190,25 @@ class MpiTransport final : public Transport {
     MPI_Allgather(&mine, 1, MPI_UINT64_T, all.data(), 1, MPI_UINT64_T, farewell_);
     return std::find(all.begin(), all.begin() + rank_, mine) != all.begin() + rank_;
   }
-  // Ends MPI. Not done by the destructor: when an exception passes by that other ranks have not met, it would wait.
-  void finalize() {
+  // Not done by the destructor: when an exception passes by that other ranks have not met, it would wait.
+  void release() {
     MPI_Comm_free(&comm_);
     MPI_Comm_free(&farewell_);
-    MPI_Finalize();
   }
 
  private:
+  // Says for whom may ask what the rank's thread waits for.
+  class Waiting {
+   public:
+    Waiting(std::atomic<int64_t>& where, int64_t record) : where_(where) { where_ = record; }
+    ~Waiting() { where_ = -1; }
+    Waiting(const Waiting&) = delete;
+
+   private:
+    std::atomic<int64_t>& where_;
+  };
+
+  std::string name(int rank) const { return name_of_rank(options_, rank); }
   [[noreturn]] void fail_waiting(const CollectiveRecord& what, const std::vector<MpiMessage*>& open) {
     std::vector<int> missing;
     for (const MpiMessage* message : open) missing.push_back(message->peer());
@@ -189,15 +222,38 @@ class MpiTransport final : public Transport {
   const WorldOptions options_;
   MPI_Comm comm_ = MPI_COMM_NULL, farewell_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
+  std::atomic<int64_t> waiting_for_ = -1;  // a record of ring()
+  std::atomic<int> dead_rank_ = -1;
 };
+
+// Over messages of its own: what the ring shows is the run's.
+std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& transport) {
+  MpiTransport meeting(options.world);
+  Control control(meeting);
+  const auto on_death = [&options, &transport](int rank) {
+    if (options.report) options.report(transport.death_text(rank));
+    transport.learn_death(rank);
+  };
+  auto watch = std::make_unique<RankWatch>(control, kWatchS, on_death);
+  if (!watch->why_missing().empty() && control.is_root() && options.warn)
+    options.warn(
+        fmt::format("mpi: the ranks could not connect to each other beside MPI ({}); going on: a rank that is "
+                    "killed will be noticed by the launcher alone",
+                    watch->why_missing()));
+  meeting.release();
+  return watch;
+}
 
 // Returns when every rank has failed by itself, as of a wrong recipe: then each ends as one process alone would. Else
 // the run ends here. Ranks that wait in vain report before one of them ends all: together they say who waits for whom.
-void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, const RankFailure& failure) {
+void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, RankWatch& watch,
+                         const RankFailure& failure) {
   if (!failure.distributed && transport.all_meet(kGraceS)) return;
-  if (options.report)
+  const bool was_reported = failure.distributed && transport.knows_death();
+  if (options.report && !was_reported)
     options.report(report_of(failure, name_of_rank(options.world, transport.rank()), transport.ring()));
   if (failure.distributed) std::this_thread::sleep_for(std::chrono::duration<double>(kGraceS));
+  watch.say_ending();
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ErrorKind::distributed));
 }
 
@@ -214,6 +270,7 @@ std::string mpi_version() {
 void run_mpi(const MpiOptions& options, const RankBody& body) {
   start_mpi();
   MpiTransport transport(options.world);
+  const std::unique_ptr<RankWatch> watch = watch_ranks(options, transport);
   try {
     body(transport);
     std::vector<int> all(transport.size());
@@ -221,9 +278,11 @@ void run_mpi(const MpiOptions& options, const RankBody& body) {
     transport.make_group("end of the run", all)->barrier();
   } catch (...) {
     const RankFailure failure = caught_failure();
-    end_unless_all_fail(options, transport, failure);
+    end_unless_all_fail(options, transport, *watch, failure);
+    watch->say_goodbye();
     const bool was_said = transport.was_said_before(failure.what);
-    transport.finalize();
+    transport.release();
+    MPI_Finalize();
     if (was_said && failure.kind) {
       // mpirun ends all when one of them ends so: not before the one that says it has.
       std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -231,7 +290,9 @@ void run_mpi(const MpiOptions& options, const RankBody& body) {
     }
     throw;
   }
-  transport.finalize();
+  watch->say_goodbye();
+  transport.release();
+  MPI_Finalize();
 }
 
 }  // namespace moebius

@@ -7,8 +7,10 @@ namespace moebius {
 
 struct MpiOptions {
   WorldOptions world;
-  // Gets the report of a rank that ends the run, just before the process is ended: there is no later.
+  // Gets the report of a rank that ends the run, just before the process is ended: there is no later. From any thread.
   std::function<void(const std::string&)> report;
+  // Gets, on rank 0, what the run goes on without.
+  std::function<void(const std::string&)> warn;
 };
 
 // "Open MPI v4.1.4, ..."; empty where the program was built without MPI.
@@ -18,7 +20,9 @@ std::string mpi_version();
 // Where body throws on every rank (a wrong recipe), so does this function; an Error whose text a rank before this one
 // throws too comes with an empty text, so that it is printed once. Otherwise a rank that throws, or
 // waits for another for longer than the timeout, reports why and ends all processes with MPI_Abort and
-// ErrorKind::distributed as the exit code. Error{usage} where the program was built without MPI.
+// ErrorKind::distributed as the exit code. When the process of a rank ends otherwise, the others report that at once
+// (comm/rank_watch.h) and end as well; a launcher that sees it ends them too, soon, with an exit code of its own.
+// Error{usage} where the program was built without MPI.
 void run_mpi(const MpiOptions& options, const RankBody& body);
 
 }  // namespace moebius

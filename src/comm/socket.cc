@@ -2,6 +2,8 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -76,14 +78,19 @@ Socket try_connect(const addrinfo& address, Deadline deadline) {
 
 using NameOf = int (*)(int, sockaddr*, socklen_t*);
 
+std::string number_of(const sockaddr& address, socklen_t size) {
+  char host[NI_MAXHOST] = {};
+  ::getnameinfo(&address, size, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
+  return host;
+}
+
 std::string host_of(const Socket& s, NameOf name_of) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
-  char host[NI_MAXHOST] = {};
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   if (name_of(s.descriptor(), generic, &size) != 0) return "";
-  ::getnameinfo(generic, size, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
-  const std::string text = host, mapped = "::ffff:";  // an address of IPv4, seen by a listener of both
+  const std::string text = number_of(*generic, size),
+                    mapped = "::ffff:";  // an address of IPv4, seen by a listener of both
   return text.starts_with(mapped) ? text.substr(mapped.size()) : text;
 }
 
@@ -181,6 +188,23 @@ Socket connect_until(const HostPort& to, Deadline deadline) {
 
 std::string peer_host(const Socket& connection) { return host_of(connection, ::getpeername); }
 std::string own_host(const Socket& connection) { return host_of(connection, ::getsockname); }
+
+std::vector<std::string> own_hosts() {
+  ifaddrs* found = nullptr;
+  if (::getifaddrs(&found) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> first(found, ::freeifaddrs);
+  std::vector<std::string> hosts;
+  for (const auto& [family, size] : {std::pair<int, socklen_t>{AF_INET, sizeof(sockaddr_in)},
+                                     std::pair<int, socklen_t>{AF_INET6, sizeof(sockaddr_in6)}}) {
+    for (const ifaddrs* a = first.get(); a != nullptr; a = a->ifa_next) {
+      if (a->ifa_addr == nullptr || a->ifa_addr->sa_family != family) continue;
+      if (!(a->ifa_flags & IFF_UP) || (a->ifa_flags & IFF_LOOPBACK)) continue;
+      const std::string host = number_of(*a->ifa_addr, size);
+      if (!host.empty() && !host.starts_with("fe80:")) hosts.push_back(host);  // which holds on one link alone
+    }
+  }
+  return hosts;
+}
 
 void write_all(const Socket& s, std::span<const std::byte> bytes, Deadline deadline, const char* what) {
   while (!bytes.empty()) {

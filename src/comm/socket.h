@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace moebius {
 
@@ -51,6 +52,8 @@ Socket connect_until(const HostPort& to, Deadline deadline);
 // By number: whom a connection leads to, and from where.
 std::string peer_host(const Socket& connection);
 std::string own_host(const Socket& connection);
+// By number: where other machines may reach this one, those of IPv4 first.
+std::vector<std::string> own_hosts();
 
 // All of it, or Error{distributed}: the other end is gone, or the time is over. what: "the table of ranks".
 void write_all(const Socket& s, std::span<const std::byte> bytes, Deadline deadline, const char* what);

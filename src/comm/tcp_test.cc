@@ -120,26 +120,26 @@ TEST(Tcp, ChannelsDoNotWaitForEachOther) {
 }
 
 // Neither rank is in a call of the group while the bytes move.
+// One rank waits for a message that no socket holds whole, and the other is elsewhere until it has it: each way round.
 TEST(Tcp, MessagesMoveWhileTheRanksCompute) {
-  std::atomic<bool> arrived = false;
-  expect_all_well(run_world(2, [&](Transport& transport) {
-    Member m(transport);
-    std::vector<float> x(20 * kLong, static_cast<float>(m.rank));
-    m.world->barrier();
-    if (m.rank == 0) {
-      Pending send = m.world->send(m.s, tensor(x), 1);
-      while (!arrived) std::this_thread::yield();
-      send.wait();
-    } else {
-      Pending recv = m.world->recv(m.s, tensor(x), 0);
-      const volatile float& last = x.back();
-      const Deadline deadline = deadline_in(20);
-      while (last != 0 && milliseconds_until(deadline) > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      arrived = true;
-      recv.wait();
+  for (const int busy : {0, 1}) {
+    std::atomic<bool> has_moved = false;
+    expect_all_well(run_world(2, [&](Transport& transport) {
+      Member m(transport);
+      std::vector<float> x(20 * kLong, static_cast<float>(m.rank));
+      m.world->barrier();
+      Pending message = m.rank == 0 ? m.world->send(m.s, tensor(x), 1) : m.world->recv(m.s, tensor(x), 0);
+      const Deadline deadline = deadline_in(10);
+      if (m.rank == busy) {
+        while (!has_moved && milliseconds_until(deadline) > 0)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        EXPECT_TRUE(has_moved);
+      }
+      message.wait();
+      if (m.rank != busy) has_moved = true;
       EXPECT_EQ(x, std::vector<float>(x.size()));
-    }
-  }));
+    }));
+  }
 }
 
 TEST(Tcp, MessagesThatAreGivenUpLeaveTheRestWhole) {

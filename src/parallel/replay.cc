@@ -192,13 +192,13 @@ std::string picture(const Replay& replay, double unit) {
   std::string lines;
   for (size_t r = 0; r < replay.ranks.size(); ++r) {
     std::vector<std::string> cells(column(replay.duration), ".");
-    for (const Span& span : replay.ranks[r].runs) {
-      const char first = span.action.pass == Pass::forward ? 'a' : 'A';
-      const int64_t virtual_stage = span.action.stage / replay.shape.num_ranks;
-      for (size_t c = column(span.begin); c < column(span.end); ++c) cells[c] = std::string(width, '-');
-      if (column(span.begin) == column(span.end)) continue;  // too short to be seen
-      cells[column(span.begin)] =
-          fmt::format("{}{}", static_cast<char>(first + virtual_stage % 26), span.action.micro_batch);
+    for (const RankReplay::Run& run : replay.ranks[r].runs) {
+      const char first = run.action.pass == Pass::forward ? 'a' : 'A';
+      const int64_t virtual_stage = run.action.stage / replay.shape.num_ranks;
+      for (size_t c = column(run.begin); c < column(run.end); ++c) cells[c] = std::string(width, '-');
+      if (column(run.begin) == column(run.end)) continue;  // too short to be seen
+      cells[column(run.begin)] =
+          fmt::format("{}{}", static_cast<char>(first + virtual_stage % 26), run.action.micro_batch);
     }
     std::string line = fmt::format("rank {}", r);
     for (const std::string& cell : cells) line += fmt::format(" {:<{}}", cell, width);

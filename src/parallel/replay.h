@@ -23,14 +23,13 @@ struct PipelineTimes {
 };
 PipelineTimes equal_times(const PipelineShape& shape, const StageTime& stage = {}, double transfer = 0);
 
-struct Span {
-  Action action;  // a run
-  double begin = 0, end = 0;
-};
-
 struct RankReplay {
-  std::vector<Span> runs;  // in order
-  double busy = 0;         // the sum of their times
+  struct Run {
+    Action action;
+    double begin = 0, end = 0;
+  };
+  std::vector<Run> runs;  // in order
+  double busy = 0;        // the sum of their times
   // What the rank must have room for; these follow from its list alone, whatever the times.
   int64_t peak_in_flight = 0;  // (micro-batch, stage)s between the start of their forward and the end of their backward
   std::vector<int64_t> peak_of_stage;  // the same of each virtual stage alone: their peaks need not come together

@@ -156,8 +156,8 @@ TEST(Replay, AChannelMovesOneMessageAtATime) {
   const PipelineShape shape = {.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 2};
   const Replay r = replay(schedule_1f1b(shape), equal_times(shape, {1, 1}, 4));
   const auto begin_of = [&](int64_t micro_batch) {
-    for (const Span& span : r.ranks[1].runs) {
-      if (span.action == Action{Verb::run, f, micro_batch, 1}) return span.begin;
+    for (const RankReplay::Run& run : r.ranks[1].runs) {
+      if (run.action == Action{Verb::run, f, micro_batch, 1}) return run.begin;
     }
     return -1.0;
   };

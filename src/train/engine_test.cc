@@ -102,6 +102,7 @@ TEST(DeviceMemory, IsComparedBeforeAnythingIsAllocated) {
 
 // cuDNN's kernels are part of the prediction where attention is as cuDNN takes it, and where the build has cuDNN.
 TEST(DeviceMemory, KnowsWhoComputesAttention) {
+  if (!Accelerator::is_built_in()) GTEST_SKIP() << Accelerator::why_missing();
   const auto code_bytes = [](int64_t head_dim, DType dtype) {
     EngineSpec spec = {.model = huge_spec(DeviceKind::null).model,
                        .precision = {.compute = dtype},

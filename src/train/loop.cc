@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 
+#include "core/fault.h"
 #include "io/files.h"
 #include "ops/elementwise/elementwise.h"
 #include "train/diagnose.h"
@@ -228,7 +229,10 @@ StepReport TrainingRun::train_step(int64_t step) {
   const CommCounters counters = comm_counters(engine_.mesh());
   loader_.begin_step(step);
   const double drawn_s = (now_us() - begin) * 1e-6;
-  engine_.train_step(step, lr, [&](MicroBatch& batch, int64_t m) { loader_.fill(batch, m); });
+  engine_.train_step(step, lr, [&](MicroBatch& batch, int64_t m) {
+    fault_point("train.mid_step");
+    loader_.fill(batch, m);
+  });
   if (traced) {
     engine_.set_trace(nullptr);
     write_file_atomic(run_.log.trace, trace.chrome_json());

@@ -12,16 +12,21 @@ namespace {
 
 void fail(const std::string& way, moebius::Rank& r) {
   if (way == "all") MOEBIUS_FAIL(usage, "this recipe is wrong on every rank");
+  if (way == "kill_idle" && r.rank != 1) std::this_thread::sleep_for(std::chrono::seconds(2));
   if (r.rank != 1) return;
   if (way == "throw") MOEBIUS_FAIL(numerics, "the loss is not a number");
   if (way == "stop") std::raise(SIGSTOP);
-  if (way == "kill") std::raise(SIGKILL);
+  if (way == "kill" || way == "kill_idle") {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until the others wait
+    std::raise(SIGKILL);
+  }
   if (way == "stall") std::this_thread::sleep_for(std::chrono::seconds(120));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGTERM, [](int) {});  // as in training: mpirun sends it to the others when a rank has died
   const std::string way = argc > 1 ? argv[1] : "";
   const moebius::WorldOptions options{.timeout_s = 3, .coordinates = [](int r) { return "dp " + std::to_string(r); }};
   try {

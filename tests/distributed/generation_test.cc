@@ -24,6 +24,8 @@ const GenerationCase kCases[] = {
     {"tp2_latent", 2, {.tp = 2}, {.latent_qkv = true}},
     {"tp2_gpt_oss", 2, {.tp = 2}, {.gpt_oss = true}},
     {"tp2_whole_norm", 2, {.tp = 2}, {.whole_norm = true}},
+    {"tp2_latent_bias", 2, {.tp = 2}, {.latent_bias = true}},
+    {"tp2_clipped", 2, {.tp = 2}, {.clipped = true}},
     {"tp2_tied", 2, {.tp = 2}, {.tied = true}},
     {"ep2", 2, {.ep = 2}},
     {"ep4_alltoall", 4, {.ep = 4, .dispatcher = "alltoall"}},

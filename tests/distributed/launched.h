@@ -22,7 +22,7 @@ inline void report_to_stderr(const std::string& text) { std::fprintf(stderr, "re
 
 // REQUIRES: started by one of them.
 inline void run_launched(const WorldOptions& world, const RankBody& body) {
-  if (!started_over_tcp()) return run_mpi({.world = world, .report = report_to_stderr}, body);
+  if (!started_over_tcp()) return run_mpi({.world = world, .report = report_to_stderr, .warn = report_to_stderr}, body);
   const auto number = [](const char* name) { return std::atoi(std::getenv(name)); };
   run_tcp({.world = world,
            .rank = number("RANK"),

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <map>
 
+#include "comm/mpi.h"
 #include "tests/faults/training_run.h"
 
 namespace moebius {
@@ -11,12 +12,6 @@ namespace {
 using testing::AnyOf;
 using testing::HasSubstr;
 using testing::Not;
-
-// What is special about a rank: its fault, its own overrides.
-struct RankIs {
-  std::string fault;
-  Words overrides = {};
-};
 
 class RankedRuns : public TrainingRuns {
  public:
@@ -94,6 +89,40 @@ class RankedRun : public testing::Test {
  protected:
   RankedRuns runs_{{"run.threads=1", "train.steps=6", "checkpoint.every=2"}};
 };
+
+// The exit code is the launcher's: 137 of Open MPI, 9 of MPICH, whose launcher may also kill the others before they
+// speak.
+TEST_F(RankedRun, ARankThatIsKilledInAStepIsNamedByTheOthers) {
+  ASSERT_EQ(runs_.train_ranks(3, "undisturbed", {"train.global_batch=6"}), 0) << runs_.err();
+  const bool mpich = mpi_version().starts_with("MPICH");
+  EXPECT_EQ(runs_.train_ranks(3, "r", {"train.global_batch=6"}, {{1, {"train.mid_step:4"}}}),
+            mpich ? SIGKILL : kKilled);
+  if (!mpich) {
+    const std::string dead = "rank 1 (tp 0, cp 0, dp 1, pp 0, etp 0, ep 0, edp 1)";
+    for (const int survivor : {0, 2}) {
+      const std::string name = fmt::format("rank {0} (tp 0, cp 0, dp {0}, pp 0, etp 0, ep 0, edp {0})", survivor);
+      EXPECT_THAT(runs_.err(),
+                  HasSubstr(fmt::format(": {} waits, and the process of {} has ended; did not join: {}\nlast "
+                                        "collectives of {}:\n",
+                                        name, dead, dead, name)));
+      EXPECT_THAT(runs_.err(), testing::ContainsRegex("error: [a-z_]+ [0-9]+ of group [a-z_]+ \\([a-z0-9]+ x "
+                                                      "[0-9]+\\): rank " +
+                                                      std::to_string(survivor)));
+    }
+    EXPECT_EQ(runs_.count_in_err("has ended; did not join"), 2) << runs_.err();
+  }
+  ASSERT_EQ(runs_.train_ranks(3, "r", {"train.global_batch=6"}), 0) << runs_.err();
+  runs_.expect_same("r", "undisturbed");
+}
+
+TEST_F(RankedRun, ARankThatThrowsInAStepEndsAllWithCode6) {
+  EXPECT_EQ(runs_.train_ranks(2, "r", {}, {{1, {"train.mid_step:4:throw"}}}), 6) << runs_.err();
+  EXPECT_THAT(runs_.err(),
+              HasSubstr("error: rank 1 (tp 0, cp 0, dp 1, pp 0, etp 0, ep 0, edp 1) threw, and others did not: "
+                        "train.mid_step: Input/output error (a test's fault)\nlast collectives of rank 1"));
+  EXPECT_EQ(runs_.count_in_err("the process of rank"), 0) << runs_.err();
+  EXPECT_EQ(runs_.train_ranks(2, "r"), 0) << runs_.err();
+}
 
 TEST_F(RankedRun, AProcessThatStandsStillIsNamedInTime) {
   const auto begin = std::chrono::steady_clock::now();

@@ -25,12 +25,20 @@ inline Words joined(Words a, const Words& b) {
   return a;
 }
 
-// Starts moebius_faults with these words in `dir`; what it says goes to the files `out` and `err` there.
-inline pid_t start_program(const std::string& dir, const Words& words, const FaultRequest& request = {}) {
+// What is special about a process: variables, and where what it says goes.
+struct Surroundings {
+  std::map<std::string, std::string> environment;
+  std::string out = "out", err = "err";  // files in the folder where it runs
+};
+
+// Starts moebius_faults with these words in `dir`.
+inline pid_t start_program(const std::string& dir, const Words& words, const FaultRequest& request = {},
+                           const Surroundings& around = {}) {
   return start_forked(request, [&] {
     MOEBIUS_CHECK(io, ::chdir(dir.c_str()) == 0, "chdir to {}", dir);
-    ::dup2(::open("out", O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666), STDOUT_FILENO);
-    ::dup2(::open("err", O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666), STDERR_FILENO);
+    ::dup2(::open(around.out.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666), STDOUT_FILENO);
+    ::dup2(::open(around.err.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666), STDERR_FILENO);
+    for (const auto& [name, value] : around.environment) ::setenv(name.c_str(), value.c_str(), 1);
     const std::string program = MOEBIUS_BINARY_DIR "/moebius_faults";
     std::vector<char*> arguments{const_cast<char*>(program.c_str())};
     for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -39,6 +47,12 @@ inline pid_t start_program(const std::string& dir, const Words& words, const Fau
     MOEBIUS_FAIL(io, "exec {}: {}", program, errno_text(errno));
   });
 }
+
+// What is special about a rank: its fault, its own overrides.
+struct RankIs {
+  std::string fault;
+  Words overrides = {};
+};
 
 // A folder with a tiny dataset, where runs of the recipe tiny_cpu are made.
 class TrainingRuns {

@@ -1,0 +1,131 @@
+// Runs of several ranks, each a process that was given the variables of torchrun, that are killed, stopped and spoilt:
+// those that are left end in time with the right code and name who it was, and the run that is started again cannot be
+// told from one that was not disturbed.
+#include <chrono>
+
+#include "comm/socket.h"
+#include "tests/faults/training_run.h"
+
+namespace moebius {
+namespace {
+
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::Each;
+using testing::HasSubstr;
+
+// By rank.
+using Codes = std::vector<int>;
+using Special = std::map<int, RankIs>;
+
+class TcpRuns : public TrainingRuns {
+ public:
+  using TrainingRuns::TrainingRuns;
+
+  std::vector<pid_t> start_ranks(int num_ranks, const std::string& run, const Special& special = {}) const {
+    // Free now, and for the moment until rank 0 listens there.
+    const std::string port = std::to_string(port_of(listen_at(0, /*loopback_only=*/true)));
+    std::vector<pid_t> processes;
+    for (int r = 0; r < num_ranks; ++r) {
+      const auto it = special.find(r);
+      const RankIs is = it == special.end() ? RankIs{} : it->second;
+      const Surroundings around{.environment = {{"RANK", std::to_string(r)},
+                                                {"WORLD_SIZE", std::to_string(num_ranks)},
+                                                {"MASTER_ADDR", "127.0.0.1"},
+                                                {"MASTER_PORT", port}},
+                                .out = fmt::format("out-{}", r),
+                                .err = fmt::format("err-{}", r)};
+      const Words words = joined(words_of(run, is.overrides), {"--timeout", "6"});
+      processes.push_back(start_program(path(""), words, {.fault = is.fault, .log = {}}, around));
+    }
+    return processes;
+  }
+  Codes train_ranks(int num_ranks, const std::string& run, const Special& special = {}) const {
+    Codes codes;
+    for (const pid_t process : start_ranks(num_ranks, run, special)) codes.push_back(end_of(process));
+    return codes;
+  }
+  std::string err_of(int rank) const { return read_file(path(fmt::format("err-{}", rank))); }
+};
+
+std::string name_of(int rank) { return fmt::format("rank {0} (tp 0, cp 0, dp {0}, pp 0, etp 0, ep 0, edp {0})", rank); }
+
+// The report begins with the collective that is waited for.
+auto BeginsWithCollectiveOf(int rank) {
+  return ContainsRegex("error: [a-z_]+ [0-9]+ of group [a-z_]+ \\([a-z0-9]+ x [0-9]+\\): rank " + std::to_string(rank));
+}
+
+class TcpRun : public testing::Test {
+ protected:
+  TcpRuns runs_{{"run.threads=1", "train.steps=6", "checkpoint.every=2", "train.global_batch=12"}};
+};
+
+// With three ranks the fourth micro-batch of a rank is the second of its second step.
+TEST_F(TcpRun, ARankThatIsKilledInAStepIsNamedByTheOthers) {
+  ASSERT_THAT(runs_.train_ranks(3, "undisturbed"), Each(0)) << runs_.err_of(0);
+  EXPECT_EQ(runs_.train_ranks(3, "r", {{1, {"train.mid_step:4"}}}), (Codes{6, kKilled, 6}));
+  for (const int survivor : {0, 2}) {
+    EXPECT_THAT(runs_.err_of(survivor), BeginsWithCollectiveOf(survivor));
+    EXPECT_THAT(
+        runs_.err_of(survivor),
+        HasSubstr(fmt::format("{} waits, and the connection to {} broke: its process has ended; did not join: {}\n"
+                              "last collectives of {}:\n",
+                              name_of(survivor), name_of(1), name_of(1), name_of(survivor))));
+  }
+  ASSERT_THAT(runs_.train_ranks(3, "r"), Each(0)) << runs_.err_of(0);
+  runs_.expect_same("r", "undisturbed");
+}
+
+TEST_F(TcpRun, ARankThatIsStoppedInAStepIsNamedInTime) {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<pid_t> ranks = runs_.start_ranks(2, "r", {{1, {"train.mid_step:4:stop"}}});
+  EXPECT_EQ(end_of(ranks[0]), 6) << runs_.err_of(0);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  EXPECT_THAT(runs_.err_of(0), BeginsWithCollectiveOf(0));
+  EXPECT_THAT(runs_.err_of(0), HasSubstr(fmt::format("{} has waited for 6 s; did not join: {}\nlast collectives of {}",
+                                                     name_of(0), name_of(1), name_of(0))));
+  ::kill(ranks[1], SIGCONT);  // it finds that the others are gone
+  EXPECT_EQ(end_of(ranks[1]), 6) << runs_.err_of(1);
+  EXPECT_THAT(runs_.train_ranks(2, "r"), Each(0)) << runs_.err_of(0);
+}
+
+TEST_F(TcpRun, ARankThatThrowsInAStepEndsAllWithCode6) {
+  EXPECT_THAT(runs_.train_ranks(3, "r", {{1, {"train.mid_step:4:throw"}}}), Each(6));
+  EXPECT_THAT(runs_.err_of(1), HasSubstr("error: " + name_of(1) +
+                                         " threw, and others did not: train.mid_step: Input/output error (a test's "
+                                         "fault)\nlast collectives of " +
+                                         name_of(1)));
+  for (const int other : {0, 2}) {
+    EXPECT_THAT(runs_.err_of(other),
+                HasSubstr(fmt::format("{} is ended, because {} has ended the run: ", name_of(other), name_of(1))));
+  }
+  EXPECT_THAT(runs_.train_ranks(3, "r"), Each(0)) << runs_.err_of(0);
+}
+
+TEST_F(TcpRun, ARankWhoseDiskIsFullEndsAllWithCode4) {
+  EXPECT_THAT(runs_.train_ranks(2, "r", {{1, {"checkpoint.mid_shard:200:enospc"}}}), Each(4));
+  EXPECT_THAT(runs_.err_of(0),
+              AllOf(HasSubstr("rank 1: checkpoint: save of step "), HasSubstr("No space left on device")));
+  EXPECT_THAT(runs_.train_ranks(2, "r"), Each(0)) << runs_.err_of(0);
+}
+
+TEST_F(TcpRun, RanksThatWereGivenOtherRecipesDoNotBegin) {
+  EXPECT_THAT(runs_.train_ranks(3, "r", {{2, {.fault = {}, .overrides = {"optimizer.lr=0.5"}}}}), Each(2));
+  EXPECT_THAT(runs_.err_of(0),
+              AllOf(HasSubstr("the ranks do not agree on the recipe: ranks 0, 1 against rank 2; line "),
+                    HasSubstr("of rank 2 \"lr = 0.5\"")));
+  for (const int other : {1, 2})
+    EXPECT_THAT(runs_.err_of(other), testing::Not(HasSubstr("error: "))) << "rank 0 says it";
+  EXPECT_FALSE(std::filesystem::exists(runs_.path("r")));
+}
+
+// Of ranks that are threads the error is the run's own.
+TEST_F(TcpRun, AThreadThatThrowsInAStepEndsAll) {
+  const Words words = joined(runs_.words_of("r"), {"--ranks", "2"});
+  EXPECT_EQ(end_of(start_program(runs_.path(""), words, {.fault = "train.mid_step:4:throw", .log = {}})), 4)
+      << runs_.err();
+  EXPECT_THAT(runs_.err(), ContainsRegex("error: rank [01] \\(tp 0, .*\\): train.mid_step: Input/output error"));
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""A type of namespace moebius has one definition. Two in different files are undefined behaviour that no compiler sees:
+the linker keeps one copy of std::vector<T> for both, and one of the two then writes past its elements."""
+
+import collections
+import re
+import sys
+
+from sources import CPP, read, report, root_from_arguments, sources
+
+# The format has every namespace and every type outside of others start in the first column.
+OPEN = re.compile(r"(?:inline )?namespace\s*([\w:]*)\s*\{")
+CLOSE = re.compile(r"\}\s*// namespace")
+TYPE = re.compile(r"(?:template <[^>]*>\s*)?(?:struct|class|union|enum class|enum)\s+(\w+)\b(?!\s*::)[^;(]*\{")
+
+
+def types(text):
+    """(line number, full name) of the types that other files can see."""
+    namespaces = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := OPEN.match(line):
+            namespaces.append(match[1])
+        elif CLOSE.match(line) and namespaces:
+            namespaces.pop()
+        elif (match := TYPE.match(line)) and "" not in namespaces:
+            yield number, "::".join([*namespaces, match[1]])
+
+
+def main():
+    root = root_from_arguments()
+    places = collections.defaultdict(list)
+    files = [path for path in sources(root, CPP) if path.parts[0] != "tools"]
+    for path in files:
+        for number, name in types(read(root, path)):
+            places[name].append(f"{path}:{number}")
+    complaints = [f"{found[-1]}: {name} is defined in {found[0]} too; rename one, or put it into an unnamed namespace"
+                  for name, found in sorted(places.items()) if len(found) > 1]
+    return report("names", complaints, f"{len(places)} types")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
