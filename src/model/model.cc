@@ -9,7 +9,11 @@
 namespace moebius {
 
 std::vector<HeldStage> whole_model(const ModelSpec& model) {
-  return {{.spec = {.embedding = true, .num_layers = model.num_layers, .num_mtp = model.num_mtp_layers, .loss = true}}};
+  return {{.spec = {.embedding = true,
+                    .num_layers = model.num_layers,
+                    .norm = true,
+                    .num_mtp = model.num_mtp_layers,
+                    .loss = true}}};
 }
 
 namespace {
@@ -90,7 +94,7 @@ void Model::backward(Step& step) {
 void Model::forward(Step& step, const StagePass& at, Tensor stream_TD, bool with_gradients) {
   const Stage& stage = stages_[at.virtual_stage];
   Stage::Saved& saved = saved_[at.virtual_stage][at.saved_set];
-  stage.forward(step, stream_TD, saved);
+  stage.forward(step, stream_TD, saved, with_gradients);
   if (stage.spec().loss) stage.forward_loss(step, saved, with_gradients);
 }
 

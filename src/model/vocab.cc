@@ -39,8 +39,8 @@ Embedding::Embedding(const Param& table, const ModelSpec& m, const Mesh& mesh)
 Embedding::Embedding(ParamTable& params, const ModelSpec& m, DType dtype, const Mesh& mesh)
     : Embedding(params.declare(table_spec(kEmbedding, m, dtype, mesh)), m, mesh) {}
 
-Embedding Embedding::copy(ParamTable& params, const ModelSpec& m, DType dtype, const Mesh& mesh, const Param& head) {
-  if (m.tie_word_embeddings) return Embedding(head, m, mesh);
+Embedding Embedding::copy(ParamTable& params, const ModelSpec& m, DType dtype, const Mesh& mesh, const Param* head) {
+  if (m.tie_word_embeddings && head) return Embedding(*head, m, mesh);
   ParamSpec spec = table_spec(kEmbedding, m, dtype, mesh);
   spec.tied_copy = true;
   return Embedding(params.declare(std::move(spec)), m, mesh);

@@ -16,8 +16,8 @@ class Embedding {
   // Error{usage} when there are more ranks than tokens in the vocabulary.
   Embedding(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh);
   // On a rank that is not the embedding's: over a copy of the table (ParamSpec::tied_copy), that of the head where the
-  // model ties them.
-  static Embedding copy(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh, const Param& head);
+  // model ties them. head: null where it is elsewhere.
+  static Embedding copy(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh, const Param* head);
   // tokens: i32, of all tp ranks' rows and maybe more, behind those.
   void forward(Step& step, Tensor x_tD, Tensor tokens) const;
   void backward_weight(Step& step, Tensor dx_tD, Tensor token_T) const;

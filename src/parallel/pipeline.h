@@ -63,8 +63,14 @@ class Pipeline {
  private:
   using Compute = std::function<void(const PlacedAction& placed, const Tensor& stream_tD)>;
   void run(Stream& s, StepStack& stack, const PlacedList& list, const BatchOf& batch) const;
-  void run(Stream& s, const PlacedList& list, int64_t rows, const Compute& compute) const;
+  using RowsOf = std::function<int64_t(int64_t stage)>;
+  void run(Stream& s, const PlacedList& list, const RowsOf& of_message, const RowsOf& of_stage,
+           const Compute& compute) const;
   void compute(Step& step, const PipelineShape& shape, const PlacedAction& placed, const Tensor& stream_tD) const;
+  // Rows of the message behind a stage, and of the buffer that a pass of a stage works in. ahead: with the hidden
+  // states of multi-token prediction that stands apart from the loss.
+  int64_t message_rows(int64_t from_stage, bool ahead) const;
+  int64_t buffer_rows(int64_t stage, bool ahead) const;
   Group& group(Pass pass) const { return mesh_.group(pass == Pass::forward ? Axis::pp : Axis::pp_back); }
 
   PipelineRank rank_;

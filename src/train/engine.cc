@@ -265,7 +265,7 @@ void Engine::make_model() {
                                                 .fusion = spec_.fusion});
   check_freeze(spec_);
   if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);
-  tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_);
+  tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_, rank ? &rank->layout : nullptr);
 }
 
 Stream Engine::stream() {

@@ -40,6 +40,7 @@ const GenerationCase kCases[] = {
     {"pp2_tied", 2, {.pp = 2}, {.tied = true}},
     {"pp2_vpp2_ep2", 4, {.pp = 2, .vpp = 2, .ep = 2}},
     {"pp2_mtp", 2, {.pp = 2}, {.mtp = 1}},
+    {"pp3_mtp_apart", 3, {.pp = 3, .layout = "E t*2 | t*2 m | L"}, {.mtp = 1}},
     {"tp2_pp2_ep4", 8, {.tp = 2, .pp = 2, .ep = 4}, {.gpt_oss = true}},
 };
 

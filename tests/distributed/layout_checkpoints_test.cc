@@ -57,6 +57,7 @@ const Ring kRings[] = {
      {.mtp = 2},
      {{8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
       {3, {.pp = 3, .layout = "E t*2 | t*2 | m*2 L"}},
+      {3, {.pp = 3, .layout = "E t*4 | m*2 | L"}},
       {},
       {4, {.tp = 2, .ep = 2, .etp = 2}},
       {4, {.pp = 2, .vpp = 2}}}},
