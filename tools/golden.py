@@ -14,156 +14,16 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file as load_numpy
 
+from golden_cases import CASES
+
 DATA = Path(__file__).resolve().parent.parent / "tests" / "golden" / "data"
 
-# -- the cases -------------------------------------------------------------------------------------------
-
-# Sizes are tiny, odd where they may be, and differ from each other, so that a swapped dimension cannot fit by luck.
-MIXTRAL = {
-    "model_type": "mixtral", "vocab_size": 97, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "sliding_window": None, "tie_word_embeddings": False,
-}
-QWEN3 = {
-    "model_type": "qwen3_moe", "vocab_size": 97, "hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "num_experts": 8, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 14, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "sliding_window": None,
-    "use_sliding_window": False, "norm_topk_prob": True, "tie_word_embeddings": False,
-}
-LLAMA = {
-    "model_type": "llama", "vocab_size": 97, "hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
-MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": None}
-QWEN3_DENSE = LLAMA | {"model_type": "qwen3", "head_dim": 10, "rms_norm_eps": 1e-6, "sliding_window": None,
-                       "use_sliding_window": False}
-QWEN2 = LLAMA | {"model_type": "qwen2", "rms_norm_eps": 1e-6, "sliding_window": None, "use_sliding_window": False}
-QWEN2_MOE = QWEN2 | {
-    "model_type": "qwen2_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 14,
-    "shared_expert_intermediate_size": 22, "norm_topk_prob": False,
-}
-OLMOE = {
-    "model_type": "olmoe", "vocab_size": 97, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 2,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-2, "norm_topk_prob": False, "tie_word_embeddings": False,
-}
-
-DEEPSEEK_V2 = {
-    "model_type": "deepseek_v2", "vocab_size": 97, "hidden_size": 24, "intermediate_size": 28, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 10, "kv_lora_rank": 12, "qk_nope_head_dim": 6,
-    "qk_rope_head_dim": 8, "v_head_dim": 5, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2,
-    "moe_intermediate_size": 14, "first_k_dense_replace": 1, "topk_method": "greedy", "routed_scaling_factor": 1.5,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "norm_topk_prob": False, "tie_word_embeddings": False,
-}
-DEEPSEEK_V3 = {key: value for key, value in DEEPSEEK_V2.items() if key != "topk_method"} | {
-    "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
-    "n_shared_experts": 1, "num_mtp_layers": 0,
-}
-GPT_OSS = {
-    "model_type": "gpt_oss", "vocab_size": 97, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10, "num_local_experts": 8,
-    "num_experts_per_tok": 3, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "sliding_window": 4,
-    "tie_word_embeddings": False,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4, "beta_slow": 1}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 32}
-
-
-@dataclass
-class Case:
-    """One folder: the model, how its config.json is spelled, and the documents in each row of tokens."""
-    config: dict
-    theta: float
-    spelling: str  # "v4": rope_theta, torch_dtype, num_experts; "v5": rope_parameters, dtype, num_local_experts
-    rows: list  # lengths of the documents in each row; rows are equally long
-    rope: dict = field(default_factory=lambda: {"rope_type": "default"})
-    fp8_block: tuple = ()  # of matrices that are written in 8-bit floats with one scale for each block
-    mxfp4: bool = False  # experts are written in 4-bit floats
-    mtp: int = 0  # depths of multi-token prediction
-    reseed: int = 0  # another draw, where one has two scores too close to call
-
-    @property
-    def packed(self):
-        return any(len(row) > 1 for row in self.rows)
-
-
-CASES = {
-    # head_dim absent (then hidden / heads = 6); a large eps, so that an ignored one is seen.
-    "mixtral_v4": Case(MIXTRAL | {"rms_norm_eps": 1e-2}, 500.0, "v4", [[7], [7]]),
-    # heads * head_dim = 32, hidden = 24; tied embeddings; one kv head for all.
-    "mixtral_v5_tied": Case(MIXTRAL | {"head_dim": 8, "num_key_value_heads": 1, "tie_word_embeddings": True},
-                            1e4, "v5", [[5], [5], [5]]),
-    # dense layer by name: layer 0.
-    "qwen3_moe_v5": Case(QWEN3 | {"num_hidden_layers": 3, "mlp_only_layers": [0], "moe_intermediate_size": 10},
-                         500.0, "v5", [[7], [7]]),
-    # dense layer by step: layers 0 and 2; top-k weights as they come out of the softmax.
-    "qwen3_moe_v4_step2": Case(QWEN3 | {"num_hidden_layers": 3, "decoder_sparse_step": 2, "norm_topk_prob": False,
-                                        "rms_norm_eps": 1e-2}, 1e4, "v4", [[7], [7]]),
-    # every layer MoE; an odd number of experts, top-3; tied embeddings.
-    "qwen3_moe_tied": Case(QWEN3 | {"num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": False,
-                                    "num_key_value_heads": 1, "tie_word_embeddings": True}, 1e4, "v5", [[11]]),
-    # documents kept apart in a row: positions restart, no attention across; one document of a single token.
-    "qwen3_moe_packed": Case(QWEN3 | {"mlp_only_layers": [1]}, 500.0, "v4", [[4, 5], [1, 5, 3]]),
-    # dense families: head_dim absent; a large eps.
-    "llama_v4": Case(LLAMA | {"rms_norm_eps": 1e-2}, 500.0, "v4", [[7], [7]]),
-    # a window shorter than the row; heads * head_dim unlike hidden; tied embeddings, one kv head.
-    "mistral_v5_window": Case(MISTRAL | {"head_dim": 8, "sliding_window": 4, "num_key_value_heads": 1,
-                                         "tie_word_embeddings": True}, 1e4, "v5", [[9], [9]]),
-    # q and k normed per head, documents kept apart.
-    "qwen3_v4_packed": Case(QWEN3_DENSE, 1e4, "v4", [[4, 5], [1, 5, 3]]),
-    # biases of q, k and v; tied embeddings.
-    "qwen2_v4": Case(QWEN2 | {"tie_word_embeddings": True}, 1e4, "v4", [[7], [7]]),
-    # and a gated shared expert; layer 0 dense.
-    "qwen2_moe_v5": Case(QWEN2_MOE | {"num_hidden_layers": 3, "mlp_only_layers": [0]}, 500.0, "v5", [[7], [7]]),
-    # q and k normed over all heads, fewer of k than of q; a large eps.
-    "olmoe_v4_packed": Case(OLMOE, 1e4, "v4", [[4, 5], [1, 5, 3]]),
-    # frequencies stretched as in Llama 3.1, all three ranges of them.
-    "llama_v4_llama3": Case(LLAMA | {"head_dim": 12}, 50.0, "v4", [[9], [9]], LLAMA3),
-    # and by YaRN, whose magnitude is its own.
-    "qwen3_v5_yarn": Case(QWEN3_DENSE, 500.0, "v5", [[9], [9]], YARN),
-    # latent attention with a query latent; four groups of two experts; YaRN with two mscales; documents kept apart.
-    "deepseek_v3_v4_packed": Case(DEEPSEEK_V3, 500.0, "v4", [[4, 5], [1, 5, 3]],
-                                  YARN | {"mscale": 1.0, "mscale_all_dim": 0.707}, reseed=1),
-    # without it, v wider than k; halves rotate instead of neighbours; no groups, top-3 of 7, weights as they are.
-    "deepseek_v3_v5": Case(DEEPSEEK_V3 | {"q_lora_rank": None, "v_head_dim": 17, "rope_interleave": False,
-                                          "n_routed_experts": 7, "num_experts_per_tok": 3, "n_group": 1,
-                                          "topk_group": 1, "norm_topk_prob": False}, 1e4, "v5", [[7], [7]]),
-    # groups scored by their best expert; no query latent; YaRN with one mscale, which scales the scores.
-    "deepseek_v2_v4": Case(DEEPSEEK_V2 | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "n_group": 4,
-                                          "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 1}, 500.0,
-                           "v4", [[9], [9]], YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}, reseed=1),
-    # greedy; every layer MoE; documents kept apart.
-    "deepseek_v2_v5_packed": Case(DEEPSEEK_V2 | {"first_k_dense_replace": 0}, 1e4, "v5", [[4, 5], [1, 5, 3]]),
-    # matrices of the layers in 8-bit floats; blocks at the edges are partial.
-    "deepseek_v3_fp8": Case(DEEPSEEK_V3, 1e4, "v4", [[7], [7]], fp8_block=(8, 16)),
-    # sinks, a window in every other layer, biases everywhere, the clamped activation; YaRN that does not truncate.
-    "gpt_oss_v4": Case(GPT_OSS, 500.0, "v4", [[9], [9]], YARN | {"truncate": False}),
-    # windows of other layers than by default; experts whose down_proj is square; documents kept apart.
-    "gpt_oss_v5_packed": Case(GPT_OSS | {"intermediate_size": 24, "num_local_experts": 5, "num_experts_per_tok": 2,
-                                         "num_hidden_layers": 2, "sliding_window": 3,
-                                         "layer_types": ["full_attention", "sliding_attention"]},
-                              1e4, "v5", [[4, 5], [1, 5, 3]]),
-    # experts in 4-bit blocks, square as well; tied embeddings, one kv head.
-    "gpt_oss_mxfp4": Case(GPT_OSS | {"hidden_size": 32, "intermediate_size": 32, "num_local_experts": 4,
-                                     "num_hidden_layers": 2, "num_key_value_heads": 1, "num_experts_per_tok": 2,
-                                     "tie_word_embeddings": True},
-                          500.0, "v4", [[7], [7]], YARN | {"truncate": False}, mxfp4=True),
-    # multi-token prediction as it is released, documents kept apart: one of two tokens, one of a single one.
-    "deepseek_v3_mtp": Case(DEEPSEEK_V3 | {"num_mtp_layers": 1}, 500.0, "v4", [[4, 2, 3], [1, 5, 3]], mtp=1,
-                            reseed=3),
-    # two depths, each of what the one before left.
-    "deepseek_v3_mtp2": Case(DEEPSEEK_V3 | {"num_mtp_layers": 2, "q_lora_rank": None, "n_group": 1, "topk_group": 1},
-                             1e4, "v5", [[7], [7]], mtp=2),
-}
 MTP_COEFF = 0.3
 
 # -- writing ---------------------------------------------------------------------------------------------
@@ -383,6 +243,24 @@ def check_routing(layers, routers, config):
     return ids_by_score
 
 
+def check_clipping(model, tokens):
+    """Some elements of q, of k and of v are beyond clip_qkv, some are not."""
+    import torch
+    limit, outputs, hooks = model.config.clip_qkv, {}, []
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        for name, module in (("q", attention.q_norm), ("k", attention.k_norm), ("v", attention.v_proj)):
+            hooks.append(module.register_forward_hook(
+                lambda _, __, out, name=name: outputs.setdefault(name, []).append(out)))  # cut in place afterwards
+    with torch.no_grad():
+        model(input_ids=tokens, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    for name, cut in outputs.items():
+        at_limit = (torch.cat([t.flatten() for t in cut]).abs() == limit).float().mean().item()
+        assert 0.1 < at_limit < 0.9, f"{at_limit:.0%} of {name} are cut"
+
+
 def check_packed(model, tokens, documents, logits):
     """The same row in one pass, with restarting positions and a block-diagonal causal mask, must agree."""
     import torch
@@ -556,6 +434,8 @@ def write_case(data, name, seed):
     loss_ahead = mtp_loss(ahead, tokens, case.rows) if mtp else torch.zeros(())
     (token_loss.mean() + MTP_COEFF * loss_ahead).backward()
     chosen = check_routing(all_layers(model, mtp), routers, case.config)
+    if case.config.get("clip_qkv"):
+        check_clipping(model, tokens)
     if case.packed:
         check_packed(model, tokens, case.rows, logits)
     else:
@@ -677,6 +557,12 @@ In the packed case each document was run alone: positions restart at its first t
 | `gpt_oss_mxfp4` | `rope_scaling`, `torch_dtype` | experts in 4-bit blocks with scales, square; tied embeddings; gradients are by the unpacked weights |
 | `deepseek_v2_v4` | `rope_scaling` with `type`, `torch_dtype` | groups by their best expert; one mscale; one shared expert |
 | `deepseek_v2_v5_packed` | `rope_parameters`, `dtype` | greedy; two shared experts; no dense layer; documents kept apart |
+| `olmoe_v5_clip_bias` | `rope_parameters`, `dtype` | `clip_qkv` that cuts a part of q, k and v; `attention_bias` |
+| `llama_v4_bias` | `rope_theta`, `torch_dtype` | `attention_bias`: q, k, v and o |
+| `qwen3_v5_bias` | `rope_parameters`, `dtype` | the same before norms per head; tied embeddings |
+| `qwen3_moe_v4_bias_packed` | `rope_theta`, `torch_dtype` | the same; documents kept apart |
+| `deepseek_v3_v4_bias_packed` | `rope_theta`, `torch_dtype` | `attention_bias`: q_a, kv_a and o; documents kept apart |
+| `deepseek_v2_v5_bias` | `rope_parameters`, `dtype` | `attention_bias`: kv_a and o, no query latent |
 
 `adamw.safetensors`: five steps of torch.optim.AdamW. `param.0.{{name}}` is the start, `grad.{{step}}.{{name}}` the
 gradient before clipping and `param.{{step}}.{{name}}` the result, for steps 1 to 5; `lr` F32 [5]; `grad_norm` F32 [5],

@@ -17,7 +17,8 @@ int run(const Options& o, Log& log) {
   if (o.spec.granularity > 0 && o.spec.top_k % o.spec.granularity != 0) {
     log.warn(
         "top-k {} is no multiple of granularity {}: of some copies not all slices are chosen, and the model starts "
-        "away from the dense one",
+        "away from the dense one; the router's rows of a copy are equal, so which slices are chosen is a tie that "
+        "transformers may break otherwise",
         o.spec.top_k, o.spec.granularity);
   }
   const UpcycleResult result = upcycle(o.spec);

@@ -90,13 +90,28 @@ bool slides(const HfReader& r, const ModelSpec& m, int64_t i) {
 void read_window_layers(const HfReader& r, ModelSpec& m) {
   for (int64_t i = 0; i < m.num_layers; ++i) m.sliding_layers.push_back(slides(r, m, i));
   const auto sliding = std::count(m.sliding_layers.begin(), m.sliding_layers.end(), true);
-  if (sliding == 0) m.sliding_window = 0;
-  if (sliding == 0 || sliding == m.num_layers) return m.sliding_layers.clear();
-  if (family_bit(m.family) == kMistral)
+  if (family_bit(m.family) == kMistral && sliding < m.num_layers)
     r.fail(
-        "layer_types gives {} of {} layers a sliding window; expected all or none of them for model_type "
-        "\"mistral\"",
+        "layer_types gives {} of {} layers a sliding window; expected all of them for model_type \"mistral\", or a "
+        "sliding_window of null, since transformers has the window in all layers",
         sliding, m.num_layers);
+  if (sliding == 0) m.sliding_window = 0;
+  if (sliding == 0 || sliding == m.num_layers) m.sliding_layers.clear();
+}
+
+// To transformers a window of 0 is one that no key is in; ours is none for "moebius" alone.
+void check_window(const HfReader& r, const ModelSpec& m, bool used) {
+  const bool of_hub = family_bit(m.family) != kMoebius;
+  if (of_hub && used && r.has("sliding_window") && m.sliding_window == 0)
+    r.fail("sliding_window must be at least 1, or null for none; got 0");
+  if (family_bit(m.family) == kQwen2Moe && used && r.is_null("sliding_window"))
+    r.fail("use_sliding_window needs a sliding_window for model_type \"qwen2_moe\"; got null");
+  if (used && m.sliding_window > 0) return;
+  const auto types = r.get("layer_types", std::vector<std::string>());
+  const auto at = std::find(types.begin(), types.end(), "sliding_attention");
+  if (at != types.end())
+    r.fail("layer_types gives layer {} a sliding window, but the model has none: sliding_window is {}; make them agree",
+           at - types.begin(), used ? "not set" : "switched off by use_sliding_window");
 }
 
 void read_window(const HfReader& r, ModelSpec& m) {
@@ -105,6 +120,7 @@ void read_window(const HfReader& r, ModelSpec& m) {
   const bool used = r.get("use_sliding_window", (family & (kMixtral | kMistral | kGptOss | kMoebius)) != 0);
   if (r.is_null("sliding_window")) m.sliding_window = 0;
   r.read("sliding_window", m.sliding_window);
+  check_window(r, m, used);
   if (!used) m.sliding_window = 0;
   if (m.sliding_window == 0) return;
   // 4.x and 5.x disagree on which layers of a qwen2_moe slide when its config.json does not list them.
@@ -117,13 +133,8 @@ void read_window(const HfReader& r, ModelSpec& m) {
 void refuse_unknown_maths(const HfReader& r) {
   const auto act = r.get("hidden_act", std::string("silu"));
   if (act != "silu") r.fail("hidden_act must be \"silu\"; got \"{}\"", act);
-  if (!(family_bit(r.family()) & (kGptOss | kMoebius))) {
-    if (r.get("attention_bias", false))
-      r.fail("attention_bias must be false: q, k, v and o have no bias here; got true");
-    if (r.get("mlp_bias", false)) r.fail("mlp_bias must be false: gate, up and down have no bias here; got true");
-  }
-  if (r.has("clip_qkv"))
-    r.fail("clip_qkv must be null: q, k and v are not clamped here; got {}", r.get("clip_qkv", 0.0));
+  if (family_bit(r.family()) != kMoebius && r.get("mlp_bias", false))
+    r.fail("mlp_bias must be false: gate, up and down have no bias here; got true");
   const double dropout = r.get("attention_dropout", 0.0);
   if (dropout != 0.0) r.fail("attention_dropout must be 0: attention drops nothing here; got {}", dropout);
 }
@@ -156,8 +167,9 @@ void read_attention(const HfReader& r, ModelSpec& m) {
   r.read("qkv_bias", m.qkv_bias);
   r.read("attention_bias", m.o_bias);
   if (r.has("attention_bias") && m.family == "gpt_oss") m.qkv_bias = m.o_bias;
-  m.qkv_bias = m.qkv_bias || m.o_bias;
+  if (!m.is_latent()) m.qkv_bias = m.qkv_bias || m.o_bias;
   r.read("attention_sinks", m.attention_sinks);
+  r.read("clip_qkv", m.clip_qkv);
   const json norm = r.get("qk_norm", json());
   if (norm.is_boolean()) m.qk_norm = norm.get<bool>() ? QkNorm::per_head : QkNorm::none;
   if (norm.is_string()) m.qk_norm = QkNorm::whole;
@@ -204,6 +216,10 @@ void read_topk_method(const HfReader& r, ModelSpec& m) {
   }
   m.expert_bias = method == "noaux_tc";
   m.group_score = method == "group_limited_greedy" ? GroupScore::max : GroupScore::sum_of_two;
+  for (const char* key : {"n_group", "topk_group"}) {
+    if (method != "greedy" && r.is_null(key))
+      r.fail("{} must be a number for topk_method \"{}\"; got null", key, method);
+  }
   if (method == "greedy") m.n_group = m.topk_group = 1;
 }
 
@@ -212,14 +228,7 @@ GroupScore group_score_of(const std::string& name) {
   return name == "sum_of_two" ? GroupScore::sum_of_two : GroupScore::sum_of_top;
 }
 
-// Null is not a missing key: no default stands for it.
-void refuse_null(const HfReader& r, const char* key) {
-  if (r.is_null(key)) r.fail("{} must be a number; got null; give it, or remove the key", key);
-}
-
 void read_router(const HfReader& r, ModelSpec& m) {
-  refuse_null(r, "num_experts_per_tok");
-  refuse_null(r, "n_shared_experts");
   m.num_experts = expert_count(r, m.num_experts);
   r.read("num_experts_per_tok", m.top_k);
   r.read("moe_intermediate_size", m.moe_intermediate_size);
@@ -236,7 +245,6 @@ void read_router(const HfReader& r, ModelSpec& m) {
   }
   if (r.has("group_score")) m.group_score = group_score_of(r.get("group_score", std::string()));
   read_topk_method(r, m);
-  if (m.n_group > 1) refuse_null(r, "topk_group");
   read_shared_expert(r, m);
 }
 

@@ -252,7 +252,12 @@ TEST(HfDefaults, GptOss) {
 
 TEST(HfRead, GptOssVariants) {
   const auto gpt_oss = [](const json& more) { return from(with({{"model_type", "gpt_oss"}}, more)); };
-  const ModelSpec bare = gpt_oss({{"attention_bias", false}, {"sliding_window", nullptr}});
+  const json full(36, "full_attention");
+  const ModelSpec bare = gpt_oss({{"attention_bias", false}, {"sliding_window", 7}, {"layer_types", full}});
+  EXPECT_EQ(hf_from_model_spec(bare).at("sliding_window"), 7);  // transformers refuses null
+  ModelSpec without_source = bare;
+  without_source.source = json();
+  EXPECT_EQ(hf_from_model_spec(without_source).at("sliding_window"), 128);
   EXPECT_FALSE(bare.qkv_bias || bare.o_bias);
   EXPECT_EQ(bare.window_of(0), 0);
   // Its class takes a missing rope_scaling and one of null for YaRN.
@@ -402,7 +407,8 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
        "\"gpt2\""},
       {{{"model_type", 3}}, "\"qwen3_moe\"; got 3"},
       {{{"hidden_act", "gelu"}}, "DIR/config.json: hidden_act must be \"silu\"; got \"gelu\""},
-      {{{"clip_qkv", 8.0}}, "clip_qkv must be null: q, k and v are not clamped here; got 8"},
+      {{{"clip_qkv", 0.0}}, "clip_qkv must be a finite number above 0, from 1e-37 to 1e+37; got 0.0"},
+      {{{"clip_qkv", "x"}}, "clip_qkv must be a finite number above 0, from 1e-37 to 1e+37; got \"x\""},
       {{{"qk_norm", "half"}}, "qk_norm must be true (of each head), false or \"whole\" (of all heads together)"},
       {{{"sliding_window", 5}, {"layer_types", {"full_attention", "sliding_attention"}}},
        "layer_types must have one entry for each of the 4 layers; got 2"},
@@ -411,9 +417,14 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
       {{{"layer_types", 7}}, "layer_types must be a list of strings; got 7"},
       {{{"sliding_window", 0}, {"layer_types", {"x", "x", "x", "x"}}}, "got \"x\" for layer 0"},  // off, and odd
       {{{"num_experts_per_tok", nullptr}},
-       "num_experts_per_tok must be a number; got null; give it, or remove the key"},
-      {{{"n_shared_experts", nullptr}}, "n_shared_experts must be a number; got null"},
-      {{{"n_group", 2}, {"topk_group", nullptr}}, "topk_group must be a number; got null"},
+       "num_experts_per_tok must be a whole number from 0 to 1000000000; got null; give it, or remove the key"},
+      {{{"n_shared_experts", nullptr}}, "n_shared_experts must be a whole number from 0 to 1000000000; got null"},
+      {{{"n_group", 2}, {"topk_group", nullptr}}, "topk_group must be a whole number from 1 to 1000000000; got null"},
+      {{{"sliding_window", 0}, {"layer_types", {"full_attention", "sliding_attention", "x", "x"}}},
+       "got \"x\" for layer 2"},
+      {{{"layer_types", {"full_attention", "sliding_attention", "full_attention", "full_attention"}}},
+       "layer_types gives layer 1 a sliding window, but the model has none: sliding_window is not set; make them "
+       "agree"},
       {{{"attention_dropout", 0.1}}, "attention_dropout must be 0: attention drops nothing here; got 0.1"},
       {{{"rope_scaling", {{"type", "longrope"}, {"factor", 4.0}}}},
        "rope_scaling of type \"longrope\" is not computed; expected \"default\", \"linear\", \"llama3\" or \"yarn\""},
@@ -441,8 +452,8 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
        "rope_theta 2 and rope_parameters.rope_theta 3 contradict"},
       {{{"hidden_size", "big"}}, "hidden_size must be a whole number from 1 to 1000000000; got \"big\""},
       {{{"hidden_size", 12.5}}, "hidden_size must be a whole number from 1 to 1000000000; got 12.5"},
-      {{{"vocab_size", nullptr}}, "vocab_size must be given for model_type \"moebius\""},
-      {{{"max_position_embeddings", nullptr}}, "max_position_embeddings must be given"},
+      {{{"vocab_size", nullptr}}, "vocab_size must be a whole number from 1 to 1000000000; got null; give it"},
+      {{{"max_position_embeddings", nullptr}}, "max_position_embeddings must be a whole number from 1 to 1000000000"},
       {{{"num_hidden_layers", 1 << 20}}, "num_hidden_layers must be a whole number from 1 to 65536"},
       {{{"num_experts", 4}, {"n_routed_experts", 8}}, "num_experts = 4 and n_routed_experts = 8 contradict each other"},
       {{{"n_shared_experts", 1}, {"shared_expert_intermediate_size", 8}},
@@ -466,9 +477,7 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
 
 TEST(HfRead, RefusesWhatIsNotComputedOfOneFamily) {
   const Refused cases[] = {
-      {{{"model_type", "olmoe"}, {"clip_qkv", 8.0}}, "clip_qkv must be null"},
-      {{{"model_type", "olmoe"}, {"attention_bias", true}},
-       "attention_bias must be false: q, k, v and o have no bias here; got true"},
+      {{{"model_type", "olmoe"}, {"clip_qkv", -8.0}}, "clip_qkv must be a finite number above 0, from 1e-37 to 1e+37; got -8.0"},
       {{{"model_type", "olmoe"}, {"head_dim", 64}},
        "head_dim must be hidden_size / num_attention_heads for model_type \"olmoe\""},
       {{{"model_type", "llama"}, {"mlp_bias", true}},
@@ -484,9 +493,36 @@ TEST(HfRead, RefusesWhatIsNotComputedOfOneFamily) {
       {{{"model_type", "deepseek_v3"}, {"moe_layer_freq", 2}},
        "moe_layer_freq must be 1 for model_type \"deepseek_v3\"; got 2"},
       {{{"model_type", "mistral"}, {"num_hidden_layers", 2}, {"layer_types", {"full_attention", "sliding_attention"}}},
-       "layer_types gives 1 of 2 layers a sliding window; expected all or none of them for model_type \"mistral\""},
+       "layer_types gives 1 of 2 layers a sliding window; expected all of them for model_type \"mistral\", or a "
+       "sliding_window of null, since transformers has the window in all layers"},
+      {{{"model_type", "mistral"}, {"num_hidden_layers", 2}, {"layer_types", {"full_attention", "full_attention"}}},
+       "layer_types gives 0 of 2 layers a sliding window; expected all of them for model_type \"mistral\""},
+      {{{"model_type", "mixtral"}, {"sliding_window", 0}},
+       "sliding_window must be at least 1, or null for none; got 0"},
+      {{{"model_type", "qwen3_moe"}, {"sliding_window", 0}, {"use_sliding_window", true}},
+       "sliding_window must be at least 1, or null for none; got 0"},
+      {{{"model_type", "gpt_oss"}, {"sliding_window", 0}},
+       "sliding_window must be at least 1, or null for none; got 0"},
+      {{{"model_type", "gpt_oss"}, {"sliding_window", nullptr}},
+       "sliding_window must be a whole number from 0 to 1000000000; got null; give it, or remove the key"},
+      {{{"model_type", "qwen3"}, {"num_hidden_layers", 2}, {"layer_types", {"full_attention", "sliding_attention"}}},
+       "layer_types gives layer 1 a sliding window, but the model has none: sliding_window is switched off by "
+       "use_sliding_window; make them agree"},
+      {{{"model_type", "qwen2"},
+        {"num_hidden_layers", 2},
+        {"use_sliding_window", true},
+        {"sliding_window", nullptr},
+        {"layer_types", {"sliding_attention", "sliding_attention"}}},
+       "layer_types gives layer 0 a sliding window, but the model has none: sliding_window is not set"},
+      {{{"model_type", "deepseek_v2"}, {"topk_method", "group_limited_greedy"}, {"n_group", nullptr}},
+       "n_group must be a number for topk_method \"group_limited_greedy\"; got null"},
+      {{{"model_type", "deepseek_v3"}, {"norm_topk_prob", nullptr}}, "norm_topk_prob must be true or false; got null"},
+      {{{"model_type", "deepseek_v3"}, {"topk_group", nullptr}}, "topk_group must be a whole number from 1 to"},
+      {{{"model_type", "llama"}, {"attention_bias", nullptr}}, "attention_bias must be true or false; got null"},
       {{{"model_type", "qwen2_moe"}, {"use_sliding_window", true}},
        "use_sliding_window needs layer_types for model_type \"qwen2_moe\"; give them"},
+      {{{"model_type", "qwen2_moe"}, {"use_sliding_window", true}, {"sliding_window", nullptr}},
+       "use_sliding_window needs a sliding_window for model_type \"qwen2_moe\"; got null"},
   };
   for (const Refused& refused : cases) {
     EXPECT_THAT(error_text(ErrorKind::input, [&] { from(refused.more); }), HasSubstr(refused.text));
@@ -523,12 +559,21 @@ TEST(HfWrite, ReadsBackToTheSameSpec) {
               {{"rope_type", "llama3"}, {"factor", 8}, {"low_freq_factor", 1}, {"high_freq_factor", 4}}}},
         json{{"model_type", "qwen3"}, {"rope_scaling", {{"type", "linear"}, {"factor", 3}}}},
         with(moebius_config(), {{"kv_lora_rank", 4}, {"qk_nope_head_dim", 3}, {"qk_rope_head_dim", 2}}),
+        with(moebius_config(),
+             {{"kv_lora_rank", 4}, {"qk_nope_head_dim", 3}, {"qk_rope_head_dim", 2}, {"attention_bias", true}}),
         json{{"model_type", "olmoe"}, {"norm_topk_prob", true}, {"num_key_value_heads", 4}},
+        json{{"model_type", "olmoe"}, {"clip_qkv", 8}, {"attention_bias", true}},
+        json{{"model_type", "llama"}, {"attention_bias", true}},
+        json{{"model_type", "qwen3"}, {"attention_bias", true}},
+        json{{"model_type", "qwen3_moe"}, {"attention_bias", true}},
+        json{{"model_type", "deepseek_v2"}, {"attention_bias", true}, {"num_experts_per_tok", 6}},
+        json{{"model_type", "deepseek_v3"}, {"attention_bias", true}, {"q_lora_rank", nullptr}},
+        with(moebius_config(), {{"clip_qkv", 0.5}, {"attention_bias", true}, {"qk_norm", false}}),
         json{{"model_type", "qwen3"}, {"use_sliding_window", true}, {"max_window_layers", 0}},
         with(moebius_config(), {{"qk_norm", "whole"}, {"qkv_bias", true}}),
         with(moebius_config(), {{"moe_layer_freq", 2}, {"num_experts", 4}}),
         json{{"model_type", "gpt_oss"}},
-        json{{"model_type", "gpt_oss"}, {"attention_bias", false}, {"sliding_window", nullptr}},
+        json{{"model_type", "gpt_oss"}, {"attention_bias", false}, {"layer_types", json(36, "full_attention")}},
         json{{"model_type", "gpt_oss"}, {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 500}}}},
         json{{"model_type", "qwen2"}, {"use_sliding_window", true}},
         with(moebius_config(), {{"num_experts", 4}, {"moe_intermediate_size", 6}, {"swiglu_limit", 5}}),

@@ -17,6 +17,9 @@ struct HfKey {
   unsigned families;  // HfFamilyBit bits
   // The key that hf_from_model_spec writes instead, for keys that are other spellings of one property; else empty.
   std::string written_as;
+  // The families to which null is a value of it: none, or what other keys imply. Elsewhere null is refused: no default
+  // stands for it.
+  unsigned null_families = 0;
 };
 
 const std::vector<HfKey>& hf_keys();

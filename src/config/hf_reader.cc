@@ -23,6 +23,8 @@ bool HfReader::is_null(const std::string& key) const { return present(key) && co
 
 void HfReader::check_types() const {
   for (const HfKey& key : hf_keys()) {
+    if (is_null(key.name) && !(key.null_families & family_bit(family_)))
+      fail("{} must be {}; got null; give it, or remove the key", key.name, key.rule.expects);
     if (!has(key.name)) continue;
     const json& value = config_.at(key.name);
     if (!key.rule.accepts(value)) fail("{} must be {}; got {}", key.name, key.rule.expects, shown(value));

@@ -103,7 +103,7 @@ json hub_values(const ModelSpec& m) {
   json values = {{"qkv_bias", m.qkv_bias},
                  {"attention_bias", m.o_bias},
                  {"mlp_bias", false},
-                 {"clip_qkv", json()},
+                 {"clip_qkv", m.clip_qkv > 0 ? json(m.clip_qkv) : json()},
                  {"use_sliding_window", m.sliding_window > 0},
                  {family & (kMixtral | kGptOss) ? "num_local_experts" : "num_experts", m.num_experts},
                  {"moe_intermediate_size", m.moe_intermediate_size},
@@ -119,6 +119,11 @@ json hub_values(const ModelSpec& m) {
   if (family & kExpertWidthIsIntermediate) values["intermediate_size"] = m.moe_intermediate_size;
   const bool by_layer = m.sliding_window > 0 && has_hf_key(m.family, "max_window_layers");
   if (by_layer || family == kGptOss) values["layer_types"] = layer_types(m);
+  // Its class in transformers wants one, though no layer has it.
+  if (family == kGptOss && m.sliding_window == 0) {
+    const json any = find_family(m.family)->defaults.sliding_window;
+    values["sliding_window"] = m.source.is_object() ? m.source.value("sliding_window", any) : any;
+  }
   return values;
 }
 
@@ -148,6 +153,7 @@ json moebius_values(const ModelSpec& m) {
                  {"expert_bias", m.expert_bias},
                  {"moe_layer_freq", layer_frequency(m)}};
   if (!m.sliding_layers.empty()) values["layer_types"] = layer_types(m);
+  if (m.clip_qkv > 0) values["clip_qkv"] = m.clip_qkv;
   if (m.is_latent()) {
     values.update(latent_values(m));
     values["head_dim"] = json();

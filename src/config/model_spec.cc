@@ -21,8 +21,13 @@ int64_t latent_matrices(const ModelSpec& m) {
   return q + down + up + m.num_heads * m.v_head_dim * m.hidden_size;
 }
 
+int64_t latent_norms(const ModelSpec& m) { return m.q_lora_rank + m.kv_lora_rank; }
+
 int64_t attention_parameters(const ModelSpec& m) {
-  if (m.is_latent()) return latent_matrices(m) + m.q_lora_rank + m.kv_lora_rank;
+  if (m.is_latent()) {
+    const int64_t biases = m.o_bias ? m.q_lora_rank + m.kv_lora_rank + m.qk_rope_head_dim + m.hidden_size : 0;
+    return latent_matrices(m) + latent_norms(m) + biases;
+  }
   const int64_t biases = (m.qkv_bias ? m.q_size() + 2 * m.kv_size() : 0) + (m.o_bias ? m.hidden_size : 0);
   const int64_t sinks = m.attention_sinks ? m.num_heads : 0;
   int64_t norms = 0;
@@ -74,13 +79,15 @@ void check_latent(const ModelSpec& m) {
                 "model: num_key_value_heads must be num_attention_heads = {} with latent attention; got {}",
                 m.num_heads, m.num_kv_heads);
   MOEBIUS_CHECK(
-      usage, !m.qkv_bias && !m.o_bias && m.qk_norm == QkNorm::none && m.sliding_window == 0 && !m.attention_sinks,
-      "model: latent attention (kv_lora_rank above 0) has no qkv_bias, attention_bias, qk_norm, sliding_window or "
+      usage, !m.qkv_bias && m.qk_norm == QkNorm::none && m.clip_qkv == 0 && m.sliding_window == 0 && !m.attention_sinks,
+      "model: latent attention (kv_lora_rank above 0) has no qkv_bias, qk_norm, clip_qkv, sliding_window or "
       "attention_sinks; remove them");
 }
 
 void check_attention(const ModelSpec& m) {
-  MOEBIUS_CHECK(usage, m.qkv_bias || !m.o_bias,
+  MOEBIUS_CHECK(usage, m.qk_norm != QkNorm::per_head || m.clip_qkv == 0,
+                "model: clip_qkv goes with qk_norm false or \"whole\"; got true, a norm of each head");
+  MOEBIUS_CHECK(usage, m.qkv_bias || !m.o_bias || m.is_latent(),
                 "model: a bias on o goes with those on q, k and v (attention_bias); got it without qkv_bias");
   const auto sliding = std::count(m.sliding_layers.begin(), m.sliding_layers.end(), true);
   const bool some = sliding > 0 && sliding < m.num_layers && std::ssize(m.sliding_layers) == m.num_layers;
@@ -118,6 +125,7 @@ void check_scalars(const ModelSpec& m) {
   check("initializer_range", m.initializer_range, float_or_zero());
   check("routed_scaling_factor", m.routed_scaling_factor, float_above_zero());
   check("swiglu_limit", m.swiglu_limit, float_or_zero());
+  check("clip_qkv", m.clip_qkv, float_or_zero());
 }
 
 void check_layers(const ModelSpec& m) {
@@ -196,8 +204,8 @@ double ModelSpec::train_flops_per_token(int64_t seq_len) const {
   const double h = hidden_size, mtp = num_mtp_layers;
   const double moe = moe_layers_and_mtp(*this);
   const double layers = num_layers_and_mtp(), dense = layers - moe;
-  const double projections =
-      is_latent() ? static_cast<double>(attention_parameters(*this)) : h * (2.0 * q_size() + 2.0 * kv_size());
+  const double projections = is_latent() ? static_cast<double>(latent_matrices(*this) + latent_norms(*this))
+                                         : h * (2.0 * q_size() + 2.0 * kv_size());
   const double routed = static_cast<double>(top_k) * moe_intermediate_size;
   const double ffn = dense * intermediate_size + moe * (routed + shared_intermediate_size);
   const double core = num_heads * (head_dim + (is_latent() ? v_head_dim : head_dim)) / 2.0 * seq_len;

@@ -48,8 +48,9 @@ struct ModelSpec {
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
   bool qkv_bias = false;  // on the q, k and v projections
-  bool o_bias = false;    // and on that of o
+  bool o_bias = false;    // and on that of o; with latent attention on q_a, kv_a and o
   QkNorm qk_norm = QkNorm::none;
+  double clip_qkv = 0;  // q (normed), k (normed) and v are at most this far from 0; 0: as far as they are (OLMoE)
   bool tie_word_embeddings = false;
   int64_t sliding_window = 0;        // keys [i - window + 1, i]; 0: all
   std::vector<bool> sliding_layers;  // some of the layers: those that the window is of; empty: it is of all

@@ -90,6 +90,26 @@ TEST(NumParameters, OneByOne) {
   EXPECT_EQ(m.num_parameters(), base + dense + 2 * (moe + 3 * 3 * 12 * 6) + 3 * (8 + 4 + 4 + 8 + 4 - 8));
 }
 
+// Of the two down projections and of o; FLOPs count no biases.
+TEST(NumParameters, BiasesOfAttention) {
+  for (const char* family : {"llama", "qwen3", "qwen3_moe", "olmoe"}) {
+    const ModelSpec plain = from({{"model_type", family}}),
+                    with = from({{"model_type", family}, {"attention_bias", true}});
+    EXPECT_TRUE(with.qkv_bias && with.o_bias) << family;
+    const int64_t each = plain.q_size() + 2 * plain.kv_size() + plain.hidden_size;
+    EXPECT_EQ(with.num_parameters() - plain.num_parameters(), plain.num_layers * each) << family;
+    EXPECT_DOUBLE_EQ(with.train_flops_per_token(7), plain.train_flops_per_token(7)) << family;
+  }
+  const json with_latent = {{"model_type", "deepseek_v3"}, {"num_nextn_predict_layers", 1}};
+  json biased = with_latent;
+  biased["attention_bias"] = true;
+  EXPECT_FALSE(from(biased).qkv_bias);
+  EXPECT_EQ(from(biased).num_parameters() - from(with_latent).num_parameters(), 62 * (1536 + 512 + 64 + 7168));
+  EXPECT_DOUBLE_EQ(from(biased).train_flops_per_token(7), from(with_latent).train_flops_per_token(7));
+  biased["q_lora_rank"] = nullptr;
+  EXPECT_NO_THROW(from(biased).check());
+}
+
 TEST(ModelCheck, TinyModelPasses) { EXPECT_NO_THROW(tiny_model().check()); }
 
 struct Broken {
@@ -130,11 +150,18 @@ TEST(ModelCheck, NamesWhatIsBroken) {
        [](ModelSpec& m) { m.kv_lora_rank = 4, m.qk_rope_head_dim = 3, m.v_head_dim = 2; }},
       {"num_key_value_heads must be num_attention_heads = 2 with latent attention; got 1",
        [](ModelSpec& m) { m.kv_lora_rank = 4, m.qk_rope_head_dim = 2, m.v_head_dim = 2; }},
-      {"latent attention (kv_lora_rank above 0) has no qkv_bias, attention_bias, qk_norm, sliding_window or "
-       "attention_sinks",
+      {"latent attention (kv_lora_rank above 0) has no qkv_bias, qk_norm, clip_qkv, sliding_window or attention_sinks",
        [](ModelSpec& m) { m.kv_lora_rank = 4, m.qk_rope_head_dim = 2, m.v_head_dim = 2, m.num_kv_heads = 2; }},
       {"a bias on o goes with those on q, k and v (attention_bias); got it without qkv_bias",
        [](ModelSpec& m) { m.o_bias = true; }},
+      {"clip_qkv goes with qk_norm false or \"whole\"; got true, a norm of each head",
+       [](ModelSpec& m) { m.clip_qkv = 8; }},
+      {"clip_qkv must be a finite number of at least 0: 0, or from 1e-37 to 1e+37; got -8",
+       [](ModelSpec& m) { m.qk_norm = QkNorm::none, m.clip_qkv = -8; }},
+      {"model_type \"llama\" cannot have clip_qkv = 8.0 (it is null); use model_type \"moebius\"",
+       [](ModelSpec& m) {
+         m = from({{"model_type", "llama"}}), m.clip_qkv = 8;
+       }},
       {"layer_types must give some of the 3 layers the sliding_window and others none; got 3 of 3 and a window of 5",
        [](ModelSpec& m) {
          m.sliding_window = 5, m.sliding_layers = {true, true, true};

@@ -1,4 +1,5 @@
-// A bias: one row, added to every row of a projection's output.
+// A bias: one row, added to every row of a projection's output; or some of its columns, where the output comes in
+// parts.
 #pragma once
 
 #include "model/params.h"
@@ -9,11 +10,12 @@ namespace moebius {
 class Bias {
  public:
   Bias(ParamTable& params, ParamSpec spec) : b_(params.declare(std::move(spec))) {}
-  void forward(Step& step, Tensor y_TC) const;           // y[t,:] += b
-  void backward_weight(Step& step, Tensor dy_TC) const;  // db += sum over t of dy[t,:]
+  // y[t,:] += b[first : first + C],  db[first : first + C] += sum over t of dy[t,:]
+  void forward(Step& step, Tensor y_TC, int64_t first = 0) const;
+  void backward_weight(Step& step, Tensor dy_TC, int64_t first = 0) const;
 
  private:
-  const Param& b_;  // [C]
+  const Param& b_;
 };
 
 }  // namespace moebius

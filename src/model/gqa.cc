@@ -5,6 +5,7 @@
 #include "model/frozen.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_sink.h"
+#include "ops/clamp/clamp.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/qk_norm/qk_norm_blocks.h"
 #include "ops/rope/rope.h"
@@ -97,6 +98,7 @@ Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, int6
       window_(window),
       scale_(1.0f / std::sqrt(static_cast<float>(m.head_dim))),
       eps_(static_cast<float>(m.rms_norm_eps)),
+      clip_(static_cast<float>(m.clip_qkv)),
       dtype_(dtype),
       tp_group_(mesh.group(Axis::tp)),
       qkv_(params, qkv_spec(prefix, m, dtype, mesh), mesh),
@@ -132,16 +134,17 @@ void Gqa::project(Step& step, Tensor qkv_TC, Tensor x_tD) const {
 void Gqa::split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const {
   const int64_t T = qkv_TC.dim(0);
   StackScope scope(step.stack);
-  if (qk_norm_ == QkNorm::whole) {
-    const Tensor normed_TC = step.take(qkv_TC.shape, dtype_);
-    whole_norm(step, normed_TC, qkv_TC);
-    qkv_TC = normed_TC;
+  Tensor in_TC = normed(step, qkv_TC);
+  if (clip_ > 0) {
+    const Tensor clipped_TC = qk_norm_ == QkNorm::whole ? in_TC : step.take(qkv_TC.shape, dtype_);
+    clamp_fwd(step.stream, {.y = clipped_TC, .x = in_TC, .limit = clip_});
+    in_TC = clipped_TC;
   }
   const bool per_head = qk_norm_ == QkNorm::per_head;
   rope_fwd(step.stream, {.q_THd = out.q_THd,
                          .k_TGd = out.k_TGd,
                          .v_TGd = out.v_TGd,
-                         .qkv_TC = qkv_TC,
+                         .qkv_TC = in_TC,
                          .pos_T = step.batch.pos_T.rows(0, T),
                          .cos_sin_Pd = rope_table_Pd_,
                          .q_norm_d = per_head ? q_norm_->w : Tensor{},
@@ -222,7 +225,17 @@ void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC
     rope.partial_P2d = step.take({RopeBwd::num_partials(T, step.stream), 2 * d_}, DType::f32);
   }
   rope_bwd(step.stream, rope);
+  // Which elements were clipped is seen in what they were, made once more: the product is all that is kept.
+  if (clip_ > 0)
+    clamp_bwd(step.stream, {.dx = rope.dqkv_TC, .dy = rope.dqkv_TC, .x = normed(step, qkv_TC), .limit = clip_});
   if (whole) whole_norm_bwd(step, dqkv_TC, rope.dqkv_TC, qkv_TC);
+}
+
+Tensor Gqa::normed(Step& step, Tensor qkv_TC) const {
+  if (qk_norm_ != QkNorm::whole) return qkv_TC;
+  const Tensor normed_TC = step.take(qkv_TC.shape, dtype_);
+  whole_norm(step, normed_TC, qkv_TC);
+  return normed_TC;
 }
 
 void Gqa::whole_norm(Step& step, Tensor normed_TC, Tensor qkv_TC) const {

@@ -1,7 +1,7 @@
 // Causal grouped-query attention with rotary positions and, where the family has them, biases of q, k, v and o, a sink
-// of each head, a window, and RMSNorm of q and k, per head or over all heads. tp ranks have H / tp query heads and G /
-// tp kv heads each (model/linear.h): x and y are a rank's rows t of the residual stream, all between is of the rows T
-// of all tp ranks and of its own heads.
+// of each head, a window, RMSNorm of q and k, per head or over all heads, and a bound of q, k and v. tp ranks have H /
+// tp query heads and G / tp kv heads each (model/linear.h): x and y are a rank's rows t of the residual stream, all
+// between is of the rows T of all tp ranks and of its own heads.
 #pragma once
 
 #include <optional>
@@ -52,12 +52,13 @@ class Gqa {
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from qkv
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
   void rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const;  // adds the norms' gradients
+  Tensor normed(Step& step, Tensor qkv_TC) const;  // over all heads, on the step stack; without such norms as it is
   void whole_norm(Step& step, Tensor normed_TC, Tensor qkv_TC) const;
   void whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;
   void whole_norm_block_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;
 
   int64_t tp_, H_, G_, d_, window_;  // H, G: of this rank
-  float scale_, eps_;
+  float scale_, eps_, clip_;
   DType dtype_;
   Group& tp_group_;
   ColumnLinear qkv_;

@@ -33,6 +33,16 @@ ParamSpec norm_weight(const std::string& name, DType dtype, int64_t width) {
           .grad_axis = Axis::tp_cp_dp};
 }
 
+// The same of one row.
+ParamSpec whole_bias(const std::string& name, DType dtype, int64_t width) {
+  return {.name = name,
+          .shape = {width},
+          .dtype = dtype,
+          .init = ParamInit::zeros,
+          .decay = false,
+          .grad_axis = Axis::tp_cp_dp};
+}
+
 // This rank's block of dimension dim, which is of heads.
 ParamSpec heads_matrix(const std::string& name, const ModelSpec& m, DType dtype, const Mesh& mesh, const Shape& whole,
                        int dim) {
@@ -84,7 +94,12 @@ Mla::Mla(ParamTable& params, const std::string& prefix, const ModelSpec& m, DTyp
       o_(params, heads_matrix(prefix + ".o_proj.weight", m, dtype, mesh, {m.hidden_size, m.num_heads * v_}, 1), mesh),
       rows_(mesh),
       context_(make_context(cp_comm, mesh, {.heads = H_, .kv_heads = H_, .scale = scale_})),
-      rope_table_Pr_(rope_table_Pr) {}
+      rope_table_Pr_(rope_table_Pr) {
+  if (!m.o_bias) return;
+  if (q_a_) q_a_bias_.emplace(params, whole_bias(prefix + ".q_a_proj.bias", dtype, q_rank_));
+  kv_a_bias_.emplace(params, whole_bias(prefix + ".kv_a_proj_with_mqa.bias", dtype, kv_rank_ + rope_));
+  o_bias_.emplace(params, whole_bias(prefix + ".o_proj.bias", dtype, m.hidden_size));
+}
 
 void Mla::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
   const auto latent = [&](const char* name, int64_t rank, SavedLatent& l) {
@@ -139,6 +154,7 @@ void Mla::rotate(Step& step, Tensor x_THw, bool transposed) const {
 void Mla::make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const {
   if (q_a_) {
     q_a_->forward(step, latent.c_tR, x_tD);
+    if (q_a_bias_) q_a_bias_->forward(step, latent.c_tR);
     normalise(step, *q_a_norm_, latent);
   }
   q_b_.forward(step, as_rows(q_THd), q_a_ ? latent.normed_tR : x_tD);
@@ -147,10 +163,12 @@ void Mla::make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) co
 
 void Mla::make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent& latent) const {
   gemm(step.stream, {.c_MN = latent.c_tR, .a = x_tD, .b = down_rows(kv_a_.w, false), .trans_b = true});
+  if (kv_a_bias_) kv_a_bias_->forward(step, latent.c_tR);
   normalise(step, kv_a_norm_, latent);
   StackScope scope(step.stack);
   const Tensor k_rope_tr = tp_ == 1 ? k_rope_Tr : step.take({x_tD.dim(0), rope_}, dtype_);
   gemm(step.stream, {.c_MN = k_rope_tr, .a = x_tD, .b = down_rows(kv_a_.w, true), .trans_b = true});
+  if (kv_a_bias_) kv_a_bias_->forward(step, k_rope_tr, kv_rank_);
   if (tp_ > 1) rows_.group().all_gather(step.stream, k_rope_Tr, k_rope_tr);
   rotate(step, k_rope_Tr.view({k_rope_Tr.dim(0), 1, rope_}), false);
 }
@@ -188,6 +206,7 @@ void Mla::attend(Step& step, Saved& saved, int64_t T) const {
 
 void Mla::output(Step& step, Tensor y_tD, const Saved& saved) const {
   o_.forward(step, y_tD, as_rows(saved.o_THv.rows(0, y_tD.dim(0) * tp_)));
+  if (o_bias_) o_bias_->forward(step, y_tD);
 }
 
 void Mla::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
@@ -223,6 +242,7 @@ void Mla::attend_bwd(Step& step, Saved& saved) const {
 
 void Mla::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const {
   const int64_t t = dy_tD.dim(0), T = t * tp_;
+  saved.dy_tD = dy_tD;
   saved.dy_TD = o_.gather(step, dy_tD);
   saved.dq_THd = step.take({T, H_, nope_ + rope_}, dtype_);
   saved.dkv_THw = step.take({T, H_, nope_ + v_}, dtype_);
@@ -255,6 +275,11 @@ void Mla::backward_weight(Step& step, const Saved& saved) const {
   }
   q_b_.backward_weight(step, as_rows(saved.dq_THd), q_a_ ? saved.q.normed_tR.rows(0, t) : saved.x_tD);
   if (q_a_) q_a_->backward_weight(step, saved.dq_latent_tR, saved.x_tD);
+  if (!o_bias_) return;
+  o_bias_->backward_weight(step, saved.dy_tD);
+  kv_a_bias_->backward_weight(step, saved.dkv_latent_tR);
+  kv_a_bias_->backward_weight(step, saved.dk_rope_tr, kv_rank_);
+  if (q_a_bias_) q_a_bias_->backward_weight(step, saved.dq_latent_tR);
 }
 
 void Mla::declare_cache(MemoryPlan& plan, const std::string& prefix, const ModelSpec& m, DType dtype,
@@ -288,6 +313,7 @@ void Mla::forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, i
   attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
   attention_fwd(step.stream, attention);
   o_.forward(step, y_TD, as_rows(o_THv));
+  if (o_bias_) o_bias_->forward(step, y_TD);
 }
 
 }  // namespace moebius

@@ -1,5 +1,7 @@
 #include "train/upcycle.h"
 
+#include <algorithm>
+
 #include "config/hf_keys.h"
 #include "train/engine.h"
 #include "train/upcycled_weights.h"
@@ -25,6 +27,20 @@ void check_counts(const ModelSpec& dense, const UpcycleSpec& spec) {
                 G, E);
   MOEBIUS_CHECK(usage, spec.top_k > 0 && spec.top_k <= E,
                 "upcycle: expected top-k in [1, {}], the experts; got {}; choose another", E, spec.top_k);
+}
+
+// What the dense model has and the family of experts has no key for: it is the folder that cannot be taken.
+void check_carried(const ModelSpec& dense, const ModelSpec& moe) {
+  const auto sliding = std::count(dense.sliding_layers.begin(), dense.sliding_layers.end(), true);
+  MOEBIUS_CHECK(input, sliding == 0 || has_hf_key(moe.family, "layer_types"),
+                "upcycle: expected a {} whose layers all have the sliding window or all have none, as those of {} do; "
+                "got {} of {} layers with a window of {}; for sequences of at most {} tokens the window makes no "
+                "difference, set use_sliding_window to false in config.json",
+                dense.family, moe.family, sliding, dense.num_layers, dense.sliding_window, dense.sliding_window);
+  MOEBIUS_CHECK(input, !dense.o_bias || has_hf_key(moe.family, "attention_bias"),
+                "upcycle: expected a {} without biases in attention, as {} is; got attention_bias = true; choose "
+                "another model",
+                dense.family, moe.family);
 }
 
 // What the dense family says by keys of its own must not stay in the config.json of another.
@@ -57,6 +73,7 @@ ModelSpec upcycled_model(const ModelSpec& dense, const UpcycleSpec& spec) {
     moe.shared_expert_gate = true;
   }
   moe.source = source_without_model(dense);
+  check_carried(dense, moe);
   moe.check();
   return moe;
 }

@@ -28,7 +28,8 @@ struct UpcycleSpec {
 
 // The model that comes of a dense one: mixtral of llama and mistral, qwen2_moe of qwen2, qwen3_moe of qwen3. A
 // qwen2_moe must have a shared expert: it is as wide as the others, and its down projection starts at zero.
-// Error{input} for a model with experts already, Error{usage} for counts that do not divide.
+// Error{input} for a model with experts already, and for one with what its family of experts has no key for (windows of
+// some layers in a qwen3, biases of attention in a llama); Error{usage} for counts that do not divide.
 ModelSpec upcycled_model(const ModelSpec& dense, const UpcycleSpec& spec);
 
 struct UpcycleResult {

@@ -63,6 +63,14 @@ class CliUpcycle : public testing::Test {
   TestDir dir_;
 };
 
+TEST_F(CliUpcycle, WarnsOfTies) {
+  const Ran ran =
+      run_moebius(dir_, {"upcycle", kDense, "ties", "--experts", "8", "--top-k", "3", "--granularity", "2"});
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.err, testing::HasSubstr("top-k 3 is no multiple of granularity 2"));
+  EXPECT_THAT(ran.err, testing::HasSubstr("a tie that transformers may break otherwise"));
+}
+
 TEST_F(CliUpcycle, TrainingGoesOnOnAnyRanks) {
   const std::vector<double> alone = losses("alone", {});
   ASSERT_EQ(alone.size(), 5u);

@@ -28,6 +28,8 @@ struct LayoutModel {
   int64_t mtp = 0;       // depths of multi-token prediction
   bool latent = false;   // latent attention
   bool gpt_oss = false;  // sinks, a window in every other layer, biases, the clamped activation, in every layer experts
+  bool latent_bias = false;  // latent_qkv with attention_bias
+  bool clipped = false;      // q and k normed over all heads, clip_qkv and attention_bias, as an olmoe may have
   bool frozen_norm = false;  // q and k normed over all heads, of which ranks share them; the weights of q's stay
   auto operator<=>(const LayoutModel&) const = default;
 };

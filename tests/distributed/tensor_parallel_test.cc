@@ -94,6 +94,26 @@ TEST_P(TensorParallel, AttentionWithNormsOverAllHeadsEqualsOneRank) {
   });
 }
 
+// What the bound cuts is of the norms of all ranks; they are made once more for it in the backward pass.
+TEST_P(TensorParallel, ClippedAttentionWithNormsOverAllHeadsAndBiasEqualsOneRank) {
+  run([](Transport& transport) {
+    const Mesh mesh = mesh_of(transport);
+    ModelSpec model = attention_model(QkNorm::whole, true);
+    model.o_bias = true;
+    model.clip_qkv = 0.75;
+    const int64_t n = mesh.shape().tp, sums = 2 * kRows * 4 * (n - 1) / n;
+    expect_attention_like_one_rank(mesh, model, 2 * sums, (2 + 2 + 4) * sums);
+  });
+}
+
+TEST_P(TensorParallel, ClippedAttentionEqualsOneRank) {
+  run([](Transport& transport) {
+    ModelSpec model = attention_model(QkNorm::none, false);
+    model.clip_qkv = 0.75;
+    expect_attention_like_one_rank(mesh_of(transport), model);
+  });
+}
+
 TEST(TensorParallelErrors, HeadsAndWidthsMustDivide) {
   const auto error_on = [](int ranks, const std::function<void(LayerRig&, const Mesh&)>& make) {
     std::string text;

@@ -175,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, Golden, testing::ValuesIn(cases_on_devices()), [
   return std::get<0>(info.param) + "_" + std::string(name_of(std::get<1>(info.param)));
 });
 
-TEST(GoldenData, HasAllItsCases) { EXPECT_EQ(cases().size(), 24u); }
+TEST(GoldenData, HasAllItsCases) { EXPECT_EQ(cases().size(), 30u); }
 
 }  // namespace
 }  // namespace moebius

@@ -111,7 +111,8 @@ TEST_P(Upcycled, TrainsOn) {
 
 INSTANTIATE_TEST_SUITE_P(Families, Upcycled,
                          testing::Values(Case{"llama_v4", "mixtral"}, Case{"mistral_v5_window", "mixtral"},
-                                         Case{"qwen2_v4", "qwen2_moe"}, Case{"qwen3_v4_packed", "qwen3_moe"}),
+                                         Case{"qwen2_v4", "qwen2_moe"}, Case{"qwen3_v4_packed", "qwen3_moe"},
+                                         Case{"qwen3_v5_bias", "qwen3_moe"}),
                          [](const auto& info) { return std::string(info.param.dense); });
 
 // Expert j of E = 4, G = 2 is slice j mod 2 of the MLP, times 2^(1/3); its router row is j / 2.
@@ -184,6 +185,29 @@ TEST(Upcycle, Refuses) {
   refused(ErrorKind::usage, "top-k in [1, 4], the experts; got 0", {.num_experts = 4});
   refused(ErrorKind::usage, "granularity that divides intermediate_size = 28; got 0",
           {.num_experts = 4, .top_k = 2, .granularity = 0});
+}
+
+// What the family of experts has no key for is the folder's fault, and the folder can be changed.
+TEST(Upcycle, RefusesWhatItsFamilyCannotSay) {
+  TestDir dir;
+  const auto refused = [&](const std::string& text, const std::string& model) {
+    expect_error(ErrorKind::input, text,
+                 [&] { upcycle({.out = dir.path("moe"), .model = model, .num_experts = 4, .top_k = 2}); });
+    EXPECT_FALSE(std::filesystem::exists(dir.path("moe")));
+  };
+  refused("upcycle: expected a llama without biases in attention, as mixtral is; got attention_bias = true",
+          kData + "/llama_v4_bias");
+  const std::string mixed = dir.path("mixed");
+  std::filesystem::copy(kData + "/qwen3_v4_packed", mixed);
+  nlohmann::json config = read_json(mixed + "/config.json");
+  config.update(
+      {{"use_sliding_window", true}, {"sliding_window", 5}, {"layer_types", {"full_attention", "sliding_attention"}}});
+  write_file_atomic(mixed + "/config.json", config.dump());
+  refused(
+      "upcycle: expected a qwen3 whose layers all have the sliding window or all have none, as those of qwen3_moe do; "
+      "got 1 of 2 layers with a window of 5; for sequences of at most 5 tokens the window makes no difference, set "
+      "use_sliding_window to false in config.json",
+      mixed);
 }
 
 }  // namespace

@@ -1,0 +1,22 @@
+// What each device implements of these ops. Arguments are checked before these are called, the limit is one of the
+// dtype, and there is work to do.
+#pragma once
+
+#include "core/device.h"
+
+namespace moebius {
+
+struct ClampFwd;
+struct ClampBwd;
+
+namespace cpu {
+void clamp_fwd(Stream& s, const ClampFwd& a);
+void clamp_bwd(Stream& s, const ClampBwd& a);
+}  // namespace cpu
+
+namespace cuda {
+void clamp_fwd(Stream& s, const ClampFwd& a);
+void clamp_bwd(Stream& s, const ClampBwd& a);
+}  // namespace cuda
+
+}  // namespace moebius

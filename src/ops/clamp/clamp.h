@@ -1,0 +1,28 @@
+// Elements kept within a bound of zero (OLMo's clip_qkv, arXiv 2402.00838).
+#pragma once
+
+#include "core/device.h"
+#include "core/tensor.h"
+
+namespace moebius {
+
+// y[i] = min(max(x[i], -limit), limit); NaN stays. f32 or bf16. The limit is rounded to that first, so that forward and
+// backward agree on which elements are beyond it. y may be x.
+struct ClampFwd {
+  Tensor y;  // out
+  Tensor x;  // in
+  float limit = 0.0f;
+};
+void clamp_fwd(Stream& s, const ClampFwd& a);
+Cost cost(const ClampFwd& a);
+
+// dx[i] = dy[i] where |x[i]| <= limit, else 0. dx may be dy.
+struct ClampBwd {
+  Tensor dx;     // out
+  Tensor dy, x;  // in
+  float limit = 0.0f;
+};
+void clamp_bwd(Stream& s, const ClampBwd& a);
+Cost cost(const ClampBwd& a);
+
+}  // namespace moebius
