@@ -96,7 +96,8 @@ void Stage::leave(Step& step, const Residual& residual, Saved& saved) const {
   }
 }
 
-// What the head reads: rows of the first micro-batch's tokens alone in generation.
+// To the stage of the head, which reads what leaves the norms, and there from the stream. In generation a stream may be
+// shorter than a micro-batch.
 void Stage::hand_on(Step& step, Tensor stream_TD, bool with_gradients) const {
   const int64_t t = std::min(stream_TD.dim(0), stream_rows_);
   copy(step.stream, stream_TD.rows(0, t), final_TD_.rows(0, t));

@@ -30,7 +30,7 @@ void TiedEmbedding::sum_gradients(Stream& s, StepStack& stack) const {
     if (rank != pp.rank()) sends.push_back(pp.send(s, copy_->dw, rank));
   for (std::vector<Pending>* pending : {&sends, &receives})
     for (Pending& each : *pending) each.wait();
-  // Into what stands first; of the last of three that is another's.
+  // The last of three adds the others to each other first.
   const bool third = holders_.size() == 3 && holders_[2] == pp.rank();
   if (third) add(s, parts_VD[0], parts_VD[1]);
   for (size_t i = 0; i < (third ? 1 : parts_VD.size()); ++i)
