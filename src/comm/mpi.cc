@@ -158,20 +158,18 @@ class MpiTransport final : public Transport {
 
   void check() override {
     const int dead = dead_rank_.load(std::memory_order_relaxed);
-    MOEBIUS_CHECK(distributed, dead < 0, "{} is ended: the process of {} has ended", name(rank_), name(dead));
+    if (dead >= 0) throw Error(ErrorKind::distributed, death_text(dead, waiting_for_));
   }
 
-  // Any thread. What is to be said of it: this rank's thread may come to its next message too late.
-  std::string death_text(int dead_rank) {
+  // From any thread: from now on this rank waits for nobody. Returns what is to be said at once, since this rank's
+  // thread may compute for longer than the launcher lets it.
+  std::string learn_death(int dead) {
     const int64_t record = waiting_for_;
-    const std::string doing = record < 0 ? fmt::format("{} computes", name(rank_))
-                                         : fmt::format("{}: {} waits", to_string(ring().at(record)), name(rank_));
-    return fmt::format("{}, and the process of {} has ended; did not join: {}\nlast collectives of {}:\n{}", doing,
-                       name(dead_rank), name(dead_rank), name(rank_), ring().text());
+    said_death_ = record >= 0;
+    dead_rank_ = dead;
+    return death_text(dead, record);
   }
-  // Any thread. From now on this rank's own waits for nobody.
-  void learn_death(int dead_rank) { dead_rank_ = dead_rank; }
-  bool knows_death() const { return dead_rank_ >= 0; }
+  bool said_death() const { return said_death_; }  // and the collective
 
   // Whether every rank asks this within the time that is given to each.
   bool all_meet(double seconds) {
@@ -209,6 +207,13 @@ class MpiTransport final : public Transport {
   };
 
   std::string name(int rank) const { return name_of_rank(options_, rank); }
+  // record: that this rank waits for; below 0: none.
+  std::string death_text(int dead, int64_t record) {
+    const std::string doing = record < 0 ? fmt::format("{} computes", name(rank_))
+                                         : fmt::format("{}: {} waits", to_string(ring().at(record)), name(rank_));
+    return fmt::format("{}, and the process of {} has ended; did not join: {}\nlast collectives of {}:\n{}", doing,
+                       name(dead), name(dead), name(rank_), ring().text());
+  }
   [[noreturn]] void fail_waiting(const CollectiveRecord& what, const std::vector<MpiMessage*>& open) {
     std::vector<int> missing;
     for (const MpiMessage* message : open) missing.push_back(message->peer());
@@ -224,6 +229,7 @@ class MpiTransport final : public Transport {
   int rank_ = 0, size_ = 1;
   std::atomic<int64_t> waiting_for_ = -1;  // a record of ring()
   std::atomic<int> dead_rank_ = -1;
+  std::atomic<bool> said_death_ = false;
 };
 
 // Over messages of its own: what the ring shows is the run's.
@@ -231,8 +237,8 @@ std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& 
   MpiTransport meeting(options.world);
   Control control(meeting);
   const auto on_death = [&options, &transport](int rank) {
-    if (options.report) options.report(transport.death_text(rank));
-    transport.learn_death(rank);
+    const std::string text = transport.learn_death(rank);
+    if (options.report) options.report(text);
   };
   auto watch = std::make_unique<RankWatch>(control, kWatchS, on_death);
   if (!watch->why_missing().empty() && control.is_root() && options.warn)
@@ -249,8 +255,7 @@ std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& 
 void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, RankWatch& watch,
                          const RankFailure& failure) {
   if (!failure.distributed && transport.all_meet(kGraceS)) return;
-  const bool was_reported = failure.distributed && transport.knows_death();
-  if (options.report && !was_reported)
+  if (options.report && !(failure.distributed && transport.said_death()))
     options.report(report_of(failure, name_of_rank(options.world, transport.rank()), transport.ring()));
   if (failure.distributed) std::this_thread::sleep_for(std::chrono::duration<double>(kGraceS));
   watch.say_ending();
