@@ -65,16 +65,19 @@ void read_shapes(const HfReader& r, ModelSpec& m) {
   r.read("max_position_embeddings", m.max_position_embeddings);
 }
 
-// Refused where the window is off, too: what another program would make of them is unknown.
-void check_layer_types(const HfReader& r, const ModelSpec& m) {
-  if (!r.has("layer_types")) return;
-  const auto types = r.get("layer_types", std::vector<std::string>());
-  if (static_cast<int64_t>(types.size()) != m.num_layers) {
-    r.fail("layer_types must have one entry for each of the {} layers; got {}", m.num_layers, types.size());
+// Of every family, whether its layers may differ or not, and where the window is off, too: what another program would
+// make of them is unknown.
+void check_layer_types(const HfReader& r, const ModelSpec& m, const json& config) {
+  const auto types = config.find("layer_types");
+  if (types == config.end() || types->is_null()) return;
+  if (!types->is_array() || static_cast<int64_t>(types->size()) != m.num_layers) {
+    r.fail("layer_types must have one entry for each of the {} layers; got {}", m.num_layers,
+           types->is_array() ? json(types->size()).dump() : shown(*types));
   }
-  for (size_t i = 0; i < types.size(); ++i) {
-    if (types[i] == "sliding_attention" || types[i] == "full_attention") continue;
-    r.fail("layer_types must be \"full_attention\" or \"sliding_attention\"; got \"{}\" for layer {}", types[i], i);
+  for (size_t i = 0; i < types->size(); ++i) {
+    const json& type = (*types)[i];
+    if (type == "sliding_attention" || type == "full_attention") continue;
+    r.fail("layer_types must be \"full_attention\" or \"sliding_attention\"; got {} for layer {}", shown(type), i);
   }
 }
 
@@ -114,8 +117,8 @@ void check_window(const HfReader& r, const ModelSpec& m, bool used) {
            at - types.begin(), used ? "not set" : "switched off by use_sliding_window");
 }
 
-void read_window(const HfReader& r, ModelSpec& m) {
-  check_layer_types(r, m);
+void read_window(const HfReader& r, ModelSpec& m, const json& config) {
+  check_layer_types(r, m, config);
   const unsigned family = family_bit(m.family);
   const bool used = r.get("use_sliding_window", (family & (kMixtral | kMistral | kGptOss | kMoebius)) != 0);
   if (r.is_null("sliding_window")) m.sliding_window = 0;
@@ -216,9 +219,8 @@ void read_topk_method(const HfReader& r, ModelSpec& m) {
   }
   m.expert_bias = method == "noaux_tc";
   m.group_score = method == "group_limited_greedy" ? GroupScore::max : GroupScore::sum_of_two;
-  for (const char* key : {"n_group", "topk_group"}) {
-    if (method != "greedy" && r.is_null(key))
-      r.fail("{} must be a number for topk_method \"{}\"; got null", key, method);
+  for (const char* key : {"n_group", "topk_group"}) {  // no default of its class stands for them
+    if (is_v2 && method != "greedy" && !r.has(key)) r.fail("{} must be given for topk_method \"{}\"", key, method);
   }
   if (method == "greedy") m.n_group = m.topk_group = 1;
 }
@@ -271,7 +273,7 @@ ModelSpec read_hf_config(const json& config, const std::string& who, ErrorKind k
   ModelSpec m = find_family(r.family())->defaults;
   m.family = r.family();
   read_shapes(r, m);
-  read_window(r, m);
+  read_window(r, m, config);
   read_rope(r, m);
   refuse_unknown_maths(r);
   refuse_deepseek_variants(r);
