@@ -4,7 +4,6 @@
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "cli/command.h"
 #include "cli/options.h"
@@ -22,15 +21,6 @@ struct Options {
   int threads = 0;
   bool json = false;
 };
-
-// Of a recipe only [parallel] says something about an evaluation.
-ParallelSpec layout_of(const Options& o, const RunSpec& run) {
-  for (const std::string& each : o.overrides)
-    MOEBIUS_CHECK(usage, each.starts_with("parallel."),
-                  "eval --set: expected a key of [parallel], as in parallel.tp=2; got {}", each);
-  if (o.overrides.empty()) return {};
-  return parse_run_spec(to_toml(run, /*with_provenance=*/false), "eval", o.overrides).parallel;
-}
 
 // As the run evaluated, where the model comes from one; a Hugging Face model by whole contexts of at most 2048 tokens.
 RunSpec eval_run(const Options& o, int64_t num_ranks) {
@@ -52,7 +42,7 @@ RunSpec eval_run(const Options& o, int64_t num_ranks) {
   run.precision.compute = compute_dtype(o.dtype);
   run.train.steps = 1;  // a recipe must say these two
   run.optimizer.lr = 1;
-  run.parallel = layout_of(o, run);
+  run.parallel = parallel_of("eval", o.overrides, run);
   run.parallel.check(num_ranks);
   run.train.global_batch *= run.parallel.dp(num_ranks) * (run.parallel.vpp > 1 ? run.parallel.pp : 1);
   if (num_ranks > 1) run.check(num_ranks);
@@ -81,9 +71,7 @@ EvalResult eval_rank(const Options& o, Transport& world, Cli& cli) {
   run.threads = o.threads == 0 && world.size() > 1 ? cpu_share(control) : num_threads(o.threads);
   Engine engine(eval_engine_spec(run, world));
   Loader loader({{.prefix = o.data}}, run, /*shuffle=*/false, engine.data_share(), "--data");
-  const std::vector<std::string> warnings = control.gather(not_finite_warning(o.model, load_weights(engine, o.model)));
-  for (const std::string& each : std::set<std::string>(warnings.begin(), warnings.end()))
-    if (control.is_root()) warn_if_any(cli.log, each);
+  warn_of_not_finite(cli.log, control, o.model, load_weights(engine, o.model));
   const EvalResult result = evaluate(engine, loader, o.max_batches, [&] { return control.max(cli.signal) != 0; });
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
                 "eval: expected a finite loss on {}; got {}; look at the weights of {}, or try --dtype f32", o.data,
@@ -135,11 +123,7 @@ void add_eval(Cli& cli) {
   add_dtype_option(*command, o->dtype);
   add_threads_option(*command, o->threads);
   add_json_option(*command, o->json);
-  command->add_option("--set", o->overrides, "parallel.KEY=VALUE: the layout on several ranks; may be repeated")
-      ->take_all()
-      ->allow_extra_args(false);
-  command->add_option("--ranks", o->ranks, "ranks as threads of this process, for debugging; mpirun starts processes")
-      ->capture_default_str();
+  add_layout_options(*command, o->overrides, o->ranks);
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_eval(*o, cli); }; });
 }
 

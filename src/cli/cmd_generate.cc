@@ -7,6 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/options.h"
+#include "cli/ranks.h"
 #include "io/tokenizer.h"
 #include "train/generate.h"
 #include "train/weights.h"
@@ -17,6 +18,8 @@ namespace {
 struct Options {
   std::string model, prompt, tokenizer, device = "cpu", dtype = "bf16";
   GenerateSpec spec;
+  std::vector<std::string> overrides;
+  int64_t ranks = 1;
   int threads = 0;
   bool json = false;
 };
@@ -33,46 +36,105 @@ void show(const std::string& text) {
   std::fflush(stdout);
 }
 
-int run_generate(const Options& o, Log& log) {
-  const DeviceKind device = device_kind(o.device);
-  const ModelSpec model = read_model_spec(o.model);
-  const std::unique_ptr<Tokenizer> tokenizer = model_tokenizer(o);
-  GenerateSpec spec = o.spec;
-  spec.end_id = tokenizer->eod_id();
-  spec.num_ids = tokenizer->vocab_size();
+struct Request {
+  std::unique_ptr<Tokenizer> tokenizer;
+  GenerateSpec spec;
   std::vector<int32_t> prompt;
-  tokenizer->encode(o.prompt, &prompt);
-  if (prompt.empty()) prompt.push_back(tokenizer->eod_id());  // the start of a document is the end of another
+};
 
-  const int64_t wanted = static_cast<int64_t>(prompt.size()) + std::max<int64_t>(spec.max_tokens, 1);
+Request request_of(const Options& o) {
+  Request r{.tokenizer = model_tokenizer(o), .spec = o.spec};
+  r.spec.end_id = r.tokenizer->eod_id();
+  r.spec.num_ids = r.tokenizer->vocab_size();
+  r.tokenizer->encode(o.prompt, &r.prompt);
+  if (r.prompt.empty()) r.prompt.push_back(r.tokenizer->eod_id());  // the start of a document is the end of another
+  return r;
+}
+
+// The layout must split the model: copies of it would do one rank's work many times.
+ParallelSpec layout_of(const Options& o, const ModelSpec& model, int num_ranks) {
+  RunSpec run;
+  run.model = model;
+  ParallelSpec layout = parallel_of("generate", o.overrides, run);
+  layout.check(num_ranks);
+  MOEBIUS_CHECK(
+      usage, num_ranks == 1 || layout.tp * layout.pp * layout.ep * layout.etp > 1,
+      "generate: expected a layout that splits the model over {} ranks, as --set parallel.tp={}; got none, and "
+      "each rank would compute the same; or start one rank",
+      num_ranks, num_ranks);
+  return layout;
+}
+
+EngineSpec engine_spec(const Options& o, const Request& request, int num_ranks) {
+  const ModelSpec model = read_model_spec(o.model);
+  const ParallelSpec layout = layout_of(o, model, num_ranks);
+  const int64_t wanted = std::ssize(request.prompt) + std::max<int64_t>(request.spec.max_tokens, 1);
   const int64_t context = std::min(model.max_position_embeddings, wanted);  // caches no longer than the text can get
-  EngineSpec engine_spec = generation_engine_spec(model, compute_dtype(o.dtype), context, num_threads(o.threads));
-  engine_spec.device = device;
+  EngineSpec spec = generation_engine_spec(model, compute_dtype(o.dtype), context, num_threads(o.threads),
+                                           /*chunk=*/256, mesh_shape(layout, num_ranks));
+  spec.pipeline = {.num_virtual = layout.vpp, .layout = layout.layout};
+  spec.num_micro_batches = layout.vpp > 1 ? layout.pp : 1;
+  spec.dispatcher = layout.dispatcher;
+  spec.device = device_kind(o.device);
   check_weights(o.model, model);
-  Engine engine(engine_spec);
-  Stream s = engine.stream();
-  warn_if_any(log, not_finite_warning(o.model, load_weights(s, engine.model(), o.model)));
-  if (o.json) {
-    const Generated result = generate(engine, spec, prompt);
-    const nlohmann::ordered_json object{{"prompt", o.prompt},
-                                        {"text", tokenizer->decode(result.tokens)},
-                                        {"tokens", result.tokens},
-                                        {"ended", result.ended}};
-    print_json(object);
-    return 0;
-  }
+  return spec;
+}
+
+// The text as it comes, or all of it in one object: of the first rank alone.
+class Printer {
+ public:
+  Printer(const Options& o, const Tokenizer& tokenizer, bool prints) : o_(o), tokenizer_(tokenizer), prints_(prints) {}
+
   // Nothing is shown before the request is known to be good.
-  bool shown = false;
-  const auto show_prompt = [&] {
-    if (!shown) show(o.prompt);
-    shown = true;
-  };
-  generate(engine, spec, prompt, [&](int32_t id) {
+  void token(int32_t id) {
+    if (!prints_ || o_.json) return;
     show_prompt();
-    show(tokenizer->decode(std::span(&id, 1)));
+    show(tokenizer_.decode(std::span(&id, 1)));
+  }
+  void end(const Generated& result) {
+    if (!prints_) return;
+    if (o_.json) {
+      const nlohmann::ordered_json object{{"prompt", o_.prompt},
+                                          {"text", tokenizer_.decode(result.tokens)},
+                                          {"tokens", result.tokens},
+                                          {"ended", result.ended}};
+      return print_json(object);
+    }
+    show_prompt();
+    std::fputc('\n', stdout);
+  }
+
+ private:
+  void show_prompt() {
+    if (!shown_) show(o_.prompt);
+    shown_ = true;
+  }
+
+  const Options& o_;
+  const Tokenizer& tokenizer_;
+  bool prints_, shown_ = false;
+};
+
+void generate_rank(const Options& o, Transport& world, Log& log) {
+  Control control(world);
+  Request request;
+  EngineSpec spec;
+  control.together([&] {
+    request = request_of(o);
+    spec = engine_spec(o, request, world.size());
   });
-  show_prompt();
-  std::fputc('\n', stdout);
+  if (world.size() > 1) spec.world = &world;
+  if (world.size() > 1 && o.threads == 0) spec.threads = cpu_share(control);
+  Engine engine(spec);
+  warn_of_not_finite(log, control, o.model, load_weights(engine, o.model));
+  Printer printer(o, *request.tokenizer, control.is_root());
+  printer.end(generate(engine, request.spec, request.prompt, [&](int32_t id) { printer.token(id); }));
+}
+
+int run_generate(const Options& o, Log& log) {
+  Launch launch = detect_launch(process_environment());
+  if (o.ranks != 1) launch = launch_threads(o.ranks, launch);
+  run_ranks(launch, {}, [&](Transport& world) { generate_rank(o, world, log); });
   return 0;
 }
 
@@ -94,6 +156,7 @@ void add_generate(Cli& cli) {
   add_dtype_option(*command, o->dtype);
   add_threads_option(*command, o->threads);
   add_json_option(*command, o->json);
+  add_layout_options(*command, o->overrides, o->ranks);
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_generate(*o, cli.log); }; });
 }
 

@@ -98,15 +98,15 @@ TEST(Launch, NeverTheSameRunSeveralTimes) {
   EXPECT_EQ(launcher_rank(of({{"WORLD_SIZE", "2"}, {"RANK", "1"}})), 0);  // its error must be seen
 }
 
-// Several copies of `generate` would print a text each, of `export` write the same files.
+// Several copies of `tokenize` would print a text each, of `export` write the same files.
 TEST(Launch, ACommandOfOneProcessIsStartedOnce) {
-  EXPECT_NO_THROW(check_alone("generate", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "1"}}))));
+  EXPECT_NO_THROW(check_alone("tokenize", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "1"}}))));
   expect_error(
       ErrorKind::usage,
-      "moebius generate is one process; got several from a launcher (OMPI_COMM_WORLD_SIZE=2); start it without "
+      "moebius tokenize is one process; got several from a launcher (OMPI_COMM_WORLD_SIZE=2); start it without "
       "the launcher, or unset what it set",
       [] {
-        check_alone("generate", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "2"}})));
+        check_alone("tokenize", detect_launch(of({{"OMPI_COMM_WORLD_SIZE", "2"}})));
       });
   expect_error(ErrorKind::usage, "(SLURM_STEP_NUM_TASKS=4)", [] {
     check_alone("export", detect_launch(of({{"SLURM_STEP_NUM_TASKS", "4"}})));

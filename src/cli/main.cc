@@ -60,7 +60,7 @@ void check_command_is_known(const CLI::App& app, int argc, char** argv) {
 
 // These write files, or an answer, that several processes would write several times.
 void check_launch(const CLI::App& app) {
-  for (const char* command : {"generate", "forward", "data", "tokenize", "checkpoint", "import", "export", "upcycle"})
+  for (const char* command : {"forward", "data", "tokenize", "checkpoint", "import", "export", "upcycle"})
     if (app.got_subcommand(command)) check_alone(command, detect_launch(process_environment()));
 }
 

@@ -26,6 +26,24 @@ void add_json_option(CLI::App& command, bool& json) {
   command.add_flag("--json", json, "one JSON object on standard output");
 }
 
+void add_layout_options(CLI::App& command, std::vector<std::string>& overrides, int64_t& ranks) {
+  command.add_option("--set", overrides, "parallel.KEY=VALUE: the layout on several ranks; may be repeated")
+      ->take_all()
+      ->allow_extra_args(false);
+  command.add_option("--ranks", ranks, "ranks as threads of this process, for debugging; mpirun starts processes")
+      ->capture_default_str();
+}
+
+ParallelSpec parallel_of(const std::string& command, const std::vector<std::string>& overrides, RunSpec run) {
+  for (const std::string& each : overrides)
+    MOEBIUS_CHECK(usage, each.starts_with("parallel."),
+                  "{} --set: expected a key of [parallel], as in parallel.tp=2; got {}", command, each);
+  if (overrides.empty()) return {};
+  run.train.steps = run.train.global_batch = run.train.micro_batch = run.train.seq_len = 1;  // a recipe must say these
+  run.optimizer.lr = 1;
+  return parse_run_spec(to_toml(run, /*with_provenance=*/false), command, overrides).parallel;
+}
+
 DeviceKind device_kind(const std::string& device) {
   MOEBIUS_CHECK(usage, device == "cpu" || device == "cuda", "--device: expected cpu or cuda; got \"{}\"", device);
   if (device == "cpu") return DeviceKind::cpu;

@@ -5,7 +5,9 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
+#include "config/run_spec.h"
 #include "core/log.h"
 #include "core/tensor.h"
 
@@ -15,6 +17,11 @@ void add_device_option(CLI::App& command, std::string& device);  // --device
 void add_dtype_option(CLI::App& command, std::string& dtype);    // --dtype
 void add_threads_option(CLI::App& command, int& threads);        // --threads, 0: all that the process may use
 void add_json_option(CLI::App& command, bool& json);             // --json
+
+// --set parallel.KEY=VALUE and --ranks, for commands that run on any layout.
+void add_layout_options(CLI::App& command, std::vector<std::string>& overrides, int64_t& ranks);
+// What --set says: of a recipe only [parallel] counts there. Error{usage} for other keys. run: the rest of the recipe.
+ParallelSpec parallel_of(const std::string& command, const std::vector<std::string>& overrides, RunSpec run);
 
 // Error{usage} for a GPU that is not there, or not built for.
 DeviceKind device_kind(const std::string& device);

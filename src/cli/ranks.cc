@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <vector>
 
 #include "comm/mpi.h"
@@ -76,6 +77,12 @@ std::string launch_text(const Launch& launch) {
   }
 }
 
+void warn_of_not_finite(Log& log, Control& control, const std::string& path, const std::vector<NotFinite>& found) {
+  const std::vector<std::string> said = control.gather(not_finite_warning(path, found));
+  for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
+    if (control.is_root() && !warning.empty()) log.warn("{}", warning);
+}
+
 int cpu_share(Control& control) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
@@ -95,9 +102,14 @@ int cpu_share(Control& control) {
   return std::max(1, CPU_COUNT(&mine) / std::max(1, sharing));
 }
 
+// In pieces: the program is larger than what a small run needs beside it.
 std::string program_hash() {
-  const std::string program = read_file("/proc/self/exe");
-  return to_hex(hash_bytes(program.data(), std::ssize(program)));
+  const File program = File::open_read("/proc/self/exe");
+  std::vector<char> piece(1 << 16);
+  Hasher hasher;
+  for (int64_t at = 0, n = 0; (n = program.read_some(piece.data(), std::ssize(piece), at)) > 0; at += n)
+    hasher.update(piece.data(), n);
+  return to_hex(hasher.digest());
 }
 
 }  // namespace moebius

@@ -4,6 +4,7 @@
 #include "cli/launch.h"
 #include "comm/control.h"
 #include "core/log.h"
+#include "train/not_finite.h"
 
 namespace moebius {
 
@@ -15,6 +16,9 @@ void run_ranks(const Launch& launch, const WorldOptions& options, const RankBody
 
 // "4 ranks of MPI (OMPI_COMM_WORLD_SIZE=4, Open MPI v4.1.4)"
 std::string launch_text(const Launch& launch);
+
+// Of the weights at `path`, what the ranks have found in theirs; each text once, by the first rank.
+void warn_of_not_finite(Log& log, Control& control, const std::string& path, const std::vector<NotFinite>& found);
 
 // Of the CPUs that this process may use, its share beside the ranks of its machine that may use the same ones; >= 1.
 int cpu_share(Control& control);

@@ -104,9 +104,12 @@ TEST(Check, MultiTokenPrediction) {
     return parse({"model.num_nextn_predict_layers=1", "parallel.pp=2", "parallel.layout=" + layout});
   };
   EXPECT_NO_THROW(on_two_ranks("E t*2 | t m L").check(2));
-  EXPECT_THAT(error_text(ErrorKind::usage, [&] { on_two_ranks("E t*3 m | L").check(2); }),
-              HasSubstr("parallel.layout: m must stand with L, whose head it shares; got \"E t*3 m | L\"; write m L on "
-                        "the last stage"));
+  EXPECT_THAT(
+      error_text(ErrorKind::usage, [&] { on_two_ranks("E t*3 m | L").check(2); }),
+      HasSubstr("parallel.layout: m must not stand before L on the first rank, which has the embedding; got \"E t*3 m "
+                "| L\", where rank 0 of pp = 2 has it; write m L on the last stage"));
+  EXPECT_NO_THROW(
+      parse({"model.num_nextn_predict_layers=1", "parallel.pp=3", "parallel.layout=E t*3 | m | L"}).check(3));
   EXPECT_THAT(error_text(ErrorKind::usage, [&] { on_two_ranks("E t*2 | t L").check(2); }),
               HasSubstr("stage 1 has L where m is due"));
 }

@@ -117,6 +117,7 @@ std::vector<StageSpec> read_stages(const StageLayoutRequest& request, const std:
     stage.loss |= c == 'L';
     stage.num_layers += c == 't';
     stage.num_mtp += c == 'm';
+    stage.norm |= c == 'm' || (c == 'L' && request.num_mtp == 0);
   }
   take("the end");
   return stages;
@@ -148,6 +149,7 @@ std::vector<StageSpec> even_stages(const StageLayoutRequest& request) {
   std::vector<StageSpec> stages;
   for (int64_t s = 0; s < S; ++s) stages.push_back({.first_layer = s * each, .num_layers = each});
   stages.front().embedding = true;
+  stages.back().norm = true;
   stages.back().num_mtp = request.num_mtp;
   stages.back().loss = true;
   return stages;
@@ -170,10 +172,12 @@ StageLayout stage_layout(const StageLayoutRequest& request) {
 }
 
 void check_mtp_stage(const StageLayout& layout) {
-  for (const StageSpec& stage : layout.stages) {
-    MOEBIUS_CHECK(usage, stage.num_mtp == 0 || stage.loss,
-                  "parallel.layout: m must stand with L, whose head it shares; got \"{}\"; write m L on the last stage",
-                  print(layout));
+  for (size_t s = 0; s < layout.stages.size(); ++s) {
+    const StageSpec& stage = layout.stages[s];
+    MOEBIUS_CHECK(usage, stage.num_mtp == 0 || stage.loss || static_cast<int64_t>(s) % layout.num_ranks > 0,
+                  "parallel.layout: m must not stand before L on the first rank, which has the embedding; got \"{}\", "
+                  "where rank 0 of pp = {} has it; write m L on the last stage",
+                  print(layout), layout.num_ranks);
   }
 }
 

@@ -13,6 +13,7 @@ namespace moebius {
 struct StageSpec {
   bool embedding = false;
   int64_t first_layer = 0, num_layers = 0;  // layers first_layer .. first_layer + num_layers - 1 of the model
+  bool norm = false;  // the final norm, behind the last layer: on the stage of m, or of L where the model has no m
   int64_t num_mtp = 0;
   bool loss = false;
   bool operator==(const StageSpec&) const = default;
@@ -22,6 +23,8 @@ struct StageLayout {
   int64_t num_ranks = 1;          // P
   std::vector<StageSpec> stages;  // P * V
 
+  // m before the stage of L: multi-token prediction hands its hidden states on to the head, beside the model's.
+  bool mtp_is_apart() const { return !stages.back().norm; }
   int64_t num_virtual() const { return static_cast<int64_t>(stages.size()) / num_ranks; }
   const StageSpec& at(int64_t pp_rank, int64_t virtual_stage) const {
     return stages.at(static_cast<size_t>(virtual_stage * num_ranks + pp_rank));
@@ -40,7 +43,7 @@ struct StageLayoutRequest {
 // not split evenly, with the equation.
 StageLayout stage_layout(const StageLayoutRequest& request);
 
-// What the model can be cut into beyond that: Error{usage} unless m stands on the stage of L.
+// What the model can be cut into beyond that: Error{usage} when m stands before the stage of L on rank 0.
 void check_mtp_stage(const StageLayout& layout);
 
 // The layout as a string without groups, "E t*2 | t*3 | t*2 m L": stage_layout reads it back.

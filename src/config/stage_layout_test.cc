@@ -29,7 +29,7 @@ TEST(StageLayout, WithoutAStringIsEven) {
   EXPECT_EQ(layout.num_virtual(), 2);
   EXPECT_EQ(layout.at(1, 0), (StageSpec{.first_layer = 3, .num_layers = 3}));
   EXPECT_EQ(layout.at(0, 1), (StageSpec{.first_layer = 6, .num_layers = 3}));
-  EXPECT_EQ(layout.at(1, 1), (StageSpec{.first_layer = 9, .num_layers = 3, .num_mtp = 1, .loss = true}));
+  EXPECT_EQ(layout.at(1, 1), (StageSpec{.first_layer = 9, .num_layers = 3, .norm = true, .num_mtp = 1, .loss = true}));
   EXPECT_EQ(print(stage_layout({.text = " ", .num_layers = 1})), "E t L");
 }
 
@@ -38,7 +38,7 @@ TEST(StageLayout, ReadsUnevenStages) {
   ASSERT_EQ(layout.stages.size(), 3u);
   EXPECT_EQ(layout.stages[0], (StageSpec{.embedding = true, .num_layers = 2}));
   EXPECT_EQ(layout.stages[1], (StageSpec{.first_layer = 2, .num_layers = 3}));
-  EXPECT_EQ(layout.stages[2], (StageSpec{.first_layer = 5, .num_layers = 1, .loss = true}));
+  EXPECT_EQ(layout.stages[2], (StageSpec{.first_layer = 5, .num_layers = 1, .norm = true, .loss = true}));
 }
 
 // DeepSeek-V3: 61 layers and one MTP layer, as its published runs lay them out.
@@ -47,11 +47,15 @@ TEST(StageLayout, ReadsGroupsAndRepeats) {
       stage_layout({.text = "Et*3|(tt|)*29m|L", .num_ranks = 8, .num_virtual = 4, .num_layers = 61, .num_mtp = 1});
   EXPECT_EQ(h100.at(0, 0), (StageSpec{.embedding = true, .num_layers = 3}));
   EXPECT_EQ(h100.at(1, 2), (StageSpec{.first_layer = 3 + 16 * 2, .num_layers = 2}));
-  EXPECT_EQ(h100.at(6, 3), (StageSpec{.first_layer = 61, .num_mtp = 1}));
+  EXPECT_EQ(h100.at(6, 3), (StageSpec{.first_layer = 61, .norm = true, .num_mtp = 1}));
   EXPECT_EQ(h100.at(7, 3), (StageSpec{.first_layer = 61, .loss = true}));
+  EXPECT_TRUE(h100.mtp_is_apart());
+  EXPECT_NO_THROW(check_mtp_stage(h100));
   const StageLayout gb200 =
       stage_layout({.text = "Et*4|(tttt|)*14tmL", .num_ranks = 4, .num_virtual = 4, .num_layers = 61, .num_mtp = 1});
-  EXPECT_EQ(gb200.stages.back(), (StageSpec{.first_layer = 60, .num_layers = 1, .num_mtp = 1, .loss = true}));
+  EXPECT_EQ(gb200.stages.back(),
+            (StageSpec{.first_layer = 60, .num_layers = 1, .norm = true, .num_mtp = 1, .loss = true}));
+  EXPECT_FALSE(gb200.mtp_is_apart());
   EXPECT_EQ(print(stage_layout({.text = "E((t|)*2t)*2 |*1 t * 3L", .num_ranks = 6, .num_layers = 9})),
             "E t | t | t*2 | t | t | t*3 L");
 }
@@ -109,7 +113,7 @@ StageLayout arbitrary_layout(int64_t P, int64_t V) {
     layout.stages[s] = {.first_layer = first, .num_layers = layers[s]};
     first += layers[s];
   }
-  layout.stages.front().embedding = layout.stages.back().loss = true;
+  layout.stages.front().embedding = layout.stages.back().norm = layout.stages.back().loss = true;
   layout.stages.back().num_mtp = *rc::gen::inRange<int64_t>(0, 3);
   return layout;
 }

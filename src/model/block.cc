@@ -137,7 +137,7 @@ void Block::backward(Step& step, Tensor dresidual_TD, Saved& saved) const {
   norm1_.backward(step, dresidual_TD, dn1_TD, saved.norm1);
 }
 
-void Block::forward_cached(Step& step, Residual& residual, Saved& saved, KvCache& cache, int64_t first) const {
+void Block::forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache, int64_t first) const {
   const int64_t T = residual.delta_TD.dim(0);
   StackScope scope(step.stack);
   saved.n1_TD.open(step.stack);

@@ -40,7 +40,7 @@ class Block {
   // other.
   void backward(Step& step, Tensor dresidual_TD, Saved& saved) const;
   // Generation.
-  void forward_cached(Step& step, Residual& residual, Saved& saved, KvCache& cache, int64_t first) const;
+  void forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache, int64_t first) const;
 
   const Moe* moe() const { return moe_ ? &*moe_ : nullptr; }
 

@@ -297,11 +297,18 @@ void Gqa::backward_weight(Step& step, const Saved& saved) const {
   if (o_bias_) o_bias_->backward_weight(step, saved.dy_tD);
 }
 
-void Gqa::forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, int64_t first) const {
-  const int64_t T = x_TD.dim(0);
+void Gqa::declare_cache(MemoryPlan& plan, const std::string& prefix, const ModelSpec& m, DType dtype, int64_t tp,
+                        int64_t max_tokens, KvCache& cache) {
+  const Shape shape{max_tokens, m.num_kv_heads / tp, m.head_dim};
+  plan.declare(cache.k_UGd, prefix + ".k_cache", shape, dtype, Life::saved);
+  plan.declare(cache.v_UGd, prefix + ".v_cache", shape, dtype, Life::saved);
+}
+
+void Gqa::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const {
+  const int64_t T = x_tD.dim(0) * tp_;
   StackScope scope(step.stack);
   const Tensor qkv_TC = step.take({T, (H_ + 2 * G_) * d_}, dtype_), o_THd = step.take({T, H_, d_}, dtype_);
-  project(step, qkv_TC, x_TD);
+  project(step, qkv_TC, x_tD);
   const Qkv r{step.take({T, H_, d_}, dtype_), cache.k_UGd.rows(first, first + T), cache.v_UGd.rows(first, first + T)};
   split_and_rotate(step, r, qkv_TC);
   AttentionFwd attention{.o_THd = o_THd,
@@ -314,8 +321,8 @@ void Gqa::forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, i
   attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
   attention_fwd(step.stream, attention);
   if (sinks_) attention_sink_fwd(step.stream, {.o_THd = o_THd, .lse_TH = attention.lse_TH, .sink_H = sinks_->w});
-  o_.forward(step, y_TD, o_THd.view({T, H_ * d_}));
-  if (o_bias_) o_bias_->forward(step, y_TD);
+  o_.forward(step, y_tD, o_THd.view({T, H_ * d_}));
+  if (o_bias_) o_bias_->forward(step, y_tD);
 }
 
 }  // namespace moebius

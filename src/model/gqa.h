@@ -14,7 +14,7 @@
 
 namespace moebius {
 
-// Keys and values of the tokens so far, for generation. One sequence.
+// Keys and values of the tokens so far, for generation. One sequence: all of its tokens, of this rank's heads.
 struct KvCache {
   Tensor k_UGd, v_UGd;  // [max tokens, G, d]
 };
@@ -42,9 +42,11 @@ class Gqa {
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;  // adds the q and k norm gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
-  // Generation: x are the tokens at positions [first, first + T) of the cached sequence; their keys and values are
-  // appended.
-  void forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, int64_t first) const;
+  static void declare_cache(MemoryPlan& plan, const std::string& prefix, const ModelSpec& spec, DType dtype, int64_t tp,
+                            int64_t max_tokens, KvCache& cache);
+  // Generation: x are this rank's rows of the tokens at positions [first, first + T) of the cached sequence; the keys
+  // and values of all T are appended.
+  void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const;
 
  private:
   Qkv take_qkv(Step& step, int64_t tokens) const;  // with the sinks

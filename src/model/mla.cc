@@ -288,21 +288,25 @@ void Mla::declare_cache(MemoryPlan& plan, const std::string& prefix, const Model
   plan.declare(cache.v_UGd, prefix + ".k_rope_cache", {max_tokens, 1, m.qk_rope_head_dim}, dtype, Life::saved);
 }
 
-void Mla::forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, int64_t first) const {
-  const int64_t T = x_TD.dim(0), U = first + T;
+// Latents are not of heads: every rank caches those of all rows.
+void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const {
+  const int64_t t = x_tD.dim(0), T = t * tp_, U = first + T;
   StackScope scope(step.stack);
   const auto take_latent = [&](int64_t rank) {
-    return Latent{step.take({T, rank}, dtype_), step.take({T}, DType::f32), step.take({T, rank}, dtype_)};
+    return Latent{step.take({t, rank}, dtype_), step.take({t}, DType::f32), step.take({t, rank}, dtype_)};
   };
   const Tensor q_THd = step.take({T, H_, nope_ + rope_}, dtype_), o_THv = step.take({T, H_, v_}, dtype_);
-  make_q(step, q_THd, x_TD, q_a_ ? take_latent(q_rank_) : Latent{});
+  make_q(step, q_THd, x_tD, q_a_ ? take_latent(q_rank_) : Latent{});
   Latent latent = take_latent(kv_rank_);
-  latent.normed_tR = cache.k_UGd.rows(first, U).view({T, kv_rank_});
-  make_latent_kv(step, cache.v_UGd.rows(first, U).view({T, rope_}), x_TD, latent);
+  const Tensor cached_TR = cache.k_UGd.rows(first, U).view({T, kv_rank_});
+  if (tp_ == 1) latent.normed_tR = cached_TR;
+  make_latent_kv(step, cache.v_UGd.rows(first, U).view({T, rope_}), x_tD, latent);
+  if (tp_ > 1) rows_.group().all_gather(step.stream, cached_TR, latent.normed_tR);
 
   const Tensor kv_UHw = step.take({U, H_, nope_ + v_}, dtype_);
   const Qkv r{q_THd, step.take({U, H_, nope_ + rope_}, dtype_), step.take({U, H_, v_}, dtype_)};
-  kv_b_.forward(step, as_rows(kv_UHw), cache.k_UGd.rows(0, U).view({U, kv_rank_}));
+  const Tensor latent_UR = cache.k_UGd.rows(0, U).view({U, kv_rank_});
+  gemm(step.stream, {.c_MN = as_rows(kv_UHw), .a = latent_UR, .b = kv_b_.param().w, .trans_b = true});
   put_kv_together(step, r, kv_UHw, cache.v_UGd.rows(0, U).view({U, rope_}));
   AttentionFwd attention{.o_THd = o_THv,
                          .lse_TH = step.take({T, H_}, DType::f32),
@@ -312,8 +316,8 @@ void Mla::forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, i
                          .scale = scale_};
   attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
   attention_fwd(step.stream, attention);
-  o_.forward(step, y_TD, as_rows(o_THv));
-  if (o_bias_) o_bias_->forward(step, y_TD);
+  o_.forward(step, y_tD, as_rows(o_THv));
+  if (o_bias_) o_bias_->forward(step, y_tD);
 }
 
 }  // namespace moebius

@@ -48,7 +48,7 @@ class Mla {
   // Generation, as Gqa. What is cached of a token is its latent, normed, and its rotated k_rope: k_UGd is
   // [max tokens, 1, kv_lora_rank], v_UGd [max tokens, 1, qk_rope_head_dim]. Keys and values of all tokens so far are
   // made from them anew.
-  void forward_cached(Step& step, Tensor y_TD, Tensor x_TD, KvCache& cache, int64_t first) const;
+  void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const;
   static void declare_cache(MemoryPlan& plan, const std::string& prefix, const ModelSpec& spec, DType dtype,
                             int64_t max_tokens, KvCache& cache);
 

@@ -9,7 +9,11 @@
 namespace moebius {
 
 std::vector<HeldStage> whole_model(const ModelSpec& model) {
-  return {{.spec = {.embedding = true, .num_layers = model.num_layers, .num_mtp = model.num_mtp_layers, .loss = true}}};
+  return {{.spec = {.embedding = true,
+                    .num_layers = model.num_layers,
+                    .norm = true,
+                    .num_mtp = model.num_mtp_layers,
+                    .loss = true}}};
 }
 
 namespace {
@@ -90,7 +94,7 @@ void Model::backward(Step& step) {
 void Model::forward(Step& step, const StagePass& at, Tensor stream_TD, bool with_gradients) {
   const Stage& stage = stages_[at.virtual_stage];
   Stage::Saved& saved = saved_[at.virtual_stage][at.saved_set];
-  stage.forward(step, stream_TD, saved);
+  stage.forward(step, stream_TD, saved, with_gradients);
   if (stage.spec().loss) stage.forward_loss(step, saved, with_gradients);
 }
 
@@ -103,21 +107,35 @@ void Model::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int
 }
 
 void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const {
-  caches.resize(whole().blocks().size());
-  const Shape shape{max_tokens, spec_.num_kv_heads, spec_.head_dim};
+  std::vector<int64_t> layers;
+  for (const HeldStage& held : held_)
+    for (int64_t i = 0; i < held.spec.num_layers; ++i) layers.push_back(held.spec.first_layer + i);
+  caches.resize(layers.size());
   for (size_t i = 0; i < caches.size(); ++i) {
-    if (spec_.is_latent()) {
-      Mla::declare_cache(plan, fmt::format("layer{}", i), spec_, dtype_, max_tokens, caches[i]);
-      continue;
-    }
-    plan.declare(caches[i].k_UGd, fmt::format("layer{}.k_cache", i), shape, dtype_, Life::saved);
-    plan.declare(caches[i].v_UGd, fmt::format("layer{}.v_cache", i), shape, dtype_, Life::saved);
+    const std::string prefix = fmt::format("layer{}", layers[i]);
+    if (spec_.is_latent())
+      Mla::declare_cache(plan, prefix, spec_, dtype_, max_tokens, caches[i]);
+    else
+      Gqa::declare_cache(plan, prefix, spec_, dtype_, tp_, max_tokens, caches[i]);
   }
 }
 
-void Model::forward_cached(Step& step, std::vector<KvCache>& caches, int64_t first, int64_t T) {
+void Model::forward_cached(Step& step, std::span<const KvCache> caches, int64_t first, int64_t T) {
   StackScope scope(step.stack);
   whole().forward_cached(step, step.take({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0], caches, first);
+}
+
+void Model::forward_cached(Step& step, const StagePass& at, Tensor stream_tD, std::span<const KvCache> caches,
+                           int64_t first) {
+  size_t before = 0;
+  for (int64_t v = 0; v < at.virtual_stage; ++v) before += stages_[v].blocks().size();
+  const Stage& stage = stages_[at.virtual_stage];
+  stage.forward_cached(step, stream_tD, saved_[at.virtual_stage][0], caches.subspan(before, stage.blocks().size()),
+                       first);
+}
+
+void Model::row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t T) const {
+  stages_.back().row_logits(step, logits_1V, row, T / tp_);
 }
 
 const Param* Model::tied_elsewhere() const {

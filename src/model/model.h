@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "config/policy_spec.h"
@@ -65,8 +66,14 @@ class Model {
   // Stage::logits: for parity checks and generation.
   void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;
 
-  // Generation of one sequence by a whole model: the next T tokens of step.batch, at positions [first, first + T).
-  void forward_cached(Step& step, std::vector<KvCache>& caches, int64_t first, int64_t num_tokens);
+  // Generation of one sequence by a whole model: the next T tokens of step.batch, at positions [first, first + T); and
+  // by a stage. T is a multiple of tp.
+  void forward_cached(Step& step, std::span<const KvCache> caches, int64_t first, int64_t num_tokens);
+  void forward_cached(Step& step, const StagePass& pass, Tensor stream_tD, std::span<const KvCache> caches,
+                      int64_t first);
+  // Stage::row_logits, of the last num_tokens that went through forward_cached().
+  void row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t num_tokens) const;
+  // One for each layer here, in the order of the stages.
   void declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const;
 
   ParamTable& params() { return params_; }
@@ -74,7 +81,9 @@ class Model {
   const ModelSpec& spec() const { return spec_; }
   DType dtype() const { return dtype_; }
   int64_t stream_rows() const { return stream_rows_; }  // of the residual stream on this rank
+  int64_t num_ahead() const { return num_mtp_; }        // depths of multi-token prediction that are computed
   const std::vector<HeldStage>& stages() const { return held_; }
+  bool has_head() const { return held_.back().spec.loss; }
   bool holds_mtp() const { return held_.back().spec.num_mtp > 0; }  // modules of multi-token prediction on this rank
   // The embedding or its copy, when head or multi-token prediction use it on another rank; null otherwise.
   const Param* tied_elsewhere() const;

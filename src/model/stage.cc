@@ -28,17 +28,17 @@ Stage::Stage(const StageContext& c, const StageSpec& spec)
                            c.dispatcher, c.fusion);
     }));
   }
-  if (spec.loss) of_end_ = span_of([&] { declare_end(c); });
+  if (spec.norm || spec.loss) of_end_ = span_of([&] { declare_end(c); });
   for (int64_t depth = 1; depth <= spec.num_mtp; ++depth)
     of_mtp_.push_back(span_of([&] { mtp_.emplace_back(c, depth); }));
 }
 
 void Stage::declare_end(const StageContext& c) {
   const float eps = static_cast<float>(c.model.rms_norm_eps);
-  final_norm_.emplace(c.params, "model.norm.weight", c.model.hidden_size, dtype_, eps);
-  head_.emplace(c.params, c.model, dtype_, c.mesh, embedding());
+  if (spec_.norm) final_norm_.emplace(c.params, "model.norm.weight", c.model.hidden_size, dtype_, eps);
+  if (spec_.loss) head_.emplace(c.params, c.model, dtype_, c.mesh, embedding());
   if (spec_.num_mtp > 0 && shape_.num_mtp > 0 && !embedding_)
-    embedding_copy_.emplace(Embedding::copy(c.params, c.model, dtype_, c.mesh, head_->table()));
+    embedding_copy_.emplace(Embedding::copy(c.params, c.model, dtype_, c.mesh, head()));
 }
 
 const Param* Stage::embedding_copy() const {
@@ -58,10 +58,11 @@ void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
     blocks_[i].declare_saved(plan, fmt::format("{}layer{}", prefix, spec_.first_layer + static_cast<int64_t>(i)),
                              saved_of(saved, i));
   }
-  if (!spec_.loss) return;
-  final_norm_->declare_saved(plan, prefix + "final_norm", stream_rows_, saved.final_norm);
-  if (!shared)
-    plan.declare(saved.dfinal_TD, prefix + "dfinal", {stream_rows_, model_.hidden_size}, dtype_, Life::saved);
+  const Shape TD{stream_rows_, model_.hidden_size};
+  if (spec_.norm) final_norm_->declare_saved(plan, prefix + "final_norm", stream_rows_, saved.final_norm);
+  if ((spec_.norm || spec_.loss) && !shared) plan.declare(saved.dfinal_TD, prefix + "dfinal", TD, dtype_, Life::saved);
+  if (!spec_.norm) saved.dahead_TD.resize(num_ahead());
+  for (Tensor& d_TD : saved.dahead_TD) plan.declare(d_TD, prefix + "dahead", TD, dtype_, Life::saved);
   if (!predicts_ahead()) return;
   saved.mtp.resize(mtp_.size());
   for (size_t k = 0; k < mtp_.size(); ++k)
@@ -69,11 +70,10 @@ void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
 }
 
 void Stage::declare_output(MemoryPlan& plan) {
-  if (!spec_.loss) return;
+  if (!spec_.norm && !spec_.loss) return;
   plan.declare(final_TD_, "final", {stream_rows_, model_.hidden_size}, dtype_, Life::saved);
-  plan.declare(loss_T_, "loss", {shape_.tokens()}, DType::f32, Life::saved);
-  if (!predicts_ahead()) return;
-  ahead_TD_.resize(mtp_.size());
+  if (spec_.loss) plan.declare(loss_T_, "loss", {shape_.tokens()}, DType::f32, Life::saved);
+  ahead_TD_.resize(num_ahead());
   for (Tensor& h_TD : ahead_TD_) plan.declare(h_TD, "ahead", {stream_rows_, model_.hidden_size}, dtype_, Life::saved);
 }
 
@@ -89,14 +89,41 @@ void Stage::init_state(Stream& s) const {
 // The last layer's output is not added yet: the final norm adds it, or the stream that leaves.
 void Stage::leave(Step& step, const Residual& residual, Saved& saved) const {
   const int64_t T = residual.delta_TD.dim(0);
-  if (spec_.loss) {
+  if (spec_.norm) {
     final_norm_->forward(step, final_TD_.rows(0, T), residual.delta_TD, residual.base_TD, saved.final_norm);
   } else if (!residual.base_TD.empty()) {
     add(step.stream, residual.delta_TD, residual.base_TD);
   }
 }
 
-void Stage::forward(Step& step, Tensor stream_TD, Saved& saved) const {
+// To the stage of the head, which reads what leaves the norms, and there from the stream. In generation a stream may be
+// shorter than a micro-batch.
+void Stage::hand_on(Step& step, Tensor stream_TD, bool with_gradients) const {
+  const int64_t t = std::min(stream_TD.dim(0), stream_rows_);
+  copy(step.stream, stream_TD.rows(0, t), final_TD_.rows(0, t));
+  for (int64_t depth = 1; with_gradients && depth <= num_ahead(); ++depth)
+    copy(step.stream, hidden_TD(stream_TD, depth), output_TD(depth));
+}
+
+void Stage::take_over(Step& step, Tensor stream_TD, bool with_gradients) const {
+  const int64_t t = std::min(stream_TD.dim(0), stream_rows_);
+  copy(step.stream, final_TD_.rows(0, t), stream_TD.rows(0, t));
+  for (int64_t depth = 1; with_gradients && depth <= num_ahead(); ++depth)
+    copy(step.stream, output_TD(depth), hidden_TD(stream_TD, depth));
+}
+
+void Stage::forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradients) const {
+  if (spec_.loss && !spec_.norm) {
+    params_.before_use(step.stream, of_end_);
+    return take_over(step, stream_TD, with_gradients);
+  }
+  forward_layers(step, stream_TD.rows(0, std::min(stream_TD.dim(0), stream_rows_)), saved);
+  if (!spec_.norm || spec_.loss) return;
+  if (with_gradients && predicts_ahead()) forward_mtp(step, saved);
+  hand_on(step, stream_TD, with_gradients);
+}
+
+void Stage::forward_layers(Step& step, Tensor stream_TD, Saved& saved) const {
   StackScope scope(step.stack);
   params_.before_use(step.stream, of_embedding_);
   if (embedding_) embedding_->forward(step, stream_TD, step.batch.token_T);
@@ -113,19 +140,30 @@ void Stage::forward(Step& step, Tensor stream_TD, Saved& saved) const {
 void Stage::forward_loss(Step& step, Saved& saved, bool with_gradients) const {
   head_->loss(step, step.batch, loss_T_, with_gradients ? saved.dfinal_TD : Tensor{}, final_TD_);
   sum_into(step.stream, {.out_1 = loss_sum_1_, .x = loss_T_});
-  if (with_gradients && predicts_ahead()) forward_mtp(step, saved);
+  if (!with_gradients) return;
+  if (predicts_ahead()) forward_mtp(step, saved);
+  loss_ahead(step, saved);
 }
 
 void Stage::forward_mtp(Step& step, Saved& saved) const {
-  StackScope scope(step.stack);
-  const Tensor loss_T = step.take(loss_T_.shape, DType::f32);
   for (size_t k = 0; k < mtp_.size(); ++k) {
     PhaseScope phase(step.stream, "forward", mtp_[k].layer());
     params_.before_use(step.stream, of_mtp_[k]);
-    mtp_[k].forward(step, mtp_embedding(), ahead_TD_[k], k == 0 ? final_TD_ : ahead_TD_[k - 1], saved.mtp[k]);
-    head_->loss(step, step.batch.ahead[k], loss_T, saved.mtp[k].dh_TD, ahead_TD_[k]);
-    const auto depth = static_cast<int64_t>(k);
-    sum_into(step.stream, {.out_1 = mtp_loss_sum_D_.rows(depth, depth + 1), .x = loss_T});
+    mtp_[k].forward(step, mtp_embedding(), ahead_TD_[k], output_TD(static_cast<int64_t>(k)), saved.mtp[k]);
+  }
+}
+
+Tensor Stage::dhidden_TD(const Saved& saved, int64_t depth) const {
+  if (depth == 0) return saved.dfinal_TD;
+  return spec_.norm ? saved.mtp[depth - 1].dh_TD : saved.dahead_TD[depth - 1];
+}
+
+void Stage::loss_ahead(Step& step, const Saved& saved) const {
+  StackScope scope(step.stack);
+  const Tensor loss_T = step.take(loss_T_.shape, DType::f32);
+  for (int64_t depth = 1; depth <= num_ahead(); ++depth) {
+    head_->loss(step, step.batch.ahead[depth - 1], loss_T, dhidden_TD(saved, depth), output_TD(depth));
+    sum_into(step.stream, {.out_1 = mtp_loss_sum_D_.rows(depth - 1, depth), .x = loss_T});
   }
 }
 
@@ -138,8 +176,19 @@ void Stage::backward_mtp(Step& step, Saved& saved) const {
 }
 
 void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
+  if (spec_.norm != spec_.loss) {
+    for (int64_t depth = 0; depth <= num_ahead(); ++depth) {
+      const Tensor here_TD = dhidden_TD(saved, depth), there_TD = hidden_TD(dstream_TD, depth);
+      copy(step.stream, spec_.loss ? there_TD : here_TD, spec_.loss ? here_TD : there_TD);
+    }
+  }
+  if (spec_.loss && !spec_.norm) return params_.after_gradient(step.stream, of_end_);
+  backward_layers(step, dstream_TD.rows(0, stream_rows_), saved);
+}
+
+void Stage::backward_layers(Step& step, Tensor dstream_TD, Saved& saved) const {
   if (predicts_ahead()) backward_mtp(step, saved);
-  if (spec_.loss) {
+  if (spec_.norm) {
     fill_zero(step.stream, dstream_TD);
     final_norm_->backward(step, dstream_TD, saved.dfinal_TD, saved.final_norm);
     params_.after_gradient(step.stream, of_end_);
@@ -154,13 +203,19 @@ void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
   params_.after_gradient(step.stream, of_embedding_);
 }
 
-void Stage::forward_cached(Step& step, Tensor stream_TD, Saved& saved, std::vector<KvCache>& caches,
+void Stage::forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches,
                            int64_t first) const {
-  if (embedding_) embedding_->forward(step, stream_TD, step.batch.token_T);
-  Residual residual{.delta_TD = stream_TD};
+  if (spec_.loss && !spec_.norm) return take_over(step, stream_tD, /*with_gradients=*/false);
+  if (embedding_) embedding_->forward(step, stream_tD, step.batch.token_T);
+  Residual residual{.delta_TD = stream_tD};
   for (size_t i = 0; i < blocks_.size(); ++i)
     blocks_[i].forward_cached(step, residual, saved_of(saved, i), caches[i], first);
   leave(step, residual, saved);
+  if (spec_.norm && !spec_.loss) hand_on(step, stream_tD, /*with_gradients=*/false);
+}
+
+void Stage::row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const {
+  head_->row_logits(step, logits_1V, final_TD_.rows(0, t), row);
 }
 
 void Stage::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth) const {
@@ -201,10 +256,9 @@ void add_layer(Kept& kept, int64_t number, const Block::Saved& layer) {
 void Stage::add_kept(Kept& kept, const Saved& saved) const {
   for (size_t i = 0; i < blocks_.size(); ++i)
     add_layer(kept, spec_.first_layer + static_cast<int64_t>(i), saved_of(saved, i));
-  if (!spec_.loss) return;
-  kept.emplace_back("final residual", saved.final_norm.sum_TD);
-  kept.emplace_back("final norm output", final_TD_);
-  kept.emplace_back("token loss", loss_T_);
+  if (spec_.norm) kept.emplace_back("final residual", saved.final_norm.sum_TD);
+  if (spec_.norm) kept.emplace_back("final norm output", final_TD_);
+  if (spec_.loss) kept.emplace_back("token loss", loss_T_);
   for (size_t k = 0; k < saved.mtp.size(); ++k) {
     add_layer(kept, mtp_[k].layer(), saved.mtp[k].block);
     kept.emplace_back(fmt::format("multi-token prediction's output at depth {}", k + 1), ahead_TD_[k]);

@@ -11,6 +11,7 @@
 
 #include <deque>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -25,8 +26,9 @@ class Stage {
   struct Saved {
     std::vector<Block::Saved> blocks;  // per layer; one for all in inference
     Norm::Saved final_norm;
-    Tensor dfinal_TD;             // the loss's derivative by the final norm's output
-    std::vector<Mtp::Saved> mtp;  // per depth
+    Tensor dfinal_TD;               // the loss's derivative by the final norm's output
+    std::vector<Mtp::Saved> mtp;    // per depth
+    std::vector<Tensor> dahead_TD;  // per depth, the loss's derivative by its output: where the modules are elsewhere
   };
 
   // Declares every parameter of the stage.
@@ -39,7 +41,9 @@ class Stage {
 
   // stream: in, the residual stream before the stage, unless it has the embedding; out, behind it, undefined where it
   // has the final norm.
-  void forward(Step& step, Tensor stream_TD, Saved& saved) const;
+  // Where multi-token prediction stands apart from the loss, the stream between the two is h^0 .. h^n (model/mtp.h),
+  // one below the other; h^0 alone without gradients.
+  void forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradients = false) const;
   // REQUIRES spec().loss. Adds the sum of weighted token losses to the model's loss_sum. With gradients the loss's
   // derivative is made in the same pass, since its logits are never held: backward() continues from it; and only then
   // is there multi-token prediction, whose losses go into mtp_loss_sum.
@@ -47,8 +51,10 @@ class Stage {
   // dstream: in, the derivative by the stream behind the stage, unless it has the loss; out, by the stream before it.
   void backward(Step& step, Tensor dstream_TD, Saved& saved) const;
 
-  // Generation; caches are of the stage's layers.
-  void forward_cached(Step& step, Tensor stream_TD, Saved& saved, std::vector<KvCache>& caches, int64_t first) const;
+  // Generation; caches are of the stage's layers. stream: this rank's rows, as in forward().
+  void forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches, int64_t first) const;
+  // REQUIRES spec().loss. Logits (f32) of one of the rows that all tp ranks have put through forward_cached(), t each.
+  void row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const;
   // Logits (f32) of the last forward pass over the final norm's rows [begin, end), at depth 0; at depth k of the token
   // that multi-token prediction sees there. REQUIRES spec().loss.
   void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;
@@ -74,9 +80,20 @@ class Stage {
 
  private:
   void declare_end(const StageContext& context);
+  int64_t num_ahead() const { return spec_.norm || spec_.loss ? shape_.num_mtp : 0; }
+  Tensor hidden_TD(const Tensor& stream_TD, int64_t depth) const {
+    return stream_TD.rows(depth * stream_rows_, (depth + 1) * stream_rows_);
+  }
+  Tensor dhidden_TD(const Saved& saved, int64_t depth) const;
+  const Tensor& output_TD(int64_t depth) const { return depth == 0 ? final_TD_ : ahead_TD_[depth - 1]; }
+  void hand_on(Step& step, Tensor stream_TD, bool with_gradients) const;
+  void take_over(Step& step, Tensor stream_TD, bool with_gradients) const;
+  void loss_ahead(Step& step, const Saved& saved) const;
   const Embedding& mtp_embedding() const { return embedding_ ? *embedding_ : *embedding_copy_; }
   void forward_mtp(Step& step, Saved& saved) const;
   void backward_mtp(Step& step, Saved& saved) const;
+  void forward_layers(Step& step, Tensor stream_TD, Saved& saved) const;
+  void backward_layers(Step& step, Tensor dstream_TD, Saved& saved) const;
   void leave(Step& step, const Residual& residual, Saved& saved) const;
 
   StageSpec spec_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm.h"
 #include "ops/vocab/vocab.h"
 #include "ops/vocab/vocab_blocks.h"
@@ -38,8 +39,8 @@ Embedding::Embedding(const Param& table, const ModelSpec& m, const Mesh& mesh)
 Embedding::Embedding(ParamTable& params, const ModelSpec& m, DType dtype, const Mesh& mesh)
     : Embedding(params.declare(table_spec(kEmbedding, m, dtype, mesh)), m, mesh) {}
 
-Embedding Embedding::copy(ParamTable& params, const ModelSpec& m, DType dtype, const Mesh& mesh, const Param& head) {
-  if (m.tie_word_embeddings) return Embedding(head, m, mesh);
+Embedding Embedding::copy(ParamTable& params, const ModelSpec& m, DType dtype, const Mesh& mesh, const Param* head) {
+  if (m.tie_word_embeddings && head) return Embedding(*head, m, mesh);
   ParamSpec spec = table_spec(kEmbedding, m, dtype, mesh);
   spec.tied_copy = true;
   return Embedding(params.declare(std::move(spec)), m, mesh);
@@ -76,6 +77,25 @@ void LmHead::logits(Step& step, Tensor logits_CV, Tensor x_CD) const {
   MOEBIUS_CHECK(usage, rows_.num_ranks() == 1, "logits: a rank must have the whole vocabulary, parallel.tp = 1; got {}",
                 rows_.num_ranks());
   gemm(step.stream, {.c_MN = logits_CV, .a = x_CD, .b = w_.w, .trans_b = true});
+}
+
+void LmHead::row_logits(Step& step, Tensor logits_1V, Tensor x_tD, int64_t row) const {
+  const int64_t n = rows_.num_ranks(), t = x_tD.dim(0), longest = div_ceil(vocab_, n), mine = w_.w.dim(0);
+  const Tensor row_1D = x_tD.rows(row % t, row % t + 1);
+  if (n == 1) return logits(step, logits_1V, row_1D);
+  StackScope scope(step.stack);
+  const Tensor x_1D = step.take(row_1D.shape, x_tD.dtype), blocks_nB = step.take({n, longest}, DType::f32),
+               block_1B = blocks_nB.rows(rows_.rank(), rows_.rank() + 1);
+  copy(step.stream, x_1D, row_1D);
+  rows_.group().broadcast(step.stream, x_1D, narrow<int>(row / t));
+  const Tensor mine_1B = block_1B.view({longest}).rows(0, mine).view({1, mine});
+  gemm(step.stream, {.c_MN = mine_1B, .a = x_1D, .b = w_.w, .trans_b = true});
+  rows_.group().all_gather(step.stream, blocks_nB, block_1B);
+  for (int64_t r = 0; r < n; ++r) {
+    const Shard block = shard_of({vocab_}, 0, r, n);
+    copy(step.stream, logits_1V.view({vocab_}).rows(block.begin, block.begin + block.count),
+         blocks_nB.view({n * longest}).rows(r * longest, r * longest + block.count));
+  }
 }
 
 void LmHead::loss(Step& step, const Targets& targets, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const {

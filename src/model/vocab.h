@@ -16,8 +16,8 @@ class Embedding {
   // Error{usage} when there are more ranks than tokens in the vocabulary.
   Embedding(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh);
   // On a rank that is not the embedding's: over a copy of the table (ParamSpec::tied_copy), that of the head where the
-  // model ties them.
-  static Embedding copy(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh, const Param& head);
+  // model ties them. head: null where it is elsewhere.
+  static Embedding copy(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh, const Param* head);
   // tokens: i32, of all tp ranks' rows and maybe more, behind those.
   void forward(Step& step, Tensor x_tD, Tensor tokens) const;
   void backward_weight(Step& step, Tensor dx_tD, Tensor token_T) const;
@@ -40,8 +40,10 @@ class LmHead {
   // loss of all T rows, the same on every tp rank, weighted; with dx given also the derivative of the scaled sum of
   // losses by x, and the table's gradient.
   void loss(Step& step, const Targets& targets, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const;
-  // For parity checks and generation. Error{usage} with tp > 1.
+  // For parity checks. Error{usage} with tp > 1.
   void logits(Step& step, Tensor logits_CV, Tensor x_CD) const;
+  // For generation: of one of the T rows of all tp ranks, the same on each of them.
+  void row_logits(Step& step, Tensor logits_1V, Tensor x_tD, int64_t row) const;
   const Param& table() const { return w_; }
 
  private:

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,9 @@ class Pipeline {
   void run_step(Stream& s, StepStack& stack, const BatchOf& batch) const;
   void run_alone(Stream& s, StepStack& stack, const MicroBatch& batch) const;
   void run_forward(Stream& s, StepStack& stack, const MicroBatch& batch) const;
+  // Generation: Model::forward_cached of T tokens, stage after stage.
+  void run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, std::span<const KvCache> caches, int64_t first,
+                  int64_t num_tokens) const;
 
   // There and back through the stages of this rank, whatever is in their memory, with no message: so that what a device
   // loads or allocates with first use is there before messages are on their way. Everything but weights is changed.
@@ -57,8 +61,16 @@ class Pipeline {
   const PipelineRank& rank() const { return rank_; }
 
  private:
+  using Compute = std::function<void(const PlacedAction& placed, const Tensor& stream_tD)>;
   void run(Stream& s, StepStack& stack, const PlacedList& list, const BatchOf& batch) const;
-  void compute(Step& step, const PipelineShape& shape, const PlacedAction& placed) const;
+  using RowsOf = std::function<int64_t(int64_t stage)>;
+  void run(Stream& s, const PlacedList& list, const RowsOf& of_message, const RowsOf& of_stage,
+           const Compute& compute) const;
+  void compute(Step& step, const PipelineShape& shape, const PlacedAction& placed, const Tensor& stream_tD) const;
+  // Rows of the message behind a stage, and of the buffer that a pass of a stage works in. ahead: with the hidden
+  // states of multi-token prediction that stands apart from the loss.
+  int64_t message_rows(int64_t from_stage, bool ahead) const;
+  int64_t buffer_rows(int64_t stage, bool ahead) const;
   Group& group(Pass pass) const { return mesh_.group(pass == Pass::forward ? Axis::pp : Axis::pp_back); }
 
   PipelineRank rank_;

@@ -1,26 +1,28 @@
-// A head that is the embedding, on a pipeline: the first and the last stage hold a copy each, and each computes its
-// share of the one tensor's gradient. Once the shares are summed on both, both optimizers do the same to the same
-// numbers; only the first stage's copy counts in the gradient norm and in checkpoints (ParamSpec::tied_copy).
+// A head that is the embedding, or multi-token prediction, which reads it, on a pipeline: the first stage holds the
+// embedding, theirs a copy each, and each computes its share of the one tensor's gradient. Once the shares are summed
+// on all, their optimizers do the same to the same numbers; only the first stage's counts in the gradient norm and in
+// checkpoints (ParamSpec::tied_copy).
 #pragma once
 
 #include "comm/mesh.h"
+#include "config/stage_layout.h"
 #include "model/model.h"
 
 namespace moebius {
 
 class TiedEmbedding {
  public:
-  // There is nothing to do for models that are not tied or on one rank, and on ranks between the first and the last.
-  TiedEmbedding(const Model& model, const Mesh& mesh);
+  // layout: of the stages; null on one. There is nothing to do on ranks that hold no copy, and where there is none.
+  TiedEmbedding(const Model& model, const Mesh& mesh, const StageLayout* layout);
 
-  // After the last micro-batch, before gradients are reduced over copies of the model. The first and the last rank of
-  // the pipeline call it together.
+  // After the last micro-batch, before gradients are reduced over copies of the model. All holders of a copy call it
+  // together.
   void sum_gradients(Stream& s, StepStack& stack) const;
 
  private:
   const Mesh& mesh_;
-  const Param* copy_;  // of this rank, null on those that have none
-  int other_;          // pp rank of the other
+  const Param* copy_;         // of this rank, null on those that have none
+  std::vector<int> holders_;  // pp ranks, by rising rank
 };
 
 }  // namespace moebius

@@ -265,7 +265,7 @@ void Engine::make_model() {
                                                 .fusion = spec_.fusion});
   check_freeze(spec_);
   if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);
-  tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_);
+  tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_, rank ? &rank->layout : nullptr);
 }
 
 Stream Engine::stream() {
@@ -282,15 +282,17 @@ int64_t Engine::measure_stack() {
   Step step{null_stream, null_stack, batch};
   run_step(step);
   // The first chunk of a prompt, one in the middle, and a single token may be computed in different ways.
-  const int64_t T = spec_.shape.tokens();
+  const int64_t T = spec_.shape.tokens(), one = spec_.mesh.tp, V = spec_.model.vocab_size;
   if (spec_.cache_tokens > 0) {
-    model_->forward_cached(step, caches_, 0, T);
-    model_->forward_cached(step, caches_, spec_.cache_tokens - T, T);
-    model_->forward_cached(step, caches_, spec_.cache_tokens - 1, 1);
+    forward_cached(step, 0, T);
+    forward_cached(step, spec_.cache_tokens - T, T);
+    forward_cached(step, spec_.cache_tokens - one, one);
+    StackScope scope(null_stack);
+    if (model_->has_head()) model_->row_logits(step, step.take({1, V}, DType::f32), 0, one);
   }
   if (spec_.use != ModelUse::training) {
     StackScope scope(null_stack);
-    step.take({kLogitRows, spec_.model.vocab_size}, DType::f32);
+    step.take({kLogitRows, V}, DType::f32);
   }
   return null_stack.high_water();
 }
@@ -512,6 +514,25 @@ void Engine::read_logits(float* logits, int64_t begin, int64_t end, int64_t dept
     telling_the_plan([&] { model_->logits(step, chunk_CV, first, last, depth); });
     copy_to_host(s, logits + (first - begin) * V, chunk_CV.data, chunk_CV.num_bytes());
   }
+}
+
+void Engine::forward_cached(Step& step, int64_t first, int64_t T) {
+  if (pipeline_) return pipeline_->run_cached(step.stream, step.stack, step.batch, caches_, first, T);
+  model_->forward_cached(step, caches_, first, T);
+}
+
+void Engine::forward_cached(int64_t first, int64_t num_tokens) {
+  run([&](Step& step) { forward_cached(step, first, num_tokens); });
+}
+
+void Engine::read_row_logits(float* logits, int64_t row, int64_t num_tokens) {
+  if (!model_->has_head()) return;
+  Stream s = stream();
+  StackScope scope(plan_.stack());
+  const Tensor logits_1V = plan_.stack().take({1, spec_.model.vocab_size}, DType::f32);
+  Step step{s, plan_.stack(), device_batch(0)};
+  telling_the_plan([&] { model_->row_logits(step, logits_1V, row, num_tokens); });
+  copy_to_host(s, logits, logits_1V.data, logits_1V.num_bytes());
 }
 
 int64_t Engine::peak_bytes() {

@@ -127,6 +127,11 @@ class Engine {
   void read_metrics();
   // Logits of rows [begin, end) of the last forward pass, f32 [end - begin, V] in host memory. depth: Stage::logits.
   void read_logits(float* logits, int64_t begin, int64_t end, int64_t depth = 0);
+  // Generation, with caches: the next T tokens of batch(), a multiple of tp, at positions [first, first + T) of the
+  // sequence; those before are cached already. Every data rank computes the same.
+  void forward_cached(int64_t first, int64_t num_tokens);
+  // The logits after one of them, f32 [V] in host memory; of a pipeline on the last stage, others leave them alone.
+  void read_row_logits(float* logits, int64_t row, int64_t num_tokens);
   // The most memory that this process has held: of the GPU beside its context and NCCL's (of one that ranks share, all
   // of theirs since this began), or of the host when there is none. A GPU is asked in the first steps, which load
   // kernels and record, and by look_at_memory(): after what else loads any.
@@ -164,6 +169,7 @@ class Engine {
   void upload(Stream& s, int64_t m);
   const MicroBatch& device_batch(int64_t m);
   void forward(Step& step);
+  void forward_cached(Step& step, int64_t first, int64_t num_tokens);
   void there_and_back(Step& step);
   void all_passes(Stream& s, const Fill& fill);
   void passes(StepPart& part, bool first, int64_t last_micro_batches, const std::function<void(Stream&)>& body);

@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 
+#include "comm/control.h"
 #include "core/rng.h"
 
 namespace moebius {
 namespace {
 
 void check(const Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt) {
-  const int64_t context = engine.spec().cache_tokens, vocab = engine.spec().model.vocab_size;
+  const int64_t context = engine.spec().cache_tokens - (engine.spec().mesh.tp - 1),
+                vocab = engine.spec().model.vocab_size;
   const Sampling& s = spec.sampling;
   MOEBIUS_CHECK(usage, std::isfinite(s.temperature) && s.temperature >= 0,
                 "generate: temperature must be 0 or more; got {}", s.temperature);
@@ -44,6 +47,38 @@ Ranked rank_tokens(std::span<const float> logits, double temperature) {
   return r;
 }
 
+// The next of tp's multiples: what its ranks compute together.
+int64_t rounded_up(int64_t tokens, int64_t tp) { return div_ceil(tokens, tp) * tp; }
+
+// What the ranks of a world do as one; nothing but the work itself on one rank.
+class Together {
+ public:
+  explicit Together(const Engine& engine) : draws_(engine.model().has_head()) {
+    Transport* world = engine.spec().world;
+    if (!world || world->size() == 1) return;
+    const RankPlace& at = engine.mesh().place();
+    draws_ = draws_ && at.tp == 0 && at.cp == 0 && at.dp == 0;
+    control_.emplace(*world);
+  }
+
+  void run(const std::function<void()>& body) {
+    if (control_) return control_->together(body);
+    body();
+  }
+  // What draw() says on the one rank that draws.
+  int32_t agree(const std::function<int32_t()>& draw) {
+    int32_t id = 0;
+    run([&] {
+      if (draws_) id = draw();
+    });
+    return control_ ? narrow<int32_t>(control_->sum(id)) : id;
+  }
+
+ private:
+  bool draws_;
+  std::optional<Control> control_;
+};
+
 }  // namespace
 
 int32_t sample_token(std::span<const float> logits, const Sampling& sampling, int64_t position) {
@@ -68,12 +103,20 @@ int32_t sample_token(std::span<const float> logits, const Sampling& sampling, in
   return r.ids[kept - 1];
 }
 
-EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads, int64_t chunk) {
+// What fills up the last of tp's rows lies behind the tokens, in rows of the cache that the next ones take.
+EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads, int64_t chunk,
+                                  const MeshShape& mesh) {
+  MOEBIUS_CHECK(usage, mesh.cp == 1,
+                "generate: expected parallel.cp = 1, for the tokens of a sequence come one by one; got {}; split heads "
+                "(tp), experts (ep, etp) or layers (pp)",
+                mesh.cp);
+  const int64_t seq = rounded_up(std::min(chunk, context), mesh.tp);
   return {.model = model,
           .precision = {.compute = compute},
           .use = ModelUse::inference,
-          .shape = {.batch = 1, .seq = std::min(chunk, context), .max_segments = 1, .documents = false},
-          .cache_tokens = context,
+          .shape = {.batch = 1, .seq = seq, .max_segments = 1, .documents = false},
+          .cache_tokens = context + mesh.tp - 1,
+          .mesh = mesh,
           .threads = threads};
 }
 
@@ -82,17 +125,19 @@ void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first,
   batch.training = false;
   const int64_t chunk = engine.spec().shape.seq, n = static_cast<int64_t>(tokens.size());
   for (int64_t begin = 0; begin < n; begin += chunk) {
-    const int64_t T = std::min(chunk, n - begin);
-    std::copy_n(tokens.data() + begin, T, batch.token_T.ptr<int32_t>());
+    const int64_t count = std::min(chunk, n - begin), T = rounded_up(count, engine.spec().mesh.tp);
+    int32_t* ids = batch.token_T.ptr<int32_t>();
+    std::fill(std::copy_n(tokens.data() + begin, count, ids), ids + T, 0);
     std::iota(batch.pos_T.ptr<int32_t>(), batch.pos_T.ptr<int32_t>() + T, static_cast<int32_t>(first + begin));
-    engine.run([&](Step& step) { engine.model().forward_cached(step, engine.caches(), first + begin, T); });
-    if (begin + T == n) engine.read_logits(logits.data(), T - 1, T);
+    engine.forward_cached(first + begin, T);
+    if (begin + count == n) engine.read_row_logits(logits.data(), count - 1, T);
   }
 }
 
 Generated generate(Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt,
                    const std::function<void(int32_t)>& on_token) {
-  check(engine, spec, prompt);
+  Together ranks(engine);
+  ranks.run([&] { check(engine, spec, prompt); });
   const int64_t vocab = engine.spec().model.vocab_size,
                 num_ids = spec.num_ids > 0 ? std::min(spec.num_ids, vocab) : vocab;
   std::vector<float> logits(vocab);
@@ -101,7 +146,8 @@ Generated generate(Engine& engine, const GenerateSpec& spec, std::span<const int
   feed_tokens(engine, prompt, 0, logits);
   int64_t position = static_cast<int64_t>(prompt.size());
   for (;; ++position) {
-    const int32_t id = sample_token(std::span(logits).first(num_ids), spec.sampling, position);
+    const int32_t id =
+        ranks.agree([&] { return sample_token(std::span(logits).first(num_ids), spec.sampling, position); });
     out.ended = id == spec.end_id;
     if (out.ended) return out;
     out.tokens.push_back(id);

@@ -1,4 +1,8 @@
 // Text generation: one sequence, token by token, with keys and values cached.
+//
+// On several ranks all call these together with the same words, and get the same. Heads, experts and layers lie where
+// the mesh says, and each rank caches what its heads of its layers need; ranks of dp compute the same sequence, whose
+// experts they share. A token goes through the stages of a pipeline one after the other.
 #pragma once
 
 #include <cstdint>
@@ -33,12 +37,13 @@ struct Generated {
   bool ended = false;           // by the end id, not by max_tokens
 };
 
-// An engine for sequences of up to context tokens. The prompt is taken in chunks of at most `chunk` tokens.
+// An engine for sequences of up to context tokens. The prompt is taken in chunks of about `chunk` tokens at most: tp
+// ranks take theirs in equal parts. Error{usage} with cp > 1, which would have nothing to split.
 EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads,
-                                  int64_t chunk = 256);
+                                  int64_t chunk = 256, const MeshShape& mesh = {});
 
 // Feeds tokens at positions first, first + 1, ...; those before must be cached already. logits, one for each id of the
-// vocabulary, are those after the last token.
+// vocabulary, are those after the last token, on the ranks that have the head.
 void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first, std::span<float> logits);
 
 // Continues the prompt. on_token, unless empty, sees each token as it comes. Error{usage} for an empty prompt, for

@@ -253,6 +253,42 @@ TEST(CliGenerate, SameSeedSameText) {
   EXPECT_NE(json_of(run_moebius(dir, words("2"))).at("tokens"), first.at("tokens"));
 }
 
+// Heads, the vocabulary (97 ids on two ranks), experts, their width and layers over ranks: the tokens of one.
+TEST(CliGenerate, AnyLayoutWritesTheSame) {
+  TestDir dir;
+  const auto generate = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words{"generate", kCase,          "--tokenizer", "bytes",   "--prompt",
+                                   "!!!",      "--max-tokens", "9",           "--dtype", "f32"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_moebius(dir, words);
+  };
+  const Ran alone = generate({});
+  ASSERT_EQ(alone.code, 0) << alone.err;
+  const auto json = json_of(generate({"--json"}));
+  for (const std::vector<std::string>& layout :
+       std::vector<std::vector<std::string>>{{"parallel.tp=2"},
+                                             {"parallel.pp=2", "parallel.layout=E t*2 | t L"},
+                                             {"parallel.ep=2"},
+                                             {"parallel.etp=2"}}) {
+    std::vector<std::string> words{"--ranks", "2"};
+    for (const std::string& each : layout) words.insert(words.end(), {"--set", each});
+    const Ran ran = generate(words);
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    EXPECT_EQ(ran.out, alone.out) << layout[0];  // once, not by each rank
+    words.emplace_back("--json");
+    EXPECT_EQ(json_of(generate(words)), json) << layout[0];
+  }
+  expect_refused(generate({"--ranks", "2"}), 2,
+                 "generate: expected a layout that splits the model over 2 ranks, as --set parallel.tp=2; got none");
+  expect_refused(generate({"--ranks", "4", "--set", "parallel.tp=2", "--set", "parallel.cp=2"}), 2,
+                 "generate: expected parallel.cp = 1, for the tokens of a sequence come one by one; got 2");
+  expect_refused(generate({"--ranks", "2", "--set", "train.seq_len=3"}), 2,
+                 "generate --set: expected a key of [parallel], as in parallel.tp=2; got train.seq_len=3");
+  expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2 ranks");
+  expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=2", "--temperature", "-1"}), 2,
+                 "generate: temperature must be 0 or more; got -1");
+}
+
 TEST(CliGenerate, RefusesWhatDoesNotFit) {
   TestDir dir;
   const auto generate = [&](std::vector<std::string> more) {
@@ -302,6 +338,31 @@ TEST(CliConfig, PlansForAGpuThatIsNotHere) {
   EXPECT_GT(beside.at("host_pinned"), 0);
   EXPECT_GE(beside.at("gpu_predicted_peak").get<double>(),
             bytes + beside.at("gpu_workspaces").get<double>() + beside.at("gpu_kernels").get<double>());
+}
+
+// Who is where, what each group carries, and of which rank the memory is: the last stage has the head.
+TEST(CliConfig, SaysWhoIsWhere) {
+  TestDir dir;
+  const auto config = [&](const std::string& ranks, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> words{"config", kRecipe, "--ranks", ranks};
+    for (const char* each : {"parallel.tp=2", "parallel.pp=2", "parallel.ep=4", "train.micro_batch=4"})
+      words.insert(words.end(), {"--set", each});
+    words.insert(words.end(), more.begin(), more.end());
+    return run_moebius(dir, words);
+  };
+  const Ran ran = config("8");
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out,
+              testing::HasSubstr("\n# 8 ranks: dense tp 2 x cp 1 x dp 2 x pp 2, experts etp 1 x ep 4 x edp 1 x "
+                                 "pp 2\n"));
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n#      7     1   0   1   1     0   3   0\n"));
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n# ep              4      2  0 1 2 3                   the experts of one "
+                                          "layer"));
+  EXPECT_THAT(ran.out, testing::ContainsRegex("\n# memory     of rank [04], which needs the most\n"));
+  const auto json = json_of(config("8", {"--json"}));
+  EXPECT_EQ(json.at("mesh").at("ep"), 4);
+  EXPECT_EQ(json.at("mesh").at("dp"), 2);
+  expect_refused(config("7"), 2, "tp * cp * pp = 2 * 1 * 2; got 7 ranks");
 }
 
 TEST(CliConfig, WhatItPrintsIsARecipe) {

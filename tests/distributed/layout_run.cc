@@ -84,7 +84,7 @@ ModelSpec model_spec(const LayoutModel& what) {
   }
   if (what.gpt_oss) as_gpt_oss(m);
   if (what.clipped) as_olmoe(m);
-  if (what.frozen_norm) m.qk_norm = QkNorm::whole;
+  if (what.whole_norm) m.qk_norm = QkNorm::whole;
   if (what.latent_qkv || what.latent_bias || what.latent_kv) make_latent(m, what.latent_qkv || what.latent_bias);
   m.o_bias = m.o_bias || what.latent_bias;
   m.check();
@@ -95,6 +95,11 @@ ModelSpec model_spec(const LayoutModel& what) {
 // rank (1.4e-5 to 3.7e-5; of gpt_oss, which chooses in one more layer, 1.3e-5 by the widest of 100, and of the models
 // with biases alike). expect_same asks for 1e-5.
 uint64_t seed_of(const LayoutModel& what) {
+  if (!what.freeze.empty() && !what.whole_norm) {
+    if (what.mtp > 0) return what.tied ? 88 : 228;
+    if (what.gpt_oss) return 234;
+    return what.tied ? 319 : what.freeze.front() == "model.embed_tokens.weight" ? 28 : 175;
+  }
   if (what.mtp > 0) return what.latent ? 2 : what.tied ? 53 : 94;
   if (what.sigmoid) return 116;
   if (what.skewed) return 265;
@@ -108,7 +113,7 @@ uint64_t seed_of(const LayoutModel& what) {
   if (what.gpt_oss) return 57;
   if (what.latent_bias) return 438;
   if (what.clipped) return 343;
-  if (what.frozen_norm) return 301;
+  if (what.whole_norm) return 301;
   return 77;
 }
 
@@ -139,7 +144,7 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
                     .num_mtp = what.mtp},
           .num_micro_batches = kGlobalBatch / (kMicroBatch * mesh.dp),
           .optimizer = optimizer,
-          .freeze = what.frozen_norm ? std::vector<std::string>{"*.q_norm.*"} : std::vector<std::string>{},
+          .freeze = what.freeze,
           .mesh = mesh,
           .pipeline = {.num_virtual = layout.vpp, .layout = layout.layout},
           .dispatcher = layout.dispatcher,
@@ -254,23 +259,6 @@ void draw_biases(const Param& p) {
   if (p.has_master) std::copy_n(p.w.ptr<float>() + p.owned.begin, p.owned.count, p.master_n.ptr<float>());
 }
 
-void init(Engine& engine, const LayoutModel& what) {
-  Stream s = engine.stream();
-  engine.model().params().init(s, engine.spec().seed);
-  const bool has_biases = what.gpt_oss || what.latent_bias || what.clipped;
-  for (const Param& p : engine.model().params().all()) {
-    if (has_biases && p.spec.init == ParamInit::zeros) draw_biases(p);
-  }
-  if (!what.skewed) return;
-  for (const Param& p : engine.model().params().all()) {
-    if (p.spec.name.find("e_score_correction_bias") == std::string::npos) continue;
-    std::vector<float> bias = elements(engine, p.w);
-    bias[1] = bias[6] = 100;
-    copy_to_device(s, p.w.data, bias.data(), p.w.num_bytes());
-    synchronize(s);
-  }
-}
-
 struct Holder {
   const Param* param;
   const ParamPart* part;
@@ -283,14 +271,14 @@ std::map<std::string, Holder> holders_of(Engine& engine) {
   return holders;
 }
 
-// What this rank gives to the global tensor: what it owns of the trained, and as first of its stage the state. A tied
-// copy is another stage's to give.
+// What this rank gives to the global tensor: what it owns of the trained, and as first of those that hold the same what
+// is not trained. A tied copy is another stage's to give.
 void give(Engine& engine, const Holder& holder, std::vector<double>& global, std::vector<double>& givers) {
   const Param& p = *holder.param;
   if (p.spec.tied_copy) return;
   const RankPlace& at = engine.mesh().place();
-  const bool gives = at.cp == 0 && at.dp == 0 && (at.tp == 0 || holder.part->shard.dim >= 0);
-  if (!p.spec.trainable && !gives) return;
+  const bool first = p.frozen ? engine.mesh().group(p.spec.grad_axis).rank() == 0 : at.cp + at.dp + at.tp == 0;
+  if (!p.has_grad && !first) return;
   const ElementRange range = owned_of(p, *holder.part);
   const std::vector<float> owned = elements(engine, owned_part_of(p.master(), p, *holder.part));
   for (int64_t i = 0; i < range.count; ++i) {
@@ -352,21 +340,40 @@ double watched_step(Engine& engine, int64_t step, double lr) {
   return gap;
 }
 
+std::map<std::string, std::vector<float>> frozen_weights(Engine& engine) {
+  std::map<std::string, std::vector<float>> weights;
+  for (const Param& p : engine.model().params().all())
+    if (p.frozen) weights[p.spec.name] = elements(engine, p.w);
+  return weights;
+}
+
+StepReport report_of(Engine& engine, int64_t step) {
+  StepReport report = read_step(engine, step, kRate, engine.batch().loss_scale, engine.batch().total_tokens,
+                                engine.spec().balance.z_coeff, 1.0);
+  engine.end_of_step();
+  return report;
+}
+
+void fill_step(Engine& engine, const LayoutModel& what, int64_t step) {
+  for (int64_t m = 0; m < engine.spec().num_micro_batches; ++m) fill(engine, what, m, step);
+}
+
 LayoutOutcome train(Engine& engine, Engine& alone, const LayoutModel& what, int64_t num_steps) {
   LayoutOutcome outcome;
-  init(engine, what);
+  init_layout(engine, what);
+  const std::map<std::string, std::vector<float>> frozen = frozen_weights(engine);
   for (int64_t step = 1; step <= num_steps; ++step) {
-    for (int64_t m = 0; m < engine.spec().num_micro_batches; ++m) fill(engine, what, m, step);
-    if (&engine == &alone)
+    if (&engine == &alone) {
+      fill_step(engine, what, step);
       outcome.choice_gap = std::min(outcome.choice_gap, watched_step(engine, step, kRate));
-    else
-      engine.train_step(step, kRate);
-    outcome.steps.push_back(read_step(engine, step, kRate, engine.batch().loss_scale, engine.batch().total_tokens,
-                                      engine.spec().balance.z_coeff, 1.0));
-    engine.end_of_step();
+      outcome.steps.push_back(report_of(engine, step));
+    } else {
+      outcome.steps.push_back(layout_step(engine, what, step));
+    }
     if (step == 1) outcome.first = gather(engine, alone);
   }
   outcome.last = gather(engine, alone);
+  EXPECT_EQ(frozen_weights(engine), frozen) << "weights that are frozen have changed";
   return outcome;
 }
 
@@ -383,6 +390,57 @@ void expect_same_params(const std::map<std::string, std::vector<float>>& got,
                         const std::map<std::string, std::vector<float>>& alone, double bound) {
   ASSERT_EQ(got.size(), alone.size());
   for (const auto& [name, expected] : alone) EXPECT_LT(relative_l2(got.at(name), expected), bound) << name;
+}
+
+}  // namespace
+
+void init_layout(Engine& engine, const LayoutModel& what) {
+  Stream s = engine.stream();
+  engine.model().params().init(s, engine.spec().seed);
+  const bool has_biases = what.gpt_oss || what.latent_bias || what.clipped;
+  for (const Param& p : engine.model().params().all()) {
+    if (has_biases && p.spec.init == ParamInit::zeros) draw_biases(p);
+  }
+  if (!what.skewed) return;
+  for (const Param& p : engine.model().params().all()) {
+    if (p.spec.name.find("e_score_correction_bias") == std::string::npos) continue;
+    std::vector<float> bias = elements(engine, p.w);
+    bias[1] = bias[6] = 100;
+    copy_to_device(s, p.w.data, bias.data(), p.w.num_bytes());
+    synchronize(s);
+  }
+}
+
+StepReport layout_step(Engine& engine, const LayoutModel& what, int64_t step) {
+  fill_step(engine, what, step);
+  engine.train_step(step, kRate);
+  return report_of(engine, step);
+}
+
+EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const ParallelSpec& layout,
+                              const LayoutWay& way) {
+  layout.check(world.size());
+  EngineSpec spec = engine_spec(what, mesh_shape(layout, world.size()), layout);
+  spec.world = &world;
+  spec.overlap = way.overlap;
+  spec.device = spec.target = way.device;
+  spec.graph = way.graph;
+  spec.bucket_numel = 2000;  // a few in each layer
+  return spec;
+}
+
+LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps,
+                       const LayoutWay& way) {
+  Engine engine(layout_engine_spec(world, what, layout, way));
+  EngineSpec counted = engine_spec(what, {});
+  counted.device = DeviceKind::null;
+  Engine alone(counted);
+  return train(engine, alone, what, num_steps);
+}
+
+LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps) {
+  Engine engine(engine_spec(what, {}));
+  return train(engine, engine, what, num_steps);
 }
 
 void expect_same_step(const StepReport& got, const StepReport& alone, double bound) {
@@ -402,29 +460,6 @@ void expect_same_step(const StepReport& got, const StepReport& alone, double bou
     near("entropy", got.layers[i].entropy, alone.layers[i].entropy);
     near("layer's aux_loss", got.layers[i].aux_loss, alone.layers[i].aux_loss);
   }
-}
-
-}  // namespace
-
-LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps,
-                       const LayoutWay& way) {
-  layout.check(world.size());
-  EngineSpec spec = engine_spec(what, mesh_shape(layout, world.size()), layout);
-  spec.world = &world;
-  spec.overlap = way.overlap;
-  spec.device = spec.target = way.device;
-  spec.graph = way.graph;
-  spec.bucket_numel = 2000;  // a few in each layer
-  Engine engine(spec);
-  EngineSpec counted = engine_spec(what, {});
-  counted.device = DeviceKind::null;
-  Engine alone(counted);
-  return train(engine, alone, what, num_steps);
-}
-
-LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps) {
-  Engine engine(engine_spec(what, {}));
-  return train(engine, engine, what, num_steps);
 }
 
 void expect_same(const LayoutOutcome& got, const LayoutOutcome& alone) {

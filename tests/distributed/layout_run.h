@@ -9,6 +9,7 @@
 
 #include "comm/transport.h"
 #include "config/parallel_spec.h"
+#include "train/engine.h"
 #include "train/metrics.h"
 
 namespace moebius {
@@ -30,7 +31,8 @@ struct LayoutModel {
   bool gpt_oss = false;  // sinks, a window in every other layer, biases, the clamped activation, in every layer experts
   bool latent_bias = false;  // latent_qkv with attention_bias
   bool clipped = false;      // q and k normed over all heads, clip_qkv and attention_bias, as an olmoe may have
-  bool frozen_norm = false;  // q and k normed over all heads, of which ranks share them; the weights of q's stay
+  bool whole_norm = false;   // q and k normed over all heads, of which ranks share them
+  std::vector<std::string> freeze = {};  // patterns of parameters that are not trained
   auto operator<=>(const LayoutModel&) const = default;
 };
 
@@ -49,13 +51,20 @@ struct LayoutWay {
   bool graph = true;
 };
 
+// The engine of a rank, its first weights, and a step of it, counted from 1.
+EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const ParallelSpec& layout,
+                              const LayoutWay& way = {});
+void init_layout(Engine& engine, const LayoutModel& what);
+StepReport layout_step(Engine& engine, const LayoutModel& what, int64_t step);
+
 // All ranks of the world, of which the layout must make a mesh; the same outcome on each. Fails (EXPECT) when a rank's
-// weights are not what their owners have.
+// weights are not what their owners have, or a frozen one has changed.
 LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps,
                        const LayoutWay& way = {});
 LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps);
 
 // The same numbers, but for the order of f32 sums. bound: relative, of losses and norms; parameters in relative L2.
 void expect_same(const LayoutOutcome& got, const LayoutOutcome& alone);
+void expect_same_step(const StepReport& got, const StepReport& alone, double bound);
 
 }  // namespace moebius
