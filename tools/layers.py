@@ -44,7 +44,7 @@ TEST_ONLY = ("gtest/", "gmock/", "rapidcheck")
 BENCH_ONLY = ("benchmark/",)
 # Headers of C++ have neither folder nor suffix; of C, POSIX and the compiler these are known.
 SYSTEM = re.compile(r"[a-z0-9_]+$|(sys|linux|arpa|netinet|net)/[a-z0-9_/.]+\.h$"
-                    r"|(unistd|stdlib|fcntl|dlfcn|sched|signal|pthread|poll|dirent|errno|cpuid|immintrin|getopt|spawn|netdb|glob)\.h$")
+                    r"|(unistd|stdlib|fcntl|dlfcn|sched|signal|pthread|poll|dirent|errno|cpuid|immintrin|getopt|spawn|netdb|ifaddrs|glob)\.h$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
 
