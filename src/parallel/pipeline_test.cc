@@ -109,7 +109,8 @@ class TestRank {
     StepStack counts(DeviceKind::null, nullptr, 0);
     if (cut) pipeline_->run_alone(null, counts, batches_[0]);
     if (!cut) run_whole(null, counts, batches_[0]);
-    if (cut) TiedEmbedding(*model_, mesh_).sum_gradients(null, counts);
+    tied_.emplace(*model_, mesh_, rank_ ? &rank_->layout : nullptr);
+    tied_->sum_gradients(null, counts);
     plan_.bind(DeviceKind::cpu, counts.high_water());
     for (size_t m = 0; m < batches_.size(); ++m)
       fill(batches_[m], spec.vocab_size, static_cast<int64_t>(m), pipeline.num_micro_batches);
@@ -121,7 +122,7 @@ class TestRank {
     if (pipeline_) return pipeline_->run_step(s_, plan_.stack(), batch_of());
     for (const MicroBatch& batch : batches_) run_whole(s_, plan_.stack(), batch);
   }
-  void sum_tied_gradients() { TiedEmbedding(*model_, mesh_).sum_gradients(s_, plan_.stack()); }
+  void sum_tied_gradients() { tied_->sum_gradients(s_, plan_.stack()); }
   Pipeline& pipeline() { return *pipeline_; }
   Pipeline::BatchOf batch_of() const {
     return [this](int64_t m) -> const MicroBatch& { return batches_[static_cast<size_t>(m)]; };
@@ -164,6 +165,7 @@ class TestRank {
   std::optional<PipelineRank> rank_;
   std::optional<Model> model_;
   std::optional<Pipeline> pipeline_;
+  std::optional<TiedEmbedding> tied_;
 };
 
 Results run_on_one_rank(const Case& c) {
