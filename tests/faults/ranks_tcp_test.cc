@@ -22,7 +22,8 @@ class TcpRuns : public TrainingRuns {
  public:
   using TrainingRuns::TrainingRuns;
 
-  std::vector<pid_t> start_ranks(int num_ranks, const std::string& run, const Special& special = {}) const {
+  std::vector<pid_t> start_ranks(int num_ranks, const std::string& run, const Special& special = {},
+                                 int timeout_s = 60) const {
     // Free now, and for the moment until rank 0 listens there.
     const std::string port = std::to_string(port_of(listen_at(0, /*loopback_only=*/true)));
     std::vector<pid_t> processes;
@@ -35,7 +36,7 @@ class TcpRuns : public TrainingRuns {
                                                 {"MASTER_PORT", port}},
                                 .out = fmt::format("out-{}", r),
                                 .err = fmt::format("err-{}", r)};
-      const Words words = joined(words_of(run, is.overrides), {"--timeout", "6"});
+      const Words words = joined(words_of(run, is.overrides), {"--timeout", std::to_string(timeout_s)});
       processes.push_back(start_program(path(""), words, {.fault = is.fault, .log = {}}, around));
     }
     return processes;
@@ -78,7 +79,7 @@ TEST_F(TcpRun, ARankThatIsKilledInAStepIsNamedByTheOthers) {
 
 TEST_F(TcpRun, ARankThatIsStoppedInAStepIsNamedInTime) {
   const auto begin = std::chrono::steady_clock::now();
-  const std::vector<pid_t> ranks = runs_.start_ranks(2, "r", {{1, {"train.mid_step:4:stop"}}});
+  const std::vector<pid_t> ranks = runs_.start_ranks(2, "r", {{1, {"train.mid_step:4:stop"}}}, /*timeout_s=*/6);
   EXPECT_EQ(end_of(ranks[0]), 6) << runs_.err_of(0);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
   EXPECT_THAT(runs_.err_of(0), BeginsWithCollectiveOf(0));
