@@ -105,7 +105,7 @@ TEST(DataBuild, GivenIdsAreTakenAsTheyAre) {
   write_file_atomic(dir.path("a.jsonl"),
                     "{\"input_ids\":[257,65,66,67,68],\"labels\":[-100,-100,66,67,-100],\"messages\":[]}\n"
                     "{\"input_ids\":[70,71,72],\"assistant_masks\":[1,0,1],\"attention_mask\":[1,1,true]}\n"
-                    "{\"input_ids\":[73]}\n{\"input_ids\":[]}\n{\"input_ids\":[74],\"loss_mask\":[false]}\n");
+                    "{\"input_ids\":[73]}\n{\"input_ids\":[]}\n{\"input_ids\":[74],\"completion_mask\":[false]}\n");
   const DatasetInfo built =
       build_dataset({.inputs = {dir.path("a.jsonl")}, .out_prefix = dir.path("p")}, BeginningBytes());
   EXPECT_EQ(built.documents, 5);
@@ -139,6 +139,9 @@ TEST(DataBuild, RefusesIdsThatAreNone) {
   refuse(R"({"input_ids":[1,2],"labels":[2,-100]})",
          "expected in \"labels\" the id of the same place in \"input_ids\", or -100; got 2 for 1 at 0; labels must "
          "not be shifted");
+  refuse(R"({"input_ids":[1],"prompt_mask":[1]})",
+         "expected beside \"input_ids\" at most \"attention_mask\", \"special_tokens_mask\" and one of \"labels\", "
+         "\"loss_mask\", \"assistant_masks\", \"completion_mask\"; got \"prompt_mask\"; rename or drop it");
   refuse(R"({"input_ids":[1],"loss_mask":[2]})", "expected 0 or 1 in \"loss_mask\"; got 2 at 0");
   refuse(R"({"input_ids":[1],"loss_mask":[1],"labels":[1]})", "expected one of \"labels\" and \"loss_mask\"; got both");
   refuse(R"({"input_ids":[1],"text":"a"})", "or \"input_ids\"; got more than one");

@@ -1,5 +1,8 @@
 #include "io/document.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kNoTarget = -100;  // what PyTorch's cross_entropy ignores
-constexpr std::array<const char*, 3> kTargetKeys{"labels", "loss_mask", "assistant_masks"};
+constexpr std::array<const char*, 4> kTargetKeys{"labels", "loss_mask", "assistant_masks", "completion_mask"};
 
 // Moves the string under the key out of the record; false when there is none.
 bool take_string(json& record, const char* key, std::string* text) {
@@ -74,6 +77,18 @@ void refuse_padding(const json& record, size_t num_ids, const std::string& who) 
   }
 }
 
+// Another mask may say what is not to be learned.
+void refuse_unknown_masks(const json& record, const std::string& who) {
+  for (const auto& [key, value] : record.items()) {
+    const bool is_known = std::find(kTargetKeys.begin(), kTargetKeys.end(), key) != kTargetKeys.end() ||
+                          key == "attention_mask" || key == "special_tokens_mask";
+    MOEBIUS_CHECK(input, is_known || !(key.ends_with("mask") || key.ends_with("masks")),
+                  "{}: expected beside \"input_ids\" at most \"attention_mask\", \"special_tokens_mask\" and one of "
+                  "\"{}\"; got \"{}\"; rename or drop it",
+                  who, fmt::join(kTargetKeys, "\", \""), key);
+  }
+}
+
 Document document_of_ids(const json& record, const std::string& who) {
   Document document{.kind = Document::Kind::ids};
   const json& ids = record["input_ids"];
@@ -84,6 +99,7 @@ Document document_of_ids(const json& record, const std::string& who) {
                 ids.is_array() ? fmt::format("{} ids", ids.size()) : ids.type_name(),
                 key ? fmt::format("{} of the other", record[key].size()) : "nothing else");
   refuse_padding(record, ids.size(), who);
+  refuse_unknown_masks(record, who);
   for (size_t i = 0; i < ids.size(); ++i) {
     const int64_t id = integer_at(ids, i, "input_ids", who);
     document.ids.push_back(static_cast<int32_t>(id));
