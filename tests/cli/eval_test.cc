@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "io/safetensors.h"
@@ -66,6 +67,22 @@ TEST(CliEval, ALossThatIsNotFiniteIsAnError) {
 double loss_of(const Ran& ran) {
   EXPECT_EQ(ran.code, 0) << ran.err;
   return std::atof(ran.out.c_str() + std::string("loss ").size());
+}
+
+// As transformers saves every deepseek_v3: config.json speaks of a module that is not there. The loss is without it.
+TEST(CliEval, MultiTokenPredictionThatIsPromisedAndNotThere) {
+  TestDir dir;
+  write_dataset(dir, 500);
+  const std::string whole = MOEBIUS_SOURCE_DIR "/tests/golden/data/deepseek_v3_v5";
+  std::filesystem::create_directory(dir.path("model"));
+  std::filesystem::copy(whole + "/model.safetensors", dir.path("model"));
+  nlohmann::json config = nlohmann::json::parse(read_file(whole + "/config.json"));
+  config["num_nextn_predict_layers"] = 1;
+  write_file_atomic(dir.path("model/config.json"), config.dump());
+  const double loss = loss_of(eval(dir, {}, whole));
+  EXPECT_EQ(loss_of(eval(dir, {}, "model")), loss);
+  EXPECT_EQ(run_moebius(dir, {"import", "model", "checkpoint"}).code, 0);
+  EXPECT_EQ(loss_of(eval(dir, {}, "checkpoint")), loss);
 }
 
 // Sequences, tokens of a sequence, heads, experts and layers over ranks: the same loss up to the order of sums. One
