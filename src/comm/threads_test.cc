@@ -121,6 +121,21 @@ TEST(Threads, ARankThatStallsIsNamedWithTheCollective) {
   for (const std::string& text : ended.rank_texts) EXPECT_THAT(text, HasSubstr("did not join: rank 2 (dp 2)"));
 }
 
+// As a pipeline's receives, which begin many collectives before anybody waits for them.
+TEST(Threads, WhatBeganLongAgoIsNamedAllTheSame) {
+  const Ended ended = run(3, kShort, [](Rank& r) {
+    std::unique_ptr<Group> pair = r.rank < 2 ? r.transport.make_group("pair", {0, 1}) : nullptr;
+    if (r.rank == 2) r.stall();
+    Pending from = r.world->recv(r.s, tensor_of(r.x.data(), {5}), 2);
+    for (int64_t i = 0; i < 2 * CollectiveRing::kSize; ++i) pair->barrier();
+    from.wait();
+  });
+  EXPECT_EQ(ended.kind, ErrorKind::distributed);
+  EXPECT_THAT(ended.text, AllOf(HasSubstr("recv 0 of group world (f32 x 5): rank "),
+                                HasSubstr("has waited for 1 s; did not join: rank 2 (dp 2)\n"),
+                                HasSubstr("  recv 0 of group world (f32 x 5): not ended\n")));
+}
+
 // 0 waits for 1, and 1 for 2, who sleeps: 2 is to blame, whoever speaks first.
 TEST(Threads, TheRankAtTheEndOfTheChainIsNamed) {
   const Ended ended = run(3, kShort, [](Rank& r) {
