@@ -16,7 +16,7 @@ namespace {
 void fail(const std::string& way, moebius::Rank& r) {
   if (way == "all") MOEBIUS_FAIL(usage, "this recipe is wrong on every rank");
   if (way == "kill_idle" && r.rank != 1) std::this_thread::sleep_for(std::chrono::seconds(2));
-  if (way == "stop_waiting" && r.rank == 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+  if (way == "stop_waiting" && r.rank == 0) std::this_thread::sleep_for(std::chrono::seconds(120));
   if (r.rank != 1) return;
   if (way == "throw") MOEBIUS_FAIL(numerics, "the loss is not a number");
   if (way == "stop") std::raise(SIGSTOP);
@@ -25,11 +25,9 @@ void fail(const std::string& way, moebius::Rank& r) {
     std::raise(SIGKILL);
   }
   if (way == "stall") std::this_thread::sleep_for(std::chrono::seconds(120));
-  if (way == "stop_waiting") {
-    std::thread([] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until this rank waits
-      ::kill(::getpid(), SIGSTOP);
-    }).detach();
+  if (way == "stop_waiting") {  // stopped when it waits, woken when another has reported and not yet ended the run
+    const std::string pid = std::to_string(::getpid());
+    (void)!std::system(("(sleep 0.5; kill -STOP " + pid + "; sleep 3.5; kill -CONT " + pid + ") &").c_str());
   }
 }
 
