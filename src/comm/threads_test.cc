@@ -97,6 +97,20 @@ TEST(Threads, ARankThatThrowsEndsTheOthers) {
                     HasSubstr("its last collectives:\n  barrier 0 of group world (u8 x 0)\n")));
 }
 
+// A wrong recipe is no rank's own. Not even when the first has failed while others are still in the barrier.
+TEST(Threads, WhatEveryRankThrowsNamesNone) {
+  for (int times = 0; times < 20; ++times) {
+    const Ended ended = run(8, 60, [](Rank& r) {
+      r.world->barrier();
+      MOEBIUS_FAIL(usage, "this recipe is wrong on every rank");
+    });
+    EXPECT_EQ(ended.kind, ErrorKind::usage);
+    EXPECT_EQ(ended.text, "this recipe is wrong on every rank");
+  }
+  const Ended ended = run(2, 60, [](Rank& r) { MOEBIUS_FAIL(input, "file {} is not there", r.rank); });
+  EXPECT_THAT(ended.text, testing::MatchesRegex("rank ([01]) \\(dp [01]\\): file [01] is not there"));
+}
+
 TEST(Threads, AnyExceptionIsThrownAgain) {
   const auto body = [](Transport& transport) {
     Rank r(transport);
