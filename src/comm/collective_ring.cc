@@ -13,18 +13,24 @@ std::string to_string(const CollectiveRecord& r) {
 
 int64_t CollectiveRing::begin(CollectiveRecord record) {
   const std::lock_guard lock(mutex_);
-  records_[num_begun_ % kSize] = std::move(record);
+  CollectiveRecord& place = records_[num_begun_ % kSize];
+  if (num_begun_ >= kSize && !place.ended) open_.emplace(num_begun_ - kSize, std::move(place));
+  place = std::move(record);
   return num_begun_++;
 }
 
 void CollectiveRing::end(int64_t number) {
   const std::lock_guard lock(mutex_);
-  if (number >= num_begun_ - kSize) records_[number % kSize].ended = true;  // an older one has left the ring
+  if (number >= num_begun_ - kSize)
+    records_[number % kSize].ended = true;
+  else
+    open_.erase(number);
 }
 
 CollectiveRecord CollectiveRing::at(int64_t number) const {
   const std::lock_guard lock(mutex_);
-  return records_[number % kSize];
+  const auto open = open_.find(number);
+  return open == open_.end() ? records_[number % kSize] : open->second;
 }
 
 CollectiveRecord CollectiveRing::last() const {
@@ -36,9 +42,14 @@ std::string CollectiveRing::text(int64_t most) const {
   const std::lock_guard lock(mutex_);
   if (num_begun_ == 0) return "  none\n";
   std::string text;
-  for (int64_t i = std::max<int64_t>(0, num_begun_ - std::min(most, kSize)); i < num_begun_; ++i) {
-    const CollectiveRecord& r = records_[i % kSize];
+  const auto add = [&text](const CollectiveRecord& r) {
     text += fmt::format("  {}{}\n", to_string(r), r.ended ? "" : ": not ended");
+  };
+  for (const auto& [number, record] : open_) add(record);
+  const int64_t first_in_ring = std::max<int64_t>(0, num_begun_ - kSize), first_of_last = num_begun_ - most;
+  for (int64_t i = first_in_ring; i < num_begun_; ++i) {
+    const CollectiveRecord& r = records_[i % kSize];
+    if (i >= first_of_last || !r.ended) add(r);
   }
   return text;
 }

@@ -1,9 +1,11 @@
-// The last collectives of one rank, kept for the report of a run that stands still. Written by the rank's thread, read
-// by any: a rank that waits in vain shows what the rank that it waits for did last.
+// The last collectives of one rank, kept for the report of a run that stands still, and with them those older ones that
+// have not ended: a pipeline's receives and the gathers of weights begin long before they are waited for. Written by
+// the rank's thread, read by any: a rank that waits in vain shows what the rank that it waits for did last.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 
@@ -29,13 +31,15 @@ class CollectiveRing {
   int64_t begin(CollectiveRecord record);  // returns its number in the ring
   void end(int64_t number);
   CollectiveRecord last() const;              // one without a name when there was none yet
-  CollectiveRecord at(int64_t number) const;  // REQUIRES: one of the last kSize
-  // One line each, the oldest first, at most `most` of them; "  none\n" when there was no collective yet.
+  CollectiveRecord at(int64_t number) const;  // REQUIRES: one of the last kSize, or not ended
+  // One line each, the oldest first, those that have not ended and of all the last `most`; "  none\n" when there was no
+  // collective yet.
   std::string text(int64_t most = kSize) const;
 
  private:
   mutable std::mutex mutex_;
   std::array<CollectiveRecord, kSize> records_;
+  std::map<int64_t, CollectiveRecord> open_;  // left the ring before they ended
   int64_t num_begun_ = 0;
 };
 

@@ -157,5 +157,17 @@ TEST(CollectiveRing, KeepsTheLast) {
   EXPECT_THAT(ring.text(1), HasSubstr("not ended"));
 }
 
+TEST(CollectiveRing, KeepsWhatHasNotEnded) {
+  CollectiveRing ring;
+  const int64_t open = ring.begin({.op = "recv", .group = "pp", .number = 7});
+  for (int i = 0; i < 2 * CollectiveRing::kSize; ++i)
+    ring.end(ring.begin({.op = "barrier", .group = "dp", .number = i}));
+  EXPECT_EQ(to_string(ring.at(open)), "recv 7 of group pp (u8 x 0)");
+  EXPECT_EQ(ring.text(1), "  recv 7 of group pp (u8 x 0): not ended\n  barrier 127 of group dp (u8 x 0)\n");
+  ring.end(open);
+  EXPECT_EQ(ring.text(1), "  barrier 127 of group dp (u8 x 0)\n");
+  EXPECT_THAT(ring.text(), testing::Not(HasSubstr("not ended")));
+}
+
 }  // namespace
 }  // namespace moebius

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <functional>
 
 #include "comm/group_checks.h"
@@ -31,19 +32,30 @@ class Timed {
 class MessageGroup::Exchange final : public Pending::Transfer {
  public:
   Exchange(MessageGroup& group, Messages messages, int64_t record, std::function<void()> then = {})
-      : group_(group), messages_(std::move(messages)), record_(record), then_(std::move(then)) {}
+      : group_(group),
+        ring_(group.transport_.ring()),
+        messages_(std::move(messages)),
+        record_(record),
+        then_(std::move(then)) {}
+  // Given up: over, but for a report of what goes wrong just now.
+  ~Exchange() override {
+    if (!has_ended_ && std::uncaught_exceptions() == 0) ring_.end(record_);
+  }
   void wait() override {
     const Timed timed(group_.seconds_);
     group_.transport_.wait(messages_, record_);
     if (then_) then_();
-    group_.transport_.ring().end(record_);
+    ring_.end(record_);
+    has_ended_ = true;
   }
 
  private:
   MessageGroup& group_;
+  CollectiveRing& ring_;
   Messages messages_;
   int64_t record_;
   std::function<void()> then_;
+  bool has_ended_ = false;
 };
 
 MessageGroup::MessageGroup(Transport& transport, MessageGroupSpec spec)

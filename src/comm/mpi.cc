@@ -20,6 +20,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kMostBytes = 1 << 30;  // of one MPI message: counts are int
 constexpr double kGraceS = 2;            // in which the ranks of one failure find each other
 constexpr double kWatchS = 5;            // in which they connect beside MPI, or go on without
+constexpr double kHandOnS = 0.05;        // in which they tell each other that one of them ends all
+constexpr double kStoodS = 1;            // between two looks: the process was stopped
 
 Clock::time_point after(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -36,14 +38,20 @@ void check_mpi(const char* call, int code) {
   MOEBIUS_CHECK(distributed, code == MPI_SUCCESS, "{}: {}", call, mpi_error(code));
 }
 
+void sleep_s(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
 // Asks `ended` until it says yes or the time is over: at once while the answer may come within microseconds, then less
-// and less often, for the ranks that share a core with this one.
+// and less often, for the ranks that share a core with this one. While this process was stopped it did not wait.
 template <class F>
-bool poll_until(Clock::time_point until, F&& ended) {
+bool poll_for(double seconds, F&& ended) {
   constexpr int kSpins = 200, kYields = 2000;
+  Clock::time_point last = Clock::now(), until = after(seconds);
   for (int64_t i = 0; !ended(); ++i) {
     if (i < kSpins) continue;
-    if (Clock::now() >= until) return ended();
+    const Clock::time_point now = Clock::now();
+    if (now - last > std::chrono::duration<double>(kStoodS)) until += now - last;
+    last = now;
+    if (now >= until) return ended();
     if (i < kYields) {
       std::this_thread::yield();
     } else {
@@ -153,7 +161,7 @@ class MpiTransport final : public Transport {
       if (!open.empty()) check();
       return open.empty();
     };
-    if (!poll_until(after(options_.timeout_s), all_ended)) fail_waiting(what, open);
+    if (!poll_for(options_.timeout_s, all_ended)) fail_waiting(what, open);
   }
 
   void check() override {
@@ -169,13 +177,16 @@ class MpiTransport final : public Transport {
     dead_rank_ = dead;
     return death_text(dead, record);
   }
-  bool said_death() const { return said_death_; }  // and the collective
+  // From any thread: another rank has reported why the run ends.
+  void learn_ending() { is_ending_ = true; }
+  // Whether why this rank waits in vain has been said: by itself, with the collective, or by who ends the run.
+  bool was_said() const { return said_death_ || is_ending_; }
 
   // Whether every rank asks this within the time that is given to each.
   bool all_meet(double seconds) {
     MPI_Request request;
     MPI_Ibarrier(farewell_, &request);
-    return poll_until(after(seconds), [&] {
+    return poll_for(seconds, [&] {
       int met = 0;
       MPI_Test(&request, &met, MPI_STATUS_IGNORE);
       return met != 0;
@@ -229,7 +240,7 @@ class MpiTransport final : public Transport {
   int rank_ = 0, size_ = 1;
   std::atomic<int64_t> waiting_for_ = -1;  // a record of ring()
   std::atomic<int> dead_rank_ = -1;
-  std::atomic<bool> said_death_ = false;
+  std::atomic<bool> said_death_ = false, is_ending_ = false;
 };
 
 // Over messages of its own: what the ring shows is the run's.
@@ -240,7 +251,8 @@ std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& 
     const std::string text = transport.learn_death(rank);
     if (options.report) options.report(text);
   };
-  auto watch = std::make_unique<RankWatch>(control, kWatchS, on_death);
+  auto watch = std::make_unique<RankWatch>(
+      control, kWatchS, RankWatch::Listener{.death = on_death, .ending = [&transport] { transport.learn_ending(); }});
   if (!watch->why_missing().empty() && control.is_root() && options.warn)
     options.warn(
         fmt::format("mpi: the ranks could not connect to each other beside MPI ({}); going on: a rank that is "
@@ -252,13 +264,15 @@ std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& 
 
 // Returns when every rank has failed by itself, as of a wrong recipe: then each ends as one process alone would. Else
 // the run ends here. Ranks that wait in vain report before one of them ends all: together they say who waits for whom.
-void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, RankWatch& watch,
+// watch: none where this rank failed before it had one.
+void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, RankWatch* watch,
                          const RankFailure& failure) {
   if (!failure.distributed && transport.all_meet(kGraceS)) return;
-  if (options.report && !(failure.distributed && transport.said_death()))
+  if (options.report && !(failure.distributed && transport.was_said()))
     options.report(report_of(failure, name_of_rank(options.world, transport.rank()), transport.ring()));
-  if (failure.distributed) std::this_thread::sleep_for(std::chrono::duration<double>(kGraceS));
-  watch.say_ending();
+  if (failure.distributed) sleep_s(kGraceS);
+  if (watch) watch->say_ending();
+  sleep_s(kHandOnS);
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ErrorKind::distributed));
 }
 
@@ -275,22 +289,23 @@ std::string mpi_version() {
 void run_mpi(const MpiOptions& options, const RankBody& body) {
   start_mpi();
   MpiTransport transport(options.world);
-  const std::unique_ptr<RankWatch> watch = watch_ranks(options, transport);
+  std::unique_ptr<RankWatch> watch;
   try {
+    watch = watch_ranks(options, transport);
     body(transport);
     std::vector<int> all(transport.size());
     std::iota(all.begin(), all.end(), 0);
     transport.make_group("end of the run", all)->barrier();
   } catch (...) {
     const RankFailure failure = caught_failure();
-    end_unless_all_fail(options, transport, *watch, failure);
-    watch->say_goodbye();
+    end_unless_all_fail(options, transport, watch.get(), failure);
+    if (watch) watch->say_goodbye();
     const bool was_said = transport.was_said_before(failure.what);
     transport.release();
     MPI_Finalize();
     if (was_said && failure.kind) {
       // mpirun ends all when one of them ends so: not before the one that says it has.
-      std::this_thread::sleep_for(std::chrono::seconds(1));
+      sleep_s(1);
       throw Error(*failure.kind, "");
     }
     throw;

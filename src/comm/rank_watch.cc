@@ -121,11 +121,13 @@ std::string failure_of(const std::function<void()>& body) {
 
 // --- start ----------------------------------------------------------------------------------------------------------
 
-RankWatch::RankWatch(Control& control, double seconds, std::function<void(int)> on_death)
-    : rank_(control.rank()), on_death_(std::move(on_death)), waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+RankWatch::RankWatch(Control& control, double seconds, Listener listener)
+    : rank_(control.rank()), listener_(std::move(listener)), waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (control.size() == 1) return;
+  fault_point("rank_watch.meet");
   connect(control, seconds);
-  if (why_missing_.empty()) watcher_ = std::thread([this] { run(); });
+  watches_ = why_missing_.empty();
+  wake();
 }
 
 // All ranks make the same calls of control, whatever fails on one of them.
@@ -141,6 +143,7 @@ void RankWatch::connect(Control& control, double seconds) {
   std::string failure = failure_of([&] {
     MOEBIUS_CHECK(distributed, waker_.is_open(), "eventfd: {}", std::strerror(errno));
     fault_point("rank_watch.listen");
+    watcher_ = std::jthread([this](const std::stop_token& stop) { run(stop); });  // or the system allows no more
     if (count == 0) return;
     listener = listen_at(0, one_machine);
     place.port = port_of(listener);
@@ -165,13 +168,6 @@ void RankWatch::connect(Control& control, double seconds) {
   if (!why_missing_.empty()) links_.clear();
 }
 
-RankWatch::~RankWatch() {
-  if (!watcher_.joinable()) return;
-  stop_ = true;
-  wake();
-  watcher_.join();
-}
-
 void RankWatch::wake() {
   const uint64_t one = 1;
   (void)!::write(waker_.descriptor(), &one, sizeof one);
@@ -179,15 +175,19 @@ void RankWatch::wake() {
 
 // --- watching -------------------------------------------------------------------------------------------------------
 
-void RankWatch::run() {
+void RankWatch::run(const std::stop_token& stop) {
+  const std::stop_callback wakes(stop, [this] { wake(); });
   std::vector<pollfd> polled;
-  while (!stop_) {
+  while (!stop.stop_requested()) {
     polled.assign(1, {.fd = waker_.descriptor(), .events = POLLIN, .revents = 0});
-    for (const Link& link : links_)  // below 0: passed over
-      polled.push_back({.fd = link.is_through ? -1 : link.socket.descriptor(), .events = POLLIN, .revents = 0});
+    if (watches_)
+      for (const Link& link : links_)  // below 0: passed over
+        polled.push_back({.fd = link.is_through ? -1 : link.socket.descriptor(), .events = POLLIN, .revents = 0});
     if (::poll(polled.data(), polled.size(), -1) <= 0) continue;
-    for (size_t i = 0; i < links_.size(); ++i)
-      if (polled[i + 1].revents != 0) receive(links_[i]);
+    uint64_t times = 0;
+    if (polled[0].revents != 0) (void)!::read(waker_.descriptor(), &times, sizeof times);
+    for (size_t i = 1; i < polled.size(); ++i)
+      if (polled[i].revents != 0) receive(links_[i - 1]);
   }
 }
 
@@ -214,8 +214,7 @@ void RankWatch::receive(Link& link) {
 void RankWatch::hear(const Notice& notice, const Link& from) {
   if (quiet_.exchange(true)) return;
   send(notice, &from);
-  if (notice.news != News::death) return;
-  on_death_(notice.rank);
+  notice.news == News::death ? listener_.death(notice.rank) : listener_.ending();
 }
 
 // A few bytes, which any connection takes; one that is broken has told so already.

@@ -21,18 +21,24 @@ namespace moebius {
 
 class RankWatch {
  public:
+  struct Listener {
+    std::function<void(int rank)> death;   // the process of this rank has ended
+    std::function<void()> ending = [] {};  // another rank ends the processes of all
+  };
   // On every rank of the world, which meet for it over `control`; once they have, it takes them about `seconds` at
-  // most. on_death gets the rank whose process has ended, once at most, on the thread of this object.
-  RankWatch(Control& control, double seconds, std::function<void(int rank)> on_death);
+  // most. One of the listener's is called, once at most, on the thread of this object.
+  RankWatch(Control& control, double seconds, Listener listener);
   // REQUIRES: say_goodbye or say_ending was called, or this rank is to be taken for dead.
-  ~RankWatch();
+  ~RankWatch() = default;
   RankWatch(const RankWatch&) = delete;
 
   // Empty: all ranks are connected. Else why they could not be, the same on all of them: then nothing is watched.
   const std::string& why_missing() const { return why_missing_; }
 
   void say_goodbye();  // this rank is through with its work, as all are
-  void say_ending();   // this rank ends the processes of all
+  // This rank ends the processes of all. Not at once: one that ended before it has handed this on would be taken for
+  // dead by those that did not get it.
+  void say_ending();
 
  private:
   enum class News : int32_t { goodbye, death, ending };
@@ -48,7 +54,7 @@ class RankWatch {
     bool is_through = false;  // nothing more is to come
   };
   void connect(Control& control, double seconds);
-  void run();
+  void run(const std::stop_token& stop);
   void receive(Link& link);
   void hear(const Notice& notice, const Link& from);
   void send(const Notice& notice, const Link* except = nullptr);
@@ -56,11 +62,11 @@ class RankWatch {
 
   int rank_ = 0;
   std::string why_missing_;
-  std::function<void(int)> on_death_;
+  Listener listener_;
   std::vector<Link> links_;
-  Socket waker_;  // an eventfd
-  std::atomic<bool> quiet_ = false, stop_ = false;
-  std::thread watcher_;
+  Socket waker_;                                       // an eventfd
+  std::atomic<bool> watches_ = false, quiet_ = false;  // links_ is complete; nothing is news any more
+  std::jthread watcher_;                               // the last: it uses the others
 };
 
 }  // namespace moebius

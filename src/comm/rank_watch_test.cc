@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <optional>
@@ -41,12 +42,15 @@ class RankWatchOn : public testing::TestWithParam<int> {
     run_threads(GetParam(), {.timeout_s = 60}, [&](Transport& world) {
       Control control(world);
       std::optional<RankWatch> watch;
-      watch.emplace(control, kConnectS, [&](int dead) { news_.add(control.rank(), dead); });
+      watch.emplace(control, kConnectS,
+                    RankWatch::Listener{.death = [&](int dead) { news_.add(control.rank(), dead); },
+                                        .ending = [&] { ++num_told_of_end_; }});
       ASSERT_EQ(watch->why_missing(), "");
       body(control, watch);
     });
   }
   News news_{GetParam()};
+  std::atomic<int> num_told_of_end_ = 0;
 };
 INSTANTIATE_TEST_SUITE_P(Sizes, RankWatchOn, testing::Values(1, 2, 3, 4, 9));
 
@@ -91,10 +95,14 @@ TEST_P(RankWatchOn, TellsNothingOfARankThatEndsTheRun) {
       watch->say_ending();
       watch.reset();
     }
+    const Deadline deadline = deadline_in(kConnectS);
+    while (num_told_of_end_ < control.size() - 1 && milliseconds_until(deadline) > 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     control.barrier();
     if (watch) watch->say_goodbye();
   });
   for (int r = 0; r < GetParam(); ++r) EXPECT_THAT(news_.of(r), testing::IsEmpty());
+  EXPECT_EQ(num_told_of_end_, GetParam() - 1);
 }
 
 }  // namespace

@@ -11,6 +11,8 @@
 #include <thread>
 #include <tuple>
 
+#include "comm/rank_failure.h"
+
 namespace moebius {
 namespace {
 
@@ -40,7 +42,7 @@ class World {
   void check(int rank, const CollectiveRecord& record);
   void begin_rank(int rank, CollectiveRing& ring);
   void end_rank(int rank);  // of the thread that leaves body without an exception
-  void fail(int rank, std::exception_ptr error, const std::string& what);
+  void fail(int rank, std::exception_ptr error, RankFailure failure);
   void rethrow_failure() const;
 
  private:
@@ -50,6 +52,7 @@ class World {
     std::span<End* const> ends;                // that it waits for
     const CollectiveRecord* record = nullptr;  // while it waits
     bool ended = false;
+    std::optional<RankFailure> failure;
   };
   // What a rank waits for, shown to the others for as long as it does.
   struct Waiting {
@@ -72,6 +75,7 @@ class World {
   std::vector<int> peers_missing(int rank) const;
   std::vector<int> ranks_to_blame(int rank) const;
   bool waits_for_ended(int rank) const;
+  bool waits_for_workers(int rank) const;
   void check_sizes(int rank) const;
   std::string doing(int rank) const;
   [[noreturn]] void fail_waiting(int rank, const std::string& why);
@@ -130,12 +134,14 @@ void World::wait(int rank, std::span<End* const> ends, const CollectiveRecord& r
   const auto is_over = [&] {
     check_sizes(rank);
     if (peers_missing(rank).empty()) return true;
+    if (failure_ && waits_for_workers(rank)) return false;
     if (failure_) fail_because_of_other(rank, record);
     if (waits_for_ended(rank)) fail_waiting(rank, "waits for a rank that has ended its work");
     return false;
   };
-  if (!self.news.wait_until(lock, until, is_over))
-    fail_waiting(rank, fmt::format("has waited for {} s", options_.timeout_s));
+  if (self.news.wait_until(lock, until, is_over)) return;
+  if (failure_) fail_because_of_other(rank, record);
+  fail_waiting(rank, fmt::format("has waited for {} s", options_.timeout_s));
 }
 
 std::vector<int> World::peers_missing(int rank) const {
@@ -151,6 +157,15 @@ std::vector<int> World::peers_missing(int rank) const {
 bool World::waits_for_ended(int rank) const {
   return std::any_of(ranks_[rank].ends.begin(), ranks_[rank].ends.end(),
                      [&](const End* end) { return end->state == End::State::waiting && ranks_[end->peer].ended; });
+}
+
+// Once a rank has failed: those that rank waits for have not, nor do they wait. They may be about to join, and then to
+// fail as that one did, and rank too.
+bool World::waits_for_workers(int rank) const {
+  const std::vector<int> missing = peers_missing(rank);
+  return std::none_of(missing.begin(), missing.end(), [&](int peer) {
+    return ranks_[peer].ended || ranks_[peer].failure || !peers_missing(peer).empty();
+  });
 }
 
 void World::check_sizes(int rank) const {
@@ -212,12 +227,15 @@ void World::fail_because_of_other(int rank, const CollectiveRecord& record) cons
                name_of_rank(options_, rank), failure_->text);
 }
 
-void World::fail(int rank, std::exception_ptr error, const std::string& what) {
+void World::fail(int rank, std::exception_ptr error, RankFailure failure) {
   const std::lock_guard lock(mutex_);
   if (!failure_) {
-    failure_ = Failure{.error = std::move(error),
-                       .text = fmt::format("{} threw: {}\n{}", name_of_rank(options_, rank), what, doing(rank))};
+    const std::string name = name_of_rank(options_, rank);
+    if (failure.kind) error = std::make_exception_ptr(Error(*failure.kind, name + ": " + failure.what));
+    failure_ =
+        Failure{.error = std::move(error), .text = fmt::format("{} threw: {}\n{}", name, failure.what, doing(rank))};
   }
+  ranks_[rank].failure = std::move(failure);
   ranks_[rank].ring = nullptr;
   wake_all();
 }
@@ -239,7 +257,14 @@ void World::wake_all() {
 }
 
 void World::rethrow_failure() const {
-  if (failure_) std::rethrow_exception(failure_->error);
+  if (!failure_) return;
+  const std::optional<RankFailure>& first = ranks_[0].failure;
+  const bool all_alike = std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) {
+    return r.failure && r.failure->kind && !r.failure->distributed && r.failure->kind == first->kind &&
+           r.failure->what == first->what;
+  });
+  if (all_alike) throw Error(*first->kind, first->what);
+  std::rethrow_exception(failure_->error);
 }
 
 // --- ranks ----------------------------------------------------------------------------------------------------------
@@ -292,18 +317,13 @@ class ThreadTransport final : public Transport {
   int rank_;
 };
 
-void run_rank(World& world, const WorldOptions& options, int rank, const RankBody& body) {
+void run_rank(World& world, int rank, const RankBody& body) {
   ThreadTransport transport(world, rank);
   try {
     body(transport);
     world.end_rank(rank);
-  } catch (const Error& e) {
-    const Error named(e.kind(), fmt::format("{}: {}", name_of_rank(options, rank), e.what()));
-    world.fail(rank, std::make_exception_ptr(named), e.what());
-  } catch (const std::exception& e) {
-    world.fail(rank, std::current_exception(), e.what());
   } catch (...) {
-    world.fail(rank, std::current_exception(), "no std::exception");
+    world.fail(rank, std::current_exception(), caught_failure());
   }
 }
 
@@ -315,15 +335,14 @@ void run_threads(int num_ranks, const WorldOptions& options, const RankBody& bod
   World world(num_ranks, options);
   std::vector<std::jthread> threads;
   try {
-    for (int rank = 0; rank < num_ranks; ++rank)
-      threads.emplace_back([&, rank] { run_rank(world, options, rank, body); });
+    for (int rank = 0; rank < num_ranks; ++rank) threads.emplace_back([&, rank] { run_rank(world, rank, body); });
   } catch (const std::system_error& e) {
     const int rank = static_cast<int>(threads.size());
     const Error error(ErrorKind::usage,
                       fmt::format("threads: {} ranks were asked for, and {} could be started: {}; ask for fewer, or "
                                   "raise the limit on processes (ulimit -u)",
                                   num_ranks, rank, e.what()));
-    world.fail(rank, std::make_exception_ptr(error), error.what());
+    world.fail(rank, std::make_exception_ptr(error), {.what = error.what()});
   }
   threads.clear();  // joins
   world.rethrow_failure();

@@ -97,6 +97,20 @@ TEST(Threads, ARankThatThrowsEndsTheOthers) {
                     HasSubstr("its last collectives:\n  barrier 0 of group world (u8 x 0)\n")));
 }
 
+// A wrong recipe is no rank's own. Not even when the first has failed while others are still in the barrier.
+TEST(Threads, WhatEveryRankThrowsNamesNone) {
+  for (int times = 0; times < 20; ++times) {
+    const Ended ended = run(8, 60, [](Rank& r) {
+      r.world->barrier();
+      MOEBIUS_FAIL(usage, "this recipe is wrong on every rank");
+    });
+    EXPECT_EQ(ended.kind, ErrorKind::usage);
+    EXPECT_EQ(ended.text, "this recipe is wrong on every rank");
+  }
+  const Ended ended = run(2, 60, [](Rank& r) { MOEBIUS_FAIL(input, "file {} is not there", r.rank); });
+  EXPECT_THAT(ended.text, testing::MatchesRegex("rank ([01]) \\(dp [01]\\): file [01] is not there"));
+}
+
 TEST(Threads, AnyExceptionIsThrownAgain) {
   const auto body = [](Transport& transport) {
     Rank r(transport);
@@ -119,6 +133,21 @@ TEST(Threads, ARankThatStallsIsNamedWithTheCollective) {
                                           "  barrier 0 of group world (u8 x 0)\n"),
                                 HasSubstr("  all_reduce_sum 1 of group world (f32 x 3): not ended\n")));
   for (const std::string& text : ended.rank_texts) EXPECT_THAT(text, HasSubstr("did not join: rank 2 (dp 2)"));
+}
+
+// As a pipeline's receives, which begin many collectives before anybody waits for them.
+TEST(Threads, WhatBeganLongAgoIsNamedAllTheSame) {
+  const Ended ended = run(3, kShort, [](Rank& r) {
+    std::unique_ptr<Group> pair = r.rank < 2 ? r.transport.make_group("pair", {0, 1}) : nullptr;
+    if (r.rank == 2) r.stall();
+    Pending from = r.world->recv(r.s, tensor_of(r.x.data(), {5}), 2);
+    for (int64_t i = 0; i < 2 * CollectiveRing::kSize; ++i) pair->barrier();
+    from.wait();
+  });
+  EXPECT_EQ(ended.kind, ErrorKind::distributed);
+  EXPECT_THAT(ended.text, AllOf(HasSubstr("recv 0 of group world (f32 x 5): rank "),
+                                HasSubstr("has waited for 1 s; did not join: rank 2 (dp 2)\n"),
+                                HasSubstr("  recv 0 of group world (f32 x 5): not ended\n")));
 }
 
 // 0 waits for 1, and 1 for 2, who sleeps: 2 is to blame, whoever speaks first.

@@ -1,6 +1,9 @@
 // A program for a launcher whose rank 1 fails in the way that is asked for; the others are in an all_reduce_sum.
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <string>
 #include <thread>
@@ -13,6 +16,7 @@ namespace {
 void fail(const std::string& way, moebius::Rank& r) {
   if (way == "all") MOEBIUS_FAIL(usage, "this recipe is wrong on every rank");
   if (way == "kill_idle" && r.rank != 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+  if (way == "stop_waiting" && r.rank == 0) std::this_thread::sleep_for(std::chrono::seconds(120));
   if (r.rank != 1) return;
   if (way == "throw") MOEBIUS_FAIL(numerics, "the loss is not a number");
   if (way == "stop") std::raise(SIGSTOP);
@@ -21,6 +25,18 @@ void fail(const std::string& way, moebius::Rank& r) {
     std::raise(SIGKILL);
   }
   if (way == "stall") std::this_thread::sleep_for(std::chrono::seconds(120));
+  if (way == "stop_waiting") {  // stopped when it waits, woken when another has reported and not yet ended the run
+    const std::string pid = std::to_string(::getpid());
+    (void)!std::system(("(sleep 0.5; kill -STOP " + pid + "; sleep 3.5; kill -CONT " + pid + ") &").c_str());
+  }
+}
+
+// The fault of a test, on rank 1 of MPI alone.
+void set_fault_on_rank_1(const char* fault) {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
+    const char* rank = std::getenv(name);
+    if (rank != nullptr && std::string(rank) == "1") ::setenv("MOEBIUS_FAULT", fault, 1);
+  }
 }
 
 }  // namespace
@@ -28,6 +44,7 @@ void fail(const std::string& way, moebius::Rank& r) {
 int main(int argc, char** argv) {
   std::signal(SIGTERM, [](int) {});  // as in training: mpirun sends it to the others when a rank has died
   const std::string way = argc > 1 ? argv[1] : "";
+  if (way == "meet") set_fault_on_rank_1("rank_watch.meet:1:throw");
   const moebius::WorldOptions options{.timeout_s = 3, .coordinates = [](int r) { return "dp " + std::to_string(r); }};
   try {
     moebius::run_launched(options, [&](moebius::Transport& world) {

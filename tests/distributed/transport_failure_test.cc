@@ -107,6 +107,26 @@ TEST_P(RanksFail, AProcessThatIsStoppedIsNamedAndEnded) {
   EXPECT_LT(ended.seconds, 60);
 }
 
+// Rank 0 stalls; rank 1 is stopped while it waits for it, and woken after the timeout: it has not waited while it
+// stood.
+TEST_P(MpiRanksFail, AProcessThatIsStoppedWhileItWaitsBlamesNobody) {
+  const Ended ended = run_failing("stop_waiting");
+  EXPECT_EQ(ended.exit_code, 6) << ended.text;
+  EXPECT_THAT(ended.text, HasSubstr("rank 2 (dp 2) has waited for 3 s; did not join: rank 0 (dp 0)\n"));
+  EXPECT_THAT(ended.text, Not(HasSubstr("rank 1 (dp 1) has waited")));
+  EXPECT_THAT(ended.text, Not(HasSubstr("the process of")));
+  EXPECT_LT(ended.seconds, 60);
+}
+
+// What makes the watch over the others may throw, too.
+TEST_P(MpiRanksFail, ARankThatThrowsBeforeTheRunEndsAll) {
+  const Ended ended = run_failing("meet");
+  EXPECT_EQ(ended.exit_code, 6) << ended.text;
+  EXPECT_THAT(ended.text, HasSubstr("report: rank 1 (dp 1) threw, and others did not: rank_watch.meet: Input/output "
+                                    "error (a test's fault)\n"));
+  EXPECT_LT(ended.seconds, 60);
+}
+
 // Of rank 0 or 2, when rank 1 was killed while they were in an all_reduce_sum.
 std::string report_of_survivor(int rank, const std::string& why) {
   return fmt::format(
