@@ -9,7 +9,8 @@ import tempfile
 TOOLS = pathlib.Path(__file__).resolve().parent
 
 GOOD = {
-    "src/core/shape.h": "// A shape.\n#pragma once\n\nnamespace moebius {\nint rank();\n}\n",
+    "src/core/shape.h": "// A shape.\n#pragma once\n\nnamespace moebius {\nint rank();\n"
+                        "template <class T>\nstruct Kind {\n};\ntemplate <>\nstruct Kind<int> {\n};\n}\n",
     "src/core/shape.cc": '#include "core/shape.h"\n\n#include <vector>\n\nnamespace moebius {\nint rank() { return 1; }\n}\n',
     "src/ops/norm/norm.h": '// A norm.\n#pragma once\n\n#include "core/shape.h"\n',
     "src/ops/norm/norm_test.cc": '#include "ops/norm/norm.h"\n\n#include <gtest/gtest.h>\n\n#include <cstdio>\n',
@@ -38,6 +39,9 @@ BAD = [
     ("size", "src/core/a.cc", "#ifdef MOEBIUS_CUDA\n#endif\n", "a feature is a file"),
     ("size", "src/core/a.cc", CONDITIONALS, "4 preprocessor conditionals in src, at most 3"),
     ("names", "src/core/shape.cc", NAMESPACE + "struct A {\n};\n", "moebius::A is defined in src/comm/b.h:3 too"),
+    ("names", "src/core/a.cc", NAMESPACE + "struct alignas(64) A {\n};\n", "moebius::A is defined in"),
+    ("names", "src/core/a.cc", NAMESPACE + "class [[nodiscard]] A final : public B,\n    public C {\n};\n", "moebius::A is defined in"),
+    ("names", "src/core/a.cc", NAMESPACE + "template <class T, class U = B<T>> struct A {\n};\n", "moebius::A is defined in"),
     ("words", "src/core/a.cc", "// na\u00efve\n", "not ASCII"),
     ("words", "src/core/a.cc", "// /" + "home/me/data\n", "a path of one machine"),
     ("words", "docs/a.md", "see /" + "home/me/data\n", "docs/a.md:1: a path of one machine"),

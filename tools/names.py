@@ -11,19 +11,25 @@ from sources import CPP, read, report, root_from_arguments, sources
 # The format has every namespace and every type outside of others start in the first column.
 OPEN = re.compile(r"(?:inline )?namespace\s*([\w:]*)\s*\{")
 CLOSE = re.compile(r"\}\s*// namespace")
-TYPE = re.compile(r"(?:template <[^>]*>\s*)?(?:struct|class|union|enum class|enum)\s+(\w+)\b(?!\s*::)[^;(]*\{")
+TEMPLATE = re.compile(r"template <.*>\s+(?=struct |class |union )")
+TYPE = re.compile(r"(?:struct|class|union|enum class|enum)\s+(?:(?:alignas\([^)]*\)|\[\[[^\]]*\]\])\s*)*"
+                  r"(\w+)\b(?!\s*(?:::|<))[^;({]*\{")
+MOST_LINES = 8  # from the first word of a type to its brace
 
 
 def types(text):
-    """(line number, full name) of the types that other files can see."""
+    """(line number, full name) of the types that other files can see; a specialisation is none."""
     namespaces = []
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
         if match := OPEN.match(line):
             namespaces.append(match[1])
         elif CLOSE.match(line) and namespaces:
             namespaces.pop()
-        elif (match := TYPE.match(line)) and "" not in namespaces:
-            yield number, "::".join([*namespaces, match[1]])
+        elif "" not in namespaces:
+            start = TEMPLATE.sub("", line)
+            if match := TYPE.match(" ".join([start, *lines[number + 1:number + MOST_LINES]])):
+                yield number + 1, "::".join([*namespaces, match[1]])
 
 
 def main():

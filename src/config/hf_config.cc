@@ -26,6 +26,7 @@ void read_latent_attention(const HfReader& r, ModelSpec& m) {
   m.head_dim = nope + m.qk_rope_head_dim;
   if (m.v_head_dim == 0) m.v_head_dim = nope;
   r.read("v_head_dim", m.v_head_dim);
+  if (r.is_null("rope_interleave")) m.rope_interleave = false;
   r.read("rope_interleave", m.rope_interleave);
   if (m.num_kv_heads != m.num_heads) {
     r.fail("num_key_value_heads must be num_attention_heads = {} with latent attention; got {}", m.num_heads,
@@ -223,6 +224,7 @@ void read_topk_method(const HfReader& r, ModelSpec& m) {
     if (is_v2 && method != "greedy" && !r.has(key)) r.fail("{} must be given for topk_method \"{}\"", key, method);
   }
   if (method == "greedy") m.n_group = m.topk_group = 1;
+  if (is_v2 && m.n_group == 1) m.group_score = GroupScore::sum_of_two;  // one group is all experts, whatever its score
 }
 
 GroupScore group_score_of(const std::string& name) {

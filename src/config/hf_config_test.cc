@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "config/hf_keys.h"
 #include "config/model_spec.h"
 #include "config/testing.h"
 
@@ -299,6 +300,37 @@ TEST(HfRead, BothSpellingsOfRope) {
   EXPECT_EQ(from({{"model_type", "mixtral"}, {"rope_parameters", {{"rope_type", "default"}}}}).rope_theta, 1e6);
 }
 
+// As transformers 5.17 takes them: the two tables are one to it, and what stands beside them goes into it.
+TEST(HfRead, RopeInsideAndBesideATable) {
+  const auto llama = [](const json& more) {
+    return from(with({{"model_type", "llama"}, {"max_position_embeddings", 4096}}, more));
+  };
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    EXPECT_EQ(llama({{key, {{"type", "linear"}, {"factor", 2}, {"rope_theta", 77}}}}).rope_theta, 77.0) << key;
+    EXPECT_EQ(llama({{key, {{"rope_type", "default"}, {"rope_theta", 77}}}}).rope_theta, 77.0) << key;
+    const ModelSpec m = llama({{"original_max_position_embeddings", 1024}, {key, {{"type", "yarn"}}}});
+    EXPECT_EQ(m.rope_scaling.original_positions, 1024) << key;
+    EXPECT_EQ(m.rope_scaling.factor, 4.0) << key;
+    const json written = hf_from_model_spec(m);
+    EXPECT_FALSE(written.contains("original_max_position_embeddings"));
+    EXPECT_EQ(from(written).rope_scaling, m.rope_scaling);
+  }
+  const json both = {{"type", "linear"}, {"factor", 2}, {"rope_theta", 77}};
+  EXPECT_EQ(llama({{"rope_scaling", both}, {"rope_parameters", both}}).rope_theta, 77.0);
+  EXPECT_EQ(llama({{"rope_scaling", json::object()}, {"rope_parameters", both}}).rope_scaling.factor, 2.0);
+  // Without a table gpt_oss has YaRN, and an empty one is a table.
+  const ModelSpec bare = from({{"model_type", "gpt_oss"}, {"original_max_position_embeddings", 64}, {"rope_theta", 7}});
+  EXPECT_EQ(bare.rope_scaling.original_positions, 64);
+  EXPECT_EQ(bare.rope_theta, 7.0);
+  EXPECT_EQ(from({{"model_type", "gpt_oss"}, {"rope_parameters", json::object()}}).rope_scaling.type, RopeType::plain);
+}
+
+TEST(HfRead, KeysOfFilesAloneWithTheValueThatChangesNothing) {
+  EXPECT_NO_THROW(from(with(moebius_config(), {{"is_causal", true}, {"partial_rotary_factor", 1.0}})));
+  EXPECT_NO_THROW(from(with(moebius_config(), {{"per_layer_config", nullptr}, {"partial_rotary_factor", nullptr}})));
+  for (const HfKey& key : hf_file_keys()) EXPECT_EQ(find_hf_key(key.name), nullptr) << key.name;
+}
+
 TEST(HfRead, EverySpellingOfTheExpertCount) {
   for (const char* key : {"num_experts", "n_routed_experts", "num_local_experts"}) {
     EXPECT_EQ(from(with(moebius_config(), {{key, 6}})).num_experts, 6) << key;
@@ -329,6 +361,7 @@ TEST(HfRead, OtherNulls) {
       from({{"model_type", "deepseek_v3"}, {"num_nextn_predict_layers", nullptr}, {"scoring_func", nullptr}});
   EXPECT_EQ(m.num_mtp_layers, 0);
   EXPECT_EQ(m.score, ScoreFunction::sigmoid);
+  EXPECT_FALSE(from({{"model_type", "deepseek_v3"}, {"rope_interleave", nullptr}}).rope_interleave);
   EXPECT_EQ(from({{"model_type", "olmoe"}, {"clip_qkv", nullptr}}).clip_qkv, 0);
   EXPECT_EQ(from({{"model_type", "deepseek_v2"}, {"n_group", nullptr}, {"topk_group", nullptr}}).n_group, 1);
 }
@@ -452,6 +485,28 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
       {{{"rope_scaling", {{"type", "linear"}, {"factor", 2}}},
         {"rope_parameters", {{"type", "linear"}, {"factor", 3}}}},
        "rope_scaling and rope_parameters contradict each other; keep one"},
+      {{{"rope_theta", 2.0}, {"rope_scaling", {{"rope_theta", 3.0}}}},
+       "rope_theta 2 and rope_scaling.rope_theta 3 contradict each other; keep one"},
+      // transformers takes the first alone, with the theta of its class.
+      {{{"rope_scaling", {{"rope_type", "default"}}}, {"rope_parameters", {{"type", "yarn"}, {"factor", 4}}}},
+       "rope_scaling and rope_parameters contradict each other; keep one"},
+      {{{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}, {"rope_parameters", {{"rope_theta", 77}}}},
+       "rope_scaling and rope_parameters contradict each other; keep one"},
+      {{{"rope_scaling", {{"type", "linear"}, {"factor", 2}}},
+        {"rope_parameters", {{"type", "linear"}, {"factor", 2}, {"rope_theta", 77}}}},
+       "rope_scaling and rope_parameters contradict each other; keep one"},
+      {{{"original_max_position_embeddings", 16},
+        {"rope_scaling", {{"type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 32}}}},
+       "original_max_position_embeddings 16 and rope_scaling.original_max_position_embeddings 32 contradict each "
+       "other"},
+      {{{"original_max_position_embeddings", 16.5}},
+       "original_max_position_embeddings must be a whole number from 1 to 1000000000; got 16.5"},
+      {{{"rope_scaling", {{"type", "linear"}, {"factor", 2}, {"mscale_all_dim", 1.0}}}},
+       "rope_scaling.mscale_all_dim must be 0 for RoPE of type \"linear\", which scales no attention here; got 1.0"},
+      {{{"is_causal", false}}, "is_causal must be true; got false"},
+      {{{"is_causal", nullptr}}, "is_causal must be true; got null; give it, or remove the key"},
+      {{{"partial_rotary_factor", 0.5}}, "partial_rotary_factor must be 1; got 0.5"},
+      {{{"per_layer_config", {{"0", {{"rms_norm_eps", 0.5}}}}}}, "per_layer_config must be {}; got {\"0\""},
       {{{"kv_lora_rank", 4}, {"qk_rope_head_dim", 2}, {"num_key_value_heads", 1}},
        "num_key_value_heads must be num_attention_heads = 2 with latent attention; got 1"},
       {{{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}, "rope_parameters.partial_rotary_factor must be 1"},
@@ -574,6 +629,11 @@ TEST(HfWrite, ReadsBackToTheSameSpec) {
              {"topk_method", "group_limited_greedy"},
              {"n_group", 8},
              {"topk_group", 3}},
+        json{{"model_type", "deepseek_v2"},
+             {"num_experts_per_tok", 6},
+             {"topk_method", "group_limited_greedy"},
+             {"n_group", 1},
+             {"topk_group", 1}},
         json{{"model_type", "llama"},
              {"rope_parameters",
               {{"rope_type", "llama3"}, {"factor", 8}, {"low_freq_factor", 1}, {"high_freq_factor", 4}}}},

@@ -32,6 +32,10 @@ ValueRule qk_norm() {
           [](const json& v) { return v.is_boolean() || v == "whole"; }};
 }
 
+ValueRule only(const json& value) {
+  return {shown(value), [value](const json& v) { return v == value; }};
+}
+
 constexpr unsigned kQwenMoe = kQwen2Moe | kQwen3Moe;
 // Those whose layers may differ in their window.
 constexpr unsigned kWindowByLayer = kQwen2 | kQwen2Moe | kQwen3 | kMoebius;
@@ -52,7 +56,7 @@ std::vector<HfKey> make_keys() {
       {"qk_nope_head_dim", positive_count(), kDeepseek | kMoebius, ""},
       {"qk_rope_head_dim", count_or_zero(), kDeepseek | kMoebius, ""},
       {"v_head_dim", count_or_zero(), kDeepseek | kMoebius, ""},
-      {"rope_interleave", any_boolean(), kDeepseekV3 | kMoebius, ""},
+      {"rope_interleave", any_boolean(), kDeepseekV3 | kMoebius, "", kDeepseekV3},
       {"intermediate_size", count_or_zero(), kAllFamilies, ""},
       {"max_position_embeddings", positive_count(), kAllFamilies, ""},
       {"rms_norm_eps", float_above_zero(), kAllFamilies, ""},
@@ -99,7 +103,21 @@ std::vector<HfKey> make_keys() {
   };
 }
 
+std::vector<HfKey> make_file_keys() {
+  return {
+      {"is_causal", only(true), kAllFamilies, ""},
+      {"per_layer_config", only(json::object()), kAllFamilies, "", kAllFamilies},
+      {"partial_rotary_factor", only(1), kAllFamilies, "", kAllFamilies},
+      {"original_max_position_embeddings", positive_count(), kAllFamilies, "rope_scaling"},
+  };
+}
+
 }  // namespace
+
+const std::vector<HfKey>& hf_file_keys() {
+  static const std::vector<HfKey> keys = make_file_keys();
+  return keys;
+}
 
 const std::vector<HfKey>& hf_keys() {
   static const std::vector<HfKey> keys = make_keys();

@@ -23,8 +23,11 @@ struct HfKey {
 };
 
 const std::vector<HfKey>& hf_keys();
+// Those of a config.json alone, for transformers computes with them in every family: with a value that changes nothing,
+// or as part of another property. No keys of a recipe.
+const std::vector<HfKey>& hf_file_keys();
 
-// Null when no family has the key.
+// Of hf_keys(). Null when no family has the key.
 const HfKey* find_hf_key(std::string_view name);
 // Whether the key exists and models of this type have it.
 bool has_hf_key(std::string_view model_type, std::string_view name);

@@ -1,5 +1,7 @@
 #include "config/hf_reader.h"
 
+#include <algorithm>
+
 #include "config/model_spec.h"
 
 namespace moebius {
@@ -14,21 +16,25 @@ HfReader::HfReader(const json& config, std::string who, ErrorKind kind)
     fail("model_type must be one of \"{}\"; got {}", fmt::join(model_families(), "\", \""), shown(type));
   }
   family_ = type.get<std::string>();
-  check_types();
+  for (const HfKey& key : hf_keys()) check_type(key);
+  for (const HfKey& key : hf_file_keys()) check_type(key);
 }
 
-bool HfReader::present(const std::string& key) const { return has_hf_key(family_, key) && config_.contains(key); }
+bool HfReader::present(const std::string& key) const {
+  const auto& of_file = hf_file_keys();
+  const bool known = has_hf_key(family_, key) ||
+                     std::any_of(of_file.begin(), of_file.end(), [&](const HfKey& each) { return each.name == key; });
+  return known && config_.contains(key);
+}
 bool HfReader::has(const std::string& key) const { return present(key) && !config_.at(key).is_null(); }
 bool HfReader::is_null(const std::string& key) const { return present(key) && config_.at(key).is_null(); }
 
-void HfReader::check_types() const {
-  for (const HfKey& key : hf_keys()) {
-    if (is_null(key.name) && !(key.null_families & family_bit(family_)))
-      fail("{} must be {}; got null; give it, or remove the key", key.name, key.rule.expects);
-    if (!has(key.name)) continue;
-    const json& value = config_.at(key.name);
-    if (!key.rule.accepts(value)) fail("{} must be {}; got {}", key.name, key.rule.expects, shown(value));
-  }
+void HfReader::check_type(const HfKey& key) const {
+  if (is_null(key.name) && !(key.null_families & family_bit(family_)))
+    fail("{} must be {}; got null; give it, or remove the key", key.name, key.rule.expects);
+  if (!has(key.name)) return;
+  const json& value = config_.at(key.name);
+  if (!key.rule.accepts(value)) fail("{} must be {}; got {}", key.name, key.rule.expects, shown(value));
 }
 
 }  // namespace moebius

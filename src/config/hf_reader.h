@@ -39,7 +39,7 @@ class HfReader {
 
  private:
   bool present(const std::string& key) const;
-  void check_types() const;
+  void check_type(const HfKey& key) const;
 
   const nlohmann::json& config_;
   std::string who_;

@@ -22,6 +22,7 @@ class RopeTableReader {
  public:
   RopeTableReader(const HfReader& r, const char* key) : r_(r), key_(key), table_(r.get(key, json::object())) {}
 
+  const char* key() const { return key_; }
   bool empty() const { return table_.empty(); }
   bool has(const char* name) const { return table_.contains(name) && !table_.at(name).is_null(); }
   double number(const char* name, double fallback, const ValueRule& rule) const {
@@ -36,6 +37,10 @@ class RopeTableReader {
   }
   void require(const char* name) const {
     if (!has(name)) r_.fail("{}.{} must be given for RoPE of type {}", key_, name, shown(type_value()));
+  }
+  [[noreturn]] void refuse_mscale() const {
+    r_.fail("{}.mscale_all_dim must be 0 for RoPE of type {}, which scales no attention here; got {}", key_,
+            shown(type_value()), value("mscale_all_dim"));
   }
   void require_order(const char* low_name, double low, const char* high_name, double high) const {
     if (high <= low) r_.fail("{}.{} must be above {} = {}; got {}", key_, high_name, low_name, low, high);
@@ -63,15 +68,25 @@ class RopeTableReader {
   json table_;
 };
 
-RopeScaling read_scaling(const RopeTableReader& t, const ModelSpec& m) {
+// The table's, or that of the config itself.
+int64_t original_positions(const HfReader& r, const RopeTableReader& t, const ModelSpec& m) {
+  const char* name = "original_max_position_embeddings";
+  const int64_t alone = r.get(name, int64_t{0});
+  const auto in_table = static_cast<int64_t>(t.number(name, 0, positive_count()));
+  if (alone != 0 && in_table != 0 && alone != in_table)
+    r.fail("{} {} and {}.{} {} contradict each other; keep one", name, alone, t.key(), name, in_table);
+  if (in_table != 0) return in_table;
+  return alone != 0 ? alone : m.max_position_embeddings;
+}
+
+RopeScaling read_scaling(const HfReader& r, const RopeTableReader& t, const ModelSpec& m) {
   RopeScaling s{.type = t.type()};
   t.refuse_the_rest();
   if (s.type == RopeType::plain) return s;
   const ValueRule positive = number_above(0), any = number_at_least(0);
-  if (s.type != RopeType::linear) {
-    s.original_positions = static_cast<int64_t>(
-        t.number("original_max_position_embeddings", static_cast<double>(m.max_position_embeddings), positive_count()));
-  }
+  if (s.type != RopeType::linear) s.original_positions = original_positions(r, t, m);
+  // The classes of latent attention would scale its softmax for every type but "default".
+  if (s.type != RopeType::yarn && t.number("mscale_all_dim", 0, any) != 0) t.refuse_mscale();
   // YaRN may leave the factor to the two lengths.
   const double by_length = s.type == RopeType::yarn ? double(m.max_position_embeddings) / s.original_positions : 0;
   if (s.type != RopeType::yarn) t.require("factor");
@@ -93,13 +108,17 @@ RopeScaling read_scaling(const RopeTableReader& t, const ModelSpec& m) {
   return s;
 }
 
-double read_theta(const HfReader& r, const RopeTableReader& v5, double fallback) {
-  const double in_table = v5.number("rope_theta", 0, find_hf_key("rope_theta")->rule);
+double read_theta(const HfReader& r, const RopeTableReader& t, double fallback) {
+  const double in_table = t.number("rope_theta", 0, find_hf_key("rope_theta")->rule);
   const double alone = r.get("rope_theta", 0.0);
-  if (in_table != 0 && alone != 0 && in_table != alone) {
-    r.fail("rope_theta {} and rope_parameters.rope_theta {} contradict each other", alone, in_table);
-  }
+  if (in_table != 0 && alone != 0 && in_table != alone)
+    r.fail("rope_theta {} and {}.rope_theta {} contradict each other; keep one", alone, t.key(), in_table);
   return in_table != 0 ? in_table : alone != 0 ? alone : fallback;
+}
+
+void read_table(const HfReader& r, const RopeTableReader& t, ModelSpec& m) {
+  m.rope_scaling = read_scaling(r, t, m);
+  m.rope_theta = read_theta(r, t, m.rope_theta);
 }
 
 json known_values(const RopeScaling& s) {
@@ -124,13 +143,19 @@ json known_values(const RopeScaling& s) {
 
 void read_rope(const HfReader& r, ModelSpec& m) {
   const RopeTableReader v4(r, "rope_scaling"), v5(r, "rope_parameters");
-  m.rope_theta = read_theta(r, v5, m.rope_theta);
-  const RopeScaling by_v4 = read_scaling(v4, m), by_v5 = read_scaling(v5, m);
-  if (by_v4.type != RopeType::plain && by_v5.type != RopeType::plain && by_v4 != by_v5) {
-    r.fail("rope_scaling and rope_parameters contradict each other; keep one");
+  if (v4.empty() && !r.has("rope_parameters")) {  // nothing is said but what stands outside a table
+    r.read("rope_theta", m.rope_theta);
+    if (m.rope_scaling.type != RopeType::plain)
+      r.read("original_max_position_embeddings", m.rope_scaling.original_positions);
+    return;
   }
-  if (v4.empty() && v5.empty()) return;
-  m.rope_scaling = by_v5.type != RopeType::plain ? by_v5 : by_v4;
+  ModelSpec by_v4 = m;
+  read_table(r, v4, by_v4);
+  read_table(r, v5, m);
+  if (v4.empty()) return;
+  const bool same = by_v4.rope_scaling == m.rope_scaling && by_v4.rope_theta == m.rope_theta;
+  if (!v5.empty() && !same) r.fail("rope_scaling and rope_parameters contradict each other; keep one");
+  m = by_v4;
 }
 
 json rope_scaling_value(const ModelSpec& m) {

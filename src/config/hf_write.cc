@@ -186,6 +186,7 @@ json hf_from_model_spec(const ModelSpec& spec) {
   for (const HfKey& key : hf_keys()) {
     if (has_hf_key(spec.family, key.name)) config.erase(key.name);  // other spellings would contradict the new values
   }
+  for (const HfKey& key : hf_file_keys()) config.erase(key.name);
   for (auto& [key, value] : hf_values(spec)) config[key] = std::move(value);
   return config;
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ops/backends_moe.h"
+#include "ops/cpu/lane_pairs.h"
 #include "ops/cpu/vector.h"
 
 namespace moebius::cpu {
@@ -11,39 +12,69 @@ namespace {
 
 constexpr int64_t kTokensPerTask = 64;
 constexpr int64_t kPairsPerTask = 8192;
-constexpr int64_t kBlock = 256;  // columns summed at once: 1 KiB of sums stays in L1
+constexpr int kNumPairs = 4;  // of lanes whose sums stay in registers
+constexpr int64_t kBlock = kNumPairs * kNumPaired;
 
-template <class T>
-void combine_block(const Combine& a, int64_t t, int64_t first, int64_t width) {
+// The rows of a token's pairs, and their weights.
+struct Rows {
+  const int32_t* row;
+  const float* weights;  // null: 1
+  int64_t num;
+};
+
+// Calls add(row, weight) with the first column of each.
+template <class T, class Add>
+void for_each_row(const Rows& rows, const T* y, int64_t D, Add&& add) {
+  for (int64_t k = 0; k < rows.num; ++k)
+    if (rows.row[k] >= 0) add(y + rows.row[k] * D, rows.weights ? rows.weights[k] : 1.0f);
+}
+
+// kBlock columns of out, of a token; y: of the first row.
+template <bool kAccumulate, class T>
+void combine_block(T* out, const T* y, int64_t D, const Rows& rows) {
+  LanePair sum[kNumPairs] = {};
+  const auto add = [&](const T* row, float weight) {
+    for (int i = 0; i < kNumPairs; ++i) {
+      const LanePair x = load_pair(row + i * kNumPaired);
+      sum[i].a += weight * x.a;
+      sum[i].b += weight * x.b;
+    }
+  };
+  for_each_row(rows, y, D, add);
+  if constexpr (kAccumulate) add(out, 1.0f);
+  for (int i = 0; i < kNumPairs; ++i) store_pair(out + i * kNumPaired, sum[i]);
+}
+
+// The same of at most 16 columns.
+template <bool kAccumulate, class T>
+void combine_lanes(T* out, const T* y, int64_t D, const Rows& rows, int64_t width) {
+  Lanes sum = {};
+  const auto add = [&](const T* row, float weight) { sum += weight * load_lanes(row, width); };
+  for_each_row(rows, y, D, add);
+  if constexpr (kAccumulate) add(out, 1.0f);
+  store_lanes(out, sum, width);
+}
+
+template <bool kAccumulate, class T>
+void combine_token(const Combine& a, int64_t t) {
   const int64_t D = a.out_TD.dim(1), K = a.pair_row_TK.dim(1);
-  const int32_t* rows = a.pair_row_TK.ptr<int32_t>() + t * K;
-  const float* weights = a.weight_TK.empty() ? nullptr : a.weight_TK.ptr<float>() + t * K;
-  const T* y = a.y_RD.ptr<T>() + first;
-  T* out = a.out_TD.ptr<T>() + t * D + first;
-  alignas(64) float sum[kBlock] = {};
-  for (int64_t k = 0; k < K; ++k) {
-    if (rows[k] < 0) continue;
-    const float weight = weights ? weights[k] : 1.0f;
-    const T* row = y + rows[k] * D;
-    for (int64_t d = 0; d < width; ++d) sum[d] += weight * to_f32(row[d]);
-  }
-  if (a.accumulate) {
-    for (int64_t d = 0; d < width; ++d) sum[d] += to_f32(out[d]);
-  }
-  for (int64_t d = 0; d < width; ++d) out[d] = from_f32<T>(sum[d]);
+  const Rows rows{.row = a.pair_row_TK.ptr<int32_t>() + t * K,
+                  .weights = a.weight_TK.empty() ? nullptr : a.weight_TK.ptr<float>() + t * K,
+                  .num = K};
+  T* out = a.out_TD.ptr<T>() + t * D;
+  const T* y = a.y_RD.ptr<T>();
+  int64_t d = 0;
+  for (; d + kBlock <= D; d += kBlock) combine_block<kAccumulate>(out + d, y + d, D, rows);
+  for (; d < D; d += kNumLanes) combine_lanes<kAccumulate>(out + d, y + d, D, rows, std::min(kNumLanes, D - d));
 }
 
 }  // namespace
 
 void combine(Stream& s, const Combine& a) {
-  const int64_t T = a.out_TD.dim(0), D = a.out_TD.dim(1);
   with_float_type(a.out_TD.dtype, [&]<class F>(F) {
-    parallel_rows(s.pool(), T, kTokensPerTask, [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) {
-        for (int64_t first = 0; first < D; first += kBlock) {
-          combine_block<F>(a, t, first, std::min(kBlock, D - first));
-        }
-      }
+    const auto combine_one = a.accumulate ? &combine_token<true, F> : &combine_token<false, F>;
+    parallel_rows(s.pool(), a.out_TD.dim(0), kTokensPerTask, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) combine_one(a, t);
     });
   });
 }
