@@ -16,8 +16,8 @@ namespace {
 
 struct Options {
   std::string model, data, device = "cpu", dtype = "bf16";
-  std::vector<std::string> overrides;
-  int64_t seq_len = 0, batch = 8, max_batches = 0, ranks = 1;
+  LayoutOptions layout;
+  int64_t seq_len = 0, batch = 8, max_batches = 0;
   int threads = 0;
   bool json = false;
 };
@@ -43,7 +43,7 @@ RunSpec eval_run(const Options& o, int64_t num_ranks) {
   run.train.mtp_coeff = 0;  // the loss is that of the next token, with or without modules for further ones
   run.train.steps = 1;      // a recipe must say these two
   run.optimizer.lr = 1;
-  run.parallel = parallel_of("eval", o.overrides, run);
+  run.parallel = parallel_of("eval", o.layout.overrides, run);
   run.parallel.check(num_ranks);
   run.train.global_batch *= run.parallel.dp(num_ranks) * (run.parallel.vpp > 1 ? run.parallel.pp : 1);
   if (num_ranks > 1) run.check(num_ranks);
@@ -94,9 +94,11 @@ void print(const Options& o, const EvalResult& r) {
 
 int run_eval(const Options& o, Cli& cli) {
   Launch launch = detect_launch(process_environment());
-  if (o.ranks != 1) launch = launch_threads(o.ranks, launch);
+  if (o.layout.ranks != 1) launch = launch_threads(o.layout.ranks, launch);
+  const WorldOptions options = world_options(
+      o.layout.timeout_s, [&] { return mesh_shape(eval_run(o, launch.num_ranks).parallel, launch.num_ranks); });
   std::atomic<int> code{0};
-  run_ranks(launch, {}, [&](Transport& world) {
+  run_ranks(launch, options, [&](Transport& world) {
     const EvalResult result = eval_rank(o, world, cli);
     if (world.rank() == 0 && result.complete) return print(o, result);
     if (result.complete) return;
@@ -124,7 +126,7 @@ void add_eval(Cli& cli) {
   add_dtype_option(*command, o->dtype);
   add_threads_option(*command, o->threads);
   add_json_option(*command, o->json);
-  add_layout_options(*command, o->overrides, o->ranks);
+  add_layout_options(*command, o->layout);
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_eval(*o, cli); }; });
 }
 

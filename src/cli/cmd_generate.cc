@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "cli/command.h"
 #include "cli/options.h"
@@ -18,8 +19,7 @@ namespace {
 struct Options {
   std::string model, prompt, tokenizer, device = "cpu", dtype = "bf16";
   GenerateSpec spec;
-  std::vector<std::string> overrides;
-  int64_t ranks = 1;
+  LayoutOptions layout;
   int threads = 0;
   bool json = false;
 };
@@ -51,17 +51,25 @@ Request request_of(const Options& o) {
   return r;
 }
 
-// The layout must split the model: copies of it would do one rank's work many times.
+// The layout must split the model: copies of it would do one rank's work many times. So dp is what experts need that
+// lie on more ranks than tp has, and no more.
 ParallelSpec layout_of(const Options& o, const ModelSpec& model, int num_ranks) {
   RunSpec run;
   run.model = model;
-  ParallelSpec layout = parallel_of("generate", o.overrides, run);
+  ParallelSpec layout = parallel_of("generate", o.layout.overrides, run);
   layout.check(num_ranks);
+  if (layout.cp > 1) return layout;  // generation_engine_spec says why not
   MOEBIUS_CHECK(
       usage, num_ranks == 1 || layout.tp * layout.pp * layout.ep * layout.etp > 1,
       "generate: expected a layout that splits the model over {} ranks, as --set parallel.tp={}; got none, and "
       "each rank would compute the same; or start one rank",
       num_ranks, num_ranks);
+  const int64_t experts = layout.ep * layout.etp;
+  const int64_t needed = layout.tp * layout.pp * (experts / std::gcd(layout.tp, experts));
+  MOEBIUS_CHECK(usage, num_ranks == needed,
+                "generate: expected {} ranks, parallel.tp * pp = {} * {} times those that ep * etp = {} * {} needs "
+                "beside tp; got {}, of which the others would repeat the work; start {}, or split the model further",
+                needed, layout.tp, layout.pp, layout.ep, layout.etp, num_ranks, needed);
   return layout;
 }
 
@@ -134,8 +142,11 @@ void generate_rank(const Options& o, Transport& world, Log& log) {
 
 int run_generate(const Options& o, Log& log) {
   Launch launch = detect_launch(process_environment());
-  if (o.ranks != 1) launch = launch_threads(o.ranks, launch);
-  run_ranks(launch, {}, [&](Transport& world) { generate_rank(o, world, log); });
+  if (o.layout.ranks != 1) launch = launch_threads(o.layout.ranks, launch);
+  const WorldOptions options = world_options(o.layout.timeout_s, [&] {
+    return mesh_shape(layout_of(o, read_model_spec(o.model), launch.num_ranks), launch.num_ranks);
+  });
+  run_ranks(launch, options, [&](Transport& world) { generate_rank(o, world, log); });
   return 0;
 }
 
@@ -157,7 +168,7 @@ void add_generate(Cli& cli) {
   add_dtype_option(*command, o->dtype);
   add_threads_option(*command, o->threads);
   add_json_option(*command, o->json);
-  add_layout_options(*command, o->overrides, o->ranks);
+  add_layout_options(*command, o->layout);
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_generate(*o, cli.log); }; });
 }
 

@@ -1,6 +1,7 @@
 #include <filesystem>
 
 #include "cli/command.h"
+#include "cli/options.h"
 #include "cli/ranks.h"
 #include "config/run_spec.h"
 #include "core/accelerator.h"
@@ -9,8 +10,6 @@
 
 namespace moebius {
 namespace {
-
-constexpr double kLongestTimeoutS = 7 * 24 * 3600;  // a wait ends in any case
 
 struct TrainArgs {
   std::string recipe;
@@ -80,16 +79,13 @@ int train_rank(Transport& world, const Recipe& recipe, const std::string& launch
 int train(const TrainArgs& args, Cli& cli) {
   Launch launch = detect_launch(process_environment());
   if (args.ranks != 1) launch = launch_threads(args.ranks, launch);
-  MOEBIUS_CHECK(usage, args.timeout_s > 0 && args.timeout_s <= kLongestTimeoutS,
-                "--timeout: expected seconds above 0, at most {} (a week); got {}", kLongestTimeoutS, args.timeout_s);
   const Recipe recipe = read_recipe(args, launch.num_ranks);
-  WorldOptions options{.timeout_s = args.timeout_s};
-  if (!recipe.error) {
-    const MeshShape shape = mesh_shape(recipe.run.parallel, launch.num_ranks);
-    options.coordinates = [shape](int r) { return to_string(place_of(shape, r)); };
-  } else if (launch.kind != Launch::Kind::mpi && launch.kind != Launch::Kind::tcp) {
+  const WorldOptions options = world_options(args.timeout_s, [&] {
+    if (recipe.error) std::rethrow_exception(recipe.error);
+    return mesh_shape(recipe.run.parallel, launch.num_ranks);
+  });
+  if (recipe.error && launch.kind != Launch::Kind::mpi && launch.kind != Launch::Kind::tcp)
     std::rethrow_exception(recipe.error);
-  }
   std::atomic<int> signal{0};  // of all ranks, which agree on it
   run_ranks(launch, options, [&](Transport& world) { signal = train_rank(world, recipe, launch_text(launch), cli); });
   return signal == 0 ? 0 : 128 + signal;
@@ -105,11 +101,7 @@ void add_train(Cli& cli) {
   command->add_option("--set", args->overrides, "section.key=value, over the recipe; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
-  command
-      ->add_option("--ranks", args->ranks, "ranks as threads of this process, for debugging; mpirun starts processes")
-      ->capture_default_str();
-  command->add_option("--timeout", args->timeout_s, "seconds for which a rank waits for another before the run ends")
-      ->capture_default_str();
+  add_ranks_options(*command, args->ranks, args->timeout_s);
   command->callback([&cli, args] { cli.run = [&cli, args] { return train(*args, cli); }; });
 }
 

@@ -26,11 +26,17 @@ void add_json_option(CLI::App& command, bool& json) {
   command.add_flag("--json", json, "one JSON object on standard output");
 }
 
-void add_layout_options(CLI::App& command, std::vector<std::string>& overrides, int64_t& ranks) {
-  command.add_option("--set", overrides, "parallel.KEY=VALUE: the layout on several ranks; may be repeated")
+void add_layout_options(CLI::App& command, LayoutOptions& options) {
+  command.add_option("--set", options.overrides, "parallel.KEY=VALUE: the layout on several ranks; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
+  add_ranks_options(command, options.ranks, options.timeout_s);
+}
+
+void add_ranks_options(CLI::App& command, int64_t& ranks, double& timeout_s) {
   command.add_option("--ranks", ranks, "ranks as threads of this process, for debugging; mpirun starts processes")
+      ->capture_default_str();
+  command.add_option("--timeout", timeout_s, "seconds for which a rank waits for another before the run ends")
       ->capture_default_str();
 }
 

@@ -18,8 +18,14 @@ void add_dtype_option(CLI::App& command, std::string& dtype);    // --dtype
 void add_threads_option(CLI::App& command, int& threads);        // --threads, 0: all that the process may use
 void add_json_option(CLI::App& command, bool& json);             // --json
 
-// --set parallel.KEY=VALUE and --ranks, for commands that run on any layout.
-void add_layout_options(CLI::App& command, std::vector<std::string>& overrides, int64_t& ranks);
+// --set parallel.KEY=VALUE, --ranks and --timeout, for commands that run on any layout.
+struct LayoutOptions {
+  std::vector<std::string> overrides;
+  int64_t ranks = 1;
+  double timeout_s = 600;
+};
+void add_layout_options(CLI::App& command, LayoutOptions& options);
+void add_ranks_options(CLI::App& command, int64_t& ranks, double& timeout_s);  // --ranks and --timeout alone
 // What --set says: of a recipe only [parallel] counts there. Error{usage} for other keys. run: the rest of the recipe.
 ParallelSpec parallel_of(const std::string& command, const std::vector<std::string>& overrides, RunSpec run);
 

@@ -19,6 +19,8 @@
 namespace moebius {
 namespace {
 
+constexpr double kLongestTimeoutS = 7 * 24 * 3600;  // a wait ends in any case
+
 void print_error(const std::string& text) { Log(stderr, false).line("error: " + text); }
 void print_warning(const std::string& text) { Log(stderr, false).line("warning: " + text); }
 
@@ -45,6 +47,18 @@ TcpOptions tcp_options(const Launch& launch, const WorldOptions& world) {
 }
 
 }  // namespace
+
+WorldOptions world_options(double timeout_s, const std::function<MeshShape()>& shape_of) {
+  MOEBIUS_CHECK(usage, timeout_s > 0 && timeout_s <= kLongestTimeoutS,
+                "--timeout: expected seconds above 0, at most {} (a week); got {}", kLongestTimeoutS, timeout_s);
+  WorldOptions options{.timeout_s = timeout_s};
+  try {
+    options.coordinates = [shape = shape_of()](int r) { return to_string(place_of(shape, r)); };
+  } catch (const Error&) {
+    options.coordinates = nullptr;
+  }
+  return options;
+}
 
 void run_ranks(const Launch& launch, const WorldOptions& options, const RankBody& body) {
   switch (launch.kind) {

@@ -3,10 +3,15 @@
 
 #include "cli/launch.h"
 #include "comm/control.h"
+#include "comm/layout.h"
 #include "core/log.h"
 #include "train/not_finite.h"
 
 namespace moebius {
+
+// What run_ranks is told by --timeout and by the layout, which names the ranks in its messages: by their numbers alone
+// where shape_of throws Error, which is for body to say. Error{usage} for a timeout that is none.
+WorldOptions world_options(double timeout_s, const std::function<MeshShape()>& shape_of);
 
 // Returns when every rank has ended body. What every rank throws comes back on every process, the same text on the
 // first of them alone (the others throw it empty). Anything else that goes wrong on a rank of several ends all

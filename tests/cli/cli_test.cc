@@ -300,13 +300,18 @@ TEST(CliGenerate, AnyLayoutWritesTheSame) {
   }
   expect_refused(generate({"--ranks", "2"}), 2,
                  "generate: expected a layout that splits the model over 2 ranks, as --set parallel.tp=2; got none");
-  expect_refused(generate({"--ranks", "4", "--set", "parallel.tp=2", "--set", "parallel.cp=2"}), 2,
-                 "generate: expected parallel.cp = 1, for the tokens of a sequence come one by one; got 2");
+  for (const std::string tp : {"1", "2"})
+    expect_refused(generate({"--ranks", tp == "1" ? "2" : "4", "--set", "parallel.tp=" + tp, "--set", "parallel.cp=2"}),
+                   2, "error: generate: expected parallel.cp = 1, for the tokens of a sequence come one by one; got 2");
+  expect_refused(generate({"--ranks", "4", "--set", "parallel.tp=2"}), 2,
+                 "error: generate: expected 2 ranks, parallel.tp * pp = 2 * 1 times those that ep * etp = 1 * 1 needs "
+                 "beside tp; got 4, of which the others would repeat the work; start 2, or split the model further");
   expect_refused(generate({"--ranks", "2", "--set", "train.seq_len=3"}), 2,
                  "generate --set: expected a key of [parallel], as in parallel.tp=2; got train.seq_len=3");
   expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2 ranks");
   expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=2", "--temperature", "-1"}), 2,
-                 "generate: temperature must be 0 or more; got -1");
+                 "error: generate: temperature must be 0 or more; got -1");  // of no rank in particular
+  expect_refused(generate({"--ranks", "3", "--set", "parallel.tp=3"}), 2, "error: attention: ");
 }
 
 TEST(CliGenerate, RefusesWhatDoesNotFit) {

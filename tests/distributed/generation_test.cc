@@ -13,6 +13,7 @@ struct GenerationCase {
   int ranks;
   ParallelSpec layout;
   LayoutModel model = {};
+  DType compute = DType::f32;
 };
 
 void PrintTo(const GenerationCase& c, std::ostream* out) { *out << c.name << " on " << c.ranks << " ranks"; }
@@ -42,13 +43,20 @@ const GenerationCase kCases[] = {
     {"pp2_mtp", 2, {.pp = 2}, {.mtp = 1}},
     {"pp3_mtp_apart", 3, {.pp = 3, .layout = "E t*2 | t*2 m | L"}, {.mtp = 1}},
     {"tp2_pp2_ep4", 8, {.tp = 2, .pp = 2, .ep = 4}, {.gpt_oss = true}},
+    // The layouts that add nothing in another order keep the bits, in bf16 too.
+    {"bf16_pp2", 2, {.pp = 2}, {}, DType::bf16},
+    {"bf16_pp3_uneven", 3, {.pp = 3, .layout = "E t | t*3 | L"}, {.latent_qkv = true}, DType::bf16},
+    {"bf16_ep2_alltoall", 2, {.ep = 2, .dispatcher = "alltoall"}, {}, DType::bf16},
+    {"bf16_ep4_alltoall", 4, {.ep = 4, .dispatcher = "alltoall"}, {.sigmoid = true}, DType::bf16},
+    {"bf16_pp2_vpp2_ep2_alltoall", 4, {.pp = 2, .vpp = 2, .ep = 2, .dispatcher = "alltoall"}, {}, DType::bf16},
 };
 
-std::vector<int32_t> continuation(Transport& world, const LayoutModel& what, const ParallelSpec& layout,
+std::vector<int32_t> continuation(Transport& world, const GenerationCase& c, const ParallelSpec& layout,
                                   const Sampling& sampling) {
+  const LayoutModel& what = c.model;
   const ModelSpec model = layout_engine_spec(world, what, layout).model;
   EngineSpec spec =
-      generation_engine_spec(model, DType::f32, /*context=*/20, 1, /*chunk=*/3, mesh_shape(layout, world.size()));
+      generation_engine_spec(model, c.compute, /*context=*/20, 1, /*chunk=*/3, mesh_shape(layout, world.size()));
   spec.pipeline = {.num_virtual = layout.vpp, .layout = layout.layout};
   spec.num_micro_batches = layout.vpp > 1 ? layout.pp : 1;
   spec.dispatcher = layout.dispatcher;
@@ -65,9 +73,9 @@ class Generation : public ::testing::TestWithParam<GenerationCase> {};
 TEST_P(Generation, IsThatOfOneRank) {
   const GenerationCase& c = GetParam();
   for (const Sampling& sampling : {Sampling{.seed = 9}, Sampling{.temperature = 0}, Sampling{.top_p = 0.7}}) {
-    const std::vector<int32_t> alone = continuation(*make_self_transport(), c.model, {}, sampling);
+    const std::vector<int32_t> alone = continuation(*make_self_transport(), c, {}, sampling);
     EXPECT_EQ(alone.size(), 13u);
-    run_ranks(c.ranks, [&](Transport& world) { EXPECT_EQ(continuation(world, c.model, c.layout, sampling), alone); });
+    run_ranks(c.ranks, [&](Transport& world) { EXPECT_EQ(continuation(world, c, c.layout, sampling), alone); });
   }
 }
 
