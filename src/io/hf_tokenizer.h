@@ -1,6 +1,7 @@
 // A tokenizer of Hugging Face's library, read from the tokenizer.json of a model's folder: the same ids and the same
 // text. What a tokenizer.json asks for and is not supported is an Error{input} that names it; nothing is skipped but
-// truncation and padding, of which notice() says so: transformers, too, does neither unless it is asked to.
+// truncation and padding, of which notice() says so: transformers, too, does neither unless it is asked to. Of ids of
+// added tokens that leave a gap, too: those of the file are used.
 #pragma once
 
 #include <memory>
@@ -50,6 +51,7 @@ class HfTokenizer : public Tokenizer {
   void read(const JsonField& file);
   void read_lengths(const JsonField& file);
   std::vector<AddedToken> read_added(const JsonField& field);
+  void note_numbers(const JsonField& field, std::vector<AddedToken> added);
   void register_added(const std::vector<AddedToken>& added);
   void check_ids() const;
   std::optional<int32_t> find_eod() const;

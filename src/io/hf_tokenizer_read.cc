@@ -1,6 +1,7 @@
 // HfTokenizer::open: tokenizer.json, and the end-of-document token from the files beside it.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "core/error.h"
@@ -68,6 +69,7 @@ void HfTokenizer::read_lengths(const JsonField& file) {
 }
 
 void HfTokenizer::read(const JsonField& file) {
+  if (file.has("version") && file.at("version").string() != "1.0") file.at("version").fail("1.0");
   read_lengths(file);
   if (file.has("normalizer")) normalizer_ = Normalizer::read(file.at("normalizer"));
   if (file.has("pre_tokenizer")) pre_tokenizer_ = PreTokenizer::read(file.at("pre_tokenizer"));
@@ -99,7 +101,26 @@ std::vector<AddedToken> HfTokenizer::read_added(const JsonField& field) {
     tokens_[id] = token.content;
     is_special_[id] = token.special;
   }
+  note_numbers(field, added);
   return added;
+}
+
+// Hugging Face's library numbers those that the vocabulary lacks onwards from its size, in the order of their ids,
+// whatever the file says.
+void HfTokenizer::note_numbers(const JsonField& field, std::vector<AddedToken> added) {
+  const std::vector<std::string>& known = bpe_.tokens();
+  auto next = static_cast<int32_t>(std::count_if(known.begin(), known.end(), [](const auto& t) { return !t.empty(); }));
+  std::sort(added.begin(), added.end(), [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
+  for (const AddedToken& token : added) {
+    if (bpe_.find(token.content) >= 0) continue;
+    if (token.id == next++) continue;
+    notice_ += fmt::format(
+        "{}{}: \"{}\" has id {} here as in the file, and {} in Hugging Face's library, which numbers added tokens "
+        "onwards "
+        "from the vocabulary",
+        notice_.empty() ? "" : "; ", field.path(), token.content, token.id, next - 1);
+    return;
+  }
 }
 
 // The special ones first: of two that normalization makes alike, they count. Text has them as they were found.

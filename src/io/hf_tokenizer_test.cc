@@ -189,6 +189,7 @@ TEST_F(HfTokenizerTest, PartsThatAreNotSupported) {
       "pretokenizers[1].type: expected nothing after ByteLevel; got \"Digits\"");
   expect_refused(R"({"post_processor": {"type": "RobertaProcessing"}})", "this post-processor is not supported");
   expect_refused(R"({"decoder": {"type": "WordPiece"}})", "this decoder is not supported");
+  expect_refused(R"({"version": "2.0"})", "version: expected 1.0; got \"2.0\"");
   expect_refused(R"({"truncation": 5})", "truncation: expected an object or null; got 5");
   expect_refused(R"({"padding": []})", "padding: expected an object or null; got []");
 }
@@ -196,13 +197,13 @@ TEST_F(HfTokenizerTest, PartsThatAreNotSupported) {
 // As transformers, which switches them off where a call does not ask for them.
 TEST_F(HfTokenizerTest, NeitherCutsNorPadsAndSaysSo) {
   const auto both = open_patched(R"({"truncation": {"max_length": 2, "strategy": "LongestFirst"},
-                                     "padding": {"strategy": {"Fixed": 9}, "pad_id": 7}})");
+                                     "padding": {"strategy": {"Fixed": 9}, "pad_id": 7}, "added_tokens": []})");
   EXPECT_THAT(encode(*both, "ab ab b"), ElementsAre(3, 4, 2, 1));
   EXPECT_EQ(both->notice(), dir_.path("tokenizer.json") +
                                 ": truncation and padding are not applied: ids are neither cut nor padded, as by "
                                 "transformers where it is not asked to");
   EXPECT_THAT(open_patched(R"({"padding": {}})")->notice(), testing::HasSubstr("padding is not applied"));
-  EXPECT_EQ(open(kTiny)->notice(), "");
+  EXPECT_EQ(open_patched(R"({"added_tokens": []})")->notice(), "");
 }
 
 TEST_F(HfTokenizerTest, BrokenParts) {
@@ -234,6 +235,21 @@ TEST_F(HfTokenizerTest, BrokenTemplates) {
   refuse(R"([{"SpecialToken": {"id": "y"}}])", "special_tokens: expected the key \"y\"; got none");
   refuse(R"([{"SpecialToken": {"id": "x"}}, {"Sequence": {"id": "A"}}])",
          "post_processor: expected ids of tokens; got 8, which is none");
+}
+
+TEST_F(HfTokenizerTest, AddedTokensThatLeaveAGapAreNoted) {
+  const auto notice = [&](int end, int ba, const std::string& content = "ba") {
+    nlohmann::json json = nlohmann::json::parse(kTiny);
+    json["added_tokens"][0]["id"] = end;
+    json["added_tokens"][1]["id"] = ba;
+    json["added_tokens"][1]["content"] = content;
+    return open(json.dump())->notice();
+  };
+  EXPECT_EQ(notice(5, 6), "");
+  EXPECT_EQ(notice(6, 5), "") << "in the order of ids";
+  EXPECT_EQ(notice(5, 1, "b"), "") << "of the vocabulary";
+  EXPECT_THAT(notice(5, 7), testing::HasSubstr("added_tokens: \"ba\" has id 7 here as in the file, and 6 in Hugging "));
+  EXPECT_THAT(notice(7, 9), testing::HasSubstr("\"<end>\" has id 7 here as in the file, and 5 in Hugging Face's"));
 }
 
 TEST_F(HfTokenizerTest, BrokenAddedTokens) {
