@@ -40,8 +40,9 @@ RunSpec eval_run(const Options& o, int64_t num_ranks) {
                 run.model.max_position_embeddings, run.train.seq_len);
   run.train.micro_batch = run.train.global_batch = o.batch;
   run.precision.compute = compute_dtype(o.dtype);
-  run.train.mtp_coeff = 0;  // the loss is that of the next token, with or without modules for further ones
-  run.train.steps = 1;      // a recipe must say these two
+  // The loss is that of the next token, with or without modules for further ones.
+  if (run.model.num_mtp_layers > 0) run.train.mtp_coeff = 0;
+  run.train.steps = 1;  // a recipe must say these two
   run.optimizer.lr = 1;
   run.parallel = parallel_of("eval", o.layout.overrides, run);
   run.parallel.check(num_ranks);
