@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -55,6 +56,7 @@ def tokens_per_s(args, folder, ranks, overrides):
         if process.returncode != 0:
             sys.exit(f"bench: {' '.join(process.args)} ended with {process.returncode}:\n{errors}")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    shutil.rmtree(run)  # a checkpoint of gigabytes
     steps = [line["step_time_s"] for line in lines if line["kind"] == "train"][1:]
     return 16 * 512 * len(steps) / sum(steps)
 
@@ -72,6 +74,7 @@ def main():
         for _ in range(args.pairs):
             for way, (ranks, overrides) in WAYS.items():
                 speeds[way].append(tokens_per_s(args, pathlib.Path(folder), ranks, overrides))
+                print(f"{way}: {speeds[way][-1]:.0f} tokens/s", file=sys.stderr, flush=True)
     alone = next(iter(WAYS))
     ratio = {way: statistics.median(a / b for a, b in zip(speeds[way], speeds[alone])) for way in WAYS}
     if args.json:

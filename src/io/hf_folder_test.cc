@@ -1,5 +1,6 @@
 #include "io/hf_folder.h"
 
+#include <limits>
 #include <numeric>
 
 #include "io/hf_names.h"
@@ -367,10 +368,12 @@ TEST(TensorSource, RefusesWhatDoesNotFit) {
 }
 
 // A matrix of 3 x 4 eight-bit floats, all 1.5, in blocks of 2 x 3.
-HfFolder fp8_folder(const TestDir& dir, const std::vector<int64_t>& scale_shape, bool with_config = true) {
+HfFolder fp8_folder(const TestDir& dir, const std::vector<int64_t>& scale_shape, bool with_config = true,
+                    float last_scale = 12) {
   write_config(dir, with_config ? R"({"quantization_config":{"quant_method":"fp8","weight_block_size":[2,3]}})" : "{}");
   const std::vector<uint8_t> packed(12, 0x3c);
-  const std::vector<float> scale{2, 4, 6, 8, 10, 12};
+  std::vector<float> scale{2, 4, 6, 8, 10, 12};
+  if (last_scale != 12) scale[3] = last_scale;
   std::vector<SafetensorsTensor> tensors{{{"w", DType::f8_e4m3, {3, 4}}, packed.data()}};
   if (!scale_shape.empty()) tensors.push_back({{"w_scale_inv", DType::f32, scale_shape}, scale.data()});
   write_safetensors(dir.path("model.safetensors"), tensors, {});
@@ -401,6 +404,21 @@ TEST(TensorSource, APartOfEightBitFloatsHasTheScalesOfItsPlace) {
       for (int64_t r = top; r < 3; ++r) want.insert(want.end(), &whole[r * 4 + left], &whole[r * 4] + 4);
       EXPECT_EQ(got, want) << "from " << top << ", " << left;
     }
+}
+
+TEST(TensorSource, RefusesScalesThatMakeNoNumbers) {
+  for (const auto& [scale, text] : std::vector<std::pair<float, std::string>>{
+           {0.0f, "expected scales above 0 in \"w_scale_inv\" for blocks that are not all 0; got 0"},
+           {-1.0f, "expected scales of 0 or more in \"w_scale_inv\"; got -1"},
+           {std::numeric_limits<float>::quiet_NaN(), "got nan"},
+           {std::numeric_limits<float>::infinity(), "got inf"}}) {
+    const TestDir dir;
+    const HfFolder folder = fp8_folder(dir, {2, 2}, true, scale);
+    const TensorSource source = locate_tensor(folder, HfFamily::canonical, {"w", {3, 4}});
+    std::vector<float> got(12);
+    expect_error(ErrorKind::input, text, [&] { read_tensor(folder, source, got.data()); });
+    read_tensor(folder, part_of(source, 0, 2, 0, 4), got.data());  // the block is of the last row
+  }
 }
 
 TEST(TensorSource, RefusesEightBitFloatsWithoutTheirScales) {

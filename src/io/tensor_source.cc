@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "core/error.h"
 #include "io/fused_experts.h"
@@ -47,6 +49,25 @@ TensorSource scaled(TensorSource source, const HfFolder& folder) {
   return source;
 }
 
+// A damaged scale would make a matrix of zeros or of what is no number.
+void check_scales(const TensorSource& source, const std::vector<float>& scale, const std::vector<uint8_t>& packed) {
+  const int64_t width = source.row_stride, block_rows = source.packing.block_rows,
+                block_cols = source.packing.block_cols;
+  const int64_t scales_of_row = (width + block_cols - 1) / block_cols;
+  for (const float each : scale)
+    MOEBIUS_CHECK(input, std::isfinite(each) && each >= 0,
+                  "model weights: expected scales of 0 or more in \"{}\"; got {}; fetch them again", source.scale_name,
+                  each);
+  if (std::find(scale.begin(), scale.end(), 0.0f) == scale.end()) return;
+  for (int64_t i = 0; i < std::ssize(packed); ++i) {
+    const float of_i = scale[i / width / block_rows * scales_of_row + i % width / block_cols];
+    MOEBIUS_CHECK(input, of_i != 0 || (packed[i] & 0x7f) == 0,
+                  "model weights: expected scales above 0 in \"{}\" for blocks that are not all 0; got 0; fetch them "
+                  "again",
+                  source.scale_name);
+  }
+}
+
 // The scales are of blocks of the whole tensor: whole blocks of rows are read, and the columns cut out of them.
 void read_scaled(const HfFolder& folder, const TensorSource& source, float* dst) {
   const int64_t width = source.row_stride, block = source.packing.block_rows;
@@ -59,6 +80,7 @@ void read_scaled(const HfFolder& folder, const TensorSource& source, float* dst)
   const int64_t first_scale = begin / block * scales_of_row * static_cast<int64_t>(sizeof(float));
   folder.read(source.scale_name, first_scale, first_scale + static_cast<int64_t>(scale.size() * sizeof(float)),
               reinterpret_cast<char*>(scale.data()));
+  check_scales(source, scale, packed);
   unpack_fp8(band.data(), packed.data(), scale.data(), rows, width, source.packing);
   for (int64_t r = 0; r < source.rows; ++r)
     std::copy_n(band.data() + (first_row - begin + r) * width + first_col, source.cols, dst + r * source.cols);
