@@ -20,9 +20,10 @@ __device__ __forceinline__ float approximate_sigmoid(float x) {
 template <int kNum>
 __device__ __forceinline__ void approximate_sigmoids(float (&x)[kNum]) {
 #pragma unroll
-  for (float& v : x) asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(__fmul_rn(v, -1.44269504f)));
+  for (int i = 0; i < kNum; ++i)
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(x[i]) : "f"(__fmul_rn(x[i], -1.44269504f)));
 #pragma unroll
-  for (float& v : x) asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(__fadd_rn(v, 1.0f)));
+  for (int i = 0; i < kNum; ++i) asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(x[i]) : "f"(__fadd_rn(x[i], 1.0f)));
 }
 
 // z = 1 / (1 + e^-x), as elements of T want it.

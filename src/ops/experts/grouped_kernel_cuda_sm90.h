@@ -273,7 +273,11 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kGemmThreads, 1)
     }
   } else {
     more_registers<Op::kGather ? kGatherConsumerRegisters : kConsumerRegisters>();
-    consume<Op>(p, ring, notes);
+    if constexpr (requires { Op::consume(p, ring, notes); }) {
+      Op::consume(p, ring, notes);
+    } else {
+      consume<Op>(p, ring, notes);
+    }
   }
   __syncwarp();
   cluster_sync();  // the other block may still arrive at this one's barriers
