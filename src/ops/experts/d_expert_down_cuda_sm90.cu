@@ -13,7 +13,7 @@ template <bool kGatherRows>
 struct DDownGemm {
   static constexpr bool kGather = kGatherRows;
   static constexpr Major kMajorB = Major::mn;
-  static constexpr int kUnits = 2, kLead = 2;
+  static constexpr int kLead = 2;
 
   struct Params {
     CUtensorMap a, b;
@@ -48,14 +48,17 @@ void launch(Stream& s, const DExpertDown& a) {
   p.gather = {static_cast<const char*>(a.dout_TD.data), index_of(a.rows), static_cast<int32_t>(D / 8)};
   p.tiles = row_tiles(a.rows, R, num_columns);
   p.num_k = static_cast<int32_t>(div_ceil(D, kTileK));
-  p.act = {.h = elements(a.h_R2F),
+  const MapOptions box{.swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
+  p.act = {.to_dh = make_tensor_map<3>(a.dh_R2F.data, {{{F, 1, kBoxCols}, {2, F, 1}, {R, 2 * F, 16}}}, box),
+           .to_sa = make_tensor_map<2>(a.sa_RF.data, {{{F, 1, kBoxCols}, {R, F, 16}}}, box),
+           .h = elements(a.h_R2F),
            .dh = elements(a.dh_R2F),
            .sa = elements(a.sa_RF),
            .weight = weighted ? a.weight_R.ptr<float>() : nullptr,
            .partial = weighted ? static_cast<float*>(a.scratch.data) : nullptr,
            .R = R,
            .F = static_cast<int32_t>(F),
-           .steps = std::max(1, p.num_k * Op::kUnits / (kTileN / 8))};
+           .steps = std::max(1, p.num_k / kGradientPieces)};
   launch_grouped<Op>(s, p, "d_expert_down");
   if (weighted) add_dweight_partials(s, a, num_columns);
 }

@@ -15,6 +15,7 @@
 namespace moebius::cuda {
 
 struct DSwigluParams {
+  CUtensorMap to_dh, to_sa;  // boxes of 16 rows x 32 columns, in the 64-byte swizzle; to_dh [R, 2, F]
   const __nv_bfloat16* h;
   __nv_bfloat16 *dh, *sa;
   const float* weight;  // null: 1
@@ -31,7 +32,7 @@ struct WarpTile {
 };
 
 // Two buffers of 16 rows x 32 columns of gate, then of up. Byte offset of a 16-byte chunk in such a box of 64-byte
-// rows: any 8 rows of a chunk, and any two rows, are in different banks.
+// rows, as the copy engine's 64-byte swizzle has it: any 8 rows of a chunk, and any two rows, are in different banks.
 constexpr uint32_t kBoxBytes = 16 * 64, kBoxCols = 32;
 constexpr int kBoxes = kTileN / kBoxCols;
 static_assert(4 * kBoxBytes <= kStagingBytesWarp);
@@ -79,7 +80,9 @@ struct LaneChunk {
   __device__ __forceinline__ bool there(int i) const { return 8 * i < rows && cols > 0; }
 };
 
-// Starts to fetch gate and up of a box; a group of cp.async each time.
+constexpr int kGradientPieces = 2 * kBoxes;
+
+// Starts to fetch gate and up of a box.
 __device__ __forceinline__ void fetch_box(const DSwigluParams& p, const WarpTile& tile, int box, uint32_t staging) {
   const LaneChunk at(p, tile, box);
   const __nv_bfloat16* from = p.h + 2 * at.row * p.F + at.col;
@@ -140,33 +143,73 @@ struct HeldGradient {
     g = pack_bf16(__fmul_rn(w, low_bf16(a)), __fmul_rn(w, high_bf16(a)));
   }
 
-  // dh and sa of a box to memory. By the whole warp.
+  // Of the box, and of the rows, there are any; all 16, which the copy engine can store.
   template <int kBox>
-  __device__ __forceinline__ void store_box(const DSwigluParams& p, uint32_t staging) {
-    const LaneChunk at(p, tile, kBox);
-    const uint32_t from = staging + at.shared;
-    __nv_bfloat16* dh = p.dh + 2 * at.row * p.F + at.col;
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 dgate = load_chunk(from + i * 512), dup = load_chunk(from + i * 512 + kBoxBytes);
-      store_chunk(dh + i * 16 * p.F, dgate, at.there(i));
-      store_chunk(dh + (i * 16 + 1) * p.F, dup, at.there(i));
+  __device__ __forceinline__ bool has(const DSwigluParams& p) const {
+    return tile.rows > 0 && tile.n * kTileN + kBox * static_cast<int32_t>(kBoxCols) < p.F;
+  }
+  __device__ __forceinline__ bool whole() const { return tile.rows >= 16; }
+  template <int kBox>
+  __device__ __forceinline__ static uint32_t buffer(uint32_t staging) {
+    return staging + kBox % 2 * 2 * kBoxBytes;
+  }
+
+  // dgate and dup of a box to memory. By the whole warp, as what follows.
+  template <int kBox>
+  __device__ __forceinline__ void store_dh(const DSwigluParams& p, uint32_t staging) const {
+    const uint32_t from = buffer<kBox>(staging);
+    if (whole()) {
+      const int32_t col = tile.n * kTileN + kBox * static_cast<int32_t>(kBoxCols);
+      fence_proxy_async();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) {
+        tma_store(&p.to_dh, from, col, 0, tile.row);
+        tma_store(&p.to_dh, from + kBoxBytes, col, 1, tile.row);
+        tma_commit();
+      }
+      return;
     }
     __syncwarp();
-    const uint32_t lane = threadIdx.x % 32, to = staging + kBox % 2 * 2 * kBoxBytes;
+    const LaneChunk at(p, tile, kBox);
+    __nv_bfloat16* dh = p.dh + 2 * at.row * p.F + at.col;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t chunk = staging + at.shared + i * 512;
+      store_chunk(dh + i * 16 * p.F, load_chunk(chunk), at.there(i));
+      store_chunk(dh + (i * 16 + 1) * p.F, load_chunk(chunk + kBoxBytes), at.there(i));
+    }
+  }
+
+  // sa, by way of the place of dgate, which has been read.
+  template <int kBox>
+  __device__ __forceinline__ void store_sa(const DSwigluParams& p, uint32_t staging) const {
+    constexpr int kWords = 8 * kBox;
+    const uint32_t lane = threadIdx.x % 32, to = buffer<kBox>(staging);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      constexpr int kWords = 8 * kBox;
       stmatrix_4(to + box_offset(lane % 16, 2 * j + lane / 16), words[kWords + 4 * j], words[kWords + 4 * j + 1],
                  words[kWords + 4 * j + 2], words[kWords + 4 * j + 3]);
     }
+    if (whole()) {
+      fence_proxy_async();
+      __syncwarp();
+      if (lane == 0) {
+        tma_store(&p.to_sa, to, tile.n * kTileN + kBox * static_cast<int32_t>(kBoxCols), tile.row);
+        tma_commit();
+      }
+      return;
+    }
     __syncwarp();
+    const LaneChunk at(p, tile, kBox);
     __nv_bfloat16* sa = p.sa + at.row * p.F + at.col;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      store_chunk(sa + i * 8 * p.F, load_chunk(from + i * 512), at.there(i));
-    }
+    for (int i = 0; i < 2; ++i)
+      store_chunk(sa + i * 8 * p.F, load_chunk(staging + at.shared + i * 512), at.there(i));
+  }
+
+  // What this warp stores has left shared memory.
+  __device__ __forceinline__ static void wait_stores() {
+    if (threadIdx.x % 32 == 0) tma_wait_read<0>();
     __syncwarp();
   }
 
@@ -182,22 +225,37 @@ struct HeldGradient {
     }
   }
 
-  // kUnits * 8 columns; the box that this frees is filled again, for this tile or the next.
-  template <int kPiece, int kUnits, class Next>
+  // Half a box: 16 columns. In its first half the box before gives its sa; in its second that box is filled again, with
+  // what comes after this one, of this tile or the next.
+  template <int kPiece, class Next>
   __device__ __forceinline__ void piece(const DSwigluParams& p, const Next& next, uint32_t staging) {
-    constexpr int kFirst = kPiece * kUnits, kBox = kFirst / 4;
-    constexpr bool kFrees = (kFirst + kUnits) % 4 == 0;
-    if constexpr (kFirst % 4 == 0) {
-      cp_async_wait<1>();
+    constexpr int kBox = kPiece / 2, kFirst = 2 * kPiece;
+    if constexpr (kPiece % 2 == 0) {
+      cp_async_wait<0>();
       __syncwarp();
     }
-    if (tile.rows > 0 && tile.n * kTileN + kBox * static_cast<int32_t>(kBoxCols) < p.F) {
-      for_each_constant<kFirst, kFirst + kUnits>([&](auto unit) { backward<decltype(unit)::value>(staging); });
-      if constexpr (kFrees) store_box<kBox>(p, staging);
+    if (has<kBox>(p)) {
+      backward<kFirst>(staging);
+      backward<kFirst + 1>(staging);
     }
-    if constexpr (kFrees && kBox + 2 < kBoxes) fetch_box(p, tile, kBox + 2, staging);
-    if constexpr (kFrees && kBox + 2 >= kBoxes) fetch_box(p, next(), kBox + 2 - kBoxes, staging);
-    if constexpr (kFirst + kUnits == kTileN / 8) store_products(p);
+    if constexpr (kPiece % 2 == 0) {
+      if constexpr (kBox > 0) finish_box<kBox - 1>(p, staging);
+    } else {
+      wait_stores();
+      if constexpr (kBox + 1 < kBoxes) fetch_box(p, tile, kBox + 1, staging);
+      if constexpr (kBox + 1 == kBoxes) fetch_box(p, next(), 0, staging);
+      if (has<kBox>(p)) store_dh<kBox>(p, staging);
+    }
+  }
+  template <int kBox>
+  __device__ __forceinline__ void finish_box(const DSwigluParams& p, uint32_t staging) const {
+    wait_stores();
+    if (has<kBox>(p)) store_sa<kBox>(p, staging);
+  }
+  // After the last piece.
+  __device__ __forceinline__ void finish(const DSwigluParams& p, uint32_t staging) const {
+    finish_box<kBoxes - 1>(p, staging);
+    store_products(p);
   }
 };
 
@@ -241,7 +299,6 @@ struct CountedProduct {
 template <class Op>
 __device__ __forceinline__ void consume_gradient(const typename Op::Params& p, const SlotRing& ring,
                                                  const NoteRing& notes) {
-  constexpr int kPieces = kTileN / 8 / Op::kUnits;
   const uint32_t group = sm90::uniform(threadIdx.x / 128 - 1), warp = threadIdx.x / 32 - 4;
   const uint32_t staging = ring.shared + GemmShared::kStaging + warp * kStagingBytesWarp;
   const int32_t warp_row = static_cast<int32_t>(warp) * 16;
@@ -264,12 +321,13 @@ __device__ __forceinline__ void consume_gradient(const typename Op::Params& p, c
     float acc[128];
     product.step(acc, true);
     int32_t k = 1;
-    for_each_constant<0, kPieces>([&](auto piece) {
+    for_each_constant<0, kGradientPieces>([&](auto piece) {
       constexpr int kPiece = decltype(piece)::value;
 #pragma unroll 1
       for (const int32_t end = min(p.num_k, first + kPiece * p.act.steps); k < end; ++k) product.step(acc, false);
-      held.template piece<kPiece, Op::kUnits>(p.act, next, staging);
+      held.template piece<kPiece>(p.act, next, staging);
     });
+    held.finish(p.act, staging);
 #pragma unroll 1
     for (; k < p.num_k; ++k) product.step(acc, false);
     product.finish(acc);
@@ -278,9 +336,11 @@ __device__ __forceinline__ void consume_gradient(const typename Op::Params& p, c
     __syncwarp();
   }
   const auto none = [] { return WarpTile{}; };
-  for_each_constant<0, kPieces>(
-      [&](auto piece) { held.template piece<decltype(piece)::value, Op::kUnits>(p.act, none, staging); });
+  for_each_constant<0, kGradientPieces>(
+      [&](auto piece) { held.template piece<decltype(piece)::value>(p.act, none, staging); });
+  held.finish(p.act, staging);
   cp_async_wait<0>();
+  tma_wait<0>();
 }
 
 }  // namespace moebius::cuda
