@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/gemm/pack.h"
 
@@ -15,13 +16,14 @@ namespace {
 constexpr int64_t kBlockRows = 512, kBlockK = 512;
 constexpr int64_t kBlockCols = 512,
                   kRoundedCols = 256;  // the second when C's block must wait in f32, which takes its place in the cache
-constexpr int kKernelRows = 12, kKernelVectors = 2;
+// Sums in registers: 24 of the 32 that AVX-512 has, 12 of the 16 before it.
+constexpr int kKernelRows = kNumLanes == 16 ? 12 : 6, kKernelVectors = 2;
+constexpr int64_t kKernelCols = kKernelVectors * kNumLanes;
 constexpr int64_t kTransposedRows = 6 * kRowPanel;  // of a strip of the transpose: long pieces of its rows are read
 static_assert(kRowPanel % kKernelRows == 0);
 
-using Lanes = float __attribute__((vector_size(64), aligned(4), may_alias));
-constexpr int64_t kLanes = 16;
-static_assert(kKernelVectors * kLanes == kPanelCols);
+static_assert(kPanelCols % kKernelCols == 0);
+using LooseLanes = float __attribute__((vector_size(kLaneBytes), aligned(4), may_alias));
 
 // Packed A and B in f32, and where sums wait for their rounding to bf16.
 struct Blocks {
@@ -49,23 +51,22 @@ struct PackedRows {
   }
 };
 
-// c[kRows, 32] = or += a[kRows, k] times a panel. All sums live in registers: GCC keeps the array there as its bounds
-// are constant.
+// c[kRows, kKernelCols] = or += a[kRows, k] times as many columns of a panel. All sums live in registers: GCC keeps the
+// array there as its bounds are constant.
 template <int kRows>
 void kernel(float* c, int64_t ldc, bool add, Strip a, const float* panel, int64_t k) {
   Lanes sum[kRows][kKernelVectors] = {};
   for (int64_t p = 0; p < k; ++p, panel += kPanelCols) {
-    const Lanes b0 = *reinterpret_cast<const Lanes*>(panel), b1 = *reinterpret_cast<const Lanes*>(panel + kLanes);
+    const Lanes b0 = load_lanes(panel), b1 = load_lanes(panel + kNumLanes);
     for (int i = 0; i < kRows; ++i) {
       const float x = a.data[i * a.row_stride + p * a.k_stride];
-      const Lanes xs = {x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};  // a broadcast from memory, unlike Lanes{} + x
-      sum[i][0] += xs * b0;
-      sum[i][1] += xs * b1;
+      sum[i][0] += x * b0;
+      sum[i][1] += x * b1;
     }
   }
   for (int i = 0; i < kRows; ++i) {
     for (int j = 0; j < kKernelVectors; ++j) {
-      auto* to = reinterpret_cast<Lanes*>(c + i * ldc + j * kLanes);
+      auto* to = reinterpret_cast<LooseLanes*>(c + i * ldc + j * kNumLanes);
       *to = add ? *to + sum[i][j] : sum[i][j];
     }
   }
@@ -79,10 +80,15 @@ constexpr std::array<Kernel, sizeof...(i)> kernels_of(std::index_sequence<i...>)
 }
 constexpr auto kKernels = kernels_of(std::make_index_sequence<kKernelRows>());
 
-// As kernel, for a last panel of fewer columns.
+// The same of all 32 columns of a panel.
+void panel_kernel(float* c, int64_t ldc, bool add, Strip a, const float* panel, int64_t k, int64_t rows) {
+  for (int64_t j = 0; j < kPanelCols; j += kKernelCols) kKernels[rows - 1](c + j, ldc, add, a, panel + j, k);
+}
+
+// Of a last panel of fewer columns.
 void edge_kernel(float* edge, float* c, int64_t ldc, bool add, Strip a, const float* panel, int64_t k, int64_t rows,
                  int64_t cols) {
-  kKernels[rows - 1](edge, kPanelCols, false, a, panel, k);
+  panel_kernel(edge, kPanelCols, false, a, panel, k, rows);
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < cols; ++j) c[i * ldc + j] = (add ? c[i * ldc + j] : 0.0f) + edge[i * kPanelCols + j];
   }
@@ -98,7 +104,7 @@ void multiply_strip(Blocks& blocks, float* c, int64_t ldc, bool add, PackedRows 
       const float* panel = blocks.b + j * k;
       float* to = c + i * ldc + j;
       if (cols - j >= kPanelCols)
-        kKernels[kernel_rows - 1](to, ldc, add, part, panel, k);
+        panel_kernel(to, ldc, add, part, panel, k, kernel_rows);
       else
         edge_kernel(blocks.edge, to, ldc, add, part, panel, k, kernel_rows, cols - j);
     }
