@@ -88,17 +88,25 @@ def tokens_per_s(steps):
     return 16 * 512 * len(steps) / sum(step["step_time_s"] for step in steps)
 
 
+def busiest(step, ep):
+    """Experts lie over the ep ranks in blocks, and the ranks wait for each other in every layer."""
+    most = total = 0
+    for layer in step["moe"]:
+        load, here = layer["load"], len(layer["load"]) // ep
+        most += max(sum(load[i:i + here]) for i in range(0, len(load), here))
+        total += sum(load)
+    return most * ep / total
+
+
 def detail(steps):
     """Of the last step: who had how much to do, and who waited."""
-    ranks, tokens = steps[-1].get("ranks"), steps[-1].get("tokens_of_ep_rank")
+    ranks, ep = steps[-1].get("ranks"), len(steps[-1].get("tokens_of_ep_rank", []))
     if not ranks:
         return ""
     text = "; each rank's passes " + ", ".join(f"{s:.2f}" for s in ranks["passes_s"])
     text += " s, optimizer " + ", ".join(f"{s:.2f}" for s in ranks["optimizer_s"])
     text += " s, of these in communication " + ", ".join(f"{s:.2f}" for s in ranks["waiting_s"]) + " s"
-    if len(tokens) > 1:
-        text += f"; rows of the busiest rank {max(tokens) * len(tokens) / sum(tokens):.2f} of the mean"
-    return text
+    return text + (f"; experts' rows of the busier rank {busiest(steps[-1], ep):.2f} of the mean" if ep > 1 else "")
 
 
 def compare(args, folder, data):

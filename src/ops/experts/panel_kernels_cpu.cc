@@ -48,19 +48,32 @@ template <int M, int64_t N, class A, class V>
 using Wide = float __attribute__((vector_size(64)));
 constexpr int64_t kWideLanes = sizeof(Wide) / sizeof(float);
 
-// Anywhere: six rows by two registers at a time, so that the sums fit 16 registers.
-constexpr int64_t kPairLanes = std::min<int64_t>(2 * kNumLanes, kPanelCols);
+using Multiply = void (*)(float*, const uint32_t*, const uint32_t*, int64_t);
+using EveryHeight = std::make_integer_sequence<int, kPanelRows>;
+
+// Anywhere: at most five rows by two registers at a time, so that the sums fit 16 registers, and eight of them or more
+// where 14 rows are cut in 5, 5 and 4, so that they keep two multipliers busy.
+constexpr int kPortableRows = 5;
+constexpr int64_t kPortableCols = std::min<int64_t>(2 * kNumLanes, kPanelCols);
+
+template <int M, class A>
+void multiply_lanes(float* tile, const uint32_t* a, const uint32_t* b, int64_t num_words) {
+  for (int64_t j = 0; j < kPanelCols; j += kPortableCols)
+    multiply_f32<M, kPortableCols, A, Lanes>(tile + j, a, b + j, num_words);
+}
+template <class A, int... M>
+constexpr std::array<Multiply, sizeof...(M)> table_portable(std::integer_sequence<int, M...>) {
+  return {multiply_lanes<M + 1, A>...};
+}
+
 template <class A>
-void multiply_portable(float* tile, const uint32_t* a, const uint32_t* b, int64_t num_words, int64_t num_rows) {
-  int64_t i = 0;
-  const auto rows = [&]<int M>(std::integral_constant<int, M>) {
-    for (int64_t j = 0; j < kPanelCols; j += kPairLanes)
-      multiply_f32<M, kPairLanes, A, Lanes>(tile + i * kPanelCols + j, a + i * A::kRow, b + j, num_words);
-    i += M;
-  };
-  while (i + 6 <= num_rows) rows(std::integral_constant<int, 6>{});
-  while (i + 2 <= num_rows) rows(std::integral_constant<int, 2>{});
-  if (i < num_rows) rows(std::integral_constant<int, 1>{});
+void kernel_portable(float* tile, const uint32_t* a, const uint32_t* b, int64_t num_words, int64_t num_rows) {
+  static constexpr auto kByHeight = table_portable<A>(std::make_integer_sequence<int, kPortableRows>{});
+  for (int64_t i = 0, rows = 0; i < num_rows; i += rows) {
+    const int64_t left = num_rows - i;
+    rows = div_ceil(left, div_ceil(left, int64_t{kPortableRows}));  // evenly
+    kByHeight[rows - 1](tile + i * kPanelCols, a + i * A::kRow, b, num_words);
+  }
 }
 
 template <int M, class A>
@@ -93,9 +106,6 @@ template <int M, class A>
     _mm512_storeu_ps(tile + i * kPanelCols + kWideLanes, sum[i][1]);
   }
 }
-
-using Multiply = void (*)(float*, const uint32_t*, const uint32_t*, int64_t);
-using EveryHeight = std::make_integer_sequence<int, kPanelRows>;
 
 template <class A, int... M>
 constexpr std::array<Multiply, sizeof...(M)> table_avx512(std::integer_sequence<int, M...>) {
@@ -130,7 +140,7 @@ int panel_maths(DType dtype, PanelMath (&maths)[3]) {
     maths[n++] = {Words::bf16_pairs, kernel_bf16<ByStrip>, kernel_bf16<ByWord>};
     if (!__builtin_cpu_is("intel")) std::swap(maths[0], maths[1]);
   }
-  maths[n++] = {words, multiply_portable<ByStrip>, multiply_portable<ByWord>};
+  maths[n++] = {words, kernel_portable<ByStrip>, kernel_portable<ByWord>};
   return n;
 }
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ops/cpu/lanes.h"
-
 namespace moebius::cpu {
 namespace {
 
