@@ -29,8 +29,8 @@ std::string cpuinfo(const std::string& key) {
 const std::vector<CpuFeature>& cpu_features() {
   static const std::vector<CpuFeature> features{{"avx2", "every op: 8 floats at a time"},
                                                 {"fma", "f32 matrix products"},
-                                                {"avx512f", "every op: 16 floats at a time"},
-                                                {"avx512_bf16", "bf16 matrix products"},
+                                                {"avx512f", "16 floats at a time in every op, 8 without it"},
+                                                {"avx512_bf16", "bf16 matrix products without widening to f32"},
                                                 {"amx_bf16", "bf16 matrix products, several times faster again"}};
   return features;
 }

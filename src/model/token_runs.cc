@@ -40,4 +40,11 @@ std::vector<TokenRun> token_runs(const BatchShape& shape, const MeshShape& mesh,
   return runs;
 }
 
+std::vector<int64_t> positions_of_context(int64_t seq_len, int64_t cp, int64_t c) {
+  std::vector<int64_t> positions;
+  for (const TokenRun& run : rows_of_context({.batch = 1, .seq = seq_len / cp}, cp, c))
+    for (int64_t i = 0; i < run.count; ++i) positions.push_back(run.token + i);
+  return positions;
+}
+
 }  // namespace moebius

@@ -26,5 +26,7 @@ int64_t rows_between_projections(const BatchShape& shape, const MeshShape& mesh)
 // What these rows are on the rank at `place` (tp and cp are read): rows ascend, and so do tokens. REQUIRES: 2 cp
 // divides the sequence where cp > 1.
 std::vector<TokenRun> token_runs(const BatchShape& shape, const MeshShape& mesh, const RankPlace& place);
+// The positions in a sequence of the rows that context rank c has of it, ascending. REQUIRES: as token_runs.
+std::vector<int64_t> positions_of_context(int64_t seq_len, int64_t cp, int64_t c);
 
 }  // namespace moebius

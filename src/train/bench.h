@@ -65,8 +65,8 @@ struct StepBench {
   double median_s = 0;  // from the filling of the first micro-batch until all the device's work of the step has ended
   double tokens_per_s = 0;
   double model_tflops = 0;  // by ModelSpec::train_flops_per_token
-  // bf16, medians: our gemm, and on the CPU oneDNN alone (0 on a GPU). On the CPU products after each step, on a GPU
-  // before the first, when there is memory for them.
+  // bf16, medians: our gemm, and on the CPU oneDNN alone (0 where it has no bf16). On the CPU products after each step,
+  // on a GPU before the first, when there is memory for them.
   double gemm_tflops = 0, onednn_tflops = 0;
   // Of a GPU: the data sheet's bf16 products (0: not known), and the least time of the step's ops one after the other
   // at the rates of our gemm and our copy, measured before the first step.

@@ -2,12 +2,12 @@
 #pragma once
 
 #include "config/run_spec.h"
-#include "model/step.h"
+#include "train/engine.h"
 
 namespace moebius {
 
-// Micro-batch m of the global batch of a step: random ids, targets the ids that follow, a pure function of (seed, step,
-// m). REQUIRES: the batch holds whole sequences.
-void fill_bench_batch(MicroBatch& batch, const RunSpec& run, int64_t step, int64_t m);
+// What a rank with this share has of its m-th micro-batch of a step: random ids, targets the ids that follow. The global
+// batch is a pure function of (seed, step).
+void fill_bench_batch(MicroBatch& batch, const RunSpec& run, int64_t step, int64_t m, const DataShare& share = {});
 
 }  // namespace moebius

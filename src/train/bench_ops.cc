@@ -97,7 +97,8 @@ BenchReport bench_gemm(const BenchSpec& spec) {
   BenchReport report{.ceilings = device.measure_ceilings(spec.scale)};
   for (const DType dtype : {DType::bf16, DType::f32}) {
     report.lines.push_back(gemm_line(device, spec.scale, "gemm", gemm, dtype));
-    if (!device.is_gpu()) report.lines.push_back(gemm_line(device, spec.scale, "onednn", gemm_by_onednn, dtype));
+    if (!device.is_gpu() && onednn_multiplies(dtype))
+      report.lines.push_back(gemm_line(device, spec.scale, "onednn", gemm_by_onednn, dtype));
   }
   for (BenchLine& line : report.lines) line.roofline_ms = roofline_ms({line.cost}, report.ceilings);
   return report;

@@ -15,10 +15,8 @@ double median(std::vector<double> values) {
 
 // All of a step; returns its loss.
 double train_step(Engine& engine, const RunSpec& run, int64_t step) {
-  const DataShare share = engine.data_share();
-  engine.train_step(step, run.optimizer.lr, [&](MicroBatch& batch, int64_t m) {
-    fill_bench_batch(batch, run, step, m * share.dp + share.dp_rank);
-  });
+  engine.train_step(step, run.optimizer.lr,
+                    [&](MicroBatch& batch, int64_t m) { fill_bench_batch(batch, run, step, m, engine.data_share()); });
   const double loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * engine.batch().loss_scale;
   engine.end_of_step();
   Stream s = engine.stream();
@@ -37,9 +35,6 @@ double slowest(Group& world, double seconds, ThreadPool& pool) {
 
 RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& world) {
   MOEBIUS_CHECK(usage, steps >= 1, "bench step: expected at least 1 step; got {}", steps);
-  MOEBIUS_CHECK(usage, run.parallel.cp == 1,
-                "bench step: the batches of several ranks are whole sequences; got parallel.cp = {}; set it to 1",
-                run.parallel.cp);
   EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, world.size()));
   spec.world = &world;
   Engine engine(spec);

@@ -19,8 +19,7 @@ struct RanksBench {
   RanksReport of_last_step;                   // what each axis sent, and what compute did not hide of it
 };
 
-// All ranks of the world together; the report is rank 0's. Error{usage} with parallel.cp > 1, whose ranks have parts of
-// sequences.
+// All ranks of the world together; the report is rank 0's.
 RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& world);
 
 // One collective of all ranks in f32, again and again.

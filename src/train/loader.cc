@@ -32,14 +32,6 @@ std::vector<WeightedDataset> open_datasets(const std::vector<DatasetSpec>& specs
   return datasets;
 }
 
-std::vector<int64_t> positions_here(int64_t seq_len, const DataShare& share) {
-  std::vector<int64_t> positions;
-  const BatchShape one{.batch = 1, .seq = seq_len / share.cp};
-  for (const TokenRun& run : token_runs(one, {.cp = share.cp}, {.cp = share.cp_rank}))
-    for (int64_t i = 0; i < run.count; ++i) positions.push_back(run.token + i);
-  return positions;
-}
-
 }  // namespace
 
 Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share,
@@ -49,7 +41,7 @@ Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, boo
                                                        : "data.valid"),
              {.seq_len = run.train.seq_len, .vocab_size = run.model.vocab_size, .seed = run.seed, .shuffle = shuffle}),
       share_(share),
-      positions_(positions_here(run.train.seq_len, share)),
+      positions_(positions_of_context(run.train.seq_len, share.cp, share.cp_rank)),
       seq_(run.train.seq_len),
       micro_batch_(run.train.micro_batch),
       global_batch_(run.train.global_batch),

@@ -1,6 +1,6 @@
-// Thirty-two numbers of a row at once, in two registers of floats. Those of bf16 are taken apart and put together
-// again two in a word, the even ones and the odd ones: widening sixteen halves costs a compiler five instructions, a
-// word of two costs one each.
+// The numbers of two registers of floats at once. Those of bf16 are taken apart and put together again two in a word,
+// the even ones and the odd ones: widening a register of halves costs a compiler five instructions, a word of two costs
+// one each.
 #pragma once
 
 #include "ops/cpu/lanes.h"
@@ -8,7 +8,7 @@
 namespace moebius::cpu {
 
 struct LanePair {
-  Lanes a, b;  // f32: the first and the last sixteen; bf16: the even and the odd ones
+  Lanes a, b;  // f32: the first and the last half; bf16: the even and the odd ones
 };
 constexpr int64_t kNumPaired = 2 * kNumLanes;
 
@@ -23,11 +23,13 @@ inline void store_pair(float* to, const LanePair& v) {
   store_lanes(to, v.a);
   store_lanes(to + kNumLanes, v.b);
 }
-// The bits that to_bf16 gives, in the high half of each lane; the low half is left as it comes.
+// The bits that to_bf16 gives, in the high half of each lane; the low half is left as it comes. REQUIRES: a NaN is such
+// as arithmetic on bf16 makes, quiet and with nothing in its low half. Then rounding leaves it as it is, unseen.
 inline LaneBits high_bf16_bits(Lanes v) {
-  const LaneBits u = bits_of(v), rounded = u + (((u >> 16) & 1u) + 0x7fffu);
-  return v != v ? u | 0x00400000u : rounded;
+  const LaneBits u = bits_of(v);
+  return u + (((u >> 16) & 1u) + 0x7fffu);
 }
+// REQUIRES: as high_bf16_bits.
 inline void store_pair(bf16* to, const LanePair& v) {
   const LaneBits words = (high_bf16_bits(v.a) >> 16) | (high_bf16_bits(v.b) & 0xffff0000u);
   std::memcpy(to, &words, sizeof words);

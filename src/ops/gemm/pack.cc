@@ -6,8 +6,8 @@
 namespace moebius::cpu {
 namespace {
 
-constexpr int kLanes = 16;
-using Words = uint32_t __attribute__((vector_size(64)));
+constexpr int kLanes = kNumLanes;
+using Words = LaneBits;
 
 // Swaps the lanes of a and b at distance d: the step of a transpose by recursive halving.
 template <int d>
@@ -29,17 +29,17 @@ inline void exchange_all(Words (&block)[kLanes]) {
   }
 }
 
-// A 16 x 16 block of 32-bit words, rows `stride_bytes` apart, transposed.
+// A block of kLanes x kLanes 32-bit words, rows `stride_bytes` apart, transposed.
 inline void load_transposed(Words (&block)[kLanes], const void* rows, int64_t stride_bytes) {
   for (int i = 0; i < kLanes; ++i)
     std::memcpy(&block[i], static_cast<const char*>(rows) + i * stride_bytes, sizeof(Words));
-  exchange_all<8>(block);
-  exchange_all<4>(block);
+  if constexpr (kLanes > 8) exchange_all<8>(block);
+  if constexpr (kLanes > 4) exchange_all<4>(block);
   exchange_all<2>(block);
   exchange_all<1>(block);
 }
 
-// 16 columns of a panel from 16 rows of the transpose: as many p as one vector holds. Gives how many.
+// kLanes columns of a panel from as many rows of the transpose: as many p as one vector holds. Gives how many.
 inline int64_t pack_block(float* to, const float* b, int64_t ld) {
   Words block[kLanes];
   load_transposed(block, b, ld * static_cast<int64_t>(sizeof(float)));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "ops/backends_moe.h"
 #include "ops/cpu/lane_pairs.h"
@@ -22,11 +23,16 @@ struct Rows {
   int64_t num;
 };
 
+// A NaN whatever its payload: sums of it are such as store_pair takes.
+inline float without_payload(float weight) {
+  return weight == weight ? weight : std::numeric_limits<float>::quiet_NaN();
+}
+
 // Calls add(row, weight) with the first column of each.
 template <class T, class Add>
 void for_each_row(const Rows& rows, const T* y, int64_t D, Add&& add) {
   for (int64_t k = 0; k < rows.num; ++k)
-    if (rows.row[k] >= 0) add(y + rows.row[k] * D, rows.weights ? rows.weights[k] : 1.0f);
+    if (rows.row[k] >= 0) add(y + rows.row[k] * D, rows.weights ? without_payload(rows.weights[k]) : 1.0f);
 }
 
 // kBlock columns of out, of a token; y: of the first row.
@@ -45,7 +51,7 @@ void combine_block(T* out, const T* y, int64_t D, const Rows& rows) {
   for (int i = 0; i < kNumPairs; ++i) store_pair(out + i * kNumPaired, sum[i]);
 }
 
-// The same of at most 16 columns.
+// The same of at most kNumLanes columns.
 template <bool kAccumulate, class T>
 void combine_lanes(T* out, const T* y, int64_t D, const Rows& rows, int64_t width) {
   Lanes sum = {};

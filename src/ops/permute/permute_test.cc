@@ -80,6 +80,22 @@ TEST(Combine, SameBitsForAnyTeam) {
   });
 }
 
+// Whatever bits a NaN has, among them those of memory that was filled with ones: no rounding makes a number of it.
+TEST(Combine, ANaNStaysOne) {
+  const int64_t D = 200;
+  testing::on_each_device([&](Stream& s) {
+    for (const uint32_t bits : {0x7f800001u, 0x7fc00000u, 0x7fff8000u, 0x7fffffffu, 0xffffffffu}) {
+      Array y = Array::of({2, D}, DType::bf16, Values(2 * D, 1.0)), weight = Array::of({1, 2}, DType::f32, {1.0, 1.0});
+      Array pair_row = Array::of_ints({1, 2}, {0, 1}), out = Array::poisoned({1, D}, DType::bf16);
+      std::memcpy(weight.tensor().ptr<float>() + 1, &bits, sizeof bits);
+      combine(
+          s,
+          {.out_TD = out.tensor(), .y_RD = y.tensor(), .pair_row_TK = pair_row.tensor(), .weight_TK = weight.tensor()});
+      for (const double each : out.values()) ASSERT_TRUE(std::isnan(each)) << std::hex << bits;
+    }
+  });
+}
+
 // With weights 1/K and rows that are the tokens themselves, gathering and combining is the identity.
 TEST(Combine, OfIdentityExpertsIsTheIdentity) {
   testing::on_each_device([](Stream& s) {

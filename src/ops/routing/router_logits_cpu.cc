@@ -1,6 +1,7 @@
 // The gate's matrix products. They are thin (E is small) and must be f32 whatever the dtype of x, so they stand here
 // and read bf16 as it is.
 #include <algorithm>
+#include <array>
 
 #include "ops/backends_moe.h"
 #include "ops/cpu/lanes.h"
@@ -62,17 +63,23 @@ void logits_of(const RouterLogitsFwd& a, int64_t begin, int64_t end) {
   }
 }
 
-// sum[i][:] = sum over k in order of c(i, k) row_k[0, width): rows of a thin product, 4 x 64 sums in registers.
+// sum[i][:] = sum over k in order of c(i, k) row_k[0, width): rows of a thin product, 4 x 4 registers of sums.
 struct Coefficients {
   const float* data;
   int64_t row_stride, k_stride;
 };
 
 template <class R>
+std::array<Lanes, kTile> four_lanes(const R* row) {
+  return {load_lanes(row), load_lanes(row + kNumLanes), load_lanes(row + 2 * kNumLanes),
+          load_lanes(row + 3 * kNumLanes)};
+}
+
+template <class R>
 void weighted_rows(const Coefficients& c, const R* rows, int64_t ld, int64_t num_k, int64_t width,
                    float (&out)[kTile][kWidth]) {
   Lanes sum[kTile][kTile] = {};
-  const auto add = [&](int64_t k, const Lanes(&row)[kTile]) {
+  const auto add = [&](int64_t k, const std::array<Lanes, kTile>& row) {
     for (int64_t i = 0; i < kTile; ++i) {
       const float weight = c.data[i * c.row_stride + k * c.k_stride];
       for (int64_t j = 0; j < kTile; ++j) sum[i][j] += weight * row[j];
@@ -81,13 +88,13 @@ void weighted_rows(const Coefficients& c, const R* rows, int64_t ld, int64_t num
   if (width == kWidth) {
     for (int64_t k = 0; k < num_k; ++k) {
       const R* row = rows + k * ld;
-      add(k, {load_lanes(row), load_lanes(row + 16), load_lanes(row + 32), load_lanes(row + 48)});
+      add(k, four_lanes(row));
     }
   } else {
     R row[kWidth] = {};
     for (int64_t k = 0; k < num_k; ++k) {
       std::copy_n(rows + k * ld, width, row);
-      add(k, {load_lanes(row), load_lanes(row + 16), load_lanes(row + 32), load_lanes(row + 48)});
+      add(k, four_lanes(row));
     }
   }
   std::memcpy(out, sum, sizeof sum);
