@@ -13,7 +13,8 @@ template <bool kGatherRows>
 struct DDownGemm {
   static constexpr bool kGather = kGatherRows;
   static constexpr Major kMajorB = Major::mn;
-  static constexpr int kLead = 2;
+  static constexpr bool kConsumersNeedMore = true;
+  static constexpr int kLead = 2;  // K steps before the first piece
 
   struct Params {
     CUtensorMap a, b;
@@ -49,9 +50,12 @@ void launch(Stream& s, const DExpertDown& a) {
   p.tiles = row_tiles(a.rows, R, num_columns);
   p.num_k = static_cast<int32_t>(div_ceil(D, kTileK));
   const MapOptions box{.swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
-  p.act = {.to_dh = make_tensor_map<3>(a.dh_R2F.data, {{{F, 1, kBoxCols}, {2, F, 1}, {R, 2 * F, 16}}}, box),
+  const auto planes = [&](const Tensor& h) {
+    return make_tensor_map<3>(h.data, {{{F, 1, kBoxCols}, {2, F, 1}, {R, 2 * F, 16}}}, box);
+  };
+  p.act = {.h = planes(a.h_R2F),
+           .to_dh = planes(a.dh_R2F),
            .to_sa = make_tensor_map<2>(a.sa_RF.data, {{{F, 1, kBoxCols}, {R, F, 16}}}, box),
-           .h = elements(a.h_R2F),
            .dh = elements(a.dh_R2F),
            .sa = elements(a.sa_RF),
            .weight = weighted ? a.weight_R.ptr<float>() : nullptr,

@@ -1,9 +1,12 @@
-// The backward of the gated activation on tiles of g, under the products of the next tiles (grouped_kernel_cuda_sm90.h).
+// The backward of the gated activation on tiles of g, under the products of the next tiles
+// (grouped_kernel_cuda_sm90.h).
 //
 // The product of a tile waits in registers, rounded, and is taken to dh and sa 16 columns at a time, between K steps of
-// the next tile. A consumer warp works alone, on its 16 rows: it fetches gate and up of 32 columns ahead by cp.async
-// into one of its two buffers, puts dgate and dup in their place, stores those, then sa by way of the same place. The
-// buffers go round over tiles without a break, so that h of the next tile is there when its product is.
+// the next tile. A consumer warp works alone, on its 16 rows, with two buffers in shared memory and the copy engine: gate
+// and up of 32 columns come while those before are computed with, dgate and dup are put in their place and leave, then
+// sa by way of the same place. (Ordinary loads and stores would pass through the same memory twice, which the tensor
+// cores are reading from.) The buffers go round over tiles without a break, so that h of the next tile is there when its
+// product is.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,8 +18,7 @@
 namespace moebius::cuda {
 
 struct DSwigluParams {
-  CUtensorMap to_dh, to_sa;  // boxes of 16 rows x 32 columns, in the 64-byte swizzle; to_dh [R, 2, F]
-  const __nv_bfloat16* h;
+  CUtensorMap h, to_dh, to_sa;  // boxes of 16 rows x 32 columns, in the 64-byte swizzle; h and to_dh [R, 2, F]
   __nv_bfloat16 *dh, *sa;
   const float* weight;  // null: 1
   float* partial;       // [column tiles, R]; null: not wanted
@@ -55,7 +57,9 @@ __device__ __forceinline__ uint4 load_chunk(uint32_t from) {
   return v;
 }
 __device__ __forceinline__ void store_chunk(__nv_bfloat16* to, const uint4& v, bool there) {
-  if (there) asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+  if (there)
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 __device__ __forceinline__ float load_late(const float* from) {  // waited for at its use
   float x;
@@ -82,16 +86,18 @@ struct LaneChunk {
 
 constexpr int kGradientPieces = 2 * kBoxes;
 
-// Starts to fetch gate and up of a box.
-__device__ __forceinline__ void fetch_box(const DSwigluParams& p, const WarpTile& tile, int box, uint32_t staging) {
-  const LaneChunk at(p, tile, box);
-  const __nv_bfloat16* from = p.h + 2 * at.row * p.F + at.col;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    cp_async_16(staging + at.shared + i * 512, from + i * 16 * p.F, at.there(i));
-    cp_async_16(staging + at.shared + i * 512 + kBoxBytes, from + (i * 16 + 1) * p.F, at.there(i));
-  }
-  cp_async_commit();
+// A consumer warp's own shared memory: its buffers, and the barrier of the box that is on its way.
+struct WarpPlaces {
+  uint32_t staging, fetched;
+};
+
+// Starts to fetch gate and up of a box; by one lane. Rows and columns that are not there come as others or as zeros.
+__device__ __forceinline__ void fetch_box(const DSwigluParams& p, const WarpTile& tile, int box, const WarpPlaces& at) {
+  const int32_t col = tile.n * kTileN + box * static_cast<int32_t>(kBoxCols);
+  const uint32_t to = at.staging + box % 2 * 2 * kBoxBytes;
+  mbarrier_arrive_expect(at.fetched, 2 * kBoxBytes);
+  tma_load(to, &p.h, at.fetched, col, 0, tile.row);
+  tma_load(to + kBoxBytes, &p.h, at.fetched, col, 1, tile.row);
 }
 
 // A tile's g, which becomes sa, with what the backward needs and gathers. words[2 j + i] are columns 8 j + 2 (lane % 4)
@@ -203,8 +209,8 @@ struct HeldGradient {
     const LaneChunk at(p, tile, kBox);
     __nv_bfloat16* sa = p.sa + at.row * p.F + at.col;
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      store_chunk(sa + i * 8 * p.F, load_chunk(staging + at.shared + i * 512), at.there(i));
+    for (int i = 0; i < 2; ++i) store_chunk(sa + i * 8 * p.F, load_chunk(staging + at.shared + i * 512), at.there(i));
+    fence_proxy_async();  // what has been read here is filled by the copy engine
   }
 
   // What this warp stores has left shared memory.
@@ -228,23 +234,19 @@ struct HeldGradient {
   // Half a box: 16 columns. In its first half the box before gives its sa; in its second that box is filled again, with
   // what comes after this one, of this tile or the next.
   template <int kPiece, class Next>
-  __device__ __forceinline__ void piece(const DSwigluParams& p, const Next& next, uint32_t staging) {
+  __device__ __forceinline__ void piece(const DSwigluParams& p, const Next& next, const WarpPlaces& at) {
     constexpr int kBox = kPiece / 2, kFirst = 2 * kPiece;
-    if constexpr (kPiece % 2 == 0) {
-      cp_async_wait<0>();
-      __syncwarp();
-    }
+    if constexpr (kPiece % 2 == 0) mbarrier_wait(at.fetched, kBox % 2);
     if (has<kBox>(p)) {
-      backward<kFirst>(staging);
-      backward<kFirst + 1>(staging);
+      backward<kFirst>(at.staging);
+      backward<kFirst + 1>(at.staging);
     }
     if constexpr (kPiece % 2 == 0) {
-      if constexpr (kBox > 0) finish_box<kBox - 1>(p, staging);
+      if constexpr (kBox > 0) finish_box<kBox - 1>(p, at.staging);
     } else {
       wait_stores();
-      if constexpr (kBox + 1 < kBoxes) fetch_box(p, tile, kBox + 1, staging);
-      if constexpr (kBox + 1 == kBoxes) fetch_box(p, next(), 0, staging);
-      if (has<kBox>(p)) store_dh<kBox>(p, staging);
+      if (threadIdx.x % 32 == 0) fetch_box(p, kBox + 1 < kBoxes ? tile : next(), (kBox + 1) % kBoxes, at);
+      if (has<kBox>(p)) store_dh<kBox>(p, at.staging);
     }
   }
   template <int kBox>
@@ -253,8 +255,8 @@ struct HeldGradient {
     if (has<kBox>(p)) store_sa<kBox>(p, staging);
   }
   // After the last piece.
-  __device__ __forceinline__ void finish(const DSwigluParams& p, uint32_t staging) const {
-    finish_box<kBoxes - 1>(p, staging);
+  __device__ __forceinline__ void finish(const DSwigluParams& p, const WarpPlaces& at) const {
+    finish_box<kBoxes - 1>(p, at.staging);
     store_products(p);
   }
 };
@@ -300,11 +302,13 @@ template <class Op>
 __device__ __forceinline__ void consume_gradient(const typename Op::Params& p, const SlotRing& ring,
                                                  const NoteRing& notes) {
   const uint32_t group = sm90::uniform(threadIdx.x / 128 - 1), warp = threadIdx.x / 32 - 4;
-  const uint32_t staging = ring.shared + GemmShared::kStaging + warp * kStagingBytesWarp;
+  const WarpPlaces places{ring.shared + GemmShared::kStaging + warp * kStagingBytesWarp,
+                          ring.shared + GemmShared::kWarp + 8 * warp};
   const int32_t warp_row = static_cast<int32_t>(warp) * 16;
   const int32_t first = Op::kLead + static_cast<int32_t>(group) * (p.act.steps / 2);
   CountedProduct<Op::kMajorB, Op::kGather> product{ring, group};
   HeldGradient held;
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(places.fetched);  // the first box of no tile
   for (uint32_t count = 0;; ++count) {
     const TileNote note = notes.read(count);
     if (note.n < 0) break;
@@ -325,9 +329,9 @@ __device__ __forceinline__ void consume_gradient(const typename Op::Params& p, c
       constexpr int kPiece = decltype(piece)::value;
 #pragma unroll 1
       for (const int32_t end = min(p.num_k, first + kPiece * p.act.steps); k < end; ++k) product.step(acc, false);
-      held.template piece<kPiece>(p.act, next, staging);
+      held.template piece<kPiece>(p.act, next, places);
     });
-    held.finish(p.act, staging);
+    held.finish(p.act, places);
 #pragma unroll 1
     for (; k < p.num_k; ++k) product.step(acc, false);
     product.finish(acc);
@@ -337,9 +341,9 @@ __device__ __forceinline__ void consume_gradient(const typename Op::Params& p, c
   }
   const auto none = [] { return WarpTile{}; };
   for_each_constant<0, kGradientPieces>(
-      [&](auto piece) { held.template piece<decltype(piece)::value>(p.act, none, staging); });
-  held.finish(p.act, staging);
-  cp_async_wait<0>();
+      [&](auto piece) { held.template piece<decltype(piece)::value>(p.act, none, places); });
+  held.finish(p.act, places);
+  mbarrier_wait(places.fetched, 0);  // nothing may land in a block that is gone
   tma_wait<0>();
 }
 

@@ -33,7 +33,8 @@ struct GemmShared {
   static constexpr uint32_t kNoteEmpty = kNoteFull + 8 * kNumNotes;
   static constexpr uint32_t kNotes = kNoteEmpty + 8 * kNumNotes;
   static constexpr uint32_t kBegins = kNotes + kNoteBytes * kNumNotes;
-  static constexpr uint32_t kBytes = kBegins + 4 * kTileM * kNumNotes;
+  static constexpr uint32_t kWarp = kBegins + 4 * kTileM * kNumNotes;  // a barrier of each consumer warp's own
+  static constexpr uint32_t kBytes = kWarp + 8 * kNumConsumerWarps;
 };
 
 using SlotCursor = Ring<kNumSlots>;
@@ -166,6 +167,7 @@ struct TileProduct {
 __device__ __forceinline__ void skip_tile(const SlotRing& ring, SlotCursor& at, int num_k) {
   for (int k = 0; k < num_k; ++k, at.advance()) {
     mbarrier_wait(ring.full(at.stage), at.parity);
+    __syncwarp();  // two lanes release it for all
     ring.release(at.stage);
   }
 }

@@ -4,7 +4,8 @@
 //   kGather   rows of A are read by index (cp.async); otherwise by map a, box 64 x 128
 //   kMajorB   of the weights' tile
 //   load_b(params, load, half, k, n, expert)   half of the weights' tile: 128 of its 256 columns
-//   kPieces, store_piece<i>(params, held, staging)   by a consumer warp: the i-th part of storing its rows of a tile
+//   kPieces, store_piece<i>(params, held, staging)   by a consumer warp: the i-th part of storing its rows of a tile;
+//             or consume(params, ring, notes), in the place of what is said next
 // A tile is stored while the next one is multiplied: its product, rounded to bf16, waits in registers, and K steps
 // store a piece each. Nothing but the rounding stands between the products of two tiles. A warpgroup that stores does
 // not feed the tensor cores, so the two take turns: one stores in even steps, the other in odd ones.
@@ -245,6 +246,22 @@ __device__ __forceinline__ void consume(const typename Op::Params& p, const Slot
   }
 }
 
+// Registers of a thread. Copying rows takes more of them than loading by TMA, and is given more unless the Op's
+// consumers need them.
+template <class Op>
+constexpr bool producers_get_more() {
+  if constexpr (requires { requires Op::kConsumersNeedMore; }) return false;
+  return Op::kGather;
+}
+template <class Op>
+constexpr int producer_registers() {
+  return producers_get_more<Op>() ? kGatherProducerRegisters : kProducerRegisters;
+}
+template <class Op>
+constexpr int consumer_registers() {
+  return producers_get_more<Op>() ? kGatherConsumerRegisters : kConsumerRegisters;
+}
+
 template <class Op>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kGemmThreads, 1)
     grouped_gemm_kernel(const __grid_constant__ typename Op::Params p) {
@@ -255,11 +272,12 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kGemmThreads, 1)
   constexpr uint32_t kCopyWarps = Op::kGather ? kNumCopyWarps : 0;
   if (threadIdx.x == 0) {
     notes.init(32 * (kNumConsumerWarps + kCopyWarps) + (Op::kGather ? 0 : 1));
+    for (uint32_t w = 0; w < kNumConsumerWarps; ++w) mbarrier_init(ring.shared + GemmShared::kWarp + 8 * w, 1);
     ring.init(32 * kCopyWarps + 1);
   }
   cluster_sync();
   if (warp < 4) {
-    fewer_registers<Op::kGather ? kGatherProducerRegisters : kProducerRegisters>();
+    fewer_registers<producer_registers<Op>()>();
     if constexpr (Op::kGather) {
       if (warp < kFirstCopyWarp) {
         walk_and_load<Op>(p, ring, notes, block);
@@ -272,7 +290,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kGemmThreads, 1)
       load<Op>(p, ring, notes, block);
     }
   } else {
-    more_registers<Op::kGather ? kGatherConsumerRegisters : kConsumerRegisters>();
+    more_registers<consumer_registers<Op>()>();
     if constexpr (requires { Op::consume(p, ring, notes); }) {
       Op::consume(p, ring, notes);
     } else {
