@@ -13,8 +13,8 @@ template <bool kGatherRows>
 struct DDownGemm {
   static constexpr bool kGather = kGatherRows;
   static constexpr Major kMajorB = Major::mn;
-  static constexpr bool kConsumersNeedMore = true;
-  static constexpr int kLead = 2;  // K steps before the first piece
+  static constexpr bool kProducersGetMore = false;  // registers: consumers need them
+  static constexpr int kLead = 2;                   // K steps before the first piece
 
   struct Params {
     CUtensorMap a, b;

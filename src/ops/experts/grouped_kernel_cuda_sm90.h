@@ -246,11 +246,11 @@ __device__ __forceinline__ void consume(const typename Op::Params& p, const Slot
   }
 }
 
-// Registers of a thread. Copying rows takes more of them than loading by TMA, and is given more unless the Op's
+// Registers of a thread. Copying rows takes more of them than loading by TMA does, and is given more unless the Op says
 // consumers need them.
 template <class Op>
 constexpr bool producers_get_more() {
-  if constexpr (requires { requires Op::kConsumersNeedMore; }) return false;
+  if constexpr (requires { Op::kProducersGetMore; }) return Op::kProducersGetMore;
   return Op::kGather;
 }
 template <class Op>
