@@ -4,14 +4,16 @@
 // columns of the gathered side by 256 of the other, whichever of them is left; a cluster is two blocks with the same
 // 256 and neighbouring 128s, each loads half of the 256 for both.
 //   producer   a warpgroup: the gathered side by cp.async, the other by TMA; the last rows of an expert, fewer than
-//   kDepth,
-//              by cp.async on both sides, with zeros after them (what lies there may be NaN)
-//   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread
-// The tile is added to dw by the copy engine, in L2: one block owns each element, so the additions to it are one, or
-// two far apart in time. (red.global takes a lane a cycle, four times as long.) Experts go by falling row count, which
-// evens out what the blocks get.
+//              kDepth, by cp.async on both sides, with zeros after them (what lies there may be NaN). It alone walks
+//              the tiles; the next tile and what its first steps read are looked up while this one is loaded
+//   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread. What they need of a tile is a note beside its
+//              first slot
+// Between the products of two tiles stands half of what adding a tile to dw takes; the rest of it is done between the K
+// steps of the next tile (expert_wgrad_adder_cuda_sm90.h). Experts go by falling row count, which evens out what the
+// blocks get.
 #include "core/cuda.h"
 #include "ops/cuda/sm90_tensor_map.h"
+#include "ops/experts/expert_wgrad_adder_cuda_sm90.h"
 #include "ops/experts/experts_cuda.h"
 #include "ops/experts/slots_cuda_sm90.h"
 #include "ops/experts/tiles_cuda_sm90.h"
@@ -24,17 +26,18 @@ constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 constexpr int kGroup = 4;  // clusters along the gathered side that share columns of the other while they are in L2
 constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // kDepth rows x 64 columns
 constexpr uint32_t kGatherBytes = kGatherCols / 64 * kBlockBytes, kPlainBytes = kPlainCols / 64 * kBlockBytes;
+static_assert(kPieces * 32 == kPlainCols);
 
-// A consumer warp's sums go to dw in pieces of 16 x 32, by places in the tile's last slot, which is free by then and
-// refilled only afterwards, and in staging of the warp's own.
-constexpr uint32_t kPieceBytes = 16 * 32 * 4;
-constexpr int kSlotPlaces = 3, kOwnPlaces = 2, kPieces = kPlainCols / 32;
-static_assert(8 * kSlotPlaces * kPieceBytes <= kGatherBytes + kPlainBytes);
+// What consumers are told of a tile: it is valid while its first slot is full. num_steps 0: there are no more.
+struct TileNote {
+  int expert, gather_col, plain_col, num_steps;
+};
 
 struct Shared {
   alignas(1024) unsigned char slot[kSlots][kGatherBytes + kPlainBytes];
-  alignas(1024) unsigned char staging[8][kOwnPlaces * kPieceBytes];
+  alignas(1024) unsigned char staging[8][kStagingPlaces * kPieceBytes];
   uint64_t barriers[2 * kSlots];
+  alignas(16) TileNote notes[kSlots];
   int32_t order[kMaxExperts];  // experts by falling row count
   int32_t num_active;          // those with rows
 };
@@ -58,9 +61,8 @@ struct Tile {
   int begin, end;
 };
 
-// The tiles of a cluster, in the order that its producers and consumers take them: every num_clusters-th. All blocks
-// would reach their epilogues together, and wait for memory together; so the first tile is cut in two, at another row
-// for each cluster, and its second part comes last.
+// The tiles of a cluster that have rows: every num_clusters-th. All blocks would end their tiles together, and wait for
+// memory together; so the first tile is cut in two, at another row for each cluster, and its second part comes last.
 class Walk {
  public:
   __device__ Walk(const Params& p, const Shared& s) : p_(p), s_(s), rank_(cluster_block_rank()) {
@@ -70,15 +72,17 @@ class Walk {
     cut_ = num_own_ >= kTilesToCut;
   }
   __device__ bool next(Tile& tile) {
-    if (step_ >= num_own_ + cut_) return false;
     const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
-    tile = tile_at(cluster + step_ % num_own_ * num_clusters);
-    if (cut_ && step_ % num_own_ == 0) {
-      const int num_blocks = min((tile.end - tile.begin + kDepth - 1) / kDepth, kBlocksToSpread);
-      const int row = min(tile.begin + num_blocks * cluster / num_clusters * kDepth, tile.end);
-      (step_ == 0 ? tile.end : tile.begin) = row;
-    }
-    ++step_;
+    do {
+      if (step_ >= num_own_ + cut_) return false;
+      tile = tile_at(cluster + step_ % num_own_ * num_clusters);
+      if (cut_ && step_ % num_own_ == 0) {
+        const int num_blocks = min((tile.end - tile.begin + kDepth - 1) / kDepth, kBlocksToSpread);
+        const int row = min(tile.begin + num_blocks * cluster / num_clusters * kDepth, tile.end);
+        (step_ == 0 ? tile.end : tile.begin) = row;
+      }
+      ++step_;
+    } while (tile.begin == tile.end);
     return true;
   }
 
@@ -96,9 +100,18 @@ class Walk {
   int num_own_, cut_, step_ = 0;
 };
 
+// The source of this lane's row of the 64 from `row` on, which is i = lane % 8 of the half warp lane / 8 % 2 in
+// GatheredColumns; past the end, of the last row.
+__device__ __forceinline__ int read_index(const Side& side, int row, int end) {
+  const int lane_row = static_cast<int>(threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2 + threadIdx.x % 8 * 8);
+  int index = min(row + lane_row, end - 1);
+  if (side.index) asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(index) : "l"(side.index + index));
+  return index;
+}
+
 // The gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its places in shared memory
-// are 1024 bytes apart. A lane reads one index, of row i = lane % 8 of the half warp lane / 8 % 2. This has to keep up
-// with the tensor cores: addresses are there before the slot is, in registers of their own.
+// are 1024 bytes apart. This has to keep up with the tensor cores: addresses are there before the slot is, in registers
+// of their own.
 struct GatheredColumns {
   static constexpr int kNum = kDepth / 8;
   const char* x;    // this thread's chunk of row 0
@@ -107,18 +120,11 @@ struct GatheredColumns {
   bool inside;
   const char* from[kNum];
 
-  __device__ GatheredColumns(const Side& side, int col) : chunks(side.width / 8) {
+  __device__ __forceinline__ GatheredColumns(const Side& side, int col) : chunks(side.width / 8) {
     const int chunk = threadIdx.x % 16;
     inside = col + chunk * 8 < side.width;
     x = reinterpret_cast<const char*>(side.x + (inside ? col + chunk * 8 : 0));
     place = chunk / 8 * kBlockBytes + swizzle_128(threadIdx.x / 16, chunk % 8);
-  }
-  // The source of this lane's row of the 64 from `row` on.
-  __device__ int read_index(const Side& side, int row, int end) const {
-    const int lane_row = static_cast<int>(threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2 + threadIdx.x % 8 * 8);
-    int index = min(row + lane_row, end - 1);
-    if (side.index) asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(index) : "l"(side.index + index));
-    return index;
   }
   // Sources from read_index to addresses.
   __device__ __forceinline__ void find(int index) {
@@ -142,7 +148,7 @@ struct GatheredColumns {
 };
 
 // The last rows of an expert, of the plain side: thread t copies chunk t % 32 of rows t / 32 + 4 i.
-__device__ void copy_last_rows(uint32_t to, const Side& side, int col, int row, int end) {
+__device__ __forceinline__ void copy_last_rows(uint32_t to, const Side& side, int col, int row, int end) {
   const int chunk = threadIdx.x % 32, first = threadIdx.x / 32;
   const bool inside = col + chunk * 8 < side.width;
   const __nv_bfloat16* x = side.x + static_cast<int64_t>(row + first) * side.width + (inside ? col + chunk * 8 : 0);
@@ -168,29 +174,65 @@ __device__ __forceinline__ void load_whole(const CUtensorMap& gathered, const CU
   }
 }
 
+// A note is written by the thread that then arrives at its slot's full barrier, and read by consumers before they
+// release the slot.
+__device__ __forceinline__ void write_note(uint32_t to, const TileNote& n) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(n.expert), "r"(n.gather_col), "r"(n.plain_col),
+               "r"(n.num_steps)
+               : "memory");
+}
+__device__ __forceinline__ TileNote read_note(uint32_t from) {
+  TileNote n;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(n.expert), "=r"(n.gather_col), "=r"(n.plain_col), "=r"(n.num_steps)
+               : "r"(from)
+               : "memory");
+  return n;
+}
+__device__ __forceinline__ uint32_t note_at(uint32_t notes, int slot) { return notes + sizeof(TileNote) * slot; }
+
 template <bool kGather>
 __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, const Params& p, const Shared& s,
-                        const Ring& ring) {
+                        const Ring& ring, uint32_t notes) {
   const uint32_t rank = cluster_block_rank();
   Cursor at;
   Walk walk(p, s);
-  for (Tile tile; walk.next(tile);) {
-    if (tile.begin == tile.end) continue;
+  Tile next;
+  int first = 0, second = 0;  // indices of the next tile's first two steps
+  const auto look_ahead = [&] {
+    const bool more = walk.next(next);
+    if (kGather && more) {
+      first = read_index(p.gathered, next.begin, next.end);
+      second = read_index(p.gathered, next.begin + kDepth, next.end);
+    }
+    return more;
+  };
+  bool more = look_ahead();
+  while (more) {
+    const Tile tile = next;
     GatheredColumns columns(p.gathered, tile.gather_col);
-    columns.find(columns.read_index(p.gathered, tile.begin, tile.end));
-    int index = kGather ? columns.read_index(p.gathered, tile.begin + kDepth, tile.end) : 0;
+    int soon = second, later = 0;  // indices of the two steps after the one whose addresses are found
+    if (kGather) {
+      later = read_index(p.gathered, tile.begin + 2 * kDepth, tile.end);
+      columns.find(first);
+    }
 #pragma unroll 1
     for (int row = tile.begin; row < tile.end; row += kDepth, at.advance()) {
       const uint32_t full = ring.full(at.stage), to = ring.slot(at.stage);
       const bool whole = row + kDepth <= tile.end,
                  one_thread = static_cast<int>(threadIdx.x) == 32 * at.stage;  // warps load in turn
       mbarrier_wait(ring.empty(at.stage), at.parity ^ 1);
+      if (one_thread && row == tile.begin) {
+        const int num_steps = (tile.end - tile.begin + kDepth - 1) / kDepth;
+        write_note(note_at(notes, at.stage), {tile.expert, tile.gather_col, tile.plain_col, num_steps});
+      }
       if (whole) {
         if (kGather) columns.copy(to);
         mbarrier_arrive_cp_async(full);
         if (one_thread) load_whole<kGather>(gathered, plain, tile, to, full, row, rank);
       } else {
-        if (!kGather) columns.find(columns.read_index(p.gathered, row, tile.end));
+        __syncwarp();
+        if (!kGather) columns.find(read_index(p.gathered, row, tile.end));
         columns.copy_last(to, row, tile.end);
         copy_last_rows(to + kGatherBytes, p.plain, tile.plain_col, row, tile.end);
         mbarrier_arrive_cp_async(full);
@@ -198,123 +240,89 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
       }
       __syncwarp();
       if (kGather) {
-        columns.find(index);
-        index = columns.read_index(p.gathered, row + 2 * kDepth, tile.end);
+        columns.find(soon);
+        soon = later;
+        later = read_index(p.gathered, row + 3 * kDepth, tile.end);
       }
+      if (row == tile.begin) more = look_ahead();
     }
   }
+  mbarrier_wait(ring.empty(at.stage), at.parity ^ 1);
+  if (static_cast<int>(threadIdx.x) == 32 * at.stage) {
+    write_note(note_at(notes, at.stage), {});
+    mbarrier_arrive(ring.full(at.stage));
+  }
+  mbarrier_arrive(ring.full(at.stage));
 }
 
-// The 64 x 256 sums of this warpgroup. Gives the last slot, which is not released.
-__device__ __forceinline__ uint32_t multiply(const Ring& ring, Cursor& at, float (&sum)[128], int num_blocks,
-                                             uint32_t consumer) {
-  const bool one_lane = threadIdx.x % 32 == 0;
-  const SlotOperand<Major::mn> a(ring.first + consumer * kBlockBytes, kBlockBytes);
-  const SlotOperand<Major::mn> b(ring.first + kGatherBytes, kBlockBytes);
+// The 64 x 256 sums of a warpgroup, step by step. A slot is released once the wgmmas of the next one are queued behind
+// its own.
+struct Product {
+  const Ring& ring;
+  SlotOperand<Major::mn> a, b;
+  Cursor at;
   uint32_t before = 0;
-#pragma unroll 1
-  for (int block = 0; block < num_blocks; ++block) {
-    mbarrier_wait(ring.full(at.stage), at.parity);
+
+  __device__ __forceinline__ Product(const Ring& ring, uint32_t group)
+      : ring(ring), a(ring.first + group * kBlockBytes, kBlockBytes), b(ring.first + kGatherBytes, kBlockBytes) {}
+
+  // Until the next step's slot is full. The first step of a tile has been waited for: its note was read.
+  __device__ __forceinline__ void wait() const { mbarrier_wait(ring.full(at.stage), at.parity); }
+  template <bool kFirst>
+  __device__ __forceinline__ void step(float (&sum)[128]) {
+    if (!kFirst) wait();
     fence_proxy_async();  // cp.async writes as ordinary stores do
     const uint32_t slot = at.stage * (kGatherBytes + kPlainBytes);
     hold_registers(sum);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {
-      Wgmma<Major::mn, Major::mn>::multiply(sum, a.at(slot + k * 2048), b.at(slot + k * 2048), block > 0 || k > 0);
+      Wgmma<Major::mn, Major::mn>::multiply(sum, a.at(slot + k * 2048), b.at(slot + k * 2048), !kFirst || k > 0);
     }
     wgmma_commit();
-    if (block > 0) {
+    if (!kFirst) {
       wgmma_wait<1>();
-      if (one_lane) ring.release(before);
+      ring.release_by_warp(before);
     }
     before = at.stage;
     at.advance();
   }
-  wgmma_wait<0>();
-  hold_registers(sum);
-  return before;
-}
-
-__device__ __forceinline__ void store_pair(uint32_t to, float x, float y) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
-}
-__device__ __forceinline__ void store_one(uint32_t to, float x) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
-}
-
-// Columns [32 piece, 32 piece + 32) of a warp's 16 rows of sums to its staging as dw has them, in the swizzle of the
-// copy engine. Along the plain side: 16 rows of 128 bytes; along the gathered side: 32 rows of 64 bytes.
-template <bool kGatheredIsLeft>
-__device__ __forceinline__ void stage_piece(uint32_t to, const float (&sum)[128], int piece) {
-  const uint32_t lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
-#pragma unroll
-  for (uint32_t j = 0; j < 4; ++j) {
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      const float lo = sum[16 * piece + 4 * j + 2 * i], hi = sum[16 * piece + 4 * j + 2 * i + 1];
-      if constexpr (kGatheredIsLeft) {
-        store_pair(to + swizzle_128(row + 8 * i, 2 * j + quad / 2) + quad % 2 * 8, lo, hi);
-      } else {
-        const uint32_t chunk = (2 * i + row / 4) ^ quad, at = to + (8 * j + 2 * quad) * 64 + chunk * 16 + row % 4 * 4;
-        store_one(at, lo);
-        store_one(at + 64, hi);
-      }
-    }
-  }
-}
-
-// Where pieces of a warp are put, and how many of those before may then still be read: the first three in the slot, the
-// next two in the warp's own, the sixth where the first was, the last two where the fourth and fifth were.
-struct Places {
-  uint32_t slot, own;
-  __device__ __forceinline__ uint32_t of(int piece) const {
-    if (piece < kSlotPlaces) return slot + piece * kPieceBytes;
-    if (piece == kSlotPlaces + kOwnPlaces) return slot;
-    return own + (piece - kSlotPlaces) % (kOwnPlaces + 1) * kPieceBytes;
+  __device__ __forceinline__ void finish(float (&sum)[128]) const {
+    wgmma_wait<0>();
+    hold_registers(sum);
+    ring.release_by_warp(before);
   }
 };
-static_assert(kSlotPlaces == 3 && kOwnPlaces == 2 && kPieces == 8);
 
-// dw += the sums of a warp: 16 of the gathered side from g on, 256 of the plain side. At the end the slot is read.
-template <bool kGatheredIsLeft>
-__device__ __forceinline__ void add_sums(const CUtensorMap& dw, const Places& places, const Tile& tile, int g,
-                                         const float (&sum)[128]) {
-  tma_wait<0>();  // what this warp added to the same element before is there: additions have an order
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const uint32_t from = places.of(piece);
-    // Of the lane that stored; the others have nothing pending.
-    if (piece == kSlotPlaces + kOwnPlaces) tma_wait_read<kSlotPlaces + kOwnPlaces - 1>();
-    if (piece > kSlotPlaces + kOwnPlaces) tma_wait_read<kOwnPlaces>();
-    __syncwarp();
-    stage_piece<kGatheredIsLeft>(from, sum, piece);
-    fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      const int plain = tile.plain_col + 32 * piece;
-      kGatheredIsLeft ? tma_add(&dw, from, plain, g, tile.expert) : tma_add(&dw, from, g, plain, tile.expert);
-      tma_commit();
-    }
-  }
-  tma_wait_read<kOwnPlaces>();
-}
+// Every kTurnSteps steps a held piece of the tile before goes to dw. A warpgroup that stages does not feed the tensor
+// cores, so the two take turns: one half a turn after the other.
+constexpr int kTurnSteps = 4;
 
 template <bool kGatheredIsLeft>
-__device__ void consume(const CUtensorMap& dw, const Params& p, const Shared& s, const Ring& ring) {
-  const uint32_t warp = uniform(threadIdx.x / 32 - 4), staging = uniform(smem_addr(s.staging[warp]));
-  Cursor at;
-  Walk walk(p, s);
-  for (Tile tile; walk.next(tile);) {
-    if (tile.begin == tile.end) continue;
+__device__ __forceinline__ void consume(const CUtensorMap& dw, const Ring& ring, uint32_t notes, uint32_t staging) {
+  const uint32_t warp = uniform(threadIdx.x / 32 - 4), group = warp / 4;
+  constexpr int kHalfTurn = kTurnSteps / 2, kStepsWithTurns = kTurnSteps * kHeldPieces;
+  Product product(ring, group);
+  SumAdder<kGatheredIsLeft> adder{dw, staging + warp * kStagingPlaces * kPieceBytes};
+  for (;;) {
+    product.wait();
+    const TileNote tile = read_note(note_at(notes, product.at.stage));
+    const int num_steps = static_cast<int>(uniform(tile.num_steps));
+    if (num_steps == 0) break;
     float sum[128];
-    const uint32_t slot = multiply(ring, at, sum, (tile.end - tile.begin + kDepth - 1) / kDepth, warp / 4);
-    named_barrier_sync(1, 256);  // all consumers have multiplied what is in the slot
-    const Places places{ring.slot(slot) + warp * kSlotPlaces * kPieceBytes, staging};
-    add_sums<kGatheredIsLeft>(dw, places, tile, tile.gather_col + 16 * static_cast<int>(warp), sum);
-    if (threadIdx.x % 32 == 0) ring.release(slot);
+    for_each_constant<0, kStepsWithTurns>([&](auto step) {
+      constexpr int k = decltype(step)::value;
+      if (k == 0 || k < num_steps) product.step<k == 0>(sum);
+      if constexpr (k % kHalfTurn == 0) {
+        if (adder.pending && group == k / kHalfTurn % 2) adder.template add_held<k / kTurnSteps>();
+      }
+    });
+#pragma unroll 1
+    for (int k = kStepsWithTurns; k < num_steps; ++k) product.step<false>(sum);
+    product.finish(sum);
+    adder.take(sum, tile.expert, tile.gather_col + 16 * static_cast<int>(warp), tile.plain_col);
   }
-  tma_wait_read<0>();
+  adder.finish();
 }
 
 // order[0, num_active): the experts with rows, most rows first.
@@ -342,16 +350,17 @@ __global__ void __cluster_dims__(2) __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const Ring ring{uniform(smem_addr(s.slot)), uniform(smem_addr(s.barriers))};
+  const uint32_t notes = uniform(smem_addr(s.notes)), staging = uniform(smem_addr(s.staging));
   if (threadIdx.x == 0) ring.init(128 + 1, 2 * 8);  // each producer thread, and the bytes; the warps of both blocks
   order_experts(p, s);
   __syncthreads();
   cluster_sync();
   if (threadIdx.x < 128) {
     fewer_registers<kProducerRegisters>();
-    produce<kGather>(gathered, plain, p, s, ring);
+    produce<kGather>(gathered, plain, p, s, ring, notes);
   } else {
     more_registers<kConsumerRegisters>();
-    consume<kGatheredIsLeft>(dw, p, s, ring);
+    consume<kGatheredIsLeft>(dw, ring, notes, staging);
   }
   __syncwarp();
   cluster_sync();  // neither block leaves while the other may still reach into it

@@ -11,8 +11,7 @@
 // not feed the tensor cores, so the two take turns: one stores in even steps, the other in odd ones.
 #pragma once
 
-#include <type_traits>
-
+#include "ops/cuda/for_each_constant.h"
 #include "ops/experts/grouped_gemm_cuda_sm90.h"
 
 namespace moebius::cuda {
@@ -200,15 +199,6 @@ struct HeldRows {
 };
 
 constexpr int kTurns = 2;  // warpgroup g stores after steps that are g modulo this
-
-// fn(std::integral_constant<int, i>) for i in [kFirst, kEnd).
-template <int kFirst, int kEnd, class Fn>
-__device__ __forceinline__ void for_each_constant(Fn&& fn) {
-  if constexpr (kFirst < kEnd) {
-    fn(std::integral_constant<int, kFirst>{});
-    for_each_constant<kFirst + 1, kEnd>(fn);
-  }
-}
 
 template <class Op>
 __device__ __forceinline__ void consume(const typename Op::Params& p, const SlotRing& ring, const NoteRing& notes) {

@@ -32,6 +32,11 @@ struct Slots {
     mbarrier_arrive_cluster(empty(i), 0);
     mbarrier_arrive_cluster(empty(i), 1);
   }
+  // The same by all lanes of the warp, converged: two of them arrive, one for each block.
+  __device__ __forceinline__ void release_by_warp(uint32_t i) const {
+    const uint32_t lane = threadIdx.x % 32;
+    if (lane < 2) mbarrier_arrive_cluster(empty(i), lane);
+  }
 };
 
 // A wgmma operand that starts in slot 0; only the low word of its descriptor depends on the address.
