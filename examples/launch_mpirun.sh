@@ -1,7 +1,8 @@
 #!/bin/bash
-# One run on the ranks of some machines, a process each.   usage: launch_mpirun.sh NUM_RANKS RECIPE.toml [--set ...]
+# One run on the ranks of some machines, a process each:  launch_mpirun.sh NUM_RANKS RECIPE [--set KEY=VALUE]...
 # HOSTFILE names the machines, a line each: "node1 slots=8"; without it all ranks are on this one. DRY=1 only shows it.
 set -euo pipefail
+(($# >= 2)) || { echo "usage: $0 NUM_RANKS RECIPE [--set KEY=VALUE]..." >&2; exit 2; }
 ranks=$1 recipe=$2
 shift 2
 moebius=${MOEBIUS:-build/moebius}

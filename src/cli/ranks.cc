@@ -23,6 +23,7 @@ constexpr double kLongestTimeoutS = 7 * 24 * 3600;  // a wait ends in any case
 
 void print_error(const std::string& text) { Log(stderr, false).line("error: " + text); }
 void print_warning(const std::string& text) { Log(stderr, false).line("warning: " + text); }
+void end_process() { std::_Exit(static_cast<int>(ErrorKind::distributed)); }
 
 // srun without a common PMI starts processes that each find a world of one.
 void check_world(const Launch& launch, const Transport& world) {
@@ -43,7 +44,12 @@ TcpOptions tcp_options(const Launch& launch, const WorldOptions& world) {
           .host = launch.host,
           .run = launch.run,
           .report = print_error,
-          .end_process = [] { std::_Exit(static_cast<int>(ErrorKind::distributed)); }};
+          .end_process = end_process};
+}
+
+MpiOptions mpi_options(const Launch& launch, const WorldOptions& world) {
+  return {
+      .world = world, .rank = launch.rank, .report = print_error, .warn = print_warning, .end_process = end_process};
 }
 
 }  // namespace
@@ -71,7 +77,7 @@ void run_ranks(const Launch& launch, const WorldOptions& options, const RankBody
     case Launch::Kind::tcp:
       return run_tcp(tcp_options(launch, options), body);
     case Launch::Kind::mpi:
-      run_mpi({.world = options, .report = print_error, .warn = print_warning}, [&](Transport& world) {
+      run_mpi(mpi_options(launch, options), [&](Transport& world) {
         check_world(launch, world);
         body(world);
       });

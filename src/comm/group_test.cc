@@ -135,7 +135,7 @@ TEST(Mesh, OfOneRankHasEveryAxis) {
 
 TEST(Mesh, RefusesWhatItCannotHold) {
   EXPECT_THAT(usage_text([] { Mesh(MeshShape{.tp = 2, .etp = 2}); }),
-              HasSubstr("mesh: this version runs on one rank; got tp*cp*dp*pp = 2*1*1*1 = 2"));
+              HasSubstr("mesh: one rank alone must have tp*cp*dp*pp = 1; got 2*1*1*1 = 2"));
   EXPECT_THAT(usage_text([] { Mesh(MeshShape{.tp = 2}); }), HasSubstr("tp*cp*dp = 2*1*1 = 2, etp*ep*edp = 1*1*1 = 1"));
   OneRank one;
   EXPECT_THAT(usage_text([&] { Mesh(MeshShape{.tp = 2, .etp = 2}, *one.self); }),

@@ -18,7 +18,8 @@ Mesh::Mesh(const MeshShape& shape) : self_(make_self_transport()), shape_(shape)
   shape.check();
   MOEBIUS_CHECK(
       usage, shape.world() == 1,
-      "mesh: this version runs on one rank; got tp*cp*dp*pp = {}*{}*{}*{} = {}; set every degree of [parallel] to 1",
+      "mesh: one rank alone must have tp*cp*dp*pp = 1; got {}*{}*{}*{} = {}; set every degree of [parallel] to 1, or "
+      "start as many ranks",
       shape.tp, shape.cp, shape.dp, shape.pp, shape.world());
   make_groups(*self_, nullptr);
 }

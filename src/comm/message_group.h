@@ -1,8 +1,9 @@
 // A Group over messages: every collective is an exchange, in which each rank sends one message to each other rank and
 // receives one from it. So a rank that waits knows for whom, and every transport adds in the same order.
 //
-//   all_reduce_sum      each rank gets its slice from all, adds the slices in the order of the ranks, sends the sum to
-//   all reduce_scatter_sum  the first half of that, all_gather the second
+//   all_reduce_sum      each rank gets its slice from all, adds the slices in the order of the ranks, and sends the
+//                       sum to all
+//   reduce_scatter_sum  the first half of that, all_gather the second
 #pragma once
 
 #include "comm/rank_parts.h"

@@ -9,23 +9,19 @@
 #include <numeric>
 #include <thread>
 
+#include "comm/call_limit.h"
+#include "comm/patience.h"
 #include "comm/rank_failure.h"
 #include "comm/rank_watch.h"
+#include "core/fault.h"
 
 namespace moebius {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMostBytes = 1 << 30;  // of one MPI message: counts are int
 constexpr double kGraceS = 2;            // in which the ranks of one failure find each other
 constexpr double kWatchS = 5;            // in which they connect beside MPI, or go on without
 constexpr double kHandOnS = 0.05;        // in which they tell each other that one of them ends all
-constexpr double kStoodS = 1;            // between two looks: the process was stopped
-
-Clock::time_point after(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
 
 std::string mpi_error(int code) {
   char text[MPI_MAX_ERROR_STRING];
@@ -41,17 +37,14 @@ void check_mpi(const char* call, int code) {
 void sleep_s(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
 // Asks `ended` until it says yes or the time is over: at once while the answer may come within microseconds, then less
-// and less often, for the ranks that share a core with this one. While this process was stopped it did not wait.
+// and less often, for the ranks that share a core with this one.
 template <class F>
 bool poll_for(double seconds, F&& ended) {
   constexpr int kSpins = 200, kYields = 2000;
-  Clock::time_point last = Clock::now(), until = after(seconds);
+  Patience patience(seconds);
   for (int64_t i = 0; !ended(); ++i) {
     if (i < kSpins) continue;
-    const Clock::time_point now = Clock::now();
-    if (now - last > std::chrono::duration<double>(kStoodS)) until += now - last;
-    last = now;
-    if (now >= until) return ended();
+    if (patience.is_over()) return ended();
     if (i < kYields) {
       std::this_thread::yield();
     } else {
@@ -61,11 +54,29 @@ bool poll_for(double seconds, F&& ended) {
   return true;
 }
 
-void start_mpi() {
+// Makes a call that meets all ranks, which MPI itself would let wait for ever. throws: what this rank is about to
+// throw.
+void meet_all(const MpiOptions& options, int rank, const char* call, const std::function<void()>& body,
+              const std::string& throws = "") {
+  const CallLimit limit(options.world.timeout_s, [&] {
+    const std::string name = name_of_rank(options.world, rank);
+    if (options.report)
+      options.report(fmt::format(
+          "{}: {} has waited for {} s for the other ranks, of which one does not join; were all "
+          "of them started, and is each of them running?{}",
+          call, name, options.world.timeout_s, throws.empty() ? "" : fmt::format("\n{} threw: {}", name, throws)));
+    if (options.end_process) options.end_process();
+  });
+  body();
+}
+
+void start_mpi(const MpiOptions& options) {
   int initialized = 0, provided = 0;
   MPI_Initialized(&initialized);
   MOEBIUS_CHECK(usage, !initialized, "mpi: a process runs one world of MPI; this is a second one");
-  check_mpi("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided));
+  fault_point("mpi.init");
+  meet_all(options, options.rank, "MPI_Init_thread",
+           [&] { check_mpi("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided)); });
   MOEBIUS_CHECK(usage, provided >= MPI_THREAD_FUNNELED, "mpi: this MPI allows no threads; got level {}", provided);
   // Of the world, too: MPI_Testall calls the handler of no communicator in particular.
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -132,11 +143,15 @@ class MpiMessage final : public Message {
 
 class MpiTransport final : public Transport {
  public:
-  explicit MpiTransport(const WorldOptions& options) : options_(options) {
-    check_mpi("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
-    check_mpi("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &farewell_));
-    MPI_Comm_rank(comm_, &rank_);
-    MPI_Comm_size(comm_, &size_);
+  // The options outlive it.
+  explicit MpiTransport(const MpiOptions& options) : mpi_(options), options_(options.world) {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+    fault_point("mpi.dup");
+    meet_all(mpi_, rank_, "MPI_Comm_dup", [&] {
+      check_mpi("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
+      check_mpi("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &farewell_));
+    });
   }
 
   int rank() const override { return rank_; }
@@ -196,13 +211,26 @@ class MpiTransport final : public Transport {
   bool was_said_before(const std::string& text) {
     const uint64_t mine = std::hash<std::string>{}(text);
     std::vector<uint64_t> all(size_);
-    MPI_Allgather(&mine, 1, MPI_UINT64_T, all.data(), 1, MPI_UINT64_T, farewell_);
+    fault_point("mpi.farewell");
+    const auto gather = [&] { MPI_Allgather(&mine, 1, MPI_UINT64_T, all.data(), 1, MPI_UINT64_T, farewell_); };
+    meet_all(mpi_, rank_, "MPI_Allgather", gather, text);
     return std::find(all.begin(), all.begin() + rank_, mine) != all.begin() + rank_;
   }
-  // Not done by the destructor: when an exception passes by that other ranks have not met, it would wait.
-  void release() {
-    MPI_Comm_free(&comm_);
-    MPI_Comm_free(&farewell_);
+  // Not done by the destructor: when an exception passes by that other ranks have not met, it would wait. throws: as of
+  // meet_all.
+  void release(const std::string& throws = "") {
+    const auto free_both = [&] {
+      MPI_Comm_free(&comm_);
+      MPI_Comm_free(&farewell_);
+    };
+    meet_all(mpi_, rank_, "MPI_Comm_free", free_both, throws);
+  }
+  // The last of MPI.
+  void finish(const std::string& throws = "") {
+    release(throws);
+    fault_point("mpi.finalize");
+    meet_all(
+        mpi_, rank_, "MPI_Finalize", [] { MPI_Finalize(); }, throws);
   }
 
  private:
@@ -235,7 +263,8 @@ class MpiTransport final : public Transport {
                  name_of_rank(options_, rank_), ring().text());
   }
 
-  const WorldOptions options_;
+  const MpiOptions& mpi_;
+  const WorldOptions& options_;
   MPI_Comm comm_ = MPI_COMM_NULL, farewell_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
   std::atomic<int64_t> waiting_for_ = -1;  // a record of ring()
@@ -245,7 +274,7 @@ class MpiTransport final : public Transport {
 
 // Over messages of its own: what the ring shows is the run's.
 std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& transport) {
-  MpiTransport meeting(options.world);
+  MpiTransport meeting(options);
   Control control(meeting);
   const auto on_death = [&options, &transport](int rank) {
     const std::string text = transport.learn_death(rank);
@@ -287,8 +316,8 @@ std::string mpi_version() {
 }
 
 void run_mpi(const MpiOptions& options, const RankBody& body) {
-  start_mpi();
-  MpiTransport transport(options.world);
+  start_mpi(options);
+  MpiTransport transport(options);
   std::unique_ptr<RankWatch> watch;
   try {
     watch = watch_ranks(options, transport);
@@ -301,8 +330,7 @@ void run_mpi(const MpiOptions& options, const RankBody& body) {
     end_unless_all_fail(options, transport, watch.get(), failure);
     if (watch) watch->say_goodbye();
     const bool was_said = transport.was_said_before(failure.what);
-    transport.release();
-    MPI_Finalize();
+    transport.finish(failure.what);
     if (was_said && failure.kind) {
       // mpirun ends all when one of them ends so: not before the one that says it has.
       sleep_s(1);
@@ -311,8 +339,7 @@ void run_mpi(const MpiOptions& options, const RankBody& body) {
     throw;
   }
   watch->say_goodbye();
-  transport.release();
-  MPI_Finalize();
+  transport.finish();
 }
 
 }  // namespace moebius

@@ -77,12 +77,12 @@ void TcpTransport::wait(std::span<const std::unique_ptr<Message>> messages, int6
     if (!open.empty()) check_peers(what, open);
     return open.empty();
   };
-  if (!links_.move_until(deadline_in(options_.world.timeout_s), all_ended)) fail_waiting(what, open);
+  if (!links_.move_until(options_.world.timeout_s, all_ended)) fail_waiting(what, open);
 }
 
 // Takes in what has come from the others meanwhile.
 void TcpTransport::check() {
-  links_.move_until(deadline_in(0), [&] {
+  links_.move_until(0, [&] {
     check_peers(ring().last(), {});
     return true;
   });
@@ -126,14 +126,14 @@ bool TcpTransport::all_others(const std::function<bool(const TcpLinks::Peer&)>& 
 
 bool TcpTransport::all_meet(const std::string& text) {
   links_.say_farewell(hash_of(text));
-  return links_.move_until(deadline_in(options_.grace_s), [&] {
+  return links_.move_until(options_.grace_s, [&] {
     return links_.nothing_to_send() && all_others([](const TcpLinks::Peer& p) { return p.farewell.has_value(); });
   });
 }
 
 bool TcpTransport::was_said_before(const std::string& text) {
   bool was_said = false;
-  links_.move_until(deadline_in(options_.grace_s), [&] {
+  links_.move_until(options_.grace_s, [&] {
     for (int r = 0; r < rank(); ++r) was_said |= links_.peer(r).farewell == hash_of(text);
     return true;
   });
@@ -145,14 +145,14 @@ void TcpTransport::tell_failure(const RankFailure& failure) {
   const auto is_through = [](const TcpLinks::Peer& p) {
     return p.state != TcpLinks::Peer::State::here || !p.failure.empty();
   };
-  if (failure.distributed) links_.move_until(deadline_in(options_.grace_s), [&] { return all_others(is_through); });
+  if (failure.distributed) links_.move_until(options_.grace_s, [&] { return all_others(is_through); });
   links_.say_failure(failure.what.substr(0, failure.what.find('\n')));
-  links_.move_until(deadline_in(options_.grace_s), [&] { return links_.nothing_to_send(); });
+  links_.move_until(options_.grace_s, [&] { return links_.nothing_to_send(); });
 }
 
 void TcpTransport::leave() {
   links_.say_left();
-  links_.move_until(deadline_in(options_.grace_s), [&] {
+  links_.move_until(options_.grace_s, [&] {
     return links_.nothing_to_send() &&
            all_others([](const TcpLinks::Peer& p) { return p.state != TcpLinks::Peer::State::here; });
   });

@@ -148,13 +148,29 @@ HostPort find_master(const TcpOptions& o, Deadline deadline) {
   return read_place(entry, o.master.host);
 }
 
+std::string without_tcp(const std::string& error) { return error.starts_with("tcp: ") ? error.substr(5) : error; }
+
+// Goes to rank 0 and returns its table. Anything may listen there instead: the error says where.
+std::string ask_master(const TcpOptions& o, const HostPort& master, int own_port, Deadline deadline, Socket& socket) {
+  try {
+    socket = connect_until(master, deadline);
+    greet(o, socket, own_port, deadline);
+    return read_text(socket, deadline, kTable);
+  } catch (const Error& e) {
+    MOEBIUS_FAIL(distributed, "tcp: {} gets no answer from a rank 0 of this run at {} ({}); check that {}",
+                 name_of_rank(o.world, o.rank), to_string(master), without_tcp(e.what()),
+                 o.has_store ? "this machine reaches that address, which rank 0 left with torchrun (MOEBIUS_HOST of "
+                               "rank 0 sets another), and that all ranks were started"
+                             : "MASTER_ADDR and MASTER_PORT are the same on all ranks, that nothing else uses that "
+                               "port, and that all ranks were started");
+  }
+}
+
 std::vector<Socket> connect_as_other(const TcpOptions& o, Deadline deadline) {
   const HostPort master = find_master(o, deadline);
   const Socket listener = listen_at(0, is_loopback(master.host));
   std::vector<Socket> sockets(o.size);
-  sockets[0] = connect_until(master, deadline);
-  greet(o, sockets[0], port_of(listener), deadline);
-  std::istringstream table(read_text(sockets[0], deadline, kTable));
+  std::istringstream table(ask_master(o, master, port_of(listener), deadline, sockets[0]));
   std::string why;
   std::getline(table, why);
   if (!why.empty()) throw Error(ErrorKind::usage, "");  // rank 0 says it

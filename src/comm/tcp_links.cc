@@ -16,7 +16,7 @@
 namespace moebius {
 namespace {
 
-constexpr int kLookMs = 500;  // after which a thread that waits looks around
+constexpr int kLookMs = 500;  // after which the mover looks around
 constexpr int kSpins = 50;    // polls of a rank that waits before it sleeps: the answer may come within microseconds
 constexpr int kReadsAtOnce = 16;  // from one connection before the next one's turn
 constexpr int64_t kSinkBytes = 1 << 16;
@@ -307,21 +307,22 @@ void TcpLinks::pump(std::unique_lock<std::mutex>& lock, int timeout_ms, bool by_
   }
 }
 
-bool TcpLinks::move_until(Deadline deadline, const std::function<bool()>& done) {
+bool TcpLinks::move_until(double seconds, const std::function<bool()>& done) {
   struct Moving {
     explicit Moving(TcpLinks& links) : self(links) { self.rank_moves_ = true; }
     ~Moving() {
       self.rank_moves_ = false;
+      self.rank_may_stay_away_ = Patience(self.stall_s_);
       if (!self.nothing_on_its_way()) self.wake_mover();
     }
     TcpLinks& self;
   };
   std::unique_lock lock(mutex_);
   const Moving moving(*this);
+  Patience patience(seconds);
   for (int i = 0; !done(); ++i) {
-    const int left_ms = milliseconds_until(deadline);
-    if (left_ms == 0) return false;
-    pump(lock, i < kSpins ? 0 : std::min(left_ms, kLookMs), /*by_rank=*/true);
+    if (patience.is_over()) return false;
+    pump(lock, i < kSpins ? 0 : patience.milliseconds_to_sleep(), /*by_rank=*/true);
   }
   return true;
 }
@@ -379,7 +380,7 @@ void TcpLinks::watch(double stall_s, std::function<void(int failed_rank)> on_sta
   const std::lock_guard lock(mutex_);
   stall_s_ = stall_s;
   on_stall_ = std::move(on_stall);
-  rank_may_come_until_ = deadline_in(stall_s_);
+  rank_may_stay_away_ = Patience(stall_s_);
 }
 
 void TcpLinks::look_for_stall(std::unique_lock<std::mutex>& lock) {
@@ -388,8 +389,8 @@ void TcpLinks::look_for_stall(std::unique_lock<std::mutex>& lock) {
     return link.peer.state == Peer::State::lost || !link.peer.failure.empty();
   });
   if (failed == links_.end()) {
-    rank_may_come_until_ = deadline_in(stall_s_);
-  } else if (std::chrono::steady_clock::now() > rank_may_come_until_) {
+    rank_may_stay_away_ = Patience(stall_s_);
+  } else if (rank_may_stay_away_.is_over()) {
     const auto on_stall = std::exchange(on_stall_, nullptr);
     lock.unlock();
     on_stall(static_cast<int>(failed - links_.begin()));

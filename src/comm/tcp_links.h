@@ -7,8 +7,7 @@
 //             others.
 //   Order     The messages of two ranks on a channel are numbered by each end: the n-th sent is the n-th received.
 //   Threads   Everything is guarded by one mutex. While the rank's thread waits it moves the bytes itself, and the
-//   other
-//             thread stands back.
+//             other thread stands back.
 #pragma once
 
 #include <atomic>
@@ -21,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/patience.h"
 #include "comm/socket.h"
 #include "comm/transport.h"
 
@@ -58,9 +58,9 @@ class TcpLinks {
     std::optional<uint64_t> farewell;                           // that it sent
     std::string failure;                                        // why it ended the run; empty: it did not
   };
-  // Moves bytes until done says so, or the time is over: then false. done sees ends and peers as they are then (it is
-  // called with the mutex held) and throws when it sees what cannot end well.
-  bool move_until(Deadline deadline, const std::function<bool()>& done);
+  // Moves bytes until done says so, or it has waited for so long (comm/patience.h): then false. done sees ends and
+  // peers as they are then (it is called with the mutex held) and throws when it sees what cannot end well.
+  bool move_until(double seconds, const std::function<bool()>& done);
   const Peer& peer(int rank) const { return links_[rank].peer; }  // REQUIRES: from done
 
   // To all others, behind what was sent before. They are on their way when this returns, and have left when
@@ -146,8 +146,8 @@ class TcpLinks {
   Socket waker_;          // an eventfd, which ends the mover's poll
   int64_t num_open_ = 0;  // ends that wait
   bool rank_moves_ = false, mover_polls_ = false, stop_ = false;
-  Deadline rank_may_come_until_{};  // after another rank has failed
   double stall_s_ = 0;
+  Patience rank_may_stay_away_{0};  // after another rank has failed
   std::function<void(int)> on_stall_;
   std::thread mover_;
 };

@@ -14,6 +14,7 @@
 namespace moebius {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -66,6 +67,14 @@ struct Member {
   ThreadPool pool{1};
   Stream s{DeviceKind::cpu, pool};
   std::unique_ptr<Group> world, other;
+};
+
+// What it takes a rank to put its work away when an exception passes by.
+struct Slow {
+  explicit Slow(int s) : seconds(s) {}
+  ~Slow() { std::this_thread::sleep_for(std::chrono::seconds(seconds)); }
+  Slow(const Slow&) = delete;
+  int seconds;
 };
 
 Tensor tensor(std::vector<float>& x) { return tensor_of(x.data(), {std::ssize(x)}); }
@@ -212,6 +221,28 @@ TEST(Tcp, AStalledRankIsNamedAndEndsItselfWhenTheOthersHave) {
   EXPECT_TRUE(ended);
 }
 
+// Rank 0 waits for longer than the time after which a rank has stalled, and is then told that another has failed: from
+// there on it has that time again, to report and to put things away.
+TEST(Tcp, ARankThatHasWaitedIsNotTakenForStalled) {
+  std::atomic<bool> ended = false;
+  const Ends ends = run_world(
+      2,
+      [](Transport& transport) {
+        Member m(transport);
+        const Slow slow(m.rank == 0 ? 1 : 0);
+        if (m.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(3));
+        MOEBIUS_CHECK(numerics, m.rank == 0, "the loss is not a number");
+        m.world->barrier();
+      },
+      [&](TcpOptions& o) {
+        o.stall_s = 2;
+        o.end_process = [&] { ended = true; };
+      });
+  EXPECT_FALSE(ended);
+  EXPECT_THAT(ends.reports[0], StartsWith("barrier 0 of group world (u8 x 0): rank 0 (dp 0) is ended, because rank 1 "
+                                          "(dp 1) has ended the run: the loss is not a number"));
+}
+
 TEST(Tcp, SizesThatDisagreeAreFound) {
   for (const int64_t n : {kShort, kLong}) {
     const Ends ends = run_world(2, [&](Transport& transport) {
@@ -243,8 +274,12 @@ TEST(TcpBootstrap, WhoDoesNotComeIsNamed) {
       });
   EXPECT_THAT(ends.errors[0], StartsWith("tcp: rank 0 (dp 0) has waited for 0.5 s for the others to come; missing: "
                                          "rank 2 (dp 2); were they started, with the same MASTER_ADDR"));
-  EXPECT_THAT(ends.errors[1], HasSubstr("tcp: receiving the table of ranks: "));
-  EXPECT_THAT(ends.errors[2], HasSubstr("was not reached in time: Connection refused"));
+  EXPECT_THAT(ends.errors[1],
+              AllOf(StartsWith("tcp: rank 1 (dp 1) gets no answer from a rank 0 of this run at localhost:"),
+                    HasSubstr(" (receiving the table of ranks: ")));
+  EXPECT_THAT(ends.errors[2],
+              AllOf(StartsWith("tcp: rank 2 (dp 2) gets no answer from a rank 0 of this run at localhost:"),
+                    HasSubstr("was not reached in time: Connection refused); check that MASTER_ADDR")));
   EXPECT_THAT(ends.kinds, testing::Each(6));
 }
 
@@ -270,6 +305,34 @@ TEST(TcpBootstrap, APortThatIsTakenIsSaid) {
       });
   EXPECT_THAT(ends.errors[0],
               HasSubstr("Address already in use; rank 0 listens at MASTER_PORT: choose one that is free"));
+}
+
+// Whoever listens where rank 0 should: silent, talking of something else, hanging up.
+TEST(TcpBootstrap, WhoFindsAnotherInPlaceOfRank0SaysWhere) {
+  for (const std::string answer : {"", "HTTP/1.1 400 Bad Request", "hang up"}) {
+    const Socket other = listen_at(0, true);
+    std::vector<std::jthread> visited;
+    const Ends ends = run_world(
+        1, [](Transport&) {},
+        [&](TcpOptions& o) {
+          o.rank = 1;
+          o.size = 2;
+          o.master.port = port_of(other);
+          o.world.timeout_s = 0.5;
+          visited.emplace_back([&] {
+            const Socket visitor = accept_until(other, deadline_in(5));
+            if (answer == "hang up") return;
+            write_all(visitor, std::as_bytes(std::span(answer)), deadline_in(5), "an answer");
+            std::this_thread::sleep_for(std::chrono::seconds(1));
+          });
+        });
+    const std::string place = fmt::format("localhost:{}", port_of(other));
+    EXPECT_THAT(ends.errors[0],
+                StartsWith("tcp: rank 1 (dp 1) gets no answer from a rank 0 of this run at " + place + " ("));
+    EXPECT_THAT(ends.errors[0], HasSubstr("; check that MASTER_ADDR and MASTER_PORT are the same on all ranks, that "
+                                          "nothing else uses that port, and that all ranks were started"));
+    EXPECT_EQ(ends.kinds[0], 6);
+  }
 }
 
 // Somebody else's connection, silent or not, is let go.

@@ -1,4 +1,5 @@
-// A program for a launcher whose rank 1 fails in the way that is asked for; the others are in an all_reduce_sum.
+// failing_rank WAY [FAULT]: a program for a launcher whose rank 1 fails in the way that is asked for, or has, over MPI,
+// that MOEBIUS_FAULT (core/fault.h); the others are in an all_reduce_sum.
 #include <unistd.h>
 
 #include <csignal>
@@ -13,7 +14,24 @@
 
 namespace {
 
+// Rank 1 stops the others while they wait for it, for longer than the timeout, and joins when they have run again for
+// some time: as of a job that is suspended and taken up again.
+void suspend_others(moebius::Rank& r) {
+  std::vector<float> all(r.world->size()), mine{static_cast<float>(::getpid())};  // exact: below 2^24
+  r.world->all_gather(r.s, moebius::as_tensor(all), moebius::as_tensor(mine));
+  if (r.rank != 1) return;
+  const auto tell_others = [&](int signal, int then_sleep_ms) {
+    for (const float pid : all)
+      if (pid != mine[0]) ::kill(static_cast<pid_t>(pid), signal);
+    std::this_thread::sleep_for(std::chrono::milliseconds(then_sleep_ms));
+  };
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until the others wait
+  tell_others(SIGSTOP, 5000);
+  tell_others(SIGCONT, 1000);
+}
+
 void fail(const std::string& way, moebius::Rank& r) {
+  if (way == "suspend") suspend_others(r);
   if (way == "all") MOEBIUS_FAIL(usage, "this recipe is wrong on every rank");
   if (way == "kill_idle" && r.rank != 1) std::this_thread::sleep_for(std::chrono::seconds(2));
   if (way == "stop_waiting" && r.rank == 0) std::this_thread::sleep_for(std::chrono::seconds(120));
@@ -44,7 +62,7 @@ void set_fault_on_rank_1(const char* fault) {
 int main(int argc, char** argv) {
   std::signal(SIGTERM, [](int) {});  // as in training: mpirun sends it to the others when a rank has died
   const std::string way = argc > 1 ? argv[1] : "";
-  if (way == "meet") set_fault_on_rank_1("rank_watch.meet:1:throw");
+  if (argc > 2) set_fault_on_rank_1(argv[2]);
   const moebius::WorldOptions options{.timeout_s = 3, .coordinates = [](int r) { return "dp " + std::to_string(r); }};
   try {
     moebius::run_launched(options, [&](moebius::Transport& world) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/mpi.h"
+#include "core/error.h"
 
 namespace moebius {
 namespace {
@@ -119,13 +120,37 @@ TEST_P(MpiRanksFail, AProcessThatIsStoppedWhileItWaitsBlamesNobody) {
   EXPECT_LT(ended.seconds, 60);
 }
 
+TEST_P(RanksFail, AJobThatIsSuspendedGoesOn) {
+  const Ended ended = run_failing("suspend");
+  EXPECT_EQ(ended.exit_code, 0) << ended.text;
+  EXPECT_GT(ended.seconds, 5);
+}
+
 // What makes the watch over the others may throw, too.
 TEST_P(MpiRanksFail, ARankThatThrowsBeforeTheRunEndsAll) {
-  const Ended ended = run_failing("meet");
+  const Ended ended = run_failing("none rank_watch.meet:1:throw");
   EXPECT_EQ(ended.exit_code, 6) << ended.text;
   EXPECT_THAT(ended.text, HasSubstr("report: rank 1 (dp 1) threw, and others did not: rank_watch.meet: Input/output "
                                     "error (a test's fault)\n"));
   EXPECT_LT(ended.seconds, 60);
+}
+
+// MPI itself waits for a rank that does not come for ever, in each of its calls that meet all.
+TEST_P(MpiRanksFail, ARankThatStandsBesideACallOfMpiEndsTheRunInTime) {
+  struct Place {
+    const char *way, *fault, *call;
+  };
+  for (const Place& at :
+       {Place{"none", "mpi.init:1:stop", "MPI_Init_thread"}, Place{"none", "mpi.dup:1:stop", "MPI_Comm_dup"},
+        Place{"none", "mpi.dup:2:stop", "MPI_Comm_dup"}, Place{"all", "mpi.farewell:1:stop", "MPI_Allgather"},
+        Place{"none", "mpi.finalize:1:stop", "MPI_Finalize"}}) {
+    SCOPED_TRACE(at.fault);
+    const Ended ended = run_command(fmt::format("timeout -k 3 60 {} {} {}", GetParam().command, at.way, at.fault));
+    EXPECT_EQ(ended.exit_code, 6) << ended.text;
+    const std::string waits = " (dp 0) has waited for 3 s for the other ranks, of which one does not join";
+    EXPECT_THAT(ended.text, HasSubstr(fmt::format("report: {}: rank 0{}", at.call, waits)));
+    EXPECT_EQ(ended.text.find("this recipe is wrong on every rank") != ended.text.npos, std::string(at.way) == "all");
+  }
 }
 
 // Of rank 0 or 2, when rank 1 was killed while they were in an all_reduce_sum.

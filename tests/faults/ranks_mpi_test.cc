@@ -136,6 +136,19 @@ TEST_F(RankedRun, AProcessThatStandsStillIsNamedInTime) {
   EXPECT_EQ(runs_.train_ranks(2, "r"), 0) << runs_.err();
 }
 
+// Before there is a world that could name it.
+TEST_F(RankedRun, ARankThatStandsBeforeMpiHasBegunEndsAllInTime) {
+  for (const auto& [point, call] :
+       {std::pair{"mpi.init:1:stop", "MPI_Init_thread"}, {"mpi.dup:1:stop", "MPI_Comm_dup"}}) {
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_EQ(runs_.train_ranks(2, "r", {}, {{1, {point}}}), 6) << runs_.err();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+    EXPECT_THAT(runs_.err(), HasSubstr(fmt::format("error: {}: rank 0 (tp 0, cp 0, dp 0, pp 0, etp 0, ep 0, edp 0) has "
+                                                   "waited for 4 s for the other ranks, of which one does not join",
+                                                   call)));
+  }
+}
+
 TEST_F(RankedRun, ASignalSavesOnAllRanksAndEnds) {
   ASSERT_EQ(runs_.train_ranks(2, "undisturbed", {"train.steps=300"}), 0) << runs_.err();
   const pid_t run = runs_.start_ranks(2, "r", {"train.steps=300"});
