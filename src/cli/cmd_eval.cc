@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/options.h"
@@ -72,9 +73,14 @@ EvalResult eval_rank(const Options& o, Transport& world, Cli& cli) {
   });
   run.threads = o.threads == 0 && world.size() > 1 ? cpu_share(control) : num_threads(o.threads);
   Engine engine(eval_engine_spec(run, world));
-  Loader loader({{.prefix = o.data}}, run, /*shuffle=*/false, engine.data_share(), "--data");
-  warn_of_not_finite(cli.log, control, o.model, load_weights(engine, o.model));
-  const EvalResult result = evaluate(engine, loader, o.max_batches, [&] { return control.max(cli.signal) != 0; });
+  std::optional<Loader> loader;
+  std::vector<NotFinite> not_finite;
+  control.together([&] {
+    loader.emplace(std::vector<DatasetSpec>{{.prefix = o.data}}, run, /*shuffle=*/false, engine.data_share(), "--data");
+    not_finite = load_weights(engine, o.model);
+  });
+  warn_of_not_finite(cli.log, control, o.model, not_finite);
+  const EvalResult result = evaluate(engine, *loader, o.max_batches, [&] { return control.max(cli.signal) != 0; });
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
                 "eval: expected a finite loss on {}; got {}; look at the weights of {}, or try --dtype f32", o.data,
                 result.loss, o.model);

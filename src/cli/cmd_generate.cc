@@ -135,7 +135,9 @@ void generate_rank(const Options& o, Transport& world, Log& log) {
   if (world.size() > 1) spec.world = &world;
   if (world.size() > 1 && o.threads == 0) spec.threads = cpu_share(control);
   Engine engine(spec);
-  warn_of_not_finite(log, control, o.model, load_weights(engine, o.model));
+  std::vector<NotFinite> not_finite;
+  control.together([&] { not_finite = load_weights(engine, o.model); });
+  warn_of_not_finite(log, control, o.model, not_finite);
   Printer printer(o, *request.tokenizer, control.is_root());
   printer.end(generate(engine, request.spec, request.prompt, [&](int32_t id) { printer.token(id); }));
 }

@@ -1,4 +1,8 @@
 #include "comm/layout.h"
+
+#include <algorithm>
+#include <array>
+
 #include "core/error.h"
 
 namespace moebius {
@@ -35,12 +39,18 @@ std::string layout_table(const MeshShape& shape, int64_t most) {
       fmt::format("{} ranks: dense tp {} x cp {} x dp {} x pp {}, experts etp {} x ep {} x edp {} x pp {}\n",
                   shape.world(), shape.tp, shape.cp, shape.dp, shape.pp, shape.etp, shape.ep, shape.edp, shape.pp);
   text += rank_lines(shape, most);
-  text += fmt::format("{:10} {:>6} {:>6}  {:24}  {}\n", "group", "size", "groups", "the first", "of");
+  std::array<std::string, kNumAxes> firsts;
+  size_t width = 24;
+  for (int i = 0; i < kNumAxes; ++i) {
+    firsts[i] = list(ranks_of_group(shape, static_cast<Axis>(i), 0));
+    width = std::max(width, firsts[i].size());
+  }
+  text += fmt::format("{:10} {:>6} {:>6}  {:{}}  {}\n", "group", "size", "groups", "the first", width, "of");
   for (int i = 0; i < kNumAxes; ++i) {
     const Axis axis = static_cast<Axis>(i);
     const int64_t size = group_size(shape, axis);
-    text += fmt::format("{:10} {:6} {:6}  {:24}  {}\n", name_of(axis), size, shape.world() / size,
-                        list(ranks_of_group(shape, axis, 0)), purpose_of(axis));
+    text += fmt::format("{:10} {:6} {:6}  {:{}}  {}\n", name_of(axis), size, shape.world() / size, firsts[i], width,
+                        purpose_of(axis));
   }
   return text;
 }

@@ -178,5 +178,18 @@ TEST(Layout, TableOfManyRanksIsShort) {
   EXPECT_THAT(text, HasSubstr("0 1 2 3 4 5 6 7 ... 1023"));
 }
 
+// What a group is for stands in one column, however long the ranks of the first are.
+TEST(Layout, TableOfVeryManyRanksHasItsColumns) {
+  const std::string text = layout_table({.dp = 100000, .ep = 100, .edp = 1000});
+  EXPECT_THAT(text, HasSubstr("0 100 200 300 400 500 600 700 ... 99900"));
+  const size_t header = text.find("group  ");
+  const size_t column = text.find("  of\n", header) - header;
+  for (int i = 0; i < kNumAxes; ++i) {
+    const Axis axis = static_cast<Axis>(i);
+    const size_t line = text.find(fmt::format("\n{:10} ", name_of(axis)), header) + 1;
+    EXPECT_EQ(text.find(fmt::format("  {}\n", purpose_of(axis)), line) - line, column) << name_of(axis);
+  }
+}
+
 }  // namespace
 }  // namespace moebius

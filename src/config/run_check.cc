@@ -126,6 +126,14 @@ void check_sinkhorn(const RunSpec& s) {
   MOEBIUS_CHECK(usage, !b.sinkhorn || !(b.aux || b.seq_aux || b.global_aux || b.bias || b.force_balance),
                 "moe.balance \"sinkhorn\" chooses the experts alone; remove the other balances and force_balance{}",
                 origin(s, "moe.balance"));
+  MOEBIUS_CHECK(usage, !b.sinkhorn || s.model.n_group == 1,
+                "moe.balance \"sinkhorn\" chooses among all experts: model.n_group must be 1; got {}; choose another "
+                "balance, or a model without groups{}",
+                s.model.n_group, origin(s, "moe.balance"));
+  MOEBIUS_CHECK(usage, !b.sinkhorn || !s.model.expert_bias,
+                "moe.balance \"sinkhorn\" chooses by the scores alone: model.expert_bias must be false; choose another "
+                "balance, or a model without the bias{}",
+                origin(s, "moe.balance"));
 }
 
 void check_balance(const RunSpec& s) {

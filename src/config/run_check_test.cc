@@ -56,6 +56,13 @@ TEST(Check, Balance) {
               HasSubstr("\"sinkhorn\" chooses the experts alone"));
   EXPECT_THAT(check_error({"moe.balance=sinkhorn", "moe.force_balance=true"}),
               HasSubstr("\"sinkhorn\" chooses the experts alone"));
+  EXPECT_THAT(check_error({"moe.balance=sinkhorn", "model.n_group=2", "model.topk_group=1"}),
+              HasSubstr("moe.balance \"sinkhorn\" chooses among all experts: model.n_group must be 1; got 2; choose "
+                        "another balance, or a model without groups [--set]"));
+  EXPECT_THAT(check_error({"moe.balance=sinkhorn", "model.expert_bias=true"}),
+              HasSubstr("moe.balance \"sinkhorn\" chooses by the scores alone: model.expert_bias must be false; choose "
+                        "another balance, or a model without the bias [--set]"));
+  EXPECT_NO_THROW(parse({"moe.balance=sinkhorn"}).check(1));
   EXPECT_THAT(check_error({"moe.balance=aux"}), HasSubstr("aux_coeff is 0, so it would do nothing; set moe.aux_coeff"));
   EXPECT_THAT(check_error({"moe.aux_coeff=0.1"}),
               HasSubstr("moe.aux_coeff = 0.1 needs \"aux\", \"seq_aux\" or \"global_aux\" in moe.balance"));

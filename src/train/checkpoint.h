@@ -2,7 +2,7 @@
 //
 // RUN/checkpoints/step-00000100/{manifest.json, shard-00000.safetensors, ...}. A step folder appears whole, by one
 // rename after everything in it is on the device. Whatever a crash leaves behind is named "step-*.tmp-*", is never
-// taken for a checkpoint and goes with the next save.
+// taken for a checkpoint and goes when a run opens the folder, or with the next save.
 // Every rank of a run writes the slices that it holds, and the manifest says which slices of the global tensors lie
 // where: a checkpoint loads on any layout, each rank reading what it needs. Every byte is under a hash: damage is an
 // error at load, never a number.
@@ -72,7 +72,8 @@ class CheckpointStore {
   static constexpr int64_t kShardBytes = int64_t{4} << 30;
   static constexpr int64_t kPieceBytes = int64_t{16} << 20;  // written at once, and of a GPU copied at once
 
-  // Creates the folder. Error{usage} when another run has it open. keep: newest checkpoints kept, 0 for all.
+  // Creates the folder, and removes what a crash left in it. Error{usage} when another run has it open, or when a rank
+  // sees another folder than rank 0. keep: newest checkpoints kept, 0 for all.
   CheckpointStore(std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
   // The same on every rank; `ranks` outlives the store.
   CheckpointStore(Control& ranks, std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
@@ -92,8 +93,8 @@ class CheckpointStore {
   void wait();
   void check();  // throws the error of an asynchronous save that has failed; does not wait for one that runs
 
-  // Sets every checkpoint aside, newest first: none is taken for one any more, and the next save removes them. For a
-  // run that starts over: its history must not mix with theirs, wherever it dies.
+  // Sets every checkpoint aside, newest first: none is taken for one any more, and the next save or start removes them.
+  // For a run that starts over: its history must not mix with theirs, wherever it dies.
   void set_aside();
 
   std::vector<CheckpointInfo> list();  // as list_checkpoints(dir), as rank 0 sees it
@@ -109,6 +110,7 @@ class CheckpointStore {
   struct Alone;  // a world of one rank
   CheckpointStore(std::unique_ptr<Alone> alone, std::string dir, int64_t keep, bool async_save, int64_t shard_bytes);
   void open();
+  void check_shared(const std::string& signature);
   using Share = std::shared_future<std::shared_ptr<const CheckpointManifest>>;
   using Publication = std::shared_future<void>;
   std::string make_folder(int64_t step, const std::string& what);

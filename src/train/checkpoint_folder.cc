@@ -53,6 +53,7 @@ std::string holder(int fd) {
   std::string text(256, '\0');
   const ssize_t got = ::pread(fd, text.data(), text.size(), 0);
   text.resize(std::max<ssize_t>(got, 0));
+  text.resize(std::min(text.size(), text.find('\n')));
   return text.empty() ? "an unnamed process" : text;
 }
 
@@ -62,6 +63,11 @@ std::string this_process() {
   return fmt::format("process {} on {}", ::getpid(), named ? host : "an unnamed host");
 }
 
+std::string random_hex() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
+
 // Not every file system can lock; there, one run a folder is up to the user.
 bool cannot_lock(int error) { return error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK || error == EINVAL; }
 
@@ -69,10 +75,7 @@ bool cannot_lock(int error) { return error == ENOSYS || error == EOPNOTSUPP || e
 
 std::string step_folder_name(int64_t step) { return fmt::format("{}{:08}", kStep, step); }
 
-std::string unfinished_name(int64_t step) {
-  std::random_device random;
-  return fmt::format("{}{}{:08x}{:08x}", step_folder_name(step), kUnfinished, random(), random());
-}
+std::string unfinished_name(int64_t step) { return step_folder_name(step) + std::string(kUnfinished) + random_hex(); }
 
 std::vector<StepFolder> step_folders(const std::string& dir) {
   std::vector<StepFolder> folders;
@@ -118,15 +121,14 @@ void remove_folder(const std::string& path) {
   if (error) fail_io("remove", path, error.value());
 }
 
-CheckpointLock::CheckpointLock(const std::string& dir) {
-  const std::string path = dir + "/lock";
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (fd_ < 0) fail_io("open", path, errno);
+CheckpointLock::CheckpointLock(const std::string& dir) : path_(dir + "/lock") {
+  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd_ < 0) fail_io("open", path_, errno);
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && !cannot_lock(errno)) {
     const int error = errno;
     const std::string other = holder(fd_);
     ::close(fd_);
-    if (error != EWOULDBLOCK) fail_io("lock", path, error);
+    if (error != EWOULDBLOCK) fail_io("lock", path_, error);
     MOEBIUS_FAIL(
         usage,
         "checkpoint: expected {} to be used by one run at a time; got a second one beside {}; wait for that one "
@@ -139,5 +141,22 @@ CheckpointLock::CheckpointLock(const std::string& dir) {
 }
 
 CheckpointLock::~CheckpointLock() { ::close(fd_); }
+
+// Synced, so that other machines of a network file system read it.
+std::string CheckpointLock::sign() const {
+  const std::string signature = random_hex(), text = this_process() + "\n" + signature + "\n";
+  const auto size = static_cast<ssize_t>(text.size());
+  if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, text.data(), text.size(), 0) != size) fail_io("write", path_, errno);
+  if (::fsync(fd_) != 0 && errno != EINVAL && errno != ENOTSUP) fail_io("sync", path_, errno);
+  return signature;
+}
+
+std::string why_not_signed(const std::string& dir, const std::string& signature) {
+  try {
+    return read_file(dir + "/lock").ends_with("\n" + signature + "\n") ? "" : "another";
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
 
 }  // namespace moebius

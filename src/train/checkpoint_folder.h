@@ -1,5 +1,5 @@
 // Names in a checkpoints folder: step-00000100 is a checkpoint, step-00000100.tmp-0123456789abcdef is a save or a
-// removal that did not finish, `lock` says who writes here.
+// removal that did not finish, `lock` says in its first line who writes here, in its second which run that is.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,16 @@ class CheckpointLock {
   CheckpointLock(const CheckpointLock&) = delete;
   CheckpointLock& operator=(const CheckpointLock&) = delete;
 
+  // Writes into the lock what stands in no other one and returns it, for the run's ranks to find. Error{io}.
+  std::string sign() const;
+
  private:
+  std::string path_;
   int fd_ = -1;
 };
+
+// What the lock in `dir` says when its holder has signed it so, as this process sees it: empty when it is there, else
+// what is.
+std::string why_not_signed(const std::string& dir, const std::string& signature);
 
 }  // namespace moebius

@@ -102,9 +102,24 @@ void CheckpointStore::open() {
       usage, keep_ >= 0 && shard_bytes_ > 0,
       "checkpoint: expected keep >= 0 and shards above 0 bytes; got keep {} and {} bytes; set checkpoint.keep", keep_,
       shard_bytes_);
+  std::string signature;
   ranks_.on_root([&] {
     make_dirs(dir_);
     lock_ = std::make_unique<CheckpointLock>(dir_);
+    remove_unfinished(dir_);  // what a run that died left behind may fill the disk
+    if (ranks_.size() > 1) signature = lock_->sign();
+  });
+  if (ranks_.size() > 1) check_shared(ranks_.from_root(signature));
+}
+
+// A rank that sees another folder would find out at its first save, and read no checkpoint.
+void CheckpointStore::check_shared(const std::string& signature) {
+  ranks_.together([&] {
+    const std::string got = why_not_signed(dir_, signature);
+    MOEBIUS_CHECK(usage, got.empty(),
+                  "checkpoint: expected {}/lock to be that of rank 0; got {}; run.dir must be one folder, under the "
+                  "same name, on a file system that all ranks share",
+                  dir_, got);
   });
 }
 
@@ -120,7 +135,7 @@ std::string CheckpointStore::make_folder(int64_t step, const std::string& what) 
   const std::string folder = dir_ + "/" + ranks_.from_root(unfinished_name(step));
   ranks_.on_root([&] {
     saying(what, [&] {
-      remove_unfinished(dir_);  // what a run that died left behind may fill the disk
+      remove_unfinished(dir_);
       make_dirs(folder);
     });
   });

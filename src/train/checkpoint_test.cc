@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "comm/control.h"
+#include "comm/threads.h"
 #include "core/accelerator.h"
 #include "io/files.h"
 #include "io/safetensors.h"
@@ -189,6 +191,20 @@ TEST_P(Checkpoint, TheNextSaveRemovesWhatACrashLeft) {
   EXPECT_FALSE(std::filesystem::exists(left));
 }
 
+// It may hold the space that a run needs before its first save.
+TEST_P(Checkpoint, OpeningRemovesWhatACrashLeft) {
+  {
+    CheckpointStore store(path_, 2, GetParam());
+    save(store, 1);
+  }
+  const std::string left = path_ + "/step-00000009.tmp-0123456789abcdef";
+  std::filesystem::create_directories(left);
+  write_file_atomic(left + "/shard-00000.safetensors", "half");
+  CheckpointStore store(path_, 2, GetParam());
+  EXPECT_FALSE(std::filesystem::exists(left));
+  EXPECT_EQ(load(folder(1)), State(1));
+}
+
 TEST_P(Checkpoint, AFailedSaveIsAnErrorOnceAndLeavesNothing) {
   CheckpointStore store(path_, 2, GetParam());
   save(store, 1);
@@ -227,6 +243,30 @@ TEST(CheckpointStoreErrors, OneRunAFolder) {
     expect_error(ErrorKind::usage, "choose another run.dir", [&] { prune_checkpoints(dir.path(), 1); });
   }
   CheckpointStore(dir.path(), 2, true);
+}
+
+// Each rank says what it finds where the lock of rank 0 should be: nothing, another, one that was there before.
+TEST(CheckpointStoreErrors, AFolderThatRanksDoNotShare) {
+  const TestDir dir;
+  const auto open_as = [&](const std::vector<std::string>& folders) {
+    run_threads(static_cast<int>(folders.size()), {}, [&](Transport& world) {
+      Control ranks(world);
+      CheckpointStore(ranks, dir.path(folders[world.rank()]), 2, true);
+    });
+  };
+  EXPECT_NO_THROW(open_as({"run", "run", "run"}));
+  EXPECT_NO_THROW(open_as({"run", "run/../run"}));
+  const std::string shared = "run.dir must be one folder, under the same name, on a file system that all ranks share";
+  expect_error(ErrorKind::usage,
+               "rank 2: checkpoint: expected " + dir.path("none") + "/lock to be that of rank 0; got ", [&] {
+                 open_as({"run", "run", "none"});
+               });
+  expect_error(ErrorKind::usage, shared, [&] { open_as({"run", "none"}); });
+  { const CheckpointStore of_another_run(dir.path("other"), 2, true); }
+  expect_error(ErrorKind::usage, "other/lock to be that of rank 0; got another; " + shared, [&] {
+    open_as({"run", "other"});
+  });
+  expect_error(ErrorKind::usage, "rank 1: ", [&] { open_as({"other", "run"}); });
 }
 
 TEST(CheckpointStoreErrors, WrongArguments) {

@@ -50,6 +50,20 @@ RunSpec with_mtp_of_weights(RunSpec run) {
   return run;
 }
 
+// Files that a rank cannot read end all ranks with what it says.
+Loader open_loader(Control& control, const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle,
+                   const DataShare& share) {
+  std::optional<Loader> loader;
+  control.together([&] { loader.emplace(datasets, run, shuffle, share); });
+  return std::move(*loader);
+}
+
+std::string fingerprint_of(Control& control, const Loader& loader) {
+  std::string lines;
+  control.together([&] { lines = loader.fingerprint(); });
+  return lines;
+}
+
 // Sums over the ranks that are threads of this rank's process; all ranks of the world together.
 struct OfProcess {
   int64_t sum(int64_t mine) const {
@@ -82,12 +96,13 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
       log_(control_.is_root() ? log : quiet_),
       signal_(signal),
       engine_(engine_spec(run_, world_)),
-      loader_(run.data.train, run_, /*shuffle=*/true, engine_.data_share()),
-      data_fingerprint_(loader_.fingerprint()),
+      loader_(open_loader(control_, run.data.train, run_, /*shuffle=*/true, engine_.data_share())),
+      data_fingerprint_(fingerprint_of(control_, loader_)),
       store_(control_, make_run_dir(control_, run.dir) + "/checkpoints", run.checkpoint.keep,
              run.checkpoint.async_save) {
   check_agree(control_, {"the training data", data_fingerprint_});
-  if (!run.data.valid.empty()) valid_.emplace(run.data.valid, run_, /*shuffle=*/false, engine_.data_share());
+  if (!run.data.valid.empty())
+    valid_ = open_loader(control_, run.data.valid, run_, /*shuffle=*/false, engine_.data_share());
   if (run_.model.num_mtp_layers < run.model.num_mtp_layers)
     log_.warn("{}", missing_mtp_notice(find_weights(run.init_from), run.model));
 }
@@ -101,7 +116,10 @@ int TrainingRun::run() {
   const int64_t steps = run_.train.steps;
   if (first_step_ > steps) log_.info("nothing to do: step {} of {} is done", first_step_ - 1, steps);
   int signal = 0;
-  if (!metrics_hold_eval_of(first_step_ - 1)) evaluate_if_due(first_step_ - 1);
+  if (!metrics_hold_eval_of(first_step_ - 1)) {
+    evaluate_if_due(first_step_ - 1);
+    agreed_signal();  // throws when it could not be written
+  }
   for (int64_t step = first_step_; step <= steps && signal == 0; ++step) {
     const StepReport report = train_step(step);
     check_finite(report);
@@ -121,6 +139,26 @@ int TrainingRun::run() {
     log_.info("communication of the last step, the most that a rank sent and waited: {}", comm_text(ranks_));
   if (first_step_ <= steps) compare_memory();
   return signal;
+}
+
+// What rank 0 does while no other waits for it. Its error is kept for agreed_signal(), where all ranks meet.
+void TrainingRun::on_root_alone(const std::function<void()>& body) {
+  if (!control_.is_root() || root_error_) return;
+  try {
+    body();
+  } catch (const Error& e) {
+    if (control_.size() == 1) throw;
+    root_error_ = e;
+  }
+}
+
+int TrainingRun::agreed_signal() {
+  constexpr int64_t kError = 1 << 16;  // above all signals
+  const int64_t said = control_.max(root_error_ ? kError : int64_t{signal_});
+  if (said < kError) return static_cast<int>(said);
+  store_.wait();
+  control_.on_root([&] { throw Error(*root_error_); });
+  return 0;
 }
 
 void TrainingRun::start() {
@@ -235,7 +273,7 @@ StepReport TrainingRun::train_step(int64_t step) {
   });
   if (traced) {
     engine_.set_trace(nullptr);
-    write_file_atomic(run_.log.trace, trace.chrome_json());
+    on_root_alone([&] { write_file_atomic(run_.log.trace, trace.chrome_json()); });
   }
   const double seconds = (now_us() - begin) * 1e-6;
   seconds_training_ += seconds;
@@ -267,13 +305,15 @@ void TrainingRun::check_finite(const StepReport& report) {
 }
 
 void TrainingRun::report_step(const StepReport& report) {
-  if (metrics_) {
-    nlohmann::ordered_json json = to_json(report);
-    if (!ranks_.ranks.empty()) json.update(to_json(ranks_));
-    metrics_->append(json);
-  }
+  on_root_alone([&] { write_step(report); });
   show_progress(report);
   watch_balance(report);
+}
+
+void TrainingRun::write_step(const StepReport& report) {
+  nlohmann::ordered_json json = to_json(report);
+  if (!ranks_.ranks.empty()) json.update(to_json(ranks_));
+  metrics_->append(json);
   if (!tensorboard_) return;
   const auto scalar = [&](const std::string& tag, double value) {
     tensorboard_->add_scalar(tag, report.step, static_cast<float>(value));
@@ -342,12 +382,16 @@ void TrainingRun::evaluate_if_due(int64_t step) {
 }
 
 void TrainingRun::report_eval(int64_t step, const EvalResult& result) {
+  log_.info("eval at step {}: loss {:.4f}{}", step, result.loss,
+            result.bits_per_byte ? fmt::format(", {:.4f} bits per byte", *result.bits_per_byte) : "");
+  on_root_alone([&] { write_eval(step, result); });
+}
+
+void TrainingRun::write_eval(int64_t step, const EvalResult& result) {
   nlohmann::ordered_json json{
       {"kind", "eval"}, {"step", step}, {"loss", result.loss}, {"tokens", static_cast<int64_t>(result.tokens)}};
   if (result.bits_per_byte) json["bits_per_byte"] = *result.bits_per_byte;
-  if (metrics_) metrics_->append(json);
-  log_.info("eval at step {}: loss {:.4f}{}", step, result.loss,
-            result.bits_per_byte ? fmt::format(", {:.4f} bits per byte", *result.bits_per_byte) : "");
+  metrics_->append(json);
   if (!tensorboard_) return;
   tensorboard_->add_scalar("eval/loss", step, static_cast<float>(result.loss));
   if (result.bits_per_byte)
@@ -356,7 +400,9 @@ void TrainingRun::report_eval(int64_t step, const EvalResult& result) {
 
 // Whether the evaluation of a step that was resumed from is in the metrics already; the first rank knows.
 bool TrainingRun::metrics_hold_eval_of(int64_t step) {
-  return control_.max(control_.is_root() && file_holds_eval_of(step)) != 0;
+  bool holds = false;
+  control_.on_root([&] { holds = file_holds_eval_of(step); });
+  return control_.max(holds) != 0;
 }
 
 bool TrainingRun::file_holds_eval_of(int64_t step) const {
@@ -372,7 +418,7 @@ void TrainingRun::save(int64_t step) {
   if (step == saved_step_) return;
   const std::vector<NamedTensor> state = training_state(engine_);
   control_.together([&] { check_state_is_finite(step, state); });
-  if (metrics_) metrics_->sync();
+  control_.on_root([&] { metrics_->sync(); });
   Stream s = engine_.stream();
   store_.save(step, state, checkpoint_meta(run_, step, data_fingerprint_), &s);
   engine_.look_at_memory();

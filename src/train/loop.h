@@ -2,10 +2,12 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 
 #include "comm/control.h"
+#include "core/error.h"
 #include "core/log.h"
 #include "io/jsonl.h"
 #include "io/tensorboard.h"
@@ -25,7 +27,7 @@ class TrainingRun {
   TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal, Transport* world = nullptr);
 
   // Returns the signal that ended the run, 0 when every step was done; a signal to any rank ends all after the same
-  // step.
+  // step, and so does an error of the first one's metrics, logs or trace.
   // Error{numerics} when the loss or the gradient norm is not finite, saying where that began; the newest checkpoint is
   // as it was.
   int run();
@@ -40,8 +42,10 @@ class TrainingRun {
   StepReport train_step(int64_t step);
   void check_finite(const StepReport& report);
   void report_step(const StepReport& report);
+  void write_step(const StepReport& report);
   void evaluate_if_due(int64_t step);
   void report_eval(int64_t step, const EvalResult& result);
+  void write_eval(int64_t step, const EvalResult& result);
   bool metrics_hold_eval_of(int64_t step);
   bool file_holds_eval_of(int64_t step) const;
   void save(int64_t step);
@@ -52,7 +56,8 @@ class TrainingRun {
   void predict_memory();
   void compare_memory();
 
-  int agreed_signal() { return static_cast<int>(control_.max(signal_)); }
+  void on_root_alone(const std::function<void()>& body);
+  int agreed_signal();  // all ranks together, after each step; throws the error of on_root_alone on all of them
 
   RunSpec run_;
   std::unique_ptr<Transport> alone_;  // of a run on one rank
@@ -68,9 +73,10 @@ class TrainingRun {
   CheckpointStore store_;
   std::optional<JsonlWriter> metrics_;  // on the first rank
   std::optional<TensorboardWriter> tensorboard_;
-  RanksReport ranks_;            // of the last step
-  int64_t predicted_bytes_ = 0;  // of the process at its peak
-  int64_t first_step_ = 1;       // of this process
+  std::optional<Error> root_error_;  // of on_root_alone
+  RanksReport ranks_;                // of the last step
+  int64_t predicted_bytes_ = 0;      // of the process at its peak
+  int64_t first_step_ = 1;           // of this process
   int64_t saved_step_ = 0;
   double seconds_training_ = 0;
   bool warned_of_balance_ = false;

@@ -2,9 +2,7 @@
 // it is the one that the commit point says.
 #include "train/checkpoint.h"
 
-#include <sched.h>
 #include <signal.h>
-#include <sys/mount.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -252,13 +250,6 @@ TEST(CheckpointFault, AWriteThatTheSystemRefuses) {
                          expect_big(dir.path(), 3);
                        }),
             0);
-}
-
-// A file system of this process alone; false where the system does not allow it.
-bool mount_small(const std::string& dir, const char* options) {
-  if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
-  ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
-  return ::mount("none", dir.c_str(), "tmpfs", 0, options) == 0;
 }
 
 TEST(CheckpointFault, AFullDisk) {

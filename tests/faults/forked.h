@@ -2,8 +2,10 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -52,6 +54,13 @@ inline int end_of(pid_t process) {
 template <class Body>
 int run_forked(const FaultRequest& request, Body&& body) {
   return end_of(start_forked(request, body));
+}
+
+// A file system of this process and those that it starts; false where the system does not allow it.
+inline bool mount_small(const std::string& dir, const char* options) {
+  if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+  ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
+  return ::mount("none", dir.c_str(), "tmpfs", 0, options) == 0;
 }
 
 }  // namespace moebius

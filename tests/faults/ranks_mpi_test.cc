@@ -89,6 +89,36 @@ TEST_P(RankedTraining, ARankWhoseDiskIsFullEndsAllWithCode4) {
   EXPECT_EQ(runs_.train_ranks(2, "r"), 0) << runs_.err();
 }
 
+// Rank 0 alone writes the metrics; the others must not wait for it.
+TEST_P(RankedTraining, AFullDiskUnderTheMetricsEndsAllWithCode4) {
+  std::filesystem::create_directory(runs_.path("r"));
+  std::filesystem::create_symlink("/dev/full", runs_.path("r/metrics.jsonl"));
+  EXPECT_EQ(runs_.train_ranks(2, "r"), 4) << runs_.err();
+  EXPECT_EQ(runs_.count_in_err("r/metrics.jsonl: No space left on device"), 1) << runs_.err();
+  EXPECT_EQ(runs_.count_in_err("error: "), 1) << runs_.err();
+  std::filesystem::remove(runs_.path("r/metrics.jsonl"));
+  EXPECT_EQ(runs_.train_ranks(2, "r"), 0) << runs_.err();
+}
+
+// The disk has room for less than the run writes: whatever is written when it is full, nothing half-written stays on
+// it, and the run that is started again comes as far.
+TEST_P(RankedTraining, ADiskThatFillsUpEndsAllWithCode4EachTime) {
+  const int status = run_forked({}, [&] {
+    std::filesystem::create_directory(runs_.path("r"));
+    if (!mount_small(runs_.path("r"), "size=3m")) ::_exit(77);
+    for (int start = 0; start < 2; ++start) {
+      EXPECT_EQ(runs_.train_ranks(2, "r", {"checkpoint.keep=0", "train.steps=60"}), 4) << runs_.err();
+      EXPECT_EQ(runs_.count_in_err("No space left on device"), 1) << runs_.err();
+      EXPECT_EQ(runs_.count_in_err("recipe.resolved.toml"), 0) << runs_.err();
+      EXPECT_TRUE(verify_checkpoint(runs_.newest("r")).ok());
+      for (const auto& entry : std::filesystem::directory_iterator(runs_.path("r/checkpoints")))
+        EXPECT_THAT(entry.path().string(), Not(HasSubstr(".tmp-")));
+    }
+  });
+  if (status == 77) GTEST_SKIP() << "this system allows no mount";
+  EXPECT_EQ(status, 0);
+}
+
 class RankedRun : public testing::Test {
  protected:
   RankedRuns runs_{{"run.threads=1", "train.steps=6", "checkpoint.every=2"}};
@@ -124,6 +154,20 @@ TEST_F(RankedRun, ARankThatThrowsInAStepEndsAllWithCode6) {
                         "train.mid_step: Input/output error (a test's fault)\nlast collectives of rank 1"));
   EXPECT_EQ(runs_.count_in_err("the process of rank"), 0) << runs_.err();
   EXPECT_EQ(runs_.train_ranks(2, "r"), 0) << runs_.err();
+}
+
+TEST_F(RankedRun, AFullDiskUnderTheTraceEndsAllWithCode4) {
+  const int status = run_forked({}, [&] {
+    std::filesystem::create_directory(runs_.path("full"));
+    if (!mount_small(runs_.path("full"), "size=4k")) ::_exit(77);
+    std::ofstream(runs_.path("full/others")) << std::string(4096, 'x');
+    EXPECT_EQ(runs_.train_ranks(2, "r", {"log.trace=\"full/trace.json\""}), 4) << runs_.err();
+    EXPECT_EQ(runs_.count_in_err("No space left on device"), 1) << runs_.err();
+    EXPECT_EQ(runs_.count_in_err("error: "), 1) << runs_.err();
+    EXPECT_EQ(runs_.train_ranks(2, "r"), 0) << runs_.err();
+  });
+  if (status == 77) GTEST_SKIP() << "this system allows no mount";
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(RankedRun, AProcessThatStandsStillIsNamedInTime) {

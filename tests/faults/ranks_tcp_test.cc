@@ -37,7 +37,7 @@ class TcpRuns : public TrainingRuns {
                                 .out = fmt::format("out-{}", r),
                                 .err = fmt::format("err-{}", r)};
       const Words words = joined(words_of(run, is.overrides), {"--timeout", std::to_string(timeout_s)});
-      processes.push_back(start_program(path(""), words, {.fault = is.fault, .log = {}}, around));
+      processes.push_back(start_program(path(is.dir), words, {.fault = is.fault, .log = {}}, around));
     }
     return processes;
   }
@@ -108,6 +108,40 @@ TEST_F(TcpRun, ARankWhoseDiskIsFullEndsAllWithCode4) {
   EXPECT_THAT(runs_.err_of(0),
               AllOf(HasSubstr("rank 1: checkpoint: save of step "), HasSubstr("No space left on device")));
   EXPECT_THAT(runs_.train_ranks(2, "r"), Each(0)) << runs_.err_of(0);
+}
+
+// Rank 1 runs where it has the data and no run folder of rank 0.
+TEST_F(TcpRun, ARunFolderThatRanksDoNotShareIsRefused) {
+  std::filesystem::create_directory(runs_.path("away"));
+  for (const char* file : {"data.bin", "data.idx", "data.json"})
+    std::filesystem::create_symlink(runs_.path(file), runs_.path("away/") + file);
+  ASSERT_THAT(runs_.train_ranks(2, "r", {}), Each(0)) << runs_.err_of(0);
+  for (const char* run : {"new", "r"}) {
+    EXPECT_THAT(runs_.train_ranks(2, run, {{1, {.fault = {}, .dir = "away"}}}), Each(2));
+    EXPECT_THAT(runs_.err_of(0), HasSubstr(fmt::format("error: rank 1: checkpoint: expected {}/checkpoints/lock to be "
+                                                       "that of rank 0; got ",
+                                                       run)));
+  }
+  EXPECT_THAT(runs_.newest("r"), HasSubstr("step-00000006"));
+}
+
+// Rank 1 runs where the run folder is, and one of the datasets is not.
+TEST_F(TcpRun, ADatasetThatOneRankLacksEndsAllWithCode3) {
+  std::filesystem::create_directory(runs_.path("away"));
+  std::filesystem::create_directory_symlink(runs_.path("r"), runs_.path("away/r"));
+  for (const char* file : {"data.bin", "data.idx", "data.json"}) {
+    std::filesystem::copy_file(runs_.path(file), runs_.path("valid") + (file + 4));
+    std::filesystem::create_symlink(runs_.path("valid") + (file + 4), runs_.path("away/valid") + (file + 4));
+  }
+  const auto train = [&](const Words& overrides) {
+    return runs_.train_ranks(2, "r", {{0, {.fault = {}, .overrides = overrides}}, {1, {{}, overrides, "away"}}});
+  };
+  EXPECT_THAT(train({}), Each(3));
+  EXPECT_THAT(runs_.err_of(0), HasSubstr("error: rank 1: data.train: data: expected data.bin and data.idx; data.bin is "
+                                         "not there"));
+  EXPECT_THAT(train({"data.train=[\"valid\"]"}), Each(3));
+  EXPECT_THAT(runs_.err_of(0), HasSubstr("error: rank 1: data.valid: data: expected data.bin"));
+  EXPECT_THAT(train({"data.train=[\"valid\"]", "data.valid=[\"valid\"]"}), Each(0)) << runs_.err_of(0);
 }
 
 TEST_F(TcpRun, RanksThatWereGivenOtherRecipesDoNotBegin) {

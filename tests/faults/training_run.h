@@ -48,10 +48,11 @@ inline pid_t start_program(const std::string& dir, const Words& words, const Fau
   });
 }
 
-// What is special about a rank: its fault, its own overrides.
+// What is special about a rank: its fault, its own overrides, the folder that it runs in.
 struct RankIs {
   std::string fault;
   Words overrides = {};
+  std::string dir = {};
 };
 
 // A folder with a tiny dataset, where runs of the recipe tiny_cpu are made.
