@@ -2,11 +2,11 @@
 // (grouped_kernel_cuda_sm90.h).
 //
 // The product of a tile waits in registers, rounded, and is taken to dh and sa 16 columns at a time, between K steps of
-// the next tile. A consumer warp works alone, on its 16 rows, with two buffers in shared memory and the copy engine: gate
-// and up of 32 columns come while those before are computed with, dgate and dup are put in their place and leave, then
-// sa by way of the same place. (Ordinary loads and stores would pass through the same memory twice, which the tensor
-// cores are reading from.) The buffers go round over tiles without a break, so that h of the next tile is there when its
-// product is.
+// the next tile. A consumer warp works alone, on its 16 rows, with two buffers in shared memory and the copy engine:
+// gate and up of 32 columns come while those before are computed with, dgate and dup are put in their place and leave,
+// then sa by way of the same place. (Ordinary loads and stores would pass through the same memory twice, which the
+// tensor cores are reading from.) The buffers go round over tiles without a break, so that h of the next tile is there
+// when its product is.
 #pragma once
 
 #include <cuda_bf16.h>
