@@ -17,7 +17,13 @@ namespace moebius {
 namespace {
 
 constexpr int kLookMs = 500;  // after which the mover looks around
-constexpr int kSpins = 50;    // polls of a rank that waits before it sleeps: the answer may come within microseconds
+// Most messages are waited for as soon as they are posted, and moved by the rank itself. While it posts often the mover
+// is not woken for each, which costs more than the message, but looks every so often for those that are not.
+constexpr auto kNap = std::chrono::milliseconds(1);
+constexpr auto kOften = std::chrono::milliseconds(20);
+// Polls of a rank that waits before it sleeps: the answer may come within microseconds. In between it lets others run,
+// of which one may be the rank that it waits for.
+constexpr int kSpins = 50;
 constexpr int kReadsAtOnce = 16;  // from one connection before the next one's turn
 constexpr int64_t kSinkBytes = 1 << 16;
 
@@ -44,6 +50,7 @@ TcpLinks::~TcpLinks() {
 void TcpLinks::post(TcpEnd& end) {
   const std::lock_guard lock(mutex_);
   ++num_open_;
+  last_post_ = std::chrono::steady_clock::now();
   end.sends ? post_send(end) : post_receive(end);
   if (end.state == TcpEnd::State::waiting && !rank_moves_) wake_mover();
 }
@@ -295,6 +302,7 @@ void TcpLinks::pump(std::unique_lock<std::mutex>& lock, int timeout_ms, bool by_
   if (!by_rank) polled.push_back({.fd = waker_.descriptor(), .events = POLLIN, .revents = 0});
   lock.unlock();
   const int ready = ::poll(polled.data(), polled.size(), timeout_ms);
+  if (ready == 0 && timeout_ms == 0 && by_rank) std::this_thread::yield();
   lock.lock();
   if (!by_rank) {
     uint64_t woken = 0;
@@ -328,6 +336,7 @@ bool TcpLinks::move_until(double seconds, const std::function<bool()>& done) {
 }
 
 void TcpLinks::wake_mover() {
+  if (mover_naps_) return;
   if (mover_polls_) {
     const uint64_t one = 1;
     (void)!::write(waker_.descriptor(), &one, sizeof one);
@@ -340,7 +349,9 @@ void TcpLinks::run_mover() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
     if (rank_moves_ || nothing_on_its_way()) {
-      parked_.wait_for(lock, std::chrono::milliseconds(kLookMs));
+      mover_naps_ = std::chrono::steady_clock::now() - last_post_ < kOften;
+      parked_.wait_for(lock, mover_naps_ ? kNap : std::chrono::milliseconds(kLookMs));
+      mover_naps_ = false;
       if (!rank_moves_ && !stop_) pump(lock, 0, /*by_rank=*/false);
     } else {
       mover_polls_ = true;

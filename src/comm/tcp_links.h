@@ -11,6 +11,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -145,7 +146,8 @@ class TcpLinks {
   std::vector<Link> links_;
   Socket waker_;          // an eventfd, which ends the mover's poll
   int64_t num_open_ = 0;  // ends that wait
-  bool rank_moves_ = false, mover_polls_ = false, stop_ = false;
+  std::chrono::steady_clock::time_point last_post_;
+  bool rank_moves_ = false, mover_polls_ = false, mover_naps_ = false, stop_ = false;
   double stall_s_ = 0;
   Patience rank_may_stay_away_{0};  // after another rank has failed
   std::function<void(int)> on_stall_;
