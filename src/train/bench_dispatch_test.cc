@@ -1,5 +1,7 @@
 #include "train/bench_dispatch.h"
 
+#include <cmath>
+
 #include "comm/threads.h"
 #include "io/testing.h"
 
@@ -50,6 +52,18 @@ TEST(BenchDispatch, UnevenExpertsMakeARankBusy) {
   EXPECT_GT(r.busiest_over_mean, 1.1);
   EXPECT_EQ(r.lines[1].sent_bytes, r.lines[1].route_bytes);
   EXPECT_NE(r.lines[1].sent_bytes, r.lines[1].expected_bytes);
+}
+
+// Each of 512 pairs leaves its rank with probability (W - 1) / W.
+TEST(BenchDispatch, RandomRoutesSendWhatTheFormulaSaysInTheMean) {
+  for (const int ranks : {2, 4}) {
+    const DispatchBench r =
+        bench(ranks, {.routing = {.kind = BenchRouting::Kind::zipf, .exponent = 0}, .dispatcher = "alltoall"});
+    const double p = (ranks - 1.0) / ranks, pair_bytes = 32 * 2, sigma = std::sqrt(512 * p * (1 - p)) * pair_bytes;
+    EXPECT_EQ(r.lines[1].expected_bytes, 512 * p * pair_bytes);
+    EXPECT_NEAR(r.lines[1].sent_bytes, r.lines[1].expected_bytes, 5 * sigma);
+    EXPECT_NE(r.busiest_over_mean, 1) << "the route is not an even one";
+  }
 }
 
 TEST(BenchDispatch, OneRankIsComparedWithACopyOfItsRows) {

@@ -55,8 +55,9 @@ RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& wor
     const CommCounters before = comm_counters(engine.mesh());
     const double begin = now_us();
     r.last_loss = train_step(engine, run, step);
+    const CommCounters comm = comm_since(engine.mesh(), before);
     seconds.push_back(slowest(all, (now_us() - begin) * 1e-6, s.pool()));
-    r.of_last_step = gather_ranks(engine, {}, before, {});
+    r.of_last_step = gather_ranks(engine, {}, comm, {});
   }
   engine.look_at_memory();
   r.peak_bytes = engine.peak_bytes();

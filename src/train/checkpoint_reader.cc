@@ -72,7 +72,10 @@ std::string listed(const char* what, const std::vector<std::string>& names) {
 class PieceReader {
  public:
   PieceReader(const std::string& folder, const std::string& name, const CheckpointPiece& piece)
-      : file_(File::open_read(folder + "/" + piece.file)), name_(name), piece_(piece), buffer_(kPieceBytes) {
+      : file_(File::open_read(folder + "/" + piece.file)),
+        name_(name),
+        piece_(piece),
+        buffer_(std::min(kPieceBytes, piece.bytes)) {
     stretch_bytes_ = piece.xxh3.size() == 1 ? piece.bytes : SafetensorsWriter::kHashedBytes;
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 
 #include "config/nearest.h"
 #include "model/device_support.h"
@@ -56,6 +57,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
 namespace {
 
 constexpr int64_t kLogitRows = 64;  // at once, on their way to the host
+constexpr double kNotTimed = std::numeric_limits<double>::quiet_NaN();
 
 // Error{usage} unless every pattern matches a parameter, whichever stage has it, and something is left to train.
 void check_freeze(const EngineSpec& spec) {
@@ -475,8 +477,8 @@ void Engine::train_step(int64_t train_step, double lr, const Fill& fill) {
     if (replayed) optimizer_->exchange().expect_gather();
   });
   const double end = now_us();
-  passes_s_ = gpu_ ? 0 : (between - begin) * 1e-6 - fill_s_;
-  optimizer_s_ = gpu_ ? 0 : (end - between) * 1e-6;
+  passes_s_ = gpu_ ? kNotTimed : (between - begin) * 1e-6 - fill_s_;
+  optimizer_s_ = gpu_ ? kNotTimed : (end - between) * 1e-6;
   // A rank whose host stands still is named here; the wait for the GPU alone would not say which it is.
   if (links_) mesh_.group(Axis::world).barrier();
   read_metrics();

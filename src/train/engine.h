@@ -110,7 +110,7 @@ class Engine {
   void train_step(int64_t train_step, double lr);
   // The same, and each micro-batch is filled just before it is launched: on a GPU behind the work of the one before.
   void train_step(int64_t train_step, double lr, const Fill& fill);
-  // Host time of the last train_step(): what fill took, and the two halves; these are 0 on a GPU, whose work runs
+  // Host time of the last train_step(): what fill took, and the two halves; these are NaN on a GPU, whose work runs
   // behind the host.
   double fill_seconds() const { return fill_s_; }
   double passes_seconds() const { return passes_s_; }

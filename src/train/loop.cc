@@ -271,6 +271,7 @@ StepReport TrainingRun::train_step(int64_t step) {
     fault_point("train.mid_step");
     loader_.fill(batch, m);
   });
+  const CommCounters comm = comm_since(engine_.mesh(), counters);  // without what the metrics below gather
   if (traced) {
     engine_.set_trace(nullptr);
     on_root_alone([&] { write_file_atomic(run_.log.trace, trace.chrome_json()); });
@@ -284,7 +285,7 @@ StepReport TrainingRun::train_step(int64_t step) {
                         {.load_s = drawn_s + engine_.fill_seconds(),
                          .passes_s = engine_.passes_seconds(),
                          .optimizer_s = engine_.optimizer_seconds()},
-                        counters, report.layers);
+                        comm, report.layers);
   return report;
 }
 

@@ -1,6 +1,7 @@
 #include "train/rank_report.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 namespace moebius {
@@ -8,12 +9,13 @@ namespace {
 
 constexpr int64_t kColumns = 4 + 2 * kNumAxes;
 
-std::array<double, kColumns> row_of(const RankTimes& mine, const CommCounters& before, const CommCounters& after) {
-  std::array<double, kColumns> row{mine.load_s, mine.passes_s, mine.optimizer_s, 0};
+std::array<double, kColumns> row_of(const RankTimes& mine, const CommCounters& comm) {
+  const bool is_timed = !std::isnan(mine.passes_s);
+  std::array<double, kColumns> row{mine.load_s, mine.passes_s, mine.optimizer_s, is_timed ? 0 : mine.passes_s};
   for (int a = 0; a < kNumAxes; ++a) {
-    row[4 + a] = after.sent_bytes[a] - before.sent_bytes[a];
-    row[4 + kNumAxes + a] = after.seconds[a] - before.seconds[a];
-    row[3] += row[4 + kNumAxes + a];
+    row[4 + a] = comm.sent_bytes[a];
+    row[4 + kNumAxes + a] = comm.seconds[a];
+    row[3] += comm.seconds[a];
   }
   return row;
 }
@@ -46,13 +48,22 @@ CommCounters comm_counters(const Mesh& mesh) {
   return counters;
 }
 
-RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& before,
+CommCounters comm_since(const Mesh& mesh, const CommCounters& before) {
+  CommCounters counters = comm_counters(mesh);
+  for (int a = 0; a < kNumAxes; ++a) {
+    counters.sent_bytes[a] -= before.sent_bytes[a];
+    counters.seconds[a] -= before.seconds[a];
+  }
+  return counters;
+}
+
+RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& comm,
                          const std::vector<MoeLayerReport>& layers) {
   RanksReport report;
   Group& world = engine.mesh().group(Axis::world);
   if (world.size() == 1) return report;
   report.tokens_of_ep_rank = tokens_of_ep_ranks(layers, engine.mesh().shape().ep);
-  std::array<double, kColumns> row = row_of(mine, before, comm_counters(engine.mesh()));
+  std::array<double, kColumns> row = row_of(mine, comm);
   std::vector<double> table(kColumns * world.size());
   ThreadPool& pool = engine.stream().pool();
   Stream s(DeviceKind::cpu, pool);

@@ -10,18 +10,19 @@
 
 namespace moebius {
 
-// What left a rank and what it waited for, by axis, so far.
+// What left a rank and what it waited for, by axis.
 struct CommCounters {
   std::array<double, kNumAxes> sent_bytes{}, seconds{};
 };
-CommCounters comm_counters(const Mesh& mesh);
+CommCounters comm_counters(const Mesh& mesh);  // so far
+CommCounters comm_since(const Mesh& mesh, const CommCounters& before);
 
-// Seconds of one rank's step. Host time: on a GPU, whose work runs behind the host, passes and optimizer are 0.
+// Seconds of one rank's step. Host time: NaN, which JSON says as null, where the work runs on a GPU behind the host.
 struct RankTimes {
   double load_s = 0;       // filling micro-batches
   double passes_s = 0;     // forward and backward, with what they communicate
   double optimizer_s = 0;  // sums over ranks, norm, update
-  double waiting_s = 0;    // of these two: in calls of communication, which no compute hides
+  double waiting_s = 0;    // of the last two: in calls of communication, which no compute hides
 };
 
 struct AxisReport {
@@ -36,9 +37,9 @@ struct RanksReport {
   std::vector<int64_t> tokens_of_ep_rank;  // that its experts got, over all layers and copies, before any drop
 };
 
-// All ranks together, after a step: the same report on each. mine: of this rank, but for waiting_s; before: the
-// counters at the start of the step; layers: of the step, of all ranks.
-RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& before,
+// All ranks together, after a step: the same report on each. mine: of this rank, but for waiting_s; comm: of this rank
+// in these times; layers: of the step, of all ranks.
+RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& comm,
                          const std::vector<MoeLayerReport>& layers);
 
 nlohmann::ordered_json to_json(const RanksReport& report);

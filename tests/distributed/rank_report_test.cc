@@ -37,8 +37,8 @@ TEST_P(RankReports, AreOfAllRanksOnEach) {
     const CommCounters before = comm_counters(engine.mesh());
     const StepReport step = layout_step(engine, {}, 1);
     const double r = world.rank();
-    const RanksReport report =
-        gather_ranks(engine, {.load_s = r, .passes_s = 10 + r, .optimizer_s = 20 + r}, before, step.layers);
+    const RanksReport report = gather_ranks(engine, {.load_s = r, .passes_s = 10 + r, .optimizer_s = 20 + r},
+                                            comm_since(engine.mesh(), before), step.layers);
     ASSERT_EQ(report.ranks.size(), static_cast<size_t>(c.ranks));
     for (int q = 0; q < c.ranks; ++q) {
       EXPECT_EQ(report.ranks[q].load_s, q);
