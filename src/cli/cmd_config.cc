@@ -41,19 +41,33 @@ EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
   return spec;
 }
 
-// Ranks of one stage of the pipeline hold alike, so one of each is looked at.
+void keep_if_more_loaded(Resolved& r, int rank) {
+  auto world = make_paper_transport(rank, static_cast<int>(r.mesh.world()));
+  EngineSpec spec = counted_engine_spec(r.run, r.mesh);
+  spec.world = world.get();
+  auto engine = std::make_unique<Engine>(spec);
+  if (r.engine && engine->plan().total_bytes() <= r.engine->plan().total_bytes()) return;
+  r.engine = std::move(engine);  // before the world that the old one stands on
+  r.world = std::move(world);
+  r.rank = rank;
+}
+
+// Ranks of one stage of the pipeline hold alike, but for a vocabulary that tp does not divide: the last have more rows.
 void find_most_loaded(Resolved& r) {
-  for (int64_t stage = 0; stage < r.mesh.pp; ++stage) {
-    const int rank = rank_in_dense_view(r.mesh, {.pp = stage});
-    auto world = make_paper_transport(rank, static_cast<int>(r.mesh.world()));
-    EngineSpec spec = counted_engine_spec(r.run, r.mesh);
-    spec.world = world.get();
-    auto engine = std::make_unique<Engine>(spec);
-    if (r.engine && engine->plan().total_bytes() <= r.engine->plan().total_bytes()) continue;
-    r.engine = std::move(engine);  // before the world that the old one stands on
-    r.world = std::move(world);
-    r.rank = rank;
+  const bool uneven = r.run.model.vocab_size % r.mesh.tp != 0;
+  for (int64_t stage = 0; stage < r.mesh.pp; ++stage)
+    keep_if_more_loaded(r, rank_in_dense_view(r.mesh, {.tp = uneven ? r.mesh.tp - 1 : 0, .pp = stage}));
+}
+
+nlohmann::ordered_json groups_json(const MeshShape& mesh) {
+  nlohmann::ordered_json groups;
+  for (int i = 0; i < kNumAxes; ++i) {
+    const auto axis = static_cast<Axis>(i);
+    const int64_t size = group_size(mesh, axis);
+    groups[std::string(name_of(axis))] = {
+        {"size", size}, {"groups", mesh.world() / size}, {"carries", purpose_of(axis)}};
   }
+  return groups;
 }
 
 Resolved resolve(const Options& o) {
@@ -106,6 +120,7 @@ void print_resolved_json(const Resolved& r) {
                                   {"etp", r.mesh.etp},
                                   {"ep", r.mesh.ep},
                                   {"edp", r.mesh.edp}}}};
+  object["groups"] = groups_json(r.mesh);
   object["memory_bytes"] = memory_json(r.engine->plan());
   object["memory_beside_bytes"] = beside_json(r);
   object["memory_rank"] = r.rank;

@@ -168,6 +168,9 @@ TEST(Layout, TableSaysWhoIsWhereAndWhatEachGroupIsFor) {
   EXPECT_THAT(text, HasSubstr("8 ranks: dense tp 2 x cp 1 x dp 2 x pp 2, experts etp 1 x ep 4 x edp 1 x pp 2\n"));
   EXPECT_THAT(text, HasSubstr("\n     7     1   0   1   1     0   3   0\n"));
   EXPECT_THAT(text, HasSubstr("\nep              4      2  0 1 2 3                   the experts of one layer"));
+  EXPECT_THAT(text, HasSubstr("  copies of the dense parameters: their gradients and weights\n"));
+  EXPECT_THAT(text,
+              HasSubstr("  one stage of the pipeline: gradients of what tp does not split, expert loads, z-loss\n"));
   EXPECT_THAT(text, HasSubstr("\nworld           8      1  0 1 2 3 4 5 6 7 "));
 }
 

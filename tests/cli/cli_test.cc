@@ -383,10 +383,13 @@ TEST(CliConfig, SaysWhoIsWhere) {
   EXPECT_THAT(ran.out, testing::HasSubstr("\n#      7     1   0   1   1     0   3   0\n"));
   EXPECT_THAT(ran.out, testing::HasSubstr("\n# ep              4      2  0 1 2 3                   the experts of one "
                                           "layer"));
-  EXPECT_THAT(ran.out, testing::ContainsRegex("\n# memory     of rank [04], which needs the most\n"));
+  EXPECT_THAT(ran.out, testing::ContainsRegex("\n# memory     of rank [15], which needs the most\n"));
   const auto json = json_of(config("8", {"--json"}));
   EXPECT_EQ(json.at("mesh").at("ep"), 4);
   EXPECT_EQ(json.at("mesh").at("dp"), 2);
+  EXPECT_EQ(
+      json.at("groups").at("ep"),
+      (nlohmann::json{{"size", 4}, {"groups", 2}, {"carries", "the experts of one layer: dispatch and combine"}}));
   expect_refused(config("7"), 2, "tp * cp * pp = 2 * 1 * 2; got 7 ranks");
 }
 
