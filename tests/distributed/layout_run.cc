@@ -423,6 +423,7 @@ EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const P
   EngineSpec spec = engine_spec(what, mesh_shape(layout, world.size()), layout);
   spec.world = &world;
   spec.overlap = way.overlap;
+  spec.recompute = way.recompute;
   spec.device = spec.target = way.device;
   spec.graph = way.graph;
   spec.bucket_numel = 2000;  // a few in each layer

@@ -47,6 +47,7 @@ struct LayoutOutcome {
 // How the steps run; the numbers are the same, of one device.
 struct LayoutWay {
   bool overlap = true;
+  RecomputeSpec recompute = {};
   DeviceKind device = DeviceKind::cpu;
   bool graph = true;
 };

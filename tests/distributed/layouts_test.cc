@@ -1,4 +1,4 @@
-// The same model on every layout: each row trains on its ranks, and on one, for 20 steps.
+// The same model on every layout: each row trains on its ranks, and on one, for 20 steps (fewer under the sanitizers).
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -10,7 +10,7 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kSteps = 20;
+constexpr int64_t kSteps = MOEBIUS_LAYOUT_STEPS;
 
 struct LayoutCase {
   const char* name;
@@ -196,6 +196,16 @@ TEST_P(Layouts, TrainTheSameModel) {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Layouts, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 
+void expect_same_bits(const LayoutOutcome& got, const LayoutOutcome& expected) {
+  EXPECT_EQ(got.first, expected.first);
+  EXPECT_EQ(got.last, expected.last);
+  for (size_t i = 0; i < expected.steps.size(); ++i) {
+    EXPECT_EQ(got.steps[i].loss, expected.steps[i].loss);
+    EXPECT_EQ(got.steps[i].aux_loss, expected.steps[i].aux_loss);
+    EXPECT_EQ(got.steps[i].grad_norm, expected.steps[i].grad_norm);
+  }
+}
+
 // Gradients that are reduced behind the backward pass, weights that are gathered behind the forward pass and stages
 // that send behind compute add the same numbers in the same order as each by itself.
 class Overlap : public ::testing::TestWithParam<LayoutCase> {};
@@ -205,12 +215,7 @@ TEST_P(Overlap, ChangesNoBit) {
   run_ranks(c.ranks, [&](Transport& world) {
     const LayoutOutcome behind = train_on(world, c.model, c.layout, 3);
     const LayoutOutcome alone = train_on(world, c.model, c.layout, 3, {.overlap = false});
-    EXPECT_EQ(behind.first, alone.first);
-    EXPECT_EQ(behind.last, alone.last);
-    for (size_t i = 0; i < alone.steps.size(); ++i) {
-      EXPECT_EQ(behind.steps[i].loss, alone.steps[i].loss);
-      EXPECT_EQ(behind.steps[i].grad_norm, alone.steps[i].grad_norm);
-    }
+    expect_same_bits(behind, alone);
   });
 }
 
@@ -223,6 +228,33 @@ const LayoutCase kOverlapCases[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, Overlap, ::testing::ValuesIn(kOverlapCases),
+                         [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
+
+// What backward makes again it makes with the same messages as forward did.
+class Recompute : public ::testing::TestWithParam<LayoutCase> {};
+
+TEST_P(Recompute, ChangesNoBit) {
+  const LayoutCase& c = GetParam();
+  run_ranks(c.ranks, [&](Transport& world) {
+    const LayoutOutcome kept = train_on(world, c.model, c.layout, 3);
+    for (const auto& [name, flag] : kRecomputeNames) {
+      SCOPED_TRACE(name);
+      LayoutWay way;
+      way.recompute.*flag = true;
+      expect_same_bits(train_on(world, c.model, c.layout, 3, way), kept);
+    }
+  });
+}
+
+const LayoutCase kRecomputeCases[] = {
+    {"tp2_ep2_alltoall", 2, {.tp = 2, .ep = 2, .dispatcher = "alltoall"}},
+    {"cp2_ring_capacity", 2, {.cp = 2, .cp_comm = CpComm::ring}, {.capacity = true}},
+    {"cp2_alltoall_ep4_mtp", 4, {.cp = 2, .ep = 4, .cp_comm = CpComm::alltoall}, {.mtp = 1}},
+    {"tp2_ep2_etp2_gpt_oss", 4, {.tp = 2, .ep = 2, .etp = 2}, {.gpt_oss = true}},
+    {"pp2_vpp2_ep2", 4, {.pp = 2, .vpp = 2, .ep = 2}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, Recompute, ::testing::ValuesIn(kRecomputeCases),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 
 }  // namespace
