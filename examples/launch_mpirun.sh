@@ -1,6 +1,6 @@
 #!/bin/bash
 # One run on the ranks of some machines, a process each:  launch_mpirun.sh NUM_RANKS RECIPE [--set KEY=VALUE]...
-# For mpirun of Open MPI; MPICH's wants -f for its hostfile and knows no --mca.
+# For mpirun of Open MPI: MPICH's knows no --mca.
 # HOSTFILE names the machines, a line each: "node1 slots=8"; without it all ranks are on this one. DRY=1 only shows it.
 set -euo pipefail
 (($# >= 2)) || { echo "usage: $0 NUM_RANKS RECIPE [--set KEY=VALUE]..." >&2; exit 2; }

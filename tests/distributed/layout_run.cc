@@ -480,4 +480,14 @@ void expect_same(const LayoutOutcome& got, const LayoutOutcome& alone) {
   expect_same_params(got.last, alone.last, static_cast<double>(got.steps.size()) * each);
 }
 
+void expect_same_bits(const LayoutOutcome& got, const LayoutOutcome& expected) {
+  EXPECT_EQ(got.first, expected.first);
+  EXPECT_EQ(got.last, expected.last);
+  for (size_t i = 0; i < expected.steps.size(); ++i) {
+    EXPECT_EQ(got.steps[i].loss, expected.steps[i].loss);
+    EXPECT_EQ(got.steps[i].aux_loss, expected.steps[i].aux_loss);
+    EXPECT_EQ(got.steps[i].grad_norm, expected.steps[i].grad_norm);
+  }
+}
+
 }  // namespace moebius

@@ -68,4 +68,7 @@ LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps);
 void expect_same(const LayoutOutcome& got, const LayoutOutcome& alone);
 void expect_same_step(const StepReport& got, const StepReport& alone, double bound);
 
+// Of runs that differ in their way alone: weights, losses and norms have the same bits.
+void expect_same_bits(const LayoutOutcome& got, const LayoutOutcome& expected);
+
 }  // namespace moebius

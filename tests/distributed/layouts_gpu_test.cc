@@ -68,15 +68,6 @@ TEST_P(GpuLayouts, TrainTheModelOfOneRank) {
   });
 }
 
-void expect_same_bits(const LayoutOutcome& a, const LayoutOutcome& b) {
-  EXPECT_EQ(a.first, b.first);
-  EXPECT_EQ(a.last, b.last);
-  for (size_t i = 0; i < b.steps.size(); ++i) {
-    EXPECT_EQ(a.steps[i].loss, b.steps[i].loss);
-    EXPECT_EQ(a.steps[i].grad_norm, b.steps[i].grad_norm);
-  }
-}
-
 TEST_P(GpuLayouts, RecordingAndOverlapChangeNoBit) {
   const GpuLayout& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {

@@ -196,16 +196,6 @@ TEST_P(Layouts, TrainTheSameModel) {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Layouts, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 
-void expect_same_bits(const LayoutOutcome& got, const LayoutOutcome& expected) {
-  EXPECT_EQ(got.first, expected.first);
-  EXPECT_EQ(got.last, expected.last);
-  for (size_t i = 0; i < expected.steps.size(); ++i) {
-    EXPECT_EQ(got.steps[i].loss, expected.steps[i].loss);
-    EXPECT_EQ(got.steps[i].aux_loss, expected.steps[i].aux_loss);
-    EXPECT_EQ(got.steps[i].grad_norm, expected.steps[i].grad_norm);
-  }
-}
-
 // Gradients that are reduced behind the backward pass, weights that are gathered behind the forward pass and stages
 // that send behind compute add the same numbers in the same order as each by itself.
 class Overlap : public ::testing::TestWithParam<LayoutCase> {};
