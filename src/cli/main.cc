@@ -14,22 +14,29 @@
 #include "cli/command.h"
 #include "cli/cpu_check.h"
 #include "cli/launch.h"
+#include "comm/rank_keeper.h"
 #include "config/nearest.h"
 
 namespace {
 
 // A signal handler can reach nothing but static storage.
 std::atomic<int> received_signal{0};
+std::atomic<pid_t> keeper{0};                 // of this rank's process, when it has one
+std::atomic<int> times_received[2] = {0, 0};  // from others, from the keeper
 
-void on_signal(int signal) {
-  // The second one ends the program at once.
-  if (received_signal.exchange(signal) != 0) std::_Exit(128 + signal);
+// The second one ends the program at once. What a launcher sends to all of a job's processes comes twice, once from the
+// keeper: that is still the first.
+void on_signal(int signal, siginfo_t* info, void*) {
+  received_signal = signal;
+  const bool handed_on = info->si_code <= 0 && info->si_pid != 0 && info->si_pid == keeper;
+  if (++times_received[handed_on] > 1) std::_Exit(128 + signal);
 }
 
 // For commands that look at received_signal; a reader that goes away must not end them either.
 void install_signal_handlers() {
   struct sigaction action = {};
-  action.sa_handler = on_signal;
+  action.sa_sigaction = on_signal;
+  action.sa_flags = SA_SIGINFO;
   for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaction(signal, &action, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
 }
@@ -56,6 +63,17 @@ void check_command_is_known(const CLI::App& app, int argc, char** argv) {
   MOEBIUS_CHECK(usage, word != "plan",
                 "the command {} is not part of this version; moebius --help lists those that are", word);
   MOEBIUS_FAIL(usage, "unknown command {}; did you mean {}? moebius --help lists them", word, nearest(word, names));
+}
+
+// Launchers of MPI end all ranks when the process of one is killed, with a code of their own, unless it has a keeper.
+void keep_rank_of_mpi() {
+  try {
+    const Launch launch = detect_launch(process_environment());
+    if (launch.kind != Launch::Kind::mpi) return;
+    keeper = keep_rank(fmt::format("rank {} of {}", launch.rank, launch.num_ranks),
+                       [](const std::string& text) { Log(stderr, false).line("error: " + text); });
+  } catch (const Error&) {  // of the environment; who wants to know of ranks says it
+  }
 }
 
 // These write files, or an answer, that several processes would write several times.
@@ -122,6 +140,7 @@ int main(int argc, char** argv) {
                  missing.c_str());
     return 2;
   }
+  keep_rank_of_mpi();
   std::signal(SIGXFSZ, SIG_IGN);  // then a file above the limit is an error of the write
   return flush_output(run(argc, argv));
 }

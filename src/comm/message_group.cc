@@ -133,7 +133,6 @@ void MessageGroup::broadcast(Stream& s, Tensor x, int root) {
 }
 
 void MessageGroup::barrier() {
-  const Timed timed(seconds_);
   const int64_t record = begin("barrier", Tensor{.dtype = DType::u8});
   exchange(Spans(size()), Spans(size()), record);
   transport_.ring().end(record);

@@ -244,6 +244,22 @@ void Recording::replay(Accelerator& a) const {
       cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_.get()), static_cast<cudaStream_t>(a.native_stream())));
 }
 
+void Moment::take(Accelerator& accelerator) {
+  if (!event_) {
+    cudaEvent_t event;
+    MOEBIUS_CUDA(cudaEventCreate(&event));
+    event_ = std::shared_ptr<void>(event, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); });
+  }
+  MOEBIUS_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(event_.get()), AcceleratorAccess::of(accelerator).stream));
+}
+
+double Moment::seconds_since(const Moment& earlier) const {
+  float ms = 0;
+  MOEBIUS_CUDA(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(earlier.event_.get()),
+                                    static_cast<cudaEvent_t>(event_.get())));
+  return 1e-3 * ms;
+}
+
 namespace cuda {
 
 void* allocate(int64_t num_bytes) {

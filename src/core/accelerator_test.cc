@@ -61,5 +61,25 @@ TEST_F(OnAccelerator, ARecordingDoesItsWorkAtEachReplay) {
   }
 }
 
+TEST_F(OnAccelerator, MomentsAreOfItsClock) {
+  Accelerator gpu;
+  ThreadPool pool(1);
+  Stream s(gpu, pool);
+  const HostBuffer from(DeviceKind::cuda, int64_t{1} << 26);
+  const Buffer to(DeviceKind::cuda, from.num_bytes());
+  Moment begin, middle, end;
+  for (int round = 0; round < 2; ++round) {  // a moment may be taken again
+    begin.take(gpu);
+    middle.take(gpu);
+    for (int i = 0; i < 8; ++i) copy_to_device(s, to.data(), from.data(), from.num_bytes());
+    end.take(gpu);
+    synchronize(s);
+    EXPECT_GE(middle.seconds_since(begin), 0);
+    EXPECT_GT(end.seconds_since(middle), 5e-4) << "512 MiB in less: 1 TB/s";
+    EXPECT_LT(end.seconds_since(middle), 1);
+    EXPECT_NEAR(end.seconds_since(begin), end.seconds_since(middle) + middle.seconds_since(begin), 1e-5);
+  }
+}
+
 }  // namespace
 }  // namespace moebius

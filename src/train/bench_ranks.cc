@@ -57,7 +57,8 @@ RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& wor
     r.last_loss = train_step(engine, run, step);
     const CommCounters comm = comm_since(engine.mesh(), before);
     seconds.push_back(slowest(all, (now_us() - begin) * 1e-6, s.pool()));
-    r.of_last_step = gather_ranks(engine, {}, comm, {});
+    r.of_last_step = gather_ranks(
+        engine, {.passes_s = engine.passes_seconds(), .optimizer_s = engine.optimizer_seconds()}, comm, {});
   }
   engine.look_at_memory();
   r.peak_bytes = engine.peak_bytes();

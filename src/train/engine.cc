@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <limits>
 
 #include "config/nearest.h"
 #include "model/device_support.h"
@@ -57,7 +56,6 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
 namespace {
 
 constexpr int64_t kLogitRows = 64;  // at once, on their way to the host
-constexpr double kNotTimed = std::numeric_limits<double>::quiet_NaN();
 
 // Error{usage} unless every pattern matches a parameter, whichever stage has it, and something is left to train.
 void check_freeze(const EngineSpec& spec) {
@@ -391,6 +389,7 @@ void Engine::all_passes(Stream& s, const Fill& fill) {
 void Engine::passes(StepPart& part, bool first, int64_t last_micro_batches, const std::function<void(Stream&)>& body) {
   BucketExchange& exchange = optimizer_->exchange();
   exchange.begin_passes(last_micro_batches);
+  if (gpu_ && first) began_.take(*gpu_);
   const bool replayed = replay(part, [&](Stream& s) {
     if (records() && first) exchange.expect_gather();
     body(s);
@@ -472,16 +471,18 @@ void Engine::train_step(int64_t train_step, double lr, const Fill& fill) {
   const double begin = now_us();
   telling_the_plan([&] { all_passes(s, fill); });
   const double between = now_us();
+  if (gpu_) passed_.take(*gpu_);
   telling_the_plan([&] {
     const bool replayed = replay(update_, [&](Stream& on) { optimizer_pass(on, train_step, lr); });
     if (replayed) optimizer_->exchange().expect_gather();
   });
   const double end = now_us();
-  passes_s_ = gpu_ ? kNotTimed : (between - begin) * 1e-6 - fill_s_;
-  optimizer_s_ = gpu_ ? kNotTimed : (end - between) * 1e-6;
+  if (gpu_) updated_.take(*gpu_);
   // A rank whose host stands still is named here; the wait for the GPU alone would not say which it is.
   if (links_) mesh_.group(Axis::world).barrier();
   read_metrics();
+  passes_s_ = gpu_ ? passed_.seconds_since(began_) : (between - begin) * 1e-6 - fill_s_;
+  optimizer_s_ = gpu_ ? updated_.seconds_since(passed_) : (end - between) * 1e-6;
 }
 
 void Engine::end_of_step() {

@@ -110,8 +110,8 @@ class Engine {
   void train_step(int64_t train_step, double lr);
   // The same, and each micro-batch is filled just before it is launched: on a GPU behind the work of the one before.
   void train_step(int64_t train_step, double lr, const Fill& fill);
-  // Host time of the last train_step(): what fill took, and the two halves; these are NaN on a GPU, whose work runs
-  // behind the host.
+  // Of the last train_step(): what fill took of the host, and the two halves; of a GPU by its own clock, from the start
+  // of the first micro-batch on, with what it waits for later fills.
   double fill_seconds() const { return fill_s_; }
   double passes_seconds() const { return passes_s_; }
   double optimizer_seconds() const { return optimizer_s_; }
@@ -197,7 +197,8 @@ class Engine {
   StepPart update_, end_;
   int64_t num_steps_ = 0;
   double fill_s_ = 0, passes_s_ = 0, optimizer_s_ = 0;
-  int64_t other_bytes_ = 0;  // of the GPU, held by others before this engine
+  Moment began_, passed_, updated_;  // of a step, on a GPU
+  int64_t other_bytes_ = 0;          // of the GPU, held by others before this engine
   int64_t peak_bytes_ = 0;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Pipeline> pipeline_;  // none on one stage

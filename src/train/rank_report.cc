@@ -1,7 +1,6 @@
 #include "train/rank_report.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 namespace moebius {
@@ -10,8 +9,7 @@ namespace {
 constexpr int64_t kColumns = 4 + 2 * kNumAxes;
 
 std::array<double, kColumns> row_of(const RankTimes& mine, const CommCounters& comm) {
-  const bool is_timed = !std::isnan(mine.passes_s);
-  std::array<double, kColumns> row{mine.load_s, mine.passes_s, mine.optimizer_s, is_timed ? 0 : mine.passes_s};
+  std::array<double, kColumns> row{mine.load_s, mine.passes_s, mine.optimizer_s};
   for (int a = 0; a < kNumAxes; ++a) {
     row[4 + a] = comm.sent_bytes[a];
     row[4 + kNumAxes + a] = comm.seconds[a];

@@ -17,7 +17,7 @@ struct CommCounters {
 CommCounters comm_counters(const Mesh& mesh);  // so far
 CommCounters comm_since(const Mesh& mesh, const CommCounters& before);
 
-// Seconds of one rank's step. Host time: NaN, which JSON says as null, where the work runs on a GPU behind the host.
+// Seconds of one rank's step; but for load_s by the GPU's clock where it trains on one.
 struct RankTimes {
   double load_s = 0;       // filling micro-batches
   double passes_s = 0;     // forward and backward, with what they communicate

@@ -250,13 +250,20 @@ int64_t flat_index(const ParamPart& part, int64_t local) {
 }
 
 // Biases begin at 0, of which no relative distance can be told: they get values as other weights have.
-void draw_biases(const Param& p) {
+void draw_biases(Engine& engine, const Param& p) {
+  Stream s = engine.stream();
   for (const ParamPart& part : p.spec.parts) {
     const Rng rng(13, RngSite::bench, std::hash<std::string>()(part.name));
     const Tensor w = part_of(p.w, part);
-    for (int64_t i = 0; i < w.numel(); ++i) w.ptr<float>()[i] = 0.3f * rng.normal(flat_index(part, i));
+    std::vector<float> drawn(w.numel());
+    for (int64_t i = 0; i < w.numel(); ++i) drawn[i] = 0.3f * rng.normal(flat_index(part, i));
+    copy_to_device(s, w.data, drawn.data(), w.num_bytes());
+    synchronize(s);
   }
-  if (p.has_master) std::copy_n(p.w.ptr<float>() + p.owned.begin, p.owned.count, p.master_n.ptr<float>());
+  if (!p.has_master) return;
+  const std::vector<float> all = elements(engine, p.w);
+  copy_to_device(s, p.master_n.data, all.data() + p.owned.begin, p.owned.count * ssizeof<float>());
+  synchronize(s);
 }
 
 struct Holder {
@@ -399,7 +406,7 @@ void init_layout(Engine& engine, const LayoutModel& what) {
   engine.model().params().init(s, engine.spec().seed);
   const bool has_biases = what.gpt_oss || what.latent_bias || what.clipped;
   for (const Param& p : engine.model().params().all()) {
-    if (has_biases && p.spec.init == ParamInit::zeros) draw_biases(p);
+    if (has_biases && p.spec.init == ParamInit::zeros) draw_biases(engine, p);
   }
   if (!what.skewed) return;
   for (const Param& p : engine.model().params().all()) {

@@ -5,6 +5,7 @@
 #include "core/accelerator.h"
 #include "tests/distributed/layout_run.h"
 #include "tests/distributed/ranks.h"
+#include "train/rank_report.h"
 
 namespace moebius {
 namespace {
@@ -42,6 +43,15 @@ const GpuLayout kLayouts[] = {
     {"ep4_over_tp2_cp2", 4, {.tp = 2, .cp = 2, .ep = 4}},
     {"tp2_latent", 2, {.tp = 2}, {.latent_qkv = true}},
     {"tp2_cp2_ring_latent_kv", 4, {.tp = 2, .cp = 2, .cp_comm = CpComm::ring}, {.latent_kv = true}},
+    {"pp2_uneven_mtp", 2, {.pp = 2, .layout = "E t*3 | t m*2 L"}, {.mtp = 2}},
+    {"pp2_vpp2_mtp_tied", 2, {.pp = 2, .vpp = 2}, {.tied = true, .mtp = 1}},
+    {"tp2_mtp", 2, {.tp = 2}, {.mtp = 2}},
+    {"ep2_gpt_oss", 2, {.ep = 2}, {.gpt_oss = true}},
+    {"tp2_gpt_oss", 2, {.tp = 2}, {.gpt_oss = true}},
+    {"cp2_ring_gpt_oss", 2, {.cp = 2, .cp_comm = CpComm::ring}, {.gpt_oss = true}},
+    {"dp2_clipped", 2, {}, {.clipped = true}},
+    {"dp2_frozen", 2, {}, {.freeze = kParts}},
+    {"pp2_frozen_tied", 2, {.pp = 2}, {.tied = true, .freeze = kTable}},
 };
 
 class GpuLayouts : public ::testing::TestWithParam<GpuLayout> {
@@ -77,6 +87,29 @@ TEST_P(GpuLayouts, RecordingAndOverlapChangeNoBit) {
     if (!graph()) return;
     expect_same_bits(train({.overlap = true, .device = DeviceKind::cuda, .graph = true}), plain);
     expect_same_bits(train({.overlap = false, .device = DeviceKind::cuda, .graph = true}), plain);
+  });
+}
+
+TEST_P(GpuLayouts, TimesOfRanksAreThoseOfTheGpu) {
+  const GpuLayout& c = GetParam();
+  run_ranks(c.ranks, [&](Transport& world) {
+    Engine engine(layout_engine_spec(world, c.model, c.layout, {.device = DeviceKind::cuda, .graph = graph()}));
+    init_layout(engine, c.model);
+    for (int64_t step = 1; step <= 4; ++step) {
+      const CommCounters before = comm_counters(engine.mesh());
+      const double begin = now_us();
+      const StepReport report = layout_step(engine, c.model, step);
+      const double step_s = (now_us() - begin) * 1e-6;
+      const CommCounters comm = comm_since(engine.mesh(), before);
+      const RankTimes mine{.passes_s = engine.passes_seconds(), .optimizer_s = engine.optimizer_seconds()};
+      for (const RankTimes& rank : gather_ranks(engine, mine, comm, report.layers).ranks) {
+        EXPECT_GT(rank.passes_s, 0);
+        EXPECT_GT(rank.optimizer_s, 0);
+        EXPECT_GE(rank.waiting_s, 0);
+        EXPECT_LE(rank.waiting_s, rank.passes_s + rank.optimizer_s);
+      }
+      EXPECT_LE(mine.passes_s + mine.optimizer_s, step_s);
+    }
   });
 }
 

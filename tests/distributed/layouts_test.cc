@@ -21,17 +21,6 @@ struct LayoutCase {
 
 void PrintTo(const LayoutCase& c, std::ostream* out) { *out << c.name << " on " << c.ranks << " ranks"; }
 
-// Parts of every kind; all that the first of two stages has; the table that two ends share; modules behind the model
-// and what is theirs alone in it; small weights.
-const std::vector<std::string> kParts = {"model.layers.0.*", "model.layers.1.mlp.experts.*",
-                                         "model.layers.2.self_attn.o_proj.weight", "model.layers.3.mlp.gate.weight",
-                                         "*norm*"},
-                               kStage = {"model.embed_tokens.weight", "model.layers.0.*", "model.layers.1.*"},
-                               kTable = {"model.embed_tokens.weight", "model.layers.2.*"},
-                               kAhead = {"model.embed_tokens.weight", "model.layers.4.*",
-                                         "model.layers.5.eh_proj.weight"},
-                               kSmall = {"*.sinks", "*.bias"};
-
 const LayoutCase kCases[] = {
     {"alone", 1, {}},
     {"dp2", 2, {}},

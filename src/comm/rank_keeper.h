@@ -1,0 +1,23 @@
+// The process of a rank as the child of another, its keeper, for launchers that look at exit codes. mpirun and mpiexec
+// end a job as soon as one of its processes dies of a signal, with a code of their own (137, 9), and often before the
+// other ranks have said for whom they wait. The keeper is the process that the launcher knows, and does not die so.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+
+namespace moebius {
+
+// From here on this process is the child of what it was: returns in the child, the pid of the keeper. Where the system
+// lets no process be made it is the same as before: 0. REQUIRES one thread, nothing buffered in stdout, no MPI yet.
+//
+// The keeper hands on signals that ask a process to end or to save (SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1,
+// SIGUSR2); a launcher that sends them to a whole group reaches the child itself, too. It ends with the child's exit
+// code, or with 128 + n where one of these signals ended it. Where another did (SIGKILL, SIGSEGV, ...), it says so by
+// `report`, with the rank's name in front, gives the others grace_s to report and to end the job, and exits with 6.
+// Nothing outlives the keeper: when it is killed, so is the child.
+pid_t keep_rank(const std::string& name, const std::function<void(const std::string&)>& report, double grace_s = 5);
+
+}  // namespace moebius

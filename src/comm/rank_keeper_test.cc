@@ -1,0 +1,156 @@
+// Each case is a process of its own, as a launcher would start it.
+#include "comm/rank_keeper.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+
+namespace moebius {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+constexpr double kGraceS = 0.2;
+
+std::atomic<int> got_signal{0};
+
+// What a launcher starts, and what it and its child have written to `out`.
+class Started {
+ public:
+  // body: of the child; returns its exit code.
+  explicit Started(int (*body)()) {
+    EXPECT_EQ(::pipe(pipe_.data()), 0);
+    pid_ = ::fork();
+    if (pid_ > 0) {
+      ::close(pipe_[1]);
+      return;
+    }
+    out = pipe_[1];
+    keeper = keep_rank("rank 1 of 2", say, kGraceS);
+    ::_exit(body());
+  }
+  ~Started() { ::close(pipe_[0]); }
+
+  pid_t pid() const { return pid_; }
+  std::string line() const {  // until the end of the line, or of all who could write
+    std::string text;
+    for (char c = 0; ::read(pipe_[0], &c, 1) == 1 && c != '\n';) text += c;
+    return text;
+  }
+  int status() const {
+    int status = 0;
+    EXPECT_EQ(::waitpid(pid_, &status, 0), pid_);
+    return status;
+  }
+  int exit_code() const {
+    const int ended = status();
+    return WIFEXITED(ended) ? WEXITSTATUS(ended) : -WTERMSIG(ended);
+  }
+
+  static void say(const std::string& text) { (void)!::write(out, (text + "\n").data(), text.size() + 1); }
+  static inline int out = -1;      // of this process
+  static inline pid_t keeper = 0;  // of this process
+
+ private:
+  std::array<int, 2> pipe_{};
+  pid_t pid_ = 0;
+};
+
+int sleep_until_signal() {
+  for (const int signal : {SIGTERM, SIGUSR1}) ::signal(signal, [](int s) { got_signal = s; });
+  Started::say("ready");
+  while (got_signal == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return got_signal;
+}
+
+TEST(RankKeeper, IsTheParentAndEndsWithTheRanksCode) {
+  const Started rank([] { return Started::keeper == ::getppid() && Started::keeper != ::getpid() ? 5 : 1; });
+  EXPECT_EQ(rank.exit_code(), 5);
+}
+
+TEST(RankKeeper, HandsOnWhatAsksTheRankToEnd) {
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    const Started rank(sleep_until_signal);
+    EXPECT_EQ(rank.line(), "ready");
+    ::kill(rank.pid(), signal);
+    EXPECT_EQ(rank.exit_code(), signal);
+  }
+}
+
+TEST(RankKeeper, EndsAsTheSignalSaysThatTheRankHasNoAnswerTo) {
+  const Started rank([] {
+    Started::say("ready");
+    return ::pause();
+  });
+  rank.line();
+  ::kill(rank.pid(), SIGINT);
+  EXPECT_EQ(rank.exit_code(), 128 + SIGINT);
+}
+
+TEST(RankKeeper, SaysWhatKilledTheRankAndEndsWith6) {
+  const auto begin = std::chrono::steady_clock::now();
+  const Started killed([] { return ::raise(SIGKILL); });
+  EXPECT_THAT(killed.line(), StartsWith("the process of rank 1 of 2 was ended by signal 9 (Killed); where nobody sent "
+                                        "it, this machine or the job's limit ran out of memory; the run ends with "
+                                        "code 6"));
+  EXPECT_EQ(killed.exit_code(), 6);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  EXPECT_GE(took.count(), kGraceS) << "the others want to report";
+
+  const Started crashed([] {
+    ::signal(SIGSEGV, SIG_DFL);
+    return ::raise(SIGSEGV);
+  });
+  EXPECT_THAT(crashed.line(), HasSubstr("was ended by signal 11 (Segmentation fault); the run"));
+  EXPECT_EQ(crashed.exit_code(), 6);
+}
+
+// A launcher that ends the others tells the keeper, too.
+TEST(RankKeeper, DoesNotKeepTheLauncherWaiting) {
+  const Started rank([] {
+    keep_rank("rank 1 of 2", Started::say, 60);
+    return ::raise(SIGKILL);
+  });
+  rank.line();
+  ::kill(rank.pid(), SIGTERM);
+  EXPECT_EQ(rank.exit_code(), 6);
+}
+
+TEST(RankKeeper, TheRankEndsWithIt) {
+  const Started rank(sleep_until_signal);
+  EXPECT_EQ(rank.line(), "ready");
+  ::kill(rank.pid(), SIGKILL);
+  EXPECT_EQ(rank.exit_code(), -SIGKILL);
+  EXPECT_EQ(rank.line(), "") << "nobody is left who could write";
+}
+
+TEST(RankKeeper, ASignalMaskAndIgnoredChildrenStayAsTheyWere) {
+  ::signal(SIGCHLD, SIG_IGN);
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  sigaddset(&blocked, SIGUSR2);
+  sigset_t before;
+  ::sigprocmask(SIG_BLOCK, &blocked, &before);
+  const Started rank([] {
+    sigset_t now;
+    ::sigprocmask(SIG_BLOCK, nullptr, &now);
+    struct sigaction children;
+    ::sigaction(SIGCHLD, nullptr, &children);
+    return sigismember(&now, SIGUSR2) && !sigismember(&now, SIGTERM) && children.sa_handler == SIG_IGN ? 3 : 1;
+  });
+  ::signal(SIGCHLD, SIG_DFL);
+  ::sigprocmask(SIG_SETMASK, &before, nullptr);
+  EXPECT_EQ(rank.exit_code(), 3);
+}
+
+}  // namespace
+}  // namespace moebius
