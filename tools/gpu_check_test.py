@@ -30,6 +30,9 @@ OURS = ("========= Error: Race reported between Write access at void moebius::cu
         "+0x10 in attention_bwd_cuda_sm90.cu:97")
 NAMED = "========= Error: Race reported between Write access at void moebius::cuda::copy_kernel<cudnn_tag>(nvjet_args)+0x10 in x.cu:9"
 NEW = "========= Error: Race reported between Write access at moebius::cuda::rms_norm_fwd_kernel+0x10 in norm_cuda.cu:9"
+NOTE = "========= Error: Race reported between Read access at moebius::cuda::sm90::<unnamed>::read_note(unsigned int)+0x1c70 in w.cu:189"
+AND_WRITE = "=========     and Write access at moebius::cuda::sm90::<unnamed>::write_note(unsigned int, const moebius::cuda::sm90::<unnamed>::TileNote &)+0xc0 in w.cu:182 [128 hazards]"
+AND_OTHER = "=========     and Write access at moebius::cuda::sm90::<unnamed>::copy_last_rows(unsigned int)+0xc0 in w.cu:160 [1 hazards]"
 INVALID = "========= Invalid __global__ read of size 4 bytes"
 
 # what it shows, GPU, report, status, what the sanitizer says first, only, exit status, words
@@ -43,6 +46,9 @@ CASES = [
     ("a known race of ours", GPU, GOOD, 99, f"echo '{OURS}'", "racecheck", 0, "2 of 2 parts clean, 2 known reports"),
     ("a known name elsewhere", GPU, GOOD, 99, f"echo '{NAMED}'", "racecheck", 1, "1 findings, the first: Race reported"),
     ("a known race, and an end of another kind", GPU, GOOD, 139, f"echo '{KNOWN}'", "racecheck", 1, "exit status 139: the end of"),
+    ("a known pair", GPU, GOOD, 99, f"echo '{NOTE}'; echo '{AND_WRITE}'; echo '{AND_WRITE}'", "racecheck", 0, "2 of 2 parts clean, 2 known reports"),
+    ("a known name with a stranger", GPU, GOOD, 99, f"echo '{NOTE}'; echo '{AND_WRITE}'; echo '{AND_OTHER}'", "racecheck", 1, "1 findings, the first: Race reported"),
+    ("a known name alone", GPU, GOOD, 99, f"echo '{NOTE}'", "racecheck", 1, "1 findings, the first: Race reported"),
     ("a new race", GPU, GOOD, 0, f"echo '{KNOWN}'; echo '{NEW}'", "racecheck", 1, "1 findings, the first: Race reported between Write access at moebius::cuda::rms_norm"),
     ("an invalid read", GPU, GOOD, 0, f"echo '{INVALID}'", "memcheck", 1, "0 passed, 2 failed, 0 skipped"),
     ("a part that takes too long", GPU, GOOD, 0, "sleep 30", "racecheck", 1, "not ended within 1 s"),

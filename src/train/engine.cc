@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "config/nearest.h"
+#include "core/slow_paths.h"
 #include "model/device_support.h"
 #include "ops/attention/attention_cuda.h"
 #include "ops/elementwise/elementwise.h"
@@ -218,6 +219,14 @@ void Engine::check_gpu_memory(int64_t stack_bytes) {
   if (!gpu_ranks_) return check_device_memory(plan_, stack_bytes, free);
   const int64_t mine = needed_bytes(plan_, stack_bytes), others = gpu_ranks_->sum_of_sharing(mine) - mine;
   gpu_ranks_->control().together([&] { check_device_memory(plan_, stack_bytes, free - others); });
+}
+
+std::string Engine::slow_paths_text() const {
+  std::string text;
+  if (!gpu_) return text;
+  for (const auto& [op, why] : gpu_->state<SlowPaths>().why)
+    text += fmt::format("{}{}: {}", text.empty() ? "slower kernels than this GPU has: " : "; ", op, why);
+  return text;
 }
 
 std::string Engine::links_text() const {

@@ -94,6 +94,8 @@ class Engine {
   const Mesh& mesh() const { return mesh_; }
   // How ranks exchange memory of GPUs and whether their steps are recorded, for the run's log; empty elsewhere.
   std::string links_text() const;
+  // Ops of the steps so far that a GPU runs by slower kernels than it has, and why; empty when there are none.
+  std::string slow_paths_text() const;
 
   // Runs body(Step&) on the engine's stream and stack, for micro-batch m as batch(m) says.
   template <class Body>

@@ -122,6 +122,7 @@ int TrainingRun::run() {
   }
   for (int64_t step = first_step_; step <= steps && signal == 0; ++step) {
     const StepReport report = train_step(step);
+    if (const std::string slow = engine_.slow_paths_text(); step == first_step_ && !slow.empty()) log_.warn("{}", slow);
     check_finite(report);
     engine_.end_of_step();
     report_step(report);

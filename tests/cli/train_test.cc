@@ -149,6 +149,18 @@ TEST_F(CliTrain, DoesNotSaveWeightsThatAreNotFinite) {
   EXPECT_FALSE(std::filesystem::exists(dir_.path("mad/checkpoints/step-00000001")));
 }
 
+TEST_F(CliTrain, SaysWhatAGpuRunsBySlowerKernels) {
+  if (const std::string why = Accelerator::why_missing(); !why.empty()) GTEST_SKIP() << why;
+  const Ran ran = train({"run.device=cuda", "precision.compute=bf16"});
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const std::string warning =
+      "warning: slower kernels than this GPU has: attention_bwd: the fast kernels take heads of ";
+  EXPECT_THAT(ran.err, HasSubstr(warning));
+  EXPECT_THAT(ran.err, HasSubstr("; got 8 with values of 8; attention_fwd: "));
+  EXPECT_THAT(ran.err, Not(HasSubstr("expert_up"))) << "its columns are multiples of 8";
+  EXPECT_EQ(ran.err.find(warning), ran.err.rfind(warning)) << "once";
+}
+
 TEST_F(CliTrain, RefusesWhatCannotRun) {
   expect_refused(train({"optimizer.weight_decy=1"}), 2,
                  "unknown key optimizer.weight_decy; did you mean optimizer.weight_decay?");

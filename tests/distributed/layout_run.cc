@@ -262,7 +262,7 @@ void draw_biases(Engine& engine, const Param& p) {
   }
   if (!p.has_master) return;
   const std::vector<float> all = elements(engine, p.w);
-  copy_to_device(s, p.master_n.data, all.data() + p.owned.begin, p.owned.count * ssizeof<float>());
+  copy_to_device(s, p.master_n.data, all.data() + p.owned.begin, p.owned.count * size_of(DType::f32));
   synchronize(s);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/slow_paths.h"
 #include "ops/backends.h"
 
 namespace moebius::cuda {
@@ -27,6 +28,14 @@ bool has_sm90_kernel(const Tensor& q, const Tensor& v) {
   const int64_t width = q.dim(2), v_width = v.dim(2);
   return q.dtype == DType::bf16 &&
          ((v_width == width && (width == 64 || width == 128)) || (width == 192 && v_width == 128));
+}
+
+void note_generic(const Stream& s, const char* op, const Tensor& q, const Tensor& v) {
+  if (q.dtype != DType::bf16 || q.dim(0) == 0) return;
+  note_slow_path(s, op,
+                 fmt::format("the fast kernels take heads of 64 and of 128, and of 192 with values of 128; got {} with "
+                             "values of {}",
+                             q.dim(2), v.dim(2)));
 }
 
 // What own kernels cannot index.
@@ -58,6 +67,7 @@ void attention_fwd(Stream& s, const AttentionFwd& a) {
   if (cudnn_takes(a) && cudnn_attention_fwd(s, a)) return;
   check_sizes("attention_fwd", a.q_THd, a.v_UGd, a.batch);
   if (sm90_takes(a)) return sm90_attention_fwd(s, a);
+  note_generic(s, "attention_fwd", a.q_THd, a.v_UGd);
   generic_attention_fwd(s, a);
 }
 
@@ -65,6 +75,7 @@ void attention_bwd(Stream& s, const AttentionBwd& a) {
   if (cudnn_takes(a) && cudnn_attention_bwd(s, a)) return;
   check_sizes("attention_bwd", a.q_THd, a.v_TGd, a.batch);
   if (sm90_takes(a)) return sm90_attention_bwd(s, a);
+  note_generic(s, "attention_bwd", a.q_THd, a.v_TGd);
   generic_attention_bwd(s, a);
 }
 

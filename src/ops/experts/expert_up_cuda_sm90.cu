@@ -84,7 +84,7 @@ void launch(Stream& s, const ExpertUp& a) {
 
 bool sm90::takes(const ExpertUp& a) {
   return takes_rows(a.x_TD) && takes_rows(a.w1_e2FD) && takes_rows(a.a_RF) && takes_rows(a.h_R2F) &&
-         takes_num_rows(a.a_RF);
+         takes_num_rows(a.a_RF) && a.x_TD.numel() / 8 < INT32_MAX;
 }
 
 void sm90::expert_up(Stream& s, const ExpertUp& a) {

@@ -4,6 +4,8 @@
 
 #include <numeric>
 
+#include "core/block_limit.h"
+#include "core/slow_paths.h"
 #include "ops/cpu/testing.h"
 #include "ops/experts/experts_ref.h"
 
@@ -25,6 +27,12 @@ struct Case {
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
+std::vector<int64_t> half_empty(int64_t num_experts) {
+  std::vector<int64_t> counts(num_experts);
+  for (int64_t e = 0; e < num_experts; ++e) counts[e] = e % 2 * (e % 5);
+  return counts;
+}
+
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -44,6 +52,13 @@ std::vector<Case> cases() {
     all.push_back({"tiles_in_place" + d, 150, 136, 328, {129, 0, 40}, 5, false, dtype});
     all.push_back({"tiles_deep" + d, 60, 1160, 24, {5, 150, 1, 130}, 0, true, dtype});
     all.push_back({"tiles_deep_back" + d, 20, 72, 1096, {140, 20}, 0, true, dtype});
+    all.push_back({"all_empty" + d, 3, 64, 64, {0, 0}, 0, true, dtype});
+    all.push_back({"all_empty_in_place" + d, 3, 64, 64, {0, 0}, 0, false, dtype});
+    all.push_back({"all_spare" + d, 3, 64, 64, {0, 0}, 70, true, dtype});
+    all.push_back({"one_expert_one_token" + d, 1, 64, 64, {1}, 0, true, dtype});
+    all.push_back({"narrow" + d, 70, 8, 8, {65, 0, 5}, 0, true, dtype});
+    all.push_back({"many_experts" + d, 30, 16, 8, half_empty(512), 0, true, dtype});
+    all.push_back({"many_tiles" + d, 90, 136, 264, {300, 0, 257, 1, 128}, 5, true, dtype});
     all.push_back({"gpt_oss" + d, 9, 39, 17, {0, 5, 1, 0, 17, 14}, 3, true, dtype, true});
     all.push_back({"gpt_oss_in_place" + d, 40, 7, 50, {3, 0, 30}, 7, false, dtype, true});
     all.push_back({"gpt_oss_tiles" + d, 150, 200, 136, {0, 130, 3, 257, 64}, 5, true, dtype, true});
@@ -172,6 +187,8 @@ Outputs run_all(Stream& s, Problem& p) {
 }
 
 class ExpertsTest : public testing::DeviceTest<Case> {};
+class ExpertsOfFewBlocksTest : public testing::DeviceTest<Case> {};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ExpertsOfFewBlocksTest);  // without a GPU
 class ExpertsTeamTest : public ::testing::TestWithParam<Case> {};
 
 // The rows that exist are close to the reference; the others were not written.
@@ -186,10 +203,7 @@ void expect_rows(const Case& c, const char* what, const Array& got, Values want,
   testing::expect_close(what, values, want, 2 * testing::epsilon(c.dtype) + 0x1p-22 * std::sqrt(length), 1e-6);
 }
 
-TEST_P(ExpertsTest, EqualsTheReference) {
-  const Case& c = this->c();
-  Problem p(c);
-  const Outputs o = run_all(s_, p);
+void expect_reference(const Case& c, const Problem& p, const Outputs& o) {
   const int64_t rows = p.R - c.spare;
   expect_rows(c, "h", o.h, ref::expert_h(p.shape, p.x.values(), p.w1.values(), p.R, p.b1.values()), rows, c.D);
   // a is defined by h as rounded.
@@ -216,6 +230,53 @@ TEST_P(ExpertsTest, EqualsTheReference) {
   testing::expect_close("db2", o.db2.values(), db2, error, 1e-6);
 }
 
+TEST_P(ExpertsTest, EqualsTheReference) {
+  Problem p(c());
+  expect_reference(c(), p, run_all(s_, p));
+}
+
+// Each block walks over many tiles: what it does for one under the next one's products, notes that go round, a tile
+// that is cut. Only the weight gradients depend on who computes what, by the order of their sums.
+TEST_P(ExpertsOfFewBlocksTest, EqualTheReference) {
+  Problem p(c());
+  const Outputs all = run_all(s_, p);
+  for (const int blocks : {2, 6}) {
+    SCOPED_TRACE(fmt::format("{} blocks", blocks));
+    const BlockLimitScope few(s_, blocks);
+    const Outputs o = run_all(s_, p);
+    expect_reference(c(), p, o);
+    const auto expect_same_bits = [&](const char* what, const Array& x, const Array& y) {
+      EXPECT_EQ(x.bytes(), y.bytes()) << what;
+    };
+    expect_same_bits("h", o.h, all.h);
+    expect_same_bits("a", o.a, all.a);
+    expect_same_bits("y", o.y, all.y);
+    expect_same_bits("dh", o.dh, all.dh);
+    expect_same_bits("sa", o.sa, all.sa);
+    expect_same_bits("dweight", o.dweight, all.dweight);
+    expect_same_bits("dx", o.dx, all.dx);
+    const Outputs again = run_all(s_, p);
+    expect_same_bits("dw1", again.dw1, o.dw1);
+    expect_same_bits("dw2", again.dw2, o.dw2);
+  }
+}
+
+TEST(Experts, WhatRunsOnSlowerKernelsIsNoted) {
+  if (testing::accelerator() == nullptr) GTEST_SKIP() << "there is no GPU";
+  ThreadPool pool(1);
+  Accelerator gpu;  // of its own: nothing was noted on it
+  Stream s(gpu, pool);
+  const auto& slow = gpu.state<SlowPaths>().why;
+  Problem fast({"fast", 9, 32, 16, {5, 4}, 0, true, DType::bf16});
+  run_all(s, fast);
+  EXPECT_THAT(slow, ::testing::IsEmpty());
+  Problem odd({"odd", 9, 33, 17, {5, 4}, 0, true, DType::bf16});
+  run_all(s, odd);
+  EXPECT_EQ(slow.size(), 5);
+  EXPECT_THAT(slow.at("expert_up"), ::testing::HasSubstr("multiples of 8"));
+  EXPECT_THAT(slow.at("expert_up"), ::testing::HasSubstr("[2, 34, 33]"));
+}
+
 TEST_P(ExpertsTeamTest, SameBits) {
   Problem p(GetParam());
   testing::expect_same_bits_for_any_team([&](Stream& s) { return run_all(s, p).all(); });
@@ -225,6 +286,15 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTest, ::testing::ValuesIn(testing::on_ea
                          [](const auto& info) {
                            return info.param.c.name + "_" + std::string(name_of(info.param.device));
                          });
+std::vector<testing::On<Case>> cases_of_few_blocks() {
+  std::vector<testing::On<Case>> few = testing::on_each_device(cases());
+  std::erase_if(few, [](const testing::On<Case>& on) {
+    return on.device != DeviceKind::cuda || on.c.dtype != DType::bf16 || on.c.D % 8 + on.c.F % 8 != 0 || on.c.gpt_oss;
+  });
+  return few;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsOfFewBlocksTest, ::testing::ValuesIn(cases_of_few_blocks()),
+                         [](const auto& info) { return info.param.c.name + "_cuda"; });
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTeamTest, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 

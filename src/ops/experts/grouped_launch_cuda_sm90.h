@@ -1,6 +1,7 @@
 // The host side of the grouped products on sm_90a.
 #pragma once
 
+#include "core/block_limit.h"
 #include "core/cuda.h"
 #include "core/tensor.h"
 #include "ops/cuda/sm90_tensor_map.h"
@@ -32,7 +33,7 @@ struct GroupedLaunch {
 
 template <class Op>
 void launch_grouped(Stream& s, const typename Op::Params& p, const char* who) {
-  const int blocks = op_state<GroupedLaunch<Op>>(s).blocks;
+  const int blocks = limited_blocks(s, op_state<GroupedLaunch<Op>>(s).blocks);
   grouped_gemm_kernel<Op><<<blocks, kGemmThreads, GemmShared::kBytes, cuda_stream(s)>>>(p);
   check_launch(who);
 }

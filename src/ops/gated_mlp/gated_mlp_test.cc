@@ -1,5 +1,6 @@
 #include "ops/gated_mlp/gated_mlp.h"
 
+#include "core/block_limit.h"
 #include "ops/activation/activation_ref.h"
 #include "ops/cpu/testing.h"
 #include "ops/gemm/gemm_ref.h"
@@ -84,6 +85,18 @@ TEST_P(GatedMlpTest, EqualsTheReference) {
   ref::gemm({.c = da, .a = p.dy.values(), .b = p.w2.values(), .m = T, .n = F, .k = D});
   testing::expect_close("dh", o.dh.values(), ref::swiglu_bwd(da, p.h.values(), F), 2 * rounding + sum, 1e-6);
   testing::expect_close("a again", o.a_again.values(), ref::swiglu_fwd(p.h.values(), F), rounding, 1e-6);
+}
+
+// Each block walks over many tiles, which changes no sum.
+TEST_P(GatedMlpTest, FewBlocksMakeTheSameBits) {
+  if (s_.device() != DeviceKind::cuda) return;  // blocks are a GPU's
+  Problem p(c());
+  const std::vector<Array> all = run(s_, p, true).all();
+  for (const int blocks : {2, 6}) {
+    const BlockLimitScope few(s_, blocks);
+    const std::vector<Array> by_few = run(s_, p, true).all();
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(by_few[i].bytes(), all[i].bytes()) << "output " << i;
+  }
 }
 
 TEST_P(GatedMlpTest, TwoPassesHaveTheBitsOfOne) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/cuda.h"
+#include "core/slow_paths.h"
 #include "ops/backends.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_trial.h"
@@ -319,7 +320,10 @@ void gemm(Stream& s, const Gemm& a) {
     if (!a.accumulate) MOEBIUS_CUDA(cudaMemsetAsync(a.c_MN.data, 0, a.c_MN.num_bytes(), stream));
     return;
   }
-  if (!op_state<CublasLt>(s).run(s, a)) tiled_gemm(s, a);
+  if (op_state<CublasLt>(s).run(s, a)) return;
+  if (a.a.dtype == DType::bf16)
+    note_slow_path(s, "gemm", fmt::format("cuBLASLt has no way for {} times {}", to_string(a.a), to_string(a.b)));
+  tiled_gemm(s, a);
 }
 
 }  // namespace moebius::cuda

@@ -202,7 +202,7 @@ template <int kBlocks, int kTerms>
 void launch(Stream& s, const Tensor& dx_TD, const GateOperand& dlogits, const GateOperand& w) {
   using L = Layout<kBlocks, kTerms>;
   const int64_t T = dx_TD.dim(0), D = dx_TD.dim(1);
-  const int multiprocessors = num_multiprocessors();
+  const int multiprocessors = num_multiprocessors(s);
   Maps maps{.dlogits = map_of(dlogits, kGateRows, kTermsA), .w = map_of(w, kGateDepth, kTerms)};
   maps.dx = make_tensor_map<2>(dx_TD.data, {BoxDim{D, 1, 64}, BoxDim{T, D, kGateRows}});
   Work work{.row_tiles = static_cast<int>(div_ceil(T, kGateRows)),

@@ -257,7 +257,7 @@ void launch(Stream& s, const GateOperand& a, const GateOperand& b, Extent e, voi
   e.stages_per_part = static_cast<int>(div_ceil(div_ceil(e.depth, kGateDepth), e.parts));
   const CUtensorMap a_map = map_of(a, L::kMajorA == Major::k ? kGateRows : kGateDepth, L::kTermsA);
   const CUtensorMap b_map = map_of(b, L::kMajorB == Major::k ? kColumns : kGateDepth, L::kTermsB);
-  const int blocks = std::min(e.tiles_m * e.tiles_n * e.parts, num_multiprocessors());
+  const int blocks = std::min(e.tiles_m * e.tiles_n * e.parts, num_multiprocessors(s));
   const auto kernel = product_kernel<kGate, kColumns, kTerms>;
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   kernel<<<static_cast<unsigned>(blocks), kThreads, kBytes, cuda_stream(s)>>>(a_map, b_map, e, out);

@@ -1,4 +1,5 @@
 // The gate's products, and what acts on the whole batch: the expert bias and the loss of uniform routing.
+#include "core/block_limit.h"
 #include "ops/cpu/testing.h"
 #include "ops/routing/routing.h"
 
@@ -106,6 +107,13 @@ TEST_P(RouterLogitsTest, EqualsTheReferenceAndKeepsItsBits) {
     EXPECT_EQ(again.logits.bytes(), got.logits.bytes());
     EXPECT_EQ(again.dx.bytes(), got.dx.bytes());
     EXPECT_EQ(again.dw.bytes(), got.dw.bytes());
+    for (const int blocks : {1, 3}) {  // each walks over many tiles; no sum depends on who computes what
+      const BlockLimitScope few(s_, blocks);
+      const Outputs by_few = run(s_, c, x, w, dlogits);
+      EXPECT_EQ(by_few.logits.bytes(), got.logits.bytes()) << blocks;
+      EXPECT_EQ(by_few.dx.bytes(), got.dx.bytes()) << blocks;
+      EXPECT_EQ(by_few.dw.bytes(), got.dw.bytes()) << blocks;
+    }
     return;
   }
   testing::expect_same_bits_for_any_team([&](Stream& on) {

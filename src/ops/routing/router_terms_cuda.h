@@ -1,6 +1,7 @@
 // What the gate's kernels for the tensor cores share: matrices as sums of bf16 terms, and their tensor maps.
 #pragma once
 
+#include "core/block_limit.h"
 #include "core/cuda.h"
 #include "ops/cuda/sm90.h"
 #include "ops/cuda/sm90_tensor_map.h"
@@ -23,11 +24,11 @@ inline CUtensorMap map_of(const GateOperand& x, int rows, int terms) {
                                      BoxDim{terms, x.rows * x.width, static_cast<uint32_t>(terms)}});
 }
 
-inline int num_multiprocessors() {
+inline int num_multiprocessors(const Stream& s) {
   int device = 0, count = 0;
   MOEBIUS_CUDA(cudaGetDevice(&device));
   MOEBIUS_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
+  return limited_blocks(s, count);
 }
 
 // router_dx_cuda_sm90.cu: dx += dlogits w, for at most kMaxExpertsOfDx experts. dlogits has 2 terms, w as many as said.
