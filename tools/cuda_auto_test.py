@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """cmake/cuda.cmake with toolkits that cannot build the CUDA backend: `auto` goes on without it, `on` says what is missing;
-and with another toolkit than the folder was configured with before.
+and with another toolkit than the folder was configured with before. cmake/cudnn.cmake with a cuDNN that attention does not use.
 
 usage: tools/cuda_auto_test.py CMAKE
 """
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-CUDA = pathlib.Path(__file__).resolve().parent.parent / "cmake" / "cuda.cmake"
+CMAKE = pathlib.Path(__file__).resolve().parent.parent / "cmake"
 PROJECT = """cmake_minimum_required(VERSION 3.25)
 project(probe LANGUAGES {})
 include({})
@@ -32,11 +32,11 @@ CASES = [
 
 
 class Project:
-    """A project that includes cuda.cmake, in a folder with toolkits."""
+    """A project that includes a script of ours, in a folder with toolkits."""
 
-    def __init__(self, folder, languages="NONE"):
+    def __init__(self, folder, languages="NONE", script="cuda.cmake"):
         self.folder = pathlib.Path(folder)
-        (self.folder / "CMakeLists.txt").write_text(PROJECT.format(languages, CUDA.as_posix()))
+        (self.folder / "CMakeLists.txt").write_text(PROJECT.format(languages, (CMAKE / script).as_posix()))
         (self.folder / "cmake").mkdir()
         (self.folder / "cmake" / "nccl.cmake").touch()
 
@@ -100,8 +100,20 @@ def check_fit_then_another():
         return report(name, good, *said)
 
 
+def check_cudnn(minor, said):
+    with tempfile.TemporaryDirectory() as temporary:
+        project = Project(temporary, script="cudnn.cmake")
+        for name in ("cudnn.h", "cudnn_frontend.h", "cudnn_version.h", "libcudnn.so"):
+            (project.folder / name).write_text(f"#define CUDNN_MAJOR 9\n#define CUDNN_MINOR {minor}\n")
+        found = {"CUDNN_INCLUDE_DIR": "", "CUDNN_FRONTEND_INCLUDE_DIR": "", "CUDNN_LIBRARY": "libcudnn.so"}
+        _, text = project.configure("none", "build", *(f"-D{n}={project.folder / f}" for n, f in found.items()))
+        return report(f"cuDNN 9.{minor}", said in text, text)
+
+
 def main():
     failed = sum(check_unfit(*case) for case in CASES) + check_unfit_then_another() + check_fit_then_another()
+    failed += check_cudnn(19, "cuDNN: 9.19, ") + check_cudnn(20, "cuDNN: 9.20 (not used: attention takes 9.19 alone), ")
+    failed += check_cudnn(8, "cuDNN: attention runs on our own kernels alone")
     sys.exit(failed != 0)
 
 
