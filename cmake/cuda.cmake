@@ -11,8 +11,19 @@ if(MOEBIUS_CUDA STREQUAL "off" OR MOEBIUS_SANITIZE OR MOEBIUS_ROOMS)
   return()
 endif()
 
-# What keeps the backend from being built: an error where it was insisted on, else said, and the CPU's is built alone.
+# nvcc, and what CMake's module keeps of the toolkit that it belongs to.
+macro(moebius_forget_toolkit)
+  get_cmake_property(kept CACHE_VARIABLES)
+  list(FILTER kept INCLUDE REGEX "^(MOEBIUS_NVCC|CUDAToolkit_[A-Za-z_]+_(DIR|LIBRARY)|CUDA_CUDART|CUDA_[A-Za-z_]+_LIBRARY)$")
+  foreach(name ${kept})
+    unset(${name} CACHE)
+  endforeach()
+endmacro()
+
+# What keeps the backend from being built: an error where it was insisted on, else said, and the CPU's is built alone. The
+# next configuration looks anew.
 macro(moebius_without_cuda why)
+  moebius_forget_toolkit()
   if(MOEBIUS_CUDA STREQUAL "on")
     message(FATAL_ERROR "MOEBIUS_CUDA=on: ${why}")
   endif()
@@ -20,6 +31,13 @@ macro(moebius_without_cuda why)
   return()
 endmacro()
 
+# Where CUDA_HOME is another than the last time, what was found then is not what is asked for now.
+if(DEFINED ENV{CUDA_HOME} AND DEFINED MOEBIUS_CUDA_HOME AND NOT "$ENV{CUDA_HOME}" STREQUAL MOEBIUS_CUDA_HOME)
+  moebius_forget_toolkit()
+endif()
+if(DEFINED ENV{CUDA_HOME})
+  set(MOEBIUS_CUDA_HOME "$ENV{CUDA_HOME}" CACHE INTERNAL "of the last configuration that had one")
+endif()
 find_program(MOEBIUS_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
 if(NOT MOEBIUS_NVCC)
   moebius_without_cuda("nvcc was not found; install the CUDA toolkit (13.0 or later) or set CUDA_HOME")
@@ -30,7 +48,7 @@ if(NOT CMAKE_MATCH_1 OR CMAKE_MATCH_1 VERSION_LESS 13.0)
   moebius_without_cuda("expected CUDA 13.0 or later; got '${CMAKE_MATCH_1}' from ${MOEBIUS_NVCC}; set CUDA_HOME to another")
 endif()
 # Before the language is enabled, which ends the configuration where it fails: does nvcc compile, are the libraries there.
-if(NOT DEFINED MOEBIUS_NVCC_WORKS)
+if(NOT MOEBIUS_NVCC STREQUAL MOEBIUS_NVCC_WORKS)
   set(probe ${CMAKE_BINARY_DIR}/CMakeFiles/nvcc_probe)
   file(WRITE ${probe}.cu "__global__ void kernel() {}\nint main() { kernel<<<1, 1>>>(); }\n")
   execute_process(COMMAND ${MOEBIUS_NVCC} -gencode=arch=compute_90a,code=sm_90a -o ${probe} ${probe}.cu
@@ -39,7 +57,9 @@ if(NOT DEFINED MOEBIUS_NVCC_WORKS)
     string(STRIP "${said}" said)
     moebius_without_cuda("${MOEBIUS_NVCC} does not compile a kernel for sm_90a (${said}); mend the toolkit or set CUDA_HOME to another")
   endif()
-  set(MOEBIUS_NVCC_WORKS TRUE CACHE INTERNAL "nvcc makes a program for sm_90a")
+  set(MOEBIUS_NVCC_WORKS ${MOEBIUS_NVCC} CACHE INTERNAL "the nvcc that made a program for sm_90a")
+  # Else CMake goes on with the compiler that the language was first enabled with.
+  file(REMOVE ${CMAKE_PLATFORM_INFO_DIR}/CMakeCUDACompiler.cmake)
 endif()
 set(CUDAToolkit_NVCC_EXECUTABLE ${MOEBIUS_NVCC})
 find_package(CUDAToolkit 13.0 QUIET)
@@ -69,5 +89,6 @@ enable_language(CUDA)
 set(MOEBIUS_CUDA_FLAGS -std=c++20 -gencode=arch=compute_90a,code=sm_90a -lineinfo --expt-relaxed-constexpr
   -DFMT_USE_CONSTEXPR=1 -Werror=all-warnings)
 set(MOEBIUS_HAS_CUDA TRUE)
+message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, ${MOEBIUS_NVCC}")
 include(cmake/cudnn.cmake OPTIONAL)
 include(cmake/nccl.cmake)

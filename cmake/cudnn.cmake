@@ -1,6 +1,6 @@
 # cuDNN and the headers of its frontend, for fused attention (src/ops/attention/attention_cudnn.cc). Both are optional:
-# without them the generic kernels of ops/attention/missing_cudnn.cc do all of it, slowly. Looked for beside the CUDA
-# toolkit, in the system, in MOEBIUS_CUDNN_ROOT, and in the wheels of the python3 that is first on the path.
+# without them, as with a cuDNN other than 9.19, attention has our own kernels alone (src/ops/attention/missing_cudnn.cc).
+# Looked for beside the CUDA toolkit, in the system, in MOEBIUS_CUDNN_ROOT, and in the wheels of the python3 that is first on the path.
 # Leaves MOEBIUS_HAS_CUDNN and, where it is true, the target MOEBIUS::cudnn.
 set(MOEBIUS_HAS_CUDNN FALSE)
 set(MOEBIUS_CUDNN_ROOT "" CACHE PATH "where to look for cuDNN and cudnn_frontend.h first")
@@ -21,19 +21,24 @@ if(CUDNN_INCLUDE_DIR AND EXISTS ${CUDNN_INCLUDE_DIR}/cudnn_version.h)
   string(REGEX REPLACE "[^0-9]*([0-9]+)[^0-9]*;[^0-9]*([0-9]+).*" "\\1.\\2" version "${version}")
 endif()
 if(NOT CUDNN_INCLUDE_DIR OR NOT CUDNN_LIBRARY)
-  string(APPEND MOEBIUS_CUDNN_MISSING "\n  cuDNN 9.12 or later (Debian package libcudnn9-dev-cuda-13, wheel nvidia-cudnn-cu13)")
+  string(APPEND MOEBIUS_CUDNN_MISSING "\n  cuDNN 9.19 (Debian package libcudnn9-dev-cuda-13, wheel nvidia-cudnn-cu13==9.19.*)")
 elseif(version VERSION_LESS 9.12)
-  string(APPEND MOEBIUS_CUDNN_MISSING "\n  cuDNN 9.12 or later; found ${version} in ${CUDNN_INCLUDE_DIR}")
+  string(APPEND MOEBIUS_CUDNN_MISSING "\n  cuDNN 9.19; found ${version} in ${CUDNN_INCLUDE_DIR}")
 endif()
 if(NOT CUDNN_FRONTEND_INCLUDE_DIR)
   string(APPEND MOEBIUS_CUDNN_MISSING "\n  cudnn_frontend.h (wheel nvidia-cudnn-frontend: its folder include/)")
 endif()
 if(MOEBIUS_CUDNN_MISSING)
-  message(STATUS "cuDNN: attention is built with the generic kernels alone; what is missing for the fused ones:"
+  message(STATUS "cuDNN: attention runs on our own kernels alone (Hopper's at head widths 64, 128 and latent 192/128, "
+    "generic ones otherwise); what is missing for cuDNN's beside them:"
     "${MOEBIUS_CUDNN_MISSING}\n  Install them, or name their folder: -DMOEBIUS_CUDNN_ROOT=FOLDER")
   return()
 endif()
-message(STATUS "cuDNN: ${version}, ${CUDNN_LIBRARY}; frontend headers in ${CUDNN_FRONTEND_INCLUDE_DIR}")
+set(use "")
+if(NOT version VERSION_EQUAL 9.19) # is_measured_cudnn of src/ops/attention/attention_cuda.h
+  set(use " (not used: attention takes 9.19 alone)")
+endif()
+message(STATUS "cuDNN: ${version}${use}, ${CUDNN_LIBRARY}; frontend headers in ${CUDNN_FRONTEND_INCLUDE_DIR}")
 add_library(MOEBIUS::cudnn INTERFACE IMPORTED)
 target_include_directories(MOEBIUS::cudnn SYSTEM INTERFACE ${CUDNN_INCLUDE_DIR} ${CUDNN_FRONTEND_INCLUDE_DIR})
 target_link_libraries(MOEBIUS::cudnn INTERFACE ${CUDNN_LIBRARY} CUDA::nvrtc)

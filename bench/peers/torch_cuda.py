@@ -2,7 +2,8 @@
 """MoE layers of PyTorch and of other software on one GPU: forward and backward, bf16, T = 32768, timed.
 
 A table on standard output, with the ratio to Moebius' own time where --moebius names a file of JSON lines that
-`moebius bench moe-layer --device cuda --json` printed. --json FILE writes one JSON object per row.
+`moebius bench moe-layer --device cuda --json` printed, one for each --shape and --routing; what it lacks of them is told on
+standard error. --json FILE writes one JSON object per row.
 Timing: CUDA events around forward and backward, a buffer larger than the L2 cache written between, the median.
 Gradients are fresh in every iteration and bf16: Moebius adds to f32 gradients, which is more bytes.
 Exit code 3 when PyTorch or a GPU is missing, 1 when no peer ran.
@@ -27,6 +28,9 @@ from moe_peers import PEERS, Problem
 from moe_shapes import SHAPES, route
 
 
+ROUTERS = {"both": [False, True], "with": [True], "without": [False]}
+
+
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
@@ -34,7 +38,7 @@ def parse_args():
                         default=[p for p in PEERS if p not in ["grouped_mm_max_autotune", "liger_rows_128"]])
     parser.add_argument("--routing", nargs="+", default=["balanced", "zipf"], choices=["balanced", "zipf"])
     parser.add_argument("--zipf", type=float, default=1.0, help="the exponent")
-    parser.add_argument("--router", choices=["both", "with", "without"], default="both",
+    parser.add_argument("--router", choices=list(ROUTERS), default="both",
                         help="with: router, softmax, top-k and their backward count; building the index always does")
     parser.add_argument("--iterations", type=int, default=30, help="at most; fewer where one takes long")
     parser.add_argument("--seconds", type=float, default=1.5, help="of measuring a row, about; at least 10 iterations")
@@ -156,13 +160,22 @@ def moebius_ms(path):
     return times
 
 
+def warn_of_missing(args, ours):
+    """Says which ratios the table will lack although --moebius was given."""
+    for name, routing, router in itertools.product(args.shapes, args.routing, ROUTERS[args.router]):
+        routable = routing == "balanced" or SHAPES[name].E > SHAPES[name].K
+        if args.moebius and (routable or not router) and (name, routing, router) not in ours:
+            print(f"torch_cuda: {args.moebius} has no time of {name}, {routing}, {'with' if router else 'without'} the "
+                  f"router: no ratio; add what `build/moebius bench moe-layer --device cuda --shape {name} --routing "
+                  f"{routing} --json` prints", file=sys.stderr)
+
+
 def run_peer(timer, name, shape, routing, expected, args, ours):
     """Rows of one peer on one shape and routing."""
     problem = make_problem(shape, routing, args)
-    routers = {"both": [False, True], "with": [True], "without": [False]}[args.router]
     rows = []
     layer = PEERS[name](problem)
-    for with_router in [r for r in routers if problem.routable or not r]:
+    for with_router in [r for r in ROUTERS[args.router] if problem.routable or not r]:
         row = {"shape": shape.name, "routing": routing, "router": with_router, "peer": name}
         begin = time.perf_counter()
         results = results_of(problem, layer, with_router)
@@ -201,6 +214,7 @@ def main():
     print(f"{torch.cuda.get_device_name()}; torch {torch.__version__}; bf16 8192^3: "
           f"{matrix_tflops(timer, args):.0f} TFLOP/s; Zipf exponent {args.zipf}; seed {args.seed}", flush=True)
     ours, rows = moebius_ms(args.moebius), []
+    warn_of_missing(args, ours)
     for shape, routing in itertools.product([SHAPES[name] for name in args.shapes], args.routing):
         if args.tokens:
             shape = dataclasses.replace(shape, T=args.tokens)

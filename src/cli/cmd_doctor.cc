@@ -43,8 +43,6 @@ std::string join(const std::vector<std::string>& words) {
   return text.empty() ? "none of those that matter" : text;
 }
 
-std::string cudnn_version() { return Accelerator::is_built_in() ? cuda::cudnn_version() : ""; }
-
 std::string nccl_version() {
   const std::string why = NcclLinks::why_missing();
   return why.empty() ? NcclLinks::version() : why;
@@ -81,7 +79,7 @@ std::vector<Finding> findings(const Machine& m) {
           {"xxHash", xxhash_version()},
           {"CLI11", CLI11_VERSION},
           {"CUDA", cuda_versions()},
-          {"cuDNN", cudnn_version().empty() ? "not part of this build" : cudnn_version()},
+          {"cuDNN", cuda::cudnn_text(cuda::cudnn_version())},
           {"NCCL", nccl_version()},
           {"MPI", mpi_version().empty() ? "not part of this build" : mpi_version()},
           {"GPU", gpu_line()}};

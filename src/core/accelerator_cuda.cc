@@ -60,7 +60,8 @@ void check_cuda(cudaError_t status, const char* call) {
   if (status == cudaErrorMemoryAllocation) {
     throw OutOfMemory(
         fmt::format("out of device memory in {}: the libraries' own needs did not fit beside the plan; use a smaller "
-                    "train.micro_batch, train.seq_len or model (--batch, --seq-len), or end what else uses this GPU",
+                    "train.micro_batch, train.seq_len or model (--batch, --seq-len; bench: --shape), or end what else "
+                    "uses this GPU",
                     call));
   }
   MOEBIUS_FAIL(internal, "CUDA: {}: {} ({})", call, cudaGetErrorString(status), cudaGetErrorName(status));
@@ -271,8 +272,8 @@ void* allocate(int64_t num_bytes) {
     cudaMemGetInfo(&free, &total);
     throw OutOfMemory(
         fmt::format("out of device memory: {:.3f} GiB were asked for in one piece, {:.3f} of {:.3f} GiB are free; use "
-                    "a smaller train.micro_batch, train.seq_len or model (--batch, --seq-len), or end what else uses "
-                    "this GPU",
+                    "a smaller train.micro_batch, train.seq_len or model (--batch, --seq-len; bench: --shape), or end "
+                    "what else uses this GPU",
                     num_bytes / 1073741824.0, free / 1073741824.0, total / 1073741824.0));
   }
   check_cuda(status, "cudaMalloc");

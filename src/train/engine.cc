@@ -235,6 +235,11 @@ std::string Engine::links_text() const {
                      records() ? "recorded" : "launched op by op");
 }
 
+std::string Engine::launch_text() const {
+  const bool is_hindered = spec_.target == DeviceKind::cuda && spec_.graph && spec_.balance.jitter != 0;
+  return is_hindered ? "steps are launched op by op: moe.jitter draws anew in each" : "";
+}
+
 void Engine::allocate(int64_t stack_bytes) {
   plan_.bind(spec_.device, stack_bytes);
   host_batches_ = batches_;

@@ -92,6 +92,9 @@ class Engine {
   int64_t stack_high_water() { return plan_.stack().high_water(); }
   const EngineSpec& spec() const { return spec_; }
   const Mesh& mesh() const { return mesh_; }
+  // Why steps of a GPU, or of the one that a null device stands for, are not recorded where spec().graph asks for it;
+  // for the run's log, empty elsewhere.
+  std::string launch_text() const;
   // How ranks exchange memory of GPUs and whether their steps are recorded, for the run's log; empty elsewhere.
   std::string links_text() const;
   // Ops of the steps so far that a GPU runs by slower kernels than it has, and why; empty when there are none.

@@ -187,6 +187,19 @@ TEST(Engine, OnPaperHasEveryMicroBatchOfAGpu) {
   EXPECT_EQ(trace.totals().at("adamw").calls > 0, true);
 }
 
+TEST(Engine, SaysThatJitterKeepsTheStepsOfAGpuFromBeingRecorded) {
+  EngineSpec spec = huge_spec(DeviceKind::null);
+  spec.balance.jitter = 0.1;
+  EXPECT_EQ(Engine(spec).launch_text(), "");
+  if (!Accelerator::is_built_in()) return;
+  spec.target = DeviceKind::cuda;
+  EXPECT_EQ(Engine(spec).launch_text(), "steps are launched op by op: moe.jitter draws anew in each");
+  spec.graph = false;
+  EXPECT_EQ(Engine(spec).launch_text(), "") << "as the recipe says";
+  spec.graph = true, spec.balance.jitter = 0;
+  EXPECT_EQ(Engine(spec).launch_text(), "");
+}
+
 TEST(Engine, CountsAPlanOfAnySizeOnTheNullDevice) {
   EXPECT_GT(Engine(huge_spec(DeviceKind::null)).plan().total_bytes(), int64_t{1} << 40);
 }

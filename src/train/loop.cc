@@ -110,6 +110,7 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
 int TrainingRun::run() {
   log_.line(engine_.plan().table());
   if (const std::string links = engine_.links_text(); !links.empty()) log_.info("{}", links);
+  if (const std::string launched = engine_.launch_text(); !launched.empty()) log_.info("{}", launched);
   predict_memory();
   start();
   control_.on_root([&] { open_logs(); });
@@ -262,8 +263,9 @@ StepReport TrainingRun::train_step(int64_t step) {
   const double begin = now_us();
   const double lr = run_.optimizer.lr_at(step, run_.train.steps);
   Trace trace;
+  // The second, since the first one warms up; or the only one.
   const bool traced =
-      control_.is_root() && !run_.log.trace.empty() && step == first_step_ + 1;  // the second: the first one warms up
+      control_.is_root() && !run_.log.trace.empty() && step == std::min(first_step_ + 1, run_.train.steps);
   if (traced) engine_.set_trace(&trace);
   const CommCounters counters = comm_counters(engine_.mesh());
   loader_.begin_step(step);

@@ -69,6 +69,19 @@ TEST_F(CliTrain, LeavesWhatTheInterfacePromises) {
   EXPECT_TRUE(nlohmann::json::parse(read_file(dir_.path("run/trace.json"))).at("traceEvents").size() > 100);
 }
 
+TEST_F(CliTrain, TracesTheOnlyStepWhereThereIsNoSecond) {
+  const auto num_events = [&](const std::string& file) {
+    return std::filesystem::exists(dir_.path(file))
+               ? nlohmann::json::parse(read_file(dir_.path(file))).at("traceEvents").size()
+               : 0;
+  };
+  const std::string at_once = "optimizer.warmup_steps=0";
+  ASSERT_EQ(train({"train.steps=1", "log.trace=only.json", at_once}).code, 0);
+  EXPECT_GT(num_events("only.json"), 100u);
+  ASSERT_EQ(train({"train.steps=2", "log.trace=left.json", at_once}).code, 0) << "goes on with one step left";
+  EXPECT_GT(num_events("left.json"), 100u);
+}
+
 TEST_F(CliTrain, AWaitForAnotherRankHasAnEnd) {
   for (const std::string seconds : {"inf", "nan", "1e300", "604801", "0", "-1"}) {
     const Ran ran = train({}, "", {"--timeout=" + seconds});

@@ -54,7 +54,9 @@ bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a);
 // What it is given, known without a GPU: a bound for the version that was measured.
 int64_t cudnn_scratch_bytes(const AttentionFwd& a);
 int64_t cudnn_scratch_bytes(const AttentionBwd& a);
-// "9.19.0", or "" in a build without cuDNN.
-std::string cudnn_version();
+// Of the library, as cudnnGetVersion() says it: 91900; 0 in a build without cuDNN.
+int64_t cudnn_version();
+// For people: "9.19.0", "9.20.0 (not used: attention takes 9.19 alone)", "not part of this build".
+std::string cudnn_text(int64_t version);
 
 }  // namespace moebius::cuda

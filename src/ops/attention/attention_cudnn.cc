@@ -149,9 +149,8 @@ constexpr int64_t kMinRows = 64;
 template <class Op>
 bool takes(const Op& a, const Tensor& k, const Tensor& v) {
   const int64_t width = a.q_THd.dim(2), rows = a.q_THd.dim(0);
-  return is_measured_cudnn(static_cast<int64_t>(cudnnGetVersion())) && a.q_THd.dtype == DType::bf16 &&
-         (width == 64 || width == 128) && v.dim(2) == width && !a.is_part && rows == k.dim(0) &&
-         a.doc_start_T.empty() && rows / a.batch >= kMinRows;
+  return is_measured_cudnn(cudnn_version()) && a.q_THd.dtype == DType::bf16 && (width == 64 || width == 128) &&
+         v.dim(2) == width && !a.is_part && rows == k.dim(0) && a.doc_start_T.empty() && rows / a.batch >= kMinRows;
 }
 
 int64_t round_up(int64_t n, int64_t to) { return div_ceil(n, to) * to; }
@@ -261,9 +260,6 @@ bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
   return true;
 }
 
-std::string cudnn_version() {
-  const size_t version = cudnnGetVersion();
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
+int64_t cudnn_version() { return static_cast<int64_t>(cudnnGetVersion()); }
 
 }  // namespace moebius::cuda

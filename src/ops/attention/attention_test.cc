@@ -173,6 +173,9 @@ TEST(AttentionOnCuda, OnlyTheMeasuredVersionOfCudnnIsAsked) {
   EXPECT_TRUE(cuda::is_measured_cudnn(91900));
   EXPECT_TRUE(cuda::is_measured_cudnn(91902));
   for (const int64_t version : {91200, 91801, 92000, 100190}) EXPECT_FALSE(cuda::is_measured_cudnn(version)) << version;
+  EXPECT_EQ(cuda::cudnn_text(91902), "9.19.2");
+  EXPECT_EQ(cuda::cudnn_text(92000), "9.20.0 (not used: attention takes 9.19 alone)");
+  EXPECT_EQ(cuda::cudnn_text(0), "not part of this build");
 }
 
 TEST(Attention, ReferenceBackwardEqualsFiniteDifferences) {

@@ -1,4 +1,5 @@
-// Attention of a build without cuDNN: the generic kernels take every call.
+// Attention of a build without cuDNN: our own kernels take every call, those for sm_90a bf16 of head widths 64, 128 and
+// latent 192 with values of 128, the generic ones what is left.
 #include "ops/attention/attention_cuda.h"
 
 namespace moebius::cuda {
@@ -9,6 +10,6 @@ bool cudnn_attention_fwd(Stream&, const AttentionFwd&) { return false; }
 bool cudnn_attention_bwd(Stream&, const AttentionBwd&) { return false; }
 int64_t cudnn_scratch_bytes(const AttentionFwd&) { return 0; }
 int64_t cudnn_scratch_bytes(const AttentionBwd&) { return 0; }
-std::string cudnn_version() { return ""; }
+int64_t cudnn_version() { return 0; }
 
 }  // namespace moebius::cuda
