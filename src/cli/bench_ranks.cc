@@ -19,6 +19,7 @@ void on_ranks(const RanksBenchOptions& o, Measure&& measure, Print&& print) {
   if (o.ranks != 1) launch = launch_threads(o.ranks, launch);
   run_ranks(launch, {.timeout_s = 60}, [&](Transport& world) {
     Control control(world);
+    check_same_program(control, "bench");
     const auto report = measure(world, o.threads > 0 ? o.threads : cpu_share(control));
     if (control.is_root()) print(report, launch_text(launch));
   });

@@ -66,6 +66,7 @@ EngineSpec eval_engine_spec(const RunSpec& run, Transport& world) {
 // On every rank the same result; each has read its share of the weights and of the data.
 EvalResult eval_rank(const Options& o, Transport& world, Cli& cli) {
   Control control(world);
+  check_same_program(control, "eval");
   RunSpec run;
   control.together([&] {
     run = eval_run(o, world.size());

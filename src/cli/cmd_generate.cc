@@ -125,6 +125,7 @@ class Printer {
 
 void generate_rank(const Options& o, Transport& world, Log& log) {
   Control control(world);
+  check_same_program(control, "generate");
   Request request;
   EngineSpec spec;
   control.together([&] {

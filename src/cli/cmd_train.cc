@@ -52,21 +52,21 @@ void check_init(const RunSpec& run) {
 
 const char* gpu_text(int num_ranks) { return num_ranks > 1 ? "on GPUs, " : "a GPU, "; }
 
-// All that must be the same on every rank before one of them begins. The data sets compare theirs once they are open.
-void check_ranks_agree(Control& control, const RunSpec& run) {
+// The same on every rank before one of them begins. The data sets compare theirs once they are open.
+void check_same_recipe(Control& control, const RunSpec& run) {
   if (control.size() == 1) return;
-  check_agree(control, {"the program (its file's XXH3)", program_hash()});
   check_agree(control, {"the recipe", to_toml(run, /*with_provenance=*/false)});
 }
 
 int train_rank(Transport& world, const Recipe& recipe, const std::string& launched, Cli& cli) {
   Control control(world);
+  check_same_program(control, "train");
   control.together([&] {
     if (recipe.error) std::rethrow_exception(recipe.error);
     check_device(recipe.run);
     check_init(recipe.run);
   });
-  check_ranks_agree(control, recipe.run);
+  check_same_recipe(control, recipe.run);
   RunSpec run = recipe.run;
   if (run.threads == 0) run.threads = cpu_share(control);
   if (control.is_root())

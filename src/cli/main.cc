@@ -14,7 +14,7 @@
 #include "cli/command.h"
 #include "cli/cpu_check.h"
 #include "cli/launch.h"
-#include "comm/rank_keeper.h"
+#include "cli/rank_keeper.h"
 #include "config/nearest.h"
 
 namespace {
@@ -60,6 +60,7 @@ void check_command_is_known(const CLI::App& app, int argc, char** argv) {
   for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
   const std::string word = argv[1];
   if (std::find(names.begin(), names.end(), word) != names.end()) return;
+  if (launcher_rank(process_environment()) != 0) throw Error(ErrorKind::usage, "");  // the first says it
   MOEBIUS_CHECK(usage, word != "plan",
                 "the command {} is not part of this version; moebius --help lists those that are", word);
   MOEBIUS_FAIL(usage, "unknown command {}; did you mean {}? moebius --help lists them", word, nearest(word, names));

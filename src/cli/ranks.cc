@@ -122,7 +122,9 @@ int cpu_share(Control& control) {
   return std::max(1, CPU_COUNT(&mine) / std::max(1, sharing));
 }
 
-// In pieces: the program is larger than what a small run needs beside it.
+namespace {
+
+// XXH3-128 of the program's own file, in pieces: it is larger than what a small run needs beside it.
 std::string program_hash() {
   const File program = File::open_read("/proc/self/exe");
   std::vector<char> piece(1 << 16);
@@ -130,6 +132,13 @@ std::string program_hash() {
   for (int64_t at = 0, n = 0; (n = program.read_some(piece.data(), std::ssize(piece), at)) > 0; at += n)
     hasher.update(piece.data(), n);
   return to_hex(hasher.digest());
+}
+
+}  // namespace
+
+void check_same_program(Control& control, const std::string& command) {
+  if (control.size() == 1) return;
+  check_agree(control, {"the command and the program's file (XXH3)", command + " of " + program_hash()});
 }
 
 }  // namespace moebius

@@ -28,7 +28,8 @@ void warn_of_not_finite(Log& log, Control& control, const std::string& path, con
 // Of the CPUs that this process may use, its share beside the ranks of its machine that may use the same ones; >= 1.
 int cpu_share(Control& control);
 
-// XXH3-128 of the program's own file.
-std::string program_hash();
+// Error{usage} unless all ranks run this command of the same program. The first that ranks tell each other, whichever
+// command they run.
+void check_same_program(Control& control, const std::string& command);
 
 }  // namespace moebius

@@ -40,6 +40,16 @@ Difference first_difference(const std::string& a, const std::string& b) {
 // An Error on its way to other ranks: one character for its kind, then its text. Empty: there was none.
 std::string packed(const Error& e) { return static_cast<char>(e.kind()) + std::string(e.what()); }
 
+ErrorKind kind_of(const std::string& packed, int rank) {
+  for (const ErrorKind kind : {ErrorKind::usage, ErrorKind::input, ErrorKind::io, ErrorKind::numerics,
+                               ErrorKind::distributed, ErrorKind::internal})
+    if (packed[0] == static_cast<char>(kind)) return kind;
+  MOEBIUS_FAIL(distributed,
+               "control: expected of rank {} how its part went, got something else; start all ranks with the same "
+               "command of the same program",
+               rank);
+}
+
 }  // namespace
 
 Control::Control(Transport& transport) : rank_(transport.rank()), size_(transport.size()) {
@@ -101,7 +111,7 @@ void Control::together(const std::function<void()>& body) {
     if (outcomes[r].empty()) continue;
     const bool all_alike = std::count(outcomes.begin(), outcomes.end(), outcomes[r]) == size_;
     const std::string text = outcomes[r].substr(1);
-    throw Error(static_cast<ErrorKind>(outcomes[r][0]), all_alike ? text : fmt::format("rank {}: {}", r, text));
+    throw Error(kind_of(outcomes[r], r), all_alike ? text : fmt::format("rank {}: {}", r, text));
   }
 }
 
@@ -115,7 +125,7 @@ void Control::on_root(const std::function<void()>& body) {
     }
   }
   failure = from_root(failure);
-  if (!failure.empty()) throw Error(static_cast<ErrorKind>(failure[0]), failure.substr(1));
+  if (!failure.empty()) throw Error(kind_of(failure, 0), failure.substr(1));
 }
 
 void check_agree(Control& control, const Claim& claim) {

@@ -68,6 +68,18 @@ pp = 2
 ep = 3
 )";
 
+TEST(CliOverMpi, RanksOfDifferentCommandsAreFoundAtTheStart) {
+  const TestDir dir;
+  write_file_atomic(dir.path("recipe.toml"), kRecipe);
+  const Ran ran = mpirun_moebius(dir, 1,
+                                 {"train", "recipe.toml", ":", "-n", "1", MOEBIUS_BINARY_DIR "/moebius", "eval",
+                                  MOEBIUS_SOURCE_DIR "/tests/golden/data/qwen3_moe_v5", "--data", "set"});
+  EXPECT_EQ(ran.code, 2) << ran.err;
+  EXPECT_THAT(ran.err, testing::HasSubstr("error: the ranks do not agree on the command and the program's file (XXH3): "
+                                          "rank 0 against rank 1; line 1 of rank 0 is \"train of "));
+  EXPECT_EQ(ran.err.find("error: "), ran.err.rfind("error: ")) << ran.err;
+}
+
 // 6 ranks, 3 of them on a stage. Who is slow, who waits, which experts are busy: of the six, in every line.
 TEST(CliOverMpi, EachLineOfTheMetricsHasAllRanks) {
   const TestDir dir;

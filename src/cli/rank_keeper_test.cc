@@ -1,5 +1,5 @@
 // Each case is a process of its own, as a launcher would start it.
-#include "comm/rank_keeper.h"
+#include "cli/rank_keeper.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -69,7 +69,7 @@ int sleep_until_signal() {
   for (const int signal : {SIGTERM, SIGUSR1}) ::signal(signal, [](int s) { got_signal = s; });
   Started::say("ready");
   while (got_signal == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return got_signal;
+  return got_signal == SIGTERM ? 3 : 4;
 }
 
 TEST(RankKeeper, IsTheParentAndEndsWithTheRanksCode) {
@@ -78,11 +78,11 @@ TEST(RankKeeper, IsTheParentAndEndsWithTheRanksCode) {
 }
 
 TEST(RankKeeper, HandsOnWhatAsksTheRankToEnd) {
-  for (const int signal : {SIGTERM, SIGUSR1}) {
+  for (const auto& [signal, code] : {std::pair{SIGTERM, 3}, {SIGUSR1, 4}}) {
     const Started rank(sleep_until_signal);
     EXPECT_EQ(rank.line(), "ready");
     ::kill(rank.pid(), signal);
-    EXPECT_EQ(rank.exit_code(), signal);
+    EXPECT_EQ(rank.exit_code(), code);
   }
 }
 
@@ -100,8 +100,7 @@ TEST(RankKeeper, SaysWhatKilledTheRankAndEndsWith6) {
   const auto begin = std::chrono::steady_clock::now();
   const Started killed([] { return ::raise(SIGKILL); });
   EXPECT_THAT(killed.line(), StartsWith("the process of rank 1 of 2 was ended by signal 9 (Killed); where nobody sent "
-                                        "it, this machine or the job's limit ran out of memory; the run ends with "
-                                        "code 6"));
+                                        "it, a limit of memory or of CPU time did; the run ends with code 6"));
   EXPECT_EQ(killed.exit_code(), 6);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(took.count(), kGraceS) << "the others want to report";
@@ -112,6 +111,66 @@ TEST(RankKeeper, SaysWhatKilledTheRankAndEndsWith6) {
   });
   EXPECT_THAT(crashed.line(), HasSubstr("was ended by signal 11 (Segmentation fault); the run"));
   EXPECT_EQ(crashed.exit_code(), 6);
+}
+
+TEST(RankKeeper, ASignalToTheRankAloneIsADeath) {
+  const Started rank([] {
+    Started::say(std::to_string(::getpid()));
+    return ::pause();
+  });
+  ::kill(std::stoi(rank.line()), SIGHUP);
+  EXPECT_THAT(rank.line(), HasSubstr("was ended by signal 1 (Hangup); the run ends with code 6"));
+  EXPECT_EQ(rank.exit_code(), 6);
+}
+
+TEST(RankKeeper, AReaderThatGoesAwayIsNone) {
+  const Started rank([] { return ::raise(SIGPIPE); });
+  EXPECT_EQ(rank.line(), "");
+  EXPECT_EQ(rank.exit_code(), 128 + SIGPIPE);
+}
+
+// Open MPI ends a process so when another one dies in MPI_Init.
+TEST(RankKeeper, ACodeThatIsNotOursBecomes6) {
+  const Started rank([] { return 1; });
+  EXPECT_THAT(rank.line(),
+              HasSubstr("ended with code 1, which is not Moebius's but MPI's or another library's; the run"));
+  EXPECT_EQ(rank.exit_code(), 6);
+}
+
+TEST(RankKeeper, OtherSignalsDoNotEndTheKeeper) {
+  for (const int signal : {SIGALRM, SIGXCPU, SIGPIPE}) {
+    const Started rank([] {
+      for (const int s : {SIGALRM, SIGXCPU, SIGTERM}) ::signal(s, [](int got) { got_signal = got; });
+      Started::say("ready");
+      while (got_signal == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return 5;
+    });
+    rank.line();
+    ::kill(rank.pid(), signal);
+    if (signal == SIGPIPE) ::kill(rank.pid(), SIGTERM);
+    EXPECT_EQ(rank.exit_code(), 5) << signal;
+  }
+}
+
+// A launcher that is killed ends nothing itself.
+TEST(RankKeeper, TheRankIsAskedToEndWhenTheLauncherIsGone) {
+  std::array<int, 2> pipe;
+  ASSERT_EQ(::pipe(pipe.data()), 0);
+  const pid_t launcher = ::fork();
+  if (launcher == 0) {
+    if (::fork() > 0) ::_exit((::sleep(1), 0));
+    Started::out = pipe[1];
+    keep_rank("rank 1 of 2", Started::say, kGraceS);
+    ::signal(SIGTERM, SIG_IGN);  // a rank that hangs
+    Started::say("hangs");
+    ::_exit(::pause());
+  }
+  ::close(pipe[1]);
+  std::string text;
+  for (char c = 0; ::read(pipe[0], &c, 1) == 1;) text += c;  // until rank and keeper have ended
+  ::close(pipe[0]);
+  EXPECT_THAT(text, StartsWith("hangs\nthe process of rank 1 of 2 was ended by signal 9"));
+  ::waitpid(launcher, nullptr, 0);
 }
 
 // A launcher that ends the others tells the keeper, too.
