@@ -88,8 +88,8 @@ class Group {
   // others, broadcast b (n-1) at the root, send b, barrier none.
   virtual int64_t sent_bytes() const = 0;
   // Seconds that the rank's thread has spent in these calls so far, but barrier(), and in waiting for what they began:
-  // what communication adds to the time of a step. Over NCCL those of the GPU's stream, of what has ended by now; of calls
-  // that are replayed (core/accelerator.h) each time as long as the last time.
+  // what communication adds to the time of a step. Over NCCL those of the GPU's stream, of what has ended by now; of
+  // calls that are replayed (core/accelerator.h) each time as long as the last time.
   virtual double seconds() const = 0;
 };
 

@@ -388,8 +388,8 @@ CUtensorMap map_of(const Tensor& x) {
 bool takes(const ExpertWgrad& a) {
   const bool one_side = !(a.gather_left && a.gather_right) || a.rows.token_R.empty();
   const int64_t left = a.left_RM.dim(0), right = a.right_RN.dim(0);
-  const bool countable =
-      left > 0 && right > 0 && left + right < INT32_MAX / 2 && a.left_RM.numel() / 8 < INT32_MAX && a.right_RN.numel() / 8 < INT32_MAX;
+  const bool countable = left > 0 && right > 0 && left + right < INT32_MAX / 2 && a.left_RM.numel() / 8 < INT32_MAX &&
+                         a.right_RN.numel() / 8 < INT32_MAX;
   return a.left_RM.dtype == DType::bf16 && one_side && countable && a.dw_eMN.dim(0) <= kMaxExperts &&
          rows_are_aligned({a.left_RM, a.right_RN}) && aligned_16({a.dw_eMN});
 }
@@ -418,8 +418,7 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
   const CUtensorMap dw = make_tensor_map<3>(
       a.dw_eMN.data, {{{N, 1, left_first ? 32u : 16u}, {M, N, left_first ? 16u : 32u}, {E, M * N, 1}}}, of_dw);
   const int blocks = limited_blocks(s, op_state<State>(s).num_blocks);
-  kernel<<<blocks, kThreads, sizeof(Shared), cuda_stream(s)>>>(map_of(gathered), map_of(plain),
-                                                                                      dw, p);
+  kernel<<<blocks, kThreads, sizeof(Shared), cuda_stream(s)>>>(map_of(gathered), map_of(plain), dw, p);
   check_launch("expert_wgrad");
 }
 
