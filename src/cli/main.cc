@@ -14,7 +14,7 @@
 #include "cli/command.h"
 #include "cli/cpu_check.h"
 #include "cli/launch.h"
-#include "cli/rank_keeper.h"
+#include "comm/rank_keeper.h"
 #include "config/nearest.h"
 
 namespace {
@@ -71,8 +71,9 @@ void keep_rank_of_mpi() {
   try {
     const Launch launch = detect_launch(process_environment());
     if (launch.kind != Launch::Kind::mpi) return;
-    keeper = keep_rank(fmt::format("rank {} of {}", launch.rank, launch.num_ranks),
-                       [](const std::string& text) { Log(stderr, false).line("error: " + text); });
+    keeper = keep_rank(
+        fmt::format("rank {} of {}", launch.rank, launch.num_ranks),
+        [](const std::string& text) { Log(stderr, false).line("error: " + text); }, std::_Exit);
   } catch (const Error&) {  // of the environment; who wants to know of ranks says it
   }
 }

@@ -1,5 +1,5 @@
 // Each case is a process of its own, as a launcher would start it.
-#include "cli/rank_keeper.h"
+#include "comm/rank_keeper.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ class Started {
       return;
     }
     out = pipe_[1];
-    keeper = keep_rank("rank 1 of 2", say, kGraceS);
+    keeper = keep_rank("rank 1 of 2", say, ::_exit, kGraceS);
     ::_exit(body());
   }
   ~Started() { ::close(pipe_[0]); }
@@ -160,7 +160,7 @@ TEST(RankKeeper, TheRankIsAskedToEndWhenTheLauncherIsGone) {
   if (launcher == 0) {
     if (::fork() > 0) ::_exit((::sleep(1), 0));
     Started::out = pipe[1];
-    keep_rank("rank 1 of 2", Started::say, kGraceS);
+    keep_rank("rank 1 of 2", Started::say, ::_exit, kGraceS);
     ::signal(SIGTERM, SIG_IGN);  // a rank that hangs
     Started::say("hangs");
     ::_exit(::pause());
@@ -176,7 +176,7 @@ TEST(RankKeeper, TheRankIsAskedToEndWhenTheLauncherIsGone) {
 // A launcher that ends the others tells the keeper, too.
 TEST(RankKeeper, DoesNotKeepTheLauncherWaiting) {
   const Started rank([] {
-    keep_rank("rank 1 of 2", Started::say, 60);
+    keep_rank("rank 1 of 2", Started::say, ::_exit, 60);
     return ::raise(SIGKILL);
   });
   rank.line();

@@ -1,4 +1,4 @@
-#include "cli/rank_keeper.h"
+#include "comm/rank_keeper.h"
 
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -124,7 +124,8 @@ int keep(Keeper keeper, const std::string& name, const std::function<void(const 
 
 }  // namespace
 
-pid_t keep_rank(const std::string& name, const std::function<void(const std::string&)>& report, double grace_s) {
+pid_t keep_rank(const std::string& name, const std::function<void(const std::string&)>& report, void (*end)(int code),
+                double grace_s) {
   const sigset_t signals = waited_for();
   sigset_t mask_before;
   struct sigaction by_default = {}, action_before = {};
@@ -132,10 +133,10 @@ pid_t keep_rank(const std::string& name, const std::function<void(const std::str
   ::sigaction(SIGCHLD, &by_default, &action_before);  // a launcher may have had it ignored, and children with it
   ::sigprocmask(SIG_BLOCK, &signals, &mask_before);
   const pid_t launcher = ::getppid(), keeper = ::getpid(), child = ::fork();
-  if (child > 0) ::_exit(keep(Keeper(child, launcher, signals, grace_s), name, report));
+  if (child > 0) end(keep(Keeper(child, launcher, signals, grace_s), name, report));
   if (child == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != keeper) ::_exit(128 + SIGKILL);  // it was killed before that
+    if (::getppid() != keeper) end(128 + SIGKILL);  // it was killed before that
   }
   ::sigprocmask(SIG_SETMASK, &mask_before, nullptr);
   ::sigaction(SIGCHLD, &action_before, nullptr);
