@@ -88,6 +88,7 @@ TEST(RankKeeper, HandsOnWhatAsksTheRankToEnd) {
 
 TEST(RankKeeper, EndsAsTheSignalSaysThatTheRankHasNoAnswerTo) {
   const Started rank([] {
+    ::signal(SIGINT, SIG_DFL);  // nohup and shells have it ignored
     Started::say("ready");
     return ::pause();
   });
@@ -115,6 +116,7 @@ TEST(RankKeeper, SaysWhatKilledTheRankAndEndsWith6) {
 
 TEST(RankKeeper, ASignalToTheRankAloneIsADeath) {
   const Started rank([] {
+    ::signal(SIGHUP, SIG_DFL);
     Started::say(std::to_string(::getpid()));
     return ::pause();
   });
@@ -124,7 +126,10 @@ TEST(RankKeeper, ASignalToTheRankAloneIsADeath) {
 }
 
 TEST(RankKeeper, AReaderThatGoesAwayIsNone) {
-  const Started rank([] { return ::raise(SIGPIPE); });
+  const Started rank([] {
+    ::signal(SIGPIPE, SIG_DFL);
+    return ::raise(SIGPIPE);
+  });
   EXPECT_EQ(rank.line(), "");
   EXPECT_EQ(rank.exit_code(), 128 + SIGPIPE);
 }
