@@ -5,6 +5,7 @@
 #include <optional>
 #include <sstream>
 
+#include "comm/rank_failure.h"
 #include "core/error.h"
 
 namespace moebius {
@@ -41,9 +42,7 @@ Difference first_difference(const std::string& a, const std::string& b) {
 std::string packed(const Error& e) { return static_cast<char>(e.kind()) + std::string(e.what()); }
 
 ErrorKind kind_of(const std::string& packed, int rank) {
-  for (const ErrorKind kind : {ErrorKind::usage, ErrorKind::input, ErrorKind::io, ErrorKind::numerics,
-                               ErrorKind::distributed, ErrorKind::internal})
-    if (packed[0] == static_cast<char>(kind)) return kind;
+  if (const std::optional<ErrorKind> kind = error_kind(packed[0])) return *kind;
   MOEBIUS_FAIL(distributed,
                "control: expected of rank {} how its part went, got something else; start all ranks with the same "
                "command of the same program",

@@ -2,6 +2,13 @@
 
 namespace moebius {
 
+std::optional<ErrorKind> error_kind(int number) {
+  for (const ErrorKind kind : {ErrorKind::usage, ErrorKind::input, ErrorKind::io, ErrorKind::numerics,
+                               ErrorKind::distributed, ErrorKind::internal})
+    if (number == static_cast<int>(kind)) return kind;
+  return std::nullopt;
+}
+
 RankFailure caught_failure() {
   try {
     throw;

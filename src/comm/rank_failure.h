@@ -15,6 +15,8 @@ struct RankFailure {
   std::optional<ErrorKind> kind;  // of an Error
 };
 
+// The kind with that number, as an exit code or on its way between ranks; none where it is no Error's.
+std::optional<ErrorKind> error_kind(int number);
 // REQUIRES: within a handler.
 RankFailure caught_failure();
 // What `rank` says of it to the user when not all ranks have failed alike; ring: the rank's own.

@@ -9,7 +9,7 @@
 #include <csignal>
 #include <cstring>
 
-#include "core/error.h"
+#include "comm/rank_failure.h"
 
 namespace moebius {
 namespace {
@@ -33,13 +33,7 @@ int next_signal(const sigset_t& set, double seconds) {
   return signal > 0 ? signal : 0;
 }
 
-bool is_ours(int exit_code) {
-  if (exit_code == 0 || exit_code > 128) return true;
-  for (const ErrorKind kind : {ErrorKind::usage, ErrorKind::input, ErrorKind::io, ErrorKind::numerics,
-                               ErrorKind::distributed, ErrorKind::internal})
-    if (exit_code == static_cast<int>(kind)) return true;
-  return false;
-}
+bool is_ours(int exit_code) { return exit_code == 0 || exit_code > 128 || error_kind(exit_code).has_value(); }
 
 class Keeper {
  public:

@@ -14,26 +14,15 @@ bool is_plain(const DExpertDown& a) { return a.b2_eC.empty() && a.activation == 
 bool is_plain(const DExpertUp&) { return true; }
 bool is_plain(const ExpertWgrad&) { return true; }
 
-// The matrix that tells the columns, and the number of experts.
-const Tensor& weight_of(const ExpertUp& a) { return a.w1_e2FD; }
-const Tensor& weight_of(const ExpertDown& a) { return a.w2_eDF; }
-const Tensor& weight_of(const DExpertDown& a) { return a.w2_eDF; }
-const Tensor& weight_of(const DExpertUp& a) { return a.w1_e2FD; }
-const Tensor& weight_of(const ExpertWgrad& a) { return a.dw_eMN; }
-const Tensor& rows_of(const ExpertUp& a) { return a.x_TD; }
-const Tensor& rows_of(const ExpertDown& a) { return a.a_RF; }
-const Tensor& rows_of(const DExpertDown& a) { return a.dout_TD; }
-const Tensor& rows_of(const DExpertUp& a) { return a.dh_R2F; }
-const Tensor& rows_of(const ExpertWgrad& a) { return a.left_RM; }
-
+// weights tell the columns and the number of experts.
 template <class Op>
-bool by_sm90(const Stream& s, const char* name, const Op& a) {
+bool by_sm90(const Stream& s, const char* name, const Op& a, const Tensor& rows, const Tensor& weights) {
   if (is_plain(a) && sm90::takes(a)) return true;
-  if (rows_of(a).dtype == DType::bf16 && rows_of(a).numel() > 0) {
+  if (rows.dtype == DType::bf16 && rows.numel() > 0) {
     note_slow_path(s, name,
                    is_plain(a) ? fmt::format("the fast kernels take columns in multiples of 8 and at most 512 experts; "
                                              "got weights {}",
-                                             to_string(weight_of(a)))
+                                             to_string(weights))
                                : "the fast kernels take SwiGLU without biases");
   }
   return false;
@@ -42,23 +31,23 @@ bool by_sm90(const Stream& s, const char* name, const Op& a) {
 }  // namespace
 
 void expert_up(Stream& s, const ExpertUp& a) {
-  by_sm90(s, "expert_up", a) ? sm90::expert_up(s, a) : generic::expert_up(s, a);
+  by_sm90(s, "expert_up", a, a.x_TD, a.w1_e2FD) ? sm90::expert_up(s, a) : generic::expert_up(s, a);
 }
 
 void expert_down(Stream& s, const ExpertDown& a) {
-  by_sm90(s, "expert_down", a) ? sm90::expert_down(s, a) : generic::expert_down(s, a);
+  by_sm90(s, "expert_down", a, a.a_RF, a.w2_eDF) ? sm90::expert_down(s, a) : generic::expert_down(s, a);
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
-  by_sm90(s, "d_expert_down", a) ? sm90::d_expert_down(s, a) : generic::d_expert_down(s, a);
+  by_sm90(s, "d_expert_down", a, a.dout_TD, a.w2_eDF) ? sm90::d_expert_down(s, a) : generic::d_expert_down(s, a);
 }
 
 void d_expert_up(Stream& s, const DExpertUp& a) {
-  by_sm90(s, "d_expert_up", a) ? sm90::d_expert_up(s, a) : generic::d_expert_up(s, a);
+  by_sm90(s, "d_expert_up", a, a.dh_R2F, a.w1_e2FD) ? sm90::d_expert_up(s, a) : generic::d_expert_up(s, a);
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
-  by_sm90(s, "expert_wgrad", a) ? sm90::expert_wgrad(s, a) : generic::expert_wgrad(s, a);
+  by_sm90(s, "expert_wgrad", a, a.left_RM, a.dw_eMN) ? sm90::expert_wgrad(s, a) : generic::expert_wgrad(s, a);
 }
 
 int64_t scratch_bytes(const ExpertUp&) { return 0; }

@@ -89,7 +89,7 @@ TEST_P(GatedMlpTest, EqualsTheReference) {
 
 // Each block walks over many tiles, which changes no sum.
 TEST_P(GatedMlpTest, FewBlocksMakeTheSameBits) {
-  if (s_.device() != DeviceKind::cuda) return;  // blocks are a GPU's
+  if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "blocks are a GPU's";
   Problem p(c());
   const std::vector<Array> all = run(s_, p, true).all();
   for (const int blocks : {2, 6}) {
