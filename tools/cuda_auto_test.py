@@ -22,9 +22,13 @@ COMPILES = 'while [ $# -gt 0 ]; do [ "$1" = -o ] && : >"$2"; shift; done\n'
 OLD = SAYS_VERSION.format("12.4")
 BROKEN = SAYS_VERSION.format("13.0") + "echo 'nvcc fatal: no cicc' >&2; exit 1\n"
 
-# name, the toolkit's nvcc, more options, what is said
+# name, the toolkit's nvcc (None: there is no such folder), more options, what is said
 CASES = [
     ("no toolkit of that age", OLD, [], "expected CUDA 13.0 or later; got '12.4'"),
+    ("an nvcc that says nothing", "exit 0\n", [], "expected CUDA 13.0 or later; got '' from "),
+    ("an nvcc that does not start", "echo 'nvcc: no libstdc++' >&2; exit 127\n", [],
+     "bin/nvcc --version failed (nvcc: no libstdc++); mend the toolkit or set CUDA_HOME to another"),
+    ("a CUDA_HOME that is not there", None, [], "/toolkit has no bin/nvcc; set CUDA_HOME to a CUDA toolkit, or unset it"),
     ("an nvcc that is broken", BROKEN, [], "does not compile a kernel for sm_90a (nvcc fatal: no cicc)"),
     ("no development files", SAYS_VERSION.format("13.0") + COMPILES, ["-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=TRUE"],
      "lacks cudart_static cublasLt"),
@@ -63,7 +67,8 @@ def report(name, good, *said):
 def check_unfit(name, nvcc, options, said):
     with tempfile.TemporaryDirectory() as temporary:
         project = Project(temporary)
-        project.add_toolkit("toolkit", nvcc)
+        if nvcc:
+            project.add_toolkit("toolkit", nvcc)
         status, text = project.configure("toolkit", "auto", "-DMOEBIUS_CUDA=auto", *options)
         good = status == 0 and "backend: FALSE" in text and said in text and "built for the CPU alone" in text
         status, insisted = project.configure("toolkit", "on", "-DMOEBIUS_CUDA=on", *options)

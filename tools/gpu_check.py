@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Everything that wants a GPU, on a machine that has one: the tests that other machines skip, and compute-sanitizer's memcheck
-and racecheck over the tables of the ops, in parts beside each other with a limit of time each.
+and racecheck over the tables of the ops, in parts beside each other with a limit of time each. Where --only names it, bench:
+the workloads of gpu_bench.py, timed as one table.
 
-usage: tools/gpu_check.py [--build DIR] [--only tests,memcheck,racecheck] [--parts N] [--jobs N] [--limit SECONDS] [--log DIR]
+usage: tools/gpu_check.py [--build DIR] [--only tests,memcheck,racecheck,bench] [--parts N] [--jobs N] [--limit SECONDS] [--log DIR]
 
-Exit status 0 when every test passed, every part ended in its time and nothing was found that is not in KNOWN_RACES; the last
-line is `N passed, N failed, N skipped`, a part of a sanitizer counting as one.
+Exit status 0 when every test passed, every part ended in its time, nothing was found that is not in KNOWN_RACES and no
+workload failed; the last line is `N passed, N failed, N skipped`, a part of a sanitizer and a workload counting as one.
 """
 import argparse
 import collections
@@ -19,6 +20,8 @@ import signal
 import subprocess
 import sys
 import time
+
+import gpu_bench
 
 # Programs, and which of their tests want a GPU. The tables of the ops run on each device by themselves.
 PROGRAMS = [
@@ -178,15 +181,15 @@ def run_sanitizer(options, tool, totals):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build"))
-    parser.add_argument("--only", default="tests,memcheck,racecheck")
+    parser.add_argument("--only", default="tests,memcheck,racecheck", help="some of these, and bench")
     parser.add_argument("--parts", type=int, default=56, help="of the op tables under a sanitizer")
     parser.add_argument("--jobs", type=int, default=min(14, os.cpu_count() or 1), help="parts at a time")
-    parser.add_argument("--limit", type=int, default=900, help="seconds of one program, or one part")
+    parser.add_argument("--limit", type=int, default=900, help="seconds of one program, one part or one workload")
     parser.add_argument("--log", type=pathlib.Path, default=pathlib.Path("build/log/gpu-check"))
     options = parser.parse_args()
-    unknown = set(options.only.split(",")) - {"tests", "memcheck", "racecheck"}
+    unknown = set(options.only.split(",")) - {"tests", "memcheck", "racecheck", "bench"}
     if unknown:
-        parser.error("--only: expected some of tests,memcheck,racecheck; got " + ", ".join(sorted(unknown)))
+        parser.error("--only: expected some of tests,memcheck,racecheck,bench; got " + ", ".join(sorted(unknown)))
     return options
 
 
@@ -202,6 +205,8 @@ def main():
     for tool in ("memcheck", "racecheck"):
         if tool in wanted:
             run_sanitizer(options, tool, totals)
+    if "bench" in wanted:
+        gpu_bench.run_benches(options, run, totals)
     print(f"{totals.passed} passed, {totals.failed} failed, {totals.skipped} skipped")
     sys.exit(totals.failed != 0 or totals.passed == 0)
 

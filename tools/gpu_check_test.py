@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """gpu_check.py on programs that only talk: what it counts, and what it takes for a failure."""
+import json
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 
+import gpu_bench
 import gpu_check
 
 PROGRAM = """#!/bin/sh
@@ -35,6 +37,35 @@ AND_WRITE = "=========     and Write access at moebius::cuda::sm90::<unnamed>::w
 AND_OTHER = "=========     and Write access at moebius::cuda::sm90::<unnamed>::copy_last_rows(unsigned int)+0xc0 in w.cu:160 [1 hazards]"
 INVALID = "========= Invalid __global__ read of size 4 bytes"
 
+# A program `moebius` that prints what the workloads do, by their name; steps may end otherwise.
+MOEBIUS = """#!/bin/sh
+echo 'a line of the log' >&2
+case "$2" in
+  step) {end}
+  cat <<'J'
+{step}
+J
+  ;;
+  attention) cat <<'J'
+{attention}
+J
+  ;;
+  *) echo '{layer}' ;;
+esac
+"""
+MACHINE = "NVIDIA H200, CUDA 13.0, driver 580.1; a CPU"
+LINE = {"median_ms": 2.5, "gflops_per_s": 650400.0, "share_of_peak": 0.875, "share_of_roofline": 0.5, "relative_error": 0.00213}
+STEP = {"bench": "step", "machine": MACHINE, "recipe": "/x/bench_dense_3b.toml", "median_ms": 512.25, "tokens_per_s": 31984.4,
+        "model_tflops": 480.2, "ratio_to_gemm": 0.7, "share_of_roofline": 0.8}
+ATTENTION = {"bench": "attention", "machine": MACHINE, "shape": "olmoe", "window": 7, "documents": 4,
+             "lines": [{**LINE, "name": "attention_fwd"}]}
+LAYER = {"bench": "moe-layer", "machine": MACHINE, "shape": "olmoe", "routing": "zipf",
+         "lines": [{**LINE, "name": "moe_layer_fwd"}, {**LINE, "name": "moe_layer_fwd_bwd"}]}
+ROWS = ["| moe_layer_fwd_bwd | olmoe, zipf | 2.500 | 650 | 87.5 % | 50.0 % | 2.1e-03 |  |",
+        "| attention_fwd | olmoe, window 7, 4 documents | 2.500 | 650 | 87.5 % | 50.0 % | 2.1e-03 |  |",
+        "| step | bench_dense_3b | 512.2 | 480 | 70.0 % | 80.0 % |  | 31984 |"]
+CALLS, STEPS = len(gpu_bench.workloads()), len(gpu_bench.RECIPES)
+
 # what it shows, GPU, report, status, what the sanitizer says first, only, exit status, words
 CASES = [
     ("no GPU", NO_GPU, GOOD, 0, "", "tests", 1, "gpu-check: no GPU can be used"),
@@ -52,6 +83,10 @@ CASES = [
     ("a new race", GPU, GOOD, 0, f"echo '{KNOWN}'; echo '{NEW}'", "racecheck", 1, "1 findings, the first: Race reported between Write access at moebius::cuda::rms_norm"),
     ("an invalid read", GPU, GOOD, 0, f"echo '{INVALID}'", "memcheck", 1, "0 passed, 2 failed, 0 skipped"),
     ("a part that takes too long", GPU, GOOD, 0, "sleep 30", "racecheck", 1, "not ended within 1 s"),
+    ("workloads", GPU, GOOD, 0, "", "bench", 0, [*ROWS, f", {MACHINE}\n", f"{CALLS} passed, 0 failed, 0 skipped"]),
+    ("workloads that fail", GPU, GOOD, 0, "exit 5", "bench", 1, [*ROWS[:2], "exit status 5: a line of the log", f"{CALLS - STEPS} passed, {STEPS} failed"]),
+    ("workloads that take too long", GPU, GOOD, 0, "sleep 30", "bench", 1, ["not ended within 1 s", f"{CALLS - STEPS} passed, {STEPS} failed"]),
+    ("a check that is not there", GPU, GOOD, 0, "", "tests,speed", 2, []),
     ("a sanitizer that fails", GPU, GOOD, 0, "exit 3", "memcheck", 1, "a test failed: the end of"),
 ]
 
@@ -62,17 +97,33 @@ def write_program(path, text):
     path.chmod(0o755)
 
 
+def moebius_that(ends):
+    """Prints canned results, and ends so."""
+    texts = {name: json.dumps(result) for name, result in (("step", STEP), ("attention", ATTENTION), ("layer", LAYER))}
+    return MOEBIUS.format(**texts, end=ends)
+
+
+def is_kept(log):
+    """bench.json has what every workload printed, bench.md the table."""
+    kept = json.loads((log / "bench.json").read_text())
+    results = [bench["result"] for bench in kept["benches"]]
+    return (len(results) == CALLS and results[0] == LAYER and results[-1] == STEP and set(kept) == {"date", "commit", "benches"}
+            and ROWS[0] in (log / "bench.md").read_text())
+
+
 def check(name, gpu, report, status, said, only, expected, words):
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         for program, _ in gpu_check.PROGRAMS:
             write_program(folder / "tests" / program, PROGRAM.format(gpu=gpu, report=report, status=status))
+        write_program(folder / "moebius", moebius_that(said))
         write_program(folder / "bin" / "compute-sanitizer", "#!/bin/sh\n" + said + '\nshift 4\nexec "$@"\n')
         env = dict(os.environ, PATH=f"{folder / 'bin'}:{os.environ['PATH']}")
         limit = "1" if "sleep" in said else "60"
         ran = subprocess.run([sys.executable, gpu_check.__file__, "--build", str(folder), "--only", only, "--parts", "2",
                               "--limit", limit, "--log", str(folder / "log")], env=env, capture_output=True, text=True, check=False)
-    good = ran.returncode == expected and words in ran.stdout
+        good = ran.returncode == expected and all(word in ran.stdout for word in ([words] if isinstance(words, str) else words))
+        good = good and ("passed, 0 failed" not in ran.stdout or only != "bench" or is_kept(folder / "log"))
     if not good:
         print(f"{name}: expected exit status {expected} and '{words}'; got {ran.returncode}:\n{ran.stdout}{ran.stderr}")
     return good

@@ -53,7 +53,7 @@ def build(moebius, folder, documents, tokenizer):
     lines = "".join(json.dumps({"text": document}) + "\n" for document in documents)
     (folder / "text.jsonl").write_text(lines)
     command = [moebius, "data", "build", "--input", folder / "text.jsonl", "--tokenizer", tokenizer, "--out", folder / "set",
-               "--threads", "1", "--json"]
+               "--force", "--threads", "1", "--json"]
     return lambda: json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

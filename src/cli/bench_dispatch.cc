@@ -15,6 +15,10 @@ std::string where(const DispatchBenchSpec& spec, const std::string& launched) {
   return fmt::format("{}; {}, {} threads each", machine_line(this_machine()), launched, spec.threads);
 }
 
+std::string routing_text(const BenchRouting& routing) {
+  return routing.kind == BenchRouting::Kind::balanced ? "balanced" : fmt::format("zipf {}", routing.exponent);
+}
+
 void print_as_json(const DispatchBench& r, const DispatchBenchSpec& spec, const std::string& launched) {
   nlohmann::ordered_json lines = nlohmann::ordered_json::array();
   for (const DispatchLine& l : r.lines)
@@ -26,6 +30,7 @@ void print_as_json(const DispatchBench& r, const DispatchBenchSpec& spec, const 
   nlohmann::ordered_json json{{"bench", "dispatch"},
                               {"machine", where(spec, launched)},
                               {"shape", r.shape.name},
+                              {"routing", routing_text(spec.routing)},
                               {"ranks", r.ranks},
                               {"ep", r.ep},
                               {"etp", r.etp},
@@ -42,8 +47,9 @@ void print_as_json(const DispatchBench& r, const DispatchBenchSpec& spec, const 
 }
 
 void print(const DispatchBench& r, const DispatchBenchSpec& spec, const std::string& launched) {
-  fmt::print("{}\n{}: {} tokens a rank, D {}, {} experts, top {}; ep {}, etp {}, {} over {}\n", where(spec, launched),
-             r.shape.name, r.shape.T(), r.shape.D, r.shape.E, r.shape.K, r.ep, r.etp, r.dispatcher, r.axis);
+  fmt::print("{}\n{}: {} tokens a rank, D {}, {} experts, top {}; routing {}; ep {}, etp {}, {} over {}\n",
+             where(spec, launched), r.shape.name, r.shape.T(), r.shape.D, r.shape.E, r.shape.K,
+             routing_text(spec.routing), r.ep, r.etp, r.dispatcher, r.axis);
   if (r.ranks > 1) fmt::print("rows of the busiest rank {:.2f} times the mean\n", r.busiest_over_mean);
   fmt::print("{:<14} {:>10} {:>16} {:>16} {:>16}\n", "call", "median ms", "sent bytes", "of this route",
              "even experts");

@@ -1,4 +1,4 @@
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <filesystem>
 #include <memory>
@@ -8,6 +8,9 @@
 #include "cli/options.h"
 #include "memory/plan.h"
 #include "train/checkpoint.h"
+#include "train/engine.h"
+#include "train/weights.h"
+#include "train/weights_source.h"
 
 namespace moebius {
 namespace {
@@ -27,7 +30,28 @@ std::string checkpoints_dir(const std::string& path) {
   return fs::is_directory(path + "/checkpoints") ? path + "/checkpoints" : path;
 }
 
+// The weights of one checkpoint or of a Hugging Face folder, under the names that train.freeze matches.
+int list_tensors(const Options& o) {
+  const WeightsFolder from = find_weights(o.path);
+  const ModelSpec model = with_mtp_of(from, read_model_spec(from.path));
+  check_weights(from.path, model);
+  const Engine shapes(
+      {.model = model, .shape = {.batch = 1, .seq = 1, .num_mtp = model.num_mtp_layers}, .device = DeviceKind::null});
+  const auto weights = open_weights(from, shapes.model());
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const WeightsEntry& e : weights->entries()) {
+    const std::vector<int64_t> dims = dims_of(e.shape);
+    if (o.json)
+      list.push_back({{"name", e.name}, {"dtype", name_of(e.dtype)}, {"shape", dims}});
+    else
+      fmt::print("{}  {}[{}]\n", e.name, name_of(e.dtype), fmt::join(dims, ", "));
+  }
+  if (o.json) print_json({{"folder", from.path}, {"tensors", list}});
+  return 0;
+}
+
 int run_ls(const Options& o) {
+  if (fs::exists(o.path + "/manifest.json") || fs::exists(o.path + "/config.json")) return list_tensors(o);
   const std::string dir = checkpoints_dir(o.path);
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   const std::vector<CheckpointInfo> checkpoints = list_checkpoints(dir);
@@ -97,17 +121,18 @@ void add_checkpoint(Cli& cli) {
   CLI::App* checkpoint = cli.app.add_subcommand("checkpoint", "the checkpoints of a run");
   checkpoint->require_subcommand(1);
   const auto o = std::make_shared<Options>();
-  const auto add = [&](const char* name, const char* what, int (*run)(const Options&)) {
+  const auto add = [&](const char* name, const char* what, const char* path, int (*run)(const Options&)) {
     CLI::App* command = checkpoint->add_subcommand(name, what);
-    command->add_option("PATH", o->path, "a run's folder, its checkpoints folder, or (verify) one checkpoint")
-        ->required();
+    command->add_option("PATH", o->path, path)->required();
     add_json_option(*command, o->json);
     command->callback([&cli, o, run] { cli.run = [o, run] { return run(*o); }; });
     return command;
   };
-  add("ls", "steps and sizes", run_ls);
-  add("verify", "reads every byte against its hash; exit code 3 when one is damaged", run_verify);
-  add("prune", "removes all but the newest that verify", run_prune)
+  add("ls", "of a run the steps and sizes; of one checkpoint the names, dtypes and shapes of its weights",
+      "a run's folder, its checkpoints folder, one checkpoint, or a Hugging Face folder", run_ls);
+  add("verify", "reads every byte against its hash; exit code 3 when one is damaged",
+      "a run's folder, its checkpoints folder, or one checkpoint", run_verify);
+  add("prune", "removes all but the newest that verify", "a run's folder or its checkpoints folder", run_prune)
       ->add_option("--keep", o->keep, "checkpoints to keep, at least 1")
       ->capture_default_str();
 }

@@ -4,9 +4,14 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/config_verdict.h"
+#include "cli/count_text.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
+#include "config/recipe_reference.h"
+#include "config/run_print.h"
 #include "core/accelerator.h"
+#include "model/device_support.h"
 #include "train/engine.h"
 #include "train/host_memory.h"
 
@@ -17,7 +22,7 @@ struct Options {
   std::string recipe;
   std::vector<std::string> overrides;
   int64_t ranks = 1;
-  bool json = false;
+  bool json = false, changed = false, keys = false;
 };
 
 struct Resolved {
@@ -36,6 +41,7 @@ EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
   EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
+  check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
   // A build without CUDA does not know what scratch its kernels take; all else of the plan is the same.
   if (!Accelerator::is_built_in()) spec.target = DeviceKind::cpu;
   return spec;
@@ -104,6 +110,17 @@ nlohmann::ordered_json memory_json(const MemoryPlan& plan) {
   return lives;
 }
 
+MemoryVerdict verdict(const Resolved& r) {
+  return memory_verdict(*r.engine, r.run, r.mesh.world(), available_memory_bytes());
+}
+
+nlohmann::ordered_json verdict_json(const Resolved& r) {
+  const MemoryVerdict v = verdict(r);
+  nlohmann::ordered_json json{{"needed_bytes", v.needed_bytes}, {"text", v.text}};
+  if (v.fits) json["fits"] = *v.fits;
+  return json;
+}
+
 void print_resolved_json(const Resolved& r) {
   const ModelSpec& m = r.run.model;
   nlohmann::ordered_json provenance(r.run.provenance);
@@ -125,6 +142,9 @@ void print_resolved_json(const Resolved& r) {
   object["memory_beside_bytes"] = beside_json(r);
   object["memory_rank"] = r.rank;
   object["memory_scratch_of"] = name_of(r.engine->spec().target);
+  object["memory_verdict"] = verdict_json(r);
+  object["exportable"] = m.family != "moebius";
+  object["missing_to_train"] = missing_to_train(r.run);
   print_json(object);
 }
 
@@ -136,15 +156,21 @@ void print_comment(const std::string& text) {
   }
 }
 
+// Can it be trained, as it is and here? Last, where it is seen.
+void print_verdict(const Resolved& r) {
+  for (const std::string& line : data_lines(r.run)) print_comment("data       " + line);
+  print_comment("export     " + export_text(r.run.model));
+  print_comment("fits       " + verdict(r).text);
+  for (const std::string& line : missing_to_train(r.run)) print_comment("to train   " + line);
+}
+
 // A recipe that reads back, and the rest as comments.
-void print_resolved(const Resolved& r) {
+void print_resolved(const Resolved& r, bool changed) {
   const ModelSpec& m = r.run.model;
-  fmt::print("{}\n", to_toml(r.run, true));
-  fmt::print(
-      "# model      {:.3f} M parameters, {:.3f} M active for a token; {:.3f} GFLOP a training token at sequence length "
-      "{}\n",
-      m.num_parameters() / 1e6, m.num_active_parameters() / 1e6, m.train_flops_per_token(r.run.train.seq_len) / 1e9,
-      r.run.train.seq_len);
+  fmt::print("{}\n", changed ? changed_toml(r.run) : to_toml(r.run, true));
+  fmt::print("# model      {} parameters, {} active for a token; {:.3f} GFLOP a training token at sequence length {}\n",
+             count_text(m.num_parameters()), count_text(m.num_active_parameters()),
+             m.train_flops_per_token(r.run.train.seq_len) / 1e9, r.run.train.seq_len);
   if (r.mesh.world() == 1) {
     fmt::print("# mesh       one rank\n");
   } else {
@@ -155,6 +181,19 @@ void print_resolved(const Resolved& r) {
     fmt::print("# scratch    of the CPU's kernels: this build has no CUDA backend\n");
   print_comment(r.engine->plan().table());
   print_comment("memory     " + beside_text(r));
+  print_verdict(r);
+}
+
+int run(const Options& o) {
+  if (o.keys) {
+    fmt::print("{}", recipe_reference());
+    return 0;
+  }
+  MOEBIUS_CHECK(usage, !o.recipe.empty(), "config: expected a recipe, or --keys for what one may hold; got neither");
+  MOEBIUS_CHECK(usage, o.ranks >= 1, "--ranks: expected at least 1; got {}", o.ranks);
+  const Resolved r = resolve(o);
+  o.json ? print_resolved_json(r) : print_resolved(r, o.changed);
+  return 0;
 }
 
 }  // namespace
@@ -163,18 +202,13 @@ void add_config(Cli& cli) {
   CLI::App* command = cli.app.add_subcommand(
       "config", "the resolved recipe, where each value came from, the model's size, the mesh, the memory");
   const auto o = std::make_shared<Options>();
-  command->add_option("RECIPE", o->recipe, "recipe (TOML)")->required();
+  command->add_option("RECIPE", o->recipe, "recipe (TOML)");
   command->add_option("--set", o->overrides, "section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--ranks", o->ranks, "size of the run")->capture_default_str();
+  command->add_flag("--changed", o->changed, "of the values only those that are given, no defaults");
+  command->add_flag("--keys", o->keys, "every key of a recipe with what it does, as Markdown (docs/recipe.md)");
   add_json_option(*command, o->json);
-  command->callback([&cli, o] {
-    cli.run = [o] {
-      MOEBIUS_CHECK(usage, o->ranks >= 1, "--ranks: expected at least 1; got {}", o->ranks);
-      const Resolved r = resolve(*o);
-      o->json ? print_resolved_json(r) : print_resolved(r);
-      return 0;
-    };
-  });
+  command->callback([&cli, o] { cli.run = [o] { return run(*o); }; });
 }
 
 }  // namespace moebius

@@ -45,6 +45,7 @@ int run_build(Options& o, Log& log) {
   const std::unique_ptr<Tokenizer> tokenizer = open_tokenizer(o.tokenizer, {.parse_special = o.parse_special});
   warn_if_any(log, tokenizer->notice());
   const DatasetInfo info = build_dataset(o.build, *tokenizer);
+  warn_if_any(log, info.notice);
   if (o.json) {
     print_json({{"prefix", o.build.out_prefix},
                 {"documents", info.documents},
@@ -101,6 +102,7 @@ void add_data(Cli& cli) {
   build->add_flag("--parse-special", o->parse_special, "special tokens spelled out in the text are themselves");
   add_threads_option(*build, o->threads);
   build->add_option("--out", o->build.out_prefix, "PREFIX of the dataset")->required();
+  build->add_flag("--force", o->build.replace, "replace a dataset that is there");
   add_json_option(*build, o->json);
   build->callback([&cli, o] { cli.run = [&cli, o] { return run_build(*o, cli.log); }; });
 

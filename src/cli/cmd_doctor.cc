@@ -12,6 +12,7 @@
 #include "comm/mpi.h"
 #include "comm/nccl.h"
 #include "core/accelerator.h"
+#include "core/gpus_found.h"
 #include "io/files.h"
 #include "memory/plan.h"
 #include "ops/attention/attention_cuda.h"
@@ -48,16 +49,11 @@ std::string nccl_version() {
   return why.empty() ? NcclLinks::version() : why;
 }
 
-std::string cuda_versions() {
-  if (!Accelerator::is_built_in()) return "not part of this build";
-  if (Accelerator::count() == 0) return "built in; no driver answers";
-  const AcceleratorInfo gpu = Accelerator::describe(0);
-  return fmt::format("runtime {}, driver for {}", gpu.runtime, gpu.driver);
-}
-
 std::string gpu_line() {
-  const int count = Accelerator::count();
-  if (count == 0) return "none";
+  const GpusFound found = gpus_found();
+  if (driver_is_too_old(found)) return "unknown: the driver is too old to be asked";
+  const size_t count = found.visible.size();
+  if (count == 0) return found.driver == 0 ? "none" : "none visible";
   const AcceleratorInfo gpu = Accelerator::describe(0);
   return fmt::format("{}{}, compute capability {}.{}, {} multiprocessors, {} of {} free",
                      count > 1 ? fmt::format("{} x ", count) : "", gpu.name, gpu.capability_major, gpu.capability_minor,
@@ -78,7 +74,7 @@ std::vector<Finding> findings(const Machine& m) {
           {"zstd", ZSTD_versionString()},
           {"xxHash", xxhash_version()},
           {"CLI11", CLI11_VERSION},
-          {"CUDA", cuda_versions()},
+          {"CUDA", cuda_versions_text(gpus_found())},
           {"cuDNN", cuda::cudnn_text(cuda::cudnn_version())},
           {"NCCL", nccl_version()},
           {"MPI", mpi_version().empty() ? "not part of this build" : mpi_version()},

@@ -9,8 +9,10 @@
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
+#include "io/data_build.h"
 #include "io/tokenizer.h"
 #include "train/generate.h"
+#include "train/rank_report.h"
 #include "train/weights.h"
 
 namespace moebius {
@@ -24,11 +26,28 @@ struct Options {
   bool json = false;
 };
 
-// The one asked for, else the run's, else the one in the model's folder.
+// What the model's folder says: the run's, else the one in the folder itself.
+std::string own_tokenizer(const Options& o) {
+  const auto trained = read_run_spec(o.model);
+  return trained ? trained->data.tokenizer : o.model;
+}
+
 std::unique_ptr<Tokenizer> model_tokenizer(const Options& o) {
   if (!o.tokenizer.empty()) return open_tokenizer(o.tokenizer);
-  const auto trained = read_run_spec(o.model);
-  return open_tokenizer(trained ? trained->data.tokenizer : o.model);
+  const std::string own = own_tokenizer(o);
+  MOEBIUS_CHECK(input, own != o.model || !tokenizer_hash(own).empty(),
+                "generate: expected a tokenizer.json in the model's folder; {} has none; give --tokenizer DIR, or "
+                "--tokenizer bytes for a model of bytes",
+                own);
+  return open_tokenizer(own);
+}
+
+// A warning for ids that mean something else to the model; nothing where its own tokenizer is not known.
+std::string other_tokenizer_notice(const Options& o) {
+  if (o.tokenizer.empty()) return "";
+  const std::string own = own_tokenizer(o), hash = tokenizer_hash(own);
+  if (hash.empty() || hash == tokenizer_hash(o.tokenizer)) return "";
+  return fmt::format("--tokenizer {} is not the tokenizer of the model, {}: the text may be garbage", o.tokenizer, own);
 }
 
 void show(const std::string& text) {
@@ -132,7 +151,10 @@ void generate_rank(const Options& o, Transport& world, Log& log) {
     request = request_of(o);
     spec = engine_spec(o, request, world.size());
   });
-  if (control.is_root()) warn_if_any(log, request.tokenizer->notice());
+  if (control.is_root()) {
+    warn_if_any(log, request.tokenizer->notice());
+    warn_if_any(log, other_tokenizer_notice(o));
+  }
   if (world.size() > 1) spec.world = &world;
   if (world.size() > 1 && o.threads == 0) spec.threads = cpu_share(control);
   Engine engine(spec);
@@ -141,6 +163,7 @@ void generate_rank(const Options& o, Transport& world, Log& log) {
   warn_of_not_finite(log, control, o.model, not_finite);
   Printer printer(o, *request.tokenizer, control.is_root());
   printer.end(generate(engine, request.spec, request.prompt, [&](int32_t id) { printer.token(id); }));
+  warn_of_slow_paths(log, control, engine);
 }
 
 int run_generate(const Options& o, Log& log) {

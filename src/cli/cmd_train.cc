@@ -5,6 +5,7 @@
 #include "cli/ranks.h"
 #include "config/run_spec.h"
 #include "core/accelerator.h"
+#include "train/loader.h"
 #include "train/loop.h"
 #include "train/weights.h"
 
@@ -40,7 +41,7 @@ Recipe read_recipe(const TrainArgs& args, int num_ranks) {
 void check_device(const RunSpec& run) {
   if (run.device != DeviceKind::cuda) return;
   const std::string why = Accelerator::why_missing();
-  MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; set run.device = \"cpu\"", why);
+  MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; or set run.device = \"cpu\"", why);
 }
 
 // Before memory is asked for by what a recipe or a config.json says of the model. A run that goes on reads its
@@ -64,6 +65,7 @@ int train_rank(Transport& world, const Recipe& recipe, const std::string& launch
   control.together([&] {
     if (recipe.error) std::rethrow_exception(recipe.error);
     check_device(recipe.run);
+    check_datasets_are_there(recipe.run.data);
     check_init(recipe.run);
   });
   check_same_recipe(control, recipe.run);

@@ -1,6 +1,7 @@
 #include <memory>
 
 #include "cli/command.h"
+#include "cli/count_text.h"
 #include "cli/folder_result.h"
 #include "cli/options.h"
 #include "train/upcycle.h"
@@ -24,9 +25,9 @@ int run(const Options& o, Log& log) {
   const UpcycleResult result = upcycle(o.spec);
   const ModelSpec& m = result.model;
   print_folder_result(log, "upcycled", result.folder, o.spec.out, o.json);
-  log.info("{}: {} experts of width {} a layer, {} a token; {:.2f}e9 parameters, {:.2f}e9 of them used by a token",
-           m.family, m.num_experts, m.moe_intermediate_size, m.top_k, static_cast<double>(m.num_parameters()) * 1e-9,
-           static_cast<double>(m.num_active_parameters()) * 1e-9);
+  log.info("{}: {} experts of width {} a layer, {} a token; {} parameters, {} of them used by a token", m.family,
+           m.num_experts, m.moe_intermediate_size, m.top_k, count_text(m.num_parameters()),
+           count_text(m.num_active_parameters()));
   return 0;
 }
 

@@ -63,7 +63,9 @@ void check_command_is_known(const CLI::App& app, int argc, char** argv) {
   if (launcher_rank(process_environment()) != 0) throw Error(ErrorKind::usage, "");  // the first says it
   MOEBIUS_CHECK(usage, word != "plan",
                 "the command {} is not part of this version; moebius --help lists those that are", word);
-  MOEBIUS_FAIL(usage, "unknown command {}; did you mean {}? moebius --help lists them", word, nearest(word, names));
+  const std::string near = nearest_if_near(word, names);
+  MOEBIUS_FAIL(usage, "unknown command {}; {}moebius --help lists them", word,
+               near.empty() ? "" : fmt::format("did you mean {}? ", near));
 }
 
 // Launchers of MPI end all ranks when the process of one is killed, with a code of their own, unless it has a keeper.

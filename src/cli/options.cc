@@ -54,7 +54,7 @@ DeviceKind device_kind(const std::string& device) {
   MOEBIUS_CHECK(usage, device == "cpu" || device == "cuda", "--device: expected cpu or cuda; got \"{}\"", device);
   if (device == "cpu") return DeviceKind::cpu;
   const std::string why = Accelerator::why_missing();
-  MOEBIUS_CHECK(usage, why.empty(), "--device: {}; use --device cpu", why);
+  MOEBIUS_CHECK(usage, why.empty(), "--device: {}; or use --device cpu", why);
   return DeviceKind::cuda;
 }
 

@@ -13,7 +13,7 @@ namespace moebius {
 GpuRanks::GpuRanks(Transport& world) : control_(world) {
   control_.together([] {
     const std::string why = Accelerator::why_missing();
-    MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; set run.device = \"cpu\"", why);
+    MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; or set run.device = \"cpu\"", why);
   });
   const std::vector<std::string> machines = control_.gather(machine_name());
   const auto here = machines.begin() + control_.rank();

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "core/error.h"
+#include "core/out_of_memory.h"
 
 namespace moebius {
 namespace {
@@ -49,7 +49,8 @@ const NcclLibrary& nccl_library() {
 void check_nccl(ncclResult_t status, const char* call) {
   if (status == ncclSuccess) return;
   const NcclLibrary& nccl = nccl_library();
-  MOEBIUS_FAIL(distributed, "{}: {}: {}", call, nccl.error_string(status), nccl.last_error(nullptr));
+  throw_library_error(ErrorKind::distributed,
+                      fmt::format("{}: {}: {}", call, nccl.error_string(status), nccl.last_error(nullptr)));
 }
 
 }  // namespace moebius

@@ -11,8 +11,12 @@ using nlohmann::json;
 
 namespace {
 
-void require(const HfReader& r, const char* key) {
-  if (!r.has(key)) r.fail("{} must be given for model_type \"{}\"", key, r.family());
+void require(const HfReader& r, const std::vector<std::string>& keys) {
+  std::vector<std::string> missing;
+  for (const std::string& key : keys) {
+    if (!r.has(key)) missing.push_back(key);
+  }
+  if (!missing.empty()) r.fail("{} must be given for model_type \"{}\"", fmt::join(missing, ", "), r.family());
 }
 
 // Of a family with latent attention, or of "moebius" when kv_lora_rank is above 0.
@@ -46,9 +50,10 @@ void read_mtp(const HfReader& r, ModelSpec& m) {
 }
 
 void read_shapes(const HfReader& r, ModelSpec& m) {
-  if (m.vocab_size == 0) {
-    for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"}) require(r, key);
-  }
+  std::vector<std::string> shapes;
+  if (m.vocab_size == 0) shapes = {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"};
+  if (m.max_position_embeddings == 0) shapes.push_back("max_position_embeddings");
+  require(r, shapes);
   r.read("vocab_size", m.vocab_size);
   r.read("hidden_size", m.hidden_size);
   r.read("num_hidden_layers", m.num_layers);
@@ -62,7 +67,6 @@ void read_shapes(const HfReader& r, ModelSpec& m) {
   read_latent_attention(r, m);
   const bool of_experts = family_bit(m.family) & kExpertWidthIsIntermediate;
   r.read("intermediate_size", of_experts ? m.moe_intermediate_size : m.intermediate_size);
-  if (m.max_position_embeddings == 0) require(r, "max_position_embeddings");
   r.read("max_position_embeddings", m.max_position_embeddings);
 }
 

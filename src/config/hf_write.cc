@@ -201,8 +201,9 @@ void check_family(const ModelSpec& spec) {
   const json a = hf_from_model_spec(wanted), b = hf_from_model_spec(said);
   for (const auto& [key, value] : a.items()) {
     MOEBIUS_CHECK(usage, value == b.value(key, json()),
-                  "model: model_type \"{}\" cannot have {} = {} (it is {}); use model_type \"moebius\"", spec.family,
-                  key, shown(value), shown(b.value(key, json())));
+                  "model: model_type \"{}\" cannot have {} = {} (it is {}); use model_type \"moebius\", which cannot "
+                  "be exported to Hugging Face",
+                  spec.family, key, shown(value), shown(b.value(key, json())));
   }
   MOEBIUS_ASSERT(false);
 }

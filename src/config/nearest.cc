@@ -10,10 +10,30 @@ namespace moebius {
 namespace {
 
 std::string_view last_part(std::string_view key) { return key.substr(key.rfind('.') + 1); }
+std::string_view first_part(std::string_view key) { return key.substr(0, key.find('.')); }
 
 int distance(std::string_view name, std::string_view candidate) {
   const int whole = edit_distance(name, candidate);
   return last_part(name) == last_part(candidate) ? std::min(whole, 1) : whole;
+}
+
+// A slip in the last part weighs as much where the section is wrong too. A name alone may be a section.
+int distance_of_keys(std::string_view name, std::string_view candidate) {
+  int last = edit_distance(last_part(name), last_part(candidate));
+  if (name.find('.') == std::string_view::npos) last = std::min(last, edit_distance(name, first_part(candidate)));
+  return std::min(edit_distance(name, candidate), last + 1);
+}
+
+std::string closest(std::string_view name, const std::vector<std::string>& candidates,
+                    int (*measure)(std::string_view, std::string_view)) {
+  MOEBIUS_ASSERT(!candidates.empty());
+  const auto closer = [&](const std::string& a, const std::string& b) { return measure(name, a) < measure(name, b); };
+  return *std::min_element(candidates.begin(), candidates.end(), closer);
+}
+
+// An edit for every three letters; two letters that changed places are two edits, which a word of five may have.
+bool is_near(std::string_view a, std::string_view b) {
+  return edit_distance(a, b) <= (static_cast<int>(std::max(a.size(), b.size())) + 1) / 3;
 }
 
 }  // namespace
@@ -34,9 +54,13 @@ int edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string nearest(std::string_view name, const std::vector<std::string>& candidates) {
-  MOEBIUS_ASSERT(!candidates.empty());
-  const auto closer = [&](const std::string& a, const std::string& b) { return distance(name, a) < distance(name, b); };
-  return *std::min_element(candidates.begin(), candidates.end(), closer);
+  return closest(name, candidates, distance);
+}
+
+std::string nearest_if_near(std::string_view name, const std::vector<std::string>& candidates) {
+  const std::string candidate = closest(name, candidates, distance_of_keys);
+  const bool names_section = name.find('.') == std::string_view::npos && is_near(name, first_part(candidate));
+  return names_section || is_near(last_part(name), last_part(candidate)) ? candidate : "";
 }
 
 }  // namespace moebius

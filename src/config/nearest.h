@@ -14,4 +14,9 @@ int edit_distance(std::string_view a, std::string_view b);
 // part counts as distance 1: the key is right, its section is not. REQUIRES: candidates not empty.
 std::string nearest(std::string_view name, const std::vector<std::string>& candidates);
 
+// The nearest candidate that a slip may have left name of, in whatever section it stands, or empty: the last dotted
+// parts (or name and a section) differ by an edit for every three letters of the longer one at most.
+// REQUIRES: candidates not empty.
+std::string nearest_if_near(std::string_view name, const std::vector<std::string>& candidates);
+
 }  // namespace moebius

@@ -22,5 +22,15 @@ TEST(Nearest, PrefersFewEditsThenTheRightKeyInAnotherSection) {
   EXPECT_EQ(nearest("rum.dir", keys), "run.dir");
 }
 
+TEST(Nearest, AWordThatIsNearNothingGetsNoHint) {
+  const std::vector<std::string> keys = {"log.every", "train.micro_batch", "train.steps", "optimizer.schedule"};
+  EXPECT_EQ(nearest_if_near("train.stpes", keys), "train.steps");
+  EXPECT_EQ(nearest_if_near("optimizer.steps", keys), "train.steps");
+  EXPECT_EQ(nearest_if_near("optimizer.step", keys), "train.steps");
+  EXPECT_EQ(nearest_if_near("logs", keys), "log.every") << "a section";
+  EXPECT_EQ(nearest_if_near("train.learning_rate", keys), "");
+  EXPECT_EQ(nearest_if_near("train.patience", keys), "");
+}
+
 }  // namespace
 }  // namespace moebius

@@ -61,6 +61,11 @@ Section(const char*, Get) -> Section<Get>;
 template <class Get>
 Section(std::string, Get) -> Section<Get>;  // clang 14 does not deduce aggregates
 
+RecipeKey required(RecipeKey key) {
+  key.required = true;
+  return key;
+}
+
 // A text that says nothing when it is empty.
 RecipeKey optional_text(const std::string& name, std::string RunSpec::*field, Resume resume) {
   return {name, any_text(), [field](RunSpec& s, const json& v) { v.get_to(s.*field); },
@@ -161,10 +166,10 @@ ValueRule name_patterns() {
 std::vector<RecipeKey> train_keys() {
   const Section train{"train", [](auto& s) -> decltype(auto) { return (s.train); }};
   return {
-      train.key("steps", &LoopSpec::steps, positive_count(), free),
-      train.key("global_batch", &LoopSpec::global_batch, positive_count()),
-      train.key("micro_batch", &LoopSpec::micro_batch, positive_count()),
-      train.key("seq_len", &LoopSpec::seq_len, positive_count()),
+      required(train.key("steps", &LoopSpec::steps, positive_count(), free)),
+      required(train.key("global_batch", &LoopSpec::global_batch, positive_count())),
+      required(train.key("micro_batch", &LoopSpec::micro_batch, positive_count())),
+      required(train.key("seq_len", &LoopSpec::seq_len, positive_count())),
       train.key("eval_every", &LoopSpec::eval_every, count_or_zero(), free),
       train.key("eval_batches", &LoopSpec::eval_batches, count_or_zero(), free),
       train.key("freeze", &LoopSpec::freeze, name_patterns()),
@@ -176,7 +181,7 @@ std::vector<RecipeKey> optimizer_keys() {
   const Section optimizer{"optimizer", [](auto& s) -> decltype(auto) { return (s.optimizer); }};
   return {
       optimizer.key("name", &OptimizerSpec::name, one_of({"adamw"})),
-      optimizer.key("lr", &OptimizerSpec::lr, float_above_zero()),
+      required(optimizer.key("lr", &OptimizerSpec::lr, float_above_zero())),
       optimizer.key("min_lr", &OptimizerSpec::min_lr, float_or_zero()),
       optimizer.key("warmup_steps", &OptimizerSpec::warmup_steps, count_or_zero()),
       optimizer.key("decay_steps", &OptimizerSpec::decay_steps, count_or_zero()),
@@ -284,8 +289,9 @@ RecipeKey recompute_key() {
   };
   const auto hint = [is_known, names](const json& v) -> std::string {
     for (const json& name : v.is_array() ? v : json::array({v})) {
-      if (name.is_string() && !is_known(name))
-        return fmt::format("; did you mean \"{}\"?", nearest(name.get<std::string>(), names));
+      if (!name.is_string() || is_known(name)) continue;
+      const std::string near = nearest_if_near(name.get<std::string>(), names);
+      return near.empty() ? "" : fmt::format("; did you mean \"{}\"?", near);
     }
     return "";
   };

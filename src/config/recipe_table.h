@@ -22,6 +22,7 @@ struct RecipeKey {
   // What read would be given; null when there is nothing to say.
   std::function<nlohmann::json(const RunSpec&)> write;
   Resume resume = Resume::fixed;
+  bool required = false;  // the value of a recipe that has not the key is not accepted
 };
 
 // In the order of printing; the keys of a section stand together.

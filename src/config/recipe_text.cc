@@ -120,6 +120,11 @@ std::string float_text(double value) {
   return text;
 }
 
+std::string trimmed(const std::string& text) {
+  const size_t begin = text.find_first_not_of(" \t"), end = text.find_last_not_of(" \t");
+  return begin == std::string::npos ? "" : text.substr(begin, end - begin + 1);
+}
+
 bool bare_key(std::string_view key) {
   constexpr std::string_view kBare = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
   return !key.empty() && key.find_first_not_of(kBare) == std::string_view::npos;
@@ -162,8 +167,9 @@ std::vector<RecipeEntry> read_recipe(const std::string& text, const std::string&
 
 RecipeEntry read_override(const std::string& assignment) {
   const size_t equals = assignment.find('=');
-  MOEBIUS_CHECK(usage, equals != std::string::npos && equals > 0, "--set {}: expected SECTION.KEY=VALUE", assignment);
-  const std::string key = assignment.substr(0, equals), text = assignment.substr(equals + 1);
+  const std::string key = trimmed(assignment.substr(0, equals));
+  MOEBIUS_CHECK(usage, equals != std::string::npos && !key.empty(), "--set {}: expected SECTION.KEY=VALUE", assignment);
+  const std::string text = trimmed(assignment.substr(equals + 1));
   if (auto value = parse_value(text)) return {key, std::move(*value), "--set"};
   const bool opened = !text.empty() && std::string_view("[{\"'").find(text[0]) != std::string_view::npos;
   // As a quoted string it can only fail on bytes that are not UTF-8.

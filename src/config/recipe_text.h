@@ -16,8 +16,8 @@ struct RecipeEntry {
 // The keys of the sections of a TOML text. Error{usage} "NAME:LINE:COLUMN: ..." when it is not TOML or holds a date.
 std::vector<RecipeEntry> read_recipe(const std::string& text, const std::string& name);
 
-// "section.key=value": value is TOML, or a string where it is not (a bare word, a path, a date).
-// Error{usage} when there is no "=", no key, or an opened bracket or quote is not closed.
+// "section.key=value", spaces around either let go: value is TOML, or a string where it is not (a bare word, a path, a
+// date). Error{usage} when there is no "=", no key, or an opened bracket or quote is not closed.
 RecipeEntry read_override(const std::string& assignment);
 
 // value as TOML on one line; floats with the fewest digits that read back the same. REQUIRES: no null inside.

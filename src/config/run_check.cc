@@ -22,6 +22,21 @@ std::string origin(const RunSpec& s, const std::string& key) {
   return found == s.provenance.end() ? "" : fmt::format(" [{}]", found->second);
 }
 
+// All that a recipe leaves out at once, and what `train` will ask for beside them.
+void check_required(const RunSpec& s) {
+  std::string missing, more;
+  const auto add = [](std::string& to, const std::string& key) { to += (to.empty() ? "" : ", ") + key; };
+  for (const RecipeKey& key : recipe_table()) {
+    const auto from = s.provenance.find(key.name);
+    const bool said = from != s.provenance.end() && from->second != "default";
+    if (key.required && !said && !key.rule.accepts(key.write(s))) add(missing, key.name);
+  }
+  if (s.dir.empty()) add(more, "run.dir");
+  if (s.data.train.empty()) add(more, "data.train");
+  MOEBIUS_CHECK(usage, missing.empty(), "the recipe lacks {}; give them in it, or with --set SECTION.KEY=VALUE{}",
+                missing, more.empty() ? "" : fmt::format(" (to train also {})", more));
+}
+
 void check_ranges(const RunSpec& s) {
   for (const RecipeKey& key : recipe_table()) {
     if (section_of(key.name) == "model") continue;  // ModelSpec::check
@@ -57,8 +72,8 @@ void check_supported(const RunSpec& s) {
   std::error_code unreadable;  // a name that cannot be one is no folder either
   MOEBIUS_CHECK(
       usage, s.data.tokenizer == "bytes" || std::filesystem::exists(s.data.tokenizer + "/tokenizer.json", unreadable),
-      "data.tokenizer must be \"bytes\" or a folder with a tokenizer.json; got {}{}", shown(s.data.tokenizer),
-      origin(s, "data.tokenizer"));
+      "data.tokenizer must be \"bytes\" or a folder with a tokenizer.json; got {}{}{}", shown(s.data.tokenizer),
+      s.data.tokenizer.ends_with("tokenizer.json") ? "; give its folder" : "", origin(s, "data.tokenizer"));
   const bool records = s.device == DeviceKind::cuda && s.graph;
   MOEBIUS_CHECK(usage, !records || s.parallel.dispatcher != "alltoall",
                 "parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be recorded; set "
@@ -116,6 +131,11 @@ void check_schedule(const RunSpec& s) {
                 "optimizer.decay_steps = {} has a meaning in schedule \"wsd\" only; remove it or choose wsd{}",
                 o.decay_steps, origin(s, "optimizer.decay_steps"));
   MOEBIUS_CHECK(
+      usage, o.schedule != LrSchedule::wsd || o.decay_steps > 0 || s.train.steps >= 20,
+      "optimizer.schedule \"wsd\" needs decay_steps here: a tenth of train.steps = {} is one step, which would "
+      "be a jump; set optimizer.decay_steps{}",
+      s.train.steps, origin(s, "optimizer.schedule"));
+  MOEBIUS_CHECK(
       usage, o.warmup_steps + o.decay_steps <= s.train.steps,
       "optimizer.warmup_steps + decay_steps = {} + {} must be at most train.steps = {}; lower them or train longer{}",
       o.warmup_steps, o.decay_steps, s.train.steps, origin(s, "optimizer.warmup_steps"));
@@ -153,9 +173,11 @@ void check_balance(const RunSpec& s) {
       usage, has_aux || b.aux_coeff == 0,
       "moe.aux_coeff = {} needs \"aux\", \"seq_aux\" or \"global_aux\" in moe.balance; add one or remove it{}",
       b.aux_coeff, origin(s, "moe.aux_coeff"));
-  MOEBIUS_CHECK(usage, !b.bias || s.model.expert_bias,
-                "moe.balance \"bias\" needs a model with expert_bias; model_type \"{}\" has none: use \"moebius\"{}",
-                s.model.family, origin(s, "moe.balance"));
+  MOEBIUS_CHECK(
+      usage, !b.bias || s.model.expert_bias,
+      "moe.balance \"bias\" needs a model with expert_bias; model_type \"{}\" has none: use another balance, or "
+      "\"moebius\", which cannot be exported to Hugging Face{}",
+      s.model.family, origin(s, "moe.balance"));
 }
 
 void check_recompute(const RunSpec& s) {
@@ -173,7 +195,8 @@ void check_recompute(const RunSpec& s) {
 
 // What a degree of parallelism must divide.
 void check_divides(const char* degree, int64_t d, const char* what, int64_t size) {
-  MOEBIUS_CHECK(usage, size % d == 0, "parallel.{} must divide {} = {}; got {}", degree, what, size, d);
+  MOEBIUS_CHECK(usage, size % d == 0, "parallel.{} must divide {} = {}; got {}; choose another degree", degree, what,
+                size, d);
 }
 
 void check_layout(const RunSpec& s) {
@@ -238,9 +261,11 @@ void check_trace(const RunSpec& s) {
 }  // namespace
 
 void RunSpec::check(int64_t world_size) const {
+  check_required(*this);
   check_ranges(*this);
   model.check();
   parallel.check(world_size);
+  check_layout(*this);  // what a layout cannot be of the model, before what the batch cannot be of the layout
   check_datasets(*this, "data.train", data.train);
   check_datasets(*this, "data.valid", data.valid);
   check_valid_weights(*this);
@@ -251,13 +276,14 @@ void RunSpec::check(int64_t world_size) const {
   check_idle_moe_keys(*this);
   check_recompute(*this);
   check_supported(*this);
-  check_layout(*this);
   check_pipeline(*this, world_size);
 }
 
 void RunSpec::check_trainable() const {
-  MOEBIUS_CHECK(usage, !dir.empty(), "run.dir must be given: the folder of the run's checkpoints and metrics");
-  MOEBIUS_CHECK(usage, !data.train.empty(), "data.train must be given: the prefixes of the token datasets to train on");
+  const char* run_dir = dir.empty() ? "run.dir must be given: the folder of the run's checkpoints and metrics" : "";
+  const char* datasets =
+      data.train.empty() ? "data.train must be given: the prefixes of the token datasets to train on" : "";
+  MOEBIUS_CHECK(usage, *run_dir == 0 && *datasets == 0, "{}{}{}", run_dir, *run_dir && *datasets ? "; " : "", datasets);
   MOEBIUS_CHECK(usage, train.eval_every == 0 || !data.valid.empty(),
                 "train.eval_every = {} needs data.valid; give the prefixes of the datasets to evaluate on",
                 train.eval_every);

@@ -21,9 +21,26 @@ TEST(Check, RangesHoldForSpecsThatNoRecipeWrote) {
   spec.precision.compute = DType::i8;
   EXPECT_THAT(error_text(ErrorKind::usage, [&] { spec.check(1); }),
               HasSubstr("precision.compute must be \"f32\" or \"bf16\""));
-  spec = parse_run_spec(kModel, "r.toml", {});
-  EXPECT_THAT(error_text(ErrorKind::usage, [&] { spec.check(1); }),
-              HasSubstr("train.steps must be a whole number from 1 to 1000000000; got 0 [default]"));
+}
+
+TEST(Check, NamesAllThatIsMissingAtOnce) {
+  const auto text = [](const std::string& recipe) {
+    return error_text(ErrorKind::usage, [&] { parse_run_spec(recipe, "r.toml", {}).check(1); });
+  };
+  EXPECT_THAT(text(kModel),
+              HasSubstr("the recipe lacks train.steps, train.global_batch, train.micro_batch, train.seq_len, "
+                        "optimizer.lr; give them in it, or with --set SECTION.KEY=VALUE (to train also run.dir, "
+                        "data.train)"));
+  const RunSpec no_lr =
+      parse_run_spec(kModel + "[run]\ndir = \"d\"\n[data]\ntrain = [\"p\"]\n", "r.toml",
+                     {"train.steps=1", "train.global_batch=1", "train.micro_batch=1", "train.seq_len=1"});
+  EXPECT_THAT(error_text(ErrorKind::usage, [&] { no_lr.check(1); }), testing::EndsWith("with --set SECTION.KEY=VALUE"));
+}
+
+// Seven ranks of experts are wrong whatever the batch.
+TEST(Check, TheModelBeforeTheBatch) {
+  EXPECT_THAT(check_error({"parallel.ep=7"}, 7),
+              HasSubstr("parallel.ep must divide model.num_experts = 4; got 7; choose another degree"));
 }
 
 TEST(Check, Batches) {
@@ -49,6 +66,12 @@ TEST(Check, Schedule) {
               HasSubstr("decay_steps = 3 has a meaning in schedule \"wsd\" only"));
   EXPECT_THAT(check_error({"optimizer.decay_steps=3", "optimizer.warmup_steps=7", "optimizer.schedule=wsd"}),
               HasSubstr("warmup_steps + decay_steps = 7 + 3 must be at most train.steps = 9"));
+  // A tenth of the steps that is one step is no decay.
+  for (const char* few : {"train.steps=9", "train.steps=19"})
+    EXPECT_THAT(check_error({"optimizer.schedule=wsd", few}),
+                HasSubstr("optimizer.schedule \"wsd\" needs decay_steps here: a tenth of train.steps = "));
+  parse({"optimizer.schedule=wsd", "train.steps=20"}).check(1);
+  parse({"optimizer.schedule=wsd", "train.steps=9", "optimizer.decay_steps=1"}).check(1);
 }
 
 TEST(Check, Balance) {
@@ -220,6 +243,7 @@ TEST(CheckTrainable, NamesWhatTrainingNeeds) {
     return error_text(ErrorKind::usage, [&] { parse(sets).check_trainable(); });
   };
   EXPECT_THAT(text({}), HasSubstr("run.dir must be given"));
+  EXPECT_THAT(text({}), HasSubstr("metrics; data.train must be given"));
   EXPECT_THAT(text({"run.dir=d"}), HasSubstr("data.train must be given"));
   EXPECT_THAT(text({"run.dir=d", "data.train=[\"p\"]", "train.eval_every=3"}),
               HasSubstr("train.eval_every = 3 needs data.valid"));

@@ -1,9 +1,10 @@
+#include "config/run_print.h"
+
 #include <fmt/format.h>
 
 #include "config/hf_keys.h"
 #include "config/recipe_table.h"
 #include "config/recipe_text.h"
-#include "config/run_spec.h"
 
 namespace moebius {
 
@@ -34,11 +35,15 @@ std::string line_of(const RunSpec& spec, const RecipeKey& key, bool with_provena
   return with_provenance ? fmt::format("{:<{}}  # {}", line, kColumn, origin(spec, key.name)) : line;
 }
 
-}  // namespace
+bool is_default(const RunSpec& spec, const RecipeKey& key) {
+  const auto found = spec.provenance.find(key.name);
+  return (found != spec.provenance.end() && found->second == "default") || is_said_by_config(spec, key);
+}
 
-std::string to_toml(const RunSpec& spec, bool with_provenance) {
+std::string text_of(const RunSpec& spec, bool with_provenance, bool with_defaults) {
   std::string text, section;
   for (const RecipeKey& key : recipe_table()) {
+    if (!with_defaults && is_default(spec, key)) continue;
     const std::string line = line_of(spec, key, with_provenance);
     if (line.empty()) continue;
     const std::string begins = section_of(key.name);
@@ -48,5 +53,11 @@ std::string to_toml(const RunSpec& spec, bool with_provenance) {
   }
   return text;
 }
+
+}  // namespace
+
+std::string to_toml(const RunSpec& spec, bool with_provenance) { return text_of(spec, with_provenance, true); }
+
+std::string changed_toml(const RunSpec& spec) { return text_of(spec, true, false); }
 
 }  // namespace moebius

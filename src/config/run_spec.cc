@@ -1,6 +1,7 @@
 #include "config/run_spec.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -8,6 +9,7 @@
 #include "config/hf_config.h"
 #include "config/hf_keys.h"
 #include "config/nearest.h"
+#include "config/other_names.h"
 #include "config/recipe_table.h"
 #include "config/recipe_text.h"
 #include "core/error.h"
@@ -19,18 +21,32 @@ using nlohmann::json;
 namespace {
 
 std::string read_text(const std::string& path, const std::string& what) {
+  std::error_code unreadable;
+  MOEBIUS_CHECK(io, !std::filesystem::is_directory(path, unreadable), "{}: expected {}; got a folder; give the file",
+                path, what);
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
-  if (file) text << file.rdbuf();
-  MOEBIUS_CHECK(io, file && !text.fail(), "{}: cannot read {}; check that the file exists and may be read", path, what);
+  const bool is_empty = file && file.peek() == std::ifstream::traits_type::eof() && !file.bad();
+  if (file && !is_empty) text << file.rdbuf();
+  MOEBIUS_CHECK(io, is_empty || (file && !text.fail()),
+                "{}: cannot read {}; check that the file exists and may be read", path, what);
   return text.str();
+}
+
+// In quotes where it would not be seen where it begins or ends.
+std::string shown_key(const std::string& key) {
+  const bool plain = !key.empty() && key.find_first_of(" \t\"'") == std::string::npos;
+  return plain ? key : shown(json(key));
 }
 
 [[noreturn]] void fail_unknown(const RecipeEntry& entry) {
   MOEBIUS_CHECK(usage, entry.key != "parallel.dp",
                 "{}: parallel.dp is not a key; it is what tp, cp and pp leave of the number of ranks", entry.where);
-  MOEBIUS_FAIL(usage, "{}: unknown key {}; did you mean {}?", entry.where, entry.key,
-               nearest(entry.key, recipe_keys()));
+  std::string hint = other_name_hint(entry.key);
+  const std::string near = nearest_if_near(entry.key, recipe_keys());
+  if (hint.empty() && !near.empty()) hint = fmt::format("; did you mean {}?", near);
+  MOEBIUS_FAIL(usage, "{}: unknown key {}{}{}", entry.where, shown_key(entry.key), hint,
+               hint.empty() ? "; moebius config --keys lists them all" : "");
 }
 
 const RecipeKey& find_key(const RecipeEntry& entry) {
@@ -75,8 +91,10 @@ void refuse_foreign_keys(const RunSpec& spec) {
   const json type = spec.model.source.value("model_type", json("moebius"));
   for (const auto& [name, where] : spec.provenance) {
     const std::string key = inline_model_key(name);
-    MOEBIUS_CHECK(usage, key.empty() || has_hf_key(type.get<std::string>(), key),
-                  "{}: {} is not a key of model_type {}; \"moebius\" has every key", where, name, shown(type));
+    MOEBIUS_CHECK(
+        usage, key.empty() || has_hf_key(type.get<std::string>(), key),
+        "{}: {} is not a key of model_type {}; \"moebius\" has every key, but cannot be exported to Hugging Face",
+        where, name, shown(type));
   }
 }
 
@@ -102,6 +120,15 @@ void resolve_inline_model(RunSpec& spec, const std::string& name) {
   spec.model.source.emplace("model_type", "moebius");
   const json config = spec.model.source;
   spec.model = read_hf_config(config, name + " [model]", ErrorKind::usage);
+}
+
+// The texts of a model from a folder are in its own tokenizer, unless the recipe says otherwise.
+void take_tokenizer_of_model(RunSpec& spec) {
+  std::error_code unreadable;
+  if (spec.model_hf.empty() || spec.provenance.contains("data.tokenizer")) return;
+  if (!std::filesystem::exists(spec.model_hf + "/tokenizer.json", unreadable)) return;
+  spec.data.tokenizer = spec.model_hf;
+  spec.provenance["data.tokenizer"] = "model.hf";
 }
 
 void balance_by_bias(RunSpec& spec) {
@@ -143,6 +170,7 @@ void resolve_model(RunSpec& spec, const std::string& name) {
   from_config ? resolve_config_model(spec) : resolve_inline_model(spec, name);
   if (!from_config) spec.model.source = json();
   balance_by_bias(spec);
+  take_tokenizer_of_model(spec);
   fill_provenance(spec);
   // From here on the source says all that the spec says, so that writing and reading it changes nothing.
   if (from_config) spec.model.source = hf_from_model_spec(spec.model);

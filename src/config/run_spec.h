@@ -36,8 +36,8 @@ struct RunSpec {
   CheckpointSpec checkpoint;
   LogSpec log;
 
-  // Where each key's value came from: "default", "recipe.toml:12", "--set", "config.json", "moe.balance". Every key
-  // that to_toml prints has an entry after a load.
+  // Where each key's value came from: "default", "recipe.toml:12", "--set", "config.json", "moe.balance", "model.hf".
+  // Every key that to_toml prints has an entry after a load.
   std::map<std::string, std::string> provenance;
 
   // Every value in its range, each spec's own check() and the relations between specs. Error{usage}.
@@ -51,8 +51,8 @@ struct RunSpec {
   bool operator==(const RunSpec&) const = default;
 };
 
-// Reads PATH and applies "section.key=value" overrides (TOML values; what is not TOML is a string).
-// model.hf = DIR takes the model from DIR/config.json; inline model keys beside it are an error.
+// Reads PATH and applies "section.key=value" overrides (TOML values; what is not TOML is a string). model.hf = DIR
+// takes the model from DIR/config.json (inline keys beside it are an error) and, where it is not given, data.tokenizer.
 // moe.balance with "bias" turns model.expert_bias on where the family has one ("moebius").
 // Error{usage} for unknown keys (naming the nearest known), wrong types and values out of range, with file:line;
 // Error{io} when the recipe or DIR/config.json cannot be read, Error{input} when DIR/config.json is no model of ours.

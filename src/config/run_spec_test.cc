@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "config/other_names.h"
 #include "config/testing.h"
 
 namespace moebius {
@@ -40,6 +41,17 @@ TEST(Recipes, DemoHasEightExpertsAndASharedOne) {
   EXPECT_EQ(spec.precision.compute, DType::bf16);
   EXPECT_EQ(spec.dir, "runs/demo");
   EXPECT_NO_THROW(spec.check_trainable());
+}
+
+// What a hint of other software's words sends to is a key.
+TEST(RecipeKeys, HoldWhatOtherNamesStandFor) {
+  const std::vector<std::string> keys = recipe_keys();
+  for (const std::string name : {"learning_rate", "num_train_epochs", "bf16", "max_grad_norm", "top_k", "output_dir"}) {
+    const std::string hint = other_name_hint("train." + name);
+    EXPECT_TRUE(std::any_of(keys.begin(), keys.end(),
+                            [&](const std::string& key) { return hint.find("that is " + key) != std::string::npos; }))
+        << name << hint;
+  }
 }
 
 // Adding a key is a visible act. At most 120 in all.
@@ -146,6 +158,16 @@ TEST(Parse, UnknownKeysNameTheNearest) {
   EXPECT_THAT(parse_error({"train.lr=3"}), HasSubstr("did you mean optimizer.lr?"));
   EXPECT_THAT(parse_error({"model.num_expert=3"}), HasSubstr("did you mean model.num_experts?"));
   EXPECT_THAT(parse_error({"steps=3"}), HasSubstr("unknown key steps; did you mean train.steps?"));
+  EXPECT_THAT(parse_error({"train.learning_rate=3"}),
+              testing::EndsWith("unknown key train.learning_rate; that is optimizer.lr here"));
+  EXPECT_THAT(parse_error({"train.epochs=3"}), HasSubstr("that is train.steps (there are no epochs"));
+  EXPECT_THAT(parse_error({"train.fp16=true"}), HasSubstr("that is precision.compute (\"bf16\" or \"f32\") here"));
+  EXPECT_THAT(parse_error({"train.gradient_accumulation_steps=2"}), HasSubstr("that is train.global_batch (global_b"));
+  EXPECT_THAT(parse_error({"train.patience=3"}),
+              testing::EndsWith("unknown key train.patience; moebius config --keys lists them all"));
+  EXPECT_THAT(parse_error({"train. steps=3"}), HasSubstr("unknown key \"train. steps\"; did you mean train.steps?"));
+  EXPECT_EQ(parse({"train.steps = 4", " run.dir = a b "}).train.steps, 4);
+  EXPECT_EQ(parse({"run.dir = a b "}).dir, "a b");
   EXPECT_THAT(parse_error({"parallel.dp=2"}), HasSubstr("parallel.dp is not a key; it is what tp, cp and pp leave"));
   EXPECT_THAT(error_text(ErrorKind::usage, [] { parse_run_spec("[logs]\n" + kModel, "r.toml", {}); }),
               HasSubstr("r.toml:1: unknown key logs; did you mean log.every?"));
@@ -156,7 +178,8 @@ TEST(Parse, ModelKeysOfAnotherFamilyAreRefusedInline) {
   EXPECT_THAT(
       parse_error({"model.model_type=mixtral", "model.qk_norm=true"}),
       HasSubstr(
-          "r.toml:10: model.moe_intermediate_size is not a key of model_type \"mixtral\"; \"moebius\" has every key"));
+          "r.toml:10: model.moe_intermediate_size is not a key of model_type \"mixtral\"; \"moebius\" has every key, "
+          "but cannot be exported to Hugging Face"));
   EXPECT_THAT(error_text(ErrorKind::usage, [] { parse_run_spec(kRest, "r.toml", {}); }),
               HasSubstr("r.toml: the recipe has no model; give [model] hf = \"DIR\", or the keys of its config.json"));
 }
@@ -170,14 +193,17 @@ TEST(Parse, BalanceByBiasGivesTheModelABias) {
               HasSubstr("--set: model.expert_bias = false and moe.balance \"bias\" (--set) contradict each other"));
   EXPECT_THAT(check_error({"moe.balance=bias", "model.model_type=qwen3_moe", "model.num_key_value_heads=1"}),
               HasSubstr("moe.balance \"bias\" needs a model with expert_bias; model_type \"qwen3_moe\" has none: use "
-                        "\"moebius\" [--set]"));
+                        "another balance, or \"moebius\", which cannot be exported to Hugging Face [--set]"));
 }
 
 TEST(Load, FilesThatCannotBeRead) {
   EXPECT_THAT(error_text(ErrorKind::io, [] { load_run_spec("/nowhere/r.toml", {}); }),
               HasSubstr("/nowhere/r.toml: cannot read the recipe"));
   EXPECT_THAT(error_text(ErrorKind::io, [] { load_run_spec(testing::TempDir(), {}); }),
-              HasSubstr("cannot read the recipe"));
+              HasSubstr(": expected the recipe; got a folder; give the file"));
+  const ConfigFolder empty("");  // the file is there and can be read
+  EXPECT_THAT(error_text(ErrorKind::usage, [&] { load_run_spec(empty.path() + "/config.json", {}); }),
+              HasSubstr("config.json: the recipe has no model; give [model]"));
   EXPECT_THAT(error_text(ErrorKind::io, [] { parse_run_spec("[model]\nhf = \"/nowhere\"", "r.toml", {}); }),
               HasSubstr("/nowhere/config.json: cannot read the model's config.json"));
   const ConfigFolder broken("{");
@@ -186,6 +212,20 @@ TEST(Load, FilesThatCannotBeRead) {
   const ConfigFolder other("{\"model_type\": \"gpt2\"}");
   EXPECT_THAT(error_text(ErrorKind::input, [&] { parse_run_spec("", "r.toml", {"model.hf=" + other.path()}); }),
               HasSubstr("/config.json: model_type must be one of"));
+}
+
+TEST(Load, TheTokenizerOfAModelsFolderIsTheDefault) {
+  const ConfigFolder folder("{\"model_type\": \"mixtral\"}");
+  const std::string hf = "model.hf=" + folder.path();
+  EXPECT_EQ(parse_run_spec(kRest, "r.toml", {hf}).data.tokenizer, "bytes") << "the folder has none";
+  std::ofstream(folder.path() + "/tokenizer.json") << "{}";
+  const RunSpec spec = parse_run_spec(kRest, "r.toml", {hf});
+  EXPECT_EQ(spec.data.tokenizer, folder.path());
+  EXPECT_EQ(spec.provenance.at("data.tokenizer"), "model.hf");
+  EXPECT_EQ(read_back(spec, true).data.tokenizer, folder.path());
+  EXPECT_EQ(parse_run_spec(kRest, "r.toml", {hf, "data.tokenizer=bytes"}).data.tokenizer, "bytes");
+  EXPECT_THAT(check_error({"data.tokenizer=" + folder.path() + "/tokenizer.json"}),
+              HasSubstr("tokenizer.json\"; give its folder [--set]"));
 }
 
 TEST(Load, ModelOfAFolderIsHeldInTheResolvedRecipe) {

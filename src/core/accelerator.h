@@ -47,8 +47,7 @@ class Accelerator {
   // OpScope's and PhaseScope's side.
   void begin_op(const char* name, bool timed);
   void end_op(const char* name, Trace* trace, Cost cost);
-  void begin_range(const char* name);
-  void end_range();
+  void end_phase(const std::string& name, Trace* trace);  // that begin_op began
 
  private:
   friend struct AcceleratorAccess;

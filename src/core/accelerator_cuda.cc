@@ -3,20 +3,18 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <cstring>
+#include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/cuda.h"
+#include "core/gpus_found.h"
 #include "core/out_of_memory.h"
 #include "core/wait_guard.h"
 
 namespace moebius {
 namespace {
-
-// The kernels are built for this and no other (wgmma and TMA are not forward compatible).
-constexpr int kCapabilityMajor = 9, kCapabilityMinor = 0;
-
-std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
 cudaDeviceProp properties_of(int index) {
   cudaDeviceProp p;
@@ -24,11 +22,13 @@ cudaDeviceProp properties_of(int index) {
   return p;
 }
 
-std::string why_missing_of(int index) {
-  const cudaDeviceProp p = properties_of(index);
-  if (p.major == kCapabilityMajor && p.minor == kCapabilityMinor) return "";
-  return fmt::format("the GPU is {} (compute capability {}.{}), and the kernels are built for {}.{} (Hopper)", p.name,
-                     p.major, p.minor, kCapabilityMajor, kCapabilityMinor);
+// "GPU-" and its bytes in groups, as nvidia-smi prints it.
+std::string uuid_text(const cudaUUID_t& uuid) {
+  std::string text = "GPU";
+  for (int i = 0; i < 16; ++i)
+    text += fmt::format("{}{:02x}", i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                        static_cast<unsigned char>(uuid.bytes[i]));
+  return text;
 }
 
 // Another GPU is the thread's current one for a while.
@@ -47,21 +47,36 @@ class CurrentDevice {
 
 struct Timed {
   Trace* trace;
-  const char* name;
-  Cost cost;
-  cudaEvent_t begin, end;
+  std::string name;
+  std::optional<Cost> cost;  // of an op; none of a phase
+  cudaEvent_t begin = nullptr, end = nullptr;
 };
 
 }  // namespace
+
+GpusFound gpus_found() {
+  GpusFound found{.built_with = CUDART_VERSION};
+  if (cudaDriverGetVersion(&found.driver) != cudaSuccess) cudaGetLastError();
+  int n = 0;
+  if (const cudaError_t status = cudaGetDeviceCount(&n); status != cudaSuccess) {
+    cudaGetLastError();
+    found.error = cudaGetErrorString(status);
+    return found;
+  }
+  for (int i = 0; i < n; ++i) {
+    const cudaDeviceProp p = properties_of(i);
+    found.visible.push_back({p.name, uuid_text(p.uuid), p.major, p.minor});
+  }
+  return found;
+}
 
 void check_cuda(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // so that the next call does not report it again
   if (status == cudaErrorMemoryAllocation) {
     throw OutOfMemory(
-        fmt::format("out of device memory in {}: the libraries' own needs did not fit beside the plan; use a smaller "
-                    "train.micro_batch, train.seq_len or model (--batch, --seq-len; bench: --shape), or end what else "
-                    "uses this GPU",
+        fmt::format("out of device memory in {}: the libraries' own needs did not fit beside the plan; end what else "
+                    "uses this GPU, or compute with smaller shapes",
                     call));
   }
   MOEBIUS_FAIL(internal, "CUDA: {}: {} ({})", call, cudaGetErrorString(status), cudaGetErrorName(status));
@@ -88,16 +103,22 @@ struct Accelerator::Impl {
     return event;
   }
 
-  // Times of ops become known when their work has ended.
+  void end_scope(Timed scope) noexcept;
+
+  // Times become known when the work has ended.
   void settle() {
-    for (const Timed& t : timed) {
+    const std::vector<Timed> ended = std::exchange(timed, {});
+    for (const Timed& t : ended) {
       float begin_ms = 0, length_ms = 0;
       MOEBIUS_CUDA(cudaEventElapsedTime(&begin_ms, origin, t.begin));
       MOEBIUS_CUDA(cudaEventElapsedTime(&length_ms, t.begin, t.end));
-      t.trace->add(t.name, origin_us + 1e3 * begin_ms, 1e3 * length_ms, t.cost);
+      const double begin_us = origin_us + 1e3 * begin_ms;
+      if (t.cost)
+        t.trace->add(t.name.c_str(), begin_us, 1e3 * length_ms, *t.cost);
+      else
+        t.trace->add_phase(t.name, begin_us, 1e3 * length_ms);
       free_events.insert(free_events.end(), {t.begin, t.end});
     }
-    timed.clear();
   }
 };
 
@@ -127,11 +148,8 @@ void wait_guarded(cudaStream_t stream, const WaitGuard& guard) {
 }  // namespace
 
 Accelerator::Accelerator(int index) : impl_(std::make_unique<Impl>()) {
-  const bool exists = index >= 0 && index < count();
-  MOEBIUS_CHECK(usage, count() == 0 || exists, "run.device: expected a GPU with index {}; this machine has {}", index,
-                count());
-  const std::string why = exists ? why_missing_of(index) : why_missing();
-  MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; set run.device = \"cpu\"", why);
+  const std::string why = why_not_usable(gpus_found(), index);
+  MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; or set run.device = \"cpu\"", why);
   impl_->index = index;
   // For this thread, and for good: memory is allocated on the GPU of the thread's last Accelerator.
   MOEBIUS_CUDA(cudaSetDevice(index));
@@ -156,22 +174,13 @@ int Accelerator::count() {
 
 bool Accelerator::is_built_in() { return true; }
 
-std::string Accelerator::why_missing() {
-  int n = 0;
-  if (const cudaError_t status = cudaGetDeviceCount(&n); status != cudaSuccess || n == 0) {
-    cudaGetLastError();
-    return fmt::format("no GPU can be used on this machine ({})",
-                       status == cudaSuccess ? "the driver knows none" : cudaGetErrorString(status));
-  }
-  return why_missing_of(0);
-}
+std::string Accelerator::why_missing() { return why_not_usable(gpus_found(), 0); }
 
 AcceleratorInfo Accelerator::info() const { return describe(impl_->index); }
 
 AcceleratorInfo Accelerator::describe(int index) {
   const cudaDeviceProp p = properties_of(index);
-  int runtime = 0, driver = 0;
-  MOEBIUS_CUDA(cudaRuntimeGetVersion(&runtime));
+  int driver = 0;
   MOEBIUS_CUDA(cudaDriverGetVersion(&driver));
   const CurrentDevice current(index);
   size_t free = 0, total = 0;
@@ -182,8 +191,8 @@ AcceleratorInfo Accelerator::describe(int index) {
           .num_multiprocessors = p.multiProcessorCount,
           .memory_bytes = static_cast<int64_t>(total),
           .free_bytes = static_cast<int64_t>(free),
-          .runtime = version_text(runtime),
-          .driver = version_text(driver)};
+          .runtime = cuda_version_text(CUDART_VERSION),
+          .driver = cuda_version_text(driver)};
 }
 
 void* Accelerator::native_stream() const { return impl_->stream; }
@@ -201,21 +210,27 @@ void Accelerator::begin_op(const char* name, bool timed) {
   nvtxRangePushA(name);  // last: who throws opens no range
 }
 
-void Accelerator::end_op(const char* name, Trace* trace, Cost cost) {
-  nvtxRangePop();
-  if (!trace) return;
-  if (impl_->open_ops.empty()) return;
-  const cudaEvent_t begin = impl_->open_ops.back();
-  impl_->open_ops.pop_back();
+// A scope ends here, maybe because what is in it failed: that error is the one to tell.
+void Accelerator::Impl::end_scope(Timed scope) noexcept {
+  if (open_ops.empty()) return;
+  scope.begin = open_ops.back();
+  open_ops.pop_back();
   try {
-    impl_->timed.push_back({trace, name, cost, begin, impl_->take_event()});
-  } catch (const Error&) {
-    cudaEventDestroy(begin);  // an OpScope ends here, maybe because its op failed: that error is the one to tell
+    scope.end = take_event();
+    timed.push_back(scope);
+  } catch (...) {
+    cudaEventDestroy(scope.begin);
   }
 }
 
-void Accelerator::begin_range(const char* name) { nvtxRangePushA(name); }
-void Accelerator::end_range() { nvtxRangePop(); }
+void Accelerator::end_op(const char* name, Trace* trace, Cost cost) {
+  nvtxRangePop();
+  if (trace) impl_->end_scope({.trace = trace, .name = name, .cost = cost});
+}
+void Accelerator::end_phase(const std::string& name, Trace* trace) {
+  nvtxRangePop();
+  if (trace) impl_->end_scope({.trace = trace, .name = name});
+}
 
 Recording::Recording(Accelerator& a, const std::function<void()>& body) {
   const cudaStream_t stream = static_cast<cudaStream_t>(a.native_stream());
@@ -271,9 +286,8 @@ void* allocate(int64_t num_bytes) {
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
     throw OutOfMemory(
-        fmt::format("out of device memory: {:.3f} GiB were asked for in one piece, {:.3f} of {:.3f} GiB are free; use "
-                    "a smaller train.micro_batch, train.seq_len or model (--batch, --seq-len; bench: --shape), or end "
-                    "what else uses this GPU",
+        fmt::format("out of device memory: {:.3f} GiB were asked for in one piece, {:.3f} of {:.3f} GiB are free; end "
+                    "what else uses this GPU, or compute with smaller shapes",
                     num_bytes / 1073741824.0, free / 1073741824.0, total / 1073741824.0));
   }
   check_cuda(status, "cudaMalloc");
@@ -291,8 +305,8 @@ void* allocate_pinned(int64_t num_bytes) {
     cudaGetLastError();
     throw OutOfMemory(fmt::format(
         "out of pinned host memory: {:.3f} GiB were asked for in one piece, through which a GPU copies; the "
-        "memory of the GPU is not what lacks: raise the memory limit of this container or group, end what "
-        "else holds host memory, or use a smaller train.micro_batch",
+        "memory of the GPU is not what lacks: raise the memory limit of this container or group, or end what else "
+        "holds host memory",
         num_bytes / 1073741824.0));
   }
   check_cuda(status, "cudaMallocHost");

@@ -65,8 +65,8 @@ Buffer::Buffer(DeviceKind device, int64_t num_bytes) : num_bytes_(num_bytes), de
   void* p = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) {
     throw OutOfMemory(
-        fmt::format("out of memory: {:.3f} GiB were asked for in one piece: {}; use a smaller micro_batch, seq_len or "
-                    "model (`moebius config` prints the memory table)",
+        fmt::format("out of memory: {:.3f} GiB were asked for in one piece: {}; end what else holds memory, or compute "
+                    "with smaller shapes",
                     num_bytes / 1073741824.0, std::strerror(errno)));
   }
   // Fewer page faults and TLB misses for the large arenas; advice, so a refusal does not matter.
@@ -140,13 +140,20 @@ OpScope::~OpScope() {
 }
 
 PhaseScope::PhaseScope(Stream& s, const char* name, int64_t index)
-    : accelerator_(s.device() == DeviceKind::cuda ? &s.accelerator() : nullptr) {
-  if (!accelerator_) return;
-  accelerator_->begin_range(index < 0 ? name : fmt::format("{} {}", name, index).c_str());
+    : s_(s), name_(index < 0 ? name : fmt::format("{} {}", name, index)) {
+  if (s.device() == DeviceKind::cuda) {
+    s.accelerator().begin_op(name_.c_str(), s.trace() != nullptr);
+  } else if (s.trace()) {
+    begin_us_ = now_us();
+  }
 }
 
 PhaseScope::~PhaseScope() {
-  if (accelerator_) accelerator_->end_range();
+  if (s_.device() == DeviceKind::cuda) {
+    s_.accelerator().end_phase(name_, s_.trace());
+  } else if (s_.trace()) {
+    s_.trace()->add_phase(name_, begin_us_, now_us() - begin_us_);
+  }
 }
 
 int num_available_cpus() {

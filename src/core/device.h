@@ -105,7 +105,7 @@ class OpScope {
   double begin_us_ = 0;
 };
 
-// A part of a step (a pass, a layer) as NVIDIA's tools show it; nothing elsewhere.
+// A part of a step (a pass, a layer): in the stream's trace, and as NVIDIA's tools show it.
 class PhaseScope {
  public:
   PhaseScope(Stream& s, const char* name, int64_t index = -1);  // "forward 3"; no index below 0
@@ -113,7 +113,9 @@ class PhaseScope {
   PhaseScope(const PhaseScope&) = delete;
 
  private:
-  Accelerator* accelerator_;
+  Stream& s_;
+  std::string name_;
+  double begin_us_ = 0;
 };
 
 // Threads this process may run on, by its CPU affinity.

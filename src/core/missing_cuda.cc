@@ -1,15 +1,18 @@
 // The accelerator of a build without CUDA: there is none, and everything says so.
 #include "core/accelerator.h"
 #include "core/error.h"
+#include "core/gpus_found.h"
 
 namespace moebius {
 namespace {
 
 [[noreturn]] void missing() {
-  MOEBIUS_FAIL(usage, "run.device: {}; set run.device = \"cpu\"", Accelerator::why_missing());
+  MOEBIUS_FAIL(usage, "run.device: {}; or set run.device = \"cpu\"", Accelerator::why_missing());
 }
 
 }  // namespace
+
+GpusFound gpus_found() { return {}; }
 
 struct Accelerator::Impl {};
 
@@ -25,8 +28,7 @@ AcceleratorInfo Accelerator::info() const { return {}; }
 void* Accelerator::native_stream() const { return nullptr; }
 void Accelerator::begin_op(const char*, bool) {}
 void Accelerator::end_op(const char*, Trace*, Cost) {}
-void Accelerator::begin_range(const char*) {}
-void Accelerator::end_range() {}
+void Accelerator::end_phase(const std::string&, Trace*) {}
 
 Recording::Recording(Accelerator&, const std::function<void()>&) { missing(); }
 void Recording::replay(Accelerator&) const { missing(); }

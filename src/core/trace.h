@@ -26,6 +26,12 @@ struct TraceEvent {
   Cost cost;
 };
 
+// A pass, a layer, a step: ops lie within it.
+struct TracePhase {
+  std::string name;
+  double begin_us, duration_us;
+};
+
 struct OpTotal {
   int64_t calls = 0;
   double time_us = 0;
@@ -35,14 +41,16 @@ struct OpTotal {
 class Trace {
  public:
   void add(const char* name, double begin_us, double duration_us, Cost cost);
+  void add_phase(const std::string& name, double begin_us, double duration_us);
   void clear();
-  const std::vector<TraceEvent>& events() const { return events_; }
-  std::map<std::string, OpTotal> totals() const;
-  // {"traceEvents": [...]}, complete events in microseconds.
+  const std::vector<TraceEvent>& events() const { return events_; }  // ops
+  std::map<std::string, OpTotal> totals() const;                     // of ops
+  // {"traceEvents": [...]}, complete events in microseconds: ops within their phases.
   std::string chrome_json() const;
 
  private:
   std::vector<TraceEvent> events_;
+  std::vector<TracePhase> phases_;
 };
 
 // Microseconds of a monotonic clock.

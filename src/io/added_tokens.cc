@@ -98,6 +98,15 @@ std::pair<int32_t, size_t> AddedTokenFinder::longest_at(std::string_view text, s
   return {token, bytes};
 }
 
+const AddedToken* AddedTokenFinder::first_special(std::string_view text) const {
+  for (size_t at = next_start(text, 0); at < text.size();) {
+    const auto [token, bytes] = longest_at(text, at);
+    if (token >= 0 && tokens_[token].special) return &tokens_[token];
+    at = next_start(text, at + std::max<size_t>(bytes, 1));
+  }
+  return nullptr;
+}
+
 bool AddedTokenFinder::widen(const AddedToken& token, std::string_view text, size_t done, MatchScratch& scratch,
                              size_t* begin, size_t* end) const {
   size_t match_begin = 0, match_end = 0;

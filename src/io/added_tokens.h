@@ -34,6 +34,9 @@ class AddedTokenFinder {
   void add(const AddedToken& token, std::string_view content);
   bool empty() const { return tokens_.empty(); }
 
+  // The first special token that is spelled out in a text; null: none.
+  const AddedToken* first_special(std::string_view text) const;
+
   // fn(piece, token) for what lies between the tokens (token null) and for each token, in order. Special tokens are
   // left in the text unless `find_special`.
   template <class Fn>

@@ -22,6 +22,8 @@ struct Encoded {
   std::vector<int32_t> ids;
   std::vector<Run> runs;
   int64_t text_bytes = 0;
+  int64_t num_unparsed = 0;  // documents that spell out special tokens
+  std::string unparsed;      // one of those
 };
 
 void append_ids(const Document& document, const Tokenizer& tokenizer, Encoded* encoded) {
@@ -52,6 +54,13 @@ void append_text(const Document& document, const Tokenizer& tokenizer, bool appe
   encoded->text_bytes += static_cast<int64_t>(document.text.size());
 }
 
+void note_special(const Document& document, const Tokenizer& tokenizer, Encoded* encoded) {
+  std::string_view token = tokenizer.unparsed_special(document.prompt);
+  if (token.empty()) token = tokenizer.unparsed_special(document.text);
+  if (token.empty()) return;
+  if (encoded->num_unparsed++ == 0) encoded->unparsed = token;
+}
+
 Encoded encode_block(const TextBlock& block, const Tokenizer& tokenizer, bool append_eod) {
   Encoded encoded;
   for (const Document& document : documents_of(block)) {
@@ -59,6 +68,7 @@ Encoded encode_block(const TextBlock& block, const Tokenizer& tokenizer, bool ap
       append_ids(document, tokenizer, &encoded);
     } else {
       append_text(document, tokenizer, append_eod, &encoded);
+      note_special(document, tokenizer, &encoded);
     }
   }
   return encoded;
@@ -103,9 +113,38 @@ void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
   write_file_atomic(prefix + ".json", json.dump(2) + "\n");
 }
 
+// Over all blocks, in their order.
+struct Unparsed {
+  int64_t num_documents = 0;
+  std::string example;
+
+  void add(const Encoded& encoded) {
+    if (num_documents == 0) example = encoded.unparsed;
+    num_documents += encoded.num_unparsed;
+  }
+  std::string notice() const {
+    if (num_documents == 0) return "";
+    return fmt::format(
+        "{} {} special tokens such as \"{}\": as letters, which is not how generate and tokenize read them; "
+        "--parse-special makes them tokens",
+        num_documents, num_documents == 1 ? "document spells out" : "documents spell out", example);
+  }
+};
+
+void check_is_free(const std::string& prefix) {
+  for (const char* ending : {".bin", ".idx", ".json", ".targets"}) {
+    std::error_code unreadable;
+    MOEBIUS_CHECK(usage, !std::filesystem::exists(prefix + ending, unreadable),
+                  "data build {0}: expected no dataset of this name; got {0}{1}; choose another --out, or replace it "
+                  "with --force",
+                  prefix, ending);
+  }
+}
+
 }  // namespace
 
 DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
+  if (!build.replace) check_is_free(build.out_prefix);
   DatasetInfo info{.tokenizer = tokenizer.name(),
                    .tokenizer_hash = tokenizer_hash(tokenizer.name()),
                    .vocab_size = tokenizer.vocab_size(),
@@ -114,10 +153,14 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
   std::filesystem::create_directories(parent_dir(build.out_prefix));
   TokenDatasetWriter writer(build.out_prefix, token_type_for_vocab(info.vocab_size));
   Blocks blocks(build.inputs);
+  Unparsed unparsed;
   ThreadPool pool(build.threads);
   OrderedWork([&] { return blocks.next(); },
               [&](TextBlock&& block) { return encode_block(block, tokenizer, build.append_eod); },
-              [&](Encoded&& encoded) { write_block(encoded, &writer, &info); })
+              [&](Encoded&& encoded) {
+                write_block(encoded, &writer, &info);
+                unparsed.add(encoded);
+              })
       .run(pool);
   info.documents = writer.num_documents();
   info.tokens = writer.num_tokens();
@@ -131,6 +174,7 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
   std::filesystem::remove(build.out_prefix + ".idx");
   write_dataset_info(build.out_prefix, info);
   writer.close();
+  info.notice = unparsed.notice();
   return info;
 }
 

@@ -183,6 +183,7 @@ TEST(DataBuild, TheSameForAnyNumberOfThreads) {
   const auto build = [&](int threads) {
     build_dataset({.inputs = {dir.path("a.jsonl"), dir.path("b.txt"), dir.path("a.jsonl")},
                    .out_prefix = dir.path("p"),
+                   .replace = true,
                    .threads = threads},
                   *open_tokenizer("bytes"));
     return read_file(dir.path("p.bin")) + read_file(dir.path("p.idx")) + read_file(dir.path("p.json"));
@@ -216,12 +217,53 @@ TEST(DataBuild, ABadInputLeavesTheOldDatasetAlone) {
   build_dataset({.inputs = {dir.path("a.txt")}, .out_prefix = dir.path("p")}, *bytes);
   const int64_t files = dir.num_files();
   expect_error(ErrorKind::input, "bad.jsonl:2: expected JSON", [&] {
-    build_dataset({.inputs = {dir.path("a.txt"), dir.path("bad.jsonl")}, .out_prefix = dir.path("p")}, *bytes);
+    build_dataset({.inputs = {dir.path("a.txt"), dir.path("bad.jsonl")}, .out_prefix = dir.path("p"), .replace = true},
+                  *bytes);
   });
-  expect_error(ErrorKind::input, "p: expected some text; got none in 1 files",
-               [&] { build_dataset({.inputs = {dir.path("empty.txt")}, .out_prefix = dir.path("p")}, *bytes); });
+  expect_error(ErrorKind::input, "p: expected some text; got none in 1 files", [&] {
+    build_dataset({.inputs = {dir.path("empty.txt")}, .out_prefix = dir.path("p"), .replace = true}, *bytes);
+  });
   EXPECT_EQ(dir.num_files(), files);
   EXPECT_EQ(TokenDataset::open(dir.path("p")).num_tokens(), 4);
+}
+
+TEST(DataBuild, ADatasetIsReplacedOnlyWhenAsked) {
+  const TestDir dir;
+  const auto bytes = open_tokenizer("bytes");
+  write_file_atomic(dir.path("a.jsonl"), R"({"prompt":"ab","completion":"c"})");
+  write_file_atomic(dir.path("b.txt"), "text");
+  build_dataset({.inputs = {dir.path("a.jsonl")}, .out_prefix = dir.path("p")}, *bytes);
+  DataBuild again{.inputs = {dir.path("b.txt")}, .out_prefix = dir.path("p")};
+  expect_error(ErrorKind::usage, "p: expected no dataset of this name; got " + dir.path("p") + ".bin; choose another",
+               [&] { build_dataset(again, *bytes); });
+  EXPECT_TRUE(TokenDataset::open(dir.path("p")).has_targets()) << "as it was";
+  again.replace = true;
+  build_dataset(again, *bytes);
+  EXPECT_EQ(TokenDataset::open(dir.path("p")).num_tokens(), 5);
+  EXPECT_FALSE(has_target_spans(dir.path("p")));
+  write_file_atomic(dir.path("mine.json"), "[\"not a sidecar\"]");
+  again = {.inputs = {dir.path("b.txt")}, .out_prefix = dir.path("mine")};
+  expect_error(ErrorKind::usage, "mine.json; choose another --out", [&] { build_dataset(again, *bytes); });
+}
+
+// Each letter is an id; "<end>" is a special token that stays letters.
+class LettersOfSpecial : public BeginningBytes {
+ public:
+  std::string_view unparsed_special(std::string_view text) const override {
+    return text.find("<end>") == text.npos ? "" : "<end>";
+  }
+};
+
+TEST(DataBuild, SpecialTokensThatStayLettersAreNoted) {
+  const TestDir dir;
+  write_file_atomic(dir.path("a.jsonl"),
+                    "{\"prompt\":\"a<end>\",\"completion\":\"b<end>\"}\n{\"text\":\"<end\"}\n{\"text\":\"<end>\"}\n");
+  write_file_atomic(dir.path("b.txt"), "<end");
+  const auto notice = [&](const std::string& input) {
+    return build_dataset({.inputs = {dir.path(input)}, .out_prefix = dir.path(input)}, LettersOfSpecial()).notice;
+  };
+  EXPECT_THAT(notice("a.jsonl"), testing::StartsWith("2 documents spell out special tokens such as \"<end>\": as "));
+  EXPECT_EQ(notice("b.txt"), "");
 }
 
 TEST(DatasetInfo, MissingIsNothingAndWrongIsRefused) {

@@ -62,6 +62,13 @@ void HfTokenizer::encode(std::string_view text, std::vector<int32_t>* ids, TextP
   give_back(std::move(scratch));
 }
 
+std::string_view HfTokenizer::unparsed_special(std::string_view text) const {
+  if (options_.parse_special) return {};
+  for (const AddedTokenFinder* finder : {&added_raw_, &added_normalized_})
+    if (const AddedToken* token = finder->first_special(text)) return token->content;
+  return {};
+}
+
 std::string HfTokenizer::decode(std::span<const int32_t> ids) const {
   std::vector<std::string> tokens;
   for (const int32_t id : ids) {

@@ -37,6 +37,7 @@ class HfTokenizer : public Tokenizer {
 
   // Safe to call from several threads at once. Error{input} for invalid UTF-8.
   void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const override;
+  std::string_view unparsed_special(std::string_view text) const override;
   std::string decode(std::span<const int32_t> ids) const override;
 
  private:

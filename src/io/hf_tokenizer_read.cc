@@ -36,12 +36,22 @@ std::optional<int32_t> eos_token_id(const std::string& path, int64_t vocab_size)
   return static_cast<int32_t>(id.integer(0, vocab_size - 1));
 }
 
+// What to do about a name without a tokenizer.json below it.
+std::string advice_on(const std::string& name) {
+  const std::filesystem::path path(name);
+  if (path.filename() == "tokenizer.json") return "give its folder, " + parent_dir(name);
+  if (std::filesystem::exists(path / "tokenizer.model"))
+    return "its tokenizer.model is of SentencePiece, which is not read: in transformers, "
+           "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json";
+  return "correct the name";
+}
+
 }  // namespace
 
 std::unique_ptr<HfTokenizer> HfTokenizer::open(const std::string& dir, const TokenizerOptions& options) {
   const std::string path = dir + "/tokenizer.json";
   MOEBIUS_CHECK(input, std::filesystem::exists(path),
-                "tokenizer: expected \"bytes\" or a folder with a tokenizer.json; got \"{}\"; correct the name", dir);
+                "tokenizer: expected \"bytes\" or a folder with a tokenizer.json; got \"{}\"; {}", dir, advice_on(dir));
   return parse(read_file(path), dir, options);
 }
 

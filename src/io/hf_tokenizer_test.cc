@@ -78,10 +78,28 @@ TEST_F(HfTokenizerTest, SpecialTokensCanBeLeftInTheText) {
   EXPECT_THAT(encode(*open_patched(patch), "a<end>"), ElementsAre(7, 0, 7, 7));
   EXPECT_THAT(encode(*open_patched(patch, {.parse_special = false}), "a<end>"), ElementsAre(7, 0, 5, 6, 10, 11, 12, 7));
   EXPECT_THAT(encode(*open_patched(patch, {.add_special = false}), "a<end>"), ElementsAre(0, 7));
+  // And say that they are left there.
+  const auto letters = open_patched(patch, {.parse_special = false});
+  EXPECT_EQ(letters->unparsed_special("a b<<end>"), "<end>");
+  EXPECT_EQ(letters->unparsed_special("ba <end ba"), "") << "a plain added token is always found";
+  EXPECT_EQ(open_patched(patch)->unparsed_special("a<end>"), "");
   std::vector<int32_t> ids;
   open_patched(patch)->encode("a", &ids, TextPart::beginning);
   open_patched(patch)->encode("a", &ids, TextPart::end);
   EXPECT_THAT(ids, ElementsAre(7, 0, 0, 7));
+}
+
+TEST_F(HfTokenizerTest, NamesThatAreNoFolderOfATokenizer) {
+  open(kTiny);
+  expect_error(ErrorKind::input, "got \"" + dir_.path("tokenizer.json") + "\"; give its folder, " + dir_.path(),
+               [&] { open_tokenizer(dir_.path("tokenizer.json")); });
+  expect_error(ErrorKind::input, "got \"nowhere\"; correct the name", [&] { open_tokenizer("nowhere"); });
+  std::filesystem::create_directory(dir_.path("other"));
+  write_file_atomic(dir_.path("other/tokenizer.model"), "\n");
+  expect_error(ErrorKind::input, "its tokenizer.model is of SentencePiece, which is not read: in transformers, ",
+               [&] { open_tokenizer(dir_.path("other")); });
+  expect_error(ErrorKind::input, "tokenizer.json: expected JSON; got a Git LFS pointer to it; run git lfs pull",
+               [&] { open("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 11\n"); });
 }
 
 TEST_F(HfTokenizerTest, TheEndOfADocument) {

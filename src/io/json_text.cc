@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "io/files.h"
 #include "io/flat_json.h"
+#include "io/lfs_pointer.h"
 
 namespace moebius {
 namespace {
@@ -49,6 +50,8 @@ nlohmann::json parse_json(std::string_view text, const std::string& who) {
   try {
     return nlohmann::json::parse(text, std::ref(watch));
   } catch (const nlohmann::json::exception& error) {
+    MOEBIUS_CHECK(input, !text.starts_with(kLfsPointer),
+                  "{}: expected JSON; got a Git LFS pointer to it; run git lfs pull in its folder", who);
     MOEBIUS_FAIL(input, "{}: expected JSON; got a {}; correct it", who, reason_of(error.what()));
   }
 }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "io/lfs_pointer.h"
 
 namespace moebius {
 namespace {
@@ -36,7 +37,16 @@ constexpr std::array<std::pair<DType, std::string_view>, 15> kNames{{
     {DType::f8_e5m2, "F8_E5M2"},
 }};
 
+void refuse_lfs_pointer(const File& file) {
+  std::string start(kLfsPointer.size(), '\0');
+  start.resize(file.read_some(start.data(), std::ssize(start), 0));
+  MOEBIUS_CHECK(input, start != kLfsPointer,
+                "safetensors {}: expected tensors; got a Git LFS pointer to them; run git lfs pull in its folder",
+                file.path());
+}
+
 int64_t header_bytes(const File& file, int64_t file_bytes) {
+  refuse_lfs_pointer(file);
   uint64_t n = 0;
   MOEBIUS_CHECK(input, file_bytes >= kPrefixBytes,
                 "safetensors {}: expected at least 8 bytes; got {}; the file is truncated, fetch it again", file.path(),

@@ -165,6 +165,11 @@ TEST(Safetensors, AcceptsPaddingEmptyTensorsAnywhereAndAnyOrder) {
   EXPECT_EQ(read[1], 'z');
 }
 
+TEST(SafetensorsRefuse, PointersOfGitLfs) {
+  refuse("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n",
+         "got a Git LFS pointer to them; run git");
+}
+
 TEST(SafetensorsRefuse, Sizes) {
   refuse("1234567", "expected at least 8 bytes; got 7");
   refuse(file_of("{}", "").substr(0, 9), "got 2");                    // header cut off

@@ -129,9 +129,18 @@ TokenIndex parse_token_index(std::string_view idx, int64_t bin_bytes, const std:
   return index;
 }
 
+void refuse_file_for_prefix(const std::string& name, const std::string& who) {
+  const size_t stem = name.size() - std::min<size_t>(name.size(), 4);
+  const std::string ending = name.substr(stem), prefix = name.substr(0, stem);
+  std::error_code unreadable;
+  MOEBIUS_CHECK(input, (ending != ".bin" && ending != ".idx") || !std::filesystem::exists(prefix + ".idx", unreadable),
+                "{}: expected the prefix of a dataset; got one of its files; leave {} out: {}", who, ending, prefix);
+}
+
 bool has_target_spans(const std::string& prefix) { return std::filesystem::exists(prefix + ".targets"); }
 
 TokenDataset TokenDataset::open(const std::string& prefix) {
+  refuse_file_for_prefix(prefix, "token dataset " + prefix);
   TokenDataset dataset;
   dataset.prefix_ = prefix;
   dataset.bin_ = File::open_read(prefix + ".bin");

@@ -40,6 +40,9 @@ struct TokenIndex {
 // token.
 TokenIndex parse_token_index(std::string_view idx, int64_t bin_bytes, const std::string& who);
 
+// Error{input} "WHO: ..." for PREFIX.bin or PREFIX.idx in the place of PREFIX, when that is a dataset.
+void refuse_file_for_prefix(const std::string& name, const std::string& who);
+
 bool has_target_spans(const std::string& prefix);  // whether there is a PREFIX.targets
 
 class TokenDataset {

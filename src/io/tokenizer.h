@@ -23,6 +23,8 @@ class Tokenizer {
   virtual int32_t eod_id() const = 0;  // ends a document; no text encodes to it, unless special tokens are parsed
   // Appends the ids of `text`. Pieces of a text may not encode to pieces of its ids.
   virtual void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const = 0;
+  // A special token that is spelled out in a text and that encode takes for its letters; empty: none.
+  virtual std::string_view unparsed_special(std::string_view /*text*/) const { return {}; }
   // The text; eod_id gives none. Error{usage} for an id outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
 };

@@ -1,19 +1,55 @@
 #include "model/device_support.h"
 
-#include <algorithm>
-
 #include "core/error.h"
+#include "ops/attention/attention_limits.h"
+#include "ops/norm/norm.h"
+#include "ops/routing/routing_cpu.h"
 
 namespace moebius {
+namespace {
 
-void check_device(const ModelSpec& m, DeviceKind device) {
+constexpr const char* kUseCpu = "set run.device = \"cpu\" (--device cpu)";
+
+// limit: "attention has kernels for heads of at most 256". key: as a recipe says the value. advice: what helps beside
+// another device, may be empty.
+void check_gpu_limit(int64_t value, int64_t most, const char* limit, const char* key, const std::string& advice = "") {
+  MOEBIUS_CHECK(usage, value <= most,
+                "run.device = \"cuda\" cannot be honoured: on a GPU {} at most {}; got {} = {}; {}{}", limit, most, key,
+                value, advice.empty() ? "" : advice + ", or ", kUseCpu);
+}
+
+void check_heads(const ModelSpec& m, const DeviceUse& use) {
+  constexpr const char* kWidth = "attention has kernels for heads of";
+  check_gpu_limit(m.head_dim, cuda::kMaxHeadWidth, kWidth,
+                  m.is_latent() ? "model.qk_nope_head_dim + qk_rope_head_dim" : "model.head_dim");
+  if (m.is_latent()) check_gpu_limit(m.v_head_dim, cuda::kMaxHeadWidth, kWidth, "model.v_head_dim");
+  check_gpu_limit(m.num_heads / use.tp, cuda::kMaxHeadsOrBatch, "attention has kernels for heads on a rank of",
+                  "model.num_attention_heads / parallel.tp", "raise parallel.tp");
+  check_gpu_limit(use.batch, cuda::kMaxHeadsOrBatch, "attention has kernels for sequences at a time of",
+                  "train.micro_batch", "use a smaller train.micro_batch (--batch)");
+}
+
+void check_norms(const ModelSpec& m, const DeviceUse& use) {
+  const auto check = [](int64_t width, const char* key, const std::string& advice = "") {
+    check_gpu_limit(width, kMaxGpuNormWidth, "norms have kernels for rows of", key, advice);
+  };
+  check(m.hidden_size, "model.hidden_size");
+  check(m.q_lora_rank, "model.q_lora_rank");
+  check(m.kv_lora_rank, "model.kv_lora_rank");
+  // Over tp ranks each norms its part, of any width.
+  if (m.qk_norm == QkNorm::whole && use.tp == 1)
+    check(m.q_size(), "model.num_attention_heads * head_dim with model.qk_norm = \"whole\"", "set parallel.tp");
+}
+
+}  // namespace
+
+void check_device(const ModelSpec& m, DeviceKind device, const DeviceUse& use) {
+  MOEBIUS_CHECK(usage, m.num_experts <= cpu::kMaxExperts,
+                "model.num_experts: the router has kernels for at most {} experts; got {}; use fewer", cpu::kMaxExperts,
+                m.num_experts);
   if (device != DeviceKind::cuda) return;
-  const int64_t width = std::max(m.head_dim, m.is_latent() ? m.v_head_dim : 0);
-  MOEBIUS_CHECK(
-      usage, width <= 256,
-      "run.device = \"cuda\" cannot be honoured: on a GPU attention has kernels for heads of at most 256; got "
-      "{}; set run.device = \"cpu\" (--device cpu)",
-      width);
+  check_heads(m, use);
+  check_norms(m, use);
 }
 
 }  // namespace moebius

@@ -134,6 +134,8 @@ class MoeRank {
     const std::vector<TokenRun> runs = token_runs(shape_, mesh_.shape(), mesh_.place());
     batch_.train_step = static_cast<uint64_t>(step_number);
     batch_.first_token = static_cast<uint64_t>(dp * T);
+    batch_.draw_2.ptr<int64_t>()[0] = step_number;
+    batch_.draw_2.ptr<int64_t>()[1] = dp * T;
     batch_.total_tokens = static_cast<double>(num_dp * T);
     for_each_row(runs, dp, [&](int64_t row, int64_t token) {
       for (int64_t d = 0; d < D; ++d) {

@@ -116,11 +116,12 @@ Tensor Router::router_input(Step& step, Tensor x_TD) const {
   if (!step.batch.training || balance_.jitter == 0) return x_TD;
   const Tensor y_TD = step.take(x_TD.shape, dtype_);
   for (const TokenRun& run : runs_) {
-    const uint64_t token = step.batch.first_token + static_cast<uint64_t>(run.token);
-    jitter(step.stream, {.y = y_TD.rows(run.row, run.row + run.count),
-                         .x = x_TD.rows(run.row, run.row + run.count),
-                         .rng = Rng(seed_, RngSite::jitter, step.batch.train_step, layer_),
-                         .first_index = token * static_cast<uint64_t>(D_),
+    jitter(step.stream, {.y_TD = y_TD.rows(run.row, run.row + run.count),
+                         .x_TD = x_TD.rows(run.row, run.row + run.count),
+                         .draw_2 = step.batch.draw_2,
+                         .row = run.token,
+                         .seed = seed_,
+                         .layer = layer_,
                          .eps = static_cast<float>(balance_.jitter)});
   }
   return y_TD;

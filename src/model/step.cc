@@ -21,6 +21,7 @@ void declare_micro_batch(MemoryPlan& plan, const BatchShape& shape, MicroBatch& 
   plan.declare(batch.pos_T, "positions", {T}, DType::i32, Life::batch);
   plan.declare(batch.doc_start_T, "doc_starts", {T}, DType::i32, Life::batch);
   plan.declare(batch.segment_T, "segments", {T}, DType::i32, Life::batch);
+  plan.declare(batch.draw_2, "draw", {2}, DType::i64, Life::batch);
 }
 
 }  // namespace moebius

@@ -54,6 +54,7 @@ struct MicroBatch : Targets {
   double total_tokens = 1.0;  // tokens of the global batch
   uint64_t train_step = 0;
   uint64_t first_token = 0;  // global index of row 0 inside the global batch
+  Tensor draw_2;             // i64, these two for who draws: a recorded step reads them anew; kept by the engine
   bool training = false;     // jitter, dropping and balance losses are on
 };
 

@@ -35,14 +35,13 @@ Optimizer::Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& 
 // square once.
 void Optimizer::measure_norm(Stream& s, StepStack& stack) const {
   fill_zero(s, sum_squares_1_);
-  for (const Moments& each : moments_) {
-    const int64_t n = each.param->owned.count;
-    if (n == 0 || each.param->spec.tied_copy) continue;
-    StackScope scope(stack);
-    sum_squares(s, {.sum_1 = sum_squares_1_,
-                    .partial_P = stack.take({SumSquares::num_partials(n)}, DType::f64),
-                    .x_n = owned_elements(*each.param, each.param->dw)});
-  }
+  std::vector<Tensor> gradients;
+  for (const Moments& each : moments_)
+    if (!each.param->spec.tied_copy) gradients.push_back(owned_elements(*each.param, each.param->dw));
+  StackScope scope(stack);
+  sum_squares(s, {.sum_1 = sum_squares_1_,
+                  .partial_P = stack.take({SumSquares::num_partials(gradients)}, DType::f64),
+                  .x = gradients});
   mesh_.group(Axis::world).all_reduce_sum(s, sum_squares_1_);
   clip_scale(s, {.norm_1 = norm_1_,
                  .scale_1 = scale_1_,
@@ -50,28 +49,31 @@ void Optimizer::measure_norm(Stream& s, StepStack& stack) const {
                  .clip = static_cast<float>(spec_.clip)});
 }
 
-void Optimizer::update(Stream& s, const Moments& moments, const OptimizerMove& move) const {
-  const Param& p = *moments.param;
-  if (p.owned.count == 0) return;
-  adamw(s, {.param_n = owned_elements(p, p.w),
-            .master_n = p.master(),
-            .m_n = moments.m,
-            .v_n = moments.v,
-            .grad_n = owned_elements(p, p.dw),
+void Optimizer::update(Stream& s, const OptimizerMove& move) const {
+  std::vector<AdamWTensors> tensors;
+  for (const Moments& each : moments_) {
+    const Param& p = *each.param;
+    tensors.push_back({.param_n = owned_elements(p, p.w),
+                       .master_n = p.master(),
+                       .m_n = each.m,
+                       .v_n = each.v,
+                       .grad_n = owned_elements(p, p.dw),
+                       .weight_decay = p.spec.decay ? static_cast<float>(spec_.weight_decay) : 0.0f});
+  }
+  adamw(s, {.tensors = tensors,
             .scale_1 = scale_1_,
             .schedule_2 = move.schedule_2,
             .lr = static_cast<float>(move.lr),
             .beta1 = static_cast<float>(spec_.beta1),
             .beta2 = static_cast<float>(spec_.beta2),
             .eps = static_cast<float>(spec_.eps),
-            .weight_decay = p.spec.decay ? static_cast<float>(spec_.weight_decay) : 0.0f,
             .step = move.train_step});
 }
 
 void Optimizer::step(Stream& s, StepStack& stack, const OptimizerMove& move) {
   exchange_.reduce(s);
   measure_norm(s, stack);
-  for (const Moments& each : moments_) update(s, each, move);
+  update(s, move);
   exchange_.weights_changed(s);
 }
 

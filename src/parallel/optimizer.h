@@ -53,7 +53,7 @@ class Optimizer {
 
  private:
   void measure_norm(Stream& s, StepStack& stack) const;
-  void update(Stream& s, const Moments& moments, const OptimizerMove& move) const;
+  void update(Stream& s, const OptimizerMove& move) const;
 
   OptimizerSpec spec_;
   const Mesh& mesh_;

@@ -1,6 +1,6 @@
-// Named workloads, timed on a device: after warm-up the median of several runs, with a checksum of what was computed
-// beside the value that plain loops in double give for it. A checksum that is off is Error{numerics}: a wrong kernel
-// has no speed.
+// Named workloads, timed on a device: after warm-up the median of several runs, with elements of what was computed
+// compared with what plain loops in double give for them (train/bench_check.h). Elements that are off are
+// Error{numerics}: a wrong kernel has no speed.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,11 @@ struct BenchLine {
   std::string name;
   double median_ms = 0, min_ms = 0;
   int64_t runs = 0;
-  Cost cost;                          // of one run
-  double roofline_ms = 0;             // the least time at the ceilings measured beside: ops one after the other
-  double checksum = 0, expected = 0;  // sums over sampled outputs
+  Cost cost;                             // of one run
+  double roofline_ms = 0;                // the least time at the ceilings measured beside: ops one after the other
+  double checksum = 0, expected = 0;     // sums over sampled outputs
+  std::map<std::string, double> errors;  // of the sampled outputs, relative, by the name of the result: "dx"
+  double largest_error() const;
   double gflops_per_s() const { return cost.flops / (median_ms * 1e6); }
   double gbytes_per_s() const { return cost.bytes / (median_ms * 1e6); }
 };
@@ -35,6 +37,14 @@ struct BenchReport {
   std::vector<BenchLine> lines;
   Ceilings ceilings;
   int64_t kept_bytes = 0;  // moe-layer: held from forward to backward: x, the pre-activations, logits and the route
+  std::map<std::string, OpTotal> ops;  // moe-layer with profile: of profiled_runs forward and backward passes
+  int64_t profiled_runs = 0;
+};
+
+// Which keys a query of bench_attention sees besides being causal.
+struct BenchMask {
+  int64_t window = 0;     // the last so many; 0: all
+  int64_t documents = 1;  // of one length in each sequence, which they divide
 };
 
 struct BenchSpec {
@@ -44,12 +54,14 @@ struct BenchSpec {
   double scale = 1.0;  // of the sizes, for tests: 1/16 makes every workload tiny
   std::string shape = "bench-cpu";
   BenchRouting routing;
+  BenchMask mask;        // attention
+  bool profile = false;  // moe-layer: every op by itself as well
 };
 
 // Matrix rates in bf16 and f32: our gemm, [2048, 2048] x [2048, 2048]^T on the CPU and 8192 on a GPU; on the CPU also
 // one call of oneDNN with as many threads.
 BenchReport bench_gemm(const BenchSpec& spec);
-// Causal attention of the shape's heads, bf16. Error{usage} for a shape without.
+// Causal attention of the shape's heads, bf16; operations are those of the keys seen.
 BenchReport bench_attention(const BenchSpec& spec);
 // Each op of the experts, bf16.
 BenchReport bench_experts(const BenchSpec& spec);
@@ -75,6 +87,7 @@ struct StepBench {
   double first_loss = 0, last_loss = 0;  // the first is log(vocabulary) but for the noise of the initial weights
   int64_t planned_bytes = 0, predicted_bytes = 0, peak_bytes = 0;  // predicted: of a GPU, before the plan is bound
   std::map<std::string, OpTotal> ops;                              // of all timed steps, with profile
+  std::string slow_paths;    // which ops of the steps have slower kernels, as Engine says it
   std::string masters_hash;  // XXH3-128 of the master weights after the last step, when asked for
   double mfu() const { return model_tflops / datasheet_tflops; }
   double ratio_to_roofline() const { return roofline_s / median_s; }

@@ -8,6 +8,7 @@
 #include "model/dispatcher.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/permute.h"
+#include "train/bench_check.h"
 #include "train/bench_timing.h"
 
 namespace moebius {
@@ -95,19 +96,15 @@ class DispatchRank {
   // Experts return their rows, each of its etp ranks: y = etp x sum of the weights, in double.
   void check_y() {
     BenchLine line{.name = "dispatch"};
-    double sum_of_weights = 0, largest = 0;
+    BenchSample sample;
+    double sum_of_weights = 0;
     for (int64_t k = 0; k < shape_.K; ++k) sum_of_weights += weight_of(k, shape_.K);
     const double factor = sum_of_weights * static_cast<double>(mesh_.shape().etp);
-    const std::vector<int64_t> tokens = sampled(shape_.T()), columns = sampled(shape_.D);
-    for (const int64_t t : tokens) {
+    for (const int64_t t : sampled(shape_.T())) {
       const HostRows x(s_, x_TD_, t, 1), y(s_, y_TD_, t, 1);
-      for (const int64_t d : columns) {
-        line.checksum += y.at(t, d);
-        line.expected += factor * x.at(t, d);
-        largest = std::max(largest, std::abs(factor * x.at(t, d)));
-      }
+      for (int64_t d = 0; d < shape_.D; ++d) sample.add(y.at(t, d), factor * x.at(t, d));
     }
-    check_sum(line, rounding(DType::bf16, static_cast<double>(tokens.size() * columns.size()), largest));
+    check_sample(line, "y", sample, kBf16Tolerance);
   }
 
  private:

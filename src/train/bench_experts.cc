@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "ops/experts/experts.h"
+#include "train/bench_check.h"
 #include "train/bench_timing.h"
 
 namespace moebius {
@@ -54,13 +55,42 @@ double down_element(Stream& s, const Experts& c, int64_t r, int64_t i) {
   return dot(HostRows(s, c.w2_eDF, w, 1), w, HostRows(s, c.a_RF, r, 1), r);
 }
 
-// dweight = <w2^T dout, a> = <dout, w2 a>, from a as it was rounded.
-double dweight_element(Stream& s, const Experts& c, int64_t r) {
+// a from h as it was rounded.
+double a_element(Stream& s, const Experts& c, int64_t r, int64_t f) {
+  const HostRows h(s, c.h_R2F, r, 1);
+  return SwigluAt(h.at(r, f), h.at(r, c.shape.F + f)).a;
+}
+
+// w2^T dout of row r.
+std::vector<double> da_of_row(Stream& s, const Experts& c, int64_t r) {
   const int64_t D = c.shape.D, first = c.expert_of(r) * D, t = c.token_of(r);
-  const HostRows w2_DF(s, c.w2_eDF, first, D), a(s, c.a_RF, r, 1), dout(s, c.dout_TD, t, 1);
-  double sum = 0;
-  for (int64_t i = 0; i < D; ++i) sum += dout.at(t, i) * dot(w2_DF, first + i, a, r);
-  return sum;
+  const HostRows w2_DF(s, c.w2_eDF, first, D), dout(s, c.dout_TD, t, 1);
+  std::vector<double> da_F(c.shape.F);
+  for (int64_t i = 0; i < D; ++i) w2_DF.add_to(da_F, dout.at(t, i), first + i);
+  return da_F;
+}
+
+// All that d_expert_down gives of a few rows, from h as it was rounded.
+void check_d_down(Stream& s, BenchLine& line, const Experts& c) {
+  const int64_t F = c.shape.F;
+  BenchSample dh, sa, dweight;
+  for (const int64_t r : sampled(c.shape.R())) {
+    const std::vector<double> da_F = da_of_row(s, c, r);
+    const HostRows h(s, c.h_R2F, r, 1), got_dh(s, c.dh_R2F, r, 1), got_sa(s, c.sa_RF, r, 1);
+    const double weight = HostRows(s, c.weight_R.view({c.shape.R(), 1}), r, 1).at(r, 0);
+    double sum = 0;
+    for (int64_t f = 0; f < F; ++f) {
+      const SwigluAt at(h.at(r, f), h.at(r, F + f));
+      dh.add(got_dh.at(r, f), weight * da_F[f] * at.by_gate);
+      dh.add(got_dh.at(r, F + f), weight * da_F[f] * at.by_up);
+      sa.add(got_sa.at(r, f), weight * at.a);
+      sum += da_F[f] * at.a;
+    }
+    dweight.add(HostRows(s, c.dweight_R.view({c.shape.R(), 1}), r, 1).at(r, 0), sum);
+  }
+  check_sample(line, "dh", dh, kBf16Tolerance);
+  check_sample(line, "sa", sa, kBf16Tolerance);
+  check_sample(line, "dweight", dweight, kBf16Tolerance);
 }
 
 double d_up_element(Stream& s, const Experts& c, int64_t r, int64_t i) {
@@ -78,18 +108,15 @@ int64_t time_op(BenchDevice& device, BenchTensors& tensors, BenchLine& line, Op 
   return device.time(line, [&] { run(device.stream(), op); });
 }
 
-// A sum over a few elements of the output against plain loops; magnitude: of one.
-void check_elements(Stream& s, BenchLine& line, const Tensor& out_RN, double magnitude,
+// A few elements of the output against plain loops.
+void check_elements(Stream& s, BenchLine& line, const char* result, const Tensor& out_RN,
                     const std::function<double(int64_t, int64_t)>& expected) {
-  const std::vector<int64_t> rows = sampled(out_RN.dim(0)), columns = sampled(out_RN.dim(1));
-  for (const int64_t r : rows) {
+  BenchSample sample;
+  for (const int64_t r : sampled(out_RN.dim(0))) {
     const HostRows row(s, out_RN, r, 1);
-    for (const int64_t n : columns) {
-      line.checksum += row.at(r, n);
-      line.expected += expected(r, n);
-    }
+    for (const int64_t n : sampled(out_RN.dim(1))) sample.add(row.at(r, n), expected(r, n));
   }
-  check_sum(line, rounding(DType::bf16, static_cast<double>(rows.size() * columns.size()), magnitude));
+  check_sample(line, result, sample, kBf16Tolerance);
 }
 
 // The expert with the fewest rows.
@@ -114,20 +141,17 @@ void check_wgrad(Stream& s, BenchLine& line, const Experts& c, const ExpertWgrad
   const int64_t begin = c.index.offsets_E1[e], end = c.index.offsets_E1[e + 1];
   const HostRows left = wgrad_side(s, c, a.left_RM, a.gather_left, begin, end);
   const HostRows right = wgrad_side(s, c, a.right_RN, a.gather_right, begin, end);
-  double magnitude = 0;
+  BenchSample sample;
   for (const int64_t m : sampled(M)) {
     const HostRows row(s, a.dw_eMN, e * M + m, 1);
     for (const int64_t n : sampled(row.columns())) {
-      line.checksum += row.at(e * M + m, n);
-      for (int64_t r = begin; r < end; ++r) {
-        const double product = left.at(a.gather_left ? c.token_of(r) : r, m) *
-                               right.at(a.gather_right ? c.token_of(r) : r, n) * static_cast<double>(calls);
-        line.expected += product;
-        magnitude += std::abs(product);
-      }
+      double sum = 0;
+      for (int64_t r = begin; r < end; ++r)
+        sum += left.at(a.gather_left ? c.token_of(r) : r, m) * right.at(a.gather_right ? c.token_of(r) : r, n);
+      sample.add(row.at(e * M + m, n), sum * static_cast<double>(calls));
     }
   }
-  check_sum(line, 1e-4 * magnitude);
+  check_sample(line, "dw", sample, kF32SumTolerance);
 }
 
 // The ops of one bench, in the order of a layer; each line is checked once its op has run.
@@ -142,14 +166,15 @@ class ExpertOps {
     BenchLine line{.name = "expert_up"};
     const ExpertUp op{.h_R2F = c_.h_R2F, .a_RF = c_.a_RF, .x_TD = c_.x_TD, .w1_e2FD = c_.w1_e2FD, .rows = c_.rows};
     time_op(device_, tensors_, line, op, expert_up);
-    check_elements(s(), line, c_.h_R2F, 1.0, [&](int64_t r, int64_t j) { return up_element(s(), c_, r, j); });
+    check_elements(s(), line, "h", c_.h_R2F, [&](int64_t r, int64_t j) { return up_element(s(), c_, r, j); });
+    check_elements(s(), line, "a", c_.a_RF, [&](int64_t r, int64_t f) { return a_element(s(), c_, r, f); });
     return line;
   }
   BenchLine down() {
     BenchLine line{.name = "expert_down"};
     const ExpertDown op{.y_RD = c_.y_RD, .a_RF = c_.a_RF, .w2_eDF = c_.w2_eDF, .rows = own_};
     time_op(device_, tensors_, line, op, expert_down);
-    check_elements(s(), line, c_.y_RD, 1.0, [&](int64_t r, int64_t i) { return down_element(s(), c_, r, i); });
+    check_elements(s(), line, "y", c_.y_RD, [&](int64_t r, int64_t i) { return down_element(s(), c_, r, i); });
     return line;
   }
   BenchLine d_down() {
@@ -163,15 +188,14 @@ class ExpertOps {
                          .weight_R = c_.weight_R,
                          .rows = c_.rows};
     time_op(device_, tensors_, line, op, d_expert_down);
-    check_elements(s(), line, c_.dweight_R.view({c_.shape.R(), 1}), std::sqrt(static_cast<double>(c_.shape.D)),
-                   [&](int64_t r, int64_t) { return dweight_element(s(), c_, r); });
+    check_d_down(s(), line, c_);
     return line;
   }
   BenchLine d_up() {
     BenchLine line{.name = "d_expert_up"};
     const DExpertUp op{.dx_RD = c_.dx_RD, .dh_R2F = c_.dh_R2F, .w1_e2FD = c_.w1_e2FD, .rows = own_};
     time_op(device_, tensors_, line, op, d_expert_up);
-    check_elements(s(), line, c_.dx_RD, 2.0, [&](int64_t r, int64_t i) { return d_up_element(s(), c_, r, i); });
+    check_elements(s(), line, "dx", c_.dx_RD, [&](int64_t r, int64_t i) { return d_up_element(s(), c_, r, i); });
     return line;
   }
   BenchLine wgrad_w2() {

@@ -1,304 +1,102 @@
-#include <algorithm>
-#include <cmath>
+#include <functional>
+#include <optional>
 
-#include "model/dispatcher_local.h"
-#include "model/moe.h"
-#include "ops/elementwise/elementwise.h"
-#include "ops/experts/experts.h"
+#include "train/bench_moe_check.h"
+#include "train/bench_moe_layer.h"
 #include "train/bench_timing.h"
 
 namespace moebius {
 namespace {
 
-ModelSpec moe_model(const BenchShape& shape) {
-  ModelSpec m;
-  m.hidden_size = shape.D;
-  m.moe_intermediate_size = shape.F;
-  m.num_experts = shape.E;
-  m.top_k = shape.K;
-  m.norm_topk_prob = true;
-  m.initializer_range = 1.0 / std::sqrt(static_cast<double>(shape.D));
-  return m;
-}
-
-const Param& param_named(const ParamTable& params, const std::string& name) {
-  for (const Param& p : params.all()) {
-    if (p.spec.name == name) return p;
-  }
-  MOEBIUS_FAIL(internal, "bench: no parameter {}", name);
-}
-
-// An expert op with scratch from the step stack.
-template <class Op>
-void run(Step& step, Op op, void (*body)(Stream&, const Op&)) {
-  StackScope scope(step.stack);
-  op.scratch = step.take_bytes(Op::scratch_bytes(op, step.stream));
-  body(step.stream, op);
-}
-
-// A layer with its memory. With its router it is Moe as a model runs it; without, what Moe does past its logits.
-class Layer {
+// One layer, and the lines of its report.
+class MoeBench {
  public:
-  Layer(const BenchShape& shape, DeviceKind device, ThreadPool& pool)
-      : shape_(shape),
-        target_(device),
-        moe_(params_, plan_, "mlp", moe_model(shape), BalanceSpec{}, DType::bf16, mesh_, batch_shape(), /*layer=*/0,
-             /*seed=*/0),
-        w1_(param_named(params_, "mlp.experts.gate_up_proj")),
-        w2_(param_named(params_, "mlp.experts.down_proj")) {
-    moe_.declare_saved(plan_, "moe", saved_);
-    declare_micro_batch(plan_, batch_shape(), batch_);
-    for (Tensor* t : {&x_TD, &y_TD, &dx_TD, &dy_TD})
-      plan_.declare(*t, "activation", {shape.T(), shape.D}, DType::bf16, Life::saved);
-    plan_.declare(load_E_, "load", {shape.E}, DType::i64, Life::metrics);
-    plan_.declare(dropped_1_, "dropped", {1}, DType::i64, Life::metrics);
-    plan_.bind(device, stack_bytes(pool));
-  }
-  Layer(const Layer&) = delete;
-
-  // Inputs and weights, at random; the router reads its logits off x, so that its choice is the route asked for.
-  void fill(Stream& s, const BenchRoute& route) {
-    params_.init(s, 1);
-    fill_normal_TD(s, x_TD, 1);
-    fill_normal_TD(s, dy_TD, 2);
-    if (route.logits_TE.empty()) return upload_route(s, route);
-    std::vector<bf16> x(x_TD.numel());
-    copy_to_host(s, x.data(), x_TD.data, x_TD.num_bytes());
-    const int64_t D = shape_.D, E = shape_.E;
-    for (int64_t t = 0; t < shape_.T(); ++t) {
-      for (int64_t e = 0; e < E; ++e) x[t * D + e] = to_bf16(route.logits_TE[t * E + e]);
-    }
-    copy_to_device(s, x_TD.data, x.data(), x_TD.num_bytes());
-    std::vector<float> identity(E * D);
-    for (int64_t e = 0; e < E; ++e) identity[e * D + e] = 1;
-    const Tensor gate = param_named(params_, "mlp.gate.weight").w;
-    copy_to_device(s, gate.data, identity.data(), gate.num_bytes());
-    synchronize(s);
+  MoeBench(const BenchSpec& spec, const BenchShape& shape)
+      : spec_(spec),
+        shape_(shape),
+        device_(spec),
+        report_{.ceilings = device_.measure_ceilings(spec.scale)},
+        layer_(shape, spec.device, device_.pool()) {
+    const BenchRoute route = bench_route(shape, spec.routing);
+    is_routable_ = !route.logits_TE.empty();
+    layer_.fill(s(), route);
+    report_.kept_bytes = layer_.kept_bytes();
   }
 
-  void forward_router(Stream& s) {
-    with_step(s, [&](Step& step) { moe_.forward(step, y_TD, x_TD, saved_); });
+  BenchReport run() {
+    if (is_routable_)  // first: it leaves the logits
+      add_pair(
+          true, [&](Stream& on) { layer_.forward_router(on); }, [&](Stream& on) { layer_.backward_router(on); });
+    const Pass forward = [&](Stream&on) { layer_.forward(on, is_routable_); },
+               backward = [&](Stream&on) { layer_.backward(on); };
+    add_pair(false, forward, backward);
+    if (spec_.profile) profile(both(forward, backward));
+    return report_;
   }
-  void backward_router(Stream& s) {
-    with_step(s, [&](Step& step) {
-      moe_.backward_input(step, dx_TD, dy_TD, saved_);
-      moe_.backward_weight(step, saved_);
-    });
-  }
-  void forward(Stream& s, bool choose) {
-    with_step(s, [&](Step& step) {
-      if (choose) route_tokens(step);
-      experts_forward(step);
-    });
-  }
-  void backward(Stream& s) {
-    with_step(s, [&](Step& step) { experts_backward(step); });
-  }
-
-  int64_t kept_bytes() const {
-    const Route& r = saved_.router.route;
-    int64_t bytes = 0;
-    const std::initializer_list<Tensor> kept{
-        x_TD,       saved_.h_R2F, saved_.router.logits_TE, r.topk_TK,    r.weight_TK,
-        r.counts_E, r.offsets_E1, r.row_token_R,           r.row_pair_R, r.pair_row_TK};
-    for (const Tensor& t : kept) bytes += t.num_bytes();
-    return bytes;
-  }
-  double y_sum(Stream& s, int64_t t) const {
-    const HostRows y(s, y_TD, t, 1);
-    double sum = 0;
-    for (const int64_t i : sampled(shape_.D)) sum += y.at(t, i);
-    return sum;
-  }
-  // The same elements of  sum over k of weight * W2 swiglu(W1 x)  by the route that the layer has.
-  double expected_y_sum(Stream& s, int64_t t) const;
-
-  Tensor x_TD, y_TD, dx_TD, dy_TD;
 
  private:
-  BatchShape batch_shape() const { return {.batch = shape_.batch, .seq = shape_.seq}; }
-  void fill_normal_TD(Stream& s, const Tensor& t, uint32_t key) const {
-    fill_normal(s, {.x = t, .rng = Rng(1, RngSite::bench, 0, key)});
+  using Pass = std::function<void(Stream&)>;
+  static Pass both(const Pass& forward, const Pass& backward) {
+    return [&](Stream& on) {
+      forward(on);
+      backward(on);
+    };
   }
-  template <class Body>
-  void with_step(Stream& s, Body body) {
-    StepStack null_stack(DeviceKind::null, nullptr, 0);
-    StepStack& stack = s.device() == DeviceKind::null ? null_stack : plan_.stack();
-    StackScope scope(stack);
-    Step step{s, stack, batch_};
-    body(step);
-    high_water_ = std::max(high_water_, stack.high_water());
-  }
-  int64_t stack_bytes(ThreadPool& pool) {
-    Stream s(DeviceKind::null, pool, nullptr, target_);
-    forward_router(s);
-    backward_router(s);
-    forward(s, true);
-    backward(s);
-    return high_water_;
-  }
-  void upload_route(Stream& s, const BenchRoute& route);
-  void route_tokens(Step& step);
-  void experts_forward(Step& step);
-  void experts_backward(Step& step);
+  Stream& s() { return device_.stream(); }
 
+  void add_pair(bool with_router, const Pass& forward, const Pass& backward) {
+    const double flops = static_cast<double>(6 * shape_.R() * shape_.D * shape_.F);
+    const std::string suffix = with_router ? "_router" : "";
+    add_line({.name = "moe_layer_fwd" + suffix, .cost = {flops, 0}}, forward);
+    BenchLine& line = add_line({.name = "moe_layer_fwd_bwd" + suffix, .cost = {3 * flops, 0}}, both(forward, backward));
+    check_->dx(s(), line, layer_.dx_TD, with_router);
+    check_->dw(s(), line, layer_.dw1_e2FD(), layer_.dw2_eDF(), calls_);
+  }
+
+  BenchLine& add_line(BenchLine line, const Pass& body) {
+    const std::vector<Cost> ops = costs_of(spec_.device, device_.pool(), body);
+    for (const Cost& op : ops) line.cost.bytes += op.bytes;
+    line.roofline_ms = roofline_ms(ops, report_.ceilings);
+    layer_.clear(s());
+    calls_ = device_.time(line, [&] { body(s()); });
+    if (!check_) check_.emplace(s(), inputs());
+    check_->y(s(), line, layer_.y_TD);
+    return report_.lines.emplace_back(line);
+  }
+
+  // Once the layer has chosen: all lines have one route.
+  MoeInputs inputs() const {
+    return {.shape = shape_,
+            .is_routed = is_routable_,
+            .x_TD = layer_.x_TD,
+            .dy_TD = layer_.dy_TD,
+            .w1_e2FD = layer_.w1_e2FD(),
+            .w2_eDF = layer_.w2_eDF(),
+            .topk_TK = layer_.topk_TK()};
+  }
+
+  void profile(const Pass& body) {
+    report_.profiled_runs = report_.lines.back().runs;
+    report_.ops = device_.profile(report_.profiled_runs, body);
+  }
+
+  BenchSpec spec_;
   BenchShape shape_;
-  DeviceKind target_;
-  MemoryPlan plan_;
-  ParamTable params_{plan_, ModelUse::gradients};
-  Mesh mesh_{MeshShape{}};
-  MicroBatch batch_;
-  Moe moe_;
-  const Param &w1_, &w2_;
-  Moe::Saved saved_;
-  Tensor load_E_, dropped_1_;
-  LocalDispatcher dispatcher_{{.num_experts = shape_.E, .top_k = shape_.K}};
-  int64_t high_water_ = 0;
+  BenchDevice device_;
+  BenchReport report_;
+  BenchMoeLayer layer_;
+  bool is_routable_ = false;
+  std::optional<MoeCheck> check_;
+  int64_t calls_ = 0;  // of the last line
 };
-
-// A route that no router would choose, with equal weights.
-void Layer::upload_route(Stream& s, const BenchRoute& route) {
-  const BenchRows rows = bench_rows(shape_, route.topk_TK);
-  std::vector<int32_t> counts(shape_.E);
-  for (int64_t e = 0; e < shape_.E; ++e) counts[e] = rows.offsets_E1[e + 1] - rows.offsets_E1[e];
-  const std::vector<float> weight(shape_.R(), 1.0f / static_cast<float>(shape_.K));
-  const Route& r = saved_.router.route;
-  const auto upload = [&](const Tensor& to, const auto& from) {
-    copy_to_device(s, to.data, from.data(), to.num_bytes());
-  };
-  upload(r.topk_TK, route.topk_TK);
-  upload(r.weight_TK, weight);
-  upload(r.counts_E, counts);
-  upload(r.offsets_E1, rows.offsets_E1);
-  upload(r.row_token_R, rows.row_token_R);
-  upload(r.row_pair_R, rows.row_pair_R);
-  upload(r.pair_row_TK, rows.pair_row_TK);
-  synchronize(s);
-}
-
-// From the logits that the last forward pass with the router left.
-void Layer::route_tokens(Step& step) {
-  const RouteRule rule{.normalize = true};
-  StackScope scope(step.stack);
-  const int64_t bytes = RouteFwd::scratch_bytes(shape_.T(), shape_.E, shape_.K, rule, step.stream);
-  route_fwd(step.stream, {.route = saved_.router.route,
-                          .load_E = load_E_,
-                          .dropped_1 = dropped_1_,
-                          .scratch = step.take_bytes(bytes),
-                          .logits_TE = saved_.router.logits_TE,
-                          .rule = rule});
-}
-
-void Layer::experts_forward(Step& step) {
-  StackScope scope(step.stack);
-  dispatcher_.announce(step, saved_.router.route, saved_.delivery);
-  const Dispatched in = dispatcher_.dispatch(step, x_TD, saved_.delivery);
-  const Tensor a_RF = step.take({shape_.R(), shape_.F}, DType::bf16),
-               y_RD = step.take({shape_.R(), shape_.D}, DType::bf16);
-  run(step, ExpertUp{.h_R2F = saved_.h_R2F, .a_RF = a_RF, .x_TD = in.source, .w1_e2FD = w1_.w, .rows = in.rows},
-      expert_up);
-  run(step, ExpertDown{.y_RD = y_RD, .a_RF = a_RF, .w2_eDF = w2_.w, .rows = {.offsets_e1 = in.rows.offsets_e1}},
-      expert_down);
-  dispatcher_.combine(step, y_TD, y_RD, saved_.delivery);
-}
-
-void Layer::experts_backward(Step& step) {
-  const int64_t T = shape_.T(), R = shape_.R(), D = shape_.D, F = shape_.F;
-  const Tensor dh_R2F = step.take({R, 2 * F}, DType::bf16), sa_RF = step.take({R, F}, DType::bf16),
-               dweight_R = step.take({R}, DType::f32), dweight_TK = step.take({T, shape_.K}, DType::f32),
-               dx_RD = step.take({R, D}, DType::bf16);
-  const Dispatched grads = dispatcher_.combine_bwd(step, dy_TD, saved_.delivery);
-  const Rows own{.offsets_e1 = grads.rows.offsets_e1};
-  run(step,
-      DExpertDown{.dh_R2F = dh_R2F,
-                  .sa_RF = sa_RF,
-                  .dweight_R = dweight_R,
-                  .dout_TD = grads.source,
-                  .w2_eDF = w2_.w,
-                  .h_R2F = saved_.h_R2F,
-                  .weight_R = grads.weight_R,
-                  .rows = grads.rows},
-      d_expert_down);
-  run(step, DExpertUp{.dx_RD = dx_RD, .dh_R2F = dh_R2F, .w1_e2FD = w1_.w, .rows = own}, d_expert_up);
-  dispatcher_.dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, saved_.delivery);
-  run(step,
-      ExpertWgrad{
-          .dw_eMN = w2_.dw, .left_RM = grads.source, .right_RN = sa_RF, .gather_left = true, .rows = grads.rows},
-      expert_wgrad);
-  run(step,
-      ExpertWgrad{.dw_eMN = w1_.dw, .left_RM = dh_R2F, .right_RN = x_TD, .gather_right = true, .rows = grads.rows},
-      expert_wgrad);
-}
-
-double Layer::expected_y_sum(Stream& s, int64_t t) const {
-  const int64_t D = shape_.D, F = shape_.F, K = shape_.K;
-  const HostRows topk(s, saved_.router.route.topk_TK, t, 1), weight(s, saved_.router.route.weight_TK, t, 1),
-      x(s, x_TD, t, 1);
-  double sum = 0;
-  for (int64_t k = 0; k < K; ++k) {
-    const int64_t e = static_cast<int64_t>(topk.at(t, k)), first = e * 2 * F;
-    const HostRows w1_2FD(s, w1_.w, first, 2 * F);
-    std::vector<double> a(F);
-    for (int64_t f = 0; f < F; ++f) {
-      const double gate = dot(w1_2FD, first + f, x, t), up = dot(w1_2FD, first + F + f, x, t);
-      a[f] = gate / (1 + std::exp(-gate)) * up;
-    }
-    for (const int64_t i : sampled(D)) {
-      const HostRows w2(s, w2_.w, e * D + i, 1);
-      for (int64_t f = 0; f < F; ++f) sum += weight.at(t, k) * w2.at(e * D + i, f) * a[f];
-    }
-  }
-  return sum;
-}
-
-void check_y(Stream& s, const Layer& layer, const BenchShape& shape, BenchLine& line) {
-  for (const int64_t t : {int64_t{0}, shape.T() / 2}) {
-    line.checksum += layer.y_sum(s, t);
-    line.expected += layer.expected_y_sum(s, t);
-  }
-  // Outputs are no larger than about sqrt(F / D); rounding of h and a to bf16 moves each by a few units as well.
-  const double magnitude = std::max(1.0, std::sqrt(static_cast<double>(shape.F) / static_cast<double>(shape.D)));
-  check_sum(line, 4 * rounding(DType::bf16, 8.0, magnitude));
-}
 
 }  // namespace
 
 BenchReport bench_moe_layer(const BenchSpec& spec) {
   const BenchShape shape = bench_shape(spec.shape, spec.scale);
-  MOEBIUS_CHECK(usage, shape.E <= shape.D, "bench moe-layer: more experts than the width of the model");
-  BenchDevice device(spec);
-  Stream& s = device.stream();
-  BenchReport report{.ceilings = device.measure_ceilings(spec.scale)};
-  Layer layer(shape, spec.device, device.pool());
-  const BenchRoute route = bench_route(shape, spec.routing);
-  const bool routable = !route.logits_TE.empty();
-  layer.fill(s, route);
-  report.kept_bytes = layer.kept_bytes();
-  const double flops = static_cast<double>(6 * shape.R() * shape.D * shape.F);
-
-  using Pass = std::function<void(Stream&)>;
-  const auto add_line = [&](const std::string& name, double model_flops, const Pass& body) {
-    BenchLine line{.name = name, .cost = {model_flops, 0}};
-    const std::vector<Cost> ops = costs_of(spec.device, device.pool(), body);
-    for (const Cost& op : ops) line.cost.bytes += op.bytes;
-    line.roofline_ms = roofline_ms(ops, report.ceilings);
-    device.time(line, [&] { body(s); });
-    check_y(s, layer, shape, line);
-    report.lines.push_back(line);
-  };
-  const auto add_pair = [&](const std::string& suffix, const Pass& forward, const Pass& backward) {
-    add_line("moe_layer_fwd" + suffix, flops, forward);
-    add_line("moe_layer_fwd_bwd" + suffix, 3 * flops, [&](Stream& on) {
-      forward(on);
-      backward(on);
-    });
-  };
-  if (routable)  // first: it leaves the logits
-    add_pair(
-        "_router", [&](Stream& on) { layer.forward_router(on); }, [&](Stream& on) { layer.backward_router(on); });
-  add_pair(
-      "", [&](Stream& on) { layer.forward(on, routable); }, [&](Stream& on) { layer.backward(on); });
-  return report;
+  MOEBIUS_CHECK(usage, shape.E < shape.D,
+                "bench moe-layer: expected fewer experts than the width of the model, {}; got {}", shape.D, shape.E);
+  return MoeBench(spec, shape).run();
 }
 
 }  // namespace moebius

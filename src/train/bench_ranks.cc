@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "train/bench_batch.h"
-#include "train/engine.h"
 
 namespace moebius {
 namespace {
@@ -33,6 +32,8 @@ double slowest(Group& world, double seconds, ThreadPool& pool) {
 
 }  // namespace
 
+int64_t warm_up_steps(DeviceKind device) { return device == DeviceKind::cuda ? 3 : 1; }
+
 RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& world) {
   MOEBIUS_CHECK(usage, steps >= 1, "bench step: expected at least 1 step; got {}", steps);
   EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, world.size()));
@@ -43,7 +44,7 @@ RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& wor
   RanksBench r{.ranks = world.size(), .steps = steps, .tokens = run.train.global_batch * run.train.seq_len};
   r.links = engine.links_text();
   r.planned_bytes = engine.plan().total_bytes();
-  const int64_t warm_up = run.device == DeviceKind::cuda ? 3 : 1;  // two go op by op, the third is recorded
+  const int64_t warm_up = warm_up_steps(run.device);
   for (int64_t step = 1; step <= warm_up; ++step) {
     const double loss = train_step(engine, run, step);
     if (step == 1) r.first_loss = loss;
@@ -60,6 +61,7 @@ RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& wor
     r.of_last_step = gather_ranks(
         engine, {.passes_s = engine.passes_seconds(), .optimizer_s = engine.optimizer_seconds()}, comm, {});
   }
+  r.slow_paths = engine.slow_paths_text();
   engine.look_at_memory();
   r.peak_bytes = engine.peak_bytes();
   r.median_s = median(seconds);

@@ -13,7 +13,8 @@ struct BenchShape {
   int64_t batch = 0, seq = 0;      // sequences and their length
   int64_t D = 0, F = 0;            // widths of the model and of an expert
   int64_t E = 0, K = 0;            // experts here, and of a token
-  int64_t H = 0, G = 0, head = 0;  // query heads, kv heads and their size; no heads: not an attention of this kind
+  int64_t H = 0, G = 0, head = 0;  // query heads, kv heads and their width
+  int64_t v_head = 0;              // width of values
   int64_t T() const { return batch * seq; }
   int64_t R() const { return T() * K; }
 };

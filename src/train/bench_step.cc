@@ -5,6 +5,7 @@
 #include "ops/gemm/gemm.h"
 #include "train/bench_batch.h"
 #include "train/bench_peak.h"
+#include "train/bench_ranks.h"
 #include "train/bench_timing.h"
 #include "train/engine.h"
 
@@ -115,7 +116,7 @@ StepBench bench_step(const RunSpec& run, const StepBenchOptions& options) {
   if (!on_gpu) rate.emplace(engine.spec().threads);
   r.planned_bytes = engine.plan().total_bytes();
   if (on_gpu) r.predicted_bytes = engine.device_memory().total_bytes();
-  const int64_t warm_up = on_gpu ? 2 : 1;  // first touch of memory and kernels; on a GPU the step is then recorded
+  const int64_t warm_up = warm_up_steps(run.device);
   for (int64_t step = 1; step <= warm_up; ++step) {
     const double loss = train_step(engine, run, step);
     if (step == 1) r.first_loss = loss;
@@ -129,6 +130,7 @@ StepBench bench_step(const RunSpec& run, const StepBenchOptions& options) {
     seconds.push_back((now_us() - begin) / 1e6);
     if (rate) rate->measure();
   }
+  r.slow_paths = engine.slow_paths_text();
   engine.look_at_memory();
   r.peak_bytes = engine.peak_bytes();
   r.median_s = median(seconds);

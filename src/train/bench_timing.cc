@@ -1,12 +1,23 @@
 #include "train/bench_timing.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm.h"
 
 namespace moebius {
+namespace {
+
+// A card at its power limit is slower the more it did in the second before: every line begins alike.
+void rest(Stream& s) {
+  synchronize(s);
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+}
+
+}  // namespace
 
 Tensor BenchTensors::zeros(Shape shape, DType dtype) {
   const Buffer& buffer = buffers_.emplace_back(s_.device(), shape.numel() * size_of(dtype));
@@ -48,6 +59,7 @@ int64_t BenchDevice::runs_for(double first_ms) const {
 
 int64_t BenchDevice::time(BenchLine& line, const std::function<void()>& body) {
   body();  // first touch of memory, code and kernels made on demand
+  if (gpu_) rest(*stream_);
   std::vector<double> ms{time_once(body)};
   const int64_t runs = runs_for(ms[0]);
   while (static_cast<int64_t>(ms.size()) < runs) ms.push_back(time_once(body));
@@ -56,6 +68,17 @@ int64_t BenchDevice::time(BenchLine& line, const std::function<void()>& body) {
   line.min_ms = ms[0];
   line.runs = runs;
   return runs + 1;
+}
+
+std::map<std::string, OpTotal> BenchDevice::profile(int64_t runs, const std::function<void(Stream&)>& body) {
+  Trace trace;
+  Stream traced = gpu_ ? Stream(*gpu_, pool_, &trace) : Stream(stream_->device(), pool_, &trace);
+  for (int64_t i = 0; i < runs; ++i) {
+    if (gpu_) fill_zero(*stream_, flush_);
+    body(traced);
+  }
+  synchronize(traced);
+  return trace.totals();
 }
 
 Ceilings BenchDevice::measure_ceilings(double scale) {
@@ -86,45 +109,6 @@ std::vector<Cost> costs_of(DeviceKind target, ThreadPool& pool, const std::funct
   std::vector<Cost> costs;
   for (const TraceEvent& event : trace.events()) costs.push_back(event.cost);
   return costs;
-}
-
-HostRows::HostRows(Stream& s, const Tensor& t, int64_t begin, int64_t num_rows)
-    : view_(t), begin_(begin), columns_(t.dim(t.shape.rank() - 1)) {
-  const int64_t row_bytes = columns_ * size_of(t.dtype);
-  view_.data = static_cast<char*>(t.data) + begin * row_bytes;
-  view_.shape = {num_rows, columns_};
-  if (s.device() == DeviceKind::cpu) return;
-  copy_.reset(new char[num_rows * row_bytes]);
-  copy_to_host(s, copy_.get(), view_.data, num_rows * row_bytes);
-  view_.data = copy_.get();
-}
-
-double HostRows::at(int64_t row, int64_t column) const {
-  const int64_t i = (row - begin_) * columns_ + column;
-  if (view_.dtype == DType::i32) return view_.ptr<int32_t>()[i];
-  return view_.dtype == DType::f32 ? view_.ptr<float>()[i] : to_f32(view_.ptr<bf16>()[i]);
-}
-
-double dot(const HostRows& a, int64_t a_row, const HostRows& b, int64_t b_row) {
-  double sum = 0;
-  for (int64_t i = 0; i < a.columns(); ++i) sum += a.at(a_row, i) * b.at(b_row, i);
-  return sum;
-}
-
-std::vector<int64_t> sampled(int64_t of) {
-  std::vector<int64_t> rows{0, of / 3, of / 2, of - 1};
-  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
-  return rows;
-}
-
-void check_sum(const BenchLine& line, double tolerance) {
-  MOEBIUS_CHECK(numerics, std::abs(line.checksum - line.expected) <= tolerance,
-                "bench {}: expected checksum {:.6g} within {:.1g}; got {:.6g}; the result is wrong", line.name,
-                line.expected, tolerance, line.checksum);
-}
-
-double rounding(DType dtype, double n, double magnitude) {
-  return (dtype == DType::bf16 ? 0x1p-8 : 0x1p-20) * std::sqrt(n) * magnitude * 8;
 }
 
 }  // namespace moebius

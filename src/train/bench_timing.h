@@ -1,9 +1,11 @@
-// What the benchmarks share: the device, memory with random contents, timing, and the comparison with the expected sum.
+// What the benchmarks share: the device, memory with random contents, and timing.
 #pragma once
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "core/accelerator.h"
 #include "core/device.h"
@@ -35,9 +37,11 @@ class BenchDevice {
   ThreadPool& pool() { return pool_; }
   bool is_gpu() const { return gpu_ != nullptr; }
 
-  // Fills median, min and runs; on a GPU by the device's clock, with its caches written over before each run. Returns
-  // how often body was called.
+  // Fills median, min and runs; on a GPU by the device's clock, after a second of rest, with its caches written over
+  // before each run. Returns how often body was called.
   int64_t time(BenchLine& line, const std::function<void()>& body);
+  // What every op of body took, all runs together, one op after the other as they follow in it.
+  std::map<std::string, OpTotal> profile(int64_t runs, const std::function<void(Stream&)>& body);
   // The edge of the square matrices of a matrix rate.
   int64_t matrix_size(double scale) const { return scaled(is_gpu() ? 8192 : 2048, scale); }
   Ceilings measure_ceilings(double scale);
@@ -58,27 +62,5 @@ class BenchDevice {
 double roofline_ms(const std::vector<Cost>& ops, const Ceilings& ceilings);
 // What body asks of a stream that counts and runs nothing.
 std::vector<Cost> costs_of(DeviceKind target, ThreadPool& pool, const std::function<void(Stream&)>& body);
-
-// Rows [begin, begin + num_rows) of a tensor seen as a matrix of its last dimension, in host memory. f32, bf16 or i32.
-class HostRows {
- public:
-  HostRows(Stream& s, const Tensor& t, int64_t begin, int64_t num_rows);
-  double at(int64_t row, int64_t column) const;  // row of the tensor
-  int64_t columns() const { return columns_; }
-
- private:
-  Tensor view_;
-  int64_t begin_, columns_;
-  std::unique_ptr<char[]> copy_;
-};
-double dot(const HostRows& a, int64_t a_row, const HostRows& b, int64_t b_row);
-
-// Of `of` rows, a few that are checked: first, last and some between.
-std::vector<int64_t> sampled(int64_t of);
-// Error{numerics} when the checksum is further from expected than `tolerance`, absolute.
-void check_sum(const BenchLine& line, double tolerance);
-// What rounding may do to a sum of n outputs of about this magnitude: each is off by at most half a unit of its dtype,
-// at random, and eight times the expected error is never met by chance.
-double rounding(DType dtype, double n, double magnitude);
 
 }  // namespace moebius

@@ -2,7 +2,8 @@
 //
 // RUN/checkpoints/step-00000100/{manifest.json, shard-00000.safetensors, ...}. A step folder appears whole, by one
 // rename after everything in it is on the device. Whatever a crash leaves behind is named "step-*.tmp-*", is never
-// taken for a checkpoint and goes when a run opens the folder, or with the next save.
+// taken for a checkpoint and goes when a run opens the folder, or with the next save. old-1, old-2, ... hold what
+// runs that started over found there.
 // Every rank of a run writes the slices that it holds, and the manifest says which slices of the global tensors lie
 // where: a checkpoint loads on any layout, each rank reading what it needs. Every byte is under a hash: damage is an
 // error at load, never a number.
@@ -93,9 +94,11 @@ class CheckpointStore {
   void wait();
   void check();  // throws the error of an asynchronous save that has failed; does not wait for one that runs
 
-  // Sets every checkpoint aside, newest first: none is taken for one any more, and the next save or start removes them.
-  // For a run that starts over: its history must not mix with theirs, wherever it dies.
-  void set_aside();
+  // Moves every checkpoint, newest first, to a new folder DIR/old-N, with copies of the files `beside` that there are:
+  // nothing takes them for checkpoints of this run any more, and nothing removes them. Returns the folder, on every
+  // rank; empty when there was no checkpoint. For a run that starts over: its history must not mix with theirs,
+  // wherever it dies. Error{io}.
+  std::string set_aside(const std::vector<std::string>& beside = {});
 
   std::vector<CheckpointInfo> list();  // as list_checkpoints(dir), as rank 0 sees it
   // As newest_checkpoint(dir, rejected).

@@ -77,6 +77,14 @@ std::string step_folder_name(int64_t step) { return fmt::format("{}{:08}", kStep
 
 std::string unfinished_name(int64_t step) { return step_folder_name(step) + std::string(kUnfinished) + random_hex(); }
 
+std::string free_old_folder(const std::string& dir) {
+  for (int64_t n = 1;; ++n) {
+    const std::string folder = fmt::format("{}/old-{}", dir, n);
+    std::error_code unreadable;
+    if (!fs::exists(folder, unreadable)) return folder;
+  }
+}
+
 std::vector<StepFolder> step_folders(const std::string& dir) {
   std::vector<StepFolder> folders;
   for_each_folder(dir, [&](const fs::path& path) {

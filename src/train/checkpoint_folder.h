@@ -1,5 +1,6 @@
 // Names in a checkpoints folder: step-00000100 is a checkpoint, step-00000100.tmp-0123456789abcdef is a save or a
-// removal that did not finish, `lock` says in its first line who writes here, in its second which run that is.
+// removal that did not finish, old-1 and on hold checkpoints that were set aside, `lock` says in its first line who
+// writes here, in its second which run that is.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,9 @@
 
 namespace moebius {
 
-std::string step_folder_name(int64_t step);  // at least 8 digits
-std::string unfinished_name(int64_t step);   // another one each time
+std::string step_folder_name(int64_t step);           // at least 8 digits
+std::string unfinished_name(int64_t step);            // another one each time
+std::string free_old_folder(const std::string& dir);  // DIR/old-N, the first that is not there
 
 struct StepFolder {
   int64_t step = 0;

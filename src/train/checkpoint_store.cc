@@ -11,6 +11,7 @@
 #include "comm/control.h"
 #include "core/error.h"
 #include "core/fault.h"
+#include "io/files.h"
 #include "train/checkpoint_folder.h"
 #include "train/checkpoint_parts.h"
 #include "train/checkpoint_prune.h"
@@ -34,6 +35,8 @@ void check_tensors(const std::vector<NamedTensor>& tensors, const Stream* s) {
     MOEBIUS_ASSERT(!t.slice || (is_legal(*t.slice) && t.slice->numel() == t.tensor.numel()));
   }
 }
+
+std::string file_name(const std::string& path) { return std::filesystem::path(path).filename().string(); }
 
 std::vector<NamedTensor> without_replicas(std::vector<NamedTensor> tensors) {
   std::erase_if(tensors, [](const NamedTensor& t) { return t.is_replica; });
@@ -218,15 +221,24 @@ void CheckpointStore::check() {
   if (ranks_.max(mine) != busy) wait();
 }
 
-void CheckpointStore::set_aside() {
+std::string CheckpointStore::set_aside(const std::vector<std::string>& beside) {
   wait();
+  std::string old;
   ranks_.on_root([&] {
     const std::vector<StepFolder> folders = step_folders(dir_);
+    if (folders.empty()) return;
+    old = free_old_folder(dir_);
+    make_dirs(old);
+    for (const std::string& file : beside)
+      if (std::filesystem::exists(file)) write_file_atomic(old + "/" + file_name(file), read_file(file));
     for (auto it = folders.rbegin(); it != folders.rend(); ++it) {
-      rename_folder(it->path, dir_ + "/" + unfinished_name(it->step));
+      rename_folder(it->path, old + "/" + file_name(it->path));
       fault_point("checkpoint.mid_set_aside");
     }
+    sync_dir(old);
+    sync_dir(dir_);
   });
+  return ranks_.from_root(old);
 }
 
 int64_t CheckpointStore::snapshot_bytes_of(const std::vector<NamedTensor>& tensors) {

@@ -154,6 +154,28 @@ TEST_P(Checkpoint, AHistoryThatWasGivenUpGoes) {
   EXPECT_THAT(steps_in(path_), ElementsAre(5, 10));
 }
 
+TEST_P(Checkpoint, SettingAsideMovesAllOfThemToWhereNothingRemovesThem) {
+  write_file_atomic(dir_.path("notes"), "mine");
+  {
+    CheckpointStore store(path_, 0, GetParam());
+    EXPECT_EQ(store.set_aside(), "") << "there is none";
+    save(store, 1, 3);
+    save(store, 2, 4);
+    EXPECT_EQ(store.set_aside({dir_.path("notes"), dir_.path("none")}), path_ + "/old-1");
+    EXPECT_THAT(steps_in(path_), ElementsAre());
+    save(store, 1, 5);
+    EXPECT_EQ(store.set_aside(), path_ + "/old-2");
+    save(store, 1, 6);
+  }
+  CheckpointStore store(path_, 1, GetParam());  // a start
+  save(store, 2, 7);                            // and a save that prunes
+  EXPECT_THAT(steps_in(path_), ElementsAre(2));
+  EXPECT_THAT(steps_in(path_ + "/old-1"), ElementsAre(1, 2));
+  EXPECT_EQ(load(path_ + "/old-1/step-00000002"), State(4));
+  EXPECT_EQ(load(path_ + "/old-2/step-00000001"), State(5));
+  EXPECT_EQ(read_file(path_ + "/old-1/notes"), "mine");
+}
+
 TEST_P(Checkpoint, TheSameStepAgainReplaces) {
   CheckpointStore store(path_, 2, GetParam());
   save(store, 7, 1);

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "config/model_spec.h"
+#include "config/policy_spec.h"
 #include "memory/plan.h"
 
 namespace moebius {
@@ -27,9 +29,20 @@ constexpr int64_t kDeviceReserveBytes = int64_t{384} << 20;
 // Of the plan, the workspaces and what is set aside.
 int64_t needed_bytes(const MemoryPlan& plan, int64_t stack_bytes);
 
+// What would help a run whose plan does not fit, of what it does not do yet.
+struct MemoryUse {
+  ModelSpec model;
+  bool training = false;
+  int64_t batch = 1;  // sequences of a micro-batch
+  RecomputeSpec recompute;
+  bool freezes = false;
+};
+// available: INT64_MAX where it is not known.
+std::string memory_advice(const MemoryUse& use, const MemoryPlan& plan, int64_t available);
+
 // The system promises memory that it does not have, and ends the process when it is used; a GPU fails in the middle of
-// the plan: so what is needed is compared with what is available first. Error{usage} with the plan's table.
-void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available);
-void check_device_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t free_bytes);
+// the plan: so what is needed is compared with what is available first. Error{usage} with advice and the plan's table.
+void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available, const MemoryUse& use);
+void check_device_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t free_bytes, const MemoryUse& use);
 
 }  // namespace moebius

@@ -109,7 +109,7 @@ MicroBatch rebased(MicroBatch b, const void* base, const HostBuffer& host) {
   const auto rebase = [&](std::initializer_list<Tensor*> tensors) {
     for (Tensor* t : tensors) *t = rebased(*t, base, host);
   };
-  rebase({&b.token_T, &b.target_T, &b.weight_T, &b.pos_T, &b.doc_start_T, &b.segment_T, &b.loss_scale_1});
+  rebase({&b.token_T, &b.target_T, &b.weight_T, &b.pos_T, &b.doc_start_T, &b.segment_T, &b.loss_scale_1, &b.draw_2});
   for (Targets& t : b.ahead) rebase({&t.target_T, &t.weight_T, &t.loss_scale_1});
   return b;
 }
@@ -147,6 +147,12 @@ class GivenUp {
   int before_ = std::uncaught_exceptions();
 };
 
+EngineSpec checked(EngineSpec spec) {
+  if (spec.device != DeviceKind::null) spec.target = spec.device;
+  check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = spec.mesh.tp});
+  return spec;
+}
+
 std::unique_ptr<GpuRanks> gpu_ranks(const EngineSpec& spec) {
   const bool several = spec.world && spec.world->size() > 1;
   return several && spec.device == DeviceKind::cuda ? std::make_unique<GpuRanks>(*spec.world) : nullptr;
@@ -155,7 +161,7 @@ std::unique_ptr<GpuRanks> gpu_ranks(const EngineSpec& spec) {
 }  // namespace
 
 Engine::Engine(const EngineSpec& spec)
-    : spec_(spec),
+    : spec_(checked(spec)),
       pool_(spec.threads),
       gpu_ranks_(gpu_ranks(spec)),
       gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>(gpu_ranks_ ? gpu_ranks_->index() : 0)
@@ -164,8 +170,6 @@ Engine::Engine(const EngineSpec& spec)
       paper_(paper_world(spec)),
       mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get(), links_.get())),
       plan_(spec.recompute) {
-  if (spec_.device != DeviceKind::null) spec_.target = spec_.device;
-  check_device(spec_.model, spec_.target);
   if (gpu_) other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
   if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq * spec_.mesh.cp, spec_.cache_tokens);
   // A GPU has one, which each micro-batch of the host is copied into; but a pipeline has several in flight.
@@ -182,7 +186,7 @@ Engine::Engine(const EngineSpec& spec)
   }
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);
   const int64_t stack_bytes = measure_stack();
-  if (spec_.device == DeviceKind::cpu) check_host_memory(plan_, stack_bytes, available_memory_bytes());
+  if (spec_.device == DeviceKind::cpu) check_host_memory(plan_, stack_bytes, available_memory_bytes(), memory_use());
   if (gpu_) check_gpu_memory(stack_bytes);
   telling_the_plan([&] { allocate(stack_bytes); });
   if (links_ && pipeline_ && optimizer_) telling_the_plan([&] { warm_up(); });
@@ -213,31 +217,30 @@ void Engine::warm_up() {
   synchronize(s);
 }
 
+MemoryUse Engine::memory_use() const {
+  return {.model = spec_.model,
+          .training = spec_.use == ModelUse::training,
+          .batch = spec_.shape.batch,
+          .recompute = spec_.recompute,
+          .freezes = !spec_.freeze.empty()};
+}
+
 // Ranks that share a GPU ask for theirs together, before any of them has taken it.
 void Engine::check_gpu_memory(int64_t stack_bytes) {
   const int64_t free = gpu_->info().free_bytes;
-  if (!gpu_ranks_) return check_device_memory(plan_, stack_bytes, free);
+  if (!gpu_ranks_) return check_device_memory(plan_, stack_bytes, free, memory_use());
   const int64_t mine = needed_bytes(plan_, stack_bytes), others = gpu_ranks_->sum_of_sharing(mine) - mine;
-  gpu_ranks_->control().together([&] { check_device_memory(plan_, stack_bytes, free - others); });
+  gpu_ranks_->control().together([&] { check_device_memory(plan_, stack_bytes, free - others, memory_use()); });
 }
 
 std::string Engine::slow_paths_text() const {
-  std::string text;
-  if (!gpu_) return text;
-  for (const auto& [op, why] : gpu_->state<SlowPaths>().why)
-    text += fmt::format("{}{}: {}", text.empty() ? "slower kernels than this GPU has: " : "; ", op, why);
-  return text;
+  return gpu_ ? moebius::slow_paths_text(gpu_->state<SlowPaths>(), spec_.precision.compute) : "";
 }
 
 std::string Engine::links_text() const {
   if (!links_) return "";
   return fmt::format("ranks exchange by {}; steps are {}", links_->text(),
                      records() ? "recorded" : "launched op by op");
-}
-
-std::string Engine::launch_text() const {
-  const bool is_hindered = spec_.target == DeviceKind::cuda && spec_.graph && spec_.balance.jitter != 0;
-  return is_hindered ? "steps are launched op by op: moe.jitter draws anew in each" : "";
 }
 
 void Engine::allocate(int64_t stack_bytes) {
@@ -325,6 +328,9 @@ void Engine::put_scales(int64_t m) {
   MicroBatch& batch = host_batches_[m];
   if (!batch.loss_scale_1.empty()) *batch.loss_scale_1.ptr<float>() = static_cast<float>(batch.loss_scale);
   for (Targets& t : batch.ahead) *t.loss_scale_1.ptr<float>() = static_cast<float>(batch.mtp_coeff * t.loss_scale);
+  if (batch.draw_2.empty()) return;
+  batch.draw_2.ptr<int64_t>()[0] = static_cast<int64_t>(batch.train_step);
+  batch.draw_2.ptr<int64_t>()[1] = static_cast<int64_t>(batch.first_token);
 }
 
 // Of micro-batch m, or of all where they have one buffer.
@@ -333,11 +339,22 @@ void Engine::upload(Stream& s, int64_t m) {
   if (gpu_) copy_to_device(s, plan_.base(Life::batch), of_micro_batch(inputs_, m).data(), plan_.bytes(Life::batch));
 }
 
+// A recording has it as an argument of its kernels.
+void Engine::check_total_tokens(double total_tokens) {
+  if (total_tokens_ == 0) total_tokens_ = total_tokens;
+  MOEBIUS_CHECK(
+      usage, total_tokens == total_tokens_,
+      "engine: a recorded step has the same tokens in its global batch each time: {}; got {}; set run.graph = "
+      "false",
+      total_tokens_, total_tokens);
+}
+
 const MicroBatch& Engine::device_batch(int64_t m) {
   MicroBatch& batch = of_micro_batch(batches_, m);
   const MicroBatch& host = host_batches_[m];
   batch.loss_scale = host.loss_scale;
   batch.total_tokens = host.total_tokens;
+  if (host.training && records()) check_total_tokens(host.total_tokens);
   batch.train_step = host.train_step;
   batch.first_token = host.first_token;
   batch.training = host.training;
@@ -428,18 +445,18 @@ void Engine::reduce_loss(Stream& s) {
   }
 }
 
-// Jitter draws by step number, which is an argument of its kernels: such a step is launched anew each time.
 // Messages that are staged are exchanged by the host.
 bool Engine::records() const {
   const bool can = !links_ || links_->records();
-  return gpu_ && can && spec_.graph && spec_.balance.jitter == 0;
+  return gpu_ && can && spec_.graph;
 }
 
-// The first two launches go op by op: they choose algorithms, and are steps like any other; so does a traced one, which
-// communicates as the recorded ones of other ranks do. Whether it was a replay.
+// The first two launches go op by op: they choose algorithms, and are steps like any other; so does a traced one. A
+// traced launch counts, too: all ranks record a part at the same time. Whether it was a replay.
 bool Engine::replay(StepPart& part, const std::function<void(Stream&)>& body) {
   Stream s = stream();
-  if (!records() || trace_ || ++part.launches <= 2) {
+  ++part.launches;
+  if (!records() || trace_ || part.launches <= 2) {
     body(s);
     return false;
   }

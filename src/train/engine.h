@@ -92,9 +92,6 @@ class Engine {
   int64_t stack_high_water() { return plan_.stack().high_water(); }
   const EngineSpec& spec() const { return spec_; }
   const Mesh& mesh() const { return mesh_; }
-  // Why steps of a GPU, or of the one that a null device stands for, are not recorded where spec().graph asks for it;
-  // for the run's log, empty elsewhere.
-  std::string launch_text() const;
   // How ranks exchange memory of GPUs and whether their steps are recorded, for the run's log; empty elsewhere.
   std::string links_text() const;
   // Ops of the steps so far that a GPU runs by slower kernels than it has, and why; empty when there are none.
@@ -144,13 +141,13 @@ class Engine {
   void look_at_memory();
   // What was predicted of it for a GPU, or the one that a null device stands for, before anything was allocated.
   DeviceMemory device_memory() const { return moebius::device_memory(plan_, plan_.bytes(Life::stack), runs_cudnn()); }
-  // Memory that runs out in body is told with the table of what was planned.
+  // Memory that runs out in body is told with what would help, and the table of what was planned.
   template <class Body>
   void telling_the_plan(Body&& body) const {
     try {
       body();
     } catch (const OutOfMemory& e) {
-      MOEBIUS_FAIL(usage, "{}\n{}", e.what(), plan_.table());
+      MOEBIUS_FAIL(usage, "{}; {}\n{}", e.what(), memory_advice(memory_use(), plan_, INT64_MAX), plan_.table());
     }
   }
   int64_t pinned_bytes() const;  // host memory that a GPU copies a step's batches and sums through
@@ -163,6 +160,7 @@ class Engine {
     int64_t launches = 0;
   };
 
+  MemoryUse memory_use() const;
   void make_model();
   void check_gpu_memory(int64_t stack_bytes);
   void warm_up();
@@ -172,6 +170,7 @@ class Engine {
   void mirror_on_host();
   void put_scales(int64_t m);
   void upload(Stream& s, int64_t m);
+  void check_total_tokens(double total_tokens);
   const MicroBatch& device_batch(int64_t m);
   void forward(Step& step);
   void forward_cached(Step& step, int64_t first, int64_t num_tokens);
@@ -197,6 +196,7 @@ class Engine {
   std::deque<MicroBatch> batches_, host_batches_;  // on the device; the same in host memory
   Tensor schedule_2_;                              // f64: learning rate and step, for a recorded optimizer
   std::vector<HostBuffer> inputs_;                 // Life::batch, for each micro-batch in turn; unused on the CPU
+  double total_tokens_ = 0;                        // of the global batch, once a step that is recorded was given them
   HostBuffer metrics_;                             // and Life::metrics
   std::array<StepPart, 4> passes_;                 // with overlap by whether a step's first, and its last
   StepPart update_, end_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "core/error.h"
 #include "io/hf_names.h"
 #include "train/checkpoint.h"
 #include "train/engine.h"
@@ -28,12 +29,22 @@ std::string widened_notice(const WeightsReader& weights) {
       count);
 }
 
+void check_exportable(const WeightsFolder& from, const ModelSpec& model) {
+  MOEBIUS_CHECK(
+      input, model.family != "moebius",
+      "export: expected a model of a Hugging Face family; got {}, of model_type \"moebius\", for which Hugging "
+      "Face has no class; it evaluates and generates here, and a model to be exported is trained with another "
+      "model_type and the keys of that family (docs/formats.md has the table)",
+      from.path);
+  hf_family(model.family);
+}
+
 }  // namespace
 
 ExportResult export_hugging_face(const ExportSpec& spec) {
   const WeightsFolder from = find_weights(spec.model);
   const ModelSpec model = read_model_spec(from.path);
-  hf_family(model.family);  // refused before the weights are looked at
+  check_exportable(from, model);  // refused before the weights are looked at
   MOEBIUS_CHECK(input, spec.files.empty() || std::filesystem::is_directory(spec.files),
                 "export: expected a folder of files to copy; got {}; check it", spec.files);
   const ModelSpec held = with_mtp_of(from, model);

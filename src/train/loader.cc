@@ -15,30 +15,40 @@ bool is_missing(const std::string& path) {
   return std::filesystem::status(path, error).type() == std::filesystem::file_type::not_found;
 }
 
-TokenDataset open_dataset(const std::string& prefix, const std::string& asked_by) {
+void check_is_there(const std::string& prefix, const std::string& tokenizer, const std::string& asked_by) {
+  refuse_file_for_prefix(prefix, asked_by + ": " + prefix);
   for (const char* ending : {".bin", ".idx"}) {
     MOEBIUS_CHECK(
         input, !is_missing(prefix + ending),
         "{0}: {1}: expected {1}.bin and {1}.idx; {1}{2} is not there; correct the prefix, or make the dataset "
-        "with `moebius data build --out {1}`",
-        asked_by, prefix, ending);
+        "with `moebius data build --input FILES --tokenizer {3} --out {1}`",
+        asked_by, prefix, ending, tokenizer);
   }
-  return TokenDataset::open(prefix);
 }
 
-std::vector<WeightedDataset> open_datasets(const std::vector<DatasetSpec>& specs, const std::string& asked_by) {
+std::vector<WeightedDataset> open_datasets(const std::vector<DatasetSpec>& specs, const std::string& tokenizer,
+                                           const std::string& asked_by) {
   std::vector<WeightedDataset> datasets;
-  for (const DatasetSpec& spec : specs) datasets.push_back({open_dataset(spec.prefix, asked_by), spec.weight});
+  for (const DatasetSpec& spec : specs) {
+    check_is_there(spec.prefix, tokenizer, asked_by);
+    datasets.push_back({TokenDataset::open(spec.prefix), spec.weight});
+  }
   return datasets;
 }
 
 }  // namespace
 
+void check_datasets_are_there(const DataSpec& data) {
+  for (const DatasetSpec& d : data.train) check_is_there(d.prefix, data.tokenizer, "data.train");
+  for (const DatasetSpec& d : data.valid) check_is_there(d.prefix, data.tokenizer, "data.valid");
+}
+
 Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share,
                const std::string& asked_by)
-    : order_(open_datasets(datasets, !asked_by.empty() ? asked_by
-                                     : shuffle         ? "data.train"
-                                                       : "data.valid"),
+    : order_(open_datasets(datasets, run.data.tokenizer,
+                           !asked_by.empty() ? asked_by
+                           : shuffle         ? "data.train"
+                                             : "data.valid"),
              {.seq_len = run.train.seq_len, .vocab_size = run.model.vocab_size, .seed = run.seed, .shuffle = shuffle}),
       share_(share),
       positions_(positions_of_context(run.train.seq_len, share.cp, share.cp_rank)),

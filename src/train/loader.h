@@ -17,6 +17,10 @@
 
 namespace moebius {
 
+// Error{input}, naming the key and what to do, when a file of data.train or data.valid is missing: before memory is
+// asked for.
+void check_datasets_are_there(const DataSpec& data);
+
 class Loader {
  public:
   // Error{input} for datasets that cannot be read or whose ids do not fit the vocabulary (when they are met), or that

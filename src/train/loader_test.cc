@@ -74,12 +74,19 @@ TEST(Loader, AMissingDatasetIsNamedWithItsKey) {
   const std::string there = write_dataset(dir, "a", 47), gone = dir.path("gone");
   expect_error(ErrorKind::input,
                "data.train: " + gone + ": expected " + gone + ".bin and " + gone + ".idx; " + gone +
-                   ".bin is not there; correct the prefix, or make the dataset with `moebius data build --out " + gone,
+                   ".bin is not there; correct the prefix, or make the dataset with `moebius data build --input FILES "
+                   "--tokenizer bytes --out " +
+                   gone + "`",
                [&] {
                  Loader({{there, 1}, {gone, 1}}, run, true);
                });
   expect_error(ErrorKind::input, "data.valid: " + gone, [&] { Loader({{gone, 1}}, run, false); });
   expect_error(ErrorKind::input, "--data: " + gone, [&] { Loader({{gone, 1}}, run, false, {}, "--data"); });
+  for (const char* file : {".bin", ".idx"})
+    expect_error(ErrorKind::input, there + file + ": expected the prefix of a dataset; got one of its files; leave",
+                 [&] {
+                   Loader({{there + file, 1}}, run, true);
+                 });
   std::filesystem::remove(there + ".idx");
   expect_error(ErrorKind::input, "a.idx is not there", [&] { Loader({{there, 1}}, run, true); });
 }

@@ -86,6 +86,20 @@ std::string rounding_notice(const ParamTable& params) {
          "it";
 }
 
+// The ways on for a run that cannot be resumed as it is asked to.
+std::string new_run_text(const std::string& dir) {
+  return fmt::format(
+      "choose another run.dir, where model.init_from = \"{}\" begins with the weights reached here (not the "
+      "optimizer's "
+      "state)",
+      dir);
+}
+
+std::string starting_over_text(const std::string& dir) {
+  return fmt::format(
+      "start over here with checkpoint.resume=false, which moves the checkpoints to {}/checkpoints/old-N", dir);
+}
+
 }  // namespace
 
 TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal, Transport* world)
@@ -110,12 +124,11 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
 int TrainingRun::run() {
   log_.line(engine_.plan().table());
   if (const std::string links = engine_.links_text(); !links.empty()) log_.info("{}", links);
-  if (const std::string launched = engine_.launch_text(); !launched.empty()) log_.info("{}", launched);
   predict_memory();
   start();
   control_.on_root([&] { open_logs(); });
   const int64_t steps = run_.train.steps;
-  if (first_step_ > steps) log_.info("nothing to do: step {} of {} is done", first_step_ - 1, steps);
+  say_before_steps();
   int signal = 0;
   if (!metrics_hold_eval_of(first_step_ - 1)) {
     evaluate_if_due(first_step_ - 1);
@@ -123,7 +136,7 @@ int TrainingRun::run() {
   }
   for (int64_t step = first_step_; step <= steps && signal == 0; ++step) {
     const StepReport report = train_step(step);
-    if (const std::string slow = engine_.slow_paths_text(); step == first_step_ && !slow.empty()) log_.warn("{}", slow);
+    if (step == first_step_) warn_of_slow_paths(log_, control_, engine_);
     check_finite(report);
     engine_.end_of_step();
     report_step(report);
@@ -141,6 +154,19 @@ int TrainingRun::run() {
     log_.info("communication of the last step, the most that a rank sent and waited: {}", comm_text(ranks_));
   if (first_step_ <= steps) compare_memory();
   return signal;
+}
+
+void TrainingRun::say_before_steps() {
+  const int64_t steps = run_.train.steps;
+  if (first_step_ > steps)
+    return log_.info("nothing to do: step {} of {} is done; raise train.steps, or choose another run.dir",
+                     first_step_ - 1, steps);
+  log_.info("{}", data_text(run_, loader_.order()));
+  for (const StartNote& note : start_notes(run_)) say(note);
+}
+
+void TrainingRun::say(const StartNote& note) {
+  note.is_warning ? log_.warn("{}", note.text) : log_.info("{}", note.text);
 }
 
 // What rank 0 does while no other waits for it. Its error is kept for agreed_signal(), where all ranks meet.
@@ -165,21 +191,33 @@ int TrainingRun::agreed_signal() {
 
 void TrainingRun::start() {
   if (run_.checkpoint.resume && resume()) return;
-  if (!run_.checkpoint.resume) store_.set_aside();
-  Stream s = engine_.stream();
   if (run_.init_from.empty()) {
+    Stream s = engine_.stream();
     engine_.telling_the_plan([&] { engine_.model().params().init(s, run_.seed); });
+    say(random_weights_note(run_));
   } else {
-    std::vector<NotFinite> not_finite;
-    control_.together([&] { engine_.telling_the_plan([&] { not_finite = load_weights(engine_, run_.init_from); }); });
-    // Replicas say the same.
-    const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
-    for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
-      if (!warning.empty()) log_.warn("{}", warning);
-    log_.info("weights from {}", run_.init_from);
-    for (const std::string& notice : control_.gather(rounding_notice(engine_.model().params())))
-      if (!notice.empty()) return log_.info("{}", notice);
+    start_from_weights();
   }
+  if (!run_.checkpoint.resume) set_old_checkpoints_aside();  // last, so that weights that cannot be read change nothing
+}
+
+void TrainingRun::start_from_weights() {
+  std::vector<NotFinite> not_finite;
+  control_.together([&] { engine_.telling_the_plan([&] { not_finite = load_weights(engine_, run_.init_from); }); });
+  // Replicas say the same.
+  const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
+  for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
+    if (!warning.empty()) log_.warn("{}", warning);
+  log_.info("weights from {}", run_.init_from);
+  for (const std::string& notice : control_.gather(rounding_notice(engine_.model().params())))
+    if (!notice.empty()) return log_.info("{}", notice);
+}
+
+void TrainingRun::set_old_checkpoints_aside() {
+  const std::string old = store_.set_aside({run_.dir + "/metrics.jsonl"});
+  if (old.empty()) return;
+  log_.info("checkpoint.resume = false: the checkpoints and metrics that were here are now in {}; nothing removes it",
+            old);
 }
 
 // From the newest checkpoint whose every byte is what was saved; damaged ones are passed over, loudly.
@@ -204,10 +242,8 @@ bool TrainingRun::resume() {
     log_.warn("passed over: {}", problem);
   }
   MOEBIUS_CHECK(input, found.empty(),
-                "resume: {}/checkpoints holds {} checkpoints and none can be read (see the warnings); remove them, or "
-                "start over there with "
-                "checkpoint.resume=false",
-                run_.dir, found.size());
+                "resume: {}/checkpoints holds {} checkpoints and none can be read (see the warnings); {}", run_.dir,
+                found.size(), starting_over_text(run_.dir));
   return false;
 }
 
@@ -230,13 +266,12 @@ void TrainingRun::check_same_run(const CheckpointReader& checkpoint) const {
   MOEBIUS_CHECK(usage, saved_data == data_fingerprint_,
                 "resume: the datasets of data.train are not those that {} was trained on; a line a dataset, the "
                 "checkpoint's:\n{}\nnow:\n{}\nbring "
-                "them back, choose another run.dir, or start over there with checkpoint.resume=false",
-                run_.dir, saved_data, data_fingerprint_);
+                "them back; or {}; or {}",
+                run_.dir, saved_data, data_fingerprint_, new_run_text(run_.dir), starting_over_text(run_.dir));
   MOEBIUS_CHECK(usage, diff.empty(),
-                "resume: {} holds another training run; the checkpoint's value -> the recipe's:{}\nrestore these, "
-                "choose another run.dir, or "
-                "start over there with checkpoint.resume=false",
-                run_.dir, lines);
+                "resume: {} holds another training run; the checkpoint's value -> the recipe's:{}\nrestore these; or "
+                "{}; or {}",
+                run_.dir, lines, new_run_text(run_.dir), starting_over_text(run_.dir));
   warn_of_new_schedule(saved);
 }
 
@@ -262,11 +297,10 @@ void TrainingRun::open_logs() {
 StepReport TrainingRun::train_step(int64_t step) {
   const double begin = now_us();
   const double lr = run_.optimizer.lr_at(step, run_.train.steps);
-  Trace trace;
-  // The second, since the first one warms up; or the only one.
-  const bool traced =
-      control_.is_root() && !run_.log.trace.empty() && step == std::min(first_step_ + 1, run_.train.steps);
-  if (traced) engine_.set_trace(&trace);
+  // The second, since the first one warms up; or the only one. Of every rank: a collective is recorded by all or by
+  // none.
+  const bool traced = !run_.log.trace.empty() && step == std::min(first_step_ + 1, run_.train.steps);
+  if (traced) engine_.set_trace(&trace_);
   const CommCounters counters = comm_counters(engine_.mesh());
   loader_.begin_step(step);
   const double drawn_s = (now_us() - begin) * 1e-6;
@@ -276,8 +310,11 @@ StepReport TrainingRun::train_step(int64_t step) {
   });
   const CommCounters comm = comm_since(engine_.mesh(), counters);  // without what the metrics below gather
   if (traced) {
+    Stream s = engine_.stream();
+    synchronize(s);  // the end of the step's own phase is known
     engine_.set_trace(nullptr);
-    on_root_alone([&] { write_file_atomic(run_.log.trace, trace.chrome_json()); });
+    on_root_alone([&] { write_file_atomic(run_.log.trace, trace_.chrome_json()); });
+    trace_.clear();
   }
   const double seconds = (now_us() - begin) * 1e-6;
   seconds_training_ += seconds;

@@ -17,6 +17,7 @@
 #include "train/loader.h"
 #include "train/metrics.h"
 #include "train/rank_report.h"
+#include "train/start_notes.h"
 
 namespace moebius {
 
@@ -34,10 +35,14 @@ class TrainingRun {
 
  private:
   void start();  // from the newest checkpoint, from init_from, or from nothing
+  void start_from_weights();
+  void set_old_checkpoints_aside();
   bool resume();
   void go_on_from(const CheckpointReader& checkpoint, const std::string& folder);
   void check_same_run(const CheckpointReader& checkpoint) const;
   void warn_of_new_schedule(const RunSpec& saved) const;
+  void say_before_steps();
+  void say(const StartNote& note);
   void open_logs();
   StepReport train_step(int64_t step);
   void check_finite(const StepReport& report);
@@ -66,6 +71,7 @@ class TrainingRun {
   Log quiet_{stderr, false, true};  // of all ranks but the first
   Log& log_;
   const std::atomic<int>& signal_;
+  Trace trace_;  // outlives the engine, which may still write to it
   Engine engine_;
   Loader loader_;
   std::string data_fingerprint_;

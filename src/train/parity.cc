@@ -173,7 +173,8 @@ ParityResult write_parity(const ParitySpec& spec) {
   out.add_routes();
   if (spec.gradients) out.add_gradients();
   write_safetensors(spec.out, out.tensors());
-  return {.loss = loss, .batch = t.batch, .seq = t.seq, .not_finite = not_finite};
+  return {
+      .loss = loss, .batch = t.batch, .seq = t.seq, .not_finite = not_finite, .slow_paths = engine.slow_paths_text()};
 }
 
 }  // namespace moebius

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/slow_paths.h"
+
 namespace moebius {
 namespace {
 
@@ -35,6 +37,12 @@ std::vector<int64_t> tokens_of_ep_ranks(const std::vector<MoeLayerReport>& layer
 }
 
 }  // namespace
+
+void warn_of_slow_paths(Log& log, Control& control, const Engine& engine) {
+  const std::vector<std::string> said = control.gather(engine.slow_paths_text());
+  if (!control.is_root()) return;
+  for (const std::string& text : slow_paths_of_ranks(said)) log.warn("{}", text);
+}
 
 CommCounters comm_counters(const Mesh& mesh) {
   CommCounters counters;

@@ -8,6 +8,7 @@
 
 #include "comm/mpi.h"
 #include "core/accelerator.h"
+#include "core/gpus_found.h"
 #include "io/json_text.h"
 #include "io/safetensors.h"
 #include "ops/attention/attention_cuda.h"
@@ -50,6 +51,7 @@ TEST(Cli, WithoutACommandItIsMisuse) {
 TEST(Cli, UnknownCommandsAreNamed) {
   TestDir dir;
   expect_refused(run_moebius(dir, {"trian", "x.toml"}), 2, "unknown command trian; did you mean train?");
+  expect_refused(run_moebius(dir, {"frobnicate"}), 2, "unknown command frobnicate; moebius --help lists them");
   expect_refused(run_moebius(dir, {"plan", "a", "b"}), 2, "the command plan is not part of this version");
 }
 
@@ -205,6 +207,8 @@ TEST(CliData, RefusesWhatIsNotThere) {
   expect_refused(run_moebius(dir, {"data", "build", "--input", "none.txt", "--tokenizer", "bytes", "--out", "set"}), 3,
                  "none.txt");
   expect_refused(run_moebius(dir, {"data", "info", "set"}), 3, "set");
+  write_file_atomic(dir.path("made.idx"), "");
+  expect_refused(run_moebius(dir, {"data", "info", "made.bin"}), 3, "got one of its files; leave .bin out: made");
   expect_refused(run_moebius(dir, {"eval", kCase, "--data", "set"}), 3, "set");
   EXPECT_EQ(run_moebius(dir, {"data"}).code, 2);
   write_file_atomic(dir.path("t.txt"), "text");
@@ -235,10 +239,14 @@ TEST(CliTokenize, AModelsTokenizer) {
                                        ".",    "--out", "set",     "--json"};
   expect_refused(run_moebius(dir, build), 3, "expected an end-of-document token");
   write_file_atomic(dir.path("tokenizer_config.json"), "{\"eos_token\": \"</s>\"}");
-  const auto plain = json_of(run_moebius(dir, build)).at("tokens").get<int64_t>();
+  const Ran letters = run_moebius(dir, build);
+  EXPECT_THAT(letters.err, testing::HasSubstr("warning: 1 document spells out special tokens such as \"</s>\""));
+  const auto plain = json_of(letters).at("tokens").get<int64_t>();
   std::vector<std::string> with_special = build;
-  with_special.push_back("--parse-special");
-  EXPECT_GT(plain, json_of(run_moebius(dir, with_special)).at("tokens").get<int64_t>());
+  with_special.insert(with_special.end(), {"--parse-special", "--force"});
+  const Ran tokens = run_moebius(dir, with_special);
+  EXPECT_THAT(tokens.err, testing::Not(testing::HasSubstr("spells out")));
+  EXPECT_GT(plain, json_of(tokens).at("tokens").get<int64_t>());
 }
 
 // A tokenizer.json that a fine-tuning left with its lengths: the same ids, and a warning by every command that encodes.
@@ -315,6 +323,23 @@ TEST(CliGenerate, AnyLayoutWritesTheSame) {
   expect_refused(generate({"--ranks", "3", "--set", "parallel.tp=3"}), 2, "error: attention: ");
 }
 
+TEST(CliGenerate, TheTokenizerMustBeKnownAndBelongsToTheModel) {
+  TestDir dir;
+  expect_refused(run_moebius(dir, {"generate", kCase, "--prompt", "!"}), 3,
+                 "generate: expected a tokenizer.json in the model's folder; " + kCase +
+                     " has none; give --tokenizer "
+                     "DIR, or --tokenizer bytes for a model of bytes");
+  const std::string model = copy_model(dir), said = "--tokenizer bytes is not the tokenizer of the model, " + model;
+  const std::vector<std::string> words{"generate", model, "--tokenizer", "bytes", "--prompt", "!", "--max-tokens", "1"};
+  Ran ran = run_moebius(dir, words);
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.err, testing::Not(testing::HasSubstr(said))) << "whose tokenizer is not known";
+  fs::copy(MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/gpt2/tokenizer.json", model);
+  ran = run_moebius(dir, words);
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.err, testing::HasSubstr("warning: " + said));
+}
+
 TEST(CliGenerate, RefusesWhatDoesNotFit) {
   TestDir dir;
   const auto generate = [&](std::vector<std::string> more) {
@@ -345,6 +370,48 @@ TEST(CliConfig, SaysSizeMeshMemoryAndProvenance) {
   EXPECT_EQ(total, json.at("memory_bytes").at("total").get<int64_t>());
   // f32 masters and two moments of every parameter, but for alignment.
   EXPECT_GE(json.at("memory_bytes").at("optimizer").get<int64_t>(), 8 * json.at("parameters").get<int64_t>());
+}
+
+TEST(CliConfig, SaysWhetherItFitsAndWhatItLacks) {
+  TestDir dir;
+  const Ran ran = run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml"});
+  EXPECT_THAT(ran.out, testing::ContainsRegex("\n# fits       yes: [0-9.]+ MiB are needed, [0-9.]+ .iB are available"));
+  EXPECT_THAT(ran.out,
+              testing::HasSubstr("\n# to train   no dataset at runs/tiny_cpu/data/train (.bin and .idx); moebius "
+                                 "data build --input FILE... --tokenizer bytes --out runs/tiny_cpu/data/train"));
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n# data       128 tokens a step, 2560 in 20 steps\n"));
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n# export     no: model_type \"moebius\" is Moebius' own"));
+  const Ran large = run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/mixtral_8x7b.toml"});
+  EXPECT_THAT(large.out, testing::ContainsRegex("\n# fits       no: [0-9.]+ GiB are needed"));
+  EXPECT_THAT(large.out, testing::HasSubstr("\n# to train   run.dir must be given"));
+  EXPECT_THAT(large.out, testing::HasSubstr("\n# export     to Hugging Face as mixtral\n"));
+  EXPECT_THAT(large.out, testing::HasSubstr("\n# model      46.70 B parameters, 12.88 B active"));
+  const auto json = json_of(run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/mixtral_8x7b.toml", "--json"}));
+  EXPECT_EQ(json.at("memory_verdict").at("fits"), false);
+  EXPECT_EQ(json.at("missing_to_train").size(), 1u);
+}
+
+// How often a run reads its data: 2560 tokens of a text of 1000 bytes and its end.
+TEST(CliConfig, SaysHowOftenDataIsRead) {
+  TestDir dir;
+  write_file_atomic(dir.path("text.txt"), std::string(1000, 'a'));
+  ASSERT_EQ(run_moebius(dir, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code, 0);
+  const Ran ran =
+      run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--set", "data.train=[\"set\"]"});
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n# data       set: 1001 tokens, read 2.56 times\n"));
+  EXPECT_THAT(ran.out, testing::Not(testing::HasSubstr("# to train")));
+}
+
+TEST(CliConfig, PrintsChangedValuesAloneAndAllKeys) {
+  TestDir dir;
+  const Ran ran = run_moebius(dir, {"config", kRecipe, "--changed", "--set", "train.steps=77"});
+  EXPECT_THAT(ran.out, testing::ContainsRegex("\nsteps = 77 +# from --set\n"));
+  EXPECT_THAT(ran.out, testing::Not(testing::HasSubstr("# default")));
+  write_file_atomic(dir.path("again.toml"), ran.out);
+  EXPECT_EQ(json_of(run_moebius(dir, {"config", "again.toml", "--json"})).at("recipe"),
+            json_of(run_moebius(dir, {"config", kRecipe, "--set", "train.steps=77", "--json"})).at("recipe"));
+  EXPECT_EQ(run_moebius(dir, {"config", "--keys"}).out, read_file(MOEBIUS_SOURCE_DIR "/docs/recipe.md"));
+  expect_refused(run_moebius(dir, {"config"}), 2, "config: expected a recipe, or --keys");
 }
 
 // A machine without a GPU prices a run on one. 5.61 B parameters, bf16 with f32 masters, gradients and moments.
@@ -414,6 +481,20 @@ TEST(CliConfig, RefusesBadRecipes) {
   EXPECT_THAT(missing.err, testing::HasSubstr("none.toml"));
 }
 
+// What the kernels of a device do not take is refused where a run would be, on any machine and in any build.
+TEST(CliConfig, RefusesWhatTheKernelsDoNotTake) {
+  TestDir dir;
+  const auto config = [&](const std::string& set) {
+    return run_moebius(dir, {"config", kRecipe, "--set", "run.device=cuda", "--set", set});
+  };
+  expect_refused(config("model.hidden_size=20000"), 2,
+                 "norms have kernels for rows of at most 16384; got model.hidden_size = 20000; set run.device");
+  expect_refused(config("model.head_dim=512"), 2,
+                 "heads of at most 256; got model.head_dim = 512; set run.device = \"cpu\"");
+  expect_refused(run_moebius(dir, {"config", kRecipe, "--set", "model.num_experts=2000"}), 2,
+                 "model.num_experts: the router has kernels for at most 1024 experts; got 2000; use fewer");
+}
+
 // -- checkpoint ------------------------------------------------------------------------------------------
 
 TEST(CliCheckpoint, EmptyAndMissingFolders) {
@@ -444,6 +525,12 @@ TEST(CliRun, TrainsThenEveryCommandTakesItsFolder) {
   EXPECT_EQ(json_of(run_moebius(dir, {"checkpoint", "prune", "run", "--keep", "1", "--json"})).at("removed").size(),
             0u);
 
+  const Ran tensors = run_moebius(dir, {"checkpoint", "ls", list[0].at("folder").get<std::string>()});
+  EXPECT_THAT(tensors.out, testing::HasSubstr("\nmodel.layers.1.mlp.gate.weight  f32[8, 32]\n")) << tensors.err;
+  EXPECT_THAT(tensors.out, testing::Not(testing::HasSubstr("adam_m.")));
+  expect_refused(run_moebius(dir, {"export", "run", "out"}), 3,
+                 "of model_type \"moebius\", for which Hugging Face has no class");
+
   // The run's own sequence length and tokenizer are taken from the checkpoint.
   const auto evaluated = json_of(run_moebius(dir, {"eval", "run", "--data", "set", "--dtype", "f32", "--json"}));
   EXPECT_LT(evaluated.at("loss").get<double>(), std::log(257.0));
@@ -462,79 +549,7 @@ TEST(CliRun, TrainsThenEveryCommandTakesItsFolder) {
   EXPECT_THAT(damaged.out, testing::HasSubstr("DAMAGED"));
 }
 
-// -- bench, doctor ---------------------------------------------------------------------------------------
-
-TEST(CliBench, UnknownNamesAreListed) {
-  TestDir dir;
-  expect_refused(run_moebius(dir, {"bench", "warp"}), 2,
-                 "bench: expected attention, experts, gemm, moe-layer, dispatch, collectives or step; got \"warp\"");
-  expect_refused(run_moebius(dir, {"bench", "gemm", "--runs", "0"}), 2, "--runs: expected at least 1");
-}
-
-TEST(CliBench, DispatchSaysWhatItSends) {
-  TestDir dir;
-  const auto json = json_of(run_moebius(dir, {"bench", "dispatch", "--ranks", "2", "--dispatcher", "alltoall",
-                                              "--threads", "1", "--runs", "1", "--json"}));
-  EXPECT_EQ(json.at("axis"), "ep");
-  EXPECT_EQ(json.at("dispatcher"), "alltoall");
-  // 4096 tokens to 2 experts each, half of them elsewhere, 512 numbers of 2 bytes.
-  EXPECT_EQ(json.at("lines").at(1).at("sent_bytes"), 4096 * 2 / 2 * 512 * 2);
-  EXPECT_EQ(json.at("lines").at(1).at("expected_bytes"), 4096 * 2 / 2 * 512 * 2);
-  const auto alone = json_of(run_moebius(dir, {"bench", "dispatch", "--runs", "1", "--json"}));
-  EXPECT_GT(alone.at("row_copy_gbytes_per_s"), 0);
-  expect_refused(run_moebius(dir, {"bench", "dispatch", "--device", "cuda"}), 2,
-                 "bench dispatch: communication moves memory of the cpu; got --device cuda");
-}
-
-TEST(CliBench, AStepOfATinyModel) {
-  TestDir dir;
-  const auto json = json_of(run_moebius(
-      dir, {"bench", "step", "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--set", "train.global_batch=2",
-            "--set", "train.micro_batch=1", "--set", "train.seq_len=16", "--steps", "2", "--profile", "--json"}));
-  EXPECT_GT(json.at("tokens_per_s").get<double>(), 0);
-  EXPECT_EQ(json.at("tokens_per_step"), 32);
-  EXPECT_GT(json.at("ops").size(), 10u);
-  EXPECT_GT(json.at("gemm_bf16_tflops").get<double>(), 0);
-}
-
-TEST(CliBench, AStepRunsWhereItsRecipeSays) {
-  if (Accelerator::why_missing().empty()) GTEST_SKIP() << "a GPU is here: it would run";
-  TestDir dir;
-  const std::vector<std::string> step{"bench",    "step",
-                                      "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml",
-                                      "--set",    "run.device=cuda",
-                                      "--set",    "train.seq_len=16",
-                                      "--steps",  "1"};
-  expect_refused(run_moebius(dir, step), 2, "use --device cpu");
-  std::vector<std::string> on_cpu = step;
-  on_cpu.insert(on_cpu.end(), {"--device", "cpu"});
-  EXPECT_EQ(run_moebius(dir, on_cpu).code, 0);
-}
-
-// Beside the data sheet's rate, the one that was measured and the roofline; tokens/s as peers count them.
-TEST(CliBench, AStepOnAGpuIsSeenBesideItsPeaks) {
-  const std::string why = Accelerator::why_missing();
-  if (!why.empty()) GTEST_SKIP() << why;
-  TestDir dir;
-  const std::vector<std::string> step{"bench",    "step", "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml",
-                                      "--device", "cuda", "--set",    "train.seq_len=16",
-                                      "--steps",  "2"};
-  std::vector<std::string> as_json = step;
-  as_json.push_back("--json");
-  const auto json = json_of(run_moebius(dir, as_json));
-  const auto number = [&](const char* key) { return json.at(key).get<double>(); };
-  EXPECT_NEAR(number("tokens_per_s"), number("tokens_per_step") / number("median_ms") * 1e3,
-              1e-6 * number("tokens_per_s"));
-  EXPECT_NEAR(number("share_of_peak"), number("model_tflops") / (number("peak_gflops_per_s") * 1e-3), 1e-9);
-  EXPECT_NEAR(number("share_of_roofline"), number("roofline_ms") / number("median_ms"), 1e-9);
-  EXPECT_GT(number("roofline_ms"), 0);
-  EXPECT_LT(number("share_of_roofline"), 1);
-  EXPECT_NEAR(number("share_of_datasheet"), number("model_tflops") / number("datasheet_bf16_tflops"), 1e-9);
-  EXPECT_GT(number("predicted_bytes"), number("planned_bytes"));
-  const std::string text = run_moebius(dir, step).out;
-  for (const char* part : {" tokens/s, ", "(MFU); ", " % of the roofline: ", ", predicted "})
-    EXPECT_THAT(text, testing::HasSubstr(part));
-}
+// -- doctor ----------------------------------------------------------------------------------------------
 
 TEST(CliRanks, WantGpusWhereTheirRecipeSays) {
   if (Accelerator::why_missing().empty()) GTEST_SKIP() << "a GPU is here: they would run";
@@ -549,6 +564,7 @@ TEST(CliDoctor, SaysWhatIsMissing) {
   const auto json = json_of(run_moebius(dir, {"doctor", "--json"}));
   EXPECT_EQ(json.at("found").at("CUDA") == "not part of this build", !Accelerator::is_built_in());
   EXPECT_EQ(json.at("missing").contains("GPU"), !Accelerator::why_missing().empty());
+  EXPECT_EQ(json.at("found").at("CUDA"), cuda_versions_text(gpus_found()));
   EXPECT_FALSE(json.at("found").at("oneDNN").get<std::string>().empty());
   EXPECT_EQ(json.at("found").at("MPI") == "not part of this build", mpi_version().empty());
   EXPECT_EQ(json.at("missing").contains("MPI"), mpi_version().empty());

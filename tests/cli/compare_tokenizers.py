@@ -59,7 +59,7 @@ def compare(moebius, scratch, folder, texts):
     (own / "tokenizer_config.json").write_text(json.dumps({"eos_token": any_token}))
     (scratch / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     subprocess.run([moebius, "data", "build", "--input", scratch / "texts.jsonl", "--tokenizer", own, "--parse-special",
-                    "--out", scratch / "set"], check=True, stdout=subprocess.DEVNULL)
+                    "--out", scratch / "set", "--force"], check=True, stdout=subprocess.DEVNULL)
     expected = [ids for ids in (tokenizer.encode(text).ids for text in texts) if ids]  # others have no sequence
     got = list(read_documents(scratch / "set"))
     if len(got) != len(expected):

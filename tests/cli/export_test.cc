@@ -26,5 +26,21 @@ TEST(CliExport, InAndOutAgain) {
   expect_refused(run_moebius(dir, {"import", "checkpoint", "other"}), 3, "a checkpoint already");
 }
 
+// What train.freeze matches, of whichever folder.
+TEST(CliCheckpoint, ListsTheTensorsOfOneCheckpointOrFolder) {
+  TestDir dir;
+  const Ran folder = run_moebius(dir, {"checkpoint", "ls", MOEBIUS_SOURCE_DIR "/tests/golden/data/mixtral_v4"});
+  ASSERT_EQ(folder.code, 0) << folder.err;
+  EXPECT_THAT(folder.out,
+              testing::ContainsRegex("\nmodel.layers.0.mlp.experts.1.up_proj.weight  f32.[0-9]+, [0-9]+.\n"));
+  ASSERT_EQ(run_moebius(dir, {"import", kCase, "checkpoint"}).code, 0);
+  const Ran imported = run_moebius(dir, {"checkpoint", "ls", "checkpoint"});
+  EXPECT_THAT(imported.out, testing::HasSubstr("model.layers.1.mlp.down_proj.weight  f32["));
+  EXPECT_EQ(std::count(imported.out.begin(), imported.out.end(), '\n'), 21);
+  const Ran ran = run_moebius(dir, {"checkpoint", "ls", "checkpoint", "--json"});
+  const nlohmann::json said = nlohmann::json::parse(ran.out, nullptr, /*allow_exceptions=*/false);
+  EXPECT_EQ(said.value("tensors", nlohmann::json::array()).size(), 21u) << ran.out << ran.err;
+}
+
 }  // namespace
 }  // namespace moebius

@@ -66,7 +66,19 @@ TEST_F(CliTrain, LeavesWhatTheInterfacePromises) {
                            "run/checkpoints/step-00000006/manifest.json"}) {
     EXPECT_TRUE(std::filesystem::exists(dir_.path(file))) << file;
   }
-  EXPECT_TRUE(nlohmann::json::parse(read_file(dir_.path("run/trace.json"))).at("traceEvents").size() > 100);
+  const auto trace = nlohmann::json::parse(read_file(dir_.path("run/trace.json"))).at("traceEvents");
+  EXPECT_TRUE(trace.size() > 100);
+  const auto begin_of = [&](const std::string& name) {
+    for (const auto& event : trace)
+      if (event.at("name") == name) return event.at("ts").get<double>();
+    ADD_FAILURE() << name << " is not in the trace";
+    return 0.0;
+  };
+  EXPECT_LT(begin_of("step 2"), begin_of("micro-batch 0"));
+  EXPECT_LT(begin_of("micro-batch 0"), begin_of("forward 1"));
+  EXPECT_LT(begin_of("forward 1"), begin_of("backward 1"));
+  EXPECT_LT(begin_of("backward 1"), begin_of("micro-batch 1"));
+  EXPECT_LT(begin_of("micro-batch 1"), begin_of("optimizer"));
 }
 
 TEST_F(CliTrain, TracesTheOnlyStepWhereThereIsNoSecond) {
@@ -122,22 +134,77 @@ TEST_F(CliTrain, AFinishedRunHasNothingToDo) {
   const auto before = metrics();
   const Ran again = train({});
   EXPECT_EQ(again.code, 0) << again.err;
-  EXPECT_THAT(again.err, HasSubstr("nothing to do: step 6 of 6 is done"));
+  EXPECT_THAT(again.err, HasSubstr("nothing to do: step 6 of 6 is done; raise train.steps, or choose another run.dir"));
   EXPECT_EQ(metrics(), before);
 }
 
 TEST_F(CliTrain, GoesOnOnlyWithTheSameRun) {
   ASSERT_EQ(train({}).code, 0);
-  expect_refused(train({"optimizer.lr=0.5", "train.steps=8"}), 2, "optimizer.lr: 0.01 -> 0.5");
-  EXPECT_EQ(train({"optimizer.lr=0.5", "train.steps=8", "run.dir=other"}).code, 0);
+  const Ran ran = train({"optimizer.lr=0.5", "train.steps=8"});
+  expect_refused(ran, 2, "optimizer.lr: 0.01 -> 0.5");
+  EXPECT_THAT(ran.err, HasSubstr("choose another run.dir, where model.init_from = \"run\" begins with the weights"));
+  EXPECT_THAT(ran.err, HasSubstr("checkpoint.resume=false, which moves the checkpoints to run/checkpoints/old-N"));
+  const Ran other = train({"optimizer.lr=0.5", "train.steps=8", "run.dir=other", "model.init_from=run"});
+  EXPECT_EQ(other.code, 0) << other.err;
+  EXPECT_THAT(other.err, HasSubstr("weights from run\n"));
+}
+
+// What a run that starts over finds is moved, never removed, whatever starts there later.
+TEST_F(CliTrain, StartingOverKeepsWhatWasThere) {
+  ASSERT_EQ(train({}).code, 0);
+  const std::string was = read_file(dir_.path("run/metrics.jsonl"));
+  const Ran over = train({"optimizer.lr=0.5", "checkpoint.resume=false"});
+  ASSERT_EQ(over.code, 0) << over.err;
+  EXPECT_THAT(over.err, HasSubstr("checkpoint.resume = false: the checkpoints and metrics that were here are now in "
+                                  "run/checkpoints/old-1; nothing removes it\n"));
+  const Ran first = train({"run.dir=fresh", "checkpoint.resume=false"});
+  EXPECT_THAT(first.err, Not(HasSubstr("old-1"))) << "nothing was there";
+  EXPECT_EQ(train({"optimizer.lr=0.5", "train.steps=9"}).code, 0);  // goes on, saves and prunes
+  EXPECT_EQ(read_file(dir_.path("run/checkpoints/old-1/metrics.jsonl")), was);
+  EXPECT_EQ(run_moebius(dir_, {"checkpoint", "verify", "run/checkpoints/old-1/step-00000006"}).code, 0);
+  // Weights that are not read leave the checkpoints in their places; the run's own can be started from.
+  EXPECT_NE(train({"model.init_from=nowhere", "checkpoint.resume=false"}).code, 0);
+  EXPECT_FALSE(std::filesystem::exists(dir_.path("run/checkpoints/old-2")));
+  const Ran own = train({"model.init_from=run", "checkpoint.resume=false"});
+  EXPECT_EQ(own.code, 0) << own.err;
+  EXPECT_TRUE(std::filesystem::exists(dir_.path("run/checkpoints/old-2/step-00000009")));
+}
+
+// What is found out too late otherwise: a line each, before the first step.
+TEST_F(CliTrain, SaysWhatItStartsFromAndWhatItLeavesOut) {
+  const Ran ran = train({"moe.balance=\"none\"", "moe.aux_coeff=0", "checkpoint.every=0"});
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  for (const char* line :
+       {"weights are random (run.seed = ", "data: 128 tokens a step; 6 steps read set ",
+        "moe.balance = \"none\": nothing keeps", "checkpoint.every = 0: saved after the last step"}) {
+    EXPECT_THAT(ran.err, HasSubstr(line));
+    EXPECT_LT(ran.err.find(line), ran.err.find("step 1/6")) << line;
+  }
+}
+
+// The path of the data is looked at before the memory of the model is asked for.
+TEST_F(CliTrain, AMissingDatasetIsFoundBeforeMemoryIsAskedFor) {
+  const std::vector<std::string> huge{"model.hidden_size=65536", "model.moe_intermediate_size=65536",
+                                      "model.vocab_size=1000000"};
+  Ran ran = train(huge);
+  EXPECT_NE(ran.code, 0);
+  EXPECT_THAT(ran.err, HasSubstr("memory")) << "or this shows nothing";
+  std::vector<std::string> missing = huge;
+  missing.emplace_back("data.train=[\"tpyo\"]");
+  expect_refused(train(missing), 3, "data.train: tpyo: expected tpyo.bin and tpyo.idx");
+  missing = huge;
+  missing.emplace_back("data.valid=[\"set.bin\"]");
+  expect_refused(train(missing), 3, "data.valid: set.bin: expected the prefix of a dataset");
 }
 
 // The same prefix, another text: going on would train on other samples than the run says.
 TEST_F(CliTrain, GoesOnOnlyWithTheSameData) {
   ASSERT_EQ(train({}).code, 0);
   write_file_atomic(dir_.path("text.txt"), std::string(5000, 'x'));
-  ASSERT_EQ(run_moebius(dir_, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code,
-            0);
+  std::vector<std::string> build{"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"};
+  expect_refused(run_moebius(dir_, build), 2, "set: expected no dataset of this name; got set.bin; choose another");
+  build.emplace_back("--force");
+  ASSERT_EQ(run_moebius(dir_, build).code, 0);
   expect_refused(train({"train.steps=8"}), 2, "the datasets of data.train are not those");
 }
 
@@ -166,10 +233,10 @@ TEST_F(CliTrain, SaysWhatAGpuRunsBySlowerKernels) {
   if (const std::string why = Accelerator::why_missing(); !why.empty()) GTEST_SKIP() << why;
   const Ran ran = train({"run.device=cuda", "precision.compute=bf16"});
   ASSERT_EQ(ran.code, 0) << ran.err;
-  const std::string warning =
-      "warning: slower kernels than this GPU has: attention_bwd: the fast kernels take heads of ";
+  const std::string warning = "warning: slower kernels than this GPU has: ";
   EXPECT_THAT(ran.err, HasSubstr(warning));
-  EXPECT_THAT(ran.err, HasSubstr("; got 8 with values of 8; attention_fwd: "));
+  EXPECT_THAT(ran.err, HasSubstr("attention_bwd, attention_fwd: the fast kernels take heads of "));
+  EXPECT_THAT(ran.err, HasSubstr("; got 8 with values of 8"));
   EXPECT_THAT(ran.err, Not(HasSubstr("expert_up"))) << "its columns are multiples of 8";
   EXPECT_EQ(ran.err.find(warning), ran.err.rfind(warning)) << "once";
 }

@@ -113,6 +113,24 @@ TEST_P(GpuLayouts, TimesOfRanksAreThoseOfTheGpu) {
   });
 }
 
+// All ranks trace the step: a collective is recorded by all or by none.
+TEST_P(GpuLayouts, ATracedStepChangesNoBit) {
+  const GpuLayout& c = GetParam();
+  const auto losses = [&](Transport& world, bool traced) {
+    Trace trace;
+    Engine engine(layout_engine_spec(world, c.model, c.layout, {.device = DeviceKind::cuda, .graph = graph()}));
+    init_layout(engine, c.model);
+    std::vector<double> all;
+    for (int64_t step = 1; step <= 5; ++step) {
+      engine.set_trace(traced && step == 2 ? &trace : nullptr);
+      all.push_back(layout_step(engine, c.model, step).loss);
+    }
+    EXPECT_EQ(trace.events().empty(), !traced);
+    return all;
+  };
+  run_ranks(c.ranks, [&](Transport& world) { EXPECT_EQ(losses(world, true), losses(world, false)); });
+}
+
 INSTANTIATE_TEST_SUITE_P(Everywhere, GpuLayouts, ::testing::ValuesIn(kLayouts),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 

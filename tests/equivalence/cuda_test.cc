@@ -68,6 +68,13 @@ EngineSpec sinkhorn_on(DeviceKind device, DType compute, bool graph = true) {
   return spec;
 }
 
+// Draws that are others in each step and micro-batch.
+EngineSpec jittered_on(DeviceKind device, DType compute, bool graph = true) {
+  EngineSpec spec = wide_spec_on(device, compute, graph);
+  spec.balance.jitter = 0.1;
+  return spec;
+}
+
 // More micro-batches than launches before the recording.
 EngineSpec many_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = spec_on(device, compute, graph);
@@ -142,8 +149,9 @@ EngineSpec gpt_oss_on(DeviceKind device, DType compute, bool graph = true) {
   return spec;
 }
 
-constexpr auto kSpecs = {spec_on,   wide_spec_on, documents_on, balanced_on,    sinkhorn_on, many_on,   whole_norm_on,
-                         frozen_on, remade_on,    latent_on,    wide_latent_on, ahead_on,    gpt_oss_on};
+constexpr auto kSpecs = {spec_on,     wide_spec_on,   documents_on,  balanced_on, sinkhorn_on,
+                         jittered_on, many_on,        whole_norm_on, frozen_on,   remade_on,
+                         latent_on,   wide_latent_on, ahead_on,      gpt_oss_on};
 
 void split_documents(MicroBatch& b) {
   const int64_t S = b.shape.seq, cut = S / 3;

@@ -134,6 +134,23 @@ TEST_P(Training, ARunThatStartsOverIsItsOwn) {
   EXPECT_THAT(runs_.newest("r"), HasSubstr("step-00000002"));
   ASSERT_EQ(runs_.train("r"), 0) << runs_.err();
   runs_.expect_same("r", "undisturbed");
+  const std::string old = runs_.path("r/checkpoints/old-1");  // nothing of it was lost on the way
+  EXPECT_EQ(CheckpointReader(old + "/step-00000007").step(), 7);
+  EXPECT_TRUE(verify_checkpoint(old + "/step-00000007").ok());
+  EXPECT_THAT(read_file(old + "/metrics.jsonl"), HasSubstr("\"step\":7,"));
+}
+
+TEST_P(Training, DyingWhileCheckpointsAreSetAsideLosesNone) {
+  ASSERT_EQ(runs_.train("r", {"checkpoint.keep=0"}), 0);
+  const size_t before = list_checkpoints(runs_.path("r/checkpoints")).size();
+  ASSERT_GT(before, 1u);
+  ASSERT_EQ(runs_.train("r", {"checkpoint.resume=false"}, {.fault = "checkpoint.mid_set_aside:1"}), kKilled);
+  EXPECT_EQ(list_checkpoints(runs_.path("r/checkpoints")).size(), before - 1);
+  EXPECT_EQ(list_checkpoints(runs_.path("r/checkpoints/old-1")).size(), 1u);
+  ASSERT_EQ(runs_.train("r", {"checkpoint.resume=false"}), 0) << runs_.err();
+  EXPECT_EQ(list_checkpoints(runs_.path("r/checkpoints/old-1")).size(), 1u);
+  EXPECT_EQ(list_checkpoints(runs_.path("r/checkpoints/old-2")).size(), before - 1);
+  runs_.expect_same("r", "undisturbed");
 }
 
 // Even when it dies before its first checkpoint: what it was told to start over from is not taken up again.

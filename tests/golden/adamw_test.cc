@@ -57,10 +57,11 @@ TEST(GoldenAdamw, FiveStepsWithClipping) {
     std::map<std::string, std::vector<float>> grads;
     for (auto& [name, u] : state) {
       std::vector<float>& grad = grads[name] = ref.read(fmt::format("grad.{}.{}", step, name));
-      std::vector<double> partial(SumSquares::num_partials(grad.size()));
+      const Tensor x = vector_of(grad);
+      std::vector<double> partial(SumSquares::num_partials(x));
       sum_squares(s, {.sum_1 = tensor_of(&sum, {1}),
                       .partial_P = tensor_of(partial.data(), {static_cast<int64_t>(partial.size())}),
-                      .x_n = vector_of(grad)});
+                      .x = {&x, 1}});
     }
     clip_scale(s, {.norm_1 = tensor_of(&norm, {1}),
                    .scale_1 = tensor_of(&scale, {1}),
@@ -68,17 +69,18 @@ TEST(GoldenAdamw, FiveStepsWithClipping) {
                    .clip = ref.constant("clip")});
     EXPECT_NEAR(norm, want_norm[step - 1], 1e-6 * want_norm[step - 1]);
     for (auto& [name, u] : state) {
-      adamw(s, {.param_n = vector_of(u.master),
-                .master_n = vector_of(u.master),
-                .m_n = vector_of(u.m),
-                .v_n = vector_of(u.v),
-                .grad_n = vector_of(grads[name]),
+      const AdamWTensors t{.param_n = vector_of(u.master),
+                           .master_n = vector_of(u.master),
+                           .m_n = vector_of(u.m),
+                           .v_n = vector_of(u.v),
+                           .grad_n = vector_of(grads[name]),
+                           .weight_decay = ref.constant("weight_decay." + name)};
+      adamw(s, {.tensors = {&t, 1},
                 .scale_1 = tensor_of(&scale, {1}),
                 .lr = lr[step - 1],
                 .beta1 = ref.constant("beta1"),
                 .beta2 = ref.constant("beta2"),
                 .eps = ref.constant("eps"),
-                .weight_decay = ref.constant("weight_decay." + name),
                 .step = step});
       expect_close(u.master, ref.read(fmt::format("param.{}.{}", step, name)),
                    fmt::format("{} after step {}", name, step));

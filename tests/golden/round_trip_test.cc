@@ -349,7 +349,7 @@ TEST_F(Export, RefusesAndLeavesNothingBehind) {
                [&] { import_hugging_face({.out = dir_.path("out"), .model = hub()}); });
   config["model_type"] = "moebius";
   write_file_atomic(hub() + "/config.json", config.dump());
-  expect_error(ErrorKind::input, "this family is not supported",
+  expect_error(ErrorKind::input, "for which Hugging Face has no class",
                [&] { export_hugging_face({.out = dir_.path("out"), .model = hub()}); });
   EXPECT_EQ(dir_.num_files(), before);
 }

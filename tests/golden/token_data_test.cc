@@ -27,7 +27,10 @@ TEST_P(TokenDataGolden, SameBytes) {
                     fmt::format(R"({{"eos_token":"{}"}})", end_of_document));
   const auto tokenizer = open_tokenizer(dir.path("tokenizer"));
   for (const int threads : {1, 3}) {
-    build_dataset({.inputs = {kData + "/token_data/documents.jsonl"}, .out_prefix = dir.path("p"), .threads = threads},
+    build_dataset({.inputs = {kData + "/token_data/documents.jsonl"},
+                   .out_prefix = dir.path("p"),
+                   .replace = true,
+                   .threads = threads},
                   *tokenizer);
     for (const char* file : {".bin", ".idx"})
       EXPECT_TRUE(read_file(dir.path("p") + file) == read_file(kData + "/token_data/" + style + file)) << file;

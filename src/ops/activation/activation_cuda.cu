@@ -1,4 +1,5 @@
 #include "core/cuda.h"
+#include "core/slow_paths.h"
 #include "ops/activation/activation.h"
 #include "ops/backends.h"
 #include "ops/cuda/swiglu.h"
@@ -83,6 +84,7 @@ void swiglu_fwd(Stream& s, const SwigluFwd& a) {
     constexpr int kNum = kPerVector<T>;
     Fwd<T> f{.a = a.a_TF.ptr<T>(), .h = a.h_T2F.ptr<T>()};
     const bool aligned = rows_are_aligned(width, sizeof(T), f.a, f.h);
+    if (!aligned) note_odd_rows(s, "swiglu_fwd", a.h_T2F.dtype, width);
     f.num_vectors = a.a_TF.numel() / (aligned ? kNum : 1);
     f.vectors_of_row = static_cast<uint32_t>(narrow<int>(width / (aligned ? kNum : 1)));
     const int blocks = num_blocks(f.num_vectors, kThreads);
@@ -104,6 +106,7 @@ void swiglu_bwd(Stream& s, const SwigluBwd& a) {
              .da = a.da_TF.ptr<T>(),
              .h = a.h_T2F.ptr<T>()};
     const bool aligned = rows_are_aligned(width, sizeof(T), b.dh, b.a, b.da, b.h);
+    if (!aligned) note_odd_rows(s, "swiglu_bwd", a.h_T2F.dtype, width);
     b.num_vectors = a.da_TF.numel() / (aligned ? kNum : 1);
     b.vectors_of_row = static_cast<uint32_t>(narrow<int>(width / (aligned ? kNum : 1)));
     const int blocks = num_blocks(b.num_vectors, kThreads);

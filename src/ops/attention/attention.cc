@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/backends.h"
+#include "ops/elementwise/elementwise.h"
 
 namespace moebius {
 namespace {
@@ -118,7 +119,10 @@ void attention_bwd(Stream& s, const AttentionBwd& a) {
   check_tensor(who, "o", a.o_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_TGd));
   check_scratch(who, a.scratch, AttentionBwd::scratch_bytes(a, s));
   OpScope scope(s, who, cost(a));
-  if (a.q_THd.empty()) return;
+  if (a.q_THd.empty()) {
+    fill_zero(s, a.dk_TGd);
+    return fill_zero(s, a.dv_TGd);
+  }
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::attention_bwd(s, a);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/slow_paths.h"
+#include "ops/attention/attention_limits.h"
 #include "ops/backends.h"
 
 namespace moebius::cuda {
@@ -40,11 +41,12 @@ void note_generic(const Stream& s, const char* op, const Tensor& q, const Tensor
 
 // What own kernels cannot index.
 void check_sizes(const char* who, const Tensor& q, const Tensor& v, int64_t batch) {
-  MOEBIUS_CHECK(usage, q.dim(2) <= 256 && v.dim(2) <= 256,
-                "{}: on CUDA the width of a head must be at most 256; got q {} and v {}", who, to_string(q),
-                to_string(v));
-  MOEBIUS_CHECK(usage, q.dim(1) <= 65535 && batch <= 65535,
-                "{}: on CUDA heads and batch must be at most 65535; got {} and batch {}", who, to_string(q), batch);
+  MOEBIUS_CHECK(usage, q.dim(2) <= kMaxHeadWidth && v.dim(2) <= kMaxHeadWidth,
+                "{}: on CUDA the width of a head must be at most {}; got q {} and v {}", who, kMaxHeadWidth,
+                to_string(q), to_string(v));
+  MOEBIUS_CHECK(usage, q.dim(1) <= kMaxHeadsOrBatch && batch <= kMaxHeadsOrBatch,
+                "{}: on CUDA heads and batch must be at most {}; got {} and batch {}", who, kMaxHeadsOrBatch,
+                to_string(q), batch);
 }
 
 }  // namespace
@@ -53,8 +55,9 @@ AttentionSizes attention_sizes(const AttentionFwd& a) { return sizes_of(a, a.k_U
 
 AttentionSizes attention_sizes(const AttentionBwd& a) { return sizes_of(a, a.k_TGd, a.v_TGd); }
 
-bool sm90_takes(const AttentionFwd& a) { return has_sm90_kernel(a.q_THd, a.v_UGd); }
-bool sm90_takes(const AttentionBwd& a) { return has_sm90_kernel(a.q_THd, a.v_TGd); }
+// Without keys the copy engine has nothing to describe.
+bool sm90_takes(const AttentionFwd& a) { return has_sm90_kernel(a.q_THd, a.v_UGd) && !a.v_UGd.empty(); }
+bool sm90_takes(const AttentionBwd& a) { return has_sm90_kernel(a.q_THd, a.v_TGd) && !a.v_TGd.empty(); }
 
 int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes(a) ? cudnn_scratch_bytes(a) : 0; }
 

@@ -1,7 +1,11 @@
 // The three ways in which CUDA computes attention. Which one takes a call is decided by its arguments alone.
-//   generic  any width up to 256, f32 and bf16, any mask of the header
-//   sm90     bf16 of width 64, 128, and 192 with values of 128, any mask of the header: wgmma and the tensor copy
-//   engine cuDNN    of those of one width the causal ones without documents where it is the quicker
+//
+// generic: any width up to 256, f32 and bf16, any mask of the header.
+//
+// sm90: bf16 of width 64, 128, and 192 with values of 128, any mask of the header: wgmma and the tensor copy engine.
+//
+// cuDNN: of those of one width the causal ones without documents where it is the quicker.
+//
 // All are deterministic, and agree within rounding.
 #pragma once
 
@@ -32,6 +36,8 @@ bool sm90_takes(const AttentionFwd& a);
 bool sm90_takes(const AttentionBwd& a);
 void sm90_attention_fwd(Stream& s, const AttentionFwd& a);
 void sm90_attention_bwd(Stream& s, const AttentionBwd& a);
+// What the backward pass works with best. With less, down to 8 bytes a row and head, it computes scores once more; the
+// bits are the same.
 int64_t sm90_scratch_bytes(const AttentionBwd& a);
 
 // to [batch, heads, rows] = from [batch, rows, heads]

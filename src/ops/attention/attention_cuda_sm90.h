@@ -24,14 +24,6 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// Four 8x8 matrices of bf16: lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void ldmatrix_4(uint32_t* words, uint32_t from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(from)
-               : "memory");
-}
-
 // A tile of rows x kWidth bf16 in shared memory: blocks of 64 columns, each rows x 128 bytes with the 128-byte swizzle.
 template <int kRows, int kWidth>
 struct Sm90Tile {
@@ -77,7 +69,9 @@ __device__ __forceinline__ void load_words(uint32_t (&words)[kWidth / 4], uint32
   const int lane = threadIdx.x % 32, my_row = row + threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
   for (int step = 0; step < kWidth / 16; ++step) {
-    ldmatrix_4(words + 4 * step, x + step / 4 * X::kBlockBytes + swizzle_128(my_row, step % 4 * 2 + lane / 16));
+    uint32_t* to = words + 4 * step;
+    ldmatrix_4(x + step / 4 * X::kBlockBytes + swizzle_128(my_row, step % 4 * 2 + lane / 16), to[0], to[1], to[2],
+               to[3]);
   }
 }
 

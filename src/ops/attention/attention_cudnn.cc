@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "core/cuda.h"
+#include "core/out_of_memory.h"
 #include "ops/attention/attention_cuda.h"
 
 namespace moebius::cuda {
@@ -24,10 +25,12 @@ using Pointers = std::unordered_map<int64_t, void*>;
 enum Id : int64_t { kQ = 1, kK, kV, kO, kLse, kDo, kDq, kDk, kDv };
 
 void check(fe::error_t status, const char* who, const char* what) {
-  MOEBIUS_CHECK(internal, status.is_good(), "{}: cuDNN: {}: {}", who, what, status.get_message());
+  if (status.is_good()) return;
+  throw_library_error(ErrorKind::internal, fmt::format("{}: cuDNN: {}: {}", who, what, status.get_message()));
 }
 void check(cudnnStatus_t status, const char* call) {
-  MOEBIUS_CHECK(internal, status == CUDNN_STATUS_SUCCESS, "attention: {}: {}", call, cudnnGetErrorString(status));
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  throw_library_error(ErrorKind::internal, fmt::format("attention: {}: {}", call, cudnnGetErrorString(status)));
 }
 
 // A graph is built for these: sizes, and how many heads the tensors have of which these are a part.

@@ -168,6 +168,42 @@ TEST_P(AttentionPartsTest, GradientsAddUpToThoseOfTheWhole) {
   testing::expect_close("dv", dv_sum, dv_all.values(), 4 * eps_ + error_, error_);
 }
 
+TEST(AttentionParts, MayHaveNoQueriesOrNoKeys) {
+  testing::on_each_device([](Stream& s) {
+    Array q({0, 1, 64}, DType::bf16), lse({0, 1}, DType::f32), k = Array::normal({2, 1, 64}, DType::bf16, 1);
+    Array dk = Array::poisoned({2, 1, 64}, DType::bf16), dv = dk;
+    AttentionBwd bwd{.dq_THd = q.tensor(),
+                     .dk_TGd = dk.tensor(),
+                     .dv_TGd = dv.tensor(),
+                     .do_THd = q.tensor(),
+                     .o_THd = q.tensor(),
+                     .lse_TH = lse.tensor(),
+                     .q_THd = q.tensor(),
+                     .k_TGd = k.tensor(),
+                     .v_TGd = k.tensor(),
+                     .is_part = true};
+    Array bwd_scratch({AttentionBwd::scratch_bytes(bwd, s)}, DType::u8);
+    bwd.scratch = bwd_scratch.tensor();
+    attention_bwd(s, bwd);
+    EXPECT_EQ(dk.values(), Values(128));
+    EXPECT_EQ(dv.values(), Values(128));
+
+    Array queries = Array::normal({3, 1, 64}, DType::bf16, 2), none({0, 1, 64}, DType::bf16);
+    Array o = Array::poisoned({3, 1, 64}, DType::bf16), sums = Array::poisoned({3, 1}, DType::f32);
+    AttentionFwd fwd{.o_THd = o.tensor(),
+                     .lse_TH = sums.tensor(),
+                     .q_THd = queries.tensor(),
+                     .k_UGd = none.tensor(),
+                     .v_UGd = none.tensor(),
+                     .is_part = true};
+    Array fwd_scratch({AttentionFwd::scratch_bytes(fwd, s)}, DType::u8);
+    fwd.scratch = fwd_scratch.tensor();
+    attention_fwd(s, fwd);
+    EXPECT_EQ(o.values(), Values(3 * 64));
+    EXPECT_EQ(sums.values(), Values(3, -std::numeric_limits<double>::infinity()));
+  });
+}
+
 TEST(AttentionParts, AreRefusedAtNegativePositions) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);

@@ -20,6 +20,13 @@ class DeviceRng {
     high_[0] = words.counter_high[0];
     high_[1] = words.counter_high[1];
   }
+  // REQUIRES: this one is of step 0.
+  __device__ __forceinline__ DeviceRng at_step(uint64_t step) const {
+    DeviceRng rng = *this;
+    rng.high_[0] = static_cast<uint32_t>(step);
+    rng.key_[1] ^= static_cast<uint32_t>(step >> 32);
+    return rng;
+  }
   // The first two of the four words of an index.
   __device__ __forceinline__ uint2 bits(uint64_t index) const {
     uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32), c2 = high_[0], c3 = high_[1];

@@ -8,10 +8,6 @@
 
 namespace moebius::cuda {
 
-__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 // Loads a box of the map to shared memory; the barrier of this block gets the bytes. One thread issues it.
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, int32_t x, int32_t y) {
   asm volatile(
@@ -79,15 +75,22 @@ __device__ __forceinline__ void tma_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Bytes in a row, a multiple of 16 at such addresses. A load's barrier gets them; a store is ordered, committed and
+// waited for as tma_store. One thread issues it.
+__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+}
+
 // 16 bytes from global to shared memory, past L1; zeros when !valid, and then nothing is read.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // Byte offset of 16-byte chunk `chunk` of row `row` in a tile of 128-byte rows under the 128-byte swizzle; the tile
@@ -101,6 +104,14 @@ __device__ __forceinline__ uint32_t swizzle_128(uint32_t row, uint32_t chunk) {
 __device__ __forceinline__ void stmatrix_4(uint32_t to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w0), "r"(w1), "r"(w2),
                "r"(w3)
+               : "memory");
+}
+
+// The same from shared memory.
+__device__ __forceinline__ void ldmatrix_4(uint32_t from, uint32_t& w0, uint32_t& w1, uint32_t& w2, uint32_t& w3) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w0), "=r"(w1), "=r"(w2), "=r"(w3)
+               : "r"(from)
                : "memory");
 }
 

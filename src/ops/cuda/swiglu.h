@@ -8,15 +8,8 @@
 
 namespace moebius::cuda {
 
-// 1 / (1 + e^-x), to about 2^-21 for |x| < 8: for values that are rounded to bf16 afterwards.
-__device__ __forceinline__ float approximate_sigmoid(float x) {
-  float z;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(z) : "f"(__fmul_rn(x, -1.44269504f)));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(z) : "f"(__fadd_rn(z, 1.0f)));
-  return z;
-}
-// The same of several in place. Each step is taken for all before the next, and stays so: the special-function unit
-// then works on several at once.
+// 1 / (1 + e^-x) of several in place, to about 2^-21 for |x| < 8: for values that are rounded to bf16 afterwards. Each
+// step is taken for all before the next, and stays so: the special-function unit then works on several at once.
 template <int kNum>
 __device__ __forceinline__ void approximate_sigmoids(float (&x)[kNum]) {
 #pragma unroll

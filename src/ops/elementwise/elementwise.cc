@@ -120,10 +120,12 @@ void gated_add_bwd(Stream& s, const GatedAddBwd& a) {
 }
 
 void jitter(Stream& s, const Jitter& a) {
-  check_float("jitter", "x", a.x);
-  check_tensor("jitter", "y", a.y, a.x.dtype, a.x.shape);
-  OpScope scope(s, "jitter", moved(2 * a.x.num_bytes(), a.x.numel()));
-  if (a.x.empty()) return;
+  check_float("jitter", "x", a.x_TD);
+  MOEBIUS_CHECK(usage, a.x_TD.shape.rank() == 2, "jitter: x must be [T, D]; got {}", to_string(a.x_TD));
+  check_tensor("jitter", "y", a.y_TD, a.x_TD.dtype, a.x_TD.shape);
+  check_tensor("jitter", "draw", a.draw_2, DType::i64, {2});
+  OpScope scope(s, "jitter", moved(2 * a.x_TD.num_bytes(), a.x_TD.numel()));
+  if (a.x_TD.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::jitter(s, a);

@@ -32,11 +32,15 @@ struct GatedAddBwd {
 };
 void gated_add_bwd(Stream& s, const GatedAddBwd& a);
 
-// y[i] = x[i] * U(1 - eps, 1 + eps); the draw of element i is rng.uniform(first_index + i).
+// y[t, d] = x[t, d] * U(1 - eps, 1 + eps); the draw is that of Rng(seed, jitter, step, layer) for element d of token
+// first_token + row + t. Step and token are in memory, so that a recorded step draws anew.
 struct Jitter {
-  Tensor y, x;
-  Rng rng;
-  uint64_t first_index = 0;
+  Tensor y_TD;    // out
+  Tensor x_TD;    // in
+  Tensor draw_2;  // in i64 [step, first token]
+  int64_t row = 0;
+  uint64_t seed = 0;
+  uint32_t layer = 0;
   float eps = 0.0f;
 };
 void jitter(Stream& s, const Jitter& a);

@@ -121,8 +121,11 @@ void gated_add_bwd(Stream& s, const GatedAddBwd& a) {
 }
 
 void jitter(Stream& s, const Jitter& a) {
-  map(s, a.y, a.x,
-      [&](float x, int64_t i) { return x * (1.0f + a.eps * (2.0f * a.rng.uniform(a.first_index + i) - 1.0f)); });
+  const int64_t* draw = a.draw_2.ptr<int64_t>();
+  const Rng rng(a.seed, RngSite::jitter, static_cast<uint64_t>(draw[0]), a.layer);
+  const auto first = static_cast<uint64_t>((draw[1] + a.row) * a.x_TD.dim(1));
+  map(s, a.y_TD, a.x_TD,
+      [&](float x, int64_t i) { return x * (1.0f + a.eps * (2.0f * rng.uniform(first + i) - 1.0f)); });
 }
 
 void fill_normal(Stream& s, const FillNormal& a) {

@@ -95,8 +95,11 @@ __global__ void __launch_bounds__(kThreads) gated_add_bwd_kernel(Gated<T> a) {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    jitter_kernel(T* y, const T* x, int64_t n, DeviceRng rng, uint64_t first, float eps) {
+    jitter_kernel(T* y, const T* x, int64_t n, int64_t width, const int64_t* draw, int64_t row, DeviceRng any_step,
+                  float eps) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const DeviceRng rng = any_step.at_step(static_cast<uint64_t>(draw[0]));
+  const auto first = static_cast<uint64_t>((draw[1] + row) * width);
   if (i < n) set(y[i], element(x[i]) * (1.0f + eps * (2.0f * rng.uniform(first + i) - 1.0f)));
 }
 
@@ -199,11 +202,12 @@ void gated_add_bwd(Stream& s, const GatedAddBwd& a) {
 }
 
 void jitter(Stream& s, const Jitter& a) {
-  const int64_t n = a.x.numel();
-  with_float_type(a.x.dtype, [&](auto zero) {
+  const int64_t n = a.x_TD.numel();
+  const DeviceRng any_step(Rng(a.seed, RngSite::jitter, 0, a.layer));
+  with_float_type(a.x_TD.dtype, [&](auto zero) {
     using T = decltype(zero);
-    jitter_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(a.y.ptr<T>(), a.x.ptr<T>(), n,
-                                                                            DeviceRng(a.rng), a.first_index, a.eps);
+    jitter_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(
+        a.y_TD.ptr<T>(), a.x_TD.ptr<T>(), n, a.x_TD.dim(1), a.draw_2.ptr<int64_t>(), a.row, any_step, a.eps);
   });
   check_launch("jitter");
 }

@@ -97,11 +97,19 @@ TEST(AddRow, AddsItToEachRow) {
 }
 
 TEST_P(ElementwiseTest, JitterAndNormalAreFunctionsOfTheGlobalIndex) {
-  const Rng rng(7, RngSite::jitter, 3, 2);
-  Array x = Array::normal({101}, c(), 1), y = Array::poisoned({101}, c()), part = Array::poisoned({40}, c());
-  Array z = Array::poisoned({5000}, c());
-  jitter(s_, {.y = y.tensor(), .x = x.tensor(), .rng = rng, .first_index = 1000, .eps = 0.25f});
-  jitter(s_, {.y = part.tensor(), .x = x.tensor().rows(30, 70), .rng = rng, .first_index = 1030, .eps = 0.25f});
+  const int64_t step = (int64_t{5} << 32) + 3;
+  const Rng rng(7, RngSite::jitter, static_cast<uint64_t>(step), 2);
+  Array x = Array::normal({101, 1}, c(), 1), y = Array::poisoned({101, 1}, c()), part = Array::poisoned({8, 5}, c());
+  Array z = Array::poisoned({5000}, c()), draw({2}, DType::i64);
+  draw.tensor().ptr<int64_t>()[0] = step;
+  draw.tensor().ptr<int64_t>()[1] = 1000;
+  Jitter a{.y_TD = y.tensor(), .x_TD = x.tensor(), .draw_2 = draw.tensor(), .seed = 7, .layer = 2, .eps = 0.25f};
+  jitter(s_, a);
+  synchronize(s_);
+  // The same elements as tokens of five: token 206 begins with element 1030.
+  draw.tensor().ptr<int64_t>()[1] = 200;
+  a.y_TD = part.tensor(), a.x_TD = x.tensor().rows(30, 70).view({8, 5}), a.row = 6;
+  jitter(s_, a);
   fill_normal(s_, {.x = z.tensor(), .rng = rng, .first_index = 9, .mean = 2, .std = 0.5f});
   Values want(101), want_z(5000);
   const Values before = x.values();
@@ -163,13 +171,14 @@ TEST(Elementwise, BadArgumentsAreNamed) {
 TEST(Elementwise, NullDeviceCounts) {
   const Cost cost = testing::cost_on_null([](Stream& s) {
     const Tensor x = testing::null_tensor({3, 4}), gate = testing::null_tensor({3});
+    const Tensor draw = testing::null_tensor({2}, DType::i64);
     fill_zero(s, x);
     copy(s, x, x);
     add(s, x, x);
     sum_into(s, {.out_1 = testing::null_tensor({1}, DType::f64), .x = gate});
     gated_add_fwd(s, {.y_TD = x, .x_TD = x, .gate_T = gate});
     gated_add_bwd(s, {.dx_TD = x, .dgate_T = gate, .dy_TD = x, .x_TD = x, .gate_T = gate});
-    jitter(s, {.y = x, .x = x, .rng = Rng(1, RngSite::jitter)});
+    jitter(s, {.y_TD = x, .x_TD = x, .draw_2 = draw});
     fill_normal(s, {.x = x, .rng = Rng(1, RngSite::init)});
     EXPECT_EQ(find_nonfinite(s, x), -1);
   });

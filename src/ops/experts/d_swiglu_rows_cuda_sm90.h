@@ -42,12 +42,6 @@ __device__ __forceinline__ uint32_t box_offset(uint32_t row, uint32_t chunk) {
   return row * 64 + ((chunk ^ (row / 2 % 4)) << 4);
 }
 
-__device__ __forceinline__ void load_matrices(uint32_t from, uint32_t& w0, uint32_t& w1, uint32_t& w2, uint32_t& w3) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(w0), "=r"(w1), "=r"(w2), "=r"(w3)
-               : "r"(from)
-               : "memory");
-}
 __device__ __forceinline__ uint4 load_chunk(uint32_t from) {
   uint4 v;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -128,7 +122,7 @@ struct HeldGradient {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t at = ((staging + lane / 16 * kBoxBytes + box_offset(lane % 16, 0)) ^ (kChunk << 4)) + kBox;
     uint32_t gate0, gate8, up0, up8;
-    load_matrices(at, gate0, gate8, up0, up8);
+    ldmatrix_4(at, gate0, gate8, up0, up8);
     float z[4] = {low_bf16(gate0), high_bf16(gate0), low_bf16(gate8), high_bf16(gate8)};
     approximate_sigmoids(z);
     backward(gate0, up0, words[2 * kUnit], z[0], z[1], weight[0], product[0]);

@@ -283,7 +283,7 @@ struct Product {
     wgmma_commit();
     if (!kFirst) {
       wgmma_wait<1>();
-      ring.release_by_warp(before);
+      ring.release(before);
     }
     before = at.stage;
     at.advance();
@@ -291,7 +291,7 @@ struct Product {
   __device__ __forceinline__ void finish(float (&sum)[128]) const {
     wgmma_wait<0>();
     hold_registers(sum);
-    ring.release_by_warp(before);
+    ring.release(before);
   }
 };
 

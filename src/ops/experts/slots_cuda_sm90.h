@@ -13,7 +13,6 @@ __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(0xf
 
 template <int kNum, uint32_t kBytes>
 struct Slots {
-  static constexpr uint32_t kBarrierBytes = 2 * 8 * kNum;
   uint32_t first, barriers;
   __device__ __forceinline__ uint32_t slot(uint32_t i) const { return first + i * kBytes; }
   __device__ __forceinline__ uint32_t full(uint32_t i) const { return barriers + 8 * i; }
@@ -27,13 +26,8 @@ struct Slots {
     }
     fence_mbarrier_init();
   }
-  // By one lane of a consumer warp: as far as the warp goes, both blocks may fill the slot again.
+  // By a whole consumer warp, converged: as far as it goes, both blocks may fill the slot again.
   __device__ __forceinline__ void release(uint32_t i) const {
-    mbarrier_arrive_cluster(empty(i), 0);
-    mbarrier_arrive_cluster(empty(i), 1);
-  }
-  // The same by all lanes of the warp, converged: two of them arrive, one for each block.
-  __device__ __forceinline__ void release_by_warp(uint32_t i) const {
     const uint32_t lane = threadIdx.x % 32;
     if (lane < 2) mbarrier_arrive_cluster(empty(i), lane);
   }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/cuda.h"
+#include "core/out_of_memory.h"
 #include "core/slow_paths.h"
 #include "ops/backends.h"
 #include "ops/gemm/gemm.h"
@@ -31,7 +32,9 @@ static_assert(kWorkspaceBytes + kTrialBytes + kAnswerBytes == kGemmKeptBytes);
 constexpr int kMaxProposals = 8, kTimedRuns = 3;
 
 void check(cublasStatus_t status, const char* call) {
-  MOEBIUS_CHECK(internal, status == CUBLAS_STATUS_SUCCESS, "gemm: {}: {}", call, cublasLtGetStatusString(status));
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw_library_error(ErrorKind::internal, fmt::format("gemm: {}: {} ({})", call, cublasLtGetStatusString(status),
+                                                       cublasLtGetStatusName(status)));
 }
 
 cudaDataType type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
@@ -310,6 +313,16 @@ class CublasLt {
   std::unordered_map<Key, Algorithms, KeyHash> chosen_;  // one algorithm, or none
 };
 
+// A product that is worth the tensor cores, of rows that the quickest of cuBLASLt's kernels do not take.
+void note_odd_operands(const Stream& s, const Gemm& a) {
+  const Sizes z = sizes_of(a);
+  const bool is_odd = a.a.dim(1) % 8 != 0 || a.b.dim(1) % 8 != 0;
+  if (!is_odd || a.a.dtype != DType::bf16 || std::min({z.m, z.n, z.k}) < 8) return;
+  note_slow_path(s, "gemm",
+                 fmt::format("cuBLASLt's quickest kernels take rows of a multiple of 8; got {} times {}",
+                             to_string(a.a), to_string(a.b)));
+}
+
 }  // namespace
 
 void prepare_gemm(Stream& s) { op_state<CublasLt>(s); }
@@ -320,6 +333,7 @@ void gemm(Stream& s, const Gemm& a) {
     if (!a.accumulate) MOEBIUS_CUDA(cudaMemsetAsync(a.c_MN.data, 0, a.c_MN.num_bytes(), stream));
     return;
   }
+  note_odd_operands(s, a);
   if (op_state<CublasLt>(s).run(s, a)) return;
   if (a.a.dtype == DType::bf16)
     note_slow_path(s, "gemm", fmt::format("cuBLASLt has no way for {} times {}", to_string(a.a), to_string(a.b)));

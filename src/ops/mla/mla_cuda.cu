@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "core/cuda.h"
+#include "core/slow_paths.h"
 #include "ops/cuda/vector.h"
 #include "ops/mla/backends.h"
 
@@ -101,13 +102,16 @@ __global__ void __launch_bounds__(kThreads) take_apart_kernel(LatentKv<T> a) {
 
 // launch(vectors of kNum): as wide as the parts of a head allow.
 template <class T, class F>
-void with_vectors(const LatentKv<T>& a, F&& launch) {
+void with_vectors(const Stream& s, const char* op, const LatentKv<T>& a, F&& launch) {
   const bool whole = a.n % kPerVector<T> == 0 && a.r % kPerVector<T> == 0 &&
                      rows_are_aligned(a.v_width, sizeof(T), a.k, a.v, a.kv, a.k_rope);
-  if (whole)
-    launch(std::integral_constant<int, kPerVector<T>>{});
-  else
-    launch(std::integral_constant<int, 1>{});
+  if (whole) return launch(std::integral_constant<int, kPerVector<T>>{});
+  if constexpr (dtype_of<T> == DType::bf16)
+    note_slow_path(s, op,
+                   fmt::format("vectors are read of heads whose parts are multiples of 8; got {}, {} that rotate and "
+                               "values of {}",
+                               a.n, a.r, a.v_width));
+  launch(std::integral_constant<int, 1>{});
 }
 
 }  // namespace
@@ -135,7 +139,7 @@ void rotate_heads(Stream& s, const RotateHeads& a) {
 void latent_kv_fwd(Stream& s, const LatentKvFwd& a) {
   with_float_type(a.k_THd.dtype, [&](auto zero) {
     const auto x = latent_kv<decltype(zero)>(a.k_THd, a.v_THv, a.kv_THw, a.k_rope_Tr);
-    with_vectors(x, [&](auto num) {
+    with_vectors(s, "latent_kv_fwd", x, [&](auto num) {
       const int64_t vectors = x.rows * x.heads * ((x.n + x.r + x.v_width) / num.value);
       put_together_kernel<num.value><<<num_blocks(vectors, kThreads), kThreads, 0, cuda_stream(s)>>>(x);
     });
@@ -146,8 +150,9 @@ void latent_kv_fwd(Stream& s, const LatentKvFwd& a) {
 void latent_kv_bwd(Stream& s, const LatentKvBwd& a) {
   with_float_type(a.dk_THd.dtype, [&](auto zero) {
     const auto x = latent_kv<decltype(zero)>(a.dk_THd, a.dv_THv, a.dkv_THw, a.dk_rope_Tr);
-    with_vectors(
-        x, [&](auto num) { take_apart_kernel<num.value><<<narrow<int>(x.rows), kThreads, 0, cuda_stream(s)>>>(x); });
+    with_vectors(s, "latent_kv_bwd", x, [&](auto num) {
+      take_apart_kernel<num.value><<<narrow<int>(x.rows), kThreads, 0, cuda_stream(s)>>>(x);
+    });
   });
   check_launch("latent_kv_bwd");
 }

@@ -6,6 +6,9 @@
 
 namespace moebius {
 
+// Of a row on a GPU, which a block holds whole.
+inline constexpr int64_t kMaxGpuNormWidth = 16384;
+
 // sum[t,:] = x[t,:] + residual[t,:]   (when residual is given; x itself otherwise; sum may be the same memory as
 // residual or x) y[t,:] = w * round(sum[t,:] * rstd[t]),  rstd[t] = 1/sqrt(mean(sum[t,:]^2) + eps) x, residual, sum, y,
 // w: f32 or bf16 alike; rstd f32. The sum is rounded to its dtype first and that value is normalised, in f32. As in

@@ -1,6 +1,7 @@
 #include <type_traits>
 
 #include "core/cuda.h"
+#include "core/slow_paths.h"
 #include "ops/backends.h"
 #include "ops/cuda/add_rows.h"
 #include "ops/cuda/vector.h"
@@ -11,7 +12,7 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kMaxThreads = 512;
-constexpr int64_t kMaxWidth = 32 * kMaxThreads;
+static_assert(kMaxGpuNormWidth == 32 * kMaxThreads);
 
 // Of a row in the block's registers, zeros past its width. shared: 32 numbers.
 template <int kNum, int kVectors>
@@ -121,7 +122,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) norm_rows_bwd_kernel(NormRowsB
 }
 
 void check_width(const char* who, int64_t width) {
-  MOEBIUS_CHECK(usage, width <= kMaxWidth, "{}: on a GPU rows are at most {} wide; got {}", who, kMaxWidth, width);
+  MOEBIUS_CHECK(usage, width <= kMaxGpuNormWidth, "{}: on a GPU rows are at most {} wide; got {}", who,
+                kMaxGpuNormWidth, width);
 }
 
 // 32 elements a thread keep enough loads in flight at the occupancy that their registers leave.
@@ -145,19 +147,22 @@ void bwd(cudaStream_t stream, const NormRowsBwd<T>& a) {
 }  // namespace
 
 template <class T>
-void norm_rows_fwd(cudaStream_t stream, const char* who, const NormRowsFwd<T>& a) {
+void norm_rows_fwd(Stream& s, const char* who, const NormRowsFwd<T>& a) {
   check_width(who, a.width);
   const bool whole =
       a.width % kPerVector<T> == 0 && rows_are_aligned(a.ld, sizeof(T), a.y, a.sum, a.x, a.residual, a.w);
-  whole ? fwd<T, kPerVector<T>>(stream, a) : fwd<T, 1>(stream, a);
+  if (!whole) note_odd_rows(s, who, dtype_of<T>, a.width);
+  whole ? fwd<T, kPerVector<T>>(cuda_stream(s), a) : fwd<T, 1>(cuda_stream(s), a);
   check_launch(who);
 }
 
 template <class T>
-void norm_rows_bwd(cudaStream_t stream, const char* who, const NormRowsBwd<T>& a) {
+void norm_rows_bwd(Stream& s, const char* who, const NormRowsBwd<T>& a) {
   check_width(who, a.width);
   const bool whole = a.width % kPerVector<T> == 0 && a.ld_partial % 4 == 0 &&
                      rows_are_aligned(a.ld, sizeof(T), a.dx, a.dy, a.x, a.w, a.partial);
+  if (!whole) note_odd_rows(s, who, dtype_of<T>, a.width);
+  const cudaStream_t stream = cuda_stream(s);
   const auto launch = [&](auto kept) {
     constexpr bool kKept = decltype(kept)::value;
     whole ? bwd<T, kPerVector<T>, kKept>(stream, a) : bwd<T, 1, kKept>(stream, a);
@@ -168,16 +173,16 @@ void norm_rows_bwd(cudaStream_t stream, const char* who, const NormRowsBwd<T>& a
            {.sum = a.dw, .partial = a.partial, .num_partials = a.num_partials, .width = a.width, .ld = a.ld_partial});
 }
 
-template void norm_rows_fwd(cudaStream_t, const char*, const NormRowsFwd<float>&);
-template void norm_rows_fwd(cudaStream_t, const char*, const NormRowsFwd<bf16>&);
-template void norm_rows_bwd(cudaStream_t, const char*, const NormRowsBwd<float>&);
-template void norm_rows_bwd(cudaStream_t, const char*, const NormRowsBwd<bf16>&);
+template void norm_rows_fwd(Stream&, const char*, const NormRowsFwd<float>&);
+template void norm_rows_fwd(Stream&, const char*, const NormRowsFwd<bf16>&);
+template void norm_rows_bwd(Stream&, const char*, const NormRowsBwd<float>&);
+template void norm_rows_bwd(Stream&, const char*, const NormRowsBwd<bf16>&);
 
 void rms_norm_fwd(Stream& s, const RmsNormFwd& a) {
   with_float_type(a.x_TD.dtype, [&](auto zero) {
     using T = decltype(zero);
     const bool residual = !a.residual_TD.empty();
-    norm_rows_fwd<T>(cuda_stream(s), "rms_norm_fwd",
+    norm_rows_fwd<T>(s, "rms_norm_fwd",
                      {.y = a.y_TD.ptr<T>(),
                       .sum = residual ? a.sum_TD.ptr<T>() : nullptr,
                       .rstd = a.rstd_T.ptr<float>(),
@@ -195,7 +200,7 @@ void rms_norm_bwd(Stream& s, const RmsNormBwd& a) {
   const int64_t width = a.x_TD.dim(1);
   with_float_type(a.x_TD.dtype, [&](auto zero) {
     using T = decltype(zero);
-    norm_rows_bwd<T>(cuda_stream(s), "rms_norm_bwd",
+    norm_rows_bwd<T>(s, "rms_norm_bwd",
                      {.dx = a.dx_TD.ptr<T>(),
                       .dw = a.dw_D.ptr<float>(),
                       .partial = a.partial_PD.ptr<float>(),

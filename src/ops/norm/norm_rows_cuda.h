@@ -2,9 +2,9 @@
 // wider ones. Formulas and roundings are those of ops/norm/norm.h.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
+
+#include "core/device.h"
 
 namespace moebius::cuda {
 
@@ -33,8 +33,8 @@ struct NormRowsBwd {
 
 // T: float or bf16. who: the op, for messages.
 template <class T>
-void norm_rows_fwd(cudaStream_t stream, const char* who, const NormRowsFwd<T>& a);
+void norm_rows_fwd(Stream& s, const char* who, const NormRowsFwd<T>& a);
 template <class T>
-void norm_rows_bwd(cudaStream_t stream, const char* who, const NormRowsBwd<T>& a);
+void norm_rows_bwd(Stream& s, const char* who, const NormRowsBwd<T>& a);
 
 }  // namespace moebius::cuda

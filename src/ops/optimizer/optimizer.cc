@@ -9,16 +9,21 @@ constexpr int64_t kChunk = 1 << 16;  // elements of a partial sum
 
 }  // namespace
 
-int64_t SumSquares::num_partials(int64_t n) { return div_ceil(n, kChunk); }
+int64_t SumSquares::num_partials(const Tensor& x) { return div_ceil(x.numel(), kChunk); }
+
+int64_t SumSquares::num_partials(std::span<const Tensor> x) {
+  int64_t num = 0;
+  for (const Tensor& each : x) num += num_partials(each);
+  return num;
+}
 
 void sum_squares(Stream& s, const SumSquares& a) {
   const char* who = "sum_squares";
-  const int64_t n = a.x_n.numel();
-  check_tensor(who, "x", a.x_n, DType::f32, {n});
+  for (const Tensor& x : a.x) check_tensor(who, "x", x, DType::f32, {x.numel()});
   check_tensor(who, "sum", a.sum_1, DType::f64, {1});
-  check_tensor(who, "partial", a.partial_P, DType::f64, {SumSquares::num_partials(n)});
+  check_tensor(who, "partial", a.partial_P, DType::f64, {SumSquares::num_partials(a.x)});
   OpScope scope(s, who, cost(a));
-  if (n == 0) return;
+  if (a.partial_P.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::sum_squares(s, a);
@@ -29,7 +34,14 @@ void sum_squares(Stream& s, const SumSquares& a) {
   }
 }
 
-Cost cost(const SumSquares& a) { return {2.0 * a.x_n.numel(), static_cast<double>(a.x_n.num_bytes())}; }
+Cost cost(const SumSquares& a) {
+  Cost all;
+  for (const Tensor& x : a.x) {
+    all.flops += 2.0 * x.numel();
+    all.bytes += static_cast<double>(x.num_bytes());
+  }
+  return all;
+}
 
 void clip_scale(Stream& s, const ClipScale& a) {
   const char* who = "clip_scale";
@@ -50,17 +62,18 @@ void clip_scale(Stream& s, const ClipScale& a) {
 
 void adamw(Stream& s, const AdamW& a) {
   const char* who = "adamw";
-  const Shape n{a.master_n.numel()};
-  check_tensor(who, "param", a.param_n, a.param_n.dtype == DType::bf16 ? DType::bf16 : DType::f32, n);
-  check_tensor(who, "master", a.master_n, DType::f32, n);
-  check_tensor(who, "m", a.m_n, DType::f32, n);
-  check_tensor(who, "v", a.v_n, DType::f32, n);
-  check_tensor(who, "grad", a.grad_n, DType::f32, n);
+  for (const AdamWTensors& t : a.tensors) {
+    const Shape n{t.master_n.numel()};
+    check_tensor(who, "param", t.param_n, t.param_n.dtype == DType::bf16 ? DType::bf16 : DType::f32, n);
+    check_tensor(who, "master", t.master_n, DType::f32, n);
+    check_tensor(who, "m", t.m_n, DType::f32, n);
+    check_tensor(who, "v", t.v_n, DType::f32, n);
+    check_tensor(who, "grad", t.grad_n, DType::f32, n);
+  }
   check_tensor(who, "scale", a.scale_1, DType::f32, {1});
   if (!a.schedule_2.empty()) check_tensor(who, "schedule", a.schedule_2, DType::f64, {2});
   MOEBIUS_CHECK(usage, a.step >= 1, "{}: step counts from 1; got {}", who, a.step);
   OpScope scope(s, who, cost(a));
-  if (a.master_n.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::adamw(s, a);
@@ -73,9 +86,13 @@ void adamw(Stream& s, const AdamW& a) {
 
 // Master, m and v are read and written, grad is read; param is written unless it is the master.
 Cost cost(const AdamW& a) {
-  const bool own_param = a.param_n.dtype != DType::f32 || a.param_n.data != a.master_n.data;
-  return {15.0 * a.master_n.numel(),
-          static_cast<double>(7 * a.master_n.num_bytes() + (own_param ? a.param_n.num_bytes() : 0))};
+  Cost all;
+  for (const AdamWTensors& t : a.tensors) {
+    const bool own_param = t.param_n.dtype != DType::f32 || t.param_n.data != t.master_n.data;
+    all.flops += 15.0 * t.master_n.numel();
+    all.bytes += static_cast<double>(7 * t.master_n.num_bytes() + (own_param ? t.param_n.num_bytes() : 0));
+  }
+  return all;
 }
 
 }  // namespace moebius

@@ -1,17 +1,22 @@
-// AdamW over flat ranges of parameters, and the global gradient norm that clips it.
+// AdamW over flat ranges of parameters, and the global gradient norm that clips it. Both take all tensors of a model at
+// once: on a GPU some dozens share a kernel.
 #pragma once
+
+#include <span>
 
 #include "core/device.h"
 #include "core/tensor.h"
 
 namespace moebius {
 
-// sum[0] += sum of x^2 in double over fixed chunks in order. x f32; partial: scratch f64 [num_partials(n)].
+// sum[0] += sum of x^2 of each tensor in turn, in double over fixed chunks in order. Results do not depend on how many
+// tensors a call has. partial: scratch f64 [num_partials(x)].
 struct SumSquares {
-  Tensor sum_1;      // inout f64
-  Tensor partial_P;  // scratch f64
-  Tensor x_n;        // in
-  static int64_t num_partials(int64_t n);
+  Tensor sum_1;               // inout f64
+  Tensor partial_P;           // scratch f64
+  std::span<const Tensor> x;  // in f32 [n]
+  static int64_t num_partials(std::span<const Tensor> x);
+  static int64_t num_partials(const Tensor& x);  // of these, one after the other
 };
 void sum_squares(Stream& s, const SumSquares& a);
 Cost cost(const SumSquares& a);
@@ -31,11 +36,16 @@ void clip_scale(Stream& s, const ClipScale& a);
 //   param = master rounded to its dtype (param may be the master itself in f32)
 // grad is left as it is. Nothing is written when scale[0] is NaN. schedule (optional): lr (rounded to f32) and step in
 // memory, in their place, so that a recorded step can be replayed with other values.
+struct AdamWTensors {
+  Tensor param_n, master_n, m_n, v_n;  // out f32 or bf16, inout f32
+  Tensor grad_n;                       // in f32
+  float weight_decay = 0;
+};
 struct AdamW {
-  Tensor param_n, master_n, m_n, v_n;  // out, inout f32
-  Tensor grad_n, scale_1;              // in f32
-  Tensor schedule_2;                   // in f64 [lr, step], may be empty
-  float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;
+  std::span<const AdamWTensors> tensors;
+  Tensor scale_1;     // in f32
+  Tensor schedule_2;  // in f64 [lr, step], may be empty
+  float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
   int64_t step = 1;  // 1-based
 };
 void adamw(Stream& s, const AdamW& a);

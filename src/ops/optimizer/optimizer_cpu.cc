@@ -14,12 +14,12 @@ namespace {
 struct Coefficients {
   float beta1, one_minus_beta1, beta2, one_minus_beta2, keep, rate, inverse_sqrt_v, eps;
 
-  explicit Coefficients(const AdamW& a)
+  Coefficients(const AdamW& a, float weight_decay)
       : beta1(a.beta1),
         one_minus_beta1(static_cast<float>(1.0 - double{a.beta1})),
         beta2(a.beta2),
         one_minus_beta2(static_cast<float>(1.0 - double{a.beta2})),
-        keep(static_cast<float>(1.0 - double{a.lr} * a.weight_decay)),
+        keep(static_cast<float>(1.0 - double{a.lr} * weight_decay)),
         rate(static_cast<float>(a.lr / (1.0 - std::pow(double{a.beta1}, static_cast<double>(a.step))))),
         inverse_sqrt_v(
             static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(double{a.beta2}, static_cast<double>(a.step))))),
@@ -56,14 +56,19 @@ double squares_of(const float* x, int64_t n) {
 }  // namespace
 
 void sum_squares(Stream& s, const SumSquares& a) {
-  const int64_t n = a.x_n.numel(), num_partials = a.partial_P.numel(), chunk = div_ceil(n, num_partials);
   double* partial = a.partial_P.ptr<double>();
-  const float* x = a.x_n.ptr<float>();
-  s.pool().run(num_partials, [&](int64_t p, int) {
-    const int64_t begin = p * chunk;
-    partial[p] = squares_of(x + begin, std::min(n, begin + chunk) - begin);
-  });
-  for (int64_t p = 0; p < num_partials; ++p) *a.sum_1.ptr<double>() += partial[p];
+  for (const Tensor& tensor : a.x) {
+    const int64_t n = tensor.numel(), num_partials = SumSquares::num_partials(tensor);
+    if (n == 0) continue;
+    const int64_t chunk = div_ceil(n, num_partials);
+    const float* x = tensor.ptr<float>();
+    s.pool().run(num_partials, [&](int64_t p, int) {
+      const int64_t begin = p * chunk;
+      partial[p] = squares_of(x + begin, std::min(n, begin + chunk) - begin);
+    });
+    for (int64_t p = 0; p < num_partials; ++p) *a.sum_1.ptr<double>() += partial[p];
+    partial += num_partials;
+  }
 }
 
 void clip_scale(Stream&, const ClipScale& a) {
@@ -84,14 +89,16 @@ void adamw(Stream& s, const AdamW& a) {
     now.lr = static_cast<float>(a.schedule_2.ptr<double>()[0]);
     now.step = static_cast<int64_t>(a.schedule_2.ptr<double>()[1]);
   }
-  const Coefficients coefficients(now);
-  with_float_type(a.param_n.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    parallel_rows(s.pool(), a.master_n.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
-      update(a.param_n.ptr<T>() + begin, a.master_n.ptr<float>() + begin, a.m_n.ptr<float>() + begin,
-             a.v_n.ptr<float>() + begin, a.grad_n.ptr<float>() + begin, end - begin, scale, coefficients);
+  for (const AdamWTensors& t : a.tensors) {
+    const Coefficients coefficients(now, t.weight_decay);
+    with_float_type(t.param_n.dtype, [&](auto zero) {
+      using T = decltype(zero);
+      parallel_rows(s.pool(), t.master_n.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+        update(t.param_n.ptr<T>() + begin, t.master_n.ptr<float>() + begin, t.m_n.ptr<float>() + begin,
+               t.v_n.ptr<float>() + begin, t.grad_n.ptr<float>() + begin, end - begin, scale, coefficients);
+      });
     });
-  });
+  }
 }
 
 }  // namespace moebius::cpu

@@ -1,5 +1,6 @@
 #include "ops/optimizer/optimizer.h"
 
+#include "core/block_limit.h"
 #include "ops/cpu/testing.h"
 #include "ops/optimizer/optimizer_ref.h"
 
@@ -18,9 +19,10 @@ INSTANTIATE_TEST_SUITE_P(Devices, OptimizerTest, ::testing::ValuesIn(testing::on
 TEST_P(OptimizerTest, SumSquaresAddsInDouble) {
   for (const int64_t n : {0, 1, 7, 65536, 100000, 200003}) {
     Array x = Array::normal({n}, DType::f32, 1), sum = Array::of({1}, DType::f64, {3}),
-          partial = Array::poisoned({SumSquares::num_partials(n)}, DType::f64);
+          partial = Array::poisoned({SumSquares::num_partials(x.tensor())}, DType::f64);
     const Values v = x.values();
-    sum_squares(s_, {.sum_1 = sum.tensor(), .partial_P = partial.tensor(), .x_n = x.tensor()});
+    const Tensor tensor = x.tensor();
+    sum_squares(s_, {.sum_1 = sum.tensor(), .partial_P = partial.tensor(), .x = {&tensor, 1}});
     // n additions in double to a sum that grows to n, on either side.
     EXPECT_NEAR(sum.values()[0], 3 + testing::dot(v, v), 0x1p-52 * (n + 3) * std::sqrt(n));
   }
@@ -66,22 +68,23 @@ TEST_P(OptimizerTest, AdamWEqualsTheReference) {
                     .eps = 0x1p-10,
                     .weight_decay = 0.25,
                     .step = step});
-        AdamW a{.param_n = param.tensor(),
-                .master_n = master.tensor(),
-                .m_n = m.tensor(),
-                .v_n = v.tensor(),
-                .grad_n = grad.tensor(),
-                .scale_1 = scale.tensor(),
-                .lr = 0.125f,
-                .beta1 = 0.875f,
-                .beta2 = 0.96875f,
-                .eps = 0x1p-10f,
-                .weight_decay = 0.25f,
-                .step = step};
+        AdamWTensors t{.param_n = param.tensor(),
+                       .master_n = master.tensor(),
+                       .m_n = m.tensor(),
+                       .v_n = v.tensor(),
+                       .grad_n = grad.tensor(),
+                       .weight_decay = 0.25f};
+        const AdamW a{.tensors = {&t, 1},
+                      .scale_1 = scale.tensor(),
+                      .lr = 0.125f,
+                      .beta1 = 0.875f,
+                      .beta2 = 0.96875f,
+                      .eps = 0x1p-10f,
+                      .step = step};
         adamw(s_, a);
-        a.param_n = a.master_n = alone.tensor();
-        a.m_n = alone_m.tensor();
-        a.v_n = alone_v.tensor();
+        t.param_n = t.master_n = alone.tensor();
+        t.m_n = alone_m.tensor();
+        t.v_n = alone_v.tensor();
         adamw(s_, a);
       }
       // About ten operations in f32 a step.
@@ -102,15 +105,13 @@ TEST_P(OptimizerTest, AScheduleInMemoryStandsForLrAndStep) {
   Array schedule = Array::of({2}, DType::f64, {0.3, 7});
   const auto updated = [&](bool in_memory) {
     Array p = Array::poisoned({1000}, DType::bf16), w = master, new_m = m, new_v = v;
-    AdamW a{.param_n = p.tensor(),
-            .master_n = w.tensor(),
-            .m_n = new_m.tensor(),
-            .v_n = new_v.tensor(),
-            .grad_n = grad.tensor(),
-            .scale_1 = scale.tensor(),
-            .lr = in_memory ? 99.0f : 0.3f,
-            .weight_decay = 0.1f,
-            .step = in_memory ? 1 : 7};
+    const AdamWTensors t{.param_n = p.tensor(),
+                         .master_n = w.tensor(),
+                         .m_n = new_m.tensor(),
+                         .v_n = new_v.tensor(),
+                         .grad_n = grad.tensor(),
+                         .weight_decay = 0.1f};
+    AdamW a{.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = in_memory ? 99.0f : 0.3f, .step = in_memory ? 1 : 7};
     if (in_memory) a.schedule_2 = schedule.tensor();
     adamw(s_, a);
     return std::vector{p.bytes(), w.bytes(), new_m.bytes(), new_v.bytes()};
@@ -118,18 +119,95 @@ TEST_P(OptimizerTest, AScheduleInMemoryStandsForLrAndStep) {
   EXPECT_EQ(updated(true), updated(false));
 }
 
+// Many tensors in one call, more than a kernel takes at once: odd sizes and addresses, none, both dtypes.
+struct Model {
+  Model(int64_t num, DType other) {
+    for (int64_t i = 0; i < num; ++i) {
+      const int64_t n = i % 7 == 3 ? 0 : 1 + (i * 7919) % 70001;
+      const DType dtype = i % 3 == 1 ? other : DType::f32;
+      master.push_back(Array::normal({n}, DType::f32, 100 + i));
+      grad.push_back(Array::normal({n}, DType::f32, 900 + i));
+      m.emplace_back(Shape{n}, DType::f32);
+      v.emplace_back(Shape{n}, DType::f32);
+      param.push_back(Array::poisoned({n}, dtype));
+    }
+  }
+  std::vector<AdamWTensors> tensors() {
+    std::vector<AdamWTensors> all;
+    for (size_t i = 0; i < master.size(); ++i) {
+      // Every fifth from its second element on, where no vector begins.
+      const int64_t n = master[i].tensor().numel(), first = i % 5 == 4 && n > 1 ? 1 : 0;
+      const auto part = [&](Array& x) { return x.tensor().rows(first, n); };
+      all.push_back({.param_n = part(param[i]),
+                     .master_n = part(master[i]),
+                     .m_n = part(m[i]),
+                     .v_n = part(v[i]),
+                     .grad_n = part(grad[i]),
+                     .weight_decay = i % 2 == 0 ? 0.25f : 0.0f});
+    }
+    return all;
+  }
+  std::vector<std::vector<unsigned char>> bytes() {
+    std::vector<std::vector<unsigned char>> all;
+    for (auto* arrays : {&master, &m, &v, &param})
+      for (const Array& x : *arrays) all.push_back(x.bytes());
+    return all;
+  }
+  std::vector<Array> master, grad, m, v, param;
+};
+
+TEST_P(OptimizerTest, ManyTensorsAreUpdatedAsEachByItself) {
+  Model together(150, DType::bf16), alone(150, DType::bf16);
+  Array scale = Array::of({1}, DType::f32, {0.5});
+  AdamW a{.scale_1 = scale.tensor(), .lr = 0.125f, .step = 3};
+  const std::vector<AdamWTensors> all = together.tensors(), each = alone.tensors();
+  a.tensors = all;
+  adamw(s_, a);
+  for (const AdamWTensors& t : each) {
+    a.tensors = {&t, 1};
+    adamw(s_, a);
+  }
+  EXPECT_EQ(together.bytes(), alone.bytes());
+}
+
+TEST_P(OptimizerTest, FewBlocksUpdateAsAllDo) {
+  if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "of a GPU";
+  Model all(20, DType::bf16), few(20, DType::bf16);
+  Array scale = Array::of({1}, DType::f32, {0.5});
+  const std::vector<AdamWTensors> by_all = all.tensors(), by_few = few.tensors();
+  adamw(s_, {.tensors = by_all, .scale_1 = scale.tensor(), .lr = 0.125f, .step = 3});
+  const BlockLimitScope limit(s_, 3);  // each comes to many pieces
+  adamw(s_, {.tensors = by_few, .scale_1 = scale.tensor(), .lr = 0.125f, .step = 3});
+  EXPECT_EQ(all.bytes(), few.bytes());
+}
+
+TEST_P(OptimizerTest, ManyTensorsHaveTheSumOfSquaresOfEachInTurn) {
+  Model model(150, DType::f32);
+  std::vector<Tensor> x;
+  for (const AdamWTensors& t : model.tensors()) x.push_back(t.grad_n);
+  const auto sum_of = [&](Array& sum, std::span<const Tensor> some) {
+    Array partial = Array::poisoned({SumSquares::num_partials(some)}, DType::f64);
+    sum_squares(s_, {.sum_1 = sum.tensor(), .partial_P = partial.tensor(), .x = some});
+    return sum.bytes();
+  };
+  Array together = Array::of({1}, DType::f64, {3}), in_turn = together;
+  sum_of(together, x);
+  for (const Tensor& each : x) sum_of(in_turn, {&each, 1});
+  EXPECT_EQ(together.bytes(), in_turn.bytes());
+  EXPECT_GT(together.values()[0], 1e6);
+}
+
 TEST_P(OptimizerTest, AScaleThatIsNaNLeavesAllAsItWas) {
   Array param = Array::normal({5}, DType::bf16, 1), master = Array::normal({5}, DType::f32, 2), m = master, v = master,
         grad = Array::of({5}, DType::f32, Values(5, kNaN));
   Array scale = Array::of({1}, DType::f32, {kNaN});
   const Array old_param = param, old = master;
-  adamw(s_, {.param_n = param.tensor(),
-             .master_n = master.tensor(),
-             .m_n = m.tensor(),
-             .v_n = v.tensor(),
-             .grad_n = grad.tensor(),
-             .scale_1 = scale.tensor(),
-             .lr = 1});
+  const AdamWTensors t{.param_n = param.tensor(),
+                       .master_n = master.tensor(),
+                       .m_n = m.tensor(),
+                       .v_n = v.tensor(),
+                       .grad_n = grad.tensor()};
+  adamw(s_, {.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = 1});
   EXPECT_EQ(param.bytes(), old_param.bytes());
   for (const Array* a : {&master, &m, &v}) EXPECT_EQ(a->bytes(), old.bytes());
 }
@@ -139,39 +217,35 @@ TEST(Optimizer, SameBitsForAnyTeam) {
     const int64_t n = 200003;
     Array master = Array::normal({n}, DType::f32, 1), m({n}, DType::f32), v({n}, DType::f32), param({n}, DType::bf16),
           grad = Array::normal({n}, DType::f32, 2);
-    Array sum({1}, DType::f64), partial({SumSquares::num_partials(n)}, DType::f64), norm({1}, DType::f32),
+    const Tensor x = grad.tensor();
+    Array sum({1}, DType::f64), partial({SumSquares::num_partials(x)}, DType::f64), norm({1}, DType::f32),
         scale({1}, DType::f32);
-    sum_squares(s, {.sum_1 = sum.tensor(), .partial_P = partial.tensor(), .x_n = grad.tensor()});
+    sum_squares(s, {.sum_1 = sum.tensor(), .partial_P = partial.tensor(), .x = {&x, 1}});
     clip_scale(s, {.norm_1 = norm.tensor(), .scale_1 = scale.tensor(), .sum_squares_1 = sum.tensor(), .clip = 1});
-    adamw(s, {.param_n = param.tensor(),
-              .master_n = master.tensor(),
-              .m_n = m.tensor(),
-              .v_n = v.tensor(),
-              .grad_n = grad.tensor(),
-              .scale_1 = scale.tensor(),
-              .lr = 0.1f});
+    const AdamWTensors t{
+        .param_n = param.tensor(), .master_n = master.tensor(), .m_n = m.tensor(), .v_n = v.tensor(), .grad_n = x};
+    adamw(s, {.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = 0.1f});
     return std::vector<Array>{sum, param, master, m, v};
   });
 }
 
 TEST_P(OptimizerTest, BadArgumentsAreNamed) {
   Array x({4}, DType::f32), y({5}, DType::f32), one({1}, DType::f32), sum({1}, DType::f64);
-  EXPECT_EQ(testing::error_of(
-                [&] { sum_squares(s_, {.sum_1 = sum.tensor(), .partial_P = sum.tensor(), .x_n = sum.tensor()}); }),
+  const Tensor wrong = sum.tensor();
+  EXPECT_EQ(testing::error_of([&] {
+              sum_squares(s_, {.sum_1 = sum.tensor(), .partial_P = sum.tensor(), .x = {&wrong, 1}});
+            }),
             "sum_squares: x must be f32[1]; got f64[1]");
   EXPECT_EQ(testing::error_of([&] {
               clip_scale(s_,
                          {.norm_1 = one.tensor(), .scale_1 = one.tensor(), .sum_squares_1 = sum.tensor(), .clip = -1});
             }),
             "clip_scale: clip must not be negative; got -1; 0 turns clipping off");
-  AdamW a{.param_n = x.tensor(),
-          .master_n = x.tensor(),
-          .m_n = x.tensor(),
-          .v_n = x.tensor(),
-          .grad_n = y.tensor(),
-          .scale_1 = one.tensor()};
+  AdamWTensors t{
+      .param_n = x.tensor(), .master_n = x.tensor(), .m_n = x.tensor(), .v_n = x.tensor(), .grad_n = y.tensor()};
+  AdamW a{.tensors = {&t, 1}, .scale_1 = one.tensor()};
   EXPECT_EQ(testing::error_of([&] { adamw(s_, a); }), "adamw: grad must be f32[4]; got f32[5]");
-  a.grad_n = x.tensor();
+  t.grad_n = x.tensor();
   a.schedule_2 = y.tensor();
   EXPECT_EQ(testing::error_of([&] { adamw(s_, a); }), "adamw: schedule must be f64[2]; got f32[5]");
   a.schedule_2 = {};
@@ -183,14 +257,11 @@ TEST(Optimizer, NullDeviceCounts) {
   const Cost cost = testing::cost_on_null([](Stream& s) {
     const Tensor x = testing::null_tensor({4}), one = testing::null_tensor({1}),
                  sum = testing::null_tensor({1}, DType::f64);
-    sum_squares(s, {.sum_1 = sum, .partial_P = sum, .x_n = x});
+    sum_squares(s, {.sum_1 = sum, .partial_P = sum, .x = {&x, 1}});
     clip_scale(s, {.norm_1 = one, .scale_1 = one, .sum_squares_1 = sum});
-    adamw(s, {.param_n = testing::null_tensor({4}, DType::bf16),
-              .master_n = x,
-              .m_n = x,
-              .v_n = x,
-              .grad_n = x,
-              .scale_1 = one});
+    const AdamWTensors t{
+        .param_n = testing::null_tensor({4}, DType::bf16), .master_n = x, .m_n = x, .v_n = x, .grad_n = x};
+    adamw(s, {.tensors = {&t, 1}, .scale_1 = one});
   });
   EXPECT_EQ(cost.bytes, 16 + 16 + 4 * 30);
 }

@@ -1,4 +1,5 @@
 #include "core/cuda.h"
+#include "core/slow_paths.h"
 #include "ops/backends_moe.h"
 #include "ops/cuda/vector.h"
 #include "ops/permute/permute.h"
@@ -112,6 +113,7 @@ void combine(Stream& s, const Combine& a) {
                .num_pairs = narrow<int>(a.pair_row_TK.dim(1)),
                .accumulate = a.accumulate};
     const bool aligned = rows_are_aligned(width, sizeof(T), sum.out, sum.y);
+    if (!aligned) note_odd_rows(s, "combine", a.out_TD.dtype, width);
     sum.num_vectors = a.out_TD.numel() / (aligned ? kNum : 1);
     sum.vectors_of_row = static_cast<uint32_t>(narrow<int>(width / (aligned ? kNum : 1)));
     if (aligned)
@@ -126,6 +128,7 @@ void combine(Stream& s, const Combine& a) {
 void gather_rows(Stream& s, const GatherRows& a) {
   const auto places = reinterpret_cast<uintptr_t>(a.to_RD.data) | reinterpret_cast<uintptr_t>(a.from_ND.data) |
                       static_cast<uintptr_t>(a.to_RD.dim(1) * size_of(a.to_RD.dtype));
+  if (places % 16 != 0) note_odd_rows(s, "gather_rows", a.to_RD.dtype, a.to_RD.dim(1));
   if (places % 16 == 0)
     launch_gather_rows<uint4>(s, a);
   else if (places % 4 == 0)

@@ -1,6 +1,7 @@
 #include "ops/qk_norm/qk_norm_blocks.h"
 
 #include "core/cuda.h"
+#include "core/slow_paths.h"
 #include "ops/backends.h"
 #include "ops/cuda/vector.h"
 
@@ -142,12 +143,11 @@ __global__ void __launch_bounds__(kColumns* kStrips) weight_kernel(Rows<T> a, fl
 
 // launch(vectors of kNum): as wide as all parts of all rows allow.
 template <class T, class F>
-void with_vectors(const Rows<T>& a, F&& launch) {
+void with_vectors(const Stream& s, const char* op, const Rows<T>& a, F&& launch) {
   const bool whole = a.A % kPerVector<T> == 0 && rows_are_aligned(a.B, sizeof(T), a.out, a.x, a.dy, a.q_norm, a.k_norm);
-  if (whole)
-    launch(std::integral_constant<int, kPerVector<T>>{});
-  else
-    launch(std::integral_constant<int, 1>{});
+  if (whole) return launch(std::integral_constant<int, kPerVector<T>>{});
+  note_odd_rows(s, op, dtype_of<T>, a.A % kPerVector<T> != 0 ? a.A : a.B);
+  launch(std::integral_constant<int, 1>{});
 }
 
 }  // namespace
@@ -159,7 +159,7 @@ void qk_norm_sums(Stream& s, const QkNormSums& a) {
     rows.dy = a.dy_TC.empty() ? nullptr : a.dy_TC.ptr<T>();
     rows.sums = a.sums_TS.ptr<float>();
     rows.num_sums = narrow<int>(a.sums_TS.dim(1));
-    with_vectors(rows, [&](auto num) {
+    with_vectors(s, "qk_norm_sums", rows, [&](auto num) {
       sums_kernel<num.value><<<dim3(narrow<int>(rows.rows), 2), kThreads, 0, cuda_stream(s)>>>(rows);
     });
   });
@@ -172,7 +172,7 @@ void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a) {
     auto rows = rows_of<T>(a);
     rows.out = a.y_TC.ptr<T>(), rows.sums = a.sums_T2.ptr<float>(), rows.num_sums = 2;
     rows.num_ranks = narrow<int>(a.num_ranks), rows.eps = a.eps;
-    with_vectors(rows, [&](auto num) {
+    with_vectors(s, "qk_norm_block_fwd", rows, [&](auto num) {
       fwd_kernel<num.value><<<dim3(narrow<int>(rows.rows), 3), kThreads, 0, cuda_stream(s)>>>(rows);
     });
   });
@@ -185,7 +185,7 @@ void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a) {
     auto rows = rows_of<T>(a);
     rows.out = a.dx_TC.ptr<T>(), rows.dy = a.dy_TC.ptr<T>(), rows.sums = a.sums_T4.ptr<float>(), rows.num_sums = 4;
     rows.num_ranks = narrow<int>(a.num_ranks), rows.eps = a.eps;
-    with_vectors(rows, [&](auto num) {
+    with_vectors(s, "qk_norm_block_bwd", rows, [&](auto num) {
       bwd_kernel<num.value><<<dim3(narrow<int>(rows.rows), 3), kThreads, 0, cuda_stream(s)>>>(rows);
     });
     check_launch("qk_norm_block_bwd");

@@ -21,7 +21,7 @@ void qk_norm_fwd(Stream& s, const QkNormFwd& a) {
   with_float_type(a.x_TC.dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto norm = [&](int64_t begin, const Tensor& w) {
-      norm_rows_fwd<T>(cuda_stream(s), "qk_norm_fwd",
+      norm_rows_fwd<T>(s, "qk_norm_fwd",
                        {.y = a.y_TC.ptr<T>() + begin,
                         .x = a.x_TC.ptr<T>() + begin,
                         .w = w.ptr<T>(),
@@ -41,7 +41,7 @@ void qk_norm_bwd(Stream& s, const QkNormBwd& a) {
   with_float_type(a.x_TC.dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto norm = [&](int64_t begin, const Tensor& dw, const Tensor& w) {
-      norm_rows_bwd<T>(cuda_stream(s), "qk_norm_bwd",
+      norm_rows_bwd<T>(s, "qk_norm_bwd",
                        {.dx = a.dx_TC.ptr<T>() + begin,
                         .dw = dw.ptr<float>(),
                         .partial = a.partial_PW.ptr<float>() + begin,

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "core/cuda.h"
+#include "core/slow_paths.h"
 #include "ops/backends.h"
 #include "ops/cuda/add_rows.h"
 #include "ops/cuda/vector.h"
@@ -343,6 +344,13 @@ void launch_bwd(Stream& s, Bwd<T> b, int64_t num_partials) {
     rope_bwd_kernel<T, kNum, kVectors, false><<<blocks, kThreads, 0, cuda_stream(s)>>>(b);
 }
 
+template <class Launch>
+void launch_scalars(Stream& s, const char* op, const Heads& g, DType dtype, Launch&& launch) {
+  if (dtype == DType::bf16)
+    note_slow_path(s, op, fmt::format("vectors are read of heads of a multiple of 16; got {}", g.width));
+  launch();
+}
+
 template <class T>
 const T* pointer_or_null(const Tensor& t) {
   return t.empty() ? nullptr : t.ptr<T>();
@@ -368,7 +376,7 @@ void rope_fwd(Stream& s, const RopeFwd& a) {
     if (takes_vectors<T>(f.g, f.out.q, f.out.k, f.out.v, f.qkv, f.q_norm, f.k_norm))
       launch_fwd<T, kPerVector<T>, 1>(s, f);
     else
-      launch_fwd<T, 1, kScalarVectors>(s, f);
+      launch_scalars(s, "rope_fwd", f.g, dtype_of<T>, [&] { launch_fwd<T, 1, kScalarVectors>(s, f); });
   });
   check_launch("rope_fwd");
 }
@@ -389,7 +397,7 @@ void rope_bwd(Stream& s, const RopeBwd& a) {
     if (takes_vectors<T>(g, b.dqkv, b.q.dy, b.k.dy, b.v.dy, b.qkv, b.q.norm, b.k.norm))
       launch_bwd<T, kPerVector<T>, 1>(s, b, num_partials);
     else
-      launch_bwd<T, 1, kScalarVectors>(s, b, num_partials);
+      launch_scalars(s, "rope_bwd", g, dtype_of<T>, [&] { launch_bwd<T, 1, kScalarVectors>(s, b, num_partials); });
   });
   check_launch("rope_bwd");
   const auto add_sums = [&](const Tensor& norm, const Tensor& dnorm, int64_t first) {

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 
 #include "core/cuda.h"
+#include "core/slow_paths.h"
 #include "ops/backends_moe.h"
 #include "ops/routing/router_logits_cuda.h"
 
@@ -123,7 +124,12 @@ void with_types(const Tensor& x, const Tensor& w, F&& fn) {
   fn(bf16{}, bf16{});
 }
 
-bool takes_tensor_cores(const Tensor& x_TD) { return gate_on_tensor_cores(x_TD) && is_aligned(x_TD); }
+bool takes_tensor_cores(const Stream& s, const char* op, const Tensor& x_TD) {
+  const bool takes = gate_on_tensor_cores(x_TD) && is_aligned(x_TD);
+  if (!takes && x_TD.dtype == DType::bf16)
+    note_slow_path(s, op, fmt::format("tensor cores take rows of a multiple of 8; got {}", x_TD.dim(1)));
+  return takes;
+}
 
 template <class X>
 void fill_partials(Stream& s, const RouterLogitsBwd& a) {
@@ -135,7 +141,7 @@ void fill_partials(Stream& s, const RouterLogitsBwd& a) {
 }  // namespace
 
 void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) {
-  if (takes_tensor_cores(a.x_TD)) return router_logits_on_tensor_cores(s, a);
+  if (takes_tensor_cores(s, "router_logits_fwd", a.x_TD)) return router_logits_on_tensor_cores(s, a);
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0);
   with_types(a.x_TD, a.w_ED, [&]<class X, class W>(X, W) {
     product(s, Operand<X>{a.x_TD.ptr<X>(), D, 1, T}, Operand<W>{a.w_ED.ptr<W>(), D, 1, E}, Extent{D, D, E}, 1,
@@ -145,7 +151,7 @@ void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) {
 
 void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0), n = a.dw_ED.numel();
-  if (takes_tensor_cores(a.x_TD)) {
+  if (takes_tensor_cores(s, "router_logits_bwd", a.x_TD)) {
     router_grads_on_tensor_cores(s, a);
   } else {
     with_types(a.x_TD, a.w_ED, [&]<class X, class W>(X, W) {

@@ -1,4 +1,5 @@
 #include "core/cuda.h"
+#include "core/slow_paths.h"
 #include "ops/backends.h"
 #include "ops/cuda/vector.h"
 #include "ops/vocab/vocab.h"
@@ -190,6 +191,7 @@ void embedding_fwd(Stream& s, const EmbeddingFwd& a) {
           <<<blocks_of(tokens, width, kNum), kThreads, 0, cuda_stream(s)>>>(x, token, w, table, width);
     else
       embedding_fwd_kernel<1><<<blocks_of(tokens, width, 1), kThreads, 0, cuda_stream(s)>>>(x, token, w, table, width);
+    if (!rows_are_aligned(width, sizeof(T), x, w)) note_odd_rows(s, "embedding_fwd", a.x_TD.dtype, width);
   });
   check_launch("embedding_fwd");
 }
@@ -216,6 +218,7 @@ void embedding_bwd(Stream& s, const EmbeddingBwd& a) {
     else
       add_occurrences_kernel<1>
           <<<blocks_of(tokens, width, 1), kThreads, 0, cuda_stream(s)>>>(dw, dx, sorted, tokens, rows, width);
+    if (!rows_are_aligned(width, sizeof(T), dw, dx)) note_odd_rows(s, "embedding_bwd", a.dx_TD.dtype, width);
   });
   check_launch("embedding_bwd");
 }

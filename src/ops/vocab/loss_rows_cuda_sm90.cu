@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "core/cuda.h"
-#include "ops/cuda/sm90_sync.h"
+#include "ops/cuda/sm90_copy.h"
 #include "ops/cuda/vector.h"
 #include "ops/vocab/loss_rows_cuda.h"
 
@@ -13,13 +13,6 @@ constexpr int kVectors = 10;  // of four logits, in the registers of a thread
 constexpr int kMaxPart = kThreads * kVectors * 4;
 constexpr int kMaxBlocksOfRow = 8;  // that a cluster may have everywhere
 constexpr int kStages = 2;
-
-// 16-byte aligned bytes from global to shared memory; the barrier gets them. One thread issues it.
-__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-}
 
 // Writes a part to the same place in another block of the cluster, whose barrier at the same place gets the 8 bytes.
 __device__ __forceinline__ void send(LossPart part, uint32_t to, uint32_t barrier, uint32_t block) {

@@ -13,6 +13,7 @@ namespace {
 bool has_row(int32_t target, int64_t first, int64_t rows) { return first <= target && target < first + rows; }
 
 float sum_of_exponentials(const float* x, int64_t n, float max) {
+  if (max == -INFINITY) return 0;
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n; ++i) sum += exp_f32(x[i] - max);

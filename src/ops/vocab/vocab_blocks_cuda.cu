@@ -1,6 +1,7 @@
 #include "ops/vocab/vocab_blocks.h"
 
 #include "core/cuda.h"
+#include "core/slow_paths.h"
 #include "ops/backends.h"
 #include "ops/cuda/vector.h"
 #include "ops/gemm/gemm.h"
@@ -43,10 +44,11 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(StatsRows a) {
     for (int i = 0; i < kNum; ++i) max = fmaxf(max, x[i]);
   });
   max = block_max(max, shared[0]);
+  const float base = max == -INFINITY ? 0.0f : max;  // of logits that are all -inf: any finite number serves
   float sum = 0;
   each_vector<kNum>(logits, a.vocab, [&](int, const float(&x)[kNum]) {
 #pragma unroll
-    for (int i = 0; i < kNum; ++i) sum += expf(x[i] - max);
+    for (int i = 0; i < kNum; ++i) sum += expf(x[i] - base);
   });
   sum = block_sum(sum, shared[1]);
   if (threadIdx.x != 0) return;
@@ -145,6 +147,7 @@ void lm_logits_block(Stream& s, const LmLogitsBlock& a) {
 }
 
 void lm_loss_block(Stream& s, const LmLossBlock& a) {
+  note_odd_vocab(s, "lm_loss_block", a.x_CD.dtype, a.w_VD.dim(0));
   with_float_type(a.x_CD.dtype, [&](auto zero) { loss_rows<decltype(zero)>(s, a); });
   if (a.dx_CD.empty()) return;
   cuda::gemm(s, {.c_MN = a.dx_CD, .a = a.dlogits_CV, .b = a.w_VD});

@@ -102,6 +102,22 @@ TEST_P(VocabBlocksTest, LossAndGradientsEqualTheReference) {
   testing::expect_close("dw", dw.values(), want_dw, eps + error, error);
 }
 
+// The other blocks say what the loss is.
+TEST(VocabBlocks, ABlockWhoseLogitsAreAllMinusInfinityAddsNothing) {
+  testing::on_each_device([](Stream& s) {
+    const double huge = std::numeric_limits<float>::max();
+    Array x = Array::of({1, 2}, DType::f32, {huge, 1}), w = Array::of({2, 2}, DType::f32, {-huge, 0, -huge, 0}),
+          ids = Array::of_ints({1}, {7}), logits({1, 2}, DType::f32), stats = Array::poisoned({1, 3}, DType::f32);
+    lm_logits_block(s, {.logits_CV = logits.tensor(),
+                        .stats_C3 = stats.tensor(),
+                        .x_CD = x.tensor(),
+                        .w_VD = w.tensor(),
+                        .target_C = ids.tensor(),
+                        .first = 0});
+    EXPECT_EQ(stats.values(), (Values{-std::numeric_limits<double>::infinity(), 0, 0}));
+  });
+}
+
 TEST_P(VocabBlocksTest, EmbeddingIsTheSumOfItsBlocks) {
   const auto [tokens, vocab, width, dtype] = c_;
   std::vector<int32_t> token(tokens);

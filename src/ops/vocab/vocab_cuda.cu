@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/cuda.h"
+#include "core/slow_paths.h"
 #include "ops/backends.h"
 #include "ops/cuda/sm90_sync.h"
 #include "ops/cuda/vector.h"
@@ -148,7 +149,8 @@ void launch(Stream& s, const LossRows<T>& a, int64_t rows, int64_t blocks_of_row
 // As few blocks a row as hold it, and as few registers.
 template <class T>
 void loss_rows(Stream& s, const LossRows<T>& a, int64_t rows) {
-  const bool aligned = rows_are_aligned(a.vocab, 4, a.logits) && rows_are_aligned(a.vocab, sizeof(T), a.dlogits);
+  const bool aligned =
+      rows_are_aligned(a.vocab, 4, a.logits) && reinterpret_cast<uintptr_t>(a.dlogits) % (4 * sizeof(T)) == 0;
   if (aligned && prefetched_loss_rows(s, a, rows)) return;
   const auto blocks = [&](int per_thread) { return div_ceil(a.vocab, kThreads * per_thread); };
   if (!aligned) {
@@ -162,6 +164,7 @@ void loss_rows(Stream& s, const LossRows<T>& a, int64_t rows) {
 }  // namespace
 
 void lm_loss(Stream& s, const LmLoss& a) {
+  note_odd_vocab(s, "lm_loss", a.x_TD.dtype, a.w_VD.dim(0));
   const int64_t tokens = a.x_TD.dim(0), chunk = a.logits_CV.dim(0);
   const bool grads = !a.dx_TD.empty();
   for (int64_t begin = 0; begin < tokens; begin += chunk) {

@@ -1,0 +1,13 @@
+// What `moebius bench` prints of its workloads, as text or JSON.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "cli/bench_options.h"
+
+namespace moebius {
+
+void print_report(const BenchOptions& o, const BenchReport& r);
+void print_step(const BenchOptions& o, const RunSpec& run, const StepBench& r);
+
+}  // namespace moebius

@@ -1,0 +1,111 @@
+#include "cli/config_verdict.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "cli/count_text.h"
+#include "core/accelerator.h"
+#include "io/token_data.h"
+#include "train/host_memory.h"
+
+namespace moebius {
+
+namespace {
+
+// What is free of GPUs that the kernels are for, their context made: 143771 and 81559 MiB in all (nvidia-smi).
+struct KnownGpu {
+  const char* name;
+  int64_t free_bytes;
+};
+constexpr KnownGpu kKnownGpus[] = {{"an H200 (139 GiB free)", int64_t{139} << 30},
+                                   {"an H100 (78 GiB free)", int64_t{78} << 30}};
+
+// As check_device_memory wants it. A build without CUDA knows the plan alone.
+int64_t needed_of_gpu(Engine& engine) {
+  if (engine.spec().target != DeviceKind::cuda) return engine.plan().total_bytes() + kDeviceReserveBytes;
+  const DeviceMemory gpu = engine.device_memory();
+  return gpu.plan_bytes + gpu.workspace_bytes + kDeviceReserveBytes;
+}
+
+MemoryVerdict verdict_of_gpu(Engine& engine) {
+  MemoryVerdict v{.needed_bytes = needed_of_gpu(engine)};
+  v.text = fmt::format("{} of each GPU are needed", bytes_text(v.needed_bytes));
+  if (Accelerator::count() > 0) {
+    const AcceleratorInfo gpu = Accelerator::describe(0);
+    v.fits = v.needed_bytes <= gpu.free_bytes;
+    v.text = fmt::format("{}: {}, {} are free of the first GPU here, {}", *v.fits ? "yes" : "no", v.text,
+                         bytes_text(gpu.free_bytes), gpu.name);
+    return v;
+  }
+  for (const KnownGpu& gpu : kKnownGpus)
+    v.text += fmt::format("{} {} {}", &gpu == kKnownGpus ? ":" : ",",
+                          v.needed_bytes <= gpu.free_bytes ? "fits" : "does not fit", gpu.name);
+  v.text += "; no GPU is here to ask";
+  return v;
+}
+
+bool is_there(const std::string& prefix) {
+  std::error_code unreadable;
+  return std::filesystem::exists(prefix + ".idx", unreadable) && std::filesystem::exists(prefix + ".bin", unreadable);
+}
+
+// Of a blend each dataset is drawn by its share of the weights.
+std::string dataset_line(const DatasetSpec& d, double weights, double tokens) {
+  const auto held = static_cast<double>(TokenDataset::open(d.prefix).num_tokens());
+  const double times = tokens * (d.weight / weights) / held;
+  return fmt::format("{}: {} tokens, read {:.{}f} times", d.prefix, count_text(static_cast<int64_t>(held)), times,
+                     times < 10 ? 2 : 0);
+}
+
+}  // namespace
+
+MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ranks, int64_t available) {
+  if (run.device == DeviceKind::cuda) return verdict_of_gpu(engine);
+  const HostMemory host = host_memory(engine, run.checkpoint.async_save);
+  MemoryVerdict v{.needed_bytes = num_ranks * (host.plan_bytes + host.snapshot_bytes)};
+  v.fits = v.needed_bytes <= available;
+  v.text = fmt::format("{}: {} are needed{}, {} are available on this machine", *v.fits ? "yes" : "no",
+                       bytes_text(v.needed_bytes), num_ranks > 1 ? fmt::format(" by {} ranks", num_ranks) : "",
+                       bytes_text(available));
+  if (!*v.fits) v.text += "; docs/memory.md says what costs less";
+  return v;
+}
+
+std::vector<std::string> data_lines(const RunSpec& run) {
+  const int64_t step = run.train.global_batch * run.train.seq_len;
+  const double tokens = static_cast<double>(step) * static_cast<double>(run.train.steps);
+  std::vector<std::string> lines{fmt::format("{} tokens a step, {} in {} steps", count_text(step),
+                                             count_text(static_cast<int64_t>(std::min(tokens, 9e18))),
+                                             run.train.steps)};
+  double weights = 0;
+  for (const DatasetSpec& d : run.data.train) weights += d.weight;
+  for (const DatasetSpec& d : run.data.train) {
+    if (is_there(d.prefix)) lines.push_back(dataset_line(d, weights, tokens));
+  }
+  return lines;
+}
+
+std::vector<std::string> missing_to_train(const RunSpec& run) {
+  std::vector<std::string> lines;
+  try {
+    run.check_trainable();
+  } catch (const Error& e) {
+    lines.emplace_back(e.what());
+  }
+  for (const auto* datasets : {&run.data.train, &run.data.valid})
+    for (const DatasetSpec& d : *datasets)
+      if (!is_there(d.prefix))
+        lines.push_back(
+            fmt::format("no dataset at {} (.bin and .idx); moebius data build --input FILE... --tokenizer {} "
+                        "--out {} makes it",
+                        d.prefix, run.data.tokenizer, d.prefix));
+  return lines;
+}
+
+std::string export_text(const ModelSpec& model) {
+  if (model.family != "moebius") return fmt::format("to Hugging Face as {}", model.family);
+  return "no: model_type \"moebius\" is Moebius' own, and Hugging Face has no class for it; name a family to export";
+}
+
+}  // namespace moebius

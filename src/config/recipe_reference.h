@@ -1,0 +1,24 @@
+// docs/recipe.md: what each key of a recipe does, in words. `moebius config --keys` prints it.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moebius {
+
+struct KeyText {
+  std::string_view name;  // "section.key"
+  std::string_view what;  // a sentence
+  // What stands where the key is not given, in Markdown; empty: the value that a recipe without the key has.
+  std::string_view unset = {};
+};
+
+// One for each key of recipe_table(), in any order; a test holds both lists together.
+const std::vector<KeyText>& key_texts();
+
+// Markdown: how a recipe is written, then a table for each section, in the order of recipe_table().
+// REQUIRES: key_texts() has every key.
+std::string recipe_reference();
+
+}  // namespace moebius

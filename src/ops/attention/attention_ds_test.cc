@@ -1,0 +1,121 @@
+// The backward pass of the sm90 kernels with its two ways to dq: from ds that is kept in scratch, a few sequences or kv
+// heads at a time, and from scores computed once more. What the gradients are is for attention_test.cc.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "ops/attention/attention.h"
+#include "ops/backends.h"
+#include "ops/cpu/testing.h"
+#include "ops/elementwise/elementwise.h"
+
+namespace moebius {
+namespace {
+
+struct Sizes {
+  int64_t batch, rows, heads, kv_heads, width;
+  int64_t window = 0, document = 0;  // 0: none
+};
+
+// A call on random inputs in memory of the GPU.
+class Call {
+ public:
+  Call(Stream& s, const Sizes& z) : s_(s), z_(z) {
+    const Shape q{z.batch * z.rows, z.heads, z.width}, k{z.batch * z.rows, z.kv_heads, z.width};
+    AttentionFwd fwd{.o_THd = take(q, DType::bf16),
+                     .lse_TH = take({z.batch * z.rows, z.heads}, DType::f32),
+                     .q_THd = normal(q),
+                     .k_UGd = normal(k),
+                     .v_UGd = normal(k),
+                     .batch = z.batch,
+                     .window = z.window,
+                     .scale = 0.1f};
+    if (z.document > 0) fwd.doc_start_T = documents();
+    fwd.scratch = take({AttentionFwd::scratch_bytes(fwd, s)}, DType::u8);
+    attention_fwd(s, fwd);
+    bwd_ = {.do_THd = normal(q),
+            .o_THd = fwd.o_THd,
+            .lse_TH = fwd.lse_TH,
+            .q_THd = fwd.q_THd,
+            .k_TGd = fwd.k_UGd,
+            .v_TGd = fwd.v_UGd,
+            .doc_start_T = fwd.doc_start_T,
+            .batch = z.batch,
+            .window = z.window,
+            .scale = fwd.scale};
+  }
+
+  struct Gradients {
+    std::vector<uint16_t> dq, dk, dv;
+  };
+  // Every byte of the results and of the scratch is poisoned before.
+  Gradients backward(int64_t scratch_bytes) {
+    AttentionBwd a = bwd_;
+    a.dq_THd = poisoned(a.q_THd.shape, DType::bf16);
+    a.dk_TGd = poisoned(a.k_TGd.shape, DType::bf16);
+    a.dv_TGd = poisoned(a.k_TGd.shape, DType::bf16);
+    a.scratch = poisoned({scratch_bytes}, DType::u8);
+    // Not attention_bwd, which refuses less scratch than its kernels work with best.
+    scratch_bytes < wanted_bytes() ? cuda::attention_bwd(s_, a) : attention_bwd(s_, a);
+    return {on_host(a.dq_THd), on_host(a.dk_TGd), on_host(a.dv_TGd)};
+  }
+  int64_t wanted_bytes() const { return AttentionBwd::scratch_bytes(bwd_, s_); }
+  int64_t sums_bytes() const { return 2 * bwd_.lse_TH.num_bytes(); }
+
+ private:
+  Tensor take(Shape shape, DType dtype) {
+    buffers_.push_back(std::make_unique<Buffer>(DeviceKind::cuda, shape.numel() * size_of(dtype)));
+    return {.data = buffers_.back()->data(), .shape = shape, .dtype = dtype, .device = DeviceKind::cuda};
+  }
+  Tensor normal(Shape shape) {
+    const Tensor t = take(shape, DType::bf16);
+    fill_normal(s_, {.x = t, .rng = Rng(7, RngSite::bench, 0, static_cast<uint32_t>(buffers_.size()))});
+    return t;
+  }
+  Tensor poisoned(Shape shape, DType dtype) {
+    const Tensor t = take(shape, dtype);
+    const std::vector<unsigned char> ones(t.num_bytes(), 0xff);
+    copy_to_device(s_, t.data, ones.data(), t.num_bytes());
+    return t;
+  }
+  Tensor documents() {
+    std::vector<int32_t> starts;
+    for (int64_t t = 0; t < z_.batch * z_.rows; ++t)
+      starts.push_back(static_cast<int32_t>(t % z_.rows / z_.document * z_.document));
+    const Tensor t = take({z_.batch * z_.rows}, DType::i32);
+    copy_to_device(s_, t.data, starts.data(), t.num_bytes());
+    return t;
+  }
+  std::vector<uint16_t> on_host(const Tensor& t) {
+    std::vector<uint16_t> words(t.numel());
+    copy_to_host(s_, words.data(), t.data, t.num_bytes());
+    return words;
+  }
+
+  Stream& s_;
+  Sizes z_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  AttentionBwd bwd_;
+};
+
+TEST(AttentionBwdOnGpu, KeptDsAndScoresComputedAgainGiveTheSameBits) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  ThreadPool pool(2);
+  Stream s(*testing::accelerator(), pool);
+  const Sizes documents{2, 450, 6, 2, 64, 0, 70}, short_window{3, 200, 4, 2, 128, 150}, window{2, 1000, 8, 4, 128, 200},
+      sequences{3, 8192, 16, 8, 64}, uneven{5, 4096, 32, 4, 64}, kv_heads{1, 8192, 32, 16, 128};
+  for (const Sizes& z : {documents, short_window, window, sequences, uneven, kv_heads}) {
+    SCOPED_TRACE(fmt::format("{} x {}, {} heads on {}", z.batch, z.rows, z.heads, z.kv_heads));
+    Call call(s, z);
+    ASSERT_GT(call.wanted_bytes(), call.sums_bytes());
+    const auto kept = call.backward(call.wanted_bytes()), again = call.backward(call.sums_bytes());
+    EXPECT_TRUE(kept.dq == again.dq);
+    EXPECT_TRUE(kept.dk == again.dk);
+    EXPECT_TRUE(kept.dv == again.dv);
+    EXPECT_TRUE(std::none_of(kept.dq.begin(), kept.dq.end(), [](uint16_t word) { return (word & 0x7fff) > 0x7f80; }))
+        << "NaN";
+  }
+}
+
+}  // namespace
+}  // namespace moebius

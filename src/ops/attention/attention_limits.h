@@ -1,0 +1,11 @@
+// What CUDA's kernels of attention take at most.
+#pragma once
+
+#include <cstdint>
+
+namespace moebius::cuda {
+
+inline constexpr int64_t kMaxHeadWidth = 256;       // of queries and keys, and of values
+inline constexpr int64_t kMaxHeadsOrBatch = 65535;  // of heads, and of sequences: what a grid counts
+
+}  // namespace moebius::cuda

@@ -1,0 +1,86 @@
+#include "train/start_notes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+namespace moebius {
+namespace {
+
+bool is_balanced(const BalanceSpec& b) {
+  return b.aux || b.seq_aux || b.global_aux || b.bias || b.sinkhorn || b.force_balance;
+}
+
+// The key of Hugging Face's training loop: read into no spec, but kept with the config.json.
+std::string unused_coefficient(const ModelSpec& model) {
+  const char* key = "router_aux_loss_coef";
+  if (!model.source.is_object() || !model.source.contains(key)) return "";
+  return fmt::format(" ({} = {} of the config.json is not used)", key, model.source[key].dump());
+}
+
+std::optional<StartNote> balance_note(const RunSpec& run) {
+  if (run.model.num_moe_layers() == 0 || is_balanced(run.moe)) return std::nullopt;
+  return StartNote{fmt::format("moe.balance = \"none\": nothing keeps the load of the experts even{}",
+                               unused_coefficient(run.model))};
+}
+
+std::optional<StartNote> saves_note(const RunSpec& run) {
+  if (run.checkpoint.every > 0) return std::nullopt;
+  return StartNote{
+      "checkpoint.every = 0: saved after the last step and on SIGTERM alone; a run that is killed begins again"};
+}
+
+std::optional<StartNote> rate_note(const RunSpec& run) {
+  if (run.train.steps > 1 || run.optimizer.lr_at(1, 1) > 0) return std::nullopt;
+  return StartNote{"train.steps = 1: the last step has the learning rate optimizer.min_lr = 0, so no weight changes",
+                   /*is_warning=*/true};
+}
+
+std::string times_text(const std::string& what, double times) { return fmt::format("{} {:.2f} times", what, times); }
+
+// Of each dataset, in their order.
+std::vector<double> times_read(const RunSpec& run, const DatasetOrder& order) {
+  double weights = 0;
+  for (const DatasetSpec& d : run.data.train) weights += d.weight;
+  std::vector<double> times;
+  for (int i = 0; i < order.num_datasets(); ++i) {
+    const auto samples = static_cast<double>(run.train.steps * run.train.global_batch);
+    times.push_back(samples * run.data.train[i].weight / weights / static_cast<double>(order.samples_per_epoch(i)));
+  }
+  return times;
+}
+
+}  // namespace
+
+std::vector<StartNote> start_notes(const RunSpec& run) {
+  std::vector<StartNote> notes;
+  for (const auto& note : {balance_note(run), saves_note(run), rate_note(run)})
+    if (note) notes.push_back(*note);
+  return notes;
+}
+
+StartNote random_weights_note(const RunSpec& run) {
+  const std::string text = fmt::format("weights are random (run.seed = {}): model.init_from is not set", run.seed);
+  if (run.model_hf.empty()) return {text};
+  return {fmt::format("{}; model.hf gives the shape alone: for its weights set model.init_from = \"{}\"", text,
+                      run.model_hf),
+          /*is_warning=*/true};
+}
+
+std::string data_text(const RunSpec& run, const DatasetOrder& order) {
+  constexpr size_t kMostNamed = 4;
+  const std::vector<double> times = times_read(run, order);
+  std::vector<std::string> named;
+  for (size_t i = 0; i < std::min(times.size(), kMostNamed); ++i)
+    named.push_back(times_text(run.data.train[i].prefix, times[i]));
+  if (times.size() > kMostNamed) {
+    const auto [least, most] = std::minmax_element(times.begin(), times.end());
+    named = {fmt::format("each of {} datasets {:.2f} to {:.2f} times", times.size(), *least, *most)};
+  }
+  return fmt::format("data: {} tokens a step; {} steps read {}", run.train.global_batch * run.train.seq_len,
+                     run.train.steps, fmt::join(named, ", "));
+}
+
+}  // namespace moebius

@@ -1,0 +1,26 @@
+// What a run says of itself before its first step: what else is found out when it is too late.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/run_spec.h"
+#include "io/dataset_order.h"
+
+namespace moebius {
+
+struct StartNote {
+  std::string text;
+  bool is_warning = false;
+};
+
+// Of the recipe: experts that nothing balances, checkpoints at the end alone, a learning rate of 0 in every step.
+std::vector<StartNote> start_notes(const RunSpec& run);
+
+// Of a run that begins without model.init_from: a warning where model.hf names a model that has weights of its own.
+StartNote random_weights_note(const RunSpec& run);
+
+// Tokens a step, and how often the run reads each dataset of data.train from its first step to its last.
+std::string data_text(const RunSpec& run, const DatasetOrder& order);
+
+}  // namespace moebius

@@ -1,0 +1,98 @@
+#include "train/start_notes.h"
+
+#include "train/loader.h"
+#include "train/testing.h"
+
+namespace moebius {
+namespace {
+
+using moebius::testing::tiny_run;
+using moebius::testing::write_dataset;
+using ::testing::HasSubstr;
+
+std::string all_notes(const RunSpec& run) {
+  std::string text;
+  for (const StartNote& note : start_notes(run)) text += (note.is_warning ? "warning: " : "") + note.text + "\n";
+  return text;
+}
+
+RunSpec quiet_run() {
+  RunSpec run = tiny_run();
+  run.train.steps = 20;
+  run.optimizer.lr = 1e-3;
+  run.moe.aux = true;
+  run.checkpoint.every = 5;
+  return run;
+}
+
+TEST(StartNotes, NothingToSayOfARunThatBalancesSavesAndLearns) { EXPECT_EQ(all_notes(quiet_run()), ""); }
+
+TEST(StartNotes, SavesAtTheEndAlone) {
+  RunSpec run = quiet_run();
+  run.checkpoint.every = 0;
+  EXPECT_THAT(all_notes(run), HasSubstr("checkpoint.every = 0: saved after the last step and on SIGTERM alone"));
+}
+
+TEST(StartNotes, ExpertsThatNothingBalances) {
+  RunSpec run = quiet_run();
+  run.moe.aux = false;
+  EXPECT_EQ(all_notes(run), "moe.balance = \"none\": nothing keeps the load of the experts even\n");
+  run.model.source = {{"router_aux_loss_coef", 0.001}};
+  EXPECT_THAT(all_notes(run), HasSubstr("even (router_aux_loss_coef = 0.001 of the config.json is not used)"));
+  for (bool BalanceSpec::*balance : {&BalanceSpec::bias, &BalanceSpec::sinkhorn, &BalanceSpec::force_balance}) {
+    run.moe = {};
+    run.moe.*balance = true;
+    EXPECT_EQ(all_notes(run), "");
+  }
+  run.moe = {};
+  run.model.moe_layers = {false};
+  EXPECT_EQ(all_notes(run), "") << "a dense model";
+}
+
+TEST(StartNotes, TheOnlyStepHasNoLearningRate) {
+  RunSpec run = quiet_run();
+  run.train.steps = 1;
+  for (const auto schedule : {LrSchedule::cosine, LrSchedule::linear, LrSchedule::wsd}) {
+    run.optimizer.schedule = schedule;
+    EXPECT_THAT(all_notes(run), HasSubstr("warning: train.steps = 1: the last step has the learning rate "
+                                          "optimizer.min_lr = 0, so no weight changes"));
+  }
+  RunSpec warm = run, low = run;
+  warm.optimizer.warmup_steps = 1;
+  low.optimizer.min_lr = 1e-4;
+  run.optimizer.schedule = LrSchedule::constant;
+  for (const RunSpec& learns : {warm, low, run}) EXPECT_EQ(all_notes(learns), "");
+}
+
+TEST(StartNotes, RandomWeights) {
+  RunSpec run = tiny_run();
+  run.seed = 7;
+  StartNote note = random_weights_note(run);
+  EXPECT_FALSE(note.is_warning);
+  EXPECT_EQ(note.text, "weights are random (run.seed = 7): model.init_from is not set");
+  run.model_hf = "some/folder";
+  note = random_weights_note(run);
+  EXPECT_TRUE(note.is_warning);
+  EXPECT_THAT(note.text, HasSubstr("for its weights set model.init_from = \"some/folder\""));
+}
+
+// a: 6 samples of 7 tokens, b: 3.
+TEST(StartNotes, HowOftenTheDataIsRead) {
+  const TestDir dir;
+  RunSpec run = tiny_run();
+  run.train.steps = 9;
+  const std::string a = write_dataset(dir, "a", 47), b = write_dataset(dir, "b", 24);
+  run.data.train = {{a, 1}};
+  EXPECT_EQ(data_text(run, Loader(run.data.train, run, true).order()),
+            "data: 28 tokens a step; 9 steps read " + a + " 6.00 times");
+  run.data.train = {{a, 3}, {b, 1}};
+  EXPECT_THAT(data_text(run, Loader(run.data.train, run, true).order()),
+              HasSubstr("9 steps read " + a + " 4.50 times, " + b + " 3.00 times"));
+  run.data.train = {{a, 1}, {b, 1}};
+  for (const char* name : {"c", "d", "e"}) run.data.train.push_back({write_dataset(dir, name, 24), 1});
+  EXPECT_THAT(data_text(run, Loader(run.data.train, run, true).order()),
+              HasSubstr("9 steps read each of 5 datasets 1.20 to 2.40 times"));
+}
+
+}  // namespace
+}  // namespace moebius

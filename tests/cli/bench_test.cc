@@ -1,0 +1,159 @@
+// The workloads of `moebius bench` as a user meets them.
+#include <nlohmann/json.hpp>
+
+#include "core/accelerator.h"
+#include "tests/cli/program.h"
+
+namespace moebius {
+namespace {
+
+nlohmann::json json_of(const Ran& ran) {
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  return nlohmann::json::parse(ran.out, nullptr, /*allow_exceptions=*/false);
+}
+
+TEST(CliBench, UnknownNamesAreListed) {
+  TestDir dir;
+  expect_refused(run_moebius(dir, {"bench", "warp"}), 2,
+                 "bench: expected attention, experts, gemm, moe-layer, dispatch, collectives or step; got \"warp\"");
+  expect_refused(run_moebius(dir, {"bench", "gemm", "--runs", "0"}), 2,
+                 "--runs: expected at least 1; got 0; leave it out for as many as the median needs");
+}
+
+TEST(CliBench, DispatchSaysWhatItSends) {
+  TestDir dir;
+  const auto json = json_of(run_moebius(dir, {"bench", "dispatch", "--ranks", "2", "--dispatcher", "alltoall",
+                                              "--threads", "1", "--runs", "1", "--json"}));
+  EXPECT_EQ(json.at("axis"), "ep");
+  EXPECT_EQ(json.at("routing"), "balanced");
+  EXPECT_EQ(json.at("dispatcher"), "alltoall");
+  // 4096 tokens to 2 experts each, half of them elsewhere, 512 numbers of 2 bytes.
+  EXPECT_EQ(json.at("lines").at(1).at("sent_bytes"), 4096 * 2 / 2 * 512 * 2);
+  EXPECT_EQ(json.at("lines").at(1).at("expected_bytes"), 4096 * 2 / 2 * 512 * 2);
+  const auto alone = json_of(run_moebius(dir, {"bench", "dispatch", "--runs", "1", "--json"}));
+  EXPECT_GT(alone.at("row_copy_gbytes_per_s"), 0);
+  expect_refused(run_moebius(dir, {"bench", "dispatch", "--device", "cuda"}), 2,
+                 "bench dispatch: communication moves memory of the cpu; got --device cuda; leave it out, or see what "
+                 "GPUs exchange with bench collectives --device cuda");
+}
+
+TEST(CliBench, AStepOfATinyModel) {
+  TestDir dir;
+  const auto json = json_of(run_moebius(
+      dir, {"bench", "step", "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--set", "train.global_batch=2",
+            "--set", "train.micro_batch=1", "--set", "train.seq_len=16", "--steps", "2", "--profile", "--json"}));
+  EXPECT_GT(json.at("tokens_per_s").get<double>(), 0);
+  EXPECT_EQ(json.at("tokens_per_step"), 32);
+  EXPECT_GT(json.at("ops").size(), 10u);
+  EXPECT_GT(json.at("gemm_bf16_tflops").get<double>(), 0);
+}
+
+TEST(CliBench, AStepRunsWhereItsRecipeSays) {
+  if (Accelerator::why_missing().empty()) GTEST_SKIP() << "a GPU is here: it would run";
+  TestDir dir;
+  const std::vector<std::string> step{"bench",    "step",
+                                      "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml",
+                                      "--set",    "run.device=cuda",
+                                      "--set",    "train.seq_len=16",
+                                      "--steps",  "1"};
+  expect_refused(run_moebius(dir, step), 2, "use --device cpu");
+  std::vector<std::string> on_cpu = step;
+  on_cpu.insert(on_cpu.end(), {"--device", "cpu"});
+  EXPECT_EQ(run_moebius(dir, on_cpu).code, 0);
+}
+
+// Beside the data sheet's rate, the one that was measured and the roofline; tokens/s as peers count them.
+TEST(CliBench, AStepOnAGpuIsSeenBesideItsPeaks) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  TestDir dir;
+  const std::vector<std::string> step{"bench",    "step", "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml",
+                                      "--device", "cuda", "--set",    "train.seq_len=16",
+                                      "--steps",  "2"};
+  std::vector<std::string> as_json = step;
+  as_json.push_back("--json");
+  const auto json = json_of(run_moebius(dir, as_json));
+  const auto number = [&](const char* key) { return json.at(key).get<double>(); };
+  EXPECT_NEAR(number("tokens_per_s"), number("tokens_per_step") / number("median_ms") * 1e3,
+              1e-6 * number("tokens_per_s"));
+  EXPECT_NEAR(number("share_of_peak"), number("model_tflops") / (number("peak_gflops_per_s") * 1e-3), 1e-9);
+  EXPECT_NEAR(number("share_of_roofline"), number("roofline_ms") / number("median_ms"), 1e-9);
+  EXPECT_GT(number("roofline_ms"), 0);
+  EXPECT_LT(number("share_of_roofline"), 1);
+  EXPECT_NEAR(number("share_of_datasheet"), number("model_tflops") / number("datasheet_bf16_tflops"), 1e-9);
+  EXPECT_GT(number("predicted_bytes"), number("planned_bytes"));
+  const std::string text = run_moebius(dir, step).out;
+  for (const char* part : {" tokens/s, ", "(MFU); ", " % of the roofline: ", ", predicted "})
+    EXPECT_THAT(text, testing::HasSubstr(part));
+}
+
+// -- options -----------------------------------------------------------------------------------------------
+
+// What would change nothing is refused, with the workloads that it is for.
+TEST(CliBench, OptionsOfOtherWorkloadsAreRefused) {
+  TestDir dir;
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
+      {{"experts", "--window", "5", "--documents", "7"},
+       "bench experts: expected no --window, an option of attention alone; leave it out"},
+      {{"moe-layer", "--window", "5"}, "bench moe-layer: expected no --window, an option of attention alone"},
+      {{"attention", "--profile", "--steps", "0"}, "bench attention: expected no --steps, an option of step alone"},
+      {{"attention", "--profile"}, "bench attention: expected no --profile, an option of moe-layer and step alone"},
+      {{"attention", "--routing", "zipf"},
+       "bench attention: expected no --routing, an option of experts, moe-layer and dispatch alone"},
+      {{"gemm", "--shape", "olmoe"},
+       "bench gemm: expected no --shape, an option of attention, experts, moe-layer and dispatch alone"},
+      {{"step", "--documents", "3"}, "bench step: expected no --documents, an option of attention alone"},
+      {{"step", "--shape", "olmoe"}, "bench step: expected no --shape"},
+      {{"step", "--runs", "2"}, "bench step: expected no --runs"},
+      {{"collectives", "--threads", "2"}, "bench collectives: expected no --threads"},
+      {{"step", "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--ranks", "2", "--hash"},
+       "bench step: --profile and --hash are of one rank; leave them out, or run without --ranks"}};
+  for (const auto& [words, text] : cases) {
+    std::vector<std::string> command{"bench"};
+    command.insert(command.end(), words.begin(), words.end());
+    expect_refused(run_moebius(dir, command), 2, text);
+  }
+}
+
+TEST(CliBench, ValuesThatMeanNothingAreRefused) {
+  TestDir dir;
+  for (const char* exponent : {"-5", "nan", "inf", "1e4"})
+    expect_refused(run_moebius(dir, {"bench", "moe-layer", "--routing", "zipf", "--zipf", exponent}), 2,
+                   "--zipf: expected 0, with which all experts are chosen alike, to 100; got ");
+  expect_refused(run_moebius(dir, {"bench", "experts", "--zipf", "2"}), 2,
+                 "--zipf: expected --routing zipf beside it, whose exponent it is; got --routing balanced");
+  expect_refused(run_moebius(dir, {"bench", "attention", "--window", "-1"}), 2,
+                 "--window: expected at least 0; got -1; 0 lets a query see all keys before it");
+  expect_refused(run_moebius(dir, {"bench", "attention", "--documents", "7"}), 2,
+                 "--documents: expected a divisor of the 512 tokens of a sequence; got 7; 1 is one in each sequence");
+}
+
+TEST(CliBench, ReportsSayWhatWasAsked) {
+  TestDir dir;
+  const std::vector<std::string> attention{"bench", "attention", "--window", "7", "--documents", "16", "--runs", "1"};
+  std::vector<std::string> as_json = attention;
+  as_json.push_back("--json");
+  const auto json = json_of(run_moebius(dir, as_json));
+  EXPECT_EQ(json.at("window"), 7);
+  EXPECT_EQ(json.at("documents"), 16);
+  EXPECT_FALSE(json.contains("routing"));
+  for (const auto& line : json.at("lines")) {
+    EXPECT_GT(line.at("relative_error").get<double>(), 0);
+    EXPECT_LT(line.at("relative_error").get<double>(), 0.02);
+  }
+  EXPECT_EQ(json.at("lines").at(1).at("relative_errors").size(), 3u) << "dq, dk and dv";
+  const std::string text = run_moebius(dir, attention).out;
+  EXPECT_THAT(text, testing::HasSubstr("bench-cpu, window 7, documents 16; "));
+  EXPECT_THAT(text, testing::HasSubstr("rel. off"));
+  EXPECT_THAT(text, testing::Not(testing::HasSubstr("routing")));
+}
+
+TEST(CliBench, AStepWantsItsRecipe) {
+  TestDir dir;
+  expect_refused(run_moebius(dir, {"bench", "step"}), 2,
+                 "bench step: expected its own recipe recipes/bench_cpu.toml below the working directory; it is not "
+                 "there; go to the folder of Moebius' sources, or name a recipe with --recipe");
+}
+
+}  // namespace
+}  // namespace moebius
