@@ -1,5 +1,6 @@
 #include "cli/bench_options.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "cli/machine.h"

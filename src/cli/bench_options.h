@@ -1,13 +1,15 @@
 // What `moebius bench` can be told, and which workload takes it.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "train/bench.h"
+
+namespace CLI {
+class App;
+}
 
 namespace moebius {
 

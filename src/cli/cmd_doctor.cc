@@ -1,6 +1,7 @@
 #include <fmt/core.h>
 #include <xxhash.h>
 #include <zstd.h>
+#include <CLI/CLI.hpp>
 
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,7 @@
 #include "io/files.h"
 #include "memory/plan.h"
 #include "ops/attention/attention_cuda.h"
+#include "ops/gemm/cublas_lt_cuda.h"
 
 namespace moebius {
 namespace {
@@ -75,6 +77,7 @@ std::vector<Finding> findings(const Machine& m) {
           {"xxHash", xxhash_version()},
           {"CLI11", CLI11_VERSION},
           {"CUDA", cuda_versions_text(gpus_found())},
+          {"cuBLASLt", cuda::cublas_lt_text()},
           {"cuDNN", cuda::cudnn_text(cuda::cudnn_version())},
           {"NCCL", nccl_version()},
           {"MPI", mpi_version().empty() ? "not part of this build" : mpi_version()},

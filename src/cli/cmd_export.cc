@@ -1,5 +1,6 @@
 #include "train/export.h"
 
+#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "cli/command.h"

@@ -2,13 +2,15 @@
 // standard output and turns errors into exit codes.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include <atomic>
 #include <functional>
 #include <string>
 
 #include "core/log.h"
+
+namespace CLI {
+class App;
+}
 
 namespace moebius {
 

@@ -1,8 +1,6 @@
 // Options that several commands share, and the printing of results.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -10,6 +8,10 @@
 #include "config/run_spec.h"
 #include "core/log.h"
 #include "core/tensor.h"
+
+namespace CLI {
+class App;
+}
 
 namespace moebius {
 

@@ -164,7 +164,7 @@ json rope_scaling_value(const ModelSpec& m) {
   if (m.rope_scaling.type == RopeType::plain) return says_plain ? json{{"rope_type", "default"}} : json();
   json table = json::object();
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    if (m.source.is_object() && m.source.contains(key) && m.source.at(key).is_object()) table.update(m.source.at(key));
+    if (m.source && m.source->contains(key) && m.source->at(key).is_object()) table.update(m.source->at(key));
   }
   for (const char* known : {"rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings",
                             "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate",

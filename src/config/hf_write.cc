@@ -122,7 +122,7 @@ json hub_values(const ModelSpec& m) {
   // Its class in transformers wants one, though no layer has it.
   if (family == kGptOss && m.sliding_window == 0) {
     const json any = find_family(m.family)->defaults.sliding_window;
-    values["sliding_window"] = m.source.is_object() ? m.source.value("sliding_window", any) : any;
+    values["sliding_window"] = m.source ? m.source->value("sliding_window", any) : any;
   }
   return values;
 }
@@ -162,7 +162,7 @@ json moebius_values(const ModelSpec& m) {
 }
 
 ModelSpec without_source(ModelSpec spec) {
-  spec.source = json();
+  spec.source = {};
   return spec;
 }
 
@@ -180,7 +180,7 @@ std::vector<std::pair<std::string, json>> hf_values(const ModelSpec& spec) {
 }
 
 json hf_from_model_spec(const ModelSpec& spec) {
-  json config = spec.source.is_object() ? spec.source : json::object();
+  json config = spec.source ? *spec.source : json::object();
   if (config.contains("dtype") && !config.contains("torch_dtype")) config["torch_dtype"] = config["dtype"];
   config.erase("dtype");
   for (const HfKey& key : hf_keys()) {

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
+
+#include "config/json_object.h"
 
 namespace moebius {
 
@@ -91,7 +93,7 @@ struct ModelSpec {
   // gate sigmoid(1.702 gate) (up + 1)  (gpt-oss, arXiv 2508.10925).
   double swiglu_limit = 0;
 
-  nlohmann::json source;  // the config.json it came from, unknown keys included, for export
+  JsonObject source;  // the config.json it came from, unknown keys included, for export; none of a recipe's own keys
 
   bool is_latent() const { return kv_lora_rank > 0; }
   int64_t window_of(int64_t layer) const {  // as is_moe_layer

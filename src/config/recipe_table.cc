@@ -94,9 +94,9 @@ RecipeKey model_config_key() {
           {"the text of a JSON object", is_json_object},
           [](RunSpec& s, const json& v) { s.model.source = json::parse(v.get<std::string>()); },
           [](const RunSpec& s) {
-            const bool has_source = s.model.source.is_object();
-            return has_source ? json(hf_from_model_spec(s.model).dump(-1, ' ', false, json::error_handler_t::replace))
-                              : json();
+            return s.model.source
+                       ? json(hf_from_model_spec(s.model).dump(-1, ' ', false, json::error_handler_t::replace))
+                       : json();
           },
           free};
 }
@@ -108,12 +108,18 @@ json written_value(const ModelSpec& model, const std::string& key) {
   return json();
 }
 
+void add_to_source(ModelSpec& model, const std::string& key, const json& value) {
+  json source = model.source ? *model.source : json::object();
+  source[key] = value;
+  model.source = std::move(source);
+}
+
 std::vector<RecipeKey> model_keys() {
   std::vector<RecipeKey> keys = {optional_text("model.hf", &RunSpec::model_hf, free), model_config_key(),
                                  optional_text("model.init_from", &RunSpec::init_from, fixed)};
   for (const HfKey& hf : hf_keys()) {
     keys.push_back({"model." + hf.name, hf.rule,
-                    [name = hf.name](RunSpec& s, const json& v) { s.model.source[name] = v; },
+                    [name = hf.name](RunSpec& s, const json& v) { add_to_source(s.model, name, v); },
                     [name = hf.name](const RunSpec& s) { return written_value(s.model, name); }});
   }
   return keys;

@@ -22,7 +22,7 @@ std::string bare_name(const RecipeKey& key) { return key.name.substr(key.name.fi
 
 // A model that came from a config.json is printed as model.config, so its keys must not be: they are shown as comments.
 bool is_said_by_config(const RunSpec& spec, const RecipeKey& key) {
-  return spec.model.source.is_object() && section_of(key.name) == "model" && find_hf_key(bare_name(key));
+  return spec.model.source && section_of(key.name) == "model" && find_hf_key(bare_name(key));
 }
 
 // One line without its end; empty when there is nothing to print.

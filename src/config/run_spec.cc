@@ -88,7 +88,7 @@ void refuse_inline_keys(const RunSpec& spec, const std::string& origin) {
 
 // Keys that the family does not have would be ignored.
 void refuse_foreign_keys(const RunSpec& spec) {
-  const json type = spec.model.source.value("model_type", json("moebius"));
+  const json type = spec.model.source->value("model_type", json("moebius"));
   for (const auto& [name, where] : spec.provenance) {
     const std::string key = inline_model_key(name);
     MOEBIUS_CHECK(
@@ -108,17 +108,17 @@ json read_config_json(const std::string& dir) {
 void resolve_config_model(RunSpec& spec) {
   const bool held = spec.provenance.contains("model.config");
   refuse_inline_keys(spec, held ? "model.config" : "model.hf");
-  const json config = held ? spec.model.source : read_config_json(spec.model_hf);
+  const json config = held ? *spec.model.source : read_config_json(spec.model_hf);
   spec.model = held ? read_hf_config(config, spec.provenance["model.config"] + ": model.config", ErrorKind::usage)
                     : model_spec_from_hf(config, spec.model_hf + "/config.json");
 }
 
 void resolve_inline_model(RunSpec& spec, const std::string& name) {
-  MOEBIUS_CHECK(usage, spec.model.source.is_object(),
+  MOEBIUS_CHECK(usage, spec.model.source,
                 "{}: the recipe has no model; give [model] hf = \"DIR\", or the keys of its config.json", name);
   refuse_foreign_keys(spec);
-  spec.model.source.emplace("model_type", "moebius");
-  const json config = spec.model.source;
+  json config = *spec.model.source;
+  config.emplace("model_type", "moebius");
   spec.model = read_hf_config(config, name + " [model]", ErrorKind::usage);
 }
 
@@ -156,11 +156,11 @@ std::string model_origin(const RunSpec& spec, const json& config, const HfKey& k
 
 void fill_provenance(RunSpec& spec) {
   std::map<std::string, std::string> filled = spec.provenance;
+  const json config = spec.model.source ? *spec.model.source : json::object();
   for (const RecipeKey& key : recipe_table()) {
     if (key.write(spec).is_null()) continue;
     const std::string hf_name = inline_model_key(key.name);
-    filled.emplace(key.name,
-                   hf_name.empty() ? "default" : model_origin(spec, spec.model.source, *find_hf_key(hf_name)));
+    filled.emplace(key.name, hf_name.empty() ? "default" : model_origin(spec, config, *find_hf_key(hf_name)));
   }
   spec.provenance = std::move(filled);
 }
@@ -168,7 +168,7 @@ void fill_provenance(RunSpec& spec) {
 void resolve_model(RunSpec& spec, const std::string& name) {
   const bool from_config = !spec.model_hf.empty() || spec.provenance.contains("model.config");
   from_config ? resolve_config_model(spec) : resolve_inline_model(spec, name);
-  if (!from_config) spec.model.source = json();
+  if (!from_config) spec.model.source = {};
   balance_by_bias(spec);
   take_tokenizer_of_model(spec);
   fill_provenance(spec);

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "config/other_names.h"
 #include "config/testing.h"
 
@@ -241,7 +243,7 @@ TEST(Load, ModelOfAFolderIsHeldInTheResolvedRecipe) {
   EXPECT_EQ(spec.model.hidden_size, 64);
   EXPECT_EQ(spec.provenance.at("model.hidden_size"), "config.json");
   EXPECT_EQ(spec.provenance.at("model.vocab_size"), "default");
-  EXPECT_EQ(spec.model.source.at("architectures"), json{"M \"q\""});
+  EXPECT_EQ(spec.model.source->at("architectures"), json{"M \"q\""});
   for (const bool with_provenance : {false, true}) {
     again = read_back(spec, with_provenance);  // the folder is gone
     EXPECT_EQ(without_provenance(again), without_provenance(spec));

@@ -53,7 +53,7 @@ Router::Router(ParamTable& params, MemoryPlan& plan, const std::string& prefix, 
                             .dtype = balance.router_f32 ? DType::f32 : dtype,
                             .init_std = static_cast<float>(model.initializer_range),
                             .grad_axis = Axis::tp_cp_dp})) {
-  model_.source = nullptr;
+  model_.source = {};
   if (model.router_bias) {  // f32, as logits are
     logit_bias_.emplace(params, ParamSpec{.name = prefix + ".bias",
                                           .shape = {E_},

@@ -1,6 +1,7 @@
 #include "train/generate.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 

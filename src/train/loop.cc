@@ -1,6 +1,7 @@
 #include "train/loop.h"
 
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // What a step reports: one JSON object a line in metrics.jsonl, and the same numbers as TensorBoard scalars.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

@@ -16,8 +16,8 @@ bool is_balanced(const BalanceSpec& b) {
 // The key of Hugging Face's training loop: read into no spec, but kept with the config.json.
 std::string unused_coefficient(const ModelSpec& model) {
   const char* key = "router_aux_loss_coef";
-  if (!model.source.is_object() || !model.source.contains(key)) return "";
-  return fmt::format(" ({} = {} of the config.json is not used)", key, model.source[key].dump());
+  if (!model.source || !model.source->contains(key)) return "";
+  return fmt::format(" ({} = {} of the config.json is not used)", key, model.source->at(key).dump());
 }
 
 std::optional<StartNote> balance_note(const RunSpec& run) {

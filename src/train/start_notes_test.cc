@@ -1,5 +1,7 @@
 #include "train/start_notes.h"
 
+#include <nlohmann/json.hpp>
+
 #include "train/loader.h"
 #include "train/testing.h"
 

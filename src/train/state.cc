@@ -1,3 +1,5 @@
+#include <nlohmann/json.hpp>
+
 #include "train/state.h"
 
 namespace moebius {

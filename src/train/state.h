@@ -1,7 +1,7 @@
 // The state of a run as global tensors: what a checkpoint holds.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <vector>
 
 #include "train/checkpoint.h"

@@ -1,6 +1,7 @@
 // For the tests of this folder: a tiny model and run, and datasets for them.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "config/run_spec.h"

@@ -1,6 +1,7 @@
 #include "train/upcycle.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "config/hf_keys.h"
 #include "train/engine.h"
@@ -44,9 +45,9 @@ void check_carried(const ModelSpec& dense, const ModelSpec& moe) {
 }
 
 // What the dense family says by keys of its own must not stay in the config.json of another.
-nlohmann::json source_without_model(const ModelSpec& dense) {
-  nlohmann::json source = dense.source;
-  if (!source.is_object()) return source;
+JsonObject source_without_model(const ModelSpec& dense) {
+  if (!dense.source) return {};
+  nlohmann::json source = *dense.source;
   for (const HfKey& key : hf_keys()) {
     if (has_hf_key(dense.family, key.name)) source.erase(key.name);
   }

@@ -1,6 +1,7 @@
 // Multi-token prediction in folders of weights: modules that may be there or not, and copies that must be copies.
 #include <algorithm>
 #include <charconv>
+#include <nlohmann/json.hpp>
 
 #include "io/hf_folder.h"
 #include "train/checkpoint.h"
@@ -37,7 +38,7 @@ bool has_mtp(const WeightsFolder& from, const ModelSpec& model) {
 ModelSpec with_mtp_of(const WeightsFolder& from, ModelSpec model) {
   if (model.num_mtp_layers == 0 || has_mtp(from, model)) return model;
   model.num_mtp_layers = 0;
-  if (model.source.is_object()) model.source = hf_from_model_spec(model);
+  if (model.source) model.source = hf_from_model_spec(model);
   return model;
 }
 

@@ -12,6 +12,7 @@
 #include "io/json_text.h"
 #include "io/safetensors.h"
 #include "ops/attention/attention_cuda.h"
+#include "ops/gemm/cublas_lt_cuda.h"
 #include "tests/cli/program.h"
 
 namespace moebius {
@@ -568,6 +569,7 @@ TEST(CliDoctor, SaysWhatIsMissing) {
   EXPECT_FALSE(json.at("found").at("oneDNN").get<std::string>().empty());
   EXPECT_EQ(json.at("found").at("MPI") == "not part of this build", mpi_version().empty());
   EXPECT_EQ(json.at("missing").contains("MPI"), mpi_version().empty());
+  EXPECT_EQ(json.at("found").at("cuBLASLt"), cuda::cublas_lt_text());
   EXPECT_EQ(json.at("found").at("cuDNN"), cuda::cudnn_text(cuda::cudnn_version()));
   EXPECT_THAT(run_moebius(dir, {"doctor"}).out, testing::HasSubstr("-march="));
 }

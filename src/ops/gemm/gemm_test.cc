@@ -1,6 +1,10 @@
 #include "ops/gemm/gemm.h"
 
+#include <gmock/gmock.h>
+
+#include "core/accelerator.h"
 #include "ops/cpu/testing.h"
+#include "ops/gemm/cublas_lt_cuda.h"
 #include "ops/gemm/gemm_ref.h"
 #include "ops/gemm/tile_gemm.h"
 
@@ -154,6 +158,12 @@ TEST(Gemm, NullDeviceCounts) {
   });
   EXPECT_EQ(cost.flops, 2 * 7 * 5 * 3);
   EXPECT_EQ(cost.bytes, 4 * (7 * 5 + 7 * 3 + 3 * 5));
+}
+
+TEST(Gemm, CublasLtIsFoundWhereItWasBuiltWith) {
+  EXPECT_THAT(
+      cuda::cublas_lt_text(),
+      ::testing::ContainsRegex(Accelerator::is_built_in() ? "^[0-9]+[.][0-9]+[.][0-9]+$" : "^not part of this build$"));
 }
 
 }  // namespace

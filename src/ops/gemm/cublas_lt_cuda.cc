@@ -1,0 +1,116 @@
+// The functions of cuBLASLt that gemm_cuda.cc calls, by their own names: each finds the library's when it is first
+// called. A program that is linked to the library itself spends a tenth of a second on loading it each time it starts,
+// GPU or not, and does not start where it is missing.
+#include "ops/gemm/cublas_lt_cuda.h"
+
+#include <cublasLt.h>
+#include <dlfcn.h>
+
+#include "core/error.h"
+
+namespace moebius::cuda {
+namespace {
+
+// The major version whose header this is; the loader looks for it in LD_LIBRARY_PATH, where the build found it, and in
+// the system's folders, in this order.
+constexpr const char* kLibrary = MOEBIUS_CUBLASLT_LIBRARY;
+
+void* library() {
+  static void* const opened = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  MOEBIUS_CHECK(usage, opened != nullptr,
+                "{} is not found; products on a GPU need it: install the CUDA libraries, or name their folder in "
+                "LD_LIBRARY_PATH",
+                kLibrary);
+  return opened;
+}
+
+// F: what the header declares it as.
+template <class F>
+F* find(F*, const char* name) {
+  void* const found = dlsym(library(), name);
+  MOEBIUS_CHECK(usage, found != nullptr, "{} has no {}: it is not the CUDA {} that this program was built with",
+                kLibrary, name, CUBLAS_VER_MAJOR);
+  return reinterpret_cast<F*>(found);
+}
+
+}  // namespace
+
+}  // namespace moebius::cuda
+
+// NAME of the library, called with ARGUMENTS.
+#define MOEBIUS_FORWARD(NAME, ...)                                \
+  static auto* const found = moebius::cuda::find(&::NAME, #NAME); \
+  return found(__VA_ARGS__)
+
+extern "C" {
+
+size_t cublasLtGetVersion() { MOEBIUS_FORWARD(cublasLtGetVersion); }
+
+const char* cublasLtGetStatusName(cublasStatus_t status) { MOEBIUS_FORWARD(cublasLtGetStatusName, status); }
+
+const char* cublasLtGetStatusString(cublasStatus_t status) { MOEBIUS_FORWARD(cublasLtGetStatusString, status); }
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { MOEBIUS_FORWARD(cublasLtCreate, handle); }
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { MOEBIUS_FORWARD(cublasLtDestroy, handle); }
+
+cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t product, size_t size, cublasComputeType_t compute,
+                                               cudaDataType_t scale) {
+  MOEBIUS_FORWARD(cublasLtMatmulDescInit_internal, product, size, compute, scale);
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t what,
+                                              const void* value, size_t size) {
+  MOEBIUS_FORWARD(cublasLtMatmulDescSetAttribute, product, what, value, size);
+}
+
+cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, size_t size, cudaDataType type,
+                                                 uint64_t rows, uint64_t cols, int64_t ld) {
+  MOEBIUS_FORWARD(cublasLtMatrixLayoutInit_internal, layout, size, type, rows, cols, ld);
+}
+
+cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t preference, size_t size) {
+  MOEBIUS_FORWARD(cublasLtMatmulPreferenceInit_internal, preference, size);
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t what, const void* value,
+                                                    size_t size) {
+  MOEBIUS_FORWARD(cublasLtMatmulPreferenceSetAttribute, preference, what, value, size);
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t product,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int most,
+                                              cublasLtMatmulHeuristicResult_t results[], int* num_results) {
+  MOEBIUS_FORWARD(cublasLtMatmulAlgoGetHeuristic, handle, product, a, b, c, d, preference, most, results, num_results);
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algorithm,
+                                                    cublasLtMatmulAlgoConfigAttributes_t what, void* value, size_t size,
+                                                    size_t* written) {
+  MOEBIUS_FORWARD(cublasLtMatmulAlgoConfigGetAttribute, algorithm, what, value, size, written);
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm, void* workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
+  MOEBIUS_FORWARD(cublasLtMatmul, handle, product, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout,
+                  algorithm, workspace, workspace_bytes, stream);
+}
+
+}  // extern "C"
+
+namespace moebius::cuda {
+
+std::string cublas_lt_text() try {
+  const size_t version = cublasLtGetVersion();
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+} catch (const Error& error) {
+  return error.what();
+}
+
+}  // namespace moebius::cuda
