@@ -9,8 +9,9 @@ namespace moebius {
 
 class JsonObject {
  public:
-  JsonObject() = default;             // none
-  JsonObject(nlohmann::json object);  // NOLINT: a JsonObject is one; copies share it, nobody changes it
+  JsonObject() = default;  // none
+  JsonObject(
+      const nlohmann::json& object);  // which copies share, and nobody changes; Error{internal} for another value
   explicit operator bool() const { return value_ != nullptr; }
   // REQUIRES: there is one.
   const nlohmann::json& operator*() const { return *value_; }

@@ -183,8 +183,7 @@ class LongTraining : public testing::TestWithParam<Setup> {
   TrainingRuns runs_{joined(GetParam().overrides,
                             {"train.steps=300", "checkpoint.every=5", "train.eval_every=40", "train.eval_batches=2"})};
 };
-const std::vector<Setup> kLongSetups(kSetups.begin(), kSetups.begin() + MOEBIUS_LONG_SETUPS);
-INSTANTIATE_TEST_SUITE_P(All, LongTraining, testing::ValuesIn(kLongSetups),
+INSTANTIATE_TEST_SUITE_P(All, LongTraining, testing::ValuesIn(kSetups),
                          [](const auto& info) { return info.param.name; });
 
 TEST_P(LongTraining, KilledAtRandomTimesAgainAndAgain) {
