@@ -94,6 +94,8 @@ std::vector<Finding> missing(const Machine& m) {
   }
   if (const std::string why = Accelerator::why_missing(); !why.empty())
     list.push_back({"GPU", "run.device = \"cuda\": " + why});
+  if (const std::string why = cuda::why_no_cublas_lt(); !why.empty())
+    list.push_back({"cuBLASLt", "run.device = \"cuda\": " + why});
   if (mpi_version().empty()) list.push_back({"MPI", "ranks that are processes (mpirun, srun)"});
   return list;
 }

@@ -1,27 +1,17 @@
 #include "comm/nccl_library_cuda.h"
 
-#include <dlfcn.h>
-
 #include "core/out_of_memory.h"
+#include "core/shared_library.h"
 
 namespace moebius {
 namespace {
 
-// Where the loader looks first, then where the build found it.
-void* open_library() {
-  if (void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL)) return library;
-  return dlopen(MOEBIUS_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-}
-
 NcclLibrary load() {
-  NcclLibrary nccl;
-  void* const library = open_library();
-  if (library == nullptr) {
-    nccl.why_missing = "libnccl.so.2 is not found (LD_LIBRARY_PATH may name its folder)";
-    return nccl;
-  }
+  const SharedLibrary library = open_library("libnccl.so.2", MOEBIUS_NCCL_LIBRARY);
+  NcclLibrary nccl{.why_missing = library.why_missing};
+  if (library.handle == nullptr) return nccl;
   const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+    function = find_function<std::decay_t<decltype(function)>>(library, name);
     if (function == nullptr) nccl.why_missing = fmt::format("libnccl.so.2 has no {}: it is too old", name);
   };
   find(nccl.get_version, "ncclGetVersion");

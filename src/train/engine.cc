@@ -8,6 +8,7 @@
 #include "model/device_support.h"
 #include "ops/attention/attention_cuda.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/gemm/cublas_lt_cuda.h"
 #include "ops/gemm/gemm_cuda.h"
 
 namespace moebius {
@@ -150,6 +151,7 @@ class GivenUp {
 EngineSpec checked(EngineSpec spec) {
   if (spec.device != DeviceKind::null) spec.target = spec.device;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = spec.mesh.tp});
+  if (spec.device == DeviceKind::cuda && Accelerator::why_missing().empty()) cuda::open_cublas_lt();
   return spec;
 }
 

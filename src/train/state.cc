@@ -1,6 +1,6 @@
-#include <nlohmann/json.hpp>
-
 #include "train/state.h"
+
+#include <nlohmann/json.hpp>
 
 namespace moebius {
 

@@ -570,6 +570,7 @@ TEST(CliDoctor, SaysWhatIsMissing) {
   EXPECT_EQ(json.at("found").at("MPI") == "not part of this build", mpi_version().empty());
   EXPECT_EQ(json.at("missing").contains("MPI"), mpi_version().empty());
   EXPECT_EQ(json.at("found").at("cuBLASLt"), cuda::cublas_lt_text());
+  EXPECT_EQ(json.at("missing").contains("cuBLASLt"), !cuda::why_no_cublas_lt().empty());
   EXPECT_EQ(json.at("found").at("cuDNN"), cuda::cudnn_text(cuda::cudnn_version()));
   EXPECT_THAT(run_moebius(dir, {"doctor"}).out, testing::HasSubstr("-march="));
 }

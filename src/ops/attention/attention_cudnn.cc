@@ -14,6 +14,7 @@
 #include "core/cuda.h"
 #include "core/out_of_memory.h"
 #include "ops/attention/attention_cuda.h"
+#include "ops/gemm/cublas_lt_cuda.h"
 
 namespace moebius::cuda {
 namespace {
@@ -107,7 +108,10 @@ void describe_bwd(fe::graph::Graph& graph, const Key& key) {
 // What this op keeps on a device: cuDNN's handle, and a graph for each shape. Building one takes about 0.1 s.
 class Cudnn {
  public:
-  Cudnn() { check(cudnnCreate(&handle_), "cudnnCreate"); }
+  Cudnn() {
+    open_cublas_lt();  // that of gemm, not the one that cuDNN would find
+    check(cudnnCreate(&handle_), "cudnnCreate");
+  }
   ~Cudnn() {
     graphs_.clear();
     cudnnDestroy(handle_);

@@ -15,6 +15,7 @@
 #include "core/device.h"
 #include "core/rng.h"
 #include "core/tensor.h"
+#include "ops/gemm/cublas_lt_cuda.h"
 
 namespace moebius::testing {
 
@@ -22,8 +23,11 @@ using Values = std::vector<double>;
 
 // The GPU of this machine, if there is one that this build can use; one for all tests of a program.
 inline Accelerator* accelerator() {
-  static const std::unique_ptr<Accelerator> gpu =
-      Accelerator::why_missing().empty() ? std::make_unique<Accelerator>() : nullptr;
+  static const std::unique_ptr<Accelerator> gpu = []() -> std::unique_ptr<Accelerator> {
+    if (!Accelerator::why_missing().empty()) return nullptr;
+    cuda::open_cublas_lt();  // so that it is there when the handle of gemm ends, at the program's end
+    return std::make_unique<Accelerator>();
+  }();
   return gpu.get();
 }
 inline std::vector<DeviceKind> devices() {

@@ -4,33 +4,27 @@
 #include "ops/gemm/cublas_lt_cuda.h"
 
 #include <cublasLt.h>
-#include <dlfcn.h>
 
 #include "core/error.h"
+#include "core/shared_library.h"
 
 namespace moebius::cuda {
 namespace {
 
-// The major version whose header this is; the loader looks for it in LD_LIBRARY_PATH, where the build found it, and in
-// the system's folders, in this order.
-constexpr const char* kLibrary = MOEBIUS_CUBLASLT_LIBRARY;
-
-void* library() {
-  static void* const opened = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  MOEBIUS_CHECK(usage, opened != nullptr,
-                "{} is not found; products on a GPU need it: install the CUDA libraries, or name their folder in "
-                "LD_LIBRARY_PATH",
-                kLibrary);
+const SharedLibrary& library() {
+  static const SharedLibrary opened =
+      open_library(fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR), MOEBIUS_CUBLASLT_LIBRARY);
   return opened;
 }
 
 // F: what the header declares it as.
 template <class F>
 F* find(F*, const char* name) {
-  void* const found = dlsym(library(), name);
-  MOEBIUS_CHECK(usage, found != nullptr, "{} has no {}: it is not the CUDA {} that this program was built with",
-                kLibrary, name, CUBLAS_VER_MAJOR);
-  return reinterpret_cast<F*>(found);
+  open_cublas_lt();
+  F* const found = find_function<F*>(library(), name);
+  MOEBIUS_CHECK(usage, found != nullptr, "libcublasLt has no {}: expected that of CUDA {}.{} or later; install it",
+                name, CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR);
+  return found;
 }
 
 }  // namespace
@@ -106,11 +100,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
 
 namespace moebius::cuda {
 
-std::string cublas_lt_text() try {
+std::string why_no_cublas_lt() { return library().why_missing; }
+
+void open_cublas_lt() {
+  MOEBIUS_CHECK(usage, why_no_cublas_lt().empty(), "run.device = \"cuda\" cannot be honoured: {}", why_no_cublas_lt());
+}
+
+std::string cublas_lt_text() {
+  if (!why_no_cublas_lt().empty()) return "cannot be opened";
   const size_t version = cublasLtGetVersion();
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-} catch (const Error& error) {
-  return error.what();
 }
 
 }  // namespace moebius::cuda

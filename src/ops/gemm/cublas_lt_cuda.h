@@ -5,7 +5,9 @@
 
 namespace moebius::cuda {
 
-// Its version, "13.1.0", or why it cannot be used.
-std::string cublas_lt_text();
+// Before what is to outlive it; a product opens it otherwise. Error{usage} when it cannot be opened.
+void open_cublas_lt();
+std::string why_no_cublas_lt();  // in the loader's words; empty when it is there
+std::string cublas_lt_text();    // its version, "13.1.0"
 
 }  // namespace moebius::cuda
