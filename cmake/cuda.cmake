@@ -1,5 +1,5 @@
 # The CUDA backend: MOEBIUS_CUDA=auto builds it where nvcc is found, on insists, off leaves it out. Leaves MOEBIUS_HAS_CUDA.
-# Its sources are named *_cuda*.cc and *_cuda*.cu; missing_cuda*.cc stand in for them where it is left out.
+# Its sources are in folders named cuda and sm90 (cmake/sources.cmake).
 set(MOEBIUS_CUDA "auto" CACHE STRING "the CUDA backend: on, off, or auto (where nvcc is found)")
 set_property(CACHE MOEBIUS_CUDA PROPERTY STRINGS auto on off)
 set(MOEBIUS_HAS_CUDA FALSE)
@@ -97,8 +97,10 @@ endif()
 set(CMAKE_CUDA_ARCHITECTURES OFF)
 enable_language(CUDA)
 # CMake 3.25.1 does not know CUDA_STANDARD 20; fmt 9 must be told that nvcc knows constexpr.
-set(MOEBIUS_CUDA_FLAGS -std=c++20 -gencode=arch=compute_90a,code=sm_90a -lineinfo --expt-relaxed-constexpr
-  -DFMT_USE_CONSTEXPR=1 -Werror=all-warnings)
+set(MOEBIUS_CUDA_FLAGS -std=c++20 -lineinfo --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 -Werror=all-warnings)
+# The architectures that the kernels of each kind of folder are compiled for.
+set(MOEBIUS_CUDA_FLAGS_cuda -gencode=arch=compute_90a,code=sm_90a)
+set(MOEBIUS_CUDA_FLAGS_sm90 -gencode=arch=compute_90a,code=sm_90a)
 set(MOEBIUS_HAS_CUDA TRUE)
 message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, ${MOEBIUS_NVCC}")
 include(cmake/cudnn.cmake OPTIONAL)

@@ -1,4 +1,4 @@
-# cuDNN and the headers of its frontend, for fused attention (src/ops/attention/attention_cudnn.cc). Both are optional:
+# cuDNN and the headers of its frontend, for fused attention (src/ops/attention/cudnn/attention.cc). Both are optional:
 # without them, as with a cuDNN other than 9.19, attention has our own kernels alone (src/ops/attention/missing_cudnn.cc).
 # Looked for beside the CUDA toolkit, in the system, in MOEBIUS_CUDNN_ROOT, and in the wheels of the python3 that is first on the path.
 # Leaves MOEBIUS_HAS_CUDNN and, where it is true, the target MOEBIUS::cudnn.
@@ -35,7 +35,7 @@ if(MOEBIUS_CUDNN_MISSING)
   return()
 endif()
 set(use "")
-if(NOT version VERSION_EQUAL 9.19) # is_measured_cudnn of src/ops/attention/attention_cuda.h
+if(NOT version VERSION_EQUAL 9.19) # is_measured_cudnn of src/ops/attention/cuda/attention.h
   set(use " (not used: attention takes 9.19 alone)")
 endif()
 string(REPLACE "${CMAKE_SOURCE_DIR}/" "" shown "${CUDNN_FRONTEND_INCLUDE_DIR}")

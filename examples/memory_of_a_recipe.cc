@@ -2,7 +2,7 @@
 // nothing.   usage: memory_of_a_recipe RECIPE.toml
 #include <cstdio>
 
-#include "train/engine.h"
+#include "engine/engine.h"
 
 using namespace moebius;
 

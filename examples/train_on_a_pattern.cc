@@ -1,7 +1,7 @@
 // A Mixture-of-Experts model trained from a program of your own, without files: after token t comes (3 t + 1) mod 17.
 #include <cstdio>
 
-#include "train/engine.h"
+#include "engine/engine.h"
 
 using namespace moebius;
 

@@ -25,8 +25,10 @@ import gpu_bench
 
 # Programs, and which of their tests want a GPU. The tables of the ops run on each device by themselves.
 PROGRAMS = [
-    ("core_test", "OnAccelerator*"),
+    ("device_test", "OnAccelerator*"),
     ("ops_test", "*"),
+    ("engine_test", "*Gpu*"),
+    ("checkpoint_test", "*Gpu*"),
     ("train_test", "*Gpu*"),
     ("tests_equivalence", "*OnGpu*"),
     ("tests_golden", "Cases/Golden.*cuda*"),
@@ -40,7 +42,7 @@ PROGRAMS = [
 # phase (acquire); racecheck does not see the order that this makes. docs/numerics.md, "On a GPU".
 # With whom: empty where every partner is known.
 KNOWN_RACES = [
-    ("produce_queries", ""),  # attention_bwd: rows of lse and delta (ops/attention/attention_bwd_cuda_sm90.cu)
+    ("produce_queries", ""),  # attention_bwd: rows of lse and delta (ops/attention/sm90/attention_bwd.cu)
     # expert_wgrad: the next note is written when all who read the last one have arrived from the cluster's both blocks
     ("read_note", "write_note"),
     ("write_note", "read_note"),
@@ -70,7 +72,7 @@ def run(command, limit, log, env=None):
 def why_no_gpu(options):
     """What the test of the accelerator says when it is skipped; empty where there is a GPU."""
     log = options.log / "gpu.txt"
-    program = options.build / "tests" / "core_test"
+    program = options.build / "tests" / "device_test"
     if not program.exists():
         return f"{program} is not there; build with MOEBIUS_CUDA=on"
     run([program, "--gtest_filter=OnAccelerator.ARecording*"], 120, log)

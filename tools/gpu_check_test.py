@@ -29,9 +29,9 @@ GOOD = '{"testsuites": [{"testsuite": [{"result": "COMPLETED"}, {"result": "COMP
 BAD = '{"testsuites": [{"testsuite": [{"result": "COMPLETED", "failures": [{}]}, {"result": "COMPLETED"}]}]}'
 KNOWN = "========= Error: Race reported between Read access at nvjet_sm90_tst_192x96+0x3a0"
 OURS = ("========= Error: Race reported between Write access at void moebius::cuda::<unnamed>::produce_queries<Tile<64>>(Shared &)"
-        "+0x10 in attention_bwd_cuda_sm90.cu:97")
+        "+0x10 in attention_bwd.cu:97")
 NAMED = "========= Error: Race reported between Write access at void moebius::cuda::copy_kernel<cudnn_tag>(nvjet_args)+0x10 in x.cu:9"
-NEW = "========= Error: Race reported between Write access at moebius::cuda::rms_norm_fwd_kernel+0x10 in norm_cuda.cu:9"
+NEW = "========= Error: Race reported between Write access at moebius::cuda::rms_norm_fwd_kernel+0x10 in norm.cu:9"
 NOTE = "========= Error: Race reported between Read access at moebius::cuda::sm90::<unnamed>::read_note(unsigned int)+0x1c70 in w.cu:189"
 AND_WRITE = "=========     and Write access at moebius::cuda::sm90::<unnamed>::write_note(unsigned int, const moebius::cuda::sm90::<unnamed>::TileNote &)+0xc0 in w.cu:182 [128 hazards]"
 AND_OTHER = "=========     and Write access at moebius::cuda::sm90::<unnamed>::copy_last_rows(unsigned int)+0xc0 in w.cu:160 [1 hazards]"

@@ -8,12 +8,16 @@ from sources import CPP, is_test, read, report, root_from_arguments, sources
 
 LAYERS = [
     ("core",),
-    ("config", "comm", "io"),
-    ("ops",),
-    ("precision", "memory"),
+    ("device",),
+    ("io", "comm", "config"),
+    ("tokenizer", "hub", "ops"),
+    ("data", "memory", "precision"),
     ("model",),
-    ("parallel",),
-    ("train", "plan"),
+    ("parallel", "checkpoint"),
+    ("engine",),
+    ("weights",),
+    ("train",),
+    ("infer", "bench", "plan"),
     ("cli",),
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -21,24 +25,24 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # Beginnings of third-party headers, and the rooms that may know the library. None: all.
 THIRD_PARTY = {
     "fmt/": None,
-    "nlohmann/": ("config", "io", "train", "plan", "cli"),
+    "nlohmann/": ("config", "io", "hub", "data", "checkpoint", "weights", "train", "infer", "plan", "cli"),
     "toml++/": ("config", "io", "cli"),
     "CLI/": ("cli",),
-    "oneapi/": ("core", "ops", "cli"),
-    "dnnl": ("core", "ops", "cli"),
-    "zstd.h": ("io", "cli"),
-    "xxhash.h": ("core", "io", "cli"),
+    "oneapi/": ("ops", "cli"),
+    "dnnl": ("ops", "cli"),
+    "zstd.h": ("data", "cli"),
+    "xxhash.h": ("io", "cli"),
     "omp.h": ("core", "ops"),
     "fnmatch.h": ("model",),
     "mpi.h": ("comm",),
     "nccl.h": ("comm",),
-    "cuda": ("core", "ops", "comm"),
-    "nvtx3/": ("core",),
+    "cuda": ("device", "ops", "comm"),
+    "nvtx3/": ("device",),
     "cooperative_groups": ("ops",),
     "cublas": ("ops",),
     "cudnn": ("ops",),
-    "pcre2.h": ("io",),
-    "utf8proc.h": ("io",),
+    "pcre2.h": ("tokenizer",),
+    "utf8proc.h": ("io", "tokenizer"),
 }
 TEST_ONLY = ("gtest/", "gmock/", "rapidcheck")
 BENCH_ONLY = ("benchmark/",)

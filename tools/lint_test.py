@@ -23,13 +23,13 @@ CONDITIONALS = "#ifdef __A__\n#endif\n" * 4
 
 # lint, file, text, words of the complaint
 BAD = [
-    ("layers", "src/core/a.cc", '#include "ops/norm/norm.h"\n', "ops (layer 2) is above core (layer 0)"),
-    ("layers", "src/io/a.cc", '#include "comm/b.h"\n', "comm (layer 1) is a sibling of io (layer 1)"),
+    ("layers", "src/core/a.cc", '#include "ops/norm/norm.h"\n', "ops (layer 3) is above core (layer 0)"),
+    ("layers", "src/io/a.cc", '#include "comm/b.h"\n', "comm (layer 2) is a sibling of io (layer 2)"),
     ("layers", "src/core/a.cc", '#include "shape.h"\n', "must be its full path from src/"),
     ("layers", "src/core/a.cc", '#include "core/none.h"\n', "is not a file below src/"),
     ("layers", "src/odd/a.cc", "", "stands in no folder of the layers"),
     ("layers", "src/ops/norm/a.cc", '#include "ops/norm/norm_ref.h"\n', "only tests may include it"),
-    ("layers", "src/model/a.cc", "#include <oneapi/dnnl/dnnl.hpp>\n", "is for core, ops, cli only"),
+    ("layers", "src/model/a.cc", "#include <oneapi/dnnl/dnnl.hpp>\n", "is for ops, cli only"),
     ("layers", "src/core/a.cc", "#include <gtest/gtest.h>\n", "is for tests only"),
     ("layers", "src/core/a.cc", "#include <boost/any.hpp>\n", "is of no library that the project knows"),
     ("headers", "src/core/a.h", HEADER + "inline std::vector<int> f() { return {}; }\n", "src/core/a.h: does not compile alone"),

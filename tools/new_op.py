@@ -31,10 +31,11 @@ def check_name(name, folder):
 def write_files(name, folder):
     """The templates with @op@ and @Op@ filled in."""
     camel = "".join(part.capitalize() for part in name.split("_"))
-    folder.mkdir(parents=True)
-    for template in sorted(TEMPLATES.glob("*.in")):
+    for template in sorted(TEMPLATES.rglob("*.in")):
         text = template.read_text().replace("@op@", name).replace("@Op@", camel)
-        (folder / re.sub("^op", name, template.name).removesuffix(".in")).write_text(text)
+        file = folder / template.relative_to(TEMPLATES).parent / re.sub("^op", name, template.name).removesuffix(".in")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
     return camel
 
 
@@ -71,7 +72,7 @@ def main():
     check_name(name, folder)
     camel = write_files(name, folder)
     declare(name, camel, ops)
-    files = sorted(folder.iterdir()) + [ops / "backends.h"]
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()] + [ops / "backends.h"]
     format_files(files)
     for file in files:
         print(file.relative_to(root))

@@ -39,12 +39,12 @@ def main():
         shutil.copy(ROOT / ".clang-format", root)
         run(sys.executable, TOOLS / "new_op.py", "row_scale", root)
         op = root / "src/ops/row_scale"
-        sources = sorted(op.glob("*.cc"))
+        sources = sorted(op.rglob("*.cc"))
         program = root / "row_scale_test"
         run(*COMPILE, f"-I{root}/src", "-o", program, *sources, *sys.argv[1:], *LIBRARIES)
         print(run(program).splitlines()[-1])
         if shutil.which("clang-format-14"):
-            run("clang-format-14", "--dry-run", "-Werror", *op.iterdir(), root / "src/ops/backends.h")
+            run("clang-format-14", "--dry-run", "-Werror", *(file for file in op.rglob("*") if file.is_file()), root / "src/ops/backends.h")
         for lint in ("layers", "words"):
             run(sys.executable, TOOLS / f"{lint}.py", root)
         expect_refusal(root, "row_scale", "is there already")

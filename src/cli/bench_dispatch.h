@@ -1,7 +1,7 @@
 // `moebius bench dispatch`: over the ranks of a launcher, or threads.
 #pragma once
 
-#include "train/bench_dispatch.h"
+#include "bench/dispatch.h"
 
 namespace moebius {
 

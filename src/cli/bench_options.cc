@@ -5,7 +5,7 @@
 
 #include "cli/machine.h"
 #include "cli/options.h"
-#include "core/accelerator.h"
+#include "device/accelerator.h"
 
 namespace moebius {
 namespace {

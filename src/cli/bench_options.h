@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "train/bench.h"
+#include "bench/bench.h"
 
 namespace CLI {
 class App;

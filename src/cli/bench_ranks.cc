@@ -4,10 +4,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/ranks.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
 #include "memory/plan.h"
-#include "train/bench_ranks.h"
 
 namespace moebius {
 namespace {

@@ -5,13 +5,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/checkpoint.h"
 #include "cli/command.h"
 #include "cli/options.h"
+#include "engine/engine.h"
 #include "memory/plan.h"
-#include "train/checkpoint.h"
-#include "train/engine.h"
-#include "train/weights.h"
-#include "train/weights_source.h"
+#include "weights/weights.h"
+#include "weights/weights_source.h"
 
 namespace moebius {
 namespace {

@@ -9,11 +9,11 @@
 #include "cli/count_text.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
-#include "config/recipe_reference.h"
+#include "config/recipe/reference.h"
 #include "config/run_print.h"
-#include "core/accelerator.h"
+#include "device/accelerator.h"
+#include "engine/engine.h"
 #include "model/device_support.h"
-#include "train/engine.h"
 #include "train/host_memory.h"
 
 namespace moebius {

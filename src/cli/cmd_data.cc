@@ -6,8 +6,8 @@
 
 #include "cli/command.h"
 #include "cli/options.h"
-#include "io/data_build.h"
-#include "io/token_data.h"
+#include "data/data_build.h"
+#include "data/token_data.h"
 
 namespace moebius {
 namespace {

@@ -10,14 +10,14 @@
 #include "cli/command.h"
 #include "cli/machine.h"
 #include "cli/options.h"
-#include "comm/mpi.h"
-#include "comm/nccl.h"
-#include "core/accelerator.h"
-#include "core/gpus_found.h"
+#include "comm/gpu/nccl.h"
+#include "comm/transport/mpi.h"
+#include "device/accelerator.h"
+#include "device/gpus_found.h"
 #include "io/files.h"
 #include "memory/plan.h"
-#include "ops/attention/attention_cuda.h"
-#include "ops/gemm/cublas_lt_cuda.h"
+#include "ops/attention/cuda/attention.h"
+#include "ops/gemm/cuda/cublas_lt.h"
 
 namespace moebius {
 namespace {

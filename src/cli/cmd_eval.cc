@@ -12,7 +12,7 @@
 #include "cli/ranks.h"
 #include "train/evaluate.h"
 #include "train/rank_report.h"
-#include "train/weights.h"
+#include "weights/weights.h"
 
 namespace moebius {
 namespace {

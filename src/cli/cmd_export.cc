@@ -1,4 +1,4 @@
-#include "train/export.h"
+#include "weights/export.h"
 
 #include <CLI/CLI.hpp>
 #include <memory>

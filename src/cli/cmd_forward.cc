@@ -7,7 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/options.h"
-#include "train/parity.h"
+#include "infer/parity.h"
 
 namespace moebius {
 

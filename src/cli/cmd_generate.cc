@@ -10,11 +10,11 @@
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
-#include "io/data_build.h"
-#include "io/tokenizer.h"
-#include "train/generate.h"
+#include "data/data_build.h"
+#include "infer/generate.h"
+#include "tokenizer/tokenizer.h"
 #include "train/rank_report.h"
-#include "train/weights.h"
+#include "weights/weights.h"
 
 namespace moebius {
 namespace {

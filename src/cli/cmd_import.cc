@@ -1,4 +1,4 @@
-#include "train/import.h"
+#include "weights/import.h"
 
 #include <CLI/CLI.hpp>
 #include <memory>

@@ -7,7 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/options.h"
-#include "io/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace moebius {
 namespace {

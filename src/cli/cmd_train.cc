@@ -5,10 +5,10 @@
 #include "cli/options.h"
 #include "cli/ranks.h"
 #include "config/run_spec.h"
-#include "core/accelerator.h"
+#include "device/accelerator.h"
 #include "train/loader.h"
 #include "train/loop.h"
-#include "train/weights.h"
+#include "weights/weights.h"
 
 namespace moebius {
 namespace {

@@ -5,7 +5,7 @@
 #include "cli/count_text.h"
 #include "cli/folder_result.h"
 #include "cli/options.h"
-#include "train/upcycle.h"
+#include "weights/upcycle.h"
 
 namespace moebius {
 namespace {

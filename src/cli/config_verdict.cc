@@ -5,8 +5,8 @@
 #include <filesystem>
 
 #include "cli/count_text.h"
-#include "core/accelerator.h"
-#include "io/token_data.h"
+#include "data/token_data.h"
+#include "device/accelerator.h"
 #include "train/host_memory.h"
 
 namespace moebius {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "config/run_spec.h"
-#include "train/engine.h"
+#include "engine/engine.h"
 
 namespace moebius {
 

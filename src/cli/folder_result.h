@@ -8,7 +8,7 @@
 
 #include "cli/options.h"
 #include "memory/plan.h"
-#include "train/not_finite.h"
+#include "weights/not_finite.h"
 
 namespace moebius {
 

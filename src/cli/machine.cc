@@ -7,7 +7,7 @@
 #include <set>
 #include <sstream>
 
-#include "core/device.h"
+#include "device/device.h"
 #include "memory/plan.h"
 
 namespace moebius {

@@ -15,7 +15,7 @@
 #include "cli/command.h"
 #include "cli/cpu_check.h"
 #include "cli/launch.h"
-#include "comm/rank_keeper.h"
+#include "comm/liveness/rank_keeper.h"
 #include "config/nearest.h"
 
 namespace {

@@ -5,9 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/accelerator.h"
-#include "core/device.h"
 #include "core/error.h"
+#include "device/accelerator.h"
+#include "device/device.h"
 
 namespace moebius {
 

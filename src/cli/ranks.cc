@@ -10,9 +10,9 @@
 #include <set>
 #include <vector>
 
-#include "comm/mpi.h"
-#include "comm/tcp.h"
-#include "comm/threads.h"
+#include "comm/transport/mpi.h"
+#include "comm/transport/tcp.h"
+#include "comm/transport/threads.h"
 #include "io/files.h"
 #include "io/hash.h"
 

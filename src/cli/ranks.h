@@ -5,7 +5,7 @@
 #include "comm/control.h"
 #include "comm/layout.h"
 #include "core/log.h"
-#include "train/not_finite.h"
+#include "weights/not_finite.h"
 
 namespace moebius {
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <sstream>
 
-#include "comm/rank_failure.h"
+#include "comm/liveness/rank_failure.h"
 #include "core/error.h"
 
 namespace moebius {

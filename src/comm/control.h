@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/transport.h"
+#include "comm/transport/transport.h"
 
 namespace moebius {
 

@@ -8,7 +8,7 @@
 //   Memory     Tensors are contiguous, of the stream's device. A call returns when its tensors may be used again; on a
 //              GPU by what is launched on the stream from then on.
 //              Sums need memory for what arrives: at most kSumPiece elements from each rank, kept by the group.
-//   Devices    Memory of the CPU moves over every transport, of GPUs as comm/gpu_links.h says. On the null device
+//   Devices    Memory of the CPU moves over every transport, of GPUs as comm/gpu/gpu_links.h says. On the null device
 //              nothing is moved and nobody is waited for.
 //   Errors     Error{usage} for wrong shapes and dtypes. Error{distributed} when another rank failed, ended, or did not
 //              join in time: it names that rank, its coordinates and the collective, with the last ones of both.
@@ -21,8 +21,8 @@
 #include <string>
 #include <vector>
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 
@@ -89,7 +89,7 @@ class Group {
   virtual int64_t sent_bytes() const = 0;
   // Seconds that the rank's thread has spent in these calls so far, but barrier(), and in waiting for what they began:
   // what communication adds to the time of a step. Over NCCL those of the GPU's stream, of what has ended by now; of
-  // calls that are replayed (core/accelerator.h) each time as long as the last time.
+  // calls that are replayed (device/accelerator.h) each time as long as the last time.
   virtual double seconds() const = 0;
 };
 

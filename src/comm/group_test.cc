@@ -1,8 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/gpu/staged_group.h"
 #include "comm/mesh.h"
-#include "comm/staged_group.h"
 
 namespace moebius {
 namespace {

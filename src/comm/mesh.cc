@@ -1,6 +1,6 @@
 #include "comm/mesh.h"
 
-#include "comm/gpu_links.h"
+#include "comm/gpu/gpu_links.h"
 
 namespace moebius {
 namespace {

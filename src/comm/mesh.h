@@ -2,7 +2,7 @@
 #pragma once
 
 #include "comm/layout.h"
-#include "comm/transport.h"
+#include "comm/transport/transport.h"
 
 namespace moebius {
 

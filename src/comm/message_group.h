@@ -7,7 +7,7 @@
 #pragma once
 
 #include "comm/rank_parts.h"
-#include "comm/transport.h"
+#include "comm/transport/transport.h"
 
 namespace moebius {
 

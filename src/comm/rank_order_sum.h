@@ -3,8 +3,8 @@
 
 #include <span>
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "config/hf_config.h"
-#include "config/value_rule.h"
+#include "config/hf/config.h"
+#include "config/recipe/value_rule.h"
 #include "core/error.h"
 
 namespace moebius {

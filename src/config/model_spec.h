@@ -21,7 +21,7 @@ enum class ScoreFunction { softmax, sigmoid };
 enum class GroupScore { max, sum_of_two, sum_of_top };
 
 // How rotary frequencies are stretched for contexts longer than those of pre-training; values of the keys of
-// rope_scaling. The formulas are in model/rope_frequencies.h.
+// rope_scaling. The formulas are in model/attention/rope_frequencies.h.
 enum class RopeType { plain, linear, llama3, yarn };
 struct RopeScaling {
   RopeType type = RopeType::plain;
@@ -69,7 +69,7 @@ struct ModelSpec {
   bool rope_interleave = false;  // pairs (2i, 2i + 1) rotate, not (i, i + d/2)
 
   // Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): modules behind the layers, each of them a norm
-  // pair, a projection and one more layer like the last; num_nextn_predict_layers. model/mtp.h
+  // pair, a projection and one more layer like the last; num_nextn_predict_layers. model/layers/mtp.h
   int64_t num_mtp_layers = 0;
 
   // MoE. moe_layers[i] says whether layer i is an MoE layer; without experts none is.

@@ -5,7 +5,7 @@
 #include <set>
 #include <system_error>
 
-#include "config/recipe_table.h"
+#include "config/recipe/table.h"
 #include "config/run_spec.h"
 #include "config/stage_layout.h"
 #include "core/error.h"

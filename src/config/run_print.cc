@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include "config/hf_keys.h"
-#include "config/recipe_table.h"
-#include "config/recipe_text.h"
+#include "config/hf/keys.h"
+#include "config/recipe/table.h"
+#include "config/recipe/text.h"
 
 namespace moebius {
 

@@ -6,12 +6,12 @@
 #include <iterator>
 #include <sstream>
 
-#include "config/hf_config.h"
-#include "config/hf_keys.h"
+#include "config/hf/config.h"
+#include "config/hf/keys.h"
 #include "config/nearest.h"
 #include "config/other_names.h"
-#include "config/recipe_table.h"
-#include "config/recipe_text.h"
+#include "config/recipe/table.h"
+#include "config/recipe/text.h"
 #include "core/error.h"
 
 namespace moebius {

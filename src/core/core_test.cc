@@ -7,13 +7,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <numeric>
 
 #include "core/arena.h"
-#include "core/device.h"
 #include "core/rng.h"
+#include "core/thread_pool.h"
 
 namespace moebius {
 namespace {
@@ -119,47 +118,6 @@ TEST(ThreadPool, TooManyThreadsIsAnErrorAndNotAHang) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
   EXPECT_EQ(WEXITSTATUS(status), 0);
-}
-
-// A folder that looks like the parts of / that say how much memory there is.
-class FakeRoot {
- public:
-  FakeRoot() : path_(testing::TempDir() + "/fake_root_" + std::to_string(getpid())) {
-    write("proc/meminfo", "MemTotal:  9000 kB\nMemAvailable:    4000 kB\n");
-  }
-  ~FakeRoot() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-  void write(const std::string& name, const std::string& text) const {
-    std::filesystem::create_directories(std::filesystem::path(path_ + "/" + name).parent_path());
-    std::ofstream(path_ + "/" + name) << text;
-  }
-
- private:
-  std::string path_;
-};
-
-TEST(AvailableMemory, IsTheLeastOfTheMachineAndItsGroups) {
-  const FakeRoot root;
-  EXPECT_EQ(available_memory_bytes(root.path()), 4000 * 1024);
-  // Version 2: no limit here, one above; what the page cache could give back is free.
-  root.write("proc/self/cgroup", "0::/job/step\n");
-  root.write("sys/fs/cgroup/job/step/memory.max", "max\n");
-  EXPECT_EQ(available_memory_bytes(root.path()), 4000 * 1024);
-  root.write("sys/fs/cgroup/job/memory.max", "3000000\n");
-  root.write("sys/fs/cgroup/job/memory.current", "1000000\n");
-  root.write("sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 200000\n");
-  EXPECT_EQ(available_memory_bytes(root.path()), 2200000);
-  // Version 1, seen from inside of a container: the path is the host's, the group is the root.
-  root.write("proc/self/cgroup", "4:memory:/docker/x\n0::/\n");
-  EXPECT_EQ(available_memory_bytes(root.path()), 4000 * 1024);
-  root.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "2000000\n");
-  root.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "3000000\n");
-  EXPECT_EQ(available_memory_bytes(root.path()), 0);
-}
-
-TEST(AvailableMemory, OfThisMachine) {
-  EXPECT_GT(available_memory_bytes(), 1 << 20);
-  EXPECT_EQ(available_memory_bytes("/nowhere"), INT64_MAX);  // not known: no reason to refuse
 }
 
 // Known answers of the authors' test vectors (kat_vectors of Random123).

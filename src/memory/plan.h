@@ -12,8 +12,8 @@
 
 #include "config/policy_spec.h"
 #include "core/arena.h"
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -6,10 +6,10 @@
 
 #include <optional>
 
-#include "model/gqa.h"
-#include "model/mla.h"
-#include "model/moe.h"
-#include "model/norm.h"
+#include "model/attention/gqa.h"
+#include "model/attention/mla.h"
+#include "model/layers/norm.h"
+#include "model/moe/moe.h"
 
 namespace moebius {
 

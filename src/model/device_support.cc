@@ -3,7 +3,7 @@
 #include "core/error.h"
 #include "ops/attention/attention_limits.h"
 #include "ops/norm/norm.h"
-#include "ops/routing/routing_cpu.h"
+#include "ops/routing/cpu/routing.h"
 
 namespace moebius {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "config/model_spec.h"
-#include "core/device.h"
+#include "device/device.h"
 
 namespace moebius {
 

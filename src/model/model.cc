@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "model/rope_frequencies.h"
-#include "model/token_runs.h"
+#include "model/attention/rope_frequencies.h"
+#include "model/attention/token_runs.h"
 #include "ops/rope/rope.h"
 
 namespace moebius {

@@ -40,8 +40,8 @@ struct ModelContext {
   uint64_t seed = 0;                     // of what is drawn in training
   std::vector<HeldStage> stages = {};    // on this rank; none: the whole model
   std::vector<std::string> freeze = {};  // as in ParamTable
-  std::string dispatcher = "auto";       // of the MoE layers: model/dispatcher.h
-  bool fusion = true;                    // of the dense layers: model/mlp.h
+  std::string dispatcher = "auto";       // of the MoE layers: model/moe/dispatcher.h
+  bool fusion = true;                    // of the dense layers: model/layers/mlp.h
 };
 
 class Model {

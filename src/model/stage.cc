@@ -1,6 +1,6 @@
 #include "model/stage.h"
 
-#include "model/token_runs.h"
+#include "model/attention/token_runs.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {

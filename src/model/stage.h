@@ -3,7 +3,7 @@
 // rank.
 //
 // Between stages travels the residual stream, [T, D] in the dtype of the computation, summed; and its gradient back. T
-// are the rows that this rank has between the projections (model/token_runs.h).
+// are the rows that this rank has between the projections (model/attention/token_runs.h).
 // The norms round the stream before they read it, so that a stage that begins with the sum computes the bits of one
 // that adds it itself. A stage works in place: what enters is replaced by what leaves, and a message's buffer serves
 // both.
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "config/stage_layout.h"
-#include "model/mtp.h"
+#include "model/layers/mtp.h"
 
 namespace moebius {
 
@@ -41,7 +41,7 @@ class Stage {
 
   // stream: in, the residual stream before the stage, unless it has the embedding; out, behind it, undefined where it
   // has the final norm.
-  // Where multi-token prediction stands apart from the loss, the stream between the two is h^0 .. h^n (model/mtp.h),
+  // Where multi-token prediction stands apart from the loss, the stream between the two is h^0 .. h^n (model/layers/mtp.h),
   // one below the other; h^0 alone without gradients.
   void forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradients = false) const;
   // REQUIRES spec().loss. Adds the sum of weighted token losses to the model's loss_sum. With gradients the loss's

@@ -25,7 +25,7 @@ struct StageContext {
   BatchShape shape;
   uint64_t seed = 0;
   std::string dispatcher = "auto";  // of the MoE layers
-  bool fusion = true;               // of the dense layers (model/mlp.h)
+  bool fusion = true;               // of the dense layers (model/layers/mlp.h)
 };
 
 }  // namespace moebius

@@ -5,13 +5,13 @@
 
 #include "config/parallel_spec.h"
 #include "core/arena.h"
-#include "core/device.h"
+#include "device/device.h"
 #include "memory/plan.h"
 
 namespace moebius {
 
 // The sizes that a model is planned for: of the part of a micro-batch that the tp ranks of one place have together
-// (model/token_runs.h).
+// (model/attention/token_runs.h).
 struct BatchShape {
   int64_t batch = 1;  // sequences
   int64_t seq = 1;    // tokens a sequence here: 1 / cp of it
@@ -45,7 +45,7 @@ struct MicroBatch : Targets {
   Tensor segment_T;    // i32, non-decreasing, for the sequence balance loss
   // What attention is told of documents in its first T rows: nothing where there are none apart.
   Tensor attention_starts(int64_t T) const { return shape.documents ? doc_start_T.rows(0, T) : Tensor{}; }
-  // [num_mtp]: of multi-token prediction at depth k = 1, 2, ... (model/mtp.h): the token k + 1 behind the row's, with
+  // [num_mtp]: of multi-token prediction at depth k = 1, 2, ... (model/layers/mtp.h): the token k + 1 behind the row's, with
   // weight 0 where that is in another document or behind the sequence. What depth k - 1 is to predict, 0 of which are
   // the targets above, are the tokens that depth k reads: they are tokens of the vocabulary in every row.
   std::vector<Targets> ahead;

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/threads.h"
+#include "comm/transport/threads.h"
 #include "train/testing.h"
 
 namespace moebius {

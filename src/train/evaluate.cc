@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "io/data_build.h"
+#include "data/data_build.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "train/engine.h"
+#include "engine/engine.h"
 #include "train/loader.h"
 
 namespace moebius {

@@ -1,7 +1,7 @@
 #include "train/host_memory.h"
 
+#include "checkpoint/checkpoint.h"
 #include "comm/machine.h"
-#include "train/checkpoint.h"
 #include "train/state.h"
 
 namespace moebius {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "comm/control.h"
-#include "train/engine.h"
+#include "engine/engine.h"
 
 namespace moebius {
 

@@ -4,8 +4,8 @@
 #include <filesystem>
 
 #include "core/error.h"
-#include "io/data_build.h"
-#include "model/token_runs.h"
+#include "data/data_build.h"
+#include "model/attention/token_runs.h"
 
 namespace moebius {
 namespace {

@@ -3,7 +3,7 @@
 // Training: which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i
 // is sequence i of the global batch, whatever the layout or how often the run was resumed. Micro-batch j of the global
 // batch is its sequences j * micro_batch + [0, micro_batch), and the dp ranks take them in turn. Of a sequence a
-// context rank gets its pieces (model/token_runs.h), and with each row all that multi-token prediction reads and is to
+// context rank gets its pieces (model/attention/token_runs.h), and with each row all that multi-token prediction reads and is to
 // predict there; tp ranks get the same. Evaluation: each dataset from its front,
 // every sequence once, whatever its weight.
 #pragma once
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "config/run_spec.h"
-#include "io/dataset_order.h"
-#include "train/engine.h"
+#include "data/dataset_order.h"
+#include "engine/engine.h"
 
 namespace moebius {
 
@@ -24,7 +24,7 @@ void check_datasets_are_there(const DataSpec& data);
 class Loader {
  public:
   // Error{input} for datasets that cannot be read or whose ids do not fit the vocabulary (when they are met), or that
-  // another tokenizer than data.tokenizer built (io/data_build.h: check_tokenizer).
+  // another tokenizer than data.tokenizer built (data/data_build.h: check_tokenizer).
   // `asked_by` is the key or option that names the datasets, for messages; empty: data.train with shuffle, else
   // data.valid.
   Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share = {},

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <functional>
 
-#include "train/engine.h"
+#include "engine/engine.h"
 #include "train/testing.h"
 
 namespace moebius {

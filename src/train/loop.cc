@@ -15,8 +15,8 @@
 #include "train/diagnose.h"
 #include "train/host_memory.h"
 #include "train/state.h"
-#include "train/weights.h"
-#include "train/weights_source.h"
+#include "weights/weights.h"
+#include "weights/weights_source.h"
 
 namespace moebius {
 namespace {

@@ -6,13 +6,13 @@
 #include <memory>
 #include <optional>
 
+#include "checkpoint/checkpoint.h"
 #include "comm/control.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "io/jsonl.h"
+#include "data/jsonl.h"
+#include "engine/engine.h"
 #include "io/tensorboard.h"
-#include "train/checkpoint.h"
-#include "train/engine.h"
 #include "train/evaluate.h"
 #include "train/loader.h"
 #include "train/metrics.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "train/engine.h"
+#include "engine/engine.h"
 
 namespace moebius {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "core/slow_paths.h"
+#include "device/slow_paths.h"
 
 namespace moebius {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "config/run_spec.h"
-#include "io/dataset_order.h"
+#include "data/dataset_order.h"
 
 namespace moebius {
 

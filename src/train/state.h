@@ -4,8 +4,8 @@
 #include <nlohmann/json_fwd.hpp>
 #include <vector>
 
-#include "train/checkpoint.h"
-#include "train/engine.h"
+#include "checkpoint/checkpoint.h"
+#include "engine/engine.h"
 
 namespace moebius {
 

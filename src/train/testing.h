@@ -6,8 +6,8 @@
 
 #include "config/run_spec.h"
 #include "core/rng.h"
+#include "data/token_data.h"
 #include "io/testing.h"
-#include "io/token_data.h"
 
 namespace moebius::testing {
 

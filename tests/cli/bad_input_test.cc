@@ -9,9 +9,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "data/token_data.h"
 #include "io/json_text.h"
 #include "io/safetensors.h"
-#include "io/token_data.h"
 #include "tests/cli/program.h"
 
 namespace moebius {

@@ -1,7 +1,7 @@
 // The workloads of `moebius bench` as a user meets them.
 #include <nlohmann/json.hpp>
 
-#include "core/accelerator.h"
+#include "device/accelerator.h"
 #include "tests/cli/program.h"
 
 namespace moebius {

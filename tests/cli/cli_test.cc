@@ -6,13 +6,13 @@
 #include <cmath>
 #include <filesystem>
 
-#include "comm/mpi.h"
-#include "core/accelerator.h"
-#include "core/gpus_found.h"
+#include "comm/transport/mpi.h"
+#include "device/accelerator.h"
+#include "device/gpus_found.h"
 #include "io/json_text.h"
 #include "io/safetensors.h"
-#include "ops/attention/attention_cuda.h"
-#include "ops/gemm/cublas_lt_cuda.h"
+#include "ops/attention/cuda/attention.h"
+#include "ops/gemm/cuda/cublas_lt.h"
 #include "tests/cli/program.h"
 
 namespace moebius {

@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "data/token_data.h"
 #include "io/safetensors.h"
-#include "io/token_data.h"
 #include "tests/cli/program.h"
 
 namespace moebius {

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "io/hf_folder.h"
+#include "hub/hf_folder.h"
 #include "tests/cli/program.h"
 
 namespace moebius {

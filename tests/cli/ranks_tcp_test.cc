@@ -1,7 +1,7 @@
 // Commands whose ranks are processes over TCP, of which one never comes.
 #include <gmock/gmock.h>
 
-#include "comm/socket.h"
+#include "comm/transport/socket.h"
 #include "tests/cli/program.h"
 
 namespace moebius {

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "core/accelerator.h"
+#include "device/accelerator.h"
 #include "tests/cli/program.h"
 
 namespace moebius {

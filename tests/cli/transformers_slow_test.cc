@@ -75,7 +75,7 @@ TEST(Tokenizers, HaveTheIdsOfHuggingFacesLibrary) {
     styles.push_back(entry.path().filename().string());
   }
   ASSERT_GT(styles.size(), 5u);
-  for (const char* text : {"--", "README.md", "DESIGN.md", "src/io/bpe.cc", "dev"})
+  for (const char* text : {"--", "README.md", "DESIGN.md", "src/tokenizer/bpe.cc", "dev"})
     words.push_back(*text == '-' ? text : std::string(MOEBIUS_SOURCE_DIR "/") + text);
   const std::string said = say(dir, python, "compare_tokenizers.py", words);
   for (const std::string& style : styles) EXPECT_THAT(said, testing::HasSubstr(style + ": as it should be\n"));

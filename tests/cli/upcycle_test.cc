@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "io/token_data.h"
+#include "data/token_data.h"
 #include "tests/cli/program.h"
 
 namespace moebius {

@@ -1,5 +1,5 @@
 // What `moebius bench step --ranks N` times is the step of one rank, whatever the layout.
-#include "train/bench_ranks.h"
+#include "bench/ranks.h"
 
 #include "tests/distributed/ranks.h"
 #include "train/testing.h"

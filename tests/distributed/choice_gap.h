@@ -9,8 +9,8 @@
 #include <numeric>
 #include <vector>
 
+#include "engine/engine.h"
 #include "ops/routing/routing_ref.h"
-#include "train/engine.h"
 
 namespace moebius {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "comm/rank_keeper.h"
+#include "comm/liveness/rank_keeper.h"
 #include "tests/distributed/launched.h"
 #include "tests/distributed/ranks.h"
 

@@ -1,9 +1,9 @@
 // The same text on every layout: the tokens that one rank draws.
 #include <gtest/gtest.h>
 
+#include "infer/generate.h"
 #include "tests/distributed/layout_run.h"
 #include "tests/distributed/ranks.h"
-#include "train/generate.h"
 
 namespace moebius {
 namespace {

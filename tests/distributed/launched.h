@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "comm/mpi.h"
-#include "comm/tcp.h"
+#include "comm/transport/mpi.h"
+#include "comm/transport/tcp.h"
 
 namespace moebius {
 

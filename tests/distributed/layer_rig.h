@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "comm/mesh.h"
+#include "model/attention/token_runs.h"
 #include "model/params.h"
-#include "model/token_runs.h"
 #include "ops/cpu/testing.h"
 #include "tests/distributed/ranks.h"
 

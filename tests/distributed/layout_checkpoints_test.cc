@@ -6,11 +6,11 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/checkpoint.h"
 #include "comm/control.h"
 #include "io/testing.h"
 #include "tests/distributed/layout_run.h"
 #include "tests/distributed/ranks.h"
-#include "train/checkpoint.h"
 #include "train/state.h"
 
 namespace moebius {

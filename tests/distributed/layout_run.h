@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/transport.h"
+#include "comm/transport/transport.h"
 #include "config/parallel_spec.h"
-#include "train/engine.h"
+#include "engine/engine.h"
 #include "train/metrics.h"
 
 namespace moebius {

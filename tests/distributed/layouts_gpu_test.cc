@@ -2,7 +2,7 @@
 // Skipped where there is none.
 #include <gtest/gtest.h>
 
-#include "core/accelerator.h"
+#include "device/accelerator.h"
 #include "tests/distributed/layout_run.h"
 #include "tests/distributed/ranks.h"
 #include "train/rank_report.h"

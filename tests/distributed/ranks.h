@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "comm/threads.h"
+#include "comm/transport/threads.h"
 
 namespace moebius {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/socket.h"
+#include "comm/transport/socket.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Layers on tp ranks equal the layer on one: outputs and input gradients row by row, weight gradients block by block.
-#include "model/gqa.h"
-#include "model/mlp.h"
-#include "model/vocab.h"
+#include "model/attention/gqa.h"
+#include "model/layers/mlp.h"
+#include "model/layers/vocab.h"
 #include "ops/rope/rope.h"
 #include "tests/distributed/layer_rig.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/mpi.h"
+#include "comm/transport/mpi.h"
 #include "core/error.h"
 
 namespace moebius {

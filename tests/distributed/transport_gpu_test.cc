@@ -8,7 +8,7 @@
 #include <random>
 #include <thread>
 
-#include "comm/gpu_links.h"
+#include "comm/gpu/gpu_links.h"
 #include "io/testing.h"
 #include "tests/distributed/ranks.h"
 

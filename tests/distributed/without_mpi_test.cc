@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/mpi.h"
+#include "comm/transport/mpi.h"
 
 namespace moebius {
 namespace {

@@ -3,11 +3,11 @@
 
 #include <cmath>
 
-#include "core/accelerator.h"
+#include "device/accelerator.h"
+#include "infer/generate.h"
 #include "io/testing.h"
 #include "tests/equivalence/tiny.h"
 #include "train/evaluate.h"
-#include "train/generate.h"
 #include "train/testing.h"
 
 namespace moebius {

@@ -1,6 +1,6 @@
 // The checkpoint store against crashes, failing writes and full disks: after each, the newest checkpoint is whole, and
 // it is the one that the commit point says.
-#include "train/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 
 #include <signal.h>
 #include <sys/resource.h>

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <map>
 
-#include "comm/mpi.h"
+#include "comm/transport/mpi.h"
 #include "tests/faults/training_run.h"
 
 namespace moebius {

@@ -3,7 +3,7 @@
 // told from one that was not disturbed.
 #include <chrono>
 
-#include "comm/socket.h"
+#include "comm/transport/socket.h"
 #include "tests/faults/training_run.h"
 
 namespace moebius {

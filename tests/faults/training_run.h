@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "io/files.h"
 #include "io/testing.h"
 #include "tests/faults/forked.h"
-#include "train/checkpoint.h"
 
 namespace moebius {
 

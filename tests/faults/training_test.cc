@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <random>
 
-#include "core/accelerator.h"
+#include "device/accelerator.h"
 #include "tests/faults/training_run.h"
 
 namespace moebius {

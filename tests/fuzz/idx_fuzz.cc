@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "io/token_data.h"
+#include "data/token_data.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "io/text_input.h"
+#include "data/text_input.h"
 #include "io/utf8.h"
 
 namespace {

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "io/target_spans.h"
+#include "data/target_spans.h"
 
 namespace {
 

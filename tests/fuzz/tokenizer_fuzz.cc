@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "io/hf_tokenizer.h"
+#include "tokenizer/hf_tokenizer.h"
 
 namespace {
 

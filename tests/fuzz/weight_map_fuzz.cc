@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "io/hf_folder.h"
+#include "hub/hf_folder.h"
 
 namespace {
 

@@ -4,13 +4,13 @@
 #include <cmath>
 #include <filesystem>
 
-#include "core/accelerator.h"
+#include "device/accelerator.h"
+#include "infer/generate.h"
+#include "infer/parity.h"
 #include "io/safetensors.h"
 #include "io/testing.h"
 #include "model/device_support.h"
-#include "train/generate.h"
-#include "train/parity.h"
-#include "train/weights.h"
+#include "weights/weights.h"
 
 namespace moebius {
 namespace {

@@ -8,16 +8,16 @@
 #include <map>
 #include <set>
 
-#include "config/hf_keys.h"
-#include "io/hf_folder.h"
-#include "io/hf_names.h"
+#include "checkpoint/checkpoint.h"
+#include "config/hf/keys.h"
+#include "hub/hf_folder.h"
+#include "hub/hf_names.h"
+#include "infer/parity.h"
 #include "io/json_text.h"
 #include "io/testing.h"
-#include "train/checkpoint.h"
-#include "train/export.h"
-#include "train/import.h"
-#include "train/parity.h"
-#include "train/weights.h"
+#include "weights/export.h"
+#include "weights/import.h"
+#include "weights/weights.h"
 
 namespace moebius {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "io/data_build.h"
+#include "data/data_build.h"
 #include "io/files.h"
 #include "io/testing.h"
 

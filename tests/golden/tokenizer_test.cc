@@ -1,6 +1,6 @@
 // Tokenizers against Hugging Face's library: every style of tests/golden/data/tokenizers, written by
 // tools/tokenizer_golden.py.
-#include "io/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Dense golden models upcycled: what the result computes, what its tensors are, what comes along, what is refused.
-#include "train/upcycle.h"
+#include "weights/upcycle.h"
 
 #include <gtest/gtest.h>
 
@@ -7,13 +7,13 @@
 #include <filesystem>
 #include <set>
 
-#include "io/hf_folder.h"
+#include "engine/engine.h"
+#include "hub/hf_folder.h"
+#include "infer/parity.h"
 #include "io/json_text.h"
 #include "io/safetensors.h"
 #include "io/testing.h"
-#include "train/engine.h"
-#include "train/parity.h"
-#include "train/weights.h"
+#include "weights/weights.h"
 
 namespace moebius {
 namespace {

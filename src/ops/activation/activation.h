@@ -1,8 +1,8 @@
 // SwiGLU (Shazeer, arXiv 2002.05202) on rows whose first half is the gate and second half the up projection.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

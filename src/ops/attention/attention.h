@@ -2,8 +2,8 @@
 // no [S, S] matrix is kept.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -2,8 +2,8 @@
 // 2310.01889; the running softmax of Dao et al., arXiv 2205.14135, between parts).
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -3,8 +3,8 @@
 // without it, so any kernel, and any merged parts, take one afterwards.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -2,8 +2,8 @@
 
 #include <array>
 
-#include "ops/attention/attention_cuda.h"
 #include "ops/attention/attention_ref.h"
+#include "ops/attention/cuda/attention.h"
 #include "ops/backends.h"
 #include "ops/cpu/testing.h"
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/tensor.h"
-#include "ops/gemm/tile_gemm.h"
+#include "ops/gemm/cpu/tile_gemm.h"
 
 namespace moebius::cpu {
 

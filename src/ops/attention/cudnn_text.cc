@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include "ops/attention/attention_cuda.h"
+#include "ops/attention/cuda/attention.h"
 
 namespace moebius::cuda {
 

@@ -2,7 +2,7 @@
 // dtype, and there is work to do.
 #pragma once
 
-#include "core/device.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -1,8 +1,8 @@
 // Elements kept within a bound of zero (OLMo's clip_qkv, arXiv 2402.00838).
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

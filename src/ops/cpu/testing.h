@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "core/accelerator.h"
-#include "core/device.h"
 #include "core/rng.h"
 #include "core/tensor.h"
-#include "ops/gemm/cublas_lt_cuda.h"
+#include "device/accelerator.h"
+#include "device/device.h"
+#include "ops/gemm/cuda/cublas_lt.h"
 
 namespace moebius::testing {
 

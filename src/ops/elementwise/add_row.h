@@ -1,8 +1,8 @@
 // Adding one row to every row of a table.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -1,8 +1,8 @@
 // Columns of one matrix into columns of another.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

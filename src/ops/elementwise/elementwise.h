@@ -1,9 +1,9 @@
 // Small operations on whole tensors. f32 or bf16 unless said; maths in f32.
 #pragma once
 
-#include "core/device.h"
 #include "core/rng.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -10,8 +10,8 @@
 
 #include <limits>
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

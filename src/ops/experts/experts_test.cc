@@ -4,8 +4,8 @@
 
 #include <numeric>
 
-#include "core/block_limit.h"
-#include "core/slow_paths.h"
+#include "device/block_limit.h"
+#include "device/slow_paths.h"
 #include "ops/cpu/testing.h"
 #include "ops/experts/experts_ref.h"
 

@@ -2,8 +2,8 @@
 // may be one pass. f32 or bf16 alike, accumulated in f32; what is rounded, and when, is what two passes round.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -1,6 +1,6 @@
 #include "ops/gated_mlp/gated_mlp.h"
 
-#include "core/block_limit.h"
+#include "device/block_limit.h"
 #include "ops/activation/activation_ref.h"
 #include "ops/cpu/testing.h"
 #include "ops/gemm/gemm_ref.h"

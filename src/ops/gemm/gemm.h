@@ -1,8 +1,8 @@
 // Dense matrix products. a and b have one dtype (f32 or bf16); products are accumulated in f32 whatever the dtypes.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -2,11 +2,11 @@
 
 #include <gmock/gmock.h>
 
-#include "core/accelerator.h"
+#include "device/accelerator.h"
 #include "ops/cpu/testing.h"
-#include "ops/gemm/cublas_lt_cuda.h"
+#include "ops/gemm/cpu/tile_gemm.h"
+#include "ops/gemm/cuda/cublas_lt.h"
 #include "ops/gemm/gemm_ref.h"
-#include "ops/gemm/tile_gemm.h"
 
 namespace moebius {
 namespace {

@@ -1,7 +1,7 @@
 // The CUDA backend of these ops in a build without it.
 #include "ops/backends.h"
-#include "ops/gemm/cublas_lt_cuda.h"
-#include "ops/gemm/gemm_cuda.h"
+#include "ops/gemm/cuda/cublas_lt.h"
+#include "ops/gemm/cuda/gemm.h"
 
 namespace moebius::cuda {
 

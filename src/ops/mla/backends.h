@@ -1,7 +1,7 @@
 // What each device implements of these ops. Arguments are checked before these are called, and there is work to do.
 #pragma once
 
-#include "core/device.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -2,8 +2,8 @@
 // part of each head, and puts keys together from a part of each head and one that all heads share.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

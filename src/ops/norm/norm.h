@@ -1,8 +1,8 @@
 // RMS normalisation of rows (Zhang & Sennrich, arXiv 1910.07467), alone and fused with the residual addition before it.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

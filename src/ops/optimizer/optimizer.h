@@ -4,8 +4,8 @@
 
 #include <span>
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

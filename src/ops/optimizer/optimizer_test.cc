@@ -1,6 +1,6 @@
 #include "ops/optimizer/optimizer.h"
 
-#include "core/block_limit.h"
+#include "device/block_limit.h"
 #include "ops/cpu/testing.h"
 #include "ops/optimizer/optimizer_ref.h"
 

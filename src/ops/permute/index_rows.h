@@ -2,8 +2,8 @@
 // device: shapes are bounds, kernels read how many rows there are from memory.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -1,8 +1,8 @@
 // Between tokens and expert-sorted rows: the gather-sums of combine and its backward, and weights by row.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

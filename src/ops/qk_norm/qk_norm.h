@@ -2,8 +2,8 @@
 // projection (OLMoE, arXiv 2409.02060). Of each head on its own: ops/rope.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

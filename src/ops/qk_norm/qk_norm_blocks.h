@@ -2,8 +2,8 @@
 // of them are sums over a row, which the ranks add up between two passes.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -5,8 +5,8 @@
 
 #include <vector>
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -1,5 +1,5 @@
 // The gate's products, and what acts on the whole batch: the expert bias and the loss of uniform routing.
-#include "core/block_limit.h"
+#include "device/block_limit.h"
 #include "ops/cpu/testing.h"
 #include "ops/routing/routing.h"
 

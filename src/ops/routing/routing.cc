@@ -1,9 +1,9 @@
 #include "ops/routing/routing.h"
 
 #include "ops/backends_moe.h"
-#include "ops/routing/router_logits_cuda.h"
-#include "ops/routing/routing_cpu.h"
-#include "ops/routing/routing_cuda.h"
+#include "ops/routing/cpu/routing.h"
+#include "ops/routing/cuda/router_logits.h"
+#include "ops/routing/cuda/routing.h"
 
 namespace moebius {
 namespace {

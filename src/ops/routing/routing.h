@@ -2,8 +2,8 @@
 // Everything a Route says stays on the device; its buffers have the planned bound R = T K whatever the tokens choose.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

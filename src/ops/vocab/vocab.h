@@ -1,8 +1,8 @@
 // The two ends of the model: embedding look-up and the language-model loss.
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -2,8 +2,8 @@
 // numbers per token and block are all that it must know of the others (Megatron-LM, arXiv 1909.08053, section 3).
 #pragma once
 
-#include "core/device.h"
 #include "core/tensor.h"
+#include "device/device.h"
 
 namespace moebius {
 

@@ -1,0 +1,83 @@
+#include <cmath>
+
+#include "bench/attention_check.h"
+#include "bench/timing.h"
+#include "ops/attention/attention.h"
+
+namespace moebius {
+namespace {
+
+// Of a cost of causal sequences, the operations on keys that the mask leaves.
+Cost seen_of(Cost cost, const BenchMask& mask, int64_t S) {
+  const auto pairs = [](int64_t rows, int64_t window) {
+    const double n = static_cast<double>(rows), w = static_cast<double>(window);
+    return window == 0 || window >= rows ? n * (n + 1) / 2 : w * (w + 1) / 2 + (n - w) * w;
+  };
+  const int64_t document = S / mask.documents;
+  cost.flops *= static_cast<double>(mask.documents) * pairs(document, mask.window) / pairs(S, mask.window);
+  return cost;
+}
+
+template <class Op>
+BenchLine attention_line(BenchDevice& device, BenchTensors& tensors, const char* name, Op& op,
+                         void (*run)(Stream&, const Op&), const BenchMask& mask) {
+  Stream& s = device.stream();
+  op.scratch = tensors.bytes(Op::scratch_bytes(op, s));
+  BenchLine line{.name = name, .cost = seen_of(cost(op), mask, op.q_THd.dim(0) / op.batch)};
+  device.time(line, [&] { run(s, op); });
+  check_attention(s, line, op, mask);
+  return line;
+}
+
+// Where in its sequence the document of each row begins.
+std::vector<int32_t> document_starts(const BenchShape& shape, int64_t documents) {
+  const int64_t document = shape.seq / documents;
+  std::vector<int32_t> starts(shape.T());
+  for (int64_t t = 0; t < shape.T(); ++t) starts[t] = static_cast<int32_t>(t % shape.seq / document * document);
+  return starts;
+}
+
+}  // namespace
+
+BenchReport bench_attention(const BenchSpec& spec) {
+  const BenchShape shape = bench_shape(spec.shape, spec.scale);
+  const BenchMask& mask = spec.mask;
+  MOEBIUS_CHECK(usage, mask.window >= 0, "--window: expected at least 0; got {}; 0 lets a query see all keys before it",
+                mask.window);
+  MOEBIUS_CHECK(usage, mask.documents >= 1 && shape.seq % mask.documents == 0,
+                "--documents: expected a divisor of the {} tokens of a sequence; got {}; 1 is one in each sequence",
+                shape.seq, mask.documents);
+  BenchDevice device(spec);
+  BenchTensors tensors(device.stream());
+  const int64_t T = shape.T(), H = shape.H, G = shape.G, d = shape.head, v_d = shape.v_head;
+  const DType dtype = DType::bf16;
+  AttentionFwd fwd{.o_THd = tensors.zeros({T, H, v_d}, dtype),
+                   .lse_TH = tensors.zeros({T, H}, DType::f32),
+                   .q_THd = tensors.normal({T, H, d}, dtype, 1.0f),
+                   .k_UGd = tensors.normal({T, G, d}, dtype, 1.0f),
+                   .v_UGd = tensors.normal({T, G, v_d}, dtype, 1.0f),
+                   .batch = shape.batch,
+                   .window = mask.window,
+                   .scale = 1.0f / std::sqrt(static_cast<float>(d))};
+  if (mask.documents > 1) fwd.doc_start_T = tensors.ints({T}, document_starts(shape, mask.documents));
+  AttentionBwd bwd{.dq_THd = tensors.zeros({T, H, d}, dtype),
+                   .dk_TGd = tensors.zeros({T, G, d}, dtype),
+                   .dv_TGd = tensors.zeros({T, G, v_d}, dtype),
+                   .do_THd = tensors.normal({T, H, v_d}, dtype, 1.0f),
+                   .o_THd = fwd.o_THd,
+                   .lse_TH = fwd.lse_TH,
+                   .q_THd = fwd.q_THd,
+                   .k_TGd = fwd.k_UGd,
+                   .v_TGd = fwd.v_UGd,
+                   .doc_start_T = fwd.doc_start_T,
+                   .batch = shape.batch,
+                   .window = mask.window,
+                   .scale = fwd.scale};
+  BenchReport report{.ceilings = device.measure_ceilings(spec.scale)};
+  report.lines.push_back(attention_line(device, tensors, "attention_fwd", fwd, attention_fwd, mask));
+  report.lines.push_back(attention_line(device, tensors, "attention_bwd", bwd, attention_bwd, mask));
+  for (BenchLine& line : report.lines) line.roofline_ms = roofline_ms({line.cost}, report.ceilings);
+  return report;
+}
+
+}  // namespace moebius

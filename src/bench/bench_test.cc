@@ -1,0 +1,90 @@
+#include "bench/bench.h"
+
+#include <algorithm>
+
+#include "bench/peak.h"
+#include "bench/ranks.h"
+#include "device/accelerator.h"
+#include "io/testing.h"
+#include "train/testing.h"
+
+namespace moebius {
+namespace {
+
+// Each workload checks its own results; a sixteenth of the size is enough to see that it runs, counts and compares.
+class Workload : public ::testing::TestWithParam<BenchReport (*)(const BenchSpec&)> {};
+
+TEST_P(Workload, IsTimedCountedAndRight) {
+  for (const auto kind : {BenchRouting::Kind::balanced, BenchRouting::Kind::zipf}) {
+    const BenchReport report =
+        GetParam()({.threads = 2, .runs = 2, .scale = 1.0 / 16, .shape = "bench-cpu", .routing = {.kind = kind}});
+    EXPECT_GT(report.ceilings.flops_per_s, 0);
+    EXPECT_GT(report.ceilings.bytes_per_s, 0);
+    EXPECT_GE(report.lines.size(), 2u);
+    for (const BenchLine& line : report.lines) {
+      EXPECT_GT(line.median_ms, 0) << line.name;
+      EXPECT_GE(line.median_ms, line.min_ms) << line.name;
+      EXPECT_EQ(line.runs, 2) << line.name;
+      EXPECT_GT(line.cost.flops, 0) << line.name;
+      EXPECT_NE(line.checksum, 0) << line.name;
+      EXPECT_GT(line.largest_error(), 0) << line.name;
+    }
+  }
+}
+
+std::string workload_name(const ::testing::TestParamInfo<Workload::ParamType>& info) {
+  constexpr const char* kNames[] = {"gemm", "attention", "experts", "moe_layer"};
+  return kNames[info.index];
+}
+INSTANTIATE_TEST_SUITE_P(All, Workload, ::testing::Values(bench_gemm, bench_attention, bench_experts, bench_moe_layer),
+                         workload_name);
+
+// As bench/peers/moe_shapes.py draws them.
+TEST(BenchShapes, TheRuleOfTheRoutes) {
+  const auto counts = [](const char* name, BenchRouting::Kind kind) {
+    const BenchShape shape = bench_shape(name);
+    const std::vector<int32_t> offsets = bench_rows(shape, bench_route(shape, {.kind = kind}).topk_TK).offsets_E1;
+    std::vector<int32_t> counts;
+    for (size_t e = 1; e < offsets.size(); ++e) counts.push_back(offsets[e] - offsets[e - 1]);
+    return counts;
+  };
+  EXPECT_EQ(counts("mixtral-8x7b", BenchRouting::Kind::balanced), std::vector<int32_t>(8, 8192));
+  EXPECT_EQ(counts("mixtral-8x7b", BenchRouting::Kind::zipf),
+            (std::vector<int32_t>{6599, 20702, 4443, 8800, 3385, 5367, 12426, 3814}));
+  EXPECT_EQ(counts("deepseek-v3-8-local", BenchRouting::Kind::zipf),
+            (std::vector<int32_t>{23986, 96063, 16055, 32147, 12029, 19264, 48776, 13824}));
+}
+
+TEST(BenchShapes, UnknownNamesAreListed) {
+  expect_error(ErrorKind::usage, "bench: --shape: expected one of bench-cpu, mixtral-8x7b, qwen3-30b-a3b, ",
+               [] { bench_shape("warp"); });
+}
+
+TEST(BenchShapes, ARouterWouldChooseTheRoute) {
+  const BenchShape shape = bench_shape("bench-cpu", 1.0 / 16);
+  for (const auto kind : {BenchRouting::Kind::balanced, BenchRouting::Kind::zipf}) {
+    const BenchRoute route = bench_route(shape, {.kind = kind});
+    for (int64_t t = 0; t < shape.T(); ++t) {
+      const float* logits = &route.logits_TE[t * shape.E];
+      const float least = logits[route.topk_TK[t * shape.K + shape.K - 1]];
+      EXPECT_EQ(std::count_if(logits, logits + shape.E, [&](float x) { return x >= least; }), shape.K);
+    }
+  }
+}
+
+// A GPU's first two steps go op by op and the third is recorded: with fewer the first timed one would hold that.
+TEST(BenchStep, WarmsUpUntilStepsAreRecorded) {
+  EXPECT_EQ(warm_up_steps(DeviceKind::cuda), 3);
+  EXPECT_EQ(warm_up_steps(DeviceKind::cpu), 1);
+}
+
+TEST(Bench, DataSheetsOfHopper) {
+  EXPECT_EQ(datasheet_tflops("NVIDIA H200"), 989.4);
+  EXPECT_EQ(datasheet_tflops("NVIDIA H100 80GB HBM3"), 989.4);
+  EXPECT_EQ(datasheet_tflops("NVIDIA H100 PCIe"), 756.5);
+  EXPECT_EQ(datasheet_tflops("NVIDIA H20"), 148.0);
+  EXPECT_EQ(datasheet_tflops("NVIDIA A100-SXM4-80GB"), 0) << "not listed";
+}
+
+}  // namespace
+}  // namespace moebius

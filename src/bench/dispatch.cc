@@ -1,0 +1,293 @@
+#include "bench/dispatch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "bench/check.h"
+#include "bench/timing.h"
+#include "comm/control.h"
+#include "model/moe/dispatcher.h"
+#include "ops/permute/index_rows.h"
+#include "ops/permute/permute.h"
+
+namespace moebius {
+namespace {
+
+constexpr double kRowElement = 2;  // bytes: bf16
+
+MeshShape mesh_of(const DispatchBenchSpec& spec, int64_t num_ranks) {
+  MOEBIUS_CHECK(usage, spec.etp >= 1 && num_ranks % spec.etp == 0,
+                "bench dispatch: --etp must divide the ranks: {} % {} must be 0; choose others", num_ranks, spec.etp);
+  return {.dp = num_ranks, .etp = spec.etp, .ep = num_ranks / spec.etp};
+}
+
+BenchShape shape_of(const DispatchBenchSpec& spec, const MeshShape& mesh) {
+  const BenchShape shape = bench_shape(spec.shape, spec.scale);
+  MOEBIUS_CHECK(usage, shape.E % mesh.ep == 0,
+                "bench dispatch: ep = ranks / etp = {} must divide the {} experts of {}; choose other ranks", mesh.ep,
+                shape.E, shape.name);
+  MOEBIUS_CHECK(usage, shape.E > shape.K || spec.routing.kind == BenchRouting::Kind::balanced,
+                "bench dispatch: {} has as many experts as a token chooses, so zipf may choose one twice; use "
+                "--routing balanced",
+                shape.name);
+  return shape;
+}
+
+float weight_of(int64_t k, int64_t K) { return static_cast<float>(k + 1) / static_cast<float>(K); }
+
+// What a rank does of the bench: its tokens, their route, and the calls of its dispatcher.
+class DispatchRank {
+ public:
+  DispatchRank(const DispatchBenchSpec& spec, Transport& world)
+      : spec_(spec),
+        mesh_(mesh_of(spec, world.size()), world),
+        shape_(shape_of(spec, mesh_.shape())),
+        dispatcher_(make_dispatcher(
+            spec.dispatcher, {.num_experts = shape_.E, .top_k = shape_.K, .max_tokens = shape_.T(), .mesh = &mesh_})) {
+    dispatcher_->declare_saved(plan_, "delivery", delivery_);
+    make_route();
+    plan_.bind(DeviceKind::cpu, stack_bytes());
+  }
+  DispatchRank(const DispatchRank&) = delete;
+
+  const BenchShape& shape() const { return shape_; }
+  const Mesh& mesh() const { return mesh_; }
+  Group& group() const { return group_of_experts(mesh_); }
+  Stream& stream() { return s_; }
+  bool local() const { return mesh_.shape().world() == 1; }
+  bool gathers() const { return !delivery_.weight_NK.empty(); }
+  int64_t rows_here() const { return delivery_.rows.offsets_e1.ptr<int32_t>()[shape_.E / mesh_.shape().ep]; }
+  const Route& route() const { return route_; }
+  const Tensor& x_TD() const { return x_TD_; }
+
+  // The calls in their order; timed(name, call) makes each.
+  template <class Timed>
+  void step(Stream& s, StepStack& stack, Timed&& timed) {
+    StackScope scope(stack);
+    Step step{s, stack, batch_};
+    const int64_t R = dispatcher_->max_rows(shape_.T());
+    Dispatched rows, grads;
+    timed("announce", [&] { dispatcher_->announce(step, route_, delivery_); });
+    timed("dispatch", [&] { rows = dispatcher_->dispatch(step, x_TD_, delivery_); });
+    const Tensor y_RD = step.take({R, shape_.D}, DType::bf16), dweight_R = step.take({R}, DType::f32);
+    copy_rows(s, y_RD, rows);
+    timed("combine", [&] { dispatcher_->combine(step, y_TD_, y_RD, delivery_); });
+    timed("combine_bwd", [&] { grads = dispatcher_->combine_bwd(step, x_TD_, delivery_); });
+    copy_rows(s, y_RD, grads);
+    timed("dispatch_bwd", [&] { dispatcher_->dispatch_bwd(step, dx_TD_, dweight_TK_, y_RD, dweight_R, delivery_); });
+  }
+  template <class Timed>
+  void step(Timed&& timed) {
+    step(s_, plan_.stack(), timed);
+  }
+
+  // Rows that leave this rank for others when each goes to the ranks of its expert.
+  int64_t rows_for_others() const {
+    const int64_t e = shape_.E / mesh_.shape().ep;
+    int64_t rows = 0;
+    for (int64_t p = 0; p < shape_.R(); ++p) {
+      const bool own = route_.topk_TK.ptr<int32_t>()[p] / e == mesh_.place().ep;
+      rows += mesh_.shape().etp - (own ? 1 : 0);
+    }
+    return rows;
+  }
+
+  // Experts return their rows, each of its etp ranks: y = etp x sum of the weights, in double.
+  void check_y() {
+    BenchLine line{.name = "dispatch"};
+    BenchSample sample;
+    double sum_of_weights = 0;
+    for (int64_t k = 0; k < shape_.K; ++k) sum_of_weights += weight_of(k, shape_.K);
+    const double factor = sum_of_weights * static_cast<double>(mesh_.shape().etp);
+    for (const int64_t t : sampled(shape_.T())) {
+      const HostRows x(s_, x_TD_, t, 1), y(s_, y_TD_, t, 1);
+      for (int64_t d = 0; d < shape_.D; ++d) sample.add(y.at(t, d), factor * x.at(t, d));
+    }
+    check_sample(line, "y", sample, kBf16Tolerance);
+  }
+
+ private:
+  void make_route() {
+    const int64_t T = shape_.T(), E = shape_.E, K = shape_.K;
+    BenchRouting routing = spec_.routing;
+    routing.seed += static_cast<uint64_t>(mesh_.group(Axis::world).rank());
+    std::vector<float> weights;
+    for (int64_t p = 0; p < T * K; ++p) weights.push_back(weight_of(p % K, K));
+    route_ = {.topk_TK = tensors_.ints({T, K}, bench_route(shape_, routing).topk_TK),
+              .weight_TK = tensors_.zeros({T, K}, DType::f32),
+              .counts_E = tensors_.zeros({E}, DType::i32),
+              .offsets_E1 = tensors_.zeros({E + 1}, DType::i32),
+              .row_token_R = tensors_.zeros({T * K}, DType::i32),
+              .row_pair_R = tensors_.zeros({T * K}, DType::i32),
+              .pair_row_TK = tensors_.zeros({T, K}, DType::i32)};
+    std::copy(weights.begin(), weights.end(), route_.weight_TK.ptr<float>());
+    index_rows(s_, {.counts_e = route_.counts_E,
+                    .offsets_e1 = route_.offsets_E1,
+                    .row_token_R = route_.row_token_R,
+                    .row_pair_R = route_.row_pair_R,
+                    .pair_row_TK = route_.pair_row_TK,
+                    .scratch = tensors_.bytes(IndexRows::scratch_bytes(T, E, s_)),
+                    .topk_TK = route_.topk_TK});
+  }
+  int64_t stack_bytes() {
+    Stream null(DeviceKind::null, pool_);
+    StepStack counted(DeviceKind::null, nullptr, 0);
+    step(null, counted, [](const char*, auto&& call) { call(); });
+    return counted.high_water();
+  }
+  void copy_rows(Stream& s, const Tensor& y_RD, const Dispatched& rows) const {
+    gather_rows(
+        s, {.to_RD = y_RD, .from_ND = rows.source, .row_R = rows.rows.token_R, .offsets_E1 = rows.rows.offsets_e1});
+  }
+
+  DispatchBenchSpec spec_;
+  Mesh mesh_;
+  BenchShape shape_;
+  ThreadPool pool_{spec_.threads};
+  Stream s_{DeviceKind::cpu, pool_};
+  BenchTensors tensors_{s_};
+  MemoryPlan plan_;
+  MicroBatch batch_;
+  std::unique_ptr<Dispatcher> dispatcher_;
+  Delivery delivery_;
+  Route route_;
+  Tensor x_TD_ = tensors_.normal({shape_.T(), shape_.D}, DType::bf16, 1.0f);
+  Tensor y_TD_ = tensors_.zeros({shape_.T(), shape_.D}, DType::bf16);
+  Tensor dx_TD_ = tensors_.zeros({shape_.T(), shape_.D}, DType::bf16);
+  Tensor dweight_TK_ = tensors_.zeros({shape_.T(), shape_.K}, DType::f32);
+};
+
+double median(std::vector<double> x) {
+  std::sort(x.begin(), x.end());
+  return x[x.size() / 2];
+}
+
+struct SentBytes {
+  double announce, dispatch, combine, combine_bwd, dispatch_bwd;
+  double of(const std::string& call) const {
+    if (call == "announce") return announce;
+    if (call == "dispatch") return dispatch;
+    if (call == "combine") return combine;
+    return call == "combine_bwd" ? combine_bwd : dispatch_bwd;
+  }
+};
+
+// model/moe/dispatcher_allgather.h
+SentBytes sent_by_all_gather(const BenchShape& shape, double W) {
+  const double T = static_cast<double>(shape.T()), D = static_cast<double>(shape.D), K = static_cast<double>(shape.K);
+  const double rows = (W - 1) * T * D * kRowElement, weights = (W - 1) * T * K * 4;
+  return {
+      .announce = 3 * weights, .dispatch = rows, .combine = rows, .combine_bwd = rows, .dispatch_bwd = rows + weights};
+}
+
+// model/moe/dispatcher_alltoall.h; rows: that leave a rank.
+SentBytes sent_by_all_to_all(const BenchShape& shape, double W, double rows) {
+  const double bytes = rows * static_cast<double>(shape.D) * kRowElement;
+  return {.announce = (W - 1) * static_cast<double>(shape.E) * 4,
+          .dispatch = bytes,
+          .combine = bytes,
+          .combine_bwd = bytes + rows * 4,
+          .dispatch_bwd = bytes + rows * 4};
+}
+
+struct Measured {
+  std::string name;
+  std::vector<double> ms;
+  int64_t sent_bytes = 0;  // of the last run
+};
+
+std::vector<Measured> measure(DispatchRank& rank, int64_t runs) {
+  std::vector<Measured> calls;
+  for (int64_t run = 0; run <= runs; ++run) {  // the first touches memory
+    size_t i = 0;
+    rank.step([&](const char* name, auto&& call) {
+      if (run == 0) calls.push_back({.name = name});
+      rank.group().barrier();
+      const int64_t sent = rank.group().sent_bytes();
+      const double ms = time_on_device(rank.stream(), call);
+      if (run > 0) calls[i].ms.push_back(ms);
+      calls[i++].sent_bytes = rank.group().sent_bytes() - sent;
+    });
+  }
+  return calls;
+}
+
+DispatchLine line_of(const Measured& call, const DispatchRank& rank, Control& control, double rows, double even_rows) {
+  const auto W = static_cast<double>(rank.group().size());
+  const bool gathers = rank.gathers();
+  const SentBytes all_gather = sent_by_all_gather(rank.shape(), W);
+  const auto of_route = gathers ? all_gather : sent_by_all_to_all(rank.shape(), W, rows);
+  const auto even = gathers ? all_gather : sent_by_all_to_all(rank.shape(), W, even_rows);
+  DispatchLine line{.name = call.name,
+                    .median_ms = static_cast<double>(control.max(std::llround(median(call.ms) * 1e6))) * 1e-6,
+                    .sent_bytes = static_cast<double>(control.sum(call.sent_bytes)) / W,
+                    .route_bytes = of_route.of(call.name),
+                    .expected_bytes = even.of(call.name)};
+  MOEBIUS_CHECK(numerics, std::abs(line.sent_bytes - line.route_bytes) < 1e-9 * (1 + line.route_bytes),
+                "bench dispatch: {} of {} sent {} bytes a rank where the route says {}", line.name,
+                gathers ? "allgather" : "alltoall", line.sent_bytes, line.route_bytes);
+  return line;
+}
+
+// The obvious reference: the row of each pair is copied, sorted by expert.
+void copy_row_of_each_pair(Stream& s, const Tensor& to_RD, const DispatchRank& rank) {
+  const int64_t row_bytes = rank.shape().D * size_of(DType::bf16);
+  const int32_t* token = rank.route().row_token_R.ptr<int32_t>();
+  auto* to = static_cast<std::byte*>(to_RD.data);
+  const auto* from = static_cast<const std::byte*>(rank.x_TD().data);
+  parallel_rows(s.pool(), rank.shape().R(), 64, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) std::memcpy(to + r * row_bytes, from + token[r] * row_bytes, row_bytes);
+  });
+}
+
+// Both in turn, so that what else the machine does falls on both.
+void compare_with_copy(DispatchBench& bench, DispatchRank& rank, int64_t runs) {
+  const BenchShape& shape = rank.shape();
+  BenchTensors tensors(rank.stream());
+  const Tensor copied_RD = tensors.zeros({shape.R(), shape.D}, DType::bf16);
+  std::vector<double> copy_ms, there_and_back_ms;
+  for (int64_t run = 0; run <= runs; ++run) {
+    double there_and_back = 0;
+    rank.step([&](const std::string& name, auto&& call) {
+      const double ms = time_on_device(rank.stream(), call);
+      if (name == "dispatch" || name == "combine") there_and_back += ms;
+    });
+    const double copy = time_on_device(rank.stream(), [&] { copy_row_of_each_pair(rank.stream(), copied_RD, rank); });
+    if (run == 0) continue;  // touches memory
+    copy_ms.push_back(copy);
+    there_and_back_ms.push_back(there_and_back);
+  }
+  const double row_bytes = static_cast<double>(shape.D) * kRowElement;
+  const double pairs = static_cast<double>(shape.R()) * row_bytes, tokens = static_cast<double>(shape.T()) * row_bytes;
+  bench.copy_gbytes_per_s = 2 * pairs / median(copy_ms) * 1e-6;
+  // dispatch reads rows in place, and combine reads them once and writes the tokens.
+  bench.local_gbytes_per_s = (pairs + tokens) / median(there_and_back_ms) * 1e-6;
+}
+
+}  // namespace
+
+DispatchBench bench_dispatch(const DispatchBenchSpec& spec, Transport& world) {
+  DispatchRank rank(spec, world);
+  Control control(world);
+  const BenchShape& shape = rank.shape();
+  const MeshShape& mesh = rank.mesh().shape();
+  const auto W = static_cast<double>(rank.group().size());
+  DispatchBench bench{
+      .axis = rank.group().name(), .ranks = world.size(), .ep = mesh.ep, .etp = mesh.etp, .shape = shape};
+  bench.dispatcher = rank.local() ? "local" : rank.gathers() ? "allgather" : "alltoall";
+  const std::vector<Measured> calls = measure(rank, spec.runs);
+  rank.check_y();
+  const double rows = static_cast<double>(control.sum(rank.rows_for_others())) / W;
+  const double even_rows = static_cast<double>(shape.R() * mesh.etp) * (W - 1) / W;
+  for (const Measured& call : calls) bench.lines.push_back(line_of(call, rank, control, rows, even_rows));
+  if (rank.local()) {
+    compare_with_copy(bench, rank, spec.runs);
+    return bench;
+  }
+  const int64_t here = rank.rows_here(), all = control.sum(here);
+  bench.busiest_over_mean = static_cast<double>(control.max(here)) * W / static_cast<double>(all);
+  return bench;
+}
+
+}  // namespace moebius

@@ -1,0 +1,88 @@
+#include "bench/dispatch.h"
+
+#include <cmath>
+
+#include "comm/transport/threads.h"
+#include "io/testing.h"
+
+namespace moebius {
+namespace {
+
+DispatchBench bench(int ranks, DispatchBenchSpec spec) {
+  spec.scale = 1.0 / 16;
+  spec.runs = 1;
+  DispatchBench first;
+  run_threads(ranks, {.timeout_s = 60}, [&](Transport& world) {
+    const DispatchBench mine = bench_dispatch(spec, world);
+    if (world.rank() == 0) first = mine;
+  });
+  return first;
+}
+
+// 256 tokens a rank, D 32, 16 experts, top 2, bf16; balanced: every expert gets as many.
+TEST(BenchDispatch, AllGatherSendsWhatTheFormulaSays) {
+  for (const auto& [ranks, etp] : {std::pair{2, 1}, {4, 1}, {4, 2}, {2, 2}}) {
+    const DispatchBench r = bench(ranks, {.dispatcher = "allgather", .etp = etp});
+    EXPECT_EQ(r.dispatcher, "allgather");
+    EXPECT_EQ(r.axis, etp == 1 ? "ep" : "etp_ep");
+    const double rows = (ranks - 1) * 256.0 * 32 * 2, weights = (ranks - 1) * 256.0 * 2 * 4;
+    const std::vector<double> want = {3 * weights, rows, rows, rows, rows + weights};
+    ASSERT_EQ(r.lines.size(), want.size());
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_EQ(r.lines[i].sent_bytes, want[i]) << r.lines[i].name;
+      EXPECT_EQ(r.lines[i].expected_bytes, want[i]) << r.lines[i].name;
+      EXPECT_GT(r.lines[i].median_ms, 0) << r.lines[i].name;
+    }
+  }
+}
+
+TEST(BenchDispatch, AllToAllSendsTheRowsForOthers) {
+  for (const auto& [ranks, etp] : {std::pair{2, 1}, {4, 1}, {4, 2}, {2, 2}}) {
+    const DispatchBench r = bench(ranks, {.dispatcher = "alltoall", .etp = etp});
+    const double W = ranks, rows = 256.0 * 2 * etp * (W - 1) / W, bytes = rows * 32 * 2;
+    const std::vector<double> want = {(W - 1) * 16 * 4, bytes, bytes, bytes + 4 * rows, bytes + 4 * rows};
+    ASSERT_EQ(r.lines.size(), want.size());
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(r.lines[i].sent_bytes, want[i]) << r.lines[i].name;
+    EXPECT_EQ(r.busiest_over_mean, 1);
+  }
+}
+
+TEST(BenchDispatch, UnevenExpertsMakeARankBusy) {
+  const DispatchBench r = bench(4, {.routing = {.kind = BenchRouting::Kind::zipf}, .dispatcher = "alltoall"});
+  EXPECT_GT(r.busiest_over_mean, 1.1);
+  EXPECT_EQ(r.lines[1].sent_bytes, r.lines[1].route_bytes);
+  EXPECT_NE(r.lines[1].sent_bytes, r.lines[1].expected_bytes);
+}
+
+// Each of 512 pairs leaves its rank with probability (W - 1) / W.
+TEST(BenchDispatch, RandomRoutesSendWhatTheFormulaSaysInTheMean) {
+  for (const int ranks : {2, 4}) {
+    const DispatchBench r =
+        bench(ranks, {.routing = {.kind = BenchRouting::Kind::zipf, .exponent = 0}, .dispatcher = "alltoall"});
+    const double p = (ranks - 1.0) / ranks, pair_bytes = 32 * 2, sigma = std::sqrt(512 * p * (1 - p)) * pair_bytes;
+    EXPECT_EQ(r.lines[1].expected_bytes, 512 * p * pair_bytes);
+    EXPECT_NEAR(r.lines[1].sent_bytes, r.lines[1].expected_bytes, 5 * sigma);
+    EXPECT_NE(r.busiest_over_mean, 1) << "the route is not an even one";
+  }
+}
+
+TEST(BenchDispatch, OneRankIsComparedWithACopyOfItsRows) {
+  const DispatchBench r = bench(1, {});
+  EXPECT_EQ(r.dispatcher, "local");
+  for (const DispatchLine& line : r.lines) EXPECT_EQ(line.sent_bytes, 0);
+  EXPECT_GT(r.copy_gbytes_per_s, 0);
+  EXPECT_GT(r.local_gbytes_per_s, 0);
+}
+
+TEST(BenchDispatch, RanksThatDoNotDivideAreRefused) {
+  expect_error(ErrorKind::usage, "bench dispatch: --etp must divide the ranks: 3 % 2 must be 0; choose others",
+               [] { bench(3, {.etp = 2}); });
+  expect_error(ErrorKind::usage,
+               "bench dispatch: ep = ranks / etp = 3 must divide the 16 experts of bench-cpu; choose other ranks",
+               [] { bench(3, {}); });
+  expect_error(ErrorKind::usage, "deepseek-v3-8-local has as many experts as a token chooses",
+               [] { bench(2, {.shape = "deepseek-v3-8-local", .routing = {.kind = BenchRouting::Kind::zipf}}); });
+}
+
+}  // namespace
+}  // namespace moebius

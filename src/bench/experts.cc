@@ -1,0 +1,242 @@
+#include <algorithm>
+#include <cmath>
+
+#include "bench/check.h"
+#include "bench/timing.h"
+#include "ops/experts/experts.h"
+
+namespace moebius {
+namespace {
+
+// Inputs and outputs of all expert ops.
+struct Experts {
+  BenchShape shape;
+  BenchRows index;
+  Tensor x_TD, dout_TD, w1_e2FD, w2_eDF;
+  Tensor h_R2F, a_RF, y_RD, dh_R2F, sa_RF, dx_RD, weight_R, dweight_R, dw1_e2FD, dw2_eDF;
+  Rows rows;
+  int64_t expert_of(int64_t row) const {
+    return std::upper_bound(index.offsets_E1.begin(), index.offsets_E1.end(), row) - index.offsets_E1.begin() - 1;
+  }
+  int64_t token_of(int64_t row) const { return index.row_token_R[row]; }
+};
+
+Experts make_experts(BenchTensors& t, const BenchSpec& spec) {
+  const BenchShape shape = bench_shape(spec.shape, spec.scale);
+  Experts c{.shape = shape, .index = bench_rows(shape, bench_route(shape, spec.routing).topk_TK)};
+  const int64_t T = shape.T(), D = shape.D, F = shape.F, E = shape.E, R = shape.R();
+  const DType dtype = DType::bf16;
+  const float std_D = 1.0f / std::sqrt(static_cast<float>(D)), std_F = 1.0f / std::sqrt(static_cast<float>(F));
+  c.x_TD = t.normal({T, D}, dtype, 1.0f);
+  c.dout_TD = t.normal({T, D}, dtype, 1.0f);
+  c.w1_e2FD = t.normal({E, 2 * F, D}, dtype, std_D);
+  c.w2_eDF = t.normal({E, D, F}, dtype, std_F);
+  c.weight_R = t.normal({R}, DType::f32, 1.0f);
+  c.h_R2F = t.zeros({R, 2 * F}, dtype);
+  c.a_RF = t.zeros({R, F}, dtype);
+  c.y_RD = t.zeros({R, D}, dtype);
+  c.dh_R2F = t.zeros({R, 2 * F}, dtype);
+  c.sa_RF = t.zeros({R, F}, dtype);
+  c.dx_RD = t.zeros({R, D}, dtype);
+  c.dweight_R = t.zeros({R}, DType::f32);
+  c.dw1_e2FD = t.zeros(c.w1_e2FD.shape, DType::f32);
+  c.dw2_eDF = t.zeros(c.w2_eDF.shape, DType::f32);
+  c.rows = {.offsets_e1 = t.ints({E + 1}, c.index.offsets_E1), .token_R = t.ints({R}, c.index.row_token_R)};
+  return c;
+}
+
+double up_element(Stream& s, const Experts& c, int64_t r, int64_t j) {
+  const int64_t w = c.expert_of(r) * 2 * c.shape.F + j, t = c.token_of(r);
+  return dot(HostRows(s, c.w1_e2FD, w, 1), w, HostRows(s, c.x_TD, t, 1), t);
+}
+
+double down_element(Stream& s, const Experts& c, int64_t r, int64_t i) {
+  const int64_t w = c.expert_of(r) * c.shape.D + i;
+  return dot(HostRows(s, c.w2_eDF, w, 1), w, HostRows(s, c.a_RF, r, 1), r);
+}
+
+// a from h as it was rounded.
+double a_element(Stream& s, const Experts& c, int64_t r, int64_t f) {
+  const HostRows h(s, c.h_R2F, r, 1);
+  return SwigluAt(h.at(r, f), h.at(r, c.shape.F + f)).a;
+}
+
+// w2^T dout of row r.
+std::vector<double> da_of_row(Stream& s, const Experts& c, int64_t r) {
+  const int64_t D = c.shape.D, first = c.expert_of(r) * D, t = c.token_of(r);
+  const HostRows w2_DF(s, c.w2_eDF, first, D), dout(s, c.dout_TD, t, 1);
+  std::vector<double> da_F(c.shape.F);
+  for (int64_t i = 0; i < D; ++i) w2_DF.add_to(da_F, dout.at(t, i), first + i);
+  return da_F;
+}
+
+// All that d_expert_down gives of a few rows, from h as it was rounded.
+void check_d_down(Stream& s, BenchLine& line, const Experts& c) {
+  const int64_t F = c.shape.F;
+  BenchSample dh, sa, dweight;
+  for (const int64_t r : sampled(c.shape.R())) {
+    const std::vector<double> da_F = da_of_row(s, c, r);
+    const HostRows h(s, c.h_R2F, r, 1), got_dh(s, c.dh_R2F, r, 1), got_sa(s, c.sa_RF, r, 1);
+    const double weight = HostRows(s, c.weight_R.view({c.shape.R(), 1}), r, 1).at(r, 0);
+    double sum = 0;
+    for (int64_t f = 0; f < F; ++f) {
+      const SwigluAt at(h.at(r, f), h.at(r, F + f));
+      dh.add(got_dh.at(r, f), weight * da_F[f] * at.by_gate);
+      dh.add(got_dh.at(r, F + f), weight * da_F[f] * at.by_up);
+      sa.add(got_sa.at(r, f), weight * at.a);
+      sum += da_F[f] * at.a;
+    }
+    dweight.add(HostRows(s, c.dweight_R.view({c.shape.R(), 1}), r, 1).at(r, 0), sum);
+  }
+  check_sample(line, "dh", dh, kBf16Tolerance);
+  check_sample(line, "sa", sa, kBf16Tolerance);
+  check_sample(line, "dweight", dweight, kBf16Tolerance);
+}
+
+double d_up_element(Stream& s, const Experts& c, int64_t r, int64_t i) {
+  const int64_t F2 = 2 * c.shape.F, first = c.expert_of(r) * F2;
+  const HostRows w1_2FD(s, c.w1_e2FD, first, F2), dh(s, c.dh_R2F, r, 1);
+  double sum = 0;
+  for (int64_t j = 0; j < F2; ++j) sum += dh.at(r, j) * w1_2FD.at(first + j, i);
+  return sum;
+}
+
+template <class Op>
+int64_t time_op(BenchDevice& device, BenchTensors& tensors, BenchLine& line, Op op, void (*run)(Stream&, const Op&)) {
+  op.scratch = tensors.bytes(Op::scratch_bytes(op, device.stream()));
+  line.cost = cost(op);
+  return device.time(line, [&] { run(device.stream(), op); });
+}
+
+// A few elements of the output against plain loops.
+void check_elements(Stream& s, BenchLine& line, const char* result, const Tensor& out_RN,
+                    const std::function<double(int64_t, int64_t)>& expected) {
+  BenchSample sample;
+  for (const int64_t r : sampled(out_RN.dim(0))) {
+    const HostRows row(s, out_RN, r, 1);
+    for (const int64_t n : sampled(out_RN.dim(1))) sample.add(row.at(r, n), expected(r, n));
+  }
+  check_sample(line, result, sample, kBf16Tolerance);
+}
+
+// The expert with the fewest rows.
+int64_t smallest_expert(const Experts& c) {
+  int64_t best = -1, fewest = c.shape.R() + 1;
+  for (int64_t e = 0; e < c.shape.E; ++e) {
+    const int64_t rows = c.index.offsets_E1[e + 1] - c.index.offsets_E1[e];
+    if (rows == 0 || rows >= fewest) continue;
+    best = e;
+    fewest = rows;
+  }
+  return best;
+}
+
+HostRows wgrad_side(Stream& s, const Experts& c, const Tensor& side, bool gather, int64_t begin, int64_t end) {
+  return gather ? HostRows(s, side, 0, c.shape.T()) : HostRows(s, side, begin, end - begin);
+}
+
+// Weight gradients accumulate over all calls. Of one expert a few elements are checked.
+void check_wgrad(Stream& s, BenchLine& line, const Experts& c, const ExpertWgrad& a, int64_t calls) {
+  const int64_t e = smallest_expert(c), M = a.dw_eMN.dim(1);
+  const int64_t begin = c.index.offsets_E1[e], end = c.index.offsets_E1[e + 1];
+  const HostRows left = wgrad_side(s, c, a.left_RM, a.gather_left, begin, end);
+  const HostRows right = wgrad_side(s, c, a.right_RN, a.gather_right, begin, end);
+  BenchSample sample;
+  for (const int64_t m : sampled(M)) {
+    const HostRows row(s, a.dw_eMN, e * M + m, 1);
+    for (const int64_t n : sampled(row.columns())) {
+      double sum = 0;
+      for (int64_t r = begin; r < end; ++r)
+        sum += left.at(a.gather_left ? c.token_of(r) : r, m) * right.at(a.gather_right ? c.token_of(r) : r, n);
+      sample.add(row.at(e * M + m, n), sum * static_cast<double>(calls));
+    }
+  }
+  check_sample(line, "dw", sample, kF32SumTolerance);
+}
+
+// The ops of one bench, in the order of a layer; each line is checked once its op has run.
+class ExpertOps {
+ public:
+  explicit ExpertOps(const BenchSpec& spec)
+      : device_(spec), tensors_(device_.stream()), c_(make_experts(tensors_, spec)) {
+    own_.offsets_e1 = c_.rows.offsets_e1;
+  }
+
+  BenchLine up() {
+    BenchLine line{.name = "expert_up"};
+    const ExpertUp op{.h_R2F = c_.h_R2F, .a_RF = c_.a_RF, .x_TD = c_.x_TD, .w1_e2FD = c_.w1_e2FD, .rows = c_.rows};
+    time_op(device_, tensors_, line, op, expert_up);
+    check_elements(s(), line, "h", c_.h_R2F, [&](int64_t r, int64_t j) { return up_element(s(), c_, r, j); });
+    check_elements(s(), line, "a", c_.a_RF, [&](int64_t r, int64_t f) { return a_element(s(), c_, r, f); });
+    return line;
+  }
+  BenchLine down() {
+    BenchLine line{.name = "expert_down"};
+    const ExpertDown op{.y_RD = c_.y_RD, .a_RF = c_.a_RF, .w2_eDF = c_.w2_eDF, .rows = own_};
+    time_op(device_, tensors_, line, op, expert_down);
+    check_elements(s(), line, "y", c_.y_RD, [&](int64_t r, int64_t i) { return down_element(s(), c_, r, i); });
+    return line;
+  }
+  BenchLine d_down() {
+    BenchLine line{.name = "d_expert_down"};
+    const DExpertDown op{.dh_R2F = c_.dh_R2F,
+                         .sa_RF = c_.sa_RF,
+                         .dweight_R = c_.dweight_R,
+                         .dout_TD = c_.dout_TD,
+                         .w2_eDF = c_.w2_eDF,
+                         .h_R2F = c_.h_R2F,
+                         .weight_R = c_.weight_R,
+                         .rows = c_.rows};
+    time_op(device_, tensors_, line, op, d_expert_down);
+    check_d_down(s(), line, c_);
+    return line;
+  }
+  BenchLine d_up() {
+    BenchLine line{.name = "d_expert_up"};
+    const DExpertUp op{.dx_RD = c_.dx_RD, .dh_R2F = c_.dh_R2F, .w1_e2FD = c_.w1_e2FD, .rows = own_};
+    time_op(device_, tensors_, line, op, d_expert_up);
+    check_elements(s(), line, "dx", c_.dx_RD, [&](int64_t r, int64_t i) { return d_up_element(s(), c_, r, i); });
+    return line;
+  }
+  BenchLine wgrad_w2() {
+    return wgrad(
+        "expert_wgrad_w2",
+        {.dw_eMN = c_.dw2_eDF, .left_RM = c_.dout_TD, .right_RN = c_.sa_RF, .gather_left = true, .rows = c_.rows});
+  }
+  BenchLine wgrad_w1() {
+    return wgrad(
+        "expert_wgrad_w1",
+        {.dw_eMN = c_.dw1_e2FD, .left_RM = c_.dh_R2F, .right_RN = c_.x_TD, .gather_right = true, .rows = c_.rows});
+  }
+  Ceilings ceilings(double scale) { return device_.measure_ceilings(scale); }
+
+ private:
+  Stream& s() { return device_.stream(); }
+  BenchLine wgrad(const char* name, const ExpertWgrad& op) {
+    BenchLine line{.name = name};
+    const int64_t calls = time_op(device_, tensors_, line, op, expert_wgrad);
+    check_wgrad(s(), line, c_, op, calls);
+    return line;
+  }
+
+  BenchDevice device_;
+  BenchTensors tensors_;
+  Experts c_;
+  Rows own_;  // row r reads row r
+};
+
+}  // namespace
+
+BenchReport bench_experts(const BenchSpec& spec) {
+  ExpertOps ops(spec);
+  BenchReport report{.ceilings = ops.ceilings(spec.scale)};
+  for (auto op : {&ExpertOps::up, &ExpertOps::down, &ExpertOps::d_down, &ExpertOps::d_up, &ExpertOps::wgrad_w2,
+                  &ExpertOps::wgrad_w1}) {
+    BenchLine line = (ops.*op)();
+    line.roofline_ms = roofline_ms({line.cost}, report.ceilings);
+    report.lines.push_back(line);
+  }
+  return report;
+}
+
+}  // namespace moebius

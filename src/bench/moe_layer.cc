@@ -1,0 +1,209 @@
+#include "bench/moe_layer.h"
+
+#include <cmath>
+
+#include "ops/elementwise/elementwise.h"
+#include "ops/experts/experts.h"
+
+namespace moebius {
+namespace {
+
+ModelSpec moe_model(const BenchShape& shape) {
+  ModelSpec m;
+  m.hidden_size = shape.D;
+  m.moe_intermediate_size = shape.F;
+  m.num_experts = shape.E;
+  m.top_k = shape.K;
+  m.norm_topk_prob = true;
+  m.initializer_range = 1.0 / std::sqrt(static_cast<double>(shape.D));
+  return m;
+}
+
+const Param& param_named(const ParamTable& params, const std::string& name) {
+  for (const Param& p : params.all()) {
+    if (p.spec.name == name) return p;
+  }
+  MOEBIUS_FAIL(internal, "bench: no parameter {}", name);
+}
+
+// An expert op with scratch from the step stack.
+template <class Op>
+void run(Step& step, Op op, void (*body)(Stream&, const Op&)) {
+  StackScope scope(step.stack);
+  op.scratch = step.take_bytes(Op::scratch_bytes(op, step.stream));
+  body(step.stream, op);
+}
+
+}  // namespace
+
+BenchMoeLayer::BenchMoeLayer(const BenchShape& shape, DeviceKind device, ThreadPool& pool)
+    : shape_(shape),
+      target_(device),
+      moe_(params_, plan_, "mlp", moe_model(shape), BalanceSpec{}, DType::bf16, mesh_, batch_shape(), /*layer=*/0,
+           /*seed=*/0),
+      w1_(param_named(params_, "mlp.experts.gate_up_proj")),
+      w2_(param_named(params_, "mlp.experts.down_proj")) {
+  moe_.declare_saved(plan_, "moe", saved_);
+  declare_micro_batch(plan_, batch_shape(), batch_);
+  for (Tensor* t : {&x_TD, &y_TD, &dx_TD, &dy_TD})
+    plan_.declare(*t, "activation", {shape.T(), shape.D}, DType::bf16, Life::saved);
+  plan_.declare(load_E_, "load", {shape.E}, DType::i64, Life::metrics);
+  plan_.declare(dropped_1_, "dropped", {1}, DType::i64, Life::metrics);
+  plan_.bind(device, stack_bytes(pool));
+}
+
+void BenchMoeLayer::fill(Stream& s, const BenchRoute& route) {
+  params_.init(s, 1);
+  fill_normal(s, {.x = x_TD, .rng = Rng(1, RngSite::bench, 0, 1)});
+  fill_normal(s, {.x = dy_TD, .rng = Rng(1, RngSite::bench, 0, 2)});
+  if (route.logits_TE.empty())
+    upload_route(s, route);
+  else
+    put_logits_in_x(s, route.logits_TE);
+}
+
+void BenchMoeLayer::put_logits_in_x(Stream& s, const std::vector<float>& logits_TE) {
+  const int64_t D = shape_.D, E = shape_.E;
+  std::vector<bf16> x(x_TD.numel());
+  copy_to_host(s, x.data(), x_TD.data, x_TD.num_bytes());
+  for (int64_t t = 0; t < shape_.T(); ++t) {
+    for (int64_t e = 0; e < E; ++e) x[t * D + e] = to_bf16(logits_TE[t * E + e]);
+  }
+  copy_to_device(s, x_TD.data, x.data(), x_TD.num_bytes());
+  std::vector<float> identity(E * D);
+  for (int64_t e = 0; e < E; ++e) identity[e * D + e] = 1;
+  const Tensor gate = param_named(params_, "mlp.gate.weight").w;
+  copy_to_device(s, gate.data, identity.data(), gate.num_bytes());
+  synchronize(s);
+}
+
+void BenchMoeLayer::clear(Stream& s) {
+  for (const Tensor& t : {y_TD, dx_TD, w1_.dw, w2_.dw}) fill_zero(s, t);
+}
+
+template <class Body>
+void BenchMoeLayer::with_step(Stream& s, Body body) {
+  StepStack null_stack(DeviceKind::null, nullptr, 0);
+  StepStack& stack = s.device() == DeviceKind::null ? null_stack : plan_.stack();
+  StackScope scope(stack);
+  Step step{s, stack, batch_};
+  body(step);
+  high_water_ = std::max(high_water_, stack.high_water());
+}
+
+void BenchMoeLayer::forward_router(Stream& s) {
+  with_step(s, [&](Step& step) { moe_.forward(step, y_TD, x_TD, saved_); });
+}
+
+void BenchMoeLayer::backward_router(Stream& s) {
+  with_step(s, [&](Step& step) {
+    moe_.backward_input(step, dx_TD, dy_TD, saved_);
+    moe_.backward_weight(step, saved_);
+  });
+}
+
+void BenchMoeLayer::forward(Stream& s, bool choose) {
+  with_step(s, [&](Step& step) {
+    if (choose) route_tokens(step);
+    experts_forward(step);
+  });
+}
+
+void BenchMoeLayer::backward(Stream& s) {
+  with_step(s, [&](Step& step) { experts_backward(step); });
+}
+
+int64_t BenchMoeLayer::kept_bytes() const {
+  const Route& r = saved_.router.route;
+  int64_t bytes = 0;
+  const std::initializer_list<Tensor> kept{
+      x_TD,       saved_.h_R2F, saved_.router.logits_TE, r.topk_TK,    r.weight_TK,
+      r.counts_E, r.offsets_E1, r.row_token_R,           r.row_pair_R, r.pair_row_TK};
+  for (const Tensor& t : kept) bytes += t.num_bytes();
+  return bytes;
+}
+
+int64_t BenchMoeLayer::stack_bytes(ThreadPool& pool) {
+  Stream s(DeviceKind::null, pool, nullptr, target_);
+  forward_router(s);
+  backward_router(s);
+  forward(s, true);
+  backward(s);
+  return high_water_;
+}
+
+// A route that no router would choose, with equal weights.
+void BenchMoeLayer::upload_route(Stream& s, const BenchRoute& route) {
+  const BenchRows rows = bench_rows(shape_, route.topk_TK);
+  std::vector<int32_t> counts(shape_.E);
+  for (int64_t e = 0; e < shape_.E; ++e) counts[e] = rows.offsets_E1[e + 1] - rows.offsets_E1[e];
+  const std::vector<float> weight(shape_.R(), 1.0f / static_cast<float>(shape_.K));
+  const Route& r = saved_.router.route;
+  const auto upload = [&](const Tensor& to, const auto& from) {
+    copy_to_device(s, to.data, from.data(), to.num_bytes());
+  };
+  upload(r.topk_TK, route.topk_TK);
+  upload(r.weight_TK, weight);
+  upload(r.counts_E, counts);
+  upload(r.offsets_E1, rows.offsets_E1);
+  upload(r.row_token_R, rows.row_token_R);
+  upload(r.row_pair_R, rows.row_pair_R);
+  upload(r.pair_row_TK, rows.pair_row_TK);
+  synchronize(s);
+}
+
+// From the logits that the last forward pass with the router left.
+void BenchMoeLayer::route_tokens(Step& step) {
+  const RouteRule rule{.normalize = true};
+  StackScope scope(step.stack);
+  const int64_t bytes = RouteFwd::scratch_bytes(shape_.T(), shape_.E, shape_.K, rule, step.stream);
+  route_fwd(step.stream, {.route = saved_.router.route,
+                          .load_E = load_E_,
+                          .dropped_1 = dropped_1_,
+                          .scratch = step.take_bytes(bytes),
+                          .logits_TE = saved_.router.logits_TE,
+                          .rule = rule});
+}
+
+void BenchMoeLayer::experts_forward(Step& step) {
+  StackScope scope(step.stack);
+  dispatcher_.announce(step, saved_.router.route, saved_.delivery);
+  const Dispatched in = dispatcher_.dispatch(step, x_TD, saved_.delivery);
+  const Tensor a_RF = step.take({shape_.R(), shape_.F}, DType::bf16),
+               y_RD = step.take({shape_.R(), shape_.D}, DType::bf16);
+  run(step, ExpertUp{.h_R2F = saved_.h_R2F, .a_RF = a_RF, .x_TD = in.source, .w1_e2FD = w1_.w, .rows = in.rows},
+      expert_up);
+  run(step, ExpertDown{.y_RD = y_RD, .a_RF = a_RF, .w2_eDF = w2_.w, .rows = {.offsets_e1 = in.rows.offsets_e1}},
+      expert_down);
+  dispatcher_.combine(step, y_TD, y_RD, saved_.delivery);
+}
+
+void BenchMoeLayer::experts_backward(Step& step) {
+  const int64_t T = shape_.T(), R = shape_.R(), D = shape_.D, F = shape_.F;
+  const Tensor dh_R2F = step.take({R, 2 * F}, DType::bf16), sa_RF = step.take({R, F}, DType::bf16),
+               dweight_R = step.take({R}, DType::f32), dweight_TK = step.take({T, shape_.K}, DType::f32),
+               dx_RD = step.take({R, D}, DType::bf16);
+  const Dispatched grads = dispatcher_.combine_bwd(step, dy_TD, saved_.delivery);
+  const Rows own{.offsets_e1 = grads.rows.offsets_e1};
+  run(step,
+      DExpertDown{.dh_R2F = dh_R2F,
+                  .sa_RF = sa_RF,
+                  .dweight_R = dweight_R,
+                  .dout_TD = grads.source,
+                  .w2_eDF = w2_.w,
+                  .h_R2F = saved_.h_R2F,
+                  .weight_R = grads.weight_R,
+                  .rows = grads.rows},
+      d_expert_down);
+  run(step, DExpertUp{.dx_RD = dx_RD, .dh_R2F = dh_R2F, .w1_e2FD = w1_.w, .rows = own}, d_expert_up);
+  dispatcher_.dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, saved_.delivery);
+  run(step,
+      ExpertWgrad{
+          .dw_eMN = w2_.dw, .left_RM = grads.source, .right_RN = sa_RF, .gather_left = true, .rows = grads.rows},
+      expert_wgrad);
+  run(step,
+      ExpertWgrad{.dw_eMN = w1_.dw, .left_RM = dh_R2F, .right_RN = x_TD, .gather_right = true, .rows = grads.rows},
+      expert_wgrad);
+}
+
+}  // namespace moebius

@@ -1,0 +1,61 @@
+// An MoE layer of a bench shape by itself, with its memory.
+#pragma once
+
+#include "bench/shapes.h"
+#include "model/moe/dispatcher_local.h"
+#include "model/moe/moe.h"
+
+namespace moebius {
+
+// With its router it is Moe as a model runs it; without, what Moe does past its logits. bf16, gradients in f32. The
+// router's weights are the identity: logits of token t are x[t, 0 .. E).
+class BenchMoeLayer {
+ public:
+  BenchMoeLayer(const BenchShape& shape, DeviceKind device, ThreadPool& pool);
+  BenchMoeLayer(const BenchMoeLayer&) = delete;
+
+  // Inputs and weights, at random; the router reads its logits off x, so that its choice is the route asked for.
+  void fill(Stream& s, const BenchRoute& route);
+  // Outputs and gradients of weights to zero: what is read after a call was written by it.
+  void clear(Stream& s);
+
+  void forward_router(Stream& s);
+  void backward_router(Stream& s);
+  void forward(Stream& s, bool choose);  // choose: by the logits that forward_router left, else as fill set the route
+  void backward(Stream& s);
+
+  int64_t kept_bytes() const;
+  Tensor topk_TK() const { return saved_.router.route.topk_TK; }
+  const Tensor& w1_e2FD() const { return w1_.w; }
+  const Tensor& w2_eDF() const { return w2_.w; }
+  const Tensor& dw1_e2FD() const { return w1_.dw; }  // every backward adds to them
+  const Tensor& dw2_eDF() const { return w2_.dw; }
+
+  Tensor x_TD, y_TD, dx_TD, dy_TD;
+
+ private:
+  BatchShape batch_shape() const { return {.batch = shape_.batch, .seq = shape_.seq}; }
+  template <class Body>
+  void with_step(Stream& s, Body body);
+  int64_t stack_bytes(ThreadPool& pool);
+  void put_logits_in_x(Stream& s, const std::vector<float>& logits_TE);
+  void upload_route(Stream& s, const BenchRoute& route);
+  void route_tokens(Step& step);
+  void experts_forward(Step& step);
+  void experts_backward(Step& step);
+
+  BenchShape shape_;
+  DeviceKind target_;
+  MemoryPlan plan_;
+  ParamTable params_{plan_, ModelUse::gradients};
+  Mesh mesh_{MeshShape{}};
+  MicroBatch batch_;
+  Moe moe_;
+  const Param &w1_, &w2_;
+  Moe::Saved saved_;
+  Tensor load_E_, dropped_1_;
+  LocalDispatcher dispatcher_{{.num_experts = shape_.E, .top_k = shape_.K}};
+  int64_t high_water_ = 0;
+};
+
+}  // namespace moebius

@@ -1,0 +1,72 @@
+#include "bench/ranks.h"
+
+#include <algorithm>
+
+#include "bench/batch.h"
+
+namespace moebius {
+namespace {
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// All of a step; returns its loss.
+double train_step(Engine& engine, const RunSpec& run, int64_t step) {
+  engine.train_step(step, run.optimizer.lr,
+                    [&](MicroBatch& batch, int64_t m) { fill_bench_batch(batch, run, step, m, engine.data_share()); });
+  const double loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * engine.batch().loss_scale;
+  engine.end_of_step();
+  Stream s = engine.stream();
+  synchronize(s);
+  return loss;
+}
+
+double slowest(Group& world, double seconds, ThreadPool& pool) {
+  std::vector<double> all(static_cast<size_t>(world.size()));
+  Stream host(DeviceKind::cpu, pool);
+  world.all_gather(host, tensor_of(all.data(), {world.size()}), tensor_of(&seconds, {1}));
+  return *std::max_element(all.begin(), all.end());
+}
+
+}  // namespace
+
+int64_t warm_up_steps(DeviceKind device) { return device == DeviceKind::cuda ? 3 : 1; }
+
+RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& world) {
+  MOEBIUS_CHECK(usage, steps >= 1, "bench step: expected at least 1 step; got {}", steps);
+  EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, world.size()));
+  spec.world = &world;
+  Engine engine(spec);
+  Stream s = engine.stream();
+  engine.model().params().init(s, run.seed);
+  RanksBench r{.ranks = world.size(), .steps = steps, .tokens = run.train.global_batch * run.train.seq_len};
+  r.links = engine.links_text();
+  r.planned_bytes = engine.plan().total_bytes();
+  const int64_t warm_up = warm_up_steps(run.device);
+  for (int64_t step = 1; step <= warm_up; ++step) {
+    const double loss = train_step(engine, run, step);
+    if (step == 1) r.first_loss = loss;
+  }
+  Group& all = engine.mesh().group(Axis::world);
+  std::vector<double> seconds;
+  for (int64_t step = warm_up + 1; step <= warm_up + steps; ++step) {
+    all.barrier();
+    const CommCounters before = comm_counters(engine.mesh());
+    const double begin = now_us();
+    r.last_loss = train_step(engine, run, step);
+    const CommCounters comm = comm_since(engine.mesh(), before);
+    seconds.push_back(slowest(all, (now_us() - begin) * 1e-6, s.pool()));
+    r.of_last_step = gather_ranks(
+        engine, {.passes_s = engine.passes_seconds(), .optimizer_s = engine.optimizer_seconds()}, comm, {});
+  }
+  r.slow_paths = engine.slow_paths_text();
+  engine.look_at_memory();
+  r.peak_bytes = engine.peak_bytes();
+  r.median_s = median(seconds);
+  r.tokens_per_s = static_cast<double>(r.tokens) / r.median_s;
+  return r;
+}
+
+}  // namespace moebius

@@ -1,0 +1,148 @@
+#include <algorithm>
+#include <optional>
+
+#include "bench/batch.h"
+#include "bench/peak.h"
+#include "bench/ranks.h"
+#include "bench/timing.h"
+#include "engine/engine.h"
+#include "io/hash.h"
+#include "ops/gemm/gemm.h"
+
+namespace moebius {
+namespace {
+
+// One step, all of it: when this returns the device has nothing left to do. Returns its loss.
+double train_step(Engine& engine, const RunSpec& run, int64_t step) {
+  engine.train_step(step, run.optimizer.lr,
+                    [&](MicroBatch& batch, int64_t m) { fill_bench_batch(batch, run, step, m); });
+  const double loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * engine.batch().loss_scale;
+  engine.end_of_step();
+  Stream s = engine.stream();
+  synchronize(s);
+  return loss;
+}
+
+// What every op of a step does, counted on paper.
+std::vector<Cost> costs_of_step(const RunSpec& run) {
+  EngineSpec spec = training_engine_spec(run);
+  spec.device = DeviceKind::null;
+  Engine paper(spec);
+  Trace trace;
+  paper.set_trace(&trace);
+  paper.train_step(1, run.optimizer.lr);
+  paper.end_of_step();
+  std::vector<Cost> costs;
+  for (const TraceEvent& event : trace.events()) costs.push_back(event.cost);
+  return costs;
+}
+
+void measure_gpu(StepBench& r, const RunSpec& run) {
+  r.ceilings = BenchDevice(run.device, 1, 0).measure_ceilings(1.0);
+  r.gemm_tflops = r.ceilings.flops_per_s / 1e12;
+  r.datasheet_tflops = datasheet_tflops(Accelerator().info().name);
+  r.roofline_s = roofline_ms(costs_of_step(run), r.ceilings) * 1e-3;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// The matrix rates beside which a step is seen on the CPU: bf16 products of the shape of bench_gemm.
+class MatrixRate {
+ public:
+  explicit MatrixRate(int threads) : device_(DeviceKind::cpu, threads, 1), tensors_(device_.stream()) {
+    const int64_t n = device_.matrix_size(1.0);
+    product_ = {.c_MN = tensors_.zeros({n, n}, DType::bf16),
+                .a = tensors_.normal({n, n}, DType::bf16, 1.0f),
+                .b = tensors_.normal({n, n}, DType::bf16, 1.0f),
+                .trans_b = true};
+    gemm(device_.stream(), product_);
+    if (onednn_multiplies(DType::bf16)) gemm_by_onednn(device_.stream(), product_);
+  }
+  void measure() {
+    for (int i = 0; i < 3; ++i) {
+      gemm_.push_back(tflops(gemm));
+      if (onednn_multiplies(DType::bf16)) onednn_.push_back(tflops(gemm_by_onednn));
+    }
+  }
+  double gemm_tflops() const { return median(gemm_); }
+  double onednn_tflops() const { return onednn_.empty() ? 0 : median(onednn_); }  // 0: it has no bf16 here
+
+ private:
+  double tflops(void (*multiply)(Stream&, const Gemm&)) {
+    const double ms = time_on_device(device_.stream(), [&] { multiply(device_.stream(), product_); });
+    return cost(product_).flops / ms / 1e9;
+  }
+  BenchDevice device_;
+  BenchTensors tensors_;
+  Gemm product_;
+  std::vector<double> gemm_, onednn_;
+};
+
+// Piece by piece through host memory.
+std::string hash_of_masters(Engine& engine) {
+  constexpr int64_t kPiece = int64_t{64} << 20;
+  Stream s = engine.stream();
+  std::vector<std::byte> piece(kPiece);
+  Hasher hasher;
+  for (const Param& p : engine.model().params().all()) {
+    const Tensor& master = p.master();
+    for (int64_t at = 0; at < master.num_bytes(); at += kPiece) {
+      const int64_t n = std::min(kPiece, master.num_bytes() - at);
+      copy_to_host(s, piece.data(), static_cast<const char*>(master.data) + at, n);
+      hasher.update(piece.data(), n);
+    }
+  }
+  return to_hex(hasher.digest());
+}
+
+}  // namespace
+
+StepBench bench_step(const RunSpec& run, const StepBenchOptions& options) {
+  const auto [steps, profile, hash] = options;
+  MOEBIUS_CHECK(usage, steps >= 1, "bench step: expected at least 1 step; got {}", steps);
+  MOEBIUS_CHECK(usage, run.train.micro_batch > 0 && run.train.global_batch % run.train.micro_batch == 0,
+                "bench step: expected a recipe with train.global_batch a multiple of train.micro_batch; got {} and {}",
+                run.train.global_batch, run.train.micro_batch);
+  StepBench r{.steps = steps, .tokens = run.train.global_batch * run.train.seq_len};
+  const bool on_gpu = run.device == DeviceKind::cuda;
+  if (on_gpu) measure_gpu(r, run);
+  Engine engine(training_engine_spec(run));
+  Stream s = engine.stream();
+  engine.model().params().init(s, run.seed);
+  std::optional<MatrixRate> rate;
+  if (!on_gpu) rate.emplace(engine.spec().threads);
+  r.planned_bytes = engine.plan().total_bytes();
+  if (on_gpu) r.predicted_bytes = engine.device_memory().total_bytes();
+  const int64_t warm_up = warm_up_steps(run.device);
+  for (int64_t step = 1; step <= warm_up; ++step) {
+    const double loss = train_step(engine, run, step);
+    if (step == 1) r.first_loss = loss;
+  }
+  Trace trace;
+  if (profile) engine.set_trace(&trace);
+  std::vector<double> seconds;
+  for (int64_t step = warm_up + 1; step <= warm_up + steps; ++step) {
+    const double begin = now_us();
+    r.last_loss = train_step(engine, run, step);
+    seconds.push_back((now_us() - begin) / 1e6);
+    if (rate) rate->measure();
+  }
+  r.slow_paths = engine.slow_paths_text();
+  engine.look_at_memory();
+  r.peak_bytes = engine.peak_bytes();
+  r.median_s = median(seconds);
+  r.tokens_per_s = static_cast<double>(r.tokens) / r.median_s;
+  r.model_tflops = r.tokens_per_s * run.model.train_flops_per_token(run.train.seq_len) / 1e12;
+  if (rate) {
+    r.gemm_tflops = rate->gemm_tflops();
+    r.onednn_tflops = rate->onednn_tflops();
+  }
+  r.ops = trace.totals();
+  if (hash) r.masters_hash = hash_of_masters(engine);
+  return r;
+}
+
+}  // namespace moebius

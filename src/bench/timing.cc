@@ -1,0 +1,114 @@
+#include "bench/timing.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <thread>
+
+#include "ops/elementwise/elementwise.h"
+#include "ops/gemm/gemm.h"
+
+namespace moebius {
+namespace {
+
+// A card at its power limit is slower the more it did in the second before: every line begins alike.
+void rest(Stream& s) {
+  synchronize(s);
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+}
+
+}  // namespace
+
+Tensor BenchTensors::zeros(Shape shape, DType dtype) {
+  const Buffer& buffer = buffers_.emplace_back(s_.device(), shape.numel() * size_of(dtype));
+  return {.data = buffer.data(), .shape = shape, .dtype = dtype, .device = s_.device()};
+}
+
+Tensor BenchTensors::normal(Shape shape, DType dtype, float std) {
+  const Tensor t = zeros(shape, dtype);
+  fill_normal(s_, {.x = t, .rng = Rng(1, RngSite::bench, 0, static_cast<uint32_t>(buffers_.size())), .std = std});
+  return t;
+}
+
+Tensor BenchTensors::ints(Shape shape, const std::vector<int32_t>& values) {
+  const Tensor t = zeros(shape, DType::i32);
+  copy_to_device(s_, t.data, values.data(), t.num_bytes());
+  return t;
+}
+
+BenchDevice::BenchDevice(DeviceKind device, int threads, int64_t runs) : pool_(threads), runs_(runs) {
+  if (device == DeviceKind::cuda) {
+    gpu_ = std::make_unique<Accelerator>();
+    stream_ = std::make_unique<Stream>(*gpu_, pool_);
+  } else {
+    stream_ = std::make_unique<Stream>(device, pool_);
+  }
+  tensors_ = std::make_unique<BenchTensors>(*stream_);
+  if (gpu_) flush_ = tensors_->bytes(256 << 20);
+}
+
+double BenchDevice::time_once(const std::function<void()>& body) {
+  if (gpu_) fill_zero(*stream_, flush_);
+  return time_on_device(*stream_, body);
+}
+
+int64_t BenchDevice::runs_for(double first_ms) const {
+  if (runs_ > 0) return runs_;
+  return gpu_ ? std::clamp<int64_t>(static_cast<int64_t>(1500 / first_ms), 10, 30) : 7;
+}
+
+int64_t BenchDevice::time(BenchLine& line, const std::function<void()>& body) {
+  body();  // first touch of memory, code and kernels made on demand
+  if (gpu_) rest(*stream_);
+  std::vector<double> ms{time_once(body)};
+  const int64_t runs = runs_for(ms[0]);
+  while (static_cast<int64_t>(ms.size()) < runs) ms.push_back(time_once(body));
+  std::sort(ms.begin(), ms.end());
+  line.median_ms = ms[ms.size() / 2];
+  line.min_ms = ms[0];
+  line.runs = runs;
+  return runs + 1;
+}
+
+std::map<std::string, OpTotal> BenchDevice::profile(int64_t runs, const std::function<void(Stream&)>& body) {
+  Trace trace;
+  Stream traced = gpu_ ? Stream(*gpu_, pool_, &trace) : Stream(stream_->device(), pool_, &trace);
+  for (int64_t i = 0; i < runs; ++i) {
+    if (gpu_) fill_zero(*stream_, flush_);
+    body(traced);
+  }
+  synchronize(traced);
+  return trace.totals();
+}
+
+Ceilings BenchDevice::measure_ceilings(double scale) {
+  BenchTensors tensors(*stream_);
+  const int64_t n = matrix_size(scale), m = scaled(is_gpu() ? 1 << 28 : 1 << 24, scale);
+  const Gemm product{.c_MN = tensors.zeros({n, n}, DType::bf16),
+                     .a = tensors.normal({n, n}, DType::bf16, 1.0f),
+                     .b = tensors.normal({n, n}, DType::bf16, 1.0f),
+                     .trans_b = true};
+  const Tensor from = tensors.normal({m}, DType::f32, 1.0f), to = tensors.zeros({m}, DType::f32);
+  BenchLine multiplied, copied;
+  time(multiplied, [&] { gemm(*stream_, product); });
+  time(copied, [&] { copy(*stream_, to, from); });
+  return {.flops_per_s = cost(product).flops / multiplied.median_ms * 1e3,
+          .bytes_per_s = static_cast<double>(from.num_bytes() + to.num_bytes()) / copied.median_ms * 1e3};
+}
+
+double roofline_ms(const std::vector<Cost>& ops, const Ceilings& ceilings) {
+  double seconds = 0;
+  for (const Cost& op : ops) seconds += std::max(op.flops / ceilings.flops_per_s, op.bytes / ceilings.bytes_per_s);
+  return seconds * 1e3;
+}
+
+std::vector<Cost> costs_of(DeviceKind target, ThreadPool& pool, const std::function<void(Stream&)>& body) {
+  Trace trace;
+  Stream s(DeviceKind::null, pool, &trace, target);
+  body(s);
+  std::vector<Cost> costs;
+  for (const TraceEvent& event : trace.events()) costs.push_back(event.cost);
+  return costs;
+}
+
+}  // namespace moebius

@@ -1,0 +1,171 @@
+#include "checkpoint/write.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <system_error>
+
+#include "checkpoint/folder.h"
+#include "checkpoint/manifest.h"
+#include "core/error.h"
+#include "core/fault.h"
+#include "io/files.h"
+#include "io/hash.h"
+#include "io/safetensors.h"
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kPieceBytes = CheckpointStore::kPieceBytes;
+
+// What a rank writes of one tensor, and under which name in its file.
+struct Entry {
+  std::string name;
+  const NamedTensor* tensor;
+  TensorSlice slice;
+};
+using ShardEntries = std::vector<Entry>;
+
+// Of a tensor without elements somebody must write that there is one.
+bool is_written(const NamedTensor& t, const TensorSlice& slice) {
+  return !t.is_replica && (slice.numel() > 0 || numel_of(slice.shape) == 0);
+}
+
+std::vector<ShardEntries> split(const std::vector<NamedTensor>& tensors, int64_t shard_bytes) {
+  std::vector<ShardEntries> shards;
+  int64_t room = 0;
+  for (const NamedTensor& t : tensors) {
+    TensorSlice slice = t.slice ? *t.slice : whole_slice(dims_of(t.tensor.shape));
+    if (!is_written(t, slice)) continue;
+    if (shards.empty() || t.tensor.num_bytes() > room) {
+      shards.emplace_back();
+      room = shard_bytes;
+    }
+    shards.back().push_back({slice_name(t.name, slice), &t, std::move(slice)});
+    room -= t.tensor.num_bytes();
+  }
+  return shards;
+}
+
+// A block keeps its shape; a range of one is a row.
+std::vector<int64_t> shape_of(const TensorSlice& slice) {
+  if (slice.numel() != block_numel(slice)) return {slice.numel()};
+  std::vector<int64_t> shape = slice.shape;
+  if (slice.shard.dim >= 0) shape[slice.shard.dim] = slice.shard.count;
+  return shape;
+}
+
+void write_tensor(SafetensorsWriter& file, const Entry& e, const CheckpointWriter& writer) {
+  const Tensor& t = e.tensor->tensor;
+  const auto* bytes = static_cast<const std::byte*>(t.data);
+  for (int64_t done = 0; done < t.num_bytes(); done += kPieceBytes) {
+    const int64_t count = std::min(kPieceBytes, t.num_bytes() - done);
+    if (writer.device) copy_to_host(*writer.device, writer.piece, bytes + done, count);
+    file.write(e.name, writer.device ? writer.piece : bytes + done, count);
+    fault_point("checkpoint.mid_shard");
+  }
+}
+
+// The first tensor of a file starts where its header ends.
+int64_t header_bytes_of(const SafetensorsWriter& writer) {
+  int64_t header_bytes = writer.file_bytes();
+  for (const SafetensorsEntry& e : writer.entries()) header_bytes -= e.bytes;
+  return header_bytes;
+}
+
+std::string hash_of_start(const std::string& path, int64_t bytes) {
+  std::string start(bytes, '\0');
+  File::open_read(path).read_at(start.data(), bytes, 0);
+  return to_hex(hash_bytes(start.data(), bytes));
+}
+
+// Closes a shard and enters the file; the caller its tensors.
+void close_file(CheckpointManifest& manifest, const std::string& folder, const std::string& name,
+                SafetensorsWriter& writer) {
+  writer.close();
+  fault_point("checkpoint.after_shard");
+  const int64_t header_bytes = header_bytes_of(writer);
+  manifest.files[name] = {writer.file_bytes(), header_bytes, hash_of_start(folder + "/" + name, header_bytes)};
+}
+
+CheckpointPiece piece_of(const std::string& file, const SafetensorsWriter& writer, const SafetensorsEntry& e,
+                         TensorSlice slice) {
+  CheckpointPiece piece{.file = file, .offset = e.offset, .bytes = e.bytes, .slice = std::move(slice)};
+  for (const Hash128& hash : writer.hashes(e.name)) piece.xxh3.push_back(to_hex(hash));
+  return piece;
+}
+
+void write_shard(CheckpointManifest& manifest, const std::string& folder, const std::string& name,
+                 const ShardEntries& shard, const CheckpointWriter& by) {
+  std::vector<SafetensorsDecl> decls;
+  std::map<std::string, const Entry*> by_name;
+  for (const Entry& e : shard) {
+    decls.push_back({e.name, e.tensor->tensor.dtype, shape_of(e.slice)});
+    by_name[e.name] = &e;
+  }
+  SafetensorsWriter writer(folder + "/" + name, std::move(decls), {{"format", "pt"}});
+  for (const Entry& e : shard) write_tensor(writer, e, by);
+  close_file(manifest, folder, name, writer);
+  for (const SafetensorsEntry& e : writer.entries()) {
+    const Entry& from = *by_name.at(e.name);
+    CheckpointTensor& t = manifest.tensors[from.tensor->name];
+    t.dtype = e.dtype;
+    t.shape = from.slice.shape;
+    t.pieces.push_back(piece_of(name, writer, e, from.slice));
+  }
+}
+
+void rename_unfinished(const std::string& unfinished, const std::string& dir, int64_t step) {
+  const std::string folder = dir + "/" + step_folder_name(step);
+  fault_point("checkpoint.before_rename");
+  std::error_code unknown;  // then the rename says it better
+  if (std::filesystem::is_directory(folder, unknown)) {
+    exchange_folders(unfinished, folder);
+  } else {
+    rename_folder(unfinished, folder);
+  }
+  sync_dir(dir);
+  fault_point("checkpoint.after_rename");
+}
+
+}  // namespace
+
+std::string shard_name(const CheckpointManifest& manifest, const CheckpointWriter& writer) {
+  const std::string shard = fmt::format("shard-{:05}.safetensors", manifest.files.size());
+  return writer.num_ranks == 1 ? shard : fmt::format("rank-{:05}-{}", writer.rank, shard);
+}
+
+void close_shard(CheckpointManifest& manifest, const std::string& folder, const std::string& name,
+                 SafetensorsWriter& writer) {
+  close_file(manifest, folder, name, writer);
+  for (const SafetensorsEntry& e : writer.entries())
+    manifest.tensors[e.name] = {e.dtype, e.shape, {piece_of(name, writer, e, whole_slice(e.shape))}};
+}
+
+void write_manifest(const std::string& folder, const std::string& text) {
+  const int64_t half = static_cast<int64_t>(text.size()) / 2;
+  File file = File::create(folder + "/" + kManifestName);
+  file.write_at(text.data(), half, 0);
+  fault_point("checkpoint.mid_manifest");
+  file.write_at(text.data() + half, static_cast<int64_t>(text.size()) - half, half);
+  file.sync();
+  file.close();
+}
+
+CheckpointManifest write_share(const std::string& folder, const CheckpointContent& content,
+                               const CheckpointWriter& writer) {
+  CheckpointManifest manifest{.step = content.step, .num_ranks = writer.num_ranks, .meta = content.meta};
+  for (const ShardEntries& shard : split(content.tensors, writer.shard_bytes))
+    write_shard(manifest, folder, shard_name(manifest, writer), shard, writer);
+  return manifest;
+}
+
+void publish_checkpoint(const std::string& dir, const std::string& unfinished, const CheckpointManifest& manifest) {
+  fault_point("checkpoint.before_manifest");
+  write_manifest(unfinished, to_text(manifest));
+  fault_point("checkpoint.after_manifest");
+  sync_dir(unfinished);
+  rename_unfinished(unfinished, dir, manifest.step);
+}
+
+}  // namespace moebius

@@ -1,0 +1,34 @@
+#include "comm/gpu/gpu_links.h"
+
+#include "comm/gpu/staged_group.h"
+
+namespace moebius {
+namespace {
+
+// The first reason of any rank why NCCL cannot be used, the same on every rank; empty when there is none.
+std::string why_staged(GpuRanks& ranks) {
+  if (!ranks.each_has_its_own()) return "ranks share a GPU";
+  for (const std::string& why : ranks.control().gather(NcclLinks::why_missing()))
+    if (!why.empty()) return why;
+  return "";
+}
+
+}  // namespace
+
+GpuLinks::GpuLinks(Transport& world, Accelerator& gpu, GpuRanks& ranks) : world_(world) {
+  const std::string why = why_staged(ranks);
+  if (why.empty()) nccl_ = std::make_unique<NcclLinks>(world, gpu);
+  text_ = nccl_ ? "NCCL " + NcclLinks::version() : "messages through host memory, since " + why;
+}
+
+std::unique_ptr<Group> GpuLinks::make_group(std::string name, std::vector<int> world_ranks, const NcclUse& use) {
+  std::unique_ptr<Group> over = world_.make_group(std::move(name), std::move(world_ranks));
+  if (nccl_) return nccl_->make_group(std::move(over), use);
+  return std::make_unique<StagedGroup>(std::move(over));
+}
+
+void GpuLinks::abandon() {
+  if (nccl_) nccl_->abandon();
+}
+
+}  // namespace moebius

@@ -1,0 +1,34 @@
+#include "comm/gpu/gpu_ranks.h"
+
+#include <algorithm>
+#include <set>
+
+#include "comm/gpu/gpu_identity.h"
+#include "comm/machine.h"
+#include "core/error.h"
+#include "device/accelerator.h"
+
+namespace moebius {
+
+GpuRanks::GpuRanks(Transport& world) : control_(world) {
+  control_.together([] {
+    const std::string why = Accelerator::why_missing();
+    MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; or set run.device = \"cpu\"", why);
+  });
+  const std::vector<std::string> machines = control_.gather(machine_name());
+  const auto here = machines.begin() + control_.rank();
+  index_ = static_cast<int>(std::count(machines.begin(), here, *here)) % Accelerator::count();
+  const std::vector<std::string> gpus = control_.gather(gpu_identity(index_));
+  for (int r = 0; r < control_.size(); ++r)
+    if (gpus[r] == gpus[control_.rank()]) sharing_.push_back(r);
+  each_has_its_own_ = std::set(gpus.begin(), gpus.end()).size() == gpus.size();
+}
+
+int64_t GpuRanks::sum_of_sharing(int64_t mine) {
+  const std::vector<std::string> all = control_.gather(std::to_string(mine));
+  int64_t sum = 0;
+  for (const int r : sharing_) sum += std::stoll(all[r]);
+  return sum;
+}
+
+}  // namespace moebius

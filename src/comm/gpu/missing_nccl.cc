@@ -1,0 +1,25 @@
+// Stands in for NCCL where a build has none.
+#include "comm/gpu/nccl.h"
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+[[noreturn]] void missing() { MOEBIUS_FAIL(internal, "nccl: {}", NcclLinks::why_missing()); }
+
+}  // namespace
+
+struct NcclLinks::Impl {};
+
+std::string NcclLinks::why_missing() {
+  return "this program was built without NCCL (its header nccl.h belongs beside CUDA's)";
+}
+std::string NcclLinks::version() { return ""; }
+NcclLinks::NcclLinks(Transport&, Accelerator&) { missing(); }
+NcclLinks::~NcclLinks() = default;
+std::unique_ptr<Group> NcclLinks::make_group(std::unique_ptr<Group>, const NcclUse&) { missing(); }
+NcclTraffic NcclLinks::record(const std::function<void()>&) { missing(); }
+void NcclLinks::replayed(const NcclTraffic&) { missing(); }
+void NcclLinks::abandon() {}
+
+}  // namespace moebius

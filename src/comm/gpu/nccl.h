@@ -1,0 +1,52 @@
+// Groups whose ranks hand each other memory of GPUs by NCCL. Messages of the world carry what NCCL needs to begin, and
+// barriers; all else is kernels on streams.
+//
+// Every collective is one exchange by grouped sends and receives; sums are taken by our own kernel in the order of the
+// ranks, so that the bits are those of messages and one rank sends no more bytes than in a ring. A blocking call runs
+// on the caller's stream; start_*, send and recv on streams beside it, forked and joined by events, in a CUDA graph
+// like outside of one. No call waits on the host, but for bounding what is launched ahead of the GPU.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "comm/transport/transport.h"
+#include "device/accelerator.h"
+
+namespace moebius {
+
+// What a group is for beside collectives: each takes memory of the GPU.
+struct NcclUse {
+  bool neighbours = false;  // send and recv, between ranks that differ by one, the last and the first among them
+  bool behind = false;      // start_*
+};
+
+// What a recording sends, and where it waits.
+using NcclTraffic = std::shared_ptr<void>;
+
+class NcclLinks {
+ public:
+  static std::string why_missing();  // what keeps NCCL from being used; empty when nothing does
+  static std::string version();      // "2.28.9"; empty without
+
+  // The GPU is this rank's own. From here on a wait for the GPU ends with Error{distributed} when NCCL reports an
+  // error, another rank is known to have failed, or it takes longer than the world's timeout.
+  NcclLinks(Transport& world, Accelerator& gpu);
+  ~NcclLinks();
+  NcclLinks(const NcclLinks&) = delete;
+
+  // over: of the same ranks, for memory of the CPU. The ranks of the group make it together.
+  std::unique_ptr<Group> make_group(std::unique_ptr<Group> over, const NcclUse& use);
+
+  // body makes a Recording, or throws.
+  NcclTraffic record(const std::function<void()>& body);
+  void replayed(const NcclTraffic& traffic);
+  void abandon();  // what is under way is given up; nothing can be sent any more
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moebius

@@ -1,0 +1,293 @@
+#include <algorithm>
+
+#include "comm/gpu/cuda/rank_order_sum.h"
+#include "comm/gpu/nccl.h"
+#include "comm/gpu/nccl/world.h"
+#include "comm/group_checks.h"
+
+namespace moebius {
+namespace {
+
+Tensor flat(const Tensor& x) { return x.view({x.numel()}); }
+
+int64_t bytes_for_others(const Spans& to, int rank) {
+  int64_t bytes = 0;
+  for (int r = 0; r < static_cast<int>(to.size()); ++r) bytes += r == rank ? 0 : to[r].num_bytes;
+  return bytes;
+}
+
+class NcclGroup final : public Group {
+ public:
+  NcclGroup(NcclWorld& world, std::unique_ptr<Group> over, const NcclUse& use)
+      : world_(world), over_(std::move(over)), lane_(alone_), behind_(alone_) {
+    if (size() == 1) return;
+    lane_ = world_.collective_lane(*over_, /*behind=*/false);
+    if (use.behind) behind_ = world_.collective_lane(*over_, /*behind=*/true);
+    if (use.neighbours) make_pairs();
+    setup_bytes_ = over_->sent_bytes();
+  }
+
+  const std::string& name() const override { return over_->name(); }
+  const std::vector<int>& ranks() const override { return over_->ranks(); }
+  int rank() const override { return over_->rank(); }
+  void all_reduce_sum(Stream& s, Tensor x) override;
+  void reduce_scatter_sum(Stream& s, Tensor out, Tensor in) override;
+  void all_gather(Stream& s, Tensor out, Tensor in) override;
+  void all_to_all_v(Stream& s, const AllToAllV& a) override;
+  void broadcast(Stream& s, Tensor x, int root) override;
+  Pending send(Stream& s, Tensor x, int to) override;
+  Pending recv(Stream& s, Tensor x, int from) override;
+  Pending start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) override;
+  Pending start_all_gather(Stream& s, Tensor out, Tensor in) override;
+  void barrier() override { over_->barrier(); }
+  int64_t sent_bytes() const override { return over_->sent_bytes() - setup_bytes_ + counters_->sent_bytes; }
+  double seconds() const override {
+    world_.settle();
+    return over_->seconds() + counters_->seconds;
+  }
+
+ private:
+  class Joining;
+
+  void make_pairs();
+  bool on_gpu(const Stream& s) const { return s.device() == DeviceKind::cuda; }
+  // Notes the call, and checks where its tensors are.
+  void begin(const char* op, const Stream& s, std::initializer_list<Tensor> tensors);
+  void exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from) {
+    world_.exchange(on, lane, to, from);
+    world_.count(counters_, bytes_for_others(to, lane.rank));
+  }
+  // out = the sum of what the ranks have for this one: own here, to[r] on its way to rank r; `arrived` has room for
+  // `stride_bytes` from each.
+  void sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& own, Spans to,
+                    void* arrived, int64_t stride_bytes);
+  // Runs body on a stream beside s's, behind all that s has so far.
+  template <class Body>
+  Pending start(const NcclLane& lane, Body&& body);
+  Pending transfer(const char* op, Stream& s, const Tensor& x, int other, bool sends);
+  template <class Body>
+  void timed(Body&& body) {
+    world_.keep_pace();
+    NcclStretch stretch = world_.begin_stretch(counters_);
+    body();
+    world_.end_stretch(std::move(stretch));
+  }
+
+  NcclWorld& world_;
+  std::unique_ptr<Group> over_;
+  NcclLane alone_, lane_, behind_;
+  std::map<int, NcclLane> to_, from_;  // neighbours
+  std::shared_ptr<NcclCounters> counters_ = std::make_shared<NcclCounters>();
+  int64_t num_calls_ = 0, setup_bytes_ = 0;
+};
+
+// The lane is beside the caller's stream until wait().
+class NcclGroup::Joining final : public Pending::Transfer {
+ public:
+  Joining(NcclGroup& group, cudaEvent_t done) : group_(group), done_(done) {}
+  ~Joining() override { group_.world_.give_back(done_); }
+  void wait() override {
+    group_.timed([&] { MOEBIUS_CUDA(cudaStreamWaitEvent(group_.world_.stream(), done_)); });
+  }
+
+ private:
+  NcclGroup& group_;
+  cudaEvent_t done_;
+};
+
+// In one order on all ranks, so that nobody waits in a circle: around the ring, first onward, then back.
+void NcclGroup::make_pairs() {
+  for (int r = 0; r < size(); ++r) {
+    const int next = (r + 1) % size();
+    if (size() == 2 && r == 1) break;
+    for (const auto& [from, to] : {std::pair(r, next), std::pair(next, r)}) {
+      if (rank() == from) to_[to] = world_.pair_lane(*over_, from, to);
+      if (rank() == to) from_[from] = world_.pair_lane(*over_, from, to);
+    }
+  }
+}
+
+void NcclGroup::begin(const char* op, const Stream& s, std::initializer_list<Tensor> tensors) {
+  check_on_device(*this, op, s, tensors);
+  CollectiveRing& ring = world_.transport().ring();
+  const Tensor& last = *(tensors.end() - 1);
+  ring.end(ring.begin({.op = op, .group = name(), .number = num_calls_++, .dtype = last.dtype, .numel = last.numel()}));
+}
+
+// --- collectives ----------------------------------------------------------------------------------------------------
+
+void NcclGroup::sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& own, Spans to,
+                             void* arrived, int64_t stride_bytes) {
+  Spans from;
+  for (int r = 0; r < size(); ++r)
+    from.push_back({.data = static_cast<std::byte*>(arrived) + r * stride_bytes, .num_bytes = out.num_bytes()});
+  from[rank()] = to[rank()];
+  exchange(on, lane, to, from);
+  cuda::sum_in_rank_order(
+      on, out, {.own = own.data, .arrived = arrived, .stride_bytes = stride_bytes, .own_rank = rank(), .size = size()});
+}
+
+// Elements of which each rank's share arrives at once.
+int64_t piece_of(const Tensor& x, int size) { return NcclWorld::kArrivedBytes / size / size_of(x.dtype) / 16 * 16; }
+
+void NcclGroup::all_reduce_sum(Stream& s, Tensor x) {
+  if (!on_gpu(s)) return over_->all_reduce_sum(s, x);
+  check_sum(*this, "all_reduce_sum", x);
+  begin("all_reduce_sum", s, {x});
+  if (size() == 1) return;
+  timed([&] {
+    const int64_t n = x.numel(), piece = piece_of(x, size()) * size();
+    for (int64_t at = 0; at < n; at += piece) {
+      const Tensor piece_N = flat(x).rows(at, std::min(at + piece, n));
+      const Spans slices = slices_of(piece_N, size());
+      const Tensor own = slice_of(piece_N, rank(), size());
+      sum_exchange(cuda_stream(s), lane_, own, own, slices, world_.arrived(), world_.kArrivedBytes / size() / 16 * 16);
+      exchange(cuda_stream(s), lane_, Spans(size(), span_of(own)), slices);
+    }
+  });
+}
+
+void NcclGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
+  if (!on_gpu(s)) return over_->reduce_scatter_sum(s, out, in);
+  check_sum(*this, "reduce_scatter_sum", in);
+  check_times_size(*this, "reduce_scatter_sum", "in", in, "out", out);
+  begin("reduce_scatter_sum", s, {out, in});
+  timed([&] {
+    const int64_t own = out.numel(), piece = piece_of(in, size());
+    for (int64_t at = 0; at < own; at += piece) {
+      const int64_t end = std::min(at + piece, own);
+      const auto part = [&](int r) { return flat(in).rows(r * own + at, r * own + end); };
+      Spans to;
+      for (int r = 0; r < size(); ++r) to.push_back(span_of(part(r)));
+      sum_exchange(cuda_stream(s), lane_, flat(out).rows(at, end), part(rank()), to, world_.arrived(),
+                   world_.kArrivedBytes / size() / 16 * 16);
+    }
+  });
+}
+
+void NcclGroup::all_gather(Stream& s, Tensor out, Tensor in) {
+  if (!on_gpu(s)) return over_->all_gather(s, out, in);
+  check_times_size(*this, "all_gather", "out", out, "in", in);
+  begin("all_gather", s, {out, in});
+  timed([&] { exchange(cuda_stream(s), lane_, Spans(size(), span_of(in)), blocks_of(out, size())); });
+}
+
+void NcclGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
+  if (!on_gpu(s)) return over_->all_to_all_v(s, a);
+  check_rows(*this, a);
+  begin("all_to_all_v", s, {a.out, a.in});
+  timed([&] { exchange(cuda_stream(s), lane_, runs_of(a.in, a.send_rows), runs_of(a.out, a.recv_rows)); });
+}
+
+void NcclGroup::broadcast(Stream& s, Tensor x, int root) {
+  if (!on_gpu(s)) return over_->broadcast(s, x, root);
+  check_member(*this, "broadcast: root", root);
+  begin("broadcast", s, {x});
+  Spans to(size()), from(size());
+  from[root] = span_of(x);
+  if (rank() == root) to.assign(size(), span_of(x));
+  timed([&] { exchange(cuda_stream(s), lane_, to, from); });
+}
+
+// --- behind other work ----------------------------------------------------------------------------------------------
+
+template <class Body>
+Pending NcclGroup::start(const NcclLane& lane, Body&& body) {
+  world_.keep_pace();
+  world_.order(world_.stream(), lane.stream);
+  body(lane.stream);
+  const cudaEvent_t done = world_.take_event();
+  auto joining = std::make_unique<Joining>(*this, done);
+  MOEBIUS_CUDA(cudaEventRecord(done, lane.stream));
+  return Pending(std::move(joining));
+}
+
+Pending NcclGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) {
+  if (!on_gpu(s)) return over_->start_reduce_scatter_sum(s, out, in, arrived);
+  check_sum(*this, "start_reduce_scatter_sum", in);
+  check_times_size(*this, "start_reduce_scatter_sum", "in", in, "out", out);
+  check_times_size(*this, "start_reduce_scatter_sum", "arrived", arrived, "out", out);
+  if (!behind_.stream) {
+    reduce_scatter_sum(s, out, in);
+    return {};
+  }
+  begin("start_reduce_scatter_sum", s, {out, arrived, in});
+  return start(behind_, [&](cudaStream_t on) {
+    const Tensor own = in.rows(rank() * out.dim(0), (rank() + 1) * out.dim(0));
+    sum_exchange(on, behind_, out, own, blocks_of(in, size()), arrived.data, out.num_bytes());
+  });
+}
+
+Pending NcclGroup::start_all_gather(Stream& s, Tensor out, Tensor in) {
+  if (!on_gpu(s)) return over_->start_all_gather(s, out, in);
+  check_times_size(*this, "start_all_gather", "out", out, "in", in);
+  if (!behind_.stream) {
+    all_gather(s, out, in);
+    return {};
+  }
+  begin("start_all_gather", s, {out, in});
+  return start(behind_,
+               [&](cudaStream_t on) { exchange(on, behind_, Spans(size(), span_of(in)), blocks_of(out, size())); });
+}
+
+// --- between two ranks ----------------------------------------------------------------------------------------------
+
+Pending NcclGroup::transfer(const char* op, Stream& s, const Tensor& x, int other, bool sends) {
+  const auto& lanes = sends ? to_ : from_;
+  const auto found = lanes.find(other);
+  MOEBIUS_CHECK(
+      usage, found != lanes.end(),
+      "{} of group {}: over NCCL messages go between neighbours of a group that is made for them; got ranks {} "
+      "and {} of {}",
+      op, name(), rank(), other, size());
+  begin(op, s, {x});
+  const NcclLane& lane = found->second;
+  return start(lane, [&](cudaStream_t on) {
+    Spans to(2), from(2);
+    (sends ? to : from)[1 - lane.rank] = span_of(x);
+    exchange(on, lane, to, from);
+  });
+}
+
+Pending NcclGroup::send(Stream& s, Tensor x, int to) {
+  if (!on_gpu(s)) return over_->send(s, x, to);
+  check_send(*this, to);
+  return transfer("send", s, x, to, /*sends=*/true);
+}
+
+Pending NcclGroup::recv(Stream& s, Tensor x, int from) {
+  if (!on_gpu(s)) return over_->recv(s, x, from);
+  check_recv(*this, from);
+  return transfer("recv", s, x, from, /*sends=*/false);
+}
+
+}  // namespace
+
+// --- links ----------------------------------------------------------------------------------------------------------
+
+struct NcclLinks::Impl {
+  NcclWorld world;
+};
+
+std::string NcclLinks::why_missing() { return nccl_library().why_missing; }
+
+std::string NcclLinks::version() {
+  int v = 0;
+  if (!why_missing().empty() || nccl_library().get_version(&v) != ncclSuccess) return "";
+  return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+}
+
+NcclLinks::NcclLinks(Transport& world, Accelerator& gpu) : impl_(new Impl{NcclWorld(world, gpu)}) {}
+NcclLinks::~NcclLinks() = default;
+
+std::unique_ptr<Group> NcclLinks::make_group(std::unique_ptr<Group> over, const NcclUse& use) {
+  return std::make_unique<NcclGroup>(impl_->world, std::move(over), use);
+}
+
+NcclTraffic NcclLinks::record(const std::function<void()>& body) { return impl_->world.record(body); }
+void NcclLinks::replayed(const NcclTraffic& traffic) {
+  impl_->world.replayed(std::static_pointer_cast<NcclRecorded>(traffic));
+}
+void NcclLinks::abandon() { impl_->world.abandon(); }
+
+}  // namespace moebius

@@ -1,0 +1,349 @@
+#include "comm/gpu/nccl/world.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+#include "comm/liveness/bounded_call.h"
+#include "device/wait_guard.h"
+
+namespace moebius {
+namespace {
+
+constexpr int kInFront = 0, kBehind = 1, kOneWay = 2;  // which of the lanes of some ranks
+
+bool has_happened(cudaEvent_t event) {
+  const cudaError_t status = cudaEventQuery(event);
+  if (status == cudaErrorNotReady) return false;
+  check_cuda(status, "cudaEventQuery");
+  return true;
+}
+
+void add_length(const NcclStretch& stretch, int64_t times) {
+  float ms = 0;
+  MOEBIUS_CUDA(cudaEventElapsedTime(&ms, stretch.begin, stretch.end));
+  stretch.counters->seconds += 1e-3 * ms * static_cast<double>(times);
+}
+
+ncclResult_t make_comm_of(ncclComm_t* comm, int size, const ncclUniqueId& id, int rank) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  return nccl_library().comm_init(comm, size, id, rank, &config);
+}
+
+void launch_exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from) {
+  const NcclLibrary& nccl = nccl_library();
+  MOEBIUS_NCCL(nccl.group_start());
+  for (int i = 1; i < lane.size; ++i) {
+    const int next = (lane.rank + i) % lane.size, previous = (lane.rank + lane.size - i) % lane.size;
+    const Span &out = to[next], &in = from[previous];
+    if (out.num_bytes > 0) MOEBIUS_NCCL(nccl.send(out.data, out.num_bytes, ncclInt8, next, lane.comm, on));
+    if (in.num_bytes > 0) MOEBIUS_NCCL(nccl.recv(in.data, in.num_bytes, ncclInt8, previous, lane.comm, on));
+  }
+  MOEBIUS_NCCL(nccl.group_end());
+  const Span &own = to[lane.rank], &place = from[lane.rank];
+  if (own.data != place.data && own.num_bytes > 0)
+    MOEBIUS_CUDA(cudaMemcpyAsync(place.data, own.data, own.num_bytes, cudaMemcpyDeviceToDevice, on));
+}
+
+// Ranks of the world; members: ranks of `over`.
+std::vector<int> others_of(const Group& over, const std::vector<int>& members) {
+  std::vector<int> others;
+  for (int member : members)
+    if (member != over.rank()) others.push_back(over.ranks()[member]);
+  return others;
+}
+
+}  // namespace
+
+NcclRecorded::~NcclRecorded() {
+  for (const NcclStretch& stretch : stretches) {
+    cudaEventDestroy(stretch.begin);
+    cudaEventDestroy(stretch.end);
+  }
+}
+
+NcclWorld::NcclWorld(Transport& world, Accelerator& gpu)
+    : transport_(world), gpu_(gpu), arrived_(DeviceKind::cuda, kArrivedBytes) {
+  for (cudaEvent_t& pace : paces_) MOEBIUS_CUDA(cudaEventCreateWithFlags(&pace, cudaEventDisableTiming));
+  gpu_.state<WaitGuard>().look = [this](double waited_s) { look(waited_s); };
+}
+
+NcclWorld::~NcclWorld() {
+  gpu_.state<WaitGuard>().look = nullptr;
+  if (std::uncaught_exceptions() > 0) abandon();
+  if (!abandoned_) destroy_comms();
+  if (!is_through()) return;
+  for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
+  for (cudaEvent_t event : free_events_) cudaEventDestroy(event);
+  for (cudaEvent_t event : free_timing_events_) cudaEventDestroy(event);
+  for (const NcclStretch& stretch : stretches_) {
+    cudaEventDestroy(stretch.begin);
+    cudaEventDestroy(stretch.end);
+  }
+  for (cudaEvent_t pace : paces_) cudaEventDestroy(pace);
+}
+
+// An undisturbed end, whose peers may have ended otherwise meanwhile.
+void NcclWorld::destroy_comms() noexcept {
+  try {
+    meet("ending the communicators of NCCL", {}, [comms = comms_] {
+      for (ncclComm_t comm : comms) nccl_library().comm_destroy(comm);
+    });
+  } catch (const std::exception&) {
+    abandoned_ = true;  // what hangs stays behind on its thread
+  }
+}
+
+// --- lanes ----------------------------------------------------------------------------------------------------------
+
+// NCCL's own bound is none: a rank that ended amid the making of a communicator would be waited for for ever.
+void NcclWorld::meet(const std::string& what, const std::vector<int>& with, const std::function<void()>& call) {
+  int device = 0;
+  MOEBIUS_CUDA(cudaGetDevice(&device));
+  aborts_open_->fetch_add(1);  // while it runs, streams and events stay
+  const std::shared_ptr<void> open(nullptr, [counter = aborts_open_](void*) { counter->fetch_sub(1); });
+  const auto body = [device, call, open] {
+    MOEBIUS_CUDA(cudaSetDevice(device));
+    call();
+  };
+  call_bounded(transport_, {.what = what, .with = with, .body = body});
+}
+
+// members: of `over`, ascending by the rank that they will have. The first tells the others, by messages of the world,
+// how they find each other; so a rank that is missing is missed there.
+ncclComm_t NcclWorld::make_comm(Group& over, const std::vector<int>& members) {
+  const NcclLibrary& nccl = nccl_library();
+  ThreadPool pool(1);
+  Stream host(DeviceKind::cpu, pool);
+  ncclUniqueId id{};
+  uint8_t bytes[sizeof id];
+  const Tensor text = tensor_of(bytes, {int64_t{sizeof id}});
+  if (over.rank() == members[0]) {
+    MOEBIUS_NCCL(nccl.get_unique_id(&id));
+    std::memcpy(bytes, &id, sizeof id);
+    for (size_t i = 1; i < members.size(); ++i) over.send(host, text, members[i]).wait();
+  } else {
+    over.recv(host, text, members[0]).wait();
+    std::memcpy(&id, bytes, sizeof id);
+  }
+  const auto found = std::find(members.begin(), members.end(), over.rank());
+  const auto rank = static_cast<int>(found - members.begin()), size = static_cast<int>(members.size());
+  const auto comm = std::make_shared<ncclComm_t>(nullptr);
+  meet(fmt::format("making a communicator of NCCL for group {}", over.name()), others_of(over, members),
+       [comm, id, rank, size] { MOEBIUS_NCCL(make_comm_of(comm.get(), size, id, rank)); });
+  comms_.push_back(*comm);
+  return *comm;
+}
+
+NcclLane& NcclWorld::collective_lane(Group& over, bool behind) {
+  NcclLane& lane = lanes_[{over.ranks(), behind ? kBehind : kInFront}];
+  if (lane.comm) return lane;
+  std::vector<int> all;
+  for (int r = 0; r < over.size(); ++r) all.push_back(r);
+  lane = {.comm = make_comm(over, all), .rank = over.rank(), .size = over.size()};
+  if (behind && !behind_) {
+    MOEBIUS_CUDA(cudaStreamCreateWithFlags(&behind_, cudaStreamNonBlocking));
+    streams_.push_back(behind_);
+  }
+  lane.stream = behind ? behind_ : nullptr;
+  const Span word{static_cast<std::byte*>(arrived_.data()), 4};
+  connect(over, all, lane, {Spans(lane.size, word), Spans(lane.size, {word.data + 16, 4})});
+  return lane;
+}
+
+NcclLane& NcclWorld::pair_lane(Group& over, int from, int to) {
+  // Each group has its own: messages of one wait for no message of another.
+  NcclLane& lane = lanes_[{{from, to}, kOneWay + num_pairs_++}];
+  lane = {.comm = make_comm(over, {from, to}), .rank = over.rank() == from ? 0 : 1, .size = 2};
+  MOEBIUS_CUDA(cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking));
+  streams_.push_back(lane.stream);
+  const Span word{static_cast<std::byte*>(arrived_.data()), 4}, none{word.data, 0};
+  Spans spans(2, none);
+  spans[1 - lane.rank] = word;
+  connect(over, {from, to}, lane, {lane.rank == 0 ? spans : Spans(2, none), lane.rank == 1 ? spans : Spans(2, none)});
+  return lane;
+}
+
+// Memory that the first exchange takes is taken before the plan is compared with what is free.
+void NcclWorld::connect(Group& over, const std::vector<int>& members, const NcclLane& lane,
+                        const std::pair<Spans, Spans>& to_and_from) {
+  try {
+    meet(fmt::format("connecting the ranks of group {} by NCCL", over.name()), others_of(over, members),
+         [on = stream(), lane, to_and_from] { launch_exchange(on, lane, to_and_from.first, to_and_from.second); });
+  } catch (...) {
+    abandon();  // ends the thread that hangs there
+    throw;
+  }
+  synchronize_stream();
+}
+
+void NcclWorld::synchronize_stream() { cuda::synchronize(gpu_); }
+
+// --- work -----------------------------------------------------------------------------------------------------------
+
+void NcclWorld::exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from) {
+  check_not_abandoned();
+  launch_exchange(on, lane, to, from);
+}
+
+void NcclWorld::order(cudaStream_t before, cudaStream_t after) {
+  if (before == after) return;
+  const cudaEvent_t event = take_event();
+  MOEBIUS_CUDA(cudaEventRecord(event, before));
+  MOEBIUS_CUDA(cudaStreamWaitEvent(after, event));
+  give_back(event);  // recorded anew, it does not change what has been launched
+}
+
+cudaEvent_t NcclWorld::take_event() {
+  cudaEvent_t event = nullptr;
+  if (free_events_.empty()) {
+    MOEBIUS_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  } else {
+    event = free_events_.back();
+    free_events_.pop_back();
+  }
+  return event;
+}
+
+cudaEvent_t NcclWorld::take_timing_event() {
+  cudaEvent_t event = nullptr;
+  if (free_timing_events_.empty() || is_recording()) {
+    MOEBIUS_CUDA(cudaEventCreate(&event));
+  } else {
+    event = free_timing_events_.back();
+    free_timing_events_.pop_back();
+  }
+  // In a recording it is a node of its own, that each replay records anew.
+  MOEBIUS_CUDA(
+      cudaEventRecordWithFlags(event, stream(), is_recording() ? cudaEventRecordExternal : cudaEventRecordDefault));
+  return event;
+}
+
+// --- counters -------------------------------------------------------------------------------------------------------
+
+void NcclWorld::count(const std::shared_ptr<NcclCounters>& counters, int64_t sent_bytes) {
+  if (is_recording())
+    recorded_->sent.emplace_back(counters, sent_bytes);
+  else
+    counters->sent_bytes += sent_bytes;
+}
+
+NcclStretch NcclWorld::begin_stretch(std::shared_ptr<NcclCounters> counters) {
+  constexpr size_t kMostUnread = 4096;  // where nobody asks for the times
+  if (stretches_.size() > kMostUnread) settle();
+  return {.counters = std::move(counters), .begin = take_timing_event()};
+}
+
+void NcclWorld::end_stretch(NcclStretch stretch) {
+  stretch.end = take_timing_event();
+  (is_recording() ? recorded_->stretches : stretches_).push_back(std::move(stretch));
+}
+
+void NcclWorld::settle() {
+  if (is_recording()) return;
+  const auto is_over = [&](const NcclStretch& stretch) {
+    if (!has_happened(stretch.end)) return false;
+    add_length(stretch, 1);
+    free_timing_events_.insert(free_timing_events_.end(), {stretch.begin, stretch.end});
+    return true;
+  };
+  std::erase_if(stretches_, is_over);
+  std::erase_if(recordings_, [](const auto& recorded) { return recorded.expired(); });
+  for (const auto& weak : recordings_) {
+    const std::shared_ptr<NcclRecorded> recorded = weak.lock();
+    const auto is_known = [](const NcclStretch& stretch) { return has_happened(stretch.end); };
+    if (recorded->num_unread == 0 || !std::ranges::all_of(recorded->stretches, is_known)) continue;
+    for (const NcclStretch& stretch : recorded->stretches) add_length(stretch, recorded->num_unread);
+    recorded->num_unread = 0;
+  }
+}
+
+std::shared_ptr<NcclRecorded> NcclWorld::record(const std::function<void()>& body) {
+  struct End {  // of the recording, be it by an exception
+    std::shared_ptr<NcclRecorded>& recorded;
+    ~End() { recorded.reset(); }
+  };
+  recorded_ = std::make_shared<NcclRecorded>();
+  const End end{recorded_};
+  const std::shared_ptr<NcclRecorded> recorded = recorded_;
+  body();
+  recordings_.push_back(recorded);
+  return recorded;
+}
+
+void NcclWorld::replayed(const std::shared_ptr<NcclRecorded>& recorded) {
+  for (const auto& [counters, bytes] : recorded->sent) counters->sent_bytes += bytes;
+  ++recorded->num_unread;
+}
+
+// --- failure --------------------------------------------------------------------------------------------------------
+
+void NcclWorld::keep_pace() {
+  if (is_recording() || ++num_operations_ % kOperationsOfPace != 0) return;
+  const int64_t round = num_operations_ / kOperationsOfPace;
+  cudaEvent_t& pace = paces_[round % kPaces];
+  if (round > kPaces) wait_for(pace);
+  MOEBIUS_CUDA(cudaEventRecord(pace, stream()));
+}
+
+void NcclWorld::wait_for(cudaEvent_t event) {
+  const double begin = now_us();
+  while (!has_happened(event)) {
+    look((now_us() - begin) * 1e-6);
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+// A host that stands still is found by the messages of a step; what is left is a GPU, or a host amid its launches.
+void NcclWorld::look(double waited_s) {
+  check_not_abandoned();
+  try {
+    transport_.check();
+    for (ncclComm_t comm : comms_) {
+      ncclResult_t status = ncclSuccess;
+      MOEBIUS_NCCL(nccl_library().async_error(comm, &status));
+      if (status != ncclSuccess && status != ncclInProgress) check_nccl(status, "a collective of NCCL");
+    }
+    const WorldOptions& options = transport_.options();
+    const std::string name = name_of_rank(options, transport_.rank());
+    MOEBIUS_CHECK(distributed, waited_s <= options.timeout_s,
+                  "{}: the GPU of {} has waited for {} s for other ranks\nlast collectives that {} launched:\n{}",
+                  to_string(transport_.ring().last()), name, options.timeout_s, name, transport_.ring().text());
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+// After abandon() the communicators are gone, or going.
+void NcclWorld::check_not_abandoned() const {
+  MOEBIUS_CHECK(distributed, !abandoned_, "{}: its work over NCCL has been given up, after an error that came before",
+                name_of_rank(transport_.options(), transport_.rank()));
+}
+
+// ncclCommAbort ends what runs at once, and returns when the recordings that hold its work are gone and other ranks of
+// this process have let go: so it has a thread of its own, and nobody waits for it here.
+void NcclWorld::abandon() {
+  if (abandoned_) return;
+  abandoned_ = true;
+  int device = 0;
+  cudaGetDevice(&device);
+  for (ncclComm_t comm : comms_) {
+    aborts_open_->fetch_add(1);
+    std::thread([device, comm, open = aborts_open_] {
+      cudaSetDevice(device);
+      nccl_library().comm_abort(comm);
+      open->fetch_sub(1);
+    }).detach();
+  }
+}
+
+// Streams and events stay until the communicators are gone, or for good where one cannot be ended.
+bool NcclWorld::is_through() const {
+  constexpr int kMostMs = 3000;
+  for (int ms = 0; ms<kMostMs&& * aborts_open_> 0; ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return *aborts_open_ == 0;
+}
+
+}  // namespace moebius

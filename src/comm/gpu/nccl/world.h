@@ -1,0 +1,125 @@
+// What the NCCL groups of one rank share: communicators, streams beside the engine's own, events, and the memory that
+// sums arrive in.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/gpu/nccl.h"
+#include "comm/gpu/nccl/library.h"
+#include "comm/rank_parts.h"
+#include "device/cuda/cuda.h"
+
+namespace moebius {
+
+// A communicator and where its kernels run.
+struct NcclLane {
+  ncclComm_t comm = nullptr;
+  int rank = 0, size = 1;         // of this process in it
+  cudaStream_t stream = nullptr;  // null: the caller's
+};
+
+// Counted of one group.
+struct NcclCounters {
+  int64_t sent_bytes = 0;
+  double seconds = 0;
+};
+
+// A stretch of the engine's stream that is communication, or a wait for it: it ends when `end` has happened.
+struct NcclStretch {
+  std::shared_ptr<NcclCounters> counters;
+  cudaEvent_t begin = nullptr, end = nullptr;
+};
+
+// Of a recording: what each replay adds.
+struct NcclRecorded {
+  std::vector<std::pair<std::shared_ptr<NcclCounters>, int64_t>> sent;
+  std::vector<NcclStretch> stretches;  // of the last replay, once that has ended
+  int64_t num_unread = 0;              // replays whose stretches were not added yet
+  ~NcclRecorded();
+};
+
+class NcclWorld {
+ public:
+  NcclWorld(Transport& world, Accelerator& gpu);
+  ~NcclWorld();
+  NcclWorld(const NcclWorld&) = delete;
+
+  // Lanes for collectives on the caller's stream, or beside it; ranks with the same set share them. The ranks of `over`
+  // together.
+  NcclLane& collective_lane(Group& over, bool behind);
+  // Between two ranks of `over`, one way; both together.
+  NcclLane& pair_lane(Group& over, int from, int to);
+
+  // On `on`: to[r] goes to rank r, from[r] is filled by rank r; what is for this rank is copied.
+  void exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from);
+  // Work of `after` that is launched from here on waits for all that `before` has so far.
+  void order(cudaStream_t before, cudaStream_t after);
+  cudaEvent_t take_event();
+  void give_back(cudaEvent_t event) { free_events_.push_back(event); }
+
+  void count(const std::shared_ptr<NcclCounters>& counters, int64_t sent_bytes);
+  // Times what the engine's stream does between the two.
+  NcclStretch begin_stretch(std::shared_ptr<NcclCounters> counters);
+  void end_stretch(NcclStretch stretch);
+  void settle();  // adds the times that are known
+
+  // Called by each operation: bounds what is launched ahead of the GPU, which could else fill the queue of launches and
+  // hold the host there for as long as another rank stands still.
+  void keep_pace();
+  void abandon();
+
+  // body records the stream's work once.
+  std::shared_ptr<NcclRecorded> record(const std::function<void()>& body);
+  void replayed(const std::shared_ptr<NcclRecorded>& recorded);
+
+  Transport& transport() { return transport_; }
+  cudaStream_t stream() const { return static_cast<cudaStream_t>(gpu_.native_stream()); }
+  void* arrived() const { return arrived_.data(); }
+  // Of the sums of blocking calls, for what comes from all ranks together: they go in pieces.
+  static constexpr int64_t kArrivedBytes = int64_t{64} << 20;
+
+ private:
+  ncclComm_t make_comm(Group& over, const std::vector<int>& members);
+  // The first exchange of a lane, which waits on the host until the others are there.
+  void connect(Group& over, const std::vector<int>& members, const NcclLane& lane,
+               const std::pair<Spans, Spans>& to_and_from);
+  // Runs a call of NCCL that waits for ranks `with` of the world, no longer than the world's timeout. The call must own
+  // what it touches, as it is left behind then.
+  void meet(const std::string& what, const std::vector<int>& with, const std::function<void()>& call);
+  void destroy_comms() noexcept;
+  void check_not_abandoned() const;
+  bool is_through() const;
+  void synchronize_stream();
+  void look(double waited_s);
+  void wait_for(cudaEvent_t event);
+  bool is_recording() const { return recorded_ != nullptr; }
+  cudaEvent_t take_timing_event();
+
+  Transport& transport_;
+  Accelerator& gpu_;
+  Buffer arrived_;
+  std::map<std::pair<std::vector<int>, int>, NcclLane> lanes_;  // by ranks of the world, and which of theirs
+  int num_pairs_ = 0;
+  cudaStream_t behind_ = nullptr;
+  std::vector<ncclComm_t> comms_;
+  std::vector<cudaStream_t> streams_;
+  std::vector<cudaEvent_t> free_events_, free_timing_events_;
+  std::vector<NcclStretch> stretches_;  // not yet added
+  std::vector<std::weak_ptr<NcclRecorded>> recordings_;
+  std::shared_ptr<NcclRecorded> recorded_;  // while a recording is made
+  static constexpr int kPaces = 4, kOperationsOfPace = 8;
+  cudaEvent_t paces_[kPaces] = {};
+  int64_t num_operations_ = 0;
+  bool abandoned_ = false;
+  std::shared_ptr<std::atomic<int>> aborts_open_ = std::make_shared<std::atomic<int>>(0);
+};
+
+}  // namespace moebius

@@ -1,0 +1,29 @@
+#include "comm/liveness/bounded_call.h"
+
+#include <chrono>
+#include <future>
+#include <thread>
+
+#include "comm/liveness/patience.h"
+#include "core/error.h"
+
+namespace moebius {
+
+void call_bounded(Transport& world, BoundedCall call) {
+  std::packaged_task<void()> task(std::move(call.body));
+  std::future<void> ended = task.get_future();  // unlike that of std::async, it waits for nobody when it goes
+  std::thread(std::move(task)).detach();
+  const WorldOptions& options = world.options();
+  Patience patience(options.timeout_s);
+  while (ended.wait_for(std::chrono::microseconds(200)) != std::future_status::ready) {
+    world.check();
+    const std::string name = name_of_rank(options, world.rank());
+    MOEBIUS_CHECK(distributed, !patience.is_over(),
+                  "{}: {} has waited for {} s for {}, of which one does not join; what is that rank doing?\nlast "
+                  "collectives that {} was in:\n{}",
+                  call.what, name, options.timeout_s, names_of_ranks(options, call.with), name, world.ring().text());
+  }
+  ended.get();
+}
+
+}  // namespace moebius

@@ -1,0 +1,237 @@
+#include "comm/liveness/rank_watch.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <future>
+#include <random>
+#include <sstream>
+
+#include "comm/machine.h"
+#include "core/error.h"
+#include "core/fault.h"
+
+namespace moebius {
+namespace {
+
+constexpr double kAddressS = 1;  // for one of the addresses of a rank
+
+int parent_of(int rank) { return (rank - 1) / 2; }
+int num_children(int rank, int size) { return std::clamp(size - 2 * rank - 1, 0, 2); }
+
+// Where a rank listens, as the others are told: "machine port address address ..."
+struct Place {
+  std::string machine;
+  int port = 0;
+  std::vector<std::string> hosts;
+};
+
+std::string to_text(const Place& p) {
+  std::string text = fmt::format("{} {}", p.machine, p.port);
+  for (const std::string& host : p.hosts) text += " " + host;
+  return text;
+}
+
+Place place_of(const std::string& text) {
+  Place p;
+  std::istringstream words(text);
+  words >> p.machine >> p.port;
+  for (std::string host; words >> host;) p.hosts.push_back(host);
+  return p;
+}
+
+std::string own_machine() {
+  std::string name = machine_name();
+  std::replace(name.begin(), name.end(), ' ', '_');
+  return name.empty() ? "-" : name;
+}
+
+// What a child says first, and its parent answers: the port may belong to anybody.
+struct Hello {
+  uint64_t run = 0;
+  int32_t rank = 0, unused = 0;
+};
+
+uint64_t draw_run() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device();
+}
+
+// By child. Strangers are let go.
+std::vector<Socket> accept_children(const Socket& listener, const Hello& own, int count, Deadline deadline) {
+  std::vector<Socket> children(count);
+  for (int have = 0; have < count;) {
+    Socket s = accept_until(listener, deadline);
+    MOEBIUS_CHECK(distributed, s.is_open(), "{} of {} ranks did not come in time", count - have, count);
+    try {
+      const Hello hello = read_value<Hello>(s, std::min(deadline, deadline_in(kAddressS)), "a greeting");
+      const int child = hello.rank - 2 * own.rank - 1;
+      if (hello.run != own.run || child < 0 || child >= count || children[child].is_open()) continue;
+      write_value(s, own, deadline, "a greeting");
+      children[child] = std::move(s);
+      ++have;
+    } catch (const Error&) {
+      continue;
+    }
+  }
+  return children;
+}
+
+Socket greet(const HostPort& at, const Hello& own, int parent, Deadline deadline) {
+  Socket s = connect_until(at, deadline);
+  write_value(s, own, deadline, "a greeting");
+  const Hello hello = read_value<Hello>(s, deadline, "a greeting");
+  MOEBIUS_CHECK(distributed, hello.run == own.run && hello.rank == parent, "tcp: at {} another program answers",
+                to_string(at));
+  return s;
+}
+
+// At the first of its addresses that answers as it should.
+Socket connect_to_parent(const Place& parent, const Hello& own, Deadline deadline) {
+  std::string why = fmt::format("rank {} has no address", parent_of(own.rank));
+  std::vector<std::string> hosts = parent.hosts;
+  if (parent.machine == own_machine()) hosts.insert(hosts.begin(), "127.0.0.1");
+  for (const std::string& host : hosts) {
+    try {
+      const HostPort at{.host = host, .port = parent.port};
+      return greet(at, own, parent_of(own.rank), std::min(deadline, deadline_in(kAddressS)));
+    } catch (const Error& e) {
+      why = e.what();
+    }
+  }
+  MOEBIUS_FAIL(distributed, "{}", why);
+}
+
+// Runs body; what it throws, as a text.
+std::string failure_of(const std::function<void()>& body) {
+  try {
+    body();
+    return "";
+  } catch (const std::exception& e) {
+    return *e.what() == 0 ? "an exception" : e.what();
+  }
+}
+
+}  // namespace
+
+// --- start ----------------------------------------------------------------------------------------------------------
+
+RankWatch::RankWatch(Control& control, double seconds, Listener listener)
+    : rank_(control.rank()), listener_(std::move(listener)), waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (control.size() == 1) return;
+  fault_point("rank_watch.meet");
+  connect(control, seconds);
+  watches_ = why_missing_.empty();
+  wake();
+}
+
+// All ranks make the same calls of control, whatever fails on one of them.
+void RankWatch::connect(Control& control, double seconds) {
+  const bool one_machine = [&] {
+    const std::vector<std::string> machines = control.gather(own_machine());
+    return std::count(machines.begin(), machines.end(), machines[0]) == control.size();
+  }();
+  const int count = num_children(rank_, control.size());
+  Hello own{.run = std::stoull(control.from_root(std::to_string(draw_run()))), .rank = rank_};
+  Socket listener;
+  Place place{.machine = own_machine()};
+  std::string failure = failure_of([&] {
+    MOEBIUS_CHECK(distributed, waker_.is_open(), "eventfd: {}", std::strerror(errno));
+    fault_point("rank_watch.listen");
+    watcher_ = std::jthread([this](const std::stop_token& stop) { run(stop); });  // or the system allows no more
+    if (count == 0) return;
+    listener = listen_at(0, one_machine);
+    place.port = port_of(listener);
+    if (!one_machine) place.hosts = own_hosts();
+  });
+  const std::vector<std::string> places = control.gather(to_text(place));
+  if (control.sum(failure.empty() ? 0 : 1) == 0) {
+    failure = failure_of([&] {
+      const Deadline deadline = deadline_in(seconds);
+      auto children = std::async(std::launch::async, [&] { return accept_children(listener, own, count, deadline); });
+      if (rank_ > 0) {
+        const int parent = parent_of(rank_);
+        links_.push_back({.rank = parent, .socket = connect_to_parent(place_of(places[parent]), own, deadline)});
+      }
+      int child = 2 * rank_ + 1;
+      for (Socket& s : children.get()) links_.push_back({.rank = child++, .socket = std::move(s)});
+    });
+  }
+  const std::vector<std::string> failures = control.gather(failure);
+  for (int r = 0; r < control.size() && why_missing_.empty(); ++r)
+    if (!failures[r].empty()) why_missing_ = fmt::format("rank {}: {}", r, failures[r]);
+  if (!why_missing_.empty()) links_.clear();
+}
+
+void RankWatch::wake() {
+  const uint64_t one = 1;
+  (void)!::write(waker_.descriptor(), &one, sizeof one);
+}
+
+// --- watching -------------------------------------------------------------------------------------------------------
+
+void RankWatch::run(const std::stop_token& stop) {
+  const std::stop_callback wakes(stop, [this] { wake(); });
+  std::vector<pollfd> polled;
+  while (!stop.stop_requested()) {
+    polled.assign(1, {.fd = waker_.descriptor(), .events = POLLIN, .revents = 0});
+    if (watches_)
+      for (const Link& link : links_)  // below 0: passed over
+        polled.push_back({.fd = link.is_through ? -1 : link.socket.descriptor(), .events = POLLIN, .revents = 0});
+    if (::poll(polled.data(), polled.size(), -1) <= 0) continue;
+    uint64_t times = 0;
+    if (polled[0].revents != 0) (void)!::read(waker_.descriptor(), &times, sizeof times);
+    for (size_t i = 1; i < polled.size(); ++i)
+      if (polled[i].revents != 0) receive(links_[i - 1]);
+  }
+}
+
+void RankWatch::receive(Link& link) {
+  const ssize_t n = ::recv(link.socket.descriptor(), link.bytes.data() + link.num_bytes,
+                           link.bytes.size() - link.num_bytes, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (n <= 0) {
+    link.is_through = true;
+    return hear({.news = News::death, .rank = link.rank}, link);
+  }
+  link.num_bytes += n;
+  if (link.num_bytes < link.bytes.size()) return;
+  Notice notice;
+  std::memcpy(&notice, link.bytes.data(), sizeof notice);
+  link.num_bytes = 0;
+  if (notice.news == News::goodbye) {
+    link.is_through = true;
+  } else {
+    hear(notice, link);
+  }
+}
+
+void RankWatch::hear(const Notice& notice, const Link& from) {
+  if (quiet_.exchange(true)) return;
+  send(notice, &from);
+  notice.news == News::death ? listener_.death(notice.rank) : listener_.ending();
+}
+
+// A few bytes, which any connection takes; one that is broken has told so already.
+void RankWatch::send(const Notice& notice, const Link* except) {
+  for (const Link& link : links_)
+    if (&link != except) (void)!::send(link.socket.descriptor(), &notice, sizeof notice, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+// --- ends -----------------------------------------------------------------------------------------------------------
+
+void RankWatch::say_goodbye() {
+  quiet_ = true;
+  send({.news = News::goodbye, .rank = rank_});
+}
+
+void RankWatch::say_ending() {
+  if (!quiet_.exchange(true)) send({.news = News::ending, .rank = rank_});
+}
+
+}  // namespace moebius

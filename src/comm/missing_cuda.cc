@@ -1,9 +1,0 @@
-// Stands in for the CUDA side of this folder.
-#include "comm/gpu_identity.h"
-#include "core/error.h"
-
-namespace moebius {
-
-std::string gpu_identity(int) { MOEBIUS_FAIL(internal, "comm: a build without CUDA knows no GPU"); }
-
-}  // namespace moebius

@@ -1,0 +1,345 @@
+#include "comm/transport/mpi.h"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <numeric>
+#include <thread>
+
+#include "comm/liveness/call_limit.h"
+#include "comm/liveness/patience.h"
+#include "comm/liveness/rank_failure.h"
+#include "comm/liveness/rank_watch.h"
+#include "core/fault.h"
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kMostBytes = 1 << 30;  // of one MPI message: counts are int
+constexpr double kGraceS = 2;            // in which the ranks of one failure find each other
+constexpr double kWatchS = 5;            // in which they connect beside MPI, or go on without
+constexpr double kHandOnS = 0.05;        // in which they tell each other that one of them ends all
+
+std::string mpi_error(int code) {
+  char text[MPI_MAX_ERROR_STRING];
+  int size = 0;
+  MPI_Error_string(code, text, &size);
+  return {text, static_cast<size_t>(size)};
+}
+
+void check_mpi(const char* call, int code) {
+  MOEBIUS_CHECK(distributed, code == MPI_SUCCESS, "{}: {}", call, mpi_error(code));
+}
+
+void sleep_s(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+// Asks `ended` until it says yes or the time is over: at once while the answer may come within microseconds, then less
+// and less often, for the ranks that share a core with this one.
+template <class F>
+bool poll_for(double seconds, F&& ended) {
+  constexpr int kSpins = 200, kYields = 2000;
+  Patience patience(seconds);
+  for (int64_t i = 0; !ended(); ++i) {
+    if (i < kSpins) continue;
+    if (patience.is_over()) return ended();
+    if (i < kYields) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+  return true;
+}
+
+// Makes a call that meets all ranks, which MPI itself would let wait for ever. throws: what this rank is about to
+// throw.
+void meet_all(const MpiOptions& options, int rank, const char* call, const std::function<void()>& body,
+              const std::string& throws = "") {
+  const CallLimit limit(options.world.timeout_s, [&] {
+    const std::string name = name_of_rank(options.world, rank);
+    if (options.report)
+      options.report(fmt::format(
+          "{}: {} has waited for {} s for the other ranks, of which one does not join; were all "
+          "of them started, and is each of them running?{}",
+          call, name, options.world.timeout_s, throws.empty() ? "" : fmt::format("\n{} threw: {}", name, throws)));
+    if (options.end_process) options.end_process();
+  });
+  body();
+}
+
+void start_mpi(const MpiOptions& options) {
+  int initialized = 0, provided = 0;
+  MPI_Initialized(&initialized);
+  MOEBIUS_CHECK(usage, !initialized, "mpi: a process runs one world of MPI; this is a second one");
+  fault_point("mpi.init");
+  meet_all(options, options.rank, "MPI_Init_thread",
+           [&] { check_mpi("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided)); });
+  MOEBIUS_CHECK(usage, provided >= MPI_THREAD_FUNNELED, "mpi: this MPI allows no threads; got level {}", provided);
+  // Of the world, too: MPI_Testall calls the handler of no communicator in particular.
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+}
+
+class MpiMessage final : public Message {
+ public:
+  MpiMessage(MPI_Comm comm, bool sends, int peer, int channel, std::byte* data, int64_t num_bytes)
+      : peer_(peer), num_bytes_(num_bytes) {
+    for (int64_t at = 0; at < std::max<int64_t>(num_bytes, 1); at += kMostBytes) {
+      const int size = static_cast<int>(std::min(kMostBytes, num_bytes - at));
+      MPI_Request& request = requests_.emplace_back(MPI_REQUEST_NULL);
+      sends ? check_mpi("MPI_Isend", MPI_Isend(data + at, size, MPI_BYTE, peer, channel, comm, &request))
+            : check_mpi("MPI_Irecv", MPI_Irecv(data + at, size, MPI_BYTE, peer, channel, comm, &request));
+    }
+    sends_ = sends;
+  }
+  ~MpiMessage() override {
+    for (MPI_Request& request : requests_) {
+      if (request == MPI_REQUEST_NULL) continue;
+      if (!sends_) MPI_Cancel(&request);
+      MPI_Request_free(&request);
+    }
+  }
+
+  int peer() const { return peer_; }
+  bool ended(const CollectiveRecord& what) {
+    if (requests_.empty()) return true;
+    std::vector<MPI_Status> statuses(requests_.size());
+    int all = 0;
+    const int code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all, statuses.data());
+    if (code != MPI_SUCCESS) fail_size(what, mpi_error(code == MPI_ERR_IN_STATUS ? failed(statuses) : code));
+    if (!all) return false;
+    requests_.clear();
+    if (!sends_) check_received(what, statuses);
+    return true;
+  }
+
+ private:
+  static int failed(const std::vector<MPI_Status>& statuses) {
+    for (const MPI_Status& status : statuses)
+      if (status.MPI_ERROR != MPI_SUCCESS && status.MPI_ERROR != MPI_ERR_PENDING) return status.MPI_ERROR;
+    return MPI_ERR_OTHER;
+  }
+  void check_received(const CollectiveRecord& what, const std::vector<MPI_Status>& statuses) const {
+    int64_t received = 0;
+    for (const MPI_Status& status : statuses) {
+      int size = 0;
+      MPI_Get_count(&status, MPI_BYTE, &size);
+      received += size;
+    }
+    if (received != num_bytes_) fail_size(what, fmt::format("{} came", received));
+  }
+  [[noreturn]] void fail_size(const CollectiveRecord& what, const std::string& why) const {
+    MOEBIUS_FAIL(distributed, "{}: {} bytes {} rank {}: {}; the ranks disagree about a shape or count", to_string(what),
+                 num_bytes_, sends_ ? "to" : "from", peer_, why);
+  }
+
+  std::vector<MPI_Request> requests_;  // none: ended
+  bool sends_ = false;
+  int peer_;
+  int64_t num_bytes_;
+};
+
+class MpiTransport final : public Transport {
+ public:
+  // The options outlive it.
+  explicit MpiTransport(const MpiOptions& options) : mpi_(options), options_(options.world) {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+    fault_point("mpi.dup");
+    meet_all(mpi_, rank_, "MPI_Comm_dup", [&] {
+      check_mpi("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &comm_));
+      check_mpi("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &farewell_));
+    });
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const WorldOptions& options() const override { return options_; }
+  std::unique_ptr<Message> send(int to_rank, int channel, const void* data, int64_t num_bytes) override {
+    auto* bytes = static_cast<std::byte*>(const_cast<void*>(data));  // only read
+    return std::make_unique<MpiMessage>(comm_, /*sends=*/true, to_rank, channel, bytes, num_bytes);
+  }
+  std::unique_ptr<Message> recv(int from_rank, int channel, void* data, int64_t num_bytes) override {
+    auto* bytes = static_cast<std::byte*>(data);
+    return std::make_unique<MpiMessage>(comm_, /*sends=*/false, from_rank, channel, bytes, num_bytes);
+  }
+
+  void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override {
+    const Waiting waiting(waiting_for_, record);
+    const CollectiveRecord what = ring().at(record);
+    std::vector<MpiMessage*> open;
+    for (const auto& message : messages) open.push_back(&static_cast<MpiMessage&>(*message));
+    const auto all_ended = [&] {
+      std::erase_if(open, [&](MpiMessage* message) { return message->ended(what); });
+      if (!open.empty()) check();
+      return open.empty();
+    };
+    if (!poll_for(options_.timeout_s, all_ended)) fail_waiting(what, open);
+  }
+
+  void check() override {
+    const int dead = dead_rank_.load(std::memory_order_relaxed);
+    if (dead >= 0) throw Error(ErrorKind::distributed, death_text(dead, waiting_for_));
+  }
+
+  // From any thread: from now on this rank waits for nobody. Returns what is to be said at once, since this rank's
+  // thread may compute for longer than the launcher lets it.
+  std::string learn_death(int dead) {
+    const int64_t record = waiting_for_;
+    said_death_ = record >= 0;
+    dead_rank_ = dead;
+    return death_text(dead, record);
+  }
+  // From any thread: another rank has reported why the run ends.
+  void learn_ending() { is_ending_ = true; }
+  // Whether why this rank waits in vain has been said: by itself, with the collective, or by who ends the run.
+  bool was_said() const { return said_death_ || is_ending_; }
+
+  // Whether every rank asks this within the time that is given to each.
+  bool all_meet(double seconds) {
+    MPI_Request request;
+    MPI_Ibarrier(farewell_, &request);
+    return poll_for(seconds, [&] {
+      int met = 0;
+      MPI_Test(&request, &met, MPI_STATUS_IGNORE);
+      return met != 0;
+    });
+  }
+  // Whether a rank before this one passes the same text. REQUIRES: all ranks have met.
+  bool was_said_before(const std::string& text) {
+    const uint64_t mine = std::hash<std::string>{}(text);
+    std::vector<uint64_t> all(size_);
+    fault_point("mpi.farewell");
+    const auto gather = [&] { MPI_Allgather(&mine, 1, MPI_UINT64_T, all.data(), 1, MPI_UINT64_T, farewell_); };
+    meet_all(mpi_, rank_, "MPI_Allgather", gather, text);
+    return std::find(all.begin(), all.begin() + rank_, mine) != all.begin() + rank_;
+  }
+  // Not done by the destructor: when an exception passes by that other ranks have not met, it would wait. throws: as of
+  // meet_all.
+  void release(const std::string& throws = "") {
+    const auto free_both = [&] {
+      MPI_Comm_free(&comm_);
+      MPI_Comm_free(&farewell_);
+    };
+    meet_all(mpi_, rank_, "MPI_Comm_free", free_both, throws);
+  }
+  // The last of MPI.
+  void finish(const std::string& throws = "") {
+    release(throws);
+    fault_point("mpi.finalize");
+    meet_all(
+        mpi_, rank_, "MPI_Finalize", [] { MPI_Finalize(); }, throws);
+  }
+
+ private:
+  // Says for whom may ask what the rank's thread waits for.
+  class Waiting {
+   public:
+    Waiting(std::atomic<int64_t>& where, int64_t record) : where_(where) { where_ = record; }
+    ~Waiting() { where_ = -1; }
+    Waiting(const Waiting&) = delete;
+
+   private:
+    std::atomic<int64_t>& where_;
+  };
+
+  std::string name(int rank) const { return name_of_rank(options_, rank); }
+  // record: that this rank waits for; below 0: none.
+  std::string death_text(int dead, int64_t record) {
+    const std::string doing = record < 0 ? fmt::format("{} computes", name(rank_))
+                                         : fmt::format("{}: {} waits", to_string(ring().at(record)), name(rank_));
+    return fmt::format("{}, and the process of {} has ended; did not join: {}\nlast collectives of {}:\n{}", doing,
+                       name(dead), name(dead), name(rank_), ring().text());
+  }
+  [[noreturn]] void fail_waiting(const CollectiveRecord& what, const std::vector<MpiMessage*>& open) {
+    std::vector<int> missing;
+    for (const MpiMessage* message : open) missing.push_back(message->peer());
+    std::sort(missing.begin(), missing.end());
+    missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+    MOEBIUS_FAIL(distributed, "{}: {} has waited for {} s; did not join: {}\nlast collectives of {}:\n{}",
+                 to_string(what), name_of_rank(options_, rank_), options_.timeout_s, names_of_ranks(options_, missing),
+                 name_of_rank(options_, rank_), ring().text());
+  }
+
+  const MpiOptions& mpi_;
+  const WorldOptions& options_;
+  MPI_Comm comm_ = MPI_COMM_NULL, farewell_ = MPI_COMM_NULL;
+  int rank_ = 0, size_ = 1;
+  std::atomic<int64_t> waiting_for_ = -1;  // a record of ring()
+  std::atomic<int> dead_rank_ = -1;
+  std::atomic<bool> said_death_ = false, is_ending_ = false;
+};
+
+// Over messages of its own: what the ring shows is the run's.
+std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& transport) {
+  MpiTransport meeting(options);
+  Control control(meeting);
+  const auto on_death = [&options, &transport](int rank) {
+    const std::string text = transport.learn_death(rank);
+    if (options.report) options.report(text);
+  };
+  auto watch = std::make_unique<RankWatch>(
+      control, kWatchS, RankWatch::Listener{.death = on_death, .ending = [&transport] { transport.learn_ending(); }});
+  if (!watch->why_missing().empty() && control.is_root() && options.warn)
+    options.warn(
+        fmt::format("mpi: the ranks could not connect to each other beside MPI ({}); going on: a rank that is "
+                    "killed will be noticed by the launcher alone",
+                    watch->why_missing()));
+  meeting.release();
+  return watch;
+}
+
+// Returns when every rank has failed by itself, as of a wrong recipe: then each ends as one process alone would. Else
+// the run ends here. Ranks that wait in vain report before one of them ends all: together they say who waits for whom.
+// watch: none where this rank failed before it had one.
+void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, RankWatch* watch,
+                         const RankFailure& failure) {
+  if (!failure.distributed && transport.all_meet(kGraceS)) return;
+  if (options.report && !(failure.distributed && transport.was_said()))
+    options.report(report_of(failure, name_of_rank(options.world, transport.rank()), transport.ring()));
+  if (failure.distributed) sleep_s(kGraceS);
+  if (watch) watch->say_ending();
+  sleep_s(kHandOnS);
+  MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ErrorKind::distributed));
+}
+
+}  // namespace
+
+std::string mpi_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING];
+  int size = 0;
+  MPI_Get_library_version(text, &size);
+  const std::string version(text);  // Open MPI counts the end of the string among its characters
+  return version.substr(0, version.find('\n'));
+}
+
+void run_mpi(const MpiOptions& options, const RankBody& body) {
+  start_mpi(options);
+  MpiTransport transport(options);
+  std::unique_ptr<RankWatch> watch;
+  try {
+    watch = watch_ranks(options, transport);
+    body(transport);
+    std::vector<int> all(transport.size());
+    std::iota(all.begin(), all.end(), 0);
+    transport.make_group("end of the run", all)->barrier();
+  } catch (...) {
+    const RankFailure failure = caught_failure();
+    end_unless_all_fail(options, transport, watch.get(), failure);
+    if (watch) watch->say_goodbye();
+    const bool was_said = transport.was_said_before(failure.what);
+    transport.finish(failure.what);
+    if (was_said && failure.kind) {
+      // mpirun ends all when one of them ends so: not before the one that says it has.
+      sleep_s(1);
+      throw Error(*failure.kind, "");
+    }
+    throw;
+  }
+  watch->say_goodbye();
+  transport.finish();
+}
+
+}  // namespace moebius

@@ -1,0 +1,412 @@
+#include "comm/transport/tcp_links.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+constexpr int kLookMs = 500;  // after which the mover looks around
+// Most messages are waited for as soon as they are posted, and moved by the rank itself. While it posts often the mover
+// is not woken for each, which costs more than the message, but looks every so often for those that are not.
+constexpr auto kNap = std::chrono::milliseconds(1);
+constexpr auto kOften = std::chrono::milliseconds(20);
+// Polls of a rank that waits before it sleeps: the answer may come within microseconds. In between it lets others run,
+// of which one may be the rank that it waits for.
+constexpr int kSpins = 50;
+constexpr int kReadsAtOnce = 16;  // from one connection before the next one's turn
+constexpr int64_t kSinkBytes = 1 << 16;
+
+}  // namespace
+
+TcpLinks::TcpLinks(int rank, std::vector<Socket> sockets)
+    : rank_(rank), links_(sockets.size()), waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  MOEBIUS_CHECK(distributed, waker_.is_open(), "tcp: eventfd: {}", std::strerror(errno));
+  for (size_t r = 0; r < sockets.size(); ++r) links_[r].socket = std::move(sockets[r]);
+  mover_ = std::thread([this] { run_mover(); });
+}
+
+TcpLinks::~TcpLinks() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    wake_mover();
+  }
+  mover_.join();
+}
+
+// --- messages -------------------------------------------------------------------------------------------------------
+
+void TcpLinks::post(TcpEnd& end) {
+  const std::lock_guard lock(mutex_);
+  ++num_open_;
+  last_post_ = std::chrono::steady_clock::now();
+  end.sends ? post_send(end) : post_receive(end);
+  if (end.state == TcpEnd::State::waiting && !rank_moves_) wake_mover();
+}
+
+void TcpLinks::post_send(TcpEnd& end) {
+  Channel& channel = links_[end.peer].channels[end.channel];
+  end.number = channel.num_sent++;
+  Header header{.channel = end.channel, .number = end.number, .num_bytes = end.num_bytes};
+  if (end.num_bytes <= kEagerBytes) {
+    queue(end.peer, {.header = header, .payload = end.data, .payload_bytes = end.num_bytes, .end = &end});
+  } else {
+    header.kind = Kind::offer;
+    channel.offered[end.number] = &end;
+    queue(end.peer, {.header = header});
+  }
+}
+
+void TcpLinks::post_receive(TcpEnd& end) {
+  Link& link = links_[end.peer];
+  Channel& channel = link.channels[end.channel];
+  end.number = channel.num_received++;
+  if (channel.early.empty()) {
+    channel.receives.push_back(&end);
+  } else {
+    take_early(link, channel, end);
+  }
+}
+
+void TcpLinks::take_early(Link& link, Channel& channel, TcpEnd& end) {
+  Early& early = channel.early.front();
+  if (early.header.kind == Kind::offer) {
+    accept_offer(channel, end, early.header);
+  } else if (sizes_agree(end, early.header.num_bytes)) {
+    const bool coming = link.early == &early;
+    const int64_t have = coming ? link.got - static_cast<int64_t>(sizeof(Header)) : end.num_bytes;
+    std::copy_n(early.bytes.data(), have, end.data);
+    if (coming) {
+      link.receiver = &end;
+      link.into = end.data;
+    } else {
+      finish(end, TcpEnd::State::ended);
+    }
+  } else if (link.early == &early) {
+    link.into = nullptr;
+  }
+  if (link.early == &early) link.early = nullptr;
+  channel.early.pop_front();
+}
+
+void TcpLinks::accept_offer(Channel& channel, TcpEnd& end, const Header& offer) {
+  if (!sizes_agree(end, offer.num_bytes)) return;
+  channel.accepted[end.number] = &end;
+  queue(end.peer, {.header = {.kind = Kind::accept, .channel = end.channel, .number = end.number}});
+}
+
+bool TcpLinks::sizes_agree(TcpEnd& end, int64_t peer_bytes) {
+  if (end.num_bytes == peer_bytes) return true;
+  end.peer_bytes = peer_bytes;
+  finish(end, TcpEnd::State::mismatched);
+  return false;
+}
+
+void TcpLinks::finish(TcpEnd& end, TcpEnd::State state) {
+  end.state = state;
+  --num_open_;
+}
+
+void TcpLinks::withdraw(TcpEnd& end) {
+  const std::lock_guard lock(mutex_);
+  if (end.state != TcpEnd::State::waiting) return;
+  finish(end, TcpEnd::State::ended);
+  Link& link = links_[end.peer];
+  Channel& channel = link.channels[end.channel];
+  std::erase(channel.receives, &end);
+  channel.offered.erase(end.number);
+  channel.accepted.erase(end.number);
+  if (link.receiver == &end) {
+    link.receiver = nullptr;
+    link.into = nullptr;
+  }
+  for (OutFrame& frame : link.out) {  // what has begun to leave must come to its end: others follow
+    if (frame.end != &end) continue;
+    frame.own.assign(frame.payload, frame.payload + frame.payload_bytes);
+    frame.payload = frame.own.data();
+    frame.end = nullptr;
+  }
+}
+
+// --- frames out -----------------------------------------------------------------------------------------------------
+
+void TcpLinks::queue(int peer, OutFrame frame) {
+  Link& link = links_[peer];
+  if (!link.socket.is_open()) return;
+  link.out.push_back(std::move(frame));
+  if (link.out.size() == 1) send_some(link);
+}
+
+void TcpLinks::send_some(Link& link) {
+  constexpr int64_t kHeader = sizeof(Header);
+  while (!link.out.empty()) {
+    OutFrame& frame = link.out.front();
+    const int64_t of_header = std::min(frame.sent, kHeader), of_payload = frame.sent - of_header;
+    std::array<iovec, 2> parts{
+        iovec{reinterpret_cast<std::byte*>(&frame.header) + of_header, static_cast<size_t>(kHeader - of_header)},
+        iovec{const_cast<std::byte*>(frame.payload) + of_payload,  // only read
+              static_cast<size_t>(frame.payload_bytes - of_payload)}};
+    const msghdr message{.msg_iov = parts.data(), .msg_iovlen = parts.size()};
+    const ssize_t n = ::sendmsg(link.socket.descriptor(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return;
+    if (n < 0) return link.out.clear();  // what it said before it went is still to be read
+    frame.sent += n;
+    if (frame.sent < kHeader + frame.payload_bytes) continue;
+    if (frame.end != nullptr) finish(*frame.end, TcpEnd::State::ended);
+    link.out.pop_front();
+  }
+}
+
+// --- frames in ------------------------------------------------------------------------------------------------------
+
+void TcpLinks::receive_some(int peer) {
+  for (int i = 0; i < kReadsAtOnce; ++i)
+    if (!receive_once(peer)) return;
+}
+
+// Whether there may be more.
+bool TcpLinks::receive_once(int peer) {
+  constexpr int64_t kHeader = sizeof(Header);
+  Link& link = links_[peer];
+  std::array<std::byte, kSinkBytes> sink;
+  std::byte* to = reinterpret_cast<std::byte*>(&link.header) + link.got;
+  int64_t room = kHeader - link.got;
+  if (room <= 0) {
+    const int64_t of_payload = link.got - kHeader;
+    room = link.header.num_bytes - of_payload;
+    to = link.into != nullptr ? link.into + of_payload : sink.data();
+    if (link.into == nullptr) room = std::min(room, kSinkBytes);
+  }
+  const ssize_t n = ::recv(link.socket.descriptor(), to, room, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return errno == EINTR;
+  if (n <= 0) {
+    lose(link);
+    return false;
+  }
+  link.got += n;
+  if (link.got == kHeader) begin_payload(peer);
+  const bool has_payload =
+      link.header.kind == Kind::message || link.header.kind == Kind::body || link.header.kind == Kind::failure;
+  if (link.got >= kHeader + (has_payload ? link.header.num_bytes : 0)) end_payload(peer);
+  return true;
+}
+
+void TcpLinks::begin_payload(int peer) {
+  Link& link = links_[peer];
+  const Header& header = link.header;
+  link.into = nullptr;
+  link.receiver = nullptr;
+  link.early = nullptr;
+  if (header.kind == Kind::failure) {
+    link.text.resize(header.num_bytes);
+    link.into = link.text.data();
+    return;
+  }
+  if (header.kind != Kind::message && header.kind != Kind::body) return;
+  Channel& channel = link.channels[header.channel];
+  if (header.kind == Kind::message && channel.receives.empty()) {
+    link.early = &channel.early.emplace_back(Early{.header = header, .bytes = {}});
+    link.early->bytes.resize(header.num_bytes);
+    link.into = link.early->bytes.data();
+  } else if (header.kind == Kind::message) {
+    TcpEnd& end = *channel.receives.front();
+    channel.receives.pop_front();
+    if (sizes_agree(end, header.num_bytes)) link.receiver = &end;
+  } else if (const auto it = channel.accepted.find(header.number); it != channel.accepted.end()) {
+    link.receiver = it->second;
+    channel.accepted.erase(it);
+  }
+  if (link.receiver != nullptr) link.into = link.receiver->data;
+}
+
+void TcpLinks::end_payload(int peer) {
+  Link& link = links_[peer];
+  switch (link.header.kind) {
+    case Kind::message:
+    case Kind::body:
+      if (link.receiver != nullptr) finish(*link.receiver, TcpEnd::State::ended);
+      break;
+    case Kind::offer:
+      take_offer(peer);
+      break;
+    case Kind::accept:
+      take_accept(peer);
+      break;
+    case Kind::farewell:
+      link.peer.farewell = static_cast<uint64_t>(link.header.number);
+      break;
+    case Kind::failure:
+      link.peer.failure.assign(reinterpret_cast<const char*>(link.text.data()), link.text.size());
+      break;
+    case Kind::left:
+      link.peer.state = Peer::State::left;
+      break;
+  }
+  link.got = 0;
+  link.into = nullptr;
+  link.receiver = nullptr;
+  link.early = nullptr;
+}
+
+void TcpLinks::take_offer(int peer) {
+  Link& link = links_[peer];
+  Channel& channel = link.channels[link.header.channel];
+  if (channel.receives.empty()) {
+    channel.early.push_back({.header = link.header, .bytes = {}});
+    return;
+  }
+  TcpEnd& end = *channel.receives.front();
+  channel.receives.pop_front();
+  accept_offer(channel, end, link.header);
+}
+
+void TcpLinks::take_accept(int peer) {
+  Link& link = links_[peer];
+  Channel& channel = link.channels[link.header.channel];
+  const auto it = channel.offered.find(link.header.number);
+  if (it == channel.offered.end()) return;  // withdrawn
+  TcpEnd& end = *it->second;
+  channel.offered.erase(it);
+  queue(peer, {.header = {.kind = Kind::body, .channel = end.channel, .number = end.number, .num_bytes = end.num_bytes},
+               .payload = end.data,
+               .payload_bytes = end.num_bytes,
+               .end = &end});
+}
+
+void TcpLinks::lose(Link& link) {
+  if (link.peer.state == Peer::State::here) link.peer.state = Peer::State::lost;
+  link.out.clear();
+  link.socket.close();
+}
+
+// --- moving ---------------------------------------------------------------------------------------------------------
+
+void TcpLinks::pump(std::unique_lock<std::mutex>& lock, int timeout_ms, bool by_rank) {
+  std::vector<pollfd> polled;
+  for (const Link& link : links_) {
+    const short events = static_cast<short>(POLLIN | (link.out.empty() ? 0 : POLLOUT));
+    polled.push_back({.fd = link.socket.descriptor(), .events = events, .revents = 0});  // below 0: passed over
+  }
+  if (!by_rank) polled.push_back({.fd = waker_.descriptor(), .events = POLLIN, .revents = 0});
+  lock.unlock();
+  const int ready = ::poll(polled.data(), polled.size(), timeout_ms);
+  if (ready == 0 && timeout_ms == 0 && by_rank) std::this_thread::yield();
+  lock.lock();
+  if (!by_rank) {
+    uint64_t woken = 0;
+    (void)!::read(waker_.descriptor(), &woken, sizeof woken);
+  }
+  if (ready <= 0 || (!by_rank && rank_moves_)) return;
+  for (int r = 0; r < size(); ++r) {
+    if (polled[r].revents & POLLOUT) send_some(links_[r]);
+    if (links_[r].socket.is_open() && (polled[r].revents & ~POLLOUT)) receive_some(r);
+  }
+}
+
+bool TcpLinks::move_until(double seconds, const std::function<bool()>& done) {
+  struct Moving {
+    explicit Moving(TcpLinks& links) : self(links) { self.rank_moves_ = true; }
+    ~Moving() {
+      self.rank_moves_ = false;
+      self.rank_may_stay_away_ = Patience(self.stall_s_);
+      if (!self.nothing_on_its_way()) self.wake_mover();
+    }
+    TcpLinks& self;
+  };
+  std::unique_lock lock(mutex_);
+  const Moving moving(*this);
+  Patience patience(seconds);
+  for (int i = 0; !done(); ++i) {
+    if (patience.is_over()) return false;
+    pump(lock, i < kSpins ? 0 : patience.milliseconds_to_sleep(), /*by_rank=*/true);
+  }
+  return true;
+}
+
+void TcpLinks::wake_mover() {
+  if (mover_naps_) return;
+  if (mover_polls_) {
+    const uint64_t one = 1;
+    (void)!::write(waker_.descriptor(), &one, sizeof one);
+  } else {
+    parked_.notify_one();
+  }
+}
+
+void TcpLinks::run_mover() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    if (rank_moves_ || nothing_on_its_way()) {
+      mover_naps_ = std::chrono::steady_clock::now() - last_post_ < kOften;
+      parked_.wait_for(lock, mover_naps_ ? kNap : std::chrono::milliseconds(kLookMs));
+      mover_naps_ = false;
+      if (!rank_moves_ && !stop_) pump(lock, 0, /*by_rank=*/false);
+    } else {
+      mover_polls_ = true;
+      pump(lock, kLookMs, /*by_rank=*/false);
+      mover_polls_ = false;
+    }
+    look_for_stall(lock);
+  }
+}
+
+// --- ends -----------------------------------------------------------------------------------------------------------
+
+void TcpLinks::queue_for_all(const Header& header, const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  const auto bytes = std::as_bytes(std::span(text));
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank_) continue;
+    OutFrame frame{.header = header, .payload_bytes = std::ssize(text), .own = {bytes.begin(), bytes.end()}};
+    frame.payload = frame.own.data();
+    queue(r, std::move(frame));
+  }
+}
+
+void TcpLinks::say_farewell(uint64_t hash) {
+  queue_for_all({.kind = Kind::farewell, .number = static_cast<int64_t>(hash)}, "");
+}
+void TcpLinks::say_failure(const std::string& why) {
+  queue_for_all({.kind = Kind::failure, .num_bytes = std::ssize(why)}, why);
+}
+void TcpLinks::say_left() { queue_for_all({.kind = Kind::left}, ""); }
+
+bool TcpLinks::nothing_to_send() const {
+  return std::all_of(links_.begin(), links_.end(), [](const Link& link) { return link.out.empty(); });
+}
+
+void TcpLinks::watch(double stall_s, std::function<void(int failed_rank)> on_stall) {
+  const std::lock_guard lock(mutex_);
+  stall_s_ = stall_s;
+  on_stall_ = std::move(on_stall);
+  rank_may_stay_away_ = Patience(stall_s_);
+}
+
+void TcpLinks::look_for_stall(std::unique_lock<std::mutex>& lock) {
+  if (!on_stall_ || rank_moves_) return;
+  const auto failed = std::find_if(links_.begin(), links_.end(), [](const Link& link) {
+    return link.peer.state == Peer::State::lost || !link.peer.failure.empty();
+  });
+  if (failed == links_.end()) {
+    rank_may_stay_away_ = Patience(stall_s_);
+  } else if (rank_may_stay_away_.is_over()) {
+    const auto on_stall = std::exchange(on_stall_, nullptr);
+    lock.unlock();
+    on_stall(static_cast<int>(failed - links_.begin()));
+    lock.lock();
+  }
+}
+
+}  // namespace moebius

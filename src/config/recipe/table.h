@@ -1,0 +1,34 @@
+// The one list of recipe keys: it parses, checks ranges, prints, compares and suggests.
+#pragma once
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "config/recipe/value_rule.h"
+#include "config/run_spec.h"
+
+namespace moebius {
+
+enum class Resume { fixed, free };  // fixed: the key changes what is trained, so a resumed run must not change it
+
+struct RecipeKey {
+  std::string name;  // "section.key"
+  ValueRule rule;
+  // REQUIRES: rule.accepts(value). A model key goes into spec.model.source, which run_spec.cc then reads as a
+  // config.json.
+  std::function<void(RunSpec&, const nlohmann::json&)> read;
+  // What read would be given; null when there is nothing to say.
+  std::function<nlohmann::json(const RunSpec&)> write;
+  Resume resume = Resume::fixed;
+  bool required = false;  // the value of a recipe that has not the key is not accepted
+};
+
+// In the order of printing; the keys of a section stand together.
+const std::vector<RecipeKey>& recipe_table();
+
+// The section of "section.key", or all of a name without a dot.
+std::string section_of(const std::string& name);
+
+}  // namespace moebius

@@ -1,0 +1,220 @@
+#include "data/data_build.h"
+
+#include <filesystem>
+
+#include "core/error.h"
+#include "data/ordered_work.h"
+#include "data/text_input.h"
+#include "data/token_data.h"
+#include "io/files.h"
+#include "io/hash.h"
+#include "io/json_text.h"
+
+namespace moebius {
+namespace {
+
+// The documents of a block as ids, one after the other.
+struct Encoded {
+  struct Run {
+    size_t end = 0;  // in ids
+    bool are_targets = true, ends_document = false;
+  };
+  std::vector<int32_t> ids;
+  std::vector<Run> runs;
+  int64_t text_bytes = 0;
+  int64_t num_unparsed = 0;  // documents that spell out special tokens
+  std::string unparsed;      // one of those
+};
+
+void append_ids(const Document& document, const Tokenizer& tokenizer, Encoded* encoded) {
+  std::vector<int32_t> targets;
+  for (size_t i = 0; i < document.ids.size(); ++i) {
+    const int32_t id = document.ids[i];
+    MOEBIUS_CHECK(input, 0 <= id && id < tokenizer.vocab_size(),
+                  "{}: expected ids in [0, {}), the tokenizer's; got {} at {}; give it the tokenizer that made them",
+                  document.who, tokenizer.vocab_size(), id, i);
+    if (i > 0 && document.is_target[i] != document.is_target[i - 1])
+      encoded->runs.push_back({encoded->ids.size(), document.is_target[i - 1]});
+    encoded->ids.push_back(id);
+    if (document.is_target[i]) targets.push_back(id);
+  }
+  encoded->runs.push_back({encoded->ids.size(), document.ids.empty() || document.is_target.back(), true});
+  encoded->text_bytes += static_cast<int64_t>(tokenizer.decode(targets).size());
+}
+
+void append_text(const Document& document, const Tokenizer& tokenizer, bool append_eod, Encoded* encoded) {
+  std::vector<int32_t>& ids = encoded->ids;
+  const size_t begin = ids.size();
+  const bool has_prompt = document.kind == Document::Kind::completion;
+  if (has_prompt) tokenizer.encode(document.prompt, &ids, TextPart::beginning);
+  encoded->runs.push_back({ids.size(), /*are_targets=*/false});
+  tokenizer.encode(document.text, &ids, has_prompt ? TextPart::end : TextPart::whole);
+  if (append_eod && ids.size() > begin) ids.push_back(tokenizer.eod_id());
+  encoded->runs.push_back({ids.size(), /*are_targets=*/true, /*ends_document=*/true});
+  encoded->text_bytes += static_cast<int64_t>(document.text.size());
+}
+
+void note_special(const Document& document, const Tokenizer& tokenizer, Encoded* encoded) {
+  std::string_view token = tokenizer.unparsed_special(document.prompt);
+  if (token.empty()) token = tokenizer.unparsed_special(document.text);
+  if (token.empty()) return;
+  if (encoded->num_unparsed++ == 0) encoded->unparsed = token;
+}
+
+Encoded encode_block(const TextBlock& block, const Tokenizer& tokenizer, bool append_eod) {
+  Encoded encoded;
+  for (const Document& document : documents_of(block)) {
+    if (document.kind == Document::Kind::ids) {
+      append_ids(document, tokenizer, &encoded);
+    } else {
+      append_text(document, tokenizer, append_eod, &encoded);
+      note_special(document, tokenizer, &encoded);
+    }
+  }
+  return encoded;
+}
+
+void write_block(const Encoded& encoded, TokenDatasetWriter* writer, DatasetInfo* info) {
+  const std::span<const int32_t> ids = encoded.ids;
+  size_t begin = 0;
+  for (const Encoded::Run& run : encoded.runs) {
+    writer->add_tokens(ids.subspan(begin, run.end - begin), run.are_targets);
+    if (run.are_targets) info->target_tokens += static_cast<int64_t>(run.end - begin);
+    if (run.ends_document) writer->end_document();
+    begin = run.end;
+  }
+  info->text_bytes += encoded.text_bytes;
+}
+
+// The blocks of all inputs, file after file.
+class Blocks {
+ public:
+  explicit Blocks(const std::vector<std::string>& paths) : paths_(paths) {}
+  std::optional<TextBlock> next() {
+    TextBlock block;
+    for (;;) {
+      if (input_ && input_->next(&block)) return block;
+      if (next_path_ == paths_.size()) return std::nullopt;
+      input_.emplace(paths_[next_path_++]);
+    }
+  }
+
+ private:
+  const std::vector<std::string>& paths_;
+  size_t next_path_ = 0;
+  std::optional<TextInput> input_;
+};
+
+void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
+  const nlohmann::ordered_json json{{"tokenizer", info.tokenizer},         {"tokenizer_hash", info.tokenizer_hash},
+                                    {"vocab_size", info.vocab_size},       {"append_eod", info.append_eod},
+                                    {"documents", info.documents},         {"tokens", info.tokens},
+                                    {"target_tokens", info.target_tokens}, {"text_bytes", info.text_bytes}};
+  write_file_atomic(prefix + ".json", json.dump(2) + "\n");
+}
+
+// Over all blocks, in their order.
+struct Unparsed {
+  int64_t num_documents = 0;
+  std::string example;
+
+  void add(const Encoded& encoded) {
+    if (num_documents == 0) example = encoded.unparsed;
+    num_documents += encoded.num_unparsed;
+  }
+  std::string notice() const {
+    if (num_documents == 0) return "";
+    return fmt::format(
+        "{} {} special tokens such as \"{}\": as letters, which is not how generate and tokenize read them; "
+        "--parse-special makes them tokens",
+        num_documents, num_documents == 1 ? "document spells out" : "documents spell out", example);
+  }
+};
+
+void check_is_free(const std::string& prefix) {
+  for (const char* ending : {".bin", ".idx", ".json", ".targets"}) {
+    std::error_code unreadable;
+    MOEBIUS_CHECK(usage, !std::filesystem::exists(prefix + ending, unreadable),
+                  "data build {0}: expected no dataset of this name; got {0}{1}; choose another --out, or replace it "
+                  "with --force",
+                  prefix, ending);
+  }
+}
+
+}  // namespace
+
+DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
+  if (!build.replace) check_is_free(build.out_prefix);
+  DatasetInfo info{.tokenizer = tokenizer.name(),
+                   .tokenizer_hash = tokenizer_hash(tokenizer.name()),
+                   .vocab_size = tokenizer.vocab_size(),
+                   .append_eod = build.append_eod};
+  for (const std::string& path : build.inputs) TextInput{path};  // all can be opened, before anything is written
+  std::filesystem::create_directories(parent_dir(build.out_prefix));
+  TokenDatasetWriter writer(build.out_prefix, token_type_for_vocab(info.vocab_size));
+  Blocks blocks(build.inputs);
+  Unparsed unparsed;
+  ThreadPool pool(build.threads);
+  OrderedWork([&] { return blocks.next(); },
+              [&](TextBlock&& block) { return encode_block(block, tokenizer, build.append_eod); },
+              [&](Encoded&& encoded) {
+                write_block(encoded, &writer, &info);
+                unparsed.add(encoded);
+              })
+      .run(pool);
+  info.documents = writer.num_documents();
+  info.tokens = writer.num_tokens();
+  MOEBIUS_CHECK(input, info.tokens > 0, "data build {}: expected some text; got none in {} files; give it other files",
+                build.out_prefix, build.inputs.size());
+  MOEBIUS_CHECK(input, info.target_tokens > 0,
+                "data build {}: expected some completion; all are empty; without end-of-document ids there is nothing "
+                "to learn",
+                build.out_prefix);
+  // The .idx is what makes a dataset: gone first and back last, so that sidecar and tokens always belong together.
+  std::filesystem::remove(build.out_prefix + ".idx");
+  write_dataset_info(build.out_prefix, info);
+  writer.close();
+  info.notice = unparsed.notice();
+  return info;
+}
+
+std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
+  const std::string path = prefix + ".json";
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  const nlohmann::json json = read_json(path);
+  try {
+    return DatasetInfo{.tokenizer = json.at("tokenizer"),
+                       .tokenizer_hash = json.value("tokenizer_hash", ""),
+                       .vocab_size = json.at("vocab_size"),
+                       .append_eod = json.at("append_eod"),
+                       .documents = json.at("documents"),
+                       .tokens = json.at("tokens"),
+                       .target_tokens = json.value("target_tokens", json.at("tokens").get<int64_t>()),
+                       .text_bytes = json.at("text_bytes")};
+  } catch (const nlohmann::json::exception& error) {
+    MOEBIUS_FAIL(input, "{}: expected the fields of a dataset's sidecar; got {}; build the dataset again", path,
+                 error.what());
+  }
+}
+
+std::string tokenizer_hash(const std::string& name) {
+  if (name == "bytes") return name;
+  const std::string path = name + "/tokenizer.json";
+  std::error_code unreadable;
+  if (name.empty() || !std::filesystem::exists(path, unreadable)) return "";
+  const std::string text = read_json(path).dump();
+  return to_hex(hash_bytes(text.data(), static_cast<int64_t>(text.size())));
+}
+
+void check_tokenizer(const std::string& prefix, const std::string& name, const std::string& who) {
+  const auto info = read_dataset_info(prefix);
+  if (!info || info->tokenizer_hash.empty()) return;
+  const std::string hash = tokenizer_hash(name);
+  MOEBIUS_CHECK(
+      input, hash.empty() || hash == info->tokenizer_hash,
+      "{}: {}: expected the tokenizer that built the dataset, \"{}\" ({} ids, hash {}); got \"{}\" (hash {}); "
+      "name that one, or build the dataset again with this one",
+      who, prefix, info->tokenizer, info->vocab_size, info->tokenizer_hash, name, hash);
+}
+
+}  // namespace moebius

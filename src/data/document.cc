@@ -1,0 +1,164 @@
+#include "data/document.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/error.h"
+#include "io/json_text.h"
+#include "io/utf8.h"
+
+namespace moebius {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kNoTarget = -100;  // what PyTorch's cross_entropy ignores
+constexpr std::array<const char*, 4> kTargetKeys{"labels", "loss_mask", "assistant_masks", "completion_mask"};
+
+// Moves the string under the key out of the record; false when there is none.
+bool take_string(json& record, const char* key, std::string* text) {
+  const auto it = record.find(key);
+  if (it == record.end() || !it->is_string()) return false;
+  *text = std::move(it->get_ref<std::string&>());
+  return true;
+}
+
+int64_t integer_at(const json& list, size_t i, const char* key, const std::string& who) {
+  const json& value = list[i];
+  if (value.is_boolean()) return value.get<bool>();
+  MOEBIUS_CHECK(input, value.is_number_integer() && value >= INT32_MIN && value <= INT32_MAX,
+                "{}: expected whole numbers in \"{}\"; got {} at {}; correct or drop the line", who, key, value.dump(),
+                i);
+  return value.get<int64_t>();
+}
+
+const char* target_key(const json& record, const std::string& who) {
+  const char* found = nullptr;
+  for (const char* key : kTargetKeys) {
+    if (!record.contains(key)) continue;
+    MOEBIUS_CHECK(input, found == nullptr, "{}: expected one of \"{}\" and \"{}\"; got both; drop one of them", who,
+                  found, key);
+    found = key;
+  }
+  return found;
+}
+
+bool is_target(int64_t value, int32_t id, size_t i, const char* key, const std::string& who) {
+  if (key == kTargetKeys[0]) {
+    MOEBIUS_CHECK(input, value == id || value == kNoTarget,
+                  "{}: expected in \"labels\" the id of the same place in \"input_ids\", or {}; got {} for {} at {}; "
+                  "labels must not be shifted",
+                  who, kNoTarget, value, id, i);
+    return value == id;
+  }
+  MOEBIUS_CHECK(input, value == 0 || value == 1, "{}: expected 0 or 1 in \"{}\"; got {} at {}; correct the line", who,
+                key, value, i);
+  return value == 1;
+}
+
+// What stands where a tokenizer padded is not to be learned, nor to be seen.
+void refuse_padding(const json& record, size_t num_ids, const std::string& who) {
+  const auto mask = record.find("attention_mask");
+  if (mask == record.end()) return;
+  MOEBIUS_CHECK(input, mask->is_array() && mask->size() == num_ids,
+                "{}: expected \"attention_mask\" with as many numbers as \"input_ids\", {}; got {}; correct or drop it",
+                who, num_ids, mask->is_array() ? fmt::format("{}", mask->size()) : mask->type_name());
+  for (size_t i = 0; i < num_ids; ++i) {
+    const int64_t is_seen = integer_at(*mask, i, "attention_mask", who);
+    MOEBIUS_CHECK(
+        input, is_seen == 1,
+        "{}: expected ones in \"attention_mask\"; got {} at {}, padding, which documents do not have here; take "
+        "the padded ids out (padding=False)",
+        who, is_seen, i);
+  }
+}
+
+// Another mask may say what is not to be learned.
+void refuse_unknown_masks(const json& record, const std::string& who) {
+  for (const auto& [key, value] : record.items()) {
+    const bool is_known = std::find(kTargetKeys.begin(), kTargetKeys.end(), key) != kTargetKeys.end() ||
+                          key == "attention_mask" || key == "special_tokens_mask";
+    MOEBIUS_CHECK(input, is_known || !(key.ends_with("mask") || key.ends_with("masks")),
+                  "{}: expected beside \"input_ids\" at most \"attention_mask\", \"special_tokens_mask\" and one of "
+                  "\"{}\"; got \"{}\"; rename or drop it",
+                  who, fmt::join(kTargetKeys, "\", \""), key);
+  }
+}
+
+Document document_of_ids(const json& record, const std::string& who) {
+  Document document{.kind = Document::Kind::ids};
+  const json& ids = record["input_ids"];
+  const char* key = target_key(record, who);
+  MOEBIUS_CHECK(input, ids.is_array() && (!key || (record[key].is_array() && record[key].size() == ids.size())),
+                "{}: expected \"input_ids\" with a list of ids{}; got {} and {}; correct or drop the line", who,
+                key ? fmt::format(", and \"{}\" with as many", key) : "",
+                ids.is_array() ? fmt::format("{} ids", ids.size()) : ids.type_name(),
+                key ? fmt::format("{} of the other", record[key].size()) : "nothing else");
+  refuse_padding(record, ids.size(), who);
+  refuse_unknown_masks(record, who);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int64_t id = integer_at(ids, i, "input_ids", who);
+    document.ids.push_back(static_cast<int32_t>(id));
+    document.is_target.push_back(!key || is_target(integer_at(record[key], i, key, who), document.ids[i], i, key, who));
+  }
+  return document;
+}
+
+// "text", "a prompt and a completion" and "input_ids" exclude each other.
+void check_one_kind(bool has_text, bool has_prompt, bool has_ids, const std::string& who) {
+  MOEBIUS_CHECK(input, has_text + has_prompt + has_ids <= 1,
+                "{}: expected a \"text\", or a \"prompt\" and a \"completion\", or \"input_ids\"; got more than one; "
+                "correct or drop the line",
+                who);
+}
+
+// Ids may be what a template made of the messages; a text beside a chat may be anything.
+void refuse_chat_beside_text(const json& record, const std::string& who) {
+  MOEBIUS_CHECK(
+      input, !record.contains("messages"),
+      "{}: expected one document; got a text and \"messages\", a chat, of which either could be meant; drop the "
+      "one that is not",
+      who);
+}
+
+[[noreturn]] void refuse(const json& record, std::string_view line, const std::string& who) {
+  MOEBIUS_CHECK(
+      input, !record.is_object() || !record.contains("messages"),
+      "{}: expected \"text\", \"prompt\" and \"completion\", or \"input_ids\"; got \"messages\", a chat, which "
+      "only the model's chat template puts into words; let apply_chat_template of transformers write "
+      "\"input_ids\" and \"assistant_masks\", or give each answer as a \"completion\"",
+      who);
+  MOEBIUS_FAIL(input,
+               "{}: expected an object with a string \"text\", or with strings \"prompt\" and \"completion\"; got {}; "
+               "correct or drop the line",
+               who, line.substr(0, 60));
+}
+
+}  // namespace
+
+Document read_document(std::string_view line, const std::string& who) {
+  const int64_t bad = find_invalid_utf8(line);
+  MOEBIUS_CHECK(input, bad < 0, "{}:{}: expected UTF-8; got byte 0x{:02x}; correct or drop the line", who, bad + 1,
+                static_cast<uint8_t>(line[bad]));
+  json record = parse_json(line, who);
+  if (!record.is_object()) refuse(record, line, who);
+  Document document;
+  const bool has_ids = record.contains("input_ids");
+  const bool has_prompt = record.contains("prompt") || record.contains("completion");
+  check_one_kind(record.contains("text"), has_prompt, has_ids, who);
+  if (has_ids) document = document_of_ids(record, who);
+  if (has_prompt) document.kind = Document::Kind::completion;
+  const bool is_whole = has_ids || (has_prompt ? take_string(record, "prompt", &document.prompt) &&
+                                                     take_string(record, "completion", &document.text)
+                                               : take_string(record, "text", &document.text));
+  if (!is_whole) refuse(record, line, who);
+  if (!has_ids) refuse_chat_beside_text(record, who);
+  document.who = who;
+  return document;
+}
+
+}  // namespace moebius

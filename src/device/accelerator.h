@@ -1,0 +1,95 @@
+// One GPU as an engine uses it: a stream of its own, and what ops keep between calls on it. In a build without CUDA
+// there is none: count() is 0 and the constructor says why.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <typeindex>
+
+#include "core/trace.h"
+
+namespace moebius {
+
+struct AcceleratorInfo {
+  std::string name;  // "NVIDIA H200"
+  int capability_major = 0, capability_minor = 0;
+  int num_multiprocessors = 0;
+  int64_t memory_bytes = 0, free_bytes = 0;
+  std::string runtime, driver;  // CUDA versions, "13.0"
+};
+
+class Accelerator {
+ public:
+  // Error{usage} when there is no such GPU, or none that this build's kernels run on, saying what is missing.
+  explicit Accelerator(int index = 0);
+  ~Accelerator();
+  Accelerator(const Accelerator&) = delete;
+
+  static int count();                // GPUs of this machine that a driver answers for
+  static bool is_built_in();         // this program has the CUDA backend
+  static std::string why_missing();  // for messages: what keeps the first GPU from being used; empty when nothing does
+
+  static AcceleratorInfo describe(int index);  // REQUIRES index < count()
+  AcceleratorInfo info() const;
+  void* native_stream() const;  // cudaStream_t
+
+  // What an op keeps between calls on this GPU (handles, chosen algorithms): made at first use, alive as long as this.
+  template <class T>
+  T& state() {
+    std::shared_ptr<void>& slot = states_[typeid(T)];
+    if (!slot) slot = std::make_shared<T>();
+    return *static_cast<T*>(slot.get());
+  }
+
+  // OpScope's and PhaseScope's side.
+  void begin_op(const char* name, bool timed);
+  void end_op(const char* name, Trace* trace, Cost cost);
+  void end_phase(const std::string& name, Trace* trace);  // that begin_op began
+
+ private:
+  friend struct AcceleratorAccess;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+  std::map<std::type_index, std::shared_ptr<void>> states_;
+};
+
+// When the GPU has come to a point of its stream's work, by the GPU's own clock. Not part of a Recording.
+class Moment {
+ public:
+  void take(Accelerator& accelerator);                // after all that was launched so far; again: then it is the later
+  double seconds_since(const Moment& earlier) const;  // REQUIRES both taken, and that the GPU has come to both
+ private:
+  std::shared_ptr<void> event_;
+};
+
+// A stream's work recorded once and replayed as a whole: a CUDA graph. The work must neither wait nor allocate; its
+// arguments are those of the recording. Replaying gives the bits that running body gives.
+class Recording {
+ public:
+  Recording() = default;
+  Recording(Accelerator& accelerator, const std::function<void()>& body);  // records; nothing runs
+  bool empty() const { return !graph_; }
+  int64_t num_nodes() const { return num_nodes_; }
+  void replay(Accelerator& accelerator) const;
+
+ private:
+  std::shared_ptr<void> graph_;
+  int64_t num_nodes_ = 0;
+};
+
+// The device's side of device/device.h; without CUDA each of them throws.
+namespace cuda {
+void* allocate(int64_t num_bytes);  // zeroed
+void release(void* data) noexcept;
+void* allocate_pinned(int64_t num_bytes);  // zeroed
+void release_pinned(void* data) noexcept;
+void copy_to_device(Accelerator& a, void* to, const void* from, int64_t num_bytes);
+void copy_to_host(Accelerator& a, void* to, const void* from, int64_t num_bytes);
+void synchronize(Accelerator& a);
+double time_ms(Accelerator& a, const std::function<void()>& body);
+}  // namespace cuda
+
+}  // namespace moebius

@@ -1,0 +1,51 @@
+// The accelerator of a build without CUDA: there is none, and everything says so.
+#include "core/error.h"
+#include "device/accelerator.h"
+#include "device/gpus_found.h"
+
+namespace moebius {
+namespace {
+
+[[noreturn]] void missing() {
+  MOEBIUS_FAIL(usage, "run.device: {}; or set run.device = \"cpu\"", Accelerator::why_missing());
+}
+
+}  // namespace
+
+GpusFound gpus_found() { return {}; }
+
+struct Accelerator::Impl {};
+
+Accelerator::Accelerator(int) { missing(); }
+Accelerator::~Accelerator() = default;
+int Accelerator::count() { return 0; }
+bool Accelerator::is_built_in() { return false; }
+std::string Accelerator::why_missing() {
+  return "this build has no CUDA backend (./dev build --cuda on makes one where nvcc is installed)";
+}
+AcceleratorInfo Accelerator::describe(int) { missing(); }
+AcceleratorInfo Accelerator::info() const { return {}; }
+void* Accelerator::native_stream() const { return nullptr; }
+void Accelerator::begin_op(const char*, bool) {}
+void Accelerator::end_op(const char*, Trace*, Cost) {}
+void Accelerator::end_phase(const std::string&, Trace*) {}
+
+Recording::Recording(Accelerator&, const std::function<void()>&) { missing(); }
+void Recording::replay(Accelerator&) const { missing(); }
+void Moment::take(Accelerator&) { missing(); }
+double Moment::seconds_since(const Moment&) const { missing(); }
+
+namespace cuda {
+
+void* allocate(int64_t) { missing(); }
+void release(void*) noexcept {}
+void* allocate_pinned(int64_t) { missing(); }
+void release_pinned(void*) noexcept {}
+void copy_to_device(Accelerator&, void*, const void*, int64_t) { missing(); }
+void copy_to_host(Accelerator&, void*, const void*, int64_t) { missing(); }
+void synchronize(Accelerator&) { missing(); }
+double time_ms(Accelerator&, const std::function<void()>&) { missing(); }
+
+}  // namespace cuda
+
+}  // namespace moebius

@@ -1,0 +1,32 @@
+#include "device/slow_paths.h"
+
+#include <fmt/format.h>
+
+namespace moebius {
+
+std::string slow_paths_text(const SlowPaths& slow, DType compute) {
+  std::map<std::string, std::string> ops;  // by why
+  for (const auto& [op, why] : slow.why) ops[why] += (ops[why].empty() ? "" : ", ") + op;
+  std::string text;
+  const auto add = [&](const std::string& what) {
+    text += (text.empty() ? "slower kernels than this GPU has: " : "; ") + what;
+  };
+  if (compute == DType::f32) add("f32: no tensor cores (bf16 has them)");
+  for (const auto& [why, names] : ops) add(names + ": " + why);
+  return text;
+}
+
+std::vector<std::string> slow_paths_of_ranks(const std::vector<std::string>& said) {
+  std::map<std::string, std::vector<int>> ranks;  // by text
+  for (size_t r = 0; r < said.size(); ++r) ranks[said[r]].push_back(static_cast<int>(r));
+  std::vector<std::string> texts;
+  for (const auto& [text, who] : ranks) {
+    if (text.empty()) continue;
+    const bool is_alone = who.size() == said.size();
+    texts.push_back(is_alone ? text
+                             : fmt::format("rank{} {}: {}", who.size() > 1 ? "s" : "", fmt::join(who, ", "), text));
+  }
+  return texts;
+}
+
+}  // namespace moebius

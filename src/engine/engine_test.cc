@@ -1,0 +1,218 @@
+#include "engine/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "comm/transport/threads.h"
+#include "core/error.h"
+#include "device/accelerator.h"
+#include "io/testing.h"
+#include "ops/attention/cuda/attention.h"
+
+namespace moebius {
+namespace {
+
+using testing::HasSubstr;
+
+// Hundreds of terabytes: declared, measured and refused before any of it is asked for.
+EngineSpec huge_spec(DeviceKind device) {
+  return {.model = {.vocab_size = 1 << 20,
+                    .hidden_size = 1 << 14,
+                    .num_layers = 7,
+                    .num_heads = 1 << 12,
+                    .num_kv_heads = 8,
+                    .head_dim = 256,
+                    .max_position_embeddings = 33,
+                    .moe_layers = std::vector<bool>(7, true),
+                    .num_experts = 64,
+                    .top_k = 2,
+                    .moe_intermediate_size = 1 << 20},
+          .use = ModelUse::training,
+          .shape = {.batch = 3, .seq = 33, .max_segments = 3},
+          .optimizer = OptimizerSpec{.lr = 0.5},
+          .device = device};
+}
+
+void expect_refused(const EngineSpec& spec, const std::vector<std::string>& texts) {
+  try {
+    Engine engine(spec);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::usage);
+    for (const std::string& text : texts) EXPECT_THAT(e.what(), HasSubstr(text));
+  }
+}
+
+TEST(Engine, RefusesAPlanThatTheMachineCannotHold) {
+  const int64_t resident = current_rss_bytes();
+  expect_refused(
+      huge_spec(DeviceKind::cpu),
+      {"out of memory: ", " are available; weights, gradients and the optimizer alone take ",
+       "of any batch: use more ranks (parallel.ep, tp or pp), train.freeze, a smaller model", "memory plan\n"});
+  EXPECT_LT(current_rss_bytes() - resident, 64 << 20);
+}
+
+TEST(Engine, RefusesAPlanThatTheGpuCannotHold) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  expect_refused(huge_spec(DeviceKind::cuda),
+                 {"out of memory: ", " of the GPU are needed: ", "384.0 MiB are kept for kernels and recordings; ",
+                  " are available; weights, gradients and the optimizer alone take ", "memory plan\n"});
+}
+
+TEST(Engine, MemoryThatRunsOutLaterIsToldWithTheTable) {
+  Engine engine(
+      {.model = huge_spec(DeviceKind::cpu).model, .shape = {.batch = 1, .seq = 3}, .device = DeviceKind::null});
+  try {
+    engine.run([](Step&) { throw OutOfMemory("out of device memory in a call"); });
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::usage);
+    EXPECT_THAT(e.what(),
+                HasSubstr("out of device memory in a call; use a shorter train.seq_len (--seq-len), more ranks "
+                          "(parallel.ep, tp or pp), a smaller model, or a larger machine\nmemory plan\n"));
+  }
+  expect_error(ErrorKind::usage, "in a start; use a shorter train.seq_len",
+               [&] { engine.telling_the_plan([] { throw OutOfMemory("in a start"); }); });
+}
+
+TEST(DeviceMemory, IsComparedBeforeAnythingIsAllocated) {
+  MemoryPlan plan;
+  Tensor a, b, c;
+  plan.declare(a, "a", {1000}, DType::f32, Life::param);
+  plan.declare(b, "b", {(3 << 20) / 4}, DType::f32, Life::grad);
+  plan.declare(c, "c", {(1 << 20) / 4}, DType::f32, Life::optimizer);
+  const DeviceMemory memory = device_memory(plan, 5);  // bytes of stack
+  EXPECT_EQ(memory.plan_bytes, (2 + 4 + 2) << 20) << "pages of 2 MiB: one shared, two for b, one for c";
+  EXPECT_EQ(memory.code_bytes, 6 << 20);
+  EXPECT_EQ(device_memory(plan, 5, /*with_cudnn=*/true).code_bytes, 16 << 20);
+  EXPECT_EQ(memory.workspace_bytes, 130 << 20) << "128 MiB and an answer of 256 bytes";
+  const int64_t enough = memory.plan_bytes + memory.workspace_bytes + kDeviceReserveBytes;
+  check_device_memory(plan, 5, enough, {});
+  for (const int64_t free : {enough - 1, int64_t{5} << 20, int64_t{0}}) {
+    try {
+      check_device_memory(plan, 5, free, {});
+      FAIL() << "no error with " << free;
+    } catch (const Error& e) {
+      EXPECT_THAT(e.what(), HasSubstr("522.0 MiB of the GPU are needed: 8.0 MiB for the plan"));
+      EXPECT_THAT(e.what(), HasSubstr(bytes_text(free) + " are available; "));
+      EXPECT_THAT(e.what(), HasSubstr("memory plan\n"));
+    }
+  }
+}
+
+// One dense and one MoE layer.
+EngineSpec small_spec(int64_t size, int64_t vocab, DType compute) {
+  return {.model = {.vocab_size = vocab,
+                    .hidden_size = size,
+                    .num_layers = 2,
+                    .num_heads = 2,
+                    .num_kv_heads = 1,
+                    .head_dim = size,
+                    .intermediate_size = size / 2,
+                    .max_position_embeddings = 16,
+                    .moe_layers = {false, true},
+                    .num_experts = 8,
+                    .top_k = 2,
+                    .moe_intermediate_size = size / 2},
+          .precision = {.compute = compute},
+          .use = ModelUse::training,
+          .shape = {.batch = 1, .seq = 16},
+          .optimizer = OptimizerSpec{.lr = 0.5},
+          .device = DeviceKind::cuda};
+}
+
+TEST(Engine, SaysWhatAGpuRunsBySlowerKernels) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  const auto text = [](int64_t size, int64_t vocab, DType compute) {
+    Engine engine(small_spec(size, vocab, compute));
+    engine.forward_backward();
+    return engine.slow_paths_text();
+  };
+  EXPECT_EQ(text(64, 256, DType::bf16), "");
+  const std::string f32 = "slower kernels than this GPU has: f32: no tensor cores (bf16 has them)";
+  EXPECT_EQ(text(64, 257, DType::f32), f32);
+  const std::string of_vocab = text(64, 257, DType::bf16);
+  EXPECT_THAT(of_vocab, HasSubstr("lm_loss: its products and its rows of logits want a vocabulary"));
+  EXPECT_THAT(of_vocab, HasSubstr("of a multiple of 8; got 257"));
+  EXPECT_THAT(of_vocab, testing::Not(HasSubstr("rms_norm")));
+  const std::string odd = text(36, 256, DType::bf16);
+  for (const char* op : {"rms_norm_fwd", "rms_norm_bwd", "rope_fwd", "embedding_fwd", "router_logits_fwd", "gated_up",
+                         "d_gated_down", "expert_up", "attention_fwd"})
+    EXPECT_THAT(odd, HasSubstr(op));
+  EXPECT_THAT(odd, testing::Not(HasSubstr("lm_loss")));
+}
+
+// What is named would change what is held, and is not in use yet.
+TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
+  MemoryPlan plan;
+  Tensor w, kept;
+  plan.declare(w, "w", {1 << 20}, DType::f32, Life::param);
+  plan.declare(kept, "kept", {1 << 20}, DType::f32, Life::saved);
+  MemoryUse use{.model = {.num_layers = 2, .moe_layers = {true, true}, .num_experts = 4}, .training = true, .batch = 2};
+  constexpr int64_t kFits = 5 << 20, kTooLittle = 3 << 20;
+  EXPECT_EQ(
+      memory_advice(use, plan, kFits),
+      "use a smaller train.micro_batch (--batch), more of memory.recompute (not in it yet: norm, qkv, attention, "
+      "expert_up, layer), a shorter train.seq_len (--seq-len), more ranks (parallel.ep, tp or pp), train.freeze, a "
+      "smaller model, or a larger machine");
+  EXPECT_EQ(memory_advice(use, plan, kTooLittle),
+            "weights, gradients and the optimizer alone take 4.0 MiB, of any batch: use more ranks (parallel.ep, tp or "
+            "pp), train.freeze, a smaller model, or a larger machine");
+  use.batch = 1, use.freezes = true, use.recompute.norm = use.recompute.attention = use.recompute.expert_up = true;
+  EXPECT_THAT(memory_advice(use, plan, kFits),
+              testing::StartsWith("use more of memory.recompute (not in it yet: qkv, layer), a shorter train.seq_len"));
+  EXPECT_THAT(memory_advice(use, plan, kFits), HasSubstr(", a longer train.freeze, "));
+  use.recompute.layer = true;
+  EXPECT_THAT(memory_advice(use, plan, kFits), testing::StartsWith("use a shorter train.seq_len"));
+  use.model = {.num_layers = 2, .moe_layers = {false, false}}, use.training = false;
+  EXPECT_EQ(
+      memory_advice(use, plan, kTooLittle),
+      "weights alone take 4.0 MiB, of any batch: use more ranks (parallel.tp or pp), a smaller model, or a larger "
+      "machine");
+}
+
+// cuDNN's kernels are part of the prediction where attention is as cuDNN takes it, and where the build has cuDNN.
+TEST(DeviceMemory, KnowsWhoComputesAttention) {
+  if (!Accelerator::is_built_in()) GTEST_SKIP() << Accelerator::why_missing();
+  const auto code_bytes = [](int64_t head_dim, DType dtype) {
+    EngineSpec spec = {.model = huge_spec(DeviceKind::null).model,
+                       .precision = {.compute = dtype},
+                       .shape = {.batch = 1, .seq = 64, .documents = false},
+                       .device = DeviceKind::null,
+                       .target = DeviceKind::cuda};
+    spec.model.head_dim = head_dim;
+    spec.model.max_position_embeddings = 64;
+    return Engine(spec).device_memory().code_bytes;
+  };
+  const auto heads = [](int64_t n) { return Tensor{.shape = {64, n, 64}, .dtype = DType::bf16}; };
+  const bool has_cudnn = cuda::cudnn_takes(AttentionFwd{.q_THd = heads(8), .k_UGd = heads(8), .v_UGd = heads(8)});
+  EXPECT_EQ(code_bytes(64, DType::bf16), (has_cudnn ? 16 : 6) << 20);
+  EXPECT_EQ(code_bytes(64, DType::f32), 6 << 20);
+  EXPECT_EQ(code_bytes(32, DType::bf16), 6 << 20);
+}
+
+TEST(Engine, OnPaperHasEveryMicroBatchOfAGpu) {
+  EngineSpec spec = huge_spec(DeviceKind::null);
+  spec.target = Accelerator::is_built_in() ? DeviceKind::cuda : DeviceKind::cpu;
+  spec.num_micro_batches = 3;
+  Engine engine(spec);
+  Trace trace;
+  engine.set_trace(&trace);
+  std::vector<int64_t> filled;
+  engine.train_step(1, 0.1, [&](MicroBatch& batch, int64_t m) {
+    EXPECT_EQ(&batch, &engine.batch(m));
+    filled.push_back(m);
+  });
+  EXPECT_EQ(filled, (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(trace.totals().at("lm_loss").calls, 3);
+  EXPECT_EQ(trace.totals().at("adamw").calls > 0, true);
+}
+
+TEST(Engine, CountsAPlanOfAnySizeOnTheNullDevice) {
+  EXPECT_GT(Engine(huge_spec(DeviceKind::null)).plan().total_bytes(), int64_t{1} << 40);
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,226 @@
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "model/attention/context_ways.h"
+#include "ops/attention/attention_merge.h"
+#include "ops/elementwise/elementwise.h"
+
+namespace moebius {
+namespace {
+
+// Keys and values of the rows of one rank, or their gradients.
+struct Block {
+  Tensor k_TGd, v_TGd;
+};
+
+// Two messages, of a block.
+struct Passing {
+  Pending k, v;
+  void wait() {
+    k.wait();
+    v.wait();
+  }
+};
+
+// Blocks go from rank to rank + 1: after i passes a rank has the block of rank - i.
+class Ring {
+ public:
+  Ring(Group& cp, Step& step) : cp_(cp), step_(step) {}
+  int64_t owner(int pass) const { return (cp_.rank() - pass + cp_.size()) % cp_.size(); }
+  Passing send(const Block& block) const {
+    const int to = (cp_.rank() + 1) % cp_.size();
+    Pending k = cp_.send(step_.stream, block.k_TGd, to);
+    return {std::move(k), cp_.send(step_.stream, block.v_TGd, to)};
+  }
+  Passing recv(const Block& block) const {
+    const int from = static_cast<int>(owner(1));
+    Pending k = cp_.recv(step_.stream, block.k_TGd, from);
+    return {std::move(k), cp_.recv(step_.stream, block.v_TGd, from)};
+  }
+
+ private:
+  Group& cp_;
+  Step& step_;
+};
+
+Block take_like(Step& step, const Block& block, DType dtype) {
+  return {step.take(block.k_TGd.shape, dtype), step.take(block.v_TGd.shape, dtype)};
+}
+
+void fill_zero(Step& step, const Block& block) {
+  fill_zero(step.stream, block.k_TGd);
+  fill_zero(step.stream, block.v_TGd);
+}
+
+void add(Step& step, const Block& to, const Block& x) {
+  add(step.stream, to.k_TGd, x.k_TGd);
+  add(step.stream, to.v_TGd, x.v_TGd);
+}
+
+// sum += part, in f32.
+void add_part(Step& step, Tensor sum, Tensor part) {
+  StackScope scope(step.stack);
+  Tensor wide = part;
+  if (part.dtype != DType::f32) {
+    wide = step.take(part.shape, DType::f32);
+    copy(step.stream, wide, part);
+  }
+  add(step.stream, sum, wide);
+}
+
+// Pieces of queries here and of keys of a rank where some query sees some key.
+struct Pair {
+  int64_t b;
+  int q_half, kv_half;
+  int64_t q_piece, kv_piece;
+};
+
+template <class F>
+void for_each_pair(const Pieces& pieces, int64_t q_rank, int64_t kv_rank, F&& fn) {
+  for (int64_t b = 0; b < pieces.batch; ++b) {
+    for (const int q : {0, 1}) {
+      for (const int kv : {0, 1}) {
+        const Pair pair{b, q, kv, pieces.on_rank(q_rank, q), pieces.on_rank(kv_rank, kv)};
+        if (pair.kv_piece <= pair.q_piece) fn(pair);
+      }
+    }
+  }
+}
+
+// A pass over the keys of one rank: where these and the queries stand, and what the sequences are like.
+struct Place {
+  const ContextSpec& spec;
+  Pieces pieces;
+  int64_t q_rank, kv_rank;
+};
+
+// What both passes of attention say of a pair.
+template <class Op>
+void place(Op& op, const Step& step, const Place& in, const Pair& at) {
+  const int64_t length = in.pieces.length;
+  const Tensor starts_T = step.batch.attention_starts(2 * in.pieces.batch * length);
+  if (!starts_T.empty()) op.doc_start_T = in.pieces.here(starts_T, at.b, at.q_half);
+  op.window = in.spec.window;
+  op.scale = in.spec.scale;
+  op.is_part = true;
+  op.q_first = at.q_piece * length;
+  op.kv_first = at.kv_piece * length;
+}
+
+// o (f32) and lse of this rank's queries take in the keys of a block.
+void attend(Step& step, const Place& in, Tensor o_THd, Tensor lse_TH, Tensor q_THd, const Block& block) {
+  StackScope scope(step.stack);
+  const Pieces& pieces = in.pieces;
+  const Tensor part_PHd = step.take({pieces.length, o_THd.dim(1), o_THd.dim(2)}, q_THd.dtype),
+               part_PH = step.take({pieces.length, o_THd.dim(1)}, DType::f32);
+  for_each_pair(pieces, in.q_rank, in.kv_rank, [&](const Pair& at) {
+    AttentionFwd a{.o_THd = part_PHd,
+                   .lse_TH = part_PH,
+                   .q_THd = pieces.here(q_THd, at.b, at.q_half),
+                   .k_UGd = pieces.here(block.k_TGd, at.b, at.kv_half),
+                   .v_UGd = pieces.here(block.v_TGd, at.b, at.kv_half)};
+    place(a, step, in, at);
+    run_attention(step, a);
+    attention_merge(step.stream, {.o_THd = pieces.here(o_THd, at.b, at.q_half),
+                                  .lse_TH = pieces.here(lse_TH, at.b, at.q_half),
+                                  .part_THd = part_PHd,
+                                  .part_lse_TH = part_PH});
+  });
+}
+
+// What attention left and what came back, of this rank's queries.
+struct Attended {
+  Tensor q_THd, do_THd, o_THd, lse_TH;
+};
+
+// dq and dblock (f32) += the derivatives by these queries and the keys of a block.
+void attend_bwd(Step& step, const Place& in, Tensor dq_THd, const Block& dblock, const Attended& x,
+                const Block& block) {
+  StackScope scope(step.stack);
+  const Pieces& pieces = in.pieces;
+  const auto take_piece = [&](const Tensor& t) { return step.take(pieces.here(t, 0, 0).shape, t.dtype); };
+  const Tensor dq = take_piece(x.q_THd), dk = take_piece(block.k_TGd), dv = take_piece(block.v_TGd);
+  for_each_pair(pieces, in.q_rank, in.kv_rank, [&](const Pair& at) {
+    AttentionBwd a{.dq_THd = dq,
+                   .dk_TGd = dk,
+                   .dv_TGd = dv,
+                   .do_THd = pieces.here(x.do_THd, at.b, at.q_half),
+                   .o_THd = pieces.here(x.o_THd, at.b, at.q_half),
+                   .lse_TH = pieces.here(x.lse_TH, at.b, at.q_half),
+                   .q_THd = pieces.here(x.q_THd, at.b, at.q_half),
+                   .k_TGd = pieces.here(block.k_TGd, at.b, at.kv_half),
+                   .v_TGd = pieces.here(block.v_TGd, at.b, at.kv_half)};
+    place(a, step, in, at);
+    run_attention(step, a);
+    add_part(step, pieces.here(dq_THd, at.b, at.q_half), dq);
+    add_part(step, pieces.here(dblock.k_TGd, at.b, at.kv_half), dk);
+    add_part(step, pieces.here(dblock.v_TGd, at.b, at.kv_half), dv);
+  });
+}
+
+}  // namespace
+
+void RingContext::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const {
+  StackScope scope(step.stack);
+  const Ring ring(cp_, step);
+  const Pieces pieces = Pieces::of(cp_, step, o_THd.dim(0));
+  const Tensor sum_THd = step.take(o_THd.shape, DType::f32);
+  const float nothing = -std::numeric_limits<float>::infinity();
+  fill_zero(step.stream, sum_THd);
+  fill_normal(step.stream, {.x = lse_TH, .rng = Rng(0, RngSite::init), .mean = nothing, .std = 0.0f});
+  Block block{in.k_TGd, in.v_TGd};
+  const std::array<Block, 2> room{take_like(step, block, in.k_TGd.dtype), take_like(step, block, in.k_TGd.dtype)};
+  for (int pass = 0; pass < cp_.size(); ++pass) {
+    Passing arriving, leaving;
+    if (pass + 1 < cp_.size()) arriving = ring.recv(room[pass % 2]), leaving = ring.send(block);
+    attend(step, {spec_, pieces, cp_.rank(), ring.owner(pass)}, sum_THd, lse_TH, in.q_THd, block);
+    arriving.wait();
+    leaving.wait();
+    block = room[pass % 2];
+  }
+  add_sinks(step, sum_THd, lse_TH, in.sink_H);  // the whole of each query's keys, merged
+  copy(step.stream, o_THd, sum_THd);
+}
+
+// Keys and values go round as in forward. The gradients of a block follow it, a pass behind: they begin on the rank
+// after its owner, each rank adds its queries' share, and the last sends them to the owner, which adds its own.
+void RingContext::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
+                           const Qkv& in) const {
+  StackScope scope(step.stack);
+  const Ring ring(cp_, step);
+  const Pieces pieces = Pieces::of(cp_, step, o_THd.dim(0));
+  Block block{in.k_TGd, in.v_TGd};
+  const auto take = [&](DType dtype) { return take_like(step, block, dtype); };
+  const DType dtype = in.k_TGd.dtype;
+  const std::array<Block, 2> room{take(dtype), take(dtype)}, share{take(DType::f32), take(DType::f32)};
+  const Block own = take(DType::f32), arrived = take(DType::f32);
+  const Tensor dq_THd = step.take(grads.q_THd.shape, DType::f32);
+  fill_zero(step.stream, dq_THd);
+  Passing share_leaving;
+  for (int pass = 0; pass < cp_.size(); ++pass) {
+    Passing arriving, leaving, share_arriving;
+    if (pass >= 2) share_arriving = ring.recv(arrived);
+    if (pass + 1 < cp_.size()) arriving = ring.recv(room[pass % 2]), leaving = ring.send(block);
+    const Block& sum = pass == 0 ? own : share[pass % 2];
+    fill_zero(step, sum);
+    attend_bwd(step, {spec_, pieces, cp_.rank(), ring.owner(pass)}, dq_THd, sum, {in.q_THd, do_THd, o_THd, lse_TH},
+               block);
+    share_arriving.wait();
+    if (pass >= 2) add(step, sum, arrived);
+    share_leaving.wait();
+    if (pass >= 1) share_leaving = ring.send(sum);
+    arriving.wait();
+    leaving.wait();
+    block = room[pass % 2];
+  }
+  ring.recv(arrived).wait();
+  share_leaving.wait();
+  add(step, own, arrived);
+  copy(step.stream, grads.q_THd, dq_THd);
+  copy(step.stream, grads.k_TGd, own.k_TGd);
+  copy(step.stream, grads.v_TGd, own.v_TGd);
+  add_sinks_bwd(step, grads.sink_H, {.do_THd = do_THd, .o_THd = o_THd, .lse_TH = lse_TH}, in.sink_H);
+}
+
+}  // namespace moebius

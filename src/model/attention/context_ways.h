@@ -1,0 +1,82 @@
+// The ways of context.h, and what they share.
+#pragma once
+
+#include "model/attention/context.h"
+#include "ops/attention/attention.h"
+
+namespace moebius {
+
+// Runs an attention op with its scratch taken from the step stack for the duration of the call.
+void run_attention(Step& step, AttentionFwd a);
+void run_attention(Step& step, AttentionBwd a);
+
+// Sinks, where there are some, into what attention over all keys gave; and their gradients.
+void add_sinks(Step& step, Tensor o_THd, Tensor lse_TH, Tensor sink_H);
+void add_sinks_bwd(Step& step, Tensor dsink_H, const AttentionBwd& of, Tensor sink_H);
+
+// A piece of a sequence: of 2 cp equal ones rank r has r and 2 cp - 1 - r, in this order (model/attention/token_runs.h).
+struct Pieces {
+  int64_t cp, batch, length;  // length: rows of a piece
+  static Pieces of(const Group& cp, const Step& step, int64_t rows) {
+    return {cp.size(), step.batch.shape.batch, rows / step.batch.shape.batch / 2};
+  }
+  int64_t count() const { return 2 * cp; }
+  int64_t on_rank(int64_t cp_rank, int half) const { return half == 0 ? cp_rank : 2 * cp - 1 - cp_rank; }
+  // Rows of piece `half` of sequence b among the rows of a rank.
+  Tensor here(const Tensor& x_T, int64_t b, int half) const {
+    const int64_t first = (2 * b + half) * length;
+    return x_T.rows(first, first + length);
+  }
+  // Rows of pieces [0, n) of sequence b among all rows, sequence after sequence.
+  Tensor first(const Tensor& x_U, int64_t b, int64_t n) const {
+    const int64_t begin = b * count() * length;
+    return x_U.rows(begin, begin + n * length);
+  }
+};
+
+// All rows in the order of sequences, from the rows of rank 0, 1, ...; and back.
+void to_sequences(Step& step, const Pieces& pieces, Tensor sequences_U, Tensor ranks_U);
+void to_ranks(Step& step, const Pieces& pieces, Tensor ranks_U, Tensor sequences_U);
+
+class AllGatherContext final : public Context {
+ public:
+  AllGatherContext(const Mesh& mesh, const ContextSpec& spec) : cp_(mesh.group(Axis::cp)), spec_(spec) {}
+  void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
+  void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
+
+ private:
+  Tensor gather(Step& step, Tensor x_TGd) const;  // of all ranks, in the order of sequences; on the step stack
+  void sum(Step& step, Tensor dx_TGd, Tensor dx_UGd) const;
+
+  Group& cp_;
+  ContextSpec spec_;
+};
+
+class RingContext final : public Context {
+ public:
+  RingContext(const Mesh& mesh, const ContextSpec& spec) : cp_(mesh.group(Axis::cp)), spec_(spec) {}
+  void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
+  void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
+
+ private:
+  Group& cp_;
+  ContextSpec spec_;
+};
+
+class AllToAllContext final : public Context {
+ public:
+  AllToAllContext(const Mesh& mesh, const ContextSpec& spec);
+  void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
+  void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
+
+ private:
+  Tensor to_heads(Step& step, Tensor x_THd) const;             // all rows of this rank's heads, on the step stack
+  void to_rows(Step& step, Tensor x_THd, Tensor x_UHd) const;  // and back
+  Tensor starts_of_all(Step& step, int64_t rows) const;
+  Tensor sinks_here(Tensor sink_H) const;
+
+  Group& cp_;
+  ContextSpec spec_;
+};
+
+}  // namespace moebius

@@ -1,0 +1,84 @@
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), behind the same calls as Gqa.
+//   q = W_qb norm(W_qa x)  (W_q x without a query latent),  [c | k_rope] = W_kva x,  [k_nope | v] = W_kvb norm(c)
+//   per head: q = [q_nope | rot(q_rope)],  k = [k_nope | rot(k_rope)] with one k_rope for all heads
+// attention_bias is one of W_qa, W_kva and the output; the products of heads have none. The norms' eps is 1e-6 whatever
+// rms_norm_eps is.
+//
+// tp ranks have H / tp heads each. Every rank makes the latents of its own rows t of the residual stream, with weights
+// and norms that all have whole; what comes out of the heads' projections is of the rows T of all tp ranks, and so is
+// k_rope, which is gathered. Sequences over cp ranks: model/attention/context.h.
+#pragma once
+
+#include <optional>
+
+#include "model/attention/gqa.h"
+
+namespace moebius {
+
+class Mla {
+ public:
+  // One of the latent vectors: before its norm, by how much it was normed, and after.
+  struct Latent {
+    Tensor c_tR, rstd_t, normed_tR;
+  };
+  struct SavedLatent {
+    SavedTensor c_tR, rstd_t, normed_tR;
+    Latent rows(int64_t t) const;  // the first t
+  };
+  // q is kept rotated; k and v are put together again from kv and k_rope in the backward. x and y are the caller's.
+  // The gradients are left by backward_input for backward_weight, on the step stack.
+  struct Saved {
+    Tensor x_tD;
+    SavedLatent q, kv;
+    SavedTensor q_THd, kv_THw, k_rope_Tr, o_THv, lse_TH;
+    Tensor dy_tD, dy_TD, dq_THd, dkv_THw, dq_latent_tR, dkv_latent_tR, dk_rope_tr;
+  };
+  // Error{usage} when tp does not divide the heads, and of make_context.
+  Mla(ParamTable& params, const std::string& prefix, const ModelSpec& spec, DType dtype, const Mesh& mesh,
+      CpComm cp_comm, const Tensor& rope_table_Pr);
+  // tokens: rows of x.
+  void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
+
+  void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
+  void remake(Step& step, Tensor x_tD, Saved& saved) const;                         // as Gqa
+  void output(Step& step, Tensor y_tD, const Saved& saved) const;                   // the same
+  void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;  // adds the norms' gradients
+  void backward_weight(Step& step, const Saved& saved) const;
+
+  // Generation, as Gqa. What is cached of a token is its latent, normed, and its rotated k_rope: k_UGd is
+  // [max tokens, 1, kv_lora_rank], v_UGd [max tokens, 1, qk_rope_head_dim]. Keys and values of all tokens so far are
+  // made from them anew.
+  void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const;
+  static void declare_cache(MemoryPlan& plan, const std::string& prefix, const ModelSpec& spec, DType dtype,
+                            int64_t max_tokens, KvCache& cache);
+
+ private:
+  Tensor down_rows(const Tensor& kv_a, bool rope) const;  // of W_kva or its gradient: the latent's rows or k_rope's
+  void normalise(Step& step, const Param& norm, const Latent& latent) const;
+  Tensor normalise_bwd(Step& step, const Param& norm, Tensor dnormed_tR, const Latent& latent) const;
+  void rotate(Step& step, Tensor x_THw, bool transposed) const;
+  void project(Step& step, Tensor x_tD, Saved& saved) const;    // everything before k and v are put together
+  void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from that
+  void attend_bwd(Step& step, Saved& saved) const;              // dq, dkv and dk_rope, no longer rotated
+  void make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const;
+  void make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent& latent) const;
+  Qkv take_qkv(Step& step, Tensor q_THd) const;  // with room for k and v beside q
+  void put_kv_together(Step& step, const Qkv& out, Tensor kv_THw, Tensor k_rope_Tr) const;
+
+  int64_t tp_, H_, nope_, rope_, v_, q_rank_, kv_rank_;  // H: of this rank
+  float scale_;
+  bool interleaved_;
+  DType dtype_;
+  std::optional<Linear> q_a_;
+  const Param* q_a_norm_ = nullptr;
+  ColumnLinear q_b_;  // of the latent, or of x
+  const Param &kv_a_, &kv_a_norm_;
+  ColumnLinear kv_b_;
+  RowLinear o_;
+  std::optional<Bias> q_a_bias_, kv_a_bias_, o_bias_;
+  RowBlocks rows_;
+  std::unique_ptr<Context> context_;
+  const Tensor& rope_table_Pr_;
+};
+
+}  // namespace moebius

@@ -1,0 +1,50 @@
+#include "model/attention/token_runs.h"
+
+#include <algorithm>
+
+namespace moebius {
+namespace {
+
+// All rows of a context rank.
+std::vector<TokenRun> rows_of_context(const BatchShape& shape, int64_t cp, int64_t c) {
+  if (cp == 1) return {{.row = 0, .token = 0, .count = shape.tokens()}};
+  MOEBIUS_ASSERT(shape.seq % 2 == 0);
+  std::vector<TokenRun> runs;
+  const int64_t piece = shape.seq / 2;
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    const int64_t row = b * shape.seq, token = row * cp;
+    runs.push_back({.row = row, .token = token + c * piece, .count = piece});
+    runs.push_back({.row = row + piece, .token = token + (2 * cp - 1 - c) * piece, .count = piece});
+  }
+  return runs;
+}
+
+}  // namespace
+
+int64_t rows_between_projections(const BatchShape& shape, const MeshShape& mesh) {
+  MOEBIUS_CHECK(
+      usage, shape.tokens() % mesh.tp == 0,
+      "parallel.tp must divide the tokens of a micro-batch on a rank, {} sequences of {} tokens: {} % {} must "
+      "be 0; choose another train.micro_batch, train.seq_len or parallel.tp",
+      shape.batch, shape.seq, shape.tokens(), mesh.tp);
+  return shape.tokens() / mesh.tp;
+}
+
+std::vector<TokenRun> token_runs(const BatchShape& shape, const MeshShape& mesh, const RankPlace& place) {
+  const int64_t rows = rows_between_projections(shape, mesh), begin = place.tp * rows, end = begin + rows;
+  std::vector<TokenRun> runs;
+  for (const TokenRun& all : rows_of_context(shape, mesh.cp, place.cp)) {
+    const int64_t first = std::max(all.row, begin), last = std::min(all.row + all.count, end);
+    if (first < last) runs.push_back({first - begin, all.token + first - all.row, last - first});
+  }
+  return runs;
+}
+
+std::vector<int64_t> positions_of_context(int64_t seq_len, int64_t cp, int64_t c) {
+  std::vector<int64_t> positions;
+  for (const TokenRun& run : rows_of_context({.batch = 1, .seq = seq_len / cp}, cp, c))
+    for (int64_t i = 0; i < run.count; ++i) positions.push_back(run.token + i);
+  return positions;
+}
+
+}  // namespace moebius

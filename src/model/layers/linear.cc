@@ -1,0 +1,46 @@
+#include "model/layers/linear.h"
+
+#include "ops/gemm/gemm.h"
+
+namespace moebius {
+
+void Linear::forward(Step& step, Tensor y, Tensor x, bool accumulate) const {
+  gemm(step.stream, {.c_MN = y, .a = x, .b = w_.w, .trans_b = true, .accumulate = accumulate});
+}
+
+void Linear::backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate) const {
+  gemm(step.stream, {.c_MN = dx, .a = dy, .b = w_.w, .accumulate = accumulate});
+}
+
+void Linear::backward_weight(Step& step, Tensor dy, Tensor x) const {
+  if (!w_.has_grad) return;
+  gemm(step.stream, {.c_MN = w_.dw, .a = dy, .b = x, .trans_a = true, .accumulate = true});
+}
+
+void ColumnLinear::forward(Step& step, Tensor y_TC, Tensor x_tD) const {
+  StackScope scope(step.stack);
+  linear_.forward(step, y_TC, rows_.gather(step, x_tD));
+}
+
+void ColumnLinear::backward_input(Step& step, Tensor dx_tD, Tensor dy_TC, bool accumulate) const {
+  if (rows_.num_ranks() == 1) return linear_.backward_input(step, dx_tD, dy_TC, accumulate);
+  StackScope scope(step.stack);
+  const Tensor dx_TD = step.take({dy_TC.dim(0), dx_tD.dim(1)}, dx_tD.dtype);
+  linear_.backward_input(step, dx_TD, dy_TC);
+  rows_.sum(step, dx_tD, dx_TD, accumulate);
+}
+
+void ColumnLinear::backward_weight(Step& step, Tensor dy_TC, Tensor x_tD) const {
+  StackScope scope(step.stack);
+  linear_.backward_weight(step, dy_TC, rows_.gather(step, x_tD));
+}
+
+void RowLinear::forward(Step& step, Tensor y_tD, Tensor x_TC) const {
+  if (rows_.num_ranks() == 1) return linear_.forward(step, y_tD, x_TC);
+  StackScope scope(step.stack);
+  const Tensor y_TD = step.take({x_TC.dim(0), y_tD.dim(1)}, y_tD.dtype);
+  linear_.forward(step, y_TD, x_TC);
+  rows_.sum(step, y_tD, y_TD);
+}
+
+}  // namespace moebius

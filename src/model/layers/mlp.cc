@@ -1,0 +1,105 @@
+#include "model/layers/mlp.h"
+
+#include "ops/activation/activation.h"
+#include "ops/gated_mlp/gated_mlp.h"
+
+namespace moebius {
+namespace {
+
+ParamSpec gate_up_spec(const std::string& prefix, int64_t width, int64_t hidden, DType dtype, const Mesh& mesh,
+                       float init_std) {
+  const Shape whole{hidden, width};
+  const Shard rows = shard_of(whole, 0, mesh.place().tp, mesh.shape().tp);
+  const int64_t F = hidden / mesh.shape().tp;
+  return {
+      .name = prefix + ".gate_up_proj.weight",
+      .shape = {2 * F, width},
+      .dtype = dtype,
+      .parts = {{prefix + ".gate_proj.weight", whole, 0, rows}, {prefix + ".up_proj.weight", whole, F * width, rows}},
+      .init_std = init_std};
+}
+
+ParamSpec down_spec(const std::string& prefix, int64_t width, int64_t hidden, DType dtype, const Mesh& mesh,
+                    float init_std) {
+  const Shape whole{width, hidden};
+  const std::string name = prefix + ".down_proj.weight";
+  return {.name = name,
+          .shape = {width, hidden / mesh.shape().tp},
+          .dtype = dtype,
+          .parts = {{name, whole, 0, shard_of(whole, 1, mesh.place().tp, mesh.shape().tp)}},
+          .init_std = init_std};
+}
+
+}  // namespace
+
+Mlp::Mlp(ParamTable& params, const std::string& prefix, int64_t width, int64_t hidden, DType dtype, const Mesh& mesh,
+         float init_std, bool fusion)
+    : tp_(mesh.shape().tp),
+      F_(div_exact(hidden, tp_, "mlp: hidden width over parallel.tp")),
+      dtype_(dtype),
+      fusion_(fusion),
+      gate_up_(params, gate_up_spec(prefix, width, hidden, dtype, mesh, init_std), mesh),
+      down_(params, down_spec(prefix, width, hidden, dtype, mesh, init_std), mesh) {}
+
+void Mlp::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved,
+                        bool RecomputeSpec::*what) const {
+  saved.h_T2F.declare(plan, prefix + ".h", {tokens * tp_, 2 * F_}, dtype_, what);
+}
+
+void Mlp::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
+  saved.x_tD = x_tD;
+  StackScope scope(step.stack);
+  saved.h_T2F.open(step.stack);
+  const Tensor a_TF = step.take({x_tD.dim(0) * tp_, F_}, dtype_);
+  up(step, a_TF, x_tD, saved);
+  down_.forward(step, y_tD, a_TF);
+}
+
+void Mlp::up(Step& step, Tensor a_TF, Tensor x_tD, const Saved& saved) const {
+  StackScope scope(step.stack);
+  gated_up(step.stream, {.h_T2F = saved.h_T2F.rows(0, a_TF.dim(0)),
+                         .a_TF = a_TF,
+                         .x_TD = gate_up_.gather(step, x_tD),
+                         .w_2FD = gate_up_.param().w,
+                         .fused = fusion_});
+}
+
+void Mlp::output(Step& step, Tensor y_tD, const Saved& saved) const {
+  const int64_t T = y_tD.dim(0) * tp_;
+  StackScope scope(step.stack);
+  const Tensor a_TF = step.take({T, F_}, dtype_);
+  swiglu_fwd(step.stream, {.a_TF = a_TF, .h_T2F = saved.h_T2F.rows(0, T)});
+  down_.forward(step, y_tD, a_TF);
+}
+
+void Mlp::remake(Step& step, Tensor x_tD, Saved& saved) const {
+  saved.x_tD = x_tD;
+  saved.h_T2F.remake(step.stack, [&] {
+    StackScope scope(step.stack);
+    up(step, step.take({x_tD.dim(0) * tp_, F_}, dtype_), x_tD, saved);
+  });
+}
+
+void Mlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, bool accumulate_dx) const {
+  const int64_t T = dy_tD.dim(0) * tp_;
+  saved.dy_TD = down_.gather(step, dy_tD);
+  saved.dh_T2F = step.take({T, 2 * F_}, dtype_);
+  saved.a_TF = step.take({T, F_}, dtype_);
+  StackScope scope(step.stack);
+  const Tensor da_TF = step.take({T, F_}, dtype_);
+  d_gated_down(step.stream, {.dh_T2F = saved.dh_T2F,
+                             .a_TF = saved.a_TF,
+                             .da_TF = da_TF,
+                             .dy_TD = saved.dy_TD,
+                             .w_DF = down_.param().w,
+                             .h_T2F = saved.h_T2F.rows(0, T),
+                             .fused = fusion_});
+  gate_up_.backward_input(step, dx_tD, saved.dh_T2F, accumulate_dx);
+}
+
+void Mlp::backward_weight(Step& step, const Saved& saved) const {
+  down_.backward_weight(step, saved.dy_TD, saved.a_TF);
+  gate_up_.backward_weight(step, saved.dh_T2F, saved.x_tD);
+}
+
+}  // namespace moebius

@@ -1,0 +1,57 @@
+// A module of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2). At depth k = 1, 2, ... the row of
+// token i predicts token i + k + 1:
+//
+//   h'_i   = W_eh [norm_e(Emb(t_{i+k})); norm_h(h_i^{k-1})]
+//   h_i^k  = norm(layer(h'_i))       layer: one like the model's last, with the row's own position
+//   loss_k = mean over the rows with such a token of  -log softmax(W_head h_i^k)[t_{i+k+1}]
+//
+// h^0 is the output of the model's final norm. Embedding and head are the model's. What goes on to depth k + 1 has been
+// normed, as transformers and Megatron do it; released models have one depth, where there is no difference.
+//
+// Rows whose token t_{i+k} is in another document or behind the sequence predict nothing, and no row that does sees
+// them: they are the last of their document. Their experts' load counts like any row's.
+//
+// Parameters: those of layer L + k - 1 of a model of L layers, and beside them enorm, hnorm, eh_proj (whole on each
+// rank) and shared_head.norm.
+#pragma once
+
+#include "model/block.h"
+#include "model/layers/linear.h"
+#include "model/layers/vocab.h"
+#include "model/stage_context.h"
+
+namespace moebius {
+
+class Mtp {
+ public:
+  struct Saved {
+    Norm::Saved enorm, hnorm;
+    SavedTensor eh_TD2;  // their outputs side by side
+    Block::Saved block;
+    Norm::Saved norm;
+    Tensor dh_TD;  // derivative by h^k: of the loss of this depth, and in backward of the depths behind it
+  };
+  Mtp(const StageContext& context, int64_t depth);
+  void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
+
+  // h = h^k, before = h^{k-1}: this rank's rows of the micro-batch, all of them.
+  void forward(Step& step, const Embedding& embedding, Tensor h_TD, Tensor before_TD, Saved& saved) const;
+  // From saved.dh; dbefore += derivative by h^{k-1}. Adds the embedding's gradient too.
+  void backward(Step& step, const Embedding& embedding, Tensor dbefore_TD, Saved& saved) const;
+
+  const Block& block() const { return block_; }
+  int64_t layer() const { return layer_; }  // L + k - 1
+
+ private:
+  Tensor token(const Step& step) const { return step.batch.targets(depth_ - 1).target_T; }
+  void join(Step& step, Tensor eh_TD2, Tensor e_TD, Tensor h_TD) const;
+
+  int64_t depth_, layer_, D_, rows_;
+  DType dtype_;
+  Norm enorm_, hnorm_;
+  Linear eh_proj_;
+  Block block_;
+  Norm norm_;
+};
+
+}  // namespace moebius

@@ -1,0 +1,35 @@
+// The tokens and routes of all ranks of etp x ep are gathered; each rank computes the rows of its experts, sums them
+// into a partial result for every token, and the results are reduce-scattered. Shapes depend on nothing that tokens
+// choose, and nothing is read back.
+//
+// With T tokens a rank and W ranks, a rank sends each time
+//   announce  (W - 1) T K * 12 bytes      dispatch, combine_bwd  (W - 1) T D elements
+//   combine   (W - 1) T D elements        dispatch_bwd           (W - 1) T (D elements + 4 K bytes)
+// A token's sum is taken over k on each rank, then over the ranks in their order: in bf16 a partial result is rounded.
+#pragma once
+
+#include "model/moe/dispatcher.h"
+
+namespace moebius {
+
+class AllGatherDispatcher final : public Dispatcher {
+ public:
+  explicit AllGatherDispatcher(const DispatcherSpec& spec);
+  int64_t max_rows(int64_t T) const override;
+  void declare_saved(MemoryPlan& plan, const std::string& prefix, Delivery& delivery) const override;
+  void announce(Step& step, const Route& route, Delivery& delivery) const override;
+  Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
+  void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;
+  Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const override;
+  void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
+                    Delivery& delivery) const override;
+
+ private:
+  Tensor gathered(Step& step, Tensor x) const;
+
+  DispatcherSpec spec_;
+  Group& ranks_;
+  int64_t W_, e_, first_expert_;
+};
+
+}  // namespace moebius

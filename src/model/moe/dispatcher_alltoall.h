@@ -1,0 +1,50 @@
+// A row travels to the ranks of its expert alone: rows are sorted by expert, exchanged over etp x ep, and come back the
+// same way, so that a token's sum is the one that it is on one rank, over k in order. With etp each row goes to all ETP
+// ranks of its expert, which return partial results; these are added in the order of their ranks.
+//
+// Buffers have room for the worst case, every token of every rank at the experts here, unless rows_factor bounds them:
+// factor T K ETP rows. Where a layer's tokens then choose more for any rank, all ranks throw Error{usage}: each has the
+// counts of all.
+//
+// The sizes of an exchange depend on what tokens chose. The ranks tell each other their counts, which are copied to the
+// host behind the gather of the rows of the first dispatch; the host waits there, once for each layer and micro-batch,
+// and nowhere else. So it cannot be part of a recorded step.
+//
+// With T tokens a rank, W ranks and no drops, a rank sends in expectation of even experts each time
+//   announce  (W - 1) E 4 bytes                dispatch, combine   T K ETP (W - 1)/W rows of D elements
+//   combine_bwd, dispatch_bwd  the same, and 4 bytes a row
+#pragma once
+
+#include <algorithm>
+
+#include "model/moe/dispatcher.h"
+
+namespace moebius {
+
+class AllToAllDispatcher final : public Dispatcher {
+ public:
+  explicit AllToAllDispatcher(const DispatcherSpec& spec);
+  int64_t max_rows(int64_t T) const override;
+  void declare_saved(MemoryPlan& plan, const std::string& prefix, Delivery& delivery) const override;
+  void announce(Step& step, const Route& route, Delivery& delivery) const override;
+  Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
+  void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;
+  Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const override;
+  void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
+                    Delivery& delivery) const override;
+
+ private:
+  int64_t worst_rows(int64_t T) const { return W_ * T * std::min(spec_.top_k, e_); }
+  void wait_for_counts(Stream& s, int64_t T, Delivery& delivery) const;
+  void check_rows(int64_t T, const int32_t* counts_WE) const;
+  Tensor returned(Step& step, Tensor rows_RD, int64_t T, Delivery& delivery) const;
+  // Rows of the route, sorted by expert, to the ranks of their experts; and what these return, summed over etp.
+  void send(Step& step, Tensor arrived, Tensor sorted, Delivery& delivery) const;
+  void send_back(Step& step, Tensor sorted, Tensor arrived, Delivery& delivery) const;
+
+  DispatcherSpec spec_;
+  Group& ranks_;
+  int64_t W_, E_, e_, ep_, etp_, first_expert_;
+};
+
+}  // namespace moebius

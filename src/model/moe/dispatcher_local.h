@@ -1,0 +1,24 @@
+// Every expert lives here: nothing is moved, rows are read through the index.
+#pragma once
+
+#include "model/moe/dispatcher.h"
+
+namespace moebius {
+
+class LocalDispatcher final : public Dispatcher {
+ public:
+  explicit LocalDispatcher(const DispatcherSpec& spec) : K_(spec.top_k) {}
+  int64_t max_rows(int64_t T) const override { return T * K_; }
+  void declare_saved(MemoryPlan&, const std::string&, Delivery&) const override {}
+  void announce(Step&, const Route& route, Delivery& delivery) const override { delivery.route = route; }
+  Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
+  void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;
+  Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const override;
+  void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
+                    Delivery& delivery) const override;
+
+ private:
+  int64_t K_;
+};
+
+}  // namespace moebius

@@ -1,0 +1,118 @@
+#include <cmath>
+
+#include "io/testing.h"
+#include "model/moe/moe_testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::MoeCase;
+using testing::MoeRank;
+using testing::Outcome;
+
+// Distance of what a rank has from what one rank computes, relative to the largest element.
+double distance(const std::vector<double>& got, const std::vector<double>& want) {
+  double largest = 1e-30, worst = 0;
+  for (const double x : want) largest = std::max(largest, std::abs(x));
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (got[i] != MoeRank::kAbsent) worst = std::max(worst, std::abs(got[i] - want[i]));
+  }
+  return worst / largest;
+}
+
+void expect_same(const MoeCase& c, double tolerance) {
+  const Outcome want = testing::on_one_rank(c);
+  std::map<std::string, std::vector<bool>> seen;
+  testing::on_ranks(c, [&](const Outcome& got) {
+    for (const auto& [name, values] : got) {
+      ASSERT_TRUE(want.contains(name)) << name;
+      ASSERT_EQ(values.size(), want.at(name).size()) << name;
+      EXPECT_LE(distance(values, want.at(name)), tolerance) << name;
+      std::vector<bool>& here = seen[name];
+      here.resize(values.size());
+      for (size_t i = 0; i < values.size(); ++i)
+        if (values[i] != MoeRank::kAbsent) here[i] = true;
+    }
+  });
+  for (const auto& [name, values] : want) EXPECT_EQ(seen[name], std::vector<bool>(values.size(), true)) << name;
+}
+
+struct Layout {
+  const char* name;
+  MeshShape mesh;
+};
+const std::vector<Layout> kLayouts = {
+    {"ep1_dp2", {.dp = 2, .edp = 2}},
+    {"ep2", {.dp = 2, .ep = 2}},
+    {"ep4", {.dp = 4, .ep = 4}},
+    {"etp2", {.dp = 2, .etp = 2}},
+    {"etp2ep2", {.dp = 4, .etp = 2, .ep = 2}},
+    {"ep2_edp2", {.dp = 4, .ep = 2, .edp = 2}},
+    {"tp2_ep2", {.tp = 2, .ep = 2}},
+    {"tp2_etp2", {.tp = 2, .etp = 2}},
+    {"cp2_ep2", {.cp = 2, .ep = 2}},
+    {"tp2cp2dp2_ep4", {.tp = 2, .cp = 2, .dp = 2, .ep = 4, .edp = 2}},
+    {"tp2cp2dp2_ep8", {.tp = 2, .cp = 2, .dp = 2, .ep = 8}},
+    {"tp2dp2_etp2ep2", {.tp = 2, .dp = 2, .etp = 2, .ep = 2}},
+};
+
+class MoeRanks : public ::testing::TestWithParam<std::tuple<size_t, std::string>> {
+ protected:
+  MoeCase c() const {
+    const auto& [layout, dispatcher] = GetParam();
+    return {.mesh = kLayouts[layout].mesh, .dispatcher = dispatcher};
+  }
+};
+
+TEST_P(MoeRanks, EqualOneRank) { expect_same(c(), 2e-6); }
+
+std::string name_of_case(const ::testing::TestParamInfo<MoeRanks::ParamType>& info) {
+  return std::string(kLayouts[std::get<0>(info.param)].name) + "_" + std::get<1>(info.param);
+}
+INSTANTIATE_TEST_SUITE_P(Layouts, MoeRanks,
+                         ::testing::Combine(::testing::Range<size_t>(0, kLayouts.size()),
+                                            ::testing::Values("allgather", "alltoall")),
+                         name_of_case);
+
+// What a router looks at beyond its own tokens: every balance, on layouts that lay a micro-batch over several ranks.
+struct Balance {
+  const char* name;
+  BalanceSpec spec;
+};
+const std::vector<Balance> kBalances = {
+    {"aux", {.aux = true, .aux_coeff = 0.1, .z_coeff = 0.01}},
+    {"seq_aux", {.seq_aux = true, .aux_coeff = 0.1}},
+    {"global_aux", {.global_aux = true, .aux_coeff = 0.1}},
+    {"all_aux", {.aux = true, .seq_aux = true, .global_aux = true, .aux_coeff = 0.1, .z_coeff = 0.01}},
+    {"bias", {.bias = true, .bias_rate = 0.05}},
+    {"capacity_probs", {.aux = true, .aux_coeff = 0.1, .capacity_factor = 0.8}},
+    {"capacity_position", {.capacity_factor = 0.6, .drop_policy = DropPolicy::position}},
+    {"sinkhorn", {.sinkhorn = true}},
+    {"sinkhorn_capacity", {.sinkhorn = true, .capacity_factor = 1.0}},
+    {"forced", {.force_balance = true}},
+    {"jitter", {.jitter = 0.2}},
+};
+const std::vector<Layout> kBatchLayouts = {
+    {"tp2", {.tp = 2, .ep = 2}},
+    {"cp2", {.cp = 2, .ep = 2}},
+    {"tp2cp2", {.tp = 2, .cp = 2, .ep = 4}},
+    {"tp2dp2", {.tp = 2, .dp = 2, .etp = 2, .ep = 2}},
+};
+
+class MoeBalances : public ::testing::TestWithParam<std::tuple<size_t, size_t>> {};
+
+TEST_P(MoeBalances, AreThoseOfOneRank) {
+  const auto& [layout, balance] = GetParam();
+  expect_same({.mesh = kBatchLayouts[layout].mesh, .balance = kBalances[balance].spec}, 2e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, MoeBalances,
+                         ::testing::Combine(::testing::Range<size_t>(0, kBatchLayouts.size()),
+                                            ::testing::Range<size_t>(0, kBalances.size())),
+                         [](const auto& info) {
+                           return fmt::format("{}_{}", kBatchLayouts[std::get<0>(info.param)].name,
+                                              kBalances[std::get<1>(info.param)].name);
+                         });
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,239 @@
+// A Moe on the ranks of a mesh, over threads, beside the same layer on one rank. What a token or a parameter is depends
+// on its global name alone, so every rank can make what it needs.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "comm/transport/threads.h"
+#include "core/rng.h"
+#include "model/attention/token_runs.h"
+#include "model/moe/moe.h"
+
+namespace moebius::testing {
+
+struct MoeCase {
+  MeshShape mesh;
+  std::string dispatcher = "auto";
+  BalanceSpec balance;
+  DType dtype = DType::f32;
+  int64_t batch = 2, seq = 8;  // of a micro-batch on one rank of cp = 1
+  bool shared = false;
+  // Draws of the gate are times this: the larger, the more unequal the experts.
+  double gate_std = 0.5;
+};
+
+inline ModelSpec moe_model(const MoeCase& c) {
+  ModelSpec m;
+  m.hidden_size = 12;
+  m.moe_intermediate_size = 20;
+  m.num_experts = 8;
+  m.top_k = 3;
+  m.norm_topk_prob = true;
+  m.expert_bias = c.balance.bias;
+  if (c.shared) m.shared_intermediate_size = 8, m.shared_expert_gate = true;
+  return m;
+}
+
+inline double draw(const std::string& name, int64_t i) {
+  return Rng(5, RngSite::bench, 0, key_of(name.c_str())).normal(static_cast<uint64_t>(i));
+}
+
+// Elements of the global tensor `name` that a part holds: fn(element here, element of the global tensor).
+template <class F>
+void for_each_element(const ParamPart& part, F&& fn) {
+  const Shape local = part.local_shape();
+  const int64_t columns = part.shape.rank() == 1 ? 1 : local[1],
+                all_columns = part.shape.rank() == 1 ? 1 : part.shape[1];
+  const int64_t row0 = part.shard.dim == 0 ? part.shard.begin : 0, column0 = part.shard.dim == 1 ? part.shard.begin : 0;
+  for (int64_t i = 0; i < local.numel(); ++i)
+    fn(part.offset + i, (row0 + i / columns) * all_columns + column0 + i % columns);
+}
+
+inline double value(const Tensor& t, int64_t i) {
+  switch (t.dtype) {
+    case DType::f32:
+      return t.ptr<float>()[i];
+    case DType::f64:
+      return t.ptr<double>()[i];
+    case DType::i32:
+      return t.ptr<int32_t>()[i];
+    case DType::i64:
+      return static_cast<double>(t.ptr<int64_t>()[i]);
+    default:
+      return to_f32(t.ptr<bf16>()[i]);
+  }
+}
+inline void set_value(const Tensor& t, int64_t i, double x) {
+  if (t.dtype == DType::f32)
+    t.ptr<float>()[i] = static_cast<float>(x);
+  else
+    t.ptr<bf16>()[i] = to_bf16(static_cast<float>(x));
+}
+
+// Everything a step leaves, by global name and element: "y", "dx", "grad.experts.3.up_proj.weight", "aux", ...
+using Outcome = std::map<std::string, std::vector<double>>;
+
+// One rank's part of a training step of the layer: micro-batches of this rank's dp coordinate, and of the others where
+// `all_dp` says that this rank stands for them all.
+class MoeRank {
+ public:
+  MoeRank(const MoeCase& c, Mesh& mesh)
+      : c_(c),
+        mesh_(mesh),
+        shape_{.batch = c.batch, .seq = c.seq / mesh.shape().cp, .max_segments = 2 * c.batch},
+        rows_(rows_between_projections(shape_, mesh.shape())),
+        moe_(params_, plan_, "mlp", moe_model(c), c.balance, c.dtype, mesh, shape_, /*layer=*/1, /*seed=*/3,
+             c.dispatcher) {
+    moe_.declare_saved(plan_, "moe", saved_);
+    declare_micro_batch(plan_, shape_, batch_);
+    for (Tensor* t : {&x_TD, &y_TD, &dx_TD, &dy_TD})
+      plan_.declare(*t, "activation", {rows_, moe_model(c).hidden_size}, c.dtype, Life::saved);
+    batch_.training = true;
+    Stream null(DeviceKind::null, pool_);
+    StepStack counted(DeviceKind::null, nullptr, 0);
+    Step step{null, counted, batch_};
+    pass(step);
+    plan_.bind(DeviceKind::cpu, counted.high_water());
+    moe_.router().init_state(s_);
+    for (const Param& p : params_.all()) {
+      if (!p.spec.trainable) continue;
+      for (const ParamPart& part : p.spec.parts) {
+        const double std = part.name == "mlp.gate.weight" ? c.gate_std : 0.3;
+        for_each_element(part,
+                         [&](int64_t here, int64_t global) { set_value(p.w, here, std * draw(part.name, global)); });
+      }
+    }
+  }
+
+  // A step of `num_dp` micro-batches, one to a dp rank; this rank takes those of the dp ranks [first, last).
+  void run(int step_number, int64_t first, int64_t last, int64_t num_dp) {
+    prefix_ = fmt::format("step {} ", step_number);
+    params_.zero_grads(s_);
+    fill_segments();
+    for (int64_t dp = first; dp < last; ++dp) run_batch(step_number, dp, num_dp);
+    moe_.router().reduce_metrics(s_);
+    keep_metrics();
+    keep_gradients();
+    moe_.router().end_of_step(s_);
+    for (const Param& p : params_.all())
+      if (!p.spec.trainable) keep("state " + p.spec.name, p.w.view({1, p.w.numel()}), 0, 0, 1);
+  }
+
+  static constexpr double kAbsent = -12345;  // an element of another rank
+  const Outcome& outcome() const { return outcome_; }
+  const Moe& moe() const { return moe_; }
+  const ParamTable& params() const { return params_; }
+
+ private:
+  void run_batch(int step_number, int64_t dp, int64_t num_dp) {
+    const int64_t T = c_.batch * c_.seq, D = x_TD.dim(1);
+    const std::vector<TokenRun> runs = token_runs(shape_, mesh_.shape(), mesh_.place());
+    batch_.train_step = static_cast<uint64_t>(step_number);
+    batch_.first_token = static_cast<uint64_t>(dp * T);
+    batch_.draw_2.ptr<int64_t>()[0] = step_number;
+    batch_.draw_2.ptr<int64_t>()[1] = dp * T;
+    batch_.total_tokens = static_cast<double>(num_dp * T);
+    for_each_row(runs, dp, [&](int64_t row, int64_t token) {
+      for (int64_t d = 0; d < D; ++d) {
+        set_value(x_TD, row * D + d, draw("x" + prefix_, token * D + d));
+        set_value(dy_TD, row * D + d, draw("dy" + prefix_, token * D + d));
+      }
+    });
+    Step step{s_, plan_.stack(), batch_};
+    pass(step);
+    for_each_row(runs, dp, [&](int64_t row, int64_t token) {
+      keep("y", y_TD, row, token, num_dp * T);
+      keep("dx", dx_TD, row, token, num_dp * T);
+      keep("topk", saved_.router.route.topk_TK, row, token, num_dp * T);
+      keep("weight", saved_.router.route.weight_TK, row, token, num_dp * T);
+    });
+  }
+  void keep_metrics() {
+    const RouterMetrics& m = moe_.router().metrics();
+    const std::pair<const char*, Tensor> sums[] = {
+        {"load", m.load_E}, {"dropped", m.dropped_1}, {"aux", m.aux_1}, {"z", m.z_1}, {"entropy", m.entropy_1}};
+    for (const auto& [name, t] : sums) keep(name, t.view({1, t.numel()}), 0, 0, 1);
+  }
+  void keep_gradients() {
+    for (const Param& p : params_.all()) {
+      if (!p.has_grad) continue;
+      mesh_.group(p.spec.grad_axis).all_reduce_sum(s_, p.dw);
+      for (const ParamPart& part : p.spec.parts) {
+        std::vector<double>& grad = outcome_[prefix_ + "grad " + part.name];
+        grad.assign(part.shape.numel(), kAbsent);
+        for_each_element(part, [&](int64_t here, int64_t global) { grad[global] = value(p.dw, here); });
+      }
+    }
+  }
+  template <class F>
+  void for_each_row(const std::vector<TokenRun>& runs, int64_t dp, F&& fn) {
+    for (const TokenRun& run : runs) {
+      for (int64_t i = 0; i < run.count; ++i) fn(run.row + i, dp * c_.batch * c_.seq + run.token + i);
+    }
+  }
+  // Two documents to a sequence, cut elsewhere in each. A batch says segments of all rows of a context rank.
+  void fill_segments() {
+    for (const TokenRun& run : token_runs(shape_, {.cp = mesh_.shape().cp}, {.cp = mesh_.place().cp})) {
+      for (int64_t i = 0; i < run.count; ++i) {
+        const int64_t b = (run.token + i) / c_.seq, at = (run.token + i) % c_.seq;
+        batch_.segment_T.ptr<int32_t>()[run.row + i] = static_cast<int32_t>(2 * b + (at > (2 + 3 * b) % c_.seq));
+      }
+    }
+  }
+  void keep(const std::string& name, const Tensor& t, int64_t row, int64_t at, int64_t rows) {
+    std::vector<double>& all = outcome_[prefix_ + name];
+    const int64_t n = t.numel() / t.dim(0);
+    if (all.empty()) all.assign(rows * n, kAbsent);
+    for (int64_t i = 0; i < n; ++i) all[at * n + i] = value(t, row * n + i);
+  }
+  void pass(Step& step) {
+    StackScope scope(step.stack);
+    moe_.forward(step, y_TD, x_TD, saved_);
+    moe_.backward_input(step, dx_TD, dy_TD, saved_);
+    moe_.backward_weight(step, saved_);
+  }
+
+  MoeCase c_;
+  Mesh& mesh_;
+  ThreadPool pool_{1};
+  Stream s_{DeviceKind::cpu, pool_};
+  BatchShape shape_;
+  int64_t rows_;
+  MemoryPlan plan_;
+  ParamTable params_{plan_, ModelUse::training};
+  MicroBatch batch_;
+  Moe moe_;
+  Moe::Saved saved_;
+  Tensor x_TD, y_TD, dx_TD, dy_TD;
+  std::string prefix_;
+  Outcome outcome_;
+};
+
+// Two steps on one rank.
+inline Outcome on_one_rank(MoeCase c) {
+  const int64_t dp = c.mesh.dp;
+  c.mesh = {};
+  Mesh mesh(MeshShape{});
+  MoeRank rank(c, mesh);
+  for (const int step : {1, 2}) rank.run(step, 0, dp, dp);
+  return rank.outcome();
+}
+
+// Two steps on all ranks of c.mesh; body(outcome of a rank) on each of them, one at a time.
+template <class Body>
+void on_ranks(const MoeCase& c, Body&& body) {
+  std::mutex one_at_a_time;
+  run_threads(static_cast<int>(c.mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {
+    Mesh mesh(c.mesh, transport);
+    MoeRank rank(c, mesh);
+    for (const int step : {1, 2}) rank.run(step, mesh.place().dp, mesh.place().dp + 1, c.mesh.dp);
+    std::lock_guard lock(one_at_a_time);
+    body(rank.outcome());
+  });
+}
+
+}  // namespace moebius::testing

@@ -1,0 +1,302 @@
+#include "model/moe/router.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "model/frozen.h"
+#include "model/moe/batch_route.h"
+#include "ops/elementwise/add_row.h"
+#include "ops/elementwise/elementwise.h"
+
+namespace moebius {
+namespace {
+
+int64_t num_segments(const BalanceSpec& balance, const BatchShape& shape) {
+  return balance.seq_aux ? shape.max_segments : 1;
+}
+
+bool has_balance_loss(const BalanceSpec& b) { return b.aux_coeff != 0 && (b.aux || b.seq_aux || b.global_aux); }
+
+RouteGroupScore group_score_of(GroupScore score) {
+  if (score == GroupScore::max) return RouteGroupScore::max;
+  return score == GroupScore::sum_of_two ? RouteGroupScore::sum_of_two : RouteGroupScore::sum_of_top;
+}
+
+// A generation step has fewer tokens than were planned for.
+Route first_tokens(Route route, int64_t T, int64_t K) {
+  route.topk_TK = route.topk_TK.rows(0, T);
+  route.weight_TK = route.weight_TK.rows(0, T);
+  route.pair_row_TK = route.pair_row_TK.rows(0, T);
+  route.row_token_R = route.row_token_R.rows(0, T * K);
+  route.row_pair_R = route.row_pair_R.rows(0, T * K);
+  return route;
+}
+
+}  // namespace
+
+Router::Router(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& model,
+               const BalanceSpec& balance, DType dtype, const Mesh& mesh, const BatchShape& shape, uint32_t layer,
+               uint64_t seed)
+    : E_(model.num_experts),
+      K_(model.top_k),
+      D_(model.hidden_size),
+      balance_(balance),
+      model_(model),
+      dtype_(dtype),
+      shape_(shape),
+      runs_(token_runs(shape, mesh.shape(), mesh.place())),
+      mesh_(mesh),
+      layer_(layer),
+      seed_(seed),
+      gate_(params.declare({.name = prefix + ".weight",
+                            .shape = {E_, D_},
+                            .dtype = balance.router_f32 ? DType::f32 : dtype,
+                            .init_std = static_cast<float>(model.initializer_range),
+                            .grad_axis = Axis::tp_cp_dp})) {
+  model_.source = {};
+  if (model.router_bias) {  // f32, as logits are
+    logit_bias_.emplace(params, ParamSpec{.name = prefix + ".bias",
+                                          .shape = {E_},
+                                          .init = ParamInit::zeros,
+                                          .decay = false,
+                                          .grad_axis = Axis::tp_cp_dp});
+  }
+  if (model.expert_bias) {
+    bias_ = &params.declare(
+        {.name = prefix + ".e_score_correction_bias", .shape = {E_}, .decay = false, .trainable = false});
+  }
+  if (params.use() == ModelUse::training && balance.global_aux) {
+    last_load_ = &params.declare({.name = prefix + ".last_load", .shape = {1, E_}, .decay = false, .trainable = false});
+    plan.declare(step_load_1E_, prefix + ".step_load", {1, E_}, DType::f32, Life::metrics);
+  }
+  plan.declare(metrics_.load_E, prefix + ".load", {E_}, DType::i64, Life::metrics);
+  plan.declare(metrics_.dropped_1, prefix + ".dropped", {1}, DType::i64, Life::metrics);
+  plan.declare(metrics_.aux_1, prefix + ".aux_loss", {1}, DType::f64, Life::metrics);
+  plan.declare(metrics_.z_1, prefix + ".z", {1}, DType::f64, Life::metrics);
+  plan.declare(metrics_.entropy_1, prefix + ".entropy", {1}, DType::f64, Life::metrics);
+}
+
+void Router::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
+  const int64_t T = rows_between_projections(shape_, mesh_.shape()), R = T * K_;
+  Route& route = saved.route;
+  plan.declare(saved.logits_TE, prefix + ".logits", {T, E_}, DType::f32, Life::saved);
+  plan.declare(route.topk_TK, prefix + ".topk", {T, K_}, DType::i32, Life::saved);
+  plan.declare(route.weight_TK, prefix + ".weight", {T, K_}, DType::f32, Life::saved);
+  plan.declare(route.counts_E, prefix + ".counts", {E_}, DType::i32, Life::saved);
+  plan.declare(route.offsets_E1, prefix + ".offsets", {E_ + 1}, DType::i32, Life::saved);
+  plan.declare(route.row_token_R, prefix + ".row_token", {R}, DType::i32, Life::saved);
+  plan.declare(route.row_pair_R, prefix + ".row_pair", {R}, DType::i32, Life::saved);
+  plan.declare(route.pair_row_TK, prefix + ".pair_row", {T, K_}, DType::i32, Life::saved);
+  if (has_balance_loss(balance_))
+    plan.declare(saved.dsbar_SE, prefix + ".dsbar", {num_segments(balance_, shape_), E_}, DType::f32, Life::saved);
+}
+
+// T: rows here of the micro-batch.
+RouteRule Router::rule(bool training, int64_t T) const {
+  RouteRule rule;
+  rule.score = model_.score == ScoreFunction::softmax ? RouteScore::softmax : RouteScore::sigmoid;
+  rule.normalize = model_.norm_topk_prob;
+  rule.scale = static_cast<float>(model_.routed_scaling_factor);
+  rule.num_groups = model_.n_group;
+  rule.topk_groups = model_.topk_group;
+  rule.group_score = group_score_of(model_.group_score);
+  if (balance_.sinkhorn && training) rule.choice = RouteChoice::sinkhorn;
+  if (balance_.force_balance) rule.choice = RouteChoice::forced;
+  // Capacity bounds a training step; what a token computes afterwards must not depend on its neighbours.
+  if (training && balance_.capacity_factor > 0) {
+    const int64_t pairs = T * ranks_of_batch() * K_;
+    rule.capacity = static_cast<int64_t>(std::ceil(static_cast<double>(pairs) / E_ * balance_.capacity_factor));
+    rule.drop = balance_.drop_policy == DropPolicy::probs ? RouteDrop::probs : RouteDrop::position;
+  }
+  return rule;
+}
+
+// The jittered input, on the step stack; x itself without jitter. A draw belongs to a token of the global batch.
+Tensor Router::router_input(Step& step, Tensor x_TD) const {
+  if (!step.batch.training || balance_.jitter == 0) return x_TD;
+  const Tensor y_TD = step.take(x_TD.shape, dtype_);
+  for (const TokenRun& run : runs_) {
+    jitter(step.stream, {.y_TD = y_TD.rows(run.row, run.row + run.count),
+                         .x_TD = x_TD.rows(run.row, run.row + run.count),
+                         .draw_2 = step.batch.draw_2,
+                         .row = run.token,
+                         .seed = seed_,
+                         .layer = layer_,
+                         .eps = static_cast<float>(balance_.jitter)});
+  }
+  return y_TD;
+}
+
+// Of the rows here: a batch says them for all tokens of a context rank.
+Tensor Router::segments(Step& step) const {
+  const int64_t T = rows_between_projections(shape_, mesh_.shape()), first = mesh_.place().tp * T;
+  return step.batch.segment_T.rows(first, first + T);
+}
+
+// Evaluation must not count towards what a training step reports or learns from.
+RouterMetrics Router::unused_metrics(Step& step) const {
+  RouterMetrics unused{.load_E = step.take({E_}, DType::i64), .dropped_1 = step.take({1}, DType::i64)};
+  fill_zero(step.stream, unused.load_E);
+  fill_zero(step.stream, unused.dropped_1);
+  return unused;
+}
+
+Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
+  const int64_t T = x_TD.dim(0);
+  saved.x_TD = x_TD;
+  const Route route = first_tokens(saved.route, T, K_);
+  StackScope scope(step.stack);
+  const Tensor logits_TE = saved.logits_TE.rows(0, T);
+  RouterLogitsFwd gate{.logits_TE = logits_TE, .x_TD = router_input(step, x_TD), .w_ED = gate_.w};
+  gate.scratch = step.take_bytes(RouterLogitsFwd::scratch_bytes(gate, step.stream));
+  router_logits_fwd(step.stream, gate);
+  if (logit_bias_) logit_bias_->forward(step, logits_TE);
+  const RouteRule how = rule(step.batch.training, T);
+  const RouterMetrics sums = step.batch.training ? metrics_ : unused_metrics(step);
+  RouteFwd choose{.route = route,
+                  .load_E = sums.load_E,
+                  .dropped_1 = sums.dropped_1,
+                  .logits_TE = logits_TE,
+                  .bias_E = bias_ ? bias_->w : Tensor{},
+                  .rule = how};
+  if (ranks_of_batch() > 1 && looks_at_batch(how)) {
+    route_batch(step, choose, shape_, mesh_);
+  } else {
+    choose.scratch = step.take_bytes(RouteFwd::scratch_bytes(T, E_, K_, how, step.stream));
+    route_fwd(step.stream, choose);
+  }
+  if (step.batch.training) balance(step, saved);
+  return route;
+}
+
+// Every balance loss is  coeff * sum over segments of E/(K ...) prob . count  with its own segments and counts, so each
+// adds to one table of derivatives by the normalised scores.
+void Router::balance(Step& step, Saved& saved) const {
+  Stream& s = step.stream;
+  const int64_t T = saved.logits_TE.dim(0), S = saved.dsbar_SE.empty() ? 1 : saved.dsbar_SE.dim(0);
+  const RouteScore score = rule(true, saved.x_TD.dim(0)).score;
+  const float coeff = static_cast<float>(balance_.aux_coeff);
+  const double total = step.batch.total_tokens;
+  Group& tokens_of_batch = mesh_.group(Axis::tp_cp);
+
+  const Tensor prob_1E = step.take({1, E_}, DType::f32), count_1E = step.take({1, E_}, DType::f32);
+  balance_stats(s, {.prob_SE = prob_1E,
+                    .count_SE = count_1E,
+                    .z_1 = metrics_.z_1,
+                    .entropy_1 = metrics_.entropy_1,
+                    .scratch = step.take_bytes(BalanceStats::scratch_bytes(T, E_, 1, s)),
+                    .logits_TE = saved.logits_TE,
+                    .score = score,
+                    .top_k = K_});
+  if (saved.dsbar_SE.empty()) return;
+  tokens_of_batch.all_reduce_sum(s, prob_1E);
+  tokens_of_batch.all_reduce_sum(s, count_1E);
+
+  const Tensor dsbar_1E = step.take({1, E_}, DType::f32);
+  fill_zero(s, dsbar_1E);
+  fill_zero(s, saved.dsbar_SE);
+  if (balance_.aux) {
+    balance_loss(s, {.loss_1 = metrics_.aux_1,
+                     .dsbar_SE = dsbar_1E,
+                     .prob_SE = prob_1E,
+                     .count_SE = count_1E,
+                     .coeff = coeff,
+                     .top_k = K_,
+                     .total_tokens = total});
+  }
+  if (balance_.global_aux) {
+    balance_loss(s, {.loss_1 = metrics_.aux_1,
+                     .dsbar_SE = dsbar_1E,
+                     .prob_SE = prob_1E,
+                     .count_SE = last_load_->w,
+                     .coeff = coeff,
+                     .top_k = K_,
+                     .total_tokens = total});
+    add(s, step_load_1E_, count_1E);
+  }
+  if (balance_.seq_aux) {
+    const Tensor prob_SE = step.take({S, E_}, DType::f32), count_SE = step.take({S, E_}, DType::f32);
+    // These sums are not reported; the micro-batch's were.
+    const Tensor z_1 = step.take({1}, DType::f64), entropy_1 = step.take({1}, DType::f64);
+    balance_stats(s, {.prob_SE = prob_SE,
+                      .count_SE = count_SE,
+                      .z_1 = z_1,
+                      .entropy_1 = entropy_1,
+                      .scratch = step.take_bytes(BalanceStats::scratch_bytes(T, E_, S, s)),
+                      .logits_TE = saved.logits_TE,
+                      .segment_T = segments(step),
+                      .score = score,
+                      .top_k = K_});
+    tokens_of_batch.all_reduce_sum(s, prob_SE);
+    tokens_of_batch.all_reduce_sum(s, count_SE);
+    balance_loss(s, {.loss_1 = metrics_.aux_1,
+                     .dsbar_SE = saved.dsbar_SE,
+                     .prob_SE = prob_SE,
+                     .count_SE = count_SE,
+                     .coeff = coeff,
+                     .top_k = K_,
+                     .total_tokens = total});
+  }
+  add_row(s, saved.dsbar_SE, dsbar_1E);
+}
+
+void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& saved) const {
+  const int64_t T = dx_TD.dim(0);
+  const bool training = step.batch.training;
+  const bool jittered = training && balance_.jitter != 0;
+  StackScope scope(step.stack);
+  const Tensor dlogits_TE = step.take({T, E_}, DType::f32);
+  route_bwd(step.stream, {.dlogits_TE = dlogits_TE,
+                          .dweight_TK = dweight_TK,
+                          .dsbar_SE = training ? saved.dsbar_SE : Tensor{},
+                          .segment_T = balance_.seq_aux ? segments(step) : Tensor{},
+                          .logits_TE = saved.logits_TE,
+                          .route = saved.route,
+                          .rule = rule(training, T),
+                          .z_scale = training ? static_cast<float>(balance_.z_coeff / step.batch.total_tokens) : 0.0f});
+  if (logit_bias_) logit_bias_->backward_weight(step, dlogits_TE);
+  const Tensor x_TD = router_input(step, saved.x_TD);
+  Tensor dinput_TD = dx_TD;
+  if (jittered) {
+    dinput_TD = step.take(dx_TD.shape, dtype_);
+    fill_zero(step.stream, dinput_TD);
+  }
+  RouterLogitsBwd gate{.dx_TD = dinput_TD,
+                       .dw_ED = gradient_or_scratch(step, gate_),
+                       .dlogits_TE = dlogits_TE,
+                       .x_TD = x_TD,
+                       .w_ED = gate_.w};
+  gate.partial_PED = step.take({RouterLogitsBwd::num_partials(gate, step.stream), E_, D_}, DType::f32);
+  gate.scratch = step.take_bytes(RouterLogitsBwd::scratch_bytes(gate, step.stream));
+  router_logits_bwd(step.stream, gate);
+  if (jittered) add(step.stream, dx_TD, router_input(step, dinput_TD));  // the same factors: d(x u)/dx = u
+}
+
+// Sums over a rank's own tokens are in parts on all ranks of the stage; what was made of sums over the micro-batch is
+// whole on each of its ranks.
+void Router::reduce_metrics(Stream& s) const {
+  for (const Tensor& t : {metrics_.load_E, metrics_.dropped_1, metrics_.z_1, metrics_.entropy_1})
+    mesh_.group(Axis::tp_cp_dp).all_reduce_sum(s, t);
+  mesh_.group(Axis::dp).all_reduce_sum(s, metrics_.aux_1);
+  if (last_load_) mesh_.group(Axis::dp).all_reduce_sum(s, step_load_1E_);
+}
+
+void Router::end_of_step(Stream& s) const {
+  if (bias_ && balance_.bias) update_expert_bias(s, bias_->w, metrics_.load_E, static_cast<float>(balance_.bias_rate));
+  if (last_load_) {
+    copy(s, last_load_->w, step_load_1E_);
+    fill_zero(s, step_load_1E_);
+  }
+  for (const Tensor& t : {metrics_.load_E, metrics_.dropped_1, metrics_.aux_1, metrics_.z_1, metrics_.entropy_1})
+    fill_zero(s, t);
+}
+
+void Router::init_state(Stream& s) const {
+  if (bias_) fill_zero(s, bias_->w);
+  if (last_load_) {
+    const Rng none(0, RngSite::init);
+    fill_normal(s, {.x = last_load_->w, .rng = none, .mean = 1.0f, .std = 0.0f});  // an even load pulls nowhere
+  }
+}
+
+}  // namespace moebius

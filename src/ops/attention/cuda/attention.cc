@@ -1,0 +1,85 @@
+#include "ops/attention/cuda/attention.h"
+
+#include <algorithm>
+
+#include "device/slow_paths.h"
+#include "ops/attention/attention_limits.h"
+#include "ops/backends.h"
+
+namespace moebius::cuda {
+namespace {
+
+template <class Op>
+AttentionSizes sizes_of(const Op& a, const Tensor& k, const Tensor& v) {
+  const int64_t rows = a.q_THd.dim(0) / a.batch, kv_rows = k.dim(0) / a.batch;
+  return {.rows = rows,
+          .kv_rows = kv_rows,
+          .shift = a.is_part ? a.q_first - a.kv_first : kv_rows - rows,
+          .kv_first = a.is_part ? a.kv_first : 0,
+          .heads = narrow<int>(a.q_THd.dim(1)),
+          .kv_heads = narrow<int>(k.dim(1)),
+          .width = narrow<int>(a.q_THd.dim(2)),
+          .v_width = narrow<int>(v.dim(2)),
+          .window = a.window,
+          .scale = a.scale,
+          .doc_start = a.doc_start_T.empty() ? nullptr : a.doc_start_T.template ptr<int32_t>()};
+}
+
+bool has_sm90_kernel(const Tensor& q, const Tensor& v) {
+  const int64_t width = q.dim(2), v_width = v.dim(2);
+  return q.dtype == DType::bf16 &&
+         ((v_width == width && (width == 64 || width == 128)) || (width == 192 && v_width == 128));
+}
+
+void note_generic(const Stream& s, const char* op, const Tensor& q, const Tensor& v) {
+  if (q.dtype != DType::bf16 || q.dim(0) == 0) return;
+  note_slow_path(s, op,
+                 fmt::format("the fast kernels take heads of 64 and of 128, and of 192 with values of 128; got {} with "
+                             "values of {}",
+                             q.dim(2), v.dim(2)));
+}
+
+// What own kernels cannot index.
+void check_sizes(const char* who, const Tensor& q, const Tensor& v, int64_t batch) {
+  MOEBIUS_CHECK(usage, q.dim(2) <= kMaxHeadWidth && v.dim(2) <= kMaxHeadWidth,
+                "{}: on CUDA the width of a head must be at most {}; got q {} and v {}", who, kMaxHeadWidth,
+                to_string(q), to_string(v));
+  MOEBIUS_CHECK(usage, q.dim(1) <= kMaxHeadsOrBatch && batch <= kMaxHeadsOrBatch,
+                "{}: on CUDA heads and batch must be at most {}; got {} and batch {}", who, kMaxHeadsOrBatch,
+                to_string(q), batch);
+}
+
+}  // namespace
+
+AttentionSizes attention_sizes(const AttentionFwd& a) { return sizes_of(a, a.k_UGd, a.v_UGd); }
+
+AttentionSizes attention_sizes(const AttentionBwd& a) { return sizes_of(a, a.k_TGd, a.v_TGd); }
+
+// Without keys the copy engine has nothing to describe.
+bool sm90_takes(const AttentionFwd& a) { return has_sm90_kernel(a.q_THd, a.v_UGd) && !a.v_UGd.empty(); }
+bool sm90_takes(const AttentionBwd& a) { return has_sm90_kernel(a.q_THd, a.v_TGd) && !a.v_TGd.empty(); }
+
+int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes(a) ? cudnn_scratch_bytes(a) : 0; }
+
+int64_t scratch_bytes(const AttentionBwd& a) {
+  const int64_t own = sm90_takes(a) ? sm90_scratch_bytes(a) : generic_scratch_bytes(a);
+  return cudnn_takes(a) ? std::max(own, cudnn_scratch_bytes(a)) : own;
+}
+
+void attention_fwd(Stream& s, const AttentionFwd& a) {
+  if (cudnn_takes(a) && cudnn_attention_fwd(s, a)) return;
+  check_sizes("attention_fwd", a.q_THd, a.v_UGd, a.batch);
+  if (sm90_takes(a)) return sm90_attention_fwd(s, a);
+  note_generic(s, "attention_fwd", a.q_THd, a.v_UGd);
+  generic_attention_fwd(s, a);
+}
+
+void attention_bwd(Stream& s, const AttentionBwd& a) {
+  if (cudnn_takes(a) && cudnn_attention_bwd(s, a)) return;
+  check_sizes("attention_bwd", a.q_THd, a.v_TGd, a.batch);
+  if (sm90_takes(a)) return sm90_attention_bwd(s, a);
+  note_generic(s, "attention_bwd", a.q_THd, a.v_TGd);
+  generic_attention_bwd(s, a);
+}
+
+}  // namespace moebius::cuda

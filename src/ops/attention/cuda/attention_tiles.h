@@ -1,0 +1,142 @@
+// What the generic attention kernels share: which keys a query sees, and tiles of rows in shared memory, in f32
+// whatever the dtype.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "ops/attention/cuda/attention.h"
+
+namespace moebius::cuda {
+
+constexpr int kSide = 16, kThreads = kSide * kSide;  // a block is kSide x kSide threads
+
+// Query i of sequence b sees the keys from first_key to last_key: none where the last is before the first.
+__device__ inline int64_t first_key(const AttentionSizes& z, int64_t b, int64_t i) {
+  int64_t first = z.doc_start ? z.doc_start[b * z.rows + i] - z.kv_first : 0;
+  if (z.window > 0 && z.shift + i - z.window + 1 > first) first = z.shift + i - z.window + 1;
+  return first > 0 ? first : 0;
+}
+__device__ inline int64_t last_key(const AttentionSizes& z, int64_t i) {
+  return z.shift + i < z.kv_rows ? z.shift + i : z.kv_rows - 1;
+}
+
+__device__ inline float widen(float x) { return x; }
+__device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <class T>
+__device__ T narrowed(float x);
+template <>
+__device__ inline float narrowed<float>(float x) {
+  return x;
+}
+template <>
+__device__ inline __nv_bfloat16 narrowed<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// kRows rows and keys at a time; a row of shared memory has kChunks * 64 columns, zero past the width, and 4 more, so
+// that the 16 rows that a quarter of a warp reads lie in different banks.
+template <class T_, int kRows_, int kChunks_>
+struct TileShape {
+  using T = T_;
+  static constexpr int kRows = kRows_, kChunks = kChunks_, kPitch = kChunks * 64 + 4, kFloats = kRows * kPitch;
+  static constexpr int kPer = kRows / kSide;                                         // rows of a thread
+  static constexpr int kScorePitch = kRows + 4, kScoreFloats = kRows * kScorePitch;  // of a tile of scores
+};
+
+// Rows [row, row + kRows) below `end` of head h of x [., heads, width]; the others are zeros.
+template <class Tile>
+__device__ void load_rows(float* to, const typename Tile::T* x, int64_t row, int64_t end, int heads, int h, int width) {
+  const int64_t stride = int64_t{heads} * width;
+  const auto* from = x + row * stride + int64_t{h} * width;
+  constexpr int kCols = Tile::kChunks * 64;
+  for (int i = threadIdx.x; i < Tile::kRows * kCols; i += kThreads) {
+    const int r = i / kCols, c = i % kCols;
+    to[r * Tile::kPitch + c] = row + r < end && c < width ? widen(from[r * stride + c]) : 0.0f;
+  }
+}
+
+// sums[i][j] = <x row ty + 16 i, y row tx + 16 j>
+template <class Tile>
+__device__ void dot_rows(float (&sums)[Tile::kPer][Tile::kPer], const float* x, const float* y, int width, int ty,
+                         int tx) {
+#pragma unroll
+  for (int i = 0; i < Tile::kPer; ++i) {
+#pragma unroll
+    for (int j = 0; j < Tile::kPer; ++j) sums[i][j] = 0;
+  }
+#pragma unroll 4
+  for (int c = 0; c < width; c += 4) {
+    float4 u[Tile::kPer], v[Tile::kPer];
+#pragma unroll
+    for (int i = 0; i < Tile::kPer; ++i) {
+      u[i] = *reinterpret_cast<const float4*>(x + (ty + kSide * i) * Tile::kPitch + c);
+      v[i] = *reinterpret_cast<const float4*>(y + (tx + kSide * i) * Tile::kPitch + c);
+    }
+#pragma unroll
+    for (int i = 0; i < Tile::kPer; ++i) {
+#pragma unroll
+      for (int j = 0; j < Tile::kPer; ++j) {
+        sums[i][j] += u[i].x * v[j].x;
+        sums[i][j] += u[i].y * v[j].y;
+        sums[i][j] += u[i].z * v[j].z;
+        sums[i][j] += u[i].w * v[j].w;
+      }
+    }
+  }
+}
+
+// What a thread holds of a tile of results: rows ty + 16 i, columns 64 chunk + 4 tx and the next three.
+template <class Tile>
+using Sums = float[Tile::kPer][Tile::kChunks][4];
+
+// sums += weights [rows, kRows] x [kRows, columns]
+template <class Tile>
+__device__ void add_weighted(Sums<Tile>& sums, const float* weights, const float* x, int ty, int tx) {
+#pragma unroll 2
+  for (int k = 0; k < Tile::kRows; k += 4) {
+    float w[Tile::kPer][4];
+#pragma unroll
+    for (int i = 0; i < Tile::kPer; ++i) {
+      const auto w4 = *reinterpret_cast<const float4*>(weights + (ty + kSide * i) * Tile::kScorePitch + k);
+      w[i][0] = w4.x, w[i][1] = w4.y, w[i][2] = w4.z, w[i][3] = w4.w;
+    }
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) {
+#pragma unroll
+      for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+        const auto v = *reinterpret_cast<const float4*>(x + (k + kk) * Tile::kPitch + chunk * 64 + tx * 4);
+#pragma unroll
+        for (int i = 0; i < Tile::kPer; ++i) {
+          sums[i][chunk][0] += w[i][kk] * v.x;
+          sums[i][chunk][1] += w[i][kk] * v.y;
+          sums[i][chunk][2] += w[i][kk] * v.z;
+          sums[i][chunk][3] += w[i][kk] * v.w;
+        }
+      }
+    }
+  }
+}
+
+// Stores a thread's rows of a tile, times factor[i].
+template <class Tile>
+__device__ void store_rows(typename Tile::T* x, const Sums<Tile>& sums, const float (&factor)[Tile::kPer], int64_t row,
+                           int64_t end, int heads, int h, int width, int ty, int tx) {
+#pragma unroll
+  for (int i = 0; i < Tile::kPer; ++i) {
+    const int64_t r = row + ty + kSide * i;
+    if (r >= end) continue;
+    auto* to = x + (r * heads + h) * width;
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int c = chunk * 64 + tx * 4 + e;
+        if (c < width) to[c] = narrowed<typename Tile::T>(sums[i][chunk][e] * factor[i]);
+      }
+    }
+  }
+}
+
+}  // namespace moebius::cuda

@@ -1,0 +1,272 @@
+// Attention by cuDNN's fused kernels, for causal bf16 sequences without documents. Tensors are read and written where
+// they are. The backward pass is the deterministic one: cuDNN keeps a [rows, rows] matrix of gradients for each head in
+// its workspace, so that sequences, and heads of a long one, are taken a few at a time.
+//
+// The one file that includes cuDNN's frontend, which takes its time to compile.
+#include <cudnn_frontend.h>
+
+#include <algorithm>
+#include <compare>
+#include <map>
+#include <memory>
+#include <unordered_map>
+
+#include "device/cuda/cuda.h"
+#include "device/out_of_memory.h"
+#include "ops/attention/cuda/attention.h"
+#include "ops/gemm/cuda/cublas_lt.h"
+
+namespace moebius::cuda {
+namespace {
+
+namespace fe = cudnn_frontend;
+using Pointers = std::unordered_map<int64_t, void*>;
+
+// Names of tensors in graphs.
+enum Id : int64_t { kQ = 1, kK, kV, kO, kLse, kDo, kDq, kDk, kDv };
+
+void check(fe::error_t status, const char* who, const char* what) {
+  if (status.is_good()) return;
+  throw_library_error(ErrorKind::internal, fmt::format("{}: cuDNN: {}: {}", who, what, status.get_message()));
+}
+void check(cudnnStatus_t status, const char* call) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  throw_library_error(ErrorKind::internal, fmt::format("attention: {}: {}", call, cudnnGetErrorString(status)));
+}
+
+// A graph is built for these: sizes, and how many heads the tensors have of which these are a part.
+struct Key {
+  bool backward;
+  int64_t batch, rows, heads, kv_heads, width, window, all_heads, all_kv_heads;
+  float scale;
+  auto operator<=>(const Key&) const = default;
+};
+
+struct Graph {
+  fe::graph::Graph graph;
+  int64_t workspace_bytes = 0;
+};
+
+// [batch, rows, all heads, width] in memory, as cuDNN names its dimensions.
+fe::graph::Tensor_attributes heads_of(const Key& key, const char* name, Id id, bool kv) {
+  const int64_t heads = kv ? key.kv_heads : key.heads, stride = (kv ? key.all_kv_heads : key.all_heads) * key.width;
+  return fe::graph::Tensor_attributes()
+      .set_name(name)
+      .set_uid(id)
+      .set_dim({key.batch, heads, key.rows, key.width})
+      .set_stride({key.rows * stride, key.width, stride, 1});
+}
+
+void set_output(const std::shared_ptr<fe::graph::Tensor_attributes>& to, const fe::graph::Tensor_attributes& like) {
+  to->set_output(true).set_uid(like.get_uid()).set_dim(like.get_dim()).set_stride(like.get_stride());
+}
+
+template <class Options>
+Options options_of(const Key& key, const char* name) {
+  Options options;
+  options.set_name(name);
+  options.set_attn_scale(key.scale);
+  options.set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT);
+  options.set_diagonal_band_right_bound(0);
+  // A window that covers the sequence is none.
+  if (key.window > 0 && key.window < key.rows) options.set_diagonal_band_left_bound(narrow<int>(key.window));
+  return options;
+}
+
+void describe_fwd(fe::graph::Graph& graph, const Key& key) {
+  const auto q = graph.tensor(heads_of(key, "q", kQ, false)), k = graph.tensor(heads_of(key, "k", kK, true)),
+             v = graph.tensor(heads_of(key, "v", kV, true));
+  auto options = options_of<fe::graph::SDPA_attributes>(key, "attention_fwd");
+  options.set_generate_stats(true);
+  const auto [o, lse] = graph.sdpa(q, k, v, options);
+  set_output(o, heads_of(key, "o", kO, false));
+  lse->set_output(true)
+      .set_uid(kLse)
+      .set_data_type(fe::DataType_t::FLOAT)
+      .set_dim({key.batch, key.heads, key.rows, 1})
+      .set_stride({key.rows * key.all_heads, 1, key.all_heads, 1});
+}
+
+void describe_bwd(fe::graph::Graph& graph, const Key& key) {
+  const auto q = graph.tensor(heads_of(key, "q", kQ, false)), k = graph.tensor(heads_of(key, "k", kK, true)),
+             v = graph.tensor(heads_of(key, "v", kV, true)), o = graph.tensor(heads_of(key, "o", kO, false)),
+             dout = graph.tensor(heads_of(key, "do", kDo, false));
+  const auto lse = graph.tensor(fe::graph::Tensor_attributes()
+                                    .set_name("lse")
+                                    .set_uid(kLse)
+                                    .set_data_type(fe::DataType_t::FLOAT)
+                                    .set_dim({key.batch, key.heads, key.rows, 1})
+                                    .set_stride({key.heads * key.rows, key.rows, 1, 1}));
+  auto options = options_of<fe::graph::SDPA_backward_attributes>(key, "attention_bwd");
+  options.set_deterministic_algorithm(true);
+  const auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, o, dout, lse, options);
+  set_output(dq, heads_of(key, "dq", kDq, false));
+  set_output(dk, heads_of(key, "dk", kDk, true));
+  set_output(dv, heads_of(key, "dv", kDv, true));
+}
+
+// What this op keeps on a device: cuDNN's handle, and a graph for each shape. Building one takes about 0.1 s.
+class Cudnn {
+ public:
+  Cudnn() {
+    open_cublas_lt();  // that of gemm, not the one that cuDNN would find
+    check(cudnnCreate(&handle_), "cudnnCreate");
+  }
+  ~Cudnn() {
+    graphs_.clear();
+    cudnnDestroy(handle_);
+  }
+  Cudnn(const Cudnn&) = delete;
+
+  // False when the graph wants a larger workspace.
+  bool run(Stream& s, const Key& key, Pointers& pointers, void* workspace, int64_t workspace_bytes) {
+    const char* who = key.backward ? "attention_bwd" : "attention_fwd";
+    const Graph& g = find(key, who);
+    if (g.workspace_bytes > workspace_bytes) return false;
+    check(cudnnSetStream(handle_, cuda_stream(s)), "cudnnSetStream");
+    check(g.graph.execute(handle_, pointers, workspace), who, "execute");
+    return true;
+  }
+
+ private:
+  const Graph& find(const Key& key, const char* who) {
+    std::unique_ptr<Graph>& slot = graphs_[key];
+    if (slot) return *slot;
+    auto g = std::make_unique<Graph>();
+    g->graph.set_io_data_type(fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+    if (key.backward)
+      describe_bwd(g->graph, key);
+    else
+      describe_fwd(g->graph, key);
+    check(g->graph.build(handle_, {fe::HeurMode_t::A}), who, "build");
+    check(g->graph.get_workspace_size(g->workspace_bytes), who, "workspace size");
+    slot = std::move(g);
+    return *slot;
+  }
+
+  cudnnHandle_t handle_ = nullptr;
+  std::map<Key, std::unique_ptr<Graph>> graphs_;
+};
+
+// Short sequences are not worth a graph.
+constexpr int64_t kMinRows = 64;
+
+template <class Op>
+bool takes(const Op& a, const Tensor& k, const Tensor& v) {
+  const int64_t width = a.q_THd.dim(2), rows = a.q_THd.dim(0);
+  return is_measured_cudnn(cudnn_version()) && a.q_THd.dtype == DType::bf16 && (width == 64 || width == 128) &&
+         v.dim(2) == width && !a.is_part && rows == k.dim(0) && a.doc_start_T.empty() && rows / a.batch >= kMinRows;
+}
+
+int64_t round_up(int64_t n, int64_t to) { return div_ceil(n, to) * to; }
+
+// Workspace of the backward pass per sequence and head, as cuDNN 9.19 asks for it: gradients of scores in bf16, in
+// tiles of 64 x 128; dk and dv of each query head where heads share them; <do, o>.
+int64_t head_bytes(const AttentionSizes& z) {
+  const int64_t rows = round_up(z.rows, 128);
+  return rows * rows * 2 + 2 * rows * z.width * 2 + rows * 4;
+}
+
+// Sequences, or kv heads of one sequence, that the backward pass takes at a time.
+struct Part {
+  int64_t batch, kv_heads;
+};
+
+constexpr int64_t kMaxWorkspaceBytes = int64_t{1152} << 20;  // one sequence of 4096 with 32 heads
+
+int64_t largest_divisor(int64_t n, int64_t at_most) {
+  int64_t divisor = std::max<int64_t>(1, std::min(n, at_most));
+  while (n % divisor != 0) --divisor;
+  return divisor;
+}
+
+Part part_of(const AttentionSizes& z, int64_t batch) {
+  const int64_t group_bytes = head_bytes(z) * (z.heads / z.kv_heads), sequence_bytes = group_bytes * z.kv_heads;
+  if (sequence_bytes <= kMaxWorkspaceBytes)
+    return {largest_divisor(batch, kMaxWorkspaceBytes / sequence_bytes), z.kv_heads};
+  return {1, largest_divisor(z.kv_heads, kMaxWorkspaceBytes / group_bytes)};
+}
+
+constexpr int64_t kSlackBytes = int64_t{1} << 20;
+
+int64_t bwd_workspace_bytes(const AttentionSizes& z, int64_t batch) {
+  const Part part = part_of(z, batch);
+  return part.batch * part.kv_heads * (z.heads / z.kv_heads) * head_bytes(z) + kSlackBytes;
+}
+
+int64_t lse_bytes(const AttentionBwd& a) { return round_up(a.lse_TH.num_bytes(), 256); }
+
+Key key_of(const AttentionSizes& z, bool backward, Part part) {
+  return {.backward = backward,
+          .batch = part.batch,
+          .rows = z.rows,
+          .heads = part.kv_heads * (z.heads / z.kv_heads),
+          .kv_heads = part.kv_heads,
+          .width = z.width,
+          .window = z.window,
+          .all_heads = z.heads,
+          .all_kv_heads = z.kv_heads,
+          .scale = z.scale};
+}
+
+// Element [row, head] of t [rows, heads, d].
+void* at(const Tensor& t, int64_t row, int64_t head) {
+  return static_cast<char*>(t.data) + (row * t.dim(1) + head) * t.dim(2) * size_of(t.dtype);
+}
+
+}  // namespace
+
+bool cudnn_takes(const AttentionFwd& a) { return takes(a, a.k_UGd, a.v_UGd); }
+
+// Only what is too small to fill a GPU with the blocks of the sm90 kernel, 128 keys of a kv head each: elsewhere that
+// one is the quicker, and needs no workspace.
+bool cudnn_takes(const AttentionBwd& a) {
+  const AttentionSizes z = attention_sizes(a);
+  return takes(a, a.k_TGd, a.v_TGd) && (a.window == 0 || a.window >= z.rows) &&
+         a.batch * z.kv_heads * div_ceil(z.rows, 128) < 256 &&
+         head_bytes(z) * (z.heads / z.kv_heads) <= kMaxWorkspaceBytes;
+}
+
+int64_t cudnn_scratch_bytes(const AttentionFwd&) { return kSlackBytes; }
+
+int64_t cudnn_scratch_bytes(const AttentionBwd& a) {
+  return lse_bytes(a) + bwd_workspace_bytes(attention_sizes(a), a.batch);
+}
+
+bool cudnn_attention_fwd(Stream& s, const AttentionFwd& a) {
+  const AttentionSizes z = attention_sizes(a);
+  Pointers pointers{
+      {kQ, a.q_THd.data}, {kK, a.k_UGd.data}, {kV, a.v_UGd.data}, {kO, a.o_THd.data}, {kLse, a.lse_TH.data}};
+  return op_state<Cudnn>(s).run(s, key_of(z, false, {a.batch, z.kv_heads}), pointers, a.scratch.data,
+                                a.scratch.num_bytes());
+}
+
+bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
+  const AttentionSizes z = attention_sizes(a);
+  // Before 9.26 cuDNN reads lse as [batch, heads, rows] only.
+  auto* const lse = static_cast<float*>(a.scratch.data);
+  heads_first(s, {.to = lse, .from = a.lse_TH.ptr<float>(), .batch = a.batch, .rows = z.rows, .heads = z.heads});
+  void* const workspace = static_cast<char*>(a.scratch.data) + lse_bytes(a);
+  const Part part = part_of(z, a.batch);
+  const Key key = key_of(z, true, part);
+  const int64_t group = z.heads / z.kv_heads;
+  Cudnn& cudnn = op_state<Cudnn>(s);
+  for (int64_t b = 0; b < a.batch; b += part.batch) {
+    for (int64_t g = 0; g < z.kv_heads; g += part.kv_heads) {
+      const int64_t row = b * z.rows, h = g * group;
+      Pointers pointers{
+          {kQ, at(a.q_THd, row, h)},   {kK, at(a.k_TGd, row, g)},   {kV, at(a.v_TGd, row, g)},
+          {kO, at(a.o_THd, row, h)},   {kDo, at(a.do_THd, row, h)}, {kLse, lse + (b * z.heads + h) * z.rows},
+          {kDq, at(a.dq_THd, row, h)}, {kDk, at(a.dk_TGd, row, g)}, {kDv, at(a.dv_TGd, row, g)}};
+      // All parts are alike: the first is refused, or none.
+      if (!cudnn.run(s, key, pointers, workspace, a.scratch.num_bytes() - lse_bytes(a))) return false;
+    }
+  }
+  return true;
+}
+
+int64_t cudnn_version() { return static_cast<int64_t>(cudnnGetVersion()); }
+
+}  // namespace moebius::cuda

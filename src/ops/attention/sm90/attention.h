@@ -1,0 +1,163 @@
+// What the attention kernels for sm_90a share. All walk tiles of bf16 rows that the copy engine brings to shared memory
+// while two warpgroups multiply and one warp of a third asks for the next tiles; every score matrix lives in registers.
+//
+// doc_start does not decrease within a sequence, so that the queries of a tile see, and the keys of a tile are seen by,
+// one range of tiles.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "ops/attention/cuda/attention_tiles.h"
+#include "ops/sm90/sm90.h"
+#include "ops/sm90/tensor_map.h"
+#include "ops/sm90/wgmma_registers.h"
+
+namespace moebius::cuda {
+
+constexpr int kGroupThreads = 128, kSm90Threads = 3 * kGroupThreads;  // of a warpgroup; of a block
+constexpr uint32_t kProducerRegisters = 24, kConsumerRegisters = 240, kConsumerWarps = 8;
+constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// A tile of rows x kWidth bf16 in shared memory: blocks of 64 columns, each rows x 128 bytes with the 128-byte swizzle.
+template <int kRows, int kWidth>
+struct Sm90Tile {
+  static constexpr int kBlockBytes = kRows * 128, kBytes = kBlockBytes * (kWidth / 64);
+
+  // One thread asks for it; the map is that of rows_map.
+  __device__ static void load(uint32_t to, const CUtensorMap* map, uint32_t barrier, int head, int64_t row, int64_t b) {
+#pragma unroll
+    for (int block = 0; block < kWidth / 64; ++block) {
+      tma_load(to + block * kBlockBytes, map, barrier, head * kWidth + block * 64, static_cast<int>(row),
+               static_cast<int>(b));
+    }
+  }
+  // Operand of a product over the width: rows from `row`, columns 16 step to 16 step + 15.
+  __device__ __forceinline__ static uint64_t across(uint32_t tile, int row, int step) {
+    return wgmma_operand<Major::k>(tile + step / 4 * kBlockBytes + row * 128 + step % 4 * 32);
+  }
+  // Operand of a product over the rows: rows 16 step to 16 step + 15, all columns.
+  __device__ __forceinline__ static uint64_t along(uint32_t tile, int step) {
+    return wgmma_operand<Major::mn>(tile + step * 2048, kBlockBytes);
+  }
+};
+
+// x [batch, rows, heads, width] as boxes of kRows rows x 64 columns; zeros past the rows of a sequence.
+inline CUtensorMap rows_map(const Tensor& x, int64_t batch, uint32_t box_rows) {
+  const int64_t rows = x.dim(0) / batch, columns = x.dim(1) * x.dim(2);
+  return make_tensor_map<3>(x.data, {{{columns, 1, 64}, {rows, columns, box_rows}, {batch, columns * rows, 1}}});
+}
+
+// sums [64, 32, 64 or 128] = x rows [row, row + 64) times y rows, over the width: 16 at a time.
+template <class X, class Y, int kWidth, int kNum>
+__device__ __forceinline__ void multiply_rows(float (&sums)[kNum], uint32_t x, int row, uint32_t y) {
+#pragma unroll
+  for (int step = 0; step < kWidth / 16; ++step) {
+    Wgmma<Major::k, Major::k>::multiply(sums, X::across(x, row, step), Y::across(y, 0, step), step > 0);
+  }
+  wgmma_commit();
+}
+
+// Rows [row, row + 64) of a tile as left operand in registers.
+template <class X, int kWidth>
+__device__ __forceinline__ void load_words(uint32_t (&words)[kWidth / 4], uint32_t x, int row) {
+  const int lane = threadIdx.x % 32, my_row = row + threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+  for (int step = 0; step < kWidth / 16; ++step) {
+    uint32_t* to = words + 4 * step;
+    ldmatrix_4(x + step / 4 * X::kBlockBytes + swizzle_128(my_row, step % 4 * 2 + lane / 16), to[0], to[1], to[2],
+               to[3]);
+  }
+}
+
+// sums [64, 64] = x in registers times y rows, over the width.
+template <class Y, int kWidth, int kNum>
+__device__ __forceinline__ void multiply_words(float (&sums)[kNum], const uint32_t (&x)[kWidth / 4], uint32_t y) {
+#pragma unroll
+  for (int step = 0; step < kWidth / 16; ++step) {
+    wgmma_registers<Major::k>(sums, x + 4 * step, Y::across(y, 0, step), step > 0);
+  }
+  wgmma_commit();
+}
+
+// sums += weights [64, 16 kSteps] in registers times y [16 kSteps, width]
+template <class Y, int kSteps, int kNum>
+__device__ __forceinline__ void add_product(float (&sums)[kNum], const uint32_t (&weights)[4 * kSteps], uint32_t y) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    wgmma_registers<Major::mn>(sums, weights + 4 * step, Y::along(y, step), true);
+  }
+  wgmma_commit();
+}
+
+// Accumulators as left operand, rounded to bf16.
+template <int kNum>
+__device__ __forceinline__ void pack(uint32_t (&words)[kNum / 2], const float (&x)[kNum]) {
+#pragma unroll
+  for (int i = 0; i < kNum / 2; ++i) words[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+}
+
+template <int kNum>
+__device__ __forceinline__ void hold_words(uint32_t (&words)[kNum]) {
+#pragma unroll
+  for (int i = 0; i < kNum; ++i) asm volatile("" : "+r"(words[i])::"memory");
+}
+
+// Where a thread's accumulators lie in the 64 rows of its warpgroup: element 4 j + 2 i + c is (row + 8 i, 8 j + col +
+// c).
+struct Fragment {
+  int row, col;
+};
+__device__ __forceinline__ Fragment fragment() {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  return {16 * warp + lane / 4, 2 * (lane % 4)};
+}
+
+// Stores 64 rows of accumulators times factor[i] to rows from `row` below `end` of head h of x [., heads, width].
+template <int kWidth>
+__device__ __forceinline__ void store_sums(__nv_bfloat16* x, const float (&sums)[kWidth / 2], const float (&factor)[2],
+                                           int64_t row, int64_t end, int heads, int h) {
+  const Fragment at = fragment();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t r = row + at.row + 8 * i;
+    if (r >= end) continue;
+    auto* to = reinterpret_cast<uint32_t*>(x + (r * heads + h) * kWidth + at.col);
+#pragma unroll
+    for (int j = 0; j < kWidth / 8; ++j) {
+      to[4 * j] = pack_bf16(sums[4 * j + 2 * i] * factor[i], sums[4 * j + 2 * i + 1] * factor[i]);
+    }
+  }
+}
+
+// The same of rows that see nothing.
+template <int kWidth>
+__device__ __forceinline__ void store_zeros(__nv_bfloat16* x, int64_t row, int64_t end, int heads, int h) {
+  const float zeros[kWidth / 2] = {}, factor[2] = {};
+  store_sums<kWidth>(x, zeros, factor, row, end, heads, h);
+}
+
+// Queries in [from, z.rows) that see keys below key_end lie below this. All lanes of a warp call it and get the same.
+__device__ inline int64_t seen_end(const AttentionSizes& z, int64_t b, int64_t from, int64_t key_end) {
+  int64_t lo = from, hi = z.rows;
+  const int64_t past_window = key_end - 1 + z.window - z.shift;
+  if (z.window > 0 && past_window < hi) hi = past_window;
+  if (!z.doc_start) return hi;
+  const int lane = threadIdx.x % 32;
+  while (lo < hi) {  // the first query whose document begins at key_end or later: 32 probes at a time
+    const int64_t step = (hi - lo + 31) / 32, i = lo + lane * step;
+    const uint32_t past = __ballot_sync(~0u, i >= hi || z.doc_start[b * z.rows + i] - z.kv_first >= key_end);
+    const int first = past ? __ffs(static_cast<int>(past)) - 1 : 32;
+    if (first == 0) return lo;
+    if (lo + first * step < hi) hi = lo + first * step;
+    lo += (first - 1) * step + 1;
+  }
+  return lo;
+}
+
+}  // namespace moebius::cuda

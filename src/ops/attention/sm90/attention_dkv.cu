@@ -1,0 +1,283 @@
+// dk and dv of bf16 on sm_90a: a block is 128 keys of one kv head of one sequence, and walks the queries that see them,
+// head by head of the group. Keys stand along the rows of its scores.
+#include "ops/attention/sm90/attention_bwd.h"
+
+namespace moebius::cuda {
+namespace {
+
+using T = __nv_bfloat16;
+
+constexpr int kDsWarpBytes = kDsTileBytes / 4;
+
+// Sums of width 192 leave registers for 32 queries only.
+template <int kWidth_, int kValues_, bool kKeepsDs_>
+struct DkvTile {
+  static constexpr bool kKeepsDs = kKeepsDs_;
+  static constexpr int kWidth = kWidth_, kValues = kValues_;
+  static constexpr int kKeys = 128, kQueries = kWidth == 192 ? 32 : 64, kStages = kWidth == 64 ? 4 : 192 / kQueries;
+  using Keys = Sm90Tile<kKeys, kWidth>;
+  using Values = Sm90Tile<kKeys, kValues>;
+  using Queries = Sm90Tile<kQueries, kWidth>;
+  using Outputs = Sm90Tile<kQueries, kValues>;
+  struct Columns {  // of the queries of a stage
+    float lse2[kQueries], delta[kQueries];
+    int first[kQueries];
+  };
+  struct Shared {
+    unsigned char k[Keys::kBytes], v[Values::kBytes];
+    unsigned char q[kStages][Queries::kBytes], dout[kStages][Outputs::kBytes];
+    unsigned char ds[kKeepsDs ? kConsumerWarps : 1][kDsWarpBytes];  // on its way to memory
+    Columns columns[kStages];
+    uint64_t keys_full, full[kStages], empty[kStages];
+    int rows_end;
+  };
+};
+
+// Which query head of the group and which row a step works on: heads in order, rows in order.
+struct DkvWalk {
+  int first_row, end_row, rows_of_step, steps;
+  int row = first_row, head = 0;
+  __device__ void next() {
+    row += rows_of_step;
+    if (row >= end_row) row = first_row, ++head;
+  }
+};
+
+// How a stage's columns are handed over. To the readers: each producer lane writes and arrives at `full`
+// (mbarrier.arrive releases in the block), and a reader's wait for that phase (try_wait acquires) sees all its
+// arrivals: the writes come first. Back: the lanes of a reading warp read, __syncwarp orders that before the one
+// arrival at `empty` that lane 0 makes for them, and the producer's wait orders the arrival before the next writes:
+// order is transitive through the warp's barrier in the memory model of PTX. Tools that follow only the thread that
+// arrives report a write after a read here. With an arrival of every lane they do not: that is 256 a step instead of 8.
+template <class Tile>
+__device__ void produce_queries(typename Tile::Shared& shared, const BwdMaps& maps, const RowSums& sums,
+                                const AttentionSizes& z, DkvWalk walk, int kv_head, int key, int b) {
+  const int lane = threadIdx.x % 32;
+  if (walk.steps == 0) return;
+  if (lane == 0) {
+    const uint32_t full = smem_addr(&shared.keys_full);
+    mbarrier_arrive_expect(full, Tile::Keys::kBytes + Tile::Values::kBytes);
+    Tile::Keys::load(smem_addr(shared.k), &maps.k, full, kv_head, key, b);
+    Tile::Values::load(smem_addr(shared.v), &maps.v, full, kv_head, key, b);
+  }
+  Ring<Tile::kStages> ring;
+  for (int step = 0; step < walk.steps; ++step, ring.advance(), walk.next()) {
+    const int h = kv_head * (z.heads / z.kv_heads) + walk.head;
+    const uint32_t full = smem_addr(&shared.full[ring.stage]);
+    mbarrier_wait(smem_addr(&shared.empty[ring.stage]), ring.parity ^ 1);
+    if (lane == 0) {
+      mbarrier_arrive_expect(full, Tile::Queries::kBytes + Tile::Outputs::kBytes);
+      Tile::Queries::load(smem_addr(shared.q[ring.stage]), &maps.q, full, h, walk.row, b);
+      Tile::Outputs::load(smem_addr(shared.dout[ring.stage]), &maps.dout, full, h, walk.row, b);
+    }
+    typename Tile::Columns& columns = shared.columns[ring.stage];
+    const int64_t at = (int64_t{b} * z.heads + h) * z.rows;
+#pragma unroll
+    for (int i = lane; i < Tile::kQueries; i += 32) {
+      const int r = walk.row + i;
+      const bool exists = r < z.rows;
+      columns.lse2[i] = exists ? sums.lse2[at + r] : 0.0f;
+      columns.delta[i] = exists ? sums.delta[at + r] : 0.0f;
+      columns.first[i] = exists ? static_cast<int>(first_key(z, b, r)) : 0x7fffffff;
+    }
+    mbarrier_arrive(full);
+  }
+}
+
+// From scores [keys, queries] of a stage whose first query is at `position`: probabilities in place, 0 where unseen.
+template <class Columns, int kNum>
+__device__ __forceinline__ void probabilities_of(float (&s)[kNum], const Columns& columns, float scale2, int key,
+                                                 int position) {
+  const Fragment at = fragment();
+  const int group_key = key - at.row;  // of the warpgroup's first row
+  const bool whole = columns.first[2 * kNum - 1] <= group_key && position >= group_key + 63;
+#pragma unroll
+  for (int j = 0; j < kNum / 4; ++j) {
+    const auto lse2 = *reinterpret_cast<const float2*>(columns.lse2 + 8 * j + at.col);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      s[4 * j + 2 * i] = exp2_approx(s[4 * j + 2 * i] * scale2 - lse2.x);
+      s[4 * j + 2 * i + 1] = exp2_approx(s[4 * j + 2 * i + 1] * scale2 - lse2.y);
+    }
+  }
+  if (whole) return;
+#pragma unroll
+  for (int j = 0; j < kNum / 4; ++j) {
+    const auto first = *reinterpret_cast<const int2*>(columns.first + 8 * j + at.col);
+    const int query = position + 8 * j + at.col;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int my_key = key + 8 * i;
+      if (my_key < first.x || my_key > query) s[4 * j + 2 * i] = 0;
+      if (my_key < first.y || my_key > query + 1) s[4 * j + 2 * i + 1] = 0;
+    }
+  }
+}
+
+template <class Columns, int kNum>
+__device__ __forceinline__ void dscores_of(float (&dp)[kNum], const float (&p)[kNum], const Columns& columns) {
+  const int col = fragment().col;
+#pragma unroll
+  for (int j = 0; j < kNum / 4; ++j) {
+    const auto delta = *reinterpret_cast<const float2*>(columns.delta + 8 * j + col);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int e = 4 * j + 2 * i;
+      dp[e] = p[e] * (dp[e] - delta.x);
+      dp[e + 1] = p[e + 1] * (dp[e + 1] - delta.y);
+    }
+  }
+}
+
+// A warp's 16 keys of a tile of ds, [keys, queries] as its accumulators lie, to memory. The last ones have left the
+// warp's place by then: a step is longer than the copy engine takes.
+__device__ __forceinline__ void keep_ds(unsigned char* tile, unsigned char* place, const uint32_t (&words)[16]) {
+  const uint32_t lane = threadIdx.x % 32, at = smem_addr(place);
+  if (lane == 0) tma_wait_read<0>();
+  __syncwarp();
+#pragma unroll
+  for (uint32_t j = 0; j < 4; ++j) {
+    stmatrix_4(at + swizzle_128(lane % 16, 2 * j + lane / 16), words[4 * j], words[4 * j + 1], words[4 * j + 2],
+               words[4 * j + 3]);
+  }
+  fence_proxy_async();
+  __syncwarp();
+  if (lane != 0) return;
+  bulk_store(tile + threadIdx.x / 32 % 4 * kDsWarpBytes, at, kDsWarpBytes);
+  tma_commit();
+}
+
+template <class Tile>
+__device__ void consume_queries(typename Tile::Shared& shared, T* dk_out, T* dv_out, const AttentionSizes& z,
+                                DkvWalk walk, const DsTiles& ds, int kv_head, int key, int b) {
+  using Keys = typename Tile::Keys;
+  using Queries = typename Tile::Queries;
+  using Outputs = typename Tile::Outputs;
+  constexpr int kWidth = Tile::kWidth, kValues = Tile::kValues, kScores = Tile::kQueries / 2;
+  const int group_row = (threadIdx.x / kGroupThreads - 1) * 64;
+  const int64_t base = b * z.kv_rows, first_key_row = base + key + group_row, end = base + z.kv_rows;
+  if (walk.steps == 0) {
+    store_zeros<kWidth>(dk_out, first_key_row, end, z.kv_heads, kv_head);
+    return store_zeros<kValues>(dv_out, first_key_row, end, z.kv_heads, kv_head);
+  }
+  const float scale2 = z.scale * kLog2E;
+  float dk[kWidth / 2] = {}, dv[kValues / 2] = {}, s[kScores], dp[kScores];
+  uint32_t words[kScores / 2];  // of p, then of ds
+  const auto start_scores = [&](const Ring<Tile::kStages>& ring) {
+    mbarrier_wait(smem_addr(&shared.full[ring.stage]), ring.parity);
+    wgmma_fence();
+    multiply_rows<Keys, Queries, kWidth>(s, smem_addr(shared.k), group_row, smem_addr(shared.q[ring.stage]));
+    multiply_rows<typename Tile::Values, Outputs, kValues>(dp, smem_addr(shared.v), group_row,
+                                                           smem_addr(shared.dout[ring.stage]));
+  };
+  const auto keep = [&] {
+    if constexpr (Tile::kKeepsDs) {
+      const int query_tile = walk.row / kDsEdge, key_tile = (key + group_row) / kDsEdge;
+      if (!ds.has(query_tile, key_tile)) return;  // nothing is seen, and nothing will be read
+      const int h = kv_head * ds.group + walk.head;
+      keep_ds(ds.tile(b, h, query_tile, key_tile), shared.ds[threadIdx.x / 32 - 4], words);
+    }
+  };
+  Ring<Tile::kStages> ring;
+  mbarrier_wait(smem_addr(&shared.keys_full), 0);
+  start_scores(ring);
+  for (int step = 0;; walk.next()) {
+    const int stage = ring.stage;
+    const typename Tile::Columns& columns = shared.columns[stage];
+    wgmma_wait<1>();
+    hold_registers(s);
+    probabilities_of(s, columns, scale2, key + group_row + fragment().row, static_cast<int>(z.shift) + walk.row);
+    pack(words, s);
+    hold_words(words);
+    wgmma_fence();
+    add_product<Outputs, Tile::kQueries / 16>(dv, words, smem_addr(shared.dout[stage]));
+    // Not <1>: with dv running while ds is made there are too few registers, and the compiler serialises all products.
+    wgmma_wait<0>();
+    hold_registers(dp);
+    hold_registers(dv);
+    hold_words(words);
+    dscores_of(dp, s, columns);
+    pack(words, dp);
+    hold_words(words);
+    wgmma_fence();
+    add_product<Queries, Tile::kQueries / 16>(dk, words, smem_addr(shared.q[stage]));
+    if (++step == walk.steps) break;
+    ring.advance();
+    start_scores(ring);
+    keep();
+    wgmma_wait<2>();
+    hold_registers(dk);
+    hold_words(words);
+    __syncwarp();  // one lane arrives for all that have read the columns
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&shared.empty[stage]));
+  }
+  keep();
+  wgmma_wait<0>();
+  hold_registers(dv);
+  hold_registers(dk);
+  const float scale[2] = {z.scale, z.scale}, one[2] = {1, 1};
+  store_sums<kWidth>(dk_out, dk, scale, first_key_row, end, z.kv_heads, kv_head);
+  store_sums<kValues>(dv_out, dv, one, first_key_row, end, z.kv_heads, kv_head);
+  if constexpr (Tile::kKeepsDs) tma_wait<0>();  // shared memory ends with the block
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(kSm90Threads, 1)
+    dkv_kernel(const __grid_constant__ BwdMaps maps, T* dk, T* dv, RowSums sums, DsTiles ds, AttentionSizes z) {
+  extern __shared__ __align__(1024) unsigned char raw[];
+  auto& shared = *reinterpret_cast<typename Tile::Shared*>(raw);
+  const int kv_head = ds.kv_head + blockIdx.x, b = ds.b + blockIdx.y;
+  const int key = blockIdx.z * Tile::kKeys;                                   // the longest first
+  const int first_row = key > z.shift ? static_cast<int>(key - z.shift) : 0;  // the first that sees a key
+  if (threadIdx.x < 32) {
+    const int64_t key_end = key + Tile::kKeys < z.kv_rows ? key + Tile::kKeys : z.kv_rows;
+    const int64_t rows_end = seen_end(z, b, first_row, key_end);
+    if (threadIdx.x == 0) {
+      shared.rows_end = static_cast<int>(rows_end);
+      mbarrier_init(smem_addr(&shared.keys_full), 1);
+      for (int i = 0; i < Tile::kStages; ++i) {
+        mbarrier_init(smem_addr(&shared.full[i]), 33);
+        mbarrier_init(smem_addr(&shared.empty[i]), kConsumerWarps);
+      }
+      fence_mbarrier_init();
+    }
+  }
+  __syncthreads();
+  const int rows = shared.rows_end > first_row ? shared.rows_end - first_row : 0;
+  const DkvWalk walk{.first_row = first_row,
+                     .end_row = shared.rows_end,
+                     .rows_of_step = Tile::kQueries,
+                     .steps = (rows + Tile::kQueries - 1) / Tile::kQueries * (z.heads / z.kv_heads)};
+  if (threadIdx.x < kGroupThreads) {
+    fewer_registers<kProducerRegisters>();
+    if (threadIdx.x < 32) produce_queries<Tile>(shared, maps, sums, z, walk, kv_head, key, b);
+  } else {
+    more_registers<kConsumerRegisters>();
+    consume_queries<Tile>(shared, dk, dv, z, walk, ds, kv_head, key, b);
+  }
+}
+
+template <class Tile>
+void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsTiles& ds) {
+  const AttentionSizes z = attention_sizes(a);
+  constexpr int kBytes = sizeof(typename Tile::Shared);
+  MOEBIUS_CUDA(cudaFuncSetAttribute(dkv_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  const dim3 blocks(ds.kv_heads, ds.sequences, static_cast<unsigned>(div_ceil(z.kv_rows, Tile::kKeys)));
+  dkv_kernel<Tile><<<blocks, kSm90Threads, kBytes, cuda_stream(s)>>>(bwd_maps(a, Tile::kQueries, Tile::kKeys),
+                                                                     static_cast<T*>(a.dk_TGd.data),
+                                                                     static_cast<T*>(a.dv_TGd.data), sums, ds, z);
+  check_launch("attention_bwd");
+}
+
+}  // namespace
+
+void sm90_dkv(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsTiles& ds) {
+  const int64_t width = a.q_THd.dim(2);
+  if (width == 192) return launch<DkvTile<192, 128, false>>(s, a, sums, ds);
+  if (width == 64)
+    ds.tiles ? launch<DkvTile<64, 64, true>>(s, a, sums, ds) : launch<DkvTile<64, 64, false>>(s, a, sums, ds);
+  else
+    ds.tiles ? launch<DkvTile<128, 128, true>>(s, a, sums, ds) : launch<DkvTile<128, 128, false>>(s, a, sums, ds);
+}
+
+}  // namespace moebius::cuda

@@ -1,0 +1,15 @@
+#include "device/cuda/cuda.h"
+#include "ops/elementwise/copy_columns.h"
+
+namespace moebius::cuda {
+
+// The copy engine's own strided copy: a recorded step replays it as any kernel.
+void copy_columns(Stream& s, const CopyColumns& a) {
+  const auto size = static_cast<size_t>(size_of(a.to_TA.dtype));
+  MOEBIUS_CUDA(cudaMemcpy2DAsync(static_cast<char*>(a.to_TA.data) + a.to_first * size, a.to_TA.dim(1) * size,
+                                 static_cast<const char*>(a.from_TB.data) + a.from_first * size,
+                                 a.from_TB.dim(1) * size, a.count * size, a.to_TA.dim(0), cudaMemcpyDeviceToDevice,
+                                 cuda_stream(s)));
+}
+
+}  // namespace moebius::cuda

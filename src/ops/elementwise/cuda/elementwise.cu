@@ -1,0 +1,249 @@
+#include "ops/elementwise/elementwise.h"
+
+#include "device/cuda/cuda.h"
+#include "ops/backends.h"
+#include "ops/cuda/philox.h"
+#include "ops/cuda/vector.h"
+
+namespace moebius::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// A thread owns kNum elements.
+template <int kNum, class To, class From>
+__global__ void __launch_bounds__(kThreads) convert_kernel(To* to, const From* from, int64_t n) {
+  const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kNum;
+  if (i >= n) return;
+  float x[kNum];
+  load(x, from + i);
+  store(to + i, x);
+}
+
+template <int kNum, class T>
+__global__ void __launch_bounds__(kThreads) add_kernel(T* y, const T* x, int64_t n) {
+  const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kNum;
+  if (i >= n) return;
+  float sum[kNum], term[kNum];
+  load(sum, y + i);
+  load(term, x + i);
+#pragma unroll
+  for (int j = 0; j < kNum; ++j) sum[j] += term[j];
+  store(y + i, sum);
+}
+
+__global__ void __launch_bounds__(kThreads) add_row_kernel(float* y, const float* row, int64_t n, int64_t width) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < n) y[i] += row[i % width];
+}
+
+// One block: the sum of thread i over elements i, i + 1024, ..., then over the threads.
+__global__ void __launch_bounds__(1024) sum_into_kernel(double* out, const float* x, int64_t n, double scale) {
+  __shared__ double shared[32];
+  double sum = 0;
+#pragma unroll 8
+  for (int64_t i = threadIdx.x; i < n; i += 1024) sum += x[i];
+  sum = block_sum(sum, shared);
+  if (threadIdx.x == 0) *out += scale * sum;
+}
+
+template <class T>
+struct Gated {
+  T* y;   // forward
+  T* dx;  // backward
+  float* dgate;
+  const T *dy, *x;
+  const float* gate;
+  int64_t width;
+};
+
+// A block owns a row.
+template <int kNum, class T>
+__global__ void __launch_bounds__(kThreads) gated_add_fwd_kernel(Gated<T> a) {
+  const int64_t row = blockIdx.x * a.width;
+  const float gate = sigmoid(a.gate[blockIdx.x]);
+  for (int64_t j = int64_t{threadIdx.x} * kNum; j < a.width; j += blockDim.x * kNum) {
+    float y[kNum], x[kNum];
+    load(y, a.y + row + j);
+    load(x, a.x + row + j);
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) y[i] += gate * x[i];
+    store(a.y + row + j, y);
+  }
+}
+
+template <int kNum, class T>
+__global__ void __launch_bounds__(kThreads) gated_add_bwd_kernel(Gated<T> a) {
+  __shared__ float shared[32];
+  const int64_t row = blockIdx.x * a.width;
+  const float gate = sigmoid(a.gate[blockIdx.x]);
+  float sum = 0;
+  for (int64_t j = int64_t{threadIdx.x} * kNum; j < a.width; j += blockDim.x * kNum) {
+    float dy[kNum], x[kNum];
+    load(dy, a.dy + row + j);
+    load(x, a.x + row + j);
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) {
+      sum += dy[i] * x[i];
+      dy[i] *= gate;
+    }
+    store(a.dx + row + j, dy);
+  }
+  sum = block_sum(sum, shared);
+  if (threadIdx.x == 0) a.dgate[blockIdx.x] = gate * (1.0f - gate) * sum;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    jitter_kernel(T* y, const T* x, int64_t n, int64_t width, const int64_t* draw, int64_t row, DeviceRng any_step,
+                  float eps) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const DeviceRng rng = any_step.at_step(static_cast<uint64_t>(draw[0]));
+  const auto first = static_cast<uint64_t>((draw[1] + row) * width);
+  if (i < n) set(y[i], element(x[i]) * (1.0f + eps * (2.0f * rng.uniform(first + i) - 1.0f)));
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    fill_normal_kernel(T* x, int64_t n, DeviceRng rng, uint64_t first, float mean, float std) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < n) set(x[i], mean + std * rng.normal(first + i));
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) find_nonfinite_kernel(unsigned long long* first, const T* x, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < n && !isfinite(element(x[i]))) atomicMin(first, static_cast<unsigned long long>(i));
+}
+
+template <class To, class From>
+void convert(Stream& s, To* to, const From* from, int64_t n) {
+  if (is_whole(n, 4, to, from))
+    convert_kernel<4><<<num_blocks(n / 4, kThreads), kThreads, 0, cuda_stream(s)>>>(to, from, n);
+  else
+    convert_kernel<1><<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(to, from, n);
+  check_launch("copy");
+}
+
+int threads_for(int64_t width, int num) { return std::min(kThreads, whole_warps(div_ceil(width, num))); }
+
+}  // namespace
+
+void fill_zero(Stream& s, Tensor x) { MOEBIUS_CUDA(cudaMemsetAsync(x.data, 0, x.num_bytes(), cuda_stream(s))); }
+
+void copy(Stream& s, Tensor to, Tensor from) {
+  if (to.dtype == DType::bf16 && from.dtype == DType::f32)
+    return convert(s, to.ptr<bf16>(), from.ptr<float>(), to.numel());
+  if (to.dtype == DType::f32 && from.dtype == DType::bf16)
+    return convert(s, to.ptr<float>(), from.ptr<bf16>(), to.numel());
+  MOEBIUS_CUDA(cudaMemcpyAsync(to.data, from.data, to.num_bytes(), cudaMemcpyDeviceToDevice, cuda_stream(s)));
+}
+
+void add(Stream& s, Tensor y, Tensor x) {
+  const int64_t n = x.numel();
+  with_float_type(x.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int kNum = kPerVector<T>;
+    T* sum = y.ptr<T>();
+    const T* term = x.ptr<T>();
+    if (is_whole(n, kNum, sum, term))
+      add_kernel<kNum><<<num_blocks(n / kNum, kThreads), kThreads, 0, cuda_stream(s)>>>(sum, term, n);
+    else
+      add_kernel<1><<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(sum, term, n);
+  });
+  check_launch("add");
+}
+
+void add_row(Stream& s, Tensor y_SD, Tensor row_1D) {
+  const int64_t n = y_SD.numel();
+  add_row_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(y_SD.ptr<float>(), row_1D.ptr<float>(), n,
+                                                                           y_SD.dim(1));
+  check_launch("add_row");
+}
+
+void sum_into(Stream& s, const SumInto& a) {
+  sum_into_kernel<<<1, 1024, 0, cuda_stream(s)>>>(a.out_1.ptr<double>(), a.x.ptr<float>(), a.x.numel(), a.scale);
+  check_launch("sum_into");
+}
+
+void gated_add_fwd(Stream& s, const GatedAddFwd& a) {
+  const int64_t width = a.x_TD.dim(1);
+  const int rows = narrow<int>(a.x_TD.dim(0));
+  with_float_type(a.x_TD.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int kNum = kPerVector<T>;
+    const Gated<T> g{.y = a.y_TD.ptr<T>(), .x = a.x_TD.ptr<T>(), .gate = a.gate_T.ptr<float>(), .width = width};
+    if (rows_are_aligned(width, sizeof(T), g.y, g.x))
+      gated_add_fwd_kernel<kNum><<<rows, threads_for(width, kNum), 0, cuda_stream(s)>>>(g);
+    else
+      gated_add_fwd_kernel<1><<<rows, threads_for(width, 1), 0, cuda_stream(s)>>>(g);
+  });
+  check_launch("gated_add_fwd");
+}
+
+void gated_add_bwd(Stream& s, const GatedAddBwd& a) {
+  const int64_t width = a.x_TD.dim(1);
+  const int rows = narrow<int>(a.x_TD.dim(0));
+  with_float_type(a.x_TD.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int kNum = kPerVector<T>;
+    const Gated<T> g{.dx = a.dx_TD.ptr<T>(),
+                     .dgate = a.dgate_T.ptr<float>(),
+                     .dy = a.dy_TD.ptr<T>(),
+                     .x = a.x_TD.ptr<T>(),
+                     .gate = a.gate_T.ptr<float>(),
+                     .width = width};
+    if (rows_are_aligned(width, sizeof(T), g.dx, g.dy, g.x))
+      gated_add_bwd_kernel<kNum><<<rows, threads_for(width, kNum), 0, cuda_stream(s)>>>(g);
+    else
+      gated_add_bwd_kernel<1><<<rows, threads_for(width, 1), 0, cuda_stream(s)>>>(g);
+  });
+  check_launch("gated_add_bwd");
+}
+
+void jitter(Stream& s, const Jitter& a) {
+  const int64_t n = a.x_TD.numel();
+  const DeviceRng any_step(Rng(a.seed, RngSite::jitter, 0, a.layer));
+  with_float_type(a.x_TD.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    jitter_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(
+        a.y_TD.ptr<T>(), a.x_TD.ptr<T>(), n, a.x_TD.dim(1), a.draw_2.ptr<int64_t>(), a.row, any_step, a.eps);
+  });
+  check_launch("jitter");
+}
+
+void fill_normal(Stream& s, const FillNormal& a) {
+  const int64_t n = a.x.numel();
+  with_float_type(a.x.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    fill_normal_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(a.x.ptr<T>(), n, DeviceRng(a.rng),
+                                                                                 a.first_index, a.mean, a.std);
+  });
+  check_launch("fill_normal");
+}
+
+namespace {
+
+// What find_nonfinite keeps on a device: a checkpoint asks for thousands of tensors.
+struct FirstNonfinite {
+  Buffer buffer{DeviceKind::cuda, sizeof(unsigned long long)};
+};
+
+}  // namespace
+
+// Outside any step: it waits, and the first call takes the memory of its answer.
+int64_t find_nonfinite(Stream& s, Tensor x) {
+  const int64_t n = x.numel();
+  auto* const first = static_cast<unsigned long long*>(op_state<FirstNonfinite>(s).buffer.data());
+  unsigned long long found = 0;
+  MOEBIUS_CUDA(cudaMemsetAsync(first, 0xff, sizeof found, cuda_stream(s)));  // above every index
+  with_float_type(x.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    find_nonfinite_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(first, x.ptr<T>(), n);
+  });
+  check_launch("find_nonfinite");
+  copy_to_host(s, &found, first, sizeof found);
+  return found >= static_cast<unsigned long long>(n) ? -1 : static_cast<int64_t>(found);
+}
+
+}  // namespace moebius::cuda

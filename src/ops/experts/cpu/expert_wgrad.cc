@@ -1,0 +1,104 @@
+// Weight gradients: k runs over the rows of an expert, in chunks of a fixed size, each added to the f32 gradient in
+// order.
+#include "ops/backends_moe.h"
+#include "ops/cpu/vector.h"
+#include "ops/experts/cpu/experts.h"
+
+namespace moebius {
+namespace cpu {
+namespace {
+
+constexpr int64_t kChunk = 512;       // rows of an expert that are packed at once
+constexpr int64_t kTileRows = 518;    // of dw[e], 37 panels
+constexpr int64_t kPackedPanels = 8;  // of A at once: rows are read in pieces of 112 elements
+constexpr int64_t kTilePanels = 16;   // of 32 columns
+
+PanelSpace space_of(Words words) { return {words, kChunk, kPackedPanels, kTilePanels}; }
+
+struct Tiles {
+  explicit Tiles(const Tensor& dw)
+      : M(dw.dim(1)), N(dw.dim(2)), down(div_ceil(M, kTileRows)), across(div_ceil(N, kTilePanels * kPanelCols)) {}
+  int64_t M, N, down, across;
+};
+
+// A tile of dw[e] and the rows that it sums over.
+struct GradTile {
+  RowRange rows;
+  int64_t first_m, num_m, first_n, num_n;
+};
+
+template <class T>
+PanelRows rows_from(const Tensor& x, bool gather, const Rows& rows, int64_t begin, int64_t col) {
+  const int64_t ld = x.dim(1);
+  const T* base = x.ptr<T>() + col;
+  return gather ? PanelRows{base, index_of(rows) + begin, ld} : PanelRows{base + begin * ld, nullptr, ld};
+}
+
+void add_sums(const float* tile, int64_t num, float* dw, int64_t ld, int64_t n) {
+  for (int64_t i = 0; i < num; ++i) {
+    if (n == kPanelCols) {
+      for (int64_t c = 0; c < kPanelCols; ++c) dw[i * ld + c] += tile[i * kPanelCols + c];
+    } else {
+      for (int64_t c = 0; c < n; ++c) dw[i * ld + c] += tile[i * kPanelCols + c];
+    }
+  }
+}
+
+// dw += the product over rows [begin, begin + k).
+template <class T>
+void add_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, int64_t begin, int64_t k,
+               const PanelSpace& space) {
+  const Tiles tiles(a.dw_eMN);
+  float* dw = a.dw_eMN.ptr<float>() + (t.rows.expert * tiles.M + t.first_m) * tiles.N + t.first_n;
+  const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
+    const int64_t m = t.first_m + first;
+    pack_across(math.words, {to, kPanelRows, div_ceil(num, kPanelRows), space.a_stride},
+                rows_from<T>(a.left_RM, a.gather_left, a.rows, begin, m), k, tiles.M - m);
+  };
+  const int64_t num_panels = div_ceil(t.num_n, kPanelCols);
+  const auto pack_b = [&](uint32_t* to) {
+    pack_across(math.words, {to, kPanelCols, num_panels, space.b_stride},
+                rows_from<T>(a.right_RN, a.gather_right, a.rows, begin, t.first_n), k, tiles.N - t.first_n);
+  };
+  // The gradient comes from memory: ask for it while the product is computed.
+  const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
+    prefetch_rows(dw + first * tiles.N + j * kPanelCols, num, tiles.N, std::min(kPanelCols, t.num_n - j * kPanelCols));
+  };
+  const auto add = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
+    const int64_t n = std::min(kPanelCols, t.num_n - j * kPanelCols);
+    add_sums(tile, num, dw + first * tiles.N + j * kPanelCols, tiles.N, n);
+  };
+  multiply_panels(math.by_word, space, {num_words(math.words, k), t.num_m, num_panels}, pack_a, pack_b, fetch, add);
+}
+
+}  // namespace
+
+void expert_wgrad(Stream& s, const ExpertWgrad& a) {
+  const PanelMath math = best_panel_math(a.left_RM.dtype);
+  const Tiles tiles(a.dw_eMN);
+  const int32_t* offsets = a.rows.offsets_e1.ptr<int32_t>();
+  const int64_t per_expert = tiles.down * tiles.across;
+  with_float_type(a.left_RM.dtype, [&]<class T>(T) {
+    s.pool().run(a.dw_eMN.dim(0) * per_expert, [&](int64_t task, int worker) {
+      const int64_t e = task / per_expert, m = task % per_expert / tiles.across * kTileRows;
+      const int64_t n = task % tiles.across * kTilePanels * kPanelCols;
+      const GradTile tile{{e, offsets[e], offsets[e + 1]},
+                          m,
+                          std::min(kTileRows, tiles.M - m),
+                          n,
+                          std::min(kTilePanels * kPanelCols, tiles.N - n)};
+      const PanelSpace space(a.scratch.data, worker, space_of(math.words));
+      for (int64_t begin = tile.rows.begin; begin < tile.rows.end; begin += kChunk) {
+        add_chunk<T>(a, math, tile, begin, std::min(kChunk, tile.rows.end - begin), space);
+      }
+    });
+  });
+}
+
+}  // namespace cpu
+
+int64_t cpu::scratch_bytes(const ExpertWgrad& a, int num_threads) {
+  return num_threads * cpu::space_of(cpu::best_panel_math(a.left_RM.dtype).words).num_bytes;
+}
+
+}  // namespace moebius

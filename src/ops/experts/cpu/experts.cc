@@ -1,0 +1,190 @@
+// expert_up, expert_down and d_expert_up: rows times the weights of their expert.
+#include "ops/experts/cpu/experts.h"
+
+#include "ops/backends_moe.h"
+#include "ops/cpu/lanes.h"
+#include "ops/cpu/vector.h"
+#include "ops/experts/cpu/gated_activation.h"
+
+namespace moebius {
+namespace cpu {
+namespace {
+
+constexpr int64_t kHalf = kPanelCols / 2;  // a panel of expert_up: 16 gates, then the 16 ups that they gate
+
+RowProduct product_of(const ExpertUp& a) { return {a.x_TD.dtype, a.x_TD.dim(1), a.a_RF.dim(1), kHalf}; }
+RowProduct product_of(const ExpertDown& a) { return {a.a_RF.dtype, a.a_RF.dim(1), a.y_RD.dim(1), kPanelCols}; }
+RowProduct product_of(const DExpertUp& a) { return {a.dh_R2F.dtype, a.dh_R2F.dim(1), a.dx_RD.dim(1), kPanelCols}; }
+
+// n columns from f on of a row of h and a, at most a register of them; bias of the gate, that of up F further on, or
+// none.
+template <class T>
+struct GatedRow {
+  T *h, *a;
+  const T* bias;
+  int64_t F, n;
+};
+template <class T>
+void write_gated(const GatedActivation& activation, const float* sum, const GatedRow<T>& row) {
+  Lanes gate = load_lanes(sum), up = load_lanes(sum + kHalf);
+  if (row.bias) {
+    gate += load_lanes(row.bias, row.n);
+    up += load_lanes(row.bias + row.F, row.n);
+  }
+  gate = round_lanes<T>(gate);
+  up = round_lanes<T>(up);
+  store_lanes(row.h, gate, row.n);
+  store_lanes(row.h + row.F, up, row.n);
+  store_lanes(row.a, Gated(activation, gate, up).value(), row.n);
+}
+
+// n <= kHalf columns.
+template <class T>
+void write_gated_half(const GatedActivation& activation, const float* sum, const GatedRow<T>& row) {
+  for (int64_t at = 0; at < row.n; at += kNumLanes)
+    write_gated<T>(
+        activation, sum + at,
+        {row.h + at, row.a + at, row.bias ? row.bias + at : nullptr, row.F, std::min(kNumLanes, row.n - at)});
+}
+
+template <class T>
+void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
+             const PanelSpace& space) {
+  const int64_t F = a.a_RF.dim(1), D = p.k;
+  const T* w1 = a.w1_e2FD.ptr<T>() + range.expert * 2 * F * D;
+  const T* b1 = a.b1_e2F.empty() ? nullptr : a.b1_e2F.ptr<T>() + range.expert * 2 * F;
+  const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
+    pack_rows(p.math.words, to, a.x_TD.ptr<T>(), index_of(a.rows), range.begin + first, num, D);
+  };
+  const auto pack_b = [&](uint32_t* to) {
+    for (int64_t j = 0; j < num_panels; ++j, to += space.b_stride) {
+      const void* lane[kPanelCols] = {};
+      const int64_t f = (first_panel + j) * kHalf;
+      for (int64_t i = 0; i < std::min(kHalf, F - f); ++i) {
+        lane[i] = w1 + (f + i) * D;
+        lane[kHalf + i] = w1 + (F + f + i) * D;
+      }
+      pack_along(p.math.words, to, lane, D);
+    }
+  };
+  const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
+    const int64_t f = (first_panel + j) * kHalf, n = std::min(kHalf, F - f);
+    for (int64_t i = 0; i < num; ++i) {
+      const int64_t r = range.begin + first + i;
+      write_gated_half<T>(a.activation, tile + i * kPanelCols,
+                          {a.h_R2F.ptr<T>() + r * 2 * F + f, a.a_RF.ptr<T>() + r * F + f, b1 ? b1 + f : nullptr, F, n});
+    }
+  };
+  multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, kNothingBefore,
+                  write);
+}
+
+// Rows of n <= 32 sums, rounded; bias: 32 numbers.
+constexpr float kNoBias[kPanelCols] = {};
+template <class T>
+void write_sums(const float* tile, int64_t num, T* out, int64_t ld, int64_t n, const float* bias = kNoBias) {
+  for (int64_t i = 0; i < num; ++i, tile += kPanelCols, out += ld) {
+    for (int64_t at = 0; at < n; at += kNumLanes)
+      store_lanes(out + at, load_lanes(tile + at) + load_lanes(bias + at), std::min(kNumLanes, n - at));
+  }
+}
+
+// Columns [d, d + 32) of an expert's bias, 0 where b2 has none of it.
+template <class T>
+struct PanelBias {
+  PanelBias(const ExpertDown& a, int64_t expert, int64_t d) {
+    const int64_t C = a.b2_eC.empty() ? 0 : a.b2_eC.dim(1), first = a.b2_first - d;
+    for (int64_t i = std::max<int64_t>(0, first); i < std::min(kPanelCols, first + C); ++i)
+      columns[i] = to_f32(a.b2_eC.ptr<T>()[expert * C + i - first]);
+  }
+  float columns[kPanelCols] = {};
+};
+
+template <class T>
+void down_rows(const ExpertDown& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
+               const PanelSpace& space) {
+  const int64_t F = p.k, D = a.y_RD.dim(1);
+  const T* w2 = a.w2_eDF.ptr<T>() + range.expert * D * F;
+  const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
+    pack_rows(p.math.words, to, a.a_RF.ptr<T>(), nullptr, range.begin + first, num, F);
+  };
+  const auto pack_b = [&](uint32_t* to) {
+    for (int64_t j = 0; j < num_panels; ++j, to += space.b_stride) {
+      const void* lane[kPanelCols] = {};
+      const int64_t d = (first_panel + j) * kPanelCols;
+      for (int64_t i = 0; i < std::min(kPanelCols, D - d); ++i) lane[i] = w2 + (d + i) * F;
+      pack_along(p.math.words, to, lane, F);
+    }
+  };
+  const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
+    const int64_t d = (first_panel + j) * kPanelCols;
+    write_sums(tile, num, a.y_RD.ptr<T>() + (range.begin + first) * D + d, D, std::min(kPanelCols, D - d),
+               PanelBias<T>(a, range.expert, d).columns);
+  };
+  multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, kNothingBefore,
+                  write);
+}
+
+template <class T>
+void d_up_rows(const DExpertUp& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
+               const PanelSpace& space) {
+  const int64_t D = a.dx_RD.dim(1);
+  const T* w1 = a.w1_e2FD.ptr<T>() + range.expert * p.k * D;
+  const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
+    pack_rows(p.math.words, to, a.dh_R2F.ptr<T>(), nullptr, range.begin + first, num, p.k);
+  };
+  const auto pack_b = [&](uint32_t* to) {
+    const int64_t d = first_panel * kPanelCols;
+    pack_across(p.math.words, {to, kPanelCols, num_panels, space.b_stride}, {w1 + d, nullptr, D}, p.k, D - d);
+  };
+  const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
+    const int64_t d = (first_panel + j) * kPanelCols;
+    write_sums(tile, num, a.dx_RD.ptr<T>() + (range.begin + first) * D + d, D, std::min(kPanelCols, D - d));
+  };
+  multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, kNothingBefore,
+                  write);
+}
+
+}  // namespace
+
+void expert_up(Stream& s, const ExpertUp& a) {
+  const RowProduct p = product_of(a);
+  with_float_type(a.x_TD.dtype, [&]<class T>(T) {
+    for_each_row_task(s, p, a.rows, a.w1_e2FD.dim(0), a.scratch.data,
+                      [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
+                        up_rows<T>(a, p, range, first, num, space);
+                      });
+  });
+}
+
+void expert_down(Stream& s, const ExpertDown& a) {
+  const RowProduct p = product_of(a);
+  with_float_type(a.a_RF.dtype, [&]<class T>(T) {
+    for_each_row_task(s, p, a.rows, a.w2_eDF.dim(0), a.scratch.data,
+                      [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
+                        down_rows<T>(a, p, range, first, num, space);
+                      });
+  });
+}
+
+void d_expert_up(Stream& s, const DExpertUp& a) {
+  const RowProduct p = product_of(a);
+  with_float_type(a.dh_R2F.dtype, [&]<class T>(T) {
+    for_each_row_task(s, p, a.rows, a.w1_e2FD.dim(0), a.scratch.data,
+                      [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
+                        d_up_rows<T>(a, p, range, first, num, space);
+                      });
+  });
+}
+
+}  // namespace cpu
+
+int64_t cpu::scratch_bytes(const ExpertUp& a, int num_threads) { return cpu::product_of(a).scratch_bytes(num_threads); }
+int64_t cpu::scratch_bytes(const ExpertDown& a, int num_threads) {
+  return cpu::product_of(a).scratch_bytes(num_threads);
+}
+int64_t cpu::scratch_bytes(const DExpertUp& a, int num_threads) {
+  return cpu::product_of(a).scratch_bytes(num_threads);
+}
+
+}  // namespace moebius

@@ -1,0 +1,89 @@
+// What the CPU files of experts share: how rows become tasks, and how the tensors are laid over panels.
+#pragma once
+
+#include <algorithm>
+
+#include "ops/experts/cpu/panels.h"
+#include "ops/experts/experts.h"
+
+namespace moebius::cpu {
+
+// At most this many rows of an expert are a task: enough to pay for packing the weights.
+constexpr int64_t kRowsPerTask = 1024;
+
+// Rows [begin, end) of one expert.
+struct RowRange {
+  int64_t expert, begin, end;
+};
+
+// The ranges of all experts, each cut into equal parts.
+inline int64_t num_ranges(const int32_t* offsets, int64_t num_experts) {
+  int64_t n = 0;
+  for (int64_t e = 0; e < num_experts; ++e) n += div_ceil(offsets[e + 1] - offsets[e], kRowsPerTask);
+  return n;
+}
+
+inline RowRange range_of(const int32_t* offsets, int64_t index) {
+  for (int64_t e = 0;; ++e) {
+    const int64_t rows = offsets[e + 1] - offsets[e], parts = div_ceil(rows, kRowsPerTask);
+    if (index < parts) {
+      const int64_t begin = rows * index / parts, end = rows * (index + 1) / parts;
+      return {e, offsets[e] + begin, offsets[e] + end};
+    }
+    index -= parts;
+  }
+}
+
+// How a product of rows [num_rows, k] with num_cols columns is cut: panels, and panels of a task.
+struct RowProduct {
+  RowProduct(DType dtype, int64_t k, int64_t num_cols, int64_t cols_per_panel)
+      : math(best_panel_math(dtype)),
+        k(k),
+        num_panels(div_ceil(num_cols, cols_per_panel)),
+        panels_per_task(panels_at_once(math.words, k, std::max<int64_t>(1, num_panels))),
+        tasks_across(div_ceil(num_panels, panels_per_task)),
+        space(math.words, k, 1, panels_per_task) {}
+  PanelCounts counts(int64_t num_rows, int64_t panels) const { return {num_words(math.words, k), num_rows, panels}; }
+  int64_t scratch_bytes(int num_threads) const { return num_threads * space.num_bytes; }
+
+  PanelMath math;
+  int64_t k, num_panels, panels_per_task, tasks_across;
+  PanelSpace space;  // of one worker
+};
+
+// fn(range, first_panel, num_panels, index of the task across, space) for all tasks.
+template <class F>
+void for_each_row_task(Stream& s, const RowProduct& p, const Rows& rows, int64_t num_experts, void* scratch, F&& fn) {
+  const int32_t* offsets = rows.offsets_e1.ptr<int32_t>();
+  s.pool().run(num_ranges(offsets, num_experts) * p.tasks_across, [&](int64_t task, int worker) {
+    const int64_t across = task % p.tasks_across, first = across * p.panels_per_task;
+    fn(range_of(offsets, task / p.tasks_across), first, std::min(p.panels_per_task, p.num_panels - first), across,
+       PanelSpace(scratch, worker, p.space));
+  });
+}
+
+// Packs rows [first, first + num) of x, gathered by index when there is one.
+template <class T>
+void pack_rows(Words words, uint32_t* packed, const T* x, const int32_t* index, int64_t first, int64_t num, int64_t k) {
+  const void* row[kPanelRows];
+  for (int64_t i = 0; i < num; ++i) row[i] = x + (index ? index[first + i] : first + i) * k;
+  pack_strips(words, packed, row, num, k);
+}
+
+inline const int32_t* index_of(const Rows& rows) {
+  return rows.token_R.empty() ? nullptr : rows.token_R.ptr<int32_t>();
+}
+
+constexpr auto kNothingBefore = [](int64_t, int64_t, int64_t) {};
+
+// Asks for the lines of n elements in each of num rows, ld apart, that are about to be read and written. Worth 10 %
+// where an epilogue reads; where it only writes, the store buffer does as well.
+template <class T>
+void prefetch_rows(const T* x, int64_t num, int64_t ld, int64_t n) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+  for (int64_t i = 0; i < num; ++i, x += ld) {
+    for (int64_t c = 0; c < n; c += kLine) __builtin_prefetch(x + c, 1);
+  }
+}
+
+}  // namespace moebius::cpu

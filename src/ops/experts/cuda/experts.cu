@@ -1,0 +1,59 @@
+// Which kernel runs an expert op, and what it needs.
+#include "ops/experts/cuda/experts.h"
+
+#include "device/slow_paths.h"
+#include "ops/backends_moe.h"
+
+namespace moebius::cuda {
+namespace {
+
+// The epilogues of the sm_90 kernels know SwiGLU without biases.
+bool is_plain(const ExpertUp& a) { return a.b1_e2F.empty() && a.activation == GatedActivation{}; }
+bool is_plain(const ExpertDown& a) { return a.b2_eC.empty(); }
+bool is_plain(const DExpertDown& a) { return a.b2_eC.empty() && a.activation == GatedActivation{}; }
+bool is_plain(const DExpertUp&) { return true; }
+bool is_plain(const ExpertWgrad&) { return true; }
+
+// weights tell the columns and the number of experts.
+template <class Op>
+bool by_sm90(const Stream& s, const char* name, const Op& a, const Tensor& rows, const Tensor& weights) {
+  if (is_plain(a) && sm90::takes(a)) return true;
+  if (rows.dtype == DType::bf16 && rows.numel() > 0) {
+    note_slow_path(s, name,
+                   is_plain(a) ? fmt::format("the fast kernels take columns in multiples of 8 and at most 512 experts; "
+                                             "got weights {}",
+                                             to_string(weights))
+                               : "the fast kernels take SwiGLU without biases");
+  }
+  return false;
+}
+
+}  // namespace
+
+void expert_up(Stream& s, const ExpertUp& a) {
+  by_sm90(s, "expert_up", a, a.x_TD, a.w1_e2FD) ? sm90::expert_up(s, a) : generic::expert_up(s, a);
+}
+
+void expert_down(Stream& s, const ExpertDown& a) {
+  by_sm90(s, "expert_down", a, a.a_RF, a.w2_eDF) ? sm90::expert_down(s, a) : generic::expert_down(s, a);
+}
+
+void d_expert_down(Stream& s, const DExpertDown& a) {
+  by_sm90(s, "d_expert_down", a, a.dout_TD, a.w2_eDF) ? sm90::d_expert_down(s, a) : generic::d_expert_down(s, a);
+}
+
+void d_expert_up(Stream& s, const DExpertUp& a) {
+  by_sm90(s, "d_expert_up", a, a.dh_R2F, a.w1_e2FD) ? sm90::d_expert_up(s, a) : generic::d_expert_up(s, a);
+}
+
+void expert_wgrad(Stream& s, const ExpertWgrad& a) {
+  by_sm90(s, "expert_wgrad", a, a.left_RM, a.dw_eMN) ? sm90::expert_wgrad(s, a) : generic::expert_wgrad(s, a);
+}
+
+int64_t scratch_bytes(const ExpertUp&) { return 0; }
+int64_t scratch_bytes(const ExpertDown&) { return 0; }
+int64_t scratch_bytes(const DExpertDown& a) { return num_dweight_partials(a) * a.dweight_R.numel() * 4; }
+int64_t scratch_bytes(const DExpertUp&) { return 0; }
+int64_t scratch_bytes(const ExpertWgrad&) { return 0; }
+
+}  // namespace moebius::cuda

@@ -1,0 +1,47 @@
+// How the CUDA files of experts hang together: the generic kernels take every shape, the sm_90 ones (wgmma and TMA) the
+// shapes that they say. Host code only.
+#pragma once
+
+#include "core/error.h"
+#include "device/device.h"
+#include "ops/experts/experts.h"
+
+namespace moebius::cuda {
+
+// Shared-memory tiles, f32 and bf16, any shape.
+namespace generic {
+void expert_up(Stream& s, const ExpertUp& a);
+void expert_down(Stream& s, const ExpertDown& a);
+void d_expert_down(Stream& s, const DExpertDown& a);
+void d_expert_up(Stream& s, const DExpertUp& a);
+void expert_wgrad(Stream& s, const ExpertWgrad& a);
+}  // namespace generic
+
+// takes() looks at shapes, dtypes and addresses only, so it says the same in every step. Beyond the contract of
+// experts.h: without offsets there is one expert, and all rows are its own; without weights of rows
+// d_expert_down takes 1, makes no dweight, and needs no scratch.
+namespace sm90 {
+bool takes(const ExpertUp& a);
+bool takes(const ExpertDown& a);
+bool takes(const DExpertDown& a);
+bool takes(const DExpertUp& a);
+bool takes(const ExpertWgrad& a);
+void expert_up(Stream& s, const ExpertUp& a);
+void expert_down(Stream& s, const ExpertDown& a);
+void d_expert_down(Stream& s, const DExpertDown& a);
+void d_expert_up(Stream& s, const DExpertUp& a);
+void expert_wgrad(Stream& s, const ExpertWgrad& a);
+}  // namespace sm90
+
+// <g, a> of d_expert_down over tiles of this many columns of F: f32 partial[tile, r] in the scratch, added in order.
+constexpr int64_t kDWeightCols = 64;
+inline int64_t num_dweight_partials(const DExpertDown& a) { return div_ceil(a.sa_RF.dim(1), kDWeightCols); }
+
+// dweight[r] = sum over p < num_partials of partial[p, r], for the rows that the experts have.
+void add_dweight_partials(Stream& s, const DExpertDown& a, int64_t num_partials);
+
+inline const int32_t* index_of(const Rows& rows) {
+  return rows.token_R.empty() ? nullptr : rows.token_R.ptr<int32_t>();
+}
+
+}  // namespace moebius::cuda

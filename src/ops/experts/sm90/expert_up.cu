@@ -1,0 +1,94 @@
+// expert_up for sm_90a: the 256 columns of a tile are 128 gate columns and the 128 up columns of the same f, so that a
+// thread holds both and the activation needs no exchange.
+#include "device/cuda/cuda.h"
+#include "ops/cuda/swiglu.h"
+#include "ops/experts/cuda/experts.h"
+#include "ops/grouped_gemm/sm90/kernel.h"
+#include "ops/grouped_gemm/sm90/launch.h"
+#include "ops/sm90/tensor_map.h"
+
+namespace moebius::cuda {
+namespace {
+
+template <bool kGatherRows>
+struct UpGemm {
+  static constexpr bool kGather = kGatherRows;
+  static constexpr Major kMajorB = Major::k;
+
+  struct Params {
+    CUtensorMap a, b;
+    Gather gather;
+    RowTiles tiles;
+    int32_t num_k;
+    uint16_t *h, *act;
+    int32_t F;
+  };
+
+  // Half 0 is the gate's, half 1 the up's.
+  __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
+                                int32_t expert) {
+    load.box(&p.b, half * kHalfBytesB, k * kTileK, static_cast<int32_t>(half) * p.F + tile_n * 128, expert);
+  }
+
+  // Of each half of the columns: gate, up, half of the activation, in the gate's place, the rest and its store.
+  static constexpr int kPieces = 8;
+
+  template <int kPiece>
+  __device__ __forceinline__ static void store_piece(const Params& p, HeldRows& held, uint32_t staging) {
+    constexpr int kHalf = kPiece / 4, kPart = kPiece % 4, kGate = 16 * kHalf, kUp = 32 + kGate;
+    const int32_t f = held.n * 128 + kHalf * 64, chunks = (p.F - f) / 8;
+    if (chunks <= 0) return;
+    uint16_t* h = p.h + static_cast<int64_t>(held.row) * 2 * p.F + f;
+    if constexpr (kPart == 0) store_box<kGate>({h, 4 * p.F, held.rows, chunks}, staging, held.words);
+    if constexpr (kPart == 1) store_box<kUp>({h + p.F, 4 * p.F, held.rows, chunks}, staging + 2048, held.words);
+    if constexpr (kPart >= 2) {
+      constexpr int kFirst = 8 * (kPart - 2);
+#pragma unroll
+      for (int i = kFirst; i < kFirst + 8; i += 2) {
+        activate(held.words[kGate + i], held.words[kGate + i + 1], held.words[kUp + i], held.words[kUp + i + 1]);
+      }
+    }
+    if constexpr (kPart == 3) {
+      uint16_t* act = p.act + static_cast<int64_t>(held.row) * p.F + f;
+      store_box<kGate>({act, 2 * p.F, held.rows, chunks}, staging, held.words);
+    }
+  }
+
+  // gate = silu(gate) * up for two words. Each step is taken for all four elements before the next, and stays so: the
+  // registers left are few, and the compiler would save them by waiting for one element at a time.
+  __device__ __forceinline__ static void activate(uint32_t& gate0, uint32_t& gate1, uint32_t up0, uint32_t up1) {
+    float s[4] = {low_bf16(gate0), high_bf16(gate0), low_bf16(gate1), high_bf16(gate1)};
+    approximate_sigmoids(s);
+    gate0 = pack_bf16(swiglu(low_bf16(gate0), s[0], low_bf16(up0)), swiglu(high_bf16(gate0), s[1], high_bf16(up0)));
+    gate1 = pack_bf16(swiglu(low_bf16(gate1), s[2], low_bf16(up1)), swiglu(high_bf16(gate1), s[3], high_bf16(up1)));
+  }
+};
+
+template <bool kGatherRows>
+void launch(Stream& s, const ExpertUp& a) {
+  using Op = UpGemm<kGatherRows>;
+  const int64_t D = a.x_TD.dim(1), F = a.a_RF.dim(1), E = a.w1_e2FD.dim(0);
+  typename Op::Params p{};
+  p.a = rows_map(a.x_TD);
+  p.b = make_tensor_map<3>(a.w1_e2FD.data, {{{D, 1, kTileK}, {2 * F, D, 128}, {E, 2 * F * D, 1}}});
+  p.gather = {static_cast<const char*>(a.x_TD.data), index_of(a.rows), static_cast<int32_t>(D / 8)};
+  p.tiles = row_tiles(a.rows, a.a_RF.dim(0), div_ceil(F, 128));
+  p.num_k = static_cast<int32_t>(div_ceil(D, kTileK));
+  p.h = reinterpret_cast<uint16_t*>(a.h_R2F.data);
+  p.act = reinterpret_cast<uint16_t*>(a.a_RF.data);
+  p.F = static_cast<int32_t>(F);
+  launch_grouped<Op>(s, p, "expert_up");
+}
+
+}  // namespace
+
+bool sm90::takes(const ExpertUp& a) {
+  return takes_rows(a.x_TD) && takes_rows(a.w1_e2FD) && takes_rows(a.a_RF) && takes_rows(a.h_R2F) &&
+         takes_num_rows(a.a_RF) && a.x_TD.numel() / 8 < INT32_MAX;
+}
+
+void sm90::expert_up(Stream& s, const ExpertUp& a) {
+  a.rows.token_R.empty() ? launch<false>(s, a) : launch<true>(s, a);
+}
+
+}  // namespace moebius::cuda

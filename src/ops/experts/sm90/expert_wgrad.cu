@@ -1,0 +1,425 @@
+// expert_wgrad by wgmma: k runs over the rows of an expert, so both operands stand across (MN-major).
+//
+// One side is gathered row by row (dout for dw2, x for dw1), the other stands as it is and comes by TMA. A tile is 128
+// columns of the gathered side by 256 of the other, whichever of them is left; a cluster is two blocks with the same
+// 256 and neighbouring 128s, each loads half of the 256 for both.
+//   producer   a warpgroup: the gathered side by cp.async, the other by TMA; the last rows of an expert, fewer than
+//              kDepth, by cp.async on both sides, with zeros after them (what lies there may be NaN). It alone walks
+//              the tiles; the next tile and what its first steps read are looked up while this one is loaded
+//   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread. What they need of a tile is a note beside its
+//              first slot
+// Between the products of two tiles stands half of what adding a tile to dw takes; the rest of it is done between the K
+// steps of the next tile (sm90/expert_wgrad_adder.h). Experts go by falling row count, which evens out what the
+// blocks get.
+#include "device/block_limit.h"
+#include "device/cuda/cuda.h"
+#include "ops/experts/cuda/experts.h"
+#include "ops/experts/sm90/expert_wgrad_adder.h"
+#include "ops/grouped_gemm/sm90/slots.h"
+#include "ops/grouped_gemm/sm90/tiles.h"
+#include "ops/sm90/tensor_map.h"
+
+namespace moebius::cuda::sm90 {
+namespace {
+
+constexpr int kGatherCols = 128, kPlainCols = 256, kDepth = 64, kSlots = 4, kThreads = 384, kMaxExperts = 512;
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+constexpr int kGroup = 4;  // clusters along the gathered side that share columns of the other while they are in L2
+constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // kDepth rows x 64 columns
+constexpr uint32_t kGatherBytes = kGatherCols / 64 * kBlockBytes, kPlainBytes = kPlainCols / 64 * kBlockBytes;
+static_assert(kPieces * 32 == kPlainCols);
+
+// What consumers are told of a tile: it is valid while its first slot is full. num_steps 0: there are no more.
+struct TileNote {
+  int expert, gather_col, plain_col, num_steps;
+};
+
+struct Shared {
+  alignas(1024) unsigned char slot[kSlots][kGatherBytes + kPlainBytes];
+  alignas(1024) unsigned char staging[8][kStagingPlaces * kPieceBytes];
+  uint64_t barriers[2 * kSlots];
+  alignas(16) TileNote notes[kSlots];
+  int32_t order[kMaxExperts];  // experts by falling row count
+  int32_t num_active;          // those with rows
+};
+static_assert(sizeof(Shared) <= 227 * 1024);
+using Ring = Slots<kSlots, kGatherBytes + kPlainBytes>;
+using Cursor = cuda::Ring<kSlots>;
+
+struct Side {
+  const __nv_bfloat16* x;
+  const int32_t* index;  // null: row r is row r
+  int width;
+};
+struct Params {
+  Side gathered, plain;
+  const int32_t* offsets;
+  int num_experts, gather_steps, plain_steps;  // clusters along each side
+};
+
+struct Tile {
+  int expert, gather_col, plain_col;
+  int begin, end;
+};
+
+// The tiles of a cluster that have rows: every num_clusters-th. All blocks would end their tiles together, and wait for
+// memory together; so the first tile is cut in two, at another row for each cluster, and its second part comes last.
+class Walk {
+ public:
+  __device__ Walk(const Params& p, const Shared& s) : p_(p), s_(s), rank_(cluster_block_rank()) {
+    const int num_tiles = s.num_active * p.gather_steps * p.plain_steps;
+    const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
+    num_own_ = cluster < num_tiles ? (num_tiles - cluster + num_clusters - 1) / num_clusters : 0;
+    cut_ = num_own_ >= kTilesToCut;
+  }
+  __device__ bool next(Tile& tile) {
+    const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
+    do {
+      if (step_ >= num_own_ + cut_) return false;
+      tile = tile_at(cluster + step_ % num_own_ * num_clusters);
+      if (cut_ && step_ % num_own_ == 0) {
+        const int num_blocks = min((tile.end - tile.begin + kDepth - 1) / kDepth, kBlocksToSpread);
+        const int row = min(tile.begin + num_blocks * cluster / num_clusters * kDepth, tile.end);
+        (step_ == 0 ? tile.end : tile.begin) = row;
+      }
+      ++step_;
+    } while (tile.begin == tile.end);
+    return true;
+  }
+
+ private:
+  static constexpr int kTilesToCut = 4, kBlocksToSpread = 32;
+  __device__ Tile tile_at(int t) const {
+    const int per_expert = p_.gather_steps * p_.plain_steps, expert = s_.order[t / per_expert];
+    const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, kGroup);
+    return {expert, (2 * step.row + static_cast<int>(rank_)) * kGatherCols, step.col * kPlainCols, p_.offsets[expert],
+            p_.offsets[expert + 1]};
+  }
+  const Params& p_;
+  const Shared& s_;
+  uint32_t rank_;
+  int num_own_, cut_, step_ = 0;
+};
+
+// The source of this lane's row of the 64 from `row` on, which is i = lane % 8 of the half warp lane / 8 % 2 in
+// GatheredColumns; past the end, of the last row.
+__device__ __forceinline__ int read_index(const Side& side, int row, int end) {
+  const int lane_row = static_cast<int>(threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2 + threadIdx.x % 8 * 8);
+  int index = min(row + lane_row, end - 1);
+  if (side.index) asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(index) : "l"(side.index + index));
+  return index;
+}
+
+// The gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its places in shared memory
+// are 1024 bytes apart. This has to keep up with the tensor cores: addresses are there before the slot is, in registers
+// of their own.
+struct GatheredColumns {
+  static constexpr int kNum = kDepth / 8;
+  const char* x;    // this thread's chunk of row 0
+  uint32_t place;   // of its first row in the tile
+  uint32_t chunks;  // in a row
+  bool inside;
+  const char* from[kNum];
+
+  __device__ __forceinline__ GatheredColumns(const Side& side, int col) : chunks(side.width / 8) {
+    const int chunk = threadIdx.x % 16;
+    inside = col + chunk * 8 < side.width;
+    x = reinterpret_cast<const char*>(side.x + (inside ? col + chunk * 8 : 0));
+    place = chunk / 8 * kBlockBytes + swizzle_128(threadIdx.x / 16, chunk % 8);
+  }
+  // Sources from read_index to addresses.
+  __device__ __forceinline__ void find(int index) {
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) {
+      const int source = __shfl_sync(0xffffffffu, index, i + threadIdx.x / 16 % 2 * 8);
+      from[i] = chunk_address(x, static_cast<uint32_t>(source) * chunks);
+    }
+  }
+  // All 64 rows, or those before `end`; zeros after them.
+  __device__ __forceinline__ void copy(uint32_t to) const {
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) cp_async_16(to + place + i * 1024, from[i], inside);
+  }
+  __device__ __forceinline__ void copy_last(uint32_t to, int row, int end) const {
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) {
+      cp_async_16(to + place + i * 1024, from[i], inside && row + static_cast<int>(threadIdx.x / 16) + 8 * i < end);
+    }
+  }
+};
+
+// The last rows of an expert, of the plain side: thread t copies chunk t % 32 of rows t / 32 + 4 i.
+__device__ __forceinline__ void copy_last_rows(uint32_t to, const Side& side, int col, int row, int end) {
+  const int chunk = threadIdx.x % 32, first = threadIdx.x / 32;
+  const bool inside = col + chunk * 8 < side.width;
+  const __nv_bfloat16* x = side.x + static_cast<int64_t>(row + first) * side.width + (inside ? col + chunk * 8 : 0);
+  const uint32_t place = to + chunk / 8 * kBlockBytes + swizzle_128(first, chunk % 8);
+#pragma unroll
+  for (int i = 0; i < kDepth / 4; ++i) {
+    const bool valid = inside && row + first + 4 * i < end;
+    // Rows 4 apart differ in one bit of the swizzle.
+    cp_async_16((place ^ (i % 2 * 64)) + i * 512, valid ? x : side.x, valid);
+    x += 4 * side.width;
+  }
+}
+
+template <bool kGather>
+__device__ __forceinline__ void load_whole(const CUtensorMap& gathered, const CUtensorMap& plain, const Tile& tile,
+                                           uint32_t to, uint32_t full, int row, uint32_t rank) {
+  mbarrier_arrive_expect(full, kPlainBytes + (kGather ? 0 : kGatherBytes));
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    const int at = 2 * rank + block;
+    tma_load_multicast(to + kGatherBytes + at * kBlockBytes, &plain, full, 3, tile.plain_col + 64 * at, row);
+    if (!kGather) tma_load(to + block * kBlockBytes, &gathered, full, tile.gather_col + 64 * block, row);
+  }
+}
+
+// A note is written by the thread that then arrives at its slot's full barrier, and read by consumers before they
+// release the slot.
+__device__ __forceinline__ void write_note(uint32_t to, const TileNote& n) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(n.expert), "r"(n.gather_col), "r"(n.plain_col),
+               "r"(n.num_steps)
+               : "memory");
+}
+__device__ __forceinline__ TileNote read_note(uint32_t from) {
+  TileNote n;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(n.expert), "=r"(n.gather_col), "=r"(n.plain_col), "=r"(n.num_steps)
+               : "r"(from)
+               : "memory");
+  return n;
+}
+__device__ __forceinline__ uint32_t note_at(uint32_t notes, int slot) { return notes + sizeof(TileNote) * slot; }
+
+template <bool kGather>
+__device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, const Params& p, const Shared& s,
+                        const Ring& ring, uint32_t notes) {
+  const uint32_t rank = cluster_block_rank();
+  Cursor at;
+  Walk walk(p, s);
+  Tile next;
+  int first = 0, second = 0;  // indices of the next tile's first two steps
+  const auto look_ahead = [&] {
+    const bool more = walk.next(next);
+    if (kGather && more) {
+      first = read_index(p.gathered, next.begin, next.end);
+      second = read_index(p.gathered, next.begin + kDepth, next.end);
+    }
+    return more;
+  };
+  bool more = look_ahead();
+  while (more) {
+    const Tile tile = next;
+    GatheredColumns columns(p.gathered, tile.gather_col);
+    int soon = second, later = 0;  // indices of the two steps after the one whose addresses are found
+    if (kGather) {
+      later = read_index(p.gathered, tile.begin + 2 * kDepth, tile.end);
+      columns.find(first);
+    }
+#pragma unroll 1
+    for (int row = tile.begin; row < tile.end; row += kDepth, at.advance()) {
+      const uint32_t full = ring.full(at.stage), to = ring.slot(at.stage);
+      const bool whole = row + kDepth <= tile.end,
+                 one_thread = static_cast<int>(threadIdx.x) == 32 * at.stage;  // warps load in turn
+      mbarrier_wait(ring.empty(at.stage), at.parity ^ 1);
+      if (one_thread && row == tile.begin) {
+        const int num_steps = (tile.end - tile.begin + kDepth - 1) / kDepth;
+        write_note(note_at(notes, at.stage), {tile.expert, tile.gather_col, tile.plain_col, num_steps});
+      }
+      if (whole) {
+        if (kGather) columns.copy(to);
+        mbarrier_arrive_cp_async(full);
+        if (one_thread) load_whole<kGather>(gathered, plain, tile, to, full, row, rank);
+      } else {
+        __syncwarp();
+        if (!kGather) columns.find(read_index(p.gathered, row, tile.end));
+        columns.copy_last(to, row, tile.end);
+        copy_last_rows(to + kGatherBytes, p.plain, tile.plain_col, row, tile.end);
+        mbarrier_arrive_cp_async(full);
+        if (one_thread) mbarrier_arrive(full);
+      }
+      __syncwarp();
+      if (kGather) {
+        columns.find(soon);
+        soon = later;
+        later = read_index(p.gathered, row + 3 * kDepth, tile.end);
+      }
+      if (row == tile.begin) more = look_ahead();
+    }
+  }
+  mbarrier_wait(ring.empty(at.stage), at.parity ^ 1);
+  if (static_cast<int>(threadIdx.x) == 32 * at.stage) {
+    write_note(note_at(notes, at.stage), {});
+    mbarrier_arrive(ring.full(at.stage));
+  }
+  mbarrier_arrive(ring.full(at.stage));
+}
+
+// The 64 x 256 sums of a warpgroup, step by step. A slot is released once the wgmmas of the next one are queued behind
+// its own.
+struct Product {
+  const Ring& ring;
+  SlotOperand<Major::mn> a, b;
+  Cursor at;
+  uint32_t before = 0;
+
+  __device__ __forceinline__ Product(const Ring& ring, uint32_t group)
+      : ring(ring), a(ring.first + group * kBlockBytes, kBlockBytes), b(ring.first + kGatherBytes, kBlockBytes) {}
+
+  // Until the next step's slot is full. The first step of a tile has been waited for: its note was read.
+  __device__ __forceinline__ void wait() const { mbarrier_wait(ring.full(at.stage), at.parity); }
+  template <bool kFirst>
+  __device__ __forceinline__ void step(float (&sum)[128]) {
+    if (!kFirst) wait();
+    fence_proxy_async();  // cp.async writes as ordinary stores do
+    const uint32_t slot = at.stage * (kGatherBytes + kPlainBytes);
+    hold_registers(sum);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kDepth / 16; ++k) {
+      Wgmma<Major::mn, Major::mn>::multiply(sum, a.at(slot + k * 2048), b.at(slot + k * 2048), !kFirst || k > 0);
+    }
+    wgmma_commit();
+    if (!kFirst) {
+      wgmma_wait<1>();
+      ring.release(before);
+    }
+    before = at.stage;
+    at.advance();
+  }
+  __device__ __forceinline__ void finish(float (&sum)[128]) const {
+    wgmma_wait<0>();
+    hold_registers(sum);
+    ring.release(before);
+  }
+};
+
+// Every kTurnSteps steps a held piece of the tile before goes to dw. A warpgroup that stages does not feed the tensor
+// cores, so the two take turns: one half a turn after the other.
+constexpr int kTurnSteps = 4;
+
+template <bool kGatheredIsLeft>
+__device__ __forceinline__ void consume(const CUtensorMap& dw, const Ring& ring, uint32_t notes, uint32_t staging) {
+  const uint32_t warp = uniform(threadIdx.x / 32 - 4), group = warp / 4;
+  constexpr int kHalfTurn = kTurnSteps / 2, kStepsWithTurns = kTurnSteps * kHeldPieces;
+  Product product(ring, group);
+  SumAdder<kGatheredIsLeft> adder{dw, staging + warp * kStagingPlaces * kPieceBytes};
+  for (;;) {
+    product.wait();
+    const TileNote tile = read_note(note_at(notes, product.at.stage));
+    const int num_steps = static_cast<int>(uniform(tile.num_steps));
+    if (num_steps == 0) break;
+    float sum[128];
+    for_each_constant<0, kStepsWithTurns>([&](auto step) {
+      constexpr int k = decltype(step)::value;
+      if (k == 0 || k < num_steps) product.step<k == 0>(sum);
+      if constexpr (k % kHalfTurn == 0) {
+        if (adder.pending && group == k / kHalfTurn % 2) adder.template add_held<k / kTurnSteps>();
+      }
+    });
+#pragma unroll 1
+    for (int k = kStepsWithTurns; k < num_steps; ++k) product.step<false>(sum);
+    product.finish(sum);
+    adder.take(sum, tile.expert, tile.gather_col + 16 * static_cast<int>(warp), tile.plain_col);
+  }
+  adder.finish();
+}
+
+// order[0, num_active): the experts with rows, most rows first.
+__device__ void order_experts(const Params& p, Shared& s) {
+  int num_active = 0;
+  for (int e = threadIdx.x; e < p.num_experts; e += kThreads) {
+    const int rows = p.offsets[e + 1] - p.offsets[e];
+    int place = 0;
+    for (int other = 0; other < p.num_experts; ++other) {
+      const int others = p.offsets[other + 1] - p.offsets[other];
+      place += others > rows || (others == rows && other < e);
+    }
+    s.order[place] = e;
+    num_active += rows > 0;
+  }
+  if (threadIdx.x == 0) s.num_active = 0;
+  __syncthreads();
+  if (num_active > 0) atomicAdd(&s.num_active, num_active);
+}
+
+template <bool kGather, bool kGatheredIsLeft>
+__global__ void __cluster_dims__(2) __launch_bounds__(kThreads, 1)
+    expert_wgrad_kernel(const __grid_constant__ CUtensorMap gathered, const __grid_constant__ CUtensorMap plain,
+                        const __grid_constant__ CUtensorMap dw, const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+  const Ring ring{uniform(smem_addr(s.slot)), uniform(smem_addr(s.barriers))};
+  const uint32_t notes = uniform(smem_addr(s.notes)), staging = uniform(smem_addr(s.staging));
+  if (threadIdx.x == 0) ring.init(128 + 1, 2 * 8);  // each producer thread, and the bytes; the warps of both blocks
+  order_experts(p, s);
+  __syncthreads();
+  cluster_sync();
+  if (threadIdx.x < 128) {
+    fewer_registers<kProducerRegisters>();
+    produce<kGather>(gathered, plain, p, s, ring, notes);
+  } else {
+    more_registers<kConsumerRegisters>();
+    consume<kGatheredIsLeft>(dw, ring, notes, staging);
+  }
+  __syncwarp();
+  cluster_sync();  // neither block leaves while the other may still reach into it
+}
+
+using Kernel = void (*)(CUtensorMap, CUtensorMap, CUtensorMap, Params);
+
+struct State {
+  int num_blocks = 0;
+  State() {
+    for (const Kernel kernel :
+         {expert_wgrad_kernel<true, true>, expert_wgrad_kernel<true, false>, expert_wgrad_kernel<false, true>}) {
+      num_blocks = persistent_blocks(reinterpret_cast<const void*>(kernel), sizeof(Shared));
+    }
+  }
+};
+
+CUtensorMap map_of(const Tensor& x) {
+  return make_tensor_map<2>(x.data, {{{x.dim(1), 1, 64}, {x.dim(0), x.dim(1), kDepth}}});
+}
+
+}  // namespace
+
+bool takes(const ExpertWgrad& a) {
+  const bool one_side = !(a.gather_left && a.gather_right) || a.rows.token_R.empty();
+  const int64_t left = a.left_RM.dim(0), right = a.right_RN.dim(0);
+  const bool countable = left > 0 && right > 0 && left + right < INT32_MAX / 2 && a.left_RM.numel() / 8 < INT32_MAX &&
+                         a.right_RN.numel() / 8 < INT32_MAX;
+  return a.left_RM.dtype == DType::bf16 && one_side && countable && a.dw_eMN.dim(0) <= kMaxExperts &&
+         rows_are_aligned({a.left_RM, a.right_RN}) && aligned_16({a.dw_eMN});
+}
+
+void expert_wgrad(Stream& s, const ExpertWgrad& a) {
+  const int32_t* index = index_of(a.rows);
+  const bool left_first = !(a.gather_right && index);  // the left side is the one taken as gathered
+  const bool gather = (a.gather_left || a.gather_right) && index;
+  const Tensor& gathered = left_first ? a.left_RM : a.right_RN;
+  const Tensor& plain = left_first ? a.right_RN : a.left_RM;
+  const auto side = [](const Tensor& x, const int32_t* rows) {
+    return Side{static_cast<const __nv_bfloat16*>(x.data), rows, static_cast<int>(x.dim(1))};
+  };
+  const int64_t E = a.dw_eMN.dim(0), M = a.dw_eMN.dim(1), N = a.dw_eMN.dim(2);
+  const Params p{.gathered = side(gathered, gather ? index : nullptr),
+                 .plain = side(plain, nullptr),
+                 .offsets = a.rows.offsets_e1.ptr<int32_t>(),
+                 .num_experts = static_cast<int>(E),
+                 .gather_steps = static_cast<int>(div_ceil(gathered.dim(1), 2 * kGatherCols)),
+                 .plain_steps = static_cast<int>(div_ceil(plain.dim(1), kPlainCols))};
+  const Kernel kernel = !gather      ? expert_wgrad_kernel<false, true>
+                        : left_first ? expert_wgrad_kernel<true, true>
+                                     : expert_wgrad_kernel<true, false>;
+  const MapOptions of_dw{CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4,
+                         left_first ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B};
+  const CUtensorMap dw = make_tensor_map<3>(
+      a.dw_eMN.data, {{{N, 1, left_first ? 32u : 16u}, {M, N, left_first ? 16u : 32u}, {E, M * N, 1}}}, of_dw);
+  const int blocks = limited_blocks(s, op_state<State>(s).num_blocks);
+  kernel<<<blocks, kThreads, sizeof(Shared), cuda_stream(s)>>>(map_of(gathered), map_of(plain), dw, p);
+  check_launch("expert_wgrad");
+}
+
+}  // namespace moebius::cuda::sm90

@@ -1,0 +1,58 @@
+// A dense layer is an expert that has every row: the kernels for sm_90a are those of experts. Their plain product sums
+// over k in the order of the fused ones, so that two passes have the bits of one. What they do not take is cuBLASLt's.
+#include "device/slow_paths.h"
+#include "ops/activation/activation.h"
+#include "ops/backends.h"
+#include "ops/experts/cuda/experts.h"
+#include "ops/gated_mlp/gated_mlp.h"
+#include "ops/gemm/gemm.h"
+
+namespace moebius::cuda {
+namespace {
+
+Tensor as_experts(const Tensor& w) { return w.view({1, w.dim(0), w.dim(1)}); }
+
+void activate(Stream& s, const GatedUp& a) { cuda::swiglu_fwd(s, {.a_TF = a.a_TF, .h_T2F = a.h_T2F}); }
+
+void activate(Stream& s, const DGatedDown& a) {
+  cuda::swiglu_bwd(s, {.dh_T2F = a.dh_T2F, .a_TF = a.a_TF, .da_TF = a.da_TF, .h_T2F = a.h_T2F});
+}
+
+void note_two_passes(const Stream& s, const char* op, const Tensor& w) {
+  if (w.dtype != DType::bf16) return;
+  note_slow_path(s, op,
+                 fmt::format("the fast kernels take weights with rows and columns in multiples of 8; got {}, for "
+                             "cuBLASLt and a pass of its own",
+                             to_string(w)));
+}
+
+}  // namespace
+
+void gated_up(Stream& s, const GatedUp& a) {
+  const ExpertUp up{.h_R2F = a.h_T2F, .a_RF = a.a_TF, .x_TD = a.x_TD, .w1_e2FD = as_experts(a.w_2FD)};
+  const ExpertDown product{.y_RD = a.h_T2F, .a_RF = a.x_TD, .w2_eDF = as_experts(a.w_2FD)};
+  const bool takes = sm90::takes(up) && sm90::takes(product);
+  if (takes && a.fused) return sm90::expert_up(s, up);
+  if (!takes) note_two_passes(s, "gated_up", a.w_2FD);
+  if (takes)
+    sm90::expert_down(s, product);
+  else
+    cuda::gemm(s, {.c_MN = a.h_T2F, .a = a.x_TD, .b = a.w_2FD, .trans_b = true});
+  activate(s, a);
+}
+
+void d_gated_down(Stream& s, const DGatedDown& a) {
+  const DExpertDown down{
+      .dh_R2F = a.dh_T2F, .sa_RF = a.a_TF, .dout_TD = a.dy_TD, .w2_eDF = as_experts(a.w_DF), .h_R2F = a.h_T2F};
+  const DExpertUp product{.dx_RD = a.da_TF, .dh_R2F = a.dy_TD, .w1_e2FD = as_experts(a.w_DF)};
+  const bool takes = sm90::takes(down) && sm90::takes(product);
+  if (takes && a.fused) return sm90::d_expert_down(s, down);
+  if (!takes) note_two_passes(s, "d_gated_down", a.w_DF);
+  if (takes)
+    sm90::d_expert_up(s, product);
+  else
+    cuda::gemm(s, {.c_MN = a.da_TF, .a = a.dy_TD, .b = a.w_DF});
+  activate(s, a);
+}
+
+}  // namespace moebius::cuda

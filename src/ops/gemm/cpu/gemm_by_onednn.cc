@@ -1,0 +1,33 @@
+#include <omp.h>
+
+#include <thread>
+
+#include "ops/gemm/cpu/dnnl_gemm.h"
+#include "ops/gemm/gemm.h"
+
+namespace moebius {
+
+bool onednn_multiplies(DType dtype) { return dtype == DType::f32 || __builtin_cpu_supports("avx512bw"); }
+
+void gemm_by_onednn(Stream& s, const Gemm& a) {
+  MOEBIUS_CHECK(usage, s.device() == DeviceKind::cpu, "gemm_by_onednn: expected a CPU stream; got {}",
+                name_of(s.device()));
+  const auto matrix = [](const Tensor& t, bool transposed) {
+    return cpu::Matrix{t.data, t.dim(1), t.dtype, transposed};
+  };
+  const cpu::TileGemm whole{.c = matrix(a.c_MN, false),
+                            .a = matrix(a.a, a.trans_a),
+                            .b = matrix(a.b, a.trans_b),
+                            .m = a.c_MN.dim(0),
+                            .n = a.c_MN.dim(1),
+                            .k = a.a.dim(a.trans_a ? 0 : 1),
+                            .accumulate = a.accumulate};
+  // On a thread of its own: oneDNN's team size and its kept primitives are per thread, and this one's are for single
+  // threads.
+  std::thread([&] {
+    omp_set_num_threads(s.pool().size());
+    cpu::dnnl_gemm(whole);
+  }).join();
+}
+
+}  // namespace moebius

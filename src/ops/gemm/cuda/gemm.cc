@@ -1,0 +1,343 @@
+// gemm on CUDA by cuBLASLt. Row-major products are its column-major ones with the operands exchanged:
+// c = op(a) op(b) in rows is c^T = op(b)^T op(a)^T in columns, without moving anything.
+//
+// Among the algorithms that cuBLASLt proposes for a shape the quickest is remembered. Which one that is may differ from
+// run to run, so only those compete that sum over k alike: one block sums all of k for its tile (k is not split,
+// nothing is reduced afterwards), with the instructions of the first proposal's kind. That they do is tried as well,
+// against the first proposal, which is a function of the shape: on operands made to tell, and on the real ones.
+#include "ops/gemm/cuda/gemm.h"
+
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <unordered_map>
+#include <vector>
+
+#include "device/cuda/cuda.h"
+#include "device/out_of_memory.h"
+#include "device/slow_paths.h"
+#include "ops/backends.h"
+#include "ops/gemm/cuda/gemm_trial.h"
+#include "ops/gemm/gemm.h"
+
+namespace moebius::cuda {
+namespace {
+
+// The answer of a comparison stands behind the memory of trials.
+constexpr int64_t kWorkspaceBytes = int64_t{32} << 20, kTrialBytes = int64_t{96} << 20, kAnswerBytes = 256;
+static_assert(kWorkspaceBytes + kTrialBytes + kAnswerBytes == kGemmKeptBytes);
+constexpr int kMaxProposals = 8, kTimedRuns = 3;
+
+void check(cublasStatus_t status, const char* call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw_library_error(ErrorKind::internal, fmt::format("gemm: {}: {} ({})", call, cublasLtGetStatusString(status),
+                                                       cublasLtGetStatusName(status)));
+}
+
+cudaDataType type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+// Alignment that algorithms may count on: no more than they use, so that few kinds occur.
+int64_t alignment_of(const void* p) { return std::min<uint64_t>(16, uint64_t{1} << std::countr_zero(uint64_t(p))); }
+
+struct Sizes {
+  int64_t m, n, k;
+};
+
+Sizes sizes_of(const Gemm& a) { return {a.c_MN.dim(0), a.c_MN.dim(1), a.a.dim(a.trans_a ? 0 : 1)}; }
+
+// What cuBLASLt is told about a product. Leading dimensions are those of `a`, sizes may be less.
+struct Problem {
+  Problem(const Gemm& a, Sizes sizes, Sizes ld) {
+    check(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
+    const cublasOperation_t first = a.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+                            second = a.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "TRANSA");
+    check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "TRANSB");
+    layout(&b, a.b.dtype, a.trans_b ? sizes.k : sizes.n, a.trans_b ? sizes.n : sizes.k, a.trans_b ? ld.k : ld.n);
+    layout(&this->a, a.a.dtype, a.trans_a ? sizes.m : sizes.k, a.trans_a ? sizes.k : sizes.m, a.trans_a ? ld.m : ld.k);
+    layout(&c, a.c_MN.dtype, sizes.n, sizes.m, ld.n);
+  }
+  static void layout(cublasLtMatrixLayout_t to, DType dtype, int64_t rows, int64_t cols, int64_t ld) {
+    check(cublasLtMatrixLayoutInit(to, type_of(dtype), rows, cols, ld), "cublasLtMatrixLayoutInit");
+  }
+  cublasLtMatmulDescOpaque_t product;
+  cublasLtMatrixLayoutOpaque_t a, b, c;
+};
+
+struct Operands {
+  void* c;
+  const void *a, *b;
+};
+
+struct Key {
+  Sizes sizes;
+  uint64_t flags;
+  bool operator==(const Key& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
+};
+
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    uint64_t hash = key.flags;
+    for (const int64_t x : {key.sizes.m, key.sizes.n, key.sizes.k}) {
+      hash = (hash ^ static_cast<uint64_t>(x)) * 0x9E3779B97F4A7C15u ^ (hash >> 29);
+    }
+    return hash;
+  }
+};
+
+Key key_of(const Gemm& a) {
+  uint64_t flags = uint64_t{a.a.dtype == DType::bf16} | uint64_t{a.c_MN.dtype == DType::bf16} << 1 |
+                   uint64_t{a.trans_a} << 2 | uint64_t{a.trans_b} << 3 | uint64_t{a.accumulate} << 4;
+  for (const Tensor* t : {&a.c_MN, &a.a, &a.b}) flags = flags << 5 | static_cast<uint64_t>(alignment_of(t->data));
+  return {sizes_of(a), flags};
+}
+
+using Algorithms = std::vector<cublasLtMatmulAlgo_t>;
+
+// What this op keeps on a device. Calls come from one stream at a time: they share the workspace.
+class CublasLt {
+ public:
+  CublasLt() {
+    check(cublasLtCreate(&handle_), "cublasLtCreate");
+    try {
+      MOEBIUS_CUDA(cudaMalloc(reinterpret_cast<void**>(&workspace_), kGemmKeptBytes));
+      MOEBIUS_CUDA(cudaEventCreate(&begin_));
+      MOEBIUS_CUDA(cudaEventCreate(&end_));
+    } catch (...) {
+      release();
+      throw;
+    }
+  }
+  ~CublasLt() { release(); }
+  CublasLt(const CublasLt&) = delete;
+
+  // False when cuBLASLt has no algorithm for this product.
+  bool run(Stream& s, const Gemm& a) {
+    const cudaStream_t stream = cuda_stream(s);
+    const Key key = key_of(a);
+    const Sizes sizes = sizes_of(a);
+    Problem problem(a, sizes, sizes);
+    if (const auto it = chosen_.find(key); it != chosen_.end()) return run_first(stream, problem, a, it->second);
+    Algorithms proposals = propose(problem, a);
+    if (!is_recording(s)) {
+      if (proposals.size() > 1) proposals = {quickest(s, a, proposals)};
+      chosen_[key] = proposals;
+    }
+    return run_first(stream, problem, a, proposals);
+  }
+
+ private:
+  void release() {
+    if (end_) cudaEventDestroy(end_);
+    if (begin_) cudaEventDestroy(begin_);
+    cudaFree(workspace_);
+    cublasLtDestroy(handle_);
+  }
+
+  char* trial() const { return workspace_ + kWorkspaceBytes; }
+
+  bool run_first(cudaStream_t stream, Problem& problem, const Gemm& a, const Algorithms& algorithms) {
+    if (algorithms.empty()) return false;
+    check(multiply(stream, problem, {a.c_MN.data, a.a.data, a.b.data}, a.accumulate, algorithms.front()),
+          "cublasLtMatmul");
+    return true;
+  }
+
+  cublasStatus_t multiply(cudaStream_t stream, Problem& p, Operands x, bool accumulate,
+                          const cublasLtMatmulAlgo_t& algorithm) {
+    const float one = 1, beta = accumulate ? 1 : 0;
+    return cublasLtMatmul(handle_, &p.product, &one, x.b, &p.b, x.a, &p.a, &beta, x.c, &p.c, x.c, &p.c, &algorithm,
+                          workspace_, kWorkspaceBytes, stream);
+  }
+
+  // cuBLASLt's proposals, best first by its own account, that sum as the first of them does: a function of shape,
+  // dtypes and alignment.
+  Algorithms propose(Problem& p, const Gemm& a) {
+    cublasLtMatmulPreferenceOpaque_t preference;
+    check(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
+    const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
+      check(cublasLtMatmulPreferenceSetAttribute(&preference, what, &value, sizeof value), "preference");
+    };
+    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kWorkspaceBytes));
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(alignment_of(a.b.data)));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(alignment_of(a.a.data)));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(alignment_of(a.c_MN.data)));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(alignment_of(a.c_MN.data)));
+    cublasLtMatmulHeuristicResult_t results[kMaxProposals];
+    int num_results = 0;
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, &p.product, &p.b, &p.a, &p.c, &p.c,
+                                                                 &preference, kMaxProposals, results, &num_results);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};
+    check(status, "cublasLtMatmulAlgoGetHeuristic");
+    Algorithms all;
+    for (int i = 0; i < num_results; ++i) {
+      if (results[i].state == CUBLAS_STATUS_SUCCESS && (all.empty() || sums_alike(all.front(), results[i].algo)))
+        all.push_back(results[i].algo);
+    }
+    return all;
+  }
+
+  // Of one kind, and each sums all of K for its tile.
+  static bool sums_alike(const cublasLtMatmulAlgo_t& x, const cublasLtMatmulAlgo_t& y) {
+    for (const auto what :
+         {CUBLASLT_ALGO_CONFIG_ID, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+          CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID}) {
+      if (attribute(x, what) != attribute(y, what)) return false;
+    }
+    return attribute(x, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1;
+  }
+  // Of two or four bytes; the same number where an algorithm does not have it.
+  static uint32_t attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t what) {
+    uint32_t value = 0;
+    size_t written = 0;
+    const size_t size = what == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ? 2 : 4;
+    const cublasStatus_t status = cublasLtMatmulAlgoConfigGetAttribute(&algorithm, what, &value, size, &written);
+    return status == CUBLAS_STATUS_SUCCESS ? value : UINT32_MAX;
+  }
+
+  // On the real operands, after a look at their bits there too: into c itself, which the call overwrites anyway, or
+  // where it accumulates into trial memory, with as many rows as fit.
+  cublasLtMatmulAlgo_t quickest(Stream& s, const Gemm& a, const Algorithms& proposals) {
+    const cudaStream_t stream = cuda_stream(s);
+    const Algorithms equal = same_bits(s, a, proposals);
+    const Sizes ld = sizes_of(a);
+    const int64_t row_bytes = ld.n * size_of(a.c_MN.dtype), room = a.accumulate ? kTrialBytes / 2 : kTrialBytes;
+    Sizes sizes = ld;
+    if (const int64_t rows = room / row_bytes; a.accumulate && rows < ld.m)
+      sizes.m = rows >= 256 ? rows / 256 * 256 : rows;
+    if (sizes.m == 0) return proposals.front();
+    const int64_t compared = std::min(room, sizes.m * row_bytes) / 4 * 4;
+    char *const want = trial(), *const got = a.accumulate ? want + room : static_cast<char*>(a.c_MN.data);
+    if (alignment_of(got) < 4) return proposals.front();  // bits are compared in words
+    Problem problem(a, sizes, ld);
+    const auto run = [&](const cublasLtMatmulAlgo_t& algorithm) {
+      return multiply(stream, problem, {got, a.a.data, a.b.data}, a.accumulate, algorithm) == CUBLAS_STATUS_SUCCESS;
+    };
+    const auto run_once = [&](const cublasLtMatmulAlgo_t& algorithm) {
+      if (a.accumulate) copy_on(stream, got, a.c_MN.data, sizes.m * row_bytes);
+      return run(algorithm);
+    };
+    if (!run_once(proposals.front())) return proposals.front();
+    copy_on(stream, want, got, compared);
+    float least_ms = std::numeric_limits<float>::infinity();
+    cublasLtMatmulAlgo_t best = proposals.front();
+    for (const cublasLtMatmulAlgo_t& algorithm : equal) {
+      if (!run_once(algorithm) || differ(s, want, got, compared)) continue;
+      float ms = least_ms;
+      for (int i = 0; i < kTimedRuns; ++i) ms = std::min(ms, time_ms(stream, [&] { run(algorithm); }));
+      if (ms < least_ms) {
+        least_ms = ms;
+        best = algorithm;
+      }
+    }
+    return best;
+  }
+
+  template <class Body>
+  float time_ms(cudaStream_t stream, Body body) {
+    MOEBIUS_CUDA(cudaEventRecord(begin_, stream));
+    body();
+    MOEBIUS_CUDA(cudaEventRecord(end_, stream));
+    MOEBIUS_CUDA(cudaEventSynchronize(end_));
+    float ms = 0;
+    MOEBIUS_CUDA(cudaEventElapsedTime(&ms, begin_, end_));
+    return ms;
+  }
+
+  void copy_on(cudaStream_t stream, void* to, const void* from, int64_t num_bytes) {
+    MOEBIUS_CUDA(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToDevice, stream));
+  }
+
+  bool differ(Stream& s, const void* x, const void* y, int64_t num_bytes) {
+    const cudaStream_t stream = cuda_stream(s);
+    int* const differs = reinterpret_cast<int*>(trial() + kTrialBytes);
+    compare_trial(s, {.differs = differs, .x = x, .y = y, .num_bytes = num_bytes});
+    int answer = 1;
+    MOEBIUS_CUDA(cudaMemcpyAsync(&answer, differs, sizeof answer, cudaMemcpyDeviceToHost, stream));
+    MOEBIUS_CUDA(cudaStreamSynchronize(stream));
+    return answer != 0;
+  }
+
+  // The proposals that give the bits of the first one on operands that tell: with all of K, whose order is what may
+  // differ, and few rows and columns. The second half of K takes away what the first has summed, so that what is left
+  // is the rounding of that order alone, and a bf16 result shows it; c, where it is added to, is as small.
+  Algorithms same_bits(Stream& s, const Gemm& a, const Algorithms& proposals) {
+    const cudaStream_t stream = cuda_stream(s);
+    const Sizes all = sizes_of(a);
+    const int64_t size = size_of(a.a.dtype);
+    // The same remainders by 8 keep the alignment of rows.
+    const auto few = [](int64_t x, int64_t most) { return x <= most ? x : most - 8 + x % 8; };
+    Sizes sizes = all;
+    for (int64_t most = 256;; most /= 2) {
+      if (most < 16) return {proposals.front()};
+      sizes = {few(all.m, most), few(all.n, most), all.k};
+      if ((sizes.m + sizes.n) * sizes.k * size + 4 * most * most * 4 < kTrialBytes) break;
+    }
+    const auto aligned = [](int64_t num_bytes) { return div_ceil(num_bytes, 256) * 256; };
+    const int64_t a_bytes = aligned(sizes.m * sizes.k * size), b_bytes = aligned(sizes.n * sizes.k * size),
+                  c_bytes = aligned(sizes.m * sizes.n * size_of(a.c_MN.dtype));
+    char *const x = trial(), *const y = x + a_bytes, *const start = y + b_bytes, *const want = start + c_bytes,
+                *const got = want + c_bytes;
+    fill_trial(s, {.to = x, .dtype = a.a.dtype, .seed = 1, .outer = sizes.m, .k = sizes.k, .k_is_row = a.trans_a});
+    fill_trial(s, {.to = y,
+                   .dtype = a.b.dtype,
+                   .seed = 2,
+                   .outer = sizes.n,
+                   .k = sizes.k,
+                   .k_is_row = !a.trans_b,
+                   .turn_sign = true});
+    // Padding is compared too: it must be equal from the start.
+    MOEBIUS_CUDA(cudaMemsetAsync(start, 0, c_bytes, stream));
+    fill_trial(s,
+               {.to = start, .dtype = a.c_MN.dtype, .seed = 3, .outer = sizes.m * sizes.n, .k = 1, .scale = 0x1p-20f});
+    Problem problem(a, sizes, sizes);
+    const auto run = [&](char* to, const cublasLtMatmulAlgo_t& algorithm) {
+      copy_on(stream, to, start, c_bytes);
+      return multiply(stream, problem, {to, x, y}, a.accumulate, algorithm) == CUBLAS_STATUS_SUCCESS;
+    };
+    if (!run(want, proposals.front())) return {proposals.front()};
+    Algorithms equal = {proposals.front()};
+    for (size_t i = 1; i < proposals.size(); ++i) {
+      if (run(got, proposals[i]) && !differ(s, want, got, c_bytes)) equal.push_back(proposals[i]);
+    }
+    return equal;
+  }
+
+  cublasLtHandle_t handle_ = nullptr;
+  char* workspace_ = nullptr;  // the library's, then the memory of trials
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  std::unordered_map<Key, Algorithms, KeyHash> chosen_;  // one algorithm, or none
+};
+
+// A product that is worth the tensor cores, of rows that the quickest of cuBLASLt's kernels do not take.
+void note_odd_operands(const Stream& s, const Gemm& a) {
+  const Sizes z = sizes_of(a);
+  const bool is_odd = a.a.dim(1) % 8 != 0 || a.b.dim(1) % 8 != 0;
+  if (!is_odd || a.a.dtype != DType::bf16 || std::min({z.m, z.n, z.k}) < 8) return;
+  note_slow_path(s, "gemm",
+                 fmt::format("cuBLASLt's quickest kernels take rows of a multiple of 8; got {} times {}",
+                             to_string(a.a), to_string(a.b)));
+}
+
+}  // namespace
+
+void prepare_gemm(Stream& s) { op_state<CublasLt>(s); }
+
+void gemm(Stream& s, const Gemm& a) {
+  const cudaStream_t stream = cuda_stream(s);
+  if (sizes_of(a).k == 0) {
+    if (!a.accumulate) MOEBIUS_CUDA(cudaMemsetAsync(a.c_MN.data, 0, a.c_MN.num_bytes(), stream));
+    return;
+  }
+  note_odd_operands(s, a);
+  if (op_state<CublasLt>(s).run(s, a)) return;
+  if (a.a.dtype == DType::bf16)
+    note_slow_path(s, "gemm", fmt::format("cuBLASLt has no way for {} times {}", to_string(a.a), to_string(a.b)));
+  tiled_gemm(s, a);
+}
+
+}  // namespace moebius::cuda

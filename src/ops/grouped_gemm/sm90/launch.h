@@ -1,0 +1,41 @@
+// The host side of the grouped products on sm_90a.
+#pragma once
+
+#include "core/tensor.h"
+#include "device/block_limit.h"
+#include "device/cuda/cuda.h"
+#include "ops/experts/cuda/experts.h"
+#include "ops/grouped_gemm/sm90/kernel.h"
+#include "ops/grouped_gemm/sm90/tiles.h"
+#include "ops/sm90/tensor_map.h"
+
+namespace moebius::cuda {
+
+// The copy engine and 16-byte accesses: bf16, rows of a multiple of 16 bytes, at such an address.
+inline bool takes_rows(const Tensor& t) {
+  return t.dtype == DType::bf16 && t.shape[t.shape.rank() - 1] % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+}
+
+// Rows are counted in 32 bits, tiles past the last one too.
+inline bool takes_num_rows(const Tensor& t) { return t.dim(0) < INT32_MAX - 2 * kTileM; }
+
+// Of a matrix of rows of A.
+inline CUtensorMap rows_map(const Tensor& t) {
+  return make_tensor_map<2>(t.data, {{{t.dim(1), 1, kTileK}, {t.dim(0), t.dim(1), kTileM}}});
+}
+
+// What a kernel needs to be told once on a device.
+template <class Op>
+struct GroupedLaunch {
+  int blocks = sm90::persistent_blocks(reinterpret_cast<const void*>(&grouped_gemm_kernel<Op>), GemmShared::kBytes);
+};
+
+template <class Op>
+void launch_grouped(Stream& s, const typename Op::Params& p, const char* who) {
+  const int blocks = limited_blocks(s, op_state<GroupedLaunch<Op>>(s).blocks);
+  grouped_gemm_kernel<Op><<<blocks, kGemmThreads, GemmShared::kBytes, cuda_stream(s)>>>(p);
+  check_launch(who);
+}
+
+}  // namespace moebius::cuda

@@ -1,0 +1,48 @@
+// How the sm_90 kernels of experts walk over tiles: persistent clusters of two blocks, tile counts of each expert from
+// offsets in memory.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <initializer_list>
+
+#include "core/tensor.h"
+#include "device/cuda/cuda.h"
+
+namespace moebius::cuda::sm90 {
+
+inline bool aligned_16(std::initializer_list<Tensor> tensors) {
+  for (const Tensor& t : tensors) {
+    if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
+  }
+  return true;
+}
+
+// Every row of each bf16 matrix begins at a multiple of 16 bytes.
+inline bool rows_are_aligned(std::initializer_list<Tensor> matrices) {
+  for (const Tensor& m : matrices) {
+    if (m.dim(1) % 8 != 0) return false;
+  }
+  return aligned_16(matrices);
+}
+
+// One block a multiprocessor, in whole clusters of two; lets the kernel have that much shared memory.
+inline int persistent_blocks(const void* kernel, int shared_bytes) {
+  int device = 0, num = 0;
+  MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  MOEBIUS_CUDA(cudaGetDevice(&device));
+  MOEBIUS_CUDA(cudaDeviceGetAttribute(&num, cudaDevAttrMultiProcessorCount, device));
+  return num / 2 * 2;
+}
+
+struct GridStep {
+  int row, col;
+};
+// Step i of a walk over rows x cols that stays in groups of rows: down the rows of a group, then the next column. What
+// the blocks of a moment read is then a few rows and a few columns, and stays in L2.
+__device__ inline GridStep grouped_step(int i, int rows, int cols, int group) {
+  const int first = i / (group * cols) * group, within = i % (group * cols), height = min(group, rows - first);
+  return {first + within % height, within / height};
+}
+
+}  // namespace moebius::cuda::sm90

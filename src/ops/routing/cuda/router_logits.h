@@ -1,0 +1,54 @@
+// How the gate's products run on CUDA: what goes to the tensor cores, and the scratch that takes. Plain C++, since
+// sizes are also asked for where nothing runs.
+//
+// An f32 number is the sum of three bf16 terms (8 bits each), to the last bit or the one before. A product of an f32
+// and a bf16 matrix is then three products of bf16 matrices, exact in f32 but for the sums: as accurate as f32
+// multiply-adds, at a third of the rate of bf16.
+#pragma once
+
+#include <algorithm>
+
+#include "device/device.h"
+#include "ops/routing/cuda/routing.h"
+#include "ops/routing/routing.h"
+
+namespace moebius::cuda {
+
+constexpr int64_t kNumTerms = 3;
+
+// Rows of 16 bytes' multiples are what the copy engine takes.
+inline bool gate_on_tensor_cores(const Tensor& x_TD) { return x_TD.dtype == DType::bf16 && x_TD.dim(1) % 8 == 0; }
+
+// What the copy engine asks of an address.
+inline bool is_aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
+
+// Tile of a block: 128 rows by as many columns.
+inline int64_t gate_columns(int64_t num_experts) { return num_experts <= 64 ? 64 : 128; }
+
+// Parts of the tokens in which dw is summed: enough for a GPU of 132 multiprocessors, none shorter than 512 tokens.
+inline int64_t gate_partials(int64_t num_tokens, int64_t num_experts, int64_t width) {
+  const int64_t tiles = div_ceil(width, 128) * div_ceil(num_experts, gate_columns(num_experts));
+  return std::clamp<int64_t>(132 / tiles, 1, std::max<int64_t>(1, div_ceil(num_tokens, 512)));
+}
+
+struct GateScratch {
+  bf16* w_3ED;        // terms of w, when it is f32
+  bf16* dlogits_3TE;  // terms of dlogits; rows padded with zeros to e columns
+  int64_t e;          // a multiple of 8
+  int64_t num_bytes;
+
+  GateScratch(void* base, const Tensor& x_TD, const Tensor& w_ED, bool backward) : e(div_ceil(w_ED.dim(0), 8) * 8) {
+    const int64_t used = gate_on_tensor_cores(x_TD) ? kNumTerms : 0;
+    ScratchParts parts(base);
+    parts.place(w_3ED, w_ED.dtype == DType::f32 ? used * w_ED.numel() : 0);
+    parts.place(dlogits_3TE, backward ? used * x_TD.dim(0) * e : 0);
+    num_bytes = parts.num_bytes();
+  }
+};
+
+// sm90/router_logits.cu. REQUIRES: gate_on_tensor_cores, x at a multiple of 16 bytes.
+void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a);
+// dx, and the partials of dw.
+void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a);
+
+}  // namespace moebius::cuda

@@ -1,0 +1,33 @@
+// The loss of rows of logits and the derivative by them, in one pass over the logits: what the kernels of lm_loss
+// share.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "device/device.h"
+
+namespace moebius::cuda {
+
+template <class T>
+struct LossRows {
+  float* loss;
+  T* dlogits;                                      // null without gradients
+  const float *logits, *weight, *scale_in_memory;  // the last one may be null
+  const int32_t* target;
+  int vocab;
+  float scale;
+};
+
+// What a block knows of its part of a row: a number near the largest logit, and the sum of e^(logit - max).
+struct LossPart {
+  float max, sum;
+};
+
+// Copies the next rows to shared memory while it works on one. False, and nothing is done, where a row is too long for
+// that. REQUIRES: rows of logits at multiples of 16 bytes, those of dlogits at multiples of 4 elements.
+template <class T>
+bool prefetched_loss_rows(Stream& s, const LossRows<T>& a, int64_t rows);
+
+}  // namespace moebius::cuda

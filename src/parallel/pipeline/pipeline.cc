@@ -1,0 +1,148 @@
+#include "parallel/pipeline/pipeline.h"
+
+#include <algorithm>
+
+#include "parallel/pipeline/replay.h"
+
+namespace moebius {
+namespace {
+
+PlacedList proven(const Schedule& schedule, int64_t pp_rank) {
+  replay(schedule, equal_times(schedule.shape));
+  return place_actions(schedule, pp_rank);
+}
+
+}  // namespace
+
+PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int64_t num_ranks, int64_t pp_rank) {
+  PipelineRank rank{.pp_rank = pp_rank};
+  rank.layout = stage_layout({.text = spec.layout,
+                              .num_ranks = num_ranks,
+                              .num_virtual = spec.num_virtual,
+                              .num_layers = model.num_layers,
+                              .num_mtp = model.num_mtp_layers});
+  check_mtp_stage(rank.layout);
+  PipelineShape shape{.num_ranks = num_ranks, .num_virtual = spec.num_virtual, .num_micro_batches = 1};
+  rank.alone = proven(schedule_in_turn(shape), pp_rank);
+  shape.backward = false;
+  rank.forward = proven(schedule_in_turn(shape), pp_rank);
+  shape.backward = true;
+  shape.num_micro_batches = spec.num_micro_batches;
+  const Schedule step = schedule_1f1b(shape);
+  rank.step = proven(spec.overlap ? step : without_overlap(step), pp_rank);
+  return rank;
+}
+
+std::vector<HeldStage> PipelineRank::stages() const {
+  std::vector<HeldStage> held;
+  for (int64_t v = 0; v < layout.num_virtual(); ++v)
+    held.push_back({.spec = layout.at(pp_rank, v), .num_saved = step.num_saved_sets[static_cast<size_t>(v)]});
+  return held;
+}
+
+Pipeline::Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, MemoryPlan& plan)
+    : rank_(rank), model_(model), mesh_(mesh) {
+  buffers_TD_.resize(std::max({rank.step.num_buffers, rank.alone.num_buffers, rank.forward.num_buffers}));
+  int64_t rows = 0;  // of the widest stage here
+  for (int64_t v = 0; v < rank.layout.num_virtual(); ++v)
+    rows = std::max(rows, buffer_rows(v * rank.layout.num_ranks + rank.pp_rank, /*ahead=*/true));
+  for (size_t i = 0; i < buffers_TD_.size(); ++i) {
+    plan.declare(buffers_TD_[i], fmt::format("pipeline.buffer{}", i), {rows, model.spec().hidden_size}, model.dtype(),
+                 Life::saved);
+  }
+}
+
+void Pipeline::run_step(Stream& s, StepStack& stack, const BatchOf& batch) const { run(s, stack, rank_.step, batch); }
+
+void Pipeline::run_alone(Stream& s, StepStack& stack, const MicroBatch& batch) const {
+  run(s, stack, rank_.alone, [&](int64_t) -> const MicroBatch& { return batch; });
+}
+
+void Pipeline::run_forward(Stream& s, StepStack& stack, const MicroBatch& batch) const {
+  run(s, stack, rank_.forward, [&](int64_t) -> const MicroBatch& { return batch; });
+}
+
+void Pipeline::run_once(Stream& s, StepStack& stack, const MicroBatch& batch) const {
+  Step step{s, stack, batch};
+  const int64_t V = rank_.layout.num_virtual(), P = rank_.layout.num_ranks;
+  const auto room_TD = [&](int64_t v) { return buffers_TD_[0].rows(0, buffer_rows(v * P + rank_.pp_rank, true)); };
+  for (int64_t v = 0; v < V; ++v) model_.forward(step, {.virtual_stage = v}, room_TD(v), /*with_gradients=*/true);
+  for (int64_t v = V; v-- > 0;) model_.backward(step, {.virtual_stage = v}, room_TD(v));
+}
+
+void Pipeline::run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, std::span<const KvCache> caches,
+                          int64_t first, int64_t num_tokens) const {
+  Step step{s, stack, batch};
+  const int64_t P = rank_.layout.num_ranks, t = num_tokens / mesh_.shape().tp;
+  run(
+      s, rank_.forward, [&](int64_t) { return t; }, [&](int64_t) { return t; },
+      [&](const PlacedAction& placed, const Tensor& stream_tD) {
+        model_.forward_cached(step, {.virtual_stage = placed.action.stage / P}, stream_tD, caches, first);
+      });
+}
+
+int64_t Pipeline::message_rows(int64_t from_stage, bool ahead) const {
+  const bool all = ahead && rank_.layout.mtp_is_apart() && from_stage == std::ssize(rank_.layout.stages) - 2;
+  return model_.stream_rows() * (all ? 1 + model_.num_ahead() : 1);
+}
+
+int64_t Pipeline::buffer_rows(int64_t stage, bool ahead) const {
+  return std::max(message_rows(stage - 1, ahead), message_rows(stage, ahead));
+}
+
+void Pipeline::run(Stream& s, StepStack& stack, const PlacedList& list, const BatchOf& batch) const {
+  const bool ahead = list.shape.backward;
+  run(
+      s, list, [&](int64_t from_stage) { return message_rows(from_stage, ahead); },
+      [&](int64_t stage) { return buffer_rows(stage, ahead); },
+      [&](const PlacedAction& placed, const Tensor& stream_tD) {
+        Step step{s, stack, batch(placed.action.micro_batch)};
+        compute(step, list.shape, placed, stream_tD);
+      });
+}
+
+void Pipeline::run(Stream& s, const PlacedList& list, const RowsOf& of_message, const RowsOf& of_stage,
+                   const Compute& compute) const {
+  std::vector<Pending> pending(buffers_TD_.size());  // a buffer has one message on its way at a time
+  for (const PlacedAction& placed : list.actions) {
+    const auto& [verb, pass, m, stage] = placed.action;
+    const Tensor& whole_TD = buffers_TD_[placed.buffer];
+    // Between two stages, whichever way.
+    const auto message_TD = [&](int64_t other) { return whole_TD.rows(0, of_message(std::min(stage, other))); };
+    const auto pp_rank_of = [&](int64_t of_stage) { return static_cast<int>(list.shape.rank_of(of_stage)); };
+    try {
+      switch (verb) {
+        case Verb::receive:
+          pending[placed.buffer] =
+              group(pass).recv(s, message_TD(stage - onward(pass)), pp_rank_of(stage - onward(pass)));
+          break;
+        case Verb::run:
+          pending[placed.buffer].wait();
+          compute(placed, whole_TD.rows(0, of_stage(stage)));
+          break;
+        case Verb::send:
+          pending[placed.buffer] =
+              group(pass).send(s, message_TD(stage + onward(pass)), pp_rank_of(stage + onward(pass)));
+          break;
+        case Verb::wait:
+          pending[placed.buffer].wait();
+          break;
+      }
+    } catch (const Error& e) {
+      throw Error(e.kind(), fmt::format("pipeline, {}: {}", describe(placed.action), e.what()));
+    }
+  }
+}
+
+void Pipeline::compute(Step& step, const PipelineShape& shape, const PlacedAction& placed,
+                       const Tensor& stream_tD) const {
+  const Action& a = placed.action;
+  const StagePass at{.virtual_stage = a.stage / shape.num_ranks, .saved_set = placed.saved_set};
+  PhaseScope phase(step.stream, a.pass == Pass::forward ? "pipeline forward" : "pipeline backward", a.micro_batch);
+  if (a.pass == Pass::forward)
+    model_.forward(step, at, stream_tD, /*with_gradients=*/shape.backward);
+  else
+    model_.backward(step, at, stream_tD);
+}
+
+}  // namespace moebius

@@ -1,0 +1,82 @@
+// The pipeline on real ranks: which stages a rank holds, the lists that it does, and the executor that does them. The
+// lists decide everything (parallel/pipeline/schedule.h); the executor is one loop over any of them.
+//
+// Hidden states go over the group pp, their gradients over pp_back: between two ranks both can be on their way, and
+// each group's messages arrive in their order.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "config/stage_layout.h"
+#include "model/model.h"
+#include "parallel/pipeline/placement.h"
+
+namespace moebius {
+
+struct PipelineSpec {
+  int64_t num_virtual = 1;        // parallel.vpp
+  std::string layout;             // parallel.layout
+  int64_t num_micro_batches = 1;  // of a step, on each rank
+  bool overlap = true;            // sends run behind what is computed next; false: each is waited for. The same bits
+};
+
+// What one rank of the pipeline does and holds.
+struct PipelineRank {
+  StageLayout layout;
+  PlacedList step;                        // the passes of a training step: 1F1B, interleaved with virtual stages
+  PlacedList alone;                       // one micro-batch there and back, with nothing beside it: for diagnosis
+  PlacedList forward;                     // one micro-batch, forward alone: for evaluation
+  std::vector<HeldStage> stages() const;  // of the model on this rank
+  int64_t pp_rank = 0;
+};
+
+// Error{usage} with the equation that fails: the layout's (config/stage_layout.h) or the schedule's. Every list has
+// been replayed.
+PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int64_t num_ranks, int64_t pp_rank);
+
+class Pipeline {
+ public:
+  // Declares the buffers of the messages. model: of rank.stages(). The references must outlive it.
+  Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, MemoryPlan& plan);
+  Pipeline(const Pipeline&) = delete;
+
+  using BatchOf = std::function<const MicroBatch&(int64_t m)>;
+  // The passes of a whole step: gradients and the sums of the step are added to. The loss is on the rank that has it.
+  // Of each list: Error with the action that failed in front, the kind kept.
+  void run_step(Stream& s, StepStack& stack, const BatchOf& batch) const;
+  void run_alone(Stream& s, StepStack& stack, const MicroBatch& batch) const;
+  void run_forward(Stream& s, StepStack& stack, const MicroBatch& batch) const;
+  // Generation: Model::forward_cached of T tokens, stage after stage.
+  void run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, std::span<const KvCache> caches, int64_t first,
+                  int64_t num_tokens) const;
+
+  // There and back through the stages of this rank, whatever is in their memory, with no message: so that what a device
+  // loads or allocates with first use is there before messages are on their way. Everything but weights is changed.
+  void run_once(Stream& s, StepStack& stack, const MicroBatch& batch) const;
+
+  const PipelineRank& rank() const { return rank_; }
+
+ private:
+  using Compute = std::function<void(const PlacedAction& placed, const Tensor& stream_tD)>;
+  void run(Stream& s, StepStack& stack, const PlacedList& list, const BatchOf& batch) const;
+  using RowsOf = std::function<int64_t(int64_t stage)>;
+  void run(Stream& s, const PlacedList& list, const RowsOf& of_message, const RowsOf& of_stage,
+           const Compute& compute) const;
+  void compute(Step& step, const PipelineShape& shape, const PlacedAction& placed, const Tensor& stream_tD) const;
+  // Rows of the message behind a stage, and of the buffer that a pass of a stage works in. ahead: with the hidden
+  // states of multi-token prediction that stands apart from the loss.
+  int64_t message_rows(int64_t from_stage, bool ahead) const;
+  int64_t buffer_rows(int64_t stage, bool ahead) const;
+  Group& group(Pass pass) const { return mesh_.group(pass == Pass::forward ? Axis::pp : Axis::pp_back); }
+
+  PipelineRank rank_;
+  Model& model_;
+  const Mesh& mesh_;
+  std::vector<Tensor> buffers_TD_;
+};
+
+}  // namespace moebius

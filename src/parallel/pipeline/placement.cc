@@ -1,0 +1,85 @@
+#include "parallel/pipeline/placement.h"
+
+#include <algorithm>
+
+namespace moebius {
+namespace {
+
+// Gives out the lowest number that is free.
+class Numbers {
+ public:
+  int64_t take() {
+    const auto free = std::find(taken_.begin(), taken_.end(), false);
+    const int64_t number = free - taken_.begin();
+    if (free == taken_.end()) taken_.push_back(false);
+    taken_[static_cast<size_t>(number)] = true;
+    return number;
+  }
+  void give_back(int64_t number) { taken_[static_cast<size_t>(number)] = false; }
+  int64_t most() const { return static_cast<int64_t>(taken_.size()); }
+
+ private:
+  std::vector<bool> taken_;
+};
+
+class Placing {
+ public:
+  explicit Placing(const PipelineShape& shape)
+      : shape_(shape),
+        buffer_of_(shape.num_passes()),
+        saved_set_of_(shape.num_passes()),
+        saved_sets_(static_cast<size_t>(shape.num_virtual)) {}
+
+  PlacedAction add(const Action& a) {
+    switch (a.verb) {
+      case Verb::receive:
+        return {a, buffer_of(a) = buffers_.take()};
+      case Verb::run:
+        return run(a);
+      case Verb::send:
+        return {a, buffer_of(a)};
+      case Verb::wait:
+        buffers_.give_back(buffer_of(a));
+        return {a, buffer_of(a)};
+    }
+    return {};
+  }
+
+  int64_t num_buffers() const { return buffers_.most(); }
+  std::vector<int64_t> num_saved_sets() const {
+    std::vector<int64_t> most;
+    for (const Numbers& sets : saved_sets_) most.push_back(sets.most());
+    return most;
+  }
+
+ private:
+  PlacedAction run(const Action& a) {
+    Numbers& sets = saved_sets_[static_cast<size_t>(a.stage / shape_.num_ranks)];
+    int64_t& set = saved_set_of_[shape_.index(Pass::forward, a.micro_batch, a.stage)];
+    if (a.pass == Pass::forward) set = sets.take();
+    if (a.pass == Pass::backward || !shape_.backward) sets.give_back(set);
+    if (!shape_.has_input(a.pass, a.stage)) buffer_of(a) = buffers_.take();
+    if (!shape_.has_output(a.pass, a.stage)) buffers_.give_back(buffer_of(a));
+    return {a, buffer_of(a), set};
+  }
+  int64_t& buffer_of(const Action& a) { return buffer_of_[shape_.index(a.pass, a.micro_batch, a.stage)]; }
+
+  const PipelineShape shape_;
+  Numbers buffers_;
+  std::vector<int64_t> buffer_of_, saved_set_of_;  // [pass, micro-batch, stage]; the forward's alone of the latter
+  std::vector<Numbers> saved_sets_;                // [virtual stage]
+};
+
+}  // namespace
+
+PlacedList place_actions(const Schedule& schedule, int64_t pp_rank) {
+  PlacedList list{.shape = schedule.shape};
+  Placing placing(schedule.shape);
+  for (const Action& action : schedule.actions[static_cast<size_t>(pp_rank)])
+    list.actions.push_back(placing.add(action));
+  list.num_buffers = placing.num_buffers();
+  list.num_saved_sets = placing.num_saved_sets();
+  return list;
+}
+
+}  // namespace moebius

@@ -1,0 +1,210 @@
+#include "parallel/pipeline/replay.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/error.h"
+
+namespace moebius {
+
+namespace {
+
+struct Message {
+  std::optional<double> opened, sent, arrived;  // when
+};
+
+class Simulation {
+ public:
+  Simulation(const Schedule& schedule, const PipelineTimes& times)
+      : schedule_(schedule),
+        shape_(schedule.shape),
+        times_(times),
+        place_(schedule.actions.size()),
+        clock_(schedule.actions.size()),
+        messages_(shape_.num_passes()),
+        channels_(2 * schedule.actions.size()) {
+    replay_.shape = shape_;
+    replay_.ranks.resize(schedule.actions.size());
+  }
+
+  Replay run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (int64_t r = 0; r < shape_.num_ranks; ++r) {
+        while (!finished(r) && step(r, at(r))) {
+          ++place_[r];
+          moved = true;
+        }
+      }
+    }
+    for (int64_t r = 0; r < shape_.num_ranks; ++r) {
+      if (!finished(r)) fail_deadlock(r);
+    }
+    replay_.duration = *std::max_element(clock_.begin(), clock_.end());
+    return std::move(replay_);
+  }
+
+ private:
+  bool finished(int64_t r) const { return place_[r] == schedule_.actions[r].size(); }
+  const Action& at(int64_t r) const { return schedule_.actions[r][place_[r]]; }
+
+  // Whether rank r could do the action, and did.
+  bool step(int64_t r, const Action& a) {
+    switch (a.verb) {
+      case Verb::receive:
+        input_of(a).opened = clock_[r];
+        move(input_of(a), a.pass, r - onward(a.pass));
+        return true;
+      case Verb::send:
+        result_of(a).sent = clock_[r];
+        move(result_of(a), a.pass, r);
+        return true;
+      case Verb::wait:
+        return wait_for(r, result_of(a));
+      case Verb::run:
+        if (shape_.has_input(a.pass, a.stage) && !wait_for(r, input_of(a))) return false;
+        compute(r, a);
+        return true;
+    }
+    return false;
+  }
+
+  // A message goes by the pass and stage that leave it.
+  Message& result_of(const Action& a) { return messages_[shape_.index(a.pass, a.micro_batch, a.stage)]; }
+  Message& input_of(const Action& a) {
+    return messages_[shape_.index(a.pass, a.micro_batch, a.stage - onward(a.pass))];
+  }
+
+  // Both ends list a channel's messages in the same order, so the one before has moved when this one can.
+  void move(Message& message, Pass pass, int64_t from) {
+    if (!message.opened || !message.sent) return;
+    const int64_t P = shape_.num_ranks;
+    double& channel = channels_[static_cast<int64_t>(pass) * P + shape_.rank_of(from + P)];
+    channel = std::max({channel, *message.opened, *message.sent}) + times_.transfer;
+    message.arrived = channel;
+  }
+
+  bool wait_for(int64_t r, const Message& message) {
+    if (message.arrived) clock_[r] = std::max(clock_[r], *message.arrived);
+    return message.arrived.has_value();
+  }
+
+  void compute(int64_t r, const Action& a) {
+    const StageTime& time = times_.stages[a.stage];
+    const double begin = clock_[r], took = a.pass == Pass::forward ? time.forward : time.backward;
+    clock_[r] += took;
+    replay_.ranks[r].busy += took;
+    replay_.ranks[r].runs.push_back({a, begin, clock_[r]});
+  }
+
+  // A rank that stands still waits for exactly one other, so following them leads into a cycle.
+  [[noreturn]] void fail_deadlock(int64_t r) const {
+    std::vector<int64_t> path;
+    while (std::find(path.begin(), path.end(), r) == path.end()) {
+      path.push_back(r);
+      r = awaited(at(r));
+    }
+    std::string cycle;
+    for (auto it = std::find(path.begin(), path.end(), r); it != path.end(); ++it) {
+      cycle += fmt::format("{}rank {} stands before {} and waits for rank {}", cycle.empty() ? "" : "; ", *it,
+                           describe(at(*it)), awaited(at(*it)));
+    }
+    MOEBIUS_FAIL(usage, "replay: the schedule deadlocks: {}", cycle);
+  }
+  int64_t awaited(const Action& a) const {
+    return shape_.rank_of(a.verb == Verb::wait ? a.stage + onward(a.pass) : a.stage - onward(a.pass));
+  }
+
+  const Schedule& schedule_;
+  const PipelineShape shape_;
+  const PipelineTimes& times_;
+  std::vector<size_t> place_;      // [pp_rank], in its list
+  std::vector<double> clock_;      // [pp_rank]
+  std::vector<Message> messages_;  // [pass, micro-batch, stage]
+  std::vector<double> channels_;   // [pass, from rank], when the last message had moved
+  Replay replay_;
+};
+
+// Micro-batches between the start of their forward and the end of their backward, or of the forward where it is all.
+void count_in_flight(const PipelineShape& shape, const std::vector<Action>& actions, RankReplay& rank) {
+  const Pass last = shape.backward ? Pass::backward : Pass::forward;
+  std::vector<int64_t> of_stage(static_cast<size_t>(shape.num_virtual));
+  rank.peak_of_stage = of_stage;
+  int64_t in_flight = 0;
+  for (const Action& a : actions) {
+    if (a.verb != Verb::run) continue;
+    const size_t v = static_cast<size_t>(a.stage / shape.num_ranks);
+    if (a.pass == Pass::forward) ++in_flight, ++of_stage[v];
+    rank.peak_in_flight = std::max(rank.peak_in_flight, in_flight);
+    rank.peak_of_stage[v] = std::max(rank.peak_of_stage[v], of_stage[v]);
+    if (a.pass == last) --in_flight, --of_stage[v];
+  }
+}
+
+void count_messages(const PipelineShape& shape, const std::vector<Action>& actions, RankReplay& rank) {
+  int64_t receives = 0, sends = 0;
+  for (const Action& a : actions) {
+    if (a.verb == Verb::receive) ++receives;
+    if (a.verb == Verb::send) ++sends;
+    if (a.verb == Verb::wait) --sends;
+    if (a.verb == Verb::run && shape.has_input(a.pass, a.stage)) --receives;
+    rank.peak_receives = std::max(rank.peak_receives, receives);
+    rank.peak_sends = std::max(rank.peak_sends, sends);
+  }
+}
+
+void check_times(const PipelineShape& shape, const PipelineTimes& times) {
+  MOEBIUS_CHECK(usage, std::ssize(times.stages) == shape.num_stages(),
+                "replay: times must be given for pp * vpp = {} stages; got {}", shape.num_stages(),
+                times.stages.size());
+  double least = times.transfer;
+  for (const StageTime& stage : times.stages) least = std::min({least, stage.forward, stage.backward});
+  MOEBIUS_CHECK(usage, least >= 0, "replay: times must not be negative; got {}", least);
+}
+
+}  // namespace
+
+PipelineTimes equal_times(const PipelineShape& shape, const StageTime& stage, double transfer) {
+  return {std::vector<StageTime>(static_cast<size_t>(shape.num_stages()), stage), transfer};
+}
+
+double Replay::bubble() const {
+  double busy = 0;
+  for (const RankReplay& rank : ranks) busy += rank.busy;
+  return duration > 0 ? 1 - busy / (static_cast<double>(shape.num_ranks) * duration) : 0;
+}
+
+Replay replay(const Schedule& schedule, const PipelineTimes& times) {
+  check_actions(schedule);
+  check_times(schedule.shape, times);
+  Replay result = Simulation(schedule, times).run();
+  for (size_t r = 0; r < result.ranks.size(); ++r) {
+    count_in_flight(schedule.shape, schedule.actions[r], result.ranks[r]);
+    count_messages(schedule.shape, schedule.actions[r], result.ranks[r]);
+  }
+  return result;
+}
+
+std::string picture(const Replay& replay, double unit) {
+  MOEBIUS_CHECK(usage, unit > 0, "picture: the unit of time must be positive; got {}", unit);
+  const auto column = [&](double time) { return static_cast<size_t>(time / unit + 0.5); };
+  const size_t width = 1 + fmt::formatted_size("{}", replay.shape.num_micro_batches - 1);
+  std::string lines;
+  for (size_t r = 0; r < replay.ranks.size(); ++r) {
+    std::vector<std::string> cells(column(replay.duration), ".");
+    for (const RankReplay::Run& run : replay.ranks[r].runs) {
+      const char first = run.action.pass == Pass::forward ? 'a' : 'A';
+      const int64_t virtual_stage = run.action.stage / replay.shape.num_ranks;
+      for (size_t c = column(run.begin); c < column(run.end); ++c) cells[c] = std::string(width, '-');
+      if (column(run.begin) == column(run.end)) continue;  // too short to be seen
+      cells[column(run.begin)] =
+          fmt::format("{}{}", static_cast<char>(first + virtual_stage % 26), run.action.micro_batch);
+    }
+    std::string line = fmt::format("rank {}", r);
+    for (const std::string& cell : cells) line += fmt::format(" {:<{}}", cell, width);
+    lines += line.erase(line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return lines;
+}
+
+}  // namespace moebius

@@ -1,0 +1,65 @@
+// Replay runs a pipeline schedule on paper: it proves that the schedule is complete and free of deadlock, and gives
+// its timeline, its bubble and its peaks. With the times of a model it is the simulator, with all times equal the
+// theory.
+//
+// What it takes a machine to do: a rank does its list in order; a message moves when its receive is open and its send
+// has started (no transport buffers anything), takes `transfer`, and messages of one channel move one after another.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "parallel/pipeline/schedule.h"
+
+namespace moebius {
+
+// Any unit, the same for all.
+struct StageTime {
+  double forward = 1, backward = 1;
+};
+struct PipelineTimes {
+  std::vector<StageTime> stages;  // [stage]
+  double transfer = 0;            // of one message
+};
+PipelineTimes equal_times(const PipelineShape& shape, const StageTime& stage = {}, double transfer = 0);
+
+struct RankReplay {
+  struct Run {
+    Action action;
+    double begin = 0, end = 0;
+  };
+  std::vector<Run> runs;  // in order
+  double busy = 0;        // the sum of their times
+  // What the rank must have room for; these follow from its list alone, whatever the times.
+  int64_t peak_in_flight = 0;  // (micro-batch, stage)s between the start of their forward and the end of their backward
+  std::vector<int64_t> peak_of_stage;  // the same of each virtual stage alone: their peaks need not come together
+  int64_t peak_receives = 0;           // inputs opened before their pass runs
+  int64_t peak_sends = 0;              // results that are sent and not yet waited for
+};
+
+struct Replay {
+  PipelineShape shape;
+  std::vector<RankReplay> ranks;  // [pp_rank]
+  double duration = 0;            // until the last rank has done its list
+
+  // The share of the ranks' time that they do not compute: 1 - sum of busy / (P * duration). For equal times of all
+  // stages and free transfers 1F1B has (P - 1) / (V M + P - 1): each rank computes V M forwards and backwards, and the
+  // pipeline takes P - 1 of both to fill and to drain.
+  double bubble() const;
+};
+
+// Error{usage} naming rank and action unless each rank does every micro-batch of each of its stages once per pass (the
+// forward alone where the shape says so), in
+// the order 0 .. M - 1, each input received before and each result sent and waited for after, and both ends of every
+// channel list its messages in the same order.
+void check_actions(const Schedule& schedule);
+
+// The above, then the timeline. Error{usage} naming the ranks of the cycle and what each waits for when they wait for
+// one another; also when times has not one entry per stage or a negative one.
+Replay replay(const Schedule& schedule, const PipelineTimes& times);
+
+// One line per rank, one column per unit of time: a forward is the letter of its virtual stage (a is the first) and its
+// micro-batch, a backward the same in capitals, -- goes on, . is idle. REQUIRES: unit > 0.
+std::string picture(const Replay& replay, double unit = 1);
+
+}  // namespace moebius

@@ -1,0 +1,114 @@
+#include <array>
+
+#include "core/error.h"
+#include "parallel/pipeline/replay.h"
+
+namespace moebius {
+
+namespace {
+
+// The actions of one rank so far, each at most once.
+class RankLog {
+ public:
+  RankLog(const PipelineShape& shape, int64_t pp_rank) : shape_(shape), pp_rank_(pp_rank) {
+    for (auto& done : done_) done.resize(shape.num_passes());
+  }
+
+  void add(const Action& a) {
+    check_place(a);
+    MOEBIUS_CHECK(usage, shape_.backward || a.pass == Pass::forward,
+                  "replay: rank {} lists {}; the schedule is of forwards alone", pp_rank_, describe(a));
+    const bool takes = shape_.has_input(a.pass, a.stage), leaves = shape_.has_output(a.pass, a.stage);
+    const bool exists = a.verb == Verb::run || (a.verb == Verb::receive ? takes : leaves);
+    MOEBIUS_CHECK(usage, exists, "replay: rank {} lists {}, which has no such message", pp_rank_, describe(a));
+    MOEBIUS_CHECK(usage, !done(a), "replay: rank {} lists {} twice", pp_rank_, describe(a));
+    if (a.verb == Verb::run) {
+      if (a.micro_batch > 0) check_follows(a, {Verb::run, a.pass, a.micro_batch - 1, a.stage});
+      if (a.pass == Pass::backward) check_follows(a, {Verb::run, Pass::forward, a.micro_batch, a.stage});
+      if (takes) check_follows(a, {Verb::receive, a.pass, a.micro_batch, a.stage});
+    }
+    if (a.verb == Verb::send) check_follows(a, {Verb::run, a.pass, a.micro_batch, a.stage});
+    if (a.verb == Verb::wait) check_follows(a, {Verb::send, a.pass, a.micro_batch, a.stage});
+    done_[static_cast<size_t>(a.verb)][index(a)] = true;
+  }
+
+  // A wait implies its send, and both the run; a run its receive.
+  void check_complete() const {
+    for (int64_t stage = pp_rank_; stage < shape_.num_stages(); stage += shape_.num_ranks) {
+      for (int64_t m = 0; m < shape_.num_micro_batches; ++m) {
+        for (const Pass pass : {Pass::forward, Pass::backward}) {
+          if (pass == Pass::backward && !shape_.backward) continue;
+          const Verb last = shape_.has_output(pass, stage) ? Verb::wait : Verb::run;
+          const Action a = {last, pass, m, stage};
+          MOEBIUS_CHECK(usage, done(a), "replay: rank {} must list {}; it never does", pp_rank_, describe(a));
+        }
+      }
+    }
+  }
+
+ private:
+  size_t index(const Action& a) const { return shape_.index(a.pass, a.micro_batch, a.stage); }
+  bool done(const Action& a) const { return done_[static_cast<size_t>(a.verb)][index(a)]; }
+
+  void check_place(const Action& a) const {
+    const bool exists =
+        a.micro_batch >= 0 && a.micro_batch < shape_.num_micro_batches && a.stage >= 0 && a.stage < shape_.num_stages();
+    MOEBIUS_CHECK(usage, exists, "replay: rank {} lists {}; there are {} micro-batches and {} stages", pp_rank_,
+                  describe(a), shape_.num_micro_batches, shape_.num_stages());
+    MOEBIUS_CHECK(usage, shape_.rank_of(a.stage) == pp_rank_, "replay: rank {} lists {}, which is of rank {}", pp_rank_,
+                  describe(a), shape_.rank_of(a.stage));
+  }
+  void check_follows(const Action& a, const Action& before) const {
+    MOEBIUS_CHECK(usage, done(before), "replay: rank {} must list {} before {}", pp_rank_, describe(before),
+                  describe(a));
+  }
+
+  PipelineShape shape_;
+  int64_t pp_rank_;
+  std::array<std::vector<bool>, 4> done_;  // [verb][pass, micro-batch, stage]
+};
+
+// One end's messages of the channel of a pass out of a rank, each by the action that receives it.
+std::vector<Action> channel_at(const Schedule& schedule, Verb end, Pass pass, int64_t from) {
+  const PipelineShape& shape = schedule.shape;
+  const int64_t to = shape.rank_of(from + onward(pass) + shape.num_ranks);
+  std::vector<Action> messages;
+  for (Action a : schedule.actions[static_cast<size_t>(end == Verb::send ? from : to)]) {
+    if (a.verb != end || a.pass != pass) continue;
+    if (end == Verb::send) a = {Verb::receive, pass, a.micro_batch, a.stage + onward(pass)};
+    messages.push_back(a);
+  }
+  return messages;
+}
+
+// REQUIRES: every list is complete, so that both ends have the same messages.
+void check_channel(const Schedule& schedule, Pass pass, int64_t from) {
+  const auto sent = channel_at(schedule, Verb::send, pass, from);
+  const auto received = channel_at(schedule, Verb::receive, pass, from);
+  for (size_t i = 0; i < sent.size(); ++i) {
+    MOEBIUS_CHECK(usage, sent[i] == received[i],
+                  "replay: both ends of a channel must list its messages in the same order; message {} from rank {} is "
+                  "sent for {}, where rank {} lists {}",
+                  i, from, describe(sent[i]), schedule.shape.rank_of(received[i].stage), describe(received[i]));
+  }
+}
+
+}  // namespace
+
+void check_actions(const Schedule& schedule) {
+  const PipelineShape& shape = schedule.shape;
+  shape.check();
+  MOEBIUS_CHECK(usage, std::ssize(schedule.actions) == shape.num_ranks,
+                "replay: a schedule of {} ranks must have as many lists; got {}", shape.num_ranks,
+                schedule.actions.size());
+  for (int64_t pp_rank = 0; pp_rank < shape.num_ranks; ++pp_rank) {
+    RankLog log(shape, pp_rank);
+    for (const Action& action : schedule.actions[static_cast<size_t>(pp_rank)]) log.add(action);
+    log.check_complete();
+  }
+  for (int64_t from = 0; from < shape.num_ranks; ++from) {
+    for (const Pass pass : {Pass::forward, Pass::backward}) check_channel(schedule, pass, from);
+  }
+}
+
+}  // namespace moebius

@@ -1,0 +1,113 @@
+// What replay says of any schedule, whatever the shape and the times.
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <cstdlib>
+#include <map>
+#include <tuple>
+
+#include "core/error.h"
+#include "parallel/pipeline/replay.h"
+
+namespace moebius {
+namespace {
+
+PipelineShape arbitrary_shape() {
+  PipelineShape shape;
+  shape.num_ranks = *rc::gen::inRange<int64_t>(1, 7);
+  shape.num_virtual = shape.num_ranks == 1 ? 1 : *rc::gen::inRange<int64_t>(1, 5);
+  if (shape.num_virtual == 1) {
+    shape.num_micro_batches = *rc::gen::inRange<int64_t>(1, 14);
+    return shape;
+  }
+  shape.group = shape.num_ranks + *rc::gen::inRange<int64_t>(0, 4);
+  const int64_t rest = *rc::gen::element<int64_t>(0, shape.num_ranks, shape.group - 1);
+  shape.num_micro_batches = shape.group * *rc::gen::inRange<int64_t>(1, 3) + (rest < shape.num_ranks ? 0 : rest);
+  return shape;
+}
+
+PipelineTimes arbitrary_times(const PipelineShape& shape) {
+  PipelineTimes times;
+  for (int64_t s = 0; s < shape.num_stages(); ++s) {
+    times.stages.push_back({0.25 * *rc::gen::inRange(0, 20), 0.25 * *rc::gen::inRange(0, 20)});
+  }
+  times.transfer = 0.25 * *rc::gen::inRange(0, 20);
+  return times;
+}
+
+using Ends = std::map<std::tuple<Pass, int64_t, int64_t>, double>;  // pass, micro-batch, stage
+
+// A pass begins when its input has had the time to come, and ends after its own.
+void expect_causal(const Replay& r, const PipelineTimes& times) {
+  Ends ends;
+  for (const RankReplay& rank : r.ranks) {
+    double last = 0;
+    for (const auto& [a, begin, end] : rank.runs) {
+      const StageTime& time = times.stages[static_cast<size_t>(a.stage)];
+      RC_ASSERT(begin >= last);
+      RC_ASSERT(end == begin + (a.pass == Pass::forward ? time.forward : time.backward));
+      ends[{a.pass, a.micro_batch, a.stage}] = last = end;
+    }
+    RC_ASSERT(last <= r.duration);
+  }
+  RC_ASSERT(std::ssize(ends) == 2 * r.shape.num_stages() * r.shape.num_micro_batches);
+  for (const RankReplay& rank : r.ranks) {
+    for (const auto& [a, begin, end] : rank.runs) {
+      const int64_t from = a.stage + (a.pass == Pass::forward ? -1 : 1);
+      if (r.shape.has_input(a.pass, a.stage)) {
+        RC_ASSERT(begin >= (ends.at({a.pass, a.micro_batch, from}) + times.transfer));
+      }
+      if (a.pass == Pass::backward) RC_ASSERT(begin >= ends.at({Pass::forward, a.micro_batch, a.stage}));
+    }
+  }
+}
+
+TEST(ReplayProperty, TimelinesAreCausalAtAnyTimes) {
+  ::setenv("RC_PARAMS", "seed=1", 0);  // the same cases each time, unless asked otherwise
+  EXPECT_TRUE(rc::check([] {
+    const PipelineShape shape = arbitrary_shape();
+    const Schedule schedule = schedule_1f1b(shape);
+    const PipelineTimes times = arbitrary_times(shape);
+    const Replay r = replay(schedule, times);
+    expect_causal(r, times);
+    RC_ASSERT(r.bubble() >= 0);
+    const Replay equal = replay(schedule, equal_times(shape));
+    for (size_t p = 0; p < r.ranks.size(); ++p) RC_ASSERT(r.ranks[p].peak_in_flight == equal.ranks[p].peak_in_flight);
+  }));
+}
+
+// No action is there for nothing: without any one of them the schedule is refused.
+TEST(ReplayProperty, EveryActionIsNeeded) {
+  ::setenv("RC_PARAMS", "seed=1", 0);
+  EXPECT_TRUE(rc::check([] {
+    Schedule schedule = schedule_1f1b(arbitrary_shape());
+    auto& list = schedule.actions[*rc::gen::inRange<size_t>(0, schedule.actions.size())];
+    list.erase(list.begin() + *rc::gen::inRange<int64_t>(0, std::ssize(list)));
+    RC_ASSERT_THROWS_AS(replay(schedule, equal_times(schedule.shape)), Error);
+  }));
+}
+
+// Any order of a rank's actions is replayed or refused: what is replayed is causal.
+TEST(ReplayProperty, ExchangedActionsAreReplayedOrRefused) {
+  ::setenv("RC_PARAMS", "seed=1", 0);
+  EXPECT_TRUE(rc::check([] {
+    Schedule schedule = schedule_1f1b(arbitrary_shape());
+    for (auto& list : schedule.actions) {
+      const auto at = *rc::gen::inRange<size_t>(0, list.size());
+      const auto to = std::min(list.size() - 1, at + *rc::gen::inRange<size_t>(0, 5));
+      std::swap(list[at], list[to]);
+    }
+    const PipelineTimes times = equal_times(schedule.shape, {1, 2}, 0.5);
+    bool replayed = true;
+    try {
+      expect_causal(replay(schedule, times), times);
+    } catch (const Error& e) {
+      RC_ASSERT(e.kind() == ErrorKind::usage);
+      replayed = false;
+    }
+    RC_TAG(replayed ? "replayed" : "refused");
+  }));
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,87 @@
+// Pipeline schedules as data: for each rank of the pp axis the list of what it does in a step, in order. An executor
+// walks its rank's list and decides nothing; `replay` (parallel/pipeline/replay.h) walks all lists at once and proves them.
+//
+// Stage s of P * V is virtual stage s / P of rank s % P. Between two stages travels one message per micro-batch and
+// pass: the hidden state forwards, its gradient backwards. Messages of one pass from one rank to another are a
+// channel; both its ends list them in the same order, so a transport that matches by order alone will do.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace moebius {
+
+// backward is the gradient of the input, then of the weights.
+enum class Pass : int { forward, backward };
+// The stage that takes the result of a pass is the next or the one before.
+inline int64_t onward(Pass pass) { return pass == Pass::forward ? 1 : -1; }
+
+enum class Verb : int {
+  receive,  // opens a buffer for the input of a pass and starts receiving into it; does not wait
+  run,      // waits for what was received for this pass, then computes
+  send,     // starts sending the result of a pass to the stage that takes it next; does not wait
+  wait      // until that send has left its buffer: the result may be dropped, the buffer used again
+};
+
+struct Action {
+  Verb verb = Verb::run;
+  Pass pass = Pass::forward;
+  int64_t micro_batch = 0;
+  int64_t stage = 0;
+  bool operator==(const Action&) const = default;
+};
+std::string describe(const Action& action);  // "the receive for forward of micro-batch 3, stage 1"
+
+struct PipelineShape {
+  int64_t num_ranks = 1;          // P, the size of the pp axis
+  int64_t num_virtual = 1;        // V, stages of one rank; more than one only when P > 1
+  int64_t num_micro_batches = 1;  // M, of one step
+  int64_t group = 0;              // G, micro-batches that pass one virtual stage before the next's turn; 0: P
+  bool backward = true;           // false: forward passes alone, as an evaluation wants them
+
+  int64_t num_stages() const { return num_ranks * num_virtual; }
+  int64_t rank_of(int64_t stage) const { return stage % num_ranks; }
+  int64_t group_size() const { return group == 0 ? num_ranks : group; }
+  // Of a pass of a micro-batch on a stage, among all 2 M P V.
+  size_t index(Pass pass, int64_t micro_batch, int64_t stage) const {
+    return static_cast<size_t>((static_cast<int64_t>(pass) * num_micro_batches + micro_batch) * num_stages() + stage);
+  }
+  size_t num_passes() const { return static_cast<size_t>(2 * num_micro_batches * num_stages()); }
+  // Whether a pass of a stage has a message to take, and one to leave.
+  bool has_input(Pass pass, int64_t stage) const { return stage != (pass == Pass::forward ? 0 : num_stages() - 1); }
+  bool has_output(Pass pass, int64_t stage) const { return stage != (pass == Pass::forward ? num_stages() - 1 : 0); }
+
+  // Error{usage} with the equation that fails: P, V, M >= 1; V = 1 or P > 1.
+  void check() const;
+  bool operator==(const PipelineShape&) const = default;
+};
+
+// Where transfers start: receives are opened 1 (interleaved: 1 + G - P) inputs ahead of the one that runs, in each
+// pass, so that they can move behind compute and the last rank, whose results come to rank 0 G - P turns early, never
+// waits for a buffer. At most two results of a pass are on their way from a rank: one leaves while the next is
+// computed.
+struct Schedule {
+  PipelineShape shape;
+  std::vector<std::vector<Action>> actions;  // [pp_rank]
+};
+
+// Forwards that a rank runs before its first backward. V = 1: P - r - 1. V > 1: 2 (P - r - 1) + (V - 1) G.
+// At most V M, all there are.
+int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank);
+
+// 1F1B (PipeDream-Flush, arXiv 2006.09503) for V = 1, interleaved 1F1B (arXiv 2104.04473) for V > 1: a rank's warm-up
+// forwards, then a forward and a backward in turn, then the backwards that are left. Every stage takes the
+// micro-batches in the order 0 .. M - 1 in both passes, so gradients add up in the same order on any P and V.
+// Error{usage} with the equation that fails: the shape's, both passes, and for V > 1, P <= G <= M and M mod G = 0 or
+// >= P, since a shorter last group would wait for its own results at every turn.
+Schedule schedule_1f1b(const PipelineShape& shape);
+
+// Each micro-batch through all stages, and back before the next one starts: what evaluation runs, forwards alone, and
+// what all others must equal. Any shape.
+Schedule schedule_in_turn(const PipelineShape& shape);
+
+// The same passes, but every send is waited for where it starts, before anything else is computed.
+Schedule without_overlap(const Schedule& schedule);
+
+}  // namespace moebius

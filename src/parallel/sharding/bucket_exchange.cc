@@ -1,0 +1,124 @@
+#include "parallel/sharding/bucket_exchange.h"
+
+#include <algorithm>
+
+namespace moebius {
+
+BucketExchange::BucketExchange(const GradBuckets& buckets, ParamTable& params, MemoryPlan& plan, bool overlap)
+    : buckets_(buckets), params_(params), overlap_(overlap), states_(buckets.all().size()), held_(states_.size()) {
+  int64_t largest = 0;
+  for (const GradBucket& bucket : buckets.all())
+    if (bucket.group->size() > 1) largest = std::max(largest, bucket.numel);
+  overlap_ = overlap && largest > 0;
+  if (!overlap_) return;
+  for (size_t i = 0; i < kInFlight; ++i)
+    plan.declare(arrived_[i], fmt::format("gradients_arrived{}", i), {largest}, DType::f32, Life::comm);
+  params.watch(this);
+}
+
+BucketExchange::~BucketExchange() {
+  if (overlap_) params_.watch(nullptr);
+}
+
+void BucketExchange::hold(const Param& p) {
+  for (size_t b = 0; b < states_.size(); ++b) {
+    const auto& in_bucket = buckets_.all()[b].params;
+    if (std::find(in_bucket.begin(), in_bucket.end(), &p) != in_bucket.end()) held_[b] = true;
+  }
+}
+
+// --- gradients ------------------------------------------------------------------------------------------------------
+
+void BucketExchange::begin_passes(int64_t last_micro_batches) {
+  for (size_t b = 0; b < states_.size(); ++b) {
+    states_[b].gradients_left = leaves_early(b) ? last_micro_batches * std::ssize(buckets_.all()[b].params) : 0;
+    states_[b].reduced = false;
+  }
+}
+
+void BucketExchange::join(Stream& s) {
+  settle(s);
+  join_gradients();
+}
+
+void BucketExchange::replayed(bool gathered, int64_t last_micro_batches) {
+  if (gathered) weights_are_old_ = false;
+  for (size_t b = 0; b < states_.size(); ++b) states_[b].reduced = last_micro_batches > 0 && leaves_early(b);
+}
+
+void BucketExchange::join_gradients() {
+  for (size_t i = 0; i < kInFlight; ++i) gradients_[(num_started_ + i) % kInFlight].wait();  // the oldest first
+}
+
+void BucketExchange::after_gradient(Stream& s, const ParamSpan& span) {
+  for (size_t i = span.begin; i < span.end; ++i) {
+    const int b = buckets_.bucket_of(i);
+    if (b < 0 || states_[b].gradients_left <= 0) continue;
+    if (--states_[b].gradients_left == 0) start_reduce(s, b);
+  }
+}
+
+// One that is still on its way in the same memory is waited for, and summed, first.
+void BucketExchange::start_reduce(Stream& s, size_t b) {
+  const GradBucket& bucket = buckets_.all()[b];
+  states_[b].reduced = true;
+  if (bucket.group->size() == 1) return;
+  const size_t slot = num_started_++ % kInFlight;
+  gradients_[slot].wait();
+  const Tensor all = bucket.gradients();
+  gradients_[slot] =
+      bucket.group->start_reduce_scatter_sum(s, owned(all, bucket), all, arrived_[slot].rows(0, bucket.numel));
+}
+
+void BucketExchange::reduce(Stream& s) {
+  join_gradients();
+  for (size_t b = 0; b < states_.size(); ++b) {
+    const GradBucket& bucket = buckets_.all()[b];
+    if (!states_[b].reduced && bucket.group->size() > 1) {
+      const Tensor all = bucket.gradients();
+      bucket.group->reduce_scatter_sum(s, owned(all, bucket), all);
+    }
+    states_[b].reduced = false;
+    states_[b].gradients_left = 0;
+  }
+}
+
+// --- weights --------------------------------------------------------------------------------------------------------
+
+void BucketExchange::weights_changed(Stream& s) {
+  if (!overlap_) return gather(s);
+  weights_are_old_ = true;
+}
+
+void BucketExchange::gather(Stream& s) {
+  for (const GradBucket& bucket : buckets_.all()) {
+    if (bucket.group->size() == 1) continue;
+    const Tensor all = bucket.weights();
+    bucket.group->all_gather(s, all, owned(all, bucket));
+  }
+}
+
+void BucketExchange::start_gather(Stream& s) {
+  weights_are_old_ = false;
+  // The last bucket holds the parameters that a forward pass reads first.
+  for (size_t b = states_.size(); b-- > 0;) {
+    const GradBucket& bucket = buckets_.all()[b];
+    if (bucket.group->size() == 1) continue;
+    states_[b].weights.wait();
+    const Tensor all = bucket.weights();
+    states_[b].weights = bucket.group->start_all_gather(s, all, owned(all, bucket));
+  }
+}
+
+void BucketExchange::before_use(Stream& s, const ParamSpan& span) {
+  if (weights_are_old_) start_gather(s);
+  for (size_t i = span.begin; i < span.end; ++i)
+    if (const int b = buckets_.bucket_of(i); b >= 0) states_[b].weights.wait();
+}
+
+void BucketExchange::settle(Stream& s) {
+  if (weights_are_old_) start_gather(s);
+  for (State& state : states_) state.weights.wait();
+}
+
+}  // namespace moebius

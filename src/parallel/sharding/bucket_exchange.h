@@ -1,0 +1,75 @@
+// The communication of the sharded optimizer: gradients go to the ranks that own them and are summed there, weights
+// come back from their owners. With overlap both run behind the passes of the model: a bucket of gradients leaves once
+// the last micro-batch's backward pass is through with it, and a bucket of weights is waited for when the next forward
+// pass comes to it. Without it each is one blocking collective. The same numbers are added in the same order either
+// way.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "parallel/sharding/grad_buckets.h"
+
+namespace moebius {
+
+class BucketExchange final : public ParamWatcher {
+ public:
+  // The references outlive it. overlap: declares memory for the gradients that arrive, twice the largest bucket, and
+  // watches the passes of the model.
+  BucketExchange(const GradBuckets& buckets, ParamTable& params, MemoryPlan& plan, bool overlap);
+  BucketExchange(const BucketExchange&) = delete;
+  ~BucketExchange() override;
+
+  bool overlaps() const { return overlap_; }
+  // This parameter's gradient has work to come behind the backward pass: its bucket waits for reduce().
+  void hold(const Param& p);
+  // Passes follow whose gradients are all that this step adds, of so many micro-batches: with overlap each bucket
+  // leaves behind the last of them. 0: others follow these, and nothing leaves.
+  void begin_passes(int64_t last_micro_batches);
+
+  // For passes that are recorded and replayed: join() at their end waits for all that they began. Of a replay, which
+  // runs none of this, replayed() says which passes it was.
+  void join(Stream& s);
+  void replayed(bool gathered, int64_t last_micro_batches);
+  // With overlap the next forward pass gathers weights: it is being recorded, or weights_changed() was replayed.
+  void expect_gather() { weights_are_old_ = overlap_; }
+  // Of every gradient the elements owned are their sum over the axis; the others are left as anything.
+  void reduce(Stream& s);
+  // The owners have moved their weights: the others get them here, or with overlap behind the next forward pass.
+  void weights_changed(Stream& s);
+  // From here on every weight is what its owner has: for whoever reads weights outside a pass.
+  void settle(Stream& s);
+
+  void before_use(Stream& s, const ParamSpan& span) override;
+  void after_gradient(Stream& s, const ParamSpan& span) override;
+
+ private:
+  static constexpr size_t kInFlight = 2;
+
+  struct State {
+    int64_t gradients_left = 0;  // of its parameters in the micro-batches to come; 0: none are awaited
+    bool reduced = false;
+    Pending weights;
+  };
+
+  bool leaves_early(size_t b) const { return overlap_ && !held_[b]; }
+  void start_reduce(Stream& s, size_t b);
+  void join_gradients();
+  void start_gather(Stream& s);
+  void gather(Stream& s);
+  Tensor owned(const Tensor& all, const GradBucket& bucket) const {
+    return all.rows(bucket.own.begin, bucket.own.end());
+  }
+
+  const GradBuckets& buckets_;
+  ParamTable& params_;
+  bool overlap_;
+  std::vector<State> states_;  // per bucket
+  std::vector<bool> held_;     // per bucket
+  std::array<Tensor, kInFlight> arrived_;
+  std::array<Pending, kInFlight> gradients_;
+  size_t num_started_ = 0;
+  bool weights_are_old_ = false;
+};
+
+}  // namespace moebius

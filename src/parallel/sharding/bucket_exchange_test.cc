@@ -1,0 +1,92 @@
+// That the exchange runs behind the passes: a rank goes on while another is not there yet. The same ranks without
+// overlap wait for each other in vain, which shows that the test can fail.
+#include "parallel/sharding/bucket_exchange.h"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "comm/transport/threads.h"
+#include "io/testing.h"
+
+namespace moebius {
+namespace {
+
+// A rank with two parameters of a bucket each: as many as may be on their way.
+struct ExchangeRank {
+  ExchangeRank(Transport& world, bool overlap) : mesh({.dp = 2, .edp = 2}, world) {
+    for (const char* name : {"first", "second"}) params.declare({.name = name, .shape = {7}});
+    buckets.emplace(params, mesh, plan, /*bucket_numel=*/4);
+    exchange.emplace(*buckets, params, plan, overlap);
+    plan.bind(DeviceKind::cpu, 1 << 16);
+    for (const Param& p : params.all())
+      for (int i = 0; i < 7; ++i) {
+        p.dw.ptr<float>()[i] = static_cast<float>(i + 1 + 10 * world.rank());
+        p.w.ptr<float>()[i] = -1;
+      }
+  }
+  void backward() {
+    for (size_t i = params.all().size(); i-- > 0;) params.after_gradient(s, {i, i + 1});
+  }
+  void update() {  // what an optimizer does to the elements owned
+    for (const Param& p : params.all())
+      for (int64_t i = p.owned.begin; i < p.owned.end(); ++i) p.w.ptr<float>()[i] = p.dw.ptr<float>()[i];
+  }
+  void forward() {
+    for (size_t i = 0; i < params.all().size(); ++i) params.before_use(s, {i, i + 1});
+  }
+
+  ThreadPool pool{1};
+  Stream s{DeviceKind::cpu, pool};
+  Mesh mesh;
+  MemoryPlan plan;
+  ParamTable params{plan, ModelUse::training};
+  std::optional<GradBuckets> buckets;
+  std::optional<BucketExchange> exchange;
+};
+
+// Gives up when the other rank has stood still for long.
+void wait_for(const std::atomic<int>& progress, int until, double seconds) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (progress < until && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+// Rank 1 does each part of a step after rank 0 is through with it.
+void step_one_after_the_other(bool overlap) {
+  std::atomic<int> progress = 0;
+  bool ranks_waited = false;
+  const double patience = overlap ? 20 : 1;
+  run_threads(2, {.timeout_s = overlap ? 30.0 : 0.5}, [&](Transport& world) {
+    ExchangeRank rank(world, overlap);
+    const bool first = world.rank() == 0;
+    rank.exchange->begin_passes(1);
+    if (!first) {
+      wait_for(progress, 1, patience);
+      ranks_waited = ranks_waited || progress < 1;
+    }
+    rank.backward();
+    if (first) progress = 1;
+    rank.exchange->reduce(rank.s);
+    rank.update();
+    if (!first) {
+      wait_for(progress, 2, patience);
+      ranks_waited = ranks_waited || progress < 2;
+    }
+    rank.exchange->weights_changed(rank.s);
+    if (first) progress = 2;
+    rank.forward();
+    for (const Param& p : rank.params.all())
+      for (int i = 0; i < 7; ++i) EXPECT_EQ(p.w.ptr<float>()[i], static_cast<float>(2 * i + 12)) << p.spec.name << i;
+  });
+  EXPECT_FALSE(ranks_waited);
+}
+
+TEST(BucketExchange, GradientsAndWeightsTravelBehindThePasses) { step_one_after_the_other(/*overlap=*/true); }
+
+TEST(BucketExchange, WithoutOverlapRanksWaitForEachOther) {
+  expect_error(ErrorKind::distributed, "did not join: rank 1", [] { step_one_after_the_other(/*overlap=*/false); });
+}
+
+}  // namespace
+}  // namespace moebius

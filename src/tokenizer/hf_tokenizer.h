@@ -1,0 +1,79 @@
+// A tokenizer of Hugging Face's library, read from the tokenizer.json of a model's folder: the same ids and the same
+// text. What a tokenizer.json asks for and is not supported is an Error{input} that names it; nothing is skipped but
+// truncation and padding, of which notice() says so: transformers, too, does neither unless it is asked to. Of ids of
+// added tokens that leave a gap, too: those of the file are used.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tokenizer/added_tokens.h"
+#include "tokenizer/bpe.h"
+#include "tokenizer/normalizer.h"
+#include "tokenizer/post_processor.h"
+#include "tokenizer/pre_tokenizer.h"
+#include "tokenizer/token_decoder.h"
+#include "tokenizer/tokenizer.h"
+
+namespace moebius {
+
+class HfTokenizer : public Tokenizer {
+ public:
+  // Error{input} when DIR/tokenizer.json is missing or wrong.
+  static std::unique_ptr<HfTokenizer> open(const std::string& dir, const TokenizerOptions& options);
+  // As open, from the text of DIR/tokenizer.json.
+  static std::unique_ptr<HfTokenizer> parse(std::string_view text, const std::string& dir,
+                                            const TokenizerOptions& options);
+
+  std::string name() const override { return dir_; }
+  int64_t vocab_size() const override { return static_cast<int64_t>(tokens_.size()); }
+  // The eos_token of tokenizer_config.json or special_tokens_map.json, or else the eos_token_id of config.json, the
+  // first of several. Error{input} when none of them has one.
+  int32_t eod_id() const override;
+  std::string notice() const override { return notice_; }
+
+  // Safe to call from several threads at once. Error{input} for invalid UTF-8.
+  void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const override;
+  std::string_view unparsed_special(std::string_view text) const override;
+  std::string decode(std::span<const int32_t> ids) const override;
+
+ private:
+  struct Scratch {
+    MatchScratch match;
+    BpeScratch bpe;
+    std::string normalized;
+  };
+  class Encoding;  // one text on its way
+
+  HfTokenizer(std::string dir, const TokenizerOptions& options) : dir_(std::move(dir)), options_(options) {}
+  void read(const JsonField& file);
+  void read_lengths(const JsonField& file);
+  std::vector<AddedToken> read_added(const JsonField& field);
+  void note_numbers(const JsonField& field, std::vector<AddedToken> added);
+  void register_added(const std::vector<AddedToken>& added);
+  void check_ids() const;
+  std::optional<int32_t> find_eod() const;
+
+  std::unique_ptr<Scratch> take_scratch() const;
+  void give_back(std::unique_ptr<Scratch> scratch) const;
+
+  std::string dir_, notice_;
+  TokenizerOptions options_;
+  Normalizer normalizer_;
+  PreTokenizer pre_tokenizer_;
+  Bpe bpe_;
+  PostProcessor post_processor_;
+  TokenDecoder decoder_;
+  AddedTokenFinder added_raw_, added_normalized_;
+  std::vector<std::string> tokens_;  // by id, the added ones too; empty where there is none
+  std::vector<bool> is_special_;
+  std::optional<int32_t> eod_id_;
+
+  mutable std::mutex mutex_;  // of spare_
+  mutable std::vector<std::unique_ptr<Scratch>> spare_;
+};
+
+}  // namespace moebius

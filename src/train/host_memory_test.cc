@@ -1,0 +1,85 @@
+#include "train/host_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/checkpoint.h"
+#include "comm/transport/threads.h"
+#include "core/error.h"
+#include "device/accelerator.h"
+#include "io/testing.h"
+
+namespace moebius {
+namespace {
+
+// Hundreds of terabytes: declared, measured and refused before any of it is asked for.
+EngineSpec huge_spec(DeviceKind device) {
+  return {.model = {.vocab_size = 1 << 20,
+                    .hidden_size = 1 << 14,
+                    .num_layers = 7,
+                    .num_heads = 1 << 12,
+                    .num_kv_heads = 8,
+                    .head_dim = 256,
+                    .max_position_embeddings = 33,
+                    .moe_layers = std::vector<bool>(7, true),
+                    .num_experts = 64,
+                    .top_k = 2,
+                    .moe_intermediate_size = 1 << 20},
+          .use = ModelUse::training,
+          .shape = {.batch = 3, .seq = 33, .max_segments = 3},
+          .optimizer = OptimizerSpec{.lr = 0.5},
+          .device = device};
+}
+
+TEST(HostMemory, ASnapshotThatDoesNotFitIsRefused) {
+  MemoryPlan plan;
+  const HostMemory gpu{.pinned_bytes = 7, .snapshot_bytes = 100}, cpu{.plan_bytes = 50, .snapshot_bytes = 100};
+  check_snapshot(gpu, plan, 100);
+  check_snapshot(cpu, plan, 150);
+  check_snapshot({.plan_bytes = 50}, plan, 0);  // no snapshot: the plan was compared by the engine
+  const auto refused = [&](const HostMemory& host, int64_t available, const std::string& text) {
+    expect_error(ErrorKind::usage, text, [&] { check_snapshot(host, plan, available); });
+  };
+  refused(gpu, 99,
+          "out of memory: an asynchronous checkpoint copies 100 B in the host's memory, and 99 B are available; set "
+          "checkpoint.async = false");
+  refused(cpu, 149, "copies 100 B in the host's memory beside the plan of 50 B, and 149 B are available");
+  refused(cpu, 149, "memory plan\n");
+}
+
+TEST(HostMemory, TheRanksOfAMachineShareIt) {
+  run_threads(3, {.timeout_s = 30}, [](Transport& world) {
+    Control control(world);
+    const HostMemory all =
+        of_this_machine(control, {.plan_bytes = 10, .pinned_bytes = 1, .snapshot_bytes = 100 + control.rank()});
+    EXPECT_EQ(all.plan_bytes, 30);
+    EXPECT_EQ(all.pinned_bytes, 3);
+    EXPECT_EQ(all.snapshot_bytes, 303);
+    EXPECT_EQ(all.num_ranks, 3);
+    const MemoryPlan plan;
+    check_snapshot(all, plan, 333);
+    expect_error(ErrorKind::usage,
+                 "copies 303 B in the host's memory beside the plan of 30 B, of 3 ranks together, and",
+                 [&] { check_snapshot(all, plan, 332); });
+  });
+}
+
+// Twelve bytes a parameter, whole parameters of a multiple of 64 bytes, and more where they are not.
+TEST(HostMemory, OfAGpuIsKnownWithoutOne) {
+  EngineSpec spec = huge_spec(DeviceKind::null);
+  spec.target = Accelerator::is_built_in() ? DeviceKind::cuda : DeviceKind::cpu;
+  spec.num_micro_batches = 5;
+  Engine engine(spec);
+  int64_t parameters = 0;
+  for (const Param& p : engine.model().params().all()) parameters += p.has_grad ? p.w.numel() : 0;
+  const HostMemory async = host_memory(engine, true), sync = host_memory(engine, false);
+  EXPECT_GE(async.snapshot_bytes, 12 * parameters);
+  EXPECT_LE(async.snapshot_bytes, 12 * parameters + (1 << 20));
+  EXPECT_EQ(sync.snapshot_bytes, 0);
+  if (spec.target != DeviceKind::cuda) return;
+  EXPECT_EQ(async.pinned_bytes, 5 * engine.plan().bytes(Life::batch) + engine.plan().bytes(Life::metrics));
+  EXPECT_EQ(sync.pinned_bytes - async.pinned_bytes, CheckpointStore::kPieceBytes);
+}
+
+}  // namespace
+}  // namespace moebius

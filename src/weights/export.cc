@@ -1,0 +1,67 @@
+#include "weights/export.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/checkpoint.h"
+#include "core/error.h"
+#include "engine/engine.h"
+#include "hub/hf_names.h"
+#include "weights/import.h"
+#include "weights/weights.h"
+
+namespace moebius {
+
+namespace {
+
+bool is_of_a_run(const WeightsFolder& from) {
+  return from.kind == WeightsFolder::Kind::checkpoint && !CheckpointReader(from.path).meta().contains(kImportedKey);
+}
+
+// Parameters that a run froze it saves as it holds them, in the dtype that it computes in.
+std::string widened_notice(const WeightsReader& weights) {
+  const auto is_narrow = [](const WeightsEntry& e) { return e.dtype == DType::bf16; };
+  const auto count = std::count_if(weights.entries().begin(), weights.entries().end(), is_narrow);
+  if (count == 0) return "";
+  return fmt::format(
+      "tensors that the run froze and held in bf16 ({}) are written in f32 like the others, the same numbers; --dtype "
+      "bf16 writes all in bf16",
+      count);
+}
+
+void check_exportable(const WeightsFolder& from, const ModelSpec& model) {
+  MOEBIUS_CHECK(
+      input, model.family != "moebius",
+      "export: expected a model of a Hugging Face family; got {}, of model_type \"moebius\", for which Hugging "
+      "Face has no class; it evaluates and generates here, and a model to be exported is trained with another "
+      "model_type and the keys of that family (docs/formats.md has the table)",
+      from.path);
+  hf_family(model.family);
+}
+
+}  // namespace
+
+ExportResult export_hugging_face(const ExportSpec& spec) {
+  const WeightsFolder from = find_weights(spec.model);
+  const ModelSpec model = read_model_spec(from.path);
+  check_exportable(from, model);  // refused before the weights are looked at
+  MOEBIUS_CHECK(input, spec.files.empty() || std::filesystem::is_directory(spec.files),
+                "export: expected a folder of files to copy; got {}; check it", spec.files);
+  const ModelSpec held = with_mtp_of(from, model);
+  Engine shapes(
+      {.model = held, .shape = {.batch = 1, .seq = 1, .num_mtp = held.num_mtp_layers}, .device = DeviceKind::null});
+  const std::unique_ptr<WeightsReader> reader = open_weights(from, shapes.model());
+  const bool in_f32 = !spec.dtype && is_of_a_run(from);
+  HubFolderResult result = write_hub_folder({.out = spec.out,
+                                             .model = model,
+                                             .weights = *reader,
+                                             .dtype = in_f32 ? DType::f32 : spec.dtype,
+                                             .files = spec.files.empty() ? other_files_of(from) : spec.files,
+                                             .shard_bytes = spec.shard_bytes});
+  if (held.num_mtp_layers < model.num_mtp_layers) result.notices.push_back(missing_mtp_notice(from, model));
+  if (in_f32) result.notices.push_back(widened_notice(*reader));
+  return result;
+}
+
+}  // namespace moebius
