@@ -411,7 +411,7 @@ TEST(CliConfig, PrintsChangedValuesAloneAndAllKeys) {
   write_file_atomic(dir.path("again.toml"), ran.out);
   EXPECT_EQ(json_of(run_moebius(dir, {"config", "again.toml", "--json"})).at("recipe"),
             json_of(run_moebius(dir, {"config", kRecipe, "--set", "train.steps=77", "--json"})).at("recipe"));
-  EXPECT_EQ(run_moebius(dir, {"config", "--keys"}).out, read_file(MOEBIUS_SOURCE_DIR "/docs/recipe.md"));
+  EXPECT_EQ(run_moebius(dir, {"config", "--keys"}).out, read_file(MOEBIUS_SOURCE_DIR "/docs/reference/recipe.md"));
   expect_refused(run_moebius(dir, {"config"}), 2, "config: expected a recipe, or --keys");
 }
 
