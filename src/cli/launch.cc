@@ -15,8 +15,8 @@ struct LauncherVariables {
   const char *size, *rank, *local_rank;
 };
 constexpr LauncherVariables kOpenMpi{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"};
-constexpr LauncherVariables kPmi{"PMI_SIZE", "PMI_RANK",
-                                 "MPI_LOCALRANKID"};  // MPICH and its kin; srun with PMI-1, PMI-2
+// MPICH and its kin; srun with PMI-1, PMI-2.
+constexpr LauncherVariables kPmi{"PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"};
 constexpr LauncherVariables kSlurm{"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"};  // whichever way MPI goes
 constexpr LauncherVariables kByTcp{"WORLD_SIZE", "RANK", "LOCAL_RANK"};
 constexpr const char *kMasterAddr = "MASTER_ADDR", *kMasterPort = "MASTER_PORT";

@@ -80,8 +80,8 @@ struct ModelSpec {
   int64_t shared_intermediate_size = 0;  // 0: no shared expert
   bool shared_expert_gate = false;       // y += sigmoid(x w_g) * shared(x), Qwen2-MoE
   ScoreFunction score = ScoreFunction::softmax;
-  bool norm_topk_prob =
-      false;  // weights divided by their sum over the chosen k ("softmax after top-k" is softmax with this)
+  // Weights are divided by their sum over the chosen k ("softmax after top-k" is softmax with this).
+  bool norm_topk_prob = false;
   double routed_scaling_factor = 1.0;
   int64_t n_group = 1;  // groups of experts; topk_group of them are kept per token
   int64_t topk_group = 1;

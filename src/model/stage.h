@@ -61,10 +61,9 @@ class Stage {
 
   const StageSpec& spec() const { return spec_; }
   const std::deque<Block>& blocks() const { return blocks_; }
-  const Param* embedding() const {
-    return embedding_ ? &embedding_->table() : nullptr;
-  }                                                                        // null where the stage has none
-  const Param* head() const { return head_ ? &head_->table() : nullptr; }  // the same
+  // Both are null where the stage has none.
+  const Param* embedding() const { return embedding_ ? &embedding_->table() : nullptr; }
+  const Param* head() const { return head_ ? &head_->table() : nullptr; }
   // A parameter here that is a copy of the embedding of another stage; null where there is none.
   const Param* embedding_copy() const;
   // Whether it has multi-token prediction and computes it: BatchShape::num_mtp.

@@ -48,10 +48,9 @@ struct Replay {
   double bubble() const;
 };
 
-// Error{usage} naming rank and action unless each rank does every micro-batch of each of its stages once per pass (the
-// forward alone where the shape says so), in
-// the order 0 .. M - 1, each input received before and each result sent and waited for after, and both ends of every
-// channel list its messages in the same order.
+// Error{usage} naming rank and action unless each rank does every micro-batch of each of its stages once per pass
+// (the forward alone where the shape says so), in the order 0 .. M - 1, each input received before and each result
+// sent and waited for after, and both ends of every channel list its messages in the same order.
 void check_actions(const Schedule& schedule);
 
 // The above, then the timeline. Error{usage} naming the ranks of the cycle and what each waits for when they wait for

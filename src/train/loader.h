@@ -1,11 +1,12 @@
 // Fills micro-batches, for training or for an evaluation.
 //
-// Training: which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i
-// is sequence i of the global batch, whatever the layout or how often the run was resumed. Micro-batch j of the global
-// batch is its sequences j * micro_batch + [0, micro_batch), and the dp ranks take them in turn. Of a sequence a
-// context rank gets its pieces (model/token_runs.h), and with each row all that multi-token prediction reads and is to
-// predict there; tp ranks get the same. Evaluation: each dataset from its front,
-// every sequence once, whatever its weight.
+// Training: which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i is
+// sequence i of the global batch, whatever the layout or how often the run was resumed. Micro-batch j of the
+// global batch is its sequences j * micro_batch + [0, micro_batch), and the dp ranks take them in turn. Of a
+// sequence a context rank gets its pieces (model/token_runs.h), and with each row all that multi-token prediction
+// reads and is to predict there; tp ranks get the same.
+//
+// Evaluation: each dataset from its front, every sequence once, whatever its weight.
 #pragma once
 
 #include <string>

@@ -82,9 +82,10 @@ struct DExpertUp {
 void d_expert_up(Stream& s, const DExpertUp& a);
 Cost cost(const DExpertUp& a);
 
-// dw[e] += sum over the rows r of e of left[r,:]^T right[r,:]  (f32). Either side may be gathered: with gather_left,
-// left row r is left[token[r],:], likewise gather_right.
-//   dw1: left = dh,  right = x gathered      dw2: left = dout gathered,  right = sa
+// dw[e] += sum over the rows r of e of left[r,:]^T right[r,:]  (f32)
+//   dw1: left = dh,  right = x gathered
+//   dw2: left = dout gathered,  right = sa
+// Either side may be gathered: with gather_left, left row r is left[token[r],:], likewise gather_right.
 struct ExpertWgrad {
   Tensor dw_eMN;             // inout f32
   Tensor left_RM, right_RN;  // in
@@ -96,9 +97,10 @@ struct ExpertWgrad {
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 Cost cost(const ExpertWgrad& a);
 
-// db[e,n] += sum over the rows r of e of weight[r] x[i, x_first + n]  (f32), i = token[r] with gather, else r; an empty
-// weight is 1.
-//   db1: x = dh      db2: x = dout gathered, with the weights
+// db[e,n] += sum over the rows r of e of weight[r] x[i, x_first + n]  (f32)
+//   i = token[r] with gather, else r; an empty weight is 1
+//   db1: x = dh
+//   db2: x = dout gathered, with the weights
 struct ExpertBiasGrad {
   Tensor db_eN;           // inout f32
   Tensor x_RM, weight_R;  // in; M >= x_first + N
