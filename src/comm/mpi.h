@@ -1,5 +1,5 @@
-// A world whose ranks are processes started by mpirun or srun. Standard MPI-3 calls of one thread alone, the one that
-// calls run_mpi.
+// A world whose ranks are processes started by mpirun or srun. Standard MPI-3
+// calls of one thread alone, the one that calls run_mpi.
 #pragma once
 
 #include "comm/transport.h"

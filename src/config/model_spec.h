@@ -59,9 +59,9 @@ struct ModelSpec {
   bool attention_sinks = false;      // one more logit per head in attention's softmax, which has no value
   double initializer_range = 0.02;
 
-  // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), when kv_lora_rank is above 0: keys and values come
-  // from one latent vector a token, and qk_rope_head_dim of the head_dim columns of q and k rotate, a k of one head for
-  // all.
+  // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), when kv_lora_rank is
+  // above 0: keys and values come from one latent vector a token, and qk_rope_head_dim
+  // of the head_dim columns of q and k rotate, a k of one head for all.
   int64_t q_lora_rank = 0;  // 0: one projection makes q
   int64_t kv_lora_rank = 0;
   int64_t qk_rope_head_dim = 0;

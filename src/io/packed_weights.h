@@ -19,8 +19,8 @@ struct WeightPacking {
 // Error{input} naming `who` for a method that is not read.
 WeightPacking read_weight_packing(const nlohmann::json& config, const std::string& who);
 
-// 4 exponent bits with bias 7, 3 mantissa bits, no infinity; 0x7f and 0xff are NaN (Micikevicius et al., arXiv
-// 2209.05433).
+// 4 exponent bits with bias 7, 3 mantissa bits, no infinity; 0x7f and 0xff are
+// NaN (Micikevicius et al., arXiv 2209.05433).
 float f8_e4m3_value(uint8_t bits);
 
 // dst[r, c] = value of src[r, c] * scale[r / block_rows, c / block_cols]; scale is [ceil(rows / block_rows), ceil(cols

@@ -1,7 +1,7 @@
-// How tokens reach their experts and come back. The experts of a layer lie over the ranks of etp x ep: ep rank j has
-// the experts [j E/EP, (j + 1) E/EP), and each etp rank of it 1/ETP of their inner width F. So a row goes to all etp
-// ranks of its expert, and what they return is summed. Implementations differ in how rows travel; what a layer computes
-// does not.
+// How tokens reach their experts and come back. The experts of a layer lie over the ranks of
+// etp x ep: ep rank j has the experts [j E/EP, (j + 1) E/EP), and each etp rank of it 1/ETP
+// of their inner width F. So a row goes to all etp ranks of its expert, and what they return
+// is summed. Implementations differ in how rows travel; what a layer computes does not.
 //   local        every expert lives here: nothing is moved, rows are read through the index
 //   all-gather   every rank gets the tokens and routes of all W = ETP EP ranks and takes what is for its
 //                experts; results are reduce-scattered. No count is read back: it may be part of a recorded step.

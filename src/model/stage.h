@@ -1,12 +1,12 @@
-// A stage of the model: parts of it that stand together, some of embedding, decoder layers, and final norm with head,
-// loss and multi-token prediction. A model on one rank is one stage; a pipeline cuts it into several, each on its own
-// rank.
+// A stage of the model: parts of it that stand together, some of embedding, decoder
+// layers, and final norm with head, loss and multi-token prediction. A model on one
+// rank is one stage; a pipeline cuts it into several, each on its own rank.
 //
 // Between stages travels the residual stream, [T, D] in the dtype of the computation, summed; and its gradient back. T
 // are the rows that this rank has between the projections (model/token_runs.h).
-// The norms round the stream before they read it, so that a stage that begins with the sum computes the bits of one
-// that adds it itself. A stage works in place: what enters is replaced by what leaves, and a message's buffer serves
-// both.
+// The norms round the stream before they read it, so that a stage that begins with
+// the sum computes the bits of one that adds it itself. A stage works in place:
+// what enters is replaced by what leaves, and a message's buffer serves both.
 #pragma once
 
 #include <deque>

@@ -1,6 +1,6 @@
 // Replay runs a pipeline schedule on paper: it proves that the schedule is complete and free of deadlock, and gives
-// its timeline, its bubble and its peaks. With the times of a model it is the simulator, with all times equal the
-// theory.
+// its timeline, its bubble and its peaks. With the times of a model it is the
+// simulator, with all times equal the theory.
 //
 // What it takes a machine to do: a rank does its list in order; a message moves when its receive is open and its send
 // has started (no transport buffers anything), takes `transfer`, and messages of one channel move one after another.

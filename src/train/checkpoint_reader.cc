@@ -67,8 +67,8 @@ std::string listed(const char* what, const std::vector<std::string>& names) {
                      names.size() > kMostListed ? ", ..." : "");
 }
 
-// One piece, read through a buffer, a stretch under one hash after the other; a stretch that nothing is wanted of is
-// passed over.
+// One piece, read through a buffer, a stretch under one hash after the other; a
+// stretch that nothing is wanted of is passed over.
 class PieceReader {
  public:
   PieceReader(const std::string& folder, const std::string& name, const CheckpointPiece& piece)

@@ -18,16 +18,16 @@
 
 namespace moebius {
 
-// Error{input}, naming the key and what to do, when a file of data.train or data.valid is missing: before memory is
-// asked for.
+// Error{input}, naming the key and what to do, when a file of data.train or
+// data.valid is missing: before memory is asked for.
 void check_datasets_are_there(const DataSpec& data);
 
 class Loader {
  public:
   // Error{input} for datasets that cannot be read or whose ids do not fit the vocabulary (when they are met), or that
   // another tokenizer than data.tokenizer built (io/data_build.h: check_tokenizer).
-  // `asked_by` is the key or option that names the datasets, for messages; empty: data.train with shuffle, else
-  // data.valid.
+  // `asked_by` is the key or option that names the datasets, for messages;
+  // empty: data.train with shuffle, else data.valid.
   Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share = {},
          const std::string& asked_by = "");
 

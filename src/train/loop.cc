@@ -298,8 +298,8 @@ void TrainingRun::open_logs() {
 StepReport TrainingRun::train_step(int64_t step) {
   const double begin = now_us();
   const double lr = run_.optimizer.lr_at(step, run_.train.steps);
-  // The second, since the first one warms up; or the only one. Of every rank: a collective is recorded by all or by
-  // none.
+  // The second, since the first one warms up; or the only one. Of every rank: a
+  // collective is recorded by all or by none.
   const bool traced = !run_.log.trace.empty() && step == std::min(first_step_ + 1, run_.train.steps);
   if (traced) engine_.set_trace(&trace_);
   const CommCounters counters = comm_counters(engine_.mesh());
@@ -380,8 +380,8 @@ void TrainingRun::write_step(const StepReport& report) {
   }
 }
 
-// Every balance loss is about 1 or more on a healthy router. Far below, scores vanish (sigmoid) or the loss is being
-// gamed.
+// Every balance loss is about 1 or more on a healthy router. Far below, scores
+// vanish (sigmoid) or the loss is being gamed.
 void TrainingRun::watch_balance(const StepReport& report) {
   const double at_balance = run_.moe.aux_coeff * (run_.moe.aux + run_.moe.seq_aux + run_.moe.global_aux);
   if (at_balance == 0 || warned_of_balance_) return;

@@ -220,8 +220,8 @@ inline double dot(const Values& x, const Values& y) {
   return sum;
 }
 
-// body(stream) gives the bytes of all that it wrote; they must be the same for teams of 1, 2 and 3, and on a GPU each
-// time.
+// body(stream) gives the bytes of all that it wrote; they must be the same for
+// teams of 1, 2 and 3, and on a GPU each time.
 inline void expect_same_bits_for_any_team(const std::function<std::vector<Array>(Stream&)>& body) {
   std::vector<Array> first;
   for (const int num_threads : {1, 2, 3}) {

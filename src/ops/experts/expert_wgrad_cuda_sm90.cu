@@ -6,11 +6,11 @@
 //   producer   a warpgroup: the gathered side by cp.async, the other by TMA; the last rows of an expert, fewer than
 //              kDepth, by cp.async on both sides, with zeros after them (what lies there may be NaN). It alone walks
 //              the tiles; the next tile and what its first steps read are looked up while this one is loaded
-//   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread. What they need of a tile is a note beside its
-//              first slot
-// Between the products of two tiles stands half of what adding a tile to dw takes; the rest of it is done between the K
-// steps of the next tile (expert_wgrad_adder_cuda_sm90.h). Experts go by falling row count, which evens out what the
-// blocks get.
+//   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread. What
+//              they need of a tile is a note beside its first slot
+// Between the products of two tiles stands half of what adding a tile to dw takes; the rest
+// of it is done between the K steps of the next tile (expert_wgrad_adder_cuda_sm90.h).
+// Experts go by falling row count, which evens out what the blocks get.
 #include "core/block_limit.h"
 #include "core/cuda.h"
 #include "ops/cuda/sm90_tensor_map.h"
@@ -256,8 +256,8 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
   mbarrier_arrive(ring.full(at.stage));
 }
 
-// The 64 x 256 sums of a warpgroup, step by step. A slot is released once the wgmmas of the next one are queued behind
-// its own.
+// The 64 x 256 sums of a warpgroup, step by step. A slot is released once the
+// wgmmas of the next one are queued behind its own.
 struct Product {
   const Ring& ring;
   SlotOperand<Major::mn> a, b;

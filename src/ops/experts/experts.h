@@ -1,11 +1,11 @@
-// The experts' own data flow, at the granularity of the best fused kernels: rows of a Rows are sorted by expert, how
-// many each has is read from offsets in memory, and x is gathered by index where it is used. Weights of all experts are
-// one tensor.
+// The experts' own data flow, at the granularity of the best fused kernels: rows of
+// a Rows are sorted by expert, how many each has is read from offsets in memory, and
+// x is gathered by index where it is used. Weights of all experts are one tensor.
 //
 //   forward   expert_up -> expert_down -> combine          kept: x_TD and h_R2F, nothing else
 //   backward  d_expert_down -> d_expert_up -> combine_bwd, and expert_wgrad twice
-// After Tang et al., SonicMoE (arXiv 2512.14080), and Megatron's memory-efficient permutation (the weight moves inside
-// W2).
+// After Tang et al., SonicMoE (arXiv 2512.14080), and Megatron's
+// memory-efficient permutation (the weight moves inside W2).
 #pragma once
 
 #include <limits>
@@ -15,8 +15,8 @@
 
 namespace moebius {
 
-// Which rows the experts here work on. Row r belongs to expert e with offsets[e] <= r < offsets[e+1], and reads
-// x[token[r]].
+// Which rows the experts here work on. Row r belongs to expert e with
+// offsets[e] <= r < offsets[e+1], and reads x[token[r]].
 struct Rows {
   Tensor offsets_e1;  // i32
   Tensor token_R;     // i32, empty: row r reads x[r]

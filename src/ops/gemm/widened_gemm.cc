@@ -13,8 +13,8 @@
 namespace moebius::cpu {
 namespace {
 
-// Fewer k before AVX-512, so that a panel passes through a smaller cache (measured: 79 against 68 GFLOP/s a core of a
-// Zen 3).
+// Fewer k before AVX-512, so that a panel passes through a smaller cache
+// (measured: 79 against 68 GFLOP/s a core of a Zen 3).
 constexpr int64_t kBlockRows = 512, kBlockK = kNumLanes == 16 ? 512 : 256;
 // The second holds when C's block must wait in f32, which takes its place in the cache.
 constexpr int64_t kBlockCols = 512, kRoundedCols = 256;

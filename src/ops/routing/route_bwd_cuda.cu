@@ -1,5 +1,5 @@
-// The derivative by the logits of all that depends on them: weights, balance losses, z-loss. The formulas stand in
-// route_bwd_cpu.cc.
+// The derivative by the logits of all that depends on them: weights, balance
+// losses, z-loss. The formulas stand in route_bwd_cpu.cc.
 #include <cfloat>
 
 #include "core/cuda.h"
