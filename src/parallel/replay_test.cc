@@ -244,8 +244,8 @@ class ReplayRefuses : public testing::Test {
 TEST_F(ReplayRefuses, ActionsThatAreNotOfTheRank) {
   list(0)[0].micro_batch = 3;
   EXPECT_EQ(error_of(s_),
-            "replay: rank 0 lists the receive for backward of micro-batch 3, stage 0; there are 3 micro-batches and 2 "
-            "stages");
+            "replay: rank 0 lists the receive for backward of micro-batch 3, stage 0; "
+            "there are 3 micro-batches and 2 stages");
   list(0)[0] = run(f, 0, 1);
   EXPECT_EQ(error_of(s_), "replay: rank 0 lists forward of micro-batch 0, stage 1, which is of rank 1");
   list(0)[0] = receive(f, 0, 0);
@@ -269,8 +269,8 @@ TEST_F(ReplayRefuses, APassThatIsMissingOrTwice) {
 TEST_F(ReplayRefuses, ABackwardAmongForwardsAlone) {
   s_.shape.backward = false;
   EXPECT_EQ(error_of(s_),
-            "replay: rank 0 lists the receive for backward of micro-batch 0, stage 0; the schedule is of forwards "
-            "alone");
+            "replay: rank 0 lists the receive for backward of micro-batch 0, stage 0; "
+            "the schedule is of forwards alone");
 }
 
 TEST_F(ReplayRefuses, PassesOutOfOrder) {
