@@ -22,15 +22,19 @@ struct Rows {
   Tensor token_R;     // i32, empty: row r reads x[r]
 };
 
-// a = g sigmoid(alpha g) (u + shift)  of a gate and an up, with  g = min(gate, limit),  u = min(max(up, -limit),
-// limit). As it stands: SwiGLU, silu(gate) up. gpt-oss has alpha 1.702, limit 7 and shift 1 (arXiv 2508.10925). What
-// the limits cut off has no gradient.
+// a = g sigmoid(alpha g) (u + shift)  of a gate and an up
+//   g = min(gate, limit)
+//   u = min(max(up, -limit), limit)
+// As it stands: SwiGLU, silu(gate) up. gpt-oss has alpha 1.702, limit 7 and shift 1 (arXiv 2508.10925).
+// What the limits cut off has no gradient.
 struct GatedActivation {
   float alpha = 1.0f, limit = std::numeric_limits<float>::infinity(), shift = 0.0f;
   bool operator==(const GatedActivation&) const = default;
 };
 
-// h[r,:] = w1[e] x[token[r],:] + b1[e];  a = activation(h[:, :F], h[:, F:]).  w1 rows are F gate rows, then F up rows.
+// h[r,:] = w1[e] x[token[r],:] + b1[e]
+// a = activation(h[:, :F], h[:, F:])
+// w1 rows are F gate rows, then F up rows.
 // f32 or bf16 alike, accumulated in f32; a is computed from h as rounded. Rows at and past offsets[e] are not written.
 struct ExpertUp {
   Tensor h_R2F, a_RF;            // out
@@ -43,8 +47,9 @@ struct ExpertUp {
 void expert_up(Stream& s, const ExpertUp& a);
 Cost cost(const ExpertUp& a);  // of a full route: R rows
 
-// y[r,:] = w2[e] a[r,:] + b2[e].  b2 holds the columns [b2_first, b2_first + C) of the bias: a share of it where others
-// have the rest, since the shares of y are summed. Empty: none.
+// y[r,:] = w2[e] a[r,:] + b2[e]
+// b2 holds the columns [b2_first, b2_first + C) of the bias: a share of it where others have the rest, since the
+// shares of y are summed. Empty: none.
 struct ExpertDown {
   Tensor y_RD;                 // out
   Tensor a_RF, w2_eDF, b2_eC;  // in

@@ -9,8 +9,9 @@
 
 namespace moebius {
 
-// sum[0] += sum of x^2 of each tensor in turn, in double over fixed chunks in order. Results do not depend on how many
-// tensors a call has. partial: scratch f64 [num_partials(x)].
+// sum[0] += sum of x^2 of each tensor in turn, in double over fixed chunks in order
+// Results do not depend on how many tensors a call has.
+// partial: scratch f64 [num_partials(x)].
 struct SumSquares {
   Tensor sum_1;               // inout f64
   Tensor partial_P;           // scratch f64

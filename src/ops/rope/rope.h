@@ -10,7 +10,8 @@
 
 namespace moebius {
 
-// cos_sin[p] = magnitude cos(p frequency[i]) for i < d/2, then the sines. f32 [max_positions, d], computed in double.
+// cos_sin[p] = magnitude cos(p frequency[i]) for i < d/2, then the sines
+// f32 [max_positions, d], computed in double.
 // Without frequencies they are theta^(-2i/d). A table with them is made on the host, also for a GPU: once a run.
 struct RopeTable {
   Tensor cos_sin_Pd;  // out
