@@ -18,12 +18,16 @@ GOOD = {
     "docs/terms.md": "# Terms\n\n## Some *terms*, of `2`\n\n| retired | use | checked | where |\n| --- | --- | --- | --- |\n"
                      "| oldword, older | newword | `\\bold(word\\|er)\\b` | docs |\n| odd | even | no | all |\n",
     "docs/a.md": "# A\n\nAn oldie, and `oldword` in code.\n\n    Two. Lines oldword.\n\n```\nTwo. Lines oldword.\n```\n",
+    "src/core/sums.cc": "// sum[t] = x[t] + y[t]   (when y is given; x itself otherwise)\n// out[t] = sum[t] * scale\n"
+                        "//   row   an item that fills its line up to the last column, so that what follows it stands in a line of its own,\n"
+                        "//         under its words\n",
     "src/cli/main.cc": '#include <cstdlib>\n\n#include "ops/norm/norm.h"\n\nint main() { std::exit(std::getenv("A") != nullptr); }\n',
 }
 HEADER = "#pragma once\n"
 NAMESPACE = "namespace moebius {\n"
 LONG = "\n" * 801
 MEASURED = '{"title": "", "subtitle": "", "sources": {}, "layers": []}'
+FULL = "all that fills a line, " * 5  # and leaves no room for a word of the next one
 CONDITIONALS = "#ifdef __A__\n#endif\n" * 4
 
 # lint, file, text, words of the complaint
@@ -68,6 +72,12 @@ BAD = [
     ("docs", "docs/a.md", "An older word.\n", "'older' is retired (docs/terms.md); say: newword"),
     ("docs", "docs/a.md", "| An | Oldword |\n", "'Oldword' is retired"),
     ("docs", "docs/measurements/moe_layers.json", MEASURED, "moe_layers.svg is not the picture of"),
+    ("comments", "src/core/a.cc", f"// sum[t] = x[t] + y[t]   (when {FULL}\n// of y) out[t] = sum[t] * scale\n", "a.cc:2: a formula merged into prose"),
+    ("comments", "src/core/a.cc", f"// {FULL} Of these too\n// many are left. best = score[t] + bias\n", "a.cc:2: a formula merged into prose"),
+    ("comments", "src/core/a.cc", f"//   row   {FULL}\n//   results\n//         are summed\n", "a.cc:2: an item of a list goes on"),
+    ("comments", "src/core/a.cc", f"//         {FULL}\n// results are summed\n", "a.cc:2: an item of a list goes on"),
+    ("comments", "src/core/a.cc", f"int a;\n// {FULL}\n// begin.\n", "a.cc:3: a word left over: begin."),
+    ("comments", "src/core/a.cc", f"// {FULL}\n// of all, in\n// the order of their ranks\n", "a.cc:2: a line broken in the middle of a sentence"),
 ]
 
 
@@ -88,7 +98,7 @@ def run(lint, files):
 
 def main():
     failures = []
-    for lint in ("layers", "headers", "names", "size", "words", "docs"):
+    for lint in ("layers", "headers", "names", "size", "words", "comments", "docs"):
         status, output = run(lint, {})
         if status != 0:
             failures.append(f"{lint}: fails on the good tree:\n{output}")

@@ -35,8 +35,8 @@ struct Resolved {
   std::unique_ptr<Engine> engine;
 };
 
-// Batch shapes that a recipe may leave out (a model alone is fine to look at) count as one sequence of the model's
-// context.
+// Batch shapes that a recipe may leave out (a model alone is fine to look at)
+// count as one sequence of the model's context.
 EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
@@ -49,7 +49,7 @@ EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
 }
 
 void keep_if_more_loaded(Resolved& r, int rank) {
-  auto world = make_paper_transport(rank, static_cast<int>(r.mesh.world()));
+  auto world = make_dry_run_transport(rank, static_cast<int>(r.mesh.world()));
   EngineSpec spec = counted_engine_spec(r.run, r.mesh);
   spec.world = world.get();
   auto engine = std::make_unique<Engine>(spec);

@@ -83,16 +83,15 @@ struct OfProcess {
 std::string rounding_notice(const ParamTable& params) {
   const auto is_rounded = [](const Param& p) { return p.frozen && p.w.dtype == DType::bf16; };
   if (std::none_of(params.all().begin(), params.all().end(), is_rounded)) return "";
-  return "frozen parameters are held and saved in bf16 (precision.compute): weights of a wider dtype were rounded to "
-         "it";
+  return "frozen parameters are held and saved in bf16 (precision.compute): "
+         "weights of a wider dtype were rounded to it";
 }
 
 // The ways on for a run that cannot be resumed as it is asked to.
 std::string new_run_text(const std::string& dir) {
   return fmt::format(
-      "choose another run.dir, where model.init_from = \"{}\" begins with the weights reached here (not the "
-      "optimizer's "
-      "state)",
+      "choose another run.dir, where model.init_from = \"{}\" begins "
+      "with the weights reached here (not the optimizer's state)",
       dir);
 }
 
@@ -137,7 +136,7 @@ int TrainingRun::run() {
   }
   for (int64_t step = first_step_; step <= steps && signal == 0; ++step) {
     const StepReport report = train_step(step);
-    if (step == first_step_) warn_of_slow_paths(log_, control_, engine_);
+    if (step == first_step_) warn_of_fallback_kernels(log_, control_, engine_);
     check_finite(report);
     engine_.end_of_step();
     report_step(report);
@@ -194,7 +193,7 @@ void TrainingRun::start() {
   if (run_.checkpoint.resume && resume()) return;
   if (run_.init_from.empty()) {
     Stream s = engine_.stream();
-    engine_.telling_the_plan([&] { engine_.model().params().init(s, run_.seed); });
+    engine_.with_memory_advice([&] { engine_.model().params().init(s, run_.seed); });
     say(random_weights_note(run_));
   } else {
     start_from_weights();
@@ -204,7 +203,7 @@ void TrainingRun::start() {
 
 void TrainingRun::start_from_weights() {
   std::vector<NotFinite> not_finite;
-  control_.together([&] { engine_.telling_the_plan([&] { not_finite = load_weights(engine_, run_.init_from); }); });
+  control_.together([&] { engine_.with_memory_advice([&] { not_finite = load_weights(engine_, run_.init_from); }); });
   // Replicas say the same.
   const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
   for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
@@ -265,9 +264,8 @@ void TrainingRun::check_same_run(const CheckpointReader& checkpoint) const {
   for (const std::string& line : diff) lines += "\n  " + line;
   const std::string saved_data = checkpoint.meta().value("data", "");
   MOEBIUS_CHECK(usage, saved_data == data_fingerprint_,
-                "resume: the datasets of data.train are not those that {} was trained on; a line a dataset, the "
-                "checkpoint's:\n{}\nnow:\n{}\nbring "
-                "them back; or {}; or {}",
+                "resume: the datasets of data.train are not those that {} was trained on; "
+                "a line a dataset, the checkpoint's:\n{}\nnow:\n{}\nbring them back; or {}; or {}",
                 run_.dir, saved_data, data_fingerprint_, new_run_text(run_.dir), starting_over_text(run_.dir));
   MOEBIUS_CHECK(usage, diff.empty(),
                 "resume: {} holds another training run; the checkpoint's value -> the recipe's:{}\nrestore these; or "
@@ -298,8 +296,8 @@ void TrainingRun::open_logs() {
 StepReport TrainingRun::train_step(int64_t step) {
   const double begin = now_us();
   const double lr = run_.optimizer.lr_at(step, run_.train.steps);
-  // The second, since the first one warms up; or the only one. Of every rank: a collective is recorded by all or by
-  // none.
+  // The second, since the first one warms up; or the only one. Of every rank: a
+  // collective is recorded by all or by none.
   const bool traced = !run_.log.trace.empty() && step == std::min(first_step_ + 1, run_.train.steps);
   if (traced) engine_.set_trace(&trace_);
   const CommCounters counters = comm_counters(engine_.mesh());
@@ -380,8 +378,8 @@ void TrainingRun::write_step(const StepReport& report) {
   }
 }
 
-// Every balance loss is about 1 or more on a healthy router. Far below, scores vanish (sigmoid) or the loss is being
-// gamed.
+// Every balance loss is about 1 or more on a healthy router. Far below, scores
+// vanish (sigmoid) or the loss is being gamed.
 void TrainingRun::watch_balance(const StepReport& report) {
   const double at_balance = run_.moe.aux_coeff * (run_.moe.aux + run_.moe.seq_aux + run_.moe.global_aux);
   if (at_balance == 0 || warned_of_balance_) return;
@@ -414,7 +412,7 @@ void TrainingRun::evaluate_if_due(int64_t step) {
   const auto stop = [&] { return agreed_signal() != 0; };
   if (!valid_ || !due) return;
   const EvalResult result = evaluate(engine_, *valid_, run_.train.eval_batches, stop);
-  engine_.look_at_memory();
+  engine_.sample_peak_memory();
   if (!result.complete) return;
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
                 "eval at step {}: the loss is {}: the weights after this step are not usable; {}. Lower "
@@ -463,7 +461,7 @@ void TrainingRun::save(int64_t step) {
   control_.on_root([&] { metrics_->sync(); });
   Stream s = engine_.stream();
   store_.save(step, state, checkpoint_meta(run_, step, data_fingerprint_), &s);
-  engine_.look_at_memory();
+  engine_.sample_peak_memory();
   saved_step_ = step;
 }
 
@@ -505,7 +503,7 @@ void TrainingRun::predict_memory() {
 }
 
 void TrainingRun::compare_memory() {
-  engine_.look_at_memory();
+  engine_.sample_peak_memory();
   const int64_t measured = engine_.peak_bytes();
   log_.info("memory: predicted peak {}, measured {}, {:+.1f} %", bytes_text(predicted_bytes_), bytes_text(measured),
             100.0 * (static_cast<double>(measured) / static_cast<double>(predicted_bytes_) - 1));

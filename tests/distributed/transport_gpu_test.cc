@@ -1,6 +1,6 @@
-// Groups that move memory of GPUs: by NCCL where each rank has a GPU of its own, else through host memory. What they
-// compute is what the same group computes of the same numbers in memory of the CPU, to the bit. Skipped where there is
-// no GPU.
+// Groups that move memory of GPUs: by NCCL where each rank has a GPU of its own,
+// else through host memory. What they compute is what the same group computes of
+// the same numbers in memory of the CPU, to the bit. Skipped where there is no GPU.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -199,8 +199,8 @@ TEST_P(OnGpus, ARecordingIsTheSame) {
     const int64_t sent = r.world->sent_bytes() - before;
     expect_error(ErrorKind::usage, "no recording",
                  [&] { r.links.record([] { MOEBIUS_FAIL(usage, "no recording"); }); });
-    Recording recording;
-    const NcclTraffic traffic = r.links.record([&] { recording = Recording(r.gpu, [&] { b.run(r.s, true); }); });
+    CudaGraph recording;
+    const NcclTraffic traffic = r.links.record([&] { recording = CudaGraph(r.gpu, [&] { b.run(r.s, true); }); });
     EXPECT_EQ(r.world->sent_bytes() - before, sent);
     for (int i = 0; i < 2; ++i) {
       recording.replay(r.gpu);

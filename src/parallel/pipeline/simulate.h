@@ -1,6 +1,6 @@
-// Replay runs a pipeline schedule on paper: it proves that the schedule is complete and free of deadlock, and gives
-// its timeline, its bubble and its peaks. With the times of a model it is the simulator, with all times equal the
-// theory.
+// simulate() walks a pipeline schedule without a machine. It proves that the schedule is complete and free
+// of deadlock, and gives its timeline, its bubble and its peaks.
+// With equal times the result is the theory; with the times of a model it is a forecast.
 //
 // What it takes a machine to do: a rank does its list in order; a message moves when its receive is open and its send
 // has started (no transport buffers anything), takes `transfer`, and messages of one channel move one after another.
@@ -23,7 +23,7 @@ struct PipelineTimes {
 };
 PipelineTimes equal_times(const PipelineShape& shape, const StageTime& stage = {}, double transfer = 0);
 
-struct RankReplay {
+struct RankSimulation {
   struct Run {
     Action action;
     double begin = 0, end = 0;
@@ -37,10 +37,10 @@ struct RankReplay {
   int64_t peak_sends = 0;              // results that are sent and not yet waited for
 };
 
-struct Replay {
+struct SimulatedSchedule {
   PipelineShape shape;
-  std::vector<RankReplay> ranks;  // [pp_rank]
-  double duration = 0;            // until the last rank has done its list
+  std::vector<RankSimulation> ranks;  // [pp_rank]
+  double duration = 0;                // until the last rank has done its list
 
   // The share of the ranks' time that they do not compute: 1 - sum of busy / (P * duration). For equal times of all
   // stages and free transfers 1F1B has (P - 1) / (V M + P - 1): each rank computes V M forwards and backwards, and the
@@ -48,18 +48,17 @@ struct Replay {
   double bubble() const;
 };
 
-// Error{usage} naming rank and action unless each rank does every micro-batch of each of its stages once per pass (the
-// forward alone where the shape says so), in
-// the order 0 .. M - 1, each input received before and each result sent and waited for after, and both ends of every
-// channel list its messages in the same order.
+// Error{usage} naming rank and action unless each rank does every micro-batch of each of its stages once per pass
+// (the forward alone where the shape says so), in the order 0 .. M - 1, each input received before and each result
+// sent and waited for after, and both ends of every channel list its messages in the same order.
 void check_actions(const Schedule& schedule);
 
 // The above, then the timeline. Error{usage} naming the ranks of the cycle and what each waits for when they wait for
 // one another; also when times has not one entry per stage or a negative one.
-Replay replay(const Schedule& schedule, const PipelineTimes& times);
+SimulatedSchedule simulate(const Schedule& schedule, const PipelineTimes& times);
 
 // One line per rank, one column per unit of time: a forward is the letter of its virtual stage (a is the first) and its
 // micro-batch, a backward the same in capitals, -- goes on, . is idle. REQUIRES: unit > 0.
-std::string picture(const Replay& replay, double unit = 1);
+std::string picture(const SimulatedSchedule& simulated, double unit = 1);
 
 }  // namespace moebius
