@@ -29,7 +29,7 @@ class RankedRuns : public TrainingRuns {
       const RankIs is = it == special.end() ? RankIs{} : it->second;
       command += r == 0 ? " -n 1 env" : " : -n 1 env";
       if (!is.fault.empty()) command += " MOEBIUS_FAULT=" + is.fault;
-      command += " " MOEBIUS_BINARY_DIR "/moebius_faults";
+      command += " " + built_program("moebius_faults");
       for (const std::string& word : joined(words_of(run, joined(overrides, is.overrides)), {"--timeout", "4"}))
         command += " '" + word + "'";
     }
