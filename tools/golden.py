@@ -431,8 +431,8 @@ def write_case(data, name, seed):
     logits, ahead = logits[0], logits[1:]
     vocab = logits.shape[-1]
     token_loss = F.cross_entropy(logits[:, :-1].reshape(-1, vocab), tokens[:, 1:].reshape(-1), reduction="none")
-    loss_ahead = mtp_loss(ahead, tokens, case.rows) if mtp else torch.zeros(())
-    (token_loss.mean() + MTP_COEFF * loss_ahead).backward()
+    mtp_loss = mtp_loss(ahead, tokens, case.rows) if mtp else torch.zeros(())
+    (token_loss.mean() + MTP_COEFF * mtp_loss).backward()
     chosen = check_routing(all_layers(model, mtp), routers, case.config)
     if case.config.get("clip_qkv"):
         check_clipping(model, tokens)
@@ -452,7 +452,7 @@ def write_case(data, name, seed):
     if mtp:
         gradients = mtp_tensors(mtp, len(model.model.layers), lambda t: t.grad)
         expected |= {f"grad.{name}": g for name, g in gradients.items()}
-        expected |= {"mtp_loss": loss_ahead.detach().reshape(1), "mtp_coeff": torch.tensor([MTP_COEFF])}
+        expected |= {"mtp_loss": mtp_loss.detach().reshape(1), "mtp_coeff": torch.tensor([MTP_COEFF])}
         expected |= {f"mtp.{k}.logits": of_depth.detach().clone() for k, of_depth in enumerate(ahead)}
     inputs = {"tokens": tokens.to(torch.int32)}
     if case.packed:

@@ -18,7 +18,7 @@ void fill_bench_batch(MicroBatch& batch, const RunSpec& run, int64_t step, int64
         return static_cast<int32_t>(rng.below(static_cast<uint64_t>(sample * (S + 1) + k), static_cast<uint64_t>(V)));
       };
       batch.token_T.ptr<int32_t>()[at] = id(i);
-      for (int64_t k = 0; k <= std::ssize(batch.ahead); ++k) {
+      for (int64_t k = 0; k <= std::ssize(batch.mtp_targets); ++k) {
         batch.targets(k).target_T.ptr<int32_t>()[at] = i + k < S ? id(i + k + 1) : 0;
         batch.targets(k).weight_T.ptr<float>()[at] = i + k < S ? 1.0f : 0.0f;
       }
@@ -29,10 +29,10 @@ void fill_bench_batch(MicroBatch& batch, const RunSpec& run, int64_t step, int64
   }
   const double tokens = static_cast<double>(run.train.global_batch * S);
   batch.loss_scale = 1.0 / tokens;
-  const auto depths = static_cast<int64_t>(batch.ahead.size());
+  const auto depths = static_cast<int64_t>(batch.mtp_targets.size());
   if (depths > 0) batch.mtp_coeff = run.train.mtp_coeff / static_cast<double>(depths);
   for (int64_t k = 1; k <= depths; ++k)
-    batch.ahead[k - 1].loss_scale = k < S ? 1.0 / static_cast<double>(run.train.global_batch * (S - k)) : 0.0;
+    batch.mtp_targets[k - 1].loss_scale = k < S ? 1.0 / static_cast<double>(run.train.global_batch * (S - k)) : 0.0;
   batch.total_tokens = tokens;
   batch.train_step = static_cast<uint64_t>(step);
   batch.first_token = static_cast<uint64_t>(first * S);

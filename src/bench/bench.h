@@ -87,8 +87,8 @@ struct StepBench {
   double first_loss = 0, last_loss = 0;  // the first is log(vocabulary) but for the noise of the initial weights
   int64_t planned_bytes = 0, predicted_bytes = 0, peak_bytes = 0;  // predicted: of a GPU, before the plan is bound
   std::map<std::string, OpTotal> ops;                              // of all timed steps, with profile
-  std::string slow_paths;    // which ops of the steps have slower kernels, as Engine says it
-  std::string masters_hash;  // XXH3-128 of the master weights after the last step, when asked for
+  std::string fallback_kernels;  // which ops of the steps have slower kernels, as Engine says it
+  std::string masters_hash;      // XXH3-128 of the master weights after the last step, when asked for
   double mfu() const { return model_tflops / datasheet_tflops; }
   double ratio_to_roofline() const { return roofline_s / median_s; }
   double ratio_to_gemm() const { return model_tflops / gemm_tflops; }

@@ -70,7 +70,7 @@ class DispatchRank {
     Dispatched rows, grads;
     timed("announce", [&] { dispatcher_->announce(step, route_, delivery_); });
     timed("dispatch", [&] { rows = dispatcher_->dispatch(step, x_TD_, delivery_); });
-    const Tensor y_RD = step.take({R, shape_.D}, DType::bf16), dweight_R = step.take({R}, DType::f32);
+    const Tensor y_RD = step.alloc({R, shape_.D}, DType::bf16), dweight_R = step.alloc({R}, DType::f32);
     copy_rows(s, y_RD, rows);
     timed("combine", [&] { dispatcher_->combine(step, y_TD_, y_RD, delivery_); });
     timed("combine_bwd", [&] { grads = dispatcher_->combine_bwd(step, x_TD_, delivery_); });
@@ -248,15 +248,15 @@ void compare_with_copy(DispatchBench& bench, DispatchRank& rank, int64_t runs) {
   const Tensor copied_RD = tensors.zeros({shape.R(), shape.D}, DType::bf16);
   std::vector<double> copy_ms, there_and_back_ms;
   for (int64_t run = 0; run <= runs; ++run) {
-    double there_and_back = 0;
+    double forward_backward = 0;
     rank.step([&](const std::string& name, auto&& call) {
       const double ms = time_on_device(rank.stream(), call);
-      if (name == "dispatch" || name == "combine") there_and_back += ms;
+      if (name == "dispatch" || name == "combine") forward_backward += ms;
     });
     const double copy = time_on_device(rank.stream(), [&] { copy_row_of_each_pair(rank.stream(), copied_RD, rank); });
     if (run == 0) continue;  // touches memory
     copy_ms.push_back(copy);
-    there_and_back_ms.push_back(there_and_back);
+    there_and_back_ms.push_back(forward_backward);
   }
   const double row_bytes = static_cast<double>(shape.D) * kRowElement;
   const double pairs = static_cast<double>(shape.R()) * row_bytes, tokens = static_cast<double>(shape.T()) * row_bytes;

@@ -30,7 +30,7 @@ const Param& param_named(const ParamTable& params, const std::string& name) {
 template <class Op>
 void run(Step& step, Op op, void (*body)(Stream&, const Op&)) {
   StackScope scope(step.stack);
-  op.scratch = step.take_bytes(Op::scratch_bytes(op, step.stream));
+  op.scratch = step.alloc_bytes(Op::scratch_bytes(op, step.stream));
   body(step.stream, op);
 }
 
@@ -160,7 +160,7 @@ void BenchMoeLayer::route_tokens(Step& step) {
   route_fwd(step.stream, {.route = saved_.router.route,
                           .load_E = load_E_,
                           .dropped_1 = dropped_1_,
-                          .scratch = step.take_bytes(bytes),
+                          .scratch = step.alloc_bytes(bytes),
                           .logits_TE = saved_.router.logits_TE,
                           .rule = rule});
 }
@@ -169,8 +169,8 @@ void BenchMoeLayer::experts_forward(Step& step) {
   StackScope scope(step.stack);
   dispatcher_.announce(step, saved_.router.route, saved_.delivery);
   const Dispatched in = dispatcher_.dispatch(step, x_TD, saved_.delivery);
-  const Tensor a_RF = step.take({shape_.R(), shape_.F}, DType::bf16),
-               y_RD = step.take({shape_.R(), shape_.D}, DType::bf16);
+  const Tensor a_RF = step.alloc({shape_.R(), shape_.F}, DType::bf16),
+               y_RD = step.alloc({shape_.R(), shape_.D}, DType::bf16);
   run(step, ExpertUp{.h_R2F = saved_.h_R2F, .a_RF = a_RF, .x_TD = in.source, .w1_e2FD = w1_.w, .rows = in.rows},
       expert_up);
   run(step, ExpertDown{.y_RD = y_RD, .a_RF = a_RF, .w2_eDF = w2_.w, .rows = {.offsets_e1 = in.rows.offsets_e1}},
@@ -180,9 +180,9 @@ void BenchMoeLayer::experts_forward(Step& step) {
 
 void BenchMoeLayer::experts_backward(Step& step) {
   const int64_t T = shape_.T(), R = shape_.R(), D = shape_.D, F = shape_.F;
-  const Tensor dh_R2F = step.take({R, 2 * F}, DType::bf16), sa_RF = step.take({R, F}, DType::bf16),
-               dweight_R = step.take({R}, DType::f32), dweight_TK = step.take({T, shape_.K}, DType::f32),
-               dx_RD = step.take({R, D}, DType::bf16);
+  const Tensor dh_R2F = step.alloc({R, 2 * F}, DType::bf16), sa_RF = step.alloc({R, F}, DType::bf16),
+               dweight_R = step.alloc({R}, DType::f32), dweight_TK = step.alloc({T, shape_.K}, DType::f32),
+               dx_RD = step.alloc({R, D}, DType::bf16);
   const Dispatched grads = dispatcher_.combine_bwd(step, dy_TD, saved_.delivery);
   const Rows own{.offsets_e1 = grads.rows.offsets_e1};
   run(step,

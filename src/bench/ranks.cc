@@ -61,8 +61,8 @@ RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& wor
     r.of_last_step = gather_ranks(
         engine, {.passes_s = engine.passes_seconds(), .optimizer_s = engine.optimizer_seconds()}, comm, {});
   }
-  r.slow_paths = engine.slow_paths_text();
-  engine.look_at_memory();
+  r.fallback_kernels = engine.fallback_kernels_text();
+  engine.sample_peak_memory();
   r.peak_bytes = engine.peak_bytes();
   r.median_s = median(seconds);
   r.tokens_per_s = static_cast<double>(r.tokens) / r.median_s;

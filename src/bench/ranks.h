@@ -17,7 +17,7 @@ struct RanksBench {
   double first_loss = 0, last_loss = 0;
   int64_t planned_bytes = 0, peak_bytes = 0;  // of rank 0
   std::string links;                          // how GPUs exchange; empty on CPUs
-  std::string slow_paths;                     // of rank 0, as StepBench has them
+  std::string fallback_kernels;               // of rank 0, as StepBench has them
   RanksReport of_last_step;                   // what each axis sent, and what compute did not hide of it
 };
 

@@ -130,8 +130,8 @@ StepBench bench_step(const RunSpec& run, const StepBenchOptions& options) {
     seconds.push_back((now_us() - begin) / 1e6);
     if (rate) rate->measure();
   }
-  r.slow_paths = engine.slow_paths_text();
-  engine.look_at_memory();
+  r.fallback_kernels = engine.fallback_kernels_text();
+  engine.sample_peak_memory();
   r.peak_bytes = engine.peak_bytes();
   r.median_s = median(seconds);
   r.tokens_per_s = static_cast<double>(r.tokens) / r.median_s;

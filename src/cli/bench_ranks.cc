@@ -40,7 +40,7 @@ void print_as_json(const RanksBenchOptions& o, const RanksBench& r, const std::s
               {"last_loss", r.last_loss},
               {"planned_bytes", r.planned_bytes},
               {"peak_bytes", r.peak_bytes},
-              {"slow_paths", r.slow_paths},
+              {"fallback_kernels", r.fallback_kernels},
               {"comm", to_json(r.of_last_step).at("comm")}});
 }
 
@@ -52,7 +52,7 @@ void print(const RanksBenchOptions& o, const RanksBench& r, const std::string& l
   fmt::print("loss {:.4f} first, {:.4f} last; memory planned {}, peak {}\n", r.first_loss, r.last_loss,
              bytes_text(r.planned_bytes), bytes_text(r.peak_bytes));
   fmt::print("the most that a rank sent and waited for in the last step: {}\n", comm_text(r.of_last_step));
-  if (!r.slow_paths.empty()) fmt::print("{}\n", r.slow_paths);
+  if (!r.fallback_kernels.empty()) fmt::print("{}\n", r.fallback_kernels);
 }
 
 void print(const RanksBenchOptions& o, const std::vector<CollectiveLine>& lines, const std::string& launched) {

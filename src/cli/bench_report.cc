@@ -125,7 +125,7 @@ void print_step_text(const BenchOptions& o, const StepBench& r) {
   fmt::print("our gemm {:.3f} TFLOP/s, ratio {:.1f} %\n", r.gemm_tflops, 100 * r.ratio_to_gemm());
   fmt::print("loss {:.4f} first, {:.4f} last; memory planned {}, peak {}{}\n", r.first_loss, r.last_loss,
              bytes_text(r.planned_bytes), bytes_text(r.peak_bytes), predicted_text(r));
-  if (!r.slow_paths.empty()) fmt::print("{}\n", r.slow_paths);
+  if (!r.fallback_kernels.empty()) fmt::print("{}\n", r.fallback_kernels);
 }
 
 }  // namespace
@@ -172,7 +172,7 @@ void print_step(const BenchOptions& o, const RunSpec& run, const StepBench& r) {
                                 {"last_loss", r.last_loss},
                                 {"planned_bytes", r.planned_bytes},
                                 {"peak_bytes", r.peak_bytes}};
-  if (!r.slow_paths.empty()) object["slow_paths"] = r.slow_paths;
+  if (!r.fallback_kernels.empty()) object["fallback_kernels"] = r.fallback_kernels;
   if (o.hash) object["masters_xxh3"] = r.masters_hash;
   if (r.onednn_tflops > 0)
     object.update({{"onednn_bf16_tflops", r.onednn_tflops}, {"ratio_to_onednn", r.ratio_to_onednn()}});

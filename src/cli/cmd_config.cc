@@ -49,7 +49,7 @@ EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
 }
 
 void keep_if_more_loaded(Resolved& r, int rank) {
-  auto world = make_paper_transport(rank, static_cast<int>(r.mesh.world()));
+  auto world = make_dry_run_transport(rank, static_cast<int>(r.mesh.world()));
   EngineSpec spec = counted_engine_spec(r.run, r.mesh);
   spec.world = world.get();
   auto engine = std::make_unique<Engine>(spec);

@@ -42,7 +42,7 @@ void add_forward(Cli& cli) {
       o->spec.threads = num_threads(o->threads);
       const ParityResult result = write_parity(o->spec);
       warn_if_any(cli.log, not_finite_warning(o->spec.model, result.not_finite));
-      warn_if_any(cli.log, result.slow_paths);
+      warn_if_any(cli.log, result.fallback_kernels);
       if (result.not_finite.empty() && !std::isfinite(result.loss)) {
         cli.log.warn(
             "forward: expected a finite loss; got {}, although all weights are finite: activations overflow; look at "

@@ -164,7 +164,7 @@ void generate_rank(const Options& o, Transport& world, Log& log) {
   warn_of_not_finite(log, control, o.model, not_finite);
   Printer printer(o, *request.tokenizer, control.is_root());
   printer.end(generate(engine, request.spec, request.prompt, [&](int32_t id) { printer.token(id); }));
-  warn_of_slow_paths(log, control, engine);
+  warn_of_fallback_kernels(log, control, engine);
 }
 
 int run_generate(const Options& o, Log& log) {

@@ -15,21 +15,21 @@
 #include "cli/command.h"
 #include "cli/cpu_check.h"
 #include "cli/launch.h"
-#include "comm/liveness/rank_keeper.h"
+#include "comm/liveness/rank_supervisor.h"
 #include "config/nearest.h"
 
 namespace {
 
 // A signal handler can reach nothing but static storage.
 std::atomic<int> received_signal{0};
-std::atomic<pid_t> keeper{0};                 // of this rank's process, when it has one
-std::atomic<int> times_received[2] = {0, 0};  // from others, from the keeper
+std::atomic<pid_t> supervisor{0};             // of this rank's process, when it has one
+std::atomic<int> times_received[2] = {0, 0};  // from others, from the supervisor
 
 // The second one ends the program at once. What a launcher sends to all of a job's processes comes twice, once from the
-// keeper: that is still the first.
+// supervisor: that is still the first.
 void on_signal(int signal, siginfo_t* info, void*) {
   received_signal = signal;
-  const bool handed_on = info->si_code <= 0 && info->si_pid != 0 && info->si_pid == keeper;
+  const bool handed_on = info->si_code <= 0 && info->si_pid != 0 && info->si_pid == supervisor;
   if (++times_received[handed_on] > 1) std::_Exit(128 + signal);
 }
 
@@ -69,12 +69,12 @@ void check_command_is_known(const CLI::App& app, int argc, char** argv) {
                near.empty() ? "" : fmt::format("did you mean {}? ", near));
 }
 
-// Launchers of MPI end all ranks when the process of one is killed, with a code of their own, unless it has a keeper.
+// Launchers of MPI end all ranks when the process of one is killed, with a code of their own, unless it has a supervisor.
 void keep_rank_of_mpi() {
   try {
     const Launch launch = detect_launch(process_environment());
     if (launch.kind != Launch::Kind::mpi) return;
-    keeper = keep_rank(
+    supervisor = keep_rank(
         fmt::format("rank {} of {}", launch.rank, launch.num_ranks),
         [](const std::string& text) { Log(stderr, false).line("error: " + text); }, std::_Exit);
   } catch (const Error&) {  // of the environment; who wants to know of ranks says it

@@ -142,25 +142,25 @@ TEST(Mesh, RefusesWhatItCannotHold) {
               HasSubstr("mesh: tp*cp*dp*pp = 2*1*1*1 = 2 must equal the number of ranks; got 1 ranks"));
 }
 
-TEST(CollectiveRing, KeepsTheLast) {
-  CollectiveRing ring;
+TEST(CollectiveFlightRecorder, KeepsTheLast) {
+  CollectiveFlightRecorder ring;
   EXPECT_EQ(ring.text(), "  none\n");
-  for (int i = 0; i < CollectiveRing::kSize + 2; ++i) {
+  for (int i = 0; i < CollectiveFlightRecorder::kSize + 2; ++i) {
     const int64_t record = ring.begin({.op = "barrier", .group = "dp", .number = i});
-    if (i != CollectiveRing::kSize + 1) ring.end(record);
+    if (i != CollectiveFlightRecorder::kSize + 1) ring.end(record);
   }
   const std::string text = ring.text();
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), CollectiveRing::kSize);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), CollectiveFlightRecorder::kSize);
   EXPECT_THAT(text, testing::StartsWith("  barrier 2 of group dp (u8 x 0)\n"));
   EXPECT_EQ(ring.text(2), "  barrier 64 of group dp (u8 x 0)\n  barrier 65 of group dp (u8 x 0): not ended\n");
   ring.end(0);  // has left the ring: the one that took its place stays as it is
   EXPECT_THAT(ring.text(1), HasSubstr("not ended"));
 }
 
-TEST(CollectiveRing, KeepsWhatHasNotEnded) {
-  CollectiveRing ring;
+TEST(CollectiveFlightRecorder, KeepsWhatHasNotEnded) {
+  CollectiveFlightRecorder ring;
   const int64_t open = ring.begin({.op = "recv", .group = "pp", .number = 7});
-  for (int i = 0; i < 2 * CollectiveRing::kSize; ++i)
+  for (int i = 0; i < 2 * CollectiveFlightRecorder::kSize; ++i)
     ring.end(ring.begin({.op = "barrier", .group = "dp", .number = i}));
   EXPECT_EQ(to_string(ring.at(open)), "recv 7 of group pp (u8 x 0)");
   EXPECT_EQ(ring.text(1), "  recv 7 of group pp (u8 x 0): not ended\n  barrier 127 of group dp (u8 x 0)\n");

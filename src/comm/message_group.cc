@@ -51,7 +51,7 @@ class MessageGroup::Exchange final : public Pending::Transfer {
 
  private:
   MessageGroup& group_;
-  CollectiveRing& ring_;
+  CollectiveFlightRecorder& ring_;
   Messages messages_;
   int64_t record_;
   std::function<void()> then_;

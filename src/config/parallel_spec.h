@@ -6,7 +6,7 @@
 
 namespace moebius {
 
-// How the ranks of cp bring queries and keys together (model/attention/context.h).
+// How the ranks of cp bring queries and keys together (model/attention/context_parallel.h).
 enum class CpComm { allgather, ring, alltoall };
 
 struct ParallelSpec {

@@ -4,7 +4,7 @@
 
 namespace moebius {
 
-Tensor StepStack::take(Shape shape, DType dtype) {
+Tensor StepStack::alloc(Shape shape, DType dtype) {
   Tensor t{.shape = shape, .dtype = dtype, .device = device_};
   const int64_t bytes = div_ceil(t.num_bytes(), kAlign) * kAlign;
   if (device_ != DeviceKind::null) {

@@ -18,7 +18,7 @@ class StepStack {
   static constexpr int64_t kAlign = 256;  // what a GPU's copy engine and matrix products like best
 
   // Uninitialised, aligned to kAlign bytes. Error{internal} when the plan was too small.
-  Tensor take(Shape shape, DType dtype);
+  Tensor alloc(Shape shape, DType dtype);
 
   int64_t used() const { return used_; }
   int64_t high_water() const { return high_water_; }

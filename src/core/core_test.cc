@@ -154,17 +154,17 @@ TEST(StepStack, GivesBackInScopesAndKeepsTheHighWaterMark) {
   Buffer buffer(DeviceKind::cpu, 1024);
   constexpr int64_t kTaken = StepStack::kAlign;  // each of these two
   StepStack stack(DeviceKind::cpu, buffer.data(), buffer.num_bytes());
-  const Tensor a = stack.take({3}, DType::f32);
+  const Tensor a = stack.alloc({3}, DType::f32);
   {
     StackScope scope(stack);
-    const Tensor b = stack.take({5, 5}, DType::bf16);
+    const Tensor b = stack.alloc({5, 5}, DType::bf16);
     EXPECT_EQ(static_cast<char*>(b.data) - static_cast<char*>(a.data), kTaken);
-    EXPECT_THROW(stack.take({1000}, DType::f32), Error);
+    EXPECT_THROW(stack.alloc({1000}, DType::f32), Error);
   }
   EXPECT_EQ(stack.used(), kTaken);
   EXPECT_EQ(stack.high_water(), 2 * kTaken);
   StepStack counting(DeviceKind::null, nullptr, 0);
-  EXPECT_EQ(counting.take({1 << 20}, DType::f32).data, nullptr);
+  EXPECT_EQ(counting.alloc({1 << 20}, DType::f32).data, nullptr);
   EXPECT_EQ(counting.high_water(), 4 << 20);
 }
 

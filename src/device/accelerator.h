@@ -56,21 +56,21 @@ class Accelerator {
   std::map<std::type_index, std::shared_ptr<void>> states_;
 };
 
-// When the GPU has come to a point of its stream's work, by the GPU's own clock. Not part of a Recording.
-class Moment {
+// When the GPU has come to a point of its stream's work, by the GPU's own clock. Not part of a CudaGraph.
+class GpuEvent {
  public:
-  void take(Accelerator& accelerator);                // after all that was launched so far; again: then it is the later
-  double seconds_since(const Moment& earlier) const;  // REQUIRES both taken, and that the GPU has come to both
+  void record(Accelerator& accelerator);  // after all that was launched so far; again: then it is the later
+  double seconds_since(const GpuEvent& earlier) const;  // REQUIRES both taken, and that the GPU has come to both
  private:
   std::shared_ptr<void> event_;
 };
 
 // A stream's work recorded once and replayed as a whole: a CUDA graph. The work must neither wait nor allocate; its
 // arguments are those of the recording. Replaying gives the bits that running body gives.
-class Recording {
+class CudaGraph {
  public:
-  Recording() = default;
-  Recording(Accelerator& accelerator, const std::function<void()>& body);  // records; nothing runs
+  CudaGraph() = default;
+  CudaGraph(Accelerator& accelerator, const std::function<void()>& body);  // records; nothing runs
   bool empty() const { return !graph_; }
   int64_t num_nodes() const { return num_nodes_; }
   void replay(Accelerator& accelerator) const;

@@ -48,7 +48,7 @@ TEST_F(OnAccelerator, ARecordingDoesItsWorkAtEachReplay) {
   Stream s(gpu, pool);
   const HostBuffer from(DeviceKind::cuda, 8), to(DeviceKind::cuda, 8);
   const Buffer on_gpu(DeviceKind::cuda, 8);
-  const Recording recording(gpu, [&] {
+  const CudaGraph recording(gpu, [&] {
     copy_to_device(s, on_gpu.data(), from.data(), 8);
     copy_to_host(s, to.data(), on_gpu.data(), 8, CopyWait::async);
   });
@@ -67,12 +67,12 @@ TEST_F(OnAccelerator, MomentsAreOfItsClock) {
   Stream s(gpu, pool);
   const HostBuffer from(DeviceKind::cuda, int64_t{1} << 26);
   const Buffer to(DeviceKind::cuda, from.num_bytes());
-  Moment begin, middle, end;
+  GpuEvent begin, middle, end;
   for (int round = 0; round < 2; ++round) {  // a moment may be taken again
-    begin.take(gpu);
-    middle.take(gpu);
+    begin.record(gpu);
+    middle.record(gpu);
     for (int i = 0; i < 8; ++i) copy_to_device(s, to.data(), from.data(), from.num_bytes());
-    end.take(gpu);
+    end.record(gpu);
     synchronize(s);
     EXPECT_GE(middle.seconds_since(begin), 0);
     EXPECT_GT(end.seconds_since(middle), 5e-4) << "512 MiB in less: 1 TB/s";

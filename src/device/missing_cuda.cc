@@ -30,10 +30,10 @@ void Accelerator::begin_op(const char*, bool) {}
 void Accelerator::end_op(const char*, Trace*, Cost) {}
 void Accelerator::end_phase(const std::string&, Trace*) {}
 
-Recording::Recording(Accelerator&, const std::function<void()>&) { missing(); }
-void Recording::replay(Accelerator&) const { missing(); }
-void Moment::take(Accelerator&) { missing(); }
-double Moment::seconds_since(const Moment&) const { missing(); }
+CudaGraph::CudaGraph(Accelerator&, const std::function<void()>&) { missing(); }
+void CudaGraph::replay(Accelerator&) const { missing(); }
+void GpuEvent::record(Accelerator&) { missing(); }
+double GpuEvent::seconds_since(const GpuEvent&) const { missing(); }
 
 namespace cuda {
 

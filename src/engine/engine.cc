@@ -4,7 +4,7 @@
 #include <exception>
 
 #include "config/nearest.h"
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 #include "model/device_support.h"
 #include "ops/attention/cuda/attention.h"
 #include "ops/elementwise/elementwise.h"
@@ -111,7 +111,7 @@ MicroBatch rebased(MicroBatch b, const void* base, const HostBuffer& host) {
     for (Tensor* t : tensors) *t = rebased(*t, base, host);
   };
   rebase({&b.token_T, &b.target_T, &b.weight_T, &b.pos_T, &b.doc_start_T, &b.segment_T, &b.loss_scale_1, &b.draw_2});
-  for (Targets& t : b.ahead) rebase({&t.target_T, &t.weight_T, &t.loss_scale_1});
+  for (Targets& t : b.mtp_targets) rebase({&t.target_T, &t.weight_T, &t.loss_scale_1});
   return b;
 }
 
@@ -124,10 +124,10 @@ std::vector<HeldStage> held_stages(const EngineSpec& spec, const std::optional<P
   return stages;
 }
 
-std::unique_ptr<Transport> paper_world(const EngineSpec& spec) {
+std::unique_ptr<Transport> dry_run_world(const EngineSpec& spec) {
   if (spec.world || spec.device != DeviceKind::null) return nullptr;
   spec.mesh.check();
-  return make_paper_transport(0, static_cast<int>(spec.mesh.world()));
+  return make_dry_run_transport(0, static_cast<int>(spec.mesh.world()));
 }
 
 Mesh make_mesh(const MeshShape& shape, Transport* world, GpuLinks* links) {
@@ -135,13 +135,13 @@ Mesh make_mesh(const MeshShape& shape, Transport* world, GpuLinks* links) {
 }
 
 // When an exception passes by, what the GPU awaits of other ranks is given up: it would hold up whatever frees memory.
-class GivenUp {
+class AbortCommOnUnwind {
  public:
-  explicit GivenUp(GpuLinks* links) : links_(links) {}
-  ~GivenUp() {
+  explicit AbortCommOnUnwind(GpuLinks* links) : links_(links) {}
+  ~AbortCommOnUnwind() {
     if (links_ && std::uncaught_exceptions() > before_) links_->abandon();
   }
-  GivenUp(const GivenUp&) = delete;
+  AbortCommOnUnwind(const AbortCommOnUnwind&) = delete;
 
  private:
   GpuLinks* links_;
@@ -169,8 +169,8 @@ Engine::Engine(const EngineSpec& spec)
       gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>(gpu_ranks_ ? gpu_ranks_->index() : 0)
                                            : nullptr),
       links_(gpu_ranks_ ? std::make_unique<GpuLinks>(*spec.world, *gpu_, *gpu_ranks_) : nullptr),
-      paper_(paper_world(spec)),
-      mesh_(make_mesh(spec.mesh, spec.world ? spec.world : paper_.get(), links_.get())),
+      dry_run_world_(dry_run_world(spec)),
+      mesh_(make_mesh(spec.mesh, spec.world ? spec.world : dry_run_world_.get(), links_.get())),
       plan_(spec.recompute) {
   if (gpu_) other_bytes_ = gpu_->info().memory_bytes - gpu_->info().free_bytes;
   if (spec_.max_positions == 0) spec_.max_positions = std::max(spec_.shape.seq * spec_.mesh.cp, spec_.cache_tokens);
@@ -190,13 +190,13 @@ Engine::Engine(const EngineSpec& spec)
   const int64_t stack_bytes = measure_stack();
   if (spec_.device == DeviceKind::cpu) check_host_memory(plan_, stack_bytes, available_memory_bytes(), memory_use());
   if (gpu_) check_gpu_memory(stack_bytes);
-  telling_the_plan([&] { allocate(stack_bytes); });
-  if (links_ && pipeline_ && optimizer_) telling_the_plan([&] { warm_up(); });
+  with_memory_advice([&] { allocate(stack_bytes); });
+  if (links_ && pipeline_ && optimizer_) with_memory_advice([&] { warm_up(); });
   Stream s = stream();
-  telling_the_plan([&] { model_->init_state(s); });
+  with_memory_advice([&] { model_->init_state(s); });
 }
 
-// As GivenUp, of what else runs on the engine.
+// As AbortCommOnUnwind, of what else runs on the engine.
 Engine::~Engine() {
   if (links_ && std::uncaught_exceptions() > 0) links_->abandon();
 }
@@ -235,8 +235,8 @@ void Engine::check_gpu_memory(int64_t stack_bytes) {
   gpu_ranks_->control().together([&] { check_device_memory(plan_, stack_bytes, free - others, memory_use()); });
 }
 
-std::string Engine::slow_paths_text() const {
-  return gpu_ ? moebius::slow_paths_text(gpu_->state<SlowPaths>(), spec_.precision.compute) : "";
+std::string Engine::fallback_kernels_text() const {
+  return gpu_ ? moebius::fallback_kernels_text(gpu_->state<FallbackKernels>(), spec_.precision.compute) : "";
 }
 
 std::string Engine::links_text() const {
@@ -307,11 +307,11 @@ int64_t Engine::measure_stack() {
     forward_cached(step, spec_.cache_tokens - T, T);
     forward_cached(step, spec_.cache_tokens - one, one);
     StackScope scope(null_stack);
-    if (model_->has_head()) model_->row_logits(step, step.take({1, V}, DType::f32), 0, one);
+    if (model_->has_head()) model_->row_logits(step, step.alloc({1, V}, DType::f32), 0, one);
   }
   if (spec_.use != ModelUse::training) {
     StackScope scope(null_stack);
-    step.take({kLogitRows, V}, DType::f32);
+    step.alloc({kLogitRows, V}, DType::f32);
   }
   return null_stack.high_water();
 }
@@ -319,7 +319,7 @@ int64_t Engine::measure_stack() {
 void Engine::run_step(Step& step) {
   if (spec_.cache_tokens > 0) return;
   if (spec_.use == ModelUse::inference) return forward(step);
-  there_and_back(step);
+  forward_backward(step);
   tied_embedding_->sum_gradients(step.stream, step.stack);
   if (optimizer_) optimizer_->step(step.stream, step.stack, {.train_step = 1});
 }
@@ -329,7 +329,8 @@ void Engine::put_scales(int64_t m) {
   if (spec_.device == DeviceKind::null) return;
   MicroBatch& batch = host_batches_[m];
   if (!batch.loss_scale_1.empty()) *batch.loss_scale_1.ptr<float>() = static_cast<float>(batch.loss_scale);
-  for (Targets& t : batch.ahead) *t.loss_scale_1.ptr<float>() = static_cast<float>(batch.mtp_coeff * t.loss_scale);
+  for (Targets& t : batch.mtp_targets)
+    *t.loss_scale_1.ptr<float>() = static_cast<float>(batch.mtp_coeff * t.loss_scale);
   if (batch.draw_2.empty()) return;
   batch.draw_2.ptr<int64_t>()[0] = static_cast<int64_t>(batch.train_step);
   batch.draw_2.ptr<int64_t>()[1] = static_cast<int64_t>(batch.first_token);
@@ -369,8 +370,8 @@ void Engine::forward(Step& step) {
   model_->forward_loss(step, false);
 }
 
-void Engine::there_and_back(Step& step) {
-  if (pipeline_) return pipeline_->run_alone(step.stream, step.stack, step.batch);
+void Engine::forward_backward(Step& step) {
+  if (pipeline_) return pipeline_->run_one_micro_batch(step.stream, step.stack, step.batch);
   model_->forward_hidden(step, spec_.shape.tokens());
   model_->forward_loss(step, true);
   model_->backward(step);
@@ -381,7 +382,7 @@ void Engine::forward(int64_t m) {
 }
 
 void Engine::forward_backward(int64_t m) {
-  run([&](Step& step) { there_and_back(step); }, m);
+  run([&](Step& step) { forward_backward(step); }, m);
 }
 
 void Engine::fill_batch(const Fill& fill, int64_t m) {
@@ -412,7 +413,7 @@ void Engine::all_passes(Stream& s, const Fill& fill) {
     const bool first = m == 0, last = m == M - 1;
     passes(passes_[overlaps ? (first ? 1 : 0) + (last ? 2 : 0) : 0], first, last ? 1 : 0, [&](Stream& on) {
       Step step{on, plan_.stack(), batch};
-      there_and_back(step);
+      forward_backward(step);
     });
   }
 }
@@ -422,7 +423,7 @@ void Engine::all_passes(Stream& s, const Fill& fill) {
 void Engine::passes(StepPart& part, bool first, int64_t last_micro_batches, const std::function<void(Stream&)>& body) {
   BucketExchange& exchange = optimizer_->exchange();
   exchange.begin_passes(last_micro_batches);
-  if (gpu_ && first) began_.take(*gpu_);
+  if (gpu_ && first) began_.record(*gpu_);
   const bool replayed = replay(part, [&](Stream& s) {
     if (records() && first) exchange.expect_gather();
     body(s);
@@ -463,7 +464,7 @@ bool Engine::replay(StepPart& part, const std::function<void(Stream&)>& body) {
     return false;
   }
   if (part.recording.empty()) {
-    const auto record = [&] { part.recording = Recording(*gpu_, [&] { body(s); }); };
+    const auto record = [&] { part.recording = CudaGraph(*gpu_, [&] { body(s); }); };
     if (links_)
       part.traffic = links_->record(record);
     else
@@ -495,22 +496,22 @@ void Engine::train_step(int64_t train_step, double lr) { this->train_step(train_
 
 // A micro-batch has a buffer of its own on the host: one may be filled while those before it are copied and computed.
 void Engine::train_step(int64_t train_step, double lr, const Fill& fill) {
-  const GivenUp given_up(links_.get());
+  const AbortCommOnUnwind given_up(links_.get());
   Stream s = stream();
   PhaseScope phase(s, "step", train_step);
   ++num_steps_;
   schedule(train_step, lr);
   fill_s_ = 0;
   const double begin = now_us();
-  telling_the_plan([&] { all_passes(s, fill); });
+  with_memory_advice([&] { all_passes(s, fill); });
   const double between = now_us();
-  if (gpu_) passed_.take(*gpu_);
-  telling_the_plan([&] {
+  if (gpu_) passed_.record(*gpu_);
+  with_memory_advice([&] {
     const bool replayed = replay(update_, [&](Stream& on) { optimizer_pass(on, train_step, lr); });
     if (replayed) optimizer_->exchange().expect_gather();
   });
   const double end = now_us();
-  if (gpu_) updated_.take(*gpu_);
+  if (gpu_) updated_.record(*gpu_);
   // A rank whose host stands still is named here; the wait for the GPU alone would not say which it is.
   if (links_) mesh_.group(Axis::world).barrier();
   read_metrics();
@@ -521,7 +522,7 @@ void Engine::train_step(int64_t train_step, double lr, const Fill& fill) {
 void Engine::end_of_step() {
   Stream on_step = stream();
   PhaseScope phase(on_step, "end of step");
-  telling_the_plan([&] { replay(end_, [&](Stream& s) { clear_sums(s); }); });
+  with_memory_advice([&] { replay(end_, [&](Stream& s) { clear_sums(s); }); });
 }
 
 void Engine::clear_sums(Stream& s) {
@@ -545,9 +546,9 @@ void Engine::read_logits(float* logits, int64_t begin, int64_t end, int64_t dept
   for (int64_t first = begin; first < end; first += kLogitRows) {
     StackScope scope(plan_.stack());
     const int64_t last = std::min(end, first + kLogitRows);
-    const Tensor chunk_CV = plan_.stack().take({last - first, V}, DType::f32);
+    const Tensor chunk_CV = plan_.stack().alloc({last - first, V}, DType::f32);
     Step step{s, plan_.stack(), device_batch(0)};
-    telling_the_plan([&] { model_->logits(step, chunk_CV, first, last, depth); });
+    with_memory_advice([&] { model_->logits(step, chunk_CV, first, last, depth); });
     copy_to_host(s, logits + (first - begin) * V, chunk_CV.data, chunk_CV.num_bytes());
   }
 }
@@ -565,19 +566,19 @@ void Engine::read_row_logits(float* logits, int64_t row, int64_t num_tokens) {
   if (!model_->has_head()) return;
   Stream s = stream();
   StackScope scope(plan_.stack());
-  const Tensor logits_1V = plan_.stack().take({1, spec_.model.vocab_size}, DType::f32);
+  const Tensor logits_1V = plan_.stack().alloc({1, spec_.model.vocab_size}, DType::f32);
   Step step{s, plan_.stack(), device_batch(0)};
-  telling_the_plan([&] { model_->row_logits(step, logits_1V, row, num_tokens); });
+  with_memory_advice([&] { model_->row_logits(step, logits_1V, row, num_tokens); });
   copy_to_host(s, logits, logits_1V.data, logits_1V.num_bytes());
 }
 
 int64_t Engine::peak_bytes() {
   if (!gpu_) return peak_rss_bytes();
-  if (num_steps_ <= 4) look_at_memory();
+  if (num_steps_ <= 4) sample_peak_memory();
   return peak_bytes_;
 }
 
-void Engine::look_at_memory() {
+void Engine::sample_peak_memory() {
   if (!gpu_) return;
   const AcceleratorInfo info = gpu_->info();
   peak_bytes_ = std::max(peak_bytes_, info.memory_bytes - info.free_bytes - other_bytes_);

@@ -95,7 +95,7 @@ class Engine {
   // How ranks exchange memory of GPUs and whether their steps are recorded, for the run's log; empty elsewhere.
   std::string links_text() const;
   // Ops of the steps so far that a GPU runs by slower kernels than it has, and why; empty when there are none.
-  std::string slow_paths_text() const;
+  std::string fallback_kernels_text() const;
 
   // Runs body(Step&) on the engine's stream and stack, for micro-batch m as batch(m) says.
   template <class Body>
@@ -104,7 +104,7 @@ class Engine {
     upload(s, m);
     synchronize(s);  // from here on the caller may fill the next batch
     Step step{s, plan_.stack(), device_batch(m)};
-    telling_the_plan([&] { body(step); });
+    with_memory_advice([&] { body(step); });
   }
   void forward_backward(int64_t m = 0);  // one micro-batch of training, all stages of it
   void forward(int64_t m = 0);           // its forward pass alone: adds to the loss sum
@@ -136,14 +136,14 @@ class Engine {
   void read_row_logits(float* logits, int64_t row, int64_t num_tokens);
   // The most memory that this process has held: of the GPU beside its context and NCCL's (of one that ranks share, all
   // of theirs since this began), or of the host when there is none. A GPU is asked in the first steps, which load
-  // kernels and record, and by look_at_memory(): after what else loads any.
+  // kernels and record, and by sample_peak_memory(): after what else loads any.
   int64_t peak_bytes();
-  void look_at_memory();
+  void sample_peak_memory();
   // What was predicted of it for a GPU, or the one that a null device stands for, before anything was allocated.
   DeviceMemory device_memory() const { return moebius::device_memory(plan_, plan_.bytes(Life::stack), runs_cudnn()); }
   // Memory that runs out in body is told with what would help, and the table of what was planned.
   template <class Body>
-  void telling_the_plan(Body&& body) const {
+  void with_memory_advice(Body&& body) const {
     try {
       body();
     } catch (const OutOfMemory& e) {
@@ -155,7 +155,7 @@ class Engine {
  private:
   // A part of a step that is launched, then recorded, then replayed.
   struct StepPart {
-    Recording recording;
+    CudaGraph recording;
     NcclTraffic traffic;
     int64_t launches = 0;
   };
@@ -174,7 +174,7 @@ class Engine {
   const MicroBatch& device_batch(int64_t m);
   void forward(Step& step);
   void forward_cached(Step& step, int64_t first, int64_t num_tokens);
-  void there_and_back(Step& step);
+  void forward_backward(Step& step);
   void all_passes(Stream& s, const Fill& fill);
   void passes(StepPart& part, bool first, int64_t last_micro_batches, const std::function<void(Stream&)>& body);
   void optimizer_pass(Stream& s, int64_t train_step, double lr);
@@ -190,7 +190,7 @@ class Engine {
   std::unique_ptr<Accelerator> gpu_;     // outlives all that is on it
   std::unique_ptr<GpuLinks> links_;      // of the ranks
   Trace* trace_ = nullptr;
-  std::unique_ptr<Transport> paper_;  // of a mesh that is counted
+  std::unique_ptr<Transport> dry_run_world_;  // of a mesh that is counted
   Mesh mesh_;
   MemoryPlan plan_;
   std::deque<MicroBatch> batches_, host_batches_;  // on the device; the same in host memory
@@ -202,8 +202,8 @@ class Engine {
   StepPart update_, end_;
   int64_t num_steps_ = 0;
   double fill_s_ = 0, passes_s_ = 0, optimizer_s_ = 0;
-  Moment began_, passed_, updated_;  // of a step, on a GPU
-  int64_t other_bytes_ = 0;          // of the GPU, held by others before this engine
+  GpuEvent began_, passed_, updated_;  // of a step, on a GPU
+  int64_t other_bytes_ = 0;            // of the GPU, held by others before this engine
   int64_t peak_bytes_ = 0;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Pipeline> pipeline_;  // none on one stage

@@ -73,7 +73,7 @@ TEST(Engine, MemoryThatRunsOutLaterIsToldWithTheTable) {
                           "(parallel.ep, tp or pp), a smaller model, or a larger machine\nmemory plan\n"));
   }
   expect_error(ErrorKind::usage, "in a start; use a shorter train.seq_len",
-               [&] { engine.telling_the_plan([] { throw OutOfMemory("in a start"); }); });
+               [&] { engine.with_memory_advice([] { throw OutOfMemory("in a start"); }); });
 }
 
 TEST(DeviceMemory, IsComparedBeforeAnythingIsAllocated) {
@@ -128,7 +128,7 @@ TEST(Engine, SaysWhatAGpuRunsBySlowerKernels) {
   const auto text = [](int64_t size, int64_t vocab, DType compute) {
     Engine engine(small_spec(size, vocab, compute));
     engine.forward_backward();
-    return engine.slow_paths_text();
+    return engine.fallback_kernels_text();
   };
   EXPECT_EQ(text(64, 256, DType::bf16), "");
   const std::string f32 = "slower kernels than this GPU has: f32: no tensor cores (bf16 has them)";

@@ -32,7 +32,7 @@ void fill_batch(MicroBatch& batch, const ParityTokens& t) {
     const int64_t at = i % t.seq;
     if (t.doc_start[i] == at) ++segment;
     batch.token_T.ptr<int32_t>()[i] = t.token[i];
-    for (int64_t k = 0; k <= std::ssize(batch.ahead); ++k) {
+    for (int64_t k = 0; k <= std::ssize(batch.mtp_targets); ++k) {
       const bool has_target = at + k + 1 < t.seq, in_document = has_target && t.doc_start[i] == t.doc_start[i + k];
       batch.targets(k).target_T.ptr<int32_t>()[i] = has_target ? t.token[i + k + 1] : 0;
       batch.targets(k).weight_T.ptr<float>()[i] = in_document ? 1.0f : 0.0f;
@@ -42,7 +42,7 @@ void fill_batch(MicroBatch& batch, const ParityTokens& t) {
     batch.segment_T.ptr<int32_t>()[i] = segment;
   }
   batch.loss_scale = 1.0 / static_cast<double>(t.batch * (t.seq - 1));
-  for (Targets& depth : batch.ahead) depth.loss_scale = 1.0 / std::max(1.0, sum_of(depth.weight_T));
+  for (Targets& depth : batch.mtp_targets) depth.loss_scale = 1.0 / std::max(1.0, sum_of(depth.weight_T));
   batch.total_tokens = static_cast<double>(T);
   batch.training = false;
 }
@@ -154,7 +154,7 @@ ParityResult write_parity(const ParitySpec& spec) {
   Stream s = engine.stream();
   const std::vector<NotFinite> not_finite = load_weights(s, engine.model(), spec.model);
   fill_batch(engine.batch(), t);
-  const std::vector<Targets>& depths = engine.batch().ahead;
+  const std::vector<Targets>& depths = engine.batch().mtp_targets;
   if (!depths.empty()) engine.batch().mtp_coeff = spec.mtp_coeff / static_cast<double>(depths.size());
   engine.run([&](Step& step) {
     engine.model().forward_hidden(step, t.batch * t.seq);
@@ -173,8 +173,11 @@ ParityResult write_parity(const ParitySpec& spec) {
   out.add_routes();
   if (spec.gradients) out.add_gradients();
   write_safetensors(spec.out, out.tensors());
-  return {
-      .loss = loss, .batch = t.batch, .seq = t.seq, .not_finite = not_finite, .slow_paths = engine.slow_paths_text()};
+  return {.loss = loss,
+          .batch = t.batch,
+          .seq = t.seq,
+          .not_finite = not_finite,
+          .fallback_kernels = engine.fallback_kernels_text()};
 }
 
 }  // namespace moebius

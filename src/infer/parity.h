@@ -27,7 +27,7 @@ struct ParityResult {
   double loss = 0;
   int64_t batch = 0, seq = 0;
   std::vector<NotFinite> not_finite;  // of the weights, to be warned of
-  std::string slow_paths;             // as Engine::slow_paths_text()
+  std::string fallback_kernels;       // as Engine::fallback_kernels_text()
 };
 
 // Writes logits F32 [B,S,V]; loss F32 [1], the mean next-token cross-entropy over B (S-1) targets, without auxiliary

@@ -20,7 +20,7 @@ class SavedTensor : public Tensor {
 
   // In forward, before it is written. What is not kept stands on the step stack, until the scope ends that is open.
   void open(StepStack& stack) {
-    if (is_remade_) Tensor::operator=(stack.take(shape, dtype));
+    if (is_remade_) Tensor::operator=(stack.alloc(shape, dtype));
   }
   // The same in memory of the caller, of at least this shape.
   void open_in(Tensor room) {

@@ -57,7 +57,7 @@ void Block::forward(Step& step, Residual& residual, Saved& saved) const {
   const int64_t T = residual.delta_TD.dim(0);
   StackScope scope(step.stack);
   saved.n1_TD.open(step.stack);
-  const Tensor n1_TD = saved.n1_TD.rows(0, T), attended_TD = step.take({T, D_}, dtype_);
+  const Tensor n1_TD = saved.n1_TD.rows(0, T), attended_TD = step.alloc({T, D_}, dtype_);
   norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
   attend(step, attended_TD, n1_TD, saved);
   feed_forward(step, residual, attended_TD, saved);
@@ -121,7 +121,7 @@ void Block::backward(Step& step, Tensor dresidual_TD, Saved& saved) const {
   remake(step, saved);
   {
     StackScope scope(step.stack);
-    const Tensor dn2_TD = step.take(TD, dtype_);
+    const Tensor dn2_TD = step.alloc(TD, dtype_);
     if (moe_) {
       moe_->backward_input(step, dn2_TD, dresidual_TD, saved.moe);
       moe_->backward_weight(step, saved.moe);
@@ -132,7 +132,7 @@ void Block::backward(Step& step, Tensor dresidual_TD, Saved& saved) const {
     norm2_.backward(step, dresidual_TD, dn2_TD, saved.norm2);
   }
   StackScope scope(step.stack);
-  const Tensor dn1_TD = step.take(TD, dtype_);
+  const Tensor dn1_TD = step.alloc(TD, dtype_);
   attend_backward(step, dn1_TD, dresidual_TD, saved);
   norm1_.backward(step, dresidual_TD, dn1_TD, saved.norm1);
 }
@@ -141,7 +141,7 @@ void Block::forward_cached(Step& step, Residual& residual, Saved& saved, const K
   const int64_t T = residual.delta_TD.dim(0);
   StackScope scope(step.stack);
   saved.n1_TD.open(step.stack);
-  const Tensor n1_TD = saved.n1_TD.rows(0, T), attended_TD = step.take({T, D_}, dtype_);
+  const Tensor n1_TD = saved.n1_TD.rows(0, T), attended_TD = step.alloc({T, D_}, dtype_);
   norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
   if (gqa_)
     gqa_->forward_cached(step, attended_TD, n1_TD, cache, first);

@@ -81,14 +81,14 @@ const Stage& Model::whole() const {
 
 void Model::forward_hidden(Step& step, int64_t T) {
   StackScope scope(step.stack);
-  whole().forward(step, step.take({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0]);
+  whole().forward(step, step.alloc({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0]);
 }
 
 void Model::forward_loss(Step& step, bool with_gradients) { whole().forward_loss(step, saved_[0][0], with_gradients); }
 
 void Model::backward(Step& step) {
   StackScope scope(step.stack);
-  whole().backward(step, step.take({stream_rows_, spec_.hidden_size}, dtype_), saved_[0][0]);
+  whole().backward(step, step.alloc({stream_rows_, spec_.hidden_size}, dtype_), saved_[0][0]);
 }
 
 void Model::forward(Step& step, const StagePass& at, Tensor stream_TD, bool with_gradients) {
@@ -122,7 +122,7 @@ void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64
 
 void Model::forward_cached(Step& step, std::span<const KvCache> caches, int64_t first, int64_t T) {
   StackScope scope(step.stack);
-  whole().forward_cached(step, step.take({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0], caches, first);
+  whole().forward_cached(step, step.alloc({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0], caches, first);
 }
 
 void Model::forward_cached(Step& step, const StagePass& at, Tensor stream_tD, std::span<const KvCache> caches,

@@ -81,7 +81,7 @@ class Model {
   const ModelSpec& spec() const { return spec_; }
   DType dtype() const { return dtype_; }
   int64_t stream_rows() const { return stream_rows_; }  // of the residual stream on this rank
-  int64_t num_ahead() const { return num_mtp_; }        // depths of multi-token prediction that are computed
+  int64_t num_mtp_depths() const { return num_mtp_; }   // depths of multi-token prediction that are computed
   const std::vector<HeldStage>& stages() const { return held_; }
   bool has_head() const { return held_.back().spec.loss; }
   bool holds_mtp() const { return held_.back().spec.num_mtp > 0; }  // modules of multi-token prediction on this rank

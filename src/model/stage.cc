@@ -61,9 +61,9 @@ void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
   const Shape TD{stream_rows_, model_.hidden_size};
   if (spec_.norm) final_norm_->declare_saved(plan, prefix + "final_norm", stream_rows_, saved.final_norm);
   if ((spec_.norm || spec_.loss) && !shared) plan.declare(saved.dfinal_TD, prefix + "dfinal", TD, dtype_, Life::saved);
-  if (!spec_.norm) saved.dahead_TD.resize(num_ahead());
-  for (Tensor& d_TD : saved.dahead_TD) plan.declare(d_TD, prefix + "dahead", TD, dtype_, Life::saved);
-  if (!predicts_ahead()) return;
+  if (!spec_.norm) saved.dmtp_TD.resize(num_mtp_depths());
+  for (Tensor& d_TD : saved.dmtp_TD) plan.declare(d_TD, prefix + "dmtp", TD, dtype_, Life::saved);
+  if (!predicts_mtp()) return;
   saved.mtp.resize(mtp_.size());
   for (size_t k = 0; k < mtp_.size(); ++k)
     mtp_[k].declare_saved(plan, fmt::format("{}layer{}", prefix, mtp_[k].layer()), saved.mtp[k]);
@@ -73,8 +73,8 @@ void Stage::declare_output(MemoryPlan& plan) {
   if (!spec_.norm && !spec_.loss) return;
   plan.declare(final_TD_, "final", {stream_rows_, model_.hidden_size}, dtype_, Life::saved);
   if (spec_.loss) plan.declare(loss_T_, "loss", {shape_.tokens()}, DType::f32, Life::saved);
-  ahead_TD_.resize(num_ahead());
-  for (Tensor& h_TD : ahead_TD_) plan.declare(h_TD, "ahead", {stream_rows_, model_.hidden_size}, dtype_, Life::saved);
+  mtp_TD_.resize(num_mtp_depths());
+  for (Tensor& h_TD : mtp_TD_) plan.declare(h_TD, "mtp", {stream_rows_, model_.hidden_size}, dtype_, Life::saved);
 }
 
 void Stage::init_state(Stream& s) const {
@@ -101,14 +101,14 @@ void Stage::leave(Step& step, const Residual& residual, Saved& saved) const {
 void Stage::hand_on(Step& step, Tensor stream_TD, bool with_gradients) const {
   const int64_t t = std::min(stream_TD.dim(0), stream_rows_);
   copy(step.stream, stream_TD.rows(0, t), final_TD_.rows(0, t));
-  for (int64_t depth = 1; with_gradients && depth <= num_ahead(); ++depth)
+  for (int64_t depth = 1; with_gradients && depth <= num_mtp_depths(); ++depth)
     copy(step.stream, hidden_TD(stream_TD, depth), output_TD(depth));
 }
 
 void Stage::take_over(Step& step, Tensor stream_TD, bool with_gradients) const {
   const int64_t t = std::min(stream_TD.dim(0), stream_rows_);
   copy(step.stream, final_TD_.rows(0, t), stream_TD.rows(0, t));
-  for (int64_t depth = 1; with_gradients && depth <= num_ahead(); ++depth)
+  for (int64_t depth = 1; with_gradients && depth <= num_mtp_depths(); ++depth)
     copy(step.stream, output_TD(depth), hidden_TD(stream_TD, depth));
 }
 
@@ -119,7 +119,7 @@ void Stage::forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradie
   }
   forward_layers(step, stream_TD.rows(0, std::min(stream_TD.dim(0), stream_rows_)), saved);
   if (!spec_.norm || spec_.loss) return;
-  if (with_gradients && predicts_ahead()) forward_mtp(step, saved);
+  if (with_gradients && predicts_mtp()) forward_mtp(step, saved);
   hand_on(step, stream_TD, with_gradients);
 }
 
@@ -127,7 +127,7 @@ void Stage::forward_layers(Step& step, Tensor stream_TD, Saved& saved) const {
   StackScope scope(step.stack);
   params_.before_use(step.stream, of_embedding_);
   if (embedding_) embedding_->forward(step, stream_TD, step.batch.token_T);
-  Residual residual{.delta_TD = stream_TD, .room_TD = step.take(stream_TD.shape, dtype_)};
+  Residual residual{.delta_TD = stream_TD, .room_TD = step.alloc(stream_TD.shape, dtype_)};
   for (size_t i = 0; i < blocks_.size(); ++i) {
     params_.before_use(step.stream, of_block_[i]);
     PhaseScope phase(step.stream, "forward", spec_.first_layer + static_cast<int64_t>(i));
@@ -141,28 +141,28 @@ void Stage::forward_loss(Step& step, Saved& saved, bool with_gradients) const {
   head_->loss(step, step.batch, loss_T_, with_gradients ? saved.dfinal_TD : Tensor{}, final_TD_);
   sum_into(step.stream, {.out_1 = loss_sum_1_, .x = loss_T_});
   if (!with_gradients) return;
-  if (predicts_ahead()) forward_mtp(step, saved);
-  loss_ahead(step, saved);
+  if (predicts_mtp()) forward_mtp(step, saved);
+  mtp_loss(step, saved);
 }
 
 void Stage::forward_mtp(Step& step, Saved& saved) const {
   for (size_t k = 0; k < mtp_.size(); ++k) {
     PhaseScope phase(step.stream, "forward", mtp_[k].layer());
     params_.before_use(step.stream, of_mtp_[k]);
-    mtp_[k].forward(step, mtp_embedding(), ahead_TD_[k], output_TD(static_cast<int64_t>(k)), saved.mtp[k]);
+    mtp_[k].forward(step, mtp_embedding(), mtp_TD_[k], output_TD(static_cast<int64_t>(k)), saved.mtp[k]);
   }
 }
 
 Tensor Stage::dhidden_TD(const Saved& saved, int64_t depth) const {
   if (depth == 0) return saved.dfinal_TD;
-  return spec_.norm ? saved.mtp[depth - 1].dh_TD : saved.dahead_TD[depth - 1];
+  return spec_.norm ? saved.mtp[depth - 1].dh_TD : saved.dmtp_TD[depth - 1];
 }
 
-void Stage::loss_ahead(Step& step, const Saved& saved) const {
+void Stage::mtp_loss(Step& step, const Saved& saved) const {
   StackScope scope(step.stack);
-  const Tensor loss_T = step.take(loss_T_.shape, DType::f32);
-  for (int64_t depth = 1; depth <= num_ahead(); ++depth) {
-    head_->loss(step, step.batch.ahead[depth - 1], loss_T, dhidden_TD(saved, depth), output_TD(depth));
+  const Tensor loss_T = step.alloc(loss_T_.shape, DType::f32);
+  for (int64_t depth = 1; depth <= num_mtp_depths(); ++depth) {
+    head_->loss(step, step.batch.mtp_targets[depth - 1], loss_T, dhidden_TD(saved, depth), output_TD(depth));
     sum_into(step.stream, {.out_1 = mtp_loss_sum_D_.rows(depth - 1, depth), .x = loss_T});
   }
 }
@@ -177,7 +177,7 @@ void Stage::backward_mtp(Step& step, Saved& saved) const {
 
 void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
   if (spec_.norm != spec_.loss) {
-    for (int64_t depth = 0; depth <= num_ahead(); ++depth) {
+    for (int64_t depth = 0; depth <= num_mtp_depths(); ++depth) {
       const Tensor here_TD = dhidden_TD(saved, depth), there_TD = hidden_TD(dstream_TD, depth);
       copy(step.stream, spec_.loss ? there_TD : here_TD, spec_.loss ? here_TD : there_TD);
     }
@@ -187,7 +187,7 @@ void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
 }
 
 void Stage::backward_layers(Step& step, Tensor dstream_TD, Saved& saved) const {
-  if (predicts_ahead()) backward_mtp(step, saved);
+  if (predicts_mtp()) backward_mtp(step, saved);
   if (spec_.norm) {
     fill_zero(step.stream, dstream_TD);
     final_norm_->backward(step, dstream_TD, saved.dfinal_TD, saved.final_norm);
@@ -219,7 +219,7 @@ void Stage::row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) con
 }
 
 void Stage::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth) const {
-  const Tensor& x_TD = depth == 0 ? final_TD_ : ahead_TD_[static_cast<size_t>(depth - 1)];
+  const Tensor& x_TD = depth == 0 ? final_TD_ : mtp_TD_[static_cast<size_t>(depth - 1)];
   head_->logits(step, logits_CV, x_TD.rows(begin, end));
 }
 
@@ -261,7 +261,7 @@ void Stage::add_kept(Kept& kept, const Saved& saved) const {
   if (spec_.loss) kept.emplace_back("token loss", loss_T_);
   for (size_t k = 0; k < saved.mtp.size(); ++k) {
     add_layer(kept, mtp_[k].layer(), saved.mtp[k].block);
-    kept.emplace_back(fmt::format("multi-token prediction's output at depth {}", k + 1), ahead_TD_[k]);
+    kept.emplace_back(fmt::format("multi-token prediction's output at depth {}", k + 1), mtp_TD_[k]);
   }
 }
 

@@ -26,9 +26,9 @@ class Stage {
   struct Saved {
     std::vector<Block::Saved> blocks;  // per layer; one for all in inference
     Norm::Saved final_norm;
-    Tensor dfinal_TD;               // the loss's derivative by the final norm's output
-    std::vector<Mtp::Saved> mtp;    // per depth
-    std::vector<Tensor> dahead_TD;  // per depth, the loss's derivative by its output: where the modules are elsewhere
+    Tensor dfinal_TD;             // the loss's derivative by the final norm's output
+    std::vector<Mtp::Saved> mtp;  // per depth
+    std::vector<Tensor> dmtp_TD;  // per depth, the loss's derivative by its output: where the modules are elsewhere
   };
 
   // Declares every parameter of the stage.
@@ -68,7 +68,7 @@ class Stage {
   // A parameter here that is a copy of the embedding of another stage; null where there is none.
   const Param* embedding_copy() const;
   // Whether it has multi-token prediction and computes it: BatchShape::num_mtp.
-  bool predicts_ahead() const { return !mtp_.empty() && shape_.num_mtp > 0; }
+  bool predicts_mtp() const { return !mtp_.empty() && shape_.num_mtp > 0; }
   const std::deque<Mtp>& mtp() const { return mtp_; }   // [depth - 1]
   const Tensor& token_loss() const { return loss_T_; }  // f32, of all tokens of the last micro-batch here, weighted
   static Block::Saved& saved_of(Saved& saved, size_t i) { return saved.blocks[saved.blocks.size() == 1 ? 0 : i]; }
@@ -80,15 +80,15 @@ class Stage {
 
  private:
   void declare_end(const StageContext& context);
-  int64_t num_ahead() const { return spec_.norm || spec_.loss ? shape_.num_mtp : 0; }
+  int64_t num_mtp_depths() const { return spec_.norm || spec_.loss ? shape_.num_mtp : 0; }
   Tensor hidden_TD(const Tensor& stream_TD, int64_t depth) const {
     return stream_TD.rows(depth * stream_rows_, (depth + 1) * stream_rows_);
   }
   Tensor dhidden_TD(const Saved& saved, int64_t depth) const;
-  const Tensor& output_TD(int64_t depth) const { return depth == 0 ? final_TD_ : ahead_TD_[depth - 1]; }
+  const Tensor& output_TD(int64_t depth) const { return depth == 0 ? final_TD_ : mtp_TD_[depth - 1]; }
   void hand_on(Step& step, Tensor stream_TD, bool with_gradients) const;
   void take_over(Step& step, Tensor stream_TD, bool with_gradients) const;
-  void loss_ahead(Step& step, const Saved& saved) const;
+  void mtp_loss(Step& step, const Saved& saved) const;
   const Embedding& mtp_embedding() const { return embedding_ ? *embedding_ : *embedding_copy_; }
   void forward_mtp(Step& step, Saved& saved) const;
   void backward_mtp(Step& step, Saved& saved) const;
@@ -114,7 +114,7 @@ class Stage {
   std::deque<Mtp> mtp_;
   std::vector<ParamSpan> of_mtp_;
   Tensor final_TD_, loss_T_;
-  std::vector<Tensor> ahead_TD_;  // [depth - 1]: what the head is given of each
+  std::vector<Tensor> mtp_TD_;  // [depth - 1]: what the head is given of each
 };
 
 }  // namespace moebius

@@ -16,8 +16,9 @@ void declare_micro_batch(MemoryPlan& plan, const BatchShape& shape, MicroBatch& 
   batch.shape = shape;
   plan.declare(batch.token_T, "tokens", {T}, DType::i32, Life::batch);
   declare_targets(plan, "", T, batch);
-  batch.ahead.resize(static_cast<size_t>(shape.num_mtp));
-  for (size_t k = 0; k < batch.ahead.size(); ++k) declare_targets(plan, fmt::format("mtp{}.", k), T, batch.ahead[k]);
+  batch.mtp_targets.resize(static_cast<size_t>(shape.num_mtp));
+  for (size_t k = 0; k < batch.mtp_targets.size(); ++k)
+    declare_targets(plan, fmt::format("mtp{}.", k), T, batch.mtp_targets[k]);
   plan.declare(batch.pos_T, "positions", {T}, DType::i32, Life::batch);
   plan.declare(batch.doc_start_T, "doc_starts", {T}, DType::i32, Life::batch);
   plan.declare(batch.segment_T, "segments", {T}, DType::i32, Life::batch);

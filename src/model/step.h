@@ -48,9 +48,11 @@ struct MicroBatch : Targets {
   // [num_mtp]: of multi-token prediction at depth k = 1, 2, ... (model/layers/mtp.h): the token k + 1 behind the row's, with
   // weight 0 where that is in another document or behind the sequence. What depth k - 1 is to predict, 0 of which are
   // the targets above, are the tokens that depth k reads: they are tokens of the vocabulary in every row.
-  std::vector<Targets> ahead;
+  std::vector<Targets> mtp_targets;
   double mtp_coeff = 0.0;  // of the mean loss of each depth
-  const Targets& targets(int64_t depth) const { return depth == 0 ? *this : ahead[static_cast<size_t>(depth - 1)]; }
+  const Targets& targets(int64_t depth) const {
+    return depth == 0 ? *this : mtp_targets[static_cast<size_t>(depth - 1)];
+  }
   double total_tokens = 1.0;  // tokens of the global batch
   uint64_t train_step = 0;
   uint64_t first_token = 0;  // global index of row 0 inside the global batch
@@ -66,8 +68,8 @@ struct Step {
   StepStack& stack;
   const MicroBatch& batch;
 
-  Tensor take(Shape shape, DType dtype) { return stack.take(shape, dtype); }
-  Tensor take_bytes(int64_t num_bytes) { return stack.take({num_bytes}, DType::u8); }
+  Tensor alloc(Shape shape, DType dtype) { return stack.alloc(shape, dtype); }
+  Tensor alloc_bytes(int64_t num_bytes) { return stack.alloc({num_bytes}, DType::u8); }
 };
 
 }  // namespace moebius

@@ -120,7 +120,7 @@ void Loader::fill(MicroBatch& batch, int64_t m) {
   for (int64_t b = 0; b < micro_batch_; ++b) fill_sequence(batch, b, samples_[first + b], true);
   batch.loss_scale = loss_scales_[0];
   batch.mtp_coeff = mtp_coeff_;
-  for (size_t k = 0; k < batch.ahead.size(); ++k) batch.ahead[k].loss_scale = loss_scales_[k + 1];
+  for (size_t k = 0; k < batch.mtp_targets.size(); ++k) batch.mtp_targets[k].loss_scale = loss_scales_[k + 1];
   batch.total_tokens = static_cast<double>(global_batch_ * seq_);
   batch.train_step = static_cast<uint64_t>(step_);
   batch.first_token = static_cast<uint64_t>(first * seq_);
@@ -141,7 +141,7 @@ void Loader::fill_sequence(MicroBatch& batch, int64_t b, const Sample& sample, b
   order_.fill(sample, tokens_.data());
   const std::vector<int32_t> starts = document_starts(sample);
   const std::vector<bool> counts = counted_targets(sample, starts);
-  const auto depths = static_cast<int32_t>(batch.ahead.size());
+  const auto depths = static_cast<int32_t>(batch.mtp_targets.size());
   const int64_t first_row = b * std::ssize(positions_);
   size_t next = 0;  // starts[next] is the next document
   for (int64_t n = 0; n < std::ssize(positions_); ++n) {

@@ -101,7 +101,7 @@ TEST(Loader, TheFingerprintHasALineForEachDataset) {
   EXPECT_NE(Loader({{b, 1}, {a, 1}}, run, true).fingerprint(), both.fingerprint());
 }
 
-RunSpec ahead_run() {
+RunSpec mtp_run() {
   RunSpec run = tiny_run();  // 7 tokens, 2 sequences at a time, 4 to a step
   run.model.family = "moebius";
   run.model.num_mtp_layers = 3;
@@ -110,10 +110,10 @@ RunSpec ahead_run() {
 
 // What each row is to predict `depth` tokens behind the next: the definition, from the tokens of the sequence and the
 // document of each.
-void expect_ahead(const MicroBatch& b, const std::vector<int32_t>& tokens, const std::vector<int64_t>& document,
-                  const std::vector<int64_t>& positions, int64_t first_row) {
+void expect_mtp(const MicroBatch& b, const std::vector<int32_t>& tokens, const std::vector<int64_t>& document,
+                const std::vector<int64_t>& positions, int64_t first_row) {
   const int64_t S = std::ssize(tokens) - 1;
-  for (int64_t k = 0; k <= std::ssize(b.ahead); ++k) {
+  for (int64_t k = 0; k <= std::ssize(b.mtp_targets); ++k) {
     for (int64_t n = 0; n < std::ssize(positions); ++n) {
       const int64_t i = positions[n], target = i + k + 1;
       const bool counts = target <= S && document[i] == document[target];
@@ -133,7 +133,7 @@ DatasetOrder in_order_of_file(const std::string& data, int64_t seq_len) {
 TEST(LoaderAhead, TargetsStopAtTheEndOfDocumentAndSequence) {
   for (const bool apart : {false, true}) {
     const TestDir dir;
-    RunSpec run = ahead_run();
+    RunSpec run = mtp_run();
     run.data.separate_documents = apart;
     const std::string data = write_dataset(dir, "a", 47);
     DatasetOrder order = in_order_of_file(data, 7);
@@ -148,7 +148,7 @@ TEST(LoaderAhead, TargetsStopAtTheEndOfDocumentAndSequence) {
         const Sample sample = order.fill(m * 2 + row, tokens.data());
         std::vector<int64_t> document(8);
         for (int64_t i = 0; i < 8 && apart; ++i) document[i] = (sample.token_begin + i) / 5;
-        expect_ahead(engine.batch(m), tokens, document, {0, 1, 2, 3, 4, 5, 6}, row * 7);
+        expect_mtp(engine.batch(m), tokens, document, {0, 1, 2, 3, 4, 5, 6}, row * 7);
       }
       for (int64_t k = 0; k < 4; ++k) {
         for (int64_t t = 0; t < 14; ++t) weights[k] += engine.batch(m).targets(k).weight_T.ptr<float>()[t];
@@ -162,7 +162,7 @@ TEST(LoaderAhead, TargetsStopAtTheEndOfDocumentAndSequence) {
 // The rows of a context rank bring what stands behind them along: nothing of it is another rank's to send.
 TEST(LoaderAhead, AContextRankHasTheTargetsOfItsRows) {
   const TestDir dir;
-  RunSpec run = ahead_run();
+  RunSpec run = mtp_run();
   run.train.seq_len = 8;
   run.data.separate_documents = true;
   const std::string data = write_dataset(dir, "a", 47);
@@ -181,16 +181,16 @@ TEST(LoaderAhead, AContextRankHasTheTargetsOfItsRows) {
       const Sample sample = order.fill(row, tokens.data());
       std::vector<int64_t> document(9);
       for (int64_t i = 0; i < 9; ++i) document[i] = (sample.token_begin + i) / 5;
-      expect_ahead(engine.batch(), tokens, document, positions[c], row * 4);
+      expect_mtp(engine.batch(), tokens, document, positions[c], row * 4);
     }
   }
 }
 
 TEST(LoaderAhead, OffThereIsNothing) {
-  RunSpec run = ahead_run();
+  RunSpec run = mtp_run();
   run.train.mtp_coeff = 0;
   Engine engine(training_engine_spec(run));
-  EXPECT_TRUE(engine.batch().ahead.empty());
+  EXPECT_TRUE(engine.batch().mtp_targets.empty());
 }
 
 // Documents of 4 tokens, whose last 2 are a completion, and one of 9 that is none at all.
@@ -262,7 +262,7 @@ TEST(LoaderOfPrompts, TheScaleIsOneByTheTargetsOfTheGlobalBatch) {
 // Of each depth those of the completions' tokens that are so far behind a token of their document.
 TEST(LoaderOfPrompts, EachDepthHasAScaleOfItsOwn) {
   const TestDir dir;
-  RunSpec run = ahead_run();
+  RunSpec run = mtp_run();
   run.data.separate_documents = true;
   Engine engine(training_engine_spec(run));
   Loader loader({{write_prompts(dir)}}, run, /*shuffle=*/true);

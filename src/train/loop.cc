@@ -137,7 +137,7 @@ int TrainingRun::run() {
   }
   for (int64_t step = first_step_; step <= steps && signal == 0; ++step) {
     const StepReport report = train_step(step);
-    if (step == first_step_) warn_of_slow_paths(log_, control_, engine_);
+    if (step == first_step_) warn_of_fallback_kernels(log_, control_, engine_);
     check_finite(report);
     engine_.end_of_step();
     report_step(report);
@@ -194,7 +194,7 @@ void TrainingRun::start() {
   if (run_.checkpoint.resume && resume()) return;
   if (run_.init_from.empty()) {
     Stream s = engine_.stream();
-    engine_.telling_the_plan([&] { engine_.model().params().init(s, run_.seed); });
+    engine_.with_memory_advice([&] { engine_.model().params().init(s, run_.seed); });
     say(random_weights_note(run_));
   } else {
     start_from_weights();
@@ -204,7 +204,7 @@ void TrainingRun::start() {
 
 void TrainingRun::start_from_weights() {
   std::vector<NotFinite> not_finite;
-  control_.together([&] { engine_.telling_the_plan([&] { not_finite = load_weights(engine_, run_.init_from); }); });
+  control_.together([&] { engine_.with_memory_advice([&] { not_finite = load_weights(engine_, run_.init_from); }); });
   // Replicas say the same.
   const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
   for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
@@ -414,7 +414,7 @@ void TrainingRun::evaluate_if_due(int64_t step) {
   const auto stop = [&] { return agreed_signal() != 0; };
   if (!valid_ || !due) return;
   const EvalResult result = evaluate(engine_, *valid_, run_.train.eval_batches, stop);
-  engine_.look_at_memory();
+  engine_.sample_peak_memory();
   if (!result.complete) return;
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
                 "eval at step {}: the loss is {}: the weights after this step are not usable; {}. Lower "
@@ -463,7 +463,7 @@ void TrainingRun::save(int64_t step) {
   control_.on_root([&] { metrics_->sync(); });
   Stream s = engine_.stream();
   store_.save(step, state, checkpoint_meta(run_, step, data_fingerprint_), &s);
-  engine_.look_at_memory();
+  engine_.sample_peak_memory();
   saved_step_ = step;
 }
 
@@ -505,7 +505,7 @@ void TrainingRun::predict_memory() {
 }
 
 void TrainingRun::compare_memory() {
-  engine_.look_at_memory();
+  engine_.sample_peak_memory();
   const int64_t measured = engine_.peak_bytes();
   log_.info("memory: predicted peak {}, measured {}, {:+.1f} %", bytes_text(predicted_bytes_), bytes_text(measured),
             100.0 * (static_cast<double>(measured) / static_cast<double>(predicted_bytes_) - 1));

@@ -59,7 +59,7 @@ void gather_layers(Engine& engine, std::vector<MoeLayerReport>& layers) {
 }  // namespace
 
 double mtp_loss(const Engine& engine) {
-  const std::vector<Targets>& depths = engine.batch().ahead;
+  const std::vector<Targets>& depths = engine.batch().mtp_targets;
   double loss = 0;
   for (size_t k = 0; k < depths.size(); ++k)
     loss += engine.on_host(engine.model().mtp_loss_sum()).ptr<double>()[k] * depths[k].loss_scale;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 
 namespace moebius {
 namespace {
@@ -38,10 +38,10 @@ std::vector<int64_t> tokens_of_ep_ranks(const std::vector<MoeLayerReport>& layer
 
 }  // namespace
 
-void warn_of_slow_paths(Log& log, Control& control, const Engine& engine) {
-  const std::vector<std::string> said = control.gather(engine.slow_paths_text());
+void warn_of_fallback_kernels(Log& log, Control& control, const Engine& engine) {
+  const std::vector<std::string> said = control.gather(engine.fallback_kernels_text());
   if (!control.is_root()) return;
-  for (const std::string& text : slow_paths_of_ranks(said)) log.warn("{}", text);
+  for (const std::string& text : fallback_kernels_of_ranks(said)) log.warn("{}", text);
 }
 
 CommCounters comm_counters(const Mesh& mesh) {

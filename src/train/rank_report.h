@@ -45,7 +45,7 @@ RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounte
 
 // All ranks together, once work of each kind has run: what GPUs run by slower kernels than they have, of every rank's
 // own stage, by the first rank.
-void warn_of_slow_paths(Log& log, Control& control, const Engine& engine);
+void warn_of_fallback_kernels(Log& log, Control& control, const Engine& engine);
 
 nlohmann::ordered_json to_json(const RanksReport& report);
 // "dp_cp 1.2 MiB 0.8 ms, edp 3.0 MiB 1.1 ms": sent and exposed a step; empty on one rank.

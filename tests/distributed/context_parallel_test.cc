@@ -1,5 +1,5 @@
 // Attention on tp x cp ranks equals attention on one, whatever the way and with and without documents; and it sends
-// what model/attention/context.h says.
+// what model/attention/context_parallel.h says.
 #include "model/attention/gqa.h"
 #include "ops/rope/rope.h"
 #include "tests/distributed/layer_rig.h"
@@ -31,7 +31,7 @@ ModelSpec model_of(const ContextCase& c) {
   return m;
 }
 
-// [forward, backward] of model/attention/context.h, for the rows and heads of one rank.
+// [forward, backward] of model/attention/context_parallel.h, for the rows and heads of one rank.
 std::array<int64_t, 2> expected_bytes(const ContextCase& c) {
   const int64_t T = kBatch * kSeq / c.cp, cp = c.cp, q = T * kHeads / c.tp * kWidth * 4,
                 kv = 2 * T * kKvHeads / c.tp * kWidth * 4, starts = c.documents ? 4 * T * (cp - 1) : 0;

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "comm/liveness/rank_keeper.h"
+#include "comm/liveness/rank_supervisor.h"
 #include "tests/distributed/launched.h"
 #include "tests/distributed/ranks.h"
 
@@ -63,7 +63,7 @@ void set_fault_on_rank_1(const char* fault) {
 int main(int argc, char** argv) {
   if (moebius::started_by_mpirun())
     moebius::keep_rank(
-        "a rank", [](const std::string& text) { std::fprintf(stderr, "keeper: %s\n", text.c_str()); }, std::_Exit);
+        "a rank", [](const std::string& text) { std::fprintf(stderr, "supervisor: %s\n", text.c_str()); }, std::_Exit);
   std::signal(SIGTERM, [](int) {});  // as in training: mpirun sends it to the others when a rank has died
   const std::string way = argc > 1 ? argv[1] : "";
   if (argc > 2) set_fault_on_rank_1(argv[2]);

@@ -226,7 +226,7 @@ void fill(Engine& engine, const LayoutModel& what, int64_t m, int64_t step) {
   for (; at.index < kMicroBatch; ++at.index) fill_sequence(b, at, what, step, first + at.index);
   b.loss_scale = 1.0 / target_weight(0);
   b.mtp_coeff = 0.3;
-  for (int64_t k = 1; k <= what.mtp; ++k) b.ahead[k - 1].loss_scale = 1.0 / target_weight(k);
+  for (int64_t k = 1; k <= what.mtp; ++k) b.mtp_targets[k - 1].loss_scale = 1.0 / target_weight(k);
   b.total_tokens = static_cast<double>(kGlobalBatch * kSeq);
   b.train_step = static_cast<uint64_t>(step);
   b.first_token = static_cast<uint64_t>(first * kSeq);

@@ -43,7 +43,7 @@ int64_t expected_tp_bytes(const ModelSpec& m, const Layout& on) {
   return kMicroBatches * (exchanges * T * m.hidden_size * 4 * (on.tp - 1) / on.tp + 3 * T * 4 * (on.tp - 1));
 }
 
-// Forward and backward of attention (model/attention/context.h), with documents.
+// Forward and backward of attention (model/attention/context_parallel.h), with documents.
 int64_t expected_cp_bytes(const ModelSpec& m, const Layout& on) {
   const int64_t T = kBatch * kSeq / on.cp, q = T * m.q_size() / on.tp * 4, kv = 2 * T * m.kv_size() / on.tp * 4;
   const int64_t others = on.cp - 1;

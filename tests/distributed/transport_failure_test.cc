@@ -165,7 +165,7 @@ TEST_P(RanksFail, AProcessThatIsKilledIsNamedByAllOthers) {
   EXPECT_THAT(ended.text, AllOf(HasSubstr(of_0), HasSubstr(of_2)));
   EXPECT_EQ(ended.exit_code, 6) << ended.text;
   if (!over_tcp()) {
-    EXPECT_THAT(ended.text, HasSubstr("keeper: the process of a rank was ended by signal 9 (Killed)"));
+    EXPECT_THAT(ended.text, HasSubstr("supervisor: the process of a rank was ended by signal 9 (Killed)"));
   }
   EXPECT_LT(ended.seconds, 60);
 }

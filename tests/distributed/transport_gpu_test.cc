@@ -199,8 +199,8 @@ TEST_P(OnGpus, ARecordingIsTheSame) {
     const int64_t sent = r.world->sent_bytes() - before;
     expect_error(ErrorKind::usage, "no recording",
                  [&] { r.links.record([] { MOEBIUS_FAIL(usage, "no recording"); }); });
-    Recording recording;
-    const NcclTraffic traffic = r.links.record([&] { recording = Recording(r.gpu, [&] { b.run(r.s, true); }); });
+    CudaGraph recording;
+    const NcclTraffic traffic = r.links.record([&] { recording = CudaGraph(r.gpu, [&] { b.run(r.s, true); }); });
     EXPECT_EQ(r.world->sent_bytes() - before, sent);
     for (int i = 0; i < 2; ++i) {
       recording.replay(r.gpu);

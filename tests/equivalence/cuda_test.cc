@@ -13,9 +13,9 @@
 namespace moebius {
 namespace {
 
-using testing::ahead_model;
 using testing::fill_random;
 using testing::latent_model;
+using testing::mtp_model;
 using testing::tiny_engine;
 using testing::tiny_model;
 
@@ -125,9 +125,9 @@ EngineSpec wide_latent_on(DeviceKind device, DType compute, bool graph = true) {
 }
 
 // Two depths of multi-token prediction.
-EngineSpec ahead_on(DeviceKind device, DType compute, bool graph = true) {
+EngineSpec mtp_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = wide_spec_on(device, compute, graph);
-  spec.model = ahead_model(spec.model);
+  spec.model = mtp_model(spec.model);
   spec.shape.num_mtp = spec.model.num_mtp_layers;
   return spec;
 }
@@ -151,7 +151,7 @@ EngineSpec gpt_oss_on(DeviceKind device, DType compute, bool graph = true) {
 
 constexpr auto kSpecs = {spec_on,     wide_spec_on,   documents_on,  balanced_on, sinkhorn_on,
                          jittered_on, many_on,        whole_norm_on, frozen_on,   remade_on,
-                         latent_on,   wide_latent_on, ahead_on,      gpt_oss_on};
+                         latent_on,   wide_latent_on, mtp_on,        gpt_oss_on};
 
 void split_documents(MicroBatch& b) {
   const int64_t S = b.shape.seq, cut = S / 3;
@@ -432,15 +432,15 @@ TEST(OnGpuMemory, IsPredictedBeforeThePlanIsBound) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   for (const auto spec_of : {wide_spec_on, documents_on, many_on}) {
-    EngineSpec on_paper = spec_of(DeviceKind::cuda, DType::bf16, true);
-    on_paper.model.vocab_size = 300'000;
-    EngineSpec spec = on_paper;
-    on_paper.device = DeviceKind::null;
-    const int64_t predicted = Engine(on_paper).device_memory().total_bytes();
+    EngineSpec dry_run_spec = spec_of(DeviceKind::cuda, DType::bf16, true);
+    dry_run_spec.model.vocab_size = 300'000;
+    EngineSpec spec = dry_run_spec;
+    dry_run_spec.device = DeviceKind::null;
+    const int64_t predicted = Engine(dry_run_spec).device_memory().total_bytes();
     Engine engine(spec);
     EXPECT_EQ(engine.device_memory().total_bytes(), predicted);
     train(initialised(engine), 4);
-    engine.look_at_memory();
+    engine.sample_peak_memory();
     EXPECT_LE(engine.peak_bytes(), 1.03 * static_cast<double>(predicted));
     EXPECT_GE(engine.peak_bytes(), 0.97 * static_cast<double>(predicted) - (16 << 20));
   }

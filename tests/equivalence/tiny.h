@@ -48,7 +48,7 @@ inline ModelSpec latent_model() {
 }
 
 // Two modules of multi-token prediction, each with experts.
-inline ModelSpec ahead_model(ModelSpec m = tiny_model()) {
+inline ModelSpec mtp_model(ModelSpec m = tiny_model()) {
   m.num_mtp_layers = 2;
   m.check();
   return m;
@@ -75,7 +75,7 @@ inline void fill_random(MicroBatch& b, const ModelSpec& model, int64_t step, int
     for (int64_t i = 0; i < S; ++i) {
       const int64_t t = row * S + i;
       b.token_T.ptr<int32_t>()[t] = static_cast<int32_t>(rng.below(i, model.vocab_size));
-      for (int64_t k = 0; k <= std::ssize(b.ahead); ++k) {
+      for (int64_t k = 0; k <= std::ssize(b.mtp_targets); ++k) {
         b.targets(k).target_T.ptr<int32_t>()[t] = static_cast<int32_t>(rng.below(i + k + 1, model.vocab_size));
         b.targets(k).weight_T.ptr<float>()[t] = i + k < S ? 1.0f : 0.0f;
       }
@@ -86,8 +86,8 @@ inline void fill_random(MicroBatch& b, const ModelSpec& model, int64_t step, int
   }
   b.loss_scale = 1.0 / static_cast<double>(global_batch * S);
   b.mtp_coeff = 0.2;
-  for (int64_t k = 1; k <= std::ssize(b.ahead); ++k)
-    b.ahead[k - 1].loss_scale = 1.0 / static_cast<double>(global_batch * (S - k));
+  for (int64_t k = 1; k <= std::ssize(b.mtp_targets); ++k)
+    b.mtp_targets[k - 1].loss_scale = 1.0 / static_cast<double>(global_batch * (S - k));
   b.total_tokens = static_cast<double>(global_batch * S);
   b.train_step = static_cast<uint64_t>(step);
   b.first_token = static_cast<uint64_t>(first * S);
@@ -97,7 +97,7 @@ inline void fill_random(MicroBatch& b, const ModelSpec& model, int64_t step, int
 // The objective of the micro-batches run since the last end_of_step.
 inline double objective(Engine& engine) {
   double sum = *engine.model().loss_sum().ptr<double>() * engine.batch().loss_scale;
-  sum += engine.batch().mtp_coeff * static_cast<double>(engine.batch().ahead.size()) * mtp_loss(engine);
+  sum += engine.batch().mtp_coeff * static_cast<double>(engine.batch().mtp_targets.size()) * mtp_loss(engine);
   for (const auto& layer : engine.model().moe_layers()) {
     const RouterMetrics& m = layer.moe->router().metrics();
     sum += *m.aux_1.ptr<double>() + engine.spec().balance.z_coeff * *m.z_1.ptr<double>() / engine.batch().total_tokens;

@@ -66,12 +66,12 @@ TEST_P(Training, RecomputeChangesNoBitOfLatentAttention) {
   expect_recompute_changes_no_bit(latent_model(), GetParam());
 }
 TEST_P(Training, RecomputeChangesNoBitOfMultiTokenPrediction) {
-  expect_recompute_changes_no_bit(ahead_model(), GetParam());
+  expect_recompute_changes_no_bit(mtp_model(), GetParam());
 }
 
 // Its modules held and not computed: the model is trained as without them, and they stay as they are.
 TEST_P(Training, MultiTokenPredictionOffIsWithoutIt) {
-  EngineSpec off = tiny_engine(ahead_model(), 2, GetParam(), 1);
+  EngineSpec off = tiny_engine(mtp_model(), 2, GetParam(), 1);
   off.shape.num_mtp = 0;
   Engine held(off), without(tiny_engine(tiny_model(), 2, GetParam(), 1)), fresh(off);
   EXPECT_EQ(train(held, 3, 4), train(without, 3, 4));
@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, Training, ::testing::Values(DType::f32, DType::
 // order.
 TEST(TrainingSplit, MicroBatchSplitChangesRoundingOnly) {
   const auto spec = [](int64_t batch) {
-    EngineSpec s = tiny_engine(ahead_model(), batch, DType::f32, 2);
+    EngineSpec s = tiny_engine(mtp_model(), batch, DType::f32, 2);
     s.balance.aux = false;
     s.balance.global_aux = true;
     s.balance.jitter = 0.05;
@@ -206,8 +206,8 @@ TEST(TrainingGradients, AreTheDerivativeOfTheScalarWithLatentAttention) {
 }
 
 TEST(TrainingGradients, AreTheDerivativeOfTheScalarWithMultiTokenPrediction) {
-  expect_gradients_match_differences(tiny_engine(ahead_model(), 2, DType::f32, 1));
-  ModelSpec tied = ahead_model(latent_model());
+  expect_gradients_match_differences(tiny_engine(mtp_model(), 2, DType::f32, 1));
+  ModelSpec tied = mtp_model(latent_model());
   tied.tie_word_embeddings = true;
   expect_gradients_match_differences(tiny_engine(tied, 2, DType::f32, 1));
 }
@@ -254,7 +254,7 @@ TEST(TrainingDocuments, KeptApartEqualAlone) {
 // Evaluating between steps changes no bit of the training: not the weights, not the expert biases, not what is
 // reported.
 TEST(TrainingEvaluation, LeavesTrainingAsItWas) {
-  ModelSpec model = ahead_model();
+  ModelSpec model = mtp_model();
   model.expert_bias = true;
   EngineSpec spec = tiny_engine(model, 2, DType::f32, 1);
   spec.balance.bias = spec.balance.global_aux = true;
@@ -283,7 +283,7 @@ TEST(TrainingEvaluation, LeavesTrainingAsItWas) {
 
 // What is planned on the null device is what is allocated.
 TEST(TrainingMemory, TheNullDevicePlansTheSameBytes) {
-  EngineSpec spec = tiny_engine(ahead_model(), 3, DType::bf16, 2);
+  EngineSpec spec = tiny_engine(mtp_model(), 3, DType::bf16, 2);
   Engine real(spec);
   spec.device = DeviceKind::null;
   Engine counted(spec);

@@ -62,7 +62,7 @@ class RoundTrip : public testing::TestWithParam<std::string> {
     return bytes;
   }
   // What stands in `model` through a checkpoint and out again.
-  std::string there_and_back(const std::string& model, std::optional<DType> dtype = std::nullopt) {
+  std::string forward_backward(const std::string& model, std::optional<DType> dtype = std::nullopt) {
     const std::string checkpoint = dir_.path(fmt::format("checkpoint{}", count_)),
                       out = dir_.path(fmt::format("out{}", count_));
     ++count_;
@@ -76,24 +76,24 @@ class RoundTrip : public testing::TestWithParam<std::string> {
 };
 
 TEST_P(RoundTrip, TensorsBitForBitInF32AndBf16) {
-  const std::string f32 = there_and_back(source());
+  const std::string f32 = forward_backward(source());
   EXPECT_TRUE(fs::exists(f32 + "/model.safetensors.index.json"));
   expect_same_tensors(HfFolder::open(f32), HfFolder::open(source()));
-  expect_same_tensors(HfFolder::open(there_and_back(f32, DType::f32)), HfFolder::open(source()));
+  expect_same_tensors(HfFolder::open(forward_backward(f32, DType::f32)), HfFolder::open(source()));
 
-  const std::string bf16 = there_and_back(source(), DType::bf16);
+  const std::string bf16 = forward_backward(source(), DType::bf16);
   const HfFolder rounded = HfFolder::open(bf16);
   for (const std::string& name : rounded.names()) {
     const bool is_bias = name.ends_with(".e_score_correction_bias");
     EXPECT_EQ(rounded.at(name).dtype, is_bias ? DType::f32 : DType::bf16) << name;
   }
-  expect_same_tensors(HfFolder::open(there_and_back(bf16)), rounded);
+  expect_same_tensors(HfFolder::open(forward_backward(bf16)), rounded);
   // bf16 to f32 to bf16 loses nothing.
-  expect_same_tensors(HfFolder::open(there_and_back(there_and_back(bf16, DType::f32), DType::bf16)), rounded);
+  expect_same_tensors(HfFolder::open(forward_backward(forward_backward(bf16, DType::f32), DType::bf16)), rounded);
 }
 
 TEST_P(RoundTrip, ConfigSaysTheSameModelWithEveryOtherKey) {
-  const std::string out = there_and_back(source(), DType::bf16);
+  const std::string out = forward_backward(source(), DType::bf16);
   const nlohmann::json before = read_json(source() + "/config.json"), after = read_json(out + "/config.json");
   ModelSpec want = read_model_spec(source()), got = read_model_spec(out);
   want.source = got.source = {};
@@ -106,7 +106,7 @@ TEST_P(RoundTrip, ConfigSaysTheSameModelWithEveryOtherKey) {
 }
 
 TEST_P(RoundTrip, CheckpointAndExportComputeTheSame) {
-  const std::string out = there_and_back(source());
+  const std::string out = forward_backward(source());
   EXPECT_EQ(logits(out), logits(source()));
   EXPECT_EQ(logits(dir_.path("checkpoint0")), logits(source()));
 }
@@ -133,12 +133,12 @@ class PackedRoundTrip : public RoundTrip {
 };
 
 TEST_P(PackedRoundTrip, GoesOutUnpackedAndComputesTheSame) {
-  const std::string out = there_and_back(source());
+  const std::string out = forward_backward(source());
   EXPECT_EQ(logits(out), logits(source()));
   EXPECT_FALSE(read_json(out + "/config.json").contains("quantization_config"));
   const HfFolder folder = HfFolder::open(out);
   for (const std::string& name : folder.names()) EXPECT_EQ(folder.at(name).dtype, dtype_of(name)) << name;
-  expect_same_tensors(HfFolder::open(there_and_back(out)), folder);
+  expect_same_tensors(HfFolder::open(forward_backward(out)), folder);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, PackedRoundTrip, testing::Values("deepseek_v3_fp8", "gpt_oss_mxfp4"),

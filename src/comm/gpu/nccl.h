@@ -39,7 +39,7 @@ class NcclLinks {
   // over: of the same ranks, for memory of the CPU. The ranks of the group make it together.
   std::unique_ptr<Group> make_group(std::unique_ptr<Group> over, const NcclUse& use);
 
-  // body makes a Recording, or throws.
+  // body makes a CudaGraph, or throws.
   NcclTraffic record(const std::function<void()>& body);
   void replayed(const NcclTraffic& traffic);
   void abandon();  // what is under way is given up; nothing can be sent any more

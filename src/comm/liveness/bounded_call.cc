@@ -4,7 +4,7 @@
 #include <future>
 #include <thread>
 
-#include "comm/liveness/patience.h"
+#include "comm/liveness/stall_aware_deadline.h"
 #include "core/error.h"
 
 namespace moebius {
@@ -14,7 +14,7 @@ void call_bounded(Transport& world, BoundedCall call) {
   std::future<void> ended = task.get_future();  // unlike that of std::async, it waits for nobody when it goes
   std::thread(std::move(task)).detach();
   const WorldOptions& options = world.options();
-  Patience patience(options.timeout_s);
+  StallAwareDeadline patience(options.timeout_s);
   while (ended.wait_for(std::chrono::microseconds(200)) != std::future_status::ready) {
     world.check();
     const std::string name = name_of_rank(options, world.rank());

@@ -21,7 +21,7 @@ RankFailure caught_failure() {
   }
 }
 
-std::string report_of(const RankFailure& failure, const std::string& rank, const CollectiveRing& ring) {
+std::string report_of(const RankFailure& failure, const std::string& rank, const CollectiveFlightRecorder& ring) {
   if (failure.distributed) return failure.what;
   return fmt::format("{} threw, and others did not: {}\nlast collectives of {}:\n{}", rank, failure.what, rank,
                      ring.text());

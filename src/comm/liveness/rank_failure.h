@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "comm/liveness/collective_ring.h"
+#include "comm/liveness/collective_flight_recorder.h"
 #include "core/error.h"
 
 namespace moebius {
@@ -20,6 +20,6 @@ std::optional<ErrorKind> error_kind(int number);
 // REQUIRES: within a handler.
 RankFailure caught_failure();
 // What `rank` says of it to the user when not all ranks have failed alike; ring: the rank's own.
-std::string report_of(const RankFailure& failure, const std::string& rank, const CollectiveRing& ring);
+std::string report_of(const RankFailure& failure, const std::string& rank, const CollectiveFlightRecorder& ring);
 
 }  // namespace moebius

@@ -31,7 +31,7 @@ class PaperTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_paper_transport(int rank, int size) {
+std::unique_ptr<Transport> make_dry_run_transport(int rank, int size) {
   MOEBIUS_ASSERT(rank >= 0 && rank < size);
   return std::make_unique<PaperTransport>(rank, size);
 }

@@ -320,14 +320,14 @@ bool TcpLinks::move_until(double seconds, const std::function<bool()>& done) {
     explicit Moving(TcpLinks& links) : self(links) { self.rank_moves_ = true; }
     ~Moving() {
       self.rank_moves_ = false;
-      self.rank_may_stay_away_ = Patience(self.stall_s_);
+      self.rank_may_stay_away_ = StallAwareDeadline(self.stall_s_);
       if (!self.nothing_on_its_way()) self.wake_mover();
     }
     TcpLinks& self;
   };
   std::unique_lock lock(mutex_);
   const Moving moving(*this);
-  Patience patience(seconds);
+  StallAwareDeadline patience(seconds);
   for (int i = 0; !done(); ++i) {
     if (patience.is_over()) return false;
     pump(lock, i < kSpins ? 0 : patience.milliseconds_to_sleep(), /*by_rank=*/true);
@@ -391,7 +391,7 @@ void TcpLinks::watch(double stall_s, std::function<void(int failed_rank)> on_sta
   const std::lock_guard lock(mutex_);
   stall_s_ = stall_s;
   on_stall_ = std::move(on_stall);
-  rank_may_stay_away_ = Patience(stall_s_);
+  rank_may_stay_away_ = StallAwareDeadline(stall_s_);
 }
 
 void TcpLinks::look_for_stall(std::unique_lock<std::mutex>& lock) {
@@ -400,7 +400,7 @@ void TcpLinks::look_for_stall(std::unique_lock<std::mutex>& lock) {
     return link.peer.state == Peer::State::lost || !link.peer.failure.empty();
   });
   if (failed == links_.end()) {
-    rank_may_stay_away_ = Patience(stall_s_);
+    rank_may_stay_away_ = StallAwareDeadline(stall_s_);
   } else if (rank_may_stay_away_.is_over()) {
     const auto on_stall = std::exchange(on_stall_, nullptr);
     lock.unlock();

@@ -21,7 +21,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/liveness/patience.h"
+#include "comm/liveness/stall_aware_deadline.h"
 #include "comm/transport/socket.h"
 #include "comm/transport/transport.h"
 
@@ -59,7 +59,7 @@ class TcpLinks {
     std::optional<uint64_t> farewell;                           // that it sent
     std::string failure;                                        // why it ended the run; empty: it did not
   };
-  // Moves bytes until done says so, or it has waited for so long (comm/liveness/patience.h): then false. done sees ends and
+  // Moves bytes until done says so, or it has waited for so long (comm/liveness/stall_aware_deadline.h): then false. done sees ends and
   // peers as they are then (it is called with the mutex held) and throws when it sees what cannot end well.
   bool move_until(double seconds, const std::function<bool()>& done);
   const Peer& peer(int rank) const { return links_[rank].peer; }  // REQUIRES: from done
@@ -149,7 +149,7 @@ class TcpLinks {
   std::chrono::steady_clock::time_point last_post_;
   bool rank_moves_ = false, mover_polls_ = false, mover_naps_ = false, stop_ = false;
   double stall_s_ = 0;
-  Patience rank_may_stay_away_{0};  // after another rank has failed
+  StallAwareDeadline rank_may_stay_away_{0};  // after another rank has failed
   std::function<void(int)> on_stall_;
   std::thread mover_;
 };

@@ -40,7 +40,7 @@ class World {
   void withdraw(End& end);
   void wait(int rank, std::span<End* const> ends, const CollectiveRecord& record);
   void check(int rank, const CollectiveRecord& record);
-  void begin_rank(int rank, CollectiveRing& ring);
+  void begin_rank(int rank, CollectiveFlightRecorder& ring);
   void end_rank(int rank);  // of the thread that leaves body without an exception
   void fail(int rank, std::exception_ptr error, RankFailure failure);
   void rethrow_failure() const;
@@ -48,7 +48,7 @@ class World {
  private:
   struct Rank {
     std::condition_variable news;
-    CollectiveRing* ring = nullptr;            // while body runs
+    CollectiveFlightRecorder* ring = nullptr;  // while body runs
     std::span<End* const> ends;                // that it waits for
     const CollectiveRecord* record = nullptr;  // while it waits
     bool ended = false;
@@ -240,7 +240,7 @@ void World::fail(int rank, std::exception_ptr error, RankFailure failure) {
   wake_all();
 }
 
-void World::begin_rank(int rank, CollectiveRing& ring) {
+void World::begin_rank(int rank, CollectiveFlightRecorder& ring) {
   const std::lock_guard lock(mutex_);
   ranks_[rank].ring = &ring;
 }

@@ -141,7 +141,7 @@ TEST(Threads, WhatBeganLongAgoIsNamedAllTheSame) {
     std::unique_ptr<Group> pair = r.rank < 2 ? r.transport.make_group("pair", {0, 1}) : nullptr;
     if (r.rank == 2) r.stall();
     Pending from = r.world->recv(r.s, tensor_of(r.x.data(), {5}), 2);
-    for (int64_t i = 0; i < 2 * CollectiveRing::kSize; ++i) pair->barrier();
+    for (int64_t i = 0; i < 2 * CollectiveFlightRecorder::kSize; ++i) pair->barrier();
     from.wait();
   });
   EXPECT_EQ(ended.kind, ErrorKind::distributed);

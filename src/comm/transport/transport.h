@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "comm/group.h"
-#include "comm/liveness/collective_ring.h"
+#include "comm/liveness/collective_flight_recorder.h"
 
 namespace moebius {
 
@@ -47,20 +47,20 @@ class Transport {
   virtual void check() {}
   virtual const WorldOptions& options() const;
 
-  CollectiveRing& ring() { return ring_; }
+  CollectiveFlightRecorder& ring() { return ring_; }
   // A group of ranks of the world, ascending, this one among them. Nothing is sent: every rank of the world makes as
   // many groups in the same order, each its own, and so they agree on the channels.
   std::unique_ptr<Group> make_group(std::string name, std::vector<int> world_ranks);
 
  private:
-  CollectiveRing ring_;
+  CollectiveFlightRecorder ring_;
   int num_channels_ = 0;
 };
 
 // The world of one rank.
 std::unique_ptr<Transport> make_self_transport();
 // A rank of a world that exists on paper only, for what runs on the null device. Nothing may be sent: Error{internal}.
-std::unique_ptr<Transport> make_paper_transport(int rank, int size);
+std::unique_ptr<Transport> make_dry_run_transport(int rank, int size);
 
 // What a rank of a world does, on a thread or in a process of its own.
 using RankBody = std::function<void(Transport&)>;

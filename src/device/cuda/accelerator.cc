@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "device/cuda/cuda.h"
+#include "device/gpu_wait_watchdog.h"
 #include "device/gpus_found.h"
 #include "device/out_of_memory.h"
-#include "device/wait_guard.h"
 
 namespace moebius {
 namespace {
@@ -129,7 +129,7 @@ struct AcceleratorAccess {
 namespace {
 
 // Asks at once while the answer may come within microseconds, then less often.
-void wait_guarded(cudaStream_t stream, const WaitGuard& guard) {
+void wait_guarded(cudaStream_t stream, const GpuWaitWatchdog& guard) {
   constexpr double kSpinS = 1e-3, kLookS = 5e-3;
   const double begin = now_us();
   double looked_s = 0;
@@ -232,7 +232,7 @@ void Accelerator::end_phase(const std::string& name, Trace* trace) {
   if (trace) impl_->end_scope({.trace = trace, .name = name});
 }
 
-Recording::Recording(Accelerator& a, const std::function<void()>& body) {
+CudaGraph::CudaGraph(Accelerator& a, const std::function<void()>& body) {
   const cudaStream_t stream = static_cast<cudaStream_t>(a.native_stream());
   cudaGraph_t graph = nullptr;
   MOEBIUS_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -255,12 +255,12 @@ Recording::Recording(Accelerator& a, const std::function<void()>& body) {
   graph_ = std::shared_ptr<void>(exec, [](void* e) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(e)); });
 }
 
-void Recording::replay(Accelerator& a) const {
+void CudaGraph::replay(Accelerator& a) const {
   MOEBIUS_CUDA(
       cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_.get()), static_cast<cudaStream_t>(a.native_stream())));
 }
 
-void Moment::take(Accelerator& accelerator) {
+void GpuEvent::record(Accelerator& accelerator) {
   if (!event_) {
     cudaEvent_t event;
     MOEBIUS_CUDA(cudaEventCreate(&event));
@@ -269,7 +269,7 @@ void Moment::take(Accelerator& accelerator) {
   MOEBIUS_CUDA(cudaEventRecord(static_cast<cudaEvent_t>(event_.get()), AcceleratorAccess::of(accelerator).stream));
 }
 
-double Moment::seconds_since(const Moment& earlier) const {
+double GpuEvent::seconds_since(const GpuEvent& earlier) const {
   float ms = 0;
   MOEBIUS_CUDA(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(earlier.event_.get()),
                                     static_cast<cudaEvent_t>(event_.get())));
@@ -328,7 +328,7 @@ void copy_to_host(Accelerator& a, void* to, const void* from, int64_t num_bytes)
 
 void synchronize(Accelerator& a) {
   auto& impl = AcceleratorAccess::of(a);
-  const WaitGuard& guard = a.state<WaitGuard>();
+  const GpuWaitWatchdog& guard = a.state<GpuWaitWatchdog>();
   if (guard.look)
     wait_guarded(impl.stream, guard);
   else

@@ -19,8 +19,8 @@ inline void check_launch(const char* op) { check_cuda(cudaPeekAtLastError(), op)
 
 inline cudaStream_t cuda_stream(const Stream& s) { return static_cast<cudaStream_t>(s.accelerator().native_stream()); }
 
-// Between Recording's begin and end: work is noted, not run.
-inline bool is_recording(const Stream& s) {
+// Between CudaGraph's begin and end: work is noted, not run.
+inline bool is_capturing(const Stream& s) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(cuda_stream(s), &status), "cudaStreamIsCapturing");
   return status != cudaStreamCaptureStatusNone;

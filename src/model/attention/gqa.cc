@@ -103,7 +103,8 @@ Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, int6
       tp_group_(mesh.group(Axis::tp)),
       qkv_(params, qkv_spec(prefix, m, dtype, mesh), mesh),
       o_(params, o_spec(prefix, m, dtype, mesh), mesh),
-      context_(make_context(cp_comm, mesh, {.heads = H_, .kv_heads = G_, .window = window_, .scale = scale_})),
+      context_parallel_(
+          make_context_parallel(cp_comm, mesh, {.heads = H_, .kv_heads = G_, .window = window_, .scale = scale_})),
       qk_norm_(m.qk_norm),
       rope_table_Pd_(rope_table_Pd) {
   if (m.qkv_bias) qkv_bias_.emplace(params, qkv_bias_spec(prefix, m, dtype, mesh));
@@ -122,7 +123,7 @@ void Gqa::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tok
 }
 
 Qkv Gqa::take_qkv(Step& step, int64_t T) const {
-  return {step.take({T, H_, d_}, dtype_), step.take({T, G_, d_}, dtype_), step.take({T, G_, d_}, dtype_),
+  return {step.alloc({T, H_, d_}, dtype_), step.alloc({T, G_, d_}, dtype_), step.alloc({T, G_, d_}, dtype_),
           sinks_ ? sinks_->w : Tensor{}};
 }
 
@@ -136,7 +137,7 @@ void Gqa::split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const {
   StackScope scope(step.stack);
   Tensor in_TC = normed(step, qkv_TC);
   if (clip_ > 0) {
-    const Tensor clipped_TC = qk_norm_ == QkNorm::whole ? in_TC : step.take(qkv_TC.shape, dtype_);
+    const Tensor clipped_TC = qk_norm_ == QkNorm::whole ? in_TC : step.alloc(qkv_TC.shape, dtype_);
     clamp_fwd(step.stream, {.y = clipped_TC, .x = in_TC, .limit = clip_});
     in_TC = clipped_TC;
   }
@@ -168,7 +169,7 @@ void Gqa::attend(Step& step, Saved& saved, int64_t T) const {
   StackScope scope(step.stack);
   const Qkv r = take_qkv(step, T);
   split_and_rotate(step, r, saved.qkv_TC.rows(0, T));
-  context_->forward(step, saved.o_THd.rows(0, T), saved.lse_TH.rows(0, T), r);
+  context_parallel_->forward(step, saved.o_THd.rows(0, T), saved.lse_TH.rows(0, T), r);
 }
 
 void Gqa::output(Step& step, Tensor y_tD, const Saved& saved) const {
@@ -191,16 +192,16 @@ void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
   const Tensor qkv_TC = saved.qkv_TC.rows(0, T);
   saved.dy_tD = dy_tD;
   saved.dy_TD = o_.gather(step, dy_tD);
-  saved.dqkv_TC = step.take(qkv_TC.shape, dtype_);
+  saved.dqkv_TC = step.alloc(qkv_TC.shape, dtype_);
 
   StackScope scope(step.stack);
-  const Tensor do_THd = step.take({T, H_, d_}, dtype_);
+  const Tensor do_THd = step.alloc({T, H_, d_}, dtype_);
   o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD);
   const Qkv r = take_qkv(step, T);
   Qkv dr = take_qkv(step, T);
   if (sinks_) dr.sink_H = gradient_or_scratch(step, *sinks_);
   split_and_rotate(step, r, qkv_TC);
-  context_->backward(step, dr, do_THd, saved.o_THd.rows(0, T), saved.lse_TH.rows(0, T), r);
+  context_parallel_->backward(step, dr, do_THd, saved.o_THd.rows(0, T), saved.lse_TH.rows(0, T), r);
   rotate_bwd(step, saved.dqkv_TC, dr, qkv_TC);
   qkv_.backward_input(step, dx_tD, saved.dqkv_TC);
 }
@@ -209,7 +210,7 @@ void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC
   const int64_t T = qkv_TC.dim(0);
   StackScope scope(step.stack);
   const bool whole = qk_norm_ == QkNorm::whole;
-  RopeBwd rope{.dqkv_TC = whole ? step.take(qkv_TC.shape, dtype_) : dqkv_TC,
+  RopeBwd rope{.dqkv_TC = whole ? step.alloc(qkv_TC.shape, dtype_) : dqkv_TC,
                .dq_THd = grads.q_THd,
                .dk_TGd = grads.k_TGd,
                .dv_TGd = grads.v_TGd,
@@ -222,7 +223,7 @@ void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC
     rope.dk_norm_d = gradient_or_scratch(step, *k_norm_);
     rope.q_norm_d = q_norm_->w;
     rope.k_norm_d = k_norm_->w;
-    rope.partial_P2d = step.take({RopeBwd::num_partials(T, step.stream), 2 * d_}, DType::f32);
+    rope.partial_P2d = step.alloc({RopeBwd::num_partials(T, step.stream), 2 * d_}, DType::f32);
   }
   rope_bwd(step.stream, rope);
   // Which elements were clipped is seen in what they were, made once more: the product is all that is kept.
@@ -233,7 +234,7 @@ void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC
 
 Tensor Gqa::normed(Step& step, Tensor qkv_TC) const {
   if (qk_norm_ != QkNorm::whole) return qkv_TC;
-  const Tensor normed_TC = step.take(qkv_TC.shape, dtype_);
+  const Tensor normed_TC = step.alloc(qkv_TC.shape, dtype_);
   whole_norm(step, normed_TC, qkv_TC);
   return normed_TC;
 }
@@ -244,7 +245,7 @@ void Gqa::whole_norm(Step& step, Tensor normed_TC, Tensor qkv_TC) const {
         step.stream, {.y_TC = normed_TC, .x_TC = qkv_TC, .q_norm_A = q_norm_->w, .k_norm_B = k_norm_->w, .eps = eps_});
   }
   StackScope scope(step.stack);
-  const Tensor sums_T2 = step.take({qkv_TC.dim(0), 2}, DType::f32);
+  const Tensor sums_T2 = step.alloc({qkv_TC.dim(0), 2}, DType::f32);
   qk_norm_sums(step.stream, {.sums_TS = sums_T2, .x_TC = qkv_TC, .q_norm_A = q_norm_->w, .k_norm_B = k_norm_->w});
   tp_group_.all_reduce_sum(step.stream, sums_T2);
   qk_norm_block_fwd(step.stream, {.y_TC = normed_TC,
@@ -259,7 +260,7 @@ void Gqa::whole_norm(Step& step, Tensor normed_TC, Tensor qkv_TC) const {
 void Gqa::whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const {
   if (tp_ > 1) return whole_norm_block_bwd(step, dqkv_TC, dnormed_TC, qkv_TC);
   const int64_t A = H_ * d_, B = G_ * d_, P = QkNormBwd::num_partials(qkv_TC.dim(0), A, B, step.stream);
-  const Tensor partial_PW = step.take({P, A + B}, DType::f32);
+  const Tensor partial_PW = step.alloc({P, A + B}, DType::f32);
   qk_norm_bwd(step.stream, {.dx_TC = dqkv_TC,
                             .dq_norm_A = gradient_or_scratch(step, *q_norm_),
                             .dk_norm_B = gradient_or_scratch(step, *k_norm_),
@@ -272,7 +273,7 @@ void Gqa::whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor q
 }
 
 void Gqa::whole_norm_block_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const {
-  const Tensor sums_T4 = step.take({qkv_TC.dim(0), 4}, DType::f32);
+  const Tensor sums_T4 = step.alloc({qkv_TC.dim(0), 4}, DType::f32);
   qk_norm_sums(
       step.stream,
       {.sums_TS = sums_T4, .x_TC = qkv_TC, .q_norm_A = q_norm_->w, .k_norm_B = k_norm_->w, .dy_TC = dnormed_TC});
@@ -307,18 +308,18 @@ void Gqa::declare_cache(MemoryPlan& plan, const std::string& prefix, const Model
 void Gqa::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const {
   const int64_t T = x_tD.dim(0) * tp_;
   StackScope scope(step.stack);
-  const Tensor qkv_TC = step.take({T, (H_ + 2 * G_) * d_}, dtype_), o_THd = step.take({T, H_, d_}, dtype_);
+  const Tensor qkv_TC = step.alloc({T, (H_ + 2 * G_) * d_}, dtype_), o_THd = step.alloc({T, H_, d_}, dtype_);
   project(step, qkv_TC, x_tD);
-  const Qkv r{step.take({T, H_, d_}, dtype_), cache.k_UGd.rows(first, first + T), cache.v_UGd.rows(first, first + T)};
+  const Qkv r{step.alloc({T, H_, d_}, dtype_), cache.k_UGd.rows(first, first + T), cache.v_UGd.rows(first, first + T)};
   split_and_rotate(step, r, qkv_TC);
   AttentionFwd attention{.o_THd = o_THd,
-                         .lse_TH = step.take({T, H_}, DType::f32),
+                         .lse_TH = step.alloc({T, H_}, DType::f32),
                          .q_THd = r.q_THd,
                          .k_UGd = cache.k_UGd.rows(0, first + T),
                          .v_UGd = cache.v_UGd.rows(0, first + T),
                          .window = window_,
                          .scale = scale_};
-  attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
+  attention.scratch = step.alloc_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
   attention_fwd(step.stream, attention);
   if (sinks_) attention_sink_fwd(step.stream, {.o_THd = o_THd, .lse_TH = attention.lse_TH, .sink_H = sinks_->w});
   o_.forward(step, y_tD, o_THd.view({T, H_ * d_}));

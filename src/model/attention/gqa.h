@@ -8,7 +8,7 @@
 
 #include "config/model_spec.h"
 #include "memory/saved_tensor.h"
-#include "model/attention/context.h"
+#include "model/attention/context_parallel.h"
 #include "model/layers/bias.h"
 #include "model/layers/linear.h"
 
@@ -28,7 +28,7 @@ class Gqa {
     SavedTensor qkv_TC, o_THd, lse_TH;
     Tensor dy_tD, dy_TD, dqkv_TC;
   };
-  // window: of this layer. Error{usage} when tp does not divide the heads, and of make_context.
+  // window: of this layer. Error{usage} when tp does not divide the heads, and of make_context_parallel.
   Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& spec, int64_t window, DType dtype,
       const Mesh& mesh, CpComm cp_comm, const Tensor& rope_table_Pd);
   // tokens: rows of x.
@@ -65,7 +65,7 @@ class Gqa {
   Group& tp_group_;
   ColumnLinear qkv_;
   RowLinear o_;
-  std::unique_ptr<Context> context_;
+  std::unique_ptr<ContextParallel> context_parallel_;
   std::optional<Bias> qkv_bias_, o_bias_;
   QkNorm qk_norm_;
   const Param *q_norm_ = nullptr, *k_norm_ = nullptr, *sinks_ = nullptr;

@@ -93,7 +93,7 @@ Mla::Mla(ParamTable& params, const std::string& prefix, const ModelSpec& m, DTyp
             mesh),
       o_(params, heads_matrix(prefix + ".o_proj.weight", m, dtype, mesh, {m.hidden_size, m.num_heads * v_}, 1), mesh),
       rows_(mesh),
-      context_(make_context(cp_comm, mesh, {.heads = H_, .kv_heads = H_, .scale = scale_})),
+      context_parallel_(make_context_parallel(cp_comm, mesh, {.heads = H_, .kv_heads = H_, .scale = scale_})),
       rope_table_Pr_(rope_table_Pr) {
   if (!m.o_bias) return;
   if (q_a_) q_a_bias_.emplace(params, whole_bias(prefix + ".q_a_proj.bias", dtype, q_rank_));
@@ -130,12 +130,12 @@ void Mla::normalise(Step& step, const Param& norm, const Latent& latent) const {
 // The derivative by the latent, on the step stack.
 Tensor Mla::normalise_bwd(Step& step, const Param& norm, Tensor dnormed_tR, const Latent& latent) const {
   const int64_t t = dnormed_tR.dim(0), R = dnormed_tR.dim(1);
-  const Tensor dc_tR = step.take({t, R}, dtype_);
+  const Tensor dc_tR = step.alloc({t, R}, dtype_);
   StackScope scope(step.stack);
   fill_zero(step.stream, dc_tR);
   rms_norm_bwd(step.stream, {.dx_TD = dc_tR,
                              .dw_D = gradient_or_scratch(step, norm),
-                             .partial_PD = step.take({RmsNormBwd::num_partials(t, R, step.stream), R}, DType::f32),
+                             .partial_PD = step.alloc({RmsNormBwd::num_partials(t, R, step.stream), R}, DType::f32),
                              .dy_TD = dnormed_tR,
                              .x_TD = latent.c_tR,
                              .rstd_T = latent.rstd_t,
@@ -166,7 +166,7 @@ void Mla::make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent
   if (kv_a_bias_) kv_a_bias_->forward(step, latent.c_tR);
   normalise(step, kv_a_norm_, latent);
   StackScope scope(step.stack);
-  const Tensor k_rope_tr = tp_ == 1 ? k_rope_Tr : step.take({x_tD.dim(0), rope_}, dtype_);
+  const Tensor k_rope_tr = tp_ == 1 ? k_rope_Tr : step.alloc({x_tD.dim(0), rope_}, dtype_);
   gemm(step.stream, {.c_MN = k_rope_tr, .a = x_tD, .b = down_rows(kv_a_.w, true), .trans_b = true});
   if (kv_a_bias_) kv_a_bias_->forward(step, k_rope_tr, kv_rank_);
   if (tp_ > 1) rows_.group().all_gather(step.stream, k_rope_Tr, k_rope_tr);
@@ -174,7 +174,7 @@ void Mla::make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent
 }
 
 Qkv Mla::take_qkv(Step& step, Tensor q_THd) const {
-  return {q_THd, step.take(q_THd.shape, dtype_), step.take({q_THd.dim(0), H_, v_}, dtype_)};
+  return {q_THd, step.alloc(q_THd.shape, dtype_), step.alloc({q_THd.dim(0), H_, v_}, dtype_)};
 }
 
 void Mla::put_kv_together(Step& step, const Qkv& out, Tensor kv_THw, Tensor k_rope_Tr) const {
@@ -201,7 +201,7 @@ void Mla::attend(Step& step, Saved& saved, int64_t T) const {
   StackScope scope(step.stack);
   const Qkv r = take_qkv(step, saved.q_THd.rows(0, T));
   put_kv_together(step, r, saved.kv_THw.rows(0, T), saved.k_rope_Tr.rows(0, T));
-  context_->forward(step, saved.o_THv.rows(0, T), saved.lse_TH.rows(0, T), r);
+  context_parallel_->forward(step, saved.o_THv.rows(0, T), saved.lse_TH.rows(0, T), r);
 }
 
 void Mla::output(Step& step, Tensor y_tD, const Saved& saved) const {
@@ -228,11 +228,11 @@ void Mla::attend_bwd(Step& step, Saved& saved) const {
   const int64_t T = saved.dy_TD.dim(0);
   StackScope scope(step.stack);
   const Qkv r = take_qkv(step, saved.q_THd.rows(0, T)), dr = take_qkv(step, saved.dq_THd);
-  const Tensor do_THv = step.take({T, H_, v_}, dtype_),
-               dk_rope_Tr = tp_ == 1 ? saved.dk_rope_tr : step.take({T, rope_}, dtype_);
+  const Tensor do_THv = step.alloc({T, H_, v_}, dtype_),
+               dk_rope_Tr = tp_ == 1 ? saved.dk_rope_tr : step.alloc({T, rope_}, dtype_);
   o_.backward_input(step, as_rows(do_THv), saved.dy_TD);
   put_kv_together(step, r, saved.kv_THw.rows(0, T), saved.k_rope_Tr.rows(0, T));
-  context_->backward(step, dr, do_THv, saved.o_THv.rows(0, T), saved.lse_TH.rows(0, T), r);
+  context_parallel_->backward(step, dr, do_THv, saved.o_THv.rows(0, T), saved.lse_TH.rows(0, T), r);
   latent_kv_bwd(step.stream,
                 {.dkv_THw = saved.dkv_THw, .dk_rope_Tr = dk_rope_Tr, .dk_THd = dr.k_TGd, .dv_THv = dr.v_TGd});
   rotate(step, saved.dq_THd, true);
@@ -244,18 +244,18 @@ void Mla::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
   const int64_t t = dy_tD.dim(0), T = t * tp_;
   saved.dy_tD = dy_tD;
   saved.dy_TD = o_.gather(step, dy_tD);
-  saved.dq_THd = step.take({T, H_, nope_ + rope_}, dtype_);
-  saved.dkv_THw = step.take({T, H_, nope_ + v_}, dtype_);
-  saved.dk_rope_tr = step.take({t, rope_}, dtype_);
+  saved.dq_THd = step.alloc({T, H_, nope_ + rope_}, dtype_);
+  saved.dkv_THw = step.alloc({T, H_, nope_ + v_}, dtype_);
+  saved.dk_rope_tr = step.alloc({t, rope_}, dtype_);
   attend_bwd(step, saved);
 
-  const Tensor dkv_normed_tR = step.take({t, kv_rank_}, dtype_);
+  const Tensor dkv_normed_tR = step.alloc({t, kv_rank_}, dtype_);
   kv_b_.backward_input(step, dkv_normed_tR, as_rows(saved.dkv_THw));
   saved.dkv_latent_tR = normalise_bwd(step, kv_a_norm_, dkv_normed_tR, saved.kv.rows(t));
   gemm(step.stream, {.c_MN = dx_tD, .a = saved.dkv_latent_tR, .b = down_rows(kv_a_.w, false)});
   gemm(step.stream, {.c_MN = dx_tD, .a = saved.dk_rope_tr, .b = down_rows(kv_a_.w, true), .accumulate = true});
   if (!q_a_) return q_b_.backward_input(step, dx_tD, as_rows(saved.dq_THd), /*accumulate=*/true);
-  const Tensor dq_normed_tR = step.take({t, q_rank_}, dtype_);
+  const Tensor dq_normed_tR = step.alloc({t, q_rank_}, dtype_);
   q_b_.backward_input(step, dq_normed_tR, as_rows(saved.dq_THd));
   saved.dq_latent_tR = normalise_bwd(step, *q_a_norm_, dq_normed_tR, saved.q.rows(t));
   q_a_->backward_input(step, dx_tD, saved.dq_latent_tR, /*accumulate=*/true);
@@ -293,9 +293,9 @@ void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& ca
   const int64_t t = x_tD.dim(0), T = t * tp_, U = first + T;
   StackScope scope(step.stack);
   const auto take_latent = [&](int64_t rank) {
-    return Latent{step.take({t, rank}, dtype_), step.take({t}, DType::f32), step.take({t, rank}, dtype_)};
+    return Latent{step.alloc({t, rank}, dtype_), step.alloc({t}, DType::f32), step.alloc({t, rank}, dtype_)};
   };
-  const Tensor q_THd = step.take({T, H_, nope_ + rope_}, dtype_), o_THv = step.take({T, H_, v_}, dtype_);
+  const Tensor q_THd = step.alloc({T, H_, nope_ + rope_}, dtype_), o_THv = step.alloc({T, H_, v_}, dtype_);
   make_q(step, q_THd, x_tD, q_a_ ? take_latent(q_rank_) : Latent{});
   Latent latent = take_latent(kv_rank_);
   const Tensor cached_TR = cache.k_UGd.rows(first, U).view({T, kv_rank_});
@@ -303,18 +303,18 @@ void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& ca
   make_latent_kv(step, cache.v_UGd.rows(first, U).view({T, rope_}), x_tD, latent);
   if (tp_ > 1) rows_.group().all_gather(step.stream, cached_TR, latent.normed_tR);
 
-  const Tensor kv_UHw = step.take({U, H_, nope_ + v_}, dtype_);
-  const Qkv r{q_THd, step.take({U, H_, nope_ + rope_}, dtype_), step.take({U, H_, v_}, dtype_)};
+  const Tensor kv_UHw = step.alloc({U, H_, nope_ + v_}, dtype_);
+  const Qkv r{q_THd, step.alloc({U, H_, nope_ + rope_}, dtype_), step.alloc({U, H_, v_}, dtype_)};
   const Tensor latent_UR = cache.k_UGd.rows(0, U).view({U, kv_rank_});
   gemm(step.stream, {.c_MN = as_rows(kv_UHw), .a = latent_UR, .b = kv_b_.param().w, .trans_b = true});
   put_kv_together(step, r, kv_UHw, cache.v_UGd.rows(0, U).view({U, rope_}));
   AttentionFwd attention{.o_THd = o_THv,
-                         .lse_TH = step.take({T, H_}, DType::f32),
+                         .lse_TH = step.alloc({T, H_}, DType::f32),
                          .q_THd = q_THd,
                          .k_UGd = r.k_TGd,
                          .v_UGd = r.v_TGd,
                          .scale = scale_};
-  attention.scratch = step.take_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
+  attention.scratch = step.alloc_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
   attention_fwd(step.stream, attention);
   o_.forward(step, y_tD, as_rows(o_THv));
   if (o_bias_) o_bias_->forward(step, y_tD);

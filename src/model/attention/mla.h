@@ -6,7 +6,7 @@
 //
 // tp ranks have H / tp heads each. Every rank makes the latents of its own rows t of the residual stream, with weights
 // and norms that all have whole; what comes out of the heads' projections is of the rows T of all tp ranks, and so is
-// k_rope, which is gathered. Sequences over cp ranks: model/attention/context.h.
+// k_rope, which is gathered. Sequences over cp ranks: model/attention/context_parallel.h.
 #pragma once
 
 #include <optional>
@@ -33,7 +33,7 @@ class Mla {
     SavedTensor q_THd, kv_THw, k_rope_Tr, o_THv, lse_TH;
     Tensor dy_tD, dy_TD, dq_THd, dkv_THw, dq_latent_tR, dkv_latent_tR, dk_rope_tr;
   };
-  // Error{usage} when tp does not divide the heads, and of make_context.
+  // Error{usage} when tp does not divide the heads, and of make_context_parallel.
   Mla(ParamTable& params, const std::string& prefix, const ModelSpec& spec, DType dtype, const Mesh& mesh,
       CpComm cp_comm, const Tensor& rope_table_Pr);
   // tokens: rows of x.
@@ -77,7 +77,7 @@ class Mla {
   RowLinear o_;
   std::optional<Bias> q_a_bias_, kv_a_bias_, o_bias_;
   RowBlocks rows_;
-  std::unique_ptr<Context> context_;
+  std::unique_ptr<ContextParallel> context_parallel_;
   const Tensor& rope_table_Pr_;
 };
 

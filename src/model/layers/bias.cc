@@ -8,7 +8,7 @@ namespace {
 
 // Broadcasting a row and summing rows are products with a column of ones.
 Tensor take_ones(Step& step, int64_t T, DType dtype) {
-  const Tensor ones_T1 = step.take({T, 1}, dtype);
+  const Tensor ones_T1 = step.alloc({T, 1}, dtype);
   fill_normal(step.stream, {.x = ones_T1, .rng = Rng(0, RngSite::init), .mean = 1.0f, .std = 0.0f});
   return ones_T1;
 }

@@ -25,7 +25,7 @@ void ColumnLinear::forward(Step& step, Tensor y_TC, Tensor x_tD) const {
 void ColumnLinear::backward_input(Step& step, Tensor dx_tD, Tensor dy_TC, bool accumulate) const {
   if (rows_.num_ranks() == 1) return linear_.backward_input(step, dx_tD, dy_TC, accumulate);
   StackScope scope(step.stack);
-  const Tensor dx_TD = step.take({dy_TC.dim(0), dx_tD.dim(1)}, dx_tD.dtype);
+  const Tensor dx_TD = step.alloc({dy_TC.dim(0), dx_tD.dim(1)}, dx_tD.dtype);
   linear_.backward_input(step, dx_TD, dy_TC);
   rows_.sum(step, dx_tD, dx_TD, accumulate);
 }
@@ -38,7 +38,7 @@ void ColumnLinear::backward_weight(Step& step, Tensor dy_TC, Tensor x_tD) const 
 void RowLinear::forward(Step& step, Tensor y_tD, Tensor x_TC) const {
   if (rows_.num_ranks() == 1) return linear_.forward(step, y_tD, x_TC);
   StackScope scope(step.stack);
-  const Tensor y_TD = step.take({x_TC.dim(0), y_tD.dim(1)}, y_tD.dtype);
+  const Tensor y_TD = step.alloc({x_TC.dim(0), y_tD.dim(1)}, y_tD.dtype);
   linear_.forward(step, y_TD, x_TC);
   rows_.sum(step, y_tD, y_TD);
 }

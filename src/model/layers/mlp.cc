@@ -50,7 +50,7 @@ void Mlp::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
   StackScope scope(step.stack);
   saved.h_T2F.open(step.stack);
-  const Tensor a_TF = step.take({x_tD.dim(0) * tp_, F_}, dtype_);
+  const Tensor a_TF = step.alloc({x_tD.dim(0) * tp_, F_}, dtype_);
   up(step, a_TF, x_tD, saved);
   down_.forward(step, y_tD, a_TF);
 }
@@ -67,7 +67,7 @@ void Mlp::up(Step& step, Tensor a_TF, Tensor x_tD, const Saved& saved) const {
 void Mlp::output(Step& step, Tensor y_tD, const Saved& saved) const {
   const int64_t T = y_tD.dim(0) * tp_;
   StackScope scope(step.stack);
-  const Tensor a_TF = step.take({T, F_}, dtype_);
+  const Tensor a_TF = step.alloc({T, F_}, dtype_);
   swiglu_fwd(step.stream, {.a_TF = a_TF, .h_T2F = saved.h_T2F.rows(0, T)});
   down_.forward(step, y_tD, a_TF);
 }
@@ -76,17 +76,17 @@ void Mlp::remake(Step& step, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
   saved.h_T2F.remake(step.stack, [&] {
     StackScope scope(step.stack);
-    up(step, step.take({x_tD.dim(0) * tp_, F_}, dtype_), x_tD, saved);
+    up(step, step.alloc({x_tD.dim(0) * tp_, F_}, dtype_), x_tD, saved);
   });
 }
 
 void Mlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, bool accumulate_dx) const {
   const int64_t T = dy_tD.dim(0) * tp_;
   saved.dy_TD = down_.gather(step, dy_tD);
-  saved.dh_T2F = step.take({T, 2 * F_}, dtype_);
-  saved.a_TF = step.take({T, F_}, dtype_);
+  saved.dh_T2F = step.alloc({T, 2 * F_}, dtype_);
+  saved.a_TF = step.alloc({T, F_}, dtype_);
   StackScope scope(step.stack);
-  const Tensor da_TF = step.take({T, F_}, dtype_);
+  const Tensor da_TF = step.alloc({T, F_}, dtype_);
   d_gated_down(step.stream, {.dh_T2F = saved.dh_T2F,
                              .a_TF = saved.a_TF,
                              .da_TF = da_TF,

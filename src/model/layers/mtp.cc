@@ -55,10 +55,10 @@ void Mtp::forward(Step& step, const Embedding& embedding, Tensor h_TD, Tensor be
   const Shape TD{rows_, D_};
   StackScope scope(step.stack);
   saved.eh_TD2.open(step.stack);
-  Residual residual{.delta_TD = step.take(TD, dtype_), .room_TD = step.take(TD, dtype_)};
+  Residual residual{.delta_TD = step.alloc(TD, dtype_), .room_TD = step.alloc(TD, dtype_)};
   {
     StackScope inputs(step.stack);
-    const Tensor x_TD = residual.delta_TD, e_TD = step.take(TD, dtype_), hn_TD = step.take(TD, dtype_);
+    const Tensor x_TD = residual.delta_TD, e_TD = step.alloc(TD, dtype_), hn_TD = step.alloc(TD, dtype_);
     embedding.forward(step, x_TD, token(step));
     enorm_.forward(step, e_TD, x_TD, {}, saved.enorm);
     hnorm_.forward(step, hn_TD, before_TD, {}, saved.hnorm);
@@ -72,15 +72,15 @@ void Mtp::forward(Step& step, const Embedding& embedding, Tensor h_TD, Tensor be
 void Mtp::backward(Step& step, const Embedding& embedding, Tensor dbefore_TD, Saved& saved) const {
   const Shape TD{rows_, D_};
   StackScope scope(step.stack);
-  const Tensor dstream_TD = step.take(TD, dtype_);
+  const Tensor dstream_TD = step.alloc(TD, dtype_);
   fill_zero(step.stream, dstream_TD);
   norm_.backward(step, dstream_TD, saved.dh_TD, saved.norm);
   block_.backward(step, dstream_TD, saved.block);
 
-  const Tensor deh_TD2 = step.take({rows_, 2 * D_}, dtype_), dn_TD = step.take(TD, dtype_);
+  const Tensor deh_TD2 = step.alloc({rows_, 2 * D_}, dtype_), dn_TD = step.alloc(TD, dtype_);
   saved.eh_TD2.remake(step.stack, [&] {
     StackScope outputs(step.stack);
-    const Tensor e_TD = step.take(TD, dtype_), hn_TD = step.take(TD, dtype_);
+    const Tensor e_TD = step.alloc(TD, dtype_), hn_TD = step.alloc(TD, dtype_);
     enorm_.again(step, e_TD, saved.enorm);
     hnorm_.again(step, hn_TD, saved.hnorm);
     join(step, saved.eh_TD2, e_TD, hn_TD);

@@ -52,7 +52,7 @@ void Norm::backward(Step& step, Tensor dresidual_TD, Tensor dy_TD, const Saved& 
   StackScope scope(step.stack);
   rms_norm_bwd(step.stream, {.dx_TD = dresidual_TD,
                              .dw_D = gradient_or_scratch(step, w_),
-                             .partial_PD = step.take(
+                             .partial_PD = step.alloc(
                                  {RmsNormBwd::num_partials(T, w_.w.dim(0), step.stream), w_.w.dim(0)}, DType::f32),
                              .dy_TD = dy_TD,
                              .x_TD = saved.sum_TD.rows(0, T),

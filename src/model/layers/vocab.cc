@@ -50,7 +50,7 @@ void Embedding::forward(Step& step, Tensor x_tD, Tensor tokens) const {
   const Tensor token_T = tokens.rows(0, x_tD.dim(0) * rows_.num_ranks());
   if (rows_.num_ranks() == 1) return embedding_fwd(step.stream, {.x_TD = x_tD, .token_T = token_T, .w_VD = w_.w});
   StackScope scope(step.stack);
-  const Tensor x_TD = step.take({token_T.dim(0), x_tD.dim(1)}, x_tD.dtype);
+  const Tensor x_TD = step.alloc({token_T.dim(0), x_tD.dim(1)}, x_tD.dtype);
   embedding_fwd(step.stream, {.x_TD = x_TD, .token_T = token_T, .w_VD = w_.w, .is_block = true, .first = first_});
   rows_.sum(step, x_tD, x_TD);
 }
@@ -63,7 +63,7 @@ void Embedding::backward_weight(Step& step, Tensor dx_tD, Tensor token_T) const 
                          .token_T = token_T,
                          .is_block = rows_.num_ranks() > 1,
                          .first = first_};
-  embedding.scratch = step.take_bytes(EmbeddingBwd::scratch_bytes(embedding, step.stream));
+  embedding.scratch = step.alloc_bytes(EmbeddingBwd::scratch_bytes(embedding, step.stream));
   embedding_bwd(step.stream, embedding);
 }
 
@@ -84,7 +84,7 @@ void LmHead::row_logits(Step& step, Tensor logits_1V, Tensor x_tD, int64_t row) 
   const Tensor row_1D = x_tD.rows(row % t, row % t + 1);
   if (n == 1) return logits(step, logits_1V, row_1D);
   StackScope scope(step.stack);
-  const Tensor x_1D = step.take(row_1D.shape, x_tD.dtype), blocks_nB = step.take({n, longest}, DType::f32),
+  const Tensor x_1D = step.alloc(row_1D.shape, x_tD.dtype), blocks_nB = step.alloc({n, longest}, DType::f32),
                block_1B = blocks_nB.rows(rows_.rank(), rows_.rank() + 1);
   copy(step.stream, x_1D, row_1D);
   rows_.group().broadcast(step.stream, x_1D, narrow<int>(row / t));
@@ -105,7 +105,7 @@ void LmHead::loss(Step& step, const Targets& targets, Tensor loss_T, Tensor dx_t
   const int64_t C = LmLoss::chunk(T, div_ceil(vocab_, rows_.num_ranks()), step.stream);
   if (rows_.num_ranks() == 1) {
     LmLoss loss{.loss_T = loss_T,
-                .logits_CV = step.take({C, vocab_}, DType::f32),
+                .logits_CV = step.alloc({C, vocab_}, DType::f32),
                 .x_TD = x_tD,
                 .w_VD = w_.w,
                 .target_T = targets.target_T,
@@ -115,12 +115,12 @@ void LmHead::loss(Step& step, const Targets& targets, Tensor loss_T, Tensor dx_t
     if (!dx_tD.empty()) {
       loss.dx_TD = dx_tD;
       loss.dw_VD = w_.dw;
-      loss.dlogits_CV = step.take({C, vocab_}, x_tD.dtype);
+      loss.dlogits_CV = step.alloc({C, vocab_}, x_tD.dtype);
     }
     return lm_loss(step.stream, loss);
   }
   const Tensor x_TD = rows_.gather(step, x_tD);
-  const Tensor dx_TD = dx_tD.empty() ? Tensor{} : step.take(x_TD.shape, x_TD.dtype);
+  const Tensor dx_TD = dx_tD.empty() ? Tensor{} : step.alloc(x_TD.shape, x_TD.dtype);
   for (int64_t begin = 0; begin < T; begin += C)
     loss_of_chunk(step, targets, begin, std::min(T, begin + C), loss_T, dx_TD, x_TD);
   if (!dx_tD.empty()) rows_.sum(step, dx_tD, dx_TD);
@@ -130,7 +130,7 @@ void LmHead::loss_of_chunk(Step& step, const Targets& targets, int64_t begin, in
                            Tensor x_TD) const {
   StackScope scope(step.stack);
   const int64_t C = end - begin, V = w_.w.dim(0), n = rows_.num_ranks();
-  const Tensor logits_CV = step.take({C, V}, DType::f32), stats_nC3 = step.take({n, C, 3}, DType::f32),
+  const Tensor logits_CV = step.alloc({C, V}, DType::f32), stats_nC3 = step.alloc({n, C, 3}, DType::f32),
                stats_C3 = stats_nC3.rows(rows_.rank(), rows_.rank() + 1).view({C, 3});
   const Tensor x_CD = x_TD.rows(begin, end), target_C = targets.target_T.rows(begin, end);
   lm_logits_block(step.stream, {.logits_CV = logits_CV,
@@ -153,7 +153,7 @@ void LmHead::loss_of_chunk(Step& step, const Targets& targets, int64_t begin, in
   if (!dx_TD.empty()) {
     loss.dx_CD = dx_TD.rows(begin, end);
     loss.dw_VD = w_.dw;
-    loss.dlogits_CV = step.take({C, V}, x_TD.dtype);
+    loss.dlogits_CV = step.alloc({C, V}, x_TD.dtype);
   }
   lm_loss_block(step.stream, loss);
 }

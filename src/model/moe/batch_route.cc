@@ -16,9 +16,9 @@ std::vector<TokenRun> runs_of(const BatchShape& shape, const Mesh& mesh, int ran
 Tensor logits_of_batch(Step& step, const Tensor& logits_TE, const BatchShape& shape, const Mesh& mesh) {
   Group& ranks = mesh.group(Axis::tp_cp);
   const int64_t T = logits_TE.dim(0), E = logits_TE.dim(1), N = T * ranks.size();
-  const Tensor sorted_NE = step.take({N, E}, DType::f32);
+  const Tensor sorted_NE = step.alloc({N, E}, DType::f32);
   StackScope scope(step.stack);
-  const Tensor by_rank_NE = step.take({N, E}, DType::f32);
+  const Tensor by_rank_NE = step.alloc({N, E}, DType::f32);
   ranks.all_gather(step.stream, by_rank_NE, logits_TE);
   for (int q = 0; q < ranks.size(); ++q) {
     for (const TokenRun& run : runs_of(shape, mesh, q))
@@ -29,9 +29,9 @@ Tensor logits_of_batch(Step& step, const Tensor& logits_TE, const BatchShape& sh
 }
 
 Route take_route(Step& step, int64_t N, int64_t E, int64_t K) {
-  const auto ints = [&](Shape shape) { return step.take(shape, DType::i32); };
+  const auto ints = [&](Shape shape) { return step.alloc(shape, DType::i32); };
   return {.topk_TK = ints({N, K}),
-          .weight_TK = step.take({N, K}, DType::f32),
+          .weight_TK = step.alloc({N, K}, DType::f32),
           .counts_E = ints({E}),
           .offsets_E1 = ints({E + 1}),
           .row_token_R = ints({N * K}),
@@ -52,7 +52,7 @@ void route_batch(Step& step, const RouteFwd& here, const BatchShape& shape, cons
   RouteFwd all = here;
   all.route = take_route(step, N, E, K);
   all.logits_TE = logits_of_batch(step, here.logits_TE, shape, mesh);
-  all.scratch = step.take_bytes(RouteFwd::scratch_bytes(N, E, K, here.rule, s));
+  all.scratch = step.alloc_bytes(RouteFwd::scratch_bytes(N, E, K, here.rule, s));
   if (!reports) all.load_E = all.dropped_1 = Tensor{};
   route_fwd(s, all);
 
@@ -70,7 +70,7 @@ void route_batch(Step& step, const RouteFwd& here, const BatchShape& shape, cons
                  .row_token_R = here.route.row_token_R,
                  .row_pair_R = here.route.row_pair_R,
                  .pair_row_TK = here.route.pair_row_TK,
-                 .scratch = step.take_bytes(IndexRows::scratch_bytes(T, E, s)),
+                 .scratch = step.alloc_bytes(IndexRows::scratch_bytes(T, E, s)),
                  .topk_TK = here.route.topk_TK,
                  .kept_TK = kept_TK});
 }

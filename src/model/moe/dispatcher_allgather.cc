@@ -27,7 +27,7 @@ void AllGatherDispatcher::declare_saved(MemoryPlan& plan, const std::string& pre
 
 // Of all ranks, one after the other.
 Tensor AllGatherDispatcher::gathered(Step& step, Tensor x) const {
-  const Tensor all = step.take({W_ * x.dim(0), x.dim(1)}, x.dtype);
+  const Tensor all = step.alloc({W_ * x.dim(0), x.dim(1)}, x.dtype);
   ranks_.all_gather(step.stream, all, x);
   return all;
 }
@@ -43,7 +43,7 @@ void AllGatherDispatcher::announce(Step& step, const Route& route, Delivery& d) 
                            .row_token_R = d.rows.token_R,
                            .row_pair_R = d.row_pair_R,
                            .pair_row_TK = pair_row_NK,
-                           .scratch = step.take_bytes(IndexRows::scratch_bytes(N, e_, step.stream)),
+                           .scratch = step.alloc_bytes(IndexRows::scratch_bytes(N, e_, step.stream)),
                            .topk_TK = gathered(step, route.topk_TK),
                            .kept_TK = pair_row_NK,
                            .first_expert = first_expert_});
@@ -57,7 +57,7 @@ Dispatched AllGatherDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& d) c
 void AllGatherDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& d) const {
   StackScope scope(step.stack);
   const int64_t N = W_ * y_TD.dim(0);
-  const Tensor partial_ND = step.take({N, y_TD.dim(1)}, y_TD.dtype);
+  const Tensor partial_ND = step.alloc({N, y_TD.dim(1)}, y_TD.dtype);
   moebius::combine(step.stream, {.out_TD = partial_ND,
                                  .y_RD = y_RD,
                                  .pair_row_TK = d.pair_row_NK.rows(0, N),
@@ -68,7 +68,7 @@ void AllGatherDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery
 Dispatched AllGatherDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& d) const {
   const int64_t T = dy_TD.dim(0), R = max_rows(T);
   Dispatched grads = dispatch(step, dy_TD, d);
-  grads.weight_R = step.take({R}, DType::f32);
+  grads.weight_R = step.alloc({R}, DType::f32);
   pairs_to_rows(step.stream, {.to_R = grads.weight_R,
                               .from_TK = d.weight_NK.rows(0, W_ * T),
                               .row_pair_R = d.row_pair_R.rows(0, R),
@@ -80,8 +80,8 @@ void AllGatherDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_
                                        Delivery& d) const {
   StackScope scope(step.stack);
   const int64_t N = W_ * dx_TD.dim(0);
-  const Tensor partial_ND = step.take({N, dx_TD.dim(1)}, dx_TD.dtype);
-  const Tensor dweight_NK = step.take({N, spec_.top_k}, DType::f32), pair_row_NK = d.pair_row_NK.rows(0, N);
+  const Tensor partial_ND = step.alloc({N, dx_TD.dim(1)}, dx_TD.dtype);
+  const Tensor dweight_NK = step.alloc({N, spec_.top_k}, DType::f32), pair_row_NK = d.pair_row_NK.rows(0, N);
   moebius::combine(step.stream, {.out_TD = partial_ND, .y_RD = dx_RD, .pair_row_TK = pair_row_NK});
   rows_to_pairs(step.stream, {.to_TK = dweight_NK, .from_R = dweight_R, .pair_row_TK = pair_row_NK});
   ranks_.reduce_scatter_sum(step.stream, dx_TD, partial_ND);

@@ -93,7 +93,7 @@ void AllToAllDispatcher::send(Step& step, Tensor arrived, Tensor sorted, Deliver
   StackScope scope(step.stack);
   Tensor out = sorted;
   if (etp_ > 1) {
-    out = step.take({etp_ * sorted.dim(0), sorted.dim(1)}, sorted.dtype);
+    out = step.alloc({etp_ * sorted.dim(0), sorted.dim(1)}, sorted.dtype);
     int64_t to = 0, from = 0;
     for (int64_t q = 0; q < W_; ++q) {
       const int64_t n = d.send_rows[q];
@@ -107,7 +107,7 @@ void AllToAllDispatcher::send(Step& step, Tensor arrived, Tensor sorted, Deliver
 
 void AllToAllDispatcher::send_back(Step& step, Tensor sorted, Tensor arrived, Delivery& d) const {
   StackScope scope(step.stack);
-  const Tensor back = etp_ > 1 ? step.take({etp_ * sorted.dim(0), sorted.dim(1)}, sorted.dtype) : sorted;
+  const Tensor back = etp_ > 1 ? step.alloc({etp_ * sorted.dim(0), sorted.dim(1)}, sorted.dtype) : sorted;
   ranks_.all_to_all_v(step.stream, {.out = back, .in = arrived, .recv_rows = d.send_rows, .send_rows = d.recv_rows});
   if (etp_ == 1) return;
   int64_t to = 0, from = 0;
@@ -125,9 +125,9 @@ void AllToAllDispatcher::send_back(Step& step, Tensor sorted, Tensor arrived, De
 
 Dispatched AllToAllDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& d) const {
   const int64_t T = x_TD.dim(0), D = x_TD.dim(1), R = max_rows(T);
-  const Tensor arrived_RD = step.take({R, D}, x_TD.dtype);
+  const Tensor arrived_RD = step.alloc({R, D}, x_TD.dtype);
   StackScope scope(step.stack);
-  const Tensor sorted_ND = step.take({T * spec_.top_k, D}, x_TD.dtype);
+  const Tensor sorted_ND = step.alloc({T * spec_.top_k, D}, x_TD.dtype);
   gather_rows(step.stream,
               {.to_RD = sorted_ND, .from_ND = x_TD, .row_R = d.route.row_token_R, .offsets_E1 = d.route.offsets_E1});
   wait_for_counts(step.stream, T, d);
@@ -146,9 +146,9 @@ void AllToAllDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery&
 // The rows of the experts here go back to where they came from; what comes back is sorted by expert.
 Tensor AllToAllDispatcher::returned(Step& step, Tensor rows_RD, int64_t T, Delivery& d) const {
   const int64_t R = rows_RD.dim(0), D = rows_RD.dim(1);
-  const Tensor sorted_ND = step.take({T * spec_.top_k, D}, rows_RD.dtype);
+  const Tensor sorted_ND = step.alloc({T * spec_.top_k, D}, rows_RD.dtype);
   StackScope scope(step.stack);
-  const Tensor arrived_RD = step.take({R, D}, rows_RD.dtype);
+  const Tensor arrived_RD = step.alloc({R, D}, rows_RD.dtype);
   gather_rows(step.stream,
               {.to_RD = arrived_RD, .from_ND = rows_RD, .row_R = d.row_R.rows(0, R), .offsets_E1 = d.rows.offsets_e1});
   send_back(step, sorted_ND, arrived_RD, d);
@@ -159,9 +159,9 @@ Dispatched AllToAllDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& d
   const int64_t N = dy_TD.dim(0) * spec_.top_k;
   Dispatched grads = dispatch(step, dy_TD, d);
   const int64_t R = grads.rows.token_R.dim(0);
-  grads.weight_R = step.take({R}, DType::f32);
+  grads.weight_R = step.alloc({R}, DType::f32);
   StackScope scope(step.stack);
-  const Tensor weight_N = step.take({N}, DType::f32), arrived_R1 = step.take({R, 1}, DType::f32);
+  const Tensor weight_N = step.alloc({N}, DType::f32), arrived_R1 = step.alloc({R, 1}, DType::f32);
   pairs_to_rows(step.stream, {.to_R = weight_N,
                               .from_TK = d.route.weight_TK,
                               .row_pair_R = d.route.row_pair_R,

@@ -6,7 +6,7 @@ namespace moebius {
 
 Dispatched LocalDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
   const Route& route = delivery.route;
-  const Tensor weight_R = step.take({route.row_pair_R.dim(0)}, DType::f32);
+  const Tensor weight_R = step.alloc({route.row_pair_R.dim(0)}, DType::f32);
   pairs_to_rows(
       step.stream,
       {.to_R = weight_R, .from_TK = route.weight_TK, .row_pair_R = route.row_pair_R, .offsets_E1 = route.offsets_E1});

@@ -84,7 +84,7 @@ class RankOfCase {
 
   // Experts that return their rows: of the etp ranks the first, the others nothing (their sum is the expert's row).
   Tensor identity(const Dispatched& rows) {
-    const Tensor y_RD = step_.take({R_, c_.D}, c_.dtype);
+    const Tensor y_RD = step_.alloc({R_, c_.D}, c_.dtype);
     const int64_t row_bytes = c_.D * size_of(c_.dtype);
     for (int64_t r = 0; r < rows.rows.offsets_e1.ptr<int32_t>()[c_.E / c_.mesh.ep]; ++r) {
       auto* to = static_cast<std::byte*>(y_RD.data) + r * row_bytes;
@@ -96,7 +96,7 @@ class RankOfCase {
     return y_RD;
   }
   Tensor one_per_row(const Dispatched& rows, float value) {
-    const Tensor w_R = step_.take({R_}, DType::f32);
+    const Tensor w_R = step_.alloc({R_}, DType::f32);
     for (int64_t r = 0; r < rows.rows.offsets_e1.ptr<int32_t>()[c_.E / c_.mesh.ep]; ++r)
       w_R.ptr<float>()[r] = mesh_.place().etp == 0 ? value * static_cast<float>(1 + mesh_.place().ep) : 0;
     return w_R;
@@ -112,10 +112,10 @@ class RankOfCase {
     return rows.rows.token_R.empty() ? r : rows.rows.token_R.ptr<int32_t>()[r];
   }
   void make_route() {
-    const auto ints = [&](Shape shape) { return step_.take(shape, DType::i32); };
+    const auto ints = [&](Shape shape) { return step_.alloc(shape, DType::i32); };
     const int64_t T = c_.T, K = c_.K, E = c_.E;
     route_ = {.topk_TK = ints({T, K}),
-              .weight_TK = step_.take({T, K}, DType::f32),
+              .weight_TK = step_.alloc({T, K}, DType::f32),
               .counts_E = ints({E}),
               .offsets_E1 = ints({E + 1}),
               .row_token_R = ints({T * K}),
@@ -133,7 +133,7 @@ class RankOfCase {
                     .row_token_R = route_.row_token_R,
                     .row_pair_R = route_.row_pair_R,
                     .pair_row_TK = route_.pair_row_TK,
-                    .scratch = step_.take_bytes(IndexRows::scratch_bytes(T, E, s_)),
+                    .scratch = step_.alloc_bytes(IndexRows::scratch_bytes(T, E, s_)),
                     .topk_TK = route_.topk_TK,
                     .kept_TK = route_.pair_row_TK});
   }

@@ -111,7 +111,7 @@ const ModelSpec& checked(const ModelSpec& m, const Mesh& mesh) {
 template <class Op, class Run>
 void run_expert_op(Step& step, Op op, Run run) {
   StackScope scope(step.stack);
-  op.scratch = step.take_bytes(Op::scratch_bytes(op, step.stream));
+  op.scratch = step.alloc_bytes(Op::scratch_bytes(op, step.stream));
   run(step.stream, op);
 }
 
@@ -175,7 +175,7 @@ void Moe::experts_forward(Step& step, Tensor y_TD, Saved& saved) const {
   const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
   const Dispatched in = dispatcher_->dispatch(step, saved.x_TD, saved.delivery);
   saved.h_R2F.open(step.stack);
-  const Tensor a_RF = step.take({R, F_}, dtype_), y_RD = step.take({R, D_}, dtype_);
+  const Tensor a_RF = step.alloc({R, F_}, dtype_), y_RD = step.alloc({R, D_}, dtype_);
   expert_up(step, a_RF, in, saved);
   run_expert_op(step,
                 ExpertDown{.y_RD = y_RD,
@@ -205,7 +205,7 @@ void Moe::shared_forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) con
   const int64_t T = x_TD.dim(0);
   StackScope scope(step.stack);
   saved.shared_y_TD.open(step.stack);
-  const Tensor shared_TD = shared_gate_ ? saved.shared_y_TD.rows(0, T) : step.take({T, D_}, dtype_);
+  const Tensor shared_TD = shared_gate_ ? saved.shared_y_TD.rows(0, T) : step.alloc({T, D_}, dtype_);
   shared_->forward(step, shared_TD, x_TD, saved.shared);
   if (!shared_gate_) return add(step.stream, y_TD, shared_TD);
   const Tensor gate_T = saved.gate_T.rows(0, T);
@@ -222,15 +222,15 @@ void Moe::remake(Step& step, Tensor x_TD, Saved& saved) const {
 
 void Moe::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
   const int64_t T = dy_TD.dim(0), R = dispatcher_->max_rows(T);
-  saved.dh_R2F = step.take({R, 2 * F_}, dtype_);
-  saved.sa_RF = step.take({R, F_}, dtype_);
+  saved.dh_R2F = step.alloc({R, 2 * F_}, dtype_);
+  saved.sa_RF = step.alloc({R, F_}, dtype_);
   saved.tokens = dispatcher_->dispatch(step, saved.x_TD, saved.delivery);
   saved.h_R2F.remake(step.stack, [&] {
     StackScope scope(step.stack);
-    expert_up(step, step.take({R, F_}, dtype_), saved.tokens, saved);
+    expert_up(step, step.alloc({R, F_}, dtype_), saved.tokens, saved);
   });
   saved.grads = dispatcher_->combine_bwd(step, dy_TD, saved.delivery);
-  const Tensor dweight_TK = step.take(saved.delivery.route.weight_TK.shape, DType::f32);
+  const Tensor dweight_TK = step.alloc(saved.delivery.route.weight_TK.shape, DType::f32);
   experts_backward_input(step, dx_TD, dweight_TK, saved);
   router_.backward(step, dx_TD, dweight_TK, saved.router);
   if (shared_) shared_backward_input(step, dx_TD, dy_TD, saved);
@@ -239,7 +239,7 @@ void Moe::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) c
 void Moe::experts_backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Saved& saved) const {
   const int64_t R = saved.h_R2F.dim(0);
   StackScope scope(step.stack);
-  const Tensor dweight_R = step.take({R}, DType::f32), dx_RD = step.take({R, D_}, dtype_);
+  const Tensor dweight_R = step.alloc({R}, DType::f32), dx_RD = step.alloc({R, D_}, dtype_);
   run_expert_op(step,
                 DExpertDown{.dh_R2F = saved.dh_R2F,
                             .sa_RF = saved.sa_RF,
@@ -265,12 +265,12 @@ void Moe::experts_backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Sa
 void Moe::shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
   if (!shared_gate_) return shared_->backward_input(step, dx_TD, dy_TD, saved.shared, /*accumulate_dx=*/true);
   const int64_t T = dy_TD.dim(0);
-  const Tensor dshared_TD = step.take({T, D_}, dtype_), dgate_T = step.take({T}, DType::f32);
+  const Tensor dshared_TD = step.alloc({T, D_}, dtype_), dgate_T = step.alloc({T}, DType::f32);
   gated_add_bwd(
       step.stream,
       {.dx_TD = dshared_TD, .dgate_T = dgate_T, .dy_TD = dy_TD, .x_TD = saved.shared_y_TD, .gate_T = saved.gate_T});
   shared_->backward_input(step, dx_TD, dshared_TD, saved.shared, /*accumulate_dx=*/true);
-  saved.dgate_T = step.take({T, 1}, dtype_);
+  saved.dgate_T = step.alloc({T, 1}, dtype_);
   copy(step.stream, saved.dgate_T, dgate_T.view({T, 1}));
   shared_gate_->backward_input(step, dx_TD, saved.dgate_T, /*accumulate=*/true);
 }

@@ -114,7 +114,7 @@ RouteRule Router::rule(bool training, int64_t T) const {
 // The jittered input, on the step stack; x itself without jitter. A draw belongs to a token of the global batch.
 Tensor Router::router_input(Step& step, Tensor x_TD) const {
   if (!step.batch.training || balance_.jitter == 0) return x_TD;
-  const Tensor y_TD = step.take(x_TD.shape, dtype_);
+  const Tensor y_TD = step.alloc(x_TD.shape, dtype_);
   for (const TokenRun& run : runs_) {
     jitter(step.stream, {.y_TD = y_TD.rows(run.row, run.row + run.count),
                          .x_TD = x_TD.rows(run.row, run.row + run.count),
@@ -135,7 +135,7 @@ Tensor Router::segments(Step& step) const {
 
 // Evaluation must not count towards what a training step reports or learns from.
 RouterMetrics Router::unused_metrics(Step& step) const {
-  RouterMetrics unused{.load_E = step.take({E_}, DType::i64), .dropped_1 = step.take({1}, DType::i64)};
+  RouterMetrics unused{.load_E = step.alloc({E_}, DType::i64), .dropped_1 = step.alloc({1}, DType::i64)};
   fill_zero(step.stream, unused.load_E);
   fill_zero(step.stream, unused.dropped_1);
   return unused;
@@ -148,7 +148,7 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   StackScope scope(step.stack);
   const Tensor logits_TE = saved.logits_TE.rows(0, T);
   RouterLogitsFwd gate{.logits_TE = logits_TE, .x_TD = router_input(step, x_TD), .w_ED = gate_.w};
-  gate.scratch = step.take_bytes(RouterLogitsFwd::scratch_bytes(gate, step.stream));
+  gate.scratch = step.alloc_bytes(RouterLogitsFwd::scratch_bytes(gate, step.stream));
   router_logits_fwd(step.stream, gate);
   if (logit_bias_) logit_bias_->forward(step, logits_TE);
   const RouteRule how = rule(step.batch.training, T);
@@ -162,7 +162,7 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   if (ranks_of_batch() > 1 && looks_at_batch(how)) {
     route_batch(step, choose, shape_, mesh_);
   } else {
-    choose.scratch = step.take_bytes(RouteFwd::scratch_bytes(T, E_, K_, how, step.stream));
+    choose.scratch = step.alloc_bytes(RouteFwd::scratch_bytes(T, E_, K_, how, step.stream));
     route_fwd(step.stream, choose);
   }
   if (step.batch.training) balance(step, saved);
@@ -179,12 +179,12 @@ void Router::balance(Step& step, Saved& saved) const {
   const double total = step.batch.total_tokens;
   Group& tokens_of_batch = mesh_.group(Axis::tp_cp);
 
-  const Tensor prob_1E = step.take({1, E_}, DType::f32), count_1E = step.take({1, E_}, DType::f32);
+  const Tensor prob_1E = step.alloc({1, E_}, DType::f32), count_1E = step.alloc({1, E_}, DType::f32);
   balance_stats(s, {.prob_SE = prob_1E,
                     .count_SE = count_1E,
                     .z_1 = metrics_.z_1,
                     .entropy_1 = metrics_.entropy_1,
-                    .scratch = step.take_bytes(BalanceStats::scratch_bytes(T, E_, 1, s)),
+                    .scratch = step.alloc_bytes(BalanceStats::scratch_bytes(T, E_, 1, s)),
                     .logits_TE = saved.logits_TE,
                     .score = score,
                     .top_k = K_});
@@ -192,7 +192,7 @@ void Router::balance(Step& step, Saved& saved) const {
   tokens_of_batch.all_reduce_sum(s, prob_1E);
   tokens_of_batch.all_reduce_sum(s, count_1E);
 
-  const Tensor dsbar_1E = step.take({1, E_}, DType::f32);
+  const Tensor dsbar_1E = step.alloc({1, E_}, DType::f32);
   fill_zero(s, dsbar_1E);
   fill_zero(s, saved.dsbar_SE);
   if (balance_.aux) {
@@ -215,14 +215,14 @@ void Router::balance(Step& step, Saved& saved) const {
     add(s, step_load_1E_, count_1E);
   }
   if (balance_.seq_aux) {
-    const Tensor prob_SE = step.take({S, E_}, DType::f32), count_SE = step.take({S, E_}, DType::f32);
+    const Tensor prob_SE = step.alloc({S, E_}, DType::f32), count_SE = step.alloc({S, E_}, DType::f32);
     // These sums are not reported; the micro-batch's were.
-    const Tensor z_1 = step.take({1}, DType::f64), entropy_1 = step.take({1}, DType::f64);
+    const Tensor z_1 = step.alloc({1}, DType::f64), entropy_1 = step.alloc({1}, DType::f64);
     balance_stats(s, {.prob_SE = prob_SE,
                       .count_SE = count_SE,
                       .z_1 = z_1,
                       .entropy_1 = entropy_1,
-                      .scratch = step.take_bytes(BalanceStats::scratch_bytes(T, E_, S, s)),
+                      .scratch = step.alloc_bytes(BalanceStats::scratch_bytes(T, E_, S, s)),
                       .logits_TE = saved.logits_TE,
                       .segment_T = segments(step),
                       .score = score,
@@ -245,7 +245,7 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
   const bool training = step.batch.training;
   const bool jittered = training && balance_.jitter != 0;
   StackScope scope(step.stack);
-  const Tensor dlogits_TE = step.take({T, E_}, DType::f32);
+  const Tensor dlogits_TE = step.alloc({T, E_}, DType::f32);
   route_bwd(step.stream, {.dlogits_TE = dlogits_TE,
                           .dweight_TK = dweight_TK,
                           .dsbar_SE = training ? saved.dsbar_SE : Tensor{},
@@ -258,7 +258,7 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
   const Tensor x_TD = router_input(step, saved.x_TD);
   Tensor dinput_TD = dx_TD;
   if (jittered) {
-    dinput_TD = step.take(dx_TD.shape, dtype_);
+    dinput_TD = step.alloc(dx_TD.shape, dtype_);
     fill_zero(step.stream, dinput_TD);
   }
   RouterLogitsBwd gate{.dx_TD = dinput_TD,
@@ -266,8 +266,8 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
                        .dlogits_TE = dlogits_TE,
                        .x_TD = x_TD,
                        .w_ED = gate_.w};
-  gate.partial_PED = step.take({RouterLogitsBwd::num_partials(gate, step.stream), E_, D_}, DType::f32);
-  gate.scratch = step.take_bytes(RouterLogitsBwd::scratch_bytes(gate, step.stream));
+  gate.partial_PED = step.alloc({RouterLogitsBwd::num_partials(gate, step.stream), E_, D_}, DType::f32);
+  gate.scratch = step.alloc_bytes(RouterLogitsBwd::scratch_bytes(gate, step.stream));
   router_logits_bwd(step.stream, gate);
   if (jittered) add(step.stream, dx_TD, router_input(step, dinput_TD));  // the same factors: d(x u)/dx = u
 }

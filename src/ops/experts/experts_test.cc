@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "device/block_limit.h"
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 #include "ops/cpu/testing.h"
 #include "ops/experts/experts_ref.h"
 
@@ -263,7 +263,7 @@ TEST(Experts, WhatRunsOnSlowerKernelsIsNoted) {
   ThreadPool pool(1);
   Accelerator gpu;  // of its own: nothing was noted on it
   Stream s(gpu, pool);
-  const auto& slow = gpu.state<SlowPaths>().why;
+  const auto& slow = gpu.state<FallbackKernels>().why;
   Problem fast({"fast", 9, 32, 16, {5, 4}, 0, true, DType::bf16});
   run_all(s, fast);
   EXPECT_THAT(slow, ::testing::IsEmpty());

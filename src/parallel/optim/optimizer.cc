@@ -40,7 +40,7 @@ void Optimizer::measure_norm(Stream& s, StepStack& stack) const {
     if (!each.param->spec.tied_copy) gradients.push_back(owned_elements(*each.param, each.param->dw));
   StackScope scope(stack);
   sum_squares(s, {.sum_1 = sum_squares_1_,
-                  .partial_P = stack.take({SumSquares::num_partials(gradients)}, DType::f64),
+                  .partial_P = stack.alloc({SumSquares::num_partials(gradients)}, DType::f64),
                   .x = gradients});
   mesh_.group(Axis::world).all_reduce_sum(s, sum_squares_1_);
   clip_scale(s, {.norm_1 = norm_1_,
@@ -49,7 +49,7 @@ void Optimizer::measure_norm(Stream& s, StepStack& stack) const {
                  .clip = static_cast<float>(spec_.clip)});
 }
 
-void Optimizer::update(Stream& s, const OptimizerMove& move) const {
+void Optimizer::update(Stream& s, const OptimizerStepArgs& move) const {
   std::vector<AdamWTensors> tensors;
   for (const Moments& each : moments_) {
     const Param& p = *each.param;
@@ -70,7 +70,7 @@ void Optimizer::update(Stream& s, const OptimizerMove& move) const {
             .step = move.train_step});
 }
 
-void Optimizer::step(Stream& s, StepStack& stack, const OptimizerMove& move) {
+void Optimizer::step(Stream& s, StepStack& stack, const OptimizerStepArgs& move) {
   exchange_.reduce(s);
   measure_norm(s, stack);
   update(s, move);

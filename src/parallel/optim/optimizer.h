@@ -13,7 +13,7 @@
 namespace moebius {
 
 // What changes from step to step.
-struct OptimizerMove {
+struct OptimizerStepArgs {
   int64_t train_step = 1;  // 1-based
   double lr = 0;
   Tensor schedule_2;  // f64 [lr, train_step] in the device's memory, may be empty: read in their place
@@ -34,7 +34,7 @@ class Optimizer {
 
   // After the last micro-batch: sums gradients over ranks, clips, updates masters and weights. All ranks together.
   // A gradient norm that is not finite changes nothing: the caller looks at grad_norm().
-  void step(Stream& s, StepStack& stack, const OptimizerMove& move);
+  void step(Stream& s, StepStack& stack, const OptimizerStepArgs& move);
   // Every rank's weights become what their owners have: after masters were loaded and ParamTable::sync().
   void gather(Stream& s) {
     exchange_.weights_changed(s);
@@ -53,7 +53,7 @@ class Optimizer {
 
  private:
   void measure_norm(Stream& s, StepStack& stack) const;
-  void update(Stream& s, const OptimizerMove& move) const;
+  void update(Stream& s, const OptimizerStepArgs& move) const;
 
   OptimizerSpec spec_;
   const Mesh& mesh_;

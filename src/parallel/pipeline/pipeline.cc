@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
-#include "parallel/pipeline/replay.h"
+#include "parallel/pipeline/simulate.h"
 
 namespace moebius {
 namespace {
 
-PlacedList proven(const Schedule& schedule, int64_t pp_rank) {
-  replay(schedule, equal_times(schedule.shape));
+RankProgram proven(const Schedule& schedule, int64_t pp_rank) {
+  simulate(schedule, equal_times(schedule.shape));
   return place_actions(schedule, pp_rank);
 }
 
@@ -23,9 +23,9 @@ PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int
                               .num_mtp = model.num_mtp_layers});
   check_mtp_stage(rank.layout);
   PipelineShape shape{.num_ranks = num_ranks, .num_virtual = spec.num_virtual, .num_micro_batches = 1};
-  rank.alone = proven(schedule_in_turn(shape), pp_rank);
+  rank.one_micro_batch = proven(sequential_schedule(shape), pp_rank);
   shape.backward = false;
-  rank.forward = proven(schedule_in_turn(shape), pp_rank);
+  rank.forward = proven(sequential_schedule(shape), pp_rank);
   shape.backward = true;
   shape.num_micro_batches = spec.num_micro_batches;
   const Schedule step = schedule_1f1b(shape);
@@ -42,10 +42,10 @@ std::vector<HeldStage> PipelineRank::stages() const {
 
 Pipeline::Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, MemoryPlan& plan)
     : rank_(rank), model_(model), mesh_(mesh) {
-  buffers_TD_.resize(std::max({rank.step.num_buffers, rank.alone.num_buffers, rank.forward.num_buffers}));
+  buffers_TD_.resize(std::max({rank.step.num_buffers, rank.one_micro_batch.num_buffers, rank.forward.num_buffers}));
   int64_t rows = 0;  // of the widest stage here
   for (int64_t v = 0; v < rank.layout.num_virtual(); ++v)
-    rows = std::max(rows, buffer_rows(v * rank.layout.num_ranks + rank.pp_rank, /*ahead=*/true));
+    rows = std::max(rows, buffer_rows(v * rank.layout.num_ranks + rank.pp_rank, /*mtp=*/true));
   for (size_t i = 0; i < buffers_TD_.size(); ++i) {
     plan.declare(buffers_TD_[i], fmt::format("pipeline.buffer{}", i), {rows, model.spec().hidden_size}, model.dtype(),
                  Life::saved);
@@ -54,8 +54,8 @@ Pipeline::Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, Mem
 
 void Pipeline::run_step(Stream& s, StepStack& stack, const BatchOf& batch) const { run(s, stack, rank_.step, batch); }
 
-void Pipeline::run_alone(Stream& s, StepStack& stack, const MicroBatch& batch) const {
-  run(s, stack, rank_.alone, [&](int64_t) -> const MicroBatch& { return batch; });
+void Pipeline::run_one_micro_batch(Stream& s, StepStack& stack, const MicroBatch& batch) const {
+  run(s, stack, rank_.one_micro_batch, [&](int64_t) -> const MicroBatch& { return batch; });
 }
 
 void Pipeline::run_forward(Stream& s, StepStack& stack, const MicroBatch& batch) const {
@@ -81,27 +81,27 @@ void Pipeline::run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, 
       });
 }
 
-int64_t Pipeline::message_rows(int64_t from_stage, bool ahead) const {
-  const bool all = ahead && rank_.layout.mtp_is_apart() && from_stage == std::ssize(rank_.layout.stages) - 2;
-  return model_.stream_rows() * (all ? 1 + model_.num_ahead() : 1);
+int64_t Pipeline::message_rows(int64_t from_stage, bool mtp) const {
+  const bool all = mtp && rank_.layout.mtp_is_apart() && from_stage == std::ssize(rank_.layout.stages) - 2;
+  return model_.stream_rows() * (all ? 1 + model_.num_mtp_depths() : 1);
 }
 
-int64_t Pipeline::buffer_rows(int64_t stage, bool ahead) const {
-  return std::max(message_rows(stage - 1, ahead), message_rows(stage, ahead));
+int64_t Pipeline::buffer_rows(int64_t stage, bool mtp) const {
+  return std::max(message_rows(stage - 1, mtp), message_rows(stage, mtp));
 }
 
-void Pipeline::run(Stream& s, StepStack& stack, const PlacedList& list, const BatchOf& batch) const {
-  const bool ahead = list.shape.backward;
+void Pipeline::run(Stream& s, StepStack& stack, const RankProgram& list, const BatchOf& batch) const {
+  const bool mtp = list.shape.backward;
   run(
-      s, list, [&](int64_t from_stage) { return message_rows(from_stage, ahead); },
-      [&](int64_t stage) { return buffer_rows(stage, ahead); },
+      s, list, [&](int64_t from_stage) { return message_rows(from_stage, mtp); },
+      [&](int64_t stage) { return buffer_rows(stage, mtp); },
       [&](const PlacedAction& placed, const Tensor& stream_tD) {
         Step step{s, stack, batch(placed.action.micro_batch)};
         compute(step, list.shape, placed, stream_tD);
       });
 }
 
-void Pipeline::run(Stream& s, const PlacedList& list, const RowsOf& of_message, const RowsOf& of_stage,
+void Pipeline::run(Stream& s, const RankProgram& list, const RowsOf& of_message, const RowsOf& of_stage,
                    const Compute& compute) const {
   std::vector<Pending> pending(buffers_TD_.size());  // a buffer has one message on its way at a time
   for (const PlacedAction& placed : list.actions) {

@@ -27,9 +27,9 @@ struct PipelineSpec {
 // What one rank of the pipeline does and holds.
 struct PipelineRank {
   StageLayout layout;
-  PlacedList step;                        // the passes of a training step: 1F1B, interleaved with virtual stages
-  PlacedList alone;                       // one micro-batch there and back, with nothing beside it: for diagnosis
-  PlacedList forward;                     // one micro-batch, forward alone: for evaluation
+  RankProgram step;                       // the passes of a training step: 1F1B, interleaved with virtual stages
+  RankProgram one_micro_batch;            // one micro-batch there and back, with nothing beside it: for diagnosis
+  RankProgram forward;                    // one micro-batch, forward alone: for evaluation
   std::vector<HeldStage> stages() const;  // of the model on this rank
   int64_t pp_rank = 0;
 };
@@ -48,7 +48,7 @@ class Pipeline {
   // The passes of a whole step: gradients and the sums of the step are added to. The loss is on the rank that has it.
   // Of each list: Error with the action that failed in front, the kind kept.
   void run_step(Stream& s, StepStack& stack, const BatchOf& batch) const;
-  void run_alone(Stream& s, StepStack& stack, const MicroBatch& batch) const;
+  void run_one_micro_batch(Stream& s, StepStack& stack, const MicroBatch& batch) const;
   void run_forward(Stream& s, StepStack& stack, const MicroBatch& batch) const;
   // Generation: Model::forward_cached of T tokens, stage after stage.
   void run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, std::span<const KvCache> caches, int64_t first,
@@ -62,15 +62,15 @@ class Pipeline {
 
  private:
   using Compute = std::function<void(const PlacedAction& placed, const Tensor& stream_tD)>;
-  void run(Stream& s, StepStack& stack, const PlacedList& list, const BatchOf& batch) const;
+  void run(Stream& s, StepStack& stack, const RankProgram& list, const BatchOf& batch) const;
   using RowsOf = std::function<int64_t(int64_t stage)>;
-  void run(Stream& s, const PlacedList& list, const RowsOf& of_message, const RowsOf& of_stage,
+  void run(Stream& s, const RankProgram& list, const RowsOf& of_message, const RowsOf& of_stage,
            const Compute& compute) const;
   void compute(Step& step, const PipelineShape& shape, const PlacedAction& placed, const Tensor& stream_tD) const;
-  // Rows of the message behind a stage, and of the buffer that a pass of a stage works in. ahead: with the hidden
+  // Rows of the message behind a stage, and of the buffer that a pass of a stage works in. mtp: with the hidden
   // states of multi-token prediction that stands apart from the loss.
-  int64_t message_rows(int64_t from_stage, bool ahead) const;
-  int64_t buffer_rows(int64_t stage, bool ahead) const;
+  int64_t message_rows(int64_t from_stage, bool mtp) const;
+  int64_t buffer_rows(int64_t stage, bool mtp) const;
   Group& group(Pass pass) const { return mesh_.group(pass == Pass::forward ? Axis::pp : Axis::pp_back); }
 
   PipelineRank rank_;

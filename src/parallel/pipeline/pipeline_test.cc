@@ -13,7 +13,7 @@
 
 #include "comm/transport/threads.h"
 #include "core/rng.h"
-#include "parallel/pipeline/replay.h"
+#include "parallel/pipeline/simulate.h"
 #include "parallel/sharding/tied_embedding.h"
 
 namespace moebius {
@@ -107,7 +107,7 @@ class TestRank {
     if (cut) pipeline_.emplace(*rank_, *model_, mesh_, plan_);
     Stream null(DeviceKind::null, pool_, nullptr, DeviceKind::cpu);
     StepStack counts(DeviceKind::null, nullptr, 0);
-    if (cut) pipeline_->run_alone(null, counts, batches_[0]);
+    if (cut) pipeline_->run_one_micro_batch(null, counts, batches_[0]);
     if (!cut) run_whole(null, counts, batches_[0]);
     tied_.emplace(*model_, mesh_, rank_ ? &rank_->layout : nullptr);
     tied_->sum_gradients(null, counts);
@@ -230,7 +230,7 @@ TEST(Pipeline, OneMicroBatchAlone) {
   expect_equal(run_on_ranks(c,
                             [](TestRank& rank) {
                               for (int64_t m = 0; m < 2; ++m)
-                                rank.pipeline().run_alone(rank.stream(), rank.stack(), rank.batch(m));
+                                rank.pipeline().run_one_micro_batch(rank.stream(), rank.stack(), rank.batch(m));
                             }),
                expected);
   const Results forward = run_on_ranks(c, [](TestRank& rank) {
@@ -282,8 +282,8 @@ TEST(Pipeline, TiedEmbeddingsAreOneTensor) {
 TEST(Pipeline, HoldsAsManySetsAsReplaySays) {
   const ModelSpec model = tiny_model(4);
   const PipelineSpec spec{.num_virtual = 2, .num_micro_batches = 8};
-  const Replay r = replay(schedule_1f1b({.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 8}),
-                          equal_times({.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 8}));
+  const SimulatedSchedule r = simulate(schedule_1f1b({.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 8}),
+                                       equal_times({.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 8}));
   for (int64_t p = 0; p < 2; ++p) {
     const PipelineRank rank = pipeline_rank(spec, model, 2, p);
     ASSERT_EQ(rank.stages().size(), 2u);

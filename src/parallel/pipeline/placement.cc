@@ -72,8 +72,8 @@ class Placing {
 
 }  // namespace
 
-PlacedList place_actions(const Schedule& schedule, int64_t pp_rank) {
-  PlacedList list{.shape = schedule.shape};
+RankProgram place_actions(const Schedule& schedule, int64_t pp_rank) {
+  RankProgram list{.shape = schedule.shape};
   Placing placing(schedule.shape);
   for (const Action& action : schedule.actions[static_cast<size_t>(pp_rank)])
     list.actions.push_back(placing.add(action));

@@ -15,15 +15,15 @@ struct PlacedAction {
   int64_t saved_set = 0;  // of a run: of its virtual stage
 };
 
-struct PlacedList {
+struct RankProgram {
   PipelineShape shape;
   std::vector<PlacedAction> actions;
   int64_t num_buffers = 0;
-  // [virtual stage]: RankReplay::peak_of_stage of every list whose backwards come in the order of its forwards.
+  // [virtual stage]: RankSimulation::peak_of_stage of every list whose backwards come in the order of its forwards.
   std::vector<int64_t> num_saved_sets;
 };
 
 // REQUIRES: check_actions(schedule) passes.
-PlacedList place_actions(const Schedule& schedule, int64_t pp_rank);
+RankProgram place_actions(const Schedule& schedule, int64_t pp_rank);
 
 }  // namespace moebius

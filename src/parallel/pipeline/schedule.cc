@@ -149,7 +149,7 @@ Schedule schedule_1f1b(const PipelineShape& shape) {
   return schedule;
 }
 
-Schedule schedule_in_turn(const PipelineShape& shape) {
+Schedule sequential_schedule(const PipelineShape& shape) {
   shape.check();
   Schedule schedule{shape, {}};
   for (int64_t pp_rank = 0; pp_rank < shape.num_ranks; ++pp_rank)

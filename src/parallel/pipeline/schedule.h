@@ -1,5 +1,5 @@
 // Pipeline schedules as data: for each rank of the pp axis the list of what it does in a step, in order. An executor
-// walks its rank's list and decides nothing; `replay` (parallel/pipeline/replay.h) walks all lists at once and proves them.
+// walks its rank's list and decides nothing; `simulate` (parallel/pipeline/simulate.h) walks all lists at once and proves them.
 //
 // Stage s of P * V is virtual stage s / P of rank s % P. Between two stages travels one message per micro-batch and
 // pass: the hidden state forwards, its gradient backwards. Messages of one pass from one rank to another are a
@@ -79,7 +79,7 @@ Schedule schedule_1f1b(const PipelineShape& shape);
 
 // Each micro-batch through all stages, and back before the next one starts: what evaluation runs, forwards alone, and
 // what all others must equal. Any shape.
-Schedule schedule_in_turn(const PipelineShape& shape);
+Schedule sequential_schedule(const PipelineShape& shape);
 
 // The same passes, but every send is waited for where it starts, before anything else is computed.
 Schedule without_overlap(const Schedule& schedule);

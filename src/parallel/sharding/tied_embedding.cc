@@ -8,9 +8,9 @@ TiedEmbedding::TiedEmbedding(const Model& model, const Mesh& mesh, const StageLa
     : mesh_(mesh), copy_(model.tied_elsewhere()), holders_{0} {
   if (!layout) return;
   const int last = static_cast<int>(mesh.shape().pp) - 1;
-  const bool apart = layout->mtp_is_apart(), ahead = model.num_ahead() > 0;
-  if (apart && ahead) holders_.push_back(last - 1);
-  if (model.spec().tie_word_embeddings || (ahead && !apart)) holders_.push_back(last);
+  const bool apart = layout->mtp_is_apart(), mtp = model.num_mtp_depths() > 0;
+  if (apart && mtp) holders_.push_back(last - 1);
+  if (model.spec().tie_word_embeddings || (mtp && !apart)) holders_.push_back(last);
 }
 
 // All add the same numbers in the order of the ranks: the same bits, since a sum of two does not depend on theirs.
@@ -22,7 +22,7 @@ void TiedEmbedding::sum_gradients(Stream& s, StepStack& stack) const {
   std::vector<Pending> receives;
   for (const int rank : holders_) {
     const bool mine = rank == pp.rank();
-    parts_VD.push_back(mine ? copy_->dw : stack.take(copy_->dw.shape, DType::f32));
+    parts_VD.push_back(mine ? copy_->dw : stack.alloc(copy_->dw.shape, DType::f32));
     if (!mine) receives.push_back(pp.recv(s, parts_VD.back(), rank));
   }
   std::vector<Pending> sends;

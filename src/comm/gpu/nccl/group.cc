@@ -68,7 +68,7 @@ class NcclGroup final : public Group {
   template <class Body>
   void timed(Body&& body) {
     world_.keep_pace();
-    NcclStretch stretch = world_.begin_stretch(counters_);
+    TimedInterval stretch = world_.begin_stretch(counters_);
     body();
     world_.end_stretch(std::move(stretch));
   }
@@ -109,7 +109,7 @@ void NcclGroup::make_pairs() {
 
 void NcclGroup::begin(const char* op, const Stream& s, std::initializer_list<Tensor> tensors) {
   check_on_device(*this, op, s, tensors);
-  CollectiveRing& ring = world_.transport().ring();
+  CollectiveFlightRecorder& ring = world_.transport().ring();
   const Tensor& last = *(tensors.end() - 1);
   ring.end(ring.begin({.op = op, .group = name(), .number = num_calls_++, .dtype = last.dtype, .numel = last.numel()}));
 }
@@ -286,7 +286,7 @@ std::unique_ptr<Group> NcclLinks::make_group(std::unique_ptr<Group> over, const 
 
 NcclTraffic NcclLinks::record(const std::function<void()>& body) { return impl_->world.record(body); }
 void NcclLinks::replayed(const NcclTraffic& traffic) {
-  impl_->world.replayed(std::static_pointer_cast<NcclRecorded>(traffic));
+  impl_->world.replayed(std::static_pointer_cast<NcclCapture>(traffic));
 }
 void NcclLinks::abandon() { impl_->world.abandon(); }
 

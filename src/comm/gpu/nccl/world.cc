@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "comm/liveness/bounded_call.h"
-#include "device/wait_guard.h"
+#include "device/gpu_wait_watchdog.h"
 
 namespace moebius {
 namespace {
@@ -20,7 +20,7 @@ bool has_happened(cudaEvent_t event) {
   return true;
 }
 
-void add_length(const NcclStretch& stretch, int64_t times) {
+void add_length(const TimedInterval& stretch, int64_t times) {
   float ms = 0;
   MOEBIUS_CUDA(cudaEventElapsedTime(&ms, stretch.begin, stretch.end));
   stretch.counters->seconds += 1e-3 * ms * static_cast<double>(times);
@@ -56,8 +56,8 @@ std::vector<int> others_of(const Group& over, const std::vector<int>& members) {
 
 }  // namespace
 
-NcclRecorded::~NcclRecorded() {
-  for (const NcclStretch& stretch : stretches) {
+NcclCapture::~NcclCapture() {
+  for (const TimedInterval& stretch : stretches) {
     cudaEventDestroy(stretch.begin);
     cudaEventDestroy(stretch.end);
   }
@@ -66,18 +66,18 @@ NcclRecorded::~NcclRecorded() {
 NcclWorld::NcclWorld(Transport& world, Accelerator& gpu)
     : transport_(world), gpu_(gpu), arrived_(DeviceKind::cuda, kArrivedBytes) {
   for (cudaEvent_t& pace : paces_) MOEBIUS_CUDA(cudaEventCreateWithFlags(&pace, cudaEventDisableTiming));
-  gpu_.state<WaitGuard>().look = [this](double waited_s) { look(waited_s); };
+  gpu_.state<GpuWaitWatchdog>().look = [this](double waited_s) { look(waited_s); };
 }
 
 NcclWorld::~NcclWorld() {
-  gpu_.state<WaitGuard>().look = nullptr;
+  gpu_.state<GpuWaitWatchdog>().look = nullptr;
   if (std::uncaught_exceptions() > 0) abandon();
   if (!abandoned_) destroy_comms();
   if (!is_through()) return;
   for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
   for (cudaEvent_t event : free_events_) cudaEventDestroy(event);
   for (cudaEvent_t event : free_timing_events_) cudaEventDestroy(event);
-  for (const NcclStretch& stretch : stretches_) {
+  for (const TimedInterval& stretch : stretches_) {
     cudaEventDestroy(stretch.begin);
     cudaEventDestroy(stretch.end);
   }
@@ -208,7 +208,7 @@ cudaEvent_t NcclWorld::take_event() {
 
 cudaEvent_t NcclWorld::take_timing_event() {
   cudaEvent_t event = nullptr;
-  if (free_timing_events_.empty() || is_recording()) {
+  if (free_timing_events_.empty() || is_capturing()) {
     MOEBIUS_CUDA(cudaEventCreate(&event));
   } else {
     event = free_timing_events_.back();
@@ -216,33 +216,33 @@ cudaEvent_t NcclWorld::take_timing_event() {
   }
   // In a recording it is a node of its own, that each replay records anew.
   MOEBIUS_CUDA(
-      cudaEventRecordWithFlags(event, stream(), is_recording() ? cudaEventRecordExternal : cudaEventRecordDefault));
+      cudaEventRecordWithFlags(event, stream(), is_capturing() ? cudaEventRecordExternal : cudaEventRecordDefault));
   return event;
 }
 
 // --- counters -------------------------------------------------------------------------------------------------------
 
 void NcclWorld::count(const std::shared_ptr<NcclCounters>& counters, int64_t sent_bytes) {
-  if (is_recording())
+  if (is_capturing())
     recorded_->sent.emplace_back(counters, sent_bytes);
   else
     counters->sent_bytes += sent_bytes;
 }
 
-NcclStretch NcclWorld::begin_stretch(std::shared_ptr<NcclCounters> counters) {
+TimedInterval NcclWorld::begin_stretch(std::shared_ptr<NcclCounters> counters) {
   constexpr size_t kMostUnread = 4096;  // where nobody asks for the times
   if (stretches_.size() > kMostUnread) settle();
   return {.counters = std::move(counters), .begin = take_timing_event()};
 }
 
-void NcclWorld::end_stretch(NcclStretch stretch) {
+void NcclWorld::end_stretch(TimedInterval stretch) {
   stretch.end = take_timing_event();
-  (is_recording() ? recorded_->stretches : stretches_).push_back(std::move(stretch));
+  (is_capturing() ? recorded_->stretches : stretches_).push_back(std::move(stretch));
 }
 
 void NcclWorld::settle() {
-  if (is_recording()) return;
-  const auto is_over = [&](const NcclStretch& stretch) {
+  if (is_capturing()) return;
+  const auto is_over = [&](const TimedInterval& stretch) {
     if (!has_happened(stretch.end)) return false;
     add_length(stretch, 1);
     free_timing_events_.insert(free_timing_events_.end(), {stretch.begin, stretch.end});
@@ -251,28 +251,28 @@ void NcclWorld::settle() {
   std::erase_if(stretches_, is_over);
   std::erase_if(recordings_, [](const auto& recorded) { return recorded.expired(); });
   for (const auto& weak : recordings_) {
-    const std::shared_ptr<NcclRecorded> recorded = weak.lock();
-    const auto is_known = [](const NcclStretch& stretch) { return has_happened(stretch.end); };
+    const std::shared_ptr<NcclCapture> recorded = weak.lock();
+    const auto is_known = [](const TimedInterval& stretch) { return has_happened(stretch.end); };
     if (recorded->num_unread == 0 || !std::ranges::all_of(recorded->stretches, is_known)) continue;
-    for (const NcclStretch& stretch : recorded->stretches) add_length(stretch, recorded->num_unread);
+    for (const TimedInterval& stretch : recorded->stretches) add_length(stretch, recorded->num_unread);
     recorded->num_unread = 0;
   }
 }
 
-std::shared_ptr<NcclRecorded> NcclWorld::record(const std::function<void()>& body) {
+std::shared_ptr<NcclCapture> NcclWorld::record(const std::function<void()>& body) {
   struct End {  // of the recording, be it by an exception
-    std::shared_ptr<NcclRecorded>& recorded;
+    std::shared_ptr<NcclCapture>& recorded;
     ~End() { recorded.reset(); }
   };
-  recorded_ = std::make_shared<NcclRecorded>();
+  recorded_ = std::make_shared<NcclCapture>();
   const End end{recorded_};
-  const std::shared_ptr<NcclRecorded> recorded = recorded_;
+  const std::shared_ptr<NcclCapture> recorded = recorded_;
   body();
   recordings_.push_back(recorded);
   return recorded;
 }
 
-void NcclWorld::replayed(const std::shared_ptr<NcclRecorded>& recorded) {
+void NcclWorld::replayed(const std::shared_ptr<NcclCapture>& recorded) {
   for (const auto& [counters, bytes] : recorded->sent) counters->sent_bytes += bytes;
   ++recorded->num_unread;
 }
@@ -280,7 +280,7 @@ void NcclWorld::replayed(const std::shared_ptr<NcclRecorded>& recorded) {
 // --- failure --------------------------------------------------------------------------------------------------------
 
 void NcclWorld::keep_pace() {
-  if (is_recording() || ++num_operations_ % kOperationsOfPace != 0) return;
+  if (is_capturing() || ++num_operations_ % kOperationsOfPace != 0) return;
   const int64_t round = num_operations_ / kOperationsOfPace;
   cudaEvent_t& pace = paces_[round % kPaces];
   if (round > kPaces) wait_for(pace);

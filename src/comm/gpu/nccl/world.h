@@ -33,17 +33,17 @@ struct NcclCounters {
 };
 
 // A stretch of the engine's stream that is communication, or a wait for it: it ends when `end` has happened.
-struct NcclStretch {
+struct TimedInterval {
   std::shared_ptr<NcclCounters> counters;
   cudaEvent_t begin = nullptr, end = nullptr;
 };
 
 // Of a recording: what each replay adds.
-struct NcclRecorded {
+struct NcclCapture {
   std::vector<std::pair<std::shared_ptr<NcclCounters>, int64_t>> sent;
-  std::vector<NcclStretch> stretches;  // of the last replay, once that has ended
-  int64_t num_unread = 0;              // replays whose stretches were not added yet
-  ~NcclRecorded();
+  std::vector<TimedInterval> stretches;  // of the last replay, once that has ended
+  int64_t num_unread = 0;                // replays whose stretches were not added yet
+  ~NcclCapture();
 };
 
 class NcclWorld {
@@ -67,8 +67,8 @@ class NcclWorld {
 
   void count(const std::shared_ptr<NcclCounters>& counters, int64_t sent_bytes);
   // Times what the engine's stream does between the two.
-  NcclStretch begin_stretch(std::shared_ptr<NcclCounters> counters);
-  void end_stretch(NcclStretch stretch);
+  TimedInterval begin_stretch(std::shared_ptr<NcclCounters> counters);
+  void end_stretch(TimedInterval stretch);
   void settle();  // adds the times that are known
 
   // Called by each operation: bounds what is launched ahead of the GPU, which could else fill the queue of launches and
@@ -77,8 +77,8 @@ class NcclWorld {
   void abandon();
 
   // body records the stream's work once.
-  std::shared_ptr<NcclRecorded> record(const std::function<void()>& body);
-  void replayed(const std::shared_ptr<NcclRecorded>& recorded);
+  std::shared_ptr<NcclCapture> record(const std::function<void()>& body);
+  void replayed(const std::shared_ptr<NcclCapture>& recorded);
 
   Transport& transport() { return transport_; }
   cudaStream_t stream() const { return static_cast<cudaStream_t>(gpu_.native_stream()); }
@@ -100,7 +100,7 @@ class NcclWorld {
   void synchronize_stream();
   void look(double waited_s);
   void wait_for(cudaEvent_t event);
-  bool is_recording() const { return recorded_ != nullptr; }
+  bool is_capturing() const { return recorded_ != nullptr; }
   cudaEvent_t take_timing_event();
 
   Transport& transport_;
@@ -112,9 +112,9 @@ class NcclWorld {
   std::vector<ncclComm_t> comms_;
   std::vector<cudaStream_t> streams_;
   std::vector<cudaEvent_t> free_events_, free_timing_events_;
-  std::vector<NcclStretch> stretches_;  // not yet added
-  std::vector<std::weak_ptr<NcclRecorded>> recordings_;
-  std::shared_ptr<NcclRecorded> recorded_;  // while a recording is made
+  std::vector<TimedInterval> stretches_;  // not yet added
+  std::vector<std::weak_ptr<NcclCapture>> recordings_;
+  std::shared_ptr<NcclCapture> recorded_;  // while a recording is made
   static constexpr int kPaces = 4, kOperationsOfPace = 8;
   cudaEvent_t paces_[kPaces] = {};
   int64_t num_operations_ = 0;

@@ -9,10 +9,10 @@
 #include <numeric>
 #include <thread>
 
-#include "comm/liveness/call_limit.h"
-#include "comm/liveness/patience.h"
+#include "comm/liveness/call_watchdog.h"
 #include "comm/liveness/rank_failure.h"
 #include "comm/liveness/rank_watch.h"
+#include "comm/liveness/stall_aware_deadline.h"
 #include "core/fault.h"
 
 namespace moebius {
@@ -41,7 +41,7 @@ void sleep_s(double seconds) { std::this_thread::sleep_for(std::chrono::duration
 template <class F>
 bool poll_for(double seconds, F&& ended) {
   constexpr int kSpins = 200, kYields = 2000;
-  Patience patience(seconds);
+  StallAwareDeadline patience(seconds);
   for (int64_t i = 0; !ended(); ++i) {
     if (i < kSpins) continue;
     if (patience.is_over()) return ended();
@@ -58,7 +58,7 @@ bool poll_for(double seconds, F&& ended) {
 // throw.
 void meet_all(const MpiOptions& options, int rank, const char* call, const std::function<void()>& body,
               const std::string& throws = "") {
-  const CallLimit limit(options.world.timeout_s, [&] {
+  const CallWatchdog limit(options.world.timeout_s, [&] {
     const std::string name = name_of_rank(options.world, rank);
     if (options.report)
       options.report(fmt::format(

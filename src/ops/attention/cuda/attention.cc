@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 #include "ops/attention/attention_limits.h"
 #include "ops/backends.h"
 
@@ -33,10 +33,11 @@ bool has_sm90_kernel(const Tensor& q, const Tensor& v) {
 
 void note_generic(const Stream& s, const char* op, const Tensor& q, const Tensor& v) {
   if (q.dtype != DType::bf16 || q.dim(0) == 0) return;
-  note_slow_path(s, op,
-                 fmt::format("the fast kernels take heads of 64 and of 128, and of 192 with values of 128; got {} with "
-                             "values of {}",
-                             q.dim(2), v.dim(2)));
+  note_fallback_kernel(
+      s, op,
+      fmt::format("the fast kernels take heads of 64 and of 128, and of 192 with values of 128; got {} with "
+                  "values of {}",
+                  q.dim(2), v.dim(2)));
 }
 
 // What own kernels cannot index.

@@ -1,7 +1,7 @@
 // Which kernel runs an expert op, and what it needs.
 #include "ops/experts/cuda/experts.h"
 
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 #include "ops/backends_moe.h"
 
 namespace moebius::cuda {
@@ -19,11 +19,12 @@ template <class Op>
 bool by_sm90(const Stream& s, const char* name, const Op& a, const Tensor& rows, const Tensor& weights) {
   if (is_plain(a) && sm90::takes(a)) return true;
   if (rows.dtype == DType::bf16 && rows.numel() > 0) {
-    note_slow_path(s, name,
-                   is_plain(a) ? fmt::format("the fast kernels take columns in multiples of 8 and at most 512 experts; "
-                                             "got weights {}",
-                                             to_string(weights))
-                               : "the fast kernels take SwiGLU without biases");
+    note_fallback_kernel(s, name,
+                         is_plain(a)
+                             ? fmt::format("the fast kernels take columns in multiples of 8 and at most 512 experts; "
+                                           "got weights {}",
+                                           to_string(weights))
+                             : "the fast kernels take SwiGLU without biases");
   }
   return false;
 }

@@ -1,6 +1,6 @@
 // A dense layer is an expert that has every row: the kernels for sm_90a are those of experts. Their plain product sums
 // over k in the order of the fused ones, so that two passes have the bits of one. What they do not take is cuBLASLt's.
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 #include "ops/activation/activation.h"
 #include "ops/backends.h"
 #include "ops/experts/cuda/experts.h"
@@ -20,10 +20,10 @@ void activate(Stream& s, const DGatedDown& a) {
 
 void note_two_passes(const Stream& s, const char* op, const Tensor& w) {
   if (w.dtype != DType::bf16) return;
-  note_slow_path(s, op,
-                 fmt::format("the fast kernels take weights with rows and columns in multiples of 8; got {}, for "
-                             "cuBLASLt and a pass of its own",
-                             to_string(w)));
+  note_fallback_kernel(s, op,
+                       fmt::format("the fast kernels take weights with rows and columns in multiples of 8; got {}, for "
+                                   "cuBLASLt and a pass of its own",
+                                   to_string(w)));
 }
 
 }  // namespace

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "device/cuda/cuda.h"
+#include "device/fallback_kernels.h"
 #include "device/out_of_memory.h"
-#include "device/slow_paths.h"
 #include "ops/backends.h"
 #include "ops/gemm/cuda/gemm_trial.h"
 #include "ops/gemm/gemm.h"
@@ -122,7 +122,7 @@ class CublasLt {
     Problem problem(a, sizes, sizes);
     if (const auto it = chosen_.find(key); it != chosen_.end()) return run_first(stream, problem, a, it->second);
     Algorithms proposals = propose(problem, a);
-    if (!is_recording(s)) {
+    if (!is_capturing(s)) {
       if (proposals.size() > 1) proposals = {quickest(s, a, proposals)};
       chosen_[key] = proposals;
     }
@@ -318,9 +318,9 @@ void note_odd_operands(const Stream& s, const Gemm& a) {
   const Sizes z = sizes_of(a);
   const bool is_odd = a.a.dim(1) % 8 != 0 || a.b.dim(1) % 8 != 0;
   if (!is_odd || a.a.dtype != DType::bf16 || std::min({z.m, z.n, z.k}) < 8) return;
-  note_slow_path(s, "gemm",
-                 fmt::format("cuBLASLt's quickest kernels take rows of a multiple of 8; got {} times {}",
-                             to_string(a.a), to_string(a.b)));
+  note_fallback_kernel(s, "gemm",
+                       fmt::format("cuBLASLt's quickest kernels take rows of a multiple of 8; got {} times {}",
+                                   to_string(a.a), to_string(a.b)));
 }
 
 }  // namespace
@@ -336,7 +336,7 @@ void gemm(Stream& s, const Gemm& a) {
   note_odd_operands(s, a);
   if (op_state<CublasLt>(s).run(s, a)) return;
   if (a.a.dtype == DType::bf16)
-    note_slow_path(s, "gemm", fmt::format("cuBLASLt has no way for {} times {}", to_string(a.a), to_string(a.b)));
+    note_fallback_kernel(s, "gemm", fmt::format("cuBLASLt has no way for {} times {}", to_string(a.a), to_string(a.b)));
   tiled_gemm(s, a);
 }
 

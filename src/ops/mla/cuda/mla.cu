@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "device/cuda/cuda.h"
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 #include "ops/cuda/vector.h"
 #include "ops/mla/backends.h"
 
@@ -107,10 +107,11 @@ void with_vectors(const Stream& s, const char* op, const LatentKv<T>& a, F&& lau
                      rows_are_aligned(a.v_width, sizeof(T), a.k, a.v, a.kv, a.k_rope);
   if (whole) return launch(std::integral_constant<int, kPerVector<T>>{});
   if constexpr (dtype_of<T> == DType::bf16)
-    note_slow_path(s, op,
-                   fmt::format("vectors are read of heads whose parts are multiples of 8; got {}, {} that rotate and "
-                               "values of {}",
-                               a.n, a.r, a.v_width));
+    note_fallback_kernel(
+        s, op,
+        fmt::format("vectors are read of heads whose parts are multiples of 8; got {}, {} that rotate and "
+                    "values of {}",
+                    a.n, a.r, a.v_width));
   launch(std::integral_constant<int, 1>{});
 }
 

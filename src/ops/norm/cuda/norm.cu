@@ -1,7 +1,7 @@
 #include <type_traits>
 
 #include "device/cuda/cuda.h"
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 #include "ops/backends.h"
 #include "ops/cuda/add_rows.h"
 #include "ops/cuda/vector.h"

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "device/cuda/cuda.h"
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 #include "ops/backends.h"
 #include "ops/cuda/add_rows.h"
 #include "ops/cuda/vector.h"
@@ -347,7 +347,7 @@ void launch_bwd(Stream& s, Bwd<T> b, int64_t num_partials) {
 template <class Launch>
 void launch_scalars(Stream& s, const char* op, const Heads& g, DType dtype, Launch&& launch) {
   if (dtype == DType::bf16)
-    note_slow_path(s, op, fmt::format("vectors are read of heads of a multiple of 16; got {}", g.width));
+    note_fallback_kernel(s, op, fmt::format("vectors are read of heads of a multiple of 16; got {}", g.width));
   launch();
 }
 

@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 
 #include "device/cuda/cuda.h"
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 #include "ops/backends_moe.h"
 #include "ops/routing/cuda/router_logits.h"
 
@@ -127,7 +127,7 @@ void with_types(const Tensor& x, const Tensor& w, F&& fn) {
 bool takes_tensor_cores(const Stream& s, const char* op, const Tensor& x_TD) {
   const bool takes = gate_on_tensor_cores(x_TD) && is_aligned(x_TD);
   if (!takes && x_TD.dtype == DType::bf16)
-    note_slow_path(s, op, fmt::format("tensor cores take rows of a multiple of 8; got {}", x_TD.dim(1)));
+    note_fallback_kernel(s, op, fmt::format("tensor cores take rows of a multiple of 8; got {}", x_TD.dim(1)));
   return takes;
 }
 

@@ -1,5 +1,5 @@
 #include "device/cuda/cuda.h"
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 #include "ops/backends.h"
 #include "ops/cuda/vector.h"
 #include "ops/vocab/vocab.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 #include "ops/backends.h"
 #include "ops/cuda/vector.h"
 #include "ops/gemm/gemm.h"

@@ -1,7 +1,7 @@
 #include "ops/vocab/vocab_blocks.h"
 
 #include "device/cuda/cuda.h"
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 #include "ops/backends.h"
 #include "ops/cuda/vector.h"
 #include "ops/gemm/gemm.h"

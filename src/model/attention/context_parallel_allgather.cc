@@ -1,11 +1,11 @@
-#include "model/attention/context_ways.h"
+#include "model/attention/context_parallel_ways.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
 namespace {
 
 Tensor take_all(Step& step, const Tensor& x_TGd, int64_t num_ranks) {
-  return step.take({num_ranks * x_TGd.dim(0), x_TGd.dim(1), x_TGd.dim(2)}, x_TGd.dtype);
+  return step.alloc({num_ranks * x_TGd.dim(0), x_TGd.dim(1), x_TGd.dim(2)}, x_TGd.dtype);
 }
 
 // A piece of queries sees keys of its own and all earlier pieces. A later piece of a sequence sees all that an earlier
@@ -17,7 +17,7 @@ Tensor starts_of(const Step& step, const Pieces& pieces, int64_t rows, int64_t b
 
 }  // namespace
 
-Tensor AllGatherContext::gather(Step& step, Tensor x_TGd) const {
+Tensor AllGatherContextParallel::gather(Step& step, Tensor x_TGd) const {
   const Tensor sequences_UGd = take_all(step, x_TGd, cp_.size());
   StackScope scope(step.stack);
   const Tensor ranks_UGd = take_all(step, x_TGd, cp_.size());
@@ -26,14 +26,14 @@ Tensor AllGatherContext::gather(Step& step, Tensor x_TGd) const {
   return sequences_UGd;
 }
 
-void AllGatherContext::sum(Step& step, Tensor dx_TGd, Tensor dx_UGd) const {
+void AllGatherContextParallel::sum(Step& step, Tensor dx_TGd, Tensor dx_UGd) const {
   StackScope scope(step.stack);
   const Tensor ranks_UGd = take_all(step, dx_TGd, cp_.size());
   to_ranks(step, Pieces::of(cp_, step, dx_TGd.dim(0)), ranks_UGd, dx_UGd);
   cp_.reduce_scatter_sum(step.stream, dx_TGd, ranks_UGd);
 }
 
-void AllGatherContext::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const {
+void AllGatherContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const {
   StackScope scope(step.stack);
   const int64_t T = o_THd.dim(0);
   const Pieces pieces = Pieces::of(cp_, step, T);
@@ -54,8 +54,8 @@ void AllGatherContext::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qk
   add_sinks(step, o_THd, lse_TH, in.sink_H);
 }
 
-void AllGatherContext::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
-                                const Qkv& in) const {
+void AllGatherContextParallel::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
+                                        const Qkv& in) const {
   StackScope scope(step.stack);
   const int64_t T = o_THd.dim(0);
   const Pieces pieces = Pieces::of(cp_, step, T);
@@ -85,7 +85,7 @@ void AllGatherContext::backward(Step& step, const Qkv& grads, Tensor do_THd, Ten
     backward_of(b, 1, pieces.first(dk_UGd, b, late), pieces.first(dv_UGd, b, late));
     StackScope of_sequence(step.stack);
     const Tensor sum_dk = pieces.first(dk_UGd, b, early), sum_dv = pieces.first(dv_UGd, b, early),
-                 dk = step.take(sum_dk.shape, sum_dk.dtype), dv = step.take(sum_dv.shape, sum_dv.dtype);
+                 dk = step.alloc(sum_dk.shape, sum_dk.dtype), dv = step.alloc(sum_dv.shape, sum_dv.dtype);
     backward_of(b, 0, dk, dv);
     add(step.stream, sum_dk, dk);
     add(step.stream, sum_dv, dv);

@@ -1,5 +1,5 @@
 // Each case is a process of its own, as a launcher would start it.
-#include "comm/liveness/rank_keeper.h"
+#include "comm/liveness/rank_supervisor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ class Started {
       return;
     }
     out = pipe_[1];
-    keeper = keep_rank("rank 1 of 2", say, ::_exit, kGraceS);
+    supervisor = keep_rank("rank 1 of 2", say, ::_exit, kGraceS);
     ::_exit(body());
   }
   ~Started() { ::close(pipe_[0]); }
@@ -57,8 +57,8 @@ class Started {
   }
 
   static void say(const std::string& text) { (void)!::write(out, (text + "\n").data(), text.size() + 1); }
-  static inline int out = -1;      // of this process
-  static inline pid_t keeper = 0;  // of this process
+  static inline int out = -1;          // of this process
+  static inline pid_t supervisor = 0;  // of this process
 
  private:
   std::array<int, 2> pipe_{};
@@ -78,12 +78,12 @@ int wait_for_any(std::initializer_list<int> signals) {
 
 int sleep_until_signal() { return wait_for_any({SIGTERM, SIGUSR1}) == SIGTERM ? 3 : 4; }
 
-TEST(RankKeeper, IsTheParentAndEndsWithTheRanksCode) {
-  const Started rank([] { return Started::keeper == ::getppid() && Started::keeper != ::getpid() ? 5 : 1; });
+TEST(RankSupervisor, IsTheParentAndEndsWithTheRanksCode) {
+  const Started rank([] { return Started::supervisor == ::getppid() && Started::supervisor != ::getpid() ? 5 : 1; });
   EXPECT_EQ(rank.exit_code(), 5);
 }
 
-TEST(RankKeeper, HandsOnWhatAsksTheRankToEnd) {
+TEST(RankSupervisor, HandsOnWhatAsksTheRankToEnd) {
   for (const auto& [signal, code] : {std::pair{SIGTERM, 3}, {SIGUSR1, 4}}) {
     const Started rank(sleep_until_signal);
     EXPECT_EQ(rank.line(), "ready");
@@ -92,7 +92,7 @@ TEST(RankKeeper, HandsOnWhatAsksTheRankToEnd) {
   }
 }
 
-TEST(RankKeeper, EndsAsTheSignalSaysThatTheRankHasNoAnswerTo) {
+TEST(RankSupervisor, EndsAsTheSignalSaysThatTheRankHasNoAnswerTo) {
   const Started rank([] {
     ::signal(SIGINT, SIG_DFL);  // nohup and shells have it ignored
     Started::say("ready");
@@ -103,7 +103,7 @@ TEST(RankKeeper, EndsAsTheSignalSaysThatTheRankHasNoAnswerTo) {
   EXPECT_EQ(rank.exit_code(), 128 + SIGINT);
 }
 
-TEST(RankKeeper, SaysWhatKilledTheRankAndEndsWith6) {
+TEST(RankSupervisor, SaysWhatKilledTheRankAndEndsWith6) {
   const auto begin = std::chrono::steady_clock::now();
   const Started killed([] { return ::raise(SIGKILL); });
   EXPECT_THAT(killed.line(), StartsWith("the process of rank 1 of 2 was ended by signal 9 (Killed); where nobody sent "
@@ -120,7 +120,7 @@ TEST(RankKeeper, SaysWhatKilledTheRankAndEndsWith6) {
   EXPECT_EQ(crashed.exit_code(), 6);
 }
 
-TEST(RankKeeper, ASignalToTheRankAloneIsADeath) {
+TEST(RankSupervisor, ASignalToTheRankAloneIsADeath) {
   const Started rank([] {
     ::signal(SIGHUP, SIG_DFL);
     Started::say(std::to_string(::getpid()));
@@ -131,7 +131,7 @@ TEST(RankKeeper, ASignalToTheRankAloneIsADeath) {
   EXPECT_EQ(rank.exit_code(), 6);
 }
 
-TEST(RankKeeper, AReaderThatGoesAwayIsNone) {
+TEST(RankSupervisor, AReaderThatGoesAwayIsNone) {
   const Started rank([] {
     ::signal(SIGPIPE, SIG_DFL);
     return ::raise(SIGPIPE);
@@ -141,14 +141,14 @@ TEST(RankKeeper, AReaderThatGoesAwayIsNone) {
 }
 
 // Open MPI ends a process so when another one dies in MPI_Init.
-TEST(RankKeeper, ACodeThatIsNotOursBecomes6) {
+TEST(RankSupervisor, ACodeThatIsNotOursBecomes6) {
   const Started rank([] { return 1; });
   EXPECT_THAT(rank.line(),
               HasSubstr("ended with code 1, which is not Moebius's but MPI's or another library's; the run"));
   EXPECT_EQ(rank.exit_code(), 6);
 }
 
-TEST(RankKeeper, OtherSignalsDoNotEndTheKeeper) {
+TEST(RankSupervisor, OtherSignalsDoNotEndTheKeeper) {
   for (const int signal : {SIGALRM, SIGXCPU, SIGPIPE}) {
     const Started rank([] {
       wait_for_any({SIGALRM, SIGXCPU, SIGTERM});
@@ -162,7 +162,7 @@ TEST(RankKeeper, OtherSignalsDoNotEndTheKeeper) {
 }
 
 // A launcher that is killed ends nothing itself.
-TEST(RankKeeper, TheRankIsAskedToEndWhenTheLauncherIsGone) {
+TEST(RankSupervisor, TheRankIsAskedToEndWhenTheLauncherIsGone) {
   std::array<int, 2> pipe;
   ASSERT_EQ(::pipe(pipe.data()), 0);
   const pid_t launcher = ::fork();
@@ -176,14 +176,14 @@ TEST(RankKeeper, TheRankIsAskedToEndWhenTheLauncherIsGone) {
   }
   ::close(pipe[1]);
   std::string text;
-  for (char c = 0; ::read(pipe[0], &c, 1) == 1;) text += c;  // until rank and keeper have ended
+  for (char c = 0; ::read(pipe[0], &c, 1) == 1;) text += c;  // until rank and supervisor have ended
   ::close(pipe[0]);
   EXPECT_THAT(text, StartsWith("hangs\nthe process of rank 1 of 2 was ended by signal 9"));
   ::waitpid(launcher, nullptr, 0);
 }
 
-// A launcher that ends the others tells the keeper, too.
-TEST(RankKeeper, DoesNotKeepTheLauncherWaiting) {
+// A launcher that ends the others tells the supervisor, too.
+TEST(RankSupervisor, DoesNotKeepTheLauncherWaiting) {
   const Started rank([] {
     keep_rank("rank 1 of 2", Started::say, ::_exit, 60);
     return ::raise(SIGKILL);
@@ -193,7 +193,7 @@ TEST(RankKeeper, DoesNotKeepTheLauncherWaiting) {
   EXPECT_EQ(rank.exit_code(), 6);
 }
 
-TEST(RankKeeper, TheRankEndsWithIt) {
+TEST(RankSupervisor, TheRankEndsWithIt) {
   const Started rank(sleep_until_signal);
   EXPECT_EQ(rank.line(), "ready");
   ::kill(rank.pid(), SIGKILL);
@@ -201,7 +201,7 @@ TEST(RankKeeper, TheRankEndsWithIt) {
   EXPECT_EQ(rank.line(), "") << "nobody is left who could write";
 }
 
-TEST(RankKeeper, ASignalMaskAndIgnoredChildrenStayAsTheyWere) {
+TEST(RankSupervisor, ASignalMaskAndIgnoredChildrenStayAsTheyWere) {
   ::signal(SIGCHLD, SIG_IGN);
   sigset_t blocked;
   sigemptyset(&blocked);

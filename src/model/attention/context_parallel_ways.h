@@ -1,7 +1,7 @@
 // The ways of context.h, and what they share.
 #pragma once
 
-#include "model/attention/context.h"
+#include "model/attention/context_parallel.h"
 #include "ops/attention/attention.h"
 
 namespace moebius {
@@ -38,9 +38,10 @@ struct Pieces {
 void to_sequences(Step& step, const Pieces& pieces, Tensor sequences_U, Tensor ranks_U);
 void to_ranks(Step& step, const Pieces& pieces, Tensor ranks_U, Tensor sequences_U);
 
-class AllGatherContext final : public Context {
+class AllGatherContextParallel final : public ContextParallel {
  public:
-  AllGatherContext(const Mesh& mesh, const ContextSpec& spec) : cp_(mesh.group(Axis::cp)), spec_(spec) {}
+  AllGatherContextParallel(const Mesh& mesh, const ContextParallelSpec& spec)
+      : cp_(mesh.group(Axis::cp)), spec_(spec) {}
   void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
   void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
 
@@ -49,23 +50,23 @@ class AllGatherContext final : public Context {
   void sum(Step& step, Tensor dx_TGd, Tensor dx_UGd) const;
 
   Group& cp_;
-  ContextSpec spec_;
+  ContextParallelSpec spec_;
 };
 
-class RingContext final : public Context {
+class RingContextParallel final : public ContextParallel {
  public:
-  RingContext(const Mesh& mesh, const ContextSpec& spec) : cp_(mesh.group(Axis::cp)), spec_(spec) {}
+  RingContextParallel(const Mesh& mesh, const ContextParallelSpec& spec) : cp_(mesh.group(Axis::cp)), spec_(spec) {}
   void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
   void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
 
  private:
   Group& cp_;
-  ContextSpec spec_;
+  ContextParallelSpec spec_;
 };
 
-class AllToAllContext final : public Context {
+class AllToAllContextParallel final : public ContextParallel {
  public:
-  AllToAllContext(const Mesh& mesh, const ContextSpec& spec);
+  AllToAllContextParallel(const Mesh& mesh, const ContextParallelSpec& spec);
   void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
   void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
 
@@ -76,7 +77,7 @@ class AllToAllContext final : public Context {
   Tensor sinks_here(Tensor sink_H) const;
 
   Group& cp_;
-  ContextSpec spec_;
+  ContextParallelSpec spec_;
 };
 
 }  // namespace moebius

@@ -1,6 +1,6 @@
 #include <vector>
 
-#include "model/attention/context_ways.h"
+#include "model/attention/context_parallel_ways.h"
 #include "ops/elementwise/copy_columns.h"
 
 namespace moebius {
@@ -15,7 +15,7 @@ struct HeadBlocks {
 
 HeadBlocks take_blocks(Step& step, const Tensor& x_THd, int64_t cp) {
   const int64_t T = x_THd.dim(0), width = x_THd.dim(1) * x_THd.dim(2) / cp;
-  return {step.take({cp * T, width}, x_THd.dtype), T, width};
+  return {step.alloc({cp * T, width}, x_THd.dtype), T, width};
 }
 
 Tensor as_matrix(const Tensor& x_THd) { return x_THd.view({x_THd.dim(0), x_THd.dim(1) * x_THd.dim(2)}); }
@@ -28,7 +28,8 @@ void exchange(Group& cp, Step& step, const Tensor& out, const Tensor& in) {
 
 }  // namespace
 
-AllToAllContext::AllToAllContext(const Mesh& mesh, const ContextSpec& spec) : cp_(mesh.group(Axis::cp)), spec_(spec) {
+AllToAllContextParallel::AllToAllContextParallel(const Mesh& mesh, const ContextParallelSpec& spec)
+    : cp_(mesh.group(Axis::cp)), spec_(spec) {
   for (const auto& [what, heads] : {std::pair{"query heads", spec.heads}, std::pair{"kv heads", spec.kv_heads}}) {
     MOEBIUS_CHECK(
         usage, heads % cp_.size() == 0,
@@ -38,9 +39,9 @@ AllToAllContext::AllToAllContext(const Mesh& mesh, const ContextSpec& spec) : cp
   }
 }
 
-Tensor AllToAllContext::to_heads(Step& step, Tensor x_THd) const {
+Tensor AllToAllContextParallel::to_heads(Step& step, Tensor x_THd) const {
   const int64_t cp = cp_.size(), U = cp * x_THd.dim(0);
-  const Tensor sequences_UHd = step.take({U, x_THd.dim(1) / cp, x_THd.dim(2)}, x_THd.dtype);
+  const Tensor sequences_UHd = step.alloc({U, x_THd.dim(1) / cp, x_THd.dim(2)}, x_THd.dtype);
   StackScope scope(step.stack);
   const HeadBlocks out = take_blocks(step, x_THd, cp), in = take_blocks(step, x_THd, cp);
   for (int64_t r = 0; r < cp; ++r) {
@@ -52,7 +53,7 @@ Tensor AllToAllContext::to_heads(Step& step, Tensor x_THd) const {
   return sequences_UHd;
 }
 
-void AllToAllContext::to_rows(Step& step, Tensor x_THd, Tensor x_UHd) const {
+void AllToAllContextParallel::to_rows(Step& step, Tensor x_THd, Tensor x_UHd) const {
   StackScope scope(step.stack);
   const int64_t cp = cp_.size();
   const HeadBlocks out = take_blocks(step, x_THd, cp), in = take_blocks(step, x_THd, cp);
@@ -65,26 +66,26 @@ void AllToAllContext::to_rows(Step& step, Tensor x_THd, Tensor x_UHd) const {
 }
 
 // Of the heads that this rank attends with.
-Tensor AllToAllContext::sinks_here(Tensor sink_H) const {
+Tensor AllToAllContextParallel::sinks_here(Tensor sink_H) const {
   const int64_t heads = spec_.heads / cp_.size();
   return sink_H.empty() ? sink_H : sink_H.rows(cp_.rank() * heads, (cp_.rank() + 1) * heads);
 }
 
-Tensor AllToAllContext::starts_of_all(Step& step, int64_t rows) const {
+Tensor AllToAllContextParallel::starts_of_all(Step& step, int64_t rows) const {
   const Tensor starts_T = step.batch.attention_starts(rows);
   if (starts_T.empty()) return {};
-  const Tensor sequences_U = step.take({cp_.size() * rows}, DType::i32);
+  const Tensor sequences_U = step.alloc({cp_.size() * rows}, DType::i32);
   StackScope scope(step.stack);
-  const Tensor ranks_U = step.take(sequences_U.shape, DType::i32);
+  const Tensor ranks_U = step.alloc(sequences_U.shape, DType::i32);
   cp_.all_gather(step.stream, ranks_U, starts_T);
   to_sequences(step, Pieces::of(cp_, step, rows), sequences_U, ranks_U);
   return sequences_U;
 }
 
-void AllToAllContext::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const {
+void AllToAllContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const {
   StackScope scope(step.stack);
   const int64_t T = o_THd.dim(0), U = T * cp_.size(), heads = spec_.heads / cp_.size();
-  const Tensor o_UHd = step.take({U, heads, o_THd.dim(2)}, o_THd.dtype);
+  const Tensor o_UHd = step.alloc({U, heads, o_THd.dim(2)}, o_THd.dtype);
   run_attention(step, AttentionFwd{.o_THd = o_UHd,
                                    .lse_TH = lse_TH.view({U, heads}),
                                    .q_THd = to_heads(step, in.q_THd),
@@ -98,12 +99,12 @@ void AllToAllContext::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv
   to_rows(step, o_THd, o_UHd);
 }
 
-void AllToAllContext::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
-                               const Qkv& in) const {
+void AllToAllContextParallel::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
+                                       const Qkv& in) const {
   StackScope scope(step.stack);
   const int64_t T = o_THd.dim(0), U = T * cp_.size();
   const Qkv all{to_heads(step, in.q_THd), to_heads(step, in.k_TGd), to_heads(step, in.v_TGd)};
-  const auto take_like = [&](const Tensor& x) { return step.take(x.shape, x.dtype); };
+  const auto take_like = [&](const Tensor& x) { return step.alloc(x.shape, x.dtype); };
   const Qkv dall{take_like(all.q_THd), take_like(all.k_TGd), take_like(all.v_TGd)};
   const AttentionBwd whole{.dq_THd = dall.q_THd,
                            .dk_TGd = dall.k_TGd,

@@ -1,7 +1,7 @@
 #include <array>
 
 #include "core/error.h"
-#include "parallel/pipeline/replay.h"
+#include "parallel/pipeline/simulate.h"
 
 namespace moebius {
 
@@ -17,11 +17,11 @@ class RankLog {
   void add(const Action& a) {
     check_place(a);
     MOEBIUS_CHECK(usage, shape_.backward || a.pass == Pass::forward,
-                  "replay: rank {} lists {}; the schedule is of forwards alone", pp_rank_, describe(a));
+                  "simulate: rank {} lists {}; the schedule is of forwards alone", pp_rank_, describe(a));
     const bool takes = shape_.has_input(a.pass, a.stage), leaves = shape_.has_output(a.pass, a.stage);
     const bool exists = a.verb == Verb::run || (a.verb == Verb::receive ? takes : leaves);
-    MOEBIUS_CHECK(usage, exists, "replay: rank {} lists {}, which has no such message", pp_rank_, describe(a));
-    MOEBIUS_CHECK(usage, !done(a), "replay: rank {} lists {} twice", pp_rank_, describe(a));
+    MOEBIUS_CHECK(usage, exists, "simulate: rank {} lists {}, which has no such message", pp_rank_, describe(a));
+    MOEBIUS_CHECK(usage, !done(a), "simulate: rank {} lists {} twice", pp_rank_, describe(a));
     if (a.verb == Verb::run) {
       if (a.micro_batch > 0) check_follows(a, {Verb::run, a.pass, a.micro_batch - 1, a.stage});
       if (a.pass == Pass::backward) check_follows(a, {Verb::run, Pass::forward, a.micro_batch, a.stage});
@@ -40,7 +40,7 @@ class RankLog {
           if (pass == Pass::backward && !shape_.backward) continue;
           const Verb last = shape_.has_output(pass, stage) ? Verb::wait : Verb::run;
           const Action a = {last, pass, m, stage};
-          MOEBIUS_CHECK(usage, done(a), "replay: rank {} must list {}; it never does", pp_rank_, describe(a));
+          MOEBIUS_CHECK(usage, done(a), "simulate: rank {} must list {}; it never does", pp_rank_, describe(a));
         }
       }
     }
@@ -53,13 +53,13 @@ class RankLog {
   void check_place(const Action& a) const {
     const bool exists =
         a.micro_batch >= 0 && a.micro_batch < shape_.num_micro_batches && a.stage >= 0 && a.stage < shape_.num_stages();
-    MOEBIUS_CHECK(usage, exists, "replay: rank {} lists {}; there are {} micro-batches and {} stages", pp_rank_,
+    MOEBIUS_CHECK(usage, exists, "simulate: rank {} lists {}; there are {} micro-batches and {} stages", pp_rank_,
                   describe(a), shape_.num_micro_batches, shape_.num_stages());
-    MOEBIUS_CHECK(usage, shape_.rank_of(a.stage) == pp_rank_, "replay: rank {} lists {}, which is of rank {}", pp_rank_,
-                  describe(a), shape_.rank_of(a.stage));
+    MOEBIUS_CHECK(usage, shape_.rank_of(a.stage) == pp_rank_, "simulate: rank {} lists {}, which is of rank {}",
+                  pp_rank_, describe(a), shape_.rank_of(a.stage));
   }
   void check_follows(const Action& a, const Action& before) const {
-    MOEBIUS_CHECK(usage, done(before), "replay: rank {} must list {} before {}", pp_rank_, describe(before),
+    MOEBIUS_CHECK(usage, done(before), "simulate: rank {} must list {} before {}", pp_rank_, describe(before),
                   describe(a));
   }
 
@@ -86,10 +86,11 @@ void check_channel(const Schedule& schedule, Pass pass, int64_t from) {
   const auto sent = channel_at(schedule, Verb::send, pass, from);
   const auto received = channel_at(schedule, Verb::receive, pass, from);
   for (size_t i = 0; i < sent.size(); ++i) {
-    MOEBIUS_CHECK(usage, sent[i] == received[i],
-                  "replay: both ends of a channel must list its messages in the same order; message {} from rank {} is "
-                  "sent for {}, where rank {} lists {}",
-                  i, from, describe(sent[i]), schedule.shape.rank_of(received[i].stage), describe(received[i]));
+    MOEBIUS_CHECK(
+        usage, sent[i] == received[i],
+        "simulate: both ends of a channel must list its messages in the same order; message {} from rank {} is "
+        "sent for {}, where rank {} lists {}",
+        i, from, describe(sent[i]), schedule.shape.rank_of(received[i].stage), describe(received[i]));
   }
 }
 
@@ -99,7 +100,7 @@ void check_actions(const Schedule& schedule) {
   const PipelineShape& shape = schedule.shape;
   shape.check();
   MOEBIUS_CHECK(usage, std::ssize(schedule.actions) == shape.num_ranks,
-                "replay: a schedule of {} ranks must have as many lists; got {}", shape.num_ranks,
+                "simulate: a schedule of {} ranks must have as many lists; got {}", shape.num_ranks,
                 schedule.actions.size());
   for (int64_t pp_rank = 0; pp_rank < shape.num_ranks; ++pp_rank) {
     RankLog log(shape, pp_rank);

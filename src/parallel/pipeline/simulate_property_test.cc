@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "core/error.h"
-#include "parallel/pipeline/replay.h"
+#include "parallel/pipeline/simulate.h"
 
 namespace moebius {
 namespace {
@@ -38,9 +38,9 @@ PipelineTimes arbitrary_times(const PipelineShape& shape) {
 using Ends = std::map<std::tuple<Pass, int64_t, int64_t>, double>;  // pass, micro-batch, stage
 
 // A pass begins when its input has had the time to come, and ends after its own.
-void expect_causal(const Replay& r, const PipelineTimes& times) {
+void expect_causal(const SimulatedSchedule& r, const PipelineTimes& times) {
   Ends ends;
-  for (const RankReplay& rank : r.ranks) {
+  for (const RankSimulation& rank : r.ranks) {
     double last = 0;
     for (const auto& [a, begin, end] : rank.runs) {
       const StageTime& time = times.stages[static_cast<size_t>(a.stage)];
@@ -51,7 +51,7 @@ void expect_causal(const Replay& r, const PipelineTimes& times) {
     RC_ASSERT(last <= r.duration);
   }
   RC_ASSERT(std::ssize(ends) == 2 * r.shape.num_stages() * r.shape.num_micro_batches);
-  for (const RankReplay& rank : r.ranks) {
+  for (const RankSimulation& rank : r.ranks) {
     for (const auto& [a, begin, end] : rank.runs) {
       const int64_t from = a.stage + (a.pass == Pass::forward ? -1 : 1);
       if (r.shape.has_input(a.pass, a.stage)) {
@@ -62,33 +62,33 @@ void expect_causal(const Replay& r, const PipelineTimes& times) {
   }
 }
 
-TEST(ReplayProperty, TimelinesAreCausalAtAnyTimes) {
+TEST(SimulateProperty, TimelinesAreCausalAtAnyTimes) {
   ::setenv("RC_PARAMS", "seed=1", 0);  // the same cases each time, unless asked otherwise
   EXPECT_TRUE(rc::check([] {
     const PipelineShape shape = arbitrary_shape();
     const Schedule schedule = schedule_1f1b(shape);
     const PipelineTimes times = arbitrary_times(shape);
-    const Replay r = replay(schedule, times);
+    const SimulatedSchedule r = simulate(schedule, times);
     expect_causal(r, times);
     RC_ASSERT(r.bubble() >= 0);
-    const Replay equal = replay(schedule, equal_times(shape));
+    const SimulatedSchedule equal = simulate(schedule, equal_times(shape));
     for (size_t p = 0; p < r.ranks.size(); ++p) RC_ASSERT(r.ranks[p].peak_in_flight == equal.ranks[p].peak_in_flight);
   }));
 }
 
 // No action is there for nothing: without any one of them the schedule is refused.
-TEST(ReplayProperty, EveryActionIsNeeded) {
+TEST(SimulateProperty, EveryActionIsNeeded) {
   ::setenv("RC_PARAMS", "seed=1", 0);
   EXPECT_TRUE(rc::check([] {
     Schedule schedule = schedule_1f1b(arbitrary_shape());
     auto& list = schedule.actions[*rc::gen::inRange<size_t>(0, schedule.actions.size())];
     list.erase(list.begin() + *rc::gen::inRange<int64_t>(0, std::ssize(list)));
-    RC_ASSERT_THROWS_AS(replay(schedule, equal_times(schedule.shape)), Error);
+    RC_ASSERT_THROWS_AS(simulate(schedule, equal_times(schedule.shape)), Error);
   }));
 }
 
 // Any order of a rank's actions is replayed or refused: what is replayed is causal.
-TEST(ReplayProperty, ExchangedActionsAreReplayedOrRefused) {
+TEST(SimulateProperty, ExchangedActionsAreReplayedOrRefused) {
   ::setenv("RC_PARAMS", "seed=1", 0);
   EXPECT_TRUE(rc::check([] {
     Schedule schedule = schedule_1f1b(arbitrary_shape());
@@ -100,7 +100,7 @@ TEST(ReplayProperty, ExchangedActionsAreReplayedOrRefused) {
     const PipelineTimes times = equal_times(schedule.shape, {1, 2}, 0.5);
     bool replayed = true;
     try {
-      expect_causal(replay(schedule, times), times);
+      expect_causal(simulate(schedule, times), times);
     } catch (const Error& e) {
       RC_ASSERT(e.kind() == ErrorKind::usage);
       replayed = false;

@@ -31,15 +31,15 @@ struct Qkv {
   Tensor q_THd, k_TGd, v_TGd, sink_H = {};
 };
 
-struct ContextSpec {
+struct ContextParallelSpec {
   int64_t heads = 0, kv_heads = 0;  // of this rank, after tp
   int64_t window = 0;
   float scale = 1.0f;
 };
 
-class Context {
+class ContextParallel {
  public:
-  virtual ~Context() = default;
+  virtual ~ContextParallel() = default;
   // o of this rank's rows. lse: f32, one number for each row and head, as backward wants them. Sinks are taken in once,
   // by the whole of a query's keys; their gradient is of the queries that this rank has, or has the heads of.
   virtual void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const = 0;
@@ -49,6 +49,6 @@ class Context {
 
 // With cp = 1 attention is one op on the rows that are here. Error{usage} with the equation when alltoall cannot share
 // the heads.
-std::unique_ptr<Context> make_context(CpComm comm, const Mesh& mesh, const ContextSpec& spec);
+std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, const ContextParallelSpec& spec);
 
 }  // namespace moebius

@@ -1,10 +1,10 @@
-#include "device/slow_paths.h"
+#include "device/fallback_kernels.h"
 
 #include <fmt/format.h>
 
 namespace moebius {
 
-std::string slow_paths_text(const SlowPaths& slow, DType compute) {
+std::string fallback_kernels_text(const FallbackKernels& slow, DType compute) {
   std::map<std::string, std::string> ops;  // by why
   for (const auto& [op, why] : slow.why) ops[why] += (ops[why].empty() ? "" : ", ") + op;
   std::string text;
@@ -16,7 +16,7 @@ std::string slow_paths_text(const SlowPaths& slow, DType compute) {
   return text;
 }
 
-std::vector<std::string> slow_paths_of_ranks(const std::vector<std::string>& said) {
+std::vector<std::string> fallback_kernels_of_ranks(const std::vector<std::string>& said) {
   std::map<std::string, std::vector<int>> ranks;  // by text
   for (size_t r = 0; r < said.size(); ++r) ranks[said[r]].push_back(static_cast<int>(r));
   std::vector<std::string> texts;

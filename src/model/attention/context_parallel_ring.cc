@@ -2,7 +2,7 @@
 #include <limits>
 #include <utility>
 
-#include "model/attention/context_ways.h"
+#include "model/attention/context_parallel_ways.h"
 #include "ops/attention/attention_merge.h"
 #include "ops/elementwise/elementwise.h"
 
@@ -45,7 +45,7 @@ class Ring {
 };
 
 Block take_like(Step& step, const Block& block, DType dtype) {
-  return {step.take(block.k_TGd.shape, dtype), step.take(block.v_TGd.shape, dtype)};
+  return {step.alloc(block.k_TGd.shape, dtype), step.alloc(block.v_TGd.shape, dtype)};
 }
 
 void fill_zero(Step& step, const Block& block) {
@@ -63,7 +63,7 @@ void add_part(Step& step, Tensor sum, Tensor part) {
   StackScope scope(step.stack);
   Tensor wide = part;
   if (part.dtype != DType::f32) {
-    wide = step.take(part.shape, DType::f32);
+    wide = step.alloc(part.shape, DType::f32);
     copy(step.stream, wide, part);
   }
   add(step.stream, sum, wide);
@@ -90,7 +90,7 @@ void for_each_pair(const Pieces& pieces, int64_t q_rank, int64_t kv_rank, F&& fn
 
 // A pass over the keys of one rank: where these and the queries stand, and what the sequences are like.
 struct Place {
-  const ContextSpec& spec;
+  const ContextParallelSpec& spec;
   Pieces pieces;
   int64_t q_rank, kv_rank;
 };
@@ -112,8 +112,8 @@ void place(Op& op, const Step& step, const Place& in, const Pair& at) {
 void attend(Step& step, const Place& in, Tensor o_THd, Tensor lse_TH, Tensor q_THd, const Block& block) {
   StackScope scope(step.stack);
   const Pieces& pieces = in.pieces;
-  const Tensor part_PHd = step.take({pieces.length, o_THd.dim(1), o_THd.dim(2)}, q_THd.dtype),
-               part_PH = step.take({pieces.length, o_THd.dim(1)}, DType::f32);
+  const Tensor part_PHd = step.alloc({pieces.length, o_THd.dim(1), o_THd.dim(2)}, q_THd.dtype),
+               part_PH = step.alloc({pieces.length, o_THd.dim(1)}, DType::f32);
   for_each_pair(pieces, in.q_rank, in.kv_rank, [&](const Pair& at) {
     AttentionFwd a{.o_THd = part_PHd,
                    .lse_TH = part_PH,
@@ -139,7 +139,7 @@ void attend_bwd(Step& step, const Place& in, Tensor dq_THd, const Block& dblock,
                 const Block& block) {
   StackScope scope(step.stack);
   const Pieces& pieces = in.pieces;
-  const auto take_piece = [&](const Tensor& t) { return step.take(pieces.here(t, 0, 0).shape, t.dtype); };
+  const auto take_piece = [&](const Tensor& t) { return step.alloc(pieces.here(t, 0, 0).shape, t.dtype); };
   const Tensor dq = take_piece(x.q_THd), dk = take_piece(block.k_TGd), dv = take_piece(block.v_TGd);
   for_each_pair(pieces, in.q_rank, in.kv_rank, [&](const Pair& at) {
     AttentionBwd a{.dq_THd = dq,
@@ -161,11 +161,11 @@ void attend_bwd(Step& step, const Place& in, Tensor dq_THd, const Block& dblock,
 
 }  // namespace
 
-void RingContext::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const {
+void RingContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const {
   StackScope scope(step.stack);
   const Ring ring(cp_, step);
   const Pieces pieces = Pieces::of(cp_, step, o_THd.dim(0));
-  const Tensor sum_THd = step.take(o_THd.shape, DType::f32);
+  const Tensor sum_THd = step.alloc(o_THd.shape, DType::f32);
   const float nothing = -std::numeric_limits<float>::infinity();
   fill_zero(step.stream, sum_THd);
   fill_normal(step.stream, {.x = lse_TH, .rng = Rng(0, RngSite::init), .mean = nothing, .std = 0.0f});
@@ -185,8 +185,8 @@ void RingContext::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in
 
 // Keys and values go round as in forward. The gradients of a block follow it, a pass behind: they begin on the rank
 // after its owner, each rank adds its queries' share, and the last sends them to the owner, which adds its own.
-void RingContext::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
-                           const Qkv& in) const {
+void RingContextParallel::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
+                                   const Qkv& in) const {
   StackScope scope(step.stack);
   const Ring ring(cp_, step);
   const Pieces pieces = Pieces::of(cp_, step, o_THd.dim(0));
@@ -195,7 +195,7 @@ void RingContext::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o
   const DType dtype = in.k_TGd.dtype;
   const std::array<Block, 2> room{take(dtype), take(dtype)}, share{take(DType::f32), take(DType::f32)};
   const Block own = take(DType::f32), arrived = take(DType::f32);
-  const Tensor dq_THd = step.take(grads.q_THd.shape, DType::f32);
+  const Tensor dq_THd = step.alloc(grads.q_THd.shape, DType::f32);
   fill_zero(step.stream, dq_THd);
   Passing share_leaving;
   for (int pass = 0; pass < cp_.size(); ++pass) {

@@ -1,4 +1,4 @@
-#include "comm/liveness/call_limit.h"
+#include "comm/liveness/call_watchdog.h"
 
 #include <gtest/gtest.h>
 
@@ -6,43 +6,43 @@
 #include <chrono>
 #include <thread>
 
-#include "comm/liveness/patience.h"
+#include "comm/liveness/stall_aware_deadline.h"
 
 namespace moebius {
 namespace {
 
 void sleep_ms(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
 
-TEST(CallLimit, ACallThatReturnsInTimeIsLeftAlone) {
+TEST(CallWatchdog, ACallThatReturnsInTimeIsLeftAlone) {
   std::atomic<int> late = 0;
   const Deadline end = deadline_in(10);
-  for (int i = 0; i < 10; ++i) const CallLimit limit(20, [&] { ++late; });
+  for (int i = 0; i < 10; ++i) const CallWatchdog limit(20, [&] { ++late; });
   EXPECT_EQ(late, 0);
   EXPECT_GT(milliseconds_until(end), 0) << "it does not wait for its limit";
 }
 
-TEST(CallLimit, ACallThatDoesNotReturnIsSaidOnceInTime) {
+TEST(CallWatchdog, ACallThatDoesNotReturnIsSaidOnceInTime) {
   std::atomic<int> late = 0;
-  const CallLimit limit(0.1, [&] { ++late; });
+  const CallWatchdog limit(0.1, [&] { ++late; });
   for (const Deadline end = deadline_in(20); late == 0 && milliseconds_until(end) > 0;) sleep_ms(1);
   sleep_ms(300);
   EXPECT_EQ(late, 1);
 }
 
-TEST(Patience, EndsAfterItsTime) {
-  Patience patience(0.3);
+TEST(StallAwareDeadline, EndsAfterItsTime) {
+  StallAwareDeadline patience(0.3);
   EXPECT_FALSE(patience.is_over());
   const Deadline end = deadline_in(20);
   while (!patience.is_over() && milliseconds_until(end) > 0) sleep_ms(patience.milliseconds_to_sleep());
   EXPECT_GT(milliseconds_until(end), 0);
   EXPECT_TRUE(patience.is_over());
-  EXPECT_TRUE(Patience(0).is_over());
+  EXPECT_TRUE(StallAwareDeadline(0).is_over());
 }
 
 // As of a process that is stopped and goes on.
-TEST(Patience, WhoDoesNotLookHasNotWaited) {
-  Patience patience(0.3);
-  sleep_ms(static_cast<int>(Patience::kStoodS * 1000) + 500);
+TEST(StallAwareDeadline, WhoDoesNotLookHasNotWaited) {
+  StallAwareDeadline patience(0.3);
+  sleep_ms(static_cast<int>(StallAwareDeadline::kStoppedS * 1000) + 500);
   EXPECT_FALSE(patience.is_over());
 }
 

@@ -1,4 +1,4 @@
-#include "parallel/pipeline/replay.h"
+#include "parallel/pipeline/simulate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ constexpr auto f = Pass::forward, b = Pass::backward;
 
 std::string error_of(const Schedule& schedule) {
   try {
-    replay(schedule, equal_times(schedule.shape));
+    simulate(schedule, equal_times(schedule.shape));
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::usage);
     return e.what();
@@ -46,7 +46,7 @@ std::vector<PipelineShape> legal_shapes(int64_t max_P, int64_t max_V, int64_t ma
 
 // Theory, for every legal P <= 8, V <= 4 and M <= 32, with backwards as long as forwards and twice as long. The times
 // are whole numbers, so durations are exact.
-TEST(Replay, BubbleAndInFlightEqualTheory) {
+TEST(SimulatedSchedule, BubbleAndInFlightEqualTheory) {
   size_t num_shapes = 0;
   for (const PipelineShape& shape : legal_shapes(8, 4, 32)) {
     ++num_shapes;
@@ -54,7 +54,7 @@ TEST(Replay, BubbleAndInFlightEqualTheory) {
     SCOPED_TRACE(fmt::format("P {} V {} M {} G {}", P, V, M, G));
     const Schedule schedule = schedule_1f1b(shape);
     for (const double backward : {1.0, 2.0}) {
-      const Replay r = replay(schedule, equal_times(shape, {1, backward}));
+      const SimulatedSchedule r = simulate(schedule, equal_times(shape, {1, backward}));
       ASSERT_EQ(r.duration, static_cast<double>(V * M + P - 1) * (1 + backward));
       ASSERT_DOUBLE_EQ(1 + r.bubble(), 1 + static_cast<double>(P - 1) / static_cast<double>(V * M + P - 1));
       for (int64_t p = 0; p < P; ++p) {
@@ -70,18 +70,18 @@ TEST(Replay, BubbleAndInFlightEqualTheory) {
 
 // Sends that are waited for at once block no rank for good, for receives stand open ahead of them; and the lists that
 // take one micro-batch at a time replay whatever the shape.
-TEST(Replay, ListsWithoutOverlapAndInTurnDoNotDeadlock) {
+TEST(SimulatedSchedule, ListsWithoutOverlapAndInTurnDoNotDeadlock) {
   for (const PipelineShape& shape : legal_shapes(8, 4, 16)) {
     SCOPED_TRACE(fmt::format("P {} V {} M {} G {}", shape.num_ranks, shape.num_virtual, shape.num_micro_batches,
                              shape.group_size()));
     const Schedule schedule = schedule_1f1b(shape);
-    const Replay with = replay(schedule, equal_times(shape)),
-                 without = replay(without_overlap(schedule), equal_times(shape));
+    const SimulatedSchedule with = simulate(schedule, equal_times(shape)),
+                            without = simulate(without_overlap(schedule), equal_times(shape));
     ASSERT_GE(without.duration, with.duration);
     PipelineShape forward = shape;
     forward.backward = false;
-    const Replay in_turn = replay(schedule_in_turn(shape), equal_times(shape));
-    const Replay forwards = replay(schedule_in_turn(forward), equal_times(shape));
+    const SimulatedSchedule in_turn = simulate(sequential_schedule(shape), equal_times(shape));
+    const SimulatedSchedule forwards = simulate(sequential_schedule(forward), equal_times(shape));
     ASSERT_EQ(in_turn.duration, 2 * static_cast<double>(shape.num_stages() * shape.num_micro_batches));
     for (size_t p = 0; p < with.ranks.size(); ++p) {
       ASSERT_EQ(without.ranks[p].peak_of_stage, with.ranks[p].peak_of_stage);
@@ -93,14 +93,14 @@ TEST(Replay, ListsWithoutOverlapAndInTurnDoNotDeadlock) {
 }
 
 // Memory is planned by what the lists hold at a time, never by more.
-TEST(Replay, PlacementNeedsTheirPeaks) {
+TEST(SimulatedSchedule, PlacementNeedsTheirPeaks) {
   for (const PipelineShape& shape : legal_shapes(5, 3, 9)) {
     SCOPED_TRACE(fmt::format("P {} V {} M {} G {}", shape.num_ranks, shape.num_virtual, shape.num_micro_batches,
                              shape.group_size()));
     const Schedule schedule = schedule_1f1b(shape);
-    const Replay r = replay(schedule, equal_times(shape));
+    const SimulatedSchedule r = simulate(schedule, equal_times(shape));
     for (int64_t p = 0; p < shape.num_ranks; ++p) {
-      const PlacedList list = place_actions(schedule, p);
+      const RankProgram list = place_actions(schedule, p);
       ASSERT_EQ(list.num_saved_sets, r.ranks[p].peak_of_stage);
       ASSERT_LE(list.num_buffers, r.ranks[p].peak_receives + r.ranks[p].peak_sends + 1);
       ASSERT_EQ(list.actions.size(), schedule.actions[p].size());
@@ -109,7 +109,7 @@ TEST(Replay, PlacementNeedsTheirPeaks) {
 }
 
 TEST(Placement, ABufferStaysFromReceiveToWait) {
-  const PlacedList list = place_actions(schedule_1f1b({.num_ranks = 3, .num_micro_batches = 3}), 1);
+  const RankProgram list = place_actions(schedule_1f1b({.num_ranks = 3, .num_micro_batches = 3}), 1);
   std::string text;
   for (const PlacedAction& p : list.actions) {
     if (p.action.verb == Verb::run) text += fmt::format("set {} ", p.saved_set);
@@ -119,18 +119,18 @@ TEST(Placement, ABufferStaysFromReceiveToWait) {
   EXPECT_EQ(list.num_saved_sets, std::vector<int64_t>{2});
 }
 
-TEST(Replay, PeaksOfVirtualStages) {
+TEST(SimulatedSchedule, PeaksOfVirtualStages) {
   const PipelineShape shape = {.num_ranks = 4, .num_virtual = 2, .num_micro_batches = 8};
-  const Replay r = replay(schedule_1f1b(shape), equal_times(shape));
+  const SimulatedSchedule r = simulate(schedule_1f1b(shape), equal_times(shape));
   EXPECT_EQ(r.ranks[0].peak_of_stage, (std::vector<int64_t>{8, 4}));
   EXPECT_EQ(r.ranks[0].peak_in_flight, 11);
   EXPECT_EQ(r.ranks[3].peak_of_stage, (std::vector<int64_t>{5, 1}));
 }
 
 // One micro-batch crosses each of the P - 1 borders there and back, and nothing hides it.
-TEST(Replay, TransfersTakeTime) {
+TEST(SimulatedSchedule, TransfersTakeTime) {
   const PipelineShape shape = {.num_ranks = 3, .num_micro_batches = 1};
-  const Replay r = replay(schedule_1f1b(shape), equal_times(shape, {2, 3}, 0.5));
+  const SimulatedSchedule r = simulate(schedule_1f1b(shape), equal_times(shape, {2, 3}, 0.5));
   EXPECT_EQ(r.duration, 3 * (2 + 3) + 2 * 2 * 0.5);
   EXPECT_EQ(r.ranks[1].runs[0].begin, 2.5);
   EXPECT_EQ(r.ranks[1].runs[1].end, 7 + 3 + 0.5 + 3);
@@ -138,11 +138,11 @@ TEST(Replay, TransfersTakeTime) {
 
 // What transfers add to a step: in 1F1B more with each micro-batch, for neighbours wait for one another's results; in
 // interleaved 1F1B only what it takes to fill and to drain, less with larger groups.
-TEST(Replay, VirtualStagesHideTransfers) {
+TEST(SimulatedSchedule, VirtualStagesHideTransfers) {
   const auto added = [](const PipelineShape& shape) {
     const Schedule schedule = schedule_1f1b(shape);
-    return replay(schedule, equal_times(shape, {1, 2}, 0.5)).duration -
-           replay(schedule, equal_times(shape, {1, 2})).duration;
+    return simulate(schedule, equal_times(shape, {1, 2}, 0.5)).duration -
+           simulate(schedule, equal_times(shape, {1, 2})).duration;
   };
   EXPECT_EQ(added({.num_ranks = 4, .num_micro_batches = 8}), 8);
   EXPECT_EQ(added({.num_ranks = 4, .num_micro_batches = 32}), 26);
@@ -152,11 +152,11 @@ TEST(Replay, VirtualStagesHideTransfers) {
 }
 
 // Two messages of one channel share it: the second starts when the first has moved.
-TEST(Replay, AChannelMovesOneMessageAtATime) {
+TEST(SimulatedSchedule, AChannelMovesOneMessageAtATime) {
   const PipelineShape shape = {.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 2};
-  const Replay r = replay(schedule_1f1b(shape), equal_times(shape, {1, 1}, 4));
+  const SimulatedSchedule r = simulate(schedule_1f1b(shape), equal_times(shape, {1, 1}, 4));
   const auto begin_of = [&](int64_t micro_batch) {
-    for (const RankReplay::Run& run : r.ranks[1].runs) {
+    for (const RankSimulation::Run& run : r.ranks[1].runs) {
       if (run.action == Action{Verb::run, f, micro_batch, 1}) return run.begin;
     }
     return -1.0;
@@ -165,9 +165,9 @@ TEST(Replay, AChannelMovesOneMessageAtATime) {
   EXPECT_EQ(begin_of(1), 1 + 4 + 4);
 }
 
-TEST(Replay, UnevenStagesWaitForTheSlowest) {
+TEST(SimulatedSchedule, UnevenStagesWaitForTheSlowest) {
   const PipelineShape shape = {.num_ranks = 2, .num_micro_batches = 4};
-  const Replay r = replay(schedule_1f1b(shape), {{{1, 1}, {2, 4}}});
+  const SimulatedSchedule r = simulate(schedule_1f1b(shape), {{{1, 1}, {2, 4}}});
   EXPECT_EQ(r.duration, 1 + 4 * (2 + 4) + 1);
   EXPECT_EQ(r.ranks[0].busy, 8);
   EXPECT_EQ(r.ranks[1].busy, 24);
@@ -180,7 +180,7 @@ Action send(Pass pass, int64_t m, int64_t stage) { return {Verb::send, pass, m, 
 Action wait(Pass pass, int64_t m, int64_t stage) { return {Verb::wait, pass, m, stage}; }
 
 // Rank 0 wants the gradient of micro-batch 0 before it starts micro-batch 1, rank 1 all forwards before a backward.
-TEST(Replay, NamesTheCycleOfADeadlock) {
+TEST(SimulatedSchedule, NamesTheCycleOfADeadlock) {
   const Schedule s = {{.num_ranks = 2, .num_micro_batches = 2},
                       {{receive(b, 0, 0), receive(b, 1, 0), run(f, 0, 0), send(f, 0, 0), run(b, 0, 0), run(f, 1, 0),
                         send(f, 1, 0), run(b, 1, 0), wait(f, 0, 0), wait(f, 1, 0)},
@@ -188,12 +188,12 @@ TEST(Replay, NamesTheCycleOfADeadlock) {
                         run(b, 1, 1), send(b, 1, 1), wait(b, 0, 1), wait(b, 1, 1)}}};
   EXPECT_EQ(
       error_of(s),
-      "replay: the schedule deadlocks: rank 0 stands before backward of micro-batch 0, stage 0 and waits for rank "
+      "simulate: the schedule deadlocks: rank 0 stands before backward of micro-batch 0, stage 0 and waits for rank "
       "1; rank 1 stands before forward of micro-batch 1, stage 1 and waits for rank 0");
 }
 
 // Each rank waits for its send to leave before it opens what the other's send would leave for.
-TEST(Replay, NamesTheCycleOfBuffers) {
+TEST(SimulatedSchedule, NamesTheCycleOfBuffers) {
   const Schedule s = {{.num_ranks = 2, .num_micro_batches = 2},
                       {{run(f, 0, 0), send(f, 0, 0), run(f, 1, 0), send(f, 1, 0), wait(f, 1, 0), wait(f, 0, 0),
                         receive(b, 0, 0), run(b, 0, 0), receive(b, 1, 0), run(b, 1, 0)},
@@ -201,13 +201,13 @@ TEST(Replay, NamesTheCycleOfBuffers) {
                         run(f, 1, 1), run(b, 1, 1), send(b, 1, 1), wait(b, 1, 1)}}};
   EXPECT_EQ(
       error_of(s),
-      "replay: the schedule deadlocks: rank 0 stands before the wait for the send after forward of micro-batch 1, "
+      "simulate: the schedule deadlocks: rank 0 stands before the wait for the send after forward of micro-batch 1, "
       "stage 0 and waits for rank 1; rank 1 stands before the wait for the send after backward of micro-batch 0, "
       "stage 1 and waits for rank 0");
 }
 
 // Ranks outside of the cycle are not named.
-TEST(Replay, NamesTheCycleAlone) {
+TEST(SimulatedSchedule, NamesTheCycleAlone) {
   Schedule s = schedule_1f1b({.num_ranks = 3, .num_micro_batches = 2});
   s.actions[1] = {receive(f, 0, 1), receive(f, 1, 1), receive(b, 0, 1), receive(b, 1, 1), run(f, 0, 1), send(f, 0, 1),
                   run(b, 0, 1),     send(b, 0, 1),    run(f, 1, 1),     send(f, 1, 1),    run(b, 1, 1), send(b, 1, 1),
@@ -216,20 +216,20 @@ TEST(Replay, NamesTheCycleAlone) {
                   send(b, 0, 2),    run(b, 1, 2),     send(b, 1, 2), wait(b, 0, 2), wait(b, 1, 2)};
   EXPECT_EQ(
       error_of(s),
-      "replay: the schedule deadlocks: rank 1 stands before backward of micro-batch 0, stage 1 and waits for rank "
+      "simulate: the schedule deadlocks: rank 1 stands before backward of micro-batch 0, stage 1 and waits for rank "
       "2; rank 2 stands before forward of micro-batch 1, stage 2 and waits for rank 1");
 }
 
-TEST(Replay, AMessageMovesWhenItsReceiveIsOpen) {
+TEST(SimulatedSchedule, AMessageMovesWhenItsReceiveIsOpen) {
   Schedule s = schedule_1f1b({.num_ranks = 2, .num_micro_batches = 2});
   auto& list = s.actions[1];
-  EXPECT_EQ(replay(s, equal_times(s.shape, {1, 5}, 1)).ranks[1].runs[2].begin, 2 + 1 + 5);
+  EXPECT_EQ(simulate(s, equal_times(s.shape, {1, 5}, 1)).ranks[1].runs[2].begin, 2 + 1 + 5);
   list.erase(std::find(list.begin(), list.end(), receive(f, 1, 1)));
   list.insert(std::find(list.begin(), list.end(), run(f, 1, 1)), receive(f, 1, 1));
-  EXPECT_EQ(replay(s, equal_times(s.shape, {1, 5}, 1)).ranks[1].runs[2].begin, 2 + 1 + 5 + 1);
+  EXPECT_EQ(simulate(s, equal_times(s.shape, {1, 5}, 1)).ranks[1].runs[2].begin, 2 + 1 + 5 + 1);
 }
 
-class ReplayRefuses : public testing::Test {
+class SimulateRefuses : public testing::Test {
  protected:
   std::vector<Action>& list(size_t pp_rank) { return s_.actions[pp_rank]; }
   auto place(const Action& a) {
@@ -241,39 +241,40 @@ class ReplayRefuses : public testing::Test {
   Schedule s_ = schedule_1f1b({.num_ranks = 2, .num_micro_batches = 3});
 };
 
-TEST_F(ReplayRefuses, ActionsThatAreNotOfTheRank) {
+TEST_F(SimulateRefuses, ActionsThatAreNotOfTheRank) {
   list(0)[0].micro_batch = 3;
-  EXPECT_EQ(error_of(s_),
-            "replay: rank 0 lists the receive for backward of micro-batch 3, stage 0; there are 3 micro-batches and 2 "
-            "stages");
+  EXPECT_EQ(
+      error_of(s_),
+      "simulate: rank 0 lists the receive for backward of micro-batch 3, stage 0; there are 3 micro-batches and 2 "
+      "stages");
   list(0)[0] = run(f, 0, 1);
-  EXPECT_EQ(error_of(s_), "replay: rank 0 lists forward of micro-batch 0, stage 1, which is of rank 1");
+  EXPECT_EQ(error_of(s_), "simulate: rank 0 lists forward of micro-batch 0, stage 1, which is of rank 1");
   list(0)[0] = receive(f, 0, 0);
   EXPECT_EQ(error_of(s_),
-            "replay: rank 0 lists the receive for forward of micro-batch 0, stage 0, which has no such message");
+            "simulate: rank 0 lists the receive for forward of micro-batch 0, stage 0, which has no such message");
   s_.actions.pop_back();
-  EXPECT_EQ(error_of(s_), "replay: a schedule of 2 ranks must have as many lists; got 1");
+  EXPECT_EQ(error_of(s_), "simulate: a schedule of 2 ranks must have as many lists; got 1");
 }
 
-TEST_F(ReplayRefuses, APassThatIsMissingOrTwice) {
+TEST_F(SimulateRefuses, APassThatIsMissingOrTwice) {
   list(1).push_back(run(b, 2, 1));
-  EXPECT_EQ(error_of(s_), "replay: rank 1 lists backward of micro-batch 2, stage 1 twice");
+  EXPECT_EQ(error_of(s_), "simulate: rank 1 lists backward of micro-batch 2, stage 1 twice");
   list(1).pop_back();
   list(0).erase(place(wait(f, 2, 0)));
   EXPECT_EQ(error_of(s_),
-            "replay: rank 0 must list the wait for the send after forward of micro-batch 2, stage 0; it never does");
+            "simulate: rank 0 must list the wait for the send after forward of micro-batch 2, stage 0; it never does");
   list(0).erase(place(run(b, 2, 0)));
   EXPECT_THAT(error_of(s_), HasSubstr("never does"));
 }
 
-TEST_F(ReplayRefuses, ABackwardAmongForwardsAlone) {
+TEST_F(SimulateRefuses, ABackwardAmongForwardsAlone) {
   s_.shape.backward = false;
   EXPECT_EQ(error_of(s_),
-            "replay: rank 0 lists the receive for backward of micro-batch 0, stage 0; the schedule is of forwards "
+            "simulate: rank 0 lists the receive for backward of micro-batch 0, stage 0; the schedule is of forwards "
             "alone");
 }
 
-TEST_F(ReplayRefuses, PassesOutOfOrder) {
+TEST_F(SimulateRefuses, PassesOutOfOrder) {
   const Schedule whole = s_;
   exchange(run(f, 1, 1), run(f, 2, 1));
   EXPECT_THAT(error_of(s_),
@@ -294,7 +295,7 @@ TEST_F(ReplayRefuses, PassesOutOfOrder) {
               HasSubstr("must list the send after forward of micro-batch 0, stage 0 before the wait for"));
 }
 
-TEST_F(ReplayRefuses, ChannelsInTwoOrders) {
+TEST_F(SimulateRefuses, ChannelsInTwoOrders) {
   exchange(receive(f, 0, 1), receive(f, 1, 1));
   list(1).insert(list(1).begin(), receive(f, 0, 1));
   list(1).erase(std::find(list(1).begin() + 1, list(1).end(), receive(f, 0, 1)));
@@ -302,44 +303,44 @@ TEST_F(ReplayRefuses, ChannelsInTwoOrders) {
   std::swap(list(1)[0], list(1)[1]);
   EXPECT_EQ(
       error_of(s_),
-      "replay: both ends of a channel must list its messages in the same order; message 0 from rank 0 is sent for "
+      "simulate: both ends of a channel must list its messages in the same order; message 0 from rank 0 is sent for "
       "the receive for forward of micro-batch 0, stage 1, where rank 1 lists the receive for forward of "
       "micro-batch 1, stage 1");
 }
 
-TEST_F(ReplayRefuses, Times) {
+TEST_F(SimulateRefuses, Times) {
   const auto error = [&](const PipelineTimes& times) -> std::string {
     try {
-      replay(s_, times);
+      simulate(s_, times);
     } catch (const Error& e) {
       return e.what();
     }
     return "none";
   };
-  EXPECT_EQ(error({{{1, 1}}}), "replay: times must be given for pp * vpp = 2 stages; got 1");
-  EXPECT_EQ(error({{{1, 1}, {1, -2}}}), "replay: times must not be negative; got -2");
-  EXPECT_EQ(error({{{1, 1}, {1, 2}}, -1}), "replay: times must not be negative; got -1");
+  EXPECT_EQ(error({{{1, 1}}}), "simulate: times must be given for pp * vpp = 2 stages; got 1");
+  EXPECT_EQ(error({{{1, 1}, {1, -2}}}), "simulate: times must not be negative; got -2");
+  EXPECT_EQ(error({{{1, 1}, {1, 2}}, -1}), "simulate: times must not be negative; got -1");
   EXPECT_EQ(error({{{0, 0}, {0, 0}}}), "none");
 }
 
-TEST(ReplayPicture, ShowsEachRank) {
+TEST(SchedulePicture, ShowsEachRank) {
   const PipelineShape plain = {.num_ranks = 2, .num_micro_batches = 3};
-  EXPECT_EQ(picture(replay(schedule_1f1b(plain), equal_times(plain, {1, 2}))),
+  EXPECT_EQ(picture(simulate(schedule_1f1b(plain), equal_times(plain, {1, 2}))),
             "rank 0 a0 a1 .  .  A0 -- a2 A1 -- .  A2 --\n"
             "rank 1 .  a0 A0 -- a1 A1 -- a2 A2 -- .  .\n");
   const PipelineShape folded = {.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 2};
-  EXPECT_EQ(picture(replay(schedule_1f1b(folded), equal_times(folded, {2, 2})), 2),
+  EXPECT_EQ(picture(simulate(schedule_1f1b(folded), equal_times(folded, {2, 2})), 2),
             "rank 0 a0 a1 b0 b1 .  B0 .  B1 A0 A1\n"
             "rank 1 .  a0 a1 b0 B0 b1 B1 A0 A1 .\n");
-  EXPECT_THROW(picture(replay(schedule_1f1b(plain), equal_times(plain)), 0), Error);
+  EXPECT_THROW(picture(simulate(schedule_1f1b(plain), equal_times(plain)), 0), Error);
 }
 
-TEST(ReplayPicture, StandsInTheDocumentation) {
+TEST(SchedulePicture, StandsInTheDocumentation) {
   std::stringstream page;
   page << std::ifstream(MOEBIUS_SOURCE_DIR "/docs/design/parallelism.md").rdbuf();
   for (const int64_t V : {1, 2}) {
     const PipelineShape shape = {.num_ranks = 4, .num_virtual = V, .num_micro_batches = 8};
-    EXPECT_THAT(page.str(), HasSubstr(picture(replay(schedule_1f1b(shape), equal_times(shape)))));
+    EXPECT_THAT(page.str(), HasSubstr(picture(simulate(schedule_1f1b(shape), equal_times(shape)))));
   }
 }
 

@@ -1,6 +1,6 @@
-#include "model/attention/context.h"
+#include "model/attention/context_parallel.h"
 
-#include "model/attention/context_ways.h"
+#include "model/attention/context_parallel_ways.h"
 #include "ops/attention/attention_sink.h"
 #include "ops/elementwise/elementwise.h"
 
@@ -8,9 +8,9 @@ namespace moebius {
 namespace {
 
 // All rows are here.
-class LocalContext final : public Context {
+class NoContextParallel final : public ContextParallel {
  public:
-  explicit LocalContext(const ContextSpec& spec) : spec_(spec) {}
+  explicit NoContextParallel(const ContextParallelSpec& spec) : spec_(spec) {}
 
   void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override {
     run_attention(step, AttentionFwd{.o_THd = o_THd,
@@ -45,13 +45,13 @@ class LocalContext final : public Context {
   }
 
  private:
-  ContextSpec spec_;
+  ContextParallelSpec spec_;
 };
 
 template <class Op, class Run>
 void run_with_scratch(Step& step, Op op, Run run) {
   StackScope scope(step.stack);
-  op.scratch = step.take_bytes(Op::scratch_bytes(op, step.stream));
+  op.scratch = step.alloc_bytes(Op::scratch_bytes(op, step.stream));
   run(step.stream, op);
 }
 
@@ -93,17 +93,17 @@ void to_ranks(Step& step, const Pieces& pieces, Tensor ranks_U, Tensor sequences
   for_each_piece(pieces, sequences_U, ranks_U, [&](const Tensor& s, const Tensor& r) { copy(step.stream, r, s); });
 }
 
-std::unique_ptr<Context> make_context(CpComm comm, const Mesh& mesh, const ContextSpec& spec) {
-  if (mesh.shape().cp == 1) return std::make_unique<LocalContext>(spec);
+std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, const ContextParallelSpec& spec) {
+  if (mesh.shape().cp == 1) return std::make_unique<NoContextParallel>(spec);
   switch (comm) {
     case CpComm::ring:
-      return std::make_unique<RingContext>(mesh, spec);
+      return std::make_unique<RingContextParallel>(mesh, spec);
     case CpComm::alltoall:
-      return std::make_unique<AllToAllContext>(mesh, spec);
+      return std::make_unique<AllToAllContextParallel>(mesh, spec);
     case CpComm::allgather:
       break;
   }
-  return std::make_unique<AllGatherContext>(mesh, spec);
+  return std::make_unique<AllGatherContextParallel>(mesh, spec);
 }
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-// Replay runs a pipeline schedule on paper: it proves that the schedule is complete and free of deadlock, and gives
+// SimulatedSchedule runs a pipeline schedule on paper: it proves that the schedule is complete and free of deadlock, and gives
 // its timeline, its bubble and its peaks. With the times of a model it is the simulator, with all times equal the
 // theory.
 //
@@ -23,7 +23,7 @@ struct PipelineTimes {
 };
 PipelineTimes equal_times(const PipelineShape& shape, const StageTime& stage = {}, double transfer = 0);
 
-struct RankReplay {
+struct RankSimulation {
   struct Run {
     Action action;
     double begin = 0, end = 0;
@@ -37,10 +37,10 @@ struct RankReplay {
   int64_t peak_sends = 0;              // results that are sent and not yet waited for
 };
 
-struct Replay {
+struct SimulatedSchedule {
   PipelineShape shape;
-  std::vector<RankReplay> ranks;  // [pp_rank]
-  double duration = 0;            // until the last rank has done its list
+  std::vector<RankSimulation> ranks;  // [pp_rank]
+  double duration = 0;                // until the last rank has done its list
 
   // The share of the ranks' time that they do not compute: 1 - sum of busy / (P * duration). For equal times of all
   // stages and free transfers 1F1B has (P - 1) / (V M + P - 1): each rank computes V M forwards and backwards, and the
@@ -56,10 +56,10 @@ void check_actions(const Schedule& schedule);
 
 // The above, then the timeline. Error{usage} naming the ranks of the cycle and what each waits for when they wait for
 // one another; also when times has not one entry per stage or a negative one.
-Replay replay(const Schedule& schedule, const PipelineTimes& times);
+SimulatedSchedule simulate(const Schedule& schedule, const PipelineTimes& times);
 
 // One line per rank, one column per unit of time: a forward is the letter of its virtual stage (a is the first) and its
 // micro-batch, a backward the same in capitals, -- goes on, . is idle. REQUIRES: unit > 0.
-std::string picture(const Replay& replay, double unit = 1);
+std::string picture(const SimulatedSchedule& simulated, double unit = 1);
 
 }  // namespace moebius

@@ -24,7 +24,7 @@ struct CollectiveRecord {
 
 std::string to_string(const CollectiveRecord& r);  // "all_reduce_sum 17 of group dp (f32 x 4096)"
 
-class CollectiveRing {
+class CollectiveFlightRecorder {
  public:
   static constexpr int64_t kSize = 64;
 

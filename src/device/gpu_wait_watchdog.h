@@ -6,7 +6,7 @@
 
 namespace moebius {
 
-struct WaitGuard {
+struct GpuWaitWatchdog {
   // Called again and again while the host waits, with the seconds that it has; throws to end the wait. None: the wait
   // takes as long as it takes.
   std::function<void(double waited_s)> look;

@@ -9,13 +9,13 @@
 
 namespace moebius {
 
-class CallLimit {
+class CallWatchdog {
  public:
-  // Where this object lives for longer than `seconds` (comm/liveness/patience.h), on_late is called once, on a thread of it: to
+  // Where this object lives for longer than `seconds` (comm/liveness/stall_aware_deadline.h), on_late is called once, on a thread of it: to
   // say so and end the process, since the call cannot be left.
-  CallLimit(double seconds, std::function<void()> on_late);
-  ~CallLimit();
-  CallLimit(const CallLimit&) = delete;
+  CallWatchdog(double seconds, std::function<void()> on_late);
+  ~CallWatchdog();
+  CallWatchdog(const CallWatchdog&) = delete;
 
  private:
   void watch(double seconds);

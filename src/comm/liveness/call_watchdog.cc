@@ -1,15 +1,15 @@
-#include "comm/liveness/call_limit.h"
+#include "comm/liveness/call_watchdog.h"
 
 #include <chrono>
 
-#include "comm/liveness/patience.h"
+#include "comm/liveness/stall_aware_deadline.h"
 
 namespace moebius {
 
-CallLimit::CallLimit(double seconds, std::function<void()> on_late)
+CallWatchdog::CallWatchdog(double seconds, std::function<void()> on_late)
     : on_late_(std::move(on_late)), watcher_([this, seconds] { watch(seconds); }) {}
 
-CallLimit::~CallLimit() {
+CallWatchdog::~CallWatchdog() {
   {
     const std::lock_guard lock(mutex_);
     has_returned_ = true;
@@ -18,9 +18,9 @@ CallLimit::~CallLimit() {
   watcher_.join();
 }
 
-void CallLimit::watch(double seconds) {
+void CallWatchdog::watch(double seconds) {
   std::unique_lock lock(mutex_);
-  Patience patience(seconds);
+  StallAwareDeadline patience(seconds);
   while (!has_returned_) {
     if (patience.is_over()) return on_late_();
     returned_.wait_for(lock, std::chrono::milliseconds(patience.milliseconds_to_sleep()));

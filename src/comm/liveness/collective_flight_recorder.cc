@@ -1,4 +1,4 @@
-#include "comm/liveness/collective_ring.h"
+#include "comm/liveness/collective_flight_recorder.h"
 
 #include <algorithm>
 #include <utility>
@@ -11,7 +11,7 @@ std::string to_string(const CollectiveRecord& r) {
   return fmt::format("{} {} of group {} ({} x {})", r.op, r.number, r.group, name_of(r.dtype), r.numel);
 }
 
-int64_t CollectiveRing::begin(CollectiveRecord record) {
+int64_t CollectiveFlightRecorder::begin(CollectiveRecord record) {
   const std::lock_guard lock(mutex_);
   CollectiveRecord& place = records_[num_begun_ % kSize];
   if (num_begun_ >= kSize && !place.ended) open_.emplace(num_begun_ - kSize, std::move(place));
@@ -19,7 +19,7 @@ int64_t CollectiveRing::begin(CollectiveRecord record) {
   return num_begun_++;
 }
 
-void CollectiveRing::end(int64_t number) {
+void CollectiveFlightRecorder::end(int64_t number) {
   const std::lock_guard lock(mutex_);
   if (number >= num_begun_ - kSize)
     records_[number % kSize].ended = true;
@@ -27,18 +27,18 @@ void CollectiveRing::end(int64_t number) {
     open_.erase(number);
 }
 
-CollectiveRecord CollectiveRing::at(int64_t number) const {
+CollectiveRecord CollectiveFlightRecorder::at(int64_t number) const {
   const std::lock_guard lock(mutex_);
   const auto open = open_.find(number);
   return open == open_.end() ? records_[number % kSize] : open->second;
 }
 
-CollectiveRecord CollectiveRing::last() const {
+CollectiveRecord CollectiveFlightRecorder::last() const {
   const std::lock_guard lock(mutex_);
   return num_begun_ == 0 ? CollectiveRecord{.op = "start"} : records_[(num_begun_ - 1) % kSize];
 }
 
-std::string CollectiveRing::text(int64_t most) const {
+std::string CollectiveFlightRecorder::text(int64_t most) const {
   const std::lock_guard lock(mutex_);
   if (num_begun_ == 0) return "  none\n";
   std::string text;

@@ -1,4 +1,4 @@
-#include "parallel/pipeline/replay.h"
+#include "parallel/pipeline/simulate.h"
 
 #include <algorithm>
 #include <optional>
@@ -23,11 +23,11 @@ class Simulation {
         clock_(schedule.actions.size()),
         messages_(shape_.num_passes()),
         channels_(2 * schedule.actions.size()) {
-    replay_.shape = shape_;
-    replay_.ranks.resize(schedule.actions.size());
+    result_.shape = shape_;
+    result_.ranks.resize(schedule.actions.size());
   }
 
-  Replay run() {
+  SimulatedSchedule run() {
     for (bool moved = true; moved;) {
       moved = false;
       for (int64_t r = 0; r < shape_.num_ranks; ++r) {
@@ -40,8 +40,8 @@ class Simulation {
     for (int64_t r = 0; r < shape_.num_ranks; ++r) {
       if (!finished(r)) fail_deadlock(r);
     }
-    replay_.duration = *std::max_element(clock_.begin(), clock_.end());
-    return std::move(replay_);
+    result_.duration = *std::max_element(clock_.begin(), clock_.end());
+    return std::move(result_);
   }
 
  private:
@@ -93,8 +93,8 @@ class Simulation {
     const StageTime& time = times_.stages[a.stage];
     const double begin = clock_[r], took = a.pass == Pass::forward ? time.forward : time.backward;
     clock_[r] += took;
-    replay_.ranks[r].busy += took;
-    replay_.ranks[r].runs.push_back({a, begin, clock_[r]});
+    result_.ranks[r].busy += took;
+    result_.ranks[r].runs.push_back({a, begin, clock_[r]});
   }
 
   // A rank that stands still waits for exactly one other, so following them leads into a cycle.
@@ -109,7 +109,7 @@ class Simulation {
       cycle += fmt::format("{}rank {} stands before {} and waits for rank {}", cycle.empty() ? "" : "; ", *it,
                            describe(at(*it)), awaited(at(*it)));
     }
-    MOEBIUS_FAIL(usage, "replay: the schedule deadlocks: {}", cycle);
+    MOEBIUS_FAIL(usage, "simulate: the schedule deadlocks: {}", cycle);
   }
   int64_t awaited(const Action& a) const {
     return shape_.rank_of(a.verb == Verb::wait ? a.stage + onward(a.pass) : a.stage - onward(a.pass));
@@ -122,11 +122,11 @@ class Simulation {
   std::vector<double> clock_;      // [pp_rank]
   std::vector<Message> messages_;  // [pass, micro-batch, stage]
   std::vector<double> channels_;   // [pass, from rank], when the last message had moved
-  Replay replay_;
+  SimulatedSchedule result_;
 };
 
 // Micro-batches between the start of their forward and the end of their backward, or of the forward where it is all.
-void count_in_flight(const PipelineShape& shape, const std::vector<Action>& actions, RankReplay& rank) {
+void count_in_flight(const PipelineShape& shape, const std::vector<Action>& actions, RankSimulation& rank) {
   const Pass last = shape.backward ? Pass::backward : Pass::forward;
   std::vector<int64_t> of_stage(static_cast<size_t>(shape.num_virtual));
   rank.peak_of_stage = of_stage;
@@ -141,7 +141,7 @@ void count_in_flight(const PipelineShape& shape, const std::vector<Action>& acti
   }
 }
 
-void count_messages(const PipelineShape& shape, const std::vector<Action>& actions, RankReplay& rank) {
+void count_messages(const PipelineShape& shape, const std::vector<Action>& actions, RankSimulation& rank) {
   int64_t receives = 0, sends = 0;
   for (const Action& a : actions) {
     if (a.verb == Verb::receive) ++receives;
@@ -155,11 +155,11 @@ void count_messages(const PipelineShape& shape, const std::vector<Action>& actio
 
 void check_times(const PipelineShape& shape, const PipelineTimes& times) {
   MOEBIUS_CHECK(usage, std::ssize(times.stages) == shape.num_stages(),
-                "replay: times must be given for pp * vpp = {} stages; got {}", shape.num_stages(),
+                "simulate: times must be given for pp * vpp = {} stages; got {}", shape.num_stages(),
                 times.stages.size());
   double least = times.transfer;
   for (const StageTime& stage : times.stages) least = std::min({least, stage.forward, stage.backward});
-  MOEBIUS_CHECK(usage, least >= 0, "replay: times must not be negative; got {}", least);
+  MOEBIUS_CHECK(usage, least >= 0, "simulate: times must not be negative; got {}", least);
 }
 
 }  // namespace
@@ -168,16 +168,16 @@ PipelineTimes equal_times(const PipelineShape& shape, const StageTime& stage, do
   return {std::vector<StageTime>(static_cast<size_t>(shape.num_stages()), stage), transfer};
 }
 
-double Replay::bubble() const {
+double SimulatedSchedule::bubble() const {
   double busy = 0;
-  for (const RankReplay& rank : ranks) busy += rank.busy;
+  for (const RankSimulation& rank : ranks) busy += rank.busy;
   return duration > 0 ? 1 - busy / (static_cast<double>(shape.num_ranks) * duration) : 0;
 }
 
-Replay replay(const Schedule& schedule, const PipelineTimes& times) {
+SimulatedSchedule simulate(const Schedule& schedule, const PipelineTimes& times) {
   check_actions(schedule);
   check_times(schedule.shape, times);
-  Replay result = Simulation(schedule, times).run();
+  SimulatedSchedule result = Simulation(schedule, times).run();
   for (size_t r = 0; r < result.ranks.size(); ++r) {
     count_in_flight(schedule.shape, schedule.actions[r], result.ranks[r]);
     count_messages(schedule.shape, schedule.actions[r], result.ranks[r]);
@@ -185,16 +185,16 @@ Replay replay(const Schedule& schedule, const PipelineTimes& times) {
   return result;
 }
 
-std::string picture(const Replay& replay, double unit) {
+std::string picture(const SimulatedSchedule& simulated, double unit) {
   MOEBIUS_CHECK(usage, unit > 0, "picture: the unit of time must be positive; got {}", unit);
   const auto column = [&](double time) { return static_cast<size_t>(time / unit + 0.5); };
-  const size_t width = 1 + fmt::formatted_size("{}", replay.shape.num_micro_batches - 1);
+  const size_t width = 1 + fmt::formatted_size("{}", simulated.shape.num_micro_batches - 1);
   std::string lines;
-  for (size_t r = 0; r < replay.ranks.size(); ++r) {
-    std::vector<std::string> cells(column(replay.duration), ".");
-    for (const RankReplay::Run& run : replay.ranks[r].runs) {
+  for (size_t r = 0; r < simulated.ranks.size(); ++r) {
+    std::vector<std::string> cells(column(simulated.duration), ".");
+    for (const RankSimulation::Run& run : simulated.ranks[r].runs) {
       const char first = run.action.pass == Pass::forward ? 'a' : 'A';
-      const int64_t virtual_stage = run.action.stage / replay.shape.num_ranks;
+      const int64_t virtual_stage = run.action.stage / simulated.shape.num_ranks;
       for (size_t c = column(run.begin); c < column(run.end); ++c) cells[c] = std::string(width, '-');
       if (column(run.begin) == column(run.end)) continue;  // too short to be seen
       cells[column(run.begin)] =

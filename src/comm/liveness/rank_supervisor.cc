@@ -1,4 +1,4 @@
-#include "comm/liveness/rank_keeper.h"
+#include "comm/liveness/rank_supervisor.h"
 
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -35,9 +35,9 @@ int next_signal(const sigset_t& set, double seconds) {
 
 bool is_ours(int exit_code) { return exit_code == 0 || exit_code > 128 || error_kind(exit_code).has_value(); }
 
-class Keeper {
+class Supervisor {
  public:
-  Keeper(pid_t child, pid_t launcher, const sigset_t& signals, double grace_s)
+  Supervisor(pid_t child, pid_t launcher, const sigset_t& signals, double grace_s)
       : child_(child), launcher_(launcher), signals_(signals), grace_s_(grace_s) {
     sigemptyset(&handed_on_);
   }
@@ -105,14 +105,14 @@ std::string death_text(const std::string& name, int status) {
                      static_cast<int>(ErrorKind::distributed));
 }
 
-// The exit code of the keeper.
-int keep(Keeper keeper, const std::string& name, const std::function<void(const std::string&)>& report) {
-  ::prctl(PR_SET_NAME, "rank-keeper");  // pkill and killall of the program's name mean the ranks
-  const int status = keeper.status();
+// The exit code of the supervisor.
+int keep(Supervisor supervisor, const std::string& name, const std::function<void(const std::string&)>& report) {
+  ::prctl(PR_SET_NAME, "rank-supervisor");  // pkill and killall of the program's name mean the ranks
+  const int status = supervisor.status();
   if (WIFEXITED(status) && is_ours(WEXITSTATUS(status))) return WEXITSTATUS(status);
-  if (WIFSIGNALED(status) && keeper.was_sent_to_all(WTERMSIG(status))) return 128 + WTERMSIG(status);
+  if (WIFSIGNALED(status) && supervisor.was_sent_to_all(WTERMSIG(status))) return 128 + WTERMSIG(status);
   report(death_text(name, status));
-  keeper.wait_for_others();
+  supervisor.wait_for_others();
   return static_cast<int>(ErrorKind::distributed);
 }
 
@@ -126,15 +126,15 @@ pid_t keep_rank(const std::string& name, const std::function<void(const std::str
   by_default.sa_handler = SIG_DFL;
   ::sigaction(SIGCHLD, &by_default, &action_before);  // a launcher may have had it ignored, and children with it
   ::sigprocmask(SIG_BLOCK, &signals, &mask_before);
-  const pid_t launcher = ::getppid(), keeper = ::getpid(), child = ::fork();
-  if (child > 0) end(keep(Keeper(child, launcher, signals, grace_s), name, report));
+  const pid_t launcher = ::getppid(), supervisor = ::getpid(), child = ::fork();
+  if (child > 0) end(keep(Supervisor(child, launcher, signals, grace_s), name, report));
   if (child == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != keeper) end(128 + SIGKILL);  // it was killed before that
+    if (::getppid() != supervisor) end(128 + SIGKILL);  // it was killed before that
   }
   ::sigprocmask(SIG_SETMASK, &mask_before, nullptr);
   ::sigaction(SIGCHLD, &action_before, nullptr);
-  return child == 0 ? keeper : 0;
+  return child == 0 ? supervisor : 0;
 }
 
 }  // namespace moebius

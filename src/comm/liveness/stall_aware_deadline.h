@@ -9,22 +9,22 @@
 
 namespace moebius {
 
-class Patience {
+class StallAwareDeadline {
  public:
   // Two questions that are further apart: the process stood in between.
-  static constexpr double kStoodS = 1;
+  static constexpr double kStoppedS = 1;
 
-  explicit Patience(double seconds) : last_(Clock::now()), until_(deadline_in(seconds)) {}
+  explicit StallAwareDeadline(double seconds) : last_(Clock::now()), until_(deadline_in(seconds)) {}
 
-  // REQUIRES: is asked at least every half a kStoodS.
+  // REQUIRES: is asked at least every half a kStoppedS.
   bool is_over() {
     const Clock::time_point now = Clock::now();
-    if (now - last_ > std::chrono::duration<double>(kStoodS)) until_ += now - last_;
+    if (now - last_ > std::chrono::duration<double>(kStoppedS)) until_ += now - last_;
     last_ = now;
     return now >= until_;
   }
   // For which nobody need ask.
-  int milliseconds_to_sleep() const { return std::min(static_cast<int>(kStoodS * 500), milliseconds_until(until_)); }
+  int milliseconds_to_sleep() const { return std::min(static_cast<int>(kStoppedS * 500), milliseconds_until(until_)); }
 
  private:
   using Clock = std::chrono::steady_clock;
