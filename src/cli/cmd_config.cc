@@ -35,8 +35,8 @@ struct Resolved {
   std::unique_ptr<Engine> engine;
 };
 
-// Batch shapes that a recipe may leave out (a model alone is fine to look at) count as one sequence of the model's
-// context.
+// Batch shapes that a recipe may leave out (a model alone is fine to look at)
+// count as one sequence of the model's context.
 EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
