@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/backends.h"
+#include "ops/attention/attention_backends.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "ops/attention/attention.h"
-#include "ops/backends.h"
+#include "ops/attention/attention_backends.h"
 #include "ops/cpu/testing.h"
 #include "ops/elementwise/elementwise.h"
 

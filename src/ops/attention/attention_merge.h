@@ -16,11 +16,4 @@ struct AttentionMerge {
 void attention_merge(Stream& s, const AttentionMerge& a);
 Cost cost(const AttentionMerge& a);
 
-namespace cpu {
-void attention_merge(Stream& s, const AttentionMerge& a);
-}
-namespace cuda {
-void attention_merge(Stream& s, const AttentionMerge& a);
-}
-
 }  // namespace moebius

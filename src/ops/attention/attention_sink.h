@@ -26,13 +26,4 @@ struct AttentionSinkBwd {
 void attention_sink_bwd(Stream& s, const AttentionSinkBwd& a);
 Cost cost(const AttentionSinkBwd& a);
 
-namespace cpu {
-void attention_sink_fwd(Stream& s, const AttentionSinkFwd& a);
-void attention_sink_bwd(Stream& s, const AttentionSinkBwd& a);
-}  // namespace cpu
-namespace cuda {
-void attention_sink_fwd(Stream& s, const AttentionSinkFwd& a);
-void attention_sink_bwd(Stream& s, const AttentionSinkBwd& a);
-}  // namespace cuda
-
 }  // namespace moebius

@@ -2,9 +2,9 @@
 
 #include <array>
 
+#include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_ref.h"
 #include "ops/attention/cuda/attention.h"
-#include "ops/backends.h"
 #include "ops/cpu/testing.h"
 
 namespace moebius {

@@ -11,6 +11,17 @@ void fill_zero(Stream& s, Tensor x);
 void copy(Stream& s, Tensor to, Tensor from);  // same shape; converts f32 <-> bf16
 void add(Stream& s, Tensor y, Tensor x);       // y += x, same shape and dtype
 
+// y[s,:] += row[0,:].  f32.
+void add_row(Stream& s, Tensor y_SD, Tensor row_1D);
+
+// to[t, to_first + j] = from[t, from_first + j] for j < count. Any dtype, the same rows.
+struct CopyColumns {
+  Tensor to_TA;    // out
+  Tensor from_TB;  // in
+  int64_t to_first = 0, from_first = 0, count = 0;
+};
+void copy_columns(Stream& s, const CopyColumns& a);
+
 // out[0] += scale * sum of x, in double, fixed order. out f64 [1]; x f32.
 struct SumInto {
   Tensor out_1;  // inout

@@ -1,6 +1,6 @@
 #include "ops/experts/experts.h"
 
-#include "ops/backends_moe.h"
+#include "ops/experts/experts_backends.h"
 
 namespace moebius {
 namespace {

@@ -1,6 +1,6 @@
 #include "ops/gated_mlp/gated_mlp.h"
 
-#include "ops/backends.h"
+#include "ops/gated_mlp/gated_mlp_backends.h"
 
 namespace moebius {
 namespace {

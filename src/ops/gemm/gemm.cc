@@ -1,6 +1,6 @@
 #include "ops/gemm/gemm.h"
 
-#include "ops/backends.h"
+#include "ops/gemm/gemm_backends.h"
 
 namespace moebius {
 namespace {

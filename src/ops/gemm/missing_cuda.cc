@@ -1,7 +1,8 @@
-// The CUDA backend of these ops in a build without it.
-#include "ops/backends.h"
+// Stands in for the CUDA backend of these ops where it is not built.
 #include "ops/gemm/cuda/cublas_lt.h"
 #include "ops/gemm/cuda/gemm.h"
+#include "ops/gemm/gemm_backends.h"
+#include "ops/missing_backend.h"
 
 namespace moebius::cuda {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/backends.h"
+#include "ops/norm/norm_backends.h"
 
 namespace moebius {
 namespace {

@@ -1,4 +1,5 @@
 #include "ops/qk_norm/qk_norm_blocks.h"
+#include "ops/qk_norm/qk_norm_backends.h"
 
 namespace moebius {
 namespace {

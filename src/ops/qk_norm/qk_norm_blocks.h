@@ -34,16 +34,4 @@ struct QkNormBlockBwd {
 };
 void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a);
 
-namespace cpu {
-void qk_norm_sums(Stream& s, const QkNormSums& a);
-void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a);
-void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a);
-}  // namespace cpu
-
-namespace cuda {
-void qk_norm_sums(Stream& s, const QkNormSums& a);
-void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a);
-void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a);
-}  // namespace cuda
-
 }  // namespace moebius

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "ops/backends.h"
+#include "ops/rope/rope_backends.h"
 
 namespace moebius {
 namespace {

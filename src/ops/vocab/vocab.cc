@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/backends.h"
+#include "ops/vocab/vocab_backends.h"
 
 namespace moebius {
 namespace {

@@ -33,14 +33,4 @@ struct LmLossBlock {
 void lm_loss_block(Stream& s, const LmLossBlock& a);
 Cost cost(const LmLossBlock& a);
 
-namespace cpu {
-void lm_logits_block(Stream& s, const LmLogitsBlock& a);
-void lm_loss_block(Stream& s, const LmLossBlock& a);
-}  // namespace cpu
-
-namespace cuda {
-void lm_logits_block(Stream& s, const LmLogitsBlock& a);
-void lm_loss_block(Stream& s, const LmLossBlock& a);
-}  // namespace cuda
-
 }  // namespace moebius

@@ -2,8 +2,8 @@
 #include <limits>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_tiles.h"
-#include "ops/backends.h"
 #include "ops/cpu/vector.h"
 
 namespace moebius {

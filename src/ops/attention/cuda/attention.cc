@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "device/fallback_kernels.h"
+#include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_limits.h"
-#include "ops/backends.h"
 
 namespace moebius::cuda {
 namespace {

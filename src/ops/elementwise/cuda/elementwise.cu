@@ -1,9 +1,9 @@
 #include "ops/elementwise/elementwise.h"
 
 #include "device/cuda/cuda.h"
-#include "ops/backends.h"
 #include "ops/cuda/philox.h"
 #include "ops/cuda/vector.h"
+#include "ops/elementwise/elementwise_backends.h"
 
 namespace moebius::cuda {
 namespace {

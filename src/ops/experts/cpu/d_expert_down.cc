@@ -1,9 +1,9 @@
 // The backward of expert_down through the gated activation, fused: g never leaves the tile it is computed in.
-#include "ops/backends_moe.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/experts.h"
 #include "ops/experts/cpu/gated_activation.h"
+#include "ops/experts/experts_backends.h"
 
 namespace moebius {
 namespace cpu {

@@ -1,10 +1,10 @@
 // expert_up, expert_down and d_expert_up: rows times the weights of their expert.
 #include "ops/experts/cpu/experts.h"
 
-#include "ops/backends_moe.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/gated_activation.h"
+#include "ops/experts/experts_backends.h"
 
 namespace moebius {
 namespace cpu {

@@ -2,7 +2,7 @@
 #include "ops/experts/cuda/experts.h"
 
 #include "device/fallback_kernels.h"
-#include "ops/backends_moe.h"
+#include "ops/experts/experts_backends.h"
 
 namespace moebius::cuda {
 namespace {

@@ -2,10 +2,12 @@
 // over k in the order of the fused ones, so that two passes have the bits of one. What they do not take is cuBLASLt's.
 #include "device/fallback_kernels.h"
 #include "ops/activation/activation.h"
-#include "ops/backends.h"
+#include "ops/activation/activation_backends.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/gated_mlp/gated_mlp.h"
+#include "ops/gated_mlp/gated_mlp_backends.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_backends.h"
 
 namespace moebius::cuda {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ops/backends.h"
 #include "ops/gemm/cpu/tile_gemm.h"
+#include "ops/gemm/gemm_backends.h"
 
 namespace moebius::cpu {
 namespace {

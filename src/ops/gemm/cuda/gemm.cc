@@ -19,9 +19,9 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
 #include "device/out_of_memory.h"
-#include "ops/backends.h"
 #include "ops/gemm/cuda/gemm_trial.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_backends.h"
 
 namespace moebius::cuda {
 namespace {

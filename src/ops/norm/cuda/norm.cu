@@ -2,11 +2,11 @@
 
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
-#include "ops/backends.h"
 #include "ops/cuda/add_rows.h"
 #include "ops/cuda/vector.h"
 #include "ops/norm/cuda/norm_rows.h"
 #include "ops/norm/norm.h"
+#include "ops/norm/norm_backends.h"
 
 namespace moebius::cuda {
 namespace {

@@ -3,9 +3,9 @@
 
 #include "device/block_limit.h"
 #include "device/cuda/cuda.h"
-#include "ops/backends.h"
 #include "ops/cuda/vector.h"
 #include "ops/optimizer/optimizer.h"
+#include "ops/optimizer/optimizer_backends.h"
 
 namespace moebius::cuda {
 namespace {

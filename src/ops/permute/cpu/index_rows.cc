@@ -2,9 +2,9 @@
 // its first row in each expert, and the blocks then place their pairs at once.
 #include <algorithm>
 
-#include "ops/backends_moe.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/index_rows_blocks.h"
+#include "ops/permute/permute_backends.h"
 
 namespace moebius::cpu {
 namespace {

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
-#include "ops/backends_moe.h"
 #include "ops/cuda/expert_offsets.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/index_rows_blocks.h"
+#include "ops/permute/permute_backends.h"
 
 namespace moebius::cuda {
 namespace {

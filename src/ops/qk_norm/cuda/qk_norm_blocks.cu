@@ -2,8 +2,8 @@
 
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
-#include "ops/backends.h"
 #include "ops/cuda/vector.h"
+#include "ops/qk_norm/qk_norm_backends.h"
 
 namespace moebius::cuda {
 namespace {

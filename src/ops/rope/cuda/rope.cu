@@ -3,10 +3,10 @@
 
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
-#include "ops/backends.h"
 #include "ops/cuda/add_rows.h"
 #include "ops/cuda/vector.h"
 #include "ops/rope/rope.h"
+#include "ops/rope/rope_backends.h"
 
 namespace moebius::cuda {
 namespace {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 
-#include "ops/backends_moe.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/routing/cpu/routing.h"
+#include "ops/routing/routing_backends.h"
 
 namespace moebius::cpu {
 namespace {

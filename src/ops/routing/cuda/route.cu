@@ -1,9 +1,9 @@
 // route_fwd: each warp chooses for one token after the other; then the pairs are counted, dropped over capacity, and
 // indexed. Counts never leave the device: three launches without a bound by weights.
 #include "device/cuda/cuda.h"
-#include "ops/backends_moe.h"
 #include "ops/routing/cuda/routing.h"
 #include "ops/routing/cuda/scores.h"
+#include "ops/routing/routing_backends.h"
 
 namespace moebius::cuda {
 namespace {

@@ -1,8 +1,8 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
-#include "ops/backends.h"
 #include "ops/cuda/vector.h"
 #include "ops/vocab/vocab.h"
+#include "ops/vocab/vocab_backends.h"
 
 namespace moebius::cuda {
 namespace {

@@ -4,12 +4,13 @@
 
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
-#include "ops/backends.h"
 #include "ops/cuda/vector.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_backends.h"
 #include "ops/sm90/sync.h"
 #include "ops/vocab/cuda/loss_rows.h"
 #include "ops/vocab/vocab.h"
+#include "ops/vocab/vocab_backends.h"
 
 namespace moebius::cuda {
 namespace {
