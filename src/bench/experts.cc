@@ -139,8 +139,8 @@ HostRows wgrad_side(Stream& s, const Experts& c, const Tensor& side, bool gather
 void check_wgrad(Stream& s, BenchLine& line, const Experts& c, const ExpertWgrad& a, int64_t calls) {
   const int64_t e = smallest_expert(c), M = a.dw_eMN.dim(1);
   const int64_t begin = c.index.offsets_E1[e], end = c.index.offsets_E1[e + 1];
-  const HostRows left = wgrad_side(s, c, a.left_RM, a.gather_left, begin, end);
-  const HostRows right = wgrad_side(s, c, a.right_RN, a.gather_right, begin, end);
+  const HostRows left = wgrad_side(s, c, a.left_RM.data, a.gather_left, begin, end);
+  const HostRows right = wgrad_side(s, c, a.right_RN.data, a.gather_right, begin, end);
   BenchSample sample;
   for (const int64_t m : sampled(M)) {
     const HostRows row(s, a.dw_eMN, e * M + m, 1);

@@ -22,8 +22,8 @@ BenchLine gemm_line(BenchDevice& device, double scale, const char* name, Product
   const std::vector<int64_t> at = sampled(n);
   BenchSample sample;
   for (const int64_t r : at) {
-    const HostRows c(s, product.c_MN, r, 1), a(s, product.a, r, 1);
-    for (const int64_t i : at) sample.add(c.at(r, i), dot(a, r, HostRows(s, product.b, i, 1), i));
+    const HostRows c(s, product.c_MN, r, 1), a(s, product.a.data, r, 1);
+    for (const int64_t i : at) sample.add(c.at(r, i), dot(a, r, HostRows(s, product.b.data, i, 1), i));
   }
   check_sample(line, "c", sample, dtype == DType::bf16 ? kBf16Tolerance : kF32Tolerance);
   return line;

@@ -10,7 +10,7 @@
 
 #include <limits>
 
-#include "core/tensor.h"
+#include "core/quantized.h"
 #include "device/device.h"
 
 namespace moebius {
@@ -33,8 +33,9 @@ struct GatedActivation {
 // h[r,:] = w1[e] x[token[r],:] + b1[e];  a = activation(h[:, :F], h[:, F:]).  w1 rows are F gate rows, then F up rows.
 // f32 or bf16 alike, accumulated in f32; a is computed from h as rounded. Rows at and past offsets[e] are not written.
 struct ExpertUp {
-  Tensor h_R2F, a_RF;            // out
-  Tensor x_TD, w1_e2FD, b1_e2F;  // in; b1 may be empty: none
+  Tensor h_R2F, a_RF;     // out
+  Operand x_TD, w1_e2FD;  // in
+  Tensor b1_e2F;          // in, may be empty: none
   Rows rows;
   GatedActivation activation;
   Tensor scratch;  // bytes of any dtype, as many as the device that s is or stands for needs
@@ -46,8 +47,9 @@ Cost cost(const ExpertUp& a);  // of a full route: R rows
 // y[r,:] = w2[e] a[r,:] + b2[e].  b2 holds the columns [b2_first, b2_first + C) of the bias: a share of it where others
 // have the rest, since the shares of y are summed. Empty: none.
 struct ExpertDown {
-  Tensor y_RD;                 // out
-  Tensor a_RF, w2_eDF, b2_eC;  // in
+  Tensor y_RD;           // out
+  Operand a_RF, w2_eDF;  // in
+  Tensor b2_eC;          // in
   int64_t b2_first = 0;
   Rows rows;
   Tensor scratch;
@@ -60,8 +62,9 @@ Cost cost(const ExpertDown& a);
 //   a from h again;  dweight[r] = <g, a> + <dout[token[r],:], b2[e]>;  dh from  da = weight * g;
 //   sa = weight * a  (for the weight gradient of w2).  b2: as in ExpertDown
 struct DExpertDown {
-  Tensor dh_R2F, sa_RF, dweight_R;                 // out; dweight f32
-  Tensor dout_TD, w2_eDF, b2_eC, h_R2F, weight_R;  // in; weight f32, of each row
+  Tensor dh_R2F, sa_RF, dweight_R;  // out; dweight f32
+  Operand dout_TD, w2_eDF;          // in
+  Tensor b2_eC, h_R2F, weight_R;    // in; weight f32, of each row
   int64_t b2_first = 0;
   Rows rows;
   GatedActivation activation;
@@ -73,8 +76,8 @@ Cost cost(const DExpertDown& a);
 
 // dxrow[r,:] = w1[e]^T dh[r,:].
 struct DExpertUp {
-  Tensor dx_RD;            // out
-  Tensor dh_R2F, w1_e2FD;  // in
+  Tensor dx_RD;             // out
+  Operand dh_R2F, w1_e2FD;  // in
   Rows rows;
   Tensor scratch;
   static int64_t scratch_bytes(const DExpertUp& a, const Stream& s);
@@ -86,8 +89,8 @@ Cost cost(const DExpertUp& a);
 // left row r is left[token[r],:], likewise gather_right.
 //   dw1: left = dh,  right = x gathered      dw2: left = dout gathered,  right = sa
 struct ExpertWgrad {
-  Tensor dw_eMN;             // inout f32
-  Tensor left_RM, right_RN;  // in
+  Tensor dw_eMN;              // inout f32
+  Operand left_RM, right_RN;  // in
   bool gather_left = false, gather_right = false;
   Rows rows;
   Tensor scratch;

@@ -1,7 +1,7 @@
 // Dense matrix products. a and b have one dtype (f32 or bf16); products are accumulated in f32 whatever the dtypes.
 #pragma once
 
-#include "core/tensor.h"
+#include "core/quantized.h"
 #include "device/device.h"
 
 namespace moebius {
@@ -15,8 +15,8 @@ namespace moebius {
 // threads and, where our own kernel multiplies (tile_gemm.h), a row of c not on the other rows; oneDNN and a GPU take
 // the order of a sum from the shape, the dtypes and the alignment.
 struct Gemm {
-  Tensor c_MN;  // out
-  Tensor a, b;  // in
+  Tensor c_MN;   // out
+  Operand a, b;  // in
   bool trans_a = false, trans_b = false, accumulate = false;
 };
 void gemm(Stream& s, const Gemm& a);

@@ -39,14 +39,14 @@ struct DDownGemm {
 template <bool kGatherRows>
 void launch(Stream& s, const DExpertDown& a) {
   using Op = DDownGemm<kGatherRows>;
-  const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1), D = a.dout_TD.dim(1), E = a.w2_eDF.dim(0);
+  const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1), D = a.dout_TD.data.dim(1), E = a.w2_eDF.data.dim(0);
   const auto num_columns = static_cast<int32_t>(div_ceil(F, kTileN));
   const bool weighted = !a.weight_R.empty();
   const auto elements = [](const Tensor& t) { return static_cast<__nv_bfloat16*>(t.data); };
   typename Op::Params p{};
-  p.a = rows_map(a.dout_TD);
-  p.b = make_tensor_map<3>(a.w2_eDF.data, {{{F, 1, 64}, {D, F, kTileK}, {E, D * F, 1}}});
-  p.gather = {static_cast<const char*>(a.dout_TD.data), index_of(a.rows), static_cast<int32_t>(D / 8)};
+  p.a = rows_map(a.dout_TD.data);
+  p.b = make_tensor_map<3>(a.w2_eDF.data.data, {{{F, 1, 64}, {D, F, kTileK}, {E, D * F, 1}}});
+  p.gather = {static_cast<const char*>(a.dout_TD.data.data), index_of(a.rows), static_cast<int32_t>(D / 8)};
   p.tiles = row_tiles(a.rows, R, num_columns);
   p.num_k = static_cast<int32_t>(div_ceil(D, kTileK));
   const MapOptions box{.swizzle = CU_TENSOR_MAP_SWIZZLE_64B};
@@ -70,8 +70,8 @@ void launch(Stream& s, const DExpertDown& a) {
 }  // namespace
 
 bool sm90::takes(const DExpertDown& a) {
-  return takes_rows(a.dout_TD) && takes_rows(a.w2_eDF) && takes_rows(a.h_R2F) && takes_rows(a.sa_RF) &&
-         takes_rows(a.dh_R2F) && takes_num_rows(a.sa_RF) && a.dout_TD.numel() / 8 < INT32_MAX;
+  return takes_rows(a.dout_TD.data) && takes_rows(a.w2_eDF.data) && takes_rows(a.h_R2F) && takes_rows(a.sa_RF) &&
+         takes_rows(a.dh_R2F) && takes_num_rows(a.sa_RF) && a.dout_TD.data.numel() / 8 < INT32_MAX;
 }
 
 void sm90::d_expert_down(Stream& s, const DExpertDown& a) {

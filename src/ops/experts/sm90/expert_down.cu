@@ -71,8 +71,8 @@ bool takes_product(const Product& a) {
   return takes_rows(a.y_RN) && takes_rows(a.a_RK) && takes_rows(a.b) && takes_num_rows(a.y_RN);
 }
 
-Product product_of(const ExpertDown& a) { return {a.y_RD, a.a_RF, a.w2_eDF, a.rows}; }
-Product product_of(const DExpertUp& a) { return {a.dx_RD, a.dh_R2F, a.w1_e2FD, a.rows}; }
+Product product_of(const ExpertDown& a) { return {a.y_RD, a.a_RF.data, a.w2_eDF.data, a.rows}; }
+Product product_of(const DExpertUp& a) { return {a.dx_RD, a.dh_R2F.data, a.w1_e2FD.data, a.rows}; }
 
 }  // namespace
 

@@ -67,11 +67,11 @@ struct UpGemm {
 template <bool kGatherRows>
 void launch(Stream& s, const ExpertUp& a) {
   using Op = UpGemm<kGatherRows>;
-  const int64_t D = a.x_TD.dim(1), F = a.a_RF.dim(1), E = a.w1_e2FD.dim(0);
+  const int64_t D = a.x_TD.data.dim(1), F = a.a_RF.dim(1), E = a.w1_e2FD.data.dim(0);
   typename Op::Params p{};
-  p.a = rows_map(a.x_TD);
-  p.b = make_tensor_map<3>(a.w1_e2FD.data, {{{D, 1, kTileK}, {2 * F, D, 128}, {E, 2 * F * D, 1}}});
-  p.gather = {static_cast<const char*>(a.x_TD.data), index_of(a.rows), static_cast<int32_t>(D / 8)};
+  p.a = rows_map(a.x_TD.data);
+  p.b = make_tensor_map<3>(a.w1_e2FD.data.data, {{{D, 1, kTileK}, {2 * F, D, 128}, {E, 2 * F * D, 1}}});
+  p.gather = {static_cast<const char*>(a.x_TD.data.data), index_of(a.rows), static_cast<int32_t>(D / 8)};
   p.tiles = row_tiles(a.rows, a.a_RF.dim(0), div_ceil(F, 128));
   p.num_k = static_cast<int32_t>(div_ceil(D, kTileK));
   p.h = reinterpret_cast<uint16_t*>(a.h_R2F.data);
@@ -83,8 +83,8 @@ void launch(Stream& s, const ExpertUp& a) {
 }  // namespace
 
 bool sm90::takes(const ExpertUp& a) {
-  return takes_rows(a.x_TD) && takes_rows(a.w1_e2FD) && takes_rows(a.a_RF) && takes_rows(a.h_R2F) &&
-         takes_num_rows(a.a_RF) && a.x_TD.numel() / 8 < INT32_MAX;
+  return takes_rows(a.x_TD.data) && takes_rows(a.w1_e2FD.data) && takes_rows(a.a_RF) && takes_rows(a.h_R2F) &&
+         takes_num_rows(a.a_RF) && a.x_TD.data.numel() / 8 < INT32_MAX;
 }
 
 void sm90::expert_up(Stream& s, const ExpertUp& a) {

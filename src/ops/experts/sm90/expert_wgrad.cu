@@ -387,19 +387,19 @@ CUtensorMap map_of(const Tensor& x) {
 
 bool takes(const ExpertWgrad& a) {
   const bool one_side = !(a.gather_left && a.gather_right) || a.rows.token_R.empty();
-  const int64_t left = a.left_RM.dim(0), right = a.right_RN.dim(0);
-  const bool countable = left > 0 && right > 0 && left + right < INT32_MAX / 2 && a.left_RM.numel() / 8 < INT32_MAX &&
-                         a.right_RN.numel() / 8 < INT32_MAX;
-  return a.left_RM.dtype == DType::bf16 && one_side && countable && a.dw_eMN.dim(0) <= kMaxExperts &&
-         rows_are_aligned({a.left_RM, a.right_RN}) && aligned_16({a.dw_eMN});
+  const int64_t left = a.left_RM.data.dim(0), right = a.right_RN.data.dim(0);
+  const bool countable = left > 0 && right > 0 && left + right < INT32_MAX / 2 &&
+                         a.left_RM.data.numel() / 8 < INT32_MAX && a.right_RN.data.numel() / 8 < INT32_MAX;
+  return a.left_RM.data.dtype == DType::bf16 && one_side && countable && a.dw_eMN.dim(0) <= kMaxExperts &&
+         rows_are_aligned({a.left_RM.data, a.right_RN.data}) && aligned_16({a.dw_eMN});
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
   const int32_t* index = index_of(a.rows);
   const bool left_first = !(a.gather_right && index);  // the left side is the one taken as gathered
   const bool gather = (a.gather_left || a.gather_right) && index;
-  const Tensor& gathered = left_first ? a.left_RM : a.right_RN;
-  const Tensor& plain = left_first ? a.right_RN : a.left_RM;
+  const Tensor& gathered = left_first ? a.left_RM.data : a.right_RN.data;
+  const Tensor& plain = left_first ? a.right_RN.data : a.left_RM.data;
   const auto side = [](const Tensor& x, const int32_t* rows) {
     return Side{static_cast<const __nv_bfloat16*>(x.data), rows, static_cast<int>(x.dim(1))};
   };

@@ -46,7 +46,7 @@ struct Sizes {
   int64_t m, n, k;
 };
 
-Sizes sizes_of(const Gemm& a) { return {a.c_MN.dim(0), a.c_MN.dim(1), a.a.dim(a.trans_a ? 0 : 1)}; }
+Sizes sizes_of(const Gemm& a) { return {a.c_MN.dim(0), a.c_MN.dim(1), a.a.data.dim(a.trans_a ? 0 : 1)}; }
 
 // What cuBLASLt is told about a product. Leading dimensions are those of `a`, sizes may be less.
 struct Problem {
@@ -56,8 +56,9 @@ struct Problem {
                             second = a.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "TRANSA");
     check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "TRANSB");
-    layout(&b, a.b.dtype, a.trans_b ? sizes.k : sizes.n, a.trans_b ? sizes.n : sizes.k, a.trans_b ? ld.k : ld.n);
-    layout(&this->a, a.a.dtype, a.trans_a ? sizes.m : sizes.k, a.trans_a ? sizes.k : sizes.m, a.trans_a ? ld.m : ld.k);
+    layout(&b, a.b.data.dtype, a.trans_b ? sizes.k : sizes.n, a.trans_b ? sizes.n : sizes.k, a.trans_b ? ld.k : ld.n);
+    layout(&this->a, a.a.data.dtype, a.trans_a ? sizes.m : sizes.k, a.trans_a ? sizes.k : sizes.m,
+           a.trans_a ? ld.m : ld.k);
     layout(&c, a.c_MN.dtype, sizes.n, sizes.m, ld.n);
   }
   static void layout(cublasLtMatrixLayout_t to, DType dtype, int64_t rows, int64_t cols, int64_t ld) {
@@ -89,9 +90,10 @@ struct KeyHash {
 };
 
 Key key_of(const Gemm& a) {
-  uint64_t flags = uint64_t{a.a.dtype == DType::bf16} | uint64_t{a.c_MN.dtype == DType::bf16} << 1 |
+  uint64_t flags = uint64_t{a.a.data.dtype == DType::bf16} | uint64_t{a.c_MN.dtype == DType::bf16} << 1 |
                    uint64_t{a.trans_a} << 2 | uint64_t{a.trans_b} << 3 | uint64_t{a.accumulate} << 4;
-  for (const Tensor* t : {&a.c_MN, &a.a, &a.b}) flags = flags << 5 | static_cast<uint64_t>(alignment_of(t->data));
+  for (const Tensor* t : {&a.c_MN, &a.a.data, &a.b.data})
+    flags = flags << 5 | static_cast<uint64_t>(alignment_of(t->data));
   return {sizes_of(a), flags};
 }
 
@@ -141,7 +143,7 @@ class CublasLt {
 
   bool run_first(cudaStream_t stream, Problem& problem, const Gemm& a, const Algorithms& algorithms) {
     if (algorithms.empty()) return false;
-    check(multiply(stream, problem, {a.c_MN.data, a.a.data, a.b.data}, a.accumulate, algorithms.front()),
+    check(multiply(stream, problem, {a.c_MN.data, a.a.data.data, a.b.data.data}, a.accumulate, algorithms.front()),
           "cublasLtMatmul");
     return true;
   }
@@ -163,8 +165,8 @@ class CublasLt {
     };
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kWorkspaceBytes));
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(alignment_of(a.b.data)));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(alignment_of(a.a.data)));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(alignment_of(a.b.data.data)));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(alignment_of(a.a.data.data)));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(alignment_of(a.c_MN.data)));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(alignment_of(a.c_MN.data)));
     cublasLtMatmulHeuristicResult_t results[kMaxProposals];
@@ -215,7 +217,8 @@ class CublasLt {
     if (alignment_of(got) < 4) return proposals.front();  // bits are compared in words
     Problem problem(a, sizes, ld);
     const auto run = [&](const cublasLtMatmulAlgo_t& algorithm) {
-      return multiply(stream, problem, {got, a.a.data, a.b.data}, a.accumulate, algorithm) == CUBLAS_STATUS_SUCCESS;
+      return multiply(stream, problem, {got, a.a.data.data, a.b.data.data}, a.accumulate, algorithm) ==
+             CUBLAS_STATUS_SUCCESS;
     };
     const auto run_once = [&](const cublasLtMatmulAlgo_t& algorithm) {
       if (a.accumulate) copy_on(stream, got, a.c_MN.data, sizes.m * row_bytes);
@@ -268,7 +271,7 @@ class CublasLt {
   Algorithms same_bits(Stream& s, const Gemm& a, const Algorithms& proposals) {
     const cudaStream_t stream = cuda_stream(s);
     const Sizes all = sizes_of(a);
-    const int64_t size = size_of(a.a.dtype);
+    const int64_t size = size_of(a.a.data.dtype);
     // The same remainders by 8 keep the alignment of rows.
     const auto few = [](int64_t x, int64_t most) { return x <= most ? x : most - 8 + x % 8; };
     Sizes sizes = all;
@@ -282,9 +285,9 @@ class CublasLt {
                   c_bytes = aligned(sizes.m * sizes.n * size_of(a.c_MN.dtype));
     char *const x = trial(), *const y = x + a_bytes, *const start = y + b_bytes, *const want = start + c_bytes,
                 *const got = want + c_bytes;
-    fill_trial(s, {.to = x, .dtype = a.a.dtype, .seed = 1, .outer = sizes.m, .k = sizes.k, .k_is_row = a.trans_a});
+    fill_trial(s, {.to = x, .dtype = a.a.data.dtype, .seed = 1, .outer = sizes.m, .k = sizes.k, .k_is_row = a.trans_a});
     fill_trial(s, {.to = y,
-                   .dtype = a.b.dtype,
+                   .dtype = a.b.data.dtype,
                    .seed = 2,
                    .outer = sizes.n,
                    .k = sizes.k,
@@ -316,11 +319,11 @@ class CublasLt {
 // A product that is worth the tensor cores, of rows that the quickest of cuBLASLt's kernels do not take.
 void note_odd_operands(const Stream& s, const Gemm& a) {
   const Sizes z = sizes_of(a);
-  const bool is_odd = a.a.dim(1) % 8 != 0 || a.b.dim(1) % 8 != 0;
-  if (!is_odd || a.a.dtype != DType::bf16 || std::min({z.m, z.n, z.k}) < 8) return;
+  const bool is_odd = a.a.data.dim(1) % 8 != 0 || a.b.data.dim(1) % 8 != 0;
+  if (!is_odd || a.a.data.dtype != DType::bf16 || std::min({z.m, z.n, z.k}) < 8) return;
   note_fallback_kernel(s, "gemm",
                        fmt::format("cuBLASLt's quickest kernels take rows of a multiple of 8; got {} times {}",
-                                   to_string(a.a), to_string(a.b)));
+                                   to_string(a.a.data), to_string(a.b.data)));
 }
 
 }  // namespace
@@ -335,8 +338,9 @@ void gemm(Stream& s, const Gemm& a) {
   }
   note_odd_operands(s, a);
   if (op_state<CublasLt>(s).run(s, a)) return;
-  if (a.a.dtype == DType::bf16)
-    note_fallback_kernel(s, "gemm", fmt::format("cuBLASLt has no way for {} times {}", to_string(a.a), to_string(a.b)));
+  if (a.a.data.dtype == DType::bf16)
+    note_fallback_kernel(s, "gemm",
+                         fmt::format("cuBLASLt has no way for {} times {}", to_string(a.a.data), to_string(a.b.data)));
   tiled_gemm(s, a);
 }
 
