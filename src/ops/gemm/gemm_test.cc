@@ -151,6 +151,22 @@ TEST(Gemm, BadArgumentsAreNamed) {
             "gemm: c must be f32[4, 2]; got f32[4, 3]");
 }
 
+TEST(Gemm, QuantisedOperandsAreRefused) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Array x({2, 2}, DType::f32), scale({1}, DType::f32);
+  const Operand plain = x.tensor(), scaled(x.tensor(), scale.tensor(), ScaleLayout::per_tensor);
+  for (const auto& [who, multiply] : {std::pair{"gemm", &gemm}, std::pair{"gemm_by_onednn", &gemm_by_onednn}}) {
+    for (const bool a_is_scaled : {true, false}) {
+      const Gemm product{.c_MN = x.tensor(), .a = a_is_scaled ? scaled : plain, .b = a_is_scaled ? plain : scaled};
+      EXPECT_EQ(testing::error_of([&] { multiply(s, product); }),
+                fmt::format("{}: {} has no quantised form yet; expected an f32 or bf16 tensor without scales, got "
+                            "f32[2, 2] with per_tensor scales f32[1]",
+                            who, a_is_scaled ? "a" : "b"));
+    }
+  }
+}
+
 TEST(Gemm, NullDeviceCounts) {
   const Cost cost = testing::cost_on_null([](Stream& s) {
     gemm(s,

@@ -12,6 +12,8 @@ bool onednn_multiplies(DType dtype) { return dtype == DType::f32 || __builtin_cp
 void gemm_by_onednn(Stream& s, const Gemm& a) {
   MOEBIUS_CHECK(usage, s.device() == DeviceKind::cpu, "gemm_by_onednn: expected a CPU stream; got {}",
                 name_of(s.device()));
+  check_plain("gemm_by_onednn", "a", a.a);
+  check_plain("gemm_by_onednn", "b", a.b);
   const auto matrix = [](const Tensor& t, bool transposed) {
     return cpu::Matrix{t.data, t.dim(1), t.dtype, transposed};
   };
