@@ -8,6 +8,7 @@ namespace moebius::cuda {
 
 void gemm(Stream&, const Gemm&) { missing_cuda("gemm"); }
 void prepare_gemm(Stream&) { missing_cuda("gemm"); }
+std::string gemm_algorithm_text(Stream&, const Gemm&) { missing_cuda("gemm"); }
 void open_cublas_lt() { missing_cuda("gemm"); }
 std::string why_no_cublas_lt() { return ""; }
 std::string cublas_lt_text() { return "not part of this build"; }

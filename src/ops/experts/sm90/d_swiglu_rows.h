@@ -36,7 +36,8 @@ struct WarpTile {
 // Two buffers of 16 rows x 32 columns of gate, then of up. Byte offset of a 16-byte chunk in such a box of 64-byte
 // rows, as the copy engine's 64-byte swizzle has it: any 8 rows of a chunk, and any two rows, are in different banks.
 constexpr uint32_t kBoxBytes = 16 * 64, kBoxCols = 32;
-constexpr int kBoxes = kTileN / kBoxCols;
+constexpr int kGradientCols = 256;  // of a tile
+constexpr int kBoxes = kGradientCols / kBoxCols;
 static_assert(4 * kBoxBytes <= kStagingBytesWarp);
 __device__ __forceinline__ uint32_t box_offset(uint32_t row, uint32_t chunk) {
   return row * 64 + ((chunk ^ (row / 2 % 4)) << 4);
@@ -72,7 +73,7 @@ struct LaneChunk {
     shared = box % 2 * 2 * kBoxBytes + box_offset(lane / 4, lane % 4);
     row = tile.row + lane / 4;
     rows = tile.rows - lane / 4;
-    col = tile.n * kTileN + box * static_cast<int32_t>(kBoxCols) + lane % 4 * 8;
+    col = tile.n * kGradientCols + box * static_cast<int32_t>(kBoxCols) + lane % 4 * 8;
     cols = p.F - static_cast<int32_t>(col);
   }
   __device__ __forceinline__ bool there(int i) const { return 8 * i < rows && cols > 0; }
@@ -87,7 +88,7 @@ struct WarpPlaces {
 
 // Starts to fetch gate and up of a box; by one lane. Rows and columns that are not there come as others or as zeros.
 __device__ __forceinline__ void fetch_box(const DSwigluParams& p, const WarpTile& tile, int box, const WarpPlaces& at) {
-  const int32_t col = tile.n * kTileN + box * static_cast<int32_t>(kBoxCols);
+  const int32_t col = tile.n * kGradientCols + box * static_cast<int32_t>(kBoxCols);
   const uint32_t to = at.staging + box % 2 * 2 * kBoxBytes;
   mbarrier_arrive_expect(at.fetched, 2 * kBoxBytes);
   tma_load(to, &p.h, at.fetched, col, 0, tile.row);
@@ -97,7 +98,7 @@ __device__ __forceinline__ void fetch_box(const DSwigluParams& p, const WarpTile
 // A tile's g, which becomes sa, with what the backward needs and gathers. words[2 j + i] are columns 8 j + 2 (lane % 4)
 // + {0, 1} of row 8 i + lane / 4.
 struct HeldGradient {
-  uint32_t words[2 * kTileN / 8];
+  uint32_t words[2 * kGradientCols / 8];
   WarpTile tile{};
   float weight[2];   // of the rows
   float product[2];  // <g, a> of the rows, of this thread's columns
@@ -146,7 +147,7 @@ struct HeldGradient {
   // Of the box, and of the rows, there are any; all 16, which the copy engine can store.
   template <int kBox>
   __device__ __forceinline__ bool has(const DSwigluParams& p) const {
-    return tile.rows > 0 && tile.n * kTileN + kBox * static_cast<int32_t>(kBoxCols) < p.F;
+    return tile.rows > 0 && tile.n * kGradientCols + kBox * static_cast<int32_t>(kBoxCols) < p.F;
   }
   __device__ __forceinline__ bool whole() const { return tile.rows >= 16; }
   template <int kBox>
@@ -159,7 +160,7 @@ struct HeldGradient {
   __device__ __forceinline__ void store_dh(const DSwigluParams& p, uint32_t staging) const {
     const uint32_t from = buffer<kBox>(staging);
     if (whole()) {
-      const int32_t col = tile.n * kTileN + kBox * static_cast<int32_t>(kBoxCols);
+      const int32_t col = tile.n * kGradientCols + kBox * static_cast<int32_t>(kBoxCols);
       fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) {
@@ -194,7 +195,7 @@ struct HeldGradient {
       fence_proxy_async();
       __syncwarp();
       if (lane == 0) {
-        tma_store(&p.to_sa, to, tile.n * kTileN + kBox * static_cast<int32_t>(kBoxCols), tile.row);
+        tma_store(&p.to_sa, to, tile.n * kGradientCols + kBox * static_cast<int32_t>(kBoxCols), tile.row);
         tma_commit();
       }
       return;
@@ -256,9 +257,10 @@ struct HeldGradient {
 };
 
 // Steps of TileProduct with less to keep: all of it follows from how many there were.
-template <Major kMajorB, bool kFenceA>
+template <GroupedGemmConfig kConfig, Major kMajorB, bool kFenceA>
 struct CountedProduct {
-  const SlotRing& ring;
+  static constexpr int kNumSlots = kConfig.num_slots;
+  const SlotRing<kConfig>& ring;
   uint32_t group, count = 0;
 
   __device__ __forceinline__ void step(float (&acc)[128], bool first) {
@@ -293,14 +295,16 @@ struct CountedProduct {
 // the next tile, those of the second warpgroup half way between those of the first: a warpgroup in a piece does not
 // feed the tensor cores.
 template <class Op>
-__device__ __forceinline__ void consume_gradient(const typename Op::Params& p, const SlotRing& ring,
-                                                 const NoteRing& notes) {
+__device__ __forceinline__ void consume_gradient(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
+                                                 const NoteRing<Op::kConfig>& notes) {
+  static_assert(Op::kConfig.tile_n == kGradientCols);
+  using Shared = GemmShared<Op::kConfig>;
   const uint32_t group = sm90::uniform(threadIdx.x / 128 - 1), warp = threadIdx.x / 32 - 4;
-  const WarpPlaces places{ring.shared + GemmShared::kStaging + warp * kStagingBytesWarp,
-                          ring.shared + GemmShared::kWarp + 8 * warp};
+  const WarpPlaces places{ring.shared + Shared::kStaging + warp * kStagingBytesWarp,
+                          ring.shared + Shared::kWarp + 8 * warp};
   const int32_t warp_row = static_cast<int32_t>(warp) * 16;
   const int32_t first = Op::kLead + static_cast<int32_t>(group) * (p.act.steps / 2);
-  CountedProduct<Op::kMajorB, Op::kGather> product{ring, group};
+  CountedProduct<Op::kConfig, Op::kMajorB, Op::kGather> product{ring, group};
   HeldGradient held;
   if (threadIdx.x % 32 == 0) mbarrier_arrive(places.fetched);  // the first box of no tile
   for (uint32_t count = 0;; ++count) {

@@ -14,6 +14,7 @@
 #include "device/block_limit.h"
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
+#include "ops/experts/experts_desc.h"
 #include "ops/experts/sm90/expert_wgrad_adder.h"
 #include "ops/grouped_gemm/sm90/slots.h"
 #include "ops/grouped_gemm/sm90/tiles.h"
@@ -22,9 +23,12 @@
 namespace moebius::cuda::sm90 {
 namespace {
 
-constexpr int kGatherCols = 128, kPlainCols = 256, kDepth = 64, kSlots = 4, kThreads = 384, kMaxExperts = 512;
-constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-constexpr int kGroup = 4;  // clusters along the gathered side that share columns of the other while they are in L2
+// The rows of a tile are columns of the gathered side, whether that is A or B; clusters along it share columns of the
+// other side while they are in L2.
+constexpr GroupedGemmConfig kConfig = kSm90Wgrad;
+constexpr int kGatherCols = kConfig.tile_m, kPlainCols = kConfig.tile_n, kDepth = kConfig.tile_k;
+constexpr int kSlots = kConfig.num_slots, kThreads = kConfig.threads, kMaxExperts = 512;
+static_assert(kConfig.num_notes == kSlots, "a note stands beside each slot");
 constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // kDepth rows x 64 columns
 constexpr uint32_t kGatherBytes = kGatherCols / 64 * kBlockBytes, kPlainBytes = kPlainCols / 64 * kBlockBytes;
 static_assert(kPieces * 32 == kPlainCols);
@@ -91,7 +95,7 @@ class Walk {
   static constexpr int kTilesToCut = 4, kBlocksToSpread = 32;
   __device__ Tile tile_at(int t) const {
     const int per_expert = p_.gather_steps * p_.plain_steps, expert = s_.order[t / per_expert];
-    const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, kGroup);
+    const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, kConfig.l2_group);
     return {expert, (2 * step.row + static_cast<int>(rank_)) * kGatherCols, step.col * kPlainCols, p_.offsets[expert],
             p_.offsets[expert + 1]};
   }
@@ -345,7 +349,7 @@ __device__ void order_experts(const Params& p, Shared& s) {
 }
 
 template <bool kGather, bool kGatheredIsLeft>
-__global__ void __cluster_dims__(2) __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(kConfig.cluster) __launch_bounds__(kThreads, 1)
     expert_wgrad_kernel(const __grid_constant__ CUtensorMap gathered, const __grid_constant__ CUtensorMap plain,
                         const __grid_constant__ CUtensorMap dw, const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -357,10 +361,10 @@ __global__ void __cluster_dims__(2) __launch_bounds__(kThreads, 1)
   __syncthreads();
   cluster_sync();
   if (threadIdx.x < 128) {
-    fewer_registers<kProducerRegisters>();
+    fewer_registers<kConfig.producer_registers>();
     produce<kGather>(gathered, plain, p, s, ring, notes);
   } else {
-    more_registers<kConsumerRegisters>();
+    more_registers<kConfig.consumer_registers>();
     consume<kGatheredIsLeft>(dw, ring, notes, staging);
   }
   __syncwarp();
@@ -383,18 +387,7 @@ CUtensorMap map_of(const Tensor& x) {
   return make_tensor_map<2>(x.data, {{{x.dim(1), 1, 64}, {x.dim(0), x.dim(1), kDepth}}});
 }
 
-}  // namespace
-
-bool takes(const ExpertWgrad& a) {
-  const bool one_side = !(a.gather_left && a.gather_right) || a.rows.token_R.empty();
-  const int64_t left = a.left_RM.data.dim(0), right = a.right_RN.data.dim(0);
-  const bool countable = left > 0 && right > 0 && left + right < INT32_MAX / 2 &&
-                         a.left_RM.data.numel() / 8 < INT32_MAX && a.right_RN.data.numel() / 8 < INT32_MAX;
-  return a.left_RM.data.dtype == DType::bf16 && one_side && countable && a.dw_eMN.dim(0) <= kMaxExperts &&
-         rows_are_aligned({a.left_RM.data, a.right_RN.data}) && aligned_16({a.dw_eMN});
-}
-
-void expert_wgrad(Stream& s, const ExpertWgrad& a) {
+void launch(Stream& s, const ExpertWgrad& a) {
   const int32_t* index = index_of(a.rows);
   const bool left_first = !(a.gather_right && index);  // the left side is the one taken as gathered
   const bool gather = (a.gather_left || a.gather_right) && index;
@@ -420,6 +413,20 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
   const int blocks = limited_blocks(s, op_state<State>(s).num_blocks);
   kernel<<<blocks, kThreads, sizeof(Shared), cuda_stream(s)>>>(map_of(gathered), map_of(plain), dw, p);
   check_launch("expert_wgrad");
+}
+}  // namespace
+
+bool takes(const ExpertWgrad& a) {
+  const bool one_side = !(a.gather_left && a.gather_right) || a.rows.token_R.empty();
+  const int64_t left = a.left_RM.data.dim(0), right = a.right_RN.data.dim(0);
+  const bool countable = left > 0 && right > 0 && left + right < INT32_MAX / 2 &&
+                         a.left_RM.data.numel() / 8 < INT32_MAX && a.right_RN.data.numel() / 8 < INT32_MAX;
+  return a.left_RM.data.dtype == DType::bf16 && one_side && countable && a.dw_eMN.dim(0) <= kMaxExperts &&
+         rows_are_aligned({a.left_RM.data, a.right_RN.data}) && aligned_16({a.dw_eMN});
+}
+
+void expert_wgrad(Stream& s, const ExpertWgrad& a) {
+  with_config<kConfig>(choose_config(describe(a)), "expert_wgrad", [&]<GroupedGemmConfig>() { launch(s, a); });
 }
 
 }  // namespace moebius::cuda::sm90

@@ -10,7 +10,6 @@
 #include <cublasLt.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <unordered_map>
@@ -22,6 +21,7 @@
 #include "ops/gemm/cuda/gemm_trial.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_backends.h"
+#include "ops/gemm/gemm_desc.h"
 
 namespace moebius::cuda {
 namespace {
@@ -38,9 +38,6 @@ void check(cublasStatus_t status, const char* call) {
 }
 
 cudaDataType type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
-
-// Alignment that algorithms may count on: no more than they use, so that few kinds occur.
-int64_t alignment_of(const void* p) { return std::min<uint64_t>(16, uint64_t{1} << std::countr_zero(uint64_t(p))); }
 
 struct Sizes {
   int64_t m, n, k;
@@ -73,28 +70,37 @@ struct Operands {
   const void *a, *b;
 };
 
-struct Key {
-  Sizes sizes;
-  uint64_t flags;
-  bool operator==(const Key& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
+// The parts of cuBLASLt's algorithm that name it. A part that an algorithm does not have is UINT32_MAX.
+struct GemmAlgorithm {
+  uint32_t id, tile, stages, split_k, reduction, swizzle, custom, inner_shape;
 };
 
-struct KeyHash {
-  size_t operator()(const Key& key) const {
-    uint64_t hash = key.flags;
-    for (const int64_t x : {key.sizes.m, key.sizes.n, key.sizes.k}) {
-      hash = (hash ^ static_cast<uint64_t>(x)) * 0x9E3779B97F4A7C15u ^ (hash >> 29);
-    }
-    return hash;
-  }
-};
+uint32_t attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t what) {
+  uint32_t value = 0;
+  size_t written = 0;
+  const size_t size = what == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ? 2 : 4;
+  const cublasStatus_t status = cublasLtMatmulAlgoConfigGetAttribute(&algorithm, what, &value, size, &written);
+  return status == CUBLAS_STATUS_SUCCESS ? value : UINT32_MAX;
+}
 
-Key key_of(const Gemm& a) {
-  uint64_t flags = uint64_t{a.a.data.dtype == DType::bf16} | uint64_t{a.c_MN.dtype == DType::bf16} << 1 |
-                   uint64_t{a.trans_a} << 2 | uint64_t{a.trans_b} << 3 | uint64_t{a.accumulate} << 4;
-  for (const Tensor* t : {&a.c_MN, &a.a.data, &a.b.data})
-    flags = flags << 5 | static_cast<uint64_t>(alignment_of(t->data));
-  return {sizes_of(a), flags};
+GemmAlgorithm describe(const cublasLtMatmulAlgo_t& algorithm) {
+  const auto part = [&](cublasLtMatmulAlgoConfigAttributes_t what) { return attribute(algorithm, what); };
+  return {.id = part(CUBLASLT_ALGO_CONFIG_ID),
+          .tile = part(CUBLASLT_ALGO_CONFIG_TILE_ID),
+          .stages = part(CUBLASLT_ALGO_CONFIG_STAGES_ID),
+          .split_k = part(CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+          .reduction = part(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME),
+          .swizzle = part(CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING),
+          .custom = part(CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION),
+          .inner_shape = part(CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID)};
+}
+
+std::string to_string(const GemmAlgorithm& a) {
+  const auto text = [](uint32_t part) { return part == UINT32_MAX ? std::string("none") : std::to_string(part); };
+  return fmt::format(
+      "cuBLASLt algorithm {}: tile {}, stages {}, split-k {}, reduction {}, swizzle {}, custom {}, inner shape {}",
+      text(a.id), text(a.tile), text(a.stages), text(a.split_k), text(a.reduction), text(a.swizzle), text(a.custom),
+      text(a.inner_shape));
 }
 
 using Algorithms = std::vector<cublasLtMatmulAlgo_t>;
@@ -119,16 +125,23 @@ class CublasLt {
   // False when cuBLASLt has no algorithm for this product.
   bool run(Stream& s, const Gemm& a) {
     const cudaStream_t stream = cuda_stream(s);
-    const Key key = key_of(a);
+    const GemmDesc desc = moebius::describe(a);
     const Sizes sizes = sizes_of(a);
     Problem problem(a, sizes, sizes);
-    if (const auto it = chosen_.find(key); it != chosen_.end()) return run_first(stream, problem, a, it->second);
-    Algorithms proposals = propose(problem, a);
+    if (const auto it = chosen_.find(desc); it != chosen_.end()) return run_first(stream, problem, a, it->second);
+    Algorithms proposals = propose(problem, desc);
     if (!is_capturing(s)) {
       if (proposals.size() > 1) proposals = {quickest(s, a, proposals)};
-      chosen_[key] = proposals;
+      chosen_[desc] = proposals;
     }
     return run_first(stream, problem, a, proposals);
+  }
+
+  // The algorithm that run() chose for such a product.
+  std::string chosen_text(const Gemm& a) const {
+    const auto it = chosen_.find(moebius::describe(a));
+    if (it == chosen_.end()) return "no algorithm chosen yet";
+    return it->second.empty() ? "tiled_gemm" : to_string(describe(it->second.front()));
   }
 
  private:
@@ -157,7 +170,7 @@ class CublasLt {
 
   // cuBLASLt's proposals, best first by its own account, that sum as the first of them does: a function of shape,
   // dtypes and alignment.
-  Algorithms propose(Problem& p, const Gemm& a) {
+  Algorithms propose(Problem& p, const GemmDesc& desc) {
     cublasLtMatmulPreferenceOpaque_t preference;
     check(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
     const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
@@ -165,10 +178,10 @@ class CublasLt {
     };
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kWorkspaceBytes));
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(alignment_of(a.b.data.data)));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(alignment_of(a.a.data.data)));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(alignment_of(a.c_MN.data)));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(alignment_of(a.c_MN.data)));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(desc.align_b));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(desc.align_a));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(desc.align_c));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(desc.align_c));
     cublasLtMatmulHeuristicResult_t results[kMaxProposals];
     int num_results = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, &p.product, &p.b, &p.a, &p.c, &p.c,
@@ -192,14 +205,6 @@ class CublasLt {
     }
     return attribute(x, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1;
   }
-  // Of two or four bytes; the same number where an algorithm does not have it.
-  static uint32_t attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t what) {
-    uint32_t value = 0;
-    size_t written = 0;
-    const size_t size = what == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ? 2 : 4;
-    const cublasStatus_t status = cublasLtMatmulAlgoConfigGetAttribute(&algorithm, what, &value, size, &written);
-    return status == CUBLAS_STATUS_SUCCESS ? value : UINT32_MAX;
-  }
 
   // On the real operands, after a look at their bits there too: into c itself, which the call overwrites anyway, or
   // where it accumulates into trial memory, with as many rows as fit.
@@ -214,7 +219,7 @@ class CublasLt {
     if (sizes.m == 0) return proposals.front();
     const int64_t compared = std::min(room, sizes.m * row_bytes) / 4 * 4;
     char *const want = trial(), *const got = a.accumulate ? want + room : static_cast<char*>(a.c_MN.data);
-    if (alignment_of(got) < 4) return proposals.front();  // bits are compared in words
+    if (reinterpret_cast<uintptr_t>(got) % 4 != 0) return proposals.front();  // bits are compared in words
     Problem problem(a, sizes, ld);
     const auto run = [&](const cublasLtMatmulAlgo_t& algorithm) {
       return multiply(stream, problem, {got, a.a.data.data, a.b.data.data}, a.accumulate, algorithm) ==
@@ -313,7 +318,7 @@ class CublasLt {
   cublasLtHandle_t handle_ = nullptr;
   char* workspace_ = nullptr;  // the library's, then the memory of trials
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
-  std::unordered_map<Key, Algorithms, KeyHash> chosen_;  // one algorithm, or none
+  std::unordered_map<GemmDesc, Algorithms, GemmDescHash> chosen_;  // one algorithm, or none
 };
 
 // A product that is worth the tensor cores, of rows that the quickest of cuBLASLt's kernels do not take.
@@ -329,6 +334,8 @@ void note_odd_operands(const Stream& s, const Gemm& a) {
 }  // namespace
 
 void prepare_gemm(Stream& s) { op_state<CublasLt>(s); }
+
+std::string gemm_algorithm_text(Stream& s, const Gemm& a) { return op_state<CublasLt>(s).chosen_text(a); }
 
 void gemm(Stream& s, const Gemm& a) {
   const cudaStream_t stream = cuda_stream(s);

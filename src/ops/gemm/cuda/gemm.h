@@ -1,7 +1,10 @@
 // What gemm on CUDA keeps on a device.
 #pragma once
 
+#include <string>
+
 #include "device/device.h"
+#include "ops/gemm/gemm.h"
 
 namespace moebius::cuda {
 
@@ -10,5 +13,9 @@ constexpr int64_t kGemmKeptBytes = (int64_t{128} << 20) + 256;
 
 // Takes it now instead of at the first product: the library's handle, its workspace, and room for trials of algorithms.
 void prepare_gemm(Stream& s);
+
+// The algorithm that runs this product on the device of s: that of cuBLASLt with its parts by their numbers,
+// "tiled_gemm", or "no algorithm chosen yet" before its first run.
+std::string gemm_algorithm_text(Stream& s, const Gemm& a);
 
 }  // namespace moebius::cuda
