@@ -2,7 +2,7 @@
 """cmake/cuda.cmake with toolkits that cannot build the CUDA backend: `auto` goes on without it, `on` says what is missing;
 and with another toolkit than the folder was configured with before. cmake/cudnn.cmake with a cuDNN that attention does not use.
 
-usage: tools/cuda_auto_test.py CMAKE
+usage: tools/cuda_auto_test.py CMAKE GENERATOR      the generator of this build: the default one may have no program here
 """
 import os
 import pathlib
@@ -54,7 +54,7 @@ class Project:
     def configure(self, toolkit, build, *options):
         """Return the exit status and all that was said, without line breaks."""
         env = dict(os.environ, CUDA_HOME=str(self.folder / toolkit))
-        ran = subprocess.run([sys.argv[1], "-S", str(self.folder), "-B", str(self.folder / build), *options], env=env,
+        ran = subprocess.run([sys.argv[1], "-G", sys.argv[2], "-S", str(self.folder), "-B", str(self.folder / build), *options], env=env,
                              capture_output=True, text=True, check=False)
         return ran.returncode, " ".join((ran.stdout + ran.stderr).split())
 

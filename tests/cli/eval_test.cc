@@ -131,7 +131,7 @@ TEST(CliEval, ASignalEndsItBetweenBatches) {
       if (::chdir(dir.path().c_str()) != 0) ::_exit(99);
       ::dup2(::open("out", O_WRONLY | O_CREAT, 0666), STDOUT_FILENO);
       ::dup2(::open("err", O_WRONLY | O_CREAT, 0666), STDERR_FILENO);
-      ::execl(MOEBIUS_BINARY_DIR "/moebius", "moebius", "eval", kModel.c_str(), "--data", "set", "--batch", "1",
+      ::execl(built_program("moebius").c_str(), "moebius", "eval", kModel.c_str(), "--data", "set", "--batch", "1",
               "--threads", "1", static_cast<char*>(nullptr));
       ::_exit(98);
     }

@@ -47,7 +47,7 @@ int64_t peak_of(const TestDir& dir, const std::vector<std::string>& words) {
   const pid_t child = ::fork();
   if (child == 0) {
     std::vector<char*> argv;
-    const std::string program = MOEBIUS_BINARY_DIR "/moebius";
+    const std::string program = built_program("moebius");
     argv.push_back(const_cast<char*>(program.c_str()));
     for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
     argv.push_back(nullptr);

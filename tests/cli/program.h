@@ -10,6 +10,7 @@
 
 #include "io/files.h"
 #include "io/testing.h"
+#include "tests/built.h"
 
 namespace moebius {
 
@@ -28,7 +29,7 @@ inline std::string quoted(const std::string& word) {
 // Runs `moebius` with these words in `dir`, with standard input from a text.
 inline Ran run_moebius(const TestDir& dir, const std::vector<std::string>& words, const std::string& input = "") {
   write_file_atomic(dir.path("stdin"), input);
-  std::string command = "cd " + quoted(dir.path()) + " && " + quoted(MOEBIUS_BINARY_DIR "/moebius");
+  std::string command = "cd " + quoted(dir.path()) + " && " + quoted(built_program("moebius"));
   for (const std::string& word : words) command += " " + quoted(word);
   command += " < stdin > stdout 2> stderr";
   const int status = std::system(command.c_str());

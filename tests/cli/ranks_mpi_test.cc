@@ -14,7 +14,7 @@ Ran mpirun_moebius(const TestDir& dir, int num_ranks, const std::vector<std::str
   std::string command = "cd " + quoted(dir.path()) +
                         " && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
                         "OMPI_MCA_mpi_yield_when_idle=1 && " MOEBIUS_MPIRUN " -n " +
-                        std::to_string(num_ranks) + " " + quoted(MOEBIUS_BINARY_DIR "/moebius");
+                        std::to_string(num_ranks) + " " + quoted(built_program("moebius"));
   for (const std::string& word : words) command += " " + quoted(word);
   command += " < /dev/null > stdout 2> stderr";
   const int status = std::system(command.c_str());
@@ -72,7 +72,7 @@ TEST(CliOverMpi, RanksOfDifferentCommandsAreFoundAtTheStart) {
   const TestDir dir;
   write_file_atomic(dir.path("recipe.toml"), kRecipe);
   const Ran ran = mpirun_moebius(dir, 1,
-                                 {"train", "recipe.toml", ":", "-n", "1", MOEBIUS_BINARY_DIR "/moebius", "eval",
+                                 {"train", "recipe.toml", ":", "-n", "1", built_program("moebius"), "eval",
                                   MOEBIUS_SOURCE_DIR "/tests/golden/data/qwen3_moe_v5", "--data", "set"});
   EXPECT_EQ(ran.code, 2) << ran.err;
   EXPECT_THAT(ran.err, testing::HasSubstr("error: the ranks do not agree on the command and the program's file (XXH3): "

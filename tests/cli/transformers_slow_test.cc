@@ -68,7 +68,7 @@ TEST(Tokenizers, HaveTheIdsOfHuggingFacesLibrary) {
   const std::string python = python_with("tokenizers");
   if (python.empty()) GTEST_SKIP() << "wants Python with tokenizers; set MOEBIUS_PYTHON to one that has it";
   const TestDir dir;
-  std::vector<std::string> words{MOEBIUS_BINARY_DIR "/moebius", dir.path()}, styles;
+  std::vector<std::string> words{built_program("moebius"), dir.path()}, styles;
   for (const auto& entry : std::filesystem::directory_iterator(kGolden + "/tokenizers")) {
     if (!entry.is_directory()) continue;
     words.push_back(entry.path().string());

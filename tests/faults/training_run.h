@@ -14,6 +14,7 @@
 #include "checkpoint/checkpoint.h"
 #include "io/files.h"
 #include "io/testing.h"
+#include "tests/built.h"
 #include "tests/faults/forked.h"
 
 namespace moebius {
@@ -39,7 +40,7 @@ inline pid_t start_program(const std::string& dir, const Words& words, const Fau
     ::dup2(::open(around.out.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666), STDOUT_FILENO);
     ::dup2(::open(around.err.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666), STDERR_FILENO);
     for (const auto& [name, value] : around.environment) ::setenv(name.c_str(), value.c_str(), 1);
-    const std::string program = MOEBIUS_BINARY_DIR "/moebius_faults";
+    const std::string program = built_program("moebius_faults");
     std::vector<char*> arguments{const_cast<char*>(program.c_str())};
     for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);

@@ -1,11 +1,12 @@
 // Runs a fuzz target without libFuzzer: every file of its corpus, then seeded mutations of each. So every build, and
 // the sanitizers above all, meets inputs that nobody thought of; a real search is `cmake -DMOEBIUS_FUZZ=ON` with clang.
 //
-//   usage: NAME_fuzz CORPUS_FOLDER
+//   usage: NAME_fuzz CORPUS_FOLDER MUTATIONS      so many of each input
 // Fails when the target throws what it must not, crashes, or the folder holds no input.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -18,8 +19,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 namespace {
 
 using Bytes = std::vector<uint8_t>;
-
-constexpr int kMutations = MOEBIUS_MUTATIONS;  // of each input
 
 std::vector<Bytes> read_corpus(const char* folder) {
   std::vector<std::filesystem::path> paths;
@@ -75,17 +74,18 @@ class Mutator {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) return std::fprintf(stderr, "usage: %s CORPUS_FOLDER\n", argv[0]), 2;
+  const int mutations = argc == 3 ? std::atoi(argv[2]) : 0;
+  if (mutations <= 0) return std::fprintf(stderr, "usage: %s CORPUS_FOLDER MUTATIONS\n", argv[0]), 2;
   const std::vector<Bytes> inputs = read_corpus(argv[1]);
   if (inputs.empty()) return std::fprintf(stderr, "%s: no input in %s\n", argv[0], argv[1]), 1;
   Mutator mutator;
   for (const Bytes& input : inputs) {
     LLVMFuzzerTestOneInput(input.data(), input.size());
-    for (int i = 0; i < kMutations; ++i) {
+    for (int i = 0; i < mutations; ++i) {
       const Bytes changed = mutator.mutate(input);
       LLVMFuzzerTestOneInput(changed.data(), changed.size());
     }
   }
-  std::printf("%zu inputs, %d mutations of each\n", inputs.size(), kMutations);
+  std::printf("%zu inputs, %d mutations of each\n", inputs.size(), mutations);
   return 0;
 }

@@ -20,8 +20,8 @@ RowProduct product_of(const DExpertUp& a) {
   return {a.dh_R2F.data.dtype, a.dh_R2F.data.dim(1), a.dx_RD.dim(1), kPanelCols};
 }
 
-// n columns from f on of a row of h and a, at most a register of them; bias of the gate, that of up F further on, or
-// none.
+// n columns from f on of a row of h and a, at most a register of them; bias of
+// the gate, that of up F further on, or none.
 template <class T>
 struct GatedRow {
   T *h, *a;
