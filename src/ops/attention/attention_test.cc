@@ -209,7 +209,7 @@ TEST(Attention, ReferenceBackwardEqualsFiniteDifferences) {
   check("dv", &ref::Attention::v, grads.dv);
 }
 
-// What both passes write for two sequences of 300.
+// The outputs of both passes for two sequences of 300.
 std::vector<Array> both_passes(Stream& s, int64_t width, int64_t v_width, bool documents) {
   Array q = Array::normal({600, 2, width}, DType::bf16, 1), k = Array::normal({600, 1, width}, DType::bf16, 2),
         v = Array::normal({600, 1, v_width}, DType::bf16, 3), dout = Array::normal({600, 2, v_width}, DType::bf16, 4);

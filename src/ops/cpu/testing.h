@@ -1,4 +1,4 @@
-// What the tests of ops share: arrays that every device of the machine can use, the devices themselves, distances,
+// The parts that the tests of ops share: arrays that every device of the machine can use, the devices themselves, distances,
 // finite differences, and streams on teams of any size.
 #pragma once
 

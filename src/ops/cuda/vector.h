@@ -1,4 +1,4 @@
-// What kernels over rows and flat ranges share: elements of f32 or bf16 as floats, several at once, and sums over warps
+// The parts that kernels over rows and flat ranges share: elements of f32 or bf16 as floats, several at once, and sums over warps
 // and blocks in a fixed order.
 #pragma once
 

@@ -13,7 +13,7 @@ namespace moebius {
 // The operand whose rows are read by an index in memory.
 enum class GatheredOperand : uint8_t { none, a, b };
 
-// What the kernel does with a tile of the product.
+// The kernel does this with a tile of the product.
 enum class GroupedEpilogue : uint8_t {
   store,                 // rounds it to the dtype and stores it: expert_down, d_expert_up
   gated_activation,      // also stores the gated activation of its columns: expert_up

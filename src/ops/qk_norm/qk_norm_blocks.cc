@@ -4,7 +4,7 @@
 namespace moebius {
 namespace {
 
-// What all three have: x [T, A + 2 B] and the weights of one dtype.
+// The arguments that all three ops have: x [T, A + 2 B] and the weights of one dtype.
 template <class Op>
 void check(const char* who, const Op& a) {
   const DType dtype = a.x_TC.dtype;

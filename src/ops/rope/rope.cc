@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-// What forward and backward share: [T, H, d], [T, G, d] twice, qkv [T, (H + 2 G) d], positions, table, norm weights.
+// The arguments that forward and backward share: [T, H, d], [T, G, d] twice, qkv [T, (H + 2 G) d], positions, table, norm weights.
 struct Operands {
   const Tensor &q, &k, &v, &qkv, &pos, &table, &q_norm, &k_norm;
 };

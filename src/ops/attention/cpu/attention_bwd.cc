@@ -6,7 +6,7 @@
 namespace moebius {
 namespace {
 
-// What one kv head of one sequence needs: its gradients in f32, and a tile of scores with their gradients.
+// The arrays of one kv head of one sequence: its gradients in f32, and a tile of scores with their gradients.
 template <class T>
 struct Tile {
   Tile(cpu::Slice slice, const AttentionBwd& a)

@@ -9,7 +9,7 @@
 namespace moebius {
 namespace {
 
-// What one tile of queries needs: scores and probabilities of a tile of keys,
+// The arrays of one tile of queries: scores and probabilities of a tile of keys,
 // the unnormalised output, and the softmax so far.
 template <class T>
 struct Tile {

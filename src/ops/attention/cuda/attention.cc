@@ -40,7 +40,7 @@ void note_generic(const Stream& s, const char* op, const Tensor& q, const Tensor
                   q.dim(2), v.dim(2)));
 }
 
-// What own kernels cannot index.
+// Refuses sizes that our own kernels cannot index.
 void check_sizes(const char* who, const Tensor& q, const Tensor& v, int64_t batch) {
   MOEBIUS_CHECK(usage, q.dim(2) <= kMaxHeadWidth && v.dim(2) <= kMaxHeadWidth,
                 "{}: on CUDA the width of a head must be at most {}; got q {} and v {}", who, kMaxHeadWidth,

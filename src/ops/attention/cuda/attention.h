@@ -36,7 +36,7 @@ bool sm90_takes(const AttentionFwd& a);
 bool sm90_takes(const AttentionBwd& a);
 void sm90_attention_fwd(Stream& s, const AttentionFwd& a);
 void sm90_attention_bwd(Stream& s, const AttentionBwd& a);
-// What the backward pass works with best. With less, down to 8 bytes a row and head, it computes scores once more; the
+// The scratch that the backward pass works with best. With less, down to 8 bytes a row and head, it computes scores once more; the
 // bits are the same.
 int64_t sm90_scratch_bytes(const AttentionBwd& a);
 
@@ -57,10 +57,10 @@ bool cudnn_takes(const AttentionBwd& a);
 // False, and nothing is done, when cuDNN asks for more scratch than the call has: own kernels do it then.
 bool cudnn_attention_fwd(Stream& s, const AttentionFwd& a);
 bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a);
-// What it is given, known without a GPU: a bound for the version that was measured.
+// The scratch that cuDNN is given, known without a GPU: a bound for the version that was measured.
 int64_t cudnn_scratch_bytes(const AttentionFwd& a);
 int64_t cudnn_scratch_bytes(const AttentionBwd& a);
-// Of the library, as cudnnGetVersion() says it: 91900; 0 in a build without cuDNN.
+// The version of the library as cudnnGetVersion() gives it, such as 91900; 0 in a build without cuDNN.
 int64_t cudnn_version();
 // For people: "9.19.0", "9.20.0 (not used: attention takes 9.19 alone)", "not part of this build".
 std::string cudnn_text(int64_t version);

@@ -1,4 +1,4 @@
-// What the generic attention kernels share: which keys a query sees, and tiles of rows in shared memory, in f32
+// The parts that the generic attention kernels share: which keys a query sees, and tiles of rows in shared memory, in f32
 // whatever the dtype.
 #pragma once
 
@@ -87,7 +87,7 @@ __device__ void dot_rows(float (&sums)[Tile::kPer][Tile::kPer], const float* x, 
   }
 }
 
-// What a thread holds of a tile of results: rows ty + 16 i, columns 64 chunk + 4 tx and the next three.
+// The elements of a tile of results that a thread holds: rows ty + 16 i, columns 64 chunk + 4 tx and the next three.
 template <class Tile>
 using Sums = float[Tile::kPer][Tile::kChunks][4];
 

@@ -105,7 +105,7 @@ void describe_bwd(fe::graph::Graph& graph, const Key& key) {
   set_output(dv, heads_of(key, "dv", kDv, true));
 }
 
-// What this op keeps on a device: cuDNN's handle, and a graph for each shape. Building one takes about 0.1 s.
+// The state of this op on a device: cuDNN's handle, and a graph for each shape. Building one takes about 0.1 s.
 class Cudnn {
  public:
   Cudnn() {

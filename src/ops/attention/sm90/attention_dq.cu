@@ -47,7 +47,7 @@ __device__ void produce_keys(typename Tile::Shared& shared, const BwdMaps& maps,
   }
 }
 
-// What a thread knows of its two rows.
+// The values that a thread keeps of its two rows.
 struct MyRows {
   float lse2[2], delta[2];
   int first[2], last[2];  // seen keys; none past the sequence

@@ -111,7 +111,7 @@ class Turn {
   int group_;
 };
 
-// Of 64 rows without a key.
+// Writes the result of 64 rows that see no key.
 template <int kValues>
 __device__ void store_unseen(T* o, float* lse, const AttentionSizes& z, const Work& w, int64_t row) {
   store_zeros<kValues>(o, w.b * z.rows + row, w.b * z.rows + z.rows, z.heads, w.h);

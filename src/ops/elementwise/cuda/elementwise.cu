@@ -224,7 +224,7 @@ void fill_normal(Stream& s, const FillNormal& a) {
 
 namespace {
 
-// What find_nonfinite keeps on a device: a checkpoint asks for thousands of tensors.
+// The memory that find_nonfinite keeps on a device: a checkpoint asks for thousands of tensors.
 struct FirstNonfinite {
   Buffer buffer{DeviceKind::cuda, sizeof(unsigned long long)};
 };

@@ -1,4 +1,4 @@
-// What the CPU files of experts share: how rows become tasks, and how the tensors are laid over panels.
+// The parts that the CPU files of experts share: how rows become tasks, and how the tensors are laid over panels.
 #pragma once
 
 #include <algorithm>

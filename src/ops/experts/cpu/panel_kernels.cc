@@ -44,7 +44,7 @@ template <int M, int64_t N, class A, class V>
   }
 }
 
-// Of AVX-512, whatever -march has.
+// A vector of AVX-512, whatever -march has.
 using Wide = float __attribute__((vector_size(64)));
 constexpr int64_t kWideLanes = sizeof(Wide) / sizeof(float);
 

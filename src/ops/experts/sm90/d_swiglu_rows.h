@@ -144,7 +144,7 @@ struct HeldGradient {
     g = pack_bf16(__fmul_rn(w, low_bf16(a)), __fmul_rn(w, high_bf16(a)));
   }
 
-  // Of the box, and of the rows, there are any; all 16, which the copy engine can store.
+  // has: the tile has rows, and the box columns. whole: all 16 rows exist, so the copy engine can store them.
   template <int kBox>
   __device__ __forceinline__ bool has(const DSwigluParams& p) const {
     return tile.rows > 0 && tile.n * kGradientCols + kBox * static_cast<int32_t>(kBoxCols) < p.F;
@@ -208,7 +208,7 @@ struct HeldGradient {
     fence_proxy_async();  // what has been read here is filled by the copy engine
   }
 
-  // What this warp stores has left shared memory.
+  // Waits until the stores of this warp have left shared memory.
   __device__ __forceinline__ static void wait_stores() {
     if (threadIdx.x % 32 == 0) tma_wait_read<0>();
     __syncwarp();

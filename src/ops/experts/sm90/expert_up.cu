@@ -33,7 +33,7 @@ struct UpGemm {
              static_cast<int32_t>(half) * p.F + tile_n * 128, expert);
   }
 
-  // Of each half of the columns: gate, up, half of the activation, in the gate's place, the rest and its store.
+  // Four pieces store each half of the columns: gate, up, half of the activation, in the gate's place, the rest and its store.
   static constexpr int kPieces = 8;
 
   template <int kPiece>

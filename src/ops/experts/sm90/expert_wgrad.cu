@@ -33,7 +33,7 @@ constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // kDepth rows x 64 columns
 constexpr uint32_t kGatherBytes = kGatherCols / 64 * kBlockBytes, kPlainBytes = kPlainCols / 64 * kBlockBytes;
 static_assert(kPieces * 32 == kPlainCols);
 
-// What consumers are told of a tile: it is valid while its first slot is full. num_steps 0: there are no more.
+// The note that consumers read about a tile: it is valid while its first slot is full. num_steps 0: there are no more.
 struct TileNote {
   int expert, gather_col, plain_col, num_steps;
 };

@@ -81,7 +81,7 @@ constexpr std::array<Kernel, sizeof...(i)> kernels_of(std::index_sequence<i...>)
 }
 constexpr auto kKernels = kernels_of(std::make_index_sequence<kKernelRows>());
 
-// As kernel, for a last panel of fewer columns.
+// The same as kernel, for a last panel of fewer columns.
 void edge_kernel(float* edge, float* c, int64_t ldc, bool add, Strip a, const float* panel, int64_t k, int64_t rows,
                  int64_t cols) {
   kKernels[rows - 1](edge, kPanelCols, false, a, panel, k);

@@ -45,7 +45,7 @@ struct Sizes {
 
 Sizes sizes_of(const Gemm& a) { return {a.c_MN.dim(0), a.c_MN.dim(1), a.a.data.dim(a.trans_a ? 0 : 1)}; }
 
-// What cuBLASLt is told about a product. Leading dimensions are those of `a`, sizes may be less.
+// The description of a product for cuBLASLt. Leading dimensions are those of `a`, sizes may be less.
 struct Problem {
   Problem(const Gemm& a, Sizes sizes, Sizes ld) {
     check(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
@@ -105,7 +105,7 @@ std::string to_string(const GemmAlgorithm& a) {
 
 using Algorithms = std::vector<cublasLtMatmulAlgo_t>;
 
-// What this op keeps on a device. Calls come from one stream at a time: they share the workspace.
+// The state of this op on a device. Calls come from one stream at a time: they share the workspace.
 class CublasLt {
  public:
   CublasLt() {
@@ -196,7 +196,7 @@ class CublasLt {
     return all;
   }
 
-  // Of one kind, and each sums all of K for its tile.
+  // Both are of one kind, and each sums all of K for its tile.
   static bool sums_alike(const cublasLtMatmulAlgo_t& x, const cublasLtMatmulAlgo_t& y) {
     for (const auto what :
          {CUBLASLT_ALGO_CONFIG_ID, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,

@@ -1,4 +1,4 @@
-// What gemm on CUDA keeps on a device.
+// The state of gemm on a CUDA device, and the algorithms that it chose.
 #pragma once
 
 #include <string>

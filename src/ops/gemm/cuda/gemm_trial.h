@@ -1,4 +1,4 @@
-// What gemm on CUDA needs of kernels of its own: operands for trials of cuBLASLt's algorithms, and a plain product for
+// The kernels of our own that gemm on CUDA needs: operands for trials of cuBLASLt's algorithms, and a plain product for
 // what cuBLASLt does not take.
 #pragma once
 

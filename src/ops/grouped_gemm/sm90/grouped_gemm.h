@@ -73,7 +73,7 @@ struct SlotRing {
   }
 };
 
-// What the other warps are told of a tile, by way of a ring of its own: walking the tiles takes longer than a K step,
+// The note that the other warps read about a tile. Notes have a ring of their own: walking the tiles takes longer than a K step,
 // and so does looking up the rows.
 struct TileNote {
   int32_t first_row, end_row, n;  // n < 0: there are no more tiles
@@ -89,7 +89,7 @@ struct NoteRing {
   __device__ __forceinline__ uint32_t note(uint32_t tile) const {
     return shared + Shared::kNotes + tile % kNumNotes * kNoteBytes;
   }
-  // Of gathered tiles: where each row begins, in chunks of 16 bytes; 0 where there is none.
+  // For gathered tiles, the place where each row begins, in chunks of 16 bytes; 0 where there is none.
   __device__ __forceinline__ uint32_t begins(uint32_t tile) const {
     return shared + Shared::kBegins + tile % kNumNotes * kConfig.tile_m * 4;
   }
@@ -175,7 +175,7 @@ struct TileProduct {
   }
 };
 
-// What a TileProduct does to the ring, for a warpgroup without rows.
+// Moves the ring as a TileProduct does, for a warpgroup without rows.
 template <GroupedGemmConfig kConfig>
 __device__ __forceinline__ void skip_tile(const SlotRing<kConfig>& ring, SlotCursor<kConfig>& at, int num_k) {
   for (int k = 0; k < num_k; ++k, at.advance()) {

@@ -25,7 +25,7 @@ inline CUtensorMap rows_map(const Tensor& t, const GroupedGemmConfig& config) {
   return make_tensor_map<2>(t.data, {{{t.dim(1), 1, tile_k}, {t.dim(0), t.dim(1), tile_m}}});
 }
 
-// What a kernel needs to be told once on a device.
+// The launch parameters of a kernel, found once on a device.
 template <class Op>
 struct GroupedLaunch {
   int blocks =

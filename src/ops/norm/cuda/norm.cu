@@ -14,7 +14,7 @@ namespace {
 constexpr int kMaxThreads = 512;
 static_assert(kMaxGpuNormWidth == 32 * kMaxThreads);
 
-// Of a row in the block's registers, zeros past its width. shared: 32 numbers.
+// Returns rstd of a row in the block's registers, with zeros past its width. shared: 32 numbers.
 template <int kNum, int kVectors>
 __device__ __forceinline__ float row_rstd(const float (&x)[kVectors][kNum], int64_t width, float eps, float* shared) {
   float squares = 0;

@@ -50,7 +50,7 @@ template <int kNum, int kVectors>
 struct Pairs {
   float a[kVectors][kNum], b[kVectors][kNum];
 
-  // As they are in memory.
+  // The same pairs as they are in memory.
   template <class T>
   struct InMemory {
     Raw<T, kNum> a[kVectors], b[kVectors];

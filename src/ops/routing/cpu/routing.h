@@ -1,4 +1,4 @@
-// What the files of the CPU router share. Rows of scores live in fixed arrays of kMaxExperts, padded to whole vectors,
+// The parts that the files of the CPU router share. Rows of scores live in fixed arrays of kMaxExperts, padded to whole vectors,
 // so that every lane takes the same path: equal logits have equal scores, whatever E.
 #pragma once
 

@@ -26,7 +26,7 @@ struct Stats {
   int num_tokens, num_experts, top_k, num_segments;
 };
 
-// Of the tokens of a chunk: what sbar is computed from, the best experts as bits, and what is summed.
+// The tokens of a chunk: the inputs of sbar, the best experts as bits, and the terms of the sums.
 template <int N>
 struct ChunkTokens {
   float max[kTokensPerChunk], share[kTokensPerChunk];  // 1 / what scores are divided by

@@ -1,4 +1,4 @@
-// What the gate's kernels for the tensor cores share: matrices as sums of bf16 terms, and their tensor maps.
+// The parts that the router's kernels for the tensor cores share: matrices as sums of bf16 terms, and their tensor maps.
 #pragma once
 
 #include "device/block_limit.h"

@@ -1,4 +1,4 @@
-// What the files of the CUDA router share: the layout of scratch and the functions of each file. Plain C++, since sizes
+// The parts that the files of the CUDA router share: the layout of scratch and the functions of each file. Plain C++, since sizes
 // are also asked for where nothing runs.
 #pragma once
 

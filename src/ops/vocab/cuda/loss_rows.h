@@ -20,7 +20,7 @@ struct LossRows {
   float scale;
 };
 
-// What a block knows of its part of a row: a number near the largest logit, and the sum of e^(logit - max).
+// The state of a block for its part of a row: a number near the largest logit, and the sum of e^(logit - max).
 struct LossPart {
   float max, sum;
 };

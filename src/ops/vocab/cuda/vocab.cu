@@ -147,7 +147,7 @@ void launch(Stream& s, const LossRows<T>& a, int64_t rows, int64_t blocks_of_row
   MOEBIUS_CUDA(cudaLaunchKernelEx(&config, loss_rows_kernel<kNum, kVectors, T>, a));
 }
 
-// As few blocks a row as hold it, and as few registers.
+// Chooses the fewest blocks, and the fewest registers, that hold a row.
 template <class T>
 void loss_rows(Stream& s, const LossRows<T>& a, int64_t rows) {
   const bool aligned =

@@ -26,7 +26,7 @@ __device__ __forceinline__ void send(LossPart part, uint32_t to, uint32_t barrie
       : "memory");
 }
 
-// As mbarrier_wait, for what other blocks of the cluster sent.
+// The same as mbarrier_wait, for data that other blocks of the cluster sent.
 __device__ __forceinline__ void wait_for_parts(uint32_t barrier, uint32_t parity) {
   uint32_t done = 0;
   while (!done) {
