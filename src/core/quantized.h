@@ -17,8 +17,8 @@ enum class ScaleLayout : uint8_t {
 
 std::string_view name_of(ScaleLayout layout);
 
-// The value of an element is data times its scale, or data alone where scales is empty. A plain tensor is an operand
-// without scales, so callers that do not quantise pass a Tensor.
+// The value of an element is data times its scale, or data alone where scales is empty. A plain
+// tensor is an operand without scales, so callers that do not quantise pass a Tensor.
 struct Operand {
   Operand() = default;
   Operand(Tensor data) : data(data) {}  // not explicit: see above
@@ -33,8 +33,8 @@ struct Operand {
 
 std::string to_string(const Operand& operand);  // "f8_e4m3[4, 8] with row_blocks scales f32[4, 1]"
 
-// For ops that compute with plain tensors alone: Error{usage} "who: name has no quantised form yet; ..." unless the
-// operand is plain.
+// For ops that compute with plain tensors alone: Error{usage} "who: name has no quantised form yet;
+// ..." unless the operand is plain.
 void check_plain(const char* who, const char* name, const Operand& operand);
 
 }  // namespace moebius

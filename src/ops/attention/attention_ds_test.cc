@@ -1,5 +1,6 @@
-// The backward pass of the sm90 kernels with its two ways to dq: from ds that is kept in scratch, a few sequences or kv
-// heads at a time, and from scores computed once more. What the gradients are is for attention_test.cc.
+// The backward pass of the sm90 kernels with its two ways to dq: from ds that is kept in scratch, a
+// few sequences or kv heads at a time, and from scores computed once more. What the gradients are
+// is for attention_test.cc.
 #include <fmt/format.h>
 
 #include <algorithm>

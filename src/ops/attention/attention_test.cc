@@ -105,7 +105,8 @@ class AttentionTest : public testing::DeviceTest<Case> {
 
   const Case c_ = c();
   const double scale_ = 0.5;
-  // Scores are sums of d products of magnitude sqrt(d), and errors of scores are relative errors of probabilities.
+  // Scores are sums of d products of magnitude sqrt(d), and errors of scores are relative errors of
+  // probabilities.
   const double error_ = testing::epsilon(DType::f32) * (16 + 4 * c_.width);
   Array q_, k_, v_, doc_start_, scratch_;
   ref::Attention ref_;
@@ -148,8 +149,8 @@ TEST_P(AttentionTest, BackwardEqualsTheReference) {
   a.scratch = scratch.tensor();
   attention_bwd(s_, a);
   const ref::AttentionGrads want = ref::attention_bwd(ref_, dout.values());
-  // o (in <do, o>), p, ds and the results are rounded to the dtype; where terms cancel (one key: ds = 0), the error is
-  // one of terms of magnitude sqrt(d).
+  // o (in <do, o>), p, ds and the results are rounded to the dtype; where terms cancel (one key:
+  // ds = 0), the error is one of terms of magnitude sqrt(d).
   const double eps = testing::epsilon(c_.dtype), floor = error_ + eps * std::sqrt(c_.width);
   const auto expect_wanted = [&] {
     testing::expect_close("dq", dq.values(), want.dq, 4 * eps + error_, floor);

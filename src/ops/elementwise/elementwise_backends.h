@@ -1,4 +1,5 @@
-// The functions that each device implements for these ops. The arguments have been checked, and there is work to do.
+// The functions that each device implements for these ops. The arguments have been checked, and
+// there is work to do.
 #pragma once
 
 #include "core/tensor.h"

@@ -9,7 +9,8 @@ using testing::run_expert_op;
 using testing::Values;
 using Problem = testing::ExpertProblem;
 
-// sum of probe . y, y[t,:] = sum over the rows of t of weight (w2 a): every gradient by chaining the ops, in f32.
+// sum of probe . y, y[t,:] = sum over the rows of t of weight (w2 a): every gradient by chaining
+// the ops, in f32.
 void expect_chained_gradients(Stream& s, bool gpt_oss) {
   Problem p({"gradient", 5, 6, 4, {3, 0, 5, 2}, 0, true, DType::f32, gpt_oss});
   const ref::ExpertShape& shape = p.shape;

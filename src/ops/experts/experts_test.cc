@@ -69,7 +69,8 @@ void expect_rows(const Case& c, const char* what, const Array& got, Values want,
   for (size_t i = written; i < values.size(); ++i) ASSERT_TRUE(std::isnan(values[i])) << what << " at " << i;
   values.resize(written);
   want.resize(written);
-  // Sums of `length` products err by eps32 sqrt(length) of their magnitude; a product of rounded factors by 2 eps each.
+  // Sums of `length` products err by eps32 sqrt(length) of their magnitude; a product of rounded
+  // factors by 2 eps each.
   testing::expect_close(what, values, want, 2 * testing::epsilon(c.dtype) + 0x1p-22 * std::sqrt(length), 1e-6);
 }
 
@@ -105,8 +106,9 @@ TEST_P(ExpertsTest, EqualsTheReference) {
   expect_reference(c(), p, run_all_expert_ops(s_, p));
 }
 
-// Each block walks over many tiles: what it does for one under the next one's products, notes that go round, a tile
-// that is cut. Only the weight gradients depend on who computes what, by the order of their sums.
+// Each block walks over many tiles: what it does for one under the next one's products, notes that
+// go round, a tile that is cut. Only the weight gradients depend on who computes what, by the order
+// of their sums.
 TEST_P(ExpertsOfFewBlocksTest, EqualTheReference) {
   Problem p(c());
   const Outputs all = run_all_expert_ops(s_, p);

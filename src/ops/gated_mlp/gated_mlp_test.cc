@@ -19,7 +19,8 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    // The last four are for tiles: ragged in rows, depth and columns; one row; deeper than the stores of a tile last.
+    // The last four are for tiles: ragged in rows, depth and columns; one row; deeper than the
+    // stores of a tile last.
     for (const auto& [T, D, F] : std::vector<std::array<int64_t, 3>>{{0, 3, 2},
                                                                      {1, 1, 1},
                                                                      {5, 7, 3},

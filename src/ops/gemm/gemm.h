@@ -1,4 +1,5 @@
-// Dense matrix products. a and b have one dtype (f32 or bf16); products are accumulated in f32 whatever the dtypes.
+// Dense matrix products. a and b have one dtype (f32 or bf16); products are accumulated in f32
+// whatever the dtypes.
 #pragma once
 
 #include "core/quantized.h"

@@ -67,8 +67,8 @@ TEST_P(GemmTest, EqualsTheReference) {
               .trans_a = trans_a,
               .trans_b = trans_b,
               .accumulate = accumulate});
-    // Products of unit normals: a sum of k has magnitude sqrt(k), each addition errs by eps32 of it; then one rounding
-    // to c's dtype.
+    // Products of unit normals: a sum of k has magnitude sqrt(k), each addition errs by eps32 of
+    // it; then one rounding to c's dtype.
     const double sum_error = testing::epsilon(DType::f32) * std::sqrt(k + 1.0);
     testing::expect_close("mode " + std::to_string(mode), c.values(), want, testing::epsilon(c_dtype),
                           sum_error * std::sqrt(k + 1.0));
@@ -77,7 +77,8 @@ TEST_P(GemmTest, EqualsTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GemmTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
-// Twice: the first call on a GPU times algorithms, and must leave c as it is; the second runs the one it chose.
+// Twice: the first call on a GPU times algorithms, and must leave c as it is; the second runs the
+// one it chose.
 TEST(Gemm, SameBitsEachTime) {
   testing::on_each_device([](Stream& s) {
     for (const DType dtype : {DType::f32, DType::bf16}) {

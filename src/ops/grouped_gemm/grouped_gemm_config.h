@@ -1,6 +1,7 @@
-// A grouped product goes in three steps. The desc says what is computed, choose_config() says how, and the launch
-// (sm90/launch.h) runs the kernel that was compiled for that config. Both are plain values that can be printed. This
-// header and its .cc need no CUDA, so the choice is tested on every machine.
+// A grouped product goes in three steps. The desc says what is computed, choose_config() says how,
+// and the launch (sm90/launch.h) runs the kernel that was compiled for that config. Both are plain
+// values that can be printed. This header and its .cc need no CUDA, so the choice is tested on
+// every machine.
 #pragma once
 
 #include <string>
@@ -36,9 +37,9 @@ struct GroupedGemmDesc {
 // "4096 x 1536 x 2048, 16 experts, bf16, A gathered, B transposed, epilogue store"
 std::string to_string(const GroupedGemmDesc& desc);
 
-// How a kernel computes it. The kernels take a config as a template argument, so the members are public and plain.
-// A block is one producer warpgroup, which fills a ring of slots in shared memory, and the consumer warpgroups, which
-// multiply them.
+// How a kernel computes it. The kernels take a config as a template argument, so the members are
+// public and plain. A block is one producer warpgroup, which fills a ring of slots in shared
+// memory, and the consumer warpgroups, which multiply them.
 struct GroupedGemmConfig {
   int tile_m = 0, tile_n = 0;  // output elements of a block at a time
   int tile_k = 0;              // depth of a slot
@@ -88,8 +89,8 @@ inline constexpr GroupedGemmConfig kSm90Wgrad = [] {
 // The config for Hopper; a function of the desc alone.
 GroupedGemmConfig choose_config(const GroupedGemmDesc& desc);
 
-// Calls body<config>() for the one of kConfigs that equals config. An op lists the configs that its kernel is compiled
-// for; Error{internal} when the chosen one is not among them.
+// Calls body<config>() for the one of kConfigs that equals config. An op lists the configs that its
+// kernel is compiled for; Error{internal} when the chosen one is not among them.
 template <GroupedGemmConfig... kConfigs, class Body>
 void with_config(const GroupedGemmConfig& config, const char* who, Body&& body) {
   const bool found = ((config == kConfigs && (body.template operator()<kConfigs>(), true)) || ...);

@@ -1,4 +1,5 @@
-// RMS normalisation of rows (Zhang & Sennrich, arXiv 1910.07467), alone and fused with the residual addition before it.
+// RMS normalisation of rows (Zhang & Sennrich, arXiv 1910.07467), alone and fused with the residual
+// addition before it.
 #pragma once
 
 #include "core/tensor.h"

@@ -73,7 +73,8 @@ class RopeTest : public testing::DeviceTest<Case> {
 
   const Case c_ = c();
   const int64_t columns_ = (c_.heads + 2 * c_.kv_heads) * c_.width;
-  // Roundings of the normalised head and of the result; table, norm and rotation are a handful of f32 operations.
+  // Roundings of the normalised head and of the result; table, norm and rotation are a handful of
+  // f32 operations.
   const double error_ = 2 * testing::epsilon(c_.dtype) + testing::epsilon(DType::f32) * (6 + std::sqrt(c_.width));
   Array qkv_, q_norm_, k_norm_, pos_, table_;
   ref::Rope q_ref_, k_ref_;

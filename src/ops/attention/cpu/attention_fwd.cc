@@ -35,8 +35,8 @@ int64_t cpu::scratch_bytes(const AttentionFwd& a, int num_threads) {
 namespace cpu {
 namespace {
 
-// Takes a row of scores into the softmax: probabilities (0 outside `seen`) relative to the new maximum, and the old
-// output scaled to it.
+// Takes a row of scores into the softmax: probabilities (0 outside `seen`) relative to the new
+// maximum, and the old output scaled to it.
 template <class T>
 void softmax_row(T* probabilities, float* scores, Range seen, int64_t num_keys, float scale, float& max, float& sum,
                  float* out, int64_t width) {

@@ -48,7 +48,8 @@ struct Slice {
 };
 
 constexpr int64_t kMaxDsBytes = int64_t{1280} << 20;
-// A slice is a kernel of its own, and is to fill a GPU: blocks of dkv of which the long ones are hidden behind others.
+// A slice is a kernel of its own, and is to fill a GPU: blocks of dkv of which the long ones are
+// hidden behind others.
 constexpr int64_t kMinBlocks = 256, kKeysOfBlock = 128;
 
 // The tiles of ds of one head, without an address.

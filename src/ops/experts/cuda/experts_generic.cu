@@ -1,6 +1,6 @@
-// The expert ops for any shape, f32 or bf16, f32 sums. A block of 256 threads owns a 64 x 64 tile of one expert: 4 x 4
-// sums a thread, operands widened to f32 in shared memory, 16 of k at a time. A sum runs over k in order and knows
-// nothing of other rows.
+// The expert ops for any shape, f32 or bf16, f32 sums. A block of 256 threads owns a 64 x 64 tile
+// of one expert: 4 x 4 sums a thread, operands widened to f32 in shared memory, 16 of k at a time.
+// A sum runs over k in order and knows nothing of other rows.
 #include <cuda_bf16.h>
 
 #include "device/cuda/cuda.h"
@@ -102,7 +102,8 @@ struct RowProduct {
 // Two columns a pair: the gate of f and the up of f.
 __device__ int64_t gated_row(int64_t col, int64_t F) { return col % 2 * F + col / 2; }
 
-// Epilogue: epilogue(tile, first row, first column, sums). kGated: w has F gate rows and F up rows, taken in turn.
+// Epilogue: epilogue(tile, first row, first column, sums). kGated: w has F gate rows and F up rows,
+// taken in turn.
 template <class T, bool kAlongK, bool kGated, class Epilogue>
 __global__ void __launch_bounds__(kThreads) row_product_kernel(RowProduct<T> p, Epilogue epilogue) {
   const RowTile tile = row_tile(p.offsets, p.num_experts, blockIdx.x);

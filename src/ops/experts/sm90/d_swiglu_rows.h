@@ -1,12 +1,13 @@
 // The backward of the gated activation on tiles of g, under the products of the next tiles
 // (sm90/kernel.h).
 //
-// The product of a tile waits in registers, rounded, and is taken to dh and sa 16 columns at a time, between K steps of
-// the next tile. A consumer warp works alone, on its 16 rows, with two buffers in shared memory and the copy engine:
-// gate and up of 32 columns come while those before are computed with, dgate and dup are put in their place and leave,
-// then sa by way of the same place. (Ordinary loads and stores would pass through the same memory twice, which the
-// tensor cores are reading from.) The buffers go round over tiles without a break, so that h of the next tile is there
-// when its product is.
+// The product of a tile waits in registers, rounded, and is taken to dh and sa 16 columns at a
+// time, between K steps of the next tile. A consumer warp works alone, on its 16 rows, with two
+// buffers in shared memory and the copy engine: gate and up of 32 columns come while those before
+// are computed with, dgate and dup are put in their place and leave, then sa by way of the same
+// place. (Ordinary loads and stores would pass through the same memory twice, which the tensor
+// cores are reading from.) The buffers go round over tiles without a break, so that h of the next
+// tile is there when its product is.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,8 +34,9 @@ struct WarpTile {
   int32_t n;          // tile across
 };
 
-// Two buffers of 16 rows x 32 columns of gate, then of up. Byte offset of a 16-byte chunk in such a box of 64-byte
-// rows, as the copy engine's 64-byte swizzle has it: any 8 rows of a chunk, and any two rows, are in different banks.
+// Two buffers of 16 rows x 32 columns of gate, then of up. Byte offset of a 16-byte chunk in such a
+// box of 64-byte rows, as the copy engine's 64-byte swizzle has it: any 8 rows of a chunk, and any
+// two rows, are in different banks.
 constexpr uint32_t kBoxBytes = 16 * 64, kBoxCols = 32;
 constexpr int kGradientCols = 256;  // of a tile
 constexpr int kBoxes = kGradientCols / kBoxCols;
@@ -86,7 +88,8 @@ struct WarpPlaces {
   uint32_t staging, fetched;
 };
 
-// Starts to fetch gate and up of a box; by one lane. Rows and columns that are not there come as others or as zeros.
+// Starts to fetch gate and up of a box; by one lane. Rows and columns that are not there come as
+// others or as zeros.
 __device__ __forceinline__ void fetch_box(const DSwigluParams& p, const WarpTile& tile, int box, const WarpPlaces& at) {
   const int32_t col = tile.n * kGradientCols + box * static_cast<int32_t>(kBoxCols);
   const uint32_t to = at.staging + box % 2 * 2 * kBoxBytes;
@@ -95,8 +98,8 @@ __device__ __forceinline__ void fetch_box(const DSwigluParams& p, const WarpTile
   tma_load(to + kBoxBytes, &p.h, at.fetched, col, 1, tile.row);
 }
 
-// A tile's g, which becomes sa, with what the backward needs and gathers. words[2 j + i] are columns 8 j + 2 (lane % 4)
-// + {0, 1} of row 8 i + lane / 4.
+// A tile's g, which becomes sa, with what the backward needs and gathers. words[2 j + i] are
+// columns 8 j + 2 (lane % 4) + {0, 1} of row 8 i + lane / 4.
 struct HeldGradient {
   uint32_t words[2 * kGradientCols / 8];
   WarpTile tile{};
@@ -226,8 +229,8 @@ struct HeldGradient {
     }
   }
 
-  // Half a box: 16 columns. In its first half the box before gives its sa; in its second that box is filled again, with
-  // what comes after this one, of this tile or the next.
+  // Half a box: 16 columns. In its first half the box before gives its sa; in its second that box
+  // is filled again, with what comes after this one, of this tile or the next.
   template <int kPiece, class Next>
   __device__ __forceinline__ void piece(const DSwigluParams& p, const Next& next, const WarpPlaces& at) {
     constexpr int kBox = kPiece / 2, kFirst = 2 * kPiece;
@@ -291,9 +294,9 @@ struct CountedProduct {
   }
 };
 
-// The consumers of a kernel whose tiles go through a HeldGradient. The pieces of one come every p.act.steps K steps of
-// the next tile, those of the second warpgroup half way between those of the first: a warpgroup in a piece does not
-// feed the tensor cores.
+// The consumers of a kernel whose tiles go through a HeldGradient. The pieces of one come every
+// p.act.steps K steps of the next tile, those of the second warpgroup half way between those of the
+// first: a warpgroup in a piece does not feed the tensor cores.
 template <class Op>
 __device__ __forceinline__ void consume_gradient(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
                                                  const NoteRing<Op::kConfig>& notes) {

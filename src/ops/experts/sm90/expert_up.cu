@@ -1,5 +1,5 @@
-// expert_up for sm_90a: the 256 columns of a tile are 128 gate columns and the 128 up columns of the same f, so that a
-// thread holds both and the activation needs no exchange.
+// expert_up for sm_90a: the 256 columns of a tile are 128 gate columns and the 128 up columns of
+// the same f, so that a thread holds both and the activation needs no exchange.
 #include "device/cuda/cuda.h"
 #include "ops/cuda/swiglu.h"
 #include "ops/experts/cuda/experts.h"
@@ -33,7 +33,8 @@ struct UpGemm {
              static_cast<int32_t>(half) * p.F + tile_n * 128, expert);
   }
 
-  // Four pieces store each half of the columns: gate, up, half of the activation, in the gate's place, the rest and its store.
+  // Four pieces store each half of the columns: gate, up, half of the activation, in the gate's
+  // place, the rest and its store.
   static constexpr int kPieces = 8;
 
   template <int kPiece>
@@ -58,8 +59,8 @@ struct UpGemm {
   }
 
   // gate = silu(gate) * up for two words
-  // Each step is taken for all four elements before the next, and stays so: the registers left are few, and the
-  // compiler would save them by waiting for one element at a time.
+  // Each step is taken for all four elements before the next, and stays so: the registers left are
+  // few, and the compiler would save them by waiting for one element at a time.
   __device__ __forceinline__ static void activate(uint32_t& gate0, uint32_t& gate1, uint32_t up0, uint32_t up1) {
     float s[4] = {low_bf16(gate0), high_bf16(gate0), low_bf16(gate1), high_bf16(gate1)};
     approximate_sigmoids(s);

@@ -1,16 +1,17 @@
 // expert_wgrad by wgmma: k runs over the rows of an expert, so both operands stand across (MN-major).
 //
-// One side is gathered row by row (dout for dw2, x for dw1), the other stands as it is and comes by TMA. A tile is 128
-// columns of the gathered side by 256 of the other, whichever of them is left; a cluster is two blocks with the same
-// 256 and neighbouring 128s, each loads half of the 256 for both.
+// One side is gathered row by row (dout for dw2, x for dw1), the other stands as it is and comes by
+// TMA. A tile is 128 columns of the gathered side by 256 of the other, whichever of them is left; a
+// cluster is two blocks with the same 256 and neighbouring 128s, each loads half of the 256 for
+// both.
 //   producer   a warpgroup: the gathered side by cp.async, the other by TMA; the last rows of an expert, fewer than
 //              kDepth, by cp.async on both sides, with zeros after them (what lies there may be NaN). It alone walks
 //              the tiles; the next tile and what its first steps read are looked up while this one is loaded
 //   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread. What they need of a tile is a note beside its
 //              first slot
-// Between the products of two tiles stands half of what adding a tile to dw takes; the rest of it is done between the K
-// steps of the next tile (sm90/expert_wgrad_adder.h). Experts go by falling row count, which evens out what the
-// blocks get.
+// Between the products of two tiles stands half of what adding a tile to dw takes; the rest of it
+// is done between the K steps of the next tile (sm90/expert_wgrad_adder.h). Experts go by falling
+// row count, which evens out what the blocks get.
 #include "device/block_limit.h"
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
@@ -23,8 +24,8 @@
 namespace moebius::cuda::sm90 {
 namespace {
 
-// The rows of a tile are columns of the gathered side, whether that is A or B; clusters along it share columns of the
-// other side while they are in L2.
+// The rows of a tile are columns of the gathered side, whether that is A or B; clusters along it
+// share columns of the other side while they are in L2.
 constexpr GroupedGemmConfig kConfig = kSm90Wgrad;
 constexpr int kGatherCols = kConfig.tile_m, kPlainCols = kConfig.tile_n, kDepth = kConfig.tile_k;
 constexpr int kSlots = kConfig.num_slots, kThreads = kConfig.threads, kMaxExperts = 512;
@@ -33,7 +34,8 @@ constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // kDepth rows x 64 columns
 constexpr uint32_t kGatherBytes = kGatherCols / 64 * kBlockBytes, kPlainBytes = kPlainCols / 64 * kBlockBytes;
 static_assert(kPieces * 32 == kPlainCols);
 
-// The note that consumers read about a tile: it is valid while its first slot is full. num_steps 0: there are no more.
+// The note that consumers read about a tile: it is valid while its first slot is full. num_steps 0:
+// there are no more.
 struct TileNote {
   int expert, gather_col, plain_col, num_steps;
 };
@@ -66,8 +68,9 @@ struct Tile {
   int begin, end;
 };
 
-// The tiles of a cluster that have rows: every num_clusters-th. All blocks would end their tiles together, and wait for
-// memory together; so the first tile is cut in two, at another row for each cluster, and its second part comes last.
+// The tiles of a cluster that have rows: every num_clusters-th. All blocks would end their tiles
+// together, and wait for memory together; so the first tile is cut in two, at another row for each
+// cluster, and its second part comes last.
 class Walk {
  public:
   __device__ Walk(const Params& p, const Shared& s) : p_(p), s_(s), rank_(cluster_block_rank()) {
@@ -105,8 +108,8 @@ class Walk {
   int num_own_, cut_, step_ = 0;
 };
 
-// The source of this lane's row of the 64 from `row` on, which is i = lane % 8 of the half warp lane / 8 % 2 in
-// GatheredColumns; past the end, of the last row.
+// The source of this lane's row of the 64 from `row` on, which is i = lane % 8 of the half warp
+// lane / 8 % 2 in GatheredColumns; past the end, of the last row.
 __device__ __forceinline__ int read_index(const Side& side, int row, int end) {
   const int lane_row = static_cast<int>(threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2 + threadIdx.x % 8 * 8);
   int index = min(row + lane_row, end - 1);
@@ -114,9 +117,9 @@ __device__ __forceinline__ int read_index(const Side& side, int row, int end) {
   return index;
 }
 
-// The gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its places in shared memory
-// are 1024 bytes apart. This has to keep up with the tensor cores: addresses are there before the slot is, in registers
-// of their own.
+// The gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its
+// places in shared memory are 1024 bytes apart. This has to keep up with the tensor cores:
+// addresses are there before the slot is, in registers of their own.
 struct GatheredColumns {
   static constexpr int kNum = kDepth / 8;
   const char* x;    // this thread's chunk of row 0
@@ -179,8 +182,8 @@ __device__ __forceinline__ void load_whole(const CUtensorMap& gathered, const CU
   }
 }
 
-// A note is written by the thread that then arrives at its slot's full barrier, and read by consumers before they
-// release the slot.
+// A note is written by the thread that then arrives at its slot's full barrier, and read by
+// consumers before they release the slot.
 __device__ __forceinline__ void write_note(uint32_t to, const TileNote& n) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(n.expert), "r"(n.gather_col), "r"(n.plain_col),
                "r"(n.num_steps)
@@ -299,8 +302,8 @@ struct Product {
   }
 };
 
-// Every kTurnSteps steps a held piece of the tile before goes to dw. A warpgroup that stages does not feed the tensor
-// cores, so the two take turns: one half a turn after the other.
+// Every kTurnSteps steps a held piece of the tile before goes to dw. A warpgroup that stages does
+// not feed the tensor cores, so the two take turns: one half a turn after the other.
 constexpr int kTurnSteps = 4;
 
 template <bool kGatheredIsLeft>

@@ -1,5 +1,6 @@
-// A dense layer is an expert that has every row: the kernels for sm_90a are those of experts. Their plain product sums
-// over k in the order of the fused ones, so that two passes have the bits of one. What they do not take is cuBLASLt's.
+// A dense layer is an expert that has every row: the kernels for sm_90a are those of experts. Their
+// plain product sums over k in the order of the fused ones, so that two passes have the bits of
+// one. What they do not take is cuBLASLt's.
 #include "device/fallback_kernels.h"
 #include "ops/activation/activation.h"
 #include "ops/activation/activation_backends.h"

@@ -142,8 +142,8 @@ struct Part {
   int64_t row, col, rows, cols;
 };
 
-// Part of the product. Sums go to C, or to a block in f32 until K is done; the strips of the last K are rounded while
-// they are hot.
+// Part of the product. Sums go to C, or to a block in f32 until K is done; the strips of the last K
+// are rounded while they are hot.
 template <class T>
 void multiply_block(Blocks& blocks, const TileGemm& g, Part part) {
   const bool rounded = g.c.dtype == DType::bf16;

@@ -1,10 +1,11 @@
 // gemm on CUDA by cuBLASLt. Row-major products are its column-major ones with the operands exchanged:
 // c = op(a) op(b) in rows is c^T = op(b)^T op(a)^T in columns, without moving anything.
 //
-// Among the algorithms that cuBLASLt proposes for a shape the quickest is remembered. Which one that is may differ from
-// run to run, so only those compete that sum over k alike: one block sums all of k for its tile (k is not split,
-// nothing is reduced afterwards), with the instructions of the first proposal's kind. That they do is tried as well,
-// against the first proposal, which is a function of the shape: on operands made to tell, and on the real ones.
+// Among the algorithms that cuBLASLt proposes for a shape the quickest is remembered. Which one
+// that is may differ from run to run, so only those compete that sum over k alike: one block sums
+// all of k for its tile (k is not split, nothing is reduced afterwards), with the instructions of
+// the first proposal's kind. That they do is tried as well, against the first proposal, which is a
+// function of the shape: on operands made to tell, and on the real ones.
 #include "ops/gemm/cuda/gemm.h"
 
 #include <cublasLt.h>
@@ -168,8 +169,8 @@ class CublasLt {
                           workspace_, kWorkspaceBytes, stream);
   }
 
-  // cuBLASLt's proposals, best first by its own account, that sum as the first of them does: a function of shape,
-  // dtypes and alignment.
+  // cuBLASLt's proposals, best first by its own account, that sum as the first of them does: a
+  // function of shape, dtypes and alignment.
   Algorithms propose(Problem& p, const GemmDesc& desc) {
     cublasLtMatmulPreferenceOpaque_t preference;
     check(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
@@ -206,8 +207,8 @@ class CublasLt {
     return attribute(x, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1;
   }
 
-  // On the real operands, after a look at their bits there too: into c itself, which the call overwrites anyway, or
-  // where it accumulates into trial memory, with as many rows as fit.
+  // On the real operands, after a look at their bits there too: into c itself, which the call
+  // overwrites anyway, or where it accumulates into trial memory, with as many rows as fit.
   cublasLtMatmulAlgo_t quickest(Stream& s, const Gemm& a, const Algorithms& proposals) {
     const cudaStream_t stream = cuda_stream(s);
     const Algorithms equal = same_bits(s, a, proposals);
@@ -270,9 +271,10 @@ class CublasLt {
     return answer != 0;
   }
 
-  // The proposals that give the bits of the first one on operands that tell: with all of K, whose order is what may
-  // differ, and few rows and columns. The second half of K takes away what the first has summed, so that what is left
-  // is the rounding of that order alone, and a bf16 result shows it; c, where it is added to, is as small.
+  // The proposals that give the bits of the first one on operands that tell: with all of K, whose
+  // order is what may differ, and few rows and columns. The second half of K takes away what the
+  // first has summed, so that what is left is the rounding of that order alone, and a bf16 result
+  // shows it; c, where it is added to, is as small.
   Algorithms same_bits(Stream& s, const Gemm& a, const Algorithms& proposals) {
     const cudaStream_t stream = cuda_stream(s);
     const Sizes all = sizes_of(a);

@@ -8,10 +8,12 @@
 
 namespace moebius::cuda {
 
-// Device memory that it keeps: cuBLASLt's workspace, room for trials of algorithms, and the answer of a comparison.
+// Device memory that it keeps: cuBLASLt's workspace, room for trials of algorithms, and the answer
+// of a comparison.
 constexpr int64_t kGemmKeptBytes = (int64_t{128} << 20) + 256;
 
-// Takes it now instead of at the first product: the library's handle, its workspace, and room for trials of algorithms.
+// Takes it now instead of at the first product: the library's handle, its workspace, and room for
+// trials of algorithms.
 void prepare_gemm(Stream& s);
 
 // The algorithm that runs this product on the device of s: that of cuBLASLt with its parts by their numbers,

@@ -1,9 +1,10 @@
-// The main loop of the grouped products on sm_90a: 128 x 256 output tiles, K in steps of 64 through a ring of
-// shared-memory slots. A block is a producer warpgroup, which fills slots, and two consumer warpgroups of 64 rows each,
-// which multiply them; two blocks are a cluster that shares the weights (sm90/row_tiles.h).
+// The main loop of the grouped products on sm_90a: 128 x 256 output tiles, K in steps of 64 through
+// a ring of shared-memory slots. A block is a producer warpgroup, which fills slots, and two
+// consumer warpgroups of 64 rows each, which multiply them; two blocks are a cluster that shares
+// the weights (sm90/row_tiles.h).
 //
-// Slot s is full when its bytes have landed (full barrier) and empty when the consumers of BOTH blocks have read it
-// (empty barrier), since each block loads half of the shared weights into both.
+// Slot s is full when its bytes have landed (full barrier) and empty when the consumers of BOTH
+// blocks have read it (empty barrier), since each block loads half of the shared weights into both.
 #pragma once
 
 #include "ops/grouped_gemm/grouped_gemm_config.h"
@@ -15,8 +16,8 @@ namespace moebius::cuda {
 constexpr int kNoteBytes = 32;
 constexpr uint32_t kStagingBytesWarp = 4096;  // of each consumer warp, for its epilogue
 
-// The shared memory of a config: sizes in bytes, and offsets in the dynamic shared memory, which starts at a multiple
-// of 1024.
+// The shared memory of a config: sizes in bytes, and offsets in the dynamic shared memory, which
+// starts at a multiple of 1024.
 template <GroupedGemmConfig kConfig>
 struct GemmShared {
   static_assert(kConfig.tile_m == 128 && kConfig.tile_n == 256 && kConfig.tile_k == 64 && kConfig.cluster == 2 &&
@@ -73,8 +74,8 @@ struct SlotRing {
   }
 };
 
-// The note that the other warps read about a tile. Notes have a ring of their own: walking the tiles takes longer than a K step,
-// and so does looking up the rows.
+// The note that the other warps read about a tile. Notes have a ring of their own: walking the
+// tiles takes longer than a K step, and so does looking up the rows.
 struct TileNote {
   int32_t first_row, end_row, n;  // n < 0: there are no more tiles
   int32_t expert, shared;         // as in RowTile
@@ -100,8 +101,8 @@ struct NoteRing {
     return shared + Shared::kNoteEmpty + tile % kNumNotes * 8;
   }
 
-  // Every thread that writes or reads arrives for itself: a barrier then orders the accesses of its own arrivals alone,
-  // which tools that look for races can follow. The writer is a warp.
+  // Every thread that writes or reads arrives for itself: a barrier then orders the accesses of its
+  // own arrivals alone, which tools that look for races can follow. The writer is a warp.
   __device__ __forceinline__ void init(uint32_t reading_threads) const {
     for (uint32_t i = 0; i < kNumNotes; ++i) {
       mbarrier_init(full(i), 32);
@@ -144,8 +145,9 @@ __device__ __forceinline__ void multiply_slot(float (&acc)[128], const SlotRing<
   }
 }
 
-// The product of a tile, step by step: acc = sum over the steps. A slot is released once the wgmmas of the next one are
-// queued behind its own. kFenceA: A was written by cp.async, so each thread orders that before its wgmma.
+// The product of a tile, step by step: acc = sum over the steps. A slot is released once the wgmmas
+// of the next one are queued behind its own. kFenceA: A was written by cp.async, so each thread
+// orders that before its wgmma.
 template <GroupedGemmConfig kConfig, Major kMajorB, bool kFenceA>
 struct TileProduct {
   const SlotRing<kConfig>& ring;

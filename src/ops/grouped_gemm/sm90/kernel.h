@@ -1,5 +1,5 @@
-// The kernel around the main loop of sm90/grouped_gemm.h. An Op says where operands come from and what becomes of
-// the product of a tile:
+// The kernel around the main loop of sm90/grouped_gemm.h. An Op says where operands come from and
+// what becomes of the product of a tile:
 //   kConfig   the GroupedGemmConfig that the kernel is compiled for
 //   struct Params { CUtensorMap a, b; Gather gather; RowTiles tiles; int32_t num_k; ... };
 //   kGather   rows of A are read by index (cp.async); otherwise by map a, box 64 x 128
@@ -7,9 +7,10 @@
 //   load_b(params, load, half, k, n, expert)   half of the weights' tile: 128 of its 256 columns
 //   kPieces, store_piece<i>(params, held, staging)   by a consumer warp: the i-th part of storing its rows of a tile;
 //             or consume(params, ring, notes), in the place of what is said next
-// A tile is stored while the next one is multiplied: its product, rounded to bf16, waits in registers, and K steps
-// store a piece each. Nothing but the rounding stands between the products of two tiles. A warpgroup that stores does
-// not feed the tensor cores, so the two take turns: one stores in even steps, the other in odd ones.
+// A tile is stored while the next one is multiplied: its product, rounded to bf16, waits in
+// registers, and K steps store a piece each. Nothing but the rounding stands between the products
+// of two tiles. A warpgroup that stores does not feed the tensor cores, so the two take turns: one
+// stores in even steps, the other in odd ones.
 #pragma once
 
 #include "ops/cuda/for_each_constant.h"
@@ -37,8 +38,8 @@ struct SlotLoad {
   }
 };
 
-// The warps of the producer warpgroup: one walks the tiles, one loads by TMA, and where Op gathers the others copy rows
-// (there the load warp walks the tiles too).
+// The warps of the producer warpgroup: one walks the tiles, one loads by TMA, and where Op gathers
+// the others copy rows (there the load warp walks the tiles too).
 constexpr uint32_t kWalkWarp = 3, kFirstCopyWarp = 1, kNumCopyWarps = 3;
 
 // Goes to the next tile and tells the others, by a whole warp, in steps: each
@@ -146,10 +147,11 @@ __device__ void walk_and_load(const typename Op::Params& p, const SlotRing<Op::k
   }
 }
 
-// The copy warps: 8 lanes copy the 128 bytes of a row, a warp 4 rows at once, and the warps take turns. This has to
-// keep up with the tensor cores, so a copy is few instructions: addresses stay in registers, and rows past the expert's
-// end read row 0, which makes rows that are not stored. cp.async writes by way of the generic proxy and wgmma reads by
-// the async one: the consumers fence.
+// The copy warps: 8 lanes copy the 128 bytes of a row, a warp 4 rows at once, and the warps take
+// turns. This has to keep up with the tensor cores, so a copy is few instructions: addresses stay
+// in registers, and rows past the expert's end read row 0, which makes rows that are not stored.
+// cp.async writes by way of the generic proxy and wgmma reads by the async one: the consumers
+// fence.
 template <class Op>
 __device__ void copy_rows(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
                           const NoteRing<Op::kConfig>& notes) {
@@ -187,8 +189,8 @@ __device__ void copy_rows(const typename Op::Params& p, const SlotRing<Op::kConf
   }
 }
 
-// A tile's 16 rows of a consumer warp, as bf16: words[2 j + i] are columns 8 j + 2 (lane % 4) + {0, 1} of row 8 i +
-// lane / 4.
+// A tile's 16 rows of a consumer warp, as bf16: words[2 j + i] are columns 8 j + 2 (lane % 4) + {0,
+// 1} of row 8 i + lane / 4.
 struct HeldRows {
   uint32_t words[64];
   int32_t row, rows;  // the first, and how many there are; none: rows <= 0

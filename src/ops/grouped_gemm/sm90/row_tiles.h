@@ -1,6 +1,6 @@
-// How the rows of all experts are cut into output tiles, and which cluster of two blocks computes which tile when. Only
-// the offsets in device memory say how many tiles there are: the grid is fixed, and cluster c takes every unit that is
-// c modulo the number of clusters.
+// How the rows of all experts are cut into output tiles, and which cluster of two blocks computes
+// which tile when. Only the offsets in device memory say how many tiles there are: the grid is
+// fixed, and cluster c takes every unit that is c modulo the number of clusters.
 //
 // A unit is two tiles, one a block: rows m and m + 1 of the same expert at the same
 // columns, so that the blocks share their piece of the weights. An expert's odd
@@ -24,7 +24,8 @@ struct RowTiles {
   __device__ int32_t offset(int32_t expert) const { return offsets ? __ldg(offsets + expert) : expert * num_rows; }
 };
 
-// Without offsets one expert has all rows. With groups of 8 units 16 row tiles by about 8 across are in flight.
+// Without offsets one expert has all rows. With groups of 8 units 16 row tiles by about 8 across
+// are in flight.
 inline RowTiles row_tiles(const Tensor& offsets_e1, int64_t num_rows, int64_t across, int l2_group) {
   const bool all = offsets_e1.empty();
   return {.offsets = all ? nullptr : offsets_e1.ptr<int32_t>(),

@@ -1,5 +1,5 @@
-// index_rows is a counting sort, stable in tokens: blocks of tokens count, one pass over the counts gives each block
-// its first row in each expert, and the blocks then place their pairs at once.
+// index_rows is a counting sort, stable in tokens: blocks of tokens count, one pass over the counts
+// gives each block its first row in each expert, and the blocks then place their pairs at once.
 #include <algorithm>
 
 #include "ops/permute/index_rows.h"

@@ -1,5 +1,5 @@
-// Balance statistics, the loss made of them, and the bias that needs no loss. Sums run in a fixed order: tokens of a
-// chunk, then chunks.
+// Balance statistics, the loss made of them, and the bias that needs no loss. Sums run in a fixed
+// order: tokens of a chunk, then chunks.
 #include <algorithm>
 #include <cfloat>
 

@@ -25,8 +25,8 @@ struct Team {
   __device__ __forceinline__ int stride() const { return num_blocks * kThreads; }
 };
 
-// The vectors of a row that a thread has, one a stride: held in registers, kVectors of them, or read again when asked
-// for (kVectors 0), for rows longer than registers hold.
+// The vectors of a row that a thread has, one a stride: held in registers, kVectors of them, or
+// read again when asked for (kVectors 0), for rows longer than registers hold.
 template <int kNum, int kVectors>
 class Logits {
  public:
@@ -109,8 +109,8 @@ __global__ void __launch_bounds__(kThreads, 1) loss_rows_kernel(LossRows<T> a) {
   const LossPart other = lane < team.num_blocks ? *cluster.map_shared_rank(&part, lane) : LossPart{0, 0};
   const float row_max = warp_max(other.sum == 0 ? -INFINITY : other.max);
   const float row_sum = warp_sum(other.sum == 0 ? 0.0f : other.sum * expf(other.max - row_max));
-  // No block ends while another still reads its part: the sum, which needs it, is there before the arrival. Nothing was
-  // written that others wait for, so the arrival is relaxed.
+  // No block ends while another still reads its part: the sum, which needs it, is there before the
+  // arrival. Nothing was written that others wait for, so the arrival is relaxed.
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(row_sum) : "memory");
 
   const float scale = a.scale_in_memory ? *a.scale_in_memory : a.scale;
