@@ -23,6 +23,7 @@ struct BenchLine {
   double roofline_ms = 0;                // the least time at the ceilings measured beside: ops one after the other
   double checksum = 0, expected = 0;     // sums over sampled outputs
   std::map<std::string, double> errors;  // of the sampled outputs, relative, by the name of the result: "dx"
+  std::string kernel;  // products on a GPU: the desc, and the config or the algorithm that was chosen for it
   double largest_error() const;
   double gflops_per_s() const { return cost.flops / (median_ms * 1e6); }
   double gbytes_per_s() const { return cost.bytes / (median_ms * 1e6); }

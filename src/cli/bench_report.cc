@@ -62,6 +62,7 @@ nlohmann::ordered_json line_json(const BenchReport& r, const BenchLine& l) {
                {"expected", l.expected},
                {"relative_error", l.largest_error()},
                {"relative_errors", l.errors}});
+  if (!l.kernel.empty()) json["kernel"] = l.kernel;
   return json;
 }
 
@@ -142,6 +143,9 @@ void print_report(const BenchOptions& o, const BenchReport& r) {
     fmt::print("{:<24} {:>10.3f} {:>10.3f} {:>10.1f} {:>8.1f} {:>6.1f}% {:>8.1f}%  {:>12.5g} {:>12.5g} {:>9.1e}\n",
                l.name, l.median_ms, l.min_ms, l.gflops_per_s(), l.gbytes_per_s(), 100 * peak_share(r, l),
                100 * roofline_share(l), l.checksum, l.expected, l.largest_error());
+  }
+  for (const BenchLine& l : r.lines) {
+    if (!l.kernel.empty()) fmt::print("{:<24} {}\n", l.name, l.kernel);
   }
   if (r.profiled_runs > 0) print_profile(r.ops, "fwd_bwd", r.profiled_runs);
 }

@@ -5,7 +5,6 @@
 
 #include "model/frozen.h"
 #include "model/moe/batch_route.h"
-#include "ops/elementwise/add_row.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {

@@ -1,5 +1,5 @@
-// What each device implements of these ops. Arguments are checked before these are called, the limit is one of the
-// dtype, and there is work to do.
+// The functions that each device implements for these ops. The arguments have been checked, the
+// limit is a value of the dtype, and there is work to do.
 #pragma once
 
 #include "device/device.h"

@@ -1,4 +1,4 @@
-#include "ops/backends.h"
+#include "ops/missing_backend.h"
 
 #include "core/error.h"
 
