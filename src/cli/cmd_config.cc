@@ -9,6 +9,7 @@
 #include "cli/count_text.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
+#include "config/dispatcher_choice.h"
 #include "config/recipe/reference.h"
 #include "config/run_print.h"
 #include "device/accelerator.h"
@@ -100,7 +101,8 @@ nlohmann::ordered_json beside_json(const Resolved& r) {
 std::string beside_text(const Resolved& r) {
   const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
   if (r.engine->spec().target != DeviceKind::cuda) return host.text();
-  return r.engine->device_memory().text() + "; " + host.text();
+  return fmt::format("{}{}; {}", r.engine->device_memory().text(),
+                     sharing_text(r.engine->device_memory(), r.mesh.world(), Accelerator::count()), host.text());
 }
 
 nlohmann::ordered_json memory_json(const MemoryPlan& plan) {
@@ -138,6 +140,9 @@ void print_resolved_json(const Resolved& r) {
                                   {"etp", r.mesh.etp},
                                   {"ep", r.mesh.ep},
                                   {"edp", r.mesh.edp}}}};
+  const DispatcherChoice dispatcher = resolve_dispatcher(r.run);
+  object["dispatcher"] = dispatcher.name;
+  object["dispatcher_reason"] = dispatcher.reason;
   object["groups"] = groups_json(r.mesh);
   object["memory_bytes"] = memory_json(r.engine->plan());
   object["memory_beside_bytes"] = beside_json(r);
@@ -177,6 +182,8 @@ void print_resolved(const Resolved& r, bool changed) {
   } else {
     print_comment(layout_table(r.mesh));
   }
+  const DispatcherChoice dispatcher = resolve_dispatcher(r.run);
+  print_comment(fmt::format("dispatcher {}: {}", dispatcher.name, dispatcher.reason));
   if (r.mesh.world() > 1) fmt::print("# memory     of rank {}, which needs the most\n", r.rank);
   if (r.engine->spec().target != r.run.device)
     fmt::print("# scratch    of the CPU's kernels: this build has no CUDA backend\n");

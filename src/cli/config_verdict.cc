@@ -28,9 +28,10 @@ int64_t needed_of_gpu(Engine& engine) {
   return gpu.plan_bytes + gpu.workspace_bytes + kDeviceReserveBytes;
 }
 
-MemoryVerdict verdict_of_gpu(Engine& engine) {
+MemoryVerdict verdict_of_gpu(Engine& engine, int64_t num_ranks) {
   MemoryVerdict v{.needed_bytes = needed_of_gpu(engine)};
-  v.text = fmt::format("{} of each GPU are needed", bytes_text(v.needed_bytes));
+  v.text = fmt::format("{} of each GPU are needed{}", bytes_text(v.needed_bytes),
+                       num_ranks == 1 ? "" : " by a rank that has it alone");
   if (Accelerator::count() > 0) {
     const AcceleratorInfo gpu = Accelerator::describe(0);
     v.fits = v.needed_bytes <= gpu.free_bytes;
@@ -60,8 +61,19 @@ std::string dataset_line(const DatasetSpec& d, double weights, double tokens) {
 
 }  // namespace
 
+std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t num_gpus) {
+  if (num_ranks == 1) return "";
+  const std::string alone = ", for each rank that has a GPU of its own";
+  if (num_gpus == 0 || num_ranks <= num_gpus) return alone;
+  const int64_t sharing = div_ceil(num_ranks, num_gpus);
+  return fmt::format(
+      "{}; on this machine alone {} ranks would share a GPU, which holds up to {} of them and their "
+      "contexts, which are not predicted",
+      alone, sharing, bytes_text(of_rank.times(sharing).total_bytes()));
+}
+
 MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ranks, int64_t available) {
-  if (run.device == DeviceKind::cuda) return verdict_of_gpu(engine);
+  if (run.device == DeviceKind::cuda) return verdict_of_gpu(engine, num_ranks);
   const HostMemory host = host_memory(engine, run.checkpoint.async_save);
   MemoryVerdict v{.needed_bytes = num_ranks * (host.plan_bytes + host.snapshot_bytes)};
   v.fits = v.needed_bytes <= available;

@@ -18,6 +18,10 @@ struct MemoryVerdict {
   std::string text;          // "yes: 324.2 MiB are needed, 18.20 GiB are available on this machine"
 };
 
+// The end of a sentence that gives the memory of one rank on its GPU: that it holds for a rank with a GPU of its own, and
+// what a GPU of this machine holds if the run has more ranks than the machine has GPUs. Empty for one rank.
+std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t num_gpus);
+
 // Of the rank that needs the most. The ranks of a run on the CPU count as if all were on this machine.
 // available: of the host, for a run on the CPU.
 MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ranks, int64_t available);

@@ -1,9 +1,7 @@
-// How the step is computed without changing what is computed: precision, recompute, offload.
+// How the step is computed without changing what is computed: precision, recompute.
 #pragma once
 
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "core/dtype.h"
 
@@ -38,7 +36,6 @@ inline constexpr std::pair<const char*, bool RecomputeSpec::*> kRecomputeNames[]
 
 struct MemorySpec {
   RecomputeSpec recompute;
-  std::vector<std::string> offload;
   bool operator==(const MemorySpec&) const = default;
 };
 

@@ -5,6 +5,7 @@
 #include <set>
 #include <system_error>
 
+#include "config/dispatcher_choice.h"
 #include "config/recipe/table.h"
 #include "config/run_spec.h"
 #include "config/stage_layout.h"
@@ -66,19 +67,12 @@ void check_mtp(const RunSpec& s) {
 
 // What the keys can say and this version cannot do.
 void check_supported(const RunSpec& s) {
-  MOEBIUS_CHECK(usage, s.deterministic,
-                "run.deterministic = false has no mode to choose: every run is deterministic; remove it{}",
-                origin(s, "run.deterministic"));
   std::error_code unreadable;  // a name that cannot be one is no folder either
   MOEBIUS_CHECK(
       usage, s.data.tokenizer == "bytes" || std::filesystem::exists(s.data.tokenizer + "/tokenizer.json", unreadable),
       "data.tokenizer must be \"bytes\" or a folder with a tokenizer.json; got {}{}{}", shown(s.data.tokenizer),
       s.data.tokenizer.ends_with("tokenizer.json") ? "; give its folder" : "", origin(s, "data.tokenizer"));
-  const bool records = s.device == DeviceKind::cuda && s.graph;
-  MOEBIUS_CHECK(usage, !records || s.parallel.dispatcher != "alltoall",
-                "parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be recorded; set "
-                "run.graph = false, or dispatcher = \"allgather\"{}",
-                origin(s, "parallel.dispatcher"));
+  resolve_dispatcher(s);
 }
 
 void check_valid_weights(const RunSpec& s) {
@@ -219,7 +213,7 @@ void check_layout(const RunSpec& s) {
     for (const char* key : {"parallel.dispatcher", "moe.rank_rows_factor"})
       refuse_idle(s, key, "parallel.ep and etp are 1, so every expert is at home; set parallel.ep, or remove it");
   }
-  MOEBIUS_CHECK(usage, s.moe.rank_rows_factor == 0 || p.dispatcher == "alltoall",
+  MOEBIUS_CHECK(usage, s.moe.rank_rows_factor == 0 || p.dispatcher == DispatcherKind::alltoall,
                 "moe.rank_rows_factor = {} bounds the rows of a rank, which all-to-all alone can check; set "
                 "parallel.dispatcher = \"alltoall\", or remove it{}",
                 s.moe.rank_rows_factor, origin(s, "moe.rank_rows_factor"));

@@ -62,8 +62,18 @@ bool is_empty_section(const RecipeEntry& entry) {
   return entry.value == json::object() && std::any_of(table.begin(), table.end(), in_section);
 }
 
+// Whether the entry is of a retired key, which is then passed over. Error{usage} for a value that has no effect either.
+bool is_retired(const RecipeEntry& entry) {
+  const auto& keys = retired_keys();
+  const auto found = std::find_if(keys.begin(), keys.end(), [&](const RetiredKey& k) { return k.name == entry.key; });
+  if (found == keys.end()) return false;
+  MOEBIUS_CHECK(usage, entry.value == found->accepted, "{}: {} is no longer a key, since {}; got {}; remove it",
+                entry.where, entry.key, found->why, shown(entry.value));
+  return true;
+}
+
 void apply(RunSpec& spec, const RecipeEntry& entry) {
-  if (is_empty_section(entry)) return;
+  if (is_empty_section(entry) || is_retired(entry)) return;
   const RecipeKey& key = find_key(entry);
   MOEBIUS_CHECK(usage, key.rule.accepts(entry.value), "{}: {} must be {}; got {}{}", entry.where, entry.key,
                 key.rule.expects, shown(entry.value), key.rule.hint ? key.rule.hint(entry.value) : "");

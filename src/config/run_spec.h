@@ -20,8 +20,7 @@ struct RunSpec {
   uint64_t seed = 0;
   DeviceKind device = DeviceKind::cpu;
   int64_t threads = 0;  // CPU threads; 0: all this process may use
-  bool deterministic = true;
-  bool graph = true;  // on a GPU: record the step once (a CUDA graph) and replay it
+  bool graph = true;    // on a GPU: record the step once (a CUDA graph) and replay it
 
   ModelSpec model;
   std::string model_hf;   // model.hf

@@ -35,8 +35,10 @@ struct LoopSpec {  // [train]
 
 enum class LrSchedule { constant, cosine, linear, wsd };
 
+enum class OptimizerKind { adamw };
+
 struct OptimizerSpec {
-  std::string name = "adamw";
+  OptimizerKind kind = OptimizerKind::adamw;
   double lr = 0.0;
   double min_lr = 0.0;
   int64_t warmup_steps = 0;

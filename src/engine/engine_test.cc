@@ -101,6 +101,17 @@ TEST(DeviceMemory, IsComparedBeforeAnythingIsAllocated) {
   }
 }
 
+TEST(DeviceMemory, OfRanksThatShareAGpuIsASumWithoutTheirContexts) {
+  const DeviceMemory one{.plan_bytes = 58 << 20, .workspace_bytes = 130 << 20, .code_bytes = 6 << 20};
+  EXPECT_EQ(one.text(),
+            "predicted peak on the GPU 194.0 MiB (plan 58.0 MiB, workspaces of matrix products 130.0 MiB, kernels 6.0 "
+            "MiB)");
+  EXPECT_EQ(one.times(4).total_bytes(), 4 * one.total_bytes());
+  EXPECT_EQ(one.times(4).text(),
+            "predicted peak on the GPU 776.0 MiB of the 4 ranks that share it, without their contexts (plan 232.0 MiB, "
+            "workspaces of matrix products 520.0 MiB, kernels 24.0 MiB)");
+}
+
 // One dense and one MoE layer.
 EngineSpec small_spec(int64_t size, int64_t vocab, DType compute) {
   return {.model = {.vocab_size = vocab,

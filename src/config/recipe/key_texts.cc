@@ -14,7 +14,6 @@ std::vector<KeyText> run_texts() {
       {"run.seed", "Weights, the order of the data and jitter follow from it and from the step."},
       {"run.device", "Where the model is computed: on this machine's CPUs, or on one NVIDIA Hopper GPU a rank."},
       {"run.threads", "CPU threads of a rank; 0: its share of the CPUs that it may use. The bits do not depend on it."},
-      {"run.deterministic", "Every run gives the same bits every time; there is no other mode to choose."},
       {"run.graph", "On a GPU the step is recorded once (a CUDA graph) and replayed; the same bits."},
   };
 }
@@ -223,7 +222,6 @@ std::vector<KeyText> other_texts() {
   return {
       {"precision.compute", "What forward and backward compute in; masters, gradients and moments are f32."},
       {"memory.recompute", "What backward makes again instead of keeping it ([memory.md](memory.md)); the same bits."},
-      {"memory.offload", "Not part of this version."},
       {"checkpoint.every", "Steps between checkpoints; 0: only at the end and on SIGTERM, so that a crash loses all."},
       {"checkpoint.keep", "Newest checkpoints that are kept; 0: all."},
       {"checkpoint.async",

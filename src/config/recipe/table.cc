@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "config/dispatcher_choice.h"
 #include "config/hf/config.h"
 #include "config/hf/keys.h"
 #include "config/nearest.h"
@@ -72,6 +73,13 @@ RecipeKey optional_text(const std::string& name, std::string RunSpec::*field, Re
           [field](const RunSpec& s) { return (s.*field).empty() ? json() : json(s.*field); }, resume};
 }
 
+Names<DispatcherKind> dispatcher_names() {
+  Names<DispatcherKind> names;
+  for (const auto kind : {DispatcherKind::automatic, DispatcherKind::allgather, DispatcherKind::alltoall})
+    names.emplace_back(name_of(kind), kind);
+  return names;
+}
+
 std::vector<RecipeKey> run_keys() {
   const Section run{"run", [](auto& s) -> decltype(auto) { return (s); }};
   return {
@@ -79,7 +87,6 @@ std::vector<RecipeKey> run_keys() {
       run.key("seed", &RunSpec::seed, integer_in(0, INT64_MAX)),
       run.named("device", &RunSpec::device, {{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}}, free),
       run.key("threads", &RunSpec::threads, integer_in(0, 1 << 16), free),
-      run.key("deterministic", &RunSpec::deterministic, any_boolean(), free),
       run.key("graph", &RunSpec::graph, any_boolean(), free),
   };
 }
@@ -186,7 +193,7 @@ std::vector<RecipeKey> train_keys() {
 std::vector<RecipeKey> optimizer_keys() {
   const Section optimizer{"optimizer", [](auto& s) -> decltype(auto) { return (s.optimizer); }};
   return {
-      optimizer.key("name", &OptimizerSpec::name, one_of({"adamw"})),
+      optimizer.named("name", &OptimizerSpec::kind, {{"adamw", OptimizerKind::adamw}}),
       required(optimizer.key("lr", &OptimizerSpec::lr, float_above_zero())),
       optimizer.key("min_lr", &OptimizerSpec::min_lr, float_or_zero()),
       optimizer.key("warmup_steps", &OptimizerSpec::warmup_steps, count_or_zero()),
@@ -274,15 +281,10 @@ std::vector<RecipeKey> parallel_keys() {
       parallel.key("ep", &ParallelSpec::ep, positive_count(), free),
       parallel.key("etp", &ParallelSpec::etp, positive_count(), free),
       parallel.key("layout", &ParallelSpec::layout, any_text(), free),
-      parallel.key("schedule", &ParallelSpec::schedule, one_of({"1f1b"}), free),
-      parallel.key("dispatcher", &ParallelSpec::dispatcher, one_of({"auto", "allgather", "alltoall"}), free),
+      parallel.named("schedule", &ParallelSpec::schedule, {{"1f1b", PipelineSchedule::one_f_one_b}}, free),
+      parallel.named("dispatcher", &ParallelSpec::dispatcher, dispatcher_names(), free),
       parallel.key("overlap", &ParallelSpec::overlap, any_boolean(), free),
   };
-}
-
-ValueRule nothing_yet(const std::string& what) {
-  return {"an empty list: " + what + " is not part of this version",
-          [](const json& v) { return v.is_array() && v.empty(); }};
 }
 
 RecipeKey recompute_key() {
@@ -318,11 +320,9 @@ RecipeKey recompute_key() {
 
 std::vector<RecipeKey> policy_keys() {
   const Section precision{"precision", [](auto& s) -> decltype(auto) { return (s.precision); }};
-  const Section memory{"memory", [](auto& s) -> decltype(auto) { return (s.memory); }};
   return {
       precision.named("compute", &PrecisionSpec::compute, {{"f32", DType::f32}, {"bf16", DType::bf16}}),
       recompute_key(),
-      memory.key("offload", &MemorySpec::offload, nothing_yet("offload"), free),
   };
 }
 
@@ -355,6 +355,14 @@ std::vector<RecipeKey> make_table() {
 const std::vector<RecipeKey>& recipe_table() {
   static const std::vector<RecipeKey> table = make_table();
   return table;
+}
+
+const std::vector<RetiredKey>& retired_keys() {
+  static const std::vector<RetiredKey> all = {
+      {"run.deterministic", true, "every run is deterministic"},
+      {"memory.offload", json::array(), "nothing is offloaded in this version"},
+  };
+  return all;
 }
 
 std::string section_of(const std::string& name) { return name.substr(0, name.find('.')); }

@@ -28,6 +28,14 @@ struct RecipeKey {
 // In the order of printing; the keys of a section stand together.
 const std::vector<RecipeKey>& recipe_table();
 
+// A key that recipes of earlier versions hold, and that has no effect.
+struct RetiredKey {
+  std::string name;         // "section.key"
+  nlohmann::json accepted;  // the one value that a recipe may still give it
+  std::string why;          // a clause, the reason that there is no other value
+};
+const std::vector<RetiredKey>& retired_keys();
+
 // The section of "section.key", or all of a name without a dot.
 std::string section_of(const std::string& name);
 
