@@ -2,9 +2,9 @@
 #include <filesystem>
 #include <memory>
 
-#include "cli/bench_dispatch.h"
-#include "cli/bench_ranks.h"
-#include "cli/bench_report.h"
+#include "cli/bench/dispatch.h"
+#include "cli/bench/ranks.h"
+#include "cli/bench/report.h"
 #include "cli/command.h"
 #include "cli/options.h"
 

@@ -67,8 +67,8 @@ std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t
   if (num_gpus == 0 || num_ranks <= num_gpus) return alone;
   const int64_t sharing = div_ceil(num_ranks, num_gpus);
   return fmt::format(
-      "{}; on this machine alone {} ranks would share a GPU, which holds up to {} of them and their "
-      "contexts, which are not predicted",
+      "{}; on this machine alone {} ranks would share a GPU and take up to {} of it together, beside their contexts, "
+      "which are not predicted",
       alone, sharing, bytes_text(of_rank.times(sharing).total_bytes()));
 }
 

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "cli/bench_options.h"
+#include "cli/bench/options.h"
 
 namespace moebius {
 

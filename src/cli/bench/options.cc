@@ -1,4 +1,4 @@
-#include "cli/bench_options.h"
+#include "cli/bench/options.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
