@@ -7,6 +7,7 @@
 #include "cli/bench/report.h"
 #include "cli/command.h"
 #include "cli/options.h"
+#include "config/dispatcher_choice.h"
 
 namespace moebius {
 namespace {
@@ -65,7 +66,7 @@ int run_dispatch(const BenchOptions& o) {
       o.device);
   run_bench_dispatch({.shape = o.shape.empty() ? "bench-cpu" : o.shape,
                       .routing = o.spec.routing,
-                      .dispatcher = o.dispatcher,
+                      .dispatcher = dispatcher_kind(o.dispatcher, "bench dispatch: --dispatcher"),
                       .etp = o.etp,
                       .threads = o.spec.threads,
                       .runs = o.runs.value_or(7)},

@@ -63,4 +63,10 @@ const char* name_of(DispatcherKind kind) {
   return "alltoall";
 }
 
+DispatcherKind dispatcher_kind(const std::string& name, const std::string& who) {
+  for (const auto kind : {DispatcherKind::automatic, DispatcherKind::allgather, DispatcherKind::alltoall})
+    if (name == name_of(kind)) return kind;
+  MOEBIUS_FAIL(usage, "{}: expected auto, allgather or alltoall; got {}", who, name);
+}
+
 }  // namespace moebius

@@ -41,5 +41,7 @@ DispatcherChoice resolve_dispatcher(const RunSpec& run);
 
 // "auto", "allgather", "alltoall": the values of parallel.dispatcher.
 const char* name_of(DispatcherKind kind);
+// Error{usage} that begins with `who` if the name is none of these.
+DispatcherKind dispatcher_kind(const std::string& name, const std::string& who);
 
 }  // namespace moebius

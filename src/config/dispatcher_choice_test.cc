@@ -61,6 +61,13 @@ TEST(DispatcherChoice, ByNameItIsThatOneOrAnError) {
             "graphs; set run.graph = false, or dispatcher = \"allgather\" [r:1]");
 }
 
+TEST(DispatcherChoice, ItsNamesAreRead) {
+  for (const auto kind : {DispatcherKind::automatic, DispatcherKind::allgather, DispatcherKind::alltoall})
+    EXPECT_EQ(dispatcher_kind(name_of(kind), ""), kind);
+  EXPECT_EQ(error_text(ErrorKind::usage, [] { dispatcher_kind("pigeon", "--dispatcher"); }),
+            "--dispatcher: expected auto, allgather or alltoall; got pigeon");
+}
+
 TEST(DispatcherChoice, OfARun) {
   const Sets above_top_k = {"parallel.ep=4", "run.device=cuda"};
   EXPECT_EQ(resolve_dispatcher(parse()).name, "local");
