@@ -31,7 +31,7 @@ VOCABULARY = 8192  # of the recipe
 DOCUMENTS, DOCUMENT_TOKENS = 100, 1000
 
 
-# Megatron's format, docs/formats.md: 8 is the code of uint16.
+# Megatron's format, docs/reference/formats.md: 8 is the code of uint16.
 def write_words(_, prefix):
     frequencies = [1 / (rank + 2.7) for rank in range(1, VOCABULARY + 1)]
     ids = random.choices(range(VOCABULARY), frequencies, k=DOCUMENTS * DOCUMENT_TOKENS)

@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Ranks over TCP, without MPI: run this on every node of the job, with the same words.
+# Trains on several ranks over TCP, without MPI.
+# Run this on every node of the job, with the same arguments.
 #
 #   NODES=2 MASTER=node0:29500 ./launch_torchrun.sh RANKS_OF_A_NODE RECIPE [--set KEY=VALUE]...
 #
-# MASTER is a name and a free port of one of the nodes. One node needs neither NODES nor MASTER. DRY=1 prints the command
-# and runs nothing. torchrun is PyTorch's launcher; Moebius itself needs no Python.
+# MASTER is the name and a free port of one of the nodes.
+# One node needs neither NODES nor MASTER.
+# DRY=1 prints the command and runs nothing.
+# torchrun is the launcher of PyTorch; Moebius itself needs no Python.
 set -euo pipefail
 (($# >= 2)) || { echo "usage: $0 RANKS_OF_A_NODE RECIPE [--set KEY=VALUE]..." >&2; exit 2; }
 ranks=$1

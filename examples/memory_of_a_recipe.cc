@@ -1,5 +1,7 @@
-// What a run will need, before it runs: the engine is built on the null device, which plans everything and allocates
-// nothing.   usage: memory_of_a_recipe RECIPE.toml
+// What a run will need, before it runs: the engine is built on the null device,
+// which plans everything and allocates nothing.
+//
+//   usage: memory_of_a_recipe RECIPE.toml
 #include <cstdio>
 
 #include "engine/engine.h"

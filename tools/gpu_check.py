@@ -39,7 +39,7 @@ PROGRAMS = [
 
 # Functions, by how their names begin, of which racecheck reports what is none: warps that hand shared memory over by an mbarrier
 # which the copy engine's bytes complete. What is written is followed by an arrival (release), what is read by a wait for that
-# phase (acquire); racecheck does not see the order that this makes. docs/numerics.md, "On a GPU".
+# phase (acquire); racecheck does not see the order that this makes. docs/design/numerics.md, "On a GPU".
 # With whom: empty where every partner is known.
 KNOWN_RACES = [
     ("produce_queries", ""),  # attention_bwd: rows of lse and delta (ops/attention/sm90/attention_bwd.cu)

@@ -14,11 +14,20 @@ GOOD = {
     "src/core/shape.cc": '#include "core/shape.h"\n\n#include <vector>\n\nnamespace moebius {\nint rank() { return 1; }\n}\n',
     "src/ops/norm/norm.h": '// A norm.\n#pragma once\n\n#include "core/shape.h"\n',
     "src/ops/norm/norm_test.cc": '#include "ops/norm/norm.h"\n\n#include <gtest/gtest.h>\n\n#include <cstdio>\n',
+    "README.md": "# Name\n\nA sentence of its own, e.g. `this. One`.\nA link to [a heading](docs/terms.md#some-terms-of-2).\n",
+    "docs/terms.md": "# Terms\n\n## Some *terms*, of `2`\n\n| retired | use | checked | where |\n| --- | --- | --- | --- |\n"
+                     "| oldword, older | newword | `\\bold(word\\|er)\\b` | docs |\n| odd | even | no | all |\n",
+    "docs/a.md": "# A\n\nAn oldie, and `oldword` in code.\n\n    Two. Lines oldword.\n\n```\nTwo. Lines oldword.\n```\n",
+    "src/core/sums.cc": "// sum[t] = x[t] + y[t]   (when y is given; x itself otherwise)\n// out[t] = sum[t] * scale\n"
+                        "//   row   an item that fills its line up to the last column, so that what follows it stands in a line of its own,\n"
+                        "//         under its words\n",
     "src/cli/main.cc": '#include <cstdlib>\n\n#include "ops/norm/norm.h"\n\nint main() { std::exit(std::getenv("A") != nullptr); }\n',
 }
 HEADER = "#pragma once\n"
 NAMESPACE = "namespace moebius {\n"
 LONG = "\n" * 801
+MEASURED = '{"title": "", "subtitle": "", "sources": {}, "layers": []}'
+FULL = "all that fills a line, " * 5  # and leaves no room for a word of the next one
 CONDITIONALS = "#ifdef __A__\n#endif\n" * 4
 
 # lint, file, text, words of the complaint
@@ -52,6 +61,23 @@ BAD = [
     ("words", "src/core/a.cc", 'auto a = std::getenv("A");\n', "read in cli only"),
     ("words", "src/core/a.cc", "using namespace std;\n", "no using namespace"),
     ("words", "src/core/string_utils.h", HEADER, "not 'utils'"),
+    ("docs", "README.md", "# Name\n" * 151, "151 lines, at most 150"),
+    ("docs", "docs/a.md", "word " * 21 + "\n", "docs/a.md:1: 105 columns"),
+    ("docs", "docs/a.md", "One sentence. Another one.\n", "two sentences on one line"),
+    ("docs", "docs/a.md", "- Say `a.b`. (Then more.)\n", "two sentences on one line"),
+    ("docs", "docs/a.md", "See [it](b.md).\n", "the link to b.md is broken: there is no such file"),
+    ("docs", "docs/a.md", '<img src="b.svg">\n', "the link to b.svg is broken"),
+    ("docs", "docs/a.md", "See [it](terms.md#none).\n", "the page has no such heading"),
+    ("docs", "docs/a.md", "See [it](../src/core/shape.cc#L9).\n", "the file has fewer lines"),
+    ("docs", "docs/a.md", "An older word.\n", "'older' is retired (docs/terms.md); say: newword"),
+    ("docs", "docs/a.md", "| An | Oldword |\n", "'Oldword' is retired"),
+    ("docs", "docs/measurements/moe_layers.json", MEASURED, "moe_layers.svg is not the picture of"),
+    ("comments", "src/core/a.cc", f"// sum[t] = x[t] + y[t]   (when {FULL}\n// of y) out[t] = sum[t] * scale\n", "a.cc:2: a formula merged into prose"),
+    ("comments", "src/core/a.cc", f"// {FULL} Of these too\n// many are left. best = score[t] + bias\n", "a.cc:2: a formula merged into prose"),
+    ("comments", "src/core/a.cc", f"//   row   {FULL}\n//   results\n//         are summed\n", "a.cc:2: an item of a list goes on"),
+    ("comments", "src/core/a.cc", f"//         {FULL}\n// results are summed\n", "a.cc:2: an item of a list goes on"),
+    ("comments", "src/core/a.cc", f"int a;\n// {FULL}\n// begin.\n", "a.cc:3: a word left over: begin."),
+    ("comments", "src/core/a.cc", f"// {FULL}\n// of all, in\n// the order of their ranks\n", "a.cc:2: a line broken in the middle of a sentence"),
 ]
 
 
@@ -72,7 +98,7 @@ def run(lint, files):
 
 def main():
     failures = []
-    for lint in ("layers", "headers", "names", "size", "words"):
+    for lint in ("layers", "headers", "names", "size", "words", "comments", "docs"):
         status, output = run(lint, {})
         if status != 0:
             failures.append(f"{lint}: fails on the good tree:\n{output}")

@@ -76,7 +76,7 @@ def main():
     format_files(files)
     for file in files:
         print(file.relative_to(root))
-    print(f"an example that scales rows is in place and passes its test; docs/adding-an-op.md says how it becomes {name}")
+    print(f"an example that scales rows is in place and passes its test; docs/design/adding-an-op.md says how it becomes {name}")
 
 
 if __name__ == "__main__":

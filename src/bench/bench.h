@@ -66,9 +66,8 @@ BenchReport bench_attention(const BenchSpec& spec);
 // Each op of the experts, bf16.
 BenchReport bench_experts(const BenchSpec& spec);
 // A whole MoE layer, bf16, gradients added in f32. Its lines:
-//   moe_layer_fwd, _fwd_bwd                 from given logits: softmax, top-k and the index count; where no router
-//   could
-//                                           choose the route it is given whole
+//   moe_layer_fwd, _fwd_bwd                 from given logits: softmax, top-k and the index count; where no
+//                                           router could choose the route it is given whole
 //   moe_layer_fwd_router, _fwd_bwd_router   the router's product, and its backward, too
 BenchReport bench_moe_layer(const BenchSpec& spec);
 

@@ -29,8 +29,8 @@ BenchShape shape_of(const DispatchBenchSpec& spec, const MeshShape& mesh) {
                 "bench dispatch: ep = ranks / etp = {} must divide the {} experts of {}; choose other ranks", mesh.ep,
                 shape.E, shape.name);
   MOEBIUS_CHECK(usage, shape.E > shape.K || spec.routing.kind == BenchRouting::Kind::balanced,
-                "bench dispatch: {} has as many experts as a token chooses, so zipf may choose one twice; use "
-                "--routing balanced",
+                "bench dispatch: {} has as many experts as a token chooses, "
+                "so zipf may choose one twice; use --routing balanced",
                 shape.name);
   return shape;
 }

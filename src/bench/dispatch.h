@@ -1,5 +1,5 @@
-// Rows to their experts and back, timed on the ranks of a world, with the bytes that they send beside what the formulas
-// say.
+// Rows to their experts and back, timed on the ranks of a world, with the bytes
+// that they send beside what the formulas say.
 #pragma once
 
 #include <string>

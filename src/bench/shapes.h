@@ -30,8 +30,9 @@ int64_t scaled(int64_t size, double scale);
 //   zipf       popularity p[e] proportional to (rank[e] + 1)^-s with rank[e] = (5 e + 3) mod E.
 //              E > K: token t takes the K experts with the largest log p[e] - log(-log u(t E + e)), which draws K
 //              different experts one after the other by popularity.
-//              E = K (the slice of an expert-parallel group, whose rows come from the tokens of many ranks): slot (t,
-//              k) takes the first expert whose cumulative popularity exceeds u(t K + k); an expert may come twice.
+//              E = K (the slice of an expert-parallel group, whose rows come from the tokens of many ranks):
+//              slot (t, k) takes the first expert whose cumulative popularity exceeds u(t K + k); an expert may
+//              come twice.
 // u(i) = ((m(seed + (i + 1) 0x9E3779B97F4A7C15) >> 11) + 1/2) 2^-53, with the finaliser m of SplitMix64 modulo 2^64.
 struct BenchRouting {
   enum class Kind { balanced, zipf } kind = Kind::balanced;

@@ -28,8 +28,8 @@ void rename_folder(const std::string& from, const std::string& to);
 void exchange_folders(const std::string& unfinished, const std::string& b);
 void remove_folder(const std::string& path);  // with all that is in it
 
-// Keeps other writers out of a checkpoints folder, in this process or another, as long as the object or its process
-// lives.
+// Keeps other writers out of a checkpoints folder, in this process or another,
+// as long as the object or its process lives.
 class CheckpointLock {
  public:
   // Error{usage} naming the holder when there is one. File systems that cannot lock are let pass.
@@ -46,8 +46,8 @@ class CheckpointLock {
   int fd_ = -1;
 };
 
-// What the lock in `dir` says when its holder has signed it so, as this process sees it: empty when it is there, else
-// what is.
+// What the lock in `dir` says when its holder has signed it so, as this process
+// sees it: empty when it is there, else what is.
 std::string why_not_signed(const std::string& dir, const std::string& signature);
 
 }  // namespace moebius

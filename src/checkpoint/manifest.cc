@@ -88,8 +88,8 @@ CheckpointTensor tensor_from(const json& j, int64_t version, const std::string& 
 CheckpointManifest manifest_from(const json& j, const std::string& who) {
   const json& version = j.at("version");
   MOEBIUS_CHECK(input, j.at("format") == kFormat && (version == kVersion || version == kOneRankVersion),
-                "checkpoint {}: expected format {} version {} or {}; got {} version {}; load it with the program that "
-                "wrote it",
+                "checkpoint {}: expected format {} version {} or {}; "
+                "got {} version {}; load it with the program that wrote it",
                 who, kFormat, kOneRankVersion, kVersion, j.at("format").dump(), version.dump());
   CheckpointManifest manifest{
       .step = j.at("step").get<int64_t>(), .num_ranks = j.at("world").at("ranks").get<int64_t>(), .meta = j.at("meta")};
@@ -127,8 +127,7 @@ void check_places(const CheckpointManifest& manifest, const std::string& who) {
   for (const auto& [name, f] : manifest.files) {
     MOEBIUS_CHECK(
         input, is_plain_name(name) && f.header_bytes >= 0 && f.header_bytes <= f.bytes,
-        "checkpoint {}: expected files of this folder with a header inside; got \"{}\", {} of {} bytes; do not "
-        "use it",
+        "checkpoint {}: expected files of this folder with a header inside; got \"{}\", {} of {} bytes; do not use it",
         who, name, f.header_bytes, f.bytes);
   }
   for (const auto& [name, t] : manifest.tensors)

@@ -29,8 +29,7 @@ void wait_for(const std::string& path, int rank, const PartsProgress& progress) 
     if (progress.all_written && written == Clock::time_point{}) written = Clock::now();
     MOEBIUS_CHECK(
         io, !progress.all_written || Clock::now() - written < kSeenWithin,
-        "rank {} has written its share, and rank 0 does not see {}; put run.dir on a file system that all ranks "
-        "share",
+        "rank {} has written its share, and rank 0 does not see {}; put run.dir on a file system that all ranks share",
         rank, path);
     std::this_thread::sleep_for(kPause);
   }

@@ -1,6 +1,6 @@
-// How rank 0 learns what the other ranks have written: each leaves the manifest of its share in the folder, durable,
-// when its shards are. Saves run behind training on threads of their own, which may not communicate; the folder is
-// shared.
+// How rank 0 learns what the other ranks have written: each leaves the manifest of
+// its share in the folder, durable, when its shards are. Saves run behind training
+// on threads of their own, which may not communicate; the folder is shared.
 #pragma once
 
 #include <string>

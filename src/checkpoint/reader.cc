@@ -67,8 +67,8 @@ std::string listed(const char* what, const std::vector<std::string>& names) {
                      names.size() > kMostListed ? ", ..." : "");
 }
 
-// One piece, read through a buffer, a stretch under one hash after the other; a stretch that nothing is wanted of is
-// passed over.
+// One piece, read through a buffer, a stretch under one hash after the other; a
+// stretch that nothing is wanted of is passed over.
 class PieceReader {
  public:
   PieceReader(const std::string& folder, const std::string& name, const CheckpointPiece& piece)
@@ -213,12 +213,11 @@ void CheckpointReader::check_names(const std::vector<NamedTensor>& into, const s
   for (const auto& [name, tensor] : manifest_->tensors) {
     if (!asked.contains(name)) unexpected.push_back(name);
   }
-  MOEBIUS_CHECK(
-      input, missing.empty() && unexpected.empty() && different.empty(),
-      "checkpoint {}: expected exactly the {} tensors of this model; got{}{}{}; use the recipe that saved it or "
-      "another folder",
-      folder_, asked.size(), listed("missing", missing), listed("unexpected", unexpected),
-      listed("different", different));
+  MOEBIUS_CHECK(input, missing.empty() && unexpected.empty() && different.empty(),
+                "checkpoint {}: expected exactly the {} tensors of this model; "
+                "got{}{}{}; use the recipe that saved it or another folder",
+                folder_, asked.size(), listed("missing", missing), listed("unexpected", unexpected),
+                listed("different", different));
 }
 
 void CheckpointReader::read_all(const std::vector<NamedTensor>& into, Stream* s) const {

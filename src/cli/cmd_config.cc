@@ -36,8 +36,8 @@ struct Resolved {
   std::unique_ptr<Engine> engine;
 };
 
-// Batch shapes that a recipe may leave out (a model alone is fine to look at) count as one sequence of the model's
-// context.
+// Batch shapes that a recipe may leave out (a model alone is fine to look at)
+// count as one sequence of the model's context.
 EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
@@ -214,7 +214,7 @@ void add_config(Cli& cli) {
   command->add_option("--set", o->overrides, "section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--ranks", o->ranks, "size of the run")->capture_default_str();
   command->add_flag("--changed", o->changed, "of the values only those that are given, no defaults");
-  command->add_flag("--keys", o->keys, "every key of a recipe with what it does, as Markdown (docs/recipe.md)");
+  command->add_flag("--keys", o->keys, "every key of a recipe with what it does, as Markdown (docs/reference/recipe.md)");
   add_json_option(*command, o->json);
   command->callback([&cli, o] { cli.run = [o] { return run(*o); }; });
 }

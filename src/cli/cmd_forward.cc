@@ -45,9 +45,8 @@ void add_forward(Cli& cli) {
       warn_if_any(cli.log, result.fallback_kernels);
       if (result.not_finite.empty() && !std::isfinite(result.loss)) {
         cli.log.warn(
-            "forward: expected a finite loss; got {}, although all weights are finite: activations overflow; look at "
-            "the "
-            "logits, or take --dtype f32",
+            "forward: expected a finite loss; got {}, although all weights are finite: activations overflow; "
+            "look at the logits, or take --dtype f32",
             result.loss);
       }
       if (o->json) {

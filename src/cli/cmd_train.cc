@@ -20,8 +20,8 @@ struct TrainArgs {
   double timeout_s = WorldOptions{}.timeout_s;
 };
 
-// The recipe, or why there is none: a rank that cannot read it says so once the ranks have met, so that they end as
-// one.
+// The recipe, or why there is none: a rank that cannot read it says so once the
+// ranks have met, so that they end as one.
 struct Recipe {
   RunSpec run;
   std::exception_ptr error;
@@ -45,8 +45,8 @@ void check_device(const RunSpec& run) {
   MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; or set run.device = \"cpu\"", why);
 }
 
-// Before memory is asked for by what a recipe or a config.json says of the model. A run that goes on reads its
-// checkpoints alone.
+// Before memory is asked for by what a recipe or a config.json says of the
+// model. A run that goes on reads its checkpoints alone.
 void check_init(const RunSpec& run) {
   const bool goes_on = run.checkpoint.resume && std::filesystem::exists(run.dir + "/checkpoints");
   if (!run.init_from.empty() && !goes_on) check_weights(run.init_from, run.model);

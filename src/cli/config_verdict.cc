@@ -80,7 +80,7 @@ MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ran
   v.text = fmt::format("{}: {} are needed{}, {} are available on this machine", *v.fits ? "yes" : "no",
                        bytes_text(v.needed_bytes), num_ranks > 1 ? fmt::format(" by {} ranks", num_ranks) : "",
                        bytes_text(available));
-  if (!*v.fits) v.text += "; docs/memory.md says what costs less";
+  if (!*v.fits) v.text += "; docs/design/memory.md says what costs less";
   return v;
 }
 

@@ -15,8 +15,8 @@ struct LauncherVariables {
   const char *size, *rank, *local_rank;
 };
 constexpr LauncherVariables kOpenMpi{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"};
-constexpr LauncherVariables kPmi{"PMI_SIZE", "PMI_RANK",
-                                 "MPI_LOCALRANKID"};  // MPICH and its kin; srun with PMI-1, PMI-2
+// MPICH and its kin; srun with PMI-1, PMI-2.
+constexpr LauncherVariables kPmi{"PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"};
 constexpr LauncherVariables kSlurm{"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"};  // whichever way MPI goes
 constexpr LauncherVariables kByTcp{"WORLD_SIZE", "RANK", "LOCAL_RANK"};
 constexpr const char *kMasterAddr = "MASTER_ADDR", *kMasterPort = "MASTER_PORT";
@@ -109,8 +109,8 @@ int launcher_rank(const Environment& environment) {
 void check_alone(const std::string& command, const Launch& launch) {
   if (launch.kind == Launch::Kind::alone) return;
   const std::string text = fmt::format(
-      "moebius {} is one process; got several from a launcher ({}); start it without the launcher, or unset what it "
-      "set",
+      "moebius {} is one process; got several from a launcher ({}); "
+      "start it without the launcher, or unset what it set",
       command, launch.evidence);
   throw Error(ErrorKind::usage, launch.rank == 0 ? text : "");
 }
@@ -118,8 +118,8 @@ void check_alone(const std::string& command, const Launch& launch) {
 Launch launch_threads(int64_t num_ranks, const Launch& detected) {
   MOEBIUS_CHECK(usage, num_ranks >= 1, "--ranks: expected at least 1; got {}", num_ranks);
   MOEBIUS_CHECK(usage, detected.kind == Launch::Kind::alone,
-                "--ranks {} makes the ranks threads of one process; got several processes from a launcher ({}); leave "
-                "--ranks out",
+                "--ranks {} makes the ranks threads of one process; "
+                "got several processes from a launcher ({}); leave --ranks out",
                 num_ranks, detected.evidence);
   if (num_ranks == 1) return {};
   MOEBIUS_CHECK(usage, num_ranks <= 1024, "--ranks: expected at most 1024; got {}", num_ranks);

@@ -123,8 +123,8 @@ int run(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     Log(stderr, false)
         .line(
-            "error: out of memory; use a smaller micro_batch, seq_len or model (`moebius config` prints the memory "
-            "table)");
+            "error: out of memory; "
+            "use a smaller micro_batch, seq_len or model (`moebius config` prints the memory table)");
     return static_cast<int>(ErrorKind::usage);
   } catch (const std::system_error& e) {  // of fmt::print and of std::filesystem
     Log(stderr, false).line(std::string("error: ") + e.what());
@@ -140,8 +140,8 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   if (const std::string missing = moebius::missing_cpu_features(moebius::built_for_features()); !missing.empty()) {
     std::fprintf(stderr,
-                 "error: this program was compiled for a CPU with %s, which this one lacks; build it here, or with "
-                 "-DMOEBIUS_MARCH=x86-64-v3\n",
+                 "error: this program was compiled for a CPU with %s, which this one lacks; "
+                 "build it here, or with -DMOEBIUS_MARCH=x86-64-v3\n",
                  missing.c_str());
     return 2;
   }

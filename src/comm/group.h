@@ -2,9 +2,9 @@
 //
 //   Order      All ranks of a group call the same operations in the same order with the same shapes and dtypes. No call
 //              depends on data, but for the sizes of all_to_all_v: ranks without rows join like all others.
-//   Sums       of f32, f64, i64 and bf16. Added in the order of the ranks, ((x0 + x1) + x2) + ..., bf16 in f32 and
-//              rounded once at the end: the same bits on every rank, in every run and over every transport for the same
-//              group size.
+//   Sums       of f32, f64, i64 and bf16. Added in the order of the ranks,
+//              ((x0 + x1) + x2) + ..., bf16 in f32 and rounded once at the end: the same bits
+//              on every rank, in every run and over every transport for the same group size.
 //   Memory     Tensors are contiguous, of the stream's device. A call returns when its tensors may be used again; on a
 //              GPU by what is launched on the stream from then on.
 //              Sums need memory for what arrives: at most kSumPiece elements from each rank, kept by the group.

@@ -95,8 +95,8 @@ TEST(Group, OverMessagesMovesMemoryOfTheCpuAlone) {
   Tensor elsewhere = tensor_of(x, {2});
   elsewhere.device = DeviceKind::cuda;
   EXPECT_THAT(usage_text([&] { one.group->all_gather(one.s, elsewhere, tensor_of(x, {2})); }),
-              HasSubstr("all_gather of group dp: messages carry memory of the cpu; got f32[2] of cuda on a stream of "
-                        "cpu"));
+              HasSubstr("all_gather of group dp: messages carry memory of the cpu; "
+                        "got f32[2] of cuda on a stream of cpu"));
   Stream null(DeviceKind::null, one.pool);
   one.group->all_gather(null, Tensor{.shape = {2}, .device = DeviceKind::null},
                         Tensor{.shape = {2}, .device = DeviceKind::null});

@@ -41,8 +41,8 @@ std::string_view purpose_of(Axis axis);
 struct MeshShape {
   int64_t tp = 1, cp = 1, dp = 1, pp = 1, etp = 1, ep = 1, edp = 1;
   int64_t world() const { return tp * cp * dp * pp; }
-  // Error{usage} with the equation that fails: degrees of at least 1, tp*cp*dp = etp*ep*edp, and at most INT32_MAX
-  // ranks.
+  // Error{usage} with the equation that fails: degrees of at least 1,
+  // tp*cp*dp = etp*ep*edp, and at most INT32_MAX ranks.
   void check() const;
   bool operator==(const MeshShape&) const = default;
 };

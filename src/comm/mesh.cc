@@ -5,8 +5,8 @@
 namespace moebius {
 namespace {
 
-// Hidden states go from stage to stage and keys from rank to rank; buckets of gradients and weights travel behind
-// compute.
+// Hidden states go from stage to stage and keys from rank to rank; buckets of
+// gradients and weights travel behind compute.
 NcclUse use_of(Axis axis) {
   return {.neighbours = axis == Axis::pp || axis == Axis::pp_back || axis == Axis::cp,
           .behind = axis == Axis::dp_cp || axis == Axis::tp_cp_dp || axis == Axis::edp};

@@ -44,8 +44,8 @@ class MessageGroup final : public Group {
   // Begins to send to[r] to rank r and to fill from[r] from rank r, for every rank r; what is for this rank is copied.
   Messages begin_exchange(const Spans& to, const Spans& from);
   void exchange(const Spans& to, const Spans& from, int64_t record);
-  // own = sum over ranks of what they have for this rank: own_part here, to[r] on its way to rank r. own may be
-  // own_part.
+  // own = sum over ranks of what they have for this rank: own_part here, to[r]
+  // on its way to rank r. own may be own_part.
   void sum_exchange(Stream& s, Tensor own, Tensor own_part, Spans to, int64_t record);
   // Whether memory is to be moved. Error{usage} on a device whose memory this version does not move.
   bool moves(const char* op, Stream& s, std::initializer_list<Tensor> tensors) const;

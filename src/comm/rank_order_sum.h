@@ -10,8 +10,9 @@ namespace moebius {
 
 bool can_sum(DType dtype);  // f32, f64, i64, bf16
 
-// out[i] = ((parts[0][i] + parts[1][i]) + parts[2][i]) + ..., bf16 in f32 and rounded once. parts have out's elements
-// and dtype; one of them may be out itself. REQUIRES: can_sum(out.dtype), at least one part.
+// out[i] = ((parts[0][i] + parts[1][i]) + parts[2][i]) + ..., bf16 in f32 and rounded once
+// parts have out's elements and dtype; one of them may be out itself.
+// REQUIRES: can_sum(out.dtype), at least one part.
 void sum_in_rank_order(Stream& s, Tensor out, std::span<const void* const> parts);
 
 }  // namespace moebius

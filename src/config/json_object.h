@@ -10,8 +10,8 @@ namespace moebius {
 class JsonObject {
  public:
   JsonObject() = default;  // none
-  JsonObject(
-      const nlohmann::json& object);  // which copies share, and nobody changes; Error{internal} for another value
+  // Copies share the object, and nobody changes it. Error{internal} for another value.
+  JsonObject(const nlohmann::json& object);
   explicit operator bool() const { return value_ != nullptr; }
   // REQUIRES: there is one.
   const nlohmann::json& operator*() const { return *value_; }

@@ -59,9 +59,9 @@ struct ModelSpec {
   bool attention_sinks = false;      // one more logit per head in attention's softmax, which has no value
   double initializer_range = 0.02;
 
-  // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), when kv_lora_rank is above 0: keys and values come
-  // from one latent vector a token, and qk_rope_head_dim of the head_dim columns of q and k rotate, a k of one head for
-  // all.
+  // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), when kv_lora_rank is
+  // above 0: keys and values come from one latent vector a token, and qk_rope_head_dim
+  // of the head_dim columns of q and k rotate, a k of one head for all.
   int64_t q_lora_rank = 0;  // 0: one projection makes q
   int64_t kv_lora_rank = 0;
   int64_t qk_rope_head_dim = 0;
@@ -80,8 +80,8 @@ struct ModelSpec {
   int64_t shared_intermediate_size = 0;  // 0: no shared expert
   bool shared_expert_gate = false;       // y += sigmoid(x w_g) * shared(x), Qwen2-MoE
   ScoreFunction score = ScoreFunction::softmax;
-  bool norm_topk_prob =
-      false;  // weights divided by their sum over the chosen k ("softmax after top-k" is softmax with this)
+  // Weights are divided by their sum over the chosen k ("softmax after top-k" is softmax with this).
+  bool norm_topk_prob = false;
   double routed_scaling_factor = 1.0;
   int64_t n_group = 1;  // groups of experts; topk_group of them are kept per token
   int64_t topk_group = 1;

@@ -139,8 +139,8 @@ TEST(ModelCheck, NamesWhatIsBroken) {
       {"at most the 1 experts of topk_group groups; got 2", [](ModelSpec& m) { m.n_group = 3; }},
       {"divisible by topk_group when group_score is \"sum_of_top\"; got 2 and 3",
        [](ModelSpec& m) { m.n_group = m.topk_group = 3; }},
-      {"each of the n_group = 3 groups must have two experts when the sum of its best two scores it; got num_experts = "
-       "3",
+      {"each of the n_group = 3 groups must have two experts "
+       "when the sum of its best two scores it; got num_experts = 3",
        [](ModelSpec& m) {
          m.n_group = m.topk_group = 3;
          m.group_score = GroupScore::sum_of_two;

@@ -27,10 +27,9 @@ TEST(Check, NamesAllThatIsMissingAtOnce) {
   const auto text = [](const std::string& recipe) {
     return error_text(ErrorKind::usage, [&] { parse_run_spec(recipe, "r.toml", {}).check(1); });
   };
-  EXPECT_THAT(text(kModel),
-              HasSubstr("the recipe lacks train.steps, train.global_batch, train.micro_batch, train.seq_len, "
-                        "optimizer.lr; give them in it, or with --set SECTION.KEY=VALUE (to train also run.dir, "
-                        "data.train)"));
+  EXPECT_THAT(text(kModel), HasSubstr("the recipe lacks train.steps, train.global_batch, "
+                                      "train.micro_batch, train.seq_len, optimizer.lr; give them in it, "
+                                      "or with --set SECTION.KEY=VALUE (to train also run.dir, data.train)"));
   const RunSpec no_lr =
       parse_run_spec(kModel + "[run]\ndir = \"d\"\n[data]\ntrain = [\"p\"]\n", "r.toml",
                      {"train.steps=1", "train.global_batch=1", "train.micro_batch=1", "train.seq_len=1"});
@@ -94,10 +93,9 @@ TEST(Check, Balance) {
 }
 
 TEST(Check, KeysOfMoeThatWouldDoNothing) {
-  EXPECT_THAT(
-      check_error({"moe.bias_rate=0.1"}),
-      HasSubstr("moe.bias_rate = 0.1 would do nothing: moe.balance has no \"bias\"; add it, or remove bias_rate "
-                "[--set]"));
+  EXPECT_THAT(check_error({"moe.bias_rate=0.1"}),
+              HasSubstr("moe.bias_rate = 0.1 would do nothing: moe.balance has no \"bias\"; "
+                        "add it, or remove bias_rate [--set]"));
   EXPECT_NO_THROW(parse({"moe.bias_rate=0.1", "moe.balance=bias"}).check(1));
   EXPECT_THAT(
       check_error({"moe.drop_policy=position"}),

@@ -99,9 +99,9 @@ TEST(Parse, ErrorsNameTheKeyWhatWasExpectedAndWhere) {
   EXPECT_THAT(parse_error({"precision.compute=fp8"}),
               HasSubstr("precision.compute must be \"f32\" or \"bf16\"; got \"fp8\""));
   EXPECT_THAT(parse_error({"memory.recompute=[\"norm\", \"experts\"]"}),
-              HasSubstr("memory.recompute must be a list without repeats of \"norm\", \"qkv\", \"attention\", \"mlp\", "
-                        "\"shared_expert\", \"expert_up\", \"layer\"; got [\"norm\",\"experts\"]; did you mean "
-                        "\"expert_up\"?"));
+              HasSubstr("memory.recompute must be a list without repeats of \"norm\", "
+                        "\"qkv\", \"attention\", \"mlp\", \"shared_expert\", \"expert_up\", "
+                        "\"layer\"; got [\"norm\",\"experts\"]; did you mean \"expert_up\"?"));
   EXPECT_THAT(parse_error({"memory.recompute=layers"}), HasSubstr("got \"layers\"; did you mean \"layer\"?"));
   EXPECT_THAT(parse_error({"memory.recompute=[\"qkv\", \"qkv\"]"}), HasSubstr("got [\"qkv\",\"qkv\"]"));
   EXPECT_THAT(parse_error({"data.train=[{prefix=\"a\", weigth=2}]"}),

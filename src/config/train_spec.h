@@ -65,7 +65,7 @@ struct OptimizerSpec {
 enum class DropPolicy { probs, position };
 
 struct BalanceSpec {  // [moe]
-  // Any of these together; sinkhorn goes alone. Definitions: docs/numerics.md.
+  // Any of these together; sinkhorn goes alone. Definitions: docs/design/numerics.md.
   bool aux = false, seq_aux = false, global_aux = false, bias = false, sinkhorn = false;
   double aux_coeff = 0.0;  // of every auxiliary loss that is on; above 0 exactly when one is
   double z_coeff = 0.0;

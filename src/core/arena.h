@@ -1,6 +1,6 @@
-// The step stack: the only memory that moves during a step. Last in, first out, from one planned buffer; a scope gives
-// back what was taken inside it. On the null device it only measures: the high-water mark of a dry run is the size to
-// plan.
+// The step stack: the only memory that moves during a step. Last in, first out,
+// from one planned buffer; a scope gives back what was taken inside it. On the null
+// device it only measures: the high-water mark of a dry run is the size to plan.
 #pragma once
 
 #include <cstdint>

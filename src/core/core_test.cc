@@ -96,8 +96,8 @@ bool reserves_terabytes() {
   return pages > (int64_t{1} << 40) / 4096;
 }
 
-// In a process of its own, which an alarm ends: the limit stays, and a pool that waits for its workers would not
-// return.
+// In a process of its own, which an alarm ends: the limit stays, and a pool
+// that waits for its workers would not return.
 TEST(ThreadPool, TooManyThreadsIsAnErrorAndNotAHang) {
   if (reserves_terabytes()) GTEST_SKIP() << "a sanitizer holds the address space";
   const pid_t child = fork();

@@ -4,10 +4,10 @@
 // Weights are rounded to 12 digits of their sum and the rest is integer arithmetic: the same picks on every machine,
 // and after any number of steps each count is within the number of datasets of its share.
 //
-// With the weights as integers of sum W (without a common factor), every dataset stands exactly at its share after each
-// W steps. For then every w_j i - W count_j is a multiple of W; it is above -W, since only a dataset that is not ahead
-// is picked; and they sum to 0. Hence the picks repeat from step W on, and every multiple of W is a place to start
-// from.
+// With the weights as integers of sum W (without a common factor), every dataset stands
+// exactly at its share after each W steps. For then every w_j i - W count_j is a multiple of
+// W; it is above -W, since only a dataset that is not ahead is picked; and they sum to 0.
+// Hence the picks repeat from step W on, and every multiple of W is a place to start from.
 #pragma once
 
 #include <cstdint>

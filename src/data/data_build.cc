@@ -135,8 +135,8 @@ void check_is_free(const std::string& prefix) {
   for (const char* ending : {".bin", ".idx", ".json", ".targets"}) {
     std::error_code unreadable;
     MOEBIUS_CHECK(usage, !std::filesystem::exists(prefix + ending, unreadable),
-                  "data build {0}: expected no dataset of this name; got {0}{1}; choose another --out, or replace it "
-                  "with --force",
+                  "data build {0}: expected no dataset of this name; "
+                  "got {0}{1}; choose another --out, or replace it with --force",
                   prefix, ending);
   }
 }
@@ -167,8 +167,8 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
   MOEBIUS_CHECK(input, info.tokens > 0, "data build {}: expected some text; got none in {} files; give it other files",
                 build.out_prefix, build.inputs.size());
   MOEBIUS_CHECK(input, info.target_tokens > 0,
-                "data build {}: expected some completion; all are empty; without end-of-document ids there is nothing "
-                "to learn",
+                "data build {}: expected some completion; all are empty; "
+                "without end-of-document ids there is nothing to learn",
                 build.out_prefix);
   // The .idx is what makes a dataset: gone first and back last, so that sidecar and tokens always belong together.
   std::filesystem::remove(build.out_prefix + ".idx");

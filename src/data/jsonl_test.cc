@@ -35,8 +35,8 @@ TEST(Jsonl, TruncationKeepsWhatTheCheckpointHasSeen) {
 
 TEST(Jsonl, ATornLineIsDroppedEvenWhenItParses) {
   const TestDir dir;
-  write_file_atomic(dir.path("m"),
-                    "{\"step\":1}\n{\"step\":2}");  // whole, but its newline is not there: more may be missing
+  // The last line is whole, but its newline is not there: more may be missing.
+  write_file_atomic(dir.path("m"), "{\"step\":1}\n{\"step\":2}");
   truncate_jsonl_after(dir.path("m"), 5);
   EXPECT_EQ(read_file(dir.path("m")), "{\"step\":1}\n");
 }

@@ -262,9 +262,8 @@ void TokenDatasetWriter::end_document() {
 
 void TokenDatasetWriter::close() {
   MOEBIUS_CHECK(usage, sequence_tokens_ == 0 && num_tokens_ > 0,
-                "token dataset {}: expected ended documents and at least one token; got {} tokens, {} of them in an "
-                "open document; "
-                "add text and end documents",
+                "token dataset {}: expected ended documents and at least one token; "
+                "got {} tokens, {} of them in an open document; add text and end documents",
                 prefix_, num_tokens_, sequence_tokens_);
   flush();
   write_index();

@@ -1,9 +1,9 @@
-// Megatron's indexed datasets: PREFIX.bin holds tokens back to back, PREFIX.idx says where sequences and documents
-// begin.
+// Megatron's indexed datasets: PREFIX.bin holds tokens back to back, PREFIX.idx
+// says where sequences and documents begin.
 //
 //   .idx  9 B "MMIDIDX\0\0" | u64 version = 1 | u8 dtype code | u64 n_seq | u64 n_doc
-//         int32[n_seq] lengths in tokens | int64[n_seq] byte pointers | int64[n_doc] first sequence of each document,
-//         then n_seq
+//         int32[n_seq] lengths in tokens | int64[n_seq] byte pointers |
+//         int64[n_doc] first sequence of each document, then n_seq
 //
 // Everything is little-endian and nothing is aligned. A dataset is read as ONE stream of tokens, its sequences in
 // order; the reader keeps only the documents' first tokens in memory, and reads the .bin by offset.
@@ -35,9 +35,9 @@ struct TokenIndex {
   std::vector<int64_t> document_begins;
 };
 
-// Error{input} naming `who` unless `idx` is a legal index of a .bin of `bin_bytes` bytes: known dtype, sequences that
-// tile the .bin from its first to its last byte, documents that tile the sequences, at least one document and one
-// token.
+// Error{input} naming `who` unless `idx` is a legal index of a .bin of `bin_bytes`
+// bytes: known dtype, sequences that tile the .bin from its first to its last
+// byte, documents that tile the sequences, at least one document and one token.
 TokenIndex parse_token_index(std::string_view idx, int64_t bin_bytes, const std::string& who);
 
 // Error{input} "WHO: ..." for PREFIX.bin or PREFIX.idx in the place of PREFIX, when that is a dataset.

@@ -22,8 +22,8 @@ class Accelerator;
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(DeviceKind device,
-         int64_t num_bytes);  // Error{usage} when the device has not that much, saying how much was asked for
+  // Error{usage} when the device has not that much. It says how much was asked for.
+  Buffer(DeviceKind device, int64_t num_bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {

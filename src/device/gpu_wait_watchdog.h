@@ -1,5 +1,5 @@
-// What looks after the waits of a host for its GPU, kept in Accelerator::state: a GPU may wait for others, which may
-// have ended.
+// What looks after the waits of a host for its GPU, kept in Accelerator::state:
+// a GPU may wait for others, which may have ended.
 #pragma once
 
 #include <functional>

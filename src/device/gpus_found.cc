@@ -39,8 +39,8 @@ bool driver_is_too_old(const GpusFound& found) {
 std::string why_not_usable(const GpusFound& found, int index) {
   if (found.driver == 0)
     return fmt::format(
-        "no NVIDIA driver is installed; install one for CUDA {} (a container has the machine's when it is started "
-        "with GPUs)",
+        "no NVIDIA driver is installed; install one for CUDA {} "
+        "(a container has the machine's when it is started with GPUs)",
         needed_text(found));
   if (driver_is_too_old(found))
     return fmt::format("the NVIDIA driver is for CUDA {}, and this build needs {}; update the driver",
@@ -52,8 +52,8 @@ std::string why_not_usable(const GpusFound& found, int index) {
   const int count = static_cast<int>(found.visible.size());
   if (index < 0 || index >= count)
     return fmt::format(
-        "expected a GPU with index {}; {} are visible; CUDA_VISIBLE_DEVICES says which of those that nvidia-smi -L "
-        "lists are",
+        "expected a GPU with index {}; {} are visible; "
+        "CUDA_VISIBLE_DEVICES says which of those that nvidia-smi -L lists are",
         index, count);
   return is_hopper(found.visible[index]) ? "" : why_not_hopper(found, index);
 }

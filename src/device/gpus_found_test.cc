@@ -42,8 +42,8 @@ TEST(GpusFound, SayWhatIsTheCaseAndWhatToDo) {
        "built with 13.0, driver for 13.0"},
       {{.built_with = 13000, .driver = 13000, .visible = {kH200}},
        2,
-       "expected a GPU with index 2; 1 are visible; CUDA_VISIBLE_DEVICES says which of those that nvidia-smi -L lists "
-       "are",
+       "expected a GPU with index 2; 1 are visible; "
+       "CUDA_VISIBLE_DEVICES says which of those that nvidia-smi -L lists are",
        "built with 13.0, driver for 13.0"},
       // A program of a newer minor version runs on an older driver of the same major one.
       {{.built_with = 13020, .driver = 13000, .visible = {kH200}}, 0, "", "built with 13.2, driver for 13.0"},

@@ -15,8 +15,8 @@ class OutOfMemory : public Error {
 
 // Whether a library that failed says, in words or by the name of a status, that it was memory.
 bool tells_of_memory(std::string_view words);
-// A library's call failed. what: the call, and the library's words. OutOfMemory where they tell of it, else
-// Error{kind}.
+// A library's call failed. what: the call, and the library's words. OutOfMemory
+// where they tell of it, else Error{kind}.
 [[noreturn]] void throw_library_error(ErrorKind kind, const std::string& what);
 
 }  // namespace moebius

@@ -12,7 +12,7 @@ namespace {
 
 // What the driver gives; pieces of less than half of one share them.
 constexpr int64_t kPageBytes = int64_t{2} << 20;
-// As measured on an H200 (docs/memory.md, "On a GPU"): kernels of ours and cuBLASLt's, its handle and recordings are 6
+// As measured on an H200 (docs/design/memory.md, "On a GPU"): kernels of ours and cuBLASLt's, its handle and recordings are 6
 // MiB in all models, and with cuDNN 14 to 16 MiB.
 constexpr int64_t kCodeBytes = int64_t{6} << 20, kCudnnCodeBytes = int64_t{10} << 20;
 

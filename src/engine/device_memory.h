@@ -1,5 +1,5 @@
-// What a run holds of a GPU beside its context, known before any of it is allocated: the plan, and what stands beside
-// it.
+// What a run holds of a GPU beside its context, known before any of it is
+// allocated: the plan, and what stands beside it.
 #pragma once
 
 #include <cstdint>

@@ -96,8 +96,8 @@ void check_freeze(const EngineSpec& spec) {
                   pattern, nearest(pattern, names));
   }
   MOEBIUS_CHECK(usage, any_trained,
-                "train.freeze: expected to leave something to train; got patterns that match every parameter; freeze "
-                "less");
+                "train.freeze: expected to leave something to train; "
+                "got patterns that match every parameter; freeze less");
 }
 
 // t inside a buffer that is laid out like the one that begins at `base`.
@@ -365,8 +365,7 @@ void Engine::check_total_tokens(double total_tokens) {
   if (total_tokens_ == 0) total_tokens_ = total_tokens;
   MOEBIUS_CHECK(
       usage, total_tokens == total_tokens_,
-      "engine: a recorded step has the same tokens in its global batch each time: {}; got {}; set run.graph = "
-      "false",
+      "engine: a recorded step has the same tokens in its global batch each time: {}; got {}; set run.graph = false",
       total_tokens_, total_tokens);
 }
 

@@ -39,9 +39,10 @@ struct EngineSpec {
   RecomputeSpec recompute;                 // what backward makes again instead of keeping it
   std::vector<std::string> freeze;         // patterns of parameters that are not trained (model/params.h)
   MeshShape mesh;
-  PipelineSpec pipeline;       // with mesh.pp > 1; its micro-batches are those of a step
-  Transport* world = nullptr;  // whose rank this engine is, of mesh.world(); none: the only rank, or on the null device
-                               // the first of a mesh that is counted
+  PipelineSpec pipeline;  // with mesh.pp > 1; its micro-batches are those of a step
+  // The world whose rank this engine is, of mesh.world(). None: the only rank, or on the null device the first of
+  // a mesh that is counted.
+  Transport* world = nullptr;
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers; Engine::spec() has the one that runs
   bool overlap = true;                               // communication runs behind compute where it can; the same bits
   int64_t bucket_numel = GradBuckets::kBucketNumel;  // of gradients that are reduced together

@@ -178,10 +178,9 @@ TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
   use.recompute.layer = true;
   EXPECT_THAT(memory_advice(use, plan, kFits), testing::StartsWith("use a shorter train.seq_len"));
   use.model = {.num_layers = 2, .moe_layers = {false, false}}, use.training = false;
-  EXPECT_EQ(
-      memory_advice(use, plan, kTooLittle),
-      "weights alone take 4.0 MiB, of any batch: use more ranks (parallel.tp or pp), a smaller model, or a larger "
-      "machine");
+  EXPECT_EQ(memory_advice(use, plan, kTooLittle),
+            "weights alone take 4.0 MiB, of any batch: "
+            "use more ranks (parallel.tp or pp), a smaller model, or a larger machine");
 }
 
 // cuDNN's kernels are part of the prediction where attention is as cuDNN takes it, and where the build has cuDNN.

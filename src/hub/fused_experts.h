@@ -4,8 +4,8 @@
 //   mlp.experts.down_proj    [E, I, H]                                                 down_proj_bias    [E, H]
 //
 // and with 4-bit weights (MXFP4), which lie the other way round, rows of a gate and an up in turn:
-//   mlp.experts.gate_up_proj_blocks [E, 2I, H / 32, 16], _scales [E, 2I, H / 32]; down_proj_blocks [E, H, I / 32, 16],
-//   ...
+//   mlp.experts.gate_up_proj_blocks [E, 2I, H / 32, 16], _scales [E, 2I, H / 32]
+//   mlp.experts.down_proj_blocks    [E, H, I / 32, 16], ...
 #pragma once
 
 #include <cstdint>

@@ -16,10 +16,10 @@ namespace moebius {
 
 class HfFolder {
  public:
-  // Error{input} for: no config.json, no weights, pickled weights (.bin, .pt, .pth), an index that names other tensors
-  // than the shards hold or files outside the folder, a tensor in two shards, a
-  // single file beside an index, and any model*.safetensors that is not read (other *.safetensors, as the
-  // consolidated.safetensors of Mistral, are another layout's copies and are passed over).
+  // Error{input} for: no config.json, no weights, pickled weights (.bin, .pt, .pth), an index that names other
+  // tensors than the shards hold or files outside the folder, a tensor in two shards, a single file beside an
+  // index, and any model*.safetensors that is not read. (Other *.safetensors, as the consolidated.safetensors of
+  // Mistral, are another layout's copies and are passed over.)
   static HfFolder open(const std::string& dir);
 
   const std::string& dir() const { return dir_; }

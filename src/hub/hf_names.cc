@@ -66,8 +66,8 @@ HfFamily hf_family(std::string_view model_type) {
     return HfFamily::canonical;
   }
   MOEBIUS_FAIL(input,
-               "hugging face model: expected model_type gpt_oss, mixtral, qwen2_moe, {}; got \"{}\"; this family is "
-               "not supported",
+               "hugging face model: expected model_type gpt_oss, mixtral, qwen2_moe, {}; "
+               "got \"{}\"; this family is not supported",
                fmt::join(kCanonical, ", "), model_type);
 }
 

@@ -19,20 +19,21 @@ struct WeightPacking {
 // Error{input} naming `who` for a method that is not read.
 WeightPacking read_weight_packing(const nlohmann::json& config, const std::string& who);
 
-// 4 exponent bits with bias 7, 3 mantissa bits, no infinity; 0x7f and 0xff are NaN (Micikevicius et al., arXiv
-// 2209.05433).
+// 4 exponent bits with bias 7, 3 mantissa bits, no infinity; 0x7f and 0xff are
+// NaN (Micikevicius et al., arXiv 2209.05433).
 float f8_e4m3_value(uint8_t bits);
 
-// dst[r, c] = value of src[r, c] * scale[r / block_rows, c / block_cols]; scale is [ceil(rows / block_rows), ceil(cols
-// / block_cols)], so blocks at the edges are partial.
+// dst[r, c] = value of src[r, c] * scale[r / block_rows, c / block_cols]
+// scale is [ceil(rows / block_rows), ceil(cols / block_cols)], so blocks at the edges are partial.
 void unpack_fp8(float* dst, const uint8_t* src, const float* scale, int64_t rows, int64_t cols,
                 const WeightPacking& packing);
 
 // MXFP4 (OCP Microscaling Formats, version 1.0): numbers in blocks of 32, each with a scale of 8 exponent bits.
 inline constexpr int64_t kMxfp4Block = 32;
-// dst[i] = value of number `first` + i * 2^(scale - 127), i < n. Of two numbers in a byte the low half comes first; a
-// number has a sign, 2 exponent and 1 mantissa bits (0, .5, 1, 1.5, 2, 3, 4, 6). blocks and scales begin with the block
-// of number 0. False when a scale is 255, which stands for NaN.
+// dst[i] = value of number `first` + i * 2^(scale - 127), i < n
+// Of two numbers in a byte the low half comes first; a number has a sign, 2 exponent and 1 mantissa bits
+// (0, .5, 1, 1.5, 2, 3, 4, 6). blocks and scales begin with the block of number 0.
+// False when a scale is 255, which stands for NaN.
 [[nodiscard]] bool unpack_mxfp4(bf16* dst, const uint8_t* blocks, const uint8_t* scales, int64_t first, int64_t n);
 
 }  // namespace moebius

@@ -62,8 +62,8 @@ void check_scales(const TensorSource& source, const std::vector<float>& scale, c
   for (int64_t i = 0; i < std::ssize(packed); ++i) {
     const float of_i = scale[i / width / block_rows * scales_of_row + i % width / block_cols];
     MOEBIUS_CHECK(input, of_i != 0 || (packed[i] & 0x7f) == 0,
-                  "model weights: expected scales above 0 in \"{}\" for blocks that are not all 0; got 0; fetch them "
-                  "again",
+                  "model weights: expected scales above 0 in \"{}\" for "
+                  "blocks that are not all 0; got 0; fetch them again",
                   source.scale_name);
   }
 }
@@ -118,12 +118,12 @@ bool is_out_in(const HfFolder& folder, const SafetensorsEntry& entry, const Fuse
   MOEBIUS_CHECK(input, own.out_in || own.in_out,
                 "model weights: expected {} or {} for \"{}\"; got {}; check that config.json belongs to these weights",
                 text_of(shape.out_in), text_of(shape.in_out), entry.name, text_of(entry.shape));
-  MOEBIUS_CHECK(
-      input, own.is_clear() || other.is_clear(),
-      "model weights: expected a shape that shows the orientation of \"{}\"; got {}, where [E, out, in] and "
-      "[E, in, out] are the same, and no \"{}\" of {} or {} that would show it; fetch that, or save one tensor "
-      "per expert",
-      entry.name, text_of(entry.shape), other_shape.name, text_of(other_shape.out_in), text_of(other_shape.in_out));
+  MOEBIUS_CHECK(input, own.is_clear() || other.is_clear(),
+                "model weights: expected a shape that shows the orientation of \"{}\"; got {}, where [E, out, in] and "
+                "[E, in, out] are the same, and no \"{}\" of {} or {} that would show it; "
+                "fetch that, or save one tensor per expert",
+                entry.name, text_of(entry.shape), other_shape.name, text_of(other_shape.out_in),
+                text_of(other_shape.in_out));
   MOEBIUS_CHECK(input, !own.is_clear() || !other.is_clear() || own.out_in == other.out_in,
                 "model weights: expected \"{}\" and \"{}\" to lie the same way round; got {} and {}, one [E, out, in] "
                 "and one [E, in, out]; save one tensor per expert",
@@ -220,8 +220,8 @@ void read_mxfp4(const HfFolder& folder, const TensorSource& s, bf16* dst) {
   for (int64_t r = 0; r < s.rows; ++r) {
     const int64_t begin = s.offset + r * s.row_stride - first * kMxfp4Block;
     MOEBIUS_CHECK(input, unpack_mxfp4(dst + r * s.cols, blocks.data(), scales.data(), begin, s.cols),
-                  "model weights: expected scales from 0 to 254 in \"{}\"; got 255, which is not a number; fetch them "
-                  "again",
+                  "model weights: expected scales from 0 to 254 in \"{}\"; "
+                  "got 255, which is not a number; fetch them again",
                   s.scale_name);
   }
 }

@@ -70,8 +70,8 @@ void check_mtp(const ParitySpec& spec, const ModelSpec& model) {
   MOEBIUS_CHECK(usage, spec.gradients,
                 "forward: --mtp: expected --grads beside it, multi-token prediction is part of training alone; add it");
   MOEBIUS_CHECK(usage, model.num_mtp_layers > 0,
-                "forward: --mtp: expected a model with multi-token prediction (num_nextn_predict_layers); got {}; "
-                "remove it",
+                "forward: --mtp: expected a model with multi-token "
+                "prediction (num_nextn_predict_layers); got {}; remove it",
                 spec.model);
 }
 

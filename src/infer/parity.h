@@ -30,12 +30,16 @@ struct ParityResult {
   std::string fallback_kernels;       // as Engine::fallback_kernels_text()
 };
 
-// Writes logits F32 [B,S,V]; loss F32 [1], the mean next-token cross-entropy over B (S-1) targets, without auxiliary
-// losses; router.{layer}.topk I32 [B*S, k] of each MoE layer; and with gradients grad.{hugging face name} F32 of each
-// trained tensor. With mtp_coeff the gradients are of loss + mtp_coeff * mtp_loss, and there are mtp_loss F32 [1], the
-// mean over the depths, and mtp.{depth - 1}.logits like logits. doc_start: index in the row of the first token of each
-// token's document; positions restart there and nothing attends across, while the targets that cross a border still
-// count. Error{input} for tokens outside the vocabulary and for doc_start that is none.
+// Writes to the file:
+//   logits F32 [B,S,V]
+//   loss F32 [1], the mean next-token cross-entropy over B (S-1) targets, without auxiliary losses
+//   router.{layer}.topk I32 [B*S, k] of each MoE layer
+//   grad.{hugging face name} F32 of each trained tensor, with gradients
+//   mtp_loss F32 [1], the mean over the depths, and mtp.{depth - 1}.logits like logits, with mtp_coeff
+// With mtp_coeff the gradients are of loss + mtp_coeff * mtp_loss.
+// doc_start: index in the row of the first token of each token's document; positions restart there and nothing
+//   attends across, while the targets that cross a border still count.
+// Error{input} for tokens outside the vocabulary and for doc_start that is none.
 ParityResult write_parity(const ParitySpec& spec);
 
 // The file's tokens, checked.

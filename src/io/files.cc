@@ -116,8 +116,8 @@ int64_t File::read_next(void* dst, int64_t bytes) const {
 void File::read_at(void* dst, int64_t bytes, int64_t offset) const {
   const int64_t got = read_some(dst, bytes, offset);
   MOEBIUS_CHECK(io, got == bytes,
-                "read {}: expected {} bytes at {}; got {} before the end of the file; it was cut short while in use, "
-                "restore it",
+                "read {}: expected {} bytes at {}; got {} before the end of the file; "
+                "it was cut short while in use, restore it",
                 path_, bytes, offset, got);
 }
 

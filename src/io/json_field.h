@@ -10,8 +10,8 @@ namespace moebius {
 
 class JsonField {
  public:
-  // REQUIRES: the value outlives the field. `path` is the file, to which keys are added: "DIR/tokenizer.json:
-  // model.type".
+  // REQUIRES: the value outlives the field. `path` is the file, to which keys
+  // are added: "DIR/tokenizer.json: model.type".
   JsonField(const nlohmann::json& value, std::string path) : value_(&value), path_(std::move(path)) {}
 
   const nlohmann::json& value() const { return *value_; }

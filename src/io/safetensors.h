@@ -1,8 +1,8 @@
 // safetensors files: u64 header size, a JSON header, then the tensors' bytes back to back.
 //
-// The reader believes nothing: the whole header is checked at open, so that every entry lies inside the file, no two
-// share a byte and none leaves a hole. The writer lays tensors out by falling element size, then by name, as the
-// original does.
+// The reader believes nothing: the whole header is checked at open, so that every
+// entry lies inside the file, no two share a byte and none leaves a hole. The writer
+// lays tensors out by falling element size, then by name, as the original does.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +33,9 @@ struct SafetensorsHeader {
   SafetensorsMetadata metadata;
 };
 
-// Error{input} naming `who` unless `json` is a legal header of a file with `data_bytes` behind it. Entry offsets are
-// relative to the data here. Stricter than the format: no unknown field in an entry, no "..", no NUL in a name, rank at
-// most 32.
+// Error{input} naming `who` unless `json` is a legal header of a file with `data_bytes`
+// behind it. Entry offsets are relative to the data here. Stricter than the format: no
+// unknown field in an entry, no "..", no NUL in a name, rank at most 32.
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_bytes, const std::string& who);
 
 // An open file whose header was found right. Reading is safe from several threads.

@@ -13,8 +13,8 @@ namespace moebius {
 
 class TensorboardWriter {
  public:
-  // A new event file in `dir`, which is created if missing. A resumed run opens another: TensorBoard merges them by
-  // step.
+  // A new event file in `dir`, which is created if missing. A resumed run opens
+  // another: TensorBoard merges them by step.
   explicit TensorboardWriter(const std::string& dir);
   const std::string& path() const { return file_.path(); }
 

@@ -9,8 +9,8 @@
 namespace moebius {
 namespace {
 
-// How many bytes of the sequence at the front are as table 3-7 of the Unicode standard wants them, and how many it
-// wants.
+// How many bytes of the sequence at the front are as table 3-7 of the Unicode
+// standard wants them, and how many it wants.
 struct Sequence {
   size_t good = 0, wanted = 1;
 };

@@ -37,9 +37,10 @@ class MemoryPlan {
   explicit MemoryPlan(const RecomputeSpec& recompute = {}) : recompute_(recompute) {}
   MemoryPlan(const MemoryPlan&) = delete;
 
-  // `view` becomes a tensor without memory on the null device now, and is filled in by bind(): it must stay where it is
-  // until then. Every tensor of a life starts at a multiple of kAlign elements, so that lives with the same
-  // declarations correspond element by element.
+  // `view` becomes a tensor without memory on the null device now, and is filled in by bind(): it must stay where
+  // it is until then.
+  // Every tensor of a life starts at a multiple of kAlign elements, so that lives with the same declarations
+  // correspond element by element.
   void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
 
   // A tensor that backward makes again (memory/saved_tensor.h): `view` is a shape without memory, and stays one.

@@ -36,8 +36,8 @@ class Block {
 
   // Reads the residual, leaves the new base in it and its output in delta (the same memory as before).
   void forward(Step& step, Residual& residual, Saved& saved) const;
-  // dresidual: derivative by the stream after the layer in, before it out. Input and weight gradients follow each
-  // other.
+  // dresidual: derivative by the stream after the layer in, before it out.
+  // Input and weight gradients follow each other.
   void backward(Step& step, Tensor dresidual_TD, Saved& saved) const;
   // Generation.
   void forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache, int64_t first) const;

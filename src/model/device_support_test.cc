@@ -40,9 +40,8 @@ std::vector<Limit> limits_of_gpus() {
       {[](ModelSpec& m, DeviceUse&, int64_t n) { m.kv_lora_rank = 4, m.v_head_dim = n; }, 256,
        heads("model.v_head_dim")},
       {[](ModelSpec& m, DeviceUse&, int64_t n) { m.num_heads = n; }, 65535,
-       "attention has kernels for heads on a rank of at most 65535; got model.num_attention_heads / parallel.tp = "
-       "65536; "
-       "raise parallel.tp, or "},
+       "attention has kernels for heads on a rank of at most 65535; "
+       "got model.num_attention_heads / parallel.tp = 65536; raise parallel.tp, or "},
       {[](ModelSpec&, DeviceUse& u, int64_t n) { u.batch = n; }, 65535,
        "attention has kernels for sequences at a time of at most 65535; got train.micro_batch = 65536; use a smaller "
        "train.micro_batch (--batch), or "},

@@ -99,8 +99,8 @@ class Model {
     const Moe::Saved* saved;
   };
   std::vector<MoeLayer> moe_layers() const;
-  // What the last forward pass of a virtual stage kept in its first set, by name, in the order it was computed; for
-  // diagnosis.
+  // What the last forward pass of a virtual stage kept in its first set, by
+  // name, in the order it was computed; for diagnosis.
   std::vector<std::pair<std::string, Tensor>> kept_tensors(size_t virtual_stage) const;
   ParamSpan params_of(size_t virtual_stage) const { return spans_[virtual_stage]; }
 

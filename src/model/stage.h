@@ -1,12 +1,12 @@
-// A stage of the model: parts of it that stand together, some of embedding, decoder layers, and final norm with head,
-// loss and multi-token prediction. A model on one rank is one stage; a pipeline cuts it into several, each on its own
-// rank.
+// A stage of the model: parts of it that stand together, some of embedding, decoder
+// layers, and final norm with head, loss and multi-token prediction. A model on one
+// rank is one stage; a pipeline cuts it into several, each on its own rank.
 //
 // Between stages travels the residual stream, [T, D] in the dtype of the computation, summed; and its gradient back. T
 // are the rows that this rank has between the projections (model/attention/token_runs.h).
-// The norms round the stream before they read it, so that a stage that begins with the sum computes the bits of one
-// that adds it itself. A stage works in place: what enters is replaced by what leaves, and a message's buffer serves
-// both.
+// The norms round the stream before they read it, so that a stage that begins with
+// the sum computes the bits of one that adds it itself. A stage works in place:
+// what enters is replaced by what leaves, and a message's buffer serves both.
 #pragma once
 
 #include <deque>
@@ -61,10 +61,9 @@ class Stage {
 
   const StageSpec& spec() const { return spec_; }
   const std::deque<Block>& blocks() const { return blocks_; }
-  const Param* embedding() const {
-    return embedding_ ? &embedding_->table() : nullptr;
-  }                                                                        // null where the stage has none
-  const Param* head() const { return head_ ? &head_->table() : nullptr; }  // the same
+  // Both are null where the stage has none.
+  const Param* embedding() const { return embedding_ ? &embedding_->table() : nullptr; }
+  const Param* head() const { return head_ ? &head_->table() : nullptr; }
   // A parameter here that is a copy of the embedding of another stage; null where there is none.
   const Param* embedding_copy() const;
   // Whether it has multi-token prediction and computes it: BatchShape::num_mtp.

@@ -15,8 +15,8 @@ namespace moebius {
 struct BatchShape {
   int64_t batch = 1;  // sequences
   int64_t seq = 1;    // tokens a sequence here: 1 / cp of it
-  int64_t max_segments =
-      1;  // scopes of the sequence balance loss in it: sequences, or documents when they are kept apart
+  // Scopes of the sequence balance loss in it: sequences, or documents when they are kept apart.
+  int64_t max_segments = 1;
   // Sequences hold documents that do not see each other, where doc_start_T says; else a token sees all before it.
   bool documents = true;
   CpComm cp_comm = CpComm::allgather;

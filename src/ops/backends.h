@@ -1,5 +1,5 @@
-// The private list of what each device implements. Arguments are checked before these are called, and there is work to
-// do.
+// The private list of what each device implements. Arguments are checked before
+// these are called, and there is work to do.
 #pragma once
 
 #include "core/tensor.h"

@@ -125,9 +125,8 @@ void HfTokenizer::note_numbers(const JsonField& field, std::vector<AddedToken> a
     if (bpe_.find(token.content) >= 0) continue;
     if (token.id == next++) continue;
     notice_ += fmt::format(
-        "{}{}: \"{}\" has id {} here as in the file, and {} in Hugging Face's library, which numbers added tokens "
-        "onwards "
-        "from the vocabulary",
+        "{}{}: \"{}\" has id {} here as in the file, and {} in Hugging Face's library, "
+        "which numbers added tokens onwards from the vocabulary",
         notice_.empty() ? "" : "; ", field.path(), token.content, token.id, next - 1);
     return;
   }

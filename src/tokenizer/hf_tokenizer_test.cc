@@ -57,8 +57,8 @@ TEST_F(HfTokenizerTest, MergesOfBothSpellingsAndAddedTokens) {
   EXPECT_EQ(tokenizer->name(), dir_.path());
   EXPECT_THAT(encode(*tokenizer, "ab ab b"), ElementsAre(3, 4, 2, 1));
   EXPECT_THAT(encode(*tokenizer, "a<end>b"), ElementsAre(0, 7, 1));
-  EXPECT_THAT(encode(*tokenizer, "a  ba aba"),
-              ElementsAre(0, 9, 4, 0));  // lstrip takes the spaces; no single word inside aba
+  // lstrip takes the spaces, and there is no single word inside aba.
+  EXPECT_THAT(encode(*tokenizer, "a  ba aba"), ElementsAre(0, 9, 4, 0));
   EXPECT_EQ(tokenizer->decode(std::vector<int32_t>{3, 7, 4, 9}), "ab abba");
 }
 

@@ -35,8 +35,8 @@ struct TokenizerOptions {
   bool add_special = true;    // the ids that the model wants around each text, such as one that begins it
 };
 
-// "bytes": ids 0 to 255 are the bytes, 256 ends a document. Any other name: a folder with a tokenizer.json
-// (tokenizer/hf_tokenizer.h).
+// "bytes": ids 0 to 255 are the bytes, 256 ends a document. Any other name: a
+// folder with a tokenizer.json (tokenizer/hf_tokenizer.h).
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name, const TokenizerOptions& options = {});
 
 }  // namespace moebius

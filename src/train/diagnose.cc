@@ -78,8 +78,8 @@ std::string find_first_nonfinite(Engine& engine, Loader& loader, Control& contro
     if (auto found = first_of_backward(s, model, control))
       return fmt::format("{} in the backward pass of micro-batch {}", *found, m);
   }
-  return "the global gradient norm alone: every weight, activation and gradient of the replayed step is finite, their "
-         "squares overflow";
+  return "the global gradient norm alone: "
+         "every weight, activation and gradient of the replayed step is finite, their squares overflow";
 }
 
 }  // namespace moebius

@@ -10,9 +10,9 @@
 
 namespace moebius {
 
-// A sentence naming the first tensor that holds a NaN or Inf in the order of computation: weights, then for each
-// micro-batch of the step that the loader has begun what each layer keeps, the loss, and the gradients from the last
-// layer back.
+// A sentence naming the first tensor that holds a NaN or Inf in the order of
+// computation: weights, then for each micro-batch of the step that the loader has
+// begun what each layer keeps, the loss, and the gradients from the last layer back.
 // All ranks together, and the same sentence on each: of ranks that find something at the same point the first.
 std::string find_first_nonfinite(Engine& engine, Loader& loader, Control& control);
 

@@ -18,8 +18,8 @@ struct DatasetLoss {
   std::optional<double> bits_per_byte;  // of the text, at the bytes per token that PREFIX.json says, where it does
 };
 
-// The totals are over tokens, not over datasets: all nats by all tokens, all bits by all bytes that the tokens stand
-// for.
+// The totals are over tokens, not over datasets: all nats by all tokens, all
+// bits by all bytes that the tokens stand for.
 struct EvalResult {
   double loss = 0;
   double tokens = 0;

@@ -44,8 +44,7 @@ void check_snapshot(const HostMemory& host, const MemoryPlan& plan, int64_t avai
   MOEBIUS_CHECK(
       usage, host.snapshot_bytes == 0 || needed <= available,
       "out of memory: an asynchronous checkpoint copies {} in the host's memory{}{}, and {} are available; set "
-      "checkpoint.async = false (a save then takes no copy, and the steps wait for it), or use a larger "
-      "machine\n{}",
+      "checkpoint.async = false (a save then takes no copy, and the steps wait for it), or use a larger machine\n{}",
       bytes_text(host.snapshot_bytes),
       host.plan_bytes > 0 ? fmt::format(" beside the plan of {}", bytes_text(host.plan_bytes)) : "",
       host.num_ranks > 1 ? fmt::format(", of {} ranks together", host.num_ranks) : "", bytes_text(available),

@@ -1,11 +1,12 @@
 // Fills micro-batches, for training or for an evaluation.
 //
-// Training: which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i
-// is sequence i of the global batch, whatever the layout or how often the run was resumed. Micro-batch j of the global
-// batch is its sequences j * micro_batch + [0, micro_batch), and the dp ranks take them in turn. Of a sequence a
-// context rank gets its pieces (model/attention/token_runs.h), and with each row all that multi-token prediction reads and is to
-// predict there; tp ranks get the same. Evaluation: each dataset from its front,
-// every sequence once, whatever its weight.
+// Training: which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i is
+// sequence i of the global batch, whatever the layout or how often the run was resumed. Micro-batch j of the
+// global batch is its sequences j * micro_batch + [0, micro_batch), and the dp ranks take them in turn. Of a
+// sequence a context rank gets its pieces (model/attention/token_runs.h), and with each row all that multi-token prediction
+// reads and is to predict there; tp ranks get the same.
+//
+// Evaluation: each dataset from its front, every sequence once, whatever its weight.
 #pragma once
 
 #include <string>
@@ -17,16 +18,16 @@
 
 namespace moebius {
 
-// Error{input}, naming the key and what to do, when a file of data.train or data.valid is missing: before memory is
-// asked for.
+// Error{input}, naming the key and what to do, when a file of data.train or
+// data.valid is missing: before memory is asked for.
 void check_datasets_are_there(const DataSpec& data);
 
 class Loader {
  public:
   // Error{input} for datasets that cannot be read or whose ids do not fit the vocabulary (when they are met), or that
   // another tokenizer than data.tokenizer built (data/data_build.h: check_tokenizer).
-  // `asked_by` is the key or option that names the datasets, for messages; empty: data.train with shuffle, else
-  // data.valid.
+  // `asked_by` is the key or option that names the datasets, for messages;
+  // empty: data.train with shuffle, else data.valid.
   Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share = {},
          const std::string& asked_by = "");
 

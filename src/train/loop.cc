@@ -83,16 +83,15 @@ struct OfProcess {
 std::string rounding_notice(const ParamTable& params) {
   const auto is_rounded = [](const Param& p) { return p.frozen && p.w.dtype == DType::bf16; };
   if (std::none_of(params.all().begin(), params.all().end(), is_rounded)) return "";
-  return "frozen parameters are held and saved in bf16 (precision.compute): weights of a wider dtype were rounded to "
-         "it";
+  return "frozen parameters are held and saved in bf16 (precision.compute): "
+         "weights of a wider dtype were rounded to it";
 }
 
 // The ways on for a run that cannot be resumed as it is asked to.
 std::string new_run_text(const std::string& dir) {
   return fmt::format(
-      "choose another run.dir, where model.init_from = \"{}\" begins with the weights reached here (not the "
-      "optimizer's "
-      "state)",
+      "choose another run.dir, where model.init_from = \"{}\" begins "
+      "with the weights reached here (not the optimizer's state)",
       dir);
 }
 
@@ -265,9 +264,8 @@ void TrainingRun::check_same_run(const CheckpointReader& checkpoint) const {
   for (const std::string& line : diff) lines += "\n  " + line;
   const std::string saved_data = checkpoint.meta().value("data", "");
   MOEBIUS_CHECK(usage, saved_data == data_fingerprint_,
-                "resume: the datasets of data.train are not those that {} was trained on; a line a dataset, the "
-                "checkpoint's:\n{}\nnow:\n{}\nbring "
-                "them back; or {}; or {}",
+                "resume: the datasets of data.train are not those that {} was trained on; "
+                "a line a dataset, the checkpoint's:\n{}\nnow:\n{}\nbring them back; or {}; or {}",
                 run_.dir, saved_data, data_fingerprint_, new_run_text(run_.dir), starting_over_text(run_.dir));
   MOEBIUS_CHECK(usage, diff.empty(),
                 "resume: {} holds another training run; the checkpoint's value -> the recipe's:{}\nrestore these; or "
@@ -298,8 +296,8 @@ void TrainingRun::open_logs() {
 StepReport TrainingRun::train_step(int64_t step) {
   const double begin = now_us();
   const double lr = run_.optimizer.lr_at(step, run_.train.steps);
-  // The second, since the first one warms up; or the only one. Of every rank: a collective is recorded by all or by
-  // none.
+  // The second, since the first one warms up; or the only one. Of every rank: a
+  // collective is recorded by all or by none.
   const bool traced = !run_.log.trace.empty() && step == std::min(first_step_ + 1, run_.train.steps);
   if (traced) engine_.set_trace(&trace_);
   const CommCounters counters = comm_counters(engine_.mesh());
@@ -380,8 +378,8 @@ void TrainingRun::write_step(const StepReport& report) {
   }
 }
 
-// Every balance loss is about 1 or more on a healthy router. Far below, scores vanish (sigmoid) or the loss is being
-// gamed.
+// Every balance loss is about 1 or more on a healthy router. Far below, scores
+// vanish (sigmoid) or the loss is being gamed.
 void TrainingRun::watch_balance(const StepReport& report) {
   const double at_balance = run_.moe.aux_coeff * (run_.moe.aux + run_.moe.seq_aux + run_.moe.global_aux);
   if (at_balance == 0 || warned_of_balance_) return;

@@ -9,9 +9,9 @@
 
 namespace moebius {
 
-// Of every part of every parameter and of router state what this rank owns, under its global name (f32 masters), its
-// Adam moments as adam_m.NAME and adam_v.NAME. Once it is loaded the weights follow: ParamTable::sync(), then
-// Optimizer::gather().
+// Of every part of every parameter and of router state what this rank owns, under its
+// global name (f32 masters), its Adam moments as adam_m.NAME and adam_v.NAME. Once it
+// is loaded the weights follow: ParamTable::sync(), then Optimizer::gather().
 std::vector<NamedTensor> training_state(Engine& engine);
 
 // What else a checkpoint carries: {"step", "model": config.json, "recipe": resolved TOML, "identity": the keys that

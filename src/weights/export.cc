@@ -35,7 +35,7 @@ void check_exportable(const WeightsFolder& from, const ModelSpec& model) {
       input, model.family != "moebius",
       "export: expected a model of a Hugging Face family; got {}, of model_type \"moebius\", for which Hugging "
       "Face has no class; it evaluates and generates here, and a model to be exported is trained with another "
-      "model_type and the keys of that family (docs/formats.md has the table)",
+      "model_type and the keys of that family (docs/reference/formats.md has the table)",
       from.path);
   hf_family(model.family);
 }

@@ -22,8 +22,8 @@ struct ExportSpec {
 
 using ExportResult = HubFolderResult;
 
-// A folder as in weights/hub_folder.h. Error{input} as load_weights, and for a model_type that transformers does not
-// have.
+// A folder as in weights/hub_folder.h. Error{input} as load_weights, and for a
+// model_type that transformers does not have.
 ExportResult export_hugging_face(const ExportSpec& spec);
 
 }  // namespace moebius

@@ -74,9 +74,8 @@ std::string not_finite_warning(const std::string& path, const std::vector<NotFin
     count += each.count;
   }
   return fmt::format(
-      "weights of {}: expected finite numbers; got {} that are NaN or infinite in {} tensor{} ({}), as they are or in "
-      "the "
-      "dtype they are put into; what is computed from them will be, too: fetch or train the model again",
+      "weights of {}: expected finite numbers; got {} that are NaN or infinite in {} tensor{} ({}), as they are "
+      "or in the dtype they are put into; what is computed from them will be, too: fetch or train the model again",
       path, count, list.size(), list.size() == 1 ? "" : "s", name_list(names, 5));
 }
 

@@ -39,8 +39,8 @@ void check_carried(const ModelSpec& dense, const ModelSpec& moe) {
                 "difference, set use_sliding_window to false in config.json",
                 dense.family, moe.family, sliding, dense.num_layers, dense.sliding_window, dense.sliding_window);
   MOEBIUS_CHECK(input, !dense.o_bias || has_hf_key(moe.family, "attention_bias"),
-                "upcycle: expected a {} without biases in attention, as {} is; got attention_bias = true; choose "
-                "another model",
+                "upcycle: expected a {} without biases in attention, as {} is; "
+                "got attention_bias = true; choose another model",
                 dense.family, moe.family);
 }
 

@@ -34,9 +34,9 @@ using ShardCopy = std::vector<TensorCopy>;
 // In order, each shard at most shard_bytes of tensors, or one tensor.
 std::vector<ShardCopy> into_shards(std::vector<TensorCopy> tensors, int64_t shard_bytes);
 
-// The header of a shard at `path`, then its tensors, each from the reader in its own dtype or converted. Not closed
-// yet. Elements that are not finite are written, and counted. Error{input} naming the tensor for a dtype that holds no
-// weights.
+// The header of a shard at `path`, then its tensors, each from the reader in its
+// own dtype or converted. Not closed yet. Elements that are not finite are written,
+// and counted. Error{input} naming the tensor for a dtype that holds no weights.
 SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, const WeightsReader& reader,
                               std::vector<NotFinite>* not_finite);
 

@@ -44,8 +44,8 @@ ModelSpec with_mtp_of(const WeightsFolder& from, ModelSpec model) {
 
 std::string missing_mtp_notice(const WeightsFolder& from, const ModelSpec& model) {
   return fmt::format(
-      "{}: num_nextn_predict_layers is {}, but there are no tensors of model.layers.{}: the model is taken without "
-      "multi-token prediction",
+      "{}: num_nextn_predict_layers is {}, but there are no tensors of model.layers.{}: "
+      "the model is taken without multi-token prediction",
       from.path, model.num_mtp_layers, model.num_layers);
 }
 

@@ -55,8 +55,9 @@ std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const Mod
 std::unique_ptr<WeightsReader> open_hugging_face(const std::string& folder, const Model& model);
 std::unique_ptr<WeightsReader> open_checkpoint(const std::string& folder, const Model& model);  // bytes against hashes
 
-// to = from, n elements in host memory, rounded to nearest even where it narrows. to: f32 or bf16, on the stream's
-// device; from: f32, bf16, f16 or f64, anything else is Error{input} naming `who`.
+// to = from, n elements in host memory, rounded to nearest even where it narrows
+// to: f32 or bf16, on the stream's device.
+// from: f32, bf16, f16 or f64, anything else is Error{input} naming `who`.
 void convert_elements(Stream& s, const Tensor& to, const void* from, DType from_dtype, const std::string& who);
 // The same on the host: n elements of to_dtype (f32 or bf16).
 void convert_elements(void* to, DType to_dtype, const void* from, DType from_dtype, int64_t n, const std::string& who);

@@ -411,7 +411,7 @@ TEST(CliConfig, PrintsChangedValuesAloneAndAllKeys) {
   write_file_atomic(dir.path("again.toml"), ran.out);
   EXPECT_EQ(json_of(run_moebius(dir, {"config", "again.toml", "--json"})).at("recipe"),
             json_of(run_moebius(dir, {"config", kRecipe, "--set", "train.steps=77", "--json"})).at("recipe"));
-  EXPECT_EQ(run_moebius(dir, {"config", "--keys"}).out, read_file(MOEBIUS_SOURCE_DIR "/docs/recipe.md"));
+  EXPECT_EQ(run_moebius(dir, {"config", "--keys"}).out, read_file(MOEBIUS_SOURCE_DIR "/docs/reference/recipe.md"));
   expect_refused(run_moebius(dir, {"config"}), 2, "config: expected a recipe, or --keys");
 }
 
@@ -446,12 +446,11 @@ TEST(CliConfig, SaysWhoIsWhere) {
   };
   const Ran ran = config("8");
   ASSERT_EQ(ran.code, 0) << ran.err;
-  EXPECT_THAT(ran.out,
-              testing::HasSubstr("\n# 8 ranks: dense tp 2 x cp 1 x dp 2 x pp 2, experts etp 1 x ep 4 x edp 1 x "
-                                 "pp 2\n"));
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n# 8 ranks: dense tp 2 x cp 1 x dp 2 x pp 2, "
+                                          "experts etp 1 x ep 4 x edp 1 x pp 2\n"));
   EXPECT_THAT(ran.out, testing::HasSubstr("\n#      7     1   0   1   1     0   3   0\n"));
-  EXPECT_THAT(ran.out, testing::HasSubstr("\n# ep              4      2  0 1 2 3                   the experts of one "
-                                          "layer"));
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n# ep              4      2  0 1 2 3                   "
+                                          "the experts of one layer"));
   EXPECT_THAT(ran.out, testing::ContainsRegex("\n# memory     of rank [15], which needs the most\n"));
   const auto json = json_of(config("8", {"--json"}));
   EXPECT_EQ(json.at("mesh").at("ep"), 4);

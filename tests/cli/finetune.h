@@ -1,4 +1,4 @@
-// The README's way through fine-tuning, on a small model: data, training with parts frozen, export.
+// The commands and the recipe of docs/guide/fine-tune.md, on a small model: data, training with frozen parts, export.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -10,6 +10,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <stdexcept>
 
 #include "hub/hf_folder.h"
 #include "tests/cli/program.h"
@@ -17,7 +18,7 @@
 namespace moebius {
 
 inline const std::string kGolden = MOEBIUS_SOURCE_DIR "/tests/golden/data";
-inline const std::string kModelFolder = "Qwen3-30B-A3B";  // as the README has it, though it is a small one here
+inline const std::string kModelFolder = "Qwen3-30B-A3B";  // as the guide calls it; here it is a small model
 
 inline constexpr const char* kModel = R"([run]
 dir = "base"
@@ -49,24 +50,35 @@ lr = 1e-2
 compute = "bf16"
 )";
 
-// What the README says of fine-tuning: its commands, and the recipe they train.
-struct ReadmeText {
+inline const std::string kGuide = "docs/guide/fine-tune.md", kGuideSection = "\n## The commands and the recipe\n";
+
+// What a reader of the guide copies: its commands, and the recipe that they train.
+struct GuideText {
   std::vector<std::string> commands;
   std::string recipe;
 };
 
-// The fenced block that begins at the first `fence` after a place in the text.
-inline std::string block_after(const std::string& text, const std::string& place, const std::string& fence) {
-  const size_t begin = text.find(fence + "\n", text.find(place)) + fence.size() + 1;
-  return text.substr(begin, text.find("```", begin) - begin);
+// The fenced block that begins at the first `fence` in a section of the guide.
+inline std::string block_of(const std::string& section, const std::string& fence) {
+  const size_t begin = section.find("\n" + fence + "\n"), text = begin + fence.size() + 2;
+  const size_t end = section.find("\n```\n", text);
+  if (begin == section.npos || end == section.npos) throw std::runtime_error(kGuide + " has no block " + fence);
+  return section.substr(text, end + 1 - text);
 }
 
-inline ReadmeText read_readme() {
-  const std::string text = read_file(MOEBIUS_SOURCE_DIR "/README.md"), section = "## Fine-tune a model that exists";
-  ReadmeText readme{.recipe = block_after(text, section, "```toml")};
-  std::istringstream lines(block_after(text, section, "```"));
-  for (std::string line; std::getline(lines, line);) readme.commands.push_back(line.substr(0, line.find(" #")));
-  return readme;
+inline std::string guide_section() {
+  const std::string text = read_file(MOEBIUS_SOURCE_DIR "/" + kGuide);
+  const size_t begin = text.find(kGuideSection);
+  if (begin == text.npos) throw std::runtime_error(kGuide + " has no heading" + kGuideSection);
+  return text.substr(begin, text.find("\n## ", begin + 1) - begin);
+}
+
+inline GuideText read_guide() {
+  const std::string section = guide_section();
+  GuideText guide{.recipe = block_of(section, "```toml")};
+  std::istringstream lines(block_of(section, "```"));
+  for (std::string line; std::getline(lines, line);) guide.commands.push_back(line.substr(0, line.find(" #")));
+  return guide;
 }
 
 // Small enough for a test.
@@ -92,7 +104,7 @@ class FineTune : public testing::Test {
     write_file_atomic(dir_.path("text.txt"), text);
     write_file_atomic(dir_.path("pairs.jsonl"), prompts);
     write_file_atomic(dir_.path("base.toml"), kModel);
-    write_file_atomic(dir_.path("tune.toml"), readme_.recipe);
+    write_file_atomic(dir_.path("tune.toml"), guide_.recipe);
     run({"data", "build", "--input", "text.txt", "--tokenizer", "tokenizer", "--out", "text"});
     run({"train", "base.toml"});
     run({"export", "base", kModelFolder, "--dtype", "bf16", "--files", "tokenizer"});
@@ -113,12 +125,12 @@ class FineTune : public testing::Test {
         .at("loss")
         .get<double>();
   }
-  // The README's commands that begin so.
-  Ran run_readme(const std::string& command, std::vector<std::string> more = {}) {
+  // Runs the first command of the guide that begins with `command`.
+  Ran run_guide(const std::string& command, std::vector<std::string> more = {}) {
     const std::string start = "build/moebius " + command + " ";
-    const auto it = std::find_if(readme_.commands.begin(), readme_.commands.end(),
+    const auto it = std::find_if(guide_.commands.begin(), guide_.commands.end(),
                                  [&](const std::string& line) { return line.starts_with(start); });
-    if (it == readme_.commands.end()) return ADD_FAILURE() << "README.md has no line " << start, Ran{};
+    if (it == guide_.commands.end()) return ADD_FAILURE() << kGuide << " has no line " << start, Ran{};
     std::istringstream line(it->substr(std::strlen("build/moebius ")));
     std::vector<std::string> words{std::istream_iterator<std::string>(line), {}};
     for (const std::string& set : command == "train" ? kSmall : std::vector<std::string>{})
@@ -126,13 +138,13 @@ class FineTune : public testing::Test {
     words.insert(words.end(), more.begin(), more.end());
     return run(words);
   }
-  void prepare() { EXPECT_THAT(run_readme("data build").out, testing::HasSubstr("of them targets")); }
+  void prepare() { EXPECT_THAT(run_guide("data build").out, testing::HasSubstr("of them targets")); }
   void tune() {
     prepare();
-    run_readme("train");
-    run_readme("export");
+    run_guide("train");
+    run_guide("export");
   }
-  const ReadmeText readme_ = read_readme();
+  const GuideText guide_ = read_guide();
   TestDir dir_;
 };
 

@@ -4,7 +4,7 @@ namespace moebius {
 namespace {
 
 TEST_F(FineTune, LearnsTheCompletionsAndLeavesFrozenPartsAlone) {
-  ASSERT_EQ(readme_.commands.size(), 3u);
+  ASSERT_EQ(guide_.commands.size(), 3u);
   tune();
   EXPECT_LT(eval_loss("Tuned"), 0.6 * eval_loss(kModelFolder));
   for (const char* frozen : {"model.layers.1.mlp.experts.2.up_proj.weight", "model.layers.0.mlp.gate.weight"})
@@ -26,7 +26,7 @@ TEST_F(FineTune, TakesChatsAsIds) {
       "\n");
   EXPECT_THAT(run({"data", "build", "--input", "chats.jsonl", "--tokenizer", kModelFolder, "--out", "data/pairs"}).out,
               testing::HasSubstr("1 documents, 41 tokens, 7 of them targets, 12 bytes of text"));
-  EXPECT_THAT(run_readme("train").err,
+  EXPECT_THAT(run_guide("train").err,
               testing::HasSubstr("frozen parameters are held and saved in bf16 (precision.compute)"));
   EXPECT_LT(eval_loss("runs/tuned"), 0.5 * eval_loss(kModelFolder));
 }
@@ -34,7 +34,7 @@ TEST_F(FineTune, TakesChatsAsIds) {
 // Trained parts are saved in f32, frozen ones in the dtype of the computation.
 TEST_F(FineTune, IsExportedInOneDtype) {
   prepare();
-  run_readme("train", {"--set", "train.steps=2"});
+  run_guide("train", {"--set", "train.steps=2"});
   EXPECT_THAT(
       run({"export", "runs/tuned", "out"}).err,  // gate, up and down of 4 experts in 2 layers
       testing::HasSubstr("tensors that the run froze and held in bf16 (24) are written in f32 like the others"));
@@ -54,7 +54,7 @@ TEST_F(FineTune, IsExportedInOneDtype) {
 TEST_F(FineTune, ResumesBitForBit) {
   prepare();
   const auto train_to = [&](const std::string& steps) {
-    run_readme("train", {"--set", "optimizer.schedule=constant", "--set", "train.steps=" + steps});
+    run_guide("train", {"--set", "optimizer.schedule=constant", "--set", "train.steps=" + steps});
   };
   train_to("4");
   train_to("9");

@@ -72,8 +72,8 @@ ModelSpec model_spec(const LayoutModel& what) {
     m.routed_scaling_factor = 1.5;
   }
   m.num_mtp_layers = what.mtp;
-  if (what.mtp > 0)
-    m.moe_layers[2] = false;  // the modules have experts too, and each layer of them makes ties likelier
+  // The modules have experts too, and each layer of them makes ties likelier.
+  if (what.mtp > 0) m.moe_layers[2] = false;
   if (what.latent) {
     m.qk_norm = QkNorm::none;
     m.num_kv_heads = m.num_heads;
@@ -475,9 +475,9 @@ void expect_same(const LayoutOutcome& got, const LayoutOutcome& alone) {
   // moves a weight by at most lr / eps = 10 times the change of its clipped gradient (norm 0.5 over 10^4 elements of
   // weights of about 0.3: 1e-7 of a weight), and each of the steps adds its own and what the moved weights cause.
   const double first = 4e-6, each = 4e-6;
-  // As measured, a layout moves the scores of half of the tokens by at most 7e-7, of 99 in 100 by at most 7e-6, and of
-  // the most sensitive by 8e-5. A nearer tie would leave all that follows to luck; a wider gap than this is hard to
-  // find.
+  // As measured, a layout moves the scores of half of the tokens by at most 7e-7,
+  // of 99 in 100 by at most 7e-6, and of the most sensitive by 8e-5. A nearer tie
+  // would leave all that follows to luck; a wider gap than this is hard to find.
   EXPECT_GT(alone.choice_gap, 1e-5)
       << "on one rank a choice of experts is near a tie: take another seed_of() the model";
   ASSERT_EQ(got.steps.size(), alone.steps.size());

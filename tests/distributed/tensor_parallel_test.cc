@@ -180,8 +180,8 @@ void expect_vocab_like_one_rank(Transport& transport, bool tied) {
   LayerRig want(one, kWhole, declare(0, one)), got(mesh, kWhole, declare(1, mesh));
   expect_blocks(got.params, want.params, &Param::w, 0);
   const VocabPasses w = vocab_passes(want, *embedding[0], *head[0]), g = vocab_passes(got, *embedding[1], *head[1]);
-  // The embedding sums x and gathers dx; the loss gathers x twice, and three numbers per row and rank, and sums dx
-  // once.
+  // The embedding sums x and gathers dx; the loss gathers x twice, and three
+  // numbers per row and rank, and sums dx once.
   const int64_t n = mesh.shape().tp;
   EXPECT_EQ(mesh.group(Axis::tp).sent_bytes(), 5 * kRows * D * 4 * (n - 1) / n + 2 * kRows * 3 * 4 * (n - 1));
   reduce_gradients(got, mesh);

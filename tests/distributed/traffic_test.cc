@@ -1,4 +1,4 @@
-// What a training step sends over each axis is what the closed formulas of docs/parallelism.md say, to the byte.
+// What a training step sends over each axis is what the closed formulas of docs/design/parallelism.md say, to the byte.
 #include <map>
 
 #include "comm/control.h"

@@ -152,8 +152,8 @@ TEST_P(Collectives, BroadcastFromEveryRoot) {
   });
 }
 
-// Rank p sends q (p + 2 q) % 4 rows: unequal, and none between some; with one rank nobody sends to and who sends
-// nothing.
+// Rank p sends q (p + 2 q) % 4 rows: unequal, and none between some; with one
+// rank nobody sends to and who sends nothing.
 int64_t rows_between(int p, int q, int size) {
   if (size > 1 && (p == size - 1 || q == size - 1)) return 0;
   return (p + 2 * q + 1) % 4;

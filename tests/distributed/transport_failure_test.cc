@@ -99,8 +99,8 @@ TEST_P(RanksFail, AProcessThatIsStoppedIsNamedAndEnded) {
   EXPECT_LT(ended.seconds, 60);
 }
 
-// Rank 0 stalls; rank 1 is stopped while it waits for it, and woken after the timeout: it has not waited while it
-// stood.
+// Rank 0 stalls; rank 1 is stopped while it waits for it, and woken after the
+// timeout: it has not waited while it stood.
 TEST_P(MpiRanksFail, AProcessThatIsStoppedWhileItWaitsBlamesNobody) {
   const Ended ended = run_failing("stop_waiting");
   EXPECT_EQ(ended.exit_code, 6) << ended.text;

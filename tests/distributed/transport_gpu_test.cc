@@ -1,6 +1,6 @@
-// Groups that move memory of GPUs: by NCCL where each rank has a GPU of its own, else through host memory. What they
-// compute is what the same group computes of the same numbers in memory of the CPU, to the bit. Skipped where there is
-// no GPU.
+// Groups that move memory of GPUs: by NCCL where each rank has a GPU of its own,
+// else through host memory. What they compute is what the same group computes of
+// the same numbers in memory of the CPU, to the bit. Skipped where there is no GPU.
 #include <gtest/gtest.h>
 
 #include <atomic>

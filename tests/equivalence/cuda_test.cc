@@ -132,8 +132,8 @@ EngineSpec mtp_on(DeviceKind device, DType compute, bool graph = true) {
   return spec;
 }
 
-// As gpt_oss: sinks, biases of every product, the clamped activation, and a window of some layers that is of no whole
-// tile.
+// As gpt_oss: sinks, biases of every product, the clamped activation, and a
+// window of some layers that is of no whole tile.
 EngineSpec gpt_oss_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = documents_on(device, compute, graph);
   ModelSpec& m = spec.model;

@@ -91,8 +91,8 @@ TEST_P(Training, MultiTokenPredictionOffIsWithoutIt) {
 INSTANTIATE_TEST_SUITE_P(Dtypes, Training, ::testing::Values(DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-// Losses that are defined on sequences or on the global batch. Rounding: sums of about 10^3 f32 products in another
-// order.
+// Losses that are defined on sequences or on the global batch. Rounding: sums
+// of about 10^3 f32 products in another order.
 TEST(TrainingSplit, MicroBatchSplitChangesRoundingOnly) {
   const auto spec = [](int64_t batch) {
     EngineSpec s = tiny_engine(mtp_model(), batch, DType::f32, 2);
@@ -168,9 +168,9 @@ Probe probe(Engine& engine, const EngineSpec& spec, const Param& p, const std::v
   return {value, choices(moved)};
 }
 
-// Central differences for every parameter. The scalar is smooth between changes of choice, so the step shrinks until
-// neither side changes one. A step of h has an error of h^2, and the noise of f32 (2e-7 of an objective of about 5)
-// over h.
+// Central differences for every parameter. The scalar is smooth between changes
+// of choice, so the step shrinks until neither side changes one. A step of h has
+// an error of h^2, and the noise of f32 (2e-7 of an objective of about 5) over h.
 void expect_gradients_match_differences(const EngineSpec& spec) {
   Engine engine(spec);
   init_params(engine);
@@ -251,8 +251,8 @@ TEST(TrainingDocuments, KeptApartEqualAlone) {
   for (int i = cut; i < S; ++i) EXPECT_NEAR(loss_p[i], loss_a[S + i - cut], 1e-5) << i;
 }
 
-// Evaluating between steps changes no bit of the training: not the weights, not the expert biases, not what is
-// reported.
+// Evaluating between steps changes no bit of the training: not the weights, not
+// the expert biases, not what is reported.
 TEST(TrainingEvaluation, LeavesTrainingAsItWas) {
   ModelSpec model = mtp_model();
   model.expert_bias = true;

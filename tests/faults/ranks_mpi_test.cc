@@ -133,8 +133,8 @@ TEST_F(RankedRun, ARankThatIsKilledInAStepIsNamedByTheOthers) {
                   HasSubstr(fmt::format(": {} waits, and the process of {} has ended; did not join: {}\nlast "
                                         "collectives of {}:\n",
                                         name, dead, dead, name)));
-      EXPECT_THAT(runs_.err(), testing::ContainsRegex("error: [a-z_]+ [0-9]+ of group [a-z_]+ \\([a-z0-9]+ x "
-                                                      "[0-9]+\\): rank " +
+      EXPECT_THAT(runs_.err(), testing::ContainsRegex("error: [a-z_]+ [0-9]+ of group "
+                                                      "[a-z_]+ \\([a-z0-9]+ x [0-9]+\\): rank " +
                                                       std::to_string(survivor)));
     }
     EXPECT_EQ(runs_.count_in_err(" waits, and the process of "), 2) << runs_.err();

@@ -137,8 +137,8 @@ TEST_F(TcpRun, ADatasetThatOneRankLacksEndsAllWithCode3) {
     return runs_.train_ranks(2, "r", {{0, {.fault = {}, .overrides = overrides}}, {1, {{}, overrides, "away"}}});
   };
   EXPECT_THAT(train({}), Each(3));
-  EXPECT_THAT(runs_.err_of(0), HasSubstr("error: rank 1: data.train: data: expected data.bin and data.idx; data.bin is "
-                                         "not there"));
+  EXPECT_THAT(runs_.err_of(0), HasSubstr("error: rank 1: data.train: data: "
+                                         "expected data.bin and data.idx; data.bin is not there"));
   EXPECT_THAT(train({"data.train=[\"valid\"]"}), Each(3));
   EXPECT_THAT(runs_.err_of(0), HasSubstr("error: rank 1: data.valid: data: expected data.bin"));
   EXPECT_THAT(train({"data.train=[\"valid\"]", "data.valid=[\"valid\"]"}), Each(0)) << runs_.err_of(0);

@@ -1,5 +1,5 @@
-// Any bytes as a safetensors file: refused with Error{input}, or every entry can be read, and all of them tile the
-// data.
+// Any bytes as a safetensors file: refused with Error{input}, or every entry
+// can be read, and all of them tile the data.
 #include <sys/mman.h>
 #include <unistd.h>
 

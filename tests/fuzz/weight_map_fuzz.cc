@@ -1,5 +1,5 @@
-// Any text as a model.safetensors.index.json: refused with Error{input}, or names of files that cannot leave the
-// folder.
+// Any text as a model.safetensors.index.json: refused with Error{input}, or
+// names of files that cannot leave the folder.
 #include <cstdlib>
 #include <string_view>
 

@@ -174,8 +174,8 @@ class MtpFolder : public testing::Test {
 TEST_F(MtpFolder, WithoutTheModuleItsConfigPromises) {
   write(is_module);
   const std::string notice =
-      ": num_nextn_predict_layers is 1, but there are no tensors of model.layers.2: the model is taken without "
-      "multi-token prediction";
+      ": num_nextn_predict_layers is 1, but there are no tensors of model.layers.2: "
+      "the model is taken without multi-token prediction";
   using Notices = std::vector<std::string>;
   EXPECT_EQ(import_hugging_face({.out = dir_.path("c"), .model = hub()}).notices, (Notices{hub() + notice}));
   EXPECT_EQ(export_hugging_face({.out = dir_.path("out"), .model = dir_.path("c")}).notices,

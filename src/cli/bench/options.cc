@@ -63,11 +63,11 @@ BenchRouting::Kind routing_kind(const std::string& name) {
 void add_bench_options(CLI::App& command, BenchOptions& o) {
   command.add_option("NAME", o.name, "the workload")->required();
   command.add_option("--runs", o.runs,
-                     "all but step and collectives: timed runs, of which the median counts; default 7, on a GPU by "
-                     "their length");
+                     "all but step and collectives: timed runs, of which the median counts; "
+                     "default 7, on a GPU by their length");
   command.add_option("--device", o.device,
-                     "cpu or cuda; default: what the recipe of a step says, else cpu; dispatch moves memory of the CPU "
-                     "alone");
+                     "cpu or cuda; default: what the recipe of a step says, else cpu; "
+                     "dispatch moves memory of the CPU alone");
   command.add_option("--shape", o.shape,
                      "attention, experts, moe-layer, dispatch: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "
                      "deepseek-v3-8-local or olmoe; the first is the CPU's");

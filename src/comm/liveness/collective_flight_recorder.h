@@ -32,8 +32,8 @@ class CollectiveFlightRecorder {
   void end(int64_t number);
   CollectiveRecord last() const;              // one without a name when there was none yet
   CollectiveRecord at(int64_t number) const;  // REQUIRES: one of the last kSize, or not ended
-  // One line each, the oldest first, those that have not ended and of all the last `most`; "  none\n" when there was no
-  // collective yet.
+  // One line each, the oldest first, those that have not ended and of all the
+  // last `most`; "  none\n" when there was no collective yet.
   std::string text(int64_t most = kSize) const;
 
  private:

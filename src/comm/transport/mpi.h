@@ -1,5 +1,5 @@
-// A world whose ranks are processes started by mpirun or srun. Standard MPI-3 calls of one thread alone, the one that
-// calls run_mpi.
+// A world whose ranks are processes started by mpirun or srun. Standard MPI-3
+// calls of one thread alone, the one that calls run_mpi.
 #pragma once
 
 #include "comm/transport/transport.h"
@@ -23,8 +23,8 @@ std::string mpi_version();
 
 // Runs body as this process's rank of MPI_COMM_WORLD and returns when all ranks have ended it. Once in a process.
 // Where body throws on every rank (a wrong recipe), so does this function; an Error whose text a rank before this one
-// throws too comes with an empty text, so that it is printed once. Otherwise a rank that throws, or
-// waits for another for longer than the timeout, reports why and ends all processes with MPI_Abort and
+// throws too comes with an empty text, so that it is printed once. Otherwise a rank that throws, or waits
+// for another for longer than the timeout, reports why and ends all processes with MPI_Abort and
 // ErrorKind::distributed as the exit code. A rank that does not come to MPI's own calls cannot be named. When the
 // process of a rank ends otherwise, the others report that at once (comm/liveness/rank_watch.h) and end as well; a launcher that
 // sees it ends them too, soon, with an exit code of its own. Error{usage} where the program was built without MPI.

@@ -89,8 +89,8 @@ std::string host_of(const Socket& s, NameOf name_of) {
   socklen_t size = sizeof address;
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   if (name_of(s.descriptor(), generic, &size) != 0) return "";
-  const std::string text = number_of(*generic, size),
-                    mapped = "::ffff:";  // an address of IPv4, seen by a listener of both
+  // The prefix marks an address of IPv4, seen by a listener of both.
+  const std::string text = number_of(*generic, size), mapped = "::ffff:";
   return text.starts_with(mapped) ? text.substr(mapped.size()) : text;
 }
 

@@ -79,8 +79,7 @@ void accept_ranks(const TcpOptions& o, const Socket& listener, int count, Deadli
 std::string refusal(const TcpOptions& o, const Visitor& v, const std::vector<Socket>& sockets) {
   if (v.hello.size != o.size)
     return fmt::format(
-        "tcp: rank {} was started with WORLD_SIZE={}, rank 0 with WORLD_SIZE={}; start all ranks with "
-        "the same",
+        "tcp: rank {} was started with WORLD_SIZE={}, rank 0 with WORLD_SIZE={}; start all ranks with the same",
         v.hello.rank, v.hello.size, o.size);
   if (v.hello.rank >= o.size || sockets[v.hello.rank].is_open())
     return fmt::format("tcp: RANK={} was given to two processes; start each with a number of its own", v.hello.rank);

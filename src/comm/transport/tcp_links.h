@@ -1,10 +1,10 @@
 // The connections of one rank to all others, and the messages on them. The rank's thread posts messages and waits for
 // them; a thread of this object moves what is on its way while the rank computes.
 //
-//   Frames    Bytes on a connection are frames: a header, then its payload. A message of at most kEagerBytes is one
-//             frame, kept by the receiver until it is asked for. Of a longer one the sender first sends an offer; the
-//             receiver accepts when it knows where the bytes go; then they come. So nobody keeps long messages of
-//             others.
+//   Frames    Bytes on a connection are frames: a header, then its payload. A message of at
+//             most kEagerBytes is one frame, kept by the receiver until it is asked for. Of a
+//             longer one the sender first sends an offer; the receiver accepts when it knows
+//             where the bytes go; then they come. So nobody keeps long messages of others.
 //   Order     The messages of two ranks on a channel are numbered by each end: the n-th sent is the n-th received.
 //   Threads   Everything is guarded by one mutex. While the rank's thread waits it moves the bytes itself, and the
 //             other thread stands back.

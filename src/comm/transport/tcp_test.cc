@@ -287,8 +287,7 @@ TEST(TcpBootstrap, RanksOfAnotherWorldAreRefused) {
   const Ends sizes = run_world(
       2, [](Transport&) {}, [](TcpOptions& o) { o.size += o.rank; });
   EXPECT_EQ(sizes.errors[0],
-            "tcp: rank 1 was started with WORLD_SIZE=3, rank 0 with WORLD_SIZE=2; start all ranks with "
-            "the same");
+            "tcp: rank 1 was started with WORLD_SIZE=3, rank 0 with WORLD_SIZE=2; start all ranks with the same");
   EXPECT_THAT(sizes.kinds, testing::Each(2));
   const Ends twice = run_world(
       3, [](Transport&) {}, [](TcpOptions& o) { o.rank = std::min(o.rank, 1); });

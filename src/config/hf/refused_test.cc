@@ -19,9 +19,9 @@ struct Refused {
 TEST(HfRead, RefusesWhatIsNotComputed) {
   const Refused cases[] = {
       {{{"model_type", "gpt2"}},
-       "DIR/config.json: model_type must be one of \"deepseek_v2\", \"deepseek_v3\", \"gpt_oss\", \"llama\", "
-       "\"mistral\", \"mixtral\", \"moebius\", \"olmoe\", \"qwen2\", \"qwen2_moe\", \"qwen3\", \"qwen3_moe\"; got "
-       "\"gpt2\""},
+       "DIR/config.json: model_type must be one of \"deepseek_v2\", \"deepseek_v3\", "
+       "\"gpt_oss\", \"llama\", \"mistral\", \"mixtral\", \"moebius\", \"olmoe\", "
+       "\"qwen2\", \"qwen2_moe\", \"qwen3\", \"qwen3_moe\"; got \"gpt2\""},
       {{{"model_type", 3}}, "\"qwen3_moe\"; got 3"},
       {{{"hidden_act", "gelu"}}, "DIR/config.json: hidden_act must be \"silu\"; got \"gelu\""},
       {{{"clip_qkv", 0.0}}, "clip_qkv must be a finite number above 0, from 1e-37 to 1e+37; got 0.0"},
@@ -40,8 +40,8 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
       {{{"sliding_window", 0}, {"layer_types", {"full_attention", "sliding_attention", "x", "x"}}},
        "got \"x\" for layer 2"},
       {{{"layer_types", {"full_attention", "sliding_attention", "full_attention", "full_attention"}}},
-       "layer_types gives layer 1 a sliding window, but the model has none: sliding_window is not set; make them "
-       "agree"},
+       "layer_types gives layer 1 a sliding window, "
+       "but the model has none: sliding_window is not set; make them agree"},
       {{{"attention_dropout", 0.1}}, "attention_dropout must be 0: attention drops nothing here; got 0.1"},
       {{{"rope_scaling", {{"type", "longrope"}, {"factor", 4.0}}}},
        "rope_scaling of type \"longrope\" is not computed; expected \"default\", \"linear\", \"llama3\" or \"yarn\""},
@@ -70,8 +70,8 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
        "rope_scaling and rope_parameters contradict each other; keep one"},
       {{{"original_max_position_embeddings", 16},
         {"rope_scaling", {{"type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 32}}}},
-       "original_max_position_embeddings 16 and rope_scaling.original_max_position_embeddings 32 contradict each "
-       "other"},
+       "original_max_position_embeddings 16 and "
+       "rope_scaling.original_max_position_embeddings 32 contradict each other"},
       {{{"original_max_position_embeddings", 16.5}},
        "original_max_position_embeddings must be a whole number from 1 to 1000000000; got 16.5"},
       {{{"rope_scaling", {{"type", "linear"}, {"factor", 2}, {"mscale_all_dim", 1.0}}}},

@@ -118,9 +118,8 @@ std::vector<KeyText> expert_texts() {
 std::vector<KeyText> data_texts() {
   return {
       {"data.train",
-       "The datasets of `moebius data build` to train on: the PREFIX of each (of PREFIX.bin and PREFIX.idx), with "
-       "weights "
-       "a blend of them.",
+       "The datasets of `moebius data build` to train on: "
+       "the PREFIX of each (of PREFIX.bin and PREFIX.idx), with weights a blend of them.",
        "required by `train`"},
       {"data.valid", "The datasets of evaluations, without weights."},
       {"data.tokenizer",
@@ -135,16 +134,14 @@ std::vector<KeyText> data_texts() {
 std::vector<KeyText> train_texts() {
   return {
       {"train.steps",
-       "Optimizer steps of the whole run. One takes `global_batch * seq_len` tokens; there are no epochs: data that "
-       "ends "
-       "is read again in a new order.",
+       "Optimizer steps of the whole run. One takes `global_batch * seq_len` tokens; "
+       "there are no epochs: data that ends is read again in a new order.",
        kRequired},
       {"train.global_batch",
        "Sequences of a step, on all ranks: `global_batch / (micro_batch * dp)` micro-batches are accumulated.",
        kRequired},
       {"train.micro_batch",
-       "Sequences that a rank computes at a time: memory for activations grows with it, the maths does not "
-       "change.",
+       "Sequences that a rank computes at a time: memory for activations grows with it, the maths does not change.",
        kRequired},
       {"train.seq_len", "Tokens of a sequence, at most `model.max_position_embeddings`.", kRequired},
       {"train.eval_every", "Steps between evaluations on `data.valid`; 0: only after the last step."},
@@ -183,8 +180,7 @@ std::vector<KeyText> moe_texts() {
       {"moe.z_coeff", "Weight of the router's z-loss; 0: none."},
       {"moe.bias_rate", "`bias`: how far an expert's bias moves in a step."},
       {"moe.capacity_factor",
-       "Above 0: an expert takes at most this times its even share of tokens and drops the rest; 0: none are "
-       "dropped."},
+       "Above 0: an expert takes at most this times its even share of tokens and drops the rest; 0: none are dropped."},
       {"moe.rank_rows_factor",
        "All-to-all dispatch: rows planned for the experts of a rank, over the even share; a step that needs "
        "more ends the run; 0: room for all."},
@@ -199,9 +195,8 @@ std::vector<KeyText> moe_texts() {
 std::vector<KeyText> parallel_texts() {
   return {
       {"parallel.tp",
-       "Tensor parallelism: ranks that share each matrix of attention, dense and shared-expert layers, and the "
-       "sequence "
-       "between them."},
+       "Tensor parallelism: ranks that share each matrix of attention, "
+       "dense and shared-expert layers, and the sequence between them."},
       {"parallel.cp", "Context parallelism: ranks that share a sequence in attention."},
       {"parallel.cp_comm", "How ranks of cp bring queries and keys together."},
       {"parallel.pp", "Pipeline parallelism: stages that the layers are cut into."},
@@ -209,8 +204,8 @@ std::vector<KeyText> parallel_texts() {
       {"parallel.ep", "Expert parallelism: ranks that the experts of a layer are spread over."},
       {"parallel.etp", "Expert tensor parallelism: ranks that share each expert."},
       {"parallel.layout",
-       "Which layers a stage has, as in `Et*3|(tt|)*29m|L`: E embedding, t layer, m multi-token prediction, L loss; "
-       "empty: even."},
+       "Which layers a stage has, as in `Et*3|(tt|)*29m|L`: E embedding, "
+       "t layer, m multi-token prediction, L loss; empty: even."},
       {"parallel.schedule", "The order of a pipeline's passes."},
       {"parallel.dispatcher",
        "How tokens come to experts of other ranks; `auto`: all-gather where ep is at most top-k, else all-to-all."},

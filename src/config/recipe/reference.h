@@ -1,4 +1,4 @@
-// docs/recipe.md: what each key of a recipe does, in words. `moebius config --keys` prints it.
+// docs/reference/recipe.md: what each key of a recipe does, in words. `moebius config --keys` prints it.
 #pragma once
 
 #include <string>

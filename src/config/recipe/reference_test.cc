@@ -31,11 +31,11 @@ TEST(RecipeReference, SaysValuesDefaultsAndWhatMayChange) {
   EXPECT_THAT(text, HasSubstr("`Et*3\\|(tt\\|)*29m\\|L`")) << "a bar inside a cell of a table";
 }
 
-// `moebius config --keys > docs/recipe.md` writes it anew.
+// `moebius config --keys > docs/reference/recipe.md` writes it anew.
 TEST(RecipeReference, IsWhatTheDocsSay) {
-  std::ifstream file(MOEBIUS_SOURCE_DIR "/docs/recipe.md");
+  std::ifstream file(MOEBIUS_SOURCE_DIR "/docs/reference/recipe.md");
   const std::string written{std::istreambuf_iterator<char>(file), {}};
-  EXPECT_TRUE(written == recipe_reference()) << "docs/recipe.md is stale: moebius config --keys > docs/recipe.md";
+  EXPECT_TRUE(written == recipe_reference()) << "docs/reference/recipe.md is stale: moebius config --keys > docs/reference/recipe.md";
 }
 
 }  // namespace

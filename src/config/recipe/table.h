@@ -16,8 +16,8 @@ enum class Resume { fixed, free };  // fixed: the key changes what is trained, s
 struct RecipeKey {
   std::string name;  // "section.key"
   ValueRule rule;
-  // REQUIRES: rule.accepts(value). A model key goes into spec.model.source, which run_spec.cc then reads as a
-  // config.json.
+  // REQUIRES: rule.accepts(value). A model key goes into spec.model.source,
+  // which run_spec.cc then reads as a config.json.
   std::function<void(RunSpec&, const nlohmann::json&)> read;
   // What read would be given; null when there is nothing to say.
   std::function<nlohmann::json(const RunSpec&)> write;

@@ -114,8 +114,8 @@ std::string quoted_text(std::string_view text) {
 }
 
 std::string float_text(double value) {
-  std::string text =
-      fmt::format("{}", value);  // shortest that round-trips; "1" for 1.0, which TOML reads as an integer
+  // The shortest text that round-trips: "1" for 1.0, which TOML reads as an integer.
+  std::string text = fmt::format("{}", value);
   if (std::isfinite(value) && text.find_first_of(".e") == std::string::npos) text += ".0";
   return text;
 }

@@ -5,8 +5,8 @@
 //              2407.21783, section 3.3.2); in the backward their gradients are summed where they belong
 //   ring       keys and values go round the ranks, results over each block are merged by their log-sums (Ring
 //              Attention, arXiv 2310.01889; zig-zag pieces: arXiv 2311.09431); in the backward their gradients go along
-//   alltoall   ranks change rows for heads, and each attends with all rows of its heads (DeepSpeed Ulysses, arXiv
-//              2309.14509)
+//   alltoall   ranks change rows for heads, and each attends with all rows of
+//              its heads (DeepSpeed Ulysses, arXiv 2309.14509)
 //
 // Bytes sent by a rank for keys and values of b bytes, queries of q bytes (o alike), and f their elements times 4:
 //

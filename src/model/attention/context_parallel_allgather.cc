@@ -8,8 +8,8 @@ Tensor take_all(Step& step, const Tensor& x_TGd, int64_t num_ranks) {
   return step.alloc({num_ranks * x_TGd.dim(0), x_TGd.dim(1), x_TGd.dim(2)}, x_TGd.dtype);
 }
 
-// A piece of queries sees keys of its own and all earlier pieces. A later piece of a sequence sees all that an earlier
-// one does.
+// A piece of queries sees keys of its own and all earlier pieces. A later piece
+// of a sequence sees all that an earlier one does.
 Tensor starts_of(const Step& step, const Pieces& pieces, int64_t rows, int64_t b, int half) {
   const Tensor starts_T = step.batch.attention_starts(rows);
   return starts_T.empty() ? Tensor{} : pieces.here(starts_T, b, half);

@@ -21,8 +21,9 @@ struct KvCache {
 
 class Gqa {
  public:
-  // q, k, v stay only as the projection's output; they are made again from it in the backward. x and y are the caller's
-  // tensors. dy, dqkv: left by backward_input for backward_weight, on the step stack.
+  // q, k, v stay only as the projection's output; they are made again from it
+  // in the backward. x and y are the caller's tensors.
+  // dy, dqkv: left by backward_input for backward_weight, on the step stack.
   struct Saved {
     Tensor x_tD;
     SavedTensor qkv_TC, o_THd, lse_TH;

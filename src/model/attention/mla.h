@@ -1,8 +1,8 @@
 // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), behind the same calls as Gqa.
 //   q = W_qb norm(W_qa x)  (W_q x without a query latent),  [c | k_rope] = W_kva x,  [k_nope | v] = W_kvb norm(c)
 //   per head: q = [q_nope | rot(q_rope)],  k = [k_nope | rot(k_rope)] with one k_rope for all heads
-// attention_bias is one of W_qa, W_kva and the output; the products of heads have none. The norms' eps is 1e-6 whatever
-// rms_norm_eps is.
+// attention_bias is one of W_qa, W_kva and the output; the products of heads
+// have none. The norms' eps is 1e-6 whatever rms_norm_eps is.
 //
 // tp ranks have H / tp heads each. Every rank makes the latents of its own rows t of the residual stream, with weights
 // and norms that all have whole; what comes out of the heads' projections is of the rows T of all tp ranks, and so is

@@ -15,8 +15,7 @@ struct RopeFrequencies {
 // With f = theta^(-2i/d):
 //   linear  f / factor
 //   llama3  wavelength w = 2 pi / f, n = original positions: f / factor where w > n / low, f where w < n / high,
-//   between
-//           them (1 - s) f / factor + s f with s = (n / w - low) / (high - low)
+//           between them (1 - s) f / factor + s f with s = (n / w - low) / (high - low)
 //   yarn    (1 - r) f + r f / factor with r a ramp over i between the dims whose wavelengths turn beta_fast and
 //           beta_slow times in n positions (Peng et al., arXiv 2309.00071); magnitude: attention_factor, or
 //           m(mscale) / m(mscale_all_dim), or m(1), with m(x) = 0.1 x ln factor + 1

@@ -1,5 +1,5 @@
-// A bias: one row, added to every row of a projection's output; or some of its columns, where the output comes in
-// parts.
+// A bias: one row, added to every row of a projection's output; or some of its
+// columns, where the output comes in parts.
 #pragma once
 
 #include "model/params.h"

@@ -1,5 +1,7 @@
-// y = x W^T, W [out, in], whole or split over tp (Megatron-LM, arXiv 1909.08053) with the rows outside split as well
-// (model/attention/row_blocks.h). T are the rows of all tp ranks, t = T / tp those of one.
+// y = x W^T, W [out, in], whole or split over tp
+//
+// The split is that of Megatron-LM (arXiv 1909.08053), with the rows outside split as well (model/attention/row_blocks.h).
+// T are the rows of all tp ranks, t = T / tp those of one.
 //
 //   Linear        rows t -> rows t, W whole: the same on every rank, which adds the gradient of its own rows
 //   ColumnLinear  rows t -> rows T, W [out / tp, in]: gathers x, computes this rank's columns of y

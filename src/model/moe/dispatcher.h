@@ -1,11 +1,10 @@
-// How tokens reach their experts and come back. The experts of a layer lie over the ranks of etp x ep: ep rank j has
-// the experts [j E/EP, (j + 1) E/EP), and each etp rank of it 1/ETP of their inner width F. So a row goes to all etp
-// ranks of its expert, and what they return is summed. Implementations differ in how rows travel; what a layer computes
-// does not.
+// How tokens reach their experts and come back. The experts of a layer lie over the ranks of
+// etp x ep: ep rank j has the experts [j E/EP, (j + 1) E/EP), and each etp rank of it 1/ETP
+// of their inner width F. So a row goes to all etp ranks of its expert, and what they return
+// is summed. Implementations differ in how rows travel; what a layer computes does not.
 //   local        every expert lives here: nothing is moved, rows are read through the index
-//   all-gather   every rank gets the tokens and routes of all W = ETP EP ranks and takes what is for its experts;
-//   results
-//                are reduce-scattered. No count is read back: it may be part of a recorded step.
+//   all-gather   every rank gets the tokens and routes of all W = ETP EP ranks and takes what is for its
+//                experts; results are reduce-scattered. No count is read back: it may be part of a recorded step.
 //   all-to-all   a row travels to its expert's ranks alone. A library wants the sizes on the host: it reads its counts
 //                back, once a layer and micro-batch and behind the gather of the rows to send, and cannot be recorded.
 // All ranks of etp x ep call the same, each with as many tokens (all-to-all: any number). Experts and ranks that no
@@ -67,8 +66,8 @@ class Dispatcher {
   virtual void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const = 0;
   // Gradients of the tokens' sums to the experts (the data path of dispatch).
   virtual Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const = 0;
-  // Row gradients back to tokens: dx[t] = sum over k of dx_row; and the weights' gradients back to pairs; both summed
-  // over etp.
+  // Row gradients go back to tokens: dx[t] = sum over k of dx_row. The weights' gradients go back to pairs.
+  // Both are summed over etp.
   virtual void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
                             Delivery& delivery) const = 0;
 };

@@ -43,8 +43,8 @@ class Router {
   // dx += through logits; the gate's gradient is added here too: it is E rows, and needs the same dlogits.
   void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& saved) const;
 
-  // Once per global batch, after its last micro-batch: sums over ranks what the next step's routing depends on and what
-  // is reported.
+  // Once per global batch, after its last micro-batch: sums over ranks what the
+  // next step's routing depends on and what is reported.
   void reduce_metrics(Stream& s) const;
   // After the metrics were read: moves the bias, keeps the load for the global balance loss, and clears the sums.
   void end_of_step(Stream& s) const;

@@ -14,8 +14,8 @@ struct SwigluFwd {
 void swiglu_fwd(Stream& s, const SwigluFwd& a);
 Cost cost(const SwigluFwd& a);
 
-// dh from da, and a again (the weight gradient of the down projection needs it; forward does not keep it). a may be
-// empty.
+// dh from da, and a again (the weight gradient of the down projection needs it; forward does not keep it).
+// a may be empty.
 struct SwigluBwd {
   Tensor dh_T2F, a_TF;  // out
   Tensor da_TF, h_T2F;  // in

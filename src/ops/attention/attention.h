@@ -7,18 +7,19 @@
 
 namespace moebius {
 
-// B sequences; query row b*Sq + i is position p = Skv - Sq + i of sequence b, whose keys are rows b*Skv + j, j in [0,
-// Skv). Seen keys: doc_start[b*Sq + i] <= j <= p, and j > p - window when window > 0.  Query head h reads kv head h /
-// (H/G).
+// B sequences; query row b*Sq + i is position p = Skv - Sq + i of sequence b, whose keys are rows b*Skv + j,
+//   j in [0, Skv).
+// Seen keys: doc_start[b*Sq + i] <= j <= p, and j > p - window when window > 0.
+// Query head h reads kv head h / (H/G).
 //   o = softmax(scale q k^T) v,   lse[t,h] = log sum exp(scale q k^T)  (natural, f32)
 // Rows of v and o are dv wide, where q and k are d wide; on a GPU both are at most 256.
 // q, k, v, o: f32 or bf16 alike; scores, softmax and sums in f32; probabilities are rounded to the dtype for the
 // product with v.
 //
-// Parts: the queries of a sequence stand at positions q_first + i, its keys at kv_first + j, and seen
-// are the keys given whose position says so (doc_start, too, is a position). A query that sees none has o = 0 and lse =
-// -inf. attention_merge.h makes results of the whole of them; the backward of a part takes the whole's o and lse and
-// gives the part's share of dq and the whole of dk and dv by these queries.
+// Parts: the queries of a sequence stand at positions q_first + i, its keys at kv_first + j, and seen are the
+// keys given whose position says so (doc_start, too, is a position). A query that sees none has o = 0 and
+// lse = -inf. attention_merge.h makes results of the whole of them; the backward of a part takes the whole's o
+// and lse and gives the part's share of dq and the whole of dk and dv by these queries.
 struct AttentionFwd {
   Tensor o_THd, lse_TH;        // out; T = B Sq; o is [T, H, dv]
   Tensor q_THd, k_UGd, v_UGd;  // in;  U = B Skv; v is [U, G, dv]

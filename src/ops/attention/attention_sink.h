@@ -17,8 +17,8 @@ struct AttentionSinkFwd {
 void attention_sink_fwd(Stream& s, const AttentionSinkFwd& a);
 Cost cost(const AttentionSinkFwd& a);
 
-// dsink[h] += - sum over t of p <do[t,h,:], o[t,h,:]>,  p = e^(sink[h] - lse[t,h]);  o and lse as forward left them.
-// Sums in f32, in an order that is fixed.
+// dsink[h] += - sum over t of p <do[t,h,:], o[t,h,:]>,  p = e^(sink[h] - lse[t,h])
+// o and lse are as forward left them. Sums are in f32, in an order that is fixed.
 struct AttentionSinkBwd {
   Tensor dsink_H;                        // inout f32
   Tensor do_THd, o_THd, lse_TH, sink_H;  // in

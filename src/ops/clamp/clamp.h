@@ -6,8 +6,9 @@
 
 namespace moebius {
 
-// y[i] = min(max(x[i], -limit), limit); NaN stays. f32 or bf16. The limit is rounded to that first, so that forward and
-// backward agree on which elements are beyond it. y may be x.
+// y[i] = min(max(x[i], -limit), limit); NaN stays
+// f32 or bf16. The limit is rounded to that first, so that forward and backward agree on which elements are beyond
+// it. y may be x.
 struct ClampFwd {
   Tensor y;  // out
   Tensor x;  // in

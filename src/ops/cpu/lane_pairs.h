@@ -1,6 +1,6 @@
-// The numbers of two registers of floats at once. Those of bf16 are taken apart and put together again two in a word,
-// the even ones and the odd ones: widening a register of halves costs a compiler five instructions, a word of two costs
-// one each.
+// The numbers of two registers of floats at once. Those of bf16 are taken apart and
+// put together again two in a word, the even ones and the odd ones: widening a
+// register of halves costs a compiler five instructions, a word of two costs one each.
 #pragma once
 
 #include "ops/cpu/lanes.h"

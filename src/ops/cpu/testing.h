@@ -197,8 +197,8 @@ inline void expect_close(const std::string& what, const Values& got, const Value
   EXPECT_LE(norm_of(difference), relative * norm_of(want) + floor * std::sqrt(static_cast<double>(got.size()))) << what;
 }
 
-// gradient = d loss / d x of a smooth loss in double, by central differences: h^2 |f'''| / 6 and eps |f| / h are both
-// below 1e-7 here.
+// gradient = d loss / d x of a smooth loss in double, by central differences
+// The errors h^2 |f'''| / 6 and eps |f| / h are both below 1e-7 here.
 inline void expect_gradient(const std::string& what, const std::function<double(const Values&)>& loss, Values x,
                             const Values& gradient) {
   constexpr double h = 1e-5;
@@ -220,8 +220,8 @@ inline double dot(const Values& x, const Values& y) {
   return sum;
 }
 
-// body(stream) gives the bytes of all that it wrote; they must be the same for teams of 1, 2 and 3, and on a GPU each
-// time.
+// body(stream) gives the bytes of all that it wrote; they must be the same for
+// teams of 1, 2 and 3, and on a GPU each time.
 inline void expect_same_bits_for_any_team(const std::function<std::vector<Array>(Stream&)>& body) {
   std::vector<Array> first;
   for (const int num_threads : {1, 2, 3}) {

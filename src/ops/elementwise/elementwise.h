@@ -32,8 +32,9 @@ struct GatedAddBwd {
 };
 void gated_add_bwd(Stream& s, const GatedAddBwd& a);
 
-// y[t, d] = x[t, d] * U(1 - eps, 1 + eps); the draw is that of Rng(seed, jitter, step, layer) for element d of token
-// first_token + row + t. Step and token are in memory, so that a recorded step draws anew.
+// y[t, d] = x[t, d] * U(1 - eps, 1 + eps)
+// The draw is that of Rng(seed, jitter, step, layer) for element d of token first_token + row + t. Step and token
+// are in memory, so that a recorded step draws anew.
 struct Jitter {
   Tensor y_TD;    // out
   Tensor x_TD;    // in

@@ -1,11 +1,11 @@
-// The experts' own data flow, at the granularity of the best fused kernels: rows of a Rows are sorted by expert, how
-// many each has is read from offsets in memory, and x is gathered by index where it is used. Weights of all experts are
-// one tensor.
+// The experts' own data flow, at the granularity of the best fused kernels: rows of
+// a Rows are sorted by expert, how many each has is read from offsets in memory, and
+// x is gathered by index where it is used. Weights of all experts are one tensor.
 //
 //   forward   expert_up -> expert_down -> combine          kept: x_TD and h_R2F, nothing else
 //   backward  d_expert_down -> d_expert_up -> combine_bwd, and expert_wgrad twice
-// After Tang et al., SonicMoE (arXiv 2512.14080), and Megatron's memory-efficient permutation (the weight moves inside
-// W2).
+// After Tang et al., SonicMoE (arXiv 2512.14080), and Megatron's
+// memory-efficient permutation (the weight moves inside W2).
 #pragma once
 
 #include <limits>
@@ -15,22 +15,26 @@
 
 namespace moebius {
 
-// Which rows the experts here work on. Row r belongs to expert e with offsets[e] <= r < offsets[e+1], and reads
-// x[token[r]].
+// Which rows the experts here work on. Row r belongs to expert e with
+// offsets[e] <= r < offsets[e+1], and reads x[token[r]].
 struct Rows {
   Tensor offsets_e1;  // i32
   Tensor token_R;     // i32, empty: row r reads x[r]
 };
 
-// a = g sigmoid(alpha g) (u + shift)  of a gate and an up, with  g = min(gate, limit),  u = min(max(up, -limit),
-// limit). As it stands: SwiGLU, silu(gate) up. gpt-oss has alpha 1.702, limit 7 and shift 1 (arXiv 2508.10925). What
-// the limits cut off has no gradient.
+// a = g sigmoid(alpha g) (u + shift)  of a gate and an up
+//   g = min(gate, limit)
+//   u = min(max(up, -limit), limit)
+// As it stands: SwiGLU, silu(gate) up. gpt-oss has alpha 1.702, limit 7 and shift 1 (arXiv 2508.10925).
+// What the limits cut off has no gradient.
 struct GatedActivation {
   float alpha = 1.0f, limit = std::numeric_limits<float>::infinity(), shift = 0.0f;
   bool operator==(const GatedActivation&) const = default;
 };
 
-// h[r,:] = w1[e] x[token[r],:] + b1[e];  a = activation(h[:, :F], h[:, F:]).  w1 rows are F gate rows, then F up rows.
+// h[r,:] = w1[e] x[token[r],:] + b1[e]
+// a = activation(h[:, :F], h[:, F:])
+// w1 rows are F gate rows, then F up rows.
 // f32 or bf16 alike, accumulated in f32; a is computed from h as rounded. Rows at and past offsets[e] are not written.
 struct ExpertUp {
   Tensor h_R2F, a_RF;            // out
@@ -43,8 +47,9 @@ struct ExpertUp {
 void expert_up(Stream& s, const ExpertUp& a);
 Cost cost(const ExpertUp& a);  // of a full route: R rows
 
-// y[r,:] = w2[e] a[r,:] + b2[e].  b2 holds the columns [b2_first, b2_first + C) of the bias: a share of it where others
-// have the rest, since the shares of y are summed. Empty: none.
+// y[r,:] = w2[e] a[r,:] + b2[e]
+// b2 holds the columns [b2_first, b2_first + C) of the bias: a share of it where others have the rest, since the
+// shares of y are summed. Empty: none.
 struct ExpertDown {
   Tensor y_RD;                 // out
   Tensor a_RF, w2_eDF, b2_eC;  // in
@@ -82,9 +87,10 @@ struct DExpertUp {
 void d_expert_up(Stream& s, const DExpertUp& a);
 Cost cost(const DExpertUp& a);
 
-// dw[e] += sum over the rows r of e of left[r,:]^T right[r,:]  (f32). Either side may be gathered: with gather_left,
-// left row r is left[token[r],:], likewise gather_right.
-//   dw1: left = dh,  right = x gathered      dw2: left = dout gathered,  right = sa
+// dw[e] += sum over the rows r of e of left[r,:]^T right[r,:]  (f32)
+//   dw1: left = dh,  right = x gathered
+//   dw2: left = dout gathered,  right = sa
+// Either side may be gathered: with gather_left, left row r is left[token[r],:], likewise gather_right.
 struct ExpertWgrad {
   Tensor dw_eMN;             // inout f32
   Tensor left_RM, right_RN;  // in
@@ -96,9 +102,10 @@ struct ExpertWgrad {
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 Cost cost(const ExpertWgrad& a);
 
-// db[e,n] += sum over the rows r of e of weight[r] x[i, x_first + n]  (f32), i = token[r] with gather, else r; an empty
-// weight is 1.
-//   db1: x = dh      db2: x = dout gathered, with the weights
+// db[e,n] += sum over the rows r of e of weight[r] x[i, x_first + n]  (f32)
+//   i = token[r] with gather, else r; an empty weight is 1
+//   db1: x = dh
+//   db2: x = dout gathered, with the weights
 struct ExpertBiasGrad {
   Tensor db_eN;           // inout f32
   Tensor x_RM, weight_R;  // in; M >= x_first + N

@@ -7,10 +7,10 @@
 
 namespace moebius {
 
-// The last r columns of each head are rotated by the position of their row, in place; cos_sin is ops/rope's table of
-// width r. Pairs are (2i, 2i + 1) when interleaved, else (i, i + r/2); frequency i belongs to pair i of both. With
-// `transposed` the transpose is applied, which is what the backward does to gradients. x f32 or bf16, maths in f32,
-// rounded once.
+// The last r columns of each head are rotated by the position of their row, in place; cos_sin is ops/rope's table
+// of width r. Pairs are (2i, 2i + 1) when interleaved, else (i, i + r/2); frequency i belongs to pair i of both.
+// With `transposed` the transpose is applied, which is what the backward does to gradients.
+// x f32 or bf16, maths in f32, rounded once.
 struct RotateHeads {
   Tensor x_THw;              // inout
   Tensor pos_T, cos_sin_Pr;  // in; pos i32
@@ -20,8 +20,9 @@ struct RotateHeads {
 void rotate_heads(Stream& s, const RotateHeads& a);
 Cost cost(const RotateHeads& a);
 
-// Row h of kv is [n columns of k | v].  k[t,h] = [kv[t,h,:n] | k_rope[t]],  v[t,h] = kv[t,h,n:].  One dtype, f32 or
-// bf16.
+// Row h of kv is [n columns of k | v]. One dtype, f32 or bf16.
+//   k[t,h] = [kv[t,h,:n] | k_rope[t]]
+//   v[t,h] = kv[t,h,n:]
 struct LatentKvFwd {
   Tensor k_THd, v_THv;       // out; d = n + r
   Tensor kv_THw, k_rope_Tr;  // in;  w = n + v
@@ -29,7 +30,8 @@ struct LatentKvFwd {
 void latent_kv_fwd(Stream& s, const LatentKvFwd& a);
 Cost cost(const LatentKvFwd& a);
 
-// dkv[t,h] = [dk[t,h,:n] | dv[t,h]],  dk_rope[t] = sum over h, in order, of dk[t,h,n:] (in f32, rounded once).
+// dkv[t,h] = [dk[t,h,:n] | dv[t,h]]
+// dk_rope[t] = sum over h, in order, of dk[t,h,n:]  (in f32, rounded once)
 struct LatentKvBwd {
   Tensor dkv_THw, dk_rope_Tr;  // out
   Tensor dk_THd, dv_THv;       // in

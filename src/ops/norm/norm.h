@@ -9,10 +9,12 @@ namespace moebius {
 // Of a row on a GPU, which a block holds whole.
 inline constexpr int64_t kMaxGpuNormWidth = 16384;
 
-// sum[t,:] = x[t,:] + residual[t,:]   (when residual is given; x itself otherwise; sum may be the same memory as
-// residual or x) y[t,:] = w * round(sum[t,:] * rstd[t]),  rstd[t] = 1/sqrt(mean(sum[t,:]^2) + eps) x, residual, sum, y,
-// w: f32 or bf16 alike; rstd f32. The sum is rounded to its dtype first and that value is normalised, in f32. As in
-// Llama the normalised row is rounded to the dtype before the product with w.
+// sum[t,:] = x[t,:] + residual[t,:]   (when residual is given; x itself otherwise)
+// y[t,:] = w * round(sum[t,:] * rstd[t]),  rstd[t] = 1/sqrt(mean(sum[t,:]^2) + eps)
+// sum may be the same memory as residual or x.
+// x, residual, sum, y, w: f32 or bf16 alike; rstd f32.
+// The sum is rounded to its dtype first and that value is normalised, in f32. As in Llama the normalised row is
+// rounded to the dtype before the product with w.
 struct RmsNormFwd {
   Tensor y_TD, rstd_T;            // out
   Tensor sum_TD;                  // out, only with residual
@@ -24,8 +26,8 @@ Cost cost(const RmsNormFwd& a);
 
 // dx[t,:] += rstd * (dy*w - xhat * mean(dy*w*xhat)),  xhat = x*rstd;  dw += sum over t of dy[t,:]*xhat[t,:].
 // dx is the gradient of the residual stream: it is ADDED to (in f32, rounded to its dtype). dw f32 accumulates.
-// x is what forward normalised (its sum). partial: scratch f32 [num_partials(T, D, s), D]; rows are summed in fixed
-// chunks.
+// x is what forward normalised (its sum).
+// partial: scratch f32 [num_partials(T, D, s), D]; rows are summed in fixed chunks.
 struct RmsNormBwd {
   Tensor dx_TD, dw_D;               // inout
   Tensor partial_PD;                // scratch

@@ -11,13 +11,13 @@ namespace moebius {
 // token. A pair that chose another expert, or that kept says is dropped, has no row here. A token chooses an expert
 // once. REQUIRES: row_token and row_pair have room for all rows, T min(K, e) at most.
 struct IndexRows {
-  Tensor counts_e, offsets_e1;     // out i32: rows of each expert, may be empty; their exclusive sum
-  Tensor row_token_R, row_pair_R;  // out i32: token of a row, and its pair t K + k; rows at and past offsets[e] are
-                                   // not written
-  Tensor pair_row_TK;              // out i32: row of a pair, -1 where it has none here; may be kept_TK
-  Tensor scratch;                  // bytes
-  Tensor topk_TK;                  // in i32: experts of all ranks
-  Tensor kept_TK;                  // in i32: negative where the pair is dropped; may be empty: none is
+  Tensor counts_e, offsets_e1;  // out i32: rows of each expert, may be empty; their exclusive sum
+  // out i32: token of a row, and its pair t K + k; rows at and past offsets[e] are not written
+  Tensor row_token_R, row_pair_R;
+  Tensor pair_row_TK;  // out i32: row of a pair, -1 where it has none here; may be kept_TK
+  Tensor scratch;      // bytes
+  Tensor topk_TK;      // in i32: experts of all ranks
+  Tensor kept_TK;      // in i32: negative where the pair is dropped; may be empty: none is
   int64_t first_expert = 0;
   static int64_t scratch_bytes(int64_t num_tokens, int64_t num_experts, const Stream& s);  // experts here
 };

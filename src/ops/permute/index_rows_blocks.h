@@ -1,5 +1,5 @@
-// How index_rows cuts tokens into blocks, and what it keeps of each. Plain C++, since sizes are also asked for where
-// nothing runs.
+// How index_rows cuts tokens into blocks, and what it keeps of each. Plain C++,
+// since sizes are also asked for where nothing runs.
 #pragma once
 
 #include "core/error.h"

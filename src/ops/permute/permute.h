@@ -6,9 +6,10 @@
 
 namespace moebius {
 
-// out[t,:] = sum over k of weight[t,k] * y[pair_row[t,k],:], k in order, f32, rounded once; pairs at row -1 add
-// nothing. Without weights (empty): the plain sum, which is the backward of the gather. accumulate: out += (rounded
-// once).
+// out[t,:] = sum over k of weight[t,k] * y[pair_row[t,k],:], k in order, f32, rounded once
+// Pairs at row -1 add nothing.
+// Without weights (empty): the plain sum, which is the backward of the gather.
+// accumulate: out += (rounded once).
 struct Combine {
   Tensor out_TD;                        // out (inout with accumulate)
   Tensor y_RD, pair_row_TK, weight_TK;  // in

@@ -7,9 +7,11 @@
 
 namespace moebius {
 
-// Row t of x is [A columns of q | B of k | B of v].  y = [w_q round(q rstd_q) | w_k round(k rstd_k) | v],
-// rstd_q = 1/sqrt(mean(q^2) + eps).  x, y and the weights f32 or bf16 alike; maths in f32, each normalised part rounded
-// to the dtype before the product with its weight (as rms_norm_fwd).
+// Row t of x is [A columns of q | B of k | B of v].
+//   y = [w_q round(q rstd_q) | w_k round(k rstd_k) | v]
+//   rstd_q = 1/sqrt(mean(q^2) + eps)
+// x, y and the weights f32 or bf16 alike; maths in f32, each normalised part rounded to the dtype before the
+// product with its weight (as rms_norm_fwd).
 struct QkNormFwd {
   Tensor y_TC;                      // out
   Tensor x_TC, q_norm_A, k_norm_B;  // in
@@ -18,8 +20,9 @@ struct QkNormFwd {
 void qk_norm_fwd(Stream& s, const QkNormFwd& a);
 Cost cost(const QkNormFwd& a);
 
-// dx = [rstd (dq w - qhat mean(dq w qhat)) | the same of k | dv]; dq_norm, dk_norm f32 accumulate. Rows are summed in
-// fixed chunks. partial: scratch f32 [num_partials(T, A, B, s), A + B].
+// dx = [rstd (dq w - qhat mean(dq w qhat)) | the same of k | dv]
+// dq_norm, dk_norm f32 accumulate. Rows are summed in fixed chunks.
+// partial: scratch f32 [num_partials(T, A, B, s), A + B].
 struct QkNormBwd {
   Tensor dx_TC;                            // out
   Tensor dq_norm_A, dk_norm_B;             // inout

@@ -1,5 +1,5 @@
-// Heads that ranks share: two ranks, each with half of the columns of q and of k, give together what one with all
-// gives.
+// Heads that ranks share: two ranks, each with half of the columns of q and of
+// k, give together what one with all gives.
 #include "ops/qk_norm/qk_norm_blocks.h"
 
 #include "ops/cpu/testing.h"

@@ -10,7 +10,8 @@
 
 namespace moebius {
 
-// cos_sin[p] = magnitude cos(p frequency[i]) for i < d/2, then the sines. f32 [max_positions, d], computed in double.
+// cos_sin[p] = magnitude cos(p frequency[i]) for i < d/2, then the sines
+// f32 [max_positions, d], computed in double.
 // Without frequencies they are theta^(-2i/d). A table with them is made on the host, also for a GPU: once a run.
 struct RopeTable {
   Tensor cos_sin_Pd;  // out
@@ -21,9 +22,9 @@ struct RopeTable {
 void rope_table(Stream& s, const RopeTable& a);
 
 // Row t of qkv is [H heads of q | G heads of k | G heads of v], each d wide.
-// q, k: normalised with their weights (if given), rotated by pos[t]; v: copied. All in the dtype of qkv (f32 or bf16),
-// maths in f32; the normalised head is rounded before the product with w (as rms_norm_fwd), the rotation is rounded
-// once.
+// q, k: normalised with their weights (if given), rotated by pos[t]; v: copied.
+// All in the dtype of qkv (f32 or bf16), maths in f32; the normalised head is rounded before the product with w
+// (as rms_norm_fwd), the rotation is rounded once.
 struct RopeFwd {
   Tensor q_THd, k_TGd, v_TGd;        // out
   Tensor qkv_TC, pos_T, cos_sin_Pd;  // in; pos i32
@@ -33,8 +34,8 @@ struct RopeFwd {
 void rope_fwd(Stream& s, const RopeFwd& a);
 Cost cost(const RopeFwd& a);
 
-// dqkv from dq, dk, dv; dq_norm, dk_norm f32 [d] accumulate. partial: scratch f32 [num_partials(T, s), 2 d] (only with
-// norms).
+// dqkv from dq, dk, dv; dq_norm, dk_norm f32 [d] accumulate.
+// partial: scratch f32 [num_partials(T, s), 2 d] (only with norms).
 struct RopeBwd {
   Tensor dqkv_TC;                 // out
   Tensor dq_norm_d, dk_norm_d;    // inout

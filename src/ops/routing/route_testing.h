@@ -1,5 +1,5 @@
-// What the tests of routing share: a Route that owns its memory, poisoned before use, and what every Route must
-// satisfy.
+// What the tests of routing share: a Route that owns its memory, poisoned
+// before use, and what every Route must satisfy.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -41,16 +41,18 @@ struct RouteRule {
     return group_score == RouteGroupScore::max ? 1 : 2;
   }
   int64_t capacity = 0;  // rows an expert takes at most; 0: no bound
-  RouteDrop drop =
-      RouteDrop::probs;  // keep the best weights of an expert, or its first tokens; ties: the lower token first
+  // Keeps the best weights of an expert, or its first tokens; ties: the lower token first.
+  RouteDrop drop = RouteDrop::probs;
 };
 
-// scores s = softmax(logits) or sigmoid(logits), f32;  chosen by s + bias (bias not in the weights);  equal scores: the
-// lower expert first. Group-limited: groups of E/num_groups experts are scored on s + bias by their best expert, or by
-// the sum of their best K/topk_groups or best two; only experts of the best topk_groups groups can be chosen (the
-// others are at minus infinity). weight = s[chosen], normalised and scaled as the rule says; dropped pairs get weight 0
-// and nothing is normalised again. load_E i64 accumulates the choices before any drop; dropped_1 i64 accumulates
-// dropped pairs.
+// scores s = softmax(logits) or sigmoid(logits), f32;  chosen by s + bias (bias not in the weights);
+//   equal scores: the lower expert first.
+// Group-limited: groups of E/num_groups experts are scored on s + bias by their best expert, or by the sum of
+//   their best K/topk_groups or best two; only experts of the best topk_groups groups can be chosen (the others
+//   are at minus infinity).
+// weight = s[chosen], normalised and scaled as the rule says; dropped pairs get weight 0 and nothing is
+//   normalised again.
+// load_E i64 accumulates the choices before any drop; dropped_1 i64 accumulates dropped pairs.
 struct RouteFwd {
   Route route;               // out
   Tensor load_E, dropped_1;  // inout
@@ -82,10 +84,11 @@ struct BalanceStats {
 void balance_stats(Stream& s, const BalanceStats& a);
 
 // loss_1 f64 += coeff * sum over s of tokens[s]/total * E/(K tokens[s]^2) * sum over i of prob[s,i] * count[s,i]
-// dsbar[s,i] += coeff * E / (K tokens[s] total) * count[s,i]:  its derivative by sbar[t,i], t in s; counts are
-// constants. tokens[s] is the sum of count[s,:] / K. An empty segment adds nothing. total: tokens of the scope that the
-// loss is a mean over. (Switch Transformer, arXiv 2101.03961 eq. 4; perfectly balanced: coeff.)  A mean over tokens: a
-// short document weighs what its tokens do.
+// dsbar[s,i] += coeff * E / (K tokens[s] total) * count[s,i]:  its derivative by sbar[t,i], t in s;
+//   counts are constants.
+// tokens[s] is the sum of count[s,:] / K. An empty segment adds nothing.
+// total: tokens of the scope that the loss is a mean over. It is a mean over tokens: a short document weighs
+//   what its tokens do. (Switch Transformer, arXiv 2101.03961 eq. 4; perfectly balanced: coeff.)
 struct BalanceLoss {
   Tensor loss_1, dsbar_SE;   // inout
   Tensor prob_SE, count_SE;  // in

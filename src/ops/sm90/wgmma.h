@@ -1,5 +1,5 @@
-// wgmma of sm_90a: a warpgroup (4 warps) multiplies 64 x 16 by 16 x N tiles of bf16 in shared memory into f32
-// registers.
+// wgmma of sm_90a: a warpgroup (4 warps) multiplies 64 x 16 by 16 x N tiles of
+// bf16 in shared memory into f32 registers.
 //
 // Tiles have the 128-byte swizzle, as TMA writes them with a box of 64 bf16 across:
 //   k_major   rows of the tile run along M (or N), 128-byte rows hold 64 of K; 8 rows are an atom of 1024 bytes.

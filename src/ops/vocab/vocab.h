@@ -32,8 +32,9 @@ Cost cost(const EmbeddingBwd& a);
 // logits = x w^T (f32);  loss[t] = weight[t] * (logsumexp(logits[t]) - logits[t, target[t]]).
 // With gradients (dx given): the derivative of  scale * sum over t of loss[t]:
 //   dlogits = scale * weight * (softmax - onehot),  dx = dlogits w (out),  dw += dlogits^T x (f32)
-// Works on chunks of tokens and never holds all logits. x, w: f32 or bf16 alike; dlogits is rounded to that
-// dtype for the products. A token of weight 0 has loss 0 and no gradient, whatever its target.
+// Works on chunks of tokens and never holds all logits.
+// x, w: f32 or bf16 alike; dlogits is rounded to that dtype for the products.
+// A token of weight 0 has loss 0 and no gradient, whatever its target.
 struct LmLoss {
   Tensor loss_T;                 // out, f32
   Tensor dx_TD, dw_VD;           // out, inout; both empty: no gradients; dw alone empty: of x alone

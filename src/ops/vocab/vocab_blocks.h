@@ -7,8 +7,8 @@
 
 namespace moebius {
 
-// logits = x w^T of a block, the tokens [first, first + V) of the vocabulary; stats[t] = [max of the logits, sum of
-// e^(logit - max), the target's logit or 0 where it is in another block].
+// logits = x w^T of a block, the tokens [first, first + V) of the vocabulary
+// stats[t] = [max of the logits, sum of e^(logit - max), the target's logit or 0 where it is in another block]
 struct LmLogitsBlock {
   Tensor logits_CV, stats_C3;   // out, f32
   Tensor x_CD, w_VD, target_C;  // in; x, w: f32 or bf16 alike; target i32

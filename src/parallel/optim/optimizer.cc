@@ -30,8 +30,8 @@ Optimizer::Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& 
   plan.declare(scale_1_, "grad_scale", {1}, DType::f32, Life::metrics);
 }
 
-// Every element of the model is owned by one rank, but for a tied copy: without those the sum over the world has each
-// square once.
+// Every element of the model is owned by one rank, but for a tied copy: without
+// those the sum over the world has each square once.
 void Optimizer::measure_norm(Stream& s, StepStack& stack) const {
   fill_zero(s, sum_squares_1_);
   std::vector<Tensor> gradients;

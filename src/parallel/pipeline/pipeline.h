@@ -34,8 +34,8 @@ struct PipelineRank {
   int64_t pp_rank = 0;
 };
 
-// Error{usage} with the equation that fails: the layout's (config/stage_layout.h) or the schedule's. Every list has
-// been replayed.
+// Error{usage} with the equation that fails: the layout's
+// (config/stage_layout.h) or the schedule's. Every list has been replayed.
 PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int64_t num_ranks, int64_t pp_rank);
 
 class Pipeline {

@@ -311,8 +311,8 @@ TEST(Pipeline, ARankThatThrowsEndsAll) {
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::input);
     EXPECT_STREQ(e.what(),
-                 "rank 1 (tp 0, cp 0, dp 0, pp 1, etp 0, ep 0, edp 0): pipeline, forward of micro-batch 2, stage 1: no "
-                 "such batch");
+                 "rank 1 (tp 0, cp 0, dp 0, pp 1, etp 0, ep 0, edp 0): "
+                 "pipeline, forward of micro-batch 2, stage 1: no such batch");
   }
 }
 

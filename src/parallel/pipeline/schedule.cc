@@ -125,8 +125,8 @@ std::string describe(const Action& action) {
 
 void PipelineShape::check() const {
   MOEBIUS_CHECK(usage, num_ranks >= 1 && num_virtual >= 1 && num_micro_batches >= 1,
-                "pipeline: ranks, virtual stages and micro-batches must be at least 1; got pp = {}, vpp = {}, {} "
-                "micro-batches",
+                "pipeline: ranks, virtual stages and micro-batches must be at least 1; "
+                "got pp = {}, vpp = {}, {} micro-batches",
                 num_ranks, num_virtual, num_micro_batches);
   MOEBIUS_CHECK(usage, num_virtual == 1 || num_ranks > 1,
                 "pipeline: vpp > 1 splits the stages of a pipeline, pp > 1; got pp = 1, vpp = {}", num_virtual);

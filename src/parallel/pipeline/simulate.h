@@ -1,6 +1,6 @@
-// SimulatedSchedule runs a pipeline schedule on paper: it proves that the schedule is complete and free of deadlock, and gives
-// its timeline, its bubble and its peaks. With the times of a model it is the simulator, with all times equal the
-// theory.
+// simulate() walks a pipeline schedule without a machine. It proves that the schedule is complete and free
+// of deadlock, and gives its timeline, its bubble and its peaks.
+// With equal times the result is the theory; with the times of a model it is a forecast.
 //
 // What it takes a machine to do: a rank does its list in order; a message moves when its receive is open and its send
 // has started (no transport buffers anything), takes `transfer`, and messages of one channel move one after another.
@@ -48,10 +48,9 @@ struct SimulatedSchedule {
   double bubble() const;
 };
 
-// Error{usage} naming rank and action unless each rank does every micro-batch of each of its stages once per pass (the
-// forward alone where the shape says so), in
-// the order 0 .. M - 1, each input received before and each result sent and waited for after, and both ends of every
-// channel list its messages in the same order.
+// Error{usage} naming rank and action unless each rank does every micro-batch of each of its stages once per pass
+// (the forward alone where the shape says so), in the order 0 .. M - 1, each input received before and each result
+// sent and waited for after, and both ends of every channel list its messages in the same order.
 void check_actions(const Schedule& schedule);
 
 // The above, then the timeline. Error{usage} naming the ranks of the cycle and what each waits for when they wait for

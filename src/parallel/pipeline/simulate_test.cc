@@ -337,7 +337,7 @@ TEST(SchedulePicture, ShowsEachRank) {
 
 TEST(SchedulePicture, StandsInTheDocumentation) {
   std::stringstream page;
-  page << std::ifstream(MOEBIUS_SOURCE_DIR "/docs/parallelism.md").rdbuf();
+  page << std::ifstream(MOEBIUS_SOURCE_DIR "/docs/design/parallelism.md").rdbuf();
   for (const int64_t V : {1, 2}) {
     const PipelineShape shape = {.num_ranks = 4, .num_virtual = V, .num_micro_batches = 8};
     EXPECT_THAT(page.str(), HasSubstr(picture(simulate(schedule_1f1b(shape), equal_times(shape)))));

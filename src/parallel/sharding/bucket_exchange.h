@@ -1,8 +1,8 @@
-// The communication of the sharded optimizer: gradients go to the ranks that own them and are summed there, weights
-// come back from their owners. With overlap both run behind the passes of the model: a bucket of gradients leaves once
-// the last micro-batch's backward pass is through with it, and a bucket of weights is waited for when the next forward
-// pass comes to it. Without it each is one blocking collective. The same numbers are added in the same order either
-// way.
+// The communication of the sharded optimizer: gradients go to the ranks that own them and are
+// summed there, weights come back from their owners. With overlap both run behind the passes of
+// the model: a bucket of gradients leaves once the last micro-batch's backward pass is through
+// with it, and a bucket of weights is waited for when the next forward pass comes to it. Without
+// it each is one blocking collective. The same numbers are added in the same order either way.
 #pragma once
 
 #include <array>

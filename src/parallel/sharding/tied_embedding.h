@@ -15,8 +15,8 @@ class TiedEmbedding {
   // layout: of the stages; null on one. There is nothing to do on ranks that hold no copy, and where there is none.
   TiedEmbedding(const Model& model, const Mesh& mesh, const StageLayout* layout);
 
-  // After the last micro-batch, before gradients are reduced over copies of the model. All holders of a copy call it
-  // together.
+  // After the last micro-batch, before gradients are reduced over copies of the
+  // model. All holders of a copy call it together.
   void sum_gradients(Stream& s, StepStack& stack) const;
 
  private:

@@ -15,8 +15,8 @@ struct RankParts {
   int own_rank = 0, size = 1;
 };
 
-// out = part of rank 0 + part of rank 1 + ..., on `stream` (a cudaStream_t). out may be parts.own. Sums as in
-// rank_order_sum.h.
+// out = part of rank 0 + part of rank 1 + ..., on `stream` (a cudaStream_t).
+// out may be parts.own. Sums as in rank_order_sum.h.
 void sum_in_rank_order(void* stream, Tensor out, const RankParts& parts);
 
 }  // namespace moebius::cuda

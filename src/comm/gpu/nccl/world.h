@@ -52,8 +52,8 @@ class NcclWorld {
   ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
 
-  // Lanes for collectives on the caller's stream, or beside it; ranks with the same set share them. The ranks of `over`
-  // together.
+  // Lanes for collectives on the caller's stream, or beside it; ranks with the
+  // same set share them. The ranks of `over` together.
   NcclLane& collective_lane(Group& over, bool behind);
   // Between two ranks of `over`, one way; both together.
   NcclLane& pair_lane(Group& over, int from, int to);

@@ -54,8 +54,8 @@ bool poll_for(double seconds, F&& ended) {
   return true;
 }
 
-// Makes a call that meets all ranks, which MPI itself would let wait for ever. throws: what this rank is about to
-// throw.
+// Makes a call that meets all ranks, which MPI itself would let wait for ever.
+// throws: what this rank is about to throw.
 void meet_all(const MpiOptions& options, int rank, const char* call, const std::function<void()>& body,
               const std::string& throws = "") {
   const CallWatchdog limit(options.world.timeout_s, [&] {
@@ -216,8 +216,8 @@ class MpiTransport final : public Transport {
     meet_all(mpi_, rank_, "MPI_Allgather", gather, text);
     return std::find(all.begin(), all.begin() + rank_, mine) != all.begin() + rank_;
   }
-  // Not done by the destructor: when an exception passes by that other ranks have not met, it would wait. throws: as of
-  // meet_all.
+  // Not done by the destructor: when an exception passes by that other ranks
+  // have not met, it would wait. throws: as of meet_all.
   void release(const std::string& throws = "") {
     const auto free_both = [&] {
       MPI_Comm_free(&comm_);

@@ -9,8 +9,8 @@
 namespace moebius {
 namespace {
 
-// What one tile of queries needs: scores and probabilities of a tile of keys, the unnormalised output, and the softmax
-// so far.
+// What one tile of queries needs: scores and probabilities of a tile of keys,
+// the unnormalised output, and the softmax so far.
 template <class T>
 struct Tile {
   Tile(cpu::Slice slice, int64_t width)

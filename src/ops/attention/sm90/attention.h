@@ -108,8 +108,8 @@ __device__ __forceinline__ void hold_words(uint32_t (&words)[kNum]) {
   for (int i = 0; i < kNum; ++i) asm volatile("" : "+r"(words[i])::"memory");
 }
 
-// Where a thread's accumulators lie in the 64 rows of its warpgroup: element 4 j + 2 i + c is (row + 8 i, 8 j + col +
-// c).
+// Where a thread's accumulators lie in the 64 rows of its warpgroup:
+// element 4 j + 2 i + c is (row + 8 i, 8 j + col + c).
 struct Fragment {
   int row, col;
 };

@@ -55,8 +55,8 @@ __device__ void produce(typename Tile::Shared& shared, const Maps& maps, const W
   }
 }
 
-// A thread's two rows: what they see, and their softmax so far (max of scores times scale2; this thread's part of the
-// sum).
+// A thread's two rows: what they see, and their softmax so far (max of scores
+// times scale2; this thread's part of the sum).
 struct Softmax {
   int first[2], last[2];
   float max2[2], sum[2];

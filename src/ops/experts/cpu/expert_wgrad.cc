@@ -1,5 +1,5 @@
-// Weight gradients: k runs over the rows of an expert, in chunks of a fixed size, each added to the f32 gradient in
-// order.
+// Weight gradients: k runs over the rows of an expert, in chunks of a fixed
+// size, each added to the f32 gradient in order.
 #include "ops/backends_moe.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/experts.h"

@@ -16,8 +16,8 @@ RowProduct product_of(const ExpertUp& a) { return {a.x_TD.dtype, a.x_TD.dim(1), 
 RowProduct product_of(const ExpertDown& a) { return {a.a_RF.dtype, a.a_RF.dim(1), a.y_RD.dim(1), kPanelCols}; }
 RowProduct product_of(const DExpertUp& a) { return {a.dh_R2F.dtype, a.dh_R2F.dim(1), a.dx_RD.dim(1), kPanelCols}; }
 
-// n columns from f on of a row of h and a, at most a register of them; bias of the gate, that of up F further on, or
-// none.
+// n columns from f on of a row of h and a, at most a register of them; bias of
+// the gate, that of up F further on, or none.
 template <class T>
 struct GatedRow {
   T *h, *a;

@@ -107,8 +107,8 @@ void pack_strip_row(uint32_t* to, const typename W::Element* x, int64_t num_elem
   std::memcpy(to, &v, sizeof v);
 }
 
-// A register of lanes of a B panel. Pieces of 32 bits are transposed; two bf16 of a piece part afterwards when words
-// are f32.
+// A register of lanes of a B panel. Pieces of 32 bits are transposed; two bf16
+// of a piece part afterwards when words are f32.
 template <class W>
 void pack_lanes_along(uint32_t* packed, const void* const* lane, int64_t k) {
   using Element = typename W::Element;

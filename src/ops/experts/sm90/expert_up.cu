@@ -54,8 +54,9 @@ struct UpGemm {
     }
   }
 
-  // gate = silu(gate) * up for two words. Each step is taken for all four elements before the next, and stays so: the
-  // registers left are few, and the compiler would save them by waiting for one element at a time.
+  // gate = silu(gate) * up for two words
+  // Each step is taken for all four elements before the next, and stays so: the registers left are few, and the
+  // compiler would save them by waiting for one element at a time.
   __device__ __forceinline__ static void activate(uint32_t& gate0, uint32_t& gate1, uint32_t up0, uint32_t up1) {
     float s[4] = {low_bf16(gate0), high_bf16(gate0), low_bf16(gate1), high_bf16(gate1)};
     approximate_sigmoids(s);

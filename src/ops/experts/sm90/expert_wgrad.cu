@@ -220,8 +220,8 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
 #pragma unroll 1
     for (int row = tile.begin; row < tile.end; row += kDepth, at.advance()) {
       const uint32_t full = ring.full(at.stage), to = ring.slot(at.stage);
-      const bool whole = row + kDepth <= tile.end,
-                 one_thread = static_cast<int>(threadIdx.x) == 32 * at.stage;  // warps load in turn
+      const bool whole = row + kDepth <= tile.end;
+      const bool one_thread = static_cast<int>(threadIdx.x) == 32 * at.stage;  // warps load in turn
       mbarrier_wait(ring.empty(at.stage), at.parity ^ 1);
       if (one_thread && row == tile.begin) {
         const int num_steps = (tile.end - tile.begin + kDepth - 1) / kDepth;
@@ -256,8 +256,8 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
   mbarrier_arrive(ring.full(at.stage));
 }
 
-// The 64 x 256 sums of a warpgroup, step by step. A slot is released once the wgmmas of the next one are queued behind
-// its own.
+// The 64 x 256 sums of a warpgroup, step by step. A slot is released once the
+// wgmmas of the next one are queued behind its own.
 struct Product {
   const Ring& ring;
   SlotOperand<Major::mn> a, b;

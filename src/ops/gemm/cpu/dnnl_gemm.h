@@ -1,5 +1,5 @@
-// tile_gemm by oneDNN. Teams belong to the pool, so the pool's setting of one OpenMP thread must hold where this is
-// called.
+// tile_gemm by oneDNN. Teams belong to the pool, so the pool's setting of one
+// OpenMP thread must hold where this is called.
 #pragma once
 
 #include "ops/gemm/cpu/tile_gemm.h"

@@ -14,8 +14,8 @@ struct TileSize {
   int64_t rows = 512, cols = 512;
 };
 
-// By the shape alone, never the number of threads: large tiles reuse more, but a small C should still keep a few
-// threads busy.
+// By the shape alone, never the number of threads: large tiles reuse more, but
+// a small C should still keep a few threads busy.
 TileSize tile_size(int64_t m, int64_t n) {
   constexpr int64_t kEnough = 8, kSmallest = 128;
   TileSize t;

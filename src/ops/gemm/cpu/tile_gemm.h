@@ -15,9 +15,10 @@ struct Matrix {
   bool transposed = false;
 };
 
-// c[m, n] = a[m, k] b[k, n], or c += with accumulate. a and b of one dtype, f32 or bf16; c f32 or that dtype, not
-// transposed. Sums in f32, c rounded once. By widened_gemm a row of c does not depend on m; with AMX,
-// dnnl_gemm chooses its instructions by m. REQUIRES: m, n, k >= 1.
+// c[m, n] = a[m, k] b[k, n], or c += with accumulate
+// a and b of one dtype, f32 or bf16; c f32 or that dtype, not transposed. Sums in f32, c rounded once.
+// By widened_gemm a row of c does not depend on m; with AMX, dnnl_gemm chooses its instructions by m.
+// REQUIRES: m, n, k >= 1.
 struct TileGemm {
   Matrix c;     // out
   Matrix a, b;  // in

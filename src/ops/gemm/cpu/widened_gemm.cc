@@ -13,11 +13,11 @@
 namespace moebius::cpu {
 namespace {
 
-// Fewer k before AVX-512, so that a panel passes through a smaller cache (measured: 79 against 68 GFLOP/s a core of a
-// Zen 3).
+// Fewer k before AVX-512, so that a panel passes through a smaller cache
+// (measured: 79 against 68 GFLOP/s a core of a Zen 3).
 constexpr int64_t kBlockRows = 512, kBlockK = kNumLanes == 16 ? 512 : 256;
-constexpr int64_t kBlockCols = 512,
-                  kRoundedCols = 256;  // the second when C's block must wait in f32, which takes its place in the cache
+// The second holds when C's block must wait in f32, which takes its place in the cache.
+constexpr int64_t kBlockCols = 512, kRoundedCols = 256;
 // Sums in registers: 24 of the 32 that AVX-512 has, 12 of the 16 before it.
 constexpr int kKernelRows = kNumLanes == 16 ? 12 : 6, kKernelVectors = 2;
 constexpr int64_t kTransposedRows = 6 * kRowPanel;  // of a strip of the transpose: long pieces of its rows are read

@@ -40,8 +40,8 @@ struct SlotLoad {
 // (there the load warp walks the tiles too).
 constexpr uint32_t kWalkWarp = 3, kFirstCopyWarp = 1, kNumCopyWarps = 3;
 
-// Goes to the next tile and tells the others, by a whole warp, in steps: each is short enough that loads can go on
-// between them.
+// Goes to the next tile and tells the others, by a whole warp, in steps: each
+// is short enough that loads can go on between them.
 template <class Op>
 struct Announcer {
   static constexpr int kSteps = 3;

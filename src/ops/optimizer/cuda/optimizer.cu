@@ -14,8 +14,8 @@ constexpr int kThreads = 256;
 // Blocks of an update: each works out the coefficients once, for many elements.
 constexpr int kMaxBlocks = 132 * 8;
 
-// Tensors of one launch: all that is known of them stands in the kernel's parameters, 4 KiB of which every driver
-// takes.
+// Tensors of one launch: all that is known of them stands in the kernel's
+// parameters, 4 KiB of which every driver takes.
 constexpr int kMaxTensors = 56;
 
 template <class T>

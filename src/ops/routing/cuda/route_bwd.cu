@@ -1,5 +1,5 @@
-// The derivative by the logits of all that depends on them: weights, balance losses, z-loss. The formulas stand in
-// cpu/route_bwd.cc.
+// The derivative by the logits of all that depends on them: weights, balance
+// losses, z-loss. The formulas are in cpu/route_bwd.cc.
 #include <cfloat>
 
 #include "device/cuda/cuda.h"

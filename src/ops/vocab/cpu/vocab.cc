@@ -23,8 +23,8 @@ int64_t row_of(const Op& a, int32_t token, int64_t vocab) {
   return a.first <= token && token < a.first + vocab ? token - a.first : -1;
 }
 
-// Whole tokens in order, columns [begin, end): no two tasks touch the same memory, and each sum has the order of the
-// tokens.
+// Whole tokens in order, columns [begin, end): no two tasks touch the same
+// memory, and each sum has the order of the tokens.
 template <class T>
 void embedding_bwd_columns(const EmbeddingBwd& a, int64_t begin, int64_t end) {
   const int64_t width = a.dx_TD.dim(1), vocab = a.dw_VD.dim(0);
