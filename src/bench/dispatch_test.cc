@@ -48,7 +48,8 @@ TEST(BenchDispatch, AllToAllSendsTheRowsForOthers) {
 }
 
 TEST(BenchDispatch, UnevenExpertsMakeARankBusy) {
-  const DispatchBench r = bench(4, {.routing = {.kind = BenchRouting::Kind::zipf}, .dispatcher = DispatcherKind::alltoall});
+  const DispatchBench r =
+      bench(4, {.routing = {.kind = BenchRouting::Kind::zipf}, .dispatcher = DispatcherKind::alltoall});
   EXPECT_GT(r.busiest_over_mean, 1.1);
   EXPECT_EQ(r.lines[1].sent_bytes, r.lines[1].route_bytes);
   EXPECT_NE(r.lines[1].sent_bytes, r.lines[1].expected_bytes);
@@ -57,8 +58,8 @@ TEST(BenchDispatch, UnevenExpertsMakeARankBusy) {
 // Each of 512 pairs leaves its rank with probability (W - 1) / W.
 TEST(BenchDispatch, RandomRoutesSendWhatTheFormulaSaysInTheMean) {
   for (const int ranks : {2, 4}) {
-    const DispatchBench r =
-        bench(ranks, {.routing = {.kind = BenchRouting::Kind::zipf, .exponent = 0}, .dispatcher = DispatcherKind::alltoall});
+    const DispatchBench r = bench(
+        ranks, {.routing = {.kind = BenchRouting::Kind::zipf, .exponent = 0}, .dispatcher = DispatcherKind::alltoall});
     const double p = (ranks - 1.0) / ranks, pair_bytes = 32 * 2, sigma = std::sqrt(512 * p * (1 - p)) * pair_bytes;
     EXPECT_EQ(r.lines[1].expected_bytes, 512 * p * pair_bytes);
     EXPECT_NEAR(r.lines[1].sent_bytes, r.lines[1].expected_bytes, 5 * sigma);

@@ -214,7 +214,8 @@ void add_config(Cli& cli) {
   command->add_option("--set", o->overrides, "section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--ranks", o->ranks, "size of the run")->capture_default_str();
   command->add_flag("--changed", o->changed, "of the values only those that are given, no defaults");
-  command->add_flag("--keys", o->keys, "every key of a recipe with what it does, as Markdown (docs/reference/recipe.md)");
+  command->add_flag("--keys", o->keys,
+                    "every key of a recipe with what it does, as Markdown (docs/reference/recipe.md)");
   add_json_option(*command, o->json);
   command->callback([&cli, o] { cli.run = [o] { return run(*o); }; });
 }
