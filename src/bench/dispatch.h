@@ -7,6 +7,7 @@
 
 #include "bench/shapes.h"
 #include "comm/transport/transport.h"
+#include "config/parallel_spec.h"
 
 namespace moebius {
 

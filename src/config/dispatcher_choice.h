@@ -20,7 +20,8 @@ struct DispatcherQuestion {
 };
 
 struct DispatcherChoice {
-  // The MoE layers are built with this: allgather or alltoall. If nothing is dispatched, it is what was asked for.
+  // The MoE layers are built with this: allgather or alltoall. If nothing is dispatched, it is what was
+  // asked for.
   DispatcherKind kind = DispatcherKind::automatic;
   std::string name;    // "none", "local", "allgather" or "alltoall"
   std::string reason;  // a clause, as in "parallel.dispatcher asks for it"

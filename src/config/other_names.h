@@ -6,7 +6,8 @@
 
 namespace moebius {
 
-// "; that is optimizer.lr here" for the last part of a key (learning_rate) that means one of ours, or nothing.
+// "; that is optimizer.lr here" for the last part of a key (learning_rate) that means one of ours, or
+// nothing.
 std::string other_name_hint(std::string_view key);
 
 }  // namespace moebius
