@@ -37,7 +37,7 @@ has those of its config class in transformers, and only the keys that the class 
 cannot be exported to Hugging Face: for that name a family ([formats.md](formats.md), "Hugging Face models", says which has what).
 )";
 
-// The smallest model; all else that a recipe may hold has its default here.
+// The smallest model. All other keys have their defaults.
 constexpr const char* kSmallest = R"([model]
 vocab_size = 1
 hidden_size = 2

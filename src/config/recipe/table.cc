@@ -24,7 +24,8 @@ using enum Resume;
 template <class T>
 using Names = std::type_identity_t<std::vector<std::pair<std::string, T>>>;
 
-// Makes the keys of one section. get(spec) is the struct that holds its fields, for a const and for a mutable RunSpec.
+// Makes the keys of one section. get(spec) is the struct that holds its fields, for a const and for a
+// mutable RunSpec.
 template <class Get>
 struct Section {
   std::string name;
@@ -67,7 +68,7 @@ RecipeKey required(RecipeKey key) {
   return key;
 }
 
-// A text that says nothing when it is empty.
+// A text that is not printed if it is empty.
 RecipeKey optional_text(const std::string& name, std::string RunSpec::*field, Resume resume) {
   return {name, any_text(), [field](RunSpec& s, const json& v) { v.get_to(s.*field); },
           [field](const RunSpec& s) { return (s.*field).empty() ? json() : json(s.*field); }, resume};
@@ -95,7 +96,7 @@ bool is_json_object(const json& text) {
   return text.is_string() && json::parse(text.get<std::string>(), nullptr, false).is_object();
 }
 
-// The whole config.json of a model that came from one, as text.
+// The text of the whole config.json that the model came from.
 RecipeKey model_config_key() {
   return {"model.config",
           {"the text of a JSON object", is_json_object},
@@ -258,7 +259,7 @@ std::vector<RecipeKey> moe_keys() {
       moe.key("aux_coeff", &BalanceSpec::aux_coeff, float_or_zero()),
       moe.key("z_coeff", &BalanceSpec::z_coeff, float_or_zero()),
       moe.key("bias_rate", &BalanceSpec::bias_rate, float_or_zero()),
-      // Far below this an expert already has room for every token.
+      // An expert has room for every token at a far lower value.
       moe.key("capacity_factor", &BalanceSpec::capacity_factor, float_or_zero(1e6)),
       moe.key("rank_rows_factor", &BalanceSpec::rank_rows_factor, float_or_zero(1e6), free),
       moe.named("drop_policy", &BalanceSpec::drop_policy,

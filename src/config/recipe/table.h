@@ -19,13 +19,13 @@ struct RecipeKey {
   // REQUIRES: rule.accepts(value). A model key goes into spec.model.source,
   // which run_spec.cc then reads as a config.json.
   std::function<void(RunSpec&, const nlohmann::json&)> read;
-  // What read would be given; null when there is nothing to say.
+  // The value that read would be given; null if the key has none.
   std::function<nlohmann::json(const RunSpec&)> write;
   Resume resume = Resume::fixed;
-  bool required = false;  // the value of a recipe that has not the key is not accepted
+  bool required = false;  // the value of a recipe without the key is not accepted
 };
 
-// In the order of printing; the keys of a section stand together.
+// In the order of printing, with the keys of a section together.
 const std::vector<RecipeKey>& recipe_table();
 
 // A key that recipes of earlier versions hold, and that has no effect.
