@@ -43,7 +43,7 @@ int run_step_of_ranks(const BenchOptions& o, const RunSpec& run) {
   return 0;
 }
 
-// The recipe's own device counts where --device says none.
+// Without --device the recipe's own device counts.
 int run_step(BenchOptions& o) {
   if (o.recipe.empty()) o.recipe = default_recipe(o.device == "cuda");
   RunSpec run = load_run_spec(o.recipe, o.overrides);
@@ -57,7 +57,7 @@ int run_step(BenchOptions& o) {
   return 0;
 }
 
-// Ranks share the processors unless told otherwise.
+// Without --threads the ranks share the processors.
 int run_dispatch(const BenchOptions& o) {
   MOEBIUS_CHECK(
       usage, o.device.empty() || o.device == "cpu",

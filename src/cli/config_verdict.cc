@@ -13,7 +13,8 @@ namespace moebius {
 
 namespace {
 
-// What is free of GPUs that the kernels are for, their context made: 143771 and 81559 MiB in all (nvidia-smi).
+// The free memory of GPUs that the kernels are for, once a context is made. nvidia-smi gives 143771 and
+// 81559 MiB in all.
 struct KnownGpu {
   const char* name;
   int64_t free_bytes;
@@ -21,7 +22,7 @@ struct KnownGpu {
 constexpr KnownGpu kKnownGpus[] = {{"an H200 (139 GiB free)", int64_t{139} << 30},
                                    {"an H100 (78 GiB free)", int64_t{78} << 30}};
 
-// As check_device_memory wants it. A build without CUDA knows the plan alone.
+// The memory that check_device_memory asks for. A build without CUDA knows only the plan.
 int64_t needed_of_gpu(Engine& engine) {
   if (engine.spec().target != DeviceKind::cuda) return engine.plan().total_bytes() + kDeviceReserveBytes;
   const DeviceMemory gpu = engine.device_memory();
@@ -51,7 +52,7 @@ bool is_there(const std::string& prefix) {
   return std::filesystem::exists(prefix + ".idx", unreadable) && std::filesystem::exists(prefix + ".bin", unreadable);
 }
 
-// Of a blend each dataset is drawn by its share of the weights.
+// Each dataset of a blend is drawn by its share of the weights.
 std::string dataset_line(const DatasetSpec& d, double weights, double tokens) {
   const auto held = static_cast<double>(TokenDataset::open(d.prefix).num_tokens());
   const double times = tokens * (d.weight / weights) / held;

@@ -1,4 +1,4 @@
-// What `moebius bench` prints of its workloads, as text or JSON.
+// The results of `moebius bench` as text or JSON.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
