@@ -29,10 +29,11 @@ int run_collectives(const BenchOptions& o) {
 
 std::string default_recipe(bool on_gpu) {
   const char* recipe = on_gpu ? "recipes/bench_qwen3_30b_a3b_8layers.toml" : "recipes/bench_cpu.toml";
-  MOEBIUS_CHECK(usage, std::filesystem::exists(recipe),
-                "bench step: expected its own recipe {} below the working directory; it is not there; go to the folder "
-                "of Moebius' sources, or name a recipe with --recipe",
-                recipe);
+  MOEBIUS_CHECK(
+      usage, std::filesystem::exists(recipe),
+      "bench step: expected the recipe {} below the working directory; it does not exist; change to the folder "
+      "of Moebius' sources, or name a recipe with --recipe",
+      recipe);
   return recipe;
 }
 

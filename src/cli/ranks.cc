@@ -30,7 +30,7 @@ void check_world(const Launch& launch, const Transport& world) {
   if (world.size() == launch.num_ranks) return;
   const std::string text = fmt::format(
       "launch: {} says that {} processes were started, and MPI ({}) finds a world of {}; start them with the mpirun of "
-      "that MPI, or let srun speak its language (srun --mpi=pmix or --mpi=pmi2)",
+      "that MPI, or choose the PMI of srun (srun --mpi=pmix or --mpi=pmi2)",
       launch.evidence, launch.num_ranks, mpi_version(), world.size());
   throw Error(ErrorKind::usage, launch.rank == 0 ? text : "");
 }

@@ -131,8 +131,8 @@ void check_scalars(const ModelSpec& m) {
 
 void check_layers(const ModelSpec& m) {
   MOEBIUS_CHECK(usage, static_cast<int64_t>(m.moe_layers.size()) == m.num_layers,
-                "model: moe_layers must say for each of the {} layers whether it is an MoE layer; got {} entries",
-                m.num_layers, m.moe_layers.size());
+                "model: moe_layers must have an entry for each of the {} layers; got {}", m.num_layers,
+                m.moe_layers.size());
   MOEBIUS_CHECK(usage, m.num_experts > 0 || m.num_moe_layers() == 0,
                 "model: {} layers are MoE layers but num_experts is 0; set num_experts", m.num_moe_layers());
   if (m.num_moe_layers() < m.num_layers) check_count("intermediate_size", m.intermediate_size, 1);

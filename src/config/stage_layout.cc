@@ -135,8 +135,8 @@ void check_stages(const StageLayoutRequest& request, const std::vector<StageSpec
                   request.text);
     with_mtp += stages[s].num_mtp > 0;
   }
-  MOEBIUS_CHECK(usage, with_mtp <= 1, "parallel.layout: all m must stand on one stage; got {} stages in \"{}\"",
-                with_mtp, request.text);
+  MOEBIUS_CHECK(usage, with_mtp <= 1, "parallel.layout: all m must be on one stage; got {} stages in \"{}\"", with_mtp,
+                request.text);
 }
 
 std::vector<StageSpec> even_stages(const StageLayoutRequest& request) {
@@ -174,10 +174,11 @@ StageLayout stage_layout(const StageLayoutRequest& request) {
 void check_mtp_stage(const StageLayout& layout) {
   for (size_t s = 0; s < layout.stages.size(); ++s) {
     const StageSpec& stage = layout.stages[s];
-    MOEBIUS_CHECK(usage, stage.num_mtp == 0 || stage.loss || static_cast<int64_t>(s) % layout.num_ranks > 0,
-                  "parallel.layout: m must not stand before L on the first rank, which has the embedding; got \"{}\", "
-                  "where rank 0 of pp = {} has it; write m L on the last stage",
-                  print(layout), layout.num_ranks);
+    MOEBIUS_CHECK(
+        usage, stage.num_mtp == 0 || stage.loss || static_cast<int64_t>(s) % layout.num_ranks > 0,
+        "parallel.layout: m must not be on the first rank before L, since that rank has the embedding; got \"{}\", "
+        "where rank 0 of pp = {} has it; write m L on the last stage",
+        print(layout), layout.num_ranks);
   }
 }
 

@@ -318,7 +318,7 @@ TEST(CliGenerate, AnyLayoutWritesTheSame) {
                  "beside tp; got 4, of which the others would repeat the work; start 2, or split the model further");
   expect_refused(generate({"--ranks", "2", "--set", "train.seq_len=3"}), 2,
                  "generate --set: expected a key of [parallel], as in parallel.tp=2; got train.seq_len=3");
-  expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2 ranks");
+  expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2;");
   expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=2", "--temperature", "-1"}), 2,
                  "error: generate: temperature must be 0 or more; got -1");  // of no rank in particular
   expect_refused(generate({"--ranks", "3", "--set", "parallel.tp=3"}), 2, "error: attention: ");
@@ -458,7 +458,7 @@ TEST(CliConfig, SaysWhoIsWhere) {
   EXPECT_EQ(
       json.at("groups").at("ep"),
       (nlohmann::json{{"size", 4}, {"groups", 2}, {"carries", "the experts of one layer: dispatch and combine"}}));
-  expect_refused(config("7"), 2, "tp * cp * pp = 2 * 1 * 2; got 7 ranks");
+  expect_refused(config("7"), 2, "tp * cp * pp = 2 * 1 * 2; got 7;");
 }
 
 // As it will run, and why: a recipe without ep, `auto` on both sides of top-k = 2, and under CUDA graphs.

@@ -66,7 +66,7 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
                      "all but step and collectives: timed runs, of which the median counts; "
                      "default 7, on a GPU by their length");
   command.add_option("--device", o.device,
-                     "cpu or cuda; default: what the recipe of a step says, else cpu; "
+                     "cpu or cuda; default: the device of the recipe for step, else cpu; "
                      "dispatch moves memory of the CPU alone");
   command.add_option("--shape", o.shape,
                      "attention, experts, moe-layer, dispatch: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "

@@ -220,7 +220,7 @@ void read_topk_method(const HfReader& r, ModelSpec& m) {
   const auto method = r.get("topk_method", std::string(is_v2 ? "greedy" : ""));
   if (method.empty()) return;
   if (r.has("group_score") || r.has("expert_bias")) {
-    r.fail("topk_method already says group_score and expert_bias; keep one spelling");
+    r.fail("topk_method already determines group_score and expert_bias; keep it or them");
   }
   m.expert_bias = method == "noaux_tc";
   m.group_score = method == "group_limited_greedy" ? GroupScore::max : GroupScore::sum_of_two;

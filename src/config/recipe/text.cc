@@ -70,7 +70,7 @@ void refuse_stray_characters(std::string_view text, const std::string& name) {
   for (size_t i = text.substr(0, 3) == kByteOrderMark ? 3 : 0; i < text.size();) {
     const size_t end = skip_quoted(text, i);
     MOEBIUS_CHECK(usage, end > i || static_cast<unsigned char>(text[i]) < 0x80,
-                  "{}:{}: a character that is not ASCII stands outside of strings and comments; quote it", name,
+                  "{}:{}: expected ASCII outside of strings and comments; got another character; quote it", name,
                   1 + std::count(text.begin(), text.begin() + i, '\n'));
     i = std::max(end, i + 1);
   }
