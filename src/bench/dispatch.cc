@@ -7,6 +7,7 @@
 #include "bench/check.h"
 #include "bench/timing.h"
 #include "comm/control.h"
+#include "config/dispatcher_choice.h"
 #include "model/moe/dispatcher.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/permute.h"
@@ -43,8 +44,9 @@ class DispatchRank {
       : spec_(spec),
         mesh_(mesh_of(spec, world.size()), world),
         shape_(shape_of(spec, mesh_.shape())),
-        dispatcher_(make_dispatcher(
-            spec.dispatcher, {.num_experts = shape_.E, .top_k = shape_.K, .max_tokens = shape_.T(), .mesh = &mesh_})) {
+        dispatcher_(
+            make_dispatcher(name_of(spec.dispatcher),
+                            {.num_experts = shape_.E, .top_k = shape_.K, .max_tokens = shape_.T(), .mesh = &mesh_})) {
     dispatcher_->declare_saved(plan_, "delivery", delivery_);
     make_route();
     plan_.bind(DeviceKind::cpu, stack_bytes());

@@ -7,6 +7,7 @@
 
 #include "bench/shapes.h"
 #include "comm/transport/transport.h"
+#include "config/parallel_spec.h"
 
 namespace moebius {
 
@@ -14,7 +15,7 @@ struct DispatchBenchSpec {
   std::string shape = "bench-cpu";
   double scale = 1.0;  // of the shape, for tests
   BenchRouting routing;
-  std::string dispatcher = "auto";
+  DispatcherKind dispatcher = DispatcherKind::automatic;
   int64_t etp = 1;  // ep is what is left of the ranks
   int threads = 1;  // of a rank
   int64_t runs = 7;

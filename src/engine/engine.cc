@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "config/dispatcher_choice.h"
 #include "config/nearest.h"
 #include "device/fallback_kernels.h"
 #include "model/device_support.h"
@@ -20,10 +21,16 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
 
 namespace {
 
-// Where steps are recorded nothing may be read back: "auto" is then all-gather (RunSpec::check refuses all-to-all).
-std::string dispatcher_of(const RunSpec& run) {
-  const bool records = run.device == DeviceKind::cuda && run.graph;
-  return records && run.parallel.dispatcher == "auto" ? "allgather" : run.parallel.dispatcher;
+// Inference launches its kernels one by one, so that it may read counts back.
+DispatcherKind dispatcher_of(const EngineSpec& spec) {
+  const bool captures = spec.target == DeviceKind::cuda && spec.graph && spec.use == ModelUse::training;
+  return resolve_dispatcher({.asked = spec.dispatcher,
+                             .ep = spec.mesh.ep,
+                             .etp = spec.mesh.etp,
+                             .top_k = spec.model.top_k,
+                             .has_moe_layers = spec.model.num_moe_layers() > 0,
+                             .captures = captures})
+      .kind;
 }
 
 }  // namespace
@@ -46,7 +53,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
           .freeze = run.train.freeze,
           .mesh = mesh,
           .pipeline = {.num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
-          .dispatcher = dispatcher_of(run),
+          .dispatcher = resolve_dispatcher(run).kind,
           .overlap = run.parallel.overlap,
           .device = run.device,
           .target = run.device,
@@ -150,6 +157,7 @@ class AbortCommOnUnwind {
 
 EngineSpec checked(EngineSpec spec) {
   if (spec.device != DeviceKind::null) spec.target = spec.device;
+  spec.dispatcher = dispatcher_of(spec);
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = spec.mesh.tp});
   if (spec.device == DeviceKind::cuda && Accelerator::why_missing().empty()) cuda::open_cublas_lt();
   return spec;
@@ -235,6 +243,16 @@ void Engine::check_gpu_memory(int64_t stack_bytes) {
   gpu_ranks_->control().together([&] { check_device_memory(plan_, stack_bytes, free - others, memory_use()); });
 }
 
+DeviceMemory Engine::shared_device_memory() {
+  DeviceMemory memory = device_memory();
+  if (!gpu_ranks_) return memory;
+  memory.num_ranks = gpu_ranks_->num_sharing();
+  memory.plan_bytes = gpu_ranks_->sum_of_sharing(memory.plan_bytes);
+  memory.workspace_bytes = gpu_ranks_->sum_of_sharing(memory.workspace_bytes);
+  memory.code_bytes *= gpu_ranks_->num_processes();
+  return memory;
+}
+
 std::string Engine::fallback_kernels_text() const {
   return gpu_ ? moebius::fallback_kernels_text(gpu_->state<FallbackKernels>(), spec_.precision.compute) : "";
 }
@@ -280,7 +298,7 @@ void Engine::make_model() {
                                                 .seed = spec_.seed,
                                                 .stages = held_stages(spec_, rank),
                                                 .freeze = spec_.freeze,
-                                                .dispatcher = spec_.dispatcher,
+                                                .dispatcher = name_of(spec_.dispatcher),
                                                 .fusion = spec_.fusion});
   check_freeze(spec_);
   if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);

@@ -47,6 +47,14 @@ TEST(HostMemory, ASnapshotThatDoesNotFitIsRefused) {
   refused(cpu, 149, "memory plan\n");
 }
 
+TEST(HostMemory, SaysWhatIsNotCounted) {
+  EXPECT_EQ((HostMemory{.pinned_bytes = 7, .snapshot_bytes = 5}.text()),
+            "of the host 7 B pinned, checkpoint snapshot 5 B");
+  EXPECT_EQ((HostMemory{.pinned_bytes = 7, .snapshot_bytes = 5, .stages_messages = true}.text()),
+            "of the host 7 B pinned (without the buffers that messages between ranks are staged through), checkpoint "
+            "snapshot 5 B");
+}
+
 TEST(HostMemory, TheRanksOfAMachineShareIt) {
   run_threads(3, {.timeout_s = 30}, [](Transport& world) {
     Control control(world);

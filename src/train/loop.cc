@@ -484,8 +484,9 @@ void TrainingRun::predict_memory() {
   const HostMemory here = of_this_machine(control_, host);
   control_.together([&] { check_snapshot(here, engine_.plan(), available_memory_bytes()); });
   if (engine_.spec().device == DeviceKind::cuda) {
-    predicted_bytes_ = engine_.device_memory().total_bytes();
-    return log_.info("memory: {}; {}", engine_.device_memory().text(), host.text());
+    const DeviceMemory gpu = engine_.shared_device_memory();
+    predicted_bytes_ = gpu.total_bytes();
+    return log_.info("memory: {}; {}", gpu.text(), host.text());
   }
   // Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and what files and logs buffer.
   const int64_t libraries =

@@ -150,9 +150,10 @@ TEST(CliBench, ReportsSayWhatWasAsked) {
 
 TEST(CliBench, AStepWantsItsRecipe) {
   TestDir dir;
-  expect_refused(run_moebius(dir, {"bench", "step"}), 2,
-                 "bench step: expected its own recipe recipes/bench_cpu.toml below the working directory; it is not "
-                 "there; go to the folder of Moebius' sources, or name a recipe with --recipe");
+  expect_refused(
+      run_moebius(dir, {"bench", "step"}), 2,
+      "bench step: expected the recipe recipes/bench_cpu.toml below the working directory; it does not exist; "
+      "change to the folder of Moebius' sources, or name a recipe with --recipe");
 }
 
 }  // namespace

@@ -318,7 +318,7 @@ TEST(CliGenerate, AnyLayoutWritesTheSame) {
                  "beside tp; got 4, of which the others would repeat the work; start 2, or split the model further");
   expect_refused(generate({"--ranks", "2", "--set", "train.seq_len=3"}), 2,
                  "generate --set: expected a key of [parallel], as in parallel.tp=2; got train.seq_len=3");
-  expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2 ranks");
+  expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2;");
   expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=2", "--temperature", "-1"}), 2,
                  "error: generate: temperature must be 0 or more; got -1");  // of no rank in particular
   expect_refused(generate({"--ranks", "3", "--set", "parallel.tp=3"}), 2, "error: attention: ");
@@ -458,7 +458,37 @@ TEST(CliConfig, SaysWhoIsWhere) {
   EXPECT_EQ(
       json.at("groups").at("ep"),
       (nlohmann::json{{"size", 4}, {"groups", 2}, {"carries", "the experts of one layer: dispatch and combine"}}));
-  expect_refused(config("7"), 2, "tp * cp * pp = 2 * 1 * 2; got 7 ranks");
+  expect_refused(config("7"), 2, "tp * cp * pp = 2 * 1 * 2; got 7;");
+}
+
+// As it will run, and why: a recipe without ep, `auto` on both sides of top-k = 2, and under CUDA graphs.
+TEST(CliConfig, NamesTheDispatcherAndWhy) {
+  TestDir dir;
+  const auto config = [&](const std::vector<std::string>& sets, bool json) {
+    std::vector<std::string> words{"config", kRecipe, "--ranks", "4"};
+    for (const std::string& each : sets) words.insert(words.end(), {"--set", each});
+    if (json) words.emplace_back("--json");
+    return run_moebius(dir, words);
+  };
+  const auto choice = [&](const std::vector<std::string>& sets) {
+    const auto json = json_of(config(sets, true));
+    const std::string name = json.at("dispatcher"), reason = json.at("dispatcher_reason");
+    EXPECT_THAT(config(sets, false).out, testing::HasSubstr("\n# dispatcher " + name + ": " + reason + "\n"));
+    return name + ": " + reason;
+  };
+  EXPECT_EQ(choice({}), "local: each rank holds all experts of its layers (parallel.ep * etp = 1)");
+  EXPECT_EQ(choice({"parallel.ep=2"}),
+            "allgather: \"auto\" takes it because parallel.ep = 2 is at most top-k = 2, so that it sends no more than "
+            "all-to-all");
+  EXPECT_EQ(choice({"parallel.ep=4"}),
+            "alltoall: \"auto\" takes it because parallel.ep = 4 is above top-k = 2, so that it sends less than "
+            "all-gather");
+  EXPECT_EQ(choice({"parallel.ep=4", "run.device=cuda"}),
+            "allgather: \"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA graphs; "
+            "with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 4, top-k = 2)");
+  EXPECT_EQ(choice({"parallel.ep=4", "parallel.dispatcher=allgather"}), "allgather: parallel.dispatcher asks for it");
+  expect_refused(config({"parallel.ep=4", "parallel.dispatcher=alltoall", "run.device=cuda"}, false), 2,
+                 "parallel.dispatcher = \"alltoall\" reads its counts on the host");
 }
 
 TEST(CliConfig, WhatItPrintsIsARecipe) {

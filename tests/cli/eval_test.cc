@@ -109,7 +109,7 @@ TEST(CliEval, AnyLayoutMeasuresTheSame) {
   }
   expect_refused(eval(dir, {"--ranks", "2", "--set", "train.steps=3"}), 2,
                  "eval --set: expected a key of [parallel], as in parallel.tp=2; got train.steps=3");
-  expect_refused(eval(dir, {"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2 ranks");
+  expect_refused(eval(dir, {"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2;");
 }
 
 // Whether the process has a handler for the signal: before, the signal would just kill it.

@@ -37,7 +37,7 @@ const Ring kRings[] = {
      {{},
       {8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
       {3, {.pp = 3, .layout = "E t | t*2 | t L"}},
-      {4, {.ep = 2, .etp = 2, .dispatcher = "alltoall"}},
+      {4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::alltoall}},
       {3, {}},
       {4, {.pp = 2, .vpp = 2, .ep = 2}},
       {2, {.cp = 2, .cp_comm = CpComm::ring}},

@@ -27,9 +27,9 @@ const GpuLayout kLayouts[] = {
     {"dp3_tied", 3, {}, {.tied = true}},
     {"ep2", 2, {.ep = 2}},
     {"ep2_skewed", 2, {.ep = 2}, {.skewed = true}},
-    {"ep2_alltoall", 2, {.ep = 2, .dispatcher = "alltoall"}},
-    {"ep4_allgather", 4, {.ep = 4, .dispatcher = "allgather"}},
-    {"etp2_ep2_alltoall", 4, {.ep = 2, .etp = 2, .dispatcher = "alltoall"}},
+    {"ep2_alltoall", 2, {.ep = 2, .dispatcher = DispatcherKind::alltoall}},
+    {"ep4_allgather", 4, {.ep = 4, .dispatcher = DispatcherKind::allgather}},
+    {"etp2_ep2_alltoall", 4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::alltoall}},
     {"etp2", 2, {.etp = 2}},
     {"pp2", 2, {.pp = 2}},
     {"pp2_vpp2_tied", 2, {.pp = 2, .vpp = 2}, {.tied = true}},
@@ -40,7 +40,7 @@ const GpuLayout kLayouts[] = {
     {"cp2", 2, {.cp = 2}},
     {"tp2_cp2_ring", 4, {.tp = 2, .cp = 2, .cp_comm = CpComm::ring}},
     {"cp2_alltoall", 2, {.cp = 2, .cp_comm = CpComm::alltoall}},
-    {"ep4_over_tp2_cp2", 4, {.tp = 2, .cp = 2, .ep = 4}},
+    {"ep4_over_tp2_cp2", 4, {.tp = 2, .cp = 2, .ep = 4, .dispatcher = DispatcherKind::allgather}},
     {"tp2_latent", 2, {.tp = 2}, {.latent_qkv = true}},
     {"tp2_cp2_ring_latent_kv", 4, {.tp = 2, .cp = 2, .cp_comm = CpComm::ring}, {.latent_kv = true}},
     {"pp2_uneven_mtp", 2, {.pp = 2, .layout = "E t*3 | t m*2 L"}, {.mtp = 2}},
@@ -61,7 +61,7 @@ class GpuLayouts : public ::testing::TestWithParam<GpuLayout> {
     if (!why.empty()) GTEST_SKIP() << why;
   }
   // A step whose counts are read by the host is not recorded.
-  static bool graph() { return GetParam().layout.dispatcher != "alltoall"; }
+  static bool graph() { return GetParam().layout.dispatcher != DispatcherKind::alltoall; }
 };
 
 LayoutOutcome alone_on_gpu(const LayoutModel& what) {

@@ -92,7 +92,7 @@ TEST_P(Traffic, IsWhatTheFormulasSay) {
 struct Way {
   const char* name;
   MeshShape mesh;
-  std::string dispatcher = "auto";
+  DispatcherKind dispatcher = DispatcherKind::automatic;
   bool overlap = true;
 };
 
@@ -140,7 +140,8 @@ struct Stage {
 // are: each of their etp x ep ranks gets what others have.
 int64_t expert_bytes(const ModelSpec& m, const Way& way, int64_t T) {
   const int64_t W = way.mesh.etp * way.mesh.ep, E = m.num_experts, K = m.top_k, row = m.hidden_size * 4;
-  const bool gathers = way.dispatcher == "allgather" || (way.dispatcher == "auto" && way.mesh.ep <= K);
+  const bool gathers =
+      way.dispatcher == DispatcherKind::allgather || (way.dispatcher == DispatcherKind::automatic && way.mesh.ep <= K);
   if (gathers) return W * (W - 1) * (12 * T * K + 5 * T * row + 4 * T * K);
   const int64_t rows = (W - 1) * T * K * way.mesh.etp;
   return W * (W - 1) * 4 * E + rows * (5 * row + 4 + 4);

@@ -207,7 +207,7 @@ TEST_F(RankedRun, WrongOnEveryRankIsSaidOnceWithItsOwnCode) {
   EXPECT_EQ(runs_.train_ranks(2, "r", {"data.train=[\"nowhere\"]"}), 3);
   EXPECT_EQ(runs_.count_in_err("error: "), 1) << runs_.err();
   EXPECT_EQ(runs_.train_ranks(2, "r", {"parallel.tp=3"}), 2);
-  EXPECT_THAT(runs_.err(), HasSubstr("tp * cp * pp = 3 * 1 * 1; got 2 ranks"));
+  EXPECT_THAT(runs_.err(), HasSubstr("tp * cp * pp = 3 * 1 * 1; got 2;"));
   EXPECT_EQ(runs_.train_ranks(2, "mad", {"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.warmup_steps=0"}), 5)
       << runs_.err();
   EXPECT_EQ(runs_.count_in_err("first not finite: "), 1) << runs_.err();

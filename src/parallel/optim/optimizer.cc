@@ -18,7 +18,6 @@ Optimizer::Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& 
       mesh_(mesh),
       buckets_(params, mesh, plan, sharding.bucket_numel),
       exchange_(buckets_, params, plan, sharding.overlap) {
-  MOEBIUS_CHECK(usage, spec.name == "adamw", "optimizer.name: expected \"adamw\"; got \"{}\"", spec.name);
   for (const Param& p : params.all()) {
     if (!p.spec.trainable) continue;
     Moments& moments = moments_.emplace_back();

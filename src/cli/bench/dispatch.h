@@ -5,7 +5,7 @@
 
 namespace moebius {
 
-// ranks: as threads; 1: those of the launcher. Prints on the first rank.
+// ranks: the number of threads to start as ranks; 1: the launcher's ranks. The first rank prints.
 void run_bench_dispatch(DispatchBenchSpec spec, int64_t ranks, bool json);
 
 }  // namespace moebius

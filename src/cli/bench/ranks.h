@@ -7,12 +7,12 @@ namespace moebius {
 
 struct RanksBenchOptions {
   std::string machine, recipe;
-  int64_t ranks = 1, steps = 3;  // ranks: threads of this process; 1: as the launcher says
+  int64_t ranks = 1, steps = 3;  // ranks: threads of this process; 1: the launcher's ranks
   int threads = 0;               // of a rank; 0: its share of the machine
   bool json = false;
 };
 
-// Whether --ranks, or who started this process, asks for several ranks.
+// Whether --ranks or the launcher asks for several ranks.
 bool has_several_ranks(int64_t ranks);
 void run_bench_step_of_ranks(const RanksBenchOptions& o, const RunSpec& run);
 void run_bench_collectives(const RanksBenchOptions& o, DeviceKind device);

@@ -1,4 +1,4 @@
-#include "cli/bench_report.h"
+#include "cli/bench/report.h"
 
 #include <fmt/core.h>
 
@@ -23,7 +23,7 @@ std::vector<std::pair<std::string, OpTotal>> by_time(const Ops& totals) {
   return ops;
 }
 
-// of: what ran `runs` times.
+// of: the work that ran `runs` times.
 void print_profile(const Ops& totals, const char* of, int64_t runs) {
   double total_us = 0;
   for (const auto& [name, op] : totals) total_us += op.time_us;
@@ -66,7 +66,7 @@ nlohmann::ordered_json line_json(const BenchReport& r, const BenchLine& l) {
   return json;
 }
 
-// What the workload was given, as an object and in words.
+// The workload's options, as an object and in words.
 nlohmann::ordered_json case_json(const BenchOptions& o) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (o.name == "gemm") return json;
@@ -102,7 +102,7 @@ void print_json_report(const BenchOptions& o, const BenchReport& r, const std::s
   print_json(json);
 }
 
-// The step beside what this GPU can do, by its maker and as measured in the same run.
+// The step's speed beside the GPU's: the maker's figures, and those measured in the same run.
 void print_shares(const StepBench& r) {
   if (r.datasheet_tflops > 0)
     fmt::print("{:.1f} % of the data sheet's {:.1f} TFLOP/s (MFU); ", 100 * r.mfu(), r.datasheet_tflops);

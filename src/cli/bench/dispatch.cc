@@ -1,4 +1,4 @@
-#include "cli/bench_dispatch.h"
+#include "cli/bench/dispatch.h"
 
 #include <fmt/core.h>
 

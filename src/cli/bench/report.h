@@ -1,9 +1,9 @@
-// What `moebius bench` prints of its workloads, as text or JSON.
+// The results of `moebius bench` as text or JSON.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "cli/bench_options.h"
+#include "cli/bench/options.h"
 
 namespace moebius {
 

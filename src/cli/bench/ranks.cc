@@ -1,4 +1,4 @@
-#include "cli/bench_ranks.h"
+#include "cli/bench/ranks.h"
 
 #include <fmt/core.h>
 

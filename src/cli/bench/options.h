@@ -1,4 +1,4 @@
-// What `moebius bench` can be told, and which workload takes it.
+// The options of `moebius bench`, and which workload takes which.
 #pragma once
 
 #include <optional>
@@ -25,11 +25,11 @@ struct BenchOptions {
 
 void add_bench_options(CLI::App& command, BenchOptions& o);
 
-// Error{usage} for a workload that is not there, one given an option that it does not take, and values that mean
-// nothing. Sets the routing.
+// Sets the routing. Error{usage} for an unknown workload, an option that the workload does not take, or a
+// value that makes no sense.
 void check_bench_options(const CLI::App& command, BenchOptions& o);
 
-// The machine, and the GPU when that is what is timed. threads: 0 says nothing of them.
+// The machine, and the GPU if that is timed. threads: 0 leaves them out.
 std::string bench_machine(DeviceKind device, int threads);
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-#include "cli/bench_options.h"
+#include "cli/bench/options.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -14,7 +14,7 @@ using Names = std::vector<std::string>;
 const Names kWorkloads{"attention", "experts", "gemm", "moe-layer", "dispatch", "collectives", "step"};
 const Names kRouted{"experts", "moe-layer", "dispatch"}, kShaped{"attention", "experts", "moe-layer", "dispatch"};
 
-// Options that some workloads alone take; the others count for all.
+// The options that only some workloads take. All take the others.
 const std::pair<const char*, Names> kTakenBy[] = {
     {"--runs", {"attention", "experts", "gemm", "moe-layer", "dispatch"}},
     {"--shape", kShaped},
@@ -31,7 +31,7 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--ranks", {"dispatch", "collectives", "step"}},
     {"--etp", {"dispatch"}},
     {"--dispatcher", {"dispatch"}}};
-constexpr double kLargestExponent = 100;  // popularity is a double: 128^-100 still is one
+constexpr double kLargestExponent = 100;  // popularity is a double, and 128^-100 still is above 0
 
 // "a, b and c".
 std::string listed(const Names& names, const char* last) {
@@ -66,7 +66,7 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
                      "all but step and collectives: timed runs, of which the median counts; "
                      "default 7, on a GPU by their length");
   command.add_option("--device", o.device,
-                     "cpu or cuda; default: what the recipe of a step says, else cpu; "
+                     "cpu or cuda; default: the device of the recipe for step, else cpu; "
                      "dispatch moves memory of the CPU alone");
   command.add_option("--shape", o.shape,
                      "attention, experts, moe-layer, dispatch: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "
