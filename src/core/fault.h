@@ -8,8 +8,8 @@
 //   MOEBIUS_FAULT=NAME:COUNT         SIGKILL when point NAME is reached for the COUNT-th time
 //   MOEBIUS_FAULT=NAME:COUNT:stop    SIGSTOP instead: the process is stopped
 //   MOEBIUS_FAULT=NAME:COUNT:throw   Error{io} instead, like a failed write
+//   MOEBIUS_FAULT=NAME:COUNT:enospc  from the COUNT-th time on: Error{io}, like a full disk
 //   MOEBIUS_FAULT_LOG=FILE           appends the name of each point reached, one a line: a list of all points
-//   MOEBIUS_FAULT_LOG=FILE           appends the name of each point reached, one a line; tests list the points so
 #pragma once
 
 namespace moebius {

@@ -10,7 +10,8 @@
 namespace moebius {
 namespace {
 
-// The ops of a training step follow each other within microseconds; waking a sleeping worker costs about 50 us.
+// The ops of a training step follow each other within microseconds;
+// waking a sleeping worker costs about 50 us.
 // A spin is a pause of some 60 ns: after a quarter of a millisecond the worker frees its core and sleeps.
 constexpr int kSpins = 4000;
 

@@ -10,7 +10,8 @@
 
 namespace moebius {
 
-// The least work that an op must do: flops, and bytes with each input read once and each output written once.
+// The least work that an op must do:
+// flops, and bytes with each input read once and each output written once.
 struct Cost {
   double flops = 0;
   double bytes = 0;
