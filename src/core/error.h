@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace moebius {
@@ -42,6 +43,9 @@ To narrow(From value) {
 int64_t div_exact(int64_t a, int64_t b, const char* what);
 // Returns a / b rounded up, for a >= 0 and b > 0.
 inline int64_t div_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Returns a number with its noun for a message: "1 rank", "2 ranks".
+std::string counted(int64_t n, std::string_view noun);
 
 }  // namespace moebius
 

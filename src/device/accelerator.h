@@ -69,8 +69,8 @@ class GpuEvent {
 };
 
 // A stream's work recorded once and replayed as a whole: a CUDA graph.
-// The work must neither wait nor allocate; its
-// arguments are those of the recording. Replaying gives the bits that running body gives.
+// The work must neither wait nor allocate; its arguments are those of the recording. Replaying gives
+// the bits that running body gives.
 class CudaGraph {
  public:
   CudaGraph() = default;

@@ -1,6 +1,5 @@
 // The error for memory that the host or a GPU did not have.
-// It is a type of its own, so that code that knows the memory
-// plan can add its table.
+// It is a type of its own, so that code that knows the memory plan can add its table.
 #pragma once
 
 #include <string>
