@@ -44,7 +44,7 @@ class Control {
   std::unique_ptr<Group> group_;
 };
 
-// What a rank assumes about the run that it is about to join, as lines of text.
+// A rank's view of the run that it is about to join, as lines of text.
 struct Claim {
   std::string what;  // "the recipe"
   std::string text;

@@ -68,9 +68,8 @@ class GpuEvent {
   std::shared_ptr<void> event_;
 };
 
-// A stream's work recorded once and replayed as a whole: a CUDA graph.
-// The work must neither wait nor allocate; its arguments are those of the recording. Replaying gives
-// the bits that running body gives.
+// A stream's work recorded once and replayed as a whole: a CUDA graph. The work must neither wait nor allocate; its
+// arguments are those of the recording. Replaying gives the bits that running body gives.
 class CudaGraph {
  public:
   CudaGraph() = default;

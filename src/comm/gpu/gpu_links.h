@@ -28,8 +28,7 @@ class GpuLinks {
   // Returns "NCCL 2.28.9", or "messages through host memory, since ranks share a GPU".
   const std::string& text() const { return text_; }
 
-  // Around CudaGraph's constructor, which may throw;
-  // and behind each replay, so that groups count what it sent.
+  // Around CudaGraph's constructor, which may throw; and behind each replay, so that groups count what it sent.
   NcclTraffic record(const std::function<void()>& body) { return nccl_->record(body); }
   void replayed(const NcclTraffic& traffic) { nccl_->replayed(traffic); }
   // An exception passes by: what the GPU still waits for from other ranks is given up.

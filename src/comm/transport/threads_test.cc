@@ -108,8 +108,8 @@ TEST(Threads, WhatEveryRankThrowsNamesNone) {
     EXPECT_EQ(ended.kind, ErrorKind::usage);
     EXPECT_EQ(ended.text, "this recipe is wrong on every rank");
   }
-  const Ended ended = run(2, 60, [](Rank& r) { MOEBIUS_FAIL(input, "file {} is not there", r.rank); });
-  EXPECT_THAT(ended.text, testing::MatchesRegex("rank ([01]) \\(dp [01]\\): file [01] is not there"));
+  const Ended ended = run(2, 60, [](Rank& r) { MOEBIUS_FAIL(input, "file {} does not exist", r.rank); });
+  EXPECT_THAT(ended.text, testing::MatchesRegex("rank ([01]) \\(dp [01]\\): file [01] does not exist"));
 }
 
 TEST(Threads, AnyExceptionIsThrownAgain) {
