@@ -23,7 +23,7 @@ class Accelerator;
 class Buffer {
  public:
   Buffer() = default;
-  // Throws OutOfMemory when the device does not have that much. The message says how much was requested.
+  // Error{usage} when the device does not have that much memory, with the number of bytes that were asked for.
   Buffer(DeviceKind device, int64_t num_bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept { swap(other); }

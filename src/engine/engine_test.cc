@@ -172,8 +172,7 @@ TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
             "use more ranks (parallel.tp or pp), a smaller model, or a larger machine");
 }
 
-// cuDNN's kernels are part of the prediction where attention is as cuDNN takes it, and where the
-// build has cuDNN.
+// cuDNN's kernels are part of the prediction where attention is as cuDNN takes it, and where the build has cuDNN.
 TEST(DeviceMemory, KnowsWhoComputesAttention) {
   if (!Accelerator::is_built_in()) GTEST_SKIP() << Accelerator::why_missing();
   const auto code_bytes = [](int64_t head_dim, DType dtype) {

@@ -21,11 +21,11 @@ class GpuLinks {
   // The references must outlive the links, and the links the groups.
   GpuLinks(Transport& world, Accelerator& gpu, GpuRanks& ranks);
 
-  // Makes a group like Transport::make_group.
+  // As Transport::make_group.
   std::unique_ptr<Group> make_group(std::string name, std::vector<int> world_ranks, const NcclUse& use);
   // Whether what the groups do may be recorded (device/accelerator.h).
   bool records() const { return nccl_ != nullptr; }
-  // Returns "NCCL 2.28.9", or "messages through host memory, since ranks share a GPU".
+  // "NCCL 2.28.9", "messages through host memory, since ranks share a GPU"
   const std::string& text() const { return text_; }
 
   // Around CudaGraph's constructor, which may throw; and behind each replay, so that groups count what it sent.

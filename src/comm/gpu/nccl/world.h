@@ -42,8 +42,8 @@ struct TimedInterval {
 // Of a recording: what each replay adds.
 struct NcclCapture {
   std::vector<std::pair<std::shared_ptr<NcclCounters>, int64_t>> sent;
-  std::vector<TimedInterval> stretches;  // of the last replay, when that has ended
-  int64_t num_unread = 0;                // replays whose times were not added yet
+  std::vector<TimedInterval> stretches;  // of the last replay, once that has ended
+  int64_t num_unread = 0;                // replays whose stretches were not added yet
   ~NcclCapture();
 };
 
