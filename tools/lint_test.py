@@ -16,11 +16,13 @@ GOOD = {
     "src/ops/norm/norm_test.cc": '#include "ops/norm/norm.h"\n\n#include <gtest/gtest.h>\n\n#include <cstdio>\n',
     "README.md": "# Name\n\nA sentence of its own, e.g. `this. One`.\nA link to [a heading](docs/terms.md#some-terms-of-2).\n",
     "docs/terms.md": "# Terms\n\n## Some *terms*, of `2`\n\n| retired | use | checked | where |\n| --- | --- | --- | --- |\n"
-                     "| oldword, older | newword | `\\bold(word\\|er)\\b` | docs |\n| odd | even | no | all |\n",
+                     "| oldword, older | newword | `\\bold(word\\|er)\\b` | docs |\n| odd | even | no | all |\n"
+                     "| Thingy | Item | `\\bThingy\\b` | all |\n",
     "docs/a.md": "# A\n\nAn oldie, and `oldword` in code.\n\n    Two. Lines oldword.\n\n```\nTwo. Lines oldword.\n```\n",
     "src/core/sums.cc": "// sum[t] = x[t] + y[t]   (when y is given; x itself otherwise)\n// out[t] = sum[t] * scale\n"
                         "//   row   an item that fills its line up to the last column, so that what follows it stands in a line of its own,\n"
                         "//         under its words\n",
+    "src/core/older.cc": "// A sum.\n// Of `oldword` it is the code.\nint oldword = 1;  // what is added\nauto url = \"http://oldword\";\n",
     "src/cli/main.cc": '#include <cstdlib>\n\n#include "ops/norm/norm.h"\n\nint main() { std::exit(std::getenv("A") != nullptr); }\n',
 }
 HEADER = "#pragma once\n"
@@ -61,6 +63,13 @@ BAD = [
     ("words", "src/core/a.cc", 'auto a = std::getenv("A");\n', "read in cli only"),
     ("words", "src/core/a.cc", "using namespace std;\n", "no using namespace"),
     ("words", "src/core/string_utils.h", HEADER, "not 'utils'"),
+    ("words", "src/cli/a.cc", "struct Thingy;\n", "src/cli/a.cc:1: 'Thingy' is retired (docs/terms.md); say: Item"),
+    ("words", "tests/cli/a_test.cc", 'auto a = "a Thingy";\n', "'Thingy' is retired"),
+    ("words", "tools/a.py", "# a thingy\n", "'thingy' is retired"),
+    ("words", "src/core/a.cc", "// A row.\n//\n// An older one.\n", "a.cc:3: 'older' is retired (docs/terms.md); say: newword"),
+    ("words", "src/io/a.cc", "int a;  // an oldword\n", "'oldword' is retired"),
+    ("words", "src/comm/gpu/a.h", "// Of rows.\n" + HEADER, "a comment begins with 'Of'"),
+    ("words", "src/core/a.cc", "int a;  // of\n  // What a row is.\n", "a.cc:2: a comment begins with 'What'"),
     ("docs", "README.md", "# Name\n" * 151, "151 lines, at most 150"),
     ("docs", "docs/a.md", "word " * 21 + "\n", "docs/a.md:1: 105 columns"),
     ("docs", "docs/a.md", "One sentence. Another one.\n", "two sentences on one line"),

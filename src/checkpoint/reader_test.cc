@@ -68,7 +68,7 @@ TEST_F(CheckpointRead, ShapeAndDtypeMustBeThose) {
   });
   expect_error(ErrorKind::input, "expected \"n\" to be f32[2]; got i64[2]",
                [&] { reader.read("n", tensor_of(other.data(), {2})); });
-  expect_error(ErrorKind::input, "expected a tensor \"x\"; got 2 others",
+  expect_error(ErrorKind::input, "expected a tensor \"x\"; got none of that name among 2",
                [&] { reader.read("x", tensor_of(other.data(), {2})); });
   Tensor elsewhere = tensor_of(other.data(), {2, 3});
   elsewhere.device = DeviceKind::cuda;

@@ -75,7 +75,7 @@ void keep_rank_of_mpi() {
   try {
     const Launch launch = detect_launch(process_environment());
     if (launch.kind != Launch::Kind::mpi) return;
-    supervisor = keep_rank(
+    supervisor = supervise_rank(
         fmt::format("rank {} of {}", launch.rank, launch.num_ranks),
         [](const std::string& text) { Log(stderr, false).line("error: " + text); }, std::_Exit);
   } catch (const Error&) {  // in the environment; a command that asks for the ranks reports it

@@ -14,7 +14,8 @@
 namespace moebius {
 namespace {
 
-// Runs the body in a process of its own, where MOEBIUS_FAULT has not been read yet; its text is what it died with.
+// Runs in a process of its own, where MOEBIUS_FAULT has not been read yet.
+// Prints the errors that it catches.
 [[noreturn]] void hit_and_exit(const char* fault, int hits) {
   ::setenv("MOEBIUS_FAULT", fault, 1);
   for (int i = 1; i <= hits; ++i) {

@@ -229,11 +229,11 @@ TEST_F(CliTrain, DoesNotSaveWeightsThatAreNotFinite) {
   EXPECT_FALSE(std::filesystem::exists(dir_.path("mad/checkpoints/step-00000001")));
 }
 
-TEST_F(CliTrain, SaysWhatAGpuRunsBySlowerKernels) {
+TEST_F(CliTrain, WarnsOfFallbackKernelsOfAGpu) {
   if (const std::string why = Accelerator::why_missing(); !why.empty()) GTEST_SKIP() << why;
   const Ran ran = train({"run.device=cuda", "precision.compute=bf16"});
   ASSERT_EQ(ran.code, 0) << ran.err;
-  const std::string warning = "warning: slower kernels than this GPU has: ";
+  const std::string warning = "warning: fallback kernels: ";
   EXPECT_THAT(ran.err, HasSubstr(warning));
   EXPECT_THAT(ran.err, HasSubstr("attention_bwd, attention_fwd: the fast kernels take heads of "));
   EXPECT_THAT(ran.err, HasSubstr("; got 8 with values of 8"));

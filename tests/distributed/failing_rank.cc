@@ -62,7 +62,7 @@ void set_fault_on_rank_1(const char* fault) {
 
 int main(int argc, char** argv) {
   if (moebius::started_by_mpirun())
-    moebius::keep_rank(
+    moebius::supervise_rank(
         "a rank", [](const std::string& text) { std::fprintf(stderr, "supervisor: %s\n", text.c_str()); }, std::_Exit);
   std::signal(SIGTERM, [](int) {});  // as in training: mpirun sends it to the others when a rank has died
   const std::string way = argc > 1 ? argv[1] : "";

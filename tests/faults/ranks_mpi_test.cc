@@ -184,7 +184,7 @@ TEST_F(RankedRun, ARankThatStandsBeforeMpiHasBegunEndsAllInTime) {
     EXPECT_EQ(runs_.train_ranks(2, "r", {}, {{1, {point}}}), 6) << runs_.err();
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
     EXPECT_THAT(runs_.err(), HasSubstr(fmt::format("error: {}: rank 0 (tp 0, cp 0, dp 0, pp 0, etp 0, ep 0, edp 0) has "
-                                                   "waited for 4 s for the other ranks, of which one does not join",
+                                                   "waited for 4 s for the other ranks, one of which has not joined",
                                                    call)));
   }
 }
