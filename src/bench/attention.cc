@@ -7,7 +7,7 @@
 namespace moebius {
 namespace {
 
-// Of a cost of causal sequences, the operations on keys that the mask leaves.
+// Returns, from the cost of causal sequences, the cost of the keys that the mask leaves.
 Cost seen_of(Cost cost, const BenchMask& mask, int64_t S) {
   const auto pairs = [](int64_t rows, int64_t window) {
     const double n = static_cast<double>(rows), w = static_cast<double>(window);
@@ -29,7 +29,7 @@ BenchLine attention_line(BenchDevice& device, BenchTensors& tensors, const char*
   return line;
 }
 
-// Where in its sequence the document of each row begins.
+// Returns for each row where its document begins within its sequence.
 std::vector<int32_t> document_starts(const BenchShape& shape, int64_t documents) {
   const int64_t document = shape.seq / documents;
   std::vector<int32_t> starts(shape.T());

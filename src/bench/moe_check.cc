@@ -7,10 +7,10 @@
 namespace moebius {
 namespace {
 
-// Products that the gradients of the expert may cost, or a single inner column.
+// The most products to spend on the gradients of the expert. At least one inner column is checked.
 constexpr double kMostProducts = 5e8;
 
-// Some columns past those that hold logits, whose values are of another size.
+// Some columns after those that hold logits, whose values are of another size.
 std::vector<int64_t> columns_of(const MoeInputs& in) {
   const int64_t first = in.is_routed ? in.shape.E : 0;
   std::vector<int64_t> columns = sampled(in.shape.D - first, 16);
@@ -38,7 +38,7 @@ std::vector<int64_t> MoeCheck::experts_of(const HostRows& topk, int64_t t) const
   return experts;
 }
 
-// softmax over the logits of the experts chosen.
+// Softmax over the logits of the chosen experts.
 std::vector<double> MoeCheck::weights(const HostRows& x, int64_t t, const std::vector<int64_t>& experts) const {
   std::vector<double> weight(experts.size(), 1.0 / static_cast<double>(experts.size()));
   if (!in_.is_routed) return weight;
@@ -65,7 +65,7 @@ MoeCheck::OfToken MoeCheck::token(Stream& s, int64_t t) const {
   of.dx.resize(columns_.size());
   of.dx_of_chosen.resize(of.experts.size());
   for (int64_t k = 0; k < in_.shape.K; ++k) add_expert(s, of, k);
-  double mean = 0;  // of dlogit, so far the gradient of the weight
+  double mean = 0;  // of dlogit, which so far holds the gradient of the weight
   for (size_t k = 0; k < of.weight.size(); ++k) mean += of.weight[k] * of.dlogit[k];
   for (size_t k = 0; k < of.weight.size(); ++k) {
     of.dlogit_size[k] *= of.weight[k];
@@ -74,7 +74,9 @@ MoeCheck::OfToken MoeCheck::token(Stream& s, int64_t t) const {
   return of;
 }
 
-// The part of expert k: y = weight W2 a with a = silu(gate) up and [gate; up] = W1 x, and backwards.
+// Adds the share of expert k, with a = silu(gate) up and [gate; up] = W1 x:
+//   y = weight W2 a
+// It adds the gradients of the backward pass too.
 void MoeCheck::add_expert(Stream& s, OfToken& of, int64_t k) const {
   const int64_t t = of.token, D = in_.shape.D, F = in_.shape.F, w1_at = of.experts[k] * 2 * F,
                 w2_at = of.experts[k] * D;
