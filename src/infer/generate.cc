@@ -47,10 +47,10 @@ Ranked rank_tokens(std::span<const float> logits, double temperature) {
   return r;
 }
 
-// The next of tp's multiples: what its ranks compute together.
+// Rounds up to a multiple of tp, because tp ranks compute equal parts.
 int64_t rounded_up(int64_t tokens, int64_t tp) { return div_ceil(tokens, tp) * tp; }
 
-// What the ranks of a world do as one; nothing but the work itself on one rank.
+// The operations that the ranks of a world do together. On one rank they only do the work itself.
 class Together {
  public:
   explicit Together(const Engine& engine) : draws_(engine.model().has_head()) {
@@ -65,7 +65,7 @@ class Together {
     if (control_) return control_->together(body);
     body();
   }
-  // What draw() says on the one rank that draws.
+  // Returns the result of draw() on every rank. Only one rank draws.
   int32_t agree(const std::function<int32_t()>& draw) {
     int32_t id = 0;
     run([&] {
@@ -103,7 +103,8 @@ int32_t sample_token(std::span<const float> logits, const Sampling& sampling, in
   return r.ids[kept - 1];
 }
 
-// What fills up the last of tp's rows lies behind the tokens, in rows of the cache that the next ones take.
+// The rows that pad to a multiple of tp come after the tokens. In the cache, the next tokens
+// overwrite them.
 EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads, int64_t chunk,
                                   const MeshShape& mesh) {
   MOEBIUS_CHECK(usage, mesh.cp == 1,

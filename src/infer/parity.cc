@@ -50,7 +50,7 @@ void fill_batch(MicroBatch& batch, const ParityTokens& t) {
 EngineSpec engine_spec(const ModelSpec& model, const ParitySpec& spec, const ParityTokens& t) {
   return {.model = model,
           .precision = {.compute = spec.compute},
-          .use = ModelUse::gradients,  // every layer keeps its route
+          .use = ModelUse::gradients,  // with gradients, every layer keeps its route
           .shape = {.batch = t.batch,
                     .seq = t.seq,
                     .max_segments = t.batch * t.seq,
@@ -80,7 +80,8 @@ std::optional<FusedPlace> fused_place_of(const ModelSpec& m, const ParamPart& pa
   return fused_place(hf_family(m.family), part.name, dims_of(part.shape), m.num_experts);
 }
 
-// What is written, in host memory; tensors that are elsewhere are copied, and fused ones made there.
+// The tensors to write, in host memory. Tensors of a device are copied, and fused tensors are
+// assembled here.
 class Outputs {
  public:
   Outputs(Engine& engine, const ParityTokens& t) : engine_(engine), t_(t), s_(engine.stream()) {}
@@ -101,7 +102,7 @@ class Outputs {
           {{fmt::format("router.{}.topk", moe.layer), DType::i32, dims_of(topk_TK.shape)}, on_host(topk_TK)});
     }
   }
-  // One tensor for each name that the hub has.
+  // Adds one tensor for each name in a checkpoint.
   void add_gradients() {
     for (const Param& p : engine_.model().params().all()) {
       if (!p.has_grad) continue;
