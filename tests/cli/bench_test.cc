@@ -1,4 +1,4 @@
-// The workloads of `moebius bench` as a user meets them.
+// The workloads of `moebius bench` as a user runs them.
 #include <nlohmann/json.hpp>
 
 #include "device/accelerator.h"
@@ -27,7 +27,7 @@ TEST(CliBench, DispatchSaysWhatItSends) {
   EXPECT_EQ(json.at("axis"), "ep");
   EXPECT_EQ(json.at("routing"), "balanced");
   EXPECT_EQ(json.at("dispatcher"), "alltoall");
-  // 4096 tokens to 2 experts each, half of them elsewhere, 512 numbers of 2 bytes.
+  // 4096 tokens go to 2 experts each, half of them on another rank, with 512 numbers of 2 bytes.
   EXPECT_EQ(json.at("lines").at(1).at("sent_bytes"), 4096 * 2 / 2 * 512 * 2);
   EXPECT_EQ(json.at("lines").at(1).at("expected_bytes"), 4096 * 2 / 2 * 512 * 2);
   const auto alone = json_of(run_moebius(dir, {"bench", "dispatch", "--runs", "1", "--json"}));
@@ -62,7 +62,8 @@ TEST(CliBench, AStepRunsWhereItsRecipeSays) {
   EXPECT_EQ(run_moebius(dir, on_cpu).code, 0);
 }
 
-// Beside the data sheet's rate, the one that was measured and the roofline; tokens/s as peers count them.
+// The report has the data sheet's rate, the measured rate and the roofline. It counts tokens/s as
+// other programs do.
 TEST(CliBench, AStepOnAGpuIsSeenBesideItsPeaks) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
@@ -89,7 +90,7 @@ TEST(CliBench, AStepOnAGpuIsSeenBesideItsPeaks) {
 
 // -- options -----------------------------------------------------------------------------------------------
 
-// What would change nothing is refused, with the workloads that it is for.
+// An option that would change nothing is refused, with the list of workloads that it is for.
 TEST(CliBench, OptionsOfOtherWorkloadsAreRefused) {
   TestDir dir;
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
