@@ -1,6 +1,7 @@
-// Groups that move memory of GPUs: by NCCL where each rank has a GPU of its own,
-// else through host memory. What they compute is what the same group computes of
-// the same numbers in memory of the CPU, to the bit. Skipped where there is no GPU.
+// Groups that exchange memory of GPUs: by NCCL where each rank has a GPU of its own, else through
+// host memory.
+// The results are bitwise those of the same group with the same numbers in memory of the CPU.
+// Skipped where there is no GPU.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -40,7 +41,7 @@ struct Twin {
     copy_to_device(s, gpu.data, host.data, host.num_bytes());
     synchronize(s);
   }
-  // Numbers so far apart that the order of their sum shows.
+  // Fills in values whose magnitudes differ so much that the order of their sum shows.
   void fill(uint64_t seed) {
     std::mt19937_64 random(seed);
     for (int64_t i = 0; i < host.numel(); ++i) {
@@ -140,7 +141,8 @@ TEST_P(OnGpus, MovesAreThoseOfTheCpu) {
   });
 }
 
-// Buckets behind each other, and rings of large messages both ways, while the stream has other work.
+// Runs buckets one after another, and rings of large messages both ways, while the stream has other
+// work.
 void behind(GpuRank& r, Group& world, Stream& s, std::vector<Tensor> t) {
   Pending first = world.start_reduce_scatter_sum(s, t[0], t[1], t[2]);
   Pending gathered = world.start_all_gather(s, t[3], t[4]);
@@ -188,7 +190,7 @@ TEST_P(OnGpus, WhatRunsBehindGivesTheSame) {
   });
 }
 
-// Recorded once, replayed: the same numbers, and every replay is counted.
+// Captured once and then replayed, the group gives the same numbers and counts every replay.
 TEST_P(OnGpus, ARecordingIsTheSame) {
   run([](Transport& transport) {
     GpuRank r(transport);
@@ -237,7 +239,7 @@ TEST_P(OnGpus, SendTheBytesOfTheFormulas) {
   });
 }
 
-// Another rank throws while this one's GPU waits for it: the wait ends with the run.
+// Another rank throws while this one's GPU waits for it. The wait ends with the run.
 TEST_P(OnGpus, ARankThatThrowsEndsTheWaitForTheGpu) {
   if (GetParam() == 1 || process_world() != nullptr) return;
   const auto body = [](Transport& transport) {
@@ -262,7 +264,7 @@ TEST_P(OnGpus, ARankThatThrowsEndsTheWaitForTheGpu) {
 // A rank that never joins is waited for no longer than the timeout.
 TEST_P(OnGpus, ARankThatStallsEndsTheWaitForTheGpu) {
   if (GetParam() == 1 || process_world() != nullptr) return;
-  std::atomic<int> num_failed = 0;  // rank 1 stays away until all others have
+  std::atomic<int> num_failed = 0;  // rank 1 stays away until all others have failed
   const auto body = [&](Transport& transport) {
     GpuRank r(transport);
     Twin x = r.twin({1 << 20}, DType::f32, 1);
