@@ -8,7 +8,7 @@ namespace moebius {
 namespace {
 
 // Returns, from the cost of causal sequences, the cost of the keys that the mask leaves.
-Cost seen_of(Cost cost, const BenchMask& mask, int64_t S) {
+Cost masked_cost(Cost cost, const BenchMask& mask, int64_t S) {
   const auto pairs = [](int64_t rows, int64_t window) {
     const double n = static_cast<double>(rows), w = static_cast<double>(window);
     return window == 0 || window >= rows ? n * (n + 1) / 2 : w * (w + 1) / 2 + (n - w) * w;
@@ -23,7 +23,7 @@ BenchLine attention_line(BenchDevice& device, BenchTensors& tensors, const char*
                          void (*run)(Stream&, const Op&), const BenchMask& mask) {
   Stream& s = device.stream();
   op.scratch = tensors.bytes(Op::scratch_bytes(op, s));
-  BenchLine line{.name = name, .cost = seen_of(cost(op), mask, op.q_THd.dim(0) / op.batch)};
+  BenchLine line{.name = name, .cost = masked_cost(cost(op), mask, op.q_THd.dim(0) / op.batch)};
   device.time(line, [&] { run(s, op); });
   check_attention(s, line, op, mask);
   return line;

@@ -247,7 +247,7 @@ void compare_with_copy(DispatchBench& bench, DispatchRank& rank, int64_t runs) {
   const BenchShape& shape = rank.shape();
   BenchTensors tensors(rank.stream());
   const Tensor copied_RD = tensors.zeros({shape.R(), shape.D}, DType::bf16);
-  std::vector<double> copy_ms, there_and_back_ms;
+  std::vector<double> copy_ms, forward_backward_ms;
   for (int64_t run = 0; run <= runs; ++run) {
     double forward_backward = 0;
     rank.step([&](const std::string& name, auto&& call) {
@@ -257,13 +257,13 @@ void compare_with_copy(DispatchBench& bench, DispatchRank& rank, int64_t runs) {
     const double copy = time_on_device(rank.stream(), [&] { copy_row_of_each_pair(rank.stream(), copied_RD, rank); });
     if (run == 0) continue;  // touches memory
     copy_ms.push_back(copy);
-    there_and_back_ms.push_back(forward_backward);
+    forward_backward_ms.push_back(forward_backward);
   }
   const double row_bytes = static_cast<double>(shape.D) * kRowElement;
   const double pairs = static_cast<double>(shape.R()) * row_bytes, tokens = static_cast<double>(shape.T()) * row_bytes;
   bench.copy_gbytes_per_s = 2 * pairs / median(copy_ms) * 1e-6;
   // dispatch reads rows in place. combine reads them once and writes the tokens.
-  bench.local_gbytes_per_s = (pairs + tokens) / median(there_and_back_ms) * 1e-6;
+  bench.local_gbytes_per_s = (pairs + tokens) / median(forward_backward_ms) * 1e-6;
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ class MoeCheck {
   void dw(Stream& s, BenchLine& line, const Tensor& dw1_e2FD, const Tensor& dw2_eDF, int64_t calls) const;
 
  private:
-  struct OfToken {
+  struct TokenResults {
     int64_t token = 0;
     std::vector<int64_t> experts;        // K
     std::vector<double> weight, dlogit;  // K
@@ -42,23 +42,23 @@ class MoeCheck {
     std::vector<double> dx_of_chosen;    // at the columns of the experts' logits, K
   };
   // Gradients of inner column f of the expert, at columns_.
-  struct OfColumn {
+  struct ColumnGradients {
     int64_t f = 0;
     std::vector<double> dw1_gate, dw1_up, dw2;
   };
-  OfToken token(Stream& s, int64_t t) const;
-  void add_expert(Stream& s, OfToken& of, int64_t k) const;
-  OfColumn column(Stream& s, const HostRows& x, const HostRows& dy, int64_t f) const;
+  TokenResults token(Stream& s, int64_t t) const;
+  void add_expert(Stream& s, TokenResults& result, int64_t k) const;
+  ColumnGradients column(Stream& s, const HostRows& x, const HostRows& dy, int64_t f) const;
   std::vector<double> weights(const HostRows& x, int64_t t, const std::vector<int64_t>& experts) const;
   std::vector<int64_t> experts_of(const HostRows& topk, int64_t t) const;
   void choose_expert(const HostRows& topk, const HostRows& x);
 
   MoeInputs in_;
   std::vector<int64_t> columns_;  // after the logits
-  std::vector<OfToken> tokens_;
+  std::vector<TokenResults> tokens_;
   int64_t expert_ = 0;                                 // the one with the fewest rows, but at least one
   std::vector<std::pair<int64_t, double>> row_token_;  // its rows: token and weight
-  std::vector<OfColumn> of_expert_;
+  std::vector<ColumnGradients> expert_columns_;
 };
 
 }  // namespace moebius

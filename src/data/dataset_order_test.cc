@@ -130,8 +130,8 @@ TEST(Blend, StartsFromAnyMultipleOfTheSum) {
   std::vector<int64_t> count(3, 0);
   for (int64_t i = 0; i < 60; ++i) {
     int best = 0;
-    const auto behind = [&](int j) { return w[j] * std::max<int64_t>(i, 1) - 11 * count[j]; };
-    for (int j = 1; j < 3; ++j) best = behind(j) > behind(best) ? j : best;
+    const auto deficit = [&](int j) { return w[j] * std::max<int64_t>(i, 1) - 11 * count[j]; };
+    for (int j = 1; j < 3; ++j) best = deficit(j) > deficit(best) ? j : best;
     const Blend::Pick pick = Blend({0.3, 0.7, 0.1}).at(i);
     ASSERT_EQ(pick.dataset, best) << i;
     ASSERT_EQ(pick.ordinal, count[best]) << i;

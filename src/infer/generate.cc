@@ -51,9 +51,9 @@ Ranked rank_tokens(std::span<const float> logits, double temperature) {
 int64_t rounded_up(int64_t tokens, int64_t tp) { return div_ceil(tokens, tp) * tp; }
 
 // The operations that the ranks of a world do together. On one rank they only do the work itself.
-class Together {
+class GeneratingRanks {
  public:
-  explicit Together(const Engine& engine) : draws_(engine.model().has_head()) {
+  explicit GeneratingRanks(const Engine& engine) : draws_(engine.model().has_head()) {
     Transport* world = engine.spec().world;
     if (!world || world->size() == 1) return;
     const RankPlace& at = engine.mesh().place();
@@ -137,7 +137,7 @@ void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first,
 
 Generated generate(Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt,
                    const std::function<void(int32_t)>& on_token) {
-  Together ranks(engine);
+  GeneratingRanks ranks(engine);
   ranks.run([&] { check(engine, spec, prompt); });
   const int64_t vocab = engine.spec().model.vocab_size,
                 num_ids = spec.num_ids > 0 ? std::min(spec.num_ids, vocab) : vocab;

@@ -90,7 +90,7 @@ TEST_F(CliTrain, TracesTheOnlyStepWhereThereIsNoSecond) {
   const std::string at_once = "optimizer.warmup_steps=0";
   ASSERT_EQ(train({"train.steps=1", "log.trace=only.json", at_once}).code, 0);
   EXPECT_GT(num_events("only.json"), 100u);
-  ASSERT_EQ(train({"train.steps=2", "log.trace=left.json", at_once}).code, 0) << "goes on with one step left";
+  ASSERT_EQ(train({"train.steps=2", "log.trace=left.json", at_once}).code, 0) << "resumes with one step left";
   EXPECT_GT(num_events("left.json"), 100u);
 }
 

@@ -194,9 +194,9 @@ class Overlap : public ::testing::TestWithParam<LayoutCase> {};
 TEST_P(Overlap, ChangesNoBit) {
   const LayoutCase& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {
-    const LayoutOutcome behind = train_on(world, c.model, c.layout, 3);
+    const LayoutOutcome overlapped = train_on(world, c.model, c.layout, 3);
     const LayoutOutcome alone = train_on(world, c.model, c.layout, 3, {.overlap = false});
-    expect_same_bits(behind, alone);
+    expect_same_bits(overlapped, alone);
   });
 }
 

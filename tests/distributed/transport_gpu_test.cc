@@ -143,7 +143,7 @@ TEST_P(OnGpus, MovesAreThoseOfTheCpu) {
 
 // Runs buckets one after another, and rings of large messages both ways, while the stream has other
 // work.
-void behind(GpuRank& r, Group& world, Stream& s, std::vector<Tensor> t) {
+void run_overlapped(GpuRank& r, Group& world, Stream& s, std::vector<Tensor> t) {
   Pending first = world.start_reduce_scatter_sum(s, t[0], t[1], t[2]);
   Pending gathered = world.start_all_gather(s, t[3], t[4]);
   if (r.size > 1) {
@@ -160,8 +160,8 @@ void behind(GpuRank& r, Group& world, Stream& s, std::vector<Tensor> t) {
   first.wait();
 }
 
-struct Behind {
-  explicit Behind(GpuRank& r) : rank(r) {
+struct Overlapped {
+  explicit Overlapped(GpuRank& r) : rank(r) {
     const int64_t n = 1 << 20;
     for (const int64_t size : {n, n * r.size, n * r.size, n * r.size, n, n, n, n, n, n})
       twins.push_back(std::make_unique<Twin>(r.s, Shape{size}, DType::f32, 100 * twins.size() + r.rank));
@@ -169,10 +169,10 @@ struct Behind {
   void run(Stream& s, bool on_gpu) {
     std::vector<Tensor> tensors;
     for (const auto& twin : twins) tensors.push_back(on_gpu ? twin->gpu : twin->host);
-    behind(rank, *rank.world, s, tensors);
+    run_overlapped(rank, *rank.world, s, tensors);
   }
   void expect_same() {
-    for (const int i : {0, 3, 7, 8, 9}) twins[i]->expect_same("behind");
+    for (const int i : {0, 3, 7, 8, 9}) twins[i]->expect_same("overlapped");
   }
   GpuRank& rank;
   std::vector<std::unique_ptr<Twin>> twins;
@@ -181,7 +181,7 @@ struct Behind {
 TEST_P(OnGpus, WhatRunsBehindGivesTheSame) {
   run([](Transport& transport) {
     GpuRank r(transport);
-    Behind b(r);
+    Overlapped b(r);
     for (int i = 0; i < 3; ++i) {
       b.run(r.s, true);
       b.run(r.host, false);
@@ -195,7 +195,7 @@ TEST_P(OnGpus, ARecordingIsTheSame) {
   run([](Transport& transport) {
     GpuRank r(transport);
     if (!r.links.records()) return;
-    Behind b(r);
+    Overlapped b(r);
     const int64_t before = r.world->sent_bytes();
     b.run(r.s, true);
     const int64_t sent = r.world->sent_bytes() - before;

@@ -101,7 +101,7 @@ EngineSpec frozen_on(DeviceKind device, DType compute, bool graph = true) {
 }
 
 // All that can be recomputed is, and the capture is in the first step.
-EngineSpec remade_on(DeviceKind device, DType compute, bool graph = true) {
+EngineSpec recomputed_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = documents_on(device, compute, graph);
   spec.model.qk_norm = QkNorm::whole;
   spec.num_micro_batches = 5;
@@ -155,7 +155,7 @@ EngineSpec gpt_oss_on(DeviceKind device, DType compute, bool graph = true) {
 }
 
 constexpr auto kSpecs = {spec_on,     wide_spec_on,   documents_on,  balanced_on, sinkhorn_on,
-                         jittered_on, many_on,        whole_norm_on, frozen_on,   remade_on,
+                         jittered_on, many_on,        whole_norm_on, frozen_on,   recomputed_on,
                          latent_on,   wide_latent_on, mtp_on,        gpt_oss_on};
 
 void split_documents(MicroBatch& b) {
@@ -217,9 +217,9 @@ class OnGpu : public ::testing::TestWithParam<DType> {
 
 TEST_P(OnGpu, RecordingChangesNoBit) {
   for (const auto spec : kSpecs) {
-    Engine recorded(spec(DeviceKind::cuda, GetParam(), true)), launched(spec(DeviceKind::cuda, GetParam(), false));
-    EXPECT_EQ(train(initialised(recorded), 6), train(initialised(launched), 6));
-    EXPECT_EQ(masters(recorded), masters(launched));
+    Engine captured(spec(DeviceKind::cuda, GetParam(), true)), eager(spec(DeviceKind::cuda, GetParam(), false));
+    EXPECT_EQ(train(initialised(captured), 6), train(initialised(eager), 6));
+    EXPECT_EQ(masters(captured), masters(eager));
   }
 }
 
@@ -255,11 +255,11 @@ TEST_P(OnGpu, RecomputeChangesNoBit) {
     SCOPED_TRACE(name);
     EngineSpec spec = wide_spec_on(DeviceKind::cuda, GetParam());
     spec.recompute.*flag = true;
-    Engine remade(spec);
-    EXPECT_EQ(train(initialised(remade), 4), expected);
-    EXPECT_EQ(masters(remade), masters(kept));
-    EXPECT_EQ(remade.stack_high_water(), remade.plan().bytes(Life::stack));
-    EXPECT_LT(remade.plan().bytes(Life::saved), kept.plan().bytes(Life::saved));
+    Engine recomputed(spec);
+    EXPECT_EQ(train(initialised(recomputed), 4), expected);
+    EXPECT_EQ(masters(recomputed), masters(kept));
+    EXPECT_EQ(recomputed.stack_high_water(), recomputed.plan().bytes(Life::stack));
+    EXPECT_LT(recomputed.plan().bytes(Life::saved), kept.plan().bytes(Life::saved));
   }
 }
 
@@ -282,9 +282,9 @@ TEST_P(OnGpu, RecomputeInCombinationChangesNoBit) {
     for (const bool layer : {false, true}) {
       EngineSpec spec = kept_spec(DeviceKind::cuda, GetParam(), true);
       for (const auto& [name, flag] : kRecomputeNames) spec.recompute.*flag = (flag == &RecomputeSpec::layer) == layer;
-      Engine remade(spec);
-      EXPECT_EQ(train(initialised(remade), 4), expected);
-      EXPECT_EQ(masters(remade), masters(kept));
+      Engine recomputed(spec);
+      EXPECT_EQ(train(initialised(recomputed), 4), expected);
+      EXPECT_EQ(masters(recomputed), masters(kept));
     }
   }
 }
@@ -361,7 +361,7 @@ RunSpec evaluation_of(const EngineSpec& spec, const std::string& prefix) {
 TEST_P(OnGpu, EvaluationBetweenRecordedStepsChangesNoBit) {
   const TestDir dir;
   const std::string prefix = testing::write_dataset(dir, "valid", 1100);
-  for (const auto spec : {balanced_on, remade_on}) {
+  for (const auto spec : {balanced_on, recomputed_on}) {
     Engine evaluated(spec(DeviceKind::cuda, GetParam(), true)), plain(spec(DeviceKind::cuda, GetParam(), true)),
         cpu(spec(DeviceKind::cpu, GetParam(), true));
     const RunSpec run = evaluation_of(plain.spec(), prefix);

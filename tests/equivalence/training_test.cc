@@ -54,12 +54,12 @@ void expect_recompute_changes_no_bit(const ModelSpec& model, DType dtype) {
     SCOPED_TRACE(name);
     spec.recompute = {};
     spec.recompute.*flag = true;
-    Engine remade(spec);
-    EXPECT_EQ(train(remade, 2, 4), expected);
-    EXPECT_EQ(all_elements(remade, false), all_elements(kept, false));
-    EXPECT_LT(remade.plan().bytes(Life::saved), kept.plan().bytes(Life::saved));
-    EXPECT_EQ(remade.stack_high_water(), remade.plan().bytes(Life::stack));
-    EXPECT_NE(remade.plan().table().find("that backward makes again"), std::string::npos);
+    Engine recomputed(spec);
+    EXPECT_EQ(train(recomputed, 2, 4), expected);
+    EXPECT_EQ(all_elements(recomputed, false), all_elements(kept, false));
+    EXPECT_LT(recomputed.plan().bytes(Life::saved), kept.plan().bytes(Life::saved));
+    EXPECT_EQ(recomputed.stack_high_water(), recomputed.plan().bytes(Life::stack));
+    EXPECT_NE(recomputed.plan().table().find("that backward makes again"), std::string::npos);
   }
 }
 
