@@ -69,9 +69,8 @@ BenchReport bench_attention(const BenchSpec& spec);
 // Measures each op of the experts in bf16.
 BenchReport bench_experts(const BenchSpec& spec);
 // Measures a whole MoE layer in bf16, with gradients added in f32. Its lines are:
-//   moe_layer_fwd, _fwd_bwd                 from given logits: softmax, top-k and the index count;
-//   from a
-//                                           given route where no router could choose it
+//   moe_layer_fwd, _fwd_bwd                 from given logits: softmax, top-k and the index count; from
+//                                           a given route where no router could choose it
 //   moe_layer_fwd_router, _fwd_bwd_router   with the router's product, and its backward
 BenchReport bench_moe_layer(const BenchSpec& spec);
 

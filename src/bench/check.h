@@ -65,19 +65,14 @@ class BenchSample {
 // Bounds on the relative error. Wrong results are far above them. Zeros have an error of 1, and a
 // result without its mask about the same. A result with a factor of 1.05 has an error of 0.05.
 //   bf16     A value rounded to bf16 has a random error of at most 2^-8 of itself, 0.41 of that in
-//   root mean
-//            square. A result has passed at most 6 roundings (y: x W1, activation, W2, its sum;
-//            gradients two
-//            more), and the slope of SwiGLU at most doubles one. That is 0.41 sqrt(6) 2 = 2 units.
-//            Twice that
-//            never happens by chance.
-//   f32_sum  f32 sums of bf16 products. Tensor cores truncate instead of rounding, so errors add
-//   up: 2^-24 for
-//            each 16 of at most 2^15 products is 2^-13. The bound is eight times that.
-//   f32      Products of f32, at most 2^13 of them, with random rounding in each addition: 2^-24
-//   sqrt(2^13) is
-//            2^-17.5. The bound is eight times that. Factors rounded to TF32 have errors of 2^-12
-//            or more.
+//            root mean square. A result has passed at most 6 roundings (y: x W1, activation, W2,
+//            its sum; gradients two more), and the slope of SwiGLU at most doubles one. That is
+//            0.41 sqrt(6) 2 = 2 units. Twice that never happens by chance.
+//   f32_sum  f32 sums of bf16 products. Tensor cores truncate instead of rounding, so errors add up:
+//            2^-24 for each 16 of at most 2^15 products is 2^-13. The bound is eight times that.
+//   f32      Products of f32, at most 2^13 of them, with random rounding in each addition:
+//            2^-24 sqrt(2^13) is 2^-17.5. The bound is eight times that. Factors rounded to TF32 have
+//            errors of 2^-12 or more.
 constexpr double kBf16Tolerance = 4 * 0x1p-8, kF32SumTolerance = 0x1p-10, kF32Tolerance = 0x1p-14;
 
 // Adds the sums of the sample to those of the line, and its relative error under the name of the

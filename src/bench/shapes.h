@@ -32,15 +32,12 @@ int64_t scaled(int64_t size, double scale);
 //   balanced   slot k of token t goes to expert (t K + k) mod E
 //   zipf       popularity p[e] is proportional to (rank[e] + 1)^-s with rank[e] = (5 e + 3) mod E.
 //              E > K: token t takes the K experts with the largest log p[e] - log(-log u(t E + e)).
-//              That draws K
-//              different experts one after the other by popularity.
+//              That draws K different experts one after the other by popularity.
 //              E = K (a slice of an expert-parallel group, whose rows come from the tokens of many
-//              ranks):
-//              slot (t, k) takes the first expert whose cumulative popularity exceeds u(t K + k).
-//              Slots
-//              of a token may take the same expert.
-// u(i) = ((m(seed + (i + 1) 0x9E3779B97F4A7C15) >> 11) + 1/2) 2^-53, where m is the finalizer of
-// SplitMix64 modulo 2^64.
+//              ranks): slot (t, k) takes the first expert whose cumulative popularity exceeds
+//              u(t K + k). Slots of a token may take the same expert.
+// u(i) = ((m(seed + (i + 1) 0x9E3779B97F4A7C15) >> 11) + 1/2) 2^-53,
+//   where m is the finalizer of SplitMix64 modulo 2^64.
 struct BenchRouting {
   enum class Kind { balanced, zipf } kind = Kind::balanced;
   double exponent = 1.0;  // s

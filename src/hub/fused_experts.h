@@ -2,10 +2,8 @@
 // other form.
 // Those of gpt_oss are:
 //
-//   mlp.experts.gate_up_proj [E, H, 2I], columns alternate between gate and up    gate_up_proj_bias
-//   [E, 2I], likewise
-//   mlp.experts.down_proj    [E, I, H]                                            down_proj_bias
-//   [E, H]
+//   mlp.experts.gate_up_proj [E, H, 2I], gate_up_proj_bias [E, 2I]   columns alternate between gate and up
+//   mlp.experts.down_proj [E, I, H], down_proj_bias [E, H]
 //
 // Tensors of 4-bit weights (MXFP4) are transposed, and their rows alternate between gate and up:
 //   mlp.experts.gate_up_proj_blocks [E, 2I, H / 32, 16], _scales [E, 2I, H / 32]

@@ -2,9 +2,9 @@
 // have there:
 //
 //   one tensor per expert and projection   [I, H] or [H, I]        the hub's layout
-//   fused, out before in   mlp.experts.gate_up_proj [E, 2I, H] (gate rows, then up rows), down_proj
-//   [E, H, I]
-//   fused, in before out   mlp.experts.gate_up_proj [E, H, 2I], down_proj [E, I, H]
+//   fused, out before in   mlp.experts.gate_up_proj [E, 2I, H] (gate rows, then up rows),
+//                          mlp.experts.down_proj [E, H, I]
+//   fused, in before out   mlp.experts.gate_up_proj [E, H, 2I], mlp.experts.down_proj [E, I, H]
 //   gpt_oss only           fused, or in 4-bit blocks (hub/fused_experts.h)
 //
 // A source is a strided view of the tensor on disk, so the loader copies without knowing layouts.

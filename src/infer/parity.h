@@ -36,8 +36,8 @@ struct ParityResult {
 //   loss F32 [1], the mean next-token cross-entropy over B (S-1) targets, without auxiliary losses
 //   router.{layer}.topk I32 [B*S, k] of each MoE layer
 //   grad.{hugging face name} F32 of each trained tensor, with gradients
-//   mtp_loss F32 [1], the mean over the depths, and mtp.{depth - 1}.logits like logits, with
-//   mtp_coeff
+//   mtp_loss F32 [1], the mean over the depths, with mtp_coeff
+//   mtp.{depth - 1}.logits like logits, with mtp_coeff
 // With mtp_coeff the gradients are those of loss + mtp_coeff * mtp_loss.
 // doc_start has, for each token, the index in the row of its document's first token. Positions
 // restart there, and attention does not cross documents. Targets that cross a border still count.
