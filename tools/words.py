@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Words that may not stand in a source, each with its reason."""
+"""Refuses words that must not be in a source, each with its reason."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from sources import CPP, documents, is_test, read, report, root_from_arguments, 
 MACHINE_PATH = re.compile(r"/(home|root|work|Users)/[\w.-]+")
 BAD_NAME = re.compile(r"(^|_)(utils?|helpers?|manager|fast|optimized|v2|new|misc|common)(_|$)")
 
-# In the library: everything in src/ but cli, the tests, and the files named here.
+# These hold for the library, which is all of src/ except cli, tests, and the files named here.
 LIBRARY_RULES = [
     (re.compile(r"\bstd::(cout|cerr|clog)\b|\bf?printf\s*\(|\bfmt::print\b|\bputs\s*\(|\bperror\s*\("),
      "the library never prints; it logs through core/log.h", ("log.cc",)),
@@ -21,7 +21,7 @@ LIBRARY_RULES = [
 
 
 def strip(line):
-    """The line without comment and the insides of strings: a full lexer is more than these rules need."""
+    """Returns the line without comment and string contents. These rules need no full lexer."""
     return re.sub(r'"(\\.|[^"\\])*"', '""', line).split("//")[0]
 
 
