@@ -44,9 +44,10 @@ BenchReport bench_attention(const BenchSpec& spec) {
   const BenchMask& mask = spec.mask;
   MOEBIUS_CHECK(usage, mask.window >= 0, "--window: expected at least 0; got {}; 0 lets a query see all keys before it",
                 mask.window);
-  MOEBIUS_CHECK(usage, mask.documents >= 1 && shape.seq % mask.documents == 0,
-                "--documents: expected a divisor of the {} tokens of a sequence; got {}; 1 is one in each sequence",
-                shape.seq, mask.documents);
+  MOEBIUS_CHECK(
+      usage, mask.documents >= 1 && shape.seq % mask.documents == 0,
+      "--documents: expected a divisor of the {} tokens of a sequence; got {}; 1 means one document in each sequence",
+      shape.seq, mask.documents);
   BenchDevice device(spec);
   BenchTensors tensors(device.stream());
   const int64_t T = shape.T(), H = shape.H, G = shape.G, d = shape.head, v_d = shape.v_head;

@@ -226,7 +226,7 @@ DispatchLine line_of(const Measured& call, const DispatchRank& rank, Control& co
                     .route_bytes = of_route.of(call.name),
                     .expected_bytes = even.of(call.name)};
   MOEBIUS_CHECK(numerics, std::abs(line.sent_bytes - line.route_bytes) < 1e-9 * (1 + line.route_bytes),
-                "bench dispatch: {} of {} sent {} bytes a rank where the route says {}", line.name,
+                "bench dispatch: {} of {} sent {} bytes per rank, but its route needs {}", line.name,
                 gathers ? "allgather" : "alltoall", line.sent_bytes, line.route_bytes);
   return line;
 }

@@ -1,5 +1,4 @@
-// Computes an MoE layer for a few tokens and one expert, from inputs and weights, by plain loops in
-// double.
+// Computes an MoE layer for a few tokens and one expert, from inputs and weights, by plain loops in double.
 #pragma once
 
 #include "bench/check.h"
@@ -9,8 +8,7 @@ namespace moebius {
 
 struct MoeInputs {
   BenchShape shape;
-  // If true, a router chose by the logits x[t, 0 .. E). Otherwise all weights are 1 / K. With a
-  // router E < D.
+  // If true, a router chose by the logits x[t, 0 .. E). Otherwise all weights are 1 / K. With a router E < D.
   bool is_routed = true;
   Tensor x_TD, dy_TD, w1_e2FD, w2_eDF;  // bf16
   Tensor topk_TK;                       // the experts that the layer chose
@@ -20,8 +18,7 @@ struct MoeInputs {
 // row of the expert it needs 3 D for each inner column that is checked.
 class MoeCheck {
  public:
-  // Throws Error{numerics} where a checked token has a larger logit for an expert that it did not
-  // choose.
+  // Throws Error{numerics} where a checked token has a larger logit for an expert that it did not choose.
   MoeCheck(Stream& s, const MoeInputs& in);
 
   // These throw Error{numerics} where a result is wrong. Otherwise they add its error to the line

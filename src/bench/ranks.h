@@ -21,8 +21,7 @@ struct RanksBench {
   RanksReport of_last_step;                   // bytes sent on each axis, and the time that compute did not hide
 };
 
-// Returns how many steps run before the timed ones. The first step touches memory and compiles
-// kernels.
+// Returns how many steps run before the timed ones. The first step touches memory and compiles kernels.
 // On a GPU two steps run eagerly, and a third one is captured as a CUDA graph.
 int64_t warm_up_steps(DeviceKind device);
 // Runs on all ranks of the world together. The report is that of rank 0.

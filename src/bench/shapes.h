@@ -1,6 +1,5 @@
 // The shapes of timed layers, and the routes of their tokens.
-// bench/peers/moe_shapes.py has the same table and rule, so that other software is timed on the
-// same counts.
+// bench/peers/moe_shapes.py has the same table and rule, so that other software is timed on the same counts.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +20,7 @@ struct BenchShape {
 };
 
 const std::vector<BenchShape>& bench_shapes();
-// Returns the shape of this name. `scale` multiplies seq, D and F. Throws Error{usage} that lists
-// the names.
+// Returns the shape of this name. `scale` multiplies seq, D and F. Throws Error{usage} that lists the names.
 BenchShape bench_shape(const std::string& name, double scale = 1.0);
 
 // max(1, round(size * scale)).

@@ -27,7 +27,7 @@ void check(const Engine& engine, const GenerateSpec& spec, std::span<const int32
                 context, length, spec.max_tokens);
   for (const int32_t id : prompt) {
     MOEBIUS_CHECK(input, id >= 0 && id < vocab,
-                  "generate: expected prompt ids in [0, {}); got {}; is this the model's tokenizer?", vocab, id);
+                  "generate: expected prompt ids in [0, {}); got {}; use the model's tokenizer", vocab, id);
   }
 }
 
@@ -85,7 +85,7 @@ int32_t sample_token(std::span<const float> logits, const Sampling& sampling, in
   MOEBIUS_ASSERT(!logits.empty());
   MOEBIUS_CHECK(
       numerics, std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }),
-      "generate: expected finite logits for position {}; got NaN or Inf; the model is damaged or its dtype too narrow",
+      "generate: expected finite logits for position {}; got NaN or Inf; the model is damaged or its dtype is too narrow",
       position);
   if (sampling.temperature == 0)
     return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
@@ -103,13 +103,12 @@ int32_t sample_token(std::span<const float> logits, const Sampling& sampling, in
   return r.ids[kept - 1];
 }
 
-// The rows that pad to a multiple of tp come after the tokens. In the cache, the next tokens
-// overwrite them.
+// The rows that pad to a multiple of tp come after the tokens. In the cache, the next tokens overwrite them.
 EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads, int64_t chunk,
                                   const MeshShape& mesh) {
   MOEBIUS_CHECK(usage, mesh.cp == 1,
-                "generate: expected parallel.cp = 1, for the tokens of a sequence come one by one; got {}; split heads "
-                "(tp), experts (ep, etp) or layers (pp)",
+                "generate: expected parallel.cp = 1, because the tokens of a sequence come one by one; got {}; "
+                "split heads (tp), experts (ep, etp) or layers (pp)",
                 mesh.cp);
   const int64_t seq = rounded_up(std::min(chunk, context), mesh.tp);
   return {.model = model,

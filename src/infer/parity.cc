@@ -68,7 +68,8 @@ void check_mtp(const ParitySpec& spec, const ModelSpec& model) {
   MOEBIUS_CHECK(usage, spec.mtp_coeff > 0 && std::isfinite(spec.mtp_coeff),
                 "forward: --mtp: expected a coefficient above 0; got {}", spec.mtp_coeff);
   MOEBIUS_CHECK(usage, spec.gradients,
-                "forward: --mtp: expected --grads beside it, multi-token prediction is part of training alone; add it");
+                "forward: --mtp: expected --grads too, because multi-token prediction is part of training only; "
+                "got none; add it");
   MOEBIUS_CHECK(usage, model.num_mtp_layers > 0,
                 "forward: --mtp: expected a model with multi-token "
                 "prediction (num_nextn_predict_layers); got {}; remove it",
@@ -80,8 +81,7 @@ std::optional<FusedPlace> fused_place_of(const ModelSpec& m, const ParamPart& pa
   return fused_place(hf_family(m.family), part.name, dims_of(part.shape), m.num_experts);
 }
 
-// The tensors to write, in host memory. Tensors of a device are copied, and fused tensors are
-// assembled here.
+// The tensors to write, in host memory. Tensors of a device are copied, and fused tensors are assembled here.
 class Outputs {
  public:
   Outputs(Engine& engine, const ParityTokens& t) : engine_(engine), t_(t), s_(engine.stream()) {}

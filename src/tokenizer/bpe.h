@@ -45,8 +45,7 @@ class Bpe {
   // and merges of or into tokens that the vocabulary lacks.
   static Bpe read(const JsonField& model, bool byte_level);
 
-  // Returns the tokens by id, as tokenizer.json spells them. An entry is empty where no token has
-  // the id.
+  // Returns the tokens by id, as tokenizer.json spells them. An entry is empty where no token has the id.
   const std::vector<std::string>& tokens() const { return tokens_; }
   int32_t find(const std::string& token) const;  // returns the id of `token`, or -1 if there is none
 

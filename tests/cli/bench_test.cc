@@ -49,7 +49,7 @@ TEST(CliBench, AStepOfATinyModel) {
 }
 
 TEST(CliBench, AStepRunsWhereItsRecipeSays) {
-  if (Accelerator::why_missing().empty()) GTEST_SKIP() << "a GPU is here: it would run";
+  if (Accelerator::why_missing().empty()) GTEST_SKIP() << "this machine has a GPU: it would run";
   TestDir dir;
   const std::vector<std::string> step{"bench",    "step",
                                       "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml",
@@ -125,8 +125,9 @@ TEST(CliBench, ValuesThatMeanNothingAreRefused) {
                  "--zipf: expected --routing zipf beside it, whose exponent it is; got --routing balanced");
   expect_refused(run_moebius(dir, {"bench", "attention", "--window", "-1"}), 2,
                  "--window: expected at least 0; got -1; 0 lets a query see all keys before it");
-  expect_refused(run_moebius(dir, {"bench", "attention", "--documents", "7"}), 2,
-                 "--documents: expected a divisor of the 512 tokens of a sequence; got 7; 1 is one in each sequence");
+  expect_refused(
+      run_moebius(dir, {"bench", "attention", "--documents", "7"}), 2,
+      "--documents: expected a divisor of the 512 tokens of a sequence; got 7; 1 means one document in each sequence");
 }
 
 TEST(CliBench, ReportsSayWhatWasAsked) {

@@ -315,8 +315,9 @@ TEST(CliGenerate, AnyLayoutWritesTheSame) {
   expect_refused(generate({"--ranks", "2"}), 2,
                  "generate: expected a layout that splits the model over 2 ranks, as --set parallel.tp=2; got none");
   for (const std::string tp : {"1", "2"})
-    expect_refused(generate({"--ranks", tp == "1" ? "2" : "4", "--set", "parallel.tp=" + tp, "--set", "parallel.cp=2"}),
-                   2, "error: generate: expected parallel.cp = 1, for the tokens of a sequence come one by one; got 2");
+    expect_refused(
+        generate({"--ranks", tp == "1" ? "2" : "4", "--set", "parallel.tp=" + tp, "--set", "parallel.cp=2"}), 2,
+        "error: generate: expected parallel.cp = 1, because the tokens of a sequence come one by one; got 2");
   expect_refused(generate({"--ranks", "4", "--set", "parallel.tp=2"}), 2,
                  "error: generate: expected 2 ranks, parallel.tp * pp = 2 * 1 times those that ep * etp = 1 * 1 needs "
                  "beside tp; got 4, of which the others would repeat the work; start 2, or split the model further");
@@ -488,8 +489,7 @@ TEST(CliConfig, RefusesBadRecipes) {
   EXPECT_THAT(missing.err, testing::HasSubstr("none.toml"));
 }
 
-// Shapes that a device's kernels do not support are refused as in a run, on any machine and in any
-// build.
+// Shapes that a device's kernels do not support are refused as in a run, on any machine and in any build.
 TEST(CliConfig, RefusesWhatTheKernelsDoNotTake) {
   TestDir dir;
   const auto config = [&](const std::string& set) {
@@ -560,7 +560,7 @@ TEST(CliRun, TrainsThenEveryCommandTakesItsFolder) {
 // -- doctor ----------------------------------------------------------------------------------------------
 
 TEST(CliRanks, WantGpusWhereTheirRecipeSays) {
-  if (Accelerator::why_missing().empty()) GTEST_SKIP() << "a GPU is here: they would run";
+  if (Accelerator::why_missing().empty()) GTEST_SKIP() << "this machine has a GPU: they would run";
   TestDir dir;
   expect_refused(run_moebius(dir, {"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--ranks", "2", "--set",
                                    "run.device=cuda"}),

@@ -114,8 +114,7 @@ TEST(CliEval, AnyLayoutMeasuresTheSame) {
   expect_refused(eval(dir, {"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2 ranks");
 }
 
-// Returns whether the process has a handler for the signal. Before that, the signal would kill the
-// process.
+// Returns whether the process has a handler for the signal. Before that, the signal would kill the process.
 bool catches(pid_t process, int signal) {
   std::ifstream status("/proc/" + std::to_string(process) + "/status");
   for (std::string line; std::getline(status, line);) {
@@ -124,8 +123,7 @@ bool catches(pid_t process, int signal) {
   return false;
 }
 
-// The batches would take minutes. Only the signal ends the command in time, with an exit code for
-// signals.
+// The batches would take minutes. Only the signal ends the command in time, with an exit code for signals.
 TEST(CliEval, ASignalEndsItBetweenBatches) {
   for (const int signal : {SIGTERM, SIGINT}) {
     TestDir dir;

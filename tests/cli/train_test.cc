@@ -189,7 +189,7 @@ TEST_F(CliTrain, AMissingDatasetIsFoundBeforeMemoryIsAskedFor) {
                                       "model.vocab_size=1000000"};
   Ran ran = train(huge);
   EXPECT_NE(ran.code, 0);
-  EXPECT_THAT(ran.err, HasSubstr("memory")) << "or this shows nothing";
+  EXPECT_THAT(ran.err, HasSubstr("memory")) << "otherwise this shows nothing";
   std::vector<std::string> missing = huge;
   missing.emplace_back("data.train=[\"tpyo\"]");
   expect_refused(train(missing), 3, "data.train: tpyo: expected tpyo.bin and tpyo.idx");

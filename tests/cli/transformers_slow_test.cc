@@ -33,7 +33,7 @@ class Transformers : public FineTune {
  protected:
   void SetUp() override {
     if (python_.empty())
-      GTEST_SKIP() << "wants Python with torch, transformers and safetensors; set MOEBIUS_PYTHON to one that has them";
+      GTEST_SKIP() << "needs Python with torch, transformers and safetensors; set MOEBIUS_PYTHON to one that has them";
     FineTune::SetUp();
   }
   void write_forward(const std::string& folder) {
@@ -67,7 +67,7 @@ TEST_F(Transformers, LoadsWhatWasFineTunedAndEveryFamily) {
 // Random Unicode, prose and code pass through the whole of `data build`.
 TEST(Tokenizers, HaveTheIdsOfHuggingFacesLibrary) {
   const std::string python = python_with("tokenizers");
-  if (python.empty()) GTEST_SKIP() << "wants Python with tokenizers; set MOEBIUS_PYTHON to one that has it";
+  if (python.empty()) GTEST_SKIP() << "needs Python with tokenizers; set MOEBIUS_PYTHON to one that has it";
   const TestDir dir;
   std::vector<std::string> words{MOEBIUS_BINARY_DIR "/moebius", dir.path()}, styles;
   for (const auto& entry : std::filesystem::directory_iterator(kGolden + "/tokenizers")) {

@@ -1,5 +1,4 @@
-// The world of a launcher: mpirun's, or over TCP that of start_ranks, which sets the variables of
-// torchrun.
+// The world of a launcher: mpirun's, or over TCP that of start_ranks, which sets the variables of torchrun.
 #pragma once
 
 #include <cstdio>

@@ -77,7 +77,7 @@ TEST_P(RanksFail, ARankThatThrowsEndsTheRun) {
   EXPECT_EQ(ended.exit_code, 6) << ended.text;
   EXPECT_THAT(ended.text, HasSubstr("rank 1 (dp 1) threw, and others did not: the loss is not a number"));
   EXPECT_THAT(ended.text, HasSubstr("last collectives of rank 1 (dp 1):\n  barrier 0 of group world"));
-  EXPECT_THAT(ended.text, Not(HasSubstr("the process of"))) << "who is ended has not died";
+  EXPECT_THAT(ended.text, Not(HasSubstr("the process of"))) << "a process that was ended has not died";
   EXPECT_LT(ended.seconds, 60);
 }
 

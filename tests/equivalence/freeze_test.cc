@@ -1,5 +1,4 @@
-// Frozen parameters have no gradient and no optimizer state, and training does not change their
-// bits.
+// Frozen parameters have no gradient and no optimizer state, and training does not change their bits.
 // All other parameters are trained as if nothing were frozen.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

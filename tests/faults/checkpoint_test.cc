@@ -180,8 +180,7 @@ TEST(CheckpointFault, AFailedSaveSaysWhatItWasAndTheStoreGoesOn) {
             0);
 }
 
-// The process is killed at random times. A checkpoint that wait() has reported must be there,
-// whole.
+// The process is killed at random times. A checkpoint that wait() has reported must be there, whole.
 TEST(CheckpointFault, KilledAtRandomTimesNothingPromisedIsLost) {
   std::mt19937 random(7);
   int64_t num_promised = 0;
@@ -269,12 +268,11 @@ TEST(CheckpointFault, AFullDisk) {
     save_big(store, 3);
     expect_big(dir.path(), 3);
   });
-  if (status == 77) GTEST_SKIP() << "this system allows no mount";
+  if (status == 77) GTEST_SKIP() << "this system does not allow a mount";
   EXPECT_EQ(status, 0);
 }
 
-// A crash leaves files on a disk that is nearly full. The next save has space, since it removes
-// them first.
+// A crash leaves files on a disk that is nearly full. The next save has space, since it removes them first.
 TEST(CheckpointFault, WhatACrashLeftMakesRoom) {
   const TestDir dir;
   const int status = run_forked({}, [&] {
@@ -291,7 +289,7 @@ TEST(CheckpointFault, WhatACrashLeftMakesRoom) {
     save_big(store, 2);
     expect_big(dir.path(), 2);
   });
-  if (status == 77) GTEST_SKIP() << "this system allows no mount";
+  if (status == 77) GTEST_SKIP() << "this system does not allow a mount";
   EXPECT_EQ(status, 0);
 }
 

@@ -116,7 +116,7 @@ TEST_P(RankedTraining, ADiskThatFillsUpEndsAllWithCode4EachTime) {
         EXPECT_THAT(entry.path().string(), Not(HasSubstr(".tmp-")));
     }
   });
-  if (status == 77) GTEST_SKIP() << "this system allows no mount";
+  if (status == 77) GTEST_SKIP() << "this system does not allow a mount";
   EXPECT_EQ(status, 0);
 }
 
@@ -165,7 +165,7 @@ TEST_F(RankedRun, AFullDiskUnderTheTraceEndsAllWithCode4) {
     EXPECT_EQ(runs_.count_in_err("error: "), 1) << runs_.err();
     EXPECT_EQ(runs_.train_ranks(2, "r"), 0) << runs_.err();
   });
-  if (status == 77) GTEST_SKIP() << "this system allows no mount";
+  if (status == 77) GTEST_SKIP() << "this system does not allow a mount";
   EXPECT_EQ(status, 0);
 }
 
@@ -224,8 +224,7 @@ TEST_F(RankedRun, RanksThatWereGivenOtherRecipesDoNotBegin) {
   EXPECT_FALSE(std::filesystem::exists(runs_.path("r")));
 }
 
-// A run resumes from the checkpoint of another layout, with the same numbers up to the order of
-// sums.
+// A run resumes from the checkpoint of another layout, with the same numbers up to the order of sums.
 TEST_F(RankedRun, GoesOnOnAnotherNumberOfRanks) {
   ASSERT_EQ(runs_.train("alone"), 0) << runs_.err();
   const auto loss_of = [&](const std::string& run) {

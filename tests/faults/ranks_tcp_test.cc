@@ -150,7 +150,7 @@ TEST_F(TcpRun, RanksThatWereGivenOtherRecipesDoNotBegin) {
               AllOf(HasSubstr("the ranks do not agree on the recipe: ranks 0, 1 against rank 2; line "),
                     HasSubstr("of rank 2 \"lr = 0.5\"")));
   for (const int other : {1, 2})
-    EXPECT_THAT(runs_.err_of(other), testing::Not(HasSubstr("error: "))) << "rank 0 says it";
+    EXPECT_THAT(runs_.err_of(other), testing::Not(HasSubstr("error: "))) << "rank 0 reports it";
   EXPECT_FALSE(std::filesystem::exists(runs_.path("r")));
 }
 

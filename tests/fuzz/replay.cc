@@ -1,11 +1,9 @@
-// Runs a fuzz target without libFuzzer, on every file of its corpus and on seeded mutations of
-// each.
+// Runs a fuzz target without libFuzzer, on every file of its corpus and on seeded mutations of each.
 // So every build tries unexpected inputs, which is of most use under the sanitizers. For a real
 // search, build with `cmake -DMOEBIUS_FUZZ=ON` and clang.
 //
 //   usage: NAME_fuzz CORPUS_FOLDER
-// Fails when the target throws an unexpected exception or crashes, or when the folder holds no
-// input.
+// Fails when the target throws an unexpected exception or crashes, or when the folder holds no input.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

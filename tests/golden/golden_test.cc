@@ -113,7 +113,7 @@ TEST_P(Golden, LogitsLossRoutesAndGradientsInF32) {
     }
     ++compared;
   }
-  EXPECT_EQ(compared, got.entries().size()) << "something was written that the reference does not have";
+  EXPECT_EQ(compared, got.entries().size()) << "a tensor was written that the reference does not have";
 }
 
 TEST_P(Golden, LogitsInBf16) {

@@ -1,5 +1,4 @@
-// Imports every golden model as a checkpoint and exports it again: the same names, bits, config and
-// files.
+// Imports every golden model as a checkpoint and exports it again: the same names, bits, config and files.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -154,8 +153,7 @@ class MtpFolder : public testing::Test {
   }
   static std::string source() { return kData + "/deepseek_v3_mtp"; }
   std::string hub() const { return dir_.path("hub"); }
-  // Writes its tensors except those that `leaves_out` selects. `edit` may change the bytes of the
-  // others.
+  // Writes its tensors except those that `leaves_out` selects. `edit` may change the bytes of the others.
   void write(const std::function<bool(const std::string&)>& leaves_out,
              const std::function<void(const std::string&, std::vector<char>&)>& edit = {}) {
     const HfFolder from = HfFolder::open(source());
@@ -208,7 +206,7 @@ TEST_F(MtpFolder, CopiesMustBeCopies) {
 TEST_F(MtpFolder, ComparisonWantsGradientsAndAModule) {
   write([](const std::string&) { return false; });
   const std::string tokens = source() + "/tokens.safetensors";
-  expect_error(ErrorKind::usage, "forward: --mtp: expected --grads beside it",
+  expect_error(ErrorKind::usage, "forward: --mtp: expected --grads too",
                [&] { write_parity({.out = dir_.path("a"), .model = hub(), .tokens = tokens, .mtp_coeff = 0.1}); });
   expect_error(ErrorKind::usage, "forward: --mtp: expected a coefficient above 0; got -1", [&] {
     write_parity({.out = dir_.path("a"), .model = hub(), .tokens = tokens, .gradients = true, .mtp_coeff = -1});
