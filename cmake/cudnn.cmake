@@ -1,7 +1,10 @@
-# cuDNN and the headers of its frontend, for fused attention (src/ops/attention/cudnn/attention.cc). Both are optional:
-# without them, as with a cuDNN other than 9.19, attention has our own kernels alone (src/ops/attention/missing_cudnn.cc).
-# Looked for beside the CUDA toolkit, in the system, in MOEBIUS_CUDNN_ROOT, and in the wheels of the python3 that is first on the path.
-# Leaves MOEBIUS_HAS_CUDNN and, where it is true, the target MOEBIUS::cudnn.
+# cuDNN and the headers of its frontend, for fused attention (src/ops/attention/cudnn/attention.cc).
+# Both are optional.
+# Without them, or with a cuDNN other than 9.19, attention has our own kernels only
+# (src/ops/attention/missing_cudnn.cc).
+# The places to look are MOEBIUS_CUDNN_ROOT, the CUDA toolkit, the system, and the wheels of the
+# first python3 of the PATH.
+# Sets MOEBIUS_HAS_CUDNN and, where it is true, the target MOEBIUS::cudnn.
 set(MOEBIUS_HAS_CUDNN FALSE)
 set(MOEBIUS_CUDNN_ROOT "" CACHE PATH "where to look for cuDNN and cudnn_frontend.h first")
 find_program(MOEBIUS_PYTHON python3)

@@ -1,8 +1,9 @@
-# Which files of src/ are built. A folder's name says what its files need:
+# Selects the files of src/ to build. The name of a folder says what its files need:
 #   cuda/   the CUDA toolkit, any GPU              sm90/   the CUDA toolkit, and Hopper's own instructions
 #   cudnn/  cuDNN and the headers of its frontend  nccl/   NCCL's header        mpi/  an MPI
-# Where it is missing, missing_<name>.cc beside the folder stands in for it: missing_cuda.cc for both cuda/ and sm90/.
-# Leaves MOEBIUS_SOURCES (the library), MOEBIUS_CLI_SOURCES (the commands) and MOEBIUS_TEST_SOURCES.
+# Where that is missing, missing_<name>.cc beside the folder is built instead. missing_cuda.cc
+# replaces cuda/ and sm90/.
+# Sets MOEBIUS_SOURCES (the library), MOEBIUS_CLI_SOURCES (the commands) and MOEBIUS_TEST_SOURCES.
 set(MOEBIUS_GLOB src/*.cc)
 if(MOEBIUS_ROOMS)
   list(TRANSFORM MOEBIUS_ROOMS REPLACE "(.+)" "src/\\1/*.cc" OUTPUT_VARIABLE MOEBIUS_GLOB)
@@ -20,7 +21,7 @@ if(MOEBIUS_HAS_CUDA)
 else()
   list(FILTER MOEBIUS_SOURCES EXCLUDE REGEX "/(cuda|sm90)/[^/]+$")
 endif()
-foreach(stand_in ${MOEBIUS_STAND_INS})  # also where CUDA is there, and the op's kernels are not written yet
+foreach(stand_in ${MOEBIUS_STAND_INS})  # also with CUDA, for ops whose kernels are not written yet
   cmake_path(GET stand_in PARENT_PATH folder)
   set(backend ${MOEBIUS_SOURCES})
   list(FILTER backend INCLUDE REGEX "^${folder}/(cuda|sm90)/[^/]+$")
@@ -37,12 +38,12 @@ foreach(name cudnn nccl mpi)
   endif()
 endforeach()
 
-# The commands are a library of their own, whose precompiled header is the parser of arguments.
+# The commands are a separate library, whose precompiled header is the parser of arguments.
 set(MOEBIUS_CLI_SOURCES ${MOEBIUS_SOURCES})
 list(FILTER MOEBIUS_CLI_SOURCES INCLUDE REGEX "/src/cli/")
 list(REMOVE_ITEM MOEBIUS_SOURCES ${MOEBIUS_CLI_SOURCES})
 
-# moebius_sources_in(RESULT FOLDER...): those of the library whose folder has one of these names.
+# moebius_sources_in(RESULT FOLDER...): returns the library's sources in folders of these names.
 function(moebius_sources_in result)
   list(JOIN ARGN "|" names)
   set(found ${MOEBIUS_SOURCES})
@@ -50,7 +51,8 @@ function(moebius_sources_in result)
   set(${result} ${found} PARENT_SCOPE)
 endfunction()
 
-# The include folders as those of a system: their headers are compiled without the project's warnings.
+# Adds include folders as system folders, so that their headers compile without the project's
+# warnings.
 function(moebius_system_includes sources)
   foreach(folder ${ARGN})
     set_property(SOURCE ${${sources}} APPEND PROPERTY COMPILE_OPTIONS -isystem ${folder})

@@ -83,10 +83,10 @@ class GeneratingRanks {
 
 int32_t sample_token(std::span<const float> logits, const Sampling& sampling, int64_t position) {
   MOEBIUS_ASSERT(!logits.empty());
-  MOEBIUS_CHECK(
-      numerics, std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }),
-      "generate: expected finite logits for position {}; got NaN or Inf; the model is damaged or its dtype is too narrow",
-      position);
+  MOEBIUS_CHECK(numerics, std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }),
+                "generate: expected finite logits for position {}; got NaN or Inf; "
+                "the model is damaged or its dtype is too narrow",
+                position);
   if (sampling.temperature == 0)
     return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
   const Ranked r = rank_tokens(logits, sampling.temperature);
