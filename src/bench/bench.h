@@ -19,7 +19,7 @@ struct BenchLine {
   std::string name;
   double median_ms = 0, min_ms = 0;
   int64_t runs = 0;
-  Cost cost;                             // of one run
+  Cost cost;                             // cost of one run
   double roofline_ms = 0;                // the least time at the ceilings below: ops one after the other
   double checksum = 0, expected = 0;     // sums over sampled outputs
   std::map<std::string, double> errors;  // relative errors of sampled outputs, by the result's name: "dx"
@@ -45,7 +45,7 @@ struct BenchReport {
 // Which keys a query of bench_attention sees. The mask is always causal too.
 struct BenchMask {
   int64_t window = 0;     // sees only the last `window` keys; 0: all
-  int64_t documents = 1;  // of equal length in each sequence; a divisor of its length
+  int64_t documents = 1;  // documents of equal length in each sequence; a divisor of its length
 };
 
 struct BenchSpec {
@@ -89,7 +89,7 @@ struct StepBench {
   Ceilings ceilings;
   double first_loss = 0, last_loss = 0;  // the first is log(vocabulary), up to the noise of the initial weights
   int64_t planned_bytes = 0, predicted_bytes = 0, peak_bytes = 0;  // predicted: on a GPU, before the plan is bound
-  std::map<std::string, OpTotal> ops;                              // of all timed steps, with profile
+  std::map<std::string, OpTotal> ops;                              // totals over all timed steps, with profile
   std::string fallback_kernels;  // the ops that use fallback kernels, as Engine reports them
   std::string masters_hash;      // XXH3-128 of the master weights after the last step, if `hash`
   double mfu() const { return model_tflops / datasheet_tflops; }

@@ -260,7 +260,8 @@ TEST_F(BenchCheckMoe, TheGradientThroughTheLogitsCounts) {
 
 TEST_F(BenchCheckMoe, AChoiceOfLesserExpertsIsRefused) {
   std::vector<int32_t> topk(layer_.topk_TK().numel());
-  for (size_t i = 0; i < topk.size(); ++i) topk[i] = static_cast<int32_t>(i) % 2;  // of 16, top 2
+  for (size_t i = 0; i < topk.size(); ++i)
+    topk[i] = static_cast<int32_t>(i) % 2;  // experts 0 and 1 of 16, for every token
   BenchTensors tensors(s_);
   const MoeInputs wrong{.shape = shape_,
                         .x_TD = layer_.x_TD,

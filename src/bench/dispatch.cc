@@ -195,7 +195,7 @@ SentBytes sent_by_all_to_all(const BenchShape& shape, double W, double rows) {
 struct Measured {
   std::string name;
   std::vector<double> ms;
-  int64_t sent_bytes = 0;  // of the last run
+  int64_t sent_bytes = 0;  // bytes of the last run
 };
 
 std::vector<Measured> measure(DispatchRank& rank, int64_t runs) {

@@ -23,7 +23,7 @@ struct DispatchBenchSpec {
 // One call of a dispatcher.
 struct DispatchLine {
   std::string name;
-  double median_ms = 0;       // of the slowest rank
+  double median_ms = 0;       // time of the slowest rank
   double sent_bytes = 0;      // by a rank, the mean over the ranks, counted by the group
   double route_bytes = 0;     // computed from the tokens' route; must equal sent_bytes, else Error{numerics}
   double expected_bytes = 0;  // by the formula: exact for all-gather, and for all-to-all if experts are chosen evenly

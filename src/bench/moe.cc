@@ -87,7 +87,7 @@ class MoeBench {
   BenchMoeLayer layer_;
   bool is_routable_ = false;
   std::optional<MoeCheck> check_;
-  int64_t calls_ = 0;  // of the last line
+  int64_t calls_ = 0;  // calls of the last line's body
 };
 
 }  // namespace

@@ -65,7 +65,7 @@ MoeCheck::TokenResults MoeCheck::token(Stream& s, int64_t t) const {
   result.dx.resize(columns_.size());
   result.dx_of_chosen.resize(result.experts.size());
   for (int64_t k = 0; k < in_.shape.K; ++k) add_expert(s, result, k);
-  double mean = 0;  // of dlogit, which so far holds the gradient of the weight
+  double mean = 0;  // mean of dlogit, which so far holds the gradient of the weight
   for (size_t k = 0; k < result.weight.size(); ++k) mean += result.weight[k] * result.dlogit[k];
   for (size_t k = 0; k < result.weight.size(); ++k) {
     result.dlogit_size[k] *= result.weight[k];

@@ -12,12 +12,12 @@ namespace moebius {
 
 struct RanksBench {
   int64_t ranks = 1, steps = 0, tokens = 0;  // timed steps; tokens of one step, of all ranks
-  double median_s = 0;                       // of a step, on the slowest rank of each
-  double tokens_per_s = 0;                   // of all ranks
+  double median_s = 0;                       // time of a step, on the slowest rank of each
+  double tokens_per_s = 0;                   // tokens of all ranks
   double first_loss = 0, last_loss = 0;
-  int64_t planned_bytes = 0, peak_bytes = 0;  // of rank 0
+  int64_t planned_bytes = 0, peak_bytes = 0;  // memory of rank 0
   std::string links;                          // the links between GPUs; empty on CPUs
-  std::string fallback_kernels;               // of rank 0, as in StepBench
+  std::string fallback_kernels;               // those of rank 0, as in StepBench
   RanksReport of_last_step;                   // bytes sent on each axis, and the time that compute did not hide
 };
 
@@ -30,7 +30,7 @@ RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& wor
 // One collective of all ranks in f32, repeated.
 struct CollectiveLine {
   std::string name;
-  int64_t bytes = 0;  // of the larger tensor
+  int64_t bytes = 0;  // size of the larger tensor
   double median_ms = 0;
   double sent_gbytes_per_s = 0;  // sent by one rank
 };

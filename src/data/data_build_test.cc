@@ -151,9 +151,9 @@ TEST(DataBuild, RefusesIdsThatAreNone) {
   refuse(R"({"input_ids":[1,2],"attention_mask":[1]})", "with as many numbers as \"input_ids\", 2; got 1; correct");
   refuse(R"({"input_ids":[1],"attention_mask":null})", "with as many numbers as \"input_ids\", 1; got null");
   refuse(R"({"input_ids":[1],"attention_mask":["1"]})", "expected whole numbers in \"attention_mask\"; got \"1\" at 0");
-  refuse(R"({"text":"x","messages":[]})", "expected one document; got a text and \"messages\", a chat, of which");
-  refuse(R"({"prompt":"x","completion":"y","messages":[]})", "expected one document; got a text and \"messages\"");
-  refuse(R"({"messages":[]})", "got a chat in \"messages\", which only the model's chat template puts into words; let");
+  refuse(R"({"text":"x","messages":[]})", "expected one document; got a text and a chat in \"messages\", and either");
+  refuse(R"({"prompt":"x","completion":"y","messages":[]})", "expected one document; got a text and a chat in \"messages\"");
+  refuse(R"({"messages":[]})", "got a chat in \"messages\", which only the model's chat template turns into text; let");
 }
 
 TEST(DataBuild, RefusesPromptsWithoutACompletion) {
@@ -193,7 +193,7 @@ TEST(DataBuild, TheSameForAnyNumberOfThreads) {
   for (const int threads : {2, 5}) EXPECT_TRUE(build(threads) == want) << threads;
 }
 
-// Of several bad lines the first one is named, whichever thread finds one first.
+// If several lines are bad, the first of them is named, whichever thread finds one first.
 TEST(DataBuild, TheFirstBadLineIsNamedWithAnyNumberOfThreads) {
   const TestDir dir;
   std::string lines;

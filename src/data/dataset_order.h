@@ -39,7 +39,7 @@ class DatasetOrder {
  public:
   struct Options {
     int64_t seq_len = 0;
-    int64_t vocab_size = 0;  // of the model: fill() refuses other ids
+    int64_t vocab_size = 0;  // the model's; fill() refuses other ids
     uint64_t seed = 0;
     bool shuffle = true;  // if false, reads from the front, for evaluation
   };

@@ -19,7 +19,7 @@ struct Document {
   enum class Kind : uint8_t { text, completion, ids };
   Kind kind = Kind::text;
   std::string prompt, text;     // text: also the completion
-  std::vector<int32_t> ids;     // of Kind::ids
+  std::vector<int32_t> ids;     // ids of a document of Kind::ids
   std::vector<bool> is_target;  // one for each of the ids
   std::string who;              // file:line of a line of jsonl
 };

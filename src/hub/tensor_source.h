@@ -37,7 +37,7 @@ struct TensorSource {
 
 struct WantedTensor {
   std::string name;            // canonical
-  std::vector<int64_t> shape;  // of the parameter
+  std::vector<int64_t> shape;  // shape of the parameter
   int64_t num_experts = 0;     // in the layer; only read for expert tensors
 };
 

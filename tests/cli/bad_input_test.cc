@@ -366,7 +366,7 @@ TEST_F(BadInput, Texts) {
   refuse("a.jsonl", "{\"text\": \"x\"}\n{\"text\": \"\xff\"}\n", "a.jsonl:2:11: expected UTF-8; got byte 0xff");
   refuse("a.jsonl", "{\"text\": \"\\ud800\"}\n", "a.jsonl:1: expected JSON");
   refuse("a.jsonl", "{\"messages\": []}\n",
-         "or \"input_ids\"; got a chat in \"messages\", which only the model's chat template puts into words");
+         "or \"input_ids\"; got a chat in \"messages\", which only the model's chat template turns into text");
   refuse("a.jsonl", "{\"prompt\": \"x\"}\n", "or with strings \"prompt\" and \"completion\"");
   refuse("a.jsonl", "{\"text\": {\"a\": 1}}\n", "a.jsonl:1: expected an object with a string \"text\"");
   refuse("a.jsonl", "\n\n", "expected some text; got none");

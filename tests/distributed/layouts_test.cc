@@ -167,7 +167,7 @@ TEST(ChoiceGap, IsOfGroupsAndOfExpertsInThem) {
   m.topk_group = 2;
   // The groups have 5, 3 and 4.75. The experts of the second group do not count.
   EXPECT_DOUBLE_EQ(choice_gap({5, 1, 3, 2.5, 0, 4.75}, m), 1.75);
-  EXPECT_DOUBLE_EQ(choice_gap({5, 4.5, 3, 2.5, 0, 4.75}, m), 0.25);  // of experts in the chosen groups
+  EXPECT_DOUBLE_EQ(choice_gap({5, 4.5, 3, 2.5, 0, 4.75}, m), 0.25);  // gap of experts in the chosen groups
   m.topk_group = 3;
   m.top_k = 6;
   EXPECT_EQ(choice_gap({5, 1, 4.5, 2.5, 0, 4.75}, m), std::numeric_limits<double>::infinity());

@@ -23,7 +23,7 @@ using testing::Not;
 struct Ended {
   int exit_code = 0;
   double seconds = 0;
-  std::string text;  // of all ranks
+  std::string text;  // output of all ranks
 };
 
 // A launcher of 3 failing_rank processes.

@@ -83,7 +83,7 @@ class TrainingRuns {
   }
 
   std::string path(const std::string& name) const { return dir_.path(name); }
-  std::string err() const { return read_file(path("err")); }  // of the program that was started last
+  std::string err() const { return read_file(path("err")); }  // output of the program that was started last
 
   int64_t num_lines(const std::string& run) const {
     std::ifstream file(path(run + "/metrics.jsonl"));

@@ -20,7 +20,7 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-constexpr int kMutations = MOEBIUS_MUTATIONS;  // of each input
+constexpr int kMutations = MOEBIUS_MUTATIONS;  // mutations of each input
 
 std::vector<Bytes> read_corpus(const char* folder) {
   std::vector<std::filesystem::path> paths;

@@ -228,7 +228,7 @@ void write_fused(const std::string& to, const std::string& from, bool transposed
   fs::copy_file(from + "/config.json", to + "/config.json");
   const HfFamily family = hf_family(folder.config().at("model_type").get<std::string>());
   std::map<std::string, std::vector<std::vector<float>>> fused;  // by tensor, for each expert in order: [out, in]
-  std::map<std::string, std::vector<int64_t>> shape;             // of one expert
+  std::map<std::string, std::vector<int64_t>> shape;             // shapes of one expert
   std::vector<std::pair<SafetensorsDecl, std::vector<float>>> tensors;
   const int64_t num_experts = read_model_spec(from).num_experts;
   for (const std::string& name : folder.names()) {
