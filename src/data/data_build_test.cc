@@ -152,7 +152,8 @@ TEST(DataBuild, RefusesIdsThatAreNone) {
   refuse(R"({"input_ids":[1],"attention_mask":null})", "with as many numbers as \"input_ids\", 1; got null");
   refuse(R"({"input_ids":[1],"attention_mask":["1"]})", "expected whole numbers in \"attention_mask\"; got \"1\" at 0");
   refuse(R"({"text":"x","messages":[]})", "expected one document; got a text and a chat in \"messages\", and either");
-  refuse(R"({"prompt":"x","completion":"y","messages":[]})", "expected one document; got a text and a chat in \"messages\"");
+  refuse(R"({"prompt":"x","completion":"y","messages":[]})",
+         "expected one document; got a text and a chat in \"messages\"");
   refuse(R"({"messages":[]})", "got a chat in \"messages\", which only the model's chat template turns into text; let");
 }
 

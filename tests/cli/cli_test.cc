@@ -263,7 +263,8 @@ TEST(CliTokenize, LengthsOfATokenizerAreWarnedOf) {
   write_file_atomic(dir.path("tokenizer.json"), file.dump());
   write_file_atomic(dir.path("tokenizer_config.json"), R"({"eos_token": "<|endoftext|>"})");
   write_file_atomic(dir.path("t.txt"), "In the beginning God created");
-  const std::string said = "tokenizer.json: truncation and padding are not applied: ids are neither truncated nor padded";
+  const std::string said =
+      "tokenizer.json: truncation and padding are not applied: ids are neither truncated nor padded";
   const Ran ids = run_moebius(dir, {"tokenize", "--tokenizer", "."}, "In the beginning\n");
   EXPECT_EQ(ids.code, 0);
   EXPECT_THAT(ids.err, testing::HasSubstr(said));
