@@ -1,8 +1,9 @@
-# Which files of src/ are built. A folder's name says what its files need:
+# Selects the files of src/ to build. The name of a folder says what its files need:
 #   cuda/   the CUDA toolkit, any GPU              sm90/   the CUDA toolkit, and Hopper's own instructions
 #   cudnn/  cuDNN and the headers of its frontend  nccl/   NCCL's header        mpi/  an MPI
-# Where it is missing, missing_<name>.cc beside the folder stands in for it: missing_cuda.cc for both cuda/ and sm90/.
-# Leaves MOEBIUS_LIBRARY_SOURCES, MOEBIUS_CLI_SOURCES (the commands) and MOEBIUS_TEST_SOURCES.
+# Where that is missing, missing_<name>.cc beside the folder is built instead. missing_cuda.cc
+# replaces cuda/ and sm90/.
+# Sets MOEBIUS_LIBRARY_SOURCES, MOEBIUS_CLI_SOURCES (the commands) and MOEBIUS_TEST_SOURCES.
 set(MOEBIUS_GLOB src/*.cc)
 if(MOEBIUS_ROOMS)
   list(TRANSFORM MOEBIUS_ROOMS REPLACE "(.+)" "src/\\1/*.cc" OUTPUT_VARIABLE MOEBIUS_GLOB)
@@ -13,7 +14,8 @@ list(FILTER MOEBIUS_TEST_SOURCES INCLUDE REGEX "_test\\.cc$")
 list(FILTER MOEBIUS_SOURCES EXCLUDE REGEX "(_test|/main|/fault_points|/fault_points_none)\\.cc$")
 file(GLOB_RECURSE MOEBIUS_KERNELS CONFIGURE_DEPENDS src/*.cu)
 
-# moebius_select(RESULT NAME...): the sources of a library that has these of cuda, cudnn, nccl and mpi, and stand-ins for the others.
+# moebius_select(RESULT NAME...): returns the sources of a library that has these of cuda, cudnn,
+# nccl and mpi, and stand-ins for the others.
 function(moebius_select result)
   set(found ${MOEBIUS_SOURCES})
   set(stand_ins ${found})
@@ -24,7 +26,7 @@ function(moebius_select result)
   else()
     list(FILTER found EXCLUDE REGEX "/(cuda|sm90)/[^/]+$")
   endif()
-  foreach(stand_in ${stand_ins})  # an op may have no kernels yet where CUDA is there
+  foreach(stand_in ${stand_ins})  # also with CUDA, for ops whose kernels are not written yet
     cmake_path(GET stand_in PARENT_PATH folder)
     set(backend ${found})
     list(FILTER backend INCLUDE REGEX "^${folder}/(cuda|sm90)/[^/]+$")
@@ -42,7 +44,7 @@ function(moebius_select result)
   set(${result} ${found} PARENT_SCOPE)
 endfunction()
 
-# The commands are a library of their own, whose precompiled header is the parser of arguments.
+# The commands are a separate library, whose precompiled header is the parser of arguments.
 set(MOEBIUS_CLI_SOURCES ${MOEBIUS_SOURCES})
 list(FILTER MOEBIUS_CLI_SOURCES INCLUDE REGEX "/src/cli/")
 list(REMOVE_ITEM MOEBIUS_SOURCES ${MOEBIUS_CLI_SOURCES})
@@ -55,7 +57,7 @@ foreach(name cuda cudnn nccl mpi)
 endforeach()
 moebius_select(MOEBIUS_LIBRARY_SOURCES ${MOEBIUS_PARTS})
 
-# moebius_sources_in(RESULT FOLDER...): those of the library whose folder has one of these names.
+# moebius_sources_in(RESULT FOLDER...): returns the library's sources in folders of these names.
 function(moebius_sources_in result)
   list(JOIN ARGN "|" names)
   set(found ${MOEBIUS_LIBRARY_SOURCES})
@@ -63,7 +65,8 @@ function(moebius_sources_in result)
   set(${result} ${found} PARENT_SCOPE)
 endfunction()
 
-# The include folders as those of a system: their headers are compiled without the project's warnings.
+# Adds include folders as system folders, so that their headers compile without the project's
+# warnings.
 function(moebius_system_includes sources)
   foreach(folder ${ARGN})
     set_property(SOURCE ${${sources}} APPEND PROPERTY COMPILE_OPTIONS -isystem ${folder})

@@ -19,7 +19,8 @@ DispatchBench bench(int ranks, DispatchBenchSpec spec) {
   return first;
 }
 
-// 256 tokens a rank, D 32, 16 experts, top 2, bf16; balanced: every expert gets as many.
+// 256 tokens per rank, D 32, 16 experts, top 2, bf16. In a balanced route every expert has the same
+// number of rows.
 TEST(BenchDispatch, AllGatherSendsWhatTheFormulaSays) {
   for (const auto& [ranks, etp] : {std::pair{2, 1}, {4, 1}, {4, 2}, {2, 2}}) {
     const DispatchBench r = bench(ranks, {.dispatcher = DispatcherKind::allgather, .etp = etp});

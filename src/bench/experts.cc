@@ -56,13 +56,13 @@ double down_element(Stream& s, const Experts& c, int64_t r, int64_t i) {
   return dot(HostRows(s, c.w2_eDF, w, 1), w, HostRows(s, c.a_RF, r, 1), r);
 }
 
-// a from h as it was rounded.
+// Computes a from the rounded h.
 double a_element(Stream& s, const Experts& c, int64_t r, int64_t f) {
   const HostRows h(s, c.h_R2F, r, 1);
   return SwigluAt(h.at(r, f), h.at(r, c.shape.F + f)).a;
 }
 
-// w2^T dout of row r.
+// Returns w2^T dout of row r.
 std::vector<double> da_of_row(Stream& s, const Experts& c, int64_t r) {
   const int64_t D = c.shape.D, first = c.expert_of(r) * D, t = c.token_of(r);
   const HostRows w2_DF(s, c.w2_eDF, first, D), dout(s, c.dout_TD, t, 1);
@@ -71,7 +71,7 @@ std::vector<double> da_of_row(Stream& s, const Experts& c, int64_t r) {
   return da_F;
 }
 
-// All that d_expert_down gives of a few rows, from h as it was rounded.
+// Checks all outputs of d_expert_down in a few rows, from the rounded h.
 void check_d_down(Stream& s, BenchLine& line, const Experts& c) {
   const int64_t F = c.shape.F;
   BenchSample dh, sa, dweight;
@@ -109,7 +109,7 @@ int64_t time_op(BenchDevice& device, BenchTensors& tensors, BenchLine& line, Op 
   return device.time(line, [&] { run(device.stream(), op); });
 }
 
-// A few elements of the output against plain loops.
+// Compares a few elements of the output with plain loops.
 void check_elements(Stream& s, BenchLine& line, const char* result, const Tensor& out_RN,
                     const std::function<double(int64_t, int64_t)>& expected) {
   BenchSample sample;
@@ -120,7 +120,7 @@ void check_elements(Stream& s, BenchLine& line, const char* result, const Tensor
   check_sample(line, result, sample, kBf16Tolerance);
 }
 
-// The expert with the fewest rows.
+// Returns the expert with the fewest rows.
 int64_t smallest_expert(const Experts& c) {
   int64_t best = -1, fewest = c.shape.R() + 1;
   for (int64_t e = 0; e < c.shape.E; ++e) {
@@ -136,7 +136,7 @@ HostRows wgrad_side(Stream& s, const Experts& c, const Tensor& side, bool gather
   return gather ? HostRows(s, side, 0, c.shape.T()) : HostRows(s, side, begin, end - begin);
 }
 
-// Weight gradients accumulate over all calls. Of one expert a few elements are checked.
+// Checks a few elements of one expert. Weight gradients accumulate over all calls.
 void check_wgrad(Stream& s, BenchLine& line, const Experts& c, const ExpertWgrad& a, int64_t calls) {
   const int64_t e = smallest_expert(c), M = a.dw_eMN.dim(1);
   const int64_t begin = c.index.offsets_E1[e], end = c.index.offsets_E1[e + 1];
@@ -162,7 +162,7 @@ std::string kernel_text(const Stream& s, const char* op, const GroupedGemmDesc& 
   return fmt::format("{}; {}", to_string(desc), falls_back ? "fallback kernel" : to_string(choose_config(desc)));
 }
 
-// The ops of one bench, in the order of a layer; each line is checked once its op has run.
+// The ops of the bench, in the order of a layer. Each line is checked after its op has run.
 class ExpertOps {
  public:
   explicit ExpertOps(const BenchSpec& spec)

@@ -9,7 +9,8 @@
 namespace moebius {
 namespace {
 
-// Open MPI refuses root, as whom containers run, unless told so; more ranks than cores must give way to each other.
+// By default Open MPI refuses to run as root, which containers do. If there are more ranks than
+// cores, waiting ranks must yield.
 Ran mpirun_moebius(const TestDir& dir, int num_ranks, const std::vector<std::string>& words) {
   std::string command = "cd " + quoted(dir.path()) +
                         " && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
@@ -80,7 +81,7 @@ TEST(CliOverMpi, RanksOfDifferentCommandsAreFoundAtTheStart) {
   EXPECT_EQ(ran.err.find("error: "), ran.err.rfind("error: ")) << ran.err;
 }
 
-// 6 ranks, 3 of them on a stage. Who is slow, who waits, which experts are busy: of the six, in every line.
+// 6 ranks, 3 of them on a stage. Every line has slow ranks, waiting ranks and busy experts of all six.
 TEST(CliOverMpi, EachLineOfTheMetricsHasAllRanks) {
   const TestDir dir;
   write_file_atomic(dir.path("text"), std::string(3000, 'a') + std::string(3000, 'b'));

@@ -1,6 +1,6 @@
-// Training that moves from layout to layout by checkpoints: each row is a ring, in which every layout goes on from what
-// the one before has saved. What it has loaded are the bits that were saved, moments and all, and what it trains on
-// with is what one rank would.
+// Training that moves from layout to layout by checkpoints. Each row is a ring, in which every
+// layout resumes from the checkpoint of the one before.
+// The loaded bits are those that were saved, moments included, and training continues as on one rank.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -77,7 +77,7 @@ const Ring kRings[] = {
 
 using Bytes = std::map<std::string, std::vector<std::byte>>;
 
-// Every global tensor of a checkpoint.
+// Returns every global tensor of a checkpoint.
 Bytes contents_of(const std::string& folder) {
   const CheckpointReader reader(folder);
   Bytes contents;
@@ -111,7 +111,7 @@ void load(Engine& engine, Control& control, const std::string& folder) {
   engine.optimizer().gather(s);
 }
 
-// The weights that this rank computes with, its own and those of other owners.
+// Checks the weights that this rank computes with, its own and those of other owners.
 void expect_weights_of(Engine& engine, const std::string& folder) {
   const CheckpointReader reader(folder);
   for (const Param& p : engine.model().params().all()) {

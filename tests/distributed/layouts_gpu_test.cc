@@ -1,5 +1,6 @@
-// The same model on every layout of GPUs: ranks of NCCL where each has a GPU, else messages through host memory.
-// Skipped where there is none.
+// The same model on every layout of GPUs. Ranks use NCCL where each has a GPU, else messages
+// through host memory.
+// Skipped where there is no GPU.
 #include <gtest/gtest.h>
 
 #include "device/accelerator.h"
@@ -10,7 +11,7 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kSteps = 6;  // four of them are replayed where steps are recorded
+constexpr int64_t kSteps = 6;  // four of them are replayed where steps are captured
 
 struct GpuLayout {
   const char* name;
@@ -60,7 +61,7 @@ class GpuLayouts : public ::testing::TestWithParam<GpuLayout> {
     const std::string why = Accelerator::why_missing();
     if (!why.empty()) GTEST_SKIP() << why;
   }
-  // A step whose counts are read by the host is not recorded.
+  // A step whose counts are read by the host is not captured.
   static bool graph() { return GetParam().layout.dispatcher != DispatcherKind::alltoall; }
 };
 
@@ -113,7 +114,7 @@ TEST_P(GpuLayouts, TimesOfRanksAreThoseOfTheGpu) {
   });
 }
 
-// All ranks trace the step: a collective is recorded by all or by none.
+// All ranks trace the step, since a collective is captured by all ranks or by none.
 TEST_P(GpuLayouts, ATracedStepChangesNoBit) {
   const GpuLayout& c = GetParam();
   const auto losses = [&](Transport& world, bool traced) {

@@ -1,4 +1,5 @@
-// The same model on every layout: each row trains on its ranks, and on one, for 20 steps (fewer under the sanitizers).
+// The same model on every layout. Each row trains on its ranks, and on one, for 20 steps (fewer
+// under the sanitizers).
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -161,16 +162,16 @@ const LayoutOutcome& alone(const LayoutModel& what) {
   return at->second;
 }
 
-// What guards the comparisons below must see a tie wherever a choice can have one.
+// The guard of the comparisons below must see a tie wherever a choice can have one.
 TEST(ChoiceGap, IsOfGroupsAndOfExpertsInThem) {
   ModelSpec m{.num_experts = 6, .top_k = 2};
   EXPECT_DOUBLE_EQ(choice_gap({5, 1, 3, 2.5, 0, 4}, m), 1);
   EXPECT_EQ(choice_gap({5, 1, 3, 3, 0, 3}, m), 0);
   m.n_group = 3;
   m.topk_group = 2;
-  // Of groups 5, 3, 4.75; the experts of the second are left out.
+  // The groups have 5, 3 and 4.75. The experts of the second group do not count.
   EXPECT_DOUBLE_EQ(choice_gap({5, 1, 3, 2.5, 0, 4.75}, m), 1.75);
-  EXPECT_DOUBLE_EQ(choice_gap({5, 4.5, 3, 2.5, 0, 4.75}, m), 0.25);  // of experts in the groups that are kept
+  EXPECT_DOUBLE_EQ(choice_gap({5, 4.5, 3, 2.5, 0, 4.75}, m), 0.25);  // gap of experts in the chosen groups
   m.topk_group = 3;
   m.top_k = 6;
   EXPECT_EQ(choice_gap({5, 1, 4.5, 2.5, 0, 4.75}, m), std::numeric_limits<double>::infinity());
@@ -189,16 +190,17 @@ TEST_P(Layouts, TrainTheSameModel) {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Layouts, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 
-// Gradients that are reduced behind the backward pass, weights that are gathered behind the forward pass and stages
-// that send behind compute add the same numbers in the same order as each by itself.
+// With overlap, gradients are reduced during the backward pass, weights are gathered during the
+// forward pass, and stages send during compute.
+// The numbers are added in the same order as without.
 class Overlap : public ::testing::TestWithParam<LayoutCase> {};
 
 TEST_P(Overlap, ChangesNoBit) {
   const LayoutCase& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {
-    const LayoutOutcome behind = train_on(world, c.model, c.layout, 3);
+    const LayoutOutcome overlapped = train_on(world, c.model, c.layout, 3);
     const LayoutOutcome alone = train_on(world, c.model, c.layout, 3, {.overlap = false});
-    expect_same_bits(behind, alone);
+    expect_same_bits(overlapped, alone);
   });
 }
 
@@ -213,7 +215,7 @@ const LayoutCase kOverlapCases[] = {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Overlap, ::testing::ValuesIn(kOverlapCases),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 
-// What backward makes again it makes with the same messages as forward did.
+// Recomputation in the backward pass sends the same messages as the forward pass.
 class Recompute : public ::testing::TestWithParam<LayoutCase> {};
 
 TEST_P(Recompute, ChangesNoBit) {

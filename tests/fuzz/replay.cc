@@ -1,8 +1,9 @@
-// Runs a fuzz target without libFuzzer: every file of its corpus, then seeded mutations of each. So every build, and
-// the sanitizers above all, meets inputs that nobody thought of; a real search is `cmake -DMOEBIUS_FUZZ=ON` with clang.
+// Runs a fuzz target without libFuzzer, on every file of its corpus and on seeded mutations of each.
+// So every build tries unexpected inputs, which is of most use under the sanitizers. For a real
+// search, build with `cmake -DMOEBIUS_FUZZ=ON` and clang.
 //
 //   usage: NAME_fuzz CORPUS_FOLDER MUTATIONS      so many of each input
-// Fails when the target throws what it must not, crashes, or the folder holds no input.
+// Fails when the target throws an unexpected exception or crashes, or when the folder holds no input.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -46,19 +47,19 @@ class Mutator {
     const size_t at = below(input.size() + 1);
     const size_t length = std::min<size_t>(below(9), input.size() - at);
     switch (below(5)) {
-      case 0:  // a bit
+      case 0:  // flips a bit
         if (at < input.size()) input[at] ^= static_cast<uint8_t>(1u << below(8));
         break;
-      case 1:  // a byte that parsers care about
+      case 1:  // sets a byte that parsers treat specially
         if (at < input.size()) input[at] = kBytes[below(sizeof kBytes)];
         break;
-      case 2:  // cut the rest off
+      case 2:  // truncates
         if (below(4) == 0) input.resize(at);
         break;
-      case 3:  // a few bytes gone
+      case 3:  // removes a few bytes
         input.erase(input.begin() + at, input.begin() + at + length);
         break;
-      case 4: {  // a few bytes twice
+      case 4: {  // repeats a few bytes
         const Bytes copy(input.begin() + at, input.begin() + at + length);
         input.insert(input.begin() + at, copy.begin(), copy.end());
         break;
