@@ -1,6 +1,8 @@
 // The checkpoint store against crashes, failing writes and full disks: after each, the newest checkpoint is whole, and
 // it is the one that the commit point says.
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/list.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/store.h"
 
 #include <signal.h>
 #include <sys/resource.h>
