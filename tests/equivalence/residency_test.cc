@@ -77,7 +77,9 @@ void expect_the_same_gradients(const ModelSpec& model) {
     const AwayBetweenUses::Away& seen = residency.away()[i++];
     EXPECT_GE(seen.num_ready, 4) << p.spec.name;      // both passes of two micro-batches
     EXPECT_EQ(seen.num_gradients, 2) << p.spec.name;  // once a micro-batch
-    if (p.has_grad) EXPECT_EQ(bytes_of(p.dw), bytes_of(want->dw)) << p.spec.name;
+    if (p.has_grad) {
+      EXPECT_EQ(bytes_of(p.dw), bytes_of(want->dw)) << p.spec.name;
+    }
     ++want;
   }
   EXPECT_GT(residency.num_gathers, 0);

@@ -57,8 +57,9 @@ void expect_catalog_of(const EngineSpec& spec) {
   EXPECT_FALSE(catalog.params().empty());
   EXPECT_EQ(texts(catalog), texts(model));
   EXPECT_EQ(catalog.holds_mtp(), model.holds_mtp());
-  if (holds_mtp_modules(spec.use, spec.shape.num_mtp) || spec.model.num_mtp_layers == 0)
+  if (holds_mtp_modules(spec.use, spec.shape.num_mtp) || spec.model.num_mtp_layers == 0) {
     EXPECT_EQ(texts(model.whole_catalog()), texts(model));
+  }
 }
 
 std::vector<std::string> golden_models() {
