@@ -12,7 +12,7 @@
 #include "cli/ranks.h"
 #include "train/evaluate.h"
 #include "train/rank_report.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {
@@ -81,7 +81,8 @@ EvalResult eval_rank(const Options& o, Transport& world, Cli& cli) {
   std::vector<NotFinite> not_finite;
   control.together([&] {
     loader.emplace(std::vector<DatasetSpec>{{.prefix = o.data}}, run, /*shuffle=*/false, engine.data_share(), "--data");
-    not_finite = load_weights(engine, o.model);
+    Stream s = engine.stream();
+    not_finite = load_weights(s, engine.model(), o.model);
   });
   warn_of_not_finite(cli.log, control, o.model, not_finite);
   const EvalResult result = evaluate(engine, *loader, o.max_batches, [&] { return control.max(cli.signal) != 0; });

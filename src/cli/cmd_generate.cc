@@ -14,7 +14,7 @@
 #include "infer/generate.h"
 #include "tokenizer/tokenizer.h"
 #include "train/rank_report.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {
@@ -160,7 +160,8 @@ void generate_rank(const Options& o, Transport& world, Log& log) {
   if (world.size() > 1 && o.threads == 0) spec.threads = cpu_share(control);
   Engine engine(spec);
   std::vector<NotFinite> not_finite;
-  control.together([&] { not_finite = load_weights(engine, o.model); });
+  Stream s = engine.stream();
+  control.together([&] { not_finite = load_weights(s, engine.model(), o.model); });
   warn_of_not_finite(log, control, o.model, not_finite);
   Printer printer(o, *request.tokenizer, control.is_root());
   printer.end(generate(engine, request.spec, request.prompt, [&](int32_t id) { printer.token(id); }));

@@ -8,7 +8,7 @@
 #include "device/accelerator.h"
 #include "train/loader.h"
 #include "train/loop.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {

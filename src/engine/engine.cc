@@ -4,7 +4,6 @@
 #include <exception>
 
 #include "config/dispatcher_choice.h"
-#include "config/nearest.h"
 #include "device/fallback_kernels.h"
 #include "model/device_support.h"
 #include "ops/attention/cuda/attention.h"
@@ -66,40 +65,6 @@ namespace {
 
 constexpr int64_t kLogitRows = 64;  // at once, on their way to the host
 
-// Error{usage} unless every pattern matches a parameter, whichever stage has it, and something is left to train.
-void check_freeze(const EngineSpec& spec) {
-  const std::vector<std::string>& patterns = spec.freeze;
-  if (patterns.empty()) return;
-  const Mesh one_rank{MeshShape{}};
-  MemoryPlan plan;
-  const Model whole({.model = spec.model,
-                     .balance = spec.balance,
-                     .precision = spec.precision,
-                     .mesh = one_rank,
-                     .plan = plan,
-                     .shape = spec.shape,
-                     .max_positions = spec.max_positions,
-                     .freeze = patterns});
-  std::vector<std::string> names;
-  bool any_trained = false;
-  for (const Param& p : whole.params().all()) {
-    any_trained = any_trained || p.spec.trainable;
-    if (!p.spec.trainable && !p.frozen) continue;
-    for (const ParamPart& part : p.spec.parts) names.push_back(part.name);
-  }
-  for (const std::string& pattern : patterns) {
-    const bool found =
-        std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_any({pattern}, name); });
-    MOEBIUS_CHECK(usage, found,
-                  "train.freeze: expected patterns (*, ? and [classes]) of parameter names; \"{}\" matches none, the "
-                  "nearest is {}",
-                  pattern, nearest(pattern, names));
-  }
-  MOEBIUS_CHECK(usage, any_trained,
-                "train.freeze: expected to leave something to train; "
-                "got patterns that match every parameter; freeze less");
-}
-
 // t inside a buffer that is laid out like the one that begins at `base`.
 Tensor rebased(Tensor t, const void* base, const HostBuffer& host) {
   if (t.data) t.data = static_cast<char*>(host.data()) + (static_cast<char*>(t.data) - static_cast<const char*>(base));
@@ -126,7 +91,7 @@ MicroBatch rebased(MicroBatch b, const void* base, const HostBuffer& host) {
 std::vector<HeldStage> held_stages(const EngineSpec& spec, const std::optional<PipelineRank>& rank) {
   std::vector<HeldStage> stages = rank ? rank->stages() : whole_model(spec.model);
   for (HeldStage& stage : stages) {
-    if (spec.use != ModelUse::training && spec.shape.num_mtp == 0) stage.spec.num_mtp = 0;
+    if (!holds_mtp_modules(spec.use, spec.shape.num_mtp)) stage.spec.num_mtp = 0;
   }
   return stages;
 }
@@ -188,9 +153,8 @@ Engine::Engine(const EngineSpec& spec)
   for (MicroBatch& batch : batches_) declare_micro_batch(plan_, spec_.shape, batch);
   make_model();
   if (spec_.optimizer) {
-    optimizer_ =
-        std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_,
-                                    ShardingSpec{.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel});
+    optimizer_ = make_optimizer(*spec_.optimizer, model_->params(), mesh_, plan_,
+                                {.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel});
     if (const Param* tied = model_->tied_elsewhere()) optimizer_->exchange().hold(*tied);
     plan_.declare(schedule_2_, "schedule", {2}, DType::f64, Life::batch);
   }
@@ -300,7 +264,7 @@ void Engine::make_model() {
                                                 .freeze = spec_.freeze,
                                                 .dispatcher = name_of(spec_.dispatcher),
                                                 .fusion = spec_.fusion});
-  check_freeze(spec_);
+  if (!spec_.freeze.empty()) check_freeze(model_->whole_catalog(), spec_.freeze);
   if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);
   tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_, rank ? &rank->layout : nullptr);
 }

@@ -15,7 +15,7 @@
 #include "hub/hf_names.h"
 #include "io/safetensors.h"
 #include "train/metrics.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {

@@ -15,8 +15,8 @@ namespace moebius {
 
 struct ParitySpec {
   std::string out;     // safetensors file to write
-  std::string model;   // as in weights/weights.h
-  std::string tokens;  // safetensors file with `tokens` I32 or I64 [B, S], and optionally `doc_start` alike
+  std::string model;   // as in weights/load.h
+  std::string tokens;  // safetensors file with `tokens` I32 or I64 [B, S], and maybe `doc_start` alike
   bool gradients = false;
   double mtp_coeff = 0.0;  // with gradients: weight of multi-token prediction in the objective; 0: without it
   DType compute = DType::f32;

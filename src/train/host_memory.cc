@@ -1,6 +1,6 @@
 #include "train/host_memory.h"
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/store.h"
 #include "comm/machine.h"
 #include "train/state.h"
 

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/store.h"
 #include "comm/transport/threads.h"
 #include "core/error.h"
 #include "device/accelerator.h"

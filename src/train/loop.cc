@@ -15,8 +15,8 @@
 #include "train/diagnose.h"
 #include "train/host_memory.h"
 #include "train/state.h"
-#include "weights/weights.h"
-#include "weights/weights_source.h"
+#include "weights/load.h"
+#include "weights/source.h"
 
 namespace moebius {
 namespace {
@@ -203,7 +203,9 @@ void TrainingRun::start() {
 
 void TrainingRun::start_from_weights() {
   std::vector<NotFinite> not_finite;
-  control_.together([&] { engine_.with_memory_advice([&] { not_finite = load_weights(engine_, run_.init_from); }); });
+  Stream s = engine_.stream();
+  control_.together(
+      [&] { engine_.with_memory_advice([&] { not_finite = load_weights(s, engine_.model(), run_.init_from); }); });
   // Replicas say the same.
   const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
   for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))

@@ -6,7 +6,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/store.h"
 #include "comm/control.h"
 #include "io/testing.h"
 #include "tests/distributed/layout_run.h"

@@ -1,6 +1,8 @@
-// The checkpoint store under crashes, failing writes and full disks. After each, the newest
-// checkpoint is whole, and the commit point decides which one it is.
-#include "checkpoint/checkpoint.h"
+// The checkpoint store against crashes, failing writes and full disks: after each, the newest checkpoint is whole, and
+// it is the one that the commit point says.
+#include "checkpoint/list.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/store.h"
 
 #include <signal.h>
 #include <sys/resource.h>

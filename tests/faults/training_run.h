@@ -12,7 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/list.h"
+#include "checkpoint/reader.h"
 #include "io/files.h"
 #include "io/testing.h"
 #include "tests/built.h"

@@ -11,7 +11,7 @@
 #include "io/safetensors.h"
 #include "io/testing.h"
 #include "model/device_support.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {

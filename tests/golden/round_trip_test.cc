@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/list.h"
 #include "config/hf/keys.h"
 #include "hub/hf_folder.h"
 #include "hub/hf_names.h"
@@ -17,7 +17,7 @@
 #include "io/testing.h"
 #include "weights/export.h"
 #include "weights/import.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {

@@ -14,7 +14,7 @@
 #include "io/json_text.h"
 #include "io/safetensors.h"
 #include "io/testing.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {

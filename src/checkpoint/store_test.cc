@@ -1,11 +1,14 @@
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/store.h"
 
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "checkpoint/list.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/prune.h"
+#include "checkpoint/reader.h"
 #include "comm/control.h"
 #include "comm/transport/threads.h"
 #include "device/accelerator.h"
@@ -146,7 +149,7 @@ TEST_P(Checkpoint, ADamagedOneDoesNotCountAsKept) {
   EXPECT_THAT(steps_in(path_), ElementsAre(3, 4));
 }
 
-// A run that started over: to resume from what it left behind would be to go back to the other one.
+// A run that started over must not resume from the checkpoints of the run before it.
 TEST_P(Checkpoint, AHistoryThatWasGivenUpGoes) {
   CheckpointStore store(path_, 0, GetParam());
   for (int64_t step : {5, 200, 300}) save(store, step);
@@ -308,7 +311,7 @@ TEST(CheckpointStoreErrors, WrongArguments) {
                [&] { CheckpointStore(dir.path("file/x"), 2, true); });
 }
 
-// Of a GPU: a piece at a time, or all of it first; what is written is what was there.
+// Tensors of a GPU are copied a piece at a time, or all of them first; the bytes of the moment of the save are written.
 TEST(CheckpointStoreOnGpu, WritesWhatTheGpuHolds) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;

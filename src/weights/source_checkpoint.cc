@@ -1,21 +1,18 @@
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/reader.h"
 #include "hub/hf_folder.h"
-#include "weights/weights_source.h"
+#include "parallel/optim/optimizer.h"
+#include "weights/source.h"
 
 namespace moebius {
 namespace {
 
-bool is_optimizer_state(const std::string& name) { return name.starts_with("adam_m.") || name.starts_with("adam_v."); }
-
 // Missing, unexpected and misshapen names, before anything is read.
-void check_names(const CheckpointReader& reader, const Model& model, const std::string& folder) {
+void check_names(const CheckpointReader& reader, const ModelCatalog& catalog, const std::string& folder) {
   std::vector<std::string> missing, unexpected, misshapen;
   std::map<std::string, Shape> wanted;
-  for (const Param& p : model.params().all()) {
-    for (const ParamPart& part : p.spec.parts) wanted.emplace(part.name, part.shape);
-  }
+  for (const ParamPart& part : catalog.parts()) wanted.emplace(part.name, part.shape);
   for (const auto& [name, shape] : wanted) {
     const auto it = reader.tensors().find(name);
     if (it == reader.tensors().end()) {
@@ -25,7 +22,7 @@ void check_names(const CheckpointReader& reader, const Model& model, const std::
     if (it->second.shape != dims_of(shape)) misshapen.push_back(name);
   }
   for (const auto& [name, tensor] : reader.tensors()) {
-    const bool passed_over = !model.holds_mtp() && is_of_mtp(name, model.spec());
+    const bool passed_over = !catalog.holds_mtp() && is_of_mtp(name, catalog.model());
     if (!wanted.contains(name) && !is_optimizer_state(name) && !is_training_state(name) && !passed_over)
       unexpected.push_back(name);
   }
@@ -38,13 +35,11 @@ void check_names(const CheckpointReader& reader, const Model& model, const std::
 
 class CheckpointWeights final : public WeightsReader {
  public:
-  CheckpointWeights(const std::string& folder, const Model& model) : reader_(folder) {
-    check_names(reader_, model, folder);
-    for (const Param& p : model.params().all()) {
-      for (const ParamPart& part : p.spec.parts) {
-        const auto it = reader_.tensors().find(part.name);
-        if (it != reader_.tensors().end()) entries_.push_back({part.name, part.shape, it->second.dtype});
-      }
+  CheckpointWeights(const std::string& folder, const ModelCatalog& catalog) : reader_(folder) {
+    check_names(reader_, catalog, folder);
+    for (const ParamPart& part : catalog.parts()) {
+      const auto it = reader_.tensors().find(part.name);
+      if (it != reader_.tensors().end()) entries_.push_back({part.name, part.shape, it->second.dtype});
     }
   }
   const std::vector<WeightsEntry>& entries() const override { return entries_; }
@@ -64,8 +59,8 @@ class CheckpointWeights final : public WeightsReader {
 
 }  // namespace
 
-std::unique_ptr<WeightsReader> open_checkpoint(const std::string& folder, const Model& model) {
-  return std::make_unique<CheckpointWeights>(folder, model);
+std::unique_ptr<WeightsReader> open_checkpoint(const std::string& folder, const ModelCatalog& catalog) {
+  return std::make_unique<CheckpointWeights>(folder, catalog);
 }
 
 }  // namespace moebius

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <vector>
 
-#include "weights/weights_source.h"
+#include "weights/source.h"
 
 namespace moebius {
 namespace {

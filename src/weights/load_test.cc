@@ -1,16 +1,16 @@
-#include "weights/weights.h"
+#include "weights/load.h"
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/store.h"
 #include "engine/engine.h"
 #include "hub/hf_names.h"
 #include "io/safetensors.h"
 #include "io/testing.h"
-#include "weights/weights_source.h"
+#include "weights/source.h"
 
 namespace moebius {
 namespace {
@@ -182,7 +182,7 @@ TEST(Weights, CountsWhatIsNotFinite) {
   EXPECT_EQ(count_not_finite(half.data(), DType::i16, 5), 0);
 }
 
-// What a narrower dtype makes infinite is counted where it is narrowed, to the last bit.
+// An element that a narrower dtype makes infinite is counted when it is narrowed, exact to the last bit.
 TEST(Weights, CountsWhatBecomesInfinite) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::nanf("");
   const std::vector<float> f32{1, inf, nan, 0x1.fep127f, std::nextafter(0x1.ffp127f, 0.0f), 0x1.ffp127f, -0x1.ffp127f};

@@ -1,19 +1,14 @@
-#include "weights/weights.h"
+#include "weights/load.h"
 
 #include <algorithm>
-#include <cstring>
-#include <filesystem>
 #include <map>
 
-#include "checkpoint/checkpoint.h"
-#include "engine/engine.h"
+#include "checkpoint/reader.h"
 #include "io/json_text.h"
 #include "weights/import.h"
-#include "weights/weights_source.h"
+#include "weights/source.h"
 
 namespace moebius {
-
-namespace fs = std::filesystem;
 
 namespace {
 
@@ -39,21 +34,6 @@ ModelSpec checked_spec(const nlohmann::json& config, const std::string& who) {
 
 }  // namespace
 
-WeightsFolder find_weights(const std::string& path) {
-  MOEBIUS_CHECK(input, fs::is_directory(path), "model {}: expected a folder; got {}; check the path", path,
-                fs::exists(path) ? "a file" : "nothing there");
-  if (fs::exists(path + "/manifest.json")) return {WeightsFolder::Kind::checkpoint, path};
-  if (fs::exists(path + "/config.json")) return {WeightsFolder::Kind::hugging_face, path};
-  for (const std::string& dir : {path, path + "/checkpoints"}) {
-    if (const auto newest = newest_checkpoint(dir, nullptr)) return {WeightsFolder::Kind::checkpoint, *newest};
-  }
-  MOEBIUS_FAIL(input,
-               "model {}: expected a Hugging Face folder (config.json), a checkpoint (manifest.json) or a run's folder "
-               "with a complete "
-               "checkpoint; got none of them; check the path",
-               path);
-}
-
 ModelSpec read_model_spec(const std::string& path) {
   const WeightsFolder from = find_weights(path);
   if (from.kind == WeightsFolder::Kind::hugging_face) {
@@ -72,20 +52,6 @@ std::optional<RunSpec> read_run_spec(const std::string& path) {
                 "checkpoint {}: expected its recipe as a text; got {}; it was not written by a training run", from.path,
                 recipe.type_name());
   return parse_run_spec(recipe.get<std::string>(), from.path + ": recipe", {});
-}
-
-std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const Model& model) {
-  return from.kind == WeightsFolder::Kind::hugging_face ? open_hugging_face(from.path, model)
-                                                        : open_checkpoint(from.path, model);
-}
-
-void WeightsReader::read_slice(size_t entry, const TensorSlice& slice, void* dst) const {
-  const WeightsEntry& e = entries()[entry];
-  std::vector<char> all(e.bytes());
-  read(entry, all.data());
-  const int64_t size = size_of(e.dtype);
-  for (const CommonRun& run : common_runs(whole_slice(slice.shape), slice))
-    std::memcpy(static_cast<char*>(dst) + run.in_b * size, all.data() + run.in_a * size, run.count * size);
 }
 
 namespace {
@@ -128,10 +94,11 @@ class PartLoader {
   std::vector<NotFinite> not_finite_;
 };
 
-// `whole` says which tensors there must be; what `model` holds of them is read.
-std::vector<NotFinite> load_weights(Stream& s, const Model& whole, const Model& model, const std::string& path) {
+}  // namespace
+
+std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& path) {
   const WeightsFolder from = find_weights(path);
-  const std::unique_ptr<WeightsReader> reader = open_weights(from, whole);
+  const std::unique_ptr<WeightsReader> reader = open_weights(from, model.whole_catalog());
   std::map<std::string, size_t> entries;
   for (size_t i = 0; i < reader->entries().size(); ++i) entries[reader->entries()[i].name] = i;
   PartLoader loader(s, *reader, from.path);
@@ -142,28 +109,8 @@ std::vector<NotFinite> load_weights(Stream& s, const Model& whole, const Model& 
   return loader.not_finite();
 }
 
-}  // namespace
-
-std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& path) {
-  return load_weights(s, model, model, path);
-}
-
-std::vector<NotFinite> load_weights(Engine& engine, const std::string& path) {
-  EngineSpec spec = engine.spec();
-  spec.mesh = {};
-  spec.world = nullptr;
-  spec.device = DeviceKind::null;
-  Engine whole(spec);
-  Stream s = engine.stream();
-  return load_weights(s, whole.model(), engine.model(), path);
-}
-
 void check_weights(const std::string& path, const ModelSpec& model) {
-  const WeightsFolder from = find_weights(path);
-  const Engine shapes({.model = model, .shape = {.batch = 1, .seq = 1}, .device = DeviceKind::null});
-  open_weights(from, shapes.model());
+  open_weights(find_weights(path), ModelCatalog(model, /*holds_mtp=*/false));
 }
-
-bool is_training_state(const std::string& name) { return name.ends_with(".last_load"); }
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-#include "weights/weights_copy.h"
+#include "weights/copy.h"
 
 #include <filesystem>
 #include <random>
@@ -41,7 +41,7 @@ class EntryBytes {
   std::vector<char> stored_, converted_;
 };
 
-// An expert after the other: what lies between two first indices is whole once its parts are there.
+// One expert after the other: the elements between two first indices are whole once their parts are there.
 void write_fused(SafetensorsWriter& writer, const TensorCopy& t, EntryBytes& entries) {
   const int64_t size = size_of(t.dtype), experts = t.shape[0], plane = t.shape.numel() / experts;
   const size_t parts_of_one = t.parts.size() / experts;

@@ -3,9 +3,9 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/reader.h"
 #include "hub/hf_folder.h"
-#include "weights/weights_source.h"
+#include "weights/source.h"
 
 namespace moebius {
 namespace {

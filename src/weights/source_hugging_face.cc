@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "hub/tensor_source.h"
-#include "weights/weights_source.h"
+#include "weights/source.h"
 
 namespace moebius {
 namespace {
@@ -17,11 +17,10 @@ struct Placed {
 // Every part of the model with its place on disk. All problems are gathered, so that one does not hide the next.
 class Placement {
  public:
-  Placement(HfFolder& folder, const Model& model) : folder_(folder), model_(model), family_(hf_family(model_type())) {
+  Placement(HfFolder& folder, const ModelCatalog& catalog)
+      : folder_(folder), catalog_(catalog), model_(catalog.model()), family_(hf_family(model_type())) {
     read_weight_packing(folder.config(), folder.dir() + "/config.json");  // refuses what is not read
-    for (const Param& param : model.params().all()) {
-      for (const ParamPart& part : param.spec.parts) place(part);
-    }
+    for (const ParamPart& part : catalog.parts()) place(part);
     account_leftovers();
   }
   const std::vector<Placed>& placed() const { return placed_; }
@@ -36,7 +35,7 @@ class Placement {
   void place(const ParamPart& part) {
     if (is_training_state(part.name)) return;
     try {
-      const WantedTensor wanted{part.name, dims_of(part.shape), model_.spec().num_experts};
+      const WantedTensor wanted{part.name, dims_of(part.shape), model_.num_experts};
       placed_.push_back({&part, locate_tensor(folder_, family_, wanted)});
       folder_.consume(placed_.back().source.hf_name);
       if (!placed_.back().source.scale_name.empty()) folder_.consume(placed_.back().source.scale_name);
@@ -57,12 +56,12 @@ class Placement {
   void account_leftovers() {
     for (const std::string& name : folder_.unconsumed()) {
       if (name.ends_with(".rotary_emb.inv_freq")) continue;  // computed, never read
-      if (name == kHead && model_.spec().tie_word_embeddings) {
+      if (name == kHead && model_.tie_word_embeddings) {
         if (!same_bytes(kHead, kEmbedding))
           problems_.push_back(fmt::format("\"{}\" differs from \"{}\", but config.json ties them", kHead, kEmbedding));
         continue;
       }
-      if (is_of_mtp(name, model_.spec())) {
+      if (is_of_mtp(name, model_)) {
         account_mtp(name);
         continue;
       }
@@ -70,12 +69,12 @@ class Placement {
     }
   }
 
-  // What is left over of multi-token prediction: everything where the model holds none of it, else the hub's copies.
+  // Tensors of multi-token prediction that are left over: all of them where the model holds none, else the hub's copies.
   void account_mtp(const std::string& name) {
-    if (!model_.holds_mtp()) return;
+    if (!catalog_.holds_mtp()) return;
     const bool of_embedding = name.ends_with(".embed_tokens.weight"),
                of_head = name.ends_with(".shared_head.head.weight");
-    const char* original = of_embedding || model_.spec().tie_word_embeddings ? kEmbedding : kHead;
+    const char* original = of_embedding || model_.tie_word_embeddings ? kEmbedding : kHead;
     if (!of_embedding && !of_head) return problems_.push_back(fmt::format("unexpected tensor \"{}\"", name));
     if (!same_bytes(name, original)) {
       problems_.push_back(
@@ -93,7 +92,8 @@ class Placement {
   }
 
   HfFolder& folder_;
-  const Model& model_;
+  const ModelCatalog& catalog_;
+  const ModelSpec& model_;
   HfFamily family_;
   std::vector<Placed> placed_;
   std::vector<std::string> problems_;
@@ -119,8 +119,8 @@ TensorSource block_of(const TensorSource& source, const TensorSlice& slice) {
 
 class HuggingFaceWeights final : public WeightsReader {
  public:
-  HuggingFaceWeights(const std::string& dir, const Model& model) : folder_(HfFolder::open(dir)) {
-    const Placement placement(folder_, model);
+  HuggingFaceWeights(const std::string& dir, const ModelCatalog& catalog) : folder_(HfFolder::open(dir)) {
+    const Placement placement(folder_, catalog);
     MOEBIUS_CHECK(input, placement.problems().empty(),
                   "model folder {}: expected exactly the tensors of the model; got {} problem{}:{}", dir,
                   placement.problems().size(), placement.problems().size() == 1 ? "" : "s",
@@ -153,8 +153,8 @@ class HuggingFaceWeights final : public WeightsReader {
 
 }  // namespace
 
-std::unique_ptr<WeightsReader> open_hugging_face(const std::string& folder, const Model& model) {
-  return std::make_unique<HuggingFaceWeights>(folder, model);
+std::unique_ptr<WeightsReader> open_hugging_face(const std::string& folder, const ModelCatalog& catalog) {
+  return std::make_unique<HuggingFaceWeights>(folder, catalog);
 }
 
 }  // namespace moebius
