@@ -23,6 +23,13 @@ void check_view(const char* names, int64_t a, int64_t b, int64_t pp, int64_t wor
 
 }  // namespace
 
+DispatcherKind dispatcher_kind(const std::string& name) {
+  MOEBIUS_CHECK(usage, name == "auto" || name == "allgather" || name == "alltoall",
+                "parallel.dispatcher must be \"auto\", \"allgather\" or \"alltoall\"; got \"{}\"", name);
+  if (name == "auto") return DispatcherKind::automatic;
+  return name == "allgather" ? DispatcherKind::allgather : DispatcherKind::alltoall;
+}
+
 void ParallelSpec::check(int64_t world_size) const {
   MOEBIUS_CHECK(usage, world_size >= 1, "parallel: the number of ranks must be at least 1; got {}", world_size);
   check_degree("tp", tp);

@@ -9,6 +9,12 @@ namespace moebius {
 // How the ranks of cp bring queries and keys together (model/attention/context_parallel.h).
 enum class CpComm { allgather, ring, alltoall };
 
+// How tokens reach experts of other ranks (model/moe/dispatcher.h).
+enum class DispatcherKind { automatic, allgather, alltoall };
+
+// Error{usage} for a name that is none of "auto", "allgather" and "alltoall".
+DispatcherKind dispatcher_kind(const std::string& name);
+
 struct ParallelSpec {
   int64_t tp = 1, cp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;
   std::string layout;  // stages as in "E t*2 | t*3 L"; empty: even

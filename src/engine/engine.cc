@@ -280,7 +280,7 @@ void Engine::make_model() {
                                                 .seed = spec_.seed,
                                                 .stages = held_stages(spec_, rank),
                                                 .freeze = spec_.freeze,
-                                                .dispatcher = spec_.dispatcher,
+                                                .dispatcher = dispatcher_kind(spec_.dispatcher),
                                                 .fusion = spec_.fusion});
   check_freeze(spec_);
   if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);

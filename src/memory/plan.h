@@ -42,9 +42,14 @@ class MemoryPlan {
   // declarations correspond element by element.
   void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
 
-  // A tensor that backward makes again (memory/saved_tensor.h): `view` is a shape without memory, and stays one.
-  void declare_remade(Tensor& view, Shape shape, DType dtype);
+  // A tensor that backward recomputes (memory/saved_tensor.h): `view` is a shape without memory, and stays one.
+  void declare_recomputed(Tensor& view, Shape shape, DType dtype);
   const RecomputeSpec& recompute() const { return recompute_; }
+
+  // Whether other passes may come between the two backward passes of a micro-batch. It holds for the WgradInputs
+  // (memory/wgrad_input.h) that are declared from now on: these are then kept until backward_weight.
+  void split_backward(bool splits) { splits_backward_ = splits; }
+  bool splits_backward() const { return splits_backward_; }
 
   // From now on these tensors, of one life and dtype and not joined before, stand one after another in this order, each
   // at a multiple of kAlign elements, and what follows the last is left free up to a multiple of `multiple` elements,
@@ -77,7 +82,8 @@ class MemoryPlan {
   void place(Entry& entry);
 
   RecomputeSpec recompute_;
-  int64_t remade_bytes_ = 0;
+  bool splits_backward_ = false;
+  int64_t recomputed_bytes_ = 0;
   std::deque<Entry> entries_;
   std::array<int64_t, kNumLives> bytes_{};
   std::array<Buffer, kNumLives> buffers_;
