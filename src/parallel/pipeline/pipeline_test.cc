@@ -156,11 +156,10 @@ class TestRank {
 
  private:
   void delay_weights(const PipelineSpec& pipeline, int64_t count) {
-    const Schedule schedule =
-        testing::with_delayed_weights(schedule_1f1b({.num_ranks = mesh_.shape().pp,
-                                                     .num_virtual = pipeline.num_virtual,
-                                                     .num_micro_batches = pipeline.num_micro_batches}),
-                                      count);
+    const Schedule schedule = with_delayed_weights(schedule_1f1b({.num_ranks = mesh_.shape().pp,
+                                                                  .num_virtual = pipeline.num_virtual,
+                                                                  .num_micro_batches = pipeline.num_micro_batches}),
+                                                   count);
     simulate(schedule, equal_times(schedule.shape));
     rank_->step = place_actions(pipeline.overlap ? schedule : without_overlap(schedule), mesh_.place().pp);
   }

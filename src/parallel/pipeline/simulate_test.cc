@@ -243,7 +243,7 @@ TEST(SimulatedSchedule, LaterWeightPassesFillTheBubble) {
   const Schedule schedule = schedule_1f1b(shape);
   const SimulatedSchedule together = simulate(schedule, times);
   for (const int64_t count : {1, 2, 3}) {
-    const Schedule delayed = testing::with_delayed_weights(schedule, count);
+    const Schedule delayed = with_delayed_weights(schedule, count);
     const SimulatedSchedule apart = simulate(delayed, times);
     EXPECT_LT(apart.duration, together.duration) << count;
     for (int64_t p = 0; p < shape.num_ranks; ++p) {
@@ -372,8 +372,10 @@ TEST(SchedulePicture, ShowsEachRank) {
   EXPECT_EQ(picture(simulate(schedule_1f1b(folded), equal_times(folded, stage_time(2, 2))), 2),
             "rank 0 a0 a1 b0 b1 .  B0 .  B1 A0 A1\n"
             "rank 1 .  a0 a1 b0 B0 b1 B1 A0 A1 .\n");
-  const Schedule delayed = testing::with_delayed_weights(schedule_1f1b(plain), 1);
-  EXPECT_EQ(picture(simulate(delayed, equal_times(plain, {1, 1, 1}))), "");
+  const Schedule delayed = with_delayed_weights(schedule_1f1b(plain), 1);
+  EXPECT_EQ(picture(simulate(delayed, equal_times(plain, {1, 1, 1}))),
+            "rank 0 a0  a1  .   A0  a2  A1  A0w .   A2  A1w A2w\n"
+            "rank 1 .   a0  A0  a1  A1  A0w a2  A2  A1w A2w .\n");
   EXPECT_THROW(picture(simulate(schedule_1f1b(plain), equal_times(plain)), 0), Error);
 }
 

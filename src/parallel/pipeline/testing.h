@@ -5,7 +5,7 @@
 
 #include "parallel/pipeline/schedule.h"
 
-namespace moebius::testing {
+namespace moebius {
 
 // The same passes, but on each rank `count` weight passes always wait: a micro-batch's comes when so many later ones
 // have had their input passes, the last ones at the end.
@@ -30,4 +30,4 @@ inline Schedule with_delayed_weights(const Schedule& schedule, int64_t count) {
   return result;
 }
 
-}  // namespace moebius::testing
+}  // namespace moebius
