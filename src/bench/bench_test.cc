@@ -72,7 +72,7 @@ TEST(BenchShapes, ARouterWouldChooseTheRoute) {
   }
 }
 
-// A GPU's first two steps go op by op and the third is recorded: with fewer the first timed one would hold that.
+// A GPU's first two steps are eager and the third is captured: with fewer the first timed one would hold that.
 TEST(BenchStep, WarmsUpUntilStepsAreRecorded) {
   EXPECT_EQ(warm_up_steps(DeviceKind::cuda), 3);
   EXPECT_EQ(warm_up_steps(DeviceKind::cpu), 1);

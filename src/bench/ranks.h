@@ -21,8 +21,7 @@ struct RanksBench {
   RanksReport of_last_step;                   // what each axis sent, and what compute did not hide of it
 };
 
-// Steps before the timed ones: first touch of memory and kernels, and on a GPU two that go op by op and one that is
-// recorded.
+// Steps before the timed ones: first touch of memory and kernels, and on a GPU two eager ones and one that is captured.
 int64_t warm_up_steps(DeviceKind device);
 // All ranks of the world together; the report is rank 0's.
 RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& world);

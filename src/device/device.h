@@ -1,4 +1,4 @@
-// Where things run. A Device allocates; a Stream orders work on a device. Both are passed, never looked up.
+// Where things run. A Buffer is memory of a device; a Stream orders work on it. Both are passed, never looked up.
 //   cpu   work runs at once on the stream's thread pool
 //   cuda  work is ordered on the stream of an Accelerator, and has ended after synchronize()
 //   null  nothing runs, every op is counted: the same code prices a step without memory or time
@@ -6,9 +6,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/tensor.h"
 #include "core/thread_pool.h"
@@ -22,8 +24,8 @@ class Accelerator;
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(DeviceKind device,
-         int64_t num_bytes);  // Error{usage} when the device has not that much, saying how much was asked for
+  // Error{usage} when the device does not have that much memory, with the number of bytes that were asked for.
+  Buffer(DeviceKind device, int64_t num_bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {
@@ -44,6 +46,24 @@ class Buffer {
   DeviceKind device_ = DeviceKind::null;
 };
 
+// What a CUDA graph means for the host. A replay runs no host code, so whoever keeps account of the work that a graph
+// holds says here, while the graph is captured, what is to be done after each of its replays.
+class GraphCapture {
+ public:
+  GraphCapture() = default;
+  GraphCapture(const GraphCapture&) = delete;
+  void after_replay(std::function<void()> body) { after_replay_.push_back(std::move(body)); }
+  void replayed() const {
+    for (const auto& body : after_replay_) body();
+  }
+  // A place for what a participant keeps of this capture; empty at first.
+  std::shared_ptr<void>& state_of(const void* participant) { return states_[participant]; }
+
+ private:
+  std::vector<std::function<void()>> after_replay_;
+  std::map<const void*, std::shared_ptr<void>> states_;
+};
+
 class Stream {
  public:
   // A stream of the CPU, or of the null device that stands for `target`: sizes of scratch are those of target.
@@ -58,12 +78,16 @@ class Stream {
   ThreadPool& pool() const { return *pool_; }
   Trace* trace() const { return trace_; }
   Accelerator& accelerator() const;  // Error{internal} on another device
+  // The graph that this stream's work is being captured for; null when the work runs.
+  GraphCapture* capture() const { return capture_; }
+  void set_capture(GraphCapture* capture) { capture_ = capture; }
 
  private:
   DeviceKind device_, target_;
   ThreadPool* pool_;
   Trace* trace_;
   Accelerator* accelerator_ = nullptr;
+  GraphCapture* capture_ = nullptr;
 };
 
 // Copies between host memory and memory of the stream's device, in the order of its work. to_device may return before

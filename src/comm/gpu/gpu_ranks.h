@@ -17,7 +17,7 @@ class GpuRanks {
   int index() const { return index_; }                                   // of this rank's GPU on its machine
   int num_sharing() const { return static_cast<int>(sharing_.size()); }  // ranks that have it, this one among them
   bool each_has_its_own() const { return each_has_its_own_; }
-  // Of the ranks that share this GPU; all ranks of the world together.
+  // The sum over the ranks that share this GPU. All ranks of the world call it together.
   int64_t sum_of_sharing(int64_t mine);
   Control& control() { return control_; }
 

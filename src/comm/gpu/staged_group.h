@@ -1,6 +1,6 @@
 // A group whose ranks hand each other memory of GPUs by messages: what leaves is copied to pinned host memory, what
 // arrives from there, and sums are taken by the host. So several ranks may share one GPU, and the bits are those of the
-// same run on CPUs. Every call waits for the stream, and none can be recorded.
+// same run on CPUs. Every call waits for the stream, and none can be captured in a CUDA graph.
 //
 // Sums, all_gather and broadcast go in pieces of Group::kSumPiece elements for each rank; all_to_all_v and messages
 // between two ranks in one. The pinned memory is kept by the group. start_* have ended when they return.

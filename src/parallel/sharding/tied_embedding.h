@@ -12,8 +12,8 @@ namespace moebius {
 
 class TiedEmbedding {
  public:
-  // layout: of the stages; null on one. There is nothing to do on ranks that hold no copy, and where there is none.
-  TiedEmbedding(const Model& model, const Mesh& mesh, const StageLayout* layout);
+  // There is nothing to do on ranks that hold no copy, and on one stage.
+  TiedEmbedding(const Model& model, const Mesh& mesh, const StageLayout& layout);
 
   // After the last micro-batch, before gradients are reduced over copies of the model. All holders of a copy call it
   // together.
