@@ -162,7 +162,7 @@ int64_t find_nonfinite(Stream& s, Tensor x) {
     case DeviceKind::null:
       return -1;
   }
-  MOEBIUS_ASSERT(!"unknown device");
+  MOEBIUS_FAIL(internal, "find_nonfinite: unknown device {}", static_cast<int>(s.device()));
 }
 
 }  // namespace moebius
