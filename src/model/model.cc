@@ -68,28 +68,13 @@ void Model::init_state(Stream& s) const {
   for (const Stage& stage : stages_) stage.init_state(s);
 }
 
-const Stage& Model::whole() const {
-  MOEBIUS_ASSERT(held_.size() == 1 && held_[0].spec.embedding && held_[0].spec.loss);
-  return stages_[0];
-}
-
-void Model::forward_hidden(Step& step, int64_t T) {
-  StackScope scope(step.stack);
-  whole().forward(step, step.alloc({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0]);
-}
-
-void Model::forward_loss(Step& step, bool with_gradients) { whole().forward_loss(step, saved_[0][0], with_gradients); }
-
-void Model::backward(Step& step) {
-  StackScope scope(step.stack);
-  whole().backward(step, step.alloc({stream_rows_, spec_.hidden_size}, dtype_), saved_[0][0]);
-}
-
 void Model::forward(Step& step, const StagePass& at, Tensor stream_TD, bool with_gradients) {
+  stages_[at.virtual_stage].forward(step, stream_TD, saved_[at.virtual_stage][at.saved_set], with_gradients);
+}
+
+void Model::forward_loss(Step& step, const StagePass& at, bool with_gradients) {
   const Stage& stage = stages_[at.virtual_stage];
-  Stage::Saved& saved = saved_[at.virtual_stage][at.saved_set];
-  stage.forward(step, stream_TD, saved, with_gradients);
-  if (stage.spec().loss) stage.forward_loss(step, saved, with_gradients);
+  if (stage.spec().loss) stage.forward_loss(step, saved_[at.virtual_stage][at.saved_set], with_gradients);
 }
 
 void Model::backward(Step& step, const StagePass& at, Tensor dstream_TD) {
@@ -107,7 +92,7 @@ void Model::backward_weight(Step& step, const StagePass& at) {
 }
 
 void Model::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth) const {
-  whole().logits(step, logits_CV, begin, end, depth);
+  stages_.back().logits(step, logits_CV, begin, end, depth);
 }
 
 void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const {
@@ -119,11 +104,6 @@ void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64
       stage.blocks()[i].declare_cache(plan, prefix, max_tokens, *cache++);
     }
   }
-}
-
-void Model::forward_cached(Step& step, std::span<const KvCache> caches, int64_t first, int64_t T) {
-  StackScope scope(step.stack);
-  whole().forward_cached(step, step.alloc({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0], caches, first);
 }
 
 void Model::forward_cached(Step& step, const StagePass& at, Tensor stream_tD, std::span<const KvCache> caches,

@@ -12,7 +12,7 @@
 
 namespace moebius {
 
-// Which stages of the model a rank holds, by virtual stage.
+// A stage of the model that a rank holds.
 struct HeldStage {
   StageSpec spec;
   // Micro-batches that are between the start of their forward and the end of their last backward pass at a time: so
@@ -55,26 +55,20 @@ class Model {
   // After bind(): constants (the rotary table) and the routers' starting state. Parameters: params().init() or loaded.
   void init_state(Stream& s) const;
 
-  // One micro-batch of a whole model is  forward_hidden, forward_loss, backward.
-  // Embedding through the final norm, for the first num_tokens rows of the micro-batch.
-  void forward_hidden(Step& step, int64_t num_tokens);
-  // Stage::forward_loss.
-  void forward_loss(Step& step, bool with_gradients);
-  void backward(Step& step);
-
-  // The same of one stage, as model/stage.h says; forward includes the loss where the stage has it.
+  // The passes of one stage, as model/stage.h says. A micro-batch goes through the stages in their order with forward
+  // and forward_loss, and back with backward (parallel/pipeline/pipeline.h).
   void forward(Step& step, const StagePass& pass, Tensor stream_TD, bool with_gradients);
+  void forward_loss(Step& step, const StagePass& pass, bool with_gradients);  // nothing where the stage has no loss
   void backward(Step& step, const StagePass& pass, Tensor dstream_TD);
   // The two backward passes apart. REQUIRES: HeldStage::splits_backward.
   void backward_input(Step& step, const StagePass& pass, Tensor dstream_TD);
   void backward_weight(Step& step, const StagePass& pass);
 
-  // Stage::logits: for parity checks and generation.
+  // Stage::logits: for parity checks and generation. REQUIRES has_head().
   void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;
 
-  // Generation of one sequence by a whole model: the next T tokens of step.batch, at positions [first, first + T); and
-  // by a stage. T is a multiple of tp.
-  void forward_cached(Step& step, std::span<const KvCache> caches, int64_t first, int64_t num_tokens);
+  // Generation of one sequence by a stage: the next tokens of step.batch, from position `first` on. Their number is a
+  // multiple of tp.
   void forward_cached(Step& step, const StagePass& pass, Tensor stream_tD, std::span<const KvCache> caches,
                       int64_t first);
   // Stage::row_logits, of the last num_tokens that went through forward_cached().
@@ -114,8 +108,6 @@ class Model {
   ParamSpan params_of(size_t virtual_stage) const { return spans_[virtual_stage]; }
 
  private:
-  const Stage& whole() const;
-
   ModelSpec spec_;
   BalanceSpec balance_;
   std::vector<std::string> freeze_;

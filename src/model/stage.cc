@@ -153,7 +153,7 @@ void Stage::gather_block(Step& step, size_t i) const {
 
 void Stage::forward_loss(Step& step, Saved& saved, bool with_gradients) const {
   params_.ready(step.stream, of_head());
-  head_->loss(step, step.batch, loss_T_, with_gradients ? saved.dfinal_TD : Tensor{}, final_TD_);
+  head_->loss(step, /*depth=*/0, loss_T_, with_gradients ? saved.dfinal_TD : Tensor{}, final_TD_);
   sum_into(step.stream, {.out_1 = loss_sum_1_, .x = loss_T_});
   if (with_gradients && predicts_mtp()) forward_mtp(step, saved);
   if (with_gradients) mtp_loss(step, saved);
@@ -178,7 +178,7 @@ void Stage::mtp_loss(Step& step, const Saved& saved) const {
   StackScope scope(step.stack);
   const Tensor loss_T = step.alloc(loss_T_.shape, DType::f32);
   for (int64_t depth = 1; depth <= num_mtp_depths(); ++depth) {
-    head_->loss(step, step.batch.mtp_targets[depth - 1], loss_T, dhidden_TD(saved, depth), output_TD(depth));
+    head_->loss(step, depth, loss_T, dhidden_TD(saved, depth), output_TD(depth));
     sum_into(step.stream, {.out_1 = mtp_loss_sum_D_.rows(depth - 1, depth), .x = loss_T});
   }
 }

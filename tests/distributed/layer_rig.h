@@ -53,7 +53,8 @@ class LayerRig {
     for (const Param& p : params.all()) {
       if (p.spec.init != ParamInit::normal) draw(p);
     }
-    *batch.loss_scale_1.ptr<float>() = 0.25f;
+    batch.scalars.set_loss_scale(0, 0.25);
+    batch.store_scalars();
     for (const TokenRun& run : token_runs(shape, {.cp = mesh.shape().cp}, {.cp = mesh.place().cp})) {
       for (int64_t i = 0; i < run.count; ++i) tokens.push_back(run.token + i);
     }

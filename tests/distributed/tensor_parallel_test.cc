@@ -160,8 +160,8 @@ VocabPasses vocab_passes(LayerRig& rig, const Embedding& embedding, const LmHead
         loss = Array::poisoned({T}, DType::f32), alone = loss;
   Step step = rig.step();
   embedding.forward(step, y.tensor(), batch.token_T);
-  head.loss(step, batch, loss.tensor(), dx.tensor(), x.tensor());
-  head.loss(step, batch, alone.tensor(), Tensor{}, x.tensor());
+  head.loss(step, /*depth=*/0, loss.tensor(), dx.tensor(), x.tensor());
+  head.loss(step, /*depth=*/0, alone.tensor(), Tensor{}, x.tensor());
   EXPECT_EQ(alone.bytes(), loss.bytes());
   embedding.backward_weight(step, dx.tensor(), batch.token_T);
   return {y.values(), loss.values(), dx.values()};

@@ -1,7 +1,6 @@
 #include "model/layers/mtp.h"
 
 #include "ops/elementwise/elementwise.h"
-#include "ops/elementwise/elementwise.h"
 
 namespace moebius {
 namespace {

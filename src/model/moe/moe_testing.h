@@ -141,11 +141,10 @@ class MoeRank {
   void run_batch(int step_number, int64_t dp, int64_t num_dp) {
     const int64_t T = c_.batch * c_.seq, D = x_TD.dim(1);
     const std::vector<TokenRun> runs = token_runs(shape_, mesh_.shape(), mesh_.place());
-    batch_.train_step = static_cast<uint64_t>(step_number);
-    batch_.first_token = static_cast<uint64_t>(dp * T);
-    batch_.draw_2.ptr<int64_t>()[0] = step_number;
-    batch_.draw_2.ptr<int64_t>()[1] = dp * T;
-    batch_.total_tokens = static_cast<double>(num_dp * T);
+    batch_.scalars.set_step(step_number);
+    batch_.scalars.set_first_token(dp * T);
+    batch_.scalars.total_tokens = static_cast<double>(num_dp * T);
+    batch_.store_scalars();
     for_each_row(runs, dp, [&](int64_t row, int64_t token) {
       for (int64_t d = 0; d < D; ++d) {
         set_value(x_TD, row * D + d, draw("x" + prefix_, token * D + d));

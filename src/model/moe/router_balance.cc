@@ -1,6 +1,5 @@
 #include "model/moe/router.h"
 #include "ops/elementwise/elementwise.h"
-#include "ops/elementwise/elementwise.h"
 
 namespace moebius {
 
@@ -41,7 +40,7 @@ void Router::add_loss(Step& step, Tensor dsbar_SE, const Stats& stats) const {
                              .count_SE = stats.count_SE,
                              .coeff = static_cast<float>(balance_.aux_coeff),
                              .top_k = K_,
-                             .total_tokens = step.batch.total_tokens});
+                             .total_tokens = step.batch.scalars.total_tokens});
 }
 
 // The load of the micro-batch.

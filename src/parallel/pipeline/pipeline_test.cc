@@ -72,11 +72,11 @@ void fill(MicroBatch& b, int64_t vocab, int64_t m, int64_t M) {
     b.doc_start_T.ptr<int32_t>()[t] = 0;
     b.segment_T.ptr<int32_t>()[t] = static_cast<int32_t>(t / kShape.seq);
   }
-  b.loss_scale = 1.0 / static_cast<double>(M * kShape.tokens());
-  *b.loss_scale_1.ptr<float>() = static_cast<float>(b.loss_scale);
-  b.total_tokens = static_cast<double>(M * kShape.tokens());
-  b.train_step = 1;
-  b.first_token = static_cast<uint64_t>(m * kShape.tokens());
+  b.scalars.set_loss_scale(0, 1.0 / static_cast<double>(M * kShape.tokens()));
+  b.scalars.total_tokens = static_cast<double>(M * kShape.tokens());
+  b.scalars.set_step(1);
+  b.scalars.set_first_token(m * kShape.tokens());
+  b.store_scalars();
   b.training = true;
 }
 
@@ -87,14 +87,15 @@ void add(Results& results, const std::string& name, const Tensor& t) {
   ASSERT_TRUE(results.emplace(name, std::vector<std::byte>(bytes, bytes + t.num_bytes())).second) << name;
 }
 
-// The micro-batches of a step, a model and its memory: what an engine would hold on one rank.
+// The micro-batches of a step, a model and its memory: what an engine would hold on one rank. On one rank the model's
+// passes are called one by one, unless one_stage asks for the pipeline of one stage.
 class TestRank {
  public:
   TestRank(const ModelSpec& spec, const PipelineSpec& pipeline, DType dtype, Mesh mesh,
-           const RecomputeSpec& recompute = {}, int64_t delayed_weights = 0)
+           const RecomputeSpec& recompute = {}, int64_t delayed_weights = 0, bool one_stage = false)
       : mesh_(std::move(mesh)), plan_(recompute), batches_(static_cast<size_t>(pipeline.num_micro_batches)) {
     for (MicroBatch& batch : batches_) declare_micro_batch(plan_, kShape, batch);
-    const bool cut = mesh_.shape().pp > 1 || delayed_weights > 0;
+    const bool cut = mesh_.shape().pp > 1 || delayed_weights > 0 || one_stage;
     if (cut) rank_ = pipeline_rank(pipeline, spec, mesh_.shape().pp, mesh_.place().pp);
     if (delayed_weights > 0) delay_weights(pipeline, delayed_weights);
     const PrecisionSpec precision{.compute = dtype};
@@ -113,8 +114,8 @@ class TestRank {
     StepStack counts(DeviceKind::null, nullptr, 0);
     if (cut) pipeline_->run_one_micro_batch(null, counts, batches_[0]);
     if (!cut) run_whole(null, counts, batches_[0]);
-    tied_.emplace(*model_, mesh_, rank_ ? &rank_->layout : nullptr);
-    tied_->sum_gradients(null, counts);
+    if (rank_) tied_.emplace(*model_, mesh_, rank_->layout);
+    if (rank_) tied_->sum_gradients(null, counts);
     plan_.bind(DeviceKind::cpu, counts.high_water());
     for (size_t m = 0; m < batches_.size(); ++m)
       fill(batches_[m], spec.vocab_size, static_cast<int64_t>(m), pipeline.num_micro_batches);
@@ -165,9 +166,16 @@ class TestRank {
   }
   void run_whole(Stream& s, StepStack& stack, const MicroBatch& batch) {
     Step step{s, stack, batch};
-    model_->forward_hidden(step, kShape.tokens());
-    model_->forward_loss(step, true);
-    model_->backward(step);
+    const auto stream_TD = [&] {
+      return stack.alloc({model_->stream_rows(), model_->spec().hidden_size}, model_->dtype());
+    };
+    {
+      StackScope scope(stack);
+      model_->forward(step, {}, stream_TD(), /*with_gradients=*/true);
+    }
+    model_->forward_loss(step, {}, /*with_gradients=*/true);
+    StackScope scope(stack);
+    model_->backward(step, {}, stream_TD());
   }
 
   ThreadPool pool_{1};
@@ -182,8 +190,10 @@ class TestRank {
   std::optional<TiedEmbedding> tied_;
 };
 
-Results run_on_one_rank(const Case& c) {
-  TestRank one(tiny_model(c.layers, c.tied, c.dense), c.pipeline, c.dtype, Mesh(MeshShape{}));
+Results run_on_one_rank(const Case& c, bool one_stage = false) {
+  PipelineSpec pipeline = c.pipeline;
+  if (one_stage) pipeline = {.num_micro_batches = c.pipeline.num_micro_batches};
+  TestRank one(tiny_model(c.layers, c.tied, c.dense), pipeline, c.dtype, Mesh(MeshShape{}), {}, 0, one_stage);
   one.run_step();
   Results results;
   one.add_to(results);
@@ -290,6 +300,19 @@ TEST(Pipeline, OneMicroBatchAlone) {
   EXPECT_EQ(forward.at("loss"), expected.at("loss"));
   EXPECT_EQ(forward.at("layer 2 load"), expected.at("layer 2 load"));
   EXPECT_EQ(forward.at("model.norm.weight"), std::vector<std::byte>(expected.at("model.norm.weight").size()));
+}
+
+// On one rank the list is a forward and a backward of each micro-batch, and the stream is scratch.
+TEST(Pipeline, OneStageIsTheModel) {
+  for (const bool tied : {false, true}) {
+    const Case c{"", 1, 4, {.num_micro_batches = 3}, DType::bf16, tied};
+    expect_equal(run_on_one_rank(c, /*one_stage=*/true), run_on_one_rank(c));
+  }
+  TestRank rank(tiny_model(4, false), {.num_micro_batches = 3}, DType::f32, Mesh(MeshShape{}), {},
+                /*delayed_weights=*/0, /*one_stage=*/true);
+  const RankProgram& step = rank.pipeline().rank().step;
+  EXPECT_EQ(step.actions.size(), 6u) << "forward and backward of three micro-batches";
+  EXPECT_EQ(step.num_saved_sets, std::vector<int64_t>{1});
 }
 
 // Each border carries each micro-batch once in each direction, one [T, D] tensor.
