@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Each lint must pass a good tree and fail on each bad sample, with the words that tell why."""
+"""Tests that each lint passes a good tree, and fails on each bad sample with the words that explain why."""
 
 import pathlib
 import subprocess
@@ -16,18 +16,20 @@ GOOD = {
     "src/ops/norm/norm_test.cc": '#include "ops/norm/norm.h"\n\n#include <gtest/gtest.h>\n\n#include <cstdio>\n',
     "README.md": "# Name\n\nA sentence of its own, e.g. `this. One`.\nA link to [a heading](docs/terms.md#some-terms-of-2).\n",
     "docs/terms.md": "# Terms\n\n## Some *terms*, of `2`\n\n| retired | use | checked | where |\n| --- | --- | --- | --- |\n"
-                     "| oldword, older | newword | `\\bold(word\\|er)\\b` | docs |\n| odd | even | no | all |\n",
+                     "| oldword, older | newword | `\\bold(word\\|er)\\b` | docs |\n| odd | even | no | all |\n"
+                     "| Thingy | Item | `\\bThingy\\b` | all |\n",
     "docs/a.md": "# A\n\nAn oldie, and `oldword` in code.\n\n    Two. Lines oldword.\n\n```\nTwo. Lines oldword.\n```\n",
     "src/core/sums.cc": "// sum[t] = x[t] + y[t]   (when y is given; x itself otherwise)\n// out[t] = sum[t] * scale\n"
-                        "//   row   an item that fills its line up to the last column, so that what follows it stands in a line of its own,\n"
+                        "//   row   an item that fills its line up to the last column, so that what follows it is in a line of its own,\n"
                         "//         under its words\n",
+    "src/core/older.cc": "// A sum.\n// Of `oldword` it is the code.\nint oldword = 1;  // what is added\nauto url = \"http://oldword\";\n",
     "src/cli/main.cc": '#include <cstdlib>\n\n#include "ops/norm/norm.h"\n\nint main() { std::exit(std::getenv("A") != nullptr); }\n',
 }
 HEADER = "#pragma once\n"
 NAMESPACE = "namespace moebius {\n"
 LONG = "\n" * 801
 MEASURED = '{"title": "", "subtitle": "", "sources": {}, "layers": []}'
-FULL = "all that fills a line, " * 5  # and leaves no room for a word of the next one
+FULL = "all that fills a line, " * 5  # and leaves no room for a word of the next line
 CONDITIONALS = "#ifdef __A__\n#endif\n" * 4
 
 # lint, file, text, words of the complaint
@@ -36,7 +38,7 @@ BAD = [
     ("layers", "src/io/a.cc", '#include "comm/b.h"\n', "comm (layer 2) is a sibling of io (layer 2)"),
     ("layers", "src/core/a.cc", '#include "shape.h"\n', "must be its full path from src/"),
     ("layers", "src/core/a.cc", '#include "core/none.h"\n', "is not a file below src/"),
-    ("layers", "src/odd/a.cc", "", "stands in no folder of the layers"),
+    ("layers", "src/odd/a.cc", "", "is in no folder of the layers"),
     ("layers", "src/ops/norm/a.cc", '#include "ops/norm/norm_ref.h"\n', "only tests may include it"),
     ("layers", "src/model/a.cc", "#include <oneapi/dnnl/dnnl.hpp>\n", "is for ops, cli only"),
     ("layers", "src/core/a.cc", "#include <gtest/gtest.h>\n", "is for tests only"),
@@ -61,6 +63,13 @@ BAD = [
     ("words", "src/core/a.cc", 'auto a = std::getenv("A");\n', "read in cli only"),
     ("words", "src/core/a.cc", "using namespace std;\n", "no using namespace"),
     ("words", "src/core/string_utils.h", HEADER, "not 'utils'"),
+    ("words", "src/cli/a.cc", "struct Thingy;\n", "src/cli/a.cc:1: 'Thingy' is retired (docs/terms.md); say: Item"),
+    ("words", "tests/cli/a_test.cc", 'auto a = "a Thingy";\n', "'Thingy' is retired"),
+    ("words", "tools/a.py", "# a thingy\n", "'thingy' is retired"),
+    ("words", "src/core/a.cc", "// A row.\n//\n// An older one.\n", "a.cc:3: 'older' is retired (docs/terms.md); say: newword"),
+    ("words", "src/io/a.cc", "int a;  // an oldword\n", "'oldword' is retired"),
+    ("words", "src/comm/gpu/a.h", "// Of rows.\n" + HEADER, "a comment begins with 'Of'"),
+    ("words", "src/core/a.cc", "int a;  // of\n  // What a row is.\n", "a.cc:2: a comment begins with 'What'"),
     ("docs", "README.md", "# Name\n" * 151, "151 lines, at most 150"),
     ("docs", "docs/a.md", "word " * 21 + "\n", "docs/a.md:1: 105 columns"),
     ("docs", "docs/a.md", "One sentence. Another one.\n", "two sentences on one line"),
@@ -74,8 +83,8 @@ BAD = [
     ("docs", "docs/measurements/moe_layers.json", MEASURED, "moe_layers.svg is not the picture of"),
     ("comments", "src/core/a.cc", f"// sum[t] = x[t] + y[t]   (when {FULL}\n// of y) out[t] = sum[t] * scale\n", "a.cc:2: a formula merged into prose"),
     ("comments", "src/core/a.cc", f"// {FULL} Of these too\n// many are left. best = score[t] + bias\n", "a.cc:2: a formula merged into prose"),
-    ("comments", "src/core/a.cc", f"//   row   {FULL}\n//   results\n//         are summed\n", "a.cc:2: an item of a list goes on"),
-    ("comments", "src/core/a.cc", f"//         {FULL}\n// results are summed\n", "a.cc:2: an item of a list goes on"),
+    ("comments", "src/core/a.cc", f"//   row   {FULL}\n//   results\n//         are summed\n", "a.cc:2: an item of a list continues"),
+    ("comments", "src/core/a.cc", f"//         {FULL}\n// results are summed\n", "a.cc:2: an item of a list continues"),
     ("comments", "src/core/a.cc", f"int a;\n// {FULL}\n// begin.\n", "a.cc:3: a word left over: begin."),
     ("comments", "src/core/a.cc", f"// {FULL}\n// of all, in\n// the order of their ranks\n", "a.cc:2: a line broken in the middle of a sentence"),
 ]
@@ -89,7 +98,7 @@ def write(root, files):
 
 
 def run(lint, files):
-    """(exit status, output) of the lint over the good tree with these files on top."""
+    """Returns (exit status, output) of the lint over the good tree with these files on top."""
     with tempfile.TemporaryDirectory() as folder:
         write(pathlib.Path(folder), {**GOOD, **files})
         result = subprocess.run([sys.executable, TOOLS / f"{lint}.py", folder], capture_output=True, text=True, check=False)
@@ -103,7 +112,7 @@ def main():
         if status != 0:
             failures.append(f"{lint}: fails on the good tree:\n{output}")
     for lint, name, text, words in BAD:
-        # Two siblings need something to see.
+        # A lint of siblings needs two of them.
         status, output = run(lint, {"src/comm/b.h": HEADER + NAMESPACE + "struct A {\n};\n}\n", "src/ops/norm/norm_ref.h": HEADER, name: text})
         if status != 1 or words not in output:
             failures.append(f"{lint}: must fail with '{words}' on {name}; got status {status}:\n{output}")

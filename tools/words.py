@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Words that may not stand in a source, each with its reason."""
+"""Words that a source may not have, each with its reason: names of machines, calls, and the retired words of docs/terms.md."""
 
 import re
 import sys
 
 from sources import CPP, documents, is_test, read, report, root_from_arguments, sources
+from terms import PAGE, checked_in
 
 MACHINE_PATH = re.compile(r"/(home|root|work|Users)/[\w.-]+")
+SPOKEN = ("src", "tests", "tools", "bench", "examples")  # folders that say nothing with a retired word
+PROSE_CHECKED = ("src/comm", "src/core", "src/device", "src/io", "src/memory")  # and whose comments are read as prose
+TELEGRAM = re.compile(r"(Of|What|As|Who)\b")
 BAD_NAME = re.compile(r"(^|_)(utils?|helpers?|manager|fast|optimized|v2|new|misc|common)(_|$)")
 
-# In the library: everything in src/ but cli, the tests, and the files named here.
+# These hold for the library, which is all of src/ except cli, tests, and the files named here.
 LIBRARY_RULES = [
     (re.compile(r"\bstd::(cout|cerr|clog)\b|\bf?printf\s*\(|\bfmt::print\b|\bputs\s*\(|\bperror\s*\("),
      "the library never prints; it logs through core/log.h", ("log.cc",)),
@@ -21,7 +25,7 @@ LIBRARY_RULES = [
 
 
 def strip(line):
-    """The line without comment and the insides of strings: a full lexer is more than these rules need."""
+    """Returns the line without comment and string contents. These rules need no full lexer."""
     return re.sub(r'"(\\.|[^"\\])*"', '""', line).split("//")[0]
 
 
@@ -46,6 +50,46 @@ def check_library(path, text):
                 yield f"{path}:{number}: {reason}"
 
 
+def comments(text):
+    """(number, words, whether they are the first of their block) of each line with a C++ comment."""
+    inside = False
+    for number, line in enumerate(text.splitlines(), 1):
+        code, slashes, words = re.sub(r'"(\\.|[^"\\])*"', '""', line).partition("//")
+        if slashes:
+            yield number, words.strip(), not inside and not code.strip()
+        inside = bool(slashes) and not code.strip()
+
+
+def check_retired(path, number, words, retired):
+    for term in retired:
+        found = term.pattern.search(words)
+        if found:
+            yield f"{path}:{number}: '{found.group()}' is retired ({PAGE}); say: {term.use}"
+
+
+def check_words(path, text, everywhere):
+    for number, line in enumerate(text.splitlines(), 1):
+        yield from check_retired(path, number, line, everywhere)
+
+
+def check_prose(path, text, in_prose):
+    """Words that are wrong in prose only, and beginnings without a subject. `Code` in a comment is not looked at."""
+    for number, words, is_first in comments(text):
+        yield from check_retired(path, number, re.sub("`[^`]*`", "", words), in_prose)
+        if is_first and TELEGRAM.match(words):
+            yield f"{path}:{number}: a comment begins with '{words.split()[0]}'; write a sentence with a subject"
+
+
+def check_terms(root, files):
+    everywhere = checked_in(root, "all")
+    in_prose = [term for term in checked_in(root, "docs") if term.where != "all"]
+    for path in files:
+        if path.parts[0] in SPOKEN:
+            yield from check_words(path, read(root, path), everywhere)
+        if path.suffix in CPP and any(path.is_relative_to(folder) for folder in PROSE_CHECKED):
+            yield from check_prose(path, read(root, path), in_prose)
+
+
 def check_file(path, text):
     yield from check_text(path, text)
     yield from check_paths(path, text)
@@ -59,6 +103,7 @@ def main():
     root = root_from_arguments()
     files = sources(root)
     complaints = [complaint for path in files for complaint in check_file(path, read(root, path))]
+    complaints += check_terms(root, files)
     complaints += [complaint for path in documents(root) for complaint in check_paths(path, read(root, path))]
     return report("words", complaints, f"{len(files)} files, {len(documents(root))} documents")
 

@@ -1,9 +1,12 @@
+#include "checkpoint/reader.h"
+
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/list.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/store.h"
 #include "io/files.h"
 #include "io/hash.h"
 #include "io/testing.h"
@@ -68,7 +71,7 @@ TEST_F(CheckpointRead, ShapeAndDtypeMustBeThose) {
   });
   expect_error(ErrorKind::input, "expected \"n\" to be f32[2]; got i64[2]",
                [&] { reader.read("n", tensor_of(other.data(), {2})); });
-  expect_error(ErrorKind::input, "expected a tensor \"x\"; got 2 others",
+  expect_error(ErrorKind::input, "expected a tensor \"x\"; got none of that name among 2",
                [&] { reader.read("x", tensor_of(other.data(), {2})); });
   Tensor elsewhere = tensor_of(other.data(), {2, 3});
   elsewhere.device = DeviceKind::cuda;
@@ -202,7 +205,7 @@ TEST_F(CheckpointRead, PiecesThatAreNotAllOrNotOnce) {
   refuse("expected pieces that hold each element of \"w\" once; got others: nothing holds it");
 }
 
-// What one rank alone used to write.
+// Version 1 of the manifest, which one rank wrote.
 TEST_F(CheckpointRead, TheVersionBeforeStaysReadable) {
   edit([](nlohmann::json& j) {
     j["version"] = 1;

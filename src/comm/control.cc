@@ -19,7 +19,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 
-// The first line in which two texts differ; nothing stands for a line that one does not have.
+// The first line in which two texts differ. A line that one text does not have is empty.
 struct Difference {
   int64_t line = 0;
   std::string a, b;
@@ -38,14 +38,14 @@ Difference first_difference(const std::string& a, const std::string& b) {
   return d;
 }
 
-// An Error on its way to other ranks: one character for its kind, then its text. Empty: there was none.
+// Packs an Error for other ranks: one character for its kind, then its text. An empty text means no error.
 std::string packed(const Error& e) { return static_cast<char>(e.kind()) + std::string(e.what()); }
 
 ErrorKind kind_of(const std::string& packed, int rank) {
   if (const std::optional<ErrorKind> kind = error_kind(packed[0])) return *kind;
   MOEBIUS_FAIL(distributed,
-               "control: expected of rank {} how its part went, got something else; start all ranks with the same "
-               "command of the same program",
+               "control: expected rank {} to report how its part ended; got something else; start all ranks with the "
+               "same command of the same program",
                rank);
 }
 
@@ -135,7 +135,7 @@ void check_agree(Control& control, const Claim& claim) {
   const Difference d = first_difference(texts[0], texts[against[0]]);
   MOEBIUS_FAIL(usage,
                "the ranks do not agree on {}: {} against {}; line {} of rank 0 is \"{}\", of rank {} \"{}\"; start all "
-               "ranks with the same",
+               "ranks with the same one",
                claim.what, ranks_text(with_root), ranks_text(against), d.line, d.a, against[0], d.b);
 }
 

@@ -1,5 +1,6 @@
-// What the ranks of a run tell each other beside training: choices, outcomes and texts, in host memory. Every rank
-// makes the same calls in the same order; a world of one rank answers itself.
+// Control carries what the ranks of a run exchange beside training:
+// choices, outcomes and texts, in host memory.
+// Every rank makes the same calls in the same order. In a world of one rank each call returns at once.
 #pragma once
 
 #include <functional>
@@ -13,7 +14,8 @@ namespace moebius {
 
 class Control {
  public:
-  // Makes a group of all ranks: every rank of the world makes its own. The transport outlives it.
+  // Makes a group of all ranks; every rank of the world makes its own Control.
+  // The transport must outlive it.
   explicit Control(Transport& transport);
 
   int rank() const { return rank_; }
@@ -21,15 +23,16 @@ class Control {
   bool is_root() const { return rank_ == 0; }
 
   std::vector<std::string> gather(const std::string& mine);  // by rank, the same on every rank
-  std::string from_root(const std::string& text);            // rank 0's, whatever the others pass
-  int64_t sum(int64_t mine);                                 // over the ranks
+  std::string from_root(const std::string& text);            // rank 0's text, whatever the others pass
+  int64_t sum(int64_t mine);                                 // the sum over the ranks
   int64_t max(int64_t mine);
   void barrier();
 
-  // Runs body, which must not communicate, on every rank. When it throws Error on some, every rank throws that of the
-  // lowest of them, with its number in front unless all ranks say the same: then the ranks go on, or end, as one.
+  // Runs body, which must not communicate, on every rank. So the ranks continue, or end, together:
+  // when body throws Error on some ranks, every rank throws the error of the lowest of them.
+  // The message begins with that rank's number unless all ranks report the same.
   void together(const std::function<void()>& body);
-  // The same for what rank 0 alone does.
+  // The same for a body that only rank 0 runs.
   void on_root(const std::function<void()>& body);
 
  private:
@@ -41,12 +44,13 @@ class Control {
   std::unique_ptr<Group> group_;
 };
 
-// What a rank says of the run that it is about to join, in lines.
+// A rank's view of the run that it is about to join, as lines of text.
 struct Claim {
   std::string what;  // "the recipe"
   std::string text;
 };
-// Error{usage} on every rank when they differ: names who stands against whom and the first line that differs.
+// Throws Error{usage} on every rank when the claims differ.
+// The message lists which ranks disagree and the first line that differs.
 void check_agree(Control& control, const Claim& claim);
 
 }  // namespace moebius

@@ -19,7 +19,7 @@ int64_t total(std::span<const int64_t> counts) { return std::accumulate(counts.b
 }  // namespace
 
 void check_sum(const Group& group, const char* op, const Tensor& x) {
-  MOEBIUS_CHECK(usage, can_sum(x.dtype), "{} of group {}: sums are of f32, f64, i64 or bf16; got {}", op, group.name(),
+  MOEBIUS_CHECK(usage, can_sum(x.dtype), "{} of group {}: sums take f32, f64, i64 or bf16; got {}", op, group.name(),
                 to_string(x));
 }
 
@@ -34,10 +34,11 @@ void check_times_size(const Group& group, const char* op, const char* large_name
 void check_rows(const Group& group, const AllToAllV& a) {
   const auto check_counts = [&](const char* what, std::span<const int64_t> counts, const Tensor& x) {
     const bool negative = std::any_of(counts.begin(), counts.end(), [](int64_t n) { return n < 0; });
-    MOEBIUS_CHECK(usage, std::ssize(counts) == group.size() && !negative && total(counts) <= x.dim(0),
-                  "all_to_all_v of group {}: {} must be {} counts that sum to at most the rows of {}; got {} counts "
-                  "with the sum {}",
-                  group.name(), what, group.size(), to_string(x), counts.size(), total(counts));
+    MOEBIUS_CHECK(
+        usage, std::ssize(counts) == group.size() && !negative && total(counts) <= x.dim(0),
+        "all_to_all_v of group {}: {} must have {}, with a sum of at most the rows of {}; got {} with the sum {}",
+        group.name(), what, counted(group.size(), "count"), to_string(x), counted(std::ssize(counts), "count"),
+        total(counts));
   };
   MOEBIUS_CHECK(usage, same_rows(a.out, a.in),
                 "all_to_all_v of group {}: out must have the rows of in; got out {}, in {}", group.name(),
@@ -45,12 +46,12 @@ void check_rows(const Group& group, const AllToAllV& a) {
   check_counts("send_rows", a.send_rows, a.in);
   check_counts("recv_rows", a.recv_rows, a.out);
   MOEBIUS_CHECK(usage, a.send_rows[group.rank()] == a.recv_rows[group.rank()],
-                "all_to_all_v of group {}: rank {} sends itself {} rows and awaits {}", group.name(), group.rank(),
+                "all_to_all_v of group {}: rank {} sends itself {} rows but expects {}", group.name(), group.rank(),
                 a.send_rows[group.rank()], a.recv_rows[group.rank()]);
 }
 
 void check_member(const Group& group, const char* op, int rank) {
-  MOEBIUS_CHECK(usage, rank >= 0 && rank < group.size(), "{}: a rank of group {} is from 0 to {}; got {}", op,
+  MOEBIUS_CHECK(usage, rank >= 0 && rank < group.size(), "{}: a rank of group {} must be from 0 to {}; got {}", op,
                 group.name(), group.size() - 1, rank);
 }
 

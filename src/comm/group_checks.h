@@ -1,5 +1,5 @@
-// What the calls of a Group ask of their tensors, whichever way these travel. Each throws Error{usage} with the call,
-// the group and what came.
+// Checks of the tensors that the calls of a Group get, for every way of moving them.
+// Each throws Error{usage} with the call, the group and the tensors.
 #pragma once
 
 #include <initializer_list>
@@ -8,7 +8,7 @@
 
 namespace moebius {
 
-void check_sum(const Group& group, const char* op, const Tensor& x);  // of a dtype that is summed
+void check_sum(const Group& group, const char* op, const Tensor& x);  // the dtype must be one that sums take
 void check_times_size(const Group& group, const char* op, const char* large_name, const Tensor& large,
                       const char* small_name, const Tensor& small);
 void check_rows(const Group& group, const AllToAllV& a);

@@ -53,7 +53,7 @@ TEST(Group, RefusesWrongShapesAndTypes) {
   uint8_t u[3] = {};
   const Tensor x4 = tensor_of(x, {4}), x3 = tensor_of(x, {3}), u3 = tensor_of(u, {3});
   EXPECT_THAT(usage_text([&] { g.all_reduce_sum(one.s, u3); }),
-              HasSubstr("all_reduce_sum of group dp: sums are of f32, f64, i64 or bf16; got u8[3]"));
+              HasSubstr("all_reduce_sum of group dp: sums take f32, f64, i64 or bf16; got u8[3]"));
   EXPECT_THAT(usage_text([&] { g.reduce_scatter_sum(one.s, x3, u3); }), HasSubstr("got u8[3]"));
   EXPECT_THAT(usage_text([&] { g.reduce_scatter_sum(one.s, x3, x4); }),
               HasSubstr("reduce_scatter_sum of group dp: in must have 1 times the rows of out and its dtype; got in "
@@ -61,10 +61,10 @@ TEST(Group, RefusesWrongShapesAndTypes) {
   EXPECT_THAT(usage_text([&] { g.all_gather(one.s, x4, x3); }), HasSubstr("out must have 1 times the rows of in"));
   EXPECT_THAT(usage_text([&] { g.all_gather(one.s, x3, u3); }), HasSubstr("got out f32[3], in u8[3]"));
   EXPECT_THAT(usage_text([&] { g.broadcast(one.s, x3, 1); }),
-              HasSubstr("broadcast: root: a rank of group dp is from 0 to 0; got 1"));
+              HasSubstr("broadcast: root: a rank of group dp must be from 0 to 0; got 1"));
   EXPECT_THAT(usage_text([&] { (void)g.send(one.s, x3, 0); }), HasSubstr("send of group dp: rank 0 sends to itself"));
   EXPECT_THAT(usage_text([&] { (void)g.recv(one.s, x3, -1); }),
-              HasSubstr("recv: from: a rank of group dp is from 0 to 0"));
+              HasSubstr("recv: from: a rank of group dp must be from 0 to 0"));
   EXPECT_THAT(usage_text([&] { (void)g.recv(one.s, x3, 0); }), HasSubstr("receives from itself"));
 }
 
@@ -80,12 +80,12 @@ TEST(Group, RefusesCountsThatDoNotFit) {
     });
   };
   EXPECT_EQ(text({4}, {4}), "no error");
-  EXPECT_THAT(text({4}, {5}), HasSubstr("send_rows must be 1 counts that sum to at most the rows of f32[4, 1]; got 1 "
-                                        "counts with the sum 5"));
-  EXPECT_THAT(text({5}, {4}), HasSubstr("recv_rows must be 1 counts"));
+  EXPECT_THAT(text({4}, {5}), HasSubstr("send_rows must have 1 count, with a sum of at most the rows of f32[4, 1]; got "
+                                        "1 count with the sum 5"));
+  EXPECT_THAT(text({5}, {4}), HasSubstr("recv_rows must have 1 count"));
   EXPECT_THAT(text({-1}, {-1}), HasSubstr("with the sum -1"));
   EXPECT_THAT(text({1, 1}, {2}), HasSubstr("got 2 counts"));
-  EXPECT_THAT(text({1}, {2}), HasSubstr("rank 0 sends itself 2 rows and awaits 1"));
+  EXPECT_THAT(text({1}, {2}), HasSubstr("rank 0 sends itself 2 rows but expects 1"));
   EXPECT_THAT(text({1}, {1}, 2), HasSubstr("out must have the rows of in; got out f32[2, 2], in f32[4, 1]"));
 }
 
@@ -95,7 +95,7 @@ TEST(Group, OverMessagesMovesMemoryOfTheCpuAlone) {
   Tensor elsewhere = tensor_of(x, {2});
   elsewhere.device = DeviceKind::cuda;
   EXPECT_THAT(usage_text([&] { one.group->all_gather(one.s, elsewhere, tensor_of(x, {2})); }),
-              HasSubstr("all_gather of group dp: messages carry memory of the cpu; "
+              HasSubstr("all_gather of group dp: messages carry memory of the CPU; "
                         "got f32[2] of cuda on a stream of cpu"));
   Stream null(DeviceKind::null, one.pool);
   one.group->all_gather(null, Tensor{.shape = {2}, .device = DeviceKind::null},
@@ -120,7 +120,7 @@ TEST(Group, IsMadeByOneOfItsRanks) {
   EXPECT_THAT(usage_text([&] {
                 one.self->make_group("ep", {1, 2});
               }),
-              HasSubstr("group ep: rank 0 makes it and must be one of its 2 ranks"));
+              HasSubstr("group ep: rank 0 makes it, so it must be one of its 2 ranks"));
 }
 
 TEST(Mesh, OfOneRankHasEveryAxis) {
@@ -135,38 +135,38 @@ TEST(Mesh, OfOneRankHasEveryAxis) {
 
 TEST(Mesh, RefusesWhatItCannotHold) {
   EXPECT_THAT(usage_text([] { Mesh(MeshShape{.tp = 2, .etp = 2}); }),
-              HasSubstr("mesh: one rank alone must have tp*cp*dp*pp = 1; got 2*1*1*1 = 2"));
+              HasSubstr("mesh: a single rank must have tp*cp*dp*pp = 1; got 2*1*1*1 = 2"));
   EXPECT_THAT(usage_text([] { Mesh(MeshShape{.tp = 2}); }), HasSubstr("tp*cp*dp = 2*1*1 = 2, etp*ep*edp = 1*1*1 = 1"));
   OneRank one;
   EXPECT_THAT(usage_text([&] { Mesh(MeshShape{.tp = 2, .etp = 2}, *one.self); }),
-              HasSubstr("mesh: tp*cp*dp*pp = 2*1*1*1 = 2 must equal the number of ranks; got 1 ranks"));
+              HasSubstr("mesh: tp*cp*dp*pp = 2*1*1*1 = 2 must equal the number of ranks; got 1 rank"));
 }
 
 TEST(CollectiveFlightRecorder, KeepsTheLast) {
-  CollectiveFlightRecorder ring;
-  EXPECT_EQ(ring.text(), "  none\n");
+  CollectiveFlightRecorder recorder;
+  EXPECT_EQ(recorder.text(), "  none\n");
   for (int i = 0; i < CollectiveFlightRecorder::kSize + 2; ++i) {
-    const int64_t record = ring.begin({.op = "barrier", .group = "dp", .number = i});
-    if (i != CollectiveFlightRecorder::kSize + 1) ring.end(record);
+    const int64_t record = recorder.begin({.op = "barrier", .group = "dp", .number = i});
+    if (i != CollectiveFlightRecorder::kSize + 1) recorder.end(record);
   }
-  const std::string text = ring.text();
+  const std::string text = recorder.text();
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), CollectiveFlightRecorder::kSize);
   EXPECT_THAT(text, testing::StartsWith("  barrier 2 of group dp (u8 x 0)\n"));
-  EXPECT_EQ(ring.text(2), "  barrier 64 of group dp (u8 x 0)\n  barrier 65 of group dp (u8 x 0): not ended\n");
-  ring.end(0);  // has left the ring: the one that took its place stays as it is
-  EXPECT_THAT(ring.text(1), HasSubstr("not ended"));
+  EXPECT_EQ(recorder.text(2), "  barrier 64 of group dp (u8 x 0)\n  barrier 65 of group dp (u8 x 0): not ended\n");
+  recorder.end(0);  // already overwritten: the record in its place stays as it is
+  EXPECT_THAT(recorder.text(1), HasSubstr("not ended"));
 }
 
 TEST(CollectiveFlightRecorder, KeepsWhatHasNotEnded) {
-  CollectiveFlightRecorder ring;
-  const int64_t open = ring.begin({.op = "recv", .group = "pp", .number = 7});
+  CollectiveFlightRecorder recorder;
+  const int64_t open = recorder.begin({.op = "recv", .group = "pp", .number = 7});
   for (int i = 0; i < 2 * CollectiveFlightRecorder::kSize; ++i)
-    ring.end(ring.begin({.op = "barrier", .group = "dp", .number = i}));
-  EXPECT_EQ(to_string(ring.at(open)), "recv 7 of group pp (u8 x 0)");
-  EXPECT_EQ(ring.text(1), "  recv 7 of group pp (u8 x 0): not ended\n  barrier 127 of group dp (u8 x 0)\n");
-  ring.end(open);
-  EXPECT_EQ(ring.text(1), "  barrier 127 of group dp (u8 x 0)\n");
-  EXPECT_THAT(ring.text(), testing::Not(HasSubstr("not ended")));
+    recorder.end(recorder.begin({.op = "barrier", .group = "dp", .number = i}));
+  EXPECT_EQ(to_string(recorder.at(open)), "recv 7 of group pp (u8 x 0)");
+  EXPECT_EQ(recorder.text(1), "  recv 7 of group pp (u8 x 0): not ended\n  barrier 127 of group dp (u8 x 0)\n");
+  recorder.end(open);
+  EXPECT_EQ(recorder.text(1), "  barrier 127 of group dp (u8 x 0)\n");
+  EXPECT_THAT(recorder.text(), testing::Not(HasSubstr("not ended")));
 }
 
 }  // namespace

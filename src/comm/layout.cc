@@ -7,10 +7,10 @@
 namespace moebius {
 namespace {
 
-constexpr int kDigits = 4;  // coordinates of a view, the one that changes first in front
+constexpr int kDigits = 4;  // coordinates of a view, the one that changes fastest first
 using Digits = std::array<int64_t, kDigits>;
 
-// An axis is a choice of digits of one view: its groups are the ranks that differ in these alone.
+// An axis is a choice of digits in one view. Its groups are the ranks that differ only in these digits.
 struct AxisDef {
   std::string_view name;
   bool expert;  // in the expert view
@@ -58,7 +58,7 @@ int rank_of(const Digits& radix, const Digits& digits) {
   return static_cast<int>(rank);
 }
 
-// a * b * c, or more than INT32_MAX when it is.
+// Returns a * b * c, or a number above INT32_MAX when the product is above it.
 int64_t bounded_product(std::initializer_list<int64_t> factors) {
   int64_t product = 1;
   for (const int64_t factor : factors) {
@@ -113,7 +113,7 @@ int64_t group_size(const MeshShape& shape, Axis axis) {
 std::vector<int> ranks_of_group(const MeshShape& shape, Axis axis, int world_rank) {
   const AxisDef& def = def_of(axis);
   const Digits radix = def.expert ? expert(shape) : dense(shape);
-  // Counts through the digits that vary, the first of them fastest: the ranks come out ascending.
+  // Counts through the digits that vary, the first of them fastest, so that ranks come out ascending.
   Digits steps;
   for (int i = 0; i < kDigits; ++i) steps[i] = def.varies[i] ? radix[i] : 1;
   std::vector<int> ranks;

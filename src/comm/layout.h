@@ -1,6 +1,8 @@
-// Who is where: two views of the same ranks (Parallel Folding, arXiv 2504.14960). The dense view (tp, cp, dp, pp) is
-// for attention and all that is shared, the expert view (etp, ep, edp, pp) for the experts. pp is common to both: a
-// stage of the pipeline is the same ranks in either view, and inside it ep may span tp, cp and dp.
+// The layout of ranks has two views of the same ranks (Parallel Folding, arXiv 2504.14960).
+// The dense view (tp, cp, dp, pp) is for attention and everything shared;
+// the expert view (etp, ep, edp, pp) is for the experts. pp is common to both:
+// a stage of the pipeline has the same ranks in either view, and inside it ep may span
+// tp, cp and dp.
 //
 //   world_rank = tp  + TP  (cp + CP (dp  + DP  pp))       the left axis changes first
 //              = etp + ETP (ep + EP (edp + EDP pp))
@@ -14,8 +16,10 @@
 
 namespace moebius {
 
-// Groups are asked for by axis. Those with several names hold every rank that differs in these coordinates alone.
-// pp_back holds the ranks of pp: hidden states and gradients between the same two ranks are two streams of messages.
+// Groups are found by axis.
+// A group of an axis with several names holds all ranks that differ only in these coordinates.
+// pp_back holds the ranks of pp, because hidden states and gradients between two ranks are two
+// streams of messages.
 enum class Axis : int {
   tp,
   cp,
@@ -35,36 +39,37 @@ enum class Axis : int {
 };
 inline constexpr int kNumAxes = 15;
 std::string_view name_of(Axis axis);
-// What the groups of an axis are for, in a few words.
+// Returns what the groups of an axis are for, in a few words.
 std::string_view purpose_of(Axis axis);
 
 struct MeshShape {
   int64_t tp = 1, cp = 1, dp = 1, pp = 1, etp = 1, ep = 1, edp = 1;
   int64_t world() const { return tp * cp * dp * pp; }
-  // Error{usage} with the equation that fails: degrees of at least 1,
-  // tp*cp*dp = etp*ep*edp, and at most INT32_MAX ranks.
+  // Throws Error{usage} with the equation that fails, unless degrees are at least 1,
+  // tp*cp*dp = etp*ep*edp, and there are at most INT32_MAX ranks.
   void check() const;
   bool operator==(const MeshShape&) const = default;
 };
 
-// Where one rank stands in both views.
+// The coordinates of one rank in both views.
 struct RankPlace {
   int64_t tp = 0, cp = 0, dp = 0, pp = 0, etp = 0, ep = 0, edp = 0;
   bool operator==(const RankPlace&) const = default;
 };
 
-// REQUIRES in all of these: shape.check() passes, ranks and coordinates are inside the shape.
+// All of these REQUIRE that shape.check() passes and that ranks and coordinates are inside the shape.
 RankPlace place_of(const MeshShape& shape, int world_rank);
 int rank_in_dense_view(const MeshShape& shape, const RankPlace& place);   // reads tp, cp, dp, pp
 int rank_in_expert_view(const MeshShape& shape, const RankPlace& place);  // reads etp, ep, edp, pp
-// The ranks of the world in world_rank's group of this axis, ascending.
+// Returns the world ranks in world_rank's group of this axis, ascending.
 std::vector<int> ranks_of_group(const MeshShape& shape, Axis axis, int world_rank);
 int64_t group_size(const MeshShape& shape, Axis axis);
 
 std::string to_string(const RankPlace& place);  // "tp 0, cp 1, dp 0, pp 0, etp 0, ep 1, edp 0"
 
-// Every rank with its coordinates, then every axis with the size and number of its groups, the first of them and what
-// it is for. Of more than `most` ranks the first half of that and the last are shown.
+// Returns a table of every rank with its coordinates, then of every axis:
+// the size and number of its groups, the ranks of the first group, and their purpose.
+// Of more than `most` ranks, the first most / 2 and the last one are shown.
 std::string layout_table(const MeshShape& shape, int64_t most = 64);
 
 }  // namespace moebius

@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kMostMembers = 8;  // of a group that are listed
+constexpr int64_t kMostMembers = 8;  // ranks of a group that are listed
 
 std::string rank_lines(const MeshShape& shape, int64_t most) {
   std::string text = "  rank    tp  cp  dp  pp   etp  ep edp\n";

@@ -30,7 +30,7 @@ std::string error_text(const MeshShape& shape) {
   return "no error";
 }
 
-// A legal shape: the prime factors of a stage's ranks, dealt out twice.
+// Returns a legal shape: the prime factors of a stage's ranks, distributed once for each view.
 MeshShape any_shape() {
   MeshShape shape;
   shape.pp = *rc::gen::inRange(1, 4);
@@ -48,7 +48,7 @@ std::vector<int> all_ranks(const MeshShape& shape) {
   return ranks;
 }
 
-// The same cases each time, unless asked otherwise.
+// The cases are the same each time, unless the environment asks for others.
 void fix_seed() { ::setenv("RC_PARAMS", "seed=1", 0); }
 
 // --- properties -----------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ TEST(LayoutProperty, ViewsAgreeOnTheStage) {
   EXPECT_TRUE(rc::check([] {
     const MeshShape shape = any_shape();
     for (const int r : all_ranks(shape)) {
-      // Whoever a rank trades tokens with is of its stage, and a pipeline has one rank of each.
+      // A rank exchanges tokens only with ranks of its stage, and a pipeline has one rank of each stage.
       for (const Axis axis : {Axis::ep, Axis::edp, Axis::etp_ep, Axis::tp_cp_dp})
         for (const int other : ranks_of_group(shape, axis, r))
           RC_ASSERT(place_of(shape, other).pp == place_of(shape, r).pp);
@@ -146,7 +146,7 @@ TEST(Layout, EpSpansTpCpAndDp) {
   EXPECT_EQ(to_string(place_of(shape, 7)), "tp 1, cp 1, dp 0, pp 1, etp 0, ep 3, edp 0");
 }
 
-// Etp changes first, as tp does: a folded expert group takes whole tensor-parallel groups.
+// etp changes fastest, as tp does: a folded expert group consists of whole tensor-parallel groups.
 TEST(Layout, ExpertTensorParallelRanksAreNeighbours) {
   const MeshShape shape{.tp = 4, .dp = 2, .etp = 2, .ep = 2, .edp = 2};
   EXPECT_THAT(ranks_of_group(shape, Axis::etp, 3), ElementsAre(2, 3));
@@ -181,7 +181,7 @@ TEST(Layout, TableOfManyRanksIsShort) {
   EXPECT_THAT(text, HasSubstr("0 1 2 3 4 5 6 7 ... 1023"));
 }
 
-// What a group is for stands in one column, however long the ranks of the first are.
+// The purposes of groups are in one column, however long the ranks of the first group are.
 TEST(Layout, TableOfVeryManyRanksHasItsColumns) {
   const std::string text = layout_table({.dp = 100000, .ep = 100, .edp = 1000});
   EXPECT_THAT(text, HasSubstr("0 100 200 300 400 500 600 700 ... 99900"));

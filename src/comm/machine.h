@@ -1,11 +1,11 @@
-// Which ranks run on the same machine.
+// The name of a machine, which tells ranks of the same machine from others.
 #pragma once
 
 #include <string>
 
 namespace moebius {
 
-// Equal on the ranks of one machine, and as long as it runs, only there.
+// Returns a name that is equal on the ranks of one machine and, while the machine runs, only there.
 std::string machine_name();
 
 }  // namespace moebius

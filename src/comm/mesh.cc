@@ -5,11 +5,11 @@
 namespace moebius {
 namespace {
 
-// Hidden states go from stage to stage and keys from rank to rank; buckets of
-// gradients and weights travel behind compute.
+// Hidden states go from stage to stage, and keys from rank to rank.
+// Buckets of gradients and weights travel while the GPU computes.
 NcclUse use_of(Axis axis) {
   return {.neighbours = axis == Axis::pp || axis == Axis::pp_back || axis == Axis::cp,
-          .behind = axis == Axis::dp_cp || axis == Axis::tp_cp_dp || axis == Axis::edp};
+          .overlapped = axis == Axis::dp_cp || axis == Axis::tp_cp_dp || axis == Axis::edp};
 }
 
 }  // namespace
@@ -18,7 +18,7 @@ Mesh::Mesh(const MeshShape& shape) : self_(make_self_transport()), shape_(shape)
   shape.check();
   MOEBIUS_CHECK(
       usage, shape.world() == 1,
-      "mesh: one rank alone must have tp*cp*dp*pp = 1; got {}*{}*{}*{} = {}; set every degree of [parallel] to 1, or "
+      "mesh: a single rank must have tp*cp*dp*pp = 1; got {}*{}*{}*{} = {}; set every degree of [parallel] to 1, or "
       "start as many ranks",
       shape.tp, shape.cp, shape.dp, shape.pp, shape.world());
   make_groups(*self_, nullptr);
@@ -27,8 +27,8 @@ Mesh::Mesh(const MeshShape& shape) : self_(make_self_transport()), shape_(shape)
 Mesh::Mesh(const MeshShape& shape, Transport& transport, GpuLinks* links) : shape_(shape) {
   shape.check();
   MOEBIUS_CHECK(usage, shape.world() == transport.size(),
-                "mesh: tp*cp*dp*pp = {}*{}*{}*{} = {} must equal the number of ranks; got {} ranks", shape.tp, shape.cp,
-                shape.dp, shape.pp, shape.world(), transport.size());
+                "mesh: tp*cp*dp*pp = {}*{}*{}*{} = {} must equal the number of ranks; got {}", shape.tp, shape.cp,
+                shape.dp, shape.pp, shape.world(), counted(transport.size(), "rank"));
   place_ = place_of(shape, transport.rank());
   make_groups(transport, links);
 }

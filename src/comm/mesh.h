@@ -1,4 +1,4 @@
-// The groups of one rank by axis name, in both views of the ranks (comm/layout.h).
+// A Mesh holds the groups of one rank by axis, in both views of the ranks (comm/layout.h).
 #pragma once
 
 #include "comm/layout.h"
@@ -10,12 +10,14 @@ class GpuLinks;
 
 class Mesh {
  public:
-  // The mesh of one rank. Error{usage} when the shape has more.
+  // The mesh of a single rank. Throws Error{usage} when the shape has more.
   explicit Mesh(const MeshShape& shape);
-  // This rank's part of the mesh over the ranks of a world, one group for each axis; groups with the same ranks stay
-  // apart, so that what one axis sends is counted and reported under its name. The transport outlives the mesh. All
-  // ranks make it, with the same shape. Error{usage} when the shape does not check, or has not the world's size.
-  // links: how its groups move memory of GPUs, none where they do not; outlives the mesh.
+  // This rank's part of the mesh over the ranks of a world, with one group for each axis.
+  // All ranks make it, with the same shape. Groups with the same ranks stay separate, so that traffic
+  // is counted and reported by axis.
+  // The transport must outlive the mesh.
+  // Throws Error{usage} when the shape is wrong or has not the world's size.
+  // links: moves memory of GPUs for the groups and must outlive the mesh; null where no group does so.
   Mesh(const MeshShape& shape, Transport& transport, GpuLinks* links = nullptr);
 
   const MeshShape& shape() const { return shape_; }
@@ -25,7 +27,7 @@ class Mesh {
  private:
   void make_groups(Transport& transport, GpuLinks* links);
 
-  std::unique_ptr<Transport> self_;  // of the mesh of one rank
+  std::unique_ptr<Transport> self_;  // only in the mesh of a single rank
   MeshShape shape_;
   RankPlace place_;
   std::array<std::unique_ptr<Group>, kNumAxes> groups_;

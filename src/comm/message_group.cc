@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Adds the time until its end.
+// Adds the seconds of its lifetime.
 class Timed {
  public:
   explicit Timed(double& seconds) : seconds_(seconds) {}
@@ -28,30 +28,30 @@ class Timed {
 
 }  // namespace
 
-// Messages on their way, and what is to be done when they have ended.
+// Messages that are under way, and what to do when they have ended.
 class MessageGroup::Exchange final : public Pending::Transfer {
  public:
   Exchange(MessageGroup& group, Messages messages, int64_t record, std::function<void()> then = {})
       : group_(group),
-        ring_(group.transport_.ring()),
+        recorder_(group.transport_.recorder()),
         messages_(std::move(messages)),
         record_(record),
         then_(std::move(then)) {}
-  // Given up: over, but for a report of what goes wrong just now.
+  // A withdrawn exchange counts as ended, unless an exception passes: then a report shows it as not ended.
   ~Exchange() override {
-    if (!has_ended_ && std::uncaught_exceptions() == 0) ring_.end(record_);
+    if (!has_ended_ && std::uncaught_exceptions() == 0) recorder_.end(record_);
   }
   void wait() override {
     const Timed timed(group_.seconds_);
     group_.transport_.wait(messages_, record_);
     if (then_) then_();
-    ring_.end(record_);
+    recorder_.end(record_);
     has_ended_ = true;
   }
 
  private:
   MessageGroup& group_;
-  CollectiveFlightRecorder& ring_;
+  CollectiveFlightRecorder& recorder_;
   Messages messages_;
   int64_t record_;
   std::function<void()> then_;
@@ -61,8 +61,8 @@ class MessageGroup::Exchange final : public Pending::Transfer {
 MessageGroup::MessageGroup(Transport& transport, MessageGroupSpec spec)
     : transport_(transport), spec_(std::move(spec)) {
   const auto found = std::find(ranks().begin(), ranks().end(), transport.rank());
-  MOEBIUS_CHECK(usage, found != ranks().end(), "group {}: rank {} makes it and must be one of its {} ranks", name(),
-                transport.rank(), size());
+  MOEBIUS_CHECK(usage, found != ranks().end(), "group {}: rank {} makes it, so it must be one of its {}", name(),
+                transport.rank(), counted(size(), "rank"));
   rank_ = static_cast<int>(found - ranks().begin());
 }
 
@@ -81,7 +81,7 @@ void MessageGroup::all_reduce_sum(Stream& s, Tensor x) {
     sum_exchange(s, own, own, slices, record);
     exchange(Spans(size(), span_of(own)), slices, record);
   }
-  transport_.ring().end(record);
+  transport_.recorder().end(record);
 }
 
 void MessageGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
@@ -98,7 +98,7 @@ void MessageGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
     for (int r = 0; r < size(); ++r) to.push_back(span_of(part(r)));
     sum_exchange(s, out_N.rows(at, end), part(rank_), to, record);
   }
-  transport_.ring().end(record);
+  transport_.recorder().end(record);
 }
 
 void MessageGroup::all_gather(Stream& s, Tensor out, Tensor in) {
@@ -107,7 +107,7 @@ void MessageGroup::all_gather(Stream& s, Tensor out, Tensor in) {
   const Timed timed(seconds_);
   const int64_t record = begin("all_gather", in);
   exchange(Spans(size(), span_of(in)), blocks_of(out, size()), record);
-  transport_.ring().end(record);
+  transport_.recorder().end(record);
 }
 
 void MessageGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
@@ -116,7 +116,7 @@ void MessageGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
   const Timed timed(seconds_);
   const int64_t record = begin("all_to_all_v", a.in);
   exchange(runs_of(a.in, a.send_rows), runs_of(a.out, a.recv_rows), record);
-  transport_.ring().end(record);
+  transport_.recorder().end(record);
 }
 
 void MessageGroup::broadcast(Stream& s, Tensor x, int root) {
@@ -127,18 +127,19 @@ void MessageGroup::broadcast(Stream& s, Tensor x, int root) {
   Spans to(size()), from(size());
   from[root] = span_of(x);
   if (rank_ == root) to.assign(size(), span_of(x));
-  // Empty messages for the root: it returns when all have taken x, and a rank that is missing is missed here.
+  // The root gets empty messages, so that it returns when all ranks have x, and notices a missing
+  // rank here.
   exchange(to, from, record);
-  transport_.ring().end(record);
+  transport_.recorder().end(record);
 }
 
 void MessageGroup::barrier() {
   const int64_t record = begin("barrier", Tensor{.dtype = DType::u8});
   exchange(Spans(size()), Spans(size()), record);
-  transport_.ring().end(record);
+  transport_.recorder().end(record);
 }
 
-// --- behind other work ----------------------------------------------------------------------------------------------
+// --- overlapped with other work -------------------------------------------------------------------------------------
 
 Pending MessageGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) {
   check_sum(*this, "start_reduce_scatter_sum", in);
@@ -187,7 +188,7 @@ Pending MessageGroup::recv(Stream& s, Tensor x, int from) {
 
 Pending MessageGroup::transfer(const char* op, const Tensor& x, int64_t number, std::unique_ptr<Message> message) {
   const int64_t record =
-      transport_.ring().begin({.op = op, .group = name(), .number = number, .dtype = x.dtype, .numel = x.numel()});
+      transport_.recorder().begin({.op = op, .group = name(), .number = number, .dtype = x.dtype, .numel = x.numel()});
   Messages messages;
   messages.push_back(std::move(message));
   return Pending(std::make_unique<Exchange>(*this, std::move(messages), record));
@@ -197,7 +198,7 @@ Pending MessageGroup::transfer(const char* op, const Tensor& x, int64_t number, 
 
 Messages MessageGroup::begin_exchange(const Spans& to, const Spans& from) {
   Messages messages;
-  // The nearest ranks first, so that not everybody begins with rank 0.
+  // Each rank begins with its neighbours, so that not all of them begin with rank 0.
   for (int i = 1; i < size(); ++i) {
     const int r = (rank_ + size() - i) % size();
     messages.push_back(transport_.recv(ranks()[r], spec_.channel, from[r].data, from[r].num_bytes));
@@ -233,7 +234,7 @@ void MessageGroup::sum_exchange(Stream& s, Tensor own, Tensor own_part, Spans to
 // --- checks ---------------------------------------------------------------------------------------------------------
 
 int64_t MessageGroup::begin(const char* op, const Tensor& x) {
-  return transport_.ring().begin(
+  return transport_.recorder().begin(
       {.op = op, .group = name(), .number = num_calls_++, .dtype = x.dtype, .numel = x.numel()});
 }
 
@@ -241,7 +242,7 @@ bool MessageGroup::moves(const char* op, Stream& s, std::initializer_list<Tensor
   if (s.device() == DeviceKind::null) return false;
   for (const Tensor& x : tensors) {
     MOEBIUS_CHECK(usage, s.device() == DeviceKind::cpu && x.device == DeviceKind::cpu,
-                  "{} of group {}: messages carry memory of the cpu; got {} of {} on a stream of {}", op, name(),
+                  "{} of group {}: messages carry memory of the CPU; got {} of {} on a stream of {}", op, name(),
                   to_string(x), name_of(x.device), name_of(s.device()));
   }
   return true;

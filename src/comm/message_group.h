@@ -1,8 +1,11 @@
-// A Group over messages: every collective is an exchange, in which each rank sends one message to each other rank and
-// receives one from it. So a rank that waits knows for whom, and every transport adds in the same order.
+// A MessageGroup is a Group over messages.
+// Every collective is an exchange: each rank sends one message to each other rank and receives one from it.
+// So a waiting rank knows whom it waits for, and every transport adds in the same order.
 //
-//   all_reduce_sum      each rank gets its slice from all, adds the slices in the order of the ranks, and sends the
-//                       sum to all
+//   all_reduce_sum      each rank gets its slice from all ranks, adds the slices in rank order, and sends the sum
+//                       to all
+//   reduce_scatter_sum  the first half of all_reduce_sum
+//   all_gather          the second half of it
 //   reduce_scatter_sum  the first half of that, all_gather the second
 #pragma once
 
@@ -13,14 +16,15 @@ namespace moebius {
 
 struct MessageGroupSpec {
   std::string name;
-  std::vector<int> ranks;  // of the world, ascending
-  int channel = 0;         // the first of kChannelsOfGroup, the same on all ranks of the group
+  std::vector<int> ranks;  // world ranks, ascending
+  int channel = 0;         // the first of kChannelsOfGroup channels, the same on all ranks of the group
 };
-inline constexpr int kChannelsOfGroup = 2;  // collectives; sends and receives
+inline constexpr int kChannelsOfGroup = 2;  // one for collectives, one for sends and receives
 
 class MessageGroup final : public Group {
  public:
-  // Error{usage} unless the transport's rank is one of spec.ranks. The transport outlives the group.
+  // Throws Error{usage} unless the transport's rank is one of spec.ranks.
+  // The transport must outlive the group.
   MessageGroup(Transport& transport, MessageGroupSpec spec);
 
   const std::string& name() const override { return spec_.name; }
@@ -41,13 +45,15 @@ class MessageGroup final : public Group {
 
  private:
   class Exchange;
-  // Begins to send to[r] to rank r and to fill from[r] from rank r, for every rank r; what is for this rank is copied.
+  // Begins to send to[r] to rank r and to fill from[r] from rank r, for every rank r.
+  // This rank's own part is copied.
   Messages begin_exchange(const Spans& to, const Spans& from);
   void exchange(const Spans& to, const Spans& from, int64_t record);
-  // own = sum over ranks of what they have for this rank: own_part here, to[r]
-  // on its way to rank r. own may be own_part.
+  // Computes own = the sum over ranks of their parts for this rank. own_part is the part computed here.
+  // to[r] is the part that goes to rank r. own may be own_part.
   void sum_exchange(Stream& s, Tensor own, Tensor own_part, Spans to, int64_t record);
-  // Whether memory is to be moved. Error{usage} on a device whose memory this version does not move.
+  // Returns whether memory must be moved.
+  // Throws Error{usage} for a device whose memory messages do not carry.
   bool moves(const char* op, Stream& s, std::initializer_list<Tensor> tensors) const;
   int64_t begin(const char* op, const Tensor& x);
   Pending transfer(const char* op, const Tensor& x, int64_t number, std::unique_ptr<Message> message);
@@ -57,7 +63,7 @@ class MessageGroup final : public Group {
   int rank_ = 0;
   int64_t num_calls_ = 0, num_sent_ = 0, num_received_ = 0, sent_bytes_ = 0;
   double seconds_ = 0;
-  Buffer arrived_;  // slices of the other ranks
+  Buffer arrived_;  // slices from the other ranks
 };
 
 }  // namespace moebius

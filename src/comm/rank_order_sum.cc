@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-// How an element is added: Sum holds the running sum. i64 wraps.
+// These say how an element is added. Sum is the type of the running sum; i64 wraps.
 struct F32 {
   using Element = float;
   using Sum = float;
@@ -31,7 +31,7 @@ struct Bf16 {
   static Element store(Sum x) { return to_bf16(x); }
 };
 
-constexpr int64_t kBlock = 512;  // running sums that stay in the nearest cache
+constexpr int64_t kBlock = 512;  // running sums, few enough for the first-level cache
 constexpr int64_t kGrain = 32 * kBlock;
 
 template <class Rule>

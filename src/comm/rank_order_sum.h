@@ -1,4 +1,4 @@
-// The one place where numbers of different ranks are added.
+// Sums over ranks, in rank order. Numbers of different ranks are added here and nowhere else.
 #pragma once
 
 #include <span>
@@ -10,8 +10,10 @@ namespace moebius {
 
 bool can_sum(DType dtype);  // f32, f64, i64, bf16
 
-// out[i] = ((parts[0][i] + parts[1][i]) + parts[2][i]) + ..., bf16 in f32 and rounded once
-// parts have out's elements and dtype; one of them may be out itself.
+// Computes
+//   out[i] = ((parts[0][i] + parts[1][i]) + parts[2][i]) + ...
+// with bf16 added in f32 and rounded once.
+// Parts have out's elements and dtype; one of them may be out itself.
 // REQUIRES: can_sum(out.dtype), at least one part.
 void sum_in_rank_order(Stream& s, Tensor out, std::span<const void* const> parts);
 

@@ -1,4 +1,4 @@
-// Tensors cut into what each rank of a group sends, gets or keeps.
+// Functions that cut tensors into the parts that each rank of a group sends, gets or keeps.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using Spans = std::vector<Span>;  // one per rank
 
 inline Span span_of(const Tensor& x) { return {static_cast<std::byte*>(x.data), x.num_bytes()}; }
 
-// Of n elements those of rank r: as even as they can be.
+// Returns rank r's slice of n elements; the slices are as equal as possible.
 inline Tensor slice_of(const Tensor& x_N, int r, int size) {
   const int64_t n = x_N.numel();
   return x_N.rows(n * r / size, n * (r + 1) / size);
@@ -30,7 +30,7 @@ inline Spans slices_of(const Tensor& x_N, int size) {
   return slices;
 }
 
-// Of [size * M, ...] the M rows of each rank.
+// Returns the M rows of each rank, of [size * M, ...].
 inline Spans blocks_of(const Tensor& x, int size) {
   Spans blocks;
   const int64_t M = x.dim(0) / size;
@@ -38,7 +38,7 @@ inline Spans blocks_of(const Tensor& x, int size) {
   return blocks;
 }
 
-// So many rows for each rank, one after the other.
+// Returns counts[r] rows for each rank r, one run after the other.
 inline Spans runs_of(const Tensor& x, std::span<const int64_t> counts) {
   int64_t row_bytes = size_of(x.dtype);
   for (int i = 1; i < x.shape.rank(); ++i) row_bytes *= x.dim(i);

@@ -1,6 +1,6 @@
-// The step stack: the only memory that moves during a step. Last in, first out,
-// from one planned buffer; a scope gives back what was taken inside it. On the null
-// device it only measures: the high-water mark of a dry run is the size to plan.
+// The step stack is the only memory that moves during a step.
+// It allocates last in, first out, from one planned buffer; a scope frees what was allocated inside it.
+// On the null device the stack only measures: the high-water mark of a dry run is the size to plan.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,14 @@ namespace moebius {
 
 class StepStack {
  public:
-  // The stack lives in [base, base + capacity); null device: no memory and no limit.
+  // The stack uses [base, base + capacity). On the null device it has no memory and no limit.
   StepStack(DeviceKind device, void* base, int64_t capacity)
       : device_(device), base_(static_cast<char*>(base)), capacity_(capacity) {}
 
-  static constexpr int64_t kAlign = 256;  // what a GPU's copy engine and matrix products like best
+  static constexpr int64_t kAlign = 256;  // the alignment that suits a GPU's copy engine and matrix units
 
-  // Uninitialised, aligned to kAlign bytes. Error{internal} when the plan was too small.
+  // Returns uninitialised memory, aligned to kAlign bytes.
+  // Throws Error{internal} when the planned stack is too small.
   Tensor alloc(Shape shape, DType dtype);
 
   int64_t used() const { return used_; }
@@ -34,6 +35,7 @@ class StepStack {
   int64_t high_water_ = 0;
 };
 
+// Frees at its end everything allocated from the stack since its beginning.
 class StackScope {
  public:
   explicit StackScope(StepStack& stack) : stack_(stack), mark_(stack.used_) {}

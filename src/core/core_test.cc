@@ -34,7 +34,7 @@ TEST(Tensor, PtrOfAnotherDtypeIsAnError) {
     t.ptr<bf16>();
     FAIL();
   } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "Tensor::ptr: f32[2, 3] was asked for as bf16");
+    EXPECT_STREQ(e.what(), "Tensor::ptr: f32[2, 3] was accessed as bf16");
   }
   EXPECT_EQ(t.rows(1, 2).ptr<float>(), x + 3);
   EXPECT_EQ(t.rows(2, 2).numel(), 0);
@@ -63,12 +63,12 @@ TEST(ThreadPool, RunsEachTaskOnceForAnyTeam) {
   }
 }
 
-// Loops follow each other at once, after a nap of the workers, and from a pool with more threads than cores.
+// Loops follow each other at once, or after the workers fell asleep. The pool has more threads than cores.
 TEST(ThreadPool, ManyShortLoopsLoseNothing) {
   ThreadPool pool(6);
   std::vector<int64_t> sums(64);
   for (int64_t round = 1; round <= 3000; ++round) {
-    pool.run(64, [&](int64_t task, int) { sums[task] += round; });  // each task is one thread's: plain memory
+    pool.run(64, [&](int64_t task, int) { sums[task] += round; });  // one thread runs each task: plain memory
     if (round % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   for (const int64_t sum : sums) EXPECT_EQ(sum, 3000 * 3001 / 2);
@@ -88,7 +88,7 @@ TEST(ThreadPool, FirstExceptionComesBackAndThePoolLivesOn) {
   }
 }
 
-// Sanitizers reserve terabytes of addresses and cannot live under a limit on them.
+// Sanitizers reserve terabytes of addresses and cannot run under a limit on them.
 bool reserves_terabytes() {
   std::ifstream statm("/proc/self/statm");
   int64_t pages = 0;
@@ -96,20 +96,20 @@ bool reserves_terabytes() {
   return pages > (int64_t{1} << 40) / 4096;
 }
 
-// In a process of its own, which an alarm ends: the limit stays, and a pool
-// that waits for its workers would not return.
+// This test runs in a process of its own, because the limit stays. An alarm ends that process:
+// a pool that waits for its workers would never return.
 TEST(ThreadPool, TooManyThreadsIsAnErrorAndNotAHang) {
   if (reserves_terabytes()) GTEST_SKIP() << "a sanitizer holds the address space";
   const pid_t child = fork();
   if (child == 0) {
     alarm(20);
-    const rlimit space{static_cast<rlim_t>(100) << 20, RLIM_INFINITY};  // below what is in use: no stack can be mapped
+    const rlimit space{static_cast<rlim_t>(100) << 20, RLIM_INFINITY};  // less than is in use: no stack can be mapped
     setrlimit(RLIMIT_AS, &space);
     try {
       ThreadPool pool(1024);
     } catch (const Error& e) {
-      const bool says = std::strstr(e.what(), "run.threads: 1024 threads were asked for, and ") &&
-                        std::strstr(e.what(), "set run.threads to fewer");
+      const bool says = std::strstr(e.what(), "run.threads: 1024 threads were requested, but only ") &&
+                        std::strstr(e.what(), "set run.threads lower");
       _exit(e.kind() == ErrorKind::usage && says ? 0 : 3);
     }
     _exit(4);
@@ -120,7 +120,7 @@ TEST(ThreadPool, TooManyThreadsIsAnErrorAndNotAHang) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-// Known answers of the authors' test vectors (kat_vectors of Random123).
+// Known answers from the authors' test vectors (kat_vectors of Random123).
 TEST(Philox, KnownAnswers) {
   EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}),
             (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
@@ -152,7 +152,7 @@ TEST(Rng, MomentsAndIndependenceOfKeys) {
 
 TEST(StepStack, GivesBackInScopesAndKeepsTheHighWaterMark) {
   Buffer buffer(DeviceKind::cpu, 1024);
-  constexpr int64_t kTaken = StepStack::kAlign;  // each of these two
+  constexpr int64_t kTaken = StepStack::kAlign;  // bytes of each of the two tensors
   StepStack stack(DeviceKind::cpu, buffer.data(), buffer.num_bytes());
   const Tensor a = stack.alloc({3}, DType::f32);
   {

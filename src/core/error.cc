@@ -12,4 +12,6 @@ int64_t div_exact(int64_t a, int64_t b, const char* what) {
   return a / b;
 }
 
+std::string counted(int64_t n, std::string_view noun) { return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s"); }
+
 }  // namespace moebius

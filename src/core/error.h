@@ -1,5 +1,7 @@
-// Errors: one exception type with one kind. Messages say who, what was expected, what came, and what to do.
-// Only the command line catches, prints, and turns the kind into the exit code; the library never prints or exits.
+// Errors are one exception type with one kind.
+// A message says who failed, what was expected, what came instead, and what to do.
+// Only the command line catches errors, prints them and turns the kind into the exit code.
+// The library never prints and never exits.
 #pragma once
 
 #include <fmt/core.h>
@@ -7,6 +9,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace moebius {
@@ -23,10 +26,10 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
-// Throws Error{internal} naming the broken invariant and where it stands.
+// Throws Error{internal} that names the broken invariant and its place in the source.
 [[noreturn]] void fail_assert(const char* condition, const char* file, int line);
 
-// value as To; Error{usage} when it does not fit.
+// Returns value as To. Throws Error{usage} when it does not fit.
 template <class To, class From>
 To narrow(From value) {
   const To narrowed = static_cast<To>(value);
@@ -36,13 +39,18 @@ To narrow(From value) {
   return narrowed;
 }
 
-// a / b where b must divide a; what names the quotient in the error.
+// Returns a / b. Throws Error{usage} unless b divides a; `what` names the quotient in the message.
 int64_t div_exact(int64_t a, int64_t b, const char* what);
+// Returns a / b rounded up, for a >= 0 and b > 0.
 inline int64_t div_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Returns a number with its noun for a message: "1 rank", "2 ranks".
+std::string counted(int64_t n, std::string_view noun);
 
 }  // namespace moebius
 
-// The caller or the user broke a contract: always on. kind is an ErrorKind enumerator, the rest is fmt.
+// MOEBIUS_FAIL and MOEBIUS_CHECK are for contracts that the caller or the user broke. They are always on.
+// `kind` is an enumerator of ErrorKind; the remaining arguments are fmt's.
 #define MOEBIUS_FAIL(kind, ...) throw ::moebius::Error(::moebius::ErrorKind::kind, ::fmt::format(__VA_ARGS__))
 #define MOEBIUS_CHECK(kind, cond, ...) \
   do {                                 \
@@ -50,7 +58,7 @@ inline int64_t div_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
       MOEBIUS_FAIL(kind, __VA_ARGS__); \
     }                                  \
   } while (0)
-// We broke an invariant.
+// MOEBIUS_ASSERT is for invariants of the library itself.
 #define MOEBIUS_ASSERT(cond)                             \
   do {                                                   \
     if (!(cond)) [[unlikely]] {                          \

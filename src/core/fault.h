@@ -1,18 +1,20 @@
-// Fault points: named places where a test can make a process die or fail, to prove that nothing is lost when it does.
+// A fault point is a named place where a test can make a process die or fail.
+// Tests use them to prove that nothing is lost in that moment.
 //
-// The body is chosen when a program is linked: `moebius` links fault_points_none.cc, where a point does nothing; the
-// tests and the program `moebius_faults` link fault_points.cc, which reads, once (the one exception to the rule that
-// only cli reads the environment, in code that no user runs):
-//   MOEBIUS_FAULT=NAME:COUNT         the COUNT-th time that point NAME is reached, SIGKILL to this process
-//   MOEBIUS_FAULT=NAME:COUNT:stop    instead, SIGSTOP: the process stands still
-//   MOEBIUS_FAULT=NAME:COUNT:throw   instead, Error{io} as of a failed write
-//   MOEBIUS_FAULT=NAME:COUNT:enospc  from the COUNT-th time on, Error{io} as of a full disk
-//   MOEBIUS_FAULT_LOG=FILE           the names of the points reached, a line each: how a test finds all there are
+// The body of fault_point is chosen when a program is linked:
+//   moebius                     links fault_points_none.cc, where a point does nothing
+//   the tests, moebius_faults   link fault_points.cc, which reads the two variables below once
+// This is the one exception to the rule that only cli reads the environment; no user runs this code.
+//   MOEBIUS_FAULT=NAME:COUNT         SIGKILL when point NAME is reached for the COUNT-th time
+//   MOEBIUS_FAULT=NAME:COUNT:stop    SIGSTOP instead: the process is stopped
+//   MOEBIUS_FAULT=NAME:COUNT:throw   Error{io} instead, like a failed write
+//   MOEBIUS_FAULT=NAME:COUNT:enospc  from the COUNT-th time on: Error{io}, like a full disk
+//   MOEBIUS_FAULT_LOG=FILE           appends the name of each point reached, one a line: a list of all points
 #pragma once
 
 namespace moebius {
 
-// A name is lower-case words joined by dots, "checkpoint.manifest.rename". Any thread.
+// May be called from any thread. A name is lower-case words joined by dots: "checkpoint.manifest.rename".
 void fault_point(const char* name);
 
 }  // namespace moebius

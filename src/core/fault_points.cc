@@ -31,7 +31,8 @@ Mode mode_of(std::string_view text) {
   MOEBIUS_FAIL(usage, "MOEBIUS_FAULT: the mode must be stop, throw, enospc or absent; got '{}'", text);
 }
 
-// NAME:COUNT[:MODE]. A fault that a test asked for and does not get would be a test that cannot fail: so it throws.
+// Parses NAME:COUNT[:MODE].
+// Text that is not understood is an error: without its fault a test could not fail.
 Fault parse(std::string_view text) {
   const size_t colon = text.find(':');
   MOEBIUS_CHECK(usage, colon != 0 && colon != text.npos, "MOEBIUS_FAULT: must be NAME:COUNT[:MODE]; got '{}'", text);
@@ -49,7 +50,7 @@ Fault asked_for() {
   return text ? parse(text) : Fault{};
 }
 
-// One write a line, so that lines of threads do not mix and none is lost to a SIGKILL.
+// Each line is one write: lines of several threads do not mix, and a SIGKILL loses none.
 void append_line(const char* path, const char* name) {
   const std::string line = fmt::format("{}\n", name);
   const int file = ::open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);

@@ -14,7 +14,8 @@
 namespace moebius {
 namespace {
 
-// Runs the body in a process of its own, where MOEBIUS_FAULT has not been read yet; its text is what it died with.
+// Runs in a process of its own, where MOEBIUS_FAULT has not been read yet.
+// Prints the errors that it catches.
 [[noreturn]] void hit_and_exit(const char* fault, int hits) {
   ::setenv("MOEBIUS_FAULT", fault, 1);
   for (int i = 1; i <= hits; ++i) {
@@ -57,7 +58,7 @@ TEST_F(FaultPoint, AMalformedRequestIsAnError) {
 }
 
 TEST_F(FaultPoint, LogsTheNamesReached) {
-  const std::string path = MOEBIUS_BINARY_DIR "/fault_test.log";
+  const std::string path = testing::TempDir() + "/fault_test.log";
   std::filesystem::remove(path);
   ::setenv("MOEBIUS_FAULT_LOG", path.c_str(), 1);
   EXPECT_EXIT(hit_and_exit("save.never:1", 2), testing::ExitedWithCode(0), "^$");

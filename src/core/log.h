@@ -1,4 +1,5 @@
-// What a run tells people: lines and one progress line, on one FILE. Results never go through here.
+// The log is what a run prints for people: lines and one progress line, on one FILE.
+// Results of a command never go through it.
 #pragma once
 
 #include <cstdio>
@@ -10,7 +11,8 @@ namespace moebius {
 
 class Log {
  public:
-  // out: usually stderr. redraw: the progress line overwrites itself (a terminal); otherwise each is a line of its own.
+  // out: usually stderr.
+  // redraw: the progress line overwrites itself (a terminal); otherwise each is a new line.
   Log(std::FILE* out, bool redraw, bool quiet = false) : out_(out), redraw_(redraw), quiet_(quiet) {}
 
   template <class... Args>
@@ -23,14 +25,15 @@ class Log {
   }
 
   void line(const std::string& text);
-  // keep: leave it standing. Without redraw only lines with `keep` are printed, so that a log file stays readable.
+  // keep: the line stays on the screen when the next one is written.
+  // Without redraw only lines with `keep` are printed, so that a log file stays readable.
   void progress(const std::string& text, bool keep);
   bool redraws() const { return redraw_; }
 
  private:
   std::FILE* out_;
   bool redraw_, quiet_;
-  size_t drawn_ = 0;  // characters of the progress line that stands there
+  size_t drawn_ = 0;  // characters of the progress line now on the screen
 };
 
 }  // namespace moebius

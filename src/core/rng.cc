@@ -17,8 +17,8 @@ std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_
   return c;
 }
 
-// The counter holds 64 bits of index, 32 of step and 32 of layer; the key the
-// seed, with site and the step's high half folded in.
+// The counter holds 64 bits of the index, 32 of the step and 32 of the layer.
+// The key holds the seed, combined with the site and the high half of the step.
 Rng::Words Rng::words() const {
   const uint32_t site = static_cast<uint32_t>(site_) * 0x85EBCA6Bu;
   return {

@@ -1,5 +1,5 @@
-// Counter-based random numbers: a value is a pure function of its key and index. There is no state to save, and no
-// layout, order or number of threads can change a draw.
+// Random numbers by counter: each value is a pure function of its key and index.
+// There is no state to save, and no layout, order or number of threads can change a draw.
 //   Philox4x32-10: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11.
 #pragma once
 
@@ -8,12 +8,12 @@
 
 namespace moebius {
 
-// What a stream of numbers is for; part of the key.
+// The purpose of a stream of numbers; it is part of the key.
 enum class RngSite : uint32_t { init = 1, jitter = 2, data_order = 3, sampling = 4, bench = 5 };
 
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
-// Keyed by (seed, step, layer, site); indexed by a global element index.
+// A stream is keyed by (seed, step, layer, site) and indexed by a global element index.
 class Rng {
  public:
   Rng(uint64_t seed, RngSite site, uint64_t step = 0, uint32_t layer = 0)
@@ -21,10 +21,11 @@ class Rng {
   std::array<uint32_t, 4> bits(uint64_t index) const;
   float uniform(uint64_t index) const;  // (0, 1)
   float normal(uint64_t index) const;   // mean 0, variance 1 (Box-Muller)
-  // Uniform in [0, n).
+  // Returns an integer, uniform in [0, n).
   uint64_t below(uint64_t index, uint64_t n) const;
 
-  // What bits() gives to philox4x32 with the 64 bits of the index, for code that draws on another device.
+  // The arguments of philox4x32 in bits(), without the 64 bits of the index.
+  // They are for code that draws on another device.
   struct Words {
     std::array<uint32_t, 2> counter_high, key;
   };
@@ -37,7 +38,7 @@ class Rng {
   uint32_t layer_;
 };
 
-// A 32-bit key of a name (FNV-1a), for streams that belong to a named parameter.
+// Returns a 32-bit key of a name (FNV-1a), for streams that belong to a named parameter.
 uint32_t key_of(const char* name);
 
 }  // namespace moebius

@@ -1,4 +1,5 @@
-// Libraries that the program opens when it first needs them: it starts faster, and also where they are not.
+// Shared libraries that the program opens when it first needs them.
+// The program starts faster, and it also starts on machines without them.
 #pragma once
 
 #include <string>
@@ -7,15 +8,16 @@ namespace moebius {
 
 struct SharedLibrary {
   void* handle = nullptr;   // never closed
-  std::string why_missing;  // in the loader's words; empty when it is open
+  std::string why_missing;  // the loader's message; empty when the library is open
 };
 
-// By its name where the loader looks (LD_LIBRARY_PATH, the folders of the program's other libraries, the system's),
-// else the file at path.
+// Opens the library `name` from where the loader looks, or else the file at `path`. The loader looks in
+// LD_LIBRARY_PATH, the folders of the program's other libraries, and the system's folders.
 SharedLibrary open_library(const std::string& name, const std::string& path);
 
-// Null when the library has no such function. Function: of its header, decltype(&f).
+// Returns null when the library has no such function.
 void* find_symbol(const SharedLibrary& library, const char* name);
+// The same, typed. Function is the type in the library's header: decltype(&f).
 template <class Function>
 Function find_function(const SharedLibrary& library, const char* name) {
   return reinterpret_cast<Function>(find_symbol(library, name));

@@ -21,7 +21,7 @@ TEST(SharedLibrary, IsFoundByItsNameOrByItsPath) {
   }
 }
 
-// A file that is there and is no library is not "not found".
+// A file that exists but is not a library must not be reported as "not found".
 TEST(SharedLibrary, SaysInTheLoadersWordsWhyItIsMissing) {
   const SharedLibrary none = open_library("libnowhere.so.1", "/proc/self/comm");
   EXPECT_EQ(none.handle, nullptr);

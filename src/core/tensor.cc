@@ -66,7 +66,7 @@ Tensor Tensor::rows(int64_t begin, int64_t end) const {
 }
 
 void Tensor::wrong_dtype(DType asked) const {
-  MOEBIUS_FAIL(usage, "Tensor::ptr: {} was asked for as {}", to_string(*this), name_of(asked));
+  MOEBIUS_FAIL(usage, "Tensor::ptr: {} was accessed as {}", to_string(*this), name_of(asked));
 }
 
 std::string to_string(const Tensor& t) { return std::string(name_of(t.dtype)) + to_string(t.shape); }

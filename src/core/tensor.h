@@ -1,9 +1,11 @@
-// A Tensor is a non-owning view of contiguous row-major memory with a shape, a dtype and a place.
+// A Tensor is a non-owning view of contiguous row-major memory with a shape, a dtype and a device.
 //
-// Names end in their logical shape:
-//   T tokens       N T*K pairs         V vocabulary   D model dim      R rows received   S sequence (or segments)
-//   F expert hidden  H query heads     L layers       E, e experts     G kv heads        P stages
-//   K top-k        d head dim          M micro-batches  C qkv columns, (H + 2 G) d
+// Names of tensors end in their logical shape, a letter a dimension:
+//   T  tokens            N  pairs, T * K      V  vocabulary     D  model dimension
+//   R  rows received     S  sequence, or segments               F  hidden dimension of an expert
+//   H  query heads       G  key-value heads   d  head dimension L  layers
+//   E, e  experts        K  top-k             P  stages         M  micro-batches
+//   C  columns of qkv, (H + 2 G) d
 #pragma once
 
 #include <array>
@@ -16,7 +18,7 @@
 
 namespace moebius {
 
-enum class DeviceKind : uint8_t { cpu, cuda, null };  // null runs nothing and counts everything
+enum class DeviceKind : uint8_t { cpu, cuda, null };  // null runs nothing; it counts work and memory
 
 std::string_view name_of(DeviceKind device);
 
@@ -46,17 +48,17 @@ struct Tensor {
   int64_t numel() const { return shape.numel(); }
   int64_t num_bytes() const { return numel() * size_of(dtype); }
   int64_t dim(int i) const { return shape[i]; }
-  // An optional argument that was not given.
+  // Whether this is an optional argument that was not given.
   bool empty() const { return shape.numel() == 0; }
 
-  // The elements; T must be the dtype's type. Null only when there are no elements.
+  // Returns the elements; T must be the dtype's type. The result is null only when there are no elements.
   template <class T>
   T* ptr() const {
     if (dtype != dtype_of<T>) wrong_dtype(dtype_of<T>);
     return static_cast<T*>(data);
   }
 
-  Tensor view(Shape to) const;                    // same elements, other shape
+  Tensor view(Shape to) const;                    // the same elements in another shape
   Tensor rows(int64_t begin, int64_t end) const;  // [begin, end) of dim 0
 
  private:
@@ -70,7 +72,7 @@ Tensor tensor_of(T* data, Shape shape) {
   return {.data = data, .shape = shape, .dtype = dtype_of<T>};
 }
 
-// Error{usage} "who: name must be DTYPE SHAPE; got ..." unless t is exactly that.
+// Throws Error{usage} "who: name must be DTYPE SHAPE; got ..." unless t has exactly this dtype and shape.
 void check_tensor(const char* who, const char* name, const Tensor& t, DType dtype, const Shape& shape);
 
 }  // namespace moebius

@@ -10,8 +10,9 @@
 namespace moebius {
 namespace {
 
-// Steps of a training step follow each other within microseconds; a sleeping worker costs about 50 us to wake. A
-// spin is a pause of some 60 ns: after a quarter of a millisecond the core is given to others.
+// The ops of a training step follow each other within microseconds;
+// waking a sleeping worker costs about 50 us.
+// A spin is a pause of some 60 ns: after a quarter of a millisecond the worker frees its core and sleeps.
 constexpr int kSpins = 4000;
 
 }  // namespace
@@ -23,9 +24,9 @@ ThreadPool::ThreadPool(int num_threads) {
     for (int worker = 1; worker < num_threads; ++worker) threads_.emplace_back([this, worker] { work(worker); });
   } catch (const std::system_error& e) {
     const int num_started = size();
-    stop();  // the destructor of a half-made pool does not run
+    stop();  // the destructor does not run after an exception of the constructor
     MOEBIUS_FAIL(usage,
-                 "run.threads: {} threads were asked for, and {} could be started: {}; set run.threads to fewer, or "
+                 "run.threads: {} threads were requested, but only {} could be started: {}; set run.threads lower, or "
                  "raise the limits on processes and memory (ulimit -u, ulimit -v)",
                  num_threads, num_started, e.what());
   }
@@ -44,7 +45,7 @@ void ThreadPool::stop() {
 
 void ThreadPool::run(int64_t num_tasks, TaskRef fn) {
   if (num_tasks <= 0) return;
-  // Libraries called from a task must not start teams of their own; the setting is per thread.
+  // Libraries called from a task must not start teams of their own. This setting is per thread.
   omp_set_num_threads(1);
   if (num_tasks == 1 || threads_.empty()) {
     for (int64_t task = 0; task < num_tasks; ++task) fn(task, 0);
@@ -53,7 +54,7 @@ void ThreadPool::run(int64_t num_tasks, TaskRef fn) {
   fn_ = &fn;
   num_tasks_ = num_tasks;
   next_task_ = 0;
-  loop_ = (loop_ / kNextLoop + 1) * kNextLoop;  // open, nobody inside
+  loop_ = (loop_ / kNextLoop + 1) * kNextLoop;  // open, no worker inside
   if (num_sleeping_ > 0) {
     std::lock_guard lock(mutex_);
     wake_.notify_all();
@@ -64,7 +65,7 @@ void ThreadPool::run(int64_t num_tasks, TaskRef fn) {
     if (i < kSpins)
       _mm_pause();
     else
-      std::this_thread::yield();  // more threads than cores: let the others run
+      std::this_thread::yield();  // there may be more threads than cores
   }
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
@@ -100,7 +101,7 @@ bool ThreadPool::enter(uint64_t& seen) {
 
 void ThreadPool::sleep_until_news(uint64_t seen) {
   std::unique_lock lock(mutex_);
-  // Counted before it looks: either this sees the new loop, or run() sees a sleeper.
+  // The counter goes up before the check: either this worker sees the new loop, or run() sees a sleeper.
   ++num_sleeping_;
   wake_.wait(lock, [&] { return stop_ || loop_ / kNextLoop != seen; });
   --num_sleeping_;

@@ -1,6 +1,7 @@
-// A fixed team of threads that runs numbered tasks. Who runs a task is decided at run time; what a task computes must
-// depend on its number alone. Then results do not depend on the number of threads, and that is a promise of the CPU
-// backend: split work by fixed sizes, never by size().
+// A fixed team of threads that runs numbered tasks.
+// Which thread runs a task is decided at run time; the result of a task must depend on its number alone.
+// Then results do not depend on the number of threads, which the CPU backend promises.
+// So split work into pieces of fixed size, never by size().
 #pragma once
 
 #include <atomic>
@@ -14,7 +15,7 @@
 
 namespace moebius {
 
-// A reference to a callable, alive only during the call it is passed to.
+// A reference to a callable; it is valid only during the call that it is passed to.
 class TaskRef {
  public:
   template <class F>
@@ -32,7 +33,8 @@ class TaskRef {
 
 class ThreadPool {
  public:
-  // num_threads >= 1, the calling thread included. Error{usage} when the system does not give that many.
+  // num_threads >= 1 includes the calling thread.
+  // Throws Error{usage} when the system does not allow that many.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -40,19 +42,20 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(threads_.size()) + 1; }
 
-  // Runs fn(task, worker) for task in [0, num_tasks), worker in [0, size()), and returns when all are done. The first
-  // exception of a task is thrown again here. Not reentrant: a task must not call run() of the same pool.
+  // Runs fn(task, worker) for every task in [0, num_tasks), with worker in [0, size()).
+  // Returns when all are done. The first exception of a task is rethrown here.
+  // Not reentrant: a task must not call run() of the same pool.
   void run(int64_t num_tasks, TaskRef fn);
 
  private:
   void stop();  // ends and joins the workers
   void work(int worker);
   void take_tasks(int worker);
-  bool enter(uint64_t& seen);  // whether there is a loop to join that this worker has not seen
+  bool enter(uint64_t& seen);  // whether there is a new loop that this worker could join
   void sleep_until_news(uint64_t seen);
 
-  // loop_ is the number of the loop, whether it is closed to workers that come late, and how many are inside. A worker
-  // that the system does not let run never holds up a loop whose tasks others have done.
+  // loop_ holds the number of the loop, whether it is closed to late workers, and how many are inside.
+  // A worker that the system does not schedule never delays a loop whose tasks others have done.
   static constexpr uint64_t kInside = 0xffff, kClosed = 0x10000, kNextLoop = 0x20000;
 
   std::vector<std::thread> threads_;
@@ -67,7 +70,7 @@ class ThreadPool {
   std::exception_ptr error_;
 };
 
-// fn(begin, end) over [0, n) in blocks of `grain`: the usual loop over rows.
+// Calls fn(begin, end) for blocks of `grain` in [0, n): the usual loop over rows.
 template <class F>
 void parallel_rows(ThreadPool& pool, int64_t n, int64_t grain, F&& fn) {
   pool.run((n + grain - 1) / grain, [&](int64_t task, int) {

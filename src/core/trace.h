@@ -1,5 +1,6 @@
-// What ran: each op's name, floating-point operations, bytes and time. Filled by OpScope and PhaseScope; read by
-// benchmarks, by the null device's accounting and by log.trace (Chrome trace, open it in Perfetto).
+// A trace is what ran: each op's name, floating-point operations, bytes and time.
+// OpScope and PhaseScope fill it. Benchmarks, the null device's accounting and log.trace read it.
+// log.trace is a Chrome trace; open it in Perfetto.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 
 namespace moebius {
 
-// The least work an op must do: flops, and bytes with each input read once and each output written once.
+// The least work that an op must do:
+// flops, and bytes with each input read once and each output written once.
 struct Cost {
   double flops = 0;
   double bytes = 0;
@@ -26,7 +28,7 @@ struct TraceEvent {
   Cost cost;
 };
 
-// A pass, a layer, a step: ops lie within it.
+// A pass, a layer or a step; ops run inside it.
 struct TracePhase {
   std::string name;
   double begin_us, duration_us;
@@ -45,7 +47,7 @@ class Trace {
   void clear();
   const std::vector<TraceEvent>& events() const { return events_; }  // ops
   std::map<std::string, OpTotal> totals() const;                     // of ops
-  // {"traceEvents": [...]}, complete events in microseconds: ops within their phases.
+  // Returns {"traceEvents": [...]}: complete events in microseconds, ops inside their phases.
   std::string chrome_json() const;
 
  private:
@@ -53,7 +55,7 @@ class Trace {
   std::vector<TracePhase> phases_;
 };
 
-// Microseconds of a monotonic clock.
+// Returns the microseconds of a monotonic clock.
 double now_us();
 
 }  // namespace moebius

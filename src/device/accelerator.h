@@ -1,5 +1,6 @@
-// One GPU as an engine uses it: a stream of its own, and what ops keep between calls on it. In a build without CUDA
-// there is none: count() is 0 and the constructor says why.
+// An Accelerator is one GPU as an engine uses it:
+// a stream of its own, and what ops keep between calls on it.
+// In a build without CUDA there is none: count() is 0 and the constructor reports why.
 #pragma once
 
 #include <cstdint>
@@ -23,20 +24,22 @@ struct AcceleratorInfo {
 
 class Accelerator {
  public:
-  // Error{usage} when there is no such GPU, or none that this build's kernels run on, saying what is missing.
+  // Throws Error{usage} when there is no such GPU, or when this build's kernels do not run on it.
+  // The message names what is missing.
   explicit Accelerator(int index = 0);
   ~Accelerator();
   Accelerator(const Accelerator&) = delete;
 
-  static int count();                // GPUs of this machine that a driver answers for
-  static bool is_built_in();         // this program has the CUDA backend
-  static std::string why_missing();  // for messages: what keeps the first GPU from being used; empty when nothing does
+  static int count();                // GPUs of this machine for which a driver answers
+  static bool is_built_in();         // whether this program has the CUDA backend
+  static std::string why_missing();  // what keeps the first GPU from being used, for messages; empty if nothing does
 
   static AcceleratorInfo describe(int index);  // REQUIRES index < count()
   AcceleratorInfo info() const;
   void* native_stream() const;  // cudaStream_t
 
-  // What an op keeps between calls on this GPU (handles, chosen algorithms): made at first use, alive as long as this.
+  // Data that an op keeps between calls on this GPU, such as handles and chosen algorithms.
+  // It is constructed at first use and lives as long as this Accelerator.
   template <class T>
   T& state() {
     std::shared_ptr<void>& slot = states_[typeid(T)];

@@ -1,4 +1,4 @@
-// What this GPU does for the rooms above. Skipped where there is none.
+// Tests of a GPU's streams, memory and events. They are skipped where there is no GPU.
 #include "device/accelerator.h"
 
 #include <gmock/gmock.h>
@@ -34,12 +34,12 @@ void expect_out_of_memory(const std::string& text, const std::string& what_to_do
   }
 }
 
-TEST_F(OnAccelerator, MemoryThatItHasNotIsToldByKind) {
+TEST_F(OnAccelerator, MissingMemoryIsReportedByKind) {
   const Accelerator gpu;
-  expect_out_of_memory<Buffer>("out of device memory: 65536.000 GiB were asked for in one piece, ",
-                               "end what else uses this GPU, or compute with smaller shapes");
-  expect_out_of_memory<HostBuffer>("out of pinned host memory: 65536.000 GiB were asked for in one piece",
-                                   "the memory of the GPU is not what lacks");
+  expect_out_of_memory<Buffer>("out of device memory: 65536.000 GiB were requested in one piece, ",
+                               "stop other programs on this GPU, or compute with smaller shapes");
+  expect_out_of_memory<HostBuffer>("out of pinned host memory: 65536.000 GiB were requested in one piece",
+                                   "the GPU's own memory is not short");
 }
 
 TEST_F(OnAccelerator, ARecordingDoesItsWorkAtEachReplay) {
@@ -61,14 +61,14 @@ TEST_F(OnAccelerator, ARecordingDoesItsWorkAtEachReplay) {
   }
 }
 
-TEST_F(OnAccelerator, MomentsAreOfItsClock) {
+TEST_F(OnAccelerator, EventsAreTimedByItsClock) {
   Accelerator gpu;
   ThreadPool pool(1);
   Stream s(gpu, pool);
   const HostBuffer from(DeviceKind::cuda, int64_t{1} << 26);
   const Buffer to(DeviceKind::cuda, from.num_bytes());
   GpuEvent begin, middle, end;
-  for (int round = 0; round < 2; ++round) {  // a moment may be taken again
+  for (int round = 0; round < 2; ++round) {  // an event may be recorded again
     begin.record(gpu);
     middle.record(gpu);
     for (int i = 0; i < 8; ++i) copy_to_device(s, to.data(), from.data(), from.num_bytes());

@@ -1,6 +1,7 @@
-// Kernels that give each multiprocessor of a GPU one block and let it walk over tiles: how many blocks they may launch.
-// Tests allow few, so that small shapes make each block walk over many tiles. What they compute then differs at most by
-// the order of its sums.
+// A limit on the blocks of a kernel that gives each multiprocessor of a GPU one block, which walks
+// over tiles.
+// Tests allow only a few blocks, so that small shapes make each block walk over many tiles.
+// The results then differ at most by the order of their sums.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,7 @@ inline int limited_blocks(const Stream& s, int blocks) {
   return std::min(blocks, s.accelerator().state<BlockLimit>().blocks);
 }
 
-// On the accelerator of s, which outlives it.
+// Sets the limit on the accelerator of s, which must outlive the scope. The destructor removes the limit.
 class BlockLimitScope {
  public:
   BlockLimitScope(const Stream& s, int blocks) : limit_(s.accelerator().state<BlockLimit>()) { limit_.blocks = blocks; }

@@ -16,8 +16,9 @@
 namespace moebius {
 namespace {
 
-// The number after `key` in a file of lines "key number"; with an empty key, a file that is one number. Limits may say
-// "max", and files may be missing: then none.
+// Returns the number after `key` in a file of lines "key number";
+// an empty key reads a file that is one number.
+// Returns nothing where the file is missing or holds a word such as "max".
 std::optional<int64_t> number_in(const std::string& path, const std::string& key = "") {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -32,7 +33,7 @@ std::optional<int64_t> number_in(const std::string& path, const std::string& key
 
 int64_t status_bytes(const char* key) { return number_in("/proc/self/status", key).value_or(0) * 1024; }
 
-// What a control group leaves; its files have other names in the two versions.
+// Returns the bytes that a control group leaves. Its files have different names in the two versions.
 int64_t group_available(const std::string& dir, const char* limit, const char* usage, const char* cache) {
   const auto most = number_in(dir + limit);
   if (!most) return INT64_MAX;
@@ -40,8 +41,9 @@ int64_t group_available(const std::string& dir, const char* limit, const char* u
   return std::max<int64_t>(0, *most - std::max<int64_t>(0, used));
 }
 
-// The least of the group at `path` below `top` and of all that it is in. In a container the path may be the host's;
-// then its folders are not there, and the last one, top itself, is the container's.
+// Returns the least that the group at `path` below `top`, or any group around it, leaves.
+// In a container the path may be the host's.
+// Its folders then do not exist; `top` itself is the container's group.
 int64_t groups_available(const std::string& top, std::string path, bool is_v2) {
   int64_t least = INT64_MAX;
   for (;;) {
@@ -65,11 +67,11 @@ Buffer::Buffer(DeviceKind device, int64_t num_bytes) : num_bytes_(num_bytes), de
   void* p = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) {
     throw OutOfMemory(
-        fmt::format("out of memory: {:.3f} GiB were asked for in one piece: {}; end what else holds memory, or compute "
-                    "with smaller shapes",
+        fmt::format("out of memory: {:.3f} GiB were requested in one piece: {}; stop other programs that hold memory, "
+                    "or compute with smaller shapes",
                     num_bytes / 1073741824.0, std::strerror(errno)));
   }
-  // Fewer page faults and TLB misses for the large arenas; advice, so a refusal does not matter.
+  // Large arenas have fewer page faults and TLB misses so. It is advice: a refusal does not matter.
   if (num_bytes >= (8 << 20)) madvise(p, num_bytes, MADV_HUGEPAGE);
   data_ = p;
 }
@@ -120,7 +122,7 @@ HostBuffer::HostBuffer(DeviceKind device, int64_t num_bytes) : num_bytes_(num_by
     data_ = std::shared_ptr<void>(cuda::allocate_pinned(num_bytes), cuda::release_pinned);
   else
     data_ = std::shared_ptr<void>(std::calloc(num_bytes, 1), std::free);
-  if (!data_) throw OutOfMemory(fmt::format("out of memory: {} bytes of host memory were asked for", num_bytes));
+  if (!data_) throw OutOfMemory(fmt::format("out of memory: {} bytes of host memory were requested", num_bytes));
 }
 
 OpScope::OpScope(Stream& s, const char* name, Cost cost) : s_(s), name_(name), cost_(cost) {
@@ -165,7 +167,7 @@ int num_available_cpus() {
 int64_t available_memory_bytes(const std::string& root) {
   const auto free_kb = number_in(root + "/proc/meminfo", "MemAvailable:");
   int64_t least = free_kb ? *free_kb * 1024 : INT64_MAX;
-  // Lines "ID:CONTROLLERS:/PATH"; version 2 has ID 0 and no controllers.
+  // The lines are "ID:CONTROLLERS:/PATH"; version 2 has ID 0 and no controllers.
   std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     const size_t path = line.find(":/");

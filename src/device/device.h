@@ -1,7 +1,7 @@
-// Where things run. A Device allocates; a Stream orders work on a device. Both are passed, never looked up.
+// Buffers allocate memory on a device; a Stream orders work on a device. Both are passed, never looked up.
 //   cpu   work runs at once on the stream's thread pool
 //   cuda  work is ordered on the stream of an Accelerator, and has ended after synchronize()
-//   null  nothing runs, every op is counted: the same code prices a step without memory or time
+//   null  nothing runs, every op is counted: the same code measures a step without its memory or time
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,12 @@ namespace moebius {
 
 class Accelerator;
 
-// Owned memory of a device, aligned to 256 bytes or more, zeroed. Null device: no memory, data() is null.
+// Owned, zeroed memory of a device, aligned to at least 256 bytes.
+// On the null device there is none: data() is null.
 class Buffer {
  public:
   Buffer() = default;
-  // Error{usage} when the device has not that much. It says how much was asked for.
+  // Error{usage} when the device does not have that much memory, with the number of bytes that were asked for.
   Buffer(DeviceKind device, int64_t num_bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept { swap(other); }
@@ -46,8 +47,9 @@ class Buffer {
 
 class Stream {
  public:
-  // A stream of the CPU, or of the null device that stands for `target`: sizes of scratch are those of target.
-  // pool: CPU threads (any device may use them for host work). trace: where ops are accounted, may be null.
+  // A stream of the CPU, or of the null device.
+  // A null stream measures for `target`: scratch has the sizes of target.
+  // pool: CPU threads, which any device may use for host work. trace: where ops are counted; may be null.
   Stream(DeviceKind device, ThreadPool& pool, Trace* trace = nullptr, DeviceKind target = DeviceKind::cpu)
       : device_(device), target_(device == DeviceKind::null ? target : device), pool_(&pool), trace_(trace) {}
   // The stream of a GPU.
@@ -66,18 +68,20 @@ class Stream {
   Accelerator* accelerator_ = nullptr;
 };
 
-// Copies between host memory and memory of the stream's device, in the order of its work. to_device may return before
-// `from` was read when that is pinned memory (HostBuffer); to_host returns when `to` is filled, unless async is asked
-// for: then after synchronize(). On the null device nothing happens.
+// Copies between host memory and memory of the stream's device, in the order of the stream's work.
+// copy_to_device may return before `from` was read when `from` is pinned memory (HostBuffer).
+// copy_to_host returns when `to` is filled; with CopyWait::async, `to` is filled after synchronize().
+// On the null device nothing happens.
 void copy_to_device(Stream& s, void* to, const void* from, int64_t num_bytes);
 enum class CopyWait { done, async };
 void copy_to_host(Stream& s, void* to, const void* from, int64_t num_bytes, CopyWait wait = CopyWait::done);
 // Waits until all work of the stream has ended.
 void synchronize(Stream& s);
-// Milliseconds that the device needs for body's work, by the device's clock; waits for it.
+// Runs body, waits for its work, and returns the milliseconds that it took by the device's clock.
 double time_on_device(Stream& s, const std::function<void()>& body);
 
-// Host memory that the device copies from and to at full speed: pinned for a GPU, plain otherwise. Zeroed.
+// Zeroed host memory that the device copies from and to at full speed:
+// pinned for a GPU, ordinary otherwise.
 class HostBuffer {
  public:
   HostBuffer() = default;
@@ -90,7 +94,7 @@ class HostBuffer {
   int64_t num_bytes_ = 0;
 };
 
-// An op's entry: counts and times it when the stream traces, and names it to NVIDIA's tools on a GPU.
+// Marks an op: it counts and times the op when the stream traces, and names it to NVIDIA's tools on a GPU.
 //   OpScope scope(s, "rms_norm_fwd", cost(a));
 class OpScope {
  public:
@@ -105,10 +109,10 @@ class OpScope {
   double begin_us_ = 0;
 };
 
-// A part of a step (a pass, a layer): in the stream's trace, and as NVIDIA's tools show it.
+// Marks a part of a step (a pass, a layer) in the stream's trace and in NVIDIA's tools.
 class PhaseScope {
  public:
-  PhaseScope(Stream& s, const char* name, int64_t index = -1);  // "forward 3"; no index below 0
+  PhaseScope(Stream& s, const char* name, int64_t index = -1);  // "forward 3"; a negative index is not shown
   ~PhaseScope();
   PhaseScope(const PhaseScope&) = delete;
 
@@ -118,12 +122,13 @@ class PhaseScope {
   double begin_us_ = 0;
 };
 
-// Threads this process may run on, by its CPU affinity.
+// Returns the number of threads that this process may run on, by its CPU affinity.
 int num_available_cpus();
-// Memory that this process may still take: what the machine has available, or less where a control group (v1 or v2)
-// limits it; the page cache counts as available. INT64_MAX when nothing says. root stands before /proc and /sys.
+// Returns the bytes of memory that this process may still allocate: what the machine has available,
+// or less where a control group (v1 or v2) limits it. The page cache counts as available.
+// INT64_MAX when nothing gives a limit. `root` is put before /proc and /sys.
 int64_t available_memory_bytes(const std::string& root = "");
-// Largest resident set of this process so far, in bytes; and the resident set now.
+// Return this process's largest resident set so far, and the present one, in bytes.
 int64_t peak_rss_bytes();
 int64_t current_rss_bytes();
 

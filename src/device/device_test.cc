@@ -9,7 +9,7 @@
 namespace moebius {
 namespace {
 
-// A folder that looks like the parts of / that say how much memory there is.
+// A scratch folder with the files below / that report the available memory.
 class FakeRoot {
  public:
   FakeRoot() : path_(testing::TempDir() + "/fake_root_" + std::to_string(getpid())) {
@@ -29,7 +29,8 @@ class FakeRoot {
 TEST(AvailableMemory, IsTheLeastOfTheMachineAndItsGroups) {
   const FakeRoot root;
   EXPECT_EQ(available_memory_bytes(root.path()), 4000 * 1024);
-  // Version 2: no limit here, one above; what the page cache could give back is free.
+  // Version 2: this group has no limit, the group around it has one;
+  // the inactive page cache counts as free.
   root.write("proc/self/cgroup", "0::/job/step\n");
   root.write("sys/fs/cgroup/job/step/memory.max", "max\n");
   EXPECT_EQ(available_memory_bytes(root.path()), 4000 * 1024);
@@ -37,7 +38,7 @@ TEST(AvailableMemory, IsTheLeastOfTheMachineAndItsGroups) {
   root.write("sys/fs/cgroup/job/memory.current", "1000000\n");
   root.write("sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 200000\n");
   EXPECT_EQ(available_memory_bytes(root.path()), 2200000);
-  // Version 1, seen from inside of a container: the path is the host's, the group is the root.
+  // Version 1, seen from inside a container: the path is the host's, the group is the root.
   root.write("proc/self/cgroup", "4:memory:/docker/x\n0::/\n");
   EXPECT_EQ(available_memory_bytes(root.path()), 4000 * 1024);
   root.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "2000000\n");
@@ -47,7 +48,7 @@ TEST(AvailableMemory, IsTheLeastOfTheMachineAndItsGroups) {
 
 TEST(AvailableMemory, OfThisMachine) {
   EXPECT_GT(available_memory_bytes(), 1 << 20);
-  EXPECT_EQ(available_memory_bytes("/nowhere"), INT64_MAX);  // not known: no reason to refuse
+  EXPECT_EQ(available_memory_bytes("/nowhere"), INT64_MAX);  // not known, so no reason to refuse
 }
 
 }  // namespace

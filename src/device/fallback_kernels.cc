@@ -8,9 +8,7 @@ std::string fallback_kernels_text(const FallbackKernels& slow, DType compute) {
   std::map<std::string, std::string> ops;  // by why
   for (const auto& [op, why] : slow.why) ops[why] += (ops[why].empty() ? "" : ", ") + op;
   std::string text;
-  const auto add = [&](const std::string& what) {
-    text += (text.empty() ? "slower kernels than this GPU has: " : "; ") + what;
-  };
+  const auto add = [&](const std::string& what) { text += (text.empty() ? "fallback kernels: " : "; ") + what; };
   if (compute == DType::f32) add("f32: no tensor cores (bf16 has them)");
   for (const auto& [why, names] : ops) add(names + ": " + why);
   return text;

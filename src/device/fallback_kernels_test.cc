@@ -5,15 +5,14 @@
 namespace moebius {
 namespace {
 
-TEST(FallbackKernels, OpsOfOneReasonAreToldTogether) {
+TEST(FallbackKernels, OpsOfOneReasonAreListedTogether) {
   const FallbackKernels slow{.why = {{"a_fwd", "odd"}, {"b", "biases"}, {"a_bwd", "odd"}}};
-  EXPECT_EQ(fallback_kernels_text(slow, DType::bf16), "slower kernels than this GPU has: b: biases; a_bwd, a_fwd: odd");
+  EXPECT_EQ(fallback_kernels_text(slow, DType::bf16), "fallback kernels: b: biases; a_bwd, a_fwd: odd");
   EXPECT_EQ(fallback_kernels_text({}, DType::bf16), "");
 }
 
-TEST(FallbackKernels, F32IsToldOnce) {
-  EXPECT_EQ(fallback_kernels_text({}, DType::f32),
-            "slower kernels than this GPU has: f32: no tensor cores (bf16 has them)");
+TEST(FallbackKernels, F32IsReportedOnce) {
+  EXPECT_EQ(fallback_kernels_text({}, DType::f32), "fallback kernels: f32: no tensor cores (bf16 has them)");
 }
 
 TEST(FallbackKernels, RanksThatDifferAreNamed) {

@@ -1,5 +1,5 @@
-// What looks after the waits of a host for its GPU, kept in Accelerator::state:
-// a GPU may wait for others, which may have ended.
+// A watchdog for the host's waits for its GPU, kept in Accelerator::state.
+// A GPU may wait for other ranks, and these may have ended.
 #pragma once
 
 #include <functional>
@@ -7,8 +7,8 @@
 namespace moebius {
 
 struct GpuWaitWatchdog {
-  // Called again and again while the host waits, with the seconds that it has; throws to end the wait. None: the wait
-  // takes as long as it takes.
+  // Called repeatedly while the host waits, with the seconds waited so far. It may throw to end the wait.
+  // Without it a wait has no limit.
   std::function<void(double waited_s)> look;
 };
 

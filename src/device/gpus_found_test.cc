@@ -18,32 +18,32 @@ TEST(GpusFound, SayWhatIsTheCaseAndWhatToDo) {
   const std::vector<Case> cases{
       {{.built_with = 13000, .error = "CUDA driver version is insufficient for CUDA runtime version"},
        0,
-       "no NVIDIA driver is installed; install one for CUDA 13.0 or later (a container has the machine's when it is "
-       "started with GPUs)",
+       "no NVIDIA driver is installed; install one for CUDA 13.0 or later (a container has the machine's driver when it "
+       "is started with GPUs)",
        "built with 13.0, no driver"},
       {{.built_with = 13020, .driver = 12040, .error = "CUDA driver version is insufficient for CUDA runtime version"},
        0,
-       "the NVIDIA driver is for CUDA 12.4, and this build needs 13.0 or later; update the driver",
+       "the NVIDIA driver is for CUDA 12.4, but this build needs 13.0 or later; update the driver",
        "built with 13.2, driver for 12.4: too old"},
       {{.built_with = 13000, .driver = 13010, .error = "no CUDA-capable device is detected"},
        0,
-       "no GPU is visible (no CUDA-capable device is detected); unset CUDA_VISIBLE_DEVICES, or let it name one of "
-       "those that nvidia-smi -L lists",
+       "no GPU is visible (no CUDA-capable device is detected); unset CUDA_VISIBLE_DEVICES, or set it to a GPU that "
+       "nvidia-smi -L lists",
        "built with 13.0, driver for 13.1"},
       {{.built_with = 13000, .driver = 13000, .visible = {kA100}},
        0,
-       "GPU 0 is NVIDIA A100 (compute capability 8.0), and the kernels are built for 9.0 (Hopper); none of the 1 "
-       "visible is one, and CUDA_VISIBLE_DEVICES may hide others",
+       "GPU 0 is NVIDIA A100 (compute capability 8.0), and the kernels are built for 9.0 (Hopper); none of the visible "
+       "GPUs (1) is Hopper, but CUDA_VISIBLE_DEVICES may hide others",
        "built with 13.0, driver for 13.0"},
       {{.built_with = 13000, .driver = 13000, .visible = {kH200, kA100}},
        1,
        "GPU 1 is NVIDIA A100 (compute capability 8.0), and the kernels are built for 9.0 (Hopper); set "
-       "CUDA_VISIBLE_DEVICES=GPU-h, which is one",
+       "CUDA_VISIBLE_DEVICES=GPU-h, which is Hopper",
        "built with 13.0, driver for 13.0"},
       {{.built_with = 13000, .driver = 13000, .visible = {kH200}},
        2,
-       "expected a GPU with index 2; 1 are visible; "
-       "CUDA_VISIBLE_DEVICES says which of those that nvidia-smi -L lists are",
+       "expected a GPU with index 2; got 1 visible; set CUDA_VISIBLE_DEVICES to the GPUs to use, of those that "
+       "nvidia-smi -L lists",
        "built with 13.0, driver for 13.0"},
       // A program of a newer minor version runs on an older driver of the same major one.
       {{.built_with = 13020, .driver = 13000, .visible = {kH200}}, 0, "", "built with 13.2, driver for 13.0"},

@@ -1,4 +1,4 @@
-// The accelerator of a build without CUDA: there is none, and everything says so.
+// The Accelerator of a build without CUDA: there is no GPU, and every call reports that.
 #include "core/error.h"
 #include "device/accelerator.h"
 #include "device/gpus_found.h"
@@ -21,7 +21,7 @@ Accelerator::~Accelerator() = default;
 int Accelerator::count() { return 0; }
 bool Accelerator::is_built_in() { return false; }
 std::string Accelerator::why_missing() {
-  return "this build has no CUDA backend (./dev build --cuda on makes one where nvcc is installed)";
+  return "this build has no CUDA backend (where nvcc is installed, ./dev build --cuda on builds it)";
 }
 AcceleratorInfo Accelerator::describe(int) { missing(); }
 AcceleratorInfo Accelerator::info() const { return {}; }

@@ -2,7 +2,7 @@
 
 namespace moebius {
 
-// Of CUDA, cuBLASLt, cuDNN and NCCL.
+// The texts are those of CUDA, cuBLASLt, cuDNN and NCCL.
 bool tells_of_memory(std::string_view words) {
   for (const char* each : {"out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED", "Failed to malloc",
                            "Failed to CUDA calloc", "Failed to CUDA host alloc"})
@@ -13,8 +13,8 @@ bool tells_of_memory(std::string_view words) {
 void throw_library_error(ErrorKind kind, const std::string& what) {
   if (!tells_of_memory(what)) throw Error(kind, what);
   throw OutOfMemory(what +
-                    ": out of memory: the library's own needs did not fit beside the plan; end what else uses this "
-                    "GPU, or compute with smaller shapes");
+                    ": out of memory: the library's own memory did not fit beside the plan; stop other programs on "
+                    "this GPU, or compute with smaller shapes");
 }
 
 }  // namespace moebius

@@ -1,4 +1,5 @@
-// Memory that the host or a GPU did not have. An error of its own, so that who knows the memory plan adds its table.
+// The error for memory that the host or a GPU did not have.
+// It is a type of its own, so that code that knows the memory plan can add its table.
 #pragma once
 
 #include <string>
@@ -12,10 +13,11 @@ class OutOfMemory : public Error {
  public:
   explicit OutOfMemory(const std::string& what) : Error(ErrorKind::usage, what) {}
 };
-
-// Whether a library that failed says, in words or by the name of a status, that it was memory.
+// Returns whether a failed library's message, or the name of its status, says that memory ran out.
 bool tells_of_memory(std::string_view words);
-// A library's call failed. what: the call, and the library's words. OutOfMemory
+// Whether a library that failed says, in words or by the name of a status, that it was memory.
+// Throws for a failed call of a library. what: the call, and the library's message.
+// The error is OutOfMemory where the message says so, else Error{kind}.
 // where they tell of it, else Error{kind}.
 [[noreturn]] void throw_library_error(ErrorKind kind, const std::string& what);
 

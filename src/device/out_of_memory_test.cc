@@ -6,7 +6,7 @@
 namespace moebius {
 namespace {
 
-TEST(OutOfMemory, IsToldFromOtherFailuresOfALibrary) {
+TEST(OutOfMemory, IsDistinguishedFromOtherFailuresOfALibrary) {
   for (const char* said :
        {"gemm: cublasLtCreate: CUBLAS_STATUS_ALLOC_FAILED",
         "attention_fwd: cuDNN: execute: code: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
@@ -16,7 +16,7 @@ TEST(OutOfMemory, IsToldFromOtherFailuresOfALibrary) {
       throw_library_error(ErrorKind::internal, said);
     } catch (const OutOfMemory& e) {
       EXPECT_EQ(e.kind(), ErrorKind::usage);
-      EXPECT_THAT(e.what(), testing::StartsWith(std::string(said) + ": out of memory: the library's own needs"));
+      EXPECT_THAT(e.what(), testing::StartsWith(std::string(said) + ": out of memory: the library's own memory"));
     }
   }
 }
@@ -25,7 +25,7 @@ TEST(OutOfMemory, OtherFailuresKeepTheirKind) {
   try {
     throw_library_error(ErrorKind::distributed, "ncclSend: remote process exited");
   } catch (const OutOfMemory&) {
-    FAIL() << "not of memory";
+    FAIL() << "it is not about memory";
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::distributed);
     EXPECT_STREQ(e.what(), "ncclSend: remote process exited");

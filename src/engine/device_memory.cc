@@ -56,9 +56,18 @@ std::string more_recompute(const ModelSpec& m, const RecomputeSpec& used) {
 
 }  // namespace
 
+DeviceMemory DeviceMemory::times(int64_t ranks) const {
+  return {.plan_bytes = ranks * plan_bytes,
+          .workspace_bytes = ranks * workspace_bytes,
+          .code_bytes = ranks * code_bytes,
+          .num_ranks = ranks};
+}
+
 std::string DeviceMemory::text() const {
-  return fmt::format("predicted peak on the GPU {} (plan {}, workspaces of matrix products {}, kernels {})",
-                     bytes_text(total_bytes()), bytes_text(plan_bytes), bytes_text(workspace_bytes),
+  const std::string sharing =
+      num_ranks == 1 ? "" : fmt::format(" of the {} ranks that share it, without their contexts", num_ranks);
+  return fmt::format("predicted peak on the GPU {}{} (plan {}, workspaces of matrix products {}, kernels {})",
+                     bytes_text(total_bytes()), sharing, bytes_text(plan_bytes), bytes_text(workspace_bytes),
                      bytes_text(code_bytes));
 }
 

@@ -126,7 +126,7 @@ void File::write_at(const void* src, int64_t bytes, int64_t offset) const {
     const auto* from = static_cast<const char*>(src) + done;
     const ssize_t put = ::pwrite(fd_, from, std::min(bytes - done, kMaxCallBytes), offset + done);
     if (put < 0 && errno == EINTR) continue;
-    // A write of nothing would loop for ever: the system means that there is no room.
+    // A write of zero bytes would loop for ever; it means that the disk is full.
     if (put <= 0) fail_io(fmt::format("write of {} bytes at {} to", bytes, offset), path_, put < 0 ? errno : ENOSPC);
     done += put;
   }
@@ -142,7 +142,7 @@ void File::append(const void* src, int64_t bytes) const {
 }
 
 void File::sync() const {
-  // EINVAL: pipes and some devices have nothing to sync.
+  // EINVAL means that there is nothing to sync: a pipe, or some devices.
   if (::fsync(fd_) != 0 && errno != EINVAL) fail_io("sync", path_, errno);
 }
 

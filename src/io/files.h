@@ -1,7 +1,9 @@
-// Files through POSIX calls, with errors that say the path, the bytes wanted, the system's reason and what to do.
+// Files through POSIX calls.
+// An error names the path, the bytes requested, the system's reason and what to do.
 //
-// Nothing here is mapped into memory: a file that shrinks under a reader is an error, never a signal.
-// A path that is not there is bad input (ErrorKind::input); whatever the system refuses later is ErrorKind::io.
+// No file is mapped into memory: a file that shrinks during a read is an error, never a signal.
+// A path that does not exist is bad input (ErrorKind::input);
+// later refusals of the system are ErrorKind::io.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +12,13 @@
 
 namespace moebius {
 
-// An open file. Owns its descriptor; moves, never copies.
+// An open file. It owns its descriptor; it can be moved but not copied.
 class File {
  public:
   File() = default;
   static File open_read(const std::string& path);
   static File create(const std::string& path);         // read and write; an existing file is emptied
-  static File create_unique(const std::string& path);  // as create, but Error{io} if the path exists
+  static File create_unique(const std::string& path);  // like create, but Error{io} if the path exists
   static File open_append(const std::string& path);    // created if missing; every append goes to the end
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
@@ -26,18 +28,21 @@ class File {
   const std::string& path() const { return path_; }
   int64_t size() const;
 
-  // All of `bytes` or Error{io}; calls above 1 GiB are split, since one call moves at most 2 GiB.
+  // These move all of `bytes`, or throw Error{io}.
+  // One system call moves at most 2 GiB, so calls above 1 GiB are split.
   void read_at(void* dst, int64_t bytes, int64_t offset) const;
   void write_at(const void* src, int64_t bytes, int64_t offset) const;
-  void append(const void* src, int64_t bytes) const;  // at the file's own position
-  // As much of [offset, offset + bytes) as the file has; returns the bytes read, 0 at the end.
+  void append(const void* src, int64_t bytes) const;  // at the file's current position
+  // Reads as much of [offset, offset + bytes) as the file has.
+  // Returns the number of bytes read; 0 is the end.
   int64_t read_some(void* dst, int64_t bytes, int64_t offset) const;
 
-  // Up to `bytes` from the file's own position, as they come; 0 only at the end. Works on pipes.
+  // Reads up to `bytes` at the file's current position, as they arrive. Returns 0 only at the end.
+  // Works on pipes.
   int64_t read_next(void* dst, int64_t bytes) const;
 
-  void sync() const;  // data and metadata on the device
-  void close();       // closing twice is fine; Error{io} when the system reports a late write error
+  void sync() const;  // writes data and metadata to the device
+  void close();       // may be called twice; Error{io} when the system reports a late write error
 
  private:
   File(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
@@ -46,8 +51,8 @@ class File {
   std::string path_;
 };
 
-// A file that appears under its name only when it is whole: written beside it, synced, then renamed.
-// Destroyed without commit() it leaves nothing behind.
+// A file that appears under its name only when it is complete.
+// It is written beside that name, synced, then renamed. Without commit() the destructor removes it.
 class PendingFile {
  public:
   explicit PendingFile(std::string path);
@@ -66,14 +71,14 @@ class PendingFile {
 std::string read_file(const std::string& path);
 void write_file_atomic(const std::string& path, std::string_view contents);
 
-// Makes renames and new names in the folder durable. File systems that cannot sync folders are let pass.
+// Makes renames and new names in the folder durable. File systems that cannot sync folders are accepted.
 void sync_dir(const std::string& dir);
-std::string parent_dir(const std::string& path);  // "." for a bare name
+std::string parent_dir(const std::string& path);  // "." for a name without a folder
 
-// The system's words for an errno value. Thread-safe.
+// Returns the system's text for an errno value. Thread-safe.
 std::string errno_text(int error);
 
-// Bytes an unprivileged writer may still use on the file system that holds the path; -1 when it cannot be told.
+// Returns the bytes that an unprivileged writer may still use on the file system of `path`; -1 if unknown.
 int64_t free_bytes(const std::string& path);
 
 }  // namespace moebius

@@ -1,5 +1,5 @@
-// JSON objects without objects or arrays in them, which is what lines of training text are: read some ten times faster
-// than by the general parser.
+// A parser for JSON objects that hold no objects or arrays, such as lines of training text.
+// It is about ten times faster than the general parser.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,9 +8,10 @@
 
 namespace moebius {
 
-// The object, as the general parser gives it, when its values are strings, integers of up to 18 digits, true, false or
-// null. Nothing for everything else, wrong JSON and keys used twice included: the general parser takes it or says what
-// is wrong (io/json_text.h).
+// Returns the object that the general parser would return, for values of these kinds:
+// strings, integers of up to 18 digits, true, false and null.
+// Returns nothing for all other text, wrong JSON and repeated keys included.
+// The general parser (io/json_text.h) then accepts the text or reports what is wrong.
 std::optional<nlohmann::json> parse_flat_object(std::string_view text);
 
 }  // namespace moebius

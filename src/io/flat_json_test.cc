@@ -70,7 +70,7 @@ TEST(FlatJson, LeavesTheRestToTheGeneralParser) {
     EXPECT_FALSE(parse_flat_object(text).has_value()) << text;
 }
 
-// Whatever it takes, the general parser takes too, for the same value.
+// The general parser accepts everything that this one accepts, with the same value.
 TEST(FlatJson, AgreesOnDamagedText) {
   const std::string good = R"({"text": "a\n\"b\" \u00e9\ud83d\udc4d", "n": -12, "id": 7, "ok": true, "no": null})";
   const std::string bytes = "\"\\{}:,[]0123456789-.eEuntrdDaf \n\xC3";

@@ -1,4 +1,5 @@
-// XXH3-128 of bytes: tells damaged from whole, does not resist an adversary. The digest is the library's canonical one.
+// XXH3-128 of bytes. It detects damage; it does not resist an adversary.
+// The digest is XXH3's canonical one.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,11 @@ struct Hash128 {
   bool operator==(const Hash128&) const = default;
 };
 
-std::string to_hex(Hash128 hash);  // 32 lower-case digits, high half first: what `xxh128sum` prints
+std::string to_hex(Hash128 hash);  // 32 lower-case digits, high half first, as `xxh128sum` prints
 
 Hash128 hash_bytes(const void* data, int64_t bytes);
 
-// The same digest over bytes that come in pieces.
+// Computes the same digest over bytes that arrive in pieces.
 class Hasher {
  public:
   Hasher();

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kShownBytes = 60;
 
-// Short enough for a message, and never broken within a character.
+// Returns the value as text, short enough for a message and never cut inside a character.
 std::string shown(const nlohmann::json& value) {
   std::string text = value.dump(-1, ' ', true);
   if (text.size() <= kShownBytes) return text;

@@ -1,4 +1,5 @@
-// Typed reading of parsed JSON: a value and the path that led to it, which every error names.
+// A JsonField is a parsed JSON value for typed reading, with the path that led to it.
+// Every error names that path.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,16 +11,16 @@ namespace moebius {
 
 class JsonField {
  public:
-  // REQUIRES: the value outlives the field. `path` is the file, to which keys
-  // are added: "DIR/tokenizer.json: model.type".
+  // REQUIRES: the value outlives the field.
+  // `path` is the file; keys are appended to it: "DIR/tokenizer.json: model.type".
   JsonField(const nlohmann::json& value, std::string path) : value_(&value), path_(std::move(path)) {}
 
   const nlohmann::json& value() const { return *value_; }
   const std::string& path() const { return path_; }
 
-  bool has(const char* key) const;             // there and not null
-  JsonField at(const std::string& key) const;  // Error{input} when it is not there
-  std::vector<JsonField> items() const;        // of an array
+  bool has(const char* key) const;             // whether the key exists and is not null
+  JsonField at(const std::string& key) const;  // Error{input} when the key does not exist
+  std::vector<JsonField> items() const;        // the elements of an array
 
   const std::string& string() const;
   char32_t character() const;  // a string of one character
@@ -27,7 +28,7 @@ class JsonField {
   int64_t integer(int64_t min, int64_t max) const;
   bool boolean_or(const char* key, bool otherwise) const { return has(key) ? at(key).boolean() : otherwise; }
 
-  // Error{input}: "PATH: expected EXPECTED; got VALUE; ACTION".
+  // Throws Error{input}: "PATH: expected EXPECTED; got VALUE; ACTION".
   [[noreturn]] void fail(std::string_view expected, std::string_view action = "correct the file") const;
 
  private:

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMaxDepth = 100;
 
-// The parser's events, watched for keys used twice in one object.
+// A callback for the parser's events that refuses a key used twice in one object.
 class KeyWatch {
  public:
   explicit KeyWatch(const std::string& who) : who_(who) {}
@@ -36,7 +36,9 @@ class KeyWatch {
   std::vector<std::unordered_set<std::string>> open_;
 };
 
-// "[json.exception.parse_error.101] parse error at line 1, column 3: syntax error ..." without its brackets.
+// Returns the reason in "[json.exception.parse_error.101] parse error at line 1, column 3:
+// syntax error ...",
+// without the brackets at the start.
 std::string_view reason_of(std::string_view what) {
   const size_t end = what.find("] ");
   return end == std::string_view::npos ? what : what.substr(end + 2);

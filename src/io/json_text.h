@@ -1,4 +1,5 @@
-// Strict JSON text: what the library would let pass in silence (a key used twice, endless nesting) is an error here.
+// Strict JSON text:
+// repeated keys and very deep nesting, which the library accepts silently, are errors here.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,8 +8,9 @@
 
 namespace moebius {
 
-// Error{input} "WHO: expected JSON ..." with the place, unless the text is one value in valid UTF-8 with distinct keys,
-// nested at most 100 deep. `who` is the file, or file:line.
+// Parses one JSON value. `who` is the file, or file:line.
+// Throws Error{input} "WHO: expected JSON ..." with the place of the fault, unless the text is
+// one value in valid UTF-8 with distinct keys, nested at most 100 deep.
 nlohmann::json parse_json(std::string_view text, const std::string& who);
 nlohmann::json read_json(const std::string& path);
 

@@ -1,4 +1,5 @@
-// How a file begins that a clone without Git LFS leaves in the place of a large one.
+// The first bytes of a Git LFS pointer.
+// A clone without Git LFS has such a small file in place of each large one.
 #pragma once
 
 #include <string_view>

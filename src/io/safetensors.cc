@@ -14,7 +14,7 @@
 namespace moebius {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "the format is little-endian and read as it lies");
+static_assert(std::endian::native == std::endian::little, "the format is little-endian and is read without conversion");
 
 constexpr int64_t kMaxHeaderBytes = 100'000'000;
 constexpr int64_t kPrefixBytes = 8;  // the u64 before the header
@@ -52,11 +52,11 @@ int64_t header_bytes(const File& file, int64_t file_bytes) {
                 "safetensors {}: expected at least 8 bytes; got {}; the file is truncated, fetch it again", file.path(),
                 file_bytes);
   file.read_at(&n, kPrefixBytes, 0);
-  // Compared with what is left, since 8 + n may wrap.
+  // The comparison is with the bytes left, since 8 + n may wrap.
   MOEBIUS_CHECK(
       input, n <= static_cast<uint64_t>(std::min(kMaxHeaderBytes, file_bytes - kPrefixBytes)),
-      "safetensors {}: expected a header of at most {} bytes in a file of {}; got {}; the file is truncated or "
-      "something else, fetch it again",
+      "safetensors {}: expected a header of at most {} bytes in a file of {}; got {}; the file is truncated or is "
+      "not a safetensors file, fetch it again",
       file.path(), kMaxHeaderBytes, file_bytes, n);
   return static_cast<int64_t>(n);
 }
@@ -66,7 +66,7 @@ int64_t bytes_of(const SafetensorsDecl& decl) {
   for (const int64_t dim : decl.shape) {
     MOEBIUS_CHECK(
         usage, dim >= 0 && !__builtin_mul_overflow(bytes, dim, &bytes),
-        "safetensors: expected a shape of dims >= 0 and less than 2^63 bytes; got [{}] for \"{}\"; declare another",
+        "safetensors: expected a shape of dims >= 0 and less than 2^63 bytes; got [{}] for \"{}\"; correct the shape",
         fmt::join(decl.shape, ", "), decl.name);
   }
   return bytes;
@@ -138,8 +138,9 @@ const SafetensorsEntry* SafetensorsFile::find(const std::string& name) const {
 
 const SafetensorsEntry& SafetensorsFile::at(const std::string& name) const {
   const SafetensorsEntry* entry = find(name);
-  MOEBIUS_CHECK(input, entry != nullptr, "safetensors {}: expected a tensor \"{}\"; got {} others; check the file",
-                path(), name, entries().size());
+  MOEBIUS_CHECK(input, entry != nullptr,
+                "safetensors {}: expected a tensor \"{}\"; got none of that name among {}; check the file", path(),
+                name, entries().size());
   return *entry;
 }
 
@@ -156,7 +157,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Safete
   const std::string header = header_text(entries_, metadata);
   const uint64_t n = header.size();
   MOEBIUS_CHECK(usage, n <= kMaxHeaderBytes,
-                "safetensors {}: expected a header of at most {} bytes; got {}; write more files", path,
+                "safetensors {}: expected a header of at most {} bytes; got {}; split it into more files", path,
                 kMaxHeaderBytes, n);
   file_.write_at(&n, kPrefixBytes, 0);
   file_.write_at(header.data(), n, kPrefixBytes);
@@ -164,8 +165,8 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Safete
   for (size_t i = 0; i < entries_.size(); ++i) {
     SafetensorsEntry& e = entries_[i];
     MOEBIUS_CHECK(usage, e.name != "__metadata__" && index_.emplace(e.name, i).second,
-                  "safetensors {}: expected names used once and not reserved; got \"{}\"; name it differently", path,
-                  e.name);
+                  "safetensors {}: expected distinct names that are not reserved; got \"{}\"; name it differently",
+                  path, e.name);
     e.offset += kPrefixBytes + n;
     file_bytes_ += e.bytes;
     progress_[i].hashers.emplace_back();

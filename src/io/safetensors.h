@@ -1,8 +1,8 @@
-// safetensors files: u64 header size, a JSON header, then the tensors' bytes back to back.
+// safetensors files: a u64 header size, a JSON header, then the tensors' bytes back to back.
 //
-// The reader believes nothing: the whole header is checked at open, so that every
-// entry lies inside the file, no two share a byte and none leaves a hole. The writer
-// lays tensors out by falling element size, then by name, as the original does.
+// The reader trusts nothing: the whole header is checked when the file is opened.
+// Every entry is inside the file, no two entries share a byte, and there are no holes.
+// The writer orders tensors by falling element size, then by name, as the original library does.
 #pragma once
 
 #include <cstdint>
@@ -29,16 +29,17 @@ struct SafetensorsEntry {
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;  // by offset
+  std::vector<SafetensorsEntry> entries;  // sorted by offset
   SafetensorsMetadata metadata;
 };
 
-// Error{input} naming `who` unless `json` is a legal header of a file with `data_bytes`
-// behind it. Entry offsets are relative to the data here. Stricter than the format: no
-// unknown field in an entry, no "..", no NUL in a name, rank at most 32.
+// Parses `json`, the header of a file with `data_bytes` bytes after the header.
+// Throws Error{input} naming `who` unless the header is legal. Entry offsets are relative to the data here.
+// The rules are stricter than the format: no unknown field in an entry, no ".." and no NUL in a name,
+// rank at most 32.
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_bytes, const std::string& who);
 
-// An open file whose header was found right. Reading is safe from several threads.
+// An open file with a checked header. Several threads may read at once.
 class SafetensorsFile {
  public:
   static SafetensorsFile open(const std::string& path);
@@ -46,11 +47,11 @@ class SafetensorsFile {
   const std::string& path() const { return file_.path(); }
   const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
   const SafetensorsMetadata& metadata() const { return header_.metadata; }
-  const SafetensorsEntry* find(const std::string& name) const;  // null when there is none
-  const SafetensorsEntry& at(const std::string& name) const;    // Error{input} when there is none
+  const SafetensorsEntry* find(const std::string& name) const;  // null when there is no such tensor
+  const SafetensorsEntry& at(const std::string& name) const;    // Error{input} when there is no such tensor
 
   void read(const SafetensorsEntry& entry, void* dst) const { read(entry, 0, entry.bytes, dst); }
-  // Bytes [begin, end) of the entry. REQUIRES: 0 <= begin <= end <= entry.bytes.
+  // Reads bytes [begin, end) of the entry. REQUIRES: 0 <= begin <= end <= entry.bytes.
   void read(const SafetensorsEntry& entry, int64_t begin, int64_t end, void* dst) const;
 
  private:
@@ -59,36 +60,38 @@ class SafetensorsFile {
   std::unordered_map<std::string, size_t> index_;
 };
 
-// What a tensor will be, before its bytes are known.
+// The declaration of a tensor whose bytes are written later.
 struct SafetensorsDecl {
   std::string name;
   DType dtype = DType::f32;
   std::vector<int64_t> shape;
 };
 
-// Writes one file in place: who needs it to appear whole renames a folder or a file after close().
-// Different tensors may be written from different threads.
+// Writes one file in place.
+// A caller that needs it to appear complete renames a folder or a file after close().
+// Different threads may write different tensors.
 class SafetensorsWriter {
  public:
   static constexpr int64_t kHashedBytes = int64_t{4} << 20;
 
-  // Writes the header. Error{usage} for names used twice or "__metadata__".
+  // Writes the header. Throws Error{usage} for a repeated name and for "__metadata__".
   SafetensorsWriter(const std::string& path, std::vector<SafetensorsDecl> tensors,
                     const SafetensorsMetadata& metadata = {});
 
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
   int64_t file_bytes() const { return file_bytes_; }
 
-  // The next `bytes` of the tensor; a tensor may come in pieces. Error{usage} past its end.
+  // Writes the next `bytes` of the tensor, which may come in pieces. Throws Error{usage} beyond its end.
   void write(const std::string& name, const void* src, int64_t bytes);
-  // Of every kHashedBytes of it and of the rest, of what was written so far: parts of a tensor can be proven alone.
+  // Returns the hash of each kHashedBytes written so far, and of the rest:
+  // each part can be verified on its own.
   std::vector<Hash128> hashes(const std::string& name) const;
-  void close();  // Error{usage} unless every tensor is whole; fsync
+  void close();  // syncs the file; Error{usage} unless every tensor is complete
 
  private:
   struct Progress {
     int64_t written = 0;
-    std::vector<Hasher> hashers;  // a tensor without bytes has one, too
+    std::vector<Hasher> hashers;  // at least one, also for a tensor without bytes
   };
   size_t index_of(const std::string& name) const;
 
@@ -104,11 +107,12 @@ struct SafetensorsTensor {
   const void* data = nullptr;
 };
 
-// The whole file at once, through a temporary file and a rename.
+// Writes the whole file at once, by way of a temporary file and a rename.
 void write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
                        const SafetensorsMetadata& metadata = {});
 
-// "BF16" and the like. dtype_of_safetensors gives Error{input} naming `who` for what Moebius has no type for.
+// Names such as "BF16".
+// dtype_of_safetensors throws Error{input} naming `who` for a type that Moebius does not have.
 std::string_view safetensors_name(DType dtype);
 DType dtype_of_safetensors(std::string_view name, const std::string& who);
 

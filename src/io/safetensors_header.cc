@@ -1,4 +1,5 @@
-// The header's parser: one pass of events, no tree, so that duplicate keys are seen and depth costs nothing.
+// The header's parser:
+// one pass over events without a tree, so that duplicate keys are seen and depth costs nothing.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -59,7 +60,7 @@ class HeaderSax : public Json::json_sax_t {
     key_ = value;
     if (place_ == Place::top) return top_key();
     if (place_ == Place::metadata) {
-      if (metadata.contains(key_)) refuse(fmt::format("__metadata__ key \"{}\" twice", key_));
+      if (metadata.contains(key_)) refuse(fmt::format("a repeated __metadata__ key \"{}\"", key_));
     } else {
       entry_key();
     }
@@ -101,7 +102,7 @@ class HeaderSax : public Json::json_sax_t {
 
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception&) override {
     MOEBIUS_FAIL(input, "safetensors {}: expected a JSON header in UTF-8; got an error at byte {} of it; {}", who_,
-                 position, "the file is damaged or something else, fetch it again");
+                 position, "the file is damaged or is not a safetensors file, fetch it again");
   }
 
  private:
@@ -113,7 +114,7 @@ class HeaderSax : public Json::json_sax_t {
   }
 
   bool top_key() {
-    if (!names_.insert(key_).second) refuse("the name twice");
+    if (!names_.insert(key_).second) refuse("a repeated name");
     if (key_.find('\0') != std::string::npos) refuse("a name with a NUL");
     if (key_.find("..") != std::string::npos) refuse("a name with \"..\"");
     return true;
@@ -128,7 +129,7 @@ class HeaderSax : public Json::json_sax_t {
   }
 
   void expect_first(bool is_first) const {
-    if (!is_first) refuse(fmt::format("a field twice in \"{}\"", entries.back().name));
+    if (!is_first) refuse(fmt::format("a repeated field in \"{}\"", entries.back().name));
   }
 
   const std::string& who_;
@@ -138,7 +139,7 @@ class HeaderSax : public Json::json_sax_t {
   std::unordered_set<std::string> names_;
 };
 
-// The product of the shape and the element size; zero dims do not hide a product that overflows.
+// Returns the product of the shape and the element size. A dimension of zero does not hide an overflow.
 int64_t checked_bytes(const RawEntry& raw, DType dtype, const std::string& who) {
   int64_t bytes = size_of(dtype);
   bool overflow = false, empty = false;
@@ -184,7 +185,7 @@ void check_layout(const std::vector<SafetensorsEntry>& by_offset, int64_t data_b
         "safetensors {}: expected \"{}\" to begin at {}, where the tensor before it ends; got {}, {}; the header is "
         "damaged, fetch or write the file again",
         who, e.name, end, e.offset, e.offset < end ? "an overlap" : "a hole");
-    end = e.offset + e.bytes;  // no overflow: both are below 2^63 and their sum was an offset
+    end = e.offset + e.bytes;  // cannot overflow: both are below 2^63, and their sum was an offset
   }
   MOEBIUS_CHECK(input, end == data_bytes,
                 "safetensors {}: expected {} bytes of data as the header says; got {}; the file is {}, fetch it again",
@@ -196,13 +197,13 @@ void check_layout(const std::vector<SafetensorsEntry>& by_offset, int64_t data_b
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_bytes, const std::string& who) {
   MOEBIUS_CHECK(
       input, !json.empty() && json[0] == '{',
-      "safetensors {}: expected a header that starts with '{{'; got something else; this is no safetensors file", who);
+      "safetensors {}: expected a header that starts with '{{'; got something else; it is not a safetensors file", who);
   HeaderSax sax(who);
   Json::sax_parse(json.begin(), json.end(), &sax);
   SafetensorsHeader header{.metadata = std::move(sax.metadata)};
   header.entries.reserve(sax.entries.size());
   for (const RawEntry& raw : sax.entries) header.entries.push_back(checked_entry(raw, who));
-  // Empty tensors share the offset of their successor and come before it.
+  // An empty tensor has the offset of its successor and comes before it.
   std::sort(header.entries.begin(), header.entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
     return std::tie(a.offset, a.bytes, a.name) < std::tie(b.offset, b.bytes, b.name);
   });

@@ -21,7 +21,7 @@ void refuse(const std::string& contents, const std::string& text) {
   expect_error(ErrorKind::input, "safetensors " + path, [&] { SafetensorsFile::open(path); });
 }
 
-// One entry "a" with the given fields, before `bytes` of data.
+// Expects `text` for one entry "a" with the given fields, before `bytes` of data.
 void refuse_entry(const std::string& fields, int64_t bytes, const std::string& text) {
   refuse(file_of("{\"a\":{" + fields + "}}", std::string(bytes, 'x')), text);
 }
@@ -42,7 +42,7 @@ TEST(Safetensors, RoundTripKeepsNamesTypesShapesBytesAndMetadata) {
   const SafetensorsFile file = SafetensorsFile::open(path);
   EXPECT_EQ(file.metadata().at("format"), "pt");
   ASSERT_EQ(file.entries().size(), 4u);
-  EXPECT_EQ(file.entries()[0].name, "scalar");  // falling element size, then name
+  EXPECT_EQ(file.entries()[0].name, "scalar");  // by falling element size, then by name
   EXPECT_EQ(file.entries()[1].name, "w");
   EXPECT_EQ(file.entries()[0].offset % 8, 0);
   EXPECT_EQ(file.at("w").shape, (std::vector<int64_t>{2, 1, 3}));
@@ -64,7 +64,7 @@ TEST(Safetensors, AskingForWhatIsNotThere) {
   write_safetensors(dir.path("m"), {{{"b", DType::u8, {1}}, &b}});
   const SafetensorsFile file = SafetensorsFile::open(dir.path("m"));
   EXPECT_EQ(file.find("c"), nullptr);
-  expect_error(ErrorKind::input, "expected a tensor \"c\"; got 1 others", [&] { file.at("c"); });
+  expect_error(ErrorKind::input, "expected a tensor \"c\"; got none of that name among 1;", [&] { file.at("c"); });
   uint8_t dst[4];
   expect_error(ErrorKind::usage, "got [0, 2)", [&] { file.read(file.at("b"), 0, 2, dst); });
 }
@@ -83,7 +83,7 @@ TEST(Safetensors, OffsetsAboveFourGibibytes) {
   const TestDir dir;
   const int64_t bytes = (int64_t{1} << 32) + 11;
   const SafetensorsWriter writer(dir.path("m"), {{"big", DType::u8, {bytes}}});
-  std::filesystem::resize_file(dir.path("m"), writer.file_bytes());  // a hole, which takes no room
+  std::filesystem::resize_file(dir.path("m"), writer.file_bytes());  // a hole, which needs no space
   std::fstream(dir.path("m"), std::ios::in | std::ios::out).seekp(writer.file_bytes() - 3) << "xyz";
   const SafetensorsFile file = SafetensorsFile::open(dir.path("m"));
   char tail[4];
@@ -134,7 +134,7 @@ TEST(Safetensors, WriterHashesChunkByChunk) {
 TEST(Safetensors, WriterRefusesMisuse) {
   const TestDir dir;
   const std::string path = dir.path("m");
-  expect_error(ErrorKind::usage, "names used once", [&] {
+  expect_error(ErrorKind::usage, "expected distinct names", [&] {
     SafetensorsWriter(path, {{"t", DType::u8, {1}}, {"t", DType::u8, {1}}});
   });
   expect_error(ErrorKind::usage, "not reserved", [&] { SafetensorsWriter(path, {{"__metadata__", DType::u8, {1}}}); });
@@ -199,19 +199,19 @@ TEST(SafetensorsRefuse, Json) {
 
 TEST(SafetensorsRefuse, Names) {
   const std::string entry = R"({"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
-  refuse(file_of("{\"a\":" + entry + ",\"a\":" + entry + "}", ""), "got the name twice at \"a\"");
+  refuse(file_of("{\"a\":" + entry + ",\"a\":" + entry + "}", ""), "got a repeated name at \"a\"");
   refuse(file_of("{\"../a\":" + entry + "}", ""), "a name with \"..\"");
   refuse(file_of("{\"a\\u0000b\":" + entry + "}", ""), "a name with a NUL");
   refuse(file_of(R"({"__metadata__":{"k":1}})", ""), "got the number 1");
   refuse(file_of(R"({"__metadata__":{"k":{}}})", ""), "got an object inside");
-  refuse(file_of(R"({"__metadata__":{"k":"1","k":"2"}})", ""), "__metadata__ key \"k\" twice");
-  refuse(file_of(R"({"__metadata__":{},"__metadata__":{}})", ""), "got the name twice");
+  refuse(file_of(R"({"__metadata__":{"k":"1","k":"2"}})", ""), "a repeated __metadata__ key \"k\"");
+  refuse(file_of(R"({"__metadata__":{},"__metadata__":{}})", ""), "got a repeated name");
 }
 
 TEST(SafetensorsRefuse, Fields) {
   refuse_entry(R"("dtype":"U8","shape":[1])", 1, "without dtype, shape or data_offsets");
-  refuse_entry(R"("dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1])", 1, "a field twice in \"a\"");
-  refuse_entry(R"("shape":[1],"shape":[1],"dtype":"U8","data_offsets":[0,1])", 1, "a field twice in \"a\"");
+  refuse_entry(R"("dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1])", 1, "a repeated field in \"a\"");
+  refuse_entry(R"("shape":[1],"shape":[1],"dtype":"U8","data_offsets":[0,1])", 1, "a repeated field in \"a\"");
   refuse_entry(R"("dtype":"U8","shape":[1],"data_offsets":[0,1],"x":1)", 1, "an unknown field in \"a\"");
   refuse_entry(R"("dtype":"U9","shape":[1],"data_offsets":[0,1])", 1, "got U9");
   refuse_entry(R"("dtype":["U8"],"shape":[1],"data_offsets":[0,1])", 1, "got an array");
@@ -245,7 +245,7 @@ TEST(SafetensorsRefuse, Offsets) {
           R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
           "xyz"),
       "an overlap");
-  // Products that wrap to 0, or hide behind a zero.
+  // These products wrap to 0, or have a zero that hides the overflow.
   refuse_entry(R"("dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0])", 0, "less than 2^63 bytes");
   refuse_entry(R"("dtype":"F64","shape":[2305843009213693952],"data_offsets":[0,0])", 0, "less than 2^63 bytes");
   refuse_entry(R"("dtype":"U8","shape":[0,4294967296,4294967296],"data_offsets":[0,0])", 0, "less than 2^63 bytes");

@@ -21,7 +21,7 @@ constexpr auto kCrcTable = [] {
   return table;
 }();
 
-// The protobuf wire format: a key of (field << 3 | type), then the value.
+// The protobuf wire format is a key of (field << 3 | type), then the value.
 enum WireType : uint8_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 template <class T>
@@ -42,7 +42,7 @@ void put_bytes(std::string* out, int field, std::string_view bytes) {
   out->append(bytes);
 }
 
-// Event {1: wall_time, 2: step}
+// Returns the bytes of Event {1: wall_time, 2: step}.
 std::string event_at(double wall_time_s, int64_t step) {
   std::string event;
   put_key(&event, 1, kFixed64);
@@ -59,7 +59,7 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 && name[0] != '\0' ? name.data() : "localhost";
 }
 
-// events.out.tfevents.<sec>.<host>.<pid>.<n>, n the first that is free.
+// Creates events.out.tfevents.<sec>.<host>.<pid>.<n> with the first free n.
 File create_event_file(const std::string& dir, double now) {
   std::filesystem::create_directories(dir);
   for (int n = 0;; ++n) {

@@ -13,14 +13,14 @@ namespace moebius {
 
 class TensorboardWriter {
  public:
-  // A new event file in `dir`, which is created if missing. A resumed run opens
-  // another: TensorBoard merges them by step.
+  // Opens a new event file in `dir`, which is created if missing.
+  // A resumed run opens another file: TensorBoard merges them by step.
   explicit TensorboardWriter(const std::string& dir);
   const std::string& path() const { return file_.path(); }
 
-  // `wall_time_s` is seconds since 1970; the record reaches the system before this returns.
+  // `wall_time_s` is seconds since 1970. The record reaches the system before this returns.
   void add_scalar(std::string_view tag, int64_t step, float value, double wall_time_s);
-  void add_scalar(std::string_view tag, int64_t step, float value);  // now
+  void add_scalar(std::string_view tag, int64_t step, float value);  // at the current time
 
  private:
   void write_record(std::string_view event);

@@ -25,7 +25,7 @@ uint64_t take_varint(std::string_view* bytes) {
   }
 }
 
-// field -> its raw bytes (the value of a varint as 8 bytes)
+// Returns the raw bytes of each field; the value of a varint as 8 bytes.
 std::map<int, std::string> parse_message(std::string_view bytes) {
   std::map<int, std::string> fields;
   while (!bytes.empty()) {

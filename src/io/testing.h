@@ -1,4 +1,4 @@
-// For the tests of this room: a scratch folder, and what an error must say.
+// Tools for the tests of this folder: a scratch folder, and a check of an error's text.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -12,7 +12,7 @@
 
 namespace moebius {
 
-// A folder of its own, gone with the object.
+// A scratch folder, removed with the object.
 class TestDir {
  public:
   TestDir() {
@@ -32,6 +32,7 @@ class TestDir {
   std::string path_;
 };
 
+// Expects that call() throws an Error of this kind whose message contains `text`.
 template <class Call>
 void expect_error(ErrorKind kind, const std::string& text, Call&& call) {
   try {

@@ -9,25 +9,25 @@
 namespace moebius {
 namespace {
 
-// How many bytes of the sequence at the front are as table 3-7 of the Unicode
-// standard wants them, and how many it wants.
+// A byte sequence at the front of a text, by table 3-7 of the Unicode standard:
+// how many of its bytes are well-formed, and how many it needs.
 struct Sequence {
-  size_t good = 0, wanted = 1;
+  size_t good = 0, needed = 1;
 };
 
 Sequence sequence_at(std::string_view s) {
   const auto lead = static_cast<uint8_t>(s[0]);
   if (lead < 0x80) return {1, 1};
   if (lead < 0xc2 || lead > 0xf4) return {0, 1};
-  const size_t wanted = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  const size_t needed = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
   const uint8_t low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
   const uint8_t high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
   size_t good = 1;
-  for (; good < std::min(wanted, s.size()); ++good) {
+  for (; good < std::min(needed, s.size()); ++good) {
     const auto byte = static_cast<uint8_t>(s[good]);
     if (byte < (good == 1 ? low : 0x80) || byte > (good == 1 ? high : 0xbf)) break;
   }
-  return {good, wanted};
+  return {good, needed};
 }
 
 utf8proc_category_t category(char32_t character) {
@@ -70,14 +70,15 @@ char32_t lower_case(char32_t character) {
 }
 
 bool is_numeric(char32_t character) {
-  // Unicode 17's, of which the classes of patterns do not know yet: digits of Tolong Siki, and ideographic numbers.
+  // These numbers of Unicode 17 are missing in the patterns' classes:
+  // digits of Tolong Siki, and ideographic numbers.
   if ((character >= 0x11de0 && character <= 0x11de9) || (character >= 0x16ff4 && character <= 0x16ff6)) return true;
   const auto c = category(character);
   return c >= UTF8PROC_CATEGORY_ND && c <= UTF8PROC_CATEGORY_NO;
 }
 
 bool is_punctuation(char32_t character) {
-  constexpr char32_t kCanadianChi = 0x166d, kSharadaMark = 0x111c9;  // punctuation of Unicode 8, no longer so
+  constexpr char32_t kCanadianChi = 0x166d, kSharadaMark = 0x111c9;  // punctuation in Unicode 8, but no longer
   if (character == kCanadianChi || character == kSharadaMark) return true;
   const auto c = category(character);
   if (character < 0x80 && c >= UTF8PROC_CATEGORY_SM && c <= UTF8PROC_CATEGORY_SO) return true;
@@ -89,7 +90,7 @@ std::string replace_invalid_utf8(std::string_view text) {
   out.reserve(text.size());
   while (!text.empty()) {
     const Sequence sequence = sequence_at(text);
-    if (sequence.good == sequence.wanted) {
+    if (sequence.good == sequence.needed) {
       out.append(text.substr(0, sequence.good));
     } else {
       out.append("\xEF\xBF\xBD");

@@ -16,7 +16,7 @@ struct Range {
   char32_t first, last;
 };
 
-// Found by asking the library (tokenizers 0.23.2) about every character, and utf8proc 2.8.
+// Found by comparing the library (tokenizers 0.23.2) with utf8proc 2.8 on every character.
 constexpr Range kLaterForms[] = {
     {0x7fd, 0x7fd},     {0x898, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},     {0xc3c, 0xc3c},
     {0xd3b, 0xd3c},     {0xeba, 0xeba},     {0x1715, 0x1715},   {0x1abf, 0x1ace},   {0x1df6, 0x1dfa},
@@ -37,7 +37,7 @@ constexpr Range kLaterPunctuation[] = {{0x61d, 0x61d},     {0x9fd, 0x9fd},     {
                                        {0x11c70, 0x11c71}, {0x11ef7, 0x11ef8}, {0x11f43, 0x11f4f}, {0x11fff, 0x11fff},
                                        {0x12ff1, 0x12ff2}, {0x16e97, 0x16e9a}, {0x16fe2, 0x16fe2}, {0x1e95e, 0x1e95f}};
 
-// A bit for each character.
+// A set of characters, one bit each.
 class LaterSet {
  public:
   LaterSet() : words_(0x110000 / 64) {
@@ -55,7 +55,7 @@ const LaterSet& later_set() {
   return set;
 }
 
-// Three and four bytes of UTF-8, the only ones with later characters, begin with three bits set.
+// Later characters have three or four bytes in UTF-8. Only such sequences begin with three bits set.
 bool is_long_lead(char c) { return static_cast<uint8_t>(c) >= 0xe0; }
 
 size_t next_long_lead(std::string_view text, size_t at) {

@@ -5,7 +5,8 @@
 namespace moebius {
 namespace {
 
-// Bytes of the valid sequence at the front of `s`, 0 if there is none (table 3-7 of the Unicode standard).
+// Returns the bytes of the valid sequence at the front of `s`, 0 if there is none (table 3-7 of the
+// Unicode standard).
 size_t sequence_bytes(std::string_view s) {
   const auto at = [&](size_t i) { return i < s.size() ? static_cast<uint8_t>(s[i]) : 0; };
   const auto continues = [&](size_t i) { return (at(i) & 0xc0) == 0x80; };
@@ -26,7 +27,7 @@ size_t sequence_bytes(std::string_view s) {
 int64_t find_invalid_utf8(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
     uint64_t word;
-    if (text.size() - i >= sizeof word) {  // eight ASCII bytes at once
+    if (text.size() - i >= sizeof word) {  // eight ASCII bytes at a time
       std::memcpy(&word, text.data() + i, sizeof word);
       if ((word & 0x8080808080808080u) == 0) {
         i += sizeof word;

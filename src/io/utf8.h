@@ -1,4 +1,4 @@
-// UTF-8, as Unicode defines it: no overlong forms, no surrogates, nothing above U+10FFFF.
+// UTF-8 as Unicode defines it: no overlong forms, no surrogates, nothing above U+10FFFF.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace moebius {
 
-// Offset of the first byte that begins no valid sequence; -1 when all are valid.
+// Returns the offset of the first byte that begins no valid sequence; -1 when all of the text is valid.
 int64_t find_invalid_utf8(std::string_view text);
 
 }  // namespace moebius

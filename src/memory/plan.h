@@ -1,6 +1,7 @@
-// Memory is declared, planned, then bound. Constructors declare every tensor with a name and a life; a dry run of a
-// step on the null device measures the step stack; bind() allocates each life once and fills the views in. After that
-// nothing is allocated.
+// Memory is declared, planned, then bound.
+// Constructors declare every tensor with a name and a life. A dry run of a step on the null device
+// measures the step stack. bind() allocates each life once and fills in the views.
+// After that nothing is allocated.
 #pragma once
 
 #include <array>
@@ -22,12 +23,12 @@ enum class Life : int {
   master,     // f32 weights, where param is not f32
   grad,       // f32 gradients
   optimizer,  // moments
-  state,      // what training changes without a gradient: expert biases, load of the last step
+  state,      // values that training changes without a gradient: expert biases, load of the last step
   batch,      // tokens, targets, positions of a micro-batch
-  saved,      // what forward leaves for backward, one micro-batch
-  comm,       // what arrives from other ranks
+  saved,      // tensors that forward leaves for backward, one micro-batch
+  comm,       // data that arrives from other ranks
   metrics,    // sums read at the end of a step
-  stack,      // the step stack: scratch of a step
+  stack,      // the step stack: scratch memory of a step
 };
 inline constexpr int kNumLives = 10;
 std::string_view name_of(Life life);
@@ -37,8 +38,7 @@ class MemoryPlan {
   explicit MemoryPlan(const RecomputeSpec& recompute = {}) : recompute_(recompute) {}
   MemoryPlan(const MemoryPlan&) = delete;
 
-  // `view` becomes a tensor without memory on the null device now, and is filled in by bind(): it must stay where
-  // it is until then.
+  // Makes `view` a tensor without memory on the null device. bind() fills it in: it must not move until then.
   // Every tensor of a life starts at a multiple of kAlign elements, so that lives with the same declarations
   // correspond element by element.
   void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
@@ -47,22 +47,21 @@ class MemoryPlan {
   void declare_remade(Tensor& view, Shape shape, DType dtype);
   const RecomputeSpec& recompute() const { return recompute_; }
 
-  // From now on these tensors, of one life and dtype and not joined before, stand one after another in this order, each
-  // at a multiple of kAlign elements, and what follows the last is left free up to a multiple of `multiple` elements,
-  // itself one of kAlign. Together they are one tensor of joined_numel() elements, that begins where the first does.
+  // Places these tensors one after another in this order, each at a multiple of kAlign elements. They must be of one
+  // life and dtype, and not joined before. The space after the last one is left free up to a multiple of `multiple`
+  // elements, which is itself a multiple of kAlign.
+  // Together they are one tensor of joined_numel() elements that begins where the first one does.
   void join(const std::vector<const Tensor*>& views, int64_t multiple);
   static int64_t joined_numel(const std::vector<const Tensor*>& views, int64_t multiple);
 
-  // Allocates (zeroed memory) and binds every tensor. stack_bytes: high-water mark of the dry run.
+  // Allocates zeroed memory and binds every tensor. stack_bytes: high-water mark of the dry run.
   void bind(DeviceKind device, int64_t stack_bytes);
   StepStack& stack() { return stack_; }
 
-  int64_t bytes(Life life) const;  // planned
-  void* base(Life life) const {
-    return buffers_[static_cast<int>(life)].data();
-  }  // once bound; all of a life in one piece
+  int64_t bytes(Life life) const;                                                  // planned
+  void* base(Life life) const { return buffers_[static_cast<int>(life)].data(); }  // after bind(); a life is one piece
   int64_t total_bytes() const;
-  // The table printed before the first step: bytes per life, and the largest tensors.
+  // Returns the table that is printed before the first step: bytes per life, and the largest tensors.
   std::string table() const;
 
   static constexpr int64_t kAlign = 128;
@@ -73,7 +72,7 @@ class MemoryPlan {
     Tensor* view;
     Life life;
     int64_t offset = 0;
-    int64_t free_bytes = 0;  // left behind it
+    int64_t free_bytes = 0;  // left free after it
   };
   void place(Entry& entry);
 
@@ -86,7 +85,7 @@ class MemoryPlan {
   bool bound_ = false;
 };
 
-// "1.23 GiB", "45.6 MiB"
+// Returns "1.23 GiB", "45.6 MiB".
 std::string bytes_text(int64_t bytes);
 
 }  // namespace moebius

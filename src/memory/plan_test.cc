@@ -36,7 +36,7 @@ TEST(MemoryPlan, JoinedTensorsAreOnePiece) {
   plan.declare(b, "b", {200}, DType::f32, Life::grad);
   plan.declare(c, "c", {5}, DType::f32, Life::grad);
   plan.declare(d, "d", {7}, DType::f32, Life::grad);
-  plan.join({&c, &a}, 3 * MemoryPlan::kAlign);  // 2 blocks of 128, and one left free
+  plan.join({&c, &a}, 3 * MemoryPlan::kAlign);  // 2 blocks of 128, and one that stays free
   EXPECT_EQ(MemoryPlan::joined_numel({&c, &a}, 3 * MemoryPlan::kAlign), 3 * 128);
   plan.bind(DeviceKind::cpu, 0);
   EXPECT_EQ(a.ptr<float>() - c.ptr<float>(), 128);

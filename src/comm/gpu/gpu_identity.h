@@ -1,4 +1,4 @@
-// A name that no two GPUs have: what ranks on different machines, or in different containers, compare.
+// A name that no two GPUs share. Ranks on different machines, or in different containers, compare it.
 #pragma once
 
 #include <string>

@@ -5,7 +5,8 @@
 namespace moebius {
 namespace {
 
-// The first reason of any rank why NCCL cannot be used, the same on every rank; empty when there is none.
+// Returns the first rank's reason why NCCL cannot be used, the same on every rank;
+// empty when there is none.
 std::string why_staged(GpuRanks& ranks) {
   if (!ranks.each_has_its_own()) return "ranks share a GPU";
   for (const std::string& why : ranks.control().gather(NcclLinks::why_missing()))

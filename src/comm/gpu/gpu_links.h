@@ -1,5 +1,7 @@
-// How the ranks of a world move memory of their GPUs: by NCCL where every rank has a GPU of its own, else by messages
-// through host memory (comm/gpu/staged_group.h), which lets ranks share a GPU. Memory of the CPU goes by messages always.
+// GpuLinks move memory of GPUs between the ranks of a world.
+// They use NCCL where every rank has a GPU of its own.
+// Otherwise they send messages through host memory (comm/gpu/staged_group.h), and ranks may share a GPU.
+// Memory of the CPU always goes by messages.
 #pragma once
 
 #include <functional>
@@ -15,7 +17,8 @@ namespace moebius {
 
 class GpuLinks {
  public:
-  // All ranks of the world together. The references outlive the links, and these the groups.
+  // All ranks of the world make it together.
+  // The references must outlive the links, and the links the groups.
   GpuLinks(Transport& world, Accelerator& gpu, GpuRanks& ranks);
 
   // As Transport::make_group.

@@ -1,6 +1,7 @@
-// Which GPU each rank of a world has. The ranks of a machine take its GPUs in turn: the i-th of them the GPU
-// i modulo their number, so that several may share one. A launcher that shows each rank a GPU of its own
-// (CUDA_VISIBLE_DEVICES) is found out by the GPUs' identities.
+// GpuRanks know which GPU each rank of a world has.
+// The i-th rank of a machine gets the GPU with index i modulo the number of GPUs, so several ranks
+// may share one.
+// A launcher may show each rank a GPU of its own (CUDA_VISIBLE_DEVICES); the GPUs' identities reveal that.
 #pragma once
 
 #include <vector>
@@ -11,19 +12,22 @@ namespace moebius {
 
 class GpuRanks {
  public:
-  // All ranks of the world together. Error{usage}, the same on every rank, where one finds no GPU.
+  // All ranks of the world make it together.
+  // Throws Error{usage}, the same on every rank, when a rank has no GPU.
   explicit GpuRanks(Transport& world);
 
   int index() const { return index_; }                                   // of this rank's GPU on its machine
   int num_sharing() const { return static_cast<int>(sharing_.size()); }  // ranks that have it, this one among them
+  int num_processes() const { return num_processes_; }                   // of the ranks that share it
   bool each_has_its_own() const { return each_has_its_own_; }
-  // Of the ranks that share this GPU; all ranks of the world together.
+  // The sum over the ranks that share this GPU. All ranks of the world call it together.
   int64_t sum_of_sharing(int64_t mine);
   Control& control() { return control_; }
 
  private:
   Control control_;
   int index_ = 0;
+  int num_processes_ = 1;
   std::vector<int> sharing_;
   bool each_has_its_own_ = false;
 };

@@ -1,4 +1,4 @@
-// Stands in for the CUDA side of this folder.
+// Replaces the CUDA part of this folder in builds without CUDA.
 #include "comm/gpu/gpu_identity.h"
 #include "core/error.h"
 

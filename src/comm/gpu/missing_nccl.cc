@@ -1,4 +1,4 @@
-// Stands in for NCCL where a build has none.
+// Replaces the NCCL part of this folder in builds without NCCL.
 #include "comm/gpu/nccl.h"
 #include "core/error.h"
 
@@ -12,7 +12,7 @@ namespace {
 struct NcclLinks::Impl {};
 
 std::string NcclLinks::why_missing() {
-  return "this program was built without NCCL (its header nccl.h belongs beside CUDA's)";
+  return "this program was built without NCCL (its header nccl.h must be installed beside CUDA's)";
 }
 std::string NcclLinks::version() { return ""; }
 NcclLinks::NcclLinks(Transport&, Accelerator&) { missing(); }

@@ -1,5 +1,5 @@
-// Groups whose ranks hand each other memory of GPUs by NCCL. Messages of the world carry what NCCL needs to begin, and
-// barriers; all else is kernels on streams.
+// Groups whose ranks exchange memory of GPUs by NCCL. Messages of the world carry what NCCL needs
+// to begin, and the barriers; everything else is kernels on streams.
 //
 // Every collective is one exchange by grouped sends and receives; sums are taken by our own kernel in the order of the
 // ranks, so that the bits are those of messages and one rank sends no more bytes than in a ring. A blocking call runs
@@ -16,10 +16,10 @@
 
 namespace moebius {
 
-// What a group is for beside collectives: each takes memory of the GPU.
+// The uses of a group beside collectives. Each use takes memory of the GPU.
 struct NcclUse {
-  bool neighbours = false;  // send and recv, between ranks that differ by one, the last and the first among them
-  bool behind = false;      // start_*
+  bool neighbours = false;  // send and recv between ranks that differ by one, or between the last and the first
+  bool overlapped = false;  // start_*
 };
 
 // What a recording sends, and where it waits.
@@ -28,15 +28,16 @@ using NcclTraffic = std::shared_ptr<void>;
 class NcclLinks {
  public:
   static std::string why_missing();  // what keeps NCCL from being used; empty when nothing does
-  static std::string version();      // "2.28.9"; empty without
+  static std::string version();      // "2.28.9"; empty without NCCL
 
-  // The GPU is this rank's own. From here on a wait for the GPU ends with Error{distributed} when NCCL reports an
-  // error, another rank is known to have failed, or it takes longer than the world's timeout.
+  // `gpu` must belong to this rank alone.
+  // From here on a wait for the GPU ends with Error{distributed} when NCCL reports an error, another
+  // rank is known to have failed, or the wait takes longer than the world's timeout.
   NcclLinks(Transport& world, Accelerator& gpu);
   ~NcclLinks();
   NcclLinks(const NcclLinks&) = delete;
 
-  // over: of the same ranks, for memory of the CPU. The ranks of the group make it together.
+  // over: a group of the same ranks, for memory of the CPU. The ranks of the group call it together.
   std::unique_ptr<Group> make_group(std::unique_ptr<Group> over, const NcclUse& use);
 
   // body makes a CudaGraph, or throws.

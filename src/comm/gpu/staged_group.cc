@@ -24,7 +24,7 @@ Tensor in_host_memory(const Tensor& like, const HostBuffer& room) {
 
 // --- copies ---------------------------------------------------------------------------------------------------------
 
-// The wait for what the stream still computes is no communication.
+// The wait for work that the stream still computes does not count as communication.
 void StagedGroup::to_host(Stream& s, const Tensor& to, const Tensor& from) {
   synchronize(s);
   const double begin = now_us();
@@ -153,7 +153,7 @@ Pending StagedGroup::start_all_gather(Stream& s, Tensor out, Tensor in) {
 
 // --- between two ranks ----------------------------------------------------------------------------------------------
 
-// The message is withdrawn before its memory goes: members end in the reverse order.
+// The message is withdrawn before its memory is freed, since members are destroyed in reverse order.
 class StagedGroup::Departure final : public Pending::Transfer {
  public:
   Departure(StagedGroup& group, HostBuffer room) : group_(group), room_(std::move(room)) {}

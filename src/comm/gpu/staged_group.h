@@ -1,9 +1,12 @@
-// A group whose ranks hand each other memory of GPUs by messages: what leaves is copied to pinned host memory, what
-// arrives from there, and sums are taken by the host. So several ranks may share one GPU, and the bits are those of the
-// same run on CPUs. Every call waits for the stream, and none can be recorded.
+// A StagedGroup exchanges memory of GPUs by messages.
+// What a rank sends is copied to pinned host memory; what arrives is copied back to the GPU, and the
+// host computes the sums.
+// So several ranks may share one GPU, and the bits are those of the same run on CPUs.
+// Every call waits for the stream, so no call can be captured in a CUDA graph.
 //
-// Sums, all_gather and broadcast go in pieces of Group::kSumPiece elements for each rank; all_to_all_v and messages
-// between two ranks in one. The pinned memory is kept by the group. start_* have ended when they return.
+// Sums, all_gather and broadcast go in pieces of Group::kSumPiece elements for each rank.
+// all_to_all_v and messages between two ranks go in one piece.
+// The group keeps the pinned memory. The start_* calls have ended when they return.
 #pragma once
 
 #include <vector>
@@ -14,7 +17,8 @@ namespace moebius {
 
 class StagedGroup final : public Group {
  public:
-  // over: of the same ranks, for memory of the CPU; calls on streams of other devices than a GPU are its own.
+  // over: a group of the same ranks, for memory of the CPU.
+  // It also gets the calls on streams that are not a GPU's.
   explicit StagedGroup(std::unique_ptr<Group> over) : over_(std::move(over)) {}
 
   const std::string& name() const override { return over_->name(); }

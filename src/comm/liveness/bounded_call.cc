@@ -11,17 +11,18 @@ namespace moebius {
 
 void call_bounded(Transport& world, BoundedCall call) {
   std::packaged_task<void()> task(std::move(call.body));
-  std::future<void> ended = task.get_future();  // unlike that of std::async, it waits for nobody when it goes
+  std::future<void> ended = task.get_future();  // unlike that of std::async, its destructor does not wait
   std::thread(std::move(task)).detach();
   const WorldOptions& options = world.options();
-  StallAwareDeadline patience(options.timeout_s);
+  StallAwareDeadline deadline(options.timeout_s);
   while (ended.wait_for(std::chrono::microseconds(200)) != std::future_status::ready) {
     world.check();
     const std::string name = name_of_rank(options, world.rank());
-    MOEBIUS_CHECK(distributed, !patience.is_over(),
-                  "{}: {} has waited for {} s for {}, of which one does not join; what is that rank doing?\nlast "
+    MOEBIUS_CHECK(distributed, !deadline.is_over(),
+                  "{}: {} has waited for {} s for {}, one of which has not joined; check what that rank does\nlast "
                   "collectives that {} was in:\n{}",
-                  call.what, name, options.timeout_s, names_of_ranks(options, call.with), name, world.ring().text());
+                  call.what, name, options.timeout_s, names_of_ranks(options, call.with), name,
+                  world.recorder().text());
   }
   ended.get();
 }

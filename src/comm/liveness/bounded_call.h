@@ -1,5 +1,5 @@
-// A call into a library that meets other ranks and knows no bound of its own: it runs on a thread, while the rank asks
-// how the others are.
+// A bounded call runs a library call that waits for other ranks and has no timeout of its own.
+// The call runs on its own thread, while the rank checks whether other ranks have failed.
 #pragma once
 
 #include <functional>
@@ -12,13 +12,16 @@ namespace moebius {
 
 struct BoundedCall {
   std::string what;       // "making a communicator of group dp"
-  std::vector<int> with;  // ranks of the world that the call meets
-  // What it throws, call_bounded throws. May be left behind on its thread: it must own, or share, all that it touches.
+  std::vector<int> with;  // world ranks that the call waits for
+  // call_bounded rethrows what it throws.
+  // It may be abandoned on its thread, so it must own, or share, all that it uses.
   std::function<void()> body;
 };
 
-// Returns when body has. Error{distributed}, with the names of the ranks and this one's last collectives, when that
-// takes longer than the world's timeout; what Transport::check throws when another rank fails meanwhile.
+// Returns when body has returned.
+// Throws Error{distributed}, with the names of the ranks and this rank's last collectives, when that
+// takes longer than the world's timeout.
+// Throws what Transport::check throws when another rank fails meanwhile.
 void call_bounded(Transport& world, BoundedCall call);
 
 }  // namespace moebius

@@ -22,7 +22,7 @@ WorldOptions options(double timeout_s) {
   return {.timeout_s = timeout_s, .coordinates = [](int r) { return fmt::format("dp {}", r); }};
 }
 
-// A call that ends only when the test does.
+// A call that ends only when the test ends.
 struct Endless {
   std::shared_ptr<std::atomic<bool>> over = std::make_shared<std::atomic<bool>>(false);
   ~Endless() { *over = true; }
@@ -60,11 +60,11 @@ TEST(BoundedCall, NamesWhomItWaitedFor) {
       call_bounded(world, {.what = "making a communicator", .with = {0, 2}, .body = endless.body()});
   });
   EXPECT_THAT(said, AllOf(HasSubstr("making a communicator: rank 1 (dp 1) has waited for 0.05 s for rank 0 (dp 0), "
-                                    "rank 2 (dp 2), of which one does not join"),
+                                    "rank 2 (dp 2), one of which has not joined"),
                           HasSubstr("last collectives that rank 1 (dp 1) was in:\n  none")));
 }
 
-// Long before the timeout.
+// The error comes long before the timeout.
 TEST(BoundedCall, EndsWhenAnotherRankFails) {
   const Endless endless;
   std::atomic<bool> has_ended = false;

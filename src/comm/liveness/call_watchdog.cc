@@ -20,10 +20,10 @@ CallWatchdog::~CallWatchdog() {
 
 void CallWatchdog::watch(double seconds) {
   std::unique_lock lock(mutex_);
-  StallAwareDeadline patience(seconds);
+  StallAwareDeadline deadline(seconds);
   while (!has_returned_) {
-    if (patience.is_over()) return on_late_();
-    returned_.wait_for(lock, std::chrono::milliseconds(patience.milliseconds_to_sleep()));
+    if (deadline.is_over()) return on_late_();
+    returned_.wait_for(lock, std::chrono::milliseconds(deadline.milliseconds_to_sleep()));
   }
 }
 

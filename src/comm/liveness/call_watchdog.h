@@ -1,5 +1,6 @@
-// A bound for a call that meets other ranks, knows no bound of its own and must be made by the rank's own thread:
-// MPI_Init, MPI_Finalize. What may run on another thread has comm/liveness/bounded_call.h.
+// A watchdog for a call that waits for other ranks, has no timeout of its own, and must be made by
+// the rank's own thread: MPI_Init, MPI_Finalize. A call that may run on another thread uses
+// comm/liveness/bounded_call.h.
 #pragma once
 
 #include <condition_variable>
@@ -11,8 +12,9 @@ namespace moebius {
 
 class CallWatchdog {
  public:
-  // Where this object lives for longer than `seconds` (comm/liveness/stall_aware_deadline.h), on_late is called once, on a thread of it: to
-  // say so and end the process, since the call cannot be left.
+  // When this object lives for longer than `seconds` (by comm/liveness/stall_aware_deadline.h), it
+  // calls on_late once,
+  // on a thread of its own. on_late reports it and ends the process, since the call cannot be interrupted.
   CallWatchdog(double seconds, std::function<void()> on_late);
   ~CallWatchdog();
   CallWatchdog(const CallWatchdog&) = delete;
@@ -24,7 +26,7 @@ class CallWatchdog {
   std::condition_variable returned_;
   bool has_returned_ = false;
   std::function<void()> on_late_;
-  std::thread watcher_;  // the last: it uses the others
+  std::thread watcher_;  // the last member, since it uses the others
 };
 
 }  // namespace moebius

@@ -1,6 +1,8 @@
-// The last collectives of one rank, kept for the report of a run that stands still, and with them those older ones that
-// have not ended: a pipeline's receives and the gathers of weights begin long before they are waited for. Written by
-// the rank's thread, read by any: a rank that waits in vain shows what the rank that it waits for did last.
+// The flight recorder keeps the last collectives of one rank for the report of a hung run.
+// It also keeps older ones that have not ended: a pipeline's receives and the gathers of weights
+// begin long before they are waited for.
+// The rank's thread writes, any thread may read:
+// a waiting rank reports the last collectives of the rank that it waits for.
 #pragma once
 
 #include <array>
@@ -16,9 +18,9 @@ namespace moebius {
 struct CollectiveRecord {
   const char* op = "";  // "all_reduce_sum"
   std::string group;    // "dp"
-  int64_t number = 0;   // of this call in its group, from 0: the same on every rank that joined it
+  int64_t number = 0;   // of this call in its group, from 0: equal on every rank that joined it
   DType dtype = DType::u8;
-  int64_t numel = 0;  // of what this rank put in
+  int64_t numel = 0;  // elements that this rank contributed
   bool ended = false;
 };
 
@@ -28,18 +30,18 @@ class CollectiveFlightRecorder {
  public:
   static constexpr int64_t kSize = 64;
 
-  int64_t begin(CollectiveRecord record);  // returns its number in the ring
+  int64_t begin(CollectiveRecord record);  // returns the record's number
   void end(int64_t number);
-  CollectiveRecord last() const;              // one without a name when there was none yet
+  CollectiveRecord last() const;              // one with op "start" when there was none yet
   CollectiveRecord at(int64_t number) const;  // REQUIRES: one of the last kSize, or not ended
-  // One line each, the oldest first, those that have not ended and of all the
-  // last `most`; "  none\n" when there was no collective yet.
+  // Returns one line for each record, the oldest first: those that have not ended, and the last `most`.
+  // Returns "  none\n" when there was no collective yet.
   std::string text(int64_t most = kSize) const;
 
  private:
   mutable std::mutex mutex_;
   std::array<CollectiveRecord, kSize> records_;
-  std::map<int64_t, CollectiveRecord> open_;  // left the ring before they ended
+  std::map<int64_t, CollectiveRecord> open_;  // records that were overwritten in records_ before they ended
   int64_t num_begun_ = 0;
 };
 

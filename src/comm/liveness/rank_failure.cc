@@ -21,10 +21,10 @@ RankFailure caught_failure() {
   }
 }
 
-std::string report_of(const RankFailure& failure, const std::string& rank, const CollectiveFlightRecorder& ring) {
+std::string report_of(const RankFailure& failure, const std::string& rank, const CollectiveFlightRecorder& recorder) {
   if (failure.distributed) return failure.what;
   return fmt::format("{} threw, and others did not: {}\nlast collectives of {}:\n{}", rank, failure.what, rank,
-                     ring.text());
+                     recorder.text());
 }
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-// What a rank of a world of processes threw, for the others and for the report.
+// A failure of a rank in a world of processes: what it threw, for the other ranks and for the report.
 #pragma once
 
 #include <optional>
@@ -11,15 +11,16 @@ namespace moebius {
 
 struct RankFailure {
   std::string what;
-  bool distributed = false;       // other ranks are known to be in trouble
-  std::optional<ErrorKind> kind;  // of an Error
+  bool distributed = false;       // other ranks are known to have failed
+  std::optional<ErrorKind> kind;  // set when it was an Error
 };
 
-// The kind with that number, as an exit code or on its way between ranks; none where it is no Error's.
+// Returns the kind with that number, which is an exit code or came from another rank;
+// nothing for other numbers.
 std::optional<ErrorKind> error_kind(int number);
-// REQUIRES: within a handler.
+// Returns the exception that is being handled. REQUIRES: within a handler.
 RankFailure caught_failure();
-// What `rank` says of it to the user when not all ranks have failed alike; ring: the rank's own.
-std::string report_of(const RankFailure& failure, const std::string& rank, const CollectiveFlightRecorder& ring);
+// Returns the report to the user when not all ranks have failed alike. `recorder` is that of `rank`.
+std::string report_of(const RankFailure& failure, const std::string& rank, const CollectiveFlightRecorder& recorder);
 
 }  // namespace moebius

@@ -16,7 +16,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What can be waited for: neither what stops a process and lets it go on, nor what its own mistakes bring.
+// Returns the signals to wait for:
+// all but those that stop and continue a process, or report its own faults.
 sigset_t waited_for() {
   sigset_t set;
   sigfillset(&set);
@@ -25,7 +26,7 @@ sigset_t waited_for() {
   return set;
 }
 
-// The next of these signals, 0 when none came in that time.
+// Returns the next of these signals; 0 when none came in that time.
 int next_signal(const sigset_t& set, double seconds) {
   const auto whole = static_cast<time_t>(seconds);
   const timespec limit{.tv_sec = whole, .tv_nsec = static_cast<long>((seconds - static_cast<double>(whole)) * 1e9)};
@@ -39,30 +40,30 @@ class Supervisor {
  public:
   Supervisor(pid_t child, pid_t launcher, const sigset_t& signals, double grace_s)
       : child_(child), launcher_(launcher), signals_(signals), grace_s_(grace_s) {
-    sigemptyset(&handed_on_);
+    sigemptyset(&forwarded_);
   }
 
-  // What the child ended with. Hands on what comes before.
+  // Returns the child's wait status. Forwards the signals that come before its end.
   int status() {
     for (;;) {
       int status = 0;
       const pid_t ended = ::waitpid(child_, &status, WNOHANG);
       if (ended == child_) return status;
       if (ended < 0 && errno == ECHILD) return static_cast<int>(ErrorKind::distributed) << 8;
-      if (const int signal = next_signal(signals_, grace_s_)) hand_on(signal);
+      if (const int signal = next_signal(signals_, grace_s_)) forward(signal);
       follow_the_launcher();
     }
   }
 
-  // A signal to all of the job may have come to the child first.
+  // Whether the signal went to the whole job. It may have reached the child first.
   bool was_sent_to_all(int signal) {
     sigset_t this_one;
     sigemptyset(&this_one);
     sigaddset(&this_one, signal);
-    return signal == SIGPIPE || sigismember(&handed_on_, signal) || next_signal(this_one, 0.1) == signal;
+    return signal == SIGPIPE || sigismember(&forwarded_, signal) || next_signal(this_one, 0.1) == signal;
   }
 
-  // Returns earlier when the launcher wants this process to end, too.
+  // Waits for grace_s; less when the launcher asks this process to end, too.
   void wait_for_others() {
     const auto end = Clock::now() + std::chrono::duration<double>(grace_s_);
     for (int signal = SIGCHLD; signal == SIGCHLD || signal == SIGPIPE;)
@@ -70,9 +71,9 @@ class Supervisor {
   }
 
  private:
-  void hand_on(int signal) {
+  void forward(int signal) {
     if (signal == SIGCHLD || signal == SIGPIPE) return;
-    sigaddset(&handed_on_, signal);
+    sigaddset(&forwarded_, signal);
     ::kill(child_, signal);
   }
 
@@ -80,13 +81,13 @@ class Supervisor {
     if (::getppid() == launcher_) return;
     if (launcher_ended_ == Clock::time_point{}) {
       launcher_ended_ = Clock::now();
-      hand_on(SIGTERM);
+      forward(SIGTERM);
     }
     if (Clock::now() - launcher_ended_ > std::chrono::duration<double>(10 * grace_s_)) ::kill(child_, SIGKILL);
   }
 
   pid_t child_, launcher_;
-  sigset_t signals_, handed_on_;
+  sigset_t signals_, forwarded_;
   double grace_s_;
   Clock::time_point launcher_ended_{};
 };
@@ -95,7 +96,7 @@ std::string death_text(const std::string& name, int status) {
   std::string what;
   if (WIFSIGNALED(status)) {
     const int signal = WTERMSIG(status);
-    const char* hint = signal == SIGKILL ? "; where nobody sent it, a limit of memory or of CPU time did" : "";
+    const char* hint = signal == SIGKILL ? "; if nobody sent it, a limit of memory or CPU time did" : "";
     what = fmt::format("was ended by signal {} ({}){}", signal, ::strsignal(signal), hint);
   } else {
     what =
@@ -105,9 +106,9 @@ std::string death_text(const std::string& name, int status) {
                      static_cast<int>(ErrorKind::distributed));
 }
 
-// The exit code of the supervisor.
+// Returns the exit code of the supervisor.
 int keep(Supervisor supervisor, const std::string& name, const std::function<void(const std::string&)>& report) {
-  ::prctl(PR_SET_NAME, "rank-supervisor");  // pkill and killall of the program's name mean the ranks
+  ::prctl(PR_SET_NAME, "rank-supervisor");  // so that pkill and killall of the program's name reach only the ranks
   const int status = supervisor.status();
   if (WIFEXITED(status) && is_ours(WEXITSTATUS(status))) return WEXITSTATUS(status);
   if (WIFSIGNALED(status) && supervisor.was_sent_to_all(WTERMSIG(status))) return 128 + WTERMSIG(status);
@@ -118,19 +119,19 @@ int keep(Supervisor supervisor, const std::string& name, const std::function<voi
 
 }  // namespace
 
-pid_t keep_rank(const std::string& name, const std::function<void(const std::string&)>& report, void (*end)(int code),
-                double grace_s) {
+pid_t supervise_rank(const std::string& name, const std::function<void(const std::string&)>& report,
+                     void (*end)(int code), double grace_s) {
   const sigset_t signals = waited_for();
   sigset_t mask_before;
   struct sigaction by_default = {}, action_before = {};
   by_default.sa_handler = SIG_DFL;
-  ::sigaction(SIGCHLD, &by_default, &action_before);  // a launcher may have had it ignored, and children with it
+  ::sigaction(SIGCHLD, &by_default, &action_before);  // a launcher may have ignored it, and then the child's end
   ::sigprocmask(SIG_BLOCK, &signals, &mask_before);
   const pid_t launcher = ::getppid(), supervisor = ::getpid(), child = ::fork();
   if (child > 0) end(keep(Supervisor(child, launcher, signals, grace_s), name, report));
   if (child == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != supervisor) end(128 + SIGKILL);  // it was killed before that
+    if (::getppid() != supervisor) end(128 + SIGKILL);  // the supervisor was killed before the line above
   }
   ::sigprocmask(SIG_SETMASK, &mask_before, nullptr);
   ::sigaction(SIGCHLD, &action_before, nullptr);

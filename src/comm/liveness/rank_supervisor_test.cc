@@ -1,4 +1,4 @@
-// Each case is a process of its own, as a launcher would start it.
+// Each case runs in a process of its own, as a launcher would start it.
 #include "comm/liveness/rank_supervisor.h"
 
 #include <gmock/gmock.h>
@@ -23,10 +23,10 @@ constexpr double kGraceS = 0.2;
 
 std::atomic<int> got_signal{0};
 
-// What a launcher starts, and what it and its child have written to `out`.
+// A process as a launcher starts it, with what it and its child write to `out`.
 class Started {
  public:
-  // body: of the child; returns its exit code.
+  // body: the child's work; returns its exit code.
   explicit Started(int (*body)()) {
     EXPECT_EQ(::pipe(pipe_.data()), 0);
     pid_ = ::fork();
@@ -35,13 +35,13 @@ class Started {
       return;
     }
     out = pipe_[1];
-    supervisor = keep_rank("rank 1 of 2", say, ::_exit, kGraceS);
+    supervisor = supervise_rank("rank 1 of 2", say, ::_exit, kGraceS);
     ::_exit(body());
   }
   ~Started() { ::close(pipe_[0]); }
 
   pid_t pid() const { return pid_; }
-  std::string line() const {  // until the end of the line, or of all who could write
+  std::string line() const {  // until the end of the line, or until all writers are gone
     std::string text;
     for (char c = 0; ::read(pipe_[0], &c, 1) == 1 && c != '\n';) text += c;
     return text;
@@ -57,8 +57,8 @@ class Started {
   }
 
   static void say(const std::string& text) { (void)!::write(out, (text + "\n").data(), text.size() + 1); }
-  static inline int out = -1;          // of this process
-  static inline pid_t supervisor = 0;  // of this process
+  static inline int out = -1;          // in this process
+  static inline pid_t supervisor = 0;  // in this process
 
  private:
   std::array<int, 2> pipe_{};
@@ -67,7 +67,7 @@ class Started {
 
 void nap() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 
-// Says when it is ready for these signals; returns the one that came.
+// Prints a line when it is ready for these signals; returns the one that came.
 int wait_for_any(std::initializer_list<int> signals) {
   for (const int signal : signals) ::signal(signal, [](int got) { got_signal = got; });
   nap();  // g++ 12's thread sanitizer loses a signal that comes in a process's first call that may block
@@ -83,7 +83,7 @@ TEST(RankSupervisor, IsTheParentAndEndsWithTheRanksCode) {
   EXPECT_EQ(rank.exit_code(), 5);
 }
 
-TEST(RankSupervisor, HandsOnWhatAsksTheRankToEnd) {
+TEST(RankSupervisor, ForwardsSignalsThatAskTheRankToEnd) {
   for (const auto& [signal, code] : {std::pair{SIGTERM, 3}, {SIGUSR1, 4}}) {
     const Started rank(sleep_until_signal);
     EXPECT_EQ(rank.line(), "ready");
@@ -92,9 +92,9 @@ TEST(RankSupervisor, HandsOnWhatAsksTheRankToEnd) {
   }
 }
 
-TEST(RankSupervisor, EndsAsTheSignalSaysThatTheRankHasNoAnswerTo) {
+TEST(RankSupervisor, EndsByASignalThatTheRankDoesNotHandle) {
   const Started rank([] {
-    ::signal(SIGINT, SIG_DFL);  // nohup and shells have it ignored
+    ::signal(SIGINT, SIG_DFL);  // nohup and shells may have ignored it
     Started::say("ready");
     return ::pause();
   });
@@ -103,14 +103,14 @@ TEST(RankSupervisor, EndsAsTheSignalSaysThatTheRankHasNoAnswerTo) {
   EXPECT_EQ(rank.exit_code(), 128 + SIGINT);
 }
 
-TEST(RankSupervisor, SaysWhatKilledTheRankAndEndsWith6) {
+TEST(RankSupervisor, ReportsWhatKilledTheRankAndEndsWith6) {
   const auto begin = std::chrono::steady_clock::now();
   const Started killed([] { return ::raise(SIGKILL); });
-  EXPECT_THAT(killed.line(), StartsWith("the process of rank 1 of 2 was ended by signal 9 (Killed); where nobody sent "
-                                        "it, a limit of memory or of CPU time did; the run ends with code 6"));
+  EXPECT_THAT(killed.line(), StartsWith("the process of rank 1 of 2 was ended by signal 9 (Killed); if nobody sent it, "
+                                        "a limit of memory or CPU time did; the run ends with code 6"));
   EXPECT_EQ(killed.exit_code(), 6);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  EXPECT_GE(took.count(), kGraceS) << "the others want to report";
+  EXPECT_GE(took.count(), kGraceS) << "the others need time to report";
 
   const Started crashed([] {
     ::signal(SIGSEGV, SIG_DFL);
@@ -140,7 +140,7 @@ TEST(RankSupervisor, AReaderThatGoesAwayIsNone) {
   EXPECT_EQ(rank.exit_code(), 128 + SIGPIPE);
 }
 
-// Open MPI ends a process so when another one dies in MPI_Init.
+// Open MPI ends a process with this code when another one dies in MPI_Init.
 TEST(RankSupervisor, ACodeThatIsNotOursBecomes6) {
   const Started rank([] { return 1; });
   EXPECT_THAT(rank.line(),
@@ -148,7 +148,7 @@ TEST(RankSupervisor, ACodeThatIsNotOursBecomes6) {
   EXPECT_EQ(rank.exit_code(), 6);
 }
 
-TEST(RankSupervisor, OtherSignalsDoNotEndTheKeeper) {
+TEST(RankSupervisor, OtherSignalsDoNotEndTheSupervisor) {
   for (const int signal : {SIGALRM, SIGXCPU, SIGPIPE}) {
     const Started rank([] {
       wait_for_any({SIGALRM, SIGXCPU, SIGTERM});
@@ -161,7 +161,7 @@ TEST(RankSupervisor, OtherSignalsDoNotEndTheKeeper) {
   }
 }
 
-// A launcher that is killed ends nothing itself.
+// A launcher that is killed does not end its processes.
 TEST(RankSupervisor, TheRankIsAskedToEndWhenTheLauncherIsGone) {
   std::array<int, 2> pipe;
   ASSERT_EQ(::pipe(pipe.data()), 0);
@@ -169,7 +169,7 @@ TEST(RankSupervisor, TheRankIsAskedToEndWhenTheLauncherIsGone) {
   if (launcher == 0) {
     if (::fork() > 0) ::_exit((::sleep(1), 0));
     Started::out = pipe[1];
-    keep_rank("rank 1 of 2", Started::say, ::_exit, kGraceS);
+    supervise_rank("rank 1 of 2", Started::say, ::_exit, kGraceS);
     ::signal(SIGTERM, SIG_IGN);  // a rank that hangs
     Started::say("hangs");
     ::_exit(::pause());
@@ -182,10 +182,10 @@ TEST(RankSupervisor, TheRankIsAskedToEndWhenTheLauncherIsGone) {
   ::waitpid(launcher, nullptr, 0);
 }
 
-// A launcher that ends the others tells the supervisor, too.
+// A launcher that ends the other ranks signals the supervisor, too.
 TEST(RankSupervisor, DoesNotKeepTheLauncherWaiting) {
   const Started rank([] {
-    keep_rank("rank 1 of 2", Started::say, ::_exit, 60);
+    supervise_rank("rank 1 of 2", Started::say, ::_exit, 60);
     return ::raise(SIGKILL);
   });
   rank.line();
@@ -198,7 +198,7 @@ TEST(RankSupervisor, TheRankEndsWithIt) {
   EXPECT_EQ(rank.line(), "ready");
   ::kill(rank.pid(), SIGKILL);
   EXPECT_EQ(rank.exit_code(), -SIGKILL);
-  EXPECT_EQ(rank.line(), "") << "nobody is left who could write";
+  EXPECT_EQ(rank.line(), "") << "no writer is left";
 }
 
 TEST(RankSupervisor, ASignalMaskAndIgnoredChildrenStayAsTheyWere) {

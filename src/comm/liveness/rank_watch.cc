@@ -19,12 +19,12 @@
 namespace moebius {
 namespace {
 
-constexpr double kAddressS = 1;  // for one of the addresses of a rank
+constexpr double kAddressS = 1;  // time for one of the addresses of a rank
 
 int parent_of(int rank) { return (rank - 1) / 2; }
 int num_children(int rank, int size) { return std::clamp(size - 2 * rank - 1, 0, 2); }
 
-// Where a rank listens, as the others are told: "machine port address address ..."
+// The place where a rank listens, in the form sent to the others: "machine port address address ..."
 struct Place {
   std::string machine;
   int port = 0;
@@ -51,7 +51,7 @@ std::string own_machine() {
   return name.empty() ? "-" : name;
 }
 
-// What a child says first, and its parent answers: the port may belong to anybody.
+// The first message of a child, and its parent's answer: another program may use the port.
 struct Hello {
   uint64_t run = 0;
   int32_t rank = 0, unused = 0;
@@ -62,12 +62,12 @@ uint64_t draw_run() {
   return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
-// By child. Strangers are let go.
+// Returns the sockets by child. Connections from other programs are closed.
 std::vector<Socket> accept_children(const Socket& listener, const Hello& own, int count, Deadline deadline) {
   std::vector<Socket> children(count);
   for (int have = 0; have < count;) {
     Socket s = accept_until(listener, deadline);
-    MOEBIUS_CHECK(distributed, s.is_open(), "{} of {} ranks did not come in time", count - have, count);
+    MOEBIUS_CHECK(distributed, s.is_open(), "{} of {} ranks did not connect in time", count - have, count);
     try {
       const Hello hello = read_value<Hello>(s, std::min(deadline, deadline_in(kAddressS)), "a greeting");
       const int child = hello.rank - 2 * own.rank - 1;
@@ -86,12 +86,12 @@ Socket greet(const HostPort& at, const Hello& own, int parent, Deadline deadline
   Socket s = connect_until(at, deadline);
   write_value(s, own, deadline, "a greeting");
   const Hello hello = read_value<Hello>(s, deadline, "a greeting");
-  MOEBIUS_CHECK(distributed, hello.run == own.run && hello.rank == parent, "tcp: at {} another program answers",
+  MOEBIUS_CHECK(distributed, hello.run == own.run && hello.rank == parent, "tcp: another program answers at {}",
                 to_string(at));
   return s;
 }
 
-// At the first of its addresses that answers as it should.
+// Connects to the first address of the parent that gives the right answer.
 Socket connect_to_parent(const Place& parent, const Hello& own, Deadline deadline) {
   std::string why = fmt::format("rank {} has no address", parent_of(own.rank));
   std::vector<std::string> hosts = parent.hosts;
@@ -107,7 +107,7 @@ Socket connect_to_parent(const Place& parent, const Hello& own, Deadline deadlin
   MOEBIUS_FAIL(distributed, "{}", why);
 }
 
-// Runs body; what it throws, as a text.
+// Runs body and returns the text of its exception; empty when there was none.
 std::string failure_of(const std::function<void()>& body) {
   try {
     body();
@@ -130,7 +130,7 @@ RankWatch::RankWatch(Control& control, double seconds, Listener listener)
   wake();
 }
 
-// All ranks make the same calls of control, whatever fails on one of them.
+// All ranks make the same calls of control, even when one of them fails.
 void RankWatch::connect(Control& control, double seconds) {
   const bool one_machine = [&] {
     const std::vector<std::string> machines = control.gather(own_machine());
@@ -143,7 +143,7 @@ void RankWatch::connect(Control& control, double seconds) {
   std::string failure = failure_of([&] {
     MOEBIUS_CHECK(distributed, waker_.is_open(), "eventfd: {}", std::strerror(errno));
     fault_point("rank_watch.listen");
-    watcher_ = std::jthread([this](const std::stop_token& stop) { run(stop); });  // or the system allows no more
+    watcher_ = std::jthread([this](const std::stop_token& stop) { run(stop); });  // throws when threads run out
     if (count == 0) return;
     listener = listen_at(0, one_machine);
     place.port = port_of(listener);
@@ -181,7 +181,7 @@ void RankWatch::run(const std::stop_token& stop) {
   while (!stop.stop_requested()) {
     polled.assign(1, {.fd = waker_.descriptor(), .events = POLLIN, .revents = 0});
     if (watches_)
-      for (const Link& link : links_)  // below 0: passed over
+      for (const Link& link : links_)  // poll skips a negative descriptor
         polled.push_back({.fd = link.is_through ? -1 : link.socket.descriptor(), .events = POLLIN, .revents = 0});
     if (::poll(polled.data(), polled.size(), -1) <= 0) continue;
     uint64_t times = 0;
@@ -217,7 +217,8 @@ void RankWatch::hear(const Notice& notice, const Link& from) {
   notice.news == News::death ? listener_.death(notice.rank) : listener_.ending();
 }
 
-// A few bytes, which any connection takes; one that is broken has told so already.
+// A notice is a few bytes, which any connection accepts at once.
+// An error is ignored: poll reports a broken connection.
 void RankWatch::send(const Notice& notice, const Link* except) {
   for (const Link& link : links_)
     if (&link != except) (void)!::send(link.socket.descriptor(), &notice, sizeof notice, MSG_NOSIGNAL | MSG_DONTWAIT);

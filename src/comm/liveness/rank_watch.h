@@ -1,9 +1,10 @@
-// Tells a rank at once that the process of another one has ended, where the transport between them does not (MPI):
-// sockets beside it, on which nothing is said as long as all is well.
+// A RankWatch reports at once that the process of another rank has ended, where the transport does
+// not do so (MPI).
+// It uses its own sockets beside the transport, which carry nothing as long as all is well.
 //
 //   Tree   Rank r is connected to (r - 1) / 2, 2 r + 1 and 2 r + 2: three connections at most.
-//   Ends   A process that dies says no goodbye on its connections. Who sees that tells its other neighbours, they
-//          tell theirs. The first news ends the watch: what comes later is the end of the run, not its reason.
+//   Ends   A process that dies sends no goodbye on its connections. A rank that sees this notifies its other
+//          neighbours, and they theirs. The first news ends the watch: later ends are consequences.
 //   Cost   A thread that sleeps.
 #pragma once
 
@@ -22,22 +23,25 @@ namespace moebius {
 class RankWatch {
  public:
   struct Listener {
-    std::function<void(int rank)> death;   // the process of this rank has ended
-    std::function<void()> ending = [] {};  // another rank ends the processes of all
+    std::function<void(int rank)> death;   // called when the process of this rank has ended
+    std::function<void()> ending = [] {};  // called when another rank ends the processes of all ranks
   };
-  // On every rank of the world, which meet for it over `control`; once they have, it takes them about `seconds` at
-  // most. One of the listener's is called, once at most, on the thread of this object.
+  // Every rank of the world makes one; they meet over `control`.
+  // After that it takes them at most about `seconds`.
+  // At most one of the listener's functions is called, once, on this object's thread.
   RankWatch(Control& control, double seconds, Listener listener);
-  // REQUIRES: say_goodbye or say_ending was called, or this rank is to be taken for dead.
+  // REQUIRES: say_goodbye or say_ending was called. Else the other ranks take this rank for dead.
   ~RankWatch() = default;
   RankWatch(const RankWatch&) = delete;
 
-  // Empty: all ranks are connected. Else why they could not be, the same on all of them: then nothing is watched.
+  // Returns an empty text when all ranks are connected.
+  // Else it is the reason, the same on all ranks, and nothing is watched.
   const std::string& why_missing() const { return why_missing_; }
 
-  void say_goodbye();  // this rank is through with its work, as all are
-  // This rank ends the processes of all. Not at once: one that ended before it has handed this on would be taken for
-  // dead by those that did not get it.
+  void say_goodbye();  // this rank has ended its work, as all ranks have
+  // This rank ends the processes of all ranks, but not at once:
+  // a rank that ended before it had forwarded this news would be taken for dead by those that did not
+  // get it.
   void say_ending();
 
  private:
@@ -49,9 +53,9 @@ class RankWatch {
   struct Link {
     int rank = 0;
     Socket socket;
-    std::array<std::byte, sizeof(Notice)> bytes{};  // of a notice that is coming
+    std::array<std::byte, sizeof(Notice)> bytes{};  // of a notice that is arriving
     size_t num_bytes = 0;
-    bool is_through = false;  // nothing more is to come
+    bool is_through = false;  // nothing more will come
   };
   void connect(Control& control, double seconds);
   void run(const std::stop_token& stop);
@@ -65,8 +69,8 @@ class RankWatch {
   Listener listener_;
   std::vector<Link> links_;
   Socket waker_;                                       // an eventfd
-  std::atomic<bool> watches_ = false, quiet_ = false;  // links_ is complete; nothing is news any more
-  std::jthread watcher_;                               // the last: it uses the others
+  std::atomic<bool> watches_ = false, quiet_ = false;  // links_ is complete; later news is ignored
+  std::jthread watcher_;                               // the last member, since it uses the others
 };
 
 }  // namespace moebius

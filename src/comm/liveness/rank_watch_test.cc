@@ -1,4 +1,5 @@
-// Over the transport of threads: a rank whose watch ends without a goodbye looks like one whose process has died.
+// These tests use the transport of threads:
+// a rank whose watch ends without a goodbye looks like a dead process.
 #include "comm/liveness/rank_watch.h"
 
 #include <gmock/gmock.h>
@@ -16,7 +17,7 @@ namespace {
 
 constexpr double kConnectS = 20;
 
-// What each rank was told.
+// The news that each rank got.
 class News {
  public:
   explicit News(int size) : heard_(size) {}
@@ -54,7 +55,7 @@ class RankWatchOn : public testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Sizes, RankWatchOn, testing::Values(1, 2, 3, 4, 9));
 
-TEST_P(RankWatchOn, TellsNothingOfRanksThatEndWell) {
+TEST_P(RankWatchOn, ReportsNothingOfRanksThatEndWell) {
   run([](Control& control, std::optional<RankWatch>& watch) {
     control.barrier();
     watch->say_goodbye();
@@ -63,8 +64,8 @@ TEST_P(RankWatchOn, TellsNothingOfRanksThatEndWell) {
   for (int r = 0; r < GetParam(); ++r) EXPECT_THAT(news_.of(r), testing::IsEmpty());
 }
 
-// Whichever it is: a leaf, one between, the root.
-TEST_P(RankWatchOn, TellsAllOthersOfOneThatDies) {
+// The dead rank is a leaf, one between, or the root.
+TEST_P(RankWatchOn, ReportsADeathToAllOthers) {
   for (int dead = 0; dead < GetParam() && GetParam() > 1; ++dead) {
     SCOPED_TRACE(dead);
     run([&](Control& control, std::optional<RankWatch>& watch) {
@@ -77,7 +78,7 @@ TEST_P(RankWatchOn, TellsAllOthersOfOneThatDies) {
       const Deadline deadline = deadline_in(kConnectS);
       while (news_.of(control.rank()).size() == before && milliseconds_until(deadline) > 0)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      control.barrier();  // no connection ends before all have heard
+      control.barrier();  // no connection ends before all ranks have the news
     });
   }
   for (int r = 0; r < GetParam(); ++r) {
@@ -88,8 +89,8 @@ TEST_P(RankWatchOn, TellsAllOthersOfOneThatDies) {
   }
 }
 
-// What the launcher then does to it, and to the others, is not news.
-TEST_P(RankWatchOn, TellsNothingOfARankThatEndsTheRun) {
+// The launcher then ends this rank and the others; that is not news.
+TEST_P(RankWatchOn, ReportsNothingOfARankThatEndsTheRun) {
   run([&](Control& control, std::optional<RankWatch>& watch) {
     if (control.rank() == control.size() - 1) {
       watch->say_ending();

@@ -1,4 +1,4 @@
-// Stands in for comm/transport/mpi/mpi.cc where MPI was not found.
+// Replaces comm/transport/mpi/mpi.cc where MPI was not found.
 #include "comm/transport/mpi.h"
 
 namespace moebius {

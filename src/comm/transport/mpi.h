@@ -1,5 +1,5 @@
-// A world whose ranks are processes started by mpirun or srun. Standard MPI-3
-// calls of one thread alone, the one that calls run_mpi.
+// A world whose ranks are processes started by mpirun or srun.
+// It uses standard MPI-3 calls from a single thread, the one that calls run_mpi.
 #pragma once
 
 #include "comm/transport/transport.h"
@@ -8,26 +8,33 @@ namespace moebius {
 
 struct MpiOptions {
   WorldOptions world;
-  int rank = 0;  // of this process, as far as its launcher says: for what is to be said before MPI has begun
-  // Gets the report of a rank that ends the run, just before the process is ended: there is no later. From any thread.
+  int rank = 0;  // of this process by its launcher's variables, for messages before MPI has begun
+  // Gets the report of a rank that ends the run, just before the process is ended.
+  // May be called from any thread.
   std::function<void(const std::string&)> report;
-  // Gets, on rank 0, what the run goes on without.
+  // Gets, on rank 0, what is missing when the run continues without it.
   std::function<void(const std::string&)> warn;
-  // Ends the process at once. Called, after the report, from another thread when a call of MPI itself that meets all
-  // ranks (MPI_Init, MPI_Finalize, making a communicator) has waited for longer than the timeout: it cannot be left.
+  // Ends the process at once.
+  // It is called after the report, from another thread, when a call of MPI that waits for all
+  // ranks (MPI_Init, MPI_Finalize, making a communicator) takes longer than the timeout and cannot
+  // be interrupted.
   std::function<void()> end_process;
 };
 
-// "Open MPI v4.1.4, ..."; empty where the program was built without MPI.
+// Returns "Open MPI v4.1.4, ..."; empty where the program was built without MPI.
 std::string mpi_version();
 
-// Runs body as this process's rank of MPI_COMM_WORLD and returns when all ranks have ended it. Once in a process.
-// Where body throws on every rank (a wrong recipe), so does this function; an Error whose text a rank before this one
-// throws too comes with an empty text, so that it is printed once. Otherwise a rank that throws, or waits
-// for another for longer than the timeout, reports why and ends all processes with MPI_Abort and
-// ErrorKind::distributed as the exit code. A rank that does not come to MPI's own calls cannot be named. When the
-// process of a rank ends otherwise, the others report that at once (comm/liveness/rank_watch.h) and end as well; a launcher that
-// sees it ends them too, soon, with an exit code of its own. Error{usage} where the program was built without MPI.
+// Runs body as this process's rank of MPI_COMM_WORLD and returns when all ranks have ended it.
+// May be called once in a process. Throws Error{usage} where the program was built without MPI.
+//   body throws on every rank (a wrong recipe)
+//              This function throws it. An Error whose text a lower rank throws too gets an empty text, so that it is
+//              printed once.
+//   a rank throws, or waits for another for longer than the timeout
+//              It reports why and ends all processes with MPI_Abort and ErrorKind::distributed as the exit code.
+//              A rank that is missing in MPI's own calls cannot be named.
+//   the process of a rank ends otherwise
+//              The other ranks report that at once (comm/liveness/rank_watch.h) and end as well. A launcher that sees
+//              it also ends them soon, with an exit code of its own.
 void run_mpi(const MpiOptions& options, const RankBody& body);
 
 }  // namespace moebius

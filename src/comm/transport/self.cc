@@ -1,4 +1,5 @@
-// The world of one rank, and worlds on paper: groups over them never send, so there is nothing to carry messages.
+// The world of one rank, and dry-run worlds:
+// groups over them never send, so there are no messages to carry.
 #include "comm/message_group.h"
 
 namespace moebius {
@@ -13,9 +14,9 @@ class SelfTransport final : public Transport {
   void wait(std::span<const std::unique_ptr<Message>> messages, int64_t) override { MOEBIUS_ASSERT(messages.empty()); }
 };
 
-class PaperTransport final : public Transport {
+class DryRunTransport final : public Transport {
  public:
-  PaperTransport(int rank, int size) : rank_(rank), size_(size) {}
+  DryRunTransport(int rank, int size) : rank_(rank), size_(size) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   std::unique_ptr<Message> send(int, int, const void*, int64_t) override { refuse(); }
@@ -24,7 +25,7 @@ class PaperTransport final : public Transport {
 
  private:
   [[noreturn]] static void refuse() {
-    MOEBIUS_FAIL(internal, "a world on paper cannot communicate: only the null device may run on its ranks");
+    MOEBIUS_FAIL(internal, "a dry-run world cannot communicate: only the null device may run on its ranks");
   }
   int rank_, size_;
 };
@@ -33,7 +34,7 @@ class PaperTransport final : public Transport {
 
 std::unique_ptr<Transport> make_dry_run_transport(int rank, int size) {
   MOEBIUS_ASSERT(rank >= 0 && rank < size);
-  return std::make_unique<PaperTransport>(rank, size);
+  return std::make_unique<DryRunTransport>(rank, size);
 }
 
 std::unique_ptr<Transport> make_self_transport() { return std::make_unique<SelfTransport>(); }

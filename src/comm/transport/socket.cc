@@ -24,7 +24,7 @@ namespace {
 
 constexpr auto kRetry = std::chrono::milliseconds(50);
 
-// The addresses of a name; empty, and why, when it has none now.
+// The addresses of a name. When it has none now, the list is empty and `why` says so.
 struct Resolved {
   std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> first{nullptr, ::freeaddrinfo};
   std::string why;
@@ -42,7 +42,7 @@ Resolved resolve(const HostPort& to) {
   return r;
 }
 
-// Messages are small or awaited: none is held back to fill a packet.
+// Messages are small or waited for, so none is delayed to fill a packet.
 void prepare(const Socket& s) {
   const int on = 1;
   ::setsockopt(s.descriptor(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -58,7 +58,7 @@ bool wait_for(const Socket& s, short events, Deadline deadline) {
   }
 }
 
-// A connection to one address, or none and errno.
+// Returns a connection to one address; on failure a closed socket, with errno set.
 Socket try_connect(const addrinfo& address, Deadline deadline) {
   Socket s(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!s.is_open()) return s;
@@ -89,12 +89,12 @@ std::string host_of(const Socket& s, NameOf name_of) {
   socklen_t size = sizeof address;
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   if (name_of(s.descriptor(), generic, &size) != 0) return "";
-  // The prefix marks an address of IPv4, seen by a listener of both.
+  // A listener for both families sees an IPv4 address with this prefix.
   const std::string text = number_of(*generic, size), mapped = "::ffff:";
   return text.starts_with(mapped) ? text.substr(mapped.size()) : text;
 }
 
-// A listener of one family, or none and errno.
+// Returns a listener of one family; on failure a closed socket, with errno set.
 Socket try_listen(int family, int port, bool loopback_only) {
   Socket s(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!s.is_open()) return s;
@@ -163,8 +163,8 @@ int port_of(const Socket& listener) {
 Socket accept_until(const Socket& listener, Deadline deadline) {
   while (wait_for(listener, POLLIN, deadline)) {
     Socket s(::accept4(listener.descriptor(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!s.is_open() && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)) continue;  // it has left again
-    MOEBIUS_CHECK(distributed, s.is_open(), "tcp: taking a connection failed: {}", std::strerror(errno));
+    if (!s.is_open() && (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED)) continue;  // the caller has left
+    MOEBIUS_CHECK(distributed, s.is_open(), "tcp: accepting a connection failed: {}", std::strerror(errno));
     prepare(s);
     return s;
   }
@@ -200,7 +200,7 @@ std::vector<std::string> own_hosts() {
       if (a->ifa_addr == nullptr || a->ifa_addr->sa_family != family) continue;
       if (!(a->ifa_flags & IFF_UP) || (a->ifa_flags & IFF_LOOPBACK)) continue;
       const std::string host = number_of(*a->ifa_addr, size);
-      if (!host.empty() && !host.starts_with("fe80:")) hosts.push_back(host);  // which holds on one link alone
+      if (!host.empty() && !host.starts_with("fe80:")) hosts.push_back(host);  // fe80: is valid on one link only
     }
   }
   return hosts;
@@ -214,7 +214,7 @@ void write_all(const Socket& s, std::span<const std::byte> bytes, Deadline deadl
     } else if (errno != EAGAIN && errno != EINTR) {
       fail_transfer("sending", what, std::strerror(errno));
     } else if (!wait_for(s, POLLOUT, deadline)) {
-      fail_transfer("sending", what, "the other end does not take it");
+      fail_transfer("sending", what, "the other end does not accept it");
     }
   }
 }

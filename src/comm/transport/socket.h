@@ -1,5 +1,5 @@
-// Sockets of TCP: opened and closed, found by name, and whole messages over them until a point in time. Errors are
-// Error{distributed}, say who failed to do what, and carry the system's reason.
+// TCP sockets: opening and closing, names, and whole messages with a deadline.
+// Errors are Error{distributed}; they say who failed to do what, with the system's reason.
 #pragma once
 
 #include <chrono>
@@ -12,15 +12,15 @@ namespace moebius {
 
 using Deadline = std::chrono::steady_clock::time_point;
 Deadline deadline_in(double seconds);
-int milliseconds_until(Deadline deadline);  // 0 when it has passed
+int milliseconds_until(Deadline deadline);  // 0 when the deadline has passed
 
 struct HostPort {
-  std::string host;  // name or number
+  std::string host;  // a name or a number
   int port = 0;
 };
 std::string to_string(const HostPort& a);  // "node1:29500"
 
-// Owns a descriptor.
+// Owns its descriptor.
 class Socket {
  public:
   Socket() = default;
@@ -39,23 +39,25 @@ class Socket {
   int descriptor_ = -1;
 };
 
-// "localhost" and the numbers of a machine's own loopback: what listens there is reached from this machine alone.
+// Whether the host is "localhost" or a number of the loopback:
+// only this machine can reach a listener there.
 bool is_loopback(const std::string& host);
 
-// Listens at a port, 0: one that is free, on every address of this machine or on the loopback alone.
+// Listens at a port, on every address of this machine or on the loopback only. Port 0 is any free port.
 Socket listen_at(int port, bool loopback_only);
 int port_of(const Socket& listener);
-// The next connection, or none when nobody came until then.
+// Returns the next connection, or a closed socket when none came before the deadline.
 Socket accept_until(const Socket& listener, Deadline deadline);
-// Tries again until then: names may not be known yet, nor anybody listen.
+// Tries until the deadline: a name may not be known yet, and a listener may not have started.
 Socket connect_until(const HostPort& to, Deadline deadline);
-// By number: whom a connection leads to, and from where.
+// Return the addresses of a connection's two ends, as numbers.
 std::string peer_host(const Socket& connection);
 std::string own_host(const Socket& connection);
-// By number: where other machines may reach this one, those of IPv4 first.
+// Returns the addresses, as numbers, at which other machines may reach this one; those of IPv4 come first.
 std::vector<std::string> own_hosts();
 
-// All of it, or Error{distributed}: the other end is gone, or the time is over. what: "the table of ranks".
+// Move all bytes, or throw Error{distributed} when the other end is gone or the deadline has passed.
+// what: names the bytes in the message, "the table of ranks".
 void write_all(const Socket& s, std::span<const std::byte> bytes, Deadline deadline, const char* what);
 void read_all(const Socket& s, std::span<std::byte> bytes, Deadline deadline, const char* what);
 
@@ -69,7 +71,7 @@ T read_value(const Socket& s, Deadline deadline, const char* what) {
   read_all(s, std::as_writable_bytes(std::span(&value, 1)), deadline, what);
   return value;
 }
-// A text after its length in 8 bytes. Error{distributed} for one of more than `most` bytes.
+// Move a text after its length in 8 bytes. Throw Error{distributed} for a text of more than `most` bytes.
 void write_text(const Socket& s, const std::string& text, Deadline deadline, const char* what);
 std::string read_text(const Socket& s, Deadline deadline, const char* what, int64_t most = 1 << 20);
 

@@ -35,7 +35,7 @@ class TcpTransport final : public Transport {
     return post({.peer = to_rank,
                  .channel = channel,
                  .sends = true,
-                 .data = static_cast<std::byte*>(const_cast<void*>(data)),  // only read, as the end of a send
+                 .data = static_cast<std::byte*>(const_cast<void*>(data)),  // a send only reads it
                  .num_bytes = num_bytes});
   }
   std::unique_ptr<Message> recv(int from_rank, int channel, void* data, int64_t num_bytes) override {
@@ -45,12 +45,12 @@ class TcpTransport final : public Transport {
   void check() override;
   const WorldOptions& options() const override { return options_.world; }
 
-  // Whether every rank has ended body by an exception of its own within the time that is given to each.
+  // Returns whether every rank has ended body by an exception of its own within the grace time.
   bool all_meet(const std::string& text);
-  // Whether a rank before this one passes the same text. REQUIRES: all ranks have met.
+  // Returns whether a lower rank passes the same text. REQUIRES: all_meet() returned true.
   bool was_said_before(const std::string& text);
   void tell_failure(const RankFailure& failure);
-  // When all ranks are through: none may see a connection close that it still reads from.
+  // Called when all ranks have ended: no rank may see a connection close from which it still reads.
   void leave();
   std::string name(int rank) const { return name_of_rank(options_.world, rank); }
 
@@ -59,7 +59,7 @@ class TcpTransport final : public Transport {
   bool all_others(const std::function<bool(const TcpLinks::Peer&)>& are) const;
   void check_peers(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open);
   [[noreturn]] void fail_waiting(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open);
-  std::string tail() { return fmt::format("last collectives of {}:\n{}", name(rank()), ring().text()); }
+  std::string tail() { return fmt::format("last collectives of {}:\n{}", name(rank()), recorder().text()); }
   void end_stalled(int failed_rank);
 
   const TcpOptions options_;
@@ -69,7 +69,7 @@ class TcpTransport final : public Transport {
 // --- waiting --------------------------------------------------------------------------------------------------------
 
 void TcpTransport::wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) {
-  const CollectiveRecord what = ring().at(record);
+  const CollectiveRecord what = recorder().at(record);
   std::vector<const TcpEnd*> open;
   for (const auto& message : messages) open.push_back(&static_cast<const TcpMessage&>(*message).end());
   const auto all_ended = [&] {
@@ -80,10 +80,10 @@ void TcpTransport::wait(std::span<const std::unique_ptr<Message>> messages, int6
   if (!links_.move_until(options_.world.timeout_s, all_ended)) fail_waiting(what, open);
 }
 
-// Takes in what has come from the others meanwhile.
+// Processes what has arrived from the other ranks meanwhile.
 void TcpTransport::check() {
   links_.move_until(0, [&] {
-    check_peers(ring().last(), {});
+    check_peers(recorder().last(), {});
     return true;
   });
 }
@@ -91,7 +91,7 @@ void TcpTransport::check() {
 void TcpTransport::check_peers(const CollectiveRecord& what, const std::vector<const TcpEnd*>& open) {
   for (const TcpEnd* end : open) {
     MOEBIUS_CHECK(distributed, end->state != TcpEnd::State::mismatched,
-                  "{}: {} awaits {} bytes from {}, which sends {}; the ranks disagree about a shape or count",
+                  "{}: {} expects {} bytes from {}, which sends {}; the ranks disagree about a shape or count",
                   to_string(what), name(rank()), end->num_bytes, name(end->peer), end->peer_bytes);
     MOEBIUS_CHECK(distributed, links_.peer(end->peer).state != TcpLinks::Peer::State::left,
                   "{}: {} waits for a rank that has ended its work; did not join: {}\n{}", to_string(what),
@@ -140,7 +140,8 @@ bool TcpTransport::was_said_before(const std::string& text) {
   return was_said;
 }
 
-// Ranks that wait in vain report before they are ended: together they say who waits for whom.
+// A rank that waits in vain reports before it is ended:
+// together the reports show which rank waits for which.
 void TcpTransport::tell_failure(const RankFailure& failure) {
   const auto is_through = [](const TcpLinks::Peer& p) {
     return p.state != TcpLinks::Peer::State::here || !p.failure.empty();
@@ -165,10 +166,11 @@ void TcpTransport::end_stalled(int failed_rank) {
   if (options_.end_process) options_.end_process();
 }
 
-// Returns when every rank has failed by itself, as of a wrong recipe: then each ends as one process alone would.
+// Returns when every rank has failed by itself, as with a wrong recipe.
+// Then each ends as a single process would.
 void end_unless_all_fail(const TcpOptions& options, TcpTransport& transport, const RankFailure& failure) {
   if (!failure.distributed && transport.all_meet(failure.what)) return;
-  if (options.report) options.report(report_of(failure, transport.name(transport.rank()), transport.ring()));
+  if (options.report) options.report(report_of(failure, transport.name(transport.rank()), transport.recorder()));
   transport.tell_failure(failure);
   throw Error(ErrorKind::distributed, "");
 }

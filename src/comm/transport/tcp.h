@@ -1,6 +1,8 @@
-// A world whose ranks are processes that find each other over TCP, started by anything that gives each its number and
-// an address of rank 0: torchrun, a container per rank, a loop of a shell. Every two ranks share a connection, and a
-// thread of each rank moves what is on its way while the rank computes.
+// A world whose ranks are processes that find each other over TCP.
+// Anything can start them that gives each its number and an address of rank 0: torchrun, a container
+// per rank, a shell loop.
+// Every two ranks share a connection.
+// A thread of each rank moves messages while the rank computes.
 #pragma once
 
 #include "comm/transport/socket.h"
@@ -12,22 +14,26 @@ struct TcpOptions {
   WorldOptions world;
   int rank = 0, size = 1;
   HostPort master;         // where rank 0 listens
-  bool has_store = false;  // torchrun listens there in its place and keeps a store, which says where rank 0 is
-  std::string host;        // at which the others reach this rank; empty: the address from which its connections come
-  std::string run;         // names the run among others that may meet at these ports
+  bool has_store = false;  // torchrun listens at `master` instead and keeps a store, which holds rank 0's address
+  std::string host;        // where other ranks reach this one; empty: the address from which its connections come
+  std::string run;         // a name that distinguishes the run from others at the same ports
   // Gets the report of a rank that ends the run.
   std::function<void(const std::string&)> report;
-  // Ends the process at once. Called, after the report, when another rank has failed and this one's thread has not
-  // communicated for stall_s since: it may never come back.
+  // Ends the process at once.
+  // It is called after the report, when another rank has failed and this rank's thread has
+  // not communicated for stall_s since then: it may never return.
   std::function<void()> end_process;
   double stall_s = 10;
-  double grace_s = 2;  // in which the ranks of one failure find each other
+  double grace_s = 2;  // time in which ranks with the same failure find each other
 };
 
-// Runs body as this process's rank and returns when all ranks have ended it. Where body throws on every rank (a wrong
-// recipe), so does this function; an Error whose text a rank before this one throws too comes with an empty text, so
-// that it is printed once. Otherwise a rank that throws, or waits for another that is gone or for longer than the
-// timeout, reports why, tells the others, and throws Error{distributed} with an empty text; so do the others.
+// Runs body as this process's rank and returns when all ranks have ended it.
+//   body throws on every rank (a wrong recipe)
+//              This function throws it. An Error whose text a lower rank throws too gets an empty text, so that it is
+//              printed once.
+//   a rank throws, or waits for another that is gone, or for longer than the timeout
+//              It reports why, notifies the other ranks, and throws Error{distributed} with an empty text.
+//              The other ranks throw the same.
 void run_tcp(const TcpOptions& options, const RankBody& body);
 
 }  // namespace moebius

@@ -11,9 +11,9 @@ namespace moebius {
 namespace {
 
 constexpr uint64_t kMagic = 0x3173756962656f6d;  // "moebius1"
-constexpr double kStrangerS = 5;                 // in which one who connects says who it is
+constexpr double kStrangerS = 5;                 // time in which a new connection must identify itself
 
-// What a rank says first on every connection.
+// The first message of a rank on every connection.
 struct Hello {
   uint64_t magic = kMagic;
   uint64_t run = 0;
@@ -28,11 +28,11 @@ Hello hello_of(const TcpOptions& o, int port) {
   return {.run = hash_of(o.run), .rank = o.rank, .size = o.size, .port = port};
 }
 
-// Who has connected. A stranger (a scan of ports, another run) has no value and is let go.
+// A new connection. One from outside the run (a port scan, another run) is closed.
 struct Visitor {
   Socket socket;
   Hello hello;
-  std::string host;  // that it asks to be reached at
+  std::string host;  // where it asks to be reached
 };
 
 bool read_visitor(const TcpOptions& o, Visitor& v, Deadline deadline) {
@@ -59,7 +59,7 @@ std::string missing_names(const TcpOptions& o, const std::vector<Socket>& socket
   return names_of_ranks(o.world, missing);
 }
 
-// Takes connections until `count` ranks have come that are let in.
+// Accepts connections until `count` ranks have been let in.
 void accept_ranks(const TcpOptions& o, const Socket& listener, int count, Deadline deadline,
                   std::vector<Socket>& sockets, const std::function<bool(const Visitor&)>& let_in) {
   for (int have = 0; have < count;) {
@@ -79,15 +79,15 @@ void accept_ranks(const TcpOptions& o, const Socket& listener, int count, Deadli
 std::string refusal(const TcpOptions& o, const Visitor& v, const std::vector<Socket>& sockets) {
   if (v.hello.size != o.size)
     return fmt::format(
-        "tcp: rank {} was started with WORLD_SIZE={}, rank 0 with WORLD_SIZE={}; start all ranks with the same",
+        "tcp: rank {} was started with WORLD_SIZE={}, rank 0 with WORLD_SIZE={}; start all ranks with the same value",
         v.hello.rank, v.hello.size, o.size);
   if (v.hello.rank >= o.size || sockets[v.hello.rank].is_open())
-    return fmt::format("tcp: RANK={} was given to two processes; start each with a number of its own", v.hello.rank);
+    return fmt::format("tcp: RANK={} was given to two processes; give each its own number", v.hello.rank);
   return "";
 }
 
-// First a line, empty when all is well, else why no run begins; then a line for each rank: host and port. An empty
-// host: the one where rank 0 was found.
+// The table's first line is empty when all is well, else the reason why the run cannot begin.
+// Then comes a line for each rank: host and port. An empty host is the one where rank 0 was found.
 constexpr const char* kTable = "the table of ranks";
 
 void tell_all(const std::vector<Socket>& sockets, const std::string& table, Deadline deadline) {
@@ -149,7 +149,8 @@ HostPort find_master(const TcpOptions& o, Deadline deadline) {
 
 std::string without_tcp(const std::string& error) { return error.starts_with("tcp: ") ? error.substr(5) : error; }
 
-// Goes to rank 0 and returns its table. Anything may listen there instead: the error says where.
+// Connects to rank 0 and returns its table.
+// Another program may listen there instead: the error names the address.
 std::string ask_master(const TcpOptions& o, const HostPort& master, int own_port, Deadline deadline, Socket& socket) {
   try {
     socket = connect_until(master, deadline);
@@ -172,7 +173,7 @@ std::vector<Socket> connect_as_other(const TcpOptions& o, Deadline deadline) {
   std::istringstream table(ask_master(o, master, port_of(listener), deadline, sockets[0]));
   std::string why;
   std::getline(table, why);
-  if (!why.empty()) throw Error(ErrorKind::usage, "");  // rank 0 says it
+  if (!why.empty()) throw Error(ErrorKind::usage, "");  // rank 0 reports it
   const std::string master_host = peer_host(sockets[0]);
   read_place(table, master_host);
   for (int r = 1; r < o.rank; ++r) {
@@ -189,7 +190,7 @@ std::vector<Socket> connect_as_other(const TcpOptions& o, Deadline deadline) {
 
 std::vector<Socket> connect_all(const TcpOptions& o) {
   MOEBIUS_CHECK(usage, o.size >= 1 && o.rank >= 0 && o.rank < o.size,
-                "tcp: a rank is from 0 to the number of ranks less 1; got rank {} of {}", o.rank, o.size);
+                "tcp: a rank must be at least 0 and below the number of ranks; got rank {} of {}", o.rank, o.size);
   if (o.size == 1) return std::vector<Socket>(1);
   const Deadline deadline = deadline_in(o.world.timeout_s);
   return o.rank == 0 ? connect_as_master(o, deadline) : connect_as_other(o, deadline);

@@ -1,5 +1,5 @@
-// How the ranks of a world over TCP find each other: all come to rank 0 and say where they listen, rank 0 tells all of
-// all, and each connects to those before it.
+// How the ranks of a world over TCP find each other. All connect to rank 0 and send where they listen.
+// Rank 0 sends all of these addresses to all ranks. Each rank then connects to those before it.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,10 @@
 
 namespace moebius {
 
-// One connection to each other rank, by rank; none for this one. Error{distributed} when they do not meet within the
-// timeout: at rank 0 it names who is missing. Error{usage} on all ranks where they disagree about the world.
+// Returns one connection to each other rank, by rank; this rank's own is closed.
+// Throws Error{distributed} when the ranks do not meet within the timeout:
+// at rank 0 it names the missing ranks.
+// Throws Error{usage} on all ranks when they disagree about the world.
 std::vector<Socket> connect_all(const TcpOptions& options);
 
 }  // namespace moebius

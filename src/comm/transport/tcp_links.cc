@@ -16,15 +16,16 @@
 namespace moebius {
 namespace {
 
-constexpr int kLookMs = 500;  // after which the mover looks around
-// Most messages are waited for as soon as they are posted, and moved by the rank itself. While it posts often the mover
-// is not woken for each, which costs more than the message, but looks every so often for those that are not.
+constexpr int kLookMs = 500;  // time after which the mover checks for a stall
+// The rank itself moves most messages, because it waits for them as soon as they are posted.
+// While it posts often the mover is not woken for each message, which would cost more than the message.
+// It checks for the others after naps.
 constexpr auto kNap = std::chrono::milliseconds(1);
 constexpr auto kOften = std::chrono::milliseconds(20);
-// Polls of a rank that waits before it sleeps: the answer may come within microseconds. In between it lets others run,
-// of which one may be the rank that it waits for.
+// A waiting rank polls this often before it sleeps, since the answer may come within microseconds.
+// Between polls it lets other threads run: one of them may be the rank that it waits for.
 constexpr int kSpins = 50;
-constexpr int kReadsAtOnce = 16;  // from one connection before the next one's turn
+constexpr int kReadsAtOnce = 16;  // reads from one connection before the next one's turn
 constexpr int64_t kSinkBytes = 1 << 16;
 
 }  // namespace
@@ -131,7 +132,7 @@ void TcpLinks::withdraw(TcpEnd& end) {
     link.receiver = nullptr;
     link.into = nullptr;
   }
-  for (OutFrame& frame : link.out) {  // what has begun to leave must come to its end: others follow
+  for (OutFrame& frame : link.out) {  // a frame that has begun to leave must be completed, since others follow
     if (frame.end != &end) continue;
     frame.own.assign(frame.payload, frame.payload + frame.payload_bytes);
     frame.payload = frame.own.data();
@@ -155,13 +156,13 @@ void TcpLinks::send_some(Link& link) {
     const int64_t of_header = std::min(frame.sent, kHeader), of_payload = frame.sent - of_header;
     std::array<iovec, 2> parts{
         iovec{reinterpret_cast<std::byte*>(&frame.header) + of_header, static_cast<size_t>(kHeader - of_header)},
-        iovec{const_cast<std::byte*>(frame.payload) + of_payload,  // only read
+        iovec{const_cast<std::byte*>(frame.payload) + of_payload,  // it is only read
               static_cast<size_t>(frame.payload_bytes - of_payload)}};
     const msghdr message{.msg_iov = parts.data(), .msg_iovlen = parts.size()};
     const ssize_t n = ::sendmsg(link.socket.descriptor(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
-    if (n < 0) return link.out.clear();  // what it said before it went is still to be read
+    if (n < 0) return link.out.clear();  // what the peer sent before it ended can still be read
     frame.sent += n;
     if (frame.sent < kHeader + frame.payload_bytes) continue;
     if (frame.end != nullptr) finish(*frame.end, TcpEnd::State::ended);
@@ -176,7 +177,7 @@ void TcpLinks::receive_some(int peer) {
     if (!receive_once(peer)) return;
 }
 
-// Whether there may be more.
+// Returns whether there may be more to receive.
 bool TcpLinks::receive_once(int peer) {
   constexpr int64_t kHeader = sizeof(Header);
   Link& link = links_[peer];
@@ -297,7 +298,7 @@ void TcpLinks::pump(std::unique_lock<std::mutex>& lock, int timeout_ms, bool by_
   std::vector<pollfd> polled;
   for (const Link& link : links_) {
     const short events = static_cast<short>(POLLIN | (link.out.empty() ? 0 : POLLOUT));
-    polled.push_back({.fd = link.socket.descriptor(), .events = events, .revents = 0});  // below 0: passed over
+    polled.push_back({.fd = link.socket.descriptor(), .events = events, .revents = 0});  // poll skips closed sockets
   }
   if (!by_rank) polled.push_back({.fd = waker_.descriptor(), .events = POLLIN, .revents = 0});
   lock.unlock();
@@ -327,10 +328,10 @@ bool TcpLinks::move_until(double seconds, const std::function<bool()>& done) {
   };
   std::unique_lock lock(mutex_);
   const Moving moving(*this);
-  StallAwareDeadline patience(seconds);
+  StallAwareDeadline deadline(seconds);
   for (int i = 0; !done(); ++i) {
-    if (patience.is_over()) return false;
-    pump(lock, i < kSpins ? 0 : patience.milliseconds_to_sleep(), /*by_rank=*/true);
+    if (deadline.is_over()) return false;
+    pump(lock, i < kSpins ? 0 : deadline.milliseconds_to_sleep(), /*by_rank=*/true);
   }
   return true;
 }

@@ -18,16 +18,16 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-// Free now: rank 0 takes it in a moment.
+// Returns a port that is free now; rank 0 will listen there.
 int free_port() { return port_of(listen_at(0, /*loopback_only=*/true)); }
 
 // How each rank of a world ended, and what it reported.
 struct Ends {
   std::vector<std::string> errors, reports;
-  std::vector<int> kinds;  // of errors; 0: none
+  std::vector<int> kinds;  // kinds of the errors; 0: no error
 };
 
-// The ranks of a world over TCP as threads of this process.
+// Runs the ranks of a world over TCP as threads of this process.
 Ends run_world(int size, const RankBody& body, const std::function<void(TcpOptions&)>& change = {}) {
   Ends ends{.errors = std::vector<std::string>(size),
             .reports = std::vector<std::string>(size),
@@ -69,7 +69,7 @@ struct Member {
   std::unique_ptr<Group> world, other;
 };
 
-// What it takes a rank to put its work away when an exception passes by.
+// The time that a rank's destructors need while an exception passes.
 struct Slow {
   explicit Slow(int s) : seconds(s) {}
   ~Slow() { std::this_thread::sleep_for(std::chrono::seconds(seconds)); }
@@ -86,7 +86,8 @@ void expect_all_well(const Ends& ends) {
   }
 }
 
-// What every kind of message is: some in one frame, some after an offer; received before and after it comes.
+// The two kinds of message: short in one frame, long after an offer.
+// Either may come before or after its receive.
 constexpr int64_t kShort = 7, kLong = 300'000;
 
 TEST(Tcp, MessagesOfEveryLengthWhicheverEndComesFirst) {
@@ -110,7 +111,7 @@ TEST(Tcp, MessagesOfEveryLengthWhicheverEndComesFirst) {
   }
 }
 
-// A long message that nobody asks for yet stands in the way of no other.
+// A long message that is not received yet does not block others.
 TEST(Tcp, ChannelsDoNotWaitForEachOther) {
   expect_all_well(run_world(2, [&](Transport& transport) {
     Member m(transport);
@@ -129,7 +130,9 @@ TEST(Tcp, ChannelsDoNotWaitForEachOther) {
 }
 
 // Neither rank is in a call of the group while the bytes move.
-// One rank waits for a message that no socket holds whole, and the other is elsewhere until it has it: each way round.
+// One rank waits for a message that is larger than the sockets' buffers, and the other rank does
+// other work until the message has arrived.
+// Both directions are tested.
 TEST(Tcp, MessagesMoveWhileTheRanksCompute) {
   for (const int busy : {0, 1}) {
     std::atomic<bool> has_moved = false;
@@ -179,7 +182,7 @@ TEST(Tcp, ARankThatThrowsEndsTheOthers) {
     m.world->all_reduce_sum(m.s, tensor(x));
   });
   EXPECT_THAT(ends.kinds, testing::Each(6));
-  EXPECT_THAT(ends.errors, testing::Each(""));  // the reports say it
+  EXPECT_THAT(ends.errors, testing::Each(""));  // the reports have the texts
   EXPECT_THAT(ends.reports[1], HasSubstr("rank 1 (dp 1) threw, and others did not: the loss is not a number\n"));
   EXPECT_THAT(ends.reports[0], StartsWith("all_reduce_sum 1 of group world (f32 x 300000): rank 0 (dp 0) is ended, "
                                           "because rank 1 (dp 1) has ended the run: the loss is not a number"));
@@ -221,8 +224,8 @@ TEST(Tcp, AStalledRankIsNamedAndEndsItselfWhenTheOthersHave) {
   EXPECT_TRUE(ended);
 }
 
-// Rank 0 waits for longer than the time after which a rank has stalled, and is then told that another has failed: from
-// there on it has that time again, to report and to put things away.
+// Rank 0 waits for longer than the stall time, and then another rank fails.
+// From then on rank 0 has the whole stall time again, to report and to run its destructors.
 TEST(Tcp, ARankThatHasWaitedIsNotTakenForStalled) {
   std::atomic<bool> ended = false;
   const Ends ends = run_world(
@@ -253,7 +256,7 @@ TEST(Tcp, SizesThatDisagreeAreFound) {
     });
     EXPECT_THAT(ends.kinds, testing::Each(6));
     EXPECT_THAT(ends.reports[1],
-                HasSubstr(fmt::format("rank 1 (dp 1) awaits {} bytes from rank 0 (dp 0), which sends {}; the ranks "
+                HasSubstr(fmt::format("rank 1 (dp 1) expects {} bytes from rank 0 (dp 0), which sends {}; the ranks "
                                       "disagree about a shape or count",
                                       4 * n + 4, 4 * n)));
   }
@@ -287,11 +290,11 @@ TEST(TcpBootstrap, RanksOfAnotherWorldAreRefused) {
   const Ends sizes = run_world(
       2, [](Transport&) {}, [](TcpOptions& o) { o.size += o.rank; });
   EXPECT_EQ(sizes.errors[0],
-            "tcp: rank 1 was started with WORLD_SIZE=3, rank 0 with WORLD_SIZE=2; start all ranks with the same");
+            "tcp: rank 1 was started with WORLD_SIZE=3, rank 0 with WORLD_SIZE=2; start all ranks with the same value");
   EXPECT_THAT(sizes.kinds, testing::Each(2));
   const Ends twice = run_world(
       3, [](Transport&) {}, [](TcpOptions& o) { o.rank = std::min(o.rank, 1); });
-  EXPECT_EQ(twice.errors[0], "tcp: RANK=1 was given to two processes; start each with a number of its own");
+  EXPECT_EQ(twice.errors[0], "tcp: RANK=1 was given to two processes; give each its own number");
 }
 
 TEST(TcpBootstrap, APortThatIsTakenIsSaid) {
@@ -306,7 +309,8 @@ TEST(TcpBootstrap, APortThatIsTakenIsSaid) {
               HasSubstr("Address already in use; rank 0 listens at MASTER_PORT: choose one that is free"));
 }
 
-// Whoever listens where rank 0 should: silent, talking of something else, hanging up.
+// Other programs that listen at rank 0's address:
+// a silent one, one with another protocol, one that hangs up.
 TEST(TcpBootstrap, WhoFindsAnotherInPlaceOfRank0SaysWhere) {
   for (const std::string answer : {"", "HTTP/1.1 400 Bad Request", "hang up"}) {
     const Socket other = listen_at(0, true);
@@ -334,7 +338,7 @@ TEST(TcpBootstrap, WhoFindsAnotherInPlaceOfRank0SaysWhere) {
   }
 }
 
-// Somebody else's connection, silent or not, is let go.
+// A connection from another program, silent or not, is closed.
 TEST(TcpBootstrap, StrangersDoNotDisturb) {
   std::vector<std::jthread> strangers;
   expect_all_well(run_world(
@@ -346,7 +350,7 @@ TEST(TcpBootstrap, StrangersDoNotDisturb) {
       }));
 }
 
-// torchrun's store, as far as it is used.
+// torchrun's store, as far as Moebius uses it.
 class Store {
  public:
   Store() : listener_(listen_at(0, true)) {}
@@ -361,7 +365,7 @@ class Store {
       clients_.emplace_back([this, s = std::move(s)] {
         try {
           while (true) answer(s);
-        } catch (const Error&) {  // it has left
+        } catch (const Error&) {  // the client has left
         }
       });
     }

@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// One end of a message. Fields below the line are guarded by the world's mutex.
+// One end of a message. The world's mutex guards the fields after the dashes.
 struct End {
   int owner = 0, peer = 0, channel = 0;
   bool sends = false;
@@ -26,10 +26,10 @@ struct End {
   int64_t num_bytes = 0;
   // --
   enum class State { waiting, copying, ended, mismatched } state = State::waiting;
-  int64_t peer_bytes = 0;  // where mismatched
+  int64_t peer_bytes = 0;  // set when mismatched
 };
 
-// What all threads share.
+// The state that all threads share.
 class World {
  public:
   World(int num_ranks, const WorldOptions& options) : options_(options), ranks_(num_ranks) {}
@@ -40,21 +40,21 @@ class World {
   void withdraw(End& end);
   void wait(int rank, std::span<End* const> ends, const CollectiveRecord& record);
   void check(int rank, const CollectiveRecord& record);
-  void begin_rank(int rank, CollectiveFlightRecorder& ring);
-  void end_rank(int rank);  // of the thread that leaves body without an exception
+  void begin_rank(int rank, CollectiveFlightRecorder& recorder);
+  void end_rank(int rank);  // called on a thread that leaves body without an exception
   void fail(int rank, std::exception_ptr error, RankFailure failure);
   void rethrow_failure() const;
 
  private:
   struct Rank {
     std::condition_variable news;
-    CollectiveFlightRecorder* ring = nullptr;  // while body runs
-    std::span<End* const> ends;                // that it waits for
-    const CollectiveRecord* record = nullptr;  // while it waits
+    CollectiveFlightRecorder* recorder = nullptr;  // while body runs
+    std::span<End* const> ends;                    // the ends that it waits for
+    const CollectiveRecord* record = nullptr;      // set while it waits
     bool ended = false;
     std::optional<RankFailure> failure;
   };
-  // What a rank waits for, shown to the others for as long as it does.
+  // Shows the other ranks what this one waits for, during its lifetime.
   struct Waiting {
     Waiting(Rank& r, std::span<End* const> ends, const CollectiveRecord& record) : self(r) {
       self.ends = ends;
@@ -68,10 +68,10 @@ class World {
   };
   struct Failure {
     std::exception_ptr error;
-    std::string text;  // for the others
+    std::string text;  // for the other ranks
   };
 
-  // All of these with the mutex held.
+  // All of these REQUIRE that the mutex is held.
   std::vector<int> peers_missing(int rank) const;
   std::vector<int> ranks_to_blame(int rank) const;
   bool waits_for_ended(int rank) const;
@@ -86,7 +86,7 @@ class World {
   std::mutex mutex_;
   std::vector<Rank> ranks_;
   std::map<std::tuple<int, int, int>, std::deque<End*>> unmatched_;  // by from, to, channel; all sends or all receives
-  std::optional<Failure> failure_;                                   // the first
+  std::optional<Failure> failure_;                                   // the first one
 };
 
 std::tuple<int, int, int> lane_of(const End& end) {
@@ -159,8 +159,8 @@ bool World::waits_for_ended(int rank) const {
                      [&](const End* end) { return end->state == End::State::waiting && ranks_[end->peer].ended; });
 }
 
-// Once a rank has failed: those that rank waits for have not, nor do they wait. They may be about to join, and then to
-// fail as that one did, and rank too.
+// Whether, after a failure, the ranks that this one waits for have neither failed nor wait themselves.
+// They may be about to join and then to fail as the first one did, and this rank with them.
 bool World::waits_for_workers(int rank) const {
   const std::vector<int> missing = peers_missing(rank);
   return std::none_of(missing.begin(), missing.end(), [&](int peer) {
@@ -172,13 +172,14 @@ void World::check_sizes(int rank) const {
   for (const End* end : ranks_[rank].ends) {
     MOEBIUS_CHECK(distributed, end->state != End::State::mismatched,
                   "{}: {} {} {} bytes {} {}, which has {}; the ranks disagree about a shape or count",
-                  to_string(*ranks_[rank].record), name_of_rank(options_, rank), end->sends ? "sends" : "awaits",
+                  to_string(*ranks_[rank].record), name_of_rank(options_, rank), end->sends ? "sends" : "expects",
                   end->num_bytes, end->sends ? "to" : "from", name_of_rank(options_, end->peer), end->peer_bytes);
   }
 }
 
-// Who does not wait himself, among those that rank waits for, those that these wait for, and so on. None of them: all
-// wait for each other, and rank's own peers are as good as any.
+// Returns the ranks that do not wait themselves, among those that this rank waits for, those that
+// these wait for, and so on. When there are none, all wait for each other, and the result is the
+// rank's own peers.
 std::vector<int> World::ranks_to_blame(int rank) const {
   std::vector<bool> seen(ranks_.size());
   std::vector<int> reached = {rank}, blamed;
@@ -202,7 +203,7 @@ std::string World::doing(int rank) const {
   std::string text = name_of_rank(options_, rank);
   if (r.ended) return text + " has ended its work";
   text += r.record ? " is in " + to_string(*r.record) : " is in no collective";
-  return text + "; its last collectives:\n" + (r.ring ? r.ring->text() : "  none\n");
+  return text + "; its last collectives:\n" + (r.recorder ? r.recorder->text() : "  none\n");
 }
 
 void World::fail_waiting(int rank, const std::string& why) {
@@ -236,19 +237,19 @@ void World::fail(int rank, std::exception_ptr error, RankFailure failure) {
         Failure{.error = std::move(error), .text = fmt::format("{} threw: {}\n{}", name, failure.what, doing(rank))};
   }
   ranks_[rank].failure = std::move(failure);
-  ranks_[rank].ring = nullptr;
+  ranks_[rank].recorder = nullptr;
   wake_all();
 }
 
-void World::begin_rank(int rank, CollectiveFlightRecorder& ring) {
+void World::begin_rank(int rank, CollectiveFlightRecorder& recorder) {
   const std::lock_guard lock(mutex_);
-  ranks_[rank].ring = &ring;
+  ranks_[rank].recorder = &recorder;
 }
 
 void World::end_rank(int rank) {
   const std::lock_guard lock(mutex_);
   ranks_[rank].ended = true;
-  ranks_[rank].ring = nullptr;
+  ranks_[rank].recorder = nullptr;
   wake_all();
 }
 
@@ -282,7 +283,7 @@ class ThreadMessage final : public Message {
 
 class ThreadTransport final : public Transport {
  public:
-  ThreadTransport(World& world, int rank) : world_(world), rank_(rank) { world_.begin_rank(rank, ring()); }
+  ThreadTransport(World& world, int rank) : world_(world), rank_(rank) { world_.begin_rank(rank, recorder()); }
 
   int rank() const override { return rank_; }
   int size() const override { return world_.size(); }
@@ -292,7 +293,7 @@ class ThreadTransport final : public Transport {
                  .peer = to_rank,
                  .channel = channel,
                  .sends = true,
-                 .data = static_cast<std::byte*>(const_cast<void*>(data)),  // only read, as the end of a send
+                 .data = static_cast<std::byte*>(const_cast<void*>(data)),  // a send only reads it
                  .num_bytes = num_bytes});
   }
   std::unique_ptr<Message> recv(int from_rank, int channel, void* data, int64_t num_bytes) override {
@@ -305,9 +306,9 @@ class ThreadTransport final : public Transport {
   void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override {
     std::vector<End*> ends;
     for (const auto& message : messages) ends.push_back(&static_cast<ThreadMessage&>(*message).end());
-    world_.wait(rank_, ends, ring().at(record));
+    world_.wait(rank_, ends, recorder().at(record));
   }
-  void check() override { world_.check(rank_, ring().last()); }
+  void check() override { world_.check(rank_, recorder().last()); }
   const WorldOptions& options() const override { return world_.options(); }
 
  private:
@@ -339,7 +340,7 @@ void run_threads(int num_ranks, const WorldOptions& options, const RankBody& bod
   } catch (const std::system_error& e) {
     const int rank = static_cast<int>(threads.size());
     const Error error(ErrorKind::usage,
-                      fmt::format("threads: {} ranks were asked for, and {} could be started: {}; ask for fewer, or "
+                      fmt::format("threads: {} ranks were requested, but only {} could be started: {}; use fewer, or "
                                   "raise the limit on processes (ulimit -u)",
                                   num_ranks, rank, e.what()));
     world.fail(rank, std::make_exception_ptr(error), {.what = error.what()});

@@ -1,5 +1,5 @@
-// How a world of threads ends when one of its ranks fails. What its collectives compute is tested over every transport
-// in tests/distributed.
+// How a world of threads ends when one of its ranks fails.
+// The results of its collectives are tested over every transport in tests/distributed.
 #include "comm/transport/threads.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ struct Rank {
     std::iota(all.begin(), all.end(), 0);
     world = transport.make_group("world", all);
   }
-  // Joins nothing until another rank has failed.
+  // Does not join any collective until another rank has failed.
   void stall() {
     while (*num_failed == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -41,14 +41,14 @@ struct Rank {
 
 struct Ended {
   ErrorKind kind = ErrorKind::internal;
-  std::string text = "no error";        // of run_threads
-  std::vector<std::string> rank_texts;  // of the ranks
+  std::string text = "no error";        // of run_threads' error
+  std::vector<std::string> rank_texts;  // of the ranks' errors
 };
 
-// A timeout that a loaded machine keeps where nobody stalls.
+// A timeout that a loaded machine keeps when no rank stalls.
 constexpr double kShort = 1;
 
-// timeout_s: short where a test waits for it, long where something else has to end the run before.
+// timeout_s is short where a test waits for it, and long where something else must end the run first.
 Ended run(int num_ranks, double timeout_s, const std::function<void(Rank&)>& body) {
   Ended ended;
   std::atomic<int> num_failed = 0;
@@ -97,7 +97,8 @@ TEST(Threads, ARankThatThrowsEndsTheOthers) {
                     HasSubstr("its last collectives:\n  barrier 0 of group world (u8 x 0)\n")));
 }
 
-// A wrong recipe is no rank's own. Not even when the first has failed while others are still in the barrier.
+// An error that every rank has, such as a wrong recipe, names no rank.
+// This holds even when the first rank has failed while others are still in the barrier.
 TEST(Threads, WhatEveryRankThrowsNamesNone) {
   for (int times = 0; times < 20; ++times) {
     const Ended ended = run(8, 60, [](Rank& r) {
@@ -107,8 +108,8 @@ TEST(Threads, WhatEveryRankThrowsNamesNone) {
     EXPECT_EQ(ended.kind, ErrorKind::usage);
     EXPECT_EQ(ended.text, "this recipe is wrong on every rank");
   }
-  const Ended ended = run(2, 60, [](Rank& r) { MOEBIUS_FAIL(input, "file {} is not there", r.rank); });
-  EXPECT_THAT(ended.text, testing::MatchesRegex("rank ([01]) \\(dp [01]\\): file [01] is not there"));
+  const Ended ended = run(2, 60, [](Rank& r) { MOEBIUS_FAIL(input, "file {} does not exist", r.rank); });
+  EXPECT_THAT(ended.text, testing::MatchesRegex("rank ([01]) \\(dp [01]\\): file [01] does not exist"));
 }
 
 TEST(Threads, AnyExceptionIsThrownAgain) {
@@ -135,7 +136,7 @@ TEST(Threads, ARankThatStallsIsNamedWithTheCollective) {
   for (const std::string& text : ended.rank_texts) EXPECT_THAT(text, HasSubstr("did not join: rank 2 (dp 2)"));
 }
 
-// As a pipeline's receives, which begin many collectives before anybody waits for them.
+// A pipeline's receives are like this: many collectives begin before a rank waits for them.
 TEST(Threads, WhatBeganLongAgoIsNamedAllTheSame) {
   const Ended ended = run(3, kShort, [](Rank& r) {
     std::unique_ptr<Group> pair = r.rank < 2 ? r.transport.make_group("pair", {0, 1}) : nullptr;
@@ -150,7 +151,7 @@ TEST(Threads, WhatBeganLongAgoIsNamedAllTheSame) {
                                 HasSubstr("  recv 0 of group world (f32 x 5): not ended\n")));
 }
 
-// 0 waits for 1, and 1 for 2, who sleeps: 2 is to blame, whoever speaks first.
+// Rank 0 waits for 1, and 1 for 2, which sleeps: 2 is to blame, whichever rank reports first.
 TEST(Threads, TheRankAtTheEndOfTheChainIsNamed) {
   const Ended ended = run(3, kShort, [](Rank& r) {
     const auto pair = [&](int a, int b) {

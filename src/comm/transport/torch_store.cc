@@ -5,9 +5,9 @@
 namespace moebius {
 namespace {
 
-// Queries, one byte each; a text is 8 bytes of length, then itself.
+// A query begins with one of these bytes. A text is 8 bytes of length, then its characters.
 constexpr unsigned char kValidate = 0, kSet = 1, kGet = 3, kWait = 6;
-constexpr uint32_t kMagic = 0x3C85F7CE;  // after kValidate
+constexpr uint32_t kMagic = 0x3C85F7CE;  // sent after kValidate
 constexpr const char* kWhat = "an entry of torchrun's store";
 
 }  // namespace
@@ -26,9 +26,9 @@ void TorchStore::set(const std::string& key, const std::string& value) {
 
 std::string TorchStore::wait_for(const std::string& key) {
   write_value(socket_, kWait, deadline_, kWhat);
-  write_value<uint64_t>(socket_, 1, deadline_, kWhat);  // keys
+  write_value<uint64_t>(socket_, 1, deadline_, kWhat);  // number of keys
   write_text(socket_, key, deadline_, kWhat);
-  read_value<unsigned char>(socket_, deadline_, kWhat);  // it is there
+  read_value<unsigned char>(socket_, deadline_, kWhat);  // the key exists
   write_value(socket_, kGet, deadline_, kWhat);
   write_text(socket_, key, deadline_, kWhat);
   return read_text(socket_, deadline_, kWhat);

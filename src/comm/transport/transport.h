@@ -1,5 +1,6 @@
-// How messages reach the ranks of a world: the part of communication that threads, MPI and TCP do differently. A
-// Transport belongs to one rank. What the collectives are is said once, over messages, in message_group.cc.
+// A Transport carries messages between the ranks of a world:
+// the part of communication in which threads, MPI and TCP differ. It belongs to one rank. The
+// collectives are written once, over messages, in message_group.cc.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +15,15 @@
 
 namespace moebius {
 
-// What a run of several ranks is told.
+// Options of a run of several ranks.
 struct WorldOptions {
-  double timeout_s = 600;  // for which a rank waits for another before it ends the run
-  // Where a rank stands, for messages: "tp 1, cp 0, dp 0, pp 0". None: the rank's number says all.
+  double timeout_s = 600;  // how long a rank waits for another before it ends the run
+  // Returns a rank's coordinates for messages: "tp 1, cp 0, dp 0, pp 0".
+  // Without it messages have the number only.
   std::function<std::string(int world_rank)> coordinates;
 };
 
-// The end of a message at one rank. Destroying one that is on its way withdraws it.
+// The end of a message at one rank. Destroying one that is under way withdraws it.
 class Message {
  public:
   virtual ~Message() = default;
@@ -34,35 +36,38 @@ class Transport {
   virtual int rank() const = 0;  // in the world
   virtual int size() const = 0;
 
-  // Messages between two ranks on one channel arrive in the order of their sends. Both ends name the same size, which
-  // may be 0, else Error{distributed}. The memory is in use until wait().
+  // Messages between two ranks on one channel arrive in the order of their sends.
+  // Both ends must name the same size,
+  // which may be 0; else Error{distributed}. The memory is in use until wait().
   virtual std::unique_ptr<Message> send(int to_rank, int channel, const void* data, int64_t num_bytes) = 0;
   virtual std::unique_ptr<Message> recv(int from_rank, int channel, void* data, int64_t num_bytes) = 0;
-  // Returns when all of them have ended. Error{distributed} when that takes longer than the timeout, or another rank
-  // failed. record: the collective that they are for, in ring().
+  // Returns when all messages have ended.
+  // Throws Error{distributed} when that takes longer than the timeout, or when another rank failed.
+  // record: the collective that they are for, in recorder().
   virtual void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) = 0;
   void wait(const Messages& messages, int64_t record) { wait(std::span(messages), record); }
-  // For who waits for something else than messages, a GPU that waits for other ranks: Error{distributed} once another
-  // rank is known to have failed, and for how long a rank may be waited for.
+  // For waits that are not for messages, such as those for a GPU that waits for other ranks.
+  // check() throws Error{distributed} once another rank is known to have failed. options() has the timeout.
   virtual void check() {}
   virtual const WorldOptions& options() const;
 
-  CollectiveFlightRecorder& ring() { return ring_; }
-  // A group of ranks of the world, ascending, this one among them. Nothing is sent: every rank of the world makes as
-  // many groups in the same order, each its own, and so they agree on the channels.
+  CollectiveFlightRecorder& recorder() { return recorder_; }
+  // Makes a group of world ranks, ascending, which include this one. Nothing is sent.
+  // Every rank of the world makes the same number of groups in the same order, and so they agree on
+  // the channels.
   std::unique_ptr<Group> make_group(std::string name, std::vector<int> world_ranks);
 
  private:
-  CollectiveFlightRecorder ring_;
+  CollectiveFlightRecorder recorder_;
   int num_channels_ = 0;
 };
 
-// The world of one rank.
+// Makes the world of one rank.
 std::unique_ptr<Transport> make_self_transport();
-// A rank of a world that exists on paper only, for what runs on the null device. Nothing may be sent: Error{internal}.
+// Makes one rank of a dry-run world, for the null device. Sending is Error{internal}.
 std::unique_ptr<Transport> make_dry_run_transport(int rank, int size);
 
-// What a rank of a world does, on a thread or in a process of its own.
+// The work of one rank of a world, on a thread or in a process of its own.
 using RankBody = std::function<void(Transport&)>;
 
 // "rank 3 (tp 1, cp 0, dp 0, pp 0)"

@@ -18,7 +18,6 @@ std::vector<KeyText> run_texts() {
       {"run.threads",
        "CPU threads of a rank. 0 gives the rank its share of the CPUs that it may use. The bits do not depend "
        "on it."},
-      {"run.deterministic", "Must be true: every run gives the same bits every time, and there is no other mode."},
       {"run.graph", "On a GPU a step is captured as CUDA graphs and replayed. The bits do not depend on it."},
   };
 }
@@ -239,7 +238,6 @@ std::vector<KeyText> other_texts() {
       {"memory.recompute",
        "What backward recomputes instead of keeping it ([memory.md](../design/memory.md#recompute)). The bits "
        "do not depend on it."},
-      {"memory.offload", "Must be empty: offload is not part of this version."},
       {"checkpoint.every",
        "Steps between checkpoints. With 0 there is one at the end and one on SIGTERM, so a crash loses all."},
       {"checkpoint.keep", "Number of newest checkpoints that are kept. 0 keeps all."},

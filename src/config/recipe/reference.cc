@@ -55,7 +55,7 @@ It cannot be exported to Hugging Face: name a family for that.
 [formats.md](formats.md#hugging-face-models) lists which family has what.
 )";
 
-// The smallest model; all else that a recipe may hold has its default here.
+// The smallest model. All other keys have their defaults.
 constexpr const char* kSmallest = R"([model]
 vocab_size = 1
 hidden_size = 2

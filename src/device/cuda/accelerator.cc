@@ -22,7 +22,7 @@ cudaDeviceProp properties_of(int index) {
   return p;
 }
 
-// "GPU-" and its bytes in groups, as nvidia-smi prints it.
+// Returns "GPU-" and the bytes of the UUID in groups, as nvidia-smi prints it.
 std::string uuid_text(const cudaUUID_t& uuid) {
   std::string text = "GPU";
   for (int i = 0; i < 16; ++i)
@@ -31,7 +31,7 @@ std::string uuid_text(const cudaUUID_t& uuid) {
   return text;
 }
 
-// Another GPU is the thread's current one for a while.
+// Makes another GPU the thread's current one during a scope.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int index) {
@@ -48,7 +48,7 @@ class CurrentDevice {
 struct Timed {
   Trace* trace;
   std::string name;
-  std::optional<Cost> cost;  // of an op; none of a phase
+  std::optional<Cost> cost;  // set for an op, not set for a phase
   cudaEvent_t begin = nullptr, end = nullptr;
 };
 
@@ -75,8 +75,8 @@ void check_cuda(cudaError_t status, const char* call) {
   cudaGetLastError();  // so that the next call does not report it again
   if (status == cudaErrorMemoryAllocation) {
     throw OutOfMemory(
-        fmt::format("out of device memory in {}: the libraries' own needs did not fit beside the plan; end what else "
-                    "uses this GPU, or compute with smaller shapes",
+        fmt::format("out of device memory in {}: the library's own memory did not fit beside the plan; stop other "
+                    "programs on this GPU, or compute with smaller shapes",
                     call));
   }
   MOEBIUS_FAIL(internal, "CUDA: {}: {} ({})", call, cudaGetErrorString(status), cudaGetErrorName(status));
@@ -88,7 +88,7 @@ struct Accelerator::Impl {
   std::vector<cudaEvent_t> free_events;
   std::vector<cudaEvent_t> open_ops;
   std::vector<Timed> timed;      // ended on the host, not yet read
-  cudaEvent_t origin = nullptr;  // the trace's zero on the device
+  cudaEvent_t origin = nullptr;  // the trace's time zero, on the device
   double origin_us = 0;          // and on the host
 
   cudaEvent_t take_event() {
@@ -105,7 +105,7 @@ struct Accelerator::Impl {
 
   void end_scope(Timed scope) noexcept;
 
-  // Times become known when the work has ended.
+  // Adds the times of scopes to their traces. REQUIRES: the work has ended.
   void settle() {
     const std::vector<Timed> ended = std::exchange(timed, {});
     for (const Timed& t : ended) {
@@ -128,7 +128,7 @@ struct AcceleratorAccess {
 
 namespace {
 
-// Asks at once while the answer may come within microseconds, then less often.
+// Polls without a pause while the answer may come within microseconds, then less often.
 void wait_guarded(cudaStream_t stream, const GpuWaitWatchdog& guard) {
   constexpr double kSpinS = 1e-3, kLookS = 5e-3;
   const double begin = now_us();
@@ -151,7 +151,7 @@ Accelerator::Accelerator(int index) : impl_(std::make_unique<Impl>()) {
   const std::string why = why_not_usable(gpus_found(), index);
   MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; or set run.device = \"cpu\"", why);
   impl_->index = index;
-  // For this thread, and for good: memory is allocated on the GPU of the thread's last Accelerator.
+  // It stays the thread's GPU: memory is allocated on the GPU of the thread's last Accelerator.
   MOEBIUS_CUDA(cudaSetDevice(index));
   MOEBIUS_CUDA(cudaStreamCreateWithFlags(&impl_->stream, cudaStreamNonBlocking));
 }
@@ -207,10 +207,10 @@ void Accelerator::begin_op(const char* name, bool timed) {
     }
     impl_->open_ops.push_back(impl_->take_event());
   }
-  nvtxRangePushA(name);  // last: who throws opens no range
+  nvtxRangePushA(name);  // last, so that no range is open after an exception
 }
 
-// A scope ends here, maybe because what is in it failed: that error is the one to tell.
+// A scope may end because its body failed. Then that error is the one to report: nothing is thrown here.
 void Accelerator::Impl::end_scope(Timed scope) noexcept {
   if (open_ops.empty()) return;
   scope.begin = open_ops.back();
@@ -286,8 +286,8 @@ void* allocate(int64_t num_bytes) {
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
     throw OutOfMemory(
-        fmt::format("out of device memory: {:.3f} GiB were asked for in one piece, {:.3f} of {:.3f} GiB are free; end "
-                    "what else uses this GPU, or compute with smaller shapes",
+        fmt::format("out of device memory: {:.3f} GiB were requested in one piece, {:.3f} of {:.3f} GiB are free; "
+                    "stop other programs on this GPU, or compute with smaller shapes",
                     num_bytes / 1073741824.0, free / 1073741824.0, total / 1073741824.0));
   }
   check_cuda(status, "cudaMalloc");
@@ -304,9 +304,9 @@ void* allocate_pinned(int64_t num_bytes) {
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     throw OutOfMemory(fmt::format(
-        "out of pinned host memory: {:.3f} GiB were asked for in one piece, through which a GPU copies; the "
-        "memory of the GPU is not what lacks: raise the memory limit of this container or group, or end what else "
-        "holds host memory",
+        "out of pinned host memory: {:.3f} GiB were requested in one piece, for copies to and from a GPU; the "
+        "GPU's own memory is not short: raise the memory limit of this container or group, or stop other programs "
+        "that hold host memory",
         num_bytes / 1073741824.0));
   }
   check_cuda(status, "cudaMallocHost");

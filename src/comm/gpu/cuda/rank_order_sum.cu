@@ -8,9 +8,9 @@
 namespace moebius::cuda {
 namespace {
 
-constexpr int kThreads = 256, kMostBlocks = 264;  // two for each multiprocessor of an H200
+constexpr int kThreads = 256, kMostBlocks = 264;  // two blocks for each multiprocessor of an H200
 
-// How an element is added: as in rank_order_sum.cc.
+// These say how an element is added, like those in comm/rank_order_sum.cc.
 struct F32 {
   using Element = float;
   using Sum = float;
@@ -44,13 +44,14 @@ __device__ typename Rule::Element store(typename Rule::Sum x) {
     return static_cast<typename Rule::Element>(x);
 }
 
-// kWidth elements that are loaded and stored at once.
+// A group of kWidth elements that are loaded and stored at once.
 template <class Rule, int kWidth>
 struct alignas(sizeof(typename Rule::Element) * kWidth) Pack {
   typename Rule::Element at[kWidth];
 };
 
-// A thread owns every (blocks x threads)-th pack of out, which it reads once from each part and writes once.
+// A thread owns every (blocks x threads)-th pack of out, which it reads once from each part and
+// writes once.
 template <class Rule, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(typename Rule::Element* out, RankParts parts, int64_t num_packs) {

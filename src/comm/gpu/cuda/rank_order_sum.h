@@ -1,4 +1,4 @@
-// The sum of comm/rank_order_sum.h on a GPU: the same bits.
+// The sum of comm/rank_order_sum.h on a GPU, with the same bits.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,11 @@
 
 namespace moebius::cuda {
 
-// What the ranks of a group have for this rank: its own share, and the others' by rank, `stride_bytes` apart.
+// The parts that the ranks of a group have for this rank:
+// its own, and the others by rank, stride_bytes apart.
 struct RankParts {
   const void* own = nullptr;
-  const void* arrived = nullptr;  // of rank 0; own_rank's place is not read
+  const void* arrived = nullptr;  // begins with the part of rank 0; the place of own_rank is not read
   int64_t stride_bytes = 0;
   int own_rank = 0, size = 1;
 };

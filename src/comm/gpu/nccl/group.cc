@@ -19,10 +19,10 @@ int64_t bytes_for_others(const Spans& to, int rank) {
 class NcclGroup final : public Group {
  public:
   NcclGroup(NcclWorld& world, std::unique_ptr<Group> over, const NcclUse& use)
-      : world_(world), over_(std::move(over)), lane_(alone_), behind_(alone_) {
+      : world_(world), over_(std::move(over)), lane_(alone_), overlapped_(alone_) {
     if (size() == 1) return;
-    lane_ = world_.collective_lane(*over_, /*behind=*/false);
-    if (use.behind) behind_ = world_.collective_lane(*over_, /*behind=*/true);
+    lane_ = world_.collective_lane(*over_, /*overlapped=*/false);
+    if (use.overlapped) overlapped_ = world_.collective_lane(*over_, /*overlapped=*/true);
     if (use.neighbours) make_pairs();
     setup_bytes_ = over_->sent_bytes();
   }
@@ -51,7 +51,7 @@ class NcclGroup final : public Group {
 
   void make_pairs();
   bool on_gpu(const Stream& s) const { return s.device() == DeviceKind::cuda; }
-  // Notes the call, and checks where its tensors are.
+  // Records the call, and checks where its tensors are.
   void begin(const char* op, const Stream& s, std::initializer_list<Tensor> tensors);
   void exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from) {
     world_.exchange(on, lane, to, from);
@@ -61,7 +61,7 @@ class NcclGroup final : public Group {
   // `arrived` has room for `stride_bytes` from each.
   void sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& own, Spans to,
                     void* arrived, int64_t stride_bytes);
-  // Runs body on a stream beside s's, behind all that s has so far.
+  // Runs body on a stream beside s's, after all work that s has so far.
   template <class Body>
   Pending start(const NcclLane& lane, Body&& body);
   Pending transfer(const char* op, Stream& s, const Tensor& x, int other, bool sends);
@@ -75,13 +75,13 @@ class NcclGroup final : public Group {
 
   NcclWorld& world_;
   std::unique_ptr<Group> over_;
-  NcclLane alone_, lane_, behind_;
-  std::map<int, NcclLane> to_, from_;  // neighbours
+  NcclLane alone_, lane_, overlapped_;
+  std::map<int, NcclLane> to_, from_;  // by neighbour
   std::shared_ptr<NcclCounters> counters_ = std::make_shared<NcclCounters>();
   int64_t num_calls_ = 0, setup_bytes_ = 0;
 };
 
-// The lane is beside the caller's stream until wait().
+// The lane runs beside the caller's stream until wait().
 class NcclGroup::Joining final : public Pending::Transfer {
  public:
   Joining(NcclGroup& group, cudaEvent_t done) : group_(group), done_(done) {}
@@ -95,7 +95,8 @@ class NcclGroup::Joining final : public Pending::Transfer {
   cudaEvent_t done_;
 };
 
-// In one order on all ranks, so that nobody waits in a circle: around the ring, first onward, then back.
+// All ranks connect in the same order, so that they do not wait in a circle:
+// around the ring forward, then back.
 void NcclGroup::make_pairs() {
   for (int r = 0; r < size(); ++r) {
     const int next = (r + 1) % size();
@@ -109,9 +110,10 @@ void NcclGroup::make_pairs() {
 
 void NcclGroup::begin(const char* op, const Stream& s, std::initializer_list<Tensor> tensors) {
   check_on_device(*this, op, s, tensors);
-  CollectiveFlightRecorder& ring = world_.transport().ring();
+  CollectiveFlightRecorder& recorder = world_.transport().recorder();
   const Tensor& last = *(tensors.end() - 1);
-  ring.end(ring.begin({.op = op, .group = name(), .number = num_calls_++, .dtype = last.dtype, .numel = last.numel()}));
+  recorder.end(
+      recorder.begin({.op = op, .group = name(), .number = num_calls_++, .dtype = last.dtype, .numel = last.numel()}));
 }
 
 // --- collectives ----------------------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ void NcclGroup::sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor
       on, out, {.own = own.data, .arrived = arrived, .stride_bytes = stride_bytes, .own_rank = rank(), .size = size()});
 }
 
-// Elements of which each rank's share arrives at once.
+// Returns the number of elements whose shares from all ranks arrive at once.
 int64_t piece_of(const Tensor& x, int size) { return NcclWorld::kArrivedBytes / size / size_of(x.dtype) / 16 * 16; }
 
 void NcclGroup::all_reduce_sum(Stream& s, Tensor x) {
@@ -189,7 +191,7 @@ void NcclGroup::broadcast(Stream& s, Tensor x, int root) {
   timed([&] { exchange(cuda_stream(s), lane_, to, from); });
 }
 
-// --- behind other work ----------------------------------------------------------------------------------------------
+// --- overlapped with other work -------------------------------------------------------------------------------------
 
 template <class Body>
 Pending NcclGroup::start(const NcclLane& lane, Body&& body) {
@@ -207,27 +209,27 @@ Pending NcclGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Te
   check_sum(*this, "start_reduce_scatter_sum", in);
   check_times_size(*this, "start_reduce_scatter_sum", "in", in, "out", out);
   check_times_size(*this, "start_reduce_scatter_sum", "arrived", arrived, "out", out);
-  if (!behind_.stream) {
+  if (!overlapped_.stream) {
     reduce_scatter_sum(s, out, in);
     return {};
   }
   begin("start_reduce_scatter_sum", s, {out, arrived, in});
-  return start(behind_, [&](cudaStream_t on) {
+  return start(overlapped_, [&](cudaStream_t on) {
     const Tensor own = in.rows(rank() * out.dim(0), (rank() + 1) * out.dim(0));
-    sum_exchange(on, behind_, out, own, blocks_of(in, size()), arrived.data, out.num_bytes());
+    sum_exchange(on, overlapped_, out, own, blocks_of(in, size()), arrived.data, out.num_bytes());
   });
 }
 
 Pending NcclGroup::start_all_gather(Stream& s, Tensor out, Tensor in) {
   if (!on_gpu(s)) return over_->start_all_gather(s, out, in);
   check_times_size(*this, "start_all_gather", "out", out, "in", in);
-  if (!behind_.stream) {
+  if (!overlapped_.stream) {
     all_gather(s, out, in);
     return {};
   }
   begin("start_all_gather", s, {out, in});
-  return start(behind_,
-               [&](cudaStream_t on) { exchange(on, behind_, Spans(size(), span_of(in)), blocks_of(out, size())); });
+  return start(overlapped_,
+               [&](cudaStream_t on) { exchange(on, overlapped_, Spans(size(), span_of(in)), blocks_of(out, size())); });
 }
 
 // --- between two ranks ----------------------------------------------------------------------------------------------

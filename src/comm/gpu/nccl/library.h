@@ -1,4 +1,5 @@
-// NCCL's functions, found when they are first needed: a program with them also starts where the library is not.
+// NCCL's functions, found when they are first needed:
+// so the program also starts where the library is missing.
 #pragma once
 
 #include <nccl.h>
@@ -21,12 +22,12 @@ struct NcclLibrary {
   decltype(&::ncclSend) send = nullptr;
   decltype(&::ncclRecv) recv = nullptr;
 
-  std::string why_missing;  // empty: all of the above are there
+  std::string why_missing;  // empty when all functions above were found
 };
 
 const NcclLibrary& nccl_library();  // opened once in a process
 
-// Error{distributed} with the call and NCCL's own words.
+// Throws Error{distributed} with the call and NCCL's message; OutOfMemory when memory ran out.
 void check_nccl(ncclResult_t status, const char* call);
 #define MOEBIUS_NCCL(call) ::moebius::check_nccl((call), #call)
 

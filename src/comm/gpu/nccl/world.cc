@@ -11,7 +11,7 @@
 namespace moebius {
 namespace {
 
-constexpr int kInFront = 0, kBehind = 1, kOneWay = 2;  // which of the lanes of some ranks
+constexpr int kBlocking = 0, kOverlapped = 1, kOneWay = 2;  // which of the lanes of some ranks
 
 bool has_happened(cudaEvent_t event) {
   const cudaError_t status = cudaEventQuery(event);
@@ -46,7 +46,7 @@ void launch_exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, con
     MOEBIUS_CUDA(cudaMemcpyAsync(place.data, own.data, own.num_bytes, cudaMemcpyDeviceToDevice, on));
 }
 
-// Ranks of the world; members: ranks of `over`.
+// Returns world ranks. members: ranks of `over`.
 std::vector<int> others_of(const Group& over, const std::vector<int>& members) {
   std::vector<int> others;
   for (int member : members)
@@ -84,24 +84,24 @@ NcclWorld::~NcclWorld() {
   for (cudaEvent_t pace : paces_) cudaEventDestroy(pace);
 }
 
-// An undisturbed end, whose peers may have ended otherwise meanwhile.
+// An orderly end. Other ranks may have failed meanwhile.
 void NcclWorld::destroy_comms() noexcept {
   try {
     meet("ending the communicators of NCCL", {}, [comms = comms_] {
       for (ncclComm_t comm : comms) nccl_library().comm_destroy(comm);
     });
   } catch (const std::exception&) {
-    abandoned_ = true;  // what hangs stays behind on its thread
+    abandoned_ = true;  // a call that hangs stays on its thread
   }
 }
 
 // --- lanes ----------------------------------------------------------------------------------------------------------
 
-// NCCL's own bound is none: a rank that ended amid the making of a communicator would be waited for for ever.
+// NCCL itself would wait without limit for a rank that ended while a communicator was being made.
 void NcclWorld::meet(const std::string& what, const std::vector<int>& with, const std::function<void()>& call) {
   int device = 0;
   MOEBIUS_CUDA(cudaGetDevice(&device));
-  aborts_open_->fetch_add(1);  // while it runs, streams and events stay
+  aborts_open_->fetch_add(1);  // streams and events stay alive while the call runs
   const std::shared_ptr<void> open(nullptr, [counter = aborts_open_](void*) { counter->fetch_sub(1); });
   const auto body = [device, call, open] {
     MOEBIUS_CUDA(cudaSetDevice(device));
@@ -110,8 +110,9 @@ void NcclWorld::meet(const std::string& what, const std::vector<int>& with, cons
   call_bounded(transport_, {.what = what, .with = with, .body = body});
 }
 
-// members: of `over`, ascending by the rank that they will have. The first tells the others, by messages of the world,
-// how they find each other; so a rank that is missing is missed there.
+// members: ranks of `over`, in the order of their ranks in the communicator.
+// The first sends the others NCCL's id by
+// messages of the world, so that a missing rank is noticed there.
 ncclComm_t NcclWorld::make_comm(Group& over, const std::vector<int>& members) {
   const NcclLibrary& nccl = nccl_library();
   ThreadPool pool(1);
@@ -136,24 +137,24 @@ ncclComm_t NcclWorld::make_comm(Group& over, const std::vector<int>& members) {
   return *comm;
 }
 
-NcclLane& NcclWorld::collective_lane(Group& over, bool behind) {
-  NcclLane& lane = lanes_[{over.ranks(), behind ? kBehind : kInFront}];
+NcclLane& NcclWorld::collective_lane(Group& over, bool overlapped) {
+  NcclLane& lane = lanes_[{over.ranks(), overlapped ? kOverlapped : kBlocking}];
   if (lane.comm) return lane;
   std::vector<int> all;
   for (int r = 0; r < over.size(); ++r) all.push_back(r);
   lane = {.comm = make_comm(over, all), .rank = over.rank(), .size = over.size()};
-  if (behind && !behind_) {
-    MOEBIUS_CUDA(cudaStreamCreateWithFlags(&behind_, cudaStreamNonBlocking));
-    streams_.push_back(behind_);
+  if (overlapped && !overlapped_) {
+    MOEBIUS_CUDA(cudaStreamCreateWithFlags(&overlapped_, cudaStreamNonBlocking));
+    streams_.push_back(overlapped_);
   }
-  lane.stream = behind ? behind_ : nullptr;
+  lane.stream = overlapped ? overlapped_ : nullptr;
   const Span word{static_cast<std::byte*>(arrived_.data()), 4};
   connect(over, all, lane, {Spans(lane.size, word), Spans(lane.size, {word.data + 16, 4})});
   return lane;
 }
 
 NcclLane& NcclWorld::pair_lane(Group& over, int from, int to) {
-  // Each group has its own: messages of one wait for no message of another.
+  // Each group has its own lane, so that messages of one group never wait for those of another.
   NcclLane& lane = lanes_[{{from, to}, kOneWay + num_pairs_++}];
   lane = {.comm = make_comm(over, {from, to}), .rank = over.rank() == from ? 0 : 1, .size = 2};
   MOEBIUS_CUDA(cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking));
@@ -165,7 +166,7 @@ NcclLane& NcclWorld::pair_lane(Group& over, int from, int to) {
   return lane;
 }
 
-// Memory that the first exchange takes is taken before the plan is compared with what is free.
+// The first exchange allocates memory. This must happen before the plan is compared with the free memory.
 void NcclWorld::connect(Group& over, const std::vector<int>& members, const NcclLane& lane,
                         const std::pair<Spans, Spans>& to_and_from) {
   try {
@@ -192,7 +193,7 @@ void NcclWorld::order(cudaStream_t before, cudaStream_t after) {
   const cudaEvent_t event = take_event();
   MOEBIUS_CUDA(cudaEventRecord(event, before));
   MOEBIUS_CUDA(cudaStreamWaitEvent(after, event));
-  give_back(event);  // recorded anew, it does not change what has been launched
+  give_back(event);  // recording it anew does not change what has been launched
 }
 
 cudaEvent_t NcclWorld::take_event() {
@@ -230,7 +231,7 @@ void NcclWorld::count(const std::shared_ptr<NcclCounters>& counters, int64_t sen
 }
 
 TimedInterval NcclWorld::begin_stretch(std::shared_ptr<NcclCounters> counters) {
-  constexpr size_t kMostUnread = 4096;  // where nobody asks for the times
+  constexpr size_t kMostUnread = 4096;  // a limit in case nothing reads the times
   if (stretches_.size() > kMostUnread) settle();
   return {.counters = std::move(counters), .begin = take_timing_event()};
 }
@@ -295,7 +296,8 @@ void NcclWorld::wait_for(cudaEvent_t event) {
   }
 }
 
-// A host that stands still is found by the messages of a step; what is left is a GPU, or a host amid its launches.
+// The messages of a step detect a host that is stopped.
+// This detects a GPU, or a host that stopped during its launches.
 void NcclWorld::look(double waited_s) {
   check_not_abandoned();
   try {
@@ -309,14 +311,14 @@ void NcclWorld::look(double waited_s) {
     const std::string name = name_of_rank(options, transport_.rank());
     MOEBIUS_CHECK(distributed, waited_s <= options.timeout_s,
                   "{}: the GPU of {} has waited for {} s for other ranks\nlast collectives that {} launched:\n{}",
-                  to_string(transport_.ring().last()), name, options.timeout_s, name, transport_.ring().text());
+                  to_string(transport_.recorder().last()), name, options.timeout_s, name, transport_.recorder().text());
   } catch (...) {
     abandon();
     throw;
   }
 }
 
-// After abandon() the communicators are gone, or going.
+// After abandon() the communicators are gone, or are ending.
 void NcclWorld::check_not_abandoned() const {
   MOEBIUS_CHECK(distributed, !abandoned_, "{}: its work over NCCL has been given up, after an error that came before",
                 name_of_rank(transport_.options(), transport_.rank()));
@@ -339,7 +341,7 @@ void NcclWorld::abandon() {
   }
 }
 
-// Streams and events stay until the communicators are gone, or for good where one cannot be ended.
+// Streams and events stay alive until the communicators are gone, or for good when one cannot be ended.
 bool NcclWorld::is_through() const {
   constexpr int kMostMs = 3000;
   for (int ms = 0; ms<kMostMs&& * aborts_open_> 0; ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));

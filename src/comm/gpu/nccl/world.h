@@ -1,5 +1,6 @@
-// What the NCCL groups of one rank share: communicators, streams beside the engine's own, events, and the memory that
-// sums arrive in.
+// NcclWorld holds what the NCCL groups of one rank share:
+// communicators, streams beside the engine's own, events,
+// and the memory in which sums arrive.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,20 +20,20 @@
 
 namespace moebius {
 
-// A communicator and where its kernels run.
+// A communicator and the stream of its kernels.
 struct NcclLane {
   ncclComm_t comm = nullptr;
-  int rank = 0, size = 1;         // of this process in it
+  int rank = 0, size = 1;         // this process's rank in it, and its size
   cudaStream_t stream = nullptr;  // null: the caller's
 };
 
-// Counted of one group.
+// The counters of one group.
 struct NcclCounters {
   int64_t sent_bytes = 0;
   double seconds = 0;
 };
 
-// A stretch of the engine's stream that is communication, or a wait for it: it ends when `end` has happened.
+// A part of the engine's stream that is communication, or a wait for it. It ends when `end` has happened.
 struct TimedInterval {
   std::shared_ptr<NcclCounters> counters;
   cudaEvent_t begin = nullptr, end = nullptr;
@@ -54,25 +55,26 @@ class NcclWorld {
 
   // Lanes for collectives on the caller's stream, or beside it; ranks with the
   // same set share them. The ranks of `over` together.
-  NcclLane& collective_lane(Group& over, bool behind);
-  // Between two ranks of `over`, one way; both together.
+  NcclLane& collective_lane(Group& over, bool overlapped);
+  // A lane from one rank of `over` to another. Both ranks call it together.
   NcclLane& pair_lane(Group& over, int from, int to);
 
-  // On `on`: to[r] goes to rank r, from[r] is filled by rank r; what is for this rank is copied.
+  // Launches on `on`: to[r] goes to rank r, and rank r fills from[r]. This rank's own part is copied.
   void exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from);
-  // Work of `after` that is launched from here on waits for all that `before` has so far.
+  // Makes later work of `after` wait for all work that `before` has so far.
   void order(cudaStream_t before, cudaStream_t after);
   cudaEvent_t take_event();
   void give_back(cudaEvent_t event) { free_events_.push_back(event); }
 
   void count(const std::shared_ptr<NcclCounters>& counters, int64_t sent_bytes);
-  // Times what the engine's stream does between the two.
+  // These two time what the engine's stream does between them.
   TimedInterval begin_stretch(std::shared_ptr<NcclCounters> counters);
   void end_stretch(TimedInterval stretch);
   void settle();  // adds the times that are known
 
-  // Called by each operation: bounds what is launched ahead of the GPU, which could else fill the queue of launches and
-  // hold the host there for as long as another rank stands still.
+  // Called by each operation.
+  // It limits what is launched ahead of the GPU: a full launch queue would block the host for
+  // as long as another rank is stopped.
   void keep_pace();
   void abandon();
 
@@ -83,16 +85,17 @@ class NcclWorld {
   Transport& transport() { return transport_; }
   cudaStream_t stream() const { return static_cast<cudaStream_t>(gpu_.native_stream()); }
   void* arrived() const { return arrived_.data(); }
-  // Of the sums of blocking calls, for what comes from all ranks together: they go in pieces.
+  // Bytes for what arrives from all ranks together in the sums of blocking calls, which go in pieces.
   static constexpr int64_t kArrivedBytes = int64_t{64} << 20;
 
  private:
   ncclComm_t make_comm(Group& over, const std::vector<int>& members);
-  // The first exchange of a lane, which waits on the host until the others are there.
+  // Makes the first exchange of a lane, which waits on the host until the other ranks join.
   void connect(Group& over, const std::vector<int>& members, const NcclLane& lane,
                const std::pair<Spans, Spans>& to_and_from);
-  // Runs a call of NCCL that waits for ranks `with` of the world, no longer than the world's timeout. The call must own
-  // what it touches, as it is left behind then.
+  // Runs a call of NCCL that waits for the ranks `with` of the world, for at most the world's timeout.
+  // The call must
+  // own what it uses, since it is abandoned after that.
   void meet(const std::string& what, const std::vector<int>& with, const std::function<void()>& call);
   void destroy_comms() noexcept;
   void check_not_abandoned() const;
@@ -106,9 +109,9 @@ class NcclWorld {
   Transport& transport_;
   Accelerator& gpu_;
   Buffer arrived_;
-  std::map<std::pair<std::vector<int>, int>, NcclLane> lanes_;  // by ranks of the world, and which of theirs
+  std::map<std::pair<std::vector<int>, int>, NcclLane> lanes_;  // by world ranks, and which of their lanes
   int num_pairs_ = 0;
-  cudaStream_t behind_ = nullptr;
+  cudaStream_t overlapped_ = nullptr;
   std::vector<ncclComm_t> comms_;
   std::vector<cudaStream_t> streams_;
   std::vector<cudaEvent_t> free_events_, free_timing_events_;

@@ -18,10 +18,10 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kMostBytes = 1 << 30;  // of one MPI message: counts are int
-constexpr double kGraceS = 2;            // in which the ranks of one failure find each other
-constexpr double kWatchS = 5;            // in which they connect beside MPI, or go on without
-constexpr double kHandOnS = 0.05;        // in which they tell each other that one of them ends all
+constexpr int64_t kMostBytes = 1 << 30;  // bytes of one MPI message, since counts are int
+constexpr double kGraceS = 2;            // time in which ranks with the same failure find each other
+constexpr double kWatchS = 5;            // time to connect the RankWatch; the run then continues without it
+constexpr double kForwardS = 0.05;       // time in which ranks forward the news that one of them ends all
 
 std::string mpi_error(int code) {
   char text[MPI_MAX_ERROR_STRING];
@@ -36,15 +36,16 @@ void check_mpi(const char* call, int code) {
 
 void sleep_s(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
-// Asks `ended` until it says yes or the time is over: at once while the answer may come within microseconds, then less
-// and less often, for the ranks that share a core with this one.
+// Calls `ended` until it returns true or the time is over.
+// It polls without a pause while the answer may come within microseconds, then less and less often,
+// for the ranks that share a core with this one.
 template <class F>
 bool poll_for(double seconds, F&& ended) {
   constexpr int kSpins = 200, kYields = 2000;
-  StallAwareDeadline patience(seconds);
+  StallAwareDeadline deadline(seconds);
   for (int64_t i = 0; !ended(); ++i) {
     if (i < kSpins) continue;
-    if (patience.is_over()) return ended();
+    if (deadline.is_over()) return ended();
     if (i < kYields) {
       std::this_thread::yield();
     } else {
@@ -54,16 +55,16 @@ bool poll_for(double seconds, F&& ended) {
   return true;
 }
 
-// Makes a call that meets all ranks, which MPI itself would let wait for ever.
-// throws: what this rank is about to throw.
+// Makes a call that waits for all ranks, for which MPI has no timeout.
+// throws: the text of the exception that this rank is about to throw.
 void meet_all(const MpiOptions& options, int rank, const char* call, const std::function<void()>& body,
               const std::string& throws = "") {
   const CallWatchdog limit(options.world.timeout_s, [&] {
     const std::string name = name_of_rank(options.world, rank);
     if (options.report)
       options.report(fmt::format(
-          "{}: {} has waited for {} s for the other ranks, of which one does not join; were all "
-          "of them started, and is each of them running?{}",
+          "{}: {} has waited for {} s for the other ranks, one of which has not joined; check that all of them were "
+          "started and are running{}",
           call, name, options.world.timeout_s, throws.empty() ? "" : fmt::format("\n{} threw: {}", name, throws)));
     if (options.end_process) options.end_process();
   });
@@ -78,7 +79,7 @@ void start_mpi(const MpiOptions& options) {
   meet_all(options, options.rank, "MPI_Init_thread",
            [&] { check_mpi("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided)); });
   MOEBIUS_CHECK(usage, provided >= MPI_THREAD_FUNNELED, "mpi: this MPI allows no threads; got level {}", provided);
-  // Of the world, too: MPI_Testall calls the handler of no communicator in particular.
+  // It is set on the world, too: MPI_Testall uses no particular communicator's handler.
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
 }
 
@@ -135,7 +136,7 @@ class MpiMessage final : public Message {
                  num_bytes_, sends_ ? "to" : "from", peer_, why);
   }
 
-  std::vector<MPI_Request> requests_;  // none: ended
+  std::vector<MPI_Request> requests_;  // empty when the message has ended
   bool sends_ = false;
   int peer_;
   int64_t num_bytes_;
@@ -143,7 +144,7 @@ class MpiMessage final : public Message {
 
 class MpiTransport final : public Transport {
  public:
-  // The options outlive it.
+  // The options must outlive it.
   explicit MpiTransport(const MpiOptions& options) : mpi_(options), options_(options.world) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
@@ -158,7 +159,7 @@ class MpiTransport final : public Transport {
   int size() const override { return size_; }
   const WorldOptions& options() const override { return options_; }
   std::unique_ptr<Message> send(int to_rank, int channel, const void* data, int64_t num_bytes) override {
-    auto* bytes = static_cast<std::byte*>(const_cast<void*>(data));  // only read
+    auto* bytes = static_cast<std::byte*>(const_cast<void*>(data));  // a send only reads it
     return std::make_unique<MpiMessage>(comm_, /*sends=*/true, to_rank, channel, bytes, num_bytes);
   }
   std::unique_ptr<Message> recv(int from_rank, int channel, void* data, int64_t num_bytes) override {
@@ -168,7 +169,7 @@ class MpiTransport final : public Transport {
 
   void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override {
     const Waiting waiting(waiting_for_, record);
-    const CollectiveRecord what = ring().at(record);
+    const CollectiveRecord what = recorder().at(record);
     std::vector<MpiMessage*> open;
     for (const auto& message : messages) open.push_back(&static_cast<MpiMessage&>(*message));
     const auto all_ended = [&] {
@@ -184,20 +185,22 @@ class MpiTransport final : public Transport {
     if (dead >= 0) throw Error(ErrorKind::distributed, death_text(dead, waiting_for_));
   }
 
-  // From any thread: from now on this rank waits for nobody. Returns what is to be said at once, since this rank's
-  // thread may compute for longer than the launcher lets it.
+  // May be called from any thread: from now on this rank waits for no other.
+  // Returns the text to report at once, since this rank's thread may compute for longer than the
+  // launcher allows.
   std::string learn_death(int dead) {
     const int64_t record = waiting_for_;
     said_death_ = record >= 0;
     dead_rank_ = dead;
     return death_text(dead, record);
   }
-  // From any thread: another rank has reported why the run ends.
+  // May be called from any thread: another rank has reported why the run ends.
   void learn_ending() { is_ending_ = true; }
-  // Whether why this rank waits in vain has been said: by itself, with the collective, or by who ends the run.
+  // Whether it was reported why this rank waits in vain:
+  // by this rank, with the collective, or by the rank that ends the run.
   bool was_said() const { return said_death_ || is_ending_; }
 
-  // Whether every rank asks this within the time that is given to each.
+  // Returns whether every rank calls this within the grace time.
   bool all_meet(double seconds) {
     MPI_Request request;
     MPI_Ibarrier(farewell_, &request);
@@ -207,7 +210,7 @@ class MpiTransport final : public Transport {
       return met != 0;
     });
   }
-  // Whether a rank before this one passes the same text. REQUIRES: all ranks have met.
+  // Returns whether a lower rank passes the same text. REQUIRES: all_meet() returned true.
   bool was_said_before(const std::string& text) {
     const uint64_t mine = std::hash<std::string>{}(text);
     std::vector<uint64_t> all(size_);
@@ -216,8 +219,9 @@ class MpiTransport final : public Transport {
     meet_all(mpi_, rank_, "MPI_Allgather", gather, text);
     return std::find(all.begin(), all.begin() + rank_, mine) != all.begin() + rank_;
   }
-  // Not done by the destructor: when an exception passes by that other ranks
-  // have not met, it would wait. throws: as of meet_all.
+  // The destructor does not do this:
+  // after an exception that other ranks do not have, it would wait for them.
+  // throws: as in meet_all.
   void release(const std::string& throws = "") {
     const auto free_both = [&] {
       MPI_Comm_free(&comm_);
@@ -225,7 +229,7 @@ class MpiTransport final : public Transport {
     };
     meet_all(mpi_, rank_, "MPI_Comm_free", free_both, throws);
   }
-  // The last of MPI.
+  // The last call of MPI.
   void finish(const std::string& throws = "") {
     release(throws);
     fault_point("mpi.finalize");
@@ -234,7 +238,7 @@ class MpiTransport final : public Transport {
   }
 
  private:
-  // Says for whom may ask what the rank's thread waits for.
+  // Publishes what the rank's thread waits for, during its lifetime.
   class Waiting {
    public:
     Waiting(std::atomic<int64_t>& where, int64_t record) : where_(where) { where_ = record; }
@@ -246,12 +250,12 @@ class MpiTransport final : public Transport {
   };
 
   std::string name(int rank) const { return name_of_rank(options_, rank); }
-  // record: that this rank waits for; below 0: none.
+  // record: the collective that this rank waits for; negative: none.
   std::string death_text(int dead, int64_t record) {
     const std::string doing = record < 0 ? fmt::format("{} computes", name(rank_))
-                                         : fmt::format("{}: {} waits", to_string(ring().at(record)), name(rank_));
+                                         : fmt::format("{}: {} waits", to_string(recorder().at(record)), name(rank_));
     return fmt::format("{}, and the process of {} has ended; did not join: {}\nlast collectives of {}:\n{}", doing,
-                       name(dead), name(dead), name(rank_), ring().text());
+                       name(dead), name(dead), name(rank_), recorder().text());
   }
   [[noreturn]] void fail_waiting(const CollectiveRecord& what, const std::vector<MpiMessage*>& open) {
     std::vector<int> missing;
@@ -260,19 +264,19 @@ class MpiTransport final : public Transport {
     missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
     MOEBIUS_FAIL(distributed, "{}: {} has waited for {} s; did not join: {}\nlast collectives of {}:\n{}",
                  to_string(what), name_of_rank(options_, rank_), options_.timeout_s, names_of_ranks(options_, missing),
-                 name_of_rank(options_, rank_), ring().text());
+                 name_of_rank(options_, rank_), recorder().text());
   }
 
   const MpiOptions& mpi_;
   const WorldOptions& options_;
   MPI_Comm comm_ = MPI_COMM_NULL, farewell_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
-  std::atomic<int64_t> waiting_for_ = -1;  // a record of ring()
+  std::atomic<int64_t> waiting_for_ = -1;  // a record of recorder()
   std::atomic<int> dead_rank_ = -1;
   std::atomic<bool> said_death_ = false, is_ending_ = false;
 };
 
-// Over messages of its own: what the ring shows is the run's.
+// Uses messages of its own, so that the flight recorder shows only the run's collectives.
 std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& transport) {
   MpiTransport meeting(options);
   Control control(meeting);
@@ -284,24 +288,26 @@ std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& 
       control, kWatchS, RankWatch::Listener{.death = on_death, .ending = [&transport] { transport.learn_ending(); }});
   if (!watch->why_missing().empty() && control.is_root() && options.warn)
     options.warn(
-        fmt::format("mpi: the ranks could not connect to each other beside MPI ({}); going on: a rank that is "
-                    "killed will be noticed by the launcher alone",
+        fmt::format("mpi: the ranks could not connect to each other beside MPI ({}); the run continues, but only the "
+                    "launcher will notice a rank that is killed",
                     watch->why_missing()));
   meeting.release();
   return watch;
 }
 
-// Returns when every rank has failed by itself, as of a wrong recipe: then each ends as one process alone would. Else
-// the run ends here. Ranks that wait in vain report before one of them ends all: together they say who waits for whom.
-// watch: none where this rank failed before it had one.
+// Returns when every rank has failed by itself, as with a wrong recipe.
+// Then each ends as a single process would.
+// Otherwise the run ends here.
+// Ranks that wait in vain report before one of them ends all processes: together the
+// reports show which rank waits for which. watch: null where this rank failed before it had one.
 void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, RankWatch* watch,
                          const RankFailure& failure) {
   if (!failure.distributed && transport.all_meet(kGraceS)) return;
   if (options.report && !(failure.distributed && transport.was_said()))
-    options.report(report_of(failure, name_of_rank(options.world, transport.rank()), transport.ring()));
+    options.report(report_of(failure, name_of_rank(options.world, transport.rank()), transport.recorder()));
   if (failure.distributed) sleep_s(kGraceS);
   if (watch) watch->say_ending();
-  sleep_s(kHandOnS);
+  sleep_s(kForwardS);
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ErrorKind::distributed));
 }
 
@@ -332,7 +338,7 @@ void run_mpi(const MpiOptions& options, const RankBody& body) {
     const bool was_said = transport.was_said_before(failure.what);
     transport.finish(failure.what);
     if (was_said && failure.kind) {
-      // mpirun ends all when one of them ends so: not before the one that says it has.
+      // mpirun ends all processes when one of them ends so. The rank that reports the error must end first.
       sleep_s(1);
       throw Error(*failure.kind, "");
     }
