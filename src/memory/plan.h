@@ -47,9 +47,9 @@ class MemoryPlan {
   void declare_remade(Tensor& view, Shape shape, DType dtype);
   const RecomputeSpec& recompute() const { return recompute_; }
 
-  // Places these tensors one after another in this order, each at a multiple of kAlign elements. They must be of one
-  // life and dtype, and not joined before. The space after the last one is left free up to a multiple of `multiple`
-  // elements, which is itself a multiple of kAlign.
+  // Places these tensors one after another in this order, each at a multiple of kAlign elements.
+  // They must be of one life and dtype, and not joined before. The space after the last one is left
+  // free up to a multiple of `multiple` elements, which is itself a multiple of kAlign.
   // Together they are one tensor of joined_numel() elements that begins where the first one does.
   void join(const std::vector<const Tensor*>& views, int64_t multiple);
   static int64_t joined_numel(const std::vector<const Tensor*>& views, int64_t multiple);
