@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Two ranks with a thread each beside one rank with two threads, on recipes/bench_cpu.toml.
+"""Compares two ranks with a thread each with one rank with two threads, on recipes/bench_cpu.toml.
 
-    bench/ranks.py [--moebius build/moebius] [--data words letters] [--pairs 5] [--launch mpi|tcp|threads] [--json]
+    bench/ranks.py [--moebius build/moebius] [--data words letters] [--pairs 5] [--launch
+    mpi|tcp|threads] [--json]
 
-words: ids over the whole vocabulary of the recipe, as often as words in a text (Zipf's law with Mandelbrot's offset).
-letters: a text of 13 letters, one id each. The routers of the first steps see 13 different embeddings there, so experts
-get very uneven shares and the ranks that hold them wait for each other: the worst case beside the usual one.
+words: ids over the whole vocabulary of the recipe, with the frequencies of words in a text (Zipf's
+law with Mandelbrot's offset).
+letters: a text of 13 letters, one id each. The routers of the first steps see only 13 different
+embeddings. So experts get very uneven shares, and the ranks that hold them wait for each other. It
+is the worst case.
 
-The ways take turns, so that what else the machine does falls on all of them; of each run the first step is left out (it
-touches memory), and of each way the median of the runs counts, of the ratios the median of the pairs. A run ends with a
-checkpoint of 2.5 GB in the folder of temporary files (TMPDIR).
+The ways take turns, so that other load on the machine slows all of them.
+The first step of each run is left out, because it touches memory.
+The result of a way is the median of its runs, and a ratio is the median of the pairs.
+A run ends with a checkpoint of 2.5 GB in the folder of temporary files (TMPDIR).
 """
 import argparse
 import array
@@ -31,7 +35,7 @@ VOCABULARY = 8192  # of the recipe
 DOCUMENTS, DOCUMENT_TOKENS = 100, 1000
 
 
-# Megatron's format, docs/reference/formats.md: 8 is the code of uint16.
+# The format is Megatron's, described in docs/reference/formats.md: 8 is the code of uint16.
 def write_words(_, prefix):
     frequencies = [1 / (rank + 2.7) for rank in range(1, VOCABULARY + 1)]
     ids = random.choices(range(VOCABULARY), frequencies, k=DOCUMENTS * DOCUMENT_TOKENS)
@@ -67,7 +71,7 @@ def command(moebius, launch, ranks, words):
 
 
 def measured(args, folder, data, ranks, overrides):
-    """The records of the steps that count."""
+    """Returns the records of the measured steps."""
     run = pathlib.Path(tempfile.mkdtemp(dir=folder))
     sets = ["train.global_batch=16", f"train.steps={STEPS}", "optimizer.warmup_steps=1", f"run.threads={2 // ranks}",
             f"run.dir={run}", f'data.train=["{folder}/{data}"]', *overrides]
@@ -89,7 +93,9 @@ def tokens_per_s(steps):
 
 
 def busiest(step, ep):
-    """Experts lie over the ep ranks in blocks, and the ranks wait for each other in every layer."""
+    """Returns the rows of the busiest rank over the mean. The ep ranks hold blocks of experts and wait
+    for each other in every layer.
+    """
     most = total = 0
     for layer in step["moe"]:
         load, here = layer["load"], len(layer["load"]) // ep
@@ -99,7 +105,7 @@ def busiest(step, ep):
 
 
 def detail(steps):
-    """Of the last step: who had how much to do, and who waited."""
+    """Describes the work and the waiting time of each rank in the last step."""
     ranks, ep = steps[-1].get("ranks"), len(steps[-1].get("tokens_of_ep_rank", []))
     if not ranks:
         return ""

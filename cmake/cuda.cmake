@@ -1,4 +1,5 @@
-# The CUDA backend: MOEBIUS_CUDA=auto builds it where nvcc is found, on insists, off leaves it out. Leaves MOEBIUS_HAS_CUDA.
+# The CUDA backend. With MOEBIUS_CUDA=auto it is built where nvcc is found, `on` requires it, and
+# `off` leaves it out. Sets MOEBIUS_HAS_CUDA.
 # Its sources are in folders named cuda and sm90 (cmake/sources.cmake).
 set(MOEBIUS_CUDA "auto" CACHE STRING "the CUDA backend: on, off, or auto (where nvcc is found)")
 set_property(CACHE MOEBIUS_CUDA PROPERTY STRINGS auto on off)
@@ -11,7 +12,7 @@ if(MOEBIUS_CUDA STREQUAL "off" OR MOEBIUS_SANITIZE OR MOEBIUS_ROOMS)
   return()
 endif()
 
-# nvcc, and what CMake's module keeps of the toolkit that it belongs to.
+# Forgets nvcc, and what CMake's module has cached of its toolkit.
 macro(moebius_forget_toolkit)
   get_cmake_property(kept CACHE_VARIABLES)
   list(FILTER kept INCLUDE REGEX "^(MOEBIUS_NVCC|CUDAToolkit_[A-Za-z_]+_(DIR|LIBRARY)|CUDA_CUDART|CUDA_[A-Za-z_]+_LIBRARY)$")
@@ -20,18 +21,18 @@ macro(moebius_forget_toolkit)
   endforeach()
 endmacro()
 
-# What keeps the backend from being built: an error where it was insisted on, else said, and the CPU's is built alone. The
-# next configuration looks anew.
+# Reports why the backend cannot be built. That is an error if it was required. Otherwise only the
+# CPU backend is built, and the next configuration looks again.
 macro(moebius_without_cuda why)
   moebius_forget_toolkit()
   if(MOEBIUS_CUDA STREQUAL "on")
     message(FATAL_ERROR "MOEBIUS_CUDA=on: ${why}")
   endif()
-  message(STATUS "CUDA: ${why}; built for the CPU alone")
+  message(STATUS "CUDA: ${why}; built for the CPU only")
   return()
 endmacro()
 
-# Where CUDA_HOME is another than the last time, what was found then is not what is asked for now.
+# If CUDA_HOME has changed since the last configuration, what was found then does not count.
 if(DEFINED ENV{CUDA_HOME} AND DEFINED MOEBIUS_CUDA_HOME AND NOT "$ENV{CUDA_HOME}" STREQUAL MOEBIUS_CUDA_HOME)
   moebius_forget_toolkit()
 endif()
@@ -52,13 +53,14 @@ if(failed)
   if(NOT said)
     set(said "${failed}")
   endif()
-  moebius_without_cuda("${MOEBIUS_NVCC} --version failed (${said}); mend the toolkit or set CUDA_HOME to another")
+  moebius_without_cuda("${MOEBIUS_NVCC} --version failed (${said}); repair the toolkit or set CUDA_HOME to another")
 endif()
 string(REGEX MATCH "release ([0-9]+[.][0-9]+)" nvcc_version "${nvcc_version}")
 if(NOT CMAKE_MATCH_1 OR CMAKE_MATCH_1 VERSION_LESS 13.0)
   moebius_without_cuda("expected CUDA 13.0 or later; got '${CMAKE_MATCH_1}' from ${MOEBIUS_NVCC}; set CUDA_HOME to another")
 endif()
-# Before the language is enabled, which ends the configuration where it fails: does nvcc compile, are the libraries there.
+# A failure after enable_language would end the configuration. So this checks before whether nvcc
+# compiles and the libraries exist.
 if(NOT MOEBIUS_NVCC STREQUAL MOEBIUS_NVCC_WORKS)
   set(probe ${CMAKE_BINARY_DIR}/CMakeFiles/nvcc_probe)
   file(WRITE ${probe}.cu "__global__ void kernel() {}\nint main() { kernel<<<1, 1>>>(); }\n")
@@ -66,10 +68,10 @@ if(NOT MOEBIUS_NVCC STREQUAL MOEBIUS_NVCC_WORKS)
     RESULT_VARIABLE failed OUTPUT_VARIABLE said ERROR_VARIABLE said)
   if(failed)
     string(STRIP "${said}" said)
-    moebius_without_cuda("${MOEBIUS_NVCC} does not compile a kernel for sm_90a (${said}); mend the toolkit or set CUDA_HOME to another")
+    moebius_without_cuda("${MOEBIUS_NVCC} does not compile a kernel for sm_90a (${said}); repair the toolkit or set CUDA_HOME to another")
   endif()
   set(MOEBIUS_NVCC_WORKS ${MOEBIUS_NVCC} CACHE INTERNAL "the nvcc that made a program for sm_90a")
-  # Else CMake goes on with the compiler that the language was first enabled with.
+  # Otherwise CMake would keep the compiler with which the language was first enabled.
   file(REMOVE ${CMAKE_PLATFORM_INFO_DIR}/CMakeCUDACompiler.cmake)
 endif()
 set(CUDAToolkit_NVCC_EXECUTABLE ${MOEBIUS_NVCC})
@@ -93,12 +95,12 @@ set(CMAKE_CUDA_COMPILER ${MOEBIUS_NVCC})
 if(MOEBIUS_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${MOEBIUS_CCACHE})
 endif()
-# The kernels are written with Hopper's own instructions, which no other architecture has.
+# The kernels use Hopper's own instructions, which no other architecture has.
 set(CMAKE_CUDA_ARCHITECTURES OFF)
 enable_language(CUDA)
-# CMake 3.25.1 does not know CUDA_STANDARD 20; fmt 9 must be told that nvcc knows constexpr.
+# CMake 3.25.1 does not know CUDA_STANDARD 20. fmt 9 does not detect that nvcc supports constexpr.
 set(MOEBIUS_CUDA_FLAGS -std=c++20 -lineinfo --expt-relaxed-constexpr -DFMT_USE_CONSTEXPR=1 -Werror=all-warnings)
-# The architectures that the kernels of each kind of folder are compiled for.
+# The architectures for which the kernels in each kind of folder are compiled.
 set(MOEBIUS_CUDA_FLAGS_cuda -gencode=arch=compute_90a,code=sm_90a)
 set(MOEBIUS_CUDA_FLAGS_sm90 -gencode=arch=compute_90a,code=sm_90a)
 set(MOEBIUS_HAS_CUDA TRUE)

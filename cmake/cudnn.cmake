@@ -1,7 +1,10 @@
-# cuDNN and the headers of its frontend, for fused attention (src/ops/attention/cudnn/attention.cc). Both are optional:
-# without them, as with a cuDNN other than 9.19, attention has our own kernels alone (src/ops/attention/missing_cudnn.cc).
-# Looked for beside the CUDA toolkit, in the system, in MOEBIUS_CUDNN_ROOT, and in the wheels of the python3 that is first on the path.
-# Leaves MOEBIUS_HAS_CUDNN and, where it is true, the target MOEBIUS::cudnn.
+# cuDNN and the headers of its frontend, for fused attention (src/ops/attention/cudnn/attention.cc).
+# Both are optional.
+# Without them, or with a cuDNN other than 9.19, attention has our own kernels only
+# (src/ops/attention/missing_cudnn.cc).
+# The places to look are MOEBIUS_CUDNN_ROOT, the CUDA toolkit, the system, and the wheels of the
+# first python3 of the PATH.
+# Sets MOEBIUS_HAS_CUDNN and, where it is true, the target MOEBIUS::cudnn.
 set(MOEBIUS_HAS_CUDNN FALSE)
 set(MOEBIUS_CUDNN_ROOT "" CACHE PATH "where to look for cuDNN and cudnn_frontend.h first")
 find_program(MOEBIUS_PYTHON python3)
@@ -29,7 +32,7 @@ if(NOT CUDNN_FRONTEND_INCLUDE_DIR)
   string(APPEND MOEBIUS_CUDNN_MISSING "\n  cudnn_frontend.h (wheel nvidia-cudnn-frontend: its folder include/)")
 endif()
 if(MOEBIUS_CUDNN_MISSING)
-  message(STATUS "cuDNN: attention runs on our own kernels alone (Hopper's at head widths 64, 128 and latent 192/128, "
+  message(STATUS "cuDNN: attention runs on our own kernels only (Hopper's at head widths 64, 128 and latent 192/128, "
     "generic ones otherwise); what is missing for cuDNN's beside them:"
     "${MOEBIUS_CUDNN_MISSING}\n  Install them, or name their folder: -DMOEBIUS_CUDNN_ROOT=FOLDER")
   return()

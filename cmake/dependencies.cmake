@@ -1,5 +1,6 @@
-# The libraries of the CPU build. What is missing is named all at once, by the Debian package that brings it.
-# Leaves MOEBIUS_DEPENDENCIES (of the library) and MOEBIUS_TEST_DEPENDENCIES (of the tests).
+# The libraries of the CPU build. All missing ones are listed together, with the Debian package of
+# each.
+# Sets MOEBIUS_DEPENDENCIES (for the library) and MOEBIUS_TEST_DEPENDENCIES (for the tests).
 find_package(Threads REQUIRED)
 find_package(PkgConfig QUIET)
 set(MOEBIUS_MISSING "")
@@ -22,7 +23,8 @@ macro(moebius_find_module library module debian)
 endmacro()
 
 moebius_need(PKG_CONFIG pkg-config)
-# Not by its CMake package: Debian's asks for the OpenCL headers, which nothing here needs.
+# oneDNN's CMake package is not used: that of Debian requires the OpenCL headers, which nothing here
+# needs.
 find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp)
 find_library(DNNL_LIBRARY dnnl)
 if(DNNL_INCLUDE_DIR AND DNNL_LIBRARY)

@@ -1,7 +1,9 @@
-# The MPI transport: MOEBIUS_MPI=auto builds it where MPI is found, on insists, off leaves it out; openmpi and mpich insist on that
-# one, where both are installed (as Debian does, with mpicxx.openmpi beside mpicxx.mpich); else the first mpicxx of the PATH
-# decides. Leaves MOEBIUS_HAS_MPI and, for the tests, MOEBIUS_MPIRUN: the command that starts ranks on this machine, however
-# many cores it has.
+# The MPI transport. With MOEBIUS_MPI=auto it is built where MPI is found, `on` requires it, and
+# `off` leaves it out.
+# `openmpi` and `mpich` require that one, where both are installed (Debian has mpicxx.openmpi beside
+# mpicxx.mpich). Otherwise the first mpicxx of the PATH decides.
+# Sets MOEBIUS_HAS_MPI and, for the tests, MOEBIUS_MPIRUN: the command that starts ranks on this
+# machine, however many cores it has.
 set(MOEBIUS_MPI "auto" CACHE STRING "the MPI transport: on, off, auto (where MPI is found), openmpi or mpich")
 set_property(CACHE MOEBIUS_MPI PROPERTY STRINGS auto on off openmpi mpich)
 set(MOEBIUS_HAS_MPI FALSE)
@@ -26,7 +28,7 @@ if(NOT MPI_CXX_FOUND)
   return()
 endif()
 
-# Which one it is, by its header.
+# The header shows which MPI it is.
 set(found "MPI")
 set(mpi_kind "another")
 foreach(folder ${MPI_CXX_INCLUDE_DIRS} ${MPI_CXX_HEADER_DIR})
@@ -49,7 +51,7 @@ if(MOEBIUS_MPI MATCHES "^(openmpi|mpich)$" AND NOT MOEBIUS_MPI STREQUAL mpi_kind
     "MPI_CXX_COMPILER to its mpicxx, and configure in a build folder that knows no other")
 endif()
 
-# A launcher of another MPI would start ranks that each find a world of one.
+# With the launcher of another MPI, each rank would see a world of one.
 cmake_path(GET MPI_CXX_COMPILER PARENT_PATH folder)
 find_program(MOEBIUS_MPIEXEC NAMES mpiexec.${mpi_kind} HINTS ${folder})
 if(NOT MOEBIUS_MPIEXEC)

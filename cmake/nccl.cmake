@@ -1,6 +1,8 @@
-# NCCL, for ranks with a GPU each: its header is needed to build, its library when such ranks start (where it was found
-# here, or wherever the loader looks). Looked for beside the CUDA toolkit, in the system, in MOEBIUS_NCCL_ROOT, and in the
-# wheels of the python3 that is first on the path. Leaves MOEBIUS_HAS_NCCL, NCCL_INCLUDE_DIR and NCCL_LIBRARY.
+# NCCL, for ranks with a GPU each. Its header is needed to build, and its library when such ranks
+# start, at the path found here or wherever the loader looks.
+# The places to look are MOEBIUS_NCCL_ROOT, the CUDA toolkit, the system, and the wheels of the
+# first python3 of the PATH.
+# Sets MOEBIUS_HAS_NCCL, NCCL_INCLUDE_DIR and NCCL_LIBRARY.
 set(MOEBIUS_NCCL_ROOT "" CACHE PATH "where to look for NCCL first")
 set(MOEBIUS_NCCL_HINTS ${MOEBIUS_NCCL_ROOT} ${CUDAToolkit_LIBRARY_ROOT} /usr/local/cuda ${MOEBIUS_WHEELS}/nvidia/nccl)
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${MOEBIUS_NCCL_HINTS} PATH_SUFFIXES include)

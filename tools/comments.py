@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Comments that a formatter has filled anew: formulas and lists merged into prose, and words left over in a line."""
+"""Finds comments that a formatter has filled anew: formulas and lists merged into prose, and words
+left over in a line.
+"""
 
 import re
 import sys
 
 from sources import CPP, read, report, root_from_arguments, sources
 
-COLUMNS = 120  # of .clang-format: it broke a line where the next word would have passed them
+COLUMNS = 120  # of .clang-format: it breaks a line where the next word would pass this column
 SHORT = 16  # letters of a word that looks lost in a line of its own
 COMMENT = re.compile(r"( *)//( *)(.*)")
 FORMULA = re.compile(r"\w+(\[[^]]*\])? [+*]?= ")
-INSIDE = re.compile(r"[\w.)\]] \w+(\[[^]]*\])? [+*]?= \w+\[")  # a formula behind other words
-ITEM = re.compile(r"\S  +\S")  # a name and what it means
+INSIDE = re.compile(r"[\w.)\]] \w+(\[[^]]*\])? [+*]?= \w+\[")  # a formula after other words
+ITEM = re.compile(r"\S  +\S")  # a name and its meaning
 
 
 class Line:
@@ -20,12 +22,14 @@ class Line:
         self.length, self.place, self.indent = len(text), len(code), len(blanks)
 
     def fits(self, after):
-        """Whether the first word of the line after it would have had room in this one."""
+        """Returns whether this line had room for the first word of the line after it."""
         return self.length + 1 + len(after.words.split()[0]) <= COLUMNS
 
 
 def paragraphs(text):
-    """(number of the first line, lines) of comments that have lines of their own, cut at empty ones."""
+    """Yields (number of the first line, lines) of comments on lines of their own. Empty lines separate
+    them.
+    """
     block = []
     for number, line in enumerate([*text.splitlines(), ""], 1):
         match = COMMENT.fullmatch(line)
@@ -37,15 +41,15 @@ def paragraphs(text):
 
 
 def wrong(before, line, after):
-    """What is wrong with a line of a paragraph, given its neighbours (None where there is none)."""
+    """Returns what is wrong with a line of a paragraph, given its neighbours (None where there is none)."""
     if before is None or before.fits(line):
-        return None  # the writer began the line here: only one that a formatter may have begun is looked at
+        return None  # the writer began the line here; only lines that a formatter may have begun are checked
     prose = re.match(r"[a-z]+\b(?![._])", line.words)
     under_item = line.indent < before.indent or line.indent == before.indent > 1 and ITEM.search(before.words)
     if prose and under_item and not ITEM.search(line.words):
-        return "an item of a list goes on without its indentation"
+        return "an item of a list continues without its indentation"
     if FORMULA.match(before.words) and line.indent == before.indent or INSIDE.search(line.words):
-        return "a formula merged into prose; it has a line of its own, and what goes on is indented"
+        return "a formula merged into prose; give it a line of its own, and indent what continues it"
     if " " not in line.words and len(line.words) <= SHORT:
         return f"a word left over: {line.words}"
     early = after is not None and line.fits(after) and line.length < COLUMNS - SHORT and line.words[-1] not in ".:;)"

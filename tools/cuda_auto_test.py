@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""cmake/cuda.cmake with toolkits that cannot build the CUDA backend: `auto` goes on without it, `on` says what is missing;
-and with another toolkit than the folder was configured with before. cmake/cudnn.cmake with a cuDNN that attention does not use.
+"""Tests cmake/cuda.cmake with toolkits that cannot build the CUDA backend: `auto` leaves it out, and
+`on` says what is missing.
+Tests a toolkit other than that of the last configuration too, and cmake/cudnn.cmake with a cuDNN
+that attention does not use.
 
-usage: tools/cuda_auto_test.py CMAKE
+usage: tools/cuda_auto_test.py CMAKE GENERATOR      the generator of this build: the default one may have no program here
 """
 import os
 import pathlib
@@ -22,12 +24,12 @@ COMPILES = 'while [ $# -gt 0 ]; do [ "$1" = -o ] && : >"$2"; shift; done\n'
 OLD = SAYS_VERSION.format("12.4")
 BROKEN = SAYS_VERSION.format("13.0") + "echo 'nvcc fatal: no cicc' >&2; exit 1\n"
 
-# name, the toolkit's nvcc (None: there is no such folder), more options, what is said
+# name, the toolkit's nvcc (None: there is no such folder), more options, expected output
 CASES = [
     ("no toolkit of that age", OLD, [], "expected CUDA 13.0 or later; got '12.4'"),
     ("an nvcc that says nothing", "exit 0\n", [], "expected CUDA 13.0 or later; got '' from "),
     ("an nvcc that does not start", "echo 'nvcc: no libstdc++' >&2; exit 127\n", [],
-     "bin/nvcc --version failed (nvcc: no libstdc++); mend the toolkit or set CUDA_HOME to another"),
+     "bin/nvcc --version failed (nvcc: no libstdc++); repair the toolkit or set CUDA_HOME to another"),
     ("a CUDA_HOME that is not there", None, [], "/toolkit has no bin/nvcc; set CUDA_HOME to a CUDA toolkit, or unset it"),
     ("an nvcc that is broken", BROKEN, [], "does not compile a kernel for sm_90a (nvcc fatal: no cicc)"),
     ("no development files", SAYS_VERSION.format("13.0") + COMPILES, ["-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=TRUE"],
@@ -36,7 +38,7 @@ CASES = [
 
 
 class Project:
-    """A project that includes a script of ours, in a folder with toolkits."""
+    """A project that includes one of our scripts, in a folder with toolkits."""
 
     def __init__(self, folder, languages="NONE", script="cuda.cmake"):
         self.folder = pathlib.Path(folder)
@@ -52,9 +54,9 @@ class Project:
         return program
 
     def configure(self, toolkit, build, *options):
-        """Return the exit status and all that was said, without line breaks."""
+        """Returns the exit status and all output, without line breaks."""
         env = dict(os.environ, CUDA_HOME=str(self.folder / toolkit))
-        ran = subprocess.run([sys.argv[1], "-S", str(self.folder), "-B", str(self.folder / build), *options], env=env,
+        ran = subprocess.run([sys.argv[1], "-G", sys.argv[2], "-S", str(self.folder), "-B", str(self.folder / build), *options], env=env,
                              capture_output=True, text=True, check=False)
         return ran.returncode, " ".join((ran.stdout + ran.stderr).split())
 
@@ -70,7 +72,7 @@ def check_unfit(name, nvcc, options, said):
         if nvcc:
             project.add_toolkit("toolkit", nvcc)
         status, text = project.configure("toolkit", "auto", "-DMOEBIUS_CUDA=auto", *options)
-        good = status == 0 and "backend: FALSE" in text and said in text and "built for the CPU alone" in text
+        good = status == 0 and "backend: FALSE" in text and said in text and "built for the CPU only" in text
         status, insisted = project.configure("toolkit", "on", "-DMOEBIUS_CUDA=on", *options)
         return report(name, good and status != 0 and said in insisted, text, insisted)
 
@@ -92,7 +94,7 @@ def real_nvcc():
 
 
 def check_fit_then_another():
-    """Two toolkits that pass on to the one that is here."""
+    """Tests two toolkits that forward to the installed one."""
     name = "a fit toolkit, then another"
     with tempfile.TemporaryDirectory() as temporary:
         project = Project(temporary, "CXX")
@@ -118,7 +120,7 @@ def check_cudnn(minor, said):
 def main():
     failed = sum(check_unfit(*case) for case in CASES) + check_unfit_then_another() + check_fit_then_another()
     failed += check_cudnn(19, "cuDNN: 9.19, ") + check_cudnn(20, "cuDNN: 9.20 (not used: attention takes 9.19 alone), ")
-    failed += check_cudnn(8, "cuDNN: attention runs on our own kernels alone")
+    failed += check_cudnn(8, "cuDNN: attention runs on our own kernels only")
     sys.exit(failed != 0)
 
 

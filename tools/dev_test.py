@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""`./dev build` with tools that only talk: what it repeats of the configuration, and where it looks for nvcc."""
+"""Tests `./dev build` with tools that only print: what it repeats of the configuration, and where it
+looks for nvcc.
+"""
 import os
 import pathlib
 import shutil
@@ -17,13 +19,13 @@ cat <<'T'
 [1/1] Linking CXX executable moebius
 T
 """
-# Leaves a mark where the wheel with the headers of cuDNN's frontend is asked for.
+# Leaves a mark when the wheel with the headers of cuDNN's frontend is requested.
 PYTHON = '#!/bin/sh\ncase "$*" in *"pip download"*) touch build/asked ;; esac\n'
 
-# name, what the configuration says, what is repeated of it
+# name, output of the configuration, what is repeated of it
 CASES = [
-    ("without CUDA", "-- CUDA: expected CUDA 13.0 or later; built for the CPU alone",
-     "   CUDA: expected CUDA 13.0 or later; built for the CPU alone\n"),
+    ("without CUDA", "-- CUDA: expected CUDA 13.0 or later; built for the CPU only",
+     "   CUDA: expected CUDA 13.0 or later; built for the CPU only\n"),
     ("without cuDNN", "-- CUDA: 13.0.88, a/nvcc\n-- cuDNN: what is missing:\n  its headers\n-- NCCL: nccl.h was not found",
      "   CUDA: 13.0.88, a/nvcc\n   cuDNN: what is missing:\n     its headers\n   NCCL: nccl.h was not found\n"),
 ]
@@ -36,7 +38,7 @@ def write_program(path, text):
 
 
 def build(folder, configuration, arguments=()):
-    """What `./dev build` prints in a folder of its own, with an nvcc in CUDA_HOME alone."""
+    """Returns the output of `./dev build` in a folder of its own, where only CUDA_HOME has an nvcc."""
     folder = pathlib.Path(folder)
     shutil.copy(DEV, folder / "dev")
     for name, text in [("cmake", CMAKE.format(configuration)), ("ninja", "#!/bin/sh\n"), ("g++", "#!/bin/sh\n"),
@@ -59,7 +61,7 @@ def check(name, configuration, expected):
 
 
 def check_wheels():
-    """Asked for with an nvcc in CUDA_HOME, unless CUDA is left out."""
+    """The headers are requested if CUDA_HOME has an nvcc, unless CUDA is off."""
     with tempfile.TemporaryDirectory() as auto, tempfile.TemporaryDirectory() as off:
         build(auto, "")
         build(off, "", ["--cuda", "off"])

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Documents that people can read: narrow lines, one sentence a line, links that exist, the words of docs/terms.md."""
+"""Checks that people can read the documents: narrow lines, one sentence a line, links that exist, the
+words of docs/terms.md.
+"""
 
 import re
 import sys
@@ -11,7 +13,7 @@ from terms import checked_in
 PAGES = ("README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md")
 MAX_COLUMNS = 100
 README_LINES = 150
-GLOSSARY = "docs/terms.md"  # its table quotes what the other pages may not say
+GLOSSARY = "docs/terms.md"  # its table quotes words that other pages must not use
 
 FENCE = re.compile(r"\s*(```|~~~)")
 MARKER = re.compile(r"^\s*([-*+]|\d+\.|>)\s+")
@@ -34,7 +36,7 @@ def is_code_by_indent(line, before):
 
 
 def prose(text):
-    """(line number, line) of all that is neither code nor an HTML comment."""
+    """Yields (line number, line) of all text that is neither code nor an HTML comment."""
     fenced = commented = False
     before = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -57,12 +59,14 @@ def without_targets(line):
 
 
 def is_set_by_machine(line):
-    """Headings, rows of tables, HTML: what has no lines or sentences of its own."""
+    """Returns whether a line is a heading, a row of a table or HTML, which need no lines or sentences
+    of their own.
+    """
     return line.lstrip().startswith(("#", "|", "<"))
 
 
 def is_links_alone(line):
-    """Nothing but links and what separates them."""
+    """Returns whether a line has nothing but links and separators."""
     left = TARGET.sub("", MARKER.sub("", line))
     return left != line and not re.search(r"\w", left)
 
@@ -90,7 +94,7 @@ def check_words(path, text, retired):
 
 
 def slug(heading):
-    """The anchor that GitHub gives a heading."""
+    """Returns the anchor that GitHub gives a heading."""
     words = TARGET.sub(lambda found: found.group(1).strip("![]"), heading).replace("`", "")
     return re.sub(r"[^\w\- ]", "", words.strip().lower()).replace(" ", "-")
 
@@ -110,7 +114,7 @@ def targets(line):
 
 
 def why_broken(root, path, target):
-    """What is wrong with a link of a page; None for one that leads somewhere."""
+    """Returns what is wrong with a link of a page, or None if its target exists."""
     name, _, anchor = target.partition("#")
     file = (root / path.parent / name).resolve() if name else root / path
     if not file.exists():
@@ -137,7 +141,7 @@ def check_links(root, path, text):
 def check_length(path, text):
     lines = len(text.splitlines())
     if str(path) == "README.md" and lines > README_LINES:
-        yield f"{path}: {lines} lines, at most {README_LINES}: what a newcomer needs later belongs in docs/guide"
+        yield f"{path}: {lines} lines, at most {README_LINES}: move what a newcomer needs later to docs/guide"
 
 
 def check_page(root, path, retired):

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
-"""Reference states for tests/golden, written with PyTorch and transformers; and the comparison against them.
+"""Writes reference states for tests/golden with PyTorch and transformers, and compares outputs with
+them.
 
-    tools/golden.py --write [DIR]             rewrites every case under DIR (default tests/golden/data)
-    tools/golden.py --check CASE OUT [--bf16] compares what `moebius forward` wrote with CASE/expected.safetensors
+    tools/golden.py --write [DIR]             rewrites every case under DIR (default
+    tests/golden/data)
+    tools/golden.py --check CASE OUT [--bf16] compares the output of `moebius forward` with
+    CASE/expected.safetensors
 
-A case is a Hugging Face folder (config.json, model.safetensors under the hub's names) plus tokens.safetensors and
-expected.safetensors; tests/golden/data/README.md lists the tensors. Writing needs torch, transformers, safetensors
-and numpy; checking only the last two. Everything is f32 on the CPU with the eager attention and the eager experts,
-whose order of sums is fixed. The same versions write the same bytes.
+A case is a Hugging Face folder (config.json, model.safetensors under the hub's names) plus
+tokens.safetensors and expected.safetensors. tests/golden/data/README.md lists the tensors.
+Writing needs torch, transformers, safetensors and numpy. Checking needs only the last two.
+Everything is f32 on the CPU with the eager attention and the eager experts, whose order of sums is
+fixed.
+The same versions write the same bytes.
 """
 
 import argparse
@@ -30,18 +35,20 @@ MTP_COEFF = 0.3
 
 
 def provenance():
-    """Metadata of every safetensors file: one entry, because the order of several is not fixed."""
+    """Metadata of every safetensors file. It has one entry, because the order of several is not fixed."""
     import torch
     import transformers
     return {"made_by": f"tools/golden.py --write, format 1, torch {torch.__version__}, "
                        f"transformers {transformers.__version__}"}
 
 
-CORRECTION = "e_score_correction_bias"  # of DeepSeek-V3's choice; a buffer, without a gradient
+CORRECTION = "e_score_correction_bias"  # a buffer that corrects DeepSeek-V3's choice; it has no gradient
 
 
 def build_model(config, rope, seed):
-    """Random weights, far from degenerate: logits of order 1, router scores apart from each other, norms unlike one."""
+    """Draws random weights that are not degenerate: logits of order 1, distinct router scores, norms
+    other than one.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     keys = dict(config)
@@ -54,20 +61,22 @@ def build_model(config, rope, seed):
             noise = torch.randn(p.shape, generator=random)
             p.copy_(1 + 0.3 * noise if "norm" in name else spread_of(config, name) * noise)
         for name, b in sorted(model.named_buffers()):
-            if name.endswith(CORRECTION):  # some scores must be below 0 with it
+            if name.endswith(CORRECTION):  # with it some scores must be below 0
                 b.copy_(0.2 * torch.randn(b.shape, generator=random) - 0.6)
     return model.eval()
 
 
 def spread_of(config, name):
-    """gpt_oss: sinks that matter among some scores, and pre-activations of which many are beyond their limit."""
+    """Draws for gpt_oss sinks that matter among some scores, and many pre-activations beyond their limit."""
     if config["model_type"] != "gpt_oss":
         return 0.25
     return 1.0 if name.endswith((".sinks", ".gate_up_proj")) else 0.25
 
 
 def hub_tensors(model):
-    """The parameters under their names on the hub: what save_pretrained writes, which takes fused experts apart."""
+    """Returns the parameters under their names on the hub. save_pretrained writes them, and splits
+    fused experts.
+    """
     from safetensors.torch import load_file
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -75,7 +84,9 @@ def hub_tensors(model):
 
 
 def hub_gradients(model):
-    """Gradients under hub names: the model with its gradients for weights takes the same path as the weights."""
+    """Returns gradients under hub names. A model whose weights are the gradients is saved in the same
+    way as the weights.
+    """
     import copy
     import torch
     gradients = copy.deepcopy(model)
@@ -95,8 +106,11 @@ def all_layers(model, mtp):
 
 
 def predict_ahead(model, mtp, row, begin, end):
-    """[depth, tokens, V]: logits of multi-token prediction in a document of a row, by the modules of transformers. Depth
-    k reads the row shifted by k, zeros behind its end; what it reads behind the document's end nothing else sees."""
+    """Returns logits [depth, tokens, V] of multi-token prediction in a document of a row, computed by
+    the modules of transformers.
+    Depth k reads the row shifted by k, with zeros after its end. Reads beyond the document's end do
+    not affect other results.
+    """
     import torch
     hidden = model.model(input_ids=row[None, begin:end], use_cache=False).last_hidden_state
     unseen = torch.full((end - begin, end - begin), torch.finfo(torch.float32).min).triu(1)[None, None]
@@ -111,8 +125,9 @@ def predict_ahead(model, mtp, row, begin, end):
 
 
 def run_model(model, tokens, documents, mtp=None):
-    """Logits [1 + depths,B,S,V] and, for each MoE layer, expert ids [B*S,k] by falling weight. Each document runs
-    alone."""
+    """Returns logits [1 + depths,B,S,V] and, for each MoE layer, expert ids [B*S,k] by falling weight.
+    Each document runs separately.
+    """
     import torch
     logits, chosen, modules = [], {}, []
     routers = {i: router_of(layer) for i, layer in enumerate(all_layers(model, mtp))}
@@ -127,7 +142,7 @@ def run_model(model, tokens, documents, mtp=None):
             ends = np.cumsum(lengths).tolist()
             parts = [predict_ahead(model, mtp, row, end - n, end) for n, end in zip(lengths, ends)]
             modules.append(torch.cat(parts, 1))
-        chosen = {i: outs[:of_main.get(i)] for i, outs in chosen.items()}  # the layers before them ran once more
+        chosen = {i: outs[:of_main.get(i)] for i, outs in chosen.items()}  # the earlier layers ran once more
     for hook in hooks:
         hook.remove()
     ahead = torch.stack(modules, 1) if mtp else torch.zeros(0, *torch.stack(logits).shape)
@@ -136,8 +151,10 @@ def run_model(model, tokens, documents, mtp=None):
 
 
 def mtp_loss(logits, tokens, documents):
-    """Mean over the depths of the mean loss of each: over the rows whose token k + 1 further on is in the row, and the
-    one before that, which is the last that is read, in the row's own document."""
+    """Returns the mean over the depths of the mean loss of each depth.
+    A loss counts rows for which token k + 1 further on is in the row, and the token before that
+    one, the last that is read, is in the row's own document.
+    """
     import torch
     import torch.nn.functional as F
     losses = []
@@ -154,7 +171,7 @@ def mtp_loss(logits, tokens, documents):
 
 
 def build_mtp(model, depths, seed):
-    """Modules as transformers builds them beside a model, with weights like the model's."""
+    """Returns modules as transformers builds them beside a model, with weights like the model's."""
     import torch
     from transformers.modeling_layers import MtpModel
     mtp = MtpModel(model, depths)
@@ -171,7 +188,9 @@ def build_mtp(model, depths, seed):
 
 
 def mtp_tensors(mtp, num_layers, value):
-    """value(parameter or buffer) of the modules under their names on the hub, fused experts taken apart."""
+    """Returns value(parameter or buffer) of the modules under their names on the hub, with fused
+    experts split.
+    """
     tensors = {}
     for name, t in [*mtp.layers.named_parameters(), *mtp.layers.named_buffers()]:
         depth, rest = name.split(".", 1)
@@ -193,8 +212,9 @@ def mtp_tensors(mtp, num_layers, value):
 
 
 def add_mtp(folder, model, mtp):
-    """The modules into a folder, with the copies of embedding and head that released models carry; read back by
-    transformers they are the same."""
+    """Writes the modules to a folder, with the copies of embedding and head that released models have.
+    transformers must read back the same modules.
+    """
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
@@ -213,7 +233,9 @@ def add_mtp(folder, model, mtp):
 
 
 def choice_scores(gate, config, logits):
-    """What experts are chosen by, minus infinity outside the best groups; and how far the groups are apart."""
+    """Returns the scores that choose experts, minus infinity outside the best groups; and the gap
+    between groups.
+    """
     import torch
     family = config["model_type"]
     scores = logits.sigmoid() + getattr(gate, CORRECTION) if family == "deepseek_v3" else logits.softmax(-1)
@@ -227,8 +249,10 @@ def choice_scores(gate, config, logits):
 
 
 def check_routing(layers, routers, config):
-    """The reference must mean what we think: logits, not probabilities; no near ties; the experts that we would choose.
-    Returns the expert ids of each MoE layer by falling score."""
+    """Checks that the reference has the expected meaning: logits rather than probabilities, no near
+    ties, the experts that we would choose.
+    Returns the expert ids of each MoE layer by falling score.
+    """
     import torch
     ids_by_score, k = {}, config.get("num_experts_per_tok")
     for layer, (logits, weights, ids) in routers.items():
@@ -244,14 +268,14 @@ def check_routing(layers, routers, config):
 
 
 def check_clipping(model, tokens):
-    """Some elements of q, of k and of v are beyond clip_qkv, some are not."""
+    """Checks that some elements of q, of k and of v are beyond clip_qkv, and some are not."""
     import torch
     limit, outputs, hooks = model.config.clip_qkv, {}, []
     for layer in model.model.layers:
         attention = layer.self_attn
         for name, module in (("q", attention.q_norm), ("k", attention.k_norm), ("v", attention.v_proj)):
             hooks.append(module.register_forward_hook(
-                lambda _, __, out, name=name: outputs.setdefault(name, []).append(out)))  # cut in place afterwards
+                lambda _, __, out, name=name: outputs.setdefault(name, []).append(out)))  # clipped in place afterwards
     with torch.no_grad():
         model(input_ids=tokens, use_cache=False)
     for hook in hooks:
@@ -262,7 +286,9 @@ def check_clipping(model, tokens):
 
 
 def check_packed(model, tokens, documents, logits):
-    """The same row in one pass, with restarting positions and a block-diagonal causal mask, must agree."""
+    """Checks that the same row in one pass, with restarting positions and a block-diagonal causal
+    mask, agrees.
+    """
     import torch
     for row, lengths, expected in zip(tokens, documents, logits):
         document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -277,7 +303,7 @@ def check_packed(model, tokens, documents, logits):
 
 
 def pack_fp8(weight, block):
-    """What DeepSeek's checkpoints hold of a matrix: 8-bit floats, and amax / 448 of each block."""
+    """Returns a matrix as DeepSeek's checkpoints store it: 8-bit floats, and amax / 448 of each block."""
     import torch
     rows, cols = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -cols % block[1], 0, -rows % block[0]))
@@ -298,7 +324,7 @@ def is_packed(name, tensor):
 
 
 def round_to_fp8(model, block):
-    """The model with the weights that its packed tensors stand for, and all tensors of its file."""
+    """Returns the model with the weights that its packed tensors represent, and all tensors of its file."""
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
     plain, packed = hub_tensors(model), {}
@@ -325,7 +351,9 @@ def write_fp8(folder, packed, block):
 
 
 def pack_mxfp4(weight):
-    """What gpt_oss checkpoints hold of a weight [E, in, out]: blocks of 32 along `in`, two numbers a byte, and scales."""
+    """Returns a weight [E, in, out] as gpt_oss checkpoints store it: blocks of 32 along `in`, two
+    numbers per byte, and scales.
+    """
     import torch
     rows = weight.transpose(1, 2).unflatten(-1, (-1, 32))
     exponent = rows.abs().amax(-1, keepdim=True).log2().floor().clamp(-125, 125) - 2
@@ -336,7 +364,7 @@ def pack_mxfp4(weight):
 
 
 def round_to_mxfp4(model):
-    """Rounds the experts' weights as transformers unpacks them; gives all tensors of the file."""
+    """Rounds the experts' weights to what transformers unpacks, and returns all tensors of the file."""
     import torch
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
     packed = hub_tensors(model)
@@ -360,7 +388,7 @@ def write_mxfp4(folder, packed):
 
 
 def respell(folder, spelling):
-    """config.json as hub files of v4 spell it; save_pretrained wrote the v5 keys."""
+    """Writes config.json in the spelling of v4 files on the hub; save_pretrained wrote the v5 keys."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     if spelling == "v4":
@@ -379,7 +407,7 @@ def respell(folder, spelling):
 
 
 def respell_deepseek(config):
-    """As DeepSeek's own files are, which came before the classes of transformers."""
+    """Uses the spelling of DeepSeek's own files, which are older than the classes of transformers."""
     for v5, hub in {"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts",
                     "num_mtp_layers": "num_nextn_predict_layers"}.items():
         if v5 in config:
@@ -394,7 +422,7 @@ def respell_deepseek(config):
 
 
 def check_reload(folder, tokens, documents, expected):
-    """The folder as written, read back by transformers, is the same model."""
+    """Checks that transformers reads the same model back from the folder."""
     from transformers import AutoModelForCausalLM
     model, info = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", output_loading_info=True,
                                                        attn_implementation="eager", experts_implementation="eager")
@@ -404,7 +432,7 @@ def check_reload(folder, tokens, documents, expected):
 
 
 def check_unpacks(folder, expected):
-    """transformers reads the packed folder as the model that we rounded."""
+    """Checks that transformers reads the packed folder as the model that we rounded."""
     import torch
     from transformers import AutoModelForCausalLM, Mxfp4Config
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", quantization_config=Mxfp4Config(dequantize=True))
@@ -476,7 +504,7 @@ def write_case(data, name, seed):
 
 
 def write_adamw(path):
-    """Five steps of torch.optim.AdamW with clipping by the global norm; small enough to follow by hand."""
+    """Five steps of torch.optim.AdamW with clipping by the global norm, small enough to follow by hand."""
     import torch
     from safetensors.torch import save_file
     random = torch.Generator().manual_seed(7)
@@ -513,7 +541,7 @@ def write_adamw(path):
 README = """# Reference states
 
 Made by {made_by}. That command rewrites all of it.
-f32, CPU, eager attention, eager experts. The same line stands in the metadata of every safetensors file.
+f32, CPU, eager attention, eager experts. The same line is in the metadata of every safetensors file.
 
 Each folder is a Hugging Face model (`config.json`, `model.safetensors` under the hub's names) with
 
@@ -601,7 +629,9 @@ def cosine(a, b):
 
 
 def judge(name, got, want, bf16):
-    """(measure, value, gate, ok) of one tensor. A gate of None shows the value without judging it."""
+    """Returns (measure, value, gate, ok) of one tensor. With a gate of None the value is shown but not
+    judged.
+    """
     if not np.isfinite(got).all():
         return "finite", 0.0, 1.0, False
     if name.startswith("router."):
@@ -619,9 +649,10 @@ def judge(name, got, want, bf16):
 
 def judge_gradient(got, want, bf16):
     value = cosine(got, want)
-    if bf16:  # a few roundings turn a small tensor's gradient, a near tie moves an expert's: judged all together
+    if bf16:  # a few roundings turn a small tensor's gradient, and a near tie moves an expert's, so all are judged together
         return "cosine", value, None, True
-    # The cosine is blind to scale, the ratio of the norms is not. An expert without tokens has zero on both sides.
+    # The cosine is blind to scale, but the ratio of the norms is not. An expert without tokens has
+    # zeros on both sides.
     stretch = abs(np.linalg.norm(got) / max(np.linalg.norm(want), 1e-30) - 1) if want.any() else 0.0
     if stretch > 1e-4:
         return "norm off by", float(stretch), 1e-4, False

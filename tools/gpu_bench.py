@@ -1,7 +1,9 @@
-"""The named workloads on a GPU, one after the other, as one table: for gpu_check.py, `--only bench`.
+"""Runs the named workloads on a GPU, one after the other, and writes one table. It serves
+`gpu_check.py --only bench`.
 
-Each is a call of `moebius bench`, which compares what it computed with plain loops and fails when that is off. bench.json
-holds all that they printed, bench.md the table.
+Each workload is a call of `moebius bench`, which compares its results with plain loops and fails
+when they are wrong.
+bench.json holds all outputs, and bench.md the table.
 """
 import datetime
 import json
@@ -18,7 +20,7 @@ COLUMNS = ["bench", "of", "ms", "TFLOP/s", "of peak", "of roofline", "relative e
 
 
 def workloads():
-    """The arguments of each call, without the device."""
+    """Returns the arguments of each call, without the device."""
     layers = [["moe-layer", "--shape", shape, "--routing", routing] for shape in SHAPES for routing in ("balanced", "zipf")]
     experts = [["experts", "--shape", shape] for shape in SHAPES]
     steps = [["step", "--recipe", str(ROOT / "recipes" / (name + ".toml"))] for name in RECIPES]
@@ -26,7 +28,7 @@ def workloads():
 
 
 def commit():
-    """Of the sources; empty where git does not know them."""
+    """Returns the commit of the sources. It is empty where git does not know them."""
     try:
         ran = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True,
                              text=True, check=False)
@@ -36,7 +38,7 @@ def commit():
 
 
 def result_of(text):
-    """The object that a bench printed among what else was said; nothing where there is none."""
+    """Returns the object in the output of a bench, or None if there is none."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             try:
@@ -47,7 +49,7 @@ def result_of(text):
 
 
 def case_of(result):
-    """What a workload was given, in a few words."""
+    """Describes the settings of a workload in a few words."""
     if "recipe" in result:
         return pathlib.Path(result["recipe"]).stem
     words = [result["shape"], result.get("routing", "")]
@@ -61,7 +63,9 @@ def percent(share):
 
 
 def rows_of(result):
-    """Lines of the table: of a layer, whose forward pass is in the backward's line again, that line alone."""
+    """Returns the lines for the table. Of a layer it is only the backward's line, whose time includes
+    the forward pass.
+    """
     case = case_of(result)
     if result["bench"] == "step":
         return [["step", case, f"{result['median_ms']:.1f}", f"{result['model_tflops']:.3g}", percent(result["ratio_to_gemm"]),
@@ -77,7 +81,7 @@ def table(rows):
 
 
 def report(date, of_commit, benches):
-    """The head and the table of all that gave a result."""
+    """Returns the head and the table of all workloads that gave a result."""
     results = [bench["result"] for bench in benches if bench["result"]]
     machine = results[0]["machine"] if results else "no result"
     head = f"{date}, {'commit ' + of_commit if of_commit else 'commit not known'}, {machine}"
@@ -85,7 +89,9 @@ def report(date, of_commit, benches):
 
 
 def run_one(options, run, arguments, number, device):
-    """Call one of them; return what bench.json says of it. run: a command with a limit of time, as in gpu_check.py."""
+    """Runs one workload and returns what bench.json says of it. run: a command with a limit of time,
+    as in gpu_check.py.
+    """
     command, log, begin = ["bench", *arguments, "--device", device, "--json"], options.log / f"bench.{number}.txt", time.time()
     status = run([options.build / "moebius", *command], options.limit, log)
     text = log.read_text(encoding="utf-8", errors="replace")
@@ -98,7 +104,7 @@ def run_one(options, run, arguments, number, device):
 
 
 def run_benches(options, run, totals, calls=None, device="cuda"):
-    """All of them; one that fails, or says nothing, is a failed check."""
+    """Runs all workloads. One that fails, or prints nothing, is a failed check."""
     if not (options.build / "moebius").exists():
         print(f"{options.build / 'moebius'} is not there: build all of it")
         totals.failed += 1

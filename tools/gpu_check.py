@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Everything that wants a GPU, on a machine that has one: the tests that other machines skip, and compute-sanitizer's memcheck
-and racecheck over the tables of the ops, in parts beside each other with a limit of time each. Where --only names it, bench:
-the workloads of gpu_bench.py, timed as one table.
+"""Runs all checks that need a GPU: the tests that other machines skip, and compute-sanitizer's
+memcheck and racecheck over the op tests.
+The sanitizers run in parallel parts, each with a limit of time. With `--only bench` it times the
+workloads of gpu_bench.py as one table.
 
-usage: tools/gpu_check.py [--build DIR] [--only tests,memcheck,racecheck,bench] [--parts N] [--jobs N] [--limit SECONDS] [--log DIR]
+usage: tools/gpu_check.py [--build DIR] [--only tests,memcheck,racecheck,bench] [--parts N] [--jobs
+N] [--limit SECONDS] [--log DIR]
 
-Exit status 0 when every test passed, every part ended in its time, nothing was found that is not in KNOWN_RACES and no
-workload failed; the last line is `N passed, N failed, N skipped`, a part of a sanitizer and a workload counting as one.
+Exit status 0 when every test and workload passed, every part ended in time, and no finding is
+outside KNOWN_RACES.
+The last line is `N passed, N failed, N skipped`. A part of a sanitizer and a workload each count as
+one.
 """
 import argparse
 import collections
@@ -23,7 +27,7 @@ import time
 
 import gpu_bench
 
-# Programs, and which of their tests want a GPU. The tables of the ops run on each device by themselves.
+# Programs, and the tests of each that need a GPU. The op tests run on each device by themselves.
 PROGRAMS = [
     ("device_test", "OnAccelerator*"),
     ("ops_test", "*"),
@@ -37,19 +41,21 @@ PROGRAMS = [
     ("tests_cli", "*Gpu*"),
 ]
 
-# Functions, by how their names begin, of which racecheck reports what is none: warps that hand shared memory over by an mbarrier
-# which the copy engine's bytes complete. What is written is followed by an arrival (release), what is read by a wait for that
-# phase (acquire); racecheck does not see the order that this makes. docs/design/numerics.md, "On a GPU".
-# With whom: empty where every partner is known.
+# Functions, by the beginnings of their names, for which racecheck reports races that are none.
+# Their warps hand over shared memory by an mbarrier that the copy engine's bytes complete. A write
+# is followed by an arrival (release), and a read follows a wait for that phase (acquire).
+# racecheck does not see this order. See docs/design/numerics.md, "On a GPU".
+# The second name is the partner of the race. It is empty where every partner is known.
 KNOWN_RACES = [
     ("produce_queries", ""),  # attention_bwd: rows of lse and delta (ops/attention/sm90/attention_bwd.cu)
-    # expert_wgrad: the next note is written when all who read the last one have arrived from the cluster's both blocks
+    # expert_wgrad: the next note is written after all readers of the last one have arrived, from
+    # both blocks of the cluster.
     ("read_note", "write_note"),
     ("write_note", "read_note"),
     ("nvjet_", ""),  # cuBLASLt's products
     ("cudnn_", ""),  # cuDNN's attention
 ]
-FOUND_SOMETHING = 99  # the sanitizer's exit status then
+FOUND_SOMETHING = 99  # the sanitizer's exit status after a finding
 
 
 class Totals:
@@ -58,19 +64,21 @@ class Totals:
 
 
 def run(command, limit, log, env=None):
-    """Run a command, all it says into a file; return its exit status, None when it took longer than `limit` seconds."""
+    """Runs a command with all output to a file. Returns its exit status, or None when it took longer
+    than `limit` seconds.
+    """
     with open(log, "w", encoding="utf-8") as out:
         with subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})},
                               start_new_session=True) as started:
             try:
                 return started.wait(limit)
             except subprocess.TimeoutExpired:
-                os.killpg(started.pid, signal.SIGKILL)  # what it has started, too
+                os.killpg(started.pid, signal.SIGKILL)  # with all processes that it has started
                 return None
 
 
 def why_no_gpu(options):
-    """What the test of the accelerator says when it is skipped; empty where there is a GPU."""
+    """Returns why the test of the accelerator was skipped. It is empty where there is a GPU."""
     log = options.log / "gpu.txt"
     program = options.build / "tests" / "device_test"
     if not program.exists():
@@ -83,7 +91,9 @@ def why_no_gpu(options):
 
 
 def run_program(options, name, names):
-    """Return passed, failed, skipped of a test program; a program that died or was late counts as one failed test more."""
+    """Returns passed, failed, skipped of a test program. A program that died or ran too long counts as
+    one more failed test.
+    """
     report = options.log / (name + ".json")
     report.unlink(missing_ok=True)
     if not (options.build / "tests" / name).exists():
@@ -91,7 +101,7 @@ def run_program(options, name, names):
         return 0, 1, 0
     status = run([options.build / "tests" / name, "--gtest_filter=" + names, "--gtest_brief=1",
                   "--gtest_output=json:" + str(report)], options.limit, options.log / (name + ".txt"))
-    try:  # nothing when the program died; gtest breaks its report where something fails outside a test
+    try:  # missing when the program died; gtest breaks its report where something fails outside a test
         suites = json.loads(report.read_text(encoding="utf-8"))["testsuites"]
     except (OSError, ValueError):
         return 0, 1, 0
@@ -119,7 +129,7 @@ def find_sanitizer():
 
 
 def function_of(race):
-    """The name of the function in a line of racecheck, without its namespaces and arguments."""
+    """Returns the name of the function in a line of racecheck, without its namespaces and arguments."""
     named = re.sub(r"(<unnamed>|\(anonymous namespace\))::", "", race.partition(" access at ")[2])
     return re.split(r"[<(+]", named)[0].split(" ")[-1].split("::")[-1]
 
@@ -131,7 +141,9 @@ def is_known(race, partners):
 
 
 def findings_of(text):
-    """The lines that begin a finding, and those among them that are known to be none, with all whom they name."""
+    """Returns the first lines of findings, and those among them that are known races with all their
+    partners.
+    """
     found, known = [], []
     blocks = re.findall(r"^========= +(?:Error: |Warning: )?((?:Race reported|Invalid|Misaligned|Uninitialized|Program hit|"
                         r"Leaked|Out-of-range|Barrier error|Potential).*)((?:\n=========  +and .*)*)", text, re.MULTILINE)
@@ -143,7 +155,7 @@ def findings_of(text):
 
 
 def run_part(options, sanitizer, tool, part):
-    """Return 'clean', or what is wrong with this part, and how many known races it named."""
+    """Returns 'clean', or what is wrong with this part, and how many known races it reported."""
     log = options.log / f"{tool}.{part}.txt"
     status = run([sanitizer, "--tool", tool, "--error-exitcode", str(FOUND_SOMETHING), options.build / "tests" / "ops_test", "--gtest_brief=1"],
                  options.limit, log, {"GTEST_TOTAL_SHARDS": str(options.parts), "GTEST_SHARD_INDEX": str(part)})

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""gpu_check.py on programs that only talk: what it counts, and what it takes for a failure."""
+"""Tests gpu_check.py on programs that only print: what it counts, and what it treats as a failure."""
 import json
 import os
 import pathlib
@@ -37,7 +37,8 @@ AND_WRITE = "=========     and Write access at moebius::cuda::sm90::<unnamed>::w
 AND_OTHER = "=========     and Write access at moebius::cuda::sm90::<unnamed>::copy_last_rows(unsigned int)+0xc0 in w.cu:160 [1 hazards]"
 INVALID = "========= Invalid __global__ read of size 4 bytes"
 
-# A program `moebius` that prints what the workloads do, by their name; steps may end otherwise.
+# A program `moebius` that prints the results of the workloads, by their names. Steps may end
+# otherwise.
 MOEBIUS = """#!/bin/sh
 echo 'a line of the log' >&2
 case "$2" in
@@ -66,7 +67,7 @@ ROWS = ["| moe_layer_fwd_bwd | olmoe, zipf | 2.500 | 650 | 87.5 % | 50.0 % | 2.1
         "| step | bench_dense_3b | 512.2 | 480 | 70.0 % | 80.0 % |  | 31984 |"]
 CALLS, STEPS = len(gpu_bench.workloads()), len(gpu_bench.RECIPES)
 
-# what it shows, GPU, report, status, what the sanitizer says first, only, exit status, words
+# what it shows, GPU, report, status, first output of the sanitizer, only, exit status, words
 CASES = [
     ("no GPU", NO_GPU, GOOD, 0, "", "tests", 1, "gpu-check: no GPU can be used"),
     ("all good", GPU, GOOD, 0, "", "tests,memcheck", 0, f"{2 * len(gpu_check.PROGRAMS) + 2} passed, 0 failed, {len(gpu_check.PROGRAMS)} skipped"),
@@ -98,13 +99,13 @@ def write_program(path, text):
 
 
 def moebius_that(ends):
-    """Prints canned results, and ends so."""
+    """Prints canned results, and ends with a given exit status."""
     texts = {name: json.dumps(result) for name, result in (("step", STEP), ("attention", ATTENTION), ("layer", LAYER))}
     return MOEBIUS.format(**texts, end=ends)
 
 
 def is_kept(log):
-    """bench.json has what every workload printed, bench.md the table."""
+    """bench.json has the output of every workload, and bench.md the table."""
     kept = json.loads((log / "bench.json").read_text())
     results = [bench["result"] for bench in kept["benches"]]
     return (len(results) == CALLS and results[0] == LAYER and results[-1] == STEP and set(kept) == {"date", "commit", "benches"}

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Every header compiles alone and says #pragma once; every .cc includes its own header first. Headers of CUDA code are
-compiled by nvcc, where there is one.
+"""Checks that every header compiles by itself and has #pragma once, and that every .cc includes its
+own header first.
+nvcc compiles the headers of CUDA code, where there is one.
 
-A header that a source file includes first is compiled alone by the build; the others are compiled here. What compiled
-is remembered by the hash of the header and of all that it includes, so that a second run costs nothing.
+A header that a source file includes first is already compiled by the build. The others are compiled
+here.
+Successes are remembered by the hash of the header and of all its includes, so a second run costs
+nothing.
 """
 
 import concurrent.futures
@@ -20,8 +23,8 @@ from sources import is_test, read, report, root_from_arguments, sources
 
 COMPILE = [os.environ.get("CXX", "g++"), "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
            "-Wno-missing-field-initializers", "-march=native", "-fopenmp-simd", "-Isrc", "-I.",
-           # What the build tells tests of where they are (tests/CMakeLists.txt).
-           '-DMOEBIUS_SOURCE_DIR=""', '-DMOEBIUS_BINARY_DIR=""', "-x", "c++", "-"]
+           # The definition that the build passes to tests (tests/CMakeLists.txt).
+           '-DMOEBIUS_SOURCE_DIR=""', "-x", "c++", "-"]
 NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
 COMPILE_CUDA = [NVCC, "-std=c++20", "-gencode=arch=compute_90a,code=sm_90a", "--expt-relaxed-constexpr",
                 "-DFMT_USE_CONSTEXPR=1", "-Isrc", "-I.", "-x", "cu", "-c", "-o", os.devnull]
@@ -30,12 +33,12 @@ CACHE = ".cache/headers.json"
 
 
 def find_header(root, header):
-    """The project file that an include in quotes means, or None."""
+    """Returns the project file that an include in quotes names, or None."""
     return next((folder / header for folder in (root / "src", root) if (folder / header).is_file()), None)
 
 
 def closure(root, file, seen):
-    """file and the project files that it includes, directly or not."""
+    """Returns `file` and all project files that it includes, directly or not."""
     if file not in seen:
         seen.add(file)
         for _, quote, header in includes(read(root, file)):
@@ -53,7 +56,9 @@ def content_hash(root, path):
 
 
 def compiled_by_build(root):
-    """The headers that a source file includes before anything else. Tests have precompiled headers before that."""
+    """Returns the headers that a source file includes before anything else. Tests have precompiled
+    headers before that.
+    """
     files = (path for path in sources(root, (".cc", ".cu")) if not is_test(path))
     firsts = (next(includes(read(root, path)), None) for path in files)
     found = (find_header(root, first[2]) for first in firsts if first and first[1] == '"')
@@ -65,7 +70,7 @@ def is_cuda(root, path):
 
 
 def compile_alone(root, path):
-    """None, or the compiler's first words."""
+    """Returns None, or the first lines of the compiler's errors."""
     command = [*COMPILE_CUDA, root / path] if is_cuda(root, path) else COMPILE
     run = subprocess.run(command, input=f'#include "{root / path}"\n', cwd=root, capture_output=True, text=True, check=False)
     return None if run.returncode == 0 else f"{path}: does not compile alone:\n" + "\n".join(run.stderr.splitlines()[:8])

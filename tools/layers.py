@@ -11,9 +11,9 @@ LAYERS = [
     ("device",),
     ("io", "comm", "config"),
     ("tokenizer", "hub", "ops"),
-    ("data", "memory", "precision"),
+    ("data", "memory", "precision", "checkpoint"),
     ("model",),
-    ("parallel", "checkpoint"),
+    ("parallel",),
     ("engine",),
     ("weights",),
     ("train",),
@@ -46,14 +46,14 @@ THIRD_PARTY = {
 }
 TEST_ONLY = ("gtest/", "gmock/", "rapidcheck")
 BENCH_ONLY = ("benchmark/",)
-# Headers of C++ have neither folder nor suffix; of C, POSIX and the compiler these are known.
+# Headers of C++ have neither folder nor suffix. Those of C, POSIX and the compiler are listed here.
 SYSTEM = re.compile(r"[a-z0-9_]+$|(sys|linux|arpa|netinet|net)/[a-z0-9_/.]+\.h$"
                     r"|(unistd|stdlib|fcntl|dlfcn|sched|signal|pthread|poll|dirent|errno|cpuid|immintrin|getopt|spawn|netdb|ifaddrs|glob)\.h$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
 
 def includes(text):
-    """(line number, quote or angle, header) of each include."""
+    """Yields (line number, quote or angle, header) of each include."""
     for number, line in enumerate(text.splitlines(), 1):
         found = INCLUDE.match(line)
         if found:
@@ -90,9 +90,9 @@ def check_system(path, header):
 
 
 def check_file(root, path, text):
-    """Complaints about one file of src/."""
+    """Yields complaints about one file of src/."""
     if len(path.parts) < 3 or path.parts[1] not in LEVEL:
-        yield f"{path}: stands in no folder of the layers ({', '.join(LEVEL)})"
+        yield f"{path}: is in no folder of the layers ({', '.join(LEVEL)})"
         return
     for number, quote, header in includes(text):
         complaint = check_project(root, path, header) if quote == '"' else check_system(path, header)

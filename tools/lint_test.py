@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Each lint must pass a good tree and fail on each bad sample, with the words that tell why."""
+"""Tests that each lint passes a good tree, and fails on each bad sample with the words that explain why."""
 
 import pathlib
 import subprocess
@@ -20,7 +20,7 @@ GOOD = {
                      "| Thingy | Item | `\\bThingy\\b` | all |\n",
     "docs/a.md": "# A\n\nAn oldie, and `oldword` in code.\n\n    Two. Lines oldword.\n\n```\nTwo. Lines oldword.\n```\n",
     "src/core/sums.cc": "// sum[t] = x[t] + y[t]   (when y is given; x itself otherwise)\n// out[t] = sum[t] * scale\n"
-                        "//   row   an item that fills its line up to the last column, so that what follows it stands in a line of its own,\n"
+                        "//   row   an item that fills its line up to the last column, so that what follows it is in a line of its own,\n"
                         "//         under its words\n",
     "src/core/older.cc": "// A sum.\n// Of `oldword` it is the code.\nint oldword = 1;  // what is added\nauto url = \"http://oldword\";\n",
     "src/cli/main.cc": '#include <cstdlib>\n\n#include "ops/norm/norm.h"\n\nint main() { std::exit(std::getenv("A") != nullptr); }\n',
@@ -29,7 +29,7 @@ HEADER = "#pragma once\n"
 NAMESPACE = "namespace moebius {\n"
 LONG = "\n" * 801
 MEASURED = '{"title": "", "subtitle": "", "sources": {}, "layers": []}'
-FULL = "all that fills a line, " * 5  # and leaves no room for a word of the next one
+FULL = "all that fills a line, " * 5  # and leaves no room for a word of the next line
 CONDITIONALS = "#ifdef __A__\n#endif\n" * 4
 
 # lint, file, text, words of the complaint
@@ -38,7 +38,7 @@ BAD = [
     ("layers", "src/io/a.cc", '#include "comm/b.h"\n', "comm (layer 2) is a sibling of io (layer 2)"),
     ("layers", "src/core/a.cc", '#include "shape.h"\n', "must be its full path from src/"),
     ("layers", "src/core/a.cc", '#include "core/none.h"\n', "is not a file below src/"),
-    ("layers", "src/odd/a.cc", "", "stands in no folder of the layers"),
+    ("layers", "src/odd/a.cc", "", "is in no folder of the layers"),
     ("layers", "src/ops/norm/a.cc", '#include "ops/norm/norm_ref.h"\n', "only tests may include it"),
     ("layers", "src/model/a.cc", "#include <oneapi/dnnl/dnnl.hpp>\n", "is for ops, cli only"),
     ("layers", "src/core/a.cc", "#include <gtest/gtest.h>\n", "is for tests only"),
@@ -83,8 +83,8 @@ BAD = [
     ("docs", "docs/measurements/moe_layers.json", MEASURED, "moe_layers.svg is not the picture of"),
     ("comments", "src/core/a.cc", f"// sum[t] = x[t] + y[t]   (when {FULL}\n// of y) out[t] = sum[t] * scale\n", "a.cc:2: a formula merged into prose"),
     ("comments", "src/core/a.cc", f"// {FULL} Of these too\n// many are left. best = score[t] + bias\n", "a.cc:2: a formula merged into prose"),
-    ("comments", "src/core/a.cc", f"//   row   {FULL}\n//   results\n//         are summed\n", "a.cc:2: an item of a list goes on"),
-    ("comments", "src/core/a.cc", f"//         {FULL}\n// results are summed\n", "a.cc:2: an item of a list goes on"),
+    ("comments", "src/core/a.cc", f"//   row   {FULL}\n//   results\n//         are summed\n", "a.cc:2: an item of a list continues"),
+    ("comments", "src/core/a.cc", f"//         {FULL}\n// results are summed\n", "a.cc:2: an item of a list continues"),
     ("comments", "src/core/a.cc", f"int a;\n// {FULL}\n// begin.\n", "a.cc:3: a word left over: begin."),
     ("comments", "src/core/a.cc", f"// {FULL}\n// of all, in\n// the order of their ranks\n", "a.cc:2: a line broken in the middle of a sentence"),
 ]
@@ -98,7 +98,7 @@ def write(root, files):
 
 
 def run(lint, files):
-    """(exit status, output) of the lint over the good tree with these files on top."""
+    """Returns (exit status, output) of the lint over the good tree with these files on top."""
     with tempfile.TemporaryDirectory() as folder:
         write(pathlib.Path(folder), {**GOOD, **files})
         result = subprocess.run([sys.executable, TOOLS / f"{lint}.py", folder], capture_output=True, text=True, check=False)
@@ -112,7 +112,7 @@ def main():
         if status != 0:
             failures.append(f"{lint}: fails on the good tree:\n{output}")
     for lint, name, text, words in BAD:
-        # Two siblings need something to see.
+        # A lint of siblings needs two of them.
         status, output = run(lint, {"src/comm/b.h": HEADER + NAMESPACE + "struct A {\n};\n}\n", "src/ops/norm/norm_ref.h": HEADER, name: text})
         if status != 1 or words not in output:
             failures.append(f"{lint}: must fail with '{words}' on {name}; got status {status}:\n{output}")

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
-"""A type of namespace moebius has one definition. Two in different files are undefined behaviour that no compiler sees:
-the linker keeps one copy of std::vector<T> for both, and one of the two then writes past its elements."""
+"""Checks that a type of namespace moebius has one definition. Two definitions in different files are
+undefined behaviour that no compiler sees.
+The linker keeps one copy of std::vector<T> for both, and one of the two then writes past its
+elements.
+"""
 
 import collections
 import re
@@ -8,7 +11,7 @@ import sys
 
 from sources import CPP, read, report, root_from_arguments, sources
 
-# The format has every namespace and every type outside of others start in the first column.
+# The format puts every namespace, and every type outside other types, in the first column.
 OPEN = re.compile(r"(?:inline )?namespace\s*([\w:]*)\s*\{")
 CLOSE = re.compile(r"\}\s*// namespace")
 TEMPLATE = re.compile(r"template <.*>\s+(?=struct |class |union )")
@@ -18,7 +21,7 @@ MOST_LINES = 8  # from the first word of a type to its brace
 
 
 def types(text):
-    """(line number, full name) of the types that other files can see; a specialisation is none."""
+    """Yields (line number, full name) of the types that other files can see, without specializations."""
     namespaces = []
     lines = text.splitlines()
     for number, line in enumerate(lines):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Starts an op: its folder with a working example (rows times a number), and its lines in the list of backends.
+"""Starts an op: a folder that holds a working example, which multiplies rows by a number.
 
 usage: new_op.py NAME [ROOT]      NAME in snake_case, for example layer_norm
 """
@@ -36,24 +36,6 @@ def write_files(name, folder):
         file = folder / template.relative_to(TEMPLATES).parent / re.sub("^op", name, template.name).removesuffix(".in")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    return camel
-
-
-def insert(path, before, lines):
-    """lines in front of the one line that is `before`."""
-    text = path.read_text()
-    if text.count(before) != 1:
-        fail(f"{path}: expected '{before.strip()}' once; got it {text.count(before)} times")
-    path.write_text(text.replace(before, lines + before))
-
-
-def declare(name, camel, ops):
-    """The lines in backends.h, for both devices."""
-    backends = ops / "backends.h"
-    insert(backends, "\nnamespace cpu {\n", f"struct {camel}Fwd;\nstruct {camel}Bwd;\n")
-    declarations = f"void {name}_fwd(Stream& s, const {camel}Fwd& a);\nvoid {name}_bwd(Stream& s, const {camel}Bwd& a);\n"
-    for device in ("cpu", "cuda"):
-        insert(backends, f"}}  // namespace {device}\n", declarations)
 
 
 def format_files(files):
@@ -67,12 +49,10 @@ def main():
         fail("usage: ./dev new-op NAME")
     name = sys.argv[1]
     root = pathlib.Path(sys.argv[2]) if len(sys.argv) == 3 else TEMPLATES.parent.parent
-    ops = root / "src" / "ops"
-    folder = ops / name
+    folder = root / "src" / "ops" / name
     check_name(name, folder)
-    camel = write_files(name, folder)
-    declare(name, camel, ops)
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file()] + [ops / "backends.h"]
+    write_files(name, folder)
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
     format_files(files)
     for file in files:
         print(file.relative_to(root))

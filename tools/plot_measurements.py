@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Draws the picture of the README from committed measurements, with nothing but Python's library.
+"""Draws the picture of the README from committed measurements, with Python's standard library only.
 
-usage: tools/plot_measurements.py [ROOT]      writes docs/measurements/moe_layers.svg from moe_layers.json beside it
+usage: tools/plot_measurements.py [ROOT]      writes docs/measurements/moe_layers.svg from
+moe_layers.json beside it
 
-A time is one number or the two ends of a range, in milliseconds, and names the source that it comes from. tools/docs.py
-fails where the picture is not what this program writes.
+A time is one number or the two ends of a range, in milliseconds, and names its source.
+tools/docs.py fails when the picture is not the output of this program.
 """
 
 import json
@@ -42,7 +43,7 @@ def label(ms):
 
 
 def bar(x, y, time, scale):
-    """The row of one program: its name, a bar to the slower end of its range, and the figure."""
+    """Draws the row of one program: its name, a bar to the slower end of its range, and the figure."""
     length = round(max(time["ms"]) * scale, 1)
     kind = "ours" if time["software"] == "Moebius" else "bar"
     return [text(x + NAME_WIDTH - 8, y + 12, time["software"], anchor="end"),
@@ -55,7 +56,7 @@ def panel_height(layer):
 
 
 def panel(x, y, layer):
-    """One layer; each has a scale of its own, which begins at 0."""
+    """Draws one layer. Each layer has a scale of its own, which begins at 0."""
     scale = SCALE_WIDTH / max(max(time["ms"]) for time in layer["times"])
     lines = [text(x + NAME_WIDTH, y + 14, layer["name"], "panel")]
     for row, time in enumerate(layer["times"]):
@@ -78,7 +79,7 @@ def notes(data):
 
 
 def picture(data):
-    """The SVG, a function of the measurements alone."""
+    """Returns the SVG, a function of the measurements only."""
     check(data)
     layers, lines, y = data["layers"], [], HEAD
     for first in range(0, len(layers), 2):
@@ -101,7 +102,7 @@ def drawn(root):
 
 
 def stale(root):
-    """A complaint where the picture is not that of the measurements; nothing where there are none."""
+    """Yields a complaint when the picture is not that of the measurements."""
     if not (root / DATA).is_file():
         return
     file = root / PICTURE

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Sizes: files of at most 800 lines, hardly any preprocessor conditional, and a report of lines and function lengths.
+"""Checks sizes: files of at most 800 lines, and hardly any preprocessor conditionals. Reports lines
+and lengths of functions.
 
-Function lengths are an estimate from braces: what opens after a parameter list, at namespace or class level, is a
-function.
+Lengths of functions are an estimate from braces. A brace after a parameter list, at namespace or
+class level, opens a function.
 """
 
 import re
@@ -26,7 +27,7 @@ def strip(line):
 
 
 def functions(text):
-    """(name, first line, lines) of each function."""
+    """Yields (name, first line, lines) of each function."""
     found, depth, head, head_line, inside = [], 0, "", 0, None
     for number, line in enumerate(map(strip, text.splitlines()), 1):
         if inside is None:
@@ -53,7 +54,7 @@ def check_lengths(texts):
 
 
 def check_conditionals(texts):
-    """Features are files; the conditionals that are left are for compilers and instruction sets."""
+    """Features are files. The remaining conditionals are for compilers and instruction sets."""
     places = []
     for path, text in texts.items():
         for number, line in enumerate(text.splitlines(), 1):

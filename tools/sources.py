@@ -1,4 +1,4 @@
-"""The project's own source files, as the lints see them."""
+"""Finds the project's own source files for the lints."""
 
 import pathlib
 import sys
@@ -9,19 +9,19 @@ SUFFIXES = (*CPP, ".py", ".sh", ".cmake", ".txt")
 
 
 def sources(root, suffixes=SUFFIXES):
-    """Paths relative to root, sorted."""
+    """Returns paths relative to root, sorted."""
     found = [path for folder in FOLDERS for path in (root / folder).rglob("*") if path.suffix in suffixes]
     return sorted(path.relative_to(root) for path in found if path.is_file())
 
 
 def documents(root):
-    """What people read and edit beside the sources."""
+    """Returns the documents that people read and edit beside the sources."""
     found = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("recipes/**/*.toml"), root / "dev"]
     return sorted(path.relative_to(root) for path in found if path.is_file())
 
 
 def is_test(path):
-    """Tests, references and what tests share."""
+    """Returns whether a file belongs to tests: tests, references and shared parts of tests."""
     return path.parts[0] == "tests" or path.stem.endswith(("_test", "_ref", "testing"))
 
 
@@ -30,12 +30,12 @@ def read(root, path):
 
 
 def root_from_arguments():
-    """The folder named on the command line, or the one above this file."""
+    """Returns the folder named on the command line, or the one above this file."""
     return pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
 
 
 def report(name, complaints, summary):
-    """Prints every complaint, or one line when all is well; returns the exit status."""
+    """Prints every complaint, or one line when there is none. Returns the exit status."""
     for complaint in complaints:
         print(f"{name}: {complaint}")
     print(f"{name}: {len(complaints)} to mend" if complaints else f"{name}: {summary}")

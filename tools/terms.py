@@ -1,4 +1,4 @@
-"""The retired words of docs/terms.md, which is their one source."""
+"""Reads the retired words of docs/terms.md, their only source."""
 
 import re
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Term(NamedTuple):
 
 
 def cells(line):
-    """The cells of a row of a Markdown table; \\| is a bar inside a cell."""
+    """Returns the cells of a row of a Markdown table. \\| is a bar inside a cell."""
     return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
 
 
@@ -26,7 +26,7 @@ def term_of(row):
 
 
 def terms(root):
-    """Every row of the table. ValueError for a row that is not complete; empty without the page."""
+    """Returns every row of the table; none without the page. Raises ValueError for an incomplete row."""
     page = root / PAGE
     if not page.is_file():
         return []
@@ -38,5 +38,5 @@ def terms(root):
 
 
 def checked_in(root, where):
-    """The terms that a script refuses: where is "docs" for Markdown pages, "all" for sources."""
+    """Returns the terms that a script refuses. `where` is "docs" for Markdown pages, "all" for sources."""
     return [term for term in terms(root) if term.pattern and where in ("docs", term.where)]

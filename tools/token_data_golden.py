@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Token datasets as Megatron-LM's tools/preprocess_data.py --append-eod makes them, from the Hugging Face library.
+"""Writes token datasets as Megatron-LM's tools/preprocess_data.py --append-eod makes them, with the
+Hugging Face library.
 
     tools/token_data_golden.py [DIR]   rewrites DIR (default tests/golden/data/token_data)
 
-DIR/documents.jsonl holds the texts of tests/golden/data/tokenizers, some of them empty; DIR/STYLE.bin and DIR/STYLE.idx
-are what comes of them with the tokenizer of that style. Needs numpy and tokenizers. The same versions write the same
-bytes.
+DIR/documents.jsonl holds the texts of tests/golden/data/tokenizers, some of them empty.
+DIR/STYLE.bin and DIR/STYLE.idx are the dataset that the tokenizer of that style gives.
+Needs numpy and tokenizers. The same versions write the same bytes.
 """
 
 import json
@@ -21,7 +22,7 @@ DTYPE_CODE = {np.uint16: 8, np.int32: 4}
 
 
 def encode(tokenizer, eod, text):
-    """One sequence a document; a text without ids is a document without a sequence."""
+    """Yields one sequence per document. A text without ids is a document without a sequence."""
     ids = tokenizer.encode(text).ids
     return ids + [eod] if ids else []
 

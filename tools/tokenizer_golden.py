@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""Small tokenizers in the styles of well-known models, and what the Hugging Face library makes of difficult texts.
+"""Writes small tokenizers in the styles of well-known models, and the results of the Hugging Face
+library on difficult texts.
 
     tools/tokenizer_golden.py [DIR]   rewrites DIR (default tests/golden/data/tokenizers)
 
-DIR/texts.json is a list of texts. DIR/STYLE/tokenizer.json is a vocabulary trained on Genesis as the program `bible`
-prints it and on a few lines in other scripts; DIR/STYLE/expected.json has for each text the ids and the text that these
-decode to. DIR/characters.json has for some styles a hash of the ids that every character gets, 4096 characters a hash.
+DIR/texts.json is a list of texts.
+DIR/STYLE/tokenizer.json has a vocabulary trained on Genesis, as the program `bible` prints it, and
+on a few lines in other scripts.
+DIR/STYLE/expected.json has the ids of each text, and the text to which these decode.
+DIR/characters.json has for some styles a hash of the ids of every character, with 4096 characters
+per hash.
 Needs the package tokenizers. The same version writes the same bytes.
 """
 
@@ -31,7 +35,7 @@ TEXTS = [
     "", "a", " ", "  ", "   x", "\n", "\r\n\r\n", "\t \n x", "Hello, world!", "In the beginning God created the heaven",
     "I'm you're HE'LL it'S 'tis \u017f 's'", "  leading and trailing   ", "don't DON'T can\u2019t",
     "a\u00a0b\u2003c\u180ed\ufeffe\u3000f", "12345678901234 3.14159 \u0661\u0662\u0663 \u216b \u00bd \u00b2",
-    # composed and not, compatibility forms, marks out of order, marks alone
+    # composed and decomposed, compatibility forms, marks out of order, marks only
     "\u00e9 e\u0301 \u1e9b\u0323 \ufb01 \u2460 \u00c5 \u212b", "\u0301\u0301\u0323a\u0301\u0323", "\uac01 \u1100\u1161\u11a8",
     "\u0130STANBUL \u0131i \u1e9e \u03a3\u03c2", "\ufdfa \u337f",
     # emoji, joined and with a skin tone
@@ -41,7 +45,7 @@ TEXTS = [
     "\U0001d400\U0010ffff\ue000", "\u0000\u0001\u007f\u001b[0m", "\u200b\u200d\u2060", "\u3400\U00020000", "a\u0345b",
     "\ua66e \u1fb3 \u01c5 \u02b0", "$100 + 5% = ^_^ `~` |", "mixedCaseHTTPServer fooBAR", "def f(x):\n    return x**2  # no\n\n\n",
     "https://example.com/a?b=c&d=e#f", "a" * 53, "ab" * 200, " " * 40 + "x", "\n\n\n\n a\n\n",
-    # added tokens: alone, inside, beside spaces, spelled almost right
+    # added tokens: by themselves, inside words, beside spaces, spelled almost right
     "<|endoftext|>", "x<|endoftext|>y", "<|im_start|>user\nhi<|im_end|>", "<|im_start|", "a <think>  b</think>",
     " <think> <think>", "caf\u00e9 cafe\u0301 CAF\u00c9", "word sword word, words", "<s> </s> <unk> <s>hi", "<0x41> <0xFF>",
     MARKER + "a " + MARKER * 2 + " b" + MARKER + "c", "<|begin_of_text|>hi<|eot_id|>", "<sep>x <sep> y",
@@ -123,7 +127,9 @@ def o200k(corpus):
 
 
 def sentencepiece(corpus, normalizer):
-    """Trained on words, then as SentencePiece lays it out: unknown, begin, end, 256 bytes, tokens; no pre-tokenizer."""
+    """Trains on words and lays the vocabulary out like SentencePiece: unknown, begin, end, 256 bytes,
+    tokens. There is no pre-tokenizer.
+    """
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
@@ -154,7 +160,7 @@ def gemma(corpus):
 
 
 def metaspace(corpus):
-    """Unknown characters that do not fuse; a marker before the first word only."""
+    """Unknown characters are not fused, and only the first word has a marker."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.NFKD()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -166,7 +172,7 @@ def metaspace(corpus):
 
 
 def words(corpus):
-    """Everything that no well-known model uses, at once."""
+    """Has all features at once that no well-known model uses."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), normalizers.Strip()])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -176,7 +182,7 @@ def words(corpus):
 
 
 def pieces(corpus):
-    """Lower case, and a space before each word: its ids show how every character is cut."""
+    """Lower case, and a space before each word. Its ids show how every character is split."""
     tokenizer = byte_level(corpus)
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -186,7 +192,7 @@ def pieces(corpus):
 
 
 STYLES = [gpt2, llama3, qwen2, deepseek3, o200k, llama2, gemma, metaspace, words, pieces]
-# What stands on either side of a character whose class matters: "'t" alone is a token of its own after a letter only.
+# The neighbours of a character whose class matters. "'t" is a token of its own only after a letter.
 CONTEXTS = {"gpt2": ["a", "'t 1"], "llama3": ["a", "'LL1 "], "deepseek3": ["!", "the "], "o200k": ["A", "'s 1"], "pieces": ["a", "1 "]}
 BLOCK, LINE = 4096, 64
 
@@ -205,7 +211,7 @@ def expectation(tokenizer):
 
 
 def hash_of(ids):
-    """FNV-1a, an id a step."""
+    """FNV-1a, one id per step."""
     value = 0xCBF29CE484222325
     for each in ids:
         value = (value ^ each) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF

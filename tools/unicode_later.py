@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""Writes src/io/unicode_later_table.h: the characters that Hugging Face's library knows and Unicode 14 does not.
+"""Writes src/io/unicode_later_table.h: the characters that Hugging Face's library knows and Unicode 14
+does not.
 
     python3.11 tools/unicode_later.py
 
-The library itself says what each character is to it: the categories, Alphabetic and the scripts by what its regular
-expressions match, lower case by its normalizer. What Python's own tables (they must be Unicode 14's) say otherwise is in
-the table, with an older character of the same category, Alphabetic, script and length in UTF-8 that stands in for it: the
-nearest. (Where the script has none such, one of another script.) What is unassigned to the library is in it too, with a character that is so for ever, so that tables newer than
-the library's change nothing either. Two bytes of UTF-8 have no such character; their unassigned ones are left out.
+The library itself says what each character is. Categories, Alphabetic and scripts are the matches
+of its regular expressions, and lower case is the result of its normalizer.
+The table has the characters for which Python's own tables (they must be Unicode 14's) differ. Each
+has a stand-in: the nearest older character of the same category, Alphabetic, script and length in
+UTF-8. Where the script has none, the stand-in is of another script.
+Characters that are unassigned in the library are in the table too, with a stand-in that is
+unassigned forever. So tables newer than the library's change nothing. Two bytes of UTF-8 have no
+such character, and their unassigned characters are left out.
 Needs the package tokenizers and clang-format-14.
 """
 
@@ -50,7 +54,7 @@ def nearest(ordered, c):
 
 
 def later_rows(signature):
-    """[first, last, stand-in] of each longest run of one signature."""
+    """Yields [first, last, stand-in] of each longest run of one signature."""
     older, later = {}, []
     for c, (category, alphabetic, script, size) in signature.items():
         if category == "Cn" and size in NONCHARACTERS:

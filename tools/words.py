@@ -13,7 +13,7 @@ PROSE_CHECKED = ("src/comm", "src/core", "src/device", "src/io", "src/memory")  
 TELEGRAM = re.compile(r"(Of|What|As|Who)\b")
 BAD_NAME = re.compile(r"(^|_)(utils?|helpers?|manager|fast|optimized|v2|new|misc|common)(_|$)")
 
-# In the library: everything in src/ but cli, the tests, and the files named here.
+# These hold for the library, which is all of src/ except cli, tests, and the files named here.
 LIBRARY_RULES = [
     (re.compile(r"\bstd::(cout|cerr|clog)\b|\bf?printf\s*\(|\bfmt::print\b|\bputs\s*\(|\bperror\s*\("),
      "the library never prints; it logs through core/log.h", ("log.cc",)),
@@ -25,7 +25,7 @@ LIBRARY_RULES = [
 
 
 def strip(line):
-    """The line without comment and the insides of strings: a full lexer is more than these rules need."""
+    """Returns the line without comment and string contents. These rules need no full lexer."""
     return re.sub(r'"(\\.|[^"\\])*"', '""', line).split("//")[0]
 
 

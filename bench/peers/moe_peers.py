@@ -30,14 +30,16 @@ class Problem:
 
 
 def choose(p, x_TD):
-    """softmax, the K best, normalised over them."""
+    """softmax, and the K best, normalized over these."""
     scores_TE = torch.softmax(F.linear(x_TD, p.router_ED), dim=-1, dtype=torch.float32)
     weight_TK, topk_TK = torch.topk(scores_TE, p.shape.K, dim=-1)
     return topk_TK, (weight_TK / weight_TK.sum(-1, keepdim=True)).to(x_TD.dtype)
 
 
 class GatherRows(torch.autograd.Function):
-    """Rows sorted by expert. Every row has one pair, so the gradient is a gather and a sum, without atomics."""
+    """Gathers rows sorted by expert. Every row has one pair, so the gradient is a gather and a sum,
+    without atomics.
+    """
 
     @staticmethod
     def forward(ctx, x_TD, row_token_R, pair_row_R, K):
@@ -119,8 +121,9 @@ def transformers_grouped_mm(p):
 
 
 def liger(p, block_m=64):
-    """The Triton kernels of Liger-Kernel. Their autotuning tries few configurations here, the large ones: the whole
-    list compiles for many minutes."""
+    """The Triton kernels of Liger-Kernel. Their autotuning tries only a few large configurations here,
+    because the whole list compiles for many minutes.
+    """
     import triton
     from liger_kernel.ops import fused_moe, fused_moe_kernels
 
@@ -150,7 +153,9 @@ def liger_rows_128(p):
 
 
 def keep_tiles(tiles):
-    """Of the tile shapes that QuACK would try for every kernel, 20 s of compiling each, those that won or came near."""
+    """Keeps those tile shapes of QuACK that were the fastest or nearly so. Each of its tile shapes
+    compiles for 20 s per kernel.
+    """
     from quack import gemm_interface
 
     for tuner in [gemm_interface.gemm_tuned, gemm_interface.gemm_gated_tuned, gemm_interface.gemm_dgated_tuned]:
@@ -193,7 +198,7 @@ def sonicmoe(p, tiles=SONIC_TILES):
 
 
 def given_topk(sonic, s, x_TD, w1, w2, topk_TK, weight_TK, swiglu):
-    """What moe_TC_softmax_topk_layer does after its top-k."""
+    """The part of moe_TC_softmax_topk_layer after its top-k."""
     R = s.T * s.K
     new = lambda n: torch.empty(n, dtype=torch.int32, device=x_TD.device)
     counts, offsets, row_token, row_pair, pair_row = new(s.E), new(s.E + 1), new(R), new(R), new(R)

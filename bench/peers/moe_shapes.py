@@ -1,15 +1,17 @@
-"""The MoE layers that are compared, and where their tokens go.
+"""The MoE layers that are compared, and the routes of their tokens.
 
-Routing is a rule, so that every implementation can make the same counts from (shape, routing, seed) alone:
+Routing is a rule, so that every implementation computes the same counts from (shape, routing, seed):
 
     balanced   slot k of token t goes to expert (t K + k) mod E
-    zipf       popularity p[e] proportional to (rank[e] + 1)^-s with rank[e] = (5 e + 3) mod E, s = 1 by default.
-               E > K: token t takes the K experts with the largest log p[e] - log(-log u(t E + e)), which draws K
-               different experts one after the other by popularity.
-               E = K (the slice of an expert-parallel group, whose rows come from the tokens of many ranks): slot (t, k)
-               takes the first expert whose cumulative popularity exceeds u(t K + k); an expert may come twice.
+    zipf       popularity p[e] is proportional to (rank[e] + 1)^-s with rank[e] = (5 e + 3) mod E, s = 1 by default.
+               E > K: token t takes the K experts with the largest log p[e] - log(-log u(t E + e)). That
+               draws K different experts one after the other by popularity.
+               E = K (a slice of an expert-parallel group, whose rows come from the tokens of many ranks):
+               slot (t, k) takes the first expert whose cumulative popularity exceeds u(t K + k).
+               Slots of a token may take the same expert.
 
-    u(i) = ((m(seed + (i + 1) 0x9E3779B97F4A7C15) >> 11) + 1/2) 2^-53, with the finaliser m of SplitMix64 modulo 2^64.
+    u(i) = ((m(seed + (i + 1) 0x9E3779B97F4A7C15) >> 11) + 1/2) 2^-53,
+    where m is the finalizer of SplitMix64 modulo 2^64.
 """
 
 import dataclasses
@@ -23,7 +25,7 @@ class Shape:
     D: int  # width of the model
     F: int  # width of an expert
     E: int  # experts here
-    K: int  # experts a token goes to
+    K: int  # experts per token
     T: int = 32768
 
     def flops(self):
@@ -54,13 +56,15 @@ def popularity(E, exponent):
 
 
 def zipf_keys(shape, exponent, seed):
-    """[T, E]: what the K largest are taken of."""
+    """Returns keys [T, E], whose K largest are the choice of each token."""
     u = uniform(shape.T * shape.E, seed).reshape(shape.T, shape.E)
     return np.log(popularity(shape.E, exponent)) - np.log(-np.log(u))
 
 
 def route(shape, routing, exponent=1.0, seed=1):
-    """[T, K] i32 experts, and [T, E] f32 logits whose K best they are; None where no router could choose them."""
+    """Returns [T, K] i32 experts, and [T, E] f32 logits whose K largest are these experts. The logits
+    are None where no router could choose them.
+    """
     T, E, K = shape.T, shape.E, shape.K
     if routing == "balanced":
         topk = (np.arange(T * K) % E).reshape(T, K)

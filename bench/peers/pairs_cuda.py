@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""A peer and Moebius in turn on one GPU: the MoE layer forward and backward without the router, each of ours beside the
-mean of its neighbours, so that the clock, which the card's power sets, falls on both.
+"""Compares a peer with Moebius on one GPU: the MoE layer forward and backward without the router.
+The two take turns. Each time of Moebius is compared with the mean of its neighbours, because the
+GPU's clock follows its power.
 
-usage: bench/peers/pairs_cuda.py [--shapes mixtral-8x7b ...] [--peer sonicmoe] [--pairs 5] [--moebius build/moebius]
+usage: bench/peers/pairs_cuda.py [--shapes mixtral-8x7b ...] [--peer sonicmoe] [--pairs 5]
+[--moebius build/moebius]
 
-A line for each pair as it is measured, and the median of each shape. A ratio above 1: Moebius is that much quicker.
+Prints a line for each pair as it is measured, and the median of each shape. A ratio above 1 means
+that Moebius is faster.
 Exit code 3 when PyTorch or a GPU is missing, 1 when Moebius failed.
 """
 
@@ -17,7 +20,7 @@ import subprocess
 import sys
 import time
 
-import torch_cuda  # ends with 3 without PyTorch
+import torch_cuda  # exits with 3 without PyTorch
 from moe_peers import PEERS
 from moe_shapes import SHAPES
 

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""Times a tokenizer.json on one core: the Hugging Face library, and `moebius data build` on the same text.
+"""Times a tokenizer.json on one core: the Hugging Face library, and `moebius data build` on the same
+text.
 
     bench/peers/tokenizers_cpu.py DIR TEXT [--moebius build/moebius]
 
-TEXT is encoded in documents of about 10 kB, lines whole, as training text comes. One JSON object on standard output:
-MB for each second of CPU time, the best of --runs, and whether both count as many ids. moebius_build_mb_per_s is the whole
-command (reading jsonl, encoding, writing the dataset) less the same on a single line; moebius_encode_mb_per_s, which
-compares with the library's figure, leaves out what the command takes on the same text with --tokenizer bytes. DIR must
-name an eos_token.
+TEXT is encoded in documents of about 10 kB of whole lines, like training text. DIR must name an
+eos_token.
+The result is one JSON object on standard output. It has MB for each second of CPU time, the best of
+--runs, and whether both give the same number of ids.
+- moebius_build_mb_per_s is the whole command (reading jsonl, encoding, writing the dataset) less
+  the same on a single line.
+- moebius_encode_mb_per_s compares with the library's figure. It subtracts the time of the command
+  on the same text with --tokenizer bytes.
 Exit code 3 when the package tokenizers is missing.
 """
 
@@ -49,7 +53,9 @@ def best(runs, work):
 
 
 def build(moebius, folder, documents, tokenizer):
-    """The command's output as an object; the dataset is left in the folder."""
+    """Returns a function that runs the command and returns its output as an object. The dataset stays
+    in the folder.
+    """
     lines = "".join(json.dumps({"text": document}) + "\n" for document in documents)
     (folder / "text.jsonl").write_text(lines)
     command = [moebius, "data", "build", "--input", folder / "text.jsonl", "--tokenizer", tokenizer, "--out", folder / "set",

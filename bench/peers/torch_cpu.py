@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Trains the model of recipes/bench_cpu.toml with PyTorch and transformers on the CPU, and times the steps.
+"""Trains the model of recipes/bench_cpu.toml with PyTorch and transformers on the CPU, and times the
+steps.
 
-One JSON object on standard output: the fastest experts implementation of transformers; a table of all on standard
-error.
-A step is `--accumulate` micro-batches forward and backward in bf16, clipping by the global norm, and one AdamW update.
+Prints one JSON object on standard output, for the fastest experts implementation of transformers. A
+table of all is on standard error.
+A step is `--accumulate` micro-batches forward and backward in bf16, clipping by the global norm,
+and one AdamW update.
 Exit code 3 when PyTorch or transformers is missing, 1 when no implementation ran.
 """
 
@@ -64,8 +66,10 @@ def build_model(args, implementation):
 
 
 class AdamW:
-    """torch.optim.AdamW, fused. With master weights the gradients of the step are summed and the update is made in f32;
-    without, in bf16, which is less work and rounds small updates away."""
+    """torch.optim.AdamW, fused. With master weights the gradients of a step are summed in f32, and the
+    update is in f32.
+    Without them both are in bf16, which is less work and rounds small updates away.
+    """
 
     def __init__(self, params, master):
         self.params = [p for p in params if p.requires_grad]
@@ -73,7 +77,7 @@ class AdamW:
         self.adamw = torch.optim.AdamW(self.updated, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def gather_gradients(self):
-        """After each micro-batch: adds the bf16 gradients to the f32 ones."""
+        """Adds the bf16 gradients to the f32 ones after each micro-batch."""
         if self.updated is self.params:
             return
         for p, u in zip(self.params, self.updated):
@@ -93,8 +97,10 @@ class AdamW:
 
 
 def keep_freed_memory():
-    """Has glibc keep freed blocks instead of giving them back: else each step faults its activations in again, page by
-    page, and the peer loses time in the kernel. Does nothing where the C library has no mallopt."""
+    """Makes glibc keep freed blocks. Otherwise each step faults its activations in again, page by
+    page, and the peer loses time in the kernel.
+    Does nothing where the C library has no mallopt.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         trim_threshold, top_pad, mmap_max = -1, -2, -4
@@ -104,7 +110,9 @@ def keep_freed_memory():
 
 
 def refuse_oversize(args, implementation):
-    """batched_mm copies the weights of an expert for every routed token, and autograd keeps the copies."""
+    """Refuses sizes for which batched_mm, which copies an expert's weights for every routed token,
+    needs too much memory.
+    """
     if implementation != "batched_mm":
         return
     routed = args.micro_batch * args.seq_len * args.top_k
@@ -115,7 +123,9 @@ def refuse_oversize(args, implementation):
 
 
 def time_steps(args, implementation, compiled, name):
-    """Of each measured step the seconds and the share of the threads' time that this process ran; and the last loss."""
+    """Returns for each measured step its seconds and the share of the threads' time in which this
+    process ran; and the last loss.
+    """
     refuse_oversize(args, implementation)
     model = build_model(args, implementation)
     run = torch.compile(model) if compiled else model
@@ -151,7 +161,7 @@ def main():
             name = implementation + ("+compile" if compiled else "")
             try:
                 seconds, busy, loss = time_steps(args, implementation, compiled, name)
-            except Exception as error:  # a peer that cannot run is a line of the table, not the end of the bench
+            except Exception as error:  # a failed peer is a line of the table
                 rows.append(f"{name:20s} skipped: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
                 continue
             finally:

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""MoE layers of PyTorch and of other software on one GPU: forward and backward, bf16, T = 32768, timed.
+"""Times MoE layers of PyTorch and of other software on one GPU: forward and backward, bf16, T = 32768.
 
-A table on standard output, with the ratio to Moebius' own time where --moebius names a file of JSON lines that
-`moebius bench moe-layer --device cuda --json` printed, one for each --shape and --routing; what it lacks of them is told on
-standard error. --json FILE writes one JSON object per row.
-Timing: CUDA events around forward and backward, a buffer larger than the L2 cache written between, the median.
-Gradients are fresh in every iteration and bf16: Moebius adds to f32 gradients, which is more bytes.
+Prints a table on standard output. With --moebius it has the ratio to the time of Moebius.
+--moebius names a file of JSON lines that `moebius bench moe-layer --device cuda --json` printed,
+one for each --shape and --routing. Missing times are reported on standard error.
+--json FILE writes one JSON object per row.
+Times are CUDA events around forward and backward, with a buffer larger than the L2 cache written in
+between. The result is the median.
+Gradients are new in every iteration and bf16. Moebius adds to f32 gradients, which is more bytes.
 Exit code 3 when PyTorch or a GPU is missing, 1 when no peer ran.
 """
 
@@ -56,7 +58,7 @@ def make_problem(shape, routing, args, device="cuda"):
     normal = lambda *size, std=1.0: torch.randn(*size, device=device, dtype=torch.bfloat16) * std
     x_TD = normal(shape.T, shape.D)
     topk_TK = torch.from_numpy(topk).to(device)
-    if logits is not None:  # the router reads them off x, so that its own choice is topk
+    if logits is not None:  # the router computes them from x, so that it chooses topk itself
         x_TD[:, :shape.E] = torch.from_numpy(logits).to(device)
         chosen = torch.softmax(x_TD[:, :shape.E].float().gather(1, topk_TK.long()), -1)
     else:
@@ -75,7 +77,9 @@ class Timer:
         self.flush = torch.empty(256 * 2**20, dtype=torch.uint8, device=device)
 
     def median_ms(self, body, args):
-        """body(before, middle, after) records three events. Medians of before-to-after and before-to-middle, and n."""
+        """Times body(before, middle, after), which records three events. Returns medians from before
+        to after and to middle, and n.
+        """
         once = self.events(body)
         once[2].synchronize()
         n = int(min(args.iterations, max(10, args.seconds * 1e3 / once[0].elapsed_time(once[2]))))
@@ -104,7 +108,7 @@ def matrix_tflops(timer, args, n=8192):
 
 
 def kept_bytes(problem, layer, with_router):
-    """What stays allocated between forward and backward beside y."""
+    """Returns the bytes that stay allocated between forward and backward, without y."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     y_TD = layer(problem.x_TD, with_router)
@@ -121,14 +125,14 @@ def results_of(problem, layer, with_router):
 
 
 def references(shape, routing, args):
-    """with_router to y, dx and dw2 of the plainest peer."""
+    """Returns y, dx and dw2 of the simplest peer, by with_router."""
     problem = make_problem(shape, routing, args)
     layer = PEERS["grouped_mm"](problem)
     return {r: results_of(problem, layer, r) for r in [False, True] if problem.routable or not r}
 
 
 def worst_difference(got, expected):
-    """The largest relative L2 distance of y, dx and dw2."""
+    """Returns the largest relative L2 distance of y, dx and dw2."""
     return max(((a.float() - b.float()).norm() / b.float().norm()).item() for a, b in zip(got, expected))
 
 
@@ -150,7 +154,7 @@ def time_layer(timer, problem, layer, with_router, args):
 
 
 def moebius_ms(path):
-    """(shape, routing, router) to milliseconds."""
+    """Returns milliseconds by (shape, routing, router)."""
     times = {}
     for text in open(path) if path else []:
         row = json.loads(text)
@@ -161,7 +165,7 @@ def moebius_ms(path):
 
 
 def warn_of_missing(args, ours):
-    """Says which ratios the table will lack although --moebius was given."""
+    """Reports which ratios the table will lack although --moebius was given."""
     for name, routing, router in itertools.product(args.shapes, args.routing, ROUTERS[args.router]):
         routable = routing == "balanced" or SHAPES[name].E > SHAPES[name].K
         if args.moebius and (routable or not router) and (name, routing, router) not in ours:
@@ -171,7 +175,7 @@ def warn_of_missing(args, ours):
 
 
 def run_peer(timer, name, shape, routing, expected, args, ours):
-    """Rows of one peer on one shape and routing."""
+    """Returns the rows of one peer for one shape and routing."""
     problem = make_problem(shape, routing, args)
     rows = []
     layer = PEERS[name](problem)
@@ -222,7 +226,7 @@ def main():
         for name in args.peers:
             try:
                 new = run_peer(timer, name, shape, routing, expected, args, ours)
-            except Exception as error:  # a peer that cannot run is a line of the table
+            except Exception as error:  # a failed peer is a line of the table
                 reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
                 new = [{"shape": shape.name, "routing": routing, "router": False, "peer": name, "skipped": reason}]
             for row in new:

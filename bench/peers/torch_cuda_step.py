@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Whole training steps of transformers on one GPU, for the models of recipes/bench_*.toml.
+"""Times whole training steps of transformers on one GPU, for the models of recipes/bench_*.toml.
 
-bf16 weights, gradients and fused AdamW states: 8 bytes a parameter where Moebius, with f32 masters, gradients and
-moments, has 18, so this peer does less. Random tokens. A micro-batch forward and backward and the optimizer are timed
-apart; tokens/s are those of a step of --global-batch sequences. --liger takes Liger-Kernel's norms, RoPE, SwiGLU and
-fused cross-entropy. One JSON object a model. Exit code 3 when torch, transformers or a GPU is missing.
+Weights, gradients and fused AdamW states are bf16: 8 bytes per parameter. Moebius has 18, with f32
+masters, gradients and moments. So this peer does less work.
+Tokens are random. The optimizer is timed separately from the forward and backward of a micro-batch.
+tokens/s are those of a step of --global-batch sequences.
+--liger uses Liger-Kernel's norms, RoPE, SwiGLU and fused cross-entropy.
+Prints one JSON object per model. Exit code 3 when torch, transformers or a GPU is missing.
 """
 
 import argparse
@@ -29,7 +31,8 @@ DENSE = Qwen2Config(vocab_size=151936, hidden_size=2048, num_hidden_layers=36, n
 OLMOE = OlmoeConfig(vocab_size=50304, hidden_size=2048, num_hidden_layers=16, num_attention_heads=16,
                     num_key_value_heads=16, intermediate_size=1024, num_experts=64, num_experts_per_tok=8,
                     use_cache=False)
-# config, class, sequence, sequences of a micro-batch and of a step, GFLOP a token by Moebius' count, Liger's name
+# config, class, sequence length, sequences of a micro-batch and of a step, GFLOP per token as
+# Moebius counts, Liger's name
 MODELS = {
     "qwen3-30b-a3b-8layers": (QWEN3, Qwen3MoeForCausalLM, 4096, 4, 32, 5.390, "qwen3_moe"),
     "dense-3b": (DENSE, Qwen2ForCausalLM, 1024, 16, 128, 18.967, "qwen2"),
@@ -51,7 +54,7 @@ def parse_args():
 def build(config, make, liger_name, args):
     if args.liger:
         import liger_kernel.transformers as liger
-        # its fused MoE is slower than grouped_mm here
+        # Liger's fused MoE is slower than grouped_mm here.
         getattr(liger, "apply_liger_kernel_to_" + liger_name)(**({"swiglu": False} if "moe" in liger_name else {}))
     torch.manual_seed(0)
     options = {} if make is Qwen2ForCausalLM else {"experts_implementation": args.experts}
@@ -87,7 +90,7 @@ def measure(name, args):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adamw.step()
 
-    for _ in range(2):  # the second has the optimizer's memory
+    for _ in range(2):  # the second run has the optimizer's memory
         micro_batch()
         update()
         adamw.zero_grad(set_to_none=False)

@@ -7,8 +7,8 @@
 namespace moebius {
 namespace {
 
-// Of a cost of causal sequences, the operations on keys that the mask leaves.
-Cost seen_of(Cost cost, const BenchMask& mask, int64_t S) {
+// Returns, from the cost of causal sequences, the cost of the keys that the mask leaves.
+Cost masked_cost(Cost cost, const BenchMask& mask, int64_t S) {
   const auto pairs = [](int64_t rows, int64_t window) {
     const double n = static_cast<double>(rows), w = static_cast<double>(window);
     return window == 0 || window >= rows ? n * (n + 1) / 2 : w * (w + 1) / 2 + (n - w) * w;
@@ -23,13 +23,13 @@ BenchLine attention_line(BenchDevice& device, BenchTensors& tensors, const char*
                          void (*run)(Stream&, const Op&), const BenchMask& mask) {
   Stream& s = device.stream();
   op.scratch = tensors.bytes(Op::scratch_bytes(op, s));
-  BenchLine line{.name = name, .cost = seen_of(cost(op), mask, op.q_THd.dim(0) / op.batch)};
+  BenchLine line{.name = name, .cost = masked_cost(cost(op), mask, op.q_THd.dim(0) / op.batch)};
   device.time(line, [&] { run(s, op); });
   check_attention(s, line, op, mask);
   return line;
 }
 
-// Where in its sequence the document of each row begins.
+// Returns for each row where its document begins within its sequence.
 std::vector<int32_t> document_starts(const BenchShape& shape, int64_t documents) {
   const int64_t document = shape.seq / documents;
   std::vector<int32_t> starts(shape.T());
@@ -44,9 +44,10 @@ BenchReport bench_attention(const BenchSpec& spec) {
   const BenchMask& mask = spec.mask;
   MOEBIUS_CHECK(usage, mask.window >= 0, "--window: expected at least 0; got {}; 0 lets a query see all keys before it",
                 mask.window);
-  MOEBIUS_CHECK(usage, mask.documents >= 1 && shape.seq % mask.documents == 0,
-                "--documents: expected a divisor of the {} tokens of a sequence; got {}; 1 is one in each sequence",
-                shape.seq, mask.documents);
+  MOEBIUS_CHECK(
+      usage, mask.documents >= 1 && shape.seq % mask.documents == 0,
+      "--documents: expected a divisor of the {} tokens of a sequence; got {}; 1 means one document in each sequence",
+      shape.seq, mask.documents);
   BenchDevice device(spec);
   BenchTensors tensors(device.stream());
   const int64_t T = shape.T(), H = shape.H, G = shape.G, d = shape.head, v_d = shape.v_head;

@@ -6,7 +6,7 @@
 namespace moebius {
 namespace {
 
-// Some of a tensor's rows [T, heads, width], on the host.
+// Some rows of a tensor [T, heads, width], on the host.
 class Heads {
  public:
   Heads(Stream& s, const Tensor& t, int64_t begin, int64_t end)
@@ -31,7 +31,7 @@ void add(BenchSample& sample, const Tensor& result, Stream& s, int64_t t, int64_
 
 Tensor as_rows(const Tensor& lse_TH) { return lse_TH.view({lse_TH.dim(0), lse_TH.dim(1), 1}); }
 
-// Of query head h of row t: o, and the log of the sum of exponentials.
+// The result of query head h of row t: o, and the log of the sum of exponentials.
 struct Row {
   std::vector<double> o;
   double lse = 0;
@@ -48,7 +48,7 @@ Row attention_row(const AttentionFwd& a, const Heads& k, const Heads& v, const s
   return row;
 }
 
-// Queries [begin, end) with what their backward needs.
+// Queries [begin, end) and the inputs of their backward pass.
 struct Queries {
   Queries(Stream& s, const AttentionBwd& a, int64_t begin, int64_t end)
       : q(s, a.q_THd, begin, end),
@@ -60,7 +60,7 @@ struct Queries {
   double scale;
 };
 
-// One of them, of one head.
+// One query of one head.
 struct Query {
   Query(const Queries& of, int64_t t, int64_t h)
       : q(of.q.row(t, h)),

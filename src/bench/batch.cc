@@ -7,7 +7,7 @@ namespace moebius {
 
 void fill_bench_batch(MicroBatch& batch, const RunSpec& run, int64_t step, int64_t m, const DataShare& share) {
   const int64_t S = run.train.seq_len, B = run.train.micro_batch, V = run.model.vocab_size;
-  const int64_t first = (m * share.dp + share.dp_rank) * B;  // sequence of the global batch
+  const int64_t first = (m * share.dp + share.dp_rank) * B;  // the first sequence of the global batch
   const std::vector<int64_t> positions = positions_of_context(S, share.cp, share.cp_rank);
   const Rng rng(run.seed, RngSite::bench, static_cast<uint64_t>(step));
   for (int64_t row = 0; row < B; ++row) {

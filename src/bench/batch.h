@@ -1,4 +1,4 @@
-// The tokens that benchmarks of whole steps train on.
+// The tokens on which benchmarks of whole steps train.
 #pragma once
 
 #include "config/run_spec.h"
@@ -6,8 +6,9 @@
 
 namespace moebius {
 
-// What a rank with this share has of its m-th micro-batch of a step: random ids, targets the ids that follow. The
-// global batch is a pure function of (seed, step).
+// Fills the m-th micro-batch of a step, for a rank with this share. Ids are random, and targets are
+// the ids that follow.
+// The global batch is a pure function of (seed, step).
 void fill_bench_batch(MicroBatch& batch, const RunSpec& run, int64_t step, int64_t m, const DataShare& share = {});
 
 }  // namespace moebius

@@ -11,7 +11,8 @@
 namespace moebius {
 namespace {
 
-// Each workload checks its own results; a sixteenth of the size is enough to see that it runs, counts and compares.
+// Each workload checks its own results. A sixteenth of the size is enough to see that it runs,
+// counts and compares.
 class Workload : public ::testing::TestWithParam<BenchReport (*)(const BenchSpec&)> {};
 
 TEST_P(Workload, IsTimedCountedAndRight) {
@@ -39,7 +40,7 @@ std::string workload_name(const ::testing::TestParamInfo<Workload::ParamType>& i
 INSTANTIATE_TEST_SUITE_P(All, Workload, ::testing::Values(bench_gemm, bench_attention, bench_experts, bench_moe_layer),
                          workload_name);
 
-// As bench/peers/moe_shapes.py draws them.
+// The values are those that bench/peers/moe_shapes.py draws.
 TEST(BenchShapes, TheRuleOfTheRoutes) {
   const auto counts = [](const char* name, BenchRouting::Kind kind) {
     const BenchShape shape = bench_shape(name);
@@ -72,7 +73,8 @@ TEST(BenchShapes, ARouterWouldChooseTheRoute) {
   }
 }
 
-// A GPU's first two steps go op by op and the third is recorded: with fewer the first timed one would hold that.
+// The first two steps on a GPU run eagerly, and the third is captured. With fewer warm-up steps the
+// first timed one would include the capture.
 TEST(BenchStep, WarmsUpUntilStepsAreRecorded) {
   EXPECT_EQ(warm_up_steps(DeviceKind::cuda), 3);
   EXPECT_EQ(warm_up_steps(DeviceKind::cpu), 1);

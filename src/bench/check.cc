@@ -9,7 +9,7 @@ namespace {
 double value(bf16 x) { return to_f32(x); }
 double value(float x) { return x; }
 
-// Eight sums side by side: one alone waits for each of its additions.
+// Eight parallel sums. A single sum would wait for each of its additions.
 template <class T>
 double dot_of(const T* a, const double* b, int64_t n) {
   double lanes[8] = {}, sum = 0;

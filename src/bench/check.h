@@ -1,5 +1,5 @@
-// What the benchmarks compute beside what plain loops in double give for it: elements of the results are compared one
-// by one, relative to the size of what is expected.
+// Compares results of the benchmarks with plain loops in double. Sampled elements are compared one
+// by one, relative to the size of the expected value.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,12 @@
 
 namespace moebius {
 
-// Rows [begin, begin + num_rows) of a tensor seen as a matrix of its last dimension, in host memory. f32, bf16 or i32.
+// Rows [begin, begin + num_rows) of a tensor seen as a matrix of its last dimension, in host
+// memory. The dtype is f32, bf16 or i32.
 class HostRows {
  public:
   HostRows(Stream& s, const Tensor& t, int64_t begin, int64_t num_rows);
-  double at(int64_t row, int64_t column) const;  // row of the tensor
+  double at(int64_t row, int64_t column) const;  // row of the whole tensor
   std::vector<double> row(int64_t row) const;
   double dot(int64_t row, const std::vector<double>& with) const;            // f32 or bf16
   void add_to(std::vector<double>& sums, double factor, int64_t row) const;  // sums += factor * row; f32 or bf16
@@ -30,24 +31,28 @@ class HostRows {
 };
 double dot(const HostRows& a, int64_t a_row, const HostRows& b, int64_t b_row);
 
-// a = silu(gate) up, and its slopes.
+// The value a = silu(gate) up, and its derivatives.
 struct SwigluAt {
   SwigluAt(double gate, double up);
   double a, by_gate, by_up;
 };
 
-// Of `of` rows, a few that are checked: the first, the last and some between, as far from each other.
+// Returns which of `of` rows are checked: the first, the last and some between at equal distances.
 std::vector<int64_t> sampled(int64_t of, int64_t most = 4);
 
-// Elements of one result, each with what is expected of it.
+// Elements of one result, each with its expected value.
 class BenchSample {
  public:
-  // size: of the terms that expected is the sum of, where they may cancel; their rounding stays.
+  // Adds an element. `size` is that of the terms whose sum is `expected`. It matters where terms
+  // cancel, because their rounding errors stay.
   void add(double got, double expected, double size = 0);
-  // |got - expected| / |expected|, norms over all elements, a larger size in place of the expected. Where all of it is
-  // 0 (of a query that sees one key, dq is) the difference of an element, root mean square.
+  // Returns |got - expected| / |expected|, with norms over all elements. A larger `size` replaces
+  // the expected value in the denominator.
+  // Where all expected values are 0, it is the root mean square of the differences. (dq of a query
+  // that sees one key is 0.)
   double relative_error() const;
-  // Whether the norm of what is off is below a third of the expected's own; also where that is 0.
+  // Returns whether the norm of the errors is below a third of the norm of the expected values, or
+  // the latter is 0.
   bool is_off_by_less_than_a_third() const { return expected_squares_ == 0 || 9 * squares_off_ < expected_squares_; }
   double sum_of_got() const { return got_; }
   double sum_of_expected() const { return expected_; }
@@ -57,20 +62,22 @@ class BenchSample {
   double got_ = 0, expected_ = 0, squares_off_ = 0, expected_squares_ = 0, size_squares_ = 0;
 };
 
-// Bounds on the relative error. What is wrong is far above them: zeros are off by 1, a result without its mask by about
-// as much, one with a factor of 1.05 by 0.05.
-//   bf16     A value rounded to bf16 is off by at most 2^-8 of itself, 0.41 of that root mean square, at random. A
-//            result has come through at most 6 roundings (y: x W1, activation, W2, its sum; gradients two more), the
-//            slope of SwiGLU makes up to twice as much of one: 0.41 sqrt(6) 2 = 2 units, and twice that is never met
-//            by chance.
-//   f32_sum  f32 sums of bf16 products. Tensor cores cut off what does not fit rather than round it, so that errors
-//            add up: 2^-24 for each 16 of at most 2^15 products is 2^-13; eight times that.
-//   f32      Products of f32, at most 2^13 of them, each addition rounded at random: 2^-24 sqrt(2^13) = 2^-17.5; eight
-//            times that. Factors rounded to TF32 would be off by 2^-12 and more.
+// Bounds on the relative error. Wrong results are far above them. Zeros have an error of 1, and a
+// result without its mask about the same. A result with a factor of 1.05 has an error of 0.05.
+//   bf16     A value rounded to bf16 has a random error of at most 2^-8 of itself, 0.41 of that in
+//            root mean square. A result has passed at most 6 roundings (y: x W1, activation, W2,
+//            its sum; gradients two more), and the slope of SwiGLU at most doubles one. That is
+//            0.41 sqrt(6) 2 = 2 units. Twice that never happens by chance.
+//   f32_sum  f32 sums of bf16 products. Tensor cores truncate instead of rounding, so errors add up:
+//            2^-24 for each 16 of at most 2^15 products is 2^-13. The bound is eight times that.
+//   f32      Products of f32, at most 2^13 of them, with random rounding in each addition:
+//            2^-24 sqrt(2^13) is 2^-17.5. The bound is eight times that. Factors rounded to TF32 have
+//            errors of 2^-12 or more.
 constexpr double kBf16Tolerance = 4 * 0x1p-8, kF32SumTolerance = 0x1p-10, kF32Tolerance = 0x1p-14;
 
-// Adds the sums of the sample to the line's, and its relative error under the name of the result. Error{numerics} when
-// that is above `tolerance` or no number, and when a third of the expected is off.
+// Adds the sums of the sample to those of the line, and its relative error under the name of the result.
+// Throws Error{numerics} when the error is above `tolerance` or NaN, and when the errors are a
+// third of the expected values.
 void check_sample(BenchLine& line, const std::string& result, const BenchSample& sample, double tolerance);
 
 }  // namespace moebius

@@ -27,7 +27,8 @@ void expect_wrong(const std::string& text, const std::function<void()>& check) {
 
 // -- the comparison ----------------------------------------------------------------------------------------
 
-// Small numbers whose sum is nearly zero: a bound on sums, or one that does not know their size, lets zeros pass.
+// Small numbers whose sum is nearly zero. Zeros would pass a bound on sums, and a bound that does
+// not know the size of the terms.
 const std::vector<double> kExpected{0.03, -0.02, 0.01, -0.0201};
 
 TEST(BenchCheck, TellsRoundingFromAWrongResult) {
@@ -63,7 +64,7 @@ TEST(BenchCheck, WhereNothingIsExpectedNothingMayCome) {
   expect_wrong("the result is wrong", [&] { check_sample(line, "dq", sample_of({0.1, 0}, {0, 0}), kBf16Tolerance); });
 }
 
-// The rounding of what a difference is made of counts, but never a third of the difference.
+// The rounding of a difference's terms counts, but never a third of the difference.
 TEST(BenchCheck, DifferencesAreMeasuredByTheirTerms) {
   BenchSample near, zero;
   near.add(0.11, 0.1, 1.0);
@@ -77,7 +78,7 @@ TEST(BenchCheck, DifferencesAreMeasuredByTheirTerms) {
 
 constexpr int64_t kBatch = 2, kSeq = 48, kHeads = 4, kGroups = 2, kWidth = 8;
 
-// Attention in bf16 as bench_attention runs it, with the mask that it is told.
+// Attention in bf16 as bench_attention runs it, with a given mask.
 class BenchCheckAttention : public testing::Test {
  protected:
   void run(const BenchMask& mask) {
@@ -154,7 +155,8 @@ TEST_F(BenchCheckAttention, ResultsOfAnotherMaskAreRefused) {
   }
 }
 
-// Forward masked, backward not: what its keys get is wrong as well as dq.
+// The forward pass has the mask, and the backward pass has not. So the gradients of keys are wrong
+// as well as dq.
 TEST_F(BenchCheckAttention, ABackwardWithoutTheMaskIsRefused) {
   for (const BenchMask& mask : {kMasks[1], kMasks[2]}) {
     run(mask);
@@ -185,7 +187,7 @@ TEST_F(BenchCheckAttention, ZerosAreRefused) {
 
 constexpr int64_t kCalls = 3;
 
-// A layer after kCalls passes, and what its results should be.
+// A layer after kCalls passes, and its expected results.
 class BenchCheckMoe : public testing::Test {
  protected:
   void SetUp() override {
@@ -239,14 +241,14 @@ TEST_F(BenchCheckMoe, EachResultCounts) {
   check_all();
 }
 
-// One pass too few or too many is as wrong as any factor.
+// One pass too few or too many is as wrong as any other factor.
 TEST_F(BenchCheckMoe, GradientsAreThoseOfAllCalls) {
   layer_.forward_router(s_);
   layer_.backward_router(s_);
   expect_wrong("bench moe: expected dw1 within", [&] { check_all(); });
 }
 
-// Past its logits alone the layer leaves the gradient through them out.
+// The layer without its router omits the gradient through the logits.
 TEST_F(BenchCheckMoe, TheGradientThroughTheLogitsCounts) {
   BenchLine line{.name = "moe"};
   layer_.forward(s_, true);
@@ -258,7 +260,8 @@ TEST_F(BenchCheckMoe, TheGradientThroughTheLogitsCounts) {
 
 TEST_F(BenchCheckMoe, AChoiceOfLesserExpertsIsRefused) {
   std::vector<int32_t> topk(layer_.topk_TK().numel());
-  for (size_t i = 0; i < topk.size(); ++i) topk[i] = static_cast<int32_t>(i) % 2;  // of 16, top 2
+  for (size_t i = 0; i < topk.size(); ++i)
+    topk[i] = static_cast<int32_t>(i) % 2;  // experts 0 and 1 of 16, for every token
   BenchTensors tensors(s_);
   const MoeInputs wrong{.shape = shape_,
                         .x_TD = layer_.x_TD,
@@ -269,7 +272,7 @@ TEST_F(BenchCheckMoe, AChoiceOfLesserExpertsIsRefused) {
   expect_wrong("the route is wrong", [&] { MoeCheck(s_, wrong); });
 }
 
-// Experts that nearly all tokens choose, with logits far from each other.
+// Nearly all tokens choose the same experts, with logits that differ widely.
 TEST(BenchMoeLayer, SteepRoutesPass) {
   bench_moe_layer(
       {.threads = 1, .runs = 1, .scale = 1.0 / 16, .routing = {.kind = BenchRouting::Kind::zipf, .exponent = 50}});

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kRuns = 9, kCallsOfRun = 8;
 
-// A rank with room for the largest message on each side.
+// A rank, with buffers for the largest message on each side.
 struct Bench {
   Bench(DeviceKind kind, Transport& transport, int64_t most_bytes)
       : device(kind),

@@ -7,6 +7,7 @@
 #include "bench/check.h"
 #include "bench/timing.h"
 #include "comm/control.h"
+#include "config/dispatcher_choice.h"
 #include "model/moe/dispatcher.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/permute.h"
@@ -14,7 +15,7 @@
 namespace moebius {
 namespace {
 
-constexpr double kRowElement = 2;  // bytes: bf16
+constexpr double kRowElement = 2;  // bytes of an element, bf16
 
 MeshShape mesh_of(const DispatchBenchSpec& spec, int64_t num_ranks) {
   MOEBIUS_CHECK(usage, spec.etp >= 1 && num_ranks % spec.etp == 0,
@@ -36,15 +37,16 @@ BenchShape shape_of(const DispatchBenchSpec& spec, const MeshShape& mesh) {
 
 float weight_of(int64_t k, int64_t K) { return static_cast<float>(k + 1) / static_cast<float>(K); }
 
-// What a rank does of the bench: its tokens, their route, and the calls of its dispatcher.
+// One rank of the bench: its tokens, their route, and the calls of its dispatcher.
 class DispatchRank {
  public:
   DispatchRank(const DispatchBenchSpec& spec, Transport& world)
       : spec_(spec),
         mesh_(mesh_of(spec, world.size()), world),
         shape_(shape_of(spec, mesh_.shape())),
-        dispatcher_(make_dispatcher(
-            spec.dispatcher, {.num_experts = shape_.E, .top_k = shape_.K, .max_tokens = shape_.T(), .mesh = &mesh_})) {
+        dispatcher_(
+            make_dispatcher(name_of(spec.dispatcher),
+                            {.num_experts = shape_.E, .top_k = shape_.K, .max_tokens = shape_.T(), .mesh = &mesh_})) {
     dispatcher_->declare_saved(plan_, "delivery", delivery_);
     make_route();
     plan_.bind(DeviceKind::cpu, stack_bytes());
@@ -61,7 +63,7 @@ class DispatchRank {
   const Route& route() const { return route_; }
   const Tensor& x_TD() const { return x_TD_; }
 
-  // The calls in their order; timed(name, call) makes each.
+  // Makes the calls in their order, each through timed(name, call).
   template <class Timed>
   void step(Stream& s, StepStack& stack, Timed&& timed) {
     StackScope scope(stack);
@@ -82,7 +84,7 @@ class DispatchRank {
     step(s_, plan_.stack(), timed);
   }
 
-  // Rows that leave this rank for others when each goes to the ranks of its expert.
+  // Returns how many rows leave this rank when each row goes to the ranks of its expert.
   int64_t rows_for_others() const {
     const int64_t e = shape_.E / mesh_.shape().ep;
     int64_t rows = 0;
@@ -93,7 +95,8 @@ class DispatchRank {
     return rows;
   }
 
-  // Experts return their rows, each of its etp ranks: y = etp x sum of the weights, in double.
+  // The experts return their rows unchanged from each of their etp ranks. So y = etp x sum of the
+  // weights, in double.
   void check_y() {
     BenchLine line{.name = "dispatch"};
     BenchSample sample;
@@ -173,7 +176,7 @@ struct SentBytes {
   }
 };
 
-// model/moe/dispatcher_allgather.h
+// The formula of model/moe/dispatcher_allgather.h.
 SentBytes sent_by_all_gather(const BenchShape& shape, double W) {
   const double T = static_cast<double>(shape.T()), D = static_cast<double>(shape.D), K = static_cast<double>(shape.K);
   const double rows = (W - 1) * T * D * kRowElement, weights = (W - 1) * T * K * 4;
@@ -181,7 +184,7 @@ SentBytes sent_by_all_gather(const BenchShape& shape, double W) {
       .announce = 3 * weights, .dispatch = rows, .combine = rows, .combine_bwd = rows, .dispatch_bwd = rows + weights};
 }
 
-// model/moe/dispatcher_alltoall.h; rows: that leave a rank.
+// The formula of model/moe/dispatcher_alltoall.h. `rows` is the number of rows that leave a rank.
 SentBytes sent_by_all_to_all(const BenchShape& shape, double W, double rows) {
   const double bytes = rows * static_cast<double>(shape.D) * kRowElement;
   return {.announce = (W - 1) * static_cast<double>(shape.E) * 4,
@@ -194,12 +197,12 @@ SentBytes sent_by_all_to_all(const BenchShape& shape, double W, double rows) {
 struct Measured {
   std::string name;
   std::vector<double> ms;
-  int64_t sent_bytes = 0;  // of the last run
+  int64_t sent_bytes = 0;  // bytes of the last run
 };
 
 std::vector<Measured> measure(DispatchRank& rank, int64_t runs) {
   std::vector<Measured> calls;
-  for (int64_t run = 0; run <= runs; ++run) {  // the first touches memory
+  for (int64_t run = 0; run <= runs; ++run) {  // the first run is a warm-up and touches memory
     size_t i = 0;
     rank.step([&](const char* name, auto&& call) {
       if (run == 0) calls.push_back({.name = name});
@@ -225,12 +228,12 @@ DispatchLine line_of(const Measured& call, const DispatchRank& rank, Control& co
                     .route_bytes = of_route.of(call.name),
                     .expected_bytes = even.of(call.name)};
   MOEBIUS_CHECK(numerics, std::abs(line.sent_bytes - line.route_bytes) < 1e-9 * (1 + line.route_bytes),
-                "bench dispatch: {} of {} sent {} bytes a rank where the route says {}", line.name,
+                "bench dispatch: {} of {} sent {} bytes per rank, but its route needs {}", line.name,
                 gathers ? "allgather" : "alltoall", line.sent_bytes, line.route_bytes);
   return line;
 }
 
-// The obvious reference: the row of each pair is copied, sorted by expert.
+// The obvious reference: copies the row of each pair, sorted by expert.
 void copy_row_of_each_pair(Stream& s, const Tensor& to_RD, const DispatchRank& rank) {
   const int64_t row_bytes = rank.shape().D * size_of(DType::bf16);
   const int32_t* token = rank.route().row_token_R.ptr<int32_t>();
@@ -241,12 +244,12 @@ void copy_row_of_each_pair(Stream& s, const Tensor& to_RD, const DispatchRank& r
   });
 }
 
-// Both in turn, so that what else the machine does falls on both.
+// Alternates between the two, so that other load on the machine slows both.
 void compare_with_copy(DispatchBench& bench, DispatchRank& rank, int64_t runs) {
   const BenchShape& shape = rank.shape();
   BenchTensors tensors(rank.stream());
   const Tensor copied_RD = tensors.zeros({shape.R(), shape.D}, DType::bf16);
-  std::vector<double> copy_ms, there_and_back_ms;
+  std::vector<double> copy_ms, forward_backward_ms;
   for (int64_t run = 0; run <= runs; ++run) {
     double forward_backward = 0;
     rank.step([&](const std::string& name, auto&& call) {
@@ -256,13 +259,13 @@ void compare_with_copy(DispatchBench& bench, DispatchRank& rank, int64_t runs) {
     const double copy = time_on_device(rank.stream(), [&] { copy_row_of_each_pair(rank.stream(), copied_RD, rank); });
     if (run == 0) continue;  // touches memory
     copy_ms.push_back(copy);
-    there_and_back_ms.push_back(forward_backward);
+    forward_backward_ms.push_back(forward_backward);
   }
   const double row_bytes = static_cast<double>(shape.D) * kRowElement;
   const double pairs = static_cast<double>(shape.R()) * row_bytes, tokens = static_cast<double>(shape.T()) * row_bytes;
   bench.copy_gbytes_per_s = 2 * pairs / median(copy_ms) * 1e-6;
-  // dispatch reads rows in place, and combine reads them once and writes the tokens.
-  bench.local_gbytes_per_s = (pairs + tokens) / median(there_and_back_ms) * 1e-6;
+  // dispatch reads rows in place. combine reads them once and writes the tokens.
+  bench.local_gbytes_per_s = (pairs + tokens) / median(forward_backward_ms) * 1e-6;
 }
 
 }  // namespace

@@ -19,10 +19,11 @@ DispatchBench bench(int ranks, DispatchBenchSpec spec) {
   return first;
 }
 
-// 256 tokens a rank, D 32, 16 experts, top 2, bf16; balanced: every expert gets as many.
+// 256 tokens per rank, D 32, 16 experts, top 2, bf16. In a balanced route every expert has the same
+// number of rows.
 TEST(BenchDispatch, AllGatherSendsWhatTheFormulaSays) {
   for (const auto& [ranks, etp] : {std::pair{2, 1}, {4, 1}, {4, 2}, {2, 2}}) {
-    const DispatchBench r = bench(ranks, {.dispatcher = "allgather", .etp = etp});
+    const DispatchBench r = bench(ranks, {.dispatcher = DispatcherKind::allgather, .etp = etp});
     EXPECT_EQ(r.dispatcher, "allgather");
     EXPECT_EQ(r.axis, etp == 1 ? "ep" : "etp_ep");
     const double rows = (ranks - 1) * 256.0 * 32 * 2, weights = (ranks - 1) * 256.0 * 2 * 4;
@@ -38,7 +39,7 @@ TEST(BenchDispatch, AllGatherSendsWhatTheFormulaSays) {
 
 TEST(BenchDispatch, AllToAllSendsTheRowsForOthers) {
   for (const auto& [ranks, etp] : {std::pair{2, 1}, {4, 1}, {4, 2}, {2, 2}}) {
-    const DispatchBench r = bench(ranks, {.dispatcher = "alltoall", .etp = etp});
+    const DispatchBench r = bench(ranks, {.dispatcher = DispatcherKind::alltoall, .etp = etp});
     const double W = ranks, rows = 256.0 * 2 * etp * (W - 1) / W, bytes = rows * 32 * 2;
     const std::vector<double> want = {(W - 1) * 16 * 4, bytes, bytes, bytes + 4 * rows, bytes + 4 * rows};
     ASSERT_EQ(r.lines.size(), want.size());
@@ -48,7 +49,8 @@ TEST(BenchDispatch, AllToAllSendsTheRowsForOthers) {
 }
 
 TEST(BenchDispatch, UnevenExpertsMakeARankBusy) {
-  const DispatchBench r = bench(4, {.routing = {.kind = BenchRouting::Kind::zipf}, .dispatcher = "alltoall"});
+  const DispatchBench r =
+      bench(4, {.routing = {.kind = BenchRouting::Kind::zipf}, .dispatcher = DispatcherKind::alltoall});
   EXPECT_GT(r.busiest_over_mean, 1.1);
   EXPECT_EQ(r.lines[1].sent_bytes, r.lines[1].route_bytes);
   EXPECT_NE(r.lines[1].sent_bytes, r.lines[1].expected_bytes);
@@ -57,8 +59,8 @@ TEST(BenchDispatch, UnevenExpertsMakeARankBusy) {
 // Each of 512 pairs leaves its rank with probability (W - 1) / W.
 TEST(BenchDispatch, RandomRoutesSendWhatTheFormulaSaysInTheMean) {
   for (const int ranks : {2, 4}) {
-    const DispatchBench r =
-        bench(ranks, {.routing = {.kind = BenchRouting::Kind::zipf, .exponent = 0}, .dispatcher = "alltoall"});
+    const DispatchBench r = bench(
+        ranks, {.routing = {.kind = BenchRouting::Kind::zipf, .exponent = 0}, .dispatcher = DispatcherKind::alltoall});
     const double p = (ranks - 1.0) / ranks, pair_bytes = 32 * 2, sigma = std::sqrt(512 * p * (1 - p)) * pair_bytes;
     EXPECT_EQ(r.lines[1].expected_bytes, 512 * p * pair_bytes);
     EXPECT_NEAR(r.lines[1].sent_bytes, r.lines[1].expected_bytes, 5 * sigma);

@@ -3,7 +3,8 @@
 
 #include "bench/check.h"
 #include "bench/timing.h"
-#include "ops/experts/experts.h"
+#include "device/fallback_kernels.h"
+#include "ops/experts/experts_desc.h"
 
 namespace moebius {
 namespace {
@@ -55,13 +56,13 @@ double down_element(Stream& s, const Experts& c, int64_t r, int64_t i) {
   return dot(HostRows(s, c.w2_eDF, w, 1), w, HostRows(s, c.a_RF, r, 1), r);
 }
 
-// a from h as it was rounded.
+// Computes a from the rounded h.
 double a_element(Stream& s, const Experts& c, int64_t r, int64_t f) {
   const HostRows h(s, c.h_R2F, r, 1);
   return SwigluAt(h.at(r, f), h.at(r, c.shape.F + f)).a;
 }
 
-// w2^T dout of row r.
+// Returns w2^T dout of row r.
 std::vector<double> da_of_row(Stream& s, const Experts& c, int64_t r) {
   const int64_t D = c.shape.D, first = c.expert_of(r) * D, t = c.token_of(r);
   const HostRows w2_DF(s, c.w2_eDF, first, D), dout(s, c.dout_TD, t, 1);
@@ -70,7 +71,7 @@ std::vector<double> da_of_row(Stream& s, const Experts& c, int64_t r) {
   return da_F;
 }
 
-// All that d_expert_down gives of a few rows, from h as it was rounded.
+// Checks all outputs of d_expert_down in a few rows, from the rounded h.
 void check_d_down(Stream& s, BenchLine& line, const Experts& c) {
   const int64_t F = c.shape.F;
   BenchSample dh, sa, dweight;
@@ -108,7 +109,7 @@ int64_t time_op(BenchDevice& device, BenchTensors& tensors, BenchLine& line, Op 
   return device.time(line, [&] { run(device.stream(), op); });
 }
 
-// A few elements of the output against plain loops.
+// Compares a few elements of the output with plain loops.
 void check_elements(Stream& s, BenchLine& line, const char* result, const Tensor& out_RN,
                     const std::function<double(int64_t, int64_t)>& expected) {
   BenchSample sample;
@@ -119,7 +120,7 @@ void check_elements(Stream& s, BenchLine& line, const char* result, const Tensor
   check_sample(line, result, sample, kBf16Tolerance);
 }
 
-// The expert with the fewest rows.
+// Returns the expert with the fewest rows.
 int64_t smallest_expert(const Experts& c) {
   int64_t best = -1, fewest = c.shape.R() + 1;
   for (int64_t e = 0; e < c.shape.E; ++e) {
@@ -135,12 +136,12 @@ HostRows wgrad_side(Stream& s, const Experts& c, const Tensor& side, bool gather
   return gather ? HostRows(s, side, 0, c.shape.T()) : HostRows(s, side, begin, end - begin);
 }
 
-// Weight gradients accumulate over all calls. Of one expert a few elements are checked.
+// Checks a few elements of one expert. Weight gradients accumulate over all calls.
 void check_wgrad(Stream& s, BenchLine& line, const Experts& c, const ExpertWgrad& a, int64_t calls) {
   const int64_t e = smallest_expert(c), M = a.dw_eMN.dim(1);
   const int64_t begin = c.index.offsets_E1[e], end = c.index.offsets_E1[e + 1];
-  const HostRows left = wgrad_side(s, c, a.left_RM, a.gather_left, begin, end);
-  const HostRows right = wgrad_side(s, c, a.right_RN, a.gather_right, begin, end);
+  const HostRows left = wgrad_side(s, c, a.left_RM.data, a.gather_left, begin, end);
+  const HostRows right = wgrad_side(s, c, a.right_RN.data, a.gather_right, begin, end);
   BenchSample sample;
   for (const int64_t m : sampled(M)) {
     const HostRows row(s, a.dw_eMN, e * M + m, 1);
@@ -154,7 +155,14 @@ void check_wgrad(Stream& s, BenchLine& line, const Experts& c, const ExpertWgrad
   check_sample(line, "dw", sample, kF32SumTolerance);
 }
 
-// The ops of one bench, in the order of a layer; each line is checked once its op has run.
+// The grouped product of an op, and the config that a GPU's kernel has for it. Empty on the CPU.
+std::string kernel_text(const Stream& s, const char* op, const GroupedGemmDesc& desc) {
+  if (s.device() != DeviceKind::cuda) return "";
+  const bool falls_back = s.accelerator().state<FallbackKernels>().why.contains(op);
+  return fmt::format("{}; {}", to_string(desc), falls_back ? "fallback kernel" : to_string(choose_config(desc)));
+}
+
+// The ops of the bench, in the order of a layer. Each line is checked after its op has run.
 class ExpertOps {
  public:
   explicit ExpertOps(const BenchSpec& spec)
@@ -166,6 +174,7 @@ class ExpertOps {
     BenchLine line{.name = "expert_up"};
     const ExpertUp op{.h_R2F = c_.h_R2F, .a_RF = c_.a_RF, .x_TD = c_.x_TD, .w1_e2FD = c_.w1_e2FD, .rows = c_.rows};
     time_op(device_, tensors_, line, op, expert_up);
+    line.kernel = kernel_text(s(), "expert_up", describe(op));
     check_elements(s(), line, "h", c_.h_R2F, [&](int64_t r, int64_t j) { return up_element(s(), c_, r, j); });
     check_elements(s(), line, "a", c_.a_RF, [&](int64_t r, int64_t f) { return a_element(s(), c_, r, f); });
     return line;
@@ -174,6 +183,7 @@ class ExpertOps {
     BenchLine line{.name = "expert_down"};
     const ExpertDown op{.y_RD = c_.y_RD, .a_RF = c_.a_RF, .w2_eDF = c_.w2_eDF, .rows = own_};
     time_op(device_, tensors_, line, op, expert_down);
+    line.kernel = kernel_text(s(), "expert_down", describe(op));
     check_elements(s(), line, "y", c_.y_RD, [&](int64_t r, int64_t i) { return down_element(s(), c_, r, i); });
     return line;
   }
@@ -188,6 +198,7 @@ class ExpertOps {
                          .weight_R = c_.weight_R,
                          .rows = c_.rows};
     time_op(device_, tensors_, line, op, d_expert_down);
+    line.kernel = kernel_text(s(), "d_expert_down", describe(op));
     check_d_down(s(), line, c_);
     return line;
   }
@@ -195,6 +206,7 @@ class ExpertOps {
     BenchLine line{.name = "d_expert_up"};
     const DExpertUp op{.dx_RD = c_.dx_RD, .dh_R2F = c_.dh_R2F, .w1_e2FD = c_.w1_e2FD, .rows = own_};
     time_op(device_, tensors_, line, op, d_expert_up);
+    line.kernel = kernel_text(s(), "d_expert_up", describe(op));
     check_elements(s(), line, "dx", c_.dx_RD, [&](int64_t r, int64_t i) { return d_up_element(s(), c_, r, i); });
     return line;
   }
@@ -215,6 +227,7 @@ class ExpertOps {
   BenchLine wgrad(const char* name, const ExpertWgrad& op) {
     BenchLine line{.name = name};
     const int64_t calls = time_op(device_, tensors_, line, op, expert_wgrad);
+    line.kernel = kernel_text(s(), "expert_wgrad", describe(op));
     check_wgrad(s(), line, c_, op, calls);
     return line;
   }

@@ -2,7 +2,8 @@
 
 #include "bench/check.h"
 #include "bench/timing.h"
-#include "ops/gemm/gemm.h"
+#include "ops/gemm/cuda/gemm.h"
+#include "ops/gemm/gemm_desc.h"
 
 namespace moebius {
 namespace {
@@ -19,11 +20,13 @@ BenchLine gemm_line(BenchDevice& device, double scale, const char* name, Product
                      .trans_b = true};
   BenchLine line{.name = fmt::format("{}_{}_{}", name, name_of(dtype), n), .cost = cost(product)};
   device.time(line, [&] { multiply(s, product); });
+  if (device.is_gpu())
+    line.kernel = fmt::format("{}; {}", to_string(describe(product)), cuda::gemm_algorithm_text(s, product));
   const std::vector<int64_t> at = sampled(n);
   BenchSample sample;
   for (const int64_t r : at) {
-    const HostRows c(s, product.c_MN, r, 1), a(s, product.a, r, 1);
-    for (const int64_t i : at) sample.add(c.at(r, i), dot(a, r, HostRows(s, product.b, i, 1), i));
+    const HostRows c(s, product.c_MN, r, 1), a(s, product.a.data, r, 1);
+    for (const int64_t i : at) sample.add(c.at(r, i), dot(a, r, HostRows(s, product.b.data, i, 1), i));
   }
   check_sample(line, "c", sample, dtype == DType::bf16 ? kBf16Tolerance : kF32Tolerance);
   return line;

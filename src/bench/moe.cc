@@ -24,7 +24,7 @@ class MoeBench {
   }
 
   BenchReport run() {
-    if (is_routable_)  // first: it leaves the logits
+    if (is_routable_)  // first, because it leaves the logits
       add_pair(
           true, [&](Stream& on) { layer_.forward_router(on); }, [&](Stream& on) { layer_.backward_router(on); });
     const Pass forward = [&](Stream&on) { layer_.forward(on, is_routable_); },
@@ -64,7 +64,7 @@ class MoeBench {
     return report_.lines.emplace_back(line);
   }
 
-  // Once the layer has chosen: all lines have one route.
+  // Is valid after the layer has chosen its experts. All lines have the same route.
   MoeInputs inputs() const {
     return {.shape = shape_,
             .is_routed = is_routable_,
@@ -87,7 +87,7 @@ class MoeBench {
   BenchMoeLayer layer_;
   bool is_routable_ = false;
   std::optional<MoeCheck> check_;
-  int64_t calls_ = 0;  // of the last line
+  int64_t calls_ = 0;  // calls of the last line's body
 };
 
 }  // namespace

@@ -7,10 +7,10 @@
 namespace moebius {
 namespace {
 
-// Products that the gradients of the expert may cost, or a single inner column.
+// The most products to spend on the gradients of the expert. At least one inner column is checked.
 constexpr double kMostProducts = 5e8;
 
-// Some columns past those that hold logits, whose values are of another size.
+// Some columns after those that hold logits, whose values are of another size.
 std::vector<int64_t> columns_of(const MoeInputs& in) {
   const int64_t first = in.is_routed ? in.shape.E : 0;
   std::vector<int64_t> columns = sampled(in.shape.D - first, 16);
@@ -29,7 +29,7 @@ MoeCheck::MoeCheck(Stream& s, const MoeInputs& in) : in_(in), columns_(columns_o
   std::vector<int64_t> inner = sampled(in.shape.F);
   std::reverse(inner.begin(), inner.end());
   inner.resize(std::clamp<size_t>(static_cast<size_t>(kMostProducts / of_column), 1, inner.size()));
-  for (const int64_t f : inner) of_expert_.push_back(column(s, x, dy, f));
+  for (const int64_t f : inner) expert_columns_.push_back(column(s, x, dy, f));
 }
 
 std::vector<int64_t> MoeCheck::experts_of(const HostRows& topk, int64_t t) const {
@@ -38,7 +38,7 @@ std::vector<int64_t> MoeCheck::experts_of(const HostRows& topk, int64_t t) const
   return experts;
 }
 
-// softmax over the logits of the experts chosen.
+// Softmax over the logits of the chosen experts.
 std::vector<double> MoeCheck::weights(const HostRows& x, int64_t t, const std::vector<int64_t>& experts) const {
   std::vector<double> weight(experts.size(), 1.0 / static_cast<double>(experts.size()));
   if (!in_.is_routed) return weight;
@@ -49,35 +49,37 @@ std::vector<double> MoeCheck::weights(const HostRows& x, int64_t t, const std::v
   return weight;
 }
 
-MoeCheck::OfToken MoeCheck::token(Stream& s, int64_t t) const {
+MoeCheck::TokenResults MoeCheck::token(Stream& s, int64_t t) const {
   const HostRows x(s, in_.x_TD, t, 1), topk(s, in_.topk_TK, t, 1);
-  OfToken of{.token = t, .experts = experts_of(topk, t)};
+  TokenResults result{.token = t, .experts = experts_of(topk, t)};
   for (int64_t e = 0; in_.is_routed && e < in_.shape.E; ++e) {
-    const bool is_chosen = std::find(of.experts.begin(), of.experts.end(), e) != of.experts.end();
-    for (const int64_t chosen : of.experts)
+    const bool is_chosen = std::find(result.experts.begin(), result.experts.end(), e) != result.experts.end();
+    for (const int64_t chosen : result.experts)
       MOEBIUS_CHECK(numerics, is_chosen || x.at(t, e) <= x.at(t, chosen),
                     "bench moe-layer: token {}: expected the experts of the largest logits; got expert {} and not {}; "
                     "the route is wrong",
                     t, chosen, e);
   }
-  of.weight = weights(x, t, of.experts);
-  of.y.resize(columns_.size());
-  of.dx.resize(columns_.size());
-  of.dx_of_chosen.resize(of.experts.size());
-  for (int64_t k = 0; k < in_.shape.K; ++k) add_expert(s, of, k);
-  double mean = 0;  // of dlogit, so far the gradient of the weight
-  for (size_t k = 0; k < of.weight.size(); ++k) mean += of.weight[k] * of.dlogit[k];
-  for (size_t k = 0; k < of.weight.size(); ++k) {
-    of.dlogit_size[k] *= of.weight[k];
-    of.dlogit[k] = of.weight[k] * (of.dlogit[k] - mean);
+  result.weight = weights(x, t, result.experts);
+  result.y.resize(columns_.size());
+  result.dx.resize(columns_.size());
+  result.dx_of_chosen.resize(result.experts.size());
+  for (int64_t k = 0; k < in_.shape.K; ++k) add_expert(s, result, k);
+  double mean = 0;  // mean of dlogit, which so far holds the gradient of the weight
+  for (size_t k = 0; k < result.weight.size(); ++k) mean += result.weight[k] * result.dlogit[k];
+  for (size_t k = 0; k < result.weight.size(); ++k) {
+    result.dlogit_size[k] *= result.weight[k];
+    result.dlogit[k] = result.weight[k] * (result.dlogit[k] - mean);
   }
-  return of;
+  return result;
 }
 
-// The part of expert k: y = weight W2 a with a = silu(gate) up and [gate; up] = W1 x, and backwards.
-void MoeCheck::add_expert(Stream& s, OfToken& of, int64_t k) const {
-  const int64_t t = of.token, D = in_.shape.D, F = in_.shape.F, w1_at = of.experts[k] * 2 * F,
-                w2_at = of.experts[k] * D;
+// Adds the share of expert k, with a = silu(gate) up and [gate; up] = W1 x:
+//   y = weight W2 a
+// It adds the gradients of the backward pass too.
+void MoeCheck::add_expert(Stream& s, TokenResults& result, int64_t k) const {
+  const int64_t t = result.token, D = in_.shape.D, F = in_.shape.F, w1_at = result.experts[k] * 2 * F,
+                w2_at = result.experts[k] * D;
   const HostRows w1(s, in_.w1_e2FD, w1_at, 2 * F), w2(s, in_.w2_eDF, w2_at, D);
   const std::vector<double> x = HostRows(s, in_.x_TD, t, 1).row(t), dy = HostRows(s, in_.dy_TD, t, 1).row(t);
   std::vector<double> a(F), da(F);
@@ -88,14 +90,14 @@ void MoeCheck::add_expert(Stream& s, OfToken& of, int64_t k) const {
     a[f] = at.a;
     dweight += da[f] * at.a;
     dweight_squares += da[f] * at.a * da[f] * at.a;
-    const double dgate = of.weight[k] * da[f] * at.by_gate, dup = of.weight[k] * da[f] * at.by_up;
+    const double dgate = result.weight[k] * da[f] * at.by_gate, dup = result.weight[k] * da[f] * at.by_up;
     const auto dx = [&](int64_t i) { return dgate * w1.at(w1_at + f, i) + dup * w1.at(w1_at + F + f, i); };
-    for (size_t i = 0; i < columns_.size(); ++i) of.dx[i] += dx(columns_[i]);
-    for (size_t j = 0; in_.is_routed && j < of.experts.size(); ++j) of.dx_of_chosen[j] += dx(of.experts[j]);
+    for (size_t i = 0; i < columns_.size(); ++i) result.dx[i] += dx(columns_[i]);
+    for (size_t j = 0; in_.is_routed && j < result.experts.size(); ++j) result.dx_of_chosen[j] += dx(result.experts[j]);
   }
-  for (size_t i = 0; i < columns_.size(); ++i) of.y[i] += of.weight[k] * w2.dot(w2_at + columns_[i], a);
-  of.dlogit.push_back(dweight);
-  of.dlogit_size.push_back(std::sqrt(dweight_squares));
+  for (size_t i = 0; i < columns_.size(); ++i) result.y[i] += result.weight[k] * w2.dot(w2_at + columns_[i], a);
+  result.dlogit.push_back(dweight);
+  result.dlogit_size.push_back(std::sqrt(dweight_squares));
 }
 
 void MoeCheck::choose_expert(const HostRows& topk, const HostRows& x) {
@@ -116,42 +118,43 @@ void MoeCheck::choose_expert(const HostRows& topk, const HostRows& x) {
   }
 }
 
-MoeCheck::OfColumn MoeCheck::column(Stream& s, const HostRows& x, const HostRows& dy, int64_t f) const {
+MoeCheck::ColumnGradients MoeCheck::column(Stream& s, const HostRows& x, const HostRows& dy, int64_t f) const {
   const int64_t D = in_.shape.D, F = in_.shape.F, gate = expert_ * 2 * F + f, up = gate + F, n = columns_.size();
   const std::vector<double> w_gate = HostRows(s, in_.w1_e2FD, gate, 1).row(gate),
                             w_up = HostRows(s, in_.w1_e2FD, up, 1).row(up);
   const HostRows w2_DF(s, in_.w2_eDF, expert_ * D, D);
   std::vector<double> w2(D);
   for (int64_t i = 0; i < D; ++i) w2[i] = w2_DF.at(expert_ * D + i, f);
-  OfColumn of{f, std::vector<double>(n), std::vector<double>(n), std::vector<double>(n)};
+  ColumnGradients result{f, std::vector<double>(n), std::vector<double>(n), std::vector<double>(n)};
   for (const auto& [t, weight] : row_token_) {
     const SwigluAt at(x.dot(t, w_gate), x.dot(t, w_up));
     const double da = weight * dy.dot(t, w2);
     for (int64_t i = 0; i < n; ++i) {
-      of.dw1_gate[i] += da * at.by_gate * x.at(t, columns_[i]);
-      of.dw1_up[i] += da * at.by_up * x.at(t, columns_[i]);
-      of.dw2[i] += weight * at.a * dy.at(t, columns_[i]);
+      result.dw1_gate[i] += da * at.by_gate * x.at(t, columns_[i]);
+      result.dw1_up[i] += da * at.by_up * x.at(t, columns_[i]);
+      result.dw2[i] += weight * at.a * dy.at(t, columns_[i]);
     }
   }
-  return of;
+  return result;
 }
 
 void MoeCheck::y(Stream& s, BenchLine& line, const Tensor& y_TD) const {
   BenchSample sample;
-  for (const OfToken& of : tokens_) {
-    const HostRows y(s, y_TD, of.token, 1);
-    for (size_t i = 0; i < columns_.size(); ++i) sample.add(y.at(of.token, columns_[i]), of.y[i]);
+  for (const TokenResults& result : tokens_) {
+    const HostRows y(s, y_TD, result.token, 1);
+    for (size_t i = 0; i < columns_.size(); ++i) sample.add(y.at(result.token, columns_[i]), result.y[i]);
   }
   check_sample(line, "y", sample, kBf16Tolerance);
 }
 
 void MoeCheck::dx(Stream& s, BenchLine& line, const Tensor& dx_TD, bool with_router) const {
   BenchSample sample, of_logits;
-  for (const OfToken& of : tokens_) {
-    const HostRows dx(s, dx_TD, of.token, 1);
-    for (size_t i = 0; i < columns_.size(); ++i) sample.add(dx.at(of.token, columns_[i]), of.dx[i]);
-    for (size_t k = 0; with_router && k < of.experts.size(); ++k)
-      of_logits.add(dx.at(of.token, of.experts[k]), of.dx_of_chosen[k] + of.dlogit[k], of.dlogit_size[k]);
+  for (const TokenResults& result : tokens_) {
+    const HostRows dx(s, dx_TD, result.token, 1);
+    for (size_t i = 0; i < columns_.size(); ++i) sample.add(dx.at(result.token, columns_[i]), result.dx[i]);
+    for (size_t k = 0; with_router && k < result.experts.size(); ++k)
+      of_logits.add(dx.at(result.token, result.experts[k]), result.dx_of_chosen[k] + result.dlogit[k],
+                    result.dlogit_size[k]);
   }
   check_sample(line, "dx", sample, kBf16Tolerance);
   if (with_router) check_sample(line, "dx_of_logits", of_logits, kBf16Tolerance);
@@ -161,14 +164,14 @@ void MoeCheck::dw(Stream& s, BenchLine& line, const Tensor& dw1_e2FD, const Tens
   const int64_t D = in_.shape.D, F = in_.shape.F;
   const double n = static_cast<double>(calls);
   BenchSample dw1, dw2;
-  for (const OfColumn& of : of_expert_) {
-    const int64_t gate = expert_ * 2 * F + of.f, up = gate + F;
+  for (const ColumnGradients& result : expert_columns_) {
+    const int64_t gate = expert_ * 2 * F + result.f, up = gate + F;
     const HostRows got_gate(s, dw1_e2FD, gate, 1), got_up(s, dw1_e2FD, up, 1);
     for (size_t i = 0; i < columns_.size(); ++i) {
       const int64_t row = expert_ * D + columns_[i];
-      dw1.add(got_gate.at(gate, columns_[i]), n * of.dw1_gate[i]);
-      dw1.add(got_up.at(up, columns_[i]), n * of.dw1_up[i]);
-      dw2.add(HostRows(s, dw2_eDF, row, 1).at(row, of.f), n * of.dw2[i]);
+      dw1.add(got_gate.at(gate, columns_[i]), n * result.dw1_gate[i]);
+      dw1.add(got_up.at(up, columns_[i]), n * result.dw1_up[i]);
+      dw2.add(HostRows(s, dw2_eDF, row, 1).at(row, result.f), n * result.dw2[i]);
     }
   }
   check_sample(line, "dw1", dw1, kBf16Tolerance);

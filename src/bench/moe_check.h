@@ -1,4 +1,4 @@
-// What an MoE layer gives for a few tokens and of one expert, by plain loops in double from its inputs and weights.
+// Computes an MoE layer for a few tokens and one expert, from inputs and weights, by plain loops in double.
 #pragma once
 
 #include "bench/check.h"
@@ -8,53 +8,54 @@ namespace moebius {
 
 struct MoeInputs {
   BenchShape shape;
-  // A router chose by the logits x[t, 0 .. E), else all weights are 1 / K. With a router E < D.
+  // If true, a router chose by the logits x[t, 0 .. E). Otherwise all weights are 1 / K. With a router E < D.
   bool is_routed = true;
   Tensor x_TD, dy_TD, w1_e2FD, w2_eDF;  // bf16
   Tensor topk_TK;                       // the experts that the layer chose
 };
 
-// All that costs time is done once, in the constructor: about 3 D F K products for each token, and 3 D for each row of
-// the expert and each of its inner columns that is looked at.
+// The constructor does all slow work once. It needs about 3 D F K products for each token. For each
+// row of the expert it needs 3 D for each inner column that is checked.
 class MoeCheck {
  public:
-  // Error{numerics} where a token that is looked at has a better logit than those of its experts.
+  // Throws Error{numerics} where a checked token has a larger logit for an expert that it did not choose.
   MoeCheck(Stream& s, const MoeInputs& in);
 
-  // Error{numerics} where a result is off; else its error is in the line (check_sample).
+  // These throw Error{numerics} where a result is wrong. Otherwise they add its error to the line
+  // (check_sample).
   void y(Stream& s, BenchLine& line, const Tensor& y_TD) const;
-  // with_router: dx holds the gradient through the logits too, which is compared by itself.
+  // with_router: dx includes the gradient through the logits, which is compared separately.
   void dx(Stream& s, BenchLine& line, const Tensor& dx_TD, bool with_router) const;
-  // f32, the sum of `calls` backward passes.
+  // The gradients are f32 sums over `calls` backward passes.
   void dw(Stream& s, BenchLine& line, const Tensor& dw1_e2FD, const Tensor& dw2_eDF, int64_t calls) const;
 
  private:
-  struct OfToken {
+  struct TokenResults {
     int64_t token = 0;
     std::vector<int64_t> experts;        // K
     std::vector<double> weight, dlogit;  // K
-    std::vector<double> dlogit_size;     // K, of the terms that dlogit is the sum of
+    std::vector<double> dlogit_size;     // K, size of the terms whose sum is dlogit
     std::vector<double> y, dx;           // at columns_; dx without the router
     std::vector<double> dx_of_chosen;    // at the columns of the experts' logits, K
   };
   // Gradients of inner column f of the expert, at columns_.
-  struct OfColumn {
+  struct ColumnGradients {
     int64_t f = 0;
     std::vector<double> dw1_gate, dw1_up, dw2;
   };
-  OfToken token(Stream& s, int64_t t) const;
-  void add_expert(Stream& s, OfToken& of, int64_t k) const;
-  OfColumn column(Stream& s, const HostRows& x, const HostRows& dy, int64_t f) const;
+  TokenResults token(Stream& s, int64_t t) const;
+  void add_expert(Stream& s, TokenResults& result, int64_t k) const;
+  ColumnGradients column(Stream& s, const HostRows& x, const HostRows& dy, int64_t f) const;
   std::vector<double> weights(const HostRows& x, int64_t t, const std::vector<int64_t>& experts) const;
   std::vector<int64_t> experts_of(const HostRows& topk, int64_t t) const;
   void choose_expert(const HostRows& topk, const HostRows& x);
 
   MoeInputs in_;
-  std::vector<int64_t> columns_;  // past the logits
-  std::vector<OfToken> tokens_;
-  int64_t expert_ = 0;                                 // with the fewest rows, of those that have any
+  std::vector<int64_t> columns_;  // after the logits
+  std::vector<TokenResults> tokens_;
+  int64_t expert_ = 0;                                 // the one with the fewest rows, but at least one
   std::vector<std::pair<int64_t, double>> row_token_;  // its rows: token and weight
-  std::vector<OfColumn> of_expert_;
+  std::vector<ColumnGradients> expert_columns_;
 };
 
 }  // namespace moebius

@@ -26,7 +26,7 @@ const Param& param_named(const ParamTable& params, const std::string& name) {
   MOEBIUS_FAIL(internal, "bench: no parameter {}", name);
 }
 
-// An expert op with scratch from the step stack.
+// An expert op with scratch memory from the step stack.
 template <class Op>
 void run(Step& step, Op op, void (*body)(Stream&, const Op&)) {
   StackScope scope(step.stack);
@@ -132,7 +132,7 @@ int64_t BenchMoeLayer::stack_bytes(ThreadPool& pool) {
   return high_water_;
 }
 
-// A route that no router would choose, with equal weights.
+// Uploads a route that no router would choose, with equal weights.
 void BenchMoeLayer::upload_route(Stream& s, const BenchRoute& route) {
   const BenchRows rows = bench_rows(shape_, route.topk_TK);
   std::vector<int32_t> counts(shape_.E);
@@ -152,7 +152,7 @@ void BenchMoeLayer::upload_route(Stream& s, const BenchRoute& route) {
   synchronize(s);
 }
 
-// From the logits that the last forward pass with the router left.
+// Routes by the logits that the last forward pass with the router left.
 void BenchMoeLayer::route_tokens(Step& step) {
   const RouteRule rule{.normalize = true};
   StackScope scope(step.stack);

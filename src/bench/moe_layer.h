@@ -1,4 +1,4 @@
-// An MoE layer of a bench shape by itself, with its memory.
+// A single MoE layer of a bench shape, with its memory.
 #pragma once
 
 #include "bench/shapes.h"
@@ -7,21 +7,23 @@
 
 namespace moebius {
 
-// With its router it is Moe as a model runs it; without, what Moe does past its logits. bf16, gradients in f32. The
-// router's weights are the identity: logits of token t are x[t, 0 .. E).
+// With its router it is Moe as a model runs it. Without, it is the part of Moe after the logits. It
+// computes in bf16, with gradients in f32.
+// The router's weights are the identity, so the logits of token t are x[t, 0 .. E).
 class BenchMoeLayer {
  public:
   BenchMoeLayer(const BenchShape& shape, DeviceKind device, ThreadPool& pool);
   BenchMoeLayer(const BenchMoeLayer&) = delete;
 
-  // Inputs and weights, at random; the router reads its logits off x, so that its choice is the route asked for.
+  // Fills inputs and weights with random numbers. The router takes its logits from x, so that it
+  // chooses the requested route.
   void fill(Stream& s, const BenchRoute& route);
-  // Outputs and gradients of weights to zero: what is read after a call was written by it.
+  // Sets outputs and weight gradients to zero, so that a check after a call reads only what that call wrote.
   void clear(Stream& s);
 
   void forward_router(Stream& s);
   void backward_router(Stream& s);
-  void forward(Stream& s, bool choose);  // choose: by the logits that forward_router left, else as fill set the route
+  void forward(Stream& s, bool choose);  // choose: by the logits of forward_router, else fill's route
   void backward(Stream& s);
 
   int64_t kept_bytes() const;

@@ -4,8 +4,8 @@
 
 namespace moebius {
 
-// Half of the sheets' figures, which count the zeros of sparse operands. The
-// first part of a name that is found decides.
+// The figures are half of those in the data sheets, which count the zeros of sparse operands.
+// The first entry that the name contains decides.
 double datasheet_tflops(const std::string& gpu) {
   constexpr std::pair<const char*, double> kSheets[] = {{"H100 PCIe", 756.5}, {"H800 PCIe", 756.5}, {"H100 NVL", 835.5},
                                                         {"H200 NVL", 835.5},  {"GH200", 989.4},     {"H200", 989.4},

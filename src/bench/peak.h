@@ -1,12 +1,13 @@
-// What the maker says of a GPU, beside what is measured on it.
+// The rate that the maker states for a GPU, to compare measured rates with.
 #pragma once
 
 #include <string>
 
 namespace moebius {
 
-// Dense bf16 products by NVIDIA's data sheet, TFLOP/s, of a GPU by its name
-// (Accelerator::info()); 0 where it is not listed.
+// Returns the rate of dense bf16 products in NVIDIA's data sheet, in TFLOP/s. `gpu` is the name
+// from Accelerator::info().
+// Returns 0 for a GPU that is not listed.
 double datasheet_tflops(const std::string& gpu);
 
 }  // namespace moebius

@@ -12,7 +12,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// All of a step; returns its loss.
+// Runs a whole step and returns its loss.
 double train_step(Engine& engine, const RunSpec& run, int64_t step) {
   engine.train_step(step, run.optimizer.lr,
                     [&](MicroBatch& batch, int64_t m) { fill_bench_batch(batch, run, step, m, engine.data_share()); });

@@ -1,4 +1,4 @@
-// Whole training steps on several ranks, timed; and the collectives by themselves.
+// Times whole training steps on several ranks, and single collectives.
 #pragma once
 
 #include <string>
@@ -11,28 +11,28 @@
 namespace moebius {
 
 struct RanksBench {
-  int64_t ranks = 1, steps = 0, tokens = 0;  // timed; tokens of one step, of all ranks
-  double median_s = 0;                       // of a step, on the slowest rank of each
-  double tokens_per_s = 0;                   // of all ranks
+  int64_t ranks = 1, steps = 0, tokens = 0;  // timed steps; tokens of one step, of all ranks
+  double median_s = 0;                       // time of a step, on the slowest rank of each
+  double tokens_per_s = 0;                   // tokens of all ranks
   double first_loss = 0, last_loss = 0;
-  int64_t planned_bytes = 0, peak_bytes = 0;  // of rank 0
-  std::string links;                          // how GPUs exchange; empty on CPUs
-  std::string fallback_kernels;               // of rank 0, as StepBench has them
-  RanksReport of_last_step;                   // what each axis sent, and what compute did not hide of it
+  int64_t planned_bytes = 0, peak_bytes = 0;  // memory of rank 0
+  std::string links;                          // the links between GPUs; empty on CPUs
+  std::string fallback_kernels;               // those of rank 0, as in StepBench
+  RanksReport of_last_step;                   // bytes sent on each axis, and the time that compute did not hide
 };
 
-// Steps before the timed ones: first touch of memory and kernels, and on a GPU
-// two that go op by op and one that is recorded.
+// Returns how many steps run before the timed ones. The first step touches memory and compiles kernels.
+// On a GPU two steps run eagerly, and a third one is captured as a CUDA graph.
 int64_t warm_up_steps(DeviceKind device);
-// All ranks of the world together; the report is rank 0's.
+// Runs on all ranks of the world together. The report is that of rank 0.
 RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& world);
 
-// One collective of all ranks in f32, again and again.
+// One collective of all ranks in f32, repeated.
 struct CollectiveLine {
   std::string name;
-  int64_t bytes = 0;  // of its larger tensor
+  int64_t bytes = 0;  // size of the larger tensor
   double median_ms = 0;
-  double sent_gbytes_per_s = 0;  // that left a rank
+  double sent_gbytes_per_s = 0;  // sent by one rank
 };
 std::vector<CollectiveLine> bench_collectives(DeviceKind device, Transport& world);
 

@@ -12,7 +12,7 @@
 namespace moebius {
 namespace {
 
-// u of the rule.
+// The function u of the routing rule.
 double uniform(uint64_t seed, uint64_t i) {
   uint64_t x = seed + (i + 1) * 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -37,7 +37,7 @@ BenchRoute balanced(const BenchShape& shape, uint64_t seed) {
     for (int64_t k = 0; k < shape.K; ++k) {
       const int64_t e = (t * shape.K + k) % shape.E;
       route.topk_TK.push_back(static_cast<int32_t>(e));
-      // Above all others, in falling order, and far enough apart for bf16.
+      // These logits are above all others, fall from slot to slot, and differ enough for bf16.
       route.logits_TE[t * shape.E + e] = 8.0f - 0.25f * static_cast<float>(k);
     }
   }

@@ -1,5 +1,5 @@
-// The layers that are timed, and where their tokens go. bench/peers/moe_shapes.py has the same table and rule, so that
-// other software is timed on the same counts.
+// The shapes of timed layers, and the routes of their tokens.
+// bench/peers/moe_shapes.py has the same table and rule, so that other software is timed on the same counts.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct BenchShape {
   std::string name;
   int64_t batch = 0, seq = 0;      // sequences and their length
   int64_t D = 0, F = 0;            // widths of the model and of an expert
-  int64_t E = 0, K = 0;            // experts here, and of a token
+  int64_t E = 0, K = 0;            // experts here, and experts of a token
   int64_t H = 0, G = 0, head = 0;  // query heads, kv heads and their width
   int64_t v_head = 0;              // width of values
   int64_t T() const { return batch * seq; }
@@ -20,20 +20,22 @@ struct BenchShape {
 };
 
 const std::vector<BenchShape>& bench_shapes();
-// scale: of seq, D and F. Error{usage} listing the names.
+// Returns the shape of this name. `scale` multiplies seq, D and F. Throws Error{usage} that lists the names.
 BenchShape bench_shape(const std::string& name, double scale = 1.0);
 
 // max(1, round(size * scale)).
 int64_t scaled(int64_t size, double scale);
 
+// The rule that routes tokens to experts:
 //   balanced   slot k of token t goes to expert (t K + k) mod E
-//   zipf       popularity p[e] proportional to (rank[e] + 1)^-s with rank[e] = (5 e + 3) mod E.
-//              E > K: token t takes the K experts with the largest log p[e] - log(-log u(t E + e)), which draws K
-//              different experts one after the other by popularity.
-//              E = K (the slice of an expert-parallel group, whose rows come from the tokens of many ranks):
-//              slot (t, k) takes the first expert whose cumulative popularity exceeds u(t K + k); an expert may
-//              come twice.
-// u(i) = ((m(seed + (i + 1) 0x9E3779B97F4A7C15) >> 11) + 1/2) 2^-53, with the finaliser m of SplitMix64 modulo 2^64.
+//   zipf       popularity p[e] is proportional to (rank[e] + 1)^-s with rank[e] = (5 e + 3) mod E.
+//              E > K: token t takes the K experts with the largest log p[e] - log(-log u(t E + e)).
+//              That draws K different experts one after the other by popularity.
+//              E = K (a slice of an expert-parallel group, whose rows come from the tokens of many
+//              ranks): slot (t, k) takes the first expert whose cumulative popularity exceeds
+//              u(t K + k). Slots of a token may take the same expert.
+// u(i) = ((m(seed + (i + 1) 0x9E3779B97F4A7C15) >> 11) + 1/2) 2^-53,
+//   where m is the finalizer of SplitMix64 modulo 2^64.
 struct BenchRouting {
   enum class Kind { balanced, zipf } kind = Kind::balanced;
   double exponent = 1.0;  // s
@@ -42,11 +44,11 @@ struct BenchRouting {
 
 struct BenchRoute {
   std::vector<int32_t> topk_TK;
-  std::vector<float> logits_TE;  // whose K best are topk, best first; empty where no router could choose so
+  std::vector<float> logits_TE;  // their K largest are topk, in falling order; empty where no router could choose so
 };
 BenchRoute bench_route(const BenchShape& shape, const BenchRouting& routing);
 
-// The rows of a route: sorted by expert, then by pair.
+// The rows of a route, sorted by expert, then by pair.
 struct BenchRows {
   std::vector<int32_t> offsets_E1, row_token_R, row_pair_R, pair_row_TK;
 };

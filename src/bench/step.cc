@@ -12,7 +12,7 @@
 namespace moebius {
 namespace {
 
-// One step, all of it: when this returns the device has nothing left to do. Returns its loss.
+// Runs a whole step and returns its loss. The device has no work left when this returns.
 double train_step(Engine& engine, const RunSpec& run, int64_t step) {
   engine.train_step(step, run.optimizer.lr,
                     [&](MicroBatch& batch, int64_t m) { fill_bench_batch(batch, run, step, m); });
@@ -23,7 +23,7 @@ double train_step(Engine& engine, const RunSpec& run, int64_t step) {
   return loss;
 }
 
-// What every op of a step does, counted on paper.
+// Returns the costs of all ops of a step, counted in a dry run.
 std::vector<Cost> costs_of_step(const RunSpec& run) {
   EngineSpec spec = training_engine_spec(run);
   spec.device = DeviceKind::null;
@@ -49,7 +49,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// The matrix rates beside which a step is seen on the CPU: bf16 products of the shape of bench_gemm.
+// The matrix rates to compare a step on the CPU with: bf16 products of the shape of bench_gemm.
 class MatrixRate {
  public:
   explicit MatrixRate(int threads) : device_(DeviceKind::cpu, threads, 1), tensors_(device_.stream()) {
@@ -68,7 +68,7 @@ class MatrixRate {
     }
   }
   double gemm_tflops() const { return median(gemm_); }
-  double onednn_tflops() const { return onednn_.empty() ? 0 : median(onednn_); }  // 0: it has no bf16 here
+  double onednn_tflops() const { return onednn_.empty() ? 0 : median(onednn_); }  // 0: oneDNN has no bf16 here
 
  private:
   double tflops(void (*multiply)(Stream&, const Gemm&)) {
@@ -81,7 +81,7 @@ class MatrixRate {
   std::vector<double> gemm_, onednn_;
 };
 
-// Piece by piece through host memory.
+// Reads the master weights in pieces through host memory.
 std::string hash_of_masters(Engine& engine) {
   constexpr int64_t kPiece = int64_t{64} << 20;
   Stream s = engine.stream();

@@ -11,7 +11,7 @@
 namespace moebius {
 namespace {
 
-// A card at its power limit is slower the more it did in the second before: every line begins alike.
+// A GPU at its power limit is slower after a second of heavy work. So every line begins after a rest.
 void rest(Stream& s) {
   synchronize(s);
   std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -58,7 +58,7 @@ int64_t BenchDevice::runs_for(double first_ms) const {
 }
 
 int64_t BenchDevice::time(BenchLine& line, const std::function<void()>& body) {
-  body();  // first touch of memory, code and kernels made on demand
+  body();  // first touch of memory, loading of code, kernels compiled on demand
   if (gpu_) rest(*stream_);
   std::vector<double> ms{time_once(body)};
   const int64_t runs = runs_for(ms[0]);

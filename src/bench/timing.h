@@ -1,4 +1,4 @@
-// What the benchmarks share: the device, memory with random contents, and timing.
+// The common parts of benchmarks: the device, memory with random contents, and timing.
 #pragma once
 
 #include <deque>
@@ -28,7 +28,7 @@ class BenchTensors {
   std::deque<Buffer> buffers_;
 };
 
-// A device, and work on it that is timed.
+// A device, and timed work on it.
 class BenchDevice {
  public:
   explicit BenchDevice(const BenchSpec& spec) : BenchDevice(spec.device, spec.threads, spec.runs) {}
@@ -37,12 +37,13 @@ class BenchDevice {
   ThreadPool& pool() { return pool_; }
   bool is_gpu() const { return gpu_ != nullptr; }
 
-  // Fills median, min and runs; on a GPU by the device's clock, after a second of rest, with its caches written over
-  // before each run. Returns how often body was called.
+  // Fills median, min and runs, and returns how often body was called.
+  // A GPU is timed by its own clock, after a second of rest. Its caches are overwritten before each run.
   int64_t time(BenchLine& line, const std::function<void()>& body);
-  // What every op of body took, all runs together, one op after the other as they follow in it.
+  // Returns the time of every op of body, summed over the runs. The ops run one after the other, in
+  // the order of body.
   std::map<std::string, OpTotal> profile(int64_t runs, const std::function<void(Stream&)>& body);
-  // The edge of the square matrices of a matrix rate.
+  // The size of the square matrices whose rate is measured.
   int64_t matrix_size(double scale) const { return scaled(is_gpu() ? 8192 : 2048, scale); }
   Ceilings measure_ceilings(double scale);
 
@@ -58,9 +59,10 @@ class BenchDevice {
   int64_t runs_;
 };
 
-// The least time of ops one after the other: each takes its arithmetic or its bytes, whichever is longer.
+// Returns the least time of ops that run one after the other. Each takes the time of its arithmetic
+// or of its bytes, whichever is longer.
 double roofline_ms(const std::vector<Cost>& ops, const Ceilings& ceilings);
-// What body asks of a stream that counts and runs nothing.
+// Returns the costs of the ops of body, on a stream that counts them and runs none.
 std::vector<Cost> costs_of(DeviceKind target, ThreadPool& pool, const std::function<void(Stream&)>& body);
 
 }  // namespace moebius

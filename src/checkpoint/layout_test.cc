@@ -4,7 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/list.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/store.h"
 #include "comm/control.h"
 #include "comm/transport/threads.h"
 #include "io/files.h"
@@ -26,7 +28,7 @@ float value_of(const GlobalTensor& t, int64_t element) {
   return static_cast<float>(std::hash<std::string>{}(t.name) % 1000) + static_cast<float>(element) / 16;
 }
 
-// Odd sizes; one tensor is longer than what stands under one hash.
+// Odd sizes; one tensor is longer than the piece that one hash covers.
 const std::vector<GlobalTensor> kModel{{"embed", {13, 6}},         {"a.norm", {6}},
                                        {"a.up", {10, 6}},          {"a.down", {6, 10}},
                                        {"a.experts.0", {4, 3, 5}}, {"a.experts.1", {4, 3, 5}},
@@ -58,7 +60,7 @@ std::vector<std::pair<int64_t, int64_t>> random_ranges(std::mt19937& random, int
   return ranges;
 }
 
-// What a rank has of the model. Norms and state are whole on every tp rank; then only the first saves them.
+// The tensors that a rank has of the model. Norms and state are whole on every tp rank; then only the first saves them.
 std::vector<Held> held_by(const Layout& layout, int rank) {
   const int tp = rank % layout.tp, dp = rank / layout.tp % layout.dp, pp = rank / layout.tp / layout.dp;
   std::mt19937 random(layout.seed);  // the same on every rank
@@ -239,7 +241,7 @@ TEST_P(RankedSave, OneRankThatFailsFailsAll) {
   });
 }
 
-// What every rank holds alike is saved once; where two ranks claim to, their elements must be the same.
+// A tensor that every rank holds alike is saved once; where two ranks save it, their elements must be the same.
 TEST_P(RankedSave, ReplicasThatDriftedApartAreFound) {
   const TestDir dir;
   run_threads(2, {.timeout_s = 60}, [&](Transport& world) {

@@ -1,5 +1,7 @@
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/list.h"
+
 #include "checkpoint/folder.h"
+#include "checkpoint/reader.h"
 #include "core/error.h"
 
 namespace moebius {

@@ -1,12 +1,12 @@
-// manifest.json of a checkpoint: what it holds and where, with its own hash at the end.
+// manifest.json of a checkpoint: its tensors and their places in its files, with its own hash at the end.
 //
 //   {"format": "moebius-checkpoint", "version": 2, "step": 100, "world": {"ranks": 8}, "meta": {...},
 //    "files": {NAME: {"bytes", "header_bytes", "header_xxh3"}},
 //    "tensors": {NAME: {"dtype", "shape", "pieces": [{"file", "offset", "bytes", "block", "range", "xxh3"}]}},
 //    "manifest_xxh3": HASH}
-// A piece without "block" [dim, begin, count] is of the whole tensor, one without "range" [begin, end] all of its
-// block. HASH is of all the bytes before its key. The hash of a file's header and those of the pieces cover the whole
-// file. Version 1, which had one rank, has one piece a tensor and its fields beside "dtype"; it is read, not written.
+// A piece without "block" [dim, begin, count] is of the whole tensor; a piece without "range" [begin, end] is all of its
+// block. HASH covers all the bytes before its key. The hash of a file's header and those of the pieces cover the whole
+// file. Version 1 is of one rank: it has one piece a tensor, with its fields beside "dtype". It is read, not written.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/tensors.h"
 
 namespace moebius {
 
@@ -23,7 +23,7 @@ inline constexpr const char* kManifestName = "manifest.json";
 
 struct CheckpointFile {
   int64_t bytes = 0;
-  int64_t header_bytes = 0;  // what stands before the first tensor
+  int64_t header_bytes = 0;  // before the first tensor
   std::string header_xxh3;
 };
 
@@ -37,15 +37,15 @@ struct CheckpointManifest {
 
 std::string to_text(const CheckpointManifest& manifest);
 
-// Error{input} naming `who` unless `text` is whole, of a known version, and
-// every piece lies inside a file of the manifest.
+// Error{input} naming `who` unless `text` is whole, of a known version, and every piece is inside a file of the
+// manifest.
 CheckpointManifest parse_manifest(std::string_view text, const std::string& who);
 
 // Error{input} naming `who` unless the pieces of every tensor hold each of its elements once.
 void check_complete(const CheckpointManifest& manifest, const std::string& who);
 
-// One manifest of what each rank wrote; step, meta and the number of ranks are those of the first. A piece that several
-// ranks wrote is taken once: Error{distributed} when it is not the same on them, or when they disagree about a tensor.
+// Merges the manifests of all ranks into one; step, meta and the number of ranks are those of the first. A piece that
+// several ranks wrote is entered once: Error{distributed} when they wrote different bytes, or disagree about a tensor.
 CheckpointManifest merge_manifests(std::vector<CheckpointManifest> parts);
 
 }  // namespace moebius

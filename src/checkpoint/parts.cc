@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "checkpoint/folder.h"
+#include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "core/fault.h"
 #include "io/files.h"

@@ -1,20 +1,27 @@
-// How rank 0 learns what the other ranks have written: each leaves the manifest of
-// its share in the folder, durable, when its shards are. Saves run behind training
-// on threads of their own, which may not communicate; the folder is shared.
+// How rank 0 learns what the other ranks have written. Each rank writes the manifest of its share into the folder, once
+// its shards are durable. Asynchronous saves run on threads of their own, which may not communicate between ranks, but
+// all ranks see the folder.
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <vector>
 
-#include "checkpoint/manifest.h"
-
 namespace moebius {
 
-// Leaves what this rank wrote for rank 0 to find.
+struct CheckpointManifest;
+
+// The progress of the other ranks, for the thread that waits for their files.
+struct PartsProgress {
+  std::atomic<bool> all_written{false};  // every rank has reported it: a file that does not appear soon never will
+  std::atomic<bool> given_up{false};     // a rank has failed
+};
+
+// Writes the manifest of this rank's share into the folder, for rank 0 to read.
 void write_part(const std::string& folder, const CheckpointManifest& share, int rank);
 
-// Waits for the parts of ranks 1, 2, ... and returns them, the files gone. Error{io} when progress says that they were
-// written and they are not to be seen, or that a rank has failed.
+// Waits for the parts of ranks 1, 2, ..., removes their files and returns them. Error{io} when progress says that they
+// were written and they do not appear, or that a rank has failed.
 std::vector<CheckpointManifest> take_parts(const std::string& folder, int num_ranks, const PartsProgress& progress);
 
 }  // namespace moebius

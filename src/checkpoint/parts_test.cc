@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "checkpoint/manifest.h"
 #include "io/testing.h"
 
 namespace moebius {

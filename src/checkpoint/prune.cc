@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/list.h"
 #include "core/error.h"
 #include "core/fault.h"
 

@@ -3,16 +3,21 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace moebius {
 
-// Both REQUIRE that the caller holds the folder's CheckpointLock, and throw Error{io}.
+// Removes every checkpoint older than the newest `keep` ones that verify, and returns their folders; none when fewer
+// verify. Error{usage} unless keep >= 1, or when a run has the folder open.
+std::vector<std::string> prune_checkpoints(const std::string& dir, int64_t keep);
 
-// What saves and removals that died left behind.
+// The two below REQUIRE that the caller holds the folder's CheckpointLock, and throw Error{io}.
+
+// Removes the folders of saves and removals that did not finish.
 void remove_unfinished(const std::string& dir);
 
-// After a save of `step`. Checkpoints of later steps go: they are of a history that was given up, and a run that
-// resumes would take them for its own. keep >= 1: so do those older than the newest `keep` complete ones.
+// Called after a save of `step`. Removes checkpoints of later steps: they belong to a history that was given up, and a
+// run that resumes would take them for its own. keep >= 1: also removes those older than the newest `keep` complete ones.
 void prune_after_save(const std::string& dir, int64_t step, int64_t keep);
 
 }  // namespace moebius

@@ -1,3 +1,5 @@
+#include "checkpoint/reader.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -5,7 +7,6 @@
 #include <set>
 #include <sstream>
 
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
 #include "comm/control.h"
 #include "core/error.h"

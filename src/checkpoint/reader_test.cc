@@ -1,9 +1,12 @@
+#include "checkpoint/reader.h"
+
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/list.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/store.h"
 #include "io/files.h"
 #include "io/hash.h"
 #include "io/testing.h"
@@ -202,7 +205,7 @@ TEST_F(CheckpointRead, PiecesThatAreNotAllOrNotOnce) {
   refuse("expected pieces that hold each element of \"w\" once; got others: nothing holds it");
 }
 
-// What one rank alone used to write.
+// Version 1 of the manifest, which one rank wrote.
 TEST_F(CheckpointRead, TheVersionBeforeStaysReadable) {
   edit([](nlohmann::json& j) {
     j["version"] = 1;

@@ -1,4 +1,4 @@
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/store.h"
 
 #include <chrono>
 #include <cstring>
@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "checkpoint/folder.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/parts.h"
 #include "checkpoint/prune.h"
 #include "checkpoint/write.h"
@@ -109,7 +110,7 @@ void CheckpointStore::open() {
   ranks_.on_root([&] {
     make_dirs(dir_);
     lock_ = std::make_unique<CheckpointLock>(dir_);
-    remove_unfinished(dir_);  // what a run that died left behind may fill the disk
+    remove_unfinished(dir_);  // the rest of a run that died may fill the disk
     if (ranks_.size() > 1) signature = lock_->sign();
   });
   if (ranks_.size() > 1) check_shared(ranks_.from_root(signature));

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kPieceBytes = CheckpointStore::kPieceBytes;
 
-// What a rank writes of one tensor, and under which name in its file.
+// The slice that a rank writes of one tensor, and its name in the file.
 struct Entry {
   std::string name;
   const NamedTensor* tensor;
@@ -26,7 +26,7 @@ struct Entry {
 };
 using ShardEntries = std::vector<Entry>;
 
-// Of a tensor without elements somebody must write that there is one.
+// A tensor without elements is written too, so that the checkpoint has its name.
 bool is_written(const NamedTensor& t, const TensorSlice& slice) {
   return !t.is_replica && (slice.numel() > 0 || numel_of(slice.shape) == 0);
 }

@@ -1,8 +1,8 @@
 // One save, from tensors in memory to a step folder that counts: the commit protocol.
 //
-// Every rank writes its shards into a folder with an unfinished name, and says what it wrote: rank 0 in memory, the
-// others in a file beside (checkpoint/parts.h). Rank 0 then writes the manifest and gives the folder its name. Each of
-// these is on the device before the next begins.
+// Every rank writes its shards into a folder with an unfinished name and reports them: rank 0 in memory, the others in a
+// file in the folder (checkpoint/parts.h). Rank 0 then writes the manifest and gives the folder its name. Each of these
+// steps is durable before the next begins.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/store.h"
 #include "io/safetensors.h"
 
 namespace moebius {
@@ -24,23 +24,25 @@ struct CheckpointContent {
 struct CheckpointWriter {
   int rank = 0, num_ranks = 1;
   int64_t shard_bytes = CheckpointStore::kShardBytes;  // of one shard, or one tensor
-  Stream* device = nullptr;                            // of tensors that are on a GPU
-  std::byte* piece = nullptr;                          // and room for kPieceBytes of them on the host
+  Stream* device = nullptr;                            // of the GPU that the tensors are on; null: host memory
+  std::byte* piece = nullptr;                          // with a device: a host buffer of kPieceBytes
 };
 
-// Writes the shards of this rank: its slices but replicas. Error{io} says which save it was.
+// Writes the shards of this rank: its slices, without replicas. Error{io} names the save.
 CheckpointManifest write_share(const std::string& folder, const CheckpointContent& content,
                                const CheckpointWriter& writer);
 
-// Makes a folder in which all shards are written the checkpoint of manifest.step. The one rename at its end replaces a
-// checkpoint of the same step in one stroke.
+// Turns a folder in which all shards are written into the checkpoint of manifest.step. The rename at its end replaces a
+// checkpoint of the same step in one atomic operation.
 void publish_checkpoint(const std::string& dir, const std::string& unfinished, const CheckpointManifest& manifest);
 
-// The parts of it, for who makes a folder of its own: the name of the next shard; a written shard, its tensors whole,
-// closed and entered in the manifest; the manifest, last.
+// The steps of a save, for callers that make a folder of their own.
+// The name of the next shard.
 std::string shard_name(const CheckpointManifest& manifest, const CheckpointWriter& writer = {});
+// Closes a written shard, whose tensors are whole, and enters it in the manifest.
 void close_shard(CheckpointManifest& manifest, const std::string& folder, const std::string& name,
                  SafetensorsWriter& writer);
+// Writes the manifest: the last file of a checkpoint.
 void write_manifest(const std::string& folder, const std::string& text);
 
 }  // namespace moebius

@@ -2,11 +2,12 @@
 #include <filesystem>
 #include <memory>
 
-#include "cli/bench_dispatch.h"
-#include "cli/bench_ranks.h"
-#include "cli/bench_report.h"
+#include "cli/bench/dispatch.h"
+#include "cli/bench/ranks.h"
+#include "cli/bench/report.h"
 #include "cli/command.h"
 #include "cli/options.h"
+#include "config/dispatcher_choice.h"
 
 namespace moebius {
 namespace {
@@ -28,10 +29,11 @@ int run_collectives(const BenchOptions& o) {
 
 std::string default_recipe(bool on_gpu) {
   const char* recipe = on_gpu ? "recipes/bench_qwen3_30b_a3b_8layers.toml" : "recipes/bench_cpu.toml";
-  MOEBIUS_CHECK(usage, std::filesystem::exists(recipe),
-                "bench step: expected its own recipe {} below the working directory; it is not there; go to the folder "
-                "of Moebius' sources, or name a recipe with --recipe",
-                recipe);
+  MOEBIUS_CHECK(
+      usage, std::filesystem::exists(recipe),
+      "bench step: expected the recipe {} below the working directory; it does not exist; change to the folder "
+      "of Moebius' sources, or name a recipe with --recipe",
+      recipe);
   return recipe;
 }
 
@@ -42,7 +44,7 @@ int run_step_of_ranks(const BenchOptions& o, const RunSpec& run) {
   return 0;
 }
 
-// The recipe's own device counts where --device says none.
+// Without --device the recipe's own device counts.
 int run_step(BenchOptions& o) {
   if (o.recipe.empty()) o.recipe = default_recipe(o.device == "cuda");
   RunSpec run = load_run_spec(o.recipe, o.overrides);
@@ -56,7 +58,7 @@ int run_step(BenchOptions& o) {
   return 0;
 }
 
-// Ranks share the processors unless told otherwise.
+// Without --threads the ranks share the processors.
 int run_dispatch(const BenchOptions& o) {
   MOEBIUS_CHECK(
       usage, o.device.empty() || o.device == "cpu",
@@ -65,7 +67,7 @@ int run_dispatch(const BenchOptions& o) {
       o.device);
   run_bench_dispatch({.shape = o.shape.empty() ? "bench-cpu" : o.shape,
                       .routing = o.spec.routing,
-                      .dispatcher = o.dispatcher,
+                      .dispatcher = dispatcher_kind(o.dispatcher, "bench dispatch: --dispatcher"),
                       .etp = o.etp,
                       .threads = o.spec.threads,
                       .runs = o.runs.value_or(7)},

@@ -5,13 +5,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/list.h"
+#include "checkpoint/prune.h"
 #include "cli/command.h"
 #include "cli/options.h"
-#include "engine/engine.h"
 #include "memory/plan.h"
-#include "weights/weights.h"
-#include "weights/weights_source.h"
+#include "weights/load.h"
+#include "weights/source.h"
 
 namespace moebius {
 namespace {
@@ -36,9 +36,7 @@ int list_tensors(const Options& o) {
   const WeightsFolder from = find_weights(o.path);
   const ModelSpec model = with_mtp_of(from, read_model_spec(from.path));
   check_weights(from.path, model);
-  const Engine shapes(
-      {.model = model, .shape = {.batch = 1, .seq = 1, .num_mtp = model.num_mtp_layers}, .device = DeviceKind::null});
-  const auto weights = open_weights(from, shapes.model());
+  const auto weights = open_weights(from, ModelCatalog(model));
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const WeightsEntry& e : weights->entries()) {
     const std::vector<int64_t> dims = dims_of(e.shape);

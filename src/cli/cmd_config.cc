@@ -9,6 +9,7 @@
 #include "cli/count_text.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
+#include "config/dispatcher_choice.h"
 #include "config/recipe/reference.h"
 #include "config/run_print.h"
 #include "device/accelerator.h"
@@ -35,15 +36,14 @@ struct Resolved {
   std::unique_ptr<Engine> engine;
 };
 
-// Batch shapes that a recipe may leave out (a model alone is fine to look at)
-// count as one sequence of the model's context.
+// A recipe of a model alone may leave out the batch. It then counts as one sequence of the model's context.
 EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
   EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
-  // A build without CUDA does not know what scratch its kernels take; all else of the plan is the same.
+  // A build without CUDA does not know the scratch memory of its kernels. All else of the plan is the same.
   if (!Accelerator::is_built_in()) spec.target = DeviceKind::cpu;
   return spec;
 }
@@ -54,12 +54,13 @@ void keep_if_more_loaded(Resolved& r, int rank) {
   spec.world = world.get();
   auto engine = std::make_unique<Engine>(spec);
   if (r.engine && engine->plan().total_bytes() <= r.engine->plan().total_bytes()) return;
-  r.engine = std::move(engine);  // before the world that the old one stands on
+  r.engine = std::move(engine);  // before the world that the old engine uses
   r.world = std::move(world);
   r.rank = rank;
 }
 
-// Ranks of one stage of the pipeline hold alike, but for a vocabulary that tp does not divide: the last have more rows.
+// The ranks of a pipeline stage hold the same, unless tp does not divide the vocabulary: then the last
+// ranks have more rows.
 void find_most_loaded(Resolved& r) {
   const bool uneven = r.run.model.vocab_size % r.mesh.tp != 0;
   for (int64_t stage = 0; stage < r.mesh.pp; ++stage)
@@ -85,7 +86,7 @@ Resolved resolve(const Options& o) {
   return r;
 }
 
-// What is held beside the plan. Of a GPU only where its plan is known.
+// The memory beside the plan. That of a GPU is given only if its plan is known.
 nlohmann::ordered_json beside_json(const Resolved& r) {
   const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
   nlohmann::ordered_json json{{"host_pinned", host.pinned_bytes}, {"checkpoint_snapshot", host.snapshot_bytes}};
@@ -100,7 +101,8 @@ nlohmann::ordered_json beside_json(const Resolved& r) {
 std::string beside_text(const Resolved& r) {
   const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
   if (r.engine->spec().target != DeviceKind::cuda) return host.text();
-  return r.engine->device_memory().text() + "; " + host.text();
+  return fmt::format("{}{}; {}", r.engine->device_memory().text(),
+                     sharing_text(r.engine->device_memory(), r.mesh.world(), Accelerator::count()), host.text());
 }
 
 nlohmann::ordered_json memory_json(const MemoryPlan& plan) {
@@ -138,6 +140,9 @@ void print_resolved_json(const Resolved& r) {
                                   {"etp", r.mesh.etp},
                                   {"ep", r.mesh.ep},
                                   {"edp", r.mesh.edp}}}};
+  const DispatcherChoice dispatcher = resolve_dispatcher(r.run);
+  object["dispatcher"] = dispatcher.name;
+  object["dispatcher_reason"] = dispatcher.reason;
   object["groups"] = groups_json(r.mesh);
   object["memory_bytes"] = memory_json(r.engine->plan());
   object["memory_beside_bytes"] = beside_json(r);
@@ -157,7 +162,7 @@ void print_comment(const std::string& text) {
   }
 }
 
-// Can it be trained, as it is and here? Last, where it is seen.
+// Whether the recipe can be trained, as it is and here. It is printed last, where it is seen.
 void print_verdict(const Resolved& r) {
   for (const std::string& line : data_lines(r.run)) print_comment("data       " + line);
   print_comment("export     " + export_text(r.run.model));
@@ -165,7 +170,7 @@ void print_verdict(const Resolved& r) {
   for (const std::string& line : missing_to_train(r.run)) print_comment("to train   " + line);
 }
 
-// A recipe that reads back, and the rest as comments.
+// Prints a recipe that reads back; all else is in comments.
 void print_resolved(const Resolved& r, bool changed) {
   const ModelSpec& m = r.run.model;
   fmt::print("{}\n", changed ? changed_toml(r.run) : to_toml(r.run, true));
@@ -177,6 +182,8 @@ void print_resolved(const Resolved& r, bool changed) {
   } else {
     print_comment(layout_table(r.mesh));
   }
+  const DispatcherChoice dispatcher = resolve_dispatcher(r.run);
+  print_comment(fmt::format("dispatcher {}: {}", dispatcher.name, dispatcher.reason));
   if (r.mesh.world() > 1) fmt::print("# memory     of rank {}, which needs the most\n", r.rank);
   if (r.engine->spec().target != r.run.device)
     fmt::print("# scratch    of the CPU's kernels: this build has no CUDA backend\n");
@@ -207,7 +214,8 @@ void add_config(Cli& cli) {
   command->add_option("--set", o->overrides, "section.key=value")->take_all()->allow_extra_args(false);
   command->add_option("--ranks", o->ranks, "size of the run")->capture_default_str();
   command->add_flag("--changed", o->changed, "of the values only those that are given, no defaults");
-  command->add_flag("--keys", o->keys, "every key of a recipe with what it does, as Markdown (docs/reference/recipe.md)");
+  command->add_flag("--keys", o->keys,
+                    "every key of a recipe with what it does, as Markdown (docs/reference/recipe.md)");
   add_json_option(*command, o->json);
   command->callback([&cli, o] { cli.run = [o] { return run(*o); }; });
 }

@@ -103,7 +103,7 @@ void add_data(Cli& cli) {
   build->add_flag("--parse-special", o->parse_special, "special tokens spelled out in the text are themselves");
   add_threads_option(*build, o->threads);
   build->add_option("--out", o->build.out_prefix, "PREFIX of the dataset")->required();
-  build->add_flag("--force", o->build.replace, "replace a dataset that is there");
+  build->add_flag("--force", o->build.replace, "replace a dataset that exists");
   add_json_option(*build, o->json);
   build->callback([&cli, o] { cli.run = [&cli, o] { return run_build(*o, cli.log); }; });
 

@@ -12,7 +12,7 @@
 #include "cli/ranks.h"
 #include "train/evaluate.h"
 #include "train/rank_report.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {
@@ -25,7 +25,8 @@ struct Options {
   bool json = false;
 };
 
-// As the run evaluated, where the model comes from one; a Hugging Face model by whole contexts of at most 2048 tokens.
+// A model of a run is evaluated as the run did it, a Hugging Face model by whole contexts of at most 2048
+// tokens.
 RunSpec eval_run(const Options& o, int64_t num_ranks) {
   MOEBIUS_CHECK(usage, o.seq_len >= 0, "--seq-len: expected 0 or more; got {}", o.seq_len);
   MOEBIUS_CHECK(usage, o.batch >= 1, "--batch: expected at least 1; got {}", o.batch);
@@ -43,9 +44,9 @@ RunSpec eval_run(const Options& o, int64_t num_ranks) {
                 run.model.max_position_embeddings, run.train.seq_len);
   run.train.micro_batch = run.train.global_batch = o.batch;
   run.precision.compute = compute_dtype(o.dtype);
-  // The loss is that of the next token, with or without modules for further ones.
+  // The loss is that of the next token, whether or not the model has modules for further tokens.
   if (run.model.num_mtp_layers > 0) run.train.mtp_coeff = 0;
-  run.train.steps = 1;  // a recipe must say these two
+  run.train.steps = 1;  // a recipe must have these two
   run.optimizer.lr = 1;
   run.parallel = parallel_of("eval", o.layout.overrides, run);
   run.parallel.check(num_ranks);
@@ -65,7 +66,7 @@ EngineSpec eval_engine_spec(const RunSpec& run, Transport& world) {
   return spec;
 }
 
-// On every rank the same result; each has read its share of the weights and of the data.
+// Every rank has the same result. Each has read its share of the weights and of the data.
 EvalResult eval_rank(const Options& o, Transport& world, Cli& cli) {
   Control control(world);
   check_same_program(control, "eval");
@@ -80,7 +81,8 @@ EvalResult eval_rank(const Options& o, Transport& world, Cli& cli) {
   std::vector<NotFinite> not_finite;
   control.together([&] {
     loader.emplace(std::vector<DatasetSpec>{{.prefix = o.data}}, run, /*shuffle=*/false, engine.data_share(), "--data");
-    not_finite = load_weights(engine, o.model);
+    Stream s = engine.stream();
+    not_finite = load_weights(s, engine.model(), o.model);
   });
   warn_of_not_finite(cli.log, control, o.model, not_finite);
   const EvalResult result = evaluate(engine, *loader, o.max_batches, [&] { return control.max(cli.signal) != 0; });

@@ -14,7 +14,7 @@
 #include "infer/generate.h"
 #include "tokenizer/tokenizer.h"
 #include "train/rank_report.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {
@@ -27,7 +27,7 @@ struct Options {
   bool json = false;
 };
 
-// What the model's folder says: the run's, else the one in the folder itself.
+// The tokenizer that belongs to the model: that of its run, else the one in its folder.
 std::string own_tokenizer(const Options& o) {
   const auto trained = read_run_spec(o.model);
   return trained ? trained->data.tokenizer : o.model;
@@ -43,7 +43,7 @@ std::unique_ptr<Tokenizer> model_tokenizer(const Options& o) {
   return open_tokenizer(own);
 }
 
-// A warning for ids that mean something else to the model; nothing where its own tokenizer is not known.
+// A warning if ids mean something else to the model; empty if the model's own tokenizer is not known.
 std::string other_tokenizer_notice(const Options& o) {
   if (o.tokenizer.empty()) return "";
   const std::string own = own_tokenizer(o), hash = tokenizer_hash(own);
@@ -67,18 +67,18 @@ Request request_of(const Options& o) {
   r.spec.end_id = r.tokenizer->eod_id();
   r.spec.num_ids = r.tokenizer->vocab_size();
   r.tokenizer->encode(o.prompt, &r.prompt);
-  if (r.prompt.empty()) r.prompt.push_back(r.tokenizer->eod_id());  // the start of a document is the end of another
+  if (r.prompt.empty()) r.prompt.push_back(r.tokenizer->eod_id());  // a document begins where another ends
   return r;
 }
 
-// The layout must split the model: copies of it would do one rank's work many times. So dp is what experts need that
-// lie on more ranks than tp has, and no more.
+// The layout must split the model: copies of it would do the work of one rank many times. So dp is no
+// larger than experts need that are spread over more ranks than tp has.
 ParallelSpec layout_of(const Options& o, const ModelSpec& model, int num_ranks) {
   RunSpec run;
   run.model = model;
   ParallelSpec layout = parallel_of("generate", o.layout.overrides, run);
   layout.check(num_ranks);
-  if (layout.cp > 1) return layout;  // generation_engine_spec says why not
+  if (layout.cp > 1) return layout;  // generation_engine_spec refuses it with a reason
   MOEBIUS_CHECK(
       usage, num_ranks == 1 || layout.tp * layout.pp * layout.ep * layout.etp > 1,
       "generate: expected a layout that splits the model over {} ranks, as --set parallel.tp={}; got none, and "
@@ -108,12 +108,12 @@ EngineSpec engine_spec(const Options& o, const Request& request, int num_ranks) 
   return spec;
 }
 
-// The text as it comes, or all of it in one object: of the first rank alone.
+// Prints on the first rank: the text as it comes, or all of it as one JSON object.
 class Printer {
  public:
   Printer(const Options& o, const Tokenizer& tokenizer, bool prints) : o_(o), tokenizer_(tokenizer), prints_(prints) {}
 
-  // Nothing is shown before the request is known to be good.
+  // Nothing is printed before the first token, so that a bad request prints nothing.
   void token(int32_t id) {
     if (!prints_ || o_.json) return;
     show_prompt();
@@ -160,7 +160,8 @@ void generate_rank(const Options& o, Transport& world, Log& log) {
   if (world.size() > 1 && o.threads == 0) spec.threads = cpu_share(control);
   Engine engine(spec);
   std::vector<NotFinite> not_finite;
-  control.together([&] { not_finite = load_weights(engine, o.model); });
+  Stream s = engine.stream();
+  control.together([&] { not_finite = load_weights(s, engine.model(), o.model); });
   warn_of_not_finite(log, control, o.model, not_finite);
   Printer printer(o, *request.tokenizer, control.is_root());
   printer.end(generate(engine, request.spec, request.prompt, [&](int32_t id) { printer.token(id); }));

@@ -8,7 +8,7 @@
 #include "device/accelerator.h"
 #include "train/loader.h"
 #include "train/loop.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {
@@ -20,8 +20,8 @@ struct TrainArgs {
   double timeout_s = WorldOptions{}.timeout_s;
 };
 
-// The recipe, or why there is none: a rank that cannot read it says so once the
-// ranks have met, so that they end as one.
+// The recipe, or the error of reading it. A rank that cannot read it reports the error once the ranks have
+// met, so that all end together.
 struct Recipe {
   RunSpec run;
   std::exception_ptr error;
@@ -45,8 +45,7 @@ void check_device(const RunSpec& run) {
   MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; or set run.device = \"cpu\"", why);
 }
 
-// Before memory is asked for by what a recipe or a config.json says of the
-// model. A run that goes on reads its checkpoints alone.
+// Checks the weights before memory for the model is allocated. A run that resumes reads only its checkpoints.
 void check_init(const RunSpec& run) {
   const bool goes_on = run.checkpoint.resume && std::filesystem::exists(run.dir + "/checkpoints");
   if (!run.init_from.empty() && !goes_on) check_weights(run.init_from, run.model);
@@ -54,7 +53,8 @@ void check_init(const RunSpec& run) {
 
 const char* gpu_text(int num_ranks) { return num_ranks > 1 ? "on GPUs, " : "a GPU, "; }
 
-// The same on every rank before one of them begins. The data sets compare theirs once they are open.
+// Checks that all ranks have the same recipe before one of them begins. Datasets are compared once they are
+// open.
 void check_same_recipe(Control& control, const RunSpec& run) {
   if (control.size() == 1) return;
   check_agree(control, {"the recipe", to_toml(run, /*with_provenance=*/false)});

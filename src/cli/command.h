@@ -1,5 +1,5 @@
-// The program's subcommands, one file each. This room alone parses arguments, reads the environment, prints results to
-// standard output and turns errors into exit codes.
+// The program's subcommands, one file each. Only this room parses arguments, reads the environment, prints
+// results to standard output and turns errors into exit codes.
 #pragma once
 
 #include <atomic>
@@ -14,12 +14,12 @@ class App;
 
 namespace moebius {
 
-// What a command gets from main.
+// The things that a command gets from main.
 struct Cli {
   CLI::App& app;
   Log& log;                        // standard error
-  const std::atomic<int>& signal;  // the last SIGTERM, SIGINT or SIGUSR1, 0 when none came
-  // The command that was asked for; returns the exit code.
+  const std::atomic<int>& signal;  // the last SIGTERM, SIGINT or SIGUSR1, 0 if none came
+  // The command that was asked for. It returns the exit code.
   std::function<int()> run;
 };
 

@@ -13,7 +13,8 @@ namespace moebius {
 
 namespace {
 
-// What is free of GPUs that the kernels are for, their context made: 143771 and 81559 MiB in all (nvidia-smi).
+// The free memory of GPUs that the kernels are for, once a context is made. nvidia-smi gives 143771 and
+// 81559 MiB in all.
 struct KnownGpu {
   const char* name;
   int64_t free_bytes;
@@ -21,16 +22,17 @@ struct KnownGpu {
 constexpr KnownGpu kKnownGpus[] = {{"an H200 (139 GiB free)", int64_t{139} << 30},
                                    {"an H100 (78 GiB free)", int64_t{78} << 30}};
 
-// As check_device_memory wants it. A build without CUDA knows the plan alone.
+// The memory that check_device_memory asks for. A build without CUDA knows only the plan.
 int64_t needed_of_gpu(Engine& engine) {
   if (engine.spec().target != DeviceKind::cuda) return engine.plan().total_bytes() + kDeviceReserveBytes;
   const DeviceMemory gpu = engine.device_memory();
   return gpu.plan_bytes + gpu.workspace_bytes + kDeviceReserveBytes;
 }
 
-MemoryVerdict verdict_of_gpu(Engine& engine) {
+MemoryVerdict verdict_of_gpu(Engine& engine, int64_t num_ranks) {
   MemoryVerdict v{.needed_bytes = needed_of_gpu(engine)};
-  v.text = fmt::format("{} of each GPU are needed", bytes_text(v.needed_bytes));
+  v.text = fmt::format("{} of each GPU are needed{}", bytes_text(v.needed_bytes),
+                       num_ranks == 1 ? "" : " by a rank that has it alone");
   if (Accelerator::count() > 0) {
     const AcceleratorInfo gpu = Accelerator::describe(0);
     v.fits = v.needed_bytes <= gpu.free_bytes;
@@ -50,7 +52,7 @@ bool is_there(const std::string& prefix) {
   return std::filesystem::exists(prefix + ".idx", unreadable) && std::filesystem::exists(prefix + ".bin", unreadable);
 }
 
-// Of a blend each dataset is drawn by its share of the weights.
+// Each dataset of a blend is drawn by its share of the weights.
 std::string dataset_line(const DatasetSpec& d, double weights, double tokens) {
   const auto held = static_cast<double>(TokenDataset::open(d.prefix).num_tokens());
   const double times = tokens * (d.weight / weights) / held;
@@ -60,8 +62,19 @@ std::string dataset_line(const DatasetSpec& d, double weights, double tokens) {
 
 }  // namespace
 
+std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t num_gpus) {
+  if (num_ranks == 1) return "";
+  const std::string alone = ", for each rank that has a GPU of its own";
+  if (num_gpus == 0 || num_ranks <= num_gpus) return alone;
+  const int64_t sharing = div_ceil(num_ranks, num_gpus);
+  return fmt::format(
+      "{}; on this machine alone {} ranks would share a GPU and take up to {} of it together, beside their contexts, "
+      "which are not predicted",
+      alone, sharing, bytes_text(of_rank.times(sharing).total_bytes()));
+}
+
 MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ranks, int64_t available) {
-  if (run.device == DeviceKind::cuda) return verdict_of_gpu(engine);
+  if (run.device == DeviceKind::cuda) return verdict_of_gpu(engine, num_ranks);
   const HostMemory host = host_memory(engine, run.checkpoint.async_save);
   MemoryVerdict v{.needed_bytes = num_ranks * (host.plan_bytes + host.snapshot_bytes)};
   v.fits = v.needed_bytes <= available;

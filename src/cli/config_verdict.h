@@ -1,5 +1,5 @@
-// What `moebius config` says of a recipe beside its values: whether it fits, how often it reads its data, what it
-// lacks, what can become of the model.
+// What `moebius config` prints of a recipe beside its values: whether the run fits, how often it reads its
+// data, what the recipe lacks, and whether the model can be exported.
 #pragma once
 
 #include <cstdint>
@@ -13,22 +13,29 @@
 namespace moebius {
 
 struct MemoryVerdict {
-  int64_t needed_bytes = 0;  // of the host, of all ranks together; or of each GPU beside its context
-  std::optional<bool> fits;  // here; none: there is no GPU to ask
+  int64_t needed_bytes = 0;  // host memory of all ranks together; or memory of a rank's GPU beside its context
+  std::optional<bool> fits;  // whether the run fits here; none: there is no GPU to ask
   std::string text;          // "yes: 324.2 MiB are needed, 18.20 GiB are available on this machine"
 };
 
-// Of the rank that needs the most. The ranks of a run on the CPU count as if all were on this machine.
-// available: of the host, for a run on the CPU.
+// The end of a sentence that gives the memory of one rank on its GPU. It says that the figure holds for a
+// rank with a GPU of its own. If the run has more ranks than this machine has GPUs, it gives the sum on a
+// shared GPU as well. Empty for one rank.
+std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t num_gpus);
+
+// The verdict for the rank that needs the most memory. All ranks of a run on the CPU count as on this
+// machine. available: bytes of host memory, for a run on the CPU.
 MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ranks, int64_t available);
 
-// A line each: the tokens of the run, and how often it reads each dataset of data.train that is there.
+// One line with the tokens of the run, and one for each dataset of data.train that exists: how often it is
+// read.
 std::vector<std::string> data_lines(const RunSpec& run);
 
-// What `train` would refuse before anything else, a line each: keys that are not given, datasets that are not there.
+// A line for each thing that `train` would refuse at once: a key that is not given, a dataset that does not
+// exist.
 std::vector<std::string> missing_to_train(const RunSpec& run);
 
-// "to Hugging Face as qwen3_moe", or why not.
+// "to Hugging Face as qwen3_moe", or the reason why not.
 std::string export_text(const ModelSpec& model);
 
 }  // namespace moebius

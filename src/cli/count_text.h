@@ -1,4 +1,4 @@
-// Parameters and tokens as people say them.
+// Numbers of parameters and tokens in short form.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Whether this CPU has what the program was compiled for.
+// Whether this CPU has the features that the program was compiled for.
 #pragma once
 
 #include <string>
@@ -12,10 +12,10 @@ struct BuiltForFeature {
   bool present;  // this CPU has it
 };
 
-// Every instruction set that the compiler may be told to use and can ask a CPU for.
+// Every instruction set that the compiler can be asked to use and can look for in a CPU.
 std::vector<BuiltForFeature> built_for_features();
 
-// Names of those needed and not present, comma-separated; empty when the program can run.
+// The names of features that are needed and not present, separated by commas; empty if the program can run.
 std::string missing_cpu_features(const std::vector<BuiltForFeature>& features);
 
 }  // namespace moebius

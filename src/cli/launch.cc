@@ -10,14 +10,14 @@
 namespace moebius {
 namespace {
 
-// Where a launcher says how many processes it started and which of them this is.
+// The variables in which a launcher gives the number of processes and the number of this one.
 struct LauncherVariables {
   const char *size, *rank, *local_rank;
 };
 constexpr LauncherVariables kOpenMpi{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"};
-// MPICH and its kin; srun with PMI-1, PMI-2.
+// MPICH and launchers like it; srun with PMI-1, PMI-2.
 constexpr LauncherVariables kPmi{"PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"};
-constexpr LauncherVariables kSlurm{"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"};  // whichever way MPI goes
+constexpr LauncherVariables kSlurm{"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"};  // whichever PMI it uses
 constexpr LauncherVariables kByTcp{"WORLD_SIZE", "RANK", "LOCAL_RANK"};
 constexpr const char *kMasterAddr = "MASTER_ADDR", *kMasterPort = "MASTER_PORT";
 
@@ -53,7 +53,7 @@ std::string text_of(const Environment& environment, const char* name) {
 
 bool is_set(const Environment& environment, const char* name) { return !text_of(environment, name).empty(); }
 
-// The four that ranks need to find each other over TCP.
+// The four variables that ranks need to find each other over TCP.
 bool says_where_rank_0_is(const Environment& environment) {
   return is_set(environment, kByTcp.rank) && is_set(environment, kMasterAddr) && is_set(environment, kMasterPort);
 }
@@ -85,8 +85,8 @@ Environment process_environment() {
 }
 
 Launch detect_launch(const Environment& environment) {
-  // The nearest launcher counts: torchrun may stand in a step of srun, whose variables its processes inherit, and
-  // mpirun inside a Slurm job starts its daemons with srun.
+  // The innermost launcher wins: torchrun may run in a step of srun, whose variables its processes inherit,
+  // and mpirun inside a Slurm job starts its daemons with srun.
   if (is_set(environment, "TORCHELASTIC_RUN_ID"))
     if (const auto launch = launch_by_tcp(environment)) return *launch;
   for (const LauncherVariables& names : {kOpenMpi, kPmi})

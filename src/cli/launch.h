@@ -1,4 +1,4 @@
-// How this process was started: alone, or as one of several ranks. The environment of launchers is read here.
+// Whether this process was started alone or as one of several ranks, by the environment of its launcher.
 #pragma once
 
 #include <functional>
@@ -14,32 +14,33 @@ struct Launch {
     threads,  // ranks are threads of this process: for debugging
   };
   Kind kind = Kind::alone;
-  int num_ranks = 1;     // that the launcher says it started
-  int rank = 0;          // of this process, as far as known before the ranks have met
-  int local_rank = 0;    // among the ranks of its machine, as far as the launcher says
+  int num_ranks = 1;     // number of ranks, by the launcher
+  int rank = 0;          // of this process, if known before the ranks have met
+  int local_rank = 0;    // among the ranks of its machine, if the launcher gives it
   std::string evidence;  // "OMPI_COMM_WORLD_SIZE=4"
-  // Of tcp.
-  std::string master_addr, host, run;  // where rank 0 is; this rank, empty: as it is seen; the run among others
+  // For tcp:
+  std::string master_addr, host,
+      run;  // of rank 0; of this rank, or empty: as others see it; names the run among others
   int master_port = 0;
   bool has_store = false;  // torchrun's agent keeps a store at master_addr:master_port
 };
 
-// The value of an environment variable, null when it is not set.
+// The value of an environment variable; null if it is not set.
 using Environment = std::function<const char*(const char* name)>;
 Environment process_environment();
 
-// From the variables of torchrun, of mpirun, of other launchers with PMI, and of srun, or from RANK, WORLD_SIZE,
-// MASTER_ADDR and MASTER_PORT set by hand. Error{usage} for numbers that are none, and where some of the last four are
-// missing: the processes would train the run several times.
+// Reads the variables of torchrun, of mpirun, of other launchers with PMI, and of srun, or RANK,
+// WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand. Error{usage} if a value is not a number, or if some
+// of the last four are missing, since the processes would train the run several times.
 Launch detect_launch(const Environment& environment);
-// Of this process by the same variables; 0 where they say nothing that can be used.
+// The rank of this process by the same variables; 0 if they give nothing that can be used.
 int launcher_rank(const Environment& environment);
 
-// Of a command of one process. Error{usage} where a launcher started several, on the first of them with the text: they
-// would do the same work several times, and write the same files.
+// For a command that runs in one process. Error{usage} if a launcher started several, since they would do
+// the same work and write the same files. Only the error of the first process has a text.
 void check_alone(const std::string& command, const Launch& launch);
 
-// The ranks that `--ranks` asks for, as threads. Error{usage} when a launcher has started several processes already.
+// The ranks that `--ranks` asks for, as threads. Error{usage} if a launcher has started several processes.
 Launch launch_threads(int64_t num_ranks, const Launch& detected);
 
 }  // namespace moebius

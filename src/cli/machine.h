@@ -9,8 +9,8 @@ namespace moebius {
 
 struct Machine {
   std::string cpu;                    // model name
-  int cpus = 0;                       // that this process may use
-  std::vector<std::string> features;  // of those in cpu_features(), what the CPU has
+  int cpus = 0;                       // CPUs that this process may use
+  std::vector<std::string> features;  // the features of cpu_features() that the CPU has
   int64_t memory_bytes = 0;
 };
 

@@ -20,20 +20,20 @@
 
 namespace {
 
-// A signal handler can reach nothing but static storage.
+// A signal handler can use nothing but static storage.
 std::atomic<int> received_signal{0};
-std::atomic<pid_t> supervisor{0};             // of this rank's process, when it has one
+std::atomic<pid_t> supervisor{0};             // of this rank's process, if it has one
 std::atomic<int> times_received[2] = {0, 0};  // from others, from the supervisor
 
-// The second one ends the program at once. What a launcher sends to all of a job's processes comes twice, once from the
-// supervisor: that is still the first.
+// The second signal ends the program at once. A signal that a launcher sends to all processes of a job
+// comes twice, the second time from the supervisor, and counts as the first.
 void on_signal(int signal, siginfo_t* info, void*) {
   received_signal = signal;
   const bool handed_on = info->si_code <= 0 && info->si_pid != 0 && info->si_pid == supervisor;
   if (++times_received[handed_on] > 1) std::_Exit(128 + signal);
 }
 
-// For commands that look at received_signal; a reader that goes away must not end them either.
+// For commands that watch received_signal. The end of their output's reader must not end them either.
 void install_signal_handlers() {
   struct sigaction action = {};
   action.sa_sigaction = on_signal;
@@ -42,7 +42,7 @@ void install_signal_handlers() {
   std::signal(SIGPIPE, SIG_IGN);
 }
 
-// What was printed can still be lost: standard output is buffered, and may be a file on a full disk.
+// Output can still be lost: standard output is buffered, and may be a file on a full disk.
 int flush_output(int code) {
   std::cout.flush();
   const bool written = std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout.good();
@@ -54,14 +54,14 @@ int flush_output(int code) {
 
 using namespace moebius;
 
-// A first word that is no command: CLI11 would only say that one is required.
+// A first word that is no command: CLI11 would only report that a command is required.
 void check_command_is_known(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
   const std::string word = argv[1];
   if (std::find(names.begin(), names.end(), word) != names.end()) return;
-  if (launcher_rank(process_environment()) != 0) throw Error(ErrorKind::usage, "");  // the first says it
+  if (launcher_rank(process_environment()) != 0) throw Error(ErrorKind::usage, "");  // the first rank reports it
   MOEBIUS_CHECK(usage, word != "plan",
                 "the command {} is not part of this version; moebius --help lists those that are", word);
   const std::string near = nearest_if_near(word, names);
@@ -69,7 +69,8 @@ void check_command_is_known(const CLI::App& app, int argc, char** argv) {
                near.empty() ? "" : fmt::format("did you mean {}? ", near));
 }
 
-// Launchers of MPI end all ranks when the process of one is killed, with a code of their own, unless it has a supervisor.
+// If the process of a rank is killed, launchers of MPI end all ranks with a code of their own, unless it
+// has a supervisor.
 void keep_rank_of_mpi() {
   try {
     const Launch launch = detect_launch(process_environment());
@@ -77,17 +78,17 @@ void keep_rank_of_mpi() {
     supervisor = supervise_rank(
         fmt::format("rank {} of {}", launch.rank, launch.num_ranks),
         [](const std::string& text) { Log(stderr, false).line("error: " + text); }, std::_Exit);
-  } catch (const Error&) {  // of the environment; who wants to know of ranks says it
+  } catch (const Error&) {  // in the environment; a command that asks for the ranks reports it
   }
 }
 
-// These write files, or an answer, that several processes would write several times.
+// Commands whose files or answer several processes would write several times.
 void check_launch(const CLI::App& app) {
   for (const char* command : {"forward", "data", "tokenize", "checkpoint", "import", "export", "upcycle"})
     if (app.got_subcommand(command)) check_alone(command, detect_launch(process_environment()));
 }
 
-// All ranks of a run have the same words, so the first of them answers.
+// All ranks of a run have the same arguments, so the first of them answers.
 int exit_code(const CLI::App& app, const CLI::ParseError& e) {
   std::ostringstream nowhere;
   const bool first = launcher_rank(process_environment()) == 0;
@@ -118,7 +119,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return exit_code(app, e);
   } catch (const Error& e) {
-    if (*e.what() != 0) Log(stderr, false).line(std::string("error: ") + e.what());  // else another rank says it
+    if (*e.what() != 0) Log(stderr, false).line(std::string("error: ") + e.what());  // else another rank reports it
     return static_cast<int>(e.kind());
   } catch (const std::bad_alloc&) {
     Log(stderr, false)
@@ -126,7 +127,7 @@ int run(int argc, char** argv) {
             "error: out of memory; "
             "use a smaller micro_batch, seq_len or model (`moebius config` prints the memory table)");
     return static_cast<int>(ErrorKind::usage);
-  } catch (const std::system_error& e) {  // of fmt::print and of std::filesystem
+  } catch (const std::system_error& e) {  // thrown by fmt::print and by std::filesystem
     Log(stderr, false).line(std::string("error: ") + e.what());
     return static_cast<int>(ErrorKind::io);
   } catch (const std::exception& e) {
@@ -146,6 +147,6 @@ int main(int argc, char** argv) {
     return 2;
   }
   keep_rank_of_mpi();
-  std::signal(SIGXFSZ, SIG_IGN);  // then a file above the limit is an error of the write
+  std::signal(SIGXFSZ, SIG_IGN);  // so that a file above the limit is an error of the write
   return flush_output(run(argc, argv));
 }

@@ -46,7 +46,7 @@ ParallelSpec parallel_of(const std::string& command, const std::vector<std::stri
     MOEBIUS_CHECK(usage, each.starts_with("parallel."),
                   "{} --set: expected a key of [parallel], as in parallel.tp=2; got {}", command, each);
   if (overrides.empty()) return {};
-  run.train.steps = run.train.global_batch = run.train.micro_batch = run.train.seq_len = 1;  // a recipe must say these
+  run.train.steps = run.train.global_batch = run.train.micro_batch = run.train.seq_len = 1;  // a recipe must have these
   run.optimizer.lr = 1;
   return parse_run_spec(to_toml(run, /*with_provenance=*/false), command, overrides).parallel;
 }

@@ -28,17 +28,18 @@ struct LayoutOptions {
 };
 void add_layout_options(CLI::App& command, LayoutOptions& options);
 void add_ranks_options(CLI::App& command, int64_t& ranks, double& timeout_s);  // --ranks and --timeout alone
-// What --set says: of a recipe only [parallel] counts there. Error{usage} for other keys. run: the rest of the recipe.
+// The layout that --set gives. Only keys of [parallel] may be set; Error{usage} for others. run: the rest
+// of the recipe.
 ParallelSpec parallel_of(const std::string& command, const std::vector<std::string>& overrides, RunSpec run);
 
-// Error{usage} for a GPU that is not there, or not built for.
+// Error{usage} if there is no GPU, or this build has no CUDA backend.
 DeviceKind device_kind(const std::string& device);
 DType compute_dtype(const std::string& dtype);  // "f32" or "bf16"; Error{usage} for others
 int num_threads(int asked);
 
-void warn_if_any(Log& log, const std::string& warning);  // when there is a text
+void warn_if_any(Log& log, const std::string& warning);  // warns unless the text is empty
 
-// One object on one line of standard output; bytes that are no UTF-8 become U+FFFD.
+// Prints one object on one line of standard output. Bytes that are not UTF-8 become U+FFFD.
 void print_json(const nlohmann::ordered_json& object);
 
 }  // namespace moebius

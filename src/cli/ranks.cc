@@ -19,18 +19,18 @@
 namespace moebius {
 namespace {
 
-constexpr double kLongestTimeoutS = 7 * 24 * 3600;  // a wait ends in any case
+constexpr double kLongestTimeoutS = 7 * 24 * 3600;  // so that every wait ends
 
 void print_error(const std::string& text) { Log(stderr, false).line("error: " + text); }
 void print_warning(const std::string& text) { Log(stderr, false).line("warning: " + text); }
 void end_process() { std::_Exit(static_cast<int>(ErrorKind::distributed)); }
 
-// srun without a common PMI starts processes that each find a world of one.
+// srun without a common PMI starts processes, each of which finds a world of one.
 void check_world(const Launch& launch, const Transport& world) {
   if (world.size() == launch.num_ranks) return;
   const std::string text = fmt::format(
       "launch: {} says that {} processes were started, and MPI ({}) finds a world of {}; start them with the mpirun of "
-      "that MPI, or let srun speak its language (srun --mpi=pmix or --mpi=pmi2)",
+      "that MPI, or choose the PMI of srun (srun --mpi=pmix or --mpi=pmi2)",
       launch.evidence, launch.num_ranks, mpi_version(), world.size());
   throw Error(ErrorKind::usage, launch.rank == 0 ? text : "");
 }
@@ -124,7 +124,8 @@ int cpu_share(Control& control) {
 
 namespace {
 
-// XXH3-128 of the program's own file, in pieces: it is larger than what a small run needs beside it.
+// XXH3-128 of the program's own file. It is read in pieces, since it is larger than all that a small run
+// needs.
 std::string program_hash() {
   const File program = File::open_read("/proc/self/exe");
   std::vector<char> piece(1 << 16);

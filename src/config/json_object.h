@@ -1,5 +1,5 @@
-// A JSON object that copies and compares as one. Most of the program includes the description of a model and never
-// looks into the config.json that it came from: this header needs the name of nlohmann::json alone.
+// A JSON object that copies and compares by value. This header needs only the name of nlohmann::json: most
+// files include a model's spec and never look into the config.json that it came from.
 #pragma once
 
 #include <memory>

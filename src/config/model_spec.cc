@@ -10,10 +10,11 @@ namespace moebius {
 
 namespace {
 
-// FFN weights of one layer that one token passes through, over hidden_size: gate, up and down.
+// The FFN weights of one layer that one token uses, divided by hidden_size: gate, up and down.
 constexpr int64_t kGatedMatrices = 3;
 
-// Latent attention's products: of x, of the query's latent (or of x), of the keys' and values' latent, of o.
+// The products of latent attention: with x, with the query's latent (or x), with the latent of keys and
+// values, and with o.
 int64_t latent_matrices(const ModelSpec& m) {
   const int64_t q = m.q_lora_rank > 0 ? m.q_lora_rank * (m.hidden_size + m.q_size()) : m.hidden_size * m.q_size();
   const int64_t down = m.hidden_size * (m.kv_lora_rank + m.qk_rope_head_dim);
@@ -40,7 +41,7 @@ int64_t embedding_parameters(const ModelSpec& m) {
   return (m.tie_word_embeddings ? 1 : 2) * m.vocab_size * m.hidden_size;
 }
 
-// An MoE block when num_experts experts of each layer are counted.
+// An MoE block of which num_experts experts are counted.
 int64_t moe_parameters(const ModelSpec& m, int64_t num_experts) {
   const int64_t router = m.num_experts * (m.hidden_size + (m.router_bias ? 1 : 0));
   const int64_t biases = m.expert_proj_bias ? num_experts * (2 * m.moe_intermediate_size + m.hidden_size) : 0;
@@ -130,8 +131,8 @@ void check_scalars(const ModelSpec& m) {
 
 void check_layers(const ModelSpec& m) {
   MOEBIUS_CHECK(usage, static_cast<int64_t>(m.moe_layers.size()) == m.num_layers,
-                "model: moe_layers must say for each of the {} layers whether it is an MoE layer; got {} entries",
-                m.num_layers, m.moe_layers.size());
+                "model: moe_layers must have an entry for each of the {} layers; got {}", m.num_layers,
+                m.moe_layers.size());
   MOEBIUS_CHECK(usage, m.num_experts > 0 || m.num_moe_layers() == 0,
                 "model: {} layers are MoE layers but num_experts is 0; set num_experts", m.num_moe_layers());
   if (m.num_moe_layers() < m.num_layers) check_count("intermediate_size", m.intermediate_size, 1);
@@ -172,7 +173,7 @@ void check_experts(const ModelSpec& m) {
   check_groups(m);
 }
 
-// The products below stay far inside int64 when the largest of them does.
+// If the largest of the products below fits int64, all of them do.
 void check_size(const ModelSpec& m) {
   constexpr double kMost = 1e15;
   const double width =
@@ -202,9 +203,9 @@ bool ModelSpec::is_moe_layer(int64_t layer) const {
 int64_t ModelSpec::num_parameters() const { return parameters_with(*this, num_experts); }
 int64_t ModelSpec::num_active_parameters() const { return parameters_with(*this, top_k); }
 
-// FLOPs per token: 2 per multiply-add, 3 for forward, input gradient and weight gradient. Attention does q k^T and p v,
-// num_heads times their width in multiply-adds per key, over half of the seq_len keys. Megatron counts the norms of
-// latents and of multi-token prediction.
+// FLOPs per token: 2 per multiply-add, 3 for forward, input gradient and weight gradient. Attention does q
+// k^T and p v, num_heads times their width in multiply-adds per key, over half of the seq_len keys.
+// Megatron counts the norms of latents and of multi-token prediction.
 double ModelSpec::train_flops_per_token(int64_t seq_len) const {
   const double h = hidden_size, mtp = num_mtp_layers;
   const double moe = moe_layers_and_mtp(*this);

@@ -17,7 +17,7 @@ int distance(std::string_view name, std::string_view candidate) {
   return last_part(name) == last_part(candidate) ? std::min(whole, 1) : whole;
 }
 
-// A slip in the last part weighs as much where the section is wrong too. A name alone may be a section.
+// A slip in the last part counts the same if the section is wrong too. A name alone may be a section.
 int distance_of_keys(std::string_view name, std::string_view candidate) {
   int last = edit_distance(last_part(name), last_part(candidate));
   if (name.find('.') == std::string_view::npos) last = std::min(last, edit_distance(name, first_part(candidate)));
@@ -31,7 +31,7 @@ std::string closest(std::string_view name, const std::vector<std::string>& candi
   return *std::min_element(candidates.begin(), candidates.end(), closer);
 }
 
-// An edit for every three letters; two letters that changed places are two edits, which a word of five may have.
+// One edit for every three letters. Two swapped letters are two edits, which a word of five letters may have.
 bool is_near(std::string_view a, std::string_view b) {
   return edit_distance(a, b) <= (static_cast<int>(std::max(a.size(), b.size())) + 1) / 3;
 }

@@ -17,7 +17,7 @@ constexpr std::string_view
     kEpochs = "train.steps (there are no epochs: tokens of the data / (global_batch * seq_len) steps read it once)",
     kAccumulation = "train.global_batch (global_batch / (micro_batch * dp) micro-batches are accumulated)";
 
-// Of Hugging Face's trainers and config files, of Megatron and of DeepSpeed.
+// Names in Hugging Face's trainers and config files, in Megatron and in DeepSpeed.
 constexpr OtherName kOtherNames[] = {
     {"learning_rate", "optimizer.lr"},
     {"max_lr", "optimizer.lr"},

@@ -1,4 +1,4 @@
-// Names that other software has for what a recipe says.
+// The names that other software has for keys of a recipe.
 #pragma once
 
 #include <string>
@@ -6,7 +6,8 @@
 
 namespace moebius {
 
-// "; that is optimizer.lr here" for the last part of a key (learning_rate) that means one of ours, or nothing.
+// "; that is optimizer.lr here", if the last part of the key (learning_rate) is another name of one of our
+// keys; else empty.
 std::string other_name_hint(std::string_view key);
 
 }  // namespace moebius

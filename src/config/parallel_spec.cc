@@ -11,14 +11,14 @@ void check_degree(const char* name, int64_t degree) {
                 degree);
 }
 
-// One view of the ranks, a * b * pp of them at a time. Divides step by step: the product of the degrees may not fit.
+// One view of the ranks, a * b * pp of them at a time. It divides in steps, since the product of the
+// degrees may not fit int64.
 void check_view(const char* names, int64_t a, int64_t b, int64_t pp, int64_t world_size) {
   const bool divides = world_size % pp == 0 && world_size / pp % a == 0 && world_size / pp / a % b == 0;
-  MOEBIUS_CHECK(
-      usage, divides,
-      "parallel: the number of ranks must be divisible by {} = {} * {} * {}; got {} ranks; start another number of "
-      "ranks or lower a degree",
-      names, a, b, pp, world_size);
+  MOEBIUS_CHECK(usage, divides,
+                "parallel: the number of ranks must be divisible by {} = {} * {} * {}; got {}; start another number of "
+                "ranks or lower a degree",
+                names, a, b, pp, world_size);
 }
 
 }  // namespace

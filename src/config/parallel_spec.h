@@ -9,13 +9,19 @@ namespace moebius {
 // How the ranks of cp bring queries and keys together (model/attention/context_parallel.h).
 enum class CpComm { allgather, ring, alltoall };
 
+// The order of a pipeline's passes (parallel/pipeline/schedule.h).
+enum class PipelineSchedule { one_f_one_b };
+
+// How tokens reach experts of other ranks (model/moe/dispatcher.h). automatic: resolve_dispatcher() chooses.
+enum class DispatcherKind { automatic, allgather, alltoall };
+
 struct ParallelSpec {
   int64_t tp = 1, cp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;
   std::string layout;  // stages as in "E t*2 | t*3 L"; empty: even
-  std::string schedule = "1f1b";
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   CpComm cp_comm = CpComm::allgather;
-  std::string dispatcher = "auto";  // "auto" | "allgather" | "alltoall"
-  bool overlap = true;              // gradients, weights and stages' messages travel behind compute; the same bits
+  DispatcherKind dispatcher = DispatcherKind::automatic;
+  bool overlap = true;  // gradients, weights and stages' messages travel during compute; the same bits
 
   // dp and edp are what is left of the world size in the dense and in the expert view of the same ranks
   // (Parallel Folding: pp is shared, ep may span tp, cp and dp).

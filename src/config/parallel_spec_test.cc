@@ -23,9 +23,9 @@ TEST(ParallelSpec, RefusesWorldsThatDoNotHoldTheLayout) {
     return error_text(ErrorKind::usage, [&] { p.check(world); });
   };
   EXPECT_THAT(text({.tp = 2, .cp = 3, .pp = 2}, 18),
-              HasSubstr("the number of ranks must be divisible by tp * cp * pp = 2 * 3 * 2; got 18 ranks"));
+              HasSubstr("the number of ranks must be divisible by tp * cp * pp = 2 * 3 * 2; got 18;"));
   EXPECT_THAT(text({.pp = 2, .ep = 4, .etp = 2}, 24),
-              HasSubstr("the number of ranks must be divisible by etp * ep * pp = 2 * 4 * 2; got 24 ranks"));
+              HasSubstr("the number of ranks must be divisible by etp * ep * pp = 2 * 4 * 2; got 24;"));
   EXPECT_THAT(text({.tp = 0}, 1), HasSubstr("parallel.tp must be from 1 to 2147483647; got 0"));
   EXPECT_THAT(text({.vpp = 2}, 1), HasSubstr("parallel.vpp = 2 splits the stages of a pipeline; got pp = 1"));
   EXPECT_THAT(text({}, 0), HasSubstr("the number of ranks must be at least 1; got 0"));

@@ -1,9 +1,7 @@
-// How the step is computed without changing what is computed: precision, recompute, offload.
+// Policies of a step that do not change what is computed: precision and recompute.
 #pragma once
 
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "core/dtype.h"
 
@@ -14,19 +12,20 @@ struct PrecisionSpec {
   bool operator==(const PrecisionSpec&) const = default;
 };
 
-// What backward makes again instead of keeping it from forward, the same bits for less memory and more time.
+// The tensors that backward recomputes, so that forward need not keep them. The bits are the same; a step
+// takes less memory and more time.
 struct RecomputeSpec {
   bool norm = false;           // outputs of a layer's norms
-  bool qkv = false;            // queries, keys and values as they leave their projection
+  bool qkv = false;            // queries, keys and values, the outputs of their projection
   bool attention = false;      // attention's output
   bool mlp = false;            // pre-activations of dense feed-forward layers
   bool shared_expert = false;  // pre-activations of shared experts, and their gated output
   bool expert_up = false;      // pre-activations of the experts
-  bool layer = false;          // all of these and the stream between attention and feed-forward
+  bool layer = false;          // all of these and the residual between attention and feed-forward
   bool operator==(const RecomputeSpec&) const = default;
 };
 
-// As recipes spell them.
+// The names that memory.recompute has for them.
 inline constexpr std::pair<const char*, bool RecomputeSpec::*> kRecomputeNames[] = {
     {"norm", &RecomputeSpec::norm},
     {"qkv", &RecomputeSpec::qkv},
@@ -38,7 +37,6 @@ inline constexpr std::pair<const char*, bool RecomputeSpec::*> kRecomputeNames[]
 
 struct MemorySpec {
   RecomputeSpec recompute;
-  std::vector<std::string> offload;
   bool operator==(const MemorySpec&) const = default;
 };
 

@@ -1,10 +1,11 @@
-// What must hold between the values of a run. Ranges of single values are the rules of the table.
+// Checks the relations between the values of a run. The rules of the table check the range of each value.
 #include <unistd.h>
 
 #include <filesystem>
 #include <set>
 #include <system_error>
 
+#include "config/dispatcher_choice.h"
 #include "config/recipe/table.h"
 #include "config/run_spec.h"
 #include "config/stage_layout.h"
@@ -22,7 +23,7 @@ std::string origin(const RunSpec& s, const std::string& key) {
   return found == s.provenance.end() ? "" : fmt::format(" [{}]", found->second);
 }
 
-// All that a recipe leaves out at once, and what `train` will ask for beside them.
+// One error names all required keys that a recipe lacks, and those that `train` will need beside them.
 void check_required(const RunSpec& s) {
   std::string missing, more;
   const auto add = [](std::string& to, const std::string& key) { to += (to.empty() ? "" : ", ") + key; };
@@ -46,8 +47,8 @@ void check_ranges(const RunSpec& s) {
   }
 }
 
-// A key whose value differs from the default would do nothing: for messages about keys that need another one. Defaults
-// pass, so that a resolved recipe, which holds every key, reads back.
+// Refuses a key that would do nothing without another key. The default value passes, so that a resolved
+// recipe, which holds every key, reads back.
 void refuse_idle(const RunSpec& s, const char* key, const std::string& why) {
   static const RunSpec defaults;
   for (const RecipeKey& each : recipe_table()) {
@@ -64,21 +65,14 @@ void check_mtp(const RunSpec& s) {
                 "the model has no multi-token prediction (model.num_nextn_predict_layers); remove it");
 }
 
-// What the keys can say and this version cannot do.
+// Refuses values that a recipe can hold and this version cannot honour.
 void check_supported(const RunSpec& s) {
-  MOEBIUS_CHECK(usage, s.deterministic,
-                "run.deterministic = false has no mode to choose: every run is deterministic; remove it{}",
-                origin(s, "run.deterministic"));
-  std::error_code unreadable;  // a name that cannot be one is no folder either
+  std::error_code unreadable;  // a name that no folder can have
   MOEBIUS_CHECK(
       usage, s.data.tokenizer == "bytes" || std::filesystem::exists(s.data.tokenizer + "/tokenizer.json", unreadable),
       "data.tokenizer must be \"bytes\" or a folder with a tokenizer.json; got {}{}{}", shown(s.data.tokenizer),
       s.data.tokenizer.ends_with("tokenizer.json") ? "; give its folder" : "", origin(s, "data.tokenizer"));
-  const bool records = s.device == DeviceKind::cuda && s.graph;
-  MOEBIUS_CHECK(usage, !records || s.parallel.dispatcher != "alltoall",
-                "parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be recorded; set "
-                "run.graph = false, or dispatcher = \"allgather\"{}",
-                origin(s, "parallel.dispatcher"));
+  resolve_dispatcher(s);
 }
 
 void check_valid_weights(const RunSpec& s) {
@@ -90,7 +84,7 @@ void check_valid_weights(const RunSpec& s) {
   }
 }
 
-// Keys of [moe] that change nothing beside the others.
+// Refuses keys of [moe] that would change nothing.
 void check_idle_moe_keys(const RunSpec& s) {
   if (s.model.num_moe_layers() == 0) {
     for (const char* key : {"moe.balance", "moe.aux_coeff", "moe.z_coeff", "moe.bias_rate", "moe.capacity_factor",
@@ -193,7 +187,7 @@ void check_recompute(const RunSpec& s) {
   refuse(r.shared_expert, "shared_expert", s.model.shared_intermediate_size > 0, "shared experts");
 }
 
-// What a degree of parallelism must divide.
+// Error{usage} unless the degree of parallelism divides the size.
 void check_divides(const char* degree, int64_t d, const char* what, int64_t size) {
   MOEBIUS_CHECK(usage, size % d == 0, "parallel.{} must divide {} = {}; got {}; choose another degree", degree, what,
                 size, d);
@@ -217,9 +211,9 @@ void check_layout(const RunSpec& s) {
   if (p.cp == 1) refuse_idle(s, "parallel.cp_comm", "parallel.cp is 1; remove it, or set cp");
   if (p.ep * p.etp == 1) {
     for (const char* key : {"parallel.dispatcher", "moe.rank_rows_factor"})
-      refuse_idle(s, key, "parallel.ep and etp are 1, so every expert is at home; set parallel.ep, or remove it");
+      refuse_idle(s, key, "parallel.ep and etp are 1, so each rank holds all experts; set parallel.ep, or remove it");
   }
-  MOEBIUS_CHECK(usage, s.moe.rank_rows_factor == 0 || p.dispatcher == "alltoall",
+  MOEBIUS_CHECK(usage, s.moe.rank_rows_factor == 0 || p.dispatcher == DispatcherKind::alltoall,
                 "moe.rank_rows_factor = {} bounds the rows of a rank, which all-to-all alone can check; set "
                 "parallel.dispatcher = \"alltoall\", or remove it{}",
                 s.moe.rank_rows_factor, origin(s, "moe.rank_rows_factor"));
@@ -227,7 +221,8 @@ void check_layout(const RunSpec& s) {
                 "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}", 2 * p.cp, s.train.seq_len);
 }
 
-// The stages, and micro-batches enough for interleaving them: whole groups of pp take turns on the virtual stages.
+// Checks the stages, and that a step has whole groups of pp micro-batches, which take turns on the virtual
+// stages.
 void check_pipeline(const RunSpec& s, int64_t world_size) {
   const ParallelSpec& p = s.parallel;
   check_mtp_stage(stage_layout({.text = p.layout,
@@ -243,7 +238,8 @@ void check_pipeline(const RunSpec& s, int64_t world_size) {
                 p.vpp, p.pp, s.train.global_batch, s.train.micro_batch, dp, M, origin(s, "parallel.vpp"));
 }
 
-// Found at the start, not when the trace is written. The run makes its own folder, which need not exist yet.
+// A trace that cannot be written is an error at the start. The run makes its own folder, which need not
+// exist yet.
 void check_trace(const RunSpec& s) {
   namespace fs = std::filesystem;
   if (s.log.trace.empty()) return;
@@ -265,7 +261,7 @@ void RunSpec::check(int64_t world_size) const {
   check_ranges(*this);
   model.check();
   parallel.check(world_size);
-  check_layout(*this);  // what a layout cannot be of the model, before what the batch cannot be of the layout
+  check_layout(*this);  // whether the layout fits the model, before whether the batch fits the layout
   check_datasets(*this, "data.train", data.train);
   check_datasets(*this, "data.valid", data.valid);
   check_valid_weights(*this);

@@ -20,12 +20,12 @@ std::string origin(const RunSpec& spec, const std::string& key) {
 
 std::string bare_name(const RecipeKey& key) { return key.name.substr(key.name.find('.') + 1); }
 
-// A model that came from a config.json is printed as model.config, so its keys must not be: they are shown as comments.
+// A model that came from a config.json is printed as model.config; its keys are shown as comments.
 bool is_said_by_config(const RunSpec& spec, const RecipeKey& key) {
   return spec.model.source && section_of(key.name) == "model" && find_hf_key(bare_name(key));
 }
 
-// One line without its end; empty when there is nothing to print.
+// One line without its line break; empty if there is nothing to print.
 std::string line_of(const RunSpec& spec, const RecipeKey& key, bool with_provenance) {
   constexpr int kColumn = 44;  // where the origins line up
   const json value = key.write(spec);

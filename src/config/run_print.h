@@ -1,4 +1,4 @@
-// A resolved recipe as text, beside to_toml of run_spec.h.
+// A resolved recipe as text, in another form than to_toml of run_spec.h.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace moebius {
 
-// As to_toml with provenance, but only the keys that have no default: what the recipe, --set and other keys say, and
-// model.hf for a model that came from a config.json. Reads back to the same spec where that folder still is.
+// Like to_toml with provenance, but without the keys whose value is the default. A model that came from a
+// config.json is printed as model.hf. The text reads back to the same spec as long as that folder exists.
 std::string changed_toml(const RunSpec& spec);
 
 }  // namespace moebius

@@ -48,7 +48,7 @@ class RandomSpec {
   RunSpec make() {
     RunSpec s;
     s.dir = text(), s.seed = random_() >> 1, s.device = coin() ? DeviceKind::cpu : DeviceKind::cuda;
-    s.threads = upto(99), s.deterministic = coin(), s.graph = coin(), s.init_from = text();
+    s.threads = upto(99), s.graph = coin(), s.init_from = text();
     s.model = coin() ? moebius() : hub();
     s.data = {.train = datasets(), .valid = datasets(), .tokenizer = text(), .separate_documents = coin()};
     s.train = {1 + upto(99), 1 + upto(99), 1 + upto(99), 1 + upto(99), upto(99), upto(99)};
@@ -83,7 +83,7 @@ class RandomSpec {
                   .ep = 1 + upto(9),
                   .etp = 1 + upto(9),
                   .layout = text(),
-                  .dispatcher = coin() ? "allgather" : "alltoall"};
+                  .dispatcher = DispatcherKind(upto(2))};
     s.precision.compute = coin() ? DType::f32 : DType::bf16;
     for (const auto& [name, flag] : kRecomputeNames) s.memory.recompute.*flag = coin();
     s.checkpoint = {upto(99), upto(99), coin(), coin()};

@@ -33,7 +33,7 @@ std::string read_text(const std::string& path, const std::string& what) {
   return text.str();
 }
 
-// In quotes where it would not be seen where it begins or ends.
+// In quotes if spaces or quotes would hide where the key begins or ends.
 std::string shown_key(const std::string& key) {
   const bool plain = !key.empty() && key.find_first_of(" \t\"'") == std::string::npos;
   return plain ? key : shown(json(key));
@@ -62,8 +62,19 @@ bool is_empty_section(const RecipeEntry& entry) {
   return entry.value == json::object() && std::any_of(table.begin(), table.end(), in_section);
 }
 
+// Whether the entry has a retired key, which is then passed over. Error{usage} unless it has its accepted
+// value.
+bool is_retired(const RecipeEntry& entry) {
+  const auto& keys = retired_keys();
+  const auto found = std::find_if(keys.begin(), keys.end(), [&](const RetiredKey& k) { return k.name == entry.key; });
+  if (found == keys.end()) return false;
+  MOEBIUS_CHECK(usage, entry.value == found->accepted, "{}: {} is no longer a key, since {}; got {}; remove it",
+                entry.where, entry.key, found->why, shown(entry.value));
+  return true;
+}
+
 void apply(RunSpec& spec, const RecipeEntry& entry) {
-  if (is_empty_section(entry)) return;
+  if (is_empty_section(entry) || is_retired(entry)) return;
   const RecipeKey& key = find_key(entry);
   MOEBIUS_CHECK(usage, key.rule.accepts(entry.value), "{}: {} must be {}; got {}{}", entry.where, entry.key,
                 key.rule.expects, shown(entry.value), key.rule.hint ? key.rule.hint(entry.value) : "");
@@ -71,7 +82,8 @@ void apply(RunSpec& spec, const RecipeEntry& entry) {
   spec.provenance[entry.key] = entry.where;
 }
 
-// The config.json key of "model.KEY"; empty for keys of other sections and for the three that are no such key.
+// The config.json key of "model.KEY"; empty for keys of other sections, model.hf, model.config and
+// model.init_from.
 std::string inline_model_key(const std::string& name) {
   if (section_of(name) != "model") return "";
   const std::string key = name.substr(name.find('.') + 1);
@@ -86,7 +98,7 @@ void refuse_inline_keys(const RunSpec& spec, const std::string& origin) {
   }
 }
 
-// Keys that the family does not have would be ignored.
+// Error{usage} for keys that the family does not have: they would have no effect.
 void refuse_foreign_keys(const RunSpec& spec) {
   const json type = spec.model.source->value("model_type", json("moebius"));
   for (const auto& [name, where] : spec.provenance) {
@@ -122,7 +134,7 @@ void resolve_inline_model(RunSpec& spec, const std::string& name) {
   spec.model = read_hf_config(config, name + " [model]", ErrorKind::usage);
 }
 
-// The texts of a model from a folder are in its own tokenizer, unless the recipe says otherwise.
+// The data of a model from a folder has the tokenizer of that folder, unless the recipe names another.
 void take_tokenizer_of_model(RunSpec& spec) {
   std::error_code unreadable;
   if (spec.model_hf.empty() || spec.provenance.contains("data.tokenizer")) return;
@@ -140,7 +152,7 @@ void balance_by_bias(RunSpec& spec) {
   spec.provenance["model.expert_bias"] = "moe.balance";
 }
 
-// Where the value of a model key came from: its own entry, or that of another spelling of the property.
+// The origin of a model key's value: its own entry, or that of another spelling of the property.
 std::string model_origin(const RunSpec& spec, const json& config, const HfKey& key) {
   const auto property = [](const HfKey& k) { return k.written_as.empty() ? k.name : k.written_as; };
   std::string origin = "default";
@@ -172,7 +184,7 @@ void resolve_model(RunSpec& spec, const std::string& name) {
   balance_by_bias(spec);
   take_tokenizer_of_model(spec);
   fill_provenance(spec);
-  // From here on the source says all that the spec says, so that writing and reading it changes nothing.
+  // The source holds the whole spec from here on, so that it reads back to the same spec.
   if (from_config) spec.model.source = hf_from_model_spec(spec.model);
 }
 

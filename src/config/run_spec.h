@@ -1,4 +1,5 @@
-// A run: every spec together, read from a TOML recipe with --set overrides; each value knows where it came from.
+// A run: all specs together. They are read from a TOML recipe with --set overrides, and each value knows
+// its origin.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +20,8 @@ struct RunSpec {
   std::string dir;
   uint64_t seed = 0;
   DeviceKind device = DeviceKind::cpu;
-  int64_t threads = 0;  // CPU threads; 0: all this process may use
-  bool deterministic = true;
-  bool graph = true;  // on a GPU: record the step once (a CUDA graph) and replay it
+  int64_t threads = 0;  // CPU threads; 0: all that this process may use
+  bool graph = true;    // on a GPU: the step is captured once in CUDA graphs, which are then replayed
 
   ModelSpec model;
   std::string model_hf;   // model.hf
@@ -36,44 +36,50 @@ struct RunSpec {
   CheckpointSpec checkpoint;
   LogSpec log;
 
-  // Where each key's value came from: "default", "recipe.toml:12", "--set", "config.json", "moe.balance", "model.hf".
-  // Every key that to_toml prints has an entry after a load.
+  // The origin of each key's value: "default", "recipe.toml:12", "--set", "config.json", "moe.balance",
+  // "model.hf". After a load every key that to_toml prints has an entry.
   std::map<std::string, std::string> provenance;
 
-  // Every value in its range, each spec's own check() and the relations between specs. Error{usage}.
-  // A run without data or folder passes, so that `config`, `plan` and `bench` need neither.
+  // Error{usage} if a value is out of its range, a spec's own check() fails, or two specs do not fit each
+  // other. A run without data or folder passes, so that `config` and `bench` need neither.
   void check(int64_t world_size) const;
-  // Depths of multi-token prediction that are trained.
+  // The depths of multi-token prediction that are trained.
   int64_t num_mtp() const { return train.mtp_coeff > 0 ? model.num_mtp_layers : 0; }
-  // What `train` needs beyond check(): run.dir, data.train, data.valid when the evaluation is asked for, a folder for
-  // log.trace. Error{usage}.
+  // Error{usage} if something is missing that `train` needs beyond check(): run.dir, data.train, data.valid
+  // if an evaluation is asked for, a folder for log.trace.
   void check_trainable() const;
   bool operator==(const RunSpec&) const = default;
 };
 
-// Reads PATH and applies "section.key=value" overrides (TOML values; what is not TOML is a string). model.hf = DIR
-// takes the model from DIR/config.json (inline keys beside it are an error) and, where it is not given, data.tokenizer.
-// moe.balance with "bias" turns model.expert_bias on where the family has one ("moebius").
-// Error{usage} for unknown keys (naming the nearest known), wrong types and values out of range, with file:line;
-// Error{io} when the recipe or DIR/config.json cannot be read, Error{input} when DIR/config.json is no model of ours.
-// Does not call check().
+// Reads PATH, then applies the overrides "section.key=value". A value is TOML; if it is not, it is taken as
+// a string. model.hf = DIR takes the model from DIR/config.json, and data.tokenizer from DIR if the recipe
+// does not give it. Keys of the model beside model.hf are an error. moe.balance with "bias" turns
+// model.expert_bias on if the family has one ("moebius"). Retired keys with their accepted value are passed
+// over (config/recipe/table.h).
+// Error{usage} with file:line for unknown keys (it names the nearest), wrong types and values out of range.
+// Error{io} if the recipe or DIR/config.json cannot be read.
+// Error{input} if DIR/config.json is not a model that Moebius computes.
+// It does not call check().
 RunSpec load_run_spec(const std::string& path, const std::vector<std::string>& overrides);
-// The same from the text of a recipe; name stands for the file in messages and provenance.
+// The same from the text of a recipe. Messages and provenance give `name` as its file.
 RunSpec parse_run_spec(const std::string& text, const std::string& name, const std::vector<std::string>& overrides);
 
-// The resolved recipe as TOML that load_run_spec reads back to the same spec (but for provenance): floats with the
-// fewest digits that read back to the same value. A model that came from a config.json is held whole in model.config,
-// so that its folder is not needed again. with_provenance adds where each value came from to its line, and shows the
-// keys of such a model as comments.
+// The resolved recipe as TOML. load_run_spec reads it back to the same spec, except for provenance. Floats
+// have the fewest digits that read back to the same value. A model that came from a config.json is held
+// whole in model.config, so that its folder is not needed again. with_provenance adds its origin to the
+// line of each value, and shows the keys of such a model as comments.
 std::string to_toml(const RunSpec& spec, bool with_provenance);
 
-// Every key a recipe may hold, "section.key", sorted. A test holds this list: adding a key is a visible act.
+// Every key that a recipe may hold, as "section.key", sorted. A test holds this list: adding a key is a
+// visible act.
 std::vector<std::string> recipe_keys();
 
-// "key: a -> b" for each key that changes what is trained and differs. Not among them, so free to change on resume:
-// run.* but the seed, train.steps, the evaluation, [parallel], [memory], [checkpoint] and [log].
+// "key: a -> b" for each key that changes what is trained and whose values differ. These keys are not among
+// them and may change on resume: run.* except the seed, train.steps, the evaluation, [parallel], [memory],
+// [checkpoint], [log].
 std::vector<std::string> config_diff(const RunSpec& a, const RunSpec& b);
-// Those keys and their values, one "key = value" a line: equal texts iff config_diff is empty.
+// The keys that change what is trained with their values, one "key = value" a line. Two texts are equal if
+// and only if config_diff is empty.
 std::string train_identity(const RunSpec& spec);
 
 }  // namespace moebius

@@ -9,10 +9,10 @@ namespace moebius {
 
 namespace {
 
-// No model has that many layers; *n within *n could fill the memory otherwise.
+// No model has so many layers. Without the bound, *n within *n could fill the memory.
 constexpr size_t kMaxLetters = 100'000;
 
-// The string with every repeat written out and the blanks gone: only E t m L | are left.
+// The string with every repeat written out and without blanks, so that only E t m L | remain.
 class Expansion {
  public:
   explicit Expansion(const std::string& text) : text_(text) {}
@@ -59,7 +59,7 @@ class Expansion {
     last_ = letters;
   }
 
-  // At the star; leaves at_ on the last digit.
+  // at_ is at the star; afterwards it is at the last digit.
   void repeat() {
     if (last_.empty()) fail(at_, "a letter or a group before *");
     const size_t star = at_;
@@ -82,14 +82,14 @@ class Expansion {
   const std::string& text_;
   size_t at_ = 0;
   std::vector<Group> open_ = {{}};  // the whole, then the groups that have not ended
-  std::string last_;                // what a * would repeat
+  std::string last_;                // the text that a * would repeat
 };
 
 std::string written(int64_t num_letters, char letter) {
   return num_letters == 1 ? std::string(1, letter) : fmt::format("{}*{}", letter, num_letters);
 }
 
-// Walks the stages along the letters of the model: what it has is what they must have, in that order.
+// Compares the letters of the stages with those of the model, in order.
 std::vector<StageSpec> read_stages(const StageLayoutRequest& request, const std::string& letters) {
   const auto count = [](int64_t n, char letter) { return std::string(static_cast<size_t>(n), letter); };
   const std::string model = "E" + count(request.num_layers, 't') + count(request.num_mtp, 'm') + "L";
@@ -135,8 +135,8 @@ void check_stages(const StageLayoutRequest& request, const std::vector<StageSpec
                   request.text);
     with_mtp += stages[s].num_mtp > 0;
   }
-  MOEBIUS_CHECK(usage, with_mtp <= 1, "parallel.layout: all m must stand on one stage; got {} stages in \"{}\"",
-                with_mtp, request.text);
+  MOEBIUS_CHECK(usage, with_mtp <= 1, "parallel.layout: all m must be on one stage; got {} stages in \"{}\"", with_mtp,
+                request.text);
 }
 
 std::vector<StageSpec> even_stages(const StageLayoutRequest& request) {
@@ -174,10 +174,11 @@ StageLayout stage_layout(const StageLayoutRequest& request) {
 void check_mtp_stage(const StageLayout& layout) {
   for (size_t s = 0; s < layout.stages.size(); ++s) {
     const StageSpec& stage = layout.stages[s];
-    MOEBIUS_CHECK(usage, stage.num_mtp == 0 || stage.loss || static_cast<int64_t>(s) % layout.num_ranks > 0,
-                  "parallel.layout: m must not stand before L on the first rank, which has the embedding; got \"{}\", "
-                  "where rank 0 of pp = {} has it; write m L on the last stage",
-                  print(layout), layout.num_ranks);
+    MOEBIUS_CHECK(
+        usage, stage.num_mtp == 0 || stage.loss || static_cast<int64_t>(s) % layout.num_ranks > 0,
+        "parallel.layout: m must not be on the first rank before L, since that rank has the embedding; got \"{}\", "
+        "where rank 0 of pp = {} has it; write m L on the last stage",
+        print(layout), layout.num_ranks);
   }
 }
 

@@ -1,7 +1,7 @@
-// Which layers stand on which pipeline stage. A layout is written as a string of E (embedding), t (transformer layer),
-// m (multi-token prediction layer) and L (final norm, head and loss), stages parted by |, in the order of the model:
-// stage s is virtual stage s / P of rank s % P. *n repeats what stands before it, a letter or a group in parentheses;
-// blanks mean nothing. DeepSeek-V3 on pp = 8, vpp = 4: "Et*3|(tt|)*29m|L".
+// The layers of each pipeline stage. A layout is a string of letters, in the order of the model: E
+// (embedding), t (transformer layer), m (multi-token prediction layer) and L (final norm, head and loss).
+// A bar | separates stages; stage s is virtual stage s / P of rank s % P. *n repeats the letter or the group
+// in parentheses before it; blanks mean nothing. DeepSeek-V3 on pp = 8, vpp = 4: "Et*3|(tt|)*29m|L".
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace moebius {
 struct StageSpec {
   bool embedding = false;
   int64_t first_layer = 0, num_layers = 0;  // layers first_layer .. first_layer + num_layers - 1 of the model
-  bool norm = false;  // the final norm, behind the last layer: on the stage of m, or of L where the model has no m
+  bool norm = false;  // the final norm, after the last layer: on the stage of m, or of L if the model has no m
   int64_t num_mtp = 0;
   bool loss = false;
   bool operator==(const StageSpec&) const = default;
@@ -23,7 +23,8 @@ struct StageLayout {
   int64_t num_ranks = 1;          // P
   std::vector<StageSpec> stages;  // P * V
 
-  // m before the stage of L: multi-token prediction hands its hidden states on to the head, beside the model's.
+  // Whether m is on a stage before that of L: multi-token prediction then sends its hidden states to the
+  // head, beside the model's.
   bool mtp_is_apart() const { return !stages.back().norm; }
   int64_t num_virtual() const { return static_cast<int64_t>(stages.size()) / num_ranks; }
   const StageSpec& at(int64_t pp_rank, int64_t virtual_stage) const {
@@ -38,12 +39,12 @@ struct StageLayoutRequest {
   int64_t num_layers = 0, num_mtp = 0;  // of the model
 };
 
-// Error{usage} naming the character or the stage that is wrong: a string that does not read; letters other than the
-// model's, in its order; other than P * V stages; an empty stage; m on more than one. Without a string: layers that do
-// not split evenly, with the equation.
+// Error{usage} that names the wrong character or stage if the string cannot be read, its letters are not the
+// model's in order, there are not P * V stages, a stage is empty, or m is on more than one stage. Without a
+// string Error{usage} with the equation if the layers do not split evenly.
 StageLayout stage_layout(const StageLayoutRequest& request);
 
-// What the model can be cut into beyond that: Error{usage} when m stands before the stage of L on rank 0.
+// Checks beyond that: Error{usage} if m is on rank 0 before the stage of L.
 void check_mtp_stage(const StageLayout& layout);
 
 // The layout as a string without groups, "E t*2 | t*3 | t*2 m L": stage_layout reads it back.

@@ -91,7 +91,7 @@ TEST(StageLayout, NamesTheStage) {
   EXPECT_THAT(error("E t*4 | m | m L"),
               HasSubstr("must have pp * vpp = 2 * 1 = 2 stages; got 3 in \"E t*4 | m | m L\""));
   EXPECT_THAT(error("E t*4 m*2 L |"), HasSubstr("stage 1 of 2 is empty"));
-  EXPECT_THAT(error("E t*4 m | m L"), HasSubstr("all m must stand on one stage; got 2 stages"));
+  EXPECT_THAT(error("E t*4 m | m L"), HasSubstr("all m must be on one stage; got 2 stages"));
 }
 
 TEST(StageLayout, RefusesUnevenLayersWithTheEquation) {

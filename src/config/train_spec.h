@@ -1,4 +1,4 @@
-// How a model is trained: data, batch, optimizer, load balancing, checkpoints, logs.
+// The training of a model: data, batch, optimizer, load balancing, checkpoints, logs.
 #pragma once
 
 #include <cstdint>
@@ -28,15 +28,17 @@ struct LoopSpec {  // [train]
   int64_t seq_len = 0;
   int64_t eval_every = 0;           // steps; 0: only at the end
   int64_t eval_batches = 0;         // micro-batches an evaluation reads of each set; 0: all
-  std::vector<std::string> freeze;  // patterns (* and ?) of parameters that stay as they are
-  double mtp_coeff = 0.1;           // of the mean loss of multi-token prediction; 0: its modules stay as they are
+  std::vector<std::string> freeze;  // patterns (* and ?) of parameters that are not trained
+  double mtp_coeff = 0.1;           // weight of multi-token prediction's mean loss; 0: its modules are not trained
   bool operator==(const LoopSpec&) const = default;
 };
 
 enum class LrSchedule { constant, cosine, linear, wsd };
 
+enum class OptimizerKind { adamw };
+
 struct OptimizerSpec {
-  std::string name = "adamw";
+  OptimizerKind kind = OptimizerKind::adamw;
   double lr = 0.0;
   double min_lr = 0.0;
   int64_t warmup_steps = 0;
@@ -48,14 +50,14 @@ struct OptimizerSpec {
   double eps = 1e-8;
   double clip = 1.0;  // global gradient norm; 0: no clipping
 
-  // Learning rate of step t (1-based) of a run of N = num_steps, with w = warmup_steps:
+  // The learning rate of step t (the first is 1) of a run of N = num_steps, with w = warmup_steps:
   //   t <= w     lr t / w
   //   constant   lr
   //   cosine     min_lr + (lr - min_lr) (1 + cos(pi p)) / 2,  p = min(1, (t - w) / (N - w))
   //   linear     lr + (min_lr - lr) p
   //   wsd        lr until s = max(w, N - d), then linear to min_lr with p = min(1, (t - s) / (N - s));
   //              d = decay_steps, or max(1, N / 10) when that is 0
-  // so that the last step has exactly min_lr (but for constant).
+  // The last step has exactly min_lr, except with constant.
   double lr_at(int64_t step, int64_t num_steps) const;
   bool operator==(const OptimizerSpec&) const = default;
 };
@@ -63,9 +65,9 @@ struct OptimizerSpec {
 enum class DropPolicy { probs, position };
 
 struct BalanceSpec {  // [moe]
-  // Any of these together; sinkhorn goes alone. Definitions: docs/design/numerics.md.
+  // Any of these go together, except that sinkhorn goes alone. docs/design/numerics.md defines them.
   bool aux = false, seq_aux = false, global_aux = false, bias = false, sinkhorn = false;
-  double aux_coeff = 0.0;  // of every auxiliary loss that is on; above 0 exactly when one is
+  double aux_coeff = 0.0;  // of every auxiliary loss that is on; above 0 if and only if one is
   double z_coeff = 0.0;
   double bias_rate = 1e-3;
   double capacity_factor = 0.0;  // 0: dropless
@@ -79,7 +81,7 @@ struct BalanceSpec {  // [moe]
 
 struct CheckpointSpec {
   int64_t every = 0;  // steps; 0: only at the end and on SIGTERM
-  int64_t keep = 2;   // newest complete checkpoints kept; 0: all
+  int64_t keep = 2;   // the newest complete checkpoints that are kept; 0: all
   bool async_save = true;
   bool resume = true;
   bool operator==(const CheckpointSpec&) const = default;
@@ -88,7 +90,7 @@ struct CheckpointSpec {
 struct LogSpec {
   int64_t every = 1;
   bool tensorboard = true;
-  std::string trace;  // a Chrome trace of one step is written here
+  std::string trace;  // the file for a Chrome trace of one step; empty: none
   bool operator==(const LogSpec&) const = default;
 };
 

@@ -58,7 +58,7 @@ TEST_F(FaultPoint, AMalformedRequestIsAnError) {
 }
 
 TEST_F(FaultPoint, LogsTheNamesReached) {
-  const std::string path = MOEBIUS_BINARY_DIR "/fault_test.log";
+  const std::string path = testing::TempDir() + "/fault_test.log";
   std::filesystem::remove(path);
   ::setenv("MOEBIUS_FAULT_LOG", path.c_str(), 1);
   EXPECT_EXIT(hit_and_exit("save.never:1", 2), testing::ExitedWithCode(0), "^$");

@@ -9,7 +9,8 @@
 namespace moebius {
 namespace {
 
-// w times the power of ten that brings the sum to [1e12, 1e13): weights of up to 12 digits become exact integers.
+// Returns w times the power of ten that brings the sum to [1e12, 1e13). So weights of up to 12
+// digits become exact integers.
 double scaled(double w, double sum) {
   for (; sum < 1e12; sum *= 10) w *= 10;
   for (; sum >= 1e13; sum /= 10) w /= 10;
@@ -22,7 +23,7 @@ Blend::Blend(const std::vector<double>& weights) {
   MOEBIUS_CHECK(usage, !weights.empty(), "blend: expected at least one dataset; got none; list some");
   for (const double w : weights) {
     MOEBIUS_CHECK(usage, std::isfinite(w) && w > 0,
-                  "blend: expected finite weights > 0; got {}; correct or drop the dataset", w);
+                  "blend: expected finite weights > 0; got {}; correct the weight or drop the dataset", w);
   }
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
   MOEBIUS_CHECK(usage, std::isfinite(sum), "blend: expected weights with a finite sum; got {}; scale them down", sum);
@@ -34,7 +35,7 @@ Blend::Blend(const std::vector<double>& weights) {
   start_before(0);
 }
 
-// The last multiple of W that is not above `index`.
+// Moves to the last multiple of W that is not above `index`.
 void Blend::start_before(int64_t index) {
   const int64_t rounds = index / total_;
   index_ = rounds * total_;

@@ -25,7 +25,7 @@ struct FreeStream {
   void operator()(ZSTD_DStream* stream) const { ZSTD_freeDStream(stream); }
 };
 
-// One or more zstd frames. The end of the file is legal only between frames.
+// One or more zstd frames. The file may end between frames only.
 class ZstdBytes : public ByteSource {
  public:
   explicit ZstdBytes(const std::string& path)
@@ -37,15 +37,15 @@ class ZstdBytes : public ByteSource {
       if (in_.pos == in_.size && !refill()) break;
       frame_rest_ = ZSTD_decompressStream(stream_.get(), &out, &in_);
       MOEBIUS_CHECK(input, !ZSTD_isError(frame_rest_),
-                    "{}: expected zstd data; got {}; the file is damaged, fetch it again", path_,
+                    "{}: expected zstd data; got {}; the file is damaged; fetch it again", path_,
                     ZSTD_getErrorName(frame_rest_));
     }
     return static_cast<int64_t>(out.pos);
   }
 
  private:
-  // False at a legal end. The decoder leaves the last byte of a frame unread until all its output is out, so that
-  // nothing is still inside it here.
+  // Reads the next chunk, and returns false at a legal end. The decoder leaves the last byte of a
+  // frame unread until all its output was taken. So it holds no more output here.
   bool refill() {
     const int64_t got = compressed_.read(chunk_.data(), chunk_.size());
     in_ = {chunk_.data(), static_cast<size_t>(got), 0};
@@ -60,7 +60,7 @@ class ZstdBytes : public ByteSource {
   std::unique_ptr<ZSTD_DStream, FreeStream> stream_;
   std::vector<char> chunk_;
   ZSTD_inBuffer in_{nullptr, 0, 0};
-  size_t frame_rest_ = 1;  // 0 between frames; a file without any is not zstd
+  size_t frame_rest_ = 1;  // 0 between frames; a file without frames is not zstd
 };
 
 }  // namespace

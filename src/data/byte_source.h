@@ -1,4 +1,4 @@
-// A file as a stream of bytes, decompressed on the way when its name ends in .zst.
+// A file as a stream of bytes. A file whose name ends in .zst is decompressed while it is read.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@ namespace moebius {
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
-  // Up to `bytes` > 0 bytes; 0 only at the end. Error{input} for a damaged or truncated compressed file.
+  // Reads up to `bytes` > 0 bytes and returns their number, which is 0 at the end only. Throws
+  // Error{input} for a damaged or truncated compressed file.
   virtual int64_t read(char* dst, int64_t bytes) = 0;
 };
 

@@ -13,7 +13,7 @@
 namespace moebius {
 namespace {
 
-// The documents of a block as ids, one after the other.
+// The ids of a block's documents, concatenated.
 struct Encoded {
   struct Run {
     size_t end = 0;  // in ids
@@ -23,7 +23,7 @@ struct Encoded {
   std::vector<Run> runs;
   int64_t text_bytes = 0;
   int64_t num_unparsed = 0;  // documents that spell out special tokens
-  std::string unparsed;      // one of those
+  std::string unparsed;      // one of those tokens
 };
 
 void append_ids(const Document& document, const Tokenizer& tokenizer, Encoded* encoded) {
@@ -31,7 +31,8 @@ void append_ids(const Document& document, const Tokenizer& tokenizer, Encoded* e
   for (size_t i = 0; i < document.ids.size(); ++i) {
     const int32_t id = document.ids[i];
     MOEBIUS_CHECK(input, 0 <= id && id < tokenizer.vocab_size(),
-                  "{}: expected ids in [0, {}), the tokenizer's; got {} at {}; give it the tokenizer that made them",
+                  "{}: expected ids in [0, {}), the tokenizer's vocabulary; got {} at {}; "
+                  "use the tokenizer that made the ids",
                   document.who, tokenizer.vocab_size(), id, i);
     if (i > 0 && document.is_target[i] != document.is_target[i - 1])
       encoded->runs.push_back({encoded->ids.size(), document.is_target[i - 1]});
@@ -113,7 +114,7 @@ void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
   write_file_atomic(prefix + ".json", json.dump(2) + "\n");
 }
 
-// Over all blocks, in their order.
+// Counts documents that spell out special tokens, over all blocks in their order.
 struct Unparsed {
   int64_t num_documents = 0;
   std::string example;
@@ -125,8 +126,8 @@ struct Unparsed {
   std::string notice() const {
     if (num_documents == 0) return "";
     return fmt::format(
-        "{} {} special tokens such as \"{}\": as letters, which is not how generate and tokenize read them; "
-        "--parse-special makes them tokens",
+        "{} {} special tokens such as \"{}\", encoded as letters here but as tokens by generate and tokenize; "
+        "--parse-special encodes them as tokens",
         num_documents, num_documents == 1 ? "document spells out" : "documents spell out", example);
   }
 };
@@ -149,7 +150,7 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
                    .tokenizer_hash = tokenizer_hash(tokenizer.name()),
                    .vocab_size = tokenizer.vocab_size(),
                    .append_eod = build.append_eod};
-  for (const std::string& path : build.inputs) TextInput{path};  // all can be opened, before anything is written
+  for (const std::string& path : build.inputs) TextInput{path};  // all must open before anything is written
   std::filesystem::create_directories(parent_dir(build.out_prefix));
   TokenDatasetWriter writer(build.out_prefix, token_type_for_vocab(info.vocab_size));
   Blocks blocks(build.inputs);
@@ -164,13 +165,14 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer) {
       .run(pool);
   info.documents = writer.num_documents();
   info.tokens = writer.num_tokens();
-  MOEBIUS_CHECK(input, info.tokens > 0, "data build {}: expected some text; got none in {} files; give it other files",
+  MOEBIUS_CHECK(input, info.tokens > 0, "data build {}: expected some text; got none in {} files; use other files",
                 build.out_prefix, build.inputs.size());
   MOEBIUS_CHECK(input, info.target_tokens > 0,
-                "data build {}: expected some completion; all are empty; "
+                "data build {}: expected a completion that is not empty; got none; "
                 "without end-of-document ids there is nothing to learn",
                 build.out_prefix);
-  // The .idx is what makes a dataset: gone first and back last, so that sidecar and tokens always belong together.
+  // A dataset exists if its .idx does. It is removed first and written last, so that sidecar and
+  // tokens always belong together.
   std::filesystem::remove(build.out_prefix + ".idx");
   write_dataset_info(build.out_prefix, info);
   writer.close();
@@ -213,7 +215,7 @@ void check_tokenizer(const std::string& prefix, const std::string& name, const s
   MOEBIUS_CHECK(
       input, hash.empty() || hash == info->tokenizer_hash,
       "{}: {}: expected the tokenizer that built the dataset, \"{}\" ({} ids, hash {}); got \"{}\" (hash {}); "
-      "name that one, or build the dataset again with this one",
+      "use that one, or build the dataset again with this one",
       who, prefix, info->tokenizer, info->vocab_size, info->tokenizer_hash, name, hash);
 }
 

@@ -67,7 +67,7 @@ TEST(DataBuild, WithoutEndOfDocumentIds) {
   EXPECT_FALSE(read_dataset_info(dir.path("p"))->append_eod);
 }
 
-// A tokenizer that begins each text with an id of its own, as many models want it.
+// A tokenizer that begins each text with a special id, as many models need.
 class BeginningBytes : public Tokenizer {
  public:
   std::string name() const override { return "beginning"; }
@@ -129,7 +129,8 @@ TEST(DataBuild, RefusesIdsThatAreNone) {
     expect_error(ErrorKind::input, text, build);
     expect_error(ErrorKind::input, dir.path("a.jsonl") + ":1: expected", build);
   };
-  refuse(R"({"input_ids":[1,257]})", "expected ids in [0, 257), the tokenizer's; got 257 at 1; give it the tokenizer");
+  refuse(R"({"input_ids":[1,257]})",
+         "expected ids in [0, 257), the tokenizer's vocabulary; got 257 at 1; use the tokenizer");
   refuse(R"({"input_ids":[-1]})", "expected ids in [0, 257)");
   refuse(R"({"input_ids":[1.5]})", "expected whole numbers in \"input_ids\"; got 1.5 at 0");
   refuse(R"({"input_ids":[5000000000]})", "got 5000000000 at 0");
@@ -137,8 +138,8 @@ TEST(DataBuild, RefusesIdsThatAreNone) {
   refuse(R"({"input_ids":7})", "expected \"input_ids\" with a list of ids; got number and nothing else");
   refuse(R"({"input_ids":[1,2],"labels":[1]})", "and \"labels\" with as many; got 2 ids and 1 of the other");
   refuse(R"({"input_ids":[1,2],"labels":[2,-100]})",
-         "expected in \"labels\" the id of the same place in \"input_ids\", or -100; got 2 for 1 at 0; labels must "
-         "not be shifted");
+         "expected each of \"labels\" to be the id at the same place in \"input_ids\", or -100; got 2 for 1 at 0; "
+         "labels must not be shifted");
   refuse(R"({"input_ids":[1],"prompt_mask":[1]})",
          "expected beside \"input_ids\" at most \"attention_mask\", \"special_tokens_mask\" and one of \"labels\", "
          "\"loss_mask\", \"assistant_masks\", \"completion_mask\"; got \"prompt_mask\"; rename or drop it");
@@ -146,13 +147,14 @@ TEST(DataBuild, RefusesIdsThatAreNone) {
   refuse(R"({"input_ids":[1],"loss_mask":[1],"labels":[1]})", "expected one of \"labels\" and \"loss_mask\"; got both");
   refuse(R"({"input_ids":[1],"text":"a"})", "or \"input_ids\"; got more than one");
   refuse(R"({"input_ids":[1,2,3],"attention_mask":[1,1,0]})",
-         "expected ones in \"attention_mask\"; got 0 at 2, padding, which documents do not have here; take the padded");
+         "expected ones in \"attention_mask\"; got 0 at 2, which is padding; remove the padded");
   refuse(R"({"input_ids":[1,2],"attention_mask":[1]})", "with as many numbers as \"input_ids\", 2; got 1; correct");
   refuse(R"({"input_ids":[1],"attention_mask":null})", "with as many numbers as \"input_ids\", 1; got null");
   refuse(R"({"input_ids":[1],"attention_mask":["1"]})", "expected whole numbers in \"attention_mask\"; got \"1\" at 0");
-  refuse(R"({"text":"x","messages":[]})", "expected one document; got a text and \"messages\", a chat, of which");
-  refuse(R"({"prompt":"x","completion":"y","messages":[]})", "expected one document; got a text and \"messages\"");
-  refuse(R"({"messages":[]})", "got \"messages\", a chat, which only the model's chat template puts into words; let");
+  refuse(R"({"text":"x","messages":[]})", "expected one document; got a text and a chat in \"messages\", and either");
+  refuse(R"({"prompt":"x","completion":"y","messages":[]})",
+         "expected one document; got a text and a chat in \"messages\"");
+  refuse(R"({"messages":[]})", "got a chat in \"messages\", which only the model's chat template turns into text; let");
 }
 
 TEST(DataBuild, RefusesPromptsWithoutACompletion) {
@@ -169,10 +171,10 @@ TEST(DataBuild, RefusesPromptsWithoutACompletion) {
   refuse(R"({"prompt":"a","completion":1})", "or with strings \"prompt\" and \"completion\"");
   refuse(R"({"prompt":"a","completion":"b","text":"c"})",
          "a \"text\", or a \"prompt\" and a \"completion\", or \"input_ids\"; got more");
-  refuse(R"({"prompt":"a","completion":""})", "expected some completion; all are empty");
+  refuse(R"({"prompt":"a","completion":""})", "expected a completion that is not empty; got none");
 }
 
-// Many blocks, of which the last to be read are the first to be done.
+// There are many blocks, and the last one to be read is the first one to be done.
 TEST(DataBuild, TheSameForAnyNumberOfThreads) {
   const TestDir dir;
   std::string lines;
@@ -192,7 +194,7 @@ TEST(DataBuild, TheSameForAnyNumberOfThreads) {
   for (const int threads : {2, 5}) EXPECT_TRUE(build(threads) == want) << threads;
 }
 
-// Of several bad lines the first is named, whoever meets it.
+// If several lines are bad, the first of them is named, whichever thread finds one first.
 TEST(DataBuild, TheFirstBadLineIsNamedWithAnyNumberOfThreads) {
   const TestDir dir;
   std::string lines;
@@ -246,7 +248,7 @@ TEST(DataBuild, ADatasetIsReplacedOnlyWhenAsked) {
   expect_error(ErrorKind::usage, "mine.json; choose another --out", [&] { build_dataset(again, *bytes); });
 }
 
-// Each letter is an id; "<end>" is a special token that stays letters.
+// Each letter is an id. "<end>" is a special token that stays letters.
 class LettersOfSpecial : public BeginningBytes {
  public:
   std::string_view unparsed_special(std::string_view text) const override {
@@ -262,7 +264,8 @@ TEST(DataBuild, SpecialTokensThatStayLettersAreNoted) {
   const auto notice = [&](const std::string& input) {
     return build_dataset({.inputs = {dir.path(input)}, .out_prefix = dir.path(input)}, LettersOfSpecial()).notice;
   };
-  EXPECT_THAT(notice("a.jsonl"), testing::StartsWith("2 documents spell out special tokens such as \"<end>\": as "));
+  EXPECT_THAT(notice("a.jsonl"),
+              testing::StartsWith("2 documents spell out special tokens such as \"<end>\", encoded as "));
   EXPECT_EQ(notice("b.txt"), "");
 }
 
@@ -276,7 +279,8 @@ TEST(DatasetInfo, MissingIsNothingAndWrongIsRefused) {
   expect_error(ErrorKind::input, "p.json: expected JSON", [&] { read_dataset_info(dir.path("p")); });
 }
 
-// Folders are told apart by what their tokenizer.json says, not by their names or its spaces.
+// Folders are distinguished by the contents of tokenizer.json, not by their names or the white
+// space in the file.
 TEST(DatasetInfo, AnotherTokenizerIsRefused) {
   const TestDir dir;
   write_file_atomic(dir.path("a.txt"), "abc");
@@ -295,7 +299,7 @@ TEST(DatasetInfo, AnotherTokenizerIsRefused) {
   EXPECT_EQ(tokenizer_hash(one), tokenizer_hash(put("moved", R"({"b":2,"a":1})")));
   EXPECT_NE(tokenizer_hash(one), tokenizer_hash(put("changed", R"({"a":1,"b":3})")));
   write_file_atomic(
-      dir.path("p.json"),  // as built before there were hashes
+      dir.path("p.json"),  // built before there were hashes
       R"({"tokenizer":"bytes","vocab_size":257,"append_eod":true,"documents":1,"tokens":4,"text_bytes":3})");
   check_tokenizer(dir.path("p"), one, "who");
 }

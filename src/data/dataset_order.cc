@@ -29,7 +29,7 @@ DatasetOrder::DatasetOrder(std::vector<WeightedDataset> datasets, const Options&
     if (d.data.has_targets()) packed_.back() = pack_documents(d.data.document_begins(), options.seq_len);
     MOEBIUS_CHECK(
         usage, d.data.has_targets() || d.data.num_tokens() > options.seq_len,
-        "dataset order: expected more than seq_len = {} tokens in {}; got {}; lower train.seq_len or give more text",
+        "dataset order: expected more than seq_len = {} tokens in {}; got {}; lower train.seq_len or add text",
         options.seq_len, d.data.prefix(), d.data.num_tokens());
   }
 }
@@ -82,9 +82,9 @@ std::vector<int32_t> DatasetOrder::document_starts(const Sample& sample) const {
   for (auto it = std::upper_bound(begins.begin(), begins.end(), sample.token_begin); it != begins.end() && *it < end;
        ++it) {
     const auto position = static_cast<int32_t>(*it - sample.token_begin);
-    if (starts.empty() || starts.back() != position) starts.push_back(position);  // empty documents share a begin
+    if (starts.empty() || starts.back() != position) starts.push_back(position);  // an empty one has the same begin
   }
-  if (sample.len <= options_.seq_len) starts.push_back(static_cast<int32_t>(sample.len));  // what fills it up
+  if (sample.len <= options_.seq_len) starts.push_back(static_cast<int32_t>(sample.len));  // the padding begins here
   return starts;
 }
 

@@ -11,7 +11,7 @@
 namespace moebius {
 namespace {
 
-// A dataset of `tokens` ids that count up from `first`; a document ends every `document` tokens.
+// Writes a dataset of `tokens` ids that count up from `first`. A document ends every `document` tokens.
 TokenDataset counting(const TestDir& dir, const std::string& name, int64_t tokens, int32_t first = 0,
                       int64_t document = 5) {
   TokenDatasetWriter writer(dir.path(name), TokenType::i32);
@@ -56,7 +56,8 @@ TEST(Permutation, IsABijectionForEverySizeAndDependsOnTheKey) {
 }
 
 TEST(Permutation, LooksRandom) {
-  // Mean of |place - index| over a random permutation is n/3 with a standard deviation of about n/sqrt(45 n) * 1.3.
+  // The mean of |place - index| over a random permutation is n/3, with a standard deviation of
+  // about n/sqrt(45 n) * 1.3.
   const int64_t n = 10000;
   double distance = 0;
   int adjacent = 0;
@@ -84,7 +85,7 @@ TEST(Blend, FollowsTheGreedyRule) {
   for (int i = 0; i < 200; ++i) {
     int best = 0;
     for (int j = 1; j < 3; ++j) {
-      // A margin for ties, which are exact in integers and rounded here.
+      // The margin is for ties, which are exact in integers but rounded here.
       if (w[j] * std::max(i, 1) - count[j] > w[best] * std::max(i, 1) - count[best] + 1e-6) best = j;
     }
     const Blend::Pick pick = blend.at(i);
@@ -121,14 +122,14 @@ TEST(Blend, FastForwardAndBackAreExact) {
   }
 }
 
-// Against the rule itself, without a shortcut: through several of the places that at() may start from.
+// The picks equal those of the rule itself, also after several of the steps that at() may start from.
 TEST(Blend, StartsFromAnyMultipleOfTheSum) {
   const std::vector<int64_t> w{3, 7, 1};
   std::vector<int64_t> count(3, 0);
   for (int64_t i = 0; i < 60; ++i) {
     int best = 0;
-    const auto behind = [&](int j) { return w[j] * std::max<int64_t>(i, 1) - 11 * count[j]; };
-    for (int j = 1; j < 3; ++j) best = behind(j) > behind(best) ? j : best;
+    const auto deficit = [&](int j) { return w[j] * std::max<int64_t>(i, 1) - 11 * count[j]; };
+    for (int j = 1; j < 3; ++j) best = deficit(j) > deficit(best) ? j : best;
     const Blend::Pick pick = Blend({0.3, 0.7, 0.1}).at(i);
     ASSERT_EQ(pick.dataset, best) << i;
     ASSERT_EQ(pick.ordinal, count[best]) << i;
@@ -136,7 +137,7 @@ TEST(Blend, StartsFromAnyMultipleOfTheSum) {
   }
 }
 
-// Walked to, this one would take days.
+// A walk from step 0 would take days.
 TEST(Blend, AFarSampleOfShortWeightsIsReachedAtOnce) {
   Blend blend({0.25, 0.75});
   const int64_t far = int64_t{1} << 50;
@@ -180,7 +181,7 @@ TEST(DatasetOrder, EveryEpochVisitsEverySampleInAnotherOrder) {
 
 TEST(DatasetOrder, NeighboursShareATokenAndTheLastTokenCanBeReached) {
   const TestDir dir;
-  // 15 = 2 * 7 + 1 tokens: exactly two samples.
+  // 15 = 2 * 7 + 1 tokens are exactly two samples.
   DatasetOrder order = order_of(one(counting(dir, "a", 15)), {.seq_len = 7, .vocab_size = 15, .shuffle = false});
   EXPECT_EQ(order.samples_per_epoch(0), 2);
   std::vector<int32_t> a(8), b(8);

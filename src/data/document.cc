@@ -16,10 +16,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kNoTarget = -100;  // what PyTorch's cross_entropy ignores
+constexpr int64_t kNoTarget = -100;  // the label that PyTorch's cross_entropy ignores
 constexpr std::array<const char*, 4> kTargetKeys{"labels", "loss_mask", "assistant_masks", "completion_mask"};
 
-// Moves the string under the key out of the record; false when there is none.
+// Moves the string under the key out of the record. Returns false when there is none.
 bool take_string(json& record, const char* key, std::string* text) {
   const auto it = record.find(key);
   if (it == record.end() || !it->is_string()) return false;
@@ -50,8 +50,8 @@ const char* target_key(const json& record, const std::string& who) {
 bool is_target(int64_t value, int32_t id, size_t i, const char* key, const std::string& who) {
   if (key == kTargetKeys[0]) {
     MOEBIUS_CHECK(input, value == id || value == kNoTarget,
-                  "{}: expected in \"labels\" the id of the same place in \"input_ids\", or {}; got {} for {} at {}; "
-                  "labels must not be shifted",
+                  "{}: expected each of \"labels\" to be the id at the same place in \"input_ids\", or {}; "
+                  "got {} for {} at {}; labels must not be shifted",
                   who, kNoTarget, value, id, i);
     return value == id;
   }
@@ -60,7 +60,7 @@ bool is_target(int64_t value, int32_t id, size_t i, const char* key, const std::
   return value == 1;
 }
 
-// What stands where a tokenizer padded is not to be learned, nor to be seen.
+// Padding must be neither learned nor attended to.
 void refuse_padding(const json& record, size_t num_ids, const std::string& who) {
   const auto mask = record.find("attention_mask");
   if (mask == record.end()) return;
@@ -69,15 +69,14 @@ void refuse_padding(const json& record, size_t num_ids, const std::string& who) 
                 who, num_ids, mask->is_array() ? fmt::format("{}", mask->size()) : mask->type_name());
   for (size_t i = 0; i < num_ids; ++i) {
     const int64_t is_seen = integer_at(*mask, i, "attention_mask", who);
-    MOEBIUS_CHECK(
-        input, is_seen == 1,
-        "{}: expected ones in \"attention_mask\"; got {} at {}, padding, which documents do not have here; take "
-        "the padded ids out (padding=False)",
-        who, is_seen, i);
+    MOEBIUS_CHECK(input, is_seen == 1,
+                  "{}: expected ones in \"attention_mask\"; got {} at {}, which is padding; remove "
+                  "the padded ids (padding=False)",
+                  who, is_seen, i);
   }
 }
 
-// Another mask may say what is not to be learned.
+// An unknown mask could say which ids are not to be learned.
 void refuse_unknown_masks(const json& record, const std::string& who) {
   for (const auto& [key, value] : record.items()) {
     const bool is_known = std::find(kTargetKeys.begin(), kTargetKeys.end(), key) != kTargetKeys.end() ||
@@ -108,7 +107,7 @@ Document document_of_ids(const json& record, const std::string& who) {
   return document;
 }
 
-// "text", "a prompt and a completion" and "input_ids" exclude each other.
+// The keys "text", "prompt" with "completion", and "input_ids" exclude each other.
 void check_one_kind(bool has_text, bool has_prompt, bool has_ids, const std::string& who) {
   MOEBIUS_CHECK(input, has_text + has_prompt + has_ids <= 1,
                 "{}: expected a \"text\", or a \"prompt\" and a \"completion\", or \"input_ids\"; got more than one; "
@@ -116,20 +115,20 @@ void check_one_kind(bool has_text, bool has_prompt, bool has_ids, const std::str
                 who);
 }
 
-// Ids may be what a template made of the messages; a text beside a chat may be anything.
+// A text beside a chat is ambiguous. Ids beside a chat are not: a chat template may have made them
+// from the messages.
 void refuse_chat_beside_text(const json& record, const std::string& who) {
-  MOEBIUS_CHECK(
-      input, !record.contains("messages"),
-      "{}: expected one document; got a text and \"messages\", a chat, of which either could be meant; drop the "
-      "one that is not",
-      who);
+  MOEBIUS_CHECK(input, !record.contains("messages"),
+                "{}: expected one document; got a text and a chat in \"messages\", and either could be meant; "
+                "drop one of them",
+                who);
 }
 
 [[noreturn]] void refuse(const json& record, std::string_view line, const std::string& who) {
   MOEBIUS_CHECK(
       input, !record.is_object() || !record.contains("messages"),
-      "{}: expected \"text\", \"prompt\" and \"completion\", or \"input_ids\"; got \"messages\", a chat, which "
-      "only the model's chat template puts into words; let apply_chat_template of transformers write "
+      "{}: expected \"text\", \"prompt\" and \"completion\", or \"input_ids\"; got a chat in \"messages\", which "
+      "only the model's chat template turns into text; let apply_chat_template of transformers write "
       "\"input_ids\" and \"assistant_masks\", or give each answer as a \"completion\"",
       who);
   MOEBIUS_FAIL(input,

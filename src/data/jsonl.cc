@@ -6,7 +6,7 @@
 namespace moebius {
 namespace {
 
-// False for a record that a resumed run will write again.
+// Returns false for a record that a resumed run will write again.
 bool is_kept(const nlohmann::json& record, int64_t step) {
   const auto it = record.find("step");
   return it == record.end() || !it->is_number() || it->get<double>() <= static_cast<double>(step);
@@ -28,7 +28,7 @@ int64_t truncate_jsonl_after(const std::string& path, int64_t step) {
   int64_t damaged = 0;
   for (size_t begin = 0; begin < before.size();) {
     const size_t end = before.find('\n', begin);
-    if (end == std::string::npos) {  // a line counts once its newline is there
+    if (end == std::string::npos) {  // a line without its newline does not count
       ++damaged;
       break;
     }

@@ -1,4 +1,4 @@
-// JSON, one object a line: a log that survives a crash, and its cutting back when a run resumes.
+// A log of JSON objects, one on each line. It survives a crash, and is truncated when a run resumes.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,21 @@ namespace moebius {
 class JsonlWriter {
  public:
   explicit JsonlWriter(const std::string& path);  // appends; creates the file if missing
-  // One line in one system call, visible to readers at once. Doubles round-trip; NaN and Inf become null.
+  // Writes one line in one system call, visible to readers at once. Doubles round-trip. NaN and Inf
+  // become null.
   void append(const nlohmann::ordered_json& record);
-  // Returns once the lines written so far are on the device: before a checkpoint that a resume will trim the log to.
+  // Returns once all lines written so far are on the device. It is called before a checkpoint is
+  // written, because a resume truncates the log to the checkpoint.
   void sync() const { file_.sync(); }
 
  private:
   File file_;
 };
 
-// Drops the records whose "step" is above `step`; records without a step stay. Drops damaged lines too and returns
-// their number: a last line that a crash cut short, and lines that are no JSON object, as a power loss leaves them
-// (often NUL bytes). Replaces the file as a whole, and only when something goes. A missing file is fine.
+// Drops the records whose "step" is above `step`. Records without a step stay.
+// Drops damaged lines too, and returns their number. These are a last line that a crash cut short,
+// and lines that are not JSON objects. A power loss leaves such lines, often of NUL bytes.
+// Replaces the file as a whole, and only when a line is dropped. A missing file is no error.
 int64_t truncate_jsonl_after(const std::string& path, int64_t step);
 
 }  // namespace moebius

@@ -35,7 +35,7 @@ TEST(Jsonl, TruncationKeepsWhatTheCheckpointHasSeen) {
 
 TEST(Jsonl, ATornLineIsDroppedEvenWhenItParses) {
   const TestDir dir;
-  // The last line is whole, but its newline is not there: more may be missing.
+  // The last line is whole but has no newline, so more of it may be missing.
   write_file_atomic(dir.path("m"), "{\"step\":1}\n{\"step\":2}");
   truncate_jsonl_after(dir.path("m"), 5);
   EXPECT_EQ(read_file(dir.path("m")), "{\"step\":1}\n");
@@ -47,7 +47,7 @@ TEST(Jsonl, TruncatingAMissingFileDoesNothing) {
   EXPECT_EQ(dir.num_files(), 0);
 }
 
-// What a power loss leaves: blocks that were never written read as NUL bytes.
+// After a power loss, blocks that were never written read as NUL bytes.
 TEST(Jsonl, DamagedLinesAtTheEndAreDroppedAndCounted) {
   const TestDir dir;
   const std::string path = dir.path("m"), good = "{\"step\":1}\n{\"step\":2}\n";
@@ -76,7 +76,7 @@ TEST(Jsonl, SyncAcceptsWhateverTheLogIs) {
   writer.append({{"step", 1}});
   writer.sync();
   EXPECT_EQ(read_file(dir.path("m")), "{\"step\":1}\n");
-  JsonlWriter("/dev/null").sync();  // cannot be synced, and need not
+  JsonlWriter("/dev/null").sync();  // a device that cannot be synced is no error
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Work on a stream by several threads, with the stream's order kept: what is taken first is given first.
+// Runs work on a stream in several threads and keeps the order of the stream: the item taken first
+// is given first.
 #pragma once
 
 #include <condition_variable>
@@ -13,9 +14,11 @@
 
 namespace moebius {
 
-// Until take() has no more: give(work(take())). take() and give() run in the order of the stream, one at a time; work()
-// in all threads at once. A thread holds one item. The first error in the order of the stream ends it, after all before
-// it was given, and is thrown by run().
+// Repeats give(work(take())) until take() returns nothing.
+// take() and give() run in the order of the stream, one at a time. work() runs in all threads at
+// once. A thread holds one item.
+// The first error in the order of the stream ends the work, after all results before it were given.
+// run() throws that error.
 //   std::optional<Item> take();   Result work(Item&&);   void give(Result&&);
 template <class Take, class Work, class Give>
 class OrderedWork {
@@ -34,7 +37,7 @@ class OrderedWork {
   using Item = typename std::invoke_result_t<Take>::value_type;
   using Result = std::invoke_result_t<Work, Item&&>;
   struct Turn {
-    int64_t number = -1;  // in the stream; below 0: there is no more
+    int64_t number = -1;  // position in the stream; below 0 at its end
     std::optional<Item> item;
     std::exception_ptr error;
   };
@@ -67,7 +70,7 @@ class OrderedWork {
     return turn;
   }
 
-  // False when the stream has failed.
+  // Returns false when the stream has failed.
   bool give_in_turn(const Turn& turn, std::optional<Result> result) {
     std::unique_lock lock(giving_);
     turn_.wait(lock, [&] { return num_given_ == turn.number; });

@@ -4,7 +4,7 @@ namespace moebius {
 
 std::vector<TokenSpan> pack_documents(std::span<const int64_t> document_begins, int64_t seq_len) {
   std::vector<TokenSpan> samples;
-  int64_t begin = 0, end = 0;  // of the sample that is being filled
+  int64_t begin = 0, end = 0;  // range of the sample that is being filled
   const auto close = [&](int64_t next_begin) {
     if (end > begin) samples.push_back({begin, end});
     begin = next_begin;

@@ -1,4 +1,4 @@
-// Whole documents into samples, for datasets in which a document is one piece: a completion and its prompt.
+// Packs whole documents into samples, for datasets whose documents are a prompt and its completion.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,11 @@
 
 namespace moebius {
 
-// Ranges of the stream of at most seq_len + 1 tokens, in order: each takes the documents that follow for as long as
-// they fit whole (next fit). A document longer than that begins a sample and is cut, so that every sample after the
-// first of it begins with the token that the one before ends with: no token but the first goes unpredicted.
-//   document_begins: first tokens of the documents, then the number of tokens
+// Returns ranges of the stream of at most seq_len + 1 tokens, in order.
+// Each range takes the documents that follow for as long as they fit whole (next fit).
+// A longer document begins a sample and is cut. Each later sample of it begins with the last token
+// of the one before. So every token of a document but its first is predicted once.
+//   document_begins: the first token of each document, then the number of tokens
 std::vector<TokenSpan> pack_documents(std::span<const int64_t> document_begins, int64_t seq_len);
 
 }  // namespace moebius

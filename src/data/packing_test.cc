@@ -30,8 +30,8 @@ TEST(Packing, CutsADocumentThatIsTooLong) {
   EXPECT_EQ(packed({9}, 7), (Spans{{0, 8}, {7, 9}}));
 }
 
-// Every token but the first of a document is the target of exactly one sample, after all of its document before it, or
-// the seq_len tokens before it where the document is cut.
+// Every token of a document but the first is the target of exactly one sample. That sample has all
+// of its document before it, or the seq_len tokens before it where the document is cut.
 TEST(Packing, EveryTokenIsPredictedOnce) {
   const Rng rng(3, RngSite::bench);
   for (int64_t trial = 0; trial < 50; ++trial) {

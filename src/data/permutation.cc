@@ -15,7 +15,7 @@ int64_t permuted(int64_t index, int64_t size, const Rng& rng) {
   const int half = std::max(1, (bits + 1) / 2);
   const uint64_t mask = (uint64_t{1} << half) - 1;
   auto x = static_cast<uint64_t>(index);
-  do {  // at most four turns on average: the domain is below 4 size
+  do {  // at most four rounds on average: the domain has fewer than 4 size points
     uint64_t left = x >> half, right = x & mask;
     for (uint64_t round = 0; round < kRounds; ++round) {
       const uint64_t f = rng.bits(round << 32 | right)[0] & mask;  // a half has at most 32 bits

@@ -1,4 +1,4 @@
-// A random order without a table: index -> place, computed when asked for.
+// A random permutation without a table: the place of an index is computed when it is asked for.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,10 @@
 
 namespace moebius {
 
-// The image of `index` under the permutation of [0, size) that the key of `rng` names. O(1) time and memory.
-// A balanced Feistel network over the next power of four, walked until it comes back inside (Black and Rogaway, 2002).
+// Returns the image of `index` under a permutation of [0, size) that the key of `rng` selects. It
+// takes O(1) time and memory.
+// The permutation is a balanced Feistel network over the next power of four, applied until the
+// result is inside the range (Black and Rogaway, 2002).
 // REQUIRES: 0 <= index < size.
 int64_t permuted(int64_t index, int64_t size, const Rng& rng);
 

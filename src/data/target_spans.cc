@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kMagic("MOEBTGT\0", 8);
 constexpr size_t kHeaderBytes = 32, kSpanBytes = 16;
-constexpr std::string_view kDamaged = "the dataset is damaged, build it again";
+constexpr std::string_view kDamaged = "the dataset is damaged; build it again";
 
 }  // namespace
 

@@ -1,9 +1,10 @@
-// Which tokens of a dataset are targets of the loss, where not all are: PREFIX.targets beside PREFIX.bin, which readers
-// of Megatron's format do not look for.
+// The file PREFIX.targets says which tokens of a dataset are targets of the loss, where not all
+// are. It is beside PREFIX.bin, and readers of Megatron's format ignore it.
 //
-//   8 B "MOEBTGT\0" | u64 version = 1 | u64 tokens of the .bin | u64 spans | per span int64 first token, int64 end
+//   8 B "MOEBTGT\0" | u64 version = 1 | u64 tokens of the .bin | u64 spans |
+//   per span int64 first token, int64 end
 //
-// Little-endian. Spans rise and do not touch.
+// All values are little-endian. Spans are in rising order and do not touch.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ struct TokenSpan {
 
 std::string target_spans_text(const std::vector<TokenSpan>& spans, int64_t num_tokens);
 
-// Error{input} naming `who` unless the bytes are spans of a dataset of num_tokens tokens.
+// Throws Error{input} that names `who` unless the bytes are spans of a dataset of num_tokens tokens.
 std::vector<TokenSpan> parse_target_spans(std::string_view bytes, int64_t num_tokens, const std::string& who);
 
 }  // namespace moebius

@@ -19,7 +19,7 @@ bool is_jsonl(std::string_view path) {
 }
 
 void refuse_other_formats(const std::string& path) {
-  // .json and .ndjson too: read as text, their markup would be trained on.
+  // .json and .ndjson are here too, because as plain text their markup would be trained on.
   constexpr std::array<std::string_view, 10> kOthers{".gz",    ".xz",  ".bz2", ".zip",  ".parquet",
                                                      ".arrow", ".bin", ".npy", ".json", ".ndjson"};
   const auto other =
@@ -30,7 +30,7 @@ void refuse_other_formats(const std::string& path) {
                 path, *other);
 }
 
-// Appends up to kReadBytes; false at the end.
+// Appends up to kReadBytes. Returns false at the end.
 bool read_more(ByteSource& source, std::string* bytes) {
   const size_t size = bytes->size();
   bytes->resize(size + kReadBytes);
@@ -67,7 +67,7 @@ bool TextInput::next_lines(TextBlock* block) {
   size_t searched = block->bytes.size(), end = std::string::npos;
   while (end == std::string::npos && !done_) {
     done_ = !read_more(*source_, &block->bytes);
-    end = std::string_view(block->bytes).substr(searched).rfind('\n');  // a long line is searched once
+    end = std::string_view(block->bytes).substr(searched).rfind('\n');  // searches a long line only once
     if (end != std::string::npos) end += searched;
     searched = block->bytes.size();
   }

@@ -1,8 +1,8 @@
-// The documents of a text file, in blocks that can be taken apart by different threads:
+// Reads the documents of a text file, in blocks that different threads can parse:
 //   *.jsonl, *.jsonl.zst   one object a line (data/document.h); blank lines are skipped
 //   any other, also *.zst  the whole file is one document, byte for byte
-// Names of formats that are not read (.gz, .xz, .bz2, .zip, .parquet, .arrow, .bin, .npy, .json, .ndjson) are refused
-// rather than taken as text.
+// Formats that cannot be read are refused by their names, so that they are not taken for text: .gz,
+// .xz, .bz2, .zip, .parquet, .arrow, .bin, .npy, .json, .ndjson.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +18,21 @@ namespace moebius {
 // A piece of a file that has whole documents.
 struct TextBlock {
   std::string path;
-  std::string bytes;  // whole lines of jsonl, or a file
+  std::string bytes;  // whole lines of jsonl, or a whole file
   bool is_jsonl = false;
-  int64_t first_line = 1;  // of the file
+  int64_t first_line = 1;  // number in the file
 };
 
-// Error{input} with file:line for a line that is no document, with file:line:byte for invalid UTF-8 in it.
+// Throws Error{input} with file:line for a line that is not a document, and with file:line:byte for
+// invalid UTF-8.
 std::vector<Document> documents_of(const TextBlock& block);
 
 class TextInput {
  public:
   explicit TextInput(const std::string& path);
 
-  // The next block, or false at the end: the lines that end in the next 256 KiB or so, or the whole of a file.
+  // Reads the next block, or returns false at the end. A block is the lines that end in the next
+  // 256 KiB or so, or a whole file.
   bool next(TextBlock* block);
 
  private:
@@ -39,7 +41,7 @@ class TextInput {
   std::string path_;
   bool is_jsonl_;
   std::unique_ptr<ByteSource> source_;
-  std::string rest_;  // of a line whose end is not read yet
+  std::string rest_;  // the line whose end is not read yet
   int64_t lines_ = 0;
   bool done_ = false;
 };

@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view kMagic("MMIDIDX\0\0", 9);
 constexpr int64_t kHeaderBytes = 34;
 constexpr int64_t kSequenceBytes = 4 + 8;  // a length and a pointer
-constexpr std::string_view kDamaged = "the dataset is damaged, build it again";
+constexpr std::string_view kDamaged = "the dataset is damaged; build it again";
 
 struct Header {
   TokenType type;
@@ -32,17 +32,17 @@ Header parse_header(std::string_view idx, const std::string& who) {
   MOEBIUS_CHECK(input, (code >= 1 && code <= 5) || code == 8,
                 "token index {}: expected an integer dtype code, 1 to 5 or 8; got {}; {}", who, code, kDamaged);
   const auto n_seq = load<uint64_t>(idx, 18), n_doc = load<uint64_t>(idx, 26);
-  // Bounded by the file first, so that the sum below cannot wrap.
+  // The counts are bounded by the file's size first, so that the sum below cannot wrap.
   const auto limit = static_cast<uint64_t>(size);
   MOEBIUS_CHECK(
       input, n_seq <= limit && n_doc <= limit && kHeaderBytes + kSequenceBytes * n_seq + 8 * n_doc == limit,
       "token index {}: expected {} + 12 n_seq + 8 n_doc bytes; got {} bytes, n_seq {}, n_doc {}; it is truncated, "
-      "damaged or multimodal, build it again",
+      "damaged or multimodal; build it again",
       who, kHeaderBytes, size, n_seq, n_doc);
   return {static_cast<TokenType>(code), static_cast<int64_t>(n_seq), static_cast<int64_t>(n_doc)};
 }
 
-// First token of each sequence, then their number.
+// Returns the first token of each sequence, and then the number of tokens.
 std::vector<int64_t> sequence_begins(std::string_view idx, const Header& h, int64_t bin_bytes, const std::string& who) {
   const int64_t lengths = kHeaderBytes, pointers = lengths + 4 * h.n_seq, token_bytes = size_of(h.type);
   std::vector<int64_t> begins(h.n_seq + 1);
@@ -67,7 +67,8 @@ void widen(const std::vector<char>& raw, int64_t count, int32_t* dst) {
     T value;
     std::memcpy(&value, raw.data() + i * sizeof(T), sizeof(T));
     dst[i] = static_cast<int32_t>(value);
-    // Out of range for the model too; -1 makes check_token_ids say so.
+    // The value does not fit, so it is outside the model's vocabulary too. Because of the -1,
+    // check_token_ids reports it.
     if (sizeof(T) > 4 && dst[i] != static_cast<int64_t>(value)) dst[i] = -1;
   }
 }
@@ -108,11 +109,9 @@ TokenType token_type_for_vocab(int64_t vocab_size) { return vocab_size < 65500 ?
 TokenIndex parse_token_index(std::string_view idx, int64_t bin_bytes, const std::string& who) {
   const Header h = parse_header(idx, who);
   const int64_t documents = kHeaderBytes + kSequenceBytes * h.n_seq;
-  MOEBIUS_CHECK(input, h.n_doc >= 2, "token index {}: expected at least one document; got none; give it some text",
-                who);
+  MOEBIUS_CHECK(input, h.n_doc >= 2, "token index {}: expected at least one document; got none; add some text", who);
   const std::vector<int64_t> begins = sequence_begins(idx, h, bin_bytes, who);
-  MOEBIUS_CHECK(input, begins.back() > 0, "token index {}: expected at least one token; got none; give it some text",
-                who);
+  MOEBIUS_CHECK(input, begins.back() > 0, "token index {}: expected at least one token; got none; add some text", who);
   TokenIndex index{.type = h.type, .num_sequences = h.n_seq, .document_begins = {}};
   index.document_begins.reserve(h.n_doc);
   int64_t previous = 0;
@@ -242,7 +241,7 @@ void TokenDatasetWriter::add_tokens(std::span<const int32_t> ids, bool are_targe
   else
     all_targets_ = all_targets_ && ids.empty();
   num_tokens_ += ids.size();
-  // A sequence's length is an int32: a longer document has several sequences.
+  // The length of a sequence is an int32, so a longer document has several sequences.
   for (sequence_tokens_ += ids.size(); sequence_tokens_ > kMaxLength; sequence_tokens_ -= kMaxLength) {
     lengths_.push_back(kMaxLength);
   }
@@ -267,7 +266,7 @@ void TokenDatasetWriter::close() {
                 prefix_, num_tokens_, sequence_tokens_);
   flush();
   write_index();
-  // An old index must not be found beside the new tokens.
+  // An old index must not be beside the new tokens.
   std::filesystem::remove(prefix_ + ".idx");
   bin_->commit();
   write_targets();

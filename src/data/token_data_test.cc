@@ -12,7 +12,7 @@ std::string raw(std::initializer_list<T> values) {
   return std::string(reinterpret_cast<const char*>(values.begin()), values.size() * sizeof(T));
 }
 
-// An index written by hand: two documents, sequences of 2, 0 and 3 u16 tokens.
+// An index written by hand: two documents, and sequences of 2, 0 and 3 u16 tokens.
 struct Parts {
   std::string magic = std::string("MMIDIDX\0\0", 9), version = raw<uint64_t>({1}), code = raw<uint8_t>({8}),
               n_seq = raw<uint64_t>({3}), n_doc = raw<uint64_t>({3}), lengths = raw<int32_t>({2, 0, 3}),
@@ -231,7 +231,7 @@ TEST(TokenData, TheFingerprintFollowsTheDataAndNotThePath) {
   EXPECT_NE(fingerprint_of(dir, "p", {1, 2, 3, 4, 5}, Parts{.documents = raw<int64_t>({0, 1, 3})}.idx()), print);
 }
 
-// More than the two MiB that are read: either end counts up to its last byte.
+// The file is longer than the two MiB that are read. Both ends count, to their last byte.
 TEST(TokenData, TheFingerprintReadsBothEndsOfALargeFile) {
   const TestDir dir;
   constexpr int64_t n = 3 << 20;  // u8 tokens

@@ -12,8 +12,8 @@ namespace {
 
 // What the driver gives; pieces of less than half of one share them.
 constexpr int64_t kPageBytes = int64_t{2} << 20;
-// As measured on an H200 (docs/design/memory.md, "On a GPU"): kernels of ours and cuBLASLt's, its handle and recordings are 6
-// MiB in all models, and with cuDNN 14 to 16 MiB.
+// As measured on an H200 (docs/measurements/memory.md): our kernels and those of cuBLASLt, its handle and the CUDA
+// graphs take 6 MiB in all models, and with cuDNN 14 to 16 MiB.
 constexpr int64_t kCodeBytes = int64_t{6} << 20, kCudnnCodeBytes = int64_t{10} << 20;
 
 int64_t whole_pages(int64_t bytes) { return div_ceil(bytes, kPageBytes) * kPageBytes; }
@@ -56,9 +56,18 @@ std::string more_recompute(const ModelSpec& m, const RecomputeSpec& used) {
 
 }  // namespace
 
+DeviceMemory DeviceMemory::times(int64_t ranks) const {
+  return {.plan_bytes = ranks * plan_bytes,
+          .workspace_bytes = ranks * workspace_bytes,
+          .code_bytes = ranks * code_bytes,
+          .num_ranks = ranks};
+}
+
 std::string DeviceMemory::text() const {
-  return fmt::format("predicted peak on the GPU {} (plan {}, workspaces of matrix products {}, kernels {})",
-                     bytes_text(total_bytes()), bytes_text(plan_bytes), bytes_text(workspace_bytes),
+  const std::string sharing =
+      num_ranks == 1 ? "" : fmt::format(" of the {} ranks that share it, without their contexts", num_ranks);
+  return fmt::format("predicted peak on the GPU {}{} (plan {}, workspaces of matrix products {}, kernels {})",
+                     bytes_text(total_bytes()), sharing, bytes_text(plan_bytes), bytes_text(workspace_bytes),
                      bytes_text(code_bytes));
 }
 

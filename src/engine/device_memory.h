@@ -14,9 +14,14 @@ namespace moebius {
 struct DeviceMemory {
   int64_t plan_bytes = 0;       // an allocation a life, in whole pages of the GPU
   int64_t workspace_bytes = 0;  // of matrix products, and for trying their algorithms
-  int64_t code_bytes = 0;       // of kernels, which come with their first use, and of recordings
+  int64_t code_bytes = 0;       // of kernels, which come with their first use, and of CUDA graphs
+  int64_t num_ranks = 1;        // that share the GPU; the bytes are the sums over them
   int64_t total_bytes() const { return plan_bytes + workspace_bytes + code_bytes; }
-  std::string text() const;  // "predicted peak on the GPU 1.23 GiB (plan ..., workspaces ..., kernels ...)"
+  // The sum over ranks that share a GPU and each hold as much as this one, in processes of their own.
+  DeviceMemory times(int64_t ranks) const;
+  // "predicted peak on the GPU 1.23 GiB (plan ..., workspaces ..., kernels ...)". If ranks share the GPU, it says how
+  // many they are, and that their contexts are not in the sum.
+  std::string text() const;
 };
 
 // Of a plan whose step stack takes so much. with_cudnn: cuDNN's kernels are among those that run.

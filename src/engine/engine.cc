@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "config/nearest.h"
+#include "config/dispatcher_choice.h"
 #include "device/fallback_kernels.h"
 #include "model/device_support.h"
 #include "ops/attention/cuda/attention.h"
@@ -20,10 +20,16 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
 
 namespace {
 
-// Where steps are recorded nothing may be read back: "auto" is then all-gather (RunSpec::check refuses all-to-all).
-std::string dispatcher_of(const RunSpec& run) {
-  const bool records = run.device == DeviceKind::cuda && run.graph;
-  return records && run.parallel.dispatcher == "auto" ? "allgather" : run.parallel.dispatcher;
+// Inference launches its kernels one by one, so that it may read counts back.
+DispatcherKind dispatcher_of(const EngineSpec& spec) {
+  const bool captures = spec.target == DeviceKind::cuda && spec.graph && spec.use == ModelUse::training;
+  return resolve_dispatcher({.asked = spec.dispatcher,
+                             .ep = spec.mesh.ep,
+                             .etp = spec.mesh.etp,
+                             .top_k = spec.model.top_k,
+                             .has_moe_layers = spec.model.num_moe_layers() > 0,
+                             .captures = captures})
+      .kind;
 }
 
 }  // namespace
@@ -46,7 +52,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
           .freeze = run.train.freeze,
           .mesh = mesh,
           .pipeline = {.num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
-          .dispatcher = dispatcher_of(run),
+          .dispatcher = resolve_dispatcher(run).kind,
           .overlap = run.parallel.overlap,
           .device = run.device,
           .target = run.device,
@@ -58,40 +64,6 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
 namespace {
 
 constexpr int64_t kLogitRows = 64;  // at once, on their way to the host
-
-// Error{usage} unless every pattern matches a parameter, whichever stage has it, and something is left to train.
-void check_freeze(const EngineSpec& spec) {
-  const std::vector<std::string>& patterns = spec.freeze;
-  if (patterns.empty()) return;
-  const Mesh one_rank{MeshShape{}};
-  MemoryPlan plan;
-  const Model whole({.model = spec.model,
-                     .balance = spec.balance,
-                     .precision = spec.precision,
-                     .mesh = one_rank,
-                     .plan = plan,
-                     .shape = spec.shape,
-                     .max_positions = spec.max_positions,
-                     .freeze = patterns});
-  std::vector<std::string> names;
-  bool any_trained = false;
-  for (const Param& p : whole.params().all()) {
-    any_trained = any_trained || p.spec.trainable;
-    if (!p.spec.trainable && !p.frozen) continue;
-    for (const ParamPart& part : p.spec.parts) names.push_back(part.name);
-  }
-  for (const std::string& pattern : patterns) {
-    const bool found =
-        std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_any({pattern}, name); });
-    MOEBIUS_CHECK(usage, found,
-                  "train.freeze: expected patterns (*, ? and [classes]) of parameter names; \"{}\" matches none, the "
-                  "nearest is {}",
-                  pattern, nearest(pattern, names));
-  }
-  MOEBIUS_CHECK(usage, any_trained,
-                "train.freeze: expected to leave something to train; "
-                "got patterns that match every parameter; freeze less");
-}
 
 // t inside a buffer that is laid out like the one that begins at `base`.
 Tensor rebased(Tensor t, const void* base, const HostBuffer& host) {
@@ -119,7 +91,7 @@ MicroBatch rebased(MicroBatch b, const void* base, const HostBuffer& host) {
 std::vector<HeldStage> held_stages(const EngineSpec& spec, const std::optional<PipelineRank>& rank) {
   std::vector<HeldStage> stages = rank ? rank->stages() : whole_model(spec.model);
   for (HeldStage& stage : stages) {
-    if (spec.use != ModelUse::training && spec.shape.num_mtp == 0) stage.spec.num_mtp = 0;
+    if (!holds_mtp_modules(spec.use, spec.shape.num_mtp)) stage.spec.num_mtp = 0;
   }
   return stages;
 }
@@ -150,6 +122,7 @@ class AbortCommOnUnwind {
 
 EngineSpec checked(EngineSpec spec) {
   if (spec.device != DeviceKind::null) spec.target = spec.device;
+  spec.dispatcher = dispatcher_of(spec);
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = spec.mesh.tp});
   if (spec.device == DeviceKind::cuda && Accelerator::why_missing().empty()) cuda::open_cublas_lt();
   return spec;
@@ -180,9 +153,8 @@ Engine::Engine(const EngineSpec& spec)
   for (MicroBatch& batch : batches_) declare_micro_batch(plan_, spec_.shape, batch);
   make_model();
   if (spec_.optimizer) {
-    optimizer_ =
-        std::make_unique<Optimizer>(*spec_.optimizer, model_->params(), mesh_, plan_,
-                                    ShardingSpec{.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel});
+    optimizer_ = make_optimizer(*spec_.optimizer, model_->params(), mesh_, plan_,
+                                {.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel});
     if (const Param* tied = model_->tied_elsewhere()) optimizer_->exchange().hold(*tied);
     plan_.declare(schedule_2_, "schedule", {2}, DType::f64, Life::batch);
   }
@@ -235,6 +207,16 @@ void Engine::check_gpu_memory(int64_t stack_bytes) {
   gpu_ranks_->control().together([&] { check_device_memory(plan_, stack_bytes, free - others, memory_use()); });
 }
 
+DeviceMemory Engine::shared_device_memory() {
+  DeviceMemory memory = device_memory();
+  if (!gpu_ranks_) return memory;
+  memory.num_ranks = gpu_ranks_->num_sharing();
+  memory.plan_bytes = gpu_ranks_->sum_of_sharing(memory.plan_bytes);
+  memory.workspace_bytes = gpu_ranks_->sum_of_sharing(memory.workspace_bytes);
+  memory.code_bytes *= gpu_ranks_->num_processes();
+  return memory;
+}
+
 std::string Engine::fallback_kernels_text() const {
   return gpu_ ? moebius::fallback_kernels_text(gpu_->state<FallbackKernels>(), spec_.precision.compute) : "";
 }
@@ -280,9 +262,9 @@ void Engine::make_model() {
                                                 .seed = spec_.seed,
                                                 .stages = held_stages(spec_, rank),
                                                 .freeze = spec_.freeze,
-                                                .dispatcher = spec_.dispatcher,
+                                                .dispatcher = name_of(spec_.dispatcher),
                                                 .fusion = spec_.fusion});
-  check_freeze(spec_);
+  if (!spec_.freeze.empty()) check_freeze(model_->whole_catalog(), spec_.freeze);
   if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);
   tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_, rank ? &rank->layout : nullptr);
 }

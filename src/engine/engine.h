@@ -43,7 +43,7 @@ struct EngineSpec {
   // The world whose rank this engine is, of mesh.world(). None: the only rank, or on the null device the first of
   // a mesh that is counted.
   Transport* world = nullptr;
-  std::string dispatcher = "auto";                   // of the MoE layers: model/moe/dispatcher.h
+  DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers; Engine::spec() has the one that runs
   bool overlap = true;                               // communication runs behind compute where it can; the same bits
   int64_t bucket_numel = GradBuckets::kBucketNumel;  // of gradients that are reduced together
   DeviceKind device = DeviceKind::cpu;
@@ -142,6 +142,11 @@ class Engine {
   void sample_peak_memory();
   // What was predicted of it for a GPU, or the one that a null device stands for, before anything was allocated.
   DeviceMemory device_memory() const { return moebius::device_memory(plan_, plan_.bytes(Life::stack), runs_cudnn()); }
+  // The same for all ranks that share this rank's GPU, with the code of kernels counted once a process. All ranks of the
+  // world call it together.
+  DeviceMemory shared_device_memory();
+  // Whether messages between GPUs are staged through pinned host memory, which no prediction counts.
+  bool stages_messages() const { return links_ && !links_->records(); }
   // Memory that runs out in body is told with what would help, and the table of what was planned.
   template <class Body>
   void with_memory_advice(Body&& body) const {

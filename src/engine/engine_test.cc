@@ -101,6 +101,17 @@ TEST(DeviceMemory, IsComparedBeforeAnythingIsAllocated) {
   }
 }
 
+TEST(DeviceMemory, OfRanksThatShareAGpuIsASumWithoutTheirContexts) {
+  const DeviceMemory one{.plan_bytes = 58 << 20, .workspace_bytes = 130 << 20, .code_bytes = 6 << 20};
+  EXPECT_EQ(one.text(),
+            "predicted peak on the GPU 194.0 MiB (plan 58.0 MiB, workspaces of matrix products 130.0 MiB, kernels 6.0 "
+            "MiB)");
+  EXPECT_EQ(one.times(4).total_bytes(), 4 * one.total_bytes());
+  EXPECT_EQ(one.times(4).text(),
+            "predicted peak on the GPU 776.0 MiB of the 4 ranks that share it, without their contexts (plan 232.0 MiB, "
+            "workspaces of matrix products 520.0 MiB, kernels 24.0 MiB)");
+}
+
 // One dense and one MoE layer.
 EngineSpec small_spec(int64_t size, int64_t vocab, DType compute) {
   return {.model = {.vocab_size = vocab,
@@ -142,6 +153,30 @@ TEST(Engine, SaysWhatAGpuRunsBySlowerKernels) {
                          "d_gated_down", "expert_up", "attention_fwd"})
     EXPECT_THAT(odd, HasSubstr(op));
   EXPECT_THAT(odd, testing::Not(HasSubstr("lm_loss")));
+}
+
+// All-to-all reads its counts on the host, which a captured step cannot do. top-k is 2.
+TEST(Engine, NeverCapturesAllToAll) {
+  EngineSpec spec = small_spec(64, 256, DType::bf16);
+  spec.mesh = {.dp = 4, .ep = 4};
+  spec.device = DeviceKind::null, spec.target = DeviceKind::cuda;
+  spec.dispatcher = DispatcherKind::alltoall;
+  expect_error(ErrorKind::usage, "parallel.dispatcher = \"alltoall\" reads its counts on the host",
+               [&] { Engine engine(spec); });
+  if (!Accelerator::is_built_in()) GTEST_SKIP() << Accelerator::why_missing();
+  spec.dispatcher = DispatcherKind::automatic;
+  EXPECT_EQ(Engine(spec).spec().dispatcher, DispatcherKind::allgather);
+  spec.graph = false;
+  EXPECT_EQ(Engine(spec).spec().dispatcher, DispatcherKind::alltoall);
+}
+
+TEST(Engine, ResolvesAutoOnTheCpu) {
+  EngineSpec spec = small_spec(64, 256, DType::f32);
+  spec.mesh = {.dp = 4, .ep = 4};
+  spec.device = DeviceKind::null, spec.target = DeviceKind::cpu;
+  EXPECT_EQ(Engine(spec).spec().dispatcher, DispatcherKind::alltoall);
+  spec.mesh = {.dp = 2, .ep = 2};
+  EXPECT_EQ(Engine(spec).spec().dispatcher, DispatcherKind::allgather);
 }
 
 // What is named would change what is held, and is not in use yet.

@@ -1,9 +1,10 @@
-// The tensors of all experts of a layer in one, of families whose checkpoints have no others. gpt_oss:
+// Fused expert tensors, which hold all experts of a layer. Checkpoints of some families have no other form.
+// Those of gpt_oss are:
 //
-//   mlp.experts.gate_up_proj [E, H, 2I], whose columns are a gate and an up in turn    gate_up_proj_bias [E, 2I], alike
-//   mlp.experts.down_proj    [E, I, H]                                                 down_proj_bias    [E, H]
+//   mlp.experts.gate_up_proj [E, H, 2I], gate_up_proj_bias [E, 2I]   columns alternate between gate and up
+//   mlp.experts.down_proj [E, I, H], down_proj_bias [E, H]
 //
-// and with 4-bit weights (MXFP4), which lie the other way round, rows of a gate and an up in turn:
+// Tensors of 4-bit weights (MXFP4) are transposed, and their rows alternate between gate and up:
 //   mlp.experts.gate_up_proj_blocks [E, 2I, H / 32, 16], _scales [E, 2I, H / 32]
 //   mlp.experts.down_proj_blocks    [E, H, I / 32, 16], ...
 #pragma once
@@ -17,8 +18,9 @@
 
 namespace moebius {
 
-// Element [r, c] of the expert's own tensor, seen as rows x cols, is element offset + r * row_stride + c * col_stride
-// of the fused one.
+// The place of an expert's tensor in the fused one.
+// Element [r, c] of the expert's tensor, seen as rows x cols, is element offset + r * row_stride +
+// c * col_stride of the fused one.
 struct FusedPlace {
   std::string name;
   std::vector<int64_t> shape;
@@ -26,14 +28,17 @@ struct FusedPlace {
   int64_t offset = 0, row_stride = 0, col_stride = 1;
 };
 
-// Of a tensor of one expert under its canonical name, of the shape that it has on its own ([I, H] or [H, I]; biases [I]
-// or [H]). Nothing for other tensors, and for families whose checkpoints have tensors per expert.
+// Returns the place of one expert's tensor, given its canonical name and its own shape ([I, H] or
+// [H, I]; biases [I] or [H]).
+// Returns nothing for other tensors, and for families whose checkpoints have tensors per expert.
 std::optional<FusedPlace> fused_place(HfFamily family, const std::string& canonical, const std::vector<int64_t>& shape,
                                       int64_t num_experts);
-// The same in 4-bit blocks: as if rows of numbers lay there, [E, 2I, H] and [E, H, I]. REQUIRES: not a bias.
+// Returns the place in 4-bit blocks, counted in numbers as if rows of numbers were stored, [E, 2I,
+// H] and [E, H, I]. REQUIRES: not a bias.
 FusedPlace packed_place(const ExpertName& expert, const std::vector<int64_t>& shape, int64_t num_experts);
 
-// An expert's own tensor, row by row, into the fused one, of which `fused` holds the elements from `first` on.
+// Copies an expert's tensor, row by row, into a part of the fused one. `fused` holds the elements
+// from `first` on.
 void put_into_fused(void* fused, const void* own, const FusedPlace& place, int64_t first, int64_t element_bytes);
 
 }  // namespace moebius

@@ -14,7 +14,7 @@ namespace {
 const std::string kExperts = "model.layers.0.mlp.experts.";
 constexpr int64_t kE = 3, kI = 2, kH = 5;
 
-// Tensors of a folder: u8 or f32, element i is i (mod 256).
+// The tensors of a folder, u8 or f32. Element i is i (mod 256).
 struct Disk {
   std::string name;
   DType dtype;
@@ -54,7 +54,7 @@ std::vector<float> read(const HfFolder& folder, const WantedTensor& what) {
   return values;
 }
 
-// Columns of a gate and an up in turn, in before out.
+// Columns alternate between gate and up, and in comes before out.
 TEST(FusedExperts, OfGptOssAreTakenApart) {
   const TestDir dir;
   const HfFolder folder = folder_with(dir, {{kExperts + "gate_up_proj", DType::f32, {kE, kH, 2 * kI}},
@@ -104,7 +104,7 @@ TEST(FusedExperts, ArePutTogetherAsTheyWereTakenApart) {
         for (int64_t c = 0; c < kH; ++c)
           own[r * kH + c] = static_cast<float>(place->offset + r * place->row_stride + c * place->col_stride);
       }
-      // The expert's plane by itself.
+      // The expert's plane is read separately.
       const int64_t plane = kH * 2 * kI;
       put_into_fused(fused.data() + e * plane, own.data(), *place, e * plane, sizeof(float));
     }
@@ -115,11 +115,12 @@ TEST(FusedExperts, ArePutTogetherAsTheyWereTakenApart) {
 }
 
 constexpr const char* kPacked = R"({"quantization_config": {"quant_method": "mxfp4"}})";
-// Two experts, rows of two blocks; 4 rows of the fused gate and up.
+// Two experts with rows of two blocks, and 4 rows in the fused gate and up.
 const Disk kBlocks{kExperts + "gate_up_proj_blocks", DType::u8, {2, 4, 2, 16}};
 const Disk kScales{kExperts + "gate_up_proj_scales", DType::u8, {2, 4, 2}};
 
-// Row by row: [E, out, in], rows of a gate and an up in turn. Byte i is i, block b has scale b.
+// The layout is [E, out, in], with rows that alternate between gate and up. Byte i is i, and block
+// b has scale b.
 TEST(FusedExperts, InFourBitsRowsAreWholeAndTheOtherWayRound) {
   const TestDir dir;
   const HfFolder folder = folder_with(dir, {kBlocks, kScales}, kPacked);
@@ -129,7 +130,7 @@ TEST(FusedExperts, InFourBitsRowsAreWholeAndTheOtherWayRound) {
   std::vector<bf16> got(2 * 64);
   read_tensor(folder, up, got.data());
   const float values[] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
-  const auto want = [&](int64_t row, int64_t col) {  // of 8 rows of both experts
+  const auto want = [&](int64_t row, int64_t col) {  // row is one of the 8 rows of both experts
     const int64_t at = row * 64 + col, byte = at / 2 % 256, bits = at % 2 == 0 ? byte % 16 : byte / 16;
     return std::ldexp(values[bits % 8] * (bits < 8 ? 1.0f : -1.0f), static_cast<int>(at / 32) - 127);
   };
@@ -200,7 +201,7 @@ TEST(FusedExperts, RefusesWhatDoesNotFit) {
 
 TEST(FusedExperts, RefusesAScaleThatIsNotANumber) {
   const TestDir dir;
-  // Byte 255 of the scales is the last of 256 rows.
+  // Byte 255 of the scales belongs to the last of 256 rows.
   const HfFolder folder = folder_with(dir,
                                       {{kExperts + "down_proj_blocks", DType::u8, {1, 256, 1, 16}},
                                        {kExperts + "down_proj_scales", DType::u8, {1, 256, 1}}},

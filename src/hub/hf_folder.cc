@@ -19,11 +19,10 @@ constexpr std::string_view kSingle = "model.safetensors", kIndex = "model.safete
 [[noreturn]] void fail_without_weights(const std::string& dir) {
   for (const auto& file : fs::directory_iterator(dir)) {
     const std::string ext = file.path().extension().string();
-    MOEBIUS_CHECK(
-        input, ext != ".bin" && ext != ".pt" && ext != ".pth",
-        "model folder {}: expected safetensors; got {}, a pickle, which can run code when it is read; convert it with "
-        "transformers: save_pretrained(..., safe_serialization=True)",
-        dir, file.path().filename().string());
+    MOEBIUS_CHECK(input, ext != ".bin" && ext != ".pt" && ext != ".pth",
+                  "model folder {}: expected safetensors; got {}, a pickle, which can run code when it is loaded; "
+                  "convert it with transformers: save_pretrained(..., safe_serialization=True)",
+                  dir, file.path().filename().string());
   }
   MOEBIUS_FAIL(input, "model folder {}: expected {} or {}; got neither; fetch the weights", dir, kSingle, kIndex);
 }
@@ -66,11 +65,10 @@ HfFolder HfFolder::open(const std::string& dir) {
   MOEBIUS_CHECK(input, folder.config_.is_object(), "{}/config.json: expected an object; got {}; fetch it again", dir,
                 folder.config_.type_name());
   const bool has_single = fs::exists(fs::path(dir) / kSingle), has_index = fs::exists(fs::path(dir) / kIndex);
-  MOEBIUS_CHECK(
-      input, !has_single || !has_index,
-      "model folder {}: expected {} or {}; got both, and readers differ in which of them is the model; remove "
-      "the one that is not",
-      dir, kSingle, kIndex);
+  MOEBIUS_CHECK(input, !has_single || !has_index,
+                "model folder {}: expected {} or {}; got both, and readers differ in which one they load; "
+                "remove one of them",
+                dir, kSingle, kIndex);
   if (!has_single && !has_index) fail_without_weights(dir);
   if (has_single)
     folder.add_file(std::string(kSingle));
@@ -114,7 +112,7 @@ void HfFolder::open_shards() {
                 index, missing.size(), name_list(missing), unlisted.size(), name_list(unlisted));
 }
 
-// Weights beside the model's are of another model, or the index is not of this one.
+// A file of weights that is not read belongs to another model, or the index is not that of this model.
 void HfFolder::refuse_stray_files() const {
   std::set<std::string> read;
   for (const SafetensorsFile& file : files_) read.insert(fs::path(file.path()).filename().string());

@@ -1,5 +1,6 @@
 // A Hugging Face model folder: config.json, and the weights in model.safetensors or in shards with
-// model.safetensors.index.json. The whole folder is checked at open; which tensors were taken is counted by consume().
+// model.safetensors.index.json.
+// The whole folder is checked at open. consume() records which tensors the model uses.
 #pragma once
 
 #include <map>
@@ -16,14 +17,19 @@ namespace moebius {
 
 class HfFolder {
  public:
-  // Error{input} for: no config.json, no weights, pickled weights (.bin, .pt, .pth), an index that names other
-  // tensors than the shards hold or files outside the folder, a tensor in two shards, a single file beside an
-  // index, and any model*.safetensors that is not read. (Other *.safetensors, as the consolidated.safetensors of
-  // Mistral, are another layout's copies and are passed over.)
+  // Throws Error{input} for each of these:
+  // - no config.json, or no weights;
+  // - pickled weights (.bin, .pt, .pth);
+  // - an index that names other tensors than the shards hold, or files outside the folder;
+  // - a tensor in two shards;
+  // - a single file beside an index;
+  // - any model*.safetensors that is not read.
+  // Other *.safetensors, such as the consolidated.safetensors of Mistral, are copies in another
+  // layout and are ignored.
   static HfFolder open(const std::string& dir);
 
   const std::string& dir() const { return dir_; }
-  const nlohmann::json& config() const { return config_; }  // an object, otherwise as it lies
+  const nlohmann::json& config() const { return config_; }  // an object, otherwise unchecked
   std::vector<std::string> names() const;                   // sorted
 
   const SafetensorsEntry* find(const std::string& name) const;  // null when there is none
@@ -31,8 +37,8 @@ class HfFolder {
   void read(const std::string& name, void* dst) const;
   void read(const std::string& name, int64_t byte_begin, int64_t byte_end, void* dst) const;
 
-  // Accounting: each tensor on disk is taken by the model or left over, never forgotten. Taking one twice is fine,
-  // since a fused tensor feeds many. REQUIRES: the tensor is there.
+  // Records that the model uses a tensor. So each tensor on disk is either used or reported by unconsumed().
+  // Recording one twice is fine, since a fused tensor fills many parameters. REQUIRES: the tensor exists.
   void consume(const std::string& name);
   std::vector<std::string> unconsumed() const;  // sorted
 
@@ -53,11 +59,12 @@ class HfFolder {
   std::set<std::string> unconsumed_;
 };
 
-// tensor -> file name, as the text of a model.safetensors.index.json says; its folder is not looked at. Error{input}
-// naming the index unless every file is a .safetensors in the folder itself.
+// Parses the text of a model.safetensors.index.json, and returns the file name of each tensor. Its
+// folder is not read.
+// Throws Error{input} that names the index unless every file is a .safetensors in the folder itself.
 std::map<std::string, std::string> parse_weight_map(std::string_view text, const std::string& path);
 
-// "a, b, c and 7 more": at most `limit` of the names.
+// Returns "a, b, c and 7 more", with at most `limit` of the names.
 std::string name_list(const std::vector<std::string>& names, size_t limit = 20);
 
 }  // namespace moebius

@@ -10,7 +10,7 @@
 namespace moebius {
 namespace {
 
-// f32 tensors that count up from `first`.
+// Writes f32 tensors that count up from `first`.
 void write_file(const std::string& path, const std::vector<SafetensorsDecl>& decls, float first = 0) {
   std::vector<std::vector<float>> data;
   std::vector<SafetensorsTensor> tensors;
@@ -130,7 +130,7 @@ TEST(HfFolderRefuse, WeightsThatAreNotRead) {
   const std::string index = dir.path("model.safetensors.index.json");
   write_file_atomic(index, R"({"weight_map":{"a":"model-00001-of-00001.safetensors"}})");
   write_file(dir.path("consolidated.safetensors"), {f32("other", {1})});
-  HfFolder::open(dir.path());  // another layout's copy is none of ours
+  HfFolder::open(dir.path());  // a copy in another layout is ignored
 
   write_file(dir.path("model-99999-of-99999.safetensors"), {f32("b", {1})});
   refuse(dir,
@@ -156,7 +156,7 @@ TEST(HfFolderRefuse, WhatIsNoModelFolder) {
   write_config(dir);
   refuse(dir, "expected model.safetensors or model.safetensors.index.json; got neither");
   write_file_atomic(dir.path("pytorch_model.bin"), "x");
-  refuse(dir, "got pytorch_model.bin, a pickle, which can run code when it is read; convert it with transformers");
+  refuse(dir, "got pytorch_model.bin, a pickle, which can run code when it is loaded; convert it with transformers");
 }
 
 TEST(HfNames, MixtralSpellsRoutersAndExpertsItsOwnWay) {
@@ -300,7 +300,8 @@ TEST(TensorSource, EveryElementSizeIsTransposed) {
   }
 }
 
-// Where the shape of one fits both ways, the other one tells: gate_up where 2I = H, down where I = H.
+// Where one tensor's shape fits both orientations, the other tensor decides: gate_up where 2I = H,
+// down where I = H.
 TEST(TensorSource, TheOtherFusedTensorShowsTheOrientation) {
   const WantedTensor up{.name = kExperts + "1.up_proj.weight", .shape = {2, 4}, .num_experts = kE};
   const WantedTensor down{.name = kExperts + "1.down_proj.weight", .shape = {3, 3}, .num_experts = kE};
@@ -342,7 +343,7 @@ TEST(TensorSource, RefusesFusedTensorsThatDisagree) {
     const WantedTensor wanted{.name = kExperts + (is_down ? "0.down_proj.weight" : "0.gate_proj.weight"),
                               .shape = is_down ? std::vector<int64_t>{kH, kI} : std::vector<int64_t>{kI, kH},
                               .num_experts = kE};
-    expect_error(ErrorKind::input, "to lie the same way round; got [",
+    expect_error(ErrorKind::input, "to have the same orientation; got [",
                  [&] { locate_tensor(folder, HfFamily::canonical, wanted); });
   }
 }
@@ -417,7 +418,7 @@ TEST(TensorSource, RefusesScalesThatMakeNoNumbers) {
     const TensorSource source = locate_tensor(folder, HfFamily::canonical, {"w", {3, 4}});
     std::vector<float> got(12);
     expect_error(ErrorKind::input, text, [&] { read_tensor(folder, source, got.data()); });
-    read_tensor(folder, part_of(source, 0, 2, 0, 4), got.data());  // the block is of the last row
+    read_tensor(folder, part_of(source, 0, 2, 0, 4), got.data());  // the block belongs to the last row
   }
 }
 

@@ -22,7 +22,7 @@ constexpr std::array<Projection, 3> kProjections{{{ExpertProjection::gate, ".gat
                                                   {ExpertProjection::up, ".up_proj.weight", ".w3.weight"},
                                                   {ExpertProjection::down, ".down_proj.weight", ".w2.weight"}}};
 
-// name with `from` at its end replaced by `to`; false when it does not end so.
+// Replaces `from` at the end of *name by `to`. Returns false when *name does not end with `from`.
 bool replace_suffix(std::string* name, std::string_view from, std::string_view to) {
   if (!name->ends_with(from)) return false;
   name->replace(name->size() - from.size(), from.size(), to);

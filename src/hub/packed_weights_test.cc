@@ -14,7 +14,7 @@ TEST(PackedWeights, EightBitFloats) {
   EXPECT_TRUE(std::signbit(f8_e4m3_value(0x80)));
   EXPECT_EQ(f8_e4m3_value(0x01), 0x1p-9f);  // the smallest
   EXPECT_EQ(f8_e4m3_value(0x07), 7 * 0x1p-9f);
-  EXPECT_EQ(f8_e4m3_value(0x08), 0x1p-6f);  // the smallest normal one
+  EXPECT_EQ(f8_e4m3_value(0x08), 0x1p-6f);  // the smallest normal value
   EXPECT_EQ(f8_e4m3_value(0x38), 1.0f);
   EXPECT_EQ(f8_e4m3_value(0xbc), -1.5f);
   EXPECT_EQ(f8_e4m3_value(0x7e), 448.0f);  // the largest
@@ -33,7 +33,7 @@ TEST(PackedWeights, BlocksAtTheEdgesArePartial) {
 }
 
 TEST(PackedWeights, FourBitBlocks) {
-  // Two blocks; numbers 0, 1, 2, ... 15 twice, the low half of a byte first.
+  // Two blocks hold the numbers 0, 1, 2, ... 15 twice, the low half of a byte first.
   std::vector<uint8_t> blocks;
   for (int i = 0; i < 32; ++i) blocks.push_back(static_cast<uint8_t>((2 * i + 1) % 16 << 4 | 2 * i % 16));
   const uint8_t scales[] = {127, 124};
@@ -60,7 +60,7 @@ TEST(PackedWeights, FourBitScalesAreExponents) {
   }
   uint8_t scale = 0;
   ASSERT_TRUE(unpack_mxfp4(&x, halves.data(), &scale, 0, 1));
-  EXPECT_EQ(to_f32(x), 0x1p-128f);  // the smallest, which bf16 has
+  EXPECT_EQ(to_f32(x), 0x1p-128f);  // the smallest, which bf16 can hold
   scale = 255;
   EXPECT_FALSE(unpack_mxfp4(&x, sixes.data(), &scale, 0, 1));
 }

@@ -27,7 +27,7 @@ TensorSource plain_source(const SafetensorsEntry& entry, const WantedTensor& wan
   return {.hf_name = entry.name, .dtype = entry.dtype, .rows = rows, .cols = cols, .row_stride = cols};
 }
 
-// A source in 8-bit floats together with its scales.
+// Adds the scales to a source of 8-bit floats.
 TensorSource scaled(TensorSource source, const HfFolder& folder) {
   source.packing = read_weight_packing(folder.config(), folder.dir() + "/config.json");
   MOEBIUS_CHECK(
@@ -49,7 +49,7 @@ TensorSource scaled(TensorSource source, const HfFolder& folder) {
   return source;
 }
 
-// A damaged scale would make a matrix of zeros or of what is no number.
+// A damaged scale would make a matrix of zeros or of NaN.
 void check_scales(const TensorSource& source, const std::vector<float>& scale, const std::vector<uint8_t>& packed) {
   const int64_t width = source.row_stride, block_rows = source.packing.block_rows,
                 block_cols = source.packing.block_cols;
@@ -68,7 +68,8 @@ void check_scales(const TensorSource& source, const std::vector<float>& scale, c
   }
 }
 
-// The scales are of blocks of the whole tensor: whole blocks of rows are read, and the columns cut out of them.
+// Scales belong to blocks of the whole tensor. So whole blocks of rows are read, and the columns
+// are cut out of them.
 void read_scaled(const HfFolder& folder, const TensorSource& source, float* dst) {
   const int64_t width = source.row_stride, block = source.packing.block_rows;
   const int64_t first_row = source.offset / width, first_col = source.offset % width;
@@ -86,13 +87,13 @@ void read_scaled(const HfFolder& folder, const TensorSource& source, float* dst)
     std::copy_n(band.data() + (first_row - begin + r) * width + first_col, source.cols, dst + r * source.cols);
 }
 
-// Of a fused tensor: which way round it could lie by its shape.
+// The orientations of a fused tensor that its shape allows.
 struct Orientation {
   bool out_in = false, in_out = false;
   bool is_clear() const { return out_in != in_out; }
 };
 
-// The two fused tensors of a layer, gate and up being one along their out dim.
+// The shape of one of a layer's two fused tensors. Gate and up are concatenated along their out dimension.
 struct FusedShape {
   std::string name;
   Dims out_in, in_out;
@@ -110,7 +111,8 @@ Orientation orientation_of(const SafetensorsEntry* entry, const FusedShape& shap
   return {.out_in = entry->shape == shape.out_in, .in_out = entry->shape == shape.in_out};
 }
 
-// Whether out comes before in. What the shape leaves open (2I = H, or I = H) the layer's other tensor shows.
+// Returns whether out comes before in. Where the shape fits both (2I = H, or I = H), the layer's
+// other tensor decides.
 bool is_out_in(const HfFolder& folder, const SafetensorsEntry& entry, const FusedShape& shape,
                const FusedShape& other_shape) {
   const SafetensorsEntry* other_entry = folder.find(other_shape.name);
@@ -125,8 +127,8 @@ bool is_out_in(const HfFolder& folder, const SafetensorsEntry& entry, const Fuse
                 entry.name, text_of(entry.shape), other_shape.name, text_of(other_shape.out_in),
                 text_of(other_shape.in_out));
   MOEBIUS_CHECK(input, !own.is_clear() || !other.is_clear() || own.out_in == other.out_in,
-                "model weights: expected \"{}\" and \"{}\" to lie the same way round; got {} and {}, one [E, out, in] "
-                "and one [E, in, out]; save one tensor per expert",
+                "model weights: expected \"{}\" and \"{}\" to have the same orientation; got {} and {}, "
+                "one [E, out, in] and one [E, in, out]; save one tensor per expert",
                 entry.name, other_shape.name, text_of(entry.shape), text_of(other_entry->shape));
   return own.is_clear() ? own.out_in : other.out_in;
 }
@@ -161,7 +163,7 @@ TensorSource source_of(const FusedPlace& place, std::string hf_name, DType dtype
           .col_stride = place.col_stride};
 }
 
-// An expert's matrix in 4-bit blocks.
+// Returns the source of an expert's matrix in 4-bit blocks.
 TensorSource mxfp4_source(const HfFolder& folder, const ExpertName& expert, const WantedTensor& wanted) {
   const FusedPlace place = packed_place(expert, wanted.shape, wanted.num_experts);
   const SafetensorsEntry& blocks = folder.at(place.name + "_blocks");
@@ -226,7 +228,8 @@ void read_mxfp4(const HfFolder& folder, const TensorSource& s, bf16* dst) {
   }
 }
 
-// dst[r, c] = band[r * row_stride + c * col_stride]. Columns lie further apart than rows where both are apart.
+// dst[r, c] = band[r * row_stride + c * col_stride]
+// Where neither stride is 1, col_stride is the larger one.
 template <class T>
 void transpose(T* dst, const T* band, const TensorSource& s) {
   for (int64_t c = 0; c < s.cols; ++c) {
@@ -255,7 +258,7 @@ TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const Wanted
   const auto expert = parse_expert_name(wanted.name);
   if (expert && family == HfFamily::gpt_oss) return gpt_oss_expert_source(folder, *expert, wanted);
   std::vector<std::string> found;
-  // The v5 spelling of a family in memory is the canonical one.
+  // In memory, the v5 spelling of a family is the canonical one.
   if (folder.find(hub) != nullptr) found.push_back(hub);
   if (hub != wanted.name && folder.find(wanted.name) != nullptr) found.push_back(wanted.name);
   if (expert && folder.find(fused_name(*expert)) != nullptr) found.push_back(fused_name(*expert));

@@ -27,7 +27,7 @@ void check(const Engine& engine, const GenerateSpec& spec, std::span<const int32
                 context, length, spec.max_tokens);
   for (const int32_t id : prompt) {
     MOEBIUS_CHECK(input, id >= 0 && id < vocab,
-                  "generate: expected prompt ids in [0, {}); got {}; is this the model's tokenizer?", vocab, id);
+                  "generate: expected prompt ids in [0, {}); got {}; use the model's tokenizer", vocab, id);
   }
 }
 
@@ -47,13 +47,13 @@ Ranked rank_tokens(std::span<const float> logits, double temperature) {
   return r;
 }
 
-// The next of tp's multiples: what its ranks compute together.
+// Rounds up to a multiple of tp, because tp ranks compute equal parts.
 int64_t rounded_up(int64_t tokens, int64_t tp) { return div_ceil(tokens, tp) * tp; }
 
-// What the ranks of a world do as one; nothing but the work itself on one rank.
-class Together {
+// The operations that the ranks of a world do together. On one rank they only do the work itself.
+class GeneratingRanks {
  public:
-  explicit Together(const Engine& engine) : draws_(engine.model().has_head()) {
+  explicit GeneratingRanks(const Engine& engine) : draws_(engine.model().has_head()) {
     Transport* world = engine.spec().world;
     if (!world || world->size() == 1) return;
     const RankPlace& at = engine.mesh().place();
@@ -65,7 +65,7 @@ class Together {
     if (control_) return control_->together(body);
     body();
   }
-  // What draw() says on the one rank that draws.
+  // Returns the result of draw() on every rank. Only one rank draws.
   int32_t agree(const std::function<int32_t()>& draw) {
     int32_t id = 0;
     run([&] {
@@ -83,10 +83,10 @@ class Together {
 
 int32_t sample_token(std::span<const float> logits, const Sampling& sampling, int64_t position) {
   MOEBIUS_ASSERT(!logits.empty());
-  MOEBIUS_CHECK(
-      numerics, std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }),
-      "generate: expected finite logits for position {}; got NaN or Inf; the model is damaged or its dtype too narrow",
-      position);
+  MOEBIUS_CHECK(numerics, std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }),
+                "generate: expected finite logits for position {}; got NaN or Inf; "
+                "the model is damaged or its dtype is too narrow",
+                position);
   if (sampling.temperature == 0)
     return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
   const Ranked r = rank_tokens(logits, sampling.temperature);
@@ -103,12 +103,12 @@ int32_t sample_token(std::span<const float> logits, const Sampling& sampling, in
   return r.ids[kept - 1];
 }
 
-// What fills up the last of tp's rows lies behind the tokens, in rows of the cache that the next ones take.
+// The rows that pad to a multiple of tp come after the tokens. In the cache, the next tokens overwrite them.
 EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads, int64_t chunk,
                                   const MeshShape& mesh) {
   MOEBIUS_CHECK(usage, mesh.cp == 1,
-                "generate: expected parallel.cp = 1, for the tokens of a sequence come one by one; got {}; split heads "
-                "(tp), experts (ep, etp) or layers (pp)",
+                "generate: expected parallel.cp = 1, because the tokens of a sequence come one by one; got {}; "
+                "split heads (tp), experts (ep, etp) or layers (pp)",
                 mesh.cp);
   const int64_t seq = rounded_up(std::min(chunk, context), mesh.tp);
   return {.model = model,
@@ -136,7 +136,7 @@ void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first,
 
 Generated generate(Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt,
                    const std::function<void(int32_t)>& on_token) {
-  Together ranks(engine);
+  GeneratingRanks ranks(engine);
   ranks.run([&] { check(engine, spec, prompt); });
   const int64_t vocab = engine.spec().model.vocab_size,
                 num_ids = spec.num_ids > 0 ? std::min(spec.num_ids, vocab) : vocab;

@@ -1,8 +1,10 @@
-// Text generation: one sequence, token by token, with keys and values cached.
+// Text generation: one sequence, token by token, with cached keys and values.
 //
-// On several ranks all call these together with the same words, and get the same. Heads, experts and layers lie where
-// the mesh says, and each rank caches what its heads of its layers need; ranks of dp compute the same sequence, whose
-// experts they share. A token goes through the stages of a pipeline one after the other.
+// With several ranks, all ranks call these functions together with equal arguments, and get equal results.
+// Heads, experts and layers are divided by the mesh, and each rank caches keys and values of its
+// heads in its layers.
+// Ranks of dp compute the same sequence and share its experts. A token passes through the stages of
+// a pipeline one after the other.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +19,20 @@ namespace moebius {
 // How the next token is drawn from the logits.
 struct Sampling {
   double temperature = 1.0;  // 0: the most likely token
-  double top_p = 1.0;        // the draw is among the most likely tokens that together have this probability
+  double top_p = 1.0;        // draws among the most likely tokens that together have this probability
   uint64_t seed = 0;
 };
 
-// One of ids [0, logits.size()). The draw is a pure function of logits, sampling and position (the token's index in the
-// sequence); ties go to the lower id.
+// Returns an id in [0, logits.size()). The draw is a pure function of logits, sampling and
+// position, where position is the token's index in the sequence.
+// Ties go to the lower id.
 int32_t sample_token(std::span<const float> logits, const Sampling& sampling, int64_t position);
 
 struct GenerateSpec {
   int64_t max_tokens = 256;
   Sampling sampling;
-  int32_t end_id = -1;  // ends the text; -1: none does
-  int64_t num_ids = 0;  // ids that may come: those the tokenizer knows; 0: the vocabulary
+  int32_t end_id = -1;  // ends the text; -1: no id does
+  int64_t num_ids = 0;  // ids that may be drawn, those of the tokenizer; 0: the whole vocabulary
 };
 
 struct Generated {
@@ -37,18 +40,21 @@ struct Generated {
   bool ended = false;           // by the end id, not by max_tokens
 };
 
-// An engine for sequences of up to context tokens. The prompt is taken in chunks of about `chunk` tokens at most: tp
-// ranks take theirs in equal parts. Error{usage} with cp > 1, which would have nothing to split.
+// Returns the spec of an engine for sequences of up to context tokens.
+// The prompt is fed in chunks of at most about `chunk` tokens, of which tp ranks take equal parts.
+// Throws Error{usage} with cp > 1, because it could split nothing.
 EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads,
                                   int64_t chunk = 256, const MeshShape& mesh = {});
 
-// Feeds tokens at positions first, first + 1, ...; those before must be cached already. logits, one for each id of the
-// vocabulary, are those after the last token, on the ranks that have the head.
+// Feeds tokens at positions first, first + 1, ... Earlier positions must be cached already.
+// On the ranks that have the head, `logits` receives those after the last token, one for each id of
+// the vocabulary.
 void feed_tokens(Engine& engine, std::span<const int32_t> tokens, int64_t first, std::span<float> logits);
 
-// Continues the prompt. on_token, unless empty, sees each token as it comes. Error{usage} for an empty prompt, for
-// settings out of range and when prompt and max_tokens do not fit the engine's context; Error{input} for a prompt's id
-// outside the vocabulary.
+// Continues the prompt. on_token, unless empty, is called with each new token.
+// Throws Error{usage} for an empty prompt, for settings out of range, and when prompt and
+// max_tokens do not fit the engine's context.
+// Throws Error{input} for an id of the prompt outside the vocabulary.
 Generated generate(Engine& engine, const GenerateSpec& spec, std::span<const int32_t> prompt,
                    const std::function<void(int32_t)>& on_token = {});
 

@@ -39,7 +39,7 @@ std::vector<int32_t> prompt_of(int64_t n) {
   return prompt;
 }
 
-// Logits of the last of these tokens, by one pass without a cache.
+// Returns the logits of the last of these tokens, from one pass without a cache.
 std::vector<float> full_logits(std::span<const int32_t> tokens) {
   const int64_t T = static_cast<int64_t>(tokens.size());
   Engine engine({.model = tiny(), .precision = {.compute = DType::f32}, .shape = {.batch = 1, .seq = T}});
@@ -66,7 +66,8 @@ std::vector<float> cached_logits(std::span<const int32_t> tokens, int64_t chunk,
   return logits;
 }
 
-// The same sums in another order: f32 rounding of a few dozen terms in each of three layers, on logits of a few units.
+// The sums are the same in another order. So the error is f32 rounding of a few dozen terms in each
+// of three layers, on logits of a few units.
 TEST(Generate, CachedLogitsEqualTheFullForward) {
   const std::vector<int32_t> tokens = prompt_of(23);
   const std::vector<float> want = full_logits(tokens);
@@ -176,7 +177,7 @@ TEST(Sampling, NucleusKeepsTheFewestThatReachTopP) {
   EXPECT_EQ(kept(0.4), (std::set<int32_t>{0}));
   EXPECT_EQ(kept(0.7), (std::set<int32_t>{0, 2}));
   EXPECT_EQ(kept(0.9), (std::set<int32_t>{0, 1, 2}));
-  EXPECT_EQ(kept(1.0, 1e-3), (std::set<int32_t>{0}));  // cold: the most likely alone
+  EXPECT_EQ(kept(1.0, 1e-3), (std::set<int32_t>{0}));  // cold: only the most likely
 }
 
 TEST(Sampling, TiesGoToTheLowerIdAndNaNIsRefused) {

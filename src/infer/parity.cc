@@ -15,7 +15,7 @@
 #include "hub/hf_names.h"
 #include "io/safetensors.h"
 #include "train/metrics.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {
@@ -50,7 +50,7 @@ void fill_batch(MicroBatch& batch, const ParityTokens& t) {
 EngineSpec engine_spec(const ModelSpec& model, const ParitySpec& spec, const ParityTokens& t) {
   return {.model = model,
           .precision = {.compute = spec.compute},
-          .use = ModelUse::gradients,  // every layer keeps its route
+          .use = ModelUse::gradients,  // with gradients, every layer keeps its route
           .shape = {.batch = t.batch,
                     .seq = t.seq,
                     .max_segments = t.batch * t.seq,
@@ -68,7 +68,8 @@ void check_mtp(const ParitySpec& spec, const ModelSpec& model) {
   MOEBIUS_CHECK(usage, spec.mtp_coeff > 0 && std::isfinite(spec.mtp_coeff),
                 "forward: --mtp: expected a coefficient above 0; got {}", spec.mtp_coeff);
   MOEBIUS_CHECK(usage, spec.gradients,
-                "forward: --mtp: expected --grads beside it, multi-token prediction is part of training alone; add it");
+                "forward: --mtp: expected --grads too, because multi-token prediction is part of training only; "
+                "got none; add it");
   MOEBIUS_CHECK(usage, model.num_mtp_layers > 0,
                 "forward: --mtp: expected a model with multi-token "
                 "prediction (num_nextn_predict_layers); got {}; remove it",
@@ -80,7 +81,7 @@ std::optional<FusedPlace> fused_place_of(const ModelSpec& m, const ParamPart& pa
   return fused_place(hf_family(m.family), part.name, dims_of(part.shape), m.num_experts);
 }
 
-// What is written, in host memory; tensors that are elsewhere are copied, and fused ones made there.
+// The tensors to write, in host memory. Tensors of a device are copied, and fused tensors are assembled here.
 class Outputs {
  public:
   Outputs(Engine& engine, const ParityTokens& t) : engine_(engine), t_(t), s_(engine.stream()) {}
@@ -101,7 +102,7 @@ class Outputs {
           {{fmt::format("router.{}.topk", moe.layer), DType::i32, dims_of(topk_TK.shape)}, on_host(topk_TK)});
     }
   }
-  // One tensor for each name that the hub has.
+  // Adds one tensor for each name in a checkpoint.
   void add_gradients() {
     for (const Param& p : engine_.model().params().all()) {
       if (!p.has_grad) continue;

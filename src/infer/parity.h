@@ -1,5 +1,6 @@
-// One forward and, when asked, one backward pass over given tokens, everything written to a file: how a model is
-// compared with another implementation of it.
+// Runs one forward pass, and on request one backward pass, over given tokens, and writes all
+// results to a file.
+// The file serves to compare a model with another implementation of it.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +15,10 @@ namespace moebius {
 
 struct ParitySpec {
   std::string out;     // safetensors file to write
-  std::string model;   // as in weights/weights.h
+  std::string model;   // as in weights/load.h
   std::string tokens;  // safetensors file with `tokens` I32 or I64 [B, S], and maybe `doc_start` alike
   bool gradients = false;
-  double mtp_coeff = 0.0;  // with gradients: of multi-token prediction in the objective; 0: without it
+  double mtp_coeff = 0.0;  // with gradients: weight of multi-token prediction in the objective; 0: without it
   DType compute = DType::f32;
   DeviceKind device = DeviceKind::cpu;
   int threads = 1;
@@ -26,23 +27,24 @@ struct ParitySpec {
 struct ParityResult {
   double loss = 0;
   int64_t batch = 0, seq = 0;
-  std::vector<NotFinite> not_finite;  // of the weights, to be warned of
+  std::vector<NotFinite> not_finite;  // non-finite weights, for a warning
   std::string fallback_kernels;       // as Engine::fallback_kernels_text()
 };
 
-// Writes to the file:
+// Writes these tensors to the file:
 //   logits F32 [B,S,V]
 //   loss F32 [1], the mean next-token cross-entropy over B (S-1) targets, without auxiliary losses
 //   router.{layer}.topk I32 [B*S, k] of each MoE layer
 //   grad.{hugging face name} F32 of each trained tensor, with gradients
-//   mtp_loss F32 [1], the mean over the depths, and mtp.{depth - 1}.logits like logits, with mtp_coeff
-// With mtp_coeff the gradients are of loss + mtp_coeff * mtp_loss.
-// doc_start: index in the row of the first token of each token's document; positions restart there and nothing
-//   attends across, while the targets that cross a border still count.
-// Error{input} for tokens outside the vocabulary and for doc_start that is none.
+//   mtp_loss F32 [1], the mean over the depths, with mtp_coeff
+//   mtp.{depth - 1}.logits like logits, with mtp_coeff
+// With mtp_coeff the gradients are those of loss + mtp_coeff * mtp_loss.
+// doc_start has, for each token, the index in the row of its document's first token. Positions
+// restart there, and attention does not cross documents. Targets that cross a border still count.
+// Throws Error{input} for tokens outside the vocabulary and for an invalid doc_start.
 ParityResult write_parity(const ParitySpec& spec);
 
-// The file's tokens, checked.
+// The tokens of the file, checked.
 struct ParityTokens {
   int64_t batch = 0, seq = 0;
   std::vector<int32_t> token, doc_start;  // [batch * seq] each

@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-// A [B, S] tensor of ids, i32 or i64, each in [0, limit).
+// Reads a [B, S] tensor of ids, i32 or i64, each in [0, limit).
 std::vector<int32_t> read_ids(const SafetensorsFile& file, const SafetensorsEntry& entry, int64_t limit) {
   const std::string who = fmt::format("{}: {}", file.path(), entry.name);
   MOEBIUS_CHECK(input, entry.dtype == DType::i32 || entry.dtype == DType::i64,
@@ -26,7 +26,7 @@ std::vector<int32_t> read_ids(const SafetensorsFile& file, const SafetensorsEntr
   return {ids.begin(), ids.end()};
 }
 
-// Each document is a run of tokens that begins where it says.
+// Each document is a run of tokens that begins at its doc_start.
 void check_doc_start(const ParityTokens& t, const std::string& path) {
   for (int64_t i = 0; i < t.batch * t.seq; ++i) {
     const int64_t at = i % t.seq, start = t.doc_start[i];

@@ -8,27 +8,12 @@
 
 namespace moebius {
 
-std::vector<HeldStage> whole_model(const ModelSpec& model) {
-  return {{.spec = {.embedding = true,
-                    .num_layers = model.num_layers,
-                    .norm = true,
-                    .num_mtp = model.num_mtp_layers,
-                    .loss = true}}};
-}
-
-namespace {
-
-// Modules of multi-token prediction that are held and not computed have no gradient.
-std::vector<std::string> with_idle_modules(std::vector<std::string> freeze, const ModelSpec& m, int64_t num_mtp) {
-  for (int64_t layer = m.num_layers; num_mtp == 0 && layer < m.num_layers_and_mtp(); ++layer)
-    freeze.push_back(fmt::format("model.layers.{}.*", layer));
-  return freeze;
-}
-
-}  // namespace
+std::vector<HeldStage> whole_model(const ModelSpec& model) { return {{.spec = whole_stage(model)}}; }
 
 Model::Model(const ModelContext& c)
     : spec_(c.model),
+      balance_(c.balance),
+      freeze_(c.freeze),
       dtype_(c.precision.compute),
       tp_(c.mesh.shape().tp),
       stream_rows_(rows_between_projections(c.shape, c.mesh.shape())),
@@ -63,6 +48,15 @@ Model::Model(const ModelContext& c)
   }
   c.plan.declare(loss_sum_1_, "loss_sum", {1}, DType::f64, Life::metrics);
   if (num_mtp_ > 0) c.plan.declare(mtp_loss_sum_D_, "mtp_loss_sum", {num_mtp_}, DType::f64, Life::metrics);
+}
+
+ModelCatalog Model::whole_catalog() const {
+  return ModelCatalog({.model = spec_,
+                       .use = params_.use(),
+                       .balance = balance_,
+                       .freeze = freeze_,
+                       .holds_mtp = holds_mtp_modules(params_.use(), num_mtp_),
+                       .num_mtp = num_mtp_});
 }
 
 void Model::init_state(Stream& s) const {

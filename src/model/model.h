@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/policy_spec.h"
+#include "model/catalog.h"
 #include "model/stage.h"
 
 namespace moebius {
@@ -76,6 +77,9 @@ class Model {
   // One for each layer here, in the order of the stages.
   void declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const;
 
+  // The catalog of the whole model, whichever of its stages and shards are here.
+  ModelCatalog whole_catalog() const;
+
   ParamTable& params() { return params_; }
   const ParamTable& params() const { return params_; }
   const ModelSpec& spec() const { return spec_; }
@@ -108,6 +112,8 @@ class Model {
   const Stage& whole() const;
 
   ModelSpec spec_;
+  BalanceSpec balance_;
+  std::vector<std::string> freeze_;
   DType dtype_;
   int64_t tp_, stream_rows_, num_mtp_;
   ParamTable params_;

@@ -9,13 +9,6 @@
 
 namespace moebius {
 
-Shard shard_of(const Shape& global, int dim, int64_t r, int64_t n) {
-  MOEBIUS_ASSERT(dim < global.rank() && 0 <= r && r < n);
-  if (n == 1) return {};
-  const int64_t begin = global[dim] * r / n;
-  return {.dim = dim, .begin = begin, .count = global[dim] * (r + 1) / n - begin};
-}
-
 Shape ParamPart::local_shape() const {
   const auto size = [&](int dim) { return dim == shard.dim ? shard.count : shape[dim]; };
   switch (shape.rank()) {
@@ -35,9 +28,8 @@ Tensor part_of(const Tensor& whole, const ParamPart& part) {
   return whole.view({whole.numel()}).rows(part.offset, part.offset + local.numel()).view(local);
 }
 
-ElementRange common(const ElementRange& a, const ElementRange& b) {
-  const int64_t begin = std::max(a.begin, b.begin);
-  return {.begin = begin, .count = std::max<int64_t>(0, std::min(a.end(), b.end()) - begin)};
+Tensor owned_elements(const Param& param, const Tensor& whole) {
+  return whole.view({whole.numel()}).rows(param.owned.begin, param.owned.end());
 }
 
 ElementRange owned_of(const Param& param, const ParamPart& part) {
@@ -91,6 +83,25 @@ void ParamTable::own(size_t i, const ElementRange& range) {
   p.owned = range;
   p.has_master = p.spec.dtype != DType::f32;
   if (p.has_master) plan_.declare(p.master_n, p.spec.name + ".master", {range.count}, DType::f32, Life::master);
+}
+
+void ParamTable::gather(Stream& s, const ParamSpan& span) {
+  if (residency_) residency_->gather(s, span);
+}
+
+void ParamTable::ready(Stream& s, const ParamSpan& span) {
+  order_.ready(span);
+  if (residency_) residency_->ready(s, span);
+}
+
+void ParamTable::release(Stream& s, const ParamSpan& span) {
+  order_.release(span);
+  if (residency_) residency_->release(s, span);
+}
+
+void ParamTable::grad_ready(Stream& s, const ParamSpan& span) {
+  order_.grad_ready(span);
+  if (residency_) residency_->grad_ready(s, span);
 }
 
 namespace {
@@ -148,7 +159,7 @@ void ParamTable::init(Stream& s, uint64_t seed) const {
 
 void ParamTable::sync(Stream& s) const {
   for (const Param& p : params_) {
-    if (p.has_master) copy(s, p.w.view({p.w.numel()}).rows(p.owned.begin, p.owned.end()), p.master_n);
+    if (p.has_master) copy(s, owned_elements(p, p.w), p.master_n);
   }
 }
 

@@ -114,7 +114,7 @@ void Stage::take_over(Step& step, Tensor stream_TD, bool with_gradients) const {
 
 void Stage::forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradients) const {
   if (spec_.loss && !spec_.norm) {
-    params_.before_use(step.stream, of_end_);
+    params_.gather(step.stream, of_end_);
     return take_over(step, stream_TD, with_gradients);
   }
   forward_layers(step, stream_TD.rows(0, std::min(stream_TD.dim(0), stream_rows_)), saved);
@@ -125,31 +125,42 @@ void Stage::forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradie
 
 void Stage::forward_layers(Step& step, Tensor stream_TD, Saved& saved) const {
   StackScope scope(step.stack);
-  params_.before_use(step.stream, of_embedding_);
+  params_.ready(step.stream, of_embedding_);
   if (embedding_) embedding_->forward(step, stream_TD, step.batch.token_T);
+  params_.release(step.stream, of_embedding_);
   Residual residual{.delta_TD = stream_TD, .room_TD = step.alloc(stream_TD.shape, dtype_)};
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    params_.before_use(step.stream, of_block_[i]);
+    gather_block(step, i + 1);
+    params_.ready(step.stream, of_block_[i]);
     PhaseScope phase(step.stream, "forward", spec_.first_layer + static_cast<int64_t>(i));
     blocks_[i].forward(step, residual, saved_of(saved, i));
+    params_.release(step.stream, of_block_[i]);
   }
-  params_.before_use(step.stream, of_end_);
+  params_.ready(step.stream, of_end_);
   leave(step, residual, saved);
+  params_.release(step.stream, of_end_);
+}
+
+// The next one that a pass comes to, if there is one.
+void Stage::gather_block(Step& step, size_t i) const {
+  if (i < of_block_.size()) params_.gather(step.stream, of_block_[i]);
 }
 
 void Stage::forward_loss(Step& step, Saved& saved, bool with_gradients) const {
+  params_.ready(step.stream, of_head());
   head_->loss(step, step.batch, loss_T_, with_gradients ? saved.dfinal_TD : Tensor{}, final_TD_);
   sum_into(step.stream, {.out_1 = loss_sum_1_, .x = loss_T_});
-  if (!with_gradients) return;
-  if (predicts_mtp()) forward_mtp(step, saved);
-  mtp_loss(step, saved);
+  if (with_gradients && predicts_mtp()) forward_mtp(step, saved);
+  if (with_gradients) mtp_loss(step, saved);
+  params_.release(step.stream, of_head());
 }
 
 void Stage::forward_mtp(Step& step, Saved& saved) const {
   for (size_t k = 0; k < mtp_.size(); ++k) {
     PhaseScope phase(step.stream, "forward", mtp_[k].layer());
-    params_.before_use(step.stream, of_mtp_[k]);
+    for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.ready(step.stream, span);
     mtp_[k].forward(step, mtp_embedding(), mtp_TD_[k], output_TD(static_cast<int64_t>(k)), saved.mtp[k]);
+    for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.release(step.stream, span);
   }
 }
 
@@ -170,8 +181,10 @@ void Stage::mtp_loss(Step& step, const Saved& saved) const {
 void Stage::backward_mtp(Step& step, Saved& saved) const {
   for (size_t k = mtp_.size(); k-- > 0;) {
     PhaseScope phase(step.stream, "backward", mtp_[k].layer());
+    for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.ready(step.stream, span);
     mtp_[k].backward(step, mtp_embedding(), k == 0 ? saved.dfinal_TD : saved.mtp[k - 1].dh_TD, saved.mtp[k]);
-    params_.after_gradient(step.stream, of_mtp_[k]);
+    params_.grad_ready(step.stream, of_mtp_[k]);
+    for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.release(step.stream, span);
   }
 }
 
@@ -182,7 +195,11 @@ void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
       copy(step.stream, spec_.loss ? there_TD : here_TD, spec_.loss ? here_TD : there_TD);
     }
   }
-  if (spec_.loss && !spec_.norm) return params_.after_gradient(step.stream, of_end_);
+  if (spec_.loss && !spec_.norm) {  // the head's gradient was made with the loss
+    params_.ready(step.stream, of_end_);
+    params_.grad_ready(step.stream, of_end_);
+    return params_.release(step.stream, of_end_);
+  }
   backward_layers(step, dstream_TD.rows(0, stream_rows_), saved);
 }
 
@@ -190,37 +207,56 @@ void Stage::backward_layers(Step& step, Tensor dstream_TD, Saved& saved) const {
   if (predicts_mtp()) backward_mtp(step, saved);
   if (spec_.norm) {
     fill_zero(step.stream, dstream_TD);
+    params_.ready(step.stream, of_end_);
     final_norm_->backward(step, dstream_TD, saved.dfinal_TD, saved.final_norm);
-    params_.after_gradient(step.stream, of_end_);
+    params_.grad_ready(step.stream, of_end_);
+    params_.release(step.stream, of_end_);
   }
   for (size_t i = blocks_.size(); i-- > 0;) {
     PhaseScope phase(step.stream, "backward", spec_.first_layer + static_cast<int64_t>(i));
+    gather_block(step, i - 1);  // none for the first: the embedding backward reads no weights
+    params_.ready(step.stream, of_block_[i]);
     blocks_[i].backward(step, dstream_TD, saved_of(saved, i));
-    params_.after_gradient(step.stream, of_block_[i]);
+    params_.grad_ready(step.stream, of_block_[i]);
+    params_.release(step.stream, of_block_[i]);
   }
   if (!embedding_) return;
+  params_.ready(step.stream, of_embedding_);
   embedding_->backward_weight(step, dstream_TD, step.batch.token_T);
-  params_.after_gradient(step.stream, of_embedding_);
+  params_.grad_ready(step.stream, of_embedding_);
+  params_.release(step.stream, of_embedding_);
 }
 
 void Stage::forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches,
                            int64_t first) const {
   if (spec_.loss && !spec_.norm) return take_over(step, stream_tD, /*with_gradients=*/false);
+  params_.ready(step.stream, of_embedding_);
   if (embedding_) embedding_->forward(step, stream_tD, step.batch.token_T);
+  params_.release(step.stream, of_embedding_);
   Residual residual{.delta_TD = stream_tD};
-  for (size_t i = 0; i < blocks_.size(); ++i)
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    gather_block(step, i + 1);
+    params_.ready(step.stream, of_block_[i]);
     blocks_[i].forward_cached(step, residual, saved_of(saved, i), caches[i], first);
+    params_.release(step.stream, of_block_[i]);
+  }
+  params_.ready(step.stream, of_end_);
   leave(step, residual, saved);
+  params_.release(step.stream, of_end_);
   if (spec_.norm && !spec_.loss) hand_on(step, stream_tD, /*with_gradients=*/false);
 }
 
 void Stage::row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const {
+  params_.ready(step.stream, of_head());
   head_->row_logits(step, logits_1V, final_TD_.rows(0, t), row);
+  params_.release(step.stream, of_head());
 }
 
 void Stage::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth) const {
   const Tensor& x_TD = depth == 0 ? final_TD_ : mtp_TD_[static_cast<size_t>(depth - 1)];
+  params_.ready(step.stream, of_head());
   head_->logits(step, logits_CV, x_TD.rows(begin, end));
+  params_.release(step.stream, of_head());
 }
 
 namespace {

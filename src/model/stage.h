@@ -89,14 +89,18 @@ class Stage {
   void take_over(Step& step, Tensor stream_TD, bool with_gradients) const;
   void mtp_loss(Step& step, const Saved& saved) const;
   const Embedding& mtp_embedding() const { return embedding_ ? *embedding_ : *embedding_copy_; }
+  // The parameters that the head reads, and those that multi-token prediction reads beside its own.
+  const ParamSpan& of_head() const { return embedding_ && model_.tie_word_embeddings ? of_embedding_ : of_end_; }
+  const ParamSpan& of_mtp_embedding() const { return embedding_ ? of_embedding_ : of_end_; }
   void forward_mtp(Step& step, Saved& saved) const;
   void backward_mtp(Step& step, Saved& saved) const;
   void forward_layers(Step& step, Tensor stream_TD, Saved& saved) const;
   void backward_layers(Step& step, Tensor dstream_TD, Saved& saved) const;
+  void gather_block(Step& step, size_t i) const;
   void leave(Step& step, const Residual& residual, Saved& saved) const;
 
   StageSpec spec_;
-  const ParamTable& params_;
+  ParamTable& params_;
   const ModelSpec& model_;
   DType dtype_;
   BatchShape shape_;
@@ -106,7 +110,7 @@ class Stage {
   std::optional<Embedding> embedding_;
   std::deque<Block> blocks_;
   std::vector<ParamSpan> of_block_;
-  ParamSpan of_embedding_, of_end_;  // final norm and head
+  ParamSpan of_embedding_, of_end_;  // of_end_: final norm, head, copy of the embedding
   std::optional<Norm> final_norm_;
   std::optional<LmHead> head_;
   std::optional<Embedding> embedding_copy_;  // for multi-token prediction on a stage without the embedding

@@ -45,7 +45,7 @@ std::vector<AddedToken> read_added_tokens(const JsonField& field) {
   for (const JsonField& item : field.items()) {
     tokens.push_back(read_added_token(item));
     if (tokens.back().content.empty()) item.at("content").fail("some text");
-    if (!ids.insert(tokens.back().id).second) item.at("id").fail("an id of its own for each added token");
+    if (!ids.insert(tokens.back().id).second) item.at("id").fail("a unique id for each added token");
     if (!contents.insert(tokens.back().content).second) item.at("content").fail("each added token once");
   }
   return tokens;

@@ -1,5 +1,6 @@
-// The "added_tokens" of a tokenizer.json: strings that are found in the text itself, before any other rule, the
-// leftmost and of those the longest first.
+// The "added_tokens" of a tokenizer.json are strings that are found in the text before any other
+// rule applies.
+// The leftmost match counts, and the longest where several begin at one place.
 #pragma once
 
 #include <array>
@@ -18,27 +19,28 @@ struct AddedToken {
   int32_t id = 0;
   std::string content;
   bool special = false;
-  bool normalized = false;              // found in the normalized text; the others in the text as it came
-  bool lstrip = false, rstrip = false;  // takes the white space on its left, on its right
-  bool single_word = false;             // only where no word character stands beside it
+  bool normalized = false;              // found in the normalized text; other tokens are found in the raw text
+  bool lstrip = false, rstrip = false;  // includes the white space on its left, on its right
+  bool single_word = false;             // found only where no word character is next to it
 };
 
-// Error{input} for anything that is not a list of such tokens with ids of their own.
+// Reads the list. Throws Error{input} for anything that is not a list of such tokens with unique ids.
 std::vector<AddedToken> read_added_tokens(const JsonField& field);
 
 // Finds tokens in O(bytes of the text * bytes of the longest token).
 class AddedTokenFinder {
  public:
   AddedTokenFinder();
-  // `content` is what to look for, which a normalizer may have changed; of two alike the first counts.
+  // `content` is the string to find, which a normalizer may have changed. Of two equal strings the
+  // first counts.
   void add(const AddedToken& token, std::string_view content);
   bool empty() const { return tokens_.empty(); }
 
-  // The first special token that is spelled out in a text; null: none.
+  // Returns the first special token that is spelled out in `text`, or null if there is none.
   const AddedToken* first_special(std::string_view text) const;
 
-  // fn(piece, token) for what lies between the tokens (token null) and for each token, in order. Special tokens are
-  // left in the text unless `find_special`.
+  // Calls fn(piece, token) in order for each token and for each piece of text between tokens (token null).
+  // Special tokens are left in the text unless `find_special`.
   template <class Fn>
   void split(std::string_view text, bool find_special, MatchScratch& scratch, Fn&& fn) const {
     size_t done = 0;
@@ -57,14 +59,14 @@ class AddedTokenFinder {
 
  private:
   struct Node {
-    int32_t token = -1;  // that ends here
+    int32_t token = -1;  // the token that ends at this node, -1 if none does
     std::vector<std::pair<uint8_t, int32_t>> children;
   };
 
   int32_t child(int32_t node, uint8_t byte) const;
   size_t next_start(std::string_view text, size_t from) const;
   std::pair<int32_t, size_t> longest_at(std::string_view text, size_t at) const;
-  // Applies lstrip, rstrip and single_word; false when the token does not count here.
+  // Applies lstrip, rstrip and single_word. Returns false when the token does not count here.
   bool widen(const AddedToken& token, std::string_view text, size_t done, MatchScratch& scratch, size_t* begin,
              size_t* end) const;
 

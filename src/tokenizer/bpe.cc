@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view kMarker = "\xE2\x96\x81";
 
-// Where the next word begins: at a marker that follows another character.
+// Returns where the next word begins, which is at a marker that follows another character.
 size_t next_part(std::string_view text) {
   for (size_t at = text.find(kMarker, 1); at != std::string_view::npos; at = text.find(kMarker, at + kMarker.size()))
     if (text.substr(previous_char(text, at), kMarker.size()) != kMarker) return at;
@@ -18,8 +18,8 @@ size_t next_part(std::string_view text) {
 
 }  // namespace
 
-// Where no merge reaches over the boundary between a character and a marker, both sides can be encoded alone: long
-// texts without a pre-tokenizer become words that the cache knows.
+// Where no merge crosses the boundary between a character and a marker, both sides can be encoded separately.
+// So long texts without a pre-tokenizer become words that the cache can hold.
 void Bpe::encode(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const {
   while (!word.empty()) {
     const size_t part = parts_at_marker_ ? next_part(word) : word.size();
@@ -46,7 +46,8 @@ void Bpe::encode_piece(std::string_view word, BpeScratch* scratch, std::vector<i
   ids->insert(ids->end(), own.begin(), own.end());
 }
 
-// An unknown character waits, so that the next one can join it; bytes of a later character go before it.
+// The id of an unknown character is held back, so that the next unknown character can be fused with
+// it. The bytes of a later character are put before it.
 void Bpe::start_symbols(std::string_view word, BpeScratch* scratch) const {
   auto& symbols = scratch->symbols_;
   symbols.clear();
@@ -79,7 +80,7 @@ void Bpe::start_symbols(std::string_view word, BpeScratch* scratch) const {
   if (!symbols.empty()) symbols.back().next = -1;
 }
 
-// The heap's top is the candidate of the least order.
+// The top of the heap is the candidate of the least order.
 void Bpe::push_candidate(BpeScratch* scratch, int32_t position) const {
   const auto& symbols = scratch->symbols_;
   if (position < 0 || symbols[position].next < 0) return;

@@ -1,6 +1,9 @@
-// Byte-pair encoding, the "model" of a tokenizer.json: a word starts as its characters (or bytes), and the pair of
-// neighbours that comes first in the list of merges, the leftmost of equals, becomes one symbol until no pair is
-// listed. The rules, down to those for unknown characters, are those of Hugging Face's tokenizers.
+// Byte-pair encoding, the "model" of a tokenizer.json.
+// A word starts as its characters (or bytes).
+// The pair of neighbours that comes first in the list of merges becomes one symbol, the leftmost of
+// equal pairs.
+// This is repeated until no pair is listed.
+// All rules, those for unknown characters too, are those of Hugging Face's tokenizers.
 #pragma once
 
 #include <array>
@@ -16,12 +19,12 @@
 
 namespace moebius {
 
-// What encoding one word after the other needs; one for each thread.
+// Scratch memory for encoding words one after the other. Each thread needs its own.
 class BpeScratch {
  private:
   friend class Bpe;
   struct Symbol {
-    int32_t id, previous, next;  // neighbours by index, -1 at the ends; an id of -1 is a symbol that was merged away
+    int32_t id, previous, next;  // neighbours are indices, -1 at the ends; a symbol with id -1 was merged away
   };
   struct Candidate {
     uint64_t order;  // rank, then position
@@ -35,16 +38,18 @@ class BpeScratch {
 
 class Bpe {
  public:
-  // `byte_level`: words are bytes, written in the vocabulary in the byte-level alphabet (tokenizer/byte_level.h).
-  // Error{input} for another model type, dropout, subword prefixes and suffixes, ids that are used twice, merges of or
-  // into tokens that the vocabulary lacks.
+  // With `byte_level`, words are bytes. The vocabulary writes them in the byte-level alphabet
+  // (tokenizer/byte_level.h).
+  // Throws Error{input} for another model type, dropout, subword prefixes and suffixes, ids that
+  // are used twice,
+  // and merges of or into tokens that the vocabulary lacks.
   static Bpe read(const JsonField& model, bool byte_level);
 
-  // By id, as tokenizer.json spells them; empty where no token has the id.
+  // Returns the tokens by id, as tokenizer.json spells them. An entry is empty where no token has the id.
   const std::vector<std::string>& tokens() const { return tokens_; }
-  int32_t find(const std::string& token) const;  // its id, -1 when there is none
+  int32_t find(const std::string& token) const;  // returns the id of `token`, or -1 if there is none
 
-  // Appends the ids of a word. O(n log n) in its length.
+  // Appends the ids of a word, in O(n log n) of its length.
   void encode(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const;
 
  private:
@@ -53,7 +58,8 @@ class Bpe {
     size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
   };
   using Ids = std::unordered_map<std::string, int32_t, Hash, std::equal_to<>>;
-  // What a character starts as: its token, or the tokens of its UTF-8 bytes, or unknown when there are none.
+  // The symbols that a character starts as: its token, or else the tokens of its UTF-8 bytes.
+  // A character that has neither is unknown.
   struct Atom {
     int32_t id = -1;
     std::vector<int32_t> byte_ids;
@@ -75,8 +81,8 @@ class Bpe {
   bool parts_at_marker_ = false;
   int32_t unknown_id_ = -1;
   std::vector<std::string> tokens_;
-  Ids ids_;    // token to id
-  Ids words_;  // with byte_level the bytes of a token to its id; otherwise empty
+  Ids ids_;    // the id of each token
+  Ids words_;  // the id of each token's bytes with byte_level, otherwise empty
   PairTable merges_;
   std::array<Atom, 256> atoms_of_bytes_;
 };

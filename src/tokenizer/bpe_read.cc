@@ -1,4 +1,4 @@
-// Bpe::read: the model of a tokenizer.json, checked whole.
+// Bpe::read: reads the model of a tokenizer.json and checks all of it.
 #include <algorithm>
 
 #include "core/error.h"
@@ -9,10 +9,10 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kMaxId = (int64_t{1} << 24) - 1;  // far above any vocabulary, and no more than memory can index
+constexpr int64_t kMaxId = (int64_t{1} << 24) - 1;  // far above any vocabulary; memory can index so many
 constexpr std::string_view kMarker = "\xE2\x96\x81";
 
-// ["a", "b"], or "a b" in older files.
+// A merge is ["a", "b"], or "a b" in older files.
 std::pair<std::string, std::string> pair_of(const JsonField& merge) {
   if (merge.value().is_array()) {
     const auto items = merge.items();
@@ -22,7 +22,7 @@ std::pair<std::string, std::string> pair_of(const JsonField& merge) {
   const std::string& text = merge.string();
   const size_t space = text.find(' ');
   if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos)
-    merge.fail("two tokens, one space between them");
+    merge.fail("two tokens with one space between them");
   return {text.substr(0, space), text.substr(space + 1)};
 }
 
@@ -35,12 +35,12 @@ void check_type(const JsonField& model) {
     model.at("type").fail("BPE", "this model is not supported");
   if (!model.has("type") && !model.has("merges")) model.at("type").fail("BPE");
   if (model.has("dropout") && model.at("dropout").value() != 0)
-    model.at("dropout").fail("null", "random tokens are not supported");
+    model.at("dropout").fail("null", "BPE dropout is not supported");
   refuse_text(model, "continuing_subword_prefix");
   refuse_text(model, "end_of_word_suffix");
 }
 
-// A marker somewhere after another character.
+// Returns whether a marker follows another character in `token`.
 bool has_inner_marker(std::string_view token) {
   for (size_t at = token.find(kMarker, 1); at != std::string_view::npos; at = token.find(kMarker, at + 1))
     if (token.substr(previous_char(token, at), kMarker.size()) != kMarker) return true;
@@ -74,7 +74,7 @@ void Bpe::read_vocab(const JsonField& vocab) {
       tokens_.resize(id + 1);
     }
     MOEBIUS_CHECK(input, !used[id],
-                  "{}: expected an id of its own for each token; got {} for \"{}\" and \"{}\"; correct the file",
+                  "{}: expected a unique id for each token; got {} for \"{}\" and \"{}\"; correct the file",
                   vocab.path(), id, tokens_[id], token);
     used[id] = true;
     tokens_[id] = token;

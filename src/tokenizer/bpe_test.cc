@@ -21,7 +21,8 @@ std::vector<int32_t> encode(const nlohmann::json& model, std::string_view word) 
   return encode(Bpe::read(JsonField(model, "test"), false), word, &scratch);
 }
 
-// The definition: as long as a pair is listed, the one listed first becomes one, the leftmost of equals.
+// The definition: while a pair is listed, the pair listed first becomes one symbol, the leftmost of
+// equal pairs.
 std::vector<std::string> merge_slowly(std::vector<std::string> symbols,
                                       const std::vector<std::vector<std::string>>& merges) {
   for (size_t rank = 0; rank < merges.size();) {
@@ -61,7 +62,7 @@ TEST(Bpe, EqualsItsDefinition) {
       std::vector<std::string> pieces;
       for (const int32_t id : encode(bpe, word, &scratch)) pieces.push_back(tokens[static_cast<size_t>(id)]);
       EXPECT_EQ(pieces, merge_slowly(symbols, merges)) << word;
-      EXPECT_EQ(encode(bpe, word, &scratch), encode(bpe, word, &scratch)) << word;  // the second from the cache
+      EXPECT_EQ(encode(bpe, word, &scratch), encode(bpe, word, &scratch)) << word;  // the second comes from the cache
     }
   }
 }
@@ -69,15 +70,15 @@ TEST(Bpe, EqualsItsDefinition) {
 TEST(Bpe, UnknownCharacters) {
   nlohmann::json model{{"vocab", {{"<unk>", 0}, {"a", 1}, {"<0xC3>", 2}, {"<0xA9>", 3}}},
                        {"merges", nlohmann::json::array()}};
-  EXPECT_THAT(encode(model, "axya"), ElementsAre(1, 1));  // nothing stands for them
+  EXPECT_THAT(encode(model, "axya"), ElementsAre(1, 1));  // no token represents x and y
   model["unk_token"] = "<unk>";
   EXPECT_THAT(encode(model, "axya"), ElementsAre(1, 0, 0, 1));
   model["fuse_unk"] = true;
   EXPECT_THAT(encode(model, "axya"), ElementsAre(1, 0, 1));
   EXPECT_THAT(encode(model, "a\xC3\xA9"), ElementsAre(1, 0));
   model["byte_fallback"] = true;
-  EXPECT_THAT(encode(model, "a\xC3\xA9\xC3\xAA"), ElementsAre(1, 2, 3, 0));  // a byte of the second has no token
-  EXPECT_THAT(encode(model, "x\xC3\xA9"), ElementsAre(2, 3, 0));             // the unknown one waits for its like
+  EXPECT_THAT(encode(model, "a\xC3\xA9\xC3\xAA"), ElementsAre(1, 2, 3, 0));  // no token for its last byte
+  EXPECT_THAT(encode(model, "x\xC3\xA9"), ElementsAre(2, 3, 0));             // the unknown character is held back
 }
 
 TEST(Bpe, AWholeWordOfTheVocabularyNeedsNoMergesWhereTheyAreIgnored) {
@@ -87,7 +88,7 @@ TEST(Bpe, AWholeWordOfTheVocabularyNeedsNoMergesWhereTheyAreIgnored) {
   EXPECT_THAT(encode(model, "abc"), ElementsAre(3));
 }
 
-// With "a_" in the list a marker may join what stands before it, and text must not be parted there.
+// With "a_" in the list, a marker may merge with the character before it, and text must not be split there.
 TEST(Bpe, PartsAtMarkersOnlyWhereNoMergeReachesOver) {
   const std::string mark = "\xE2\x96\x81";
   nlohmann::json model{{"vocab", {{"a", 0}, {mark, 1}, {mark + "a", 2}, {"a" + mark, 3}}}, {"merges", {mark + " a"}}};

@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-// The bytes that do not stand for themselves are 0-32, 127-160 and 173.
+// The bytes that are not written as the character of the same number are 0-32, 127-160 and 173.
 constexpr int kFirst = 33, kSecondBegin = 127, kSecondEnd = 161, kLast = 173;
 constexpr int kSecond = kSecondEnd - kSecondBegin;
 

@@ -5,7 +5,7 @@
 
 namespace moebius {
 
-// Pieces between added tokens, to words, to ids.
+// Encodes the pieces between added tokens: pieces to words, and words to ids.
 class HfTokenizer::Encoding : public WordSink {
  public:
   Encoding(const HfTokenizer& of, Scratch& scratch, std::vector<int32_t>* ids)
@@ -52,8 +52,9 @@ int32_t HfTokenizer::eod_id() const {
 
 void HfTokenizer::encode(std::string_view text, std::vector<int32_t>* ids, TextPart part) const {
   const int64_t invalid = find_invalid_utf8(text);
-  MOEBIUS_CHECK(input, invalid < 0, "tokenizer {}: expected text in UTF-8; got another byte at offset {}; convert it",
-                dir_, invalid);
+  MOEBIUS_CHECK(input, invalid < 0,
+                "tokenizer {}: expected UTF-8 text; got an invalid byte at offset {}; convert the text to UTF-8", dir_,
+                invalid);
   std::unique_ptr<Scratch> scratch = take_scratch();
   const std::vector<int32_t>&before = post_processor_.before, &after = post_processor_.after;
   if (options_.add_special && part != TextPart::end) ids->insert(ids->end(), before.begin(), before.end());

@@ -1,7 +1,10 @@
-// A tokenizer of Hugging Face's library, read from the tokenizer.json of a model's folder: the same ids and the same
-// text. What a tokenizer.json asks for and is not supported is an Error{input} that names it; nothing is skipped but
-// truncation and padding, of which notice() says so: transformers, too, does neither unless it is asked to. Of ids of
-// added tokens that leave a gap, too: those of the file are used.
+// A tokenizer of Hugging Face's library, read from the tokenizer.json of a model's folder.
+// It gives the same ids and the same text as that library.
+// A feature of tokenizer.json that is not supported is an Error{input} that names it. There are two
+// exceptions, which notice() reports:
+// - Truncation and padding are ignored. Transformers, too, applies neither unless the caller asks
+//   for it.
+// - The ids of added tokens may leave a gap. The ids in the file are used.
 #pragma once
 
 #include <memory>
@@ -22,20 +25,21 @@ namespace moebius {
 
 class HfTokenizer : public Tokenizer {
  public:
-  // Error{input} when DIR/tokenizer.json is missing or wrong.
+  // Throws Error{input} when DIR/tokenizer.json is missing or wrong.
   static std::unique_ptr<HfTokenizer> open(const std::string& dir, const TokenizerOptions& options);
-  // As open, from the text of DIR/tokenizer.json.
+  // Does the same as open, given the text of DIR/tokenizer.json.
   static std::unique_ptr<HfTokenizer> parse(std::string_view text, const std::string& dir,
                                             const TokenizerOptions& options);
 
   std::string name() const override { return dir_; }
   int64_t vocab_size() const override { return static_cast<int64_t>(tokens_.size()); }
-  // The eos_token of tokenizer_config.json or special_tokens_map.json, or else the eos_token_id of config.json, the
-  // first of several. Error{input} when none of them has one.
+  // Returns the eos_token of tokenizer_config.json or special_tokens_map.json. If neither file has
+  // one, it is the eos_token_id of config.json, or the first id if that is a list.
+  // Throws Error{input} when none of these files has one.
   int32_t eod_id() const override;
   std::string notice() const override { return notice_; }
 
-  // Safe to call from several threads at once. Error{input} for invalid UTF-8.
+  // Encoding is safe from several threads at once. Throws Error{input} for invalid UTF-8.
   void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const override;
   std::string_view unparsed_special(std::string_view text) const override;
   std::string decode(std::span<const int32_t> ids) const override;
@@ -46,7 +50,7 @@ class HfTokenizer : public Tokenizer {
     BpeScratch bpe;
     std::string normalized;
   };
-  class Encoding;  // one text on its way
+  class Encoding;  // the state of encoding one text
 
   HfTokenizer(std::string dir, const TokenizerOptions& options) : dir_(std::move(dir)), options_(options) {}
   void read(const JsonField& file);
@@ -68,11 +72,11 @@ class HfTokenizer : public Tokenizer {
   PostProcessor post_processor_;
   TokenDecoder decoder_;
   AddedTokenFinder added_raw_, added_normalized_;
-  std::vector<std::string> tokens_;  // by id, the added ones too; empty where there is none
+  std::vector<std::string> tokens_;  // by id, added tokens too; empty where no token has the id
   std::vector<bool> is_special_;
   std::optional<int32_t> eod_id_;
 
-  mutable std::mutex mutex_;  // of spare_
+  mutable std::mutex mutex_;  // protects spare_
   mutable std::vector<std::unique_ptr<Scratch>> spare_;
 };
 

@@ -1,4 +1,4 @@
-// HfTokenizer::open: tokenizer.json, and the end-of-document token from the files beside it.
+// HfTokenizer::open: reads tokenizer.json, and the end-of-document token from the files beside it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 namespace moebius {
 namespace {
 
-// The token named by eos_token, as a string or as an object with its content; nothing when the file has none.
+// Returns the token that eos_token names as a string or as an object with its content. Returns
+// nothing when the file has none.
 std::optional<std::string> eos_token(const std::string& path) {
   if (!std::filesystem::exists(path)) return std::nullopt;
   const nlohmann::json json = read_json(path);
@@ -36,12 +37,12 @@ std::optional<int32_t> eos_token_id(const std::string& path, int64_t vocab_size)
   return static_cast<int32_t>(id.integer(0, vocab_size - 1));
 }
 
-// What to do about a name without a tokenizer.json below it.
+// Says what to do about a name without a tokenizer.json below it.
 std::string advice_on(const std::string& name) {
   const std::filesystem::path path(name);
   if (path.filename() == "tokenizer.json") return "give its folder, " + parent_dir(name);
   if (std::filesystem::exists(path / "tokenizer.model"))
-    return "its tokenizer.model is of SentencePiece, which is not read: in transformers, "
+    return "its tokenizer.model is a SentencePiece model, which is not supported; in transformers, "
            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json";
   return "correct the name";
 }
@@ -64,7 +65,7 @@ std::unique_ptr<HfTokenizer> HfTokenizer::parse(std::string_view text, const std
   return tokenizer;
 }
 
-// What a fine-tuning that cut and padded its batches left behind.
+// A fine-tuning that truncated and padded its batches leaves these settings in the file.
 void HfTokenizer::read_lengths(const JsonField& file) {
   std::vector<std::string> set;
   for (const char* key : {"truncation", "padding"}) {
@@ -73,9 +74,10 @@ void HfTokenizer::read_lengths(const JsonField& file) {
     set.emplace_back(key);
   }
   if (set.empty()) return;
-  notice_ =
-      fmt::format("{}: {} {} not applied: ids are neither cut nor padded, as by transformers where it is not asked to",
-                  file.path(), fmt::join(set, " and "), set.size() == 1 ? "is" : "are");
+  notice_ = fmt::format(
+      "{}: {} {} not applied: ids are neither truncated nor padded, "
+      "which is the default of transformers too",
+      file.path(), fmt::join(set, " and "), set.size() == 1 ? "is" : "are");
 }
 
 void HfTokenizer::read(const JsonField& file) {
@@ -106,7 +108,8 @@ std::vector<AddedToken> HfTokenizer::read_added(const JsonField& field) {
     }
     const int32_t known = bpe_.find(token.content);
     MOEBIUS_CHECK(input, (known < 0 && tokens_[id].empty()) || known == token.id,
-                  "{}[{}]: expected an id of its own, or that of the vocabulary; got {} for \"{}\"; correct the file",
+                  "{}[{}]: expected a unique id, or the token's id in the vocabulary; got {} for \"{}\"; "
+                  "correct the file",
                   field.path(), i, id, token.content);
     tokens_[id] = token.content;
     is_special_[id] = token.special;
@@ -115,8 +118,9 @@ std::vector<AddedToken> HfTokenizer::read_added(const JsonField& field) {
   return added;
 }
 
-// Hugging Face's library numbers those that the vocabulary lacks onwards from its size, in the order of their ids,
-// whatever the file says.
+// Hugging Face's library numbers the tokens that the vocabulary lacks consecutively from its size,
+// in the order of their ids.
+// The ids in the file do not count there.
 void HfTokenizer::note_numbers(const JsonField& field, std::vector<AddedToken> added) {
   const std::vector<std::string>& known = bpe_.tokens();
   auto next = static_cast<int32_t>(std::count_if(known.begin(), known.end(), [](const auto& t) { return !t.empty(); }));
@@ -125,14 +129,15 @@ void HfTokenizer::note_numbers(const JsonField& field, std::vector<AddedToken> a
     if (bpe_.find(token.content) >= 0) continue;
     if (token.id == next++) continue;
     notice_ += fmt::format(
-        "{}{}: \"{}\" has id {} here as in the file, and {} in Hugging Face's library, "
-        "which numbers added tokens onwards from the vocabulary",
+        "{}{}: \"{}\" has id {} here, as in the file, but {} in Hugging Face's library, "
+        "which numbers added tokens consecutively after the vocabulary",
         notice_.empty() ? "" : "; ", field.path(), token.content, token.id, next - 1);
     return;
   }
 }
 
-// The special ones first: of two that normalization makes alike, they count. Text has them as they were found.
+// Registers special tokens first: if normalization makes two tokens equal, the special one counts.
+// The raw text has tokens as they were written.
 void HfTokenizer::register_added(const std::vector<AddedToken>& added) {
   MatchScratch scratch;
   for (const bool special : {true, false}) {
@@ -150,8 +155,8 @@ void HfTokenizer::check_ids() const {
     for (const int32_t id : *ids)
       MOEBIUS_CHECK(
           input, id < vocab_size() && !tokens_[id].empty(),
-          "{}/tokenizer.json: post_processor: expected ids of tokens; got {}, which is none; correct the file", dir_,
-          id);
+          "{}/tokenizer.json: post_processor: expected ids of tokens; got {}, which is no token; correct the file",
+          dir_, id);
 }
 
 std::optional<int32_t> HfTokenizer::find_eod() const {

@@ -10,7 +10,7 @@ namespace {
 
 using testing::ElementsAre;
 
-// Letters a, b and the space, with "ab" and " ab"; one special and one plain added token.
+// The vocabulary is a, b, the space, "ab" and " ab". There are one special and one plain added token.
 const char* const kTiny = R"({
   "added_tokens": [
     {"id": 7, "content": "<end>", "special": true, "normalized": false, "lstrip": false, "rstrip": false, "single_word": false},
@@ -31,7 +31,7 @@ class HfTokenizerTest : public testing::Test {
     return open_tokenizer(dir_.path(), options);
   }
 
-  // kTiny with what the patch says (JSON merge patch).
+  // Opens kTiny with a JSON merge patch applied.
   std::unique_ptr<Tokenizer> open_patched(const std::string& patch, const TokenizerOptions& options = {}) {
     nlohmann::json json = nlohmann::json::parse(kTiny);
     json.merge_patch(nlohmann::json::parse(patch));
@@ -57,7 +57,7 @@ TEST_F(HfTokenizerTest, MergesOfBothSpellingsAndAddedTokens) {
   EXPECT_EQ(tokenizer->name(), dir_.path());
   EXPECT_THAT(encode(*tokenizer, "ab ab b"), ElementsAre(3, 4, 2, 1));
   EXPECT_THAT(encode(*tokenizer, "a<end>b"), ElementsAre(0, 7, 1));
-  // lstrip takes the spaces, and there is no single word inside aba.
+  // lstrip includes the spaces, and "ba" inside "aba" is no single word.
   EXPECT_THAT(encode(*tokenizer, "a  ba aba"), ElementsAre(0, 9, 4, 0));
   EXPECT_EQ(tokenizer->decode(std::vector<int32_t>{3, 7, 4, 9}), "ab abba");
 }
@@ -78,7 +78,7 @@ TEST_F(HfTokenizerTest, SpecialTokensCanBeLeftInTheText) {
   EXPECT_THAT(encode(*open_patched(patch), "a<end>"), ElementsAre(7, 0, 7, 7));
   EXPECT_THAT(encode(*open_patched(patch, {.parse_special = false}), "a<end>"), ElementsAre(7, 0, 5, 6, 10, 11, 12, 7));
   EXPECT_THAT(encode(*open_patched(patch, {.add_special = false}), "a<end>"), ElementsAre(0, 7));
-  // And say that they are left there.
+  // Such a tokenizer also reports special tokens that it leaves as letters.
   const auto letters = open_patched(patch, {.parse_special = false});
   EXPECT_EQ(letters->unparsed_special("a b<<end>"), "<end>");
   EXPECT_EQ(letters->unparsed_special("ba <end ba"), "") << "a plain added token is always found";
@@ -96,7 +96,8 @@ TEST_F(HfTokenizerTest, NamesThatAreNoFolderOfATokenizer) {
   expect_error(ErrorKind::input, "got \"nowhere\"; correct the name", [&] { open_tokenizer("nowhere"); });
   std::filesystem::create_directory(dir_.path("other"));
   write_file_atomic(dir_.path("other/tokenizer.model"), "\n");
-  expect_error(ErrorKind::input, "its tokenizer.model is of SentencePiece, which is not read: in transformers, ",
+  expect_error(ErrorKind::input,
+               "its tokenizer.model is a SentencePiece model, which is not supported; in transformers, ",
                [&] { open_tokenizer(dir_.path("other")); });
   expect_error(ErrorKind::input, "tokenizer.json: expected JSON; got a Git LFS pointer to it; run git lfs pull",
                [&] { open("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 11\n"); });
@@ -141,9 +142,9 @@ TEST_F(HfTokenizerTest, OneObjectServesManyThreads) {
 
 TEST_F(HfTokenizerTest, InvalidUtf8) {
   const auto tokenizer = open(kTiny);
-  expect_error(ErrorKind::input, "expected text in UTF-8; got another byte at offset 2",
+  expect_error(ErrorKind::input, "expected UTF-8 text; got an invalid byte at offset 2",
                [&] { encode(*tokenizer, "ab\xff"); });
-  // A token may be part of a character: its bytes are replaced, as often as the Unicode standard recommends.
+  // A token may be a part of a character. Its bytes are replaced as often as the Unicode standard recommends.
   const auto bytes = open_patched(R"({"model": {"vocab": {"\u00e4": 5, "\u00bd": 6}}})");
   EXPECT_EQ(bytes->decode(std::vector<int32_t>{5, 6, 0, 6}),
             "\xEF\xBF\xBD"
@@ -151,7 +152,8 @@ TEST_F(HfTokenizerTest, InvalidUtf8) {
             "\xEF\xBF\xBD");
 }
 
-// -- what is refused -------------------------------------------------------------------------------------
+// -- rejected files
+// --------------------------------------------------------------------------------------
 
 TEST_F(HfTokenizerTest, BrokenFiles) {
   expect_error(ErrorKind::input, "tokenizer.json: expected JSON", [&] { open("{"); });
@@ -164,7 +166,7 @@ TEST_F(HfTokenizerTest, BrokenFiles) {
 TEST_F(HfTokenizerTest, BrokenVocabularies) {
   expect_refused(R"({"model": {"vocab": null}})", "model: expected the key \"vocab\"; got none");
   expect_refused(R"({"model": {"vocab": {"c": 3}}})",
-                 "model.vocab: expected an id of its own for each token; got 3 for \"ab\" and \"c\"");
+                 "model.vocab: expected a unique id for each token; got 3 for \"ab\" and \"c\"");
   expect_refused(R"({"model": {"vocab": {"c": -1}}})",
                  "model.vocab.\"c\": expected an integer in [0, 16777215]; got -1");
   expect_refused(R"({"model": {"vocab": {"c": 1.5}}})", "got 1.5");
@@ -178,7 +180,7 @@ TEST_F(HfTokenizerTest, BrokenMerges) {
   expect_refused(R"({"model": {"merges": ["a b", "b a"]}})",
                  "merges[1]: expected tokens of the vocabulary; got \"ba\"");
   expect_refused(R"({"model": {"merges": ["ab"]}})",
-                 "merges[0]: expected two tokens, one space between them; got \"ab\"");
+                 "merges[0]: expected two tokens with one space between them; got \"ab\"");
   expect_refused(R"({"model": {"merges": [["a", "b", "a"]]}})", "merges[0]: expected two tokens; got");
   expect_refused(R"({"model": {"merges": [7]}})", "merges[0]: expected a string; got 7");
   expect_refused(R"({"model": {"merges": {}}})", "merges: expected a list; got {}");
@@ -188,7 +190,7 @@ TEST_F(HfTokenizerTest, ModelsThatAreNotSupported) {
   expect_refused(R"({"model": {"type": "Unigram"}})",
                  "model.type: expected BPE; got \"Unigram\"; this model is not supported");
   expect_refused(R"({"model": {"dropout": 0.1}})",
-                 "model.dropout: expected null; got 0.1; random tokens are not supported");
+                 "model.dropout: expected null; got 0.1; BPE dropout is not supported");
   expect_refused(R"({"model": {"end_of_word_suffix": "</w>"}})", "end_of_word_suffix: expected null; got \"</w>\"");
   expect_refused(R"({"model": {"continuing_subword_prefix": "##"}})", "continuing_subword_prefix: expected null");
   expect_refused(R"({"model": {"unk_token": "<unk>"}})",
@@ -212,14 +214,14 @@ TEST_F(HfTokenizerTest, PartsThatAreNotSupported) {
   expect_refused(R"({"padding": []})", "padding: expected an object or null; got []");
 }
 
-// As transformers, which switches them off where a call does not ask for them.
+// Transformers, too, applies neither where a call does not ask for it.
 TEST_F(HfTokenizerTest, NeitherCutsNorPadsAndSaysSo) {
   const auto both = open_patched(R"({"truncation": {"max_length": 2, "strategy": "LongestFirst"},
                                      "padding": {"strategy": {"Fixed": 9}, "pad_id": 7}, "added_tokens": []})");
   EXPECT_THAT(encode(*both, "ab ab b"), ElementsAre(3, 4, 2, 1));
   EXPECT_EQ(both->notice(), dir_.path("tokenizer.json") +
-                                ": truncation and padding are not applied: ids are neither cut nor padded, as by "
-                                "transformers where it is not asked to");
+                                ": truncation and padding are not applied: ids are neither truncated nor padded, "
+                                "which is the default of transformers too");
   EXPECT_THAT(open_patched(R"({"padding": {}})")->notice(), testing::HasSubstr("padding is not applied"));
   EXPECT_EQ(open_patched(R"({"added_tokens": []})")->notice(), "");
 }
@@ -229,7 +231,7 @@ TEST_F(HfTokenizerTest, BrokenParts) {
                  "normalizer.pattern: expected {\"Regex\": ...} or {\"String\": ...}; got {}");
   expect_refused(
       R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated"}})",
-      "pre_tokenizer.pattern.Regex: expected a regular expression; got \"(a\", whose character 2 is refused");
+      "pre_tokenizer.pattern.Regex: expected a regular expression; got \"(a\", which is invalid at character 2");
   expect_refused(
       R"({"pre_tokenizer": {"type": "Split", "pattern": {"String": "a"}, "behavior": "Sideways"}})",
       "behavior: expected Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous; got \"Sideways\"");
@@ -247,12 +249,12 @@ TEST_F(HfTokenizerTest, BrokenTemplates) {
                        R"(, "special_tokens": {"x": {"ids": [8]}}}})",
                    message);
   };
-  refuse(R"([])", "post_processor.single: expected the sequence A in it; got []");
-  refuse(R"([{"Sequence": {"id": "B"}}])", "single[0]: expected the one sequence A; got");
-  refuse(R"([{"Sequence": {"id": "A"}}, {"Sequence": {"id": "A"}}])", "single[1]: expected the one sequence A");
+  refuse(R"([])", "post_processor.single: expected a template with the sequence A; got []");
+  refuse(R"([{"Sequence": {"id": "B"}}])", "single[0]: expected exactly one sequence A; got");
+  refuse(R"([{"Sequence": {"id": "A"}}, {"Sequence": {"id": "A"}}])", "single[1]: expected exactly one sequence A");
   refuse(R"([{"SpecialToken": {"id": "y"}}])", "special_tokens: expected the key \"y\"; got none");
   refuse(R"([{"SpecialToken": {"id": "x"}}, {"Sequence": {"id": "A"}}])",
-         "post_processor: expected ids of tokens; got 8, which is none");
+         "post_processor: expected ids of tokens; got 8, which is no token");
 }
 
 TEST_F(HfTokenizerTest, AddedTokensThatLeaveAGapAreNoted) {
@@ -266,8 +268,9 @@ TEST_F(HfTokenizerTest, AddedTokensThatLeaveAGapAreNoted) {
   EXPECT_EQ(notice(5, 6), "");
   EXPECT_EQ(notice(6, 5), "") << "in the order of ids";
   EXPECT_EQ(notice(5, 1, "b"), "") << "of the vocabulary";
-  EXPECT_THAT(notice(5, 7), testing::HasSubstr("added_tokens: \"ba\" has id 7 here as in the file, and 6 in Hugging "));
-  EXPECT_THAT(notice(7, 9), testing::HasSubstr("\"<end>\" has id 7 here as in the file, and 5 in Hugging Face's"));
+  EXPECT_THAT(notice(5, 7),
+              testing::HasSubstr("added_tokens: \"ba\" has id 7 here, as in the file, but 6 in Hugging "));
+  EXPECT_THAT(notice(7, 9), testing::HasSubstr("\"<end>\" has id 7 here, as in the file, but 5 in Hugging Face's"));
 }
 
 TEST_F(HfTokenizerTest, BrokenAddedTokens) {
@@ -276,8 +279,9 @@ TEST_F(HfTokenizerTest, BrokenAddedTokens) {
     json["added_tokens"][1].merge_patch(nlohmann::json::parse(changes));
     expect_error(ErrorKind::input, message, [&] { open(json.dump()); });
   };
-  refuse(R"({"id": 7})", "added_tokens[1].id: expected an id of its own for each added token; got 7");
-  refuse(R"({"id": 0})", "added_tokens[1]: expected an id of its own, or that of the vocabulary; got 0 for \"ba\"");
+  refuse(R"({"id": 7})", "added_tokens[1].id: expected a unique id for each added token; got 7");
+  refuse(R"({"id": 0})",
+         "added_tokens[1]: expected a unique id, or the token's id in the vocabulary; got 0 for \"ba\"");
   refuse(R"({"content": "ab"})", "got 9 for \"ab\"");
   refuse(R"({"content": "<end>"})", "added_tokens[1].content: expected each added token once; got \"<end>\"");
   refuse(R"({"content": ""})", "added_tokens[1].content: expected some text; got \"\"");
@@ -287,7 +291,7 @@ TEST_F(HfTokenizerTest, BrokenAddedTokens) {
 
 // -- hostile text ----------------------------------------------------------------------------------------
 
-// A quadratic rule would need minutes for these; the limit leaves room for a sanitizer.
+// A quadratic rule would need minutes for these texts. The time limit allows for a sanitizer.
 TEST_F(HfTokenizerTest, LongTextsTakeLinearTime) {
   const size_t size = 100'000;
   const std::string regex =

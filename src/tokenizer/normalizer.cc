@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-constexpr char32_t kCapitalIWithDot = 0x130;  // the one character whose lower case is two: i and a dot above
+constexpr char32_t kCapitalIWithDot = 0x130;  // the only character with a lower case of two: i and a dot above
 
 void lowercase(std::string* text) {
   std::string lower;

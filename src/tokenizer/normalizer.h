@@ -1,5 +1,5 @@
-// The "normalizer" of a tokenizer.json: what happens to text before it is cut into words.
-// Read: NFC NFD NFKC NFKD Lowercase Strip Replace Prepend Sequence.
+// The "normalizer" of a tokenizer.json, which changes text before it is split into words.
+// Supported: NFC NFD NFKC NFKD Lowercase Strip Replace Prepend Sequence.
 #pragma once
 
 #include <functional>
@@ -15,12 +15,12 @@ class Normalizer {
  public:
   using Step = std::function<void(std::string* text, MatchScratch&)>;
 
-  Normalizer() = default;  // leaves text alone
-  // Error{input} naming the type when it is none of the above.
+  Normalizer() = default;  // leaves text as it is
+  // Throws Error{input} that names the type when it is none of the above.
   static Normalizer read(const JsonField& field);
 
   bool is_identity() const { return steps_.empty(); }
-  // REQUIRES: valid UTF-8.
+  // Normalizes `text` in place. REQUIRES: valid UTF-8.
   void apply(std::string* text, MatchScratch& scratch) const;
 
  private:
@@ -31,7 +31,9 @@ class Normalizer {
 
 enum class UnicodeForm { nfc, nfd, nfkc, nfkd };
 
-// In O(n log n) also for text of combining marks alone. REQUIRES: valid UTF-8.
+// Returns `text` in a Unicode normalization form. It takes O(n log n), even where all of the text
+// is combining marks.
+// REQUIRES: valid UTF-8.
 std::string unicode_normalize(std::string_view text, UnicodeForm form);
 
 }  // namespace moebius

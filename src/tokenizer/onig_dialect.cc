@@ -1,16 +1,16 @@
-// pcre_of_onig: Oniguruma's dialect, as far as pre-tokenizers use it.
+// pcre_of_onig: translates Oniguruma's dialect, as far as pre-tokenizers use it.
 #include "core/error.h"
 #include "tokenizer/text_pattern.h"
 
 namespace moebius {
 namespace {
 
-// White_Space, within a class. PCRE2's own \s has U+180E too.
+// The property White_Space, for use within a class. PCRE2's own \s includes U+180E too.
 constexpr std::string_view kSpaces =
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
 constexpr std::string_view kWordChars = "\\p{Alphabetic}\\p{M}\\p{N}\\p{Pc}";
 
-// PCRE2 before 10.40 does not know the prefix, and means it without.
+// PCRE2 before 10.40 does not know the prefix "sc:", but a script without prefix has that meaning there.
 bool is_script(const std::string& name) {
   try {
     TextPattern::pcre("\\p{sc:" + name + "}");
@@ -40,8 +40,8 @@ class Translator {
 
  private:
   [[noreturn]] void refuse(std::string_view what) const {
-    MOEBIUS_FAIL(input, "{}: expected a regular expression that is supported; got {} at byte {} of \"{}\"", who_, what,
-                 at_, from_);
+    MOEBIUS_FAIL(input, "{}: expected a supported regular expression; got {} at byte {} of \"{}\"", who_, what, at_,
+                 from_);
   }
 
   void copy(size_t count) {
@@ -107,7 +107,7 @@ class Translator {
     copy_to_brace();
   }
 
-  // \x{..} and \xHH: the braces are no repetition.
+  // Copies \x{..} and \xHH, so that the braces are not taken for a repetition.
   void braced_escape() {
     if (from_.substr(at_ + 2, 1) == "{") return copy_to_brace();
     copy(2);
@@ -119,7 +119,7 @@ class Translator {
     copy(end + 1 - at_);
   }
 
-  // \uHHHH
+  // Translates \uHHHH.
   void unicode_escape() {
     const std::string_view digits = from_.substr(at_ + 2, 4);
     if (digits.size() != 4 || digits.find_first_not_of("0123456789abcdefABCDEF") != std::string_view::npos)

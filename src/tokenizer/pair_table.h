@@ -1,4 +1,5 @@
-// Pairs of token ids to what they merge into: a hash table with linear probing, written once and then only read.
+// A hash table from pairs of token ids to the tokens they merge into. It uses linear probing, is
+// written once, and then only read.
 #pragma once
 
 #include <cstddef>
@@ -15,17 +16,18 @@ struct Merged {
 class PairTable {
  public:
   PairTable() : PairTable(0) {}
-  // Room for `pairs` pairs, at most half full.
+  // Allocates room for `pairs` pairs, so that the table is at most half full.
   explicit PairTable(size_t pairs) {
     size_t slots = 2;
     while (slots < 2 * pairs) slots *= 2;
     slots_.resize(slots);
   }
 
-  // A pair that is set twice keeps what it got last. REQUIRES: ids >= 0, and no more pairs than there is room for.
+  // Sets a pair; a later value replaces an earlier one. REQUIRES: ids >= 0, and at most `pairs`
+  // different pairs.
   void set(int32_t left, int32_t right, Merged merged) { slots_[place(key(left, right))] = {key(left, right), merged}; }
 
-  // Null when the pair does not merge.
+  // Returns null when the pair does not merge.
   const Merged* find(int32_t left, int32_t right) const {
     const Slot& slot = slots_[place(key(left, right))];
     return slot.key == kEmpty ? nullptr : &slot.merged;
@@ -42,7 +44,7 @@ class PairTable {
     return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
   }
 
-  // Where the key stands or would stand.
+  // Returns the slot that has the key, or the free slot where it would be inserted.
   size_t place(uint64_t key) const {
     const size_t mask = slots_.size() - 1;
     const uint64_t mixed = key * 0x9e3779b97f4a7c15u;

@@ -15,7 +15,7 @@ PostProcessor read_template(const JsonField& field) {
   bool has_text = false;
   for (const JsonField& piece : field.at("single").items()) {
     if (piece.has("Sequence")) {
-      if (has_text || piece.at("Sequence").at("id").string() != "A") piece.fail("the one sequence A");
+      if (has_text || piece.at("Sequence").at("id").string() != "A") piece.fail("exactly one sequence A");
       has_text = true;
     } else {
       auto& side = has_text ? processor.after : processor.before;
@@ -23,7 +23,7 @@ PostProcessor read_template(const JsonField& field) {
       side.insert(side.end(), ids.begin(), ids.end());
     }
   }
-  if (!has_text) field.at("single").fail("the sequence A in it");
+  if (!has_text) field.at("single").fail("a template with the sequence A");
   return processor;
 }
 
@@ -31,7 +31,7 @@ PostProcessor read_template(const JsonField& field) {
 
 PostProcessor PostProcessor::read(const JsonField& field) {
   const std::string& type = field.at("type").string();
-  if (type == "ByteLevel") return {};  // it moves offsets, which nothing here asks for
+  if (type == "ByteLevel") return {};  // it changes offsets only, which are not used here
   if (type == "TemplateProcessing") return read_template(field);
   if (type != "Sequence")
     field.at("type").fail("TemplateProcessing, ByteLevel or Sequence", "this post-processor is not supported");

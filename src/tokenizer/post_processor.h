@@ -1,5 +1,6 @@
-// The "post_processor" of a tokenizer.json, for one text: the ids that go before and after its own.
-// Read: TemplateProcessing ByteLevel Sequence.
+// The "post_processor" of a tokenizer.json for a single text: the ids that go before and after the
+// text's own.
+// Supported: TemplateProcessing ByteLevel Sequence.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@ namespace moebius {
 struct PostProcessor {
   std::vector<int32_t> before, after;
 
-  // Error{input} naming the type when it is none of the above, and for templates that use the text never or twice.
+  // Throws Error{input} that names the type when it is none of the above.
+  // Throws Error{input} too for templates that do not use the text exactly once.
   static PostProcessor read(const JsonField& field);
 };
 

@@ -8,7 +8,7 @@ namespace moebius {
 namespace {
 
 constexpr std::string_view kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-// What Rust's regex crate calls \w and \s.
+// The classes \w and \s of Rust's regex crate.
 const char* const kWords =
     R"([\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}\p{White_Space}]+)";
 
@@ -22,7 +22,7 @@ SplitBehavior behavior_of(const JsonField& field) {
   field.fail("Removed, Isolated, MergedWithPrevious, MergedWithNext or Contiguous");
 }
 
-// Each character of a class is a match.
+// A cutter for which each character of a class is a match.
 struct ClassCutter {
   bool (*is_in)(char32_t);
 
@@ -52,7 +52,7 @@ Prepend prepend_of(const JsonField& field) {
   field.at("prepend_scheme").fail("always, first or never");
 }
 
-// Spaces as the marker, with one in front where the scheme wants it.
+// Replaces spaces by the marker, and puts a marker in front if `prepend`.
 std::string mark_spaces(std::string_view text, std::string_view marker, bool prepend) {
   std::string marked;
   marked.reserve(text.size() + text.size() / 2);

@@ -1,5 +1,6 @@
-// The "pre_tokenizer" of a tokenizer.json: cuts text into the words that the model sees one by one.
-// Read: ByteLevel Split Digits Punctuation Whitespace WhitespaceSplit Metaspace Sequence.
+// The "pre_tokenizer" of a tokenizer.json, which splits text into the words that the model encodes
+// one by one.
+// Supported: ByteLevel Split Digits Punctuation Whitespace WhitespaceSplit Metaspace Sequence.
 #pragma once
 
 #include <functional>
@@ -12,30 +13,34 @@
 
 namespace moebius {
 
-// Takes the words in order. A word may be gone after the call.
+// Receives the words in order. The characters of a word are valid during the call only.
 class WordSink {
  public:
   virtual ~WordSink() = default;
   virtual void word(std::string_view word) = 0;
 };
 
-// What becomes of the matches between which a text is cut.
+// Says what becomes of the matches at which a text is split.
 enum class SplitBehavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
 class PreTokenizer {
  public:
   PreTokenizer() = default;  // the text is one word
-  // Error{input} naming the type when it is none of the above, and for a ByteLevel that is not the last.
+  // Throws Error{input} that names the type when it is none of the above, and for a ByteLevel that
+  // is not the last.
   static PreTokenizer read(const JsonField& field);
 
-  // Words are bytes to be read in the byte-level alphabet, each byte a symbol; otherwise characters are the symbols.
+  // Returns whether each byte of a word is a symbol, to be looked up in the byte-level alphabet.
+  // Otherwise the characters are the symbols.
   bool is_byte_level() const { return is_byte_level_; }
 
-  // `is_first`: the piece begins where the whole text does. Empty words are left out. REQUIRES: valid UTF-8.
+  // Splits `piece` and leaves out empty words. `is_first` says that the piece begins where the
+  // whole text begins.
+  // REQUIRES: valid UTF-8.
   void split(std::string_view piece, bool is_first, MatchScratch& scratch, WordSink* sink) const;
 
  private:
-  // One piece of text, on its way through the stages from `stage` on.
+  // A piece of text that has yet to pass `stage` and all later stages.
   struct Piece {
     std::string_view text;
     bool is_first = false;

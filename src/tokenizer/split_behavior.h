@@ -1,4 +1,4 @@
-// How matches and the text between them become pieces.
+// Turns matches and the text between them into pieces.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace moebius {
 
-// Takes spans in order and calls emit(begin, end) for each piece; finish() for the one that is left.
+// Takes spans in order and calls emit(begin, end) for each piece. finish() emits the last one.
 template <class Emit>
 class SpanMerger {
  public:

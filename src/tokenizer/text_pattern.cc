@@ -20,7 +20,7 @@ std::string reason_of(int error) {
 
 }  // namespace
 
-// Room for one pair: groups are not asked for.
+// There is room for one pair of offsets, because groups are not used.
 MatchScratch::MatchScratch()
     : data_(pcre2_match_data_create(1, nullptr),
             [](void* p) { pcre2_match_data_free(static_cast<pcre2_match_data*>(p)); }) {}
@@ -38,10 +38,11 @@ TextPattern TextPattern::pcre(const std::string& expression) {
   size_t offset = 0;
   pcre2_code* code = pcre2_compile(units(expression), expression.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE,
                                    &error, &offset, nullptr);
-  MOEBIUS_CHECK(input, code != nullptr, "expected a regular expression; got \"{}\", whose character {} is refused: {}",
-                expression, offset, reason_of(error));
+  MOEBIUS_CHECK(input, code != nullptr,
+                "expected a regular expression; got \"{}\", which is invalid at character {}: {}", expression, offset,
+                reason_of(error));
   pattern.code_ = std::shared_ptr<pcre2_code>(code, pcre2_code_free);
-  pattern.has_jit_ = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE) == 0;  // systems may forbid it: slower, not different
+  pattern.has_jit_ = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE) == 0;  // optional: it changes speed only
   return pattern;
 }
 
@@ -74,7 +75,7 @@ bool TextPattern::find_regex(std::string_view text, size_t from, MatchScratch& s
   pcre2_match_data* data = data_of(scratch);
   int found = PCRE2_ERROR_JIT_STACKLIMIT;
   if (has_jit_) found = pcre2_jit_match(code_.get(), units(text), text.size(), from, 0, data, nullptr);
-  // The interpreter keeps its stack on the heap, so it goes further than the JIT.
+  // The interpreter has its stack on the heap, so it can match longer texts than the JIT.
   if (found == PCRE2_ERROR_JIT_STACKLIMIT)
     found = pcre2_match(code_.get(), units(text), text.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data, nullptr);
   if (found == PCRE2_ERROR_NOMATCH) return false;

@@ -1,7 +1,10 @@
-// What tokenizer.json calls a pattern: a literal string, or a regular expression in Oniguruma's (Ruby's) dialect, run
-// by PCRE2 with its JIT. What the two dialects mean differently is translated or refused by name; classes are those of
-// Unicode 16 whatever PCRE2's tables. For later characters stand-ins are matched (io/unicode_later.h), so that a range
-// which ends between the two is wrong about them.
+// A pattern of a tokenizer.json: a literal string, or a regular expression in Oniguruma's (Ruby's) dialect.
+// PCRE2 runs the expressions with its JIT compiler.
+// An expression that means something else in PCRE2 is translated, or refused with its name.
+// Character classes are those of Unicode 16, whatever tables PCRE2 has.
+// Characters that PCRE2's tables lack are replaced by stand-ins before matching
+// (io/unicode_later.h).
+// So a range of characters that ends between a character and its stand-in is wrong about that character.
 #pragma once
 
 #include <memory>
@@ -15,7 +18,7 @@ struct pcre2_real_code_8;
 
 namespace moebius {
 
-// What matching needs beside the pattern; one for each thread, for all patterns.
+// Scratch memory for matching. Each thread needs one, which serves all patterns.
 class MatchScratch {
  public:
   MatchScratch();
@@ -28,16 +31,18 @@ class MatchScratch {
 class TextPattern {
  public:
   static TextPattern literal(std::string text);
-  // Error{input} "WHO: ..." for an expression that is invalid or beyond what is translated.
+  // Throws Error{input} "WHO: ..." for an expression that is invalid or cannot be translated.
   static TextPattern regex(std::string_view expression, const std::string& who);
-  static TextPattern pcre(const std::string& expression);  // PCRE2's own dialect, for expressions in this program
+  static TextPattern pcre(const std::string& expression);  // an expression of this program, in PCRE2's own dialect
   static TextPattern read(const JsonField& pattern);       // {"Regex": "..."} or {"String": "..."}
 
-  // The first match that begins at `from` or later. REQUIRES: valid UTF-8 and `from` at a character.
-  // Error{input} when the expression backtracks without end.
+  // Finds the first match that begins at `from` or later. Returns false if there is none.
+  // Throws Error{input} when matching takes too many steps of backtracking.
+  // REQUIRES: valid UTF-8, and `from` is the start of a character.
   bool find(std::string_view text, size_t from, MatchScratch& scratch, size_t* begin, size_t* end) const;
 
-  // fn(begin, end, is_match) for the matches and for what lies between them, in order; an empty literal never matches.
+  // Calls fn(begin, end, is_match) in order for the matches and for the text between them. An empty
+  // literal never matches.
   template <class Fn>
   void for_each_span(std::string_view text, MatchScratch& scratch, Fn&& fn) const {
     std::string copy;
@@ -61,7 +66,8 @@ class TextPattern {
   bool has_jit_ = false;
 };
 
-// Oniguruma's dialect in PCRE2's words; Error{input} "WHO: ..." for what has no translation here.
+// Translates Oniguruma's dialect to PCRE2's. Throws Error{input} "WHO: ..." for expressions that
+// have no translation here.
 std::string pcre_of_onig(std::string_view expression, const std::string& who);
 
 }  // namespace moebius

@@ -24,7 +24,7 @@ TEST(TextPattern, LiteralsAndExpressions) {
   EXPECT_THAT(matches(TextPattern::literal("a.b"), "a.baxba.b"), ElementsAre("a.b", "a.b"));
   EXPECT_THAT(matches(TextPattern::literal(""), "ab"), ElementsAre());
   EXPECT_THAT(matches("a.b", "a.baxb"), ElementsAre("a.b", "axb"));
-  EXPECT_THAT(matches("x*", "axxb"), ElementsAre("xx"));  // empty matches cut nothing
+  EXPECT_THAT(matches("x*", "axxb"), ElementsAre("xx"));  // empty matches do not split
   EXPECT_THAT(matches("^a", "a\na"), ElementsAre("a", "a"));
 }
 
@@ -33,7 +33,7 @@ TEST(TextPattern, ClassesMeanWhatOnigurumaMeans) {
                       "a\xE1\xA0\x8E"
                       "b\xC2\x85"
                       "c"),
-              ElementsAre("\xC2\x85"));  // U+180E is no space
+              ElementsAre("\xC2\x85"));  // U+180E is not white space
   EXPECT_THAT(matches(R"([^\s]+)",
                       "a\xC2\xA0"
                       "b"),
@@ -56,7 +56,7 @@ TEST(TextPattern, AScriptIsWithoutWhatItSharesWithOthers) {
   EXPECT_THAT(matches(R"(\p{^Han}+)", text), ElementsAre("\xE3\x80\x81"));
 }
 
-// Of Unicode 15 and 16, and one that no version will know.
+// Characters of Unicode 15 and 16, and one that no version has.
 TEST(TextPattern, ClassesKnowLaterCharacters) {
   EXPECT_THAT(matches(R"(\p{L}+)", "a\xF0\xB1\x8D\x90'"), ElementsAre("a\xF0\xB1\x8D\x90"));  // U+31350
   EXPECT_THAT(matches(R"(\p{Han}+)", "a\xF0\xB1\x8D\x90'"), ElementsAre("\xF0\xB1\x8D\x90"));
@@ -82,7 +82,7 @@ TEST(TextPattern, WhatTheDialectsReadDifferentlyIsRefused) {
   };
   for (const auto& [regex, message] : cases) {
     SCOPED_TRACE(regex);
-    expect_error(ErrorKind::input, "who: expected a regular expression that is supported; got ",
+    expect_error(ErrorKind::input, "who: expected a supported regular expression; got ",
                  [&, r = regex] { pcre_of_onig(r, "who"); });
     expect_error(ErrorKind::input, message, [&, r = regex] { TextPattern::regex(r, "who"); });
   }

@@ -20,7 +20,7 @@ void decode_byte_level(Tokens* tokens) {
   *tokens = {replace_invalid_utf8(bytes)};
 }
 
-// "<0x0A>" is byte 10.
+// The token "<0x0A>" is byte 10.
 std::optional<char> fallback_byte(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return std::nullopt;
   uint8_t byte = 0;
@@ -29,7 +29,7 @@ std::optional<char> fallback_byte(std::string_view token) {
   return static_cast<char>(byte);
 }
 
-// A run of bytes is text when all of it is; otherwise each of its bytes is U+FFFD.
+// A run of byte tokens becomes text if all of it is valid UTF-8. Otherwise each of its bytes becomes U+FFFD.
 void decode_byte_fallback(Tokens* tokens) {
   Tokens decoded;
   std::string run;
@@ -77,7 +77,8 @@ void replace(std::string* token, const TextPattern& pattern, const std::string& 
   *token = std::move(out);
 }
 
-// Markers as spaces; those of the first token are gone when encoding put them there.
+// Replaces markers by spaces. With `drops_first`, those of the first token are removed, because
+// encoding added them.
 void decode_metaspace(Tokens* tokens, char32_t marker, bool drops_first) {
   for (size_t i = 0; i < tokens->size(); ++i) {
     std::string text;

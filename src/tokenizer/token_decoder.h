@@ -1,5 +1,5 @@
-// The "decoder" of a tokenizer.json: tokens back to text.
-// Read: ByteLevel ByteFallback Fuse Strip Replace Metaspace Sequence.
+// The "decoder" of a tokenizer.json, which turns tokens back into text.
+// Supported: ByteLevel ByteFallback Fuse Strip Replace Metaspace Sequence.
 #pragma once
 
 #include <functional>
@@ -15,11 +15,11 @@ class TokenDecoder {
  public:
   using Step = std::function<void(std::vector<std::string>* tokens, MatchScratch&)>;
 
-  TokenDecoder() = default;  // tokens with spaces between them
-  // Error{input} naming the type when it is none of the above.
+  TokenDecoder() = default;  // joins tokens with spaces
+  // Throws Error{input} that names the type when it is none of the above.
   static TokenDecoder read(const JsonField& field);
 
-  // Bytes that are no UTF-8 become U+FFFD.
+  // Returns the text of the tokens. Bytes that are not valid UTF-8 become U+FFFD.
   std::string decode(std::vector<std::string> tokens, MatchScratch& scratch) const;
 
  private:

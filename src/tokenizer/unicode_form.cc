@@ -1,4 +1,5 @@
-// unicode_normalize, on utf8proc's tables. Its own ordering of combining marks is quadratic, so that one is ours.
+// unicode_normalize, based on utf8proc's tables. The ordering of combining marks is our own,
+// because that of utf8proc is quadratic.
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 namespace moebius {
 namespace {
 
-constexpr int kMaxDecomposed = 18;  // characters that one becomes, U+FDFA
+constexpr int kMaxDecomposed = 18;  // the most characters that one becomes, for U+FDFA
 
 utf8proc_option_t options_of(UnicodeForm form) {
   int options = UTF8PROC_STABLE;
@@ -39,7 +40,7 @@ void append_run(std::vector<utf8proc_int32_t>* chars, utf8proc_option_t options,
   chars->clear();
 }
 
-// A character that is too young to have a form stands for itself, and nothing combines across it.
+// A character that utf8proc's tables lack is its own normal form, and nothing combines across it.
 void append_normal(std::string_view text, utf8proc_option_t options, std::string* out) {
   std::vector<utf8proc_int32_t> chars;
   for (size_t at = 0; at < text.size();) {
@@ -63,7 +64,7 @@ bool is_ascii(char c) { return static_cast<uint8_t>(c) < 0x80; }
 
 }  // namespace
 
-// ASCII is normal, and the only ASCII character that other characters change is the one right before them.
+// ASCII text is normal. Other characters change an ASCII character only if it is right before them.
 std::string unicode_normalize(std::string_view text, UnicodeForm form) {
   std::string out;
   out.reserve(text.size());

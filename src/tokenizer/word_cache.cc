@@ -21,7 +21,8 @@ uint64_t mix(uint64_t hash, uint64_t word) {
 
 }  // namespace
 
-// Reads overlap where the length is no multiple of theirs, which costs a hash nothing.
+// The last read overlaps the one before it where the length is not a multiple of 8, which does no
+// harm to a hash.
 size_t WordCache::place(std::string_view word) {
   const char* at = word.data();
   const size_t size = word.size();

@@ -1,4 +1,5 @@
-// The ids of words seen before. A word has one place, where it displaces another; entry and cache line are one.
+// A cache of the ids of words seen before. Each word has one possible slot, and a new word replaces
+// the word in its slot. An entry is as large as a cache line.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +11,14 @@ namespace moebius {
 
 class WordCache {
  public:
-  // Whether the word is here; then its ids are appended.
+  // Appends the word's ids if the cache has the word, and returns whether it does.
   bool append(std::string_view word, std::vector<int32_t>* ids) const;
-  // Longer words and those of more ids than an entry holds are let go.
+  // Stores the ids of a word. Words with more bytes or ids than an entry holds are not stored.
   void put(std::string_view word, std::span<const int32_t> ids);
 
  private:
-  // 8 MiB: frequent words keep their lines near the core, and English has more rare ones than a smaller table holds.
+  // The table has 8 MiB. Entries of frequent words stay in the fast caches, and a smaller table
+  // would lose many of the rare words of English.
   static constexpr size_t kEntries = size_t{1} << 17;
   static constexpr size_t kMaxBytes = 30, kMaxIds = 8;
   struct alignas(64) Entry {

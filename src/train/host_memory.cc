@@ -1,6 +1,6 @@
 #include "train/host_memory.h"
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/store.h"
 #include "comm/machine.h"
 #include "train/state.h"
 
@@ -8,13 +8,16 @@ namespace moebius {
 
 std::string HostMemory::text() const {
   if (pinned_bytes == 0) return fmt::format("checkpoint snapshot {}", bytes_text(snapshot_bytes));
-  return fmt::format("of the host {} pinned, checkpoint snapshot {}", bytes_text(pinned_bytes),
+  return fmt::format("of the host {} pinned{}, checkpoint snapshot {}", bytes_text(pinned_bytes),
+                     stages_messages ? " (without the buffers that messages between ranks are staged through)" : "",
                      bytes_text(snapshot_bytes));
 }
 
 HostMemory host_memory(Engine& engine, bool async_save) {
   const bool on_gpu = engine.spec().target == DeviceKind::cuda;
-  HostMemory host{.plan_bytes = on_gpu ? 0 : engine.plan().total_bytes(), .pinned_bytes = engine.pinned_bytes()};
+  HostMemory host{.plan_bytes = on_gpu ? 0 : engine.plan().total_bytes(),
+                  .pinned_bytes = engine.pinned_bytes(),
+                  .stages_messages = engine.stages_messages()};
   if (async_save) host.snapshot_bytes = CheckpointStore::snapshot_bytes_of(training_state(engine));
   if (on_gpu && !async_save) host.pinned_bytes += CheckpointStore::kPieceBytes;
   return host;

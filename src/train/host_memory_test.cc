@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/store.h"
 #include "comm/transport/threads.h"
 #include "core/error.h"
 #include "device/accelerator.h"
@@ -45,6 +45,14 @@ TEST(HostMemory, ASnapshotThatDoesNotFitIsRefused) {
           "checkpoint.async = false");
   refused(cpu, 149, "copies 100 B in the host's memory beside the plan of 50 B, and 149 B are available");
   refused(cpu, 149, "memory plan\n");
+}
+
+TEST(HostMemory, SaysWhatIsNotCounted) {
+  EXPECT_EQ((HostMemory{.pinned_bytes = 7, .snapshot_bytes = 5}.text()),
+            "of the host 7 B pinned, checkpoint snapshot 5 B");
+  EXPECT_EQ((HostMemory{.pinned_bytes = 7, .snapshot_bytes = 5, .stages_messages = true}.text()),
+            "of the host 7 B pinned (without the buffers that messages between ranks are staged through), checkpoint "
+            "snapshot 5 B");
 }
 
 TEST(HostMemory, TheRanksOfAMachineShareIt) {

@@ -15,8 +15,8 @@
 #include "train/diagnose.h"
 #include "train/host_memory.h"
 #include "train/state.h"
-#include "weights/weights.h"
-#include "weights/weights_source.h"
+#include "weights/load.h"
+#include "weights/source.h"
 
 namespace moebius {
 namespace {
@@ -203,7 +203,9 @@ void TrainingRun::start() {
 
 void TrainingRun::start_from_weights() {
   std::vector<NotFinite> not_finite;
-  control_.together([&] { engine_.with_memory_advice([&] { not_finite = load_weights(engine_, run_.init_from); }); });
+  Stream s = engine_.stream();
+  control_.together(
+      [&] { engine_.with_memory_advice([&] { not_finite = load_weights(s, engine_.model(), run_.init_from); }); });
   // Replicas say the same.
   const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
   for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
@@ -484,8 +486,9 @@ void TrainingRun::predict_memory() {
   const HostMemory here = of_this_machine(control_, host);
   control_.together([&] { check_snapshot(here, engine_.plan(), available_memory_bytes()); });
   if (engine_.spec().device == DeviceKind::cuda) {
-    predicted_bytes_ = engine_.device_memory().total_bytes();
-    return log_.info("memory: {}; {}", engine_.device_memory().text(), host.text());
+    const DeviceMemory gpu = engine_.shared_device_memory();
+    predicted_bytes_ = gpu.total_bytes();
+    return log_.info("memory: {}; {}", gpu.text(), host.text());
   }
   // Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and what files and logs buffer.
   const int64_t libraries =

@@ -6,7 +6,8 @@
 #include <memory>
 #include <optional>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/store.h"
 #include "comm/control.h"
 #include "core/error.h"
 #include "core/log.h"

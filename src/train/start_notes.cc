@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "config/dispatcher_choice.h"
+
 namespace moebius {
 namespace {
 
@@ -38,6 +40,12 @@ std::optional<StartNote> rate_note(const RunSpec& run) {
                    /*is_warning=*/true};
 }
 
+std::optional<StartNote> dispatcher_note(const RunSpec& run) {
+  if (run.model.num_moe_layers() == 0) return std::nullopt;
+  const DispatcherChoice choice = resolve_dispatcher(run);
+  return StartNote{fmt::format("dispatcher {}: {}", choice.name, choice.reason)};
+}
+
 std::string times_text(const std::string& what, double times) { return fmt::format("{} {:.2f} times", what, times); }
 
 // Of each dataset, in their order.
@@ -56,7 +64,7 @@ std::vector<double> times_read(const RunSpec& run, const DatasetOrder& order) {
 
 std::vector<StartNote> start_notes(const RunSpec& run) {
   std::vector<StartNote> notes;
-  for (const auto& note : {balance_note(run), saves_note(run), rate_note(run)})
+  for (const auto& note : {dispatcher_note(run), balance_note(run), saves_note(run), rate_note(run)})
     if (note) notes.push_back(*note);
   return notes;
 }

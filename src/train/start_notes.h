@@ -14,7 +14,8 @@ struct StartNote {
   bool is_warning = false;
 };
 
-// Of the recipe: experts that nothing balances, checkpoints at the end alone, a learning rate of 0 in every step.
+// The dispatcher of the MoE layers and why it is chosen; and these if they are so: nothing balances the experts,
+// checkpoints are saved at the end alone, the learning rate is 0 in every step.
 std::vector<StartNote> start_notes(const RunSpec& run);
 
 // Of a run that begins without model.init_from: a warning where model.hf names a model that has weights of its own.

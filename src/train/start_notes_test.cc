@@ -27,7 +27,21 @@ RunSpec quiet_run() {
   return run;
 }
 
-TEST(StartNotes, NothingToSayOfARunThatBalancesSavesAndLearns) { EXPECT_EQ(all_notes(quiet_run()), ""); }
+const std::string kLocal = "dispatcher local: each rank holds all experts of its layers (parallel.ep * etp = 1)\n";
+
+TEST(StartNotes, OfARunThatBalancesSavesAndLearnsTheDispatcherAlone) { EXPECT_EQ(all_notes(quiet_run()), kLocal); }
+
+TEST(StartNotes, TheDispatcherAndWhy) {
+  RunSpec run = quiet_run();
+  run.parallel.ep = 3;
+  EXPECT_EQ(all_notes(run),
+            "dispatcher alltoall: \"auto\" takes it because parallel.ep = 3 is above top-k = 2, so that it sends less "
+            "than all-gather\n");
+  run.device = DeviceKind::cuda;
+  EXPECT_EQ(all_notes(run),
+            "dispatcher allgather: \"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA "
+            "graphs; with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 3, top-k = 2)\n");
+}
 
 TEST(StartNotes, SavesAtTheEndAlone) {
   RunSpec run = quiet_run();
@@ -38,13 +52,13 @@ TEST(StartNotes, SavesAtTheEndAlone) {
 TEST(StartNotes, ExpertsThatNothingBalances) {
   RunSpec run = quiet_run();
   run.moe.aux = false;
-  EXPECT_EQ(all_notes(run), "moe.balance = \"none\": nothing keeps the load of the experts even\n");
+  EXPECT_EQ(all_notes(run), kLocal + "moe.balance = \"none\": nothing keeps the load of the experts even\n");
   run.model.source = nlohmann::json{{"router_aux_loss_coef", 0.001}};
   EXPECT_THAT(all_notes(run), HasSubstr("even (router_aux_loss_coef = 0.001 of the config.json is not used)"));
   for (bool BalanceSpec::*balance : {&BalanceSpec::bias, &BalanceSpec::sinkhorn, &BalanceSpec::force_balance}) {
     run.moe = {};
     run.moe.*balance = true;
-    EXPECT_EQ(all_notes(run), "");
+    EXPECT_EQ(all_notes(run), kLocal);
   }
   run.moe = {};
   run.model.moe_layers = {false};
@@ -63,7 +77,7 @@ TEST(StartNotes, TheOnlyStepHasNoLearningRate) {
   warm.optimizer.warmup_steps = 1;
   low.optimizer.min_lr = 1e-4;
   run.optimizer.schedule = LrSchedule::constant;
-  for (const RunSpec& learns : {warm, low, run}) EXPECT_EQ(all_notes(learns), "");
+  for (const RunSpec& learns : {warm, low, run}) EXPECT_EQ(all_notes(learns), kLocal);
 }
 
 TEST(StartNotes, RandomWeights) {

@@ -31,10 +31,8 @@ void add_parts(std::vector<NamedTensor>& state, const std::string& prefix, const
 std::vector<NamedTensor> training_state(Engine& engine) {
   std::vector<NamedTensor> state;
   for (const Param& p : engine.model().params().all()) add_parts(state, "", p.master(), p, engine.mesh());
-  for (const auto& moments : engine.optimizer().moments()) {
-    add_parts(state, "adam_m.", moments.m, *moments.param, engine.mesh());
-    add_parts(state, "adam_v.", moments.v, *moments.param, engine.mesh());
-  }
+  for (const OptimizerState& each : engine.optimizer().state())
+    add_parts(state, std::string(each.prefix), each.tensor, *each.param, engine.mesh());
   return state;
 }
 

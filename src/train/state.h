@@ -4,14 +4,14 @@
 #include <nlohmann/json_fwd.hpp>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/tensors.h"
 #include "engine/engine.h"
 
 namespace moebius {
 
-// Of every part of every parameter and of router state what this rank owns, under its
-// global name (f32 masters), its Adam moments as adam_m.NAME and adam_v.NAME. Once it
-// is loaded the weights follow: ParamTable::sync(), then Optimizer::gather().
+// The elements that this rank owns of every part of every parameter (f32 masters) and of router state, under the part's
+// global name, and of the optimizer's state, under the names that the optimizer gives it. Once it is loaded the weights
+// follow: ParamTable::sync(), then Optimizer::gather().
 std::vector<NamedTensor> training_state(Engine& engine);
 
 // What else a checkpoint carries: {"step", "model": config.json, "recipe": resolved TOML, "identity": the keys that

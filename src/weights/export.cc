@@ -4,12 +4,11 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/reader.h"
 #include "core/error.h"
-#include "engine/engine.h"
 #include "hub/hf_names.h"
 #include "weights/import.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 
@@ -49,9 +48,7 @@ ExportResult export_hugging_face(const ExportSpec& spec) {
   MOEBIUS_CHECK(input, spec.files.empty() || std::filesystem::is_directory(spec.files),
                 "export: expected a folder of files to copy; got {}; check it", spec.files);
   const ModelSpec held = with_mtp_of(from, model);
-  Engine shapes(
-      {.model = held, .shape = {.batch = 1, .seq = 1, .num_mtp = held.num_mtp_layers}, .device = DeviceKind::null});
-  const std::unique_ptr<WeightsReader> reader = open_weights(from, shapes.model());
+  const std::unique_ptr<WeightsReader> reader = open_weights(from, ModelCatalog(held));
   const bool in_f32 = !spec.dtype && is_of_a_run(from);
   HubFolderResult result = write_hub_folder({.out = spec.out,
                                              .model = model,

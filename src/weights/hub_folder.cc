@@ -9,8 +9,8 @@
 #include "config/hf/families.h"
 #include "hub/hf_names.h"
 #include "io/files.h"
+#include "weights/copy.h"
 #include "weights/import.h"
-#include "weights/weights_copy.h"
 
 namespace moebius {
 namespace {

@@ -1,4 +1,4 @@
-// A model as a folder that transformers loads: what export and upcycle write.
+// Writes a model as a folder that transformers loads: for export and upcycle.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 #include "config/model_spec.h"
 #include "weights/not_finite.h"
-#include "weights/weights_source.h"
+#include "weights/source.h"
 
 namespace moebius {
 
@@ -16,8 +16,8 @@ struct HubFolder {
   std::string out;  // folder to make
   const ModelSpec& model;
   const WeightsReader& weights;
-  std::optional<DType> dtype;  // f32 or bf16 of all but the routers' correction biases; nothing: as it is stored
-  std::string files;           // folder whose other files go along (tokenizer, ...); empty: none
+  std::optional<DType> dtype;  // f32 or bf16, for all but the routers' correction biases; nothing: as it is stored
+  std::string files;           // folder whose other files are copied (tokenizer, ...); empty: none
   int64_t shard_bytes = 5'000'000'000;
 };
 
@@ -28,10 +28,10 @@ struct HubFolderResult {
   std::vector<std::string> notices;                    // for the user; some may be empty
 };
 
-// config.json in the v4 spelling with every key that Moebius does not know (but quantization_config: weights that were
-// packed are not), weights under the hub's names, the other files unchanged. Experts have a tensor each for a
-// projection, but one for all in families whose checkpoints know no other (hub/fused_experts.h). The folder appears
-// whole or not at all. Memory: the largest tensor twice, of fused ones an expert's. Error{input} for a model_type that
+// Writes config.json in the v4 spelling, weights under the hub's names, and the other files unchanged. Keys that Moebius
+// does not know are kept, but not quantization_config, since weights are no longer packed. Each expert has a tensor for
+// each projection, except in families whose checkpoints fuse them (hub/fused_experts.h). The folder appears whole or not
+// at all. Memory: twice the largest tensor; of fused ones, twice that of an expert. Error{input} for a model_type that
 // transformers does not have.
 HubFolderResult write_hub_folder(const HubFolder& hub);
 

@@ -2,10 +2,9 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/write.h"
-#include "engine/engine.h"
 #include "io/json_text.h"
-#include "weights/weights.h"
-#include "weights/weights_copy.h"
+#include "weights/copy.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {
@@ -26,9 +25,7 @@ ImportResult import_hugging_face(const ImportSpec& spec) {
   MOEBIUS_CHECK(input, from.kind == WeightsFolder::Kind::hugging_face,
                 "import: expected a Hugging Face folder; got {}, a checkpoint already; use it as it is", from.path);
   const ModelSpec said = read_model_spec(from.path), model = with_mtp_of(from, said);
-  Engine shapes(
-      {.model = model, .shape = {.batch = 1, .seq = 1, .num_mtp = model.num_mtp_layers}, .device = DeviceKind::null});
-  const std::unique_ptr<WeightsReader> reader = open_weights(from, shapes.model());
+  const std::unique_ptr<WeightsReader> reader = open_weights(from, ModelCatalog(model));
   const std::vector<ShardCopy> shards = into_shards(as_stored(*reader), spec.shard_bytes);
 
   NewFolder folder(spec.out);

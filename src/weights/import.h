@@ -1,4 +1,4 @@
-// A model in: a checkpoint from a Hugging Face folder, that training starts from and export takes back out.
+// Makes a checkpoint from a Hugging Face folder: training starts from it, and export writes it as such a folder again.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace moebius {
 
-// In a checkpoint: the key of its meta data that says it was imported, and the folder of the files that came along.
+// In a checkpoint: the key of its meta data that marks it as imported, and the folder of the other files.
 inline constexpr const char* kImportedKey = "imported";
 inline constexpr const char* kImportedFiles = "files";
 
@@ -21,14 +21,14 @@ struct ImportSpec {
 
 struct ImportResult {
   int64_t num_tensors = 0, num_shards = 0, bytes = 0;  // bytes of tensors
-  int64_t num_files = 0;                               // copied along
+  int64_t num_files = 0;                               // copied beside the weights
   std::vector<NotFinite> not_finite;                   // to be warned of
   std::vector<std::string> notices;                    // for the user; some may be empty
 };
 
-// Every tensor under its canonical name in the dtype it has (f32 for those in few bits with scales), fused experts
-// taken apart; config.json as it lies in the meta data; all other files beside. The checkpoint appears whole or not at
-// all. Memory: the largest tensor. Error{input} as load_weights.
+// Stores every tensor under its canonical name in the dtype that it has (f32 for tensors of few bits with scales), with
+// fused experts split. config.json becomes part of the meta data; all other files are copied. The checkpoint appears
+// whole or not at all. Memory: the largest tensor. Error{input} as load_weights.
 ImportResult import_hugging_face(const ImportSpec& spec);
 
 }  // namespace moebius

@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "config/hf/keys.h"
-#include "engine/engine.h"
+#include "model/device_support.h"
+#include "weights/load.h"
 #include "weights/upcycled_weights.h"
-#include "weights/weights.h"
 
 namespace moebius {
 namespace {
@@ -30,7 +30,7 @@ void check_counts(const ModelSpec& dense, const UpcycleSpec& spec) {
                 "upcycle: expected top-k in [1, {}], the experts; got {}; choose another", E, spec.top_k);
 }
 
-// What the dense model has and the family of experts has no key for: it is the folder that cannot be taken.
+// Refuses a dense model with a feature that its family of experts has no key for.
 void check_carried(const ModelSpec& dense, const ModelSpec& moe) {
   const auto sliding = std::count(dense.sliding_layers.begin(), dense.sliding_layers.end(), true);
   MOEBIUS_CHECK(input, sliding == 0 || has_hf_key(moe.family, "layer_types"),
@@ -44,7 +44,7 @@ void check_carried(const ModelSpec& dense, const ModelSpec& moe) {
                 dense.family, moe.family);
 }
 
-// What the dense family says by keys of its own must not stay in the config.json of another.
+// The keys of the dense family must not stay in the config.json of another family.
 JsonObject source_without_model(const ModelSpec& dense) {
   if (!dense.source) return {};
   nlohmann::json source = *dense.source;
@@ -82,12 +82,9 @@ ModelSpec upcycled_model(const ModelSpec& dense, const UpcycleSpec& spec) {
 UpcycleResult upcycle(const UpcycleSpec& spec) {
   const WeightsFolder from = find_weights(spec.model);
   const ModelSpec dense = read_model_spec(from.path), moe = upcycled_model(dense, spec);
-  const auto shapes_of = [](const ModelSpec& model) {
-    return EngineSpec{.model = model, .shape = {.batch = 1, .seq = 1}, .device = DeviceKind::null};
-  };
-  Engine dense_shapes(shapes_of(dense)), moe_shapes(shapes_of(moe));
-  const std::unique_ptr<WeightsReader> reader = open_weights(from, dense_shapes.model());
-  const UpcycledWeights weights(*reader, moe_shapes.model(), spec);
+  check_device(moe, DeviceKind::cpu, {});
+  const std::unique_ptr<WeightsReader> reader = open_weights(from, ModelCatalog(dense, /*holds_mtp=*/false));
+  const UpcycledWeights weights(*reader, ModelCatalog(moe, /*holds_mtp=*/false), spec);
   const HubFolderResult folder = write_hub_folder({.out = spec.out,
                                                    .model = moe,
                                                    .weights = weights,

@@ -33,12 +33,10 @@ void store_elements(const WeightsEntry& entry, const std::vector<float>& values,
 
 }  // namespace
 
-UpcycledWeights::UpcycledWeights(const WeightsReader& dense, const Model& moe, const UpcycleSpec& spec)
-    : dense_(dense), spec_(spec), router_std_(static_cast<float>(moe.spec().initializer_range)) {
+UpcycledWeights::UpcycledWeights(const WeightsReader& dense, const ModelCatalog& moe, const UpcycleSpec& spec)
+    : dense_(dense), spec_(spec), router_std_(static_cast<float>(moe.model().initializer_range)) {
   for (size_t i = 0; i < dense.entries().size(); ++i) dense_index_[dense.entries()[i].name] = i;
-  for (const Param& p : moe.params().all()) {
-    for (const ParamPart& part : p.spec.parts) add(part);
-  }
+  for (const ParamPart& part : moe.parts()) add(part);
   for (Kept& kept : kept_) kept.entry = dense.entries().size();
 }
 

@@ -1,26 +1,26 @@
-// The tensors of an upcycled model (weights/upcycle.h), each made from those of the dense one when it is read.
+// The tensors of an upcycled model (weights/upcycle.h). Each is made from tensors of the dense model when it is read.
 #pragma once
 
 #include <map>
 #include <string>
 #include <vector>
 
+#include "weights/source.h"
 #include "weights/upcycle.h"
-#include "weights/weights_source.h"
 
 namespace moebius {
 
 class UpcycledWeights final : public WeightsReader {
  public:
-  // moe: the model of upcycled_model(), here for its tensors' names and shapes. All three must outlive the reader.
-  UpcycledWeights(const WeightsReader& dense, const Model& moe, const UpcycleSpec& spec);
+  // moe: the tensors of upcycled_model(). The dense reader and the spec must outlive this reader.
+  UpcycledWeights(const WeightsReader& dense, const ModelCatalog& moe, const UpcycleSpec& spec);
 
   const std::vector<WeightsEntry>& entries() const override { return entries_; }
-  // Not for several threads at once: the dense tensor that was read last is kept, since many experts are of one.
+  // Not for several threads at once: it keeps the dense tensor that was read last, since many experts are made from one.
   void read(size_t entry, void* dst) const override;
 
  private:
-  // What an entry is made of: slice `slice` of the dense tensor, all of it, or no dense tensor at all.
+  // The source of an entry: slice `slice` of the dense tensor, all of it, or no dense tensor at all.
   struct Source {
     enum class Kind { whole, slice, router, zeros };
     Kind kind = Kind::whole;
@@ -41,7 +41,7 @@ class UpcycledWeights final : public WeightsReader {
   std::vector<WeightsEntry> entries_;
   std::vector<Source> sources_;
 
-  // Gate and up come by turns.
+  // Two, since reads of gate and up alternate.
   struct Kept {
     size_t entry = 0;
     std::vector<char> bytes;

@@ -1,5 +1,7 @@
-// Damaged and hostile files, given to the program: every one ends with exit code 3 and a message that names it. What a
-// parser refuses in detail stands beside the parser; here is one of each kind, and what only commands can meet.
+// Damaged and hostile files given to the program. Each one ends it with exit code 3 and a message
+// that names the file.
+// The details that a parser refuses are tested beside the parser. Here is one file of each kind,
+// and errors that only commands can have.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -67,7 +69,7 @@ class BadInput : public ::testing::Test {
     patch(bytes);
     write_file_atomic(dir_.path(name), bytes);
   }
-  // The golden model's tensors, changed.
+  // Changes the tensors of the golden model.
   void patch_tensors(const std::function<void(std::vector<SafetensorsTensor>&)>& patch) {
     const std::string path = dir_.path("mixtral_v4/model.safetensors");
     const SafetensorsFile file = SafetensorsFile::open(path);
@@ -128,7 +130,7 @@ TEST_F(BadInput, ConfigsWhoseGroupsOfExpertsDoNotDivide) {
   };
   refuse(7, 2, 1, "num_experts must be divisible by n_group; got 7 and 2");
   refuse(8, 2, 3, "topk_group");
-  refuse(8, 4, 1, "num_experts_per_tok");  // 3 of the 2 experts of one group
+  refuse(8, 4, 1, "num_experts_per_tok");  // 3 of the 2 experts in one group
 }
 
 TEST_F(BadInput, ConfigsThatAreNoJson) {
@@ -179,7 +181,7 @@ TEST_F(BadInput, TensorsThatAreNotTheModels) {
   refuse([](auto& all) { all.push_back({{"extra", DType::f32, {1}}, all[0].data}); }, "unexpected tensor \"extra\"");
 }
 
-// A model that diverged can be carried about and looked at, but not without a word.
+// A model that diverged can be converted and inspected, but with a warning.
 TEST_F(BadInput, WeightsThatAreNotFiniteAreWarnedOf) {
   const SafetensorsFile file = SafetensorsFile::open(dir_.path("mixtral_v4/model.safetensors"));
   const int64_t at = file.at("model.layers.0.input_layernorm.weight").offset;
@@ -217,7 +219,7 @@ TEST_F(BadInput, IndexFiles) {
          "expected each tensor in one file");
 }
 
-// Sizes that only config.json claims are no reason to ask for memory.
+// Sizes that only config.json claims must not cause an allocation.
 TEST_F(BadInput, ConfigsThatClaimHugeModels) {
   patch_json("mixtral_v4/config.json", [](json& config) { config["intermediate_size"] = 1'000'000'000; });
   const std::string differs = "expected exactly the tensors of the model; got ";
@@ -228,7 +230,7 @@ TEST_F(BadInput, ConfigsThatClaimHugeModels) {
   EXPECT_FALSE(fs::exists(dir_.path("run")));
 }
 
-// The same of a recipe, before a checkpoint is read into it.
+// The same holds for a recipe, before a checkpoint is read into it.
 TEST_F(BadInput, RecipesThatClaimHugeModels) {
   ASSERT_EQ(run_moebius(dir_, {"import", "mixtral_v4", "checkpoint"}).code, 0);
   patch_json("mixtral_v4/config.json", [](json& config) { config["intermediate_size"] = 1'000'000'000; });
@@ -236,13 +238,13 @@ TEST_F(BadInput, RecipesThatClaimHugeModels) {
           "expected exactly the tensors of the model; got 0 missing (), 0 unexpected () and 48 of another shape");
 }
 
-// Experts are counted before there is a list of their names.
+// Experts are counted before a list of their names is made.
 TEST_F(BadInput, ConfigsThatClaimCountlessExperts) {
   patch_json("mixtral_v4/config.json", [](json& config) { config["num_local_experts"] = 100'000'000; });
   import_refused("at most 1048576 experts are possible in all layers; got num_experts = 100000000");
 }
 
-// gate_up_proj [E, 2I, H] or [E, H, 2I], where 2I = H: nothing says which.
+// gate_up_proj is [E, 2I, H] or [E, H, 2I], and here 2I = H, so that nothing shows which.
 TEST_F(BadInput, FusedExpertsThatCouldLieEitherWay) {
   patch_json("mixtral_v4/config.json", [](json& config) { config["intermediate_size"] = 12; });
   const std::vector<float> zeros(8 * 24 * 24);
@@ -255,12 +257,12 @@ TEST_F(BadInput, FusedExpertsThatCouldLieEitherWay) {
   });
   import_refused("expected a shape that shows the orientation of \"" + fused + "\"; got [8, 24, 24]");
   EXPECT_THAT(run_moebius(dir_, {"import", "mixtral_v4", "out"}).err,
-              testing::Not(testing::HasSubstr("unexpected tensor")));  // it is known
+              testing::Not(testing::HasSubstr("unexpected tensor")));  // the tensor is known
 }
 
 TEST_F(BadInput, Pickles) {
   fs::rename(dir_.path("mixtral_v4/model.safetensors"), dir_.path("mixtral_v4/pytorch_model.bin"));
-  import_refused("got pytorch_model.bin, a pickle, which can run code when it is read; convert it with");
+  import_refused("got pytorch_model.bin, a pickle, which can run code when it is loaded; convert it with");
 }
 
 // -- token datasets --------------------------------------------------------------------------------------
@@ -284,7 +286,7 @@ TEST_F(BadInput, TokenIndexes) {
   refuse(38, raw(int64_t{1} << 40), "expected sequence 0 to begin at byte 0");
   refuse(46, raw(int64_t{1}), "expected document indices that rise from 0 to 1");
   const std::string none = good.substr(0, 18) + raw(uint64_t{0}) + raw(uint64_t{1}) + raw(int64_t{0});
-  write_file_atomic(dir_.path("set.idx"), none);  // no document at all
+  write_file_atomic(dir_.path("set.idx"), none);  // without documents
   eval_refused("set");
   write_file_atomic(dir_.path("set.idx"), good.substr(0, good.size() - 1));
   eval_refused("it is truncated, damaged or multimodal");
@@ -329,7 +331,7 @@ TEST_F(BadInput, Tokenizers) {
       },
       "expected tokens of the vocabulary");
   refuse([](json& t) { t["model"]["vocab"]["zzzz"] = int64_t{1} << 31; }, "expected an integer in [0, 16777215]");
-  refuse([](json& t) { t["model"]["vocab"]["zzzz"] = 5; }, "expected an id of its own for each token; got 5");
+  refuse([](json& t) { t["model"]["vocab"]["zzzz"] = 5; }, "expected a unique id for each token; got 5");
   refuse([](json& t) { t["pre_tokenizer"] = {{"type", "Nobody"}}; }, "this pre-tokenizer is not supported");
   refuse(
       [](json& t) {
@@ -364,12 +366,12 @@ TEST_F(BadInput, Texts) {
   refuse("a.jsonl", "{\"text\": \"x\"}\n{\"text\": \"\xff\"}\n", "a.jsonl:2:11: expected UTF-8; got byte 0xff");
   refuse("a.jsonl", "{\"text\": \"\\ud800\"}\n", "a.jsonl:1: expected JSON");
   refuse("a.jsonl", "{\"messages\": []}\n",
-         "or \"input_ids\"; got \"messages\", a chat, which only the model's chat template puts into words");
+         "or \"input_ids\"; got a chat in \"messages\", which only the model's chat template turns into text");
   refuse("a.jsonl", "{\"prompt\": \"x\"}\n", "or with strings \"prompt\" and \"completion\"");
   refuse("a.jsonl", "{\"text\": {\"a\": 1}}\n", "a.jsonl:1: expected an object with a string \"text\"");
   refuse("a.jsonl", "\n\n", "expected some text; got none");
   refuse("a.txt.zst", "no zstd", "expected zstd data");
-  refuse("a.txt", "a\xff", "expected text in UTF-8; got another byte at offset 1");
+  refuse("a.txt", "a\xff", "expected UTF-8 text; got an invalid byte at offset 1");
 }
 
 TEST_F(BadInput, PromptsOfTheForwardCommand) {

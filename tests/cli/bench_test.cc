@@ -1,4 +1,4 @@
-// The workloads of `moebius bench` as a user meets them.
+// The workloads of `moebius bench` as a user runs them.
 #include <nlohmann/json.hpp>
 
 #include "device/accelerator.h"
@@ -27,7 +27,7 @@ TEST(CliBench, DispatchSaysWhatItSends) {
   EXPECT_EQ(json.at("axis"), "ep");
   EXPECT_EQ(json.at("routing"), "balanced");
   EXPECT_EQ(json.at("dispatcher"), "alltoall");
-  // 4096 tokens to 2 experts each, half of them elsewhere, 512 numbers of 2 bytes.
+  // 4096 tokens go to 2 experts each, half of them on another rank, with 512 numbers of 2 bytes.
   EXPECT_EQ(json.at("lines").at(1).at("sent_bytes"), 4096 * 2 / 2 * 512 * 2);
   EXPECT_EQ(json.at("lines").at(1).at("expected_bytes"), 4096 * 2 / 2 * 512 * 2);
   const auto alone = json_of(run_moebius(dir, {"bench", "dispatch", "--runs", "1", "--json"}));
@@ -49,7 +49,7 @@ TEST(CliBench, AStepOfATinyModel) {
 }
 
 TEST(CliBench, AStepRunsWhereItsRecipeSays) {
-  if (Accelerator::why_missing().empty()) GTEST_SKIP() << "a GPU is here: it would run";
+  if (Accelerator::why_missing().empty()) GTEST_SKIP() << "this machine has a GPU: it would run";
   TestDir dir;
   const std::vector<std::string> step{"bench",    "step",
                                       "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml",
@@ -62,7 +62,8 @@ TEST(CliBench, AStepRunsWhereItsRecipeSays) {
   EXPECT_EQ(run_moebius(dir, on_cpu).code, 0);
 }
 
-// Beside the data sheet's rate, the one that was measured and the roofline; tokens/s as peers count them.
+// The report has the data sheet's rate, the measured rate and the roofline. It counts tokens/s as
+// other programs do.
 TEST(CliBench, AStepOnAGpuIsSeenBesideItsPeaks) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
@@ -89,7 +90,7 @@ TEST(CliBench, AStepOnAGpuIsSeenBesideItsPeaks) {
 
 // -- options -----------------------------------------------------------------------------------------------
 
-// What would change nothing is refused, with the workloads that it is for.
+// An option that would change nothing is refused, with the list of workloads that it is for.
 TEST(CliBench, OptionsOfOtherWorkloadsAreRefused) {
   TestDir dir;
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
@@ -124,8 +125,9 @@ TEST(CliBench, ValuesThatMeanNothingAreRefused) {
                  "--zipf: expected --routing zipf beside it, whose exponent it is; got --routing balanced");
   expect_refused(run_moebius(dir, {"bench", "attention", "--window", "-1"}), 2,
                  "--window: expected at least 0; got -1; 0 lets a query see all keys before it");
-  expect_refused(run_moebius(dir, {"bench", "attention", "--documents", "7"}), 2,
-                 "--documents: expected a divisor of the 512 tokens of a sequence; got 7; 1 is one in each sequence");
+  expect_refused(
+      run_moebius(dir, {"bench", "attention", "--documents", "7"}), 2,
+      "--documents: expected a divisor of the 512 tokens of a sequence; got 7; 1 means one document in each sequence");
 }
 
 TEST(CliBench, ReportsSayWhatWasAsked) {
@@ -150,9 +152,10 @@ TEST(CliBench, ReportsSayWhatWasAsked) {
 
 TEST(CliBench, AStepWantsItsRecipe) {
   TestDir dir;
-  expect_refused(run_moebius(dir, {"bench", "step"}), 2,
-                 "bench step: expected its own recipe recipes/bench_cpu.toml below the working directory; it is not "
-                 "there; go to the folder of Moebius' sources, or name a recipe with --recipe");
+  expect_refused(
+      run_moebius(dir, {"bench", "step"}), 2,
+      "bench step: expected the recipe recipes/bench_cpu.toml below the working directory; it does not exist; "
+      "change to the folder of Moebius' sources, or name a recipe with --recipe");
 }
 
 }  // namespace

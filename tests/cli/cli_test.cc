@@ -26,7 +26,7 @@ nlohmann::json json_of(const Ran& ran) {
   return nlohmann::json::parse(ran.out, nullptr, /*allow_exceptions=*/false);
 }
 
-// A copy of the golden model that a test may damage.
+// Makes a copy of the golden model that a test may damage.
 std::string copy_model(const TestDir& dir) {
   fs::create_directory(dir.path("model"));
   for (const char* file : {"config.json", "model.safetensors"}) fs::copy(kCase + "/" + file, dir.path("model"));
@@ -177,7 +177,8 @@ TEST(CliForward, RefusesAnOutputThatCannotBeWritten) {
 
 TEST(CliData, BuildsInfoAndEvaluates) {
   TestDir dir;
-  // Bytes below 97, the vocabulary of the golden model, and no end of document: written by hand.
+  // The dataset is written by hand. It has bytes below 97, the vocabulary of the golden model, and
+  // no end of document.
   write_file_atomic(dir.path("text.txt"), std::string(200, '!'));
   const auto built = json_of(
       run_moebius(dir, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set", "--json"}));
@@ -189,7 +190,8 @@ TEST(CliData, BuildsInfoAndEvaluates) {
   EXPECT_EQ(info.at("tokenizer"), "bytes");
   EXPECT_EQ(info.at("token_type"), "u16");
 
-  // 25 sequences of 8 tokens read 201; the last holds the end id, 256, which the model does not know.
+  // 25 sequences of 8 tokens read 201. The last one holds the end id, 256, which is outside the
+  // model's vocabulary.
   const std::vector<std::string> eval{"eval", kCase,     "--data", "set",     "--seq-len",
                                       "8",    "--batch", "4",      "--dtype", "f32"};
   expect_refused(run_moebius(dir, eval), 3, "256");
@@ -198,7 +200,7 @@ TEST(CliData, BuildsInfoAndEvaluates) {
   const auto result = json_of(run_moebius(dir, few));
   EXPECT_EQ(result.at("tokens"), 96);
   EXPECT_NEAR(result.at("perplexity").get<double>(), std::exp(result.at("loss").get<double>()), 1e-6);
-  // 201 tokens stand for 200 bytes.
+  // 201 tokens represent 200 bytes.
   EXPECT_NEAR(result.at("bits_per_byte").get<double>(), result.at("loss").get<double>() / std::log(2.0) * 201 / 200,
               1e-9);
 }
@@ -250,7 +252,8 @@ TEST(CliTokenize, AModelsTokenizer) {
   EXPECT_GT(plain, json_of(tokens).at("tokens").get<int64_t>());
 }
 
-// A tokenizer.json that a fine-tuning left with its lengths: the same ids, and a warning by every command that encodes.
+// A fine-tuning left its lengths in tokenizer.json. The ids are the same, and every command that
+// encodes prints a warning.
 TEST(CliTokenize, LengthsOfATokenizerAreWarnedOf) {
   TestDir dir;
   const std::string model = MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/gpt2";
@@ -260,7 +263,8 @@ TEST(CliTokenize, LengthsOfATokenizerAreWarnedOf) {
   write_file_atomic(dir.path("tokenizer.json"), file.dump());
   write_file_atomic(dir.path("tokenizer_config.json"), R"({"eos_token": "<|endoftext|>"})");
   write_file_atomic(dir.path("t.txt"), "In the beginning God created");
-  const std::string said = "tokenizer.json: truncation and padding are not applied: ids are neither cut nor padded";
+  const std::string said =
+      "tokenizer.json: truncation and padding are not applied: ids are neither truncated nor padded";
   const Ran ids = run_moebius(dir, {"tokenize", "--tokenizer", "."}, "In the beginning\n");
   EXPECT_EQ(ids.code, 0);
   EXPECT_THAT(ids.err, testing::HasSubstr(said));
@@ -283,7 +287,8 @@ TEST(CliGenerate, SameSeedSameText) {
   EXPECT_NE(json_of(run_moebius(dir, words("2"))).at("tokens"), first.at("tokens"));
 }
 
-// Heads, the vocabulary (97 ids on two ranks), experts, their width and layers over ranks: the tokens of one.
+// Heads, the vocabulary (97 ids on two ranks), experts, their width and layers are divided over
+// ranks. The tokens are those of one rank.
 TEST(CliGenerate, AnyLayoutWritesTheSame) {
   TestDir dir;
   const auto generate = [&](const std::vector<std::string>& more) {
@@ -304,23 +309,24 @@ TEST(CliGenerate, AnyLayoutWritesTheSame) {
     for (const std::string& each : layout) words.insert(words.end(), {"--set", each});
     const Ran ran = generate(words);
     EXPECT_EQ(ran.code, 0) << ran.err;
-    EXPECT_EQ(ran.out, alone.out) << layout[0];  // once, not by each rank
+    EXPECT_EQ(ran.out, alone.out) << layout[0];  // printed once, not by each rank
     words.emplace_back("--json");
     EXPECT_EQ(json_of(generate(words)), json) << layout[0];
   }
   expect_refused(generate({"--ranks", "2"}), 2,
                  "generate: expected a layout that splits the model over 2 ranks, as --set parallel.tp=2; got none");
   for (const std::string tp : {"1", "2"})
-    expect_refused(generate({"--ranks", tp == "1" ? "2" : "4", "--set", "parallel.tp=" + tp, "--set", "parallel.cp=2"}),
-                   2, "error: generate: expected parallel.cp = 1, for the tokens of a sequence come one by one; got 2");
+    expect_refused(
+        generate({"--ranks", tp == "1" ? "2" : "4", "--set", "parallel.tp=" + tp, "--set", "parallel.cp=2"}), 2,
+        "error: generate: expected parallel.cp = 1, because the tokens of a sequence come one by one; got 2");
   expect_refused(generate({"--ranks", "4", "--set", "parallel.tp=2"}), 2,
                  "error: generate: expected 2 ranks, parallel.tp * pp = 2 * 1 times those that ep * etp = 1 * 1 needs "
                  "beside tp; got 4, of which the others would repeat the work; start 2, or split the model further");
   expect_refused(generate({"--ranks", "2", "--set", "train.seq_len=3"}), 2,
                  "generate --set: expected a key of [parallel], as in parallel.tp=2; got train.seq_len=3");
-  expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2 ranks");
+  expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2;");
   expect_refused(generate({"--ranks", "2", "--set", "parallel.tp=2", "--temperature", "-1"}), 2,
-                 "error: generate: temperature must be 0 or more; got -1");  // of no rank in particular
+                 "error: generate: temperature must be 0 or more; got -1");  // names no rank
   expect_refused(generate({"--ranks", "3", "--set", "parallel.tp=3"}), 2, "error: attention: ");
 }
 
@@ -369,7 +375,7 @@ TEST(CliConfig, SaysSizeMeshMemoryAndProvenance) {
   int64_t total = 0;
   for (const auto& [life, bytes] : json.at("memory_bytes").items()) total += life == "total" ? 0 : bytes.get<int64_t>();
   EXPECT_EQ(total, json.at("memory_bytes").at("total").get<int64_t>());
-  // f32 masters and two moments of every parameter, but for alignment.
+  // f32 masters and two moments of every parameter, apart from alignment.
   EXPECT_GE(json.at("memory_bytes").at("optimizer").get<int64_t>(), 8 * json.at("parameters").get<int64_t>());
 }
 
@@ -392,7 +398,7 @@ TEST(CliConfig, SaysWhetherItFitsAndWhatItLacks) {
   EXPECT_EQ(json.at("missing_to_train").size(), 1u);
 }
 
-// How often a run reads its data: 2560 tokens of a text of 1000 bytes and its end.
+// Shows how often a run reads its data: 2560 tokens, from a text of 1000 bytes and its end.
 TEST(CliConfig, SaysHowOftenDataIsRead) {
   TestDir dir;
   write_file_atomic(dir.path("text.txt"), std::string(1000, 'a'));
@@ -415,7 +421,8 @@ TEST(CliConfig, PrintsChangedValuesAloneAndAllKeys) {
   expect_refused(run_moebius(dir, {"config"}), 2, "config: expected a recipe, or --keys");
 }
 
-// A machine without a GPU prices a run on one. 5.61 B parameters, bf16 with f32 masters, gradients and moments.
+// A machine without a GPU predicts the memory of a run on one. The model has 5.61 B parameters,
+// bf16 with f32 masters, gradients and moments.
 TEST(CliConfig, PlansForAGpuThatIsNotHere) {
   TestDir dir;
   const auto json =
@@ -424,7 +431,8 @@ TEST(CliConfig, PlansForAGpuThatIsNotHere) {
   const double bytes = json.at("memory_bytes").at("total").get<double>();
   EXPECT_GT(bytes, 18.0 * json.at("parameters").get<double>());
   EXPECT_LT(bytes, 140e9);
-  // Beside the plan: what an asynchronous checkpoint copies, and of a GPU what a run holds in all.
+  // Beside the plan, the report has the copies of an asynchronous checkpoint, and for a GPU all
+  // memory that a run holds.
   const auto& beside = json.at("memory_beside_bytes");
   EXPECT_NEAR(beside.at("checkpoint_snapshot").get<double>(), 12.0 * json.at("parameters").get<double>(), 1e6);
   ASSERT_EQ(beside.contains("gpu_predicted_peak"), Accelerator::is_built_in());
@@ -434,7 +442,8 @@ TEST(CliConfig, PlansForAGpuThatIsNotHere) {
             bytes + beside.at("gpu_workspaces").get<double>() + beside.at("gpu_kernels").get<double>());
 }
 
-// Who is where, what each group carries, and of which rank the memory is: the last stage has the head.
+// Shows the place of each rank, the traffic of each group, and whose memory is shown. The last
+// stage has the head.
 TEST(CliConfig, SaysWhoIsWhere) {
   TestDir dir;
   const auto config = [&](const std::string& ranks, const std::vector<std::string>& more = {}) {
@@ -458,7 +467,37 @@ TEST(CliConfig, SaysWhoIsWhere) {
   EXPECT_EQ(
       json.at("groups").at("ep"),
       (nlohmann::json{{"size", 4}, {"groups", 2}, {"carries", "the experts of one layer: dispatch and combine"}}));
-  expect_refused(config("7"), 2, "tp * cp * pp = 2 * 1 * 2; got 7 ranks");
+  expect_refused(config("7"), 2, "tp * cp * pp = 2 * 1 * 2; got 7;");
+}
+
+// As it will run, and why: a recipe without ep, `auto` on both sides of top-k = 2, and under CUDA graphs.
+TEST(CliConfig, NamesTheDispatcherAndWhy) {
+  TestDir dir;
+  const auto config = [&](const std::vector<std::string>& sets, bool json) {
+    std::vector<std::string> words{"config", kRecipe, "--ranks", "4"};
+    for (const std::string& each : sets) words.insert(words.end(), {"--set", each});
+    if (json) words.emplace_back("--json");
+    return run_moebius(dir, words);
+  };
+  const auto choice = [&](const std::vector<std::string>& sets) {
+    const auto json = json_of(config(sets, true));
+    const std::string name = json.at("dispatcher"), reason = json.at("dispatcher_reason");
+    EXPECT_THAT(config(sets, false).out, testing::HasSubstr("\n# dispatcher " + name + ": " + reason + "\n"));
+    return name + ": " + reason;
+  };
+  EXPECT_EQ(choice({}), "local: each rank holds all experts of its layers (parallel.ep * etp = 1)");
+  EXPECT_EQ(choice({"parallel.ep=2"}),
+            "allgather: \"auto\" takes it because parallel.ep = 2 is at most top-k = 2, so that it sends no more than "
+            "all-to-all");
+  EXPECT_EQ(choice({"parallel.ep=4"}),
+            "alltoall: \"auto\" takes it because parallel.ep = 4 is above top-k = 2, so that it sends less than "
+            "all-gather");
+  EXPECT_EQ(choice({"parallel.ep=4", "run.device=cuda"}),
+            "allgather: \"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA graphs; "
+            "with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 4, top-k = 2)");
+  EXPECT_EQ(choice({"parallel.ep=4", "parallel.dispatcher=allgather"}), "allgather: parallel.dispatcher asks for it");
+  expect_refused(config({"parallel.ep=4", "parallel.dispatcher=alltoall", "run.device=cuda"}, false), 2,
+                 "parallel.dispatcher = \"alltoall\" reads its counts on the host");
 }
 
 TEST(CliConfig, WhatItPrintsIsARecipe) {
@@ -481,7 +520,7 @@ TEST(CliConfig, RefusesBadRecipes) {
   EXPECT_THAT(missing.err, testing::HasSubstr("none.toml"));
 }
 
-// What the kernels of a device do not take is refused where a run would be, on any machine and in any build.
+// Shapes that a device's kernels do not support are refused as in a run, on any machine and in any build.
 TEST(CliConfig, RefusesWhatTheKernelsDoNotTake) {
   TestDir dir;
   const auto config = [&](const std::string& set) {
@@ -507,7 +546,7 @@ TEST(CliCheckpoint, EmptyAndMissingFolders) {
                  "expected at least 1 to be kept; got 0");
 }
 
-// A run, and everything that reads its checkpoint.
+// Makes a run, and then everything that reads its checkpoint.
 TEST(CliRun, TrainsThenEveryCommandTakesItsFolder) {
   TestDir dir;
   std::string text;
@@ -531,7 +570,7 @@ TEST(CliRun, TrainsThenEveryCommandTakesItsFolder) {
   expect_refused(run_moebius(dir, {"export", "run", "out"}), 3,
                  "of model_type \"moebius\", for which Hugging Face has no class");
 
-  // The run's own sequence length and tokenizer are taken from the checkpoint.
+  // The sequence length and tokenizer of the run are read from the checkpoint.
   const auto evaluated = json_of(run_moebius(dir, {"eval", "run", "--data", "set", "--dtype", "f32", "--json"}));
   EXPECT_LT(evaluated.at("loss").get<double>(), std::log(257.0));
   const Ran generated = run_moebius(dir, {"generate", "run", "--prompt", "line", "--max-tokens", "5"});
@@ -552,7 +591,7 @@ TEST(CliRun, TrainsThenEveryCommandTakesItsFolder) {
 // -- doctor ----------------------------------------------------------------------------------------------
 
 TEST(CliRanks, WantGpusWhereTheirRecipeSays) {
-  if (Accelerator::why_missing().empty()) GTEST_SKIP() << "a GPU is here: they would run";
+  if (Accelerator::why_missing().empty()) GTEST_SKIP() << "this machine has a GPU: they would run";
   TestDir dir;
   expect_refused(run_moebius(dir, {"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--ranks", "2", "--set",
                                    "run.device=cuda"}),

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Ids of Moebius beside those of Hugging Face's tokenizers, on random Unicode and on real text: transformers_slow_test.cc.
+"""Compares ids of Moebius with those of Hugging Face's tokenizers, on random Unicode and on real text,
+for transformers_slow_test.cc.
 
     compare_tokenizers.py MOEBIUS SCRATCH_DIR TOKENIZER_DIR... -- TEXT_FILE...
 
-Each text is a line of jsonl for `moebius data build`, whose ids are read back from the dataset. Says for each tokenizer
-how many texts differ, or "as it should be".
+Each text is a line of jsonl for `moebius data build`, whose ids are read back from the dataset.
+Prints for each tokenizer how many texts differ, or "as it should be".
 """
 
 import json
@@ -40,7 +41,7 @@ def make_texts(files):
 
 
 def read_documents(prefix):
-    """The documents of a dataset as Megatron-LM writes it, less their last id."""
+    """Yields the documents of a dataset in Megatron-LM's format, without their last id."""
     idx = Path(f"{prefix}.idx").read_bytes()
     code, num_sequences = struct.unpack_from("<BQ", idx, 17)
     lengths = struct.unpack_from(f"<{num_sequences}i", idx, 34)

@@ -1,4 +1,4 @@
-// `moebius eval` as people run it: what it refuses, and how it ends.
+// `moebius eval` as people run it: refused arguments, and how it ends.
 #include <fcntl.h>
 #include <signal.h>
 
@@ -52,7 +52,7 @@ TEST(CliEval, ALossThatIsNotFiniteIsAnError) {
   write_dataset(dir, 500);
   std::filesystem::create_directory(dir.path("model"));
   std::filesystem::copy(kModel + "/config.json", dir.path("model"));
-  // After the routers: no expert is chosen by what is not a number.
+  // The damage is after the routers, because no router can choose experts by NaN.
   const int64_t offset = SafetensorsFile::open(kModel + "/model.safetensors").at("model.norm.weight").offset;
   std::string bytes = read_file(kModel + "/model.safetensors");
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -69,7 +69,8 @@ double loss_of(const Ran& ran) {
   return std::atof(ran.out.c_str() + std::string("loss ").size());
 }
 
-// As transformers saves every deepseek_v3: config.json speaks of a module that is not there. The loss is without it.
+// Like every deepseek_v3 saved by transformers, config.json mentions a module that the folder
+// lacks. The loss is computed without it.
 TEST(CliEval, MultiTokenPredictionThatIsPromisedAndNotThere) {
   TestDir dir;
   write_dataset(dir, 500);
@@ -85,8 +86,9 @@ TEST(CliEval, MultiTokenPredictionThatIsPromisedAndNotThere) {
   EXPECT_EQ(loss_of(eval(dir, {}, "checkpoint")), loss);
 }
 
-// Sequences, tokens of a sequence, heads, experts and layers over ranks: the same loss up to the order of sums. One
-// batch is left for a single data rank.
+// Sequences, tokens of a sequence, heads, experts and layers are divided over ranks. The loss is
+// the same up to the order of sums.
+// One batch is left for a single data rank.
 TEST(CliEval, AnyLayoutMeasuresTheSame) {
   TestDir dir;
   write_dataset(dir, 1500);
@@ -109,10 +111,10 @@ TEST(CliEval, AnyLayoutMeasuresTheSame) {
   }
   expect_refused(eval(dir, {"--ranks", "2", "--set", "train.steps=3"}), 2,
                  "eval --set: expected a key of [parallel], as in parallel.tp=2; got train.steps=3");
-  expect_refused(eval(dir, {"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2 ranks");
+  expect_refused(eval(dir, {"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2;");
 }
 
-// Whether the process has a handler for the signal: before, the signal would just kill it.
+// Returns whether the process has a handler for the signal. Before that, the signal would kill the process.
 bool catches(pid_t process, int signal) {
   std::ifstream status("/proc/" + std::to_string(process) + "/status");
   for (std::string line; std::getline(status, line);) {
@@ -121,7 +123,7 @@ bool catches(pid_t process, int signal) {
   return false;
 }
 
-// As many batches as take minutes: only the signal ends it in time, and with its own code.
+// The batches would take minutes. Only the signal ends the command in time, with an exit code for signals.
 TEST(CliEval, ASignalEndsItBetweenBatches) {
   for (const int signal : {SIGTERM, SIGINT}) {
     TestDir dir;
@@ -131,7 +133,7 @@ TEST(CliEval, ASignalEndsItBetweenBatches) {
       if (::chdir(dir.path().c_str()) != 0) ::_exit(99);
       ::dup2(::open("out", O_WRONLY | O_CREAT, 0666), STDOUT_FILENO);
       ::dup2(::open("err", O_WRONLY | O_CREAT, 0666), STDERR_FILENO);
-      ::execl(MOEBIUS_BINARY_DIR "/moebius", "moebius", "eval", kModel.c_str(), "--data", "set", "--batch", "1",
+      ::execl(built_program("moebius").c_str(), "moebius", "eval", kModel.c_str(), "--data", "set", "--batch", "1",
               "--threads", "1", static_cast<char*>(nullptr));
       ::_exit(98);
     }

@@ -1,4 +1,4 @@
-// Models in and out, as a user meets it.
+// Import and export of models, as a user meets them.
 #include <nlohmann/json.hpp>
 
 #include "io/safetensors.h"
@@ -26,7 +26,7 @@ TEST(CliExport, InAndOutAgain) {
   expect_refused(run_moebius(dir, {"import", "checkpoint", "other"}), 3, "a checkpoint already");
 }
 
-// What train.freeze matches, of whichever folder.
+// Lists the tensors that patterns of train.freeze match, in any kind of folder.
 TEST(CliCheckpoint, ListsTheTensorsOfOneCheckpointOrFolder) {
   TestDir dir;
   const Ran folder = run_moebius(dir, {"checkpoint", "ls", MOEBIUS_SOURCE_DIR "/tests/golden/data/mixtral_v4"});

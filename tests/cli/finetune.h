@@ -1,4 +1,5 @@
-// The commands and the recipe of docs/guide/fine-tune.md, on a small model: data, training with frozen parts, export.
+// The commands and the recipe of docs/guide/fine-tune.md on a small model: data, training with
+// frozen parts, export.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -18,7 +19,7 @@
 namespace moebius {
 
 inline const std::string kGolden = MOEBIUS_SOURCE_DIR "/tests/golden/data";
-inline const std::string kModelFolder = "Qwen3-30B-A3B";  // as the guide calls it; here it is a small model
+inline const std::string kModelFolder = "Qwen3-30B-A3B";  // the name in the guide; here it is a small model
 
 inline constexpr const char* kModel = R"([run]
 dir = "base"
@@ -52,13 +53,13 @@ compute = "bf16"
 
 inline const std::string kGuide = "docs/guide/fine-tune.md", kGuideSection = "\n## The commands and the recipe\n";
 
-// What a reader of the guide copies: its commands, and the recipe that they train.
+// The texts that a reader of the guide copies: its commands, and the recipe that they train.
 struct GuideText {
   std::vector<std::string> commands;
   std::string recipe;
 };
 
-// The fenced block that begins at the first `fence` in a section of the guide.
+// Returns the fenced block that begins at the first `fence` in a section of the guide.
 inline std::string block_of(const std::string& section, const std::string& fence) {
   const size_t begin = section.find("\n" + fence + "\n"), text = begin + fence.size() + 2;
   const size_t end = section.find("\n```\n", text);
@@ -81,7 +82,7 @@ inline GuideText read_guide() {
   return guide;
 }
 
-// Small enough for a test.
+// Overrides that make the run small enough for a test.
 inline const std::vector<std::string> kSmall{"run.device=cpu",           "train.steps=30",
                                              "train.global_batch=4",     "train.micro_batch=2",
                                              "train.seq_len=48",         "optimizer.lr=5e-3",
@@ -90,7 +91,7 @@ inline const std::vector<std::string> kSmall{"run.device=cpu",           "train.
 
 class FineTune : public testing::Test {
  protected:
-  // A model's folder as somebody else may have written it: bf16, with a tokenizer.
+  // Makes a model's folder as another program may have written it: bf16, with a tokenizer.
   void SetUp() override {
     std::filesystem::copy(kGolden + "/tokenizers/qwen2", dir_.path("tokenizer"));
     std::filesystem::remove(dir_.path("tokenizer/expected.json"));

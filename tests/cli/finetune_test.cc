@@ -15,7 +15,7 @@ TEST_F(FineTune, LearnsTheCompletionsAndLeavesFrozenPartsAlone) {
   EXPECT_EQ(HfFolder::open(dir_.path("Tuned")).names(), HfFolder::open(dir_.path(kModelFolder)).names());
 }
 
-// Two turns of the assistant, as apply_chat_template of transformers wrote them.
+// Two turns of the assistant, as apply_chat_template of transformers writes them.
 TEST_F(FineTune, TakesChatsAsIds) {
   write_file_atomic(
       dir_.path("chats.jsonl"),
@@ -31,7 +31,7 @@ TEST_F(FineTune, TakesChatsAsIds) {
   EXPECT_LT(eval_loss("runs/tuned"), 0.5 * eval_loss(kModelFolder));
 }
 
-// Trained parts are saved in f32, frozen ones in the dtype of the computation.
+// Trained parts are saved in f32, and frozen parts in the compute dtype.
 TEST_F(FineTune, IsExportedInOneDtype) {
   prepare();
   run_guide("train", {"--set", "train.steps=2"});
@@ -41,11 +41,11 @@ TEST_F(FineTune, IsExportedInOneDtype) {
   const HfFolder folder = HfFolder::open(dir_.path("out"));
   for (const std::string& name : folder.names()) EXPECT_EQ(folder.at(name).dtype, DType::f32) << name;
   EXPECT_EQ(nlohmann::json::parse(read_file(dir_.path("out/config.json"))).at("torch_dtype"), "float32");
-  // Through bf16 again, what was frozen is what it was.
+  // After another conversion to bf16, the frozen parts have their original bits.
   run({"export", "out", "again", "--dtype", "bf16"});
   const std::string frozen = "model.layers.0.mlp.gate.weight";
   EXPECT_EQ(tensor("again", frozen), tensor(kModelFolder, frozen));
-  // What was only imported goes out as it is stored, in bf16.
+  // A model that was imported but not trained is exported as it is stored, in bf16.
   run({"import", kModelFolder, "imported"});
   EXPECT_EQ(run({"export", "imported", "as_stored"}).err.find("written in f32"), std::string::npos);
   EXPECT_EQ(tensor("as_stored", "lm_head.weight"), tensor(kModelFolder, "lm_head.weight"));

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Loads folders that Moebius wrote in transformers and compares logits: tests/cli/transformers_slow_test.cc.
+"""Loads folders that Moebius wrote in transformers and compares logits, for
+tests/cli/transformers_slow_test.cc.
 
     load_in_transformers.py HF_DIR...
 
-Beside each folder lie HF_DIR.tokens, a safetensors file with `tokens`, and HF_DIR.logits, what `moebius forward HF_DIR
---tokens HF_DIR.tokens --out HF_DIR.logits` wrote. Says for each folder what is wrong with it, or "as it should be": keys
-that are missing or unexpected, a tokenizer that does not give a text back, logits that differ.
+Two files are beside each folder. HF_DIR.tokens is a safetensors file with `tokens`. HF_DIR.logits
+is the output of `moebius forward HF_DIR --tokens HF_DIR.tokens --out HF_DIR.logits`.
+Prints for each folder an error, or "as it should be". Errors are missing or unexpected keys, a
+tokenizer that does not give a text back, and different logits.
 """
 
 import re
@@ -18,8 +20,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def is_of_mtp(key, config):
-    """Modules of multi-token prediction stand behind the last layer. transformers has no use for them, and says so of layer 61,
-    where the released DeepSeek-V3 has its own; a smaller model's it reports."""
+    """Returns whether the key belongs to a module of multi-token prediction, which comes after the
+    last layer.
+    transformers ignores layer 61, where the released DeepSeek-V3 has its module. It reports the
+    modules of a smaller model.
+    """
     layer = re.match(r"model\.layers\.(\d+)\.", key)
     modules = getattr(config, "num_nextn_predict_layers", 0) or 0
     return layer is not None and 0 <= int(layer.group(1)) - config.num_hidden_layers < modules
@@ -49,7 +54,7 @@ def main():
     for folder in sys.argv[1:]:
         try:
             said = check(folder)
-        except Exception as error:  # of any folder, so that one does not hide the others
+        except Exception as error:  # one folder must not hide the others
             said = f"{type(error).__name__}: {error}"
         print(f"{Path(folder).name}: {said}")
 

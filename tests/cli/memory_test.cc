@@ -1,4 +1,4 @@
-// Memory of the commands that carry whole models: it must not grow with the model.
+// Memory of the commands that process whole models. It must not grow with the model.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kLayers = 12, kDim = 512, kWidth = 1024;
 constexpr int64_t kTensorBytes = kWidth * kDim * 4;
 
-// A llama in f32 of 12 layers of 10 MiB, its weights zeros that take no room on the disk.
+// Writes a llama in f32 with 12 layers of 10 MiB. Its weights are zeros that take no space on the disk.
 int64_t write_model(const std::string& folder) {
   std::filesystem::create_directory(folder);
   const nlohmann::json config = {{"model_type", "llama"},        {"vocab_size", 256},
@@ -42,16 +42,16 @@ int64_t write_model(const std::string& folder) {
   return bytes;
 }
 
-// The largest resident set of the command, in bytes.
+// Returns the largest resident set of the command, in bytes.
 int64_t peak_of(const TestDir& dir, const std::vector<std::string>& words) {
   const pid_t child = ::fork();
   if (child == 0) {
     std::vector<char*> argv;
-    const std::string program = MOEBIUS_BINARY_DIR "/moebius";
+    const std::string program = built_program("moebius");
     argv.push_back(const_cast<char*>(program.c_str()));
     for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
     argv.push_back(nullptr);
-    ::setenv("ASAN_OPTIONS", "quarantine_size_mb=1", 1);  // a sanitizer would keep what is freed
+    ::setenv("ASAN_OPTIONS", "quarantine_size_mb=1", 1);  // a sanitizer would keep freed memory
     const int nowhere = ::open("/dev/null", O_WRONLY);
     ::dup2(nowhere, STDOUT_FILENO);
     ::dup2(nowhere, STDERR_FILENO);

@@ -1,4 +1,4 @@
-// What the system does to a command: a disk that is full, a file that may not grow, a signal.
+// Commands that the system disturbs: a full disk, a limit on file sizes, a signal.
 #include <fmt/core.h>
 
 #include "tests/cli/program.h"
@@ -6,10 +6,10 @@
 namespace moebius {
 namespace {
 
-// A line of the shell, with the program as $M and the recipe as $R.
+// Runs a line of shell, with the program as $M and the recipe as $R.
 Ran run_shell(const TestDir& dir, const std::string& line) {
   const std::string command =
-      fmt::format("cd {} && M={} R={} && ({}) 2> stderr", quoted(dir.path()), quoted(MOEBIUS_BINARY_DIR "/moebius"),
+      fmt::format("cd {} && M={} R={} && ({}) 2> stderr", quoted(dir.path()), quoted(built_program("moebius")),
                   quoted(MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml"), line);
   const int status = std::system(command.c_str());
   return {.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status),

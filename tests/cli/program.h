@@ -1,4 +1,4 @@
-// Starts the built program and keeps what it said.
+// Starts the built program and keeps its output.
 #pragma once
 
 #include <sys/wait.h>
@@ -10,6 +10,7 @@
 
 #include "io/files.h"
 #include "io/testing.h"
+#include "tests/built.h"
 
 namespace moebius {
 
@@ -18,7 +19,7 @@ struct Ran {
   std::string out, err;
 };
 
-// A word for the shell.
+// Quotes a word for the shell.
 inline std::string quoted(const std::string& word) {
   std::string text = "'";
   for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -28,7 +29,7 @@ inline std::string quoted(const std::string& word) {
 // Runs `moebius` with these words in `dir`, with standard input from a text.
 inline Ran run_moebius(const TestDir& dir, const std::vector<std::string>& words, const std::string& input = "") {
   write_file_atomic(dir.path("stdin"), input);
-  std::string command = "cd " + quoted(dir.path()) + " && " + quoted(MOEBIUS_BINARY_DIR "/moebius");
+  std::string command = "cd " + quoted(dir.path()) + " && " + quoted(built_program("moebius"));
   for (const std::string& word : words) command += " " + quoted(word);
   command += " < stdin > stdout 2> stderr";
   const int status = std::system(command.c_str());
@@ -37,7 +38,8 @@ inline Ran run_moebius(const TestDir& dir, const std::vector<std::string>& words
           .err = read_file(dir.path("stderr"))};
 }
 
-// The command failed as documented: this code, this text on standard error, nothing on standard output.
+// Expects that the command failed as documented: this code, this text on standard error, nothing on
+// standard output.
 inline void expect_refused(const Ran& ran, int code, const std::string& text) {
   EXPECT_EQ(ran.code, code) << ran.err;
   EXPECT_THAT(ran.err, testing::HasSubstr(text));

@@ -9,12 +9,13 @@
 namespace moebius {
 namespace {
 
-// Open MPI refuses root, as whom containers run, unless told so; more ranks than cores must give way to each other.
+// By default Open MPI refuses to run as root, which containers do. If there are more ranks than
+// cores, waiting ranks must yield.
 Ran mpirun_moebius(const TestDir& dir, int num_ranks, const std::vector<std::string>& words) {
   std::string command = "cd " + quoted(dir.path()) +
                         " && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
                         "OMPI_MCA_mpi_yield_when_idle=1 && " MOEBIUS_MPIRUN " -n " +
-                        std::to_string(num_ranks) + " " + quoted(MOEBIUS_BINARY_DIR "/moebius");
+                        std::to_string(num_ranks) + " " + quoted(built_program("moebius"));
   for (const std::string& word : words) command += " " + quoted(word);
   command += " < /dev/null > stdout 2> stderr";
   const int status = std::system(command.c_str());
@@ -72,7 +73,7 @@ TEST(CliOverMpi, RanksOfDifferentCommandsAreFoundAtTheStart) {
   const TestDir dir;
   write_file_atomic(dir.path("recipe.toml"), kRecipe);
   const Ran ran = mpirun_moebius(dir, 1,
-                                 {"train", "recipe.toml", ":", "-n", "1", MOEBIUS_BINARY_DIR "/moebius", "eval",
+                                 {"train", "recipe.toml", ":", "-n", "1", built_program("moebius"), "eval",
                                   MOEBIUS_SOURCE_DIR "/tests/golden/data/qwen3_moe_v5", "--data", "set"});
   EXPECT_EQ(ran.code, 2) << ran.err;
   EXPECT_THAT(ran.err, testing::HasSubstr("error: the ranks do not agree on the command and the program's file (XXH3): "
@@ -80,7 +81,7 @@ TEST(CliOverMpi, RanksOfDifferentCommandsAreFoundAtTheStart) {
   EXPECT_EQ(ran.err.find("error: "), ran.err.rfind("error: ")) << ran.err;
 }
 
-// 6 ranks, 3 of them on a stage. Who is slow, who waits, which experts are busy: of the six, in every line.
+// 6 ranks, 3 of them on a stage. Every line has slow ranks, waiting ranks and busy experts of all six.
 TEST(CliOverMpi, EachLineOfTheMetricsHasAllRanks) {
   const TestDir dir;
   write_file_atomic(dir.path("text"), std::string(3000, 'a') + std::string(3000, 'b'));

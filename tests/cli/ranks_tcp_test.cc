@@ -1,4 +1,4 @@
-// Commands whose ranks are processes over TCP, of which one never comes.
+// Commands whose ranks are processes over TCP. One of the ranks never comes.
 #include <gmock/gmock.h>
 
 #include "comm/transport/socket.h"
@@ -11,7 +11,7 @@ constexpr const char* kModel = MOEBIUS_SOURCE_DIR "/tests/golden/data/qwen3_moe_
 
 class CliOverTcp : public testing::TestWithParam<std::vector<std::string>> {
  protected:
-  // Rank 0 of two, alone.
+  // Starts rank 0 of two, and no other.
   Ran run_first(std::vector<std::string> more) {
     std::vector<std::string> words = GetParam();
     words.insert(words.end(), more.begin(), more.end());
@@ -32,7 +32,8 @@ TEST_P(CliOverTcp, ARankThatDoesNotComeIsNamedWithItsCoordinatesInTime) {
                  "to come; missing: rank 1 (tp 1, cp 0, dp 0, pp 0, etp 0, ep 0, edp 1)");
 }
 
-// What is wrong with the layout is said once all ranks are there; until then they have numbers alone.
+// Errors of the layout are reported once all ranks have joined. Until then messages name ranks by
+// number only.
 TEST_P(CliOverTcp, WhereTheLayoutIsWrongItHasItsNumber) {
   expect_refused(run_first({"--set", "parallel.tp=4", "--timeout", "0.5"}), 6, "missing: rank 1;");
 }

@@ -1,4 +1,4 @@
-// `moebius train` as people run it: what it leaves behind, what it refuses, how it ends.
+// `moebius train` as people run it: its outputs, refused arguments, and how it ends.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -90,7 +90,7 @@ TEST_F(CliTrain, TracesTheOnlyStepWhereThereIsNoSecond) {
   const std::string at_once = "optimizer.warmup_steps=0";
   ASSERT_EQ(train({"train.steps=1", "log.trace=only.json", at_once}).code, 0);
   EXPECT_GT(num_events("only.json"), 100u);
-  ASSERT_EQ(train({"train.steps=2", "log.trace=left.json", at_once}).code, 0) << "goes on with one step left";
+  ASSERT_EQ(train({"train.steps=2", "log.trace=left.json", at_once}).code, 0) << "resumes with one step left";
   EXPECT_GT(num_events("left.json"), 100u);
 }
 
@@ -102,16 +102,16 @@ TEST_F(CliTrain, AWaitForAnotherRankHasAnEnd) {
   }
 }
 
-// What is measured is the process, with all of the ranks that are its threads.
+// The measured memory is that of the process, with all ranks that are its threads.
 TEST_F(CliTrain, MemoryIsPredictedForTheRanksOfTheProcess) {
-  ::setenv("ASAN_OPTIONS", "quarantine_size_mb=1", 1);  // a sanitizer would keep what is freed
+  ::setenv("ASAN_OPTIONS", "quarantine_size_mb=1", 1);  // a sanitizer would keep freed memory
   const Ran one = train({});
   ASSERT_EQ(one.code, 0) << one.err;
   EXPECT_THAT(one.err, Not(HasSubstr("ranks of this process")));
   const Ran two = train({"run.dir=two"}, "", {"--ranks=2"});
   ASSERT_EQ(two.code, 0) << two.err;
   EXPECT_THAT(two.err, HasSubstr(", of the 2 ranks of this process"));
-  // "memory: predicted peak 84.1 MiB, measured 85.0 MiB, +1.1 %"
+  // The line is "memory: predicted peak 84.1 MiB, measured 85.0 MiB, +1.1 %".
   const size_t measured = two.err.find(", measured ");
   ASSERT_NE(measured, two.err.npos) << two.err;
   const double percent = std::atof(two.err.c_str() + two.err.find("B, ", measured + 3) + 3);
@@ -119,7 +119,7 @@ TEST_F(CliTrain, MemoryIsPredictedForTheRanksOfTheProcess) {
   EXPECT_GT(percent, -30) << two.err;
 }
 
-// A launcher's variables are enough: none of the copies begins.
+// The variables of a launcher are enough for the refusal, so none of its processes begins to work.
 TEST_F(CliTrain, ACommandOfOneProcessRefusesALauncher) {
   ::setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
   const Ran ran = run_moebius(dir_, {"export", "nowhere", "model"});
@@ -149,7 +149,7 @@ TEST_F(CliTrain, GoesOnOnlyWithTheSameRun) {
   EXPECT_THAT(other.err, HasSubstr("weights from run\n"));
 }
 
-// What a run that starts over finds is moved, never removed, whatever starts there later.
+// The outputs of an earlier run are moved and never removed, whatever starts there later.
 TEST_F(CliTrain, StartingOverKeepsWhatWasThere) {
   ASSERT_EQ(train({}).code, 0);
   const std::string was = read_file(dir_.path("run/metrics.jsonl"));
@@ -159,10 +159,11 @@ TEST_F(CliTrain, StartingOverKeepsWhatWasThere) {
                                   "run/checkpoints/old-1; nothing removes it\n"));
   const Ran first = train({"run.dir=fresh", "checkpoint.resume=false"});
   EXPECT_THAT(first.err, Not(HasSubstr("old-1"))) << "nothing was there";
-  EXPECT_EQ(train({"optimizer.lr=0.5", "train.steps=9"}).code, 0);  // goes on, saves and prunes
+  EXPECT_EQ(train({"optimizer.lr=0.5", "train.steps=9"}).code, 0);  // resumes, saves and prunes
   EXPECT_EQ(read_file(dir_.path("run/checkpoints/old-1/metrics.jsonl")), was);
   EXPECT_EQ(run_moebius(dir_, {"checkpoint", "verify", "run/checkpoints/old-1/step-00000006"}).code, 0);
-  // Weights that are not read leave the checkpoints in their places; the run's own can be started from.
+  // A failed start, because of weights that cannot be read, leaves the checkpoints in place. A run
+  // can start from its own checkpoint.
   EXPECT_NE(train({"model.init_from=nowhere", "checkpoint.resume=false"}).code, 0);
   EXPECT_FALSE(std::filesystem::exists(dir_.path("run/checkpoints/old-2")));
   const Ran own = train({"model.init_from=run", "checkpoint.resume=false"});
@@ -170,7 +171,7 @@ TEST_F(CliTrain, StartingOverKeepsWhatWasThere) {
   EXPECT_TRUE(std::filesystem::exists(dir_.path("run/checkpoints/old-2/step-00000009")));
 }
 
-// What is found out too late otherwise: a line each, before the first step.
+// One line each, before the first step, for facts that would otherwise be noticed too late.
 TEST_F(CliTrain, SaysWhatItStartsFromAndWhatItLeavesOut) {
   const Ran ran = train({"moe.balance=\"none\"", "moe.aux_coeff=0", "checkpoint.every=0"});
   ASSERT_EQ(ran.code, 0) << ran.err;
@@ -182,13 +183,13 @@ TEST_F(CliTrain, SaysWhatItStartsFromAndWhatItLeavesOut) {
   }
 }
 
-// The path of the data is looked at before the memory of the model is asked for.
+// The path of the data is checked before memory for the model is allocated.
 TEST_F(CliTrain, AMissingDatasetIsFoundBeforeMemoryIsAskedFor) {
   const std::vector<std::string> huge{"model.hidden_size=65536", "model.moe_intermediate_size=65536",
                                       "model.vocab_size=1000000"};
   Ran ran = train(huge);
   EXPECT_NE(ran.code, 0);
-  EXPECT_THAT(ran.err, HasSubstr("memory")) << "or this shows nothing";
+  EXPECT_THAT(ran.err, HasSubstr("memory")) << "otherwise this shows nothing";
   std::vector<std::string> missing = huge;
   missing.emplace_back("data.train=[\"tpyo\"]");
   expect_refused(train(missing), 3, "data.train: tpyo: expected tpyo.bin and tpyo.idx");
@@ -197,7 +198,8 @@ TEST_F(CliTrain, AMissingDatasetIsFoundBeforeMemoryIsAskedFor) {
   expect_refused(train(missing), 3, "data.valid: set.bin: expected the prefix of a dataset");
 }
 
-// The same prefix, another text: going on would train on other samples than the run says.
+// The prefix is the same, but the text is another. A resumed run would train on other samples than
+// its report says.
 TEST_F(CliTrain, GoesOnOnlyWithTheSameData) {
   ASSERT_EQ(train({}).code, 0);
   write_file_atomic(dir_.path("text.txt"), std::string(5000, 'x'));
@@ -208,7 +210,7 @@ TEST_F(CliTrain, GoesOnOnlyWithTheSameData) {
   expect_refused(train({"train.steps=8"}), 2, "the datasets of data.train are not those");
 }
 
-// A learning rate that no model survives: the weights overflow, and the run says where.
+// With a learning rate that no model survives, the weights overflow, and the run says where.
 TEST_F(CliTrain, StopsAtNumbersThatAreNotFinite) {
   const Ran ran = train({"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.warmup_steps=0"});
   expect_refused(ran, 5, "first not finite: ");
@@ -216,7 +218,8 @@ TEST_F(CliTrain, StopsAtNumbersThatAreNotFinite) {
   for (const auto& record : metrics()) EXPECT_TRUE(record.at("loss").is_number()) << record;
 }
 
-// The loss of the only step is fine, its update is not: nothing is saved, and the run does not end well.
+// The loss of the only step is finite, but its update is not. Nothing is saved, and the run ends
+// with an error.
 TEST_F(CliTrain, DoesNotSaveWeightsThatAreNotFinite) {
   ASSERT_EQ(train({"checkpoint.every=2"}).code, 0);
   const std::vector<std::string> mad{"run.dir=mad",

@@ -1,4 +1,4 @@
-// Moebius beside Hugging Face's libraries, where a Python has them.
+// Compares Moebius with Hugging Face's libraries, if there is a Python that has them.
 #include <cstdlib>
 
 #include "io/safetensors.h"
@@ -7,8 +7,9 @@
 namespace moebius {
 namespace {
 
-// A Python that imports these, which MOEBIUS_PYTHON names in the environment or at configuration, else python3; empty:
-// there is none.
+// Returns a Python that can import these modules. It is MOEBIUS_PYTHON from the environment or the
+// configuration, or else python3.
+// Returns an empty string if there is none.
 std::string python_with(const std::string& modules) {
   const char* named = std::getenv("MOEBIUS_PYTHON");
   const std::string program = named ? named : MOEBIUS_PYTHON;
@@ -16,7 +17,7 @@ std::string python_with(const std::string& modules) {
   return !program.empty() && std::system(command.c_str()) == 0 ? program : "";
 }
 
-// What a script of this folder says.
+// Returns the output of a script of this folder.
 std::string say(const TestDir& dir, const std::string& python, const std::string& script,
                 const std::vector<std::string>& words) {
   std::string command =
@@ -26,13 +27,13 @@ std::string say(const TestDir& dir, const std::string& python, const std::string
   return read_file(dir.path("said"));
 }
 
-// What was fine-tuned, and every golden model, exported: no missing and no unexpected keys, the
-// tokenizer, the logits.
+// A fine-tuned model and every golden model are exported. There are no missing or unexpected keys,
+// and tokenizer and logits are the same.
 class Transformers : public FineTune {
  protected:
   void SetUp() override {
     if (python_.empty())
-      GTEST_SKIP() << "wants Python with torch, transformers and safetensors; set MOEBIUS_PYTHON to one that has them";
+      GTEST_SKIP() << "needs Python with torch, transformers and safetensors; set MOEBIUS_PYTHON to one that has them";
     FineTune::SetUp();
   }
   void write_forward(const std::string& folder) {
@@ -63,12 +64,12 @@ TEST_F(Transformers, LoadsWhatWasFineTunedAndEveryFamily) {
   for (const std::string& folder : folders_) EXPECT_THAT(said, testing::HasSubstr(folder + ": as it should be\n"));
 }
 
-// Random Unicode, prose and code, through the whole of `data build`.
+// Random Unicode, prose and code pass through the whole of `data build`.
 TEST(Tokenizers, HaveTheIdsOfHuggingFacesLibrary) {
   const std::string python = python_with("tokenizers");
-  if (python.empty()) GTEST_SKIP() << "wants Python with tokenizers; set MOEBIUS_PYTHON to one that has it";
+  if (python.empty()) GTEST_SKIP() << "needs Python with tokenizers; set MOEBIUS_PYTHON to one that has it";
   const TestDir dir;
-  std::vector<std::string> words{MOEBIUS_BINARY_DIR "/moebius", dir.path()}, styles;
+  std::vector<std::string> words{built_program("moebius"), dir.path()}, styles;
   for (const auto& entry : std::filesystem::directory_iterator(kGolden + "/tokenizers")) {
     if (!entry.is_directory()) continue;
     words.push_back(entry.path().string());

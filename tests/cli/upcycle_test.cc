@@ -1,4 +1,4 @@
-// A dense model becomes a Mixture of Experts, and training goes on from it, on one rank and on several.
+// A dense model becomes a Mixture of Experts, and trains on one rank and on several.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// What `moebius bench step --ranks N` times is the step of one rank, whatever the layout.
+// `moebius bench step --ranks N` times the same step as on one rank, whatever the layout.
 #include "bench/ranks.h"
 
 #include "tests/distributed/ranks.h"
@@ -41,7 +41,7 @@ RunSpec run_of(const ParallelSpec& layout) {
   return run;
 }
 
-// Losses are sums of f32 logits, of 64 tokens: a few units in the last place apart.
+// Losses are sums over 64 tokens of f32 logits. They differ by a few units in the last place.
 TEST_P(BenchOnRanks, HasTheLossesOfOneRank) {
   const BenchLayout& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {

@@ -1,5 +1,6 @@
-// How near a router's choices are to a tie. Where two scores differ by less than the noise of rounding, that noise says
-// who is chosen, and layouts that compute the same to rounding go different ways from there.
+// Measures how near a router's choices are to a tie. Where two scores differ by less than the noise
+// of rounding, that noise decides.
+// From there on, layouts that are equal up to rounding diverge.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +15,16 @@
 
 namespace moebius {
 
-// Between the least of the k greatest values and the greatest of the others; infinite when there are no others.
+// Returns the distance between the least of the k greatest values and the greatest other value. It
+// is infinite when there are no others.
 inline double gap_below_best(ref::Values values, int64_t k) {
   if (k >= std::ssize(values)) return std::numeric_limits<double>::infinity();
   std::sort(values.begin(), values.end(), std::greater<>());
   return values[k - 1] - values[k];
 }
 
-// Of the choice of a token: of the groups that are kept, and of the experts in them. A group is its best expert.
+// Returns the gap of one token's choice: the choice of groups, and of experts in the chosen groups.
+// A group counts as its best expert.
 inline double choice_gap(const ref::Values& value, const ModelSpec& m) {
   const int64_t width = m.num_experts / m.n_group;
   const RouteRule rule{.num_groups = m.n_group, .topk_groups = m.topk_group, .group_score = RouteGroupScore::max};
@@ -30,7 +33,7 @@ inline double choice_gap(const ref::Values& value, const ModelSpec& m) {
   return std::min(gap_below_best(group, m.topk_group), gap_below_best(ref::mask_groups(value, rule, m.top_k), m.top_k));
 }
 
-// What Sinkhorn orders the experts of each token by, as parts of one; [T, E].
+// Returns the values by which Sinkhorn orders the experts of each token, as shares that sum to one; [T, E].
 inline ref::Values balanced_scores(const ref::Values& logits, int64_t T, int64_t E) {
   ref::Values value = ref::sinkhorn(logits, T, E);
   for (auto row = value.begin(); row != value.end(); row += E) {
@@ -40,8 +43,9 @@ inline ref::Values balanced_scores(const ref::Values& logits, int64_t T, int64_t
   return value;
 }
 
-// The smallest gap of what the last forward pass of a layer chose: of the choices themselves, and where balance losses
-// count them, of the k best plain scores. bias: null where there is none.
+// Returns the smallest gap of the choices in the last forward pass of a layer. Where balance losses
+// count the k best plain scores, their gap is included.
+// bias: null where there is none.
 inline double choice_gap(const Model::MoeLayer& layer, const EngineSpec& spec, const float* bias) {
   const ModelSpec& m = spec.model;
   const Tensor logits_TE = layer.saved->router.logits_TE;
@@ -60,8 +64,8 @@ inline double choice_gap(const Model::MoeLayer& layer, const EngineSpec& spec, c
   return gap;
 }
 
-// The smallest gap between weights of pairs that an expert kept and turned away in the last forward pass of a layer,
-// when the lightest go.
+// Returns the smallest gap between weights of kept and dropped pairs of an expert in the last
+// forward pass of a layer, when the lightest pairs are dropped.
 inline double drop_gap(const Model::MoeLayer& layer, const EngineSpec& spec) {
   const Router::Saved& saved = layer.saved->router;
   const int64_t T = saved.logits_TE.dim(0), E = spec.model.num_experts, K = spec.model.top_k;

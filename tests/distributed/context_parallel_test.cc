@@ -1,5 +1,6 @@
-// Attention on tp x cp ranks equals attention on one, whatever the way and with and without documents; and it sends
-// what model/attention/context_parallel.h says.
+// Attention on tp x cp ranks equals attention on one rank, in both ways of exchange, with and
+// without documents.
+// The bytes sent are those of model/attention/context_parallel.h.
 #include "model/attention/gqa.h"
 #include "ops/rope/rope.h"
 #include "tests/distributed/layer_rig.h"
@@ -8,7 +9,8 @@ namespace moebius {
 namespace {
 
 constexpr int64_t D = 5, kBatch = 3, kSeq = 16, kHeads = 8, kKvHeads = 4, kWidth = 2;
-// Sums of at most 64 products of magnitude 1, a few of them in a row, and the merging of partial results.
+// The error of sums of at most 64 products of magnitude 1, a few such sums in a row, and the
+// merging of partial results.
 constexpr double kTolerance = 64 * 0x1p-23;
 
 struct ContextCase {
@@ -31,7 +33,7 @@ ModelSpec model_of(const ContextCase& c) {
   return m;
 }
 
-// [forward, backward] of model/attention/context_parallel.h, for the rows and heads of one rank.
+// Returns [forward, backward] of model/attention/context_parallel.h, for the rows and heads of one rank.
 std::array<int64_t, 2> expected_bytes(const ContextCase& c) {
   const int64_t T = kBatch * kSeq / c.cp, cp = c.cp, q = T * kHeads / c.tp * kWidth * 4,
                 kv = 2 * T * kKvHeads / c.tp * kWidth * 4, starts = c.documents ? 4 * T * (cp - 1) : 0;
@@ -70,7 +72,7 @@ void expect_case(Transport& transport, const ContextCase& c) {
 class ContextParallel : public Ranks {};
 INSTANTIATE_TEST_SUITE_P(Everywhere, ContextParallel, ::testing::Values(1, 2, 4, 8), name_of_ranks);
 
-// Every tp x cp of these ranks; alltoall where cp divides the kv heads of a tp rank.
+// Tests every tp x cp of these ranks. alltoall is tested where cp divides the kv heads of a tp rank.
 void expect_way(Transport& transport, CpComm comm) {
   for (int64_t tp = 1; tp <= std::min(transport.size(), 2); ++tp) {
     if (transport.size() % tp != 0) continue;

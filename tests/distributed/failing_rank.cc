@@ -1,5 +1,5 @@
-// failing_rank WAY [FAULT]: a program for a launcher whose rank 1 fails in the way that is asked for, or has, over MPI,
-// that MOEBIUS_FAULT (core/fault.h); the others are in an all_reduce_sum.
+// failing_rank WAY [FAULT]: a program for a launcher, whose rank 1 fails in this way. Over MPI rank
+// 1 may have this MOEBIUS_FAULT instead (core/fault.h). The other ranks are in an all_reduce_sum.
 #include <unistd.h>
 
 #include <csignal>
@@ -15,8 +15,9 @@
 
 namespace {
 
-// Rank 1 stops the others while they wait for it, for longer than the timeout, and joins when they have run again for
-// some time: as of a job that is suspended and taken up again.
+// Rank 1 stops the others while they wait for it, for longer than the timeout. It joins when they
+// have run again for some time.
+// That is like a job that is suspended and continued.
 void suspend_others(moebius::Rank& r) {
   std::vector<float> all(r.world->size()), mine{static_cast<float>(::getpid())};  // exact: below 2^24
   r.world->all_gather(r.s, moebius::as_tensor(all), moebius::as_tensor(mine));
@@ -44,13 +45,13 @@ void fail(const std::string& way, moebius::Rank& r) {
     std::raise(SIGKILL);
   }
   if (way == "stall") std::this_thread::sleep_for(std::chrono::seconds(120));
-  if (way == "stop_waiting") {  // stopped when it waits, woken when another has reported and not yet ended the run
+  if (way == "stop_waiting") {  // stopped when it waits, continued when another has reported but the run has not ended
     const std::string pid = std::to_string(::getpid());
     (void)!std::system(("(sleep 0.5; kill -STOP " + pid + "; sleep 3.5; kill -CONT " + pid + ") &").c_str());
   }
 }
 
-// The fault of a test, on rank 1 of MPI alone.
+// Sets the fault of a test, over MPI and on rank 1 only.
 void set_fault_on_rank_1(const char* fault) {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
     const char* rank = std::getenv(name);

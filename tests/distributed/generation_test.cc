@@ -1,4 +1,4 @@
-// The same text on every layout: the tokens that one rank draws.
+// Every layout generates the same text: the tokens that one rank draws.
 #include <gtest/gtest.h>
 
 #include "infer/generate.h"
@@ -18,7 +18,7 @@ struct GenerationCase {
 
 void PrintTo(const GenerationCase& c, std::ostream* out) { *out << c.name << " on " << c.ranks << " ranks"; }
 
-// Prompts and chunks that tp divides and does not.
+// Some prompts and chunks are multiples of tp, and some are not.
 const GenerationCase kCases[] = {
     {"tp2", 2, {.tp = 2}},
     {"tp4", 4, {.tp = 4, .ep = 2}, {.latent_kv = true}},
@@ -29,11 +29,11 @@ const GenerationCase kCases[] = {
     {"tp2_clipped", 2, {.tp = 2}, {.clipped = true}},
     {"tp2_tied", 2, {.tp = 2}, {.tied = true}},
     {"ep2", 2, {.ep = 2}},
-    {"ep4_alltoall", 4, {.ep = 4, .dispatcher = "alltoall"}},
+    {"ep4_alltoall", 4, {.ep = 4, .dispatcher = DispatcherKind::alltoall}},
     {"ep4_over_tp2", 4, {.tp = 2, .ep = 4}, {.sigmoid = true}},
     {"ep4_skewed", 4, {.ep = 4}, {.skewed = true}},
     {"etp2", 2, {.etp = 2}},
-    {"etp2_ep2_alltoall", 4, {.ep = 2, .etp = 2, .dispatcher = "alltoall"}},
+    {"etp2_ep2_alltoall", 4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::alltoall}},
     {"etp2_ep2_gpt_oss", 4, {.ep = 2, .etp = 2}, {.gpt_oss = true}},
     {"pp2", 2, {.pp = 2}},
     {"pp3_uneven", 3, {.pp = 3, .layout = "E t | t*3 | L"}},
@@ -43,12 +43,16 @@ const GenerationCase kCases[] = {
     {"pp2_mtp", 2, {.pp = 2}, {.mtp = 1}},
     {"pp3_mtp_apart", 3, {.pp = 3, .layout = "E t*2 | t*2 m | L"}, {.mtp = 1}},
     {"tp2_pp2_ep4", 8, {.tp = 2, .pp = 2, .ep = 4}, {.gpt_oss = true}},
-    // The layouts that add nothing in another order keep the bits, in bf16 too.
+    // Layouts that do not change the order of sums keep the bits, in bf16 too.
     {"bf16_pp2", 2, {.pp = 2}, {}, DType::bf16},
     {"bf16_pp3_uneven", 3, {.pp = 3, .layout = "E t | t*3 | L"}, {.latent_qkv = true}, DType::bf16},
-    {"bf16_ep2_alltoall", 2, {.ep = 2, .dispatcher = "alltoall"}, {}, DType::bf16},
-    {"bf16_ep4_alltoall", 4, {.ep = 4, .dispatcher = "alltoall"}, {.sigmoid = true}, DType::bf16},
-    {"bf16_pp2_vpp2_ep2_alltoall", 4, {.pp = 2, .vpp = 2, .ep = 2, .dispatcher = "alltoall"}, {}, DType::bf16},
+    {"bf16_ep2_alltoall", 2, {.ep = 2, .dispatcher = DispatcherKind::alltoall}, {}, DType::bf16},
+    {"bf16_ep4_alltoall", 4, {.ep = 4, .dispatcher = DispatcherKind::alltoall}, {.sigmoid = true}, DType::bf16},
+    {"bf16_pp2_vpp2_ep2_alltoall",
+     4,
+     {.pp = 2, .vpp = 2, .ep = 2, .dispatcher = DispatcherKind::alltoall},
+     {},
+     DType::bf16},
 };
 
 std::vector<int32_t> continuation(Transport& world, const GenerationCase& c, const ParallelSpec& layout,
@@ -82,7 +86,7 @@ TEST_P(Generation, IsThatOfOneRank) {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Generation, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 
-// What is wrong is wrong on every rank, with the words of one.
+// An error is raised on every rank, with the message of one rank.
 TEST(GenerationOnRanks, RefusesAsOne) {
   run_threads(2, test_world(), [&](Transport& world) {
     const ModelSpec model = layout_engine_spec(world, {}, {.tp = 2}).model;

@@ -1,4 +1,4 @@
-// The world that a launcher made: mpirun's, or that of start_ranks over TCP, which sets what torchrun sets.
+// The world of a launcher: mpirun's, or over TCP that of start_ranks, which sets the variables of torchrun.
 #pragma once
 
 #include <cstdio>

@@ -1,4 +1,5 @@
-// One layer on its own, on this rank: the layer of the world's mesh or, on a mesh of one rank, what it must equal.
+// A single layer on this rank. It is the layer on the world's mesh or, on a mesh of one rank, the
+// layer that it must equal.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,7 @@ using testing::Values;
 
 inline Values values_of(const Tensor& t) { return {t.ptr<float>(), t.ptr<float>() + t.numel()}; }
 
-// The block of a global tensor that a part is, from all of its elements.
+// Returns the block of a global tensor that belongs to a part, from all of the tensor's elements.
 inline Values block_of(const Values& whole, const ParamPart& part) {
   const int dim = std::max(part.shard.dim, 0);
   int64_t outer = 1, inner = 1;
@@ -35,8 +36,8 @@ inline Values block_of(const Values& whole, const ParamPart& part) {
   return block;
 }
 
-// Owns what a layer needs to run. `declare` makes the layer and declares what it saves. Weights that a model starts
-// with ones or zeros get values that differ, too.
+// Owns all that a layer needs to run. `declare` makes the layer and declares its saved tensors.
+// Weights that a model starts with ones or zeros get distinct values too.
 class LayerRig {
  public:
   static constexpr int64_t kStackBytes = 1 << 22, kDocument = 5;
@@ -73,7 +74,7 @@ class LayerRig {
     }
   }
 
-  // These rows of the residual stream, of values of all tokens.
+  // Returns this rank's rows of the residual stream, from the values of all tokens.
   Values own(const Values& all, int64_t width) const {
     Values rows;
     for (const int64_t t : stream_tokens)
@@ -83,14 +84,14 @@ class LayerRig {
 
   MemoryPlan plan;
   ParamTable params;
-  std::vector<int64_t> tokens, stream_tokens;  // which tokens the rows of the micro-batch and of the stream are
+  std::vector<int64_t> tokens, stream_tokens;  // the tokens of the rows of the micro-batch, and of the stream
   MicroBatch batch;
   ThreadPool pool{1};
   Stream s{DeviceKind::cpu, pool};
 };
 
-// Every part of `got`, whose tensors are chosen by `tensor` (weights or gradients), equals its block of the same part
-// in `want`, which has all of it.
+// Expects that every part of `got` equals its block of the same part in `want`, which has the whole of it.
+// `tensor` selects weights or gradients.
 inline void expect_blocks(const ParamTable& got, const ParamTable& want, Tensor Param::*tensor, double tolerance) {
   std::map<std::string, Values> whole;
   for (const Param& p : want.all()) {
@@ -104,18 +105,18 @@ inline void expect_blocks(const ParamTable& got, const ParamTable& want, Tensor 
   }
 }
 
-// The gradients as the optimizer sees them.
+// Reduces the gradients, as for the optimizer.
 inline void reduce_gradients(LayerRig& rig, const Mesh& mesh) {
   for (const Param& p : rig.params.all()) mesh.group(p.spec.grad_axis).all_reduce_sum(rig.s, p.dw);
 }
 
-// Outputs, by rank or whole, and what the forward and the backward passes sent over tp and cp.
+// Outputs, of this rank or whole, and the bytes that the forward and the backward pass sent over tp and cp.
 struct LayerPasses {
   Values y, dx;
   int64_t sent[2][2];  // [tp, cp][forward, backward]
 };
 
-// x and dy are this rank's rows of what all tokens have, D wide.
+// x and dy are this rank's rows of the values of all tokens, of width D.
 template <class Layer>
 LayerPasses both_passes(LayerRig& rig, const Mesh& mesh, const Layer& layer, typename Layer::Saved& saved, int64_t T,
                         int64_t D) {
@@ -135,8 +136,10 @@ LayerPasses both_passes(LayerRig& rig, const Mesh& mesh, const Layer& layer, typ
       y.values(), dx.values(), {{forward[0], sent(Axis::tp) - forward[0]}, {forward[1], sent(Axis::cp) - forward[1]}}};
 }
 
-// make(rig, mesh) gives the layer, declare(layer, plan, rows, saved) what it saves. The layer on the mesh equals that
-// on one rank: y and dx row by row, weights and their gradients block by block. Gives what was sent.
+// Expects that the layer on the mesh equals the layer on one rank: y and dx row by row, weights and
+// their gradients block by block.
+// make(rig, mesh) returns the layer. declare(layer, plan, rows, saved) declares its saved tensors.
+// Returns the bytes sent.
 template <class Layer>
 LayerPasses expect_like_one_rank(
     const Mesh& mesh, const BatchShape& whole, int64_t D, double tolerance,

@@ -1,12 +1,13 @@
-// Training that moves from layout to layout by checkpoints: each row is a ring, in which every layout goes on from what
-// the one before has saved. What it has loaded are the bits that were saved, moments and all, and what it trains on
-// with is what one rank would.
+// Training that moves from layout to layout by checkpoints. Each row is a ring, in which every
+// layout resumes from the checkpoint of the one before.
+// The loaded bits are those that were saved, moments included, and training continues as on one rank.
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/store.h"
 #include "comm/control.h"
 #include "io/testing.h"
 #include "tests/distributed/layout_run.h"
@@ -37,7 +38,7 @@ const Ring kRings[] = {
      {{},
       {8, {.tp = 2, .cp = 2, .pp = 2, .ep = 4}},
       {3, {.pp = 3, .layout = "E t | t*2 | t L"}},
-      {4, {.ep = 2, .etp = 2, .dispatcher = "alltoall"}},
+      {4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::alltoall}},
       {3, {}},
       {4, {.pp = 2, .vpp = 2, .ep = 2}},
       {2, {.cp = 2, .cp_comm = CpComm::ring}},
@@ -77,7 +78,7 @@ const Ring kRings[] = {
 
 using Bytes = std::map<std::string, std::vector<std::byte>>;
 
-// Every global tensor of a checkpoint.
+// Returns every global tensor of a checkpoint.
 Bytes contents_of(const std::string& folder) {
   const CheckpointReader reader(folder);
   Bytes contents;
@@ -111,7 +112,7 @@ void load(Engine& engine, Control& control, const std::string& folder) {
   engine.optimizer().gather(s);
 }
 
-// The weights that this rank computes with, its own and those of other owners.
+// Checks the weights that this rank computes with, its own and those of other owners.
 void expect_weights_of(Engine& engine, const std::string& folder) {
   const CheckpointReader reader(folder);
   for (const Param& p : engine.model().params().all()) {

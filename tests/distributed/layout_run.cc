@@ -16,8 +16,8 @@ namespace {
 constexpr int64_t kGlobalBatch = 24, kMicroBatch = 2, kSeq = 8, kVocab = 60;
 constexpr double kRate = 1e-2;
 
-// Its q and k are not normed: with weights as large as the others' their scores are so steep that each step doubles
-// what rounding left.
+// This layer does not normalize q and k. With weights as large as those of other layers its scores
+// would be so steep that each step doubles the rounding error.
 void make_latent(ModelSpec& m, bool with_queries) {
   m.qk_norm = QkNorm::none;
   m.num_kv_heads = m.num_heads;
@@ -72,7 +72,7 @@ ModelSpec model_spec(const LayoutModel& what) {
     m.routed_scaling_factor = 1.5;
   }
   m.num_mtp_layers = what.mtp;
-  // The modules have experts too, and each layer of them makes ties likelier.
+  // The modules have experts too, and each such layer makes ties likelier.
   if (what.mtp > 0) m.moe_layers[2] = false;
   if (what.latent) {
     m.qk_norm = QkNorm::none;
@@ -91,9 +91,10 @@ ModelSpec model_spec(const LayoutModel& what) {
   return m;
 }
 
-// For each model the seed, of 300 to 700, with the widest gap between what is chosen and what is not in 20 steps on one
-// rank (1.4e-5 to 3.7e-5; of gpt_oss, which chooses in one more layer, 1.3e-5 by the widest of 100, and of the models
-// with biases alike). expect_same asks for 1e-5.
+// For each model, the seed of 300 to 700 with the widest gap between chosen and other experts in 20
+// steps on one rank. The gaps are 1.4e-5 to 3.7e-5.
+// They are 1.3e-5 for gpt_oss, which chooses in one more layer, and for the models with biases,
+// each for the best of 100 seeds. expect_same needs 1e-5.
 uint64_t seed_of(const LayoutModel& what) {
   if (!what.freeze.empty() && !what.whole_norm) {
     if (what.mtp > 0) return what.tied ? 88 : 228;
@@ -117,8 +118,8 @@ uint64_t seed_of(const LayoutModel& what) {
   return 77;
 }
 
-// eps is far above the noise of f32 sums in the gradients, so that an update follows its gradient smoothly: at 1e-8 an
-// element whose gradient is nearly nothing moves by lr in the direction of that noise.
+// eps is far above the noise of f32 sums in the gradients, so that an update follows its gradient smoothly.
+// With 1e-8, an element whose gradient is nearly zero would move by lr in the direction of that noise.
 EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const ParallelSpec& layout = {}) {
   OptimizerSpec optimizer;
   optimizer.eps = 1e-3;
@@ -152,18 +153,18 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
           .seed = seed_of(what)};
 }
 
-// Sequence `sequence` of a global batch has two documents, the second from here on.
+// Sequence `sequence` of a global batch has two documents. The second one begins here.
 int64_t second_document(int64_t sequence) { return 1 + sequence % (kSeq - 1); }
 
-// Whether token i + k + 1 is to be predicted from row i: it is a target, and both are of one document.
+// Returns whether token i + k + 1 is predicted from row i: it is a target, and both are in one document.
 bool counts(int64_t sequence, int64_t i, int64_t k) {
   const int64_t target = i + k + 1, cut = second_document(sequence);
   const bool apart = k > 0 && i < cut && target >= cut;
   return (sequence * 3 + target - 1) % 5 != 2 && !apart && target <= kSeq;
 }
 
-// The tokens of a sequence that a rank has, and the place of the sequence in its micro-batch. Zig-zag: of 2 cp pieces
-// context rank c has the pieces c and 2 cp - 1 - c.
+// The tokens of a sequence that a rank has, and the row of the sequence in its micro-batch.
+// With zig-zag, context rank c has the pieces c and 2 cp - 1 - c of 2 cp pieces.
 struct Placed {
   std::vector<int64_t> positions;
   int64_t index = 0;
@@ -178,13 +179,15 @@ std::vector<int64_t> positions_of(const DataShare& share) {
   return positions;
 }
 
-// Token i of a sequence of the global batch of a step: a function of these alone. Drawn unevenly.
+// Returns token i of a sequence of the global batch of a step, as a function of these only. Tokens
+// are drawn unevenly.
 int32_t uneven_token(int64_t step, int64_t sequence, int64_t i) {
   const Rng rng(11, RngSite::bench, static_cast<uint64_t>(step), static_cast<uint32_t>(sequence));
   return static_cast<int32_t>(rng.below(i, i % 3 == 0 ? kVocab : 5));
 }
 
-// The same, and all of a micro-batch are different: steps of a length that has no factor in common with the vocabulary.
+// The same, but all tokens of a micro-batch differ. The stride has no factor in common with the
+// size of the vocabulary.
 int32_t distinct_token(int64_t step, int64_t sequence, int64_t i) {
   const Rng rng(11, RngSite::bench, static_cast<uint64_t>(step), static_cast<uint32_t>(sequence / kMicroBatch));
   constexpr std::array<int64_t, 6> kStride = {7, 11, 13, 17, 19, 23};
@@ -192,7 +195,7 @@ int32_t distinct_token(int64_t step, int64_t sequence, int64_t i) {
   return static_cast<int32_t>((rng.below(1, kVocab) + stride * (sequence % kMicroBatch * kSeq + i)) % kVocab);
 }
 
-// Sequence `sequence` of the global batch of a step, two documents.
+// Fills in sequence `sequence` of the global batch of a step, with two documents.
 void fill_sequence(MicroBatch& b, const Placed& at, const LayoutModel& what, int64_t step, int64_t sequence) {
   const auto token = [&](int64_t i) {
     return what.by_weight ? distinct_token(step, sequence, i) : uneven_token(step, sequence, i);
@@ -233,7 +236,7 @@ void fill(Engine& engine, const LayoutModel& what, int64_t m, int64_t step) {
   b.training = true;
 }
 
-// f32, wherever it is.
+// Returns the elements of an f32 tensor on any device.
 std::vector<float> elements(Engine& engine, const Tensor& x) {
   std::vector<float> values(x.numel());
   Stream s = engine.stream();
@@ -249,7 +252,7 @@ int64_t flat_index(const ParamPart& part, int64_t local) {
   return local / local_run * run + part.shard.begin * inner + local % local_run;
 }
 
-// Biases begin at 0, of which no relative distance can be told: they get values as other weights have.
+// Biases begin at 0, which allows no relative distance. So they get values like those of other weights.
 void draw_biases(Engine& engine, const Param& p) {
   Stream s = engine.stream();
   for (const ParamPart& part : p.spec.parts) {
@@ -278,8 +281,9 @@ std::map<std::string, Holder> holders_of(Engine& engine) {
   return holders;
 }
 
-// What this rank gives to the global tensor: what it owns of the trained, and as first of those that hold the same what
-// is not trained. A tied copy is another stage's to give.
+// Adds this rank's share of a global tensor: the part of a trained tensor that it owns, or an
+// untrained tensor if it is the first of its holders.
+// A tied copy belongs to another stage.
 void give(Engine& engine, const Holder& holder, std::vector<double>& global, std::vector<double>& givers) {
   const Param& p = *holder.param;
   if (p.spec.tied_copy) return;
@@ -303,11 +307,12 @@ void expect_held(Engine& engine, const Holder& holder, const std::vector<double>
   EXPECT_EQ(different, 0) << holder.part->name << ": weights that are not their owner's";
 }
 
-// Every global tensor, summed over the ranks that own some of it: `alone` says which there are.
+// Returns every global tensor, summed over the ranks that own some of it. `alone` says which
+// tensors there are.
 std::map<std::string, std::vector<float>> gather(Engine& engine, Engine& alone) {
   Group& world = engine.mesh().group(Axis::world);
   Stream on_device = engine.stream(), s(DeviceKind::cpu, on_device.pool());
-  engine.optimizer().exchange().settle(on_device);  // with overlap weights travel behind the next forward pass
+  engine.optimizer().exchange().settle(on_device);  // with overlap, weights are gathered during the next forward pass
   const std::map<std::string, Holder> here = holders_of(engine);
   std::map<std::string, std::vector<float>> all;
   for (const auto& [name, holder] : holders_of(alone)) {
@@ -330,7 +335,7 @@ const float* bias_of(const Model::MoeLayer& layer, const std::map<std::string, H
   return at == holders.end() ? nullptr : at->second.param->w.ptr<float>();
 }
 
-// Engine::train_step on one rank. Returns the smallest gap of its choices.
+// Does Engine::train_step on one rank. Returns the smallest gap of its choices.
 double watched_step(Engine& engine, int64_t step, double lr) {
   double gap = std::numeric_limits<double>::infinity();
   const std::map<std::string, Holder> holders = holders_of(engine);
@@ -433,7 +438,7 @@ EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const P
   spec.recompute = way.recompute;
   spec.device = spec.target = way.device;
   spec.graph = way.graph;
-  spec.bucket_numel = 2000;  // a few in each layer
+  spec.bucket_numel = 2000;  // several in each layer
   return spec;
 }
 
@@ -471,13 +476,14 @@ void expect_same_step(const StepReport& got, const StepReport& alone, double bou
 }
 
 void expect_same(const LayoutOutcome& got, const LayoutOutcome& alone) {
-  // A sum of about 10^3 f32 products in another order differs by some 2^-24 sqrt(1000) = 2e-6 of its size. An update
-  // moves a weight by at most lr / eps = 10 times the change of its clipped gradient (norm 0.5 over 10^4 elements of
-  // weights of about 0.3: 1e-7 of a weight), and each of the steps adds its own and what the moved weights cause.
+  // A sum of about 10^3 f32 products in another order differs by some 2^-24 sqrt(1000) = 2e-6 of its size.
+  // An update moves a weight by at most lr / eps = 10 times the change of its clipped gradient. The
+  // norm is 0.5 over 10^4 elements of weights of about 0.3, so that is 1e-7 of a weight.
+  // Each step adds its own change and the effect of the changed weights.
   const double first = 4e-6, each = 4e-6;
-  // As measured, a layout moves the scores of half of the tokens by at most 7e-7,
-  // of 99 in 100 by at most 7e-6, and of the most sensitive by 8e-5. A nearer tie
-  // would leave all that follows to luck; a wider gap than this is hard to find.
+  // In measurements, a layout moved the scores of half of the tokens by at most 7e-7, of 99 in 100
+  // by at most 7e-6, and of the most sensitive one by 8e-5.
+  // With a nearer tie all later results would be luck. A wider gap than this is hard to find.
   EXPECT_GT(alone.choice_gap, 1e-5)
       << "on one rank a choice of experts is near a tie: take another seed_of() the model";
   ASSERT_EQ(got.steps.size(), alone.steps.size());

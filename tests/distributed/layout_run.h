@@ -1,5 +1,5 @@
-// A tiny model trained on the ranks of a world under one layout, and what came out as global numbers, so that layouts
-// can be compared with one rank.
+// Trains a tiny model on the ranks of a world under one layout. The results are global numbers, so
+// that layouts can be compared with one rank.
 #pragma once
 
 #include <limits>
@@ -14,30 +14,31 @@
 
 namespace moebius {
 
-// What is trained; the layout changes nothing of it.
+// The model to train, which is the same for every layout.
 struct LayoutModel {
   bool skewed = false;      // two experts get every token, the others none
-  bool sigmoid = false;     // sigmoid scores, groups and a correction bias that moves, in place of softmax
-  bool tied = false;        // head and embedding are one
-  bool latent_qkv = false;  // latent attention, with a latent of queries
-  bool latent_kv = false;   // the same without
-  // What looks at all tokens of a micro-batch, in place of the auxiliary losses or beside them.
-  bool capacity = false;   // experts turn late pairs away; by weight, rounding would choose among equal tokens
-  bool by_weight = false;  // experts turn light pairs away, of tokens that are all different in a micro-batch
+  bool sigmoid = false;     // sigmoid scores, groups and a correction bias that is updated, instead of softmax
+  bool tied = false;        // head and embedding share one table
+  bool latent_qkv = false;  // latent attention, with a latent for queries
+  bool latent_kv = false;   // latent attention without it
+  // These depend on all tokens of a micro-batch, and replace the auxiliary losses or join them.
+  bool capacity = false;   // experts drop late pairs; by weight, rounding would choose among equal tokens
+  bool by_weight = false;  // experts drop light pairs; all tokens of a micro-batch differ
   bool sinkhorn = false;
   bool jitter = false;
-  int64_t mtp = 0;       // depths of multi-token prediction
-  bool latent = false;   // latent attention
-  bool gpt_oss = false;  // sinks, a window in every other layer, biases, the clamped activation, in every layer experts
+  int64_t mtp = 0;           // depths of multi-token prediction
+  bool latent = false;       // latent attention
+  bool gpt_oss = false;      // sinks, a window in every other layer, biases, clamped activation, experts in every layer
   bool latent_bias = false;  // latent_qkv with attention_bias
   bool clipped = false;      // q and k normed over all heads, clip_qkv and attention_bias, as an olmoe may have
-  bool whole_norm = false;   // q and k normed over all heads, of which ranks share them
+  bool whole_norm = false;   // q and k normed over all heads, which are divided over ranks
   std::vector<std::string> freeze = {};  // patterns of parameters that are not trained
   auto operator<=>(const LayoutModel&) const = default;
 };
 
-// For LayoutModel::freeze: parts of every kind; all that the first of two stages has; the table that two ends share;
-// modules behind the model and what is theirs alone in it; small weights.
+// Patterns for LayoutModel::freeze: parts of every kind; everything on the first of two stages; the
+// table that both ends share;
+// the modules after the model and the parts of it that only they use; small weights.
 inline const std::vector<std::string> kParts = {"model.layers.0.*", "model.layers.1.mlp.experts.*",
                                                 "model.layers.2.self_attn.o_proj.weight",
                                                 "model.layers.3.mlp.gate.weight", "*norm*"},
@@ -49,13 +50,14 @@ inline const std::vector<std::string> kParts = {"model.layers.0.*", "model.layer
 
 struct LayoutOutcome {
   std::vector<StepReport> steps;
-  // By global name, whole: f32 masters of what is trained, router state. After the first step and after the last.
+  // Whole tensors by global name: f32 masters of trained parameters, and router state. `first` is
+  // after the first step, `last` after the last.
   std::map<std::string, std::vector<float>> first, last;
   // train_alone: the smallest gap of a choice of experts (choice_gap.h).
   double choice_gap = std::numeric_limits<double>::infinity();
 };
 
-// How the steps run; the numbers are the same, of one device.
+// How the steps run. On one kind of device, this does not change the numbers.
 struct LayoutWay {
   bool overlap = true;
   RecomputeSpec recompute = {};
@@ -63,23 +65,24 @@ struct LayoutWay {
   bool graph = true;
 };
 
-// The engine of a rank, its first weights, and a step of it, counted from 1.
+// The engine of a rank, its first weights, and one of its steps, counted from 1.
 EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const ParallelSpec& layout,
                               const LayoutWay& way = {});
 void init_layout(Engine& engine, const LayoutModel& what);
 StepReport layout_step(Engine& engine, const LayoutModel& what, int64_t step);
 
-// All ranks of the world, of which the layout must make a mesh; the same outcome on each. Fails (EXPECT) when a rank's
-// weights are not what their owners have, or a frozen one has changed.
+// Runs on all ranks of the world, of which the layout must make a mesh. The outcome is the same on each.
+// Fails (EXPECT) when a rank's weights are not those of their owners, or a frozen one has changed.
 LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps,
                        const LayoutWay& way = {});
 LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps);
 
-// The same numbers, but for the order of f32 sums. bound: relative, of losses and norms; parameters in relative L2.
+// Expects the same numbers up to the order of f32 sums. bound: relative, for losses and norms;
+// parameters by relative L2.
 void expect_same(const LayoutOutcome& got, const LayoutOutcome& alone);
 void expect_same_step(const StepReport& got, const StepReport& alone, double bound);
 
-// Of runs that differ in their way alone: weights, losses and norms have the same bits.
+// Expects the same bits of weights, losses and norms, for runs that differ in their LayoutWay only.
 void expect_same_bits(const LayoutOutcome& got, const LayoutOutcome& expected);
 
 }  // namespace moebius

@@ -1,5 +1,6 @@
-// The same model on every layout of GPUs: ranks of NCCL where each has a GPU, else messages through host memory.
-// Skipped where there is none.
+// The same model on every layout of GPUs. Ranks use NCCL where each has a GPU, else messages
+// through host memory.
+// Skipped where there is no GPU.
 #include <gtest/gtest.h>
 
 #include "device/accelerator.h"
@@ -10,7 +11,7 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kSteps = 6;  // four of them are replayed where steps are recorded
+constexpr int64_t kSteps = 6;  // four of them are replayed where steps are captured
 
 struct GpuLayout {
   const char* name;
@@ -27,9 +28,9 @@ const GpuLayout kLayouts[] = {
     {"dp3_tied", 3, {}, {.tied = true}},
     {"ep2", 2, {.ep = 2}},
     {"ep2_skewed", 2, {.ep = 2}, {.skewed = true}},
-    {"ep2_alltoall", 2, {.ep = 2, .dispatcher = "alltoall"}},
-    {"ep4_allgather", 4, {.ep = 4, .dispatcher = "allgather"}},
-    {"etp2_ep2_alltoall", 4, {.ep = 2, .etp = 2, .dispatcher = "alltoall"}},
+    {"ep2_alltoall", 2, {.ep = 2, .dispatcher = DispatcherKind::alltoall}},
+    {"ep4_allgather", 4, {.ep = 4, .dispatcher = DispatcherKind::allgather}},
+    {"etp2_ep2_alltoall", 4, {.ep = 2, .etp = 2, .dispatcher = DispatcherKind::alltoall}},
     {"etp2", 2, {.etp = 2}},
     {"pp2", 2, {.pp = 2}},
     {"pp2_vpp2_tied", 2, {.pp = 2, .vpp = 2}, {.tied = true}},
@@ -40,7 +41,7 @@ const GpuLayout kLayouts[] = {
     {"cp2", 2, {.cp = 2}},
     {"tp2_cp2_ring", 4, {.tp = 2, .cp = 2, .cp_comm = CpComm::ring}},
     {"cp2_alltoall", 2, {.cp = 2, .cp_comm = CpComm::alltoall}},
-    {"ep4_over_tp2_cp2", 4, {.tp = 2, .cp = 2, .ep = 4}},
+    {"ep4_over_tp2_cp2", 4, {.tp = 2, .cp = 2, .ep = 4, .dispatcher = DispatcherKind::allgather}},
     {"tp2_latent", 2, {.tp = 2}, {.latent_qkv = true}},
     {"tp2_cp2_ring_latent_kv", 4, {.tp = 2, .cp = 2, .cp_comm = CpComm::ring}, {.latent_kv = true}},
     {"pp2_uneven_mtp", 2, {.pp = 2, .layout = "E t*3 | t m*2 L"}, {.mtp = 2}},
@@ -60,8 +61,8 @@ class GpuLayouts : public ::testing::TestWithParam<GpuLayout> {
     const std::string why = Accelerator::why_missing();
     if (!why.empty()) GTEST_SKIP() << why;
   }
-  // A step whose counts are read by the host is not recorded.
-  static bool graph() { return GetParam().layout.dispatcher != "alltoall"; }
+  // A step whose counts are read by the host is not captured.
+  static bool graph() { return GetParam().layout.dispatcher != DispatcherKind::alltoall; }
 };
 
 LayoutOutcome alone_on_gpu(const LayoutModel& what) {
@@ -113,7 +114,7 @@ TEST_P(GpuLayouts, TimesOfRanksAreThoseOfTheGpu) {
   });
 }
 
-// All ranks trace the step: a collective is recorded by all or by none.
+// All ranks trace the step, since a collective is captured by all ranks or by none.
 TEST_P(GpuLayouts, ATracedStepChangesNoBit) {
   const GpuLayout& c = GetParam();
   const auto losses = [&](Transport& world, bool traced) {

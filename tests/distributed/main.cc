@@ -1,4 +1,5 @@
-// Runs the tests over threads; started by mpirun or start_ranks with N processes, those of N ranks over MPI or TCP.
+// Runs the tests over threads. If mpirun or start_ranks starts N processes, it runs the tests of N
+// ranks over MPI or TCP.
 #include <gtest/gtest.h>
 
 #include "tests/distributed/launched.h"
@@ -12,7 +13,7 @@ int run_over_processes() {
     moebius::process_world() = &world;
     const std::string ranks = std::to_string(world.size());
     GTEST_FLAG_SET(filter, "Everywhere/*/" + ranks + ":Everywhere/*_on_" + ranks);
-    GTEST_FLAG_SET(catch_exceptions, false);  // the others are told
+    GTEST_FLAG_SET(catch_exceptions, false);  // a failure must end the process, so that the other ranks notice it
     if (world.rank() > 0) GTEST_FLAG_SET(brief, true);
     failed = RUN_ALL_TESTS();
   });

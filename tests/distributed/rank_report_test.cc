@@ -1,4 +1,4 @@
-// What a step's line of metrics says of the ranks, over every transport.
+// The report on ranks in a step's line of metrics, over every transport.
 #include "train/rank_report.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ struct ReportCase {
   const char* name;
   int ranks;
   ParallelSpec layout;
-  std::vector<Axis> axes;  // that communicate
+  std::vector<Axis> axes;  // the axes that communicate
 };
 
 void PrintTo(const ReportCase& c, std::ostream* out) { *out << c.name; }
@@ -53,7 +53,7 @@ TEST_P(RankReports, AreOfAllRanksOnEach) {
       EXPECT_GT(of_axis.at("exposed_s").get<double>(), 0) << name_of(axis);
       EXPECT_NE(comm_text(report).find(std::string(name_of(axis)) + " "), std::string::npos);
     }
-    // Every expert's tokens count at its rank of ep.
+    // The tokens of every expert count at its rank of ep.
     std::vector<int64_t> tokens(engine.mesh().shape().ep);
     for (const MoeLayerReport& layer : step.layers)
       for (size_t e = 0; e < layer.load.size(); ++e) tokens[e * tokens.size() / layer.load.size()] += layer.load[e];

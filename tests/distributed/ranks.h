@@ -1,4 +1,4 @@
-// One body over every transport: threads of this process, or the processes that a launcher started this program as.
+// Runs one body over every transport: in threads of this process, or in the processes of a launcher.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,34 +9,36 @@
 
 namespace moebius {
 
-// A rank of a stalled test gives up after this: far more than a loaded machine needs, less than a test may take.
+// The timeout of a rank in a stalled test. It is far more than a loaded machine needs, and less
+// than a test may take.
 inline WorldOptions test_world() { return {.timeout_s = 60}; }
 
-// The world of processes that this one belongs to; null: threads are the ranks.
+// The world of processes that this one belongs to. It is null where threads are the ranks.
 inline Transport*& process_world() {
   static Transport* world = nullptr;
   return world;
 }
 
-// body on so many ranks: threads, or the processes that there are.
+// Runs the body on so many ranks, which are threads or the processes of process_world().
 inline void run_ranks(int num_ranks, const RankBody& body) {
   if (process_world() == nullptr) return run_threads(num_ranks, test_world(), body);
   ASSERT_EQ(process_world()->size(), num_ranks);
   body(*process_world());
 }
 
-// A test of N ranks: in processes only where a launcher started N of them (distributed/main.cc).
+// A test of N ranks. It runs in processes only where a launcher started N of them
+// (distributed/main.cc).
 class Ranks : public ::testing::TestWithParam<int> {
  protected:
   static void run(const RankBody& body) { run_ranks(GetParam(), body); }
 };
 
 inline std::string name_of_ranks(const ::testing::TestParamInfo<int>& info) { return std::to_string(info.param); }
-// "Everywhere/Ranks.AllReduceSum/4"
+// Names are such as "Everywhere/Ranks.AllReduceSum/4".
 #define MOEBIUS_ON_RANKS(suite) \
   INSTANTIATE_TEST_SUITE_P(Everywhere, suite, ::testing::Values(1, 2, 3, 4, 8), name_of_ranks)
 
-// What a rank of a test has: a stream and the group of all.
+// The things that a rank of a test has: a stream and the group of all ranks.
 struct Rank {
   explicit Rank(Transport& transport) : transport(transport), rank(transport.rank()), size(transport.size()) {
     std::vector<int> all;

@@ -1,5 +1,6 @@
-// start_ranks N PROGRAM [ARGUMENT]...: N processes of a program with the variables that torchrun sets, and what
-// torchrun does when one of them fails: the others are ended some seconds later. Ends with the exit code of rank 0.
+// start_ranks N PROGRAM [ARGUMENT]...: starts N processes of a program with the variables that torchrun sets.
+// When one of them fails, it ends the others some seconds later, as torchrun does. Its exit code is
+// that of rank 0.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -35,7 +36,7 @@ int code_of(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : 
 
 int main(int argc, char** argv) {
   if (argc < 3) return 2;
-  // Free now, and for the moment until rank 0 listens there.
+  // The port is free now, and probably until rank 0 listens there.
   const std::string port = std::to_string(moebius::port_of(moebius::listen_at(0, /*loopback_only=*/true)));
   std::vector<pid_t> ranks;
   for (int r = 0; r < std::atoi(argv[1]); ++r) ranks.push_back(start(r, argv[1], port, argv + 2));

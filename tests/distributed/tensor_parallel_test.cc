@@ -1,4 +1,5 @@
-// Layers on tp ranks equal the layer on one: outputs and input gradients row by row, weight gradients block by block.
+// Layers on tp ranks equal the layer on one rank: outputs and input gradients row by row, weight
+// gradients block by block.
 #include "model/attention/gqa.h"
 #include "model/layers/mlp.h"
 #include "model/layers/vocab.h"
@@ -8,9 +9,9 @@
 namespace moebius {
 namespace {
 
-// tp everywhere it divides: heads 8 and 8, hidden 24, rows 3 * 8.
+// tp divides all of these: heads 8 and 8, hidden 24, rows 3 * 8.
 constexpr int64_t D = 5, kBatch = 3, kSeq = 8, kRows = kBatch * kSeq;
-// Sums of at most 64 products of magnitude 1, a few of them in a row.
+// The error of sums of at most 64 products of magnitude 1, a few such sums in a row.
 constexpr double kTolerance = 64 * 0x1p-23;
 
 constexpr BatchShape kWhole{.batch = kBatch, .seq = kSeq};
@@ -24,8 +25,9 @@ void declare_gqa(const Gqa& layer, MemoryPlan& plan, int64_t rows, Gqa::Saved& s
 
 Mesh mesh_of(Transport& transport) { return Mesh({.tp = transport.size(), .ep = transport.size()}, transport); }
 
-// A layer gathers x and sums y in the forward pass, gathers dy and sums dx in the backward, and gathers x once more for
-// the weight gradient: each (n - 1) / n of the rows of all ranks.
+// In the forward pass a layer gathers x and sums y. In the backward pass it gathers dy, sums dx,
+// and gathers x once more for the weight gradient.
+// Each of these sends (n - 1) / n of the rows of all ranks.
 void expect_row_traffic(const LayerPasses& passes, int64_t n, int64_t more_forward = 0, int64_t more_backward = 0) {
   const int64_t all_rows = kRows * D * size_of(DType::f32), once = all_rows * (n - 1) / n;
   EXPECT_EQ(passes.sent[0][0], 2 * once + more_forward);
@@ -84,8 +86,8 @@ TEST_P(TensorParallel, AttentionWithBiasAndNormsEqualsOneRank) {
   });
 }
 
-// Sums of squares, and in the backward pass (where q and k are made again) those and the products with dy, are added up
-// over the ranks.
+// Sums of squares are added up over the ranks. The backward pass recomputes q and k, so it adds up
+// the sums of squares again, and the products with dy.
 TEST_P(TensorParallel, AttentionWithNormsOverAllHeadsEqualsOneRank) {
   run([](Transport& transport) {
     const Mesh mesh = mesh_of(transport);
@@ -94,7 +96,7 @@ TEST_P(TensorParallel, AttentionWithNormsOverAllHeadsEqualsOneRank) {
   });
 }
 
-// What the bound cuts is of the norms of all ranks; they are made once more for it in the backward pass.
+// The bound applies to values normed over all ranks. The backward pass recomputes them once more for it.
 TEST_P(TensorParallel, ClippedAttentionWithNormsOverAllHeadsAndBiasEqualsOneRank) {
   run([](Transport& transport) {
     const Mesh mesh = mesh_of(transport);
@@ -142,7 +144,7 @@ struct VocabPasses {
   Values embedded, loss, dx;
 };
 
-// Of 21 tokens. One without weight has a target that is no token.
+// There are 21 tokens. A token without weight has a target that is no token.
 VocabPasses vocab_passes(LayerRig& rig, const Embedding& embedding, const LmHead& head) {
   const MicroBatch& batch = rig.batch;
   const int64_t t = std::ssize(rig.stream_tokens), T = std::ssize(rig.tokens);
@@ -164,7 +166,7 @@ VocabPasses vocab_passes(LayerRig& rig, const Embedding& embedding, const LmHead
   return {y.values(), loss.values(), dx.values()};
 }
 
-// Blocks of the vocabulary differ by one token where tp is 2, 4 or 8.
+// Where tp is 2, 4 or 8, blocks of the vocabulary differ by one token.
 void expect_vocab_like_one_rank(Transport& transport, bool tied) {
   ModelSpec model = attention_model(QkNorm::none, false);
   model.tie_word_embeddings = tied;
@@ -180,8 +182,8 @@ void expect_vocab_like_one_rank(Transport& transport, bool tied) {
   LayerRig want(one, kWhole, declare(0, one)), got(mesh, kWhole, declare(1, mesh));
   expect_blocks(got.params, want.params, &Param::w, 0);
   const VocabPasses w = vocab_passes(want, *embedding[0], *head[0]), g = vocab_passes(got, *embedding[1], *head[1]);
-  // The embedding sums x and gathers dx; the loss gathers x twice, and three
-  // numbers per row and rank, and sums dx once.
+  // The embedding sums x and gathers dx. The loss gathers x twice, and three numbers per row and
+  // rank, and sums dx once.
   const int64_t n = mesh.shape().tp;
   EXPECT_EQ(mesh.group(Axis::tp).sent_bytes(), 5 * kRows * D * 4 * (n - 1) / n + 2 * kRows * 3 * 4 * (n - 1));
   reduce_gradients(got, mesh);

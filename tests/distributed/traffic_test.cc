@@ -1,4 +1,5 @@
-// What a training step sends over each axis is what the closed formulas of docs/design/parallelism.md say, to the byte.
+// The bytes that a training step sends over each axis equal the closed formulas of
+// docs/design/parallelism.md exactly.
 #include <map>
 
 #include "comm/control.h"
@@ -35,8 +36,9 @@ struct Layout {
   CpComm comm;
 };
 
-// Each layer has two pairs of products, attention and MLP or shared expert, with five exchanges of all rows: two in the
-// forward pass and three in the backward. The embedding has one in each, the loss one before it and one behind it, and
+// Each layer has two pairs of products: attention, and MLP or shared expert. A pair has five
+// exchanges of all rows, two in the forward pass and three in the backward pass.
+// The embedding has one exchange in each pass. The loss has one before it and one after it, and
 // three numbers for each row and rank.
 int64_t expected_tp_bytes(const ModelSpec& m, const Layout& on) {
   const int64_t T = kBatch * kSeq / on.cp, exchanges = 2 * 5 * kLayers + 4;
@@ -68,7 +70,7 @@ void expect_traffic(Transport& world, const Layout& on) {
   engine.model().params().init(s, 7);
   const auto sent = [&](Axis axis) { return engine.mesh().group(axis).sent_bytes(); };
   const int64_t tp = sent(Axis::tp), cp = sent(Axis::cp);
-  engine.train_step(1, 1e-2);  // of token 0 throughout: what is sent does not depend on it
+  engine.train_step(1, 1e-2);  // token 0 throughout, because traffic does not depend on tokens
   EXPECT_EQ(sent(Axis::tp) - tp, expected_tp_bytes(engine.spec().model, on));
   EXPECT_EQ(sent(Axis::cp) - cp, expected_cp_bytes(engine.spec().model, on));
 }
@@ -92,7 +94,7 @@ TEST_P(Traffic, IsWhatTheFormulasSay) {
 struct Way {
   const char* name;
   MeshShape mesh;
-  std::string dispatcher = "auto";
+  DispatcherKind dispatcher = DispatcherKind::automatic;
   bool overlap = true;
 };
 
@@ -100,14 +102,15 @@ void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 
 using Sizes = std::vector<int64_t>;
 
-// Each parameter begins at a multiple of 128 elements, and of a bucket each rank has as many such multiples.
+// Each parameter begins at a multiple of 128 elements. Each rank has the same number of such blocks
+// in a bucket.
 int64_t bucket_bytes(const Sizes& params, int64_t n) {
   int64_t numel = 0;
   for (const int64_t size : params) numel += div_ceil(size, 128) * 128;
   return div_ceil(numel, 128 * n) * 128 * n * 4;
 }
 
-// What a rank of stage `pp` holds, in elements; layers are shared out evenly.
+// The elements that a rank of stage `pp` holds. Layers are divided evenly.
 struct Stage {
   Stage(const ModelSpec& m, const MeshShape& mesh, int64_t pp) {
     const int64_t D = m.hidden_size, tp = mesh.tp, vocabulary = div_ceil(m.vocab_size, tp) * D;
@@ -136,22 +139,24 @@ struct Stage {
   int64_t moe_layers = 0;
 };
 
-// Of a MoE layer and micro-batch, all ranks of a group together. Every token chooses the same experts, wherever they
-// are: each of their etp x ep ranks gets what others have.
+// The bytes for a MoE layer and micro-batch, of all ranks in a group together.
+// Every token chooses the same experts, wherever they are. Each of their etp x ep ranks gets the
+// tokens of the others.
 int64_t expert_bytes(const ModelSpec& m, const Way& way, int64_t T) {
   const int64_t W = way.mesh.etp * way.mesh.ep, E = m.num_experts, K = m.top_k, row = m.hidden_size * 4;
-  const bool gathers = way.dispatcher == "allgather" || (way.dispatcher == "auto" && way.mesh.ep <= K);
+  const bool gathers =
+      way.dispatcher == DispatcherKind::allgather || (way.dispatcher == DispatcherKind::automatic && way.mesh.ep <= K);
   if (gathers) return W * (W - 1) * (12 * T * K + 5 * T * row + 4 * T * K);
   const int64_t rows = (W - 1) * T * K * way.mesh.etp;
   return W * (W - 1) * 4 * E + rows * (5 * row + 4 + 4);
 }
 
-// By axis, of all ranks of the world; what is not there sends nothing.
+// The bytes by axis, of all ranks of the world. Axes that do not exist send nothing.
 std::map<Axis, int64_t> expected_bytes(const ModelSpec& m, const Way& way) {
   const MeshShape& mesh = way.mesh;
   const int64_t T = kBatch * kSeq / (mesh.tp * mesh.cp), L = m.num_layers, E = m.num_experts;
   std::map<Axis, int64_t> bytes;
-  // A collective that sends b (n - 1) / n of each of n ranks, in all groups of a stage.
+  // Adds a collective in which each of n ranks sends b (n - 1) / n, in all groups of a stage.
   const auto add = [&](Axis axis, int64_t b, int64_t times) {
     const int64_t n = group_size(mesh, axis), groups = mesh.world() / mesh.pp / n;
     bytes[axis] += times * b * (n - 1) * groups;
@@ -162,7 +167,8 @@ std::map<Axis, int64_t> expected_bytes(const ModelSpec& m, const Way& way) {
     add(Axis::dp_cp, bucket_bytes(stage.dense, group_size(mesh, Axis::dp_cp)), 2);
     add(Axis::tp_cp_dp, bucket_bytes(stage.whole, group_size(mesh, Axis::tp_cp_dp)), 2);
     add(Axis::edp, bucket_bytes(stage.experts, group_size(mesh, Axis::edp)), 2);
-    // Sums of the step: the loss; of each router the load, dropped pairs, z-loss and entropy, and its balance loss.
+    // The sums of a step are the loss and, for each router, the load, dropped pairs, z-loss,
+    // entropy and balance loss.
     add(Axis::dp_cp, 8, 2);
     add(Axis::tp_cp_dp, stage.moe_layers * (8 * E + 24), 2);
     add(Axis::dp, stage.moe_layers * 8, 2);
@@ -206,7 +212,7 @@ void expect_all_traffic(Transport& world, const Way& way) {
     read_step(engine, t, 1e-2, 1, 1, 0, 1);
     engine.end_of_step();
   };
-  step(1);  // the second gathers the weights of the first behind its passes
+  step(1);  // the second step gathers the weights of the first one during its passes
   std::array<int64_t, kNumAxes> before{};
   for (int a = 0; a < kNumAxes; ++a) before[a] = engine.mesh().group(static_cast<Axis>(a)).sent_bytes();
   step(2);
@@ -214,7 +220,7 @@ void expect_all_traffic(Transport& world, const Way& way) {
   for (int a = 0; a < kNumAxes; ++a) {
     const Axis axis = static_cast<Axis>(a);
     const int64_t sent = control.sum(engine.mesh().group(axis).sent_bytes() - before[a]);
-    if (axis == Axis::tp || axis == Axis::cp) continue;  // above
+    if (axis == Axis::tp || axis == Axis::cp) continue;  // tested above
     const auto it = expected.find(axis);
     EXPECT_EQ(sent, it == expected.end() ? 0 : it->second) << name_of(axis);
   }
@@ -240,7 +246,7 @@ const Way kWays[] = {
 };
 
 class TrafficOf : public ::testing::TestWithParam<Way> {};
-// "Everywhere/TrafficOf.EachAxisIsWhatTheFormulasSay/dp4_on_4"
+// Names are such as "Everywhere/TrafficOf.EachAxisIsWhatTheFormulasSay/dp4_on_4".
 INSTANTIATE_TEST_SUITE_P(Everywhere, TrafficOf, ::testing::ValuesIn(kWays), [](const auto& info) {
   return fmt::format("{}_on_{}", info.param.name, info.param.mesh.world());
 });

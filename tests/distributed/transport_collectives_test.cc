@@ -12,7 +12,7 @@ namespace {
 using Collectives = Ranks;
 MOEBIUS_ON_RANKS(Collectives);
 
-// What rank r has at i: numbers so far apart that the order of their sum shows.
+// Returns the value of rank r at i. Magnitudes differ so much that the order of their sum shows.
 double value(int r, int64_t i) {
   std::mt19937_64 random(1000003ULL * static_cast<uint64_t>(r) + static_cast<uint64_t>(i));
   const int exponent = static_cast<int>(random() % 40) - 20;
@@ -35,7 +35,7 @@ std::vector<T> values(int r, int64_t n) {
   return x;
 }
 
-// The definition: added in the order of the ranks, bf16 in f32 and rounded once.
+// The definition of the sum: added in the order of the ranks, bf16 in f32 and rounded once.
 template <class T>
 T sum_at(int64_t i, int size, bool backwards = false) {
   const auto at = [&](int r) { return element<T>(backwards ? size - 1 - r : r, i); };
@@ -81,7 +81,7 @@ TEST_P(Collectives, AllReduceAddsInTheOrderOfTheRanks) {
     check_all_reduce<int64_t>(r);
     check_all_reduce<bf16>(r);
   });
-  // From three ranks on another order would be seen.
+  // From three ranks on, another order would show.
   EXPECT_EQ(GetParam() < 3, same_bits(sums<float>(61, GetParam()), sums<float>(61, GetParam(), true)));
 }
 
@@ -152,8 +152,8 @@ TEST_P(Collectives, BroadcastFromEveryRoot) {
   });
 }
 
-// Rank p sends q (p + 2 q) % 4 rows: unequal, and none between some; with one
-// rank nobody sends to and who sends nothing.
+// Rank p sends q (p + 2 q) % 4 rows. The counts are unequal, and some are zero. With one rank
+// nothing is sent.
 int64_t rows_between(int p, int q, int size) {
   if (size > 1 && (p == size - 1 || q == size - 1)) return 0;
   return (p + 2 * q + 1) % 4;
@@ -170,7 +170,7 @@ TEST_P(Collectives, AllToAllMovesUnequalRows) {
       for (int64_t i = 0; i < 3 * send_rows.back(); ++i) in.push_back(10000 * r.rank + 100 * q + static_cast<int>(i));
       for (int64_t i = 0; i < 3 * recv_rows.back(); ++i) want.push_back(10000 * q + 100 * r.rank + static_cast<int>(i));
     }
-    for (int i = 0; i < 6; ++i) {  // two rows of planned bound that the counts do not reach
+    for (int i = 0; i < 6; ++i) {  // two rows of the planned bound stay unused
       in.push_back(-1);
       want.push_back(-7);
     }
@@ -193,7 +193,7 @@ TEST_P(Collectives, SendsArriveInTheirOrderAroundACollective) {
     Pending send_first = r.world->send(r.s, as_tensor(first), next);
     Pending send_second = r.world->send(r.s, as_tensor(second), next);
     std::vector<float> x = values<float>(r.rank, 9);
-    r.world->all_reduce_sum(r.s, as_tensor(x));  // the receives stand behind it, the sends before
+    r.world->all_reduce_sum(r.s, as_tensor(x));  // queued after the sends and before the receives
     Pending recv_first = r.world->recv(r.s, as_tensor(a), previous);
     Pending recv_second = r.world->recv(r.s, as_tensor(b), previous);
     recv_second.wait();
@@ -206,7 +206,7 @@ TEST_P(Collectives, SendsArriveInTheirOrderAroundACollective) {
   });
 }
 
-// Every rank sees all that was sent before a barrier.
+// Every rank sees everything that was sent before a barrier.
 TEST_P(Collectives, BarrierWaitsForAll) {
   run([](Transport& transport) {
     Rank r(transport);

@@ -37,7 +37,7 @@ TEST_P(ControlRanks, TextsOfEveryLengthReachEveryRank) {
   });
 }
 
-// The last rank fails: all do, with its words and its number.
+// The last rank fails. Then all ranks fail, with its message and its number.
 TEST_P(ControlRanks, OneFailsAllFail) {
   run([](Transport& world) {
     Control control(world);

@@ -23,13 +23,13 @@ using testing::Not;
 struct Ended {
   int exit_code = 0;
   double seconds = 0;
-  std::string text;  // of all ranks
+  std::string text;  // output of all ranks
 };
 
-// A launcher of 3 failing_rank.
+// A launcher of 3 failing_rank processes.
 struct Launcher {
   const char* name;
-  const char* command;  // that the way of failing follows
+  const char* command;  // the way of failing is appended
 };
 void PrintTo(const Launcher& launcher, std::ostream* out) { *out << launcher.name; }
 
@@ -77,7 +77,7 @@ TEST_P(RanksFail, ARankThatThrowsEndsTheRun) {
   EXPECT_EQ(ended.exit_code, 6) << ended.text;
   EXPECT_THAT(ended.text, HasSubstr("rank 1 (dp 1) threw, and others did not: the loss is not a number"));
   EXPECT_THAT(ended.text, HasSubstr("last collectives of rank 1 (dp 1):\n  barrier 0 of group world"));
-  EXPECT_THAT(ended.text, Not(HasSubstr("the process of"))) << "who is ended has not died";
+  EXPECT_THAT(ended.text, Not(HasSubstr("the process of"))) << "a process that was ended has not died";
   EXPECT_LT(ended.seconds, 60);
 }
 
@@ -99,8 +99,8 @@ TEST_P(RanksFail, AProcessThatIsStoppedIsNamedAndEnded) {
   EXPECT_LT(ended.seconds, 60);
 }
 
-// Rank 0 stalls; rank 1 is stopped while it waits for it, and woken after the
-// timeout: it has not waited while it stood.
+// Rank 0 stalls. Rank 1 is stopped while it waits for rank 0, and continued after the timeout. The
+// time stopped must not count as waiting.
 TEST_P(MpiRanksFail, AProcessThatIsStoppedWhileItWaitsBlamesNobody) {
   const Ended ended = run_failing("stop_waiting");
   EXPECT_EQ(ended.exit_code, 6) << ended.text;
@@ -116,7 +116,7 @@ TEST_P(RanksFail, AJobThatIsSuspendedGoesOn) {
   EXPECT_GT(ended.seconds, 5);
 }
 
-// What makes the watch over the others may throw, too.
+// The construction of the watchdog of the other ranks may throw, too.
 TEST_P(MpiRanksFail, ARankThatThrowsBeforeTheRunEndsAll) {
   const Ended ended = run_failing("none rank_watch.meet:1:throw");
   EXPECT_EQ(ended.exit_code, 6) << ended.text;
@@ -125,7 +125,7 @@ TEST_P(MpiRanksFail, ARankThatThrowsBeforeTheRunEndsAll) {
   EXPECT_LT(ended.seconds, 60);
 }
 
-// MPI itself waits for a rank that does not come for ever, in each of its calls that meet all.
+// MPI itself waits forever for a missing rank, in each call in which all ranks meet.
 TEST_P(MpiRanksFail, ARankThatStandsBesideACallOfMpiEndsTheRunInTime) {
   struct Place {
     const char *way, *fault, *call;
@@ -136,7 +136,7 @@ TEST_P(MpiRanksFail, ARankThatStandsBesideACallOfMpiEndsTheRunInTime) {
         Place{"none", "mpi.finalize:1:stop", "MPI_Finalize"}}) {
     SCOPED_TRACE(at.fault);
     const Ended ended = run_command(fmt::format("timeout -k 3 60 {} {} {}", GetParam().command, at.way, at.fault));
-    // MPICH's launcher kills the others as soon as one has ended, and passes that on as its own code.
+    // MPICH's launcher kills the others as soon as one has ended, and returns that as its own code.
     EXPECT_THAT(ended.exit_code, AnyOf(6, over_mpich() ? SIGKILL : 6)) << ended.text;
     const std::string waits = " has waited for 3 s for the other ranks, one of which has not joined";
     const auto says = [&](int rank) {
@@ -147,7 +147,7 @@ TEST_P(MpiRanksFail, ARankThatStandsBesideACallOfMpiEndsTheRunInTime) {
   }
 }
 
-// Of rank 0 or 2, when rank 1 was killed while they were in an all_reduce_sum.
+// Returns the report of rank 0 or 2, when rank 1 was killed during their all_reduce_sum.
 std::string report_of_survivor(int rank, const std::string& why) {
   return fmt::format(
       "all_reduce_sum 1 of group world (f32 x 7): rank {0} (dp {0}) waits, and {1}; did not join: rank 1 (dp 1)\n"
@@ -170,7 +170,7 @@ TEST_P(RanksFail, AProcessThatIsKilledIsNamedByAllOthers) {
   EXPECT_LT(ended.seconds, 60);
 }
 
-// Over TCP a rank that computes looks when it comes to its next collective.
+// Over TCP, a rank that computes notices the failure at its next collective.
 TEST_P(MpiRanksFail, AProcessThatIsKilledWhileOthersComputeIsNamed) {
   const std::string text =
       "rank 0 (dp 0) computes, and the process of rank 1 (dp 1) has ended; did not join: rank 1 (dp 1)\n"

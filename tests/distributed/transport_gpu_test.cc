@@ -1,6 +1,7 @@
-// Groups that move memory of GPUs: by NCCL where each rank has a GPU of its own,
-// else through host memory. What they compute is what the same group computes of
-// the same numbers in memory of the CPU, to the bit. Skipped where there is no GPU.
+// Groups that exchange memory of GPUs: by NCCL where each rank has a GPU of its own, else through
+// host memory.
+// The results are bitwise those of the same group with the same numbers in memory of the CPU.
+// Skipped where there is no GPU.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -40,7 +41,7 @@ struct Twin {
     copy_to_device(s, gpu.data, host.data, host.num_bytes());
     synchronize(s);
   }
-  // Numbers so far apart that the order of their sum shows.
+  // Fills in values whose magnitudes differ so much that the order of their sum shows.
   void fill(uint64_t seed) {
     std::mt19937_64 random(seed);
     for (int64_t i = 0; i < host.numel(); ++i) {
@@ -140,8 +141,8 @@ TEST_P(OnGpus, MovesAreThoseOfTheCpu) {
   });
 }
 
-// Buckets behind each other, and rings of large messages both ways, while the stream has other work.
-void behind(GpuRank& r, Group& world, Stream& s, std::vector<Tensor> t) {
+// Runs buckets one after another, and rings of large messages both ways, while the stream has other work.
+void run_overlapped(GpuRank& r, Group& world, Stream& s, std::vector<Tensor> t) {
   Pending first = world.start_reduce_scatter_sum(s, t[0], t[1], t[2]);
   Pending gathered = world.start_all_gather(s, t[3], t[4]);
   if (r.size > 1) {
@@ -158,8 +159,8 @@ void behind(GpuRank& r, Group& world, Stream& s, std::vector<Tensor> t) {
   first.wait();
 }
 
-struct Behind {
-  explicit Behind(GpuRank& r) : rank(r) {
+struct Overlapped {
+  explicit Overlapped(GpuRank& r) : rank(r) {
     const int64_t n = 1 << 20;
     for (const int64_t size : {n, n * r.size, n * r.size, n * r.size, n, n, n, n, n, n})
       twins.push_back(std::make_unique<Twin>(r.s, Shape{size}, DType::f32, 100 * twins.size() + r.rank));
@@ -167,10 +168,10 @@ struct Behind {
   void run(Stream& s, bool on_gpu) {
     std::vector<Tensor> tensors;
     for (const auto& twin : twins) tensors.push_back(on_gpu ? twin->gpu : twin->host);
-    behind(rank, *rank.world, s, tensors);
+    run_overlapped(rank, *rank.world, s, tensors);
   }
   void expect_same() {
-    for (const int i : {0, 3, 7, 8, 9}) twins[i]->expect_same("behind");
+    for (const int i : {0, 3, 7, 8, 9}) twins[i]->expect_same("overlapped");
   }
   GpuRank& rank;
   std::vector<std::unique_ptr<Twin>> twins;
@@ -179,7 +180,7 @@ struct Behind {
 TEST_P(OnGpus, WhatRunsBehindGivesTheSame) {
   run([](Transport& transport) {
     GpuRank r(transport);
-    Behind b(r);
+    Overlapped b(r);
     for (int i = 0; i < 3; ++i) {
       b.run(r.s, true);
       b.run(r.host, false);
@@ -188,12 +189,12 @@ TEST_P(OnGpus, WhatRunsBehindGivesTheSame) {
   });
 }
 
-// Recorded once, replayed: the same numbers, and every replay is counted.
+// Captured once and then replayed, the group gives the same numbers and counts every replay.
 TEST_P(OnGpus, ARecordingIsTheSame) {
   run([](Transport& transport) {
     GpuRank r(transport);
     if (!r.links.records()) return;
-    Behind b(r);
+    Overlapped b(r);
     const int64_t before = r.world->sent_bytes();
     b.run(r.s, true);
     const int64_t sent = r.world->sent_bytes() - before;
@@ -237,7 +238,7 @@ TEST_P(OnGpus, SendTheBytesOfTheFormulas) {
   });
 }
 
-// Another rank throws while this one's GPU waits for it: the wait ends with the run.
+// Another rank throws while this one's GPU waits for it. The wait ends with the run.
 TEST_P(OnGpus, ARankThatThrowsEndsTheWaitForTheGpu) {
   if (GetParam() == 1 || process_world() != nullptr) return;
   const auto body = [](Transport& transport) {
@@ -262,7 +263,7 @@ TEST_P(OnGpus, ARankThatThrowsEndsTheWaitForTheGpu) {
 // A rank that never joins is waited for no longer than the timeout.
 TEST_P(OnGpus, ARankThatStallsEndsTheWaitForTheGpu) {
   if (GetParam() == 1 || process_world() != nullptr) return;
-  std::atomic<int> num_failed = 0;  // rank 1 stays away until all others have
+  std::atomic<int> num_failed = 0;  // rank 1 stays away until all others have failed
   const auto body = [&](Transport& transport) {
     GpuRank r(transport);
     Twin x = r.twin({1 << 20}, DType::f32, 1);

@@ -1,4 +1,4 @@
-// Of a build without MPI.
+// Tests of a build without MPI.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

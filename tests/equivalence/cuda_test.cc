@@ -1,4 +1,5 @@
-// The training step on a GPU: recorded or not, again, and beside the CPU. Skipped where there is none.
+// The training step on a GPU: with and without a CUDA graph, repeated, and compared with the CPU.
+// Skipped where there is no GPU.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -30,7 +31,7 @@ EngineSpec spec_on(DeviceKind device, DType compute, bool graph = true) {
   return spec;
 }
 
-// A model whose sizes the fast kernels take: bf16 tiles, fused attention.
+// A model whose sizes the specialized kernels support: bf16 tiles, fused attention.
 EngineSpec wide_spec_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = spec_on(device, compute, graph);
   ModelSpec& m = spec.model;
@@ -44,7 +45,8 @@ EngineSpec wide_spec_on(DeviceKind device, DType compute, bool graph = true) {
   return spec;
 }
 
-// Two documents a sequence, the second from a third of it on: of no whole tile.
+// Two documents in each sequence. The second one begins after a third of it, so neither is a
+// multiple of a tile.
 EngineSpec documents_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = wide_spec_on(device, compute, graph);
   spec.shape.documents = true;
@@ -52,7 +54,7 @@ EngineSpec documents_on(DeviceKind device, DType compute, bool graph = true) {
   return spec;
 }
 
-// What a step hands to the next one on the device: the bias, the last load; and drops.
+// A step hands data to the next one on the device: the bias and the last load. Experts drop pairs too.
 EngineSpec balanced_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = wide_spec_on(device, compute, graph);
   spec.model.expert_bias = true;
@@ -68,36 +70,36 @@ EngineSpec sinkhorn_on(DeviceKind device, DType compute, bool graph = true) {
   return spec;
 }
 
-// Draws that are others in each step and micro-batch.
+// Random draws that differ in each step and micro-batch.
 EngineSpec jittered_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = wide_spec_on(device, compute, graph);
   spec.balance.jitter = 0.1;
   return spec;
 }
 
-// More micro-batches than launches before the recording.
+// More micro-batches than eager launches before the capture.
 EngineSpec many_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = spec_on(device, compute, graph);
   spec.num_micro_batches = 5;
   return spec;
 }
 
-// q and k normed over all heads, as OLMoE.
+// q and k are normed over all heads, as in OLMoE.
 EngineSpec whole_norm_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = wide_spec_on(device, compute, graph);
   spec.model.qk_norm = QkNorm::whole;
   return spec;
 }
 
-// A loss without the gradient of its weights, an embedding whose gradient goes nowhere, a router that stays.
+// A loss without the gradient of its weights, an embedding whose gradient goes nowhere, and a frozen router.
 EngineSpec frozen_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = wide_spec_on(device, compute, graph);
   spec.freeze = {"lm_head.*", "model.embed_tokens.weight", "*.mlp.gate.*", "model.layers.0.self_attn.*"};
   return spec;
 }
 
-// What can be made again is, and the first step holds the recording.
-EngineSpec remade_on(DeviceKind device, DType compute, bool graph = true) {
+// All that can be recomputed is, and the capture is in the first step.
+EngineSpec recomputed_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = documents_on(device, compute, graph);
   spec.model.qk_norm = QkNorm::whole;
   spec.num_micro_batches = 5;
@@ -105,7 +107,8 @@ EngineSpec remade_on(DeviceKind device, DType compute, bool graph = true) {
   return spec;
 }
 
-// Latent attention: of odd widths, and of those of DeepSeek, which kernels of the GPU's own architecture take.
+// Latent attention, of odd widths, and of the widths of DeepSeek, for which the GPU's architecture
+// has kernels.
 EngineSpec latent_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = spec_on(device, compute, graph);
   spec.model = latent_model();
@@ -132,8 +135,8 @@ EngineSpec mtp_on(DeviceKind device, DType compute, bool graph = true) {
   return spec;
 }
 
-// As gpt_oss: sinks, biases of every product, the clamped activation, and a
-// window of some layers that is of no whole tile.
+// The features of gpt_oss: sinks, biases of every product, the clamped activation, and a window of
+// some layers that is no multiple of a tile.
 EngineSpec gpt_oss_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = documents_on(device, compute, graph);
   ModelSpec& m = spec.model;
@@ -150,7 +153,7 @@ EngineSpec gpt_oss_on(DeviceKind device, DType compute, bool graph = true) {
 }
 
 constexpr auto kSpecs = {spec_on,     wide_spec_on,   documents_on,  balanced_on, sinkhorn_on,
-                         jittered_on, many_on,        whole_norm_on, frozen_on,   remade_on,
+                         jittered_on, many_on,        whole_norm_on, frozen_on,   recomputed_on,
                          latent_on,   wide_latent_on, mtp_on,        gpt_oss_on};
 
 void split_documents(MicroBatch& b) {
@@ -212,9 +215,9 @@ class OnGpu : public ::testing::TestWithParam<DType> {
 
 TEST_P(OnGpu, RecordingChangesNoBit) {
   for (const auto spec : kSpecs) {
-    Engine recorded(spec(DeviceKind::cuda, GetParam(), true)), launched(spec(DeviceKind::cuda, GetParam(), false));
-    EXPECT_EQ(train(initialised(recorded), 6), train(initialised(launched), 6));
-    EXPECT_EQ(masters(recorded), masters(launched));
+    Engine captured(spec(DeviceKind::cuda, GetParam(), true)), eager(spec(DeviceKind::cuda, GetParam(), false));
+    EXPECT_EQ(train(initialised(captured), 6), train(initialised(eager), 6));
+    EXPECT_EQ(masters(captured), masters(eager));
   }
 }
 
@@ -250,11 +253,11 @@ TEST_P(OnGpu, RecomputeChangesNoBit) {
     SCOPED_TRACE(name);
     EngineSpec spec = wide_spec_on(DeviceKind::cuda, GetParam());
     spec.recompute.*flag = true;
-    Engine remade(spec);
-    EXPECT_EQ(train(initialised(remade), 4), expected);
-    EXPECT_EQ(masters(remade), masters(kept));
-    EXPECT_EQ(remade.stack_high_water(), remade.plan().bytes(Life::stack));
-    EXPECT_LT(remade.plan().bytes(Life::saved), kept.plan().bytes(Life::saved));
+    Engine recomputed(spec);
+    EXPECT_EQ(train(initialised(recomputed), 4), expected);
+    EXPECT_EQ(masters(recomputed), masters(kept));
+    EXPECT_EQ(recomputed.stack_high_water(), recomputed.plan().bytes(Life::stack));
+    EXPECT_LT(recomputed.plan().bytes(Life::saved), kept.plan().bytes(Life::saved));
   }
 }
 
@@ -268,7 +271,7 @@ TEST_P(OnGpu, FusionChangesNoBit) {
   }
 }
 
-// Together, and with what else decides which kernels run and what a recording holds.
+// All recomputation together, and with other settings that decide which kernels run and what is captured.
 TEST_P(OnGpu, RecomputeInCombinationChangesNoBit) {
   for (const auto kept_spec : {documents_on, balanced_on, sinkhorn_on, many_on, whole_norm_on, frozen_on}) {
     Engine kept(kept_spec(DeviceKind::cuda, GetParam(), true));
@@ -276,9 +279,9 @@ TEST_P(OnGpu, RecomputeInCombinationChangesNoBit) {
     for (const bool layer : {false, true}) {
       EngineSpec spec = kept_spec(DeviceKind::cuda, GetParam(), true);
       for (const auto& [name, flag] : kRecomputeNames) spec.recompute.*flag = (flag == &RecomputeSpec::layer) == layer;
-      Engine remade(spec);
-      EXPECT_EQ(train(initialised(remade), 4), expected);
-      EXPECT_EQ(masters(remade), masters(kept));
+      Engine recomputed(spec);
+      EXPECT_EQ(train(initialised(recomputed), 4), expected);
+      EXPECT_EQ(masters(recomputed), masters(kept));
     }
   }
 }
@@ -310,7 +313,7 @@ TEST_P(OnGpu, FrozenParametersStayAsTheyAre) {
   EXPECT_GT(trained, 3);
 }
 
-// Micro-batches that are filled while the one before is computed.
+// Each micro-batch is filled while the one before it is computed.
 TEST_P(OnGpu, FillingInTurnChangesNoBit) {
   Engine in_turn(many_on(DeviceKind::cuda, GetParam())), before(many_on(DeviceKind::cuda, GetParam()));
   const std::vector<double> expected = train(initialised(before), 5);
@@ -326,7 +329,7 @@ TEST_P(OnGpu, FillingInTurnChangesNoBit) {
   EXPECT_EQ(masters(in_turn), masters(before));
 }
 
-// A traced step is launched op by op, between recorded ones.
+// A traced step is eager, between replayed ones.
 TEST_P(OnGpu, ATraceChangesNoBit) {
   Engine traced(wide_spec_on(DeviceKind::cuda, GetParam())), plain(wide_spec_on(DeviceKind::cuda, GetParam()));
   std::vector<double> got = train(initialised(traced), 4);
@@ -350,11 +353,11 @@ RunSpec evaluation_of(const EngineSpec& spec, const std::string& prefix) {
   return run;
 }
 
-// Evaluation takes the place of the first micro-batch, and its own sums; its loss is the CPU's.
+// Evaluation uses the buffers of the first micro-batch, and sums of its own. Its loss is that of the CPU.
 TEST_P(OnGpu, EvaluationBetweenRecordedStepsChangesNoBit) {
   const TestDir dir;
   const std::string prefix = testing::write_dataset(dir, "valid", 1100);
-  for (const auto spec : {balanced_on, remade_on}) {
+  for (const auto spec : {balanced_on, recomputed_on}) {
     Engine evaluated(spec(DeviceKind::cuda, GetParam(), true)), plain(spec(DeviceKind::cuda, GetParam(), true)),
         cpu(spec(DeviceKind::cpu, GetParam(), true));
     const RunSpec run = evaluation_of(plain.spec(), prefix);
@@ -386,10 +389,11 @@ std::vector<double> losses_of(const EngineSpec& spec, int64_t num_steps = 20) {
   return train(initialised(engine), num_steps);
 }
 
-// Both add f32 in an order of their own: sqrt(n) 2^-24 of a sum of n products, amplified by 20 steps. In bf16 an
-// activation near a tie rounds the other way, and 20 steps make of that what they make of rounding at all: a run in
-// bf16 is about the curve of f32 with a noise that the CPU's own bf16 run shows. Two such runs differ by sqrt(2) of it;
-// twice it is allowed.
+// Both devices add f32 in an order of their own. The error is sqrt(n) 2^-24 of a sum of n products,
+// amplified by 20 steps.
+// In bf16 an activation near a tie rounds the other way, and 20 steps amplify that like any other rounding.
+// So a run in bf16 is the curve of f32 with noise, and the CPU's own bf16 run shows how much.
+// Two such runs differ by sqrt(2) of the noise. Twice the noise is allowed.
 TEST_P(OnGpu, LossesAreThoseOfTheCpu) {
   for (const auto spec : {spec_on, wide_spec_on}) {
     const auto gpu = losses_of(spec(DeviceKind::cuda, GetParam(), true)),
@@ -403,7 +407,8 @@ TEST_P(OnGpu, LossesAreThoseOfTheCpu) {
   }
 }
 
-// With every kind of batch and balance; few steps, since an expert that is chosen by a hair changes all after it.
+// Every kind of batch and balance is compared. The steps are few, since an expert chosen by a
+// narrow margin changes all after it.
 TEST_P(OnGpu, FirstLossesOfEverySpecAreThoseOfTheCpu) {
   if (GetParam() != DType::f32) GTEST_SKIP() << "bf16 rounds the logits that choose";
   for (const auto spec : kSpecs) {
@@ -413,7 +418,7 @@ TEST_P(OnGpu, FirstLossesOfEverySpecAreThoseOfTheCpu) {
   }
 }
 
-// Also where there is no GPU: a spec that no engine takes would show first on one.
+// This runs where there is no GPU too. Otherwise a spec that no engine accepts would fail on GPUs only.
 TEST(GpuSpecs, TrainOnTheCpu) {
   for (const auto spec : kSpecs) {
     const std::vector<double> losses = losses_of(spec(DeviceKind::cpu, DType::f32, true), 2);
@@ -426,8 +431,8 @@ TEST(GpuSpecs, TrainOnTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Dtypes, OnGpu, ::testing::Values(DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-// What a run will hold is known before it holds any: within 3 %. The kernels that tests before this one have loaded are
-// not loaded again, so that less may be held.
+// The memory that a run will hold is predicted within 3 % before it holds any.
+// Kernels that earlier tests have loaded are not loaded again, so a run may hold less.
 TEST(OnGpuMemory, IsPredictedBeforeThePlanIsBound) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
@@ -446,13 +451,13 @@ TEST(OnGpuMemory, IsPredictedBeforeThePlanIsBound) {
   }
 }
 
-// An expert that gets every token, and experts that get none: the recorded step must not have kept a count.
+// One expert gets every token, and others get none. The captured step must not have kept a count.
 TEST(OnGpuRouting, ARecordedStepFollowsTheRouter) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   Engine gpu(wide_spec_on(DeviceKind::cuda, DType::f32)), cpu(wide_spec_on(DeviceKind::cpu, DType::f32));
   for (Engine* engine : {&gpu, &cpu}) train(initialised(*engine), 4);
-  // The gates of all experts alike: equal scores, so that experts 0 and 1 take all.
+  // The gates of all experts are equal, so scores are equal and experts 0 and 1 take all tokens.
   for (Engine* engine : {&gpu, &cpu}) {
     Stream s = engine->stream();
     for (const Param& p : engine->model().params().all()) {
@@ -467,7 +472,8 @@ TEST(OnGpuRouting, ARecordedStepFollowsTheRouter) {
   for (Engine* engine : {&gpu, &cpu}) EXPECT_TRUE(std::isfinite(train(*engine, 1, 6)[0]));
 }
 
-// A chunk's tokens are copied while the chunk before may still run: the host's batch must not change under it.
+// The tokens of a chunk are copied while the chunk before it may still run. The host's batch must
+// not change meanwhile.
 TEST(OnGpuGeneration, APromptInChunksIsThePrompt) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
@@ -486,8 +492,9 @@ TEST(OnGpuGeneration, APromptInChunksIsThePrompt) {
   for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(chunks[i], whole[i], 1e-4) << i;
 }
 
-// The first chunk of a prompt meets cuDNN or the kernels of one architecture, the rest those for parts. No experts: one
-// that is chosen by a hair would change all.
+// The first chunk of a prompt uses cuDNN or the kernels of one architecture, and later chunks use
+// those for parts.
+// There are no experts, because one chosen by a narrow margin would change everything.
 TEST(OnGpuGeneration, InBf16ALongPromptIsThatOfTheCpu) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
@@ -509,7 +516,7 @@ TEST(OnGpuGeneration, InBf16ALongPromptIsThatOfTheCpu) {
     return logits;
   };
   const std::vector<float> want = logits_of(DeviceKind::cpu, DType::f32, 512);
-  // The gate of the goldens in bf16.
+  // The tolerance of the goldens in bf16.
   for (const int64_t chunk : {512, 256, 100}) {
     const std::vector<float> got = logits_of(DeviceKind::cuda, DType::bf16, chunk);
     double both = 0, mine = 0, theirs = 0;

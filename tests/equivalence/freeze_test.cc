@@ -1,5 +1,5 @@
-// Frozen parameters: no gradient, no optimizer state, the same bits after training; and all others are trained as if
-// nothing were frozen.
+// Frozen parameters have no gradient and no optimizer state, and training does not change their bits.
+// All other parameters are trained as if nothing were frozen.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ std::vector<char> bytes_of(const Tensor& t) {
   return {data, data + t.num_bytes()};
 }
 
-// One with everything frozen that matches, one with nothing.
+// Compares an engine in which everything that matches is frozen with one in which nothing is.
 void expect_others_have_the_same_gradients(const EngineSpec& some_spec) {
   EngineSpec all_spec = some_spec;
   all_spec.freeze.clear();

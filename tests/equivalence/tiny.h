@@ -1,4 +1,4 @@
-// A tiny model with everything on, and random batches for it: what the equivalence tests train.
+// A tiny model with all features, and random batches for it, which the equivalence tests train.
 #pragma once
 
 #include <cmath>
@@ -67,7 +67,8 @@ inline EngineSpec tiny_engine(const ModelSpec& model, int64_t batch, DType compu
           .seed = 7};
 }
 
-// Sequence `first + row` of the global batch of a step goes to each row: a function of the global index alone.
+// Each row is sequence `first + row` of the global batch of a step. It is a function of the global
+// index only.
 inline void fill_random(MicroBatch& b, const ModelSpec& model, int64_t step, int64_t first, int64_t global_batch) {
   const int64_t S = b.shape.seq;
   for (int64_t row = 0; row < b.shape.batch; ++row) {
@@ -94,7 +95,7 @@ inline void fill_random(MicroBatch& b, const ModelSpec& model, int64_t step, int
   b.training = true;
 }
 
-// The objective of the micro-batches run since the last end_of_step.
+// Returns the objective of the micro-batches since the last end_of_step.
 inline double objective(Engine& engine) {
   double sum = *engine.model().loss_sum().ptr<double>() * engine.batch().loss_scale;
   sum += engine.batch().mtp_coeff * static_cast<double>(engine.batch().mtp_targets.size()) * mtp_loss(engine);
@@ -110,7 +111,7 @@ inline void init_params(Engine& engine) {
   engine.model().params().init(s, engine.spec().seed);
 }
 
-// Runs the micro-batches of one step; returns the objective. Gradients stay.
+// Runs the micro-batches of one step and returns the objective. Gradients stay.
 inline double run_micro_batches(Engine& engine, int64_t step, int64_t global_batch) {
   const int64_t B = engine.spec().shape.batch;
   for (int64_t first = 0; first < global_batch; first += B) {
@@ -120,7 +121,7 @@ inline double run_micro_batches(Engine& engine, int64_t step, int64_t global_bat
   return objective(engine);
 }
 
-// Objectives of num_steps whole steps.
+// Returns the objectives of num_steps whole steps.
 inline std::vector<double> train(Engine& engine, int64_t num_steps, int64_t global_batch) {
   std::vector<double> objectives;
   init_params(engine);
@@ -132,7 +133,7 @@ inline std::vector<double> train(Engine& engine, int64_t num_steps, int64_t glob
   return objectives;
 }
 
-// Every parameter's elements (master or gradient), one after the other.
+// Returns the elements of every parameter (master or gradient), one after the other.
 inline std::vector<float> all_elements(Engine& engine, bool gradients) {
   std::vector<float> all;
   for (const Param& p : engine.model().params().all()) {

@@ -1,4 +1,4 @@
-// Two ways, the same numbers: whole training steps of a tiny model.
+// Compares whole training steps of a tiny model that are computed in two ways. The numbers must be the same.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +43,8 @@ TEST_P(Training, LearnsTheSameBatchByHeart) {
   EXPECT_LT(last, 0.2 * first);
 }
 
-// Each name of memory.recompute alone, and "layer", which is all of them: less is kept, and no bit changes.
+// Tests each name of memory.recompute separately, and "layer", which is all of them. Less memory is
+// kept, and no bit changes.
 void expect_recompute_changes_no_bit(const ModelSpec& model, DType dtype) {
   EngineSpec spec = tiny_engine(model, 2, dtype, 2);
   Engine kept(spec);
@@ -52,12 +53,12 @@ void expect_recompute_changes_no_bit(const ModelSpec& model, DType dtype) {
     SCOPED_TRACE(name);
     spec.recompute = {};
     spec.recompute.*flag = true;
-    Engine remade(spec);
-    EXPECT_EQ(train(remade, 2, 4), expected);
-    EXPECT_EQ(all_elements(remade, false), all_elements(kept, false));
-    EXPECT_LT(remade.plan().bytes(Life::saved), kept.plan().bytes(Life::saved));
-    EXPECT_EQ(remade.stack_high_water(), remade.plan().bytes(Life::stack));
-    EXPECT_NE(remade.plan().table().find("that backward makes again"), std::string::npos);
+    Engine recomputed(spec);
+    EXPECT_EQ(train(recomputed, 2, 4), expected);
+    EXPECT_EQ(all_elements(recomputed, false), all_elements(kept, false));
+    EXPECT_LT(recomputed.plan().bytes(Life::saved), kept.plan().bytes(Life::saved));
+    EXPECT_EQ(recomputed.stack_high_water(), recomputed.plan().bytes(Life::stack));
+    EXPECT_NE(recomputed.plan().table().find("that backward makes again"), std::string::npos);
   }
 }
 
@@ -69,7 +70,7 @@ TEST_P(Training, RecomputeChangesNoBitOfMultiTokenPrediction) {
   expect_recompute_changes_no_bit(mtp_model(), GetParam());
 }
 
-// Its modules held and not computed: the model is trained as without them, and they stay as they are.
+// The modules are held but not computed. The model is trained as without them, and they do not change.
 TEST_P(Training, MultiTokenPredictionOffIsWithoutIt) {
   EngineSpec off = tiny_engine(mtp_model(), 2, GetParam(), 1);
   off.shape.num_mtp = 0;
@@ -91,8 +92,8 @@ TEST_P(Training, MultiTokenPredictionOffIsWithoutIt) {
 INSTANTIATE_TEST_SUITE_P(Dtypes, Training, ::testing::Values(DType::f32, DType::bf16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-// Losses that are defined on sequences or on the global batch. Rounding: sums
-// of about 10^3 f32 products in another order.
+// These losses are defined on sequences or on the global batch. The rounding is that of sums of
+// about 10^3 f32 products in another order.
 TEST(TrainingSplit, MicroBatchSplitChangesRoundingOnly) {
   const auto spec = [](int64_t batch) {
     EngineSpec s = tiny_engine(mtp_model(), batch, DType::f32, 2);
@@ -122,7 +123,8 @@ void copy_params(Engine& to, Engine& from) {
   }
 }
 
-// A random unit direction plus the gradient's own, so that the derivative along it is not small by chance.
+// Returns a random unit direction plus that of the gradient, so that the derivative along it is not
+// small by chance.
 std::vector<float> probe_direction(const Param& p) {
   const int64_t n = p.w.numel();
   const Rng rng(5, RngSite::bench, 0, key_of(p.spec.name.c_str()));
@@ -139,7 +141,8 @@ std::vector<float> probe_direction(const Param& p) {
   return direction;
 }
 
-// Everything discrete of the last pass: the choices, the drops, and the counts inside the balance losses.
+// Returns everything discrete in the last pass: the choices, the drops, and the counts inside the
+// balance losses.
 std::vector<float> choices(Engine& engine) {
   std::vector<float> all;
   for (const auto& layer : engine.model().moe_layers()) {
@@ -156,7 +159,7 @@ struct Probe {
   std::vector<float> choices;
 };
 
-// The objective with p moved by h along the direction.
+// Returns the objective with p moved by h along the direction.
 Probe probe(Engine& engine, const EngineSpec& spec, const Param& p, const std::vector<float>& direction, double h) {
   Engine moved(spec);
   copy_params(moved, engine);
@@ -168,9 +171,9 @@ Probe probe(Engine& engine, const EngineSpec& spec, const Param& p, const std::v
   return {value, choices(moved)};
 }
 
-// Central differences for every parameter. The scalar is smooth between changes
-// of choice, so the step shrinks until neither side changes one. A step of h has
-// an error of h^2, and the noise of f32 (2e-7 of an objective of about 5) over h.
+// Compares every gradient with central differences. The objective is smooth between changes of a
+// choice, so the step shrinks until neither side changes one.
+// A step of h has an error of h^2, and the noise of f32 (2e-7 of an objective of about 5) over h.
 void expect_gradients_match_differences(const EngineSpec& spec) {
   Engine engine(spec);
   init_params(engine);
@@ -226,7 +229,7 @@ TEST(TrainingGradients, AreTheDerivativeOfTheScalarWithSigmoidGroupsAndBias) {
   expect_gradients_match_differences(spec);
 }
 
-// Two documents in one row compute what they compute in rows of their own.
+// Two documents in one row give the same results as in two rows.
 TEST(TrainingDocuments, KeptApartEqualAlone) {
   const ModelSpec model = tiny_model();
   Engine packed(tiny_engine(model, 1, DType::f32, 1)), alone(tiny_engine(model, 2, DType::f32, 1));
@@ -240,7 +243,7 @@ TEST(TrainingDocuments, KeptApartEqualAlone) {
     p.pos_T.ptr<int32_t>()[i] = i - cut;
     p.doc_start_T.ptr<int32_t>()[i] = cut;
     p.segment_T.ptr<int32_t>()[i] = 1;
-    // Row 0 of `alone` starts with the first document, row 1 with the second.
+    // Row 0 of `alone` starts with the first document, and row 1 with the second.
     a.token_T.ptr<int32_t>()[S + i - cut] = p.token_T.ptr<int32_t>()[i];
     a.target_T.ptr<int32_t>()[S + i - cut] = p.target_T.ptr<int32_t>()[i];
   }
@@ -251,8 +254,8 @@ TEST(TrainingDocuments, KeptApartEqualAlone) {
   for (int i = cut; i < S; ++i) EXPECT_NEAR(loss_p[i], loss_a[S + i - cut], 1e-5) << i;
 }
 
-// Evaluating between steps changes no bit of the training: not the weights, not
-// the expert biases, not what is reported.
+// Evaluation between steps changes no bit of the training: no weights, no expert biases, no
+// reported numbers.
 TEST(TrainingEvaluation, LeavesTrainingAsItWas) {
   ModelSpec model = mtp_model();
   model.expert_bias = true;
@@ -281,7 +284,7 @@ TEST(TrainingEvaluation, LeavesTrainingAsItWas) {
   }
 }
 
-// What is planned on the null device is what is allocated.
+// The bytes planned on the null device are those that are allocated.
 TEST(TrainingMemory, TheNullDevicePlansTheSameBytes) {
   EngineSpec spec = tiny_engine(mtp_model(), 3, DType::bf16, 2);
   Engine real(spec);

@@ -1,6 +1,8 @@
 // The checkpoint store against crashes, failing writes and full disks: after each, the newest checkpoint is whole, and
 // it is the one that the commit point says.
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/list.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/store.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -22,7 +24,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// What a run would have after `step` steps; three tensors in two shards.
+// The state of a run after `step` steps: three tensors in two shards.
 struct State {
   std::vector<float> w = std::vector<float>(11), m = std::vector<float>(3);
   std::vector<int64_t> n = std::vector<int64_t>(2);
@@ -66,10 +68,10 @@ bool has_unfinished(const std::string& dir) {
   return false;
 }
 
-// Step 1 is there; a save of step `second` with the value 2 meets a fault.
+// Step 1 is stored. A save of step `second` with the value 2 meets a fault.
 struct Scenario {
   const char* name;
-  int64_t second;  // 2: a new one, which pushes step 1 out; 1: the same step again
+  int64_t second;  // 2: a new step, which prunes step 1; 1: the same step again
   bool async_save;
 };
 
@@ -87,7 +89,7 @@ class CheckpointFaults : public testing::TestWithParam<Scenario> {
     CheckpointStore store(dir, 1, GetParam().async_save, /*shard_bytes=*/60);
     save(store, GetParam().second, 2);
   }
-  // "point:count" of each point that the second save reaches, in order.
+  // Returns "point:count" for each point that the second save reaches, in order.
   std::vector<std::string> all_points() {
     const TestDir dir;
     first_save(dir.path());
@@ -98,14 +100,14 @@ class CheckpointFaults : public testing::TestWithParam<Scenario> {
       points.push_back(fmt::format("{}:{}", name, ++count[name]));
     return points;
   }
-  // The commit point is the rename: what fails before it leaves 1, what fails after it leaves 2.
+  // The rename is the commit point. A failure before it leaves 1, and a failure after it leaves 2.
   void expect_newest(const std::string& dir, bool committed) {
     const auto folder = newest_checkpoint(dir, nullptr);
     ASSERT_EQ(folder, dir + (committed && GetParam().second == 2 ? "/step-00000002" : "/step-00000001"));
     EXPECT_TRUE(verify_checkpoint(*folder).ok());
     EXPECT_EQ(newest(dir), State(committed ? 2 : 1));
   }
-  // A run that starts again takes the folder, saves, and leaves nothing of the crash.
+  // A run that starts again uses the folder, saves, and removes what the crash left.
   void expect_mended(const std::string& dir) {
     EXPECT_EQ(run_forked({},
                          [&] {
@@ -180,7 +182,7 @@ TEST(CheckpointFault, AFailedSaveSaysWhatItWasAndTheStoreGoesOn) {
             0);
 }
 
-// Killed at no point in particular. What wait() said is there must be there, whole.
+// The process is killed at random times. A checkpoint that wait() has reported must be there, whole.
 TEST(CheckpointFault, KilledAtRandomTimesNothingPromisedIsLost) {
   std::mt19937 random(7);
   int64_t num_promised = 0;
@@ -208,7 +210,7 @@ TEST(CheckpointFault, KilledAtRandomTimesNothingPromisedIsLost) {
   EXPECT_GT(num_promised, 0);
 }
 
-// State of 512 KiB, to fill something with.
+// State of 512 KiB, which fills a small disk.
 struct Big {
   std::vector<float> x;
   explicit Big(float value) : x(std::vector<float>(1 << 17, value)) {}
@@ -230,7 +232,7 @@ void expect_big(const std::string& dir, int64_t step) {
   EXPECT_EQ(big.x, Big(static_cast<float>(step)).x);
 }
 
-// The system's own refusal of a write, without any rights: a limit on the size of files.
+// The system itself refuses a write. A limit on the size of files does that without privileges.
 TEST(CheckpointFault, AWriteThatTheSystemRefuses) {
   const TestDir dir;
   EXPECT_EQ(run_forked({},
@@ -268,11 +270,11 @@ TEST(CheckpointFault, AFullDisk) {
     save_big(store, 3);
     expect_big(dir.path(), 3);
   });
-  if (status == 77) GTEST_SKIP() << "this system allows no mount";
+  if (status == 77) GTEST_SKIP() << "this system does not allow a mount";
   EXPECT_EQ(status, 0);
 }
 
-// A crash on a disk that is nearly full: the next save has room, since what the crash left goes first.
+// A crash leaves files on a disk that is nearly full. The next save has space, since it removes them first.
 TEST(CheckpointFault, WhatACrashLeftMakesRoom) {
   const TestDir dir;
   const int status = run_forked({}, [&] {
@@ -289,7 +291,7 @@ TEST(CheckpointFault, WhatACrashLeftMakesRoom) {
     save_big(store, 2);
     expect_big(dir.path(), 2);
   });
-  if (status == 77) GTEST_SKIP() << "this system allows no mount";
+  if (status == 77) GTEST_SKIP() << "this system does not allow a mount";
   EXPECT_EQ(status, 0);
 }
 

@@ -1,4 +1,5 @@
-// A part of a test in a process of its own: there MOEBIUS_FAULT has not been read yet, and dying ends nothing else.
+// Runs a part of a test in a process of its own. MOEBIUS_FAULT has not been read there, and a crash
+// ends only that process.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,17 +17,18 @@
 
 namespace moebius {
 
-// A crash of a process does not reach the device, so none is needed: in memory a sync costs nothing.
+// The crash of a process loses nothing of the page cache, so no real device is needed. A sync in
+// memory costs nothing.
 inline const bool kInMemory = std::filesystem::is_directory("/dev/shm") && ::setenv("TMPDIR", "/dev/shm", 0) == 0;
 
 constexpr int kKilled = 128 + SIGKILL;
 
-// MOEBIUS_FAULT and MOEBIUS_FAULT_LOG of that process; empty: not set.
+// MOEBIUS_FAULT and MOEBIUS_FAULT_LOG for that process. An empty one is not set.
 struct FaultRequest {
   std::string fault, log;
 };
 
-// Starts body() and returns its process. Failed assertions, and an exception, give it exit status 1.
+// Starts body() in a new process and returns its id. Failed assertions and exceptions give exit status 1.
 // REQUIRES: this process has one thread and has reached no fault point.
 template <class Body>
 pid_t start_forked(const FaultRequest& request, Body&& body) {
@@ -44,7 +46,7 @@ pid_t start_forked(const FaultRequest& request, Body&& body) {
   ::_exit(testing::Test::HasFailure() ? 1 : 0);
 }
 
-// 0 or the exit status; 128 + the signal that ended it.
+// Returns the exit status, or 128 + the signal that ended the process.
 inline int end_of(pid_t process) {
   int status = 0;
   if (::waitpid(process, &status, 0) != process) return -1;
@@ -56,7 +58,7 @@ int run_forked(const FaultRequest& request, Body&& body) {
   return end_of(start_forked(request, body));
 }
 
-// A file system of this process and those that it starts; false where the system does not allow it.
+// Mounts a file system for this process and its children. Returns false where the system does not allow it.
 inline bool mount_small(const std::string& dir, const char* options) {
   if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
   ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);

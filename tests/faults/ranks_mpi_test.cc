@@ -1,5 +1,6 @@
-// Runs of several ranks, each a process that mpirun started, that are killed, stopped and spoilt: they end in time with
-// the right code and name who it was, and the run that is started again cannot be told from one that was not disturbed.
+// Runs of several ranks, each a process of mpirun, that are killed, stopped or disturbed. They end
+// in time with the right code, and name the rank at fault.
+// A run that is started again equals one that was not disturbed.
 #include <chrono>
 #include <map>
 
@@ -17,10 +18,11 @@ class RankedRuns : public TrainingRuns {
  public:
   using TrainingRuns::TrainingRuns;
 
-  // mpirun with `num_ranks` of moebius_faults.
+  // Starts mpirun with `num_ranks` of moebius_faults.
   pid_t start_ranks(int num_ranks, const std::string& run, const Words& overrides = {},
                     const std::map<int, RankIs>& special = {}) const {
-    // Open MPI refuses root, as whom containers run, unless told so; more ranks than cores must give way to each other.
+    // By default Open MPI refuses to run as root, which containers do. If there are more ranks than
+    // cores, waiting ranks must yield.
     std::string command = "cd " + path("") +
                           " && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
                           "OMPI_MCA_mpi_yield_when_idle=1 && exec " MOEBIUS_MPIRUN;
@@ -29,7 +31,7 @@ class RankedRuns : public TrainingRuns {
       const RankIs is = it == special.end() ? RankIs{} : it->second;
       command += r == 0 ? " -n 1 env" : " : -n 1 env";
       if (!is.fault.empty()) command += " MOEBIUS_FAULT=" + is.fault;
-      command += " " MOEBIUS_BINARY_DIR "/moebius_faults";
+      command += " " + built_program("moebius_faults");
       for (const std::string& word : joined(words_of(run, joined(overrides, is.overrides)), {"--timeout", "4"}))
         command += " '" + word + "'";
     }
@@ -60,7 +62,8 @@ class RankedTraining : public testing::TestWithParam<bool> {
 };
 INSTANTIATE_TEST_SUITE_P(Async, RankedTraining, testing::Bool());
 
-// Wherever a rank dies in a save, what was saved before is whole, and the run goes on from it bit for bit.
+// Wherever a rank dies during a save, earlier checkpoints are whole, and the run resumes from them
+// bit for bit.
 TEST_P(RankedTraining, ARankThatIsKilledInASaveCostsNothing) {
   ASSERT_EQ(runs_.train_ranks(2, "undisturbed"), 0) << runs_.err();
   EXPECT_EQ(runs_.count_in_err("2 ranks of MPI"), 1);
@@ -87,7 +90,7 @@ TEST_P(RankedTraining, ARankWhoseDiskIsFullEndsAllWithCode4) {
   EXPECT_EQ(runs_.train_ranks(2, "r"), 0) << runs_.err();
 }
 
-// Rank 0 alone writes the metrics; the others must not wait for it.
+// Only rank 0 writes the metrics. The other ranks must not wait for it forever.
 TEST_P(RankedTraining, AFullDiskUnderTheMetricsEndsAllWithCode4) {
   std::filesystem::create_directory(runs_.path("r"));
   std::filesystem::create_symlink("/dev/full", runs_.path("r/metrics.jsonl"));
@@ -98,8 +101,8 @@ TEST_P(RankedTraining, AFullDiskUnderTheMetricsEndsAllWithCode4) {
   EXPECT_EQ(runs_.train_ranks(2, "r"), 0) << runs_.err();
 }
 
-// The disk has room for less than the run writes: whatever is written when it is full, nothing half-written stays on
-// it, and the run that is started again comes as far.
+// The disk is smaller than the output of the run. Whichever write fills it, no partial file stays,
+// and the run that is started again comes equally far.
 TEST_P(RankedTraining, ADiskThatFillsUpEndsAllWithCode4EachTime) {
   const int status = run_forked({}, [&] {
     std::filesystem::create_directory(runs_.path("r"));
@@ -113,7 +116,7 @@ TEST_P(RankedTraining, ADiskThatFillsUpEndsAllWithCode4EachTime) {
         EXPECT_THAT(entry.path().string(), Not(HasSubstr(".tmp-")));
     }
   });
-  if (status == 77) GTEST_SKIP() << "this system allows no mount";
+  if (status == 77) GTEST_SKIP() << "this system does not allow a mount";
   EXPECT_EQ(status, 0);
 }
 
@@ -162,7 +165,7 @@ TEST_F(RankedRun, AFullDiskUnderTheTraceEndsAllWithCode4) {
     EXPECT_EQ(runs_.count_in_err("error: "), 1) << runs_.err();
     EXPECT_EQ(runs_.train_ranks(2, "r"), 0) << runs_.err();
   });
-  if (status == 77) GTEST_SKIP() << "this system allows no mount";
+  if (status == 77) GTEST_SKIP() << "this system does not allow a mount";
   EXPECT_EQ(status, 0);
 }
 
@@ -176,7 +179,7 @@ TEST_F(RankedRun, AProcessThatStandsStillIsNamedInTime) {
   EXPECT_EQ(runs_.train_ranks(2, "r"), 0) << runs_.err();
 }
 
-// Before there is a world that could name it.
+// This is before there is a world that could name the rank.
 TEST_F(RankedRun, ARankThatStandsBeforeMpiHasBegunEndsAllInTime) {
   for (const auto& [point, call] :
        {std::pair{"mpi.init:1:stop", "MPI_Init_thread"}, {"mpi.dup:1:stop", "MPI_Comm_dup"}}) {
@@ -193,7 +196,7 @@ TEST_F(RankedRun, ASignalSavesOnAllRanksAndEnds) {
   ASSERT_EQ(runs_.train_ranks(2, "undisturbed", {"train.steps=300"}), 0) << runs_.err();
   const pid_t run = runs_.start_ranks(2, "r", {"train.steps=300"});
   runs_.wait_for_lines("r", 3);
-  ::kill(run, SIGUSR1);  // which mpirun hands on
+  ::kill(run, SIGUSR1);  // mpirun forwards it to the ranks
   EXPECT_EQ(end_of(run), 128 + SIGUSR1) << runs_.err();
   EXPECT_EQ(CheckpointReader(runs_.newest("r")).step(), runs_.last_step("r"));
   EXPECT_EQ(runs_.count_in_err("saved step"), 1) << runs_.err();
@@ -207,7 +210,7 @@ TEST_F(RankedRun, WrongOnEveryRankIsSaidOnceWithItsOwnCode) {
   EXPECT_EQ(runs_.train_ranks(2, "r", {"data.train=[\"nowhere\"]"}), 3);
   EXPECT_EQ(runs_.count_in_err("error: "), 1) << runs_.err();
   EXPECT_EQ(runs_.train_ranks(2, "r", {"parallel.tp=3"}), 2);
-  EXPECT_THAT(runs_.err(), HasSubstr("tp * cp * pp = 3 * 1 * 1; got 2 ranks"));
+  EXPECT_THAT(runs_.err(), HasSubstr("tp * cp * pp = 3 * 1 * 1; got 2;"));
   EXPECT_EQ(runs_.train_ranks(2, "mad", {"optimizer.lr=1e30", "optimizer.min_lr=1e30", "optimizer.warmup_steps=0"}), 5)
       << runs_.err();
   EXPECT_EQ(runs_.count_in_err("first not finite: "), 1) << runs_.err();
@@ -221,7 +224,7 @@ TEST_F(RankedRun, RanksThatWereGivenOtherRecipesDoNotBegin) {
   EXPECT_FALSE(std::filesystem::exists(runs_.path("r")));
 }
 
-// What one layout saved another goes on from, with the same numbers up to the order of sums.
+// A run resumes from the checkpoint of another layout, with the same numbers up to the order of sums.
 TEST_F(RankedRun, GoesOnOnAnotherNumberOfRanks) {
   ASSERT_EQ(runs_.train("alone"), 0) << runs_.err();
   const auto loss_of = [&](const std::string& run) {

@@ -1,6 +1,6 @@
-// Runs of several ranks, each a process that was given the variables of torchrun, that are killed, stopped and spoilt:
-// those that are left end in time with the right code and name who it was, and the run that is started again cannot be
-// told from one that was not disturbed.
+// Runs of several ranks, each a process with the variables of torchrun, that are killed, stopped or
+// disturbed. The remaining ranks end in time with the right code, and name the rank at fault.
+// A run that is started again equals one that was not disturbed.
 #include <chrono>
 
 #include "comm/transport/socket.h"
@@ -14,7 +14,7 @@ using testing::ContainsRegex;
 using testing::Each;
 using testing::HasSubstr;
 
-// By rank.
+// Exit codes by rank.
 using Codes = std::vector<int>;
 using Special = std::map<int, RankIs>;
 
@@ -24,7 +24,7 @@ class TcpRuns : public TrainingRuns {
 
   std::vector<pid_t> start_ranks(int num_ranks, const std::string& run, const Special& special = {},
                                  int timeout_s = 60) const {
-    // Free now, and for the moment until rank 0 listens there.
+    // The port is free now, and probably until rank 0 listens there.
     const std::string port = std::to_string(port_of(listen_at(0, /*loopback_only=*/true)));
     std::vector<pid_t> processes;
     for (int r = 0; r < num_ranks; ++r) {
@@ -51,7 +51,7 @@ class TcpRuns : public TrainingRuns {
 
 std::string name_of(int rank) { return fmt::format("rank {0} (tp 0, cp 0, dp {0}, pp 0, etp 0, ep 0, edp {0})", rank); }
 
-// The report begins with the collective that is waited for.
+// The report begins with the collective that the rank waits for.
 auto BeginsWithCollectiveOf(int rank) {
   return ContainsRegex("error: [a-z_]+ [0-9]+ of group [a-z_]+ \\([a-z0-9]+ x [0-9]+\\): rank " + std::to_string(rank));
 }
@@ -61,7 +61,7 @@ class TcpRun : public testing::Test {
   TcpRuns runs_{{"run.threads=1", "train.steps=6", "checkpoint.every=2", "train.global_batch=12"}};
 };
 
-// With three ranks the fourth micro-batch of a rank is the second of its second step.
+// With three ranks, the fourth micro-batch of a rank is the second of its second step.
 TEST_F(TcpRun, ARankThatIsKilledInAStepIsNamedByTheOthers) {
   ASSERT_THAT(runs_.train_ranks(3, "undisturbed"), Each(0)) << runs_.err_of(0);
   EXPECT_EQ(runs_.train_ranks(3, "r", {{1, {"train.mid_step:4"}}}), (Codes{6, kKilled, 6}));
@@ -85,7 +85,7 @@ TEST_F(TcpRun, ARankThatIsStoppedInAStepIsNamedInTime) {
   EXPECT_THAT(runs_.err_of(0), BeginsWithCollectiveOf(0));
   EXPECT_THAT(runs_.err_of(0), HasSubstr(fmt::format("{} has waited for 6 s; did not join: {}\nlast collectives of {}",
                                                      name_of(0), name_of(1), name_of(0))));
-  ::kill(ranks[1], SIGCONT);  // it finds that the others are gone
+  ::kill(ranks[1], SIGCONT);  // it finds that the others have ended
   EXPECT_EQ(end_of(ranks[1]), 6) << runs_.err_of(1);
   EXPECT_THAT(runs_.train_ranks(2, "r"), Each(0)) << runs_.err_of(0);
 }
@@ -110,7 +110,7 @@ TEST_F(TcpRun, ARankWhoseDiskIsFullEndsAllWithCode4) {
   EXPECT_THAT(runs_.train_ranks(2, "r"), Each(0)) << runs_.err_of(0);
 }
 
-// Rank 1 runs where it has the data and no run folder of rank 0.
+// Rank 1 runs in a folder that has the data, but not the run folder of rank 0.
 TEST_F(TcpRun, ARunFolderThatRanksDoNotShareIsRefused) {
   std::filesystem::create_directory(runs_.path("away"));
   for (const char* file : {"data.bin", "data.idx", "data.json"})
@@ -125,7 +125,7 @@ TEST_F(TcpRun, ARunFolderThatRanksDoNotShareIsRefused) {
   EXPECT_THAT(runs_.newest("r"), HasSubstr("step-00000006"));
 }
 
-// Rank 1 runs where the run folder is, and one of the datasets is not.
+// Rank 1 runs in a folder that has the run folder, but lacks one of the datasets.
 TEST_F(TcpRun, ADatasetThatOneRankLacksEndsAllWithCode3) {
   std::filesystem::create_directory(runs_.path("away"));
   std::filesystem::create_directory_symlink(runs_.path("r"), runs_.path("away/r"));
@@ -150,11 +150,11 @@ TEST_F(TcpRun, RanksThatWereGivenOtherRecipesDoNotBegin) {
               AllOf(HasSubstr("the ranks do not agree on the recipe: ranks 0, 1 against rank 2; line "),
                     HasSubstr("of rank 2 \"lr = 0.5\"")));
   for (const int other : {1, 2})
-    EXPECT_THAT(runs_.err_of(other), testing::Not(HasSubstr("error: "))) << "rank 0 says it";
+    EXPECT_THAT(runs_.err_of(other), testing::Not(HasSubstr("error: "))) << "rank 0 reports it";
   EXPECT_FALSE(std::filesystem::exists(runs_.path("r")));
 }
 
-// Of ranks that are threads the error is the run's own.
+// Where ranks are threads, the error of a rank is that of the run.
 TEST_F(TcpRun, AThreadThatThrowsInAStepEndsAll) {
   const Words words = joined(runs_.words_of("r"), {"--ranks", "2"});
   EXPECT_EQ(end_of(start_program(runs_.path(""), words, {.fault = "train.mid_step:4:throw", .log = {}})), 4)

@@ -1,4 +1,5 @@
-// The program itself, training a tiny model: started, killed, started again; and what it left in its folder.
+// Runs the program itself to train a tiny model. It can be started, killed and started again, and
+// its folder inspected.
 #pragma once
 
 #include <fcntl.h>
@@ -11,9 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/list.h"
+#include "checkpoint/reader.h"
 #include "io/files.h"
 #include "io/testing.h"
+#include "tests/built.h"
 #include "tests/faults/forked.h"
 
 namespace moebius {
@@ -25,7 +28,7 @@ inline Words joined(Words a, const Words& b) {
   return a;
 }
 
-// What is special about a process: variables, and where what it says goes.
+// The surroundings of a process: variables, and the files of its output.
 struct Surroundings {
   std::map<std::string, std::string> environment;
   std::string out = "out", err = "err";  // files in the folder where it runs
@@ -39,7 +42,7 @@ inline pid_t start_program(const std::string& dir, const Words& words, const Fau
     ::dup2(::open(around.out.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666), STDOUT_FILENO);
     ::dup2(::open(around.err.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666), STDERR_FILENO);
     for (const auto& [name, value] : around.environment) ::setenv(name.c_str(), value.c_str(), 1);
-    const std::string program = MOEBIUS_BINARY_DIR "/moebius_faults";
+    const std::string program = built_program("moebius_faults");
     std::vector<char*> arguments{const_cast<char*>(program.c_str())};
     for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
@@ -48,14 +51,14 @@ inline pid_t start_program(const std::string& dir, const Words& words, const Fau
   });
 }
 
-// What is special about a rank: its fault, its own overrides, the folder that it runs in.
+// The differences of a rank: its fault, its own overrides, and the folder that it runs in.
 struct RankIs {
   std::string fault;
   Words overrides = {};
   std::string dir = {};
 };
 
-// A folder with a tiny dataset, where runs of the recipe tiny_cpu are made.
+// A folder with a tiny dataset, for runs of the recipe tiny_cpu.
 class TrainingRuns {
  public:
   explicit TrainingRuns(Words overrides) : words_(std::move(overrides)) {
@@ -82,7 +85,7 @@ class TrainingRuns {
   }
 
   std::string path(const std::string& name) const { return dir_.path(name); }
-  std::string err() const { return read_file(path("err")); }  // of the program that was started last
+  std::string err() const { return read_file(path("err")); }  // output of the program that was started last
 
   int64_t num_lines(const std::string& run) const {
     std::ifstream file(path(run + "/metrics.jsonl"));
@@ -94,7 +97,7 @@ class TrainingRuns {
     ASSERT_GE(num_lines(run), lines);
   }
 
-  // Its metrics, a string a line, less what a clock or the machine decides.
+  // Returns the metrics of a run, one string per line, without values that depend on a clock or the machine.
   std::vector<std::string> metrics(const std::string& run) const {
     std::vector<std::string> records;
     std::ifstream file(path(run + "/metrics.jsonl"));
@@ -113,7 +116,7 @@ class TrainingRuns {
   std::string newest(const std::string& run) const {
     return newest_checkpoint(path(run + "/checkpoints"), nullptr).value_or("");
   }
-  // Hash of each tensor of the newest checkpoint: every weight, every moment, every bit.
+  // Returns a hash of each tensor of the newest checkpoint, with every weight and every moment.
   std::map<std::string, std::string> state(const std::string& run) const {
     std::map<std::string, std::string> hashes;
     const CheckpointReader reader(newest(run));
@@ -121,7 +124,7 @@ class TrainingRuns {
       for (const CheckpointPiece& piece : tensor.pieces) hashes[slice_name(name, piece.slice)] = piece.xxh3.at(0);
     return hashes;
   }
-  // `run` cannot be told from one that was never disturbed.
+  // Expects that `run` equals one that was never disturbed.
   void expect_same(const std::string& run, const std::string& undisturbed) const {
     const std::vector<std::string> got = metrics(run), expected = metrics(undisturbed);
     const auto [here, there] = std::mismatch(got.begin(), got.end(), expected.begin(), expected.end());

@@ -1,4 +1,4 @@
-// A run that dies and is started again gives, bit for bit, what a run that never died gives: its metrics and its state.
+// A run that dies and is started again equals, bit for bit, a run that never died: metrics and state.
 #include <algorithm>
 #include <random>
 
@@ -18,7 +18,8 @@ struct Setup {
 
 void PrintTo(const Setup& setup, std::ostream* out) { *out << setup.name; }
 
-// What a run carries from step to step differs between these: balance state, dtypes, who writes.
+// The setups differ in the state that a run carries from step to step: balance state, dtypes, the
+// writing thread.
 const std::vector<Setup> kSetups{
     {"F32Async", {"checkpoint.async=true", "run.threads=1"}},
     {"Bf16BiasSync",
@@ -43,7 +44,7 @@ TEST_P(Training, ReportsEveryStepOnce) {
   EXPECT_GT(runs_.state("undisturbed").size(), 90u);  // weights and two moments
   ASSERT_EQ(runs_.train("again", {"run.threads=2"}), 0);
   runs_.expect_same("again", "undisturbed");
-  ASSERT_EQ(runs_.train("other", {"run.seed=5"}), 0);  // or the comparison would prove nothing
+  ASSERT_EQ(runs_.train("other", {"run.seed=5"}), 0);  // otherwise the comparison would prove nothing
   EXPECT_NE(runs_.metrics("other"), runs_.metrics("undisturbed"));
   EXPECT_NE(runs_.state("other"), runs_.state("undisturbed"));
 }
@@ -65,7 +66,8 @@ TEST_P(Training, AFinishedRunHasNothingToDo) {
   EXPECT_EQ(runs_.metrics("undisturbed"), before);
 }
 
-// For each point of a save, its hits in the whole run: the first, one in the middle and the last.
+// Returns, for each fault point of a save, three of its hits in the whole run: the first, one in
+// the middle and the last.
 Words points_to_try(const TrainingRuns& runs) {
   EXPECT_EQ(runs.train("logged", {}, {.log = runs.path("log")}), 0);
   std::map<std::string, int> hits;
@@ -127,7 +129,7 @@ TEST_P(Training, AFlippedBitIsPassedOverForTheCheckpointBefore) {
   runs_.expect_same("r", "undisturbed");
 }
 
-// What the run before it left must not come back, wherever the new one dies.
+// The checkpoints of an earlier run must not come back, wherever the new run dies.
 TEST_P(Training, ARunThatStartsOverIsItsOwn) {
   ASSERT_EQ(runs_.train("r", {"run.seed=5"}), 0);
   ASSERT_EQ(runs_.train("r", {"checkpoint.resume=false"}, {.fault = "checkpoint.before_rename:2"}), kKilled);
@@ -153,7 +155,7 @@ TEST_P(Training, DyingWhileCheckpointsAreSetAsideLosesNone) {
   runs_.expect_same("r", "undisturbed");
 }
 
-// Even when it dies before its first checkpoint: what it was told to start over from is not taken up again.
+// The run dies before its first checkpoint. A restart must not resume from the run that it replaces.
 TEST_P(Training, ARunThatStartsOverAndDiesAtOnceIsItsOwn) {
   ASSERT_EQ(runs_.train("r", {"run.seed=5"}), 0);
   ASSERT_EQ(runs_.train("r", {"checkpoint.resume=false"}, {.fault = "checkpoint.after_mkdir:1"}), kKilled);
@@ -162,7 +164,8 @@ TEST_P(Training, ARunThatStartsOverAndDiesAtOnceIsItsOwn) {
   runs_.expect_same("r", "undisturbed");
 }
 
-// The signal finds the run in a long evaluation: it saves, ends, and the evaluation is made up for.
+// The signal comes during a long evaluation. The run saves and ends, and the next run does the
+// evaluation again.
 TEST_P(Training, SigtermDuringAnEvaluationLosesNothing) {
   const Words long_evals{"train.eval_batches=0"};
   ASSERT_EQ(runs_.train("long", long_evals), 0) << runs_.err();
@@ -175,7 +178,7 @@ TEST_P(Training, SigtermDuringAnEvaluationLosesNothing) {
   runs_.expect_same("r", "long");
 }
 
-// Long enough to be met while it runs.
+// These runs are long enough for a signal to meet them.
 class LongTraining : public testing::TestWithParam<Setup> {
  protected:
   void SetUp() override { ASSERT_EQ(runs_.train("undisturbed"), 0) << runs_.err(); }
@@ -224,7 +227,8 @@ TEST_P(LongTraining, ASecondRunInTheSameFolderIsRefused) {
   EXPECT_EQ(end_of(first), kKilled);
 }
 
-// The same on a GPU: what a save reads back and a resume uploads is every bit, with a copy of all and piece by piece.
+// The same on a GPU. A save reads back every bit and a resume uploads it, with a copy of all state
+// or in pieces.
 TEST(TrainingOnGpu, KilledAfterASaveItGoesOnAsIfItHadNot) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;

@@ -1,5 +1,5 @@
-// Any text as a config.json: refused with Error{input}, or a model whose own config.json reads back to the same, and
-// which passes its check or is refused by it.
+// Reads any text as a config.json. It is refused with Error{input}, or it gives a model whose own
+// config.json reads back to the same model. Such a model passes its check or is refused by it.
 #include <cstdlib>
 #include <string_view>
 

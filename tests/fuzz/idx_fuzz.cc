@@ -1,5 +1,5 @@
-// Any bytes as a Megatron .idx, for a .bin whose size the first two bytes give: refused with Error{input}, or an index
-// whose documents tile the .bin.
+// Reads any bytes as a Megatron .idx, for a .bin whose size the first two bytes give. They are
+// refused with Error{input}, or give an index whose documents tile the .bin.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>

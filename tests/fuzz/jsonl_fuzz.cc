@@ -1,5 +1,5 @@
-// Any bytes as a .jsonl file: refused with Error{input}, or documents in UTF-8, the same whether the lines are taken
-// apart together or one by one.
+// Reads any bytes as a .jsonl file. They are refused with Error{input}, or give documents in UTF-8.
+// The documents are the same whether the lines are parsed together or one by one.
 #include <cstdlib>
 #include <string_view>
 

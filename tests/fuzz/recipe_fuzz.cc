@@ -1,5 +1,5 @@
-// Whatever the text of a recipe is: it loads, or it ends in an Error of kind usage; a recipe that loads and passes its
-// check prints to one that reads back to the same spec, and its sizes can be computed.
+// Reads any text as a recipe. It loads, or ends in an Error of kind usage. A recipe that loads and
+// passes its check prints to one that reads back to the same spec, and its sizes can be computed.
 #include <cstdlib>
 #include <string>
 
@@ -14,7 +14,7 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-// The two lines before the first empty line are overrides, if there is one.
+// The two lines before the first empty line, if there is one, are overrides.
 RunSpec parse(const std::string& text) {
   const size_t end = text.find("\n\n");
   if (end == std::string::npos || text.find('=') == std::string::npos) return parse_run_spec(text, "fuzz", {});

@@ -1,11 +1,13 @@
-// Runs a fuzz target without libFuzzer: every file of its corpus, then seeded mutations of each. So every build, and
-// the sanitizers above all, meets inputs that nobody thought of; a real search is `cmake -DMOEBIUS_FUZZ=ON` with clang.
+// Runs a fuzz target without libFuzzer, on every file of its corpus and on seeded mutations of each.
+// So every build tries unexpected inputs, which is of most use under the sanitizers. For a real
+// search, build with `cmake -DMOEBIUS_FUZZ=ON` and clang.
 //
-//   usage: NAME_fuzz CORPUS_FOLDER
-// Fails when the target throws what it must not, crashes, or the folder holds no input.
+//   usage: NAME_fuzz CORPUS_FOLDER MUTATIONS      so many of each input
+// Fails when the target throws an unexpected exception or crashes, or when the folder holds no input.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -18,8 +20,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 namespace {
 
 using Bytes = std::vector<uint8_t>;
-
-constexpr int kMutations = MOEBIUS_MUTATIONS;  // of each input
 
 std::vector<Bytes> read_corpus(const char* folder) {
   std::vector<std::filesystem::path> paths;
@@ -47,19 +47,19 @@ class Mutator {
     const size_t at = below(input.size() + 1);
     const size_t length = std::min<size_t>(below(9), input.size() - at);
     switch (below(5)) {
-      case 0:  // a bit
+      case 0:  // flips a bit
         if (at < input.size()) input[at] ^= static_cast<uint8_t>(1u << below(8));
         break;
-      case 1:  // a byte that parsers care about
+      case 1:  // sets a byte that parsers treat specially
         if (at < input.size()) input[at] = kBytes[below(sizeof kBytes)];
         break;
-      case 2:  // cut the rest off
+      case 2:  // truncates
         if (below(4) == 0) input.resize(at);
         break;
-      case 3:  // a few bytes gone
+      case 3:  // removes a few bytes
         input.erase(input.begin() + at, input.begin() + at + length);
         break;
-      case 4: {  // a few bytes twice
+      case 4: {  // repeats a few bytes
         const Bytes copy(input.begin() + at, input.begin() + at + length);
         input.insert(input.begin() + at, copy.begin(), copy.end());
         break;
@@ -75,17 +75,18 @@ class Mutator {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) return std::fprintf(stderr, "usage: %s CORPUS_FOLDER\n", argv[0]), 2;
+  const int mutations = argc == 3 ? std::atoi(argv[2]) : 0;
+  if (mutations <= 0) return std::fprintf(stderr, "usage: %s CORPUS_FOLDER MUTATIONS\n", argv[0]), 2;
   const std::vector<Bytes> inputs = read_corpus(argv[1]);
   if (inputs.empty()) return std::fprintf(stderr, "%s: no input in %s\n", argv[0], argv[1]), 1;
   Mutator mutator;
   for (const Bytes& input : inputs) {
     LLVMFuzzerTestOneInput(input.data(), input.size());
-    for (int i = 0; i < kMutations; ++i) {
+    for (int i = 0; i < mutations; ++i) {
       const Bytes changed = mutator.mutate(input);
       LLVMFuzzerTestOneInput(changed.data(), changed.size());
     }
   }
-  std::printf("%zu inputs, %d mutations of each\n", inputs.size(), kMutations);
+  std::printf("%zu inputs, %d mutations of each\n", inputs.size(), mutations);
   return 0;
 }

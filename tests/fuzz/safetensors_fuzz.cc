@@ -1,5 +1,5 @@
-// Any bytes as a safetensors file: refused with Error{input}, or every entry
-// can be read, and all of them tile the data.
+// Reads any bytes as a safetensors file. They are refused with Error{input}, or every entry can be
+// read and the entries tile the data.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ void check(bool condition) {
   if (!condition) std::abort();
 }
 
-// Reads all that the header promises.
+// Reads all data that the header lists.
 void read_all(const moebius::SafetensorsFile& file, int64_t file_bytes) {
   int64_t end = file_bytes;
   for (auto it = file.entries().rbegin(); it != file.entries().rend(); ++it) {

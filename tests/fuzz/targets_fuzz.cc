@@ -1,5 +1,6 @@
-// Any bytes as a .targets file, for a dataset whose tokens the first two bytes count: refused with Error{input}, or
-// spans that rise inside it and are written back as they were.
+// Reads any bytes as a .targets file, for a dataset whose number of tokens the first two bytes
+// give. They are refused with Error{input}, or give rising spans within the dataset that are
+// written back unchanged.
 #include <cstdlib>
 #include <cstring>
 #include <string_view>

@@ -1,4 +1,5 @@
-// Any text as a tokenizer.json: refused with Error{input}, or a tokenizer whose ids are ids and decode.
+// Reads any text as a tokenizer.json. It is refused with Error{input}, or gives a tokenizer with
+// valid ids that decode.
 #include <cstdlib>
 #include <string_view>
 

@@ -1,5 +1,5 @@
-// Any text as a model.safetensors.index.json: refused with Error{input}, or
-// names of files that cannot leave the folder.
+// Reads any text as a model.safetensors.index.json. It is refused with Error{input}, or gives names
+// of files that cannot leave the folder.
 #include <cstdlib>
 #include <string_view>
 

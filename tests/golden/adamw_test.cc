@@ -1,5 +1,5 @@
-// The optimizer against torch.optim.AdamW with clipping by global norm: five steps,
-// tests/golden/data/adamw.safetensors.
+// Compares the optimizer with torch.optim.AdamW with clipping by global norm, for five steps. The
+// data is tests/golden/data/adamw.safetensors.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,7 +28,8 @@ class Reference {
 
 Tensor vector_of(std::vector<float>& values) { return tensor_of(values.data(), {static_cast<int64_t>(values.size())}); }
 
-// Both sides round each product and quotient of f32 once: a few units in the last place a step.
+// Both sides round each product and quotient of f32 once. The difference is a few units in the last
+// place for each step.
 void expect_close(const std::vector<float>& got, const std::vector<float>& want, const std::string& what) {
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < got.size(); ++i)

@@ -1,4 +1,5 @@
-// The maths against transformers: every case of tests/golden/data, whose README.md says what is in them.
+// Compares the mathematics with transformers, in every case of tests/golden/data. README.md there
+// describes the cases.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,7 +11,7 @@
 #include "io/safetensors.h"
 #include "io/testing.h"
 #include "model/device_support.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {
@@ -40,7 +41,8 @@ double dot(const std::vector<float>& a, const std::vector<float>& b) {
   return sum;
 }
 double norm(const std::vector<float>& a) { return std::sqrt(dot(a, a)); }
-// Of two zeros 1: an expert without tokens has no gradient on either side.
+// Returns the cosine. That of two zeros is 1, because an expert without tokens has no gradient on
+// either side.
 double cosine(const std::vector<float>& a, const std::vector<float>& b) {
   return norm(a) + norm(b) == 0 ? 1.0 : dot(a, b) / (norm(a) * norm(b));
 }
@@ -56,8 +58,8 @@ double max_abs_diff(const std::vector<float>& a, const std::vector<float>& b) {
   return largest;
 }
 
-// The gates of tools/golden.py --check. Sums of up to 97 products in f32, a few layers deep, are good to about 1e-6 of
-// their largest term.
+// The tolerances are those of tools/golden.py --check. Sums of up to 97 products in f32, a few
+// layers deep, have errors of about 1e-6 of their largest term.
 void expect_f32_gate(const std::string& name, const std::vector<float>& got, const std::vector<float>& want) {
   if (name.starts_with("grad.")) {
     EXPECT_GE(cosine(got, want), 1 - 1e-6) << name;
@@ -69,7 +71,7 @@ void expect_f32_gate(const std::string& name, const std::vector<float>& got, con
   }
 }
 
-// Every case on every device of the machine that this build can use.
+// Runs every case on every device of the machine that this build can use.
 class Golden : public testing::TestWithParam<std::tuple<std::string, DeviceKind>> {
  protected:
   static std::string name() { return std::get<0>(GetParam()); }
@@ -111,7 +113,7 @@ TEST_P(Golden, LogitsLossRoutesAndGradientsInF32) {
     }
     ++compared;
   }
-  EXPECT_EQ(compared, got.entries().size()) << "something was written that the reference does not have";
+  EXPECT_EQ(compared, got.entries().size()) << "a tensor was written that the reference does not have";
 }
 
 TEST_P(Golden, LogitsInBf16) {
@@ -133,8 +135,8 @@ std::vector<DeviceKind> devices() {
   return all;
 }
 
-// The first row token by token through the caches: the same sums in another order. Rows of several documents apart are
-// not what generation computes.
+// Computes the first row token by token through the caches, which changes the order of sums. Cases
+// with several documents in a row are left out, since generation has one document.
 TEST_P(Golden, GenerationComputesTheSameLogits) {
   const std::string folder = kData + "/" + name();
   const SafetensorsFile tokens = SafetensorsFile::open(folder + "/tokens.safetensors"), want = expected();
@@ -149,13 +151,13 @@ TEST_P(Golden, GenerationComputesTheSameLogits) {
   Stream s = engine.stream();
   load_weights(s, engine.model(), folder);
   std::vector<float> got(V);
-  feed_tokens(engine, std::span(ids).first(S - 2), 0, got);  // in chunks of 3, and then alone
+  feed_tokens(engine, std::span(ids).first(S - 2), 0, got);  // in chunks of 3, and then one by one
   for (int64_t i = S - 2; i < S; ++i) feed_tokens(engine, std::span(ids).subspan(i, 1), i, got);
   const std::vector<float> last(all.begin() + (S - 1) * V, all.begin() + S * V);
   EXPECT_LE(max_abs_diff(got, last), 2e-5 * max_abs(last));
 }
 
-// Without those that a GPU refuses.
+// Returns all cases on all devices, without the cases that a GPU refuses.
 std::vector<std::tuple<std::string, DeviceKind>> cases_on_devices() {
   std::vector<std::tuple<std::string, DeviceKind>> all;
   for (const DeviceKind device : devices()) {

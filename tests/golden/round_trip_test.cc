@@ -1,4 +1,4 @@
-// Every golden model in as a checkpoint and out again: the same names, bits, config and files.
+// Imports every golden model as a checkpoint and exports it again: the same names, bits, config and files.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/list.h"
 #include "config/hf/keys.h"
 #include "hub/hf_folder.h"
 #include "hub/hf_names.h"
@@ -17,7 +17,7 @@
 #include "io/testing.h"
 #include "weights/export.h"
 #include "weights/import.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {
@@ -61,7 +61,7 @@ class RoundTrip : public testing::TestWithParam<std::string> {
     file.read(file.at("logits"), bytes.data());
     return bytes;
   }
-  // What stands in `model` through a checkpoint and out again.
+  // Imports `model` as a checkpoint and exports it again.
   std::string forward_backward(const std::string& model, std::optional<DType> dtype = std::nullopt) {
     const std::string checkpoint = dir_.path(fmt::format("checkpoint{}", count_)),
                       out = dir_.path(fmt::format("out{}", count_));
@@ -88,7 +88,7 @@ TEST_P(RoundTrip, TensorsBitForBitInF32AndBf16) {
     EXPECT_EQ(rounded.at(name).dtype, is_bias ? DType::f32 : DType::bf16) << name;
   }
   expect_same_tensors(HfFolder::open(forward_backward(bf16)), rounded);
-  // bf16 to f32 to bf16 loses nothing.
+  // The conversion from bf16 to f32 and back loses nothing.
   expect_same_tensors(HfFolder::open(forward_backward(forward_backward(bf16, DType::f32), DType::bf16)), rounded);
 }
 
@@ -111,7 +111,7 @@ TEST_P(RoundTrip, CheckpointAndExportComputeTheSame) {
   EXPECT_EQ(logits(dir_.path("checkpoint0")), logits(source()));
 }
 
-// Models whose weights come in few bits go out unpacked, so they are tested on their own.
+// Models with packed weights are exported unpacked, so they have tests of their own.
 std::vector<std::string> unpacked_cases() {
   std::vector<std::string> names = cases();
   std::erase_if(names, [](const std::string& name) {
@@ -123,7 +123,7 @@ std::vector<std::string> unpacked_cases() {
 INSTANTIATE_TEST_SUITE_P(Cases, RoundTrip, testing::ValuesIn(unpacked_cases()),
                          [](const auto& info) { return info.param; });
 
-// What was packed goes out in what holds it, the rest in f32 as it lies.
+// Packed tensors are exported in a dtype that holds them exactly, the others in f32 as stored.
 class PackedRoundTrip : public RoundTrip {
  protected:
   static DType dtype_of(const std::string& name) {
@@ -144,7 +144,7 @@ TEST_P(PackedRoundTrip, GoesOutUnpackedAndComputesTheSame) {
 INSTANTIATE_TEST_SUITE_P(Cases, PackedRoundTrip, testing::Values("deepseek_v3_fp8", "gpt_oss_mxfp4"),
                          [](const auto& info) { return info.param; });
 
-// A released model with multi-token prediction, edited: what is in its folder, and what is not.
+// A released model with multi-token prediction, edited: tensors are in its folder or missing.
 class MtpFolder : public testing::Test {
  protected:
   MtpFolder() {
@@ -153,7 +153,7 @@ class MtpFolder : public testing::Test {
   }
   static std::string source() { return kData + "/deepseek_v3_mtp"; }
   std::string hub() const { return dir_.path("hub"); }
-  // Its tensors but those that `leaves_out` says; what `edit` does to the bytes of the others.
+  // Writes its tensors except those that `leaves_out` selects. `edit` may change the bytes of the others.
   void write(const std::function<bool(const std::string&)>& leaves_out,
              const std::function<void(const std::string&, std::vector<char>&)>& edit = {}) {
     const HfFolder from = HfFolder::open(source());
@@ -206,7 +206,7 @@ TEST_F(MtpFolder, CopiesMustBeCopies) {
 TEST_F(MtpFolder, ComparisonWantsGradientsAndAModule) {
   write([](const std::string&) { return false; });
   const std::string tokens = source() + "/tokens.safetensors";
-  expect_error(ErrorKind::usage, "forward: --mtp: expected --grads beside it",
+  expect_error(ErrorKind::usage, "forward: --mtp: expected --grads too",
                [&] { write_parity({.out = dir_.path("a"), .model = hub(), .tokens = tokens, .mtp_coeff = 0.1}); });
   expect_error(ErrorKind::usage, "forward: --mtp: expected a coefficient above 0; got -1", [&] {
     write_parity({.out = dir_.path("a"), .model = hub(), .tokens = tokens, .gradients = true, .mtp_coeff = -1});
@@ -220,14 +220,15 @@ TEST_F(MtpFolder, ComparisonWantsGradientsAndAModule) {
   });
 }
 
-// The experts of each layer in two tensors, as transformers has them in memory; `transposed`: in before out.
+// Writes the experts of each layer as two tensors, as transformers has them in memory.
+// `transposed`: in before out.
 void write_fused(const std::string& to, const std::string& from, bool transposed) {
   const HfFolder folder = HfFolder::open(from);
   fs::create_directories(to);
   fs::copy_file(from + "/config.json", to + "/config.json");
   const HfFamily family = hf_family(folder.config().at("model_type").get<std::string>());
-  std::map<std::string, std::vector<std::vector<float>>> fused;  // by tensor, of each expert in order: [out, in]
-  std::map<std::string, std::vector<int64_t>> shape;             // of one expert
+  std::map<std::string, std::vector<std::vector<float>>> fused;  // by tensor, for each expert in order: [out, in]
+  std::map<std::string, std::vector<int64_t>> shape;             // shapes of one expert
   std::vector<std::pair<SafetensorsDecl, std::vector<float>>> tensors;
   const int64_t num_experts = read_model_spec(from).num_experts;
   for (const std::string& name : folder.names()) {
@@ -274,7 +275,7 @@ TEST(FusedExperts, OfEitherOrientationAreTheSameModel) {
   }
 }
 
-// A case of its own with what hub folders hold beside the weights.
+// A single case, with the files that hub folders have beside the weights.
 class Export : public testing::Test {
  protected:
   Export() {

@@ -1,5 +1,5 @@
-// `data build` against Megatron-LM's preprocessing: tests/golden/data/token_data, written by
-// tools/token_data_golden.py.
+// Compares `data build` with Megatron-LM's preprocessing. The data is tests/golden/data/token_data,
+// written by tools/token_data_golden.py.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -1,5 +1,5 @@
-// Tokenizers against Hugging Face's library: every style of tests/golden/data/tokenizers, written by
-// tools/tokenizer_golden.py.
+// Compares tokenizers with Hugging Face's library, for every style of tests/golden/data/tokenizers,
+// written by tools/tokenizer_golden.py.
 #include "tokenizer/tokenizer.h"
 
 #include <fmt/core.h>
@@ -41,7 +41,7 @@ TEST_P(TokenizerStyle, SameIdsAndSameText) {
 
 constexpr char32_t kBlock = 4096, kLine = 64;  // characters of one hash, and of one text
 
-// As tools/tokenizer_golden.py hashes them: FNV-1a, an id a step.
+// The hash of tools/tokenizer_golden.py: FNV-1a, one id per step.
 std::string hash_of_block(const Tokenizer& tokenizer, char32_t first, const nlohmann::json& context) {
   uint64_t hash = 0xcbf29ce484222325;
   for (char32_t line = first; line < first + kBlock; line += kLine) {
@@ -59,7 +59,8 @@ std::string hash_of_block(const Tokenizer& tokenizer, char32_t first, const nloh
   return fmt::format("{:016x}", hash);
 }
 
-// Also those that the tables of the installed PCRE2 and utf8proc do not know, or know and Hugging Face's do not.
+// This includes characters that the installed PCRE2 or utf8proc do not know, or that they know and
+// Hugging Face's tables do not.
 TEST(TokenizerGolden, EveryCharacterIsCutTheSame) {
   const nlohmann::json styles = read_json(kData + "/characters.json");
   for (const auto& [style, context] : styles.items()) {

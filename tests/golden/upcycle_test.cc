@@ -1,4 +1,5 @@
-// Dense golden models upcycled: what the result computes, what its tensors are, what comes along, what is refused.
+// Upcycles dense golden models: the results of the new model, its tensors, the files that are
+// copied, and the refusals.
 #include "weights/upcycle.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +14,7 @@
 #include "io/json_text.h"
 #include "io/safetensors.h"
 #include "io/testing.h"
-#include "weights/weights.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {
@@ -63,7 +64,8 @@ TEST_P(Upcycled, ComputesWhatTheDenseModelDoes) {
   ASSERT_EQ(got.size(), want.size());
   float largest = 0;
   for (const float x : want) largest = std::max(largest, std::abs(x));
-  // Two equal addends whose weights sum to 1, each rounded: some eps of the largest term, through two layers.
+  // Two equal addends, whose weights sum to 1, are each rounded. That is some eps of the largest
+  // term, through two layers.
   for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 2e-5 * largest) << i;
 }
 
@@ -115,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Families, Upcycled,
                                          Case{"qwen3_v5_bias", "qwen3_moe"}),
                          [](const auto& info) { return std::string(info.param.dense); });
 
-// Expert j of E = 4, G = 2 is slice j mod 2 of the MLP, times 2^(1/3); its router row is j / 2.
+// Expert j of E = 4, G = 2 is slice j mod 2 of the MLP, times 2^(1/3). Its router row is j / 2.
 TEST(Upcycle, SlicesAndScales) {
   TestDir dir;
   const std::string out = dir.path("moe"), dense = kData + "/qwen3_v4_packed";
@@ -145,7 +147,7 @@ TEST(Upcycle, SlicesAndScales) {
   EXPECT_NE(row0, row2);
 }
 
-// Unknown keys and other files come along; what belonged to the dense class does not.
+// Unknown keys and other files are copied. Keys of the dense class are not.
 TEST(Upcycle, CarriesConfigAndFiles) {
   TestDir dir;
   const std::string dense = dir.path("dense"), out = dir.path("moe");
@@ -187,7 +189,8 @@ TEST(Upcycle, Refuses) {
           {.num_experts = 4, .top_k = 2, .granularity = 0});
 }
 
-// What the family of experts has no key for is the folder's fault, and the folder can be changed.
+// A setting for which the family of experts has no key is an error of the folder, and the user can
+// change the folder.
 TEST(Upcycle, RefusesWhatItsFamilyCannotSay) {
   TestDir dir;
   const auto refused = [&](const std::string& text, const std::string& model) {

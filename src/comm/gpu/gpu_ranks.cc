@@ -1,5 +1,7 @@
 #include "comm/gpu/gpu_ranks.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <set>
 
@@ -21,6 +23,10 @@ GpuRanks::GpuRanks(Transport& world) : control_(world) {
   const std::vector<std::string> gpus = control_.gather(gpu_identity(index_));
   for (int r = 0; r < control_.size(); ++r)
     if (gpus[r] == gpus[control_.rank()]) sharing_.push_back(r);
+  const std::vector<std::string> processes = control_.gather(std::to_string(::getpid()));  // of one machine
+  std::set<std::string> distinct;
+  for (const int r : sharing_) distinct.insert(processes[r]);
+  num_processes_ = static_cast<int>(distinct.size());
   each_has_its_own_ = std::set(gpus.begin(), gpus.end()).size() == gpus.size();
 }
 

@@ -18,6 +18,7 @@ class GpuRanks {
 
   int index() const { return index_; }                                   // of this rank's GPU on its machine
   int num_sharing() const { return static_cast<int>(sharing_.size()); }  // ranks that have it, this one among them
+  int num_processes() const { return num_processes_; }                   // of the ranks that share it
   bool each_has_its_own() const { return each_has_its_own_; }
   // The sum over the ranks that share this GPU. All ranks of the world call it together.
   int64_t sum_of_sharing(int64_t mine);
@@ -26,6 +27,7 @@ class GpuRanks {
  private:
   Control control_;
   int index_ = 0;
+  int num_processes_ = 1;
   std::vector<int> sharing_;
   bool each_has_its_own_ = false;
 };

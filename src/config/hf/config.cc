@@ -19,7 +19,7 @@ void require(const HfReader& r, const std::vector<std::string>& keys) {
   if (!missing.empty()) r.fail("{} must be given for model_type \"{}\"", fmt::join(missing, ", "), r.family());
 }
 
-// Of a family with latent attention, or of "moebius" when kv_lora_rank is above 0.
+// Latent attention is that of a family which has it, or of "moebius" if kv_lora_rank is above 0.
 void read_latent_attention(const HfReader& r, ModelSpec& m) {
   r.read("kv_lora_rank", m.kv_lora_rank);
   if (!m.is_latent()) return;
@@ -38,8 +38,8 @@ void read_latent_attention(const HfReader& r, ModelSpec& m) {
   }
 }
 
-// Modules of multi-token prediction are there when the config says so: what transformers assumes without it (one, for
-// deepseek_v3) it does not compute.
+// The model has modules of multi-token prediction only if the config gives their number. transformers
+// assumes one for deepseek_v3 without it, and does not compute it.
 void read_mtp(const HfReader& r, ModelSpec& m) {
   r.read("num_nextn_predict_layers", m.num_mtp_layers);
   const int64_t same = r.get("num_mtp_layers", m.num_mtp_layers);
@@ -59,7 +59,7 @@ void read_shapes(const HfReader& r, ModelSpec& m) {
   r.read("num_hidden_layers", m.num_layers);
   read_mtp(r, m);
   r.read("num_attention_heads", m.num_heads);
-  // Null, unlike missing, means one key head per query head.
+  // Null means one key head for each query head; a missing key does not.
   if (m.num_kv_heads == 0 || r.is_null("num_key_value_heads")) m.num_kv_heads = m.num_heads;
   r.read("num_key_value_heads", m.num_kv_heads);
   if (m.head_dim == 0 || r.is_null("head_dim")) m.head_dim = m.hidden_size / m.num_heads;
@@ -70,8 +70,8 @@ void read_shapes(const HfReader& r, ModelSpec& m) {
   r.read("max_position_embeddings", m.max_position_embeddings);
 }
 
-// Of every family, whether its layers may differ or not, and where the window is off, too: what another program would
-// make of them is unknown.
+// layer_types is checked in every family, also if its layers cannot differ or the window is off: another
+// program may read it otherwise.
 void check_layer_types(const HfReader& r, const ModelSpec& m, const json& config) {
   const auto types = config.find("layer_types");
   if (types == config.end() || types->is_null()) return;
@@ -94,7 +94,7 @@ bool slides(const HfReader& r, const ModelSpec& m, int64_t i) {
   return r.get("layer_types", std::vector<std::string>())[i] == "sliding_attention";
 }
 
-// Of a model whose window is on.
+// For a model whose window is on.
 void read_window_layers(const HfReader& r, ModelSpec& m) {
   for (int64_t i = 0; i < m.num_layers; ++i) m.sliding_layers.push_back(slides(r, m, i));
   const auto sliding = std::count(m.sliding_layers.begin(), m.sliding_layers.end(), true);
@@ -107,7 +107,7 @@ void read_window_layers(const HfReader& r, ModelSpec& m) {
   if (sliding == 0 || sliding == m.num_layers) m.sliding_layers.clear();
 }
 
-// To transformers a window of 0 is one that no key is in; ours is none for "moebius" alone.
+// In transformers a window of 0 holds no key. Here it means no window, and only "moebius" may have it.
 void check_window(const HfReader& r, const ModelSpec& m, bool used) {
   const bool of_hub = family_bit(m.family) != kMoebius;
   if (of_hub && used && r.has("sliding_window") && m.sliding_window == 0)
@@ -147,7 +147,7 @@ void refuse_unknown_maths(const HfReader& r) {
   if (dropout != 0.0) r.fail("attention_dropout must be 0: attention drops nothing here; got {}", dropout);
 }
 
-// Where DeepSeek's own code and transformers differ, or the family is one value of a key.
+// Keys on which DeepSeek's own code and transformers differ, and keys that have one value in the family.
 void refuse_deepseek_variants(const HfReader& r) {
   const bool v2 = family_bit(r.family()) == kDeepseekV2, v3 = family_bit(r.family()) == kDeepseekV3;
   if (!v2 && !v3) return;
@@ -164,7 +164,7 @@ void refuse_deepseek_variants(const HfReader& r) {
     r.fail("topk_method must be \"greedy\" or \"group_limited_greedy\" for model_type \"deepseek_v2\"");
 }
 
-// All readers of a gpt_oss compute one activation; some look at this key, some do not.
+// All programs compute one activation for gpt_oss; some read this key, some do not.
 void refuse_gpt_oss_variants(const HfReader& r, const ModelSpec& m) {
   if (family_bit(m.family) != kGptOss || r.get("swiglu_limit", m.swiglu_limit) == m.swiglu_limit) return;
   r.fail("swiglu_limit must be {} for model_type \"gpt_oss\", whose readers disagree on what it does; got {}",
@@ -205,7 +205,7 @@ void read_shared_expert(const HfReader& r, ModelSpec& m) {
   if (r.has("n_shared_experts") && r.has("shared_expert_intermediate_size")) {
     r.fail("n_shared_experts and shared_expert_intermediate_size both give the shared expert; keep one");
   }
-  // The DeepSeek classes count shared experts, and have a default number of them.
+  // The DeepSeek classes give the number of shared experts, and have a default for it.
   const bool counts = family_bit(m.family) & kDeepseek;
   const int64_t number = r.get("n_shared_experts", int64_t{family_bit(m.family) == kDeepseekV2 ? 2 : 1});
   if (counts || r.has("n_shared_experts")) m.shared_intermediate_size = number * m.moe_intermediate_size;
@@ -213,18 +213,18 @@ void read_shared_expert(const HfReader& r, ModelSpec& m) {
   r.read("shared_expert_gate", m.shared_expert_gate);
 }
 
-// DeepSeek's topk_method: "greedy" ignores groups, "group_limited_greedy" scores a group by its best expert (V2),
-// "noaux_tc" by the sum of its best, with a bias for the choice (V3).
+// DeepSeek's topk_method. "greedy" ignores groups. "group_limited_greedy" (V2) scores a group by its best
+// expert, "noaux_tc" (V3) by the sum of its best two, with a bias for the choice.
 void read_topk_method(const HfReader& r, ModelSpec& m) {
   const bool is_v2 = family_bit(m.family) == kDeepseekV2;
   const auto method = r.get("topk_method", std::string(is_v2 ? "greedy" : ""));
   if (method.empty()) return;
   if (r.has("group_score") || r.has("expert_bias")) {
-    r.fail("topk_method already says group_score and expert_bias; keep one spelling");
+    r.fail("topk_method already determines group_score and expert_bias; keep it or them");
   }
   m.expert_bias = method == "noaux_tc";
   m.group_score = method == "group_limited_greedy" ? GroupScore::max : GroupScore::sum_of_two;
-  for (const char* key : {"n_group", "topk_group"}) {  // no default of its class stands for them
+  for (const char* key : {"n_group", "topk_group"}) {  // its class has no default for them
     if (is_v2 && method != "greedy" && !r.has(key)) r.fail("{} must be given for topk_method \"{}\"", key, method);
   }
   if (method == "greedy") m.n_group = m.topk_group = 1;

@@ -1,5 +1,5 @@
 // The model types that Moebius computes. A family is a row here, its keys (hf/keys.h) and its tensor names
-// (hub/hf_names.h); the model itself is one class put together from a ModelSpec.
+// (hub/hf_names.h). One class computes all of them from a ModelSpec.
 #pragma once
 
 #include <string>
@@ -28,19 +28,19 @@ inline constexpr unsigned kDenseFamilies = kLlama | kMistral | kQwen3 | kQwen2;
 inline constexpr unsigned kDeepseek = kDeepseekV2 | kDeepseekV3;
 inline constexpr unsigned kMoeFamilies = kMixtral | kQwen3Moe | kQwen2Moe | kOlmoe | kDeepseek | kGptOss | kMoebius;
 inline constexpr unsigned kAllFamilies = kDenseFamilies | kMoeFamilies;
-// Whose intermediate_size is the width of an expert: they have no dense layers.
+// Families whose intermediate_size is the width of an expert, since they have no dense layers.
 inline constexpr unsigned kExpertWidthIsIntermediate = kMixtral | kOlmoe | kGptOss;
 
 struct ModelFamily {
   std::string name;          // model_type
   std::string architecture;  // its class in transformers; none for "moebius"
   unsigned bit = 0;
-  // What its config class in transformers assumes for a key that is missing (5.17; the same in 4.x).
+  // The values that its config class in transformers assumes for missing keys (5.17; the same in 4.x).
   ModelSpec defaults;
 };
 
-// Null when the model type is not known.
+// Null if the model type is not known.
 const ModelFamily* find_family(std::string_view model_type);
-unsigned family_bit(std::string_view model_type);  // 0 when it is not known
+unsigned family_bit(std::string_view model_type);  // 0 if it is not known
 
 }  // namespace moebius

@@ -37,7 +37,7 @@ ValueRule only(const json& value) {
 }
 
 constexpr unsigned kQwenMoe = kQwen2Moe | kQwen3Moe;
-// Those whose layers may differ in their window.
+// Families whose layers may differ in their window.
 constexpr unsigned kWindowByLayer = kQwen2 | kQwen2Moe | kQwen3 | kMoebius;
 
 std::vector<HfKey> make_keys() {

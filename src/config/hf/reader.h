@@ -1,5 +1,5 @@
-// Typed reading of a config.json: construction checks the type and range of every known key of its family, so that the
-// reads cannot fail. Keys that the family does not have read as missing.
+// Typed reading of a config.json. The constructor checks the type and range of every known key of its family,
+// so that reads cannot fail. Keys that the family does not have read as missing.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,14 +15,14 @@ namespace moebius {
 
 class HfReader {
  public:
-  // Errors have this kind and start with who. config is not copied: it must outlive the reader.
+  // Errors have this kind and begin with `who`. The config is not copied and must outlive the reader.
   HfReader(const nlohmann::json& config, std::string who, ErrorKind kind);
 
   const std::string& family() const { return family_; }  // model_type
   bool has(const std::string& key) const;                // present, and not null
   bool is_null(const std::string& key) const;            // present, and null
 
-  // The value, or fallback when the key is missing or null.
+  // The value, or fallback if the key is missing or null.
   template <class T>
   T get(const std::string& key, T fallback) const {
     return has(key) ? config_.at(key).template get<T>() : fallback;

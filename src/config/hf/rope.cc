@@ -17,7 +17,7 @@ constexpr std::array<RopeName, 4> kTypes{{{"default", RopeType::plain},
                                           {"llama3", RopeType::llama3},
                                           {"yarn", RopeType::yarn}}};
 
-// One table of a config.json, whose values are checked as they are read.
+// One table of a config.json. Its values are checked as they are read.
 class RopeTableReader {
  public:
   RopeTableReader(const HfReader& r, const char* key) : r_(r), key_(key), table_(r.get(key, json::object())) {}
@@ -68,7 +68,7 @@ class RopeTableReader {
   json table_;
 };
 
-// The table's, or that of the config itself.
+// The value in the table, or the one in the config itself.
 int64_t original_positions(const HfReader& r, const RopeTableReader& t, const ModelSpec& m) {
   const char* name = "original_max_position_embeddings";
   const int64_t alone = r.get(name, int64_t{0});
@@ -143,7 +143,7 @@ json known_values(const RopeScaling& s) {
 
 void read_rope(const HfReader& r, ModelSpec& m) {
   const RopeTableReader v4(r, "rope_scaling"), v5(r, "rope_parameters");
-  if (v4.empty() && !r.has("rope_parameters")) {  // nothing is said but what stands outside a table
+  if (v4.empty() && !r.has("rope_parameters")) {  // there is no table
     r.read("rope_theta", m.rope_theta);
     if (m.rope_scaling.type != RopeType::plain)
       r.read("original_max_position_embeddings", m.rope_scaling.original_positions);
@@ -159,7 +159,7 @@ void read_rope(const HfReader& r, ModelSpec& m) {
 }
 
 json rope_scaling_value(const ModelSpec& m) {
-  // To the class of gpt_oss nothing means YaRN.
+  // The class of gpt_oss takes a missing table for YaRN.
   const bool says_plain = m.family == "gpt_oss";
   if (m.rope_scaling.type == RopeType::plain) return says_plain ? json{{"rope_type", "default"}} : json();
   json table = json::object();
@@ -175,7 +175,7 @@ json rope_scaling_value(const ModelSpec& m) {
   for (const RopeName& each : kTypes) {
     if (each.type == m.rope_scaling.type) table["rope_type"] = each.name;
   }
-  table["type"] = table["rope_type"];  // what DeepSeek's own code and older readers look for
+  table["type"] = table["rope_type"];  // the key that DeepSeek's own code and older readers look for
   return table;
 }
 

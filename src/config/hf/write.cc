@@ -1,4 +1,4 @@
-// The way back: the keys of a config.json from a ModelSpec, v4 spelling.
+// Writes the keys of a config.json from a ModelSpec, in v4 spelling.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ using nlohmann::json;
 
 namespace {
 
-// 1 when every layer is an MoE layer (or none has experts), else one 0 or 1 per layer.
+// 1 if every layer is an MoE layer or none has experts; else a list with 0 or 1 for each layer.
 json layer_frequency(const ModelSpec& m) {
   if (m.num_moe_layers() == (m.num_experts > 0 ? m.num_layers : 0)) return 1;
   json list = json::array();
@@ -80,7 +80,7 @@ const char* group_score_name(GroupScore score) {
 
 const char* score_name(ScoreFunction score) { return score == ScoreFunction::sigmoid ? "sigmoid" : "softmax"; }
 
-// Of the other DeepSeek keys those that qwen and moebius models do not share.
+// The DeepSeek keys that qwen and moebius models do not share.
 json deepseek_values(const ModelSpec& m) {
   json values = latent_values(m);
   const char* by_group = m.n_group > 1 ? "group_limited_greedy" : "greedy";
@@ -97,7 +97,7 @@ json deepseek_values(const ModelSpec& m) {
   return values;
 }
 
-// For the families of the hub; each writes those of them that it has.
+// Keys of the families of the hub; each family writes those that it has.
 json hub_values(const ModelSpec& m) {
   const unsigned family = family_bit(m.family);
   json values = {{"qkv_bias", m.qkv_bias},
@@ -119,7 +119,7 @@ json hub_values(const ModelSpec& m) {
   if (family & kExpertWidthIsIntermediate) values["intermediate_size"] = m.moe_intermediate_size;
   const bool by_layer = m.sliding_window > 0 && has_hf_key(m.family, "max_window_layers");
   if (by_layer || family == kGptOss) values["layer_types"] = layer_types(m);
-  // Its class in transformers wants one, though no layer has it.
+  // Its class in transformers needs a window, though no layer has one.
   if (family == kGptOss && m.sliding_window == 0) {
     const json any = find_family(m.family)->defaults.sliding_window;
     values["sliding_window"] = m.source ? m.source->value("sliding_window", any) : any;
@@ -197,7 +197,7 @@ void check_family(const ModelSpec& spec) {
   ModelSpec wanted = without_source(spec);
   ModelSpec said = without_source(read_hf_config(hf_from_model_spec(wanted), "model", ErrorKind::usage));
   if (said == wanted) return;
-  wanted.family = said.family = "moebius";  // whose keys can say every difference
+  wanted.family = said.family = "moebius";  // the family whose keys can express every difference
   const json a = hf_from_model_spec(wanted), b = hf_from_model_spec(said);
   for (const auto& [key, value] : a.items()) {
     MOEBIUS_CHECK(usage, value == b.value(key, json()),

@@ -16,11 +16,18 @@ constexpr const char* kIntroduction = R"(# Recipes
 
 <!-- Written by `moebius config --keys`; a test compares them. -->
 
-A recipe is one TOML file: sections of keys. `--set SECTION.KEY=VALUE` behind a command sets a key over it; the value is TOML, or a word as it stands; what the shell would take apart
-goes in quotes: `--set 'data.train=["a", "b"]'`. An unknown key is an error. `moebius config RECIPE` prints every value and where it came from, and with `--changed` only
-those that are given.
+A recipe is one TOML file: sections of keys.
+`--set SECTION.KEY=VALUE` after a command sets a key over it.
+The value is TOML, or a plain word.
+What the shell would split goes in quotes: `--set 'data.train=["a", "b"]'`.
+An unknown key is an error.
+`moebius config RECIPE` prints every value and where it came from.
+With `--changed` it prints only those that are given.
 
-A dataset is the PREFIX that `moebius data build --out` was given. Several are a blend, each with the share of its weight in what is drawn; a bare PREFIX has weight 1:
+**Datasets.**
+A dataset is the PREFIX that `moebius data build --out` was given.
+Several are a blend, and each is drawn in proportion to its weight.
+A bare PREFIX has weight 1:
 
 ```toml
 [data]
@@ -28,16 +35,27 @@ train = ["data/books", {prefix = "data/code", weight = 0.5}]
 valid = ["data/held"]
 ```
 
-**On resume.** A run that goes on from its checkpoint keeps the keys without a "yes" in the last column; with another value of one of them it is another run, and refused. For another learning rate in the
-middle of a run, start one in a new `run.dir` with `model.init_from` = the old run's folder: it takes the weights, and begins with fresh moments and at step 1.
+**On resume.**
+A run that goes on from its checkpoint keeps the keys without a "yes" in the last column.
+Another value of such a key makes it another run, which is refused.
+To change the learning rate in the middle of a run, start one in a new `run.dir`, with
+`model.init_from` = the old run's folder.
+It takes the weights, and begins with fresh moments and at step 1.
 
-**The model.** Its keys are those of a Hugging Face `config.json`: in the recipe itself, or in the folder that `model.hf` names, not in both: to change one key of a model that exists, copy its
-config.json into a folder of its own, edit it there, name that folder in `model.hf` and the folder of the weights in `model.init_from`. Defaults are those of `moebius`; another family
-has those of its config class in transformers, and only the keys that the class has. A model of type `moebius` may have every key, trains, evaluates and generates, and
-cannot be exported to Hugging Face: for that name a family ([formats.md](formats.md), "Hugging Face models", says which has what).
+**The model.**
+Its keys are those of a Hugging Face `config.json`.
+They are in the recipe itself, or in the folder that `model.hf` names, but not in both.
+To change one key of an existing model, copy its config.json into a folder of its own and edit it.
+Name that folder in `model.hf`, and the folder of the weights in `model.init_from`.
+
+Defaults are those of the model type `moebius`.
+Another family has the defaults of its config class in transformers, and only the keys of that class.
+A model of type `moebius` may have every key, and it trains, evaluates and generates.
+It cannot be exported to Hugging Face: name a family for that.
+[formats.md](formats.md#hugging-face-models) lists which family has what.
 )";
 
-// The smallest model; all else that a recipe may hold has its default here.
+// The smallest model. All other keys have their defaults.
 constexpr const char* kSmallest = R"([model]
 vocab_size = 1
 hidden_size = 2

@@ -1,4 +1,4 @@
-// docs/reference/recipe.md: what each key of a recipe does, in words. `moebius config --keys` prints it.
+// The text of docs/reference/recipe.md: what each key of a recipe does. `moebius config --keys` prints it.
 #pragma once
 
 #include <string>
@@ -10,11 +10,11 @@ namespace moebius {
 struct KeyText {
   std::string_view name;  // "section.key"
   std::string_view what;  // a sentence
-  // What stands where the key is not given, in Markdown; empty: the value that a recipe without the key has.
+  // The value of a recipe without the key, in Markdown. Empty: it is looked up.
   std::string_view unset = {};
 };
 
-// One for each key of recipe_table(), in any order; a test holds both lists together.
+// One for each key of recipe_table(), in any order; a test compares both lists.
 const std::vector<KeyText>& key_texts();
 
 // Markdown: how a recipe is written, then a table for each section, in the order of recipe_table().

@@ -35,7 +35,8 @@ TEST(RecipeReference, SaysValuesDefaultsAndWhatMayChange) {
 TEST(RecipeReference, IsWhatTheDocsSay) {
   std::ifstream file(MOEBIUS_SOURCE_DIR "/docs/reference/recipe.md");
   const std::string written{std::istreambuf_iterator<char>(file), {}};
-  EXPECT_TRUE(written == recipe_reference()) << "docs/reference/recipe.md is stale: moebius config --keys > docs/reference/recipe.md";
+  EXPECT_TRUE(written == recipe_reference())
+      << "docs/reference/recipe.md is stale: moebius config --keys > docs/reference/recipe.md";
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "config/dispatcher_choice.h"
 #include "config/hf/config.h"
 #include "config/hf/keys.h"
 #include "config/nearest.h"
@@ -23,7 +24,8 @@ using enum Resume;
 template <class T>
 using Names = std::type_identity_t<std::vector<std::pair<std::string, T>>>;
 
-// Makes the keys of one section. get(spec) is the struct that holds its fields, for a const and for a mutable RunSpec.
+// Makes the keys of one section. get(spec) is the struct that holds its fields, for a const and for a
+// mutable RunSpec.
 template <class Get>
 struct Section {
   std::string name;
@@ -66,10 +68,17 @@ RecipeKey required(RecipeKey key) {
   return key;
 }
 
-// A text that says nothing when it is empty.
+// A text that is not printed if it is empty.
 RecipeKey optional_text(const std::string& name, std::string RunSpec::*field, Resume resume) {
   return {name, any_text(), [field](RunSpec& s, const json& v) { v.get_to(s.*field); },
           [field](const RunSpec& s) { return (s.*field).empty() ? json() : json(s.*field); }, resume};
+}
+
+Names<DispatcherKind> dispatcher_names() {
+  Names<DispatcherKind> names;
+  for (const auto kind : {DispatcherKind::automatic, DispatcherKind::allgather, DispatcherKind::alltoall})
+    names.emplace_back(name_of(kind), kind);
+  return names;
 }
 
 std::vector<RecipeKey> run_keys() {
@@ -79,7 +88,6 @@ std::vector<RecipeKey> run_keys() {
       run.key("seed", &RunSpec::seed, integer_in(0, INT64_MAX)),
       run.named("device", &RunSpec::device, {{"cpu", DeviceKind::cpu}, {"cuda", DeviceKind::cuda}}, free),
       run.key("threads", &RunSpec::threads, integer_in(0, 1 << 16), free),
-      run.key("deterministic", &RunSpec::deterministic, any_boolean(), free),
       run.key("graph", &RunSpec::graph, any_boolean(), free),
   };
 }
@@ -88,7 +96,7 @@ bool is_json_object(const json& text) {
   return text.is_string() && json::parse(text.get<std::string>(), nullptr, false).is_object();
 }
 
-// The whole config.json of a model that came from one, as text.
+// The text of the whole config.json that the model came from.
 RecipeKey model_config_key() {
   return {"model.config",
           {"the text of a JSON object", is_json_object},
@@ -186,7 +194,7 @@ std::vector<RecipeKey> train_keys() {
 std::vector<RecipeKey> optimizer_keys() {
   const Section optimizer{"optimizer", [](auto& s) -> decltype(auto) { return (s.optimizer); }};
   return {
-      optimizer.key("name", &OptimizerSpec::name, one_of({"adamw"})),
+      optimizer.named("name", &OptimizerSpec::kind, {{"adamw", OptimizerKind::adamw}}),
       required(optimizer.key("lr", &OptimizerSpec::lr, float_above_zero())),
       optimizer.key("min_lr", &OptimizerSpec::min_lr, float_or_zero()),
       optimizer.key("warmup_steps", &OptimizerSpec::warmup_steps, count_or_zero()),
@@ -251,7 +259,7 @@ std::vector<RecipeKey> moe_keys() {
       moe.key("aux_coeff", &BalanceSpec::aux_coeff, float_or_zero()),
       moe.key("z_coeff", &BalanceSpec::z_coeff, float_or_zero()),
       moe.key("bias_rate", &BalanceSpec::bias_rate, float_or_zero()),
-      // Far below this an expert already has room for every token.
+      // An expert has room for every token at a far lower value.
       moe.key("capacity_factor", &BalanceSpec::capacity_factor, float_or_zero(1e6)),
       moe.key("rank_rows_factor", &BalanceSpec::rank_rows_factor, float_or_zero(1e6), free),
       moe.named("drop_policy", &BalanceSpec::drop_policy,
@@ -274,15 +282,10 @@ std::vector<RecipeKey> parallel_keys() {
       parallel.key("ep", &ParallelSpec::ep, positive_count(), free),
       parallel.key("etp", &ParallelSpec::etp, positive_count(), free),
       parallel.key("layout", &ParallelSpec::layout, any_text(), free),
-      parallel.key("schedule", &ParallelSpec::schedule, one_of({"1f1b"}), free),
-      parallel.key("dispatcher", &ParallelSpec::dispatcher, one_of({"auto", "allgather", "alltoall"}), free),
+      parallel.named("schedule", &ParallelSpec::schedule, {{"1f1b", PipelineSchedule::one_f_one_b}}, free),
+      parallel.named("dispatcher", &ParallelSpec::dispatcher, dispatcher_names(), free),
       parallel.key("overlap", &ParallelSpec::overlap, any_boolean(), free),
   };
-}
-
-ValueRule nothing_yet(const std::string& what) {
-  return {"an empty list: " + what + " is not part of this version",
-          [](const json& v) { return v.is_array() && v.empty(); }};
 }
 
 RecipeKey recompute_key() {
@@ -318,11 +321,9 @@ RecipeKey recompute_key() {
 
 std::vector<RecipeKey> policy_keys() {
   const Section precision{"precision", [](auto& s) -> decltype(auto) { return (s.precision); }};
-  const Section memory{"memory", [](auto& s) -> decltype(auto) { return (s.memory); }};
   return {
       precision.named("compute", &PrecisionSpec::compute, {{"f32", DType::f32}, {"bf16", DType::bf16}}),
       recompute_key(),
-      memory.key("offload", &MemorySpec::offload, nothing_yet("offload"), free),
   };
 }
 
@@ -355,6 +356,14 @@ std::vector<RecipeKey> make_table() {
 const std::vector<RecipeKey>& recipe_table() {
   static const std::vector<RecipeKey> table = make_table();
   return table;
+}
+
+const std::vector<RetiredKey>& retired_keys() {
+  static const std::vector<RetiredKey> all = {
+      {"run.deterministic", true, "every run is deterministic"},
+      {"memory.offload", json::array(), "nothing is offloaded in this version"},
+  };
+  return all;
 }
 
 std::string section_of(const std::string& name) { return name.substr(0, name.find('.')); }

@@ -19,14 +19,22 @@ struct RecipeKey {
   // REQUIRES: rule.accepts(value). A model key goes into spec.model.source,
   // which run_spec.cc then reads as a config.json.
   std::function<void(RunSpec&, const nlohmann::json&)> read;
-  // What read would be given; null when there is nothing to say.
+  // The value that read would be given; null if the key has none.
   std::function<nlohmann::json(const RunSpec&)> write;
   Resume resume = Resume::fixed;
-  bool required = false;  // the value of a recipe that has not the key is not accepted
+  bool required = false;  // the value of a recipe without the key is not accepted
 };
 
-// In the order of printing; the keys of a section stand together.
+// In the order of printing, with the keys of a section together.
 const std::vector<RecipeKey>& recipe_table();
+
+// A key that recipes of earlier versions hold, and that has no effect.
+struct RetiredKey {
+  std::string name;         // "section.key"
+  nlohmann::json accepted;  // the one value that a recipe may still give it
+  std::string why;          // a clause, the reason that there is no other value
+};
+const std::vector<RetiredKey>& retired_keys();
 
 // The section of "section.key", or all of a name without a dot.
 std::string section_of(const std::string& name);

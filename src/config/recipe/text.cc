@@ -9,8 +9,8 @@
 
 #include "core/error.h"
 
-// Where input is malformed toml++ 3.3 asserts, or lets an optimising clang assume, what its own error paths then
-// report. Its assertions become nothing in every build; included last, because it takes its choice from NDEBUG.
+// On malformed input toml++ 3.3 asserts conditions that its own error paths report, or lets an optimising
+// clang assume them. So its assertions are empty in every build. It reads NDEBUG, so it is included last.
 #undef NDEBUG
 #define TOML_ASSERT(condition) static_assert(true)
 #include <toml++/toml.h>
@@ -21,7 +21,7 @@ using nlohmann::json;
 
 namespace {
 
-// No recipe needs more; the bound keeps recursion shallow on hostile input.
+// No recipe needs more. The bound keeps recursion shallow on hostile input.
 constexpr int kDeepest = 16;
 
 json to_json(const toml::node& node, const std::string& where, int depth);
@@ -49,7 +49,7 @@ json to_json(const toml::node& node, const std::string& where, int depth) {
   MOEBIUS_FAIL(usage, "{}: no key holds a date or time; write a string in quotes", where);
 }
 
-// Just behind the string or comment that begins at begin; begin where none does.
+// The position after the string or comment that begins at begin; begin if none does.
 size_t skip_quoted(std::string_view text, size_t begin) {
   const char open = text[begin];
   if (open == '#') return std::min(text.find('\n', begin), text.size());
@@ -64,13 +64,13 @@ size_t skip_quoted(std::string_view text, size_t begin) {
   return text.size();
 }
 
-// toml++ 3.3 has undefined behaviour when it meets such a character where it looks for white space, so it must not.
+// toml++ 3.3 has undefined behaviour on a character that is not ASCII where it looks for white space.
 void refuse_stray_characters(std::string_view text, const std::string& name) {
   constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
   for (size_t i = text.substr(0, 3) == kByteOrderMark ? 3 : 0; i < text.size();) {
     const size_t end = skip_quoted(text, i);
     MOEBIUS_CHECK(usage, end > i || static_cast<unsigned char>(text[i]) < 0x80,
-                  "{}:{}: a character that is not ASCII stands outside of strings and comments; quote it", name,
+                  "{}:{}: expected ASCII outside of strings and comments; got another character; quote it", name,
                   1 + std::count(text.begin(), text.begin() + i, '\n'));
     i = std::max(end, i + 1);
   }
@@ -86,7 +86,7 @@ toml::table parse_toml(const std::string& text, const std::string& name) {
   }
 }
 
-// The value of a one-line TOML text; nothing when it is not TOML or is a date.
+// The value of a one-line TOML text; nothing if it is not TOML or is a date.
 std::optional<json> parse_value(const std::string& text) {
   if (text.find('\n') != std::string::npos) return std::nullopt;
   try {

@@ -61,7 +61,7 @@ TEST(ReadRecipe, RefusesWhatIsNotTomlOrHoldsADate) {
   EXPECT_THAT(text("[run]\nday = 2020-01-02\n"),
               HasSubstr("r.toml:2: no key holds a date or time; write a string in quotes"));
   EXPECT_THAT(text("[run]\ndir\xc8\xa4 = 1"),
-              HasSubstr("r.toml:2: a character that is not ASCII stands outside of strings"));
+              HasSubstr("r.toml:2: expected ASCII outside of strings and comments; got another character; quote it"));
   EXPECT_THAT(text("a = 'x\\' \xc3\xa9"), HasSubstr("r.toml:1: a character that is not ASCII"));
   EXPECT_THAT(text("a = \"\xff\""), HasSubstr("r.toml:1:5: not TOML"));
   EXPECT_THAT(text("[run]\nx = " + std::string(20, '[') + std::string(20, ']')),

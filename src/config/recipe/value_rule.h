@@ -1,4 +1,5 @@
-// What one key may hold: a test of a JSON value and the words for it. Recipes and config.json files share the rules.
+// The rule for a key's value: a test of a JSON value and its description. Recipes and config.json share the
+// rules.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@ namespace moebius {
 struct ValueRule {
   std::string expects;  // completes "KEY must be ..."
   std::function<bool(const nlohmann::json&)> accepts;
-  // Of a value that is not accepted: "; did you mean ...?", or nothing.
+  // The hint for a value that is not accepted: "; did you mean ...?", or empty.
   std::function<std::string(const nlohmann::json&)> hint = {};
 };
 

@@ -1,7 +1,7 @@
 #include <vector>
 
 #include "model/attention/context_parallel_ways.h"
-#include "ops/elementwise/copy_columns.h"
+#include "ops/elementwise/elementwise.h"
 
 namespace moebius {
 namespace {

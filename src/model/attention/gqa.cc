@@ -38,7 +38,7 @@ ParamSpec qkv_bias_spec(const std::string& prefix, const ModelSpec& m, DType dty
           .parts = {part(".q_proj.bias", m.q_size(), 0), part(".k_proj.bias", m.kv_size(), q),
                     part(".v_proj.bias", m.kv_size(), q + kv)},
           .init = ParamInit::zeros,
-          .decay = false};
+          .kind = ParamKind::bias};
 }
 
 ParamSpec o_spec(const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh) {
@@ -57,7 +57,7 @@ ParamSpec o_bias_spec(const std::string& prefix, const ModelSpec& m, DType dtype
           .shape = {m.hidden_size},
           .dtype = dtype,
           .init = ParamInit::zeros,
-          .decay = false,
+          .kind = ParamKind::bias,
           .grad_axis = Axis::tp_cp_dp};
 }
 
@@ -70,7 +70,7 @@ ParamSpec sinks_spec(const std::string& prefix, const ModelSpec& m, const Mesh& 
           .shape = part.local_shape(),
           .parts = {part},
           .init_std = static_cast<float>(m.initializer_range),
-          .decay = false};
+          .kind = ParamKind::sink};
 }
 
 // Of each head alike, which all ranks have whole; or of all heads, split as they are.
@@ -83,7 +83,7 @@ ParamSpec norm_spec(const std::string& name, int64_t heads, const ModelSpec& m, 
           .dtype = dtype,
           .parts = {part},
           .init = ParamInit::ones,
-          .decay = false,
+          .kind = ParamKind::norm,
           .grad_axis = whole ? Axis::dp_cp : Axis::tp_cp_dp};
 }
 

@@ -29,7 +29,7 @@ ParamSpec norm_weight(const std::string& name, DType dtype, int64_t width) {
           .shape = {width},
           .dtype = dtype,
           .init = ParamInit::ones,
-          .decay = false,
+          .kind = ParamKind::norm,
           .grad_axis = Axis::tp_cp_dp};
 }
 
@@ -39,7 +39,7 @@ ParamSpec whole_bias(const std::string& name, DType dtype, int64_t width) {
           .shape = {width},
           .dtype = dtype,
           .init = ParamInit::zeros,
-          .decay = false,
+          .kind = ParamKind::bias,
           .grad_axis = Axis::tp_cp_dp};
 }
 

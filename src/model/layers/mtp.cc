@@ -1,7 +1,6 @@
 #include "model/layers/mtp.h"
 
 #include "model/attention/token_runs.h"
-#include "ops/elementwise/copy_columns.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {

@@ -11,7 +11,7 @@ Norm::Norm(ParamTable& params, const std::string& name, int64_t width, DType dty
                          .shape = {width},
                          .dtype = dtype,
                          .init = ParamInit::ones,
-                         .decay = false,
+                         .kind = ParamKind::norm,
                          .grad_axis = Axis::tp_cp_dp})),
       eps_(eps) {}
 

@@ -22,11 +22,13 @@ ParamSpec table_spec(const char* name, const ModelSpec& m, DType dtype, const Me
           .shape = part.local_shape(),
           .dtype = dtype,
           .parts = {part},
-          .init_std = static_cast<float>(m.initializer_range)};
+          .init_std = static_cast<float>(m.initializer_range),
+          .kind = ParamKind::embedding};
 }
 
 ParamSpec head_spec(const ModelSpec& m, DType dtype, const Mesh& mesh) {
   ParamSpec spec = table_spec(m.tie_word_embeddings ? kEmbedding : "lm_head.weight", m, dtype, mesh);
+  if (!m.tie_word_embeddings) spec.kind = ParamKind::head;
   spec.tied_copy = m.tie_word_embeddings;
   return spec;
 }

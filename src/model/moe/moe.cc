@@ -28,6 +28,7 @@ ParamSpec expert_spec(const std::string& name, Shape shape, const ModelSpec& m, 
           .shape = shape,
           .dtype = dtype,
           .init_std = static_cast<float>(m.initializer_range),
+          .kind = ParamKind::experts,
           .grad_axis = Axis::edp};
 }
 
@@ -59,8 +60,12 @@ ParamSpec w2_spec(const std::string& prefix, const ModelSpec& m, DType dtype, co
 }
 
 ParamSpec bias_spec(const std::string& name, Shape shape, DType dtype) {
-  return {
-      .name = name, .shape = shape, .dtype = dtype, .init = ParamInit::zeros, .decay = false, .grad_axis = Axis::edp};
+  return {.name = name,
+          .shape = shape,
+          .dtype = dtype,
+          .init = ParamInit::zeros,
+          .kind = ParamKind::bias,
+          .grad_axis = Axis::edp};
 }
 
 ParamSpec b1_spec(const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh) {

@@ -5,7 +5,6 @@
 
 #include "model/frozen.h"
 #include "model/moe/batch_route.h"
-#include "ops/elementwise/add_row.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
@@ -52,21 +51,23 @@ Router::Router(ParamTable& params, MemoryPlan& plan, const std::string& prefix, 
                             .shape = {E_, D_},
                             .dtype = balance.router_f32 ? DType::f32 : dtype,
                             .init_std = static_cast<float>(model.initializer_range),
+                            .kind = ParamKind::router,
                             .grad_axis = Axis::tp_cp_dp})) {
   model_.source = {};
   if (model.router_bias) {  // f32, as logits are
     logit_bias_.emplace(params, ParamSpec{.name = prefix + ".bias",
                                           .shape = {E_},
                                           .init = ParamInit::zeros,
-                                          .decay = false,
+                                          .kind = ParamKind::bias,
                                           .grad_axis = Axis::tp_cp_dp});
   }
   if (model.expert_bias) {
     bias_ = &params.declare(
-        {.name = prefix + ".e_score_correction_bias", .shape = {E_}, .decay = false, .trainable = false});
+        {.name = prefix + ".e_score_correction_bias", .shape = {E_}, .kind = ParamKind::state, .trainable = false});
   }
   if (params.use() == ModelUse::training && balance.global_aux) {
-    last_load_ = &params.declare({.name = prefix + ".last_load", .shape = {1, E_}, .decay = false, .trainable = false});
+    last_load_ = &params.declare(
+        {.name = prefix + ".last_load", .shape = {1, E_}, .kind = ParamKind::state, .trainable = false});
     plan.declare(step_load_1E_, prefix + ".step_load", {1, E_}, DType::f32, Life::metrics);
   }
   plan.declare(metrics_.load_E, prefix + ".load", {E_}, DType::i64, Life::metrics);

@@ -1,4 +1,5 @@
-// SwiGLU (Shazeer, arXiv 2002.05202) on rows whose first half is the gate and second half the up projection.
+// SwiGLU (Shazeer, arXiv 2002.05202) on rows whose first half is the gate and whose second half is the
+// up projection.
 #pragma once
 
 #include "core/tensor.h"
@@ -6,7 +7,9 @@
 
 namespace moebius {
 
-// a[t,f] = silu(h[t,f]) * h[t,F+f],  silu(g) = g / (1 + exp(-g)).  f32 or bf16; maths in f32, rounded once.
+// a[t,f] = silu(h[t,f]) * h[t,F+f],  silu(g) = g / (1 + exp(-g))
+//
+// a and h are f32 or bf16 alike. The result is computed in f32 and rounded once.
 struct SwigluFwd {
   Tensor a_TF;   // out
   Tensor h_T2F;  // in
@@ -14,8 +17,10 @@ struct SwigluFwd {
 void swiglu_fwd(Stream& s, const SwigluFwd& a);
 Cost cost(const SwigluFwd& a);
 
-// dh from da, and a again (the weight gradient of the down projection needs it; forward does not keep it).
-// a may be empty.
+// dh from da, and a a second time.
+//
+// The weight gradient of the down projection needs a, which the forward pass does not keep. a may be
+// empty: then only dh is written.
 struct SwigluBwd {
   Tensor dh_T2F, a_TF;  // out
   Tensor da_TF, h_T2F;  // in

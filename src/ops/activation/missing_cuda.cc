@@ -1,5 +1,6 @@
-// The CUDA backend of these ops in a build without it.
-#include "ops/backends.h"
+// Stands in for the CUDA backend of these ops where it is not built.
+#include "ops/activation/activation_backends.h"
+#include "ops/missing_backend.h"
 
 namespace moebius::cuda {
 

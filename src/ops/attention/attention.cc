@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/backends.h"
+#include "ops/attention/attention_backends.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
@@ -34,7 +34,7 @@ void check_shapes(const char* who, const Tensor& q, const Tensor& k, const Tenso
   if (!doc_start.empty()) check_tensor(who, "doc_start", doc_start, DType::i32, {rows});
 }
 
-// Of the output and its gradient, [T, H, dv].
+// The shape of the output and of its gradient, [T, H, dv].
 Shape output_shape(const Tensor& q, const Tensor& v) { return {q.dim(0), q.dim(1), v.dim(2)}; }
 
 void check_scratch(const char* who, const Tensor& scratch, int64_t num_bytes) {

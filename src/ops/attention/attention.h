@@ -1,5 +1,5 @@
-// Causal grouped-query attention, computed by tiles of queries with a running softmax (Dao et al., arXiv 2205.14135):
-// no [S, S] matrix is kept.
+// Causal grouped-query attention, computed by tiles of queries with a running softmax (Dao et al.,
+// arXiv 2205.14135): no [S, S] matrix is kept.
 #pragma once
 
 #include "core/tensor.h"
@@ -7,19 +7,20 @@
 
 namespace moebius {
 
-// B sequences; query row b*Sq + i is position p = Skv - Sq + i of sequence b, whose keys are rows b*Skv + j,
-//   j in [0, Skv).
-// Seen keys: doc_start[b*Sq + i] <= j <= p, and j > p - window when window > 0.
-// Query head h reads kv head h / (H/G).
-//   o = softmax(scale q k^T) v,   lse[t,h] = log sum exp(scale q k^T)  (natural, f32)
-// Rows of v and o are dv wide, where q and k are d wide; on a GPU both are at most 256.
-// q, k, v, o: f32 or bf16 alike; scores, softmax and sums in f32; probabilities are rounded to the dtype for the
-// product with v.
+// There are B sequences. Query row b*Sq + i is at position p = Skv - Sq + i of sequence b, whose
+// keys are the rows b*Skv + j with j in [0, Skv).
+//   o = softmax(scale q k^T) v,   lse[t,h] = log sum exp(scale q k^T)     (natural, f32)
 //
-// Parts: the queries of a sequence stand at positions q_first + i, its keys at kv_first + j, and seen are the
-// keys given whose position says so (doc_start, too, is a position). A query that sees none has o = 0 and
-// lse = -inf. attention_merge.h makes results of the whole of them; the backward of a part takes the whole's o
-// and lse and gives the part's share of dq and the whole of dk and dv by these queries.
+// A query sees the keys with doc_start[b*Sq + i] <= j <= p, and j > p - window when window > 0.
+// Query head h reads kv head h / (H/G). Rows of v and o are dv wide, where those of q and k are d
+// wide; on a GPU both are at most 256. q, k, v and o are f32 or bf16 alike. Scores, softmax and sums
+// are in f32. Probabilities are rounded to the dtype for the product with v.
+//
+// A part is attention over some of the keys. The queries of a sequence are then at positions q_first
+// + i and its keys at kv_first + j; doc_start is a position too. A query that sees no key has o = 0
+// and lse = -inf. attention_merge.h merges the results of all parts. The backward pass of a part
+// takes o and lse of the whole. It gives the part's share of dq, and all of dk and dv that these
+// queries cause.
 struct AttentionFwd {
   Tensor o_THd, lse_TH;        // out; T = B Sq; o is [T, H, dv]
   Tensor q_THd, k_UGd, v_UGd;  // in;  U = B Skv; v is [U, G, dv]
@@ -36,8 +37,8 @@ struct AttentionFwd {
 void attention_fwd(Stream& s, const AttentionFwd& a);
 Cost cost(const AttentionFwd& a);
 
-// dq, dk, dv from do; REQUIRES Sq == Skv but for parts. Deterministic: each kv head's sums run over its query heads and
-// tiles in order.
+// Computes dq, dk and dv from do. REQUIRES: Sq == Skv, unless this is a part. The result is
+// deterministic: the sums of each kv head run over its query heads and tiles in order.
 struct AttentionBwd {
   Tensor dq_THd, dk_TGd, dv_TGd;                                   // out
   Tensor do_THd, o_THd, lse_TH, q_THd, k_TGd, v_TGd, doc_start_T;  // in

@@ -1,11 +1,12 @@
-// The backward pass of the sm90 kernels with its two ways to dq: from ds that is kept in scratch, a few sequences or kv
-// heads at a time, and from scores computed once more. What the gradients are is for attention_test.cc.
+// The backward pass of the sm90 kernels with its two ways to dq: from ds that is kept in scratch, a
+// few sequences or kv heads at a time, and from scores computed once more. What the gradients are
+// is for attention_test.cc.
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "ops/attention/attention.h"
-#include "ops/backends.h"
+#include "ops/attention/attention_backends.h"
 #include "ops/cpu/testing.h"
 #include "ops/elementwise/elementwise.h"
 

@@ -1,4 +1,4 @@
-// What CUDA's kernels of attention take at most.
+// The largest sizes that the attention kernels on CUDA take.
 #pragma once
 
 #include <cstdint>

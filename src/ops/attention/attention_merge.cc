@@ -1,4 +1,5 @@
 #include "ops/attention/attention_merge.h"
+#include "ops/attention/attention_backends.h"
 
 namespace moebius {
 

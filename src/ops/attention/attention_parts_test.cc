@@ -116,13 +116,13 @@ class AttentionPartsTest : public testing::DeviceTest<Case> {
 
   const Case c_ = c();
   const int64_t S = c_.rows, H = c_.heads, G = c_.kv_heads, d = c_.width, dv = c_.v_width;
-  // As in AttentionTest; a part's result is rounded once more.
+  // The bound is that of AttentionTest; a part's result is rounded once more.
   const double eps_ = testing::epsilon(c_.dtype),
                error_ = testing::epsilon(DType::f32) * static_cast<double>(16 + 4 * d);
   Array q_ = Array::normal({S, H, d}, c_.dtype, 1), k_ = Array::normal({S, G, d}, c_.dtype, 2),
         v_ = Array::normal({S, G, dv}, c_.dtype, 3), dout_ = Array::normal({S, H, dv}, c_.dtype, 4),
         starts_ = document_starts(c_);
-  // Of the whole.
+  // The result over all keys.
   Array o_ = poisoned(S, H, dv), lse_ = Array::poisoned({S, H}, DType::f32);
 };
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionPartsTest, ::testing::ValuesIn(testing::on_each_device(cases())));

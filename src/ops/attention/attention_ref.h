@@ -66,7 +66,8 @@ struct AttentionGrads {
   std::vector<double> dq, dk, dv;
 };
 
-// With p the probabilities: dp = do v^T, ds = p (dp - <p, dp>), dq = scale ds k, dk = scale ds^T q, dv = p^T do.
+// With p the probabilities: dp = do v^T, ds = p (dp - <p, dp>), dq = scale ds k, dk = scale ds^T q,
+// dv = p^T do.
 inline AttentionGrads attention_bwd(const Attention& a, const std::vector<double>& dout) {
   AttentionGrads g{std::vector<double>(a.q.size()), std::vector<double>(a.k.size()), std::vector<double>(a.v.size())};
   std::vector<double> p, dp(a.kv_rows);

@@ -73,7 +73,8 @@ TEST_P(AttentionSinkTest, BackwardEqualsTheReferenceAndAdds) {
                         8 * testing::epsilon(DType::f32) * terms);
 }
 
-// The definition, by a softmax over keys and sink; and that the backward of attention wants no more than what is left.
+// The definition, by a softmax over keys and sink; and that the backward of attention wants no more
+// than what is left.
 TEST(AttentionSink, WithAttentionItIsASoftmaxOverKeysAndSink) {
   ref::Attention at{
       .batch = 2, .rows = 5, .kv_rows = 5, .heads = 4, .kv_heads = 2, .width = 3, .window = 3, .scale = 0.7};

@@ -2,9 +2,9 @@
 
 #include <array>
 
+#include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_ref.h"
 #include "ops/attention/cuda/attention.h"
-#include "ops/backends.h"
 #include "ops/cpu/testing.h"
 
 namespace moebius {
@@ -105,7 +105,8 @@ class AttentionTest : public testing::DeviceTest<Case> {
 
   const Case c_ = c();
   const double scale_ = 0.5;
-  // Scores are sums of d products of magnitude sqrt(d), and errors of scores are relative errors of probabilities.
+  // Scores are sums of d products of magnitude sqrt(d), and errors of scores are relative errors of
+  // probabilities.
   const double error_ = testing::epsilon(DType::f32) * (16 + 4 * c_.width);
   Array q_, k_, v_, doc_start_, scratch_;
   ref::Attention ref_;
@@ -148,8 +149,8 @@ TEST_P(AttentionTest, BackwardEqualsTheReference) {
   a.scratch = scratch.tensor();
   attention_bwd(s_, a);
   const ref::AttentionGrads want = ref::attention_bwd(ref_, dout.values());
-  // o (in <do, o>), p, ds and the results are rounded to the dtype; where terms cancel (one key: ds = 0), the error is
-  // one of terms of magnitude sqrt(d).
+  // o (in <do, o>), p, ds and the results are rounded to the dtype; where terms cancel (one key:
+  // ds = 0), the error is one of terms of magnitude sqrt(d).
   const double eps = testing::epsilon(c_.dtype), floor = error_ + eps * std::sqrt(c_.width);
   const auto expect_wanted = [&] {
     testing::expect_close("dq", dq.values(), want.dq, 4 * eps + error_, floor);
@@ -209,7 +210,7 @@ TEST(Attention, ReferenceBackwardEqualsFiniteDifferences) {
   check("dv", &ref::Attention::v, grads.dv);
 }
 
-// What both passes write for two sequences of 300.
+// The outputs of both passes for two sequences of 300.
 std::vector<Array> both_passes(Stream& s, int64_t width, int64_t v_width, bool documents) {
   Array q = Array::normal({600, 2, width}, DType::bf16, 1), k = Array::normal({600, 1, width}, DType::bf16, 2),
         v = Array::normal({600, 1, v_width}, DType::bf16, 3), dout = Array::normal({600, 2, v_width}, DType::bf16, 4);

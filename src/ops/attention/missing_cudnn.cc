@@ -1,5 +1,5 @@
-// Attention of a build without cuDNN: our own kernels take every call, those for sm_90a bf16 of head widths 64, 128 and
-// latent 192 with values of 128, the generic ones what is left.
+// Attention of a build without cuDNN: our own kernels take every call, those for sm_90a bf16 of
+// head widths 64, 128 and latent 192 with values of 128, the generic ones what is left.
 #include "ops/attention/cuda/attention.h"
 
 namespace moebius::cuda {

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "ops/clamp/backends.h"
+#include "ops/clamp/clamp_backends.h"
 
 namespace moebius {
 namespace {

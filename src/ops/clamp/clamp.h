@@ -1,4 +1,4 @@
-// Elements kept within a bound of zero (OLMo's clip_qkv, arXiv 2402.00838).
+// Elements are kept within a bound of zero (OLMo's clip_qkv, arXiv 2402.00838).
 #pragma once
 
 #include "core/tensor.h"
@@ -6,9 +6,10 @@
 
 namespace moebius {
 
-// y[i] = min(max(x[i], -limit), limit); NaN stays
-// f32 or bf16. The limit is rounded to that first, so that forward and backward agree on which elements are beyond
-// it. y may be x.
+// y[i] = min(max(x[i], -limit), limit)
+//
+// x and y are f32 or bf16 alike; a NaN stays a NaN. The limit is rounded to their dtype first, so
+// that forward and backward agree on which elements are beyond it. y may be the memory of x.
 struct ClampFwd {
   Tensor y;  // out
   Tensor x;  // in
@@ -17,7 +18,9 @@ struct ClampFwd {
 void clamp_fwd(Stream& s, const ClampFwd& a);
 Cost cost(const ClampFwd& a);
 
-// dx[i] = dy[i] where |x[i]| <= limit, else 0. dx may be dy.
+// dx[i] = dy[i] where |x[i]| <= limit, else 0
+//
+// The limit is rounded as in ClampFwd. dx may be the memory of dy.
 struct ClampBwd {
   Tensor dx;     // out
   Tensor dy, x;  // in

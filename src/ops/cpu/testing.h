@@ -1,5 +1,5 @@
-// What the tests of ops share: arrays that every device of the machine can use, the devices themselves, distances,
-// finite differences, and streams on teams of any size.
+// The parts that the tests of ops share: arrays that every device of the machine can use, the
+// devices themselves, distances, finite differences, and streams on teams of any size.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -39,8 +39,9 @@ inline Stream stream_on(DeviceKind device, ThreadPool& pool) {
   return device == DeviceKind::cuda ? Stream(*accelerator(), pool) : Stream(device, pool);
 }
 
-// A case of a table on one device:  INSTANTIATE_TEST_SUITE_P(Shapes, X, ValuesIn(on_each_device(cases())))  with
-// class X : public DeviceTest<Case>,  whose tests run on s_ what c() says.
+// A case of a table on one device:  INSTANTIATE_TEST_SUITE_P(Shapes, X,
+// ValuesIn(on_each_device(cases())))  with class X : public DeviceTest<Case>,  whose tests run on
+// s_ what c() says.
 template <class Case>
 struct On {
   DeviceKind device;

@@ -1,5 +1,5 @@
-// The draws of core/rng.h on the device: the same counter, key and formulas, so the same numbers (normal ones up to the
-// last bit of log and cos).
+// The draws of core/rng.h on the device: the same counter, key and formulas, so the same numbers
+// (normal ones up to the last bit of log and cos).
 #pragma once
 
 #include <cuda_runtime.h>

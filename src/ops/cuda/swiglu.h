@@ -1,5 +1,5 @@
-// SwiGLU's formulas as every kernel takes them, pass or epilogue, so that both have the same bits: no product here is
-// left for the compiler to fuse with a sum.
+// SwiGLU's formulas as every kernel takes them, pass or epilogue, so that both have the same bits:
+// no product here is left for the compiler to fuse with a sum.
 #pragma once
 
 #include <type_traits>
@@ -8,8 +8,9 @@
 
 namespace moebius::cuda {
 
-// 1 / (1 + e^-x) of several in place, to about 2^-21 for |x| < 8: for values that are rounded to bf16 afterwards. Each
-// step is taken for all before the next, and stays so: the special-function unit then works on several at once.
+// 1 / (1 + e^-x) of several in place, to about 2^-21 for |x| < 8: for values that are rounded to
+// bf16 afterwards. Each step is taken for all before the next, and stays so: the special-function
+// unit then works on several at once.
 template <int kNum>
 __device__ __forceinline__ void approximate_sigmoids(float (&x)[kNum]) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// What kernels over rows and flat ranges share: elements of f32 or bf16 as floats, several at once, and sums over warps
-// and blocks in a fixed order.
+// The parts that kernels over rows and flat ranges share: elements of f32 or bf16 as floats,
+// several at once, and sums over warps and blocks in a fixed order.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -39,8 +39,8 @@ template <class T, int kNum>
 using Raw = std::conditional_t<sizeof(T) * kNum % 16 == 0, Words<uint4, sizeof(T) * kNum / 16>,
                                std::conditional_t<sizeof(T) * kNum == 8, Words<uint2, 1>, Words<T, kNum>>>;
 
-// 16 bytes, or zeros. Volatile: written as C++, the compiler moves conditional loads down to their use, one after the
-// other, and each waits for the memory.
+// 16 bytes, or zeros. Volatile: written as C++, the compiler moves conditional loads down to their
+// use, one after the other, and each waits for the memory.
 __device__ __forceinline__ uint4 fetch_word(const uint4* p, bool valid) {
   uint4 word;
   asm volatile(
@@ -58,8 +58,8 @@ __device__ __forceinline__ Word fetch_word(const Word* p, bool valid) {
   return valid ? *p : Word{};
 }
 
-// kNum elements from p, or zeros. Several fetches before the first unpack are on their way at once. REQUIRES: p at a
-// multiple of the words.
+// kNum elements from p, or zeros. Several fetches before the first unpack are on their way at once.
+// REQUIRES: p at a multiple of the words.
 template <int kNum, class T>
 __device__ __forceinline__ Raw<T, kNum> fetch(const T* p, bool valid = true) {
   Raw<T, kNum> raw;
@@ -121,7 +121,8 @@ __device__ __forceinline__ int64_t quotient(int64_t n, uint32_t d) {
 // 1 / (1 + e^-x), in [0, 1] for every x that is a number.
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
-// Over the lanes of aligned groups of `num_lanes` (a power of two), in every lane. All lanes of the warp call it.
+// Over the lanes of aligned groups of `num_lanes` (a power of two), in every lane. All lanes of the
+// warp call it.
 __device__ __forceinline__ float group_sum(float x, int num_lanes) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -142,7 +143,8 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
-// Over the block, whole warps, in every thread. shared: 32 numbers; a later call needs others, or a barrier between.
+// Over the block, whole warps, in every thread. shared: 32 numbers; a later call needs others, or a
+// barrier between.
 template <class T>
 __device__ __forceinline__ T block_sum(T x, T* shared) {
   x = warp_sum(x);

@@ -1,4 +1,4 @@
-#include "ops/elementwise/copy_columns.h"
+#include "ops/elementwise/elementwise.h"
 
 #include "ops/cpu/testing.h"
 

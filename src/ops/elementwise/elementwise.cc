@@ -1,6 +1,6 @@
 #include "ops/elementwise/elementwise.h"
 
-#include "ops/backends.h"
+#include "ops/elementwise/elementwise_backends.h"
 
 namespace moebius {
 namespace {
@@ -20,6 +20,12 @@ void check_gated(const char* who, const Tensor& x, const Tensor& gate) {
   check_float(who, "x", x);
   MOEBIUS_CHECK(usage, x.shape.rank() == 2, "{}: x must be [T, D]; got {}", who, to_string(x));
   check_tensor(who, "gate", gate, DType::f32, {x.dim(0)});
+}
+
+void check_columns(const char* name, const Tensor& x, int64_t first, int64_t count) {
+  MOEBIUS_CHECK(usage, x.shape.rank() == 2 && first >= 0 && count >= 0 && first + count <= x.dim(1),
+                "copy_columns: {} must be a matrix with columns [{}, {}); got {}", name, first, first + count,
+                to_string(x));
 }
 
 }  // namespace
@@ -66,6 +72,38 @@ void add(Stream& s, Tensor y, Tensor x) {
       return cpu::add(s, y, x);
     case DeviceKind::cuda:
       return cuda::add(s, y, x);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+void add_row(Stream& s, Tensor y_SD, Tensor row_1D) {
+  check_tensor("add_row", "row", row_1D, DType::f32, {1, y_SD.shape.rank() == 2 ? y_SD.dim(1) : 0});
+  check_tensor("add_row", "y", y_SD, DType::f32, {y_SD.dim(0), y_SD.dim(1)});
+  OpScope scope(s, "add_row", {.flops = static_cast<double>(y_SD.numel()), .bytes = 8.0 * y_SD.numel()});
+  if (y_SD.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::add_row(s, y_SD, row_1D);
+    case DeviceKind::cuda:
+      return cuda::add_row(s, y_SD, row_1D);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+void copy_columns(Stream& s, const CopyColumns& a) {
+  check_columns("to", a.to_TA, a.to_first, a.count);
+  check_columns("from", a.from_TB, a.from_first, a.count);
+  check_tensor("copy_columns", "to", a.to_TA, a.from_TB.dtype, {a.from_TB.dim(0), a.to_TA.dim(1)});
+  const int64_t num_bytes = a.to_TA.dim(0) * a.count * size_of(a.to_TA.dtype);
+  OpScope scope(s, "copy_columns", {0, 2.0 * static_cast<double>(num_bytes)});
+  if (num_bytes == 0) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::copy_columns(s, a);
+    case DeviceKind::cuda:
+      return cuda::copy_columns(s, a);
     case DeviceKind::null:
       return;
   }

@@ -1,4 +1,5 @@
-// Small operations on whole tensors. f32 or bf16 unless said; maths in f32.
+// Small operations on whole tensors. Tensors are f32 or bf16 unless a comment says otherwise; the
+// maths is in f32.
 #pragma once
 
 #include "core/rng.h"
@@ -11,7 +12,24 @@ void fill_zero(Stream& s, Tensor x);
 void copy(Stream& s, Tensor to, Tensor from);  // same shape; converts f32 <-> bf16
 void add(Stream& s, Tensor y, Tensor x);       // y += x, same shape and dtype
 
-// out[0] += scale * sum of x, in double, fixed order. out f64 [1]; x f32.
+// y[s,:] += row[0,:]
+//
+// Both are f32.
+void add_row(Stream& s, Tensor y_SD, Tensor row_1D);
+
+// to[t, to_first + j] = from[t, from_first + j]  for j < count
+//
+// Both have one dtype, which may be any, and the same number of rows.
+struct CopyColumns {
+  Tensor to_TA;    // out
+  Tensor from_TB;  // in
+  int64_t to_first = 0, from_first = 0, count = 0;
+};
+void copy_columns(Stream& s, const CopyColumns& a);
+
+// out[0] += scale * sum of x
+//
+// The sum is in double and has a fixed order. out is f64 [1]; x is f32.
 struct SumInto {
   Tensor out_1;  // inout
   Tensor x;      // in
@@ -19,13 +37,16 @@ struct SumInto {
 };
 void sum_into(Stream& s, const SumInto& a);
 
-// y[t,:] += sigmoid(gate[t]) * x[t,:]: the gated shared expert of Qwen2-MoE. gate f32.
+// y[t,:] += sigmoid(gate[t]) * x[t,:]
+//
+// This is the gated shared expert of Qwen2-MoE. gate is f32.
 struct GatedAddFwd {
   Tensor y_TD;          // inout
   Tensor x_TD, gate_T;  // in
 };
 void gated_add_fwd(Stream& s, const GatedAddFwd& a);
-// dx = sigmoid(gate) dy;  dgate[t] = sigmoid'(gate) <dy[t,:], x[t,:]>
+// dx[t,:] = sigmoid(gate[t]) * dy[t,:]
+// dgate[t] = sigmoid'(gate[t]) <dy[t,:], x[t,:]>
 struct GatedAddBwd {
   Tensor dx_TD, dgate_T;       // out
   Tensor dy_TD, x_TD, gate_T;  // in
@@ -33,8 +54,8 @@ struct GatedAddBwd {
 void gated_add_bwd(Stream& s, const GatedAddBwd& a);
 
 // y[t, d] = x[t, d] * U(1 - eps, 1 + eps)
-// The draw is that of Rng(seed, jitter, step, layer) for element d of token first_token + row + t. Step and token
-// are in memory, so that a recorded step draws anew.
+// The draw is that of Rng(seed, jitter, step, layer) for element d of token first_token + row + t.
+// Step and token are in memory, so that a recorded step draws anew.
 struct Jitter {
   Tensor y_TD;    // out
   Tensor x_TD;    // in
@@ -46,7 +67,7 @@ struct Jitter {
 };
 void jitter(Stream& s, const Jitter& a);
 
-// x[i] = mean + std * normal of element first_index + i.
+// x[i] = mean + std * normal,  where normal is the draw of element first_index + i
 struct FillNormal {
   Tensor x;
   Rng rng;
@@ -55,7 +76,8 @@ struct FillNormal {
 };
 void fill_normal(Stream& s, const FillNormal& a);
 
-// Index of the first element that is NaN or Inf, or -1. Host value: for diagnosis only, never inside a step.
+// Returns the index of the first element that is NaN or infinite, or -1. The value is needed on the
+// host, so the call waits for the device: it is for diagnosis and never part of a step.
 int64_t find_nonfinite(Stream& s, Tensor x);
 
 }  // namespace moebius

@@ -1,7 +1,6 @@
 #include "ops/elementwise/elementwise.h"
 
 #include "ops/cpu/testing.h"
-#include "ops/elementwise/add_row.h"
 #include "ops/elementwise/elementwise_ref.h"
 
 namespace moebius {

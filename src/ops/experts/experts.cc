@@ -1,6 +1,6 @@
 #include "ops/experts/experts.h"
 
-#include "ops/backends_moe.h"
+#include "ops/experts/experts_backends.h"
 
 namespace moebius {
 namespace {
@@ -43,14 +43,16 @@ void check_scratch(const char* who, const Tensor& scratch, int64_t needed) {
 
 void check(const ExpertUp& a, const Stream& s) {
   constexpr const char* who = "expert_up";
-  check_matrix(who, "x", a.x_TD);
+  check_plain(who, "x", a.x_TD);
+  check_plain(who, "w1", a.w1_e2FD);
+  check_matrix(who, "x", a.x_TD.data);
   check_matrix(who, "a", a.a_RF);
-  const DType dtype = a.x_TD.dtype;
+  const DType dtype = a.x_TD.data.dtype;
   const int64_t R = a.a_RF.dim(0), F = a.a_RF.dim(1);
-  check_tensor(who, "x", a.x_TD, dtype, a.x_TD.shape);
+  check_tensor(who, "x", a.x_TD.data, dtype, a.x_TD.data.shape);
   check_tensor(who, "a", a.a_RF, dtype, {R, F});
   check_tensor(who, "h", a.h_R2F, dtype, {R, 2 * F});
-  const int64_t e = check_weights(who, "w1", a.w1_e2FD, dtype, 2 * F, a.x_TD.dim(1));
+  const int64_t e = check_weights(who, "w1", a.w1_e2FD.data, dtype, 2 * F, a.x_TD.data.dim(1));
   if (!a.b1_e2F.empty()) check_tensor(who, "b1", a.b1_e2F, dtype, {e, 2 * F});
   check_rows(who, a.rows, e, R, true);
   check_scratch(who, a.scratch, ExpertUp::scratch_bytes(a, s));
@@ -58,57 +60,66 @@ void check(const ExpertUp& a, const Stream& s) {
 
 void check(const ExpertDown& a, const Stream& s) {
   constexpr const char* who = "expert_down";
-  check_matrix(who, "a", a.a_RF);
+  check_plain(who, "a", a.a_RF);
+  check_plain(who, "w2", a.w2_eDF);
+  check_matrix(who, "a", a.a_RF.data);
   check_matrix(who, "y", a.y_RD);
-  const DType dtype = a.a_RF.dtype;
-  check_tensor(who, "a", a.a_RF, dtype, a.a_RF.shape);
-  check_tensor(who, "y", a.y_RD, dtype, {a.a_RF.dim(0), a.y_RD.dim(1)});
-  const int64_t e = check_weights(who, "w2", a.w2_eDF, dtype, a.y_RD.dim(1), a.a_RF.dim(1));
+  const DType dtype = a.a_RF.data.dtype;
+  check_tensor(who, "a", a.a_RF.data, dtype, a.a_RF.data.shape);
+  check_tensor(who, "y", a.y_RD, dtype, {a.a_RF.data.dim(0), a.y_RD.dim(1)});
+  const int64_t e = check_weights(who, "w2", a.w2_eDF.data, dtype, a.y_RD.dim(1), a.a_RF.data.dim(1));
   check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, a.y_RD.dim(1));
-  check_rows(who, a.rows, e, a.a_RF.dim(0), false);
+  check_rows(who, a.rows, e, a.a_RF.data.dim(0), false);
   check_scratch(who, a.scratch, ExpertDown::scratch_bytes(a, s));
 }
 
 void check(const DExpertDown& a, const Stream& s) {
   constexpr const char* who = "d_expert_down";
-  check_matrix(who, "dout", a.dout_TD);
+  check_plain(who, "dout", a.dout_TD);
+  check_plain(who, "w2", a.w2_eDF);
+  check_matrix(who, "dout", a.dout_TD.data);
   check_matrix(who, "sa", a.sa_RF);
-  const DType dtype = a.dout_TD.dtype;
+  const DType dtype = a.dout_TD.data.dtype;
   const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1);
-  check_tensor(who, "dout", a.dout_TD, dtype, a.dout_TD.shape);
+  check_tensor(who, "dout", a.dout_TD.data, dtype, a.dout_TD.data.shape);
   check_tensor(who, "sa", a.sa_RF, dtype, {R, F});
   check_tensor(who, "h", a.h_R2F, dtype, {R, 2 * F});
   check_tensor(who, "dh", a.dh_R2F, dtype, {R, 2 * F});
   check_tensor(who, "weight", a.weight_R, DType::f32, {R});
   check_tensor(who, "dweight", a.dweight_R, DType::f32, {R});
-  const int64_t e = check_weights(who, "w2", a.w2_eDF, dtype, a.dout_TD.dim(1), F);
-  check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, a.dout_TD.dim(1));
+  const int64_t e = check_weights(who, "w2", a.w2_eDF.data, dtype, a.dout_TD.data.dim(1), F);
+  check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, a.dout_TD.data.dim(1));
   check_rows(who, a.rows, e, R, true);
   check_scratch(who, a.scratch, DExpertDown::scratch_bytes(a, s));
 }
 
 void check(const DExpertUp& a, const Stream& s) {
   constexpr const char* who = "d_expert_up";
-  check_matrix(who, "dh", a.dh_R2F);
+  check_plain(who, "dh", a.dh_R2F);
+  check_plain(who, "w1", a.w1_e2FD);
+  check_matrix(who, "dh", a.dh_R2F.data);
   check_matrix(who, "dx", a.dx_RD);
-  const DType dtype = a.dh_R2F.dtype;
-  check_tensor(who, "dh", a.dh_R2F, dtype, a.dh_R2F.shape);
-  check_tensor(who, "dx", a.dx_RD, dtype, {a.dh_R2F.dim(0), a.dx_RD.dim(1)});
-  const int64_t e = check_weights(who, "w1", a.w1_e2FD, dtype, a.dh_R2F.dim(1), a.dx_RD.dim(1));
-  check_rows(who, a.rows, e, a.dh_R2F.dim(0), false);
+  const DType dtype = a.dh_R2F.data.dtype;
+  check_tensor(who, "dh", a.dh_R2F.data, dtype, a.dh_R2F.data.shape);
+  check_tensor(who, "dx", a.dx_RD, dtype, {a.dh_R2F.data.dim(0), a.dx_RD.dim(1)});
+  const int64_t e = check_weights(who, "w1", a.w1_e2FD.data, dtype, a.dh_R2F.data.dim(1), a.dx_RD.dim(1));
+  check_rows(who, a.rows, e, a.dh_R2F.data.dim(0), false);
   check_scratch(who, a.scratch, DExpertUp::scratch_bytes(a, s));
 }
 
 void check(const ExpertWgrad& a, const Stream& s) {
   constexpr const char* who = "expert_wgrad";
-  check_matrix(who, "left", a.left_RM);
-  check_matrix(who, "right", a.right_RN);
-  const DType dtype = a.left_RM.dtype;
-  check_tensor(who, "left", a.left_RM, dtype, a.left_RM.shape);
-  check_tensor(who, "right", a.right_RN, dtype, a.right_RN.shape);
-  const int64_t e = check_weights(who, "dw", a.dw_eMN, DType::f32, a.left_RM.dim(1), a.right_RN.dim(1));
+  check_plain(who, "left", a.left_RM);
+  check_plain(who, "right", a.right_RN);
+  check_matrix(who, "left", a.left_RM.data);
+  check_matrix(who, "right", a.right_RN.data);
+  const DType dtype = a.left_RM.data.dtype;
+  check_tensor(who, "left", a.left_RM.data, dtype, a.left_RM.data.shape);
+  check_tensor(who, "right", a.right_RN.data, dtype, a.right_RN.data.shape);
+  const int64_t e = check_weights(who, "dw", a.dw_eMN, DType::f32, a.left_RM.data.dim(1), a.right_RN.data.dim(1));
   const bool gathers = a.gather_left || a.gather_right;
-  MOEBIUS_CHECK(usage, !gathers || !a.rows.token_R.empty() || (a.gather_left ? a.right_RN : a.left_RM).empty(),
+  MOEBIUS_CHECK(usage,
+                !gathers || !a.rows.token_R.empty() || (a.gather_left ? a.right_RN.data : a.left_RM.data).empty(),
                 "{}: a side is gathered, but rows have no token index; got {}", who, to_string(a.rows.token_R));
   check_rows(who, a.rows, e, a.rows.token_R.numel(), gathers);
   check_scratch(who, a.scratch, ExpertWgrad::scratch_bytes(a, s));
@@ -144,8 +155,8 @@ void expert_up(Stream& s, const ExpertUp& a) {
 }
 
 Cost cost(const ExpertUp& a) {
-  return {2 * count_of(a.h_R2F) * a.x_TD.dim(1),
-          bytes_of(a.x_TD) + bytes_of(a.w1_e2FD) + bytes_of(a.h_R2F) + bytes_of(a.a_RF)};
+  return {2 * count_of(a.h_R2F) * a.x_TD.data.dim(1),
+          bytes_of(a.x_TD.data) + bytes_of(a.w1_e2FD.data) + bytes_of(a.h_R2F) + bytes_of(a.a_RF)};
 }
 
 void expert_down(Stream& s, const ExpertDown& a) {
@@ -163,7 +174,8 @@ void expert_down(Stream& s, const ExpertDown& a) {
 }
 
 Cost cost(const ExpertDown& a) {
-  return {2 * count_of(a.a_RF) * a.y_RD.dim(1), bytes_of(a.a_RF) + bytes_of(a.w2_eDF) + bytes_of(a.y_RD)};
+  return {2 * count_of(a.a_RF.data) * a.y_RD.dim(1),
+          bytes_of(a.a_RF.data) + bytes_of(a.w2_eDF.data) + bytes_of(a.y_RD)};
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
@@ -181,8 +193,9 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
 }
 
 Cost cost(const DExpertDown& a) {
-  return {2 * count_of(a.sa_RF) * a.dout_TD.dim(1), bytes_of(a.dout_TD) + bytes_of(a.w2_eDF) + 2 * bytes_of(a.h_R2F) +
-                                                        bytes_of(a.sa_RF) + 2 * bytes_of(a.weight_R)};
+  return {2 * count_of(a.sa_RF) * a.dout_TD.data.dim(1), bytes_of(a.dout_TD.data) + bytes_of(a.w2_eDF.data) +
+                                                             2 * bytes_of(a.h_R2F) + bytes_of(a.sa_RF) +
+                                                             2 * bytes_of(a.weight_R)};
 }
 
 void d_expert_up(Stream& s, const DExpertUp& a) {
@@ -200,7 +213,8 @@ void d_expert_up(Stream& s, const DExpertUp& a) {
 }
 
 Cost cost(const DExpertUp& a) {
-  return {2 * count_of(a.dh_R2F) * a.dx_RD.dim(1), bytes_of(a.dh_R2F) + bytes_of(a.w1_e2FD) + bytes_of(a.dx_RD)};
+  return {2 * count_of(a.dh_R2F.data) * a.dx_RD.dim(1),
+          bytes_of(a.dh_R2F.data) + bytes_of(a.w1_e2FD.data) + bytes_of(a.dx_RD)};
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
@@ -218,9 +232,9 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
 }
 
 Cost cost(const ExpertWgrad& a) {
-  const double R = static_cast<double>(a.gather_left ? a.right_RN.dim(0) : a.left_RM.dim(0));
-  return {2 * R * a.left_RM.dim(1) * a.right_RN.dim(1),
-          bytes_of(a.left_RM) + bytes_of(a.right_RN) + 2 * bytes_of(a.dw_eMN)};
+  const double R = static_cast<double>(a.gather_left ? a.right_RN.data.dim(0) : a.left_RM.data.dim(0));
+  return {2 * R * a.left_RM.data.dim(1) * a.right_RN.data.dim(1),
+          bytes_of(a.left_RM.data) + bytes_of(a.right_RN.data) + 2 * bytes_of(a.dw_eMN)};
 }
 
 void expert_bias_grad(Stream& s, const ExpertBiasGrad& a) {

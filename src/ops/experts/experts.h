@@ -1,44 +1,50 @@
-// The experts' own data flow, at the granularity of the best fused kernels: rows of
-// a Rows are sorted by expert, how many each has is read from offsets in memory, and
-// x is gathered by index where it is used. Weights of all experts are one tensor.
+// The data flow of the experts, cut where the best fused kernels are cut. Rows are sorted by expert.
+// The number of rows of each expert is read from offsets in memory, and x is gathered by index where
+// it is used. The weights of all experts are one tensor.
 //
 //   forward   expert_up -> expert_down -> combine          kept: x_TD and h_R2F, nothing else
 //   backward  d_expert_down -> d_expert_up -> combine_bwd, and expert_wgrad twice
-// After Tang et al., SonicMoE (arXiv 2512.14080), and Megatron's
-// memory-efficient permutation (the weight moves inside W2).
+//
+// The flow follows Tang et al., SonicMoE (arXiv 2512.14080), and Megatron's memory-efficient
+// permutation, where the weight of a row is applied before W2.
 #pragma once
 
 #include <limits>
 
-#include "core/tensor.h"
+#include "core/quantized.h"
 #include "device/device.h"
 
 namespace moebius {
 
-// Which rows the experts here work on. Row r belongs to expert e with
-// offsets[e] <= r < offsets[e+1], and reads x[token[r]].
+// The rows that the experts of this rank work on. Row r belongs to expert e when offsets[e] <= r <
+// offsets[e+1], and reads x[token[r]].
 struct Rows {
   Tensor offsets_e1;  // i32
   Tensor token_R;     // i32, empty: row r reads x[r]
 };
 
-// a = g sigmoid(alpha g) (u + shift)  of a gate and an up
+// The activation of a gate and an up projection:
 //   g = min(gate, limit)
 //   u = min(max(up, -limit), limit)
-// As it stands: SwiGLU, silu(gate) up. gpt-oss has alpha 1.702, limit 7 and shift 1 (arXiv 2508.10925).
-// What the limits cut off has no gradient.
+//   a = g sigmoid(alpha g) (u + shift)
+//
+// The defaults give SwiGLU, silu(gate) up. gpt-oss has alpha 1.702, limit 7 and shift 1 (arXiv
+// 2508.10925). Values that the limits cut off have no gradient.
 struct GatedActivation {
   float alpha = 1.0f, limit = std::numeric_limits<float>::infinity(), shift = 0.0f;
   bool operator==(const GatedActivation&) const = default;
 };
 
 // h[r,:] = w1[e] x[token[r],:] + b1[e]
-// a = activation(h[:, :F], h[:, F:])
-// w1 rows are F gate rows, then F up rows.
-// f32 or bf16 alike, accumulated in f32; a is computed from h as rounded. Rows at and past offsets[e] are not written.
+// a[r,:] = activation(h[r,:F], h[r,F:])
+//
+// The rows of w1 are F gate rows, then F up rows. Tensors are f32 or bf16 alike, and products
+// accumulate in f32. a is computed from h as rounded. Rows at and past the last offset are not
+// written.
 struct ExpertUp {
-  Tensor h_R2F, a_RF;            // out
-  Tensor x_TD, w1_e2FD, b1_e2F;  // in; b1 may be empty: none
+  Tensor h_R2F, a_RF;     // out
+  Operand x_TD, w1_e2FD;  // in
+  Tensor b1_e2F;          // in, may be empty: none
   Rows rows;
   GatedActivation activation;
   Tensor scratch;  // bytes of any dtype, as many as the device that s is or stands for needs
@@ -48,11 +54,13 @@ void expert_up(Stream& s, const ExpertUp& a);
 Cost cost(const ExpertUp& a);  // of a full route: R rows
 
 // y[r,:] = w2[e] a[r,:] + b2[e]
-// b2 holds the columns [b2_first, b2_first + C) of the bias: a share of it where others have the rest, since the
-// shares of y are summed. Empty: none.
+//
+// b2 holds the columns [b2_first, b2_first + C) of the bias. Where ranks share an expert each has a
+// part of the columns, since the parts of y are summed. An empty b2 means no bias.
 struct ExpertDown {
-  Tensor y_RD;                 // out
-  Tensor a_RF, w2_eDF, b2_eC;  // in
+  Tensor y_RD;           // out
+  Operand a_RF, w2_eDF;  // in
+  Tensor b2_eC;          // in
   int64_t b2_first = 0;
   Rows rows;
   Tensor scratch;
@@ -61,12 +69,18 @@ struct ExpertDown {
 void expert_down(Stream& s, const ExpertDown& a);
 Cost cost(const ExpertDown& a);
 
-// The model's y is  sum of weight * (w2 a + b2).  With g = w2^T dout[token[r],:], rounded to the dtype:
-//   a from h again;  dweight[r] = <g, a> + <dout[token[r],:], b2[e]>;  dh from  da = weight * g;
-//   sa = weight * a  (for the weight gradient of w2).  b2: as in ExpertDown
+// The model's output is the sum of weight[r] * (w2 a[r,:] + b2) over the rows of a token. With
+//   g[r,:] = w2[e]^T dout[token[r],:]     (rounded to the dtype)
+// the op computes a from h a second time, and
+//   dweight[r] = <g[r,:], a[r,:]> + <dout[token[r],:], b2[e]>
+//   da[r,:] = weight[r] * g[r,:],  and dh from da
+//   sa[r,:] = weight[r] * a[r,:]          (for the weight gradient of w2)
+//
+// b2 is as in ExpertDown.
 struct DExpertDown {
-  Tensor dh_R2F, sa_RF, dweight_R;                 // out; dweight f32
-  Tensor dout_TD, w2_eDF, b2_eC, h_R2F, weight_R;  // in; weight f32, of each row
+  Tensor dh_R2F, sa_RF, dweight_R;  // out; dweight f32
+  Operand dout_TD, w2_eDF;          // in
+  Tensor b2_eC, h_R2F, weight_R;    // in; weight f32, of each row
   int64_t b2_first = 0;
   Rows rows;
   GatedActivation activation;
@@ -76,10 +90,10 @@ struct DExpertDown {
 void d_expert_down(Stream& s, const DExpertDown& a);
 Cost cost(const DExpertDown& a);
 
-// dxrow[r,:] = w1[e]^T dh[r,:].
+// dx[r,:] = w1[e]^T dh[r,:]
 struct DExpertUp {
-  Tensor dx_RD;            // out
-  Tensor dh_R2F, w1_e2FD;  // in
+  Tensor dx_RD;             // out
+  Operand dh_R2F, w1_e2FD;  // in
   Rows rows;
   Tensor scratch;
   static int64_t scratch_bytes(const DExpertUp& a, const Stream& s);
@@ -87,13 +101,14 @@ struct DExpertUp {
 void d_expert_up(Stream& s, const DExpertUp& a);
 Cost cost(const DExpertUp& a);
 
-// dw[e] += sum over the rows r of e of left[r,:]^T right[r,:]  (f32)
-//   dw1: left = dh,  right = x gathered
-//   dw2: left = dout gathered,  right = sa
-// Either side may be gathered: with gather_left, left row r is left[token[r],:], likewise gather_right.
+// dw[e] += sum over the rows r of e of left[r,:]^T right[r,:]
+//
+// dw is f32. One side may be gathered: with gather_left, left row r is left[token[r],:], and
+// likewise with gather_right.
+//   dw1: left = dh,  right = x gathered      dw2: left = dout gathered,  right = sa
 struct ExpertWgrad {
-  Tensor dw_eMN;             // inout f32
-  Tensor left_RM, right_RN;  // in
+  Tensor dw_eMN;              // inout f32
+  Operand left_RM, right_RN;  // in
   bool gather_left = false, gather_right = false;
   Rows rows;
   Tensor scratch;
@@ -102,10 +117,10 @@ struct ExpertWgrad {
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 Cost cost(const ExpertWgrad& a);
 
-// db[e,n] += sum over the rows r of e of weight[r] x[i, x_first + n]  (f32)
-//   i = token[r] with gather, else r; an empty weight is 1
-//   db1: x = dh
-//   db2: x = dout gathered, with the weights
+// db[e,n] += sum over the rows r of e of weight[r] x[i, x_first + n]
+//
+// db is f32. i is token[r] with gather, else r. An empty weight counts as 1.
+//   db1: x = dh      db2: x = dout gathered, with the weights
 struct ExpertBiasGrad {
   Tensor db_eN;           // inout f32
   Tensor x_RM, weight_R;  // in; M >= x_first + N

@@ -1,6 +1,6 @@
 #include "ops/gated_mlp/gated_mlp.h"
 
-#include "ops/backends.h"
+#include "ops/gated_mlp/gated_mlp_backends.h"
 
 namespace moebius {
 namespace {
@@ -18,13 +18,15 @@ void check_matrix(const char* who, const char* name, const Tensor& t) {
 
 void gated_up(Stream& s, const GatedUp& a) {
   constexpr const char* who = "gated_up";
-  check_matrix(who, "x", a.x_TD);
+  check_plain(who, "x", a.x_TD);
+  check_plain(who, "w", a.w_2FD);
+  check_matrix(who, "x", a.x_TD.data);
   check_matrix(who, "a", a.a_TF);
-  const DType dtype = a.x_TD.dtype;
-  const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), F = a.a_TF.dim(1);
+  const DType dtype = a.x_TD.data.dtype;
+  const int64_t T = a.x_TD.data.dim(0), D = a.x_TD.data.dim(1), F = a.a_TF.dim(1);
   check_tensor(who, "a", a.a_TF, dtype, {T, F});
   check_tensor(who, "h", a.h_T2F, dtype, {T, 2 * F});
-  check_tensor(who, "w", a.w_2FD, dtype, {2 * F, D});
+  check_tensor(who, "w", a.w_2FD.data, dtype, {2 * F, D});
   OpScope scope(s, who, cost(a));
   if (a.a_TF.empty()) return;
   switch (s.device()) {
@@ -38,21 +40,23 @@ void gated_up(Stream& s, const GatedUp& a) {
 }
 
 Cost cost(const GatedUp& a) {
-  return {2.0 * static_cast<double>(a.h_T2F.numel() * a.x_TD.dim(1)),
-          bytes_of(a.x_TD) + bytes_of(a.w_2FD) + bytes_of(a.h_T2F) + bytes_of(a.a_TF)};
+  return {2.0 * static_cast<double>(a.h_T2F.numel() * a.x_TD.data.dim(1)),
+          bytes_of(a.x_TD.data) + bytes_of(a.w_2FD.data) + bytes_of(a.h_T2F) + bytes_of(a.a_TF)};
 }
 
 void d_gated_down(Stream& s, const DGatedDown& a) {
   constexpr const char* who = "d_gated_down";
-  check_matrix(who, "dy", a.dy_TD);
+  check_plain(who, "dy", a.dy_TD);
+  check_plain(who, "w", a.w_DF);
+  check_matrix(who, "dy", a.dy_TD.data);
   check_matrix(who, "a", a.a_TF);
-  const DType dtype = a.dy_TD.dtype;
-  const int64_t T = a.dy_TD.dim(0), D = a.dy_TD.dim(1), F = a.a_TF.dim(1);
+  const DType dtype = a.dy_TD.data.dtype;
+  const int64_t T = a.dy_TD.data.dim(0), D = a.dy_TD.data.dim(1), F = a.a_TF.dim(1);
   check_tensor(who, "a", a.a_TF, dtype, {T, F});
   check_tensor(who, "da", a.da_TF, dtype, {T, F});
   check_tensor(who, "dh", a.dh_T2F, dtype, {T, 2 * F});
   check_tensor(who, "h", a.h_T2F, dtype, {T, 2 * F});
-  check_tensor(who, "w", a.w_DF, dtype, {D, F});
+  check_tensor(who, "w", a.w_DF.data, dtype, {D, F});
   OpScope scope(s, who, cost(a));
   if (a.a_TF.empty()) return;
   switch (s.device()) {
@@ -66,8 +70,8 @@ void d_gated_down(Stream& s, const DGatedDown& a) {
 }
 
 Cost cost(const DGatedDown& a) {
-  return {2.0 * static_cast<double>(a.a_TF.numel() * a.dy_TD.dim(1)),
-          bytes_of(a.dy_TD) + bytes_of(a.w_DF) + bytes_of(a.h_T2F) + bytes_of(a.dh_T2F) + bytes_of(a.a_TF)};
+  return {2.0 * static_cast<double>(a.a_TF.numel() * a.dy_TD.data.dim(1)),
+          bytes_of(a.dy_TD.data) + bytes_of(a.w_DF.data) + bytes_of(a.h_T2F) + bytes_of(a.dh_T2F) + bytes_of(a.a_TF)};
 }
 
 }  // namespace moebius

@@ -19,7 +19,8 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    // The last four are for tiles: ragged in rows, depth and columns; one row; deeper than the stores of a tile last.
+    // The last four are for tiles: ragged in rows, depth and columns; one row; deeper than the
+    // stores of a tile last.
     for (const auto& [T, D, F] : std::vector<std::array<int64_t, 3>>{{0, 3, 2},
                                                                      {1, 1, 1},
                                                                      {5, 7, 3},
@@ -133,6 +134,24 @@ TEST(GatedMlp, BadArgumentsAreNamed) {
                         .w_DF = w1.tensor(),
                         .h_T2F = h.tensor()};
   EXPECT_EQ(testing::error_of([&] { d_gated_down(s, down); }), "d_gated_down: w must be f32[5, 3]; got f32[6, 5]");
+}
+
+TEST(GatedMlp, QuantisedOperandsAreRefused) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Array x({2, 5}, DType::f32), scales({1, 1}, DType::f32);
+  const Operand plain = x.tensor(), scaled(x.tensor(), scales.tensor(), ScaleLayout::square_blocks);
+  const auto message = [](const char* who, const char* name) {
+    return fmt::format(
+        "{}: {} has no quantised form yet; expected an f32 or bf16 tensor without scales, got f32[2, 5] with "
+        "square_blocks scales f32[1, 1]",
+        who, name);
+  };
+  const auto error = [](auto&& body) { return testing::error_of(body); };
+  EXPECT_EQ(error([&] { gated_up(s, {.x_TD = scaled, .w_2FD = plain}); }), message("gated_up", "x"));
+  EXPECT_EQ(error([&] { gated_up(s, {.x_TD = plain, .w_2FD = scaled}); }), message("gated_up", "w"));
+  EXPECT_EQ(error([&] { d_gated_down(s, {.dy_TD = scaled, .w_DF = plain}); }), message("d_gated_down", "dy"));
+  EXPECT_EQ(error([&] { d_gated_down(s, {.dy_TD = plain, .w_DF = scaled}); }), message("d_gated_down", "w"));
 }
 
 TEST(GatedMlp, NullDeviceCounts) {

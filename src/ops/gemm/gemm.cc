@@ -1,6 +1,6 @@
 #include "ops/gemm/gemm.h"
 
-#include "ops/backends.h"
+#include "ops/gemm/gemm_backends.h"
 
 namespace moebius {
 namespace {
@@ -10,18 +10,20 @@ struct Sizes {
 };
 
 Sizes sizes_of(const Gemm& a) {
-  return {a.a.dim(a.trans_a ? 1 : 0), a.b.dim(a.trans_b ? 0 : 1), a.a.dim(a.trans_a ? 0 : 1)};
+  return {a.a.data.dim(a.trans_a ? 1 : 0), a.b.data.dim(a.trans_b ? 0 : 1), a.a.data.dim(a.trans_a ? 0 : 1)};
 }
 
 void check(const Gemm& a) {
-  const DType dtype = a.a.dtype;
+  check_plain("gemm", "a", a.a);
+  check_plain("gemm", "b", a.b);
+  const DType dtype = a.a.data.dtype;
   MOEBIUS_CHECK(usage, dtype == DType::f32 || dtype == DType::bf16, "gemm: a must be f32 or bf16; got {}",
-                to_string(a.a));
-  MOEBIUS_CHECK(usage, a.a.shape.rank() == 2 && a.b.shape.rank() == 2, "gemm: a and b must be matrices; got {} and {}",
-                to_string(a.a), to_string(a.b));
+                to_string(a.a.data));
+  MOEBIUS_CHECK(usage, a.a.data.shape.rank() == 2 && a.b.data.shape.rank() == 2,
+                "gemm: a and b must be matrices; got {} and {}", to_string(a.a.data), to_string(a.b.data));
   const auto [m, n, k] = sizes_of(a);
-  check_tensor("gemm", "a", a.a, dtype, a.trans_a ? Shape{k, m} : Shape{m, k});
-  check_tensor("gemm", "b", a.b, dtype, a.trans_b ? Shape{n, k} : Shape{k, n});
+  check_tensor("gemm", "a", a.a.data, dtype, a.trans_a ? Shape{k, m} : Shape{m, k});
+  check_tensor("gemm", "b", a.b.data, dtype, a.trans_b ? Shape{n, k} : Shape{k, n});
   check_tensor("gemm", "c", a.c_MN, a.c_MN.dtype == DType::f32 ? DType::f32 : dtype, {m, n});
 }
 
@@ -44,7 +46,7 @@ void gemm(Stream& s, const Gemm& a) {
 Cost cost(const Gemm& a) {
   const auto [m, n, k] = sizes_of(a);
   const double c_bytes = static_cast<double>(a.c_MN.num_bytes()) * (a.accumulate ? 2 : 1);
-  return {2.0 * m * n * k, static_cast<double>(a.a.num_bytes() + a.b.num_bytes()) + c_bytes};
+  return {2.0 * m * n * k, static_cast<double>(a.a.data.num_bytes() + a.b.data.num_bytes()) + c_bytes};
 }
 
 }  // namespace moebius

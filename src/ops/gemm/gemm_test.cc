@@ -6,6 +6,7 @@
 #include "ops/cpu/testing.h"
 #include "ops/gemm/cpu/tile_gemm.h"
 #include "ops/gemm/cuda/cublas_lt.h"
+#include "ops/gemm/gemm_desc.h"
 #include "ops/gemm/gemm_ref.h"
 
 namespace moebius {
@@ -66,8 +67,8 @@ TEST_P(GemmTest, EqualsTheReference) {
               .trans_a = trans_a,
               .trans_b = trans_b,
               .accumulate = accumulate});
-    // Products of unit normals: a sum of k has magnitude sqrt(k), each addition errs by eps32 of it; then one rounding
-    // to c's dtype.
+    // Products of unit normals: a sum of k has magnitude sqrt(k), each addition errs by eps32 of
+    // it; then one rounding to c's dtype.
     const double sum_error = testing::epsilon(DType::f32) * std::sqrt(k + 1.0);
     testing::expect_close("mode " + std::to_string(mode), c.values(), want, testing::epsilon(c_dtype),
                           sum_error * std::sqrt(k + 1.0));
@@ -76,7 +77,8 @@ TEST_P(GemmTest, EqualsTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GemmTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
-// Twice: the first call on a GPU times algorithms, and must leave c as it is; the second runs the one it chose.
+// Twice: the first call on a GPU times algorithms, and must leave c as it is; the second runs the
+// one it chose.
 TEST(Gemm, SameBitsEachTime) {
   testing::on_each_device([](Stream& s) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -149,6 +151,47 @@ TEST(Gemm, BadArgumentsAreNamed) {
   Array b3({3, 2}, DType::f32);
   EXPECT_EQ(testing::error_of([&] { gemm(s, {.c_MN = a.tensor(), .a = a.tensor(), .b = b3.tensor()}); }),
             "gemm: c must be f32[4, 2]; got f32[4, 3]");
+}
+
+TEST(GemmDesc, SaysWhatIsMultiplied) {
+  Array a({7, 5}, DType::bf16), b({7, 3}, DType::bf16), c({5, 3}, DType::f32);
+  const Gemm product{.c_MN = c.tensor(), .a = a.tensor(), .b = b.tensor(), .trans_a = true, .accumulate = true};
+  GemmDesc desc = describe(product);
+  desc.align_a = 16, desc.align_b = 2, desc.align_c = 4;
+  EXPECT_EQ(to_string(desc), "5 x 3 x 7, bf16 to f32, A transposed, accumulate, aligned to 16, 2 and 4");
+}
+
+TEST(GemmDesc, TellsProductsApart) {
+  alignas(16) static float memory[64];
+  const auto at = [](int64_t first) { return tensor_of(memory + first, {2, 2}); };
+  const auto desc = [&](int64_t first, bool transposed) {
+    return describe({.c_MN = at(16), .a = at(first), .b = at(8), .trans_b = transposed});
+  };
+  EXPECT_EQ(desc(0, false).align_a, 16);
+  EXPECT_EQ(desc(1, false).align_a, 4);
+  EXPECT_EQ(desc(2, false).align_a, 8);
+  EXPECT_EQ(desc(4, false), desc(0, false));
+  EXPECT_EQ(GemmDescHash{}(desc(4, false)), GemmDescHash{}(desc(0, false)));
+  for (const GemmDesc& other : {desc(1, false), desc(0, true)}) {
+    EXPECT_FALSE(other == desc(0, false));
+    EXPECT_NE(GemmDescHash{}(other), GemmDescHash{}(desc(0, false)));
+  }
+}
+
+TEST(Gemm, QuantisedOperandsAreRefused) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Array x({2, 2}, DType::f32), scale({1}, DType::f32);
+  const Operand plain = x.tensor(), scaled(x.tensor(), scale.tensor(), ScaleLayout::per_tensor);
+  for (const auto& [who, multiply] : {std::pair{"gemm", &gemm}, std::pair{"gemm_by_onednn", &gemm_by_onednn}}) {
+    for (const bool a_is_scaled : {true, false}) {
+      const Gemm product{.c_MN = x.tensor(), .a = a_is_scaled ? scaled : plain, .b = a_is_scaled ? plain : scaled};
+      EXPECT_EQ(testing::error_of([&] { multiply(s, product); }),
+                fmt::format("{}: {} has no quantised form yet; expected an f32 or bf16 tensor without scales, got "
+                            "f32[2, 2] with per_tensor scales f32[1]",
+                            who, a_is_scaled ? "a" : "b"));
+    }
+  }
 }
 
 TEST(Gemm, NullDeviceCounts) {

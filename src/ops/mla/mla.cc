@@ -1,6 +1,6 @@
 #include "ops/mla/mla.h"
 
-#include "ops/mla/backends.h"
+#include "ops/mla/mla_backends.h"
 
 namespace moebius {
 namespace {

@@ -7,8 +7,8 @@
 
 namespace moebius::ref {
 
-// Rows of `heads` heads, each `width` wide; the last 2 * frequency.size() columns turn, by pos * frequency[i] for pair
-// i, and grow by the magnitude.
+// Rows of `heads` heads, each `width` wide; the last 2 * frequency.size() columns turn, by
+// pos * frequency[i] for pair i, and grow by the magnitude.
 struct RotateHeads {
   std::vector<double> pos, frequency;
   int64_t heads, width;

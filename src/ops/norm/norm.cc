@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/backends.h"
+#include "ops/norm/norm_backends.h"
 
 namespace moebius {
 namespace {
@@ -62,8 +62,9 @@ Cost cost(const RmsNormFwd& a) {
   return {static_cast<double>(a.x_TD.numel()) * (residual ? 5 : 4), static_cast<double>(bytes)};
 }
 
-// Chunks of a fixed size on the CPU. On a GPU a block has one: two for each of 132 multiprocessors and more where rows
-// are narrow, so that enough bytes are on their way; the partial sums stay a few percent of what is read.
+// Chunks of a fixed size on the CPU. On a GPU a block has one: two for each of 132 multiprocessors
+// and more where rows are narrow, so that enough bytes are on their way; the partial sums stay a
+// few percent of what is read.
 int64_t RmsNormBwd::num_partials(int64_t num_rows, int64_t width, const Stream& s) {
   if (s.target() != DeviceKind::cuda) return div_ceil(num_rows, 64);
   return std::min(num_rows, 264 * std::clamp<int64_t>((8192 + width / 2) / width, 1, 8));

@@ -1,4 +1,5 @@
-// RMS normalisation of rows (Zhang & Sennrich, arXiv 1910.07467), alone and fused with the residual addition before it.
+// RMS normalisation of rows (Zhang & Sennrich, arXiv 1910.07467), alone and fused with the residual
+// addition before it.
 #pragma once
 
 #include "core/tensor.h"
@@ -6,15 +7,16 @@
 
 namespace moebius {
 
-// Of a row on a GPU, which a block holds whole.
+// The widest row on a GPU, where one block holds a whole row.
 inline constexpr int64_t kMaxGpuNormWidth = 16384;
 
-// sum[t,:] = x[t,:] + residual[t,:]   (when residual is given; x itself otherwise)
-// y[t,:] = w * round(sum[t,:] * rstd[t]),  rstd[t] = 1/sqrt(mean(sum[t,:]^2) + eps)
-// sum may be the same memory as residual or x.
-// x, residual, sum, y, w: f32 or bf16 alike; rstd f32.
-// The sum is rounded to its dtype first and that value is normalised, in f32. As in Llama the normalised row is
-// rounded to the dtype before the product with w.
+// sum[t,:] = x[t,:] + residual[t,:]     (x[t,:] without a residual)
+// rstd[t] = 1/sqrt(mean(sum[t,:]^2) + eps)
+// y[t,:] = w * round(sum[t,:] * rstd[t])
+//
+// x, residual, sum, y and w are f32 or bf16 alike; rstd is f32. The sum is rounded to its dtype
+// first, and that value is normalised, in f32. As in Llama, the normalised row is rounded to the
+// dtype before the product with w. sum may be the memory of residual or of x.
 struct RmsNormFwd {
   Tensor y_TD, rstd_T;            // out
   Tensor sum_TD;                  // out, only with residual
@@ -24,10 +26,13 @@ struct RmsNormFwd {
 void rms_norm_fwd(Stream& s, const RmsNormFwd& a);
 Cost cost(const RmsNormFwd& a);
 
-// dx[t,:] += rstd * (dy*w - xhat * mean(dy*w*xhat)),  xhat = x*rstd;  dw += sum over t of dy[t,:]*xhat[t,:].
-// dx is the gradient of the residual stream: it is ADDED to (in f32, rounded to its dtype). dw f32 accumulates.
-// x is what forward normalised (its sum).
-// partial: scratch f32 [num_partials(T, D, s), D]; rows are summed in fixed chunks.
+// xhat[t,:] = x[t,:] * rstd[t]
+// dx[t,:] += rstd[t] * (dy[t,:]*w - xhat[t,:] * mean(dy[t,:]*w*xhat[t,:]))
+// dw += sum over t of dy[t,:]*xhat[t,:]
+//
+// dx is the gradient of the residual stream, so it is ADDED to: in f32, rounded to its dtype. dw is
+// f32 and accumulates. x is the row that forward normalised, which is its sum. partial is f32
+// scratch of shape [num_partials(T, D, s), D]; rows are summed in fixed chunks.
 struct RmsNormBwd {
   Tensor dx_TD, dw_D;               // inout
   Tensor partial_PD;                // scratch

@@ -44,7 +44,8 @@ TEST_P(RmsNormTest, ForwardEqualsTheReference) {
                     .residual_TD = r.tensor(),
                     .w_D = w.tensor(),
                     .eps = 1e-3f});
-  // Roundings to the dtype: the sum, the normalised row, y. In f32 the sum of squares adds sqrt(D) of its epsilon.
+  // Roundings to the dtype: the sum, the normalised row, y. In f32 the sum of squares adds sqrt(D)
+  // of its epsilon.
   const double error = 3 * testing::epsilon(dtype) + testing::epsilon(DType::f32) * std::sqrt(width);
   testing::expect_close("y", y.values(), want.y, error, 1e-7);
   testing::expect_close("rstd", rstd.values(), want.rstd, error, 1e-7);

@@ -1,6 +1,6 @@
 #include "ops/optimizer/optimizer.h"
 
-#include "ops/backends.h"
+#include "ops/optimizer/optimizer_backends.h"
 
 namespace moebius {
 namespace {

@@ -1,5 +1,5 @@
-// AdamW over flat ranges of parameters, and the global gradient norm that clips it. Both take all tensors of a model at
-// once: on a GPU some dozens share a kernel.
+// AdamW over flat ranges of parameters, and the global gradient norm that clips it. Both take all
+// tensors of a model at once: on a GPU one kernel serves dozens of them.
 #pragma once
 
 #include <span>
@@ -9,9 +9,10 @@
 
 namespace moebius {
 
-// sum[0] += sum of x^2 of each tensor in turn, in double over fixed chunks in order
-// Results do not depend on how many tensors a call has.
-// partial: scratch f64 [num_partials(x)].
+// sum[0] += sum of x^2 of each tensor, one tensor after the other
+//
+// The sum is in double, over fixed chunks in order. It does not depend on how many tensors a call
+// has. partial is f64 scratch of shape [num_partials(x)].
 struct SumSquares {
   Tensor sum_1;               // inout f64
   Tensor partial_P;           // scratch f64
@@ -23,8 +24,10 @@ void sum_squares(Stream& s, const SumSquares& a);
 Cost cost(const SumSquares& a);
 
 // norm[0] = sqrt(sum_squares[0])
-// scale[0] = min(1, clip / (norm + 1e-6)), 1 without clipping (clip == 0)
-// f32 [1] each. A norm that is not finite in f32 gives scale NaN: adamw then leaves everything as it was.
+// scale[0] = min(1, clip / (norm[0] + 1e-6)),  or 1 without clipping (clip == 0)
+//
+// norm and scale are f32 [1]. A norm that is not finite in f32 gives a scale of NaN; adamw then
+// changes nothing.
 struct ClipScale {
   Tensor norm_1, scale_1;  // out f32
   Tensor sum_squares_1;    // in f64
@@ -36,9 +39,10 @@ void clip_scale(Stream& s, const ClipScale& a);
 //   g = grad * scale[0];  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
 //   master = master (1 - lr wd) - lr (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
 //   param = master rounded to its dtype (param may be the master itself in f32)
-// grad is left as it is. Nothing is written when scale[0] is NaN.
-// schedule (optional): lr (rounded to f32) and step in memory, in their place, so that a recorded step can be
-// replayed with other values.
+//
+// grad is not changed. Nothing is written when scale[0] is NaN. The optional schedule holds lr
+// (rounded to f32) and step in memory and takes the place of the two arguments, so that a CUDA graph
+// reads them anew at each replay.
 struct AdamWTensors {
   Tensor param_n, master_n, m_n, v_n;  // out f32 or bf16, inout f32
   Tensor grad_n;                       // in f32

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "ops/backends_moe.h"
 #include "ops/permute/index_rows_blocks.h"
+#include "ops/permute/permute_backends.h"
 
 namespace moebius {
 namespace {

@@ -45,7 +45,7 @@ TEST_P(IndexRowsTest, EqualsTheDefinition) {
   const int64_t R = c.T * std::min(c.K, c.e), num_rows = std::ssize(want.token);
   Array topk_TK = Array::of_ints({c.T, c.K}, narrowed(topk)), counts({c.e}, DType::i32), offsets({c.e + 1}, DType::i32);
   Array token = Array::poisoned({R}, DType::i32), pair = Array::poisoned({R}, DType::i32);
-  // What is dropped may be said where rows are to be written.
+  // kept may be the memory of pair_row.
   Array row = c.drops ? Array::of_ints({c.T, c.K}, narrowed(kept)) : Array::poisoned({c.T, c.K}, DType::i32);
   Array scratch({IndexRows::scratch_bytes(c.T, c.e, s_)}, DType::u8);
   index_rows(s_, {.counts_e = counts.tensor(),

@@ -1,6 +1,6 @@
 #include "ops/permute/permute.h"
 
-#include "ops/backends_moe.h"
+#include "ops/permute/permute_backends.h"
 
 namespace moebius {
 namespace {

@@ -1,4 +1,5 @@
-// Between tokens and expert-sorted rows: the gather-sums of combine and its backward, and weights by row.
+// Data between tokens and rows that are sorted by expert: the gather-sums of combine and its
+// backward pass, and weights by row.
 #pragma once
 
 #include "core/tensor.h"
@@ -6,10 +7,11 @@
 
 namespace moebius {
 
-// out[t,:] = sum over k of weight[t,k] * y[pair_row[t,k],:], k in order, f32, rounded once
-// Pairs at row -1 add nothing.
-// Without weights (empty): the plain sum, which is the backward of the gather.
-// accumulate: out += (rounded once).
+// out[t,:] = sum over k of weight[t,k] * y[pair_row[t,k],:]
+//
+// The sum runs in the order of k, in f32, and is rounded once; a pair at row -1 adds nothing. With
+// empty weights it is the plain sum, which is the backward pass of the gather. With accumulate it is
+// added to out, rounded once.
 struct Combine {
   Tensor out_TD;                        // out (inout with accumulate)
   Tensor y_RD, pair_row_TK, weight_TK;  // in
@@ -18,21 +20,27 @@ struct Combine {
 void combine(Stream& s, const Combine& a);
 Cost cost(const Combine& a);
 
-// to[r,:] = from[row[r],:] for the rows r below offsets[E]; the same dtype, any. Others are not written.
+// to[r,:] = from[row[r],:]  for the rows r below offsets[E]
+//
+// Both have one dtype, which may be any. Other rows are not written.
 struct GatherRows {
   Tensor to_RD;                       // out
   Tensor from_ND, row_R, offsets_E1;  // in; row and offsets i32
 };
 void gather_rows(Stream& s, const GatherRows& a);
 
-// to_R[r] = from_TK[pair[r]] for the rows below offsets[E] (f32): weights of rows.
+// to_R[r] = from_TK[pair[r]]  for the rows r below offsets[E]
+//
+// It makes weights of rows. Both are f32.
 struct PairsToRows {
   Tensor to_R;                             // out
   Tensor from_TK, row_pair_R, offsets_E1;  // in
 };
 void pairs_to_rows(Stream& s, const PairsToRows& a);
 
-// to_TK[p] = from_R[pair_row[p]], 0 for dropped pairs (f32): gradients of weights.
+// to_TK[p] = from_R[pair_row[p]],  or 0 for a dropped pair
+//
+// It makes gradients of weights. Both are f32.
 struct RowsToPairs {
   Tensor to_TK;                // out
   Tensor from_R, pair_row_TK;  // in

@@ -80,7 +80,8 @@ TEST(Combine, SameBitsForAnyTeam) {
   });
 }
 
-// Whatever bits a NaN has, among them those of memory that was filled with ones: no rounding makes a number of it.
+// Whatever bits a NaN has, among them those of memory that was filled with ones: no rounding makes
+// a number of it.
 TEST(Combine, ANaNStaysOne) {
   const int64_t D = 200;
   testing::on_each_device([&](Stream& s) {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "ops/backends.h"
 #include "ops/norm/norm.h"
+#include "ops/qk_norm/qk_norm_backends.h"
 
 namespace moebius {
 namespace {

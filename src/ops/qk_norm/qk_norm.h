@@ -1,5 +1,5 @@
-// RMS normalisation of all query heads together and of all key heads together, inside the rows of the q, k, v
-// projection (OLMoE, arXiv 2409.02060). Of each head on its own: ops/rope.
+// RMS normalisation of all query heads together and of all key heads together, inside the rows of
+// the q, k, v projection (OLMoE, arXiv 2409.02060). ops/rope normalises each head on its own.
 #pragma once
 
 #include "core/tensor.h"
@@ -8,10 +8,10 @@
 namespace moebius {
 
 // Row t of x is [A columns of q | B of k | B of v].
-//   y = [w_q round(q rstd_q) | w_k round(k rstd_k) | v]
-//   rstd_q = 1/sqrt(mean(q^2) + eps)
-// x, y and the weights f32 or bf16 alike; maths in f32, each normalised part rounded to the dtype before the
-// product with its weight (as rms_norm_fwd).
+//   y = [w_q round(q rstd_q) | w_k round(k rstd_k) | v],  rstd_q = 1/sqrt(mean(q^2) + eps)
+//
+// x, y and the weights are f32 or bf16 alike; the maths is in f32. Each normalised part is rounded
+// to the dtype before the product with its weight, as in rms_norm_fwd.
 struct QkNormFwd {
   Tensor y_TC;                      // out
   Tensor x_TC, q_norm_A, k_norm_B;  // in
@@ -21,8 +21,9 @@ void qk_norm_fwd(Stream& s, const QkNormFwd& a);
 Cost cost(const QkNormFwd& a);
 
 // dx = [rstd (dq w - qhat mean(dq w qhat)) | the same of k | dv]
-// dq_norm, dk_norm f32 accumulate. Rows are summed in fixed chunks.
-// partial: scratch f32 [num_partials(T, A, B, s), A + B].
+//
+// dq_norm and dk_norm are f32 and accumulate. Rows are summed in fixed chunks. partial is f32
+// scratch of shape [num_partials(T, A, B, s), A + B].
 struct QkNormBwd {
   Tensor dx_TC;                            // out
   Tensor dq_norm_A, dk_norm_B;             // inout

@@ -1,9 +1,10 @@
 #include "ops/qk_norm/qk_norm_blocks.h"
+#include "ops/qk_norm/qk_norm_backends.h"
 
 namespace moebius {
 namespace {
 
-// What all three have: x [T, A + 2 B] and the weights of one dtype.
+// The arguments that all three ops have: x [T, A + 2 B] and the weights of one dtype.
 template <class Op>
 void check(const char* who, const Op& a) {
   const DType dtype = a.x_TC.dtype;

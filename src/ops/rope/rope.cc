@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <vector>
 
-#include "ops/backends.h"
+#include "ops/rope/rope_backends.h"
 
 namespace moebius {
 namespace {
 
-// What forward and backward share: [T, H, d], [T, G, d] twice, qkv [T, (H + 2 G) d], positions, table, norm weights.
+// The arguments that forward and backward share: [T, H, d], [T, G, d] twice, qkv [T, (H + 2 G) d],
+// positions, table, norm weights.
 struct Operands {
   const Tensor &q, &k, &v, &qkv, &pos, &table, &q_norm, &k_norm;
 };
@@ -85,7 +86,8 @@ Cost cost(const RopeFwd& a) {
           static_cast<double>(2 * a.qkv_TC.num_bytes() + a.pos_T.num_bytes() + 4 * a.pos_T.numel() * a.q_THd.dim(2))};
 }
 
-// Chunks of a fixed size on the CPU; on a GPU of 16 rows or so many that each of 132 multiprocessors has eight.
+// Chunks of a fixed size on the CPU; on a GPU of 16 rows or so many that each of 132
+// multiprocessors has eight.
 int64_t RopeBwd::num_partials(int64_t num_rows, const Stream& s) {
   return s.target() == DeviceKind::cuda ? std::min<int64_t>(div_ceil(num_rows, 16), 1056) : div_ceil(num_rows, 64);
 }

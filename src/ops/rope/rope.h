@@ -1,6 +1,6 @@
-// Queries, keys and values from the projection's output: per-head RMS normalisation of q and k (when weights are given)
-// and rotary position embedding (Su et al., arXiv 2104.09864) in the rotate-half pairing of Llama: element i pairs with
-// i + d/2.
+// Queries, keys and values from the projection's output. q and k are normalised per head where
+// weights are given (RMS), then rotated by their position (rotary position embedding, Su et al.,
+// arXiv 2104.09864). Element i pairs with i + d/2, as in Llama.
 #pragma once
 
 #include <vector>
@@ -11,8 +11,9 @@
 namespace moebius {
 
 // cos_sin[p] = magnitude cos(p frequency[i]) for i < d/2, then the sines
-// f32 [max_positions, d], computed in double.
-// Without frequencies they are theta^(-2i/d). A table with them is made on the host, also for a GPU: once a run.
+//
+// The table is f32 [max_positions, d], computed in double. Without frequencies they are
+// theta^(-2i/d). A table with frequencies is computed on the host, also for a GPU, once a run.
 struct RopeTable {
   Tensor cos_sin_Pd;  // out
   double theta = 10000.0;
@@ -21,10 +22,11 @@ struct RopeTable {
 };
 void rope_table(Stream& s, const RopeTable& a);
 
-// Row t of qkv is [H heads of q | G heads of k | G heads of v], each d wide.
-// q, k: normalised with their weights (if given), rotated by pos[t]; v: copied.
-// All in the dtype of qkv (f32 or bf16), maths in f32; the normalised head is rounded before the product with w
-// (as rms_norm_fwd), the rotation is rounded once.
+// Row t of qkv is [H heads of q | G heads of k | G heads of v], each d wide. q and k are normalised
+// with their weights (if given) and rotated by pos[t]; v is copied.
+//
+// All have the dtype of qkv, f32 or bf16; the maths is in f32. The normalised head is rounded before
+// the product with w, as in rms_norm_fwd; the rotation is rounded once.
 struct RopeFwd {
   Tensor q_THd, k_TGd, v_TGd;        // out
   Tensor qkv_TC, pos_T, cos_sin_Pd;  // in; pos i32
@@ -34,8 +36,8 @@ struct RopeFwd {
 void rope_fwd(Stream& s, const RopeFwd& a);
 Cost cost(const RopeFwd& a);
 
-// dqkv from dq, dk, dv; dq_norm, dk_norm f32 [d] accumulate.
-// partial: scratch f32 [num_partials(T, s), 2 d] (only with norms).
+// Computes dqkv from dq, dk and dv. dq_norm and dk_norm are f32 [d] and accumulate. partial is f32
+// scratch of shape [num_partials(T, s), 2 d], and is needed only with norms.
 struct RopeBwd {
   Tensor dqkv_TC;                 // out
   Tensor dq_norm_d, dk_norm_d;    // inout

@@ -65,7 +65,7 @@ class RopeTest : public testing::DeviceTest<Case> {
     q_ref_ = {pos_.values(), q_norm_.values(), heads, width, kTheta, kEps};
     k_ref_ = {pos_.values(), k_norm_.values(), kv_heads, width, kTheta, kEps};
   }
-  // Of a row of qkv: q ends, k ends.
+  // The columns of a row of qkv at which q and k end.
   int64_t q_end() const { return c_.heads * c_.width; }
   int64_t k_end() const { return q_end() + c_.kv_heads * c_.width; }
   Values x_q() const { return columns(qkv_.values(), columns_, 0, q_end()); }
@@ -73,7 +73,8 @@ class RopeTest : public testing::DeviceTest<Case> {
 
   const Case c_ = c();
   const int64_t columns_ = (c_.heads + 2 * c_.kv_heads) * c_.width;
-  // Roundings of the normalised head and of the result; table, norm and rotation are a handful of f32 operations.
+  // Roundings of the normalised head and of the result; table, norm and rotation are a handful of
+  // f32 operations.
   const double error_ = 2 * testing::epsilon(c_.dtype) + testing::epsilon(DType::f32) * (6 + std::sqrt(c_.width));
   Array qkv_, q_norm_, k_norm_, pos_, table_;
   ref::Rope q_ref_, k_ref_;

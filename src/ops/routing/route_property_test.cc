@@ -1,4 +1,4 @@
-// What every route satisfies, whatever the scores and the rule.
+// The properties that every route has, whatever the scores and the rule.
 #include <rapidcheck.h>
 
 #include <cstdlib>

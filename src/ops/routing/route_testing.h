@@ -1,4 +1,4 @@
-// What the tests of routing share: a Route that owns its memory, poisoned
+// The parts that the tests of routing share: a Route that owns its memory, poisoned
 // before use, and what every Route must satisfy.
 #pragma once
 

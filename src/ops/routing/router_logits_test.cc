@@ -214,7 +214,8 @@ TEST(BalanceStats, EverySegmentIsSummedByItself) {
   });
 }
 
-// Pitfall: scores driven to zero must not make the sigmoid's probabilities, and the loss, vanish without a trace.
+// Pitfall: scores driven to zero must not make the sigmoid's probabilities, and the loss, vanish
+// without a trace.
 TEST(BalanceLoss, TinySigmoidsStillSumToOne) {
   testing::on_each_device([](Stream& s) {
     Array logits = Array::of({1, 3}, DType::f32, {-60, -60, -61}), prob({1, 3}, DType::f32), count({1, 3}, DType::f32);

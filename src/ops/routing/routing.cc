@@ -1,9 +1,9 @@
 #include "ops/routing/routing.h"
 
-#include "ops/backends_moe.h"
 #include "ops/routing/cpu/routing.h"
 #include "ops/routing/cuda/router_logits.h"
 #include "ops/routing/cuda/routing.h"
+#include "ops/routing/routing_backends.h"
 
 namespace moebius {
 namespace {

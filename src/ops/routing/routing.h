@@ -1,5 +1,6 @@
-// Routing: which experts a token goes to, with what weight, and where its rows stand when sorted by expert.
-// Everything a Route says stays on the device; its buffers have the planned bound R = T K whatever the tokens choose.
+// Routing chooses the experts of each token and their weights, and sorts the rows by expert. All of
+// a Route stays on the device. Its buffers have the planned bound R = T K, whatever the tokens
+// choose.
 #pragma once
 
 #include "core/tensor.h"
@@ -7,9 +8,9 @@
 
 namespace moebius {
 
-// The plan that the router made, all that dispatch, experts and combine share.
-// Rows are sorted by expert, within an expert by token. Rows at and past offsets[E] do not exist: kernels read the
-// bound from memory.
+// The route of a batch, made by the router and shared by dispatch, experts and combine. Rows are
+// sorted by expert, and within an expert by token. Rows at and past offsets[E] do not exist: kernels
+// read the bound from memory.
 struct Route {
   Tensor topk_TK;      // i32  expert of each pair, best score first
   Tensor weight_TK;    // f32  0 for a dropped pair
@@ -45,14 +46,18 @@ struct RouteRule {
   RouteDrop drop = RouteDrop::probs;
 };
 
-// scores s = softmax(logits) or sigmoid(logits), f32;  chosen by s + bias (bias not in the weights);
-//   equal scores: the lower expert first.
-// Group-limited: groups of E/num_groups experts are scored on s + bias by their best expert, or by the sum of
-//   their best K/topk_groups or best two; only experts of the best topk_groups groups can be chosen (the others
-//   are at minus infinity).
-// weight = s[chosen], normalised and scaled as the rule says; dropped pairs get weight 0 and nothing is
-//   normalised again.
-// load_E i64 accumulates the choices before any drop; dropped_1 i64 accumulates dropped pairs.
+// s = softmax(logits) or sigmoid(logits)     (f32)
+//
+// The K experts with the largest s + bias are chosen; of equal scores the lower expert comes first.
+// The bias is not part of the weights.
+//
+// With groups, E/num_groups experts form a group. A group is scored on s + bias: by its best expert,
+// by the sum of its best K/topk_groups, or by the sum of its best two. Only experts of the best
+// topk_groups groups can be chosen; the others count as minus infinity.
+//
+// The weights are s[chosen], normalised and scaled as the rule says. A dropped pair gets weight 0,
+// and nothing is normalised a second time. load_E (i64) accumulates the choices before any drop;
+// dropped_1 (i64) accumulates dropped pairs.
 struct RouteFwd {
   Route route;               // out
   Tensor load_E, dropped_1;  // inout
@@ -65,13 +70,16 @@ struct RouteFwd {
 void route_fwd(Stream& s, const RouteFwd& a);
 Cost cost(const RouteFwd& a);
 
-// Sums from which every balance loss is made. A segment is the scope of a loss: a micro-batch, a sequence, a document.
-// sbar[t,:] = softmax(logits), or sigmoid(logits) divided by its sum over all experts (denominator at least FLT_MIN).
-//   prob[s,i]  = sum over tokens t of segment s of sbar[t,i]      f32
-//   count[s,i] = how often i is among the K best of the plain scores (no bias, no groups) in segment s   f32
-//   z_1  += sum over t of logsumexp(logits[t,:])^2,  entropy_1 += - sum over t, i of sbar log sbar   f64
-// segment_T i32 is non-decreasing, in [0, num_segments); empty: one segment. Sums run in a fixed order: by token on the
-// CPU, by chunk of tokens on CUDA.
+// The sums that every balance loss is computed from. A segment is the scope of a loss: a
+// micro-batch, a sequence or a document. sbar[t,:] is softmax(logits), or sigmoid(logits) divided by
+// its sum over all experts (the denominator is at least FLT_MIN).
+//   prob[s,i]  = sum over the tokens t of segment s of sbar[t,i]     (f32)
+//   count[s,i] = how often i is among the K best plain scores (no bias, no groups) in segment s     (f32)
+//   z_1       += sum over t of logsumexp(logits[t])^2     (f64)
+//   entropy_1 += - sum over t, i of sbar[t,i] log sbar[t,i]     (f64)
+//
+// segment_T is i32, does not decrease, and is in [0, num_segments); empty means one segment. Sums
+// have a fixed order: by token on the CPU, by chunk of tokens on CUDA.
 struct BalanceStats {
   Tensor prob_SE, count_SE;     // out
   Tensor z_1, entropy_1;        // inout
@@ -83,12 +91,13 @@ struct BalanceStats {
 };
 void balance_stats(Stream& s, const BalanceStats& a);
 
-// loss_1 f64 += coeff * sum over s of tokens[s]/total * E/(K tokens[s]^2) * sum over i of prob[s,i] * count[s,i]
-// dsbar[s,i] += coeff * E / (K tokens[s] total) * count[s,i]:  its derivative by sbar[t,i], t in s;
-//   counts are constants.
-// tokens[s] is the sum of count[s,:] / K. An empty segment adds nothing.
-// total: tokens of the scope that the loss is a mean over. It is a mean over tokens: a short document weighs
-//   what its tokens do. (Switch Transformer, arXiv 2101.03961 eq. 4; perfectly balanced: coeff.)
+// loss_1 += coeff * sum over s of tokens[s]/total * E/(K tokens[s]^2) * sum over i of prob[s,i] * count[s,i]
+// dsbar[s,i] += coeff * E / (K tokens[s] total) * count[s,i]
+//
+// dsbar is the derivative by sbar[t,i] for t in s; counts are constants. tokens[s] is the sum of
+// count[s,:] / K. An empty segment adds nothing. total is the number of tokens that the loss is a
+// mean over. loss_1 is f64. (Switch Transformer, arXiv 2101.03961, eq. 4; the loss of a perfect
+// balance is coeff.) It is a mean over tokens: a short document weighs as much as its tokens do.
 struct BalanceLoss {
   Tensor loss_1, dsbar_SE;   // inout
   Tensor prob_SE, count_SE;  // in
@@ -98,9 +107,12 @@ struct BalanceLoss {
 };
 void balance_loss(Stream& s, const BalanceLoss& a);
 
-// dlogits (f32, out), the derivative of everything that depends on the logits:
-//   through the weights of chosen, not dropped pairs (dweight_TK f32; a dropped pair's is ignored),
-//   through sbar with dsbar[segment[t],:] (empty: none), and through z: z_scale * d(logsumexp^2).
+// dlogits (f32) is the derivative of everything that depends on the logits:
+//   through the weights of chosen pairs that are not dropped (dweight_TK, f32)
+//   through sbar, with dsbar[segment[t],:] (empty: none)
+//   through z: z_scale * d(logsumexp^2)
+//
+// The dweight of a dropped pair is ignored.
 struct RouteBwd {
   Tensor dlogits_TE;                       // out
   Tensor dweight_TK, dsbar_SE, segment_T;  // in
@@ -112,10 +124,14 @@ struct RouteBwd {
 void route_bwd(Stream& s, const RouteBwd& a);
 Cost cost(const RouteBwd& a);
 
-// bias[i] += rate * sign(mean(load) - load[i]), then load = 0 (arXiv 2408.15664). bias f32, load i64.
+// bias[i] += rate * sign(mean(load) - load[i]),  then load = 0     (arXiv 2408.15664)
+//
+// bias is f32, load is i64.
 void update_expert_bias(Stream& s, Tensor bias_E, Tensor load_E, float rate);
 
-// logits = x w^T in f32, whatever the dtype of x; w is f32 (or x's dtype: then products are of rounded weights).
+// logits = x w^T  in f32, whatever the dtype of x
+//
+// w is f32, or has the dtype of x: then the products are those of rounded weights.
 struct RouterLogitsFwd {
   Tensor logits_TE;   // out f32
   Tensor scratch;     // bytes
@@ -123,8 +139,11 @@ struct RouterLogitsFwd {
   static int64_t scratch_bytes(const RouterLogitsFwd& a, const Stream& s);
 };
 void router_logits_fwd(Stream& s, const RouterLogitsFwd& a);
-// dx += dlogits w (rounded once to dx's dtype);  dw += dlogits^T x (f32). partial: scratch f32 [num_partials, E, D].
-// A product for bf16 dx may stop at 16 bits, far below what rounding leaves.
+// dx += dlogits w     (rounded once to the dtype of dx)
+// dw += dlogits^T x     (f32)
+//
+// partial is f32 scratch of shape [num_partials, E, D]. A product for a bf16 dx may stop at 16 bits,
+// far below what the rounding leaves.
 struct RouterLogitsBwd {
   Tensor dx_TD, dw_ED;            // inout; dx may be empty
   Tensor partial_PED, scratch;    // scratch; bytes

@@ -135,7 +135,8 @@ TEST_P(RouteTest, CapacityWithRoomEqualsDroplessBitwise) {
   }
 }
 
-// The whole scalar: probed weights, balance losses by segment, and z. What is chosen, kept and counted is constant.
+// The whole scalar: probed weights, balance losses by segment, and z. What is chosen, kept and
+// counted is constant.
 struct Scalar {
   const Case& c;
   std::vector<int64_t> chosen;

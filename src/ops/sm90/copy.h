@@ -1,5 +1,5 @@
-// PTX of sm_90a that moves tiles: the bulk tensor copy engine (TMA), cp.async, stmatrix. Coordinates count elements,
-// innermost dim first.
+// PTX of sm_90a that moves tiles: the bulk tensor copy engine (TMA), cp.async, stmatrix.
+// Coordinates count elements, innermost dim first.
 #pragma once
 
 #include <cuda.h>
@@ -25,8 +25,8 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, ui
       : "memory");
 }
 
-// The same into every block of the cluster whose bit is set in `blocks`: same offset in each one's shared memory, and
-// each one's own barrier at the same offset gets the bytes.
+// The same into every block of the cluster whose bit is set in `blocks`: same offset in each one's
+// shared memory, and each one's own barrier at the same offset gets the bytes.
 __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMap* map, uint32_t barrier,
                                                    uint16_t blocks, int32_t x, int32_t y) {
   asm volatile(
@@ -44,8 +44,8 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMa
       : "memory");
 }
 
-// Stores a box from shared memory; what is outside the map's dims is not written. fence_proxy_async and a barrier come
-// before it; one thread issues it, commits and waits.
+// Stores a box from shared memory; what is outside the map's dims is not written. fence_proxy_async
+// and a barrier come before it; one thread issues it, commits and waits.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from, int32_t x, int32_t y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
                "r"(x), "r"(y)
@@ -75,8 +75,8 @@ __device__ __forceinline__ void tma_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Bytes in a row, a multiple of 16 at such addresses. A load's barrier gets them; a store is ordered, committed and
-// waited for as tma_store. One thread issues it.
+// Bytes in a row, a multiple of 16 at such addresses. A load's barrier gets them; a store is
+// ordered, committed and waited for as tma_store. One thread issues it.
 __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
@@ -93,14 +93,14 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool 
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of 128-byte rows under the 128-byte swizzle; the tile
-// starts at a multiple of 1024.
+// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of 128-byte rows under the 128-byte
+// swizzle; the tile starts at a multiple of 1024.
 __device__ __forceinline__ uint32_t swizzle_128(uint32_t row, uint32_t chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-// Four 8x8 matrices of 16-bit elements to shared memory: lane l gives the address of row l % 8 of matrix l / 8; word i
-// of a lane holds elements (lane / 4, 2 * (lane % 4) + {0, 1}) of matrix i.
+// Four 8x8 matrices of 16-bit elements to shared memory: lane l gives the address of row l % 8 of
+// matrix l / 8; word i of a lane holds elements (lane / 4, 2 * (lane % 4) + {0, 1}) of matrix i.
 __device__ __forceinline__ void stmatrix_4(uint32_t to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w0), "r"(w1), "r"(w2),
                "r"(w3)

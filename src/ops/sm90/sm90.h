@@ -1,4 +1,4 @@
-// What kernels for sm_90a are written with.
+// The headers that kernels for sm_90a are written with.
 #pragma once
 
 #include "ops/sm90/copy.h"

@@ -1,5 +1,6 @@
-// PTX of sm_90a that orders things: mbarriers, named barriers, proxy fences, clusters, register budgets. Shared-memory
-// addresses are 32-bit addresses of the shared window (smem_addr), so that they can be computed with.
+// PTX of sm_90a that orders things: mbarriers, named barriers, proxy fences, clusters, register
+// budgets. Shared-memory addresses are 32-bit addresses of the shared window (smem_addr), so that
+// they can be computed with.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +22,15 @@ __device__ __forceinline__ bool elect_one() {
   return chosen != 0;
 }
 
-// An mbarrier's phase completes when `arrivals` threads have arrived and all expected bytes have landed. Waiting for
-// parity p returns once the phase of parity p has completed: a fresh barrier is in phase 0, so a wait for parity 1
-// returns at once and a wait for parity 0 blocks.
+// An mbarrier's phase completes when `arrivals` threads have arrived and all expected bytes have
+// landed. Waiting for parity p returns once the phase of parity p has completed: a fresh barrier is
+// in phase 0, so a wait for parity 1 returns at once and a wait for parity 0 blocks.
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers visible to the copy engine and to the cluster; one thread, before the first sync.
+// Makes initialised barriers visible to the copy engine and to the cluster; one thread, before the
+// first sync.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -42,8 +44,9 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, uint32_
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrives at the same barrier of another block of the cluster (or of this one). Says that this warp's wgmmas have read
-// a slot; it publishes no ordinary writes to the other block: release at cluster scope costs a fence of the whole GPU.
+// Arrives at the same barrier of another block of the cluster (or of this one). Says that this
+// warp's wgmmas have read a slot; it publishes no ordinary writes to the other block: release at
+// cluster scope costs a fence of the whole GPU.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t block_in_cluster) {
   asm volatile(
       "{\n .reg .b32 remote;\n"
@@ -83,8 +86,8 @@ __device__ __forceinline__ void named_barrier_arrive(uint32_t id, uint32_t threa
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Orders ordinary accesses to shared memory of this thread (and what it has synchronised with) before later accesses of
-// the async proxy: the copy engine and wgmma.
+// Orders ordinary accesses to shared memory of this thread (and what it has synchronised with)
+// before later accesses of the async proxy: the copy engine and wgmma.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ uint32_t cluster_block_rank() {
@@ -112,7 +115,8 @@ struct Ring {
   __device__ __forceinline__ int last() const { return stage == 0 ? kStages - 1 : stage - 1; }
 };
 
-// Register budget of the calling warpgroup, a multiple of 8 in [24, 256]. The kernel needs __launch_bounds__(n, 1).
+// Register budget of the calling warpgroup, a multiple of 8 in [24, 256]. The kernel needs
+// __launch_bounds__(n, 1).
 template <uint32_t kNum>
 __device__ __forceinline__ void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kNum));

@@ -1,5 +1,5 @@
-// Tensor maps of the bulk tensor copy engine, encoded on the host. A map names memory and a box; it goes to a kernel as
-// a `const __grid_constant__ CUtensorMap` parameter.
+// Tensor maps of the bulk tensor copy engine, encoded on the host. A map names memory and a box; it
+// goes to a kernel as a `const __grid_constant__ CUtensorMap` parameter.
 #pragma once
 
 #include <cuda.h>
@@ -37,8 +37,8 @@ struct MapOptions {
   CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B;  // the innermost extent is then at most 128 bytes
 };
 
-// dims innermost first. REQUIRES: data at a multiple of 16 bytes, strides of the outer dims too. Elements of a box
-// outside the tensor are loaded as zeros and not stored.
+// dims innermost first. REQUIRES: data at a multiple of 16 bytes, strides of the outer dims too.
+// Elements of a box outside the tensor are loaded as zeros and not stored.
 template <size_t kRank>
 CUtensorMap make_tensor_map(const void* data, const std::array<BoxDim, kRank>& dims, const MapOptions& o = {}) {
   const EncodeTensorMap encode = tensor_map_encoder();

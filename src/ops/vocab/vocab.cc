@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/backends.h"
+#include "ops/vocab/vocab_backends.h"
 
 namespace moebius {
 namespace {
@@ -82,8 +82,8 @@ Cost cost(const EmbeddingBwd& a) {
           static_cast<double>(a.dx_TD.num_bytes() + a.token_T.num_bytes() + 8 * a.dx_TD.numel())};
 }
 
-// A GPU's products want many rows, above all dw, which each chunk reads and writes as a whole: as many as 4 GiB of
-// logits and their derivatives hold.
+// A GPU's products want many rows, above all dw, which each chunk reads and writes as a whole: as
+// many as 4 GiB of logits and their derivatives hold.
 int64_t LmLoss::chunk(int64_t num_tokens, int64_t vocab, const Stream& s) {
   int64_t rows = 1024;
   while (s.target() == DeviceKind::cuda && rows < 8192 && 2 * rows * vocab * 6 <= int64_t{1} << 32) rows *= 2;

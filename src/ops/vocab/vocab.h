@@ -1,4 +1,4 @@
-// The two ends of the model: embedding look-up and the language-model loss.
+// The two ends of the model: the embedding look-up and the language-model loss.
 #pragma once
 
 #include "core/tensor.h"
@@ -6,8 +6,11 @@
 
 namespace moebius {
 
-// x[t,:] = w[token[t],:].  REQUIRES 0 <= token < V: checked on the host where tokens are read, asserted here.
-// Of a table in blocks, w are the rows of the tokens [first, first + V): x of other tokens is 0.
+// x[t,:] = w[token[t],:]
+//
+// REQUIRES: 0 <= token < V, which is checked on the host where tokens are read and asserted here.
+// With is_block the table is one of several blocks: w holds the rows of the tokens [first, first +
+// V), and x of other tokens is 0.
 struct EmbeddingFwd {
   Tensor x_TD;           // out
   Tensor token_T, w_VD;  // in; token i32
@@ -17,7 +20,9 @@ struct EmbeddingFwd {
 void embedding_fwd(Stream& s, const EmbeddingFwd& a);
 Cost cost(const EmbeddingFwd& a);
 
-// dw[token[t],:] += dx[t,:] in the order of t. dw f32. Of a table in blocks as above: other tokens add nothing.
+// dw[token[t],:] += dx[t,:]  in the order of t
+//
+// dw is f32. With is_block, tokens of other blocks add nothing.
 struct EmbeddingBwd {
   Tensor dw_VD;           // inout
   Tensor scratch;         // u8 [scratch_bytes], may be empty where that is 0
@@ -29,12 +34,15 @@ struct EmbeddingBwd {
 void embedding_bwd(Stream& s, const EmbeddingBwd& a);
 Cost cost(const EmbeddingBwd& a);
 
-// logits = x w^T (f32);  loss[t] = weight[t] * (logsumexp(logits[t]) - logits[t, target[t]]).
-// With gradients (dx given): the derivative of  scale * sum over t of loss[t]:
+// logits = x w^T     (f32)
+// loss[t] = weight[t] * (logsumexp(logits[t]) - logits[t, target[t]])
+//
+// With gradients (dx given) it also computes the derivative of  scale * sum over t of loss[t]:
 //   dlogits = scale * weight * (softmax - onehot),  dx = dlogits w (out),  dw += dlogits^T x (f32)
-// Works on chunks of tokens and never holds all logits.
-// x, w: f32 or bf16 alike; dlogits is rounded to that dtype for the products.
-// A token of weight 0 has loss 0 and no gradient, whatever its target.
+//
+// The op works on chunks of tokens and never holds all logits. x and w are f32 or bf16 alike;
+// dlogits is rounded to that dtype for the products. A token of weight 0 has loss 0 and no gradient,
+// whatever its target.
 struct LmLoss {
   Tensor loss_T;                 // out, f32
   Tensor dx_TD, dw_VD;           // out, inout; both empty: no gradients; dw alone empty: of x alone

@@ -1,4 +1,5 @@
 #include "ops/vocab/vocab_blocks.h"
+#include "ops/vocab/vocab_backends.h"
 
 namespace moebius {
 namespace {

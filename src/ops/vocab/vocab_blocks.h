@@ -1,5 +1,6 @@
-// The language-model loss of vocab.h where ranks share the vocabulary: each has a block of the head's rows, and three
-// numbers per token and block are all that it must know of the others (Megatron-LM, arXiv 1909.08053, section 3).
+// The language-model loss of vocab.h where ranks share the vocabulary. Each rank has a block of the
+// head's rows. Per token and block it needs no more than three numbers of the other ranks
+// (Megatron-LM, arXiv 1909.08053, section 3).
 #pragma once
 
 #include "core/tensor.h"
@@ -7,8 +8,10 @@
 
 namespace moebius {
 
-// logits = x w^T of a block, the tokens [first, first + V) of the vocabulary
-// stats[t] = [max of the logits, sum of e^(logit - max), the target's logit or 0 where it is in another block]
+// logits = x w^T  of a block, the tokens [first, first + V) of the vocabulary
+// stats[t] = [max of the logits, sum of e^(logit - max), the target's logit]
+//
+// The target's logit is 0 where the target is in another block.
 struct LmLogitsBlock {
   Tensor logits_CV, stats_C3;   // out, f32
   Tensor x_CD, w_VD, target_C;  // in; x, w: f32 or bf16 alike; target i32
@@ -17,8 +20,9 @@ struct LmLogitsBlock {
 void lm_logits_block(Stream& s, const LmLogitsBlock& a);
 Cost cost(const LmLogitsBlock& a);
 
-// From the logits of a block and the stats of all n blocks: loss as in LmLoss, the same on every rank; and with
-// gradients (dx given) the block's share of dx, to be summed over the blocks, and dw += of its rows.
+// Takes the logits of a block and the stats of all n blocks. The loss is that of LmLoss, the same on
+// every rank. With gradients (dx given) it also computes the block's share of dx, to be summed over
+// the blocks, and adds to dw of its rows.
 struct LmLossBlock {
   Tensor loss_C;                          // out, f32
   Tensor dx_CD, dw_VD;                    // out, inout; both empty: no gradients; dw alone empty: of x alone
@@ -32,15 +36,5 @@ struct LmLossBlock {
 };
 void lm_loss_block(Stream& s, const LmLossBlock& a);
 Cost cost(const LmLossBlock& a);
-
-namespace cpu {
-void lm_logits_block(Stream& s, const LmLogitsBlock& a);
-void lm_loss_block(Stream& s, const LmLossBlock& a);
-}  // namespace cpu
-
-namespace cuda {
-void lm_logits_block(Stream& s, const LmLogitsBlock& a);
-void lm_loss_block(Stream& s, const LmLossBlock& a);
-}  // namespace cuda
 
 }  // namespace moebius

@@ -105,7 +105,8 @@ TEST_P(VocabTest, LossAndGradientsEqualTheReference) {
                .w_VD = w.tensor(),
                .target_T = ids.tensor(),
                .weight_T = weights.tensor()});
-  // Logits are sums of D products in f32, of magnitude sqrt(D); the exponentials and their sum add a few epsilon.
+  // Logits are sums of D products in f32, of magnitude sqrt(D); the exponentials and their sum add
+  // a few epsilon.
   const double eps32 = testing::epsilon(DType::f32), logit_error = 4 * eps32 * (width + std::sqrt(vocab));
   testing::expect_close("loss", loss.values(), want.loss, logit_error, logit_error);
   EXPECT_EQ(loss_alone.bytes(), loss.bytes());

@@ -1,8 +1,14 @@
-// AdamW over every trainable parameter, clipped by one global gradient norm; sharded over the ranks that hold the same
-// parameters (grad_buckets.h): a rank keeps the f32 masters and moments of what it owns, and no others.
+// The update of parameters by their gradients, behind one interface.
+//
+// An optimizer owns the names of its state: a checkpoint asks for them and knows none by itself. It also owns the
+// placement of parameters in memory and the communication of gradients and weights, sharded over the ranks that hold
+// the same parameters (parallel/sharding/grad_buckets.h). A rank keeps the f32 masters and the state of the elements
+// that it owns, and no others.
 #pragma once
 
-#include <deque>
+#include <memory>
+#include <string_view>
+#include <vector>
 
 #include "comm/mesh.h"
 #include "config/train_spec.h"
@@ -12,55 +18,53 @@
 
 namespace moebius {
 
-// What changes from step to step.
+// The arguments that change from step to step.
 struct OptimizerStepArgs {
   int64_t train_step = 1;  // 1-based
   double lr = 0;
-  Tensor schedule_2;  // f64 [lr, train_step] in the device's memory, may be empty: read in their place
+  Tensor
+      schedule_2;  // f64 [lr, train_step] in the device's memory; may be empty. It is read in place of the two above.
 };
 
 // How the optimizer's communication is cut and when it runs: neither changes a gradient by a bit.
 struct ShardingSpec {
-  bool overlap = false;  // behind the passes of the model (bucket_exchange.h)
+  bool overlap = false;  // overlapped with the passes of the model (bucket_exchange.h)
   int64_t bucket_numel = GradBuckets::kBucketNumel;
+};
+
+// One tensor of an optimizer's state. A checkpoint stores each part of the parameter as prefix + part name.
+struct OptimizerState {
+  std::string_view prefix;  // "adam_m."
+  const Param* param = nullptr;
+  Tensor tensor;  // f32 [param->owned.count], in the order of the owned elements
 };
 
 class Optimizer {
  public:
-  // Places params in memory and declares their masters and moments; before the plan is bound.
-  Optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
-            const ShardingSpec& sharding = {});
+  Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+  virtual ~Optimizer() = default;
 
-  // After the last micro-batch: sums gradients over ranks, clips, updates masters and weights. All ranks together.
-  // A gradient norm that is not finite changes nothing: the caller looks at grad_norm().
-  void step(Stream& s, StepStack& stack, const OptimizerStepArgs& move);
-  // Every rank's weights become what their owners have: after masters were loaded and ParamTable::sync().
-  void gather(Stream& s) {
-    exchange_.weights_changed(s);
-    exchange_.settle(s);
-  }
-  BucketExchange& exchange() { return exchange_; }
+  // After the last micro-batch: sums gradients over ranks, clips, updates masters and weights. All ranks call it
+  // together. A gradient norm that is not finite changes nothing: the caller looks at grad_norm().
+  virtual void step(Stream& s, StepStack& stack, const OptimizerStepArgs& args) = 0;
+  // Gives every rank the weights of their owners: after masters were loaded and ParamTable::sync(). All ranks call it
+  // together.
+  virtual void gather(Stream& s) = 0;
 
-  const Tensor& grad_norm() const { return norm_1_; }  // f32 [1], before clipping, the same on every rank
-  // Of the elements that this rank owns (param->owned).
-  struct Moments {
-    const Param* param;
-    Tensor m, v;  // f32 [owned.count]
-  };
-  const std::deque<Moments>& moments() const { return moments_; }
-  const GradBuckets& buckets() const { return buckets_; }
-
- private:
-  void measure_norm(Stream& s, StepStack& stack) const;
-  void update(Stream& s, const OptimizerStepArgs& move) const;
-
-  OptimizerSpec spec_;
-  const Mesh& mesh_;
-  GradBuckets buckets_;
-  BucketExchange exchange_;
-  std::deque<Moments> moments_;
-  Tensor sum_squares_1_, norm_1_, scale_1_;
+  virtual const Tensor& grad_norm() const = 0;  // f32 [1], before clipping, the same on every rank
+  // The state that a checkpoint saves, for every trainable parameter of this rank in the order of declaration.
+  virtual std::vector<OptimizerState> state() const = 0;
+  virtual BucketExchange& exchange() = 0;
 };
+
+// The optimizer that spec names. Places params in memory and declares their masters and its state: call it before the
+// plan is bound. The references outlive it. Error{usage} for a name that is not known.
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh,
+                                          MemoryPlan& plan, const ShardingSpec& sharding = {});
+
+// Whether a tensor of a checkpoint is state of an optimizer, of any that Moebius has.
+bool is_optimizer_state(std::string_view tensor_name);
 
 }  // namespace moebius

@@ -13,11 +13,11 @@ BucketExchange::BucketExchange(const GradBuckets& buckets, ParamTable& params, M
   if (!overlap_) return;
   for (size_t i = 0; i < kInFlight; ++i)
     plan.declare(arrived_[i], fmt::format("gradients_arrived{}", i), {largest}, DType::f32, Life::comm);
-  params.watch(this);
+  params.set_residency(this);
 }
 
 BucketExchange::~BucketExchange() {
-  if (overlap_) params_.watch(nullptr);
+  if (overlap_) params_.set_residency(nullptr);
 }
 
 void BucketExchange::hold(const Param& p) {
@@ -50,7 +50,7 @@ void BucketExchange::join_gradients() {
   for (size_t i = 0; i < kInFlight; ++i) gradients_[(num_started_ + i) % kInFlight].wait();  // the oldest first
 }
 
-void BucketExchange::after_gradient(Stream& s, const ParamSpan& span) {
+void BucketExchange::grad_ready(Stream& s, const ParamSpan& span) {
   for (size_t i = span.begin; i < span.end; ++i) {
     const int b = buckets_.bucket_of(i);
     if (b < 0 || states_[b].gradients_left <= 0) continue;
@@ -86,11 +86,11 @@ void BucketExchange::reduce(Stream& s) {
 // --- weights --------------------------------------------------------------------------------------------------------
 
 void BucketExchange::weights_changed(Stream& s) {
-  if (!overlap_) return gather(s);
+  if (!overlap_) return gather_all(s);
   weights_are_old_ = true;
 }
 
-void BucketExchange::gather(Stream& s) {
+void BucketExchange::gather_all(Stream& s) {
   for (const GradBucket& bucket : buckets_.all()) {
     if (bucket.group->size() == 1) continue;
     const Tensor all = bucket.weights();
@@ -110,11 +110,17 @@ void BucketExchange::start_gather(Stream& s) {
   }
 }
 
-void BucketExchange::before_use(Stream& s, const ParamSpan& span) {
+void BucketExchange::gather(Stream& s, const ParamSpan&) {
   if (weights_are_old_) start_gather(s);
+}
+
+void BucketExchange::ready(Stream& s, const ParamSpan& span) {
+  gather(s, span);
   for (size_t i = span.begin; i < span.end; ++i)
     if (const int b = buckets_.bucket_of(i); b >= 0) states_[b].weights.wait();
 }
+
+void BucketExchange::release(Stream&, const ParamSpan&) {}
 
 void BucketExchange::settle(Stream& s) {
   if (weights_are_old_) start_gather(s);

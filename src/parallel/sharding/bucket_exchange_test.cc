@@ -1,4 +1,4 @@
-// That the exchange runs behind the passes: a rank goes on while another is not there yet. The same ranks without
+// The exchange is overlapped with the passes: a rank goes on while another has not come that far. The same ranks without
 // overlap wait for each other in vain, which shows that the test can fail.
 #include "parallel/sharding/bucket_exchange.h"
 
@@ -26,14 +26,21 @@ struct ExchangeRank {
       }
   }
   void backward() {
-    for (size_t i = params.all().size(); i-- > 0;) params.after_gradient(s, {i, i + 1});
+    for (size_t i = params.all().size(); i-- > 0;) {
+      params.ready(s, {i, i + 1});
+      params.grad_ready(s, {i, i + 1});
+      params.release(s, {i, i + 1});
+    }
   }
   void update() {  // what an optimizer does to the elements owned
     for (const Param& p : params.all())
       for (int64_t i = p.owned.begin; i < p.owned.end(); ++i) p.w.ptr<float>()[i] = p.dw.ptr<float>()[i];
   }
   void forward() {
-    for (size_t i = 0; i < params.all().size(); ++i) params.before_use(s, {i, i + 1});
+    for (size_t i = 0; i < params.all().size(); ++i) {
+      params.ready(s, {i, i + 1});
+      params.release(s, {i, i + 1});
+    }
   }
 
   ThreadPool pool{1};

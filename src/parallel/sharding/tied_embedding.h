@@ -1,7 +1,7 @@
-// A head that is the embedding, or multi-token prediction, which reads it, on a pipeline: the first stage holds the
-// embedding, theirs a copy each, and each computes its share of the one tensor's gradient. Once the shares are summed
-// on all, their optimizers do the same to the same numbers; only the first stage's counts in the gradient norm and in
-// checkpoints (ParamSpec::tied_copy).
+// The embedding on a pipeline, when the head is tied to it or multi-token prediction reads it. The first stage holds the
+// embedding and the other two stages a copy each; each computes its share of the gradient. The shares are summed on all
+// of them, and then their optimizers apply the same update to the same numbers. Only the first stage's embedding counts
+// in the gradient norm and in checkpoints (ParamSpec::tied_copy).
 #pragma once
 
 #include "comm/mesh.h"
@@ -12,16 +12,16 @@ namespace moebius {
 
 class TiedEmbedding {
  public:
-  // layout: of the stages; null on one. There is nothing to do on ranks that hold no copy, and where there is none.
+  // layout: of the stages; null when there is one stage. On a rank that holds no copy it does nothing.
   TiedEmbedding(const Model& model, const Mesh& mesh, const StageLayout* layout);
 
-  // After the last micro-batch, before gradients are reduced over copies of the
-  // model. All holders of a copy call it together.
+  // Called after the last micro-batch and before gradients are reduced over data-parallel ranks, by all holders of a
+  // copy together.
   void sum_gradients(Stream& s, StepStack& stack) const;
 
  private:
   const Mesh& mesh_;
-  const Param* copy_;         // of this rank, null on those that have none
+  const Param* copy_;         // of this rank; null where it has none
   std::vector<int> holders_;  // pp ranks, by rising rank
 };
 

@@ -1,6 +1,6 @@
 #include "ops/activation/activation.h"
 
-#include "ops/backends.h"
+#include "ops/activation/activation_backends.h"
 #include "ops/cpu/vector.h"
 
 namespace moebius::cpu {

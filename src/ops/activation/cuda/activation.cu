@@ -1,7 +1,7 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
 #include "ops/activation/activation.h"
-#include "ops/backends.h"
+#include "ops/activation/activation_backends.h"
 #include "ops/cuda/swiglu.h"
 
 namespace moebius::cuda {

@@ -1,12 +1,12 @@
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_tiles.h"
-#include "ops/backends.h"
 #include "ops/cpu/vector.h"
 
 namespace moebius {
 namespace {
 
-// What one kv head of one sequence needs: its gradients in f32, and a tile of scores with their gradients.
+// The arrays of one kv head of one sequence: its gradients in f32, and a tile of scores with their gradients.
 template <class T>
 struct Tile {
   Tile(cpu::Slice slice, const AttentionBwd& a)

@@ -2,14 +2,14 @@
 #include <limits>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_tiles.h"
-#include "ops/backends.h"
 #include "ops/cpu/vector.h"
 
 namespace moebius {
 namespace {
 
-// What one tile of queries needs: scores and probabilities of a tile of keys,
+// The arrays of one tile of queries: scores and probabilities of a tile of keys,
 // the unnormalised output, and the softmax so far.
 template <class T>
 struct Tile {
@@ -35,8 +35,8 @@ int64_t cpu::scratch_bytes(const AttentionFwd& a, int num_threads) {
 namespace cpu {
 namespace {
 
-// Takes a row of scores into the softmax: probabilities (0 outside `seen`) relative to the new maximum, and the old
-// output scaled to it.
+// Takes a row of scores into the softmax: probabilities (0 outside `seen`) relative to the new
+// maximum, and the old output scaled to it.
 template <class T>
 void softmax_row(T* probabilities, float* scores, Range seen, int64_t num_keys, float scale, float& max, float& sum,
                  float* out, int64_t width) {

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_merge.h"
-#include "ops/backends.h"
 #include "ops/cpu/vector.h"
 
 namespace moebius::cpu {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_sink.h"
 #include "ops/cpu/vector.h"
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "device/fallback_kernels.h"
+#include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_limits.h"
-#include "ops/backends.h"
 
 namespace moebius::cuda {
 namespace {
@@ -40,7 +40,7 @@ void note_generic(const Stream& s, const char* op, const Tensor& q, const Tensor
                   q.dim(2), v.dim(2)));
 }
 
-// What own kernels cannot index.
+// Refuses sizes that our own kernels cannot index.
 void check_sizes(const char* who, const Tensor& q, const Tensor& v, int64_t batch) {
   MOEBIUS_CHECK(usage, q.dim(2) <= kMaxHeadWidth && v.dim(2) <= kMaxHeadWidth,
                 "{}: on CUDA the width of a head must be at most {}; got q {} and v {}", who, kMaxHeadWidth,

@@ -2,7 +2,8 @@
 //
 // generic: any width up to 256, f32 and bf16, any mask of the header.
 //
-// sm90: bf16 of width 64, 128, and 192 with values of 128, any mask of the header: wgmma and the tensor copy engine.
+// sm90: bf16 of width 64, 128, and 192 with values of 128, any mask of the header: wgmma and the
+// tensor copy engine.
 //
 // cuDNN: of those of one width the causal ones without documents where it is the quicker.
 //
@@ -16,7 +17,8 @@
 
 namespace moebius::cuda {
 
-// Sizes of a call. Rows are those of one sequence; query i stands where key shift + i does, which a part may not have.
+// Sizes of a call. Rows are those of one sequence; query i stands where key shift + i does, which a
+// part may not have.
 struct AttentionSizes {
   int64_t rows, kv_rows, shift;
   int64_t kv_first;  // the position of key 0
@@ -36,8 +38,8 @@ bool sm90_takes(const AttentionFwd& a);
 bool sm90_takes(const AttentionBwd& a);
 void sm90_attention_fwd(Stream& s, const AttentionFwd& a);
 void sm90_attention_bwd(Stream& s, const AttentionBwd& a);
-// What the backward pass works with best. With less, down to 8 bytes a row and head, it computes scores once more; the
-// bits are the same.
+// The scratch that the backward pass works with best. With less, down to 8 bytes a row and head, it
+// computes scores once more; the bits are the same.
 int64_t sm90_scratch_bytes(const AttentionBwd& a);
 
 // to [batch, heads, rows] = from [batch, rows, heads]
@@ -57,10 +59,10 @@ bool cudnn_takes(const AttentionBwd& a);
 // False, and nothing is done, when cuDNN asks for more scratch than the call has: own kernels do it then.
 bool cudnn_attention_fwd(Stream& s, const AttentionFwd& a);
 bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a);
-// What it is given, known without a GPU: a bound for the version that was measured.
+// The scratch that cuDNN is given, known without a GPU: a bound for the version that was measured.
 int64_t cudnn_scratch_bytes(const AttentionFwd& a);
 int64_t cudnn_scratch_bytes(const AttentionBwd& a);
-// Of the library, as cudnnGetVersion() says it: 91900; 0 in a build without cuDNN.
+// The version of the library as cudnnGetVersion() gives it, such as 91900; 0 in a build without cuDNN.
 int64_t cudnn_version();
 // For people: "9.19.0", "9.20.0 (not used: attention takes 9.19 alone)", "not part of this build".
 std::string cudnn_text(int64_t version);

@@ -1,5 +1,6 @@
-// The generic backward pass, in f32 arithmetic. Two kernels: one sums dq over keys, one sums dk and dv over query heads
-// and queries, each in order and without atomics, so that scores are computed twice and every sum has one order.
+// The generic backward pass, in f32 arithmetic. Two kernels: one sums dq over keys, one sums dk and
+// dv over query heads and queries, each in order and without atomics, so that scores are computed
+// twice and every sum has one order.
 #include <algorithm>
 
 #include "device/cuda/cuda.h"

@@ -34,8 +34,8 @@ __device__ float sum_of_row(float x) {
   return x;
 }
 
-// Takes a tile of scores (-inf where unseen) into the softmax: probabilities relative to the new maximum go to p, and
-// what was summed before is scaled to it.
+// Takes a tile of scores (-inf where unseen) into the softmax: probabilities relative to the new
+// maximum go to p, and what was summed before is scaled to it.
 template <class Tile>
 __device__ void take_scores(float (&scores)[Tile::kPer][Tile::kPer], Running<Tile::kPer>& run, Sums<Tile>& sums,
                             float* p, int ty, int tx) {

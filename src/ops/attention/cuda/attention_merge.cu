@@ -1,6 +1,7 @@
 #include "ops/attention/attention_merge.h"
 
 #include "device/cuda/cuda.h"
+#include "ops/attention/attention_backends.h"
 #include "ops/cuda/vector.h"
 
 namespace moebius::cuda {

@@ -1,4 +1,5 @@
 #include "device/cuda/cuda.h"
+#include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_sink.h"
 #include "ops/cuda/vector.h"
 

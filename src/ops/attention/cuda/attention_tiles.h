@@ -1,5 +1,5 @@
-// What the generic attention kernels share: which keys a query sees, and tiles of rows in shared memory, in f32
-// whatever the dtype.
+// The parts that the generic attention kernels share: which keys a query sees, and tiles of rows in
+// shared memory, in f32 whatever the dtype.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -35,8 +35,8 @@ __device__ inline __nv_bfloat16 narrowed<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// kRows rows and keys at a time; a row of shared memory has kChunks * 64 columns, zero past the width, and 4 more, so
-// that the 16 rows that a quarter of a warp reads lie in different banks.
+// kRows rows and keys at a time; a row of shared memory has kChunks * 64 columns, zero past the
+// width, and 4 more, so that the 16 rows that a quarter of a warp reads lie in different banks.
 template <class T_, int kRows_, int kChunks_>
 struct TileShape {
   using T = T_;
@@ -87,7 +87,8 @@ __device__ void dot_rows(float (&sums)[Tile::kPer][Tile::kPer], const float* x, 
   }
 }
 
-// What a thread holds of a tile of results: rows ty + 16 i, columns 64 chunk + 4 tx and the next three.
+// The elements of a tile of results that a thread holds: rows ty + 16 i, columns 64 chunk + 4 tx
+// and the next three.
 template <class Tile>
 using Sums = float[Tile::kPer][Tile::kChunks][4];
 

@@ -1,6 +1,7 @@
-// Attention by cuDNN's fused kernels, for causal bf16 sequences without documents. Tensors are read and written where
-// they are. The backward pass is the deterministic one: cuDNN keeps a [rows, rows] matrix of gradients for each head in
-// its workspace, so that sequences, and heads of a long one, are taken a few at a time.
+// Attention by cuDNN's fused kernels, for causal bf16 sequences without documents. Tensors are read
+// and written where they are. The backward pass is the deterministic one: cuDNN keeps a
+// [rows, rows] matrix of gradients for each head in its workspace, so that sequences, and heads of
+// a long one, are taken a few at a time.
 //
 // The one file that includes cuDNN's frontend, which takes its time to compile.
 #include <cudnn_frontend.h>
@@ -105,7 +106,8 @@ void describe_bwd(fe::graph::Graph& graph, const Key& key) {
   set_output(dv, heads_of(key, "dv", kDv, true));
 }
 
-// What this op keeps on a device: cuDNN's handle, and a graph for each shape. Building one takes about 0.1 s.
+// The state of this op on a device: cuDNN's handle, and a graph for each shape. Building one takes
+// about 0.1 s.
 class Cudnn {
  public:
   Cudnn() {
@@ -162,8 +164,9 @@ bool takes(const Op& a, const Tensor& k, const Tensor& v) {
 
 int64_t round_up(int64_t n, int64_t to) { return div_ceil(n, to) * to; }
 
-// Workspace of the backward pass per sequence and head, as cuDNN 9.19 asks for it: gradients of scores in bf16, in
-// tiles of 64 x 128; dk and dv of each query head where heads share them; <do, o>.
+// Workspace of the backward pass per sequence and head, as cuDNN 9.19 asks for it: gradients of
+// scores in bf16, in tiles of 64 x 128; dk and dv of each query head where heads share them;
+// <do, o>.
 int64_t head_bytes(const AttentionSizes& z) {
   const int64_t rows = round_up(z.rows, 128);
   return rows * rows * 2 + 2 * rows * z.width * 2 + rows * 4;
@@ -220,8 +223,8 @@ void* at(const Tensor& t, int64_t row, int64_t head) {
 
 bool cudnn_takes(const AttentionFwd& a) { return takes(a, a.k_UGd, a.v_UGd); }
 
-// Only what is too small to fill a GPU with the blocks of the sm90 kernel, 128 keys of a kv head each: elsewhere that
-// one is the quicker, and needs no workspace.
+// Only what is too small to fill a GPU with the blocks of the sm90 kernel, 128 keys of a kv head
+// each: elsewhere that one is the quicker, and needs no workspace.
 bool cudnn_takes(const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
   return takes(a, a.k_TGd, a.v_TGd) && (a.window == 0 || a.window >= z.rows) &&

@@ -1,8 +1,9 @@
-// What the attention kernels for sm_90a share. All walk tiles of bf16 rows that the copy engine brings to shared memory
-// while two warpgroups multiply and one warp of a third asks for the next tiles; every score matrix lives in registers.
+// The parts that the attention kernels for sm_90a share. All walk tiles of bf16 rows that the copy
+// engine brings to shared memory while two warpgroups multiply and one warp of a third asks for the
+// next tiles; every score matrix lives in registers.
 //
-// doc_start does not decrease within a sequence, so that the queries of a tile see, and the keys of a tile are seen by,
-// one range of tiles.
+// doc_start does not decrease within a sequence, so that the queries of a tile see, and the keys of
+// a tile are seen by, one range of tiles.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -24,7 +25,8 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// A tile of rows x kWidth bf16 in shared memory: blocks of 64 columns, each rows x 128 bytes with the 128-byte swizzle.
+// A tile of rows x kWidth bf16 in shared memory: blocks of 64 columns, each rows x 128 bytes with
+// the 128-byte swizzle.
 template <int kRows, int kWidth>
 struct Sm90Tile {
   static constexpr int kBlockBytes = kRows * 128, kBytes = kBlockBytes * (kWidth / 64);
@@ -118,7 +120,8 @@ __device__ __forceinline__ Fragment fragment() {
   return {16 * warp + lane / 4, 2 * (lane % 4)};
 }
 
-// Stores 64 rows of accumulators times factor[i] to rows from `row` below `end` of head h of x [., heads, width].
+// Stores 64 rows of accumulators times factor[i] to rows from `row` below `end` of head h of x [.,
+// heads, width].
 template <int kWidth>
 __device__ __forceinline__ void store_sums(__nv_bfloat16* x, const float (&sums)[kWidth / 2], const float (&factor)[2],
                                            int64_t row, int64_t end, int heads, int h) {
@@ -142,7 +145,8 @@ __device__ __forceinline__ void store_zeros(__nv_bfloat16* x, int64_t row, int64
   store_sums<kWidth>(x, zeros, factor, row, end, heads, h);
 }
 
-// Queries in [from, z.rows) that see keys below key_end lie below this. All lanes of a warp call it and get the same.
+// Queries in [from, z.rows) that see keys below key_end lie below this. All lanes of a warp call it
+// and get the same.
 __device__ inline int64_t seen_end(const AttentionSizes& z, int64_t b, int64_t from, int64_t key_end) {
   int64_t lo = from, hi = z.rows;
   const int64_t past_window = key_end - 1 + z.window - z.shift;

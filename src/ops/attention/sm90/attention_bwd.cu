@@ -48,10 +48,11 @@ struct Slice {
 };
 
 constexpr int64_t kMaxDsBytes = int64_t{1280} << 20;
-// A slice is a kernel of its own, and is to fill a GPU: blocks of dkv of which the long ones are hidden behind others.
+// A slice is a kernel of its own, and is to fill a GPU: blocks of dkv of which the long ones are
+// hidden behind others.
 constexpr int64_t kMinBlocks = 256, kKeysOfBlock = 128;
 
-// Of one head, without a place.
+// The tiles of ds of one head, without an address.
 DsTiles ds_tiles(const AttentionSizes& z) {
   const auto tiles = narrow<int>(div_ceil(z.rows, kDsEdge));
   const int64_t seen = z.window > 0 ? div_ceil(z.window - 1, kDsEdge) + 1 : tiles;

@@ -1,6 +1,7 @@
-// The backward pass of attention for sm_90a, in kernels one after the other: sums of each row, dk and dv, dq. Every sum
-// has one order and no atomics. dk and dv want all queries of some keys, dq all keys of some queries, so dq either
-// computes the scores once more, or reads their gradients ds as the kernel of dk and dv left them in scratch.
+// The backward pass of attention for sm_90a, in kernels one after the other: sums of each row, dk
+// and dv, dq. Every sum has one order and no atomics. dk and dv want all queries of some keys, dq
+// all keys of some queries, so dq either computes the scores once more, or reads their gradients ds
+// as the kernel of dk and dv left them in scratch.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,9 +18,10 @@ struct RowSums {
   float *lse2, *delta;  // [batch, heads, rows]
 };
 
-// ds, rounded to bf16, of some sequences and kv heads: tiles of 64 keys x 64 queries, each as it lies in shared memory
-// (128 bytes of queries a key, in the 128-byte swizzle). Of a query head there are those at and below the diagonal, a
-// window's only; what no query of a tile sees is not written.
+// ds, rounded to bf16, of some sequences and kv heads: tiles of 64 keys x 64 queries, each as it
+// lies in shared memory (128 bytes of queries a key, in the 128-byte swizzle). Of a query head
+// there are those at and below the diagonal, a window's only; what no query of a tile sees is not
+// written.
 constexpr int kDsEdge = 64, kDsTileBytes = kDsEdge * kDsEdge * 2;
 struct DsTiles {
   unsigned char* tiles = nullptr;                       // null: not kept

@@ -1,5 +1,5 @@
-// dk and dv of bf16 on sm_90a: a block is 128 keys of one kv head of one sequence, and walks the queries that see them,
-// head by head of the group. Keys stand along the rows of its scores.
+// dk and dv of bf16 on sm_90a: a block is 128 keys of one kv head of one sequence, and walks the
+// queries that see them, head by head of the group. Keys stand along the rows of its scores.
 #include "ops/attention/sm90/attention_bwd.h"
 
 namespace moebius::cuda {
@@ -43,12 +43,13 @@ struct DkvWalk {
   }
 };
 
-// How a stage's columns are handed over. To the readers: each producer lane writes and arrives at `full`
-// (mbarrier.arrive releases in the block), and a reader's wait for that phase (try_wait acquires) sees all its
-// arrivals: the writes come first. Back: the lanes of a reading warp read, __syncwarp orders that before the one
-// arrival at `empty` that lane 0 makes for them, and the producer's wait orders the arrival before the next writes:
-// order is transitive through the warp's barrier in the memory model of PTX. Tools that follow only the thread that
-// arrives report a write after a read here. With an arrival of every lane they do not: that is 256 a step instead of 8.
+// How a stage's columns are handed over. To the readers: each producer lane writes and arrives at
+// `full` (mbarrier.arrive releases in the block), and a reader's wait for that phase (try_wait
+// acquires) sees all its arrivals: the writes come first. Back: the lanes of a reading warp read,
+// __syncwarp orders that before the one arrival at `empty` that lane 0 makes for them, and the
+// producer's wait orders the arrival before the next writes: order is transitive through the warp's
+// barrier in the memory model of PTX. Tools that follow only the thread that arrives report a write
+// after a read here. With an arrival of every lane they do not: that is 256 a step instead of 8.
 template <class Tile>
 __device__ void produce_queries(typename Tile::Shared& shared, const BwdMaps& maps, const RowSums& sums,
                                 const AttentionSizes& z, DkvWalk walk, int kv_head, int key, int b) {
@@ -84,7 +85,8 @@ __device__ void produce_queries(typename Tile::Shared& shared, const BwdMaps& ma
   }
 }
 
-// From scores [keys, queries] of a stage whose first query is at `position`: probabilities in place, 0 where unseen.
+// From scores [keys, queries] of a stage whose first query is at `position`: probabilities in
+// place, 0 where unseen.
 template <class Columns, int kNum>
 __device__ __forceinline__ void probabilities_of(float (&s)[kNum], const Columns& columns, float scale2, int key,
                                                  int position) {
@@ -129,8 +131,8 @@ __device__ __forceinline__ void dscores_of(float (&dp)[kNum], const float (&p)[k
   }
 }
 
-// A warp's 16 keys of a tile of ds, [keys, queries] as its accumulators lie, to memory. The last ones have left the
-// warp's place by then: a step is longer than the copy engine takes.
+// A warp's 16 keys of a tile of ds, [keys, queries] as its accumulators lie, to memory. The last
+// ones have left the warp's place by then: a step is longer than the copy engine takes.
 __device__ __forceinline__ void keep_ds(unsigned char* tile, unsigned char* place, const uint32_t (&words)[16]) {
   const uint32_t lane = threadIdx.x % 32, at = smem_addr(place);
   if (lane == 0) tma_wait_read<0>();
@@ -191,7 +193,8 @@ __device__ void consume_queries(typename Tile::Shared& shared, T* dk_out, T* dv_
     hold_words(words);
     wgmma_fence();
     add_product<Outputs, Tile::kQueries / 16>(dv, words, smem_addr(shared.dout[stage]));
-    // Not <1>: with dv running while ds is made there are too few registers, and the compiler serialises all products.
+    // Not <1>: with dv running while ds is made there are too few registers, and the compiler
+    // serialises all products.
     wgmma_wait<0>();
     hold_registers(dp);
     hold_registers(dv);

@@ -1,5 +1,5 @@
-// dq of bf16 on sm_90a from scores that are computed once more: a block is 128 queries of one head of one sequence, and
-// walks the keys that they see. Queries stand along the rows of its scores.
+// dq of bf16 on sm_90a from scores that are computed once more: a block is 128 queries of one head
+// of one sequence, and walks the keys that they see. Queries stand along the rows of its scores.
 #include "ops/attention/sm90/attention_bwd.h"
 
 namespace moebius::cuda {
@@ -47,7 +47,7 @@ __device__ void produce_keys(typename Tile::Shared& shared, const BwdMaps& maps,
   }
 }
 
-// What a thread knows of its two rows.
+// The values that a thread keeps of its two rows.
 struct MyRows {
   float lse2[2], delta[2];
   int first[2], last[2];  // seen keys; none past the sequence

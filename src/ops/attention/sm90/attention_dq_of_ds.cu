@@ -17,7 +17,8 @@ struct DqTile {
   };
 };
 
-// Query tiles of a block, and the key tiles [first, last] of each that some of its queries see; none: last < first.
+// Query tiles of a block, and the key tiles [first, last] of each that some of its queries see;
+// none: last < first.
 struct DqWork {
   int b, h, query_tile, first[2], last[2];
   __device__ __forceinline__ bool has(int group, int key_tile) const {

@@ -1,6 +1,6 @@
-// The forward pass of bf16 on sm_90a, for heads of 64, 128, and 192 with values of 128: tiles of 128 queries against
-// tiles of 128 keys with a running softmax in base 2. The scores of the next tile are multiplied while the
-// probabilities of this one are made.
+// The forward pass of bf16 on sm_90a, for heads of 64, 128, and 192 with values of 128: tiles of
+// 128 queries against tiles of 128 keys with a running softmax in base 2. The scores of the next
+// tile are multiplied while the probabilities of this one are made.
 #include "device/cuda/cuda.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/cuda/attention.h"
@@ -62,7 +62,8 @@ struct Softmax {
   float max2[2], sum[2];
 };
 
-// Scores become probabilities relative to the new maximum; `correction` is what older sums are to be multiplied by.
+// Scores become probabilities relative to the new maximum; `correction` is what older sums are to
+// be multiplied by.
 __device__ __forceinline__ void take_scores(float (&s)[64], Softmax& run, float (&correction)[2], float scale2, int key,
                                             bool whole) {
   const int col = fragment().col;
@@ -111,7 +112,7 @@ class Turn {
   int group_;
 };
 
-// Of 64 rows without a key.
+// Writes the result of 64 rows that see no key.
 template <int kValues>
 __device__ void store_unseen(T* o, float* lse, const AttentionSizes& z, const Work& w, int64_t row) {
   store_zeros<kValues>(o, w.b * z.rows + row, w.b * z.rows + z.rows, z.heads, w.h);

@@ -1,7 +1,7 @@
 #include <cmath>
 
-#include "ops/clamp/backends.h"
 #include "ops/clamp/clamp.h"
+#include "ops/clamp/clamp_backends.h"
 #include "ops/cpu/vector.h"
 
 namespace moebius::cpu {

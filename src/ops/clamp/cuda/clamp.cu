@@ -1,6 +1,6 @@
 #include "device/cuda/cuda.h"
-#include "ops/clamp/backends.h"
 #include "ops/clamp/clamp.h"
+#include "ops/clamp/clamp_backends.h"
 #include "ops/cuda/vector.h"
 
 namespace moebius::cuda {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "ops/backends.h"
 #include "ops/cpu/vector.h"
+#include "ops/elementwise/elementwise_backends.h"
 
 namespace moebius::cpu {
 namespace {
@@ -82,7 +82,27 @@ void add(Stream& s, Tensor y, Tensor x) {
   });
 }
 
-// Losses and the like, a few thousand numbers: one thread.
+void add_row(Stream& s, Tensor y_SD, Tensor row_1D) {
+  const int64_t D = row_1D.dim(1);
+  const float* row = row_1D.ptr<float>();
+  float* y = y_SD.ptr<float>();
+  parallel_rows(s.pool(), y_SD.dim(0), 256, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t d = 0; d < D; ++d) y[i * D + d] += row[d];
+    }
+  });
+}
+
+void copy_columns(Stream& s, const CopyColumns& a) {
+  const int64_t size = size_of(a.to_TA.dtype), to_row = a.to_TA.dim(1) * size, from_row = a.from_TB.dim(1) * size;
+  char* to = static_cast<char*>(a.to_TA.data) + a.to_first * size;
+  const char* from = static_cast<const char*>(a.from_TB.data) + a.from_first * size;
+  parallel_rows(s.pool(), a.to_TA.dim(0), 128, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) std::memcpy(to + t * to_row, from + t * from_row, a.count * size);
+  });
+}
+
+// One thread: the sums are of losses and other arrays of a few thousand numbers.
 void sum_into(Stream&, const SumInto& a) {
   const float* x = a.x.ptr<float>();
   const int64_t n = a.x.numel();

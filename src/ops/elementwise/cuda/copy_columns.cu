@@ -1,5 +1,6 @@
 #include "device/cuda/cuda.h"
-#include "ops/elementwise/copy_columns.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/elementwise/elementwise_backends.h"
 
 namespace moebius::cuda {
 

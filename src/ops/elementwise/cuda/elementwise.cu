@@ -1,9 +1,9 @@
 #include "ops/elementwise/elementwise.h"
 
 #include "device/cuda/cuda.h"
-#include "ops/backends.h"
 #include "ops/cuda/philox.h"
 #include "ops/cuda/vector.h"
+#include "ops/elementwise/elementwise_backends.h"
 
 namespace moebius::cuda {
 namespace {
@@ -224,7 +224,7 @@ void fill_normal(Stream& s, const FillNormal& a) {
 
 namespace {
 
-// What find_nonfinite keeps on a device: a checkpoint asks for thousands of tensors.
+// The memory that find_nonfinite keeps on a device: a checkpoint asks for thousands of tensors.
 struct FirstNonfinite {
   Buffer buffer{DeviceKind::cuda, sizeof(unsigned long long)};
 };

@@ -1,15 +1,17 @@
 // The backward of expert_down through the gated activation, fused: g never leaves the tile it is computed in.
-#include "ops/backends_moe.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/experts.h"
 #include "ops/experts/cpu/gated_activation.h"
+#include "ops/experts/experts_backends.h"
 
 namespace moebius {
 namespace cpu {
 namespace {
 
-RowProduct product_of(const DExpertDown& a) { return {a.dout_TD.dtype, a.dout_TD.dim(1), a.sa_RF.dim(1), kPanelCols}; }
+RowProduct product_of(const DExpertDown& a) {
+  return {a.dout_TD.data.dtype, a.dout_TD.data.dim(1), a.sa_RF.dim(1), kPanelCols};
+}
 
 int64_t partial_bytes(const DExpertDown& a, const RowProduct& p) { return a.dweight_R.numel() * p.tasks_across * 4; }
 
@@ -54,9 +56,9 @@ template <class T>
 void d_down_rows(const DExpertDown& a, const RowProduct& p, const RowRange& range, int64_t first_panel,
                  int64_t num_panels, float* partial, const PanelSpace& space) {
   const int64_t D = p.k, F = a.sa_RF.dim(1);
-  const T* w2 = a.w2_eDF.ptr<T>() + range.expert * D * F;
+  const T* w2 = a.w2_eDF.data.ptr<T>() + range.expert * D * F;
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
-    pack_rows(p.math.words, to, a.dout_TD.ptr<T>(), index_of(a.rows), range.begin + first, num, D);
+    pack_rows(p.math.words, to, a.dout_TD.data.ptr<T>(), index_of(a.rows), range.begin + first, num, D);
   };
   const auto pack_b = [&](uint32_t* to) {
     const int64_t f = first_panel * kPanelCols;
@@ -89,13 +91,13 @@ void d_down_rows(const DExpertDown& a, const RowProduct& p, const RowRange& rang
 // dweight[r] += <dout[token[r],:], b2[e]> over the columns that b2 has.
 template <class T>
 void add_bias_products(Stream& s, const DExpertDown& a) {
-  const int64_t D = a.dout_TD.dim(1), C = a.b2_eC.dim(1);
+  const int64_t D = a.dout_TD.data.dim(1), C = a.b2_eC.dim(1);
   const int32_t *offsets = a.rows.offsets_e1.ptr<int32_t>(), *token = index_of(a.rows);
   for (int64_t e = 0; e < a.b2_eC.dim(0); ++e) {
     const T* b2 = a.b2_eC.ptr<T>() + e * C;
     parallel_rows(s.pool(), offsets[e + 1] - offsets[e], 64, [&](int64_t begin, int64_t end) {
       for (int64_t r = offsets[e] + begin; r < offsets[e] + end; ++r) {
-        const T* dout = a.dout_TD.ptr<T>() + (token ? token[r] : r) * D + a.b2_first;
+        const T* dout = a.dout_TD.data.ptr<T>() + (token ? token[r] : r) * D + a.b2_first;
         float sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t c = 0; c < C; ++c) sum += to_f32(dout[c]) * to_f32(b2[c]);
@@ -109,10 +111,10 @@ void add_bias_products(Stream& s, const DExpertDown& a) {
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
   const RowProduct p = product_of(a);
-  const int64_t R = a.dweight_R.numel(), num_experts = a.w2_eDF.dim(0);
+  const int64_t R = a.dweight_R.numel(), num_experts = a.w2_eDF.data.dim(0);
   auto* partial = static_cast<float*>(a.scratch.data);  // [tasks_across, R]: <g, a> over the columns of each
   char* spaces = static_cast<char*>(a.scratch.data) + partial_bytes(a, p);
-  with_float_type(a.dout_TD.dtype, [&]<class T>(T) {
+  with_float_type(a.dout_TD.data.dtype, [&]<class T>(T) {
     for_each_row_task(s, p, a.rows, num_experts, spaces,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t across, const PanelSpace& space) {
                         d_down_rows<T>(a, p, range, first, num, partial + across * R, space);
@@ -126,7 +128,7 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
     dweight[r] = sum;
   }
   if (a.b2_eC.empty()) return;
-  with_float_type(a.dout_TD.dtype, [&]<class T>(T) { add_bias_products<T>(s, a); });
+  with_float_type(a.dout_TD.data.dtype, [&]<class T>(T) { add_bias_products<T>(s, a); });
 }
 
 }  // namespace cpu

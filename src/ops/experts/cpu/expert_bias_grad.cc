@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "ops/backends_moe.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/experts.h"
+#include "ops/experts/experts_backends.h"
 
 namespace moebius::cpu {
 namespace {

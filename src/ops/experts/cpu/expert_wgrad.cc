@@ -1,8 +1,8 @@
 // Weight gradients: k runs over the rows of an expert, in chunks of a fixed
 // size, each added to the f32 gradient in order.
-#include "ops/backends_moe.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/experts.h"
+#include "ops/experts/experts_backends.h"
 
 namespace moebius {
 namespace cpu {
@@ -53,12 +53,12 @@ void add_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, i
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
     const int64_t m = t.first_m + first;
     pack_across(math.words, {to, kPanelRows, div_ceil(num, kPanelRows), space.a_stride},
-                rows_from<T>(a.left_RM, a.gather_left, a.rows, begin, m), k, tiles.M - m);
+                rows_from<T>(a.left_RM.data, a.gather_left, a.rows, begin, m), k, tiles.M - m);
   };
   const int64_t num_panels = div_ceil(t.num_n, kPanelCols);
   const auto pack_b = [&](uint32_t* to) {
     pack_across(math.words, {to, kPanelCols, num_panels, space.b_stride},
-                rows_from<T>(a.right_RN, a.gather_right, a.rows, begin, t.first_n), k, tiles.N - t.first_n);
+                rows_from<T>(a.right_RN.data, a.gather_right, a.rows, begin, t.first_n), k, tiles.N - t.first_n);
   };
   // The gradient comes from memory: ask for it while the product is computed.
   const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
@@ -74,11 +74,11 @@ void add_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, i
 }  // namespace
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
-  const PanelMath math = best_panel_math(a.left_RM.dtype);
+  const PanelMath math = best_panel_math(a.left_RM.data.dtype);
   const Tiles tiles(a.dw_eMN);
   const int32_t* offsets = a.rows.offsets_e1.ptr<int32_t>();
   const int64_t per_expert = tiles.down * tiles.across;
-  with_float_type(a.left_RM.dtype, [&]<class T>(T) {
+  with_float_type(a.left_RM.data.dtype, [&]<class T>(T) {
     s.pool().run(a.dw_eMN.dim(0) * per_expert, [&](int64_t task, int worker) {
       const int64_t e = task / per_expert, m = task % per_expert / tiles.across * kTileRows;
       const int64_t n = task % tiles.across * kTilePanels * kPanelCols;
@@ -98,7 +98,7 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
 }  // namespace cpu
 
 int64_t cpu::scratch_bytes(const ExpertWgrad& a, int num_threads) {
-  return num_threads * cpu::space_of(cpu::best_panel_math(a.left_RM.dtype).words).num_bytes;
+  return num_threads * cpu::space_of(cpu::best_panel_math(a.left_RM.data.dtype).words).num_bytes;
 }
 
 }  // namespace moebius

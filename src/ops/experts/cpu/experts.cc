@@ -1,10 +1,10 @@
 // expert_up, expert_down and d_expert_up: rows times the weights of their expert.
 #include "ops/experts/cpu/experts.h"
 
-#include "ops/backends_moe.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/gated_activation.h"
+#include "ops/experts/experts_backends.h"
 
 namespace moebius {
 namespace cpu {
@@ -12,9 +12,13 @@ namespace {
 
 constexpr int64_t kHalf = kPanelCols / 2;  // a panel of expert_up: 16 gates, then the 16 ups that they gate
 
-RowProduct product_of(const ExpertUp& a) { return {a.x_TD.dtype, a.x_TD.dim(1), a.a_RF.dim(1), kHalf}; }
-RowProduct product_of(const ExpertDown& a) { return {a.a_RF.dtype, a.a_RF.dim(1), a.y_RD.dim(1), kPanelCols}; }
-RowProduct product_of(const DExpertUp& a) { return {a.dh_R2F.dtype, a.dh_R2F.dim(1), a.dx_RD.dim(1), kPanelCols}; }
+RowProduct product_of(const ExpertUp& a) { return {a.x_TD.data.dtype, a.x_TD.data.dim(1), a.a_RF.dim(1), kHalf}; }
+RowProduct product_of(const ExpertDown& a) {
+  return {a.a_RF.data.dtype, a.a_RF.data.dim(1), a.y_RD.dim(1), kPanelCols};
+}
+RowProduct product_of(const DExpertUp& a) {
+  return {a.dh_R2F.data.dtype, a.dh_R2F.data.dim(1), a.dx_RD.dim(1), kPanelCols};
+}
 
 // n columns from f on of a row of h and a, at most a register of them; bias of
 // the gate, that of up F further on, or none.
@@ -51,10 +55,10 @@ template <class T>
 void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
              const PanelSpace& space) {
   const int64_t F = a.a_RF.dim(1), D = p.k;
-  const T* w1 = a.w1_e2FD.ptr<T>() + range.expert * 2 * F * D;
+  const T* w1 = a.w1_e2FD.data.ptr<T>() + range.expert * 2 * F * D;
   const T* b1 = a.b1_e2F.empty() ? nullptr : a.b1_e2F.ptr<T>() + range.expert * 2 * F;
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
-    pack_rows(p.math.words, to, a.x_TD.ptr<T>(), index_of(a.rows), range.begin + first, num, D);
+    pack_rows(p.math.words, to, a.x_TD.data.ptr<T>(), index_of(a.rows), range.begin + first, num, D);
   };
   const auto pack_b = [&](uint32_t* to) {
     for (int64_t j = 0; j < num_panels; ++j, to += space.b_stride) {
@@ -104,9 +108,9 @@ template <class T>
 void down_rows(const ExpertDown& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
                const PanelSpace& space) {
   const int64_t F = p.k, D = a.y_RD.dim(1);
-  const T* w2 = a.w2_eDF.ptr<T>() + range.expert * D * F;
+  const T* w2 = a.w2_eDF.data.ptr<T>() + range.expert * D * F;
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
-    pack_rows(p.math.words, to, a.a_RF.ptr<T>(), nullptr, range.begin + first, num, F);
+    pack_rows(p.math.words, to, a.a_RF.data.ptr<T>(), nullptr, range.begin + first, num, F);
   };
   const auto pack_b = [&](uint32_t* to) {
     for (int64_t j = 0; j < num_panels; ++j, to += space.b_stride) {
@@ -129,9 +133,9 @@ template <class T>
 void d_up_rows(const DExpertUp& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
                const PanelSpace& space) {
   const int64_t D = a.dx_RD.dim(1);
-  const T* w1 = a.w1_e2FD.ptr<T>() + range.expert * p.k * D;
+  const T* w1 = a.w1_e2FD.data.ptr<T>() + range.expert * p.k * D;
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
-    pack_rows(p.math.words, to, a.dh_R2F.ptr<T>(), nullptr, range.begin + first, num, p.k);
+    pack_rows(p.math.words, to, a.dh_R2F.data.ptr<T>(), nullptr, range.begin + first, num, p.k);
   };
   const auto pack_b = [&](uint32_t* to) {
     const int64_t d = first_panel * kPanelCols;
@@ -149,8 +153,8 @@ void d_up_rows(const DExpertUp& a, const RowProduct& p, const RowRange& range, i
 
 void expert_up(Stream& s, const ExpertUp& a) {
   const RowProduct p = product_of(a);
-  with_float_type(a.x_TD.dtype, [&]<class T>(T) {
-    for_each_row_task(s, p, a.rows, a.w1_e2FD.dim(0), a.scratch.data,
+  with_float_type(a.x_TD.data.dtype, [&]<class T>(T) {
+    for_each_row_task(s, p, a.rows, a.w1_e2FD.data.dim(0), a.scratch.data,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
                         up_rows<T>(a, p, range, first, num, space);
                       });
@@ -159,8 +163,8 @@ void expert_up(Stream& s, const ExpertUp& a) {
 
 void expert_down(Stream& s, const ExpertDown& a) {
   const RowProduct p = product_of(a);
-  with_float_type(a.a_RF.dtype, [&]<class T>(T) {
-    for_each_row_task(s, p, a.rows, a.w2_eDF.dim(0), a.scratch.data,
+  with_float_type(a.a_RF.data.dtype, [&]<class T>(T) {
+    for_each_row_task(s, p, a.rows, a.w2_eDF.data.dim(0), a.scratch.data,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
                         down_rows<T>(a, p, range, first, num, space);
                       });
@@ -169,8 +173,8 @@ void expert_down(Stream& s, const ExpertDown& a) {
 
 void d_expert_up(Stream& s, const DExpertUp& a) {
   const RowProduct p = product_of(a);
-  with_float_type(a.dh_R2F.dtype, [&]<class T>(T) {
-    for_each_row_task(s, p, a.rows, a.w1_e2FD.dim(0), a.scratch.data,
+  with_float_type(a.dh_R2F.data.dtype, [&]<class T>(T) {
+    for_each_row_task(s, p, a.rows, a.w1_e2FD.data.dim(0), a.scratch.data,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
                         d_up_rows<T>(a, p, range, first, num, space);
                       });

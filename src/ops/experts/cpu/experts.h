@@ -1,4 +1,5 @@
-// What the CPU files of experts share: how rows become tasks, and how the tensors are laid over panels.
+// The parts that the CPU files of experts share: how rows become tasks, and how the tensors are
+// laid over panels.
 #pragma once
 
 #include <algorithm>
@@ -76,8 +77,8 @@ inline const int32_t* index_of(const Rows& rows) {
 
 constexpr auto kNothingBefore = [](int64_t, int64_t, int64_t) {};
 
-// Asks for the lines of n elements in each of num rows, ld apart, that are about to be read and written. Worth 10 %
-// where an epilogue reads; where it only writes, the store buffer does as well.
+// Asks for the lines of n elements in each of num rows, ld apart, that are about to be read and
+// written. Worth 10 % where an epilogue reads; where it only writes, the store buffer does as well.
 template <class T>
 void prefetch_rows(const T* x, int64_t num, int64_t ld, int64_t n) {
   constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));

@@ -44,15 +44,16 @@ template <int M, int64_t N, class A, class V>
   }
 }
 
-// Of AVX-512, whatever -march has.
+// A vector of AVX-512, whatever -march has.
 using Wide = float __attribute__((vector_size(64)));
 constexpr int64_t kWideLanes = sizeof(Wide) / sizeof(float);
 
 using Multiply = void (*)(float*, const uint32_t*, const uint32_t*, int64_t);
 using EveryHeight = std::make_integer_sequence<int, kPanelRows>;
 
-// Anywhere: at most five rows by two registers at a time, so that the sums fit 16 registers, and eight of them or more
-// where 14 rows are cut in 5, 5 and 4, so that they keep two multipliers busy.
+// Anywhere: at most five rows by two registers at a time, so that the sums fit 16 registers, and
+// eight of them or more where 14 rows are cut in 5, 5 and 4, so that they keep two multipliers
+// busy.
 constexpr int kPortableRows = 5;
 constexpr int64_t kPortableCols = std::min<int64_t>(2 * kNumLanes, kPanelCols);
 
@@ -129,8 +130,9 @@ void kernel_bf16(float* tile, const uint32_t* a, const uint32_t* b, int64_t num_
 
 }  // namespace
 
-// vdpbf16ps does the work of two FMAs. AMD issues one a cycle, twice the rate of f32; Intel one each two cycles, half
-// the rate of f32 (Emerald Rapids: 94 against 180 GFLOP/s), so there bf16 is widened while it is packed.
+// vdpbf16ps does the work of two FMAs. AMD issues one a cycle, twice the rate of f32; Intel one
+// each two cycles, half the rate of f32 (Emerald Rapids: 94 against 180 GFLOP/s), so there bf16 is
+// widened while it is packed.
 int panel_maths(DType dtype, PanelMath (&maths)[3]) {
   const bool wide = __builtin_cpu_supports("avx512f");
   const Words words = dtype == DType::bf16 ? Words::bf16_as_f32 : Words::f32;

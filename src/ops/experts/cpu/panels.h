@@ -1,9 +1,10 @@
-// Matrix products by packed panels, after Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication",
-// TOMS 34(3), 2008:
+// Matrix products by packed panels, after Goto & van de Geijn, "Anatomy of High-Performance Matrix
+// Multiplication", TOMS 34(3), 2008:
 //   tile[i][j] = sum over k of a[i][k] b[j][k],   14 rows i of an A panel by 32 columns j of a B panel
-// Operands are packed into 32-bit words, one f32 or two bf16 that follow each other in k, so that one kernel serves
-// both: broadcast a word of A, multiply it into 32 words of B. Packing gathers, widens, transposes and pads on the way.
-// A sum runs over k in order in one accumulator: it does not depend on the other rows or columns, nor on threads.
+// Operands are packed into 32-bit words, one f32 or two bf16 that follow each other in k, so that
+// one kernel serves both: broadcast a word of A, multiply it into 32 words of B. Packing gathers,
+// widens, transposes and pads on the way. A sum runs over k in order in one accumulator: it does
+// not depend on the other rows or columns, nor on threads.
 #pragma once
 
 #include <algorithm>
@@ -39,16 +40,16 @@ inline PanelMath best_panel_math(DType dtype) {
   return maths[0];
 }
 
-// A panel of rows as they are: strips of 256 words, each row of a strip in one piece (and 16 words between the rows, so
-// that they do not meet in the sets of a cache).
+// A panel of rows as they are: strips of 256 words, each row of a strip in one piece (and 16 words
+// between the rows, so that they do not meet in the sets of a cache).
 constexpr int64_t kStripWords = 256, kStripStride = kStripWords + 16;
 inline int64_t strip_panel_words(int64_t num_words) {
   return (num_words + kStripWords - 1) / kStripWords * kPanelRows * kStripStride;
 }
 void pack_strips(Words words, uint32_t* packed, const void* const* row, int64_t num_rows, int64_t k);
 
-// A B panel from columns that are contiguous in k: packed[w * 32 + l] = word w of lane[l][0, k); null lanes are zeros.
-// Writes up to 32 words past the panel.
+// A B panel from columns that are contiguous in k: packed[w * 32 + l] = word w of lane[l][0, k);
+// null lanes are zeros. Writes up to 32 words past the panel.
 void pack_along(Words words, uint32_t* packed, const void* const* lane, int64_t k);
 
 // Rows of k: row k is at base + (index ? index[k] : k) * ld elements.
@@ -59,16 +60,16 @@ struct PanelRows {
 };
 
 // num_panels panels of 14 or 32 lanes, panel_stride words apart, from rows that stand across:
-// packed[w * num_lanes + l] holds elements l of rows 2w and 2w + 1 (or of row w). Rows have num_valid elements from
-// here on; lanes past them are zeros. Writes up to 2 words past a panel.
+// packed[w * num_lanes + l] holds elements l of rows 2w and 2w + 1 (or of row w). Rows have
+// num_valid elements from here on; lanes past them are zeros. Writes up to 2 words past a panel.
 struct AcrossPanels {
   uint32_t* packed;
   int64_t num_lanes, num_panels, panel_stride;
 };
 void pack_across(Words words, const AcrossPanels& to, const PanelRows& rows, int64_t k, int64_t num_valid);
 
-// A worker's memory: packed B panels, packed A panels, one tile of sums. Panels are an odd number of lines apart, so
-// that the same word of several does not meet in one set of a cache.
+// A worker's memory: packed B panels, packed A panels, one tile of sums. Panels are an odd number
+// of lines apart, so that the same word of several does not meet in one set of a cache.
 struct PanelSpace {
   PanelSpace(Words words, int64_t k, int64_t a_panels, int64_t b_panels)
       : a_panels(a_panels),
@@ -98,8 +99,9 @@ struct PanelCounts {
   int64_t num_words, num_rows, num_panels;
 };
 
-// pack_b(space.b) for all panels; then for as many rows as A panels hold: pack_a(first, num, space.a), and for each 14
-// of them and each panel j: before(first, num, j), the product, after(first, num, j, tile).
+// pack_b(space.b) for all panels; then for as many rows as A panels hold: pack_a(first, num,
+// space.a), and for each 14 of them and each panel j: before(first, num, j), the product,
+// after(first, num, j, tile).
 template <class PackA, class PackB, class Before, class After>
 void multiply_panels(PanelKernel kernel, const PanelSpace& space, const PanelCounts& counts, PackA&& pack_a,
                      PackB&& pack_b, Before&& before, After&& after) {

@@ -1,7 +1,7 @@
 #include "device/cuda/cuda.h"
-#include "ops/backends_moe.h"
 #include "ops/cuda/vector.h"
 #include "ops/experts/cuda/experts.h"
+#include "ops/experts/experts_backends.h"
 
 namespace moebius::cuda {
 namespace {

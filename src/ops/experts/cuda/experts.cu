@@ -2,7 +2,7 @@
 #include "ops/experts/cuda/experts.h"
 
 #include "device/fallback_kernels.h"
-#include "ops/backends_moe.h"
+#include "ops/experts/experts_backends.h"
 
 namespace moebius::cuda {
 namespace {
@@ -32,23 +32,24 @@ bool by_sm90(const Stream& s, const char* name, const Op& a, const Tensor& rows,
 }  // namespace
 
 void expert_up(Stream& s, const ExpertUp& a) {
-  by_sm90(s, "expert_up", a, a.x_TD, a.w1_e2FD) ? sm90::expert_up(s, a) : generic::expert_up(s, a);
+  by_sm90(s, "expert_up", a, a.x_TD.data, a.w1_e2FD.data) ? sm90::expert_up(s, a) : generic::expert_up(s, a);
 }
 
 void expert_down(Stream& s, const ExpertDown& a) {
-  by_sm90(s, "expert_down", a, a.a_RF, a.w2_eDF) ? sm90::expert_down(s, a) : generic::expert_down(s, a);
+  by_sm90(s, "expert_down", a, a.a_RF.data, a.w2_eDF.data) ? sm90::expert_down(s, a) : generic::expert_down(s, a);
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
-  by_sm90(s, "d_expert_down", a, a.dout_TD, a.w2_eDF) ? sm90::d_expert_down(s, a) : generic::d_expert_down(s, a);
+  by_sm90(s, "d_expert_down", a, a.dout_TD.data, a.w2_eDF.data) ? sm90::d_expert_down(s, a)
+                                                                : generic::d_expert_down(s, a);
 }
 
 void d_expert_up(Stream& s, const DExpertUp& a) {
-  by_sm90(s, "d_expert_up", a, a.dh_R2F, a.w1_e2FD) ? sm90::d_expert_up(s, a) : generic::d_expert_up(s, a);
+  by_sm90(s, "d_expert_up", a, a.dh_R2F.data, a.w1_e2FD.data) ? sm90::d_expert_up(s, a) : generic::d_expert_up(s, a);
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
-  by_sm90(s, "expert_wgrad", a, a.left_RM, a.dw_eMN) ? sm90::expert_wgrad(s, a) : generic::expert_wgrad(s, a);
+  by_sm90(s, "expert_wgrad", a, a.left_RM.data, a.dw_eMN) ? sm90::expert_wgrad(s, a) : generic::expert_wgrad(s, a);
 }
 
 int64_t scratch_bytes(const ExpertUp&) { return 0; }

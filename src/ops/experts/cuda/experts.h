@@ -1,5 +1,5 @@
-// How the CUDA files of experts hang together: the generic kernels take every shape, the sm_90 ones (wgmma and TMA) the
-// shapes that they say. Host code only.
+// How the CUDA files of experts hang together: the generic kernels take every shape, the sm_90 ones
+// (wgmma and TMA) the shapes that they say. Host code only.
 #pragma once
 
 #include "core/error.h"
@@ -33,7 +33,8 @@ void d_expert_up(Stream& s, const DExpertUp& a);
 void expert_wgrad(Stream& s, const ExpertWgrad& a);
 }  // namespace sm90
 
-// <g, a> of d_expert_down over tiles of this many columns of F: f32 partial[tile, r] in the scratch, added in order.
+// <g, a> of d_expert_down over tiles of this many columns of F: f32 partial[tile, r] in the
+// scratch, added in order.
 constexpr int64_t kDWeightCols = 64;
 inline int64_t num_dweight_partials(const DExpertDown& a) { return div_ceil(a.sa_RF.dim(1), kDWeightCols); }
 

@@ -1,6 +1,6 @@
-// The expert ops for any shape, f32 or bf16, f32 sums. A block of 256 threads owns a 64 x 64 tile of one expert: 4 x 4
-// sums a thread, operands widened to f32 in shared memory, 16 of k at a time. A sum runs over k in order and knows
-// nothing of other rows.
+// The expert ops for any shape, f32 or bf16, f32 sums. A block of 256 threads owns a 64 x 64 tile
+// of one expert: 4 x 4 sums a thread, operands widened to f32 in shared memory, 16 of k at a time.
+// A sum runs over k in order and knows nothing of other rows.
 #include <cuda_bf16.h>
 
 #include "device/cuda/cuda.h"
@@ -102,7 +102,8 @@ struct RowProduct {
 // Two columns a pair: the gate of f and the up of f.
 __device__ int64_t gated_row(int64_t col, int64_t F) { return col % 2 * F + col / 2; }
 
-// Epilogue: epilogue(tile, first row, first column, sums). kGated: w has F gate rows and F up rows, taken in turn.
+// Epilogue: epilogue(tile, first row, first column, sums). kGated: w has F gate rows and F up rows,
+// taken in turn.
 template <class T, bool kAlongK, bool kGated, class Epilogue>
 __global__ void __launch_bounds__(kThreads) row_product_kernel(RowProduct<T> p, Epilogue epilogue) {
   const RowTile tile = row_tile(p.offsets, p.num_experts, blockIdx.x);
@@ -286,13 +287,13 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void expert_up(Stream& s, const ExpertUp& a) {
-  const int64_t R = a.a_RF.dim(0), F = a.a_RF.dim(1), D = a.x_TD.dim(1);
-  with_device_type(a.x_TD.dtype, [&]<class T>(T) {
-    const RowProduct<T> p{elements<T>(a.x_TD),
-                          elements<T>(a.w1_e2FD),
+  const int64_t R = a.a_RF.dim(0), F = a.a_RF.dim(1), D = a.x_TD.data.dim(1);
+  with_device_type(a.x_TD.data.dtype, [&]<class T>(T) {
+    const RowProduct<T> p{elements<T>(a.x_TD.data),
+                          elements<T>(a.w1_e2FD.data),
                           a.rows.offsets_e1.ptr<int32_t>(),
                           index_of(a.rows),
-                          static_cast<int>(a.w1_e2FD.dim(0)),
+                          static_cast<int>(a.w1_e2FD.data.dim(0)),
                           D,
                           2 * F,
                           D,
@@ -304,13 +305,13 @@ void expert_up(Stream& s, const ExpertUp& a) {
 }
 
 void expert_down(Stream& s, const ExpertDown& a) {
-  const int64_t R = a.a_RF.dim(0), F = a.a_RF.dim(1), D = a.y_RD.dim(1);
-  with_device_type(a.a_RF.dtype, [&]<class T>(T) {
-    const RowProduct<T> p{elements<T>(a.a_RF),
-                          elements<T>(a.w2_eDF),
+  const int64_t R = a.a_RF.data.dim(0), F = a.a_RF.data.dim(1), D = a.y_RD.dim(1);
+  with_device_type(a.a_RF.data.dtype, [&]<class T>(T) {
+    const RowProduct<T> p{elements<T>(a.a_RF.data),
+                          elements<T>(a.w2_eDF.data),
                           a.rows.offsets_e1.ptr<int32_t>(),
                           nullptr,
-                          static_cast<int>(a.w2_eDF.dim(0)),
+                          static_cast<int>(a.w2_eDF.data.dim(0)),
                           F,
                           D,
                           F,
@@ -320,13 +321,13 @@ void expert_down(Stream& s, const ExpertDown& a) {
 }
 
 void d_expert_up(Stream& s, const DExpertUp& a) {
-  const int64_t R = a.dh_R2F.dim(0), F2 = a.dh_R2F.dim(1), D = a.dx_RD.dim(1);
-  with_device_type(a.dh_R2F.dtype, [&]<class T>(T) {
-    const RowProduct<T> p{elements<T>(a.dh_R2F),
-                          elements<T>(a.w1_e2FD),
+  const int64_t R = a.dh_R2F.data.dim(0), F2 = a.dh_R2F.data.dim(1), D = a.dx_RD.dim(1);
+  with_device_type(a.dh_R2F.data.dtype, [&]<class T>(T) {
+    const RowProduct<T> p{elements<T>(a.dh_R2F.data),
+                          elements<T>(a.w1_e2FD.data),
                           a.rows.offsets_e1.ptr<int32_t>(),
                           nullptr,
-                          static_cast<int>(a.w1_e2FD.dim(0)),
+                          static_cast<int>(a.w1_e2FD.data.dim(0)),
                           F2,
                           D,
                           1,
@@ -336,14 +337,14 @@ void d_expert_up(Stream& s, const DExpertUp& a) {
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
-  const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1), D = a.dout_TD.dim(1);
+  const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1), D = a.dout_TD.data.dim(1);
   static_assert(kTile == kDWeightCols);
-  with_device_type(a.dout_TD.dtype, [&]<class T>(T) {
-    const RowProduct<T> p{elements<T>(a.dout_TD),
-                          elements<T>(a.w2_eDF),
+  with_device_type(a.dout_TD.data.dtype, [&]<class T>(T) {
+    const RowProduct<T> p{elements<T>(a.dout_TD.data),
+                          elements<T>(a.w2_eDF.data),
                           a.rows.offsets_e1.ptr<int32_t>(),
                           index_of(a.rows),
-                          static_cast<int>(a.w2_eDF.dim(0)),
+                          static_cast<int>(a.w2_eDF.data.dim(0)),
                           D,
                           F,
                           1,
@@ -360,21 +361,21 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
   });
   add_dweight_partials(s, a, num_dweight_partials(a));
   if (a.b2_eC.empty()) return;
-  with_device_type(a.dout_TD.dtype, [&]<class T>(T) {
+  with_device_type(a.dout_TD.data.dtype, [&]<class T>(T) {
     add_bias_products_kernel<T><<<div_ceil(R, kThreads / 32), kThreads, 0, cuda_stream(s)>>>(
-        a.dweight_R.ptr<float>(), elements<T>(a.dout_TD), bias_of<T>(a.b2_eC, a.b2_first),
-        a.rows.offsets_e1.ptr<int32_t>(), index_of(a.rows), static_cast<int>(a.w2_eDF.dim(0)), D);
+        a.dweight_R.ptr<float>(), elements<T>(a.dout_TD.data), bias_of<T>(a.b2_eC, a.b2_first),
+        a.rows.offsets_e1.ptr<int32_t>(), index_of(a.rows), static_cast<int>(a.w2_eDF.data.dim(0)), D);
     check_launch("d_expert_down");
   });
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
   const int64_t E = a.dw_eMN.dim(0), M = a.dw_eMN.dim(1), N = a.dw_eMN.dim(2);
-  with_device_type(a.left_RM.dtype, [&]<class T>(T) {
+  with_device_type(a.left_RM.data.dtype, [&]<class T>(T) {
     const int32_t* index = index_of(a.rows);
     const Wgrad<T> p{a.dw_eMN.ptr<float>(),
-                     elements<T>(a.left_RM),
-                     elements<T>(a.right_RN),
+                     elements<T>(a.left_RM.data),
+                     elements<T>(a.right_RN.data),
                      a.rows.offsets_e1.ptr<int32_t>(),
                      a.gather_left ? index : nullptr,
                      a.gather_right ? index : nullptr,
@@ -406,7 +407,7 @@ void add_dweight_partials(Stream& s, const DExpertDown& a, int64_t num_partials)
   const int64_t R = a.dweight_R.numel();
   add_dweight_partials_kernel<<<div_ceil(R, kThreads), kThreads, 0, cuda_stream(s)>>>(
       a.dweight_R.ptr<float>(), static_cast<const float*>(a.scratch.data), a.rows.offsets_e1.ptr<int32_t>(),
-      static_cast<int>(a.w2_eDF.dim(0)), R, num_partials);
+      static_cast<int>(a.w2_eDF.data.dim(0)), R, num_partials);
   check_launch("d_expert_down");
 }
 

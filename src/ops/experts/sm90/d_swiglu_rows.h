@@ -1,12 +1,13 @@
 // The backward of the gated activation on tiles of g, under the products of the next tiles
 // (sm90/kernel.h).
 //
-// The product of a tile waits in registers, rounded, and is taken to dh and sa 16 columns at a time, between K steps of
-// the next tile. A consumer warp works alone, on its 16 rows, with two buffers in shared memory and the copy engine:
-// gate and up of 32 columns come while those before are computed with, dgate and dup are put in their place and leave,
-// then sa by way of the same place. (Ordinary loads and stores would pass through the same memory twice, which the
-// tensor cores are reading from.) The buffers go round over tiles without a break, so that h of the next tile is there
-// when its product is.
+// The product of a tile waits in registers, rounded, and is taken to dh and sa 16 columns at a
+// time, between K steps of the next tile. A consumer warp works alone, on its 16 rows, with two
+// buffers in shared memory and the copy engine: gate and up of 32 columns come while those before
+// are computed with, dgate and dup are put in their place and leave, then sa by way of the same
+// place. (Ordinary loads and stores would pass through the same memory twice, which the tensor
+// cores are reading from.) The buffers go round over tiles without a break, so that h of the next
+// tile is there when its product is.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,10 +34,12 @@ struct WarpTile {
   int32_t n;          // tile across
 };
 
-// Two buffers of 16 rows x 32 columns of gate, then of up. Byte offset of a 16-byte chunk in such a box of 64-byte
-// rows, as the copy engine's 64-byte swizzle has it: any 8 rows of a chunk, and any two rows, are in different banks.
+// Two buffers of 16 rows x 32 columns of gate, then of up. Byte offset of a 16-byte chunk in such a
+// box of 64-byte rows, as the copy engine's 64-byte swizzle has it: any 8 rows of a chunk, and any
+// two rows, are in different banks.
 constexpr uint32_t kBoxBytes = 16 * 64, kBoxCols = 32;
-constexpr int kBoxes = kTileN / kBoxCols;
+constexpr int kGradientCols = 256;  // of a tile
+constexpr int kBoxes = kGradientCols / kBoxCols;
 static_assert(4 * kBoxBytes <= kStagingBytesWarp);
 __device__ __forceinline__ uint32_t box_offset(uint32_t row, uint32_t chunk) {
   return row * 64 + ((chunk ^ (row / 2 % 4)) << 4);
@@ -72,7 +75,7 @@ struct LaneChunk {
     shared = box % 2 * 2 * kBoxBytes + box_offset(lane / 4, lane % 4);
     row = tile.row + lane / 4;
     rows = tile.rows - lane / 4;
-    col = tile.n * kTileN + box * static_cast<int32_t>(kBoxCols) + lane % 4 * 8;
+    col = tile.n * kGradientCols + box * static_cast<int32_t>(kBoxCols) + lane % 4 * 8;
     cols = p.F - static_cast<int32_t>(col);
   }
   __device__ __forceinline__ bool there(int i) const { return 8 * i < rows && cols > 0; }
@@ -85,19 +88,20 @@ struct WarpPlaces {
   uint32_t staging, fetched;
 };
 
-// Starts to fetch gate and up of a box; by one lane. Rows and columns that are not there come as others or as zeros.
+// Starts to fetch gate and up of a box; by one lane. Rows and columns that are not there come as
+// others or as zeros.
 __device__ __forceinline__ void fetch_box(const DSwigluParams& p, const WarpTile& tile, int box, const WarpPlaces& at) {
-  const int32_t col = tile.n * kTileN + box * static_cast<int32_t>(kBoxCols);
+  const int32_t col = tile.n * kGradientCols + box * static_cast<int32_t>(kBoxCols);
   const uint32_t to = at.staging + box % 2 * 2 * kBoxBytes;
   mbarrier_arrive_expect(at.fetched, 2 * kBoxBytes);
   tma_load(to, &p.h, at.fetched, col, 0, tile.row);
   tma_load(to + kBoxBytes, &p.h, at.fetched, col, 1, tile.row);
 }
 
-// A tile's g, which becomes sa, with what the backward needs and gathers. words[2 j + i] are columns 8 j + 2 (lane % 4)
-// + {0, 1} of row 8 i + lane / 4.
+// A tile's g, which becomes sa, with what the backward needs and gathers. words[2 j + i] are
+// columns 8 j + 2 (lane % 4) + {0, 1} of row 8 i + lane / 4.
 struct HeldGradient {
-  uint32_t words[2 * kTileN / 8];
+  uint32_t words[2 * kGradientCols / 8];
   WarpTile tile{};
   float weight[2];   // of the rows
   float product[2];  // <g, a> of the rows, of this thread's columns
@@ -143,10 +147,10 @@ struct HeldGradient {
     g = pack_bf16(__fmul_rn(w, low_bf16(a)), __fmul_rn(w, high_bf16(a)));
   }
 
-  // Of the box, and of the rows, there are any; all 16, which the copy engine can store.
+  // has: the tile has rows, and the box columns. whole: all 16 rows exist, so the copy engine can store them.
   template <int kBox>
   __device__ __forceinline__ bool has(const DSwigluParams& p) const {
-    return tile.rows > 0 && tile.n * kTileN + kBox * static_cast<int32_t>(kBoxCols) < p.F;
+    return tile.rows > 0 && tile.n * kGradientCols + kBox * static_cast<int32_t>(kBoxCols) < p.F;
   }
   __device__ __forceinline__ bool whole() const { return tile.rows >= 16; }
   template <int kBox>
@@ -159,7 +163,7 @@ struct HeldGradient {
   __device__ __forceinline__ void store_dh(const DSwigluParams& p, uint32_t staging) const {
     const uint32_t from = buffer<kBox>(staging);
     if (whole()) {
-      const int32_t col = tile.n * kTileN + kBox * static_cast<int32_t>(kBoxCols);
+      const int32_t col = tile.n * kGradientCols + kBox * static_cast<int32_t>(kBoxCols);
       fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) {
@@ -194,7 +198,7 @@ struct HeldGradient {
       fence_proxy_async();
       __syncwarp();
       if (lane == 0) {
-        tma_store(&p.to_sa, to, tile.n * kTileN + kBox * static_cast<int32_t>(kBoxCols), tile.row);
+        tma_store(&p.to_sa, to, tile.n * kGradientCols + kBox * static_cast<int32_t>(kBoxCols), tile.row);
         tma_commit();
       }
       return;
@@ -207,7 +211,7 @@ struct HeldGradient {
     fence_proxy_async();  // what has been read here is filled by the copy engine
   }
 
-  // What this warp stores has left shared memory.
+  // Waits until the stores of this warp have left shared memory.
   __device__ __forceinline__ static void wait_stores() {
     if (threadIdx.x % 32 == 0) tma_wait_read<0>();
     __syncwarp();
@@ -225,8 +229,8 @@ struct HeldGradient {
     }
   }
 
-  // Half a box: 16 columns. In its first half the box before gives its sa; in its second that box is filled again, with
-  // what comes after this one, of this tile or the next.
+  // Half a box: 16 columns. In its first half the box before gives its sa; in its second that box
+  // is filled again, with what comes after this one, of this tile or the next.
   template <int kPiece, class Next>
   __device__ __forceinline__ void piece(const DSwigluParams& p, const Next& next, const WarpPlaces& at) {
     constexpr int kBox = kPiece / 2, kFirst = 2 * kPiece;
@@ -256,9 +260,10 @@ struct HeldGradient {
 };
 
 // Steps of TileProduct with less to keep: all of it follows from how many there were.
-template <Major kMajorB, bool kFenceA>
+template <GroupedGemmConfig kConfig, Major kMajorB, bool kFenceA>
 struct CountedProduct {
-  const SlotRing& ring;
+  static constexpr int kNumSlots = kConfig.num_slots;
+  const SlotRing<kConfig>& ring;
   uint32_t group, count = 0;
 
   __device__ __forceinline__ void step(float (&acc)[128], bool first) {
@@ -289,18 +294,20 @@ struct CountedProduct {
   }
 };
 
-// The consumers of a kernel whose tiles go through a HeldGradient. The pieces of one come every p.act.steps K steps of
-// the next tile, those of the second warpgroup half way between those of the first: a warpgroup in a piece does not
-// feed the tensor cores.
+// The consumers of a kernel whose tiles go through a HeldGradient. The pieces of one come every
+// p.act.steps K steps of the next tile, those of the second warpgroup half way between those of the
+// first: a warpgroup in a piece does not feed the tensor cores.
 template <class Op>
-__device__ __forceinline__ void consume_gradient(const typename Op::Params& p, const SlotRing& ring,
-                                                 const NoteRing& notes) {
+__device__ __forceinline__ void consume_gradient(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
+                                                 const NoteRing<Op::kConfig>& notes) {
+  static_assert(Op::kConfig.tile_n == kGradientCols);
+  using Shared = GemmShared<Op::kConfig>;
   const uint32_t group = sm90::uniform(threadIdx.x / 128 - 1), warp = threadIdx.x / 32 - 4;
-  const WarpPlaces places{ring.shared + GemmShared::kStaging + warp * kStagingBytesWarp,
-                          ring.shared + GemmShared::kWarp + 8 * warp};
+  const WarpPlaces places{ring.shared + Shared::kStaging + warp * kStagingBytesWarp,
+                          ring.shared + Shared::kWarp + 8 * warp};
   const int32_t warp_row = static_cast<int32_t>(warp) * 16;
   const int32_t first = Op::kLead + static_cast<int32_t>(group) * (p.act.steps / 2);
-  CountedProduct<Op::kMajorB, Op::kGather> product{ring, group};
+  CountedProduct<Op::kConfig, Op::kMajorB, Op::kGather> product{ring, group};
   HeldGradient held;
   if (threadIdx.x % 32 == 0) mbarrier_arrive(places.fetched);  // the first box of no tile
   for (uint32_t count = 0;; ++count) {

@@ -1,6 +1,7 @@
 // expert_down and d_expert_up for sm_90a: contiguous rows times the weights of their expert.
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
+#include "ops/experts/experts_desc.h"
 #include "ops/grouped_gemm/sm90/kernel.h"
 #include "ops/grouped_gemm/sm90/launch.h"
 #include "ops/sm90/tensor_map.h"
@@ -9,8 +10,9 @@ namespace moebius::cuda {
 namespace {
 
 // y = rows B, with B[e] as [N, K] (Major::k) or [K, N] (Major::mn) in memory.
-template <Major kMajor>
+template <Major kMajor, GroupedGemmConfig kOpConfig>
 struct RowsGemm {
+  static constexpr GroupedGemmConfig kConfig = kOpConfig;
   static constexpr bool kGather = false;
   static constexpr Major kMajorB = kMajor;
 
@@ -24,12 +26,13 @@ struct RowsGemm {
 
   __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
                                 int32_t expert) {
-    const int32_t n = tile_n * kTileN + static_cast<int32_t>(half) * 128;
+    constexpr uint32_t kHalfBytesB = GemmShared<kConfig>::kHalfBytesB;
+    const int32_t n = tile_n * kConfig.tile_n + static_cast<int32_t>(half) * 128;
     if constexpr (kMajor == Major::k) {
-      load.box(&p.b, half * kHalfBytesB, k * kTileK, n, expert);
+      load.box(&p.b, half * kHalfBytesB, k * kConfig.tile_k, n, expert);
     } else {
-      load.box(&p.b, half * kHalfBytesB, n, k * kTileK, expert);
-      load.box(&p.b, half * kHalfBytesB + kHalfBytesB / 2, n + 64, k * kTileK, expert);
+      load.box(&p.b, half * kHalfBytesB, n, k * kConfig.tile_k, expert);
+      load.box(&p.b, half * kHalfBytesB + kHalfBytesB / 2, n + 64, k * kConfig.tile_k, expert);
     }
   }
 
@@ -37,7 +40,7 @@ struct RowsGemm {
 
   template <int kPiece>
   __device__ static void store_piece(const Params& p, HeldRows& held, uint32_t staging) {
-    const int32_t n = held.n * kTileN + kPiece * 64, chunks = (p.N - n) / 8;
+    const int32_t n = held.n * kConfig.tile_n + kPiece * 64, chunks = (p.N - n) / 8;
     if (chunks <= 0) return;
     store_box<16 * kPiece>({p.y + static_cast<int64_t>(held.row) * p.N + n, 2 * p.N, held.rows, chunks},
                            staging + kPiece % 2 * 2048, held.words);
@@ -49,37 +52,44 @@ struct Product {
   Rows rows;
 };
 
-template <Major kMajor>
+template <Major kMajor, GroupedGemmConfig kConfig>
 void launch(Stream& s, const Product& a, const char* who) {
-  using Op = RowsGemm<kMajor>;
+  using Op = RowsGemm<kMajor, kConfig>;
+  constexpr uint32_t kTileK = kConfig.tile_k;
   const int64_t N = a.y_RN.dim(1), K = a.a_RK.dim(1), E = a.b.dim(0);
   typename Op::Params p{};
-  p.a = rows_map(a.a_RK);
+  p.a = rows_map(a.a_RK, kConfig);
   if constexpr (kMajor == Major::k) {
     p.b = make_tensor_map<3>(a.b.data, {{{K, 1, kTileK}, {N, K, 128}, {E, N * K, 1}}});
   } else {
     p.b = make_tensor_map<3>(a.b.data, {{{N, 1, 64}, {K, N, kTileK}, {E, N * K, 1}}});
   }
-  p.tiles = row_tiles(a.rows, a.a_RK.dim(0), div_ceil(N, kTileN));
-  p.num_k = static_cast<int32_t>(div_ceil(K, kTileK));
+  p.tiles = row_tiles(a.rows.offsets_e1, a.a_RK.dim(0), div_ceil(N, kConfig.tile_n), kConfig.l2_group);
+  p.num_k = static_cast<int32_t>(div_ceil(K, kConfig.tile_k));
   p.y = reinterpret_cast<uint16_t*>(a.y_RN.data);
   p.N = static_cast<int32_t>(N);
   launch_grouped<Op>(s, p, who);
+}
+
+Product product_of(const ExpertDown& a) { return {a.y_RD, a.a_RF.data, a.w2_eDF.data, a.rows}; }
+Product product_of(const DExpertUp& a) { return {a.dx_RD, a.dh_R2F.data, a.w1_e2FD.data, a.rows}; }
+
+template <Major kMajor, class Op>
+void choose_and_launch(Stream& s, const Op& a, const char* who) {
+  with_config<kSm90Rows>(choose_config(describe(a)), who,
+                         [&]<GroupedGemmConfig kConfig>() { launch<kMajor, kConfig>(s, product_of(a), who); });
 }
 
 bool takes_product(const Product& a) {
   return takes_rows(a.y_RN) && takes_rows(a.a_RK) && takes_rows(a.b) && takes_num_rows(a.y_RN);
 }
 
-Product product_of(const ExpertDown& a) { return {a.y_RD, a.a_RF, a.w2_eDF, a.rows}; }
-Product product_of(const DExpertUp& a) { return {a.dx_RD, a.dh_R2F, a.w1_e2FD, a.rows}; }
-
 }  // namespace
 
 bool sm90::takes(const ExpertDown& a) { return takes_product(product_of(a)); }
 bool sm90::takes(const DExpertUp& a) { return takes_product(product_of(a)); }
 
-void sm90::expert_down(Stream& s, const ExpertDown& a) { launch<Major::k>(s, product_of(a), "expert_down"); }
-void sm90::d_expert_up(Stream& s, const DExpertUp& a) { launch<Major::mn>(s, product_of(a), "d_expert_up"); }
+void sm90::expert_down(Stream& s, const ExpertDown& a) { choose_and_launch<Major::k>(s, a, "expert_down"); }
+void sm90::d_expert_up(Stream& s, const DExpertUp& a) { choose_and_launch<Major::mn>(s, a, "d_expert_up"); }
 
 }  // namespace moebius::cuda

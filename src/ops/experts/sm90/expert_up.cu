@@ -1,8 +1,9 @@
-// expert_up for sm_90a: the 256 columns of a tile are 128 gate columns and the 128 up columns of the same f, so that a
-// thread holds both and the activation needs no exchange.
+// expert_up for sm_90a: the 256 columns of a tile are 128 gate columns and the 128 up columns of
+// the same f, so that a thread holds both and the activation needs no exchange.
 #include "device/cuda/cuda.h"
 #include "ops/cuda/swiglu.h"
 #include "ops/experts/cuda/experts.h"
+#include "ops/experts/experts_desc.h"
 #include "ops/grouped_gemm/sm90/kernel.h"
 #include "ops/grouped_gemm/sm90/launch.h"
 #include "ops/sm90/tensor_map.h"
@@ -10,8 +11,9 @@
 namespace moebius::cuda {
 namespace {
 
-template <bool kGatherRows>
+template <bool kGatherRows, GroupedGemmConfig kOpConfig>
 struct UpGemm {
+  static constexpr GroupedGemmConfig kConfig = kOpConfig;
   static constexpr bool kGather = kGatherRows;
   static constexpr Major kMajorB = Major::k;
 
@@ -27,10 +29,12 @@ struct UpGemm {
   // Half 0 is the gate's, half 1 the up's.
   __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
                                 int32_t expert) {
-    load.box(&p.b, half * kHalfBytesB, k * kTileK, static_cast<int32_t>(half) * p.F + tile_n * 128, expert);
+    load.box(&p.b, half * GemmShared<kConfig>::kHalfBytesB, k * kConfig.tile_k,
+             static_cast<int32_t>(half) * p.F + tile_n * 128, expert);
   }
 
-  // Of each half of the columns: gate, up, half of the activation, in the gate's place, the rest and its store.
+  // Four pieces store each half of the columns: gate, up, half of the activation, in the gate's
+  // place, the rest and its store.
   static constexpr int kPieces = 8;
 
   template <int kPiece>
@@ -55,8 +59,8 @@ struct UpGemm {
   }
 
   // gate = silu(gate) * up for two words
-  // Each step is taken for all four elements before the next, and stays so: the registers left are few, and the
-  // compiler would save them by waiting for one element at a time.
+  // Each step is taken for all four elements before the next, and stays so: the registers left are
+  // few, and the compiler would save them by waiting for one element at a time.
   __device__ __forceinline__ static void activate(uint32_t& gate0, uint32_t& gate1, uint32_t up0, uint32_t up1) {
     float s[4] = {low_bf16(gate0), high_bf16(gate0), low_bf16(gate1), high_bf16(gate1)};
     approximate_sigmoids(s);
@@ -65,16 +69,17 @@ struct UpGemm {
   }
 };
 
-template <bool kGatherRows>
+template <bool kGatherRows, GroupedGemmConfig kConfig>
 void launch(Stream& s, const ExpertUp& a) {
-  using Op = UpGemm<kGatherRows>;
-  const int64_t D = a.x_TD.dim(1), F = a.a_RF.dim(1), E = a.w1_e2FD.dim(0);
+  using Op = UpGemm<kGatherRows, kConfig>;
+  constexpr uint32_t kTileK = kConfig.tile_k;
+  const int64_t D = a.x_TD.data.dim(1), F = a.a_RF.dim(1), E = a.w1_e2FD.data.dim(0);
   typename Op::Params p{};
-  p.a = rows_map(a.x_TD);
-  p.b = make_tensor_map<3>(a.w1_e2FD.data, {{{D, 1, kTileK}, {2 * F, D, 128}, {E, 2 * F * D, 1}}});
-  p.gather = {static_cast<const char*>(a.x_TD.data), index_of(a.rows), static_cast<int32_t>(D / 8)};
-  p.tiles = row_tiles(a.rows, a.a_RF.dim(0), div_ceil(F, 128));
-  p.num_k = static_cast<int32_t>(div_ceil(D, kTileK));
+  p.a = rows_map(a.x_TD.data, kConfig);
+  p.b = make_tensor_map<3>(a.w1_e2FD.data.data, {{{D, 1, kTileK}, {2 * F, D, 128}, {E, 2 * F * D, 1}}});
+  p.gather = {static_cast<const char*>(a.x_TD.data.data), index_of(a.rows), static_cast<int32_t>(D / 8)};
+  p.tiles = row_tiles(a.rows.offsets_e1, a.a_RF.dim(0), div_ceil(F, 128), kConfig.l2_group);
+  p.num_k = static_cast<int32_t>(div_ceil(D, kConfig.tile_k));
   p.h = reinterpret_cast<uint16_t*>(a.h_R2F.data);
   p.act = reinterpret_cast<uint16_t*>(a.a_RF.data);
   p.F = static_cast<int32_t>(F);
@@ -84,12 +89,17 @@ void launch(Stream& s, const ExpertUp& a) {
 }  // namespace
 
 bool sm90::takes(const ExpertUp& a) {
-  return takes_rows(a.x_TD) && takes_rows(a.w1_e2FD) && takes_rows(a.a_RF) && takes_rows(a.h_R2F) &&
-         takes_num_rows(a.a_RF) && a.x_TD.numel() / 8 < INT32_MAX;
+  return takes_rows(a.x_TD.data) && takes_rows(a.w1_e2FD.data) && takes_rows(a.a_RF) && takes_rows(a.h_R2F) &&
+         takes_num_rows(a.a_RF) && a.x_TD.data.numel() / 8 < INT32_MAX;
 }
 
 void sm90::expert_up(Stream& s, const ExpertUp& a) {
-  a.rows.token_R.empty() ? launch<false>(s, a) : launch<true>(s, a);
+  constexpr const char* who = "expert_up";
+  const GroupedGemmConfig config = choose_config(describe(a));
+  if (a.rows.token_R.empty())
+    with_config<kSm90Rows>(config, who, [&]<GroupedGemmConfig kConfig>() { launch<false, kConfig>(s, a); });
+  else
+    with_config<kSm90GatheredRows>(config, who, [&]<GroupedGemmConfig kConfig>() { launch<true, kConfig>(s, a); });
 }
 
 }  // namespace moebius::cuda

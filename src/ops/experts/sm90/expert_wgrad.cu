@@ -1,19 +1,21 @@
 // expert_wgrad by wgmma: k runs over the rows of an expert, so both operands stand across (MN-major).
 //
-// One side is gathered row by row (dout for dw2, x for dw1), the other stands as it is and comes by TMA. A tile is 128
-// columns of the gathered side by 256 of the other, whichever of them is left; a cluster is two blocks with the same
-// 256 and neighbouring 128s, each loads half of the 256 for both.
+// One side is gathered row by row (dout for dw2, x for dw1), the other stands as it is and comes by
+// TMA. A tile is 128 columns of the gathered side by 256 of the other, whichever of them is left; a
+// cluster is two blocks with the same 256 and neighbouring 128s, each loads half of the 256 for
+// both.
 //   producer   a warpgroup: the gathered side by cp.async, the other by TMA; the last rows of an expert, fewer than
 //              kDepth, by cp.async on both sides, with zeros after them (what lies there may be NaN). It alone walks
 //              the tiles; the next tile and what its first steps read are looked up while this one is loaded
 //   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread. What they need of a tile is a note beside its
 //              first slot
-// Between the products of two tiles stands half of what adding a tile to dw takes; the rest of it is done between the K
-// steps of the next tile (sm90/expert_wgrad_adder.h). Experts go by falling row count, which evens out what the
-// blocks get.
+// Between the products of two tiles stands half of what adding a tile to dw takes; the rest of it
+// is done between the K steps of the next tile (sm90/expert_wgrad_adder.h). Experts go by falling
+// row count, which evens out what the blocks get.
 #include "device/block_limit.h"
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
+#include "ops/experts/experts_desc.h"
 #include "ops/experts/sm90/expert_wgrad_adder.h"
 #include "ops/grouped_gemm/sm90/slots.h"
 #include "ops/grouped_gemm/sm90/tiles.h"
@@ -22,14 +24,18 @@
 namespace moebius::cuda::sm90 {
 namespace {
 
-constexpr int kGatherCols = 128, kPlainCols = 256, kDepth = 64, kSlots = 4, kThreads = 384, kMaxExperts = 512;
-constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-constexpr int kGroup = 4;  // clusters along the gathered side that share columns of the other while they are in L2
+// The rows of a tile are columns of the gathered side, whether that is A or B; clusters along it
+// share columns of the other side while they are in L2.
+constexpr GroupedGemmConfig kConfig = kSm90Wgrad;
+constexpr int kGatherCols = kConfig.tile_m, kPlainCols = kConfig.tile_n, kDepth = kConfig.tile_k;
+constexpr int kSlots = kConfig.num_slots, kThreads = kConfig.threads, kMaxExperts = 512;
+static_assert(kConfig.num_notes == kSlots, "a note stands beside each slot");
 constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // kDepth rows x 64 columns
 constexpr uint32_t kGatherBytes = kGatherCols / 64 * kBlockBytes, kPlainBytes = kPlainCols / 64 * kBlockBytes;
 static_assert(kPieces * 32 == kPlainCols);
 
-// What consumers are told of a tile: it is valid while its first slot is full. num_steps 0: there are no more.
+// The note that consumers read about a tile: it is valid while its first slot is full. num_steps 0:
+// there are no more.
 struct TileNote {
   int expert, gather_col, plain_col, num_steps;
 };
@@ -62,8 +68,9 @@ struct Tile {
   int begin, end;
 };
 
-// The tiles of a cluster that have rows: every num_clusters-th. All blocks would end their tiles together, and wait for
-// memory together; so the first tile is cut in two, at another row for each cluster, and its second part comes last.
+// The tiles of a cluster that have rows: every num_clusters-th. All blocks would end their tiles
+// together, and wait for memory together; so the first tile is cut in two, at another row for each
+// cluster, and its second part comes last.
 class Walk {
  public:
   __device__ Walk(const Params& p, const Shared& s) : p_(p), s_(s), rank_(cluster_block_rank()) {
@@ -91,7 +98,7 @@ class Walk {
   static constexpr int kTilesToCut = 4, kBlocksToSpread = 32;
   __device__ Tile tile_at(int t) const {
     const int per_expert = p_.gather_steps * p_.plain_steps, expert = s_.order[t / per_expert];
-    const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, kGroup);
+    const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, kConfig.l2_group);
     return {expert, (2 * step.row + static_cast<int>(rank_)) * kGatherCols, step.col * kPlainCols, p_.offsets[expert],
             p_.offsets[expert + 1]};
   }
@@ -101,8 +108,8 @@ class Walk {
   int num_own_, cut_, step_ = 0;
 };
 
-// The source of this lane's row of the 64 from `row` on, which is i = lane % 8 of the half warp lane / 8 % 2 in
-// GatheredColumns; past the end, of the last row.
+// The source of this lane's row of the 64 from `row` on, which is i = lane % 8 of the half warp
+// lane / 8 % 2 in GatheredColumns; past the end, of the last row.
 __device__ __forceinline__ int read_index(const Side& side, int row, int end) {
   const int lane_row = static_cast<int>(threadIdx.x / 32 * 2 + threadIdx.x / 8 % 2 + threadIdx.x % 8 * 8);
   int index = min(row + lane_row, end - 1);
@@ -110,9 +117,9 @@ __device__ __forceinline__ int read_index(const Side& side, int row, int end) {
   return index;
 }
 
-// The gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its places in shared memory
-// are 1024 bytes apart. This has to keep up with the tensor cores: addresses are there before the slot is, in registers
-// of their own.
+// The gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its
+// places in shared memory are 1024 bytes apart. This has to keep up with the tensor cores:
+// addresses are there before the slot is, in registers of their own.
 struct GatheredColumns {
   static constexpr int kNum = kDepth / 8;
   const char* x;    // this thread's chunk of row 0
@@ -175,8 +182,8 @@ __device__ __forceinline__ void load_whole(const CUtensorMap& gathered, const CU
   }
 }
 
-// A note is written by the thread that then arrives at its slot's full barrier, and read by consumers before they
-// release the slot.
+// A note is written by the thread that then arrives at its slot's full barrier, and read by
+// consumers before they release the slot.
 __device__ __forceinline__ void write_note(uint32_t to, const TileNote& n) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(n.expert), "r"(n.gather_col), "r"(n.plain_col),
                "r"(n.num_steps)
@@ -295,8 +302,8 @@ struct Product {
   }
 };
 
-// Every kTurnSteps steps a held piece of the tile before goes to dw. A warpgroup that stages does not feed the tensor
-// cores, so the two take turns: one half a turn after the other.
+// Every kTurnSteps steps a held piece of the tile before goes to dw. A warpgroup that stages does
+// not feed the tensor cores, so the two take turns: one half a turn after the other.
 constexpr int kTurnSteps = 4;
 
 template <bool kGatheredIsLeft>
@@ -345,7 +352,7 @@ __device__ void order_experts(const Params& p, Shared& s) {
 }
 
 template <bool kGather, bool kGatheredIsLeft>
-__global__ void __cluster_dims__(2) __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(kConfig.cluster) __launch_bounds__(kThreads, 1)
     expert_wgrad_kernel(const __grid_constant__ CUtensorMap gathered, const __grid_constant__ CUtensorMap plain,
                         const __grid_constant__ CUtensorMap dw, const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -357,10 +364,10 @@ __global__ void __cluster_dims__(2) __launch_bounds__(kThreads, 1)
   __syncthreads();
   cluster_sync();
   if (threadIdx.x < 128) {
-    fewer_registers<kProducerRegisters>();
+    fewer_registers<kConfig.producer_registers>();
     produce<kGather>(gathered, plain, p, s, ring, notes);
   } else {
-    more_registers<kConsumerRegisters>();
+    more_registers<kConfig.consumer_registers>();
     consume<kGatheredIsLeft>(dw, ring, notes, staging);
   }
   __syncwarp();
@@ -383,23 +390,12 @@ CUtensorMap map_of(const Tensor& x) {
   return make_tensor_map<2>(x.data, {{{x.dim(1), 1, 64}, {x.dim(0), x.dim(1), kDepth}}});
 }
 
-}  // namespace
-
-bool takes(const ExpertWgrad& a) {
-  const bool one_side = !(a.gather_left && a.gather_right) || a.rows.token_R.empty();
-  const int64_t left = a.left_RM.dim(0), right = a.right_RN.dim(0);
-  const bool countable = left > 0 && right > 0 && left + right < INT32_MAX / 2 && a.left_RM.numel() / 8 < INT32_MAX &&
-                         a.right_RN.numel() / 8 < INT32_MAX;
-  return a.left_RM.dtype == DType::bf16 && one_side && countable && a.dw_eMN.dim(0) <= kMaxExperts &&
-         rows_are_aligned({a.left_RM, a.right_RN}) && aligned_16({a.dw_eMN});
-}
-
-void expert_wgrad(Stream& s, const ExpertWgrad& a) {
+void launch(Stream& s, const ExpertWgrad& a) {
   const int32_t* index = index_of(a.rows);
   const bool left_first = !(a.gather_right && index);  // the left side is the one taken as gathered
   const bool gather = (a.gather_left || a.gather_right) && index;
-  const Tensor& gathered = left_first ? a.left_RM : a.right_RN;
-  const Tensor& plain = left_first ? a.right_RN : a.left_RM;
+  const Tensor& gathered = left_first ? a.left_RM.data : a.right_RN.data;
+  const Tensor& plain = left_first ? a.right_RN.data : a.left_RM.data;
   const auto side = [](const Tensor& x, const int32_t* rows) {
     return Side{static_cast<const __nv_bfloat16*>(x.data), rows, static_cast<int>(x.dim(1))};
   };
@@ -420,6 +416,20 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
   const int blocks = limited_blocks(s, op_state<State>(s).num_blocks);
   kernel<<<blocks, kThreads, sizeof(Shared), cuda_stream(s)>>>(map_of(gathered), map_of(plain), dw, p);
   check_launch("expert_wgrad");
+}
+}  // namespace
+
+bool takes(const ExpertWgrad& a) {
+  const bool one_side = !(a.gather_left && a.gather_right) || a.rows.token_R.empty();
+  const int64_t left = a.left_RM.data.dim(0), right = a.right_RN.data.dim(0);
+  const bool countable = left > 0 && right > 0 && left + right < INT32_MAX / 2 &&
+                         a.left_RM.data.numel() / 8 < INT32_MAX && a.right_RN.data.numel() / 8 < INT32_MAX;
+  return a.left_RM.data.dtype == DType::bf16 && one_side && countable && a.dw_eMN.dim(0) <= kMaxExperts &&
+         rows_are_aligned({a.left_RM.data, a.right_RN.data}) && aligned_16({a.dw_eMN});
+}
+
+void expert_wgrad(Stream& s, const ExpertWgrad& a) {
+  with_config<kConfig>(choose_config(describe(a)), "expert_wgrad", [&]<GroupedGemmConfig>() { launch(s, a); });
 }
 
 }  // namespace moebius::cuda::sm90

@@ -1,10 +1,11 @@
-// How the sums of expert_wgrad travel from a consumer warp's registers to dw: in pieces of 16 x 32 by way of the warp's
-// staging in shared memory, from where the copy engine adds them in L2. One block owns each element, so the additions
-// to it are one, or two far apart in time. (red.global takes a lane a cycle, four times as long.)
+// How the sums of expert_wgrad travel from a consumer warp's registers to dw: in pieces of 16 x 32
+// by way of the warp's staging in shared memory, from where the copy engine adds them in L2. One
+// block owns each element, so the additions to it are one, or two far apart in time. (red.global
+// takes a lane a cycle, four times as long.)
 //
-// Half of a tile's pieces are handed over as soon as it is done; the others wait in registers, and K steps of the next
-// tile hand one over each. An addition of the whole tile at once keeps the copy engine for thousands of cycles, and the
-// loads of the next tile wait behind it.
+// Half of a tile's pieces are handed over as soon as it is done; the others wait in registers, and
+// K steps of the next tile hand one over each. An addition of the whole tile at once keeps the copy
+// engine for thousands of cycles, and the loads of the next tile wait behind it.
 #pragma once
 
 #include "ops/cuda/for_each_constant.h"
@@ -23,8 +24,9 @@ __device__ __forceinline__ void store_one(uint32_t to, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }
 
-// sum[16 kPiece, 16 kPiece + 16), 32 columns of a warp's 16 rows, to staging as dw has them, in the swizzle of the copy
-// engine. Along the plain side: 16 rows of 128 bytes; along the gathered side: 32 rows of 64 bytes.
+// sum[16 kPiece, 16 kPiece + 16), 32 columns of a warp's 16 rows, to staging as dw has them, in the
+// swizzle of the copy engine. Along the plain side: 16 rows of 128 bytes; along the gathered side:
+// 32 rows of 64 bytes.
 template <bool kGatheredIsLeft, int kPiece, int kNum>
 __device__ __forceinline__ void stage_piece(uint32_t to, const float (&sum)[kNum]) {
   const uint32_t lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
@@ -54,12 +56,14 @@ struct SumAdder {
   bool pending = false;                     // pieces are held
   float held[16 * kHeldPieces];
 
-  // Hands over the first pieces of a finished tile, and holds the others. All held before have been handed over.
+  // Hands over the first pieces of a finished tile, and holds the others. All held before have been
+  // handed over.
   __device__ __forceinline__ void take(const float (&sum)[128], int to_expert, int to_gathered, int to_plain) {
     expert = to_expert;
     gathered = to_gathered;
     plain = to_plain;
-    // All places are free, and what this warp added to the same element before is there: additions have an order.
+    // All places are free, and what this warp added to the same element before is there: additions
+    // have an order.
     if (issues()) tma_wait<0>();
     __syncwarp();
     for_each_constant<0, kFirstHeld>([&](auto piece) {

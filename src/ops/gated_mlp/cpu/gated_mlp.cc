@@ -1,8 +1,10 @@
 // On the CPU the activation's pass is small beside the product: two passes either way.
 #include "ops/gated_mlp/gated_mlp.h"
 #include "ops/activation/activation.h"
-#include "ops/backends.h"
+#include "ops/activation/activation_backends.h"
+#include "ops/gated_mlp/gated_mlp_backends.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_backends.h"
 
 namespace moebius::cpu {
 

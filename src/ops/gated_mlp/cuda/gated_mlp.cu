@@ -1,11 +1,14 @@
-// A dense layer is an expert that has every row: the kernels for sm_90a are those of experts. Their plain product sums
-// over k in the order of the fused ones, so that two passes have the bits of one. What they do not take is cuBLASLt's.
+// A dense layer is an expert that has every row: the kernels for sm_90a are those of experts. Their
+// plain product sums over k in the order of the fused ones, so that two passes have the bits of
+// one. What they do not take is cuBLASLt's.
 #include "device/fallback_kernels.h"
 #include "ops/activation/activation.h"
-#include "ops/backends.h"
+#include "ops/activation/activation_backends.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/gated_mlp/gated_mlp.h"
+#include "ops/gated_mlp/gated_mlp_backends.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_backends.h"
 
 namespace moebius::cuda {
 namespace {
@@ -29,11 +32,11 @@ void note_two_passes(const Stream& s, const char* op, const Tensor& w) {
 }  // namespace
 
 void gated_up(Stream& s, const GatedUp& a) {
-  const ExpertUp up{.h_R2F = a.h_T2F, .a_RF = a.a_TF, .x_TD = a.x_TD, .w1_e2FD = as_experts(a.w_2FD)};
-  const ExpertDown product{.y_RD = a.h_T2F, .a_RF = a.x_TD, .w2_eDF = as_experts(a.w_2FD)};
+  const ExpertUp up{.h_R2F = a.h_T2F, .a_RF = a.a_TF, .x_TD = a.x_TD, .w1_e2FD = as_experts(a.w_2FD.data)};
+  const ExpertDown product{.y_RD = a.h_T2F, .a_RF = a.x_TD, .w2_eDF = as_experts(a.w_2FD.data)};
   const bool takes = sm90::takes(up) && sm90::takes(product);
   if (takes && a.fused) return sm90::expert_up(s, up);
-  if (!takes) note_two_passes(s, "gated_up", a.w_2FD);
+  if (!takes) note_two_passes(s, "gated_up", a.w_2FD.data);
   if (takes)
     sm90::expert_down(s, product);
   else
@@ -43,11 +46,11 @@ void gated_up(Stream& s, const GatedUp& a) {
 
 void d_gated_down(Stream& s, const DGatedDown& a) {
   const DExpertDown down{
-      .dh_R2F = a.dh_T2F, .sa_RF = a.a_TF, .dout_TD = a.dy_TD, .w2_eDF = as_experts(a.w_DF), .h_R2F = a.h_T2F};
-  const DExpertUp product{.dx_RD = a.da_TF, .dh_R2F = a.dy_TD, .w1_e2FD = as_experts(a.w_DF)};
+      .dh_R2F = a.dh_T2F, .sa_RF = a.a_TF, .dout_TD = a.dy_TD, .w2_eDF = as_experts(a.w_DF.data), .h_R2F = a.h_T2F};
+  const DExpertUp product{.dx_RD = a.da_TF, .dh_R2F = a.dy_TD, .w1_e2FD = as_experts(a.w_DF.data)};
   const bool takes = sm90::takes(down) && sm90::takes(product);
   if (takes && a.fused) return sm90::d_expert_down(s, down);
-  if (!takes) note_two_passes(s, "d_gated_down", a.w_DF);
+  if (!takes) note_two_passes(s, "d_gated_down", a.w_DF.data);
   if (takes)
     sm90::d_expert_up(s, product);
   else

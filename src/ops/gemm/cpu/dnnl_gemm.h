@@ -6,8 +6,9 @@
 
 namespace moebius::cpu {
 
-// Primitives are kept per thread by (m, n, k, leading dimensions, dtypes), the kMaxPrimitives used last: a new one
-// costs about 0.1 ms, a kept one about 1 us. Callers with varying rows should cut them in few different sizes.
+// Primitives are kept per thread by (m, n, k, leading dimensions, dtypes), the kMaxPrimitives used
+// last: a new one costs about 0.1 ms, a kept one about 1 us. Callers with varying rows should cut
+// them in few different sizes.
 constexpr int kMaxPrimitives = 512;
 void dnnl_gemm(const TileGemm& g);
 

@@ -12,15 +12,17 @@ bool onednn_multiplies(DType dtype) { return dtype == DType::f32 || __builtin_cp
 void gemm_by_onednn(Stream& s, const Gemm& a) {
   MOEBIUS_CHECK(usage, s.device() == DeviceKind::cpu, "gemm_by_onednn: expected a CPU stream; got {}",
                 name_of(s.device()));
+  check_plain("gemm_by_onednn", "a", a.a);
+  check_plain("gemm_by_onednn", "b", a.b);
   const auto matrix = [](const Tensor& t, bool transposed) {
     return cpu::Matrix{t.data, t.dim(1), t.dtype, transposed};
   };
   const cpu::TileGemm whole{.c = matrix(a.c_MN, false),
-                            .a = matrix(a.a, a.trans_a),
-                            .b = matrix(a.b, a.trans_b),
+                            .a = matrix(a.a.data, a.trans_a),
+                            .b = matrix(a.b.data, a.trans_b),
                             .m = a.c_MN.dim(0),
                             .n = a.c_MN.dim(1),
-                            .k = a.a.dim(a.trans_a ? 0 : 1),
+                            .k = a.a.data.dim(a.trans_a ? 0 : 1),
                             .accumulate = a.accumulate};
   // On a thread of its own: oneDNN's team size and its kept primitives are per
   // thread, and this one's are for single threads.

@@ -39,7 +39,8 @@ inline void load_transposed(Words (&block)[kLanes], const void* rows, int64_t st
   exchange_all<1>(block);
 }
 
-// kLanes columns of a panel from as many rows of the transpose: as many p as one vector holds. Gives how many.
+// kLanes columns of a panel from as many rows of the transpose: as many p as one vector holds.
+// Gives how many.
 inline int64_t pack_block(float* to, const float* b, int64_t ld) {
   Words block[kLanes];
   load_transposed(block, b, ld * static_cast<int64_t>(sizeof(float)));

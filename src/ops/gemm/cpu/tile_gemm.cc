@@ -8,9 +8,9 @@
 
 namespace moebius::cpu {
 
-// Intel without AMX issues a bf16 dot every second cycle and two f32 multiply-adds every cycle, so f32 has twice the
-// rate (measured on Emerald Rapids: 189 against 96 GFLOP/s a core). With AMX, and on AMD, bf16 is native and faster.
-// Without AVX-512 oneDNN has no bf16 at all.
+// Intel without AMX issues a bf16 dot every second cycle and two f32 multiply-adds every cycle, so
+// f32 has twice the rate (measured on Emerald Rapids: 189 against 96 GFLOP/s a core). With AMX, and
+// on AMD, bf16 is native and faster. Without AVX-512 oneDNN has no bf16 at all.
 bool runs_widened() {
   static const bool widened =
       !onednn_multiplies(DType::bf16) ||

@@ -29,8 +29,8 @@ struct TileGemm {
 // In the way that is faster on this CPU (runs_widened).
 void tile_gemm(const TileGemm& g);
 
-// How this CPU multiplies: true is widened_gemm, false is dnnl_gemm, which not every CPU has for bf16. A fact of the
-// machine: it does not change during a run.
+// How this CPU multiplies: true is widened_gemm, false is dnnl_gemm, which not every CPU has for
+// bf16. A fact of the machine: it does not change during a run.
 bool runs_widened();
 
 }  // namespace moebius::cpu

@@ -29,7 +29,7 @@ Values part_of(const Values& x, int64_t ld, int64_t rows, int64_t cols) {
   return part;
 }
 
-// What a CPU prefers must be what it can do.
+// A CPU can run the kernels that it prefers.
 TEST(TileGemm, IsByAWayThatThisCpuHas) { EXPECT_TRUE(runs_widened() || onednn_multiplies(DType::bf16)); }
 
 // Leading dimensions beyond the rows; what lies between the rows of c stays.

@@ -81,7 +81,7 @@ constexpr std::array<Kernel, sizeof...(i)> kernels_of(std::index_sequence<i...>)
 }
 constexpr auto kKernels = kernels_of(std::make_index_sequence<kKernelRows>());
 
-// As kernel, for a last panel of fewer columns.
+// The same as kernel, for a last panel of fewer columns.
 void edge_kernel(float* edge, float* c, int64_t ldc, bool add, Strip a, const float* panel, int64_t k, int64_t rows,
                  int64_t cols) {
   kKernels[rows - 1](edge, kPanelCols, false, a, panel, k);
@@ -142,8 +142,8 @@ struct Part {
   int64_t row, col, rows, cols;
 };
 
-// Part of the product. Sums go to C, or to a block in f32 until K is done; the strips of the last K are rounded while
-// they are hot.
+// Part of the product. Sums go to C, or to a block in f32 until K is done; the strips of the last K
+// are rounded while they are hot.
 template <class T>
 void multiply_block(Blocks& blocks, const TileGemm& g, Part part) {
   const bool rounded = g.c.dtype == DType::bf16;

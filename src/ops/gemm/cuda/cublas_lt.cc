@@ -1,6 +1,6 @@
-// The functions of cuBLASLt that cuda/gemm.cc calls, by their own names: each finds the library's when it is first
-// called. A program that is linked to the library itself spends a tenth of a second on loading it each time it starts,
-// GPU or not, and does not start where it is missing.
+// The functions of cuBLASLt that cuda/gemm.cc calls, by their own names: each finds the library's
+// when it is first called. A program that is linked to the library itself spends a tenth of a
+// second on loading it each time it starts, GPU or not, and does not start where it is missing.
 #include "ops/gemm/cuda/cublas_lt.h"
 
 #include <cublasLt.h>

@@ -1,16 +1,16 @@
 // gemm on CUDA by cuBLASLt. Row-major products are its column-major ones with the operands exchanged:
 // c = op(a) op(b) in rows is c^T = op(b)^T op(a)^T in columns, without moving anything.
 //
-// Among the algorithms that cuBLASLt proposes for a shape the quickest is remembered. Which one that is may differ from
-// run to run, so only those compete that sum over k alike: one block sums all of k for its tile (k is not split,
-// nothing is reduced afterwards), with the instructions of the first proposal's kind. That they do is tried as well,
-// against the first proposal, which is a function of the shape: on operands made to tell, and on the real ones.
+// Among the algorithms that cuBLASLt proposes for a shape the quickest is remembered. Which one
+// that is may differ from run to run, so only those compete that sum over k alike: one block sums
+// all of k for its tile (k is not split, nothing is reduced afterwards), with the instructions of
+// the first proposal's kind. That they do is tried as well, against the first proposal, which is a
+// function of the shape: on operands made to tell, and on the real ones.
 #include "ops/gemm/cuda/gemm.h"
 
 #include <cublasLt.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <unordered_map>
@@ -19,9 +19,10 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
 #include "device/out_of_memory.h"
-#include "ops/backends.h"
 #include "ops/gemm/cuda/gemm_trial.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_backends.h"
+#include "ops/gemm/gemm_desc.h"
 
 namespace moebius::cuda {
 namespace {
@@ -39,16 +40,13 @@ void check(cublasStatus_t status, const char* call) {
 
 cudaDataType type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
-// Alignment that algorithms may count on: no more than they use, so that few kinds occur.
-int64_t alignment_of(const void* p) { return std::min<uint64_t>(16, uint64_t{1} << std::countr_zero(uint64_t(p))); }
-
 struct Sizes {
   int64_t m, n, k;
 };
 
-Sizes sizes_of(const Gemm& a) { return {a.c_MN.dim(0), a.c_MN.dim(1), a.a.dim(a.trans_a ? 0 : 1)}; }
+Sizes sizes_of(const Gemm& a) { return {a.c_MN.dim(0), a.c_MN.dim(1), a.a.data.dim(a.trans_a ? 0 : 1)}; }
 
-// What cuBLASLt is told about a product. Leading dimensions are those of `a`, sizes may be less.
+// The description of a product for cuBLASLt. Leading dimensions are those of `a`, sizes may be less.
 struct Problem {
   Problem(const Gemm& a, Sizes sizes, Sizes ld) {
     check(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
@@ -56,8 +54,9 @@ struct Problem {
                             second = a.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "TRANSA");
     check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "TRANSB");
-    layout(&b, a.b.dtype, a.trans_b ? sizes.k : sizes.n, a.trans_b ? sizes.n : sizes.k, a.trans_b ? ld.k : ld.n);
-    layout(&this->a, a.a.dtype, a.trans_a ? sizes.m : sizes.k, a.trans_a ? sizes.k : sizes.m, a.trans_a ? ld.m : ld.k);
+    layout(&b, a.b.data.dtype, a.trans_b ? sizes.k : sizes.n, a.trans_b ? sizes.n : sizes.k, a.trans_b ? ld.k : ld.n);
+    layout(&this->a, a.a.data.dtype, a.trans_a ? sizes.m : sizes.k, a.trans_a ? sizes.k : sizes.m,
+           a.trans_a ? ld.m : ld.k);
     layout(&c, a.c_MN.dtype, sizes.n, sizes.m, ld.n);
   }
   static void layout(cublasLtMatrixLayout_t to, DType dtype, int64_t rows, int64_t cols, int64_t ld) {
@@ -72,32 +71,42 @@ struct Operands {
   const void *a, *b;
 };
 
-struct Key {
-  Sizes sizes;
-  uint64_t flags;
-  bool operator==(const Key& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
+// The parts of cuBLASLt's algorithm that name it. A part that an algorithm does not have is UINT32_MAX.
+struct GemmAlgorithm {
+  uint32_t id, tile, stages, split_k, reduction, swizzle, custom, inner_shape;
 };
 
-struct KeyHash {
-  size_t operator()(const Key& key) const {
-    uint64_t hash = key.flags;
-    for (const int64_t x : {key.sizes.m, key.sizes.n, key.sizes.k}) {
-      hash = (hash ^ static_cast<uint64_t>(x)) * 0x9E3779B97F4A7C15u ^ (hash >> 29);
-    }
-    return hash;
-  }
-};
+uint32_t attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t what) {
+  uint32_t value = 0;
+  size_t written = 0;
+  const size_t size = what == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ? 2 : 4;
+  const cublasStatus_t status = cublasLtMatmulAlgoConfigGetAttribute(&algorithm, what, &value, size, &written);
+  return status == CUBLAS_STATUS_SUCCESS ? value : UINT32_MAX;
+}
 
-Key key_of(const Gemm& a) {
-  uint64_t flags = uint64_t{a.a.dtype == DType::bf16} | uint64_t{a.c_MN.dtype == DType::bf16} << 1 |
-                   uint64_t{a.trans_a} << 2 | uint64_t{a.trans_b} << 3 | uint64_t{a.accumulate} << 4;
-  for (const Tensor* t : {&a.c_MN, &a.a, &a.b}) flags = flags << 5 | static_cast<uint64_t>(alignment_of(t->data));
-  return {sizes_of(a), flags};
+GemmAlgorithm describe(const cublasLtMatmulAlgo_t& algorithm) {
+  const auto part = [&](cublasLtMatmulAlgoConfigAttributes_t what) { return attribute(algorithm, what); };
+  return {.id = part(CUBLASLT_ALGO_CONFIG_ID),
+          .tile = part(CUBLASLT_ALGO_CONFIG_TILE_ID),
+          .stages = part(CUBLASLT_ALGO_CONFIG_STAGES_ID),
+          .split_k = part(CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+          .reduction = part(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME),
+          .swizzle = part(CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING),
+          .custom = part(CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION),
+          .inner_shape = part(CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID)};
+}
+
+std::string to_string(const GemmAlgorithm& a) {
+  const auto text = [](uint32_t part) { return part == UINT32_MAX ? std::string("none") : std::to_string(part); };
+  return fmt::format(
+      "cuBLASLt algorithm {}: tile {}, stages {}, split-k {}, reduction {}, swizzle {}, custom {}, inner shape {}",
+      text(a.id), text(a.tile), text(a.stages), text(a.split_k), text(a.reduction), text(a.swizzle), text(a.custom),
+      text(a.inner_shape));
 }
 
 using Algorithms = std::vector<cublasLtMatmulAlgo_t>;
 
-// What this op keeps on a device. Calls come from one stream at a time: they share the workspace.
+// The state of this op on a device. Calls come from one stream at a time: they share the workspace.
 class CublasLt {
  public:
   CublasLt() {
@@ -117,16 +126,23 @@ class CublasLt {
   // False when cuBLASLt has no algorithm for this product.
   bool run(Stream& s, const Gemm& a) {
     const cudaStream_t stream = cuda_stream(s);
-    const Key key = key_of(a);
+    const GemmDesc desc = moebius::describe(a);
     const Sizes sizes = sizes_of(a);
     Problem problem(a, sizes, sizes);
-    if (const auto it = chosen_.find(key); it != chosen_.end()) return run_first(stream, problem, a, it->second);
-    Algorithms proposals = propose(problem, a);
+    if (const auto it = chosen_.find(desc); it != chosen_.end()) return run_first(stream, problem, a, it->second);
+    Algorithms proposals = propose(problem, desc);
     if (!is_capturing(s)) {
       if (proposals.size() > 1) proposals = {quickest(s, a, proposals)};
-      chosen_[key] = proposals;
+      chosen_[desc] = proposals;
     }
     return run_first(stream, problem, a, proposals);
+  }
+
+  // The algorithm that run() chose for such a product.
+  std::string chosen_text(const Gemm& a) const {
+    const auto it = chosen_.find(moebius::describe(a));
+    if (it == chosen_.end()) return "no algorithm chosen yet";
+    return it->second.empty() ? "tiled_gemm" : to_string(describe(it->second.front()));
   }
 
  private:
@@ -141,7 +157,7 @@ class CublasLt {
 
   bool run_first(cudaStream_t stream, Problem& problem, const Gemm& a, const Algorithms& algorithms) {
     if (algorithms.empty()) return false;
-    check(multiply(stream, problem, {a.c_MN.data, a.a.data, a.b.data}, a.accumulate, algorithms.front()),
+    check(multiply(stream, problem, {a.c_MN.data, a.a.data.data, a.b.data.data}, a.accumulate, algorithms.front()),
           "cublasLtMatmul");
     return true;
   }
@@ -153,9 +169,9 @@ class CublasLt {
                           workspace_, kWorkspaceBytes, stream);
   }
 
-  // cuBLASLt's proposals, best first by its own account, that sum as the first of them does: a function of shape,
-  // dtypes and alignment.
-  Algorithms propose(Problem& p, const Gemm& a) {
+  // cuBLASLt's proposals, best first by its own account, that sum as the first of them does: a
+  // function of shape, dtypes and alignment.
+  Algorithms propose(Problem& p, const GemmDesc& desc) {
     cublasLtMatmulPreferenceOpaque_t preference;
     check(cublasLtMatmulPreferenceInit(&preference), "cublasLtMatmulPreferenceInit");
     const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
@@ -163,10 +179,10 @@ class CublasLt {
     };
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kWorkspaceBytes));
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(alignment_of(a.b.data)));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(alignment_of(a.a.data)));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(alignment_of(a.c_MN.data)));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(alignment_of(a.c_MN.data)));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(desc.align_b));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(desc.align_a));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(desc.align_c));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(desc.align_c));
     cublasLtMatmulHeuristicResult_t results[kMaxProposals];
     int num_results = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle_, &p.product, &p.b, &p.a, &p.c, &p.c,
@@ -181,7 +197,7 @@ class CublasLt {
     return all;
   }
 
-  // Of one kind, and each sums all of K for its tile.
+  // Both are of one kind, and each sums all of K for its tile.
   static bool sums_alike(const cublasLtMatmulAlgo_t& x, const cublasLtMatmulAlgo_t& y) {
     for (const auto what :
          {CUBLASLT_ALGO_CONFIG_ID, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
@@ -190,17 +206,9 @@ class CublasLt {
     }
     return attribute(x, CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1;
   }
-  // Of two or four bytes; the same number where an algorithm does not have it.
-  static uint32_t attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t what) {
-    uint32_t value = 0;
-    size_t written = 0;
-    const size_t size = what == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ? 2 : 4;
-    const cublasStatus_t status = cublasLtMatmulAlgoConfigGetAttribute(&algorithm, what, &value, size, &written);
-    return status == CUBLAS_STATUS_SUCCESS ? value : UINT32_MAX;
-  }
 
-  // On the real operands, after a look at their bits there too: into c itself, which the call overwrites anyway, or
-  // where it accumulates into trial memory, with as many rows as fit.
+  // On the real operands, after a look at their bits there too: into c itself, which the call
+  // overwrites anyway, or where it accumulates into trial memory, with as many rows as fit.
   cublasLtMatmulAlgo_t quickest(Stream& s, const Gemm& a, const Algorithms& proposals) {
     const cudaStream_t stream = cuda_stream(s);
     const Algorithms equal = same_bits(s, a, proposals);
@@ -212,10 +220,11 @@ class CublasLt {
     if (sizes.m == 0) return proposals.front();
     const int64_t compared = std::min(room, sizes.m * row_bytes) / 4 * 4;
     char *const want = trial(), *const got = a.accumulate ? want + room : static_cast<char*>(a.c_MN.data);
-    if (alignment_of(got) < 4) return proposals.front();  // bits are compared in words
+    if (reinterpret_cast<uintptr_t>(got) % 4 != 0) return proposals.front();  // bits are compared in words
     Problem problem(a, sizes, ld);
     const auto run = [&](const cublasLtMatmulAlgo_t& algorithm) {
-      return multiply(stream, problem, {got, a.a.data, a.b.data}, a.accumulate, algorithm) == CUBLAS_STATUS_SUCCESS;
+      return multiply(stream, problem, {got, a.a.data.data, a.b.data.data}, a.accumulate, algorithm) ==
+             CUBLAS_STATUS_SUCCESS;
     };
     const auto run_once = [&](const cublasLtMatmulAlgo_t& algorithm) {
       if (a.accumulate) copy_on(stream, got, a.c_MN.data, sizes.m * row_bytes);
@@ -262,13 +271,14 @@ class CublasLt {
     return answer != 0;
   }
 
-  // The proposals that give the bits of the first one on operands that tell: with all of K, whose order is what may
-  // differ, and few rows and columns. The second half of K takes away what the first has summed, so that what is left
-  // is the rounding of that order alone, and a bf16 result shows it; c, where it is added to, is as small.
+  // The proposals that give the bits of the first one on operands that tell: with all of K, whose
+  // order is what may differ, and few rows and columns. The second half of K takes away what the
+  // first has summed, so that what is left is the rounding of that order alone, and a bf16 result
+  // shows it; c, where it is added to, is as small.
   Algorithms same_bits(Stream& s, const Gemm& a, const Algorithms& proposals) {
     const cudaStream_t stream = cuda_stream(s);
     const Sizes all = sizes_of(a);
-    const int64_t size = size_of(a.a.dtype);
+    const int64_t size = size_of(a.a.data.dtype);
     // The same remainders by 8 keep the alignment of rows.
     const auto few = [](int64_t x, int64_t most) { return x <= most ? x : most - 8 + x % 8; };
     Sizes sizes = all;
@@ -282,9 +292,9 @@ class CublasLt {
                   c_bytes = aligned(sizes.m * sizes.n * size_of(a.c_MN.dtype));
     char *const x = trial(), *const y = x + a_bytes, *const start = y + b_bytes, *const want = start + c_bytes,
                 *const got = want + c_bytes;
-    fill_trial(s, {.to = x, .dtype = a.a.dtype, .seed = 1, .outer = sizes.m, .k = sizes.k, .k_is_row = a.trans_a});
+    fill_trial(s, {.to = x, .dtype = a.a.data.dtype, .seed = 1, .outer = sizes.m, .k = sizes.k, .k_is_row = a.trans_a});
     fill_trial(s, {.to = y,
-                   .dtype = a.b.dtype,
+                   .dtype = a.b.data.dtype,
                    .seed = 2,
                    .outer = sizes.n,
                    .k = sizes.k,
@@ -310,22 +320,24 @@ class CublasLt {
   cublasLtHandle_t handle_ = nullptr;
   char* workspace_ = nullptr;  // the library's, then the memory of trials
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
-  std::unordered_map<Key, Algorithms, KeyHash> chosen_;  // one algorithm, or none
+  std::unordered_map<GemmDesc, Algorithms, GemmDescHash> chosen_;  // one algorithm, or none
 };
 
 // A product that is worth the tensor cores, of rows that the quickest of cuBLASLt's kernels do not take.
 void note_odd_operands(const Stream& s, const Gemm& a) {
   const Sizes z = sizes_of(a);
-  const bool is_odd = a.a.dim(1) % 8 != 0 || a.b.dim(1) % 8 != 0;
-  if (!is_odd || a.a.dtype != DType::bf16 || std::min({z.m, z.n, z.k}) < 8) return;
+  const bool is_odd = a.a.data.dim(1) % 8 != 0 || a.b.data.dim(1) % 8 != 0;
+  if (!is_odd || a.a.data.dtype != DType::bf16 || std::min({z.m, z.n, z.k}) < 8) return;
   note_fallback_kernel(s, "gemm",
                        fmt::format("cuBLASLt's quickest kernels take rows of a multiple of 8; got {} times {}",
-                                   to_string(a.a), to_string(a.b)));
+                                   to_string(a.a.data), to_string(a.b.data)));
 }
 
 }  // namespace
 
 void prepare_gemm(Stream& s) { op_state<CublasLt>(s); }
+
+std::string gemm_algorithm_text(Stream& s, const Gemm& a) { return op_state<CublasLt>(s).chosen_text(a); }
 
 void gemm(Stream& s, const Gemm& a) {
   const cudaStream_t stream = cuda_stream(s);
@@ -335,8 +347,9 @@ void gemm(Stream& s, const Gemm& a) {
   }
   note_odd_operands(s, a);
   if (op_state<CublasLt>(s).run(s, a)) return;
-  if (a.a.dtype == DType::bf16)
-    note_fallback_kernel(s, "gemm", fmt::format("cuBLASLt has no way for {} times {}", to_string(a.a), to_string(a.b)));
+  if (a.a.data.dtype == DType::bf16)
+    note_fallback_kernel(s, "gemm",
+                         fmt::format("cuBLASLt has no way for {} times {}", to_string(a.a.data), to_string(a.b.data)));
   tiled_gemm(s, a);
 }
 

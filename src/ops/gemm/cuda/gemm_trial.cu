@@ -64,15 +64,15 @@ __global__ void __launch_bounds__(kTile* kTile) tiled_kernel(C* c, const T* a, c
 
 template <class T, class C>
 void launch(cudaStream_t stream, const Gemm& a) {
-  const int64_t m = a.c_MN.dim(0), n = a.c_MN.dim(1), k = a.a.dim(a.trans_a ? 0 : 1);
+  const int64_t m = a.c_MN.dim(0), n = a.c_MN.dim(1), k = a.a.data.dim(a.trans_a ? 0 : 1);
   const Strides sa = a.trans_a ? Strides{1, m} : Strides{k, 1}, sb = a.trans_b ? Strides{1, k} : Strides{n, 1};
   constexpr int64_t kMaxRows = int64_t{65535} * kTile;  // of a grid's second dimension
   for (int64_t row = 0; row < m; row += kMaxRows) {
     const int64_t rows = m - row < kMaxRows ? m - row : kMaxRows;
     const dim3 grid(static_cast<unsigned>(div_ceil(n, kTile)), static_cast<unsigned>(div_ceil(rows, kTile)));
     tiled_kernel<<<grid, dim3(kTile, kTile), 0, stream>>>(
-        static_cast<C*>(a.c_MN.data) + row * n, static_cast<const T*>(a.a.data) + row * sa.row,
-        static_cast<const T*>(a.b.data), rows, n, k, sa, sb, a.accumulate);
+        static_cast<C*>(a.c_MN.data) + row * n, static_cast<const T*>(a.a.data.data) + row * sa.row,
+        static_cast<const T*>(a.b.data.data), rows, n, k, sa, sb, a.accumulate);
     check_launch("gemm");
   }
 }
@@ -98,7 +98,7 @@ void compare_trial(Stream& s, const CompareTrial& a) {
 
 void tiled_gemm(Stream& s, const Gemm& a) {
   const cudaStream_t stream = cuda_stream(s);
-  if (a.a.dtype == DType::f32)
+  if (a.a.data.dtype == DType::f32)
     launch<float, float>(stream, a);
   else if (a.c_MN.dtype == DType::f32)
     launch<__nv_bfloat16, float>(stream, a);

@@ -1,13 +1,13 @@
-// What gemm on CUDA needs of kernels of its own: operands for trials of cuBLASLt's algorithms, and a plain product for
-// what cuBLASLt does not take.
+// The kernels of our own that gemm on CUDA needs: operands for trials of cuBLASLt's algorithms, and
+// a plain product for what cuBLASLt does not take.
 #pragma once
 
 #include "ops/gemm/gemm.h"
 
 namespace moebius::cuda {
 
-// An operand of a product: uniform values in [-1, 1) times scale, from a counter. The second half of k repeats the
-// first, with its sign turned if asked for; the last of an odd k is 0.
+// An operand of a product: uniform values in [-1, 1) times scale, from a counter. The second half
+// of k repeats the first, with its sign turned if asked for; the last of an odd k is 0.
 struct FillTrial {
   void* to;  // out, [outer, k], or [k, outer] when k is the row
   DType dtype;

@@ -1,29 +1,32 @@
-// The main loop of the grouped products on sm_90a: 128 x 256 output tiles, K in steps of 64 through a ring of
-// shared-memory slots. A block is a producer warpgroup, which fills slots, and two consumer warpgroups of 64 rows each,
-// which multiply them; two blocks are a cluster that shares the weights (sm90/row_tiles.h).
+// The main loop of the grouped products on sm_90a: 128 x 256 output tiles, K in steps of 64 through
+// a ring of shared-memory slots. A block is a producer warpgroup, which fills slots, and two
+// consumer warpgroups of 64 rows each, which multiply them; two blocks are a cluster that shares
+// the weights (sm90/row_tiles.h).
 //
-// Slot s is full when its bytes have landed (full barrier) and empty when the consumers of BOTH blocks have read it
-// (empty barrier), since each block loads half of the shared weights into both.
+// Slot s is full when its bytes have landed (full barrier) and empty when the consumers of BOTH
+// blocks have read it (empty barrier), since each block loads half of the shared weights into both.
 #pragma once
 
+#include "ops/grouped_gemm/grouped_gemm_config.h"
 #include "ops/grouped_gemm/sm90/row_tiles.h"
 #include "ops/sm90/sm90.h"
 
 namespace moebius::cuda {
 
-constexpr int kNumSlots = 4, kNumNotes = 4, kNoteBytes = 32;
-constexpr uint32_t kSlotBytesA = kTileM * kTileK * 2, kSlotBytesB = kTileN * kTileK * 2;
-constexpr uint32_t kHalfBytesB = kSlotBytesB / 2;
+constexpr int kNoteBytes = 32;
 constexpr uint32_t kStagingBytesWarp = 4096;  // of each consumer warp, for its epilogue
-constexpr int kNumConsumerWarps = 8;
-constexpr int kGemmThreads = 384;
-// Registers of a thread of the producer and the consumers, where A is gathered and where not: what 384 threads have of
-// the multiprocessor's 64 K.
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-constexpr int kGatherProducerRegisters = 56, kGatherConsumerRegisters = 224;
 
-// Offsets in the dynamic shared memory, which starts at a multiple of 1024.
+// The shared memory of a config: sizes in bytes, and offsets in the dynamic shared memory, which
+// starts at a multiple of 1024.
+template <GroupedGemmConfig kConfig>
 struct GemmShared {
+  static_assert(kConfig.tile_m == 128 && kConfig.tile_n == 256 && kConfig.tile_k == 64 && kConfig.cluster == 2 &&
+                    kConfig.threads == 384,
+                "the main loop multiplies 64 x 256 x 64 in each of two consumer warpgroups, in clusters of two");
+  static constexpr int kNumSlots = kConfig.num_slots, kNumNotes = kConfig.num_notes;
+  static constexpr int kNumConsumerWarps = 4 * kConfig.num_consumers();
+  static constexpr uint32_t kSlotBytesA = kConfig.slot_bytes_a(), kSlotBytesB = kConfig.slot_bytes_b();
+  static constexpr uint32_t kHalfBytesB = kSlotBytesB / 2;
   static constexpr uint32_t kA = 0;
   static constexpr uint32_t kB = kA + kNumSlots * kSlotBytesA;
   static constexpr uint32_t kStaging = kB + kNumSlots * kSlotBytesB;
@@ -33,28 +36,35 @@ struct GemmShared {
   static constexpr uint32_t kNoteEmpty = kNoteFull + 8 * kNumNotes;
   static constexpr uint32_t kNotes = kNoteEmpty + 8 * kNumNotes;
   static constexpr uint32_t kBegins = kNotes + kNoteBytes * kNumNotes;
-  static constexpr uint32_t kWarp = kBegins + 4 * kTileM * kNumNotes;  // a barrier of each consumer warp's own
+  static constexpr uint32_t kWarp = kBegins + 4 * kConfig.tile_m * kNumNotes;  // a barrier of each consumer warp's own
   static constexpr uint32_t kBytes = kWarp + 8 * kNumConsumerWarps;
 };
 
-using SlotCursor = Ring<kNumSlots>;
+template <GroupedGemmConfig kConfig>
+using SlotCursor = Ring<kConfig.num_slots>;
 
+template <GroupedGemmConfig kConfig>
 struct SlotRing {
+  using Shared = GemmShared<kConfig>;
   uint32_t shared;  // address of the dynamic shared memory
-  __device__ __forceinline__ uint32_t a(uint32_t slot) const { return shared + GemmShared::kA + slot * kSlotBytesA; }
-  __device__ __forceinline__ uint32_t b(uint32_t slot) const { return shared + GemmShared::kB + slot * kSlotBytesB; }
-  __device__ __forceinline__ uint32_t full(uint32_t slot) const { return shared + GemmShared::kFull + 8 * slot; }
-  __device__ __forceinline__ uint32_t empty(uint32_t slot) const { return shared + GemmShared::kEmpty + 8 * slot; }
+  __device__ __forceinline__ uint32_t a(uint32_t slot) const {
+    return shared + Shared::kA + slot * Shared::kSlotBytesA;
+  }
+  __device__ __forceinline__ uint32_t b(uint32_t slot) const {
+    return shared + Shared::kB + slot * Shared::kSlotBytesB;
+  }
+  __device__ __forceinline__ uint32_t full(uint32_t slot) const { return shared + Shared::kFull + 8 * slot; }
+  __device__ __forceinline__ uint32_t empty(uint32_t slot) const { return shared + Shared::kEmpty + 8 * slot; }
 
   // One thread of the block, before a cluster_sync.
   __device__ __forceinline__ void init(uint32_t full_arrivals) const {
-    for (uint32_t s = 0; s < kNumSlots; ++s) {
+    for (uint32_t s = 0; s < Shared::kNumSlots; ++s) {
       mbarrier_init(full(s), full_arrivals);
-      mbarrier_init(empty(s), 2 * kNumConsumerWarps);
+      mbarrier_init(empty(s), 2 * Shared::kNumConsumerWarps);
     }
     fence_mbarrier_init();
   }
-  __device__ __forceinline__ void wait_empty(const SlotCursor& at) const {
+  __device__ __forceinline__ void wait_empty(const SlotCursor<kConfig>& at) const {
     mbarrier_wait(empty(at.stage), at.parity ^ 1);
   }
   // By a whole consumer warp: to both blocks.
@@ -64,32 +74,35 @@ struct SlotRing {
   }
 };
 
-// What the other warps are told of a tile, by way of a ring of its own: walking the tiles takes longer than a K step,
-// and so does looking up the rows.
+// The note that the other warps read about a tile. Notes have a ring of their own: walking the
+// tiles takes longer than a K step, and so does looking up the rows.
 struct TileNote {
   int32_t first_row, end_row, n;  // n < 0: there are no more tiles
   int32_t expert, shared;         // as in RowTile
 };
 
+template <GroupedGemmConfig kConfig>
 struct NoteRing {
+  using Shared = GemmShared<kConfig>;
+  static constexpr int kNumNotes = Shared::kNumNotes;
   uint32_t shared;
 
   __device__ __forceinline__ uint32_t note(uint32_t tile) const {
-    return shared + GemmShared::kNotes + tile % kNumNotes * kNoteBytes;
+    return shared + Shared::kNotes + tile % kNumNotes * kNoteBytes;
   }
-  // Of gathered tiles: where each row begins, in chunks of 16 bytes; 0 where there is none.
+  // For gathered tiles, the place where each row begins, in chunks of 16 bytes; 0 where there is none.
   __device__ __forceinline__ uint32_t begins(uint32_t tile) const {
-    return shared + GemmShared::kBegins + tile % kNumNotes * kTileM * 4;
+    return shared + Shared::kBegins + tile % kNumNotes * kConfig.tile_m * 4;
   }
   __device__ __forceinline__ uint32_t full(uint32_t tile) const {
-    return shared + GemmShared::kNoteFull + tile % kNumNotes * 8;
+    return shared + Shared::kNoteFull + tile % kNumNotes * 8;
   }
   __device__ __forceinline__ uint32_t empty(uint32_t tile) const {
-    return shared + GemmShared::kNoteEmpty + tile % kNumNotes * 8;
+    return shared + Shared::kNoteEmpty + tile % kNumNotes * 8;
   }
 
-  // Every thread that writes or reads arrives for itself: a barrier then orders the accesses of its own arrivals alone,
-  // which tools that look for races can follow. The writer is a warp.
+  // Every thread that writes or reads arrives for itself: a barrier then orders the accesses of its
+  // own arrivals alone, which tools that look for races can follow. The writer is a warp.
   __device__ __forceinline__ void init(uint32_t reading_threads) const {
     for (uint32_t i = 0; i < kNumNotes; ++i) {
       mbarrier_init(full(i), 32);
@@ -120,24 +133,25 @@ struct NoteRing {
 };
 
 // One K step of a consumer warpgroup: rows [64 group, 64 group + 64) of A times all of B.
-template <Major kMajorB>
-__device__ __forceinline__ void multiply_slot(float (&acc)[128], const SlotRing& ring, uint32_t slot, uint32_t group,
-                                              bool accumulate) {
-  const uint64_t a = wgmma_operand<Major::k>(ring.a(slot) + group * (kSlotBytesA / 2));
+template <Major kMajorB, GroupedGemmConfig kConfig>
+__device__ __forceinline__ void multiply_slot(float (&acc)[128], const SlotRing<kConfig>& ring, uint32_t slot,
+                                              uint32_t group, bool accumulate) {
+  const uint64_t a = wgmma_operand<Major::k>(ring.a(slot) + group * (GemmShared<kConfig>::kSlotBytesA / 2));
   const uint64_t b = wgmma_operand<kMajorB>(ring.b(slot));
   constexpr uint64_t kStepA = 32 >> 4, kStepB = (kMajorB == Major::k ? 32 : 2048) >> 4;
 #pragma unroll
-  for (int k = 0; k < kTileK / 16; ++k) {
+  for (int k = 0; k < kConfig.tile_k / 16; ++k) {
     Wgmma<Major::k, kMajorB>::multiply(acc, a + k * kStepA, b + k * kStepB, accumulate || k > 0);
   }
 }
 
-// The product of a tile, step by step: acc = sum over the steps. A slot is released once the wgmmas of the next one are
-// queued behind its own. kFenceA: A was written by cp.async, so each thread orders that before its wgmma.
-template <Major kMajorB, bool kFenceA>
+// The product of a tile, step by step: acc = sum over the steps. A slot is released once the wgmmas
+// of the next one are queued behind its own. kFenceA: A was written by cp.async, so each thread
+// orders that before its wgmma.
+template <GroupedGemmConfig kConfig, Major kMajorB, bool kFenceA>
 struct TileProduct {
-  const SlotRing& ring;
-  SlotCursor& at;
+  const SlotRing<kConfig>& ring;
+  SlotCursor<kConfig>& at;
   uint32_t group;
   uint32_t before = 0;
 
@@ -163,8 +177,9 @@ struct TileProduct {
   }
 };
 
-// What a TileProduct does to the ring, for a warpgroup without rows.
-__device__ __forceinline__ void skip_tile(const SlotRing& ring, SlotCursor& at, int num_k) {
+// Moves the ring as a TileProduct does, for a warpgroup without rows.
+template <GroupedGemmConfig kConfig>
+__device__ __forceinline__ void skip_tile(const SlotRing<kConfig>& ring, SlotCursor<kConfig>& at, int num_k) {
   for (int k = 0; k < num_k; ++k, at.advance()) {
     mbarrier_wait(ring.full(at.stage), at.parity);
     __syncwarp();  // two lanes release it for all

@@ -1,14 +1,16 @@
-// The kernel around the main loop of sm90/grouped_gemm.h. An Op says where operands come from and what becomes of
-// the product of a tile:
+// The kernel around the main loop of sm90/grouped_gemm.h. An Op says where operands come from and
+// what becomes of the product of a tile:
+//   kConfig   the GroupedGemmConfig that the kernel is compiled for
 //   struct Params { CUtensorMap a, b; Gather gather; RowTiles tiles; int32_t num_k; ... };
 //   kGather   rows of A are read by index (cp.async); otherwise by map a, box 64 x 128
 //   kMajorB   of the weights' tile
 //   load_b(params, load, half, k, n, expert)   half of the weights' tile: 128 of its 256 columns
 //   kPieces, store_piece<i>(params, held, staging)   by a consumer warp: the i-th part of storing its rows of a tile;
 //             or consume(params, ring, notes), in the place of what is said next
-// A tile is stored while the next one is multiplied: its product, rounded to bf16, waits in registers, and K steps
-// store a piece each. Nothing but the rounding stands between the products of two tiles. A warpgroup that stores does
-// not feed the tensor cores, so the two take turns: one stores in even steps, the other in odd ones.
+// A tile is stored while the next one is multiplied: its product, rounded to bf16, waits in
+// registers, and K steps store a piece each. Nothing but the rounding stands between the products
+// of two tiles. A warpgroup that stores does not feed the tensor cores, so the two take turns: one
+// stores in even steps, the other in odd ones.
 #pragma once
 
 #include "ops/cuda/for_each_constant.h"
@@ -36,18 +38,18 @@ struct SlotLoad {
   }
 };
 
-// The warps of the producer warpgroup: one walks the tiles, one loads by TMA, and where Op gathers the others copy rows
-// (there the load warp walks the tiles too).
+// The warps of the producer warpgroup: one walks the tiles, one loads by TMA, and where Op gathers
+// the others copy rows (there the load warp walks the tiles too).
 constexpr uint32_t kWalkWarp = 3, kFirstCopyWarp = 1, kNumCopyWarps = 3;
 
 // Goes to the next tile and tells the others, by a whole warp, in steps: each
 // is short enough that loads can go on between them.
 template <class Op>
 struct Announcer {
-  static constexpr int kSteps = 3;
+  static constexpr int kSteps = 3, kTileM = Op::kConfig.tile_m;
   const typename Op::Params& p;
-  const NoteRing& notes;
-  RowTileWalk walk;
+  const NoteRing<Op::kConfig>& notes;
+  RowTileWalk<kTileM> walk;
   RowTile tile{};
   bool more = true;
   uint32_t count = 0;
@@ -88,11 +90,12 @@ struct Announcer {
 
 // One thread: a step of what TMA loads. Of the weights both halves, or this block's half for both blocks.
 template <class Op, class Tile>
-__device__ __forceinline__ void load_step(const typename Op::Params& p, const SlotRing& ring, uint32_t slot, int32_t k,
-                                          const Tile& tile, uint32_t block) {
+__device__ __forceinline__ void load_step(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
+                                          uint32_t slot, int32_t k, const Tile& tile, uint32_t block) {
+  using Shared = GemmShared<Op::kConfig>;
   const SlotLoad weights{ring.b(slot), ring.full(slot), tile.shared != 0};
-  mbarrier_arrive_expect(weights.barrier, (Op::kGather ? 0 : kSlotBytesA) + kSlotBytesB);
-  if constexpr (!Op::kGather) tma_load(ring.a(slot), &p.a, weights.barrier, k * kTileK, tile.first_row);
+  mbarrier_arrive_expect(weights.barrier, (Op::kGather ? 0 : Shared::kSlotBytesA) + Shared::kSlotBytesB);
+  if constexpr (!Op::kGather) tma_load(ring.a(slot), &p.a, weights.barrier, k * Op::kConfig.tile_k, tile.first_row);
   if (tile.shared) {
     Op::load_b(p, weights, block, k, tile.n, tile.expert);
   } else {
@@ -103,8 +106,9 @@ __device__ __forceinline__ void load_step(const typename Op::Params& p, const Sl
 
 // The load warp where nothing is gathered; one thread.
 template <class Op>
-__device__ void load(const typename Op::Params& p, const SlotRing& ring, const NoteRing& notes, uint32_t block) {
-  SlotCursor at;
+__device__ void load(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
+                     const NoteRing<Op::kConfig>& notes, uint32_t block) {
+  SlotCursor<Op::kConfig> at;
   for (uint32_t count = 0;; ++count) {
     const TileNote tile = notes.read(count);
     notes.release(count);
@@ -117,8 +121,8 @@ __device__ void load(const typename Op::Params& p, const SlotRing& ring, const N
 }
 
 template <class Op>
-__device__ void walk_tiles(const typename Op::Params& p, const NoteRing& notes, uint32_t block) {
-  Announcer<Op> announcer{p, notes, RowTileWalk(p.tiles, block)};
+__device__ void walk_tiles(const typename Op::Params& p, const NoteRing<Op::kConfig>& notes, uint32_t block) {
+  Announcer<Op> announcer{p, notes, RowTileWalk<Op::kConfig.tile_m>(p.tiles, block)};
   while (announcer.more) {
     for (int i = 0; i < Announcer<Op>::kSteps; ++i) announcer.step(i);
   }
@@ -126,10 +130,10 @@ __device__ void walk_tiles(const typename Op::Params& p, const NoteRing& notes, 
 
 // The load warp beside copy warps.
 template <class Op>
-__device__ void walk_and_load(const typename Op::Params& p, const SlotRing& ring, const NoteRing& notes,
-                              uint32_t block) {
-  Announcer<Op> announcer{p, notes, RowTileWalk(p.tiles, block)};
-  SlotCursor at;
+__device__ void walk_and_load(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
+                              const NoteRing<Op::kConfig>& notes, uint32_t block) {
+  Announcer<Op> announcer{p, notes, RowTileWalk<Op::kConfig.tile_m>(p.tiles, block)};
+  SlotCursor<Op::kConfig> at;
   for (int i = 0; i < Announcer<Op>::kSteps; ++i) announcer.step(i);
   while (announcer.more) {
     const RowTile tile = announcer.tile;
@@ -143,18 +147,21 @@ __device__ void walk_and_load(const typename Op::Params& p, const SlotRing& ring
   }
 }
 
-// The copy warps: 8 lanes copy the 128 bytes of a row, a warp 4 rows at once, and the warps take turns. This has to
-// keep up with the tensor cores, so a copy is few instructions: addresses stay in registers, and rows past the expert's
-// end read row 0, which makes rows that are not stored. cp.async writes by way of the generic proxy and wgmma reads by
-// the async one: the consumers fence.
+// The copy warps: 8 lanes copy the 128 bytes of a row, a warp 4 rows at once, and the warps take
+// turns. This has to keep up with the tensor cores, so a copy is few instructions: addresses stay
+// in registers, and rows past the expert's end read row 0, which makes rows that are not stored.
+// cp.async writes by way of the generic proxy and wgmma reads by the async one: the consumers
+// fence.
 template <class Op>
-__device__ void copy_rows(const typename Op::Params& p, const SlotRing& ring, const NoteRing& notes) {
+__device__ void copy_rows(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
+                          const NoteRing<Op::kConfig>& notes) {
+  constexpr int kTileM = Op::kConfig.tile_m;
   constexpr uint32_t kStride = 4 * kNumCopyWarps, kRows = (kTileM + kStride - 1) / kStride;
   static_assert(kStride % 8 == 4, "the swizzle alternates from row to row of a thread");
   const uint32_t warp = threadIdx.x / 32 - kFirstCopyWarp, lane = threadIdx.x % 32, lane_chunk = lane % 8;
   const uint32_t first = 4 * warp + lane / 8;  // then kStride further each
   const uint32_t even = swizzle_128(first, lane_chunk), odd = even ^ 64;
-  SlotCursor at;
+  SlotCursor<Op::kConfig> at;
   for (uint32_t count = 0;; ++count) {
     if (notes.read(count).n < 0) return;
     const char* from[kRows];
@@ -175,15 +182,15 @@ __device__ void copy_rows(const typename Op::Params& p, const SlotRing& ring, co
         if ((i + 1) * kStride <= kTileM || first + kStride * i < kTileM) {
           cp_async_16(ring.a(at.stage) + (i % 2 == 0 ? even : odd) + i * kStride * 128, from[i], inside);
         }
-        from[i] += kTileK * 2;
+        from[i] += Op::kConfig.tile_k * 2;
       }
       mbarrier_arrive_cp_async(ring.full(at.stage));
     }
   }
 }
 
-// A tile's 16 rows of a consumer warp, as bf16: words[2 j + i] are columns 8 j + 2 (lane % 4) + {0, 1} of row 8 i +
-// lane / 4.
+// A tile's 16 rows of a consumer warp, as bf16: words[2 j + i] are columns 8 j + 2 (lane % 4) + {0,
+// 1} of row 8 i + lane / 4.
 struct HeldRows {
   uint32_t words[64];
   int32_t row, rows;  // the first, and how many there are; none: rows <= 0
@@ -201,10 +208,11 @@ struct HeldRows {
 constexpr int kTurns = 2;  // warpgroup g stores after steps that are g modulo this
 
 template <class Op>
-__device__ __forceinline__ void consume(const typename Op::Params& p, const SlotRing& ring, const NoteRing& notes) {
+__device__ __forceinline__ void consume(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
+                                        const NoteRing<Op::kConfig>& notes) {
   const uint32_t group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4;
-  const uint32_t staging = ring.shared + GemmShared::kStaging + warp * kStagingBytesWarp;
-  SlotCursor at;
+  const uint32_t staging = ring.shared + GemmShared<Op::kConfig>::kStaging + warp * kStagingBytesWarp;
+  SlotCursor<Op::kConfig> at;
   HeldRows held;
   held.rows = 0;
   for (uint32_t count = 0;; ++count) {
@@ -218,7 +226,7 @@ __device__ __forceinline__ void consume(const typename Op::Params& p, const Slot
       continue;
     }
     float acc[128];
-    TileProduct<Op::kMajorB, Op::kGather> product{ring, at, group};
+    TileProduct<Op::kConfig, Op::kMajorB, Op::kGather> product{ring, at, group};
     for_each_constant<0, kTurns * Op::kPieces>([&](auto step) {
       constexpr int kStep = decltype(step)::value;
       if (kStep < p.num_k) product.step(acc, kStep == 0);
@@ -236,38 +244,23 @@ __device__ __forceinline__ void consume(const typename Op::Params& p, const Slot
   }
 }
 
-// Registers of a thread. Copying rows takes more of them than loading by TMA does, and is given more unless the Op says
-// consumers need them.
 template <class Op>
-constexpr bool producers_get_more() {
-  if constexpr (requires { Op::kProducersGetMore; }) return Op::kProducersGetMore;
-  return Op::kGather;
-}
-template <class Op>
-constexpr int producer_registers() {
-  return producers_get_more<Op>() ? kGatherProducerRegisters : kProducerRegisters;
-}
-template <class Op>
-constexpr int consumer_registers() {
-  return producers_get_more<Op>() ? kGatherConsumerRegisters : kConsumerRegisters;
-}
-
-template <class Op>
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kGemmThreads, 1)
+__global__ void __cluster_dims__(Op::kConfig.cluster, 1, 1) __launch_bounds__(Op::kConfig.threads, 1)
     grouped_gemm_kernel(const __grid_constant__ typename Op::Params p) {
+  using Shared = GemmShared<Op::kConfig>;
   extern __shared__ __align__(1024) unsigned char shared[];
-  const SlotRing ring{smem_addr(shared)};
-  const NoteRing notes{ring.shared};
+  const SlotRing<Op::kConfig> ring{smem_addr(shared)};
+  const NoteRing<Op::kConfig> notes{ring.shared};
   const uint32_t block = cluster_block_rank(), warp = threadIdx.x / 32;
   constexpr uint32_t kCopyWarps = Op::kGather ? kNumCopyWarps : 0;
   if (threadIdx.x == 0) {
-    notes.init(32 * (kNumConsumerWarps + kCopyWarps) + (Op::kGather ? 0 : 1));
-    for (uint32_t w = 0; w < kNumConsumerWarps; ++w) mbarrier_init(ring.shared + GemmShared::kWarp + 8 * w, 1);
+    notes.init(32 * (Shared::kNumConsumerWarps + kCopyWarps) + (Op::kGather ? 0 : 1));
+    for (uint32_t w = 0; w < Shared::kNumConsumerWarps; ++w) mbarrier_init(ring.shared + Shared::kWarp + 8 * w, 1);
     ring.init(32 * kCopyWarps + 1);
   }
   cluster_sync();
   if (warp < 4) {
-    fewer_registers<producer_registers<Op>()>();
+    fewer_registers<Op::kConfig.producer_registers>();
     if constexpr (Op::kGather) {
       if (warp < kFirstCopyWarp) {
         walk_and_load<Op>(p, ring, notes, block);
@@ -280,7 +273,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kGemmThreads, 1)
       load<Op>(p, ring, notes, block);
     }
   } else {
-    more_registers<consumer_registers<Op>()>();
+    more_registers<Op::kConfig.consumer_registers>();
     if constexpr (requires { Op::consume(p, ring, notes); }) {
       Op::consume(p, ring, notes);
     } else {

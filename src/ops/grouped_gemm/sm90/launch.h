@@ -4,7 +4,6 @@
 #include "core/tensor.h"
 #include "device/block_limit.h"
 #include "device/cuda/cuda.h"
-#include "ops/experts/cuda/experts.h"
 #include "ops/grouped_gemm/sm90/kernel.h"
 #include "ops/grouped_gemm/sm90/tiles.h"
 #include "ops/sm90/tensor_map.h"
@@ -18,23 +17,25 @@ inline bool takes_rows(const Tensor& t) {
 }
 
 // Rows are counted in 32 bits, tiles past the last one too.
-inline bool takes_num_rows(const Tensor& t) { return t.dim(0) < INT32_MAX - 2 * kTileM; }
+inline bool takes_num_rows(const Tensor& t) { return t.dim(0) < INT32_MAX - 2 * kSm90Rows.tile_m; }
 
-// Of a matrix of rows of A.
-inline CUtensorMap rows_map(const Tensor& t) {
-  return make_tensor_map<2>(t.data, {{{t.dim(1), 1, kTileK}, {t.dim(0), t.dim(1), kTileM}}});
+// The map of a matrix of rows of A, in boxes of a slot.
+inline CUtensorMap rows_map(const Tensor& t, const GroupedGemmConfig& config) {
+  const auto tile_k = static_cast<uint32_t>(config.tile_k), tile_m = static_cast<uint32_t>(config.tile_m);
+  return make_tensor_map<2>(t.data, {{{t.dim(1), 1, tile_k}, {t.dim(0), t.dim(1), tile_m}}});
 }
 
-// What a kernel needs to be told once on a device.
+// The launch parameters of a kernel, found once on a device.
 template <class Op>
 struct GroupedLaunch {
-  int blocks = sm90::persistent_blocks(reinterpret_cast<const void*>(&grouped_gemm_kernel<Op>), GemmShared::kBytes);
+  int blocks =
+      sm90::persistent_blocks(reinterpret_cast<const void*>(&grouped_gemm_kernel<Op>), GemmShared<Op::kConfig>::kBytes);
 };
 
 template <class Op>
 void launch_grouped(Stream& s, const typename Op::Params& p, const char* who) {
   const int blocks = limited_blocks(s, op_state<GroupedLaunch<Op>>(s).blocks);
-  grouped_gemm_kernel<Op><<<blocks, kGemmThreads, GemmShared::kBytes, cuda_stream(s)>>>(p);
+  grouped_gemm_kernel<Op><<<blocks, Op::kConfig.threads, GemmShared<Op::kConfig>::kBytes, cuda_stream(s)>>>(p);
   check_launch(who);
 }
 

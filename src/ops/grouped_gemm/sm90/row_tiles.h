@@ -1,6 +1,6 @@
-// How the rows of all experts are cut into output tiles, and which cluster of two blocks computes which tile when. Only
-// the offsets in device memory say how many tiles there are: the grid is fixed, and cluster c takes every unit that is
-// c modulo the number of clusters.
+// How the rows of all experts are cut into output tiles, and which cluster of two blocks computes
+// which tile when. Only the offsets in device memory say how many tiles there are: the grid is
+// fixed, and cluster c takes every unit that is c modulo the number of clusters.
 //
 // A unit is two tiles, one a block: rows m and m + 1 of the same expert at the same
 // columns, so that the blocks share their piece of the weights. An expert's odd
@@ -11,11 +11,9 @@
 
 #include <cstdint>
 
-#include "ops/experts/experts.h"
+#include "core/tensor.h"
 
 namespace moebius::cuda {
-
-constexpr int kTileM = 128, kTileN = 256, kTileK = 64;
 
 struct RowTiles {
   const int32_t* offsets;  // [num_experts + 1]; null: one expert has rows [0, num_rows)
@@ -26,16 +24,15 @@ struct RowTiles {
   __device__ int32_t offset(int32_t expert) const { return offsets ? __ldg(offsets + expert) : expert * num_rows; }
 };
 
-// Without offsets one expert has all rows.
-inline RowTiles row_tiles(const Rows& rows, int64_t num_rows, int64_t across) {
-  constexpr int32_t kGroup = 8;  // units: 16 row tiles by about 8 across are in flight
-  const Tensor& offsets = rows.offsets_e1;
-  const bool all = offsets.empty();
-  return {.offsets = all ? nullptr : offsets.ptr<int32_t>(),
-          .num_experts = all ? 1 : static_cast<int32_t>(offsets.dim(0) - 1),
+// Without offsets one expert has all rows. With groups of 8 units 16 row tiles by about 8 across
+// are in flight.
+inline RowTiles row_tiles(const Tensor& offsets_e1, int64_t num_rows, int64_t across, int l2_group) {
+  const bool all = offsets_e1.empty();
+  return {.offsets = all ? nullptr : offsets_e1.ptr<int32_t>(),
+          .num_experts = all ? 1 : static_cast<int32_t>(offsets_e1.dim(0) - 1),
           .num_rows = static_cast<int32_t>(num_rows),
           .across = static_cast<int32_t>(across),
-          .group = kGroup};
+          .group = l2_group};
 }
 
 struct RowTile {
@@ -44,7 +41,8 @@ struct RowTile {
   bool shared;                         // both blocks of the cluster have this n
 };
 
-// The tiles of a block, in order.
+// The tiles of a block, in order, of kTileM rows each.
+template <int kTileM>
 class RowTileWalk {
  public:
   __device__ RowTileWalk(const RowTiles& tiles, uint32_t block_in_cluster)

@@ -1,14 +1,14 @@
-// The ring of shared-memory slots between the producers and the consumers of a kernel for sm_90a, as 32-bit shared
-// addresses. Slot i is full when its bytes have landed, and empty when the consumers of both blocks of the cluster have
-// read it: each block also loads into the other.
+// The ring of shared-memory slots between the producers and the consumers of a kernel for sm_90a,
+// as 32-bit shared addresses. Slot i is full when its bytes have landed, and empty when the
+// consumers of both blocks of the cluster have read it: each block also loads into the other.
 #pragma once
 
 #include "ops/sm90/sm90.h"
 
 namespace moebius::cuda::sm90 {
 
-// The value of lane 0: the compiler then knows it is one for the warp, and keeps it instead of making it again from the
-// special registers in each step of a loop.
+// The value of lane 0: the compiler then knows it is one for the warp, and keeps it instead of
+// making it again from the special registers in each step of a loop.
 __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 template <int kNum, uint32_t kBytes>

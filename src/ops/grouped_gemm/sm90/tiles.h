@@ -1,5 +1,5 @@
-// How the sm_90 kernels of experts walk over tiles: persistent clusters of two blocks, tile counts of each expert from
-// offsets in memory.
+// How the sm_90 kernels of experts walk over tiles: persistent clusters of two blocks, tile counts
+// of each expert from offsets in memory.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -38,8 +38,9 @@ inline int persistent_blocks(const void* kernel, int shared_bytes) {
 struct GridStep {
   int row, col;
 };
-// Step i of a walk over rows x cols that stays in groups of rows: down the rows of a group, then the next column. What
-// the blocks of a moment read is then a few rows and a few columns, and stays in L2.
+// Step i of a walk over rows x cols that stays in groups of rows: down the rows of a group, then
+// the next column. What the blocks of a moment read is then a few rows and a few columns, and stays
+// in L2.
 __device__ inline GridStep grouped_step(int i, int rows, int cols, int group) {
   const int first = i / (group * cols) * group, within = i % (group * cols), height = min(group, rows - first);
   return {first + within % height, within / height};

@@ -1,8 +1,8 @@
 #include <cstring>
 
 #include "ops/cpu/vector.h"
-#include "ops/mla/backends.h"
 #include "ops/mla/mla.h"
+#include "ops/mla/mla_backends.h"
 
 namespace moebius::cpu {
 namespace {

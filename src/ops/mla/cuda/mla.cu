@@ -5,7 +5,7 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
 #include "ops/cuda/vector.h"
-#include "ops/mla/backends.h"
+#include "ops/mla/mla_backends.h"
 
 namespace moebius::cuda {
 namespace {

@@ -1,6 +1,6 @@
 #include "ops/norm/norm.h"
-#include "ops/backends.h"
 #include "ops/norm/cpu/norm_rows.h"
+#include "ops/norm/norm_backends.h"
 
 namespace moebius::cpu {
 namespace {

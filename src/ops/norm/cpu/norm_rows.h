@@ -1,4 +1,5 @@
-// RMS normalisation of one row on the CPU: of ops/norm, and of ops/qk_norm, whose rows are parts of wider ones.
+// RMS normalisation of one row on the CPU: of ops/norm, and of ops/qk_norm, whose rows are parts of
+// wider ones.
 #pragma once
 
 #include <cmath>

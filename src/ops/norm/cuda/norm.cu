@@ -2,11 +2,11 @@
 
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
-#include "ops/backends.h"
 #include "ops/cuda/add_rows.h"
 #include "ops/cuda/vector.h"
 #include "ops/norm/cuda/norm_rows.h"
 #include "ops/norm/norm.h"
+#include "ops/norm/norm_backends.h"
 
 namespace moebius::cuda {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 constexpr int kMaxThreads = 512;
 static_assert(kMaxGpuNormWidth == 32 * kMaxThreads);
 
-// Of a row in the block's registers, zeros past its width. shared: 32 numbers.
+// Returns rstd of a row in the block's registers, with zeros past its width. shared: 32 numbers.
 template <int kNum, int kVectors>
 __device__ __forceinline__ float row_rstd(const float (&x)[kVectors][kNum], int64_t width, float eps, float* shared) {
   float squares = 0;
@@ -63,8 +63,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1) norm_rows_fwd_kernel(NormRowsF
   }
 }
 
-// A block owns a chunk of rows, one after the other, and keeps its part of dw in registers. The next row is on its way
-// while one is summed. kKept: rstd is given and dx is added to; else both are made here.
+// A block owns a chunk of rows, one after the other, and keeps its part of dw in registers. The
+// next row is on its way while one is summed. kKept: rstd is given and dx is added to; else both
+// are made here.
 template <class T, int kNum, int kVectors, bool kKept>
 __global__ void __launch_bounds__(kMaxThreads, 1) norm_rows_bwd_kernel(NormRowsBwd<T> a) {
   __shared__ float shared[2][32], shared_squares[2][32];

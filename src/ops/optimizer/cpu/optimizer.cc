@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/backends.h"
 #include "ops/cpu/vector.h"
+#include "ops/optimizer/optimizer_backends.h"
 
 namespace moebius::cpu {
 namespace {

@@ -3,9 +3,9 @@
 
 #include "device/block_limit.h"
 #include "device/cuda/cuda.h"
-#include "ops/backends.h"
 #include "ops/cuda/vector.h"
 #include "ops/optimizer/optimizer.h"
+#include "ops/optimizer/optimizer_backends.h"
 
 namespace moebius::cuda {
 namespace {
@@ -38,7 +38,8 @@ __device__ __forceinline__ const T& owner_of(const Tensors<T>& tensors, int piec
   return tensors.of[low];
 }
 
-// launch(tensors, number of pieces) for up to kMaxTensors at a time. make(t): one of them, without `first`; pieces(t).
+// launch(tensors, number of pieces) for up to kMaxTensors at a time. make(t): one of them, without
+// `first`; pieces(t).
 template <class Made, class From, class Make, class Pieces, class Launch>
 void for_each_group(std::span<const From> all, Make&& make, Pieces&& pieces, Launch&& launch) {
   Tensors<Made> group;

@@ -1,10 +1,10 @@
-// index_rows is a counting sort, stable in tokens: blocks of tokens count, one pass over the counts gives each block
-// its first row in each expert, and the blocks then place their pairs at once.
+// index_rows is a counting sort, stable in tokens: blocks of tokens count, one pass over the counts
+// gives each block its first row in each expert, and the blocks then place their pairs at once.
 #include <algorithm>
 
-#include "ops/backends_moe.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/index_rows_blocks.h"
+#include "ops/permute/permute_backends.h"
 
 namespace moebius::cpu {
 namespace {

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <limits>
 
-#include "ops/backends_moe.h"
 #include "ops/cpu/lane_pairs.h"
 #include "ops/cpu/vector.h"
+#include "ops/permute/permute_backends.h"
 
 namespace moebius::cpu {
 namespace {

@@ -1,12 +1,13 @@
-// index_rows is a counting sort, stable in tokens: blocks of tokens count, a scan over the blocks gives each its first
-// row in every expert, and the blocks then place their pairs at once. Counts never leave the device.
+// index_rows is a counting sort, stable in tokens: blocks of tokens count, a scan over the blocks
+// gives each its first row in every expert, and the blocks then place their pairs at once. Counts
+// never leave the device.
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
-#include "ops/backends_moe.h"
 #include "ops/cuda/expert_offsets.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/index_rows_blocks.h"
+#include "ops/permute/permute_backends.h"
 
 namespace moebius::cuda {
 namespace {
@@ -72,8 +73,9 @@ __global__ void __launch_bounds__(32 * kParts) scan_blocks_kernel(Index a, int n
   if (part == kParts - 1) a.total_e[expert] = start;
 }
 
-// A block owns kTokensPerIndexBlock tokens and places their pairs; the first also writes the counts. A token meets an
-// expert once: of an expert's tokens as bits, those below its own count the tokens before it.
+// A block owns kTokensPerIndexBlock tokens and places their pairs; the first also writes the
+// counts. A token meets an expert once: of an expert's tokens as bits, those below its own count
+// the tokens before it.
 __global__ void __launch_bounds__(kThreads) place_rows_kernel(Index a) {
   extern __shared__ uint64_t tokens_e[];
   auto* offset_e1 = reinterpret_cast<int32_t*>(tokens_e + a.num_experts);

@@ -1,8 +1,8 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
-#include "ops/backends_moe.h"
 #include "ops/cuda/vector.h"
 #include "ops/permute/permute.h"
+#include "ops/permute/permute_backends.h"
 
 namespace moebius::cuda {
 namespace {

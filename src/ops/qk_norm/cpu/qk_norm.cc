@@ -2,8 +2,8 @@
 
 #include <cstring>
 
-#include "ops/backends.h"
 #include "ops/norm/cpu/norm_rows.h"
+#include "ops/qk_norm/qk_norm_backends.h"
 
 namespace moebius::cpu {
 namespace {

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "ops/backends.h"
 #include "ops/cpu/vector.h"
+#include "ops/qk_norm/qk_norm_backends.h"
 #include "ops/qk_norm/qk_norm_blocks.h"
 
 namespace moebius::cpu {

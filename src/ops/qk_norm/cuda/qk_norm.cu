@@ -1,9 +1,9 @@
 // The rows of q and of k are parts of wider rows: ops/norm's kernels run over each, and v is copied.
 #include "device/cuda/cuda.h"
-#include "ops/backends.h"
 #include "ops/cuda/vector.h"
 #include "ops/norm/cuda/norm_rows.h"
 #include "ops/qk_norm/qk_norm.h"
+#include "ops/qk_norm/qk_norm_backends.h"
 
 namespace moebius::cuda {
 namespace {

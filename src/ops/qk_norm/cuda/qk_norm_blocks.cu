@@ -2,8 +2,8 @@
 
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
-#include "ops/backends.h"
 #include "ops/cuda/vector.h"
+#include "ops/qk_norm/qk_norm_backends.h"
 
 namespace moebius::cuda {
 namespace {
@@ -121,7 +121,8 @@ __global__ void __launch_bounds__(kThreads) bwd_kernel(Rows<T> a) {
 
 constexpr int kColumns = 32, kStrips = 16;
 
-// A block owns 32 columns of a part; strip i of it adds rows i, i + 16, ..., and the strips are added in order.
+// A block owns 32 columns of a part; strip i of it adds rows i, i + 16, ..., and the strips are
+// added in order.
 template <class T>
 __global__ void __launch_bounds__(kColumns* kStrips) weight_kernel(Rows<T> a, float* dw, int part) {
   __shared__ float strips[kStrips][kColumns];

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "ops/backends.h"
 #include "ops/cpu/vector.h"
+#include "ops/rope/rope_backends.h"
 
 namespace moebius::cpu {
 namespace {

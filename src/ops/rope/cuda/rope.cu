@@ -3,10 +3,10 @@
 
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
-#include "ops/backends.h"
 #include "ops/cuda/add_rows.h"
 #include "ops/cuda/vector.h"
 #include "ops/rope/rope.h"
+#include "ops/rope/rope_backends.h"
 
 namespace moebius::cuda {
 namespace {
@@ -23,7 +23,8 @@ __global__ void rope_table_kernel(float* cos_sin, int64_t positions, int64_t wid
   cos_sin[p * width + half + j] = static_cast<float>(sin(angle));
 }
 
-// A head is the work of a group of num_lanes lanes (a power of two). A lane has kVectors times kNum pairs (i, i + d/2).
+// A head is the work of a group of num_lanes lanes (a power of two). A lane has kVectors times kNum
+// pairs (i, i + d/2).
 struct Heads {
   int64_t rows, positions;
   int heads, kv_heads, width, num_lanes;
@@ -50,7 +51,7 @@ template <int kNum, int kVectors>
 struct Pairs {
   float a[kVectors][kNum], b[kVectors][kNum];
 
-  // As they are in memory.
+  // The same pairs as they are in memory.
   template <class T>
   struct InMemory {
     Raw<T, kNum> a[kVectors], b[kVectors];
@@ -202,8 +203,9 @@ struct Bwd {
 
 constexpr int kHeadsOfUnit = 8;
 
-// The groups of the block take the heads of one kind in the block's rows in turn, a unit of neighbouring heads at a
-// time, and keep their part of the norm's gradient in registers. The next head is on its way while one is worked on.
+// The groups of the block take the heads of one kind in the block's rows in turn, a unit of
+// neighbouring heads at a time, and keep their part of the norm's gradient in registers. The next
+// head is on its way while one is worked on.
 //   g = dy turned back;  dw += g xhat;  dx = rstd (g w - xhat mean(g w xhat)).
 template <bool kNorm, bool kTurn, class T, int kNum, int kVectors>
 __device__ __forceinline__ void bwd_heads(Pairs<kNum, kVectors>& dw, const Bwd<T>& b, const Kind<T>& kind,

@@ -3,15 +3,15 @@
 #include <cfloat>
 #include <cmath>
 
-#include "ops/backends_moe.h"
 #include "ops/cpu/vector.h"
 #include "ops/routing/cpu/routing.h"
+#include "ops/routing/routing_backends.h"
 
 namespace moebius::cpu {
 namespace {
 
-// ln x for normal positive x: x = 2^n m with m in [sqrt(1/2), sqrt(2)), ln m = 2 atanh(u), u = (m - 1) / (m + 1), |u| <
-// 0.172: the series to u^9 errs by less than 1e-9.
+// ln x for normal positive x: x = 2^n m with m in [sqrt(1/2), sqrt(2)), ln m = 2 atanh(u), u = (m -
+// 1) / (m + 1), |u| < 0.172: the series to u^9 errs by less than 1e-9.
 inline float log_f32(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const int32_t n = static_cast<int32_t>(bits - 0x3f3504f3u) >> 23;

@@ -1,8 +1,8 @@
 // route_fwd: every token chooses, then the chosen pairs are counted, dropped over capacity, and indexed.
 #include <algorithm>
 
-#include "ops/backends_moe.h"
 #include "ops/routing/cpu/routing.h"
+#include "ops/routing/routing_backends.h"
 
 namespace moebius::cpu {
 namespace {

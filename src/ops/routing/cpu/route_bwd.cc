@@ -3,8 +3,8 @@
 #include <cfloat>
 #include <cmath>
 
-#include "ops/backends_moe.h"
 #include "ops/routing/cpu/routing.h"
+#include "ops/routing/routing_backends.h"
 
 namespace moebius::cpu {
 namespace {

@@ -1,4 +1,5 @@
-// Which pairs an expert of bounded capacity turns away. Weights of dropped pairs become 0; nothing is normalised again.
+// Which pairs an expert of bounded capacity turns away. Weights of dropped pairs become 0; nothing
+// is normalised again.
 #include <algorithm>
 
 #include "ops/routing/cpu/routing.h"
@@ -30,7 +31,8 @@ void drop_late(Stream& s, const RouteFwd& a, const RouteScratch& scratch) {
   });
 }
 
-// Ascending keys: descending weights, then ascending pairs; a token meets an expert once, so that is ascending tokens.
+// Ascending keys: descending weights, then ascending pairs; a token meets an expert once, so that
+// is ascending tokens.
 void drop_light(Stream& s, const RouteFwd& a, const RouteScratch& scratch) {
   const int32_t* offsets = a.route.offsets_E1.ptr<int32_t>();
   const float* weight = a.route.weight_TK.ptr<float>();

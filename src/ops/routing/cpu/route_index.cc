@@ -1,5 +1,6 @@
-// A counting sort of the pairs by expert, stable in tokens: blocks of tokens count, one pass over the counts gives each
-// block its first row in each expert, and the blocks then place their pairs at once.
+// A counting sort of the pairs by expert, stable in tokens: blocks of tokens count, one pass over
+// the counts gives each block its first row in each expert, and the blocks then place their pairs
+// at once.
 #include <algorithm>
 
 #include "ops/routing/cpu/routing.h"

@@ -1,12 +1,12 @@
-// The gate's matrix products. They are thin (E is small) and must be f32 whatever the dtype of x, so they stand here
-// and read bf16 as it is.
+// The gate's matrix products. They are thin (E is small) and must be f32 whatever the dtype of x,
+// so they stand here and read bf16 as it is.
 #include <algorithm>
 #include <array>
 
-#include "ops/backends_moe.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/routing/cpu/routing.h"
+#include "ops/routing/routing_backends.h"
 
 namespace moebius::cpu {
 namespace {

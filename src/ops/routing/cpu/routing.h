@@ -1,5 +1,6 @@
-// What the files of the CPU router share. Rows of scores live in fixed arrays of kMaxExperts, padded to whole vectors,
-// so that every lane takes the same path: equal logits have equal scores, whatever E.
+// The parts that the files of the CPU router share. Rows of scores live in fixed arrays of
+// kMaxExperts, padded to whole vectors, so that every lane takes the same path: equal logits have
+// equal scores, whatever E.
 #pragma once
 
 #include <array>
@@ -27,8 +28,8 @@ struct RowScores {
 RowScores score_row(RouteScore score, const float* logits, int64_t num_experts, ScoreRow& s);
 // Sum of s[0, n), n a multiple of kLanes: lanes first, then the lanes in a tree.
 float lane_sum(const ScoreRow& s, int64_t n);
-// Positions of the k greatest of value[0, n), greatest first, the lower position first among equals; NaN counts below
-// every number. n <= kMaxExperts, k <= n.
+// Positions of the k greatest of value[0, n), greatest first, the lower position first among
+// equals; NaN counts below every number. n <= kMaxExperts, k <= n.
 void best_of(const float* value, int64_t n, int64_t k, int32_t* best);
 // The same among the experts of the best topk_groups groups.
 void best_of_groups(const float* value, int64_t n, int64_t k, const RouteRule& rule, int32_t* best);
@@ -51,14 +52,14 @@ struct RouteScratch {
   int64_t num_bytes;
 };
 
-// cpu/sinkhorn.cc: cost[t,:] = exp(logits[t,:] - max) and the fixed point d1; cost * d1 orders the experts of a row as
-// the balanced matrix d0 cost d1 does.
+// cpu/sinkhorn.cc: cost[t,:] = exp(logits[t,:] - max) and the fixed point d1; cost * d1 orders the
+// experts of a row as the balanced matrix d0 cost d1 does.
 void sinkhorn(Stream& s, const RouteFwd& a, const RouteScratch& scratch);
-// cpu/route_drop.cc: marks dropped pairs (pair_row -1, weight 0) and leaves the counts of what is kept in start_BE.
-// REQUIRES: start_BE and route.offsets index all pairs; pair_row is 0 everywhere.
+// cpu/route_drop.cc: marks dropped pairs (pair_row -1, weight 0) and leaves the counts of what is
+// kept in start_BE. REQUIRES: start_BE and route.offsets index all pairs; pair_row is 0 everywhere.
 void drop_over_capacity(Stream& s, const RouteFwd& a, const RouteScratch& scratch);
-// cpu/route_index.cc: counts and offsets from the counts in start_BE, which become starts; then the index of every pair
-// that is not dropped.
+// cpu/route_index.cc: counts and offsets from the counts in start_BE, which become starts; then the
+// index of every pair that is not dropped.
 void start_experts(const RouteFwd& a, const RouteScratch& scratch);
 void index_rows(Stream& s, const RouteFwd& a, const RouteScratch& scratch);
 

@@ -126,7 +126,8 @@ void weigh_row(const RouteRule& rule, RouteScore score, const float* logits, con
                int64_t top_k, float* weight) {
   float sum = 0;
   if (rule.normalize && score == RouteScore::softmax) {
-    // s / sum of s is the softmax over the chosen; this form has no 0/0 when a bias chose experts whose scores vanish.
+    // s / sum of s is the softmax over the chosen; this form has no 0/0 when a bias chose experts
+    // whose scores vanish.
     float max = logits[chosen[0]];
     for (int64_t k = 1; k < top_k; ++k) max = std::max(max, logits[chosen[k]]);
     for (int64_t k = 0; k < top_k; ++k) sum += weight[k] = exp_f32(logits[chosen[k]] - max);

@@ -1,12 +1,12 @@
-// Balance statistics, the loss made of them, and the bias that needs no loss. Sums run in a fixed order: tokens of a
-// chunk, then chunks.
+// Balance statistics, the loss made of them, and the bias that needs no loss. Sums run in a fixed
+// order: tokens of a chunk, then chunks.
 #include <algorithm>
 #include <cfloat>
 
 #include "device/cuda/cuda.h"
-#include "ops/backends_moe.h"
 #include "ops/routing/cuda/routing.h"
 #include "ops/routing/cuda/scores.h"
+#include "ops/routing/routing_backends.h"
 
 namespace moebius::cuda {
 namespace {
@@ -26,7 +26,7 @@ struct Stats {
   int num_tokens, num_experts, top_k, num_segments;
 };
 
-// Of the tokens of a chunk: what sbar is computed from, the best experts as bits, and what is summed.
+// The tokens of a chunk: the inputs of sbar, the best experts as bits, and the terms of the sums.
 template <int N>
 struct ChunkTokens {
   float max[kTokensPerChunk], share[kTokensPerChunk];  // 1 / what scores are divided by

@@ -1,9 +1,10 @@
-// route_fwd: each warp chooses for one token after the other; then the pairs are counted, dropped over capacity, and
-// indexed. Counts never leave the device: three launches without a bound by weights.
+// route_fwd: each warp chooses for one token after the other; then the pairs are counted, dropped
+// over capacity, and indexed. Counts never leave the device: three launches without a bound by
+// weights.
 #include "device/cuda/cuda.h"
-#include "ops/backends_moe.h"
 #include "ops/routing/cuda/routing.h"
 #include "ops/routing/cuda/scores.h"
+#include "ops/routing/routing_backends.h"
 
 namespace moebius::cuda {
 namespace {
@@ -119,8 +120,9 @@ __device__ void choose_row(const Choose& a, const ChooseRow& row, int64_t t, int
   choose_best(a, row, lane, v);
 }
 
-// weight[t, :] of the chosen, normalised and scaled; sums run in the order of k. s / sum of s is, for softmax, computed
-// as the softmax over the chosen: no 0/0 when a bias chose experts whose scores vanish.
+// weight[t, :] of the chosen, normalised and scaled; sums run in the order of k. s / sum of s is,
+// for softmax, computed as the softmax over the chosen: no 0/0 when a bias chose experts whose
+// scores vanish.
 template <int M, int N>
 __device__ void weigh_row(const Choose& a, const ChooseRow& row, int64_t t, int lane, const float (&s)[N]) {
   const bool of_chosen = a.rule.normalize && a.score == RouteScore::softmax;
@@ -161,8 +163,8 @@ __device__ void weigh_row(const Choose& a, const ChooseRow& row, int64_t t, int 
   }
 }
 
-// A block owns kTokensPerBlock tokens, a warp every kWarps-th of them. Writes what they chose, and how often each
-// expert was chosen in the block.
+// A block owns kTokensPerBlock tokens, a warp every kWarps-th of them. Writes what they chose, and
+// how often each expert was chosen in the block.
 template <int N, int M>
 __global__ void __launch_bounds__(kWarps* kWarpSize) choose_kernel(Choose a) {
   extern __shared__ int32_t shared[];

@@ -3,8 +3,8 @@
 #include <cfloat>
 
 #include "device/cuda/cuda.h"
-#include "ops/backends_moe.h"
 #include "ops/routing/cuda/scores.h"
+#include "ops/routing/routing_backends.h"
 
 namespace moebius::cuda {
 namespace {

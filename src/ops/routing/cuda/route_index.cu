@@ -1,5 +1,6 @@
-// A counting sort of the pairs by expert, stable in tokens: blocks of tokens have counted, a scan over the blocks gives
-// each its first row in every expert, and the blocks then place their pairs at once.
+// A counting sort of the pairs by expert, stable in tokens: blocks of tokens have counted, a scan
+// over the blocks gives each its first row in every expert, and the blocks then place their pairs
+// at once.
 #include <algorithm>
 #include <limits>
 

@@ -5,8 +5,8 @@
 
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
-#include "ops/backends_moe.h"
 #include "ops/routing/cuda/router_logits.h"
+#include "ops/routing/routing_backends.h"
 
 namespace moebius::cuda {
 namespace {

@@ -1,9 +1,9 @@
-// How the gate's products run on CUDA: what goes to the tensor cores, and the scratch that takes. Plain C++, since
-// sizes are also asked for where nothing runs.
+// How the gate's products run on CUDA: what goes to the tensor cores, and the scratch that takes.
+// Plain C++, since sizes are also asked for where nothing runs.
 //
-// An f32 number is the sum of three bf16 terms (8 bits each), to the last bit or the one before. A product of an f32
-// and a bf16 matrix is then three products of bf16 matrices, exact in f32 but for the sums: as accurate as f32
-// multiply-adds, at a third of the rate of bf16.
+// An f32 number is the sum of three bf16 terms (8 bits each), to the last bit or the one before. A
+// product of an f32 and a bf16 matrix is then three products of bf16 matrices, exact in f32 but for
+// the sums: as accurate as f32 multiply-adds, at a third of the rate of bf16.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +19,14 @@ constexpr int64_t kNumTerms = 3;
 // Rows of 16 bytes' multiples are what the copy engine takes.
 inline bool gate_on_tensor_cores(const Tensor& x_TD) { return x_TD.dtype == DType::bf16 && x_TD.dim(1) % 8 == 0; }
 
-// What the copy engine asks of an address.
+// The alignment that the copy engine asks of an address.
 inline bool is_aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
 
 // Tile of a block: 128 rows by as many columns.
 inline int64_t gate_columns(int64_t num_experts) { return num_experts <= 64 ? 64 : 128; }
 
-// Parts of the tokens in which dw is summed: enough for a GPU of 132 multiprocessors, none shorter than 512 tokens.
+// Parts of the tokens in which dw is summed: enough for a GPU of 132 multiprocessors, none shorter
+// than 512 tokens.
 inline int64_t gate_partials(int64_t num_tokens, int64_t num_experts, int64_t width) {
   const int64_t tiles = div_ceil(width, 128) * div_ceil(num_experts, gate_columns(num_experts));
   return std::clamp<int64_t>(132 / tiles, 1, std::max<int64_t>(1, div_ceil(num_tokens, 512)));

@@ -1,4 +1,5 @@
-// What the gate's kernels for the tensor cores share: matrices as sums of bf16 terms, and their tensor maps.
+// The parts that the router's kernels for the tensor cores share: matrices as sums of bf16 terms,
+// and their tensor maps.
 #pragma once
 
 #include "device/block_limit.h"
@@ -31,7 +32,8 @@ inline int num_multiprocessors(const Stream& s) {
   return limited_blocks(s, count);
 }
 
-// sm90/router_dx.cu: dx += dlogits w, for at most kMaxExpertsOfDx experts. dlogits has 2 terms, w as many as said.
+// sm90/router_dx.cu: dx += dlogits w, for at most kMaxExpertsOfDx experts. dlogits has 2 terms, w
+// as many as said.
 constexpr int64_t kMaxExpertsOfDx = 256;
 void add_router_dx(Stream& s, const Tensor& dx_TD, const GateOperand& dlogits, const GateOperand& w, int terms_of_w);
 

@@ -1,5 +1,5 @@
-// What the files of the CUDA router share: the layout of scratch and the functions of each file. Plain C++, since sizes
-// are also asked for where nothing runs.
+// The parts that the files of the CUDA router share: the layout of scratch and the functions of
+// each file. Plain C++, since sizes are also asked for where nothing runs.
 #pragma once
 
 #include <cstdint>
@@ -57,8 +57,9 @@ struct RouteScratch {
   }
 };
 
-// Scratch of balance_stats; C chunks of tokens, S segments. The walk through the tokens passes S + C - 1 pieces at
-// most, in each of which segment and chunk are one; a piece is numbered segment + chunk.
+// Scratch of balance_stats; C chunks of tokens, S segments. The walk through the tokens passes
+// S + C - 1 pieces at most, in each of which segment and chunk are one; a piece is numbered
+// segment + chunk.
 struct BalanceScratch {
   float *prob_PE, *count_PE;  // sums of a piece
   double *z_C, *entropy_C;
@@ -85,8 +86,8 @@ void scan_blocks(Stream& s, const RouteFwd& a, const RouteScratch& scratch, bool
 // dropped_before: pairs whose pair_row is -1 are out already.
 void index_rows(Stream& s, const RouteFwd& a, const RouteScratch& scratch, bool dropped_before);
 
-// cuda/route_drop.cu: marks the pairs with the least weights of full experts (pair_row -1, weight 0) and leaves the
-// counts of what is kept in start_BE. REQUIRES: scan_blocks.
+// cuda/route_drop.cu: marks the pairs with the least weights of full experts (pair_row -1, weight
+// 0) and leaves the counts of what is kept in start_BE. REQUIRES: scan_blocks.
 void drop_light(Stream& s, const RouteFwd& a, const RouteScratch& scratch);
 
 }  // namespace moebius::cuda

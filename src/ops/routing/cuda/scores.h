@@ -1,6 +1,7 @@
-// A token's scores on one warp, with the bits of cpu/scores.cc: the same polynomial, the same fused multiply-adds, the
-// same order of sums. Equal logits make equal choices on both, also where rounding makes two scores equal.
-// Lane l holds the scores of experts l, 32 + l, 64 + l, ...: N registers for up to 32 N experts.
+// A token's scores on one warp, with the bits of cpu/scores.cc: the same polynomial, the same fused
+// multiply-adds, the same order of sums. Equal logits make equal choices on both, also where
+// rounding makes two scores equal. Lane l holds the scores of experts l, 32 + l, 64 + l, ...: N
+// registers for up to 32 N experts.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,7 +27,8 @@ void with_row_registers(int64_t num_experts, F&& fn) {
   return fn.template operator()<32>();
 }
 
-// fn<N, M>(): and M for the chosen of a token, choice k in lane k % 32. More than 32 choices are rare: they take M = N.
+// fn<N, M>(): and M for the chosen of a token, choice k in lane k % 32. More than 32 choices are
+// rare: they take M = N.
 template <class F>
 void with_row_registers(int64_t num_experts, int64_t top_k, F&& fn) {
   with_row_registers(num_experts, [&]<int N>() {

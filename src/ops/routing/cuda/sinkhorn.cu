@@ -1,5 +1,6 @@
-// The fixed point of cpu/sinkhorn.cc in the CPU's order of sums, so that both choose alike. A graph cannot branch on
-// what the device finds: all iterations are launched, and those after the last do nothing.
+// The fixed point of cpu/sinkhorn.cc in the CPU's order of sums, so that both choose alike. A graph
+// cannot branch on what the device finds: all iterations are launched, and those after the last do
+// nothing.
 #include "device/cuda/cuda.h"
 #include "ops/routing/cuda/routing.h"
 #include "ops/routing/cuda/scores.h"
@@ -33,7 +34,8 @@ __global__ void __launch_bounds__(kRowThreads) exp_rows_kernel(Fixed a) {
     a.scratch.cost_TE[t * E + i] = exp_f32(__fsub_rn(a.logits_TE[t * E + i], max));
 }
 
-// A block owns kTokensPerPartial tokens: a thread makes d0 of one of them, then sums the columns of some experts.
+// A block owns kTokensPerPartial tokens: a thread makes d0 of one of them, then sums the columns of
+// some experts.
 __global__ void __launch_bounds__(kTokensPerPartial) sum_columns_kernel(Fixed a) {
   __shared__ float d0[kTokensPerPartial];
   if (!(*a.scratch.moved_1 > kTolerance)) return;

@@ -1,11 +1,12 @@
 // dx[t, :] += sum over e of dlogits[t, e] w[e, :] on the tensor cores
 //
-// Operands are sums of two bf16 terms (w of one, when it is bf16), and the product of the two second ones is left
-// out: 2^-16 of it, before rounding to bf16. Reading and writing dx is what limits this.
+// Operands are sums of two bf16 terms (w of one, when it is bf16), and the product of the two
+// second ones is left out: 2^-16 of it, before rounding to bf16. Reading and writing dx is what
+// limits this.
 //
-// A block holds the dlogits of 128 tokens and goes along D in tiles; each of its
-// four roles works ahead of the next: a warp copies in (dlogits, then for each tile dx and, 64 experts at a time, w),
-// two warpgroups multiply 64 tokens each and add to dx in shared memory, a warp copies dx out.
+// A block holds the dlogits of 128 tokens and goes along D in tiles; each of its four roles works
+// ahead of the next: a warp copies in (dlogits, then for each tile dx and, 64 experts at a time,
+// w), two warpgroups multiply 64 tokens each and add to dx in shared memory, a warp copies dx out.
 #include <algorithm>
 
 #include "ops/routing/cuda/router_terms.h"

@@ -1,12 +1,13 @@
-// The gate's products on the tensor cores: out[m, n] = sum over k of a(m, k) b(n, k), operands as sums of bf16 terms
-// (cuda/router_logits.h).
+// The gate's products on the tensor cores: out[m, n] = sum over k of a(m, k) b(n, k), operands as
+// sums of bf16 terms (cuda/router_logits.h).
 //   logits  m tokens, n experts, k of D         a = x, b = w: 3 terms, or 1 when w is bf16
 //   dw      m of D, n experts, k tokens         a = x, b = dlogits: 3 terms; in parts of k
 //   dx      m tokens, n of D, k experts         a = dlogits, b = w: 2 terms each, since dx is rounded to bf16; only for
 //                                               more experts than sm90/router_dx.cu holds
-// A block has a copying warp and two warpgroups that multiply; it takes tile after tile of 128 rows, half for each.
-// Shared memory is a ring of stages, each 64 deep in k. The tensor cores' sums are cut off, not rounded, so they end
-// with each stage and go on in registers; but those of dx, which is rounded to bf16.
+// A block has a copying warp and two warpgroups that multiply; it takes tile after tile of 128
+// rows, half for each. Shared memory is a ring of stages, each 64 deep in k. The tensor cores' sums
+// are cut off, not rounded, so they end with each stage and go on in registers; but those of dx,
+// which is rounded to bf16.
 #include <algorithm>
 
 #include "ops/routing/cuda/router_terms.h"
@@ -220,7 +221,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// terms[i, row, :] = term i of x[row, :], with zeros from `columns` to `width`. A thread splits kSplitWidth elements.
+// terms[i, row, :] = term i of x[row, :], with zeros from `columns` to `width`. A thread splits
+// kSplitWidth elements.
 __global__ void __launch_bounds__(kSplitThreads)
     split_kernel(bf16* terms, const float* x, int64_t rows, int64_t columns, int64_t width, int num_terms) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kSplitThreads + threadIdx.x) * kSplitWidth;

@@ -4,9 +4,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "ops/backends.h"
 #include "ops/cpu/vector.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_backends.h"
+#include "ops/vocab/vocab_backends.h"
 
 namespace moebius::cpu {
 namespace {

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/backends.h"
 #include "ops/cpu/vector.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_backends.h"
+#include "ops/vocab/vocab_backends.h"
 
 namespace moebius::cpu {
 namespace {

@@ -1,8 +1,8 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
-#include "ops/backends.h"
 #include "ops/cuda/vector.h"
 #include "ops/vocab/vocab.h"
+#include "ops/vocab/vocab_backends.h"
 
 namespace moebius::cuda {
 namespace {
@@ -65,7 +65,8 @@ struct Sort {
   int num_passes;
 };
 
-// Occurrences i, i + 32, ... of a warp's part, a few at once so that their loads overlap; first pass: from the tokens.
+// Occurrences i, i + 32, ... of a warp's part, a few at once so that their loads overlap; first
+// pass: from the tokens.
 template <class F>
 __device__ __forceinline__ void each_occurrence(const Sort& a, int pass, int64_t begin, int64_t end, F&& fn) {
   constexpr int kLoads = 4;
@@ -86,8 +87,9 @@ __device__ __forceinline__ void each_occurrence(const Sort& a, int pass, int64_t
   }
 }
 
-// One block sorts all tokens by their rows, one digit a pass from the lowest; equal ones stay in the order of t. A warp
-// has a part of consecutive occurrences; places[digit][warp] is where its next one with that digit goes.
+// One block sorts all tokens by their rows, one digit a pass from the lowest; equal ones stay in
+// the order of t. A warp has a part of consecutive occurrences; places[digit][warp] is where its
+// next one with that digit goes.
 __global__ void __launch_bounds__(kSortThreads) sort_tokens_kernel(Sort a) {
   __shared__ int32_t places[kDigits][kWarps + 1];  // + 1: columns in different banks
   __shared__ int32_t totals[kDigits];
@@ -133,7 +135,8 @@ __global__ void __launch_bounds__(kSortThreads) sort_tokens_kernel(Sort a) {
   }
 }
 
-// Blocks [i, part]: where occurrence i is the first of its row, 128 vectors of that row of dw. Row `rows` is none.
+// Blocks [i, part]: where occurrence i is the first of its row, 128 vectors of that row of dw. Row
+// `rows` is none.
 template <int kNum, class T>
 __global__ void __launch_bounds__(kThreads, 4) add_occurrences_kernel(float* dw, const T* dx, const Occurrence* sorted,
                                                                       int64_t tokens, int64_t rows, int64_t width) {

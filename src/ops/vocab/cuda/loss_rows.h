@@ -20,13 +20,15 @@ struct LossRows {
   float scale;
 };
 
-// What a block knows of its part of a row: a number near the largest logit, and the sum of e^(logit - max).
+// The state of a block for its part of a row: a number near the largest logit, and the sum of
+// e^(logit - max).
 struct LossPart {
   float max, sum;
 };
 
-// Copies the next rows to shared memory while it works on one. False, and nothing is done, where a row is too long for
-// that. REQUIRES: rows of logits at multiples of 16 bytes, those of dlogits at multiples of 4 elements.
+// Copies the next rows to shared memory while it works on one. False, and nothing is done, where a
+// row is too long for that. REQUIRES: rows of logits at multiples of 16 bytes, those of dlogits at
+// multiples of 4 elements.
 template <class T>
 bool prefetched_loss_rows(Stream& s, const LossRows<T>& a, int64_t rows);
 

@@ -4,12 +4,13 @@
 
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
-#include "ops/backends.h"
 #include "ops/cuda/vector.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_backends.h"
 #include "ops/sm90/sync.h"
 #include "ops/vocab/cuda/loss_rows.h"
 #include "ops/vocab/vocab.h"
+#include "ops/vocab/vocab_backends.h"
 
 namespace moebius::cuda {
 namespace {
@@ -24,8 +25,8 @@ struct Team {
   __device__ __forceinline__ int stride() const { return num_blocks * kThreads; }
 };
 
-// The vectors of a row that a thread has, one a stride: held in registers, kVectors of them, or read again when asked
-// for (kVectors 0), for rows longer than registers hold.
+// The vectors of a row that a thread has, one a stride: held in registers, kVectors of them, or
+// read again when asked for (kVectors 0), for rows longer than registers hold.
 template <int kNum, int kVectors>
 class Logits {
  public:
@@ -108,8 +109,8 @@ __global__ void __launch_bounds__(kThreads, 1) loss_rows_kernel(LossRows<T> a) {
   const LossPart other = lane < team.num_blocks ? *cluster.map_shared_rank(&part, lane) : LossPart{0, 0};
   const float row_max = warp_max(other.sum == 0 ? -INFINITY : other.max);
   const float row_sum = warp_sum(other.sum == 0 ? 0.0f : other.sum * expf(other.max - row_max));
-  // No block ends while another still reads its part: the sum, which needs it, is there before the arrival. Nothing was
-  // written that others wait for, so the arrival is relaxed.
+  // No block ends while another still reads its part: the sum, which needs it, is there before the
+  // arrival. Nothing was written that others wait for, so the arrival is relaxed.
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(row_sum) : "memory");
 
   const float scale = a.scale_in_memory ? *a.scale_in_memory : a.scale;
@@ -146,7 +147,7 @@ void launch(Stream& s, const LossRows<T>& a, int64_t rows, int64_t blocks_of_row
   MOEBIUS_CUDA(cudaLaunchKernelEx(&config, loss_rows_kernel<kNum, kVectors, T>, a));
 }
 
-// As few blocks a row as hold it, and as few registers.
+// Chooses the fewest blocks, and the fewest registers, that hold a row.
 template <class T>
 void loss_rows(Stream& s, const LossRows<T>& a, int64_t rows) {
   const bool aligned =

@@ -2,9 +2,10 @@
 
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
-#include "ops/backends.h"
 #include "ops/cuda/vector.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_backends.h"
+#include "ops/vocab/vocab_backends.h"
 
 namespace moebius::cuda {
 namespace {

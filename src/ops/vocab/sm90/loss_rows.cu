@@ -14,7 +14,8 @@ constexpr int kMaxPart = kThreads * kVectors * 4;
 constexpr int kMaxBlocksOfRow = 8;  // that a cluster may have everywhere
 constexpr int kStages = 2;
 
-// Writes a part to the same place in another block of the cluster, whose barrier at the same place gets the 8 bytes.
+// Writes a part to the same place in another block of the cluster, whose barrier at the same place
+// gets the 8 bytes.
 __device__ __forceinline__ void send(LossPart part, uint32_t to, uint32_t barrier, uint32_t block) {
   asm volatile(
       "{\n .reg .b32 there, its_barrier;\n .reg .b64 value;\n"
@@ -26,7 +27,7 @@ __device__ __forceinline__ void send(LossPart part, uint32_t to, uint32_t barrie
       : "memory");
 }
 
-// As mbarrier_wait, for what other blocks of the cluster sent.
+// The same as mbarrier_wait, for data that other blocks of the cluster sent.
 __device__ __forceinline__ void wait_for_parts(uint32_t barrier, uint32_t parity) {
   uint32_t done = 0;
   while (!done) {
@@ -47,9 +48,10 @@ struct Shared {
   float sums[2][32];
 };
 
-// Gives a block's part of the turn-th row to the others; returns the parts of all, each block's in its lane. A block
-// sends its part of row r + 2 only after it has everyone's of row r + 1, and those are sent only after row r's were
-// read: two sets of places are enough. A cluster of one block has nobody to send to.
+// Gives a block's part of the turn-th row to the others; returns the parts of all, each block's in
+// its lane. A block sends its part of row r + 2 only after it has everyone's of row r + 1, and
+// those are sent only after row r's were read: two sets of places are enough. A cluster of one
+// block has nobody to send to.
 __device__ LossPart exchange(Shared& shared, LossPart mine, int block, int num_blocks, int turn) {
   const int lane = threadIdx.x % 32;
   if (num_blocks == 1) return lane == 0 ? mine : LossPart{0, 0};
@@ -61,8 +63,8 @@ __device__ LossPart exchange(Shared& shared, LossPart mine, int block, int num_b
   return lane < num_blocks ? shared.parts[turn % 2][lane] : LossPart{0, 0};
 }
 
-// A cluster takes rows in turn; each of its blocks has the same columns of all of them. While a block works on one row
-// in registers, its parts of the next two are on their way to shared memory.
+// A cluster takes rows in turn; each of its blocks has the same columns of all of them. While a
+// block works on one row in registers, its parts of the next two are on their way to shared memory.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
     prefetched_loss_rows_kernel(LossRows<T> a, int rows, int num_blocks, int columns) {

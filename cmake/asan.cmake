@@ -1,0 +1,50 @@
+# The tests under the address and undefined-behaviour sanitizers: `ninja asan` builds them, `ctest -L asan` runs them.
+#
+# Library and commands are compiled once more, instrumented, for the CPU alone. The objects of the tests are those of the build
+# beside: what a sanitizer looks for is in the library. Its archive comes first when a program is linked, and whole, so that of
+# each inline function the instrumented body is the one that is kept.
+#
+# moebius_asan_twin(TARGET OBJECTS LIBRARY...) makes asan/<folder of TARGET>/TARGET of the objects of TARGET and of the object
+# library OBJECTS (a body of core/fault.h). Without MOEBIUS_ASAN it does nothing.
+if(NOT MOEBIUS_ASAN OR MOEBIUS_SANITIZE OR MOEBIUS_ROOMS OR MOEBIUS_FUZZ)
+  set(MOEBIUS_ASAN OFF)
+  function(moebius_asan_twin)
+  endfunction()
+  return()
+endif()
+
+set(MOEBIUS_ASAN_FLAGS -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=all)
+function(moebius_asan_library target)
+  add_library(${target} STATIC EXCLUDE_FROM_ALL ${ARGN})
+  target_include_directories(${target} PUBLIC src)
+  target_link_libraries(${target} PUBLIC ${MOEBIUS_DEPENDENCIES})
+  target_compile_options(${target} PRIVATE -O1 -g1 ${MOEBIUS_ASAN_FLAGS})
+  target_link_options(${target} INTERFACE ${MOEBIUS_ASAN_FLAGS})
+endfunction()
+
+set(parts ${MOEBIUS_PARTS})
+list(REMOVE_ITEM parts cuda cudnn nccl)
+moebius_select(sources ${parts})
+moebius_asan_library(moebius_lib_asan ${sources})
+moebius_precompile(moebius_lib_asan ${MOEBIUS_COMMON_HEADERS})
+if(MOEBIUS_HAS_MPI)
+  target_link_libraries(moebius_lib_asan PUBLIC $<LINK_ONLY:MPI::MPI_CXX>)
+endif()
+moebius_asan_library(moebius_cli_asan ${MOEBIUS_CLI_SOURCES})
+moebius_precompile(moebius_cli_asan <CLI/CLI.hpp>)
+target_link_libraries(moebius_cli_asan PUBLIC moebius_lib_asan)
+
+add_custom_target(asan)
+function(moebius_asan_twin target objects)
+  get_target_property(folder ${target} BINARY_DIR)
+  cmake_path(RELATIVE_PATH folder BASE_DIRECTORY ${CMAKE_BINARY_DIR})
+  add_executable(${target}_asan EXCLUDE_FROM_ALL $<TARGET_OBJECTS:${target}> $<TARGET_OBJECTS:${objects}>)
+  set_target_properties(${target}_asan PROPERTIES LINKER_LANGUAGE CXX OUTPUT_NAME ${target}
+    RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/asan/${folder})
+  target_link_options(${target}_asan PRIVATE
+    "LINKER:--whole-archive,$<TARGET_FILE:moebius_lib_asan>,--no-whole-archive")
+  target_link_libraries(${target}_asan PRIVATE moebius_lib_asan ${ARGN})
+  add_dependencies(asan ${target}_asan)
+endfunction()
+moebius_asan_twin(moebius moebius_fault_points_none moebius_cli_asan)
+moebius_asan_twin(moebius_faults moebius_fault_points moebius_cli_asan)

@@ -1,0 +1,38 @@
+// A tensor that is saved or loaded by its global name, and the same tensor as a checkpoint stores it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/tensor_slice.h"
+#include "core/tensor.h"
+
+namespace moebius {
+
+struct NamedTensor {
+  std::string name;                       // global: the same on every layout
+  Tensor tensor;                          // the elements of the slice
+  std::optional<TensorSlice> slice = {};  // what this rank holds of the global tensor; none: all of it
+  bool is_replica = false;                // another rank saves the same
+};
+
+// The place of a slice in the files of a checkpoint.
+struct CheckpointPiece {
+  std::string file;
+  int64_t offset = 0;  // from the start of the file
+  int64_t bytes = 0;
+  TensorSlice slice;
+  // XXH3-128 of every kHashedBytes of it (SafetensorsWriter) and of the rest; a single hash covers all of it.
+  std::vector<std::string> xxh3;  // 32 hex digits each
+};
+
+struct CheckpointTensor {
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;           // global
+  std::vector<CheckpointPiece> pieces;  // each element is in one of them
+  int64_t num_bytes() const;            // of the global tensor
+};
+
+}  // namespace moebius

@@ -1,0 +1,82 @@
+#include "cli/bench/dispatch.h"
+
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/machine.h"
+#include "cli/options.h"
+#include "cli/ranks.h"
+
+namespace moebius {
+namespace {
+
+std::string where(const DispatchBenchSpec& spec, const std::string& launched) {
+  return fmt::format("{}; {}, {} threads each", machine_line(this_machine()), launched, spec.threads);
+}
+
+std::string routing_text(const BenchRouting& routing) {
+  return routing.kind == BenchRouting::Kind::balanced ? "balanced" : fmt::format("zipf {}", routing.exponent);
+}
+
+void print_as_json(const DispatchBench& r, const DispatchBenchSpec& spec, const std::string& launched) {
+  nlohmann::ordered_json lines = nlohmann::ordered_json::array();
+  for (const DispatchLine& l : r.lines)
+    lines.push_back({{"name", l.name},
+                     {"median_ms", l.median_ms},
+                     {"sent_bytes", l.sent_bytes},
+                     {"route_bytes", l.route_bytes},
+                     {"expected_bytes", l.expected_bytes}});
+  nlohmann::ordered_json json{{"bench", "dispatch"},
+                              {"machine", where(spec, launched)},
+                              {"shape", r.shape.name},
+                              {"routing", routing_text(spec.routing)},
+                              {"ranks", r.ranks},
+                              {"ep", r.ep},
+                              {"etp", r.etp},
+                              {"dispatcher", r.dispatcher},
+                              {"axis", r.axis},
+                              {"tokens_of_a_rank", r.shape.T()},
+                              {"busiest_over_mean", r.busiest_over_mean},
+                              {"lines", lines}};
+  if (r.copy_gbytes_per_s > 0)
+    json.update({{"dispatch_combine_gbytes_per_s", r.local_gbytes_per_s},
+                 {"row_copy_gbytes_per_s", r.copy_gbytes_per_s},
+                 {"times_slower_than_copy", r.times_slower_than_copy()}});
+  print_json(json);
+}
+
+void print(const DispatchBench& r, const DispatchBenchSpec& spec, const std::string& launched) {
+  fmt::print("{}\n{}: {} tokens a rank, D {}, {} experts, top {}; routing {}; ep {}, etp {}, {} over {}\n",
+             where(spec, launched), r.shape.name, r.shape.T(), r.shape.D, r.shape.E, r.shape.K,
+             routing_text(spec.routing), r.ep, r.etp, r.dispatcher, r.axis);
+  if (r.ranks > 1) fmt::print("rows of the busiest rank {:.2f} times the mean\n", r.busiest_over_mean);
+  fmt::print("{:<14} {:>10} {:>16} {:>16} {:>16}\n", "call", "median ms", "sent bytes", "of this route",
+             "even experts");
+  for (const DispatchLine& l : r.lines)
+    fmt::print("{:<14} {:>10.3f} {:>16.0f} {:>16.0f} {:>16.0f}\n", l.name, l.median_ms, l.sent_bytes, l.route_bytes,
+               l.expected_bytes);
+  if (r.copy_gbytes_per_s > 0)
+    fmt::print("dispatch and combine {:.1f} GB/s, a copy of each row {:.1f} GB/s: {:.2f} times slower\n",
+               r.local_gbytes_per_s, r.copy_gbytes_per_s, r.times_slower_than_copy());
+}
+
+}  // namespace
+
+void run_bench_dispatch(DispatchBenchSpec spec, int64_t ranks, bool json) {
+  Launch launch = detect_launch(process_environment());
+  if (ranks != 1) launch = launch_threads(ranks, launch);
+  run_ranks(launch, {.timeout_s = 60}, [&](Transport& world) {
+    DispatchBenchSpec mine = spec;
+    Control control(world);
+    if (mine.threads == 0) mine.threads = cpu_share(control);
+    const DispatchBench report = bench_dispatch(mine, world);
+    if (!control.is_root()) return;
+    if (json)
+      print_as_json(report, mine, launch_text(launch));
+    else
+      print(report, mine, launch_text(launch));
+  });
+}
+
+}  // namespace moebius

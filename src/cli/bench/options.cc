@@ -1,0 +1,118 @@
+#include "cli/bench/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "cli/machine.h"
+#include "cli/options.h"
+#include "device/accelerator.h"
+
+namespace moebius {
+namespace {
+
+using Names = std::vector<std::string>;
+const Names kWorkloads{"attention", "experts", "gemm", "moe-layer", "dispatch", "collectives", "step"};
+const Names kRouted{"experts", "moe-layer", "dispatch"}, kShaped{"attention", "experts", "moe-layer", "dispatch"};
+
+// The options that only some workloads take. All take the others.
+const std::pair<const char*, Names> kTakenBy[] = {
+    {"--runs", {"attention", "experts", "gemm", "moe-layer", "dispatch"}},
+    {"--shape", kShaped},
+    {"--routing", kRouted},
+    {"--zipf", kRouted},
+    {"--threads", {"attention", "experts", "gemm", "moe-layer", "dispatch", "step"}},
+    {"--recipe", {"step"}},
+    {"--set", {"step"}},
+    {"--steps", {"step"}},
+    {"--window", {"attention"}},
+    {"--documents", {"attention"}},
+    {"--profile", {"moe-layer", "step"}},
+    {"--hash", {"step"}},
+    {"--ranks", {"dispatch", "collectives", "step"}},
+    {"--etp", {"dispatch"}},
+    {"--dispatcher", {"dispatch"}}};
+constexpr double kLargestExponent = 100;  // popularity is a double, and 128^-100 still is above 0
+
+// "a, b and c".
+std::string listed(const Names& names, const char* last) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i)
+    text += (i == 0 ? "" : i + 1 < names.size() ? ", " : fmt::format(" {} ", last)) + names[i];
+  return text;
+}
+
+bool is_among(const std::string& name, const Names& names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+void check_taken(const CLI::App& command, const std::string& workload) {
+  for (const auto& [option, takers] : kTakenBy) {
+    MOEBIUS_CHECK(usage, command.count(option) == 0 || is_among(workload, takers),
+                  "bench {}: expected no {}, an option of {} alone; leave it out", workload, option,
+                  listed(takers, "and"));
+  }
+}
+
+BenchRouting::Kind routing_kind(const std::string& name) {
+  MOEBIUS_CHECK(usage, name == "balanced" || name == "zipf", "--routing: expected balanced or zipf; got \"{}\"", name);
+  return name == "zipf" ? BenchRouting::Kind::zipf : BenchRouting::Kind::balanced;
+}
+
+}  // namespace
+
+void add_bench_options(CLI::App& command, BenchOptions& o) {
+  command.add_option("NAME", o.name, "the workload")->required();
+  command.add_option("--runs", o.runs,
+                     "all but step and collectives: timed runs, of which the median counts; "
+                     "default 7, on a GPU by their length");
+  command.add_option("--device", o.device,
+                     "cpu or cuda; default: the device of the recipe for step, else cpu; "
+                     "dispatch moves memory of the CPU alone");
+  command.add_option("--shape", o.shape,
+                     "attention, experts, moe-layer, dispatch: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "
+                     "deepseek-v3-8-local or olmoe; the first is the CPU's");
+  command.add_option("--routing", o.routing, "experts, moe-layer, dispatch: balanced or zipf")->capture_default_str();
+  command.add_option("--zipf", o.spec.routing.exponent, "the exponent of --routing zipf")->capture_default_str();
+  add_threads_option(command, o.spec.threads);
+  command.add_option("--recipe", o.recipe,
+                     "step: the run; default recipes/bench_cpu.toml, on a GPU bench_qwen3_30b_a3b_8layers");
+  command.add_option("--set", o.overrides, "step: section.key=value")->take_all()->allow_extra_args(false);
+  command.add_option("--steps", o.steps, "step: timed steps, after one of warm-up, on a GPU three")
+      ->capture_default_str();
+  command.add_option("--window", o.spec.mask.window, "attention: keys that a query sees; 0: all before it")
+      ->capture_default_str();
+  command.add_option("--documents", o.spec.mask.documents, "attention: documents in a sequence, kept apart")
+      ->capture_default_str();
+  command.add_flag("--profile", o.profile,
+                   "step, moe-layer: time, rate and share of every op; steps of a GPU are then launched op by op");
+  command.add_flag("--hash", o.hash, "step: XXH3-128 of the master weights at the end, the same for the same run");
+  command.add_option("--ranks", o.ranks, "dispatch, collectives, step: ranks as threads; mpirun starts processes")
+      ->capture_default_str();
+  command.add_option("--etp", o.etp, "dispatch: ranks of one expert; ep is what is left")->capture_default_str();
+  command.add_option("--dispatcher", o.dispatcher, "dispatch: auto, allgather or alltoall")->capture_default_str();
+  add_json_option(command, o.json);
+}
+
+void check_bench_options(const CLI::App& command, BenchOptions& o) {
+  MOEBIUS_CHECK(usage, is_among(o.name, kWorkloads), "bench: expected {}; got \"{}\"", listed(kWorkloads, "or"),
+                o.name);
+  check_taken(command, o.name);
+  MOEBIUS_CHECK(usage, !o.runs || *o.runs >= 1,
+                "--runs: expected at least 1; got {}; leave it out for as many as the median needs", *o.runs);
+  o.spec.routing.kind = routing_kind(o.routing);
+  MOEBIUS_CHECK(usage, command.count("--zipf") == 0 || o.routing == "zipf",
+                "--zipf: expected --routing zipf beside it, whose exponent it is; got --routing {}", o.routing);
+  const double exponent = o.spec.routing.exponent;
+  MOEBIUS_CHECK(usage, exponent >= 0 && exponent <= kLargestExponent,
+                "--zipf: expected 0, with which all experts are chosen alike, to {}; got {}; leave it out for 1",
+                kLargestExponent, exponent);
+}
+
+std::string bench_machine(DeviceKind device, int threads) {
+  const std::string cpu = machine_line(this_machine());
+  if (device == DeviceKind::cpu) return threads == 0 ? cpu : fmt::format("{}; {} threads", cpu, threads);
+  const AcceleratorInfo gpu = Accelerator().info();
+  return fmt::format("{}, CUDA {}, driver {}; {}", gpu.name, gpu.runtime, gpu.driver, cpu);
+}
+
+}  // namespace moebius

@@ -1,0 +1,35 @@
+// The options of `moebius bench`, and which workload takes which.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/bench.h"
+
+namespace CLI {
+class App;
+}
+
+namespace moebius {
+
+struct BenchOptions {
+  std::string name, recipe, device, shape, routing = "balanced";
+  std::vector<std::string> overrides;
+  std::string dispatcher = "auto";
+  std::optional<int64_t> runs;
+  int64_t steps = 3, ranks = 1, etp = 1;
+  BenchSpec spec{.threads = 0};
+  bool profile = false, hash = false, json = false;
+};
+
+void add_bench_options(CLI::App& command, BenchOptions& o);
+
+// Sets the routing. Error{usage} for an unknown workload, an option that the workload does not take, or a
+// value that makes no sense.
+void check_bench_options(const CLI::App& command, BenchOptions& o);
+
+// The machine, and the GPU if that is timed. threads: 0 leaves them out.
+std::string bench_machine(DeviceKind device, int threads);
+
+}  // namespace moebius

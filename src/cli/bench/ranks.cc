@@ -1,0 +1,91 @@
+#include "cli/bench/ranks.h"
+
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+
+#include "bench/ranks.h"
+#include "cli/options.h"
+#include "cli/ranks.h"
+#include "memory/plan.h"
+
+namespace moebius {
+namespace {
+
+// The first rank prints what body returns.
+template <class Measure, class Print>
+void on_ranks(const RanksBenchOptions& o, Measure&& measure, Print&& print) {
+  Launch launch = detect_launch(process_environment());
+  if (o.ranks != 1) launch = launch_threads(o.ranks, launch);
+  run_ranks(launch, {.timeout_s = 60}, [&](Transport& world) {
+    Control control(world);
+    check_same_program(control, "bench");
+    const auto report = measure(world, o.threads > 0 ? o.threads : cpu_share(control));
+    if (control.is_root()) print(report, launch_text(launch));
+  });
+}
+
+void print_as_json(const RanksBenchOptions& o, const RanksBench& r, const std::string& launched) {
+  print_json({{"bench", "step"},
+              {"machine", o.machine},
+              {"launched", launched},
+              {"links", r.links},
+              {"recipe", o.recipe},
+              {"ranks", r.ranks},
+              {"steps", r.steps},
+              {"tokens_per_step", r.tokens},
+              {"median_ms", r.median_s * 1e3},
+              {"tokens_per_s", r.tokens_per_s},
+              {"first_loss", r.first_loss},
+              {"last_loss", r.last_loss},
+              {"planned_bytes", r.planned_bytes},
+              {"peak_bytes", r.peak_bytes},
+              {"fallback_kernels", r.fallback_kernels},
+              {"comm", to_json(r.of_last_step).at("comm")}});
+}
+
+void print(const RanksBenchOptions& o, const RanksBench& r, const std::string& launched) {
+  if (o.json) return print_as_json(o, r, launched);
+  fmt::print("{}; {}{}{}\n", o.machine, launched, r.links.empty() ? "" : "; ", r.links);
+  fmt::print("{}: {} tokens a step, median of {} steps {:.1f} ms, {:.0f} tokens/s\n", o.recipe, r.tokens, r.steps,
+             r.median_s * 1e3, r.tokens_per_s);
+  fmt::print("loss {:.4f} first, {:.4f} last; memory planned {}, peak {}\n", r.first_loss, r.last_loss,
+             bytes_text(r.planned_bytes), bytes_text(r.peak_bytes));
+  fmt::print("the most that a rank sent and waited for in the last step: {}\n", comm_text(r.of_last_step));
+  if (!r.fallback_kernels.empty()) fmt::print("{}\n", r.fallback_kernels);
+}
+
+void print(const RanksBenchOptions& o, const std::vector<CollectiveLine>& lines, const std::string& launched) {
+  nlohmann::ordered_json json;
+  if (!o.json)
+    fmt::print("{}; {}\n{:<20} {:>12} {:>10} {:>12}\n", o.machine, launched, "collective", "bytes", "median ms",
+               "sent GB/s");
+  for (const CollectiveLine& l : lines) {
+    if (!o.json) fmt::print("{:<20} {:>12} {:>10.3f} {:>12.1f}\n", l.name, l.bytes, l.median_ms, l.sent_gbytes_per_s);
+    json.push_back(
+        {{"name", l.name}, {"bytes", l.bytes}, {"median_ms", l.median_ms}, {"sent_gbytes_per_s", l.sent_gbytes_per_s}});
+  }
+  if (o.json) print_json({{"bench", "collectives"}, {"machine", o.machine}, {"launched", launched}, {"lines", json}});
+}
+
+}  // namespace
+
+bool has_several_ranks(int64_t ranks) { return ranks != 1 || detect_launch(process_environment()).num_ranks > 1; }
+
+void run_bench_step_of_ranks(const RanksBenchOptions& o, const RunSpec& run) {
+  const auto measure = [&](Transport& world, int threads) {
+    RunSpec mine = run;
+    mine.check(world.size());
+    mine.threads = threads;
+    return bench_step_of_ranks(mine, o.steps, world);
+  };
+  on_ranks(o, measure, [&](const RanksBench& r, const std::string& launched) { print(o, r, launched); });
+}
+
+void run_bench_collectives(const RanksBenchOptions& o, DeviceKind device) {
+  const auto measure = [&](Transport& world, int) { return bench_collectives(device, world); };
+  on_ranks(o, measure,
+           [&](const std::vector<CollectiveLine>& lines, const std::string& launched) { print(o, lines, launched); });
+}
+
+}  // namespace moebius

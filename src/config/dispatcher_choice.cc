@@ -1,0 +1,72 @@
+#include "config/dispatcher_choice.h"
+
+#include "core/error.h"
+
+namespace moebius {
+
+namespace {
+
+DispatcherChoice automatic_choice(const DispatcherQuestion& q) {
+  using enum DispatcherKind;
+  if (q.ep <= q.top_k) {
+    return {allgather, "allgather",
+            fmt::format("\"auto\" takes it because parallel.ep = {} is at most top-k = {}, so that it sends no more "
+                        "than all-to-all",
+                        q.ep, q.top_k)};
+  }
+  if (q.captures) {
+    return {
+        allgather, "allgather",
+        fmt::format("\"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA graphs; "
+                    "with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = {}, top-k = {})",
+                    q.ep, q.top_k)};
+  }
+  return {alltoall, "alltoall",
+          fmt::format("\"auto\" takes it because parallel.ep = {} is above top-k = {}, so that it sends less than "
+                      "all-gather",
+                      q.ep, q.top_k)};
+}
+
+}  // namespace
+
+DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q) {
+  if (!q.has_moe_layers) return {q.asked, "none", "the model has no MoE layer"};
+  if (q.ep * q.etp == 1) return {q.asked, "local", "each rank holds all experts of its layers (parallel.ep * etp = 1)"};
+  if (q.asked == DispatcherKind::automatic) return automatic_choice(q);
+  MOEBIUS_CHECK(usage, q.asked != DispatcherKind::alltoall || !q.captures,
+                "parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be captured in "
+                "CUDA graphs; set run.graph = false, or dispatcher = \"allgather\"{}",
+                q.origin);
+  return {q.asked, name_of(q.asked), "parallel.dispatcher asks for it"};
+}
+
+DispatcherChoice resolve_dispatcher(const RunSpec& run) {
+  const auto from = run.provenance.find("parallel.dispatcher");
+  return resolve_dispatcher({.asked = run.parallel.dispatcher,
+                             .ep = run.parallel.ep,
+                             .etp = run.parallel.etp,
+                             .top_k = run.model.top_k,
+                             .has_moe_layers = run.model.num_moe_layers() > 0,
+                             .captures = run.device == DeviceKind::cuda && run.graph,
+                             .origin = from == run.provenance.end() ? "" : fmt::format(" [{}]", from->second)});
+}
+
+const char* name_of(DispatcherKind kind) {
+  switch (kind) {
+    case DispatcherKind::automatic:
+      return "auto";
+    case DispatcherKind::allgather:
+      return "allgather";
+    case DispatcherKind::alltoall:
+      break;
+  }
+  return "alltoall";
+}
+
+DispatcherKind dispatcher_kind(const std::string& name, const std::string& who) {
+  for (const auto kind : {DispatcherKind::automatic, DispatcherKind::allgather, DispatcherKind::alltoall})
+    if (name == name_of(kind)) return kind;
+  MOEBIUS_FAIL(usage, "{}: expected auto, allgather or alltoall; got {}", who, name);
+}
+
+}  // namespace moebius

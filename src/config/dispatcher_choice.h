@@ -1,0 +1,48 @@
+// Which dispatcher the MoE layers of a run use, and why. The run's log and `moebius config` print both.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "config/parallel_spec.h"
+#include "config/run_spec.h"
+
+namespace moebius {
+
+// The choice depends on these and on nothing else.
+struct DispatcherQuestion {
+  DispatcherKind asked = DispatcherKind::automatic;  // parallel.dispatcher
+  int64_t ep = 1, etp = 1;
+  int64_t top_k = 1;           // of the model's MoE layers
+  bool has_moe_layers = true;  // false: nothing is dispatched
+  bool captures = false;       // the steps may be captured in CUDA graphs
+  std::string origin;          // the end of the error's message: where the key was set
+};
+
+struct DispatcherChoice {
+  // The MoE layers are built with this: allgather or alltoall. If nothing is dispatched, it is what was
+  // asked for.
+  DispatcherKind kind = DispatcherKind::automatic;
+  std::string name;    // "none", "local", "allgather" or "alltoall"
+  std::string reason;  // a clause, as in "parallel.dispatcher asks for it"
+};
+
+// The first rule that applies decides:
+//   no MoE layer             none
+//   ep * etp = 1             local, whatever was asked for
+//   asked for by name        that one
+//   steps may be captured    allgather, since no count may be read back
+//   ep <= top_k              allgather, since it sends no more than all-to-all
+//   else                     alltoall
+// Error{usage} if all-to-all is asked for by name and the steps may be captured.
+DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q);
+
+// The choice for training this run. A run on a GPU with run.graph may capture its steps.
+DispatcherChoice resolve_dispatcher(const RunSpec& run);
+
+// "auto", "allgather", "alltoall": the values of parallel.dispatcher.
+const char* name_of(DispatcherKind kind);
+// Error{usage} that begins with `who` if the name is none of these.
+DispatcherKind dispatcher_kind(const std::string& name, const std::string& who);
+
+}  // namespace moebius

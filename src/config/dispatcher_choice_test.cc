@@ -1,0 +1,82 @@
+#include "config/dispatcher_choice.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(DispatcherChoice, NothingIsDispatchedOnOneRank) {
+  for (const auto asked : {DispatcherKind::automatic, DispatcherKind::allgather, DispatcherKind::alltoall}) {
+    const DispatcherChoice local = resolve_dispatcher({.asked = asked, .top_k = 2, .captures = true});
+    EXPECT_EQ(local.kind, asked);
+    EXPECT_EQ(local.name, "local");
+    EXPECT_EQ(local.reason, "each rank holds all experts of its layers (parallel.ep * etp = 1)");
+  }
+  const DispatcherChoice none = resolve_dispatcher({.ep = 4, .has_moe_layers = false});
+  EXPECT_EQ(none.name, "none");
+  EXPECT_EQ(none.reason, "the model has no MoE layer");
+}
+
+TEST(DispatcherChoice, AutoGathersUpToTopK) {
+  for (const bool captures : {false, true}) {
+    const DispatcherChoice choice = resolve_dispatcher({.ep = 4, .etp = 2, .top_k = 4, .captures = captures});
+    EXPECT_EQ(choice.kind, DispatcherKind::allgather);
+    EXPECT_EQ(choice.name, "allgather");
+    EXPECT_EQ(choice.reason,
+              "\"auto\" takes it because parallel.ep = 4 is at most top-k = 4, so that it sends no more than "
+              "all-to-all");
+  }
+}
+
+TEST(DispatcherChoice, AutoIsAllToAllAboveTopK) {
+  const DispatcherChoice choice = resolve_dispatcher({.ep = 8, .top_k = 4});
+  EXPECT_EQ(choice.kind, DispatcherKind::alltoall);
+  EXPECT_EQ(choice.name, "alltoall");
+  EXPECT_EQ(choice.reason,
+            "\"auto\" takes it because parallel.ep = 8 is above top-k = 4, so that it sends less than all-gather");
+}
+
+TEST(DispatcherChoice, AutoIsNeverAllToAllUnderGraphs) {
+  const DispatcherChoice choice = resolve_dispatcher({.ep = 8, .top_k = 4, .captures = true});
+  EXPECT_EQ(choice.kind, DispatcherKind::allgather);
+  EXPECT_EQ(choice.name, "allgather");
+  EXPECT_EQ(choice.reason,
+            "\"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA graphs; with "
+            "run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 8, top-k = 4)");
+}
+
+TEST(DispatcherChoice, ByNameItIsThatOneOrAnError) {
+  EXPECT_EQ(resolve_dispatcher({.asked = DispatcherKind::allgather, .ep = 8, .top_k = 4}).name, "allgather");
+  const DispatcherChoice choice = resolve_dispatcher({.asked = DispatcherKind::alltoall, .ep = 2, .top_k = 4});
+  EXPECT_EQ(choice.kind, DispatcherKind::alltoall);
+  EXPECT_EQ(choice.reason, "parallel.dispatcher asks for it");
+  const DispatcherQuestion captured{.asked = DispatcherKind::alltoall, .ep = 2, .captures = true, .origin = " [r:1]"};
+  EXPECT_EQ(error_text(ErrorKind::usage, [&] { resolve_dispatcher(captured); }),
+            "parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be captured in CUDA "
+            "graphs; set run.graph = false, or dispatcher = \"allgather\" [r:1]");
+}
+
+TEST(DispatcherChoice, ItsNamesAreRead) {
+  for (const auto kind : {DispatcherKind::automatic, DispatcherKind::allgather, DispatcherKind::alltoall})
+    EXPECT_EQ(dispatcher_kind(name_of(kind), ""), kind);
+  EXPECT_EQ(error_text(ErrorKind::usage, [] { dispatcher_kind("pigeon", "--dispatcher"); }),
+            "--dispatcher: expected auto, allgather or alltoall; got pigeon");
+}
+
+TEST(DispatcherChoice, OfARun) {
+  const Sets above_top_k = {"parallel.ep=4", "run.device=cuda"};
+  EXPECT_EQ(resolve_dispatcher(parse()).name, "local");
+  EXPECT_EQ(resolve_dispatcher(parse({"parallel.ep=4"})).name, "alltoall");
+  EXPECT_EQ(resolve_dispatcher(parse({"parallel.ep=2"})).name, "allgather");
+  EXPECT_EQ(resolve_dispatcher(parse(above_top_k)).name, "allgather");
+  EXPECT_THAT(resolve_dispatcher(parse(above_top_k)).reason, HasSubstr("run.graph is on"));
+  EXPECT_EQ(resolve_dispatcher(parse({"parallel.ep=4", "run.device=cuda", "run.graph=false"})).name, "alltoall");
+}
+
+}  // namespace
+}  // namespace moebius

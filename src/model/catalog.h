@@ -1,0 +1,70 @@
+// The names, shapes and kinds of a model's parameters, as a function of its spec.
+//
+// The layers declare into a table whose plan is never given memory, so there is one source for names and shapes: the
+// declarations of the layers themselves. A catalog costs no memory but its own texts, and needs no device.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "config/model_spec.h"
+#include "config/stage_layout.h"
+#include "config/train_spec.h"
+#include "model/params.h"
+
+namespace moebius {
+
+struct CatalogSpec {
+  const ModelSpec& model;
+  ModelUse use = ModelUse::inference;    // training has state of its own
+  BalanceSpec balance = {};              // and which, depends on how load is balanced
+  std::vector<std::string> freeze = {};  // as in ParamTable
+  bool holds_mtp = true;                 // whether the modules of multi-token prediction are part of it
+  int64_t num_mtp = 0;                   // how many of them are computed; 0: they are held, and frozen
+  std::vector<StageSpec> stages = {};    // the stages whose parameters are listed; none: the whole model
+  const Mesh* mesh = nullptr;            // the rank whose shards are listed; null: one that holds all
+};
+
+class ModelCatalog {
+ public:
+  struct Entry {
+    ParamSpec spec;       // trainable is false of a frozen parameter, too
+    bool frozen = false;  // by CatalogSpec::freeze, or as a module that is not computed
+  };
+
+  // Error{usage} as the layers say it: when the mesh does not divide the model, or only some parts of a parameter are
+  // frozen.
+  explicit ModelCatalog(const CatalogSpec& spec);
+  // The whole model as it is on disk: with the modules of multi-token prediction that its spec counts, or without.
+  explicit ModelCatalog(const ModelSpec& model, bool holds_mtp = true);
+
+  const ModelSpec& model() const { return model_; }
+  bool holds_mtp() const { return holds_mtp_; }  // false too where the model has none
+  // In the order in which the model declares them.
+  const std::vector<Entry>& params() const { return params_; }
+  // The named global tensors of all parameters in the same order, in the Hugging Face spelling.
+  const std::vector<ParamPart>& parts() const { return parts_; }
+
+ private:
+  ModelSpec model_;
+  bool holds_mtp_;
+  std::vector<Entry> params_;
+  std::vector<ParamPart> parts_;
+};
+
+// The model as one stage, with or without its modules of multi-token prediction.
+StageSpec whole_stage(const ModelSpec& model, bool with_mtp = true);
+
+// Whether a model in this use holds its modules of multi-token prediction. What is not computed takes no room, but
+// training saves what it was given. num_mtp: as in BatchShape.
+inline bool holds_mtp_modules(ModelUse use, int64_t num_mtp) { return use == ModelUse::training || num_mtp > 0; }
+
+// freeze, and patterns of the modules that are held and not computed: those have no gradient.
+std::vector<std::string> with_idle_modules(std::vector<std::string> freeze, const ModelSpec& model, int64_t num_mtp);
+
+// Error{usage} unless each of the patterns, which the catalog was made with, matches a parameter, and something is left
+// to train.
+void check_freeze(const ModelCatalog& whole, const std::vector<std::string>& patterns);
+
+}  // namespace moebius

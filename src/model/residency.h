@@ -1,0 +1,51 @@
+// When the weights of a parameter must be on this rank, and when its gradient is complete. A pass reports it in four
+// verbs, and whoever moves weights or gradients between ranks, or between memories, acts on them.
+//
+// The legal order, for each parameter:
+//
+//   forward pass    [gather]  ready  (its weights are read)                              release
+//   backward pass   [gather]  ready  (its weights are read, its gradient is added to)  grad_ready  release
+//
+// Two parts of a pass may use one parameter, such as an embedding that is also the head: uses may nest, and the weights
+// may go once each ready has had its release. A parameter is neither read nor added to outside of its uses.
+// Results do not depend on who listens.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "device/device.h"
+
+namespace moebius {
+
+// Params [begin, end) of a table, in the order they were declared.
+struct ParamSpan {
+  size_t begin = 0, end = 0;
+};
+
+class ParamResidency {
+ public:
+  virtual ~ParamResidency() = default;
+  // The pass will need these weights soon: they may start to come now. A hint that may be left out.
+  virtual void gather(Stream& s, const ParamSpan& span) = 0;
+  // Returns when the weights are here for all work that s gets from now on.
+  virtual void ready(Stream& s, const ParamSpan& span) = 0;
+  // The pass does not read these weights again before the next ready.
+  virtual void release(Stream& s, const ParamSpan& span) = 0;
+  // The backward pass of one micro-batch has added all of its share to these gradients.
+  virtual void grad_ready(Stream& s, const ParamSpan& span) = 0;
+};
+
+// Checks the order above. A call out of order is an error of the pass: Error{internal}.
+class ResidencyOrder {
+ public:
+  void ready(const ParamSpan& span);
+  void grad_ready(const ParamSpan& span) const;
+  void release(const ParamSpan& span);
+  bool is_idle() const;  // no parameter is in use: true between passes
+
+ private:
+  std::vector<int> uses_;  // by parameter, as far as any was used
+};
+
+}  // namespace moebius

@@ -1,0 +1,44 @@
+// The functions that each device implements for these ops. The arguments have been checked, and
+// there is work to do.
+#pragma once
+
+#include "device/device.h"
+
+namespace moebius {
+
+struct ExpertUp;
+struct ExpertDown;
+struct DExpertDown;
+struct DExpertUp;
+struct ExpertWgrad;
+struct ExpertBiasGrad;
+
+namespace cpu {
+void expert_up(Stream& s, const ExpertUp& a);
+void expert_down(Stream& s, const ExpertDown& a);
+void d_expert_down(Stream& s, const DExpertDown& a);
+void d_expert_up(Stream& s, const DExpertUp& a);
+void expert_wgrad(Stream& s, const ExpertWgrad& a);
+void expert_bias_grad(Stream& s, const ExpertBiasGrad& a);
+int64_t scratch_bytes(const ExpertUp& a, int num_threads);
+int64_t scratch_bytes(const ExpertDown& a, int num_threads);
+int64_t scratch_bytes(const DExpertDown& a, int num_threads);
+int64_t scratch_bytes(const DExpertUp& a, int num_threads);
+int64_t scratch_bytes(const ExpertWgrad& a, int num_threads);
+}  // namespace cpu
+
+namespace cuda {
+void expert_up(Stream& s, const ExpertUp& a);
+void expert_down(Stream& s, const ExpertDown& a);
+void d_expert_down(Stream& s, const DExpertDown& a);
+void d_expert_up(Stream& s, const DExpertUp& a);
+void expert_wgrad(Stream& s, const ExpertWgrad& a);
+void expert_bias_grad(Stream& s, const ExpertBiasGrad& a);
+int64_t scratch_bytes(const ExpertUp& a);
+int64_t scratch_bytes(const ExpertDown& a);
+int64_t scratch_bytes(const DExpertDown& a);
+int64_t scratch_bytes(const DExpertUp& a);
+int64_t scratch_bytes(const ExpertWgrad& a);
+}  // namespace cuda
+
+}  // namespace moebius

@@ -1,0 +1,57 @@
+#include "ops/grouped_gemm/grouped_gemm_config.h"
+
+#include <fmt/format.h>
+
+namespace moebius {
+namespace {
+
+std::string_view name_of(GroupedEpilogue epilogue) {
+  switch (epilogue) {
+    case GroupedEpilogue::store:
+      return "store";
+    case GroupedEpilogue::gated_activation:
+      return "gated_activation";
+    case GroupedEpilogue::gated_activation_bwd:
+      return "gated_activation_bwd";
+    case GroupedEpilogue::add_f32:
+      return "add_f32";
+  }
+  return "unknown";
+}
+
+std::string_view text_of(GatheredOperand gathered) {
+  switch (gathered) {
+    case GatheredOperand::none:
+      return "";
+    case GatheredOperand::a:
+      return ", A gathered";
+    case GatheredOperand::b:
+      return ", B gathered";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string to_string(const GroupedGemmDesc& d) {
+  return fmt::format("{} x {} x {}, {} experts, {}{}{}{}, epilogue {}", d.m, d.n, d.k, d.num_experts, name_of(d.dtype),
+                     text_of(d.gathered), d.trans_a ? ", A transposed" : "", d.trans_b ? ", B transposed" : "",
+                     name_of(d.epilogue));
+}
+
+std::string to_string(const GroupedGemmConfig& c) {
+  return fmt::format(
+      "tiles {} x {} x {}, {} slots, {} notes, clusters of {}, {} threads, registers {} and {}, L2 groups of {}",
+      c.tile_m, c.tile_n, c.tile_k, c.num_slots, c.num_notes, c.cluster, c.threads, c.producer_registers,
+      c.consumer_registers, c.l2_group);
+}
+
+GroupedGemmConfig choose_config(const GroupedGemmDesc& desc) {
+  if (desc.epilogue == GroupedEpilogue::add_f32) return kSm90Wgrad;
+  // The backward of the activation runs in the consumers and leaves the producer no more registers.
+  const bool producer_gets_more =
+      desc.gathered != GatheredOperand::none && desc.epilogue != GroupedEpilogue::gated_activation_bwd;
+  return producer_gets_more ? kSm90GatheredRows : kSm90Rows;
+}
+
+}  // namespace moebius

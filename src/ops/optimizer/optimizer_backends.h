@@ -1,0 +1,25 @@
+// The functions that each device implements for these ops. The arguments have been checked, and
+// there is work to do.
+#pragma once
+
+#include "device/device.h"
+
+namespace moebius {
+
+struct SumSquares;
+struct ClipScale;
+struct AdamW;
+
+namespace cpu {
+void sum_squares(Stream& s, const SumSquares& a);
+void clip_scale(Stream& s, const ClipScale& a);
+void adamw(Stream& s, const AdamW& a);
+}  // namespace cpu
+
+namespace cuda {
+void sum_squares(Stream& s, const SumSquares& a);
+void clip_scale(Stream& s, const ClipScale& a);
+void adamw(Stream& s, const AdamW& a);
+}  // namespace cuda
+
+}  // namespace moebius

@@ -1,0 +1,31 @@
+#include "parallel/optim/grad_norm.h"
+
+#include <vector>
+
+#include "ops/elementwise/elementwise.h"
+#include "ops/optimizer/optimizer.h"
+
+namespace moebius {
+
+GradNorm::GradNorm(const Mesh& mesh, MemoryPlan& plan, double clip) : mesh_(mesh), clip_(static_cast<float>(clip)) {
+  plan.declare(sum_squares_1_, "grad_sum_squares", {1}, DType::f64, Life::metrics);
+  plan.declare(norm_1_, "grad_norm", {1}, DType::f32, Life::metrics);
+  plan.declare(scale_1_, "grad_scale", {1}, DType::f32, Life::metrics);
+}
+
+// Every element of the model is owned by one rank, but for a tied copy: without those the sum over the world has each
+// square once.
+void GradNorm::measure(Stream& s, StepStack& stack, std::span<const Param* const> params) const {
+  fill_zero(s, sum_squares_1_);
+  std::vector<Tensor> gradients;
+  for (const Param* p : params)
+    if (!p->spec.tied_copy) gradients.push_back(owned_elements(*p, p->dw));
+  StackScope scope(stack);
+  sum_squares(s, {.sum_1 = sum_squares_1_,
+                  .partial_P = stack.alloc({SumSquares::num_partials(gradients)}, DType::f64),
+                  .x = gradients});
+  mesh_.group(Axis::world).all_reduce_sum(s, sum_squares_1_);
+  clip_scale(s, {.norm_1 = norm_1_, .scale_1 = scale_1_, .sum_squares_1 = sum_squares_1_, .clip = clip_});
+}
+
+}  // namespace moebius

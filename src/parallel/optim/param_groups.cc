@@ -1,0 +1,24 @@
+#include "parallel/optim/param_groups.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace moebius {
+
+// Weight decay is for matrices: it would pull norm weights to 0, where they start at 1.
+std::vector<ParamGroup> param_groups(const OptimizerSpec& spec) {
+  using enum ParamKind;
+  return {{.kinds = {matrix, embedding, head, experts, router}, .weight_decay = spec.weight_decay},
+          {.kinds = {norm, bias, sink}, .weight_decay = 0}};
+}
+
+const ParamGroup& group_of(std::span<const ParamGroup> groups, ParamKind kind) {
+  const auto found = std::find_if(groups.begin(), groups.end(), [&](const ParamGroup& group) {
+    return std::find(group.kinds.begin(), group.kinds.end(), kind) != group.kinds.end();
+  });
+  MOEBIUS_ASSERT(found != groups.end());
+  return *found;
+}
+
+}  // namespace moebius

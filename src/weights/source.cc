@@ -1,0 +1,45 @@
+#include "weights/source.h"
+
+#include <cstring>
+#include <filesystem>
+
+#include "checkpoint/list.h"
+#include "model/device_support.h"
+
+namespace moebius {
+
+namespace fs = std::filesystem;
+
+WeightsFolder find_weights(const std::string& path) {
+  MOEBIUS_CHECK(input, fs::is_directory(path), "model {}: expected a folder; got {}; check the path", path,
+                fs::exists(path) ? "a file" : "nothing there");
+  if (fs::exists(path + "/manifest.json")) return {WeightsFolder::Kind::checkpoint, path};
+  if (fs::exists(path + "/config.json")) return {WeightsFolder::Kind::hugging_face, path};
+  for (const std::string& dir : {path, path + "/checkpoints"}) {
+    if (const auto newest = newest_checkpoint(dir, nullptr)) return {WeightsFolder::Kind::checkpoint, *newest};
+  }
+  MOEBIUS_FAIL(input,
+               "model {}: expected a Hugging Face folder (config.json), a checkpoint (manifest.json) or a run's folder "
+               "with a complete "
+               "checkpoint; got none of them; check the path",
+               path);
+}
+
+std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const ModelCatalog& catalog) {
+  check_device(catalog.model(), DeviceKind::cpu, {});
+  return from.kind == WeightsFolder::Kind::hugging_face ? open_hugging_face(from.path, catalog)
+                                                        : open_checkpoint(from.path, catalog);
+}
+
+void WeightsReader::read_slice(size_t entry, const TensorSlice& slice, void* dst) const {
+  const WeightsEntry& e = entries()[entry];
+  std::vector<char> all(e.bytes());
+  read(entry, all.data());
+  const int64_t size = size_of(e.dtype);
+  for (const CommonRun& run : common_runs(whole_slice(slice.shape), slice))
+    std::memcpy(static_cast<char*>(dst) + run.in_b * size, all.data() + run.in_a * size, run.count * size);
+}
+
+bool is_training_state(const std::string& name) { return name.ends_with(".last_load"); }
+
+}  // namespace moebius

@@ -1,0 +1,70 @@
+// The source of weights: two kinds of folder behind one reader. load.h fills a model from one, export.h writes another
+// folder from one.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/tensor_slice.h"
+#include "model/catalog.h"
+
+namespace moebius {
+
+struct WeightsFolder {
+  enum class Kind { hugging_face, checkpoint };
+  Kind kind = Kind::hugging_face;
+  std::string path;  // the folder itself; of a run's folder that of its newest checkpoint
+};
+
+// Finds the folder of weights of a path. Error{input} naming the files that were looked for.
+WeightsFolder find_weights(const std::string& path);
+
+// Whether there are tensors of multi-token prediction, which are those of layers after the model's. A config file often
+// promises a module that was not saved.
+bool has_mtp(const WeightsFolder& from, const ModelSpec& model);
+// The model with the modules that the folder has: all or none.
+ModelSpec with_mtp_of(const WeightsFolder& from, ModelSpec model);
+// The warning for a model whose config promises modules that the folder has not.
+std::string missing_mtp_notice(const WeightsFolder& from, const ModelSpec& model);
+// Whether a canonical name is one of those tensors.
+bool is_of_mtp(const std::string& name, const ModelSpec& model);
+
+struct WeightsEntry {
+  std::string name;  // canonical
+  Shape shape;
+  DType dtype = DType::f32;  // on disk
+  int64_t bytes() const { return shape.numel() * size_of(dtype); }
+};
+
+// The tensors of one model on disk, each read on its own. Once open, every tensor is accounted for.
+class WeightsReader {
+ public:
+  virtual ~WeightsReader() = default;
+  // In the order of the model's parameters. State that only training uses may be missing.
+  virtual const std::vector<WeightsEntry>& entries() const = 0;
+  virtual void read(size_t entry, void* dst) const = 0;  // its bytes, in the dtype on disk
+  // Reads the elements of a slice of it. This default reads the whole tensor to do so.
+  virtual void read_slice(size_t entry, const TensorSlice& slice, void* dst) const;
+};
+
+// The tensors of a model, by its catalog. Strict: Error{input} lists what is missing, unexpected or of another shape
+// (the first 20 and the counts). Tensors of multi-token prediction are passed over where the catalog has none of its
+// modules, and so are the hub's copies of embedding and head in them, which must be copies. Error{usage} for a model
+// that no device computes.
+std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const ModelCatalog& catalog);
+std::unique_ptr<WeightsReader> open_hugging_face(const std::string& folder, const ModelCatalog& catalog);
+// Checks bytes against their hashes as they are read.
+std::unique_ptr<WeightsReader> open_checkpoint(const std::string& folder, const ModelCatalog& catalog);
+
+// to = from, n elements in host memory, rounded to nearest even where it narrows
+// to: f32 or bf16, on the stream's device.
+// from: f32, bf16, f16 or f64, anything else is Error{input} naming `who`.
+void convert_elements(Stream& s, const Tensor& to, const void* from, DType from_dtype, const std::string& who);
+// The same on the host: n elements of to_dtype (f32 or bf16).
+void convert_elements(void* to, DType to_dtype, const void* from, DType from_dtype, int64_t n, const std::string& who);
+
+// Whether a tensor is state of training that a model does not need: a run starts without it.
+bool is_training_state(const std::string& name);
+
+}  // namespace moebius

@@ -1,0 +1,66 @@
+#include <vector>
+
+#include "checkpoint/reader.h"
+#include "hub/hf_folder.h"
+#include "parallel/optim/optimizer.h"
+#include "weights/source.h"
+
+namespace moebius {
+namespace {
+
+// Missing, unexpected and misshapen names, before anything is read.
+void check_names(const CheckpointReader& reader, const ModelCatalog& catalog, const std::string& folder) {
+  std::vector<std::string> missing, unexpected, misshapen;
+  std::map<std::string, Shape> wanted;
+  for (const ParamPart& part : catalog.parts()) wanted.emplace(part.name, part.shape);
+  for (const auto& [name, shape] : wanted) {
+    const auto it = reader.tensors().find(name);
+    if (it == reader.tensors().end()) {
+      if (!is_training_state(name)) missing.push_back(name);
+      continue;
+    }
+    if (it->second.shape != dims_of(shape)) misshapen.push_back(name);
+  }
+  for (const auto& [name, tensor] : reader.tensors()) {
+    const bool passed_over = !catalog.holds_mtp() && is_of_mtp(name, catalog.model());
+    if (!wanted.contains(name) && !is_optimizer_state(name) && !is_training_state(name) && !passed_over)
+      unexpected.push_back(name);
+  }
+  MOEBIUS_CHECK(input, missing.empty() && unexpected.empty() && misshapen.empty(),
+                "checkpoint {}: expected exactly the tensors of the model; got {} missing ({}), {} unexpected ({}) and "
+                "{} of another shape ({}); check that model and checkpoint belong together",
+                folder, missing.size(), name_list(missing), unexpected.size(), name_list(unexpected), misshapen.size(),
+                name_list(misshapen));
+}
+
+class CheckpointWeights final : public WeightsReader {
+ public:
+  CheckpointWeights(const std::string& folder, const ModelCatalog& catalog) : reader_(folder) {
+    check_names(reader_, catalog, folder);
+    for (const ParamPart& part : catalog.parts()) {
+      const auto it = reader_.tensors().find(part.name);
+      if (it != reader_.tensors().end()) entries_.push_back({part.name, part.shape, it->second.dtype});
+    }
+  }
+  const std::vector<WeightsEntry>& entries() const override { return entries_; }
+  void read(size_t entry, void* dst) const override {
+    const WeightsEntry& e = entries_[entry];
+    reader_.read(e.name, {.data = dst, .shape = e.shape, .dtype = e.dtype});
+  }
+  void read_slice(size_t entry, const TensorSlice& slice, void* dst) const override {
+    const WeightsEntry& e = entries_[entry];
+    reader_.read({.name = e.name, .tensor = {.data = dst, .shape = {slice.numel()}, .dtype = e.dtype}, .slice = slice});
+  }
+
+ private:
+  CheckpointReader reader_;
+  std::vector<WeightsEntry> entries_;
+};
+
+}  // namespace
+
+std::unique_ptr<WeightsReader> open_checkpoint(const std::string& folder, const ModelCatalog& catalog) {
+  return std::make_unique<CheckpointWeights>(folder, catalog);
+}
+
+}  // namespace moebius

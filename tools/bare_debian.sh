@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Shows that both commands of the README work on a bare Debian 12: a root made by debootstrap, with git and certificates alone.
+# The root has no make, no Python and no CUDA; what the commands need they install there themselves.
+#
+# usage (as root): tools/bare_debian.sh [demo] [test] [build]      commands of ./dev; without any: demo test
+#
+# The committed state of this checkout is what runs. MOEBIUS_BARE_ROOT names the folder of the root (default: a new one in
+# /var/tmp); it is removed at the end, also after a failure or an interrupt. MOEBIUS_BARE_MIRROR is debootstrap's mirror.
+set -euo pipefail
+project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+fail() {
+  printf 'bare_debian: %s\n' "$*" >&2
+  exit 1
+}
+
+[[ $(id -u) == 0 ]] || fail "must run as root: it makes a root folder and changes into it; got user $(id -un)"
+command -v debootstrap >/dev/null || fail "debootstrap is missing; apt-get install debootstrap"
+[[ -z $(git -C "$project" status --porcelain) ]] || fail "the checkout has changes that are not committed; commit or stash them first"
+
+root=${MOEBIUS_BARE_ROOT:-$(mktemp -d /var/tmp/bare_debian.XXXXXX)}
+[[ ! -e $root/etc ]] || fail "$root is in use already; name another folder in MOEBIUS_BARE_ROOT"
+mkdir -p "$root"
+
+unmount() {
+  local place
+  for place in dev/pts dev/shm dev proc; do
+    if mountpoint --quiet "$root/$place"; then umount --lazy "$root/$place"; fi
+  done
+}
+clean_up() {
+  unmount
+  rm -rf --one-file-system "$root"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+
+debootstrap --variant=minbase --include=git,ca-certificates bookworm "$root" ${MOEBIUS_BARE_MIRROR:+"$MOEBIUS_BARE_MIRROR"} >"$root.log" ||
+  fail "debootstrap failed: $(tail -n 3 "$root.log")"
+rm -f "$root.log"
+# How this machine reaches its package mirror is no part of what is shown.
+cp -a /etc/apt/. "$root/etc/apt/"
+cp -L /etc/resolv.conf "$root/etc/resolv.conf"
+cp -L /etc/hosts "$root/etc/hosts"
+cp -a /etc/ssl/certs/. "$root/etc/ssl/certs/"
+mount -t proc proc "$root/proc"
+mount --rbind /dev "$root/dev"
+mount --make-rslave "$root/dev"
+git clone --quiet "$project" "$root/moebius"
+
+commands=("$@")
+(($#)) || commands=(demo test)
+status=0
+for command in "${commands[@]}"; do
+  printf '== ./dev %s in a bare Debian 12\n' "$command"
+  start=$SECONDS
+  env -i HOME=/root TERM=dumb LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+    chroot "$root" /bin/bash -c "cd /moebius && ./dev $command" </dev/null || status=$?
+  printf '== ./dev %s: exit %d after %d s\n' "$command" "$status" "$((SECONDS - start))"
+  ((status == 0)) || break
+done
+exit "$status"
