@@ -1,18 +1,20 @@
 // A Group is a set of ranks that communicate. Every reduction is a sum; no operation scales.
 //
-//   Order      All ranks of a group call the same operations in the same order, with the same shapes and dtypes.
-//              No call depends on data, except for the sizes of all_to_all_v; ranks without rows call it too.
+//   Order      All ranks of a group call the same operations in the same order, with the same shapes and
+//              dtypes. No call depends on data, except for the sizes of all_to_all_v; ranks without rows
+//              call it too.
 //   Sums       Sums take f32, f64, i64 and bf16. They add in the order of the ranks,
-//              ((x0 + x1) + x2) + ..., bf16 in f32 and rounded once at the end. For the same group size the bits
-//              are the same on every rank, in every run and over every transport.
-//   Memory     Tensors are contiguous and in memory of the stream's device. When a call returns its tensors may be
-//              used again; on a GPU, by work launched on the stream from then on.
-//              Sums need memory for what arrives: at most kSumPiece elements from each rank, kept by the group.
+//              ((x0 + x1) + x2) + ..., bf16 in f32 and rounded once at the end. For the same group size
+//              the bits are the same on every rank, in every run and over every transport.
+//   Memory     Tensors are contiguous and in memory of the stream's device. When a call returns its
+//              tensors may be used again; on a GPU, by work launched on the stream from then on.
+//              Sums need memory for what arrives: at most kSumPiece elements from each rank, kept by
+//              the group.
 //   Devices    Every transport moves memory of the CPU; comm/gpu/gpu_links.h moves memory of GPUs.
 //              On the null device nothing is moved, and no call waits.
-//   Errors     Error{usage} for wrong shapes and dtypes. Error{distributed} when another rank failed, ended, or did
-//              not join in time: the message names that rank, its coordinates, the collective, and the last
-//              collectives of both ranks.
+//   Errors     Error{usage} for wrong shapes and dtypes. Error{distributed} when another rank failed, ended,
+//              or did not join in time: the message names that rank, its coordinates, the collective,
+//              and the last collectives of both ranks.
 //   Threads    A group belongs to one rank and is used by one thread at a time.
 #pragma once
 

@@ -2,11 +2,10 @@
 // Every collective is an exchange: each rank sends one message to each other rank and receives one from it.
 // So a waiting rank knows whom it waits for, and every transport adds in the same order.
 //
-//   all_reduce_sum      each rank gets its slice from all ranks, adds the slices in rank order, and sends the sum
-//                       to all
+//   all_reduce_sum      each rank gets its slice from all ranks, adds the slices in rank order, and
+//                       sends the sum to all
 //   reduce_scatter_sum  the first half of all_reduce_sum
 //   all_gather          the second half of it
-//   reduce_scatter_sum  the first half of that, all_gather the second
 #pragma once
 
 #include "comm/rank_parts.h"

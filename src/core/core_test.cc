@@ -151,9 +151,9 @@ TEST(Rng, MomentsAndIndependenceOfKeys) {
 }
 
 TEST(StepStack, GivesBackInScopesAndKeepsTheHighWaterMark) {
-  Buffer buffer(DeviceKind::cpu, 1024);
+  alignas(StepStack::kAlign) char memory[1024];
   constexpr int64_t kTaken = StepStack::kAlign;  // bytes of each of the two tensors
-  StepStack stack(DeviceKind::cpu, buffer.data(), buffer.num_bytes());
+  StepStack stack(DeviceKind::cpu, memory, sizeof memory);
   const Tensor a = stack.alloc({3}, DType::f32);
   {
     StackScope scope(stack);

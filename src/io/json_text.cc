@@ -36,9 +36,8 @@ class KeyWatch {
   std::vector<std::unordered_set<std::string>> open_;
 };
 
-// Returns the reason in "[json.exception.parse_error.101] parse error at line 1, column 3:
-// syntax error ...",
-// without the brackets at the start.
+// Returns the reason in such a text, without its brackets:
+//   [json.exception.parse_error.101] parse error at line 1, column 3: syntax error ...
 std::string_view reason_of(std::string_view what) {
   const size_t end = what.find("] ");
   return end == std::string_view::npos ? what : what.substr(end + 2);

@@ -12,9 +12,9 @@ namespace moebius {
 
 class CallWatchdog {
  public:
-  // When this object lives for longer than `seconds` (by comm/liveness/stall_aware_deadline.h), it
-  // calls on_late once,
-  // on a thread of its own. on_late reports it and ends the process, since the call cannot be interrupted.
+  // Calls on_late once, on a thread of its own, when this object lives for longer than `seconds`
+  // (by comm/liveness/stall_aware_deadline.h).
+  // on_late reports it and ends the process, since the call cannot be interrupted.
   CallWatchdog(double seconds, std::function<void()> on_late);
   ~CallWatchdog();
   CallWatchdog(const CallWatchdog&) = delete;

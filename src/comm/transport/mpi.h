@@ -27,14 +27,14 @@ std::string mpi_version();
 // Runs body as this process's rank of MPI_COMM_WORLD and returns when all ranks have ended it.
 // May be called once in a process. Throws Error{usage} where the program was built without MPI.
 //   body throws on every rank (a wrong recipe)
-//              This function throws it. An Error whose text a lower rank throws too gets an empty text, so that it is
-//              printed once.
+//              This function throws it. An Error whose text a lower rank throws too gets an empty text,
+//              so that it is printed once.
 //   a rank throws, or waits for another for longer than the timeout
-//              It reports why and ends all processes with MPI_Abort and ErrorKind::distributed as the exit code.
+//              It reports why and ends all processes with MPI_Abort; ErrorKind::distributed is the exit code.
 //              A rank that is missing in MPI's own calls cannot be named.
 //   the process of a rank ends otherwise
-//              The other ranks report that at once (comm/liveness/rank_watch.h) and end as well. A launcher that sees
-//              it also ends them soon, with an exit code of its own.
+//              The other ranks report that at once (comm/liveness/rank_watch.h) and end as well.
+//              A launcher that sees it also ends them soon, with an exit code of its own.
 void run_mpi(const MpiOptions& options, const RankBody& body);
 
 }  // namespace moebius

@@ -29,8 +29,8 @@ struct TcpOptions {
 
 // Runs body as this process's rank and returns when all ranks have ended it.
 //   body throws on every rank (a wrong recipe)
-//              This function throws it. An Error whose text a lower rank throws too gets an empty text, so that it is
-//              printed once.
+//              This function throws it. An Error whose text a lower rank throws too gets an empty text,
+//              so that it is printed once.
 //   a rank throws, or waits for another that is gone, or for longer than the timeout
 //              It reports why, notifies the other ranks, and throws Error{distributed} with an empty text.
 //              The other ranks throw the same.

@@ -2,10 +2,10 @@
 // The rank's thread posts messages and waits for them. A second thread, the mover, moves bytes while
 // the rank computes.
 //
-//   Frames    Bytes on a connection are frames: a header, then its payload. A message of at most kEagerBytes is one
-//             frame, which the receiver keeps until it is asked for. For a longer message the sender first sends an
-//             offer. The receiver accepts it when it knows where the bytes go; then they come.
-//             So no rank keeps long messages of others.
+//   Frames    Bytes on a connection are frames: a header, then its payload.
+//             A message of at most kEagerBytes is one frame, which the receiver keeps until it is asked for.
+//             For a longer message the sender first sends an offer. The receiver accepts it when it knows
+//             where the bytes go; then they come. So no rank keeps long messages of others.
 //   Order     Each end numbers the messages of two ranks on a channel: the n-th sent is the n-th received.
 //   Threads   One mutex guards everything. While the rank's thread waits it moves the bytes
 //             itself, and the mover pauses.
@@ -60,9 +60,9 @@ class TcpLinks {
     std::optional<uint64_t> farewell;                           // the farewell that it sent
     std::string failure;                                        // why it ended the run; empty if it did not
   };
-  // Moves bytes until done() returns true, or `seconds` have passed
-  // (comm/liveness/stall_aware_deadline.h): then it returns false. done() is called with the mutex
-  // held, so it may read ends and peers.
+  // Moves bytes until done() returns true.
+  // Returns false when `seconds` pass before that (comm/liveness/stall_aware_deadline.h).
+  // done() is called with the mutex held, so it may read ends and peers.
   // It throws when it sees that the wait cannot end well.
   bool move_until(double seconds, const std::function<bool()>& done);
   const Peer& peer(int rank) const { return links_[rank].peer; }  // REQUIRES: called from done

@@ -37,8 +37,8 @@ class Transport {
   virtual int size() const = 0;
 
   // Messages between two ranks on one channel arrive in the order of their sends.
-  // Both ends must name the same size,
-  // which may be 0; else Error{distributed}. The memory is in use until wait().
+  // Both ends must name the same size, which may be 0; else Error{distributed}.
+  // The memory is in use until wait().
   virtual std::unique_ptr<Message> send(int to_rank, int channel, const void* data, int64_t num_bytes) = 0;
   virtual std::unique_ptr<Message> recv(int from_rank, int channel, void* data, int64_t num_bytes) = 0;
   // Returns when all messages have ended.

@@ -111,8 +111,7 @@ void NcclWorld::meet(const std::string& what, const std::vector<int>& with, cons
 }
 
 // members: ranks of `over`, in the order of their ranks in the communicator.
-// The first sends the others NCCL's id by
-// messages of the world, so that a missing rank is noticed there.
+// The first sends NCCL's id to the others by messages of the world, so that a missing rank is noticed there.
 ncclComm_t NcclWorld::make_comm(Group& over, const std::vector<int>& members) {
   const NcclLibrary& nccl = nccl_library();
   ThreadPool pool(1);

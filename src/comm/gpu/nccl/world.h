@@ -1,6 +1,5 @@
-// NcclWorld holds what the NCCL groups of one rank share:
-// communicators, streams beside the engine's own, events,
-// and the memory in which sums arrive.
+// NcclWorld holds what the NCCL groups of one rank share: communicators, streams beside the engine's
+// own, events, and the memory in which sums arrive.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -93,8 +92,7 @@ class NcclWorld {
   void connect(Group& over, const std::vector<int>& members, const NcclLane& lane,
                const std::pair<Spans, Spans>& to_and_from);
   // Runs a call of NCCL that waits for the ranks `with` of the world, for at most the world's timeout.
-  // The call must
-  // own what it uses, since it is abandoned after that.
+  // The call must own what it uses, since it is abandoned after that.
   void meet(const std::string& what, const std::vector<int>& with, const std::function<void()>& call);
   void destroy_comms() noexcept;
   void check_not_abandoned() const;
