@@ -262,7 +262,7 @@ void Engine::make_model() {
                                                 .seed = spec_.seed,
                                                 .stages = held_stages(spec_, rank),
                                                 .freeze = spec_.freeze,
-                                                .dispatcher = name_of(spec_.dispatcher),
+                                                .dispatcher = spec_.dispatcher,
                                                 .fusion = spec_.fusion});
   if (!spec_.freeze.empty()) check_freeze(model_->whole_catalog(), spec_.freeze);
   if (rank) pipeline_ = std::make_unique<Pipeline>(*rank, *model_, mesh_, plan_);

@@ -58,7 +58,7 @@ std::optional<std::string> first_of_forward(Stream& s, const Model& model, Contr
 
 std::optional<std::string> first_of_backward(Stream& s, const Model& model, Control& control) {
   for (size_t v = model.stages().size(); v-- > 0;) {
-    if (auto found = agree(control, first_in_gradients(s, model, v), Pass::backward)) return found;
+    if (auto found = agree(control, first_in_gradients(s, model, v), Pass::backward_input)) return found;
   }
   return std::nullopt;
 }

@@ -17,7 +17,7 @@ namespace moebius::testing {
 
 struct MoeCase {
   MeshShape mesh;
-  std::string dispatcher = "auto";
+  DispatcherKind dispatcher = DispatcherKind::automatic;
   BalanceSpec balance;
   DType dtype = DType::f32;
   int64_t batch = 2, seq = 8;  // of a micro-batch on one rank of cp = 1
@@ -86,8 +86,17 @@ class MoeRank {
         mesh_(mesh),
         shape_{.batch = c.batch, .seq = c.seq / mesh.shape().cp, .max_segments = 2 * c.batch},
         rows_(rows_between_projections(shape_, mesh.shape())),
-        moe_(params_, plan_, "mlp", moe_model(c), c.balance, c.dtype, mesh, shape_, /*layer=*/1, /*seed=*/3,
-             c.dispatcher) {
+        moe_(LayerContext{.params = params_,
+                          .plan = plan_,
+                          .model = moe_model(c),
+                          .balance = c.balance,
+                          .mesh = mesh,
+                          .rope_table_Pd = Tensor{},
+                          .dtype = c.dtype,
+                          .shape = shape_,
+                          .seed = 3,
+                          .dispatcher = c.dispatcher},
+             "mlp", /*layer=*/1) {
     moe_.declare_saved(plan_, "moe", saved_);
     declare_micro_batch(plan_, shape_, batch_);
     for (Tensor* t : {&x_TD, &y_TD, &dx_TD, &dy_TD})

@@ -36,7 +36,9 @@ PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int
 std::vector<HeldStage> PipelineRank::stages() const {
   std::vector<HeldStage> held;
   for (int64_t v = 0; v < layout.num_virtual(); ++v)
-    held.push_back({.spec = layout.at(pp_rank, v), .num_saved = step.num_saved_sets[static_cast<size_t>(v)]});
+    held.push_back({.spec = layout.at(pp_rank, v),
+                    .num_saved = step.num_saved_sets[static_cast<size_t>(v)],
+                    .splits_backward = step.splits_backward[static_cast<size_t>(v)]});
   return held;
 }
 
@@ -106,8 +108,9 @@ void Pipeline::run(Stream& s, const RankProgram& list, const RowsOf& of_message,
   std::vector<Pending> pending(buffers_TD_.size());  // a buffer has one message on its way at a time
   for (const PlacedAction& placed : list.actions) {
     const auto& [verb, pass, m, stage] = placed.action;
-    const Tensor& whole_TD = buffers_TD_[placed.buffer];
-    // Between two stages, whichever way.
+    const bool has_buffer = placed.buffer >= 0;
+    const Tensor whole_TD = has_buffer ? buffers_TD_[placed.buffer] : Tensor{};
+    // The message between two stages, whichever way.
     const auto message_TD = [&](int64_t other) { return whole_TD.rows(0, of_message(std::min(stage, other))); };
     const auto pp_rank_of = [&](int64_t of_stage) { return static_cast<int>(list.shape.rank_of(of_stage)); };
     try {
@@ -117,8 +120,8 @@ void Pipeline::run(Stream& s, const RankProgram& list, const RowsOf& of_message,
               group(pass).recv(s, message_TD(stage - onward(pass)), pp_rank_of(stage - onward(pass)));
           break;
         case Verb::run:
-          pending[placed.buffer].wait();
-          compute(placed, whole_TD.rows(0, of_stage(stage)));
+          if (has_buffer) pending[placed.buffer].wait();
+          compute(placed, has_buffer ? whole_TD.rows(0, of_stage(stage)) : Tensor{});
           break;
         case Verb::send:
           pending[placed.buffer] =
@@ -138,11 +141,12 @@ void Pipeline::compute(Step& step, const PipelineShape& shape, const PlacedActio
                        const Tensor& stream_tD) const {
   const Action& a = placed.action;
   const StagePass at{.virtual_stage = a.stage / shape.num_ranks, .saved_set = placed.saved_set};
-  PhaseScope phase(step.stream, a.pass == Pass::forward ? "pipeline forward" : "pipeline backward", a.micro_batch);
-  if (a.pass == Pass::forward)
-    model_.forward(step, at, stream_tD, /*with_gradients=*/shape.backward);
-  else
-    model_.backward(step, at, stream_tD);
+  const char* name[kNumPasses] = {"pipeline forward", "pipeline backward", "pipeline backward weight"};
+  PhaseScope phase(step.stream, name[static_cast<int>(a.pass)], a.micro_batch);
+  if (a.pass == Pass::forward) return model_.forward(step, at, stream_tD, /*with_gradients=*/shape.backward);
+  if (a.pass == Pass::backward_weight) return model_.backward_weight(step, at);
+  if (placed.with_weight) return model_.backward(step, at, stream_tD);
+  model_.backward_input(step, at, stream_tD);
 }
 
 }  // namespace moebius

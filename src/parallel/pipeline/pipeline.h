@@ -1,5 +1,6 @@
-// The pipeline on real ranks: which stages a rank holds, the lists that it does, and the executor that does them. The
-// lists decide everything (parallel/pipeline/schedule.h); the executor is one loop over any of them.
+// The pipeline on real ranks: the stages that a rank holds, its lists of actions, and the executor that runs them. The
+// lists decide everything (parallel/pipeline/schedule.h); the executor is one loop over any of them. It runs the two
+// backward passes of a stage as one where they follow each other in a list, else each by itself.
 //
 // Hidden states go over the group pp, their gradients over pp_back: between two ranks both can be on their way, and
 // each group's messages arrive in their order.
@@ -21,21 +22,21 @@ struct PipelineSpec {
   int64_t num_virtual = 1;        // parallel.vpp
   std::string layout;             // parallel.layout
   int64_t num_micro_batches = 1;  // of a step, on each rank
-  bool overlap = true;            // sends run behind what is computed next; false: each is waited for. The same bits
+  bool overlap = true;            // sends overlap with the next passes; false: each is waited for. The same bits
 };
 
-// What one rank of the pipeline does and holds.
+// The actions and stages of one rank of the pipeline.
 struct PipelineRank {
   StageLayout layout;
   RankProgram step;                       // the passes of a training step: 1F1B, interleaved with virtual stages
-  RankProgram one_micro_batch;            // one micro-batch there and back, with nothing beside it: for diagnosis
+  RankProgram one_micro_batch;            // all passes of one micro-batch, with no other in between: for diagnosis
   RankProgram forward;                    // one micro-batch, forward alone: for evaluation
   std::vector<HeldStage> stages() const;  // of the model on this rank
   int64_t pp_rank = 0;
 };
 
-// Error{usage} with the equation that fails: the layout's
-// (config/stage_layout.h) or the schedule's. Every list has been replayed.
+// Error{usage} with the equation that fails: the layout's (config/stage_layout.h) or the schedule's. Every list has
+// been simulated.
 PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int64_t num_ranks, int64_t pp_rank);
 
 class Pipeline {
