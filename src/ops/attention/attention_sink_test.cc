@@ -15,7 +15,7 @@ using testing::Values;
 
 struct Case {
   int64_t rows, heads, width;
-  double sink;  // what all sinks lie around
+  double sink;  // all sinks are near it
   DType dtype = DType::f32;
 };
 

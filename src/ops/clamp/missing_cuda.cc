@@ -1,4 +1,4 @@
-// Stands in for the CUDA backend of these ops where it is not built.
+// Replaces the CUDA backend of these ops in a build without it.
 #include "ops/clamp/clamp_backends.h"
 #include "ops/missing_backend.h"
 

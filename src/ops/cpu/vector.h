@@ -17,7 +17,7 @@ namespace moebius::cpu {
 // exact to f32), e^r by its Taylor polynomial to r^7 / 7!.
 inline float exp_f32(float x) {
   const float clamped = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
-  const float shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the integer stands in the low bits
+  const float shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the integer is in the low bits
   const float n = shifted - 12582912.0f;
   const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.98412698e-4f;

@@ -55,7 +55,7 @@ void gated_add_bwd(Stream& s, const GatedAddBwd& a);
 
 // y[t, d] = x[t, d] * U(1 - eps, 1 + eps)
 // The draw is that of Rng(seed, jitter, step, layer) for element d of token first_token + row + t.
-// Step and token are in memory, so that a recorded step draws anew.
+// Step and token are in memory, so that a CUDA graph draws anew at each replay.
 struct Jitter {
   Tensor y_TD;    // out
   Tensor x_TD;    // in

@@ -1,4 +1,4 @@
-// Stands in for the CUDA backend of these ops where it is not built.
+// Replaces the CUDA backend of these ops in a build without it.
 #include "ops/gemm/cuda/cublas_lt.h"
 #include "ops/gemm/cuda/gemm.h"
 #include "ops/gemm/gemm_backends.h"

@@ -1,4 +1,4 @@
-// Stands in for the CUDA backend of these ops where it is not built.
+// Replaces the CUDA backend of these ops in a build without it.
 #include "ops/missing_backend.h"
 #include "ops/optimizer/optimizer_backends.h"
 

@@ -98,7 +98,7 @@ TEST_P(OptimizerTest, AdamWEqualsTheReference) {
   }
 }
 
-// In memory, where a recorded step reads them, lr and step give the same bits.
+// In memory, where a CUDA graph reads them, lr and step give the same bits.
 TEST_P(OptimizerTest, AScheduleInMemoryStandsForLrAndStep) {
   Array master = Array::normal({1000}, DType::f32, 1), grad = Array::normal({1000}, DType::f32, 2),
         m = Array::normal({1000}, DType::f32, 3, 0.1), v({1000}, DType::f32), scale = Array::of({1}, DType::f32, {1});

@@ -16,7 +16,7 @@ inline int64_t index_rows_scratch_bytes(int64_t num_tokens, int64_t num_experts)
 
 namespace cuda {
 constexpr int64_t kTokensPerIndexBlock = 64;  // the bits of a mask
-// start_Be, and behind it total_e: rows of an expert in all blocks.
+// start_Be, and after it total_e: rows of an expert in all blocks.
 inline int64_t index_rows_scratch_bytes(int64_t num_tokens, int64_t num_experts) {
   return (div_ceil(num_tokens, kTokensPerIndexBlock) + 1) * num_experts * int64_t{4};
 }

@@ -48,7 +48,7 @@ struct LmLoss {
   Tensor dx_TD, dw_VD;           // out, inout; both empty: no gradients; dw alone empty: of x alone
   Tensor logits_CV, dlogits_CV;  // scratch: f32 and x's dtype, C = chunk(T, V, s); dlogits empty without gradients
   Tensor x_TD, w_VD, target_T, weight_T;  // in; target i32, weight f32
-  Tensor scale_1;  // in f32, may be empty: takes the place of scale, so that a recorded step reads it anew
+  Tensor scale_1;  // in f32, may be empty: takes the place of scale, so that a CUDA graph reads it anew
   float scale = 1.0f;
   static int64_t chunk(int64_t num_tokens, int64_t vocab, const Stream& s);
 };

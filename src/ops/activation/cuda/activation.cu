@@ -17,7 +17,7 @@ struct Fwd {
   uint32_t vectors_of_row;  // of a
 };
 
-// Where the vector of a thread stands: in a, and its gate in h.
+// The place of a thread's vector in a, and of its gate in h.
 struct Place {
   int64_t a, gate;
 };

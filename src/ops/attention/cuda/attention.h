@@ -17,7 +17,7 @@
 
 namespace moebius::cuda {
 
-// Sizes of a call. Rows are those of one sequence; query i stands where key shift + i does, which a
+// Sizes of a call. Rows are those of one sequence; query i has the position of key shift + i, which a
 // part may not have.
 struct AttentionSizes {
   int64_t rows, kv_rows, shift;

@@ -36,7 +36,7 @@ __device__ inline __nv_bfloat16 narrowed<__nv_bfloat16>(float x) {
 }
 
 // kRows rows and keys at a time; a row of shared memory has kChunks * 64 columns, zero past the
-// width, and 4 more, so that the 16 rows that a quarter of a warp reads lie in different banks.
+// width, and 4 more, so that the 16 rows that a quarter of a warp reads are in different banks.
 template <class T_, int kRows_, int kChunks_>
 struct TileShape {
   using T = T_;

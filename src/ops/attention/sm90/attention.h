@@ -110,7 +110,7 @@ __device__ __forceinline__ void hold_words(uint32_t (&words)[kNum]) {
   for (int i = 0; i < kNum; ++i) asm volatile("" : "+r"(words[i])::"memory");
 }
 
-// Where a thread's accumulators lie in the 64 rows of its warpgroup:
+// The place of a thread's accumulators in the 64 rows of its warpgroup:
 // element 4 j + 2 i + c is (row + 8 i, 8 j + col + c).
 struct Fragment {
   int row, col;
@@ -145,7 +145,7 @@ __device__ __forceinline__ void store_zeros(__nv_bfloat16* x, int64_t row, int64
   store_sums<kWidth>(x, zeros, factor, row, end, heads, h);
 }
 
-// Queries in [from, z.rows) that see keys below key_end lie below this. All lanes of a warp call it
+// Queries in [from, z.rows) that see keys below key_end are below this. All lanes of a warp call it
 // and get the same.
 __device__ inline int64_t seen_end(const AttentionSizes& z, int64_t b, int64_t from, int64_t key_end) {
   int64_t lo = from, hi = z.rows;

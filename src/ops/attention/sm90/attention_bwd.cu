@@ -49,7 +49,7 @@ struct Slice {
 
 constexpr int64_t kMaxDsBytes = int64_t{1280} << 20;
 // A slice is a kernel of its own, and is to fill a GPU: blocks of dkv of which the long ones are
-// hidden behind others.
+// overlapped with others.
 constexpr int64_t kMinBlocks = 256, kKeysOfBlock = 128;
 
 // The tiles of ds of one head, without an address.
@@ -80,7 +80,7 @@ Slice slice_of(const AttentionBwd& a) {
 
 int64_t sums_bytes(const AttentionBwd& a) { return div_ceil(2 * a.lse_TH.num_bytes(), 256) * 256; }
 
-// dq of one slice after the other, right behind its ds.
+// dq of one slice after the other, right after its ds.
 void launch_slices(Stream& s, const AttentionBwd& a, const RowSums& sums, const Slice& slice) {
   const AttentionSizes z = attention_sizes(a);
   DsTiles ds = ds_tiles(z);

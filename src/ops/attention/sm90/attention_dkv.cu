@@ -1,5 +1,5 @@
 // dk and dv of bf16 on sm_90a: a block is 128 keys of one kv head of one sequence, and walks the
-// queries that see them, head by head of the group. Keys stand along the rows of its scores.
+// queries that see them, head by head of the group. Keys run along the rows of its scores.
 #include "ops/attention/sm90/attention_bwd.h"
 
 namespace moebius::cuda {
@@ -131,7 +131,7 @@ __device__ __forceinline__ void dscores_of(float (&dp)[kNum], const float (&p)[k
   }
 }
 
-// A warp's 16 keys of a tile of ds, [keys, queries] as its accumulators lie, to memory. The last
+// A warp's 16 keys of a tile of ds, [keys, queries] in the order of its accumulators, to memory. The last
 // ones have left the warp's place by then: a step is longer than the copy engine takes.
 __device__ __forceinline__ void keep_ds(unsigned char* tile, unsigned char* place, const uint32_t (&words)[16]) {
   const uint32_t lane = threadIdx.x % 32, at = smem_addr(place);

@@ -1,5 +1,5 @@
 // dq of bf16 on sm_90a from scores that are computed once more: a block is 128 queries of one head
-// of one sequence, and walks the keys that they see. Queries stand along the rows of its scores.
+// of one sequence, and walks the keys that they see. Queries run along the rows of its scores.
 #include "ops/attention/sm90/attention_bwd.h"
 
 namespace moebius::cuda {

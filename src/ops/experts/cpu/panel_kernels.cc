@@ -10,7 +10,7 @@
 namespace moebius::cpu {
 namespace {
 
-// How an A panel lies: by strip, rows of 256 words; by word, 14 rows of each word.
+// The layout of an A panel: by strip, rows of 256 words; by word, 14 rows of each word.
 struct ByStrip {
   static constexpr int64_t kRow = kStripStride, kWord = 1, kRun = kStripWords, kNextRun = kPanelRows * kStripStride;
 };

@@ -59,7 +59,7 @@ struct PanelRows {
   int64_t ld;
 };
 
-// num_panels panels of 14 or 32 lanes, panel_stride words apart, from rows that stand across:
+// num_panels panels of 14 or 32 lanes, panel_stride words apart, from rows that run across:
 // packed[w * num_lanes + l] holds elements l of rows 2w and 2w + 1 (or of row w). Rows have
 // num_valid elements from here on; lanes past them are zeros. Writes up to 2 words past a panel.
 struct AcrossPanels {

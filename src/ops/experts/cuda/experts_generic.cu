@@ -90,7 +90,7 @@ __device__ RowTile row_tile(const int32_t* offsets, int num_experts, int64_t ind
   return {};
 }
 
-// out[r, n] = sum over k of x[token[r], k] w[e][n, k], where w's rows n stand w_row apart and its columns k w_col.
+// out[r, n] = sum over k of x[token[r], k] w[e][n, k], where w's rows n are w_row apart and its columns k w_col.
 template <class T>
 struct RowProduct {
   const T *x, *w;

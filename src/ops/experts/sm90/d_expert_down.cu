@@ -1,6 +1,6 @@
 // d_expert_down for sm_90a: g = dout[token] W2[e] in tiles of 128 rows by 256 columns of F, and the
 // backward of the gated activation on each (sm90/d_swiglu_rows.h). W2 is [D, F], so a tile of it
-// stands across (MN-major).
+// is MN-major.
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/experts_desc.h"

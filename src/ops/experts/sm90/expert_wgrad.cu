@@ -1,15 +1,15 @@
-// expert_wgrad by wgmma: k runs over the rows of an expert, so both operands stand across (MN-major).
+// expert_wgrad by wgmma: k runs over the rows of an expert, so both operands are MN-major.
 //
-// One side is gathered row by row (dout for dw2, x for dw1), the other stands as it is and comes by
+// One side is gathered row by row (dout for dw2, x for dw1), the other is read as it is and comes by
 // TMA. A tile is 128 columns of the gathered side by 256 of the other, whichever of them is left; a
 // cluster is two blocks with the same 256 and neighbouring 128s, each loads half of the 256 for
 // both.
 //   producer   a warpgroup: the gathered side by cp.async, the other by TMA; the last rows of an expert, fewer than
-//              kDepth, by cp.async on both sides, with zeros after them (what lies there may be NaN). It alone walks
+//              kDepth, by cp.async on both sides, with zeros after them (the memory there may hold NaN). It alone walks
 //              the tiles; the next tile and what its first steps read are looked up while this one is loaded
 //   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread. What they need of a tile is a note beside its
 //              first slot
-// Between the products of two tiles stands half of what adding a tile to dw takes; the rest of it
+// Half of what adding a tile to dw takes comes between the products of two tiles; the rest of it
 // is done between the K steps of the next tile (sm90/expert_wgrad_adder.h). Experts go by falling
 // row count, which evens out what the blocks get.
 #include "device/block_limit.h"
@@ -264,7 +264,7 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
 }
 
 // The 64 x 256 sums of a warpgroup, step by step. A slot is released once the
-// wgmmas of the next one are queued behind its own.
+// wgmmas of the next one are queued after its own.
 struct Product {
   const Ring& ring;
   SlotOperand<Major::mn> a, b;

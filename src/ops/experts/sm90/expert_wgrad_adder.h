@@ -5,7 +5,7 @@
 //
 // Half of a tile's pieces are handed over as soon as it is done; the others wait in registers, and
 // K steps of the next tile hand one over each. An addition of the whole tile at once keeps the copy
-// engine for thousands of cycles, and the loads of the next tile wait behind it.
+// engine for thousands of cycles, and the loads of the next tile wait for it.
 #pragma once
 
 #include "ops/cuda/for_each_constant.h"

@@ -32,7 +32,7 @@ Values part_of(const Values& x, int64_t ld, int64_t rows, int64_t cols) {
 // A CPU can run the kernels that it prefers.
 TEST(TileGemm, IsByAWayThatThisCpuHas) { EXPECT_TRUE(runs_widened() || onednn_multiplies(DType::bf16)); }
 
-// Leading dimensions beyond the rows; what lies between the rows of c stays.
+// Leading dimensions beyond the rows; memory between the rows of c is not written.
 TEST_P(TileGemmTest, EqualsTheReferenceInsideLargerMatrices) {
   constexpr int64_t kPad = 3;
   for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{

@@ -27,7 +27,7 @@
 namespace moebius::cuda {
 namespace {
 
-// The answer of a comparison stands behind the memory of trials.
+// The answer of a comparison is stored after the memory of trials.
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20, kTrialBytes = int64_t{96} << 20, kAnswerBytes = 256;
 static_assert(kWorkspaceBytes + kTrialBytes + kAnswerBytes == kGemmKeptBytes);
 constexpr int kMaxProposals = 8, kTimedRuns = 3;

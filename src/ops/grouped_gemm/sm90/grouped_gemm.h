@@ -146,7 +146,7 @@ __device__ __forceinline__ void multiply_slot(float (&acc)[128], const SlotRing<
 }
 
 // The product of a tile, step by step: acc = sum over the steps. A slot is released once the wgmmas
-// of the next one are queued behind its own. kFenceA: A was written by cp.async, so each thread
+// of the next one are queued after its own. kFenceA: A was written by cp.async, so each thread
 // orders that before its wgmma.
 template <GroupedGemmConfig kConfig, Major kMajorB, bool kFenceA>
 struct TileProduct {

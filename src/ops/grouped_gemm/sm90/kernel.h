@@ -8,7 +8,7 @@
 //   kPieces, store_piece<i>(params, held, staging)   by a consumer warp: the i-th part of storing its rows of a tile;
 //             or consume(params, ring, notes), in the place of what is said next
 // A tile is stored while the next one is multiplied: its product, rounded to bf16, waits in
-// registers, and K steps store a piece each. Nothing but the rounding stands between the products
+// registers, and K steps store a piece each. Only the rounding comes between the products
 // of two tiles. A warpgroup that stores does not feed the tensor cores, so the two take turns: one
 // stores in even steps, the other in odd ones.
 #pragma once

@@ -1,4 +1,4 @@
-// RMS normalisation of rows that stand `ld` elements apart: of ops/norm, and of ops/qk_norm, whose
+// RMS normalisation of rows that are `ld` elements apart: of ops/norm, and of ops/qk_norm, whose
 // rows are parts of wider ones. Formulas and roundings are those of ops/norm/norm.h.
 #pragma once
 
@@ -20,7 +20,7 @@ struct NormRowsFwd {
   float eps;
 };
 
-// With rstd, dx is added to; without, rstd is made again from x with eps, and dx is overwritten. dw
+// With rstd, dx is added to; without, rstd is recomputed from x with eps, and dx is overwritten. dw
 // accumulates.
 template <class T>
 struct NormRowsBwd {

@@ -14,7 +14,7 @@ constexpr int kThreads = 256;
 // Blocks of an update: each works out the coefficients once, for many elements.
 constexpr int kMaxBlocks = 132 * 8;
 
-// Tensors of one launch: all that is known of them stands in the kernel's
+// Tensors of one launch: all that is known of them is in the kernel's
 // parameters, 4 KiB of which every driver takes.
 constexpr int kMaxTensors = 56;
 

@@ -43,7 +43,7 @@ void place_block(const IndexRows& a, int64_t block, int32_t* next_e) {
   const int64_t T = a.topk_TK.dim(0), K = a.topk_TK.dim(1);
   const int64_t begin = block * kTokensPerIndexBlock * K, end = std::min(T, (block + 1) * kTokensPerIndexBlock) * K;
   int32_t* pair_row = a.pair_row_TK.ptr<int32_t>();
-  int64_t done = begin;  // pair_row may be kept: it is written behind what is read
+  int64_t done = begin;  // pair_row may be kept: an element is written after it was read
   for_each_pair(a, block, [&](int64_t expert, int64_t p) {
     const int32_t row = next_e[expert]++;
     a.row_token_R.ptr<int32_t>()[row] = static_cast<int32_t>(p / K);

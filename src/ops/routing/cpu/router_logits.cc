@@ -1,5 +1,5 @@
 // The gate's matrix products. They are thin (E is small) and must be f32 whatever the dtype of x,
-// so they stand here and read bf16 as it is.
+// so they are here and read bf16 as it is.
 #include <algorithm>
 #include <array>
 

@@ -41,7 +41,7 @@ void weigh_row(const RouteRule& rule, RouteScore score, const float* logits, con
 // A key that orders as floats do, NaN below every number.
 int32_t order_of(float x);
 
-// Scratch of route_fwd: where each part stands. B blocks of tokens.
+// The scratch of route_fwd: the place of each part. B blocks of tokens.
 struct RouteScratch {
   RouteScratch(void* base, int64_t num_tokens, int64_t num_experts, int64_t top_k, const RouteRule& rule);
   int32_t* start_BE;      // rows of an expert in a block; then the row at which they start

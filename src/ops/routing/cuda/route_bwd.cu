@@ -62,7 +62,7 @@ __device__ Pairs<M> load_pairs(const Backward& a, int64_t t, int lane, const flo
   return pairs;
 }
 
-// d = gradient through the weights; the row in shared memory carries what lanes hold to where experts stand.
+// d = gradient through the weights; the row in shared memory carries what lanes hold to the places of experts.
 template <int M, int N>
 __device__ void weight_gradient(const Backward& a, int64_t t, int lane, const float (&s)[N], float* row,
                                 float (&d)[N]) {

@@ -36,7 +36,7 @@ struct Work {
   int row_tiles, column_tiles, tiles_per_item, items_per_row;
 };
 
-// Where things stand in shared memory. Each barrier of a buffer or stage is 8 bytes after the one before.
+// The layout of shared memory. Each barrier of a buffer or stage is 8 bytes after the one before.
 struct Shared {
   uint32_t a, tiles, stages;
   uint32_t a_full, a_empty, tile_full, tile_done, tile_empty, stage_full, stage_empty;
@@ -121,7 +121,7 @@ __device__ void multiply_block(float (&sum)[L::kSums], uint32_t a_address, uint3
   }
 }
 
-// The words of dx where the thread's sums stand; first: its row of the first column.
+// The words of dx at the places of the thread's sums; first: its row of the first column.
 template <class L>
 __device__ void add_to_tile(uint8_t* first, int lane, const float (&sum)[L::kSums]) {
 #pragma unroll

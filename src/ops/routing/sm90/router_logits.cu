@@ -94,7 +94,7 @@ __device__ void multiply_stage(float (&sum)[L::kSums], uint32_t stage, int group
   }
 }
 
-// Where a thread's sums stand: sum[4 j + 2 i + c] is (row + 8 i, column + 8 j + c).
+// The place of a thread's sums: sum[4 j + 2 i + c] is (row + 8 i, column + 8 j + c).
 struct Place {
   int64_t row, column;
 };
