@@ -1,7 +1,7 @@
 // The peak memory of a run, predicted before its first step and compared with what was measured after its last.
 #pragma once
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/store.h"
 #include "comm/control.h"
 #include "core/log.h"
 #include "train/host_memory.h"

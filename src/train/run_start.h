@@ -3,7 +3,8 @@
 
 #include <string>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/store.h"
 #include "comm/control.h"
 #include "core/log.h"
 #include "engine/engine.h"
