@@ -104,7 +104,7 @@ TEST(ContextParallelErrors, AllToAllNeedsHeadsForEveryRank) {
   run_threads(3, test_world(), [&](Transport& transport) {
     const Mesh mesh({.cp = 3, .ep = 3}, transport);
     const std::string got =
-        testing::error_of([&] { make_context(CpComm::alltoall, mesh, {.heads = 6, .kv_heads = 4}); });
+        testing::error_of([&] { make_context_parallel(CpComm::alltoall, mesh, {.heads = 6, .kv_heads = 4}); });
     if (transport.rank() == 0) text = got;
   });
   EXPECT_EQ(
