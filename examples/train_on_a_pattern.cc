@@ -5,58 +5,32 @@
 
 using namespace moebius;
 
-// Every row starts elsewhere in the pattern.
-void fill(MicroBatch& batch, int64_t step) {
-  const int64_t rows = batch.shape.batch, seq = batch.shape.seq;
-  for (int64_t i = 0; i < rows * seq; ++i) {
-    const int64_t at = i % seq;
-    int32_t token = static_cast<int32_t>((step + i / seq) % 17);
-    if (at > 0) token = batch.target_T.ptr<int32_t>()[i - 1];
-    batch.token_T.ptr<int32_t>()[i] = token;
-    batch.target_T.ptr<int32_t>()[i] = (3 * token + 1) % 17;
-    batch.weight_T.ptr<float>()[i] = 1;
-    batch.pos_T.ptr<int32_t>()[i] = static_cast<int32_t>(at);
-    batch.doc_start_T.ptr<int32_t>()[i] = 0;
-    batch.segment_T.ptr<int32_t>()[i] = static_cast<int32_t>(i / seq);
+struct Pattern final : SequenceSource {
+  using SequenceSource::SequenceSource;
+  int32_t token(int64_t step, int64_t sequence, int64_t i) const override {
+    int64_t token = (step + sequence) % 17;  // each sequence starts elsewhere in the pattern
+    while (i-- > 0) token = (3 * token + 1) % 17;
+    return static_cast<int32_t>(token);
   }
-  batch.total_tokens = static_cast<double>(rows * seq);
-  batch.loss_scale = 1 / batch.total_tokens;
-  batch.train_step = static_cast<uint64_t>(step);
-  batch.training = true;
-}
+};
 
 int main() {
-  const RunSpec run = parse_run_spec(R"(
-    [model]
-    model_type = "qwen3_moe"
-    vocab_size = 17
-    hidden_size = 32
-    num_hidden_layers = 2
-    num_attention_heads = 2
-    num_key_value_heads = 1
-    head_dim = 16
-    num_experts = 4
-    num_experts_per_tok = 2
-    moe_intermediate_size = 32
-    max_position_embeddings = 12
-    [train]
-    steps = 60
-    global_batch = 4
-    micro_batch = 4
-    seq_len = 12
-    [optimizer]
-    lr = 1e-2
-  )",
-                                     "example", {});
+  const RunSpec run = parse_run_spec(
+      "", "example",
+      {"model.model_type=qwen3_moe", "model.vocab_size=17", "model.hidden_size=32", "model.num_hidden_layers=2",
+       "model.num_attention_heads=2", "model.num_key_value_heads=1", "model.head_dim=16", "model.num_experts=4",
+       "model.num_experts_per_tok=2", "model.moe_intermediate_size=32", "model.max_position_embeddings=12",
+       "train.steps=60", "train.global_batch=4", "train.micro_batch=4", "train.seq_len=12", "optimizer.lr=1e-2"});
   run.check(/*world_size=*/1);
   Engine engine(training_engine_spec(run));
   Stream stream = engine.stream();
   engine.model().params().init(stream, run.seed);
+  Pattern pattern(run);
   double loss = 0;
   for (int64_t step = 1; step <= run.train.steps; ++step) {
-    fill(engine.batch(), step);
-    engine.train_step(step, run.optimizer.lr_at(step, run.train.steps));
-    loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * engine.batch().loss_scale;
+    engine.load_batch(pattern, step);
+    engine.step(step, run.optimizer.lr_at(step, run.train.steps));
+    loss = engine.loss();
     engine.end_of_step();
     if (step % 10 == 0) std::printf("step %2d  loss %.4f\n", static_cast<int>(step), loss);
   }

@@ -1,14 +1,19 @@
 // The tokens on which benchmarks of whole steps train.
 #pragma once
 
-#include "config/run_spec.h"
-#include "engine/engine.h"
+#include "engine/batch_source.h"
 
 namespace moebius {
 
-// Fills the m-th micro-batch of a step, for a rank with this share. Ids are random, and targets are
-// the ids that follow.
-// The global batch is a pure function of (seed, step).
-void fill_bench_batch(MicroBatch& batch, const RunSpec& run, int64_t step, int64_t m, const DataShare& share = {});
+// Random ids. The global batch is a pure function of (seed, step).
+class RandomSequences final : public SequenceSource {
+ public:
+  explicit RandomSequences(const RunSpec& run, const DataShare& share = {});
+  int32_t token(int64_t step, int64_t sequence, int64_t i) const override;
+
+ private:
+  uint64_t seed_;
+  int64_t seq_, vocab_;
+};
 
 }  // namespace moebius

@@ -8,7 +8,7 @@
 #include "bench/timing.h"
 #include "comm/control.h"
 #include "config/dispatcher_choice.h"
-#include "model/moe/dispatcher.h"
+#include "model/moe/dispatcher_allgather.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/permute.h"
 
@@ -44,10 +44,9 @@ class DispatchRank {
       : spec_(spec),
         mesh_(mesh_of(spec, world.size()), world),
         shape_(shape_of(spec, mesh_.shape())),
-        dispatcher_(
-            make_dispatcher(name_of(spec.dispatcher),
-                            {.num_experts = shape_.E, .top_k = shape_.K, .max_tokens = shape_.T(), .mesh = &mesh_})) {
-    dispatcher_->declare_saved(plan_, "delivery", delivery_);
+        dispatcher_(make_dispatcher(
+            spec.dispatcher, {.num_experts = shape_.E, .top_k = shape_.K, .max_tokens = shape_.T(), .mesh = &mesh_})),
+        delivery_(dispatcher_->declare_saved(plan_, "delivery")) {
     make_route();
     plan_.bind(DeviceKind::cpu, stack_bytes());
   }
@@ -58,8 +57,8 @@ class DispatchRank {
   Group& group() const { return group_of_experts(mesh_); }
   Stream& stream() { return s_; }
   bool local() const { return mesh_.shape().world() == 1; }
-  bool gathers() const { return !delivery_.weight_NK.empty(); }
-  int64_t rows_here() const { return delivery_.rows.offsets_e1.ptr<int32_t>()[shape_.E / mesh_.shape().ep]; }
+  bool gathers() const { return dynamic_cast<const AllGatherDispatcher*>(dispatcher_.get()) != nullptr; }
+  int64_t rows_here() const { return delivery_->rows.offsets_e1.ptr<int32_t>()[shape_.E / mesh_.shape().ep]; }
   const Route& route() const { return route_; }
   const Tensor& x_TD() const { return x_TD_; }
 
@@ -70,14 +69,14 @@ class DispatchRank {
     Step step{s, stack, batch_};
     const int64_t R = dispatcher_->max_rows(shape_.T());
     Dispatched rows, grads;
-    timed("announce", [&] { dispatcher_->announce(step, route_, delivery_); });
-    timed("dispatch", [&] { rows = dispatcher_->dispatch(step, x_TD_, delivery_); });
+    timed("announce", [&] { dispatcher_->announce(step, route_, *delivery_); });
+    timed("dispatch", [&] { rows = dispatcher_->dispatch(step, x_TD_, *delivery_); });
     const Tensor y_RD = step.alloc({R, shape_.D}, DType::bf16), dweight_R = step.alloc({R}, DType::f32);
     copy_rows(s, y_RD, rows);
-    timed("combine", [&] { dispatcher_->combine(step, y_TD_, y_RD, delivery_); });
-    timed("combine_bwd", [&] { grads = dispatcher_->combine_bwd(step, x_TD_, delivery_); });
+    timed("combine", [&] { dispatcher_->combine(step, y_TD_, y_RD, *delivery_); });
+    timed("combine_bwd", [&] { grads = dispatcher_->combine_bwd(step, x_TD_, *delivery_); });
     copy_rows(s, y_RD, grads);
-    timed("dispatch_bwd", [&] { dispatcher_->dispatch_bwd(step, dx_TD_, dweight_TK_, y_RD, dweight_R, delivery_); });
+    timed("dispatch_bwd", [&] { dispatcher_->dispatch_bwd(step, dx_TD_, dweight_TK_, y_RD, dweight_R, *delivery_); });
   }
   template <class Timed>
   void step(Timed&& timed) {
@@ -153,7 +152,7 @@ class DispatchRank {
   MemoryPlan plan_;
   MicroBatch batch_;
   std::unique_ptr<Dispatcher> dispatcher_;
-  Delivery delivery_;
+  std::unique_ptr<Delivery> delivery_;
   Route route_;
   Tensor x_TD_ = tensors_.normal({shape_.T(), shape_.D}, DType::bf16, 1.0f);
   Tensor y_TD_ = tensors_.zeros({shape_.T(), shape_.D}, DType::bf16);

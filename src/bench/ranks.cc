@@ -12,11 +12,10 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Runs a whole step and returns its loss.
-double train_step(Engine& engine, const RunSpec& run, int64_t step) {
-  engine.train_step(step, run.optimizer.lr,
-                    [&](MicroBatch& batch, int64_t m) { fill_bench_batch(batch, run, step, m, engine.data_share()); });
-  const double loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * engine.batch().loss_scale;
+// All of a step; returns its loss.
+double whole_step(Engine& engine, BatchSource& source, const RunSpec& run, int64_t step) {
+  engine.step(source, step, run.optimizer.lr);
+  const double loss = engine.loss();
   engine.end_of_step();
   Stream s = engine.stream();
   synchronize(s);
@@ -44,9 +43,10 @@ RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& wor
   RanksBench r{.ranks = world.size(), .steps = steps, .tokens = run.train.global_batch * run.train.seq_len};
   r.links = engine.links_text();
   r.planned_bytes = engine.plan().total_bytes();
+  RandomSequences source(run, engine.data_share());
   const int64_t warm_up = warm_up_steps(run.device);
   for (int64_t step = 1; step <= warm_up; ++step) {
-    const double loss = train_step(engine, run, step);
+    const double loss = whole_step(engine, source, run, step);
     if (step == 1) r.first_loss = loss;
   }
   Group& all = engine.mesh().group(Axis::world);
@@ -55,11 +55,11 @@ RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& wor
     all.barrier();
     const CommCounters before = comm_counters(engine.mesh());
     const double begin = now_us();
-    r.last_loss = train_step(engine, run, step);
+    r.last_loss = whole_step(engine, source, run, step);
     const CommCounters comm = comm_since(engine.mesh(), before);
     seconds.push_back(slowest(all, (now_us() - begin) * 1e-6, s.pool()));
-    r.of_last_step = gather_ranks(
-        engine, {.passes_s = engine.passes_seconds(), .optimizer_s = engine.optimizer_seconds()}, comm, {});
+    const StepTimes& times = engine.step_times();
+    r.of_last_step = gather_ranks(engine, {.passes_s = times.passes_s, .optimizer_s = times.optimizer_s}, comm, {});
   }
   r.fallback_kernels = engine.fallback_kernels_text();
   engine.sample_peak_memory();

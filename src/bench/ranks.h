@@ -21,8 +21,7 @@ struct RanksBench {
   RanksReport of_last_step;                   // bytes sent on each axis, and the time that compute did not hide
 };
 
-// Returns how many steps run before the timed ones. The first step touches memory and compiles kernels.
-// On a GPU two steps run eagerly, and a third one is captured as a CUDA graph.
+// Steps before the timed ones: first touch of memory and kernels, and on a GPU two eager ones and one that is captured.
 int64_t warm_up_steps(DeviceKind device);
 // Runs on all ranks of the world together. The report is that of rank 0.
 RanksBench bench_step_of_ranks(const RunSpec& run, int64_t steps, Transport& world);

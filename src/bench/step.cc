@@ -12,26 +12,25 @@
 namespace moebius {
 namespace {
 
-// Runs a whole step and returns its loss. The device has no work left when this returns.
-double train_step(Engine& engine, const RunSpec& run, int64_t step) {
-  engine.train_step(step, run.optimizer.lr,
-                    [&](MicroBatch& batch, int64_t m) { fill_bench_batch(batch, run, step, m); });
-  const double loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * engine.batch().loss_scale;
+// One step, all of it: when this returns the device has nothing left to do. Returns its loss.
+double whole_step(Engine& engine, BatchSource& source, const RunSpec& run, int64_t step) {
+  engine.step(source, step, run.optimizer.lr);
+  const double loss = engine.loss();
   engine.end_of_step();
   Stream s = engine.stream();
   synchronize(s);
   return loss;
 }
 
-// Returns the costs of all ops of a step, counted in a dry run.
+// The cost of every op of a step, from a dry run.
 std::vector<Cost> costs_of_step(const RunSpec& run) {
   EngineSpec spec = training_engine_spec(run);
   spec.device = DeviceKind::null;
-  Engine paper(spec);
+  Engine dry_run(spec);
   Trace trace;
-  paper.set_trace(&trace);
-  paper.train_step(1, run.optimizer.lr);
-  paper.end_of_step();
+  dry_run.set_trace(&trace);
+  dry_run.step(1, run.optimizer.lr);
+  dry_run.end_of_step();
   std::vector<Cost> costs;
   for (const TraceEvent& event : trace.events()) costs.push_back(event.cost);
   return costs;
@@ -112,13 +111,14 @@ StepBench bench_step(const RunSpec& run, const StepBenchOptions& options) {
   Engine engine(training_engine_spec(run));
   Stream s = engine.stream();
   engine.model().params().init(s, run.seed);
+  RandomSequences source(run);
   std::optional<MatrixRate> rate;
   if (!on_gpu) rate.emplace(engine.spec().threads);
   r.planned_bytes = engine.plan().total_bytes();
   if (on_gpu) r.predicted_bytes = engine.device_memory().total_bytes();
   const int64_t warm_up = warm_up_steps(run.device);
   for (int64_t step = 1; step <= warm_up; ++step) {
-    const double loss = train_step(engine, run, step);
+    const double loss = whole_step(engine, source, run, step);
     if (step == 1) r.first_loss = loss;
   }
   Trace trace;
@@ -126,7 +126,7 @@ StepBench bench_step(const RunSpec& run, const StepBenchOptions& options) {
   std::vector<double> seconds;
   for (int64_t step = warm_up + 1; step <= warm_up + steps; ++step) {
     const double begin = now_us();
-    r.last_loss = train_step(engine, run, step);
+    r.last_loss = whole_step(engine, source, run, step);
     seconds.push_back((now_us() - begin) / 1e6);
     if (rate) rate->measure();
   }

@@ -14,6 +14,8 @@
 
 namespace moebius {
 
+class GraphCapture;
+
 struct AcceleratorInfo {
   std::string name;  // "NVIDIA H200"
   int capability_major = 0, capability_minor = 0;
@@ -47,6 +49,9 @@ class Accelerator {
     return *static_cast<T*>(slot.get());
   }
 
+  // The graph that the work of this GPU's stream is being captured for; null when the work runs.
+  GraphCapture* capture() const { return capture_; }
+
   // OpScope's and PhaseScope's side.
   void begin_op(const char* name, bool timed);
   void end_op(const char* name, Trace* trace, Cost cost);
@@ -54,26 +59,29 @@ class Accelerator {
 
  private:
   friend struct AcceleratorAccess;
+  friend class CudaGraph;
   struct Impl;
   std::unique_ptr<Impl> impl_;
   std::map<std::type_index, std::shared_ptr<void>> states_;
+  GraphCapture* capture_ = nullptr;
 };
 
-// When the GPU has come to a point of its stream's work, by the GPU's own clock. Not part of a CudaGraph.
+// A point of the work of a GPU's stream, timed by the GPU's own clock. It is not part of a CudaGraph.
 class GpuEvent {
  public:
-  void record(Accelerator& accelerator);  // after all that was launched so far; again: then it is the later
-  double seconds_since(const GpuEvent& earlier) const;  // REQUIRES both taken, and that the GPU has come to both
+  void record(Accelerator& accelerator);                // after all work launched so far; a later call moves the point
+  double seconds_since(const GpuEvent& earlier) const;  // REQUIRES both recorded, and that the GPU has reached both
  private:
   std::shared_ptr<void> event_;
 };
 
-// A stream's work recorded once and replayed as a whole: a CUDA graph. The work must neither wait nor allocate; its
-// arguments are those of the recording. Replaying gives the bits that running body gives.
+// A CUDA graph: work of a stream that is captured once and replayed as a whole. The work must neither wait nor
+// allocate, and its arguments are those of the capture. A replay gives the bits that running body gives.
 class CudaGraph {
  public:
   CudaGraph() = default;
-  CudaGraph(Accelerator& accelerator, const std::function<void()>& body);  // records; nothing runs
+  // Runs body; its work is captured and not done. Meanwhile accelerator.capture() is `capture`.
+  CudaGraph(Accelerator& accelerator, GraphCapture& capture, const std::function<void()>& body);
   bool empty() const { return !graph_; }
   int64_t num_nodes() const { return num_nodes_; }
   void replay(Accelerator& accelerator) const;

@@ -42,20 +42,23 @@ TEST_F(OnAccelerator, MissingMemoryIsReportedByKind) {
                                    "the GPU's own memory is not short");
 }
 
-TEST_F(OnAccelerator, ARecordingDoesItsWorkAtEachReplay) {
+TEST_F(OnAccelerator, AGraphDoesItsWorkAtEachReplay) {
   Accelerator gpu;
   ThreadPool pool(1);
   Stream s(gpu, pool);
   const HostBuffer from(DeviceKind::cuda, 8), to(DeviceKind::cuda, 8);
   const Buffer on_gpu(DeviceKind::cuda, 8);
-  const CudaGraph recording(gpu, [&] {
+  GraphCapture capture;
+  const CudaGraph graph(gpu, capture, [&] {
+    EXPECT_EQ(gpu.capture(), &capture);
     copy_to_device(s, on_gpu.data(), from.data(), 8);
     copy_to_host(s, to.data(), on_gpu.data(), 8, CopyWait::async);
   });
-  EXPECT_EQ(recording.num_nodes(), 2);
+  EXPECT_EQ(gpu.capture(), nullptr);
+  EXPECT_EQ(graph.num_nodes(), 2);
   for (const char* text : {"first..", "second."}) {
     std::memcpy(from.data(), text, 8);
-    recording.replay(gpu);
+    graph.replay(gpu);
     synchronize(s);
     EXPECT_STREQ(static_cast<const char*>(to.data()), text);
   }

@@ -6,9 +6,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/tensor.h"
 #include "core/thread_pool.h"
@@ -45,6 +47,24 @@ class Buffer {
   DeviceKind device_ = DeviceKind::null;
 };
 
+// What a CUDA graph means for the host. A replay runs no host code, so whoever keeps account of the work that a graph
+// holds says here, while the graph is captured, what is to be done after each of its replays.
+class GraphCapture {
+ public:
+  GraphCapture() = default;
+  GraphCapture(const GraphCapture&) = delete;
+  void after_replay(std::function<void()> body) { after_replay_.push_back(std::move(body)); }
+  void replayed() const {
+    for (const auto& body : after_replay_) body();
+  }
+  // A place for what a participant keeps of this capture; empty at first.
+  std::shared_ptr<void>& state_of(const void* participant) { return states_[participant]; }
+
+ private:
+  std::vector<std::function<void()>> after_replay_;
+  std::map<const void*, std::shared_ptr<void>> states_;
+};
+
 class Stream {
  public:
   // A stream of the CPU, or of the null device.
@@ -60,12 +80,16 @@ class Stream {
   ThreadPool& pool() const { return *pool_; }
   Trace* trace() const { return trace_; }
   Accelerator& accelerator() const;  // Error{internal} on another device
+  // The graph that this stream's work is being captured for; null when the work runs.
+  GraphCapture* capture() const { return capture_; }
+  void set_capture(GraphCapture* capture) { capture_ = capture; }
 
  private:
   DeviceKind device_, target_;
   ThreadPool* pool_;
   Trace* trace_;
   Accelerator* accelerator_ = nullptr;
+  GraphCapture* capture_ = nullptr;
 };
 
 // Copies between host memory and memory of the stream's device, in the order of the stream's work.

@@ -30,7 +30,7 @@ void Accelerator::begin_op(const char*, bool) {}
 void Accelerator::end_op(const char*, Trace*, Cost) {}
 void Accelerator::end_phase(const std::string&, Trace*) {}
 
-CudaGraph::CudaGraph(Accelerator&, const std::function<void()>&) { missing(); }
+CudaGraph::CudaGraph(Accelerator&, GraphCapture&, const std::function<void()>&) { missing(); }
 void CudaGraph::replay(Accelerator&) const { missing(); }
 void GpuEvent::record(Accelerator&) { missing(); }
 double GpuEvent::seconds_since(const GpuEvent&) const { missing(); }

@@ -10,7 +10,7 @@
 namespace moebius {
 namespace {
 
-// What the driver gives; pieces of less than half of one share them.
+// The driver gives whole pages; pieces of less than half a page share one.
 constexpr int64_t kPageBytes = int64_t{2} << 20;
 // As measured on an H200 (docs/measurements/memory.md): our kernels and those of cuBLASLt, its handle and the CUDA
 // graphs take 6 MiB in all models, and with cuDNN 14 to 16 MiB.
@@ -31,7 +31,7 @@ int64_t pages_of(const MemoryPlan& plan, int64_t stack_bytes) {
   return whole + whole_pages(shared);
 }
 
-// What is held whatever the batch is.
+// The bytes that are held whatever the batch is.
 int64_t fixed_bytes(const MemoryPlan& plan) {
   int64_t bytes = 0;
   for (const Life life : {Life::param, Life::master, Life::grad, Life::optimizer, Life::state})

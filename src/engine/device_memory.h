@@ -24,17 +24,17 @@ struct DeviceMemory {
   std::string text() const;
 };
 
-// Of a plan whose step stack takes so much. with_cudnn: cuDNN's kernels are among those that run.
+// The memory of a plan whose step stack has stack_bytes. with_cudnn: kernels of cuDNN run, too.
 DeviceMemory device_memory(const MemoryPlan& plan, int64_t stack_bytes, bool with_cudnn = false);
 
-// What is set aside for code_bytes and what else comes with use: more than any run was seen to take, since a GPU that
-// is full fails in the middle of a step.
+// Set aside for code_bytes and other memory that comes with use. It is more than any run was seen to take, since a GPU
+// that is full fails in the middle of a step.
 constexpr int64_t kDeviceReserveBytes = int64_t{384} << 20;
 
-// Of the plan, the workspaces and what is set aside.
+// The sum of the plan, the workspaces and kDeviceReserveBytes.
 int64_t needed_bytes(const MemoryPlan& plan, int64_t stack_bytes);
 
-// What would help a run whose plan does not fit, of what it does not do yet.
+// The settings of a run that decide what would help when its plan does not fit.
 struct MemoryUse {
   ModelSpec model;
   bool training = false;
@@ -42,11 +42,11 @@ struct MemoryUse {
   RecomputeSpec recompute;
   bool freezes = false;
 };
-// available: INT64_MAX where it is not known.
+// Advice that names only what the run does not do yet. available: INT64_MAX where it is not known.
 std::string memory_advice(const MemoryUse& use, const MemoryPlan& plan, int64_t available);
 
-// The system promises memory that it does not have, and ends the process when it is used; a GPU fails in the middle of
-// the plan: so what is needed is compared with what is available first. Error{usage} with advice and the plan's table.
+// Error{usage} with advice and the plan's table when less is available than needed. A system promises memory that it
+// does not have and ends the process when it is used, and a GPU fails in the middle of a plan: so this comes first.
 void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available, const MemoryUse& use);
 void check_device_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t free_bytes, const MemoryUse& use);
 

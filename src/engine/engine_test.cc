@@ -179,7 +179,7 @@ TEST(Engine, ResolvesAutoOnTheCpu) {
   EXPECT_EQ(Engine(spec).spec().dispatcher, DispatcherKind::allgather);
 }
 
-// What is named would change what is held, and is not in use yet.
+// Advice names what would change the memory and is not in use yet.
 TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
   MemoryPlan plan;
   Tensor w, kept;
@@ -207,7 +207,7 @@ TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
             "use more ranks (parallel.tp or pp), a smaller model, or a larger machine");
 }
 
-// cuDNN's kernels are part of the prediction where attention is as cuDNN takes it, and where the build has cuDNN.
+// Kernels of cuDNN are part of the prediction where cuDNN takes this attention, and where the build has cuDNN.
 TEST(DeviceMemory, KnowsWhoComputesAttention) {
   if (!Accelerator::is_built_in()) GTEST_SKIP() << Accelerator::why_missing();
   const auto code_bytes = [](int64_t head_dim, DType dtype) {
@@ -227,19 +227,27 @@ TEST(DeviceMemory, KnowsWhoComputesAttention) {
   EXPECT_EQ(code_bytes(32, DType::bf16), 6 << 20);
 }
 
-TEST(Engine, OnPaperHasEveryMicroBatchOfAGpu) {
+// Notes the micro-batches that it is asked for, each in its own host memory.
+struct NotedFills final : BatchSource {
+  explicit NotedFills(Engine& engine) : engine(engine) {}
+  void fill(MicroBatch& batch, int64_t m) override {
+    EXPECT_EQ(&batch, &engine.batch(m));
+    filled.push_back(m);
+  }
+  Engine& engine;
+  std::vector<int64_t> filled;
+};
+
+TEST(Engine, ADryRunHasEveryMicroBatchOfAGpu) {
   EngineSpec spec = huge_spec(DeviceKind::null);
   spec.target = Accelerator::is_built_in() ? DeviceKind::cuda : DeviceKind::cpu;
   spec.num_micro_batches = 3;
   Engine engine(spec);
   Trace trace;
   engine.set_trace(&trace);
-  std::vector<int64_t> filled;
-  engine.train_step(1, 0.1, [&](MicroBatch& batch, int64_t m) {
-    EXPECT_EQ(&batch, &engine.batch(m));
-    filled.push_back(m);
-  });
-  EXPECT_EQ(filled, (std::vector<int64_t>{0, 1, 2}));
+  NotedFills source(engine);
+  engine.step(source, 1, 0.1);
+  EXPECT_EQ(source.filled, (std::vector<int64_t>{0, 1, 2}));
   EXPECT_EQ(trace.totals().at("lm_loss").calls, 3);
   EXPECT_EQ(trace.totals().at("adamw").calls > 0, true);
 }

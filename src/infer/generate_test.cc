@@ -49,10 +49,8 @@ std::vector<float> full_logits(std::span<const int32_t> tokens) {
     engine.batch().pos_T.ptr<int32_t>()[i] = static_cast<int32_t>(i);
   }
   std::vector<float> logits(tiny().vocab_size);
-  engine.run([&](Step& step) {
-    engine.model().forward_hidden(step, T);
-    engine.model().logits(step, tensor_of(logits.data(), {1, tiny().vocab_size}), T - 1, T);
-  });
+  engine.forward();
+  engine.read_logits(logits.data(), T - 1, T);
   return logits;
 }
 

@@ -25,7 +25,7 @@ double sum_of(const Tensor& weight_T) {
   return std::accumulate(weight, weight + weight_T.numel(), 0.0);
 }
 
-void fill_batch(MicroBatch& batch, const ParityTokens& t) {
+void fill_batch(MicroBatch& batch, const ParityTokens& t, double mtp_coeff) {
   const int64_t T = t.batch * t.seq;
   int32_t segment = -1;
   for (int64_t i = 0; i < T; ++i) {
@@ -41,9 +41,13 @@ void fill_batch(MicroBatch& batch, const ParityTokens& t) {
     batch.doc_start_T.ptr<int32_t>()[i] = t.doc_start[i];
     batch.segment_T.ptr<int32_t>()[i] = segment;
   }
-  batch.loss_scale = 1.0 / static_cast<double>(t.batch * (t.seq - 1));
-  for (Targets& depth : batch.mtp_targets) depth.loss_scale = 1.0 / std::max(1.0, sum_of(depth.weight_T));
-  batch.total_tokens = static_cast<double>(T);
+  batch.scalars.set_loss_scale(0, 1.0 / static_cast<double>(t.batch * (t.seq - 1)));
+  const auto depths = std::ssize(batch.mtp_targets);
+  for (int64_t k = 1; k <= depths; ++k) {
+    const double scale = 1.0 / std::max(1.0, sum_of(batch.targets(k).weight_T));
+    batch.scalars.set_loss_scale(k, scale, mtp_coeff / static_cast<double>(depths));
+  }
+  batch.scalars.total_tokens = static_cast<double>(T);
   batch.training = false;
 }
 
@@ -154,27 +158,20 @@ ParityResult write_parity(const ParitySpec& spec) {
   Engine engine(engine_spec(model, spec, t));
   Stream s = engine.stream();
   const std::vector<NotFinite> not_finite = load_weights(s, engine.model(), spec.model);
-  fill_batch(engine.batch(), t);
-  const std::vector<Targets>& depths = engine.batch().mtp_targets;
-  if (!depths.empty()) engine.batch().mtp_coeff = spec.mtp_coeff / static_cast<double>(depths.size());
-  engine.run([&](Step& step) {
-    engine.model().forward_hidden(step, t.batch * t.seq);
-    engine.model().forward_loss(step, spec.gradients);
-    if (spec.gradients) engine.model().backward(step);
-  });
+  fill_batch(engine.batch(), t, spec.mtp_coeff);
+  const int64_t depths = engine.model().num_mtp_depths();
+  spec.gradients ? engine.forward_backward() : engine.forward();
   engine.read_metrics();
 
   Outputs out(engine, t);
   out.add_logits("logits", 0);
-  const double loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * engine.batch().loss_scale;
-  out.add_scalar("loss", loss);
-  for (size_t k = 0; k < depths.size(); ++k)
-    out.add_logits(fmt::format("mtp.{}.logits", k), static_cast<int64_t>(k + 1));
-  if (!depths.empty()) out.add_scalar("mtp_loss", mtp_loss(engine));
+  out.add_scalar("loss", engine.loss());
+  for (int64_t k = 1; k <= depths; ++k) out.add_logits(fmt::format("mtp.{}.logits", k - 1), k);
+  if (depths > 0) out.add_scalar("mtp_loss", engine.mtp_loss());
   out.add_routes();
   if (spec.gradients) out.add_gradients();
   write_safetensors(spec.out, out.tensors());
-  return {.loss = loss,
+  return {.loss = engine.loss(),
           .batch = t.batch,
           .seq = t.seq,
           .not_finite = not_finite,

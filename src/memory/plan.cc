@@ -46,9 +46,9 @@ void MemoryPlan::join(const std::vector<const Tensor*>& views, int64_t multiple)
   for (Entry& e : entries_) place(e);
 }
 
-void MemoryPlan::declare_remade(Tensor& view, Shape shape, DType dtype) {
+void MemoryPlan::declare_recomputed(Tensor& view, Shape shape, DType dtype) {
   view = Tensor{.shape = shape, .dtype = dtype, .device = DeviceKind::null};
-  remade_bytes_ += view.num_bytes();
+  recomputed_bytes_ += view.num_bytes();
 }
 
 void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {
@@ -87,7 +87,8 @@ std::string MemoryPlan::table() const {
                     count, largest ? fmt::format(", largest {} {}", largest->name, to_string(*largest->view)) : "");
   }
   text += fmt::format("  {:<10} {:>11}\n", "total", bytes_text(total_bytes()));
-  if (remade_bytes_ > 0) text += fmt::format("  not kept: {} that backward makes again\n", bytes_text(remade_bytes_));
+  if (recomputed_bytes_ > 0)
+    text += fmt::format("  not kept: {} that backward recomputes\n", bytes_text(recomputed_bytes_));
   return text;
 }
 

@@ -43,9 +43,15 @@ class MemoryPlan {
   // correspond element by element.
   void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
 
-  // A tensor that backward makes again (memory/saved_tensor.h): `view` is a shape without memory, and stays one.
-  void declare_remade(Tensor& view, Shape shape, DType dtype);
+  // A tensor that backward recomputes (memory/saved_tensor.h): `view` is a shape without memory, and stays one.
+  void declare_recomputed(Tensor& view, Shape shape, DType dtype);
   const RecomputeSpec& recompute() const { return recompute_; }
+
+  // Sets whether other passes may come between the two backward passes of a micro-batch.
+  // It holds for the WgradInputs (memory/wgrad_input.h) declared from now on: these are then kept until
+  // backward_weight.
+  void split_backward(bool splits) { splits_backward_ = splits; }
+  bool splits_backward() const { return splits_backward_; }
 
   // Places these tensors one after another in this order, each at a multiple of kAlign elements.
   // They must be of one life and dtype, and not joined before. The space after the last one is left
@@ -77,7 +83,8 @@ class MemoryPlan {
   void place(Entry& entry);
 
   RecomputeSpec recompute_;
-  int64_t remade_bytes_ = 0;
+  bool splits_backward_ = false;
+  int64_t recomputed_bytes_ = 0;
   std::deque<Entry> entries_;
   std::array<int64_t, kNumLives> bytes_{};
   std::array<Buffer, kNumLives> buffers_;

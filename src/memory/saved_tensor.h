@@ -1,5 +1,5 @@
-// A tensor that forward leaves for backward. The plan decides whether it is kept between the two or made again; a layer
-// says how it is made, and asks nothing.
+// A tensor that forward leaves for backward. The plan decides whether it is kept between the two or recomputed; a layer
+// says how it is computed, and never asks.
 #pragma once
 
 #include <string>
@@ -13,30 +13,38 @@ class SavedTensor : public Tensor {
  public:
   // what: the name in memory.recompute that covers it.
   void declare(MemoryPlan& plan, std::string name, Shape shape, DType dtype, bool RecomputeSpec::*what) {
-    is_remade_ = plan.recompute().*what || plan.recompute().layer;
-    if (is_remade_) return plan.declare_remade(*this, shape, dtype);
+    is_recomputed_ = plan.recompute().*what || plan.recompute().layer;
+    if (is_recomputed_) return plan.declare_recomputed(*this, shape, dtype);
     plan.declare(*this, std::move(name), shape, dtype, Life::saved);
   }
 
-  // In forward, before it is written. What is not kept stands on the step stack, until the scope ends that is open.
+  // In forward, before it is written. A tensor that is not kept is on the step stack until the open scope ends.
   void open(StepStack& stack) {
-    if (is_remade_) Tensor::operator=(stack.alloc(shape, dtype));
+    if (is_recomputed_) Tensor::operator=(stack.alloc(shape, dtype));
   }
   // The same in memory of the caller, of at least this shape.
   void open_in(Tensor room) {
-    if (is_remade_) Tensor::operator=(room.view(shape));
+    if (is_recomputed_) Tensor::operator=(room.view(shape));
   }
-  // In backward, before it is read: make() writes it again, with the bits of forward.
-  template <class Make>
-  void remake(StepStack& stack, Make&& make) {
-    if (!is_remade_) return;
+  // In a backward pass, before it is read: compute() writes it once more, with the bits of forward.
+  template <class Compute>
+  void recompute(StepStack& stack, Compute&& compute) {
+    if (!is_recomputed_) return;
     open(stack);
-    make();
+    compute();
   }
-  bool is_remade() const { return is_remade_; }  // for those that look at what is kept
+  bool is_recomputed() const { return is_recomputed_; }
+  // For diagnosis: the tensor where the plan keeps it, else an empty one.
+  Tensor kept() const { return is_recomputed_ ? Tensor{} : Tensor(*this); }
 
  private:
-  bool is_remade_ = false;
+  bool is_recomputed_ = false;
+};
+
+// A tensor of the last forward pass and its name in diagnosis. Empty: not kept.
+struct KeptTensor {
+  std::string name;
+  Tensor tensor;
 };
 
 }  // namespace moebius

@@ -23,25 +23,25 @@ Model::Model(const ModelContext& c)
   MOEBIUS_ASSERT(num_mtp_ == 0 || num_mtp_ == c.model.num_mtp_layers);
   for (const HeldStage& held : held_) {
     const size_t begin = params_.all().size();
-    stages_.emplace_back(StageContext{.params = params_,
-                                      .plan = c.plan,
-                                      .model = spec_,
-                                      .balance = c.balance,
-                                      .mesh = c.mesh,
-                                      .rope_table_Pd = rope_table_Pd_,
-                                      .loss_sum_1 = loss_sum_1_,
-                                      .mtp_loss_sum_D = mtp_loss_sum_D_,
-                                      .dtype = dtype_,
-                                      .shape = c.shape,
-                                      .seed = c.seed,
-                                      .dispatcher = c.dispatcher,
-                                      .fusion = c.fusion},
+    const LayerContext layers{.params = params_,
+                              .plan = c.plan,
+                              .model = spec_,
+                              .balance = c.balance,
+                              .mesh = c.mesh,
+                              .rope_table_Pd = rope_table_Pd_,
+                              .dtype = dtype_,
+                              .shape = c.shape,
+                              .seed = c.seed,
+                              .dispatcher = c.dispatcher,
+                              .fusion = c.fusion};
+    stages_.emplace_back(StageContext{.layers = layers, .loss_sum_1 = loss_sum_1_, .mtp_loss_sum_D = mtp_loss_sum_D_},
                          held.spec);
     spans_.push_back({.begin = begin, .end = params_.all().size()});
     saved_.emplace_back(held.num_saved);
   }
   c.plan.declare(rope_table_Pd_, "rope_table", {c.max_positions, c.model.rope_dim()}, DType::f32, Life::state);
   for (size_t v = 0; v < stages_.size(); ++v) {
+    c.plan.split_backward(held_[v].splits_backward);
     for (size_t set = 0; set < saved_[v].size(); ++set)
       stages_[v].declare_saved(c.plan, saved_[v].size() == 1 ? "" : fmt::format("set{}.", set), saved_[v][set]);
     stages_[v].declare_output(c.plan);
@@ -68,55 +68,42 @@ void Model::init_state(Stream& s) const {
   for (const Stage& stage : stages_) stage.init_state(s);
 }
 
-const Stage& Model::whole() const {
-  MOEBIUS_ASSERT(held_.size() == 1 && held_[0].spec.embedding && held_[0].spec.loss);
-  return stages_[0];
-}
-
-void Model::forward_hidden(Step& step, int64_t T) {
-  StackScope scope(step.stack);
-  whole().forward(step, step.alloc({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0]);
-}
-
-void Model::forward_loss(Step& step, bool with_gradients) { whole().forward_loss(step, saved_[0][0], with_gradients); }
-
-void Model::backward(Step& step) {
-  StackScope scope(step.stack);
-  whole().backward(step, step.alloc({stream_rows_, spec_.hidden_size}, dtype_), saved_[0][0]);
-}
-
 void Model::forward(Step& step, const StagePass& at, Tensor stream_TD, bool with_gradients) {
+  stages_[at.virtual_stage].forward(step, stream_TD, saved_[at.virtual_stage][at.saved_set], with_gradients);
+}
+
+void Model::forward_loss(Step& step, const StagePass& at, bool with_gradients) {
   const Stage& stage = stages_[at.virtual_stage];
-  Stage::Saved& saved = saved_[at.virtual_stage][at.saved_set];
-  stage.forward(step, stream_TD, saved, with_gradients);
-  if (stage.spec().loss) stage.forward_loss(step, saved, with_gradients);
+  if (stage.spec().loss) stage.forward_loss(step, saved_[at.virtual_stage][at.saved_set], with_gradients);
 }
 
 void Model::backward(Step& step, const StagePass& at, Tensor dstream_TD) {
   stages_[at.virtual_stage].backward(step, dstream_TD, saved_[at.virtual_stage][at.saved_set]);
 }
 
+void Model::backward_input(Step& step, const StagePass& at, Tensor dstream_TD) {
+  MOEBIUS_ASSERT(held_[at.virtual_stage].splits_backward);
+  stages_[at.virtual_stage].backward_input(step, dstream_TD, saved_[at.virtual_stage][at.saved_set]);
+}
+
+void Model::backward_weight(Step& step, const StagePass& at) {
+  MOEBIUS_ASSERT(held_[at.virtual_stage].splits_backward);
+  stages_[at.virtual_stage].backward_weight(step, saved_[at.virtual_stage][at.saved_set]);
+}
+
 void Model::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth) const {
-  whole().logits(step, logits_CV, begin, end, depth);
+  stages_.back().logits(step, logits_CV, begin, end, depth);
 }
 
 void Model::declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const {
-  std::vector<int64_t> layers;
-  for (const HeldStage& held : held_)
-    for (int64_t i = 0; i < held.spec.num_layers; ++i) layers.push_back(held.spec.first_layer + i);
-  caches.resize(layers.size());
-  for (size_t i = 0; i < caches.size(); ++i) {
-    const std::string prefix = fmt::format("layer{}", layers[i]);
-    if (spec_.is_latent())
-      Mla::declare_cache(plan, prefix, spec_, dtype_, max_tokens, caches[i]);
-    else
-      Gqa::declare_cache(plan, prefix, spec_, dtype_, tp_, max_tokens, caches[i]);
+  for (const Stage& stage : stages_) caches.resize(caches.size() + stage.blocks().size());
+  auto cache = caches.begin();
+  for (const Stage& stage : stages_) {
+    for (size_t i = 0; i < stage.blocks().size(); ++i) {
+      const std::string prefix = fmt::format("layer{}", stage.spec().first_layer + static_cast<int64_t>(i));
+      stage.blocks()[i].declare_cache(plan, prefix, max_tokens, *cache++);
+    }
   }
-}
-
-void Model::forward_cached(Step& step, std::span<const KvCache> caches, int64_t first, int64_t T) {
-  StackScope scope(step.stack);
-  whole().forward_cached(step, step.alloc({T / tp_, spec_.hidden_size}, dtype_), saved_[0][0], caches, first);
 }
 
 void Model::forward_cached(Step& step, const StagePass& at, Tensor stream_tD, std::span<const KvCache> caches,
@@ -142,23 +129,19 @@ std::vector<Model::MoeLayer> Model::moe_layers() const {
   std::vector<MoeLayer> layers;
   for (size_t v = 0; v < stages_.size(); ++v) {
     const Stage& stage = stages_[v];
-    for (size_t i = 0; i < stage.blocks().size(); ++i) {
-      if (const Moe* moe = stage.blocks()[i].moe())
-        layers.push_back(
-            {stage.spec().first_layer + static_cast<int64_t>(i), moe, &stage.saved_of(saved_[v][0], i).moe});
-    }
-    for (size_t k = 0; k < saved_[v][0].mtp.size(); ++k) {
-      if (const Moe* moe = stage.mtp()[k].block().moe())
-        layers.push_back({stage.mtp()[k].layer(), moe, &saved_[v][0].mtp[k].block.moe});
-    }
+    const auto add = [&](int64_t layer, const Block& block, const Block::Saved& saved) {
+      if (block.moe()) layers.push_back({layer, block.moe(), block.moe_saved(saved)});
+    };
+    for (size_t i = 0; i < stage.blocks().size(); ++i)
+      add(stage.spec().first_layer + static_cast<int64_t>(i), stage.blocks()[i], stage.saved_of(saved_[v][0], i));
+    for (size_t k = 0; k < saved_[v][0].mtp.size(); ++k)
+      add(stage.mtp()[k].layer(), stage.mtp()[k].block(), saved_[v][0].mtp[k].block);
   }
   return layers;
 }
 
-std::vector<std::pair<std::string, Tensor>> Model::kept_tensors(size_t virtual_stage) const {
-  std::vector<std::pair<std::string, Tensor>> kept;
-  stages_[virtual_stage].add_kept(kept, saved_[virtual_stage][0]);
-  return kept;
+std::vector<KeptTensor> Model::kept_tensors(size_t virtual_stage) const {
+  return stages_[virtual_stage].kept(saved_[virtual_stage][0]);
 }
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-// The model on this rank: the whole of it, or the stages of a pipeline that stand here.
+// The model on this rank: the whole of it, or the stages of a pipeline that this rank holds.
 #pragma once
 
 #include <deque>
@@ -12,12 +12,14 @@
 
 namespace moebius {
 
-// Which stages of the model a rank holds, by virtual stage.
+// A stage of the model that a rank holds.
 struct HeldStage {
   StageSpec spec;
-  // Micro-batches that are between the start of their forward and the end of their backward at a time: so many sets of
-  // saved tensors are planned.
+  // Micro-batches that are between the start of their forward and the end of their last backward pass at a time: so
+  // many sets of saved tensors are planned.
   int64_t num_saved = 1;
+  // Whether other passes may come between the two backward passes of a micro-batch: MemoryPlan::split_backward.
+  bool splits_backward = false;
 };
 // The model as one stage.
 std::vector<HeldStage> whole_model(const ModelSpec& model);
@@ -28,7 +30,7 @@ struct StagePass {
   int64_t saved_set = 0;
 };
 
-// What a model is made of. The references outlive it.
+// What a model is built with. The references outlive it.
 struct ModelContext {
   const ModelSpec& model;
   const BalanceSpec& balance;
@@ -37,12 +39,12 @@ struct ModelContext {
   MemoryPlan& plan;
   ModelUse use = ModelUse::inference;
   BatchShape shape;
-  int64_t max_positions = 0;             // rows of the rotary table
-  uint64_t seed = 0;                     // of what is drawn in training
-  std::vector<HeldStage> stages = {};    // on this rank; none: the whole model
-  std::vector<std::string> freeze = {};  // as in ParamTable
-  std::string dispatcher = "auto";       // of the MoE layers: model/moe/dispatcher.h
-  bool fusion = true;                    // of the dense layers: model/layers/mlp.h
+  int64_t max_positions = 0;                              // rows of the rotary table
+  uint64_t seed = 0;                                      // of what is drawn in training
+  std::vector<HeldStage> stages = {};                     // on this rank; none: the whole model
+  std::vector<std::string> freeze = {};                   // as in ParamTable
+  DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers: model/moe/dispatcher.h
+  bool fusion = true;                                     // of the dense layers: model/layers/mlp.h
 };
 
 class Model {
@@ -53,23 +55,20 @@ class Model {
   // After bind(): constants (the rotary table) and the routers' starting state. Parameters: params().init() or loaded.
   void init_state(Stream& s) const;
 
-  // One micro-batch of a whole model is  forward_hidden, forward_loss, backward.
-  // Embedding through the final norm, for the first num_tokens rows of the micro-batch.
-  void forward_hidden(Step& step, int64_t num_tokens);
-  // Stage::forward_loss.
-  void forward_loss(Step& step, bool with_gradients);
-  void backward(Step& step);
-
-  // The same of one stage, as model/stage.h says; forward includes the loss where the stage has it.
+  // The passes of one stage, as model/stage.h says. A micro-batch goes through the stages in their order with forward
+  // and forward_loss, and back with backward (parallel/pipeline/pipeline.h).
   void forward(Step& step, const StagePass& pass, Tensor stream_TD, bool with_gradients);
+  void forward_loss(Step& step, const StagePass& pass, bool with_gradients);  // nothing where the stage has no loss
   void backward(Step& step, const StagePass& pass, Tensor dstream_TD);
+  // The two backward passes apart. REQUIRES: HeldStage::splits_backward.
+  void backward_input(Step& step, const StagePass& pass, Tensor dstream_TD);
+  void backward_weight(Step& step, const StagePass& pass);
 
-  // Stage::logits: for parity checks and generation.
+  // Stage::logits: for parity checks and generation. REQUIRES has_head().
   void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;
 
-  // Generation of one sequence by a whole model: the next T tokens of step.batch, at positions [first, first + T); and
-  // by a stage. T is a multiple of tp.
-  void forward_cached(Step& step, std::span<const KvCache> caches, int64_t first, int64_t num_tokens);
+  // Generation of one sequence by a stage: the next tokens of step.batch, from position `first` on. Their number is a
+  // multiple of tp.
   void forward_cached(Step& step, const StagePass& pass, Tensor stream_tD, std::span<const KvCache> caches,
                       int64_t first);
   // Stage::row_logits, of the last num_tokens that went through forward_cached().
@@ -96,21 +95,19 @@ class Model {
   const Tensor& mtp_loss_sum() const { return mtp_loss_sum_D_; }
   const Tensor& token_loss() const { return stages_.back().token_loss(); }  // f32 [T] of the last micro-batch, weighted
   // MoE layers that are computed on this rank, in order, with their layer index in the model (those of multi-token
-  // prediction come last) and what the first set of saved tensors holds.
+  // prediction come last) and their part of the first set of saved tensors.
   struct MoeLayer {
     int64_t layer;
     const Moe* moe;
     const Moe::Saved* saved;
   };
   std::vector<MoeLayer> moe_layers() const;
-  // What the last forward pass of a virtual stage kept in its first set, by
-  // name, in the order it was computed; for diagnosis.
-  std::vector<std::pair<std::string, Tensor>> kept_tensors(size_t virtual_stage) const;
+  // The tensors that the last forward pass of a virtual stage kept in its first set, in the order they were computed;
+  // for diagnosis.
+  std::vector<KeptTensor> kept_tensors(size_t virtual_stage) const;
   ParamSpan params_of(size_t virtual_stage) const { return spans_[virtual_stage]; }
 
  private:
-  const Stage& whole() const;
-
   ModelSpec spec_;
   BalanceSpec balance_;
   std::vector<std::string> freeze_;

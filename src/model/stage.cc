@@ -1,41 +1,47 @@
 #include "model/stage.h"
 
-#include "model/attention/token_runs.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
 
-Stage::Stage(const StageContext& c, const StageSpec& spec)
+Stage::Stage(const StageContext& context, const StageSpec& spec)
     : spec_(spec),
-      params_(c.params),
-      model_(c.model),
-      dtype_(c.dtype),
-      shape_(c.shape),
-      stream_rows_(rows_between_projections(c.shape, c.mesh.shape())),
-      use_(c.params.use()),
-      loss_sum_1_(c.loss_sum_1),
-      mtp_loss_sum_D_(c.mtp_loss_sum_D) {
-  // What `declare` adds to the table.
+      params_(context.layers.params),
+      model_(context.layers.model),
+      dtype_(context.layers.dtype),
+      shape_(context.layers.shape),
+      stream_rows_(context.layers.stream_rows()),
+      use_(context.layers.params.use()),
+      loss_sum_1_(context.loss_sum_1),
+      mtp_loss_sum_D_(context.mtp_loss_sum_D) {
+  const LayerContext& c = context.layers;
+  // The parameters that `declare` adds to the table.
   const auto span_of = [&](const auto& declare) {
     const size_t begin = params_.all().size();
     declare();
     return ParamSpan{.begin = begin, .end = params_.all().size()};
   };
   if (spec.embedding) of_embedding_ = span_of([&] { embedding_.emplace(c.params, c.model, dtype_, c.mesh); });
-  for (int64_t i = spec.first_layer; i < spec.first_layer + spec.num_layers; ++i) {
-    of_block_.push_back(span_of([&] {
-      blocks_.emplace_back(c.params, c.plan, c.model, c.balance, dtype_, c.mesh, c.shape, c.rope_table_Pd, i, c.seed,
-                           c.dispatcher, c.fusion);
-    }));
-  }
+  for (int64_t i = spec.first_layer; i < spec.first_layer + spec.num_layers; ++i)
+    of_block_.push_back(span_of([&] { blocks_.emplace_back(c, i); }));
+  share_block_sets();
   if (spec.norm || spec.loss) of_end_ = span_of([&] { declare_end(c); });
   for (int64_t depth = 1; depth <= spec.num_mtp; ++depth)
     of_mtp_.push_back(span_of([&] { mtp_.emplace_back(c, depth); }));
 }
 
-void Stage::declare_end(const StageContext& c) {
-  const float eps = static_cast<float>(c.model.rms_norm_eps);
-  if (spec_.norm) final_norm_.emplace(c.params, "model.norm.weight", c.model.hidden_size, dtype_, eps);
+// In training each layer has its own set; in inference all layers of a kind share one.
+void Stage::share_block_sets() {
+  std::optional<size_t> dense, moe;
+  for (const Block& block : blocks_) {
+    std::optional<size_t>& of_kind = block.moe() ? moe : dense;
+    if (use_ != ModelUse::inference || !of_kind) of_kind = num_block_sets_++;
+    set_of_block_.push_back(*of_kind);
+  }
+}
+
+void Stage::declare_end(const LayerContext& c) {
+  if (spec_.norm) final_norm_.emplace(c.params, "model.norm.weight", c.model.hidden_size, dtype_, c.norm_eps());
   if (spec_.loss) head_.emplace(c.params, c.model, dtype_, c.mesh, embedding());
   if (spec_.num_mtp > 0 && shape_.num_mtp > 0 && !embedding_)
     embedding_copy_.emplace(Embedding::copy(c.params, c.model, dtype_, c.mesh, head()));
@@ -48,13 +54,11 @@ const Param* Stage::embedding_copy() const {
 
 void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
   const bool shared = use_ == ModelUse::inference;
-  saved.blocks.resize(shared ? 1 : blocks_.size());
-  // Layers differ (dense or MoE): the one set that inference shares is declared by the first of each kind.
-  bool declared_dense = false, declared_moe = false;
+  saved.blocks.resize(num_block_sets_);
+  std::vector<bool> declared(num_block_sets_);
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    bool& declared = blocks_[i].moe() ? declared_moe : declared_dense;
-    if (shared && declared) continue;
-    declared = true;
+    if (declared[set_of_block_[i]]) continue;
+    declared[set_of_block_[i]] = true;
     blocks_[i].declare_saved(plan, fmt::format("{}layer{}", prefix, spec_.first_layer + static_cast<int64_t>(i)),
                              saved_of(saved, i));
   }
@@ -63,6 +67,7 @@ void Stage::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
   if ((spec_.norm || spec_.loss) && !shared) plan.declare(saved.dfinal_TD, prefix + "dfinal", TD, dtype_, Life::saved);
   if (!spec_.norm) saved.dmtp_TD.resize(num_mtp_depths());
   for (Tensor& d_TD : saved.dmtp_TD) plan.declare(d_TD, prefix + "dmtp", TD, dtype_, Life::saved);
+  if (embedding_) saved.dembedding_TD.declare(plan, prefix + "dembedding", TD, dtype_);
   if (!predicts_mtp()) return;
   saved.mtp.resize(mtp_.size());
   for (size_t k = 0; k < mtp_.size(); ++k)
@@ -148,7 +153,7 @@ void Stage::gather_block(Step& step, size_t i) const {
 
 void Stage::forward_loss(Step& step, Saved& saved, bool with_gradients) const {
   params_.ready(step.stream, of_head());
-  head_->loss(step, step.batch, loss_T_, with_gradients ? saved.dfinal_TD : Tensor{}, final_TD_);
+  head_->loss(step, /*depth=*/0, loss_T_, with_gradients ? saved.dfinal_TD : Tensor{}, final_TD_);
   sum_into(step.stream, {.out_1 = loss_sum_1_, .x = loss_T_});
   if (with_gradients && predicts_mtp()) forward_mtp(step, saved);
   if (with_gradients) mtp_loss(step, saved);
@@ -173,58 +178,109 @@ void Stage::mtp_loss(Step& step, const Saved& saved) const {
   StackScope scope(step.stack);
   const Tensor loss_T = step.alloc(loss_T_.shape, DType::f32);
   for (int64_t depth = 1; depth <= num_mtp_depths(); ++depth) {
-    head_->loss(step, step.batch.mtp_targets[depth - 1], loss_T, dhidden_TD(saved, depth), output_TD(depth));
+    head_->loss(step, depth, loss_T, dhidden_TD(saved, depth), output_TD(depth));
     sum_into(step.stream, {.out_1 = mtp_loss_sum_D_.rows(depth - 1, depth), .x = loss_T});
   }
 }
 
-void Stage::backward_mtp(Step& step, Saved& saved) const {
+void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
+  run_backward(step, dstream_TD, saved, /*with_weights=*/true);
+}
+
+void Stage::backward_input(Step& step, Tensor dstream_TD, Saved& saved) const {
+  run_backward(step, dstream_TD, saved, /*with_weights=*/false);
+}
+
+void Stage::run_backward(Step& step, Tensor dstream_TD, Saved& saved, bool with_weights) const {
+  if (spec_.norm != spec_.loss) exchange_hidden_gradients(step, dstream_TD, saved);
+  if (spec_.norm || !spec_.loss) {
+    backward_layers(step, dstream_TD.rows(0, stream_rows_), saved, with_weights);
+  } else if (with_weights) {
+    end_gradients(step);  // the head's gradient was made with the loss
+  }
+}
+
+void Stage::end_gradients(Step& step) const {
+  params_.ready(step.stream, of_end_);
+  params_.grad_ready(step.stream, of_end_);
+  params_.release(step.stream, of_end_);
+}
+
+// Between the stream's buffer and this stage's own tensors, where norm and loss are on two stages.
+void Stage::exchange_hidden_gradients(Step& step, Tensor dstream_TD, const Saved& saved) const {
+  for (int64_t depth = 0; depth <= num_mtp_depths(); ++depth) {
+    const Tensor here_TD = dhidden_TD(saved, depth), there_TD = hidden_TD(dstream_TD, depth);
+    copy(step.stream, spec_.loss ? there_TD : here_TD, spec_.loss ? here_TD : there_TD);
+  }
+}
+
+void Stage::backward_mtp(Step& step, Saved& saved, bool with_weights) const {
   for (size_t k = mtp_.size(); k-- > 0;) {
     PhaseScope phase(step.stream, "backward", mtp_[k].layer());
+    const Tensor dbefore_TD = k == 0 ? saved.dfinal_TD : saved.mtp[k - 1].dh_TD;
     for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.ready(step.stream, span);
-    mtp_[k].backward(step, mtp_embedding(), k == 0 ? saved.dfinal_TD : saved.mtp[k - 1].dh_TD, saved.mtp[k]);
-    params_.grad_ready(step.stream, of_mtp_[k]);
+    if (with_weights) {
+      mtp_[k].backward(step, mtp_embedding(), dbefore_TD, saved.mtp[k]);
+      params_.grad_ready(step.stream, of_mtp_[k]);
+    } else {
+      mtp_[k].backward_input(step, dbefore_TD, saved.mtp[k]);
+    }
     for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.release(step.stream, span);
   }
 }
 
-void Stage::backward(Step& step, Tensor dstream_TD, Saved& saved) const {
-  if (spec_.norm != spec_.loss) {
-    for (int64_t depth = 0; depth <= num_mtp_depths(); ++depth) {
-      const Tensor here_TD = dhidden_TD(saved, depth), there_TD = hidden_TD(dstream_TD, depth);
-      copy(step.stream, spec_.loss ? there_TD : here_TD, spec_.loss ? here_TD : there_TD);
-    }
-  }
-  if (spec_.loss && !spec_.norm) {  // the head's gradient was made with the loss
-    params_.ready(step.stream, of_end_);
-    params_.grad_ready(step.stream, of_end_);
-    return params_.release(step.stream, of_end_);
-  }
-  backward_layers(step, dstream_TD.rows(0, stream_rows_), saved);
-}
-
-void Stage::backward_layers(Step& step, Tensor dstream_TD, Saved& saved) const {
-  if (predicts_mtp()) backward_mtp(step, saved);
+void Stage::backward_layers(Step& step, Tensor dstream_TD, Saved& saved, bool with_weights) const {
+  if (predicts_mtp()) backward_mtp(step, saved, with_weights);
   if (spec_.norm) {
     fill_zero(step.stream, dstream_TD);
     params_.ready(step.stream, of_end_);
     final_norm_->backward(step, dstream_TD, saved.dfinal_TD, saved.final_norm);
-    params_.grad_ready(step.stream, of_end_);
+    if (with_weights) params_.grad_ready(step.stream, of_end_);
     params_.release(step.stream, of_end_);
   }
-  for (size_t i = blocks_.size(); i-- > 0;) {
-    PhaseScope phase(step.stream, "backward", spec_.first_layer + static_cast<int64_t>(i));
-    gather_block(step, i - 1);  // none for the first: the embedding backward reads no weights
-    params_.ready(step.stream, of_block_[i]);
+  for (size_t i = blocks_.size(); i-- > 0;) backward_block(step, i, dstream_TD, saved, with_weights);
+  if (!embedding_) return;
+  saved.dembedding_TD.hold(step.stream, dstream_TD);
+  if (with_weights) embedding_gradient(step, saved);
+}
+
+void Stage::backward_block(Step& step, size_t i, Tensor dstream_TD, Saved& saved, bool with_weights) const {
+  PhaseScope phase(step.stream, "backward", spec_.first_layer + static_cast<int64_t>(i));
+  gather_block(step, i - 1);  // none for the first: the embedding backward reads no weights
+  params_.ready(step.stream, of_block_[i]);
+  if (with_weights) {
     blocks_[i].backward(step, dstream_TD, saved_of(saved, i));
+    params_.grad_ready(step.stream, of_block_[i]);
+  } else {
+    blocks_[i].backward_input(step, dstream_TD, saved_of(saved, i));
+  }
+  params_.release(step.stream, of_block_[i]);
+}
+
+void Stage::embedding_gradient(Step& step, const Saved& saved) const {
+  params_.ready(step.stream, of_embedding_);
+  embedding_->backward_weight(step, saved.dembedding_TD, step.batch.token_T);
+  params_.grad_ready(step.stream, of_embedding_);
+  params_.release(step.stream, of_embedding_);
+}
+
+void Stage::backward_weight(Step& step, Saved& saved) const {
+  for (size_t k = predicts_mtp() ? mtp_.size() : 0; k-- > 0;) {
+    PhaseScope phase(step.stream, "backward weight", mtp_[k].layer());
+    for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.ready(step.stream, span);
+    mtp_[k].backward_weight(step, mtp_embedding(), saved.mtp[k]);
+    params_.grad_ready(step.stream, of_mtp_[k]);
+    for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.release(step.stream, span);
+  }
+  if (spec_.norm || spec_.loss) end_gradients(step);
+  for (size_t i = blocks_.size(); i-- > 0;) {
+    PhaseScope phase(step.stream, "backward weight", spec_.first_layer + static_cast<int64_t>(i));
+    params_.ready(step.stream, of_block_[i]);
+    blocks_[i].backward_weight(step, saved_of(saved, i));
     params_.grad_ready(step.stream, of_block_[i]);
     params_.release(step.stream, of_block_[i]);
   }
-  if (!embedding_) return;
-  params_.ready(step.stream, of_embedding_);
-  embedding_->backward_weight(step, dstream_TD, step.batch.token_T);
-  params_.grad_ready(step.stream, of_embedding_);
-  params_.release(step.stream, of_embedding_);
+  if (embedding_) embedding_gradient(step, saved);
 }
 
 void Stage::forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches,
@@ -259,46 +315,22 @@ void Stage::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int
   params_.release(step.stream, of_head());
 }
 
-namespace {
-
-using Kept = std::vector<std::pair<std::string, Tensor>>;
-
-void add_layer(Kept& kept, int64_t number, const Block::Saved& layer) {
-  const auto add = [&](const char* what, const Tensor& t) {
-    if (!t.empty()) kept.emplace_back(fmt::format("layer {} {}", number, what), t);
+std::vector<KeptTensor> Stage::kept(const Saved& saved) const {
+  std::vector<KeptTensor> all;
+  const auto add_layer = [&](int64_t number, const std::vector<KeptTensor>& layer) {
+    for (const KeptTensor& t : layer)
+      if (!t.tensor.empty()) all.push_back({fmt::format("layer {} {}", number, t.name), t.tensor});
   };
-  const auto add_saved = [&](const char* what, const SavedTensor& t) {
-    if (!t.is_remade()) add(what, t);
-  };
-  add("input", layer.norm1.sum_TD);
-  add_saved("attention norm output", layer.n1_TD);
-  add_saved("attention q, k, v", layer.attention.qkv_TC);
-  add_saved("attention output", layer.attention.o_THd);
-  add_saved("query latent", layer.latent_attention.q.c_tR);
-  add_saved("key and value latent", layer.latent_attention.kv.c_tR);
-  add_saved("attention q", layer.latent_attention.q_THd);
-  add_saved("attention k, v", layer.latent_attention.kv_THw);
-  add_saved("attention output", layer.latent_attention.o_THv);
-  add_saved("residual after attention", layer.norm2.sum_TD);
-  add_saved("feed-forward norm output", layer.n2_TD);
-  add("router logits", layer.moe.router.logits_TE);
-  add("router weights", layer.moe.router.route.weight_TK);
-  add_saved("MLP pre-activation", layer.mlp.h_T2F);
-  add_saved("shared expert pre-activation", layer.moe.shared.h_T2F);
-}
-
-}  // namespace
-
-void Stage::add_kept(Kept& kept, const Saved& saved) const {
   for (size_t i = 0; i < blocks_.size(); ++i)
-    add_layer(kept, spec_.first_layer + static_cast<int64_t>(i), saved_of(saved, i));
-  if (spec_.norm) kept.emplace_back("final residual", saved.final_norm.sum_TD);
-  if (spec_.norm) kept.emplace_back("final norm output", final_TD_);
-  if (spec_.loss) kept.emplace_back("token loss", loss_T_);
+    add_layer(spec_.first_layer + static_cast<int64_t>(i), blocks_[i].kept(saved_of(saved, i)));
+  if (spec_.norm) all.push_back({"final residual", saved.final_norm.sum_TD});
+  if (spec_.norm) all.push_back({"final norm output", final_TD_});
+  if (spec_.loss) all.push_back({"token loss", loss_T_});
   for (size_t k = 0; k < saved.mtp.size(); ++k) {
-    add_layer(kept, mtp_[k].layer(), saved.mtp[k].block);
-    kept.emplace_back(fmt::format("multi-token prediction's output at depth {}", k + 1), mtp_TD_[k]);
+    add_layer(mtp_[k].layer(), mtp_[k].block().kept(saved.mtp[k].block));
+    all.push_back({fmt::format("multi-token prediction's output at depth {}", k + 1), mtp_TD_[k]});
   }
+  return all;
 }
 
 }  // namespace moebius

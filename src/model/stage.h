@@ -1,18 +1,15 @@
-// A stage of the model: parts of it that stand together, some of embedding, decoder
-// layers, and final norm with head, loss and multi-token prediction. A model on one
-// rank is one stage; a pipeline cuts it into several, each on its own rank.
+// A stage of the model: consecutive parts of it, some of embedding, decoder layers, and final norm with head, loss and
+// multi-token prediction. A model on one rank is one stage; a pipeline cuts it into several, each on its own rank.
 //
 // Between stages travels the residual stream, [T, D] in the dtype of the computation, summed; and its gradient back. T
 // are the rows that this rank has between the projections (model/attention/token_runs.h).
-// The norms round the stream before they read it, so that a stage that begins with
-// the sum computes the bits of one that adds it itself. A stage works in place:
-// what enters is replaced by what leaves, and a message's buffer serves both.
+// The norms round the stream before they read it, so that a stage that begins with the sum computes the bits of one
+// that adds it itself. A stage works in place: its result replaces its input, and one buffer serves both messages.
 #pragma once
 
 #include <deque>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "config/stage_layout.h"
@@ -20,36 +17,49 @@
 
 namespace moebius {
 
+// What a stage is built with. The references outlive it.
+struct StageContext {
+  LayerContext layers;
+  const Tensor& loss_sum_1;      // f64: the stage with the loss adds its losses to it
+  const Tensor& mtp_loss_sum_D;  // the same of each depth of multi-token prediction; only with shape.num_mtp
+};
+
 class Stage {
  public:
-  // What the forward pass of one micro-batch leaves for its backward pass.
+  // The tensors that the passes of one micro-batch leave for later ones.
   struct Saved {
-    std::vector<Block::Saved> blocks;  // per layer; one for all in inference
+    std::vector<Block::Saved> blocks;  // per layer; in inference one for all of a kind
     Norm::Saved final_norm;
     Tensor dfinal_TD;             // the loss's derivative by the final norm's output
     std::vector<Mtp::Saved> mtp;  // per depth
     std::vector<Tensor> dmtp_TD;  // per depth, the loss's derivative by its output: where the modules are elsewhere
+    WgradInput dembedding_TD;     // the derivative by the embedding's output
   };
 
   // Declares every parameter of the stage.
   Stage(const StageContext& context, const StageSpec& spec);
   Stage(const Stage&) = delete;
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
-  // What one micro-batch needs at a time: the final norm's output and the token losses.
+  // Declares the final norm's output and the token losses, which one micro-batch needs at a time.
   void declare_output(MemoryPlan& plan);
   void init_state(Stream& s) const;  // the routers' starting state
 
-  // stream: in, the residual stream before the stage, unless it has the embedding; out, behind it, undefined where it
+  // stream: in, the residual stream before the stage, unless it has the embedding; out, after it, undefined where it
   // has the final norm.
-  // Where multi-token prediction stands apart from the loss, the stream between the two is h^0 .. h^n (model/layers/mtp.h),
-  // one below the other; h^0 alone without gradients.
+  // Where multi-token prediction is on another stage than the loss, the stream between the two is h^0 .. h^n
+  // (model/layers/mtp.h), one below the other; h^0 alone without gradients.
   void forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradients = false) const;
   // REQUIRES spec().loss. Adds the sum of weighted token losses to the model's loss_sum. With gradients the loss's
-  // derivative is made in the same pass, since its logits are never held: backward() continues from it; and only then
-  // is there multi-token prediction, whose losses go into mtp_loss_sum.
+  // derivative and the head's gradient are computed in the same pass, since its logits are never held: the backward
+  // passes continue from it. Only with gradients is there multi-token prediction, whose losses go into mtp_loss_sum.
   void forward_loss(Step& step, Saved& saved, bool with_gradients) const;
-  // dstream: in, the derivative by the stream behind the stage, unless it has the loss; out, by the stream before it.
+  // dstream: in, the derivative by the stream after the stage, unless it has the loss; out, by the stream before it.
+  // Both backward passes, layer after layer.
   void backward(Step& step, Tensor dstream_TD, Saved& saved) const;
+  // The two passes apart; the same bits. Other passes may come between them, on other sets of saved tensors. A
+  // gradient may be reduced after the second. REQUIRES: declare_saved() with MemoryPlan::split_backward.
+  void backward_input(Step& step, Tensor dstream_TD, Saved& saved) const;
+  void backward_weight(Step& step, Saved& saved) const;
 
   // Generation; caches are of the stage's layers. stream: this rank's rows, as in forward().
   void forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches, int64_t first) const;
@@ -61,7 +71,7 @@ class Stage {
 
   const StageSpec& spec() const { return spec_; }
   const std::deque<Block>& blocks() const { return blocks_; }
-  // Both are null where the stage has none.
+  // The tables of this stage; null where it has none.
   const Param* embedding() const { return embedding_ ? &embedding_->table() : nullptr; }
   const Param* head() const { return head_ ? &head_->table() : nullptr; }
   // A parameter here that is a copy of the embedding of another stage; null where there is none.
@@ -70,15 +80,14 @@ class Stage {
   bool predicts_mtp() const { return !mtp_.empty() && shape_.num_mtp > 0; }
   const std::deque<Mtp>& mtp() const { return mtp_; }   // [depth - 1]
   const Tensor& token_loss() const { return loss_T_; }  // f32, of all tokens of the last micro-batch here, weighted
-  static Block::Saved& saved_of(Saved& saved, size_t i) { return saved.blocks[saved.blocks.size() == 1 ? 0 : i]; }
-  static const Block::Saved& saved_of(const Saved& saved, size_t i) {
-    return saved.blocks[saved.blocks.size() == 1 ? 0 : i];
-  }
-  // Adds what a forward pass kept, by name, in the order it was computed; for diagnosis.
-  void add_kept(std::vector<std::pair<std::string, Tensor>>& kept, const Saved& saved) const;
+  Block::Saved& saved_of(Saved& saved, size_t i) const { return saved.blocks[set_of_block_[i]]; }
+  const Block::Saved& saved_of(const Saved& saved, size_t i) const { return saved.blocks[set_of_block_[i]]; }
+  // The tensors that a forward pass kept, in the order they were computed; for diagnosis.
+  std::vector<KeptTensor> kept(const Saved& saved) const;
 
  private:
-  void declare_end(const StageContext& context);
+  void share_block_sets();
+  void declare_end(const LayerContext& c);
   int64_t num_mtp_depths() const { return spec_.norm || spec_.loss ? shape_.num_mtp : 0; }
   Tensor hidden_TD(const Tensor& stream_TD, int64_t depth) const {
     return stream_TD.rows(depth * stream_rows_, (depth + 1) * stream_rows_);
@@ -93,9 +102,14 @@ class Stage {
   const ParamSpan& of_head() const { return embedding_ && model_.tie_word_embeddings ? of_embedding_ : of_end_; }
   const ParamSpan& of_mtp_embedding() const { return embedding_ ? of_embedding_ : of_end_; }
   void forward_mtp(Step& step, Saved& saved) const;
-  void backward_mtp(Step& step, Saved& saved) const;
   void forward_layers(Step& step, Tensor stream_TD, Saved& saved) const;
-  void backward_layers(Step& step, Tensor dstream_TD, Saved& saved) const;
+  void run_backward(Step& step, Tensor dstream_TD, Saved& saved, bool with_weights) const;
+  void exchange_hidden_gradients(Step& step, Tensor dstream_TD, const Saved& saved) const;
+  void backward_mtp(Step& step, Saved& saved, bool with_weights) const;
+  void backward_layers(Step& step, Tensor dstream_TD, Saved& saved, bool with_weights) const;
+  void backward_block(Step& step, size_t i, Tensor dstream_TD, Saved& saved, bool with_weights) const;
+  void embedding_gradient(Step& step, const Saved& saved) const;
+  void end_gradients(Step& step) const;
   void gather_block(Step& step, size_t i) const;
   void leave(Step& step, const Residual& residual, Saved& saved) const;
 
@@ -109,6 +123,8 @@ class Stage {
   const Tensor &loss_sum_1_, &mtp_loss_sum_D_;
   std::optional<Embedding> embedding_;
   std::deque<Block> blocks_;
+  std::vector<size_t> set_of_block_;  // which of Saved::blocks a layer uses
+  size_t num_block_sets_ = 0;
   std::vector<ParamSpan> of_block_;
   ParamSpan of_embedding_, of_end_;  // of_end_: final norm, head, copy of the embedding
   std::optional<Norm> final_norm_;
@@ -117,7 +133,7 @@ class Stage {
   std::deque<Mtp> mtp_;
   std::vector<ParamSpan> of_mtp_;
   Tensor final_TD_, loss_T_;
-  std::vector<Tensor> mtp_TD_;  // [depth - 1]: what the head is given of each
+  std::vector<Tensor> mtp_TD_;  // [depth - 1]: the head's input at that depth
 };
 
 }  // namespace moebius

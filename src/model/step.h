@@ -1,6 +1,7 @@
 // What every layer gets: where to run, scratch, and the micro-batch. It must not grow.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "config/parallel_spec.h"
@@ -15,7 +16,7 @@ namespace moebius {
 struct BatchShape {
   int64_t batch = 1;  // sequences
   int64_t seq = 1;    // tokens a sequence here: 1 / cp of it
-  // Scopes of the sequence balance loss in it: sequences, or documents when they are kept apart.
+  // Scopes of the sequence balance loss: sequences, or documents when they are kept apart.
   int64_t max_segments = 1;
   // Sequences hold documents that do not see each other, where doc_start_T says; else a token sees all before it.
   bool documents = true;
@@ -26,41 +27,79 @@ struct BatchShape {
   int64_t tokens() const { return batch * seq; }
 };
 
-// What a head is to predict at each row.
-struct Targets {
-  Tensor target_T;          // i32
-  Tensor weight_T;          // f32, of each in the loss
-  double loss_scale = 1.0;  // 1 / sum of these weights in the global batch
-  // f32 [1], what the weighted losses are multiplied with in the objective: loss_scale, times MicroBatch::mtp_coeff
-  // where they are of multi-token prediction. A recorded step reads it anew; kept by the engine.
-  Tensor loss_scale_1;
+// The scalars of a training step, plain data laid out as the ops read it. The host fills them with a micro-batch;
+// they are copied whole into the memory of the batch, where a captured step reads them anew at each replay.
+struct StepScalars {
+  static constexpr int64_t kMaxDepths = 16;  // of a model: the next token, and multi-token prediction
+
+  // [depth]: 1 / the sum of the target weights of this depth in the global batch, 0 where that is 0.
+  // Depth 0 is the next token.
+  double loss_scale[kMaxDepths] = {1.0};
+  // [depth]: the weighted losses are multiplied with it in the objective. It is loss_scale, times the coefficient of
+  // multi-token prediction at its depths.
+  float objective_scale[kMaxDepths] = {1.0f};
+  int64_t draw[2] = {};       // for what is drawn: the step, and the index of row 0 in the global batch's tokens
+  double schedule[2] = {};    // for the optimizer: the learning rate, and the step
+  double total_tokens = 1.0;  // of the global batch
+
+  void set_loss_scale(int64_t depth, double scale, double coeff = 1.0) {
+    loss_scale[depth] = scale;
+    objective_scale[depth] = static_cast<float>(coeff * scale);
+  }
+  void set_step(int64_t step) {
+    draw[0] = step;
+    schedule[1] = static_cast<double>(step);
+  }
+  void set_first_token(int64_t index) { draw[1] = index; }
+  void set_lr(double lr) { schedule[0] = lr; }
+  int64_t step() const { return draw[0]; }
+  double lr() const { return schedule[0]; }
 };
 
-// One micro-batch: batch * seq token rows, sequence after sequence. Its own targets are the tokens that come next.
+// The targets of a head: what it is to predict at each row.
+struct Targets {
+  Tensor target_T;  // i32
+  Tensor weight_T;  // f32, of each in the loss
+};
+
+// One micro-batch: batch * seq token rows, sequence after sequence. Its own targets are the next tokens.
 struct MicroBatch : Targets {
   BatchShape shape;
   Tensor token_T;      // i32
   Tensor pos_T;        // i32, position for RoPE
   Tensor doc_start_T;  // i32, position in the whole sequence of its first key that a token sees; with documents
   Tensor segment_T;    // i32, non-decreasing, for the sequence balance loss
-  // What attention is told of documents in its first T rows: nothing where there are none apart.
+  // Document starts of the first T rows for attention; empty if documents are not separated.
   Tensor attention_starts(int64_t T) const { return shape.documents ? doc_start_T.rows(0, T) : Tensor{}; }
-  // [num_mtp]: of multi-token prediction at depth k = 1, 2, ... (model/layers/mtp.h): the token k + 1 behind the row's, with
-  // weight 0 where that is in another document or behind the sequence. What depth k - 1 is to predict, 0 of which are
-  // the targets above, are the tokens that depth k reads: they are tokens of the vocabulary in every row.
+  // [num_mtp]: of multi-token prediction at depth k = 1, 2, ... (model/layers/mtp.h). The target is token k + 1 after
+  // the row's, with weight 0 where that is in another document or after the end of the sequence. Depth k reads the
+  // targets of depth k - 1 as its tokens, so they are tokens of the vocabulary in every row.
   std::vector<Targets> mtp_targets;
-  double mtp_coeff = 0.0;  // of the mean loss of each depth
   const Targets& targets(int64_t depth) const {
     return depth == 0 ? *this : mtp_targets[static_cast<size_t>(depth - 1)];
   }
-  double total_tokens = 1.0;  // tokens of the global batch
-  uint64_t train_step = 0;
-  uint64_t first_token = 0;  // global index of row 0 inside the global batch
-  Tensor draw_2;             // i64, these two for who draws: a recorded step reads them anew; kept by the engine
-  bool training = false;     // jitter, dropping and balance losses are on
+  bool training = false;  // jitter, dropping and balance losses are on
+
+  StepScalars scalars;         // on the host, also of a batch in a device's memory
+  Tensor scalars_memory;       // u8: the same where ops read them
+  void store_scalars() const;  // REQUIRES host memory. Copies scalars there.
+  // Views of scalars_memory: f32 [1]; i64 [2]; f64 [2].
+  Tensor objective_scale_1(int64_t depth) const;
+  Tensor draw_2() const;
+  Tensor schedule_2() const;
 };
 
+// Every tensor of a batch of this shape, with what the plan must know of it: the one list of them.
+struct BatchTensor {
+  Tensor* tensor;
+  std::string name;
+  Shape shape;
+  DType dtype;
+};
+std::vector<BatchTensor> tensors_of(MicroBatch& batch, const BatchShape& shape);
+
 // Declares the tensors of a micro-batch of this shape; batch must stay where it is until the plan is bound.
+// Error{usage} when the shape has more depths than StepScalars.
 void declare_micro_batch(MemoryPlan& plan, const BatchShape& shape, MicroBatch& batch);
 
 struct Step {

@@ -38,7 +38,7 @@ std::optional<std::string> first_in_gradients(Stream& s, const Model& model, siz
   return std::nullopt;
 }
 
-// What the first rank that found anything found, the same on every rank. Ranks go on together, or end together.
+// The finding of the first rank that has one, the same on every rank. Ranks go on together, or end together.
 std::optional<std::string> agree(Control& control, const std::optional<std::string>& found, Pass pass = Pass::forward) {
   const std::vector<std::string> all = control.gather(found.value_or(""));
   for (size_t i = 0; i < all.size(); ++i) {
@@ -58,7 +58,7 @@ std::optional<std::string> first_of_forward(Stream& s, const Model& model, Contr
 
 std::optional<std::string> first_of_backward(Stream& s, const Model& model, Control& control) {
   for (size_t v = model.stages().size(); v-- > 0;) {
-    if (auto found = agree(control, first_in_gradients(s, model, v), Pass::backward)) return found;
+    if (auto found = agree(control, first_in_gradients(s, model, v), Pass::backward_input)) return found;
   }
   return std::nullopt;
 }

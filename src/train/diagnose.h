@@ -1,5 +1,5 @@
-// Where a number first stopped being finite. The step is replayed: it is deterministic, and a gradient norm that is not
-// finite has changed no weight.
+// Finds where a value first stopped being finite. The step is run again: it is deterministic, and a gradient norm that
+// is not finite has changed no weight.
 #pragma once
 
 #include <string>
@@ -10,10 +10,11 @@
 
 namespace moebius {
 
-// A sentence naming the first tensor that holds a NaN or Inf in the order of
-// computation: weights, then for each micro-batch of the step that the loader has
-// begun what each layer keeps, the loss, and the gradients from the last layer back.
-// All ranks together, and the same sentence on each: of ranks that find something at the same point the first.
+// A sentence naming the first tensor that holds a NaN or Inf in the order of computation: weights, then for each
+// micro-batch of the step that the loader has begun what each layer keeps, the loss, and the gradients from the last
+// layer back.
+// All ranks call it together and get the same sentence. When several ranks find something at the same point, it is that
+// of the first of them.
 std::string find_first_nonfinite(Engine& engine, Loader& loader, Control& control);
 
 }  // namespace moebius

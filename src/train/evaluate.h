@@ -15,11 +15,10 @@ struct DatasetLoss {
   std::string prefix;
   double loss = 0;                      // nats per target token
   double tokens = 0;                    // targets that counted
-  std::optional<double> bits_per_byte;  // of the text, at the bytes per token that PREFIX.json says, where it does
+  std::optional<double> bits_per_byte;  // of the text, when PREFIX.json has the bytes per token
 };
 
-// The totals are over tokens, not over datasets: all nats by all tokens, all
-// bits by all bytes that the tokens stand for.
+// The totals are over tokens, not over datasets: all nats by all tokens, all bits by all bytes of their text.
 struct EvalResult {
   double loss = 0;
   double tokens = 0;

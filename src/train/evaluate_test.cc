@@ -50,10 +50,7 @@ class Evaluate : public ::testing::Test {
         batch.segment_T.ptr<int32_t>()[t] = t / 7;
       }
       batch.training = false;
-      engine_.run([&](Step& step) {
-        engine_.model().forward_hidden(step, 14);
-        engine_.model().forward_loss(step, false);
-      });
+      engine_.forward();
       nats += std::exchange(*engine_.model().loss_sum().ptr<double>(), 0.0);
     }
     return nats;

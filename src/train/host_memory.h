@@ -1,4 +1,4 @@
-// What a run holds of host memory beside the program and what a CPU's plan says, known before the first step.
+// The host memory that a run holds beside the program, known before the first step.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ struct HostMemory {
   std::string text() const;      // "of the host 1.2 MiB pinned, checkpoint snapshot 3.4 GiB"; without a GPU the latter
 };
 
-// Of a training engine, also one that only counts.
+// The host memory of a training engine, also of one on the null device.
 HostMemory host_memory(Engine& engine, bool async_save);
 
-// Of all ranks of this machine, which share its memory; all ranks of the world together.
+// The sum over the ranks of this machine, which share its memory. All ranks of the world call it together.
 HostMemory of_this_machine(Control& control, const HostMemory& mine);
 
-// Error{usage} with the plan's table when the host has not what the plan and the snapshot take together: now, and not
-// at the first save. What is pinned is held by then.
+// Error{usage} with the plan's table when the host does not have the memory of plan and snapshot together: now, and not
+// at the first save. Pinned memory is held already.
 void check_snapshot(const HostMemory& host, const MemoryPlan& plan, int64_t available);
 
 }  // namespace moebius

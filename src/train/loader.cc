@@ -74,7 +74,7 @@ std::string Loader::fingerprint() const {
   return lines;
 }
 
-// Of documents that are apart.
+// Positions in the sequence where documents start; empty unless they are separated.
 std::vector<int32_t> Loader::document_starts(const Sample& sample) const {
   return separate_documents_ ? order_.document_starts(sample) : std::vector<int32_t>{};
 }
@@ -104,7 +104,6 @@ void Loader::add_weights(const Sample& sample, std::vector<double>& of_depth) co
 }
 
 void Loader::begin_step(int64_t step) {
-  step_ = step;
   samples_.clear();
   std::vector<double> weights(loss_scales_.size());
   for (int64_t i = 0; i < global_batch_; ++i) {
@@ -118,22 +117,21 @@ void Loader::fill(MicroBatch& batch, int64_t m) {
   const int64_t first = (m * share_.dp + share_.dp_rank) * micro_batch_;  // in the global batch
   num_segments_ = 0;
   for (int64_t b = 0; b < micro_batch_; ++b) fill_sequence(batch, b, samples_[first + b], true);
-  batch.loss_scale = loss_scales_[0];
-  batch.mtp_coeff = mtp_coeff_;
-  for (size_t k = 0; k < batch.mtp_targets.size(); ++k) batch.mtp_targets[k].loss_scale = loss_scales_[k + 1];
-  batch.total_tokens = static_cast<double>(global_batch_ * seq_);
-  batch.train_step = static_cast<uint64_t>(step_);
-  batch.first_token = static_cast<uint64_t>(first * seq_);
+  batch.scalars.set_loss_scale(0, loss_scales_[0]);
+  for (int64_t k = 1; k <= std::ssize(batch.mtp_targets); ++k)
+    batch.scalars.set_loss_scale(k, loss_scales_[k], mtp_coeff_);
+  batch.scalars.total_tokens = static_cast<double>(global_batch_ * seq_);
+  batch.scalars.set_first_token(first * seq_);
   batch.training = true;
 }
 
 void Loader::fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t count) {
-  const int64_t last = count > 0 ? first + count - 1 : 0;  // what stands in for a sequence where there is none
+  const int64_t last = count > 0 ? first + count - 1 : 0;  // read in place of a sequence that does not exist
   num_segments_ = 0;
   for (int64_t b = 0; b < micro_batch_; ++b)
     fill_sequence(batch, b, order_.sample_in_order(dataset, std::min(first + b, last)), b < count);
-  batch.loss_scale = 1.0;
-  batch.total_tokens = static_cast<double>(micro_batch_ * seq_);
+  batch.scalars.set_loss_scale(0, 1.0);
+  batch.scalars.total_tokens = static_cast<double>(micro_batch_ * seq_);
   batch.training = false;
 }
 
@@ -160,7 +158,7 @@ void Loader::fill_sequence(MicroBatch& batch, int64_t b, const Sample& sample, b
     batch.doc_start_T.ptr<int32_t>()[row] = begin;
     batch.segment_T.ptr<int32_t>()[row] = num_segments_ + static_cast<int32_t>(next);
   }
-  const auto end = std::lower_bound(starts.begin(), starts.end(), seq_);  // one may start behind the last token
+  const auto end = std::lower_bound(starts.begin(), starts.end(), seq_);  // one may start after the last token
   num_segments_ += 1 + static_cast<int32_t>(end - starts.begin());
 }
 

@@ -1,11 +1,10 @@
 // Fills micro-batches, for training or for an evaluation.
 //
-// Training: which sample stands where is a pure function of the step: sample (step - 1) * global_batch + i is
-// sequence i of the global batch, whatever the layout or how often the run was resumed. Micro-batch j of the
-// global batch is its sequences j * micro_batch + [0, micro_batch), and the dp ranks take them in turn. Of a
-// sequence a context rank gets its pieces (model/attention/token_runs.h), and with each row all that multi-token prediction
-// reads and is to predict there; tp ranks get the same.
-//
+// Training: the batch is a pure function of the step. Sample (step - 1) * global_batch + i is sequence i of the global
+// batch, whatever the layout and however often the run was resumed. Micro-batch j of the global batch is its sequences
+// j * micro_batch + [0, micro_batch), and the dp ranks take them in turn. A context rank gets its pieces of a sequence
+// (model/attention/token_runs.h), and with each row all that multi-token prediction reads and predicts there; tp ranks
+// get the same.
 // Evaluation: each dataset from its front, every sequence once, whatever its weight.
 #pragma once
 
@@ -14,7 +13,7 @@
 
 #include "config/run_spec.h"
 #include "data/dataset_order.h"
-#include "engine/engine.h"
+#include "engine/batch_source.h"
 
 namespace moebius {
 
@@ -22,7 +21,7 @@ namespace moebius {
 // data.valid is missing: before memory is asked for.
 void check_datasets_are_there(const DataSpec& data);
 
-class Loader {
+class Loader final : public BatchSource {
  public:
   // Error{input} for datasets that cannot be read or whose ids do not fit the vocabulary (when they are met), or that
   // another tokenizer than data.tokenizer built (data/data_build.h: check_tokenizer).
@@ -31,16 +30,16 @@ class Loader {
   Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share = {},
          const std::string& asked_by = "");
 
-  // Picks the sequences of the global batch of a step (1-based): called once a step, before fill().
-  void begin_step(int64_t step);
-  // This rank's micro-batch m of the step begun. Host tensors. Scale and tokens are of the global batch.
-  void fill(MicroBatch& batch, int64_t m);
+  // Picks the sequences of the global batch of a step (1-based).
+  void begin_step(int64_t step) override;
+  // This rank's micro-batch m of the step that begin_step() named.
+  void fill(MicroBatch& batch, int64_t m) override;
   // Sequences [first, first + count) of one dataset, the rest of the micro-batch without weight; for evaluation. count
   // may be 0: a rank whose turn it is not.
   void fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t count);
 
   int64_t num_sequences(int dataset) const { return order_.samples_per_epoch(dataset); }
-  // What an exact resume must find again, one line a dataset (TokenDataset::fingerprint). Reads at most 2 MiB of each.
+  // One line a dataset (TokenDataset::fingerprint), which an exact resume must find again. Reads at most 2 MiB of each.
   std::string fingerprint() const;
   const DatasetOrder& order() const { return order_; }
 
@@ -55,8 +54,7 @@ class Loader {
   std::vector<int64_t> positions_;  // in a sequence, of its tokens here
   int64_t seq_, micro_batch_, global_batch_;
   bool separate_documents_;
-  int64_t step_ = 0;
-  std::vector<Sample> samples_;      // of the global batch of step_
+  std::vector<Sample> samples_;      // of the global batch of the step
   double mtp_coeff_ = 0;             // of each depth of multi-token prediction
   std::vector<double> loss_scales_;  // [depth], 0 of the tokens that come next
   std::vector<int32_t> tokens_;      // one sample, seq + 1

@@ -154,8 +154,9 @@ TEST(LoaderAhead, TargetsStopAtTheEndOfDocumentAndSequence) {
         for (int64_t t = 0; t < 14; ++t) weights[k] += engine.batch(m).targets(k).weight_T.ptr<float>()[t];
       }
     }
-    for (int64_t k = 0; k < 4; ++k) EXPECT_DOUBLE_EQ(engine.batch().targets(k).loss_scale, 1 / weights[k]) << k;
-    EXPECT_DOUBLE_EQ(engine.batch().mtp_coeff, 0.1 / 3);
+    for (int64_t k = 0; k < 4; ++k) EXPECT_DOUBLE_EQ(engine.batch().scalars.loss_scale[k], 1 / weights[k]) << k;
+    for (int64_t k = 1; k < 4; ++k)
+      EXPECT_FLOAT_EQ(engine.batch().scalars.objective_scale[k], 0.1 / 3 / weights[k]) << k;
   }
 }
 
@@ -256,7 +257,7 @@ TEST(LoaderOfPrompts, TheScaleIsOneByTheTargetsOfTheGlobalBatch) {
     for (int64_t t = 0; t < 14; ++t) targets += engine.batch(m).weight_T.ptr<float>()[t];
   }
   EXPECT_EQ(targets, 4 + 2 + 7 + 1) << "an epoch is four sequences";
-  EXPECT_DOUBLE_EQ(engine.batch().loss_scale, 1 / targets);
+  EXPECT_DOUBLE_EQ(engine.batch().scalars.loss_scale[0], 1 / targets);
 }
 
 // Of each depth those of the completions' tokens that are so far behind a token of their document.
@@ -276,7 +277,7 @@ TEST(LoaderOfPrompts, EachDepthHasAScaleOfItsOwn) {
   }
   // Three documents of which tokens 2 and 3 are targets; one of eight tokens and one of two, all of them targets.
   EXPECT_EQ(weights, (std::vector<double>{3 * 2 + 7 + 1, 3 * 2 + 6, 3 * 1 + 5, 4}));
-  for (int64_t k = 0; k < 4; ++k) EXPECT_DOUBLE_EQ(engine.batch().targets(k).loss_scale, 1 / weights[k]) << k;
+  for (int64_t k = 0; k < 4; ++k) EXPECT_DOUBLE_EQ(engine.batch().scalars.loss_scale[k], 1 / weights[k]) << k;
 }
 
 TEST(LoaderOfPrompts, DocumentsMustBeApart) {

@@ -11,56 +11,45 @@
 #include "comm/control.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "data/jsonl.h"
 #include "engine/engine.h"
-#include "io/tensorboard.h"
 #include "train/evaluate.h"
 #include "train/loader.h"
+#include "train/memory_forecast.h"
 #include "train/metrics.h"
 #include "train/rank_report.h"
-#include "train/start_notes.h"
+#include "train/run_log.h"
 
 namespace moebius {
 
 class TrainingRun {
  public:
-  // signal: nonzero once the run should save and end; looked at after every step.
+  // signal: nonzero once the run should save and end; read after every step.
   // world: whose rank this is, none for a run on one. Every rank makes its own; the first writes the metrics and logs.
   TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal, Transport* world = nullptr);
 
   // Returns the signal that ended the run, 0 when every step was done; a signal to any rank ends all after the same
   // step, and so does an error of the first one's metrics, logs or trace.
-  // Error{numerics} when the loss or the gradient norm is not finite, saying where that began; the newest checkpoint is
-  // as it was.
+  // Error{numerics} when the loss or the gradient norm is not finite, with the place where that began; the newest
+  // checkpoint is left as it was.
   int run();
 
  private:
-  void start();  // from the newest checkpoint, from init_from, or from nothing
-  void start_from_weights();
-  void set_old_checkpoints_aside();
-  bool resume();
-  void go_on_from(const CheckpointReader& checkpoint, const std::string& folder);
-  void check_same_run(const CheckpointReader& checkpoint) const;
-  void warn_of_new_schedule(const RunSpec& saved) const;
-  void say_before_steps();
-  void say(const StartNote& note);
-  void open_logs();
+  void start();
+  void log_before_steps();
+  bool is_traced(int64_t step) const;
   StepReport train_step(int64_t step);
+  void end_trace();
   void check_finite(const StepReport& report);
   void report_step(const StepReport& report);
-  void write_step(const StepReport& report);
+  void evaluate_before_steps();
   void evaluate_if_due(int64_t step);
   void report_eval(int64_t step, const EvalResult& result);
-  void write_eval(int64_t step, const EvalResult& result);
   bool metrics_hold_eval_of(int64_t step);
-  bool file_holds_eval_of(int64_t step) const;
+  void save_if_due(int64_t step);
   void save(int64_t step);
-  std::string newest_text() const;  // for messages: how far a restart goes back
   void check_state_is_finite(int64_t step, const std::vector<NamedTensor>& state);
-  void show_progress(const StepReport& report);
-  void watch_balance(const StepReport& report);
-  void predict_memory();
-  void compare_memory();
+  std::string newest_text() const;  // for messages: how far a restart goes back
+  void log_after_steps(int signal);
 
   void on_root_alone(const std::function<void()>& body);
   int agreed_signal();  // all ranks together, after each step; throws the error of on_root_alone on all of them
@@ -78,15 +67,12 @@ class TrainingRun {
   std::string data_fingerprint_;
   std::optional<Loader> valid_;
   CheckpointStore store_;
-  std::optional<JsonlWriter> metrics_;  // on the first rank
-  std::optional<TensorboardWriter> tensorboard_;
+  RunLog run_log_{run_, log_};
+  MemoryForecast memory_{engine_, control_, log_};
   std::optional<Error> root_error_;  // of on_root_alone
   RanksReport ranks_;                // of the last step
-  int64_t predicted_bytes_ = 0;      // of the process at its peak
   int64_t first_step_ = 1;           // of this process
   int64_t saved_step_ = 0;
-  double seconds_training_ = 0;
-  bool warned_of_balance_ = false;
 };
 
 }  // namespace moebius

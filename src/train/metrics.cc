@@ -13,7 +13,8 @@ double max_over_mean(const std::vector<int64_t>& load) {
   return sum > 0 ? max * static_cast<double>(load.size()) / sum : 0;
 }
 
-MoeLayerReport read_layer(const Engine& engine, const Model::MoeLayer& at, double tokens, double z_coeff) {
+MoeLayerReport read_layer(const Engine& engine, const Model::MoeLayer& at, double tokens) {
+  const double z_coeff = engine.spec().balance.z_coeff;
   const RouterMetrics& m = at.moe->router().metrics();
   const int64_t* load = engine.on_host(m.load_E).ptr<int64_t>();
   MoeLayerReport report{.layer = at.layer, .load = std::vector<int64_t>(load, load + m.load_E.numel())};
@@ -56,24 +57,7 @@ void gather_layers(Engine& engine, std::vector<MoeLayerReport>& layers) {
   }
 }
 
-}  // namespace
-
-double mtp_loss(const Engine& engine) {
-  const std::vector<Targets>& depths = engine.batch().mtp_targets;
-  double loss = 0;
-  for (size_t k = 0; k < depths.size(); ++k)
-    loss += engine.on_host(engine.model().mtp_loss_sum()).ptr<double>()[k] * depths[k].loss_scale;
-  return depths.empty() ? 0 : loss / static_cast<double>(depths.size());
-}
-
-StepReport read_step(Engine& engine, int64_t step, double lr, double loss_scale, double tokens, double z_coeff,
-                     double step_time_s) {
-  StepReport r{.step = step, .lr = lr, .tokens = tokens, .step_time_s = step_time_s};
-  r.loss = *engine.on_host(engine.model().loss_sum()).ptr<double>() * loss_scale;
-  r.mtp_loss = mtp_loss(engine);
-  r.grad_norm = *engine.on_host(engine.optimizer().grad_norm()).ptr<float>();
-  for (const auto& at : engine.model().moe_layers()) r.layers.push_back(read_layer(engine, at, tokens, z_coeff));
-  gather_layers(engine, r.layers);
+void add_up_layers(StepReport& r) {
   for (const MoeLayerReport& layer : r.layers) {
     r.aux_loss += layer.aux_loss;
     r.z_loss += layer.z_loss;
@@ -81,9 +65,29 @@ StepReport read_step(Engine& engine, int64_t step, double lr, double loss_scale,
     r.expert_load_max_over_mean += layer.load_max_over_mean;
   }
   if (!r.layers.empty()) r.expert_load_max_over_mean /= static_cast<double>(r.layers.size());
-  const double flops =
-      engine.model().spec().train_flops_per_token(engine.spec().shape.seq * engine.mesh().shape().cp) * tokens;
-  r.model_tflops_per_rank = flops / step_time_s / 1e12 / static_cast<double>(engine.mesh().shape().world());
+}
+
+double model_tflops_per_rank(const Engine& engine, const StepReport& r) {
+  const MeshShape& mesh = engine.mesh().shape();
+  const double flops = engine.model().spec().train_flops_per_token(engine.spec().shape.seq * mesh.cp) * r.tokens;
+  return flops / r.step_time_s / 1e12 / static_cast<double>(mesh.world());
+}
+
+}  // namespace
+
+StepReport read_step(Engine& engine, double step_time_s) {
+  const StepScalars& scalars = engine.batch().scalars;
+  StepReport r{.step = scalars.step(),
+               .loss = engine.loss(),
+               .mtp_loss = engine.mtp_loss(),
+               .grad_norm = *engine.on_host(engine.optimizer().grad_norm()).ptr<float>(),
+               .lr = scalars.lr(),
+               .tokens = scalars.total_tokens,
+               .step_time_s = step_time_s};
+  for (const auto& at : engine.model().moe_layers()) r.layers.push_back(read_layer(engine, at, r.tokens));
+  gather_layers(engine, r.layers);
+  add_up_layers(r);
+  r.model_tflops_per_rank = model_tflops_per_rank(engine, r);
   r.memory_peak_bytes = engine.peak_bytes();
   return r;
 }

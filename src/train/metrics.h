@@ -1,4 +1,4 @@
-// What a step reports: one JSON object a line in metrics.jsonl, and the same numbers as TensorBoard scalars.
+// The report of a step: one JSON object a line in metrics.jsonl, and the same numbers as TensorBoard scalars.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -35,12 +35,8 @@ struct StepReport {
 };
 
 // Reads the sums of the step that the engine has just finished; before Engine::end_of_step. The numbers are of all
-// ranks and the same on each, but for the time and the memory; all ranks together.
-StepReport read_step(Engine& engine, int64_t step, double lr, double loss_scale, double tokens, double z_coeff,
-                     double step_time_s);
-
-// Of multi-token prediction: the mean over its depths of the mean loss of each, since the last end_of_step; 0 without.
-double mtp_loss(const Engine& engine);
+// ranks and the same on each, but for the time and the memory. All ranks call it together.
+StepReport read_step(Engine& engine, double step_time_s);
 
 nlohmann::ordered_json to_json(const StepReport& report);
 

@@ -1,4 +1,4 @@
-// What a step cost each rank and each axis of the mesh: who is slow, who waits, and what communication adds.
+// The cost of a step by rank and by axis of the mesh: which rank is slow, which waits, and what communication adds.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace moebius {
 
-// What left a rank and what it waited for, by axis.
+// The bytes that a rank sent and the seconds that it waited, by axis.
 struct CommCounters {
   std::array<double, kNumAxes> sent_bytes{}, seconds{};
 };
@@ -38,13 +38,13 @@ struct RanksReport {
   std::vector<int64_t> tokens_of_ep_rank;  // that its experts got, over all layers and copies, before any drop
 };
 
-// All ranks together, after a step: the same report on each. mine: of this rank, but for waiting_s; comm: of this rank
-// in these times; layers: of the step, of all ranks.
+// The report of the last step, the same on each rank; all ranks call it together. mine: of this rank, without
+// waiting_s; comm: of this rank in these times; layers: of the step, of all ranks.
 RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& comm,
                          const std::vector<MoeLayerReport>& layers);
 
-// All ranks together, once work of each kind has run: what GPUs run by slower kernels than they have, of every rank's
-// own stage, by the first rank.
+// Once work of each kind has run, the first rank warns of the fallback kernels that GPUs use on any rank. All ranks
+// call it together.
 void warn_of_fallback_kernels(Log& log, Control& control, const Engine& engine);
 
 nlohmann::ordered_json to_json(const RanksReport& report);

@@ -1,4 +1,4 @@
-// What a run says of itself before its first step: what else is found out when it is too late.
+// Notes that a run prints before its first step, on what would otherwise be noticed too late.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ struct StartNote {
 // checkpoints are saved at the end alone, the learning rate is 0 in every step.
 std::vector<StartNote> start_notes(const RunSpec& run);
 
-// Of a run that begins without model.init_from: a warning where model.hf names a model that has weights of its own.
+// The note of a run without model.init_from: a warning where model.hf names a model that has weights of its own.
 StartNote random_weights_note(const RunSpec& run);
 
 // Tokens a step, and how often the run reads each dataset of data.train from its first step to its last.

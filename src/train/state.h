@@ -14,7 +14,7 @@ namespace moebius {
 // follow: ParamTable::sync(), then Optimizer::gather().
 std::vector<NamedTensor> training_state(Engine& engine);
 
-// What else a checkpoint carries: {"step", "model": config.json, "recipe": resolved TOML, "identity": the keys that
+// The other contents of a checkpoint: {"step", "model": config.json, "recipe": resolved TOML, "identity": the keys that
 // change what is trained, "data": the fingerprint of the training data}.
 nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step, const std::string& data);
 

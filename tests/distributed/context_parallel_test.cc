@@ -57,10 +57,12 @@ void expect_case(Transport& transport, const ContextCase& c) {
   rope_table(s, {.cos_sin_Pd = cos_sin.tensor()});
   const Tensor table = cos_sin.tensor();
   const auto make = [&](LayerRig& rig, const Mesh& on) {
-    return Gqa(rig.params, "attention", model, model.sliding_window, DType::f32, on, c.comm, table);
+    LayerContext context = rig.context(model, on, table);
+    context.shape.cp_comm = c.comm;
+    return Gqa(context, "attention", model.sliding_window);
   };
-  const auto declare = [](const Gqa& layer, MemoryPlan& plan, int64_t rows, Gqa::Saved& saved) {
-    layer.declare_saved(plan, "attention", rows, saved);
+  const auto declare = [](const Gqa& layer, MemoryPlan& plan, Gqa::Saved& saved) {
+    layer.declare_saved(plan, "attention", saved);
   };
   const BatchShape whole{.batch = kBatch, .seq = kSeq, .documents = c.documents};
   const LayerPasses passes = expect_like_one_rank<Gqa>(mesh, whole, D, kTolerance, make, declare);

@@ -9,8 +9,7 @@
 #include <optional>
 
 #include "comm/mesh.h"
-#include "model/attention/token_runs.h"
-#include "model/params.h"
+#include "model/layer_context.h"
 #include "ops/cpu/testing.h"
 #include "tests/distributed/ranks.h"
 
@@ -54,7 +53,8 @@ class LayerRig {
     for (const Param& p : params.all()) {
       if (p.spec.init != ParamInit::normal) draw(p);
     }
-    *batch.loss_scale_1.ptr<float>() = 0.25f;
+    batch.scalars.set_loss_scale(0, 0.25);
+    batch.store_scalars();
     for (const TokenRun& run : token_runs(shape, {.cp = mesh.shape().cp}, {.cp = mesh.place().cp})) {
       for (int64_t i = 0; i < run.count; ++i) tokens.push_back(run.token + i);
     }
@@ -67,6 +67,16 @@ class LayerRig {
     stream_tokens.assign(tokens.begin() + mesh.place().tp * rows, tokens.begin() + (mesh.place().tp + 1) * rows);
   }
   Step step() { return {s, plan.stack(), batch}; }
+  // For layers of `model`, in f32. The arguments outlive the layer.
+  LayerContext context(const ModelSpec& model, const Mesh& mesh, const Tensor& rope_table_Pd) {
+    return {.params = params,
+            .plan = plan,
+            .model = model,
+            .balance = balance,
+            .mesh = mesh,
+            .rope_table_Pd = rope_table_Pd,
+            .shape = batch.shape};
+  }
   void draw(const Param& p) {
     for (const ParamPart& part : p.spec.parts) {
       const Values block = block_of(Array::normal(part.shape, DType::f32, key_of(part.name.c_str())).values(), part);
@@ -86,6 +96,7 @@ class LayerRig {
   ParamTable params;
   std::vector<int64_t> tokens, stream_tokens;  // the tokens of the rows of the micro-batch, and of the stream
   MicroBatch batch;
+  const BalanceSpec balance;
   ThreadPool pool{1};
   Stream s{DeviceKind::cpu, pool};
 };
@@ -136,22 +147,20 @@ LayerPasses both_passes(LayerRig& rig, const Mesh& mesh, const Layer& layer, typ
       y.values(), dx.values(), {{forward[0], sent(Axis::tp) - forward[0]}, {forward[1], sent(Axis::cp) - forward[1]}}};
 }
 
-// Expects that the layer on the mesh equals the layer on one rank: y and dx row by row, weights and
-// their gradients block by block.
-// make(rig, mesh) returns the layer. declare(layer, plan, rows, saved) declares its saved tensors.
-// Returns the bytes sent.
+// make(rig, mesh) gives the layer, declare(layer, plan, saved) its saved tensors. The layer on the mesh equals that
+// on one rank: y and dx row by row, weights and their gradients block by block. Gives what was sent.
 template <class Layer>
 LayerPasses expect_like_one_rank(
     const Mesh& mesh, const BatchShape& whole, int64_t D, double tolerance,
     const std::function<Layer(LayerRig&, const Mesh&)>& make,
-    const std::function<void(const Layer&, MemoryPlan&, int64_t, typename Layer::Saved&)>& declare) {
+    const std::function<void(const Layer&, MemoryPlan&, typename Layer::Saved&)>& declare) {
   const Mesh one(MeshShape{});
   std::optional<Layer> alone, shared;
   typename Layer::Saved alone_saved, saved;
   const auto make_on = [&](std::optional<Layer>& layer, typename Layer::Saved& to, const Mesh& on) {
     return [&](LayerRig& rig) {
       layer.emplace(make(rig, on));
-      declare(*layer, rig.plan, rows_between_projections(rig.batch.shape, on.shape()), to);
+      declare(*layer, rig.plan, to);
     };
   };
   LayerRig want(one, whole, make_on(alone, alone_saved, one)), got(mesh, whole, make_on(shared, saved, mesh));

@@ -221,18 +221,19 @@ double target_weight(int64_t depth) {
   return sum;
 }
 
+constexpr double kMtpCoeff = 0.3;  // of each depth of multi-token prediction
+
 void fill(Engine& engine, const LayoutModel& what, int64_t m, int64_t step) {
   MicroBatch& b = engine.batch(m);
   const DataShare share = engine.data_share();
   const int64_t first = (m * share.dp + share.dp_rank) * kMicroBatch;
   Placed at{.positions = positions_of(share)};
   for (; at.index < kMicroBatch; ++at.index) fill_sequence(b, at, what, step, first + at.index);
-  b.loss_scale = 1.0 / target_weight(0);
-  b.mtp_coeff = 0.3;
-  for (int64_t k = 1; k <= what.mtp; ++k) b.mtp_targets[k - 1].loss_scale = 1.0 / target_weight(k);
-  b.total_tokens = static_cast<double>(kGlobalBatch * kSeq);
-  b.train_step = static_cast<uint64_t>(step);
-  b.first_token = static_cast<uint64_t>(first * kSeq);
+  b.scalars.set_loss_scale(0, 1.0 / target_weight(0));
+  for (int64_t k = 1; k <= what.mtp; ++k) b.scalars.set_loss_scale(k, 1.0 / target_weight(k), kMtpCoeff);
+  b.scalars.total_tokens = static_cast<double>(kGlobalBatch * kSeq);
+  b.scalars.set_step(step);
+  b.scalars.set_first_token(first * kSeq);
   b.training = true;
 }
 
@@ -335,7 +336,7 @@ const float* bias_of(const Model::MoeLayer& layer, const std::map<std::string, H
   return at == holders.end() ? nullptr : at->second.param->w.ptr<float>();
 }
 
-// Does Engine::train_step on one rank. Returns the smallest gap of its choices.
+// Engine::step on one rank. Returns the smallest gap of its choices.
 double watched_step(Engine& engine, int64_t step, double lr) {
   double gap = std::numeric_limits<double>::infinity();
   const std::map<std::string, Holder> holders = holders_of(engine);
@@ -359,9 +360,8 @@ std::map<std::string, std::vector<float>> frozen_weights(Engine& engine) {
   return weights;
 }
 
-StepReport report_of(Engine& engine, int64_t step) {
-  StepReport report = read_step(engine, step, kRate, engine.batch().loss_scale, engine.batch().total_tokens,
-                                engine.spec().balance.z_coeff, 1.0);
+StepReport report_of(Engine& engine) {
+  StepReport report = read_step(engine, /*step_time_s=*/1.0);
   engine.end_of_step();
   return report;
 }
@@ -378,7 +378,7 @@ LayoutOutcome train(Engine& engine, Engine& alone, const LayoutModel& what, int6
     if (&engine == &alone) {
       fill_step(engine, what, step);
       outcome.choice_gap = std::min(outcome.choice_gap, watched_step(engine, step, kRate));
-      outcome.steps.push_back(report_of(engine, step));
+      outcome.steps.push_back(report_of(engine));
     } else {
       outcome.steps.push_back(layout_step(engine, what, step));
     }
@@ -425,8 +425,8 @@ void init_layout(Engine& engine, const LayoutModel& what) {
 
 StepReport layout_step(Engine& engine, const LayoutModel& what, int64_t step) {
   fill_step(engine, what, step);
-  engine.train_step(step, kRate);
-  return report_of(engine, step);
+  engine.step(step, kRate);
+  return report_of(engine);
 }
 
 EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const ParallelSpec& layout,

@@ -102,7 +102,7 @@ TEST_P(GpuLayouts, TimesOfRanksAreThoseOfTheGpu) {
       const StepReport report = layout_step(engine, c.model, step);
       const double step_s = (now_us() - begin) * 1e-6;
       const CommCounters comm = comm_since(engine.mesh(), before);
-      const RankTimes mine{.passes_s = engine.passes_seconds(), .optimizer_s = engine.optimizer_seconds()};
+      const RankTimes mine{.passes_s = engine.step_times().passes_s, .optimizer_s = engine.step_times().optimizer_s};
       for (const RankTimes& rank : gather_ranks(engine, mine, comm, report.layers).ranks) {
         EXPECT_GT(rank.passes_s, 0);
         EXPECT_GT(rank.optimizer_s, 0);

@@ -16,11 +16,9 @@ constexpr double kTolerance = 64 * 0x1p-23;
 
 constexpr BatchShape kWhole{.batch = kBatch, .seq = kSeq};
 
-void declare_mlp(const Mlp& layer, MemoryPlan& plan, int64_t rows, Mlp::Saved& saved) {
-  layer.declare_saved(plan, "mlp", rows, saved, &RecomputeSpec::mlp);
-}
-void declare_gqa(const Gqa& layer, MemoryPlan& plan, int64_t rows, Gqa::Saved& saved) {
-  layer.declare_saved(plan, "attention", rows, saved);
+void declare_mlp(const Mlp& layer, MemoryPlan& plan, Mlp::Saved& saved) { layer.declare_saved(plan, "mlp", saved); }
+void declare_gqa(const Gqa& layer, MemoryPlan& plan, Gqa::Saved& saved) {
+  layer.declare_saved(plan, "attention", saved);
 }
 
 Mesh mesh_of(Transport& transport) { return Mesh({.tp = transport.size(), .ep = transport.size()}, transport); }
@@ -41,7 +39,10 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, TensorParallel, ::testing::Values(1, 2, 4, 
 TEST_P(TensorParallel, MlpEqualsOneRank) {
   run([](Transport& transport) {
     const Mesh mesh = mesh_of(transport);
-    const auto make = [](LayerRig& rig, const Mesh& on) { return Mlp(rig.params, "mlp", D, 24, DType::f32, on, 0.5f); };
+    ModelSpec model;
+    model.hidden_size = D;
+    model.initializer_range = 0.5;
+    const auto make = [&](LayerRig& rig, const Mesh& on) { return Mlp(rig.context(model, on, {}), "mlp", 24); };
     expect_row_traffic(expect_like_one_rank<Mlp>(mesh, kWhole, D, kTolerance, make, declare_mlp), mesh.shape().tp);
   });
 }
@@ -67,7 +68,7 @@ void expect_attention_like_one_rank(const Mesh& mesh, const ModelSpec& model, in
   rope_table(s, {.cos_sin_Pd = cos_sin.tensor()});
   const Tensor table = cos_sin.tensor();
   const auto make = [&](LayerRig& rig, const Mesh& on) {
-    return Gqa(rig.params, "attention", model, model.sliding_window, DType::f32, on, CpComm::allgather, table);
+    return Gqa(rig.context(model, on, table), "attention", model.sliding_window);
   };
   expect_row_traffic(expect_like_one_rank<Gqa>(mesh, kWhole, D, kTolerance, make, declare_gqa), mesh.shape().tp,
                      more_forward, more_backward);
@@ -128,12 +129,12 @@ TEST(TensorParallelErrors, HeadsAndWidthsMustDivide) {
   };
   ModelSpec m = attention_model(QkNorm::none, false);
   const auto attention = [&](LayerRig& rig, const Mesh& mesh) {
-    Gqa(rig.params, "attention", m, m.sliding_window, DType::f32, mesh, CpComm::allgather, Tensor{});
+    Gqa(rig.context(m, mesh, {}), "attention", m.sliding_window);
   };
   EXPECT_EQ(error_on(3, attention), "attention: query heads over parallel.tp: 16 must be divisible by 3");
   m.num_kv_heads = 1;
   EXPECT_EQ(error_on(2, attention), "attention: kv heads over parallel.tp: 1 must be divisible by 2");
-  EXPECT_EQ(error_on(2, [](LayerRig& rig, const Mesh& mesh) { Mlp(rig.params, "mlp", 4, 5, DType::f32, mesh, 1.0f); }),
+  EXPECT_EQ(error_on(2, [&](LayerRig& rig, const Mesh& mesh) { Mlp(rig.context(m, mesh, {}), "mlp", 5); }),
             "mlp: hidden width over parallel.tp: 5 must be divisible by 2");
   m.vocab_size = 2;
   EXPECT_EQ(error_on(3, [&](LayerRig& rig, const Mesh& mesh) { Embedding(rig.params, m, DType::f32, mesh); }),
@@ -159,8 +160,8 @@ VocabPasses vocab_passes(LayerRig& rig, const Embedding& embedding, const LmHead
         loss = Array::poisoned({T}, DType::f32), alone = loss;
   Step step = rig.step();
   embedding.forward(step, y.tensor(), batch.token_T);
-  head.loss(step, batch, loss.tensor(), dx.tensor(), x.tensor());
-  head.loss(step, batch, alone.tensor(), Tensor{}, x.tensor());
+  head.loss(step, /*depth=*/0, loss.tensor(), dx.tensor(), x.tensor());
+  head.loss(step, /*depth=*/0, alone.tensor(), Tensor{}, x.tensor());
   EXPECT_EQ(alone.bytes(), loss.bytes());
   embedding.backward_weight(step, dx.tensor(), batch.token_T);
   return {y.values(), loss.values(), dx.values()};

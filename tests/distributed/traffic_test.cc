@@ -70,7 +70,7 @@ void expect_traffic(Transport& world, const Layout& on) {
   engine.model().params().init(s, 7);
   const auto sent = [&](Axis axis) { return engine.mesh().group(axis).sent_bytes(); };
   const int64_t tp = sent(Axis::tp), cp = sent(Axis::cp);
-  engine.train_step(1, 1e-2);  // token 0 throughout, because traffic does not depend on tokens
+  engine.step(1, 1e-2);  // of token 0 throughout: what is sent does not depend on it
   EXPECT_EQ(sent(Axis::tp) - tp, expected_tp_bytes(engine.spec().model, on));
   EXPECT_EQ(sent(Axis::cp) - cp, expected_cp_bytes(engine.spec().model, on));
 }
@@ -208,8 +208,8 @@ void expect_all_traffic(Transport& world, const Way& way) {
   Stream s = engine.stream();
   engine.model().params().init(s, 7);
   const auto step = [&](int64_t t) {
-    engine.train_step(t, 1e-2);
-    read_step(engine, t, 1e-2, 1, 1, 0, 1);
+    engine.step(t, 1e-2);
+    read_step(engine, /*step_time_s=*/1);
     engine.end_of_step();
   };
   step(1);  // the second step gathers the weights of the first one during its passes

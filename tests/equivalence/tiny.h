@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/rng.h"
-#include "train/metrics.h"
+#include "engine/engine.h"
 
 namespace moebius::testing {
 
@@ -67,8 +67,9 @@ inline EngineSpec tiny_engine(const ModelSpec& model, int64_t batch, DType compu
           .seed = 7};
 }
 
-// Each row is sequence `first + row` of the global batch of a step. It is a function of the global
-// index only.
+inline constexpr double kMtpCoeff = 0.2;  // of each depth of multi-token prediction
+
+// Sequence `first + row` of the global batch of a step goes to each row: a function of the global index alone.
 inline void fill_random(MicroBatch& b, const ModelSpec& model, int64_t step, int64_t first, int64_t global_batch) {
   const int64_t S = b.shape.seq;
   for (int64_t row = 0; row < b.shape.batch; ++row) {
@@ -85,23 +86,23 @@ inline void fill_random(MicroBatch& b, const ModelSpec& model, int64_t step, int
       b.segment_T.ptr<int32_t>()[t] = static_cast<int32_t>(row);
     }
   }
-  b.loss_scale = 1.0 / static_cast<double>(global_batch * S);
-  b.mtp_coeff = 0.2;
+  b.scalars.set_loss_scale(0, 1.0 / static_cast<double>(global_batch * S));
   for (int64_t k = 1; k <= std::ssize(b.mtp_targets); ++k)
-    b.mtp_targets[k - 1].loss_scale = 1.0 / static_cast<double>(global_batch * (S - k));
-  b.total_tokens = static_cast<double>(global_batch * S);
-  b.train_step = static_cast<uint64_t>(step);
-  b.first_token = static_cast<uint64_t>(first * S);
+    b.scalars.set_loss_scale(k, 1.0 / static_cast<double>(global_batch * (S - k)), kMtpCoeff);
+  b.scalars.total_tokens = static_cast<double>(global_batch * S);
+  b.scalars.set_step(step);
+  b.scalars.set_first_token(first * S);
   b.training = true;
 }
 
 // Returns the objective of the micro-batches since the last end_of_step.
 inline double objective(Engine& engine) {
-  double sum = *engine.model().loss_sum().ptr<double>() * engine.batch().loss_scale;
-  sum += engine.batch().mtp_coeff * static_cast<double>(engine.batch().mtp_targets.size()) * mtp_loss(engine);
+  double sum = engine.loss();
+  sum += kMtpCoeff * static_cast<double>(engine.batch().mtp_targets.size()) * engine.mtp_loss();
   for (const auto& layer : engine.model().moe_layers()) {
     const RouterMetrics& m = layer.moe->router().metrics();
-    sum += *m.aux_1.ptr<double>() + engine.spec().balance.z_coeff * *m.z_1.ptr<double>() / engine.batch().total_tokens;
+    sum += *m.aux_1.ptr<double>() +
+           engine.spec().balance.z_coeff * *m.z_1.ptr<double>() / engine.batch().scalars.total_tokens;
   }
   return sum;
 }

@@ -99,13 +99,13 @@ TEST_P(Upcycled, TrainsOn) {
     batch.doc_start_T.ptr<int32_t>()[t] = 0;
     batch.segment_T.ptr<int32_t>()[t] = static_cast<int32_t>(t / 9);
   }
-  batch.loss_scale = 1.0 / 18;
-  batch.total_tokens = 18;
+  batch.scalars.set_loss_scale(0, 1.0 / 18);
+  batch.scalars.total_tokens = 18;
   batch.training = true;
   std::vector<double> losses;
   for (int64_t step = 1; step <= 8; ++step) {
-    engine.train_step(step, optimizer.lr);
-    losses.push_back(*engine.on_host(engine.model().loss_sum()).ptr<double>());
+    engine.step(step, optimizer.lr);
+    losses.push_back(engine.loss());
     engine.end_of_step();
   }
   EXPECT_LT(losses.back(), 0.9 * losses.front());

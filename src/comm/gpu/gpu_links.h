@@ -4,7 +4,6 @@
 // Memory of the CPU always goes by messages.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,17 +20,14 @@ class GpuLinks {
   // The references must outlive the links, and the links the groups.
   GpuLinks(Transport& world, Accelerator& gpu, GpuRanks& ranks);
 
-  // As Transport::make_group.
+  // The counterpart of Transport::make_group.
   std::unique_ptr<Group> make_group(std::string name, std::vector<int> world_ranks, const NcclUse& use);
-  // Whether what the groups do may be recorded (device/accelerator.h).
-  bool records() const { return nccl_ != nullptr; }
+  // Whether the work of the groups can be captured in a CUDA graph. Messages through host memory cannot.
+  bool can_capture() const { return nccl_ != nullptr; }
   // "NCCL 2.28.9", "messages through host memory, since ranks share a GPU"
   const std::string& text() const { return text_; }
 
-  // Around CudaGraph's constructor, which may throw; and behind each replay, so that groups count what it sent.
-  NcclTraffic record(const std::function<void()>& body) { return nccl_->record(body); }
-  void replayed(const NcclTraffic& traffic) { nccl_->replayed(traffic); }
-  // An exception passes by: what the GPU still waits for from other ranks is given up.
+  // Gives up what the GPU still waits for from other ranks: for a rank that fails.
   void abandon();
 
  private:

@@ -18,8 +18,6 @@ std::string NcclLinks::version() { return ""; }
 NcclLinks::NcclLinks(Transport&, Accelerator&) { missing(); }
 NcclLinks::~NcclLinks() = default;
 std::unique_ptr<Group> NcclLinks::make_group(std::unique_ptr<Group>, const NcclUse&) { missing(); }
-NcclTraffic NcclLinks::record(const std::function<void()>&) { missing(); }
-void NcclLinks::replayed(const NcclTraffic&) { missing(); }
 void NcclLinks::abandon() {}
 
 }  // namespace moebius

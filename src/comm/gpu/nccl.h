@@ -4,10 +4,10 @@
 // Every collective is one exchange by grouped sends and receives; sums are taken by our own kernel in the order of the
 // ranks, so that the bits are those of messages and one rank sends no more bytes than in a ring. A blocking call runs
 // on the caller's stream; start_*, send and recv on streams beside it, forked and joined by events, in a CUDA graph
-// like outside of one. No call waits on the host, but for bounding what is launched ahead of the GPU.
+// like outside of one: the byte counters and times of a captured call grow after each replay (GraphCapture). No call
+// waits on the host, but for bounding what is launched ahead of the GPU.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -21,9 +21,6 @@ struct NcclUse {
   bool neighbours = false;  // send and recv between ranks that differ by one, or between the last and the first
   bool overlapped = false;  // start_*
 };
-
-// What a recording sends, and where it waits.
-using NcclTraffic = std::shared_ptr<void>;
 
 class NcclLinks {
  public:
@@ -40,10 +37,7 @@ class NcclLinks {
   // over: a group of the same ranks, for memory of the CPU. The ranks of the group call it together.
   std::unique_ptr<Group> make_group(std::unique_ptr<Group> over, const NcclUse& use);
 
-  // body makes a CudaGraph, or throws.
-  NcclTraffic record(const std::function<void()>& body);
-  void replayed(const NcclTraffic& traffic);
-  void abandon();  // what is under way is given up; nothing can be sent any more
+  void abandon();  // gives up the work that is under way; nothing can be sent any more
 
  private:
   struct Impl;

@@ -49,7 +49,7 @@ To change one key of an existing model, copy its config.json into a folder of it
 Name that folder in `model.hf`, and the folder of the weights in `model.init_from`.
 
 Defaults are those of the model type `moebius`.
-Another family has the defaults of its config class in transformers, and only the keys of that class.
+Another family has the defaults of its config class in transformers, and only its keys.
 A model of type `moebius` may have every key, and it trains, evaluates and generates.
 It cannot be exported to Hugging Face: name a family for that.
 [formats.md](formats.md#hugging-face-models) lists which family has what.

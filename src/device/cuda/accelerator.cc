@@ -232,10 +232,12 @@ void Accelerator::end_phase(const std::string& name, Trace* trace) {
   if (trace) impl_->end_scope({.trace = trace, .name = name});
 }
 
-CudaGraph::CudaGraph(Accelerator& a, const std::function<void()>& body) {
+CudaGraph::CudaGraph(Accelerator& a, GraphCapture& capture, const std::function<void()>& body) {
   const cudaStream_t stream = static_cast<cudaStream_t>(a.native_stream());
   cudaGraph_t graph = nullptr;
   MOEBIUS_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  a.capture_ = &capture;
+  const std::shared_ptr<void> end_of_capture(nullptr, [&a](void*) { a.capture_ = nullptr; });
   try {
     body();
   } catch (...) {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "model/attention/gqa_params.h"
 #include "model/frozen.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_sink.h"
@@ -11,118 +12,44 @@
 #include "ops/rope/rope.h"
 
 namespace moebius {
-namespace {
 
-// The three projections are one matrix, so that they are one product. Rows are heads, which tp splits.
-ParamSpec qkv_spec(const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh) {
-  const int64_t tp = mesh.shape().tp, D = m.hidden_size, q = m.q_size() / tp, kv = m.kv_size() / tp;
-  const auto part = [&](const char* name, int64_t rows, int64_t first_row) -> ParamPart {
-    return {prefix + name, {rows, D}, first_row * D, shard_of({rows, D}, 0, mesh.place().tp, tp)};
-  };
-  return {.name = prefix + ".qkv_proj.weight",
-          .shape = {q + 2 * kv, D},
-          .dtype = dtype,
-          .parts = {part(".q_proj.weight", m.q_size(), 0), part(".k_proj.weight", m.kv_size(), q),
-                    part(".v_proj.weight", m.kv_size(), q + kv)},
-          .init_std = static_cast<float>(m.initializer_range)};
-}
-
-ParamSpec qkv_bias_spec(const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh) {
-  const int64_t tp = mesh.shape().tp, q = m.q_size() / tp, kv = m.kv_size() / tp;
-  const auto part = [&](const char* name, int64_t size, int64_t offset) -> ParamPart {
-    return {prefix + name, {size}, offset, shard_of({size}, 0, mesh.place().tp, tp)};
-  };
-  return {.name = prefix + ".qkv_proj.bias",
-          .shape = {q + 2 * kv},
-          .dtype = dtype,
-          .parts = {part(".q_proj.bias", m.q_size(), 0), part(".k_proj.bias", m.kv_size(), q),
-                    part(".v_proj.bias", m.kv_size(), q + kv)},
-          .init = ParamInit::zeros,
-          .kind = ParamKind::bias};
-}
-
-ParamSpec o_spec(const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh) {
-  const std::string name = prefix + ".o_proj.weight";
-  const Shape whole{m.hidden_size, m.q_size()};
-  return {.name = name,
-          .shape = {m.hidden_size, m.q_size() / mesh.shape().tp},
-          .dtype = dtype,
-          .parts = {{name, whole, 0, shard_of(whole, 1, mesh.place().tp, mesh.shape().tp)}},
-          .init_std = static_cast<float>(m.initializer_range)};
-}
-
-// Added to a rank's own rows of the sum over tp, so every rank has it whole.
-ParamSpec o_bias_spec(const std::string& prefix, const ModelSpec& m, DType dtype) {
-  return {.name = prefix + ".o_proj.bias",
-          .shape = {m.hidden_size},
-          .dtype = dtype,
-          .init = ParamInit::zeros,
-          .kind = ParamKind::bias,
-          .grad_axis = Axis::tp_cp_dp};
-}
-
-// f32, as scores are.
-ParamSpec sinks_spec(const std::string& prefix, const ModelSpec& m, const Mesh& mesh) {
-  const std::string name = prefix + ".sinks";
-  const Shape whole{m.num_heads};
-  const ParamPart part{name, whole, 0, shard_of(whole, 0, mesh.place().tp, mesh.shape().tp)};
-  return {.name = name,
-          .shape = part.local_shape(),
-          .parts = {part},
-          .init_std = static_cast<float>(m.initializer_range),
-          .kind = ParamKind::sink};
-}
-
-// Of each head alike, which all ranks have whole; or of all heads, split as they are.
-ParamSpec norm_spec(const std::string& name, int64_t heads, const ModelSpec& m, DType dtype, const Mesh& mesh) {
-  const bool whole = m.qk_norm == QkNorm::whole;
-  const Shape shape{whole ? heads * m.head_dim : m.head_dim};
-  const ParamPart part{name, shape, 0, whole ? shard_of(shape, 0, mesh.place().tp, mesh.shape().tp) : Shard{}};
-  return {.name = name,
-          .shape = part.local_shape(),
-          .dtype = dtype,
-          .parts = {part},
-          .init = ParamInit::ones,
-          .kind = ParamKind::norm,
-          .grad_axis = whole ? Axis::dp_cp : Axis::tp_cp_dp};
-}
-
-}  // namespace
-
-Gqa::Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& m, int64_t window, DType dtype,
-         const Mesh& mesh, CpComm cp_comm, const Tensor& rope_table_Pd)
-    : tp_(mesh.shape().tp),
-      H_(div_exact(m.num_heads, tp_, "attention: query heads over parallel.tp")),
-      G_(div_exact(m.num_kv_heads, tp_, "attention: kv heads over parallel.tp")),
-      d_(m.head_dim),
+Gqa::Gqa(const LayerContext& c, const std::string& prefix, int64_t window)
+    : tp_(c.mesh.shape().tp),
+      T_(c.shape.tokens()),
+      H_(div_exact(c.model.num_heads, tp_, "attention: query heads over parallel.tp")),
+      G_(div_exact(c.model.num_kv_heads, tp_, "attention: kv heads over parallel.tp")),
+      d_(c.model.head_dim),
       window_(window),
-      scale_(1.0f / std::sqrt(static_cast<float>(m.head_dim))),
-      eps_(static_cast<float>(m.rms_norm_eps)),
-      clip_(static_cast<float>(m.clip_qkv)),
-      dtype_(dtype),
-      tp_group_(mesh.group(Axis::tp)),
-      qkv_(params, qkv_spec(prefix, m, dtype, mesh), mesh),
-      o_(params, o_spec(prefix, m, dtype, mesh), mesh),
-      context_parallel_(
-          make_context_parallel(cp_comm, mesh, {.heads = H_, .kv_heads = G_, .window = window_, .scale = scale_})),
-      qk_norm_(m.qk_norm),
-      rope_table_Pd_(rope_table_Pd) {
-  if (m.qkv_bias) qkv_bias_.emplace(params, qkv_bias_spec(prefix, m, dtype, mesh));
-  if (m.o_bias) o_bias_.emplace(params, o_bias_spec(prefix, m, dtype));
-  if (m.attention_sinks) sinks_ = &params.declare(sinks_spec(prefix, m, mesh));
+      scale_(1.0f / std::sqrt(static_cast<float>(c.model.head_dim))),
+      eps_(c.norm_eps()),
+      clip_(static_cast<float>(c.model.clip_qkv)),
+      dtype_(c.dtype),
+      tp_group_(c.mesh.group(Axis::tp)),
+      qkv_(c.params, qkv_spec(c, prefix), c.mesh),
+      o_(c.params, o_spec(c, prefix), c.mesh),
+      context_parallel_(make_context_parallel(c.shape.cp_comm, c.mesh,
+                                              {.heads = H_, .kv_heads = G_, .window = window_, .scale = scale_})),
+      qk_norm_(c.model.qk_norm),
+      rope_table_Pd_(c.rope_table_Pd) {
+  if (c.model.qkv_bias) qkv_bias_.emplace(c.params, qkv_bias_spec(c, prefix));
+  if (c.model.o_bias) o_bias_.emplace(c.params, o_bias_spec(c, prefix));
+  if (c.model.attention_sinks) sinks_ = &c.params.declare(sinks_spec(c, prefix));
   if (qk_norm_ == QkNorm::none) return;
-  q_norm_ = &params.declare(norm_spec(prefix + ".q_norm.weight", m.num_heads, m, dtype, mesh));
-  k_norm_ = &params.declare(norm_spec(prefix + ".k_norm.weight", m.num_kv_heads, m, dtype, mesh));
+  q_norm_ = &c.params.declare(qk_norm_spec(c, prefix + ".q_norm.weight", c.model.num_heads));
+  k_norm_ = &c.params.declare(qk_norm_spec(c, prefix + ".k_norm.weight", c.model.num_kv_heads));
 }
 
-void Gqa::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
-  const int64_t T = tokens * tp_;
-  saved.qkv_TC.declare(plan, prefix + ".qkv", {T, (H_ + 2 * G_) * d_}, dtype_, &RecomputeSpec::qkv);
-  saved.o_THd.declare(plan, prefix + ".o", {T, H_, d_}, dtype_, &RecomputeSpec::attention);
-  saved.lse_TH.declare(plan, prefix + ".lse", {T, H_}, DType::f32, &RecomputeSpec::attention);
+void Gqa::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
+  const int64_t C = (H_ + 2 * G_) * d_, D = o_.param().w.dim(0);
+  saved.qkv_TC.declare(plan, prefix + ".qkv", {T_, C}, dtype_, &RecomputeSpec::qkv);
+  saved.o_THd.declare(plan, prefix + ".o", {T_, H_, d_}, dtype_, &RecomputeSpec::attention);
+  saved.lse_TH.declare(plan, prefix + ".lse", {T_, H_}, DType::f32, &RecomputeSpec::attention);
+  saved.dy_TD.declare(plan, prefix + ".dy", {T_, D}, dtype_);
+  saved.dqkv_TC.declare(plan, prefix + ".dqkv", {T_, C}, dtype_);
+  if (o_bias_) saved.dy_tD.declare(plan, prefix + ".own_dy", {T_ / tp_, D}, dtype_);
 }
 
-Qkv Gqa::take_qkv(Step& step, int64_t T) const {
+Qkv Gqa::alloc_qkv(Step& step, int64_t T) const {
   return {step.alloc({T, H_, d_}, dtype_), step.alloc({T, G_, d_}, dtype_), step.alloc({T, G_, d_}, dtype_),
           sinks_ ? sinks_->w : Tensor{}};
 }
@@ -167,7 +94,7 @@ void Gqa::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
 
 void Gqa::attend(Step& step, Saved& saved, int64_t T) const {
   StackScope scope(step.stack);
-  const Qkv r = take_qkv(step, T);
+  const Qkv r = alloc_qkv(step, T);
   split_and_rotate(step, r, saved.qkv_TC.rows(0, T));
   context_parallel_->forward(step, saved.o_THd.rows(0, T), saved.lse_TH.rows(0, T), r);
 }
@@ -178,10 +105,10 @@ void Gqa::output(Step& step, Tensor y_tD, const Saved& saved) const {
   if (o_bias_) o_bias_->forward(step, y_tD);
 }
 
-void Gqa::remake(Step& step, Tensor x_tD, Saved& saved) const {
+void Gqa::recompute(Step& step, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
-  saved.qkv_TC.remake(step.stack, [&] { project(step, saved.qkv_TC, x_tD); });
-  saved.o_THd.remake(step.stack, [&] {
+  saved.qkv_TC.recompute(step.stack, [&] { project(step, saved.qkv_TC, x_tD); });
+  saved.o_THd.recompute(step.stack, [&] {
     saved.lse_TH.open(step.stack);
     attend(step, saved, x_tD.dim(0) * tp_);
   });
@@ -190,15 +117,15 @@ void Gqa::remake(Step& step, Tensor x_tD, Saved& saved) const {
 void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const {
   const int64_t T = dy_tD.dim(0) * tp_;
   const Tensor qkv_TC = saved.qkv_TC.rows(0, T);
-  saved.dy_tD = dy_tD;
-  saved.dy_TD = o_.gather(step, dy_tD);
-  saved.dqkv_TC = step.alloc(qkv_TC.shape, dtype_);
+  if (o_bias_) saved.dy_tD.hold(step.stream, dy_tD);
+  saved.dy_TD.hold(step.stream, o_.gather(step, dy_tD));
+  saved.dqkv_TC.open(step.stack);
 
   StackScope scope(step.stack);
   const Tensor do_THd = step.alloc({T, H_, d_}, dtype_);
   o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD);
-  const Qkv r = take_qkv(step, T);
-  Qkv dr = take_qkv(step, T);
+  const Qkv r = alloc_qkv(step, T);
+  Qkv dr = alloc_qkv(step, T);
   if (sinks_) dr.sink_H = gradient_or_scratch(step, *sinks_);
   split_and_rotate(step, r, qkv_TC);
   context_parallel_->backward(step, dr, do_THd, saved.o_THd.rows(0, T), saved.lse_TH.rows(0, T), r);
@@ -226,7 +153,7 @@ void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC
     rope.partial_P2d = step.alloc({RopeBwd::num_partials(T, step.stream), 2 * d_}, DType::f32);
   }
   rope_bwd(step.stream, rope);
-  // Which elements were clipped is seen in what they were, made once more: the product is all that is kept.
+  // Which elements were clipped is seen in their values before, which are recomputed: the product alone is kept.
   if (clip_ > 0)
     clamp_bwd(step.stream, {.dx = rope.dqkv_TC, .dy = rope.dqkv_TC, .x = normed(step, qkv_TC), .limit = clip_});
   if (whole) whole_norm_bwd(step, dqkv_TC, rope.dqkv_TC, qkv_TC);
@@ -298,11 +225,14 @@ void Gqa::backward_weight(Step& step, const Saved& saved) const {
   if (o_bias_) o_bias_->backward_weight(step, saved.dy_tD);
 }
 
-void Gqa::declare_cache(MemoryPlan& plan, const std::string& prefix, const ModelSpec& m, DType dtype, int64_t tp,
-                        int64_t max_tokens, KvCache& cache) {
-  const Shape shape{max_tokens, m.num_kv_heads / tp, m.head_dim};
-  plan.declare(cache.k_UGd, prefix + ".k_cache", shape, dtype, Life::saved);
-  plan.declare(cache.v_UGd, prefix + ".v_cache", shape, dtype, Life::saved);
+void Gqa::declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const {
+  const Shape shape{max_tokens, G_, d_};
+  plan.declare(cache.k_UGd, prefix + ".k_cache", shape, dtype_, Life::saved);
+  plan.declare(cache.v_UGd, prefix + ".v_cache", shape, dtype_, Life::saved);
+}
+
+std::vector<KeptTensor> Gqa::kept(const Saved& saved) {
+  return {{"attention q, k, v", saved.qkv_TC.kept()}, {"attention output", saved.o_THd.kept()}};
 }
 
 void Gqa::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const {

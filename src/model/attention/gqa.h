@@ -6,51 +6,40 @@
 
 #include <optional>
 
-#include "config/model_spec.h"
-#include "memory/saved_tensor.h"
+#include "memory/wgrad_input.h"
+#include "model/attention/attention.h"
 #include "model/attention/context_parallel.h"
 #include "model/layers/bias.h"
 #include "model/layers/linear.h"
 
 namespace moebius {
 
-// Keys and values of the tokens so far, for generation. One sequence: all of its tokens, of this rank's heads.
-struct KvCache {
-  Tensor k_UGd, v_UGd;  // [max tokens, G, d]
-};
-
 class Gqa {
  public:
-  // q, k, v stay only as the projection's output; they are made again from it
-  // in the backward. x and y are the caller's tensors.
-  // dy, dqkv: left by backward_input for backward_weight, on the step stack.
+  // q, k and v are kept only as the projection's output; the backward recomputes them from it. x and y are the caller's
+  // tensors.
   struct Saved {
     Tensor x_tD;
     SavedTensor qkv_TC, o_THd, lse_TH;
-    Tensor dy_tD, dy_TD, dqkv_TC;
+    WgradInput dy_tD, dy_TD, dqkv_TC;  // dy of this rank's rows is for the bias of o alone
   };
-  // window: of this layer. Error{usage} when tp does not divide the heads, and of make_context_parallel.
-  Gqa(ParamTable& params, const std::string& prefix, const ModelSpec& spec, int64_t window, DType dtype,
-      const Mesh& mesh, CpComm cp_comm, const Tensor& rope_table_Pd);
-  // tokens: rows of x.
-  void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
+  // window: of this layer. Error{usage} when tp does not divide the heads, and the errors of make_context_parallel.
+  Gqa(const LayerContext& c, const std::string& prefix, int64_t window);
+  void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
+  // As Attention says.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
-  // Before backward_input: x as it was, and what was not kept once more.
-  void remake(Step& step, Tensor x_tD, Saved& saved) const;
-  // y = o W_o^T: the end of forward.
-  void output(Step& step, Tensor y_tD, const Saved& saved) const;
+  void recompute(Step& step, Tensor x_tD, Saved& saved) const;
+  void output(Step& step, Tensor y_tD, const Saved& saved) const;                   // y = o W_o^T
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;  // adds the q and k norm gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
-  static void declare_cache(MemoryPlan& plan, const std::string& prefix, const ModelSpec& spec, DType dtype, int64_t tp,
-                            int64_t max_tokens, KvCache& cache);
-  // Generation: x are this rank's rows of the tokens at positions [first, first + T) of the cached sequence; the keys
-  // and values of all T are appended.
+  void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const;
   void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const;
+  static std::vector<KeptTensor> kept(const Saved& saved);
 
  private:
-  Qkv take_qkv(Step& step, int64_t tokens) const;  // with the sinks
+  Qkv alloc_qkv(Step& step, int64_t tokens) const;  // with the sinks
   void project(Step& step, Tensor qkv_TC, Tensor x_tD) const;
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from qkv
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
@@ -60,7 +49,7 @@ class Gqa {
   void whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;
   void whole_norm_block_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;
 
-  int64_t tp_, H_, G_, d_, window_;  // H, G: of this rank
+  int64_t tp_, T_, H_, G_, d_, window_;  // T: of a micro-batch on all tp ranks; H, G: of this rank
   float scale_, eps_, clip_;
   DType dtype_;
   Group& tp_group_;

@@ -15,43 +15,38 @@ namespace {
 
 constexpr float kLatentNormEps = 1e-6f;
 
-// What every rank has whole adds its gradient of a rank's own rows.
-ParamSpec whole_matrix(const std::string& name, const ModelSpec& m, DType dtype, int64_t out, int64_t in) {
-  return {.name = name,
-          .shape = {out, in},
-          .dtype = dtype,
-          .init_std = static_cast<float>(m.initializer_range),
-          .grad_axis = Axis::tp_cp_dp};
+// Every rank has it whole, and adds the gradient of its own rows.
+ParamSpec whole_matrix(const LayerContext& c, const std::string& name, int64_t out, int64_t in) {
+  return {.name = name, .shape = {out, in}, .dtype = c.dtype, .init_std = c.init_std(), .grad_axis = Axis::tp_cp_dp};
 }
 
-ParamSpec norm_weight(const std::string& name, DType dtype, int64_t width) {
+// The same of one row: a norm's weight or a bias.
+ParamSpec whole_row(const LayerContext& c, const std::string& name, int64_t width, ParamInit init) {
   return {.name = name,
           .shape = {width},
-          .dtype = dtype,
-          .init = ParamInit::ones,
-          .kind = ParamKind::norm,
+          .dtype = c.dtype,
+          .init = init,
+          .kind = init == ParamInit::ones ? ParamKind::norm : ParamKind::bias,
           .grad_axis = Axis::tp_cp_dp};
 }
 
-// The same of one row.
-ParamSpec whole_bias(const std::string& name, DType dtype, int64_t width) {
-  return {.name = name,
-          .shape = {width},
-          .dtype = dtype,
-          .init = ParamInit::zeros,
-          .kind = ParamKind::bias,
-          .grad_axis = Axis::tp_cp_dp};
+// This rank's block of dimension dim, which is that of the heads.
+ParamSpec heads_matrix(const LayerContext& c, const std::string& name, const Shape& whole, int dim) {
+  const ParamPart part{name, whole, 0, shard_of(whole, dim, c.mesh.place().tp, c.mesh.shape().tp)};
+  return {.name = name, .shape = part.local_shape(), .dtype = c.dtype, .parts = {part}, .init_std = c.init_std()};
 }
 
-// This rank's block of dimension dim, which is of heads.
-ParamSpec heads_matrix(const std::string& name, const ModelSpec& m, DType dtype, const Mesh& mesh, const Shape& whole,
-                       int dim) {
-  const ParamPart part{name, whole, 0, shard_of(whole, dim, mesh.place().tp, mesh.shape().tp)};
-  return {.name = name,
-          .shape = part.local_shape(),
-          .dtype = dtype,
-          .parts = {part},
-          .init_std = static_cast<float>(m.initializer_range)};
+// q_a_proj, where queries have a latent.
+std::optional<Linear> query_down(const LayerContext& c, const std::string& prefix) {
+  if (c.model.q_lora_rank == 0) return std::nullopt;
+  return Linear(c.params, whole_matrix(c, prefix + ".q_a_proj.weight", c.model.q_lora_rank, c.model.hidden_size));
+}
+
+// Of the query's latent, or of x.
+ParamSpec query_up(const LayerContext& c, const std::string& prefix) {
+  const ModelSpec& m = c.model;
+  if (m.q_lora_rank == 0) return heads_matrix(c, prefix + ".q_proj.weight", {m.q_size(), m.hidden_size}, 0);
+  return heads_matrix(c, prefix + ".q_b_proj.weight", {m.q_size(), m.q_lora_rank}, 0);
 }
 
 Tensor as_rows(const Tensor& t_THw) { return t_THw.view({t_THw.dim(0), t_THw.dim(1) * t_THw.dim(2)}); }
@@ -63,58 +58,64 @@ Mla::Latent Mla::SavedLatent::rows(int64_t t) const {
   return {c_tR.rows(0, t), rstd_t.rows(0, t), normed_tR.rows(0, t)};
 }
 
-Mla::Mla(ParamTable& params, const std::string& prefix, const ModelSpec& m, DType dtype, const Mesh& mesh,
-         CpComm cp_comm, const Tensor& rope_table_Pr)
-    : tp_(mesh.shape().tp),
-      H_(div_exact(m.num_heads, tp_, "attention: query heads over parallel.tp")),
-      nope_(m.qk_nope_head_dim()),
-      rope_(m.qk_rope_head_dim),
-      v_(m.v_head_dim),
-      q_rank_(m.q_lora_rank),
-      kv_rank_(m.kv_lora_rank),
-      scale_(static_cast<float>(attention_scale_of_rope(m) / std::sqrt(static_cast<double>(m.head_dim)))),
-      interleaved_(m.rope_interleave),
-      dtype_(dtype),
-      q_a_([&]() -> std::optional<Linear> {
-        if (q_rank_ == 0) return std::nullopt;
-        return Linear(params, whole_matrix(prefix + ".q_a_proj.weight", m, dtype, q_rank_, m.hidden_size));
-      }()),
-      q_a_norm_(q_rank_ == 0 ? nullptr
-                             : &params.declare(norm_weight(prefix + ".q_a_layernorm.weight", dtype, q_rank_))),
-      q_b_(params,
-           heads_matrix(prefix + (q_rank_ > 0 ? ".q_b_proj.weight" : ".q_proj.weight"), m, dtype, mesh,
-                        {m.q_size(), q_rank_ > 0 ? q_rank_ : m.hidden_size}, 0),
-           mesh),
-      kv_a_(params.declare(
-          whole_matrix(prefix + ".kv_a_proj_with_mqa.weight", m, dtype, kv_rank_ + rope_, m.hidden_size))),
-      kv_a_norm_(params.declare(norm_weight(prefix + ".kv_a_layernorm.weight", dtype, kv_rank_))),
-      kv_b_(params,
-            heads_matrix(prefix + ".kv_b_proj.weight", m, dtype, mesh, {m.num_heads * (nope_ + v_), kv_rank_}, 0),
-            mesh),
-      o_(params, heads_matrix(prefix + ".o_proj.weight", m, dtype, mesh, {m.hidden_size, m.num_heads * v_}, 1), mesh),
-      rows_(mesh),
-      context_parallel_(make_context_parallel(cp_comm, mesh, {.heads = H_, .kv_heads = H_, .scale = scale_})),
-      rope_table_Pr_(rope_table_Pr) {
-  if (!m.o_bias) return;
-  if (q_a_) q_a_bias_.emplace(params, whole_bias(prefix + ".q_a_proj.bias", dtype, q_rank_));
-  kv_a_bias_.emplace(params, whole_bias(prefix + ".kv_a_proj_with_mqa.bias", dtype, kv_rank_ + rope_));
-  o_bias_.emplace(params, whole_bias(prefix + ".o_proj.bias", dtype, m.hidden_size));
+Mla::Mla(const LayerContext& c, const std::string& prefix)
+    : tp_(c.mesh.shape().tp),
+      T_(c.shape.tokens()),
+      H_(div_exact(c.model.num_heads, tp_, "attention: query heads over parallel.tp")),
+      nope_(c.model.qk_nope_head_dim()),
+      rope_(c.model.qk_rope_head_dim),
+      v_(c.model.v_head_dim),
+      q_rank_(c.model.q_lora_rank),
+      kv_rank_(c.model.kv_lora_rank),
+      scale_(static_cast<float>(attention_scale_of_rope(c.model) / std::sqrt(static_cast<double>(c.model.head_dim)))),
+      interleaved_(c.model.rope_interleave),
+      dtype_(c.dtype),
+      q_a_(query_down(c, prefix)),
+      q_a_norm_(q_rank_ == 0
+                    ? nullptr
+                    : &c.params.declare(whole_row(c, prefix + ".q_a_layernorm.weight", q_rank_, ParamInit::ones))),
+      q_b_(c.params, query_up(c, prefix), c.mesh),
+      kv_a_(c.params.declare(
+          whole_matrix(c, prefix + ".kv_a_proj_with_mqa.weight", kv_rank_ + rope_, c.model.hidden_size))),
+      kv_a_norm_(c.params.declare(whole_row(c, prefix + ".kv_a_layernorm.weight", kv_rank_, ParamInit::ones))),
+      kv_b_(c.params, heads_matrix(c, prefix + ".kv_b_proj.weight", {c.model.num_heads * (nope_ + v_), kv_rank_}, 0),
+            c.mesh),
+      o_(c.params, heads_matrix(c, prefix + ".o_proj.weight", {c.model.hidden_size, c.model.num_heads * v_}, 1),
+         c.mesh),
+      rows_(c.mesh),
+      context_parallel_(make_context_parallel(c.shape.cp_comm, c.mesh, {.heads = H_, .kv_heads = H_, .scale = scale_})),
+      rope_table_Pr_(c.rope_table_Pd) {
+  if (!c.model.o_bias) return;
+  const auto bias = [&](std::optional<Bias>& b, const char* name, int64_t width) {
+    b.emplace(c.params, whole_row(c, prefix + name, width, ParamInit::zeros));
+  };
+  if (q_a_) bias(q_a_bias_, ".q_a_proj.bias", q_rank_);
+  bias(kv_a_bias_, ".kv_a_proj_with_mqa.bias", kv_rank_ + rope_);
+  bias(o_bias_, ".o_proj.bias", c.model.hidden_size);
 }
 
-void Mla::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const {
+void Mla::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
+  const int64_t t = T_ / tp_, D = o_.param().w.dim(0);
   const auto latent = [&](const char* name, int64_t rank, SavedLatent& l) {
-    l.c_tR.declare(plan, prefix + name, {tokens, rank}, dtype_, &RecomputeSpec::qkv);
-    l.rstd_t.declare(plan, prefix + name + "_rstd", {tokens}, DType::f32, &RecomputeSpec::qkv);
-    l.normed_tR.declare(plan, prefix + name + "_normed", {tokens, rank}, dtype_, &RecomputeSpec::qkv);
+    l.c_tR.declare(plan, prefix + name, {t, rank}, dtype_, &RecomputeSpec::qkv);
+    l.rstd_t.declare(plan, prefix + name + "_rstd", {t}, DType::f32, &RecomputeSpec::qkv);
+    l.normed_tR.declare(plan, prefix + name + "_normed", {t, rank}, dtype_, &RecomputeSpec::qkv);
   };
-  const int64_t T = tokens * tp_;
   if (q_rank_ > 0) latent(".q_latent", q_rank_, saved.q);
   latent(".kv_latent", kv_rank_, saved.kv);
-  saved.q_THd.declare(plan, prefix + ".q", {T, H_, nope_ + rope_}, dtype_, &RecomputeSpec::qkv);
-  saved.kv_THw.declare(plan, prefix + ".kv", {T, H_, nope_ + v_}, dtype_, &RecomputeSpec::qkv);
-  saved.k_rope_Tr.declare(plan, prefix + ".k_rope", {T, rope_}, dtype_, &RecomputeSpec::qkv);
-  saved.o_THv.declare(plan, prefix + ".o", {T, H_, v_}, dtype_, &RecomputeSpec::attention);
-  saved.lse_TH.declare(plan, prefix + ".lse", {T, H_}, DType::f32, &RecomputeSpec::attention);
+  saved.q_THd.declare(plan, prefix + ".q", {T_, H_, nope_ + rope_}, dtype_, &RecomputeSpec::qkv);
+  saved.kv_THw.declare(plan, prefix + ".kv", {T_, H_, nope_ + v_}, dtype_, &RecomputeSpec::qkv);
+  saved.k_rope_Tr.declare(plan, prefix + ".k_rope", {T_, rope_}, dtype_, &RecomputeSpec::qkv);
+  saved.o_THv.declare(plan, prefix + ".o", {T_, H_, v_}, dtype_, &RecomputeSpec::attention);
+  saved.lse_TH.declare(plan, prefix + ".lse", {T_, H_}, DType::f32, &RecomputeSpec::attention);
+
+  if (o_bias_) saved.dy_tD.declare(plan, prefix + ".own_dy", {t, D}, dtype_);
+  saved.dy_TD.declare(plan, prefix + ".dy", {T_, D}, dtype_);
+  saved.dq_THd.declare(plan, prefix + ".dq", {T_, H_, nope_ + rope_}, dtype_);
+  saved.dkv_THw.declare(plan, prefix + ".dkv", {T_, H_, nope_ + v_}, dtype_);
+  saved.dk_rope_tr.declare(plan, prefix + ".dk_rope", {t, rope_}, dtype_);
+  saved.dkv_latent_tR.declare(plan, prefix + ".dkv_latent", {t, kv_rank_}, dtype_);
+  if (q_a_) saved.dq_latent_tR.declare(plan, prefix + ".dq_latent", {t, q_rank_}, dtype_);
 }
 
 Tensor Mla::down_rows(const Tensor& kv_a, bool rope) const {
@@ -127,10 +128,9 @@ void Mla::normalise(Step& step, const Param& norm, const Latent& latent) const {
       {.y_TD = latent.normed_tR, .rstd_T = latent.rstd_t, .x_TD = latent.c_tR, .w_D = norm.w, .eps = kLatentNormEps});
 }
 
-// The derivative by the latent, on the step stack.
-Tensor Mla::normalise_bwd(Step& step, const Param& norm, Tensor dnormed_tR, const Latent& latent) const {
+// dc: the derivative by the latent.
+void Mla::normalise_bwd(Step& step, const Param& norm, Tensor dc_tR, Tensor dnormed_tR, const Latent& latent) const {
   const int64_t t = dnormed_tR.dim(0), R = dnormed_tR.dim(1);
-  const Tensor dc_tR = step.alloc({t, R}, dtype_);
   StackScope scope(step.stack);
   fill_zero(step.stream, dc_tR);
   rms_norm_bwd(step.stream, {.dx_TD = dc_tR,
@@ -140,7 +140,6 @@ Tensor Mla::normalise_bwd(Step& step, const Param& norm, Tensor dnormed_tR, cons
                              .x_TD = latent.c_tR,
                              .rstd_T = latent.rstd_t,
                              .w_D = norm.w});
-  return dc_tR;
 }
 
 void Mla::rotate(Step& step, Tensor x_THw, bool transposed) const {
@@ -173,7 +172,7 @@ void Mla::make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent
   rotate(step, k_rope_Tr.view({k_rope_Tr.dim(0), 1, rope_}), false);
 }
 
-Qkv Mla::take_qkv(Step& step, Tensor q_THd) const {
+Qkv Mla::alloc_qkv(Step& step, Tensor q_THd) const {
   return {q_THd, step.alloc(q_THd.shape, dtype_), step.alloc({q_THd.dim(0), H_, v_}, dtype_)};
 }
 
@@ -199,7 +198,7 @@ void Mla::attend(Step& step, Saved& saved, int64_t T) const {
   saved.o_THv.open(step.stack);
   saved.lse_TH.open(step.stack);
   StackScope scope(step.stack);
-  const Qkv r = take_qkv(step, saved.q_THd.rows(0, T));
+  const Qkv r = alloc_qkv(step, saved.q_THd.rows(0, T));
   put_kv_together(step, r, saved.kv_THw.rows(0, T), saved.k_rope_Tr.rows(0, T));
   context_parallel_->forward(step, saved.o_THv.rows(0, T), saved.lse_TH.rows(0, T), r);
 }
@@ -217,17 +216,17 @@ void Mla::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
   output(step, y_tD, saved);
 }
 
-void Mla::remake(Step& step, Tensor x_tD, Saved& saved) const {
+void Mla::recompute(Step& step, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
-  if (saved.q_THd.is_remade()) project(step, x_tD, saved);
-  if (saved.o_THv.is_remade()) attend(step, saved, x_tD.dim(0) * tp_);
+  if (saved.q_THd.is_recomputed()) project(step, x_tD, saved);
+  if (saved.o_THv.is_recomputed()) attend(step, saved, x_tD.dim(0) * tp_);
 }
 
 // Of k_rope every rank has the share of its own heads; their sum is for the rank whose rows they are.
 void Mla::attend_bwd(Step& step, Saved& saved) const {
   const int64_t T = saved.dy_TD.dim(0);
   StackScope scope(step.stack);
-  const Qkv r = take_qkv(step, saved.q_THd.rows(0, T)), dr = take_qkv(step, saved.dq_THd);
+  const Qkv r = alloc_qkv(step, saved.q_THd.rows(0, T)), dr = alloc_qkv(step, saved.dq_THd);
   const Tensor do_THv = step.alloc({T, H_, v_}, dtype_),
                dk_rope_Tr = tp_ == 1 ? saved.dk_rope_tr : step.alloc({T, rope_}, dtype_);
   o_.backward_input(step, as_rows(do_THv), saved.dy_TD);
@@ -241,23 +240,23 @@ void Mla::attend_bwd(Step& step, Saved& saved) const {
 }
 
 void Mla::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const {
-  const int64_t t = dy_tD.dim(0), T = t * tp_;
-  saved.dy_tD = dy_tD;
-  saved.dy_TD = o_.gather(step, dy_tD);
-  saved.dq_THd = step.alloc({T, H_, nope_ + rope_}, dtype_);
-  saved.dkv_THw = step.alloc({T, H_, nope_ + v_}, dtype_);
-  saved.dk_rope_tr = step.alloc({t, rope_}, dtype_);
+  const int64_t t = dy_tD.dim(0);
+  if (o_bias_) saved.dy_tD.hold(step.stream, dy_tD);
+  saved.dy_TD.hold(step.stream, o_.gather(step, dy_tD));
+  for (WgradInput* d : {&saved.dq_THd, &saved.dkv_THw, &saved.dk_rope_tr}) d->open(step.stack);
   attend_bwd(step, saved);
 
   const Tensor dkv_normed_tR = step.alloc({t, kv_rank_}, dtype_);
   kv_b_.backward_input(step, dkv_normed_tR, as_rows(saved.dkv_THw));
-  saved.dkv_latent_tR = normalise_bwd(step, kv_a_norm_, dkv_normed_tR, saved.kv.rows(t));
+  saved.dkv_latent_tR.open(step.stack);
+  normalise_bwd(step, kv_a_norm_, saved.dkv_latent_tR, dkv_normed_tR, saved.kv.rows(t));
   gemm(step.stream, {.c_MN = dx_tD, .a = saved.dkv_latent_tR, .b = down_rows(kv_a_.w, false)});
   gemm(step.stream, {.c_MN = dx_tD, .a = saved.dk_rope_tr, .b = down_rows(kv_a_.w, true), .accumulate = true});
   if (!q_a_) return q_b_.backward_input(step, dx_tD, as_rows(saved.dq_THd), /*accumulate=*/true);
   const Tensor dq_normed_tR = step.alloc({t, q_rank_}, dtype_);
   q_b_.backward_input(step, dq_normed_tR, as_rows(saved.dq_THd));
-  saved.dq_latent_tR = normalise_bwd(step, *q_a_norm_, dq_normed_tR, saved.q.rows(t));
+  saved.dq_latent_tR.open(step.stack);
+  normalise_bwd(step, *q_a_norm_, saved.dq_latent_tR, dq_normed_tR, saved.q.rows(t));
   q_a_->backward_input(step, dx_tD, saved.dq_latent_tR, /*accumulate=*/true);
 }
 
@@ -282,22 +281,29 @@ void Mla::backward_weight(Step& step, const Saved& saved) const {
   if (q_a_bias_) q_a_bias_->backward_weight(step, saved.dq_latent_tR);
 }
 
-void Mla::declare_cache(MemoryPlan& plan, const std::string& prefix, const ModelSpec& m, DType dtype,
-                        int64_t max_tokens, KvCache& cache) {
-  plan.declare(cache.k_UGd, prefix + ".latent_cache", {max_tokens, 1, m.kv_lora_rank}, dtype, Life::saved);
-  plan.declare(cache.v_UGd, prefix + ".k_rope_cache", {max_tokens, 1, m.qk_rope_head_dim}, dtype, Life::saved);
+void Mla::declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const {
+  plan.declare(cache.k_UGd, prefix + ".latent_cache", {max_tokens, 1, kv_rank_}, dtype_, Life::saved);
+  plan.declare(cache.v_UGd, prefix + ".k_rope_cache", {max_tokens, 1, rope_}, dtype_, Life::saved);
+}
+
+std::vector<KeptTensor> Mla::kept(const Saved& saved) {
+  return {{"query latent", saved.q.c_tR.kept()},
+          {"key and value latent", saved.kv.c_tR.kept()},
+          {"attention q", saved.q_THd.kept()},
+          {"attention k, v", saved.kv_THw.kept()},
+          {"attention output", saved.o_THv.kept()}};
 }
 
 // Latents are not of heads: every rank caches those of all rows.
 void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const {
   const int64_t t = x_tD.dim(0), T = t * tp_, U = first + T;
   StackScope scope(step.stack);
-  const auto take_latent = [&](int64_t rank) {
+  const auto alloc_latent = [&](int64_t rank) {
     return Latent{step.alloc({t, rank}, dtype_), step.alloc({t}, DType::f32), step.alloc({t, rank}, dtype_)};
   };
   const Tensor q_THd = step.alloc({T, H_, nope_ + rope_}, dtype_), o_THv = step.alloc({T, H_, v_}, dtype_);
-  make_q(step, q_THd, x_tD, q_a_ ? take_latent(q_rank_) : Latent{});
-  Latent latent = take_latent(kv_rank_);
+  make_q(step, q_THd, x_tD, q_a_ ? alloc_latent(q_rank_) : Latent{});
+  Latent latent = alloc_latent(kv_rank_);
   const Tensor cached_TR = cache.k_UGd.rows(first, U).view({T, kv_rank_});
   if (tp_ == 1) latent.normed_tR = cached_TR;
   make_latent_kv(step, cache.v_UGd.rows(first, U).view({T, rope_}), x_tD, latent);

@@ -11,7 +11,11 @@
 
 #include <optional>
 
-#include "model/attention/gqa.h"
+#include "memory/wgrad_input.h"
+#include "model/attention/attention.h"
+#include "model/attention/context_parallel.h"
+#include "model/layers/bias.h"
+#include "model/layers/linear.h"
 
 namespace moebius {
 
@@ -25,47 +29,44 @@ class Mla {
     SavedTensor c_tR, rstd_t, normed_tR;
     Latent rows(int64_t t) const;  // the first t
   };
-  // q is kept rotated; k and v are put together again from kv and k_rope in the backward. x and y are the caller's.
-  // The gradients are left by backward_input for backward_weight, on the step stack.
+  // q is kept rotated; the backward puts k and v together from kv and k_rope as forward did. x and y are the caller's.
   struct Saved {
     Tensor x_tD;
     SavedLatent q, kv;
     SavedTensor q_THd, kv_THw, k_rope_Tr, o_THv, lse_TH;
-    Tensor dy_tD, dy_TD, dq_THd, dkv_THw, dq_latent_tR, dkv_latent_tR, dk_rope_tr;
+    WgradInput dy_tD, dy_TD, dq_THd, dkv_THw, dq_latent_tR, dkv_latent_tR, dk_rope_tr;
   };
-  // Error{usage} when tp does not divide the heads, and of make_context_parallel.
-  Mla(ParamTable& params, const std::string& prefix, const ModelSpec& spec, DType dtype, const Mesh& mesh,
-      CpComm cp_comm, const Tensor& rope_table_Pr);
-  // tokens: rows of x.
-  void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
+  // Error{usage} when tp does not divide the heads, and the errors of make_context_parallel.
+  Mla(const LayerContext& c, const std::string& prefix);
+  void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
+  // As Attention says.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
-  void remake(Step& step, Tensor x_tD, Saved& saved) const;                         // as Gqa
-  void output(Step& step, Tensor y_tD, const Saved& saved) const;                   // the same
+  void recompute(Step& step, Tensor x_tD, Saved& saved) const;
+  void output(Step& step, Tensor y_tD, const Saved& saved) const;
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;  // adds the norms' gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
-  // Generation, as Gqa. What is cached of a token is its latent, normed, and its rotated k_rope: k_UGd is
-  // [max tokens, 1, kv_lora_rank], v_UGd [max tokens, 1, qk_rope_head_dim]. Keys and values of all tokens so far are
-  // made from them anew.
+  // The cache holds of each token its normed latent and its rotated k_rope: k_UGd is [max tokens, 1, kv_lora_rank],
+  // v_UGd [max tokens, 1, qk_rope_head_dim]. Keys and values of all tokens so far are computed from them at each call.
   void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const;
-  static void declare_cache(MemoryPlan& plan, const std::string& prefix, const ModelSpec& spec, DType dtype,
-                            int64_t max_tokens, KvCache& cache);
+  void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const;
+  static std::vector<KeptTensor> kept(const Saved& saved);
 
  private:
   Tensor down_rows(const Tensor& kv_a, bool rope) const;  // of W_kva or its gradient: the latent's rows or k_rope's
   void normalise(Step& step, const Param& norm, const Latent& latent) const;
-  Tensor normalise_bwd(Step& step, const Param& norm, Tensor dnormed_tR, const Latent& latent) const;
+  void normalise_bwd(Step& step, const Param& norm, Tensor dc_tR, Tensor dnormed_tR, const Latent& latent) const;
   void rotate(Step& step, Tensor x_THw, bool transposed) const;
   void project(Step& step, Tensor x_tD, Saved& saved) const;    // everything before k and v are put together
   void attend(Step& step, Saved& saved, int64_t tokens) const;  // o and lse, from that
   void attend_bwd(Step& step, Saved& saved) const;              // dq, dkv and dk_rope, no longer rotated
   void make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const;
   void make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent& latent) const;
-  Qkv take_qkv(Step& step, Tensor q_THd) const;  // with room for k and v beside q
+  Qkv alloc_qkv(Step& step, Tensor q_THd) const;  // with room for k and v beside q
   void put_kv_together(Step& step, const Qkv& out, Tensor kv_THw, Tensor k_rope_Tr) const;
 
-  int64_t tp_, H_, nope_, rope_, v_, q_rank_, kv_rank_;  // H: of this rank
+  int64_t tp_, T_, H_, nope_, rope_, v_, q_rank_, kv_rank_;  // T: of a micro-batch on all tp ranks; H: of this rank
   float scale_;
   bool interleaved_;
   DType dtype_;

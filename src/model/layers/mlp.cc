@@ -6,44 +6,44 @@
 namespace moebius {
 namespace {
 
-ParamSpec gate_up_spec(const std::string& prefix, int64_t width, int64_t hidden, DType dtype, const Mesh& mesh,
-                       float init_std) {
-  const Shape whole{hidden, width};
-  const Shard rows = shard_of(whole, 0, mesh.place().tp, mesh.shape().tp);
-  const int64_t F = hidden / mesh.shape().tp;
-  return {
-      .name = prefix + ".gate_up_proj.weight",
-      .shape = {2 * F, width},
-      .dtype = dtype,
-      .parts = {{prefix + ".gate_proj.weight", whole, 0, rows}, {prefix + ".up_proj.weight", whole, F * width, rows}},
-      .init_std = init_std};
+ParamSpec gate_up_spec(const LayerContext& c, const std::string& prefix, int64_t hidden) {
+  const int64_t D = c.model.hidden_size, F = hidden / c.mesh.shape().tp;
+  const Shape whole{hidden, D};
+  const Shard rows = shard_of(whole, 0, c.mesh.place().tp, c.mesh.shape().tp);
+  return {.name = prefix + ".gate_up_proj.weight",
+          .shape = {2 * F, D},
+          .dtype = c.dtype,
+          .parts = {{prefix + ".gate_proj.weight", whole, 0, rows}, {prefix + ".up_proj.weight", whole, F * D, rows}},
+          .init_std = c.init_std()};
 }
 
-ParamSpec down_spec(const std::string& prefix, int64_t width, int64_t hidden, DType dtype, const Mesh& mesh,
-                    float init_std) {
-  const Shape whole{width, hidden};
+ParamSpec down_spec(const LayerContext& c, const std::string& prefix, int64_t hidden) {
+  const Shape whole{c.model.hidden_size, hidden};
   const std::string name = prefix + ".down_proj.weight";
   return {.name = name,
-          .shape = {width, hidden / mesh.shape().tp},
-          .dtype = dtype,
-          .parts = {{name, whole, 0, shard_of(whole, 1, mesh.place().tp, mesh.shape().tp)}},
-          .init_std = init_std};
+          .shape = {c.model.hidden_size, hidden / c.mesh.shape().tp},
+          .dtype = c.dtype,
+          .parts = {{name, whole, 0, shard_of(whole, 1, c.mesh.place().tp, c.mesh.shape().tp)}},
+          .init_std = c.init_std()};
 }
 
 }  // namespace
 
-Mlp::Mlp(ParamTable& params, const std::string& prefix, int64_t width, int64_t hidden, DType dtype, const Mesh& mesh,
-         float init_std, bool fusion)
-    : tp_(mesh.shape().tp),
+Mlp::Mlp(const LayerContext& c, const std::string& prefix, int64_t hidden)
+    : tp_(c.mesh.shape().tp),
+      T_(c.shape.tokens()),
+      D_(c.model.hidden_size),
       F_(div_exact(hidden, tp_, "mlp: hidden width over parallel.tp")),
-      dtype_(dtype),
-      fusion_(fusion),
-      gate_up_(params, gate_up_spec(prefix, width, hidden, dtype, mesh, init_std), mesh),
-      down_(params, down_spec(prefix, width, hidden, dtype, mesh, init_std), mesh) {}
+      dtype_(c.dtype),
+      fusion_(c.fusion),
+      gate_up_(c.params, gate_up_spec(c, prefix, hidden), c.mesh),
+      down_(c.params, down_spec(c, prefix, hidden), c.mesh) {}
 
-void Mlp::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved,
-                        bool RecomputeSpec::*what) const {
-  saved.h_T2F.declare(plan, prefix + ".h", {tokens * tp_, 2 * F_}, dtype_, what);
+void Mlp::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved, bool RecomputeSpec::*what) const {
+  saved.h_T2F.declare(plan, prefix + ".h", {T_, 2 * F_}, dtype_, what);
+  saved.dy_TD.declare(plan, prefix + ".dy", {T_, D_}, dtype_);
+  saved.dh_T2F.declare(plan, prefix + ".dh", {T_, 2 * F_}, dtype_);
+  saved.a_TF.declare(plan, prefix + ".a", {T_, F_}, dtype_);
 }
 
 void Mlp::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
@@ -72,9 +72,9 @@ void Mlp::output(Step& step, Tensor y_tD, const Saved& saved) const {
   down_.forward(step, y_tD, a_TF);
 }
 
-void Mlp::remake(Step& step, Tensor x_tD, Saved& saved) const {
+void Mlp::recompute(Step& step, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
-  saved.h_T2F.remake(step.stack, [&] {
+  saved.h_T2F.recompute(step.stack, [&] {
     StackScope scope(step.stack);
     up(step, step.alloc({x_tD.dim(0) * tp_, F_}, dtype_), x_tD, saved);
   });
@@ -82,9 +82,9 @@ void Mlp::remake(Step& step, Tensor x_tD, Saved& saved) const {
 
 void Mlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, bool accumulate_dx) const {
   const int64_t T = dy_tD.dim(0) * tp_;
-  saved.dy_TD = down_.gather(step, dy_tD);
-  saved.dh_T2F = step.alloc({T, 2 * F_}, dtype_);
-  saved.a_TF = step.alloc({T, F_}, dtype_);
+  saved.dy_TD.hold(step.stream, down_.gather(step, dy_tD));
+  saved.dh_T2F.open(step.stack);
+  saved.a_TF.open(step.stack);
   StackScope scope(step.stack);
   const Tensor da_TF = step.alloc({T, F_}, dtype_);
   d_gated_down(step.stream, {.dh_T2F = saved.dh_T2F,

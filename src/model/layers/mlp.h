@@ -2,7 +2,11 @@
 // x and y are a rank's rows t of the residual stream, all between is of the rows T of all tp ranks.
 #pragma once
 
+#include <vector>
+
 #include "memory/saved_tensor.h"
+#include "memory/wgrad_input.h"
+#include "model/layer_context.h"
 #include "model/layers/linear.h"
 
 namespace moebius {
@@ -12,28 +16,29 @@ class Mlp {
   struct Saved {
     Tensor x_tD;  // the caller's
     SavedTensor h_T2F;
-    Tensor dy_TD, dh_T2F, a_TF;  // left by backward_input for backward_weight, on the step stack
+    WgradInput dy_TD, dh_T2F, a_TF;
   };
-  // Parts are prefix.gate_proj, up_proj (one matrix, this rank's gate rows first) and down_proj. Error{usage} when tp
-  // does not divide hidden. fusion: products and SwiGLU in one pass where the device has one; the same bits.
-  Mlp(ParamTable& params, const std::string& prefix, int64_t width, int64_t hidden, DType dtype, const Mesh& mesh,
-      float init_std, bool fusion = true);
-  // tokens: rows of x.
-  void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved,
-                     bool RecomputeSpec::*what) const;
+  // hidden: the inner width F of all tp ranks. Parts are prefix.gate_proj, up_proj (one matrix, this rank's gate rows
+  // first) and down_proj. Error{usage} when tp does not divide hidden. c.fusion: products and SwiGLU in one pass where
+  // the device has one; the same bits.
+  Mlp(const LayerContext& c, const std::string& prefix, int64_t hidden);
+  // what: the name in memory.recompute that covers the layer.
+  void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved,
+                     bool RecomputeSpec::*what = &RecomputeSpec::mlp) const;
 
+  // As FeedForward says.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
-  // Before backward_input: x as it was, and what was not kept once more.
-  void remake(Step& step, Tensor x_tD, Saved& saved) const;
+  void recompute(Step& step, Tensor x_tD, Saved& saved) const;
   // y = down(swiglu(h)): the second half of forward.
   void output(Step& step, Tensor y_tD, const Saved& saved) const;
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, bool accumulate_dx = false) const;
   void backward_weight(Step& step, const Saved& saved) const;
+  static std::vector<KeptTensor> kept(const Saved& saved) { return {{"MLP pre-activation", saved.h_T2F.kept()}}; }
 
  private:
   void up(Step& step, Tensor a_TF, Tensor x_tD, const Saved& saved) const;  // h, and a = swiglu(h)
 
-  int64_t tp_, F_;  // F: of this rank
+  int64_t tp_, T_, D_, F_;  // T: of a micro-batch on all tp ranks; F: of this rank
   DType dtype_;
   bool fusion_;
   ColumnLinear gate_up_;

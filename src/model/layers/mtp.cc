@@ -1,6 +1,5 @@
 #include "model/layers/mtp.h"
 
-#include "model/attention/token_runs.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
@@ -8,33 +7,31 @@ namespace {
 
 std::string name_of_part(int64_t layer, const char* part) { return fmt::format("model.layers.{}.{}", layer, part); }
 
-ParamSpec projection(const ModelSpec& m, int64_t layer, DType dtype) {
+ParamSpec projection(const LayerContext& c, int64_t layer) {
   return {.name = name_of_part(layer, "eh_proj.weight"),
-          .shape = {m.hidden_size, 2 * m.hidden_size},
-          .dtype = dtype,
-          .init_std = static_cast<float>(m.initializer_range),
+          .shape = {c.model.hidden_size, 2 * c.model.hidden_size},
+          .dtype = c.dtype,
+          .init_std = c.init_std(),
           .grad_axis = Axis::tp_cp_dp};
 }
 
-Norm norm_of(const StageContext& c, int64_t layer, const char* part) {
-  return Norm(c.params, name_of_part(layer, part), c.model.hidden_size, c.dtype,
-              static_cast<float>(c.model.rms_norm_eps));
+Norm make_norm(const LayerContext& c, int64_t layer, const char* part) {
+  return Norm(c.params, name_of_part(layer, part), c.model.hidden_size, c.dtype, c.norm_eps());
 }
 
 }  // namespace
 
-Mtp::Mtp(const StageContext& c, int64_t depth)
+Mtp::Mtp(const LayerContext& c, int64_t depth)
     : depth_(depth),
       layer_(c.model.num_layers + depth - 1),
       D_(c.model.hidden_size),
-      rows_(rows_between_projections(c.shape, c.mesh.shape())),
+      rows_(c.stream_rows()),
       dtype_(c.dtype),
-      enorm_(norm_of(c, layer_, "enorm.weight")),
-      hnorm_(norm_of(c, layer_, "hnorm.weight")),
-      eh_proj_(c.params, projection(c.model, layer_, c.dtype)),
-      block_(c.params, c.plan, c.model, c.balance, c.dtype, c.mesh, c.shape, c.rope_table_Pd, layer_, c.seed,
-             c.dispatcher, c.fusion),
-      norm_(norm_of(c, layer_, "shared_head.norm.weight")) {}
+      enorm_(make_norm(c, layer_, "enorm.weight")),
+      hnorm_(make_norm(c, layer_, "hnorm.weight")),
+      eh_proj_(c.params, projection(c, layer_)),
+      block_(c, layer_),
+      norm_(make_norm(c, layer_, "shared_head.norm.weight")) {}
 
 void Mtp::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
   enorm_.declare_saved(plan, prefix + ".enorm", rows_, saved.enorm);
@@ -43,6 +40,8 @@ void Mtp::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
   block_.declare_saved(plan, prefix, saved.block);
   norm_.declare_saved(plan, prefix + ".norm", rows_, saved.norm);
   plan.declare(saved.dh_TD, prefix + ".dh", {rows_, D_}, dtype_, Life::saved);
+  saved.deh_output_TD.declare(plan, prefix + ".deh_output", {rows_, D_}, dtype_);
+  saved.dembedding_TD.declare(plan, prefix + ".dembedding", {rows_, D_}, dtype_);
 }
 
 void Mtp::join(Step& step, Tensor eh_TD2, Tensor e_TD, Tensor h_TD) const {
@@ -68,31 +67,58 @@ void Mtp::forward(Step& step, const Embedding& embedding, Tensor h_TD, Tensor be
   norm_.forward(step, h_TD, residual.delta_TD, residual.base_TD, saved.norm);
 }
 
+void Mtp::recompute(Step& step, Saved& saved) const {
+  saved.eh_TD2.recompute(step.stack, [&] {
+    StackScope outputs(step.stack);
+    const Tensor e_TD = step.alloc({rows_, D_}, dtype_), hn_TD = step.alloc({rows_, D_}, dtype_);
+    enorm_.recompute(step, e_TD, saved.enorm);
+    hnorm_.recompute(step, hn_TD, saved.hnorm);
+    join(step, saved.eh_TD2, e_TD, hn_TD);
+  });
+}
+
 void Mtp::backward(Step& step, const Embedding& embedding, Tensor dbefore_TD, Saved& saved) const {
+  run_backward(step, &embedding, dbefore_TD, saved);
+}
+
+void Mtp::backward_input(Step& step, Tensor dbefore_TD, Saved& saved) const {
+  run_backward(step, nullptr, dbefore_TD, saved);
+}
+
+void Mtp::run_backward(Step& step, const Embedding* embedding, Tensor dbefore_TD, Saved& saved) const {
   const Shape TD{rows_, D_};
   StackScope scope(step.stack);
   const Tensor dstream_TD = step.alloc(TD, dtype_);
   fill_zero(step.stream, dstream_TD);
   norm_.backward(step, dstream_TD, saved.dh_TD, saved.norm);
-  block_.backward(step, dstream_TD, saved.block);
+  if (embedding)
+    block_.backward(step, dstream_TD, saved.block);
+  else
+    block_.backward_input(step, dstream_TD, saved.block);
 
   const Tensor deh_TD2 = step.alloc({rows_, 2 * D_}, dtype_), dn_TD = step.alloc(TD, dtype_);
-  saved.eh_TD2.remake(step.stack, [&] {
-    StackScope outputs(step.stack);
-    const Tensor e_TD = step.alloc(TD, dtype_), hn_TD = step.alloc(TD, dtype_);
-    enorm_.again(step, e_TD, saved.enorm);
-    hnorm_.again(step, hn_TD, saved.hnorm);
-    join(step, saved.eh_TD2, e_TD, hn_TD);
-  });
+  saved.deh_output_TD.hold(step.stream, dstream_TD);
   eh_proj_.backward_input(step, deh_TD2, dstream_TD);
-  eh_proj_.backward_weight(step, dstream_TD, saved.eh_TD2);
+  if (embedding) {
+    recompute(step, saved);
+    eh_proj_.backward_weight(step, saved.deh_output_TD, saved.eh_TD2);
+  }
 
   copy_columns(step.stream, {.to_TA = dn_TD, .from_TB = deh_TD2, .from_first = D_, .count = D_});
   hnorm_.backward(step, dbefore_TD, dn_TD, saved.hnorm);
   copy_columns(step.stream, {.to_TA = dn_TD, .from_TB = deh_TD2, .count = D_});
   fill_zero(step.stream, dstream_TD);
   enorm_.backward(step, dstream_TD, dn_TD, saved.enorm);
-  embedding.backward_weight(step, dstream_TD, token(step));
+  saved.dembedding_TD.hold(step.stream, dstream_TD);
+  if (embedding) embedding->backward_weight(step, dstream_TD, token(step));
+}
+
+void Mtp::backward_weight(Step& step, const Embedding& embedding, Saved& saved) const {
+  StackScope scope(step.stack);
+  block_.backward_weight(step, saved.block);
+  recompute(step, saved);
+  eh_proj_.backward_weight(step, saved.deh_output_TD, saved.eh_TD2);
+  embedding.backward_weight(step, saved.dembedding_TD, token(step));
 }
 
 }  // namespace moebius

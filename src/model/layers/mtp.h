@@ -5,11 +5,11 @@
 //   h_i^k  = norm(layer(h'_i))       layer: one like the model's last, with the row's own position
 //   loss_k = mean over the rows with such a token of  -log softmax(W_head h_i^k)[t_{i+k+1}]
 //
-// h^0 is the output of the model's final norm. Embedding and head are the model's. What goes on to depth k + 1 has been
-// normed, as transformers and Megatron do it; released models have one depth, where there is no difference.
+// h^0 is the output of the model's final norm. Embedding and head are the model's. Depth k + 1 reads the normed output of
+// depth k, as in transformers and Megatron; released models have one depth, where there is no difference.
 //
-// Rows whose token t_{i+k} is in another document or behind the sequence predict nothing, and no row that does sees
-// them: they are the last of their document. Their experts' load counts like any row's.
+// Rows whose token t_{i+k} is in another document or after the sequence's end predict nothing. They are the last rows of
+// their document, so that no row that predicts sees them. Their experts' load counts like any row's.
 //
 // Parameters: those of layer L + k - 1 of a model of L layers, and beside them enorm, hnorm, eh_proj (whole on each
 // rank) and shared_head.norm.
@@ -18,7 +18,6 @@
 #include "model/block.h"
 #include "model/layers/linear.h"
 #include "model/layers/vocab.h"
-#include "model/stage_context.h"
 
 namespace moebius {
 
@@ -29,15 +28,19 @@ class Mtp {
     SavedTensor eh_TD2;  // their outputs side by side
     Block::Saved block;
     Norm::Saved norm;
-    Tensor dh_TD;  // derivative by h^k: of the loss of this depth, and in backward of the depths behind it
+    Tensor dh_TD;  // derivative by h^k: of the loss of this depth, and in backward of the later depths
+    WgradInput deh_output_TD, dembedding_TD;  // derivatives by h' and by the embedding
   };
-  Mtp(const StageContext& context, int64_t depth);
+  Mtp(const LayerContext& c, int64_t depth);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
   // h = h^k, before = h^{k-1}: this rank's rows of the micro-batch, all of them.
   void forward(Step& step, const Embedding& embedding, Tensor h_TD, Tensor before_TD, Saved& saved) const;
-  // From saved.dh; dbefore += derivative by h^{k-1}. Adds the embedding's gradient too.
+  // From saved.dh; dbefore += derivative by h^{k-1}. Both passes, or each for itself: as Block. The embedding's gradient
+  // is added in the weight pass.
   void backward(Step& step, const Embedding& embedding, Tensor dbefore_TD, Saved& saved) const;
+  void backward_input(Step& step, Tensor dbefore_TD, Saved& saved) const;
+  void backward_weight(Step& step, const Embedding& embedding, Saved& saved) const;
 
   const Block& block() const { return block_; }
   int64_t layer() const { return layer_; }  // L + k - 1
@@ -45,6 +48,9 @@ class Mtp {
  private:
   Tensor token(const Step& step) const { return step.batch.targets(depth_ - 1).target_T; }
   void join(Step& step, Tensor eh_TD2, Tensor e_TD, Tensor h_TD) const;
+  void recompute(Step& step, Saved& saved) const;
+  // embedding: null where the weight pass comes later.
+  void run_backward(Step& step, const Embedding* embedding, Tensor dbefore_TD, Saved& saved) const;
 
   int64_t depth_, layer_, D_, rows_;
   DType dtype_;

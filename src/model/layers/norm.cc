@@ -43,7 +43,7 @@ void Norm::forward(Step& step, Tensor y_TD, Tensor x_TD, Tensor residual_TD, Sav
                              .eps = eps_});
 }
 
-void Norm::again(Step& step, Tensor y_TD, const Saved& saved) const {
+void Norm::recompute(Step& step, Tensor y_TD, const Saved& saved) const {
   rms_norm_fwd(step.stream, {.y_TD = y_TD, .rstd_T = saved.rstd_T, .x_TD = saved.sum_TD, .w_D = w_.w, .eps = eps_});
 }
 

@@ -15,15 +15,15 @@ class Norm {
     Tensor rstd_T;       // and by how much
   };
   Norm(ParamTable& params, const std::string& name, int64_t width, DType dtype, float eps);
-  // The sum is kept, or made again by those who know how: see Block.
+  // The sum is kept, or with `sum` (a name in memory.recompute) recomputed by the caller: see Block.
   void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
   void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved,
                      bool RecomputeSpec::*sum) const;
 
   // saved.sum = x + residual (x alone without residual), y = norm(saved.sum).
   void forward(Step& step, Tensor y_TD, Tensor x_TD, Tensor residual_TD, Saved& saved) const;
-  // y once more, from saved.sum.
-  void again(Step& step, Tensor y_TD, const Saved& saved) const;
+  // Recomputes y from saved.sum.
+  void recompute(Step& step, Tensor y_TD, const Saved& saved) const;
   // dresidual += derivative by the sum; the weight's gradient is added here too (it needs the same pass).
   void backward(Step& step, Tensor dresidual_TD, Tensor dy_TD, const Saved& saved) const;
 

@@ -100,8 +100,9 @@ void LmHead::row_logits(Step& step, Tensor logits_1V, Tensor x_tD, int64_t row) 
   }
 }
 
-void LmHead::loss(Step& step, const Targets& targets, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const {
+void LmHead::loss(Step& step, int64_t depth, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const {
   StackScope scope(step.stack);
+  const Targets& targets = step.batch.targets(depth);
   const int64_t T = loss_T.dim(0);
   // The same number on every rank: chunks are collective.
   const int64_t C = LmLoss::chunk(T, div_ceil(vocab_, rows_.num_ranks()), step.stream);
@@ -112,8 +113,7 @@ void LmHead::loss(Step& step, const Targets& targets, Tensor loss_T, Tensor dx_t
                 .w_VD = w_.w,
                 .target_T = targets.target_T,
                 .weight_T = targets.weight_T,
-                .scale_1 = targets.loss_scale_1,
-                .scale = static_cast<float>(targets.loss_scale)};
+                .scale_1 = step.batch.objective_scale_1(depth)};
     if (!dx_tD.empty()) {
       loss.dx_TD = dx_tD;
       loss.dw_VD = w_.dw;
@@ -124,13 +124,14 @@ void LmHead::loss(Step& step, const Targets& targets, Tensor loss_T, Tensor dx_t
   const Tensor x_TD = rows_.gather(step, x_tD);
   const Tensor dx_TD = dx_tD.empty() ? Tensor{} : step.alloc(x_TD.shape, x_TD.dtype);
   for (int64_t begin = 0; begin < T; begin += C)
-    loss_of_chunk(step, targets, begin, std::min(T, begin + C), loss_T, dx_TD, x_TD);
+    loss_of_chunk(step, depth, begin, std::min(T, begin + C), loss_T, dx_TD, x_TD);
   if (!dx_tD.empty()) rows_.sum(step, dx_tD, dx_TD);
 }
 
-void LmHead::loss_of_chunk(Step& step, const Targets& targets, int64_t begin, int64_t end, Tensor loss_T, Tensor dx_TD,
+void LmHead::loss_of_chunk(Step& step, int64_t depth, int64_t begin, int64_t end, Tensor loss_T, Tensor dx_TD,
                            Tensor x_TD) const {
   StackScope scope(step.stack);
+  const Targets& targets = step.batch.targets(depth);
   const int64_t C = end - begin, V = w_.w.dim(0), n = rows_.num_ranks();
   const Tensor logits_CV = step.alloc({C, V}, DType::f32), stats_nC3 = step.alloc({n, C, 3}, DType::f32),
                stats_C3 = stats_nC3.rows(rows_.rank(), rows_.rank() + 1).view({C, 3});
@@ -149,8 +150,7 @@ void LmHead::loss_of_chunk(Step& step, const Targets& targets, int64_t begin, in
                    .w_VD = w_.w,
                    .target_C = target_C,
                    .weight_C = targets.weight_T.rows(begin, end),
-                   .scale_1 = targets.loss_scale_1,
-                   .scale = static_cast<float>(targets.loss_scale),
+                   .scale_1 = step.batch.objective_scale_1(depth),
                    .first = first_};
   if (!dx_TD.empty()) {
     loss.dx_CD = dx_TD.rows(begin, end);

@@ -37,9 +37,9 @@ class LmHead {
  public:
   // embedding: on the same rank, or null. A head that is tied to it has its table, or a copy where it is elsewhere.
   LmHead(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh, const Param* embedding);
-  // loss of all T rows, the same on every tp rank, weighted; with dx given also the derivative of the scaled sum of
-  // losses by x, and the table's gradient.
-  void loss(Step& step, const Targets& targets, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const;
+  // loss of all T rows, the same on every tp rank, weighted, for the batch's targets of this depth; with dx given also
+  // the derivative of the scaled sum of losses by x, and the table's gradient.
+  void loss(Step& step, int64_t depth, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const;
   // For parity checks. Error{usage} with tp > 1.
   void logits(Step& step, Tensor logits_CV, Tensor x_CD) const;
   // For generation: of one of the T rows of all tp ranks, the same on each of them.
@@ -47,7 +47,7 @@ class LmHead {
   const Param& table() const { return w_; }
 
  private:
-  void loss_of_chunk(Step& step, const Targets& targets, int64_t begin, int64_t end, Tensor loss_T, Tensor dx_TD,
+  void loss_of_chunk(Step& step, int64_t depth, int64_t begin, int64_t end, Tensor loss_T, Tensor dx_TD,
                      Tensor x_TD) const;
 
   RowBlocks rows_;

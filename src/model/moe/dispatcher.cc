@@ -8,13 +8,12 @@ namespace moebius {
 
 Group& group_of_experts(const Mesh& mesh) { return mesh.group(mesh.shape().etp == 1 ? Axis::ep : Axis::etp_ep); }
 
-std::unique_ptr<Dispatcher> make_dispatcher(const std::string& asked, const DispatcherSpec& spec) {
+std::unique_ptr<Dispatcher> make_dispatcher(DispatcherKind asked, const DispatcherSpec& spec) {
   const MeshShape& mesh = spec.mesh->shape();
-  MOEBIUS_CHECK(usage, asked == "auto" || asked == "allgather" || asked == "alltoall",
-                "parallel.dispatcher must be \"auto\", \"allgather\" or \"alltoall\"; got \"{}\"", asked);
   MOEBIUS_ASSERT(spec.num_experts % mesh.ep == 0);
   if (mesh.etp * mesh.ep == 1) return std::make_unique<LocalDispatcher>(spec);
-  const bool gathers = asked == "allgather" || (asked == "auto" && mesh.ep <= spec.top_k);
+  const bool gathers =
+      asked == DispatcherKind::allgather || (asked == DispatcherKind::automatic && mesh.ep <= spec.top_k);
   MOEBIUS_CHECK(usage, !gathers || spec.rows_factor == 0,
                 "moe.rank_rows_factor = {} bounds the rows of a rank, which all-to-all alone can check; set "
                 "parallel.dispatcher = \"alltoall\", or rank_rows_factor = 0",

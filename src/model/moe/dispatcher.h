@@ -1,45 +1,41 @@
-// How tokens reach their experts and come back. The experts of a layer lie over the ranks of
-// etp x ep: ep rank j has the experts [j E/EP, (j + 1) E/EP), and each etp rank of it 1/ETP
-// of their inner width F. So a row goes to all etp ranks of its expert, and what they return
-// is summed. Implementations differ in how rows travel; what a layer computes does not.
-//   local        every expert lives here: nothing is moved, rows are read through the index
-//   all-gather   every rank gets the tokens and routes of all W = ETP EP ranks and takes what is for its
-//                experts; results are reduce-scattered. No count is read back: it may be part of a recorded step.
-//   all-to-all   a row travels to its expert's ranks alone. A library wants the sizes on the host: it reads its counts
-//                back, once a layer and micro-batch and behind the gather of the rows to send, and cannot be recorded.
+// How tokens reach their experts and come back. The experts of a layer are spread over the ranks of etp x ep: ep rank j
+// has the experts [j E/EP, (j + 1) E/EP), and each etp rank of it 1/ETP of their inner width F. So a row goes to all etp
+// ranks of its expert, and the rows that they return are summed. Dispatchers differ in how rows travel. They do not
+// differ in the values that a layer computes.
+//   local        Every expert is on this rank. Nothing is moved; rows are read through the index.
+//   all-gather   Every rank gets the tokens and routes of all W = ETP EP ranks and takes the rows of its experts.
+//                Results are reduce-scattered. No count is read back, so it may be part of a CUDA graph.
+//   all-to-all   A row travels to its expert's ranks alone. The exchange wants its sizes on the host, so the counts are
+//                read back once a layer and micro-batch, after the gather of the rows to send. It cannot be captured.
 // All ranks of etp x ep call the same, each with as many tokens (all-to-all: any number). Experts and ranks that no
 // token chose take the same path.
 #pragma once
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "comm/mesh.h"
+#include "config/parallel_spec.h"
 #include "model/step.h"
 #include "ops/experts/experts.h"
 #include "ops/routing/routing.h"
 
 namespace moebius {
 
-// What the experts here work on: rows of `source`, read through rows.token. They are sorted by expert, within an expert
-// by the rank that they come from and there by token.
+// The rows that the experts here work on: rows of `source`, read through rows.token. They are sorted by expert, within
+// an expert by the rank that they come from and there by token.
 struct Dispatched {
   Tensor source;  // [*, D]
   Rows rows;
   Tensor weight_R;  // f32, each row's weight in its token's sum; of combine_bwd alone where rows travel
 };
 
-// A route, and what its rows are here: what the calls of a dispatcher share. Kept from forward to backward.
+// A route and its rows here, which the calls of a dispatcher share. It is kept from forward to backward. Each
+// dispatcher makes its own kind in declare_saved().
 struct Delivery {
+  virtual ~Delivery() = default;
   Route route;  // of the tokens here
-  Rows rows;    // of the experts here
-  // all-gather: of the N = W T tokens of all ranks
-  Tensor row_pair_R, pair_row_NK, weight_NK;
-  // all-to-all
-  Tensor counts_WE, row_R;                    // rows of each rank for each expert; row of an arrival
-  HostBuffer counts;                          // the same on the host
-  std::vector<int64_t> send_rows, recv_rows;  // to and from each rank, once the counts are here
+  Rows rows;    // of the experts here; not filled where no row travels
 };
 
 struct DispatcherSpec {
@@ -55,12 +51,14 @@ class Dispatcher {
   // Rows that the experts here may get of T tokens a rank, whatever these choose, or with rows_factor the bound that
   // was asked for. Buffers of rows have this many.
   virtual int64_t max_rows(int64_t T) const = 0;
-  // Declares what a delivery keeps; it stays where it is until the plan is bound.
-  virtual void declare_saved(MemoryPlan& plan, const std::string& prefix, Delivery& delivery) const = 0;
+  // Rows of Dispatched::source for T tokens a rank.
+  virtual int64_t source_rows(int64_t T) const = 0;
+  // Declares and makes the delivery of one micro-batch. All calls below want one that this dispatcher made.
+  virtual std::unique_ptr<Delivery> declare_saved(MemoryPlan& plan, const std::string& prefix) const = 0;
 
-  // Tells the ranks of the experts what comes. Fills delivery.
+  // Tells the ranks of the experts which rows will come. Fills delivery.
   virtual void announce(Step& step, const Route& route, Delivery& delivery) const = 0;
-  // Tokens to experts. Views may stand on the step stack: the caller's scope must include their use.
+  // Tokens to experts. Views may be of the step stack: the caller's scope must include their use.
   virtual Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const = 0;
   // y[t] = sum over k of weight[t,k] * the row of pair (t,k), summed over etp.
   virtual void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const = 0;
@@ -75,10 +73,9 @@ class Dispatcher {
 // The ranks that hold the experts of a layer: ep, or etp x ep.
 Group& group_of_experts(const Mesh& mesh);
 
-// The dispatcher that `asked` ("auto", "allgather", "alltoall") names on this mesh. One rank of etp x ep: local. auto:
-// all-gather where it sends no more than all-to-all, which is EP <= K; else all-to-all. Error{usage} for other names,
-// and for a bound on rows where counts are not read.
-// REQUIRES: ep divides E.
-std::unique_ptr<Dispatcher> make_dispatcher(const std::string& asked, const DispatcherSpec& spec);
+// The dispatcher that `asked` means on this mesh. One rank of etp x ep: local, whatever was asked. automatic: all-gather
+// where it sends no more than all-to-all, which is EP <= K; else all-to-all. Error{usage} for a bound on rows where
+// counts are not read. REQUIRES: ep divides E.
+std::unique_ptr<Dispatcher> make_dispatcher(DispatcherKind asked, const DispatcherSpec& spec);
 
 }  // namespace moebius

@@ -6,6 +6,11 @@
 #include "ops/permute/permute.h"
 
 namespace moebius {
+namespace {
+
+AllGatherDelivery& own(Delivery& delivery) { return static_cast<AllGatherDelivery&>(delivery); }
+
+}  // namespace
 
 AllGatherDispatcher::AllGatherDispatcher(const DispatcherSpec& spec)
     : spec_(spec),
@@ -16,23 +21,27 @@ AllGatherDispatcher::AllGatherDispatcher(const DispatcherSpec& spec)
 
 int64_t AllGatherDispatcher::max_rows(int64_t T) const { return W_ * T * std::min(spec_.top_k, e_); }
 
-void AllGatherDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix, Delivery& d) const {
+std::unique_ptr<Delivery> AllGatherDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
+  auto delivery = std::make_unique<AllGatherDelivery>();
+  AllGatherDelivery& d = *delivery;
   const int64_t N = W_ * spec_.max_tokens, K = spec_.top_k, R = max_rows(spec_.max_tokens);
   plan.declare(d.rows.offsets_e1, prefix + ".offsets", {e_ + 1}, DType::i32, Life::saved);
   plan.declare(d.rows.token_R, prefix + ".row_token", {R}, DType::i32, Life::saved);
   plan.declare(d.row_pair_R, prefix + ".row_pair", {R}, DType::i32, Life::saved);
   plan.declare(d.pair_row_NK, prefix + ".pair_row", {N, K}, DType::i32, Life::saved);
   plan.declare(d.weight_NK, prefix + ".weight", {N, K}, DType::f32, Life::saved);
+  return delivery;
 }
 
-// Of all ranks, one after the other.
+// The rows of x of all ranks, one rank after the other.
 Tensor AllGatherDispatcher::gathered(Step& step, Tensor x) const {
   const Tensor all = step.alloc({W_ * x.dim(0), x.dim(1)}, x.dtype);
   ranks_.all_gather(step.stream, all, x);
   return all;
 }
 
-void AllGatherDispatcher::announce(Step& step, const Route& route, Delivery& d) const {
+void AllGatherDispatcher::announce(Step& step, const Route& route, Delivery& delivery) const {
+  AllGatherDelivery& d = own(delivery);
   StackScope scope(step.stack);
   const int64_t N = W_ * route.topk_TK.dim(0);
   d.route = route;
@@ -49,12 +58,14 @@ void AllGatherDispatcher::announce(Step& step, const Route& route, Delivery& d) 
                            .first_expert = first_expert_});
 }
 
-Dispatched AllGatherDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& d) const {
+Dispatched AllGatherDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
+  AllGatherDelivery& d = own(delivery);
   const int64_t R = max_rows(x_TD.dim(0));
   return {.source = gathered(step, x_TD), .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)}};
 }
 
-void AllGatherDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& d) const {
+void AllGatherDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {
+  AllGatherDelivery& d = own(delivery);
   StackScope scope(step.stack);
   const int64_t N = W_ * y_TD.dim(0);
   const Tensor partial_ND = step.alloc({N, y_TD.dim(1)}, y_TD.dtype);
@@ -65,9 +76,10 @@ void AllGatherDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery
   ranks_.reduce_scatter_sum(step.stream, y_TD, partial_ND);
 }
 
-Dispatched AllGatherDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& d) const {
+Dispatched AllGatherDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const {
+  AllGatherDelivery& d = own(delivery);
   const int64_t T = dy_TD.dim(0), R = max_rows(T);
-  Dispatched grads = dispatch(step, dy_TD, d);
+  Dispatched grads = dispatch(step, dy_TD, delivery);
   grads.weight_R = step.alloc({R}, DType::f32);
   pairs_to_rows(step.stream, {.to_R = grads.weight_R,
                               .from_TK = d.weight_NK.rows(0, W_ * T),
@@ -77,7 +89,8 @@ Dispatched AllGatherDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& 
 }
 
 void AllGatherDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                                       Delivery& d) const {
+                                       Delivery& delivery) const {
+  AllGatherDelivery& d = own(delivery);
   StackScope scope(step.stack);
   const int64_t N = W_ * dx_TD.dim(0);
   const Tensor partial_ND = step.alloc({N, dx_TD.dim(1)}, dx_TD.dtype);

@@ -8,15 +8,24 @@
 // A token's sum is taken over k on each rank, then over the ranks in their order: in bf16 a partial result is rounded.
 #pragma once
 
+#include <memory>
+#include <string>
+
 #include "model/moe/dispatcher.h"
 
 namespace moebius {
+
+// Its rows are those of the N = W T tokens of all ranks.
+struct AllGatherDelivery final : Delivery {
+  Tensor row_pair_R, pair_row_NK, weight_NK;
+};
 
 class AllGatherDispatcher final : public Dispatcher {
  public:
   explicit AllGatherDispatcher(const DispatcherSpec& spec);
   int64_t max_rows(int64_t T) const override;
-  void declare_saved(MemoryPlan& plan, const std::string& prefix, Delivery& delivery) const override;
+  int64_t source_rows(int64_t T) const override { return W_ * T; }
+  std::unique_ptr<Delivery> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
   void announce(Step& step, const Route& route, Delivery& delivery) const override;
   Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
   void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;

@@ -11,6 +11,8 @@
 namespace moebius {
 namespace {
 
+AllToAllDelivery& own(Delivery& delivery) { return static_cast<AllToAllDelivery&>(delivery); }
+
 Tensor column(const Tensor& x_R) { return x_R.view({x_R.numel(), 1}); }
 
 }  // namespace
@@ -32,15 +34,19 @@ int64_t AllToAllDispatcher::max_rows(int64_t T) const {
   return bound < static_cast<double>(worst_rows(T)) ? static_cast<int64_t>(bound) : worst_rows(T);
 }
 
-void AllToAllDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix, Delivery& d) const {
-  const int64_t R = worst_rows(spec_.max_tokens);  // the index is made before the counts are looked at
+std::unique_ptr<Delivery> AllToAllDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
+  auto delivery = std::make_unique<AllToAllDelivery>();
+  AllToAllDelivery& d = *delivery;
+  const int64_t R = worst_rows(spec_.max_tokens);  // the index is computed before the counts are read
   plan.declare(d.counts_WE, prefix + ".counts", {W_, E_}, DType::i32, Life::saved);
   plan.declare(d.rows.offsets_e1, prefix + ".offsets", {e_ + 1}, DType::i32, Life::saved);
   plan.declare(d.rows.token_R, prefix + ".arrival", {R}, DType::i32, Life::saved);
   plan.declare(d.row_R, prefix + ".row", {R}, DType::i32, Life::saved);
+  return delivery;
 }
 
-void AllToAllDispatcher::announce(Step& step, const Route& route, Delivery& d) const {
+void AllToAllDispatcher::announce(Step& step, const Route& route, Delivery& delivery) const {
+  AllToAllDelivery& d = own(delivery);
   Stream& s = step.stream;
   d.route = route;
   ranks_.all_gather(s, d.counts_WE, route.counts_E.view({1, E_}));
@@ -57,7 +63,7 @@ void AllToAllDispatcher::announce(Step& step, const Route& route, Delivery& d) c
 }
 
 // Group rank q = etp + ETP ep gets the rows for the experts of its ep.
-void AllToAllDispatcher::wait_for_counts(Stream& s, int64_t T, Delivery& d) const {
+void AllToAllDispatcher::wait_for_counts(Stream& s, int64_t T, AllToAllDelivery& d) const {
   if (!d.send_rows.empty()) return;
   d.send_rows.assign(W_, 0);
   d.recv_rows.assign(W_, 0);
@@ -89,7 +95,7 @@ void AllToAllDispatcher::check_rows(int64_t T, const int32_t* counts_WE) const {
   }
 }
 
-void AllToAllDispatcher::send(Step& step, Tensor arrived, Tensor sorted, Delivery& d) const {
+void AllToAllDispatcher::send(Step& step, Tensor arrived, Tensor sorted, AllToAllDelivery& d) const {
   StackScope scope(step.stack);
   Tensor out = sorted;
   if (etp_ > 1) {
@@ -105,7 +111,7 @@ void AllToAllDispatcher::send(Step& step, Tensor arrived, Tensor sorted, Deliver
   ranks_.all_to_all_v(step.stream, {.out = arrived, .in = out, .recv_rows = d.recv_rows, .send_rows = d.send_rows});
 }
 
-void AllToAllDispatcher::send_back(Step& step, Tensor sorted, Tensor arrived, Delivery& d) const {
+void AllToAllDispatcher::send_back(Step& step, Tensor sorted, Tensor arrived, AllToAllDelivery& d) const {
   StackScope scope(step.stack);
   const Tensor back = etp_ > 1 ? step.alloc({etp_ * sorted.dim(0), sorted.dim(1)}, sorted.dtype) : sorted;
   ranks_.all_to_all_v(step.stream, {.out = back, .in = arrived, .recv_rows = d.send_rows, .send_rows = d.recv_rows});
@@ -123,7 +129,8 @@ void AllToAllDispatcher::send_back(Step& step, Tensor sorted, Tensor arrived, De
   }
 }
 
-Dispatched AllToAllDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& d) const {
+Dispatched AllToAllDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
+  AllToAllDelivery& d = own(delivery);
   const int64_t T = x_TD.dim(0), D = x_TD.dim(1), R = max_rows(T);
   const Tensor arrived_RD = step.alloc({R, D}, x_TD.dtype);
   StackScope scope(step.stack);
@@ -135,7 +142,8 @@ Dispatched AllToAllDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& d) co
   return {.source = arrived_RD, .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)}};
 }
 
-void AllToAllDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& d) const {
+void AllToAllDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {
+  AllToAllDelivery& d = own(delivery);
   StackScope scope(step.stack);
   const Tensor back_ND = returned(step, y_RD, y_TD.dim(0), d);
   moebius::combine(
@@ -144,7 +152,7 @@ void AllToAllDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery&
 }
 
 // The rows of the experts here go back to where they came from; what comes back is sorted by expert.
-Tensor AllToAllDispatcher::returned(Step& step, Tensor rows_RD, int64_t T, Delivery& d) const {
+Tensor AllToAllDispatcher::returned(Step& step, Tensor rows_RD, int64_t T, AllToAllDelivery& d) const {
   const int64_t R = rows_RD.dim(0), D = rows_RD.dim(1);
   const Tensor sorted_ND = step.alloc({T * spec_.top_k, D}, rows_RD.dtype);
   StackScope scope(step.stack);
@@ -155,9 +163,10 @@ Tensor AllToAllDispatcher::returned(Step& step, Tensor rows_RD, int64_t T, Deliv
   return sorted_ND;
 }
 
-Dispatched AllToAllDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& d) const {
+Dispatched AllToAllDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const {
+  AllToAllDelivery& d = own(delivery);
   const int64_t N = dy_TD.dim(0) * spec_.top_k;
-  Dispatched grads = dispatch(step, dy_TD, d);
+  Dispatched grads = dispatch(step, dy_TD, delivery);
   const int64_t R = grads.rows.token_R.dim(0);
   grads.weight_R = step.alloc({R}, DType::f32);
   StackScope scope(step.stack);
@@ -175,7 +184,8 @@ Dispatched AllToAllDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& d
 }
 
 void AllToAllDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
-                                      Delivery& d) const {
+                                      Delivery& delivery) const {
+  AllToAllDelivery& d = own(delivery);
   StackScope scope(step.stack);
   const int64_t T = dx_TD.dim(0);
   const Tensor& pair_row_TK = d.route.pair_row_TK;

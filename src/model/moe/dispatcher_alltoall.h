@@ -16,16 +16,27 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "model/moe/dispatcher.h"
 
 namespace moebius {
 
+// Its rows are arrivals, sorted by expert.
+struct AllToAllDelivery final : Delivery {
+  Tensor counts_WE, row_R;                    // rows of each rank for each expert; the row of an arrival
+  HostBuffer counts;                          // counts_WE on the host
+  std::vector<int64_t> send_rows, recv_rows;  // to and from each rank; empty until the counts are on the host
+};
+
 class AllToAllDispatcher final : public Dispatcher {
  public:
   explicit AllToAllDispatcher(const DispatcherSpec& spec);
   int64_t max_rows(int64_t T) const override;
-  void declare_saved(MemoryPlan& plan, const std::string& prefix, Delivery& delivery) const override;
+  int64_t source_rows(int64_t T) const override { return max_rows(T); }
+  std::unique_ptr<Delivery> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
   void announce(Step& step, const Route& route, Delivery& delivery) const override;
   Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
   void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;
@@ -35,12 +46,12 @@ class AllToAllDispatcher final : public Dispatcher {
 
  private:
   int64_t worst_rows(int64_t T) const { return W_ * T * std::min(spec_.top_k, e_); }
-  void wait_for_counts(Stream& s, int64_t T, Delivery& delivery) const;
+  void wait_for_counts(Stream& s, int64_t T, AllToAllDelivery& delivery) const;
   void check_rows(int64_t T, const int32_t* counts_WE) const;
-  Tensor returned(Step& step, Tensor rows_RD, int64_t T, Delivery& delivery) const;
+  Tensor returned(Step& step, Tensor rows_RD, int64_t T, AllToAllDelivery& delivery) const;
   // Rows of the route, sorted by expert, to the ranks of their experts; and what these return, summed over etp.
-  void send(Step& step, Tensor arrived, Tensor sorted, Delivery& delivery) const;
-  void send_back(Step& step, Tensor sorted, Tensor arrived, Delivery& delivery) const;
+  void send(Step& step, Tensor arrived, Tensor sorted, AllToAllDelivery& delivery) const;
+  void send_back(Step& step, Tensor sorted, Tensor arrived, AllToAllDelivery& delivery) const;
 
   DispatcherSpec spec_;
   Group& ranks_;

@@ -9,7 +9,10 @@ class LocalDispatcher final : public Dispatcher {
  public:
   explicit LocalDispatcher(const DispatcherSpec& spec) : K_(spec.top_k) {}
   int64_t max_rows(int64_t T) const override { return T * K_; }
-  void declare_saved(MemoryPlan&, const std::string&, Delivery&) const override {}
+  int64_t source_rows(int64_t T) const override { return T; }
+  std::unique_ptr<Delivery> declare_saved(MemoryPlan&, const std::string&) const override {
+    return std::make_unique<Delivery>();
+  }
   void announce(Step&, const Route& route, Delivery& delivery) const override { delivery.route = route; }
   Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
   void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;

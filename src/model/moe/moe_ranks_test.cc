@@ -56,7 +56,7 @@ const std::vector<Layout> kLayouts = {
     {"tp2dp2_etp2ep2", {.tp = 2, .dp = 2, .etp = 2, .ep = 2}},
 };
 
-class MoeRanks : public ::testing::TestWithParam<std::tuple<size_t, std::string>> {
+class MoeRanks : public ::testing::TestWithParam<std::tuple<size_t, DispatcherKind>> {
  protected:
   MoeCase c() const {
     const auto& [layout, dispatcher] = GetParam();
@@ -67,11 +67,12 @@ class MoeRanks : public ::testing::TestWithParam<std::tuple<size_t, std::string>
 TEST_P(MoeRanks, EqualOneRank) { expect_same(c(), 2e-6); }
 
 std::string name_of_case(const ::testing::TestParamInfo<MoeRanks::ParamType>& info) {
-  return std::string(kLayouts[std::get<0>(info.param)].name) + "_" + std::get<1>(info.param);
+  const bool gathers = std::get<1>(info.param) == DispatcherKind::allgather;
+  return std::string(kLayouts[std::get<0>(info.param)].name) + (gathers ? "_allgather" : "_alltoall");
 }
 INSTANTIATE_TEST_SUITE_P(Layouts, MoeRanks,
                          ::testing::Combine(::testing::Range<size_t>(0, kLayouts.size()),
-                                            ::testing::Values("allgather", "alltoall")),
+                                            ::testing::Values(DispatcherKind::allgather, DispatcherKind::alltoall)),
                          name_of_case);
 
 // What a router looks at beyond its own tokens: every balance, on layouts that lay a micro-batch over several ranks.

@@ -17,7 +17,7 @@ namespace moebius::testing {
 
 struct MoeCase {
   MeshShape mesh;
-  std::string dispatcher = "auto";
+  DispatcherKind dispatcher = DispatcherKind::automatic;
   BalanceSpec balance;
   DType dtype = DType::f32;
   int64_t batch = 2, seq = 8;  // of a micro-batch on one rank of cp = 1
@@ -86,8 +86,17 @@ class MoeRank {
         mesh_(mesh),
         shape_{.batch = c.batch, .seq = c.seq / mesh.shape().cp, .max_segments = 2 * c.batch},
         rows_(rows_between_projections(shape_, mesh.shape())),
-        moe_(params_, plan_, "mlp", moe_model(c), c.balance, c.dtype, mesh, shape_, /*layer=*/1, /*seed=*/3,
-             c.dispatcher) {
+        moe_(LayerContext{.params = params_,
+                          .plan = plan_,
+                          .model = moe_model(c),
+                          .balance = c.balance,
+                          .mesh = mesh,
+                          .rope_table_Pd = Tensor{},
+                          .dtype = c.dtype,
+                          .shape = shape_,
+                          .seed = 3,
+                          .dispatcher = c.dispatcher},
+             "mlp", /*layer=*/1) {
     moe_.declare_saved(plan_, "moe", saved_);
     declare_micro_batch(plan_, shape_, batch_);
     for (Tensor* t : {&x_TD, &y_TD, &dx_TD, &dy_TD})
@@ -132,11 +141,10 @@ class MoeRank {
   void run_batch(int step_number, int64_t dp, int64_t num_dp) {
     const int64_t T = c_.batch * c_.seq, D = x_TD.dim(1);
     const std::vector<TokenRun> runs = token_runs(shape_, mesh_.shape(), mesh_.place());
-    batch_.train_step = static_cast<uint64_t>(step_number);
-    batch_.first_token = static_cast<uint64_t>(dp * T);
-    batch_.draw_2.ptr<int64_t>()[0] = step_number;
-    batch_.draw_2.ptr<int64_t>()[1] = dp * T;
-    batch_.total_tokens = static_cast<double>(num_dp * T);
+    batch_.scalars.set_step(step_number);
+    batch_.scalars.set_first_token(dp * T);
+    batch_.scalars.total_tokens = static_cast<double>(num_dp * T);
+    batch_.store_scalars();
     for_each_row(runs, dp, [&](int64_t row, int64_t token) {
       for (int64_t d = 0; d < D; ++d) {
         set_value(x_TD, row * D + d, draw("x" + prefix_, token * D + d));

@@ -33,48 +33,49 @@ Route first_tokens(Route route, int64_t T, int64_t K) {
 
 }  // namespace
 
-Router::Router(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& model,
-               const BalanceSpec& balance, DType dtype, const Mesh& mesh, const BatchShape& shape, uint32_t layer,
-               uint64_t seed)
-    : E_(model.num_experts),
-      K_(model.top_k),
-      D_(model.hidden_size),
-      balance_(balance),
-      model_(model),
-      dtype_(dtype),
-      shape_(shape),
-      runs_(token_runs(shape, mesh.shape(), mesh.place())),
-      mesh_(mesh),
-      layer_(layer),
-      seed_(seed),
-      gate_(params.declare({.name = prefix + ".weight",
-                            .shape = {E_, D_},
-                            .dtype = balance.router_f32 ? DType::f32 : dtype,
-                            .init_std = static_cast<float>(model.initializer_range),
-                            .kind = ParamKind::router,
-                            .grad_axis = Axis::tp_cp_dp})) {
+Router::Router(const LayerContext& c, const std::string& prefix, int64_t layer)
+    : E_(c.model.num_experts),
+      K_(c.model.top_k),
+      D_(c.model.hidden_size),
+      balance_(c.balance),
+      model_(c.model),
+      dtype_(c.dtype),
+      shape_(c.shape),
+      runs_(token_runs(c.shape, c.mesh.shape(), c.mesh.place())),
+      mesh_(c.mesh),
+      layer_(static_cast<uint32_t>(layer)),
+      seed_(c.seed),
+      gate_(c.params.declare({.name = prefix + ".weight",
+                              .shape = {E_, D_},
+                              .dtype = c.balance.router_f32 ? DType::f32 : c.dtype,
+                              .init_std = c.init_std(),
+                              .grad_axis = Axis::tp_cp_dp})) {
   model_.source = {};
-  if (model.router_bias) {  // f32, as logits are
-    logit_bias_.emplace(params, ParamSpec{.name = prefix + ".bias",
-                                          .shape = {E_},
-                                          .init = ParamInit::zeros,
-                                          .kind = ParamKind::bias,
-                                          .grad_axis = Axis::tp_cp_dp});
+  if (c.model.router_bias) {  // f32, as logits are
+    logit_bias_.emplace(c.params, ParamSpec{.name = prefix + ".bias",
+                                            .shape = {E_},
+                                            .init = ParamInit::zeros,
+                                            .decay = false,
+                                            .grad_axis = Axis::tp_cp_dp});
   }
-  if (model.expert_bias) {
-    bias_ = &params.declare(
+  declare_state(c, prefix);
+}
+
+void Router::declare_state(const LayerContext& c, const std::string& prefix) {
+  if (c.model.expert_bias) {
+    bias_ = &c.params.declare(
         {.name = prefix + ".e_score_correction_bias", .shape = {E_}, .kind = ParamKind::state, .trainable = false});
   }
-  if (params.use() == ModelUse::training && balance.global_aux) {
-    last_load_ = &params.declare(
+  if (c.params.use() == ModelUse::training && balance_.global_aux) {
+    last_load_ = &c.params.declare(
         {.name = prefix + ".last_load", .shape = {1, E_}, .kind = ParamKind::state, .trainable = false});
-    plan.declare(step_load_1E_, prefix + ".step_load", {1, E_}, DType::f32, Life::metrics);
+    c.plan.declare(step_load_1E_, prefix + ".step_load", {1, E_}, DType::f32, Life::metrics);
   }
-  plan.declare(metrics_.load_E, prefix + ".load", {E_}, DType::i64, Life::metrics);
-  plan.declare(metrics_.dropped_1, prefix + ".dropped", {1}, DType::i64, Life::metrics);
-  plan.declare(metrics_.aux_1, prefix + ".aux_loss", {1}, DType::f64, Life::metrics);
-  plan.declare(metrics_.z_1, prefix + ".z", {1}, DType::f64, Life::metrics);
-  plan.declare(metrics_.entropy_1, prefix + ".entropy", {1}, DType::f64, Life::metrics);
+  c.plan.declare(metrics_.load_E, prefix + ".load", {E_}, DType::i64, Life::metrics);
+  c.plan.declare(metrics_.dropped_1, prefix + ".dropped", {1}, DType::i64, Life::metrics);
+  c.plan.declare(metrics_.aux_1, prefix + ".aux_loss", {1}, DType::f64, Life::metrics);
+  c.plan.declare(metrics_.z_1, prefix + ".z", {1}, DType::f64, Life::metrics);
+  c.plan.declare(metrics_.entropy_1, prefix + ".entropy", {1}, DType::f64, Life::metrics);
 }
 
 void Router::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
@@ -92,10 +93,14 @@ void Router::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& s
     plan.declare(saved.dsbar_SE, prefix + ".dsbar", {num_segments(balance_, shape_), E_}, DType::f32, Life::saved);
 }
 
+RouteScore Router::score() const {
+  return model_.score == ScoreFunction::softmax ? RouteScore::softmax : RouteScore::sigmoid;
+}
+
 // T: rows here of the micro-batch.
 RouteRule Router::rule(bool training, int64_t T) const {
   RouteRule rule;
-  rule.score = model_.score == ScoreFunction::softmax ? RouteScore::softmax : RouteScore::sigmoid;
+  rule.score = score();
   rule.normalize = model_.norm_topk_prob;
   rule.scale = static_cast<float>(model_.routed_scaling_factor);
   rule.num_groups = model_.n_group;
@@ -119,19 +124,13 @@ Tensor Router::router_input(Step& step, Tensor x_TD) const {
   for (const TokenRun& run : runs_) {
     jitter(step.stream, {.y_TD = y_TD.rows(run.row, run.row + run.count),
                          .x_TD = x_TD.rows(run.row, run.row + run.count),
-                         .draw_2 = step.batch.draw_2,
+                         .draw_2 = step.batch.draw_2(),
                          .row = run.token,
                          .seed = seed_,
                          .layer = layer_,
                          .eps = static_cast<float>(balance_.jitter)});
   }
   return y_TD;
-}
-
-// Of the rows here: a batch says them for all tokens of a context rank.
-Tensor Router::segments(Step& step) const {
-  const int64_t T = rows_between_projections(shape_, mesh_.shape()), first = mesh_.place().tp * T;
-  return step.batch.segment_T.rows(first, first + T);
 }
 
 // Evaluation must not count towards what a training step reports or learns from.
@@ -170,91 +169,21 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   return route;
 }
 
-// Every balance loss is  coeff * sum over segments of E/(K ...) prob . count  with its own segments and counts, so each
-// adds to one table of derivatives by the normalised scores.
-void Router::balance(Step& step, Saved& saved) const {
-  Stream& s = step.stream;
-  const int64_t T = saved.logits_TE.dim(0), S = saved.dsbar_SE.empty() ? 1 : saved.dsbar_SE.dim(0);
-  const RouteScore score = rule(true, saved.x_TD.dim(0)).score;
-  const float coeff = static_cast<float>(balance_.aux_coeff);
-  const double total = step.batch.total_tokens;
-  Group& tokens_of_batch = mesh_.group(Axis::tp_cp);
-
-  const Tensor prob_1E = step.alloc({1, E_}, DType::f32), count_1E = step.alloc({1, E_}, DType::f32);
-  balance_stats(s, {.prob_SE = prob_1E,
-                    .count_SE = count_1E,
-                    .z_1 = metrics_.z_1,
-                    .entropy_1 = metrics_.entropy_1,
-                    .scratch = step.alloc_bytes(BalanceStats::scratch_bytes(T, E_, 1, s)),
-                    .logits_TE = saved.logits_TE,
-                    .score = score,
-                    .top_k = K_});
-  if (saved.dsbar_SE.empty()) return;
-  tokens_of_batch.all_reduce_sum(s, prob_1E);
-  tokens_of_batch.all_reduce_sum(s, count_1E);
-
-  const Tensor dsbar_1E = step.alloc({1, E_}, DType::f32);
-  fill_zero(s, dsbar_1E);
-  fill_zero(s, saved.dsbar_SE);
-  if (balance_.aux) {
-    balance_loss(s, {.loss_1 = metrics_.aux_1,
-                     .dsbar_SE = dsbar_1E,
-                     .prob_SE = prob_1E,
-                     .count_SE = count_1E,
-                     .coeff = coeff,
-                     .top_k = K_,
-                     .total_tokens = total});
-  }
-  if (balance_.global_aux) {
-    balance_loss(s, {.loss_1 = metrics_.aux_1,
-                     .dsbar_SE = dsbar_1E,
-                     .prob_SE = prob_1E,
-                     .count_SE = last_load_->w,
-                     .coeff = coeff,
-                     .top_k = K_,
-                     .total_tokens = total});
-    add(s, step_load_1E_, count_1E);
-  }
-  if (balance_.seq_aux) {
-    const Tensor prob_SE = step.alloc({S, E_}, DType::f32), count_SE = step.alloc({S, E_}, DType::f32);
-    // These sums are not reported; the micro-batch's were.
-    const Tensor z_1 = step.alloc({1}, DType::f64), entropy_1 = step.alloc({1}, DType::f64);
-    balance_stats(s, {.prob_SE = prob_SE,
-                      .count_SE = count_SE,
-                      .z_1 = z_1,
-                      .entropy_1 = entropy_1,
-                      .scratch = step.alloc_bytes(BalanceStats::scratch_bytes(T, E_, S, s)),
-                      .logits_TE = saved.logits_TE,
-                      .segment_T = segments(step),
-                      .score = score,
-                      .top_k = K_});
-    tokens_of_batch.all_reduce_sum(s, prob_SE);
-    tokens_of_batch.all_reduce_sum(s, count_SE);
-    balance_loss(s, {.loss_1 = metrics_.aux_1,
-                     .dsbar_SE = saved.dsbar_SE,
-                     .prob_SE = prob_SE,
-                     .count_SE = count_SE,
-                     .coeff = coeff,
-                     .top_k = K_,
-                     .total_tokens = total});
-  }
-  add_row(s, saved.dsbar_SE, dsbar_1E);
-}
-
 void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& saved) const {
   const int64_t T = dx_TD.dim(0);
   const bool training = step.batch.training;
   const bool jittered = training && balance_.jitter != 0;
   StackScope scope(step.stack);
   const Tensor dlogits_TE = step.alloc({T, E_}, DType::f32);
-  route_bwd(step.stream, {.dlogits_TE = dlogits_TE,
-                          .dweight_TK = dweight_TK,
-                          .dsbar_SE = training ? saved.dsbar_SE : Tensor{},
-                          .segment_T = balance_.seq_aux ? segments(step) : Tensor{},
-                          .logits_TE = saved.logits_TE,
-                          .route = saved.route,
-                          .rule = rule(training, T),
-                          .z_scale = training ? static_cast<float>(balance_.z_coeff / step.batch.total_tokens) : 0.0f});
+  route_bwd(step.stream,
+            {.dlogits_TE = dlogits_TE,
+             .dweight_TK = dweight_TK,
+             .dsbar_SE = training ? saved.dsbar_SE : Tensor{},
+             .segment_T = balance_.seq_aux ? segments(step) : Tensor{},
+             .logits_TE = saved.logits_TE,
+             .route = saved.route,
+             .rule = rule(training, T),
+             .z_scale = training ? static_cast<float>(balance_.z_coeff / step.batch.scalars.total_tokens) : 0.0f});
   if (logit_bias_) logit_bias_->backward_weight(step, dlogits_TE);
   const Tensor x_TD = router_input(step, saved.x_TD);
   Tensor dinput_TD = dx_TD;

@@ -1,21 +1,17 @@
-// The router: scores, choice, balance. All counts stay on the device. The tokens of a micro-batch lie on the ranks of
-// tp x cp (model/attention/token_runs.h): what is defined on the micro-batch is summed over them, or chosen as one rank would.
+// The router: scores, choice, balance. All counts stay on the device. The tokens of a micro-batch are spread over the
+// ranks of tp x cp (model/attention/token_runs.h). A sum over the micro-batch is a sum over these ranks, and a choice
+// that looks at all of its tokens is the choice that one rank would make.
 #pragma once
 
 #include <optional>
 
-#include "comm/mesh.h"
-#include "config/model_spec.h"
-#include "config/train_spec.h"
-#include "model/attention/token_runs.h"
+#include "model/layer_context.h"
 #include "model/layers/bias.h"
-#include "model/params.h"
-#include "model/step.h"
 #include "ops/routing/routing.h"
 
 namespace moebius {
 
-// What one MoE layer reports of a step; sums over its micro-batches and ranks.
+// The report of one MoE layer for a step: sums over its micro-batches and ranks.
 struct RouterMetrics {
   Tensor load_E;     // i64  tokens sent to each expert, before any drop
   Tensor dropped_1;  // i64  pairs dropped by capacity
@@ -32,9 +28,8 @@ class Router {
     Route route;
     Tensor dsbar_SE;  // derivative of the balance losses by the normalised scores
   };
-  Router(ParamTable& params, MemoryPlan& plan, const std::string& prefix, const ModelSpec& model,
-         const BalanceSpec& balance, DType dtype, const Mesh& mesh, const BatchShape& shape, uint32_t layer,
-         uint64_t seed);
+  // layer: its index in the model, which draws of the router depend on.
+  Router(const LayerContext& c, const std::string& prefix, int64_t layer);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
   // Fills saved.route and returns it, cut to the tokens of x. In training also the balance losses of the micro-batch
@@ -43,8 +38,8 @@ class Router {
   // dx += through logits; the gate's gradient is added here too: it is E rows, and needs the same dlogits.
   void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& saved) const;
 
-  // Once per global batch, after its last micro-batch: sums over ranks what the
-  // next step's routing depends on and what is reported.
+  // Once per global batch, after its last micro-batch: sums the metrics and the state of the next step's routing over
+  // the ranks.
   void reduce_metrics(Stream& s) const;
   // After the metrics were read: moves the bias, keeps the load for the global balance loss, and clears the sums.
   void end_of_step(Stream& s) const;
@@ -60,7 +55,18 @@ class Router {
   Tensor segments(Step& step) const;
   Tensor router_input(Step& step, Tensor x_TD) const;
   RouterMetrics unused_metrics(Step& step) const;
+  // Statistics of the micro-batch, and the balance losses with their derivative (router_balance.cc).
+  struct Stats {
+    Tensor prob_SE, count_SE;  // f32, over the micro-batch's segments: summed scores, and tokens of each expert
+  };
+  void declare_state(const LayerContext& c, const std::string& prefix);
   void balance(Step& step, Saved& saved) const;
+  Stats alloc_stats(Step& step, int64_t num_segments) const;
+  RouteScore score() const;
+  void add_loss(Step& step, Tensor dsbar_SE, const Stats& stats) const;
+  void aux_loss(Step& step, Tensor dsbar_1E, const Stats& batch) const;
+  void global_aux_loss(Step& step, Tensor dsbar_1E, const Stats& batch) const;
+  void seq_aux_loss(Step& step, Saved& saved) const;
 
   int64_t E_, K_, D_;
   BalanceSpec balance_;

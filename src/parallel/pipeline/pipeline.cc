@@ -1,7 +1,9 @@
 #include "parallel/pipeline/pipeline.h"
 
 #include <algorithm>
+#include <optional>
 
+#include "device/out_of_memory.h"
 #include "parallel/pipeline/simulate.h"
 
 namespace moebius {
@@ -36,12 +38,15 @@ PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int
 std::vector<HeldStage> PipelineRank::stages() const {
   std::vector<HeldStage> held;
   for (int64_t v = 0; v < layout.num_virtual(); ++v)
-    held.push_back({.spec = layout.at(pp_rank, v), .num_saved = step.num_saved_sets[static_cast<size_t>(v)]});
+    held.push_back({.spec = layout.at(pp_rank, v),
+                    .num_saved = step.num_saved_sets[static_cast<size_t>(v)],
+                    .splits_backward = step.splits_backward[static_cast<size_t>(v)]});
   return held;
 }
 
 Pipeline::Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, MemoryPlan& plan)
     : rank_(rank), model_(model), mesh_(mesh) {
+  if (is_one_stage()) return;
   buffers_TD_.resize(std::max({rank.step.num_buffers, rank.one_micro_batch.num_buffers, rank.forward.num_buffers}));
   int64_t rows = 0;  // of the widest stage here
   for (int64_t v = 0; v < rank.layout.num_virtual(); ++v)
@@ -66,7 +71,10 @@ void Pipeline::run_once(Stream& s, StepStack& stack, const MicroBatch& batch) co
   Step step{s, stack, batch};
   const int64_t V = rank_.layout.num_virtual(), P = rank_.layout.num_ranks;
   const auto room_TD = [&](int64_t v) { return buffers_TD_[0].rows(0, buffer_rows(v * P + rank_.pp_rank, true)); };
-  for (int64_t v = 0; v < V; ++v) model_.forward(step, {.virtual_stage = v}, room_TD(v), /*with_gradients=*/true);
+  for (int64_t v = 0; v < V; ++v) {
+    model_.forward(step, {.virtual_stage = v}, room_TD(v), /*with_gradients=*/true);
+    model_.forward_loss(step, {.virtual_stage = v}, /*with_gradients=*/true);
+  }
   for (int64_t v = V; v-- > 0;) model_.backward(step, {.virtual_stage = v}, room_TD(v));
 }
 
@@ -76,9 +84,16 @@ void Pipeline::run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, 
   const int64_t P = rank_.layout.num_ranks, t = num_tokens / mesh_.shape().tp;
   run(
       s, rank_.forward, [&](int64_t) { return t; }, [&](int64_t) { return t; },
-      [&](const PlacedAction& placed, const Tensor& stream_tD) {
+      [&](const PlacedAction& placed, const Tensor& message_tD) {
+        StackScope scope(stack);
+        const Tensor stream_tD = stream_of(stack, message_tD, t);
         model_.forward_cached(step, {.virtual_stage = placed.action.stage / P}, stream_tD, caches, first);
       });
+}
+
+// The residual stream that a stage works on: the message, or scratch where no message carries it.
+Tensor Pipeline::stream_of(StepStack& stack, const Tensor& message_tD, int64_t rows) const {
+  return is_one_stage() ? stack.alloc({rows, model_.spec().hidden_size}, model_.dtype()) : message_tD;
 }
 
 int64_t Pipeline::message_rows(int64_t from_stage, bool mtp) const {
@@ -103,11 +118,12 @@ void Pipeline::run(Stream& s, StepStack& stack, const RankProgram& list, const B
 
 void Pipeline::run(Stream& s, const RankProgram& list, const RowsOf& of_message, const RowsOf& of_stage,
                    const Compute& compute) const {
-  std::vector<Pending> pending(buffers_TD_.size());  // a buffer has one message on its way at a time
+  std::vector<Pending> pending(static_cast<size_t>(list.num_buffers));  // a buffer has one message on its way at a time
   for (const PlacedAction& placed : list.actions) {
     const auto& [verb, pass, m, stage] = placed.action;
-    const Tensor& whole_TD = buffers_TD_[placed.buffer];
-    // Between two stages, whichever way.
+    const bool has_buffer = placed.buffer >= 0, has_memory = has_buffer && !is_one_stage();
+    const Tensor whole_TD = has_memory ? buffers_TD_[placed.buffer] : Tensor{};
+    // The message between two stages, whichever way.
     const auto message_TD = [&](int64_t other) { return whole_TD.rows(0, of_message(std::min(stage, other))); };
     const auto pp_rank_of = [&](int64_t of_stage) { return static_cast<int>(list.shape.rank_of(of_stage)); };
     try {
@@ -117,8 +133,8 @@ void Pipeline::run(Stream& s, const RankProgram& list, const RowsOf& of_message,
               group(pass).recv(s, message_TD(stage - onward(pass)), pp_rank_of(stage - onward(pass)));
           break;
         case Verb::run:
-          pending[placed.buffer].wait();
-          compute(placed, whole_TD.rows(0, of_stage(stage)));
+          if (has_buffer) pending[placed.buffer].wait();
+          compute(placed, has_memory ? whole_TD.rows(0, of_stage(stage)) : Tensor{});
           break;
         case Verb::send:
           pending[placed.buffer] =
@@ -128,21 +144,34 @@ void Pipeline::run(Stream& s, const RankProgram& list, const RowsOf& of_message,
           pending[placed.buffer].wait();
           break;
       }
+    } catch (const OutOfMemory&) {
+      throw;  // the engine knows what would help
     } catch (const Error& e) {
+      if (is_one_stage()) throw;
       throw Error(e.kind(), fmt::format("pipeline, {}: {}", describe(placed.action), e.what()));
     }
   }
 }
 
 void Pipeline::compute(Step& step, const PipelineShape& shape, const PlacedAction& placed,
-                       const Tensor& stream_tD) const {
+                       const Tensor& message_TD) const {
   const Action& a = placed.action;
   const StagePass at{.virtual_stage = a.stage / shape.num_ranks, .saved_set = placed.saved_set};
-  PhaseScope phase(step.stream, a.pass == Pass::forward ? "pipeline forward" : "pipeline backward", a.micro_batch);
-  if (a.pass == Pass::forward)
-    model_.forward(step, at, stream_tD, /*with_gradients=*/shape.backward);
-  else
-    model_.backward(step, at, stream_tD);
+  const char* name[kNumPasses] = {"pipeline forward", "pipeline backward", "pipeline backward weight"};
+  std::optional<PhaseScope> phase;
+  if (!is_one_stage()) phase.emplace(step.stream, name[static_cast<int>(a.pass)], a.micro_batch);
+  if (a.pass == Pass::backward_weight) return model_.backward_weight(step, at);
+  {
+    StackScope scope(step.stack);
+    const Tensor stream_TD = stream_of(step.stack, message_TD, model_.stream_rows());
+    if (a.pass == Pass::forward)
+      model_.forward(step, at, stream_TD, /*with_gradients=*/shape.backward);
+    else if (placed.with_weight)
+      model_.backward(step, at, stream_TD);
+    else
+      model_.backward_input(step, at, stream_TD);
+  }
+  if (a.pass == Pass::forward) model_.forward_loss(step, at, /*with_gradients=*/shape.backward);
 }
 
 }  // namespace moebius

@@ -1,5 +1,6 @@
-// The pipeline on real ranks: which stages a rank holds, the lists that it does, and the executor that does them. The
-// lists decide everything (parallel/pipeline/schedule.h); the executor is one loop over any of them.
+// The pipeline on real ranks: which stages a rank holds, the lists of its actions, and the executor. The lists decide
+// everything (parallel/pipeline/schedule.h); the executor is one loop over any of them. A model on one rank is a
+// pipeline of one stage: each micro-batch is a forward and a backward action, without messages.
 //
 // Hidden states go over the group pp, their gradients over pp_back: between two ranks both can be on their way, and
 // each group's messages arrive in their order.
@@ -21,26 +22,27 @@ struct PipelineSpec {
   int64_t num_virtual = 1;        // parallel.vpp
   std::string layout;             // parallel.layout
   int64_t num_micro_batches = 1;  // of a step, on each rank
-  bool overlap = true;            // sends run behind what is computed next; false: each is waited for. The same bits
+  bool overlap = true;            // sends overlap with the next passes; false: each is waited for. The same bits
 };
 
-// What one rank of the pipeline does and holds.
+// The actions and stages of one rank of the pipeline.
 struct PipelineRank {
   StageLayout layout;
   RankProgram step;                       // the passes of a training step: 1F1B, interleaved with virtual stages
-  RankProgram one_micro_batch;            // one micro-batch there and back, with nothing beside it: for diagnosis
+  RankProgram one_micro_batch;            // all passes of one micro-batch, with no other in between: for diagnosis
   RankProgram forward;                    // one micro-batch, forward alone: for evaluation
   std::vector<HeldStage> stages() const;  // of the model on this rank
   int64_t pp_rank = 0;
 };
 
-// Error{usage} with the equation that fails: the layout's
-// (config/stage_layout.h) or the schedule's. Every list has been replayed.
+// Error{usage} with the equation that fails: the layout's (config/stage_layout.h) or the schedule's. Every list has
+// been simulated.
 PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int64_t num_ranks, int64_t pp_rank);
 
 class Pipeline {
  public:
-  // Declares the buffers of the messages. model: of rank.stages(). The references must outlive it.
+  // Declares the buffers of the messages; one stage has none, and works on the step stack. model: of rank.stages().
+  // The references must outlive it.
   Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, MemoryPlan& plan);
   Pipeline(const Pipeline&) = delete;
 
@@ -54,19 +56,22 @@ class Pipeline {
   void run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, std::span<const KvCache> caches, int64_t first,
                   int64_t num_tokens) const;
 
-  // There and back through the stages of this rank, whatever is in their memory, with no message: so that what a device
-  // loads or allocates with first use is there before messages are on their way. Everything but weights is changed.
+  // Forward and backward through the stages of this rank, whatever is in their memory, with no message: so that what a
+  // device loads or allocates with first use is there before messages are on their way. Everything but weights is
+  // changed. REQUIRES several stages.
   void run_once(Stream& s, StepStack& stack, const MicroBatch& batch) const;
 
   const PipelineRank& rank() const { return rank_; }
 
  private:
   using Compute = std::function<void(const PlacedAction& placed, const Tensor& stream_tD)>;
+  bool is_one_stage() const { return rank_.layout.stages.size() == 1; }
+  Tensor stream_of(StepStack& stack, const Tensor& message_tD, int64_t rows) const;
   void run(Stream& s, StepStack& stack, const RankProgram& list, const BatchOf& batch) const;
   using RowsOf = std::function<int64_t(int64_t stage)>;
   void run(Stream& s, const RankProgram& list, const RowsOf& of_message, const RowsOf& of_stage,
            const Compute& compute) const;
-  void compute(Step& step, const PipelineShape& shape, const PlacedAction& placed, const Tensor& stream_tD) const;
+  void compute(Step& step, const PipelineShape& shape, const PlacedAction& placed, const Tensor& message_TD) const;
   // Rows of the message behind a stage, and of the buffer that a pass of a stage works in. mtp: with the hidden
   // states of multi-token prediction that stands apart from the loss.
   int64_t message_rows(int64_t from_stage, bool mtp) const;

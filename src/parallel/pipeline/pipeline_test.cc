@@ -14,6 +14,7 @@
 #include "comm/transport/threads.h"
 #include "core/rng.h"
 #include "parallel/pipeline/simulate.h"
+#include "parallel/pipeline/testing.h"
 #include "parallel/sharding/tied_embedding.h"
 
 namespace moebius {
@@ -29,11 +30,13 @@ struct Case {
   DType dtype = DType::f32;
   bool tied = false;
   RecomputeSpec recompute = {};
+  bool dense = false;           // no MoE layers
+  int64_t delayed_weights = 0;  // weight passes that wait (parallel/pipeline/testing.h)
 };
 
 constexpr BatchShape kShape{.batch = 2, .seq = 5, .max_segments = 2};
 
-ModelSpec tiny_model(int64_t layers, bool tied = false) {
+ModelSpec tiny_model(int64_t layers, bool tied = false, bool dense = false) {
   ModelSpec m;
   m.vocab_size = 23;
   m.hidden_size = 12;
@@ -44,7 +47,7 @@ ModelSpec tiny_model(int64_t layers, bool tied = false) {
   m.intermediate_size = 10;
   m.max_position_embeddings = 8;
   m.initializer_range = 0.3;
-  for (int64_t i = 0; i < layers; ++i) m.moe_layers.push_back(i % 3 != 0);
+  for (int64_t i = 0; i < layers; ++i) m.moe_layers.push_back(!dense && i % 3 != 0);
   m.num_experts = 3;
   m.top_k = 2;
   m.moe_intermediate_size = 7;
@@ -69,11 +72,11 @@ void fill(MicroBatch& b, int64_t vocab, int64_t m, int64_t M) {
     b.doc_start_T.ptr<int32_t>()[t] = 0;
     b.segment_T.ptr<int32_t>()[t] = static_cast<int32_t>(t / kShape.seq);
   }
-  b.loss_scale = 1.0 / static_cast<double>(M * kShape.tokens());
-  *b.loss_scale_1.ptr<float>() = static_cast<float>(b.loss_scale);
-  b.total_tokens = static_cast<double>(M * kShape.tokens());
-  b.train_step = 1;
-  b.first_token = static_cast<uint64_t>(m * kShape.tokens());
+  b.scalars.set_loss_scale(0, 1.0 / static_cast<double>(M * kShape.tokens()));
+  b.scalars.total_tokens = static_cast<double>(M * kShape.tokens());
+  b.scalars.set_step(1);
+  b.scalars.set_first_token(m * kShape.tokens());
+  b.store_scalars();
   b.training = true;
 }
 
@@ -84,15 +87,17 @@ void add(Results& results, const std::string& name, const Tensor& t) {
   ASSERT_TRUE(results.emplace(name, std::vector<std::byte>(bytes, bytes + t.num_bytes())).second) << name;
 }
 
-// The micro-batches of a step, a model and its memory: what an engine would hold on one rank.
+// The micro-batches of a step, a model and its memory: what an engine would hold on one rank. On one rank the model's
+// passes are called one by one, unless one_stage asks for the pipeline of one stage.
 class TestRank {
  public:
   TestRank(const ModelSpec& spec, const PipelineSpec& pipeline, DType dtype, Mesh mesh,
-           const RecomputeSpec& recompute = {})
+           const RecomputeSpec& recompute = {}, int64_t delayed_weights = 0, bool one_stage = false)
       : mesh_(std::move(mesh)), plan_(recompute), batches_(static_cast<size_t>(pipeline.num_micro_batches)) {
     for (MicroBatch& batch : batches_) declare_micro_batch(plan_, kShape, batch);
-    const bool cut = mesh_.shape().pp > 1;
+    const bool cut = mesh_.shape().pp > 1 || delayed_weights > 0 || one_stage;
     if (cut) rank_ = pipeline_rank(pipeline, spec, mesh_.shape().pp, mesh_.place().pp);
+    if (delayed_weights > 0) delay_weights(pipeline, delayed_weights);
     const PrecisionSpec precision{.compute = dtype};
     model_.emplace(ModelContext{.model = spec,
                                 .balance = balance_,
@@ -109,8 +114,8 @@ class TestRank {
     StepStack counts(DeviceKind::null, nullptr, 0);
     if (cut) pipeline_->run_one_micro_batch(null, counts, batches_[0]);
     if (!cut) run_whole(null, counts, batches_[0]);
-    tied_.emplace(*model_, mesh_, rank_ ? &rank_->layout : nullptr);
-    tied_->sum_gradients(null, counts);
+    if (rank_) tied_.emplace(*model_, mesh_, rank_->layout);
+    if (rank_) tied_->sum_gradients(null, counts);
     plan_.bind(DeviceKind::cpu, counts.high_water());
     for (size_t m = 0; m < batches_.size(); ++m)
       fill(batches_[m], spec.vocab_size, static_cast<int64_t>(m), pipeline.num_micro_batches);
@@ -148,12 +153,29 @@ class TestRank {
     if (model_->stages().back().spec.loss) add(results, "loss", model_->loss_sum());
   }
 
+  const PipelineRank& rank() const { return *rank_; }
+
  private:
+  void delay_weights(const PipelineSpec& pipeline, int64_t count) {
+    const Schedule schedule = with_delayed_weights(schedule_1f1b({.num_ranks = mesh_.shape().pp,
+                                                                  .num_virtual = pipeline.num_virtual,
+                                                                  .num_micro_batches = pipeline.num_micro_batches}),
+                                                   count);
+    simulate(schedule, equal_times(schedule.shape));
+    rank_->step = place_actions(pipeline.overlap ? schedule : without_overlap(schedule), mesh_.place().pp);
+  }
   void run_whole(Stream& s, StepStack& stack, const MicroBatch& batch) {
     Step step{s, stack, batch};
-    model_->forward_hidden(step, kShape.tokens());
-    model_->forward_loss(step, true);
-    model_->backward(step);
+    const auto stream_TD = [&] {
+      return stack.alloc({model_->stream_rows(), model_->spec().hidden_size}, model_->dtype());
+    };
+    {
+      StackScope scope(stack);
+      model_->forward(step, {}, stream_TD(), /*with_gradients=*/true);
+    }
+    model_->forward_loss(step, {}, /*with_gradients=*/true);
+    StackScope scope(stack);
+    model_->backward(step, {}, stream_TD());
   }
 
   ThreadPool pool_{1};
@@ -168,8 +190,10 @@ class TestRank {
   std::optional<TiedEmbedding> tied_;
 };
 
-Results run_on_one_rank(const Case& c) {
-  TestRank one(tiny_model(c.layers, c.tied), c.pipeline, c.dtype, Mesh(MeshShape{}));
+Results run_on_one_rank(const Case& c, bool one_stage = false) {
+  PipelineSpec pipeline = c.pipeline;
+  if (one_stage) pipeline = {.num_micro_batches = c.pipeline.num_micro_batches};
+  TestRank one(tiny_model(c.layers, c.tied, c.dense), pipeline, c.dtype, Mesh(MeshShape{}), {}, 0, one_stage);
   one.run_step();
   Results results;
   one.add_to(results);
@@ -180,8 +204,8 @@ Results run_on_ranks(const Case& c, const std::function<void(TestRank&)>& body) 
   Results results;
   std::mutex mutex;
   run_threads(static_cast<int>(c.num_ranks), {.timeout_s = 30}, [&](Transport& transport) {
-    TestRank rank(tiny_model(c.layers, c.tied), c.pipeline, c.dtype, Mesh(MeshShape{.pp = c.num_ranks}, transport),
-                  c.recompute);
+    TestRank rank(tiny_model(c.layers, c.tied, c.dense), c.pipeline, c.dtype,
+                  Mesh(MeshShape{.pp = c.num_ranks}, transport), c.recompute, c.delayed_weights);
     body(rank);
     const std::lock_guard lock(mutex);
     rank.add_to(results);
@@ -198,7 +222,7 @@ class PipelineEquals : public testing::TestWithParam<Case> {};
 
 TEST_P(PipelineEquals, OneRank) {
   const Results expected = run_on_one_rank(GetParam());
-  ASSERT_GT(expected.size(), 40u);
+  ASSERT_GT(expected.size(), GetParam().dense ? 20u : 40u);
   for (const bool overlap : {true, false}) {
     Case c = GetParam();
     c.pipeline.overlap = overlap;
@@ -223,6 +247,43 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"VirtualBf16", 2, 4, {.num_virtual = 2, .num_micro_batches = 4}, DType::bf16}),
     [](const auto& info) { return info.param.name; });
 
+// Weight passes that come later, other passes between: the same bits, of MoE and of dense models, on one rank and on
+// several, whether tensors are kept or recomputed.
+INSTANTIATE_TEST_SUITE_P(
+    DelayedWeights, PipelineEquals,
+    testing::Values(Case{.name = "Moe", .pipeline = {.num_micro_batches = 3}, .delayed_weights = 1},
+                    Case{.name = "Dense", .pipeline = {.num_micro_batches = 3}, .dense = true, .delayed_weights = 2},
+                    Case{
+                        .name = "MoeOnTwo", .num_ranks = 2, .pipeline = {.num_micro_batches = 4}, .delayed_weights = 1},
+                    Case{.name = "DenseOnTwo",
+                         .num_ranks = 2,
+                         .pipeline = {.num_micro_batches = 4},
+                         .dense = true,
+                         .delayed_weights = 3},
+                    Case{.name = "Virtual",
+                         .num_ranks = 2,
+                         .pipeline = {.num_virtual = 2, .num_micro_batches = 4},
+                         .dtype = DType::bf16,
+                         .delayed_weights = 3},
+                    Case{.name = "Recomputed",
+                         .num_ranks = 2,
+                         .pipeline = {.num_micro_batches = 4},
+                         .dtype = DType::bf16,
+                         .recompute = {.layer = true},
+                         .delayed_weights = 2}),
+    [](const auto& info) { return info.param.name; });
+
+// The plan keeps what the weight passes read, and holds a set of saved tensors for each that waits.
+TEST(Pipeline, DelayedWeightsAreHeldByThePlan) {
+  const Case c{.name = "", .pipeline = {.num_micro_batches = 4}, .delayed_weights = 2};
+  run_on_ranks(c, [](TestRank& rank) {
+    const HeldStage held = rank.rank().stages().at(0);
+    EXPECT_TRUE(held.splits_backward);
+    EXPECT_EQ(held.num_saved, 3);
+    rank.run_step();
+  });
+}
+
 // One micro-batch at a time, all stages there and back, is the obvious way; forwards alone leave the loss.
 TEST(Pipeline, OneMicroBatchAlone) {
   const Case c{"", 2, 4, {.num_virtual = 2, .num_micro_batches = 2}};
@@ -239,6 +300,19 @@ TEST(Pipeline, OneMicroBatchAlone) {
   EXPECT_EQ(forward.at("loss"), expected.at("loss"));
   EXPECT_EQ(forward.at("layer 2 load"), expected.at("layer 2 load"));
   EXPECT_EQ(forward.at("model.norm.weight"), std::vector<std::byte>(expected.at("model.norm.weight").size()));
+}
+
+// On one rank the list is a forward and a backward of each micro-batch, and the stream is scratch.
+TEST(Pipeline, OneStageIsTheModel) {
+  for (const bool tied : {false, true}) {
+    const Case c{"", 1, 4, {.num_micro_batches = 3}, DType::bf16, tied};
+    expect_equal(run_on_one_rank(c, /*one_stage=*/true), run_on_one_rank(c));
+  }
+  TestRank rank(tiny_model(4, false), {.num_micro_batches = 3}, DType::f32, Mesh(MeshShape{}), {},
+                /*delayed_weights=*/0, /*one_stage=*/true);
+  const RankProgram& step = rank.pipeline().rank().step;
+  EXPECT_EQ(step.actions.size(), 6u) << "forward and backward of three micro-batches";
+  EXPECT_EQ(step.num_saved_sets, std::vector<int64_t>{1});
 }
 
 // Each border carries each micro-batch once in each direction, one [T, D] tensor.

@@ -30,12 +30,13 @@ class Placing {
         saved_set_of_(shape.num_passes()),
         saved_sets_(static_cast<size_t>(shape.num_virtual)) {}
 
-  PlacedAction add(const Action& a) {
+  // with_weight: the action is both backward passes.
+  PlacedAction add(const Action& a, bool with_weight) {
     switch (a.verb) {
       case Verb::receive:
         return {a, buffer_of(a) = buffers_.take()};
       case Verb::run:
-        return run(a);
+        return a.pass == Pass::backward_weight ? run_weight(a) : run(a, with_weight);
       case Verb::send:
         return {a, buffer_of(a)};
       case Verb::wait:
@@ -53,15 +54,20 @@ class Placing {
   }
 
  private:
-  PlacedAction run(const Action& a) {
-    Numbers& sets = saved_sets_[static_cast<size_t>(a.stage / shape_.num_ranks)];
-    int64_t& set = saved_set_of_[shape_.index(Pass::forward, a.micro_batch, a.stage)];
-    if (a.pass == Pass::forward) set = sets.take();
-    if (a.pass == Pass::backward || !shape_.backward) sets.give_back(set);
+  PlacedAction run(const Action& a, bool with_weight) {
+    int64_t& set = saved_set_of(a);
+    if (a.pass == Pass::forward) set = sets_of(a).take();
+    if (with_weight || !shape_.backward) sets_of(a).give_back(set);
     if (!shape_.has_input(a.pass, a.stage)) buffer_of(a) = buffers_.take();
     if (!shape_.has_output(a.pass, a.stage)) buffers_.give_back(buffer_of(a));
-    return {a, buffer_of(a), set};
+    return {a, buffer_of(a), set, with_weight};
   }
+  PlacedAction run_weight(const Action& a) {
+    sets_of(a).give_back(saved_set_of(a));
+    return {a, -1, saved_set_of(a)};
+  }
+  Numbers& sets_of(const Action& a) { return saved_sets_[static_cast<size_t>(a.stage / shape_.num_ranks)]; }
+  int64_t& saved_set_of(const Action& a) { return saved_set_of_[shape_.index(Pass::forward, a.micro_batch, a.stage)]; }
   int64_t& buffer_of(const Action& a) { return buffer_of_[shape_.index(a.pass, a.micro_batch, a.stage)]; }
 
   const PipelineShape shape_;
@@ -73,10 +79,19 @@ class Placing {
 }  // namespace
 
 RankProgram place_actions(const Schedule& schedule, int64_t pp_rank) {
-  RankProgram list{.shape = schedule.shape};
-  Placing placing(schedule.shape);
-  for (const Action& action : schedule.actions[static_cast<size_t>(pp_rank)])
-    list.actions.push_back(placing.add(action));
+  const PipelineShape& shape = schedule.shape;
+  const std::vector<Action>& actions = schedule.actions[static_cast<size_t>(pp_rank)];
+  RankProgram list{.shape = shape, .splits_backward = std::vector<bool>(static_cast<size_t>(shape.num_virtual))};
+  Placing placing(shape);
+  for (size_t i = 0; i < actions.size(); ++i) {
+    const Action& a = actions[i];
+    const Action weight_pass{Verb::run, Pass::backward_weight, a.micro_batch, a.stage};
+    const bool with_weight = a.verb == Verb::run && a.pass == Pass::backward_input && i + 1 < actions.size() &&
+                             actions[i + 1] == weight_pass;
+    list.actions.push_back(placing.add(a, with_weight));
+    if (with_weight) ++i;
+    if (a.pass == Pass::backward_weight) list.splits_backward[static_cast<size_t>(a.stage / shape.num_ranks)] = true;
+  }
   list.num_buffers = placing.num_buffers();
   list.num_saved_sets = placing.num_saved_sets();
   return list;

@@ -9,6 +9,7 @@ namespace moebius {
 
 namespace {
 
+// A forward; or a backward, named by its first pass.
 struct Turn {
   Pass pass = Pass::forward;
   int64_t micro_batch = 0, stage = 0;
@@ -31,7 +32,7 @@ std::vector<Turn> turns_of(const PipelineShape& shape, int64_t pp_rank, Pass pas
 
 std::vector<Turn> compute_order(const PipelineShape& shape, int64_t pp_rank) {
   const std::vector<Turn> forwards = turns_of(shape, pp_rank, Pass::forward);
-  const std::vector<Turn> backwards = turns_of(shape, pp_rank, Pass::backward);
+  const std::vector<Turn> backwards = turns_of(shape, pp_rank, Pass::backward_input);
   const int64_t warmup = num_warmup_forwards(shape, pp_rank);
   std::vector<Turn> order(forwards.begin(), forwards.begin() + warmup);
   for (int64_t i = 0; i < std::ssize(backwards); ++i) {
@@ -46,7 +47,7 @@ std::vector<Turn> order_in_turn(const PipelineShape& shape, int64_t pp_rank) {
   std::vector<Turn> order;
   for (int64_t m = 0; m < shape.num_micro_batches; ++m) {
     for (int64_t v = 0; v < V; ++v) order.push_back({Pass::forward, m, v * P + pp_rank});
-    for (int64_t v = V; shape.backward && v-- > 0;) order.push_back({Pass::backward, m, v * P + pp_rank});
+    for (int64_t v = V; shape.backward && v-- > 0;) order.push_back({Pass::backward_input, m, v * P + pp_rank});
   }
   return order;
 }
@@ -85,6 +86,7 @@ class ListBuilder {
     for (Lane& lane : lanes_) open(lane);
     if (sends && std::ssize(own.results) - own.num_waited == kResultsOnTheirWay) wait(own);
     add(Verb::run, turn);
+    if (turn.pass == Pass::backward_input) add(Verb::run, {Pass::backward_weight, turn.micro_batch, turn.stage});
     if (!sends) return;
     add(Verb::send, turn);
     own.results.push_back(turn);
@@ -119,8 +121,9 @@ void check_interleaving(const PipelineShape& shape) {
 
 std::string describe(const Action& action) {
   const char* verb[] = {"the receive for ", "", "the send after ", "the wait for the send after "};
+  const char* pass[kNumPasses] = {"forward", "input backward", "weight backward"};
   return fmt::format("{}{} of micro-batch {}, stage {}", verb[static_cast<int>(action.verb)],
-                     action.pass == Pass::forward ? "forward" : "backward", action.micro_batch, action.stage);
+                     pass[static_cast<int>(action.pass)], action.micro_batch, action.stage);
 }
 
 void PipelineShape::check() const {

@@ -1,5 +1,5 @@
-// Pipeline schedules as data: for each rank of the pp axis the list of what it does in a step, in order. An executor
-// walks its rank's list and decides nothing; `simulate` (parallel/pipeline/simulate.h) walks all lists at once and proves them.
+// Pipeline schedules as data: for each rank of the pp axis the list of its actions in a step, in order. An executor
+// walks its rank's list and decides nothing; `simulate` (parallel/pipeline/simulate.h) walks all lists and proves them.
 //
 // Stage s of P * V is virtual stage s / P of rank s % P. Between two stages travels one message per micro-batch and
 // pass: the hidden state forwards, its gradient backwards. Messages of one pass from one rank to another are a
@@ -12,8 +12,10 @@
 
 namespace moebius {
 
-// backward is the gradient of the input, then of the weights.
-enum class Pass : int { forward, backward };
+// backward_input gives the gradient of a stage's input, which the stage before waits for. backward_weight adds to the
+// gradients of its weights; it needs no message and leaves none, so that it may come any time later.
+enum class Pass : int { forward, backward_input, backward_weight };
+inline constexpr int64_t kNumPasses = 3;
 // The stage that takes the result of a pass is the next or the one before.
 inline int64_t onward(Pass pass) { return pass == Pass::forward ? 1 : -1; }
 
@@ -38,19 +40,23 @@ struct PipelineShape {
   int64_t num_virtual = 1;        // V, stages of one rank; more than one only when P > 1
   int64_t num_micro_batches = 1;  // M, of one step
   int64_t group = 0;              // G, micro-batches that pass one virtual stage before the next's turn; 0: P
-  bool backward = true;           // false: forward passes alone, as an evaluation wants them
+  bool backward = true;           // false: forward passes alone, for an evaluation
 
   int64_t num_stages() const { return num_ranks * num_virtual; }
   int64_t rank_of(int64_t stage) const { return stage % num_ranks; }
   int64_t group_size() const { return group == 0 ? num_ranks : group; }
-  // Of a pass of a micro-batch on a stage, among all 2 M P V.
+  // The number of a pass of a micro-batch on a stage, among all 3 M P V.
   size_t index(Pass pass, int64_t micro_batch, int64_t stage) const {
     return static_cast<size_t>((static_cast<int64_t>(pass) * num_micro_batches + micro_batch) * num_stages() + stage);
   }
-  size_t num_passes() const { return static_cast<size_t>(2 * num_micro_batches * num_stages()); }
+  size_t num_passes() const { return static_cast<size_t>(kNumPasses * num_micro_batches * num_stages()); }
   // Whether a pass of a stage has a message to take, and one to leave.
-  bool has_input(Pass pass, int64_t stage) const { return stage != (pass == Pass::forward ? 0 : num_stages() - 1); }
-  bool has_output(Pass pass, int64_t stage) const { return stage != (pass == Pass::forward ? num_stages() - 1 : 0); }
+  bool has_input(Pass pass, int64_t stage) const {
+    return pass != Pass::backward_weight && stage != (pass == Pass::forward ? 0 : num_stages() - 1);
+  }
+  bool has_output(Pass pass, int64_t stage) const {
+    return pass != Pass::backward_weight && stage != (pass == Pass::forward ? num_stages() - 1 : 0);
+  }
 
   // Error{usage} with the equation that fails: P, V, M >= 1; V = 1 or P > 1.
   void check() const;
@@ -66,19 +72,20 @@ struct Schedule {
   std::vector<std::vector<Action>> actions;  // [pp_rank]
 };
 
-// Forwards that a rank runs before its first backward. V = 1: P - r - 1. V > 1: 2 (P - r - 1) + (V - 1) G.
+// Forwards that a rank runs before its first backward pass. V = 1: P - r - 1. V > 1: 2 (P - r - 1) + (V - 1) G.
 // At most V M, all there are.
 int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank);
 
 // 1F1B (PipeDream-Flush, arXiv 2006.09503) for V = 1, interleaved 1F1B (arXiv 2104.04473) for V > 1: a rank's warm-up
-// forwards, then a forward and a backward in turn, then the backwards that are left. Every stage takes the
-// micro-batches in the order 0 .. M - 1 in both passes, so gradients add up in the same order on any P and V.
-// Error{usage} with the equation that fails: the shape's, both passes, and for V > 1, P <= G <= M and M mod G = 0 or
-// >= P, since a shorter last group would wait for its own results at every turn.
+// forwards, then a forward and a backward in turn, then the backwards that are left. A backward is both of its passes,
+// one right after the other. Every stage takes the micro-batches in the order 0 .. M - 1 in each pass, so gradients add
+// up in the same order on any P and V.
+// Error{usage} with the equation that fails: the shape's, and for V > 1, P <= G <= M and M mod G = 0 or >= P, since a
+// shorter last group would wait for its own results at every turn. REQUIRES: shape.backward.
 Schedule schedule_1f1b(const PipelineShape& shape);
 
-// Each micro-batch through all stages, and back before the next one starts: what evaluation runs, forwards alone, and
-// what all others must equal. Any shape.
+// Each micro-batch through all stages, and back before the next one starts. Evaluation runs it with forwards alone, and
+// all other schedules must equal it. Any shape.
 Schedule sequential_schedule(const PipelineShape& shape);
 
 // The same passes, but every send is waited for where it starts, before anything else is computed.

@@ -10,10 +10,11 @@ namespace {
 
 using testing::HasSubstr;
 
+// Forwards and backwards; that each backward is two passes is EveryBackwardIsTwoPasses.
 std::string compute_order(const Schedule& schedule, size_t pp_rank) {
   std::string order;
   for (const Action& a : schedule.actions[pp_rank]) {
-    if (a.verb != Verb::run) continue;
+    if (a.verb != Verb::run || a.pass == Pass::backward_weight) continue;
     order += fmt::format("{}{}.{} ", a.pass == Pass::forward ? "f" : "b", a.micro_batch, a.stage);
   }
   return order;
@@ -42,22 +43,38 @@ TEST(Schedule1f1b, GroupsAndAShorterLastOne) {
 // Every action of a middle rank: where transfers start and end is part of the schedule.
 TEST(Schedule1f1b, MessagesOfAMiddleRank) {
   const Schedule s = schedule_1f1b({.num_ranks = 3, .num_micro_batches = 3});
-  const auto f = Pass::forward, b = Pass::backward;
+  const auto f = Pass::forward, b = Pass::backward_input, w = Pass::backward_weight;
   const std::vector<Action> expected = {
       {Verb::receive, f, 0, 1}, {Verb::receive, f, 1, 1}, {Verb::receive, b, 0, 1}, {Verb::run, f, 0, 1},
       {Verb::send, f, 0, 1},    {Verb::receive, f, 2, 1}, {Verb::run, f, 1, 1},     {Verb::send, f, 1, 1},
-      {Verb::receive, b, 1, 1}, {Verb::run, b, 0, 1},     {Verb::send, b, 0, 1},    {Verb::wait, f, 0, 1},
-      {Verb::run, f, 2, 1},     {Verb::send, f, 2, 1},    {Verb::receive, b, 2, 1}, {Verb::run, b, 1, 1},
-      {Verb::send, b, 1, 1},    {Verb::wait, b, 0, 1},    {Verb::run, b, 2, 1},     {Verb::send, b, 2, 1},
-      {Verb::wait, f, 1, 1},    {Verb::wait, f, 2, 1},    {Verb::wait, b, 1, 1},    {Verb::wait, b, 2, 1}};
+      {Verb::receive, b, 1, 1}, {Verb::run, b, 0, 1},     {Verb::run, w, 0, 1},     {Verb::send, b, 0, 1},
+      {Verb::wait, f, 0, 1},    {Verb::run, f, 2, 1},     {Verb::send, f, 2, 1},    {Verb::receive, b, 2, 1},
+      {Verb::run, b, 1, 1},     {Verb::run, w, 1, 1},     {Verb::send, b, 1, 1},    {Verb::wait, b, 0, 1},
+      {Verb::run, b, 2, 1},     {Verb::run, w, 2, 1},     {Verb::send, b, 2, 1},    {Verb::wait, f, 1, 1},
+      {Verb::wait, f, 2, 1},    {Verb::wait, b, 1, 1},    {Verb::wait, b, 2, 1}};
   ASSERT_EQ(s.actions[1].size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(s.actions[1][i], expected[i]) << i << describe(expected[i]);
+}
+
+TEST(Schedule1f1b, EveryBackwardIsTwoPasses) {
+  for (const Schedule& s : {schedule_1f1b({.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 4}),
+                            sequential_schedule({.num_ranks = 3, .num_micro_batches = 2})}) {
+    for (const std::vector<Action>& list : s.actions) {
+      for (size_t i = 0; i < list.size(); ++i) {
+        if (list[i].verb != Verb::run || list[i].pass == Pass::forward) continue;
+        ASSERT_EQ(list[i].pass, Pass::backward_input);
+        const Action weight{Verb::run, Pass::backward_weight, list[i].micro_batch, list[i].stage};
+        ASSERT_LT(++i, list.size());
+        EXPECT_EQ(list[i], weight) << describe(list[i]);
+      }
+    }
+  }
 }
 
 TEST(Schedule1f1b, OneRankSendsNothing) {
   const Schedule s = schedule_1f1b({.num_micro_batches = 2});
   EXPECT_EQ(compute_order(s, 0), "f0.0 b0.0 f1.0 b1.0 ");
-  EXPECT_EQ(s.actions[0].size(), 4u);
+  EXPECT_EQ(s.actions[0].size(), 6u);
 }
 
 TEST(Schedule1f1b, WarmupForwards) {

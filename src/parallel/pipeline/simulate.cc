@@ -91,13 +91,13 @@ class Simulation {
 
   void compute(int64_t r, const Action& a) {
     const StageTime& time = times_.stages[a.stage];
-    const double begin = clock_[r], took = a.pass == Pass::forward ? time.forward : time.backward;
+    const double begin = clock_[r], took = time.of(a.pass);
     clock_[r] += took;
     result_.ranks[r].busy += took;
     result_.ranks[r].runs.push_back({a, begin, clock_[r]});
   }
 
-  // A rank that stands still waits for exactly one other, so following them leads into a cycle.
+  // A rank that is stuck waits for exactly one other, so following them leads into a cycle.
   [[noreturn]] void fail_deadlock(int64_t r) const {
     std::vector<int64_t> path;
     while (std::find(path.begin(), path.end(), r) == path.end()) {
@@ -125,9 +125,9 @@ class Simulation {
   SimulatedSchedule result_;
 };
 
-// Micro-batches between the start of their forward and the end of their backward, or of the forward where it is all.
+// Micro-batches between the start of their forward and the end of their last pass.
 void count_in_flight(const PipelineShape& shape, const std::vector<Action>& actions, RankSimulation& rank) {
-  const Pass last = shape.backward ? Pass::backward : Pass::forward;
+  const Pass last = shape.backward ? Pass::backward_weight : Pass::forward;
   std::vector<int64_t> of_stage(static_cast<size_t>(shape.num_virtual));
   rank.peak_of_stage = of_stage;
   int64_t in_flight = 0;
@@ -158,11 +158,17 @@ void check_times(const PipelineShape& shape, const PipelineTimes& times) {
                 "simulate: times must be given for pp * vpp = {} stages; got {}", shape.num_stages(),
                 times.stages.size());
   double least = times.transfer;
-  for (const StageTime& stage : times.stages) least = std::min({least, stage.forward, stage.backward});
+  for (const StageTime& stage : times.stages)
+    least = std::min({least, stage.forward, stage.backward_input, stage.backward_weight});
   MOEBIUS_CHECK(usage, least >= 0, "simulate: times must not be negative; got {}", least);
 }
 
 }  // namespace
+
+double StageTime::of(Pass pass) const {
+  if (pass == Pass::forward) return forward;
+  return pass == Pass::backward_input ? backward_input : backward_weight;
+}
 
 PipelineTimes equal_times(const PipelineShape& shape, const StageTime& stage, double transfer) {
   return {std::vector<StageTime>(static_cast<size_t>(shape.num_stages()), stage), transfer};
@@ -185,20 +191,37 @@ SimulatedSchedule simulate(const Schedule& schedule, const PipelineTimes& times)
   return result;
 }
 
+namespace {
+
+// The text where a run begins; empty where it goes on with the backward before it.
+std::string label_of(const std::vector<RankSimulation::Run>& runs, size_t i, const PipelineShape& shape) {
+  const Action& a = runs[i].action;
+  const Action input_pass{Verb::run, Pass::backward_input, a.micro_batch, a.stage};
+  const bool weight = a.pass == Pass::backward_weight;
+  if (weight && runs[i - 1].action == input_pass && runs[i - 1].end == runs[i].begin) return "";
+  const char first = a.pass == Pass::forward ? 'a' : 'A';
+  const int64_t virtual_stage = a.stage / shape.num_ranks;
+  return fmt::format("{}{}{}", static_cast<char>(first + virtual_stage % 26), a.micro_batch, weight ? "w" : "");
+}
+
+}  // namespace
+
 std::string picture(const SimulatedSchedule& simulated, double unit) {
   MOEBIUS_CHECK(usage, unit > 0, "picture: the unit of time must be positive; got {}", unit);
   const auto column = [&](double time) { return static_cast<size_t>(time / unit + 0.5); };
-  const size_t width = 1 + fmt::formatted_size("{}", simulated.shape.num_micro_batches - 1);
+  size_t width = 1 + fmt::formatted_size("{}", simulated.shape.num_micro_batches - 1);
+  for (const RankSimulation& rank : simulated.ranks)
+    for (size_t i = 0; i < rank.runs.size(); ++i)
+      width = std::max(width, label_of(rank.runs, i, simulated.shape).size());
   std::string lines;
   for (size_t r = 0; r < simulated.ranks.size(); ++r) {
+    const std::vector<RankSimulation::Run>& runs = simulated.ranks[r].runs;
     std::vector<std::string> cells(column(simulated.duration), ".");
-    for (const RankSimulation::Run& run : simulated.ranks[r].runs) {
-      const char first = run.action.pass == Pass::forward ? 'a' : 'A';
-      const int64_t virtual_stage = run.action.stage / simulated.shape.num_ranks;
-      for (size_t c = column(run.begin); c < column(run.end); ++c) cells[c] = std::string(width, '-');
-      if (column(run.begin) == column(run.end)) continue;  // too short to be seen
-      cells[column(run.begin)] =
-          fmt::format("{}{}", static_cast<char>(first + virtual_stage % 26), run.action.micro_batch);
+    for (size_t i = 0; i < runs.size(); ++i) {
+      for (size_t c = column(runs[i].begin); c < column(runs[i].end); ++c) cells[c] = std::string(width, '-');
+      if (column(runs[i].begin) == column(runs[i].end)) continue;  // too short to be seen
+      const std::string label = label_of(runs, i, simulated.shape);
+      if (!label.empty()) cells[column(runs[i].begin)] = label;
     }
     std::string line = fmt::format("rank {}", r);
     for (const std::string& cell : cells) line += fmt::format(" {:<{}}", cell, width);

@@ -1,9 +1,8 @@
-// simulate() walks a pipeline schedule without a machine. It proves that the schedule is complete and free
-// of deadlock, and gives its timeline, its bubble and its peaks.
-// With equal times the result is the theory; with the times of a model it is a forecast.
+// The simulator of pipeline schedules. It proves that a schedule is complete and free of deadlock, and gives its
+// timeline, its bubble and its peaks: for the times of a model, or with all times equal for comparison with theory.
 //
-// What it takes a machine to do: a rank does its list in order; a message moves when its receive is open and its send
-// has started (no transport buffers anything), takes `transfer`, and messages of one channel move one after another.
+// The machine that it assumes: a rank does its list in order; a message moves when its receive is open and its send has
+// started (no transport buffers anything), takes `transfer`, and messages of one channel move one after another.
 #pragma once
 
 #include <string>
@@ -15,7 +14,8 @@ namespace moebius {
 
 // Any unit, the same for all.
 struct StageTime {
-  double forward = 1, backward = 1;
+  double forward = 1, backward_input = 0.5, backward_weight = 0.5;
+  double of(Pass pass) const;
 };
 struct PipelineTimes {
   std::vector<StageTime> stages;  // [stage]
@@ -30,8 +30,8 @@ struct RankSimulation {
   };
   std::vector<Run> runs;  // in order
   double busy = 0;        // the sum of their times
-  // What the rank must have room for; these follow from its list alone, whatever the times.
-  int64_t peak_in_flight = 0;  // (micro-batch, stage)s between the start of their forward and the end of their backward
+  // Peaks of the memory that the rank needs; these follow from its list alone, whatever the times.
+  int64_t peak_in_flight = 0;  // (micro-batch, stage)s from the start of their forward to the end of their last pass
   std::vector<int64_t> peak_of_stage;  // the same of each virtual stage alone: their peaks need not come together
   int64_t peak_receives = 0;           // inputs opened before their pass runs
   int64_t peak_sends = 0;              // results that are sent and not yet waited for
@@ -48,9 +48,10 @@ struct SimulatedSchedule {
   double bubble() const;
 };
 
-// Error{usage} naming rank and action unless each rank does every micro-batch of each of its stages once per pass
-// (the forward alone where the shape says so), in the order 0 .. M - 1, each input received before and each result
-// sent and waited for after, and both ends of every channel list its messages in the same order.
+// Error{usage} naming rank and action unless all of this holds. Each rank does every micro-batch of each of its stages
+// once per pass (the forward alone where the shape says so), in the order 0 .. M - 1, and the passes of a micro-batch in
+// their order. Each input is received before its pass, and each result sent and waited for after it. Both ends of every
+// channel list its messages in the same order.
 void check_actions(const Schedule& schedule);
 
 // The above, then the timeline. Error{usage} naming the ranks of the cycle and what each waits for when they wait for
@@ -58,7 +59,8 @@ void check_actions(const Schedule& schedule);
 SimulatedSchedule simulate(const Schedule& schedule, const PipelineTimes& times);
 
 // One line per rank, one column per unit of time: a forward is the letter of its virtual stage (a is the first) and its
-// micro-batch, a backward the same in capitals, -- goes on, . is idle. REQUIRES: unit > 0.
+// micro-batch, a backward the same in capitals, -- goes on, . is idle. A weight pass that follows its input pass at once
+// is part of that backward; a later one is shown as A0w. REQUIRES: unit > 0.
 std::string picture(const SimulatedSchedule& simulated, double unit = 1);
 
 }  // namespace moebius

@@ -24,7 +24,8 @@ class RankLog {
     MOEBIUS_CHECK(usage, !done(a), "simulate: rank {} lists {} twice", pp_rank_, describe(a));
     if (a.verb == Verb::run) {
       if (a.micro_batch > 0) check_follows(a, {Verb::run, a.pass, a.micro_batch - 1, a.stage});
-      if (a.pass == Pass::backward) check_follows(a, {Verb::run, Pass::forward, a.micro_batch, a.stage});
+      if (a.pass == Pass::backward_input) check_follows(a, {Verb::run, Pass::forward, a.micro_batch, a.stage});
+      if (a.pass == Pass::backward_weight) check_follows(a, {Verb::run, Pass::backward_input, a.micro_batch, a.stage});
       if (takes) check_follows(a, {Verb::receive, a.pass, a.micro_batch, a.stage});
     }
     if (a.verb == Verb::send) check_follows(a, {Verb::run, a.pass, a.micro_batch, a.stage});
@@ -36,8 +37,8 @@ class RankLog {
   void check_complete() const {
     for (int64_t stage = pp_rank_; stage < shape_.num_stages(); stage += shape_.num_ranks) {
       for (int64_t m = 0; m < shape_.num_micro_batches; ++m) {
-        for (const Pass pass : {Pass::forward, Pass::backward}) {
-          if (pass == Pass::backward && !shape_.backward) continue;
+        for (const Pass pass : {Pass::forward, Pass::backward_input, Pass::backward_weight}) {
+          if (pass != Pass::forward && !shape_.backward) continue;
           const Verb last = shape_.has_output(pass, stage) ? Verb::wait : Verb::run;
           const Action a = {last, pass, m, stage};
           MOEBIUS_CHECK(usage, done(a), "simulate: rank {} must list {}; it never does", pp_rank_, describe(a));
@@ -108,7 +109,7 @@ void check_actions(const Schedule& schedule) {
     log.check_complete();
   }
   for (int64_t from = 0; from < shape.num_ranks; ++from) {
-    for (const Pass pass : {Pass::forward, Pass::backward}) check_channel(schedule, pass, from);
+    for (const Pass pass : {Pass::forward, Pass::backward_input}) check_channel(schedule, pass, from);
   }
 }
 

@@ -9,13 +9,17 @@
 
 #include "core/error.h"
 #include "parallel/pipeline/placement.h"
+#include "parallel/pipeline/testing.h"
 
 namespace moebius {
 namespace {
 
 using testing::HasSubstr;
 
-constexpr auto f = Pass::forward, b = Pass::backward;
+constexpr auto f = Pass::forward, b = Pass::backward_input, w = Pass::backward_weight;
+
+// A backward of this time, half of it in each pass.
+StageTime stage_time(double forward, double backward) { return {forward, backward / 2, backward / 2}; }
 
 std::string error_of(const Schedule& schedule) {
   try {
@@ -54,7 +58,7 @@ TEST(SimulatedSchedule, BubbleAndInFlightEqualTheory) {
     SCOPED_TRACE(fmt::format("P {} V {} M {} G {}", P, V, M, G));
     const Schedule schedule = schedule_1f1b(shape);
     for (const double backward : {1.0, 2.0}) {
-      const SimulatedSchedule r = simulate(schedule, equal_times(shape, {1, backward}));
+      const SimulatedSchedule r = simulate(schedule, equal_times(shape, stage_time(1, backward)));
       ASSERT_EQ(r.duration, static_cast<double>(V * M + P - 1) * (1 + backward));
       ASSERT_DOUBLE_EQ(1 + r.bubble(), 1 + static_cast<double>(P - 1) / static_cast<double>(V * M + P - 1));
       for (int64_t p = 0; p < P; ++p) {
@@ -103,7 +107,9 @@ TEST(SimulatedSchedule, PlacementNeedsTheirPeaks) {
       const RankProgram list = place_actions(schedule, p);
       ASSERT_EQ(list.num_saved_sets, r.ranks[p].peak_of_stage);
       ASSERT_LE(list.num_buffers, r.ranks[p].peak_receives + r.ranks[p].peak_sends + 1);
-      ASSERT_EQ(list.actions.size(), schedule.actions[p].size());
+      const auto backwards = static_cast<size_t>(shape.num_virtual * shape.num_micro_batches);
+      ASSERT_EQ(list.actions.size(), schedule.actions[p].size() - backwards);  // each backward is one action
+      ASSERT_EQ(list.splits_backward, std::vector<bool>(static_cast<size_t>(shape.num_virtual), false));
     }
   }
 }
@@ -130,10 +136,10 @@ TEST(SimulatedSchedule, PeaksOfVirtualStages) {
 // One micro-batch crosses each of the P - 1 borders there and back, and nothing hides it.
 TEST(SimulatedSchedule, TransfersTakeTime) {
   const PipelineShape shape = {.num_ranks = 3, .num_micro_batches = 1};
-  const SimulatedSchedule r = simulate(schedule_1f1b(shape), equal_times(shape, {2, 3}, 0.5));
+  const SimulatedSchedule r = simulate(schedule_1f1b(shape), equal_times(shape, stage_time(2, 3), 0.5));
   EXPECT_EQ(r.duration, 3 * (2 + 3) + 2 * 2 * 0.5);
   EXPECT_EQ(r.ranks[1].runs[0].begin, 2.5);
-  EXPECT_EQ(r.ranks[1].runs[1].end, 7 + 3 + 0.5 + 3);
+  EXPECT_EQ(r.ranks[1].runs[2].end, 7 + 3 + 0.5 + 3);
 }
 
 // What transfers add to a step: in 1F1B more with each micro-batch, for neighbours wait for one another's results; in
@@ -141,8 +147,8 @@ TEST(SimulatedSchedule, TransfersTakeTime) {
 TEST(SimulatedSchedule, VirtualStagesHideTransfers) {
   const auto added = [](const PipelineShape& shape) {
     const Schedule schedule = schedule_1f1b(shape);
-    return simulate(schedule, equal_times(shape, {1, 2}, 0.5)).duration -
-           simulate(schedule, equal_times(shape, {1, 2})).duration;
+    return simulate(schedule, equal_times(shape, stage_time(1, 2), 0.5)).duration -
+           simulate(schedule, equal_times(shape, stage_time(1, 2))).duration;
   };
   EXPECT_EQ(added({.num_ranks = 4, .num_micro_batches = 8}), 8);
   EXPECT_EQ(added({.num_ranks = 4, .num_micro_batches = 32}), 26);
@@ -154,7 +160,7 @@ TEST(SimulatedSchedule, VirtualStagesHideTransfers) {
 // Two messages of one channel share it: the second starts when the first has moved.
 TEST(SimulatedSchedule, AChannelMovesOneMessageAtATime) {
   const PipelineShape shape = {.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 2};
-  const SimulatedSchedule r = simulate(schedule_1f1b(shape), equal_times(shape, {1, 1}, 4));
+  const SimulatedSchedule r = simulate(schedule_1f1b(shape), equal_times(shape, stage_time(1, 1), 4));
   const auto begin_of = [&](int64_t micro_batch) {
     for (const RankSimulation::Run& run : r.ranks[1].runs) {
       if (run.action == Action{Verb::run, f, micro_batch, 1}) return run.begin;
@@ -167,7 +173,7 @@ TEST(SimulatedSchedule, AChannelMovesOneMessageAtATime) {
 
 TEST(SimulatedSchedule, UnevenStagesWaitForTheSlowest) {
   const PipelineShape shape = {.num_ranks = 2, .num_micro_batches = 4};
-  const SimulatedSchedule r = simulate(schedule_1f1b(shape), {{{1, 1}, {2, 4}}});
+  const SimulatedSchedule r = simulate(schedule_1f1b(shape), {{stage_time(1, 1), stage_time(2, 4)}});
   EXPECT_EQ(r.duration, 1 + 4 * (2 + 4) + 1);
   EXPECT_EQ(r.ranks[0].busy, 8);
   EXPECT_EQ(r.ranks[1].busy, 24);
@@ -182,13 +188,13 @@ Action wait(Pass pass, int64_t m, int64_t stage) { return {Verb::wait, pass, m, 
 // Rank 0 wants the gradient of micro-batch 0 before it starts micro-batch 1, rank 1 all forwards before a backward.
 TEST(SimulatedSchedule, NamesTheCycleOfADeadlock) {
   const Schedule s = {{.num_ranks = 2, .num_micro_batches = 2},
-                      {{receive(b, 0, 0), receive(b, 1, 0), run(f, 0, 0), send(f, 0, 0), run(b, 0, 0), run(f, 1, 0),
-                        send(f, 1, 0), run(b, 1, 0), wait(f, 0, 0), wait(f, 1, 0)},
-                       {receive(f, 0, 1), receive(f, 1, 1), run(f, 0, 1), run(f, 1, 1), run(b, 0, 1), send(b, 0, 1),
-                        run(b, 1, 1), send(b, 1, 1), wait(b, 0, 1), wait(b, 1, 1)}}};
+                      {{receive(b, 0, 0), receive(b, 1, 0), run(f, 0, 0), send(f, 0, 0), run(b, 0, 0), run(w, 0, 0),
+                        run(f, 1, 0), send(f, 1, 0), run(b, 1, 0), run(w, 1, 0), wait(f, 0, 0), wait(f, 1, 0)},
+                       {receive(f, 0, 1), receive(f, 1, 1), run(f, 0, 1), run(f, 1, 1), run(b, 0, 1), run(w, 0, 1),
+                        send(b, 0, 1), run(b, 1, 1), run(w, 1, 1), send(b, 1, 1), wait(b, 0, 1), wait(b, 1, 1)}}};
   EXPECT_EQ(
       error_of(s),
-      "simulate: the schedule deadlocks: rank 0 stands before backward of micro-batch 0, stage 0 and waits for rank "
+      "simulate: the schedule deadlocks: rank 0 stands before input backward of micro-batch 0, stage 0 and waits for rank "
       "1; rank 1 stands before forward of micro-batch 1, stage 1 and waits for rank 0");
 }
 
@@ -196,37 +202,59 @@ TEST(SimulatedSchedule, NamesTheCycleOfADeadlock) {
 TEST(SimulatedSchedule, NamesTheCycleOfBuffers) {
   const Schedule s = {{.num_ranks = 2, .num_micro_batches = 2},
                       {{run(f, 0, 0), send(f, 0, 0), run(f, 1, 0), send(f, 1, 0), wait(f, 1, 0), wait(f, 0, 0),
-                        receive(b, 0, 0), run(b, 0, 0), receive(b, 1, 0), run(b, 1, 0)},
-                       {receive(f, 0, 1), run(f, 0, 1), run(b, 0, 1), send(b, 0, 1), wait(b, 0, 1), receive(f, 1, 1),
-                        run(f, 1, 1), run(b, 1, 1), send(b, 1, 1), wait(b, 1, 1)}}};
+                        receive(b, 0, 0), run(b, 0, 0), run(w, 0, 0), receive(b, 1, 0), run(b, 1, 0), run(w, 1, 0)},
+                       {receive(f, 0, 1), run(f, 0, 1), run(b, 0, 1), run(w, 0, 1), send(b, 0, 1), wait(b, 0, 1),
+                        receive(f, 1, 1), run(f, 1, 1), run(b, 1, 1), run(w, 1, 1), send(b, 1, 1), wait(b, 1, 1)}}};
   EXPECT_EQ(
       error_of(s),
       "simulate: the schedule deadlocks: rank 0 stands before the wait for the send after forward of micro-batch 1, "
-      "stage 0 and waits for rank 1; rank 1 stands before the wait for the send after backward of micro-batch 0, "
+      "stage 0 and waits for rank 1; rank 1 stands before the wait for the send after input backward of micro-batch 0, "
       "stage 1 and waits for rank 0");
 }
 
 // Ranks outside of the cycle are not named.
 TEST(SimulatedSchedule, NamesTheCycleAlone) {
   Schedule s = schedule_1f1b({.num_ranks = 3, .num_micro_batches = 2});
-  s.actions[1] = {receive(f, 0, 1), receive(f, 1, 1), receive(b, 0, 1), receive(b, 1, 1), run(f, 0, 1), send(f, 0, 1),
-                  run(b, 0, 1),     send(b, 0, 1),    run(f, 1, 1),     send(f, 1, 1),    run(b, 1, 1), send(b, 1, 1),
-                  wait(f, 0, 1),    wait(f, 1, 1),    wait(b, 0, 1),    wait(b, 1, 1)};
-  s.actions[2] = {receive(f, 0, 2), receive(f, 1, 2), run(f, 0, 2),  run(f, 1, 2),  run(b, 0, 2),
-                  send(b, 0, 2),    run(b, 1, 2),     send(b, 1, 2), wait(b, 0, 2), wait(b, 1, 2)};
+  s.actions[1] = {receive(f, 0, 1), receive(f, 1, 1), receive(b, 0, 1), receive(b, 1, 1), run(f, 0, 1),  send(f, 0, 1),
+                  run(b, 0, 1),     run(w, 0, 1),     send(b, 0, 1),    run(f, 1, 1),     send(f, 1, 1), run(b, 1, 1),
+                  run(w, 1, 1),     send(b, 1, 1),    wait(f, 0, 1),    wait(f, 1, 1),    wait(b, 0, 1), wait(b, 1, 1)};
+  s.actions[2] = {receive(f, 0, 2), receive(f, 1, 2), run(f, 0, 2), run(f, 1, 2),  run(b, 0, 2),  run(w, 0, 2),
+                  send(b, 0, 2),    run(b, 1, 2),     run(w, 1, 2), send(b, 1, 2), wait(b, 0, 2), wait(b, 1, 2)};
   EXPECT_EQ(
       error_of(s),
-      "simulate: the schedule deadlocks: rank 1 stands before backward of micro-batch 0, stage 1 and waits for rank "
+      "simulate: the schedule deadlocks: rank 1 stands before input backward of micro-batch 0, stage 1 and waits for rank "
       "2; rank 2 stands before forward of micro-batch 1, stage 2 and waits for rank 1");
 }
 
 TEST(SimulatedSchedule, AMessageMovesWhenItsReceiveIsOpen) {
   Schedule s = schedule_1f1b({.num_ranks = 2, .num_micro_batches = 2});
   auto& list = s.actions[1];
-  EXPECT_EQ(simulate(s, equal_times(s.shape, {1, 5}, 1)).ranks[1].runs[2].begin, 2 + 1 + 5);
+  EXPECT_EQ(simulate(s, equal_times(s.shape, stage_time(1, 5), 1)).ranks[1].runs[3].begin, 2 + 1 + 5);
   list.erase(std::find(list.begin(), list.end(), receive(f, 1, 1)));
   list.insert(std::find(list.begin(), list.end(), run(f, 1, 1)), receive(f, 1, 1));
-  EXPECT_EQ(simulate(s, equal_times(s.shape, {1, 5}, 1)).ranks[1].runs[2].begin, 2 + 1 + 5 + 1);
+  EXPECT_EQ(simulate(s, equal_times(s.shape, stage_time(1, 5), 1)).ranks[1].runs[3].begin, 2 + 1 + 5 + 1);
+}
+
+// Zero bubble (arXiv 2401.10241): the stage before waits for the input's gradient alone, so that weight passes may come
+// where a rank would be idle. It holds more micro-batches for that, whose tensors the plan keeps.
+TEST(SimulatedSchedule, LaterWeightPassesFillTheBubble) {
+  const PipelineShape shape = {.num_ranks = 4, .num_micro_batches = 8};
+  const PipelineTimes times = equal_times(shape, {.forward = 1, .backward_input = 1, .backward_weight = 1});
+  const Schedule schedule = schedule_1f1b(shape);
+  const SimulatedSchedule together = simulate(schedule, times);
+  for (const int64_t count : {1, 2, 3}) {
+    const Schedule delayed = with_delayed_weights(schedule, count);
+    const SimulatedSchedule apart = simulate(delayed, times);
+    EXPECT_LT(apart.duration, together.duration) << count;
+    for (int64_t p = 0; p < shape.num_ranks; ++p) {
+      const RankProgram list = place_actions(delayed, p);
+      EXPECT_EQ(list.actions.size(), delayed.actions[p].size());
+      EXPECT_EQ(list.splits_backward, std::vector<bool>{true});
+      EXPECT_EQ(list.num_saved_sets, apart.ranks[p].peak_of_stage);
+      EXPECT_EQ(apart.ranks[p].busy, together.ranks[p].busy);
+    }
+    EXPECT_EQ(apart.ranks[3].peak_in_flight, 1 + count);
+  }
 }
 
 class SimulateRefuses : public testing::Test {
@@ -245,7 +273,7 @@ TEST_F(SimulateRefuses, ActionsThatAreNotOfTheRank) {
   list(0)[0].micro_batch = 3;
   EXPECT_EQ(
       error_of(s_),
-      "simulate: rank 0 lists the receive for backward of micro-batch 3, stage 0; there are 3 micro-batches and 2 "
+      "simulate: rank 0 lists the receive for input backward of micro-batch 3, stage 0; there are 3 micro-batches and 2 "
       "stages");
   list(0)[0] = run(f, 0, 1);
   EXPECT_EQ(error_of(s_), "simulate: rank 0 lists forward of micro-batch 0, stage 1, which is of rank 1");
@@ -257,21 +285,29 @@ TEST_F(SimulateRefuses, ActionsThatAreNotOfTheRank) {
 }
 
 TEST_F(SimulateRefuses, APassThatIsMissingOrTwice) {
+  const Schedule whole = s_;
   list(1).push_back(run(b, 2, 1));
-  EXPECT_EQ(error_of(s_), "simulate: rank 1 lists backward of micro-batch 2, stage 1 twice");
+  EXPECT_EQ(error_of(s_), "simulate: rank 1 lists input backward of micro-batch 2, stage 1 twice");
   list(1).pop_back();
+  list(0).erase(place(run(w, 2, 0)));
+  EXPECT_EQ(error_of(s_), "simulate: rank 0 must list weight backward of micro-batch 2, stage 0; it never does");
+  list(0).erase(place(run(b, 2, 0)));
+  EXPECT_EQ(error_of(s_), "simulate: rank 0 must list input backward of micro-batch 2, stage 0; it never does");
+  s_ = whole;
   list(0).erase(place(wait(f, 2, 0)));
   EXPECT_EQ(error_of(s_),
             "simulate: rank 0 must list the wait for the send after forward of micro-batch 2, stage 0; it never does");
+  list(0).erase(place(run(w, 2, 0)));
   list(0).erase(place(run(b, 2, 0)));
   EXPECT_THAT(error_of(s_), HasSubstr("never does"));
 }
 
 TEST_F(SimulateRefuses, ABackwardAmongForwardsAlone) {
   s_.shape.backward = false;
-  EXPECT_EQ(error_of(s_),
-            "simulate: rank 0 lists the receive for backward of micro-batch 0, stage 0; the schedule is of forwards "
-            "alone");
+  EXPECT_EQ(
+      error_of(s_),
+      "simulate: rank 0 lists the receive for input backward of micro-batch 0, stage 0; the schedule is of forwards "
+      "alone");
 }
 
 TEST_F(SimulateRefuses, PassesOutOfOrder) {
@@ -282,7 +318,11 @@ TEST_F(SimulateRefuses, PassesOutOfOrder) {
                         "2, stage 1"));
   s_ = whole;
   exchange(run(f, 0, 1), run(b, 0, 1));
-  EXPECT_THAT(error_of(s_), HasSubstr("must list forward of micro-batch 0, stage 1 before backward of micro-batch 0"));
+  EXPECT_THAT(error_of(s_),
+              HasSubstr("must list forward of micro-batch 0, stage 1 before input backward of micro-batch 0"));
+  s_ = whole;
+  exchange(run(b, 0, 1), run(w, 0, 1));
+  EXPECT_THAT(error_of(s_), HasSubstr("must list input backward of micro-batch 0, stage 1 before weight backward of"));
   s_ = whole;
   exchange(receive(f, 0, 1), run(f, 0, 1));
   EXPECT_THAT(error_of(s_), HasSubstr("must list the receive for forward of micro-batch 0, stage 1 before forward of"));
@@ -325,13 +365,17 @@ TEST_F(SimulateRefuses, Times) {
 
 TEST(SchedulePicture, ShowsEachRank) {
   const PipelineShape plain = {.num_ranks = 2, .num_micro_batches = 3};
-  EXPECT_EQ(picture(simulate(schedule_1f1b(plain), equal_times(plain, {1, 2}))),
+  EXPECT_EQ(picture(simulate(schedule_1f1b(plain), equal_times(plain, stage_time(1, 2)))),
             "rank 0 a0 a1 .  .  A0 -- a2 A1 -- .  A2 --\n"
             "rank 1 .  a0 A0 -- a1 A1 -- a2 A2 -- .  .\n");
   const PipelineShape folded = {.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 2};
-  EXPECT_EQ(picture(simulate(schedule_1f1b(folded), equal_times(folded, {2, 2})), 2),
+  EXPECT_EQ(picture(simulate(schedule_1f1b(folded), equal_times(folded, stage_time(2, 2))), 2),
             "rank 0 a0 a1 b0 b1 .  B0 .  B1 A0 A1\n"
             "rank 1 .  a0 a1 b0 B0 b1 B1 A0 A1 .\n");
+  const Schedule delayed = with_delayed_weights(schedule_1f1b(plain), 1);
+  EXPECT_EQ(picture(simulate(delayed, equal_times(plain, {1, 1, 1}))),
+            "rank 0 a0  a1  .   A0  a2  A1  A0w .   A2  A1w A2w\n"
+            "rank 1 .   a0  A0  a1  A1  A0w a2  A2  A1w A2w .\n");
   EXPECT_THROW(picture(simulate(schedule_1f1b(plain), equal_times(plain)), 0), Error);
 }
 

@@ -29,21 +29,28 @@ void BucketExchange::hold(const Param& p) {
 
 // --- gradients ------------------------------------------------------------------------------------------------------
 
-void BucketExchange::begin_passes(int64_t last_micro_batches) {
+void BucketExchange::begin_passes(Stream& s, const StepPasses& passes) {
   for (size_t b = 0; b < states_.size(); ++b) {
-    states_[b].gradients_left = leaves_early(b) ? last_micro_batches * std::ssize(buckets_.all()[b].params) : 0;
+    states_[b].gradients_left = leaves_early(b) ? passes.last_micro_batches * std::ssize(buckets_.all()[b].params) : 0;
     states_[b].reduced = false;
   }
+  if (passes.closed && passes.first) weights_are_old_ = overlap_;
+  if (s.capture()) s.capture()->after_replay([this, passes] { passes_were_replayed(passes); });
 }
 
-void BucketExchange::join(Stream& s) {
+void BucketExchange::end_passes(Stream& s, const StepPasses& passes) {
+  if (!passes.closed) return;
   settle(s);
   join_gradients();
 }
 
-void BucketExchange::replayed(bool gathered, int64_t last_micro_batches) {
-  if (gathered) weights_are_old_ = false;
-  for (size_t b = 0; b < states_.size(); ++b) states_[b].reduced = last_micro_batches > 0 && leaves_early(b);
+// A replay does on the device what the passes did when they were captured; here it leaves what they left.
+void BucketExchange::passes_were_replayed(const StepPasses& passes) {
+  if (passes.first) weights_are_old_ = false;
+  for (size_t b = 0; b < states_.size(); ++b) {
+    states_[b].reduced = passes.last_micro_batches > 0 && leaves_early(b);
+    states_[b].gradients_left = 0;
+  }
 }
 
 void BucketExchange::join_gradients() {
@@ -88,6 +95,7 @@ void BucketExchange::reduce(Stream& s) {
 void BucketExchange::weights_changed(Stream& s) {
   if (!overlap_) return gather_all(s);
   weights_are_old_ = true;
+  if (s.capture()) s.capture()->after_replay([this] { weights_are_old_ = true; });
 }
 
 void BucketExchange::gather_all(Stream& s) {

@@ -14,6 +14,17 @@
 
 namespace moebius {
 
+// Passes of a step, for the exchange that overlaps with them.
+struct StepPasses {
+  bool first = true;  // of the step
+  // Micro-batches left when these passes end the step: a bucket's reduction starts after the last of them. 0: more
+  // passes follow, nothing is reduced.
+  int64_t last_micro_batches = 0;
+  // For a CUDA graph: the first passes of a step gather weights in any case, and all communication that passes start
+  // ends with them.
+  bool closed = false;
+};
+
 class BucketExchange final : public ParamResidency {
  public:
   // The references outlive it. overlap: declares memory for the gradients that arrive, twice the largest bucket, and
@@ -25,19 +36,13 @@ class BucketExchange final : public ParamResidency {
   bool overlaps() const { return overlap_; }
   // This parameter's gradient changes after the backward pass, so its bucket is reduced in reduce().
   void hold(const Param& p);
-  // last_micro_batches: micro-batches left if these passes end the step; with overlap the reduction of a bucket starts
-  // after the last of them. 0: more passes follow, nothing is reduced.
-  void begin_passes(int64_t last_micro_batches);
-
-  // For passes that are recorded and replayed: join() at their end waits for all that they began. Of a replay, which
-  // runs none of this, replayed() says which passes it was.
-  void join(Stream& s);
-  void replayed(bool gathered, int64_t last_micro_batches);
-  // With overlap the next forward pass gathers weights: it is being recorded, or weights_changed() was replayed.
-  void expect_gather() { weights_are_old_ = overlap_; }
-  // After this the owned elements of every gradient hold the sum over the group; the others are unspecified.
+  // Around the passes of one or more micro-batches of a step. When the stream captures a graph, what its replays
+  // change here is registered for them.
+  void begin_passes(Stream& s, const StepPasses& passes);
+  void end_passes(Stream& s, const StepPasses& passes);
+  // After this the owned elements of every gradient hold the sum over the axis; the rest is unspecified.
   void reduce(Stream& s);
-  // The owners have updated their weights. The others get them now, or with overlap while the next forward pass runs.
+  // The owners have updated their weights: the others get them here, or with overlap during the next forward pass.
   void weights_changed(Stream& s);
   // After this every weight is that of its owner: for code that reads weights outside a pass.
   void settle(Stream& s);
@@ -61,6 +66,7 @@ class BucketExchange final : public ParamResidency {
   bool leaves_early(size_t b) const { return overlap_ && !held_[b]; }
   void start_reduce(Stream& s, size_t b);
   void join_gradients();
+  void passes_were_replayed(const StepPasses& passes);
   void start_gather(Stream& s);
   void gather_all(Stream& s);
   Tensor owned(const Tensor& all, const GradBucket& bucket) const {

@@ -67,12 +67,14 @@ void step_one_after_the_other(bool overlap) {
   run_threads(2, {.timeout_s = overlap ? 30.0 : 0.5}, [&](Transport& world) {
     ExchangeRank rank(world, overlap);
     const bool first = world.rank() == 0;
-    rank.exchange->begin_passes(1);
+    const StepPasses passes{.last_micro_batches = 1};
+    rank.exchange->begin_passes(rank.s, passes);
     if (!first) {
       wait_for(progress, 1, patience);
       ranks_waited = ranks_waited || progress < 1;
     }
     rank.backward();
+    rank.exchange->end_passes(rank.s, passes);
     if (first) progress = 1;
     rank.exchange->reduce(rank.s);
     rank.update();
@@ -93,6 +95,42 @@ TEST(BucketExchange, GradientsAndWeightsTravelBehindThePasses) { step_one_after_
 
 TEST(BucketExchange, WithoutOverlapRanksWaitForEachOther) {
   expect_error(ErrorKind::distributed, "did not join: rank 1", [] { step_one_after_the_other(/*overlap=*/false); });
+}
+
+// A replay runs none of this, but leaves what the captured passes left.
+TEST(BucketExchange, AReplayLeavesWhatItsPassesLeft) {
+  run_threads(2, {}, [&](Transport& world) {
+    ExchangeRank rank(world, /*overlap=*/true);
+    BucketExchange& exchange = *rank.exchange;
+    const auto sent = [&] { return rank.mesh.group(Axis::dp_cp).sent_bytes(); };
+    const auto sends = [&](const auto& call) {
+      const int64_t before = sent();
+      call();
+      return sent() > before;
+    };
+    const StepPasses passes{.first = true, .last_micro_batches = 1, .closed = true};
+    GraphCapture of_passes, of_update;
+    rank.s.set_capture(&of_passes);
+    exchange.begin_passes(rank.s, passes);
+    EXPECT_TRUE(sends([&] { rank.forward(); })) << "captured passes gather, whether weights have changed or not";
+    EXPECT_TRUE(sends([&] { rank.backward(); }));
+    exchange.end_passes(rank.s, passes);
+    rank.s.set_capture(&of_update);
+    EXPECT_FALSE(sends([&] { exchange.reduce(rank.s); }));
+    exchange.weights_changed(rank.s);
+    rank.s.set_capture(nullptr);
+    exchange.settle(rank.s);
+    EXPECT_TRUE(sends([&] { exchange.reduce(rank.s); })) << "nothing has been reduced since";
+    for (int step = 0; step < 2; ++step) {
+      of_passes.replayed();
+      EXPECT_FALSE(sends([&] { rank.forward(); })) << "the replay has gathered";
+      EXPECT_FALSE(sends([&] { rank.backward(); })) << "no gradient is awaited";
+      EXPECT_FALSE(sends([&] { exchange.reduce(rank.s); })) << "the replay has reduced";
+      of_update.replayed();
+      EXPECT_TRUE(sends([&] { rank.forward(); })) << "the weights are old";
+      exchange.settle(rank.s);
+    }
+  });
 }
 
 }  // namespace

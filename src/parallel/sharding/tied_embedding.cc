@@ -4,11 +4,10 @@
 
 namespace moebius {
 
-TiedEmbedding::TiedEmbedding(const Model& model, const Mesh& mesh, const StageLayout* layout)
+TiedEmbedding::TiedEmbedding(const Model& model, const Mesh& mesh, const StageLayout& layout)
     : mesh_(mesh), copy_(model.tied_elsewhere()), holders_{0} {
-  if (!layout) return;
   const int last = static_cast<int>(mesh.shape().pp) - 1;
-  const bool apart = layout->mtp_is_apart(), mtp = model.num_mtp_depths() > 0;
+  const bool apart = layout.mtp_is_apart(), mtp = model.num_mtp_depths() > 0;
   if (apart && mtp) holders_.push_back(last - 1);
   if (model.spec().tie_word_embeddings || (mtp && !apart)) holders_.push_back(last);
 }

@@ -12,8 +12,8 @@ namespace moebius {
 
 class TiedEmbedding {
  public:
-  // layout: of the stages; null when there is one stage. On a rank that holds no copy it does nothing.
-  TiedEmbedding(const Model& model, const Mesh& mesh, const StageLayout* layout);
+  // On a rank that holds no copy, and with one stage, it does nothing.
+  TiedEmbedding(const Model& model, const Mesh& mesh, const StageLayout& layout);
 
   // Called after the last micro-batch and before gradients are reduced over data-parallel ranks, by all holders of a
   // copy together.

@@ -286,10 +286,6 @@ std::unique_ptr<Group> NcclLinks::make_group(std::unique_ptr<Group> over, const 
   return std::make_unique<NcclGroup>(impl_->world, std::move(over), use);
 }
 
-NcclTraffic NcclLinks::record(const std::function<void()>& body) { return impl_->world.record(body); }
-void NcclLinks::replayed(const NcclTraffic& traffic) {
-  impl_->world.replayed(std::static_pointer_cast<NcclCapture>(traffic));
-}
 void NcclLinks::abandon() { impl_->world.abandon(); }
 
 }  // namespace moebius

@@ -214,7 +214,7 @@ cudaEvent_t NcclWorld::take_timing_event() {
     event = free_timing_events_.back();
     free_timing_events_.pop_back();
   }
-  // In a recording it is a node of its own, that each replay records anew.
+  // In a graph it is a node of its own, that each replay records anew.
   MOEBIUS_CUDA(
       cudaEventRecordWithFlags(event, stream(), is_capturing() ? cudaEventRecordExternal : cudaEventRecordDefault));
   return event;
@@ -224,7 +224,7 @@ cudaEvent_t NcclWorld::take_timing_event() {
 
 void NcclWorld::count(const std::shared_ptr<NcclCounters>& counters, int64_t sent_bytes) {
   if (is_capturing())
-    recorded_->sent.emplace_back(counters, sent_bytes);
+    capture().sent.emplace_back(counters, sent_bytes);
   else
     counters->sent_bytes += sent_bytes;
 }
@@ -237,7 +237,7 @@ TimedInterval NcclWorld::begin_stretch(std::shared_ptr<NcclCounters> counters) {
 
 void NcclWorld::end_stretch(TimedInterval stretch) {
   stretch.end = take_timing_event();
-  (is_capturing() ? recorded_->stretches : stretches_).push_back(std::move(stretch));
+  (is_capturing() ? capture().stretches : stretches_).push_back(std::move(stretch));
 }
 
 void NcclWorld::settle() {
@@ -249,32 +249,31 @@ void NcclWorld::settle() {
     return true;
   };
   std::erase_if(stretches_, is_over);
-  std::erase_if(recordings_, [](const auto& recorded) { return recorded.expired(); });
-  for (const auto& weak : recordings_) {
-    const std::shared_ptr<NcclCapture> recorded = weak.lock();
+  std::erase_if(captures_, [](const auto& capture) { return capture.expired(); });
+  for (const auto& weak : captures_) {
+    const std::shared_ptr<NcclCapture> capture = weak.lock();
     const auto is_known = [](const TimedInterval& stretch) { return has_happened(stretch.end); };
-    if (recorded->num_unread == 0 || !std::ranges::all_of(recorded->stretches, is_known)) continue;
-    for (const TimedInterval& stretch : recorded->stretches) add_length(stretch, recorded->num_unread);
-    recorded->num_unread = 0;
+    if (capture->num_unread == 0 || !std::ranges::all_of(capture->stretches, is_known)) continue;
+    for (const TimedInterval& stretch : capture->stretches) add_length(stretch, capture->num_unread);
+    capture->num_unread = 0;
   }
 }
 
-std::shared_ptr<NcclCapture> NcclWorld::record(const std::function<void()>& body) {
-  struct End {  // of the recording, be it by an exception
-    std::shared_ptr<NcclCapture>& recorded;
-    ~End() { recorded.reset(); }
-  };
-  recorded_ = std::make_shared<NcclCapture>();
-  const End end{recorded_};
-  const std::shared_ptr<NcclCapture> recorded = recorded_;
-  body();
-  recordings_.push_back(recorded);
-  return recorded;
+NcclCapture& NcclWorld::capture() {
+  GraphCapture& graph = *gpu_.capture();
+  std::shared_ptr<void>& mine = graph.state_of(this);
+  if (!mine) {
+    const auto made = std::make_shared<NcclCapture>();
+    graph.after_replay([made] { made->replayed(); });
+    captures_.push_back(made);
+    mine = made;
+  }
+  return *static_cast<NcclCapture*>(mine.get());
 }
 
-void NcclWorld::replayed(const std::shared_ptr<NcclCapture>& recorded) {
-  for (const auto& [counters, bytes] : recorded->sent) counters->sent_bytes += bytes;
-  ++recorded->num_unread;
+void NcclCapture::replayed() {
+  for (const auto& [group, bytes] : sent) group->sent_bytes += bytes;
+  ++num_unread;
 }
 
 // --- failure --------------------------------------------------------------------------------------------------------
@@ -323,7 +322,7 @@ void NcclWorld::check_not_abandoned() const {
                 name_of_rank(transport_.options(), transport_.rank()));
 }
 
-// ncclCommAbort ends what runs at once, and returns when the recordings that hold its work are gone and other ranks of
+// ncclCommAbort ends what runs at once, and returns when the graphs that hold its work are gone and other ranks of
 // this process have let go: so it has a thread of its own, and nobody waits for it here.
 void NcclWorld::abandon() {
   if (abandoned_) return;

@@ -38,12 +38,15 @@ struct TimedInterval {
   cudaEvent_t begin = nullptr, end = nullptr;
 };
 
-// Of a recording: what each replay adds.
+// The traffic of a CUDA graph, which each replay adds to the counters.
 struct NcclCapture {
   std::vector<std::pair<std::shared_ptr<NcclCounters>, int64_t>> sent;
   std::vector<TimedInterval> stretches;  // of the last replay, once that has ended
   int64_t num_unread = 0;                // replays whose stretches were not added yet
+  NcclCapture() = default;
+  NcclCapture(const NcclCapture&) = delete;
   ~NcclCapture();
+  void replayed();
 };
 
 class NcclWorld {
@@ -77,10 +80,6 @@ class NcclWorld {
   void keep_pace();
   void abandon();
 
-  // body records the stream's work once.
-  std::shared_ptr<NcclCapture> record(const std::function<void()>& body);
-  void replayed(const std::shared_ptr<NcclCapture>& recorded);
-
   Transport& transport() { return transport_; }
   cudaStream_t stream() const { return static_cast<cudaStream_t>(gpu_.native_stream()); }
   void* arrived() const { return arrived_.data(); }
@@ -101,7 +100,8 @@ class NcclWorld {
   void synchronize_stream();
   void look(double waited_s);
   void wait_for(cudaEvent_t event);
-  bool is_capturing() const { return recorded_ != nullptr; }
+  bool is_capturing() const { return gpu_.capture() != nullptr; }
+  NcclCapture& capture();  // REQUIRES is_capturing(). Of the graph that is being captured; made at first use
   cudaEvent_t take_timing_event();
 
   Transport& transport_;
@@ -114,8 +114,7 @@ class NcclWorld {
   std::vector<cudaStream_t> streams_;
   std::vector<cudaEvent_t> free_events_, free_timing_events_;
   std::vector<TimedInterval> stretches_;  // not yet added
-  std::vector<std::weak_ptr<NcclCapture>> recordings_;
-  std::shared_ptr<NcclCapture> recorded_;  // while a recording is made
+  std::vector<std::weak_ptr<NcclCapture>> captures_;
   static constexpr int kPaces = 4, kOperationsOfPace = 8;
   cudaEvent_t paces_[kPaces] = {};
   int64_t num_operations_ = 0;

@@ -1,0 +1,57 @@
+#include "engine/engine_memory.h"
+
+#include <algorithm>
+
+#include "ops/attention/cuda/attention.h"
+
+namespace moebius {
+
+MemoryUse memory_use(const EngineSpec& spec) {
+  return {.model = spec.model,
+          .training = spec.use == ModelUse::training,
+          .batch = spec.shape.batch,
+          .recompute = spec.recompute,
+          .freezes = !spec.freeze.empty()};
+}
+
+bool runs_cudnn(const EngineSpec& spec) {
+  const ModelSpec& m = spec.model;
+  const int64_t T = spec.shape.tokens();
+  const auto heads = [&](int64_t n, int64_t width) {
+    return Tensor{.shape = {T, n, width}, .dtype = spec.precision.compute};
+  };
+  AttentionFwd attention{.q_THd = heads(m.num_heads, m.head_dim),
+                         .k_UGd = heads(m.num_kv_heads, m.head_dim),
+                         .v_UGd = heads(m.num_kv_heads, m.is_latent() ? m.v_head_dim : m.head_dim),
+                         .batch = spec.shape.batch};
+  if (spec.shape.documents) attention.doc_start_T = {.shape = {T}, .dtype = DType::i32};
+  return spec.target == DeviceKind::cuda && cuda::cudnn_takes(attention);
+}
+
+void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec, const Accelerator* gpu,
+                  GpuRanks* ranks) {
+  const MemoryUse use = memory_use(spec);
+  if (spec.device == DeviceKind::cpu) return check_host_memory(plan, stack_bytes, available_memory_bytes(), use);
+  if (!gpu) return;
+  const int64_t free = gpu->info().free_bytes;
+  if (!ranks) return check_device_memory(plan, stack_bytes, free, use);
+  const int64_t mine = needed_bytes(plan, stack_bytes), others = ranks->sum_of_sharing(mine) - mine;
+  ranks->control().together([&] { check_device_memory(plan, stack_bytes, free - others, use); });
+}
+
+PeakMemory::PeakMemory(const Accelerator* gpu) : gpu_(gpu) {
+  if (gpu_) before_ = in_use();
+}
+
+int64_t PeakMemory::in_use() const {
+  const AcceleratorInfo info = gpu_->info();
+  return info.memory_bytes - info.free_bytes;
+}
+
+void PeakMemory::sample() {
+  if (gpu_) peak_ = std::max(peak_, in_use() - before_);
+}
+
+int64_t PeakMemory::bytes() const { return gpu_ ? peak_ : peak_rss_bytes(); }
+
+}  // namespace moebius

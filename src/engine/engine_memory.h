@@ -1,0 +1,33 @@
+// Whether an engine's memory is there, and how much of it was used.
+#pragma once
+
+#include "comm/gpu/gpu_ranks.h"
+#include "device/accelerator.h"
+#include "engine/device_memory.h"
+#include "engine/engine_spec.h"
+
+namespace moebius {
+
+MemoryUse memory_use(const EngineSpec& spec);
+// Whether a training step loads kernels of cuDNN, which take memory of the GPU.
+bool runs_cudnn(const EngineSpec& spec);
+// Error{usage} with the plan's table when host or GPU do not have the memory that is planned. Ranks that share a GPU
+// compare the sum of theirs, before any of them has allocated. gpu, ranks: null where there are none.
+void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec, const Accelerator* gpu,
+                  GpuRanks* ranks);
+
+// Peak memory in bytes: of a GPU, without the CUDA context, NCCL and other programs; on a shared GPU the sum over its
+// ranks. Without a GPU, of the process on the host.
+class PeakMemory {
+ public:
+  explicit PeakMemory(const Accelerator* gpu = nullptr);  // counts from the memory in use now
+  void sample();                                          // a GPU reports what is in use now, not its peak
+  int64_t bytes() const;
+
+ private:
+  int64_t in_use() const;
+  const Accelerator* gpu_;
+  int64_t before_ = 0, peak_ = 0;
+};
+
+}  // namespace moebius

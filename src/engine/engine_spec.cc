@@ -1,0 +1,71 @@
+#include "engine/engine_spec.h"
+
+#include <algorithm>
+
+#include "config/dispatcher_choice.h"
+#include "device/accelerator.h"
+#include "model/device_support.h"
+#include "ops/gemm/cuda/cublas_lt.h"
+
+namespace moebius {
+namespace {
+
+// Inference is eager, so that it may read counts back on the host.
+DispatcherKind dispatcher_of(const EngineSpec& spec) {
+  const bool captures = spec.target == DeviceKind::cuda && spec.graph && spec.use == ModelUse::training;
+  return resolve_dispatcher({.asked = spec.dispatcher,
+                             .ep = spec.mesh.ep,
+                             .etp = spec.mesh.etp,
+                             .top_k = spec.model.top_k,
+                             .has_moe_layers = spec.model.num_moe_layers() > 0,
+                             .captures = captures})
+      .kind;
+}
+
+}  // namespace
+
+MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
+  return {
+      .tp = p.tp, .cp = p.cp, .dp = p.dp(world_size), .pp = p.pp, .etp = p.etp, .ep = p.ep, .edp = p.edp(world_size)};
+}
+
+EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
+  const int64_t B = run.train.micro_batch, S = run.train.seq_len;
+  return {.model = run.model,
+          .balance = run.moe,
+          .precision = run.precision,
+          .use = ModelUse::training,
+          .shape = {.batch = B,
+                    .seq = S / mesh.cp,
+                    .max_segments = run.data.separate_documents ? B * S : B,
+                    .documents = run.data.separate_documents,
+                    .cp_comm = run.parallel.cp_comm,
+                    .num_mtp = run.num_mtp()},
+          .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
+          .optimizer = run.optimizer,
+          .recompute = run.memory.recompute,
+          .freeze = run.train.freeze,
+          .mesh = mesh,
+          .pipeline = {.num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
+          .dispatcher = resolve_dispatcher(run).kind,
+          .overlap = run.parallel.overlap,
+          .device = run.device,
+          .target = run.device,
+          .graph = run.graph,
+          .threads = run.threads > 0 ? narrow<int>(run.threads) : num_available_cpus(),
+          .seed = run.seed};
+}
+
+EngineSpec resolved(EngineSpec spec) {
+  if (spec.device != DeviceKind::null) spec.target = spec.device;
+  check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = spec.mesh.tp});
+  if (spec.device == DeviceKind::cuda && Accelerator::why_missing().empty()) cuda::open_cublas_lt();
+  spec.dispatcher = dispatcher_of(spec);
+  if (spec.max_positions == 0) spec.max_positions = std::max(spec.shape.seq * spec.mesh.cp, spec.cache_tokens);
+  // One stage takes the micro-batches of a step in turn, several have all of them in flight.
+  spec.pipeline.num_micro_batches = spec.mesh.pp > 1 ? spec.num_micro_batches : 1;
+  spec.pipeline.overlap = spec.overlap;
+  return spec;
+}
+
+}  // namespace moebius

@@ -1,0 +1,53 @@
+// The description of an engine, as a value: made from a recipe, or filled in by hand.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "config/run_spec.h"
+#include "model/model.h"
+#include "parallel/pipeline/pipeline.h"
+#include "parallel/sharding/grad_buckets.h"
+
+namespace moebius {
+
+struct EngineSpec {
+  ModelSpec model;
+  BalanceSpec balance;
+  PrecisionSpec precision;
+  ModelUse use = ModelUse::inference;
+  BatchShape shape;                        // of a micro-batch on this rank: 1 / cp of each sequence
+  int64_t num_micro_batches = 1;           // of a step
+  int64_t max_positions = 0;               // 0: of the whole sequence
+  int64_t cache_tokens = 0;                // > 0: key/value caches for generation
+  std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
+  RecomputeSpec recompute;                 // what backward recomputes instead of keeping it
+  std::vector<std::string> freeze;         // patterns of parameters that are not trained (model/params.h)
+  MeshShape mesh;
+  PipelineSpec pipeline;  // num_micro_batches and overlap are set by the engine
+  // Whose rank this engine is, of mesh.world(). None: the only rank, or on the null device the first rank of a dry run.
+  Transport* world = nullptr;
+  // Of the MoE layers; Engine::spec() has the kind that runs.
+  DispatcherKind dispatcher = DispatcherKind::automatic;
+  bool overlap = true;                               // communication overlaps with compute where it can; the same bits
+  int64_t bucket_numel = GradBuckets::kBucketNumel;  // of gradients that are reduced together
+  DeviceKind device = DeviceKind::cpu;
+  DeviceKind target = DeviceKind::cpu;  // the device that the null device counts for
+  bool graph = true;                    // the training step of a GPU: CUDA graphs, or eager
+  bool fusion = true;                   // of the dense layers (model/layers/mlp.h)
+  int threads = 1;
+  uint64_t seed = 0;
+};
+
+// The mesh of a run on so many ranks: dp and edp are what is left.
+MeshShape mesh_shape(const ParallelSpec& parallel, int64_t world_size);
+// The engine that trains this run on a mesh.
+EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh = {});
+
+// The spec with everything resolved that was left open: every engine is made of one. Error{usage} when the target
+// cannot run it.
+EngineSpec resolved(EngineSpec spec);
+
+}  // namespace moebius

@@ -1,0 +1,40 @@
+#include "engine/step_graphs.h"
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kEagerLaunches = 2;
+
+class GpuGraphs final : public GraphDevice {
+ public:
+  explicit GpuGraphs(Accelerator& gpu) : gpu_(gpu) {}
+  std::function<void()> capture(GraphCapture& capture, const std::function<void()>& body) override {
+    return [this, graph = CudaGraph(gpu_, capture, body)] { graph.replay(gpu_); };
+  }
+
+ private:
+  Accelerator& gpu_;
+};
+
+}  // namespace
+
+std::unique_ptr<GraphDevice> graph_device(Accelerator& gpu) { return std::make_unique<GpuGraphs>(gpu); }
+
+void StepGraphs::run(const StepPart& part, Stream& s, const std::function<void(Stream&)>& body) {
+  Graph& graph = graphs_[part];
+  ++graph.launches;
+  if (!captures() || s.trace() || graph.launches <= kEagerLaunches) return body(s);
+  if (!graph.launch) capture(graph, s, body);
+  graph.launch();
+  graph.capture->replayed();
+}
+
+void StepGraphs::capture(Graph& graph, const Stream& s, const std::function<void(Stream&)>& body) {
+  auto capture = std::make_unique<GraphCapture>();
+  Stream captured = s;
+  captured.set_capture(capture.get());
+  graph.launch = device_->capture(*capture, [&] { body(captured); });
+  graph.capture = std::move(capture);
+}
+
+}  // namespace moebius

@@ -1,0 +1,62 @@
+// The parts of a training step that a GPU captures as CUDA graphs. A part runs eagerly twice, in which it chooses its
+// algorithms; the third time it is captured, and from then on a launch replays it. All ranks capture a part in the same
+// step, since a collective is captured by all or by none; so a traced launch, which is eager, counts like any other.
+#pragma once
+
+#include <compare>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "device/accelerator.h"
+#include "device/device.h"
+
+namespace moebius {
+
+// The name of a part. Passes differ by what they communicate: the first of a step gather the weights that the last step
+// changed, the last reduce gradients.
+struct StepPart {
+  enum class Kind { passes, update, end_of_step };
+  Kind kind = Kind::passes;
+  bool first = false, last = false;  // passes: of the step
+  auto operator<=>(const StepPart&) const = default;
+
+  static StepPart passes(bool first, bool last) { return {Kind::passes, first, last}; }
+  static StepPart update() { return {.kind = Kind::update}; }
+  static StepPart end_of_step() { return {.kind = Kind::end_of_step}; }
+};
+
+// Captures the work of a device: of a GPU, or in a test of nothing.
+class GraphDevice {
+ public:
+  virtual ~GraphDevice() = default;
+  // Runs body once; the work that it gives the device is captured instead of done. Returns what launches that work.
+  virtual std::function<void()> capture(GraphCapture& capture, const std::function<void()>& body) = 0;
+};
+
+std::unique_ptr<GraphDevice> graph_device(Accelerator& gpu);
+
+class StepGraphs {
+ public:
+  StepGraphs() = default;  // every part is eager
+  explicit StepGraphs(std::unique_ptr<GraphDevice> device) : device_(std::move(device)) {}
+
+  bool captures() const { return device_ != nullptr; }
+  // Does the part: by body(s), or by a replay of what body did when it was captured. After a replay the host does what
+  // was registered for it while body ran (GraphCapture::after_replay). A stream with a trace is always eager.
+  void run(const StepPart& part, Stream& s, const std::function<void(Stream&)>& body);
+
+ private:
+  struct Graph {
+    int64_t launches = 0;
+    std::unique_ptr<GraphCapture> capture;
+    std::function<void()> launch;  // none until it is captured
+  };
+  void capture(Graph& graph, const Stream& s, const std::function<void(Stream&)>& body);
+
+  std::unique_ptr<GraphDevice> device_;
+  std::map<StepPart, Graph> graphs_;
+};
+
+}  // namespace moebius

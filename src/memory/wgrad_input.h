@@ -1,0 +1,40 @@
+// A tensor that backward_input leaves for backward_weight: a factor of the products that give weight gradients. The plan
+// decides where it lives between the two passes (MemoryPlan::split_backward). Where backward_weight follows at once it
+// is on the step stack, or a view of memory that is still whole. Where other passes come between it is kept, in memory
+// of its own. A layer writes it and never asks.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "memory/plan.h"
+#include "ops/elementwise/elementwise.h"
+
+namespace moebius {
+
+class WgradInput : public Tensor {
+ public:
+  // shape: that of a whole micro-batch, for which alone there are backward passes.
+  void declare(MemoryPlan& plan, std::string name, Shape whole, DType dtype_of_it) {
+    is_kept_ = plan.splits_backward();
+    if (is_kept_) return plan.declare(*this, std::move(name), whole, dtype_of_it, Life::saved);
+    Tensor::operator=({.shape = whole, .dtype = dtype_of_it, .device = DeviceKind::null});
+  }
+
+  // In backward_input, before it is written.
+  void open(StepStack& stack) {
+    if (!is_kept_) Tensor::operator=(stack.alloc(shape, dtype));
+  }
+  // In backward_input, for a tensor of this size that exists already: a copy where it is kept, else a view.
+  void hold(Stream& s, const Tensor& t) {
+    if (is_kept_)
+      copy(s, view(t.shape), t);
+    else
+      Tensor::operator=(t);
+  }
+
+ private:
+  bool is_kept_ = false;
+};
+
+}  // namespace moebius

@@ -1,0 +1,48 @@
+// The attention of a decoder layer: grouped-query (model/attention/gqa.h) or latent (model/attention/mla.h), chosen once
+// when a block is made. x and y are this rank's rows t of the residual stream.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "memory/saved_tensor.h"
+#include "model/layer_context.h"
+
+namespace moebius {
+
+// Keys and values of the tokens so far, for generation. One sequence: all of its tokens, of this rank's heads.
+struct KvCache {
+  Tensor k_UGd, v_UGd;  // [max tokens, G, d]
+};
+
+class Attention {
+ public:
+  // The tensors that forward leaves for the backward passes of a micro-batch. Each kind has its own.
+  struct Saved {
+    virtual ~Saved() = default;
+  };
+  virtual ~Attention() = default;
+  virtual std::unique_ptr<Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const = 0;
+
+  virtual void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const = 0;
+  // Recomputes what forward did not keep. Call it before a backward pass, with the same x.
+  virtual void recompute(Step& step, Tensor x_tD, Saved& saved) const = 0;
+  // The end of forward: y, from the heads' outputs.
+  virtual void output(Step& step, Tensor y_tD, const Saved& saved) const = 0;
+  virtual void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const = 0;
+  virtual void backward_weight(Step& step, const Saved& saved) const = 0;
+
+  // Generation: x are this rank's rows of the tokens at positions [first, first + T) of the cached sequence; the keys
+  // and values of all T are appended.
+  virtual void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const = 0;
+  virtual void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const = 0;
+
+  // For diagnosis, in the order they were computed.
+  virtual std::vector<KeptTensor> kept(const Saved& saved) const = 0;
+};
+
+// The attention of a layer of c.model, whose parameters begin with prefix.
+std::unique_ptr<Attention> make_attention(const LayerContext& c, const std::string& prefix, int64_t layer);
+
+}  // namespace moebius

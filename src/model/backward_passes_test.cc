@@ -1,0 +1,248 @@
+// The two backward passes of a model, each by itself with other passes between, give the bits of both at once: of every
+// kind of layer, whether tensors are kept or recomputed.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "core/rng.h"
+#include "model/model.h"
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kMicroBatches = 3, kVocab = 19, kPositions = 8;
+
+struct Case {
+  const char* name;
+  ModelSpec model;
+  RecomputeSpec recompute = {};
+  DType dtype = DType::f32;
+  bool freeze = false;
+};
+
+ModelSpec dense_model() {
+  ModelSpec m;
+  m.vocab_size = kVocab;
+  m.hidden_size = 12;
+  m.num_layers = 2;
+  m.num_heads = 4;
+  m.num_kv_heads = 2;
+  m.head_dim = 6;
+  m.intermediate_size = 10;
+  m.max_position_embeddings = kPositions;
+  m.initializer_range = 0.3;
+  m.moe_layers = {false, false};
+  return m;
+}
+
+ModelSpec moe_model() {
+  ModelSpec m = dense_model();
+  m.moe_layers = {false, true};
+  m.num_experts = 4;
+  m.top_k = 2;
+  m.moe_intermediate_size = 6;
+  m.shared_intermediate_size = 5;
+  m.shared_expert_gate = true;
+  m.qk_norm = QkNorm::per_head;
+  return m;
+}
+
+ModelSpec gpt_oss_model() {
+  ModelSpec m = moe_model();
+  m.shared_intermediate_size = 0;
+  m.shared_expert_gate = false;
+  m.qk_norm = QkNorm::none;
+  m.qkv_bias = m.o_bias = m.attention_sinks = m.router_bias = m.expert_proj_bias = true;
+  m.swiglu_limit = 7;
+  return m;
+}
+
+ModelSpec latent_model(int64_t q_rank) {
+  ModelSpec m = moe_model();
+  m.qk_norm = QkNorm::none;
+  m.num_kv_heads = m.num_heads;
+  m.q_lora_rank = q_rank;
+  m.kv_lora_rank = 5;
+  m.qk_rope_head_dim = 2;
+  m.v_head_dim = 4;
+  m.o_bias = true;
+  return m;
+}
+
+ModelSpec mtp_model() {
+  ModelSpec m = moe_model();
+  m.num_mtp_layers = 2;
+  return m;
+}
+
+BatchShape shape_of(const ModelSpec& m) {
+  return {.batch = 2, .seq = 4, .max_segments = 2, .num_mtp = m.num_mtp_layers};
+}
+
+void fill(const Targets& targets, const Rng& rng, uint64_t key) {
+  for (int64_t t = 0; t < targets.target_T.numel(); ++t) {
+    targets.target_T.ptr<int32_t>()[t] = static_cast<int32_t>(rng.below(static_cast<uint64_t>(t) + 100 * key, kVocab));
+    targets.weight_T.ptr<float>()[t] = t % 4 == 3 ? 0.0f : 1.0f;
+  }
+  *targets.loss_scale_1.ptr<float>() = 0.125f;
+}
+
+void fill(MicroBatch& b, int64_t m) {
+  const Rng rng(5, RngSite::bench, static_cast<uint64_t>(m));
+  for (int64_t t = 0; t < b.shape.tokens(); ++t) {
+    b.token_T.ptr<int32_t>()[t] = static_cast<int32_t>(rng.below(static_cast<uint64_t>(t), kVocab));
+    b.pos_T.ptr<int32_t>()[t] = static_cast<int32_t>(t % b.shape.seq);
+    b.doc_start_T.ptr<int32_t>()[t] = 0;
+    b.segment_T.ptr<int32_t>()[t] = static_cast<int32_t>(t / b.shape.seq);
+  }
+  fill(b, rng, 1);
+  for (size_t k = 0; k < b.mtp_targets.size(); ++k) fill(b.mtp_targets[k], rng, 2 + k);
+  b.total_tokens = static_cast<double>(kMicroBatches * b.shape.tokens());
+  b.training = true;
+}
+
+// A model whose plan has a set of saved tensors for each micro-batch.
+class Rig {
+ public:
+  Rig(const Case& c, bool splits) : plan_(c.recompute), batches_(kMicroBatches) {
+    const BatchShape shape = shape_of(c.model);
+    for (MicroBatch& batch : batches_) declare_micro_batch(plan_, shape, batch);
+    std::vector<HeldStage> stages = whole_model(c.model);
+    stages[0].num_saved = kMicroBatches;
+    stages[0].splits_backward = splits;
+    const std::vector<std::string> freeze = {"*experts*", "*o_proj*", "*.mlp.down_proj*"};
+    const PrecisionSpec precision{.compute = c.dtype};
+    model_.emplace(ModelContext{.model = c.model,
+                                .balance = balance_,
+                                .precision = precision,
+                                .mesh = mesh_,
+                                .plan = plan_,
+                                .use = ModelUse::training,
+                                .shape = shape,
+                                .max_positions = kPositions,
+                                .seed = 7,
+                                .stages = stages,
+                                .freeze = c.freeze ? freeze : std::vector<std::string>{}});
+    Stream null(DeviceKind::null, pool_, nullptr, DeviceKind::cpu);
+    StepStack counts(DeviceKind::null, nullptr, 0);
+    forward(null, counts, 0);
+    backward(null, counts, 0);
+    plan_.bind(DeviceKind::cpu, counts.high_water());
+    for (int64_t m = 0; m < kMicroBatches; ++m) fill(batches_[static_cast<size_t>(m)], m);
+    model_->init_state(s_);
+    model_->params().init(s_, 7);
+  }
+
+  void forward(int64_t m) { forward(s_, plan_.stack(), m); }
+  void backward(int64_t m) { backward(s_, plan_.stack(), m); }
+  void backward_input(int64_t m) {
+    on_stream(s_, plan_.stack(), m, [&](Step& step, const Tensor& dstream_TD) {
+      model_->backward_input(step, {.saved_set = m}, dstream_TD);
+    });
+  }
+  void backward_weight(int64_t m) {
+    Step step{s_, plan_.stack(), batches_[static_cast<size_t>(m)]};
+    model_->backward_weight(step, {.saved_set = m});
+  }
+
+  using Results = std::map<std::string, std::vector<std::byte>>;
+  Results results() const {
+    Results all;
+    const auto add = [&](const std::string& name, const Tensor& t) {
+      const auto* bytes = static_cast<const std::byte*>(t.data);
+      all[name].assign(bytes, bytes + t.num_bytes());
+    };
+    for (const Param& p : model_->params().all())
+      if (p.has_grad) add(p.spec.name, p.dw);
+    add("loss", model_->loss_sum());
+    if (model_->num_mtp_depths() > 0) add("mtp loss", model_->mtp_loss_sum());
+    return all;
+  }
+  int64_t saved_bytes() const { return plan_.bytes(Life::saved); }
+  int64_t stack_bytes() const { return plan_.bytes(Life::stack); }
+
+ private:
+  template <class Body>
+  void on_stream(Stream& s, StepStack& stack, int64_t m, Body&& body) {
+    Step step{s, stack, batches_[static_cast<size_t>(m)]};
+    StackScope scope(stack);
+    body(step, step.alloc({model_->stream_rows(), model_->spec().hidden_size}, model_->dtype()));
+  }
+  void forward(Stream& s, StepStack& stack, int64_t m) {
+    on_stream(s, stack, m, [&](Step& step, const Tensor& stream_TD) {
+      model_->forward(step, {.saved_set = m}, stream_TD, /*with_gradients=*/true);
+    });
+  }
+  void backward(Stream& s, StepStack& stack, int64_t m) {
+    on_stream(s, stack, m,
+              [&](Step& step, const Tensor& dstream_TD) { model_->backward(step, {.saved_set = m}, dstream_TD); });
+  }
+
+  ThreadPool pool_{1};
+  Stream s_{DeviceKind::cpu, pool_};
+  const Mesh mesh_{MeshShape{}};
+  MemoryPlan plan_;
+  const BalanceSpec balance_{.aux = true, .aux_coeff = 0.05, .z_coeff = 0.01};
+  std::deque<MicroBatch> batches_;
+  std::optional<Model> model_;
+};
+
+class BackwardPasses : public testing::TestWithParam<Case> {};
+
+TEST_P(BackwardPasses, ApartGiveTheBitsOfBoth) {
+  Rig both(GetParam(), /*splits=*/false), apart(GetParam(), /*splits=*/true);
+  for (int64_t m = 0; m < kMicroBatches; ++m) {
+    both.forward(m);
+    both.backward(m);
+  }
+  // Two forwards and two input passes come before the first weight pass.
+  for (const int64_t m : {0, 1}) apart.forward(m);
+  apart.backward_input(0);
+  apart.forward(2);
+  apart.backward_input(1);
+  apart.backward_weight(0);
+  apart.backward_input(2);
+  for (const int64_t m : {1, 2}) apart.backward_weight(m);
+
+  const Rig::Results expected = both.results(), got = apart.results();
+  ASSERT_EQ(got.size(), expected.size());
+  for (const auto& [name, bytes] : expected) {
+    EXPECT_NE(bytes, std::vector<std::byte>(bytes.size())) << name;
+    EXPECT_TRUE(got.at(name) == bytes) << name;
+  }
+}
+
+// Tensors between the passes are kept where they are apart, else they are on the step stack.
+TEST_P(BackwardPasses, ThePlanDecidesWhereTheirTensorsLive) {
+  const Rig both(GetParam(), /*splits=*/false), apart(GetParam(), /*splits=*/true);
+  EXPECT_GT(apart.saved_bytes(), both.saved_bytes());
+  EXPECT_LT(apart.stack_bytes(), both.stack_bytes());
+}
+
+// A plan for passes apart runs both at once as well.
+TEST_P(BackwardPasses, AtOnceInAPlanForBoth) {
+  Rig both(GetParam(), /*splits=*/false), kept(GetParam(), /*splits=*/true);
+  for (Rig* rig : {&both, &kept}) {
+    for (int64_t m = 0; m < kMicroBatches; ++m) {
+      rig->forward(m);
+      rig->backward(m);
+    }
+  }
+  EXPECT_TRUE(both.results() == kept.results());
+}
+
+constexpr RecomputeSpec kAll{.layer = true}, kSome{.norm = true, .attention = true, .expert_up = true};
+INSTANTIATE_TEST_SUITE_P(Models, BackwardPasses,
+                         testing::Values(Case{"Dense", dense_model()}, Case{"DenseRecomputed", dense_model(), kAll},
+                                         Case{"Moe", moe_model()}, Case{"MoeBf16", moe_model(), {}, DType::bf16},
+                                         Case{"MoeRecomputed", moe_model(), kAll},
+                                         Case{"MoePartlyRecomputed", moe_model(), kSome},
+                                         Case{"MoeFrozen", moe_model(), {}, DType::f32, /*freeze=*/true},
+                                         Case{"GptOss", gpt_oss_model()}, Case{"Latent", latent_model(0)},
+                                         Case{"LatentQuery", latent_model(3)},
+                                         Case{"LatentRecomputed", latent_model(3), kAll}, Case{"Mtp", mtp_model()},
+                                         Case{"MtpRecomputed", mtp_model(), kAll}),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,36 @@
+// What the layers of a stage are built with. The references outlive them.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/mesh.h"
+#include "config/model_spec.h"
+#include "config/parallel_spec.h"
+#include "config/train_spec.h"
+#include "model/attention/token_runs.h"
+#include "model/params.h"
+#include "model/step.h"
+
+namespace moebius {
+
+struct LayerContext {
+  ParamTable& params;  // gets every parameter that a layer declares
+  MemoryPlan& plan;
+  const ModelSpec& model;
+  const BalanceSpec& balance;
+  const Mesh& mesh;
+  const Tensor& rope_table_Pd;
+  DType dtype = DType::f32;  // of the computation
+  BatchShape shape;
+  uint64_t seed = 0;                                      // of what is drawn in training
+  DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers
+  bool fusion = true;                                     // of the dense layers (model/layers/mlp.h)
+
+  // Rows of the residual stream on this rank, and of a micro-batch on all tp ranks together.
+  int64_t stream_rows() const { return rows_between_projections(shape, mesh.shape()); }
+  int64_t rows() const { return stream_rows() * mesh.shape().tp; }
+  float init_std() const { return static_cast<float>(model.initializer_range); }
+  float norm_eps() const { return static_cast<float>(model.rms_norm_eps); }
+};
+
+}  // namespace moebius

@@ -1,0 +1,81 @@
+#include "model/moe/router.h"
+#include "ops/elementwise/elementwise.h"
+
+namespace moebius {
+
+// Every balance loss is  coeff * sum over segments of E/(K ...) prob . count  with its own segments and counts, so each
+// adds to one table of derivatives by the normalised scores.
+void Router::balance(Step& step, Saved& saved) const {
+  Stream& s = step.stream;
+  const Stats batch = alloc_stats(step, 1);
+  balance_stats(s, {.prob_SE = batch.prob_SE,
+                    .count_SE = batch.count_SE,
+                    .z_1 = metrics_.z_1,
+                    .entropy_1 = metrics_.entropy_1,
+                    .scratch = step.alloc_bytes(BalanceStats::scratch_bytes(saved.logits_TE.dim(0), E_, 1, s)),
+                    .logits_TE = saved.logits_TE,
+                    .score = score(),
+                    .top_k = K_});
+  if (saved.dsbar_SE.empty()) return;
+  for (const Tensor& sum : {batch.prob_SE, batch.count_SE}) mesh_.group(Axis::tp_cp).all_reduce_sum(s, sum);
+
+  const Tensor dsbar_1E = step.alloc({1, E_}, DType::f32);
+  fill_zero(s, dsbar_1E);
+  fill_zero(s, saved.dsbar_SE);
+  if (balance_.aux) aux_loss(step, dsbar_1E, batch);
+  if (balance_.global_aux) global_aux_loss(step, dsbar_1E, batch);
+  if (balance_.seq_aux) seq_aux_loss(step, saved);
+  add_row(s, saved.dsbar_SE, dsbar_1E);
+}
+
+Router::Stats Router::alloc_stats(Step& step, int64_t num_segments) const {
+  const Tensor prob_SE = step.alloc({num_segments, E_}, DType::f32);
+  return {prob_SE, step.alloc({num_segments, E_}, DType::f32)};
+}
+
+void Router::add_loss(Step& step, Tensor dsbar_SE, const Stats& stats) const {
+  balance_loss(step.stream, {.loss_1 = metrics_.aux_1,
+                             .dsbar_SE = dsbar_SE,
+                             .prob_SE = stats.prob_SE,
+                             .count_SE = stats.count_SE,
+                             .coeff = static_cast<float>(balance_.aux_coeff),
+                             .top_k = K_,
+                             .total_tokens = step.batch.scalars.total_tokens});
+}
+
+// The load of the micro-batch.
+void Router::aux_loss(Step& step, Tensor dsbar_1E, const Stats& batch) const { add_loss(step, dsbar_1E, batch); }
+
+// The load of the last global batch, and the count of this one for the next.
+void Router::global_aux_loss(Step& step, Tensor dsbar_1E, const Stats& batch) const {
+  add_loss(step, dsbar_1E, {.prob_SE = batch.prob_SE, .count_SE = last_load_->w});
+  add(step.stream, step_load_1E_, batch.count_SE);
+}
+
+// The load of each sequence or document.
+void Router::seq_aux_loss(Step& step, Saved& saved) const {
+  Stream& s = step.stream;
+  const int64_t S = saved.dsbar_SE.dim(0);
+  const Stats stats = alloc_stats(step, S);
+  // The sums of z and entropy are not reported: those of the whole micro-batch were.
+  const Tensor z_1 = step.alloc({1}, DType::f64), entropy_1 = step.alloc({1}, DType::f64);
+  balance_stats(s, {.prob_SE = stats.prob_SE,
+                    .count_SE = stats.count_SE,
+                    .z_1 = z_1,
+                    .entropy_1 = entropy_1,
+                    .scratch = step.alloc_bytes(BalanceStats::scratch_bytes(saved.logits_TE.dim(0), E_, S, s)),
+                    .logits_TE = saved.logits_TE,
+                    .segment_T = segments(step),
+                    .score = score(),
+                    .top_k = K_});
+  for (const Tensor& sum : {stats.prob_SE, stats.count_SE}) mesh_.group(Axis::tp_cp).all_reduce_sum(s, sum);
+  add_loss(step, saved.dsbar_SE, stats);
+}
+
+// Segments of the rows here. A batch holds those of all tokens of a context rank.
+Tensor Router::segments(Step& step) const {
+  const int64_t T = rows_between_projections(shape_, mesh_.shape()), first = mesh_.place().tp * T;
+  return step.batch.segment_T.rows(first, first + T);
+}
+
+}  // namespace moebius

@@ -1,0 +1,66 @@
+#include "train/memory_forecast.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace moebius {
+namespace {
+
+// Sums over the ranks that are threads of this rank's process; all ranks of the world together.
+struct OfProcess {
+  int64_t sum(int64_t mine) const {
+    char host[256] = {};
+    ::gethostname(host, sizeof host - 1);
+    const std::string process = fmt::format("{} {} ", ::getpid(), host);
+    int64_t total = 0;
+    for (const std::string& said : control.gather(process + std::to_string(mine)))
+      if (said.starts_with(process)) total += std::stoll(said.substr(process.size()));
+    return total;
+  }
+  Control& control;
+};
+
+// Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and buffers of files and logs.
+int64_t library_bytes(int threads) {
+  return (int64_t{1} << 20) + std::min(threads, num_available_cpus()) * (int64_t{23} << 20) / 10;
+}
+
+}  // namespace
+
+void MemoryForecast::predict(CheckpointStore& store, bool async_save) {
+  const bool on_gpu = engine_.spec().device == DeviceKind::cuda;
+  const HostMemory host = host_memory(engine_, async_save);
+  if (on_gpu) control_.together([&] { store.hold_piece(); });
+  const HostMemory here = of_this_machine(control_, host);
+  control_.together([&] { check_snapshot(here, engine_.plan(), available_memory_bytes()); });
+  on_gpu ? predict_gpu(host) : predict_process(host);
+}
+
+void MemoryForecast::predict_gpu(const HostMemory& host) {
+  const DeviceMemory gpu = engine_.shared_device_memory();
+  predicted_bytes_ = gpu.total_bytes();
+  log_.info("memory: {}; {}", gpu.text(), host.text());
+}
+
+// Now the process holds the program and the indices of the datasets; the plan's pages come with their first use. Ranks
+// that are threads of the process are measured together.
+void MemoryForecast::predict_process(const HostMemory& host) {
+  const int64_t held = current_rss_bytes();
+  const OfProcess of{control_};
+  const int64_t num_ranks = of.sum(1), plan = of.sum(engine_.plan().total_bytes());
+  const int64_t program = held + of.sum(library_bytes(engine_.spec().threads)), snapshot = of.sum(host.snapshot_bytes);
+  predicted_bytes_ = program + plan + snapshot;
+  log_.info("memory: predicted peak {} (plan {}, program and data indices {}, checkpoint snapshot {}){}",
+            bytes_text(predicted_bytes_), bytes_text(plan), bytes_text(program), bytes_text(snapshot),
+            num_ranks == 1 ? "" : fmt::format(", of the {} ranks of this process", num_ranks));
+}
+
+void MemoryForecast::compare() {
+  engine_.sample_peak_memory();
+  const int64_t measured = engine_.peak_bytes();
+  log_.info("memory: predicted peak {}, measured {}, {:+.1f} %", bytes_text(predicted_bytes_), bytes_text(measured),
+            100.0 * (static_cast<double>(measured) / static_cast<double>(predicted_bytes_) - 1));
+}
+
+}  // namespace moebius

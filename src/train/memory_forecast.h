@@ -1,0 +1,30 @@
+// The peak memory of a run, predicted before its first step and compared with what was measured after its last.
+#pragma once
+
+#include "checkpoint/checkpoint.h"
+#include "comm/control.h"
+#include "core/log.h"
+#include "train/host_memory.h"
+
+namespace moebius {
+
+class MemoryForecast {
+ public:
+  MemoryForecast(Engine& engine, Control& control, Log& log) : engine_(engine), control_(control), log_(log) {}
+
+  // Logs the prediction: of the GPU where there is one, else of the process. Holds what saves of a GPU go through.
+  // Error{usage} when the host does not have the memory of plan and snapshot. All ranks call it together.
+  void predict(CheckpointStore& store, bool async_save);
+  void compare();  // logs it beside the measured peak
+
+ private:
+  void predict_gpu(const HostMemory& host);
+  void predict_process(const HostMemory& host);
+
+  Engine& engine_;
+  Control& control_;
+  Log& log_;
+  int64_t predicted_bytes_ = 0;
+};
+
+}  // namespace moebius

@@ -1,0 +1,109 @@
+#include "train/run_log.h"
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "io/files.h"
+
+namespace moebius {
+namespace {
+
+std::string duration_text(double seconds) {
+  const int64_t s = static_cast<int64_t>(seconds + 0.5);
+  if (s >= 3600) return fmt::format("{}h{:02}m", s / 3600, s / 60 % 60);
+  return fmt::format("{}m{:02}s", s / 60, s % 60);
+}
+
+}  // namespace
+
+void RunLog::open(int64_t first_step) {
+  write_file_atomic(run_.dir + "/recipe.resolved.toml", to_toml(run_, false));
+  const std::string path = run_.dir + "/metrics.jsonl";
+  if (const int64_t damaged = truncate_jsonl_after(path, first_step - 1); damaged > 0) {
+    log_.warn("{}: {} damaged lines were dropped", path, damaged);
+  }
+  metrics_.emplace(path);
+  if (run_.log.tensorboard) tensorboard_.emplace(run_.dir + "/tensorboard");
+}
+
+void RunLog::write_step(const StepReport& report, const RanksReport& ranks) {
+  nlohmann::ordered_json json = to_json(report);
+  if (!ranks.ranks.empty()) json.update(to_json(ranks));
+  metrics_->append(json);
+  if (tensorboard_) add_scalars(report);
+}
+
+void RunLog::add_scalars(const StepReport& report) {
+  const auto scalar = [&](const std::string& tag, double value) {
+    tensorboard_->add_scalar(tag, report.step, static_cast<float>(value));
+  };
+  scalar("train/loss", report.loss);
+  scalar("train/aux_loss", report.aux_loss);
+  scalar("train/z_loss", report.z_loss);
+  if (report.mtp_loss > 0) scalar("train/mtp_loss", report.mtp_loss);
+  scalar("train/grad_norm", report.grad_norm);
+  scalar("train/lr", report.lr);
+  scalar("speed/tokens_per_s", report.tokens / report.step_time_s);
+  scalar("speed/model_tflops_per_rank", report.model_tflops_per_rank);
+  scalar("memory/peak_bytes", static_cast<double>(report.memory_peak_bytes));
+  scalar("moe/load_max_over_mean", report.expert_load_max_over_mean);
+  scalar("moe/dropped_tokens", static_cast<double>(report.dropped_tokens));
+  for (const MoeLayerReport& layer : report.layers) {
+    const std::string prefix = fmt::format("moe_layer_{}/", layer.layer);
+    scalar(prefix + "load_max_over_mean", layer.load_max_over_mean);
+    scalar(prefix + "entropy", layer.entropy);
+    scalar(prefix + "aux_loss", layer.aux_loss);
+    scalar(prefix + "dropped", static_cast<double>(layer.dropped));
+  }
+}
+
+// Every balance loss is about 1 or more on a healthy router. Far below, scores vanish (sigmoid) or the loss is being
+// gamed.
+void RunLog::watch_balance(const StepReport& report) {
+  const double at_balance = run_.moe.aux_coeff * (run_.moe.aux + run_.moe.seq_aux + run_.moe.global_aux);
+  if (at_balance == 0 || warned_of_balance_) return;
+  for (const MoeLayerReport& layer : report.layers) {
+    if (layer.aux_loss >= 0.5 * at_balance) continue;
+    log_.warn(
+        "layer {}: its balance losses are {:.3g} of their value under perfect balance at step {}; its router's scores "
+        "may be collapsing",
+        layer.layer, layer.aux_loss / at_balance, report.step);
+    warned_of_balance_ = true;
+  }
+}
+
+void RunLog::show_progress(const StepReport& r) {
+  seconds_ += r.step_time_s;
+  ++steps_shown_;
+  const int64_t steps = run_.train.steps;
+  const double per_step = seconds_ / static_cast<double>(steps_shown_);
+  const bool keep = r.step == steps || steps_shown_ == 1 || (run_.log.every > 0 && r.step % run_.log.every == 0);
+  log_.progress(
+      fmt::format("step {:>{}}/{}  loss {:.4f}  {:.0f} tokens/s  balance {:.2f}  grad {:.2f}  lr {:.2e}  {} left",
+                  r.step, std::to_string(steps).size(), steps, r.loss, r.tokens / r.step_time_s,
+                  r.expert_load_max_over_mean, r.grad_norm, r.lr,
+                  duration_text(per_step * static_cast<double>(steps - r.step))),
+      keep);
+}
+
+void RunLog::write_eval(int64_t step, const EvalResult& result) {
+  nlohmann::ordered_json json{
+      {"kind", "eval"}, {"step", step}, {"loss", result.loss}, {"tokens", static_cast<int64_t>(result.tokens)}};
+  if (result.bits_per_byte) json["bits_per_byte"] = *result.bits_per_byte;
+  metrics_->append(json);
+  if (!tensorboard_) return;
+  tensorboard_->add_scalar("eval/loss", step, static_cast<float>(result.loss));
+  if (result.bits_per_byte)
+    tensorboard_->add_scalar("eval/bits_per_byte", step, static_cast<float>(*result.bits_per_byte));
+}
+
+bool RunLog::holds_eval_of(int64_t step) const {
+  std::istringstream lines(read_file(run_.dir + "/metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const auto record = nlohmann::json::parse(line);
+    if (record.value("kind", "") == "eval" && record.value("step", int64_t{0}) == step) return true;
+  }
+  return false;
+}
+
+}  // namespace moebius

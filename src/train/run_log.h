@@ -1,0 +1,44 @@
+// The log of a training run: metrics.jsonl and TensorBoard files in its folder, written by the first rank, and progress
+// lines.
+#pragma once
+
+#include <optional>
+
+#include "core/log.h"
+#include "data/jsonl.h"
+#include "io/tensorboard.h"
+#include "train/evaluate.h"
+#include "train/metrics.h"
+#include "train/rank_report.h"
+
+namespace moebius {
+
+class RunLog {
+ public:
+  RunLog(const RunSpec& run, Log& log) : run_(run), log_(log) {}  // the references outlive it
+
+  // --- on the first rank alone ---
+  // Opens the files for steps from first_step on, and drops the lines of later steps. Writes the resolved recipe.
+  void open(int64_t first_step);
+  void write_step(const StepReport& report, const RanksReport& ranks);
+  void write_eval(int64_t step, const EvalResult& result);
+  void sync() { metrics_->sync(); }
+  bool holds_eval_of(int64_t step) const;  // whether metrics.jsonl has the evaluation after this step
+
+  // --- on every rank; log says which of them print ---
+  void show_progress(const StepReport& report);
+  void watch_balance(const StepReport& report);  // warns once when a router's scores may be collapsing
+
+ private:
+  void add_scalars(const StepReport& report);
+
+  const RunSpec& run_;
+  Log& log_;
+  std::optional<JsonlWriter> metrics_;
+  std::optional<TensorboardWriter> tensorboard_;
+  double seconds_ = 0;  // of the steps shown
+  int64_t steps_shown_ = 0;
+  bool warned_of_balance_ = false;
+};
+
+}  // namespace moebius

@@ -1,0 +1,142 @@
+#include "train/run_start.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "train/state.h"
+#include "weights/load.h"
+#include "weights/source.h"
+
+namespace moebius {
+namespace {
+
+// A notice when frozen parameters may have lost bits; empty when they have not.
+std::string rounding_notice(const ParamTable& params) {
+  const auto is_rounded = [](const Param& p) { return p.frozen && p.w.dtype == DType::bf16; };
+  if (std::none_of(params.all().begin(), params.all().end(), is_rounded)) return "";
+  return "frozen parameters are held and saved in bf16 (precision.compute): weights of a wider dtype were rounded to "
+         "it";
+}
+
+// The alternatives to resuming a run as it was asked for.
+std::string new_run_text(const std::string& dir) {
+  return fmt::format(
+      "choose another run.dir, where model.init_from = \"{}\" begins with the weights reached here (not the "
+      "optimizer's state)",
+      dir);
+}
+
+std::string starting_over_text(const std::string& dir) {
+  return fmt::format(
+      "start over here with checkpoint.resume=false, which moves the checkpoints to {}/checkpoints/old-N", dir);
+}
+
+}  // namespace
+
+RunSpec with_mtp_of_weights(RunSpec run) {
+  if (run.model.num_mtp_layers == 0 || !std::filesystem::is_directory(run.init_from)) return run;
+  run.model = with_mtp_of(find_weights(run.init_from), run.model);
+  if (run.model.num_mtp_layers == 0) run.train.mtp_coeff = LoopSpec{}.mtp_coeff;
+  return run;
+}
+
+void say(Log& log, const StartNote& note) { note.is_warning ? log.warn("{}", note.text) : log.info("{}", note.text); }
+
+int64_t RunStart::start() {
+  if (run_.checkpoint.resume) {
+    if (const int64_t step = resume(); step > 0) return step;
+  }
+  run_.init_from.empty() ? start_from_random_weights() : start_from_weights();
+  if (!run_.checkpoint.resume) set_old_checkpoints_aside();  // last, so that weights that cannot be read change nothing
+  return 0;
+}
+
+void RunStart::start_from_random_weights() {
+  Stream s = engine_.stream();
+  engine_.with_memory_advice([&] { engine_.model().params().init(s, run_.seed); });
+  say(log_, random_weights_note(run_));
+}
+
+void RunStart::start_from_weights() {
+  std::vector<NotFinite> not_finite;
+  control_.together([&] { engine_.with_memory_advice([&] { not_finite = load_weights(engine_, run_.init_from); }); });
+  // Replicas say the same.
+  const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
+  for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
+    if (!warning.empty()) log_.warn("{}", warning);
+  log_.info("weights from {}", run_.init_from);
+  for (const std::string& notice : control_.gather(rounding_notice(engine_.model().params())))
+    if (!notice.empty()) return log_.info("{}", notice);
+}
+
+void RunStart::set_old_checkpoints_aside() {
+  const std::string old = store_.set_aside({run_.dir + "/metrics.jsonl"});
+  if (old.empty()) return;
+  log_.info("checkpoint.resume = false: the checkpoints and metrics that were here are now in {}; nothing removes it",
+            old);
+}
+
+// From the newest checkpoint whose every byte is what was saved. Damaged ones are passed over with a warning. Returns
+// its step, 0 when there is none.
+int64_t RunStart::resume() {
+  const std::vector<CheckpointInfo> found = store_.list();
+  for (auto it = found.rbegin(); it != found.rend(); ++it) {
+    std::string problem = it->problem;
+    if (problem.empty()) {
+      try {
+        std::optional<CheckpointReader> checkpoint;
+        control_.together([&] { checkpoint.emplace(it->folder, /*check_files=*/false); });  // list() has
+        check_same_run(*checkpoint);
+        read_state(*checkpoint, it->folder);
+        return checkpoint->step();
+      } catch (const Error& e) {
+        if (e.kind() != ErrorKind::input) throw;
+        problem = e.what();
+      }
+    }
+    log_.warn("passed over: {}", problem);
+  }
+  MOEBIUS_CHECK(input, found.empty(),
+                "resume: {}/checkpoints holds {} checkpoints and none can be read (see the warnings); {}", run_.dir,
+                found.size(), starting_over_text(run_.dir));
+  return 0;
+}
+
+void RunStart::read_state(const CheckpointReader& checkpoint, const std::string& folder) {
+  Stream s = engine_.stream();
+  checkpoint.read_all(control_, training_state(engine_), &s);
+  engine_.model().params().sync(s);
+  engine_.optimizer().gather(s);
+  log_.info("resumed from {}", folder);
+}
+
+void RunStart::check_same_run(const CheckpointReader& checkpoint) const {
+  const RunSpec saved =
+      parse_run_spec(checkpoint.meta().at("recipe").get<std::string>(), "the checkpoint's recipe", {});
+  const auto diff = config_diff(saved, run_);
+  std::string lines;
+  for (const std::string& line : diff) lines += "\n  " + line;
+  const std::string saved_data = checkpoint.meta().value("data", "");
+  MOEBIUS_CHECK(usage, saved_data == data_fingerprint_,
+                "resume: the datasets of data.train are not those that {} was trained on; a line a dataset, the "
+                "checkpoint's:\n{}\nnow:\n{}\nbring them back; or {}; or {}",
+                run_.dir, saved_data, data_fingerprint_, new_run_text(run_.dir), starting_over_text(run_.dir));
+  MOEBIUS_CHECK(usage, diff.empty(),
+                "resume: {} holds another training run; the checkpoint's value -> the recipe's:{}\nrestore these; or "
+                "{}; or {}",
+                run_.dir, lines, new_run_text(run_.dir), starting_over_text(run_.dir));
+  warn_of_new_schedule(saved);
+}
+
+void RunStart::warn_of_new_schedule(const RunSpec& saved) const {
+  if (saved.train.steps == run_.train.steps || run_.optimizer.schedule == LrSchedule::constant) return;
+  log_.warn(
+      "train.steps was {} and is {}: from here on the learning rate follows the curve of {} steps, and the run is not "
+      "the one that a run of {} steps from the start would be",
+      saved.train.steps, run_.train.steps, run_.train.steps, run_.train.steps);
+}
+
+}  // namespace moebius

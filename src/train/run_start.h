@@ -1,0 +1,60 @@
+// How a training run begins: from its newest checkpoint, from weights, or from random weights.
+#pragma once
+
+#include <string>
+
+#include "checkpoint/checkpoint.h"
+#include "comm/control.h"
+#include "core/log.h"
+#include "engine/engine.h"
+#include "train/start_notes.h"
+
+namespace moebius {
+
+// The run without multi-token prediction when the weights that it starts from have none, whatever their config says.
+RunSpec with_mtp_of_weights(RunSpec run);
+
+void say(Log& log, const StartNote& note);
+
+// The parts of a run that its start needs; all of them outlive it.
+struct RunParts {
+  const RunSpec& run;
+  Control& control;
+  Log& log;
+  Engine& engine;
+  CheckpointStore& store;
+};
+
+class RunStart {
+ public:
+  // data_fingerprint: Loader::fingerprint of the training data.
+  RunStart(const RunParts& parts, std::string data_fingerprint)
+      : run_(parts.run),
+        control_(parts.control),
+        log_(parts.log),
+        engine_(parts.engine),
+        store_(parts.store),
+        data_fingerprint_(std::move(data_fingerprint)) {}
+
+  // Fills weights and optimizer. Returns the step of the checkpoint that the run resumed from, 0 for a new run. All
+  // ranks call it together. Error{usage} when the folder holds another run, Error{input} when nothing in it can be read.
+  int64_t start();
+
+ private:
+  void start_from_random_weights();
+  void start_from_weights();
+  void set_old_checkpoints_aside();
+  int64_t resume();
+  void read_state(const CheckpointReader& checkpoint, const std::string& folder);
+  void check_same_run(const CheckpointReader& checkpoint) const;
+  void warn_of_new_schedule(const RunSpec& saved) const;
+
+  const RunSpec& run_;
+  Control& control_;
+  Log& log_;
+  Engine& engine_;
+  CheckpointStore& store_;
+  std::string data_fingerprint_;
+};
+
+}  // namespace moebius
