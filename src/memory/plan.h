@@ -48,8 +48,8 @@ class MemoryPlan {
   const RecomputeSpec& recompute() const { return recompute_; }
 
   // Sets whether other passes may come between the two backward passes of a micro-batch.
-  // It holds for the WgradInputs (memory/wgrad_input.h) declared from now on: these are then kept until
-  // backward_weight.
+  // It holds for the WgradInputs (memory/wgrad_input.h) declared from now on.
+  // These are then kept until backward_weight.
   void split_backward(bool splits) { splits_backward_ = splits; }
   bool splits_backward() const { return splits_backward_; }
 
