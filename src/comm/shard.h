@@ -1,4 +1,4 @@
-// Which elements of a tensor one rank has: a block of a global tensor, and a range of elements in memory.
+// The elements of a tensor that one rank has: a block of a global tensor, and a range of elements in memory.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct Shard {
   int64_t begin = 0, count = 0;
   bool operator==(const Shard&) const = default;
 };
-// The r-th of n blocks of dimension dim. Where n does not divide it, some blocks are longer by one than others.
+// Returns the r-th of n blocks of dimension dim. Where n does not divide it, some blocks are longer by one.
 Shard shard_of(const Shape& global, int dim, int64_t r, int64_t n);
 
 // Elements [begin, begin + count) of a tensor, counted in the order of its memory.
@@ -23,7 +23,7 @@ struct ElementRange {
   int64_t end() const { return begin + count; }
   bool operator==(const ElementRange&) const = default;
 };
-// The elements that both ranges hold; count is 0 when there are none.
+// Returns the elements that both ranges hold; count is 0 when there are none.
 ElementRange common(const ElementRange& a, const ElementRange& b);
 
 }  // namespace moebius

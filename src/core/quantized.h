@@ -7,7 +7,7 @@
 
 namespace moebius {
 
-// Which elements share a scale. The size of a block is that of the data divided by that of the scales.
+// The elements that share a scale. The size of a block is that of the data divided by that of the scales.
 enum class ScaleLayout : uint8_t {
   none,           // there are no scales
   per_tensor,     // all elements share one
@@ -33,8 +33,8 @@ struct Operand {
 
 std::string to_string(const Operand& operand);  // "f8_e4m3[4, 8] with row_blocks scales f32[4, 1]"
 
-// For ops that compute with plain tensors alone: Error{usage} "who: name has no quantised form yet;
-// ..." unless the operand is plain.
+// Throws Error{usage} "who: name has no quantised form yet; ..." unless the operand is plain.
+// It is for ops that compute only with plain tensors.
 void check_plain(const char* who, const char* name, const Operand& operand);
 
 }  // namespace moebius

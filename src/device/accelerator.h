@@ -49,13 +49,13 @@ class Accelerator {
     return *static_cast<T*>(slot.get());
   }
 
-  // The graph that the work of this GPU's stream is being captured for; null when the work runs.
+  // Returns the graph for which the work of this GPU's stream is being captured; null when the work runs.
   GraphCapture* capture() const { return capture_; }
 
-  // OpScope's and PhaseScope's side.
+  // OpScope and PhaseScope call these.
   void begin_op(const char* name, bool timed);
   void end_op(const char* name, Trace* trace, Cost cost);
-  void end_phase(const std::string& name, Trace* trace);  // that begin_op began
+  void end_phase(const std::string& name, Trace* trace);  // of a phase that begin_op began
 
  private:
   friend struct AcceleratorAccess;
@@ -75,12 +75,13 @@ class GpuEvent {
   std::shared_ptr<void> event_;
 };
 
-// A CUDA graph: work of a stream that is captured once and replayed as a whole. The work must neither wait nor
-// allocate, and its arguments are those of the capture. A replay gives the bits that running body gives.
+// A CUDA graph is work of a stream that is captured once and replayed as a whole.
+// The work must neither wait nor allocate, and its arguments are those of the capture.
+// A replay gives the bits that running body gives.
 class CudaGraph {
  public:
   CudaGraph() = default;
-  // Runs body; its work is captured and not done. Meanwhile accelerator.capture() is `capture`.
+  // Runs body; its work is captured, not executed. Meanwhile accelerator.capture() is `capture`.
   CudaGraph(Accelerator& accelerator, GraphCapture& capture, const std::function<void()>& body);
   bool empty() const { return !graph_; }
   int64_t num_nodes() const { return num_nodes_; }
@@ -91,7 +92,7 @@ class CudaGraph {
   int64_t num_nodes_ = 0;
 };
 
-// The device's side of device/device.h; without CUDA each of them throws.
+// The CUDA part of device/device.h; without CUDA each of these throws.
 namespace cuda {
 void* allocate(int64_t num_bytes);  // zeroed
 void release(void* data) noexcept;

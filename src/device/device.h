@@ -47,8 +47,8 @@ class Buffer {
   DeviceKind device_ = DeviceKind::null;
 };
 
-// What a CUDA graph means for the host. A replay runs no host code, so whoever keeps account of the work that a graph
-// holds says here, while the graph is captured, what is to be done after each of its replays.
+// The host's part of a CUDA graph. A replay runs no host code.
+// So code that counts the work of a graph registers here, during the capture, what to do after each replay.
 class GraphCapture {
  public:
   GraphCapture() = default;
@@ -57,7 +57,7 @@ class GraphCapture {
   void replayed() const {
     for (const auto& body : after_replay_) body();
   }
-  // A place for what a participant keeps of this capture; empty at first.
+  // Returns a place for data that a participant keeps for this capture; empty at first.
   std::shared_ptr<void>& state_of(const void* participant) { return states_[participant]; }
 
  private:

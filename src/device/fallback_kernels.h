@@ -1,6 +1,5 @@
 // Ops that a GPU runs with fallback kernels, because of their shapes.
-// An op notes it where it chooses a kernel;
-// a run reports it.
+// An op notes it where it chooses a kernel; a run reports it.
 // In f32 no op notes anything: no product uses tensor cores there, which a run reports once.
 #pragma once
 

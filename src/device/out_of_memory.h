@@ -13,12 +13,12 @@ class OutOfMemory : public Error {
  public:
   explicit OutOfMemory(const std::string& what) : Error(ErrorKind::usage, what) {}
 };
+
 // Returns whether a failed library's message, or the name of its status, says that memory ran out.
 bool tells_of_memory(std::string_view words);
-// Whether a library that failed says, in words or by the name of a status, that it was memory.
+
 // Throws for a failed call of a library. what: the call, and the library's message.
 // The error is OutOfMemory where the message says so, else Error{kind}.
-// where they tell of it, else Error{kind}.
 [[noreturn]] void throw_library_error(ErrorKind kind, const std::string& what);
 
 }  // namespace moebius

@@ -1,5 +1,5 @@
-// A tensor that forward leaves for backward. The plan decides whether it is kept between the two or recomputed; a layer
-// says how it is computed, and never asks.
+// A SavedTensor is a tensor that forward leaves for backward.
+// The plan decides whether it is kept between the two or recomputed. A layer only says how it is computed.
 #pragma once
 
 #include <string>
@@ -18,15 +18,16 @@ class SavedTensor : public Tensor {
     plan.declare(*this, std::move(name), shape, dtype, Life::saved);
   }
 
-  // In forward, before it is written. A tensor that is not kept is on the step stack until the open scope ends.
+  // Called in forward, before the tensor is written.
+  // A tensor that is not kept is on the step stack until the open scope ends.
   void open(StepStack& stack) {
     if (is_recomputed_) Tensor::operator=(stack.alloc(shape, dtype));
   }
-  // The same in memory of the caller, of at least this shape.
+  // The same in memory of the caller, with at least this tensor's elements.
   void open_in(Tensor room) {
     if (is_recomputed_) Tensor::operator=(room.view(shape));
   }
-  // In a backward pass, before it is read: compute() writes it once more, with the bits of forward.
+  // Called in a backward pass, before the tensor is read: compute() writes it once more, with the bits of forward.
   template <class Compute>
   void recompute(StepStack& stack, Compute&& compute) {
     if (!is_recomputed_) return;
@@ -34,14 +35,14 @@ class SavedTensor : public Tensor {
     compute();
   }
   bool is_recomputed() const { return is_recomputed_; }
-  // For diagnosis: the tensor where the plan keeps it, else an empty one.
+  // Returns the tensor, for diagnosis; an empty one where the plan does not keep it.
   Tensor kept() const { return is_recomputed_ ? Tensor{} : Tensor(*this); }
 
  private:
   bool is_recomputed_ = false;
 };
 
-// A tensor of the last forward pass and its name in diagnosis. Empty: not kept.
+// A tensor of the last forward pass and its name in diagnosis. It is empty when it was not kept.
 struct KeptTensor {
   std::string name;
   Tensor tensor;

@@ -1,7 +1,7 @@
-// A tensor that backward_input leaves for backward_weight: a factor of the products that give weight gradients. The plan
-// decides where it lives between the two passes (MemoryPlan::split_backward). Where backward_weight follows at once it
-// is on the step stack, or a view of memory that is still whole. Where other passes come between it is kept, in memory
-// of its own. A layer writes it and never asks.
+// A WgradInput is a tensor that backward_input leaves for backward_weight: a factor of the products that
+// give weight gradients. The plan decides where it lives between the two passes (MemoryPlan::split_backward).
+// When backward_weight follows at once it is on the step stack, or a view of memory that is still intact.
+// When other passes come between, it is kept in memory of its own. A layer writes it and never asks.
 #pragma once
 
 #include <string>
@@ -14,18 +14,18 @@ namespace moebius {
 
 class WgradInput : public Tensor {
  public:
-  // shape: that of a whole micro-batch, for which alone there are backward passes.
+  // whole: the shape for a whole micro-batch, since backward passes take no parts.
   void declare(MemoryPlan& plan, std::string name, Shape whole, DType dtype_of_it) {
     is_kept_ = plan.splits_backward();
     if (is_kept_) return plan.declare(*this, std::move(name), whole, dtype_of_it, Life::saved);
     Tensor::operator=({.shape = whole, .dtype = dtype_of_it, .device = DeviceKind::null});
   }
 
-  // In backward_input, before it is written.
+  // Called in backward_input, before the tensor is written.
   void open(StepStack& stack) {
     if (!is_kept_) Tensor::operator=(stack.alloc(shape, dtype));
   }
-  // In backward_input, for a tensor of this size that exists already: a copy where it is kept, else a view.
+  // Called in backward_input with an existing tensor of this size: keeps a copy, or else a view.
   void hold(Stream& s, const Tensor& t) {
     if (is_kept_)
       copy(s, view(t.shape), t);

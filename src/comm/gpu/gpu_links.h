@@ -20,14 +20,15 @@ class GpuLinks {
   // The references must outlive the links, and the links the groups.
   GpuLinks(Transport& world, Accelerator& gpu, GpuRanks& ranks);
 
-  // The counterpart of Transport::make_group.
+  // Makes a group, like Transport::make_group.
   std::unique_ptr<Group> make_group(std::string name, std::vector<int> world_ranks, const NcclUse& use);
-  // Whether the work of the groups can be captured in a CUDA graph. Messages through host memory cannot.
+  // Whether the work of the groups can be captured in a CUDA graph.
+  // Messages through host memory cannot.
   bool can_capture() const { return nccl_ != nullptr; }
-  // "NCCL 2.28.9", "messages through host memory, since ranks share a GPU"
+  // Returns "NCCL 2.28.9", or "messages through host memory, since ranks share a GPU".
   const std::string& text() const { return text_; }
 
-  // Gives up what the GPU still waits for from other ranks: for a rank that fails.
+  // Aborts what the GPU still waits for from other ranks; called by a rank that fails.
   void abandon();
 
  private:

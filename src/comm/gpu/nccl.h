@@ -1,11 +1,12 @@
 // Groups whose ranks exchange memory of GPUs by NCCL. Messages of the world carry what NCCL needs
 // to begin, and the barriers; everything else is kernels on streams.
 //
-// Every collective is one exchange by grouped sends and receives; sums are taken by our own kernel in the order of the
-// ranks, so that the bits are those of messages and one rank sends no more bytes than in a ring. A blocking call runs
-// on the caller's stream; start_*, send and recv on streams beside it, forked and joined by events, in a CUDA graph
-// like outside of one: the byte counters and times of a captured call grow after each replay (GraphCapture). No call
-// waits on the host, but for bounding what is launched ahead of the GPU.
+// Every collective is one exchange by grouped sends and receives. Our own kernel computes the sums in rank
+// order, so that the bits are those of messages; a rank sends no more bytes than in a ring.
+// A blocking call runs on the caller's stream. start_*, send and recv run on streams beside it, forked and
+// joined by events, both inside and outside of a CUDA graph. The byte counters and times of a captured call
+// grow after each replay (GraphCapture).
+// No call waits on the host, except to limit what is launched ahead of the GPU.
 #pragma once
 
 #include <memory>
@@ -37,7 +38,7 @@ class NcclLinks {
   // over: a group of the same ranks, for memory of the CPU. The ranks of the group call it together.
   std::unique_ptr<Group> make_group(std::unique_ptr<Group> over, const NcclUse& use);
 
-  void abandon();  // gives up the work that is under way; nothing can be sent any more
+  void abandon();  // aborts the work that is under way; nothing can be sent any more
 
  private:
   struct Impl;

@@ -39,9 +39,8 @@ class RankWatch {
   const std::string& why_missing() const { return why_missing_; }
 
   void say_goodbye();  // this rank has ended its work, as all ranks have
-  // This rank ends the processes of all ranks, but not at once:
-  // a rank that ended before it had forwarded this news would be taken for dead by those that did not
-  // get it.
+  // This rank ends the processes of all ranks, but not at once. A rank that ended before it had
+  // forwarded this news would be taken for dead by those that did not get it.
   void say_ending();
 
  private:

@@ -57,8 +57,8 @@ class NcclGroup final : public Group {
     world_.exchange(on, lane, to, from);
     world_.count(counters_, bytes_for_others(to, lane.rank));
   }
-  // out = the sum of what the ranks have for this one: own here, to[r] on its way to rank r
-  // `arrived` has room for `stride_bytes` from each.
+  // Computes out = the sum over ranks of their parts for this rank. `own` is the part computed here.
+  // to[r] is the part that goes to rank r. `arrived` has space for `stride_bytes` from each rank.
   void sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& own, Spans to,
                     void* arrived, int64_t stride_bytes);
   // Runs body on a stream beside s's, after all work that s has so far.

@@ -214,7 +214,7 @@ cudaEvent_t NcclWorld::take_timing_event() {
     event = free_timing_events_.back();
     free_timing_events_.pop_back();
   }
-  // In a graph it is a node of its own, that each replay records anew.
+  // In a CUDA graph the event is a node of its own, which each replay records anew.
   MOEBIUS_CUDA(
       cudaEventRecordWithFlags(event, stream(), is_capturing() ? cudaEventRecordExternal : cudaEventRecordDefault));
   return event;
@@ -318,12 +318,12 @@ void NcclWorld::look(double waited_s) {
 
 // After abandon() the communicators are gone, or are ending.
 void NcclWorld::check_not_abandoned() const {
-  MOEBIUS_CHECK(distributed, !abandoned_, "{}: its work over NCCL has been given up, after an error that came before",
+  MOEBIUS_CHECK(distributed, !abandoned_, "{}: its work over NCCL was aborted after an earlier error",
                 name_of_rank(transport_.options(), transport_.rank()));
 }
 
-// ncclCommAbort ends what runs at once, and returns when the graphs that hold its work are gone and other ranks of
-// this process have let go: so it has a thread of its own, and nobody waits for it here.
+// ncclCommAbort ends running work at once. It returns when the graphs with its work are gone and other
+// ranks of this process have released it. So it runs on a thread of its own, and no call here waits for it.
 void NcclWorld::abandon() {
   if (abandoned_) return;
   abandoned_ = true;

@@ -55,8 +55,8 @@ class NcclWorld {
   ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
 
-  // Lanes for collectives on the caller's stream, or beside it; ranks with the
-  // same set share them. The ranks of `over` together.
+  // A lane for collectives on the caller's stream, or beside it. Groups of the same ranks share it.
+  // The ranks of `over` call it together.
   NcclLane& collective_lane(Group& over, bool overlapped);
   // A lane from one rank of `over` to another. Both ranks call it together.
   NcclLane& pair_lane(Group& over, int from, int to);
@@ -74,9 +74,8 @@ class NcclWorld {
   void end_stretch(TimedInterval stretch);
   void settle();  // adds the times that are known
 
-  // Called by each operation.
-  // It limits what is launched ahead of the GPU: a full launch queue would block the host for
-  // as long as another rank is stopped.
+  // Called by each operation. It limits what is launched ahead of the GPU: a full launch queue would
+  // block the host for as long as another rank is stopped.
   void keep_pace();
   void abandon();
 
@@ -101,7 +100,7 @@ class NcclWorld {
   void look(double waited_s);
   void wait_for(cudaEvent_t event);
   bool is_capturing() const { return gpu_.capture() != nullptr; }
-  NcclCapture& capture();  // REQUIRES is_capturing(). Of the graph that is being captured; made at first use
+  NcclCapture& capture();  // that of the graph being captured, made at first use; REQUIRES is_capturing()
   cudaEvent_t take_timing_event();
 
   Transport& transport_;
