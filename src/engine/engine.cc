@@ -196,7 +196,7 @@ void Engine::step(int64_t step, double lr) {
 }
 
 void Engine::step(BatchSource& source, int64_t step, double lr) {
-  const AbortCommOnUnwind abort(links_.get());
+  const AbortCommOnUnwind guard(links_.get());
   Stream s = stream();
   PhaseScope phase(s, "step", step);
   clock_.begin_step();
