@@ -33,13 +33,6 @@ TEST(ParallelSpec, RefusesWorldsThatDoNotHoldTheLayout) {
               HasSubstr("must be divisible by tp * cp * pp"));
 }
 
-TEST(ParallelSpec, RefusesOtherNamesOfDispatchers) {
-  EXPECT_EQ(error_text(ErrorKind::usage, [] { dispatcher_kind("pigeon"); }),
-            "parallel.dispatcher must be \"auto\", \"allgather\" or \"alltoall\"; got \"pigeon\"");
-  EXPECT_EQ(dispatcher_kind("auto"), DispatcherKind::automatic);
-  EXPECT_EQ(dispatcher_kind("alltoall"), DispatcherKind::alltoall);
-}
-
 TEST(ParallelSpec, DpOfAnotherWorldIsAnError) {
   EXPECT_THAT(error_text(ErrorKind::usage, [] { ParallelSpec{.tp = 2}.dp(3); }),
               HasSubstr("parallel: dp: 3 must be divisible by 2"));
