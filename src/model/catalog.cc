@@ -28,15 +28,15 @@ void declare_stages(const CatalogSpec& c, const Mesh& mesh, MemoryPlan& plan, Pa
   const Tensor no_rope_table, no_loss_sum, no_mtp_loss_sum;
   // The smallest micro-batch that every mesh can cut.
   const BatchShape shape{.batch = 1, .seq = 2 * mesh.shape().tp, .num_mtp = c.num_mtp};
-  const StageContext context{.params = table,
-                             .plan = plan,
-                             .model = c.model,
-                             .balance = c.balance,
-                             .mesh = mesh,
-                             .rope_table_Pd = no_rope_table,
+  const StageContext context{.layers = {.params = table,
+                                        .plan = plan,
+                                        .model = c.model,
+                                        .balance = c.balance,
+                                        .mesh = mesh,
+                                        .rope_table_Pd = no_rope_table,
+                                        .shape = shape},
                              .loss_sum_1 = no_loss_sum,
-                             .mtp_loss_sum_D = no_mtp_loss_sum,
-                             .shape = shape};
+                             .mtp_loss_sum_D = no_mtp_loss_sum};
   const std::vector<StageSpec> whole{whole_stage(c.model, c.holds_mtp)};
   for (const StageSpec& stage : c.stages.empty() ? whole : c.stages) Stage(context, stage);
 }

@@ -62,7 +62,9 @@ void RunStart::start_from_random_weights() {
 
 void RunStart::start_from_weights() {
   std::vector<NotFinite> not_finite;
-  control_.together([&] { engine_.with_memory_advice([&] { not_finite = load_weights(engine_, run_.init_from); }); });
+  Stream s = engine_.stream();
+  control_.together(
+      [&] { engine_.with_memory_advice([&] { not_finite = load_weights(s, engine_.model(), run_.init_from); }); });
   // Replicas say the same.
   const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
   for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))

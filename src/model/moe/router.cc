@@ -49,13 +49,14 @@ Router::Router(const LayerContext& c, const std::string& prefix, int64_t layer)
                               .shape = {E_, D_},
                               .dtype = c.balance.router_f32 ? DType::f32 : c.dtype,
                               .init_std = c.init_std(),
+                              .kind = ParamKind::router,
                               .grad_axis = Axis::tp_cp_dp})) {
   model_.source = {};
   if (c.model.router_bias) {  // f32, as logits are
     logit_bias_.emplace(c.params, ParamSpec{.name = prefix + ".bias",
                                             .shape = {E_},
                                             .init = ParamInit::zeros,
-                                            .decay = false,
+                                            .kind = ParamKind::bias,
                                             .grad_axis = Axis::tp_cp_dp});
   }
   declare_state(c, prefix);

@@ -9,8 +9,11 @@ namespace moebius {
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh,
                                           MemoryPlan& plan, const ShardingSpec& sharding) {
-  MOEBIUS_CHECK(usage, spec.name == "adamw", "optimizer.name: expected \"adamw\"; got \"{}\"", spec.name);
-  return std::make_unique<AdamWOptimizer>(spec, params, mesh, plan, sharding);
+  switch (spec.kind) {
+    case OptimizerKind::adamw:
+      return std::make_unique<AdamWOptimizer>(spec, params, mesh, plan, sharding);
+  }
+  MOEBIUS_FAIL(internal, "make_optimizer: unknown kind {}", static_cast<int>(spec.kind));
 }
 
 bool is_optimizer_state(std::string_view tensor_name) {
