@@ -9,7 +9,7 @@ from terms import PAGE, checked_in
 
 MACHINE_PATH = re.compile(r"/(home|root|work|Users)/[\w.-]+")
 SPOKEN = ("src", "tests", "tools", "bench", "examples")  # folders that say nothing with a retired word
-PROSE_CHECKED = ("src/comm", "src/core", "src/device", "src/io", "src/memory")  # and whose comments are read as prose
+PROSE_CHECKED = ("src", "tests")  # and whose comments are read as prose
 TELEGRAM = re.compile(r"(Of|What|As|Who)\b")
 BAD_NAME = re.compile(r"(^|_)(utils?|helpers?|manager|fast|optimized|v2|new|misc|common)(_|$)")
 

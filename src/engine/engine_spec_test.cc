@@ -7,7 +7,7 @@
 namespace moebius {
 namespace {
 
-EngineSpec training_on_gpus(const std::string& dispatcher) {
+EngineSpec training_on_gpus(DispatcherKind dispatcher = DispatcherKind::automatic) {
   return {.model = {.vocab_size = 256,
                     .hidden_size = 64,
                     .num_layers = 1,
@@ -30,29 +30,31 @@ EngineSpec training_on_gpus(const std::string& dispatcher) {
 
 // An engine that no recipe describes gets the dispatcher that a recipe would get.
 TEST(EngineSpec, CapturedStepsGetADispatcherThatCanBeCaptured) {
-  EngineSpec spec = training_on_gpus("auto");
-  EXPECT_EQ(resolved(spec).dispatcher, "allgather");
+  EngineSpec spec = training_on_gpus();
+  EXPECT_EQ(resolved(spec).dispatcher, DispatcherKind::allgather);
   spec.graph = false;
-  EXPECT_EQ(resolved(spec).dispatcher, "auto") << "the model chooses";
+  EXPECT_EQ(resolved(spec).dispatcher, DispatcherKind::alltoall) << "ep is above top-k";
   spec.graph = true, spec.use = ModelUse::inference;
-  EXPECT_EQ(resolved(spec).dispatcher, "auto") << "generation is eager";
-  spec = training_on_gpus("auto"), spec.target = DeviceKind::cpu;
-  EXPECT_EQ(resolved(spec).dispatcher, "auto");
-  EXPECT_EQ(resolved(training_on_gpus("allgather")).dispatcher, "allgather");
+  EXPECT_EQ(resolved(spec).dispatcher, DispatcherKind::alltoall) << "generation is eager";
+  spec = training_on_gpus(), spec.target = DeviceKind::cpu;
+  EXPECT_EQ(resolved(spec).dispatcher, DispatcherKind::alltoall);
+  spec.mesh = {.dp = 2, .ep = 2};
+  EXPECT_EQ(resolved(spec).dispatcher, DispatcherKind::allgather);
+  EXPECT_EQ(resolved(training_on_gpus(DispatcherKind::allgather)).dispatcher, DispatcherKind::allgather);
 }
 
 TEST(EngineSpec, RefusesAllToAllInCapturedSteps) {
-  expect_error(ErrorKind::usage, "the dispatcher \"alltoall\" reads its counts on the host",
-               [] { resolved(training_on_gpus("alltoall")); });
-  EngineSpec spec = training_on_gpus("alltoall");
+  expect_error(ErrorKind::usage, "parallel.dispatcher = \"alltoall\" reads its counts on the host",
+               [] { resolved(training_on_gpus(DispatcherKind::alltoall)); });
+  EngineSpec spec = training_on_gpus(DispatcherKind::alltoall);
   spec.graph = false;
-  EXPECT_EQ(resolved(spec).dispatcher, "alltoall");
-  spec = training_on_gpus("alltoall"), spec.mesh = {};
-  EXPECT_EQ(resolved(spec).dispatcher, "alltoall") << "one rank has all experts: nothing is exchanged";
+  EXPECT_EQ(resolved(spec).dispatcher, DispatcherKind::alltoall);
+  spec = training_on_gpus(DispatcherKind::alltoall), spec.mesh = {};
+  EXPECT_EQ(resolved(spec).dispatcher, DispatcherKind::alltoall) << "one rank has all experts: nothing is exchanged";
 }
 
 TEST(EngineSpec, OneStageTakesMicroBatchesInTurn) {
-  EngineSpec spec = training_on_gpus("auto");
+  EngineSpec spec = training_on_gpus();
   EXPECT_EQ(resolved(spec).pipeline.num_micro_batches, 1);
   EXPECT_EQ(resolved(spec).max_positions, 8);
   spec.mesh.pp = 2;

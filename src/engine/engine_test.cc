@@ -155,30 +155,6 @@ TEST(Engine, SaysWhatAGpuRunsBySlowerKernels) {
   EXPECT_THAT(odd, testing::Not(HasSubstr("lm_loss")));
 }
 
-// All-to-all reads its counts on the host, which a captured step cannot do. top-k is 2.
-TEST(Engine, NeverCapturesAllToAll) {
-  EngineSpec spec = small_spec(64, 256, DType::bf16);
-  spec.mesh = {.dp = 4, .ep = 4};
-  spec.device = DeviceKind::null, spec.target = DeviceKind::cuda;
-  spec.dispatcher = DispatcherKind::alltoall;
-  expect_error(ErrorKind::usage, "parallel.dispatcher = \"alltoall\" reads its counts on the host",
-               [&] { Engine engine(spec); });
-  if (!Accelerator::is_built_in()) GTEST_SKIP() << Accelerator::why_missing();
-  spec.dispatcher = DispatcherKind::automatic;
-  EXPECT_EQ(Engine(spec).spec().dispatcher, DispatcherKind::allgather);
-  spec.graph = false;
-  EXPECT_EQ(Engine(spec).spec().dispatcher, DispatcherKind::alltoall);
-}
-
-TEST(Engine, ResolvesAutoOnTheCpu) {
-  EngineSpec spec = small_spec(64, 256, DType::f32);
-  spec.mesh = {.dp = 4, .ep = 4};
-  spec.device = DeviceKind::null, spec.target = DeviceKind::cpu;
-  EXPECT_EQ(Engine(spec).spec().dispatcher, DispatcherKind::alltoall);
-  spec.mesh = {.dp = 2, .ep = 2};
-  EXPECT_EQ(Engine(spec).spec().dispatcher, DispatcherKind::allgather);
-}
-
 // Advice names what would change the memory and is not in use yet.
 TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
   MemoryPlan plan;

@@ -84,7 +84,6 @@ void fill(const Targets& targets, const Rng& rng, uint64_t key) {
     targets.target_T.ptr<int32_t>()[t] = static_cast<int32_t>(rng.below(static_cast<uint64_t>(t) + 100 * key, kVocab));
     targets.weight_T.ptr<float>()[t] = t % 4 == 3 ? 0.0f : 1.0f;
   }
-  *targets.loss_scale_1.ptr<float>() = 0.125f;
 }
 
 void fill(MicroBatch& b, int64_t m) {
@@ -97,7 +96,9 @@ void fill(MicroBatch& b, int64_t m) {
   }
   fill(b, rng, 1);
   for (size_t k = 0; k < b.mtp_targets.size(); ++k) fill(b.mtp_targets[k], rng, 2 + k);
-  b.total_tokens = static_cast<double>(kMicroBatches * b.shape.tokens());
+  for (int64_t depth = 0; depth <= std::ssize(b.mtp_targets); ++depth) b.scalars.set_loss_scale(depth, 0.125);
+  b.scalars.total_tokens = static_cast<double>(kMicroBatches * b.shape.tokens());
+  b.store_scalars();
   b.training = true;
 }
 
