@@ -27,7 +27,7 @@ GOOD = {
 }
 HEADER = "#pragma once\n"
 NAMESPACE = "namespace moebius {\n"
-LONG = "\n" * 801
+LONG = "\n" * 501
 MEASURED = '{"title": "", "subtitle": "", "sources": {}, "layers": []}'
 FULL = "all that fills a line, " * 5  # and leaves no room for a word of the next line
 CONDITIONALS = "#ifdef __A__\n#endif\n" * 4
@@ -46,7 +46,7 @@ BAD = [
     ("headers", "src/core/a.h", HEADER + "inline std::vector<int> f() { return {}; }\n", "src/core/a.h: does not compile alone"),
     ("headers", "src/core/a.h", "int f();\n", "must be #pragma once"),
     ("headers", "src/core/shape.cc", '#include <vector>\n#include "core/shape.h"\n', 'must include "core/shape.h" first; got vector'),
-    ("size", "src/core/a.cc", LONG, "801 lines, at most 800"),
+    ("size", "src/core/a.cc", LONG, "501 lines, at most 500"),
     ("size", "src/core/a.cc", "#ifdef MOEBIUS_CUDA\n#endif\n", "a feature is a file"),
     ("size", "src/core/a.cc", CONDITIONALS, "4 preprocessor conditionals in src, at most 3"),
     ("names", "src/core/shape.cc", NAMESPACE + "struct A {\n};\n", "moebius::A is defined in src/comm/b.h:3 too"),
@@ -116,6 +116,9 @@ def main():
         status, output = run(lint, {"src/comm/b.h": HEADER + NAMESPACE + "struct A {\n};\n}\n", "src/ops/norm/norm_ref.h": HEADER, name: text})
         if status != 1 or words not in output:
             failures.append(f"{lint}: must fail with '{words}' on {name}; got status {status}:\n{output}")
+    status, output = run("size", {f"src/core/a{i}.cc": "" for i in range(40)})
+    if status != 1 or "src/core: 44 files, at most 40" not in output:
+        failures.append(f"size: must fail on a folder of 44 files; got status {status}:\n{output}")
     for failure in failures:
         print(f"lint_test: {failure}")
     print(f"lint_test: {len(BAD)} bad samples, {len(failures)} not caught")

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""Checks sizes: files of at most 800 lines, and hardly any preprocessor conditionals. Reports lines
-and lengths of functions.
+"""Checks sizes: C++ files of at most 500 lines, other files of at most 800, folders of at most 40 files, and
+hardly any preprocessor conditionals. Reports lines and lengths of functions.
 
 Lengths of functions are an estimate from braces. A brace after a parameter list, at namespace or
 class level, opens a function.
 """
 
+import collections
 import re
 import statistics
 import sys
 
 from sources import CPP, is_test, read, report, root_from_arguments, sources
 
-MAX_LINES = 800
+MAX_LINES = {True: 500, False: 800}  # of C++, of other files
+MAX_FILES = 40  # of a folder of src or tests
 CONDITIONALS_PER_1000 = 1
 LONG_FUNCTION = 100
 CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b")
@@ -48,9 +50,16 @@ def functions(text):
 
 def check_lengths(texts):
     for path, text in texts.items():
-        lines = len(text.splitlines())
-        if lines > MAX_LINES:
-            yield f"{path}: {lines} lines, at most {MAX_LINES}: split it by what its parts are for"
+        lines, most = len(text.splitlines()), MAX_LINES[path.suffix in CPP]
+        if lines > most:
+            yield f"{path}: {lines} lines, at most {most}: split it by what its parts are for"
+
+
+def check_folders(texts):
+    counts = collections.Counter(path.parent for path in texts if path.parts[0] in ("src", "tests"))
+    for folder, count in sorted(counts.items()):
+        if count > MAX_FILES:
+            yield f"{folder}: {count} files, at most {MAX_FILES}: make rooms in it"
 
 
 def check_conditionals(texts):
@@ -97,7 +106,7 @@ def main():
     texts = {path: read(root, path) for path in sources(root)}
     cpp = {path: text for path, text in texts.items() if path.suffix in CPP}
     library = {path: text for path, text in cpp.items() if path.parts[0] == "src"}
-    complaints = [*check_lengths(texts), *check_conditionals(library)]
+    complaints = [*check_lengths(texts), *check_folders(texts), *check_conditionals(library)]
     print_lines(texts)
     print_functions(cpp)
     return report("size", complaints, f"{len(texts)} files, {sum(len(text.splitlines()) for text in texts.values())} lines")

@@ -7,11 +7,6 @@
 namespace moebius {
 namespace {
 
-nlohmann::json json_of(const Ran& ran) {
-  EXPECT_EQ(ran.code, 0) << ran.err;
-  return nlohmann::json::parse(ran.out, nullptr, /*allow_exceptions=*/false);
-}
-
 TEST(CliBench, UnknownNamesAreListed) {
   TestDir dir;
   expect_refused(run_moebius(dir, {"bench", "warp"}), 2,

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,12 @@ inline Ran run_moebius(const TestDir& dir, const std::vector<std::string>& words
   return {.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status),
           .out = read_file(dir.path("stdout")),
           .err = read_file(dir.path("stderr"))};
+}
+
+// The JSON object that a command printed. It must have exited with 0.
+inline nlohmann::json json_of(const Ran& ran) {
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  return nlohmann::json::parse(ran.out, nullptr, /*allow_exceptions=*/false);
 }
 
 // Expects that the command failed as documented: this code, this text on standard error, nothing on

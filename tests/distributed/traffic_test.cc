@@ -229,20 +229,20 @@ void expect_all_traffic(Transport& world, const Way& way) {
 const Way kWays[] = {
     {"alone", {}},
     {"dp2", {.dp = 2, .edp = 2}},
-    {"dp2_at_once", {.dp = 2, .edp = 2}, "auto", /*overlap=*/false},
+    {"dp2_at_once", {.dp = 2, .edp = 2}, DispatcherKind::automatic, /*overlap=*/false},
     {"tp2", {.tp = 2, .edp = 2}},
     {"ep2", {.dp = 2, .ep = 2}},
-    {"ep2_alltoall", {.dp = 2, .ep = 2}, "alltoall"},
+    {"ep2_alltoall", {.dp = 2, .ep = 2}, DispatcherKind::alltoall},
     {"etp2", {.tp = 2, .etp = 2}},
     {"pp2", {.pp = 2}},
     {"dp4", {.dp = 4, .edp = 4}},
     {"ep4_of_tp2_cp2", {.tp = 2, .cp = 2, .ep = 4}},
-    {"ep4_of_tp2_cp2_gathers", {.tp = 2, .cp = 2, .ep = 4}, "allgather"},
-    {"ep2_edp2_of_tp2_dp2", {.tp = 2, .dp = 2, .ep = 2, .edp = 2}, "alltoall"},
-    {"ep2_etp2_of_cp2_dp2", {.cp = 2, .dp = 2, .etp = 2, .ep = 2}, "alltoall"},
+    {"ep4_of_tp2_cp2_gathers", {.tp = 2, .cp = 2, .ep = 4}, DispatcherKind::allgather},
+    {"ep2_edp2_of_tp2_dp2", {.tp = 2, .dp = 2, .ep = 2, .edp = 2}, DispatcherKind::alltoall},
+    {"ep2_etp2_of_cp2_dp2", {.cp = 2, .dp = 2, .etp = 2, .ep = 2}, DispatcherKind::alltoall},
     {"ep2_etp2_gathers", {.dp = 4, .etp = 2, .ep = 2}},
     {"pp2_dp2_ep2", {.dp = 2, .pp = 2, .ep = 2}},
-    {"pp2_tp2_cp2_ep2_edp2", {.tp = 2, .cp = 2, .pp = 2, .ep = 2, .edp = 2}, "alltoall"},
+    {"pp2_tp2_cp2_ep2_edp2", {.tp = 2, .cp = 2, .pp = 2, .ep = 2, .edp = 2}, DispatcherKind::alltoall},
 };
 
 class TrafficOf : public ::testing::TestWithParam<Way> {};

@@ -76,7 +76,7 @@ struct GpuRank {
         size(transport.size()) {
     std::vector<int> all;
     for (int r = 0; r < size; ++r) all.push_back(r);
-    world = links.make_group("world", all, {.neighbours = true, .behind = true});
+    world = links.make_group("world", all, {.neighbours = true, .overlapped = true});
     if (rank == 0) std::printf("ranks: %d, by %s\n", size, links.text().c_str());
   }
   Twin twin(const Shape& shape, DType dtype, uint64_t seed) { return Twin(s, shape, dtype, 1000 * seed + rank); }

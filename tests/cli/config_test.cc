@@ -1,0 +1,191 @@
+// `moebius config`: what would run, its size, its memory and where each value comes from.
+#include <fmt/core.h>
+
+#include <filesystem>
+
+#include "comm/transport/mpi.h"
+#include "device/accelerator.h"
+#include "device/gpus_found.h"
+#include "io/json_text.h"
+#include "ops/attention/cuda/attention.h"
+#include "ops/gemm/cuda/cublas_lt.h"
+#include "tests/cli/program.h"
+
+namespace moebius {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kRecipe = MOEBIUS_SOURCE_DIR "/recipes/demo.toml";
+
+TEST(CliConfig, SaysSizeMeshMemoryAndProvenance) {
+  TestDir dir;
+  const auto json = json_of(run_moebius(dir, {"config", kRecipe, "--set", "train.steps=77", "--json"}));
+  EXPECT_EQ(json.at("provenance").at("train.steps"), "--set");
+  EXPECT_THAT(json.at("recipe").get<std::string>(), testing::HasSubstr("steps = 77"));
+  EXPECT_GT(json.at("parameters").get<int64_t>(), json.at("active_parameters").get<int64_t>());
+  EXPECT_EQ(json.at("mesh").at("dp"), 1);
+  int64_t total = 0;
+  for (const auto& [life, bytes] : json.at("memory_bytes").items()) total += life == "total" ? 0 : bytes.get<int64_t>();
+  EXPECT_EQ(total, json.at("memory_bytes").at("total").get<int64_t>());
+  // f32 masters and two moments of every parameter, apart from alignment.
+  EXPECT_GE(json.at("memory_bytes").at("optimizer").get<int64_t>(), 8 * json.at("parameters").get<int64_t>());
+}
+
+TEST(CliConfig, SaysWhetherItFitsAndWhatItLacks) {
+  TestDir dir;
+  const Ran ran = run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml"});
+  EXPECT_THAT(ran.out, testing::ContainsRegex("\n# fits       yes: [0-9.]+ MiB are needed, [0-9.]+ .iB are available"));
+  EXPECT_THAT(ran.out,
+              testing::HasSubstr("\n# to train   no dataset at runs/tiny_cpu/data/train (.bin and .idx); moebius "
+                                 "data build --input FILE... --tokenizer bytes --out runs/tiny_cpu/data/train"));
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n# data       128 tokens a step, 2560 in 20 steps\n"));
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n# export     no: model_type \"moebius\" is Moebius' own"));
+  const Ran large = run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/mixtral_8x7b.toml"});
+  EXPECT_THAT(large.out, testing::ContainsRegex("\n# fits       no: [0-9.]+ GiB are needed"));
+  EXPECT_THAT(large.out, testing::HasSubstr("\n# to train   run.dir must be given"));
+  EXPECT_THAT(large.out, testing::HasSubstr("\n# export     to Hugging Face as mixtral\n"));
+  EXPECT_THAT(large.out, testing::HasSubstr("\n# model      46.70 B parameters, 12.88 B active"));
+  const auto json = json_of(run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/mixtral_8x7b.toml", "--json"}));
+  EXPECT_EQ(json.at("memory_verdict").at("fits"), false);
+  EXPECT_EQ(json.at("missing_to_train").size(), 1u);
+}
+
+// Shows how often a run reads its data: 2560 tokens, from a text of 1000 bytes and its end.
+TEST(CliConfig, SaysHowOftenDataIsRead) {
+  TestDir dir;
+  write_file_atomic(dir.path("text.txt"), std::string(1000, 'a'));
+  ASSERT_EQ(run_moebius(dir, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code, 0);
+  const Ran ran =
+      run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--set", "data.train=[\"set\"]"});
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n# data       set: 1001 tokens, read 2.56 times\n"));
+  EXPECT_THAT(ran.out, testing::Not(testing::HasSubstr("# to train")));
+}
+
+TEST(CliConfig, PrintsChangedValuesAloneAndAllKeys) {
+  TestDir dir;
+  const Ran ran = run_moebius(dir, {"config", kRecipe, "--changed", "--set", "train.steps=77"});
+  EXPECT_THAT(ran.out, testing::ContainsRegex("\nsteps = 77 +# from --set\n"));
+  EXPECT_THAT(ran.out, testing::Not(testing::HasSubstr("# default")));
+  write_file_atomic(dir.path("again.toml"), ran.out);
+  EXPECT_EQ(json_of(run_moebius(dir, {"config", "again.toml", "--json"})).at("recipe"),
+            json_of(run_moebius(dir, {"config", kRecipe, "--set", "train.steps=77", "--json"})).at("recipe"));
+  EXPECT_EQ(run_moebius(dir, {"config", "--keys"}).out, read_file(MOEBIUS_SOURCE_DIR "/docs/reference/recipe.md"));
+  expect_refused(run_moebius(dir, {"config"}), 2, "config: expected a recipe, or --keys");
+}
+
+// A machine without a GPU predicts the memory of a run on one. The model has 5.61 B parameters,
+// bf16 with f32 masters, gradients and moments.
+TEST(CliConfig, PlansForAGpuThatIsNotHere) {
+  TestDir dir;
+  const auto json =
+      json_of(run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/bench_qwen3_30b_a3b_8layers.toml", "--json"}));
+  EXPECT_EQ(json.at("memory_scratch_of"), Accelerator::is_built_in() ? "cuda" : "cpu");
+  const double bytes = json.at("memory_bytes").at("total").get<double>();
+  EXPECT_GT(bytes, 18.0 * json.at("parameters").get<double>());
+  EXPECT_LT(bytes, 140e9);
+  // Beside the plan, the report has the copies of an asynchronous checkpoint, and for a GPU all
+  // memory that a run holds.
+  const auto& beside = json.at("memory_beside_bytes");
+  EXPECT_NEAR(beside.at("checkpoint_snapshot").get<double>(), 12.0 * json.at("parameters").get<double>(), 1e6);
+  ASSERT_EQ(beside.contains("gpu_predicted_peak"), Accelerator::is_built_in());
+  if (!Accelerator::is_built_in()) return;
+  EXPECT_GT(beside.at("host_pinned"), 0);
+  EXPECT_GE(beside.at("gpu_predicted_peak").get<double>(),
+            bytes + beside.at("gpu_workspaces").get<double>() + beside.at("gpu_kernels").get<double>());
+}
+
+// Shows the place of each rank, the traffic of each group, and whose memory is shown. The last
+// stage has the head.
+TEST(CliConfig, SaysWhoIsWhere) {
+  TestDir dir;
+  const auto config = [&](const std::string& ranks, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> words{"config", kRecipe, "--ranks", ranks};
+    for (const char* each : {"parallel.tp=2", "parallel.pp=2", "parallel.ep=4", "train.micro_batch=4"})
+      words.insert(words.end(), {"--set", each});
+    words.insert(words.end(), more.begin(), more.end());
+    return run_moebius(dir, words);
+  };
+  const Ran ran = config("8");
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n# 8 ranks: dense tp 2 x cp 1 x dp 2 x pp 2, "
+                                          "experts etp 1 x ep 4 x edp 1 x pp 2\n"));
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n#      7     1   0   1   1     0   3   0\n"));
+  EXPECT_THAT(ran.out, testing::HasSubstr("\n# ep              4      2  0 1 2 3                   "
+                                          "the experts of one layer"));
+  EXPECT_THAT(ran.out, testing::ContainsRegex("\n# memory     of rank [15], which needs the most\n"));
+  const auto json = json_of(config("8", {"--json"}));
+  EXPECT_EQ(json.at("mesh").at("ep"), 4);
+  EXPECT_EQ(json.at("mesh").at("dp"), 2);
+  EXPECT_EQ(
+      json.at("groups").at("ep"),
+      (nlohmann::json{{"size", 4}, {"groups", 2}, {"carries", "the experts of one layer: dispatch and combine"}}));
+  expect_refused(config("7"), 2, "tp * cp * pp = 2 * 1 * 2; got 7;");
+}
+
+// As it will run, and why: a recipe without ep, `auto` on both sides of top-k = 2, and under CUDA graphs.
+TEST(CliConfig, NamesTheDispatcherAndWhy) {
+  TestDir dir;
+  const auto config = [&](const std::vector<std::string>& sets, bool json) {
+    std::vector<std::string> words{"config", kRecipe, "--ranks", "4"};
+    for (const std::string& each : sets) words.insert(words.end(), {"--set", each});
+    if (json) words.emplace_back("--json");
+    return run_moebius(dir, words);
+  };
+  const auto choice = [&](const std::vector<std::string>& sets) {
+    const auto json = json_of(config(sets, true));
+    const std::string name = json.at("dispatcher"), reason = json.at("dispatcher_reason");
+    EXPECT_THAT(config(sets, false).out, testing::HasSubstr("\n# dispatcher " + name + ": " + reason + "\n"));
+    return name + ": " + reason;
+  };
+  EXPECT_EQ(choice({}), "local: each rank holds all experts of its layers (parallel.ep * etp = 1)");
+  EXPECT_EQ(choice({"parallel.ep=2"}),
+            "allgather: \"auto\" takes it because parallel.ep = 2 is at most top-k = 2, so that it sends no more than "
+            "all-to-all");
+  EXPECT_EQ(choice({"parallel.ep=4"}),
+            "alltoall: \"auto\" takes it because parallel.ep = 4 is above top-k = 2, so that it sends less than "
+            "all-gather");
+  EXPECT_EQ(choice({"parallel.ep=4", "run.device=cuda"}),
+            "allgather: \"auto\" takes it because run.graph is on and all-to-all cannot be captured in CUDA graphs; "
+            "with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 4, top-k = 2)");
+  EXPECT_EQ(choice({"parallel.ep=4", "parallel.dispatcher=allgather"}), "allgather: parallel.dispatcher asks for it");
+  expect_refused(config({"parallel.ep=4", "parallel.dispatcher=alltoall", "run.device=cuda"}, false), 2,
+                 "parallel.dispatcher = \"alltoall\" reads its counts on the host");
+}
+
+TEST(CliConfig, WhatItPrintsIsARecipe) {
+  TestDir dir;
+  const Ran first = run_moebius(dir, {"config", kRecipe});
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_THAT(first.out, testing::HasSubstr("memory plan"));
+  write_file_atomic(dir.path("again.toml"), first.out);
+  EXPECT_EQ(json_of(run_moebius(dir, {"config", "again.toml", "--json"})).at("recipe"),
+            json_of(run_moebius(dir, {"config", kRecipe, "--json"})).at("recipe"));
+}
+
+TEST(CliConfig, RefusesBadRecipes) {
+  TestDir dir;
+  expect_refused(run_moebius(dir, {"config", kRecipe, "--set", "train.stpes=3"}), 2, "train.steps");
+  expect_refused(run_moebius(dir, {"config", kRecipe, "--set", "train.steps=\"many\""}), 2, "train.steps");
+  expect_refused(run_moebius(dir, {"config", kRecipe, "--ranks", "0"}), 2, "--ranks: expected at least 1; got 0");
+  const Ran missing = run_moebius(dir, {"config", "none.toml"});
+  EXPECT_NE(missing.code, 0);
+  EXPECT_THAT(missing.err, testing::HasSubstr("none.toml"));
+}
+
+// Shapes that a device's kernels do not support are refused as in a run, on any machine and in any build.
+TEST(CliConfig, RefusesWhatTheKernelsDoNotTake) {
+  TestDir dir;
+  const auto config = [&](const std::string& set) {
+    return run_moebius(dir, {"config", kRecipe, "--set", "run.device=cuda", "--set", set});
+  };
+  expect_refused(config("model.hidden_size=20000"), 2,
+                 "norms have kernels for rows of at most 16384; got model.hidden_size = 20000; set run.device");
+  expect_refused(config("model.head_dim=512"), 2,
+                 "heads of at most 256; got model.head_dim = 512; set run.device = \"cpu\"");
+  expect_refused(run_moebius(dir, {"config", kRecipe, "--set", "model.num_experts=2000"}), 2,
+                 "model.num_experts: the router has kernels for at most 1024 experts; got 2000; use fewer");
+}
+
+}  // namespace
+}  // namespace moebius
