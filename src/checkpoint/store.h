@@ -1,12 +1,14 @@
 // Checkpoints: global named tensors in safetensors shards, and a manifest that is written last and makes them count.
 //
-// RUN/checkpoints/step-00000100/{manifest.json, shard-00000.safetensors, ...}. A step folder appears whole, by one
-// rename after everything in it is on the device. Whatever a crash leaves behind is named "step-*.tmp-*" and is never
-// taken for a checkpoint. It goes when a run opens the folder, or with the next save. The folders old-1, old-2, ... hold
-// checkpoints that were there when a run started over.
-// Every rank of a run writes the slices that it holds, and the manifest says where each slice of the global tensors is
-// stored: a checkpoint loads on any layout, each rank reading what it needs. Every byte is under a hash: damage is an
-// error at load, never a number.
+// RUN/checkpoints/step-00000100/{manifest.json, shard-00000.safetensors, ...}. A step folder
+// appears whole, by one rename after everything in it is on the device. A crash can leave folders
+// named "step-*.tmp-*", which are never taken for a checkpoint. They are removed when a run opens
+// the folder, or with the next save. The folders old-1, old-2, ... hold checkpoints that were there
+// when a run started over.
+//
+// Every rank of a run writes the slices that it holds. The manifest says where each slice of the
+// global tensors is stored. So a checkpoint loads on any layout, and each rank reads the slices
+// that it needs. Every byte is covered by a hash: damage is an error at load, never a number.
 #pragma once
 
 #include <cstdint>
@@ -61,8 +63,8 @@ class CheckpointStore {
   // wherever it stops. Error{io}.
   std::string set_aside(const std::vector<std::string>& beside = {});
 
-  std::vector<CheckpointInfo> list();  // as list_checkpoints(dir), as rank 0 sees it
-  // As newest_checkpoint(dir, rejected).
+  std::vector<CheckpointInfo> list();  // list_checkpoints(dir) as rank 0 sees it
+  // Returns newest_checkpoint(dir, rejected).
   std::optional<std::string> newest_complete(std::vector<std::string>* rejected);
 
   int64_t pinned_bytes() const { return piece_.num_bytes(); }    // of the host buffer for pieces

@@ -38,8 +38,8 @@ struct CommonRun {
   int64_t in_a = 0, in_b = 0, count = 0;
   bool operator==(const CommonRun&) const = default;
 };
-// The elements that both slices hold, by rising position, in as few runs as possible. REQUIRES: legal slices of one
-// shape.
+// The elements that both slices hold, by rising position, in as few runs as possible. REQUIRES:
+// legal slices of one shape.
 std::vector<CommonRun> common_runs(const TensorSlice& a, const TensorSlice& b);
 
 // Checks that the slices together hold each element of the tensor once, as layouts do: blocks along one dimension, each

@@ -84,7 +84,7 @@ std::vector<Finding> findings(const Machine& m) {
           {"GPU", gpu_line()}};
 }
 
-// What this machine or this build lacks, and what needs it.
+// Returns the features that this machine or this build lacks, each with what needs it.
 std::vector<Finding> missing(const Machine& m) {
   std::vector<Finding> list;
   for (const CpuFeature& feature : cpu_features()) {

@@ -1,5 +1,5 @@
-// What `moebius config` prints of a recipe beside its values: whether the run fits, how often it reads its
-// data, what the recipe lacks, and whether the model can be exported.
+// The lines that `moebius config` prints about a recipe beside its values. They say whether the run
+// fits, how often it reads its data, what the recipe lacks, and whether the model can be exported.
 #pragma once
 
 #include <cstdint>

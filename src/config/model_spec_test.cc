@@ -91,7 +91,7 @@ TEST(NumParameters, OneByOne) {
   EXPECT_EQ(m.num_parameters(), base + dense + 2 * (moe + 3 * 3 * 12 * 6) + 3 * (8 + 4 + 4 + 8 + 4 - 8));
 }
 
-// Of the two down projections and of o; FLOPs count no biases.
+// The biases counted here are those of the two down projections and of o. FLOPs count no biases.
 TEST(NumParameters, BiasesOfAttention) {
   for (const char* family : {"llama", "qwen3", "qwen3_moe", "olmoe"}) {
     const ModelSpec plain = from({{"model_type", family}}),

@@ -117,7 +117,7 @@ class RandomSpec {
     m.topk_group = 1 + upto(3);
     return m;
   }
-  // Of a config.json; its source holds the resolved keys, as after a load.
+  // A model read from a config.json. Its source holds the resolved keys, as after a load.
   ModelSpec hub() {
     ModelSpec m = model_spec_from_hf(
         {{"model_type", coin() ? "mixtral" : "qwen3_moe"}, {"note", text()}, {"rope_theta", positive()}}, "c");

@@ -45,7 +45,7 @@ TEST(Recipes, DemoHasEightExpertsAndASharedOne) {
   EXPECT_NO_THROW(spec.check_trainable());
 }
 
-// What a hint of other software's words sends to is a key.
+// A hint for a name of other software points to a key that exists.
 TEST(RecipeKeys, HoldWhatOtherNamesStandFor) {
   const std::vector<std::string> keys = recipe_keys();
   for (const std::string name : {"learning_rate", "num_train_epochs", "bf16", "max_grad_norm", "top_k", "output_dir"}) {

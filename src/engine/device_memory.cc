@@ -12,8 +12,8 @@ namespace {
 
 // The driver gives whole pages; pieces of less than half a page share one.
 constexpr int64_t kPageBytes = int64_t{2} << 20;
-// As measured on an H200 (docs/measurements/memory.md): our kernels and those of cuBLASLt, its handle and the CUDA
-// graphs take 6 MiB in all models, and with cuDNN 14 to 16 MiB.
+// These sizes were measured on an H200 (docs/measurements/memory.md). Our kernels, those of
+// cuBLASLt, its handle and the CUDA graphs take 6 MiB in all models. With cuDNN it is 14 to 16 MiB.
 constexpr int64_t kCodeBytes = int64_t{6} << 20, kCudnnCodeBytes = int64_t{10} << 20;
 
 int64_t whole_pages(int64_t bytes) { return div_ceil(bytes, kPageBytes) * kPageBytes; }

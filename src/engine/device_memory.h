@@ -1,5 +1,5 @@
-// What a run holds of a GPU beside its context, known before any of it is
-// allocated: the plan, and what stands beside it.
+// The memory of a GPU that a run holds beside its CUDA context. It is known before any of it is
+// allocated: the plan, and the memory that is not part of the plan.
 #pragma once
 
 #include <cstdint>

@@ -1,12 +1,13 @@
-// A model with everything it needs to run: threads or GPU, mesh, memory, optimizer. The same object on a device, or on
-// the null device where it only counts. Two engines fit in one process: the ranks of a world may be threads.
+// A model with everything that it needs to run: threads or GPU, mesh, memory, optimizer. The same
+// object runs on a device, or on the null device, where it only counts. Two engines fit in one
+// process: the ranks of a world may be threads.
 //
-// On several ranks every method that runs passes is called by all of them, in the same order.
+// Every method that runs passes is called by all ranks together, in the same order.
 //
-// Training is  load_batch, step, loss, end_of_step.  The host's side of a step is a copy of each micro-batch in, and of
-// the step's sums out. All else is device work, which a GPU captures once (engine/step_graphs.h) and replays: nothing in
-// it waits, allocates or depends on the contents of memory, and the size of the graphs does not grow with the number of
-// micro-batches.
+// A training step is  load_batch, step, loss, end_of_step.  The host only copies each micro-batch
+// in, and the sums of the step out. All else is device work, which a GPU captures once
+// (engine/step_graphs.h) and replays. No part of it waits, allocates or depends on the contents of
+// memory. The size of the graphs does not grow with the number of micro-batches.
 #pragma once
 
 #include <memory>

@@ -27,9 +27,10 @@ struct EngineSpec {
   std::vector<std::string> freeze;         // patterns of parameters that are not trained (model/params.h)
   MeshShape mesh;
   PipelineSpec pipeline;  // num_micro_batches and overlap are set by the engine
-  // Whose rank this engine is, of mesh.world(). None: the only rank, or on the null device the first rank of a dry run.
+  // The engine is a rank of this world, which has mesh.world() ranks. Null: it is the only rank, or
+  // on the null device the first rank of a dry run.
   Transport* world = nullptr;
-  // Of the MoE layers; Engine::spec() has the kind that runs.
+  // The dispatcher of the MoE layers. Engine::spec() has the kind that runs.
   DispatcherKind dispatcher = DispatcherKind::automatic;
   bool overlap = true;                               // communication overlaps with compute where it can; the same bits
   int64_t bucket_numel = GradBuckets::kBucketNumel;  // of gradients that are reduced together

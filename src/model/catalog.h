@@ -33,8 +33,8 @@ class ModelCatalog {
     bool frozen = false;  // by CatalogSpec::freeze, or as a module that is not computed
   };
 
-  // Error{usage} as the layers say it: when the mesh does not divide the model, or only some parts of a parameter are
-  // frozen.
+  // The errors are those of the layers: Error{usage} when the mesh does not divide the model, or
+  // when only some parts of a parameter are frozen.
   explicit ModelCatalog(const CatalogSpec& spec);
   // The whole model as it is on disk: with the modules of multi-token prediction that its spec counts, or without.
   explicit ModelCatalog(const ModelSpec& model, bool holds_mtp = true);

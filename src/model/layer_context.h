@@ -1,4 +1,4 @@
-// What the layers of a stage are built with. The references outlive them.
+// The arguments that the layers of a stage are built with. What they refer to outlives the layers.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ struct StagePass {
   int64_t saved_set = 0;
 };
 
-// What a model is built with. The references outlive it.
+// The arguments that a model is built with. What they refer to outlives the model.
 struct ModelContext {
   const ModelSpec& model;
   const BalanceSpec& balance;

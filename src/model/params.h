@@ -51,8 +51,8 @@ struct ParamSpec {
   ParamInit init = ParamInit::normal;
   float init_std = 0.02f;
   ParamKind kind = ParamKind::matrix;
-  // False: training does not update it by a gradient, and it is saved all the same. State, which is f32, or a frozen
-  // parameter.
+  // False: training does not update it by a gradient, but it is saved all the same. It is then
+  // state, which is f32, or a frozen parameter.
   bool trainable = true;
   // The embedding as the head of another stage of a pipeline: a parameter like any other here, but it is the first
   // stage's that counts in the gradient norm and is saved.

@@ -17,7 +17,7 @@
 
 namespace moebius {
 
-// What a stage is built with. The references outlive it.
+// The arguments that a stage is built with. What they refer to outlives the stage.
 struct StageContext {
   LayerContext layers;
   const Tensor& loss_sum_1;      // f64: the stage with the loss adds its losses to it

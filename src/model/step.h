@@ -1,4 +1,5 @@
-// What every layer gets: where to run, scratch, and the micro-batch. It must not grow.
+// The argument of every pass of a layer: a stream to run on, a stack for scratch, and the
+// micro-batch. It must not grow.
 #pragma once
 
 #include <string>

@@ -11,8 +11,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What is found when one norm's weight is so large that what it writes is no number: finite itself, the first that is
-// not comes behind it.
+// Returns what the diagnosis finds when one norm's weight is so large that the norm's output is not
+// finite. The weight itself is finite, so the first value that is not comes after it.
 std::string diagnosis(const ParallelSpec& layout, int num_ranks, const std::string& large) {
   const TestDir dir;
   RunSpec run = testing::tiny_run();
@@ -41,7 +41,8 @@ std::string diagnosis(const ParallelSpec& layout, int num_ranks, const std::stri
   return text;
 }
 
-// The stages lie on ranks 0, 1, 0, 1: the first that is wrong is not on the first rank that finds something.
+// The stages are on ranks 0, 1, 0, 1. The first value that is wrong is not on the first rank that
+// finds one.
 TEST(Diagnose, GoesThroughAPipelineInItsOrder) {
   const std::string large = "model.layers.1.input_layernorm.weight";
   EXPECT_THAT(diagnosis({}, 1, large), HasSubstr("layer 1 attention norm output"));

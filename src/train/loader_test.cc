@@ -37,7 +37,8 @@ TEST(Loader, AStepCostsTheSameHoweverFarTheRunIs) {
   EXPECT_LT(steps, walk) << "20 steps against the walk of 2,000,000 picks to the first; each walked as far before";
 }
 
-// What a step holds does not depend on the steps before it: the picks kept are those of the order.
+// The contents of a step do not depend on the steps before it. The picks that are kept are those of
+// the order.
 TEST(Loader, AResumedStepIsTheSameStep) {
   const TestDir dir;
   RunSpec run = tiny_run();
@@ -108,8 +109,8 @@ RunSpec mtp_run() {
   return run;
 }
 
-// What each row is to predict `depth` tokens behind the next: the definition, from the tokens of the sequence and the
-// document of each.
+// Checks the targets of each row, `depth` tokens after the next one, against their definition. It
+// uses the tokens of the sequence and the document of each.
 void expect_mtp(const MicroBatch& b, const std::vector<int32_t>& tokens, const std::vector<int64_t>& document,
                 const std::vector<int64_t>& positions, int64_t first_row) {
   const int64_t S = std::ssize(tokens) - 1;
@@ -160,7 +161,8 @@ TEST(LoaderAhead, TargetsStopAtTheEndOfDocumentAndSequence) {
   }
 }
 
-// The rows of a context rank bring what stands behind them along: nothing of it is another rank's to send.
+// The rows of a context rank bring the tokens that follow them along, so no other rank needs to
+// send any.
 TEST(LoaderAhead, AContextRankHasTheTargetsOfItsRows) {
   const TestDir dir;
   RunSpec run = mtp_run();
@@ -260,7 +262,8 @@ TEST(LoaderOfPrompts, TheScaleIsOneByTheTargetsOfTheGlobalBatch) {
   EXPECT_DOUBLE_EQ(engine.batch().scalars.loss_scale[0], 1 / targets);
 }
 
-// Of each depth those of the completions' tokens that are so far behind a token of their document.
+// The loss of a depth counts the targets that are tokens of completions and so far after a token of
+// their document.
 TEST(LoaderOfPrompts, EachDepthHasAScaleOfItsOwn) {
   const TestDir dir;
   RunSpec run = mtp_run();

@@ -1,5 +1,5 @@
-// The log of a training run: metrics.jsonl and TensorBoard files in its folder, written by the first rank, and progress
-// lines.
+// The log of a training run: metrics.jsonl and TensorBoard files in its folder, and progress lines.
+// The first rank writes the files.
 #pragma once
 
 #include <optional>

@@ -23,7 +23,7 @@ std::string shard_name(size_t shard, size_t num_shards) {
   return fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, num_shards);
 }
 
-// Scores lie closer together than bf16 tells apart: their correction keeps its own dtype.
+// Scores are closer together than bf16 can distinguish, so their correction keeps its own dtype.
 bool keeps_its_dtype(const std::string& name) { return name.ends_with(".e_score_correction_bias"); }
 
 // Released models carry the embedding and the head once more in each module of multi-token prediction.

@@ -11,9 +11,9 @@
 
 namespace moebius {
 
-// The model of a folder: config.json of a Hugging Face folder, or the spec that a checkpoint carries. `path` may also
-// be a run's folder or its checkpoints folder: the newest complete checkpoint is taken. Error{input} naming what is
-// missing.
+// The model of a folder: config.json of a Hugging Face folder, or the spec that a checkpoint
+// carries. `path` may also be a run's folder or its checkpoints folder; then the newest complete
+// checkpoint is taken. Error{input} naming what is missing.
 ModelSpec read_model_spec(const std::string& path);
 
 // The run that a checkpoint comes from: its tokenizer, sequence length and documents. Nothing for a Hugging Face folder

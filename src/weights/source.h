@@ -1,5 +1,5 @@
-// The source of weights: two kinds of folder behind one reader. load.h fills a model from one, export.h writes another
-// folder from one.
+// The source of weights: one reader for two kinds of folder. load.h fills a model from it, and
+// export.h writes another folder from it.
 #pragma once
 
 #include <memory>

@@ -11,7 +11,7 @@ namespace {
 
 using namespace testing;
 
-// Keeps the weights of a model elsewhere: NaN stands in their place between uses.
+// Keeps the weights of a model elsewhere. Between uses their memory holds NaN.
 class AwayBetweenUses final : public ParamResidency {
  public:
   explicit AwayBetweenUses(Engine& engine) : params_(engine.model().params()) {

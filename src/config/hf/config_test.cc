@@ -89,7 +89,7 @@ TEST(HfRead, BothSpellingsOfRope) {
   EXPECT_EQ(from({{"model_type", "mixtral"}, {"rope_parameters", {{"rope_type", "default"}}}}).rope_theta, 1e6);
 }
 
-// As transformers 5.17 takes them: the two tables are one to it, and what stands beside them goes into it.
+// transformers 5.17 reads the two tables as one, and merges the keys beside them into it.
 TEST(HfRead, RopeInsideAndBesideATable) {
   const auto llama = [](const json& more) {
     return from(with({{"model_type", "llama"}, {"max_position_embeddings", 4096}}, more));

@@ -8,7 +8,7 @@ namespace {
 
 using nlohmann::json;
 
-// What transformers 5.17 assumes when config.json says nothing but its model_type.
+// These are the values that transformers 5.17 assumes when config.json gives only its model_type.
 TEST(HfDefaults, Qwen3Moe) {
   const ModelSpec m = from({{"model_type", "qwen3_moe"}});
   EXPECT_EQ(m.vocab_size, 151936);

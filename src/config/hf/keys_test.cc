@@ -59,12 +59,14 @@ const std::map<std::string, std::string> kOfFamily = {
 
 // Keys that change no logit and no loss of these classes.
 bool has_no_effect(const std::string& family, const std::string& key) {
-  // What is kept and returned beside the logits, the ids of generation, heads of other tasks; chunks are of the cache.
+  // These keys are about tensors kept and returned beside the logits, the ids of generation, and
+  // heads of other tasks. The chunk sizes are of the cache.
   static const std::set<std::string> of_all = words(
       "use_cache pad_token_id bos_token_id eos_token_id transformers_version architectures output_hidden_states "
       "return_dict dtype chunk_size_feed_forward is_encoder_decoder id2label label2id problem_type output_attentions "
       "attention_chunk_size pretraining_tp");
-  // Of training: a recipe says them (moe.balance, moe.aux_coeff, moe.jitter).
+  // These keys are about training, and a recipe gives them (moe.balance, moe.aux_coeff,
+  // moe.jitter).
   static const std::set<std::string> of_training =
       words("output_router_logits router_aux_loss_coef router_jitter_noise");
   // The classes of latent attention set it themselves.

@@ -172,7 +172,7 @@ RecipeEntry read_override(const std::string& assignment) {
   const std::string text = trimmed(assignment.substr(equals + 1));
   if (auto value = parse_value(text)) return {key, std::move(*value), "--set"};
   const bool opened = !text.empty() && std::string_view("[{\"'").find(text[0]) != std::string_view::npos;
-  // As a quoted string it can only fail on bytes that are not UTF-8.
+  // Parsing it as a quoted string fails only on bytes that are not UTF-8.
   const auto word = opened ? std::nullopt : parse_value(quoted_text(text));
   MOEBIUS_CHECK(usage, word.has_value(), "--set {}: the value is not TOML; quote strings inside lists", assignment);
   return {key, *word, "--set"};

@@ -33,7 +33,7 @@ TEST(ValueRule, NumbersAreFiniteAndInRange) {
   EXPECT_FALSE(number_at_least(0).accepts(true));
 }
 
-// What is not 0 must not be 0, infinite or 1 once it is a float.
+// A value that is not 0 must not become 0, infinite or 1 when it is stored as a float.
 TEST(ValueRule, FloatsSurviveF32) {
   EXPECT_EQ(float_above_zero().expects, "a finite number above 0, from 1e-37 to 1e+37");
   EXPECT_EQ(float_or_zero(8).expects, "a finite number of at least 0: 0, or from 1e-37 to 8");

@@ -1,21 +1,26 @@
-// Attention of sequences whose tokens lie on the ranks of cp (model/attention/token_runs.h), behind one contract: what a rank's
-// queries see is what they see on one rank. Three ways to bring queries and keys together:
+// Attention of sequences whose tokens are spread over the ranks of cp
+// (model/attention/token_runs.h). The contract is one: a rank's queries see exactly the keys that
+// they would see on one rank. There are three ways to bring queries and keys together:
 //
-//   allgather  every rank gathers all keys and values, and attends with its two pieces of queries (Llama 3, arXiv
-//              2407.21783, section 3.3.2); in the backward their gradients are summed where they belong
-//   ring       keys and values go round the ranks, results over each block are merged by their log-sums (Ring
-//              Attention, arXiv 2310.01889; zig-zag pieces: arXiv 2311.09431); in the backward their gradients go along
-//   alltoall   ranks change rows for heads, and each attends with all rows of
-//              its heads (DeepSpeed Ulysses, arXiv 2309.14509)
+//   allgather  Every rank gathers all keys and values, and attends with its two pieces of queries
+//              (Llama 3, arXiv 2407.21783, section 3.3.2). In the backward their gradients are
+//              summed on the ranks that own them.
+//   ring       Keys and values go round the ranks, and results over each block are merged by their
+//              log-sums (Ring Attention, arXiv 2310.01889; zig-zag pieces: arXiv 2311.09431). In the
+//              backward the gradients travel along with them.
+//   alltoall   Ranks exchange rows for heads, and each attends with all rows of its heads
+//              (DeepSpeed Ulysses, arXiv 2309.14509).
 //
-// Bytes sent by a rank for keys and values of b bytes, queries of q bytes (o alike), and f their elements times 4:
+// This table gives the bytes that a rank sends. Its keys and values have b bytes, its queries q
+// bytes (o the same), and f is the number of elements of keys and values times 4:
 //
 //              forward                           backward
 //   allgather  (cp - 1) b                        the same, twice
 //   ring       (cp - 1) b                        the same, and (cp - 1) f
-//   alltoall   (cp - 1) / cp (2 q + b + 4 cp T)  (cp - 1) / cp (4 q + 2 b + 4 cp T), 4 T cp: document starts, if any
+//   alltoall   (cp - 1) / cp (2 q + b + 4 cp T)  (cp - 1) / cp (4 q + 2 b + 4 cp T)
 //
-// The last: q, o and k, v; then those and the gradients of all.
+// In the row of alltoall the forward sends q, o, k and v; the backward sends those and the
+// gradients of all. 4 cp T are the document starts, if there are any.
 #pragma once
 
 #include <memory>
@@ -25,8 +30,9 @@
 
 namespace moebius {
 
-// Queries, keys and values, rotated; or their gradients. v (and o) may be narrower than q and k. The sink of each head
-// (ops/attention/attention_sink.h) where there are some, else empty: f32, and as a gradient added to.
+// Queries, keys and values, rotated; or their gradients. v (and o) may be narrower than q and k.
+// sink_H has the sink of each head (ops/attention/attention_sink.h), f32; it is empty without
+// sinks. As a gradient it is added to.
 struct Qkv {
   Tensor q_THd, k_TGd, v_TGd, sink_H = {};
 };
@@ -40,8 +46,9 @@ struct ContextParallelSpec {
 class ContextParallel {
  public:
   virtual ~ContextParallel() = default;
-  // o of this rank's rows. lse: f32, one number for each row and head, as backward wants them. Sinks are taken in once,
-  // by the whole of a query's keys; their gradient is of the queries that this rank has, or has the heads of.
+  // Writes o of this rank's rows. lse is f32: one number for each row and head, in the form that
+  // backward reads. Each sink counts once, over all keys of a query. The sinks' gradient is of the
+  // queries that this rank has, or has the heads of.
   virtual void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const = 0;
   virtual void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
                         const Qkv& in) const = 0;

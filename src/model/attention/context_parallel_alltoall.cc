@@ -20,7 +20,7 @@ HeadBlocks take_blocks(Step& step, const Tensor& x_THd, int64_t cp) {
 
 Tensor as_matrix(const Tensor& x_THd) { return x_THd.view({x_THd.dim(0), x_THd.dim(1) * x_THd.dim(2)}); }
 
-// As many rows to each rank as from it.
+// Sends as many rows to each rank as it receives from it.
 void exchange(Group& cp, Step& step, const Tensor& out, const Tensor& in) {
   const std::vector<int64_t> rows(cp.size(), in.dim(0) / cp.size());
   cp.all_to_all_v(step.stream, {.out = out, .in = in, .recv_rows = rows, .send_rows = rows});
@@ -65,7 +65,7 @@ void AllToAllContextParallel::to_rows(Step& step, Tensor x_THd, Tensor x_UHd) co
   }
 }
 
-// Of the heads that this rank attends with.
+// Returns the sinks of the heads that this rank attends with.
 Tensor AllToAllContextParallel::sinks_here(Tensor sink_H) const {
   const int64_t heads = spec_.heads / cp_.size();
   return sink_H.empty() ? sink_H : sink_H.rows(cp_.rank() * heads, (cp_.rank() + 1) * heads);

@@ -88,14 +88,15 @@ void for_each_pair(const Pieces& pieces, int64_t q_rank, int64_t kv_rank, F&& fn
   }
 }
 
-// A pass over the keys of one rank: where these and the queries stand, and what the sequences are like.
+// A pass over the keys of one rank. It says which ranks these keys and the queries belong to, and
+// how the sequences are cut.
 struct Place {
   const ContextParallelSpec& spec;
   Pieces pieces;
   int64_t q_rank, kv_rank;
 };
 
-// What both passes of attention say of a pair.
+// Sets the fields that both passes of attention share for a pair.
 template <class Op>
 void place(Op& op, const Step& step, const Place& in, const Pair& at) {
   const int64_t length = in.pieces.length;
@@ -129,7 +130,7 @@ void attend(Step& step, const Place& in, Tensor o_THd, Tensor lse_TH, Tensor q_T
   });
 }
 
-// What attention left and what came back, of this rank's queries.
+// The results of attention for the queries of this rank, and the derivative that came back.
 struct Attended {
   Tensor q_THd, do_THd, o_THd, lse_TH;
 };
@@ -183,8 +184,9 @@ void RingContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const
   copy(step.stream, o_THd, sum_THd);
 }
 
-// Keys and values go round as in forward. The gradients of a block follow it, a pass behind: they begin on the rank
-// after its owner, each rank adds its queries' share, and the last sends them to the owner, which adds its own.
+// Keys and values go round as in forward. The gradients of a block follow it one pass later. They
+// begin on the rank after its owner, and each rank adds its queries' share. The last rank sends
+// them to the owner, which adds its own.
 void RingContextParallel::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
                                    const Qkv& in) const {
   StackScope scope(step.stack);

@@ -1,7 +1,10 @@
-// Causal grouped-query attention with rotary positions and, where the family has them, biases of q, k, v and o, a sink
-// of each head, a window, RMSNorm of q and k, per head or over all heads, and a bound of q, k and v. tp ranks have H /
-// tp query heads and G / tp kv heads each (model/layers/linear.h): x and y are a rank's rows t of the residual stream, all
-// between is of the rows T of all tp ranks and of its own heads.
+// Causal grouped-query attention with rotary positions. Where the family has them it also has
+// biases of q, k, v and o, a sink of each head, a window, RMSNorm of q and k (per head or over all
+// heads), and a bound of q, k and v.
+//
+// Each tp rank has H / tp query heads and G / tp kv heads (model/layers/linear.h). x and y are a
+// rank's rows t of the residual stream. The tensors between them have the rows T of all tp ranks,
+// and the rank's own heads.
 #pragma once
 
 #include <optional>
@@ -16,8 +19,8 @@ namespace moebius {
 
 class Gqa {
  public:
-  // q, k and v are kept only as the projection's output; the backward recomputes them from it. x and y are the caller's
-  // tensors.
+  // q, k and v are kept only as the projection's output; the backward recomputes them from it. x
+  // and y are the caller's tensors.
   struct Saved {
     Tensor x_tD;
     SavedTensor qkv_TC, o_THd, lse_TH;
@@ -27,7 +30,7 @@ class Gqa {
   Gqa(const LayerContext& c, const std::string& prefix, int64_t window);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // As Attention says.
+  // The calls of Attention.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
   void recompute(Step& step, Tensor x_tD, Saved& saved) const;
   void output(Step& step, Tensor y_tD, const Saved& saved) const;                   // y = o W_o^T

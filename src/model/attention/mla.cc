@@ -42,7 +42,7 @@ std::optional<Linear> query_down(const LayerContext& c, const std::string& prefi
   return Linear(c.params, whole_matrix(c, prefix + ".q_a_proj.weight", c.model.q_lora_rank, c.model.hidden_size));
 }
 
-// Of the query's latent, or of x.
+// The last projection of the query: it reads the query's latent, or x where there is none.
 ParamSpec query_up(const LayerContext& c, const std::string& prefix) {
   const ModelSpec& m = c.model;
   if (m.q_lora_rank == 0) return heads_matrix(c, prefix + ".q_proj.weight", {m.q_size(), m.hidden_size}, 0);
@@ -222,7 +222,8 @@ void Mla::recompute(Step& step, Tensor x_tD, Saved& saved) const {
   if (saved.o_THv.is_recomputed()) attend(step, saved, x_tD.dim(0) * tp_);
 }
 
-// Of k_rope every rank has the share of its own heads; their sum is for the rank whose rows they are.
+// Every rank computes the share of the gradient of k_rope that its own heads have. The sum of the
+// shares goes to the rank whose rows they are.
 void Mla::attend_bwd(Step& step, Saved& saved) const {
   const int64_t T = saved.dy_TD.dim(0);
   StackScope scope(step.stack);

@@ -1,12 +1,14 @@
-// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), behind the same calls as Gqa.
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), with the same calls as
+// Gqa.
 //   q = W_qb norm(W_qa x)  (W_q x without a query latent),  [c | k_rope] = W_kva x,  [k_nope | v] = W_kvb norm(c)
 //   per head: q = [q_nope | rot(q_rope)],  k = [k_nope | rot(k_rope)] with one k_rope for all heads
-// attention_bias is one of W_qa, W_kva and the output; the products of heads
-// have none. The norms' eps is 1e-6 whatever rms_norm_eps is.
+// attention_bias adds a bias to W_qa, W_kva and the output. The heads' projections have none. The
+// norms' eps is 1e-6, whatever rms_norm_eps is.
 //
-// tp ranks have H / tp heads each. Every rank makes the latents of its own rows t of the residual stream, with weights
-// and norms that all have whole; what comes out of the heads' projections is of the rows T of all tp ranks, and so is
-// k_rope, which is gathered. Sequences over cp ranks: model/attention/context_parallel.h.
+// Each tp rank has H / tp heads. Every rank computes the latents of its own rows t of the residual
+// stream, with weights and norms that all ranks hold whole. The outputs of the heads' projections
+// have the rows T of all tp ranks. So has k_rope, which is gathered. Sequences over cp ranks:
+// model/attention/context_parallel.h.
 #pragma once
 
 #include <optional>
@@ -40,7 +42,7 @@ class Mla {
   Mla(const LayerContext& c, const std::string& prefix);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // As Attention says.
+  // The calls of Attention.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
   void recompute(Step& step, Tensor x_tD, Saved& saved) const;
   void output(Step& step, Tensor y_tD, const Saved& saved) const;

@@ -21,7 +21,8 @@ struct RopeFrequencies {
 //           m(mscale) / m(mscale_all_dim), or m(1), with m(x) = 0.1 x ln factor + 1
 RopeFrequencies rope_frequencies(const ModelSpec& model);
 
-// What multiplies 1/sqrt(head_dim) in attention's scores: m(mscale_all_dim)^2 with latent attention, else 1.
+// The factor on 1/sqrt(head_dim) in the scores of attention: m(mscale_all_dim)^2 with latent
+// attention, else 1.
 double attention_scale_of_rope(const ModelSpec& model);
 
 }  // namespace moebius

@@ -1,11 +1,13 @@
-// Which tokens of its micro-batch a rank's rows are. A micro-batch lies over the tp x cp ranks of its stage, and every
-// token of it in one row of one of them:
-//   cp   A sequence is cut into 2 CP pieces of equal length; context rank c has the pieces c and 2 CP - 1 - c, so that
-//        causal attention is the same work everywhere. Its rows are these tokens, sequence after sequence:
-//        BatchShape of a rank says how many (seq: tokens of one sequence here, 1/CP of it), MicroBatch what they are.
+// The tokens of a micro-batch that a rank's rows hold. A micro-batch is spread over the tp x cp
+// ranks of its stage, and every token of it is in one row of one of them:
+//   cp   A sequence is cut into 2 CP pieces of equal length. Context rank c has the pieces c and
+//        2 CP - 1 - c, so that causal attention is the same work everywhere. Its rows are these tokens,
+//        sequence after sequence. BatchShape of a rank gives their number (seq: tokens of one sequence
+//        here, 1/CP of it), and MicroBatch their contents.
 //   tp   Between the projections (norms, router, experts) tensor rank r has of these rows the block
 //        [r T/TP, (r + 1) T/TP): sequence parallelism.
-// MicroBatch::first_token is the index in the global batch of the micro-batch's first token, the same on all of them.
+// MicroBatch::first_token is the index in the global batch of the micro-batch's first token, the
+// same on all of them.
 #pragma once
 
 #include <vector>
@@ -23,8 +25,8 @@ struct TokenRun {
 
 // Rows between the projections on each rank. Error{usage} with the equation unless tp divides the tokens.
 int64_t rows_between_projections(const BatchShape& shape, const MeshShape& mesh);
-// What these rows are on the rank at `place` (tp and cp are read): rows ascend, and so do tokens. REQUIRES: 2 cp
-// divides the sequence where cp > 1.
+// Returns the tokens of these rows on the rank at `place` (its tp and cp are read): rows ascend,
+// and so do tokens. REQUIRES: 2 cp divides the sequence where cp > 1.
 std::vector<TokenRun> token_runs(const BatchShape& shape, const MeshShape& mesh, const RankPlace& place);
 // The positions in a sequence of the rows that context rank c has of it, ascending. REQUIRES: as token_runs.
 std::vector<int64_t> positions_of_context(int64_t seq_len, int64_t cp, int64_t c);

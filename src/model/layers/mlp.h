@@ -1,5 +1,6 @@
-// The dense SwiGLU feed-forward layer; also the shared expert. tp ranks have hidden / tp columns each (model/layers/linear.h):
-// x and y are a rank's rows t of the residual stream, all between is of the rows T of all tp ranks.
+// The dense SwiGLU feed-forward layer; also the shared expert. Each tp rank has hidden / tp
+// columns, as model/layers/linear.h says. x and y are a rank's rows t of the residual stream. The
+// tensors between them have the rows T of all tp ranks.
 #pragma once
 
 #include <vector>
@@ -18,15 +19,16 @@ class Mlp {
     SavedTensor h_T2F;
     WgradInput dy_TD, dh_T2F, a_TF;
   };
-  // hidden: the inner width F of all tp ranks. Parts are prefix.gate_proj, up_proj (one matrix, this rank's gate rows
-  // first) and down_proj. Error{usage} when tp does not divide hidden. c.fusion: products and SwiGLU in one pass where
-  // the device has one; the same bits.
+  // hidden: the inner width F of all tp ranks. The parts are prefix.gate_proj and up_proj (one
+  // matrix, with this rank's gate rows first) and down_proj. Error{usage} when tp does not divide
+  // hidden. c.fusion: products and SwiGLU run in one pass where the device has one; the bits are
+  // the same.
   Mlp(const LayerContext& c, const std::string& prefix, int64_t hidden);
   // what: the name in memory.recompute that covers the layer.
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved,
                      bool RecomputeSpec::*what = &RecomputeSpec::mlp) const;
 
-  // As FeedForward says.
+  // The calls of FeedForward.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
   void recompute(Step& step, Tensor x_tD, Saved& saved) const;
   // y = down(swiglu(h)): the second half of forward.

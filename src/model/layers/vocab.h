@@ -1,6 +1,6 @@
-// The two ends of the model, which tp ranks share by the vocabulary: rank r of tp has the r-th block of the rows of the
-// table (blocks differ by one row where tp does not divide the vocabulary). T are the rows of all tp ranks, t = T / tp
-// the rank's own rows of the residual stream.
+// The two ends of the model. tp ranks share them by the vocabulary: rank r of tp has the r-th block
+// of rows of the table. Blocks differ by one row where tp does not divide the vocabulary. T is the
+// number of rows of all tp ranks; t = T / tp is that of the rank's own rows of the residual stream.
 #pragma once
 
 #include "config/model_spec.h"
@@ -15,10 +15,11 @@ class Embedding {
  public:
   // Error{usage} when there are more ranks than tokens in the vocabulary.
   Embedding(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh);
-  // On a rank that is not the embedding's: over a copy of the table (ParamSpec::tied_copy), that of the head where the
-  // model ties them. head: null where it is elsewhere.
+  // For a rank that does not hold the embedding: an embedding over a copy of the table
+  // (ParamSpec::tied_copy). Where the model ties them, that is the copy of the head. head: null
+  // where the head is on another rank.
   static Embedding copy(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh, const Param* head);
-  // tokens: i32, of all tp ranks' rows and maybe more, behind those.
+  // tokens: i32, those of all tp ranks' rows. More may follow them and are not read.
   void forward(Step& step, Tensor x_tD, Tensor tokens) const;
   void backward_weight(Step& step, Tensor dx_tD, Tensor token_T) const;
   const Param& table() const { return w_; }
@@ -31,18 +32,21 @@ class Embedding {
   const Param& w_;
 };
 
-// Logits and the loss. All logits of a rank's block are never held: chunk after chunk of tokens, and between the two
-// passes of a chunk the ranks exchange three numbers per token (ops/vocab/vocab_blocks.h).
+// Logits and the loss. All logits of a rank's block are never held at once: the tokens are worked
+// on in chunks. Between the two passes of a chunk the ranks exchange three numbers per token
+// (ops/vocab/vocab_blocks.h).
 class LmHead {
  public:
-  // embedding: on the same rank, or null. A head that is tied to it has its table, or a copy where it is elsewhere.
+  // embedding: the one on the same rank, or null. A head that is tied to it has its table, or a
+  // copy where it is on another rank.
   LmHead(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh, const Param* embedding);
-  // loss of all T rows, the same on every tp rank, weighted, for the batch's targets of this depth; with dx given also
-  // the derivative of the scaled sum of losses by x, and the table's gradient.
+  // Writes the weighted loss of all T rows, the same on every tp rank, for the batch's targets of
+  // this depth. If dx is given, it also writes the derivative of the scaled sum of losses by x, and
+  // adds to the table's gradient.
   void loss(Step& step, int64_t depth, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const;
   // For parity checks. Error{usage} with tp > 1.
   void logits(Step& step, Tensor logits_CV, Tensor x_CD) const;
-  // For generation: of one of the T rows of all tp ranks, the same on each of them.
+  // For generation: the logits of one of the T rows of all tp ranks, the same on each of them.
   void row_logits(Step& step, Tensor logits_1V, Tensor x_tD, int64_t row) const;
   const Param& table() const { return w_; }
 

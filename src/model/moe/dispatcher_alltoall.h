@@ -1,16 +1,18 @@
-// A row travels to the ranks of its expert alone: rows are sorted by expert, exchanged over etp x ep, and come back the
-// same way, so that a token's sum is the one that it is on one rank, over k in order. With etp each row goes to all ETP
-// ranks of its expert, which return partial results; these are added in the order of their ranks.
+// A row travels to the ranks of its expert alone. Rows are sorted by expert, exchanged over etp x
+// ep, and come back the same way. So a token's sum is the one that it is on one rank: over k, in
+// order. With etp each row goes to all ETP ranks of its expert, which return partial results. These
+// are added in the order of their ranks.
 //
-// Buffers have room for the worst case, every token of every rank at the experts here, unless rows_factor bounds them:
-// factor T K ETP rows. Where a layer's tokens then choose more for any rank, all ranks throw Error{usage}: each has the
-// counts of all.
+// Buffers have room for the worst case, in which every token of every rank chooses the experts
+// here. rows_factor > 0 bounds them to factor T K ETP rows. If the tokens of a layer then choose
+// more for any rank, all ranks throw Error{usage}, since each has the counts of all.
 //
-// The sizes of an exchange depend on what tokens chose. The ranks tell each other their counts, which are copied to the
-// host behind the gather of the rows of the first dispatch; the host waits there, once for each layer and micro-batch,
-// and nowhere else. So it cannot be part of a recorded step.
+// The sizes of an exchange depend on the choices of the tokens. The ranks send each other their
+// counts, which are copied to the host after the gather of the rows of the first dispatch. The host
+// waits there, once for each layer and micro-batch, and nowhere else. So this exchange cannot be
+// part of a CUDA graph.
 //
-// With T tokens a rank, W ranks and no drops, a rank sends in expectation of even experts each time
+// With T tokens a rank, W ranks, no drops and even experts, a rank is expected to send each time
 //   announce  (W - 1) E 4 bytes                dispatch, combine   T K ETP (W - 1)/W rows of D elements
 //   combine_bwd, dispatch_bwd  the same, and 4 bytes a row
 #pragma once

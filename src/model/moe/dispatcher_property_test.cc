@@ -1,5 +1,6 @@
-// What every dispatcher does, whatever tokens choose: each pair of a token and an expert arrives once where its expert
-// is, with its weight, and what experts make of it comes back to it.
+// The property that every dispatcher has, whatever the tokens choose. Each pair of a token and an
+// expert arrives once where its expert is, with its weight. The result of the expert comes back to
+// the pair.
 #include <rapidcheck.h>
 
 #include <cstdlib>

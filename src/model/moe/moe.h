@@ -1,6 +1,6 @@
-// A Mixture-of-Experts layer: a router, the experts that it routes tokens to, and a shared expert beside them.
+// A Mixture-of-Experts layer: a router, the experts that it routes tokens to, and a shared expert.
 //   y[t] = routed(x[t]) + shared(x[t])       (model/moe/routed_experts.h), the latter gated by sigmoid(x w_g)
-// with the shared expert and its gate where the family has them.
+// The shared expert and its gate are there where the family has them.
 #pragma once
 
 #include <optional>
@@ -27,7 +27,7 @@ class Moe {
   Moe(const LayerContext& c, const std::string& prefix, int64_t layer);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // As FeedForward says. The route is always kept.
+  // The calls of FeedForward. The route is always kept.
   void forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
   void recompute(Step& step, Tensor x_TD, Saved& saved) const;
   void backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // adds the router's gradients

@@ -75,7 +75,8 @@ INSTANTIATE_TEST_SUITE_P(Layouts, MoeRanks,
                                             ::testing::Values(DispatcherKind::allgather, DispatcherKind::alltoall)),
                          name_of_case);
 
-// What a router looks at beyond its own tokens: every balance, on layouts that lay a micro-batch over several ranks.
+// The balances of which a router looks beyond its own tokens. The layouts spread a micro-batch over
+// several ranks.
 struct Balance {
   const char* name;
   BalanceSpec spec;

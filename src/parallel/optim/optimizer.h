@@ -1,4 +1,4 @@
-// The update of parameters by their gradients, behind one interface.
+// The interface of optimizers, which update parameters by their gradients.
 //
 // An optimizer owns the names of its state: a checkpoint asks for them and knows none by itself. It also owns the
 // placement of parameters in memory and the communication of gradients and weights, sharded over the ranks that hold
@@ -46,11 +46,12 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
   virtual ~Optimizer() = default;
 
-  // After the last micro-batch: sums gradients over ranks, clips, updates masters and weights. All ranks call it
-  // together. A gradient norm that is not finite changes nothing: the caller looks at grad_norm().
+  // Called after the last micro-batch, by all ranks together. Sums gradients over ranks, clips
+  // them, and updates masters and weights. If the gradient norm is not finite, nothing is changed:
+  // the caller looks at grad_norm().
   virtual void step(Stream& s, StepStack& stack, const OptimizerStepArgs& args) = 0;
-  // Gives every rank the weights of their owners: after masters were loaded and ParamTable::sync(). All ranks call it
-  // together.
+  // Gives every rank the weights of their owners. It is called after masters were loaded and after
+  // ParamTable::sync(), by all ranks together.
   virtual void gather(Stream& s) = 0;
 
   virtual const Tensor& grad_norm() const = 0;  // f32 [1], before clipping, the same on every rank

@@ -72,8 +72,9 @@ class Pipeline {
   void run(Stream& s, const RankProgram& list, const RowsOf& of_message, const RowsOf& of_stage,
            const Compute& compute) const;
   void compute(Step& step, const PipelineShape& shape, const PlacedAction& placed, const Tensor& message_TD) const;
-  // Rows of the message behind a stage, and of the buffer that a pass of a stage works in. mtp: with the hidden
-  // states of multi-token prediction that stands apart from the loss.
+  // Rows of the message that a stage sends on, and of the buffer that a pass of a stage works in.
+  // mtp: with the hidden states of multi-token prediction, where it is on another stage than the
+  // loss.
   int64_t message_rows(int64_t from_stage, bool mtp) const;
   int64_t buffer_rows(int64_t stage, bool mtp) const;
   Group& group(Pass pass) const { return mesh_.group(pass == Pass::forward ? Axis::pp : Axis::pp_back); }

@@ -367,7 +367,8 @@ TEST(Pipeline, HoldsAsManySetsAsReplaySays) {
   }
 }
 
-// The error names the rank, where it stands, and what it did; the others end with it.
+// The error names the rank, its coordinates in the mesh, and the action that failed. The other
+// ranks end with it.
 TEST(Pipeline, ARankThatThrowsEndsAll) {
   const ModelSpec model = tiny_model(4);
   WorldOptions options{.timeout_s = 30};

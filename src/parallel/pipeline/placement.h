@@ -14,8 +14,9 @@ struct PlacedAction {
   // by itself has none: -1.
   int64_t buffer = 0;
   int64_t saved_set = 0;  // of a run: of its virtual stage
-  // Of the run of backward_input: it is both backward passes, since the list's next action is its backward_weight. They
-  // run as one, layer after layer, so that less memory is held between them.
+  // Only for the run of a backward_input. True: the run is both backward passes, since the list's
+  // next action is its backward_weight. They run as one, layer after layer, so that less memory is
+  // held between them.
   bool with_weight = false;
 };
 

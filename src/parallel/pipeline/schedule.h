@@ -63,10 +63,11 @@ struct PipelineShape {
   bool operator==(const PipelineShape&) const = default;
 };
 
-// Where transfers start: receives are opened 1 (interleaved: 1 + G - P) inputs ahead of
-// the one that runs, in each pass, so that they can move behind compute and the last rank,
-// whose results come to rank 0 G - P turns early, never waits for a buffer. At most two
-// results of a pass are on their way from a rank: one leaves while the next is computed.
+// The actions of every rank. They also say where transfers start. In each pass, receives are opened
+// 1 input before the one that runs (interleaved: 1 + G - P inputs). So transfers can overlap with
+// compute. The last rank's results come to rank 0 G - P turns early, and so it never waits for a
+// buffer. At most two results of a pass are on their way from a rank: one leaves while the next is
+// computed.
 struct Schedule {
   PipelineShape shape;
   std::vector<std::vector<Action>> actions;  // [pp_rank]

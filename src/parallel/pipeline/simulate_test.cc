@@ -72,8 +72,8 @@ TEST(SimulatedSchedule, BubbleAndInFlightEqualTheory) {
   EXPECT_EQ(num_shapes, 1183u);
 }
 
-// Sends that are waited for at once block no rank for good, for receives stand open ahead of them; and the lists that
-// take one micro-batch at a time replay whatever the shape.
+// Sends that are waited for at once block no rank for good, since receives are opened before them.
+// The lists that take one micro-batch at a time can be simulated for any shape.
 TEST(SimulatedSchedule, ListsWithoutOverlapAndInTurnDoNotDeadlock) {
   for (const PipelineShape& shape : legal_shapes(8, 4, 16)) {
     SCOPED_TRACE(fmt::format("P {} V {} M {} G {}", shape.num_ranks, shape.num_virtual, shape.num_micro_batches,
@@ -142,8 +142,9 @@ TEST(SimulatedSchedule, TransfersTakeTime) {
   EXPECT_EQ(r.ranks[1].runs[2].end, 7 + 3 + 0.5 + 3);
 }
 
-// What transfers add to a step: in 1F1B more with each micro-batch, for neighbours wait for one another's results; in
-// interleaved 1F1B only what it takes to fill and to drain, less with larger groups.
+// The time that transfers add to a step. In 1F1B it grows with each micro-batch, since neighbours
+// wait for one another's results. In interleaved 1F1B it is only the time to fill and to drain, and
+// less with larger groups.
 TEST(SimulatedSchedule, VirtualStagesHideTransfers) {
   const auto added = [](const PipelineShape& shape) {
     const Schedule schedule = schedule_1f1b(shape);
