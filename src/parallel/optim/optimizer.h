@@ -22,8 +22,8 @@ namespace moebius {
 struct OptimizerStepArgs {
   int64_t train_step = 1;  // 1-based
   double lr = 0;
-  Tensor
-      schedule_2;  // f64 [lr, train_step] in the device's memory; may be empty. It is read in place of the two above.
+  // f64 [lr, train_step] in the device's memory; may be empty. It is read in place of the two above.
+  Tensor schedule_2;
 };
 
 // How the optimizer's communication is cut into buckets, and when it runs. Neither changes a bit of
