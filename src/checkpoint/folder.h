@@ -1,6 +1,7 @@
-// Names in a checkpoints folder. step-00000100 is a checkpoint; step-00000100.tmp-0123456789abcdef is a save or a removal
-// that did not finish. old-1, old-2, ... hold checkpoints that were set aside. The first line of the file `lock` names
-// the process that writes here, the second line its run.
+// Names in a checkpoints folder. step-00000100 is a checkpoint;
+// step-00000100.tmp-0123456789abcdef is a save or a removal that did not finish. old-1, old-2,
+// ... hold checkpoints that were set aside. The first line of the file `lock` names the process
+// that writes here, the second line its run.
 #pragma once
 
 #include <cstdint>
@@ -24,21 +25,24 @@ std::vector<std::string> unfinished_folders(const std::string& dir);  // paths
 
 void make_dirs(const std::string& dir);  // with its parents, durable
 void rename_folder(const std::string& from, const std::string& to);
-// Swaps the two folders in one atomic operation: b is complete afterwards, and the old b is the unfinished one.
+// Swaps the two folders in one atomic operation: b is complete afterwards, and the old b is the
+// unfinished one.
 void exchange_folders(const std::string& unfinished, const std::string& b);
 void remove_folder(const std::string& path);  // with all that is in it
 
-// Keeps other writers out of a checkpoints folder, of this process or another, until the object is destroyed or its
-// process ends.
+// Keeps other writers out of a checkpoints folder, of this process or another, until the object is
+// destroyed or its process ends.
 class CheckpointLock {
  public:
-  // Error{usage} naming the holder when there is one. A file system that cannot lock is accepted without a lock.
+  // Error{usage} naming the holder when there is one. A file system that cannot lock is accepted
+  // without a lock.
   explicit CheckpointLock(const std::string& dir);
   ~CheckpointLock();
   CheckpointLock(const CheckpointLock&) = delete;
   CheckpointLock& operator=(const CheckpointLock&) = delete;
 
-  // Writes a text into the lock that no other lock has, and returns it: the run's ranks look for it. Error{io}.
+  // Writes a text into the lock that no other lock has, and returns it: the run's ranks look for
+  // it. Error{io}.
   std::string sign() const;
 
  private:
@@ -46,8 +50,8 @@ class CheckpointLock {
   int fd_ = -1;
 };
 
-// Reads the lock in `dir` as this process sees it. Returns an empty text when it holds the signature, else a
-// description of what it holds.
+// Reads the lock in `dir` as this process sees it. Returns an empty text when it holds the
+// signature, else a description of what it holds.
 std::string why_not_signed(const std::string& dir, const std::string& signature);
 
 }  // namespace moebius

@@ -15,11 +15,12 @@ struct CheckpointInfo {
   std::string problem;  // the reason why it cannot be used; empty when complete
 };
 
-// The step folders of `dir` by rising step, their manifests and file sizes checked; none when there is no such folder.
+// The step folders of `dir` by rising step, their manifests and file sizes checked;
+// none when there is no such folder.
 std::vector<CheckpointInfo> list_checkpoints(const std::string& dir);
 
-// The folder of the newest complete checkpoint. `rejected`, unless null, gets a line for each newer one passed over,
-// with the reason.
+// The folder of the newest complete checkpoint. `rejected`, unless null, gets a line for each newer
+// one passed over, with the reason.
 std::optional<std::string> newest_checkpoint(const std::string& dir, std::vector<std::string>* rejected);
 
 struct VerifyReport {

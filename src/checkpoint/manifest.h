@@ -2,11 +2,13 @@
 //
 //   {"format": "moebius-checkpoint", "version": 2, "step": 100, "world": {"ranks": 8}, "meta": {...},
 //    "files": {NAME: {"bytes", "header_bytes", "header_xxh3"}},
-//    "tensors": {NAME: {"dtype", "shape", "pieces": [{"file", "offset", "bytes", "block", "range", "xxh3"}]}},
+//    "tensors": {NAME: {"dtype", "shape",
+//                       "pieces": [{"file", "offset", "bytes", "block", "range", "xxh3"}]}},
 //    "manifest_xxh3": HASH}
-// A piece without "block" [dim, begin, count] is of the whole tensor; a piece without "range" [begin, end] is all of its
-// block. HASH covers all the bytes before its key. The hash of a file's header and those of the pieces cover the whole
-// file. Version 1 is of one rank: it has one piece a tensor, with its fields beside "dtype". It is read, not written.
+// A piece without "block" [dim, begin, count] is of the whole tensor; a piece without "range"
+// [begin, end] is all of its block. HASH covers all the bytes before its key. The hash of a file's
+// header and those of the pieces cover the whole file. Version 1 is of one rank: it has one piece a
+// tensor, with its fields beside "dtype". It is read, not written.
 #pragma once
 
 #include <cstdint>
@@ -37,15 +39,16 @@ struct CheckpointManifest {
 
 std::string to_text(const CheckpointManifest& manifest);
 
-// Error{input} naming `who` unless `text` is whole, of a known version, and every piece is inside a
-// file of the manifest.
+// Error{input} naming `who` unless `text` is whole, of a known version, and every piece is
+// inside a file of the manifest.
 CheckpointManifest parse_manifest(std::string_view text, const std::string& who);
 
 // Error{input} naming `who` unless the pieces of every tensor hold each of its elements once.
 void check_complete(const CheckpointManifest& manifest, const std::string& who);
 
-// Merges the manifests of all ranks into one; step, meta and the number of ranks are those of the first. A piece that
-// several ranks wrote is entered once: Error{distributed} when they wrote different bytes, or disagree about a tensor.
+// Merges the manifests of all ranks into one; step, meta and the number of ranks are those of the
+// first. A piece that several ranks wrote is entered once: Error{distributed} when they wrote
+// different bytes, or disagree about a tensor.
 CheckpointManifest merge_manifests(std::vector<CheckpointManifest> parts);
 
 }  // namespace moebius

@@ -1,6 +1,6 @@
-// How rank 0 learns what the other ranks have written. Each rank writes the manifest of its share into the folder, once
-// its shards are durable. Asynchronous saves run on threads of their own, which may not communicate between ranks, but
-// all ranks see the folder.
+// The way in which rank 0 learns what the other ranks have written. Each rank writes the manifest
+// of its share into the folder, once its shards are durable. Asynchronous saves run on threads of
+// their own, which may not communicate between ranks. But all ranks see the folder.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@ struct PartsProgress {
 // Writes the manifest of this rank's share into the folder, for rank 0 to read.
 void write_part(const std::string& folder, const CheckpointManifest& share, int rank);
 
-// Waits for the parts of ranks 1, 2, ..., removes their files and returns them. Error{io} when progress says that they
-// were written and they do not appear, or that a rank has failed.
+// Waits for the parts of ranks 1, 2, ..., removes their files and returns them. Error{io} when
+// progress says that they were written and they do not appear, or that a rank has failed.
 std::vector<CheckpointManifest> take_parts(const std::string& folder, int num_ranks, const PartsProgress& progress);
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-// Removing checkpoints, so that a crash at any moment leaves each whole or gone.
+// The removal of checkpoints. A crash at any moment leaves each of them whole or gone.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace moebius {
 
-// Removes every checkpoint older than the newest `keep` ones that verify, and returns their folders; none when fewer
-// verify. Error{usage} unless keep >= 1, or when a run has the folder open.
+// Removes every checkpoint older than the newest `keep` ones that verify, and returns their folders;
+// none when fewer verify. Error{usage} unless keep >= 1, or when a run has the folder open.
 std::vector<std::string> prune_checkpoints(const std::string& dir, int64_t keep);
 
 // The two below REQUIRE that the caller holds the folder's CheckpointLock, and throw Error{io}.
@@ -16,8 +16,9 @@ std::vector<std::string> prune_checkpoints(const std::string& dir, int64_t keep)
 // Removes the folders of saves and removals that did not finish.
 void remove_unfinished(const std::string& dir);
 
-// Called after a save of `step`. Removes checkpoints of later steps: they belong to a history that was given up, and a
-// run that resumes would take them for its own. keep >= 1: also removes those older than the newest `keep` complete ones.
+// Called after a save of `step`. Removes checkpoints of later steps: they belong to a history that
+// was given up, and a run that resumes would take them for its own. keep >= 1: also removes those
+// older than the newest `keep` complete ones.
 void prune_after_save(const std::string& dir, int64_t step, int64_t keep);
 
 }  // namespace moebius

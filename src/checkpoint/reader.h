@@ -1,4 +1,4 @@
-// One checkpoint, read: all of it, or the slices that a rank needs.
+// The reader of one checkpoint: of all of it, or of the slices that a rank needs.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,9 @@ struct CheckpointManifest;
 // Reads one step folder. Its constructor checks the manifest, the sizes of the files and their headers.
 class CheckpointReader {
  public:
-  // Error{input} when the manifest is missing, damaged or of another version, or a file is missing or damaged.
-  // check_files = false leaves the files to read(): for the ranks beside the one that checks them.
+  // Error{input} when the manifest is missing, damaged or of another version, or a file is
+  // missing or damaged. check_files = false leaves the check of the files to read(). It is for
+  // all ranks but the one that checks them.
   explicit CheckpointReader(const std::string& folder, bool check_files = true);
 
   int64_t step() const;
@@ -31,19 +32,21 @@ class CheckpointReader {
   int64_t num_files() const;
   int64_t num_bytes() const;  // of the files
 
-  // Fills into.tensor, which must have the dtype and the number of elements of its slice: reads the parts of the files
-  // that hold it, and checks their hashes. Error{input} when there is no such tensor, when its dtype or shape differs, or
-  // when its bytes are not those that were saved; into.tensor is then undefined.
+  // Fills into.tensor, which must have the dtype and the number of elements of its slice: reads the
+  // parts of the files that hold it, and checks their hashes. Error{input} when there is no such
+  // tensor, when its dtype or shape differs, or when its bytes are not those that were saved;
+  // into.tensor is then undefined.
   // A tensor of a GPU is filled on the stream s of its device.
   void read(const NamedTensor& into, Stream* s = nullptr) const;
   void read(const std::string& name, const Tensor& into, Stream* s = nullptr) const;  // all of it, shapes equal
   void verify(const std::string& name) const;                                         // reads every byte and keeps none
 
-  // Reads all of the checkpoint into exactly these tensors: checks every name, shape and dtype before the first byte is
-  // read. Error{input} listing what is missing, unexpected or different (the first 20 of each, and how many).
+  // Reads all of the checkpoint into exactly these tensors: checks every name, shape and dtype
+  // before the first byte is read. Error{input} listing what is missing, unexpected or different
+  // (the first 20 of each, and how many).
   void read_all(const std::vector<NamedTensor>& into, Stream* s = nullptr) const;
-  // The same, called by all ranks together, each with the slices that it needs: a tensor is unexpected when no rank asks
-  // for it. An error is thrown on all of them.
+  // The same, called by all ranks together, each with the slices that it needs: a tensor is
+  // unexpected when no rank asks for it. An error is thrown on all of them.
   void read_all(Control& ranks, const std::vector<NamedTensor>& into, Stream* s = nullptr) const;
 
  private:

@@ -1,10 +1,11 @@
-// Checkpoints: global named tensors in safetensors shards, and a manifest that is written last and makes them count.
+// Checkpoints: global named tensors in safetensors shards, and a manifest that is
+// written last and makes them count.
 //
 // RUN/checkpoints/step-00000100/{manifest.json, shard-00000.safetensors, ...}. A step folder
 // appears whole, by one rename after everything in it is on the device. A crash can leave folders
 // named "step-*.tmp-*", which are never taken for a checkpoint. They are removed when a run opens
-// the folder, or with the next save. The folders old-1, old-2, ... hold checkpoints that were there
-// when a run started over.
+// the folder, or with the next save. The folders old-1, old-2, ... hold checkpoints that were
+// there when a run started over.
 //
 // Every rank of a run writes the slices that it holds. The manifest says where each slice of the
 // global tensors is stored. So a checkpoint loads on any layout, and each rank reads the slices
@@ -29,38 +30,44 @@ namespace moebius {
 class CheckpointLock;
 class Control;
 
-// The checkpoints of one run. All ranks make each call together, and it throws on all of them when it fails on one. One
-// run at a time may have a folder open, in this process or another; all ranks see the folder.
+// The checkpoints of one run. All ranks make each call together, and it throws on all of
+// them when it fails on one. One run at a time may have a folder open, in this process or
+// another; all ranks see the folder.
 class CheckpointStore {
  public:
   static constexpr int64_t kShardBytes = int64_t{4} << 30;
   static constexpr int64_t kPieceBytes = int64_t{16} << 20;  // written, and copied from a GPU, at once
 
-  // Creates the folder, and removes what a crash left in it. Error{usage} when another run has it open, or when a rank
-  // sees another folder than rank 0. keep: newest checkpoints kept, 0 for all.
+  // Creates the folder, and removes what a crash left in it. Error{usage} when another run has it
+  // open, or when a rank sees another folder than rank 0. keep: newest checkpoints kept, 0 for all.
   CheckpointStore(std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
   // The same on every rank; `ranks` outlives the store.
   CheckpointStore(Control& ranks, std::string dir, int64_t keep, bool async_save, int64_t shard_bytes = kShardBytes);
   ~CheckpointStore();  // waits for the writing of this rank; errors are lost, so call wait() first
 
-  // For a run on a GPU: allocates the host buffer that saves copy pieces through, so that no save can lack memory.
+  // For a run on a GPU: allocates the host buffer that saves copy pieces through, so that no save
+  // can lack memory.
   void hold_piece();
-  // Makes step-`step`, and replaces one that is there. Then removes the checkpoints that `keep` leaves out, and those of
-  // later steps, which belong to a history that was given up. Each rank writes its slices, without replicas; rank 0
-  // waits for all of them, then publishes the checkpoint. async: waits for a save in flight, copies the tensors, then
-  // writes on threads of its own. Error{io} when the disk refuses: earlier checkpoints are untouched, and nothing
-  // half-written stays. The error of an asynchronous save is thrown by the next save(), which then does nothing else,
-  // or by wait().
-  // Tensors of a GPU are copied to the host on the stream s of their device: all of them first when async, else a piece
-  // at a time.
+  // Makes step-`step`, and replaces one that is there. Then it removes the checkpoints
+  // that `keep` leaves out, and those of later steps, which belong to a history that was
+  // given up. Each rank writes its slices, without replicas. Rank 0 waits for all of them,
+  // then publishes the checkpoint.
+  //
+  // async: waits for a save in flight, copies the tensors, then writes on threads of
+  // its own. The error of an asynchronous save is thrown by the next save(), which then
+  // does nothing else, or by wait().
+  //
+  // Error{io} when the disk refuses: earlier checkpoints are untouched, and nothing half-written
+  // stays. Tensors of a GPU are copied to the host on the stream s of their device: all of them
+  // first when async, else a piece at a time.
   void save(int64_t step, const std::vector<NamedTensor>& tensors, const nlohmann::json& meta, Stream* s = nullptr);
   void wait();
   void check();  // throws the error of an asynchronous save that has failed; does not wait for one that runs
 
-  // Moves every checkpoint, newest first, to a new folder DIR/old-N, with copies of those files of `beside` that exist.
-  // They no longer count as checkpoints of this run, and nothing removes them. Returns the folder, on every rank; empty
-  // when there was no checkpoint. A run that starts over calls this, so that its history does not mix with the old one
-  // wherever it stops. Error{io}.
+  // Moves every checkpoint, newest first, to a new folder DIR/old-N, with copies of those files of
+  // `beside` that exist. They no longer count as checkpoints of this run, and nothing removes them.
+  // Returns the folder, on every rank; empty when there was no checkpoint. A run that starts over
+  // calls this, so that its history does not mix with the old one wherever it stops. Error{io}.
   std::string set_aside(const std::vector<std::string>& beside = {});
 
   std::vector<CheckpointInfo> list();  // list_checkpoints(dir) as rank 0 sees it
@@ -93,7 +100,8 @@ class CheckpointStore {
   std::unique_ptr<std::byte[]> snapshot_;
   int64_t snapshot_capacity_ = 0;
   HostBuffer piece_;  // for tensors of a GPU, when not async
-  // A save in flight: share_ is what this rank writes; publication_, on rank 0, is what follows once all have written.
+  // A save in flight: share_ is what this rank writes; publication_, on rank 0, is what
+  // follows once all have written.
   std::string unfinished_;  // its folder; empty: no save is in flight
   Share share_;
   Publication publication_;

@@ -1,5 +1,5 @@
-// The elements of a global tensor that one rank holds, and the elements that two such slices have in common. State that
-// was saved on one layout is found by it on another.
+// The elements of a global tensor that one rank holds, and the elements that two such slices have
+// in common. State that was saved on one layout is found by it on another.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@
 
 namespace moebius {
 
-// Elements [begin, end) of a block of a global tensor, counted through the block in row-major order. Tensor, expert and
-// stage parallelism leave a block to a rank; a sharded optimizer leaves it a range of that block.
+// Elements [begin, end) of a block of a global tensor, counted through the block in row-major
+// order. Tensor, expert and stage parallelism leave a block to a rank; a sharded optimizer
+// leaves it a range of that block.
 struct TensorSlice {
   std::vector<int64_t> shape;  // of the global tensor
   Shard shard;                 // the block
@@ -29,8 +30,8 @@ bool is_whole(const TensorSlice& slice);
 // Whether the block is inside the shape and the range inside the block: for slices that come from a file.
 bool is_legal(const TensorSlice& slice);
 
-// The slice as numpy would index it: "w" for the whole tensor, "w[4:8]" for rows, "w[:, 4:8]" for columns,
-// "w[4:8].flat[10:20]" for a range of that block.
+// The slice as numpy would index it: "w" for the whole tensor, "w[4:8]" for rows, "w[:, 4:8]" for
+// columns, "w[4:8].flat[10:20]" for a range of that block.
 std::string slice_name(const std::string& name, const TensorSlice& slice);
 
 // `count` elements that are contiguous in both slices; positions are counted from a.begin and b.begin.
@@ -38,12 +39,13 @@ struct CommonRun {
   int64_t in_a = 0, in_b = 0, count = 0;
   bool operator==(const CommonRun&) const = default;
 };
-// The elements that both slices hold, by rising position, in as few runs as possible. REQUIRES:
-// legal slices of one shape.
+// The elements that both slices hold, by rising position, in as few runs as possible.
+// REQUIRES: legal slices of one shape.
 std::vector<CommonRun> common_runs(const TensorSlice& a, const TensorSlice& b);
 
-// Checks that the slices together hold each element of the tensor once, as layouts do: blocks along one dimension, each
-// cut into ranges. Returns an empty text, or a description of the problem. REQUIRES: legal slices of one shape.
+// Checks that the slices together hold each element of the tensor once, as layouts do: blocks along
+// one dimension, each cut into ranges. Returns an empty text, or a description of the problem.
+// REQUIRES: legal slices of one shape.
 std::string partition_problem(std::vector<TensorSlice> slices);
 
 }  // namespace moebius

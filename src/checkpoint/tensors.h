@@ -24,7 +24,8 @@ struct CheckpointPiece {
   int64_t offset = 0;  // from the start of the file
   int64_t bytes = 0;
   TensorSlice slice;
-  // XXH3-128 of every kHashedBytes of it (SafetensorsWriter) and of the rest; a single hash covers all of it.
+  // XXH3-128 of every kHashedBytes of it (SafetensorsWriter) and of the rest; a single hash covers
+  // all of it.
   std::vector<std::string> xxh3;  // 32 hex digits each
 };
 

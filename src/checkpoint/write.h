@@ -1,8 +1,8 @@
 // One save, from tensors in memory to a step folder that counts: the commit protocol.
 //
-// Every rank writes its shards into a folder with an unfinished name and reports them: rank 0 in memory, the others in a
-// file in the folder (checkpoint/parts.h). Rank 0 then writes the manifest and gives the folder its name. Each of these
-// steps is durable before the next begins.
+// Every rank writes its shards into a folder with an unfinished name and reports them: rank 0 in
+// memory, the others in a file in the folder (checkpoint/parts.h). Rank 0 then writes the manifest
+// and gives the folder its name. Each of these steps is durable before the next begins.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct CheckpointWriter {
 CheckpointManifest write_share(const std::string& folder, const CheckpointContent& content,
                                const CheckpointWriter& writer);
 
-// Turns a folder in which all shards are written into the checkpoint of manifest.step. The rename at its end replaces a
-// checkpoint of the same step in one atomic operation.
+// Turns a folder in which all shards are written into the checkpoint of manifest.step. The rename
+// at its end replaces a checkpoint of the same step in one atomic operation.
 void publish_checkpoint(const std::string& dir, const std::string& unfinished, const CheckpointManifest& manifest);
 
 // The steps of a save, for callers that make a folder of their own.

@@ -1,8 +1,8 @@
 // The micro-batches of a step, in host memory and on the device.
 //
-// On the CPU both are the same memory. A GPU has either a copy of every micro-batch, filled by one upload, or a single
-// one that they take in turn: then each has host memory of its own, so that one can be filled while those before it
-// are copied and computed.
+// On the CPU both are the same memory. A GPU has either a copy of every micro-batch, filled by one
+// upload, or a single one that they use in turn. In the second case each micro-batch has host
+// memory of its own. So one can be filled while those before it are copied and computed.
 #pragma once
 
 #include <deque>
@@ -15,18 +15,19 @@ namespace moebius {
 
 class BatchBuffers {
  public:
-  // Declares them in the plan. in_turn: the device has one.
+  // Declares them in the plan. in_turn: the device has one, which the micro-batches share.
   BatchBuffers(MemoryPlan& plan, const BatchShape& shape, int64_t num_micro_batches, bool in_turn);
   BatchBuffers(const BatchBuffers&) = delete;
   void bind(const MemoryPlan& plan, DeviceKind device);  // after the plan's bind(); nothing is held on the null device
 
   MicroBatch& host(int64_t m) { return host_[static_cast<size_t>(m)]; }
   const MicroBatch& host(int64_t m) const { return host_[static_cast<size_t>(m)]; }
-  // Micro-batch m for ops, with the scalars of host(m). Its tensors are what the last upload() brought.
+  // Micro-batch m for ops, with the scalars of host(m). Its tensors have the values of the last upload().
   const MicroBatch& on_device(int64_t m);
-  // Brings micro-batches [first, first + count) and their scalars to the device. In turn the count is 1.
+  // Copies micro-batches [first, first + count) and their scalars to the device. If the
+  // device has one buffer, count is 1.
   void upload(Stream& s, int64_t first, int64_t count);
-  void set_schedule(int64_t step, double lr);  // of all of them, before they are uploaded
+  void set_schedule(int64_t step, double lr);  // sets it for all micro-batches, before they are uploaded
 
   int64_t num_mirrors() const { return on_device_.size() == 1 ? num_ : 1; }  // buffers that a GPU copies from
 

@@ -1,4 +1,4 @@
-// Where the micro-batches of a step come from. The engine pulls them, one before each pass.
+// The source of the micro-batches of a step. The engine asks for them one by one, each before its pass.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,9 @@
 
 namespace moebius {
 
-// A rank's share of a global batch: micro-batch m * dp + dp_rank is its m-th. Of each sequence it has the tokens of its
-// context rank (model/attention/token_runs.h).
+// A rank's share of a global batch. The rank's micro-batch m is number m * dp + dp_rank of the
+// global batch. Of each sequence the rank has the tokens of its context rank
+// (model/attention/token_runs.h).
 struct DataShare {
   int64_t dp_rank = 0, dp = 1, cp_rank = 0, cp = 1;
 };
@@ -19,9 +20,10 @@ class BatchSource {
   virtual ~BatchSource() = default;
   // Called once a step (1-based), before its first fill().
   virtual void begin_step(int64_t /*step*/) {}
-  // Fills this rank's micro-batch m of the step, in host memory: every tensor that tensors_of() lists but
-  // scalars_memory, and `training`. Of the scalars the engine has set the step and the learning rate; the source sets
-  // the loss scales, the first token and the tokens of the global batch.
+  // Fills this rank's micro-batch m of the step, in host memory: every tensor of tensors_of()
+  // except scalars_memory, and `training`. Some scalars are set already by the engine: the
+  // step and the learning rate. The source sets the others: the loss scales, the first token
+  // and the tokens of the global batch.
   virtual void fill(MicroBatch& batch, int64_t m) = 0;
 };
 
@@ -29,7 +31,8 @@ class BatchSource {
 class SequenceSource : public BatchSource {
  public:
   explicit SequenceSource(const RunSpec& run, const DataShare& share = {});
-  // Token i of a sequence of the global batch of a step; i is in [0, seq_len], one more than a sequence has.
+  // Token i of a sequence of the global batch of a step; i is in [0, seq_len], one more than a
+  // sequence has.
   virtual int32_t token(int64_t step, int64_t sequence, int64_t i) const = 0;
   void fill(MicroBatch& batch, int64_t m) override;
 

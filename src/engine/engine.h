@@ -33,9 +33,9 @@ namespace moebius {
 
 class Engine {
  public:
-  // Declares, measures the step stack by a dry run on the null device, then allocates. On the null device nothing is
-  // allocated. Error{usage} with the plan when the machine does not have that much memory available, here and wherever
-  // memory runs out later.
+  // Declares, measures the step stack by a dry run on the null device, then allocates. On the null
+  // device nothing is allocated. Error{usage} with the plan when the machine does not have that
+  // much memory available; the same when memory runs out later.
   explicit Engine(const EngineSpec& spec);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -43,17 +43,19 @@ class Engine {
   // --- a training step ---
   // Fills the micro-batches of a step (1-based) in host memory.
   void load_batch(BatchSource& source, int64_t step);
-  // Forward and backward of every micro-batch that is loaded, then reduction and update. When it returns, the sums of
-  // the step can be read.
+  // Forward and backward of every micro-batch that is loaded, then reduction and update. When it
+  // returns, the sums of the step can be read.
   void step(int64_t step, double lr);
-  // Both: each micro-batch is loaded just before it is launched, on a GPU while the one before it is computed.
+  // Does both. Each micro-batch is loaded just before it is launched, on a GPU while
+  // the one before it is computed.
   void step(BatchSource& source, int64_t step, double lr);
-  // The token cross-entropy of the last step, or of the passes since end_of_step() that read_metrics() has read: the
-  // mean over the targets of the global batch.
+  // The token cross-entropy of the last step, or of the passes since end_of_step() once
+  // read_metrics() has read them. It is the mean over the targets of the global batch.
   double loss() const;
-  // The same of multi-token prediction: the mean over its depths of the mean loss of each; 0 without it.
+  // The same for multi-token prediction: the mean over its depths of the mean loss of each. It is 0
+  // without multi-token prediction.
   double mtp_loss() const;
-  // Once the metrics of a step were read: updates the routers' state, clears sums and gradients.
+  // Called once the metrics of a step were read. Updates the routers' state, and clears sums and gradients.
   void end_of_step();
   const StepTimes& step_times() const { return clock_.times(); }  // of the last step()
 
@@ -85,7 +87,8 @@ class Engine {
   int64_t stack_high_water() { return plan_.stack().high_water(); }
   const EngineSpec& spec() const { return spec_; }
   const Mesh& mesh() const { return mesh_; }
-  // How ranks exchange memory of GPUs and whether their steps are CUDA graphs, for the run's log; empty elsewhere.
+  // How ranks exchange memory of GPUs and whether their steps are CUDA graphs, for
+  // the run's log; empty elsewhere.
   std::string links_text() const;
   // Ops of the steps so far for which a GPU used fallback kernels, and why; empty when there are none.
   std::string fallback_kernels_text() const;
@@ -93,24 +96,28 @@ class Engine {
   // A tensor of Life::metrics as it was after the last step() or read_metrics(), in host memory.
   Tensor on_host(const Tensor& t) const { return gpu_ ? metrics_.at(t) : t; }
   void read_metrics();
-  // Logits of rows [begin, end) of the last forward pass, f32 [end - begin, V] in host memory. depth: Stage::logits.
+  // Logits of rows [begin, end) of the last forward pass, f32 [end - begin, V] in
+  // host memory. depth: Stage::logits.
   void read_logits(float* logits, int64_t begin, int64_t end, int64_t depth = 0);
-  // Generation, with caches: the next T tokens of batch(), a multiple of tp, at positions [first, first + T) of the
-  // sequence; those before are cached already. Every data rank computes the same.
+  // Generation, with caches. Computes the next num_tokens tokens of batch(), a multiple of tp, at
+  // positions [first, first + num_tokens) of the sequence; the tokens before them are cached
+  // already. Every data rank computes the same.
   void forward_cached(int64_t first, int64_t num_tokens);
-  // The logits after one of them, f32 [V] in host memory. In a pipeline the last stage writes them, others do not.
+  // Writes the logits after one of these tokens, f32 [V] in host memory. In a pipeline the last
+  // stage writes them and the others do not.
   void read_row_logits(float* logits, int64_t row, int64_t num_tokens);
 
-  // PeakMemory::bytes. A GPU is sampled after each of the first steps, which load kernels and capture graphs, and by
-  // sample_peak_memory(), to be called after other work that loads kernels.
+  // Returns PeakMemory::bytes(). A GPU is sampled after each of the first steps, which load kernels
+  // and capture graphs, and by sample_peak_memory(). Call that after other work that loads kernels.
   int64_t peak_bytes();
   void sample_peak_memory() { peak_.sample(); }
-  // The prediction of it for a GPU, or the one that the null device counts for, before anything was allocated.
+  // The prediction of peak_bytes() for a GPU, made before anything was allocated. On the null
+  // device it is for the GPU that the device counts for.
   DeviceMemory device_memory() const {
     return moebius::device_memory(plan_, plan_.bytes(Life::stack), runs_cudnn(spec_));
   }
-  // The same for all ranks that share this rank's GPU, with the code of kernels counted once a process. All ranks of the
-  // world call it together.
+  // The same for all ranks that share this rank's GPU. The code of kernels is counted once a
+  // process. All ranks of the world call it together.
   DeviceMemory shared_device_memory();
   // Whether messages between GPUs are staged through pinned host memory, which no prediction counts.
   bool stages_messages() const { return links_ && !links_->can_capture(); }

@@ -1,4 +1,4 @@
-// Whether an engine's memory is there, and how much of it was used.
+// The check that an engine's memory is available, and the measurement of how much of it was used.
 #pragma once
 
 #include "comm/gpu/gpu_ranks.h"
@@ -11,13 +11,14 @@ namespace moebius {
 MemoryUse memory_use(const EngineSpec& spec);
 // Whether a training step loads kernels of cuDNN, which take memory of the GPU.
 bool runs_cudnn(const EngineSpec& spec);
-// Error{usage} with the plan's table when host or GPU do not have the memory that is planned. Ranks that share a GPU
-// compare the sum of theirs, before any of them has allocated. gpu, ranks: null where there are none.
+// Error{usage} with the plan's table when the host or the GPU does not have the planned memory.
+// Ranks that share a GPU compare the sum of their plans, before any of them has allocated. gpu,
+// ranks: null where there are none.
 void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec, const Accelerator* gpu,
                   GpuRanks* ranks);
 
-// Peak memory in bytes: of a GPU, without the CUDA context, NCCL and other programs; on a shared GPU the sum over its
-// ranks. Without a GPU, of the process on the host.
+// Peak memory in bytes. For a GPU it leaves out the CUDA context, NCCL and other programs; on a
+// shared GPU it is the sum over its ranks. Without a GPU it is the peak of the process on the host.
 class PeakMemory {
  public:
   explicit PeakMemory(const Accelerator* gpu = nullptr);  // counts from the memory in use now

@@ -1,4 +1,4 @@
-// The description of an engine, as a value: made from a recipe, or filled in by hand.
+// The description of an engine, as a value. It is made from a recipe, or filled in by hand.
 #pragma once
 
 #include <optional>
@@ -42,13 +42,13 @@ struct EngineSpec {
   uint64_t seed = 0;
 };
 
-// The mesh of a run on so many ranks: dp and edp are what is left.
+// The mesh of a run on world_size ranks. dp and edp are what the other axes leave.
 MeshShape mesh_shape(const ParallelSpec& parallel, int64_t world_size);
 // The engine that trains this run on a mesh.
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh = {});
 
-// The spec with everything resolved that was left open: every engine is made of one. Error{usage} when the target
-// cannot run it.
+// Returns the spec with all that was left open resolved: every engine is built from such a spec.
+// Error{usage} when the target cannot run it.
 EngineSpec resolved(EngineSpec spec);
 
 }  // namespace moebius

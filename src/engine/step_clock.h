@@ -1,4 +1,5 @@
-// Times the parts of a training step: by the host's clock, on a GPU by its own.
+// Measures the times of the parts of a training step: by the host's clock, or on a GPU by the clock
+// of the GPU.
 #pragma once
 
 #include "core/trace.h"
@@ -8,7 +9,8 @@ namespace moebius {
 
 struct StepTimes {
   double load_s = 0;  // of the host, in the batch source
-  // Forward and backward passes; on a GPU from the start of the first micro-batch, with what it waits for later ones.
+  // Forward and backward passes. On a GPU the time begins with the first micro-batch, and
+  // includes the waits for later ones.
   double passes_s = 0;
   double optimizer_s = 0;  // reduction and update
 };

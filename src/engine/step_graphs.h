@@ -1,6 +1,7 @@
-// The parts of a training step that a GPU captures as CUDA graphs. A part runs eagerly twice, in which it chooses its
-// algorithms; the third time it is captured, and from then on a launch replays it. All ranks capture a part in the same
-// step, since a collective is captured by all or by none; so a traced launch, which is eager, counts like any other.
+// The parts of a training step that a GPU captures as CUDA graphs. The first two times a part runs
+// eagerly, and chooses its algorithms. The third time it is captured, and from then on a launch
+// replays it. All ranks capture a part in the same step, since a collective is captured by all or
+// by none. So a traced launch, which is eager, counts like any other.
 #pragma once
 
 #include <compare>
@@ -14,8 +15,8 @@
 
 namespace moebius {
 
-// The name of a part. Passes differ by what they communicate: the first of a step gather the weights that the last step
-// changed, the last reduce gradients.
+// The name of a part. Passes differ by what they communicate. The first passes of a step gather the
+// weights that the last step changed; the last ones reduce gradients.
 struct StepPart {
   enum class Kind { passes, update, end_of_step };
   Kind kind = Kind::passes;
@@ -27,11 +28,12 @@ struct StepPart {
   static StepPart end_of_step() { return {.kind = Kind::end_of_step}; }
 };
 
-// Captures the work of a device: of a GPU, or in a test of nothing.
+// Captures the work of a GPU. A test may give one that captures nothing.
 class GraphDevice {
  public:
   virtual ~GraphDevice() = default;
-  // Runs body once; the work that it gives the device is captured instead of done. Returns what launches that work.
+  // Runs body once. The work that body gives the device is captured instead of done. Returns a
+  // function that launches that work.
   virtual std::function<void()> capture(GraphCapture& capture, const std::function<void()>& body) = 0;
 };
 
@@ -43,8 +45,9 @@ class StepGraphs {
   explicit StepGraphs(std::unique_ptr<GraphDevice> device) : device_(std::move(device)) {}
 
   bool captures() const { return device_ != nullptr; }
-  // Does the part: by body(s), or by a replay of what body did when it was captured. After a replay the host does what
-  // was registered for it while body ran (GraphCapture::after_replay). A stream with a trace is always eager.
+  // Does the part: by body(s), or by a replay of the work that was captured from body. After a
+  // replay the host does what was registered for it while body ran (GraphCapture::after_replay). A
+  // stream with a trace is always eager.
   void run(const StepPart& part, Stream& s, const std::function<void(Stream&)>& body);
 
  private:

@@ -1,7 +1,7 @@
 // One decoder layer: attention and feed-forward, each after a norm, around the residual stream.
 //
-// Between layers the residual stream is a pair: `base`, and `delta`, the last layer's output that is not added yet. The
-// next norm adds them in the pass in which it reads them.
+// Between layers the residual stream is a pair: `base`, and `delta`, the last layer's output, which
+// is not added yet. The next norm adds the two in the pass in which it reads them.
 #pragma once
 
 #include <memory>
@@ -30,14 +30,15 @@ class Block {
   Block(const LayerContext& c, int64_t layer);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // Reads the residual, leaves the new base in it and its output in delta (the same memory as before).
+  // Reads the residual. Leaves the new base in it, and its output in delta, which keeps its memory.
   void forward(Step& step, Residual& residual, Saved& saved) const;
 
-  // dresidual: derivative by the stream after the layer in, before it out.
-  // Both backward passes, each half's backward_weight right after its backward_input.
+  // dresidual: on entry the derivative by the stream after the layer, on return the one before it.
+  // Runs both backward passes: each half's backward_weight follows its backward_input at once.
   void backward(Step& step, Tensor dresidual_TD, Saved& saved) const;
-  // The two passes apart; the same bits. Norms, router and sinks add their gradients in the first. REQUIRES:
-  // declare_saved() with MemoryPlan::split_backward. Both recompute what forward did not keep.
+  // The two passes separately; the bits are the same. Norms, router and sinks add their
+  // gradients in the first. REQUIRES: declare_saved() with MemoryPlan::split_backward. Both
+  // recompute what forward did not keep.
   void backward_input(Step& step, Tensor dresidual_TD, Saved& saved) const;
   void backward_weight(Step& step, Saved& saved) const;
 

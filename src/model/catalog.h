@@ -1,7 +1,8 @@
 // The names, shapes and kinds of a model's parameters, as a function of its spec.
 //
-// The layers declare into a table whose plan is never given memory, so there is one source for names and shapes: the
-// declarations of the layers themselves. A catalog costs no memory but its own texts, and needs no device.
+// The layers declare into a table whose plan is never given memory. So names and shapes have
+// one source: the declarations of the layers themselves. A catalog costs no memory but its
+// own texts, and needs no device.
 #pragma once
 
 #include <string>
@@ -36,7 +37,8 @@ class ModelCatalog {
   // The errors are those of the layers: Error{usage} when the mesh does not divide the model, or
   // when only some parts of a parameter are frozen.
   explicit ModelCatalog(const CatalogSpec& spec);
-  // The whole model as it is on disk: with the modules of multi-token prediction that its spec counts, or without.
+  // The whole model as it is on disk: with the modules of multi-token prediction that its spec
+  // counts, or without.
   explicit ModelCatalog(const ModelSpec& model, bool holds_mtp = true);
 
   const ModelSpec& model() const { return model_; }
@@ -56,15 +58,15 @@ class ModelCatalog {
 // The model as one stage, with or without its modules of multi-token prediction.
 StageSpec whole_stage(const ModelSpec& model, bool with_mtp = true);
 
-// Whether a model in this use holds its modules of multi-token prediction. What is not computed takes no room, but
-// training saves what it was given. num_mtp: as in BatchShape.
+// Whether a model in this use holds its modules of multi-token prediction. Modules that are not
+// computed use no memory, but training saves the ones that it was given. num_mtp: as in BatchShape.
 inline bool holds_mtp_modules(ModelUse use, int64_t num_mtp) { return use == ModelUse::training || num_mtp > 0; }
 
-// freeze, and patterns of the modules that are held and not computed: those have no gradient.
+// Returns freeze, and patterns of the modules that are held but not computed, since those have no gradient.
 std::vector<std::string> with_idle_modules(std::vector<std::string> freeze, const ModelSpec& model, int64_t num_mtp);
 
-// Error{usage} unless each of the patterns, which the catalog was made with, matches a parameter, and something is left
-// to train.
+// Error{usage} unless each of the patterns matches a parameter, and something is left to train. The
+// catalog must be made with these patterns.
 void check_freeze(const ModelCatalog& whole, const std::vector<std::string>& patterns);
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-// Which models the kernels of a device do not take.
+// The check that the kernels of a device can compute a model.
 #pragma once
 
 #include "config/model_spec.h"
@@ -11,8 +11,9 @@ struct DeviceUse {
   int64_t tp = 1;     // ranks that share the heads
 };
 
-// Error{usage} naming the key of the recipe, what the kernels take, what came and what to do, so that a run is refused
-// before it takes a GPU or memory. A null device has no limits of its own: ask for the one it stands for.
+// Error{usage} naming the key of the recipe, the values that the kernels take, the value that came,
+// and what to do. A run is thus refused before it uses a GPU or memory. A null device has no limits
+// of its own: pass the device that it counts for.
 void check_device(const ModelSpec& model, DeviceKind device, const DeviceUse& use = {});
 
 }  // namespace moebius

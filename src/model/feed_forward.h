@@ -1,5 +1,6 @@
-// The feed-forward half of a decoder layer: dense (model/layers/mlp.h) or a Mixture of Experts (model/moe/moe.h), chosen
-// once when a block is made. x and y are this rank's rows t of the residual stream.
+// The feed-forward half of a decoder layer: dense (model/layers/mlp.h) or a Mixture of
+// Experts (model/moe/moe.h), chosen once when a block is made. x and y are this rank's
+// rows t of the residual stream.
 #pragma once
 
 #include <memory>

@@ -6,8 +6,9 @@
 
 namespace moebius {
 
-// Where an op puts a small gradient that it makes on its way to dx: the parameter's own, or scratch of the caller's
-// stack scope when the parameter has none. Large ones are left out as whole passes.
+// Returns the tensor into which an op writes a small gradient that it computes on its way to dx. It
+// is the parameter's own gradient, or scratch of the caller's stack scope when the parameter has
+// none. Large gradients are left out by leaving out their whole passes.
 inline Tensor gradient_or_scratch(Step& step, const Param& p) {
   return p.has_grad ? p.dw : step.alloc(p.spec.shape, DType::f32);
 }

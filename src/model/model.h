@@ -15,10 +15,11 @@ namespace moebius {
 // A stage of the model that a rank holds.
 struct HeldStage {
   StageSpec spec;
-  // Micro-batches that are between the start of their forward and the end of their last backward pass at a time: so
-  // many sets of saved tensors are planned.
+  // The number of micro-batches that may be at once between the start of their forward and the end
+  // of their last backward pass. So many sets of saved tensors are planned.
   int64_t num_saved = 1;
-  // Whether other passes may come between the two backward passes of a micro-batch: MemoryPlan::split_backward.
+  // Whether other passes may come between the two backward passes of a micro-batch:
+  // MemoryPlan::split_backward.
   bool splits_backward = false;
 };
 // The model as one stage.
@@ -52,23 +53,24 @@ class Model {
   explicit Model(const ModelContext& c);  // declares every tensor that it owns in the plan
   Model(const Model&) = delete;
 
-  // After bind(): constants (the rotary table) and the routers' starting state. Parameters: params().init() or loaded.
+  // Called after bind(). Fills constants (the rotary table) and the routers' starting state.
+  // Parameters are set by params().init(), or loaded.
   void init_state(Stream& s) const;
 
-  // The passes of one stage, as model/stage.h says. A micro-batch goes through the stages in their order with forward
-  // and forward_loss, and back with backward (parallel/pipeline/pipeline.h).
+  // The passes of one stage, as model/stage.h says. A micro-batch goes through the stages in their
+  // order with forward and forward_loss, and back with backward (parallel/pipeline/pipeline.h).
   void forward(Step& step, const StagePass& pass, Tensor stream_TD, bool with_gradients);
   void forward_loss(Step& step, const StagePass& pass, bool with_gradients);  // nothing where the stage has no loss
   void backward(Step& step, const StagePass& pass, Tensor dstream_TD);
-  // The two backward passes apart. REQUIRES: HeldStage::splits_backward.
+  // The two backward passes separately. REQUIRES: HeldStage::splits_backward.
   void backward_input(Step& step, const StagePass& pass, Tensor dstream_TD);
   void backward_weight(Step& step, const StagePass& pass);
 
   // Stage::logits: for parity checks and generation. REQUIRES has_head().
   void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;
 
-  // Generation of one sequence by a stage: the next tokens of step.batch, from position `first` on. Their number is a
-  // multiple of tp.
+  // Generation of one sequence by a stage: the next tokens of step.batch, from position `first` on.
+  // Their number is a multiple of tp.
   void forward_cached(Step& step, const StagePass& pass, Tensor stream_tD, std::span<const KvCache> caches,
                       int64_t first);
   // Stage::row_logits, of the last num_tokens that went through forward_cached().
@@ -76,7 +78,7 @@ class Model {
   // One for each layer here, in the order of the stages.
   void declare_caches(MemoryPlan& plan, std::vector<KvCache>& caches, int64_t max_tokens) const;
 
-  // The catalog of the whole model, whichever of its stages and shards are here.
+  // The catalog of the whole model, including the stages and shards of other ranks.
   ModelCatalog whole_catalog() const;
 
   ParamTable& params() { return params_; }
@@ -94,16 +96,16 @@ class Model {
   // f64 [num_mtp], of each depth of multi-token prediction, as loss_sum; empty without it.
   const Tensor& mtp_loss_sum() const { return mtp_loss_sum_D_; }
   const Tensor& token_loss() const { return stages_.back().token_loss(); }  // f32 [T] of the last micro-batch, weighted
-  // MoE layers that are computed on this rank, in order, with their layer index in the model (those of multi-token
-  // prediction come last) and their part of the first set of saved tensors.
+  // The MoE layers that are computed on this rank, in order. Each has its layer index in the model
+  // and its part of the first set of saved tensors. Layers of multi-token prediction come last.
   struct MoeLayer {
     int64_t layer;
     const Moe* moe;
     const Moe::Saved* saved;
   };
   std::vector<MoeLayer> moe_layers() const;
-  // The tensors that the last forward pass of a virtual stage kept in its first set, in the order they were computed;
-  // for diagnosis.
+  // The tensors that the last forward pass of a virtual stage kept in its first set, in the order
+  // they were computed; for diagnosis.
   std::vector<KeptTensor> kept_tensors(size_t virtual_stage) const;
   ParamSpan params_of(size_t virtual_stage) const { return spans_[virtual_stage]; }
 

@@ -1,5 +1,6 @@
-// Parameters: one allocation each, made of named global tensors ("parts") in the Hugging Face spelling. Checkpoints,
-// import, export and initialisation speak of parts; ops and the optimizer of whole parameters.
+// Parameters. Each is one allocation, made of named global tensors ("parts") in the Hugging
+// Face spelling. Checkpoints, import, export and initialisation work on parts; ops and the
+// optimizer work on whole parameters.
 #pragma once
 
 #include <deque>
@@ -29,7 +30,8 @@ struct ParamPart {
 
 enum class ParamInit { normal, ones, zeros };
 
-// The role of a parameter in the model. Optimizers group parameters by it (parallel/optim/param_groups.h).
+// The role of a parameter in the model. Optimizers group parameters by it
+// (parallel/optim/param_groups.h).
 enum class ParamKind {
   matrix,     // a projection: of attention, a dense MLP, a shared expert, multi-token prediction
   embedding,  // the table of the vocabulary; also the head's, where the model ties them
@@ -54,13 +56,14 @@ struct ParamSpec {
   // False: training does not update it by a gradient, but it is saved all the same. It is then
   // state, which is f32, or a frozen parameter.
   bool trainable = true;
-  // The embedding as the head of another stage of a pipeline: a parameter like any other here, but it is the first
-  // stage's that counts in the gradient norm and is saved.
+  // True: a copy of the embedding, as the head of another stage of a pipeline. Here it is a parameter
+  // like any other, but only that of the first stage counts in the gradient norm and is saved.
   bool tied_copy = false;
-  // The ranks that hold the same elements, each with a share of their gradient: it is summed over them, and the
-  // optimizer is sharded over them. dp_cp for what is sharded over tp; tp_cp_dp for what every tp rank holds whole and
-  // uses on its own tokens (norms, the router); edp for experts. Every element of the model is then once in the shards
-  // of a stage.
+  // The ranks that hold the same elements, each with a share of their gradient. The gradient is
+  // summed over them, and the optimizer is sharded over them. It is dp_cp for parameters that are
+  // sharded over tp. It is tp_cp_dp for those that every tp rank holds whole and uses on its own
+  // tokens (norms, the router), and edp for experts. So every element of the model is in the
+  // shards of a stage exactly once.
   Axis grad_axis = Axis::dp_cp;
 };
 
@@ -71,8 +74,9 @@ struct Param {
   bool has_grad = false;
   bool has_master = false;
   bool frozen = false;  // a parameter like any other, but training leaves it unchanged
-  // The elements that this rank updates and saves: all of them unless an optimizer shards the parameter over the ranks
-  // of grad_axis. A parameter that is not trained is owned, and the same, on every rank.
+  // The elements that this rank updates and saves. They are all elements, unless an optimizer
+  // shards the parameter over the ranks of grad_axis. A parameter that is not trained is
+  // owned, and the same, on every rank.
   ElementRange owned;
   Tensor master_n;  // f32 [owned.count], only with has_master
   // The values that the optimizer updates, [owned.count]: f32 in training, else of w's dtype.
@@ -90,19 +94,20 @@ Tensor owned_part_of(const Tensor& owned, const Param& param, const ParamPart& p
 
 class ParamTable {
  public:
-  // freeze: patterns of part names, with * and ?. A parameter that they match has no gradient, no master and no
-  // optimizer state.
+  // freeze: patterns of part names, with * and ?. A parameter that they match has no gradient, no
+  // master and no optimizer state.
   ParamTable(MemoryPlan& plan, ModelUse use, std::vector<std::string> freeze = {})
       : plan_(plan), use_(use), freeze_(std::move(freeze)) {}
   ParamTable(const ParamTable&) = delete;
-  // Declares its weights, and where it is trained its gradient, in the plan. The parameter stays where it is. Error{usage}
-  // when some of its parts are to be frozen and others not, since they are one in memory.
+  // Declares its weights in the plan, and its gradient if it is trained. The
+  // reference stays valid. Error{usage} when some of its parts are to be frozen and
+  // others not, since they are one in memory.
   const Param& declare(ParamSpec spec);
   const std::deque<Param>& all() const { return params_; }
   ModelUse use() const { return use_; }
 
-  // Sets the object that acts on the verbs below; null: weights are always here. The order of the verbs is written in
-  // model/residency.h, and checked: Error{internal}.
+  // Sets the object that acts on the four calls below; null: weights are always on this rank. The
+  // order of the calls is given in model/residency.h, and checked: Error{internal}.
   void set_residency(ParamResidency* residency) { residency_ = residency; }
   void gather(Stream& s, const ParamSpan& span);
   void ready(Stream& s, const ParamSpan& span);
@@ -110,14 +115,15 @@ class ParamTable {
   void grad_ready(Stream& s, const ParamSpan& span);
   bool is_idle() const { return order_.is_idle(); }  // no pass uses a parameter
 
-  // Makes this rank the owner of a range of all()[i] and declares its master. Called by an optimizer, before bind().
+  // Makes this rank the owner of a range of all()[i] and declares its master. Called
+  // by an optimizer, before bind().
   void own(size_t i, const ElementRange& range);
 
-  // Draws every parameter, frozen ones too, weights and masters: a value depends on (seed, part name, element of the
-  // global tensor), not on order or layout.
+  // Draws every parameter, frozen ones too, weights and masters: a value depends on (seed, part
+  // name, element of the global tensor), not on order or layout.
   void init(Stream& s, uint64_t seed) const;
-  // Rounds the masters of the owned elements into the weights: after masters were loaded. Optimizer::gather() then
-  // gives them to the other ranks.
+  // Rounds the masters of the owned elements into the weights. Call it after masters were loaded;
+  // Optimizer::gather() then sends the weights to the other ranks.
   void sync(Stream& s) const;
   void zero_grads(Stream& s) const;
 

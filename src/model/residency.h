@@ -1,14 +1,16 @@
-// When the weights of a parameter must be on this rank, and when its gradient is complete. A pass reports it in four
-// verbs, and whoever moves weights or gradients between ranks, or between memories, acts on them.
+// The times when the weights of a parameter must be on this rank, and when its gradient is
+// complete. A pass reports them in four calls. The object that moves weights or gradients, between
+// ranks or between memories, acts on them.
 //
 // The legal order, for each parameter:
 //
 //   forward pass    [gather]  ready  (its weights are read)                              release
 //   backward pass   [gather]  ready  (its weights are read, its gradient is added to)  grad_ready  release
 //
-// Two parts of a pass may use one parameter, such as an embedding that is also the head: uses may nest, and the weights
-// may go once each ready has had its release. A parameter is neither read nor added to outside of its uses.
-// Results do not depend on who listens.
+// Two parts of a pass may use one parameter, such as an embedding that is also the head: uses may
+// nest, and the weights may go once each ready has had its release. A parameter is neither read
+// nor added to outside of its uses.
+// Results do not depend on the object that acts on the calls.
 #pragma once
 
 #include <cstddef>

@@ -1,10 +1,14 @@
-// A stage of the model: consecutive parts of it, some of embedding, decoder layers, and final norm with head, loss and
-// multi-token prediction. A model on one rank is one stage; a pipeline cuts it into several, each on its own rank.
+// A stage of the model: consecutive parts of it, some of embedding, decoder layers, and final norm
+// with head, loss and multi-token prediction. A model on one rank is one stage; a pipeline cuts it
+// into several, each on its own rank.
 //
-// Between stages travels the residual stream, [T, D] in the dtype of the computation, summed; and its gradient back. T
-// are the rows that this rank has between the projections (model/attention/token_runs.h).
-// The norms round the stream before they read it, so that a stage that begins with the sum computes the bits of one
-// that adds it itself. A stage works in place: its result replaces its input, and one buffer serves both messages.
+// The residual stream travels between stages: [T, D] in the dtype of the computation, summed. Its
+// gradient travels back. T is the number of rows that this rank has between the projections
+// (model/attention/token_runs.h).
+//
+// The norms round the stream before they read it. So a stage that begins with the sum computes the
+// same bits as one that adds it itself. A stage works in place: its result replaces its input, and
+// one buffer serves both messages.
 #pragma once
 
 #include <deque>
@@ -44,29 +48,34 @@ class Stage {
   void declare_output(MemoryPlan& plan);
   void init_state(Stream& s) const;  // the routers' starting state
 
-  // stream: in, the residual stream before the stage, unless it has the embedding; out, after it, undefined where it
-  // has the final norm.
-  // Where multi-token prediction is on another stage than the loss, the stream between the two is h^0 .. h^n
-  // (model/layers/mtp.h), one below the other; h^0 alone without gradients.
+  // stream: on entry the residual stream before the stage, unless the stage has the embedding. On
+  // return it is the stream after the stage, and undefined if the stage has the final norm.
+  //
+  // If multi-token prediction is on another stage than the loss, the stream between the two is h^0
+  // .. h^n (model/layers/mtp.h), one below the other. Without gradients it is h^0 alone.
   void forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradients = false) const;
-  // REQUIRES spec().loss. Adds the sum of weighted token losses to the model's loss_sum. With gradients the loss's
-  // derivative and the head's gradient are computed in the same pass, since its logits are never held: the backward
-  // passes continue from it. Only with gradients is there multi-token prediction, whose losses go into mtp_loss_sum.
+  // REQUIRES spec().loss. Adds the sum of weighted token losses to the model's loss_sum. With
+  // gradients, the loss's derivative and the head's gradient are computed in the same pass, since
+  // its logits are never held. The backward passes continue from that derivative. Multi-token
+  // prediction runs only with gradients; its losses are added to mtp_loss_sum.
   void forward_loss(Step& step, Saved& saved, bool with_gradients) const;
-  // dstream: in, the derivative by the stream after the stage, unless it has the loss; out, by the stream before it.
-  // Both backward passes, layer after layer.
+  // dstream: on entry the derivative by the stream after the stage, unless the stage has
+  // the loss. On return it is the derivative by the stream before the stage. Runs both
+  // backward passes, layer after layer.
   void backward(Step& step, Tensor dstream_TD, Saved& saved) const;
-  // The two passes apart; the same bits. Other passes may come between them, on other sets of saved tensors. A
-  // gradient may be reduced after the second. REQUIRES: declare_saved() with MemoryPlan::split_backward.
+  // The two passes separately; the bits are the same. Other passes may come between them, on other
+  // sets of saved tensors. A gradient may be reduced after the second. REQUIRES: declare_saved()
+  // with MemoryPlan::split_backward.
   void backward_input(Step& step, Tensor dstream_TD, Saved& saved) const;
   void backward_weight(Step& step, Saved& saved) const;
 
   // Generation; caches are of the stage's layers. stream: this rank's rows, as in forward().
   void forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches, int64_t first) const;
-  // REQUIRES spec().loss. Logits (f32) of one of the rows that all tp ranks have put through forward_cached(), t each.
+  // REQUIRES spec().loss. Writes the logits (f32) of one of the rows that all tp ranks have put
+  // through forward_cached(), with t rows each.
   void row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const;
-  // Logits (f32) of the last forward pass over the final norm's rows [begin, end), at depth 0; at depth k of the token
-  // that multi-token prediction sees there. REQUIRES spec().loss.
+  // Logits (f32) of the last forward pass over the final norm's rows [begin, end), at depth 0; at
+  // depth k of the token that multi-token prediction sees there. REQUIRES spec().loss.
   void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;
 
   const StageSpec& spec() const { return spec_; }

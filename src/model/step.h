@@ -12,23 +12,25 @@
 
 namespace moebius {
 
-// The sizes that a model is planned for: of the part of a micro-batch that the tp ranks of one place have together
-// (model/attention/token_runs.h).
+// The sizes that a model is planned for. They are those of the part of a micro-batch that the tp
+// ranks of one place hold together (model/attention/token_runs.h).
 struct BatchShape {
   int64_t batch = 1;  // sequences
   int64_t seq = 1;    // tokens a sequence here: 1 / cp of it
   // Scopes of the sequence balance loss: sequences, or documents when they are kept apart.
   int64_t max_segments = 1;
-  // Sequences hold documents that do not see each other, where doc_start_T says; else a token sees all before it.
+  // True: sequences hold documents that do not see each other, with their starts in doc_start_T.
+  // False: a token sees all tokens before it.
   bool documents = true;
   CpComm cp_comm = CpComm::allgather;
-  // Depths of multi-token prediction that the batch has targets for: all of the model's, or 0, and then its modules are
-  // held and not computed.
+  // The depths of multi-token prediction that the batch has targets for: all of the model's, or 0.
+  // With 0 the modules are held but not computed.
   int64_t num_mtp = 0;
   int64_t tokens() const { return batch * seq; }
 };
 
-// The scalars of a training step, plain data laid out as the ops read it. The host fills them with a micro-batch;
+// The scalars of a training step, plain data laid out as the ops read it. The host
+// fills them with a micro-batch;
 // they are copied whole into the memory of the batch, where a captured step reads them anew at each replay.
 struct StepScalars {
   static constexpr int64_t kMaxDepths = 16;  // of a model: the next token, and multi-token prediction
@@ -36,8 +38,8 @@ struct StepScalars {
   // [depth]: 1 / the sum of the target weights of this depth in the global batch, 0 where that is 0.
   // Depth 0 is the next token.
   double loss_scale[kMaxDepths] = {1.0};
-  // [depth]: the weighted losses are multiplied with it in the objective. It is loss_scale, times the coefficient of
-  // multi-token prediction at its depths.
+  // [depth]: the weighted losses are multiplied with it in the objective. It is loss_scale, times
+  // the coefficient of multi-token prediction at its depths.
   float objective_scale[kMaxDepths] = {1.0f};
   int64_t draw[2] = {};       // for what is drawn: the step, and the index of row 0 in the global batch's tokens
   double schedule[2] = {};    // for the optimizer: the learning rate, and the step
@@ -72,9 +74,10 @@ struct MicroBatch : Targets {
   Tensor segment_T;    // i32, non-decreasing, for the sequence balance loss
   // Document starts of the first T rows for attention; empty if documents are not separated.
   Tensor attention_starts(int64_t T) const { return shape.documents ? doc_start_T.rows(0, T) : Tensor{}; }
-  // [num_mtp]: of multi-token prediction at depth k = 1, 2, ... (model/layers/mtp.h). The target is token k + 1 after
-  // the row's, with weight 0 where that is in another document or after the end of the sequence. Depth k reads the
-  // targets of depth k - 1 as its tokens, so they are tokens of the vocabulary in every row.
+  // [num_mtp]: the targets at depth k = 1, 2, ... of multi-token prediction (model/layers/mtp.h).
+  // The target is token k + 1 after the row's. Its weight is 0 where that token is in another
+  // document or after the end of the sequence. Depth k reads the targets of depth k - 1 as its
+  // tokens, so they are tokens of the vocabulary in every row.
   std::vector<Targets> mtp_targets;
   const Targets& targets(int64_t depth) const {
     return depth == 0 ? *this : mtp_targets[static_cast<size_t>(depth - 1)];
@@ -90,7 +93,8 @@ struct MicroBatch : Targets {
   Tensor schedule_2() const;
 };
 
-// Every tensor of a batch of this shape, with what the plan must know of it: the one list of them.
+// Every tensor of a batch of this shape, with all that the plan needs to know of it.
+// This is the only list of them.
 struct BatchTensor {
   Tensor* tensor;
   std::string name;
@@ -99,8 +103,8 @@ struct BatchTensor {
 };
 std::vector<BatchTensor> tensors_of(MicroBatch& batch, const BatchShape& shape);
 
-// Declares the tensors of a micro-batch of this shape; batch must stay where it is until the plan is bound.
-// Error{usage} when the shape has more depths than StepScalars.
+// Declares the tensors of a micro-batch of this shape; batch must stay where it is until the plan
+// is bound. Error{usage} when the shape has more depths than StepScalars.
 void declare_micro_batch(MemoryPlan& plan, const BatchShape& shape, MicroBatch& batch);
 
 struct Step {

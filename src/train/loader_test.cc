@@ -262,8 +262,8 @@ TEST(LoaderOfPrompts, TheScaleIsOneByTheTargetsOfTheGlobalBatch) {
   EXPECT_DOUBLE_EQ(engine.batch().scalars.loss_scale[0], 1 / targets);
 }
 
-// The loss of a depth counts the targets that are tokens of completions and so far after a token of
-// their document.
+// The scale of a depth counts the completions' tokens that are that far after a token of their
+// document.
 TEST(LoaderOfPrompts, EachDepthHasAScaleOfItsOwn) {
   const TestDir dir;
   RunSpec run = mtp_run();

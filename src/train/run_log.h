@@ -17,8 +17,8 @@ class RunLog {
  public:
   RunLog(const RunSpec& run, Log& log) : run_(run), log_(log) {}  // the references outlive it
 
-  // --- on the first rank alone ---
-  // Opens the files for steps from first_step on, and drops the lines of later steps. Writes the resolved recipe.
+  // Opens the files for steps from first_step on, and drops the lines of later steps. Writes the
+  // resolved recipe.
   void open(int64_t first_step);
   void write_step(const StepReport& report, const RanksReport& ranks);
   void write_eval(int64_t step, const EvalResult& result);

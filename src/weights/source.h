@@ -20,8 +20,8 @@ struct WeightsFolder {
 // Finds the folder of weights of a path. Error{input} naming the files that were looked for.
 WeightsFolder find_weights(const std::string& path);
 
-// Whether there are tensors of multi-token prediction, which are those of layers after the model's. A config file often
-// promises a module that was not saved.
+// Whether there are tensors of multi-token prediction, which are those of layers after the model's.
+// A config file often promises a module that was not saved.
 bool has_mtp(const WeightsFolder& from, const ModelSpec& model);
 // The model with the modules that the folder has: all or none.
 ModelSpec with_mtp_of(const WeightsFolder& from, ModelSpec model);
@@ -48,10 +48,10 @@ class WeightsReader {
   virtual void read_slice(size_t entry, const TensorSlice& slice, void* dst) const;
 };
 
-// The tensors of a model, by its catalog. Strict: Error{input} lists what is missing, unexpected or of another shape
-// (the first 20 and the counts). Tensors of multi-token prediction are passed over where the catalog has none of its
-// modules, and so are the hub's copies of embedding and head in them, which must be copies. Error{usage} for a model
-// that no device computes.
+// The tensors of a model, by its catalog. Strict: Error{input} lists what is missing, unexpected or
+// of another shape (the first 20 and the counts). Tensors of multi-token prediction are passed over
+// where the catalog has none of its modules, and so are the hub's copies of embedding and head in
+// them, which must be copies. Error{usage} for a model that no device computes.
 std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const ModelCatalog& catalog);
 std::unique_ptr<WeightsReader> open_hugging_face(const std::string& folder, const ModelCatalog& catalog);
 // Checks bytes against their hashes as they are read.

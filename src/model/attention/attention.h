@@ -1,5 +1,6 @@
-// The attention of a decoder layer: grouped-query (model/attention/gqa.h) or latent (model/attention/mla.h), chosen once
-// when a block is made. x and y are this rank's rows t of the residual stream.
+// The attention of a decoder layer: grouped-query (model/attention/gqa.h) or latent
+// (model/attention/mla.h), chosen once when a block is made. x and y are this rank's
+// rows t of the residual stream.
 #pragma once
 
 #include <memory>
@@ -11,7 +12,8 @@
 
 namespace moebius {
 
-// Keys and values of the tokens so far, for generation. One sequence: all of its tokens, of this rank's heads.
+// Keys and values of the tokens so far, for generation. One sequence: all of its tokens, of this
+// rank's heads.
 struct KvCache {
   Tensor k_UGd, v_UGd;  // [max tokens, G, d]
 };
@@ -33,8 +35,8 @@ class Attention {
   virtual void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const = 0;
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
 
-  // Generation: x are this rank's rows of the tokens at positions [first, first + T) of the cached sequence; the keys
-  // and values of all T are appended.
+  // Generation: x are this rank's rows of the tokens at positions [first, first + T) of the cached
+  // sequence; the keys and values of all T are appended.
   virtual void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const = 0;
   virtual void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const = 0;
 

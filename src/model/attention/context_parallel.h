@@ -54,8 +54,8 @@ class ContextParallel {
                         const Qkv& in) const = 0;
 };
 
-// With cp = 1 attention is one op on the rows that are here. Error{usage} with the equation when alltoall cannot share
-// the heads.
+// With cp = 1 attention is one op on the rows that are here. Error{usage} with the equation when
+// alltoall cannot share the heads.
 std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, const ContextParallelSpec& spec);
 
 }  // namespace moebius

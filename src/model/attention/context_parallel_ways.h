@@ -14,7 +14,8 @@ void run_attention(Step& step, AttentionBwd a);
 void add_sinks(Step& step, Tensor o_THd, Tensor lse_TH, Tensor sink_H);
 void add_sinks_bwd(Step& step, Tensor dsink_H, const AttentionBwd& of, Tensor sink_H);
 
-// A piece of a sequence: of 2 cp equal ones rank r has r and 2 cp - 1 - r, in this order (model/attention/token_runs.h).
+// A piece of a sequence: of 2 cp equal ones rank r has r and 2 cp - 1 - r, in this order
+// (model/attention/token_runs.h).
 struct Pieces {
   int64_t cp, batch, length;  // length: rows of a piece
   static Pieces of(const Group& cp, const Step& step, int64_t rows) {

@@ -3,8 +3,8 @@
 // heads), and a bound of q, k and v.
 //
 // Each tp rank has H / tp query heads and G / tp kv heads (model/layers/linear.h). x and y are a
-// rank's rows t of the residual stream. The tensors between them have the rows T of all tp ranks,
-// and the rank's own heads.
+// rank's rows t of the residual stream. The tensors between them have the rows T of all tp
+// ranks, and the rank's own heads.
 #pragma once
 
 #include <optional>
@@ -26,7 +26,8 @@ class Gqa {
     SavedTensor qkv_TC, o_THd, lse_TH;
     WgradInput dy_tD, dy_TD, dqkv_TC;  // dy of this rank's rows is for the bias of o alone
   };
-  // window: of this layer. Error{usage} when tp does not divide the heads, and the errors of make_context_parallel.
+  // window: of this layer. Error{usage} when tp does not divide the heads, and the
+  // errors of make_context_parallel.
   Gqa(const LayerContext& c, const std::string& prefix, int64_t window);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 

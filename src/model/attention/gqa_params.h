@@ -1,5 +1,5 @@
-// The parameters of grouped-query attention on a rank: names, shapes and the parts that tp splits. prefix is that of
-// the layer's names, as "model.layers.0.self_attn".
+// The parameters of grouped-query attention on a rank: names, shapes and the parts that tp splits.
+// prefix is that of the layer's names, as "model.layers.0.self_attn".
 #pragma once
 
 #include "model/layer_context.h"
@@ -14,7 +14,8 @@ ParamSpec o_spec(const LayerContext& c, const std::string& prefix);
 ParamSpec o_bias_spec(const LayerContext& c, const std::string& prefix);
 // One number a head, f32 as scores are.
 ParamSpec sinks_spec(const LayerContext& c, const std::string& prefix);
-// The norm of q or k. Per head: all heads share it and every rank has it whole. Over all heads: split as they are.
+// The norm of q or k. Per head: all heads share it and every rank has it whole. Over all heads:
+// split as they are.
 ParamSpec qk_norm_spec(const LayerContext& c, const std::string& name, int64_t heads);
 
 }  // namespace moebius

@@ -1,6 +1,6 @@
-// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), with the same calls as
-// Gqa.
-//   q = W_qb norm(W_qa x)  (W_q x without a query latent),  [c | k_rope] = W_kva x,  [k_nope | v] = W_kvb norm(c)
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), with the same calls as Gqa.
+//   q = W_qb norm(W_qa x)  (W_q x without a query latent)
+//   [c | k_rope] = W_kva x,  [k_nope | v] = W_kvb norm(c)
 //   per head: q = [q_nope | rot(q_rope)],  k = [k_nope | rot(k_rope)] with one k_rope for all heads
 // attention_bias adds a bias to W_qa, W_kva and the output. The heads' projections have none. The
 // norms' eps is 1e-6, whatever rms_norm_eps is.
@@ -31,7 +31,8 @@ class Mla {
     SavedTensor c_tR, rstd_t, normed_tR;
     Latent rows(int64_t t) const;  // the first t
   };
-  // q is kept rotated; the backward puts k and v together from kv and k_rope as forward did. x and y are the caller's.
+  // q is kept rotated; the backward puts k and v together from kv and k_rope as forward
+  // did. x and y are the caller's.
   struct Saved {
     Tensor x_tD;
     SavedLatent q, kv;
@@ -49,8 +50,9 @@ class Mla {
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;  // adds the norms' gradients
   void backward_weight(Step& step, const Saved& saved) const;
 
-  // The cache holds of each token its normed latent and its rotated k_rope: k_UGd is [max tokens, 1, kv_lora_rank],
-  // v_UGd [max tokens, 1, qk_rope_head_dim]. Keys and values of all tokens so far are computed from them at each call.
+  // The cache holds of each token its normed latent and its rotated k_rope: k_UGd is [max tokens,
+  // 1, kv_lora_rank], v_UGd [max tokens, 1, qk_rope_head_dim]. Keys and values of all tokens so far
+  // are computed from them at each call.
   void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const;
   void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const;
   static std::vector<KeptTensor> kept(const Saved& saved);

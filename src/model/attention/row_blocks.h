@@ -1,6 +1,7 @@
-// The rows of the residual stream, of which each tp rank has one of tp equal blocks (sequence parallelism, arXiv
-// 2205.05198). Layers that are split over tp gather all rows before they compute, and what comes out of them is summed
-// over the ranks, each keeping its block. With one rank nothing is moved or copied.
+// The rows of the residual stream, of which each tp rank has one of tp equal blocks (sequence
+// parallelism, arXiv 2205.05198). Layers that are split over tp gather all rows before they
+// compute. Their outputs are summed over the ranks, and each rank keeps its block. With one
+// rank nothing is moved or copied.
 #pragma once
 
 #include "comm/mesh.h"

@@ -6,8 +6,8 @@
 //        here, 1/CP of it), and MicroBatch their contents.
 //   tp   Between the projections (norms, router, experts) tensor rank r has of these rows the block
 //        [r T/TP, (r + 1) T/TP): sequence parallelism.
-// MicroBatch::first_token is the index in the global batch of the micro-batch's first token, the
-// same on all of them.
+// MicroBatch::first_token is the index in the global batch of the micro-batch's first
+// token, the same on all of them.
 #pragma once
 
 #include <vector>
@@ -28,7 +28,8 @@ int64_t rows_between_projections(const BatchShape& shape, const MeshShape& mesh)
 // Returns the tokens of these rows on the rank at `place` (its tp and cp are read): rows ascend,
 // and so do tokens. REQUIRES: 2 cp divides the sequence where cp > 1.
 std::vector<TokenRun> token_runs(const BatchShape& shape, const MeshShape& mesh, const RankPlace& place);
-// The positions in a sequence of the rows that context rank c has of it, ascending. REQUIRES: as token_runs.
+// The positions in a sequence of the rows that context rank c has of it, ascending. REQUIRES: as
+// token_runs.
 std::vector<int64_t> positions_of_context(int64_t seq_len, int64_t cp, int64_t c);
 
 }  // namespace moebius

@@ -1,12 +1,14 @@
 // y = x W^T, W [out, in], whole or split over tp
 //
-// The split is that of Megatron-LM (arXiv 1909.08053). The rows outside are split as well
-// (model/attention/row_blocks.h). T is the number of rows of all tp ranks; t = T / tp is that of
-// one.
+// The split is that of Megatron-LM (arXiv 1909.08053). Between the projections the rows are
+// split as well: see model/attention/row_blocks.h. T is the number of rows of all tp ranks;
+// one rank has t = T / tp of them.
 //
-//   Linear        rows t -> rows t, W whole: the same on every rank, which adds the gradient of its own rows
+//   Linear        rows t -> rows t, W whole: the same on every rank, which adds the gradient of its
+//                 own rows
 //   ColumnLinear  rows t -> rows T, W [out / tp, in]: gathers x, computes this rank's columns of y
-//   RowLinear     rows T -> rows t, W [out, in / tp]: this rank's columns of x; the products are summed over the ranks
+//   RowLinear     rows T -> rows t, W [out, in / tp]: this rank's columns of x; the products are
+//                 summed over the ranks
 //
 // The spec of a parameter is that of the rank: it has the shape of its block, and parts that say
 // which block. With tp = 1 all three are one product.
@@ -51,8 +53,8 @@ class RowLinear {
  public:
   RowLinear(ParamTable& params, ParamSpec spec, const Mesh& mesh) : linear_(params, std::move(spec)), rows_(mesh) {}
   void forward(Step& step, Tensor y_tD, Tensor x_TC) const;
-  // Both backward passes read dy of all rows. It is gathered once, on the step stack. With one rank
-  // it is dy itself.
+  // Both backward passes read dy of all rows. It is gathered once, on the step stack.
+  // With one rank it is dy itself.
   Tensor gather(Step& step, Tensor dy_tD) const { return rows_.gather(step, dy_tD); }
   void backward_input(Step& step, Tensor dx_TC, Tensor dy_TD) const { linear_.backward_input(step, dx_TC, dy_TD); }
   void backward_weight(Step& step, Tensor dy_TD, Tensor x_TC) const { linear_.backward_weight(step, dy_TD, x_TC); }

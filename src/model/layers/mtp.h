@@ -1,18 +1,20 @@
-// A module of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2). At depth k = 1, 2, ... the row of
-// token i predicts token i + k + 1:
+// A module of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2). At depth k = 1,
+// 2, ... the row of token i predicts token i + k + 1:
 //
 //   h'_i   = W_eh [norm_e(Emb(t_{i+k})); norm_h(h_i^{k-1})]
 //   h_i^k  = norm(layer(h'_i))       layer: one like the model's last, with the row's own position
 //   loss_k = mean over the rows with such a token of  -log softmax(W_head h_i^k)[t_{i+k+1}]
 //
-// h^0 is the output of the model's final norm. Embedding and head are the model's. Depth k + 1 reads the normed output of
-// depth k, as in transformers and Megatron; released models have one depth, where there is no difference.
+// h^0 is the output of the model's final norm. Embedding and head are the model's. Depth k + 1
+// reads the normed output of depth k, as in transformers and Megatron; released models have one
+// depth, where there is no difference.
 //
-// Rows whose token t_{i+k} is in another document or after the sequence's end predict nothing. They are the last rows of
-// their document, so that no row that predicts sees them. Their experts' load counts like any row's.
+// Rows whose token t_{i+k} is in another document or after the sequence's end predict nothing.
+// They are the last rows of their document, so that no row that predicts sees them. Their
+// experts' load counts like any row's.
 //
-// Parameters: those of layer L + k - 1 of a model of L layers, and beside them enorm, hnorm, eh_proj (whole on each
-// rank) and shared_head.norm.
+// Parameters: those of layer L + k - 1 of a model of L layers, and beside them enorm, hnorm,
+// eh_proj (whole on each rank) and shared_head.norm.
 #pragma once
 
 #include "model/block.h"
@@ -36,8 +38,8 @@ class Mtp {
 
   // h = h^k, before = h^{k-1}: this rank's rows of the micro-batch, all of them.
   void forward(Step& step, const Embedding& embedding, Tensor h_TD, Tensor before_TD, Saved& saved) const;
-  // From saved.dh; dbefore += derivative by h^{k-1}. Both passes, or each for itself: as Block. The embedding's gradient
-  // is added in the weight pass.
+  // From saved.dh; dbefore += derivative by h^{k-1}. Both passes, or each for itself: as Block. The
+  // embedding's gradient is added in the weight pass.
   void backward(Step& step, const Embedding& embedding, Tensor dbefore_TD, Saved& saved) const;
   void backward_input(Step& step, Tensor dbefore_TD, Saved& saved) const;
   void backward_weight(Step& step, const Embedding& embedding, Saved& saved) const;

@@ -1,5 +1,5 @@
-// RMSNorm with its weight, fused with the residual addition before it. It works on the rows of the residual stream that
-// a rank has; the weight is whole on all of them.
+// RMSNorm with its weight, fused with the residual addition before it. It works on the rows of the
+// residual stream that a rank has; the weight is whole on all of them.
 #pragma once
 
 #include "memory/saved_tensor.h"

@@ -32,17 +32,17 @@ class Embedding {
   const Param& w_;
 };
 
-// Logits and the loss. All logits of a rank's block are never held at once: the tokens are worked
-// on in chunks. Between the two passes of a chunk the ranks exchange three numbers per token
-// (ops/vocab/vocab_blocks.h).
+// Logits and the loss. All logits of a rank's block are never held at once: the tokens are
+// worked on in chunks. Between the two passes of a chunk the ranks exchange three numbers per
+// token (ops/vocab/vocab_blocks.h).
 class LmHead {
  public:
   // embedding: the one on the same rank, or null. A head that is tied to it has its table, or a
   // copy where it is on another rank.
   LmHead(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh, const Param* embedding);
   // Writes the weighted loss of all T rows, the same on every tp rank, for the batch's targets of
-  // this depth. If dx is given, it also writes the derivative of the scaled sum of losses by x, and
-  // adds to the table's gradient.
+  // this depth. If dx is given, it also writes the derivative of the scaled sum of losses by x,
+  // and adds to the table's gradient.
   void loss(Step& step, int64_t depth, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const;
   // For parity checks. Error{usage} with tp > 1.
   void logits(Step& step, Tensor logits_CV, Tensor x_CD) const;

@@ -1,14 +1,17 @@
-// How tokens reach their experts and come back. The experts of a layer are spread over the ranks of etp x ep: ep rank j
-// has the experts [j E/EP, (j + 1) E/EP), and each etp rank of it 1/ETP of their inner width F. So a row goes to all etp
-// ranks of its expert, and the rows that they return are summed. Dispatchers differ in how rows travel. They do not
-// differ in the values that a layer computes.
+// How tokens reach their experts and come back. The experts of a layer are spread over the
+// ranks of etp x ep. ep rank j has the experts [j E/EP, (j + 1) E/EP), and each etp rank of it
+// has 1/ETP of their inner width F. So a row goes to all etp ranks of its expert, and the rows
+// that they return are summed. Dispatchers differ in how rows travel. They do not differ in
+// the values that a layer computes.
 //   local        Every expert is on this rank. Nothing is moved; rows are read through the index.
-//   all-gather   Every rank gets the tokens and routes of all W = ETP EP ranks and takes the rows of its experts.
-//                Results are reduce-scattered. No count is read back, so it may be part of a CUDA graph.
-//   all-to-all   A row travels to its expert's ranks alone. The exchange wants its sizes on the host, so the counts are
-//                read back once a layer and micro-batch, after the gather of the rows to send. It cannot be captured.
-// All ranks of etp x ep call the same, each with as many tokens (all-to-all: any number). Experts and ranks that no
-// token chose take the same path.
+//   all-gather   Every rank gets the tokens and routes of all W = ETP EP ranks, and takes the rows of
+//                its experts. Results are reduce-scattered. No count is read back, so it may be part of
+//                a CUDA graph.
+//   all-to-all   A row travels to its expert's ranks alone. The exchange needs its sizes on the host,
+//                so the counts are read back once a layer and micro-batch, after the gather of the rows
+//                to send. It cannot be captured.
+// All ranks of etp x ep make the same calls, each with the same number of tokens (all-to-all: any
+// number). Experts and ranks that no token chose take the same path.
 #pragma once
 
 #include <memory>
@@ -22,16 +25,17 @@
 
 namespace moebius {
 
-// The rows that the experts here work on: rows of `source`, read through rows.token. They are sorted by expert, within
-// an expert by the rank that they come from and there by token.
+// The rows that the experts here work on: rows of `source`, read through rows.token.
+// They are sorted by expert. Within an expert they are sorted by the rank that they come
+// from, and within a rank by token.
 struct Dispatched {
   Tensor source;  // [*, D]
   Rows rows;
   Tensor weight_R;  // f32, each row's weight in its token's sum; of combine_bwd alone where rows travel
 };
 
-// A route and its rows here, which the calls of a dispatcher share. It is kept from forward to backward. Each
-// dispatcher makes its own kind in declare_saved().
+// A route and its rows here, which the calls of a dispatcher share. It is kept from forward to
+// backward. Each dispatcher makes its own kind in declare_saved().
 struct Delivery {
   virtual ~Delivery() = default;
   Route route;  // of the tokens here
@@ -48,12 +52,14 @@ struct DispatcherSpec {
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
-  // Rows that the experts here may get of T tokens a rank, whatever these choose, or with rows_factor the bound that
-  // was asked for. Buffers of rows have this many.
+  // The largest number of rows that the experts here may get when each rank has T tokens,
+  // whatever the tokens choose. With rows_factor it is the bound that was asked for.
+  // Buffers of rows have this many.
   virtual int64_t max_rows(int64_t T) const = 0;
   // Rows of Dispatched::source for T tokens a rank.
   virtual int64_t source_rows(int64_t T) const = 0;
-  // Declares and makes the delivery of one micro-batch. All calls below want one that this dispatcher made.
+  // Declares and makes the delivery of one micro-batch. All calls below need a
+  // delivery that this dispatcher made.
   virtual std::unique_ptr<Delivery> declare_saved(MemoryPlan& plan, const std::string& prefix) const = 0;
 
   // Tells the ranks of the experts which rows will come. Fills delivery.
@@ -73,9 +79,10 @@ class Dispatcher {
 // The ranks that hold the experts of a layer: ep, or etp x ep.
 Group& group_of_experts(const Mesh& mesh);
 
-// The dispatcher that `asked` means on this mesh. One rank of etp x ep: local, whatever was asked. automatic: all-gather
-// where it sends no more than all-to-all, which is EP <= K; else all-to-all. Error{usage} for a bound on rows where
-// counts are not read. REQUIRES: ep divides E.
+// Returns the dispatcher that `asked` means on this mesh. With one rank of etp x ep it is local,
+// whatever was asked. automatic: all-gather if it sends no more than all-to-all, which is EP <=
+// K; else all-to-all. Error{usage} for a bound on rows with a dispatcher that does not read
+// counts. REQUIRES: ep divides E.
 std::unique_ptr<Dispatcher> make_dispatcher(DispatcherKind asked, const DispatcherSpec& spec);
 
 }  // namespace moebius

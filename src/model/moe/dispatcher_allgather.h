@@ -1,11 +1,12 @@
-// The tokens and routes of all ranks of etp x ep are gathered; each rank computes the rows of its experts, sums them
-// into a partial result for every token, and the results are reduce-scattered. Shapes depend on nothing that tokens
-// choose, and nothing is read back.
+// The tokens and routes of all ranks of etp x ep are gathered. Each rank computes the rows of its
+// experts, and sums them into a partial result for every token. The results are reduce-scattered.
+// Shapes depend on nothing that tokens choose, and nothing is read back.
 //
 // With T tokens a rank and W ranks, a rank sends each time
 //   announce  (W - 1) T K * 12 bytes      dispatch, combine_bwd  (W - 1) T D elements
 //   combine   (W - 1) T D elements        dispatch_bwd           (W - 1) T (D elements + 4 K bytes)
-// A token's sum is taken over k on each rank, then over the ranks in their order: in bf16 a partial result is rounded.
+// A token's sum is taken over k on each rank, then over the ranks in their order: in
+// bf16 a partial result is rounded.
 #pragma once
 
 #include <memory>

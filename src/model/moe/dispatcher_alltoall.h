@@ -8,9 +8,9 @@
 // more for any rank, all ranks throw Error{usage}, since each has the counts of all.
 //
 // The sizes of an exchange depend on the choices of the tokens. The ranks send each other their
-// counts, which are copied to the host after the gather of the rows of the first dispatch. The host
-// waits there, once for each layer and micro-batch, and nowhere else. So this exchange cannot be
-// part of a CUDA graph.
+// counts, which are copied to the host after the gather of the rows of the first dispatch. The
+// host waits there, once for each layer and micro-batch, and nowhere else. So this exchange
+// cannot be part of a CUDA graph.
 //
 // With T tokens a rank, W ranks, no drops and even experts, a rank is expected to send each time
 //   announce  (W - 1) E 4 bytes                dispatch, combine   T K ETP (W - 1)/W rows of D elements
@@ -51,7 +51,8 @@ class AllToAllDispatcher final : public Dispatcher {
   void wait_for_counts(Stream& s, int64_t T, AllToAllDelivery& delivery) const;
   void check_rows(int64_t T, const int32_t* counts_WE) const;
   Tensor returned(Step& step, Tensor rows_RD, int64_t T, AllToAllDelivery& delivery) const;
-  // Rows of the route, sorted by expert, to the ranks of their experts; and what these return, summed over etp.
+  // Rows of the route, sorted by expert, to the ranks of their experts; and what
+  // these return, summed over etp.
   void send(Step& step, Tensor arrived, Tensor sorted, AllToAllDelivery& delivery) const;
   void send_back(Step& step, Tensor sorted, Tensor arrived, AllToAllDelivery& delivery) const;
 

@@ -1,5 +1,5 @@
-// A Moe on the ranks of a mesh, over threads, beside the same layer on one rank. What a token or a parameter is depends
-// on its global name alone, so every rank can make what it needs.
+// A Moe on the ranks of a mesh, over threads, beside the same layer on one rank. What a token or a
+// parameter is depends on its global name alone, so every rank can make what it needs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -74,11 +74,12 @@ inline void set_value(const Tensor& t, int64_t i, double x) {
     t.ptr<bf16>()[i] = to_bf16(static_cast<float>(x));
 }
 
-// Everything a step leaves, by global name and element: "y", "dx", "grad.experts.3.up_proj.weight", "aux", ...
+// Everything a step leaves, by global name and element: "y", "dx",
+// "grad.experts.3.up_proj.weight", "aux", ...
 using Outcome = std::map<std::string, std::vector<double>>;
 
-// One rank's part of a training step of the layer: micro-batches of this rank's dp coordinate, and of the others where
-// `all_dp` says that this rank stands for them all.
+// One rank's part of a training step of the layer: micro-batches of this rank's dp coordinate, and
+// of the others where `all_dp` says that this rank stands for them all.
 class MoeRank {
  public:
   MoeRank(const MoeCase& c, Mesh& mesh)
@@ -118,7 +119,8 @@ class MoeRank {
     }
   }
 
-  // A step of `num_dp` micro-batches, one to a dp rank; this rank takes those of the dp ranks [first, last).
+  // A step of `num_dp` micro-batches, one to a dp rank; this rank takes those of the dp ranks
+  // [first, last).
   void run(int step_number, int64_t first, int64_t last, int64_t num_dp) {
     prefix_ = fmt::format("step {} ", step_number);
     params_.zero_grads(s_);
@@ -183,7 +185,8 @@ class MoeRank {
       for (int64_t i = 0; i < run.count; ++i) fn(run.row + i, dp * c_.batch * c_.seq + run.token + i);
     }
   }
-  // Two documents to a sequence, cut elsewhere in each. A batch says segments of all rows of a context rank.
+  // Two documents to a sequence, cut elsewhere in each. A batch says segments of all rows of a
+  // context rank.
   void fill_segments() {
     for (const TokenRun& run : token_runs(shape_, {.cp = mesh_.shape().cp}, {.cp = mesh_.place().cp})) {
       for (int64_t i = 0; i < run.count; ++i) {

@@ -1,9 +1,9 @@
-// The experts of an MoE layer that tokens are routed to: dispatch, both products, combine. It is what Moe sees of them,
-// so that how rows travel and how they are computed may later be one thing.
+// The experts of an MoE layer that tokens are routed to: dispatch, both products, combine. Moe sees
+// only this class, so that the transport of rows and their computation may later be fused.
 //   y[t] = sum over the chosen e of weight[t,e] * (W2_e activation(W1_e x[t] + b1_e) + b2_e)
-// with biases and the activation of gpt-oss where the family has them.
-// Kept for backward: x (the caller's), h (pre-activation rows) and the delivery. Neither the experts' outputs nor their
-// gradients are stored.
+// There are biases, and the activation of gpt-oss, where the family has them.
+// Kept for backward: x (the caller's), h (pre-activation rows) and the delivery. Neither the
+// experts' outputs nor their gradients are stored.
 #pragma once
 
 #include <memory>
@@ -32,7 +32,8 @@ class RoutedExperts {
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
   void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, Saved& saved) const;
-  // Call it before a backward pass, with the same x. h is recomputed in backward_input, which dispatches x anyway.
+  // Call it before a backward pass, with the same x. h is recomputed in
+  // backward_input, which dispatches x anyway.
   void recompute(Tensor x_TD, Saved& saved) const { saved.x_TD = x_TD; }
   // Writes dx, and the derivative by the route's weights (f32).
   void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const;

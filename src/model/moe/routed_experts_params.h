@@ -1,5 +1,5 @@
-// The parameters of the experts on a rank: names, shapes and the parts that ep and etp split. prefix is that of the
-// layer's names, as "model.layers.0.mlp".
+// The parameters of the experts on a rank: names, shapes and the parts that ep and etp split.
+// prefix is that of the layer's names, as "model.layers.0.mlp".
 #pragma once
 
 #include "model/layer_context.h"
@@ -13,8 +13,8 @@ void check_expert_degrees(const ModelSpec& model, const MeshShape& mesh);
 ParamSpec w1_spec(const LayerContext& c, const std::string& prefix);  // [e, 2F, D]: of each expert gate rows, then up
 ParamSpec w2_spec(const LayerContext& c, const std::string& prefix);  // [e, D, F]
 ParamSpec b1_spec(const LayerContext& c, const std::string& prefix);  // [e, 2F]
-// [e, C]. The outputs of a token's expert shards are summed, so each shard has its share of the columns of the bias.
-// etp need not divide the columns.
+// [e, C]. The outputs of a token's expert shards are summed, so each shard has its share of the
+// columns of the bias. etp need not divide the columns.
 ParamSpec b2_spec(const LayerContext& c, const std::string& prefix);
 int64_t first_b2_column(const LayerContext& c);
 

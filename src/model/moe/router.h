@@ -1,6 +1,7 @@
-// The router: scores, choice, balance. All counts stay on the device. The tokens of a micro-batch are spread over the
-// ranks of tp x cp (model/attention/token_runs.h). A sum over the micro-batch is a sum over these ranks, and a choice
-// that looks at all of its tokens is the choice that one rank would make.
+// The router: scores, choice, balance. All counts stay on the device. The tokens of a
+// micro-batch are spread over the ranks of tp x cp (model/attention/token_runs.h). A sum over
+// the micro-batch is a sum over these ranks, and a choice that looks at all of its tokens is the
+// choice that one rank would make.
 #pragma once
 
 #include <optional>
@@ -32,16 +33,18 @@ class Router {
   Router(const LayerContext& c, const std::string& prefix, int64_t layer);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
-  // Fills saved.route and returns it, cut to the tokens of x. In training also the balance losses of the micro-batch
-  // and the metrics.
+  // Fills saved.route and returns it, cut to the tokens of x. In training it also computes the
+  // balance losses of the micro-batch and the metrics.
   Route forward(Step& step, Tensor x_TD, Saved& saved) const;
-  // dx += through logits; the gate's gradient is added here too: it is E rows, and needs the same dlogits.
+  // Adds to dx the derivative through the logits. The gate's gradient is added here too: it is E
+  // rows, and needs the same dlogits.
   void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& saved) const;
 
-  // Once per global batch, after its last micro-batch: sums the metrics and the state of the next step's routing over
-  // the ranks.
+  // Called once per global batch, after its last micro-batch. Sums over the ranks the metrics and
+  // the state of the next step's routing.
   void reduce_metrics(Stream& s) const;
-  // After the metrics were read: moves the bias, keeps the load for the global balance loss, and clears the sums.
+  // Called after the metrics were read. Moves the bias, keeps the load for the global
+  // balance loss, and clears the sums.
   void end_of_step(Stream& s) const;
   // State at the start of a run: no bias, an even load.
   void init_state(Stream& s) const;

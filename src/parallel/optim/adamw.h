@@ -1,5 +1,5 @@
-// AdamW (arXiv 1711.05101) over every trainable parameter, with its gradient clipped by one global norm. Its state is
-// two moments a parameter: the running means of the gradient and of its square.
+// AdamW (arXiv 1711.05101) over every trainable parameter. The gradients are clipped by one global
+// norm. The state is two moments a parameter: the running means of the gradient and of its square.
 #pragma once
 
 #include <array>

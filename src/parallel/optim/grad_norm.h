@@ -11,12 +11,14 @@ namespace moebius {
 
 class GradNorm {
  public:
-  // Declares three scalars of Life::metrics. clip: the largest norm that is not scaled down; 0: nothing is clipped.
+  // Declares three scalars of Life::metrics. clip: the largest norm that is not
+  // scaled down; 0: nothing is clipped.
   GradNorm(const Mesh& mesh, MemoryPlan& plan, double clip);
   GradNorm(const GradNorm&) = delete;
 
-  // Measures the gradients of params and the factor, once gradients are summed over ranks. Each rank counts the elements
-  // that it owns; a tied copy does not count. Accumulates in f64. All ranks call it together.
+  // Measures the gradients of params and the factor, once gradients are summed over ranks.
+  // Each rank counts the elements that it owns; a tied copy does not count. Accumulates in
+  // f64. All ranks call it together.
   void measure(Stream& s, StepStack& stack, std::span<const Param* const> params) const;
 
   const Tensor& norm() const { return norm_1_; }    // f32 [1], the same on every rank

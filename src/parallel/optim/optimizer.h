@@ -1,9 +1,9 @@
 // The interface of optimizers, which update parameters by their gradients.
 //
-// An optimizer owns the names of its state: a checkpoint asks for them and knows none by itself. It also owns the
-// placement of parameters in memory and the communication of gradients and weights, sharded over the ranks that hold
-// the same parameters (parallel/sharding/grad_buckets.h). A rank keeps the f32 masters and the state of the elements
-// that it owns, and no others.
+// An optimizer owns the names of its state; a checkpoint asks for them and knows none by itself. It
+// also owns the placement of parameters in memory, and the communication of gradients and weights.
+// It is sharded over the ranks that hold the same parameters (parallel/sharding/grad_buckets.h). A
+// rank keeps the f32 masters and the state of the elements that it owns, and no others.
 #pragma once
 
 #include <memory>
@@ -22,11 +22,12 @@ namespace moebius {
 struct OptimizerStepArgs {
   int64_t train_step = 1;  // 1-based
   double lr = 0;
-  Tensor
-      schedule_2;  // f64 [lr, train_step] in the device's memory; may be empty. It is read in place of the two above.
+  // f64 [lr, train_step] in the device's memory; may be empty. It is read in place of the two above.
+  Tensor schedule_2;
 };
 
-// How the optimizer's communication is cut and when it runs: neither changes a gradient by a bit.
+// How the optimizer's communication is cut into buckets, and when it runs. Neither changes a bit of
+// a gradient.
 struct ShardingSpec {
   bool overlap = false;  // overlapped with the passes of the model (bucket_exchange.h)
   int64_t bucket_numel = GradBuckets::kBucketNumel;
@@ -55,17 +56,19 @@ class Optimizer {
   virtual void gather(Stream& s) = 0;
 
   virtual const Tensor& grad_norm() const = 0;  // f32 [1], before clipping, the same on every rank
-  // The state that a checkpoint saves, for every trainable parameter of this rank in the order of declaration.
+  // The state that a checkpoint saves, for every trainable parameter of this rank in the order of
+  // declaration.
   virtual std::vector<OptimizerState> state() const = 0;
   virtual BucketExchange& exchange() = 0;
 };
 
-// The optimizer that spec names. Places params in memory and declares their masters and its state: call it before the
-// plan is bound. The references outlive it. Error{usage} for a name that is not known.
+// The optimizer that spec names. Places params in memory and declares their masters
+// and its state: call it before the plan is bound. The references outlive it.
+// Error{usage} for a name that is not known.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh,
                                           MemoryPlan& plan, const ShardingSpec& sharding = {});
 
-// Whether a tensor of a checkpoint is state of an optimizer, of any that Moebius has.
+// Whether a tensor of a checkpoint is state of any optimizer that Moebius has.
 bool is_optimizer_state(std::string_view tensor_name);
 
 }  // namespace moebius

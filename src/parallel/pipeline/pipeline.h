@@ -1,9 +1,10 @@
-// The pipeline on real ranks: which stages a rank holds, the lists of its actions, and the executor. The lists decide
-// everything (parallel/pipeline/schedule.h); the executor is one loop over any of them. A model on one rank is a
-// pipeline of one stage: each micro-batch is a forward and a backward action, without messages.
+// The pipeline on real ranks: the stages that a rank holds, the lists of its actions, and the
+// executor. The lists decide everything (parallel/pipeline/schedule.h), and the executor is one
+// loop over any of them. A model on one rank is a pipeline of one stage: each micro-batch is a
+// forward and a backward action, without messages.
 //
-// Hidden states go over the group pp, their gradients over pp_back: between two ranks both can be on their way, and
-// each group's messages arrive in their order.
+// Hidden states go over the group pp, their gradients over pp_back. So between two ranks both can
+// be on their way, and the messages of each group arrive in their order.
 #pragma once
 
 #include <functional>
@@ -35,20 +36,21 @@ struct PipelineRank {
   int64_t pp_rank = 0;
 };
 
-// Error{usage} with the equation that fails: the layout's (config/stage_layout.h) or the schedule's. Every list has
-// been simulated.
+// Error{usage} with the equation that fails: the layout's (config/stage_layout.h) or the
+// schedule's. Every list has been simulated.
 PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int64_t num_ranks, int64_t pp_rank);
 
 class Pipeline {
  public:
-  // Declares the buffers of the messages; one stage has none, and works on the step stack. model: of rank.stages().
-  // The references must outlive it.
+  // Declares the buffers of the messages. A pipeline of one stage has none, and works on the step
+  // stack. model: that of rank.stages(). The references must outlive the pipeline.
   Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, MemoryPlan& plan);
   Pipeline(const Pipeline&) = delete;
 
   using BatchOf = std::function<const MicroBatch&(int64_t m)>;
-  // The passes of a whole step: gradients and the sums of the step are added to. The loss is on the rank that has it.
-  // Of each list: Error with the action that failed in front, the kind kept.
+  // Runs the passes of a whole step, and adds to gradients and to the sums of the step. The loss is
+  // on the rank that has it. If an action of this list or of the two below fails, its error is
+  // thrown with the action in front, and keeps its kind.
   void run_step(Stream& s, StepStack& stack, const BatchOf& batch) const;
   void run_one_micro_batch(Stream& s, StepStack& stack, const MicroBatch& batch) const;
   void run_forward(Stream& s, StepStack& stack, const MicroBatch& batch) const;
@@ -56,9 +58,9 @@ class Pipeline {
   void run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, std::span<const KvCache> caches, int64_t first,
                   int64_t num_tokens) const;
 
-  // Forward and backward through the stages of this rank, whatever is in their memory, with no message: so that what a
-  // device loads or allocates with first use is there before messages are on their way. Everything but weights is
-  // changed. REQUIRES several stages.
+  // Runs forward and backward through the stages of this rank without messages, on whatever their
+  // memory holds. A device then has loaded and allocated all that it needs with first use, before
+  // messages are on their way. Everything but weights is changed. REQUIRES several stages.
   void run_once(Stream& s, StepStack& stack, const MicroBatch& batch) const;
 
   const PipelineRank& rank() const { return rank_; }
@@ -72,9 +74,9 @@ class Pipeline {
   void run(Stream& s, const RankProgram& list, const RowsOf& of_message, const RowsOf& of_stage,
            const Compute& compute) const;
   void compute(Step& step, const PipelineShape& shape, const PlacedAction& placed, const Tensor& message_TD) const;
-  // Rows of the message that a stage sends on, and of the buffer that a pass of a stage works in.
-  // mtp: with the hidden states of multi-token prediction, where it is on another stage than the
-  // loss.
+  // Rows of the message that a stage sends on, and of the buffer that a pass of a
+  // stage works in. mtp: with the hidden states of multi-token prediction, where it is
+  // on another stage than the loss.
   int64_t message_rows(int64_t from_stage, bool mtp) const;
   int64_t buffer_rows(int64_t stage, bool mtp) const;
   Group& group(Pass pass) const { return mesh_.group(pass == Pass::forward ? Axis::pp : Axis::pp_back); }

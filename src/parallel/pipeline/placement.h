@@ -1,6 +1,7 @@
-// The memory that the actions of a rank's list use, worked out before the first step, as a value: which buffer holds the
-// message of an action, which set of saved tensors a pass works on, and whether the two backward passes of a stage are
-// ever apart. Numbers are the lowest that are free, so that as many are needed as the list holds at a time.
+// The memory that the actions of a rank's list use, as a value that is worked out before the first
+// step. It says which buffer holds the message of an action, and which set of saved tensors a pass
+// works on. It also says whether the two backward passes of a stage are ever separate. Each number
+// is the lowest that is free, so that no more are needed than the list holds at a time.
 #pragma once
 
 #include "parallel/pipeline/schedule.h"
@@ -9,14 +10,14 @@ namespace moebius {
 
 struct PlacedAction {
   Action action;
-  // The result of a pass replaces its input: a buffer goes from its receive through the run and the send to the wait. A
-  // pass without a message to take has one from its run on, one without a message to leave until its run. A weight pass
-  // by itself has none: -1.
+  // The result of a pass replaces its input: a buffer is in use from its receive through the run
+  // and the send to the wait. A pass that takes no message uses one from its run on. A pass that
+  // leaves no message uses one until its run. A weight pass by itself has no buffer: -1.
   int64_t buffer = 0;
   int64_t saved_set = 0;  // of a run: of its virtual stage
-  // Only for the run of a backward_input. True: the run is both backward passes, since the list's
-  // next action is its backward_weight. They run as one, layer after layer, so that less memory is
-  // held between them.
+  // Only for the run of a backward_input. True: the run is both backward passes, since the
+  // list's next action is its backward_weight. They run as one, layer after layer, so that
+  // less memory is held between them.
   bool with_weight = false;
 };
 
@@ -24,7 +25,8 @@ struct RankProgram {
   PipelineShape shape;
   std::vector<PlacedAction> actions;  // a backward_weight that is part of the action before it is not among them
   int64_t num_buffers = 0;
-  // [virtual stage]: RankSimulation::peak_of_stage of every list whose last passes come in the order of its forwards.
+  // [virtual stage]: RankSimulation::peak_of_stage of every list whose last passes
+  // come in the order of its forwards.
   std::vector<int64_t> num_saved_sets;
   std::vector<bool> splits_backward;  // [virtual stage]: some backward_weight is by itself
 };

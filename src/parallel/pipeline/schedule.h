@@ -1,9 +1,11 @@
-// Pipeline schedules as data: for each rank of the pp axis the list of its actions in a step, in order. An executor
-// walks its rank's list and decides nothing; `simulate` (parallel/pipeline/simulate.h) walks all lists and proves them.
+// Pipeline schedules as data: for each rank of the pp axis the list of its actions in a step, in
+// order. An executor walks its rank's list and decides nothing; `simulate`
+// (parallel/pipeline/simulate.h) walks all lists and proves them.
 //
-// Stage s of P * V is virtual stage s / P of rank s % P. Between two stages travels one message per micro-batch and
-// pass: the hidden state forwards, its gradient backwards. Messages of one pass from one rank to another are a
-// channel; both its ends list them in the same order, so a transport that matches by order alone will do.
+// Stage s of P * V is virtual stage s / P of rank s % P. One message per micro-batch and pass
+// travels between two stages: the hidden state forwards, its gradient backwards. The messages of
+// one pass from one rank to another are a channel. Both its ends list them in the same order, so a
+// transport may match messages by order alone.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +14,9 @@
 
 namespace moebius {
 
-// backward_input gives the gradient of a stage's input, which the stage before waits for. backward_weight adds to the
-// gradients of its weights; it needs no message and leaves none, so that it may come any time later.
+// backward_input gives the gradient of a stage's input, which the stage before waits for.
+// backward_weight adds to the gradients of its weights; it needs no message and leaves none, so
+// that it may come any time later.
 enum class Pass : int { forward, backward_input, backward_weight };
 inline constexpr int64_t kNumPasses = 3;
 // The stage that takes the result of a pass is the next or the one before.
@@ -63,33 +66,37 @@ struct PipelineShape {
   bool operator==(const PipelineShape&) const = default;
 };
 
-// The actions of every rank. They also say where transfers start. In each pass, receives are opened
-// 1 input before the one that runs (interleaved: 1 + G - P inputs). So transfers can overlap with
-// compute. The last rank's results come to rank 0 G - P turns early, and so it never waits for a
-// buffer. At most two results of a pass are on their way from a rank: one leaves while the next is
-// computed.
+// The actions of every rank. They also say where transfers start. In each pass, receives are
+// opened 1 input before the one that runs (interleaved: 1 + G - P inputs). So transfers can
+// overlap with compute. The last rank's results come to rank 0 G - P turns early, and so it
+// never waits for a buffer. At most two results of a pass are on their way from a rank: one
+// leaves while the next is computed.
 struct Schedule {
   PipelineShape shape;
   std::vector<std::vector<Action>> actions;  // [pp_rank]
 };
 
-// Forwards that a rank runs before its first backward pass. V = 1: P - r - 1. V > 1: 2 (P - r - 1) + (V - 1) G.
+// Forwards that a rank runs before its first backward pass. V = 1: P - r - 1. V > 1: 2 (P - r - 1)
+// + (V - 1) G.
 // At most V M, all there are.
 int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank);
 
-// 1F1B (PipeDream-Flush, arXiv 2006.09503) for V = 1, interleaved 1F1B (arXiv 2104.04473) for V > 1: a rank's warm-up
-// forwards, then a forward and a backward in turn, then the backwards that are left. A backward is both of its passes,
-// one right after the other. Every stage takes the micro-batches in the order 0 .. M - 1 in each pass, so gradients add
+// 1F1B (PipeDream-Flush, arXiv 2006.09503) for V = 1, interleaved 1F1B (arXiv 2104.04473)
+// for V > 1: a rank's warm-up forwards, then a forward and a backward in turn, then the
+// backwards that are left. A backward is both of its passes, one right after the other.
+// Every stage takes the micro-batches in the order 0 .. M - 1 in each pass, so gradients add
 // up in the same order on any P and V.
-// Error{usage} with the equation that fails: the shape's, and for V > 1, P <= G <= M and M mod G = 0 or >= P, since a
-// shorter last group would wait for its own results at every turn. REQUIRES: shape.backward.
+// Error{usage} with the equation that fails: the shape's, and for V > 1, P <= G <= M and M
+// mod G = 0 or >= P, since a shorter last group would wait for its own results at every
+// turn. REQUIRES: shape.backward.
 Schedule schedule_1f1b(const PipelineShape& shape);
 
-// Each micro-batch through all stages, and back before the next one starts. Evaluation runs it with forwards alone, and
-// all other schedules must equal it. Any shape.
+// Each micro-batch goes through all stages, and back, before the next one starts. Evaluation
+// runs this schedule with forwards alone, and all other schedules must give the same
+// results. It works for any shape.
 Schedule sequential_schedule(const PipelineShape& shape);
 
-// The same passes, but every send is waited for where it starts, before anything else is computed.
+// The same passes, but every send is waited for right where it starts, before anything else is computed.
 Schedule without_overlap(const Schedule& schedule);
 
 }  // namespace moebius

@@ -1,8 +1,10 @@
-// The simulator of pipeline schedules. It proves that a schedule is complete and free of deadlock, and gives its
-// timeline, its bubble and its peaks: for the times of a model, or with all times equal for comparison with theory.
+// The simulator of pipeline schedules. It proves that a schedule is complete and free of deadlock.
+// It also gives the schedule's timeline, bubble and peaks, for the times of a model, or with all
+// times equal for comparison with theory.
 //
-// The machine that it assumes: a rank does its list in order; a message moves when its receive is open and its send has
-// started (no transport buffers anything), takes `transfer`, and messages of one channel move one after another.
+// It assumes the following machine. A rank does its list in order. A message moves when its receive
+// is open and its send has started (no transport buffers anything). It takes `transfer`, and
+// messages of one channel move one after another.
 #pragma once
 
 #include <string>
@@ -12,7 +14,7 @@
 
 namespace moebius {
 
-// Any unit, the same for all.
+// Times in any unit that is the same for all.
 struct StageTime {
   double forward = 1, backward_input = 0.5, backward_weight = 0.5;
   double of(Pass pass) const;
@@ -42,25 +44,28 @@ struct SimulatedSchedule {
   std::vector<RankSimulation> ranks;  // [pp_rank]
   double duration = 0;                // until the last rank has done its list
 
-  // The share of the ranks' time that they do not compute: 1 - sum of busy / (P * duration). For equal times of all
-  // stages and free transfers 1F1B has (P - 1) / (V M + P - 1): each rank computes V M forwards and backwards, and the
-  // pipeline takes P - 1 of both to fill and to drain.
+  // The share of the ranks' time that they do not compute: 1 - sum of busy / (P * duration). For
+  // equal times of all stages and free transfers 1F1B has (P - 1) / (V M + P - 1): each rank
+  // computes V M forwards and backwards, and the pipeline takes P - 1 of both to fill and to drain.
   double bubble() const;
 };
 
-// Error{usage} naming rank and action unless all of this holds. Each rank does every micro-batch of each of its stages
-// once per pass (the forward alone where the shape says so), in the order 0 .. M - 1, and the passes of a micro-batch in
-// their order. Each input is received before its pass, and each result sent and waited for after it. Both ends of every
+// Error{usage} naming rank and action unless all of this holds. Each rank does every
+// micro-batch of each of its stages once per pass (the forward alone where the shape says so),
+// in the order 0 .. M - 1, and the passes of a micro-batch in their order. Each input is
+// received before its pass, and each result sent and waited for after it. Both ends of every
 // channel list its messages in the same order.
 void check_actions(const Schedule& schedule);
 
-// The above, then the timeline. Error{usage} naming the ranks of the cycle and what each waits for when they wait for
-// one another; also when times has not one entry per stage or a negative one.
+// Checks the above, then computes the timeline. Error{usage} when ranks wait for one
+// another, naming the ranks of the cycle and what each waits for. Also when times has not
+// one entry per stage, or a negative one.
 SimulatedSchedule simulate(const Schedule& schedule, const PipelineTimes& times);
 
-// One line per rank, one column per unit of time: a forward is the letter of its virtual stage (a is the first) and its
-// micro-batch, a backward the same in capitals, -- goes on, . is idle. A weight pass that follows its input pass at once
-// is part of that backward; a later one is shown as A0w. REQUIRES: unit > 0.
+// One line per rank, one column per unit of time: a forward is the letter of its virtual stage
+// (a is the first) and its micro-batch, a backward the same in capitals, -- goes on, . is idle.
+// A weight pass that follows its input pass at once is part of that backward; a later one is
+// shown as A0w. REQUIRES: unit > 0.
 std::string picture(const SimulatedSchedule& simulated, double unit = 1);
 
 }  // namespace moebius

@@ -7,8 +7,8 @@
 
 namespace moebius {
 
-// The same passes, but on each rank `count` weight passes always wait: a micro-batch's comes when so many later ones
-// have had their input passes, the last ones at the end.
+// The same passes, but on each rank `count` weight passes are always delayed. That of a micro-batch
+// comes when `count` later ones have had their input passes. The last ones come at the end.
 inline Schedule with_delayed_weights(const Schedule& schedule, int64_t count) {
   Schedule result{schedule.shape, {}};
   for (const std::vector<Action>& list : schedule.actions) {

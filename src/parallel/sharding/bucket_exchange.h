@@ -1,8 +1,8 @@
-// The communication of the sharded optimizer: gradients go to the ranks that own them and are summed there, weights
-// come back from their owners. With overlap both run while the model computes: the reduction of a bucket of gradients
-// starts when the last micro-batch's backward pass has added to it, and a forward pass waits for a bucket of weights
-// when it first reads them. Without overlap each is one blocking collective. The same numbers are added in the same
-// order either way.
+// The communication of the sharded optimizer. Gradients go to the ranks that own them and are
+// summed there; weights come back from their owners. With overlap both run while the model
+// computes. The reduction of a bucket of gradients starts when the last micro-batch's backward pass
+// has added to it. A forward pass waits for a bucket of weights when it first reads them. Without
+// overlap each is one blocking collective. The same numbers are added in the same order either way.
 //
 // A step calls, in this order:  begin_passes, the passes (model/residency.h), reduce, weights_changed.
 #pragma once
@@ -17,18 +17,18 @@ namespace moebius {
 // Passes of a step, for the exchange that overlaps with them.
 struct StepPasses {
   bool first = true;  // of the step
-  // Micro-batches left when these passes end the step: a bucket's reduction starts after the last of them. 0: more
-  // passes follow, nothing is reduced.
+  // Micro-batches left when these passes end the step: a bucket's reduction starts after the last
+  // of them. 0: more passes follow, nothing is reduced.
   int64_t last_micro_batches = 0;
-  // For a CUDA graph: the first passes of a step gather weights in any case, and all communication that passes start
-  // ends with them.
+  // For a CUDA graph. True: the first passes of a step gather weights in any case, and all
+  // communication that passes start ends with them.
   bool closed = false;
 };
 
 class BucketExchange final : public ParamResidency {
  public:
-  // The references outlive it. overlap: declares memory for the gradients that arrive, twice the largest bucket, and
-  // watches the passes of the model.
+  // The references outlive it. overlap: declares memory for the gradients that arrive, twice the
+  // largest bucket, and watches the passes of the model.
   BucketExchange(const GradBuckets& buckets, ParamTable& params, MemoryPlan& plan, bool overlap);
   BucketExchange(const BucketExchange&) = delete;
   ~BucketExchange() override;
@@ -36,19 +36,22 @@ class BucketExchange final : public ParamResidency {
   bool overlaps() const { return overlap_; }
   // This parameter's gradient changes after the backward pass, so its bucket is reduced in reduce().
   void hold(const Param& p);
-  // Around the passes of one or more micro-batches of a step. When the stream captures a graph, what its replays
+  // Around the passes of one or more micro-batches of a step. When the stream
+  // captures a graph, what its replays
   // change here is registered for them.
   void begin_passes(Stream& s, const StepPasses& passes);
   void end_passes(Stream& s, const StepPasses& passes);
   // After this the owned elements of every gradient hold the sum over the axis; the rest is unspecified.
   void reduce(Stream& s);
-  // The owners have updated their weights: the others get them here, or with overlap during the next forward pass.
+  // The owners have updated their weights: the others get them here, or with overlap during the
+  // next forward pass.
   void weights_changed(Stream& s);
   // After this every weight is that of its owner: for code that reads weights outside a pass.
   void settle(Stream& s);
 
-  // gather starts to bring all buckets when the owners have moved their weights; ready waits for those of the span.
-  // release does nothing: every rank keeps all weights. grad_ready starts the reduction of a bucket that is complete.
+  // gather starts to bring all buckets when the owners have changed their weights. ready waits for
+  // the buckets of the span. release does nothing, since every rank keeps all weights. grad_ready
+  // starts the reduction of a bucket that is complete.
   void gather(Stream& s, const ParamSpan& span) override;
   void ready(Stream& s, const ParamSpan& span) override;
   void release(Stream& s, const ParamSpan& span) override;

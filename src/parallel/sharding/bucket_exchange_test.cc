@@ -52,7 +52,7 @@ struct ExchangeRank {
   std::optional<BucketExchange> exchange;
 };
 
-// Returns early when the other rank makes no progress for so many seconds.
+// Waits for the progress of the other rank, and returns after so many seconds if there is none.
 void wait_for(const std::atomic<int>& progress, int until, double seconds) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (progress < until && std::chrono::steady_clock::now() < end)
