@@ -123,7 +123,8 @@ TEST(CliConfig, SaysWhoIsWhere) {
   expect_refused(config("7"), 2, "tp * cp * pp = 2 * 1 * 2; got 7;");
 }
 
-// As it will run, and why: a recipe without ep, `auto` on both sides of top-k = 2, and under CUDA graphs.
+// The dispatcher that will run, and why: for a recipe without ep, for `auto` on both sides of top-k
+// = 2, and under CUDA graphs.
 TEST(CliConfig, NamesTheDispatcherAndWhy) {
   TestDir dir;
   const auto config = [&](const std::vector<std::string>& sets, bool json) {

@@ -1,4 +1,4 @@
-// What is expected of a layout: the numbers of one rank, or its bits.
+// Compares the results of a layout with those of one rank, as numbers or as bits.
 #include <gtest/gtest.h>
 
 #include <cmath>
