@@ -165,8 +165,8 @@ int64_t CheckpointReader::num_bytes() const {
 const CheckpointTensor& CheckpointReader::at(const std::string& name) const {
   const auto it = manifest_->tensors.find(name);
   MOEBIUS_CHECK(input, it != manifest_->tensors.end(),
-                "checkpoint {}: expected a tensor \"{}\"; got {} others; it is of another model", folder_, name,
-                manifest_->tensors.size());
+                "checkpoint {}: expected a tensor \"{}\"; got none of that name among {}; it is of another model",
+                folder_, name, manifest_->tensors.size());
   return it->second;
 }
 

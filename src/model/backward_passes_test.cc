@@ -173,6 +173,8 @@ class Rig {
     on_stream(s, stack, m, [&](Step& step, const Tensor& stream_TD) {
       model_->forward(step, {.saved_set = m}, stream_TD, /*with_gradients=*/true);
     });
+    Step step{s, stack, batches_[static_cast<size_t>(m)]};
+    model_->forward_loss(step, {.saved_set = m}, /*with_gradients=*/true);
   }
   void backward(Stream& s, StepStack& stack, int64_t m) {
     on_stream(s, stack, m,

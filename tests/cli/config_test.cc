@@ -128,7 +128,7 @@ TEST(CliConfig, SaysWhoIsWhere) {
 TEST(CliConfig, NamesTheDispatcherAndWhy) {
   TestDir dir;
   const auto config = [&](const std::vector<std::string>& sets, bool json) {
-    std::vector<std::string> words{"config", kRecipe, "--ranks", "4"};
+    std::vector<std::string> words{"config", kRecipe, "--ranks", "4", "--set", "train.micro_batch=4"};
     for (const std::string& each : sets) words.insert(words.end(), {"--set", each});
     if (json) words.emplace_back("--json");
     return run_moebius(dir, words);
