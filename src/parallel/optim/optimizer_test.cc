@@ -65,6 +65,5 @@ TEST(Optimizer, NamesItsState) {
   for (const char* name : {"model.norm.weight", "adam", "m.adam_m."}) EXPECT_FALSE(is_optimizer_state(name)) << name;
 }
 
-
 }  // namespace
 }  // namespace moebius
