@@ -102,8 +102,8 @@ void Stage::leave(Step& step, const Residual& residual, Saved& saved) const {
   }
 }
 
-// Copies to the stream for the stage of the head, which reads the norms' outputs, and there from
-// the stream. In generation a stream may be shorter than a micro-batch.
+// Copies the norms' outputs into the stream, from which the stage of the head reads them. In
+// generation a stream may be shorter than a micro-batch.
 void Stage::hand_on(Step& step, Tensor stream_TD, bool with_gradients) const {
   const int64_t t = std::min(stream_TD.dim(0), stream_rows_);
   copy(step.stream, stream_TD.rows(0, t), final_TD_.rows(0, t));

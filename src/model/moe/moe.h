@@ -21,7 +21,7 @@ class Moe {
     Tensor x_TD;              // the caller's
     SavedTensor shared_y_TD;  // only with a shared gate
     Tensor gate_T;            // only with a shared gate
-    WgradInput dgate_T;       // its derivative
+    WgradInput dgate_T;       // the derivative w.r.t. the gate
   };
   // layer: its index in the model. Error{usage} as RoutedExperts says.
   Moe(const LayerContext& c, const std::string& prefix, int64_t layer);
