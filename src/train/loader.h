@@ -5,8 +5,8 @@
 // Micro-batch j of the global batch is its sequences j * micro_batch + [0, micro_batch), and the dp
 // ranks take them round-robin. A context rank gets its pieces of a sequence
 // (model/attention/token_runs.h), and with each row all that multi-token prediction reads and
-// predicts there; tp ranks get the same. Evaluation: each dataset from its front, every sequence
-// once, whatever its weight.
+// predicts there; tp ranks get the same.
+// Evaluation: each dataset is read from its start, every sequence once, whatever its weight.
 #pragma once
 
 #include <string>
