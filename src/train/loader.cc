@@ -62,7 +62,7 @@ Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, boo
   for (int i = 0; i < order_.num_datasets(); ++i) {
     check_tokenizer(order_.dataset(i).prefix(), run.data.tokenizer, asked_by.empty() ? "data.tokenizer" : asked_by);
     MOEBIUS_CHECK(usage, separate_documents_ || !order_.dataset(i).has_targets(),
-                  "data.separate_documents: expected true for {}, whose loss is on completions alone; got false; a "
+                  "data.separate_documents: expected true for {}, whose loss is only on completions; got false; a "
                   "completion must see no prompt but its own",
                   order_.dataset(i).prefix());
   }

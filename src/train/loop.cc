@@ -109,7 +109,7 @@ void TrainingRun::log_before_steps() {
 
 void TrainingRun::log_after_steps(int signal) {
   if (signal != 0)
-    log_.info("signal {}: saved step {}, ending; the same command goes on from there", signal, saved_step_);
+    log_.info("signal {}: saved step {}, ending; the same command resumes from there", signal, saved_step_);
   if (!ranks_.ranks.empty())
     log_.info("communication of the last step, the most that a rank sent and waited: {}", comm_text(ranks_));
   if (first_step_ <= run_.train.steps) memory_.compare();
