@@ -68,7 +68,7 @@ std::string random_hex() {
   return fmt::format("{:08x}{:08x}", random(), random());
 }
 
-// Not every file system can lock; there, one run a folder is up to the user.
+// Not every file system can lock. On such a one, the user must start only one run per folder.
 bool cannot_lock(int error) { return error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK || error == EINVAL; }
 
 }  // namespace
@@ -118,7 +118,7 @@ void rename_folder(const std::string& from, const std::string& to) {
 void exchange_folders(const std::string& unfinished, const std::string& b) {
   if (::renameat2(AT_FDCWD, unfinished.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return;
   if (errno != EINVAL && errno != ENOSYS) fail_io("exchange " + unfinished + " with", b, errno);
-  // Network file systems: two renames. A crash between them loses b, and no checkpoint beside it.
+  // For network file systems: two renames. A crash between them loses b, and no other checkpoint.
   rename_folder(b, unfinished + "0");
   rename_folder(unfinished, b);
 }
@@ -143,14 +143,14 @@ CheckpointLock::CheckpointLock(const std::string& dir) : path_(dir + "/lock") {
         "to end or choose another run.dir",
         dir, other);
   }
-  // Only for people who read the error above: a write that fails loses nothing.
+  // This is only for people who read the error above; if this write fails, nothing is lost.
   const std::string me = this_process();
   if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, me.data(), me.size(), 0) < 0) return;
 }
 
 CheckpointLock::~CheckpointLock() { ::close(fd_); }
 
-// Synced, so that other machines of a network file system read it.
+// It is synced, so that other machines of a network file system can read it.
 std::string CheckpointLock::sign() const {
   const std::string signature = random_hex(), text = this_process() + "\n" + signature + "\n";
   const auto size = static_cast<ssize_t>(text.size());

@@ -11,7 +11,7 @@
 namespace moebius {
 
 std::string step_folder_name(int64_t step);           // at least 8 digits
-std::string unfinished_name(int64_t step);            // another one each time
+std::string unfinished_name(int64_t step);            // a different name each time
 std::string free_old_folder(const std::string& dir);  // DIR/old-N, the first that is not there
 
 struct StepFolder {
@@ -19,14 +19,14 @@ struct StepFolder {
   std::string path;
 };
 
-// By rising step; none when there is no such folder.
+// In ascending order of step; empty if there is no such folder.
 std::vector<StepFolder> step_folders(const std::string& dir);
 std::vector<std::string> unfinished_folders(const std::string& dir);  // paths
 
 void make_dirs(const std::string& dir);  // with its parents, durable
 void rename_folder(const std::string& from, const std::string& to);
-// Swaps the two folders in one atomic operation: b is complete afterwards, and the old b is the
-// unfinished one.
+// Swaps the two folders in one atomic operation. Afterwards b is complete, and the old b is the
+// unfinished folder.
 void exchange_folders(const std::string& unfinished, const std::string& b);
 void remove_folder(const std::string& path);  // with all that is in it
 
@@ -41,8 +41,7 @@ class CheckpointLock {
   CheckpointLock(const CheckpointLock&) = delete;
   CheckpointLock& operator=(const CheckpointLock&) = delete;
 
-  // Writes a text into the lock that no other lock has, and returns it: the run's ranks look for
-  // it. Error{io}.
+  // Writes a unique text into the lock and returns it; the run's ranks look for it. Error{io}.
   std::string sign() const;
 
  private:

@@ -11,22 +11,22 @@ namespace moebius {
 struct CheckpointInfo {
   std::string folder;
   int64_t step = 0;
-  int64_t bytes = 0;    // of its files; 0 when damaged
+  int64_t bytes = 0;    // bytes of its files; 0 when damaged
   std::string problem;  // the reason why it cannot be used; empty when complete
 };
 
-// The step folders of `dir` by rising step, their manifests and file sizes checked;
-// none when there is no such folder.
+// The step folders of `dir` in ascending order, with their manifests and file sizes checked; empty
+// if there is no such folder.
 std::vector<CheckpointInfo> list_checkpoints(const std::string& dir);
 
 // The folder of the newest complete checkpoint. `rejected`, unless null, gets a line for each newer
-// one passed over, with the reason.
+// one that is skipped, with the reason.
 std::optional<std::string> newest_checkpoint(const std::string& dir, std::vector<std::string>* rejected);
 
 struct VerifyReport {
   int64_t step = -1;
   int64_t num_tensors = 0, num_files = 0, bytes = 0;
-  std::vector<std::string> problems;  // a line each
+  std::vector<std::string> problems;  // one line each
   bool ok() const { return problems.empty(); }
 };
 

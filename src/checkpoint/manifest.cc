@@ -147,7 +147,8 @@ void add_pieces(CheckpointTensor& into, const CheckpointTensor& from, const std:
   into.pieces.insert(into.pieces.end(), from.pieces.begin(), from.pieces.end());
 }
 
-// By rising place in the tensor. What several ranks wrote must be the same, and counts once.
+// In ascending order of place in the tensor. A piece that several ranks wrote must be the same, and
+// counts once.
 void drop_replicas(CheckpointTensor& t, const std::string& name) {
   const auto key = [](const CheckpointPiece& p) {
     const TensorSlice& s = p.slice;
@@ -181,7 +182,7 @@ std::string to_text(const CheckpointManifest& manifest) {
   }
   for (const auto& [name, t] : manifest.tensors) j["tensors"][name] = to_json(t);
   std::string text = j.dump(1);
-  text.resize(text.size() - 2);  // the brace that ends it, and the line before
+  text.resize(text.size() - 2);  // the last brace, and the newline before it
   return text + seal(text);
 }
 

@@ -7,8 +7,8 @@
 //    "manifest_xxh3": HASH}
 // A piece without "block" [dim, begin, count] is of the whole tensor; a piece without "range"
 // [begin, end] is all of its block. HASH covers all the bytes before its key. The hash of a file's
-// header and those of the pieces cover the whole file. Version 1 is of one rank: it has one piece a
-// tensor, with its fields beside "dtype". It is read, not written.
+// header and those of the pieces cover the whole file. Version 1 is of one rank: it has one piece
+// per tensor, with its fields beside "dtype". It is read, not written.
 #pragma once
 
 #include <cstdint>

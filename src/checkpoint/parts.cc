@@ -45,7 +45,8 @@ void write_part(const std::string& folder, const CheckpointManifest& share, int 
   file.sync();
   file.close();
   sync_dir(folder);
-  // The last that is done in the folder: once the part is there, rank 0 may give the folder its final name.
+  // This is the rank's last action in the folder. Once the part exists, rank 0 may give the folder
+  // its final name.
   rename_folder(unfinished, path);
   fault_point("checkpoint.after_part");
 }
@@ -56,7 +57,7 @@ std::vector<CheckpointManifest> take_parts(const std::string& folder, int num_ra
     const std::string path = part_path(folder, rank);
     wait_for(path, rank, progress);
     parts.push_back(parse_manifest(read_file(path), path));
-    std::error_code ignored;  // a file too many harms nobody
+    std::error_code ignored;  // an extra file does no harm
     std::filesystem::remove(path, ignored);
   }
   return parts;

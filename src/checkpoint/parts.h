@@ -1,6 +1,6 @@
 // The way in which rank 0 learns what the other ranks have written. Each rank writes the manifest
 // of its share into the folder, once its shards are durable. Asynchronous saves run on threads of
-// their own, which may not communicate between ranks. But all ranks see the folder.
+// their own, which may not communicate between ranks, but all ranks see the folder.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ struct CheckpointManifest;
 
 // The progress of the other ranks, for the thread that waits for their files.
 struct PartsProgress {
-  std::atomic<bool> all_written{false};  // every rank has reported it: a file that does not appear soon never will
+  std::atomic<bool> all_written{false};  // every rank reported it; a file that does not appear soon never will
   std::atomic<bool> given_up{false};     // a rank has failed
 };
 

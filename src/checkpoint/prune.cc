@@ -10,7 +10,8 @@
 namespace moebius {
 namespace {
 
-// Renamed first: a removal that does not finish leaves no folder that looks like a checkpoint.
+// The folder is renamed first, so that an unfinished removal leaves nothing that looks like a
+// checkpoint.
 void remove_checkpoint(const std::string& dir, const CheckpointInfo& old) {
   const std::string unfinished = dir + "/" + unfinished_name(old.step);
   rename_folder(old.folder, unfinished);
@@ -18,7 +19,7 @@ void remove_checkpoint(const std::string& dir, const CheckpointInfo& old) {
   remove_folder(unfinished);
 }
 
-// Those older than the newest `keep` good ones; none when fewer are good.
+// The checkpoints older than the newest `keep` good ones; empty if fewer are good.
 template <class IsGood>
 std::vector<CheckpointInfo> older_than(const std::vector<CheckpointInfo>& by_step, int64_t keep, IsGood&& is_good) {
   int64_t num_good = 0;

@@ -16,9 +16,9 @@ std::vector<std::string> prune_checkpoints(const std::string& dir, int64_t keep)
 // Removes the folders of saves and removals that did not finish.
 void remove_unfinished(const std::string& dir);
 
-// Called after a save of `step`. Removes checkpoints of later steps: they belong to a history that
-// was given up, and a run that resumes would take them for its own. keep >= 1: also removes those
-// older than the newest `keep` complete ones.
+// Called after a save of `step`. Removes checkpoints of later steps: they belong to an abandoned
+// history, and a run that resumes would take them for its own. keep >= 1: also removes those older
+// than the newest `keep` complete ones.
 void prune_after_save(const std::string& dir, int64_t step, int64_t keep);
 
 }  // namespace moebius

@@ -68,8 +68,8 @@ std::string listed(const char* what, const std::vector<std::string>& names) {
                      names.size() > kMostListed ? ", ..." : "");
 }
 
-// One piece, read through a buffer, a stretch under one hash after the other; a
-// stretch that nothing is wanted of is passed over.
+// Reads one piece through a buffer, one hashed stretch after the other. Stretches from which
+// nothing is needed are skipped.
 class PieceReader {
  public:
   PieceReader(const std::string& folder, const std::string& name, const CheckpointPiece& piece)
@@ -96,7 +96,8 @@ class PieceReader {
   }
 
  private:
-  // Those elements of bytes [begin, begin + count) of the piece that are in runs; returns the first run that goes on.
+  // Copies the elements of bytes [begin, begin + count) of the piece that are in runs. Returns the
+  // first run that continues.
   static size_t scatter(const std::vector<CommonRun>& runs, size_t next, int64_t element_bytes, std::byte* dst,
                         const std::byte* bytes, int64_t begin, int64_t count) {
     for (; next < runs.size(); ++next) {
@@ -230,7 +231,8 @@ void CheckpointReader::read_all(const std::vector<NamedTensor>& into, Stream* s)
 
 namespace {
 
-// Every name that some rank asks for. Long: a rank has as many names as its share of the model has tensors.
+// Every name that some rank asks for. The list is long: a rank has a name for each tensor of its
+// share of the model.
 std::set<std::string> names_of_all(Control& ranks, const std::vector<NamedTensor>& into) {
   std::string mine;
   for (const NamedTensor& t : into) mine += t.name + '\n';
@@ -244,8 +246,8 @@ std::set<std::string> names_of_all(Control& ranks, const std::vector<NamedTensor
 
 }  // namespace
 
-// When the ranks together hold as many elements as the checkpoint, and each finds its own there, then nothing is left:
-// their names need not go round.
+// If the ranks together hold as many elements as the checkpoint, and each finds its own there,
+// nothing is unexpected. Then their names need not be exchanged.
 void CheckpointReader::read_all(Control& ranks, const std::vector<NamedTensor>& into, Stream* s) const {
   int64_t held = 0, saved = 0;
   for (const NamedTensor& t : into) held += t.is_replica ? 0 : t.tensor.numel();

@@ -50,7 +50,7 @@ std::string describe(int64_t step, const std::vector<NamedTensor>& tensors, cons
   return fmt::format("save of step {}, {} tensors of {} bytes, to {}", step, tensors.size(), bytes, dir);
 }
 
-// Error with what was being saved in front.
+// The error, with the name of the save in front.
 template <class Body>
 auto saying(const std::string& what, Body&& body) {
   try {
@@ -110,7 +110,7 @@ void CheckpointStore::open() {
   ranks_.on_root([&] {
     make_dirs(dir_);
     lock_ = std::make_unique<CheckpointLock>(dir_);
-    remove_unfinished(dir_);  // the rest of a run that died may fill the disk
+    remove_unfinished(dir_);  // leftovers of a run that died may fill the disk
     if (ranks_.size() > 1) signature = lock_->sign();
   });
   if (ranks_.size() > 1) check_shared(ranks_.from_root(signature));
@@ -128,7 +128,7 @@ void CheckpointStore::check_shared(const std::string& signature) {
 }
 
 CheckpointStore::~CheckpointStore() {
-  progress_.given_up = ranks_.size() > 1;  // what others have not written by now may never come
+  progress_.given_up = ranks_.size() > 1;  // what others have not written by now may never arrive
   if (!async_save_) return;
   if (share_.valid()) share_.wait();
   if (publication_.valid()) publication_.wait();
@@ -194,7 +194,7 @@ void CheckpointStore::publish(const std::string& what, const Share& share, const
     publish_checkpoint(dir_, folder, manifest);
   });
   fault_point("checkpoint.before_prune");
-  remove_unfinished(dir_);  // the one that was replaced
+  remove_unfinished(dir_);  // the replaced checkpoint
   prune_after_save(dir_, step, keep_);
 }
 
@@ -210,7 +210,7 @@ void CheckpointStore::wait() {
   } catch (const Error&) {
     progress_.given_up = true;
     if (async_save_ && publication.valid()) publication.wait();
-    std::error_code ignored;  // the first error is the one to tell
+    std::error_code ignored;  // the first error is the one to report
     if (ranks_.is_root()) std::filesystem::remove_all(folder, ignored);
     throw;
   }
@@ -251,7 +251,7 @@ int64_t CheckpointStore::snapshot_bytes_of(const std::vector<NamedTensor>& tenso
 std::vector<NamedTensor> CheckpointStore::take_snapshot(const std::vector<NamedTensor>& tensors, Stream* s) {
   const int64_t bytes = snapshot_bytes_of(tensors);
   if (bytes > snapshot_capacity_) {
-    snapshot_.reset();  // never both
+    snapshot_.reset();  // so that both copies never exist at once
     snapshot_capacity_ = 0;
     snapshot_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
     snapshot_capacity_ = bytes;

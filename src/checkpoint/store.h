@@ -36,7 +36,7 @@ class Control;
 class CheckpointStore {
  public:
   static constexpr int64_t kShardBytes = int64_t{4} << 30;
-  static constexpr int64_t kPieceBytes = int64_t{16} << 20;  // written, and copied from a GPU, at once
+  static constexpr int64_t kPieceBytes = int64_t{16} << 20;  // bytes that are written, and copied from a GPU, at once
 
   // Creates the folder, and removes what a crash left in it. Error{usage} when another run has it
   // open, or when a rank sees another folder than rank 0. keep: newest checkpoints kept, 0 for all.
@@ -48,10 +48,9 @@ class CheckpointStore {
   // For a run on a GPU: allocates the host buffer that saves copy pieces through, so that no save
   // can lack memory.
   void hold_piece();
-  // Makes step-`step`, and replaces one that is there. Then it removes the checkpoints
-  // that `keep` leaves out, and those of later steps, which belong to a history that was
-  // given up. Each rank writes its slices, without replicas. Rank 0 waits for all of them,
-  // then publishes the checkpoint.
+  // Makes step-`step`, and replaces one that is there. Then it removes the checkpoints that `keep`
+  // leaves out, and those of later steps, which belong to an abandoned history. Each rank writes
+  // its slices, without replicas. Rank 0 waits for all of them, then publishes the checkpoint.
   //
   // async: waits for a save in flight, copies the tensors, then writes on threads of
   // its own. The error of an asynchronous save is thrown by the next save(), which then
@@ -65,7 +64,7 @@ class CheckpointStore {
   void check();  // throws the error of an asynchronous save that has failed; does not wait for one that runs
 
   // Moves every checkpoint, newest first, to a new folder DIR/old-N, with copies of those files of
-  // `beside` that exist. They no longer count as checkpoints of this run, and nothing removes them.
+  // `beside` that exist. They no longer count as checkpoints of this run, and are never removed.
   // Returns the folder, on every rank; empty when there was no checkpoint. A run that starts over
   // calls this, so that its history does not mix with the old one wherever it stops. Error{io}.
   std::string set_aside(const std::vector<std::string>& beside = {});

@@ -1,5 +1,5 @@
 // The elements of a global tensor that one rank holds, and the elements that two such slices have
-// in common. State that was saved on one layout is found by it on another.
+// in common. Through it, state that was saved on one layout is found on another.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 namespace moebius {
 
 // Elements [begin, end) of a block of a global tensor, counted through the block in row-major
-// order. Tensor, expert and stage parallelism leave a block to a rank; a sharded optimizer
-// leaves it a range of that block.
+// order. Tensor, expert and pipeline parallelism assign a block to a rank; a sharded optimizer
+// assigns it a range of that block.
 struct TensorSlice {
   std::vector<int64_t> shape;  // of the global tensor
   Shard shard;                 // the block
@@ -39,7 +39,7 @@ struct CommonRun {
   int64_t in_a = 0, in_b = 0, count = 0;
   bool operator==(const CommonRun&) const = default;
 };
-// The elements that both slices hold, by rising position, in as few runs as possible.
+// The elements that both slices hold, in ascending order of position, in as few runs as possible.
 // REQUIRES: legal slices of one shape.
 std::vector<CommonRun> common_runs(const TensorSlice& a, const TensorSlice& b);
 

@@ -47,7 +47,7 @@ std::vector<ShardEntries> split(const std::vector<NamedTensor>& tensors, int64_t
   return shards;
 }
 
-// A block keeps its shape; a range of one is a row.
+// A block keeps its shape; a range of a block is one row.
 std::vector<int64_t> shape_of(const TensorSlice& slice) {
   if (slice.numel() != block_numel(slice)) return {slice.numel()};
   std::vector<int64_t> shape = slice.shape;
@@ -79,7 +79,7 @@ std::string hash_of_start(const std::string& path, int64_t bytes) {
   return to_hex(hash_bytes(start.data(), bytes));
 }
 
-// Closes a shard and enters the file; the caller its tensors.
+// Closes a shard and enters the file in the manifest; the caller enters its tensors.
 void close_file(CheckpointManifest& manifest, const std::string& folder, const std::string& name,
                 SafetensorsWriter& writer) {
   writer.close();
@@ -118,7 +118,7 @@ void write_shard(CheckpointManifest& manifest, const std::string& folder, const 
 void rename_unfinished(const std::string& unfinished, const std::string& dir, int64_t step) {
   const std::string folder = dir + "/" + step_folder_name(step);
   fault_point("checkpoint.before_rename");
-  std::error_code unknown;  // then the rename says it better
+  std::error_code unknown;  // the rename then reports the error
   if (std::filesystem::is_directory(folder, unknown)) {
     exchange_folders(unfinished, folder);
   } else {

@@ -23,8 +23,8 @@ struct CheckpointContent {
 
 struct CheckpointWriter {
   int rank = 0, num_ranks = 1;
-  int64_t shard_bytes = CheckpointStore::kShardBytes;  // of one shard, or one tensor
-  Stream* device = nullptr;                            // of the GPU that the tensors are on; null: host memory
+  int64_t shard_bytes = CheckpointStore::kShardBytes;  // most bytes of a shard with several tensors
+  Stream* device = nullptr;                            // stream of the GPU that the tensors are on; null: host memory
   std::byte* piece = nullptr;                          // with a device: a host buffer of kPieceBytes
 };
 

@@ -117,7 +117,7 @@ int run_prune(const Options& o) {
 }  // namespace
 
 void add_checkpoint(Cli& cli) {
-  CLI::App* checkpoint = cli.app.add_subcommand("checkpoint", "the checkpoints of a run");
+  CLI::App* checkpoint = cli.app.add_subcommand("checkpoint", "lists, verifies and prunes the checkpoints of a run");
   checkpoint->require_subcommand(1);
   const auto o = std::make_shared<Options>();
   const auto add = [&](const char* name, const char* what, const char* path, int (*run)(const Options&)) {
@@ -127,11 +127,12 @@ void add_checkpoint(Cli& cli) {
     command->callback([&cli, o, run] { cli.run = [o, run] { return run(*o); }; });
     return command;
   };
-  add("ls", "of a run the steps and sizes; of one checkpoint the names, dtypes and shapes of its weights",
+  add("ls", "lists the steps and sizes of a run, or the names, dtypes and shapes of the weights of a checkpoint",
       "a run's folder, its checkpoints folder, one checkpoint, or a Hugging Face folder", run_ls);
-  add("verify", "reads every byte against its hash; exit code 3 when one is damaged",
+  add("verify", "checks every byte against its hash; exit code 3 when one is damaged",
       "a run's folder, its checkpoints folder, or one checkpoint", run_verify);
-  add("prune", "removes all but the newest that verify", "a run's folder or its checkpoints folder", run_prune)
+  add("prune", "removes all but the newest checkpoints that verify", "a run's folder or its checkpoints folder",
+      run_prune)
       ->add_option("--keep", o->keep, "checkpoints to keep, at least 1")
       ->capture_default_str();
 }

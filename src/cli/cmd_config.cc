@@ -208,14 +208,14 @@ int run(const Options& o) {
 
 void add_config(Cli& cli) {
   CLI::App* command = cli.app.add_subcommand(
-      "config", "the resolved recipe, where each value came from, the model's size, the mesh, the memory");
+      "config", "prints the resolved recipe with the origin of each value, the model's size, the mesh and the memory");
   const auto o = std::make_shared<Options>();
   command->add_option("RECIPE", o->recipe, "recipe (TOML)");
   command->add_option("--set", o->overrides, "section.key=value")->take_all()->allow_extra_args(false);
-  command->add_option("--ranks", o->ranks, "size of the run")->capture_default_str();
-  command->add_flag("--changed", o->changed, "of the values only those that are given, no defaults");
+  command->add_option("--ranks", o->ranks, "number of ranks of the run")->capture_default_str();
+  command->add_flag("--changed", o->changed, "print only the values that are given, not the defaults");
   command->add_flag("--keys", o->keys,
-                    "every key of a recipe with what it does, as Markdown (docs/reference/recipe.md)");
+                    "print every key of a recipe and what it does, as Markdown (docs/reference/recipe.md)");
   add_json_option(*command, o->json);
   command->callback([&cli, o] { cli.run = [o] { return run(*o); }; });
 }

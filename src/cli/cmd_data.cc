@@ -93,21 +93,23 @@ int run_info(const Options& o) {
 }  // namespace
 
 void add_data(Cli& cli) {
-  CLI::App* data = cli.app.add_subcommand("data", "token datasets");
+  CLI::App* data = cli.app.add_subcommand("data", "builds and describes token datasets");
   data->require_subcommand(1);
   const auto o = std::make_shared<Options>();
 
-  CLI::App* build = data->add_subcommand("build", "text, jsonl and their .zst to PREFIX.bin and PREFIX.idx");
+  CLI::App* build =
+      data->add_subcommand("build", "makes PREFIX.bin and PREFIX.idx from text and jsonl, also compressed as .zst");
   build->add_option("--input", o->build.inputs, "files, read in this order")->required();
   build->add_option("--tokenizer", o->tokenizer, "bytes, or a folder")->required();
-  build->add_flag("--parse-special", o->parse_special, "special tokens spelled out in the text are themselves");
+  build->add_flag("--parse-special", o->parse_special,
+                  "encode special tokens that are spelled out in the text as such");
   add_threads_option(*build, o->threads);
   build->add_option("--out", o->build.out_prefix, "PREFIX of the dataset")->required();
-  build->add_flag("--force", o->build.replace, "replace a dataset that exists");
+  build->add_flag("--force", o->build.replace, "replace an existing dataset");
   add_json_option(*build, o->json);
   build->callback([&cli, o] { cli.run = [&cli, o] { return run_build(*o, cli.log); }; });
 
-  CLI::App* info = data->add_subcommand("info", "what a dataset holds");
+  CLI::App* info = data->add_subcommand("info", "prints what a dataset holds");
   info->add_option("PREFIX", o->prefix, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
   add_json_option(*info, o->json);
   info->callback([&cli, o] { cli.run = [o] { return run_info(*o); }; });

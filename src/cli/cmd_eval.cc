@@ -127,14 +127,14 @@ int run_eval(const Options& o, Cli& cli) {
 }  // namespace
 
 void add_eval(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("eval", "loss, perplexity and bits per byte on a token dataset");
+  CLI::App* command = cli.app.add_subcommand("eval", "prints loss, perplexity and bits per byte on a token dataset");
   const auto o = std::make_shared<Options>();
   command->add_option("MODEL", o->model, "checkpoint, run folder or Hugging Face folder")->required();
   command->add_option("--data", o->data, "PREFIX of PREFIX.bin and PREFIX.idx")->required();
-  command->add_option("--seq-len", o->seq_len, "tokens a sequence; 0: the run's, or the model's context up to 2048")
+  command->add_option("--seq-len", o->seq_len, "tokens per sequence; 0: the run's, or the model's context up to 2048")
       ->capture_default_str();
   command->add_option("--batch", o->batch, "sequences at a time")->capture_default_str();
-  command->add_option("--max-batches", o->max_batches, "batches to read; 0: the whole set")->capture_default_str();
+  command->add_option("--max-batches", o->max_batches, "batches to read; 0: the whole dataset")->capture_default_str();
   add_device_option(*command, o->device);
   add_dtype_option(*command, o->dtype);
   add_threads_option(*command, o->threads);

@@ -15,15 +15,15 @@ void add_export(Cli& cli) {
     std::string dtype;
     bool json = false;
   };
-  CLI::App* command = cli.app.add_subcommand("export", "a Hugging Face folder from a checkpoint");
+  CLI::App* command = cli.app.add_subcommand("export", "makes a Hugging Face folder from a checkpoint");
   const auto o = std::make_shared<Options>();
   command->add_option("CHECKPOINT", o->spec.model, "checkpoint, run's folder or Hugging Face folder")->required();
   command->add_option("HF_DIR", o->spec.out, "folder to make")->required();
   command->add_option("--dtype", o->dtype,
-                      "f32 or bf16; without it what was imported as it is stored, what was trained in f32");
+                      "f32 or bf16; without it: imported weights as they are stored, trained weights in f32");
   command->add_option("--files", o->spec.files,
-                      "folder whose tokenizer and other files go along; without it those that were imported");
-  command->add_option("--shard-bytes", o->spec.shard_bytes, "tensors of a file, at most")
+                      "folder whose tokenizer and other files are copied; without it: those that were imported");
+  command->add_option("--shard-bytes", o->spec.shard_bytes, "most bytes of tensors in a file")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   add_json_option(*command, o->json);

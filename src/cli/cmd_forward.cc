@@ -19,18 +19,18 @@ void add_forward(Cli& cli) {
     bool json = false;
   };
   CLI::App* command = cli.app.add_subcommand(
-      "forward", "logits, loss, routes and gradients of given tokens, for comparison with other implementations");
+      "forward", "writes logits, loss, routes and gradients of given tokens, to compare with other implementations");
   const auto o = std::make_shared<Options>();
   command->add_option("MODEL", o->spec.model, "checkpoint or Hugging Face folder")->required();
   command
       ->add_option("--tokens", o->spec.tokens,
-                   "safetensors file with `tokens` I32 [B,S], and `doc_start` alike to keep documents apart")
+                   "safetensors file with `tokens` I32 [B,S]; a `doc_start` of the same form keeps documents apart")
       ->required();
   command->add_option("--out", o->spec.out, "safetensors file to write")->required();
-  command->add_flag("--grads", o->spec.gradients, "the gradient of every tensor too");
+  command->add_flag("--grads", o->spec.gradients, "write the gradient of every tensor too");
   command->add_option("--mtp", o->spec.mtp_coeff,
-                      "with --grads: multi-token prediction, its logits, and its loss with this coefficient beside the "
-                      "other in the objective");
+                      "with --grads: run multi-token prediction, write its logits, and add its loss to the objective "
+                      "with this coefficient");
   add_device_option(*command, o->device);
   add_dtype_option(*command, o->dtype);
   add_threads_option(*command, o->threads);

@@ -185,12 +185,12 @@ void add_generate(Cli& cli) {
   const auto o = std::make_shared<Options>();
   command->add_option("MODEL", o->model, "checkpoint, run folder or Hugging Face folder")->required();
   command->add_option("--prompt", o->prompt, "the text to continue; empty: a new document")->required();
-  command->add_option("--max-tokens", o->spec.max_tokens, "tokens to add at most")->capture_default_str();
+  command->add_option("--max-tokens", o->spec.max_tokens, "most tokens to add")->capture_default_str();
   command->add_option("--temperature", o->spec.sampling.temperature, "0: always the most likely token")
       ->capture_default_str();
   command->add_option("--top-p", o->spec.sampling.top_p, "draw among the most likely tokens of this total probability")
       ->capture_default_str();
-  command->add_option("--seed", o->spec.sampling.seed, "same seed, same text")->capture_default_str();
+  command->add_option("--seed", o->spec.sampling.seed, "the same seed gives the same text")->capture_default_str();
   command->add_option("--tokenizer", o->tokenizer, "bytes or a folder; default: the model's");
   add_device_option(*command, o->device);
   add_dtype_option(*command, o->dtype);

@@ -14,11 +14,11 @@ void add_import(Cli& cli) {
     ImportSpec spec;
     bool json = false;
   };
-  CLI::App* command = cli.app.add_subcommand("import", "a checkpoint from a Hugging Face folder");
+  CLI::App* command = cli.app.add_subcommand("import", "makes a checkpoint from a Hugging Face folder");
   const auto o = std::make_shared<Options>();
   command->add_option("HF_DIR", o->spec.model, "Hugging Face folder")->required();
   command->add_option("CHECKPOINT", o->spec.out, "folder to make")->required();
-  command->add_option("--shard-bytes", o->spec.shard_bytes, "tensors of a file, at most")
+  command->add_option("--shard-bytes", o->spec.shard_bytes, "most bytes of tensors in a file")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   add_json_option(*command, o->json);

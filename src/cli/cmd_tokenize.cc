@@ -53,10 +53,10 @@ int run_tokenize(const Options& o, Log& log) {
 }  // namespace
 
 void add_tokenize(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("tokenize", "standard input to ids, a line for a line");
+  CLI::App* command = cli.app.add_subcommand("tokenize", "turns standard input into ids, line by line");
   const auto o = std::make_shared<Options>();
   command->add_option("--tokenizer", o->tokenizer, "bytes, or a folder")->required();
-  command->add_flag("--decode", o->decode, "ids to text");
+  command->add_flag("--decode", o->decode, "turn ids into text");
   command->callback([&cli, o] { cli.run = [&cli, o] { return run_tokenize(*o, cli.log); }; });
 }
 

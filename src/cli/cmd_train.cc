@@ -98,7 +98,7 @@ int train(const TrainArgs& args, Cli& cli) {
 
 void add_train(Cli& cli) {
   CLI::App* command =
-      cli.app.add_subcommand("train", "train from a recipe; resumes from the newest checkpoint in run.dir");
+      cli.app.add_subcommand("train", "trains from a recipe; resumes from the newest checkpoint in run.dir");
   auto args = std::make_shared<TrainArgs>();
   command->add_option("recipe", args->recipe, "recipe (TOML)")->required();
   command->add_option("--set", args->overrides, "section.key=value, over the recipe; may be repeated")

@@ -35,15 +35,15 @@ int run(const Options& o, Log& log) {
 }  // namespace
 
 void add_upcycle(Cli& cli) {
-  CLI::App* command = cli.app.add_subcommand("upcycle", "a Mixture of Experts from a dense Hugging Face folder");
+  CLI::App* command = cli.app.add_subcommand("upcycle", "makes a Mixture of Experts from a dense Hugging Face folder");
   const auto o = std::make_shared<Options>();
   command->add_option("DENSE_HF_DIR", o->spec.model, "dense model: llama, mistral, qwen2 or qwen3")->required();
   command->add_option("OUT_HF_DIR", o->spec.out, "folder to make")->required();
-  command->add_option("--experts", o->spec.num_experts, "experts of a layer")->required();
-  command->add_option("--top-k", o->spec.top_k, "experts of a token")->required();
+  command->add_option("--experts", o->spec.num_experts, "experts per layer")->required();
+  command->add_option("--top-k", o->spec.top_k, "experts per token")->required();
   command->add_option("--granularity", o->spec.granularity, "experts that one MLP is cut into")->capture_default_str();
-  command->add_option("--seed", o->spec.seed, "of the routers' random rows")->capture_default_str();
-  command->add_option("--shard-bytes", o->spec.shard_bytes, "tensors of a file, at most")
+  command->add_option("--seed", o->spec.seed, "seed of the routers' random rows")->capture_default_str();
+  command->add_option("--shard-bytes", o->spec.shard_bytes, "most bytes of tensors in a file")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   add_json_option(*command, o->json);

@@ -32,7 +32,7 @@ int64_t needed_of_gpu(Engine& engine) {
 MemoryVerdict verdict_of_gpu(Engine& engine, int64_t num_ranks) {
   MemoryVerdict v{.needed_bytes = needed_of_gpu(engine)};
   v.text = fmt::format("{} of each GPU are needed{}", bytes_text(v.needed_bytes),
-                       num_ranks == 1 ? "" : " by a rank that has it alone");
+                       num_ranks == 1 ? "" : " by a rank that does not share it");
   if (Accelerator::count() > 0) {
     const AcceleratorInfo gpu = Accelerator::describe(0);
     v.fits = v.needed_bytes <= gpu.free_bytes;

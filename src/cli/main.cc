@@ -101,7 +101,7 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", "moebius 0.1.0");
   app.require_subcommand(1);
   bool quiet = false;
-  app.add_flag("--quiet", quiet, "no logs or progress on standard error");
+  app.add_flag("--quiet", quiet, "print no logs or progress on standard error");
   const bool redraw = isatty(STDERR_FILENO) && std::getenv("NO_COLOR") == nullptr;
   std::optional<Log> log;
   log.emplace(stderr, redraw, false);

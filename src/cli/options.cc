@@ -16,7 +16,7 @@ void add_device_option(CLI::App& command, std::string& device) {
 }
 
 void add_dtype_option(CLI::App& command, std::string& dtype) {
-  command.add_option("--dtype", dtype, "of the computation: f32 or bf16")->capture_default_str();
+  command.add_option("--dtype", dtype, "dtype of the computation: f32 or bf16")->capture_default_str();
 }
 
 void add_threads_option(CLI::App& command, int& threads) {

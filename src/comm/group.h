@@ -10,7 +10,7 @@
 //              tensors may be used again; on a GPU, by work launched on the stream from then on.
 //              Sums need memory for what arrives: at most kSumPiece elements from each rank, kept by
 //              the group.
-//   Devices    Every transport moves memory of the CPU; comm/gpu/gpu_links.h moves memory of GPUs.
+//   Devices    Every transport moves CPU memory; comm/gpu/gpu_links.h moves GPU memory.
 //              On the null device nothing is moved, and no call waits.
 //   Errors     Error{usage} for wrong shapes and dtypes. Error{distributed} when another rank failed, ended,
 //              or did not join in time: the message names that rank, its coordinates, the collective,
@@ -29,7 +29,7 @@
 
 namespace moebius {
 
-// A send or a receive that is under way.
+// A send or a receive in flight.
 // After wait() the tensor may be used again; wait() on an empty Pending does nothing. A Pending that
 // is destroyed before wait(), by an exception, is withdrawn.
 class Pending {
@@ -82,10 +82,11 @@ class Group {
   virtual void broadcast(Stream& s, Tensor x, int root) = 0;     // x = x of root, any dtype
   // These move x between two ranks of the group, any dtype; x is in use until wait().
   // Sends to one rank arrive in their order, independently of the collectives:
-  // a send and its receive may come before and after the same collective.
+  // a send may come before a collective and its receive after the same collective.
   [[nodiscard]] virtual Pending send(Stream& s, Tensor x, int to) = 0;
   [[nodiscard]] virtual Pending recv(Stream& s, Tensor x, int from) = 0;
-  // These are the collectives above, under way until wait(). Until then out and in are in use.
+  // These start the collectives above, which are in flight until wait(). Until then out and in are
+  // in use.
   // So is `arrived`, which is like `in` and holds what comes from the other ranks.
   // Ranks may begin and end other operations meanwhile, all in the same order.
   [[nodiscard]] virtual Pending start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) = 0;

@@ -1,11 +1,12 @@
-// The name of a machine, which tells ranks of the same machine from others.
+// The name of a machine, by which ranks of the same machine recognise each other.
 #pragma once
 
 #include <string>
 
 namespace moebius {
 
-// Returns a name that is equal on the ranks of one machine and, while the machine runs, only there.
+// Returns a name that is equal on the ranks of one machine, and differs between machines while they
+// run.
 std::string machine_name();
 
 }  // namespace moebius

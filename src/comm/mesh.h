@@ -16,8 +16,8 @@ class Mesh {
   // All ranks make it, with the same shape. Groups with the same ranks stay separate, so that traffic
   // is counted and reported by axis.
   // The transport must outlive the mesh.
-  // Throws Error{usage} when the shape is wrong or has not the world's size.
-  // links: moves memory of GPUs for the groups and must outlive the mesh; null where no group does so.
+  // Throws Error{usage} when the shape is wrong or does not have the world's size.
+  // links: moves GPU memory for the groups and must outlive the mesh; null if no group does so.
   Mesh(const MeshShape& shape, Transport& transport, GpuLinks* links = nullptr);
 
   const MeshShape& shape() const { return shape_; }

@@ -28,7 +28,7 @@ class Timed {
 
 }  // namespace
 
-// Messages that are under way, and what to do when they have ended.
+// Messages in flight, and what to do when they have ended.
 class MessageGroup::Exchange final : public Pending::Transfer {
  public:
   Exchange(MessageGroup& group, Messages messages, int64_t record, std::function<void()> then = {})
@@ -37,7 +37,8 @@ class MessageGroup::Exchange final : public Pending::Transfer {
         messages_(std::move(messages)),
         record_(record),
         then_(std::move(then)) {}
-  // A withdrawn exchange counts as ended, unless an exception passes: then a report shows it as not ended.
+  // A withdrawn exchange counts as ended, except during an exception: then a report shows it as not
+  // ended.
   ~Exchange() override {
     if (!has_ended_ && std::uncaught_exceptions() == 0) recorder_.end(record_);
   }

@@ -35,7 +35,7 @@ class StepStack {
   int64_t high_water_ = 0;
 };
 
-// Frees at its end everything allocated from the stack since its beginning.
+// Frees everything that was allocated from the stack during its lifetime.
 class StackScope {
  public:
   explicit StackScope(StepStack& stack) : stack_(stack), mark_(stack.used_) {}

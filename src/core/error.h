@@ -1,5 +1,5 @@
 // Errors are one exception type with one kind.
-// A message says who failed, what was expected, what came instead, and what to do.
+// A message says who failed, what was expected, what it got instead, and what to do.
 // Only the command line catches errors, prints them and turns the kind into the exit code.
 // The library never prints and never exits.
 #pragma once

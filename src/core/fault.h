@@ -1,5 +1,5 @@
 // A fault point is a named place where a test can make a process die or fail.
-// Tests use them to prove that nothing is lost in that moment.
+// Tests use fault points to prove that nothing is lost at that moment.
 //
 // The body of fault_point is chosen when a program is linked:
 //   moebius                     links fault_points_none.cc, where a point does nothing
@@ -9,7 +9,7 @@
 //   MOEBIUS_FAULT=NAME:COUNT:stop    SIGSTOP instead: the process is stopped
 //   MOEBIUS_FAULT=NAME:COUNT:throw   Error{io} instead, like a failed write
 //   MOEBIUS_FAULT=NAME:COUNT:enospc  from the COUNT-th time on: Error{io}, like a full disk
-//   MOEBIUS_FAULT_LOG=FILE           appends the name of each point reached, one a line: a list of all points
+//   MOEBIUS_FAULT_LOG=FILE           appends the name of each point reached, one per line: a list of all points
 #pragma once
 
 namespace moebius {

@@ -32,7 +32,7 @@ Mode mode_of(std::string_view text) {
 }
 
 // Parses NAME:COUNT[:MODE].
-// Text that is not understood is an error: without its fault a test could not fail.
+// A text that cannot be parsed is an error: without its fault a test could not fail.
 Fault parse(std::string_view text) {
   const size_t colon = text.find(':');
   MOEBIUS_CHECK(usage, colon != 0 && colon != text.npos, "MOEBIUS_FAULT: must be NAME:COUNT[:MODE]; got '{}'", text);

@@ -1,4 +1,4 @@
-// The log is what a run prints for people: lines and one progress line, on one FILE.
+// The log holds what a run prints for people: lines and one progress line, on one FILE.
 // Results of a command never go through it.
 #pragma once
 

@@ -34,7 +34,7 @@ struct Operand {
 std::string to_string(const Operand& operand);  // "f8_e4m3[4, 8] with row_blocks scales f32[4, 1]"
 
 // Throws Error{usage} "who: name has no quantised form yet; ..." unless the operand is plain.
-// It is for ops that compute only with plain tensors.
+// Ops that compute only with plain tensors call it.
 void check_plain(const char* who, const char* name, const Operand& operand);
 
 }  // namespace moebius

@@ -1,6 +1,6 @@
 // A Tensor is a non-owning view of contiguous row-major memory with a shape, a dtype and a device.
 //
-// Names of tensors end in their logical shape, a letter a dimension:
+// Names of tensors end in their logical shape, one letter per dimension:
 //   T  tokens            N  pairs, T * K      V  vocabulary     D  model dimension
 //   R  rows received     S  sequence, or segments               F  hidden dimension of an expert
 //   H  query heads       G  key-value heads   d  head dimension L  layers
@@ -48,7 +48,7 @@ struct Tensor {
   int64_t numel() const { return shape.numel(); }
   int64_t num_bytes() const { return numel() * size_of(dtype); }
   int64_t dim(int i) const { return shape[i]; }
-  // Whether this is an optional argument that was not given.
+  // Returns whether this is an optional argument that was not given.
   bool empty() const { return shape.numel() == 0; }
 
   // Returns the elements; T must be the dtype's type. The result is null only when there are no elements.

@@ -54,7 +54,7 @@ void ThreadPool::run(int64_t num_tasks, TaskRef fn) {
   fn_ = &fn;
   num_tasks_ = num_tasks;
   next_task_ = 0;
-  loop_ = (loop_ / kNextLoop + 1) * kNextLoop;  // open, no worker inside
+  loop_ = (loop_ / kNextLoop + 1) * kNextLoop;  // open, with no worker inside
   if (num_sleeping_ > 0) {
     std::lock_guard lock(mutex_);
     wake_.notify_all();

@@ -1,4 +1,4 @@
-// A trace is what ran: each op's name, floating-point operations, bytes and time.
+// A trace records the ops that ran: each op's name, floating-point operations, bytes and time.
 // OpScope and PhaseScope fill it. Benchmarks, the null device's accounting and log.trace read it.
 // log.trace is a Chrome trace; open it in Perfetto.
 #pragma once

@@ -9,7 +9,7 @@
 namespace moebius {
 
 // A rank's share of a global batch. The rank's micro-batch m is number m * dp + dp_rank of the
-// global batch. Of each sequence the rank has the tokens of its context rank
+// global batch. The rank has the tokens of each sequence that belong to its context rank
 // (model/attention/token_runs.h).
 struct DataShare {
   int64_t dp_rank = 0, dp = 1, cp_rank = 0, cp = 1;
@@ -21,9 +21,9 @@ class BatchSource {
   // Called once a step (1-based), before its first fill().
   virtual void begin_step(int64_t /*step*/) {}
   // Fills this rank's micro-batch m of the step, in host memory: every tensor of tensors_of()
-  // except scalars_memory, and `training`. Some scalars are set already by the engine: the
-  // step and the learning rate. The source sets the others: the loss scales, the first token
-  // and the tokens of the global batch.
+  // except scalars_memory, and `training`. The engine has already set some scalars: the step and
+  // the learning rate. The source sets the others: the loss scales, the first token and the tokens
+  // of the global batch.
   virtual void fill(MicroBatch& batch, int64_t m) = 0;
 };
 

@@ -39,7 +39,8 @@ int64_t fixed_bytes(const MemoryPlan& plan) {
   return bytes;
 }
 
-// "memory.recompute (not yet in it: norm, attention)", of what the model has; empty when all of it is.
+// "memory.recompute (not yet in it: norm, attention)": the names that the model has layers for;
+// empty when all are in it.
 std::string more_recompute(const ModelSpec& m, const RecomputeSpec& used) {
   const RecomputeSpec exists{.norm = true,
                              .qkv = true,

@@ -12,10 +12,10 @@
 namespace moebius {
 
 struct DeviceMemory {
-  int64_t plan_bytes = 0;       // an allocation a life, in whole pages of the GPU
-  int64_t workspace_bytes = 0;  // of matrix products, and for trying their algorithms
-  int64_t code_bytes = 0;       // of kernels, which come with their first use, and of CUDA graphs
-  int64_t num_ranks = 1;        // that share the GPU; the bytes are the sums over them
+  int64_t plan_bytes = 0;       // one allocation per life, in whole pages of the GPU
+  int64_t workspace_bytes = 0;  // workspaces of matrix products, and memory to try their algorithms
+  int64_t code_bytes = 0;       // code of kernels, which are loaded at their first use, and CUDA graphs
+  int64_t num_ranks = 1;        // ranks that share the GPU; the bytes are the sums over them
   int64_t total_bytes() const { return plan_bytes + workspace_bytes + code_bytes; }
   // The sum for ranks that share a GPU, when each holds as much as this one, in a process of its own.
   DeviceMemory times(int64_t ranks) const;
@@ -27,9 +27,9 @@ struct DeviceMemory {
 // The memory of a plan whose step stack has stack_bytes. with_cudnn: kernels of cuDNN run, too.
 DeviceMemory device_memory(const MemoryPlan& plan, int64_t stack_bytes, bool with_cudnn = false);
 
-// The bytes set aside for code_bytes and for other memory that is allocated with use.
-// No run was seen to use as much. The margin is there because a GPU that is full
-// fails in the middle of a step.
+// The bytes reserved for code_bytes and for other memory that is allocated at first use.
+// No run has used that much so far. The margin exists because a full GPU fails in the middle of a
+// step.
 constexpr int64_t kDeviceReserveBytes = int64_t{384} << 20;
 
 // The sum of the plan, the workspaces and kDeviceReserveBytes.
@@ -47,9 +47,9 @@ struct MemoryUse {
 // INT64_MAX where the number is not known.
 std::string memory_advice(const MemoryUse& use, const MemoryPlan& plan, int64_t available);
 
-// Error{usage} with advice and the plan's table when less is available than needed. These checks
-// come before any allocation for a reason. A system promises memory that it does not have, and ends
-// the process when it is used. A GPU fails in the middle of a plan.
+// Error{usage} with advice and the plan's table when less is available than needed. The check runs
+// before any allocation. Otherwise a system would promise memory that it does not have, and end the
+// process when it is used; a GPU would fail in the middle of a plan.
 void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available, const MemoryUse& use);
 void check_device_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t free_bytes, const MemoryUse& use);
 

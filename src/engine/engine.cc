@@ -11,9 +11,10 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kLogitRows = 64;  // at once, on their way to the host
+constexpr int64_t kLogitRows = 64;  // rows that are copied to the host at once
 
-// Modules of multi-token prediction that nothing computes take no room, but in training, which saves what it was given.
+// Modules of multi-token prediction that are not computed use no memory, except in training, which
+// saves them.
 std::vector<HeldStage> held_stages(const EngineSpec& spec, const PipelineRank& rank) {
   std::vector<HeldStage> stages = rank.stages();
   for (HeldStage& stage : stages) {
@@ -32,7 +33,8 @@ Mesh make_mesh(const MeshShape& shape, Transport* world, GpuLinks* links) {
   return world ? Mesh(shape, *world, links) : Mesh(shape);
 }
 
-// During unwinding, gives up what the GPU awaits of other ranks; else freeing device memory would block.
+// During unwinding it aborts what the GPU waits for from other ranks; else freeing device memory
+// would block.
 class AbortCommOnUnwind {
  public:
   explicit AbortCommOnUnwind(GpuLinks* links) : links_(links) {}
@@ -70,7 +72,8 @@ Engine::Engine(const EngineSpec& spec)
       mesh_(make_mesh(spec.mesh, spec.world ? spec.world : dry_run_world_.get(), links_.get())),
       plan_(spec.recompute),
       peak_(gpu_.get()) {
-  // A GPU has one micro-batch, which each of the host is copied into in turn; but several stages have all in flight.
+  // A GPU has one micro-batch, and the host's are copied into it one after the other. With several
+  // stages all are in flight.
   const bool in_turn = spec_.target == DeviceKind::cuda && spec_.mesh.pp == 1;
   batches_ = std::make_unique<BatchBuffers>(plan_, spec_.shape, spec_.num_micro_batches, in_turn);
   make_model();
@@ -84,7 +87,7 @@ Engine::Engine(const EngineSpec& spec)
   with_memory_advice([&] { model_->init_state(s); });
 }
 
-// Also aborts when it is destroyed during unwinding.
+// It also aborts when it is destroyed during unwinding.
 Engine::~Engine() {
   if (links_ && std::uncaught_exceptions() > 0) links_->abandon();
 }
@@ -125,8 +128,8 @@ void Engine::allocate(int64_t stack_bytes) {
   if (spec_.graph && (!links_ || links_->can_capture())) graphs_ = StepGraphs(graph_device(*gpu_));
 }
 
-// Loading a kernel waits for all that its GPU does. That may be a receive of what another rank sends only once it has
-// what this rank would compute with that kernel.
+// Loading a kernel waits for all that its GPU does. That may include a receive from a rank that
+// itself waits for what this rank would compute with that kernel.
 void Engine::warm_up() {
   Stream s = stream();
   MicroBatch batch = batches_->on_device(0);
@@ -212,9 +215,9 @@ void Engine::step(BatchSource& source, int64_t step, double lr) {
   clock_.begin_step();
   batches_->set_schedule(step, lr);
   with_memory_advice([&] { launch_step(s, source, step); });
-  // A rank whose host hangs is named here; the wait for the GPU alone would not say which it is.
+  // This names a rank whose host hangs; the wait for the GPU alone would not.
   if (links_) mesh_.group(Axis::world).barrier();
-  read_metrics();  // the host waits for the device here alone
+  read_metrics();  // the host waits for the device only here
   clock_.read(gpu_.get());
   ++num_steps_;
 }
@@ -251,7 +254,7 @@ void Engine::forward_backward(Stream& s, const Round& round) {
   const bool first = round.first == 0, last = round.first + round.count == spec_.num_micro_batches;
   const StepPasses passes{.first = first, .last_micro_batches = last ? round.count : 0, .closed = graphs_.captures()};
   if (first) clock_.begin_passes(gpu_.get());
-  const bool overlaps = exchange.overlaps();  // else all passes are the same graph
+  const bool overlaps = exchange.overlaps();  // otherwise all passes share one graph
   graphs_.run(StepPart::passes(overlaps && first, overlaps && last), s, [&](Stream& on) {
     exchange.begin_passes(on, passes);
     const auto batch = [&](int64_t m) -> const MicroBatch& { return batches_->on_device(round.first + m); };

@@ -5,9 +5,10 @@
 // Every method that runs passes is called by all ranks together, in the same order.
 //
 // A training step is  load_batch, step, loss, end_of_step.  The host only copies each micro-batch
-// in, and the sums of the step out. All else is device work, which a GPU captures once
-// (engine/step_graphs.h) and replays. No part of it waits, allocates or depends on the contents of
-// memory. The size of the graphs does not grow with the number of micro-batches.
+// to the device, and the sums of the step back. Everything else is device work, which a GPU
+// captures once (engine/step_graphs.h) and replays. No part of this work waits, allocates or
+// depends on the contents of memory. The size of the graphs does not grow with the number of
+// micro-batches.
 #pragma once
 
 #include <memory>
@@ -46,7 +47,7 @@ class Engine {
   // Forward and backward of every micro-batch that is loaded, then reduction and update. When it
   // returns, the sums of the step can be read.
   void step(int64_t step, double lr);
-  // Does both. Each micro-batch is loaded just before it is launched, on a GPU while
+  // Loads and runs a step. Each micro-batch is loaded just before it is launched, on a GPU while
   // the one before it is computed.
   void step(BatchSource& source, int64_t step, double lr);
   // The token cross-entropy of the last step, or of the passes since end_of_step() once
@@ -60,8 +61,8 @@ class Engine {
   const StepTimes& step_times() const { return clock_.times(); }  // of the last step()
 
   // --- its parts, eager, for evaluation and diagnosis ---
-  void forward(int64_t m = 0);                   // one micro-batch, as batch(m) says: adds to the loss sum
-  void forward_backward(int64_t m = 0);          // and its backward pass: adds to the gradients
+  void forward(int64_t m = 0);                   // runs micro-batch m, as batch(m) holds it; adds to the loss sum
+  void forward_backward(int64_t m = 0);          // runs its backward pass too; adds to the gradients
   void optimizer_step(int64_t step, double lr);  // reduces, clips, updates
   // Runs body(Step&) on the engine's stream and stack, for micro-batch m as batch(m) says.
   template <class Body>
@@ -87,8 +88,8 @@ class Engine {
   int64_t stack_high_water() { return plan_.stack().high_water(); }
   const EngineSpec& spec() const { return spec_; }
   const Mesh& mesh() const { return mesh_; }
-  // How ranks exchange memory of GPUs and whether their steps are CUDA graphs, for
-  // the run's log; empty elsewhere.
+  // How ranks exchange GPU memory and whether their steps are CUDA graphs, for the run's log; empty
+  // on CPUs.
   std::string links_text() const;
   // Ops of the steps so far for which a GPU used fallback kernels, and why; empty when there are none.
   std::string fallback_kernels_text() const;
@@ -116,7 +117,7 @@ class Engine {
   DeviceMemory device_memory() const {
     return moebius::device_memory(plan_, plan_.bytes(Life::stack), runs_cudnn(spec_));
   }
-  // The same for all ranks that share this rank's GPU. The code of kernels is counted once a
+  // The same for all ranks that share this rank's GPU. The code of kernels is counted once per
   // process. All ranks of the world call it together.
   DeviceMemory shared_device_memory();
   // Whether messages between GPUs are staged through pinned host memory, which no prediction counts.
@@ -156,18 +157,18 @@ class Engine {
 
   EngineSpec spec_;
   ThreadPool pool_;
-  std::unique_ptr<GpuRanks> gpu_ranks_;  // with several ranks on GPUs
+  std::unique_ptr<GpuRanks> gpu_ranks_;  // only with several ranks on GPUs
   std::unique_ptr<Accelerator> gpu_;     // outlives all that is on it
-  std::unique_ptr<GpuLinks> links_;      // of the ranks
+  std::unique_ptr<GpuLinks> links_;      // between the ranks
   Trace* trace_ = nullptr;
   std::unique_ptr<Transport> dry_run_world_;
   Mesh mesh_;
   MemoryPlan plan_;
   PeakMemory peak_;
   std::unique_ptr<BatchBuffers> batches_;
-  HostMirror metrics_;  // of a GPU
+  HostMirror metrics_;  // only with a GPU
   StepGraphs graphs_;
-  double total_tokens_ = 0;  // of the global batch, which captured steps hold; 0 before the first
+  double total_tokens_ = 0;  // tokens of the global batch, which captured steps hold; 0 before the first step
   int64_t num_steps_ = 0;
   StepClock clock_;
   std::unique_ptr<Model> model_;

@@ -9,11 +9,11 @@
 namespace moebius {
 
 MemoryUse memory_use(const EngineSpec& spec);
-// Whether a training step loads kernels of cuDNN, which take memory of the GPU.
+// Returns whether a training step loads kernels of cuDNN, which use GPU memory.
 bool runs_cudnn(const EngineSpec& spec);
 // Error{usage} with the plan's table when the host or the GPU does not have the planned memory.
 // Ranks that share a GPU compare the sum of their plans, before any of them has allocated. gpu,
-// ranks: null where there are none.
+// ranks: null if there are none.
 void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec, const Accelerator* gpu,
                   GpuRanks* ranks);
 

@@ -62,7 +62,8 @@ EngineSpec resolved(EngineSpec spec) {
   if (spec.device == DeviceKind::cuda && Accelerator::why_missing().empty()) cuda::open_cublas_lt();
   spec.dispatcher = dispatcher_of(spec);
   if (spec.max_positions == 0) spec.max_positions = std::max(spec.shape.seq * spec.mesh.cp, spec.cache_tokens);
-  // One stage takes the micro-batches of a step in turn, several have all of them in flight.
+  // One stage runs the micro-batches of a step one after the other; several stages have all of them
+  // in flight.
   spec.pipeline.num_micro_batches = spec.mesh.pp > 1 ? spec.num_micro_batches : 1;
   spec.pipeline.overlap = spec.overlap;
   return spec;

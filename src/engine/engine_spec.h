@@ -20,7 +20,7 @@ struct EngineSpec {
   ModelUse use = ModelUse::inference;
   BatchShape shape;                        // of a micro-batch on this rank: 1 / cp of each sequence
   int64_t num_micro_batches = 1;           // of a step
-  int64_t max_positions = 0;               // 0: of the whole sequence
+  int64_t max_positions = 0;               // 0: those of the whole sequence
   int64_t cache_tokens = 0;                // > 0: key/value caches for generation
   std::optional<OptimizerSpec> optimizer;  // with ModelUse::training
   RecomputeSpec recompute;                 // what backward recomputes instead of keeping it
@@ -30,7 +30,7 @@ struct EngineSpec {
   // The engine is a rank of this world, which has mesh.world() ranks. Null: it is the only rank, or
   // on the null device the first rank of a dry run.
   Transport* world = nullptr;
-  // The dispatcher of the MoE layers. Engine::spec() has the kind that runs.
+  // The dispatcher of the MoE layers. Engine::spec() has the kind that is used.
   DispatcherKind dispatcher = DispatcherKind::automatic;
   bool overlap = true;                               // communication overlaps with compute where it can; the same bits
   int64_t bucket_numel = GradBuckets::kBucketNumel;  // of gradients that are reduced together
@@ -42,12 +42,12 @@ struct EngineSpec {
   uint64_t seed = 0;
 };
 
-// The mesh of a run on world_size ranks. dp and edp are what the other axes leave.
+// The mesh of a run on world_size ranks. dp and edp are what remains after the other axes.
 MeshShape mesh_shape(const ParallelSpec& parallel, int64_t world_size);
 // The engine that trains this run on a mesh.
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh = {});
 
-// Returns the spec with all that was left open resolved: every engine is built from such a spec.
+// Returns the spec with every open choice resolved; every engine is built from such a spec.
 // Error{usage} when the target cannot run it.
 EngineSpec resolved(EngineSpec spec);
 

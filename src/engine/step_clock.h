@@ -8,11 +8,11 @@
 namespace moebius {
 
 struct StepTimes {
-  double load_s = 0;  // of the host, in the batch source
+  double load_s = 0;  // time of the host in the batch source
   // Forward and backward passes. On a GPU the time begins with the first micro-batch, and
   // includes the waits for later ones.
   double passes_s = 0;
-  double optimizer_s = 0;  // reduction and update
+  double optimizer_s = 0;  // time of reduction and update
 };
 
 class StepClock {

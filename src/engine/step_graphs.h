@@ -20,7 +20,7 @@ namespace moebius {
 struct StepPart {
   enum class Kind { passes, update, end_of_step };
   Kind kind = Kind::passes;
-  bool first = false, last = false;  // passes: of the step
+  bool first = false, last = false;  // whether these passes are the first, or the last, of the step
   auto operator<=>(const StepPart&) const = default;
 
   static StepPart passes(bool first, bool last) { return {Kind::passes, first, last}; }
@@ -32,7 +32,7 @@ struct StepPart {
 class GraphDevice {
  public:
   virtual ~GraphDevice() = default;
-  // Runs body once. The work that body gives the device is captured instead of done. Returns a
+  // Runs body once. The work that body gives the device is captured instead of executed. Returns a
   // function that launches that work.
   virtual std::function<void()> capture(GraphCapture& capture, const std::function<void()>& body) = 0;
 };
@@ -45,7 +45,7 @@ class StepGraphs {
   explicit StepGraphs(std::unique_ptr<GraphDevice> device) : device_(std::move(device)) {}
 
   bool captures() const { return device_ != nullptr; }
-  // Does the part: by body(s), or by a replay of the work that was captured from body. After a
+  // Runs the part: by body(s), or by a replay of the work that was captured from body. After a
   // replay the host does what was registered for it while body ran (GraphCapture::after_replay). A
   // stream with a trace is always eager.
   void run(const StepPart& part, Stream& s, const std::function<void(Stream&)>& body);
@@ -54,7 +54,7 @@ class StepGraphs {
   struct Graph {
     int64_t launches = 0;
     std::unique_ptr<GraphCapture> capture;
-    std::function<void()> launch;  // none until it is captured
+    std::function<void()> launch;  // empty until the part is captured
   };
   void capture(Graph& graph, const Stream& s, const std::function<void(Stream&)>& body);
 

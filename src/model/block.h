@@ -33,7 +33,7 @@ class Block {
   // Reads the residual. Leaves the new base in it, and its output in delta, which keeps its memory.
   void forward(Step& step, Residual& residual, Saved& saved) const;
 
-  // dresidual: on entry the derivative by the stream after the layer, on return the one before it.
+  // dresidual: on entry the derivative w.r.t. the stream after the layer, on return that before it.
   // Runs both backward passes: each half's backward_weight follows its backward_input at once.
   void backward(Step& step, Tensor dresidual_TD, Saved& saved) const;
   // The two passes separately; the bits are the same. Norms, router and sinks add their

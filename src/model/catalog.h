@@ -18,8 +18,8 @@ namespace moebius {
 
 struct CatalogSpec {
   const ModelSpec& model;
-  ModelUse use = ModelUse::inference;    // training has state of its own
-  BalanceSpec balance = {};              // and which, depends on how load is balanced
+  ModelUse use = ModelUse::inference;    // training also has state
+  BalanceSpec balance = {};              // decides which state there is
   std::vector<std::string> freeze = {};  // as in ParamTable
   bool holds_mtp = true;                 // whether the modules of multi-token prediction are part of it
   int64_t num_mtp = 0;                   // how many of them are computed; 0: they are held, and frozen

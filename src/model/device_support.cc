@@ -10,8 +10,8 @@ namespace {
 
 constexpr const char* kUseCpu = "set run.device = \"cpu\" (--device cpu)";
 
-// limit: "attention has kernels for heads of at most 256". key: as a recipe says the value. advice: what helps beside
-// another device, may be empty.
+// limit: "attention has kernels for heads of at most 256". key: the key of the recipe that sets the
+// value. advice: what helps other than another device; may be empty.
 void check_gpu_limit(int64_t value, int64_t most, const char* limit, const char* key, const std::string& advice = "") {
   MOEBIUS_CHECK(usage, value <= most,
                 "run.device = \"cuda\" cannot be honoured: on a GPU {} at most {}; got {} = {}; {}{}", limit, most, key,
@@ -36,7 +36,7 @@ void check_norms(const ModelSpec& m, const DeviceUse& use) {
   check(m.hidden_size, "model.hidden_size");
   check(m.q_lora_rank, "model.q_lora_rank");
   check(m.kv_lora_rank, "model.kv_lora_rank");
-  // Over tp ranks each norms its part, of any width.
+  // With several tp ranks each norms its own part, of any width.
   if (m.qk_norm == QkNorm::whole && use.tp == 1)
     check(m.q_size(), "model.num_attention_heads * head_dim with model.qk_norm = \"whole\"", "set parallel.tp");
 }

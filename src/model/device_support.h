@@ -11,9 +11,9 @@ struct DeviceUse {
   int64_t tp = 1;     // ranks that share the heads
 };
 
-// Error{usage} naming the key of the recipe, the values that the kernels take, the value that came,
-// and what to do. A run is thus refused before it uses a GPU or memory. A null device has no limits
-// of its own: pass the device that it counts for.
+// Error{usage} naming the key of the recipe, the values that the kernels support, the value that
+// was given, and what to do. A run is thus refused before it uses a GPU or memory. A null device
+// has no limits of its own: pass the device that it counts for.
 void check_device(const ModelSpec& model, DeviceKind device, const DeviceUse& use = {});
 
 }  // namespace moebius

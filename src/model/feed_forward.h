@@ -28,7 +28,7 @@ class FeedForward {
 
   // For diagnosis, in the order they were computed.
   virtual std::vector<KeptTensor> kept(const Saved& saved) const = 0;
-  // The Mixture of Experts and its saved tensors, for metrics; null of a dense one.
+  // The Mixture of Experts and its saved tensors, for metrics; null in a dense layer.
   virtual const Moe* moe() const = 0;
   virtual const Moe::Saved* moe_saved(const Saved& saved) const = 0;
 };

@@ -106,7 +106,7 @@ void ParamTable::grad_ready(Stream& s, const ParamSpan& span) {
 
 namespace {
 
-// A part in pieces that are in one piece both here and in the global tensor.
+// The pieces of a part that are contiguous both here and in the global tensor.
 struct Piece {
   ElementRange here;        // of the parameter
   int64_t first_index = 0;  // of its first element in the global tensor
@@ -127,7 +127,7 @@ std::vector<Piece> pieces_of(const ParamPart& part) {
   return pieces;
 }
 
-// Draws what `of` holds of a piece into x_n, which is laid out like `of`.
+// Draws the values of the piece that are in `of` into x_n, which is laid out like `of`.
 void draw(Stream& s, const Tensor& x_n, const ElementRange& of, const Piece& piece, const FillNormal& how) {
   const ElementRange range = common(of, piece.here);
   if (range.count == 0) return;

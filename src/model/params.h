@@ -34,12 +34,12 @@ enum class ParamInit { normal, ones, zeros };
 // (parallel/optim/param_groups.h).
 enum class ParamKind {
   matrix,     // a projection: of attention, a dense MLP, a shared expert, multi-token prediction
-  embedding,  // the table of the vocabulary; also the head's, where the model ties them
-  head,       // the head's own table
+  embedding,  // the table of the vocabulary; also the head's table, if the model ties them
+  head,       // the head's table, if it has its own
   experts,    // the matrices of the routed experts of a layer, one after another
   router,     // the router's matrix
   norm,       // weights of a norm
-  bias,       // one row that is added
+  bias,       // a row that is added
   sink,       // attention sinks
   state,      // changed by training without a gradient: expert biases, load of the last step
 };
@@ -53,7 +53,7 @@ struct ParamSpec {
   ParamInit init = ParamInit::normal;
   float init_std = 0.02f;
   ParamKind kind = ParamKind::matrix;
-  // False: training does not update it by a gradient, but it is saved all the same. It is then
+  // False: training does not update it by a gradient, but it is still saved. It is then
   // state, which is f32, or a frozen parameter.
   bool trainable = true;
   // True: a copy of the embedding, as the head of another stage of a pipeline. Here it is a parameter
@@ -101,7 +101,7 @@ class ParamTable {
   ParamTable(const ParamTable&) = delete;
   // Declares its weights in the plan, and its gradient if it is trained. The
   // reference stays valid. Error{usage} when some of its parts are to be frozen and
-  // others not, since they are one in memory.
+  // others not, since they are stored as one tensor.
   const Param& declare(ParamSpec spec);
   const std::deque<Param>& all() const { return params_; }
   ModelUse use() const { return use_; }

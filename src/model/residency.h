@@ -28,9 +28,10 @@ struct ParamSpan {
 class ParamResidency {
  public:
   virtual ~ParamResidency() = default;
-  // The pass will need these weights soon: they may start to come now. A hint that may be left out.
+  // The pass will need these weights soon, so their transfer may start now. This is a hint and may
+  // be omitted.
   virtual void gather(Stream& s, const ParamSpan& span) = 0;
-  // Returns when the weights are here for all work that s gets from now on.
+  // Returns when the weights are on this rank for all work that s gets from now on.
   virtual void ready(Stream& s, const ParamSpan& span) = 0;
   // The pass does not read these weights again before the next ready.
   virtual void release(Stream& s, const ParamSpan& span) = 0;
@@ -47,7 +48,7 @@ class ResidencyOrder {
   bool is_idle() const;  // no parameter is in use: true between passes
 
  private:
-  std::vector<int> uses_;  // by parameter, as far as any was used
+  std::vector<int> uses_;  // by parameter, up to the last that was used
 };
 
 }  // namespace moebius

@@ -91,7 +91,8 @@ void Stage::init_state(Stream& s) const {
   }
 }
 
-// The last layer's output is not added yet: the final norm adds it, or the stream that leaves.
+// The last layer's output is not added yet. The final norm adds it, or it is added before the
+// stream is sent.
 void Stage::leave(Step& step, const Residual& residual, Saved& saved) const {
   const int64_t T = residual.delta_TD.dim(0);
   if (spec_.norm) {
@@ -101,8 +102,8 @@ void Stage::leave(Step& step, const Residual& residual, Saved& saved) const {
   }
 }
 
-// To the stage of the head, which reads what leaves the norms, and there from the stream. In generation a stream may be
-// shorter than a micro-batch.
+// Copies the norms' outputs into the stream, from which the stage of the head reads them. In
+// generation a stream may be shorter than a micro-batch.
 void Stage::hand_on(Step& step, Tensor stream_TD, bool with_gradients) const {
   const int64_t t = std::min(stream_TD.dim(0), stream_rows_);
   copy(step.stream, stream_TD.rows(0, t), final_TD_.rows(0, t));
@@ -146,7 +147,7 @@ void Stage::forward_layers(Step& step, Tensor stream_TD, Saved& saved) const {
   params_.release(step.stream, of_end_);
 }
 
-// The next one that a pass comes to, if there is one.
+// The next block of a pass, if there is one.
 void Stage::gather_block(Step& step, size_t i) const {
   if (i < of_block_.size()) params_.gather(step.stream, of_block_[i]);
 }
@@ -206,7 +207,8 @@ void Stage::end_gradients(Step& step) const {
   params_.release(step.stream, of_end_);
 }
 
-// Between the stream's buffer and this stage's own tensors, where norm and loss are on two stages.
+// Copies between the stream's buffer and this stage's own tensors, if norm and loss are on two
+// stages.
 void Stage::exchange_hidden_gradients(Step& step, Tensor dstream_TD, const Saved& saved) const {
   for (int64_t depth = 0; depth <= num_mtp_depths(); ++depth) {
     const Tensor here_TD = dhidden_TD(saved, depth), there_TD = hidden_TD(dstream_TD, depth);
@@ -246,7 +248,7 @@ void Stage::backward_layers(Step& step, Tensor dstream_TD, Saved& saved, bool wi
 
 void Stage::backward_block(Step& step, size_t i, Tensor dstream_TD, Saved& saved, bool with_weights) const {
   PhaseScope phase(step.stream, "backward", spec_.first_layer + static_cast<int64_t>(i));
-  gather_block(step, i - 1);  // none for the first: the embedding backward reads no weights
+  gather_block(step, i - 1);  // nothing before the first block: the embedding's backward reads no weights
   params_.ready(step.stream, of_block_[i]);
   if (with_weights) {
     blocks_[i].backward(step, dstream_TD, saved_of(saved, i));

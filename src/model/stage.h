@@ -32,12 +32,12 @@ class Stage {
  public:
   // The tensors that the passes of one micro-batch leave for later ones.
   struct Saved {
-    std::vector<Block::Saved> blocks;  // per layer; in inference one for all of a kind
+    std::vector<Block::Saved> blocks;  // per layer; in inference one for all layers of a kind
     Norm::Saved final_norm;
-    Tensor dfinal_TD;             // the loss's derivative by the final norm's output
+    Tensor dfinal_TD;             // the loss's derivative w.r.t. the final norm's output
     std::vector<Mtp::Saved> mtp;  // per depth
-    std::vector<Tensor> dmtp_TD;  // per depth, the loss's derivative by its output: where the modules are elsewhere
-    WgradInput dembedding_TD;     // the derivative by the embedding's output
+    std::vector<Tensor> dmtp_TD;  // per depth, that w.r.t. its output, if the modules are elsewhere
+    WgradInput dembedding_TD;     // the derivative w.r.t. the embedding's output
   };
 
   // Declares every parameter of the stage.
@@ -52,16 +52,16 @@ class Stage {
   // return it is the stream after the stage, and undefined if the stage has the final norm.
   //
   // If multi-token prediction is on another stage than the loss, the stream between the two is h^0
-  // .. h^n (model/layers/mtp.h), one below the other. Without gradients it is h^0 alone.
+  // .. h^n (model/layers/mtp.h), one after the other. Without gradients it is h^0 alone.
   void forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradients = false) const;
   // REQUIRES spec().loss. Adds the sum of weighted token losses to the model's loss_sum. With
   // gradients, the loss's derivative and the head's gradient are computed in the same pass, since
   // its logits are never held. The backward passes continue from that derivative. Multi-token
   // prediction runs only with gradients; its losses are added to mtp_loss_sum.
   void forward_loss(Step& step, Saved& saved, bool with_gradients) const;
-  // dstream: on entry the derivative by the stream after the stage, unless the stage has
-  // the loss. On return it is the derivative by the stream before the stage. Runs both
-  // backward passes, layer after layer.
+  // dstream: on entry the derivative w.r.t. the stream after the stage, unless the stage has the
+  // loss. On return it is the derivative w.r.t. the stream before the stage. Runs both backward
+  // passes, layer after layer.
   void backward(Step& step, Tensor dstream_TD, Saved& saved) const;
   // The two passes separately; the bits are the same. Other passes may come between them, on other
   // sets of saved tensors. A gradient may be reduced after the second. REQUIRES: declare_saved()
@@ -74,8 +74,8 @@ class Stage {
   // REQUIRES spec().loss. Writes the logits (f32) of one of the rows that all tp ranks have put
   // through forward_cached(), with t rows each.
   void row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const;
-  // Logits (f32) of the last forward pass over the final norm's rows [begin, end), at depth 0; at
-  // depth k of the token that multi-token prediction sees there. REQUIRES spec().loss.
+  // Logits (f32) of the last forward pass for the rows [begin, end) of the final norm at depth 0,
+  // or of multi-token prediction at depth k. REQUIRES spec().loss.
   void logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth = 0) const;
 
   const StageSpec& spec() const { return spec_; }
@@ -88,7 +88,7 @@ class Stage {
   // Whether it has multi-token prediction and computes it: BatchShape::num_mtp.
   bool predicts_mtp() const { return !mtp_.empty() && shape_.num_mtp > 0; }
   const std::deque<Mtp>& mtp() const { return mtp_; }   // [depth - 1]
-  const Tensor& token_loss() const { return loss_T_; }  // f32, of all tokens of the last micro-batch here, weighted
+  const Tensor& token_loss() const { return loss_T_; }  // f32, weighted, of the last micro-batch
   Block::Saved& saved_of(Saved& saved, size_t i) const { return saved.blocks[set_of_block_[i]]; }
   const Block::Saved& saved_of(const Saved& saved, size_t i) const { return saved.blocks[set_of_block_[i]]; }
   // The tensors that a forward pass kept, in the order they were computed; for diagnosis.

@@ -16,7 +16,7 @@ namespace moebius {
 // ranks of one place hold together (model/attention/token_runs.h).
 struct BatchShape {
   int64_t batch = 1;  // sequences
-  int64_t seq = 1;    // tokens a sequence here: 1 / cp of it
+  int64_t seq = 1;    // tokens per sequence on this rank: 1 / cp of it
   // Scopes of the sequence balance loss: sequences, or documents when they are kept apart.
   int64_t max_segments = 1;
   // True: sequences hold documents that do not see each other, with their starts in doc_start_T.
@@ -38,7 +38,7 @@ struct StepScalars {
   // [depth]: 1 / the sum of the target weights of this depth in the global batch, 0 where that is 0.
   // Depth 0 is the next token.
   double loss_scale[kMaxDepths] = {1.0};
-  // [depth]: the weighted losses are multiplied with it in the objective. It is loss_scale, times
+  // [depth]: the factor of the weighted losses in the objective. It is loss_scale, times
   // the coefficient of multi-token prediction at its depths.
   float objective_scale[kMaxDepths] = {1.0f};
   int64_t draw[2] = {};       // for what is drawn: the step, and the index of row 0 in the global batch's tokens
@@ -59,10 +59,10 @@ struct StepScalars {
   double lr() const { return schedule[0]; }
 };
 
-// The targets of a head: what it is to predict at each row.
+// The targets of a head: the token to predict at each row.
 struct Targets {
   Tensor target_T;  // i32
-  Tensor weight_T;  // f32, of each in the loss
+  Tensor weight_T;  // f32, the weight of each target in the loss
 };
 
 // One micro-batch: batch * seq token rows, sequence after sequence. Its own targets are the next tokens.
@@ -93,7 +93,7 @@ struct MicroBatch : Targets {
   Tensor schedule_2() const;
 };
 
-// Every tensor of a batch of this shape, with all that the plan needs to know of it.
+// Every tensor of a batch of this shape, with what the plan needs to know about it.
 // This is the only list of them.
 struct BatchTensor {
   Tensor* tensor;

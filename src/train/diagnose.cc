@@ -38,7 +38,8 @@ std::optional<std::string> first_in_gradients(Stream& s, const Model& model, siz
   return std::nullopt;
 }
 
-// The finding of the first rank that has one, the same on every rank. Ranks go on together, or end together.
+// The finding of the first rank that has one, the same on every rank. Ranks continue together, or
+// end together.
 std::optional<std::string> agree(Control& control, const std::optional<std::string>& found, Pass pass = Pass::forward) {
   const std::vector<std::string> all = control.gather(found.value_or(""));
   for (size_t i = 0; i < all.size(); ++i) {

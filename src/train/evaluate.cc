@@ -28,7 +28,7 @@ double take_loss_sum(Engine& engine) {
   return loss;
 }
 
-// Adds the loss of the engine's batch: of this rank's tokens.
+// Adds the loss of this rank's tokens in the engine's batch.
 void add_batch(Engine& engine, Sums& sums) {
   engine.forward();
   sums.nats += take_loss_sum(engine);
@@ -36,7 +36,7 @@ void add_batch(Engine& engine, Sums& sums) {
   for (int64_t t = 0; t < weight_T.numel(); ++t) sums.tokens += weight_T.ptr<float>()[t];
 }
 
-// Each rank knows the tokens of its sequences; their loss is known where the last stage is.
+// Each rank knows the tokens of its sequences; only ranks of the last stage know their loss.
 void reduce(Engine& engine, Sums& sums) {
   Stream s(DeviceKind::cpu, engine.stream().pool());
   engine.mesh().group(Axis::dp_cp).all_reduce_sum(s, tensor_of(&sums.tokens, {1}));
@@ -46,7 +46,7 @@ void reduce(Engine& engine, Sums& sums) {
 
 double mean(const Sums& sums) { return sums.tokens > 0 ? sums.nats / sums.tokens : 0.0; }
 
-// False when stopped before the end.
+// Returns false when it was stopped before the end.
 bool add_dataset(Engine& engine, Loader& loader, int dataset, int64_t max_batches, const std::function<bool()>& stop,
                  Sums& sums) {
   const int64_t B = engine.spec().shape.batch, in_all = loader.num_sequences(dataset);

@@ -15,22 +15,23 @@ struct DatasetLoss {
   std::string prefix;
   double loss = 0;                      // nats per target token
   double tokens = 0;                    // targets that counted
-  std::optional<double> bits_per_byte;  // of the text, when PREFIX.json has the bytes per token
+  std::optional<double> bits_per_byte;  // bits per byte of the text, if PREFIX.json has the number of bytes
 };
 
 // The totals are over tokens, not over datasets: all nats by all tokens, all bits by all bytes of their text.
 struct EvalResult {
   double loss = 0;
   double tokens = 0;
-  std::optional<double> bits_per_byte;  // only when each dataset has one
+  std::optional<double> bits_per_byte;  // only if each dataset has it
   std::vector<DatasetLoss> datasets;    // in the loader's order
-  bool complete = true;                 // false: stopped, and the numbers are of what was read until then
+  bool complete = true;                 // false: stopped, and the numbers cover what was read until then
 };
 
-// One pass over each of the loader's datasets, every sequence once and in order whatever the weights, at most
-// max_batches micro-batches of EACH dataset (0: all). Uses the engine's batch and saved tensors, and leaves its loss
-// sum at zero: never call it between the micro-batches of a step. Data ranks take micro-batches in turn; all ranks call
-// it together and get the same result. stop is asked before each round of micro-batches, and answers the same on all.
+// One pass over each of the loader's datasets, every sequence once and in order whatever the
+// weights, at most max_batches micro-batches of EACH dataset (0: all). Uses the engine's batch and
+// saved tensors, and leaves its loss sum at zero: never call it between the micro-batches of a
+// step. The dp ranks take micro-batches round-robin; all ranks call this together and get the same
+// result. stop is called before each round of micro-batches, and returns the same on all ranks.
 EvalResult evaluate(Engine& engine, Loader& loader, int64_t max_batches, const std::function<bool()>& stop = {});
 
 }  // namespace moebius

@@ -10,11 +10,11 @@
 namespace moebius {
 
 struct HostMemory {
-  int64_t plan_bytes = 0;        // of a run on the CPU
-  int64_t pinned_bytes = 0;      // through which a GPU copies: batches and sums of a step, and pieces of a checkpoint
+  int64_t plan_bytes = 0;        // the plan, for a run on the CPU
+  int64_t pinned_bytes = 0;      // for a GPU's copies: batches and sums of a step, and pieces of a checkpoint
   int64_t snapshot_bytes = 0;    // the copy that an asynchronous checkpoint takes
-  int64_t num_ranks = 1;         // whose memory this is
-  bool stages_messages = false;  // messages between GPUs take more pinned memory, which is not predicted
+  int64_t num_ranks = 1;         // ranks whose memory this is
+  bool stages_messages = false;  // messages between GPUs need more pinned memory, which is not predicted
   std::string text() const;      // "of the host 1.2 MiB pinned, checkpoint snapshot 3.4 GiB"; without a GPU the latter
 };
 

@@ -62,7 +62,7 @@ Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, boo
   for (int i = 0; i < order_.num_datasets(); ++i) {
     check_tokenizer(order_.dataset(i).prefix(), run.data.tokenizer, asked_by.empty() ? "data.tokenizer" : asked_by);
     MOEBIUS_CHECK(usage, separate_documents_ || !order_.dataset(i).has_targets(),
-                  "data.separate_documents: expected true for {}, whose loss is on completions alone; got false; a "
+                  "data.separate_documents: expected true for {}, whose loss is only on completions; got false; a "
                   "completion must see no prompt but its own",
                   order_.dataset(i).prefix());
   }
@@ -79,7 +79,7 @@ std::vector<int32_t> Loader::document_starts(const Sample& sample) const {
   return separate_documents_ ? order_.document_starts(sample) : std::vector<int32_t>{};
 }
 
-// [i]: whether token i + 1 is to be predicted. The first token of a document is nobody's target.
+// [i]: whether token i + 1 is to be predicted. The first token of a document is not a target.
 std::vector<bool> Loader::counted_targets(const Sample& sample, const std::vector<int32_t>& starts) const {
   if (order_.dataset(sample.dataset).has_targets()) return order_.targets(sample);
   std::vector<bool> counts(seq_, true);
@@ -87,7 +87,8 @@ std::vector<bool> Loader::counted_targets(const Sample& sample, const std::vecto
   return counts;
 }
 
-// Depth k predicts token j + 1 of a document from row j - k: every target but those of its first k rows.
+// Depth k predicts token j + 1 of a document from row j - k: every target except those of its first
+// k rows.
 void Loader::add_weights(const Sample& sample, std::vector<double>& of_depth) const {
   std::vector<int32_t> ends = document_starts(sample);
   const bool chosen = order_.dataset(sample.dataset).has_targets();

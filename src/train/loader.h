@@ -1,11 +1,12 @@
 // Fills micro-batches, for training or for an evaluation.
 //
-// Training: the batch is a pure function of the step. Sample (step - 1) * global_batch + i is sequence i of the global
-// batch, whatever the layout and however often the run was resumed. Micro-batch j of the global batch is its sequences
-// j * micro_batch + [0, micro_batch), and the dp ranks take them in turn. A context rank gets its pieces of a sequence
-// (model/attention/token_runs.h), and with each row all that multi-token prediction reads and predicts there; tp ranks
-// get the same.
-// Evaluation: each dataset from its front, every sequence once, whatever its weight.
+// Training: the batch is a pure function of the step. Sample (step - 1) * global_batch + i is
+// sequence i of the global batch, whatever the layout and however often the run was resumed.
+// Micro-batch j of the global batch is its sequences j * micro_batch + [0, micro_batch), and the dp
+// ranks take them round-robin. A context rank gets its pieces of a sequence
+// (model/attention/token_runs.h), and with each row all that multi-token prediction reads and
+// predicts there; tp ranks get the same.
+// Evaluation: each dataset is read from its start, every sequence once, whatever its weight.
 #pragma once
 
 #include <string>
@@ -30,16 +31,17 @@ class Loader final : public BatchSource {
   Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share = {},
          const std::string& asked_by = "");
 
-  // Picks the sequences of the global batch of a step (1-based).
+  // Selects the sequences of the global batch of a step (1-based).
   void begin_step(int64_t step) override;
   // This rank's micro-batch m of the step that begin_step() named.
   void fill(MicroBatch& batch, int64_t m) override;
   // Sequences [first, first + count) of one dataset, the rest of the micro-batch without weight; for evaluation. count
-  // may be 0: a rank whose turn it is not.
+  // may be 0, on a rank that has no micro-batch in this round.
   void fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t count);
 
   int64_t num_sequences(int dataset) const { return order_.samples_per_epoch(dataset); }
-  // One line a dataset (TokenDataset::fingerprint), which an exact resume must find again. Reads at most 2 MiB of each.
+  // One line per dataset (TokenDataset::fingerprint), which an exact resume must find again. Reads
+  // at most 2 MiB of each.
   std::string fingerprint() const;
   const DatasetOrder& order() const { return order_; }
 
@@ -54,9 +56,9 @@ class Loader final : public BatchSource {
   std::vector<int64_t> positions_;  // in a sequence, of its tokens here
   int64_t seq_, micro_batch_, global_batch_;
   bool separate_documents_;
-  std::vector<Sample> samples_;      // of the global batch of the step
+  std::vector<Sample> samples_;      // those of the global batch of the step
   double mtp_coeff_ = 0;             // of each depth of multi-token prediction
-  std::vector<double> loss_scales_;  // [depth], 0 of the tokens that come next
+  std::vector<double> loss_scales_;  // [depth], depth 0 is the next token
   std::vector<int32_t> tokens_;      // one sample, seq + 1
   int32_t num_segments_ = 0;         // of the micro-batch so far
 };

@@ -84,7 +84,7 @@ int TrainingRun::run() {
     report_step(report);
     store_.check();  // an asynchronous save that has failed ends the run now, not at the next save
     save_if_due(step);
-    evaluate_if_due(step);  // after the save: an evaluation that dies costs nothing but itself
+    evaluate_if_due(step);  // after the save, so an evaluation that fails loses nothing else
     signal = agreed_signal();
     if (signal != 0) save(step);
   }
@@ -109,7 +109,7 @@ void TrainingRun::log_before_steps() {
 
 void TrainingRun::log_after_steps(int signal) {
   if (signal != 0)
-    log_.info("signal {}: saved step {}, ending; the same command goes on from there", signal, saved_step_);
+    log_.info("signal {}: saved step {}, ending; the same command resumes from there", signal, saved_step_);
   if (!ranks_.ranks.empty())
     log_.info("communication of the last step, the most that a rank sent and waited: {}", comm_text(ranks_));
   if (first_step_ <= run_.train.steps) memory_.compare();
@@ -137,8 +137,8 @@ int TrainingRun::agreed_signal() {
 
 // --- a step ---------------------------------------------------------------------------------------------------------
 
-// The second step is traced, since the first one warms up; or the only one. On every rank: a collective is captured in
-// a CUDA graph by all ranks or by none.
+// The second step is traced, since the first one warms up; if there is only one step, that one is.
+// Every rank traces it, since a collective is captured in a CUDA graph by all ranks or by none.
 bool TrainingRun::is_traced(int64_t step) const {
   return !run_.log.trace.empty() && step == std::min(first_step_ + 1, run_.train.steps);
 }
@@ -159,7 +159,7 @@ StepReport TrainingRun::train_step(int64_t step) {
 
 void TrainingRun::end_trace() {
   Stream s = engine_.stream();
-  synchronize(s);  // the end of the step's own phase is known
+  synchronize(s);  // now the step's own phase has ended
   engine_.set_trace(nullptr);
   on_root_alone([&] { write_file_atomic(run_.log.trace, trace_.chrome_json()); });
   trace_.clear();
@@ -190,7 +190,8 @@ void TrainingRun::evaluate_before_steps() {
   agreed_signal();  // throws when it could not be written
 }
 
-// A signal leaves an evaluation undone: the run that goes on from this step's checkpoint does it first.
+// After a signal the evaluation is skipped. The run that resumes from this step's checkpoint does
+// it first.
 void TrainingRun::evaluate_if_due(int64_t step) {
   const bool due =
       step > 0 && (step == run_.train.steps || (run_.train.eval_every > 0 && step % run_.train.eval_every == 0));

@@ -24,7 +24,8 @@ namespace moebius {
 class TrainingRun {
  public:
   // signal: nonzero once the run should save and end; read after every step.
-  // world: whose rank this is, none for a run on one. Every rank makes its own; the first writes the metrics and logs.
+  // world: the world that this is a rank of; null for a run on one rank. Every rank makes its own;
+  // the first writes the metrics and logs.
   TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal, Transport* world = nullptr);
 
   // Returns the signal that ended the run, 0 when every step was done; a signal to any rank ends all after the same
@@ -55,10 +56,10 @@ class TrainingRun {
   int agreed_signal();  // all ranks together, after each step; throws the error of on_root_alone on all of them
 
   RunSpec run_;
-  std::unique_ptr<Transport> alone_;  // of a run on one rank
+  std::unique_ptr<Transport> alone_;  // only in a run on one rank
   Transport& world_;
   Control control_;
-  Log quiet_{stderr, false, true};  // of all ranks but the first
+  Log quiet_{stderr, false, true};  // used by all ranks but the first
   Log& log_;
   const std::atomic<int>& signal_;
   Trace trace_;  // outlives the engine, which may still write to it

@@ -12,7 +12,8 @@ class MemoryForecast {
  public:
   MemoryForecast(Engine& engine, Control& control, Log& log) : engine_(engine), control_(control), log_(log) {}
 
-  // Logs the prediction: of the GPU where there is one, else of the process. Holds what saves of a GPU go through.
+  // Logs the prediction: for the GPU if there is one, else for the process. Allocates the host
+  // buffer that saves of a GPU use.
   // Error{usage} when the host does not have the memory of plan and snapshot. All ranks call it together.
   void predict(CheckpointStore& store, bool async_save);
   void compare();  // logs it beside the measured peak

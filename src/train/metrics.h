@@ -22,8 +22,8 @@ struct MoeLayerReport {
 struct StepReport {
   int64_t step = 0;
   double loss = 0;                  // token cross-entropy alone, mean over the targets of the global batch
-  double aux_loss = 0, z_loss = 0;  // what else the objective holds; their sum over the layers
-  double mtp_loss = 0;              // and train.mtp_coeff times this: multi-token prediction, mean over its depths
+  double aux_loss = 0, z_loss = 0;  // the other terms of the objective, each summed over the layers
+  double mtp_loss = 0;              // multi-token prediction, mean over its depths, without its coefficient
   double grad_norm = 0, lr = 0;
   double tokens = 0;  // of the global batch
   double step_time_s = 0;
@@ -34,8 +34,9 @@ struct StepReport {
   std::vector<MoeLayerReport> layers;
 };
 
-// Reads the sums of the step that the engine has just finished; before Engine::end_of_step. The numbers are of all
-// ranks and the same on each, but for the time and the memory. All ranks call it together.
+// Reads the sums of the step that the engine has just finished; before Engine::end_of_step. The
+// numbers cover all ranks and are the same on each, except for the time and the memory. All ranks
+// call it together.
 StepReport read_step(Engine& engine, double step_time_s);
 
 nlohmann::ordered_json to_json(const StepReport& report);

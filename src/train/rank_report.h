@@ -18,12 +18,12 @@ struct CommCounters {
 CommCounters comm_counters(const Mesh& mesh);  // so far
 CommCounters comm_since(const Mesh& mesh, const CommCounters& before);
 
-// Seconds of one rank's step; but for load_s by the GPU's clock where it trains on one.
+// Seconds of one rank's step. All but load_s are measured by the GPU's clock if the rank has a GPU.
 struct RankTimes {
   double load_s = 0;       // filling micro-batches
   double passes_s = 0;     // forward and backward, with what they communicate
   double optimizer_s = 0;  // sums over ranks, norm, update
-  double waiting_s = 0;    // of the last two: in calls of communication, which no compute hides
+  double waiting_s = 0;    // the part of the last two in communication calls, which no compute hides
 };
 
 struct AxisReport {
@@ -35,7 +35,7 @@ struct AxisReport {
 struct RanksReport {
   std::vector<RankTimes> ranks;            // by world rank; none on one rank
   std::vector<AxisReport> axes;            // with several ranks, in the order of Axis
-  std::vector<int64_t> tokens_of_ep_rank;  // that its experts got, over all layers and copies, before any drop
+  std::vector<int64_t> tokens_of_ep_rank;  // tokens that its experts got, over all layers and copies, before any drop
 };
 
 // The report of the last step, the same on each rank; all ranks call it together. mine: of this rank, without

@@ -57,8 +57,8 @@ void RunLog::add_scalars(const StepReport& report) {
   }
 }
 
-// Every balance loss is about 1 or more on a healthy router. Far below 1, the scores vanish
-// (sigmoid), or the loss is low without any balance.
+// Every balance loss is about 1 or more on a healthy router. If it is far below 1, the scores
+// vanish (sigmoid), or the loss is low without any balance.
 void RunLog::watch_balance(const StepReport& report) {
   const double at_balance = run_.moe.aux_coeff * (run_.moe.aux + run_.moe.seq_aux + run_.moe.global_aux);
   if (at_balance == 0 || warned_of_balance_) return;

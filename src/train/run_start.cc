@@ -50,7 +50,7 @@ int64_t RunStart::start() {
     if (const int64_t step = resume(); step > 0) return step;
   }
   run_.init_from.empty() ? start_from_random_weights() : start_from_weights();
-  if (!run_.checkpoint.resume) set_old_checkpoints_aside();  // last, so that weights that cannot be read change nothing
+  if (!run_.checkpoint.resume) set_old_checkpoints_aside();  // last: unreadable weights then change nothing
   return 0;
 }
 
@@ -65,7 +65,7 @@ void RunStart::start_from_weights() {
   Stream s = engine_.stream();
   control_.together(
       [&] { engine_.with_memory_advice([&] { not_finite = load_weights(s, engine_.model(), run_.init_from); }); });
-  // Replicas say the same.
+  // Replicas hold the same values.
   const std::vector<std::string> said = control_.gather(not_finite_warning(run_.init_from, not_finite));
   for (const std::string& warning : std::set<std::string>(said.begin(), said.end()))
     if (!warning.empty()) log_.warn("{}", warning);
@@ -81,8 +81,8 @@ void RunStart::set_old_checkpoints_aside() {
             old);
 }
 
-// From the newest checkpoint whose every byte is what was saved. Damaged ones are passed over with a warning. Returns
-// its step, 0 when there is none.
+// From the newest checkpoint whose every byte is what was saved. Damaged ones are skipped with a
+// warning. Returns its step, 0 when there is none.
 int64_t RunStart::resume() {
   const std::vector<CheckpointInfo> found = store_.list();
   for (auto it = found.rbegin(); it != found.rend(); ++it) {

@@ -72,7 +72,7 @@ std::vector<StartNote> start_notes(const RunSpec& run) {
 StartNote random_weights_note(const RunSpec& run) {
   const std::string text = fmt::format("weights are random (run.seed = {}): model.init_from is not set", run.seed);
   if (run.model_hf.empty()) return {text};
-  return {fmt::format("{}; model.hf gives the shape alone: for its weights set model.init_from = \"{}\"", text,
+  return {fmt::format("{}; model.hf gives only the shape: for its weights set model.init_from = \"{}\"", text,
                       run.model_hf),
           /*is_warning=*/true};
 }

@@ -67,28 +67,27 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
                      "default 7, on a GPU by their length");
   command.add_option("--device", o.device,
                      "cpu or cuda; default: the device of the recipe for step, else cpu; "
-                     "dispatch moves memory of the CPU alone");
+                     "dispatch moves only CPU memory");
   command.add_option("--shape", o.shape,
                      "attention, experts, moe-layer, dispatch: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "
-                     "deepseek-v3-8-local or olmoe; the first is the CPU's");
+                     "deepseek-v3-8-local or olmoe; the default is bench-cpu on a CPU, qwen3-30b-a3b on a GPU");
   command.add_option("--routing", o.routing, "experts, moe-layer, dispatch: balanced or zipf")->capture_default_str();
   command.add_option("--zipf", o.spec.routing.exponent, "the exponent of --routing zipf")->capture_default_str();
   add_threads_option(command, o.spec.threads);
   command.add_option("--recipe", o.recipe,
                      "step: the run; default recipes/bench_cpu.toml, on a GPU bench_qwen3_30b_a3b_8layers");
   command.add_option("--set", o.overrides, "step: section.key=value")->take_all()->allow_extra_args(false);
-  command.add_option("--steps", o.steps, "step: timed steps, after one of warm-up, on a GPU three")
+  command.add_option("--steps", o.steps, "step: timed steps; they follow one warm-up step, on a GPU three")
       ->capture_default_str();
   command.add_option("--window", o.spec.mask.window, "attention: keys that a query sees; 0: all before it")
       ->capture_default_str();
-  command.add_option("--documents", o.spec.mask.documents, "attention: documents in a sequence, kept apart")
-      ->capture_default_str();
+  command.add_option("--documents", o.spec.mask.documents, "attention: documents per sequence")->capture_default_str();
   command.add_flag("--profile", o.profile,
-                   "step, moe-layer: time, rate and share of every op; steps of a GPU are then launched op by op");
-  command.add_flag("--hash", o.hash, "step: XXH3-128 of the master weights at the end, the same for the same run");
+                   "step, moe-layer: time, rate and share of every op; steps on a GPU are then eager");
+  command.add_flag("--hash", o.hash, "step: print the XXH3-128 hash of the master weights at the end");
   command.add_option("--ranks", o.ranks, "dispatch, collectives, step: ranks as threads; mpirun starts processes")
       ->capture_default_str();
-  command.add_option("--etp", o.etp, "dispatch: ranks of one expert; ep is what is left")->capture_default_str();
+  command.add_option("--etp", o.etp, "dispatch: ranks that share each expert; ep is the rest")->capture_default_str();
   command.add_option("--dispatcher", o.dispatcher, "dispatch: auto, allgather or alltoall")->capture_default_str();
   add_json_option(command, o.json);
 }

@@ -1,7 +1,7 @@
-// GpuLinks move memory of GPUs between the ranks of a world.
+// GpuLinks move GPU memory between the ranks of a world.
 // They use NCCL where every rank has a GPU of its own.
 // Otherwise they send messages through host memory (comm/gpu/staged_group.h), and ranks may share a GPU.
-// Memory of the CPU always goes by messages.
+// CPU memory always travels by messages.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,7 @@ class GpuLinks {
   // Returns "NCCL 2.28.9", or "messages through host memory, since ranks share a GPU".
   const std::string& text() const { return text_; }
 
-  // Aborts what the GPU still waits for from other ranks; called by a rank that fails.
+  // Aborts what the GPU still waits for from other ranks. A rank that fails calls it.
   void abandon();
 
  private:

@@ -23,7 +23,7 @@ GpuRanks::GpuRanks(Transport& world) : control_(world) {
   const std::vector<std::string> gpus = control_.gather(gpu_identity(index_));
   for (int r = 0; r < control_.size(); ++r)
     if (gpus[r] == gpus[control_.rank()]) sharing_.push_back(r);
-  const std::vector<std::string> processes = control_.gather(std::to_string(::getpid()));  // of one machine
+  const std::vector<std::string> processes = control_.gather(std::to_string(::getpid()));  // by rank
   std::set<std::string> distinct;
   for (const int r : sharing_) distinct.insert(processes[r]);
   num_processes_ = static_cast<int>(distinct.size());

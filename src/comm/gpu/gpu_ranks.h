@@ -16,9 +16,9 @@ class GpuRanks {
   // Throws Error{usage}, the same on every rank, when a rank has no GPU.
   explicit GpuRanks(Transport& world);
 
-  int index() const { return index_; }                                   // of this rank's GPU on its machine
-  int num_sharing() const { return static_cast<int>(sharing_.size()); }  // ranks that have it, this one among them
-  int num_processes() const { return num_processes_; }                   // of the ranks that share it
+  int index() const { return index_; }                                   // index of this rank's GPU on its machine
+  int num_sharing() const { return static_cast<int>(sharing_.size()); }  // ranks that use it, including this one
+  int num_processes() const { return num_processes_; }                   // processes of the ranks that share it
   bool each_has_its_own() const { return each_has_its_own_; }
   // The sum over the ranks that share this GPU. All ranks of the world call it together.
   int64_t sum_of_sharing(int64_t mine);

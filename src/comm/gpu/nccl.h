@@ -1,5 +1,5 @@
-// Groups whose ranks exchange memory of GPUs by NCCL. Messages of the world carry what NCCL needs
-// to begin, and the barriers; everything else is kernels on streams.
+// Groups whose ranks exchange GPU memory by NCCL. Messages of the world carry what NCCL needs to
+// start, and the barriers; everything else is kernels on streams.
 //
 // Every collective is one exchange by grouped sends and receives. Our own kernel computes the sums in rank
 // order, so that the bits are those of messages; a rank sends no more bytes than in a ring.
@@ -17,7 +17,7 @@
 
 namespace moebius {
 
-// The uses of a group beside collectives. Each use takes memory of the GPU.
+// The uses of a group other than collectives. Each use needs GPU memory.
 struct NcclUse {
   bool neighbours = false;  // send and recv between ranks that differ by one, or between the last and the first
   bool overlapped = false;  // start_*
@@ -35,10 +35,10 @@ class NcclLinks {
   ~NcclLinks();
   NcclLinks(const NcclLinks&) = delete;
 
-  // over: a group of the same ranks, for memory of the CPU. The ranks of the group call it together.
+  // over: a group of the same ranks, for CPU memory. The ranks of the group call it together.
   std::unique_ptr<Group> make_group(std::unique_ptr<Group> over, const NcclUse& use);
 
-  void abandon();  // aborts the work that is under way; nothing can be sent any more
+  void abandon();  // aborts the work in flight; after this nothing can be sent
 
  private:
   struct Impl;

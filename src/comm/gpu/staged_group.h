@@ -1,4 +1,4 @@
-// A StagedGroup exchanges memory of GPUs by messages.
+// A StagedGroup exchanges GPU memory by messages.
 // Each message is copied to pinned host memory, sent, and copied back to the GPU where it arrives. The
 // host computes the sums.
 // So several ranks may share one GPU, and the bits are those of the same run on CPUs.
@@ -17,8 +17,8 @@ namespace moebius {
 
 class StagedGroup final : public Group {
  public:
-  // over: a group of the same ranks, for memory of the CPU.
-  // It also gets the calls on streams that are not a GPU's.
+  // over: a group of the same ranks, for CPU memory.
+  // It also handles the calls on streams that are not a GPU's.
   explicit StagedGroup(std::unique_ptr<Group> over) : over_(std::move(over)) {}
 
   const std::string& name() const override { return over_->name(); }
@@ -48,7 +48,7 @@ class StagedGroup final : public Group {
 
   std::unique_ptr<Group> over_;
   HostBuffer room_, second_room_;
-  std::vector<HostBuffer> free_;  // of messages that have ended
+  std::vector<HostBuffer> free_;  // buffers of messages that have ended
   double copying_s_ = 0;
 };
 

@@ -12,7 +12,7 @@ namespace moebius {
 
 class CallWatchdog {
  public:
-  // Calls on_late once, on a thread of its own, when this object lives for longer than `seconds`
+  // Calls on_late once, on a thread of its own, when this object exists for longer than `seconds`
   // (by comm/liveness/stall_aware_deadline.h).
   // on_late reports it and ends the process, since the call cannot be interrupted.
   CallWatchdog(double seconds, std::function<void()> on_late);

@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Returns the signals to wait for:
-// all but those that stop and continue a process, or report its own faults.
+// all except those that stop and continue a process, or report its own faults.
 sigset_t waited_for() {
   sigset_t set;
   sigfillset(&set);
@@ -55,7 +55,7 @@ class Supervisor {
     }
   }
 
-  // Whether the signal went to the whole job. It may have reached the child first.
+  // Returns whether the signal went to the whole job. It may have reached the child first.
   bool was_sent_to_all(int signal) {
     sigset_t this_one;
     sigemptyset(&this_one);
@@ -63,7 +63,7 @@ class Supervisor {
     return signal == SIGPIPE || sigismember(&forwarded_, signal) || next_signal(this_one, 0.1) == signal;
   }
 
-  // Waits for grace_s; less when the launcher asks this process to end, too.
+  // Waits for grace_s, or less if the launcher asks this process to end, too.
   void wait_for_others() {
     const auto end = Clock::now() + std::chrono::duration<double>(grace_s_);
     for (int signal = SIGCHLD; signal == SIGCHLD || signal == SIGPIPE;)

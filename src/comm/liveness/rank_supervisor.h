@@ -1,7 +1,7 @@
 // A supervisor runs the process of a rank as its child, for launchers that look at exit codes.
 // mpirun and mpiexec end a job as soon as one of its processes dies of a signal.
 // They use exit codes of their own (137, 9), and often end the job before the other ranks have
-// reported for whom they wait.
+// reported which rank they wait for.
 // The launcher knows only the supervisor, which does not die that way.
 #pragma once
 

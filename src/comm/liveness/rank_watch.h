@@ -1,10 +1,10 @@
 // A RankWatch reports at once that the process of another rank has ended, where the transport does
 // not do so (MPI).
-// It uses its own sockets beside the transport, which carry nothing as long as all is well.
+// It has its own sockets beside the transport; they carry nothing while every rank is alive.
 //
 //   Tree   Rank r is connected to (r - 1) / 2, 2 r + 1 and 2 r + 2: three connections at most.
 //   Ends   A process that dies sends no goodbye on its connections. A rank that sees this notifies its other
-//          neighbours, and they theirs. The first news ends the watch: later ends are consequences.
+//          neighbours, and they theirs. The first notice ends the watch, since later ends are consequences.
 //   Cost   A thread that sleeps.
 #pragma once
 
@@ -34,8 +34,8 @@ class RankWatch {
   ~RankWatch() = default;
   RankWatch(const RankWatch&) = delete;
 
-  // Returns an empty text when all ranks are connected.
-  // Else it is the reason, the same on all ranks, and nothing is watched.
+  // Returns an empty text when all ranks are connected. Else it returns the reason, the same on all
+  // ranks, and nothing is watched.
   const std::string& why_missing() const { return why_missing_; }
 
   void say_goodbye();  // this rank has ended its work, as all ranks have

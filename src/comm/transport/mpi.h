@@ -8,11 +8,11 @@ namespace moebius {
 
 struct MpiOptions {
   WorldOptions world;
-  int rank = 0;  // of this process by its launcher's variables, for messages before MPI has begun
+  int rank = 0;  // rank of this process by its launcher's variables, for messages before MPI_Init
   // Gets the report of a rank that ends the run, just before the process is ended.
   // May be called from any thread.
   std::function<void(const std::string&)> report;
-  // Gets, on rank 0, what is missing when the run continues without it.
+  // Gets, on rank 0, a text that says what is missing when the run continues without it.
   std::function<void(const std::string&)> warn;
   // Ends the process at once.
   // It is called after the report, from another thread, when a call of MPI that waits for all

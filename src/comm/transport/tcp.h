@@ -1,6 +1,6 @@
 // A world whose ranks are processes that find each other over TCP.
-// Anything can start them that gives each its number and an address of rank 0: torchrun, a container
-// per rank, a shell loop.
+// Any launcher can start them that gives each its number and an address of rank 0: torchrun, a
+// container per rank, a shell loop.
 // Every two ranks share a connection.
 // A thread of each rank moves messages while the rank computes.
 #pragma once

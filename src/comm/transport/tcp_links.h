@@ -67,9 +67,8 @@ class TcpLinks {
   bool move_until(double seconds, const std::function<bool()>& done);
   const Peer& peer(int rank) const { return links_[rank].peer; }  // REQUIRES: called from done
 
-  // These go to all other ranks, after everything sent before.
-  // They are under way when the call returns, and have left when move_until(.., nothing_to_send)
-  // returns true.
+  // These go to all other ranks, after everything sent before. They are in flight when the call
+  // returns, and have left when move_until(.., nothing_to_send) returns true.
   void say_farewell(uint64_t hash);
   void say_failure(const std::string& why);
   void say_left();

@@ -159,7 +159,8 @@ bool World::waits_for_ended(int rank) const {
                      [&](const End* end) { return end->state == End::State::waiting && ranks_[end->peer].ended; });
 }
 
-// Whether, after a failure, the ranks that this one waits for have neither failed nor wait themselves.
+// Returns whether, after a failure, the ranks that this one waits for have neither failed nor wait
+// themselves.
 // They may be about to join and then to fail as the first one did, and this rank with them.
 bool World::waits_for_workers(int rank) const {
   const std::vector<int> missing = peers_missing(rank);
@@ -178,7 +179,7 @@ void World::check_sizes(int rank) const {
 }
 
 // Returns the ranks that do not wait themselves, among those that this rank waits for, those that
-// these wait for, and so on. When there are none, all wait for each other, and the result is the
+// these wait for, and so on. If there are none, all wait for each other, and the result is the
 // rank's own peers.
 std::vector<int> World::ranks_to_blame(int rank) const {
   std::vector<bool> seen(ranks_.size());

@@ -19,11 +19,11 @@ namespace moebius {
 struct WorldOptions {
   double timeout_s = 600;  // how long a rank waits for another before it ends the run
   // Returns a rank's coordinates for messages: "tp 1, cp 0, dp 0, pp 0".
-  // Without it messages have the number only.
+  // Without it, messages have only the number.
   std::function<std::string(int world_rank)> coordinates;
 };
 
-// The end of a message at one rank. Destroying one that is under way withdraws it.
+// The end of a message at one rank. Destroying one in flight withdraws it.
 class Message {
  public:
   virtual ~Message() = default;

@@ -16,9 +16,10 @@ std::vector<KeyText> run_texts() {
        "The seed of weights, data order and router jitter. All of them are functions of it and of the step."},
       {"run.device", "The device that computes the model: this machine's CPUs, or one NVIDIA Hopper GPU a rank."},
       {"run.threads",
-       "CPU threads of a rank. 0 gives the rank its share of the CPUs that it may use. The bits do not depend "
-       "on it."},
-      {"run.graph", "On a GPU a step is captured as CUDA graphs and replayed. The bits do not depend on it."},
+       "CPU threads of a rank. 0 gives the rank its share of the CPUs that it may use. Results do not "
+       "depend on it, bit for bit."},
+      {"run.graph",
+       "On a GPU a step is captured as CUDA graphs and replayed. Results do not depend on it, bit for bit."},
   };
 }
 
@@ -34,8 +35,8 @@ std::vector<KeyText> model_origin_texts() {
        "its checkpoints. Without it weights are random.",
        kNone},
       {"model.model_type",
-       "The family, which decides what the other keys may be. `moebius` has every key. It is no family of "
-       "Hugging Face, so its models cannot be exported."},
+       "The family, which decides what the other keys may be. `moebius` has every key. It is not a Hugging "
+       "Face family, so its models cannot be exported."},
   };
 }
 
@@ -61,12 +62,15 @@ std::vector<KeyText> model_shape_texts() {
 std::vector<KeyText> attention_texts() {
   return {
       {"model.num_attention_heads", "Number of query heads.", kRequired},
-      {"model.num_key_value_heads", "Number of key and value heads. Fewer than query heads is grouped-query attention.",
+      {"model.num_key_value_heads",
+       "Number of key and value heads. With fewer than query heads, attention is grouped-query.",
        "`num_attention_heads`"},
       {"model.head_dim", "Width of a head. A GPU takes at most 256, and has fast kernels for 64 and 128.",
        "`hidden_size / num_attention_heads`"},
       {"model.kv_lora_rank",
-       "Above 0 selects latent attention (DeepSeek). Its keys and values are made from a vector of this width.", "`0`"},
+       "Above 0 selects latent attention (DeepSeek). Its keys and values are made from a vector of this "
+       "width.",
+       "`0`"},
       {"model.q_lora_rank", "Latent attention: width of the queries' latent vector. 0 means that queries have none.",
        "`0`"},
       {"model.qk_nope_head_dim", "Latent attention: columns of a query or key without rotary positions.", kNone},
@@ -115,13 +119,12 @@ std::vector<KeyText> expert_texts() {
       {"model.topk_method",
        "DeepSeek's name for the choice of experts: with or without groups, with a correction bias.", kNone},
       {"model.expert_bias",
-       "Each expert has a bias that counts in the choice alone. `moe.balance = \"bias\"` moves it."},
+       "Each expert has a bias that counts only in the choice. `moe.balance = \"bias\"` moves it."},
       {"model.router_bias", "The router's logits have a bias (gpt_oss)."},
       {"model.mlp_bias", "Gate, up and down of the experts have biases (`moebius`). Other families need false."},
       {"model.swiglu_limit",
        "Above 0 selects gpt_oss' activation, clamped at this value. With 0 it is silu(gate) * up."},
-      {"model.moe_layer_freq",
-       "Every how many layers one is an MoE layer, or a list of 0 and 1 with one for each layer."},
+      {"model.moe_layer_freq", "With N every N-th layer is an MoE layer. A list has a 0 or 1 for each layer."},
       {"model.first_k_dense_replace", "Number of first layers that are dense.", "`0`"},
       {"model.decoder_sparse_step", "Layer i is an MoE layer if i + 1 is a multiple of this.", "`1`"},
       {"model.mlp_only_layers", "Layers that are dense, by number from 0.", "`[]`"},
@@ -131,8 +134,8 @@ std::vector<KeyText> expert_texts() {
 std::vector<KeyText> data_texts() {
   return {
       {"data.train",
-       "The datasets to train on. Each is the PREFIX of `moebius data build` (of PREFIX.bin and PREFIX.idx); "
-       "with weights they are a blend.",
+       "The datasets to train on. Each is the PREFIX of `moebius data build` (of PREFIX.bin and "
+       "PREFIX.idx); several are blended by their weights.",
        "required by `train`"},
       {"data.valid", "The datasets of evaluations, without weights."},
       {"data.tokenizer",
@@ -148,7 +151,7 @@ std::vector<KeyText> train_texts() {
   return {
       {"train.steps",
        "Optimizer steps of the whole run. One takes `global_batch * seq_len` tokens. There are no epochs: "
-       "data that ends is read again in a new order.",
+       "when the data ends, it is read again in a new order.",
        kRequired},
       {"train.global_batch",
        "Sequences of a step, over all ranks. `global_batch / (micro_batch * dp)` micro-batches are "
@@ -162,7 +165,7 @@ std::vector<KeyText> train_texts() {
       {"train.eval_every", "Steps between evaluations on `data.valid`. With 0 there is one after the last step."},
       {"train.eval_batches", "Micro-batches that an evaluation reads of each dataset. 0 reads all."},
       {"train.freeze",
-       "Patterns (`*`, `?`, `[0-3]`) of names of parameters that do not change. They cost no gradients and no "
+       "Name patterns (`*`, `?`, `[0-3]`) of parameters that do not change. These have no gradients and no "
        "moments. `moebius checkpoint ls` prints names."},
       {"train.mtp_coeff", "Weight of the mean loss of multi-token prediction. With 0 its modules do not change."},
   };
@@ -176,8 +179,8 @@ std::vector<KeyText> optimizer_texts() {
       {"optimizer.warmup_steps", "Steps in which the learning rate rises linearly from 0 to `lr`."},
       {"optimizer.decay_steps", "`wsd`: steps of the linear decay at the end. 0 means a tenth of the steps."},
       {"optimizer.schedule",
-       "The learning rate after the warm-up: constant, decaying over all steps as a cosine or a line, or "
-       "decaying at the end alone (`wsd`)."},
+       "The learning rate after the warm-up: constant, decaying over all steps (cosine or linear), or "
+       "decaying only at the end (`wsd`)."},
       {"optimizer.weight_decay", "Decoupled weight decay of matrices. Norm weights and biases are not decayed."},
       {"optimizer.beta1", "Decay of Adam's first moment."},
       {"optimizer.beta2", "Decay of Adam's second moment."},
@@ -192,19 +195,21 @@ std::vector<KeyText> moe_texts() {
        "How the load of experts is evened out: by losses, a bias, or Sinkhorn's routing "
        "([numerics.md](../design/numerics.md#balance-losses)). `router_aux_loss_coef` of a config.json has no "
        "effect."},
-      {"moe.aux_coeff", "Weight of each auxiliary loss in `balance`. It must be above 0 exactly if there is one."},
+      {"moe.aux_coeff",
+       "Weight of each auxiliary loss in `balance`. It must be above 0 if there is one, and 0 otherwise."},
       {"moe.z_coeff", "Weight of the router's z-loss. 0 turns it off."},
       {"moe.bias_rate", "`bias`: how far an expert's bias moves in a step."},
       {"moe.capacity_factor",
-       "Above 0 an expert takes at most this times its even share of tokens and drops the rest. With 0 none "
-       "are dropped."},
+       "Above 0, an expert takes at most this multiple of its even share of tokens and drops the rest. "
+       "With 0 none are dropped."},
       {"moe.rank_rows_factor",
        "All-to-all dispatch: the rows planned for the experts of a rank, as a multiple of the even share. A "
        "step that needs more ends the run. 0 plans for the worst case."},
       {"moe.drop_policy", "Which tokens an expert drops: those of the smallest weights, or the last."},
       {"moe.jitter", "In training the router's input is multiplied by random numbers from 1 - jitter to 1 + jitter."},
       {"moe.router_dtype", "The dtype that the router computes in. `compute` means that of `precision.compute`."},
-      {"moe.force_balance", "Experts are assigned in turn and the router's choice is ignored. Use it for benchmarks."},
+      {"moe.force_balance",
+       "Experts are assigned round-robin, and the router's choice is ignored. Use it for benchmarks."},
   };
 }
 
@@ -212,10 +217,10 @@ std::vector<KeyText> parallel_texts() {
   return {
       {"parallel.tp",
        "Tensor parallelism: ranks that share each matrix of attention, dense and shared-expert layers. "
-       "Between these they share the rows (sequence parallelism)."},
+       "Between these layers they share the rows (sequence parallelism)."},
       {"parallel.cp", "Context parallelism: ranks that share a sequence in attention."},
       {"parallel.cp_comm", "How ranks of cp exchange keys and values."},
-      {"parallel.pp", "Pipeline parallelism: ranks that the layers are cut over."},
+      {"parallel.pp", "Pipeline parallelism: ranks that the layers are divided among."},
       {"parallel.vpp", "Stages of each rank of the pipeline (interleaved 1F1B)."},
       {"parallel.ep", "Expert parallelism: ranks that the experts of a layer are spread over."},
       {"parallel.etp", "Expert tensor parallelism: ranks that share each expert."},
@@ -228,7 +233,7 @@ std::vector<KeyText> parallel_texts() {
        "How tokens reach experts on other ranks. `auto` is `allgather` on a GPU with `run.graph`. On a CPU, "
        "or without `run.graph`, it is `allgather` if ep is at most top-k, else `alltoall`. On a GPU "
        "`alltoall` needs `run.graph = false`."},
-      {"parallel.overlap", "Communication overlaps computation. The bits do not depend on it."},
+      {"parallel.overlap", "Communication overlaps computation. Results do not depend on it, bit for bit."},
   };
 }
 
@@ -236,13 +241,13 @@ std::vector<KeyText> other_texts() {
   return {
       {"precision.compute", "The dtype of forward and backward. Masters, gradients and moments are f32."},
       {"memory.recompute",
-       "What backward recomputes instead of keeping it ([memory.md](../design/memory.md#recompute)). The bits "
-       "do not depend on it."},
+       "What backward recomputes instead of keeping it ([memory.md](../design/memory.md#recompute)). "
+       "Results do not depend on it, bit for bit."},
       {"checkpoint.every",
        "Steps between checkpoints. With 0 there is one at the end and one on SIGTERM, so a crash loses all."},
-      {"checkpoint.keep", "Number of newest checkpoints that are kept. 0 keeps all."},
+      {"checkpoint.keep", "Number of checkpoints that are kept, the newest ones. 0 keeps all."},
       {"checkpoint.async",
-       "Training goes on while a checkpoint is written, from a copy of 12 bytes a parameter in host memory."},
+       "Training continues while a checkpoint is written from a copy in host memory, 12 bytes per parameter."},
       {"checkpoint.resume",
        "Resume from the newest checkpoint of `run.dir`. With false the run starts over there and moves the "
        "old checkpoints to `checkpoints/old-N`."},

@@ -19,7 +19,7 @@ constexpr const char* kIntroduction = R"(# Recipes
 A recipe is one TOML file: sections of keys.
 `--set SECTION.KEY=VALUE` after a command sets a key over it.
 The value is TOML, or a plain word.
-What the shell would split goes in quotes: `--set 'data.train=["a", "b"]'`.
+Quote a value that the shell would split: `--set 'data.train=["a", "b"]'`.
 An unknown key is an error.
 `moebius config RECIPE` prints every value and where it came from.
 With `--changed` it prints only those that are given.
@@ -36,8 +36,8 @@ valid = ["data/held"]
 ```
 
 **On resume.**
-A run that goes on from its checkpoint keeps the keys without a "yes" in the last column.
-Another value of such a key makes it another run, which is refused.
+A run that resumes from its checkpoint must keep the keys without a "yes" in the last column.
+A changed value of such a key is refused.
 To change the learning rate in the middle of a run, start one in a new `run.dir`, with
 `model.init_from` = the old run's folder.
 It takes the weights, and begins with fresh moments and at step 1.

@@ -12,8 +12,8 @@
 
 namespace moebius {
 
-// Keys and values of the tokens so far, for generation. One sequence: all of its tokens, of this
-// rank's heads.
+// Keys and values of the tokens so far, for generation. They hold one sequence: all of its tokens,
+// for this rank's heads.
 struct KvCache {
   Tensor k_UGd, v_UGd;  // [max tokens, G, d]
 };

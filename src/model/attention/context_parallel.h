@@ -1,6 +1,6 @@
 // Attention of sequences whose tokens are spread over the ranks of cp
-// (model/attention/token_runs.h). The contract is one: a rank's queries see exactly the keys that
-// they would see on one rank. There are three ways to bring queries and keys together:
+// (model/attention/token_runs.h). All ways have one contract: a rank's queries see exactly the keys
+// that they would see on one rank. There are three ways to bring queries and keys together:
 //
 //   allgather  Every rank gathers all keys and values, and attends with its two pieces of queries
 //              (Llama 3, arXiv 2407.21783, section 3.3.2). In the backward their gradients are
@@ -47,8 +47,8 @@ class ContextParallel {
  public:
   virtual ~ContextParallel() = default;
   // Writes o of this rank's rows. lse is f32: one number for each row and head, in the form that
-  // backward reads. Each sink counts once, over all keys of a query. The sinks' gradient is of the
-  // queries that this rank has, or has the heads of.
+  // backward reads. Each sink counts once, over all keys of a query. The sinks' gradient covers the
+  // queries that this rank has, or whose heads it has.
   virtual void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const = 0;
   virtual void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
                         const Qkv& in) const = 0;

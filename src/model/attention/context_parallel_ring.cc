@@ -14,7 +14,7 @@ struct Block {
   Tensor k_TGd, v_TGd;
 };
 
-// Two messages, of a block.
+// The two messages of a block.
 struct Passing {
   Pending k, v;
   void wait() {
@@ -69,7 +69,8 @@ void add_part(Step& step, Tensor sum, Tensor part) {
   add(step.stream, sum, wide);
 }
 
-// Pieces of queries here and of keys of a rank where some query sees some key.
+// Pairs of a piece of queries on this rank and a piece of keys of another, where some query sees
+// some key.
 struct Pair {
   int64_t b;
   int q_half, kv_half;
@@ -109,7 +110,7 @@ void place(Op& op, const Step& step, const Place& in, const Pair& at) {
   op.kv_first = at.kv_piece * length;
 }
 
-// o (f32) and lse of this rank's queries take in the keys of a block.
+// Merges the keys of a block into o (f32) and lse of this rank's queries.
 void attend(Step& step, const Place& in, Tensor o_THd, Tensor lse_TH, Tensor q_THd, const Block& block) {
   StackScope scope(step.stack);
   const Pieces& pieces = in.pieces;
@@ -130,12 +131,12 @@ void attend(Step& step, const Place& in, Tensor o_THd, Tensor lse_TH, Tensor q_T
   });
 }
 
-// The results of attention for the queries of this rank, and the derivative that came back.
+// The results of attention for the queries of this rank, and the derivative that backward received.
 struct Attended {
   Tensor q_THd, do_THd, o_THd, lse_TH;
 };
 
-// dq and dblock (f32) += the derivatives by these queries and the keys of a block.
+// dq and dblock (f32) += the derivatives w.r.t. these queries and the keys of a block.
 void attend_bwd(Step& step, const Place& in, Tensor dq_THd, const Block& dblock, const Attended& x,
                 const Block& block) {
   StackScope scope(step.stack);

@@ -1,4 +1,4 @@
-// The ways of context.h, and what they share.
+// The three ways of context_parallel.h, and what they share.
 #pragma once
 
 #include "model/attention/context_parallel.h"
@@ -10,11 +10,12 @@ namespace moebius {
 void run_attention(Step& step, AttentionFwd a);
 void run_attention(Step& step, AttentionBwd a);
 
-// Sinks, where there are some, into what attention over all keys gave; and their gradients.
+// Adds the sinks, if there are any, to the result of attention over all keys; and computes their
+// gradients.
 void add_sinks(Step& step, Tensor o_THd, Tensor lse_TH, Tensor sink_H);
 void add_sinks_bwd(Step& step, Tensor dsink_H, const AttentionBwd& of, Tensor sink_H);
 
-// A piece of a sequence: of 2 cp equal ones rank r has r and 2 cp - 1 - r, in this order
+// A sequence has 2 cp equal pieces; rank r has the pieces r and 2 cp - 1 - r, in this order
 // (model/attention/token_runs.h).
 struct Pieces {
   int64_t cp, batch, length;  // length: rows of a piece

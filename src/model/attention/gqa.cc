@@ -153,7 +153,8 @@ void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC
     rope.partial_P2d = step.alloc({RopeBwd::num_partials(T, step.stream), 2 * d_}, DType::f32);
   }
   rope_bwd(step.stream, rope);
-  // Which elements were clipped is seen in their values before, which are recomputed: the product alone is kept.
+  // The values before clipping show which elements were clipped. They are recomputed, since only
+  // the product is kept.
   if (clip_ > 0)
     clamp_bwd(step.stream, {.dx = rope.dqkv_TC, .dy = rope.dqkv_TC, .x = normed(step, qkv_TC), .limit = clip_});
   if (whole) whole_norm_bwd(step, dqkv_TC, rope.dqkv_TC, qkv_TC);

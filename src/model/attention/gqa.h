@@ -24,7 +24,7 @@ class Gqa {
   struct Saved {
     Tensor x_tD;
     SavedTensor qkv_TC, o_THd, lse_TH;
-    WgradInput dy_tD, dy_TD, dqkv_TC;  // dy of this rank's rows is for the bias of o alone
+    WgradInput dy_tD, dy_TD, dqkv_TC;  // dy of this rank's rows is only for the bias of o
   };
   // window: of this layer. Error{usage} when tp does not divide the heads, and the
   // errors of make_context_parallel.

@@ -20,7 +20,7 @@ ParamSpec whole_matrix(const LayerContext& c, const std::string& name, int64_t o
   return {.name = name, .shape = {out, in}, .dtype = c.dtype, .init_std = c.init_std(), .grad_axis = Axis::tp_cp_dp};
 }
 
-// The same of one row: a norm's weight or a bias.
+// The same for one row: a norm's weight or a bias.
 ParamSpec whole_row(const LayerContext& c, const std::string& name, int64_t width, ParamInit init) {
   return {.name = name,
           .shape = {width},
@@ -128,7 +128,7 @@ void Mla::normalise(Step& step, const Param& norm, const Latent& latent) const {
       {.y_TD = latent.normed_tR, .rstd_T = latent.rstd_t, .x_TD = latent.c_tR, .w_D = norm.w, .eps = kLatentNormEps});
 }
 
-// dc: the derivative by the latent.
+// dc: the derivative w.r.t. the latent.
 void Mla::normalise_bwd(Step& step, const Param& norm, Tensor dc_tR, Tensor dnormed_tR, const Latent& latent) const {
   const int64_t t = dnormed_tR.dim(0), R = dnormed_tR.dim(1);
   StackScope scope(step.stack);
@@ -222,7 +222,7 @@ void Mla::recompute(Step& step, Tensor x_tD, Saved& saved) const {
   if (saved.o_THv.is_recomputed()) attend(step, saved, x_tD.dim(0) * tp_);
 }
 
-// Every rank computes the share of the gradient of k_rope that its own heads have. The sum of the
+// Every rank computes the share that its own heads have in the gradient of k_rope. The sum of the
 // shares goes to the rank whose rows they are.
 void Mla::attend_bwd(Step& step, Saved& saved) const {
   const int64_t T = saved.dy_TD.dim(0);
@@ -295,7 +295,7 @@ std::vector<KeptTensor> Mla::kept(const Saved& saved) {
           {"attention output", saved.o_THv.kept()}};
 }
 
-// Latents are not of heads: every rank caches those of all rows.
+// Latents do not belong to heads, so every rank caches those of all rows.
 void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, int64_t first) const {
   const int64_t t = x_tD.dim(0), T = t * tp_, U = first + T;
   StackScope scope(step.stack);

@@ -23,7 +23,7 @@ namespace moebius {
 
 class Mla {
  public:
-  // One of the latent vectors: before its norm, by how much it was normed, and after.
+  // One of the latent vectors: before its norm, the factor of the norm, and after it.
   struct Latent {
     Tensor c_tR, rstd_t, normed_tR;
   };

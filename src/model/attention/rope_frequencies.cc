@@ -19,7 +19,7 @@ double llama3_frequency(double f, const RopeScaling& s) {
   return (1 - smooth) * f / s.factor + smooth * f;
 }
 
-// The dims between which YaRN goes over from the old frequencies to the stretched ones.
+// The dims between which YaRN blends from the old frequencies to the stretched ones.
 struct Ramp {
   double low, high;
   double at(double i) const { return std::clamp((i - low) / (high - low), 0.0, 1.0); }

@@ -4,7 +4,7 @@
 //        2 CP - 1 - c, so that causal attention is the same work everywhere. Its rows are these tokens,
 //        sequence after sequence. BatchShape of a rank gives their number (seq: tokens of one sequence
 //        here, 1/CP of it), and MicroBatch their contents.
-//   tp   Between the projections (norms, router, experts) tensor rank r has of these rows the block
+//   tp   Between the projections (norms, router, experts) tensor rank r has the following block of these rows:
 //        [r T/TP, (r + 1) T/TP): sequence parallelism.
 // MicroBatch::first_token is the index in the global batch of the micro-batch's first
 // token, the same on all of them.

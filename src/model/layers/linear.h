@@ -1,4 +1,4 @@
-// y = x W^T, W [out, in], whole or split over tp
+// A linear layer y = x W^T, with W [out, in] whole or split over tp.
 //
 // The split is that of Megatron-LM (arXiv 1909.08053). Between the projections the rows are
 // split as well: see model/attention/row_blocks.h. T is the number of rows of all tp ranks;
@@ -36,8 +36,8 @@ class ColumnLinear {
  public:
   ColumnLinear(ParamTable& params, ParamSpec spec, const Mesh& mesh) : linear_(params, std::move(spec)), rows_(mesh) {}
   void forward(Step& step, Tensor y_TC, Tensor x_tD) const;
-  // The factors of forward, for an op that does more with them: this gives x of all rows, on the
-  // step stack; param() has the weights.
+  // The factors of forward, for an op that fuses more work with the product. This returns x of all
+  // rows, on the step stack; param() has the weights.
   Tensor gather(Step& step, Tensor x_tD) const { return rows_.gather(step, x_tD); }
   const Param& param() const { return linear_.param(); }
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_TC, bool accumulate = false) const;

@@ -1,6 +1,6 @@
-// The dense SwiGLU feed-forward layer; also the shared expert. Each tp rank has hidden / tp
-// columns, as model/layers/linear.h says. x and y are a rank's rows t of the residual stream. The
-// tensors between them have the rows T of all tp ranks.
+// The dense SwiGLU feed-forward layer, which is also the shared expert. Each tp rank has hidden /
+// tp columns, as model/layers/linear.h says. x and y are a rank's rows t of the residual stream.
+// The tensors between them have the rows T of all tp ranks.
 #pragma once
 
 #include <vector>
@@ -24,7 +24,7 @@ class Mlp {
   // hidden. c.fusion: products and SwiGLU run in one pass where the device has one; the bits are
   // the same.
   Mlp(const LayerContext& c, const std::string& prefix, int64_t hidden);
-  // what: the name in memory.recompute that covers the layer.
+  // what: the name in memory.recompute that selects the layer.
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved,
                      bool RecomputeSpec::*what = &RecomputeSpec::mlp) const;
 

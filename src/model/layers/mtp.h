@@ -10,8 +10,8 @@
 // depth, where there is no difference.
 //
 // Rows whose token t_{i+k} is in another document or after the sequence's end predict nothing.
-// They are the last rows of their document, so that no row that predicts sees them. Their
-// experts' load counts like any row's.
+// They are the last rows of their document, so no row that predicts sees them. They count in the
+// load of experts like any row.
 //
 // Parameters: those of layer L + k - 1 of a model of L layers, and beside them enorm, hnorm,
 // eh_proj (whole on each rank) and shared_head.norm.
@@ -30,16 +30,16 @@ class Mtp {
     SavedTensor eh_TD2;  // their outputs side by side
     Block::Saved block;
     Norm::Saved norm;
-    Tensor dh_TD;  // derivative by h^k: of the loss of this depth, and in backward of the later depths
-    WgradInput deh_output_TD, dembedding_TD;  // derivatives by h' and by the embedding
+    Tensor dh_TD;  // derivative w.r.t. h^k of the loss of this depth, and in backward also of later depths
+    WgradInput deh_output_TD, dembedding_TD;  // derivatives w.r.t. h' and the embedding
   };
   Mtp(const LayerContext& c, int64_t depth);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
   // h = h^k, before = h^{k-1}: this rank's rows of the micro-batch, all of them.
   void forward(Step& step, const Embedding& embedding, Tensor h_TD, Tensor before_TD, Saved& saved) const;
-  // From saved.dh; dbefore += derivative by h^{k-1}. Both passes, or each for itself: as Block. The
-  // embedding's gradient is added in the weight pass.
+  // Starts from saved.dh; dbefore += derivative w.r.t. h^{k-1}. Runs both passes, or each
+  // separately, as in Block. The embedding's gradient is added in the weight pass.
   void backward(Step& step, const Embedding& embedding, Tensor dbefore_TD, Saved& saved) const;
   void backward_input(Step& step, Tensor dbefore_TD, Saved& saved) const;
   void backward_weight(Step& step, const Embedding& embedding, Saved& saved) const;

@@ -11,8 +11,8 @@ namespace moebius {
 class Norm {
  public:
   struct Saved {
-    SavedTensor sum_TD;  // what was normalised
-    Tensor rstd_T;       // and by how much
+    SavedTensor sum_TD;  // the normalised input
+    Tensor rstd_T;       // the factor of the norm
   };
   Norm(ParamTable& params, const std::string& name, int64_t width, DType dtype, float eps);
   // The sum is kept, or with `sum` (a name in memory.recompute) recomputed by the caller: see Block.
@@ -24,7 +24,8 @@ class Norm {
   void forward(Step& step, Tensor y_TD, Tensor x_TD, Tensor residual_TD, Saved& saved) const;
   // Recomputes y from saved.sum.
   void recompute(Step& step, Tensor y_TD, const Saved& saved) const;
-  // dresidual += derivative by the sum; the weight's gradient is added here too (it needs the same pass).
+  // dresidual += derivative w.r.t. the sum. The weight's gradient is added here too (it needs the
+  // same pass).
   void backward(Step& step, Tensor dresidual_TD, Tensor dy_TD, const Saved& saved) const;
 
  private:

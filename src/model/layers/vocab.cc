@@ -104,7 +104,7 @@ void LmHead::loss(Step& step, int64_t depth, Tensor loss_T, Tensor dx_tD, Tensor
   StackScope scope(step.stack);
   const Targets& targets = step.batch.targets(depth);
   const int64_t T = loss_T.dim(0);
-  // The same number on every rank: chunks are collective.
+  // The number is the same on every rank, since each chunk has collectives.
   const int64_t C = LmLoss::chunk(T, div_ceil(vocab_, rows_.num_ranks()), step.stream);
   if (rows_.num_ranks() == 1) {
     LmLoss loss{.loss_T = loss_T,

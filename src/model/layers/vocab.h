@@ -41,7 +41,7 @@ class LmHead {
   // copy where it is on another rank.
   LmHead(ParamTable& params, const ModelSpec& model, DType dtype, const Mesh& mesh, const Param* embedding);
   // Writes the weighted loss of all T rows, the same on every tp rank, for the batch's targets of
-  // this depth. If dx is given, it also writes the derivative of the scaled sum of losses by x,
+  // this depth. If dx is given, it also writes the derivative of the scaled sum of losses w.r.t. x,
   // and adds to the table's gradient.
   void loss(Step& step, int64_t depth, Tensor loss_T, Tensor dx_tD, Tensor x_tD) const;
   // For parity checks. Error{usage} with tp > 1.

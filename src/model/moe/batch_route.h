@@ -10,7 +10,7 @@
 
 namespace moebius {
 
-// Whether a rule needs more than the logits of the token itself.
+// Returns whether a rule needs more than the logits of the token itself.
 bool looks_at_batch(const RouteRule& rule);
 
 // route_fwd for the rows here, which are a block of the micro-batch `shape`

@@ -11,7 +11,7 @@
 //                so the counts are read back once a layer and micro-batch, after the gather of the rows
 //                to send. It cannot be captured.
 // All ranks of etp x ep make the same calls, each with the same number of tokens (all-to-all: any
-// number). Experts and ranks that no token chose take the same path.
+// number). Experts and ranks that no token chose make the same calls.
 #pragma once
 
 #include <memory>
@@ -31,7 +31,7 @@ namespace moebius {
 struct Dispatched {
   Tensor source;  // [*, D]
   Rows rows;
-  Tensor weight_R;  // f32, each row's weight in its token's sum; of combine_bwd alone where rows travel
+  Tensor weight_R;  // f32, each row's weight in its token's sum; where rows travel, only of combine_bwd
 };
 
 // A route and its rows here, which the calls of a dispatcher share. It is kept from forward to
@@ -80,9 +80,9 @@ class Dispatcher {
 Group& group_of_experts(const Mesh& mesh);
 
 // Returns the dispatcher that `asked` means on this mesh. With one rank of etp x ep it is local,
-// whatever was asked. automatic: all-gather if it sends no more than all-to-all, which is EP <=
-// K; else all-to-all. Error{usage} for a bound on rows with a dispatcher that does not read
-// counts. REQUIRES: ep divides E.
+// whatever was asked. automatic: all-gather if it sends no more than all-to-all (if EP <= K); else
+// all-to-all. Error{usage} for a bound on rows with a dispatcher that does not read counts.
+// REQUIRES: ep divides E.
 std::unique_ptr<Dispatcher> make_dispatcher(DispatcherKind asked, const DispatcherSpec& spec);
 
 }  // namespace moebius

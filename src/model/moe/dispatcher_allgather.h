@@ -2,7 +2,7 @@
 // experts, and sums them into a partial result for every token. The results are reduce-scattered.
 // Shapes depend on nothing that tokens choose, and nothing is read back.
 //
-// With T tokens a rank and W ranks, a rank sends each time
+// With T tokens per rank and W ranks, a rank sends on each call
 //   announce  (W - 1) T K * 12 bytes      dispatch, combine_bwd  (W - 1) T D elements
 //   combine   (W - 1) T D elements        dispatch_bwd           (W - 1) T (D elements + 4 K bytes)
 // A token's sum is taken over k on each rank, then over the ranks in their order: in

@@ -30,7 +30,7 @@ AllToAllDispatcher::AllToAllDispatcher(const DispatcherSpec& spec)
 int64_t AllToAllDispatcher::max_rows(int64_t T) const {
   if (spec_.rows_factor == 0) return worst_rows(T);
   const double even = static_cast<double>(T * spec_.top_k * etp_);
-  const double bound = std::ceil(spec_.rows_factor * even);  // may be above all integers
+  const double bound = std::ceil(spec_.rows_factor * even);  // may exceed every integer
   return bound < static_cast<double>(worst_rows(T)) ? static_cast<int64_t>(bound) : worst_rows(T);
 }
 
@@ -81,7 +81,7 @@ void AllToAllDispatcher::wait_for_counts(Stream& s, int64_t T, AllToAllDelivery&
   }
 }
 
-// Every rank of the group looks at all of them, so that all of it end alike.
+// Every rank of the group checks all of them, so that all ranks end in the same way.
 void AllToAllDispatcher::check_rows(int64_t T, const int32_t* counts_WE) const {
   if (spec_.rows_factor == 0) return;
   for (int64_t ep = 0; ep < ep_; ++ep) {
@@ -151,7 +151,8 @@ void AllToAllDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery&
       {.out_TD = y_TD, .y_RD = back_ND, .pair_row_TK = d.route.pair_row_TK, .weight_TK = d.route.weight_TK});
 }
 
-// The rows of the experts here go back to where they came from; what comes back is sorted by expert.
+// Sends the rows of the experts here back to the ranks that they came from. The rows that return
+// are sorted by expert.
 Tensor AllToAllDispatcher::returned(Step& step, Tensor rows_RD, int64_t T, AllToAllDelivery& d) const {
   const int64_t R = rows_RD.dim(0), D = rows_RD.dim(1);
   const Tensor sorted_ND = step.alloc({T * spec_.top_k, D}, rows_RD.dtype);

@@ -1,7 +1,7 @@
 // A row travels to the ranks of its expert alone. Rows are sorted by expert, exchanged over etp x
-// ep, and come back the same way. So a token's sum is the one that it is on one rank: over k, in
-// order. With etp each row goes to all ETP ranks of its expert, which return partial results. These
-// are added in the order of their ranks.
+// ep, and come back the same way. So a token's sum is computed as on one rank: over k, in order.
+// With etp each row goes to all ETP ranks of its expert, which return partial results. These are
+// added in the order of their ranks.
 //
 // Buffers have room for the worst case, in which every token of every rank chooses the experts
 // here. rows_factor > 0 bounds them to factor T K ETP rows. If the tokens of a layer then choose
@@ -12,7 +12,8 @@
 // host waits there, once for each layer and micro-batch, and nowhere else. So this exchange
 // cannot be part of a CUDA graph.
 //
-// With T tokens a rank, W ranks, no drops and even experts, a rank is expected to send each time
+// With T tokens per rank, W ranks, no drops and even experts, a rank is expected to send on each
+// call
 //   announce  (W - 1) E 4 bytes                dispatch, combine   T K ETP (W - 1)/W rows of D elements
 //   combine_bwd, dispatch_bwd  the same, and 4 bytes a row
 #pragma once
@@ -51,7 +52,7 @@ class AllToAllDispatcher final : public Dispatcher {
   void wait_for_counts(Stream& s, int64_t T, AllToAllDelivery& delivery) const;
   void check_rows(int64_t T, const int32_t* counts_WE) const;
   Tensor returned(Step& step, Tensor rows_RD, int64_t T, AllToAllDelivery& delivery) const;
-  // Rows of the route, sorted by expert, to the ranks of their experts; and what
+  // Sends rows of the route, sorted by expert, to the ranks of their experts; and receives what
   // these return, summed over etp.
   void send(Step& step, Tensor arrived, Tensor sorted, AllToAllDelivery& delivery) const;
   void send_back(Step& step, Tensor sorted, Tensor arrived, AllToAllDelivery& delivery) const;

@@ -1,4 +1,4 @@
-// Every expert lives here: nothing is moved, rows are read through the index.
+// Every expert is on this rank: nothing is moved, and rows are read through the index.
 #pragma once
 
 #include "model/moe/dispatcher.h"

@@ -19,9 +19,9 @@ class Moe {
     RoutedExperts::Saved experts;
     Mlp::Saved shared;
     Tensor x_TD;              // the caller's
-    SavedTensor shared_y_TD;  // only with a shared gate,
-    Tensor gate_T;            // as this,
-    WgradInput dgate_T;       // and its derivative
+    SavedTensor shared_y_TD;  // only with a shared gate
+    Tensor gate_T;            // only with a shared gate
+    WgradInput dgate_T;       // the derivative w.r.t. the gate
   };
   // layer: its index in the model. Error{usage} as RoutedExperts says.
   Moe(const LayerContext& c, const std::string& prefix, int64_t layer);

@@ -25,7 +25,7 @@ class RoutedExperts {
     // Rows of x and of dy as they arrived for the backward: their sources, row indices and weights.
     Rows token_rows, grad_rows;
     WgradInput tokens, grads, weight_R;
-    WgradInput dh_R2F, sa_RF;  // derivative by h; the activation, scaled by the row's weight
+    WgradInput dh_R2F, sa_RF;  // derivative w.r.t. h; the activation, scaled by the row's weight
   };
   // Error{usage} with the equation unless ep divides the experts and etp their inner width.
   RoutedExperts(const LayerContext& c, const std::string& prefix);
@@ -35,7 +35,7 @@ class RoutedExperts {
   // Call it before a backward pass, with the same x. h is recomputed in
   // backward_input, which dispatches x anyway.
   void recompute(Tensor x_TD, Saved& saved) const { saved.x_TD = x_TD; }
-  // Writes dx, and the derivative by the route's weights (f32).
+  // Writes dx, and the derivative w.r.t. the route's weights (f32).
   void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const;
   void backward_weight(Step& step, const Saved& saved) const;
 

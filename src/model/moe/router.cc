@@ -118,7 +118,8 @@ RouteRule Router::rule(bool training, int64_t T) const {
   return rule;
 }
 
-// The jittered input, on the step stack; x itself without jitter. A draw belongs to a token of the global batch.
+// The jittered input, on the step stack; x itself without jitter. A draw depends on the token's
+// index in the global batch.
 Tensor Router::router_input(Step& step, Tensor x_TD) const {
   if (!step.batch.training || balance_.jitter == 0) return x_TD;
   const Tensor y_TD = step.alloc(x_TD.shape, dtype_);
@@ -203,8 +204,8 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
   if (jittered) add(step.stream, dx_TD, router_input(step, dinput_TD));  // the same factors: d(x u)/dx = u
 }
 
-// Sums over a rank's own tokens are in parts on all ranks of the stage; what was made of sums over the micro-batch is
-// whole on each of its ranks.
+// Sums over a rank's own tokens are partial on each rank of the stage. Values computed from sums
+// over the micro-batch are complete on each of its ranks.
 void Router::reduce_metrics(Stream& s) const {
   for (const Tensor& t : {metrics_.load_E, metrics_.dropped_1, metrics_.z_1, metrics_.entropy_1})
     mesh_.group(Axis::tp_cp_dp).all_reduce_sum(s, t);
@@ -226,7 +227,7 @@ void Router::init_state(Stream& s) const {
   if (bias_) fill_zero(s, bias_->w);
   if (last_load_) {
     const Rng none(0, RngSite::init);
-    fill_normal(s, {.x = last_load_->w, .rng = none, .mean = 1.0f, .std = 0.0f});  // an even load pulls nowhere
+    fill_normal(s, {.x = last_load_->w, .rng = none, .mean = 1.0f, .std = 0.0f});  // an even load favours no expert
   }
 }
 

@@ -1,6 +1,6 @@
 // The router: scores, choice, balance. All counts stay on the device. The tokens of a
-// micro-batch are spread over the ranks of tp x cp (model/attention/token_runs.h). A sum over
-// the micro-batch is a sum over these ranks, and a choice that looks at all of its tokens is the
+// micro-batch are spread over the ranks of tp x cp (model/attention/token_runs.h). A sum over the
+// micro-batch is a sum over these ranks, and a choice that depends on all of its tokens is the
 // choice that one rank would make.
 #pragma once
 

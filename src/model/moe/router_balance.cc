@@ -4,7 +4,7 @@
 namespace moebius {
 
 // Every balance loss is  coeff * sum over segments of E/(K ...) prob . count  with its own segments and counts, so each
-// adds to one table of derivatives by the normalised scores.
+// adds to one table of derivatives w.r.t. the normalised scores.
 void Router::balance(Step& step, Saved& saved) const {
   Stream& s = step.stream;
   const Stats batch = alloc_stats(step, 1);
@@ -57,7 +57,8 @@ void Router::seq_aux_loss(Step& step, Saved& saved) const {
   Stream& s = step.stream;
   const int64_t S = saved.dsbar_SE.dim(0);
   const Stats stats = alloc_stats(step, S);
-  // The sums of z and entropy are not reported: those of the whole micro-batch were.
+  // These sums of z and entropy are not reported, since those of the whole micro-batch already
+  // were.
   const Tensor z_1 = step.alloc({1}, DType::f64), entropy_1 = step.alloc({1}, DType::f64);
   balance_stats(s, {.prob_SE = stats.prob_SE,
                     .count_SE = stats.count_SE,

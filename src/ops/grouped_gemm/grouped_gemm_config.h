@@ -1,4 +1,4 @@
-// A grouped product goes in three steps. The desc says what is computed, choose_config() says how,
+// A grouped product has three steps. The desc says what is computed, choose_config() says how,
 // and the launch (sm90/launch.h) runs the kernel that was compiled for that config. Both are plain
 // values that can be printed. This header and its .cc need no CUDA, so the choice is tested on
 // every machine.
@@ -14,7 +14,7 @@ namespace moebius {
 // The operand whose rows are read by an index in memory.
 enum class GatheredOperand : uint8_t { none, a, b };
 
-// The kernel does this with a tile of the product.
+// The work of the kernel on a tile of the product.
 enum class GroupedEpilogue : uint8_t {
   store,                 // rounds it to the dtype and stores it: expert_down, d_expert_up
   gated_activation,      // also stores the gated activation of its columns: expert_up
@@ -44,7 +44,7 @@ struct GroupedGemmConfig {
   int tile_m = 0, tile_n = 0;  // output elements of a block at a time
   int tile_k = 0;              // depth of a slot
   int num_slots = 0;           // slots in the ring
-  int num_notes = 0;           // tiles that can be announced to the consumers before they are done with the first
+  int num_notes = 0;           // tiles that can be announced to the consumers before they finish the first
   int cluster = 0;             // blocks that share the loads of one operand
   int threads = 0;             // of a block
   int producer_registers = 0, consumer_registers = 0;  // of a thread
@@ -61,7 +61,7 @@ struct GroupedGemmConfig {
 std::string to_string(const GroupedGemmConfig& config);
 
 // The configs that the kernels in sm90/ and experts/sm90/ are compiled for.
-// Rows of A come by TMA, or the consumers need registers more than the producer does.
+// TMA loads the rows of A, or the consumers need registers more than the producer does.
 inline constexpr GroupedGemmConfig kSm90Rows{.tile_m = 128,
                                              .tile_n = 256,
                                              .tile_k = 64,

@@ -1,5 +1,6 @@
 // AdamW (arXiv 1711.05101) over every trainable parameter. The gradients are clipped by one global
-// norm. The state is two moments a parameter: the running means of the gradient and of its square.
+// norm. The state is two moments per parameter: the running means of the gradient and of its
+// square.
 #pragma once
 
 #include <array>

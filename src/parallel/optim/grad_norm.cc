@@ -13,8 +13,8 @@ GradNorm::GradNorm(const Mesh& mesh, MemoryPlan& plan, double clip) : mesh_(mesh
   plan.declare(scale_1_, "grad_scale", {1}, DType::f32, Life::metrics);
 }
 
-// Every element of the model is owned by one rank, but for a tied copy: without those the sum over the world has each
-// square once.
+// Every element of the model is owned by one rank, except for a tied copy. Without tied copies the
+// sum over the world counts each square once.
 void GradNorm::measure(Stream& s, StepStack& stack, std::span<const Param* const> params) const {
   fill_zero(s, sum_squares_1_);
   std::vector<Tensor> gradients;

@@ -22,7 +22,7 @@ class GradNorm {
   void measure(Stream& s, StepStack& stack, std::span<const Param* const> params) const;
 
   const Tensor& norm() const { return norm_1_; }    // f32 [1], the same on every rank
-  const Tensor& scale() const { return scale_1_; }  // f32 [1], as clip_scale() of ops/optimizer makes it
+  const Tensor& scale() const { return scale_1_; }  // f32 [1], as clip_scale() of ops/optimizer computes it
 
  private:
   const Mesh& mesh_;

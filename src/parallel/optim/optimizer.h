@@ -1,7 +1,8 @@
 // The interface of optimizers, which update parameters by their gradients.
 //
-// An optimizer owns the names of its state; a checkpoint asks for them and knows none by itself. It
-// also owns the placement of parameters in memory, and the communication of gradients and weights.
+// An optimizer owns the names of its state; a checkpoint asks for them and knows no names itself.
+// It also owns the placement of parameters in memory, and the communication of gradients and
+// weights.
 // It is sharded over the ranks that hold the same parameters (parallel/sharding/grad_buckets.h). A
 // rank keeps the f32 masters and the state of the elements that it owns, and no others.
 #pragma once
@@ -22,12 +23,12 @@ namespace moebius {
 struct OptimizerStepArgs {
   int64_t train_step = 1;  // 1-based
   double lr = 0;
-  // f64 [lr, train_step] in the device's memory; may be empty. It is read in place of the two above.
+  // f64 [lr, train_step] in the device's memory; may be empty. It is read instead of the two above.
   Tensor schedule_2;
 };
 
-// How the optimizer's communication is cut into buckets, and when it runs. Neither changes a bit of
-// a gradient.
+// How the optimizer's communication is cut into buckets, and when it runs. Neither changes
+// gradients, bit for bit.
 struct ShardingSpec {
   bool overlap = false;  // overlapped with the passes of the model (bucket_exchange.h)
   int64_t bucket_numel = GradBuckets::kBucketNumel;
@@ -48,8 +49,8 @@ class Optimizer {
   virtual ~Optimizer() = default;
 
   // Called after the last micro-batch, by all ranks together. Sums gradients over ranks, clips
-  // them, and updates masters and weights. If the gradient norm is not finite, nothing is changed:
-  // the caller looks at grad_norm().
+  // them, and updates masters and weights. If the gradient norm is not finite, nothing is changed;
+  // the caller checks grad_norm().
   virtual void step(Stream& s, StepStack& stack, const OptimizerStepArgs& args) = 0;
   // Gives every rank the weights of their owners. It is called after masters were loaded and after
   // ParamTable::sync(), by all ranks together.
@@ -68,7 +69,7 @@ class Optimizer {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh,
                                           MemoryPlan& plan, const ShardingSpec& sharding = {});
 
-// Whether a tensor of a checkpoint is state of any optimizer that Moebius has.
+// Returns whether a tensor of a checkpoint is the state of some optimizer that Moebius has.
 bool is_optimizer_state(std::string_view tensor_name);
 
 }  // namespace moebius

@@ -6,7 +6,7 @@
 
 namespace moebius {
 
-// Weight decay is for matrices: it would pull norm weights to 0, where they start at 1.
+// Weight decay is for matrices. It would pull norm weights, which start at 1, to 0.
 std::vector<ParamGroup> param_groups(const OptimizerSpec& spec) {
   using enum ParamKind;
   return {{.kinds = {matrix, embedding, head, experts, router}, .weight_decay = spec.weight_decay},

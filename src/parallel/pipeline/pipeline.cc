@@ -48,7 +48,7 @@ Pipeline::Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, Mem
     : rank_(rank), model_(model), mesh_(mesh) {
   if (is_one_stage()) return;
   buffers_TD_.resize(std::max({rank.step.num_buffers, rank.one_micro_batch.num_buffers, rank.forward.num_buffers}));
-  int64_t rows = 0;  // of the widest stage here
+  int64_t rows = 0;  // rows of the widest stage here
   for (int64_t v = 0; v < rank.layout.num_virtual(); ++v)
     rows = std::max(rows, buffer_rows(v * rank.layout.num_ranks + rank.pp_rank, /*mtp=*/true));
   for (size_t i = 0; i < buffers_TD_.size(); ++i) {
@@ -118,12 +118,12 @@ void Pipeline::run(Stream& s, StepStack& stack, const RankProgram& list, const B
 
 void Pipeline::run(Stream& s, const RankProgram& list, const RowsOf& of_message, const RowsOf& of_stage,
                    const Compute& compute) const {
-  std::vector<Pending> pending(static_cast<size_t>(list.num_buffers));  // a buffer has one message on its way at a time
+  std::vector<Pending> pending(static_cast<size_t>(list.num_buffers));  // one message in flight per buffer
   for (const PlacedAction& placed : list.actions) {
     const auto& [verb, pass, m, stage] = placed.action;
     const bool has_buffer = placed.buffer >= 0, has_memory = has_buffer && !is_one_stage();
     const Tensor whole_TD = has_memory ? buffers_TD_[placed.buffer] : Tensor{};
-    // The message between two stages, whichever way.
+    // The message between two stages, in either direction.
     const auto message_TD = [&](int64_t other) { return whole_TD.rows(0, of_message(std::min(stage, other))); };
     const auto pp_rank_of = [&](int64_t of_stage) { return static_cast<int>(list.shape.rank_of(of_stage)); };
     try {
@@ -145,7 +145,7 @@ void Pipeline::run(Stream& s, const RankProgram& list, const RowsOf& of_message,
           break;
       }
     } catch (const OutOfMemory&) {
-      throw;  // the engine knows what would help
+      throw;  // the engine adds advice
     } catch (const Error& e) {
       if (is_one_stage()) throw;
       throw Error(e.kind(), fmt::format("pipeline, {}: {}", describe(placed.action), e.what()));

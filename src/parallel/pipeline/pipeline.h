@@ -3,8 +3,8 @@
 // loop over any of them. A model on one rank is a pipeline of one stage: each micro-batch is a
 // forward and a backward action, without messages.
 //
-// Hidden states go over the group pp, their gradients over pp_back. So between two ranks both can
-// be on their way, and the messages of each group arrive in their order.
+// Hidden states go over the group pp, their gradients over pp_back. So both can be in flight
+// between two ranks, and the messages of each group arrive in order.
 #pragma once
 
 #include <functional>
@@ -23,14 +23,14 @@ struct PipelineSpec {
   int64_t num_virtual = 1;        // parallel.vpp
   std::string layout;             // parallel.layout
   int64_t num_micro_batches = 1;  // of a step, on each rank
-  bool overlap = true;            // sends overlap with the next passes; false: each is waited for. The same bits
+  bool overlap = true;            // sends overlap with the next passes; false: each is waited for
 };
 
 // The actions and stages of one rank of the pipeline.
 struct PipelineRank {
   StageLayout layout;
   RankProgram step;                       // the passes of a training step: 1F1B, interleaved with virtual stages
-  RankProgram one_micro_batch;            // all passes of one micro-batch, with no other in between: for diagnosis
+  RankProgram one_micro_batch;            // all passes of one micro-batch, with no others in between: for diagnosis
   RankProgram forward;                    // one micro-batch, forward alone: for evaluation
   std::vector<HeldStage> stages() const;  // of the model on this rank
   int64_t pp_rank = 0;
@@ -59,8 +59,8 @@ class Pipeline {
                   int64_t num_tokens) const;
 
   // Runs forward and backward through the stages of this rank without messages, on whatever their
-  // memory holds. A device then has loaded and allocated all that it needs with first use, before
-  // messages are on their way. Everything but weights is changed. REQUIRES several stages.
+  // memory holds. The device has then loaded and allocated all that it needs at first use, before
+  // messages are in flight. Everything except weights is changed. REQUIRES several stages.
   void run_once(Stream& s, StepStack& stack, const MicroBatch& batch) const;
 
   const PipelineRank& rank() const { return rank_; }

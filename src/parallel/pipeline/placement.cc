@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-// Gives out the lowest number that is free.
+// Assigns the lowest free number.
 class Numbers {
  public:
   int64_t take() {
@@ -72,7 +72,7 @@ class Placing {
 
   const PipelineShape shape_;
   Numbers buffers_;
-  std::vector<int64_t> buffer_of_, saved_set_of_;  // [pass, micro-batch, stage]; the forward's alone of the latter
+  std::vector<int64_t> buffer_of_, saved_set_of_;  // [pass, micro-batch, stage]; saved_set_of_ only of the forward
   std::vector<Numbers> saved_sets_;                // [virtual stage]
 };
 

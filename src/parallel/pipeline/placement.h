@@ -1,7 +1,7 @@
 // The memory that the actions of a rank's list use, as a value that is worked out before the first
 // step. It says which buffer holds the message of an action, and which set of saved tensors a pass
 // works on. It also says whether the two backward passes of a stage are ever separate. Each number
-// is the lowest that is free, so that no more are needed than the list holds at a time.
+// is the lowest free one, so the list needs no more numbers than it holds at a time.
 #pragma once
 
 #include "parallel/pipeline/schedule.h"
@@ -11,10 +11,10 @@ namespace moebius {
 struct PlacedAction {
   Action action;
   // The result of a pass replaces its input: a buffer is in use from its receive through the run
-  // and the send to the wait. A pass that takes no message uses one from its run on. A pass that
-  // leaves no message uses one until its run. A weight pass by itself has no buffer: -1.
+  // and the send to the wait. A pass that receives no message uses one from its run on. A pass that
+  // sends no message uses one until its run. A weight pass by itself has no buffer: -1.
   int64_t buffer = 0;
-  int64_t saved_set = 0;  // of a run: of its virtual stage
+  int64_t saved_set = 0;  // for a run: among the sets of its virtual stage
   // Only for the run of a backward_input. True: the run is both backward passes, since the
   // list's next action is its backward_weight. They run as one, layer after layer, so that
   // less memory is held between them.

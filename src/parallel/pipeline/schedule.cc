@@ -55,7 +55,7 @@ std::vector<Turn> order_in_turn(const PipelineShape& shape, int64_t pp_rank) {
 // Puts a rank's receives, sends and waits between its passes.
 class ListBuilder {
  public:
-  // ahead: of the input that is used, so many of its pass are open.
+  // ahead: how many later inputs of the same pass are open when one is used.
   ListBuilder(const PipelineShape& shape, const std::vector<Turn>& order, int64_t ahead)
       : shape_(shape), ahead_(ahead) {
     for (const Turn& turn : order) {
@@ -70,7 +70,7 @@ class ListBuilder {
   std::vector<Action> actions;
 
  private:
-  // The messages of one pass: those that come, and those that go.
+  // The messages of one pass: those that it receives, and those that it sends.
   struct Lane {
     std::vector<Turn> inputs, results;
     int64_t num_opened = 0, num_used = 0, num_waited = 0;

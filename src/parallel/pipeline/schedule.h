@@ -15,8 +15,8 @@
 namespace moebius {
 
 // backward_input gives the gradient of a stage's input, which the stage before waits for.
-// backward_weight adds to the gradients of its weights; it needs no message and leaves none, so
-// that it may come any time later.
+// backward_weight adds to the gradients of its weights; it neither needs nor sends a message, so it
+// may run at any later time.
 enum class Pass : int { forward, backward_input, backward_weight };
 inline constexpr int64_t kNumPasses = 3;
 // The stage that takes the result of a pass is the next or the one before.
@@ -26,7 +26,7 @@ enum class Verb : int {
   receive,  // opens a buffer for the input of a pass and starts receiving into it; does not wait
   run,      // waits for what was received for this pass, then computes
   send,     // starts sending the result of a pass to the stage that takes it next; does not wait
-  wait      // until that send has left its buffer: the result may be dropped, the buffer used again
+  wait      // waits until that send has left its buffer; then the buffer may be used again
 };
 
 struct Action {
@@ -42,7 +42,7 @@ struct PipelineShape {
   int64_t num_ranks = 1;          // P, the size of the pp axis
   int64_t num_virtual = 1;        // V, stages of one rank; more than one only when P > 1
   int64_t num_micro_batches = 1;  // M, of one step
-  int64_t group = 0;              // G, micro-batches that pass one virtual stage before the next's turn; 0: P
+  int64_t group = 0;              // G, micro-batches that pass one virtual stage before the next stage begins; 0: P
   bool backward = true;           // false: forward passes alone, for an evaluation
 
   int64_t num_stages() const { return num_ranks * num_virtual; }
@@ -53,7 +53,7 @@ struct PipelineShape {
     return static_cast<size_t>((static_cast<int64_t>(pass) * num_micro_batches + micro_batch) * num_stages() + stage);
   }
   size_t num_passes() const { return static_cast<size_t>(kNumPasses * num_micro_batches * num_stages()); }
-  // Whether a pass of a stage has a message to take, and one to leave.
+  // Whether a pass of a stage receives a message, and whether it sends one.
   bool has_input(Pass pass, int64_t stage) const {
     return pass != Pass::backward_weight && stage != (pass == Pass::forward ? 0 : num_stages() - 1);
   }
@@ -69,8 +69,8 @@ struct PipelineShape {
 // The actions of every rank. They also say where transfers start. In each pass, receives are
 // opened 1 input before the one that runs (interleaved: 1 + G - P inputs). So transfers can
 // overlap with compute. The last rank's results come to rank 0 G - P turns early, and so it
-// never waits for a buffer. At most two results of a pass are on their way from a rank: one
-// leaves while the next is computed.
+// never waits for a buffer. At most two results of a pass are in flight from a rank: one is sent
+// while the next is computed.
 struct Schedule {
   PipelineShape shape;
   std::vector<std::vector<Action>> actions;  // [pp_rank]
@@ -82,13 +82,13 @@ struct Schedule {
 int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank);
 
 // 1F1B (PipeDream-Flush, arXiv 2006.09503) for V = 1, interleaved 1F1B (arXiv 2104.04473)
-// for V > 1: a rank's warm-up forwards, then a forward and a backward in turn, then the
-// backwards that are left. A backward is both of its passes, one right after the other.
+// for V > 1: a rank's warm-up forwards, then one forward and one backward alternately, then the
+// remaining backwards. A backward is both of its passes, one right after the other.
 // Every stage takes the micro-batches in the order 0 .. M - 1 in each pass, so gradients add
 // up in the same order on any P and V.
 // Error{usage} with the equation that fails: the shape's, and for V > 1, P <= G <= M and M
-// mod G = 0 or >= P, since a shorter last group would wait for its own results at every
-// turn. REQUIRES: shape.backward.
+// mod G = 0 or >= P, since a shorter last group would wait for its own results every time.
+// REQUIRES: shape.backward.
 Schedule schedule_1f1b(const PipelineShape& shape);
 
 // Each micro-batch goes through all stages, and back, before the next one starts. Evaluation

@@ -48,7 +48,7 @@ class Simulation {
   bool finished(int64_t r) const { return place_[r] == schedule_.actions[r].size(); }
   const Action& at(int64_t r) const { return schedule_.actions[r][place_[r]]; }
 
-  // Whether rank r could do the action, and did.
+  // Executes the action if rank r can do so now; returns whether it did.
   bool step(int64_t r, const Action& a) {
     switch (a.verb) {
       case Verb::receive:
@@ -69,13 +69,14 @@ class Simulation {
     return false;
   }
 
-  // A message goes by the pass and stage that leave it.
+  // A message is identified by the pass and stage that send it.
   Message& result_of(const Action& a) { return messages_[shape_.index(a.pass, a.micro_batch, a.stage)]; }
   Message& input_of(const Action& a) {
     return messages_[shape_.index(a.pass, a.micro_batch, a.stage - onward(a.pass))];
   }
 
-  // Both ends list a channel's messages in the same order, so the one before has moved when this one can.
+  // Both ends list a channel's messages in the same order, so the previous one has moved when this
+  // one can.
   void move(Message& message, Pass pass, int64_t from) {
     if (!message.opened || !message.sent) return;
     const int64_t P = shape_.num_ranks;
@@ -193,7 +194,7 @@ SimulatedSchedule simulate(const Schedule& schedule, const PipelineTimes& times)
 
 namespace {
 
-// The text where a run begins; empty where it goes on with the backward before it.
+// The text where a run begins; empty where it continues the backward before it.
 std::string label_of(const std::vector<RankSimulation::Run>& runs, size_t i, const PipelineShape& shape) {
   const Action& a = runs[i].action;
   const Action input_pass{Verb::run, Pass::backward_input, a.micro_batch, a.stage};

@@ -2,9 +2,9 @@
 // It also gives the schedule's timeline, bubble and peaks, for the times of a model, or with all
 // times equal for comparison with theory.
 //
-// It assumes the following machine. A rank does its list in order. A message moves when its receive
-// is open and its send has started (no transport buffers anything). It takes `transfer`, and
-// messages of one channel move one after another.
+// It assumes the following machine. A rank executes its list in order. A message moves when its
+// receive is open and its send has started (no transport buffers anything). It takes `transfer`,
+// and messages of one channel move one after another.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@
 
 namespace moebius {
 
-// Times in any unit that is the same for all.
+// Times, in any unit that is the same for all.
 struct StageTime {
   double forward = 1, backward_input = 0.5, backward_weight = 0.5;
   double of(Pass pass) const;
@@ -34,7 +34,7 @@ struct RankSimulation {
   double busy = 0;        // the sum of their times
   // Peaks of the memory that the rank needs; these follow from its list alone, whatever the times.
   int64_t peak_in_flight = 0;  // (micro-batch, stage)s from the start of their forward to the end of their last pass
-  std::vector<int64_t> peak_of_stage;  // the same of each virtual stage alone: their peaks need not come together
+  std::vector<int64_t> peak_of_stage;  // the same of each virtual stage alone: the stages' peaks need not coincide
   int64_t peak_receives = 0;           // inputs opened before their pass runs
   int64_t peak_sends = 0;              // results that are sent and not yet waited for
 };
@@ -63,7 +63,8 @@ void check_actions(const Schedule& schedule);
 SimulatedSchedule simulate(const Schedule& schedule, const PipelineTimes& times);
 
 // One line per rank, one column per unit of time: a forward is the letter of its virtual stage
-// (a is the first) and its micro-batch, a backward the same in capitals, -- goes on, . is idle.
+// (a is the first) and its micro-batch, a backward the same in capitals, -- is its continuation, .
+// is idle.
 // A weight pass that follows its input pass at once is part of that backward; a later one is
 // shown as A0w. REQUIRES: unit > 0.
 std::string picture(const SimulatedSchedule& simulated, double unit = 1);

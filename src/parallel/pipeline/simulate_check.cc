@@ -33,7 +33,7 @@ class RankLog {
     done_[static_cast<size_t>(a.verb)][index(a)] = true;
   }
 
-  // A wait implies its send, and both the run; a run its receive.
+  // A wait requires its send, both require the run, and a run requires its receive.
   void check_complete() const {
     for (int64_t stage = pp_rank_; stage < shape_.num_stages(); stage += shape_.num_ranks) {
       for (int64_t m = 0; m < shape_.num_micro_batches; ++m) {
@@ -69,7 +69,8 @@ class RankLog {
   std::array<std::vector<bool>, 4> done_;  // [verb][pass, micro-batch, stage]
 };
 
-// One end's messages of the channel of a pass out of a rank, each by the action that receives it.
+// One end's messages of a channel (a pass, from one rank), each given by the action that receives
+// it.
 std::vector<Action> channel_at(const Schedule& schedule, Verb end, Pass pass, int64_t from) {
   const PipelineShape& shape = schedule.shape;
   const int64_t to = shape.rank_of(from + onward(pass) + shape.num_ranks);

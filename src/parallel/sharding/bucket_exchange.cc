@@ -44,7 +44,8 @@ void BucketExchange::end_passes(Stream& s, const StepPasses& passes) {
   join_gradients();
 }
 
-// A replay does on the device what the passes did when they were captured; here it leaves what they left.
+// A replay does on the device what the passes did when they were captured; this restores what they
+// left on the host.
 void BucketExchange::passes_were_replayed(const StepPasses& passes) {
   if (passes.first) weights_are_old_ = false;
   for (size_t b = 0; b < states_.size(); ++b) {
@@ -65,7 +66,7 @@ void BucketExchange::grad_ready(Stream& s, const ParamSpan& span) {
   }
 }
 
-// One that is still on its way in the same memory is waited for, and summed, first.
+// If the same memory still has one in flight, that is waited for, and summed, first.
 void BucketExchange::start_reduce(Stream& s, size_t b) {
   const GradBucket& bucket = buckets_.all()[b];
   states_[b].reduced = true;

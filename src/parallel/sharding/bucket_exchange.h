@@ -43,8 +43,8 @@ class BucketExchange final : public ParamResidency {
   void end_passes(Stream& s, const StepPasses& passes);
   // After this the owned elements of every gradient hold the sum over the axis; the rest is unspecified.
   void reduce(Stream& s);
-  // The owners have updated their weights: the others get them here, or with overlap during the
-  // next forward pass.
+  // The owners have updated their weights. The other ranks get them in this call, or with overlap
+  // during the next forward pass.
   void weights_changed(Stream& s);
   // After this every weight is that of its owner: for code that reads weights outside a pass.
   void settle(Stream& s);
@@ -61,7 +61,7 @@ class BucketExchange final : public ParamResidency {
   static constexpr size_t kInFlight = 2;
 
   struct State {
-    int64_t gradients_left = 0;  // of its parameters, over the micro-batches to come; 0: none are awaited
+    int64_t gradients_left = 0;  // gradients of its parameters that are awaited, over the remaining micro-batches
     bool reduced = false;
     Pending weights;
   };

@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-// A shard begins where memory is aligned as at the start of a tensor.
+// A shard begins at an address that is aligned like the start of a tensor.
 int64_t multiple_of(const Group& group) { return MemoryPlan::kAlign * group.size(); }
 
 std::vector<const Tensor*> views_of(const GradBucket& bucket, Tensor Param::*view) {

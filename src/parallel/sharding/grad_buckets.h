@@ -2,9 +2,9 @@
 //
 // The trainable parameters that share a reduction axis and a dtype are a chain. A chain is cut into
 // buckets of whole parameters, from the last declared to the first, the order in which their
-// gradients appear. The weights of a bucket are one piece of memory, and so are its gradients. Rank
-// r of the n ranks of the axis owns the r-th of n equal shares of the bucket. It receives the sum
-// of those gradients, updates those weights, and sends them to the others.
+// gradients appear. The weights of a bucket are contiguous in memory, and so are its gradients.
+// Rank r of the n ranks of the axis owns the r-th of n equal shares of the bucket. It receives the
+// sum of those gradients, updates those weights, and sends them to the others.
 #pragma once
 
 #include <vector>
@@ -26,8 +26,8 @@ struct GradBucket {
 
 class GradBuckets {
  public:
-  // A bucket is closed when it has this many elements: few enough that the first reduction starts
-  // early in the backward pass, enough that messages are not dominated by their latency.
+  // A bucket is closed when it has this many elements. They are few enough that the first reduction
+  // starts early in the backward pass, and enough that latency does not dominate the messages.
   static constexpr int64_t kBucketNumel = int64_t{1} << 22;
 
   // Places the parameters in memory and makes this rank the owner of its share of each.

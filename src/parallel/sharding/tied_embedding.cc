@@ -12,7 +12,8 @@ TiedEmbedding::TiedEmbedding(const Model& model, const Mesh& mesh, const StageLa
   if (model.spec().tie_word_embeddings || (mtp && !apart)) holders_.push_back(last);
 }
 
-// All add the same numbers in the order of the ranks: the same bits, since a sum of two does not depend on theirs.
+// All ranks get the same bits: they add the same numbers in rank order, and a sum of two does not
+// depend on the order.
 void TiedEmbedding::sum_gradients(Stream& s, StepStack& stack) const {
   if (!copy_ || !copy_->has_grad) return;
   StackScope scope(stack);
@@ -29,7 +30,7 @@ void TiedEmbedding::sum_gradients(Stream& s, StepStack& stack) const {
     if (rank != pp.rank()) sends.push_back(pp.send(s, copy_->dw, rank));
   for (std::vector<Pending>* pending : {&sends, &receives})
     for (Pending& each : *pending) each.wait();
-  // The last of three adds the others to each other first.
+  // With three ranks, the last one adds the other two first.
   const bool third = holders_.size() == 3 && holders_[2] == pp.rank();
   if (third) add(s, parts_VD[0], parts_VD[1]);
   for (size_t i = 0; i < (third ? 1 : parts_VD.size()); ++i)

@@ -23,7 +23,7 @@ class TiedEmbedding {
  private:
   const Mesh& mesh_;
   const Param* copy_;         // of this rank; null where it has none
-  std::vector<int> holders_;  // pp ranks, by rising rank
+  std::vector<int> holders_;  // pp ranks, ascending
 };
 
 }  // namespace moebius

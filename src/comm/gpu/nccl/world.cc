@@ -11,7 +11,7 @@
 namespace moebius {
 namespace {
 
-constexpr int kBlocking = 0, kOverlapped = 1, kOneWay = 2;  // which of the lanes of some ranks
+constexpr int kBlocking = 0, kOverlapped = 1, kOneWay = 2;  // the kinds of lanes between the same ranks
 
 bool has_happened(cudaEvent_t event) {
   const cudaError_t status = cudaEventQuery(event);
@@ -101,7 +101,7 @@ void NcclWorld::destroy_comms() noexcept {
 void NcclWorld::meet(const std::string& what, const std::vector<int>& with, const std::function<void()>& call) {
   int device = 0;
   MOEBIUS_CUDA(cudaGetDevice(&device));
-  aborts_open_->fetch_add(1);  // streams and events stay alive while the call runs
+  aborts_open_->fetch_add(1);  // so streams and events stay alive while the call runs
   const std::shared_ptr<void> open(nullptr, [counter = aborts_open_](void*) { counter->fetch_sub(1); });
   const auto body = [device, call, open] {
     MOEBIUS_CUDA(cudaSetDevice(device));
@@ -295,7 +295,7 @@ void NcclWorld::wait_for(cudaEvent_t event) {
 }
 
 // The messages of a step detect a host that is stopped.
-// This detects a GPU, or a host that stopped during its launches.
+// This detects a GPU that hangs, or a host that stopped during its launches.
 void NcclWorld::look(double waited_s) {
   check_not_abandoned();
   try {

@@ -23,7 +23,7 @@ namespace moebius {
 struct NcclLane {
   ncclComm_t comm = nullptr;
   int rank = 0, size = 1;         // this process's rank in it, and its size
-  cudaStream_t stream = nullptr;  // null: the caller's
+  cudaStream_t stream = nullptr;  // null: the caller's stream
 };
 
 // The counters of one group.
@@ -41,7 +41,7 @@ struct TimedInterval {
 // The traffic of a CUDA graph, which each replay adds to the counters.
 struct NcclCapture {
   std::vector<std::pair<std::shared_ptr<NcclCounters>, int64_t>> sent;
-  std::vector<TimedInterval> stretches;  // of the last replay, once that has ended
+  std::vector<TimedInterval> stretches;  // those of the last replay, once it has ended
   int64_t num_unread = 0;                // replays whose stretches were not added yet
   NcclCapture() = default;
   NcclCapture(const NcclCapture&) = delete;
@@ -100,13 +100,13 @@ class NcclWorld {
   void look(double waited_s);
   void wait_for(cudaEvent_t event);
   bool is_capturing() const { return gpu_.capture() != nullptr; }
-  NcclCapture& capture();  // that of the graph being captured, made at first use; REQUIRES is_capturing()
+  NcclCapture& capture();  // the capture of the current graph, made at first use; REQUIRES is_capturing()
   cudaEvent_t take_timing_event();
 
   Transport& transport_;
   Accelerator& gpu_;
   Buffer arrived_;
-  std::map<std::pair<std::vector<int>, int>, NcclLane> lanes_;  // by world ranks, and which of their lanes
+  std::map<std::pair<std::vector<int>, int>, NcclLane> lanes_;  // by world ranks and kind
   int num_pairs_ = 0;
   cudaStream_t overlapped_ = nullptr;
   std::vector<ncclComm_t> comms_;

@@ -196,8 +196,8 @@ class MpiTransport final : public Transport {
   }
   // May be called from any thread: another rank has reported why the run ends.
   void learn_ending() { is_ending_ = true; }
-  // Whether it was reported why this rank waits in vain:
-  // by this rank, with the collective, or by the rank that ends the run.
+  // Whether the reason why this rank waits in vain was reported: by this rank, with the collective,
+  // or by the rank that ends the run.
   bool was_said() const { return said_death_ || is_ending_; }
 
   // Returns whether every rank calls this within the grace time.

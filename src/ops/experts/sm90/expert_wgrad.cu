@@ -29,7 +29,7 @@ namespace {
 constexpr GroupedGemmConfig kConfig = kSm90Wgrad;
 constexpr int kGatherCols = kConfig.tile_m, kPlainCols = kConfig.tile_n, kDepth = kConfig.tile_k;
 constexpr int kSlots = kConfig.num_slots, kThreads = kConfig.threads, kMaxExperts = 512;
-static_assert(kConfig.num_notes == kSlots, "a note stands beside each slot");
+static_assert(kConfig.num_notes == kSlots, "each slot has a note");
 constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // kDepth rows x 64 columns
 constexpr uint32_t kGatherBytes = kGatherCols / 64 * kBlockBytes, kPlainBytes = kPlainCols / 64 * kBlockBytes;
 static_assert(kPieces * 32 == kPlainCols);

@@ -14,7 +14,7 @@
 namespace moebius::cuda {
 
 constexpr int kNoteBytes = 32;
-constexpr uint32_t kStagingBytesWarp = 4096;  // of each consumer warp, for its epilogue
+constexpr uint32_t kStagingBytesWarp = 4096;  // for the epilogue of each consumer warp
 
 // The shared memory of a config: sizes in bytes, and offsets in the dynamic shared memory, which
 // starts at a multiple of 1024.
@@ -56,7 +56,7 @@ struct SlotRing {
   __device__ __forceinline__ uint32_t full(uint32_t slot) const { return shared + Shared::kFull + 8 * slot; }
   __device__ __forceinline__ uint32_t empty(uint32_t slot) const { return shared + Shared::kEmpty + 8 * slot; }
 
-  // One thread of the block, before a cluster_sync.
+  // Called by one thread of the block, before a cluster_sync.
   __device__ __forceinline__ void init(uint32_t full_arrivals) const {
     for (uint32_t s = 0; s < Shared::kNumSlots; ++s) {
       mbarrier_init(full(s), full_arrivals);
@@ -67,14 +67,14 @@ struct SlotRing {
   __device__ __forceinline__ void wait_empty(const SlotCursor<kConfig>& at) const {
     mbarrier_wait(empty(at.stage), at.parity ^ 1);
   }
-  // By a whole consumer warp: to both blocks.
+  // Called by a whole consumer warp; it arrives in both blocks.
   __device__ __forceinline__ void release(uint32_t slot) const {
     const uint32_t lane = threadIdx.x % 32;
     if (lane < 2) mbarrier_arrive_cluster(empty(slot), lane);
   }
 };
 
-// The note that the other warps read about a tile. Notes have a ring of their own: walking the
+// A note announces a tile to the other warps. Notes have a ring of their own, since walking the
 // tiles takes longer than a K step, and so does looking up the rows.
 struct TileNote {
   int32_t first_row, end_row, n;  // n < 0: there are no more tiles
@@ -90,7 +90,8 @@ struct NoteRing {
   __device__ __forceinline__ uint32_t note(uint32_t tile) const {
     return shared + Shared::kNotes + tile % kNumNotes * kNoteBytes;
   }
-  // For gathered tiles, the place where each row begins, in chunks of 16 bytes; 0 where there is none.
+  // For gathered tiles, the place where each row begins, in chunks of 16 bytes; 0 if there is no
+  // row.
   __device__ __forceinline__ uint32_t begins(uint32_t tile) const {
     return shared + Shared::kBegins + tile % kNumNotes * kConfig.tile_m * 4;
   }
@@ -112,7 +113,7 @@ struct NoteRing {
   __device__ __forceinline__ void wait_empty(uint32_t tile) const {
     mbarrier_wait(empty(tile), tile / kNumNotes % 2 ^ 1);
   }
-  // One lane of the writing warp; then all lanes publish what they wrote.
+  // Called by one lane of the writing warp; then all lanes publish what they wrote.
   __device__ __forceinline__ void write(uint32_t tile, const TileNote& n) const {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n st.shared.b32 [%0 + 16], %5;" ::"r"(note(tile)),
                  "r"(n.first_row), "r"(n.end_row), "r"(n.n), "r"(n.expert), "r"(n.shared)
@@ -128,7 +129,7 @@ struct NoteRing {
                  : "memory");
     return n;
   }
-  // By each thread that reads, once it has read the note and the rows.
+  // Called by each reading thread, once it has read the note and the rows.
   __device__ __forceinline__ void release(uint32_t tile) const { mbarrier_arrive(empty(tile)); }
 };
 
@@ -177,7 +178,7 @@ struct TileProduct {
   }
 };
 
-// Moves the ring as a TileProduct does, for a warpgroup without rows.
+// Advances the ring as a TileProduct does, for a warpgroup without rows.
 template <GroupedGemmConfig kConfig>
 __device__ __forceinline__ void skip_tile(const SlotRing<kConfig>& ring, SlotCursor<kConfig>& at, int num_k) {
   for (int k = 0; k < num_k; ++k, at.advance()) {
@@ -187,7 +188,7 @@ __device__ __forceinline__ void skip_tile(const SlotRing<kConfig>& ring, SlotCur
   }
 }
 
-// 16 rows of 64 columns of bf16 that a warp writes to global memory by way of its staging.
+// 16 rows of 64 columns of bf16 that a warp writes to global memory through its staging memory.
 struct WarpBox {
   void* to;              // element (0, 0)
   int64_t row_bytes;     // from one row to the next

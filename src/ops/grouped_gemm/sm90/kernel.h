@@ -1,16 +1,16 @@
 // The kernel around the main loop of sm90/grouped_gemm.h. An Op says where operands come from and
-// what becomes of the product of a tile:
+// what happens to the product of a tile:
 //   kConfig   the GroupedGemmConfig that the kernel is compiled for
 //   struct Params { CUtensorMap a, b; Gather gather; RowTiles tiles; int32_t num_k; ... };
 //   kGather   rows of A are read by index (cp.async); otherwise by map a, box 64 x 128
 //   kMajorB   of the weights' tile
 //   load_b(params, load, half, k, n, expert)   half of the weights' tile: 128 of its 256 columns
 //   kPieces, store_piece<i>(params, held, staging)   by a consumer warp: the i-th part of storing its rows of a tile;
-//             or consume(params, ring, notes), in the place of what is said next
+//             or consume(params, ring, notes), which replaces the storing described next
 // A tile is stored while the next one is multiplied: its product, rounded to bf16, waits in
-// registers, and K steps store a piece each. Only the rounding comes between the products
-// of two tiles. A warpgroup that stores does not feed the tensor cores, so the two take turns: one
-// stores in even steps, the other in odd ones.
+// registers, and K steps store a piece each. Only the rounding comes between the products of two
+// tiles. A warpgroup that stores does not feed the tensor cores, so the two alternate: one stores
+// in even steps, the other in odd ones.
 #pragma once
 
 #include "ops/cuda/for_each_constant.h"
@@ -25,7 +25,7 @@ struct Gather {
   int32_t chunks;  // of 16 bytes in a row
 };
 
-// Where a load goes: a slot's piece, here or in both blocks.
+// The destination of a load: a piece of a slot, in this block or in both.
 struct SlotLoad {
   uint32_t to, barrier;
   bool both;
@@ -42,8 +42,8 @@ struct SlotLoad {
 // the others copy rows (there the load warp walks the tiles too).
 constexpr uint32_t kWalkWarp = 3, kFirstCopyWarp = 1, kNumCopyWarps = 3;
 
-// Goes to the next tile and tells the others, by a whole warp, in steps: each
-// is short enough that loads can go on between them.
+// A whole warp goes to the next tile and announces it, in steps. Each step is short enough that
+// loads can continue between them.
 template <class Op>
 struct Announcer {
   static constexpr int kSteps = 3, kTileM = Op::kConfig.tile_m;
@@ -88,7 +88,8 @@ struct Announcer {
   }
 };
 
-// One thread: a step of what TMA loads. Of the weights both halves, or this block's half for both blocks.
+// Called by one thread: one K step of the TMA loads. It loads both halves of the weights, or this
+// block's half for both blocks.
 template <class Op, class Tile>
 __device__ __forceinline__ void load_step(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
                                           uint32_t slot, int32_t k, const Tile& tile, uint32_t block) {
@@ -104,7 +105,7 @@ __device__ __forceinline__ void load_step(const typename Op::Params& p, const Sl
   }
 }
 
-// The load warp where nothing is gathered; one thread.
+// The load warp if nothing is gathered; one thread runs it.
 template <class Op>
 __device__ void load(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
                      const NoteRing<Op::kConfig>& notes, uint32_t block) {
@@ -147,11 +148,11 @@ __device__ void walk_and_load(const typename Op::Params& p, const SlotRing<Op::k
   }
 }
 
-// The copy warps: 8 lanes copy the 128 bytes of a row, a warp 4 rows at once, and the warps take
-// turns. This has to keep up with the tensor cores, so a copy is few instructions: addresses stay
-// in registers, and rows past the expert's end read row 0, which makes rows that are not stored.
-// cp.async writes by way of the generic proxy and wgmma reads by the async one: the consumers
-// fence.
+// The copy warps. 8 lanes copy the 128 bytes of a row, a warp copies 4 rows at once, and the warps
+// alternate. This must keep up with the tensor cores, so a copy has few instructions: addresses
+// stay in registers, and rows past the expert's end read row 0; their results are not stored.
+// cp.async writes through the generic proxy and wgmma reads through the async proxy, so the
+// consumers fence.
 template <class Op>
 __device__ void copy_rows(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring,
                           const NoteRing<Op::kConfig>& notes) {
@@ -159,7 +160,7 @@ __device__ void copy_rows(const typename Op::Params& p, const SlotRing<Op::kConf
   constexpr uint32_t kStride = 4 * kNumCopyWarps, kRows = (kTileM + kStride - 1) / kStride;
   static_assert(kStride % 8 == 4, "the swizzle alternates from row to row of a thread");
   const uint32_t warp = threadIdx.x / 32 - kFirstCopyWarp, lane = threadIdx.x % 32, lane_chunk = lane % 8;
-  const uint32_t first = 4 * warp + lane / 8;  // then kStride further each
+  const uint32_t first = 4 * warp + lane / 8;  // each next one is kStride further
   const uint32_t even = swizzle_128(first, lane_chunk), odd = even ^ 64;
   SlotCursor<Op::kConfig> at;
   for (uint32_t count = 0;; ++count) {
@@ -193,8 +194,8 @@ __device__ void copy_rows(const typename Op::Params& p, const SlotRing<Op::kConf
 // 1} of row 8 i + lane / 4.
 struct HeldRows {
   uint32_t words[64];
-  int32_t row, rows;  // the first, and how many there are; none: rows <= 0
-  int32_t n;          // of the tile
+  int32_t row, rows;  // the first row, and their number; rows <= 0: there are none
+  int32_t n;          // n of the tile
 
   __device__ __forceinline__ void take(const float (&acc)[128], const TileNote& tile, int32_t first_row) {
 #pragma unroll

@@ -10,16 +10,17 @@
 
 namespace moebius::cuda {
 
-// The copy engine and 16-byte accesses: bf16, rows of a multiple of 16 bytes, at such an address.
+// The requirements of the copy engine and of 16-byte accesses: bf16, rows of a multiple of 16
+// bytes, at such an address.
 inline bool takes_rows(const Tensor& t) {
   return t.dtype == DType::bf16 && t.shape[t.shape.rank() - 1] % 8 == 0 &&
          reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
 }
 
-// Rows are counted in 32 bits, tiles past the last one too.
+// Rows are counted in 32 bits, including those of tiles past the last one.
 inline bool takes_num_rows(const Tensor& t) { return t.dim(0) < INT32_MAX - 2 * kSm90Rows.tile_m; }
 
-// The map of a matrix of rows of A, in boxes of a slot.
+// The tensor map of a matrix of rows of A, in boxes of the size of a slot.
 inline CUtensorMap rows_map(const Tensor& t, const GroupedGemmConfig& config) {
   const auto tile_k = static_cast<uint32_t>(config.tile_k), tile_m = static_cast<uint32_t>(config.tile_m);
   return make_tensor_map<2>(t.data, {{{t.dim(1), 1, tile_k}, {t.dim(0), t.dim(1), tile_m}}});

@@ -1,10 +1,10 @@
 // How the rows of all experts are cut into output tiles, and which cluster of two blocks computes
-// which tile when. Only the offsets in device memory say how many tiles there are: the grid is
-// fixed, and cluster c takes every unit that is c modulo the number of clusters.
+// which tile when. Only the offsets in device memory say how many tiles there are. The grid is
+// fixed, and cluster c computes every unit whose number is c modulo the number of clusters.
 //
-// A unit is two tiles, one a block: rows m and m + 1 of the same expert at the same
-// columns, so that the blocks share their piece of the weights. An expert's odd
-// last row tile is taken at columns n and n + 1 instead, where nothing is shared.
+// A unit is two tiles, one per block: row tiles m and m + 1 of the same expert at the same columns,
+// so that the blocks share their piece of the weights. An odd last row tile of an expert is
+// computed at columns n and n + 1 instead, where nothing is shared.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -7,8 +7,8 @@
 
 namespace moebius::cuda::sm90 {
 
-// The value of lane 0: the compiler then knows it is one for the warp, and keeps it instead of
-// making it again from the special registers in each step of a loop.
+// Returns the value of lane 0. The compiler then knows that the value is uniform in the warp, and
+// keeps it instead of computing it from the special registers in each step of a loop.
 __device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 template <int kNum, uint32_t kBytes>
@@ -18,7 +18,7 @@ struct Slots {
   __device__ __forceinline__ uint32_t full(uint32_t i) const { return barriers + 8 * i; }
   __device__ __forceinline__ uint32_t empty(uint32_t i) const { return barriers + 8 * kNum + 8 * i; }
 
-  // One thread, before a cluster_sync.
+  // Called by one thread, before a cluster_sync.
   __device__ void init(uint32_t full_arrivals, uint32_t empty_arrivals) const {
     for (uint32_t i = 0; i < kNum; ++i) {
       mbarrier_init(full(i), full_arrivals);
@@ -26,7 +26,7 @@ struct Slots {
     }
     fence_mbarrier_init();
   }
-  // By a whole consumer warp, converged: as far as it goes, both blocks may fill the slot again.
+  // Called by a whole, converged consumer warp: from its side, both blocks may fill the slot again.
   __device__ __forceinline__ void release(uint32_t i) const {
     const uint32_t lane = threadIdx.x % 32;
     if (lane < 2) mbarrier_arrive_cluster(empty(i), lane);
@@ -49,7 +49,8 @@ struct SlotOperand {
   }
 };
 
-// base + chunks * 16, here and not at its use: the address of a copy has to be there when its slot is.
+// base + chunks * 16, computed here and not where it is used: the address of a copy must be ready
+// when its slot is.
 __device__ __forceinline__ const char* chunk_address(const char* base, uint32_t chunks) {
   const char* address;
   asm volatile("mad.wide.u32 %0, %1, 16, %2;" : "=l"(address) : "r"(chunks), "l"(base));

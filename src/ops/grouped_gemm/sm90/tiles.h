@@ -26,7 +26,8 @@ inline bool rows_are_aligned(std::initializer_list<Tensor> matrices) {
   return aligned_16(matrices);
 }
 
-// One block a multiprocessor, in whole clusters of two; lets the kernel have that much shared memory.
+// Returns the number of blocks: one per multiprocessor, in whole clusters of two. Allows the kernel
+// that much shared memory.
 inline int persistent_blocks(const void* kernel, int shared_bytes) {
   int device = 0, num = 0;
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
@@ -39,8 +40,7 @@ struct GridStep {
   int row, col;
 };
 // Step i of a walk over rows x cols that stays in groups of rows: down the rows of a group, then
-// the next column. What the blocks of a moment read is then a few rows and a few columns, and stays
-// in L2.
+// the next column. So at any moment the blocks read a few rows and a few columns, which stay in L2.
 __device__ inline GridStep grouped_step(int i, int rows, int cols, int group) {
   const int first = i / (group * cols) * group, within = i % (group * cols), height = min(group, rows - first);
   return {first + within % height, within / height};
