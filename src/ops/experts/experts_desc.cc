@@ -14,7 +14,8 @@ GroupedGemmDesc describe(const ExpertUp& a) {
           .m = a.h_R2F.dim(0),
           .n = a.h_R2F.dim(1),
           .k = a.x_TD.data.dim(1),
-          .dtype = a.x_TD.data.dtype,
+          .a = OperandDesc(a.x_TD),
+          .b = OperandDesc(a.w1_e2FD),
           .trans_b = true,
           .gathered = gathered_by(a.rows),
           .epilogue = GroupedEpilogue::gated_activation};
@@ -25,7 +26,8 @@ GroupedGemmDesc describe(const ExpertDown& a) {
           .m = a.y_RD.dim(0),
           .n = a.y_RD.dim(1),
           .k = a.a_RF.data.dim(1),
-          .dtype = a.a_RF.data.dtype,
+          .a = OperandDesc(a.a_RF),
+          .b = OperandDesc(a.w2_eDF),
           .trans_b = true};
 }
 
@@ -34,7 +36,8 @@ GroupedGemmDesc describe(const DExpertDown& a) {
           .m = a.sa_RF.dim(0),
           .n = a.sa_RF.dim(1),
           .k = a.dout_TD.data.dim(1),
-          .dtype = a.dout_TD.data.dtype,
+          .a = OperandDesc(a.dout_TD),
+          .b = OperandDesc(a.w2_eDF),
           .gathered = gathered_by(a.rows),
           .epilogue = GroupedEpilogue::gated_activation_bwd};
 }
@@ -44,7 +47,8 @@ GroupedGemmDesc describe(const DExpertUp& a) {
           .m = a.dx_RD.dim(0),
           .n = a.dx_RD.dim(1),
           .k = a.dh_R2F.data.dim(1),
-          .dtype = a.dh_R2F.data.dtype};
+          .a = OperandDesc(a.dh_R2F),
+          .b = OperandDesc(a.w1_e2FD)};
 }
 
 GroupedGemmDesc describe(const ExpertWgrad& a) {
@@ -53,7 +57,8 @@ GroupedGemmDesc describe(const ExpertWgrad& a) {
           .m = a.dw_eMN.dim(1),
           .n = a.dw_eMN.dim(2),
           .k = a.gather_left ? a.right_RN.data.dim(0) : a.left_RM.data.dim(0),
-          .dtype = a.left_RM.data.dtype,
+          .a = OperandDesc(a.left_RM),
+          .b = OperandDesc(a.right_RN),
           .trans_a = true,
           .gathered = gathers && a.gather_left    ? GatheredOperand::a
                       : gathers && a.gather_right ? GatheredOperand::b

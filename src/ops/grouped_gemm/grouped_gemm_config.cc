@@ -31,12 +31,24 @@ std::string_view text_of(GatheredOperand gathered) {
   return "";
 }
 
+std::string text_of(const OperandDesc& operand) {
+  const std::string_view dtype = name_of(operand.dtype);
+  if (operand.scales == ScaleLayout::none) return std::string(dtype);
+  return fmt::format("{} with {}", dtype, name_of(operand.scales));
+}
+
+// Operands without scales have one dtype.
+std::string text_of_operands(const GroupedGemmDesc& d) {
+  const bool are_plain = d.a == d.b && d.a.scales == ScaleLayout::none;
+  return are_plain ? text_of(d.a) : fmt::format("{} by {}", text_of(d.a), text_of(d.b));
+}
+
 }  // namespace
 
 std::string to_string(const GroupedGemmDesc& d) {
-  return fmt::format("{} x {} x {}, {} experts, {}{}{}{}, epilogue {}", d.m, d.n, d.k, d.num_experts, name_of(d.dtype),
-                     text_of(d.gathered), d.trans_a ? ", A transposed" : "", d.trans_b ? ", B transposed" : "",
-                     name_of(d.epilogue));
+  return fmt::format("{} x {} x {}, {} experts, {}{}{}{}, epilogue {}", d.m, d.n, d.k, d.num_experts,
+                     text_of_operands(d), text_of(d.gathered), d.trans_a ? ", A transposed" : "",
+                     d.trans_b ? ", B transposed" : "", name_of(d.epilogue));
 }
 
 std::string to_string(const GroupedGemmConfig& c) {

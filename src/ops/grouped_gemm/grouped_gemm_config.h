@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "core/dtype.h"
 #include "core/error.h"
+#include "core/quantized.h"
 
 namespace moebius {
 
@@ -22,19 +22,30 @@ enum class GroupedEpilogue : uint8_t {
   add_f32,               // adds it to f32 sums in memory: expert_wgrad
 };
 
+// The elements of an operand, and how they are scaled.
+struct OperandDesc {
+  OperandDesc() = default;
+  explicit OperandDesc(const Operand& operand) : dtype(operand.data.dtype), scales(operand.layout) {}
+  bool operator==(const OperandDesc&) const = default;
+
+  DType dtype = DType::bf16;
+  ScaleLayout scales = ScaleLayout::none;
+};
+
 // C[e] = A[e] B[e] for each expert e. The rows of all experts are one dimension, and offsets in device memory cut it:
 //   m, of A and C    for all epilogues but add_f32
 //   k, of A and B    for add_f32
 struct GroupedGemmDesc {
   int64_t num_experts = 1;
   int64_t m = 0, n = 0, k = 0;
-  DType dtype = DType::bf16;              // of A and B
+  OperandDesc a, b;
   bool trans_a = false, trans_b = false;  // A is [k, m] in memory; B[e] is [n, k]
   GatheredOperand gathered = GatheredOperand::none;
   GroupedEpilogue epilogue = GroupedEpilogue::store;
 };
 
-// "4096 x 1536 x 2048, 16 experts, bf16, A gathered, B transposed, epilogue store"
+// "4096 x 1536 x 2048, 16 experts, bf16, A gathered, B transposed, epilogue store". Where the operands
+// differ or have scales, both are named: "f8_e4m3 with row_blocks by f8_e4m3 with square_blocks".
 std::string to_string(const GroupedGemmDesc& desc);
 
 // How a kernel computes it. The kernels take a config as a template argument, so the members are
@@ -42,7 +53,8 @@ std::string to_string(const GroupedGemmDesc& desc);
 // memory, and the consumer warpgroups, which multiply them.
 struct GroupedGemmConfig {
   int tile_m = 0, tile_n = 0;  // output elements of a block at a time
-  int tile_k = 0;              // depth of a slot
+  int tile_k = 0;              // depth of a slot, in elements
+  int element_bytes = 2;       // of A and B
   int num_slots = 0;           // slots in the ring
   int num_notes = 0;           // tiles that can be announced to the consumers before they finish the first
   int cluster = 0;             // blocks that share the loads of one operand
@@ -52,9 +64,8 @@ struct GroupedGemmConfig {
   bool operator==(const GroupedGemmConfig&) const = default;
 
   constexpr int num_consumers() const { return threads / 128 - 1; }  // warpgroups
-  // Bytes of a slot, of elements of two bytes.
-  constexpr int slot_bytes_a() const { return tile_m * tile_k * 2; }
-  constexpr int slot_bytes_b() const { return tile_n * tile_k * 2; }
+  constexpr int slot_bytes_a() const { return tile_m * tile_k * element_bytes; }
+  constexpr int slot_bytes_b() const { return tile_n * tile_k * element_bytes; }
 };
 
 // "tiles 128 x 256 x 64, 4 slots, 4 notes, clusters of 2, 384 threads, registers 40 and 232, L2 groups of 8"

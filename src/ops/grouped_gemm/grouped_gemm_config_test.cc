@@ -60,6 +60,15 @@ TEST(GroupedGemmDesc, SaysWhatEachOpMultiplies) {
             "40 x 16 x 24, 3 experts, bf16, A gathered, A transposed, epilogue add_f32");
 }
 
+TEST(GroupedGemmDesc, NamesBothOperandsWhereTheyDifferOrHaveScales) {
+  ExpertDown a = down;
+  a.w2_eDF = Operand(null_tensor({E, D, F}, DType::f32));
+  EXPECT_EQ(to_string(describe(a)), "24 x 40 x 16, 3 experts, bf16 by f32, B transposed, epilogue store");
+  a.w2_eDF = Operand(bf16_tensor({E, D, F}), null_tensor({E, 1, 1}), ScaleLayout::square_blocks);
+  EXPECT_EQ(to_string(describe(a)),
+            "24 x 40 x 16, 3 experts, bf16 by bf16 with square_blocks, B transposed, epilogue store");
+}
+
 TEST(GroupedGemmConfig, IsChosenByTheDesc) {
   EXPECT_EQ(choose_config(describe(up(true))), kSm90GatheredRows);
   EXPECT_EQ(choose_config(describe(up(false))), kSm90Rows);

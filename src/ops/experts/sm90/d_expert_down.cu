@@ -16,7 +16,8 @@ struct DDownGemm {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
   static constexpr bool kGather = kGatherRows;
   static constexpr Major kMajorB = Major::mn;
-  static constexpr int kLead = 2;  // K steps before the first piece
+  static constexpr int kHalf = kConfig.tile_n / 2;  // of the columns
+  static constexpr int kLead = 2;                   // K steps before the first piece
 
   struct Params {
     CUtensorMap a, b;
@@ -29,9 +30,9 @@ struct DDownGemm {
   __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
                                 int32_t expert) {
     constexpr uint32_t kHalfBytesB = GemmShared<kConfig>::kHalfBytesB;
-    const int32_t col = tile_n * kConfig.tile_n + static_cast<int32_t>(half) * 128;
+    const int32_t col = tile_n * kConfig.tile_n + static_cast<int32_t>(half) * kHalf;
     load.box(&p.b, half * kHalfBytesB, col, k * kConfig.tile_k, expert);
-    load.box(&p.b, half * kHalfBytesB + kHalfBytesB / 2, col + 64, k * kConfig.tile_k, expert);
+    load.box(&p.b, half * kHalfBytesB + kHalfBytesB / 2, col + kMnMajorCols, k * kConfig.tile_k, expert);
   }
 
   __device__ __forceinline__ static void consume(const Params& p, const SlotRing<kConfig>& ring,
@@ -50,7 +51,7 @@ void launch(Stream& s, const DExpertDown& a) {
   const auto elements = [](const Tensor& t) { return static_cast<__nv_bfloat16*>(t.data); };
   typename Op::Params p{};
   p.a = rows_map(a.dout_TD.data, kConfig);
-  p.b = make_tensor_map<3>(a.w2_eDF.data.data, {{{F, 1, 64}, {D, F, kTileK}, {E, D * F, 1}}});
+  p.b = make_tensor_map<3>(a.w2_eDF.data.data, {{{F, 1, kMnMajorCols}, {D, F, kTileK}, {E, D * F, 1}}});
   p.gather = {static_cast<const char*>(a.dout_TD.data.data), index_of(a.rows), static_cast<int32_t>(D / 8)};
   p.tiles = row_tiles(a.rows.offsets_e1, R, num_columns, kConfig.l2_group);
   p.num_k = static_cast<int32_t>(div_ceil(D, kConfig.tile_k));

@@ -15,6 +15,7 @@ struct RowsGemm {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
   static constexpr bool kGather = false;
   static constexpr Major kMajorB = kMajor;
+  static constexpr int kHalf = kConfig.tile_n / 2;  // of the columns
 
   struct Params {
     CUtensorMap a, b;
@@ -27,16 +28,16 @@ struct RowsGemm {
   __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
                                 int32_t expert) {
     constexpr uint32_t kHalfBytesB = GemmShared<kConfig>::kHalfBytesB;
-    const int32_t n = tile_n * kConfig.tile_n + static_cast<int32_t>(half) * 128;
+    const int32_t n = tile_n * kConfig.tile_n + static_cast<int32_t>(half) * kHalf;
     if constexpr (kMajor == Major::k) {
       load.box(&p.b, half * kHalfBytesB, k * kConfig.tile_k, n, expert);
     } else {
       load.box(&p.b, half * kHalfBytesB, n, k * kConfig.tile_k, expert);
-      load.box(&p.b, half * kHalfBytesB + kHalfBytesB / 2, n + 64, k * kConfig.tile_k, expert);
+      load.box(&p.b, half * kHalfBytesB + kHalfBytesB / 2, n + kMnMajorCols, k * kConfig.tile_k, expert);
     }
   }
 
-  static constexpr int kPieces = 4;  // of 64 columns
+  static constexpr int kPieces = kConfig.tile_n / 64;  // of 64 columns
 
   template <int kPiece>
   __device__ static void store_piece(const Params& p, HeldRows& held, uint32_t staging) {
@@ -60,9 +61,9 @@ void launch(Stream& s, const Product& a, const char* who) {
   typename Op::Params p{};
   p.a = rows_map(a.a_RK, kConfig);
   if constexpr (kMajor == Major::k) {
-    p.b = make_tensor_map<3>(a.b.data, {{{K, 1, kTileK}, {N, K, 128}, {E, N * K, 1}}});
+    p.b = make_tensor_map<3>(a.b.data, {{{K, 1, kTileK}, {N, K, Op::kHalf}, {E, N * K, 1}}});
   } else {
-    p.b = make_tensor_map<3>(a.b.data, {{{N, 1, 64}, {K, N, kTileK}, {E, N * K, 1}}});
+    p.b = make_tensor_map<3>(a.b.data, {{{N, 1, kMnMajorCols}, {K, N, kTileK}, {E, N * K, 1}}});
   }
   p.tiles = row_tiles(a.rows.offsets_e1, a.a_RK.dim(0), div_ceil(N, kConfig.tile_n), kConfig.l2_group);
   p.num_k = static_cast<int32_t>(div_ceil(K, kConfig.tile_k));

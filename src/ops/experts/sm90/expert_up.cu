@@ -16,6 +16,7 @@ struct UpGemm {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
   static constexpr bool kGather = kGatherRows;
   static constexpr Major kMajorB = Major::k;
+  static constexpr int kCols = kConfig.tile_n / 2;  // f of a tile
 
   struct Params {
     CUtensorMap a, b;
@@ -30,7 +31,7 @@ struct UpGemm {
   __device__ static void load_b(const Params& p, const SlotLoad& load, uint32_t half, int32_t k, int32_t tile_n,
                                 int32_t expert) {
     load.box(&p.b, half * GemmShared<kConfig>::kHalfBytesB, k * kConfig.tile_k,
-             static_cast<int32_t>(half) * p.F + tile_n * 128, expert);
+             static_cast<int32_t>(half) * p.F + tile_n * kCols, expert);
   }
 
   // Four pieces store each half of the columns: gate, up, half of the activation, in the gate's
@@ -40,7 +41,7 @@ struct UpGemm {
   template <int kPiece>
   __device__ __forceinline__ static void store_piece(const Params& p, HeldRows& held, uint32_t staging) {
     constexpr int kHalf = kPiece / 4, kPart = kPiece % 4, kGate = 16 * kHalf, kUp = 32 + kGate;
-    const int32_t f = held.n * 128 + kHalf * 64, chunks = (p.F - f) / 8;
+    const int32_t f = held.n * kCols + kHalf * (kCols / 2), chunks = (p.F - f) / 8;
     if (chunks <= 0) return;
     uint16_t* h = p.h + static_cast<int64_t>(held.row) * 2 * p.F + f;
     if constexpr (kPart == 0) store_box<kGate>({h, 4 * p.F, held.rows, chunks}, staging, held.words);
@@ -76,9 +77,9 @@ void launch(Stream& s, const ExpertUp& a) {
   const int64_t D = a.x_TD.data.dim(1), F = a.a_RF.dim(1), E = a.w1_e2FD.data.dim(0);
   typename Op::Params p{};
   p.a = rows_map(a.x_TD.data, kConfig);
-  p.b = make_tensor_map<3>(a.w1_e2FD.data.data, {{{D, 1, kTileK}, {2 * F, D, 128}, {E, 2 * F * D, 1}}});
+  p.b = make_tensor_map<3>(a.w1_e2FD.data.data, {{{D, 1, kTileK}, {2 * F, D, Op::kCols}, {E, 2 * F * D, 1}}});
   p.gather = {static_cast<const char*>(a.x_TD.data.data), index_of(a.rows), static_cast<int32_t>(D / 8)};
-  p.tiles = row_tiles(a.rows.offsets_e1, a.a_RF.dim(0), div_ceil(F, 128), kConfig.l2_group);
+  p.tiles = row_tiles(a.rows.offsets_e1, a.a_RF.dim(0), div_ceil(F, Op::kCols), kConfig.l2_group);
   p.num_k = static_cast<int32_t>(div_ceil(D, kConfig.tile_k));
   p.h = reinterpret_cast<uint16_t*>(a.h_R2F.data);
   p.act = reinterpret_cast<uint16_t*>(a.a_RF.data);

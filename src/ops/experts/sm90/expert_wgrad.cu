@@ -24,15 +24,7 @@
 namespace moebius::cuda::sm90 {
 namespace {
 
-// The rows of a tile are columns of the gathered side, whether that is A or B; clusters along it
-// share columns of the other side while they are in L2.
-constexpr GroupedGemmConfig kConfig = kSm90Wgrad;
-constexpr int kGatherCols = kConfig.tile_m, kPlainCols = kConfig.tile_n, kDepth = kConfig.tile_k;
-constexpr int kSlots = kConfig.num_slots, kThreads = kConfig.threads, kMaxExperts = 512;
-static_assert(kConfig.num_notes == kSlots, "each slot has a note");
-constexpr uint32_t kBlockBytes = 64 * kDepth * 2;  // kDepth rows x 64 columns
-constexpr uint32_t kGatherBytes = kGatherCols / 64 * kBlockBytes, kPlainBytes = kPlainCols / 64 * kBlockBytes;
-static_assert(kPieces * 32 == kPlainCols);
+constexpr int kMaxExperts = 512;
 
 // The note that consumers read about a tile: it is valid while its first slot is full. num_steps 0:
 // there are no more.
@@ -40,17 +32,32 @@ struct TileNote {
   int expert, gather_col, plain_col, num_steps;
 };
 
-struct Shared {
-  alignas(1024) unsigned char slot[kSlots][kGatherBytes + kPlainBytes];
-  alignas(1024) unsigned char staging[8][kStagingPlaces * kPieceBytes];
-  uint64_t barriers[2 * kSlots];
-  alignas(16) TileNote notes[kSlots];
-  int32_t order[kMaxExperts];  // experts by falling row count
-  int32_t num_active;          // those with rows
+// What a config makes of a block's shared memory. The rows of a tile are columns of the gathered
+// side, whether that is A or B. Clusters along it share columns of the other side while they are in
+// L2.
+template <GroupedGemmConfig kOpConfig>
+struct WgradLayout {
+  static constexpr GroupedGemmConfig kConfig = kOpConfig;
+  static constexpr int kGatherCols = kConfig.tile_m, kPlainCols = kConfig.tile_n, kDepth = kConfig.tile_k;
+  static constexpr int kSlots = kConfig.num_slots, kThreads = kConfig.threads;
+  static_assert(kConfig.num_notes == kSlots, "a note stands beside each slot");
+  static_assert(kGatherCols == 128 && kPlainCols == kPieces * 32 && kDepth == 64 && kConfig.element_bytes == 2,
+                "the threads' shares of the copies and of the sums are for tiles 128 x 256 x 64 of two bytes");
+  static constexpr uint32_t kBlockBytes = 64 * kDepth * kConfig.element_bytes;  // kDepth rows x 64 columns
+  static constexpr uint32_t kGatherBytes = kConfig.slot_bytes_a(), kPlainBytes = kConfig.slot_bytes_b();
+
+  struct Shared {
+    alignas(1024) unsigned char slot[kSlots][kGatherBytes + kPlainBytes];
+    alignas(1024) unsigned char staging[4 * kConfig.num_consumers()][kStagingPlaces * kPieceBytes];
+    uint64_t barriers[2 * kSlots];
+    alignas(16) TileNote notes[kSlots];
+    int32_t order[kMaxExperts];  // experts by falling row count
+    int32_t num_active;          // those with rows
+  };
+  static_assert(sizeof(Shared) <= 227 * 1024);
+  using Ring = Slots<kSlots, kGatherBytes + kPlainBytes>;
+  using Cursor = cuda::Ring<kSlots>;
 };
-static_assert(sizeof(Shared) <= 227 * 1024);
-using Ring = Slots<kSlots, kGatherBytes + kPlainBytes>;
-using Cursor = cuda::Ring<kSlots>;
 
 struct Side {
   const __nv_bfloat16* x;
@@ -71,9 +78,10 @@ struct Tile {
 // The tiles of a cluster that have rows: every num_clusters-th. All blocks would end their tiles
 // together, and wait for memory together; so the first tile is cut in two, at another row for each
 // cluster, and its second part comes last.
+template <class L>
 class Walk {
  public:
-  __device__ Walk(const Params& p, const Shared& s) : p_(p), s_(s), rank_(cluster_block_rank()) {
+  __device__ Walk(const Params& p, const typename L::Shared& s) : p_(p), s_(s), rank_(cluster_block_rank()) {
     const int num_tiles = s.num_active * p.gather_steps * p.plain_steps;
     const int cluster = blockIdx.x / 2, num_clusters = gridDim.x / 2;
     num_own_ = cluster < num_tiles ? (num_tiles - cluster + num_clusters - 1) / num_clusters : 0;
@@ -85,8 +93,8 @@ class Walk {
       if (step_ >= num_own_ + cut_) return false;
       tile = tile_at(cluster + step_ % num_own_ * num_clusters);
       if (cut_ && step_ % num_own_ == 0) {
-        const int num_blocks = min((tile.end - tile.begin + kDepth - 1) / kDepth, kBlocksToSpread);
-        const int row = min(tile.begin + num_blocks * cluster / num_clusters * kDepth, tile.end);
+        const int num_blocks = min((tile.end - tile.begin + L::kDepth - 1) / L::kDepth, kBlocksToSpread);
+        const int row = min(tile.begin + num_blocks * cluster / num_clusters * L::kDepth, tile.end);
         (step_ == 0 ? tile.end : tile.begin) = row;
       }
       ++step_;
@@ -98,12 +106,12 @@ class Walk {
   static constexpr int kTilesToCut = 4, kBlocksToSpread = 32;
   __device__ Tile tile_at(int t) const {
     const int per_expert = p_.gather_steps * p_.plain_steps, expert = s_.order[t / per_expert];
-    const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, kConfig.l2_group);
-    return {expert, (2 * step.row + static_cast<int>(rank_)) * kGatherCols, step.col * kPlainCols, p_.offsets[expert],
-            p_.offsets[expert + 1]};
+    const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, L::kConfig.l2_group);
+    return {expert, (2 * step.row + static_cast<int>(rank_)) * L::kGatherCols, step.col * L::kPlainCols,
+            p_.offsets[expert], p_.offsets[expert + 1]};
   }
   const Params& p_;
-  const Shared& s_;
+  const typename L::Shared& s_;
   uint32_t rank_;
   int num_own_, cut_, step_ = 0;
 };
@@ -120,8 +128,9 @@ __device__ __forceinline__ int read_index(const Side& side, int row, int end) {
 // The gathered side: thread t copies the 16-byte chunk t % 16 of rows t / 16 + 8 i, so that its
 // places in shared memory are 1024 bytes apart. This has to keep up with the tensor cores:
 // addresses are there before the slot is, in registers of their own.
+template <class L>
 struct GatheredColumns {
-  static constexpr int kNum = kDepth / 8;
+  static constexpr int kNum = L::kDepth / 8;
   const char* x;    // this thread's chunk of row 0
   uint32_t place;   // of its first row in the tile
   uint32_t chunks;  // in a row
@@ -132,7 +141,7 @@ struct GatheredColumns {
     const int chunk = threadIdx.x % 16;
     inside = col + chunk * 8 < side.width;
     x = reinterpret_cast<const char*>(side.x + (inside ? col + chunk * 8 : 0));
-    place = chunk / 8 * kBlockBytes + swizzle_128(threadIdx.x / 16, chunk % 8);
+    place = chunk / 8 * L::kBlockBytes + swizzle_128(threadIdx.x / 16, chunk % 8);
   }
   // Sources from read_index to addresses.
   __device__ __forceinline__ void find(int index) {
@@ -156,13 +165,14 @@ struct GatheredColumns {
 };
 
 // The last rows of an expert, of the plain side: thread t copies chunk t % 32 of rows t / 32 + 4 i.
+template <class L>
 __device__ __forceinline__ void copy_last_rows(uint32_t to, const Side& side, int col, int row, int end) {
   const int chunk = threadIdx.x % 32, first = threadIdx.x / 32;
   const bool inside = col + chunk * 8 < side.width;
   const __nv_bfloat16* x = side.x + static_cast<int64_t>(row + first) * side.width + (inside ? col + chunk * 8 : 0);
-  const uint32_t place = to + chunk / 8 * kBlockBytes + swizzle_128(first, chunk % 8);
+  const uint32_t place = to + chunk / 8 * L::kBlockBytes + swizzle_128(first, chunk % 8);
 #pragma unroll
-  for (int i = 0; i < kDepth / 4; ++i) {
+  for (int i = 0; i < L::kDepth / 4; ++i) {
     const bool valid = inside && row + first + 4 * i < end;
     // Rows 4 apart differ in one bit of the swizzle.
     cp_async_16((place ^ (i % 2 * 64)) + i * 512, valid ? x : side.x, valid);
@@ -170,15 +180,15 @@ __device__ __forceinline__ void copy_last_rows(uint32_t to, const Side& side, in
   }
 }
 
-template <bool kGather>
+template <class L, bool kGather>
 __device__ __forceinline__ void load_whole(const CUtensorMap& gathered, const CUtensorMap& plain, const Tile& tile,
                                            uint32_t to, uint32_t full, int row, uint32_t rank) {
-  mbarrier_arrive_expect(full, kPlainBytes + (kGather ? 0 : kGatherBytes));
+  mbarrier_arrive_expect(full, L::kPlainBytes + (kGather ? 0 : L::kGatherBytes));
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
     const int at = 2 * rank + block;
-    tma_load_multicast(to + kGatherBytes + at * kBlockBytes, &plain, full, 3, tile.plain_col + 64 * at, row);
-    if (!kGather) tma_load(to + block * kBlockBytes, &gathered, full, tile.gather_col + 64 * block, row);
+    tma_load_multicast(to + L::kGatherBytes + at * L::kBlockBytes, &plain, full, 3, tile.plain_col + 64 * at, row);
+    if (!kGather) tma_load(to + block * L::kBlockBytes, &gathered, full, tile.gather_col + 64 * block, row);
   }
 }
 
@@ -199,50 +209,50 @@ __device__ __forceinline__ TileNote read_note(uint32_t from) {
 }
 __device__ __forceinline__ uint32_t note_at(uint32_t notes, int slot) { return notes + sizeof(TileNote) * slot; }
 
-template <bool kGather>
-__device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, const Params& p, const Shared& s,
-                        const Ring& ring, uint32_t notes) {
+template <class L, bool kGather>
+__device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, const Params& p,
+                        const typename L::Shared& s, const typename L::Ring& ring, uint32_t notes) {
   const uint32_t rank = cluster_block_rank();
-  Cursor at;
-  Walk walk(p, s);
+  typename L::Cursor at;
+  Walk<L> walk(p, s);
   Tile next;
   int first = 0, second = 0;  // indices of the next tile's first two steps
   const auto look_ahead = [&] {
     const bool more = walk.next(next);
     if (kGather && more) {
       first = read_index(p.gathered, next.begin, next.end);
-      second = read_index(p.gathered, next.begin + kDepth, next.end);
+      second = read_index(p.gathered, next.begin + L::kDepth, next.end);
     }
     return more;
   };
   bool more = look_ahead();
   while (more) {
     const Tile tile = next;
-    GatheredColumns columns(p.gathered, tile.gather_col);
+    GatheredColumns<L> columns(p.gathered, tile.gather_col);
     int soon = second, later = 0;  // indices of the two steps after the one whose addresses are found
     if (kGather) {
-      later = read_index(p.gathered, tile.begin + 2 * kDepth, tile.end);
+      later = read_index(p.gathered, tile.begin + 2 * L::kDepth, tile.end);
       columns.find(first);
     }
 #pragma unroll 1
-    for (int row = tile.begin; row < tile.end; row += kDepth, at.advance()) {
+    for (int row = tile.begin; row < tile.end; row += L::kDepth, at.advance()) {
       const uint32_t full = ring.full(at.stage), to = ring.slot(at.stage);
-      const bool whole = row + kDepth <= tile.end;
+      const bool whole = row + L::kDepth <= tile.end;
       const bool one_thread = static_cast<int>(threadIdx.x) == 32 * at.stage;  // warps load in turn
       mbarrier_wait(ring.empty(at.stage), at.parity ^ 1);
       if (one_thread && row == tile.begin) {
-        const int num_steps = (tile.end - tile.begin + kDepth - 1) / kDepth;
+        const int num_steps = (tile.end - tile.begin + L::kDepth - 1) / L::kDepth;
         write_note(note_at(notes, at.stage), {tile.expert, tile.gather_col, tile.plain_col, num_steps});
       }
       if (whole) {
         if (kGather) columns.copy(to);
         mbarrier_arrive_cp_async(full);
-        if (one_thread) load_whole<kGather>(gathered, plain, tile, to, full, row, rank);
+        if (one_thread) load_whole<L, kGather>(gathered, plain, tile, to, full, row, rank);
       } else {
         __syncwarp();
         if (!kGather) columns.find(read_index(p.gathered, row, tile.end));
         columns.copy_last(to, row, tile.end);
-        copy_last_rows(to + kGatherBytes, p.plain, tile.plain_col, row, tile.end);
+        copy_last_rows<L>(to + L::kGatherBytes, p.plain, tile.plain_col, row, tile.end);
         mbarrier_arrive_cp_async(full);
         if (one_thread) mbarrier_arrive(full);
       }
@@ -250,7 +260,7 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
       if (kGather) {
         columns.find(soon);
         soon = later;
-        later = read_index(p.gathered, row + 3 * kDepth, tile.end);
+        later = read_index(p.gathered, row + 3 * L::kDepth, tile.end);
       }
       if (row == tile.begin) more = look_ahead();
     }
@@ -265,14 +275,17 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
 
 // The 64 x 256 sums of a warpgroup, step by step. A slot is released once the
 // wgmmas of the next one are queued after its own.
+template <class L>
 struct Product {
-  const Ring& ring;
+  const typename L::Ring& ring;
   SlotOperand<Major::mn> a, b;
-  Cursor at;
+  typename L::Cursor at;
   uint32_t before = 0;
 
-  __device__ __forceinline__ Product(const Ring& ring, uint32_t group)
-      : ring(ring), a(ring.first + group * kBlockBytes, kBlockBytes), b(ring.first + kGatherBytes, kBlockBytes) {}
+  __device__ __forceinline__ Product(const typename L::Ring& ring, uint32_t group)
+      : ring(ring),
+        a(ring.first + group * L::kBlockBytes, L::kBlockBytes),
+        b(ring.first + L::kGatherBytes, L::kBlockBytes) {}
 
   // Until the next step's slot is full. The first step of a tile has been waited for: its note was read.
   __device__ __forceinline__ void wait() const { mbarrier_wait(ring.full(at.stage), at.parity); }
@@ -280,11 +293,11 @@ struct Product {
   __device__ __forceinline__ void step(float (&sum)[128]) {
     if (!kFirst) wait();
     fence_proxy_async();  // cp.async writes as ordinary stores do
-    const uint32_t slot = at.stage * (kGatherBytes + kPlainBytes);
+    const uint32_t slot = at.stage * (L::kGatherBytes + L::kPlainBytes);
     hold_registers(sum);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kDepth / 16; ++k) {
+    for (int k = 0; k < L::kDepth / 16; ++k) {
       Wgmma<Major::mn, Major::mn>::multiply(sum, a.at(slot + k * 2048), b.at(slot + k * 2048), !kFirst || k > 0);
     }
     wgmma_commit();
@@ -306,11 +319,12 @@ struct Product {
 // not feed the tensor cores, so the two take turns: one half a turn after the other.
 constexpr int kTurnSteps = 4;
 
-template <bool kGatheredIsLeft>
-__device__ __forceinline__ void consume(const CUtensorMap& dw, const Ring& ring, uint32_t notes, uint32_t staging) {
+template <class L, bool kGatheredIsLeft>
+__device__ __forceinline__ void consume(const CUtensorMap& dw, const typename L::Ring& ring, uint32_t notes,
+                                        uint32_t staging) {
   const uint32_t warp = uniform(threadIdx.x / 32 - 4), group = warp / 4;
   constexpr int kHalfTurn = kTurnSteps / 2, kStepsWithTurns = kTurnSteps * kHeldPieces;
-  Product product(ring, group);
+  Product<L> product(ring, group);
   SumAdder<kGatheredIsLeft> adder{dw, staging + warp * kStagingPlaces * kPieceBytes};
   for (;;) {
     product.wait();
@@ -334,9 +348,10 @@ __device__ __forceinline__ void consume(const CUtensorMap& dw, const Ring& ring,
 }
 
 // order[0, num_active): the experts with rows, most rows first.
-__device__ void order_experts(const Params& p, Shared& s) {
+template <class L>
+__device__ void order_experts(const Params& p, typename L::Shared& s) {
   int num_active = 0;
-  for (int e = threadIdx.x; e < p.num_experts; e += kThreads) {
+  for (int e = threadIdx.x; e < p.num_experts; e += L::kThreads) {
     const int rows = p.offsets[e + 1] - p.offsets[e];
     int place = 0;
     for (int other = 0; other < p.num_experts; ++other) {
@@ -351,24 +366,24 @@ __device__ void order_experts(const Params& p, Shared& s) {
   if (num_active > 0) atomicAdd(&s.num_active, num_active);
 }
 
-template <bool kGather, bool kGatheredIsLeft>
-__global__ void __cluster_dims__(kConfig.cluster) __launch_bounds__(kThreads, 1)
+template <class L, bool kGather, bool kGatheredIsLeft>
+__global__ void __cluster_dims__(L::kConfig.cluster) __launch_bounds__(L::kThreads, 1)
     expert_wgrad_kernel(const __grid_constant__ CUtensorMap gathered, const __grid_constant__ CUtensorMap plain,
                         const __grid_constant__ CUtensorMap dw, const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  Shared& s = *reinterpret_cast<Shared*>(memory);
-  const Ring ring{uniform(smem_addr(s.slot)), uniform(smem_addr(s.barriers))};
+  typename L::Shared& s = *reinterpret_cast<typename L::Shared*>(memory);
+  const typename L::Ring ring{uniform(smem_addr(s.slot)), uniform(smem_addr(s.barriers))};
   const uint32_t notes = uniform(smem_addr(s.notes)), staging = uniform(smem_addr(s.staging));
   if (threadIdx.x == 0) ring.init(128 + 1, 2 * 8);  // each producer thread, and the bytes; the warps of both blocks
-  order_experts(p, s);
+  order_experts<L>(p, s);
   __syncthreads();
   cluster_sync();
   if (threadIdx.x < 128) {
-    fewer_registers<kConfig.producer_registers>();
-    produce<kGather>(gathered, plain, p, s, ring, notes);
+    fewer_registers<L::kConfig.producer_registers>();
+    produce<L, kGather>(gathered, plain, p, s, ring, notes);
   } else {
-    more_registers<kConfig.consumer_registers>();
-    consume<kGatheredIsLeft>(dw, ring, notes, staging);
+    more_registers<L::kConfig.consumer_registers>();
+    consume<L, kGatheredIsLeft>(dw, ring, notes, staging);
   }
   __syncwarp();
   cluster_sync();  // neither block leaves while the other may still reach into it
@@ -376,20 +391,23 @@ __global__ void __cluster_dims__(kConfig.cluster) __launch_bounds__(kThreads, 1)
 
 using Kernel = void (*)(CUtensorMap, CUtensorMap, CUtensorMap, Params);
 
+template <class L>
 struct State {
   int num_blocks = 0;
   State() {
-    for (const Kernel kernel :
-         {expert_wgrad_kernel<true, true>, expert_wgrad_kernel<true, false>, expert_wgrad_kernel<false, true>}) {
-      num_blocks = persistent_blocks(reinterpret_cast<const void*>(kernel), sizeof(Shared));
+    for (const Kernel kernel : {expert_wgrad_kernel<L, true, true>, expert_wgrad_kernel<L, true, false>,
+                                expert_wgrad_kernel<L, false, true>}) {
+      num_blocks = persistent_blocks(reinterpret_cast<const void*>(kernel), sizeof(typename L::Shared));
     }
   }
 };
 
+template <class L>
 CUtensorMap map_of(const Tensor& x) {
-  return make_tensor_map<2>(x.data, {{{x.dim(1), 1, 64}, {x.dim(0), x.dim(1), kDepth}}});
+  return make_tensor_map<2>(x.data, {{{x.dim(1), 1, 64}, {x.dim(0), x.dim(1), L::kDepth}}});
 }
 
+template <class L>
 void launch(Stream& s, const ExpertWgrad& a) {
   const int32_t* index = index_of(a.rows);
   const bool left_first = !(a.gather_right && index);  // the left side is the one taken as gathered
@@ -404,17 +422,18 @@ void launch(Stream& s, const ExpertWgrad& a) {
                  .plain = side(plain, nullptr),
                  .offsets = a.rows.offsets_e1.ptr<int32_t>(),
                  .num_experts = static_cast<int>(E),
-                 .gather_steps = static_cast<int>(div_ceil(gathered.dim(1), 2 * kGatherCols)),
-                 .plain_steps = static_cast<int>(div_ceil(plain.dim(1), kPlainCols))};
-  const Kernel kernel = !gather      ? expert_wgrad_kernel<false, true>
-                        : left_first ? expert_wgrad_kernel<true, true>
-                                     : expert_wgrad_kernel<true, false>;
+                 .gather_steps = static_cast<int>(div_ceil(gathered.dim(1), 2 * L::kGatherCols)),
+                 .plain_steps = static_cast<int>(div_ceil(plain.dim(1), L::kPlainCols))};
+  const Kernel kernel = !gather      ? expert_wgrad_kernel<L, false, true>
+                        : left_first ? expert_wgrad_kernel<L, true, true>
+                                     : expert_wgrad_kernel<L, true, false>;
   const MapOptions of_dw{CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4,
                          left_first ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B};
   const CUtensorMap dw = make_tensor_map<3>(
       a.dw_eMN.data, {{{N, 1, left_first ? 32u : 16u}, {M, N, left_first ? 16u : 32u}, {E, M * N, 1}}}, of_dw);
-  const int blocks = limited_blocks(s, op_state<State>(s).num_blocks);
-  kernel<<<blocks, kThreads, sizeof(Shared), cuda_stream(s)>>>(map_of(gathered), map_of(plain), dw, p);
+  const int blocks = limited_blocks(s, op_state<State<L>>(s).num_blocks);
+  kernel<<<blocks, L::kThreads, sizeof(typename L::Shared), cuda_stream(s)>>>(map_of<L>(gathered), map_of<L>(plain), dw,
+                                                                              p);
   check_launch("expert_wgrad");
 }
 }  // namespace
@@ -429,7 +448,8 @@ bool takes(const ExpertWgrad& a) {
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
-  with_config<kConfig>(choose_config(describe(a)), "expert_wgrad", [&]<GroupedGemmConfig>() { launch(s, a); });
+  with_config<kSm90Wgrad>(choose_config(describe(a)), "expert_wgrad",
+                          [&]<GroupedGemmConfig kConfig>() { launch<WgradLayout<kConfig>>(s, a); });
 }
 
 }  // namespace moebius::cuda::sm90

@@ -14,6 +14,7 @@
 namespace moebius::cuda {
 
 constexpr int kNoteBytes = 32;
+constexpr int kMnMajorCols = 64;              // a box of MN-major weights has this many columns: 128 bytes of bf16
 constexpr uint32_t kStagingBytesWarp = 4096;  // for the epilogue of each consumer warp
 
 // The shared memory of a config: sizes in bytes, and offsets in the dynamic shared memory, which
@@ -21,7 +22,7 @@ constexpr uint32_t kStagingBytesWarp = 4096;  // for the epilogue of each consum
 template <GroupedGemmConfig kConfig>
 struct GemmShared {
   static_assert(kConfig.tile_m == 128 && kConfig.tile_n == 256 && kConfig.tile_k == 64 && kConfig.cluster == 2 &&
-                    kConfig.threads == 384,
+                    kConfig.element_bytes == 2 && kConfig.threads == 384,
                 "the main loop multiplies 64 x 256 x 64 in each of two consumer warpgroups, in clusters of two");
   static constexpr int kNumSlots = kConfig.num_slots, kNumNotes = kConfig.num_notes;
   static constexpr int kNumConsumerWarps = 4 * kConfig.num_consumers();
