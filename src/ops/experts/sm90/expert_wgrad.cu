@@ -32,7 +32,7 @@ struct TileNote {
   int expert, gather_col, plain_col, num_steps;
 };
 
-// What a config makes of a block's shared memory. The rows of a tile are columns of the gathered
+// The shared memory of a block, as a config makes it. The rows of a tile are columns of the gathered
 // side, whether that is A or B. Clusters along it share columns of the other side while they are in
 // L2.
 template <GroupedGemmConfig kOpConfig>
