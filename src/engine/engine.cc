@@ -113,9 +113,12 @@ void Engine::make_model() {
 }
 
 void Engine::make_optimizer() {
-  optimizer_ = moebius::make_optimizer(*spec_.optimizer, model_->params(), mesh_, plan_,
-                                       {.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel});
-  if (const Param* tied = model_->tied_elsewhere()) optimizer_->exchange().hold(*tied);
+  ParamTable& params = model_->params();
+  sharding_ =
+      make_sharding(params, mesh_, plan_,
+                    {.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel, .held = model_->tied_elsewhere()});
+  grad_norm_ = std::make_unique<GradNorm>(params, mesh_, plan_, spec_.optimizer->clip);
+  optimizer_ = moebius::make_optimizer(*spec_.optimizer, params, plan_);
 }
 
 void Engine::allocate(int64_t stack_bytes) {
@@ -179,7 +182,7 @@ void Engine::dry_run(Step& step) {
   if (spec_.use == ModelUse::inference) return pipeline_->run_forward(step.stream, step.stack, step.batch);
   pipeline_->run_one_micro_batch(step.stream, step.stack, step.batch);
   tied_embedding_->sum_gradients(step.stream, step.stack);
-  if (optimizer_) optimizer_->step(step.stream, step.stack, {.schedule_2 = step.batch.schedule_2()});
+  if (optimizer_) update(step.stream, step.stack, step.batch.schedule_2());
 }
 
 // The first chunk of a prompt, one in the middle, and a single token may be computed in different ways.
@@ -233,7 +236,7 @@ void Engine::launch_step(Stream& s, BatchSource& source, int64_t step) {
   PhaseScope phase(s, "optimizer");
   graphs_.run(StepPart::update(), s, [&](Stream& on) {
     reduce(on);
-    update(on);
+    update(on, plan_.stack(), batches_->on_device(0).schedule_2());
   });
   clock_.end_update(gpu_.get());
 }
@@ -250,16 +253,13 @@ void Engine::load_batch(Stream& s, BatchSource& source, const Round& round) {
 // The pipeline's list says in which order forwards and backwards of the round run.
 void Engine::forward_backward(Stream& s, const Round& round) {
   PhaseScope phase(s, "micro-batch", round.first);
-  BucketExchange& exchange = optimizer_->exchange();
   const bool first = round.first == 0, last = round.first + round.count == spec_.num_micro_batches;
   const StepPasses passes{.first = first, .last_micro_batches = last ? round.count : 0, .closed = graphs_.captures()};
   if (first) clock_.begin_passes(gpu_.get());
-  const bool overlaps = exchange.overlaps();  // otherwise all passes share one graph
+  const bool overlaps = sharding_->overlaps();  // else all passes are the same graph
   graphs_.run(StepPart::passes(overlaps && first, overlaps && last), s, [&](Stream& on) {
-    exchange.begin_passes(on, passes);
     const auto batch = [&](int64_t m) -> const MicroBatch& { return batches_->on_device(round.first + m); };
-    pipeline_->run_step(on, plan_.stack(), batch);
-    exchange.end_passes(on, passes);
+    sharding_->run_passes(on, passes, [&] { pipeline_->run_step(on, plan_.stack(), batch); });
   });
 }
 
@@ -279,8 +279,19 @@ void Engine::reduce_loss(Stream& s) {
 }
 
 // Gradients are reduced, clipped, and the weights updated.
-void Engine::update(Stream& s) {
-  optimizer_->step(s, plan_.stack(), {.schedule_2 = batches_->on_device(0).schedule_2()});
+void Engine::update(Stream& s, StepStack& stack, const Tensor& schedule_2) {
+  sharding_->reduce(s);
+  grad_norm_->measure(s, stack);
+  optimizer_->update(s, stack, {.scale_1 = grad_norm_->scale(), .schedule_2 = schedule_2});
+  sharding_->weights_changed(s);
+}
+
+void Engine::gather_weights(Stream& s) {
+  sharding_->weights_changed(s);
+  ParamTable& params = model_->params();
+  const ParamSpan all{0, params.all().size()};
+  params.ready(s, all);
+  params.release(s, all);
 }
 
 void Engine::end_of_step() {
@@ -331,7 +342,7 @@ void Engine::optimizer_step(int64_t step, double lr) {
   batches_->set_schedule(step, lr);
   batches_->upload(s, 0, 1);  // read_metrics waits for it
   reduce(s);
-  update(s);
+  update(s, plan_.stack(), batches_->on_device(0).schedule_2());
   read_metrics();
 }
 

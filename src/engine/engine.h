@@ -26,6 +26,7 @@
 #include "engine/step_clock.h"
 #include "engine/step_graphs.h"
 #include "model/model.h"
+#include "parallel/optim/grad_norm.h"
 #include "parallel/optim/optimizer.h"
 #include "parallel/pipeline/pipeline.h"
 #include "parallel/sharding/tied_embedding.h"
@@ -83,6 +84,10 @@ class Engine {
   const Model& model() const { return *model_; }
   Optimizer& optimizer() { return *optimizer_; }
   const Optimizer& optimizer() const { return *optimizer_; }
+  const Tensor& grad_norm() const { return grad_norm_->norm(); }  // f32 [1] of the last step, before clipping
+  // Gives every rank the weights of their owners. It is called after masters were loaded and after
+  // ParamTable::sync(), by all ranks together.
+  void gather_weights(Stream& s);
   std::vector<KvCache>& caches() { return caches_; }
   const MemoryPlan& plan() const { return plan_; }
   int64_t stack_high_water() { return plan_.stack().high_water(); }
@@ -146,7 +151,7 @@ class Engine {
   void load_batch(Stream& s, BatchSource& source, const Round& round);
   void forward_backward(Stream& s, const Round& round);
   void reduce(Stream& s);
-  void update(Stream& s);
+  void update(Stream& s, StepStack& stack, const Tensor& schedule_2);
   void reduce_loss(Stream& s);
   void clear_sums(Stream& s);
   void check_total_tokens(double total_tokens);
@@ -174,6 +179,9 @@ class Engine {
   std::unique_ptr<Model> model_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<TiedEmbedding> tied_embedding_;
+  // In training.
+  std::unique_ptr<Sharding> sharding_;
+  std::unique_ptr<GradNorm> grad_norm_;
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<KvCache> caches_;
 };

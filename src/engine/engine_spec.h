@@ -9,7 +9,7 @@
 #include "config/run_spec.h"
 #include "model/model.h"
 #include "parallel/pipeline/pipeline.h"
-#include "parallel/sharding/grad_buckets.h"
+#include "parallel/sharding/sharding.h"
 
 namespace moebius {
 
@@ -32,8 +32,8 @@ struct EngineSpec {
   Transport* world = nullptr;
   // The dispatcher of the MoE layers. Engine::spec() has the kind that is used.
   DispatcherKind dispatcher = DispatcherKind::automatic;
-  bool overlap = true;                               // communication overlaps with compute where it can; the same bits
-  int64_t bucket_numel = GradBuckets::kBucketNumel;  // of gradients that are reduced together
+  bool overlap = true;                                // communication overlaps with compute where it can; the same bits
+  int64_t bucket_numel = ShardingSpec::kBucketNumel;  // of gradients that are reduced together
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // the device that the null device counts for
   bool graph = true;                    // the training step of a GPU: CUDA graphs, or eager

@@ -116,14 +116,14 @@ class ParamTable {
   bool is_idle() const { return order_.is_idle(); }  // no pass uses a parameter
 
   // Makes this rank the owner of a range of all()[i] and declares its master. Called
-  // by an optimizer, before bind().
+  // by a sharding, before bind().
   void own(size_t i, const ElementRange& range);
 
   // Draws every parameter, frozen ones too, weights and masters: a value depends on (seed, part
   // name, element of the global tensor), not on order or layout.
   void init(Stream& s, uint64_t seed) const;
   // Rounds the masters of the owned elements into the weights. Call it after masters were loaded;
-  // Optimizer::gather() then sends the weights to the other ranks.
+  // Engine::gather_weights() then sends the weights to the other ranks.
   void sync(Stream& s) const;
   void zero_grads(Stream& s) const;
 

@@ -80,7 +80,7 @@ StepReport read_step(Engine& engine, double step_time_s) {
   StepReport r{.step = scalars.step(),
                .loss = engine.loss(),
                .mtp_loss = engine.mtp_loss(),
-               .grad_norm = *engine.on_host(engine.optimizer().grad_norm()).ptr<float>(),
+               .grad_norm = *engine.on_host(engine.grad_norm()).ptr<float>(),
                .lr = scalars.lr(),
                .tokens = scalars.total_tokens,
                .step_time_s = step_time_s};

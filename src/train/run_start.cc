@@ -111,7 +111,7 @@ void RunStart::read_state(const CheckpointReader& checkpoint, const std::string&
   Stream s = engine_.stream();
   checkpoint.read_all(control_, training_state(engine_), &s);
   engine_.model().params().sync(s);
-  engine_.optimizer().gather(s);
+  engine_.gather_weights(s);
   log_.info("resumed from {}", folder);
 }
 

@@ -26,13 +26,19 @@ void add_parts(std::vector<NamedTensor>& state, const std::string& prefix, const
   }
 }
 
+// A checkpoint holds tensors whose elements are values by themselves.
+Tensor plain(const OptimizerState& state) {
+  check_plain("training_state", state.param->spec.name.c_str(), state.values);
+  return state.values.data;
+}
+
 }  // namespace
 
 std::vector<NamedTensor> training_state(Engine& engine) {
   std::vector<NamedTensor> state;
   for (const Param& p : engine.model().params().all()) add_parts(state, "", p.master(), p, engine.mesh());
   for (const OptimizerState& each : engine.optimizer().state())
-    add_parts(state, std::string(each.prefix), each.tensor, *each.param, engine.mesh());
+    add_parts(state, std::string(each.prefix), plain(each), *each.param, engine.mesh());
   return state;
 }
 

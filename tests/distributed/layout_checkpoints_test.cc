@@ -109,7 +109,7 @@ void load(Engine& engine, Control& control, const std::string& folder) {
   Stream s = engine.stream();
   CheckpointReader(folder, control.is_root()).read_all(control, training_state(engine), &s);
   engine.model().params().sync(s);
-  engine.optimizer().gather(s);
+  engine.gather_weights(s);
 }
 
 // Checks the weights that this rank computes with, its own and those of other owners.

@@ -313,7 +313,9 @@ void expect_held(Engine& engine, const Holder& holder, const std::vector<double>
 std::map<std::string, std::vector<float>> gather(Engine& engine, Engine& alone) {
   Group& world = engine.mesh().group(Axis::world);
   Stream on_device = engine.stream(), s(DeviceKind::cpu, on_device.pool());
-  engine.optimizer().exchange().settle(on_device);  // with overlap, weights are gathered during the next forward pass
+  ParamTable& params = engine.model().params();
+  const ParamSpan all_params{0, params.all().size()};
+  params.ready(on_device, all_params);  // with overlap, weights are gathered during the next forward pass
   const std::map<std::string, Holder> here = holders_of(engine);
   std::map<std::string, std::vector<float>> all;
   for (const auto& [name, holder] : holders_of(alone)) {
@@ -328,6 +330,7 @@ std::map<std::string, std::vector<float>> gather(Engine& engine, Engine& alone) 
     if (found != here.end()) expect_held(engine, found->second, global);
     all[name].assign(global.begin(), global.end());
   }
+  params.release(on_device, all_params);
   return all;
 }
 

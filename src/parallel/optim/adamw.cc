@@ -4,16 +4,10 @@
 
 namespace moebius {
 
-AdamWOptimizer::AdamWOptimizer(const OptimizerSpec& spec, ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
-                               const ShardingSpec& sharding)
-    : spec_(spec),
-      buckets_(params, mesh, plan, sharding.bucket_numel),
-      exchange_(buckets_, params, plan, sharding.overlap),
-      norm_(mesh, plan, spec.clip) {
+AdamWOptimizer::AdamWOptimizer(const OptimizerSpec& spec, const ParamTable& params, MemoryPlan& plan) : spec_(spec) {
   const std::vector<ParamGroup> groups = param_groups(spec);
   for (const Param& p : params.all()) {
     if (!p.spec.trainable) continue;
-    trained_.push_back(&p);
     Moments& moments = moments_.emplace_back();
     moments.param = &p;
     moments.weight_decay = group_of(groups, p.spec.kind).weight_decay;
@@ -22,7 +16,7 @@ AdamWOptimizer::AdamWOptimizer(const OptimizerSpec& spec, ParamTable& params, co
   }
 }
 
-void AdamWOptimizer::update(Stream& s, const OptimizerStepArgs& args) const {
+void AdamWOptimizer::update(Stream& s, StepStack&, const OptimizerStepArgs& args) {
   std::vector<AdamWTensors> tensors;
   for (const Moments& each : moments_) {
     const Param& p = *each.param;
@@ -34,7 +28,7 @@ void AdamWOptimizer::update(Stream& s, const OptimizerStepArgs& args) const {
                        .weight_decay = static_cast<float>(each.weight_decay)});
   }
   adamw(s, {.tensors = tensors,
-            .scale_1 = norm_.scale(),
+            .scale_1 = args.scale_1,
             .schedule_2 = args.schedule_2,
             .lr = static_cast<float>(args.lr),
             .beta1 = static_cast<float>(spec_.beta1),
@@ -43,23 +37,11 @@ void AdamWOptimizer::update(Stream& s, const OptimizerStepArgs& args) const {
             .step = args.train_step});
 }
 
-void AdamWOptimizer::step(Stream& s, StepStack& stack, const OptimizerStepArgs& args) {
-  exchange_.reduce(s);
-  norm_.measure(s, stack, trained_);
-  update(s, args);
-  exchange_.weights_changed(s);
-}
-
-void AdamWOptimizer::gather(Stream& s) {
-  exchange_.weights_changed(s);
-  exchange_.settle(s);
-}
-
 std::vector<OptimizerState> AdamWOptimizer::state() const {
   std::vector<OptimizerState> state;
   for (const Moments& each : moments_) {
-    state.push_back({.prefix = kStatePrefixes[0], .param = each.param, .tensor = each.m});
-    state.push_back({.prefix = kStatePrefixes[1], .param = each.param, .tensor = each.v});
+    state.push_back({.prefix = kStatePrefixes[0], .param = each.param, .values = each.m});
+    state.push_back({.prefix = kStatePrefixes[1], .param = each.param, .values = each.v});
   }
   return state;
 }

@@ -3,7 +3,9 @@
 #include <optional>
 
 #include "io/testing.h"
+#include "parallel/optim/grad_norm.h"
 #include "parallel/optim/param_groups.h"
+#include "parallel/sharding/sharding.h"
 
 namespace moebius {
 namespace {
@@ -24,10 +26,16 @@ struct Rig {
     params.declare({.name = "bias", .shape = {2}, .kind = ParamKind::bias});
     params.declare({.name = "frozen", .shape = {2}});
     params.declare({.name = "load", .shape = {2}, .kind = ParamKind::state, .trainable = false});
-    optimizer = make_optimizer(spec, params, mesh, plan);
+    sharding = make_sharding(params, mesh, plan);
+    norm.emplace(params, mesh, plan, spec.clip);
+    optimizer = make_optimizer(spec, params, plan);
     plan.bind(DeviceKind::cpu, 1 << 16);
     for (const Param& p : params.all())
       for (int64_t i = 0; i < p.w.numel(); ++i) p.w.ptr<float>()[i] = 1;
+  }
+  void update(double lr) {
+    norm->measure(s, plan.stack());
+    optimizer->update(s, plan.stack(), {.scale_1 = norm->scale(), .train_step = 1, .lr = lr});
   }
   const float* w(size_t i) const { return params.all()[i].w.ptr<float>(); }
 
@@ -36,32 +44,34 @@ struct Rig {
   Mesh mesh{MeshShape{}};
   MemoryPlan plan;
   ParamTable params{plan, ModelUse::training, {"frozen"}};
+  std::unique_ptr<Sharding> sharding;
+  std::optional<GradNorm> norm;
   std::unique_ptr<Optimizer> optimizer;
 };
 
 // Without gradients a step only decays: w = w - lr * weight_decay * w.
 TEST(Optimizer, DecaysByKindAndLeavesTheRestAlone) {
   Rig rig;
-  rig.optimizer->step(rig.s, rig.plan.stack(), {.train_step = 1, .lr = 0.5});
+  rig.update(/*lr=*/0.5);
   for (int i = 0; i < 4; ++i) EXPECT_EQ(rig.w(0)[i], 0.75f);
   for (size_t p : {1, 2, 3})
     for (int i = 0; i < 2; ++i) EXPECT_EQ(rig.w(p)[i], 1.0f) << rig.params.all()[p].spec.name;
-  EXPECT_EQ(*rig.optimizer->grad_norm().ptr<float>(), 0.0f);
+  EXPECT_EQ(*rig.norm->norm().ptr<float>(), 0.0f);
 }
 
 TEST(Optimizer, NamesItsState) {
   Rig rig;
   rig.params.all()[1].dw.ptr<float>()[0] = 3;
-  rig.optimizer->step(rig.s, rig.plan.stack(), {.train_step = 1, .lr = 0.5});
+  rig.update(/*lr=*/0.5);
   std::vector<std::string> names;
   for (const OptimizerState& each : rig.optimizer->state()) {
     names.push_back(std::string(each.prefix) + each.param->spec.name);
     EXPECT_TRUE(is_optimizer_state(names.back()));
-    EXPECT_EQ(each.tensor.numel(), each.param->owned.count);
+    EXPECT_EQ(each.values.data.numel(), each.param->owned.count);
   }
   EXPECT_EQ(names, (std::vector<std::string>{"adam_m.matrix", "adam_v.matrix", "adam_m.bias", "adam_v.bias"}));
-  EXPECT_GT(rig.optimizer->state()[2].tensor.ptr<float>()[0], 0);
-  EXPECT_EQ(rig.optimizer->state()[0].tensor.ptr<float>()[0], 0);
+  EXPECT_GT(rig.optimizer->state()[2].values.data.ptr<float>()[0], 0);
+  EXPECT_EQ(rig.optimizer->state()[0].values.data.ptr<float>()[0], 0);
   for (const char* name : {"model.norm.weight", "adam", "m.adam_m."}) EXPECT_FALSE(is_optimizer_state(name)) << name;
 }
 

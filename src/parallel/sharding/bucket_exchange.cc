@@ -4,12 +4,21 @@
 
 namespace moebius {
 
-BucketExchange::BucketExchange(const GradBuckets& buckets, ParamTable& params, MemoryPlan& plan, bool overlap)
-    : buckets_(buckets), params_(params), overlap_(overlap), states_(buckets.all().size()), held_(states_.size()) {
+std::unique_ptr<Sharding> make_sharding(ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
+                                        const ShardingSpec& spec) {
+  return std::make_unique<BucketExchange>(params, mesh, plan, spec);
+}
+
+BucketExchange::BucketExchange(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, const ShardingSpec& spec)
+    : params_(params),
+      buckets_(params, mesh, plan, spec.bucket_numel),
+      states_(buckets_.all().size()),
+      held_(states_.size()) {
   int64_t largest = 0;
-  for (const GradBucket& bucket : buckets.all())
+  for (const GradBucket& bucket : buckets_.all())
     if (bucket.group->size() > 1) largest = std::max(largest, bucket.numel);
-  overlap_ = overlap && largest > 0;
+  overlap_ = spec.overlap && largest > 0;
+  if (spec.held) hold(*spec.held);
   if (!overlap_) return;
   for (size_t i = 0; i < kInFlight; ++i)
     plan.declare(arrived_[i], fmt::format("gradients_arrived{}", i), {largest}, DType::f32, Life::comm);
@@ -29,6 +38,14 @@ void BucketExchange::hold(const Param& p) {
 
 // --- gradients ------------------------------------------------------------------------------------------------------
 
+void BucketExchange::run_passes(Stream& s, const StepPasses& passes, const std::function<void()>& body) {
+  begin_passes(s, passes);
+  body();
+  if (!passes.closed) return;
+  wait_for_weights(s);
+  join_gradients();
+}
+
 void BucketExchange::begin_passes(Stream& s, const StepPasses& passes) {
   for (size_t b = 0; b < states_.size(); ++b) {
     states_[b].gradients_left = leaves_early(b) ? passes.last_micro_batches * std::ssize(buckets_.all()[b].params) : 0;
@@ -38,14 +55,7 @@ void BucketExchange::begin_passes(Stream& s, const StepPasses& passes) {
   if (s.capture()) s.capture()->after_replay([this, passes] { passes_were_replayed(passes); });
 }
 
-void BucketExchange::end_passes(Stream& s, const StepPasses& passes) {
-  if (!passes.closed) return;
-  settle(s);
-  join_gradients();
-}
-
-// A replay does on the device what the passes did when they were captured; this restores what they
-// left on the host.
+// A replay does on the device what the passes did when they were captured; here it leaves what they left.
 void BucketExchange::passes_were_replayed(const StepPasses& passes) {
   if (passes.first) weights_are_old_ = false;
   for (size_t b = 0; b < states_.size(); ++b) {
@@ -131,7 +141,7 @@ void BucketExchange::ready(Stream& s, const ParamSpan& span) {
 
 void BucketExchange::release(Stream&, const ParamSpan&) {}
 
-void BucketExchange::settle(Stream& s) {
+void BucketExchange::wait_for_weights(Stream& s) {
   if (weights_are_old_) start_gather(s);
   for (State& state : states_) state.weights.wait();
 }

@@ -1,53 +1,31 @@
-// The communication of the sharded optimizer. Gradients go to the ranks that own them and are
+// The sharding of ZeRO-1. Every rank keeps all weights, and updates those of its share of each
+// bucket (parallel/sharding/grad_buckets.h). Gradients go to the ranks that own them and are
 // summed there; weights come back from their owners. With overlap both run while the model
 // computes. The reduction of a bucket of gradients starts when the last micro-batch's backward pass
 // has added to it. A forward pass waits for a bucket of weights when it first reads them. Without
 // overlap each is one blocking collective. The same numbers are added in the same order either way.
-//
-// A step calls, in this order:  begin_passes, the passes (model/residency.h), reduce, weights_changed.
 #pragma once
 
 #include <array>
 #include <vector>
 
 #include "parallel/sharding/grad_buckets.h"
+#include "parallel/sharding/sharding.h"
 
 namespace moebius {
 
-// Passes of a step, for the exchange that overlaps with them.
-struct StepPasses {
-  bool first = true;  // of the step
-  // Micro-batches left when these passes end the step: a bucket's reduction starts after the last
-  // of them. 0: more passes follow, nothing is reduced.
-  int64_t last_micro_batches = 0;
-  // For a CUDA graph. True: the first passes of a step gather weights in any case, and all
-  // communication that passes start ends with them.
-  bool closed = false;
-};
-
-class BucketExchange final : public ParamResidency {
+class BucketExchange final : public Sharding {
  public:
-  // The references outlive it. overlap: declares memory for the gradients that arrive, twice the
-  // largest bucket, and watches the passes of the model.
-  BucketExchange(const GradBuckets& buckets, ParamTable& params, MemoryPlan& plan, bool overlap);
+  // Arguments are those of make_sharding(). With overlap it declares memory for the gradients that
+  // arrive, twice the largest bucket, and watches the passes of the model.
+  BucketExchange(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, const ShardingSpec& spec);
   BucketExchange(const BucketExchange&) = delete;
   ~BucketExchange() override;
 
-  bool overlaps() const { return overlap_; }
-  // This parameter's gradient changes after the backward pass, so its bucket is reduced in reduce().
-  void hold(const Param& p);
-  // Around the passes of one or more micro-batches of a step. When the stream
-  // captures a graph, what its replays
-  // change here is registered for them.
-  void begin_passes(Stream& s, const StepPasses& passes);
-  void end_passes(Stream& s, const StepPasses& passes);
-  // After this the owned elements of every gradient hold the sum over the axis; the rest is unspecified.
-  void reduce(Stream& s);
-  // The owners have updated their weights. The other ranks get them in this call, or with overlap
-  // during the next forward pass.
-  void weights_changed(Stream& s);
-  // After this every weight is that of its owner: for code that reads weights outside a pass.
-  void settle(Stream& s);
+  bool overlaps() const override { return overlap_; }
+  void run_passes(Stream& s, const StepPasses& passes, const std::function<void()>& body) override;
+  void reduce(Stream& s) override;
+  void weights_changed(Stream& s) override;
 
   // gather starts to bring all buckets when the owners have changed their weights. ready waits for
   // the buckets of the span. release does nothing, since every rank keeps all weights. grad_ready
@@ -66,19 +44,22 @@ class BucketExchange final : public ParamResidency {
     Pending weights;
   };
 
+  void hold(const Param& p);
+  void begin_passes(Stream& s, const StepPasses& passes);
   bool leaves_early(size_t b) const { return overlap_ && !held_[b]; }
   void start_reduce(Stream& s, size_t b);
   void join_gradients();
   void passes_were_replayed(const StepPasses& passes);
   void start_gather(Stream& s);
   void gather_all(Stream& s);
+  void wait_for_weights(Stream& s);
   Tensor owned(const Tensor& all, const GradBucket& bucket) const {
     return all.rows(bucket.own.begin, bucket.own.end());
   }
 
-  const GradBuckets& buckets_;
   ParamTable& params_;
-  bool overlap_;
+  GradBuckets buckets_;
+  bool overlap_ = false;
   std::vector<State> states_;  // per bucket
   std::vector<bool> held_;     // per bucket
   std::array<Tensor, kInFlight> arrived_;

@@ -16,8 +16,7 @@ namespace {
 struct ExchangeRank {
   ExchangeRank(Transport& world, bool overlap) : mesh({.dp = 2, .edp = 2}, world) {
     for (const char* name : {"first", "second"}) params.declare({.name = name, .shape = {7}});
-    buckets.emplace(params, mesh, plan, /*bucket_numel=*/4);
-    exchange.emplace(*buckets, params, plan, overlap);
+    exchange = make_sharding(params, mesh, plan, {.overlap = overlap, .bucket_numel = 4});
     plan.bind(DeviceKind::cpu, 1 << 16);
     for (const Param& p : params.all())
       for (int i = 0; i < 7; ++i) {
@@ -48,8 +47,7 @@ struct ExchangeRank {
   Mesh mesh;
   MemoryPlan plan;
   ParamTable params{plan, ModelUse::training};
-  std::optional<GradBuckets> buckets;
-  std::optional<BucketExchange> exchange;
+  std::unique_ptr<Sharding> exchange;
 };
 
 // Waits for the progress of the other rank, and returns after so many seconds if there is none.
@@ -68,13 +66,13 @@ void step_one_after_the_other(bool overlap) {
     ExchangeRank rank(world, overlap);
     const bool first = world.rank() == 0;
     const StepPasses passes{.last_micro_batches = 1};
-    rank.exchange->begin_passes(rank.s, passes);
-    if (!first) {
-      wait_for(progress, 1, patience);
-      ranks_waited = ranks_waited || progress < 1;
-    }
-    rank.backward();
-    rank.exchange->end_passes(rank.s, passes);
+    rank.exchange->run_passes(rank.s, passes, [&] {
+      if (!first) {
+        wait_for(progress, 1, patience);
+        ranks_waited = ranks_waited || progress < 1;
+      }
+      rank.backward();
+    });
     if (first) progress = 1;
     rank.exchange->reduce(rank.s);
     rank.update();
@@ -101,7 +99,7 @@ TEST(BucketExchange, WithoutOverlapRanksWaitForEachOther) {
 TEST(BucketExchange, AReplayLeavesWhatItsPassesLeft) {
   run_threads(2, {}, [&](Transport& world) {
     ExchangeRank rank(world, /*overlap=*/true);
-    BucketExchange& exchange = *rank.exchange;
+    Sharding& exchange = *rank.exchange;
     const auto sent = [&] { return rank.mesh.group(Axis::dp_cp).sent_bytes(); };
     const auto sends = [&](const auto& call) {
       const int64_t before = sent();
@@ -111,15 +109,15 @@ TEST(BucketExchange, AReplayLeavesWhatItsPassesLeft) {
     const StepPasses passes{.first = true, .last_micro_batches = 1, .closed = true};
     GraphCapture of_passes, of_update;
     rank.s.set_capture(&of_passes);
-    exchange.begin_passes(rank.s, passes);
-    EXPECT_TRUE(sends([&] { rank.forward(); })) << "captured passes gather, whether weights have changed or not";
-    EXPECT_TRUE(sends([&] { rank.backward(); }));
-    exchange.end_passes(rank.s, passes);
+    exchange.run_passes(rank.s, passes, [&] {
+      EXPECT_TRUE(sends([&] { rank.forward(); })) << "captured passes gather, whether weights have changed or not";
+      EXPECT_TRUE(sends([&] { rank.backward(); }));
+    });
     rank.s.set_capture(&of_update);
     EXPECT_FALSE(sends([&] { exchange.reduce(rank.s); }));
     exchange.weights_changed(rank.s);
     rank.s.set_capture(nullptr);
-    exchange.settle(rank.s);
+    rank.forward();
     EXPECT_TRUE(sends([&] { exchange.reduce(rank.s); })) << "nothing has been reduced since";
     for (int step = 0; step < 2; ++step) {
       of_passes.replayed();
@@ -128,7 +126,6 @@ TEST(BucketExchange, AReplayLeavesWhatItsPassesLeft) {
       EXPECT_FALSE(sends([&] { exchange.reduce(rank.s); })) << "the replay has reduced";
       of_update.replayed();
       EXPECT_TRUE(sends([&] { rank.forward(); })) << "the weights are old";
-      exchange.settle(rank.s);
     }
   });
 }

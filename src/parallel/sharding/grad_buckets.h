@@ -26,13 +26,9 @@ struct GradBucket {
 
 class GradBuckets {
  public:
-  // A bucket is closed when it has this many elements. They are few enough that the first reduction
-  // starts early in the backward pass, and enough that latency does not dominate the messages.
-  static constexpr int64_t kBucketNumel = int64_t{1} << 22;
-
-  // Places the parameters in memory and makes this rank the owner of its share of each.
-  // Called before the plan is bound.
-  GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, int64_t bucket_numel = kBucketNumel);
+  // Places the parameters in memory and makes this rank the owner of its share of each. A bucket is
+  // closed when it has bucket_numel elements. Called before the plan is bound.
+  GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, int64_t bucket_numel);
 
   const std::vector<GradBucket>& all() const { return buckets_; }
   // The index of the bucket that holds a parameter, by its index in the table; -1: none.

@@ -1,0 +1,62 @@
+// How the ranks that hold the same parameters share the work of an update. A sharding decides which
+// elements a rank owns, and when gradients and weights travel. The engine owns it and calls it; an
+// optimizer reads what is owned (Param::owned) and knows nothing of ranks.
+//
+// A step calls, in this order:  run_passes, for each of its passes (model/residency.h); reduce; the
+// update of the elements owned; weights_changed.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "comm/mesh.h"
+#include "model/params.h"
+
+namespace moebius {
+
+// How the communication is cut into pieces, and when it runs. Neither changes a bit of a gradient.
+struct ShardingSpec {
+  // Gradients that are reduced together: few enough that the first reduction starts early in the
+  // backward pass, enough that messages are not dominated by their latency.
+  static constexpr int64_t kBucketNumel = int64_t{1} << 22;
+
+  bool overlap = false;  // overlapped with the passes of the model
+  int64_t bucket_numel = kBucketNumel;
+  // A parameter whose gradient changes after the backward pass, so that it is reduced in reduce();
+  // null: none.
+  const Param* held = nullptr;
+};
+
+// Passes of a step, for the communication that overlaps with them.
+struct StepPasses {
+  bool first = true;  // of the step
+  // Micro-batches left when these passes end the step: the reduction of a gradient starts after the
+  // last of them. 0: more passes follow, nothing is reduced.
+  int64_t last_micro_batches = 0;
+  // For a CUDA graph. True: the first passes of a step gather weights in any case, and all
+  // communication that passes start ends with them.
+  bool closed = false;
+};
+
+class Sharding : public ParamResidency {
+ public:
+  // Whether the first and the last passes of a step communicate; else all its passes are the same work.
+  virtual bool overlaps() const = 0;
+  // Runs passes of one or more micro-batches of a step, which are all that body does. When the
+  // stream captures a graph, what its replays change here is registered for them.
+  virtual void run_passes(Stream& s, const StepPasses& passes, const std::function<void()>& body) = 0;
+  // After this the owned elements of every gradient hold the sum over the ranks of its grad_axis;
+  // the rest is unspecified.
+  virtual void reduce(Stream& s) = 0;
+  // The owners have updated their weights: the others get them here, or with overlap during the
+  // next forward pass.
+  virtual void weights_changed(Stream& s) = 0;
+};
+
+// Places the trainable parameters in memory and makes this rank the owner of its share of each:
+// call it before the plan is bound. All ranks together make the same calls of what it returns. The
+// references, and spec.held, outlive it.
+std::unique_ptr<Sharding> make_sharding(ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
+                                        const ShardingSpec& spec = {});
+
+}  // namespace moebius
