@@ -37,6 +37,10 @@ BenchShape shape_of(const DispatchBenchSpec& spec, const MeshShape& mesh) {
 
 float weight_of(int64_t k, int64_t K) { return static_cast<float>(k + 1) / static_cast<float>(K); }
 
+DispatcherKind kind_of(const DispatchBenchSpec& spec, const MeshShape& mesh, const BenchShape& shape) {
+  return resolve_dispatcher({.asked = spec.dispatcher, .ep = mesh.ep, .etp = mesh.etp, .top_k = shape.K}).kind;
+}
+
 // One rank of the bench: its tokens, their route, and the calls of its dispatcher.
 class DispatchRank {
  public:
@@ -44,8 +48,9 @@ class DispatchRank {
       : spec_(spec),
         mesh_(mesh_of(spec, world.size()), world),
         shape_(shape_of(spec, mesh_.shape())),
-        dispatcher_(make_dispatcher(
-            spec.dispatcher, {.num_experts = shape_.E, .top_k = shape_.K, .max_tokens = shape_.T(), .mesh = &mesh_})),
+        dispatcher_(
+            make_dispatcher(kind_of(spec, mesh_.shape(), shape_),
+                            {.num_experts = shape_.E, .top_k = shape_.K, .max_tokens = shape_.T(), .mesh = &mesh_})),
         delivery_(dispatcher_->declare_saved(plan_, "delivery")) {
     make_route();
     plan_.bind(DeviceKind::cpu, stack_bytes());

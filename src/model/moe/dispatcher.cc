@@ -8,18 +8,26 @@ namespace moebius {
 
 Group& group_of_experts(const Mesh& mesh) { return mesh.group(mesh.shape().etp == 1 ? Axis::ep : Axis::etp_ep); }
 
-std::unique_ptr<Dispatcher> make_dispatcher(DispatcherKind asked, const DispatcherSpec& spec) {
+std::unique_ptr<Dispatcher> make_dispatcher(DispatcherKind kind, const DispatcherSpec& spec) {
   const MeshShape& mesh = spec.mesh->shape();
   MOEBIUS_ASSERT(spec.num_experts % mesh.ep == 0);
   if (mesh.etp * mesh.ep == 1) return std::make_unique<LocalDispatcher>(spec);
-  const bool gathers =
-      asked == DispatcherKind::allgather || (asked == DispatcherKind::automatic && mesh.ep <= spec.top_k);
-  MOEBIUS_CHECK(usage, !gathers || spec.rows_factor == 0,
+  MOEBIUS_CHECK(usage, kind == DispatcherKind::alltoall || spec.rows_factor == 0,
                 "moe.rank_rows_factor = {} bounds the rows of a rank, which all-to-all alone can check; set "
                 "parallel.dispatcher = \"alltoall\", or rank_rows_factor = 0",
                 spec.rows_factor);
-  if (gathers) return std::make_unique<AllGatherDispatcher>(spec);
-  return std::make_unique<AllToAllDispatcher>(spec);
+  switch (kind) {
+    case DispatcherKind::allgather:
+      return std::make_unique<AllGatherDispatcher>(spec);
+    case DispatcherKind::alltoall:
+      return std::make_unique<AllToAllDispatcher>(spec);
+    case DispatcherKind::automatic:
+      break;
+  }
+  MOEBIUS_FAIL(internal,
+               "make_dispatcher: experts on {} ranks need a dispatcher that was chosen; got \"auto\", which "
+               "resolve_dispatcher() resolves",
+               mesh.etp * mesh.ep);
 }
 
 }  // namespace moebius

@@ -79,10 +79,10 @@ class Dispatcher {
 // The ranks that hold the experts of a layer: ep, or etp x ep.
 Group& group_of_experts(const Mesh& mesh);
 
-// Returns the dispatcher that `asked` means on this mesh. With one rank of etp x ep it is local,
-// whatever was asked. automatic: all-gather if it sends no more than all-to-all (if EP <= K); else
-// all-to-all. Error{usage} for a bound on rows with a dispatcher that does not read counts.
-// REQUIRES: ep divides E.
-std::unique_ptr<Dispatcher> make_dispatcher(DispatcherKind asked, const DispatcherSpec& spec);
+// Returns the dispatcher of a kind on this mesh. With one rank of etp x ep it is local, whatever the
+// kind. Error{usage} for a bound on rows with a dispatcher that does not read counts.
+// Error{internal} for automatic on several ranks: resolve_dispatcher() alone chooses
+// (config/dispatcher_choice.h). REQUIRES: ep divides E.
+std::unique_ptr<Dispatcher> make_dispatcher(DispatcherKind kind, const DispatcherSpec& spec);
 
 }  // namespace moebius

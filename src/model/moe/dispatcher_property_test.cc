@@ -261,17 +261,17 @@ TEST(DispatcherProperty, EveryPairArrivesOnceAndComesBack) {
   }));
 }
 
-TEST(Dispatcher, AutomaticGathersWhereThatSendsNoMore) {
+TEST(Dispatcher, IsOfTheKindThatWasChosen) {
   run_threads(4, {.timeout_s = 60}, [](Transport& transport) {
     const Mesh mesh({.dp = 4, .ep = 4}, transport);
-    const auto gathers = [&](int64_t K, DispatcherKind asked) {
-      const auto made = make_dispatcher(asked, {.num_experts = 8, .top_k = K, .max_tokens = 3, .mesh = &mesh});
+    const auto gathers = [&](DispatcherKind kind) {
+      const auto made = make_dispatcher(kind, {.num_experts = 8, .top_k = 4, .max_tokens = 3, .mesh = &mesh});
       return dynamic_cast<const AllGatherDispatcher*>(made.get()) != nullptr;
     };
-    EXPECT_TRUE(gathers(4, DispatcherKind::automatic));
-    EXPECT_FALSE(gathers(3, DispatcherKind::automatic));
-    EXPECT_TRUE(gathers(3, DispatcherKind::allgather));
-    EXPECT_FALSE(gathers(4, DispatcherKind::alltoall));
+    EXPECT_TRUE(gathers(DispatcherKind::allgather));
+    EXPECT_FALSE(gathers(DispatcherKind::alltoall));
+    expect_error(ErrorKind::internal, "experts on 4 ranks need a dispatcher that was chosen; got \"auto\"",
+                 [&] { gathers(DispatcherKind::automatic); });
   });
 }
 
@@ -304,7 +304,7 @@ TEST(Dispatcher, ABoundOnRowsIsKeptOrSaid) {
     const Mesh mesh({.dp = 2, .ep = 2}, transport);
     expect_error(ErrorKind::usage,
                  "moe.rank_rows_factor = 2 bounds the rows of a rank, which all-to-all alone can check", [&] {
-                   make_dispatcher(DispatcherKind::automatic,
+                   make_dispatcher(DispatcherKind::allgather,
                                    {.num_experts = 8, .top_k = 2, .max_tokens = 3, .mesh = &mesh, .rows_factor = 2});
                  });
   });

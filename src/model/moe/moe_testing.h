@@ -17,7 +17,7 @@ namespace moebius::testing {
 
 struct MoeCase {
   MeshShape mesh;
-  DispatcherKind dispatcher = DispatcherKind::automatic;
+  DispatcherKind dispatcher = DispatcherKind::allgather;
   BalanceSpec balance;
   DType dtype = DType::f32;
   int64_t batch = 2, seq = 8;  // of a micro-batch on one rank of cp = 1
