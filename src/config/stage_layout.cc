@@ -175,7 +175,7 @@ void check_mtp_stage(const StageLayout& layout) {
   for (size_t s = 0; s < layout.stages.size(); ++s) {
     const StageSpec& stage = layout.stages[s];
     MOEBIUS_CHECK(
-        usage, stage.num_mtp == 0 || stage.loss || static_cast<int64_t>(s) % layout.num_ranks > 0,
+        usage, stage.num_mtp == 0 || stage.loss || layout.placement().rank_of(static_cast<int64_t>(s)) > 0,
         "parallel.layout: m must not be on the first rank before L, since that rank has the embedding; got \"{}\", "
         "where rank 0 of pp = {} has it; write m L on the last stage",
         print(layout), layout.num_ranks);

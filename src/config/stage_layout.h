@@ -1,6 +1,6 @@
 // The layers of each pipeline stage. A layout is a string of letters, in the order of the model: E
 // (embedding), t (transformer layer), m (multi-token prediction layer) and L (final norm, head and loss).
-// A bar | separates stages; stage s is virtual stage s / P of rank s % P. *n repeats the letter or the group
+// A bar | separates stages; StagePlacement says which rank holds which. *n repeats the letter or the group
 // in parentheses before it; blanks mean nothing. DeepSeek-V3 on pp = 8, vpp = 4: "Et*3|(tt|)*29m|L".
 #pragma once
 
@@ -19,6 +19,17 @@ struct StageSpec {
   bool operator==(const StageSpec&) const = default;
 };
 
+// Which rank of a pipeline holds which stage. All that asks where a stage is asks this.
+struct StagePlacement {
+  int64_t num_ranks = 1;    // P, the size of the pp axis
+  int64_t num_virtual = 1;  // V, stages of one rank
+
+  int64_t num_stages() const { return num_ranks * num_virtual; }
+  int64_t rank_of(int64_t stage) const { return stage % num_ranks; }
+  int64_t virtual_of(int64_t stage) const { return stage / num_ranks; }  // among the stages of its rank
+  int64_t stage_of(int64_t pp_rank, int64_t virtual_stage) const { return virtual_stage * num_ranks + pp_rank; }
+};
+
 struct StageLayout {
   int64_t num_ranks = 1;          // P
   std::vector<StageSpec> stages;  // P * V
@@ -27,8 +38,9 @@ struct StageLayout {
   // head, beside the model's.
   bool mtp_is_apart() const { return !stages.back().norm; }
   int64_t num_virtual() const { return static_cast<int64_t>(stages.size()) / num_ranks; }
+  StagePlacement placement() const { return {num_ranks, num_virtual()}; }
   const StageSpec& at(int64_t pp_rank, int64_t virtual_stage) const {
-    return stages.at(static_cast<size_t>(virtual_stage * num_ranks + pp_rank));
+    return stages.at(static_cast<size_t>(placement().stage_of(pp_rank, virtual_stage)));
   }
   bool operator==(const StageLayout&) const = default;
 };

@@ -31,29 +31,30 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
 
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
   const int64_t B = run.train.micro_batch, S = run.train.seq_len;
-  return {.model = run.model,
-          .balance = run.moe,
-          .precision = run.precision,
-          .use = ModelUse::training,
-          .shape = {.batch = B,
-                    .seq = S / mesh.cp,
-                    .max_segments = run.data.separate_documents ? B * S : B,
-                    .documents = run.data.separate_documents,
-                    .cp_comm = run.parallel.cp_comm,
-                    .num_mtp = run.num_mtp()},
-          .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
-          .optimizer = run.optimizer,
-          .recompute = run.memory.recompute,
-          .freeze = run.train.freeze,
-          .mesh = mesh,
-          .pipeline = {.num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
-          .dispatcher = resolve_dispatcher(run).kind,
-          .overlap = run.parallel.overlap,
-          .device = run.device,
-          .target = run.device,
-          .graph = run.graph,
-          .threads = run.threads > 0 ? narrow<int>(run.threads) : num_available_cpus(),
-          .seed = run.seed};
+  return {
+      .model = run.model,
+      .balance = run.moe,
+      .precision = run.precision,
+      .use = ModelUse::training,
+      .shape = {.batch = B,
+                .seq = S / mesh.cp,
+                .max_segments = run.data.separate_documents ? B * S : B,
+                .documents = run.data.separate_documents,
+                .cp_comm = run.parallel.cp_comm,
+                .num_mtp = run.num_mtp()},
+      .num_micro_batches = std::max<int64_t>(1, run.train.global_batch / (B * mesh.dp)),
+      .optimizer = run.optimizer,
+      .recompute = run.memory.recompute,
+      .freeze = run.train.freeze,
+      .mesh = mesh,
+      .pipeline = {.schedule = run.parallel.schedule, .num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
+      .dispatcher = resolve_dispatcher(run).kind,
+      .overlap = run.parallel.overlap,
+      .device = run.device,
+      .target = run.device,
+      .graph = run.graph,
+      .threads = run.threads > 0 ? narrow<int>(run.threads) : num_available_cpus(),
+      .seed = run.seed};
 }
 
 EngineSpec resolved(EngineSpec spec) {

@@ -14,6 +14,14 @@ RankProgram proven(const Schedule& schedule, int64_t pp_rank) {
   return place_actions(schedule, pp_rank);
 }
 
+Schedule make_schedule(PipelineSchedule kind, const PipelineShape& shape) {
+  switch (kind) {
+    case PipelineSchedule::one_f_one_b:
+      return schedule_1f1b(shape);
+  }
+  MOEBIUS_FAIL(internal, "pipeline_rank: unknown schedule {}", static_cast<int>(kind));
+}
+
 }  // namespace
 
 PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int64_t num_ranks, int64_t pp_rank) {
@@ -30,7 +38,7 @@ PipelineRank pipeline_rank(const PipelineSpec& spec, const ModelSpec& model, int
   rank.forward = proven(sequential_schedule(shape), pp_rank);
   shape.backward = true;
   shape.num_micro_batches = spec.num_micro_batches;
-  const Schedule step = schedule_1f1b(shape);
+  const Schedule step = make_schedule(spec.schedule, shape);
   rank.step = proven(spec.overlap ? step : without_overlap(step), pp_rank);
   return rank;
 }
@@ -50,7 +58,7 @@ Pipeline::Pipeline(const PipelineRank& rank, Model& model, const Mesh& mesh, Mem
   buffers_TD_.resize(std::max({rank.step.num_buffers, rank.one_micro_batch.num_buffers, rank.forward.num_buffers}));
   int64_t rows = 0;  // rows of the widest stage here
   for (int64_t v = 0; v < rank.layout.num_virtual(); ++v)
-    rows = std::max(rows, buffer_rows(v * rank.layout.num_ranks + rank.pp_rank, /*mtp=*/true));
+    rows = std::max(rows, buffer_rows(rank.layout.placement().stage_of(rank.pp_rank, v), /*mtp=*/true));
   for (size_t i = 0; i < buffers_TD_.size(); ++i) {
     plan.declare(buffers_TD_[i], fmt::format("pipeline.buffer{}", i), {rows, model.spec().hidden_size}, model.dtype(),
                  Life::saved);
@@ -69,8 +77,11 @@ void Pipeline::run_forward(Stream& s, StepStack& stack, const MicroBatch& batch)
 
 void Pipeline::run_once(Stream& s, StepStack& stack, const MicroBatch& batch) const {
   Step step{s, stack, batch};
-  const int64_t V = rank_.layout.num_virtual(), P = rank_.layout.num_ranks;
-  const auto room_TD = [&](int64_t v) { return buffers_TD_[0].rows(0, buffer_rows(v * P + rank_.pp_rank, true)); };
+  const StagePlacement placement = rank_.layout.placement();
+  const int64_t V = placement.num_virtual;
+  const auto room_TD = [&](int64_t v) {
+    return buffers_TD_[0].rows(0, buffer_rows(placement.stage_of(rank_.pp_rank, v), /*mtp=*/true));
+  };
   for (int64_t v = 0; v < V; ++v) {
     model_.forward(step, {.virtual_stage = v}, room_TD(v), /*with_gradients=*/true);
     model_.forward_loss(step, {.virtual_stage = v}, /*with_gradients=*/true);
@@ -81,13 +92,14 @@ void Pipeline::run_once(Stream& s, StepStack& stack, const MicroBatch& batch) co
 void Pipeline::run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, std::span<const KvCache> caches,
                           int64_t first, int64_t num_tokens) const {
   Step step{s, stack, batch};
-  const int64_t P = rank_.layout.num_ranks, t = num_tokens / mesh_.shape().tp;
+  const int64_t t = num_tokens / mesh_.shape().tp;
   run(
       s, rank_.forward, [&](int64_t) { return t; }, [&](int64_t) { return t; },
       [&](const PlacedAction& placed, const Tensor& message_tD) {
         StackScope scope(stack);
         const Tensor stream_tD = stream_of(stack, message_tD, t);
-        model_.forward_cached(step, {.virtual_stage = placed.action.stage / P}, stream_tD, caches, first);
+        model_.forward_cached(step, {.virtual_stage = rank_.layout.placement().virtual_of(placed.action.stage)},
+                              stream_tD, caches, first);
       });
 }
 
@@ -156,7 +168,7 @@ void Pipeline::run(Stream& s, const RankProgram& list, const RowsOf& of_message,
 void Pipeline::compute(Step& step, const PipelineShape& shape, const PlacedAction& placed,
                        const Tensor& message_TD) const {
   const Action& a = placed.action;
-  const StagePass at{.virtual_stage = a.stage / shape.num_ranks, .saved_set = placed.saved_set};
+  const StagePass at{.virtual_stage = shape.virtual_of(a.stage), .saved_set = placed.saved_set};
   const char* name[kNumPasses] = {"pipeline forward", "pipeline backward", "pipeline backward weight"};
   std::optional<PhaseScope> phase;
   if (!is_one_stage()) phase.emplace(step.stream, name[static_cast<int>(a.pass)], a.micro_batch);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/mesh.h"
+#include "config/parallel_spec.h"
 #include "config/stage_layout.h"
 #include "model/model.h"
 #include "parallel/pipeline/placement.h"
@@ -20,17 +21,18 @@
 namespace moebius {
 
 struct PipelineSpec {
-  int64_t num_virtual = 1;        // parallel.vpp
-  std::string layout;             // parallel.layout
-  int64_t num_micro_batches = 1;  // of a step, on each rank
-  bool overlap = true;            // sends overlap with the next passes; false: each is waited for
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;  // parallel.schedule
+  int64_t num_virtual = 1;                                    // parallel.vpp
+  std::string layout;                                         // parallel.layout
+  int64_t num_micro_batches = 1;                              // of a step, on each rank
+  bool overlap = true;  // sends overlap with the next passes; false: each is waited for. The same bits
 };
 
 // The actions and stages of one rank of the pipeline.
 struct PipelineRank {
   StageLayout layout;
-  RankProgram step;                       // the passes of a training step: 1F1B, interleaved with virtual stages
-  RankProgram one_micro_batch;            // all passes of one micro-batch, with no others in between: for diagnosis
+  RankProgram step;                       // the passes of a training step, in the order of the schedule
+  RankProgram one_micro_batch;            // all passes of one micro-batch, with no other in between: for diagnosis
   RankProgram forward;                    // one micro-batch, forward alone: for evaluation
   std::vector<HeldStage> stages() const;  // of the model on this rank
   int64_t pp_rank = 0;

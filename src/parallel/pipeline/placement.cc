@@ -66,7 +66,7 @@ class Placing {
     sets_of(a).give_back(saved_set_of(a));
     return {a, -1, saved_set_of(a)};
   }
-  Numbers& sets_of(const Action& a) { return saved_sets_[static_cast<size_t>(a.stage / shape_.num_ranks)]; }
+  Numbers& sets_of(const Action& a) { return saved_sets_[static_cast<size_t>(shape_.virtual_of(a.stage))]; }
   int64_t& saved_set_of(const Action& a) { return saved_set_of_[shape_.index(Pass::forward, a.micro_batch, a.stage)]; }
   int64_t& buffer_of(const Action& a) { return buffer_of_[shape_.index(a.pass, a.micro_batch, a.stage)]; }
 
@@ -90,7 +90,7 @@ RankProgram place_actions(const Schedule& schedule, int64_t pp_rank) {
                              actions[i + 1] == weight_pass;
     list.actions.push_back(placing.add(a, with_weight));
     if (with_weight) ++i;
-    if (a.pass == Pass::backward_weight) list.splits_backward[static_cast<size_t>(a.stage / shape.num_ranks)] = true;
+    if (a.pass == Pass::backward_weight) list.splits_backward[static_cast<size_t>(shape.virtual_of(a.stage))] = true;
   }
   list.num_buffers = placing.num_buffers();
   list.num_saved_sets = placing.num_saved_sets();

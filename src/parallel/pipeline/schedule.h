@@ -2,7 +2,7 @@
 // order. An executor walks its rank's list and decides nothing; `simulate`
 // (parallel/pipeline/simulate.h) walks all lists and proves them.
 //
-// Stage s of P * V is virtual stage s / P of rank s % P. One message per micro-batch and pass
+// A StagePlacement says which rank holds a stage (config/stage_layout.h). One message per micro-batch and pass
 // travels between two stages: the hidden state forwards, its gradient backwards. The messages of
 // one pass from one rank to another are a channel. Both its ends list them in the same order, so a
 // transport may match messages by order alone.
@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "config/stage_layout.h"
 
 namespace moebius {
 
@@ -45,8 +47,11 @@ struct PipelineShape {
   int64_t group = 0;              // G, micro-batches that pass one virtual stage before the next stage begins; 0: P
   bool backward = true;           // false: forward passes alone, for an evaluation
 
-  int64_t num_stages() const { return num_ranks * num_virtual; }
-  int64_t rank_of(int64_t stage) const { return stage % num_ranks; }
+  StagePlacement placement() const { return {num_ranks, num_virtual}; }
+  int64_t num_stages() const { return placement().num_stages(); }
+  int64_t rank_of(int64_t stage) const { return placement().rank_of(stage); }
+  int64_t virtual_of(int64_t stage) const { return placement().virtual_of(stage); }
+  int64_t stage_of(int64_t pp_rank, int64_t v) const { return placement().stage_of(pp_rank, v); }
   int64_t group_size() const { return group == 0 ? num_ranks : group; }
   // The number of a pass of a micro-batch on a stage, among all 3 M P V.
   size_t index(Pass pass, int64_t micro_batch, int64_t stage) const {

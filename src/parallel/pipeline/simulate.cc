@@ -22,7 +22,7 @@ class Simulation {
         place_(schedule.actions.size()),
         clock_(schedule.actions.size()),
         messages_(shape_.num_passes()),
-        channels_(2 * schedule.actions.size()) {
+        channels_(2 * schedule.actions.size() * schedule.actions.size()) {
     result_.shape = shape_;
     result_.ranks.resize(schedule.actions.size());
   }
@@ -53,11 +53,11 @@ class Simulation {
     switch (a.verb) {
       case Verb::receive:
         input_of(a).opened = clock_[r];
-        move(input_of(a), a.pass, r - onward(a.pass));
+        move(input_of(a), a.pass, a.stage - onward(a.pass));
         return true;
       case Verb::send:
         result_of(a).sent = clock_[r];
-        move(result_of(a), a.pass, r);
+        move(result_of(a), a.pass, a.stage);
         return true;
       case Verb::wait:
         return wait_for(r, result_of(a));
@@ -75,12 +75,12 @@ class Simulation {
     return messages_[shape_.index(a.pass, a.micro_batch, a.stage - onward(a.pass))];
   }
 
-  // Both ends list a channel's messages in the same order, so the previous one has moved when this
-  // one can.
-  void move(Message& message, Pass pass, int64_t from) {
+  // Both ends list a channel's messages in the same order, so the one before has moved when this one can.
+  void move(Message& message, Pass pass, int64_t from_stage) {
     if (!message.opened || !message.sent) return;
     const int64_t P = shape_.num_ranks;
-    double& channel = channels_[static_cast<int64_t>(pass) * P + shape_.rank_of(from + P)];
+    const int64_t from = shape_.rank_of(from_stage), to = shape_.rank_of(from_stage + onward(pass));
+    double& channel = channels_[(static_cast<int64_t>(pass) * P + from) * P + to];
     channel = std::max({channel, *message.opened, *message.sent}) + times_.transfer;
     message.arrived = channel;
   }
@@ -122,7 +122,7 @@ class Simulation {
   std::vector<size_t> place_;      // [pp_rank], in its list
   std::vector<double> clock_;      // [pp_rank]
   std::vector<Message> messages_;  // [pass, micro-batch, stage]
-  std::vector<double> channels_;   // [pass, from rank], when the last message had moved
+  std::vector<double> channels_;   // [pass, from rank, to rank], when the last message had moved
   SimulatedSchedule result_;
 };
 
@@ -134,7 +134,7 @@ void count_in_flight(const PipelineShape& shape, const std::vector<Action>& acti
   int64_t in_flight = 0;
   for (const Action& a : actions) {
     if (a.verb != Verb::run) continue;
-    const size_t v = static_cast<size_t>(a.stage / shape.num_ranks);
+    const size_t v = static_cast<size_t>(shape.virtual_of(a.stage));
     if (a.pass == Pass::forward) ++in_flight, ++of_stage[v];
     rank.peak_in_flight = std::max(rank.peak_in_flight, in_flight);
     rank.peak_of_stage[v] = std::max(rank.peak_of_stage[v], of_stage[v]);
@@ -201,7 +201,7 @@ std::string label_of(const std::vector<RankSimulation::Run>& runs, size_t i, con
   const bool weight = a.pass == Pass::backward_weight;
   if (weight && runs[i - 1].action == input_pass && runs[i - 1].end == runs[i].begin) return "";
   const char first = a.pass == Pass::forward ? 'a' : 'A';
-  const int64_t virtual_stage = a.stage / shape.num_ranks;
+  const int64_t virtual_stage = shape.virtual_of(a.stage);
   return fmt::format("{}{}{}", static_cast<char>(first + virtual_stage % 26), a.micro_batch, weight ? "w" : "");
 }
 

@@ -35,7 +35,8 @@ class RankLog {
 
   // A wait requires its send, both require the run, and a run requires its receive.
   void check_complete() const {
-    for (int64_t stage = pp_rank_; stage < shape_.num_stages(); stage += shape_.num_ranks) {
+    for (int64_t v = 0; v < shape_.num_virtual; ++v) {
+      const int64_t stage = shape_.stage_of(pp_rank_, v);
       for (int64_t m = 0; m < shape_.num_micro_batches; ++m) {
         for (const Pass pass : {Pass::forward, Pass::backward_input, Pass::backward_weight}) {
           if (pass != Pass::forward && !shape_.backward) continue;
@@ -69,30 +70,35 @@ class RankLog {
   std::array<std::vector<bool>, 4> done_;  // [verb][pass, micro-batch, stage]
 };
 
-// One end's messages of a channel (a pass, from one rank), each given by the action that receives
-// it.
-std::vector<Action> channel_at(const Schedule& schedule, Verb end, Pass pass, int64_t from) {
+// The messages of a pass as their senders or their receivers list them, each by the action that
+// receives it: [from rank * P + to rank].
+std::vector<std::vector<Action>> channels_at(const Schedule& schedule, Verb end, Pass pass) {
   const PipelineShape& shape = schedule.shape;
-  const int64_t to = shape.rank_of(from + onward(pass) + shape.num_ranks);
-  std::vector<Action> messages;
-  for (Action a : schedule.actions[static_cast<size_t>(end == Verb::send ? from : to)]) {
-    if (a.verb != end || a.pass != pass) continue;
-    if (end == Verb::send) a = {Verb::receive, pass, a.micro_batch, a.stage + onward(pass)};
-    messages.push_back(a);
+  std::vector<std::vector<Action>> channels(static_cast<size_t>(shape.num_ranks * shape.num_ranks));
+  for (const std::vector<Action>& list : schedule.actions) {
+    for (Action a : list) {
+      if (a.verb != end || a.pass != pass) continue;
+      if (end == Verb::send) a = {Verb::receive, pass, a.micro_batch, a.stage + onward(pass)};
+      const int64_t from = shape.rank_of(a.stage - onward(pass)), to = shape.rank_of(a.stage);
+      channels[static_cast<size_t>(from * shape.num_ranks + to)].push_back(a);
+    }
   }
-  return messages;
+  return channels;
 }
 
 // REQUIRES: every list is complete, so that both ends have the same messages.
-void check_channel(const Schedule& schedule, Pass pass, int64_t from) {
-  const auto sent = channel_at(schedule, Verb::send, pass, from);
-  const auto received = channel_at(schedule, Verb::receive, pass, from);
-  for (size_t i = 0; i < sent.size(); ++i) {
-    MOEBIUS_CHECK(
-        usage, sent[i] == received[i],
-        "simulate: both ends of a channel must list its messages in the same order; message {} from rank {} is "
-        "sent for {}, where rank {} lists {}",
-        i, from, describe(sent[i]), schedule.shape.rank_of(received[i].stage), describe(received[i]));
+void check_channels(const Schedule& schedule, Pass pass) {
+  const auto sent = channels_at(schedule, Verb::send, pass), received = channels_at(schedule, Verb::receive, pass);
+  for (size_t c = 0; c < sent.size(); ++c) {
+    for (size_t i = 0; i < sent[c].size(); ++i) {
+      const Action &from_sender = sent[c][i], &at_receiver = received[c][i];
+      MOEBIUS_CHECK(
+          usage, from_sender == at_receiver,
+          "simulate: both ends of a channel must list its messages in the same order; message {} from rank {} is "
+          "sent for {}, where rank {} lists {}",
+          i, static_cast<int64_t>(c) / schedule.shape.num_ranks, describe(from_sender),
+          schedule.shape.rank_of(at_receiver.stage), describe(at_receiver));
+    }
   }
 }
 
@@ -109,9 +115,7 @@ void check_actions(const Schedule& schedule) {
     for (const Action& action : schedule.actions[static_cast<size_t>(pp_rank)]) log.add(action);
     log.check_complete();
   }
-  for (int64_t from = 0; from < shape.num_ranks; ++from) {
-    for (const Pass pass : {Pass::forward, Pass::backward_input}) check_channel(schedule, pass, from);
-  }
+  for (const Pass pass : {Pass::forward, Pass::backward_input}) check_channels(schedule, pass);
 }
 
 }  // namespace moebius
