@@ -49,6 +49,8 @@ BENCH_ONLY = ("benchmark/",)
 # Headers of C++ have neither folder nor suffix. Those of C, POSIX and the compiler are listed here.
 SYSTEM = re.compile(r"[a-z0-9_]+$|(sys|linux|arpa|netinet|net)/[a-z0-9_/.]+\.h$"
                     r"|(unistd|stdlib|fcntl|dlfcn|sched|signal|pthread|poll|dirent|errno|cpuid|immintrin|getopt|spawn|netdb|ifaddrs|glob)\.h$")
+# The folders in which an op has its backends. Its public functions are declared above them.
+BACKEND = re.compile(r"ops/[a-z0-9_]+/(cpu|cuda|sm90|cudnn)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
 
@@ -60,8 +62,16 @@ def includes(text):
             yield number, found.group(1), found.group(2)
 
 
+def check_backend(path, header):
+    if BACKEND.match(header) and path.parts[:2] != ("src", "ops"):
+        return f'"{header}" is private to src/ops: include a header of the op\'s own folder'
+    return None
+
+
 def check_project(root, path, header):
     room, target = path.parts[1], header.split("/")[0]
+    if complaint := check_backend(path, header):
+        return complaint
     if target not in LEVEL:
         return f'"{header}" must be its full path from src/, beginning with a folder of the layers'
     if not (root / "src" / header).is_file():
@@ -90,7 +100,12 @@ def check_system(path, header):
 
 
 def check_file(root, path, text):
-    """Yields complaints about one file of src/."""
+    """Yields complaints about one file. Outside of src/ only the backends are private."""
+    if path.parts[0] != "src":
+        for number, _, header in includes(text):
+            if complaint := check_backend(path, header):
+                yield f"{path}:{number}: {complaint}"
+        return
     if len(path.parts) < 3 or path.parts[1] not in LEVEL:
         yield f"{path}: is in no folder of the layers ({', '.join(LEVEL)})"
         return
@@ -102,7 +117,7 @@ def check_file(root, path, text):
 
 def main():
     root = root_from_arguments()
-    files = [path for path in sources(root, CPP) if path.parts[0] == "src"]
+    files = sources(root, CPP)
     complaints = [complaint for path in files for complaint in check_file(root, path, read(root, path))]
     return report("layers", complaints, f"{len(files)} files keep to the layers")
 

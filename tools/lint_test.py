@@ -40,6 +40,8 @@ BAD = [
     ("layers", "src/core/a.cc", '#include "core/none.h"\n', "is not a file below src/"),
     ("layers", "src/odd/a.cc", "", "is in no folder of the layers"),
     ("layers", "src/ops/norm/a.cc", '#include "ops/norm/norm_ref.h"\n', "only tests may include it"),
+    ("layers", "src/engine/a.cc", '#include "ops/norm/cpu/norm.h"\n', "is private to src/ops"),
+    ("layers", "tests/a.cc", '#include "ops/norm/cpu/norm.h"\n', "is private to src/ops"),
     ("layers", "src/model/a.cc", "#include <oneapi/dnnl/dnnl.hpp>\n", "is for ops, cli only"),
     ("layers", "src/core/a.cc", "#include <gtest/gtest.h>\n", "is for tests only"),
     ("layers", "src/core/a.cc", "#include <boost/any.hpp>\n", "is of no library that the project knows"),

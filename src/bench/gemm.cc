@@ -2,8 +2,8 @@
 
 #include "bench/check.h"
 #include "bench/timing.h"
-#include "ops/gemm/cuda/gemm.h"
 #include "ops/gemm/gemm_desc.h"
+#include "ops/gemm/gemm_device.h"
 
 namespace moebius {
 namespace {
@@ -21,7 +21,7 @@ BenchLine gemm_line(BenchDevice& device, double scale, const char* name, Product
   BenchLine line{.name = fmt::format("{}_{}_{}", name, name_of(dtype), n), .cost = cost(product)};
   device.time(line, [&] { multiply(s, product); });
   if (device.is_gpu())
-    line.kernel = fmt::format("{}; {}", to_string(describe(product)), cuda::gemm_algorithm_text(s, product));
+    line.kernel = fmt::format("{}; {}", to_string(describe(product)), gemm_algorithm_text(s, product));
   const std::vector<int64_t> at = sampled(n);
   BenchSample sample;
   for (const int64_t r : at) {

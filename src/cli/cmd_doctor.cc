@@ -16,8 +16,8 @@
 #include "device/gpus_found.h"
 #include "io/files.h"
 #include "memory/plan.h"
-#include "ops/attention/cuda/attention.h"
-#include "ops/gemm/cuda/cublas_lt.h"
+#include "ops/attention/attention_cudnn.h"
+#include "ops/gemm/cublas_lt.h"
 
 namespace moebius {
 namespace {
@@ -77,8 +77,8 @@ std::vector<Finding> findings(const Machine& m) {
           {"xxHash", xxhash_version()},
           {"CLI11", CLI11_VERSION},
           {"CUDA", cuda_versions_text(gpus_found())},
-          {"cuBLASLt", cuda::cublas_lt_text()},
-          {"cuDNN", cuda::cudnn_text(cuda::cudnn_version())},
+          {"cuBLASLt", cublas_lt_text()},
+          {"cuDNN", cudnn_text(cudnn_version())},
           {"NCCL", nccl_version()},
           {"MPI", mpi_version().empty() ? "not part of this build" : mpi_version()},
           {"GPU", gpu_line()}};
@@ -94,7 +94,7 @@ std::vector<Finding> missing(const Machine& m) {
   }
   if (const std::string why = Accelerator::why_missing(); !why.empty())
     list.push_back({"GPU", "run.device = \"cuda\": " + why});
-  if (const std::string why = cuda::why_no_cublas_lt(); !why.empty())
+  if (const std::string why = why_no_cublas_lt(); !why.empty())
     list.push_back({"cuBLASLt", "run.device = \"cuda\": " + why});
   if (mpi_version().empty()) list.push_back({"MPI", "ranks that are processes (mpirun, srun)"});
   return list;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "ops/gemm/cuda/gemm.h"
+#include "ops/gemm/gemm_device.h"
 
 namespace moebius {
 namespace {
@@ -74,7 +74,7 @@ std::string DeviceMemory::text() const {
 
 DeviceMemory device_memory(const MemoryPlan& plan, int64_t stack_bytes, bool with_cudnn) {
   return {.plan_bytes = pages_of(plan, stack_bytes),
-          .workspace_bytes = whole_pages(cuda::kGemmKeptBytes),
+          .workspace_bytes = whole_pages(kGemmKeptBytes),
           .code_bytes = kCodeBytes + (with_cudnn ? kCudnnCodeBytes : 0)};
 }
 

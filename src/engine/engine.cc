@@ -6,7 +6,8 @@
 #include "core/fault.h"
 #include "device/fallback_kernels.h"
 #include "ops/elementwise/elementwise.h"
-#include "ops/gemm/cuda/gemm.h"
+#include "ops/gemm/cublas_lt.h"
+#include "ops/gemm/gemm_device.h"
 
 namespace moebius {
 namespace {
@@ -53,6 +54,13 @@ std::unique_ptr<GpuRanks> gpu_ranks(const EngineSpec& spec) {
   return several && spec.device == DeviceKind::cuda ? std::make_unique<GpuRanks>(*spec.world) : nullptr;
 }
 
+// The library of matrix products is opened first: it must outlive the handles that the accelerator keeps.
+std::unique_ptr<Accelerator> accelerator(const EngineSpec& spec, const GpuRanks* ranks) {
+  if (spec.device != DeviceKind::cuda) return nullptr;
+  if (Accelerator::why_missing().empty()) open_cublas_lt();
+  return std::make_unique<Accelerator>(ranks ? ranks->index() : 0);
+}
+
 // The micro-batches of a step are in memory before it begins.
 class LoadedBatch final : public BatchSource {
  public:
@@ -65,8 +73,7 @@ Engine::Engine(const EngineSpec& spec)
     : spec_(resolved(spec)),
       pool_(spec.threads),
       gpu_ranks_(gpu_ranks(spec)),
-      gpu_(spec.device == DeviceKind::cuda ? std::make_unique<Accelerator>(gpu_ranks_ ? gpu_ranks_->index() : 0)
-                                           : nullptr),
+      gpu_(accelerator(spec, gpu_ranks_.get())),
       links_(gpu_ranks_ ? std::make_unique<GpuLinks>(*spec.world, *gpu_, *gpu_ranks_) : nullptr),
       dry_run_world_(dry_run_world(spec)),
       mesh_(make_mesh(spec.mesh, spec.world ? spec.world : dry_run_world_.get(), links_.get())),
@@ -126,7 +133,7 @@ void Engine::allocate(int64_t stack_bytes) {
   batches_->bind(plan_, spec_.device);
   if (!gpu_) return;
   Stream s = stream();
-  cuda::prepare_gemm(s);
+  prepare_gemm(s);
   metrics_ = HostMirror(plan_, Life::metrics);
   if (spec_.graph && (!links_ || links_->can_capture())) graphs_ = StepGraphs(graph_device(*gpu_));
 }

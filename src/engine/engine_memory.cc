@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/attention/cuda/attention.h"
+#include "ops/attention/attention_cudnn.h"
 
 namespace moebius {
 
@@ -25,7 +25,7 @@ bool runs_cudnn(const EngineSpec& spec) {
                          .v_UGd = heads(m.num_kv_heads, m.is_latent() ? m.v_head_dim : m.head_dim),
                          .batch = spec.shape.batch};
   if (spec.shape.documents) attention.doc_start_T = {.shape = {T}, .dtype = DType::i32};
-  return spec.target == DeviceKind::cuda && cuda::cudnn_takes(attention);
+  return spec.target == DeviceKind::cuda && cudnn_takes(attention);
 }
 
 void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec, const Accelerator* gpu,

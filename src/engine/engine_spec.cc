@@ -3,9 +3,7 @@
 #include <algorithm>
 
 #include "config/dispatcher_choice.h"
-#include "device/accelerator.h"
 #include "model/device_support.h"
-#include "ops/gemm/cuda/cublas_lt.h"
 
 namespace moebius {
 namespace {
@@ -60,7 +58,6 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
 EngineSpec resolved(EngineSpec spec) {
   if (spec.device != DeviceKind::null) spec.target = spec.device;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = spec.mesh.tp});
-  if (spec.device == DeviceKind::cuda && Accelerator::why_missing().empty()) cuda::open_cublas_lt();
   spec.dispatcher = dispatcher_of(spec);
   if (spec.max_positions == 0) spec.max_positions = std::max(spec.shape.seq * spec.mesh.cp, spec.cache_tokens);
   // One stage runs the micro-batches of a step one after the other; several stages have all of them

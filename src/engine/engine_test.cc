@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "device/accelerator.h"
 #include "io/testing.h"
-#include "ops/attention/cuda/attention.h"
+#include "ops/attention/attention_cudnn.h"
 
 namespace moebius {
 namespace {
@@ -197,7 +197,7 @@ TEST(DeviceMemory, KnowsWhoComputesAttention) {
     return Engine(spec).device_memory().code_bytes;
   };
   const auto heads = [](int64_t n) { return Tensor{.shape = {64, n, 64}, .dtype = DType::bf16}; };
-  const bool has_cudnn = cuda::cudnn_takes(AttentionFwd{.q_THd = heads(8), .k_UGd = heads(8), .v_UGd = heads(8)});
+  const bool has_cudnn = cudnn_takes(AttentionFwd{.q_THd = heads(8), .k_UGd = heads(8), .v_UGd = heads(8)});
   EXPECT_EQ(code_bytes(64, DType::bf16), (has_cudnn ? 16 : 6) << 20);
   EXPECT_EQ(code_bytes(64, DType::f32), 6 << 20);
   EXPECT_EQ(code_bytes(32, DType::bf16), 6 << 20);

@@ -3,7 +3,7 @@
 #include "core/error.h"
 #include "ops/attention/attention_limits.h"
 #include "ops/norm/norm.h"
-#include "ops/routing/cpu/routing.h"
+#include "ops/routing/routing.h"
 
 namespace moebius {
 namespace {
@@ -44,8 +44,8 @@ void check_norms(const ModelSpec& m, const DeviceUse& use) {
 }  // namespace
 
 void check_device(const ModelSpec& m, DeviceKind device, const DeviceUse& use) {
-  MOEBIUS_CHECK(usage, m.num_experts <= cpu::kMaxExperts,
-                "model.num_experts: the router has kernels for at most {} experts; got {}; use fewer", cpu::kMaxExperts,
+  MOEBIUS_CHECK(usage, m.num_experts <= kMaxExperts,
+                "model.num_experts: the router has kernels for at most {} experts; got {}; use fewer", kMaxExperts,
                 m.num_experts);
   if (device != DeviceKind::cuda) return;
   check_heads(m, use);

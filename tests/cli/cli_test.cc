@@ -11,8 +11,8 @@
 #include "device/gpus_found.h"
 #include "io/json_text.h"
 #include "io/safetensors.h"
-#include "ops/attention/cuda/attention.h"
-#include "ops/gemm/cuda/cublas_lt.h"
+#include "ops/attention/attention_cudnn.h"
+#include "ops/gemm/cublas_lt.h"
 #include "tests/cli/program.h"
 
 namespace moebius {
@@ -429,9 +429,9 @@ TEST(CliDoctor, SaysWhatIsMissing) {
   EXPECT_FALSE(json.at("found").at("oneDNN").get<std::string>().empty());
   EXPECT_EQ(json.at("found").at("MPI") == "not part of this build", mpi_version().empty());
   EXPECT_EQ(json.at("missing").contains("MPI"), mpi_version().empty());
-  EXPECT_EQ(json.at("found").at("cuBLASLt"), cuda::cublas_lt_text());
-  EXPECT_EQ(json.at("missing").contains("cuBLASLt"), !cuda::why_no_cublas_lt().empty());
-  EXPECT_EQ(json.at("found").at("cuDNN"), cuda::cudnn_text(cuda::cudnn_version()));
+  EXPECT_EQ(json.at("found").at("cuBLASLt"), cublas_lt_text());
+  EXPECT_EQ(json.at("missing").contains("cuBLASLt"), !why_no_cublas_lt().empty());
+  EXPECT_EQ(json.at("found").at("cuDNN"), cudnn_text(cudnn_version()));
   EXPECT_THAT(run_moebius(dir, {"doctor"}).out, testing::HasSubstr("-march="));
 }
 

@@ -7,8 +7,8 @@
 #include "device/accelerator.h"
 #include "device/gpus_found.h"
 #include "io/json_text.h"
-#include "ops/attention/cuda/attention.h"
-#include "ops/gemm/cuda/cublas_lt.h"
+#include "ops/attention/attention_cudnn.h"
+#include "ops/gemm/cublas_lt.h"
 #include "tests/cli/program.h"
 
 namespace moebius {

@@ -158,10 +158,10 @@ TEST_P(AttentionTest, BackwardEqualsTheReference) {
     testing::expect_close("dv", dv.values(), want.dv, 2 * eps + error_, error_);
   };
   expect_wanted();
-  if (s_.device() != DeviceKind::cuda || !cuda::cudnn_takes(a)) return;
+  if (s_.device() != DeviceKind::cuda || !cudnn_takes(a)) return;
   // A cuDNN that asks for more scratch than there is leaves the call to the other kernels.
   a.scratch.shape = {2 * a.lse_TH.num_bytes()};  // of the sm90 kernels
-  ASSERT_FALSE(cuda::cudnn_attention_bwd(s_, a));
+  ASSERT_FALSE(cudnn_attention_bwd(s_, a));
   for (Array* gradient : {&dq, &dk, &dv}) *gradient = Array::poisoned(gradient->tensor().shape, c_.dtype);
   a.dq_THd = dq.tensor();
   a.dk_TGd = dk.tensor();
@@ -174,9 +174,9 @@ TEST(AttentionOnCuda, OnlyTheMeasuredVersionOfCudnnIsAsked) {
   EXPECT_TRUE(cuda::is_measured_cudnn(91900));
   EXPECT_TRUE(cuda::is_measured_cudnn(91902));
   for (const int64_t version : {91200, 91801, 92000, 100190}) EXPECT_FALSE(cuda::is_measured_cudnn(version)) << version;
-  EXPECT_EQ(cuda::cudnn_text(91902), "9.19.2");
-  EXPECT_EQ(cuda::cudnn_text(92000), "9.20.0 (not used: attention takes 9.19 alone)");
-  EXPECT_EQ(cuda::cudnn_text(0), "not part of this build");
+  EXPECT_EQ(cudnn_text(91902), "9.19.2");
+  EXPECT_EQ(cudnn_text(92000), "9.20.0 (not used: attention takes 9.19 alone)");
+  EXPECT_EQ(cudnn_text(0), "not part of this build");
 }
 
 TEST(Attention, ReferenceBackwardEqualsFiniteDifferences) {

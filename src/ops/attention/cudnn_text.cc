@@ -1,8 +1,8 @@
 #include <fmt/format.h>
 
-#include "ops/attention/cuda/attention.h"
+#include "ops/attention/attention_cudnn.h"
 
-namespace moebius::cuda {
+namespace moebius {
 
 std::string cudnn_text(int64_t version) {
   if (version == 0) return "not part of this build";
@@ -10,4 +10,4 @@ std::string cudnn_text(int64_t version) {
                      is_measured_cudnn(version) ? "" : " (not used: attention takes 9.19 alone)");
 }
 
-}  // namespace moebius::cuda
+}  // namespace moebius

@@ -2,14 +2,17 @@
 // head widths 64, 128 and latent 192 with values of 128, the generic ones what is left.
 #include "ops/attention/cuda/attention.h"
 
-namespace moebius::cuda {
+namespace moebius {
 
 bool cudnn_takes(const AttentionFwd&) { return false; }
 bool cudnn_takes(const AttentionBwd&) { return false; }
+int64_t cudnn_version() { return 0; }
+
+namespace cuda {
 bool cudnn_attention_fwd(Stream&, const AttentionFwd&) { return false; }
 bool cudnn_attention_bwd(Stream&, const AttentionBwd&) { return false; }
 int64_t cudnn_scratch_bytes(const AttentionFwd&) { return 0; }
 int64_t cudnn_scratch_bytes(const AttentionBwd&) { return 0; }
-int64_t cudnn_version() { return 0; }
+}  // namespace cuda
 
-}  // namespace moebius::cuda
+}  // namespace moebius

@@ -15,7 +15,7 @@
 #include "core/tensor.h"
 #include "device/accelerator.h"
 #include "device/device.h"
-#include "ops/gemm/cuda/cublas_lt.h"
+#include "ops/gemm/cublas_lt.h"
 
 namespace moebius::testing {
 
@@ -25,7 +25,7 @@ using Values = std::vector<double>;
 inline Accelerator* accelerator() {
   static const std::unique_ptr<Accelerator> gpu = []() -> std::unique_ptr<Accelerator> {
     if (!Accelerator::why_missing().empty()) return nullptr;
-    cuda::open_cublas_lt();  // so that it is there when the handle of gemm ends, at the program's end
+    open_cublas_lt();  // so that it is there when the handle of gemm ends, at the program's end
     return std::make_unique<Accelerator>();
   }();
   return gpu.get();

@@ -1,6 +1,7 @@
 #include "ops/gemm/gemm.h"
 
 #include "ops/gemm/gemm_backends.h"
+#include "ops/gemm/gemm_device.h"
 
 namespace moebius {
 namespace {
@@ -41,6 +42,14 @@ void gemm(Stream& s, const Gemm& a) {
     case DeviceKind::null:
       return;
   }
+}
+
+void prepare_gemm(Stream& s) {
+  if (s.device() == DeviceKind::cuda) cuda::prepare_gemm(s);
+}
+
+std::string gemm_algorithm_text(Stream& s, const Gemm& a) {
+  return s.device() == DeviceKind::cuda ? cuda::gemm_algorithm_text(s, a) : "";
 }
 
 Cost cost(const Gemm& a) {

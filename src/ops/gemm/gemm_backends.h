@@ -2,6 +2,8 @@
 // there is work to do.
 #pragma once
 
+#include <string>
+
 #include "device/device.h"
 
 namespace moebius {
@@ -14,6 +16,8 @@ void gemm(Stream& s, const Gemm& a);
 
 namespace cuda {
 void gemm(Stream& s, const Gemm& a);
+void prepare_gemm(Stream& s);
+std::string gemm_algorithm_text(Stream& s, const Gemm& a);
 }  // namespace cuda
 
 }  // namespace moebius

@@ -18,8 +18,8 @@ void check_scratch(const char* who, const Tensor& scratch, int64_t needed) {
 void check_logits(const char* who, const Tensor& logits) {
   MOEBIUS_CHECK(usage, logits.shape.rank() == 2, "{}: logits must be f32 [T, E]; got {}", who, to_string(logits));
   check_tensor(who, "logits", logits, DType::f32, logits.shape);
-  MOEBIUS_CHECK(usage, 1 <= logits.dim(1) && logits.dim(1) <= cpu::kMaxExperts,
-                "{}: the number of experts must be between 1 and {}; got {}", who, cpu::kMaxExperts, logits.dim(1));
+  MOEBIUS_CHECK(usage, 1 <= logits.dim(1) && logits.dim(1) <= kMaxExperts,
+                "{}: the number of experts must be between 1 and {}; got {}", who, kMaxExperts, logits.dim(1));
 }
 
 void check_top_k(const char* who, int64_t top_k, int64_t num_experts) {

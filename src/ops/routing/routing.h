@@ -21,6 +21,8 @@ struct Route {
   Tensor pair_row_TK;  // i32  row of a pair, -1 when dropped
 };
 
+constexpr int64_t kMaxExperts = 1024;  // of a layer, on every device
+
 enum class RouteScore { softmax, sigmoid };
 enum class RouteGroupScore { max, sum_of_top, sum_of_two };
 enum class RouteChoice {

@@ -11,9 +11,9 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_cudnn.h"
 
 namespace moebius::cuda {
 
@@ -50,21 +50,11 @@ struct HeadsFirst {
 };
 void heads_first(Stream& s, const HeadsFirst& a);
 
-// 9.19, by cudnnGetVersion(): the one whose workspace was measured. Of another, own kernels take every call.
-constexpr bool is_measured_cudnn(int64_t version) { return version / 100 == 919; }
-
-// Whether cuDNN takes the call. Never, in a build without it.
-bool cudnn_takes(const AttentionFwd& a);
-bool cudnn_takes(const AttentionBwd& a);
 // False, and nothing is done, when cuDNN asks for more scratch than the call has: own kernels do it then.
 bool cudnn_attention_fwd(Stream& s, const AttentionFwd& a);
 bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a);
 // The scratch that cuDNN is given, known without a GPU: a bound for the version that was measured.
 int64_t cudnn_scratch_bytes(const AttentionFwd& a);
 int64_t cudnn_scratch_bytes(const AttentionBwd& a);
-// The version of the library as cudnnGetVersion() gives it, such as 91900; 0 in a build without cuDNN.
-int64_t cudnn_version();
-// For people: "9.19.0", "9.20.0 (not used: attention takes 9.19 alone)", "not part of this build".
-std::string cudnn_text(int64_t version);
 
 }  // namespace moebius::cuda

@@ -15,7 +15,7 @@
 #include "device/cuda/cuda.h"
 #include "device/out_of_memory.h"
 #include "ops/attention/cuda/attention.h"
-#include "ops/gemm/cuda/cublas_lt.h"
+#include "ops/gemm/cublas_lt.h"
 
 namespace moebius::cuda {
 namespace {
@@ -219,18 +219,16 @@ void* at(const Tensor& t, int64_t row, int64_t head) {
   return static_cast<char*>(t.data) + (row * t.dim(1) + head) * t.dim(2) * size_of(t.dtype);
 }
 
-}  // namespace
-
-bool cudnn_takes(const AttentionFwd& a) { return takes(a, a.k_UGd, a.v_UGd); }
-
 // Only what is too small to fill a GPU with the blocks of the sm90 kernel, 128 keys of a kv head
 // each: elsewhere that one is the quicker, and needs no workspace.
-bool cudnn_takes(const AttentionBwd& a) {
+bool takes_backward(const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
   return takes(a, a.k_TGd, a.v_TGd) && (a.window == 0 || a.window >= z.rows) &&
          a.batch * z.kv_heads * div_ceil(z.rows, 128) < 256 &&
          head_bytes(z) * (z.heads / z.kv_heads) <= kMaxWorkspaceBytes;
 }
+
+}  // namespace
 
 int64_t cudnn_scratch_bytes(const AttentionFwd&) { return kSlackBytes; }
 
@@ -270,6 +268,12 @@ bool cudnn_attention_bwd(Stream& s, const AttentionBwd& a) {
   return true;
 }
 
+}  // namespace moebius::cuda
+
+namespace moebius {
+
+bool cudnn_takes(const AttentionFwd& a) { return cuda::takes(a, a.k_UGd, a.v_UGd); }
+bool cudnn_takes(const AttentionBwd& a) { return cuda::takes_backward(a); }
 int64_t cudnn_version() { return static_cast<int64_t>(cudnnGetVersion()); }
 
-}  // namespace moebius::cuda
+}  // namespace moebius

@@ -1,14 +1,14 @@
 // The functions of cuBLASLt that cuda/gemm.cc calls, by their own names: each finds the library's
 // when it is first called. A program that is linked to the library itself spends a tenth of a
 // second on loading it each time it starts, GPU or not, and does not start where it is missing.
-#include "ops/gemm/cuda/cublas_lt.h"
+#include "ops/gemm/cublas_lt.h"
 
 #include <cublasLt.h>
 
 #include "core/error.h"
 #include "core/shared_library.h"
 
-namespace moebius::cuda {
+namespace moebius {
 namespace {
 
 const SharedLibrary& library() {
@@ -29,11 +29,11 @@ F* find(F*, const char* name) {
 
 }  // namespace
 
-}  // namespace moebius::cuda
+}  // namespace moebius
 
 // NAME of the library, called with ARGUMENTS.
-#define MOEBIUS_FORWARD(NAME, ...)                                \
-  static auto* const found = moebius::cuda::find(&::NAME, #NAME); \
+#define MOEBIUS_FORWARD(NAME, ...)                          \
+  static auto* const found = moebius::find(&::NAME, #NAME); \
   return found(__VA_ARGS__)
 
 extern "C" {
@@ -98,7 +98,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
 
 }  // extern "C"
 
-namespace moebius::cuda {
+namespace moebius {
 
 std::string why_no_cublas_lt() { return library().why_missing; }
 
@@ -112,4 +112,4 @@ std::string cublas_lt_text() {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-}  // namespace moebius::cuda
+}  // namespace moebius

@@ -6,7 +6,7 @@
 // all of k for its tile (k is not split, nothing is reduced afterwards), with the instructions of
 // the first proposal's kind. That they do is tried as well, against the first proposal, which is a
 // function of the shape: on operands made to tell, and on the real ones.
-#include "ops/gemm/cuda/gemm.h"
+#include "ops/gemm/gemm.h"
 
 #include <cublasLt.h>
 
@@ -20,9 +20,9 @@
 #include "device/fallback_kernels.h"
 #include "device/out_of_memory.h"
 #include "ops/gemm/cuda/gemm_trial.h"
-#include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_backends.h"
 #include "ops/gemm/gemm_desc.h"
+#include "ops/gemm/gemm_device.h"
 
 namespace moebius::cuda {
 namespace {

@@ -10,7 +10,6 @@
 
 namespace moebius::cpu {
 
-constexpr int64_t kMaxExperts = 1024;
 constexpr int64_t kLanes = 16;
 constexpr int64_t kTokensPerBlock = 128;     // of one task
 constexpr int64_t kTokensPerPartial = 1024;  // of the gate's weight gradient
