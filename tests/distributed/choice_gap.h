@@ -27,7 +27,7 @@ inline double gap_below_best(ref::Values values, int64_t k) {
 // A group counts as its best expert.
 inline double choice_gap(const ref::Values& value, const ModelSpec& m) {
   const int64_t width = m.num_experts / m.n_group;
-  const RouteRule rule{.num_groups = m.n_group, .topk_groups = m.topk_group, .group_score = RouteGroupScore::max};
+  const RouteRule rule{.num_groups = m.n_group, .topk_groups = m.topk_group, .group_score = GroupScore::max};
   ref::Values group;
   for (auto at = value.begin(); at != value.end(); at += width) group.push_back(*std::max_element(at, at + width));
   return std::min(gap_below_best(group, m.topk_group), gap_below_best(ref::mask_groups(value, rule, m.top_k), m.top_k));
@@ -52,10 +52,9 @@ inline double choice_gap(const Model::MoeLayer& layer, const EngineSpec& spec, c
   const int64_t T = logits_TE.dim(0), E = m.num_experts;
   const ref::Values logits(logits_TE.ptr<float>(), logits_TE.ptr<float>() + T * E);
   const ref::Values balanced = spec.balance.sinkhorn ? balanced_scores(logits, T, E) : ref::Values{};
-  const RouteScore score = m.score == ScoreFunction::softmax ? RouteScore::softmax : RouteScore::sigmoid;
   double gap = std::numeric_limits<double>::infinity();
   for (int64_t t = 0; t < T; ++t) {
-    ref::Values value = ref::scores(score, &logits[t * E], E);
+    ref::Values value = ref::scores(m.score, &logits[t * E], E);
     if (spec.balance.aux_coeff != 0) gap = std::min(gap, gap_below_best(value, m.top_k));
     for (int64_t i = 0; bias && i < E; ++i) value[i] += bias[i];
     if (spec.balance.sinkhorn) value.assign(balanced.begin() + t * E, balanced.begin() + (t + 1) * E);

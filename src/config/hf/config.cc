@@ -1,6 +1,7 @@
 #include "config/hf/config.h"
 
 #include <algorithm>
+#include <map>
 
 #include "config/hf/reader.h"
 #include "config/hf/rope.h"
@@ -231,9 +232,10 @@ void read_topk_method(const HfReader& r, ModelSpec& m) {
   if (is_v2 && m.n_group == 1) m.group_score = GroupScore::sum_of_two;  // one group is all experts, whatever its score
 }
 
-GroupScore group_score_of(const std::string& name) {
-  if (name == "max") return GroupScore::max;
-  return name == "sum_of_two" ? GroupScore::sum_of_two : GroupScore::sum_of_top;
+// Reads a key whose values are names; the table of keys has refused others.
+template <class Enum>
+void read_named(const HfReader& r, const char* key, const std::map<std::string, Enum>& names, Enum& value) {
+  if (r.has(key)) value = names.at(r.get(key, std::string()));
 }
 
 void read_router(const HfReader& r, ModelSpec& m) {
@@ -248,10 +250,10 @@ void read_router(const HfReader& r, ModelSpec& m) {
   r.read("router_bias", m.router_bias);
   r.read("mlp_bias", m.expert_proj_bias);
   r.read("swiglu_limit", m.swiglu_limit);
-  if (r.has("scoring_func")) {
-    m.score = r.get("scoring_func", std::string()) == "sigmoid" ? ScoreFunction::sigmoid : ScoreFunction::softmax;
-  }
-  if (r.has("group_score")) m.group_score = group_score_of(r.get("group_score", std::string()));
+  read_named(r, "scoring_func", {{"softmax", ScoreFunction::softmax}, {"sigmoid", ScoreFunction::sigmoid}}, m.score);
+  read_named(r, "group_score",
+             {{"max", GroupScore::max}, {"sum_of_two", GroupScore::sum_of_two}, {"sum_of_top", GroupScore::sum_of_top}},
+             m.group_score);
   read_topk_method(r, m);
   read_shared_expert(r, m);
 }

@@ -78,7 +78,16 @@ const char* group_score_name(GroupScore score) {
   return "";
 }
 
-const char* score_name(ScoreFunction score) { return score == ScoreFunction::sigmoid ? "sigmoid" : "softmax"; }
+const char* score_name(ScoreFunction score) {
+  switch (score) {
+    case ScoreFunction::softmax:
+      return "softmax";
+    case ScoreFunction::sigmoid:
+      return "sigmoid";
+  }
+  MOEBIUS_ASSERT(false);
+  return "";
+}
 
 // The DeepSeek keys that qwen and moebius models do not share.
 json deepseek_values(const ModelSpec& m) {

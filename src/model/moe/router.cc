@@ -16,11 +16,6 @@ int64_t num_segments(const BalanceSpec& balance, const BatchShape& shape) {
 
 bool has_balance_loss(const BalanceSpec& b) { return b.aux_coeff != 0 && (b.aux || b.seq_aux || b.global_aux); }
 
-RouteGroupScore group_score_of(GroupScore score) {
-  if (score == GroupScore::max) return RouteGroupScore::max;
-  return score == GroupScore::sum_of_two ? RouteGroupScore::sum_of_two : RouteGroupScore::sum_of_top;
-}
-
 // A generation step has fewer tokens than were planned for.
 Route first_tokens(Route route, int64_t T, int64_t K) {
   route.topk_TK = route.topk_TK.rows(0, T);
@@ -94,19 +89,15 @@ void Router::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& s
     plan.declare(saved.dsbar_SE, prefix + ".dsbar", {num_segments(balance_, shape_), E_}, DType::f32, Life::saved);
 }
 
-RouteScore Router::score() const {
-  return model_.score == ScoreFunction::softmax ? RouteScore::softmax : RouteScore::sigmoid;
-}
-
 // T: rows here of the micro-batch.
 RouteRule Router::rule(bool training, int64_t T) const {
   RouteRule rule;
-  rule.score = score();
+  rule.score = model_.score;
   rule.normalize = model_.norm_topk_prob;
   rule.scale = static_cast<float>(model_.routed_scaling_factor);
   rule.num_groups = model_.n_group;
   rule.topk_groups = model_.topk_group;
-  rule.group_score = group_score_of(model_.group_score);
+  rule.group_score = model_.group_score;
   if (balance_.sinkhorn && training) rule.choice = RouteChoice::sinkhorn;
   if (balance_.force_balance) rule.choice = RouteChoice::forced;
   // Capacity bounds a training step; what a token computes afterwards must not depend on its neighbours.

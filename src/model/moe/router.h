@@ -65,7 +65,6 @@ class Router {
   void declare_state(const LayerContext& c, const std::string& prefix);
   void balance(Step& step, Saved& saved) const;
   Stats alloc_stats(Step& step, int64_t num_segments) const;
-  RouteScore score() const;
   void add_loss(Step& step, Tensor dsbar_SE, const Stats& stats) const;
   void aux_loss(Step& step, Tensor dsbar_1E, const Stats& batch) const;
   void global_aux_loss(Step& step, Tensor dsbar_1E, const Stats& batch) const;

@@ -14,7 +14,7 @@ void Router::balance(Step& step, Saved& saved) const {
                     .entropy_1 = metrics_.entropy_1,
                     .scratch = step.alloc_bytes(BalanceStats::scratch_bytes(saved.logits_TE.dim(0), E_, 1, s)),
                     .logits_TE = saved.logits_TE,
-                    .score = score(),
+                    .score = model_.score,
                     .top_k = K_});
   if (saved.dsbar_SE.empty()) return;
   for (const Tensor& sum : {batch.prob_SE, batch.count_SE}) mesh_.group(Axis::tp_cp).all_reduce_sum(s, sum);
@@ -67,7 +67,7 @@ void Router::seq_aux_loss(Step& step, Saved& saved) const {
                     .scratch = step.alloc_bytes(BalanceStats::scratch_bytes(saved.logits_TE.dim(0), E_, S, s)),
                     .logits_TE = saved.logits_TE,
                     .segment_T = segments(step),
-                    .score = score(),
+                    .score = model_.score,
                     .top_k = K_});
   for (const Tensor& sum : {stats.prob_SE, stats.count_SE}) mesh_.group(Axis::tp_cp).all_reduce_sum(s, sum);
   add_loss(step, saved.dsbar_SE, stats);

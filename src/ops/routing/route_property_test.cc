@@ -10,12 +10,12 @@ namespace {
 
 RouteRule arbitrary_rule(int64_t E, int64_t K) {
   RouteRule rule;
-  rule.score = *rc::gen::element(RouteScore::softmax, RouteScore::sigmoid);
+  rule.score = *rc::gen::element(ScoreFunction::softmax, ScoreFunction::sigmoid);
   rule.choice = *rc::gen::element(RouteChoice::scores, RouteChoice::scores, RouteChoice::sinkhorn, RouteChoice::forced);
   rule.normalize = *rc::gen::arbitrary<bool>();
   rule.drop = *rc::gen::element(RouteDrop::probs, RouteDrop::position);
   rule.capacity = *rc::gen::inRange<int64_t>(0, 40);
-  rule.group_score = *rc::gen::element(RouteGroupScore::max, RouteGroupScore::sum_of_top);
+  rule.group_score = *rc::gen::element(GroupScore::max, GroupScore::sum_of_top);
   const bool grouped = rule.choice == RouteChoice::scores && E % 2 == 0 && K <= E / 2 && *rc::gen::arbitrary<bool>();
   if (grouped) rule.num_groups = 2;
   return rule;

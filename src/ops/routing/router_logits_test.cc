@@ -161,7 +161,7 @@ TEST(RouterLogits, BadArgumentsAreNamed) {
 
 TEST(BalanceLoss, UniformRoutingCostsTheCoefficient) {
   testing::on_each_device([](Stream& s) {
-    for (const RouteScore score : {RouteScore::softmax, RouteScore::sigmoid}) {
+    for (const ScoreFunction score : {ScoreFunction::softmax, ScoreFunction::sigmoid}) {
       const int64_t T = 35, E = 7, K = 3;
       Array logits({T, E}, DType::f32), prob({1, E}, DType::f32), count({1, E}, DType::f32), dsbar({1, E}, DType::f32);
       Array z({1}, DType::f64), entropy({1}, DType::f64), loss({1}, DType::f64);
@@ -225,7 +225,7 @@ TEST(BalanceLoss, TinySigmoidsStillSumToOne) {
                   .z_1 = z.tensor(),
                   .entropy_1 = entropy.tensor(),
                   .logits_TE = logits.tensor(),
-                  .score = RouteScore::sigmoid});
+                  .score = ScoreFunction::sigmoid});
     const double sum = 2 + std::exp(-1.0);
     testing::expect_close("prob", prob.values(), {1 / sum, 1 / sum, std::exp(-1.0) / sum}, 1e-5, 0);
   });

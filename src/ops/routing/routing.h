@@ -3,6 +3,7 @@
 // choose.
 #pragma once
 
+#include "config/model_spec.h"
 #include "core/tensor.h"
 #include "device/device.h"
 
@@ -23,8 +24,28 @@ struct Route {
 
 constexpr int64_t kMaxExperts = 1024;  // of a layer, on every device
 
-enum class RouteScore { softmax, sigmoid };
-enum class RouteGroupScore { max, sum_of_top, sum_of_two };
+// Whether the scores of a token's experts sum to one.
+constexpr bool sums_to_one(ScoreFunction score) {
+  switch (score) {
+    case ScoreFunction::softmax:
+      return true;
+    case ScoreFunction::sigmoid:
+      return false;
+  }
+  return false;
+}
+
+// d log s / d logit of an expert with score s, but for what comes through a sum over experts.
+constexpr float log_slope(ScoreFunction score, float s) {
+  switch (score) {
+    case ScoreFunction::softmax:
+      return 1.0f;
+    case ScoreFunction::sigmoid:
+      return 1.0f - s;
+  }
+  return 0.0f;
+}
+
 enum class RouteChoice {
   scores,    // the K best of score + bias
   sinkhorn,  // the K best of the Sinkhorn-balanced exp(logits); weights: sigmoid (K = 1), else softmax over all experts
@@ -33,15 +54,22 @@ enum class RouteChoice {
 enum class RouteDrop { probs, position };
 
 struct RouteRule {
-  RouteScore score = RouteScore::softmax;
+  ScoreFunction score = ScoreFunction::softmax;
   RouteChoice choice = RouteChoice::scores;
   bool normalize = false;  // divide by the sum over the chosen k (sigmoid: + 1e-20)
   float scale = 1.0f;      // after normalisation
   int64_t num_groups = 1, topk_groups = 1;
-  RouteGroupScore group_score = RouteGroupScore::sum_of_top;
-  int64_t group_top(int64_t top_k) const {  // how many of its best experts score a group
-    if (group_score == RouteGroupScore::sum_of_top) return top_k / topk_groups > 1 ? top_k / topk_groups : 1;
-    return group_score == RouteGroupScore::max ? 1 : 2;
+  GroupScore group_score = GroupScore::sum_of_top;
+  constexpr int64_t group_top(int64_t top_k) const {  // how many of its best experts score a group
+    switch (group_score) {
+      case GroupScore::max:
+        return 1;
+      case GroupScore::sum_of_two:
+        return 2;
+      case GroupScore::sum_of_top:
+        return top_k / topk_groups > 1 ? top_k / topk_groups : 1;
+    }
+    return 0;
   }
   int64_t capacity = 0;  // rows an expert takes at most; 0: no bound
   // Keeps the best weights of an expert, or its first tokens; ties: the lower token first.
@@ -87,7 +115,7 @@ struct BalanceStats {
   Tensor z_1, entropy_1;        // inout
   Tensor scratch;               // bytes
   Tensor logits_TE, segment_T;  // in
-  RouteScore score = RouteScore::softmax;
+  ScoreFunction score = ScoreFunction::softmax;
   int64_t top_k = 1;
   static int64_t scratch_bytes(int64_t num_tokens, int64_t num_experts, int64_t num_segments, const Stream& s);
 };

@@ -15,13 +15,18 @@ namespace moebius::ref {
 
 using Values = std::vector<double>;
 
-inline Values scores(RouteScore score, const double* logits, int64_t E) {
+inline Values scores(ScoreFunction score, const double* logits, int64_t E) {
   Values s(logits, logits + E);
   const double max = *std::max_element(s.begin(), s.end());
   double sum = 0;
-  for (double& x : s) sum += x = score == RouteScore::softmax ? std::exp(x - max) : 1 / (1 + std::exp(-x));
-  if (score == RouteScore::softmax) {
-    for (double& x : s) x /= sum;
+  switch (score) {
+    case ScoreFunction::softmax:
+      for (double& x : s) sum += x = std::exp(x - max);
+      for (double& x : s) x /= sum;
+      break;
+    case ScoreFunction::sigmoid:
+      for (double& x : s) x = 1 / (1 + std::exp(-x));
+      break;
   }
   return s;
 }
@@ -34,7 +39,7 @@ inline double logsumexp(const double* logits, int64_t E) {
 }
 
 // Probabilities of the balance losses.
-inline Values sbar(RouteScore score, const double* logits, int64_t E) {
+inline Values sbar(ScoreFunction score, const double* logits, int64_t E) {
   Values s = scores(score, logits, E);
   const double sum = std::max<double>(std::accumulate(s.begin(), s.end(), 0.0), FLT_MIN);
   for (double& x : s) x /= sum;
@@ -57,8 +62,18 @@ inline std::vector<int64_t> top(const Values& value, int64_t k) {
 
 inline Values mask_groups(Values value, const RouteRule& rule, int64_t K) {
   const int64_t width = static_cast<int64_t>(value.size()) / rule.num_groups;
-  int64_t count = rule.group_score == RouteGroupScore::max ? 1 : std::max<int64_t>(1, K / rule.topk_groups);
-  if (rule.group_score == RouteGroupScore::sum_of_two) count = 2;
+  int64_t count = 0;  // how many of its best experts score a group
+  switch (rule.group_score) {
+    case GroupScore::max:
+      count = 1;
+      break;
+    case GroupScore::sum_of_two:
+      count = 2;
+      break;
+    case GroupScore::sum_of_top:
+      count = std::max<int64_t>(1, K / rule.topk_groups);
+      break;
+  }
   Values group(rule.num_groups);
   for (int64_t g = 0; g < rule.num_groups; ++g) {
     const Values part(value.begin() + g * width, value.begin() + (g + 1) * width);
@@ -121,12 +136,12 @@ inline std::vector<int64_t> choose(const RouteRule& rule, const Values& logits, 
 // [T, K] weights of the chosen experts, before any drop.
 inline Values weigh(const RouteRule& rule, const Values& logits, const std::vector<int64_t>& chosen, int64_t T,
                     int64_t E, int64_t K) {
-  RouteScore score = rule.score;
-  if (rule.choice == RouteChoice::sinkhorn) score = K == 1 ? RouteScore::sigmoid : RouteScore::softmax;
+  ScoreFunction score = rule.score;
+  if (rule.choice == RouteChoice::sinkhorn) score = K == 1 ? ScoreFunction::sigmoid : ScoreFunction::softmax;
   Values weight(T * K);
   for (int64_t t = 0; t < T; ++t) {
     const Values s = scores(score, &logits[t * E], E);
-    double sum = score == RouteScore::sigmoid ? 1e-20 : 0;
+    double sum = sums_to_one(score) ? 0 : 1e-20;
     for (int64_t k = 0; k < K; ++k) sum += s[chosen[t * K + k]];
     for (int64_t k = 0; k < K; ++k) {
       weight[t * K + k] = rule.scale * s[chosen[t * K + k]] / (rule.normalize ? sum : 1.0);
@@ -156,7 +171,7 @@ inline std::vector<bool> dropped(const RouteRule& rule, const std::vector<int64_
 struct Balance {
   Values prob, count;
 };
-inline Balance balance(RouteScore score, const Values& logits, const std::vector<int32_t>& segment, int64_t S,
+inline Balance balance(ScoreFunction score, const Values& logits, const std::vector<int32_t>& segment, int64_t S,
                        int64_t E, int64_t K) {
   Balance b{Values(S * E), Values(S * E)};
   for (size_t t = 0; t < segment.size(); ++t) {

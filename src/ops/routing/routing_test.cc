@@ -24,7 +24,7 @@ struct Case {
 void PrintTo(const testing::On<Case>& p, std::ostream* out) { *out << p.c.name << " on " << name_of(p.device); }
 
 std::vector<Case> cases() {
-  const auto sigmoid = RouteScore::sigmoid;
+  const auto sigmoid = ScoreFunction::sigmoid;
   return {
       {"empty", 0, 5, 2, {}},
       {"one", 1, 1, 1, {}},
@@ -40,7 +40,7 @@ std::vector<Case> cases() {
       {"sigmoid", 45, 12, 3, {.score = sigmoid}},
       {"sigmoid_bias", 45, 12, 3, {.score = sigmoid, .normalize = true, .scale = 2.5f}, true},
       {"softmax_bias", 45, 12, 3, {.normalize = true, .scale = 2.5f}, true},
-      {"deepseek_v2", 33, 20, 4, {.scale = 16, .num_groups = 5, .topk_groups = 2, .group_score = RouteGroupScore::max}},
+      {"deepseek_v2", 33, 20, 4, {.scale = 16, .num_groups = 5, .topk_groups = 2, .group_score = GroupScore::max}},
       {"deepseek_v3",
        77,
        32,
@@ -57,7 +57,7 @@ std::vector<Case> cases() {
        29,
        12,
        3,
-       {.score = sigmoid, .num_groups = 4, .topk_groups = 3, .group_score = RouteGroupScore::sum_of_two},
+       {.score = sigmoid, .num_groups = 4, .topk_groups = 3, .group_score = GroupScore::sum_of_two},
        true},
       {"group_ties", 77, 12, 2, {.num_groups = 4, .topk_groups = 2}, false, 1},
       {"forced", 21, 5, 3, {.choice = RouteChoice::forced, .normalize = true}},
@@ -275,7 +275,7 @@ TEST(Route, BiasChoosesButDoesNotWeigh) {
   testing::on_each_device([](Stream& s) {
     Routing r(1, 3, 1);
     r.run(s, Array::of({1, 3}, DType::f32, {2, 0, 0}), Array::of({3}, DType::f32, {0, 0, 5}),
-          {.score = RouteScore::sigmoid});
+          {.score = ScoreFunction::sigmoid});
     EXPECT_EQ(r.plan.topk.values(), Values{2});
     EXPECT_NEAR(r.plan.weight.values()[0], 0.5, 1e-6);
   });

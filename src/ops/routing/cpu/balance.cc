@@ -36,11 +36,11 @@ struct RowStats {
 RowStats stats_of_row(const BalanceStats& a, int64_t t, ScoreRow& s, int32_t* best) {
   const int64_t E = a.logits_TE.dim(1), n = padded(E);
   const float* logits = a.logits_TE.ptr<float>() + t * E;
-  RowScores sums = score_row(RouteScore::softmax, logits, E, s);
+  RowScores sums = score_row(ScoreFunction::softmax, logits, E, s);
   const double lse = sums.max + std::log(static_cast<double>(sums.sum));
-  if (a.score == RouteScore::sigmoid) sums = score_row(a.score, logits, E, s);
+  if (a.score != ScoreFunction::softmax) sums = score_row(a.score, logits, E, s);
   best_of(s.data(), E, a.top_k, best);
-  if (a.score == RouteScore::sigmoid) {
+  if (!sums_to_one(a.score)) {
     const float total = std::max(sums.sum, FLT_MIN);
     for (int64_t i = 0; i < n; ++i) s[i] /= total;
   }

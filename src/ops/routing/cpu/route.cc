@@ -31,7 +31,7 @@ void choose_row(const RouteFwd& a, const RouteScratch& scratch, int64_t t) {
   const int64_t E = a.logits_TE.dim(1), K = a.route.topk_TK.dim(1);
   const float* logits = a.logits_TE.ptr<float>() + t * E;
   int32_t* chosen = a.route.topk_TK.ptr<int32_t>() + t * K;
-  const RouteScore score = weight_score(a.rule, K);
+  const ScoreFunction score = weight_score(a.rule, K);
   ScoreRow s;
   score_row(score, logits, E, s);
   switch (a.rule.choice) {

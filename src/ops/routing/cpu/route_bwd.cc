@@ -14,7 +14,7 @@ namespace {
 //   softmax:                                dlogit_i = scale (s_i g_i - s_i <g, s>)
 //   sigmoid, S: n = s / S                   dlogit_k = scale n_k (1 - s_k) (g_k - <g, n>)
 //   sigmoid:                                dlogit_k = scale s_k (1 - s_k) g_k
-void add_weight_gradient(const RouteRule& rule, RouteScore score, const float* logits, const ScoreRow& s,
+void add_weight_gradient(const RouteRule& rule, ScoreFunction score, const float* logits, const ScoreRow& s,
                          const int32_t* chosen, const float* g, int64_t top_k, int64_t n, ScoreRow& dlogits) {
   std::array<float, kMaxExperts> weight;
   RouteRule unscaled = rule;
@@ -22,21 +22,21 @@ void add_weight_gradient(const RouteRule& rule, RouteScore score, const float* l
   weigh_row(unscaled, score, logits, s, chosen, top_k, weight.data());
   float mean = 0;
   for (int64_t k = 0; k < top_k; ++k) mean += g[k] * weight[k];
-  if (score == RouteScore::softmax && !rule.normalize) {
+  if (sums_to_one(score) && !rule.normalize) {
     for (int64_t i = 0; i < n; ++i) dlogits[i] -= rule.scale * mean * s[i];
   }
   const float inner = rule.normalize ? mean : 0.0f;
   for (int64_t k = 0; k < top_k; ++k) {
-    const float slope = score == RouteScore::sigmoid ? 1.0f - s[chosen[k]] : 1.0f;
+    const float slope = log_slope(score, s[chosen[k]]);
     dlogits[chosen[k]] += rule.scale * weight[k] * slope * (g[k] - inner);
   }
 }
 
 // sbar = s (softmax) or s / max(sum of s, FLT_MIN) (sigmoid).
-void add_balance_gradient(RouteScore score, const RowScores& row, const ScoreRow& s, const float* dsbar,
+void add_balance_gradient(ScoreFunction score, const RowScores& row, const ScoreRow& s, const float* dsbar,
                           int64_t num_experts, ScoreRow& dlogits) {
   const int64_t n = padded(num_experts);
-  const float total = score == RouteScore::softmax ? 1.0f : std::max(row.sum, FLT_MIN);
+  const float total = sums_to_one(score) ? 1.0f : std::max(row.sum, FLT_MIN);
   ScoreRow sbar, product;
   for (int64_t i = 0; i < num_experts; ++i) {
     sbar[i] = s[i] / total;
@@ -44,16 +44,15 @@ void add_balance_gradient(RouteScore score, const RowScores& row, const ScoreRow
   }
   std::fill(product.begin() + num_experts, product.begin() + n, 0.0f);
   // Below FLT_MIN the denominator is a constant.
-  const float mean = score == RouteScore::sigmoid && row.sum < FLT_MIN ? 0.0f : lane_sum(product, n);
+  const float mean = !sums_to_one(score) && row.sum < FLT_MIN ? 0.0f : lane_sum(product, n);
   for (int64_t i = 0; i < num_experts; ++i) {
-    const float slope = score == RouteScore::sigmoid ? 1.0f - s[i] : 1.0f;
-    dlogits[i] += sbar[i] * slope * (dsbar[i] - mean);
+    dlogits[i] += sbar[i] * log_slope(score, s[i]) * (dsbar[i] - mean);
   }
 }
 
 void add_z_gradient(const float* logits, float z_scale, int64_t num_experts, ScoreRow& dlogits) {
   ScoreRow p;
-  const RowScores row = score_row(RouteScore::softmax, logits, num_experts, p);
+  const RowScores row = score_row(ScoreFunction::softmax, logits, num_experts, p);
   const float slope = 2.0f * z_scale * (row.max + std::log(row.sum));
   for (int64_t i = 0; i < num_experts; ++i) dlogits[i] += slope * p[i];
 }
@@ -68,7 +67,7 @@ void backward_row(const RouteBwd& a, int64_t t) {
   const int32_t* row = a.route.pair_row_TK.ptr<int32_t>() + t * K;
   const float* dweight = a.dweight_TK.ptr<float>() + t * K;
   for (int64_t k = 0; k < K; ++k) g[k] = row[k] < 0 ? 0.0f : dweight[k];
-  const RouteScore score = weight_score(a.rule, K);
+  const ScoreFunction score = weight_score(a.rule, K);
   score_row(score, logits, E, s);
   add_weight_gradient(a.rule, score, logits, s, a.route.topk_TK.ptr<int32_t>() + t * K, g.data(), K, E, dlogits);
 

@@ -24,7 +24,7 @@ struct RowScores {
   float max, sum;  // softmax: of the logits, and of exp(logit - max); sigmoid: sum of the scores
 };
 // s[0, E) = softmax or sigmoid of the logits; the padding is 0.
-RowScores score_row(RouteScore score, const float* logits, int64_t num_experts, ScoreRow& s);
+RowScores score_row(ScoreFunction score, const float* logits, int64_t num_experts, ScoreRow& s);
 // Sum of s[0, n), n a multiple of kLanes: lanes first, then the lanes in a tree.
 float lane_sum(const ScoreRow& s, int64_t n);
 // Positions of the k greatest of value[0, n), greatest first, the lower position first among
@@ -33,10 +33,10 @@ void best_of(const float* value, int64_t n, int64_t k, int32_t* best);
 // The same among the experts of the best topk_groups groups.
 void best_of_groups(const float* value, int64_t n, int64_t k, const RouteRule& rule, int32_t* best);
 // Which score the weights come from: Sinkhorn chooses its own.
-RouteScore weight_score(const RouteRule& rule, int64_t top_k);
+ScoreFunction weight_score(const RouteRule& rule, int64_t top_k);
 // weight[k] of the chosen experts, normalised and scaled.
-void weigh_row(const RouteRule& rule, RouteScore score, const float* logits, const ScoreRow& s, const int32_t* chosen,
-               int64_t top_k, float* weight);
+void weigh_row(const RouteRule& rule, ScoreFunction score, const float* logits, const ScoreRow& s,
+               const int32_t* chosen, int64_t top_k, float* weight);
 // A key that orders as floats do, NaN below every number.
 int32_t order_of(float x);
 

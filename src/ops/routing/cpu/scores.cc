@@ -77,20 +77,23 @@ int32_t order_of(float x) {
   return x != x ? std::numeric_limits<int32_t>::min() + 1 : ordered;
 }
 
-RowScores score_row(RouteScore score, const float* logits, int64_t num_experts, ScoreRow& s) {
+RowScores score_row(ScoreFunction score, const float* logits, int64_t num_experts, ScoreRow& s) {
   const int64_t n = padded(num_experts);
   std::copy_n(logits, num_experts, s.begin());
   std::fill(s.begin() + num_experts, s.begin() + n, -std::numeric_limits<float>::infinity());
   RowScores row{.max = 0, .sum = 0};
-  if (score == RouteScore::softmax) {
-    row.max = max_of(s, n);
-    for (int64_t i = 0; i < n; ++i) s[i] = exp_f32(s[i] - row.max);
-  } else {
-    for (int64_t i = 0; i < n; ++i) s[i] = sigmoid_f32(s[i]);
+  switch (score) {
+    case ScoreFunction::softmax:
+      row.max = max_of(s, n);
+      for (int64_t i = 0; i < n; ++i) s[i] = exp_f32(s[i] - row.max);
+      break;
+    case ScoreFunction::sigmoid:
+      for (int64_t i = 0; i < n; ++i) s[i] = sigmoid_f32(s[i]);
+      break;
   }
   std::fill(s.begin() + num_experts, s.begin() + n, 0.0f);
   row.sum = lane_sum(s, n);
-  if (score == RouteScore::softmax) {
+  if (sums_to_one(score)) {
     for (int64_t i = 0; i < n; ++i) s[i] /= row.sum;
   }
   return row;
@@ -117,15 +120,15 @@ void best_of_groups(const float* value, int64_t n, int64_t k, const RouteRule& r
   take_best(key, n, k, best);
 }
 
-RouteScore weight_score(const RouteRule& rule, int64_t top_k) {
+ScoreFunction weight_score(const RouteRule& rule, int64_t top_k) {
   if (rule.choice != RouteChoice::sinkhorn) return rule.score;
-  return top_k == 1 ? RouteScore::sigmoid : RouteScore::softmax;
+  return top_k == 1 ? ScoreFunction::sigmoid : ScoreFunction::softmax;
 }
 
-void weigh_row(const RouteRule& rule, RouteScore score, const float* logits, const ScoreRow& s, const int32_t* chosen,
-               int64_t top_k, float* weight) {
+void weigh_row(const RouteRule& rule, ScoreFunction score, const float* logits, const ScoreRow& s,
+               const int32_t* chosen, int64_t top_k, float* weight) {
   float sum = 0;
-  if (rule.normalize && score == RouteScore::softmax) {
+  if (rule.normalize && score == ScoreFunction::softmax) {
     // s / sum of s is the softmax over the chosen; this form has no 0/0 when a bias chose experts
     // whose scores vanish.
     float max = logits[chosen[0]];

@@ -22,7 +22,7 @@ struct Stats {
   const float* logits_TE;
   const int32_t* segment_T;
   BalanceScratch scratch;
-  RouteScore score;
+  ScoreFunction score;
   int num_tokens, num_experts, top_k, num_segments;
 };
 
@@ -51,11 +51,11 @@ template <int N>
 __device__ void stats_of_token(const Stats& a, int64_t t, int j, int lane, ChunkTokens<N>& chunk) {
   float logits[N], s[N];
   load_row(a.logits_TE + t * a.num_experts, a.num_experts, lane, -INFINITY, logits);
-  RowScores sums = score_row(RouteScore::softmax, logits, a.num_experts, lane, s);
+  RowScores sums = score_row(ScoreFunction::softmax, logits, a.num_experts, lane, s);
   const double lse = sums.max + log(static_cast<double>(sums.sum));
-  if (a.score == RouteScore::sigmoid) sums = score_row(a.score, logits, a.num_experts, lane, s);
+  if (a.score != ScoreFunction::softmax) sums = score_row(a.score, logits, a.num_experts, lane, s);
   const float share = 1.0f / (sums.sum < FLT_MIN ? FLT_MIN : sums.sum);
-  const float entropy = row_entropy(s, a.score == RouteScore::sigmoid ? share : 1.0f, lane, a.num_experts);
+  const float entropy = row_entropy(s, sums_to_one(a.score) ? 1.0f : share, lane, a.num_experts);
   uint32_t key[N], best[N] = {};
 #pragma unroll
   for (int r = 0; r < N; ++r) key[r] = r * kWarpSize + lane < a.num_experts ? order_of(s[r]) : 0u;
@@ -80,7 +80,7 @@ __device__ void sum_expert(const Stats& a, const ChunkTokens<N>& chunk, int64_t 
   float prob = 0, count = 0;
   for (int j = 0; j < num; ++j) {
     const float x = a.logits_TE[(first + j) * a.num_experts + i];
-    const float s = a.score == RouteScore::softmax ? exp_f32(__fsub_rn(x, chunk.max[j])) : sigmoid_f32(x);
+    const float s = score_of(a.score, x, chunk.max[j]);
     prob += s * chunk.share[j];
     count += static_cast<float>(chunk.best[j][i / kWarpSize] >> (i % kWarpSize) & 1u);
     if (j + 1 < num && chunk.segment[j + 1] == chunk.segment[j]) continue;

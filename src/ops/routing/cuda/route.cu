@@ -18,7 +18,7 @@ struct Choose {
   const float *logits_TE, *bias_E;
   const float *cost_TE, *column_scale_E;  // sinkhorn
   RouteRule rule;
-  RouteScore score;  // of the weights
+  ScoreFunction score;  // of the weights
   int num_tokens, num_experts, top_k;
 };
 
@@ -37,9 +37,7 @@ template <int N>
 __device__ void keep_best_groups(const Choose& a, const float* value, int lane, uint32_t (&key)[N]) {
   const RouteRule& rule = a.rule;
   const int num_groups = static_cast<int>(rule.num_groups), kept = static_cast<int>(rule.topk_groups);
-  const int width = a.num_experts / num_groups;
-  const int summed = rule.group_score == RouteGroupScore::sum_of_two ? 2 : max(1, a.top_k / kept);
-  const int count = rule.group_score == RouteGroupScore::max ? 1 : summed;
+  const int width = a.num_experts / num_groups, count = static_cast<int>(rule.group_top(a.top_k));
   uint32_t group[N] = {}, part[N], left[N] = {};
   const auto set_score = [&](int g, float sum) {
 #pragma unroll
@@ -125,7 +123,7 @@ __device__ void choose_row(const Choose& a, const ChooseRow& row, int64_t t, int
 // scores vanish.
 template <int M, int N>
 __device__ void weigh_row(const Choose& a, const ChooseRow& row, int64_t t, int lane, const float (&s)[N]) {
-  const bool of_chosen = a.rule.normalize && a.score == RouteScore::softmax;
+  const bool of_chosen = a.rule.normalize && a.score == ScoreFunction::softmax;
   const float* logits = a.logits_TE + t * a.num_experts;
 #pragma unroll
   for (int r = 0; r < N; ++r) {

@@ -14,7 +14,7 @@ struct Backward {
   const float *dweight_TK, *dsbar_SE, *logits_TE;
   const int32_t *segment_T, *topk_TK, *pair_row_TK;
   RouteRule rule;
-  RouteScore score;  // of the weights
+  ScoreFunction score;  // of the weights
   float z_scale;
   int num_tokens, num_experts, top_k;
 };
@@ -29,7 +29,7 @@ struct Pairs {
 // row holds the scores of the token.
 template <int M>
 __device__ Pairs<M> load_pairs(const Backward& a, int64_t t, int lane, const float* row) {
-  const bool of_chosen = a.rule.normalize && a.score == RouteScore::softmax;
+  const bool of_chosen = a.rule.normalize && a.score == ScoreFunction::softmax;
   const float* logits = a.logits_TE + t * a.num_experts;
   Pairs<M> pairs;
   float max = -INFINITY;
@@ -74,12 +74,11 @@ __device__ void weight_gradient(const Backward& a, int64_t t, int lane, const fl
 #pragma unroll
   for (int r = 0; r < M; ++r) mean += pairs.g[r] * pairs.weight[r];
   mean = warp_sum(mean);
-  const float everywhere = a.score == RouteScore::softmax && !a.rule.normalize ? a.rule.scale * mean : 0.0f;
+  const float everywhere = sums_to_one(a.score) && !a.rule.normalize ? a.rule.scale * mean : 0.0f;
   const float inner = a.rule.normalize ? mean : 0.0f;
   float slope[M];
 #pragma unroll
-  for (int r = 0; r < M; ++r)
-    slope[r] = a.score == RouteScore::sigmoid && pairs.expert[r] >= 0 ? 1.0f - row[pairs.expert[r]] : 1.0f;
+  for (int r = 0; r < M; ++r) slope[r] = pairs.expert[r] >= 0 ? log_slope(a.score, row[pairs.expert[r]]) : 1.0f;
   __syncwarp();
 #pragma unroll
   for (int r = 0; r < N; ++r) row[r * kWarpSize + lane] = everywhere != 0.0f ? -everywhere * s[r] : 0.0f;
@@ -98,15 +97,15 @@ template <int N>
 __device__ void add_balance_gradient(const Backward& a, int64_t t, int lane, const RowScores& sums, const float (&s)[N],
                                      float (&d)[N]) {
   const int64_t segment = a.segment_T == nullptr ? 0 : a.segment_T[t];
-  const bool sigmoid = a.rule.score == RouteScore::sigmoid;
-  const float total = !sigmoid ? 1.0f : sums.sum < FLT_MIN ? FLT_MIN : sums.sum;
+  const bool divided = !sums_to_one(a.rule.score);  // by their sum
+  const float total = !divided ? 1.0f : sums.sum < FLT_MIN ? FLT_MIN : sums.sum;
   float dsbar[N], mean = 0;
   load_row(a.dsbar_SE + segment * a.num_experts, a.num_experts, lane, 0.0f, dsbar);
 #pragma unroll
   for (int r = 0; r < N; ++r) mean += s[r] / total * dsbar[r];
-  mean = sigmoid && sums.sum < FLT_MIN ? 0.0f : warp_sum(mean);
+  mean = divided && sums.sum < FLT_MIN ? 0.0f : warp_sum(mean);
 #pragma unroll
-  for (int r = 0; r < N; ++r) d[r] += s[r] / total * (sigmoid ? 1.0f - s[r] : 1.0f) * (dsbar[r] - mean);
+  for (int r = 0; r < N; ++r) d[r] += s[r] / total * log_slope(a.rule.score, s[r]) * (dsbar[r] - mean);
 }
 
 // A warp owns a token; shared memory: a row for each warp.
@@ -120,7 +119,7 @@ __global__ void __launch_bounds__(N > 8 ? 128 : 256) route_bwd_kernel(Backward a
   float logits[N], s[N], d[N];
   load_row(a.logits_TE + t * E, E, lane, -INFINITY, logits);
   RowScores sums = score_row(a.score, logits, E, lane, s);
-  RouteScore scored = a.score;
+  ScoreFunction scored = a.score;
   weight_gradient<M>(a, t, lane, s, rows[warp], d);
   if (a.dsbar_SE != nullptr) {
     if (scored != a.rule.score) sums = score_row(a.rule.score, logits, E, lane, s);
@@ -128,7 +127,7 @@ __global__ void __launch_bounds__(N > 8 ? 128 : 256) route_bwd_kernel(Backward a
     add_balance_gradient(a, t, lane, sums, s, d);
   }
   if (a.z_scale != 0) {
-    if (scored != RouteScore::softmax) sums = score_row(RouteScore::softmax, logits, E, lane, s);
+    if (scored != ScoreFunction::softmax) sums = score_row(ScoreFunction::softmax, logits, E, lane, s);
     const float slope = 2.0f * a.z_scale * (sums.max + logf(sums.sum));
 #pragma unroll
     for (int r = 0; r < N; ++r) d[r] += slope * s[r];

@@ -88,11 +88,23 @@ struct RowScores {
   float max, sum;  // softmax: of the logits, and of exp(logit - max); sigmoid: sum of the scores
 };
 
+// The score of one expert, before the division by a sum. max: of the logits; only softmax reads it.
+__device__ inline float score_of(ScoreFunction score, float logit, float max) {
+  switch (score) {
+    case ScoreFunction::softmax:
+      return exp_f32(__fsub_rn(logit, max));
+    case ScoreFunction::sigmoid:
+      return sigmoid_f32(logit);
+  }
+  return 0;
+}
+
 // s = softmax or sigmoid of the logits, 0 past the last expert.
 template <int N>
-__device__ RowScores score_row(RouteScore score, const float (&logits)[N], int num_experts, int lane, float (&s)[N]) {
+__device__ RowScores score_row(ScoreFunction score, const float (&logits)[N], int num_experts, int lane,
+                               float (&s)[N]) {
   RowScores row{0, 0};
-  if (score == RouteScore::softmax) {
+  if (score == ScoreFunction::softmax) {
     float max = logits[0];
 #pragma unroll
     for (int r = 1; r < N; ++r) max = fmaxf(max, logits[r]);
@@ -100,11 +112,11 @@ __device__ RowScores score_row(RouteScore score, const float (&logits)[N], int n
   }
 #pragma unroll
   for (int r = 0; r < N; ++r) {
-    const float x = score == RouteScore::softmax ? exp_f32(__fsub_rn(logits[r], row.max)) : sigmoid_f32(logits[r]);
+    const float x = score_of(score, logits[r], row.max);
     s[r] = r * kWarpSize + lane < num_experts ? x : 0.0f;
   }
   row.sum = row_sum(s);
-  if (score == RouteScore::softmax) {
+  if (sums_to_one(score)) {
 #pragma unroll
     for (int r = 0; r < N; ++r) s[r] = __fdiv_rn(s[r], row.sum);
   }
@@ -145,9 +157,9 @@ __device__ void keys_between(const uint32_t (&key)[N], int begin, int end, int l
 }
 
 // Which score the weights come from: Sinkhorn chooses its own.
-inline RouteScore weight_score(const RouteRule& rule, int64_t top_k) {
+inline ScoreFunction weight_score(const RouteRule& rule, int64_t top_k) {
   if (rule.choice != RouteChoice::sinkhorn) return rule.score;
-  return top_k == 1 ? RouteScore::sigmoid : RouteScore::softmax;
+  return top_k == 1 ? ScoreFunction::sigmoid : ScoreFunction::softmax;
 }
 
 }  // namespace moebius::cuda
