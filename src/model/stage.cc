@@ -1,8 +1,21 @@
 #include "model/stage.h"
 
+#include <initializer_list>
+
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
+namespace {
+
+// Runs a part of a pass while the weights of these parameters are here.
+template <class Body>
+void with_weights_of(ParamTable& params, Stream& s, std::initializer_list<ParamSpan> spans, Body&& body) {
+  for (const ParamSpan& span : spans) params.ready(s, span);
+  body();
+  for (const ParamSpan& span : spans) params.release(s, span);
+}
+
+}  // namespace
 
 Stage::Stage(const StageContext& context, const StageSpec& spec)
     : spec_(spec),
@@ -131,20 +144,18 @@ void Stage::forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradie
 
 void Stage::forward_layers(Step& step, Tensor stream_TD, Saved& saved) const {
   StackScope scope(step.stack);
-  params_.ready(step.stream, of_embedding_);
-  if (embedding_) embedding_->forward(step, stream_TD, step.batch.token_T);
-  params_.release(step.stream, of_embedding_);
+  with_weights_of(params_, step.stream, {of_embedding_}, [&] {
+    if (embedding_) embedding_->forward(step, stream_TD, step.batch.token_T);
+  });
   Residual residual{.delta_TD = stream_TD, .room_TD = step.alloc(stream_TD.shape, dtype_)};
   for (size_t i = 0; i < blocks_.size(); ++i) {
     gather_block(step, i + 1);
-    params_.ready(step.stream, of_block_[i]);
-    PhaseScope phase(step.stream, "forward", spec_.first_layer + static_cast<int64_t>(i));
-    blocks_[i].forward(step, residual, saved_of(saved, i));
-    params_.release(step.stream, of_block_[i]);
+    with_weights_of(params_, step.stream, {of_block_[i]}, [&] {
+      PhaseScope phase(step.stream, "forward", spec_.first_layer + static_cast<int64_t>(i));
+      blocks_[i].forward(step, residual, saved_of(saved, i));
+    });
   }
-  params_.ready(step.stream, of_end_);
-  leave(step, residual, saved);
-  params_.release(step.stream, of_end_);
+  with_weights_of(params_, step.stream, {of_end_}, [&] { leave(step, residual, saved); });
 }
 
 // The next block of a pass, if there is one.
@@ -153,20 +164,20 @@ void Stage::gather_block(Step& step, size_t i) const {
 }
 
 void Stage::forward_loss(Step& step, Saved& saved, bool with_gradients) const {
-  params_.ready(step.stream, of_head());
-  head_->loss(step, /*depth=*/0, loss_T_, with_gradients ? saved.dfinal_TD : Tensor{}, final_TD_);
-  sum_into(step.stream, {.out_1 = loss_sum_1_, .x = loss_T_});
-  if (with_gradients && predicts_mtp()) forward_mtp(step, saved);
-  if (with_gradients) mtp_loss(step, saved);
-  params_.release(step.stream, of_head());
+  with_weights_of(params_, step.stream, {of_head()}, [&] {
+    head_->loss(step, /*depth=*/0, loss_T_, with_gradients ? saved.dfinal_TD : Tensor{}, final_TD_);
+    sum_into(step.stream, {.out_1 = loss_sum_1_, .x = loss_T_});
+    if (with_gradients && predicts_mtp()) forward_mtp(step, saved);
+    if (with_gradients) mtp_loss(step, saved);
+  });
 }
 
 void Stage::forward_mtp(Step& step, Saved& saved) const {
   for (size_t k = 0; k < mtp_.size(); ++k) {
     PhaseScope phase(step.stream, "forward", mtp_[k].layer());
-    for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.ready(step.stream, span);
-    mtp_[k].forward(step, mtp_embedding(), mtp_TD_[k], output_TD(static_cast<int64_t>(k)), saved.mtp[k]);
-    for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.release(step.stream, span);
+    with_weights_of(params_, step.stream, {of_mtp_[k], of_mtp_embedding()}, [&] {
+      mtp_[k].forward(step, mtp_embedding(), mtp_TD_[k], output_TD(static_cast<int64_t>(k)), saved.mtp[k]);
+    });
   }
 }
 
@@ -202,9 +213,7 @@ void Stage::run_backward(Step& step, Tensor dstream_TD, Saved& saved, bool with_
 }
 
 void Stage::end_gradients(Step& step) const {
-  params_.ready(step.stream, of_end_);
-  params_.grad_ready(step.stream, of_end_);
-  params_.release(step.stream, of_end_);
+  with_weights_of(params_, step.stream, {of_end_}, [&] { params_.grad_ready(step.stream, of_end_); });
 }
 
 // Copies between the stream's buffer and this stage's own tensors, if norm and loss are on two
@@ -220,14 +229,11 @@ void Stage::backward_mtp(Step& step, Saved& saved, bool with_weights) const {
   for (size_t k = mtp_.size(); k-- > 0;) {
     PhaseScope phase(step.stream, "backward", mtp_[k].layer());
     const Tensor dbefore_TD = k == 0 ? saved.dfinal_TD : saved.mtp[k - 1].dh_TD;
-    for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.ready(step.stream, span);
-    if (with_weights) {
+    with_weights_of(params_, step.stream, {of_mtp_[k], of_mtp_embedding()}, [&] {
+      if (!with_weights) return mtp_[k].backward_input(step, dbefore_TD, saved.mtp[k]);
       mtp_[k].backward(step, mtp_embedding(), dbefore_TD, saved.mtp[k]);
       params_.grad_ready(step.stream, of_mtp_[k]);
-    } else {
-      mtp_[k].backward_input(step, dbefore_TD, saved.mtp[k]);
-    }
-    for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.release(step.stream, span);
+    });
   }
 }
 
@@ -235,10 +241,10 @@ void Stage::backward_layers(Step& step, Tensor dstream_TD, Saved& saved, bool wi
   if (predicts_mtp()) backward_mtp(step, saved, with_weights);
   if (spec_.norm) {
     fill_zero(step.stream, dstream_TD);
-    params_.ready(step.stream, of_end_);
-    final_norm_->backward(step, dstream_TD, saved.dfinal_TD, saved.final_norm);
-    if (with_weights) params_.grad_ready(step.stream, of_end_);
-    params_.release(step.stream, of_end_);
+    with_weights_of(params_, step.stream, {of_end_}, [&] {
+      final_norm_->backward(step, dstream_TD, saved.dfinal_TD, saved.final_norm);
+      if (with_weights) params_.grad_ready(step.stream, of_end_);
+    });
   }
   for (size_t i = blocks_.size(); i-- > 0;) backward_block(step, i, dstream_TD, saved, with_weights);
   if (!embedding_) return;
@@ -248,39 +254,36 @@ void Stage::backward_layers(Step& step, Tensor dstream_TD, Saved& saved, bool wi
 
 void Stage::backward_block(Step& step, size_t i, Tensor dstream_TD, Saved& saved, bool with_weights) const {
   PhaseScope phase(step.stream, "backward", spec_.first_layer + static_cast<int64_t>(i));
-  gather_block(step, i - 1);  // nothing before the first block: the embedding's backward reads no weights
-  params_.ready(step.stream, of_block_[i]);
-  if (with_weights) {
+  gather_block(step, i - 1);  // none for the first: the embedding backward reads no weights
+  with_weights_of(params_, step.stream, {of_block_[i]}, [&] {
+    if (!with_weights) return blocks_[i].backward_input(step, dstream_TD, saved_of(saved, i));
     blocks_[i].backward(step, dstream_TD, saved_of(saved, i));
     params_.grad_ready(step.stream, of_block_[i]);
-  } else {
-    blocks_[i].backward_input(step, dstream_TD, saved_of(saved, i));
-  }
-  params_.release(step.stream, of_block_[i]);
+  });
 }
 
 void Stage::embedding_gradient(Step& step, const Saved& saved) const {
-  params_.ready(step.stream, of_embedding_);
-  embedding_->backward_weight(step, saved.dembedding_TD, step.batch.token_T);
-  params_.grad_ready(step.stream, of_embedding_);
-  params_.release(step.stream, of_embedding_);
+  with_weights_of(params_, step.stream, {of_embedding_}, [&] {
+    embedding_->backward_weight(step, saved.dembedding_TD, step.batch.token_T);
+    params_.grad_ready(step.stream, of_embedding_);
+  });
 }
 
 void Stage::backward_weight(Step& step, Saved& saved) const {
   for (size_t k = predicts_mtp() ? mtp_.size() : 0; k-- > 0;) {
     PhaseScope phase(step.stream, "backward weight", mtp_[k].layer());
-    for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.ready(step.stream, span);
-    mtp_[k].backward_weight(step, mtp_embedding(), saved.mtp[k]);
-    params_.grad_ready(step.stream, of_mtp_[k]);
-    for (const ParamSpan& span : {of_mtp_[k], of_mtp_embedding()}) params_.release(step.stream, span);
+    with_weights_of(params_, step.stream, {of_mtp_[k], of_mtp_embedding()}, [&] {
+      mtp_[k].backward_weight(step, mtp_embedding(), saved.mtp[k]);
+      params_.grad_ready(step.stream, of_mtp_[k]);
+    });
   }
   if (spec_.norm || spec_.loss) end_gradients(step);
   for (size_t i = blocks_.size(); i-- > 0;) {
     PhaseScope phase(step.stream, "backward weight", spec_.first_layer + static_cast<int64_t>(i));
-    params_.ready(step.stream, of_block_[i]);
-    blocks_[i].backward_weight(step, saved_of(saved, i));
-    params_.grad_ready(step.stream, of_block_[i]);
-    params_.release(step.stream, of_block_[i]);
+    with_weights_of(params_, step.stream, {of_block_[i]}, [&] {
+      blocks_[i].backward_weight(step, saved_of(saved, i));
+      params_.grad_ready(step.stream, of_block_[i]);
+    });
   }
   if (embedding_) embedding_gradient(step, saved);
 }
@@ -288,33 +291,27 @@ void Stage::backward_weight(Step& step, Saved& saved) const {
 void Stage::forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches,
                            int64_t first) const {
   if (spec_.loss && !spec_.norm) return take_over(step, stream_tD, /*with_gradients=*/false);
-  params_.ready(step.stream, of_embedding_);
-  if (embedding_) embedding_->forward(step, stream_tD, step.batch.token_T);
-  params_.release(step.stream, of_embedding_);
+  with_weights_of(params_, step.stream, {of_embedding_}, [&] {
+    if (embedding_) embedding_->forward(step, stream_tD, step.batch.token_T);
+  });
   Residual residual{.delta_TD = stream_tD};
   for (size_t i = 0; i < blocks_.size(); ++i) {
     gather_block(step, i + 1);
-    params_.ready(step.stream, of_block_[i]);
-    blocks_[i].forward_cached(step, residual, saved_of(saved, i), caches[i], first);
-    params_.release(step.stream, of_block_[i]);
+    with_weights_of(params_, step.stream, {of_block_[i]},
+                    [&] { blocks_[i].forward_cached(step, residual, saved_of(saved, i), caches[i], first); });
   }
-  params_.ready(step.stream, of_end_);
-  leave(step, residual, saved);
-  params_.release(step.stream, of_end_);
+  with_weights_of(params_, step.stream, {of_end_}, [&] { leave(step, residual, saved); });
   if (spec_.norm && !spec_.loss) hand_on(step, stream_tD, /*with_gradients=*/false);
 }
 
 void Stage::row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const {
-  params_.ready(step.stream, of_head());
-  head_->row_logits(step, logits_1V, final_TD_.rows(0, t), row);
-  params_.release(step.stream, of_head());
+  with_weights_of(params_, step.stream, {of_head()},
+                  [&] { head_->row_logits(step, logits_1V, final_TD_.rows(0, t), row); });
 }
 
 void Stage::logits(Step& step, Tensor logits_CV, int64_t begin, int64_t end, int64_t depth) const {
   const Tensor& x_TD = depth == 0 ? final_TD_ : mtp_TD_[static_cast<size_t>(depth - 1)];
-  params_.ready(step.stream, of_head());
-  head_->logits(step, logits_CV, x_TD.rows(begin, end));
-  params_.release(step.stream, of_head());
+  with_weights_of(params_, step.stream, {of_head()}, [&] { head_->logits(step, logits_CV, x_TD.rows(begin, end)); });
 }
 
 std::vector<KeptTensor> Stage::kept(const Saved& saved) const {

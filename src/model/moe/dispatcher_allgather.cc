@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-AllGatherDelivery& own(Delivery& delivery) { return static_cast<AllGatherDelivery&>(delivery); }
+AllGatherDelivery& own(Delivery& delivery) { return dynamic_cast<AllGatherDelivery&>(delivery); }
 
 }  // namespace
 

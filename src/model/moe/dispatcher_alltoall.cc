@@ -11,7 +11,7 @@
 namespace moebius {
 namespace {
 
-AllToAllDelivery& own(Delivery& delivery) { return static_cast<AllToAllDelivery&>(delivery); }
+AllToAllDelivery& own(Delivery& delivery) { return dynamic_cast<AllToAllDelivery&>(delivery); }
 
 Tensor column(const Tensor& x_R) { return x_R.view({x_R.numel(), 1}); }
 

@@ -105,7 +105,7 @@ void Pipeline::run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, 
 
 // The residual stream that a stage works on: the message, or scratch where no message carries it.
 Tensor Pipeline::stream_of(StepStack& stack, const Tensor& message_tD, int64_t rows) const {
-  return is_one_stage() ? stack.alloc({rows, model_.spec().hidden_size}, model_.dtype()) : message_tD;
+  return message_tD.empty() ? stack.alloc({rows, model_.spec().hidden_size}, model_.dtype()) : message_tD;
 }
 
 int64_t Pipeline::message_rows(int64_t from_stage, bool mtp) const {
@@ -133,7 +133,7 @@ void Pipeline::run(Stream& s, const RankProgram& list, const RowsOf& of_message,
   std::vector<Pending> pending(static_cast<size_t>(list.num_buffers));  // one message in flight per buffer
   for (const PlacedAction& placed : list.actions) {
     const auto& [verb, pass, m, stage] = placed.action;
-    const bool has_buffer = placed.buffer >= 0, has_memory = has_buffer && !is_one_stage();
+    const bool has_buffer = placed.buffer >= 0, has_memory = has_buffer && !buffers_TD_.empty();
     const Tensor whole_TD = has_memory ? buffers_TD_[placed.buffer] : Tensor{};
     // The message between two stages, in either direction.
     const auto message_TD = [&](int64_t other) { return whole_TD.rows(0, of_message(std::min(stage, other))); };
