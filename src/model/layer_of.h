@@ -35,7 +35,7 @@ class LayerOf : public Interface {
     layer_.declare_saved(plan, prefix, own->saved);
     return own;
   }
-  // What declare() of this kind of layer returned; std::bad_cast for that of another.
+  // Takes a struct that declare() of this kind of layer returned; std::bad_cast for another.
   static typename Layer::Saved& own(Saved& saved) { return dynamic_cast<Own&>(saved).saved; }
   static const typename Layer::Saved& own(const Saved& saved) { return dynamic_cast<const Own&>(saved).saved; }
 

@@ -1,4 +1,4 @@
-// What gemm keeps on a GPU: memory, and the algorithms that it chose.
+// The memory that gemm keeps on a GPU, and the algorithms that it chose there.
 #pragma once
 
 #include <string>
