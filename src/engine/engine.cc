@@ -263,7 +263,7 @@ void Engine::forward_backward(Stream& s, const Round& round) {
   const bool first = round.first == 0, last = round.first + round.count == spec_.num_micro_batches;
   const StepPasses passes{.first = first, .last_micro_batches = last ? round.count : 0, .closed = graphs_.captures()};
   if (first) clock_.begin_passes(gpu_.get());
-  const bool overlaps = sharding_->overlaps();  // else all passes are the same graph
+  const bool overlaps = sharding_->overlaps();  // otherwise all passes share one graph
   graphs_.run(StepPart::passes(overlaps && first, overlaps && last), s, [&](Stream& on) {
     const auto batch = [&](int64_t m) -> const MicroBatch& { return batches_->on_device(round.first + m); };
     sharding_->run_passes(on, passes, [&] { pipeline_->run_step(on, plan_.stack(), batch); });

@@ -9,9 +9,10 @@
 
 namespace moebius {
 
-// The elements that this rank owns of every part of every parameter (f32 masters) and of router state, under the part's
-// global name, and of the optimizer's state, under the names that the optimizer gives it. Once it is loaded the weights
-// follow: ParamTable::sync(), then Engine::gather_weights().
+// The elements that this rank owns of every part of every parameter (f32 masters) and of router
+// state, under the part's global name, and of the optimizer's state, under the names that the
+// optimizer gives it. After loading, ParamTable::sync() and then Engine::gather_weights() update the
+// weights.
 std::vector<NamedTensor> training_state(Engine& engine);
 
 // The other contents of a checkpoint: {"step", "model": config.json, "recipe": resolved TOML, "identity": the keys that

@@ -14,8 +14,8 @@ GradNorm::GradNorm(const ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
   plan.declare(scale_1_, "grad_scale", {1}, DType::f32, Life::metrics);
 }
 
-// Every element of the model is owned by one rank, but for a tied copy: without those the sum over the world has each
-// square once.
+// Every element of the model is owned by one rank, except for a tied copy. Without tied copies the
+// sum over the world counts each square once.
 void GradNorm::measure(Stream& s, StepStack& stack) const {
   fill_zero(s, sum_squares_1_);
   std::vector<Tensor> gradients;

@@ -16,8 +16,8 @@ namespace moebius {
 
 // How the communication is cut into pieces, and when it runs. Neither changes a bit of a gradient.
 struct ShardingSpec {
-  // Gradients that are reduced together: few enough that the first reduction starts early in the
-  // backward pass, enough that messages are not dominated by their latency.
+  // Gradients that are reduced together. They are few enough that the first reduction starts early
+  // in the backward pass, and enough that latency does not dominate the messages.
   static constexpr int64_t kBucketNumel = int64_t{1} << 22;
 
   bool overlap = false;  // overlapped with the passes of the model
@@ -48,8 +48,8 @@ class Sharding : public ParamResidency {
   // After this the owned elements of every gradient hold the sum over the ranks of its grad_axis;
   // the rest is unspecified.
   virtual void reduce(Stream& s) = 0;
-  // The owners have updated their weights: the others get them here, or with overlap during the
-  // next forward pass.
+  // The owners have updated their weights. The other ranks get them in this call, or with overlap
+  // during the next forward pass.
   virtual void weights_changed(Stream& s) = 0;
 };
 
