@@ -1,4 +1,5 @@
-// A Mixture-of-Experts model trained from a program of your own, without files: after token t comes (3 t + 1) mod 17.
+// A Mixture-of-Experts model trained from a program of your own, without files: after token t comes
+// (3 t + 1) mod 17.
 #include <cstdio>
 
 #include "engine/engine.h"

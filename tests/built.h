@@ -1,5 +1,5 @@
-// The build that a test program belongs to. A program runs as it was built, or, of the same objects, under the address
-// sanitizer, beside programs that were instrumented like it.
+// The build that a test program belongs to. A program runs as it was built, or, of the same
+// objects, under the address sanitizer, beside programs that were instrumented like it.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +11,8 @@ namespace moebius {
 
 inline bool is_under_address_sanitizer() { return __asan_init != nullptr; }
 
-// The path of a program that was built beside this one: build/NAME of build/tests/..., build/asan/NAME of build/asan/tests/...
+// The path of a program that was built beside this one: build/NAME of build/tests/...,
+// build/asan/NAME of build/asan/tests/...
 inline std::string built_program(const std::string& name) {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path().parent_path() / name;
 }

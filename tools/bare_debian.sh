@@ -14,12 +14,16 @@ fail() {
   exit 1
 }
 
+# The root is removed at the end, so nothing may be in the folder before.
+if [[ -n ${MOEBIUS_BARE_ROOT:-} && -e $MOEBIUS_BARE_ROOT ]]; then
+  [[ -d $MOEBIUS_BARE_ROOT && -z $(ls -A "$MOEBIUS_BARE_ROOT") ]] ||
+    fail "MOEBIUS_BARE_ROOT: expected a new or an empty folder; got $MOEBIUS_BARE_ROOT, which has something in it; name another"
+fi
 [[ $(id -u) == 0 ]] || fail "must run as root: it makes a root folder and changes into it; got user $(id -un)"
 command -v debootstrap >/dev/null || fail "debootstrap is missing; apt-get install debootstrap"
 [[ -z $(git -C "$project" status --porcelain) ]] || fail "the checkout has changes that are not committed; commit or stash them first"
 
 root=${MOEBIUS_BARE_ROOT:-$(mktemp -d /var/tmp/bare_debian.XXXXXX)}
-[[ ! -e $root/etc ]] || fail "$root is in use already; name another folder in MOEBIUS_BARE_ROOT"
 mkdir -p "$root"
 
 unmount() {
@@ -31,13 +35,13 @@ unmount() {
 clean_up() {
   unmount
   rm -rf --one-file-system "$root"
+  rm -f "$root.log"
 }
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 
 debootstrap --variant=minbase --include=git,ca-certificates bookworm "$root" ${MOEBIUS_BARE_MIRROR:+"$MOEBIUS_BARE_MIRROR"} >"$root.log" ||
   fail "debootstrap failed: $(tail -n 3 "$root.log")"
-rm -f "$root.log"
 # How this machine reaches its package mirror is no part of what is shown.
 cp -a /etc/apt/. "$root/etc/apt/"
 cp -L /etc/resolv.conf "$root/etc/resolv.conf"

@@ -8,7 +8,7 @@ import sys
 
 from sources import CPP, read, report, root_from_arguments, sources
 
-COLUMNS = 120  # of .clang-format: it breaks a line where the next word would pass this column
+COLUMNS = 100  # to which comments are filled
 SHORT = 16  # letters of a word that looks lost in a line of its own
 COMMENT = re.compile(r"( *)//( *)(.*)")
 FORMULA = re.compile(r"\w+(\[[^]]*\])? [+*]?= ")

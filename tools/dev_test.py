@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Tests `./dev build` with tools that only print: what it repeats of the configuration, and where it
-looks for nvcc.
+"""Tests `./dev` with tools that only print: what a build repeats of the configuration, where it looks
+for nvcc, and that arguments are checked before anything is built.
 """
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,19 @@ def write_program(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
+
+
+# arguments of ./dev that are refused, a part of the message
+REFUSED = [
+    (["bench", "foo"], "dev: bench: expected names among "),
+    (["bench", "gemm", "foo"], "; got 'foo'"),
+    (["gpu-check", "--only", "foo"], "--only: expected some of tests,memcheck,racecheck,bench; got foo"),
+    (["lint", "x"], "dev: lint: unknown argument 'x'; usage: ./dev lint"),
+    (["setup", "x"], "dev: setup: unknown argument 'x'"),
+    (["demo", "x"], "dev: demo: unknown argument 'x'"),
+    (["test", "x"], "dev: test: unknown argument 'x'"),
+    (["build", "x"], "dev: build: unknown argument 'x'"),
+]
 
 
 def build(folder, configuration, arguments=()):
@@ -71,8 +85,47 @@ def check_wheels():
     return asked == [True, False]
 
 
+def check_refused(arguments, expected):
+    """The arguments are refused at once: cmake is not called."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        shutil.copy(DEV, folder / "dev")
+        shutil.copytree(DEV.parent / "tools", folder / "tools")
+        write_program(folder / "bin" / "cmake", "#!/bin/sh\ntouch called\n")
+        env = dict(os.environ, PATH=f"{folder / 'bin'}:{os.environ['PATH']}", MOEBIUS_SETUP="skip")
+        ran = subprocess.run([folder / "dev", *arguments], env=env, capture_output=True, text=True, check=False)
+        good = ran.returncode != 0 and expected in ran.stderr and not (folder / "called").exists()
+    if not good:
+        print(f"{arguments}: expected '{expected}'; got {ran.returncode}, '{ran.stdout + ran.stderr}'")
+    return good
+
+
+def check_bare_root():
+    """tools/bare_debian.sh removes its root at the end, so it refuses a folder that has something in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = pathlib.Path(folder) / "kept.txt"
+        kept.write_text("mine")
+        env = dict(os.environ, MOEBIUS_BARE_ROOT=folder)
+        ran = subprocess.run([DEV.parent / "tools" / "bare_debian.sh"], env=env, capture_output=True, text=True, check=False)
+        good = ran.returncode == 1 and "expected a new or an empty folder" in ran.stderr and kept.exists()
+    if not good:
+        print(f"bare_debian.sh: expected to refuse a folder in use; got {ran.returncode}, '{ran.stdout + ran.stderr}'")
+    return good
+
+
+def check_workloads():
+    """The names that `./dev bench` takes are those of `moebius bench`."""
+    source = (DEV.parent / "src" / "cli" / "bench" / "options.cc").read_text()
+    ours = re.search(r"^workloads=\((.*)\)$", DEV.read_text(), re.M).group(1).split()
+    theirs = re.findall(r'"([^"]+)"', re.search(r"kWorkloads\{(.*?)\}", source).group(1))
+    if ours != theirs:
+        print(f"the names of benchmarks: expected {theirs}; got {ours}")
+    return ours == theirs
+
+
 def main():
-    results = [*(check(*case) for case in CASES), check_wheels()]
+    results = [*(check(*case) for case in CASES), check_wheels(), *(check_refused(*case) for case in REFUSED),
+               check_workloads(), check_bare_root()]
     print(f"dev: {sum(results)} of {len(results)} cases right")
     sys.exit(not all(results))
 

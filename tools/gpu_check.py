@@ -201,6 +201,7 @@ def parse():
     parser.add_argument("--jobs", type=int, default=min(14, os.cpu_count() or 1), help="parts at a time")
     parser.add_argument("--limit", type=int, default=900, help="seconds of one program, one part or one workload")
     parser.add_argument("--log", type=pathlib.Path, default=pathlib.Path("build/log/gpu-check"))
+    parser.add_argument("--check-arguments", action="store_true", help="end when the arguments are understood")
     options = parser.parse_args()
     unknown = set(options.only.split(",")) - {"tests", "memcheck", "racecheck", "bench"}
     if unknown:
@@ -210,6 +211,8 @@ def parse():
 
 def main():
     options, totals = parse(), Totals()
+    if options.check_arguments:
+        return
     options.log.mkdir(parents=True, exist_ok=True)
     if why := why_no_gpu(options):
         print("gpu-check: " + why)

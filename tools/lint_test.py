@@ -22,7 +22,7 @@ GOOD = {
     "src/core/sums.cc": "// sum[t] = x[t] + y[t]   (when y is given; x itself otherwise)\n// out[t] = sum[t] * scale\n"
                         "//   row   an item that fills its line up to the last column, so that what follows it is in a line of its own,\n"
                         "//         under its words\n",
-    "src/core/older.cc": "// A sum.\n// Of `oldword` it is the code.\nint oldword = 1;  // what is added\nauto url = \"http://oldword\";\n",
+    "src/core/older.cc": "// A sum.\n// Of `oldword` it is the code.\nint oldword = 1;  // what is added\nauto url = \"http://oldie\";\n",
     "src/cli/main.cc": '#include <cstdlib>\n\n#include "ops/norm/norm.h"\n\nint main() { std::exit(std::getenv("A") != nullptr); }\n',
 }
 HEADER = "#pragma once\n"
@@ -70,7 +70,10 @@ BAD = [
     ("words", "tools/a.py", "# a thingy\n", "'thingy' is retired"),
     ("words", "src/core/a.cc", "// A row.\n//\n// An older one.\n", "a.cc:3: 'older' is retired (docs/terms.md); say: newword"),
     ("words", "src/io/a.cc", "int a;  // an oldword\n", "'oldword' is retired"),
+    ("words", "src/io/a.cc", 'log("an oldword");\n', "a.cc:1: 'oldword' is retired"),
     ("words", "src/comm/gpu/a.h", "// Of rows.\n" + HEADER, "a comment begins with 'Of'"),
+    ("words", "src/comm/gpu/a.h", "// Whether rows are there.\n" + HEADER, "a comment begins with 'Whether'"),
+    ("words", "src/comm/gpu/a.h", "// Where rows begin.\n" + HEADER, "a comment begins with 'Where'"),
     ("words", "src/core/a.cc", "int a;  // of\n  // What a row is.\n", "a.cc:2: a comment begins with 'What'"),
     ("docs", "README.md", "# Name\n" * 151, "151 lines, at most 150"),
     ("docs", "docs/a.md", "word " * 21 + "\n", "docs/a.md:1: 105 columns"),

@@ -10,7 +10,7 @@ from terms import PAGE, checked_in
 MACHINE_PATH = re.compile(r"/(home|root|work|Users)/[\w.-]+")
 SPOKEN = ("src", "tests", "tools", "bench", "examples")  # folders that say nothing with a retired word
 PROSE_CHECKED = ("src", "tests")  # and whose comments are read as prose
-TELEGRAM = re.compile(r"(Of|What|As|Who)\b")
+TELEGRAM = re.compile(r"(Of|What|As|Who|Whether|Which)\b|Where\b[^,]*$")  # "Where X, Y happens" is a sentence
 BAD_NAME = re.compile(r"(^|_)(utils?|helpers?|manager|fast|optimized|v2|new|misc|common)(_|$)")
 
 # These hold for the library, which is all of src/ except cli, tests, and the files named here.
@@ -60,6 +60,13 @@ def comments(text):
         inside = bool(slashes) and not code.strip()
 
 
+def quoted_texts(text):
+    """(number, text) of each text in quotes on a line that is not a comment: messages, above all."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.lstrip().startswith(("//", "#include")):
+            yield from ((number, quoted) for quoted in re.findall(r'"((?:\\.|[^"\\])*)"', line))
+
+
 def check_retired(path, number, words, retired):
     for term in retired:
         found = term.pattern.search(words)
@@ -73,11 +80,13 @@ def check_words(path, text, everywhere):
 
 
 def check_prose(path, text, in_prose):
-    """Words that are wrong in prose only, and beginnings without a subject. `Code` in a comment is not looked at."""
+    """Words that are wrong in prose, and beginnings without a subject. `Code` in prose is not looked at."""
     for number, words, is_first in comments(text):
         yield from check_retired(path, number, re.sub("`[^`]*`", "", words), in_prose)
         if is_first and TELEGRAM.match(words):
             yield f"{path}:{number}: a comment begins with '{words.split()[0]}'; write a sentence with a subject"
+    for number, quoted in quoted_texts(text):
+        yield from check_retired(path, number, re.sub("`[^`]*`", "", quoted), in_prose)
 
 
 def check_terms(root, files):

@@ -12,8 +12,8 @@ class SeenKeys {
   SeenKeys(int64_t S, const BenchMask& mask) : document_(S / mask.documents), window_(mask.window) {}
   int64_t first_key(int64_t t) const;   // the first key of query t, whose last key is t
   int64_t last_query(int64_t u) const;  // the last query that sees key u; the first is u
-  // Returns a row in the second half of each of a few documents, the first and the last document among them.
-  // The results of late rows are of similar size, and depend on every edge of the mask.
+  // Returns a row in the second half of each of a few documents, the first and the last document
+  // among them. The results of late rows are of similar size, and depend on every edge of the mask.
   std::vector<int64_t> late_rows(int64_t T) const;
   // Returns the middle row of each of those documents, which later queries see.
   std::vector<int64_t> middle_rows(int64_t T) const;

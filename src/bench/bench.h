@@ -43,7 +43,7 @@ struct BenchReport {
   int64_t profiled_runs = 0;
 };
 
-// Which keys a query of bench_attention sees. The mask is always causal too.
+// The keys that a query of bench_attention sees. The mask is always causal too.
 struct BenchMask {
   int64_t window = 0;     // sees only the last `window` keys; 0: all
   int64_t documents = 1;  // documents of equal length in each sequence; a divisor of its length
@@ -81,7 +81,8 @@ struct StepBench {
   double tokens_per_s = 0;
   double model_tflops = 0;  // by ModelSpec::train_flops_per_token
   // Median rates in bf16: our gemm, and on the CPU oneDNN separately (0 where it has no bf16).
-  // They are measured after each step on the CPU, and before the first step on a GPU if memory allows.
+  // They are measured after each step on the CPU, and before the first step on a GPU
+  // if memory allows.
   double gemm_tflops = 0, onednn_tflops = 0;
   // On a GPU: the data sheet's rate of bf16 products (0: not known), and the least time of the
   // step's ops one after the other.
@@ -104,7 +105,8 @@ struct StepBenchOptions {
   bool profile = false;  // times every op separately
   bool hash = false;     // hashes the master weights; equal runs on one machine have equal hashes
 };
-// Measures whole training steps of the run on random tokens, with optimizer and gradient accumulation.
+// Measures whole training steps of the run on random tokens, with optimizer
+// and gradient accumulation.
 StepBench bench_step(const RunSpec& run, const StepBenchOptions& options);
 
 }  // namespace moebius

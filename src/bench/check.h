@@ -75,9 +75,9 @@ class BenchSample {
 //            errors of 2^-12 or more.
 constexpr double kBf16Tolerance = 4 * 0x1p-8, kF32SumTolerance = 0x1p-10, kF32Tolerance = 0x1p-14;
 
-// Adds the sums of the sample to those of the line, and its relative error under the name of the result.
-// Throws Error{numerics} when the error is above `tolerance` or NaN, and when the errors are a
-// third of the expected values.
+// Adds the sums of the sample to those of the line, and its relative error under the name of the
+// result. Throws Error{numerics} when the error is above `tolerance` or NaN, and when the errors
+// are a third of the expected values.
 void check_sample(BenchLine& line, const std::string& result, const BenchSample& sample, double tolerance);
 
 }  // namespace moebius

@@ -1,4 +1,5 @@
-// Computes an MoE layer for a few tokens and one expert, from inputs and weights, by plain loops in double.
+// Computes an MoE layer for a few tokens and one expert, from inputs and weights, by plain
+// loops in double.
 #pragma once
 
 #include "bench/check.h"
@@ -18,11 +19,12 @@ struct MoeInputs {
 // row of the expert it needs 3 D for each inner column that is checked.
 class MoeCheck {
  public:
-  // Throws Error{numerics} where a checked token has a larger logit for an expert that it did not choose.
+  // Throws Error{numerics} where a checked token has a larger logit for an expert that it
+  // did not choose.
   MoeCheck(Stream& s, const MoeInputs& in);
 
-  // These throw Error{numerics} where a result is wrong. Otherwise they add its error to the line
-  // (check_sample).
+  // These throw Error{numerics} where a result is wrong. Otherwise they add its error to
+  // the line (check_sample).
   void y(Stream& s, BenchLine& line, const Tensor& y_TD) const;
   // with_router: dx includes the gradient through the logits, which is compared separately.
   void dx(Stream& s, BenchLine& line, const Tensor& dx_TD, bool with_router) const;

@@ -18,7 +18,8 @@ class BenchMoeLayer {
   // Fills inputs and weights with random numbers. The router takes its logits from x, so that it
   // chooses the requested route.
   void fill(Stream& s, const BenchRoute& route);
-  // Sets outputs and weight gradients to zero, so that a check after a call reads only what that call wrote.
+  // Sets outputs and weight gradients to zero, so that a check after a call reads only what
+  // that call wrote.
   void clear(Stream& s);
 
   void forward_router(Stream& s);

@@ -1,5 +1,6 @@
 // The shapes of timed layers, and the routes of their tokens.
-// bench/peers/moe_shapes.py has the same table and rule, so that other software is timed on the same counts.
+// bench/peers/moe_shapes.py has the same table and rule, so that other software is timed on
+// the same counts.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,8 @@ struct BenchShape {
 };
 
 const std::vector<BenchShape>& bench_shapes();
-// Returns the shape of this name. `scale` multiplies seq, D and F. Throws Error{usage} that lists the names.
+// Returns the shape of this name. `scale` multiplies seq, D and F. Throws Error{usage} that
+// lists the names.
 BenchShape bench_shape(const std::string& name, double scale = 1.0);
 
 // max(1, round(size * scale)).
@@ -31,7 +33,7 @@ int64_t scaled(int64_t size, double scale);
 //   zipf       popularity p[e] is proportional to (rank[e] + 1)^-s with rank[e] = (5 e + 3) mod E.
 //              E > K: token t takes the K experts with the largest log p[e] - log(-log u(t E + e)).
 //              That draws K different experts one after the other by popularity.
-//              E = K (a slice of an expert-parallel group, whose rows come from the tokens of many
+//              With E = K (a slice of an expert-parallel group, whose rows come from the tokens of many
 //              ranks): slot (t, k) takes the first expert whose cumulative popularity exceeds
 //              u(t K + k). Slots of a token may take the same expert.
 // u(i) = ((m(seed + (i + 1) 0x9E3779B97F4A7C15) >> 11) + 1/2) 2^-53,

@@ -11,7 +11,8 @@
 namespace moebius {
 namespace {
 
-// A GPU at its power limit is slower after a second of heavy work. So every line begins after a rest.
+// A GPU at its power limit is slower after a second of heavy work. So every line begins
+// after a rest.
 void rest(Stream& s) {
   synchronize(s);
   std::this_thread::sleep_for(std::chrono::seconds(1));

@@ -38,7 +38,8 @@ class BenchDevice {
   bool is_gpu() const { return gpu_ != nullptr; }
 
   // Fills median, min and runs, and returns how often body was called.
-  // A GPU is timed by its own clock, after a second of rest. Its caches are overwritten before each run.
+  // A GPU is timed by its own clock, after a second of rest. Its caches are overwritten
+  // before each run.
   int64_t time(BenchLine& line, const std::function<void()>& body);
   // Returns the time of every op of body, summed over the runs. The ops run one after the other, in
   // the order of body.

@@ -1,5 +1,6 @@
-// State saved by the ranks of one layout and loaded by those of another, without an engine: what a rank holds is drawn
-// at random, as layouts do it, and every element is a function of its tensor and its global place.
+// State saved by the ranks of one layout and loaded by those of another, without an engine: what a
+// rank holds is drawn at random, as layouts do it, and every element is a function of its tensor
+// and its global place.
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -37,7 +38,8 @@ const std::vector<GlobalTensor> kModel{{"embed", {13, 6}},         {"a.norm", {6
                                        {"none", {0, 3}},           {"one", {}},
                                        {"b.load", {4}, true}};
 
-// pp stages of tp x dp ranks: a tensor is in one stage, its blocks on the tp ranks, ranges of them on the dp ranks.
+// pp stages of tp x dp ranks: a tensor is in one stage, its blocks on the tp ranks, ranges of them
+// on the dp ranks.
 struct Layout {
   int tp = 1, dp = 1, pp = 1;
   uint32_t seed = 0;  // of the ranges
@@ -60,7 +62,8 @@ std::vector<std::pair<int64_t, int64_t>> random_ranges(std::mt19937& random, int
   return ranges;
 }
 
-// The tensors that a rank has of the model. Norms and state are whole on every tp rank; then only the first saves them.
+// The tensors that a rank has of the model. Norms and state are whole on every tp rank; then only
+// the first saves them.
 std::vector<Held> held_by(const Layout& layout, int rank) {
   const int tp = rank % layout.tp, dp = rank / layout.tp % layout.dp, pp = rank / layout.tp / layout.dp;
   std::mt19937 random(layout.seed);  // the same on every rank
@@ -216,8 +219,8 @@ TEST(CheckpointLayouts, WhatNoRankAsksForIsUnexpectedOnAll) {
 class RankedSave : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Async, RankedSave, testing::Bool());
 
-// Rank 1's disk is full, or a file of its shard cannot be made: every rank gets the error, nothing is left, and the
-// store goes on.
+// Rank 1's disk is full, or a file of its shard cannot be made: every rank gets the error, nothing
+// is left, and the store goes on.
 TEST_P(RankedSave, OneRankThatFailsFailsAll) {
   const TestDir dir;
   save(dir.path(), {.dp = 2}, 1);
@@ -241,7 +244,8 @@ TEST_P(RankedSave, OneRankThatFailsFailsAll) {
   });
 }
 
-// A tensor that every rank holds alike is saved once; where two ranks save it, their elements must be the same.
+// A tensor that every rank holds alike is saved once; where two ranks save it, their elements must
+// be the same.
 TEST_P(RankedSave, ReplicasThatDriftedApartAreFound) {
   const TestDir dir;
   run_threads(2, {.timeout_s = 60}, [&](Transport& world) {

@@ -1,4 +1,5 @@
-// manifest.json of a checkpoint: its tensors and their places in its files, with its own hash at the end.
+// manifest.json of a checkpoint: its tensors and their places in its files, with its own hash
+// at the end.
 //
 //   {"format": "moebius-checkpoint", "version": 2, "step": 100, "world": {"ranks": 8}, "meta": {...},
 //    "files": {NAME: {"bytes", "header_bytes", "header_xxh3"}},

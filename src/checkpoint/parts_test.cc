@@ -11,7 +11,8 @@
 namespace moebius {
 namespace {
 
-// Rank 0 may publish the folder as soon as it has seen the part: nothing in it is touched after that.
+// Rank 0 may publish the folder as soon as it has seen the part: nothing in it is
+// touched after that.
 TEST(CheckpointParts, ThePartIsTheLastThingInItsFolder) {
   const TestDir dir;
   for (int i = 0; i < 50; ++i) {

@@ -10,8 +10,8 @@
 namespace moebius {
 namespace {
 
-// The folder is renamed first, so that an unfinished removal leaves nothing that looks like a
-// checkpoint.
+// The folder is renamed first, so that an unfinished removal leaves nothing that looks
+// like a checkpoint.
 void remove_checkpoint(const std::string& dir, const CheckpointInfo& old) {
   const std::string unfinished = dir + "/" + unfinished_name(old.step);
   rename_folder(old.folder, unfinished);
@@ -48,6 +48,8 @@ void prune_after_save(const std::string& dir, int64_t step, int64_t keep) {
 std::vector<std::string> prune_checkpoints(const std::string& dir, int64_t keep) {
   MOEBIUS_CHECK(usage, keep >= 1,
                 "checkpoint: expected at least 1 to be kept; got {}; remove {} by hand if none is wanted", keep, dir);
+  MOEBIUS_CHECK(input, !list_checkpoints(dir).empty(),
+                "checkpoint prune: expected a folder of checkpoints; got none in {}; check the path", dir);
   const CheckpointLock lock(dir);
   const auto verifies = [](const CheckpointInfo& info) { return verify_checkpoint(info.folder).ok(); };
   std::vector<std::string> removed;

@@ -17,7 +17,8 @@ namespace moebius {
 class Control;
 struct CheckpointManifest;
 
-// Reads one step folder. Its constructor checks the manifest, the sizes of the files and their headers.
+// Reads one step folder. Its constructor checks the manifest, the sizes of the files
+// and their headers.
 class CheckpointReader {
  public:
   // Error{input} when the manifest is missing, damaged or of another version, or a file is

@@ -262,7 +262,9 @@ TEST(CheckpointStoreErrors, TheErrorOfAnAsynchronousSaveComesWithTheNextSave) {
 TEST(CheckpointStoreErrors, OneRunAFolder) {
   const TestDir dir;
   {
-    const CheckpointStore store(dir.path(), 2, true);
+    CheckpointStore store(dir.path(), 2, true);
+    save(store, 1);
+    store.wait();
     expect_error(ErrorKind::usage, fmt::format("got a second one beside process {} on ", ::getpid()),
                  [&] { CheckpointStore(dir.path(), 2, true); });
     expect_error(ErrorKind::usage, "choose another run.dir", [&] { prune_checkpoints(dir.path(), 1); });
@@ -270,7 +272,8 @@ TEST(CheckpointStoreErrors, OneRunAFolder) {
   CheckpointStore(dir.path(), 2, true);
 }
 
-// Each rank says what it finds where the lock of rank 0 should be: nothing, another, one that was there before.
+// Each rank says what it finds where the lock of rank 0 should be: nothing, another, one that
+// was there before.
 TEST(CheckpointStoreErrors, AFolderThatRanksDoNotShare) {
   const TestDir dir;
   const auto open_as = [&](const std::vector<std::string>& folders) {
@@ -311,7 +314,8 @@ TEST(CheckpointStoreErrors, WrongArguments) {
                [&] { CheckpointStore(dir.path("file/x"), 2, true); });
 }
 
-// Tensors of a GPU are copied a piece at a time, or all of them first; the bytes of the moment of the save are written.
+// Tensors of a GPU are copied a piece at a time, or all of them first; the bytes of the moment of
+// the save are written.
 TEST(CheckpointStoreOnGpu, WritesWhatTheGpuHolds) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
@@ -346,6 +350,13 @@ TEST(CheckpointList, NoFolderIsNoCheckpoint) {
   const TestDir dir;
   EXPECT_THAT(list_checkpoints(dir.path("none")), SizeIs(0));
   EXPECT_EQ(newest_checkpoint(dir.path("none"), nullptr), std::nullopt);
+}
+
+TEST(CheckpointPrune, WritesNothingToAFolderWithoutCheckpoints) {
+  const TestDir dir;
+  expect_error(ErrorKind::input, "expected a folder of checkpoints; got none in " + dir.path(),
+               [&] { prune_checkpoints(dir.path(), 1); });
+  EXPECT_EQ(dir.num_files(), 0);
 }
 
 TEST(CheckpointPrune, NeedsAsManyThatVerify) {

@@ -8,7 +8,8 @@
 namespace moebius {
 namespace {
 
-// A block as runs that are contiguous in the global tensor: run i is elements [first + i * stride, + length).
+// A block as runs that are contiguous in the global tensor: run i is elements [first + i *
+// stride, + length).
 struct Runs {
   int64_t length = 0, stride = 0, first = 0;
 

@@ -27,14 +27,16 @@ std::vector<int64_t> dims_of(const Shape& shape);
 int64_t numel_of(const std::vector<int64_t>& shape);  // -1 for a negative dimension or a product that overflows
 int64_t block_numel(const TensorSlice& slice);        // REQUIRES: is_legal
 bool is_whole(const TensorSlice& slice);
-// Whether the block is inside the shape and the range inside the block: for slices that come from a file.
+// Returns whether the block is inside the shape and the range inside the block. Slices that come
+// from a file may be neither.
 bool is_legal(const TensorSlice& slice);
 
 // The slice as numpy would index it: "w" for the whole tensor, "w[4:8]" for rows, "w[:, 4:8]" for
 // columns, "w[4:8].flat[10:20]" for a range of that block.
 std::string slice_name(const std::string& name, const TensorSlice& slice);
 
-// `count` elements that are contiguous in both slices; positions are counted from a.begin and b.begin.
+// `count` elements that are contiguous in both slices; positions are counted from
+// a.begin and b.begin.
 struct CommonRun {
   int64_t in_a = 0, in_b = 0, count = 0;
   bool operator==(const CommonRun&) const = default;

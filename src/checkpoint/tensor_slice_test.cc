@@ -74,7 +74,8 @@ Dims random_shape(std::mt19937& random) {
   return shape;
 }
 
-// The slices of one tensor on a random layout: equal blocks of a dimension, each cut into ranges of any length.
+// The slices of one tensor on a random layout: equal blocks of a dimension, each cut into ranges
+// of any length.
 std::vector<TensorSlice> random_layout(std::mt19937& random, const Dims& shape) {
   std::vector<Shard> blocks{{}};
   if (random() % 3 != 0) {

@@ -1,4 +1,5 @@
-// A tensor that is saved or loaded by its global name, and the same tensor as a checkpoint stores it.
+// A tensor that is saved or loaded by its global name, and the same tensor as a
+// checkpoint stores it.
 #pragma once
 
 #include <cstdint>

@@ -31,7 +31,18 @@ std::string checkpoints_dir(const std::string& path) {
   return fs::is_directory(path + "/checkpoints") ? path + "/checkpoints" : path;
 }
 
-// The weights of one checkpoint or of a Hugging Face folder, under the names that train.freeze matches.
+// The checkpoints of a folder. Error{input} when it has none: then it is another folder
+// than was meant.
+std::vector<CheckpointInfo> checkpoints_of(const char* command, const std::string& path) {
+  std::vector<CheckpointInfo> checkpoints = list_checkpoints(checkpoints_dir(path));
+  MOEBIUS_CHECK(input, !checkpoints.empty(),
+                "checkpoint {}: expected a checkpoint or a folder of them; got none in {}; check the path", command,
+                path);
+  return checkpoints;
+}
+
+// The weights of one checkpoint or of a Hugging Face folder, under the names
+// that train.freeze matches.
 int list_tensors(const Options& o) {
   const WeightsFolder from = find_weights(o.path);
   const ModelSpec model = with_mtp_of(from, read_model_spec(from.path));
@@ -51,10 +62,8 @@ int list_tensors(const Options& o) {
 
 int run_ls(const Options& o) {
   if (fs::exists(o.path + "/manifest.json") || fs::exists(o.path + "/config.json")) return list_tensors(o);
-  const std::string dir = checkpoints_dir(o.path);
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  const std::vector<CheckpointInfo> checkpoints = list_checkpoints(dir);
-  for (const CheckpointInfo& each : checkpoints) {
+  for (const CheckpointInfo& each : checkpoints_of("ls", o.path)) {
     if (o.json) {
       list.push_back({{"folder", each.folder}, {"step", each.step}, {"bytes", each.bytes}, {"problem", each.problem}});
     } else {
@@ -62,10 +71,7 @@ int run_ls(const Options& o) {
                  each.problem.empty() ? "" : "  DAMAGED: " + each.problem);
     }
   }
-  if (o.json)
-    print_json({{"checkpoints", list}});
-  else if (checkpoints.empty())
-    fmt::print("no checkpoints in {}\n", dir);
+  if (o.json) print_json({{"checkpoints", list}});
   return 0;
 }
 
@@ -73,9 +79,7 @@ int run_ls(const Options& o) {
 std::vector<std::string> folders_of(const std::string& path) {
   if (fs::exists(path + "/manifest.json")) return {path};
   std::vector<std::string> folders;
-  for (const CheckpointInfo& each : list_checkpoints(checkpoints_dir(path))) folders.push_back(each.folder);
-  MOEBIUS_CHECK(input, !folders.empty(),
-                "checkpoint verify: expected a checkpoint or a folder of them; got none in {}; check the path", path);
+  for (const CheckpointInfo& each : checkpoints_of("verify", path)) folders.push_back(each.folder);
   return folders;
 }
 

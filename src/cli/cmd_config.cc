@@ -1,6 +1,7 @@
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -36,14 +37,20 @@ struct Resolved {
   std::unique_ptr<Engine> engine;
 };
 
-// A recipe of a model alone may leave out the batch. It then counts as one sequence of the model's context.
+// A recipe of a model alone may leave out the batch. It then counts as one sequence of
+// the model's context.
 EngineSpec counted_engine_spec(RunSpec run, const MeshShape& mesh) {
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
+  // The ranks of a machine share its CPUs, as they do in `train`. memory_verdict counts all ranks
+  // as on this one.
+  if (run.threads == 0 && run.device == DeviceKind::cpu)
+    run.threads = std::max<int64_t>(1, num_available_cpus() / mesh.world());
   EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
-  // A build without CUDA does not know the scratch memory of its kernels. All else of the plan is the same.
+  // A build without CUDA does not know the scratch memory of its kernels. All else of the plan
+  // is the same.
   if (!Accelerator::is_built_in()) spec.target = DeviceKind::cpu;
   return spec;
 }
@@ -59,8 +66,8 @@ void keep_if_more_loaded(Resolved& r, int rank) {
   r.rank = rank;
 }
 
-// The ranks of a pipeline stage hold the same, unless tp does not divide the vocabulary: then the last
-// ranks have more rows.
+// The ranks of a pipeline stage hold the same, unless tp does not divide the vocabulary: then the
+// last ranks have more rows.
 void find_most_loaded(Resolved& r) {
   const bool uneven = r.run.model.vocab_size % r.mesh.tp != 0;
   for (int64_t stage = 0; stage < r.mesh.pp; ++stage)
@@ -100,7 +107,8 @@ nlohmann::ordered_json beside_json(const Resolved& r) {
 
 std::string beside_text(const Resolved& r) {
   const HostMemory host = host_memory(*r.engine, r.run.checkpoint.async_save);
-  if (r.engine->spec().target != DeviceKind::cuda) return host.text();
+  if (r.engine->spec().target != DeviceKind::cuda)
+    return host.text() + "; beside it and the plan a run holds the program and the indices of its data";
   return fmt::format("{}{}; {}", r.engine->device_memory().text(),
                      sharing_text(r.engine->device_memory(), r.mesh.world(), Accelerator::count()), host.text());
 }
@@ -162,7 +170,7 @@ void print_comment(const std::string& text) {
   }
 }
 
-// Whether the recipe can be trained, as it is and here. It is printed last, where it is seen.
+// Prints whether the recipe can be trained, as it is and here. It comes last, where it is seen.
 void print_verdict(const Resolved& r) {
   for (const std::string& line : data_lines(r.run)) print_comment("data       " + line);
   print_comment("export     " + export_text(r.run.model));
@@ -194,7 +202,7 @@ void print_resolved(const Resolved& r, bool changed) {
 
 int run(const Options& o) {
   if (o.keys) {
-    fmt::print("{}", recipe_reference());
+    o.json ? print_json(recipe_reference_json()) : fmt::print("{}", recipe_reference());
     return 0;
   }
   MOEBIUS_CHECK(usage, !o.recipe.empty(), "config: expected a recipe, or --keys for what one may hold; got neither");

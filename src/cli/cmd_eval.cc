@@ -25,8 +25,8 @@ struct Options {
   bool json = false;
 };
 
-// A model of a run is evaluated as the run did it, a Hugging Face model by whole contexts of at most 2048
-// tokens.
+// A model of a run is evaluated as the run did it, a Hugging Face model by whole contexts of at
+// most 2048 tokens.
 RunSpec eval_run(const Options& o, int64_t num_ranks) {
   MOEBIUS_CHECK(usage, o.seq_len >= 0, "--seq-len: expected 0 or more; got {}", o.seq_len);
   MOEBIUS_CHECK(usage, o.batch >= 1, "--batch: expected at least 1; got {}", o.batch);
@@ -95,14 +95,17 @@ EvalResult eval_rank(const Options& o, Transport& world, Cli& cli) {
 
 void print(const Options& o, const EvalResult& r) {
   if (o.json) {
-    nlohmann::ordered_json object{{"loss", r.loss}, {"perplexity", std::exp(r.loss)}, {"tokens", r.tokens}};
+    nlohmann::ordered_json object{{"loss", r.loss},
+                                  {"perplexity", std::exp(r.loss)},
+                                  {"tokens", static_cast<int64_t>(r.tokens)},
+                                  {"tokens_left_out", r.num_left_out}};
     if (r.bits_per_byte) object["bits_per_byte"] = *r.bits_per_byte;
     return print_json(object);
   }
-  fmt::print("loss {:.6f}  perplexity {:.4f}  bits per byte {}  over {:.0f} tokens\n", r.loss, std::exp(r.loss),
+  fmt::print("loss {:.6f}  perplexity {:.4f}  bits per byte {}  over {:.0f} tokens{}\n", r.loss, std::exp(r.loss),
              r.bits_per_byte ? fmt::format("{:.4f}", *r.bits_per_byte)
                              : fmt::format("unknown ({}.json does not say how many bytes the text has)", o.data),
-             r.tokens);
+             r.tokens, r.num_left_out == 0 ? "" : fmt::format(", {} tokens left out", r.num_left_out));
 }
 
 int run_eval(const Options& o, Cli& cli) {

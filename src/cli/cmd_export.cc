@@ -23,12 +23,11 @@ void add_export(Cli& cli) {
                       "f32 or bf16; without it: imported weights as they are stored, trained weights in f32");
   command->add_option("--files", o->spec.files,
                       "folder whose tokenizer and other files are copied; without it: those that were imported");
-  command->add_option("--shard-bytes", o->spec.shard_bytes, "most bytes of tensors in a file")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  add_shard_bytes_option(*command, o->spec.shard_bytes);
   add_json_option(*command, o->json);
   command->callback([&cli, o] {
     cli.run = [&cli, o] {
+      check_shard_bytes(o->spec.shard_bytes);
       if (!o->dtype.empty()) o->spec.dtype = compute_dtype(o->dtype);
       print_folder_result(cli.log, "exported", export_hugging_face(o->spec), o->spec.out, o->json);
       return 0;

@@ -43,7 +43,8 @@ std::unique_ptr<Tokenizer> model_tokenizer(const Options& o) {
   return open_tokenizer(own);
 }
 
-// A warning if ids mean something else to the model; empty if the model's own tokenizer is not known.
+// A warning if ids mean something else to the model; empty if the model's own tokenizer
+// is not known.
 std::string other_tokenizer_notice(const Options& o) {
   if (o.tokenizer.empty()) return "";
   const std::string own = own_tokenizer(o), hash = tokenizer_hash(own);
@@ -71,8 +72,8 @@ Request request_of(const Options& o) {
   return r;
 }
 
-// The layout must split the model: copies of it would do the work of one rank many times. So dp is no
-// larger than experts need that are spread over more ranks than tp has.
+// The layout must split the model: copies of it would do the work of one rank many times. So dp is
+// no larger than experts need that are spread over more ranks than tp has.
 ParallelSpec layout_of(const Options& o, const ModelSpec& model, int num_ranks) {
   RunSpec run;
   run.model = model;
@@ -81,8 +82,8 @@ ParallelSpec layout_of(const Options& o, const ModelSpec& model, int num_ranks) 
   if (layout.cp > 1) return layout;  // generation_engine_spec refuses it with a reason
   MOEBIUS_CHECK(
       usage, num_ranks == 1 || layout.tp * layout.pp * layout.ep * layout.etp > 1,
-      "generate: expected a layout that splits the model over {} ranks, as --set parallel.tp={}; got none, and "
-      "each rank would compute the same; or start one rank",
+      "generate: expected a layout that splits the model over {} ranks; got none, so that each rank would compute the "
+      "same; use --set parallel.tp={}, or start one rank",
       num_ranks, num_ranks);
   const int64_t experts = layout.ep * layout.etp;
   const int64_t needed = layout.tp * layout.pp * (experts / std::gcd(layout.tp, experts));

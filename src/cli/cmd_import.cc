@@ -18,12 +18,11 @@ void add_import(Cli& cli) {
   const auto o = std::make_shared<Options>();
   command->add_option("HF_DIR", o->spec.model, "Hugging Face folder")->required();
   command->add_option("CHECKPOINT", o->spec.out, "folder to make")->required();
-  command->add_option("--shard-bytes", o->spec.shard_bytes, "most bytes of tensors in a file")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  add_shard_bytes_option(*command, o->spec.shard_bytes);
   add_json_option(*command, o->json);
   command->callback([&cli, o] {
     cli.run = [&cli, o] {
+      check_shard_bytes(o->spec.shard_bytes);
       print_folder_result(cli.log, "imported", import_hugging_face(o->spec), o->spec.out, o->json);
       return 0;
     };

@@ -20,8 +20,8 @@ struct TrainArgs {
   double timeout_s = WorldOptions{}.timeout_s;
 };
 
-// The recipe, or the error of reading it. A rank that cannot read it reports the error once the ranks have
-// met, so that all end together.
+// The recipe, or the error of reading it. A rank that cannot read it reports the error once the
+// ranks have met, so that all end together.
 struct Recipe {
   RunSpec run;
   std::exception_ptr error;
@@ -45,7 +45,8 @@ void check_device(const RunSpec& run) {
   MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; or set run.device = \"cpu\"", why);
 }
 
-// Checks the weights before memory for the model is allocated. A run that resumes reads only its checkpoints.
+// Checks the weights before memory for the model is allocated. A run that resumes reads
+// only its checkpoints.
 void check_init(const RunSpec& run) {
   const bool goes_on = run.checkpoint.resume && std::filesystem::exists(run.dir + "/checkpoints");
   if (!run.init_from.empty() && !goes_on) check_weights(run.init_from, run.model);
@@ -53,8 +54,8 @@ void check_init(const RunSpec& run) {
 
 const char* gpu_text(int num_ranks) { return num_ranks > 1 ? "on GPUs, " : "a GPU, "; }
 
-// Checks that all ranks have the same recipe before one of them begins. Datasets are compared once they are
-// open.
+// Checks that all ranks have the same recipe before one of them begins. Datasets are compared once
+// they are open.
 void check_same_recipe(Control& control, const RunSpec& run) {
   if (control.size() == 1) return;
   check_agree(control, {"the recipe", to_toml(run, /*with_provenance=*/false)});

@@ -16,6 +16,7 @@ struct Options {
 };
 
 int run(const Options& o, Log& log) {
+  check_shard_bytes(o.spec.shard_bytes);
   if (o.spec.granularity > 0 && o.spec.top_k % o.spec.granularity != 0) {
     log.warn(
         "top-k {} is no multiple of granularity {}: of some copies not all slices are chosen, and the model starts "
@@ -43,9 +44,7 @@ void add_upcycle(Cli& cli) {
   command->add_option("--top-k", o->spec.top_k, "experts per token")->required();
   command->add_option("--granularity", o->spec.granularity, "experts that one MLP is cut into")->capture_default_str();
   command->add_option("--seed", o->spec.seed, "seed of the routers' random rows")->capture_default_str();
-  command->add_option("--shard-bytes", o->spec.shard_bytes, "most bytes of tensors in a file")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  add_shard_bytes_option(*command, o->spec.shard_bytes);
   add_json_option(*command, o->json);
   command->callback([&cli, o] { cli.run = [&cli, o] { return run(*o, cli.log); }; });
 }

@@ -1,5 +1,5 @@
-// The program's subcommands, one file each. Only this room parses arguments, reads the environment, prints
-// results to standard output and turns errors into exit codes.
+// The program's subcommands, one file each. Only this room parses arguments, reads the environment,
+// prints results to standard output and turns errors into exit codes.
 #pragma once
 
 #include <atomic>

@@ -13,8 +13,8 @@ namespace moebius {
 
 namespace {
 
-// The free memory of GPUs that the kernels are for, once a context is made. nvidia-smi gives 143771 and
-// 81559 MiB in all.
+// The free memory of GPUs that the kernels are for, once a context is made. nvidia-smi gives 143771
+// and 81559 MiB in all.
 struct KnownGpu {
   const char* name;
   int64_t free_bytes;

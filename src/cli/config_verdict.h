@@ -18,21 +18,21 @@ struct MemoryVerdict {
   std::string text;          // "yes: 324.2 MiB are needed, 18.20 GiB are available on this machine"
 };
 
-// The end of a sentence that gives the memory of one rank on its GPU. It says that the figure holds for a
-// rank with a GPU of its own. If the run has more ranks than this machine has GPUs, it gives the sum on a
-// shared GPU as well. Empty for one rank.
+// The end of a sentence that gives the memory of one rank on its GPU. It says that the figure holds
+// for a rank with a GPU of its own. If the run has more ranks than this machine has GPUs, it gives
+// the sum on a shared GPU as well. Empty for one rank.
 std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t num_gpus);
 
-// The verdict for the rank that needs the most memory. All ranks of a run on the CPU count as on this
-// machine. available: bytes of host memory, for a run on the CPU.
+// The verdict for the rank that needs the most memory. All ranks of a run on the CPU count as on
+// this machine. available: bytes of host memory, for a run on the CPU.
 MemoryVerdict memory_verdict(Engine& engine, const RunSpec& run, int64_t num_ranks, int64_t available);
 
-// One line with the tokens of the run, and one for each dataset of data.train that exists: how often it is
-// read.
+// One line with the tokens of the run, and one for each dataset of data.train that exists: how
+// often it is read.
 std::vector<std::string> data_lines(const RunSpec& run);
 
-// A line for each thing that `train` would refuse at once: a key that is not given, a dataset that does not
-// exist.
+// A line for each thing that `train` would refuse at once: a key that is not given, a dataset that
+// does not exist.
 std::vector<std::string> missing_to_train(const RunSpec& run);
 
 // "to Hugging Face as qwen3_moe", or the reason why not.

@@ -1,4 +1,4 @@
-// Whether this CPU has the features that the program was compiled for.
+// Checks whether this CPU has the features that the program was compiled for.
 #pragma once
 
 #include <string>
@@ -15,7 +15,8 @@ struct BuiltForFeature {
 // Every instruction set that the compiler can be asked to use and can look for in a CPU.
 std::vector<BuiltForFeature> built_for_features();
 
-// The names of features that are needed and not present, separated by commas; empty if the program can run.
+// The names of features that are needed and not present, separated by commas; empty if the
+// program can run.
 std::string missing_cpu_features(const std::vector<BuiltForFeature>& features);
 
 }  // namespace moebius

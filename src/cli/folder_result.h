@@ -12,8 +12,8 @@
 
 namespace moebius {
 
-// done: "imported" or "exported". Result has num_tensors, num_shards, bytes, num_files, not_finite and
-// notices.
+// done: "imported" or "exported". Result has num_tensors, num_shards, bytes, num_files,
+// not_finite and notices.
 template <class Result>
 void print_folder_result(Log& log, const char* done, const Result& r, const std::string& out, bool json) {
   warn_if_any(log, not_finite_warning(out, r.not_finite));

@@ -1,4 +1,5 @@
-// Whether this process was started alone or as one of several ranks, by the environment of its launcher.
+// Finds whether this process was started alone or as one of several ranks. The environment of its
+// launcher says so.
 #pragma once
 
 #include <functional>
@@ -30,17 +31,18 @@ using Environment = std::function<const char*(const char* name)>;
 Environment process_environment();
 
 // Reads the variables of torchrun, of mpirun, of other launchers with PMI, and of srun, or RANK,
-// WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand. Error{usage} if a value is not a number, or if some
-// of the last four are missing, since the processes would train the run several times.
+// WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand. Error{usage} if a value is not a number, or
+// if some of the last four are missing, since the processes would train the run several times.
 Launch detect_launch(const Environment& environment);
 // The rank of this process by the same variables; 0 if they give nothing that can be used.
 int launcher_rank(const Environment& environment);
 
-// For a command that runs in one process. Error{usage} if a launcher started several, since they would do
-// the same work and write the same files. Only the error of the first process has a text.
+// For a command that runs in one process. Error{usage} if a launcher started several, since they
+// would do the same work and write the same files. Only the error of the first process has a text.
 void check_alone(const std::string& command, const Launch& launch);
 
-// The ranks that `--ranks` asks for, as threads. Error{usage} if a launcher has started several processes.
+// The ranks that `--ranks` asks for, as threads. Error{usage} if a launcher has
+// started several processes.
 Launch launch_threads(int64_t num_ranks, const Launch& detected);
 
 }  // namespace moebius

@@ -25,15 +25,16 @@ std::atomic<int> received_signal{0};
 std::atomic<pid_t> supervisor{0};             // of this rank's process, if it has one
 std::atomic<int> times_received[2] = {0, 0};  // from others, from the supervisor
 
-// The second signal ends the program at once. A signal that a launcher sends to all processes of a job
-// comes twice, the second time from the supervisor, and counts as the first.
+// The second signal ends the program at once. A signal that a launcher sends to all processes of a
+// job comes twice, the second time from the supervisor, and counts as the first.
 void on_signal(int signal, siginfo_t* info, void*) {
   received_signal = signal;
   const bool handed_on = info->si_code <= 0 && info->si_pid != 0 && info->si_pid == supervisor;
   if (++times_received[handed_on] > 1) std::_Exit(128 + signal);
 }
 
-// For commands that watch received_signal. The end of their output's reader must not end them either.
+// For commands that watch received_signal. The end of their output's reader must not
+// end them either.
 void install_signal_handlers() {
   struct sigaction action = {};
   action.sa_sigaction = on_signal;
@@ -69,8 +70,8 @@ void check_command_is_known(const CLI::App& app, int argc, char** argv) {
                near.empty() ? "" : fmt::format("did you mean {}? ", near));
 }
 
-// If the process of a rank is killed, launchers of MPI end all ranks with a code of their own, unless it
-// has a supervisor.
+// If the process of a rank is killed, launchers of MPI end all ranks with a code of their own,
+// unless it has a supervisor.
 void keep_rank_of_mpi() {
   try {
     const Launch launch = detect_launch(process_environment());
@@ -88,12 +89,24 @@ void check_launch(const CLI::App& app) {
     if (app.got_subcommand(command)) check_alone(command, detect_launch(process_environment()));
 }
 
-// All ranks of a run have the same arguments, so the first of them answers.
+// The command line up to the command that was asked for, as in "moebius checkpoint ls".
+std::string command_name(const CLI::App& app) {
+  const std::vector<CLI::App*> asked = app.get_subcommands();
+  return asked.empty() ? app.get_name() : app.get_name() + " " + command_name(*asked.front());
+}
+
+// All ranks of a run have the same arguments, so the first of them answers. Help and the version
+// are answers too.
 int exit_code(const CLI::App& app, const CLI::ParseError& e) {
-  std::ostringstream nowhere;
-  const bool first = launcher_rank(process_environment()) == 0;
-  const int code = first ? app.exit(e) : app.exit(e, nowhere, nowhere);
-  return code == 0 ? 0 : static_cast<int>(ErrorKind::usage);
+  const bool is_first = launcher_rank(process_environment()) == 0;
+  if (e.get_exit_code() == 0) {
+    std::ostringstream nowhere;
+    return is_first ? app.exit(e) : app.exit(e, nowhere, nowhere);
+  }
+  const std::string command = command_name(app);
+  if (is_first)
+    Log(stderr, false).line(fmt::format("error: {}: {}; {} --help lists its arguments", command, e.what(), command));
+  return static_cast<int>(ErrorKind::usage);
 }
 
 int run(int argc, char** argv) {

@@ -27,6 +27,14 @@ void add_json_option(CLI::App& command, bool& json) {
   command.add_flag("--json", json, "one JSON object on standard output");
 }
 
+void add_shard_bytes_option(CLI::App& command, int64_t& bytes) {
+  command.add_option("--shard-bytes", bytes, "most bytes of tensors in a file")->capture_default_str();
+}
+
+void check_shard_bytes(int64_t bytes) {
+  MOEBIUS_CHECK(usage, bytes >= 1, "--shard-bytes: expected at least 1; got {}", bytes);
+}
+
 void add_layout_options(CLI::App& command, LayoutOptions& options) {
   command.add_option("--set", options.overrides, "parallel.KEY=VALUE: the layout on several ranks; may be repeated")
       ->take_all()

@@ -19,6 +19,8 @@ void add_device_option(CLI::App& command, std::string& device);  // --device
 void add_dtype_option(CLI::App& command, std::string& dtype);    // --dtype
 void add_threads_option(CLI::App& command, int& threads);        // --threads, 0: all that the process may use
 void add_json_option(CLI::App& command, bool& json);             // --json
+void add_shard_bytes_option(CLI::App& command, int64_t& bytes);  // --shard-bytes
+void check_shard_bytes(int64_t bytes);                           // Error{usage} unless it is at least 1
 
 // --set parallel.KEY=VALUE, --ranks and --timeout, for commands that run on any layout.
 struct LayoutOptions {
@@ -28,8 +30,8 @@ struct LayoutOptions {
 };
 void add_layout_options(CLI::App& command, LayoutOptions& options);
 void add_ranks_options(CLI::App& command, int64_t& ranks, double& timeout_s);  // --ranks and --timeout alone
-// The layout that --set gives. Only keys of [parallel] may be set; Error{usage} for others. run: the rest
-// of the recipe.
+// The layout that --set gives. Only keys of [parallel] may be set; Error{usage} for others. run:
+// the rest of the recipe.
 ParallelSpec parallel_of(const std::string& command, const std::vector<std::string>& overrides, RunSpec run);
 
 // Error{usage} if there is no GPU, or this build has no CUDA backend.

@@ -124,8 +124,8 @@ int cpu_share(Control& control) {
 
 namespace {
 
-// XXH3-128 of the program's own file. It is read in pieces, since it is larger than all that a small run
-// needs.
+// XXH3-128 of the program's own file. It is read in pieces, since it is larger than all that a
+// small run needs.
 std::string program_hash() {
   const File program = File::open_read("/proc/self/exe");
   std::vector<char> piece(1 << 16);

@@ -38,7 +38,8 @@ Difference first_difference(const std::string& a, const std::string& b) {
   return d;
 }
 
-// Packs an Error for other ranks: one character for its kind, then its text. An empty text means no error.
+// Packs an Error for other ranks: one character for its kind, then its text. An empty text
+// means no error.
 std::string packed(const Error& e) { return static_cast<char>(e.kind()) + std::string(e.what()); }
 
 ErrorKind kind_of(const std::string& packed, int rank) {

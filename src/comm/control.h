@@ -1,6 +1,7 @@
 // Control carries what the ranks of a run exchange beside training:
 // choices, outcomes and texts, in host memory.
-// Every rank makes the same calls in the same order. In a world of one rank each call returns at once.
+// Every rank makes the same calls in the same order. In a world of one rank each call
+// returns at once.
 #pragma once
 
 #include <functional>

@@ -30,8 +30,8 @@
 namespace moebius {
 
 // A send or a receive in flight.
-// After wait() the tensor may be used again; wait() on an empty Pending does nothing. A Pending that
-// is destroyed before wait(), by an exception, is withdrawn.
+// After wait() the tensor may be used again; wait() on an empty Pending does nothing. A Pending
+// that is destroyed before wait(), by an exception, is withdrawn.
 class Pending {
  public:
   class Transfer {
@@ -54,8 +54,9 @@ class Pending {
 //   in    its rows go to ranks 0, 1, ... in this order, send_rows[r] of them to rank r
 //   out   gets the rows from ranks 0, 1, ... in this order, recv_rows[r] of them from rank r
 // A row is what one index of dim 0 holds. Both counts are on the host, one per rank.
-// They must agree between ranks: what r sends to q is what q expects from r, else Error{distributed}.
-// out and in may have more rows than the counts say (planned bounds); those rows are not touched.
+// They must agree between ranks: what r sends to q is what q expects from r, else
+// Error{distributed}. out and in may have more rows than the counts say (planned bounds); those
+// rows are not touched.
 struct AllToAllV {
   Tensor out;                                     // out
   Tensor in;                                      // in, must not overlap out
@@ -104,8 +105,8 @@ class Group {
   virtual int64_t sent_bytes() const = 0;
   // Returns the seconds that the rank's thread has spent in these calls so far, barrier() excepted,
   // and in waiting for what they began: the time that communication adds to a step.
-  // Over NCCL these are seconds of the GPU's stream, for work that has ended by now; each replay of a
-  // captured call counts as long as the last one.
+  // Over NCCL these are seconds of the GPU's stream, for work that has ended by now; each replay of
+  // a captured call counts as long as the last one.
   virtual double seconds() const = 0;
 };
 

@@ -10,7 +10,8 @@ namespace {
 constexpr int kDigits = 4;  // coordinates of a view, the one that changes fastest first
 using Digits = std::array<int64_t, kDigits>;
 
-// An axis is a choice of digits in one view. Its groups are the ranks that differ only in these digits.
+// An axis is a choice of digits in one view. Its groups are the ranks that differ only
+// in these digits.
 struct AxisDef {
   std::string_view name;
   bool expert;  // in the expert view
@@ -113,7 +114,8 @@ int64_t group_size(const MeshShape& shape, Axis axis) {
 std::vector<int> ranks_of_group(const MeshShape& shape, Axis axis, int world_rank) {
   const AxisDef& def = def_of(axis);
   const Digits radix = def.expert ? expert(shape) : dense(shape);
-  // Counts through the digits that vary, the first of them fastest, so that ranks come out ascending.
+  // Counts through the digits that vary, the first of them fastest, so that ranks
+  // come out ascending.
   Digits steps;
   for (int i = 0; i < kDigits; ++i) steps[i] = def.varies[i] ? radix[i] : 1;
   std::vector<int> ranks;

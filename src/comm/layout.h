@@ -57,7 +57,8 @@ struct RankPlace {
   bool operator==(const RankPlace&) const = default;
 };
 
-// All of these REQUIRE that shape.check() passes and that ranks and coordinates are inside the shape.
+// All of these REQUIRE that shape.check() passes and that ranks and coordinates are
+// inside the shape.
 RankPlace place_of(const MeshShape& shape, int world_rank);
 int rank_in_dense_view(const MeshShape& shape, const RankPlace& place);   // reads tp, cp, dp, pp
 int rank_in_expert_view(const MeshShape& shape, const RankPlace& place);  // reads etp, ep, edp, pp

@@ -109,7 +109,8 @@ TEST(LayoutProperty, ViewsAgreeOnTheStage) {
   EXPECT_TRUE(rc::check([] {
     const MeshShape shape = any_shape();
     for (const int r : all_ranks(shape)) {
-      // A rank exchanges tokens only with ranks of its stage, and a pipeline has one rank of each stage.
+      // A rank exchanges tokens only with ranks of its stage, and a pipeline has one rank
+      // of each stage.
       for (const Axis axis : {Axis::ep, Axis::edp, Axis::etp_ep, Axis::tp_cp_dp})
         for (const int other : ranks_of_group(shape, axis, r))
           RC_ASSERT(place_of(shape, other).pp == place_of(shape, r).pp);

@@ -5,8 +5,8 @@
 
 namespace moebius {
 
-// Returns a name that is equal on the ranks of one machine, and differs between machines while they
-// run.
+// Returns a name that is equal on the ranks of one machine, and differs between machines
+// while they run.
 std::string machine_name();
 
 }  // namespace moebius

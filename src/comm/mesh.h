@@ -13,8 +13,8 @@ class Mesh {
   // The mesh of a single rank. Throws Error{usage} when the shape has more.
   explicit Mesh(const MeshShape& shape);
   // This rank's part of the mesh over the ranks of a world, with one group for each axis.
-  // All ranks make it, with the same shape. Groups with the same ranks stay separate, so that traffic
-  // is counted and reported by axis.
+  // All ranks make it, with the same shape. Groups with the same ranks stay separate, so that
+  // traffic is counted and reported by axis.
   // The transport must outlive the mesh.
   // Throws Error{usage} when the shape is wrong or does not have the world's size.
   // links: moves GPU memory for the groups and must outlive the mesh; null if no group does so.

@@ -37,8 +37,8 @@ class MessageGroup::Exchange final : public Pending::Transfer {
         messages_(std::move(messages)),
         record_(record),
         then_(std::move(then)) {}
-  // A withdrawn exchange counts as ended, except during an exception: then a report shows it as not
-  // ended.
+  // A withdrawn exchange counts as ended, except during an exception: then a report shows it
+  // as not ended.
   ~Exchange() override {
     if (!has_ended_ && std::uncaught_exceptions() == 0) recorder_.end(record_);
   }

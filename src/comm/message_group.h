@@ -1,6 +1,7 @@
 // A MessageGroup is a Group over messages.
-// Every collective is an exchange: each rank sends one message to each other rank and receives one from it.
-// So a waiting rank knows which rank it waits for, and every transport adds in the same order.
+// Every collective is an exchange: each rank sends one message to each other rank and receives
+// one from it. So a waiting rank knows which rank it waits for, and every transport adds in
+// the same order.
 //
 //   all_reduce_sum      each rank gets its slice from all ranks, adds the slices in rank order, and
 //                       sends the sum to all

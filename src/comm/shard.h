@@ -1,4 +1,5 @@
-// The elements of a tensor that one rank has: a block of a global tensor, and a range of elements in memory.
+// The elements of a tensor that one rank has: a block of a global tensor, and a range of
+// elements in memory.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +8,15 @@
 
 namespace moebius {
 
-// The block of a global tensor that a rank holds: [begin, begin + count) of dimension dim, and all of the other
-// dimensions. A negative dim stands for the whole tensor.
+// The block of a global tensor that a rank holds: [begin, begin + count) of dimension dim, and all
+// of the other dimensions. A negative dim stands for the whole tensor.
 struct Shard {
   int dim = -1;
   int64_t begin = 0, count = 0;
   bool operator==(const Shard&) const = default;
 };
-// Returns the r-th of n blocks of dimension dim. Where n does not divide it, some blocks are longer by one.
+// Returns the r-th of n blocks of dimension dim. Where n does not divide it, some blocks are
+// longer by one.
 Shard shard_of(const Shape& global, int dim, int64_t r, int64_t n);
 
 // Elements [begin, begin + count) of a tensor, counted in the order of its memory.

@@ -1,4 +1,5 @@
-// Which dispatcher the MoE layers of a run use, and why. The run's log and `moebius config` print both.
+// The dispatcher that the MoE layers of a run use, and the reason. The run's log and `moebius
+// config` print both.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ struct DispatcherQuestion {
 };
 
 struct DispatcherChoice {
-  // The MoE layers are built with this: allgather or alltoall. If nothing is dispatched, it is what was
-  // asked for.
+  // The MoE layers are built with this: allgather or alltoall. If nothing is dispatched, it is what
+  // was asked for.
   DispatcherKind kind = DispatcherKind::automatic;
   std::string name;    // "none", "local", "allgather" or "alltoall"
   std::string reason;  // a clause, as in "parallel.dispatcher asks for it"

@@ -1,5 +1,6 @@
-// A JSON object that copies and compares by value. This header needs only the name of nlohmann::json: most
-// files include a model's spec and never look into the config.json that it came from.
+// A JSON object that copies and compares by value. This header needs only the name of
+// nlohmann::json: most files include a model's spec and never look into the config.json that
+// it came from.
 #pragma once
 
 #include <memory>

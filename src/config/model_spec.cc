@@ -13,8 +13,8 @@ namespace {
 // The FFN weights of one layer that one token uses, divided by hidden_size: gate, up and down.
 constexpr int64_t kGatedMatrices = 3;
 
-// The products of latent attention: with x, with the query's latent (or x), with the latent of keys and
-// values, and with o.
+// The products of latent attention: with x, with the query's latent (or x), with the latent of keys
+// and values, and with o.
 int64_t latent_matrices(const ModelSpec& m) {
   const int64_t q = m.q_lora_rank > 0 ? m.q_lora_rank * (m.hidden_size + m.q_size()) : m.hidden_size * m.q_size();
   const int64_t down = m.hidden_size * (m.kv_lora_rank + m.qk_rope_head_dim);
@@ -203,9 +203,9 @@ bool ModelSpec::is_moe_layer(int64_t layer) const {
 int64_t ModelSpec::num_parameters() const { return parameters_with(*this, num_experts); }
 int64_t ModelSpec::num_active_parameters() const { return parameters_with(*this, top_k); }
 
-// FLOPs per token: 2 per multiply-add, 3 for forward, input gradient and weight gradient. Attention does q
-// k^T and p v, num_heads times their width in multiply-adds per key, over half of the seq_len keys.
-// Megatron counts the norms of latents and of multi-token prediction.
+// FLOPs per token: 2 per multiply-add, 3 for forward, input gradient and weight gradient. Attention
+// does q k^T and p v, num_heads times their width in multiply-adds per key, over half of the
+// seq_len keys. Megatron counts the norms of latents and of multi-token prediction.
 double ModelSpec::train_flops_per_token(int64_t seq_len) const {
   const double h = hidden_size, mtp = num_mtp_layers;
   const double moe = moe_layers_and_mtp(*this);

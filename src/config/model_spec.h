@@ -1,6 +1,6 @@
 // The model: its shapes and its maths. Training and layout are in other specs.
-// The spec is read from a Hugging Face config.json (v4 and v5 spellings), or from the same keys in a
-// recipe's [model].
+// The spec is read from a Hugging Face config.json (v4 and v5 spellings), or from the same keys in
+// a recipe's [model].
 #pragma once
 
 #include <algorithm>
@@ -13,16 +13,16 @@
 
 namespace moebius {
 
-// RMSNorm on q and k before RoPE. per_head: of each head, with one weight of head_dim (Qwen3). whole: of
-// all heads together, with a weight of the projection's width (OLMoE).
+// RMSNorm on q and k before RoPE. per_head: of each head, with one weight of head_dim (Qwen3).
+// whole: of all heads together, with a weight of the projection's width (OLMoE).
 enum class QkNorm { none, per_head, whole };
 enum class ScoreFunction { softmax, sigmoid };
-// The score of a group of experts in group-limited routing: its best expert (DeepSeek-V2), the sum of its
-// best two (DeepSeek-V3), or the sum of its best top_k / topk_group (Megatron).
+// The score of a group of experts in group-limited routing: its best expert (DeepSeek-V2), the sum
+// of its best two (DeepSeek-V3), or the sum of its best top_k / topk_group (Megatron).
 enum class GroupScore { max, sum_of_two, sum_of_top };
 
-// Rotary frequencies are stretched for contexts longer than those of pre-training. The members are the
-// values of rope_scaling's keys. model/attention/rope_frequencies.h has the formulas.
+// Rotary frequencies are stretched for contexts longer than those of pre-training. The members are
+// the values of rope_scaling's keys. model/attention/rope_frequencies.h has the formulas.
 enum class RopeType { plain, linear, llama3, yarn };
 struct RopeScaling {
   RopeType type = RopeType::plain;
@@ -60,18 +60,18 @@ struct ModelSpec {
   bool attention_sinks = false;      // each head's softmax has one more logit, to which no value belongs
   double initializer_range = 0.02;
 
-  // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), if kv_lora_rank is above 0. Keys and
-  // values come from one latent vector a token. Only qk_rope_head_dim of the head_dim columns of q and k
-  // rotate; all heads share those columns of k.
+  // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), if kv_lora_rank is above 0. Keys
+  // and values come from one latent vector a token. Only qk_rope_head_dim of the head_dim columns
+  // of q and k rotate; all heads share those columns of k.
   int64_t q_lora_rank = 0;  // 0: q has one projection and no latent vector
   int64_t kv_lora_rank = 0;
   int64_t qk_rope_head_dim = 0;
   int64_t v_head_dim = 0;
   bool rope_interleave = false;  // pairs (2i, 2i + 1) rotate, not (i, i + d/2)
 
-  // Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): the modules that follow the
-  // layers. Each has two norms, a projection and one more layer like the last (model/layers/mtp.h).
-  // num_nextn_predict_layers.
+  // Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): the modules
+  // that follow the layers. Each has two norms, a projection and one more layer like the
+  // last (model/layers/mtp.h). num_nextn_predict_layers.
   int64_t num_mtp_layers = 0;
 
   // MoE. moe_layers[i]: whether layer i is an MoE layer. Without experts none is.
@@ -82,7 +82,8 @@ struct ModelSpec {
   int64_t shared_intermediate_size = 0;  // 0: no shared expert
   bool shared_expert_gate = false;       // y += sigmoid(x w_g) * shared(x), Qwen2-MoE
   ScoreFunction score = ScoreFunction::softmax;
-  // The weights of a token's experts are divided by their sum. "Softmax after top-k" is softmax with this.
+  // The weights of a token's experts are divided by their sum. "Softmax after top-k" is
+  // softmax with this.
   bool norm_topk_prob = false;
   double routed_scaling_factor = 1.0;
   int64_t n_group = 1;  // groups of experts; topk_group of them are kept per token
@@ -112,13 +113,14 @@ struct ModelSpec {
   int64_t num_parameters() const;
   int64_t num_active_parameters() const;  // those that one token uses: top_k experts, shared, and the dense rest
 
-  // Model FLOPs of one training token at a sequence length: forward, input gradients and weight gradients.
-  // Attention counts its causal half. The router, norms, embedding look-up and recompute are not counted
-  // (Megatron's convention).
+  // Model FLOPs of one training token at a sequence length: forward, input gradients and weight
+  // gradients. Attention counts its causal half. The router, norms, embedding look-up and recompute
+  // are not counted (Megatron's convention).
   double train_flops_per_token(int64_t seq_len) const;
 
-  // Error{usage} if a shape is not positive, a division has a rest, top_k is above the experts, groups do
-  // not fit, or the keys of this family cannot express the model (a "qwen3_moe" has no shared expert).
+  // Error{usage} if a shape is not positive, a division has a rest, top_k is above the experts,
+  // groups do not fit, or the keys of this family cannot express the model (a "qwen3_moe" has
+  // no shared expert).
   void check() const;
   bool operator==(const ModelSpec&) const = default;
 };

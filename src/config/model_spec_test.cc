@@ -71,7 +71,8 @@ TEST(NumParameters, ReleasedModels) {
   EXPECT_EQ(from({{"model_type", "mixtral"}}).num_parameters(), 46702792704);
   EXPECT_EQ(from({{"model_type", "mixtral"}}).num_active_parameters(), 12879925248);
   EXPECT_EQ(from({{"model_type", "deepseek_v3"}}).num_parameters(), 671026404352);
-  // A layer like the others with experts, the projection and three norms; embedding and head are the model's.
+  // A layer like the others with experts, the projection and three norms; embedding and head
+  // are the model's.
   EXPECT_EQ(from({{"model_type", "deepseek_v3"}, {"num_mtp_layers", 1}}).num_parameters(),
             671026404352 + 11507286016 + 2 * 7168 * 7168 + 3 * 7168);
 }

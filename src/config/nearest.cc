@@ -1,6 +1,7 @@
 #include "config/nearest.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "core/error.h"
@@ -17,7 +18,8 @@ int distance(std::string_view name, std::string_view candidate) {
   return last_part(name) == last_part(candidate) ? std::min(whole, 1) : whole;
 }
 
-// A slip in the last part counts the same if the section is wrong too. A name alone may be a section.
+// A slip in the last part counts the same if the section is wrong too. A name alone may
+// be a section.
 int distance_of_keys(std::string_view name, std::string_view candidate) {
   int last = edit_distance(last_part(name), last_part(candidate));
   if (name.find('.') == std::string_view::npos) last = std::min(last, edit_distance(name, first_part(candidate)));
@@ -31,9 +33,18 @@ std::string closest(std::string_view name, const std::vector<std::string>& candi
   return *std::min_element(candidates.begin(), candidates.end(), closer);
 }
 
-// One edit for every three letters. Two swapped letters are two edits, which a word of five letters may have.
+// One edit for every three letters. Two swapped letters are two edits, which a word of five
+// letters may have.
 bool is_near(std::string_view a, std::string_view b) {
   return edit_distance(a, b) <= (static_cast<int>(std::max(a.size(), b.size())) + 1) / 3;
+}
+
+// In another section only the same word counts, and a short word says too little.
+bool is_slip(std::string_view name, std::string_view candidate) {
+  const std::string_view last = last_part(candidate), section = first_part(candidate);
+  if (name.find('.') == std::string_view::npos) return is_near(name, section) || is_near(name, last);
+  if (is_near(first_part(name), section)) return is_near(last_part(name), last);
+  return last_part(name) == last && last.size() > 4;
 }
 
 }  // namespace
@@ -58,9 +69,10 @@ std::string nearest(std::string_view name, const std::vector<std::string>& candi
 }
 
 std::string nearest_if_near(std::string_view name, const std::vector<std::string>& candidates) {
-  const std::string candidate = closest(name, candidates, distance_of_keys);
-  const bool names_section = name.find('.') == std::string_view::npos && is_near(name, first_part(candidate));
-  return names_section || is_near(last_part(name), last_part(candidate)) ? candidate : "";
+  std::vector<std::string> slips;
+  std::copy_if(candidates.begin(), candidates.end(), std::back_inserter(slips),
+               [&](const std::string& candidate) { return is_slip(name, candidate); });
+  return slips.empty() ? "" : closest(name, slips, distance_of_keys);
 }
 
 }  // namespace moebius

@@ -26,10 +26,13 @@ TEST(Nearest, AWordThatIsNearNothingGetsNoHint) {
   const std::vector<std::string> keys = {"log.every", "train.micro_batch", "train.steps", "optimizer.schedule"};
   EXPECT_EQ(nearest_if_near("train.stpes", keys), "train.steps");
   EXPECT_EQ(nearest_if_near("optimizer.steps", keys), "train.steps");
-  EXPECT_EQ(nearest_if_near("optimizer.step", keys), "train.steps");
+  EXPECT_EQ(nearest_if_near("optimizer.step", keys), "") << "a slip, and of another section";
+  EXPECT_EQ(nearest_if_near("trian.steps", keys), "train.steps");
   EXPECT_EQ(nearest_if_near("logs", keys), "log.every") << "a section";
   EXPECT_EQ(nearest_if_near("train.learning_rate", keys), "");
   EXPECT_EQ(nearest_if_near("train.patience", keys), "");
+  EXPECT_EQ(nearest_if_near("precision.keep", {"checkpoint.keep", "precision.compute"}), "") << "a short word";
+  EXPECT_EQ(nearest_if_near("lora.r", {"optimizer.lr", "moe.balance"}), "");
 }
 
 }  // namespace

@@ -14,12 +14,16 @@ struct OtherName {
 };
 
 constexpr std::string_view
+    kSequenceParallel = "on wherever parallel.tp is above 1",
+    kNoLora = "not part of this version: train.freeze keeps parameters as they are",
+    kNoLowPrecision = "precision.compute (\"bf16\" or \"f32\"), which holds for the whole model",
     kEpochs = "train.steps (there are no epochs: tokens of the data / (global_batch * seq_len) steps read it once)",
     kAccumulation = "train.global_batch (global_batch / (micro_batch * dp) micro-batches are accumulated)";
 
-// Names in Hugging Face's trainers and config files, in Megatron and in DeepSpeed.
+// Names in Hugging Face's trainers and config files, in Megatron, in torchtitan and in DeepSpeed.
 constexpr OtherName kOtherNames[] = {
     {"learning_rate", "optimizer.lr"},
+    {"lr", "optimizer.lr"},
     {"max_lr", "optimizer.lr"},
     {"epochs", kEpochs},
     {"num_epochs", kEpochs},
@@ -73,15 +77,77 @@ constexpr OtherName kOtherNames[] = {
     {"pipeline_model_parallel_size", "parallel.pp"},
     {"context_parallel_size", "parallel.cp"},
     {"expert_model_parallel_size", "parallel.ep"},
+    {"expert_tensor_parallel_size", "parallel.etp"},
+    {"virtual_pipeline_model_parallel_size", "parallel.vpp"},
+    {"num_virtual_stages_per_pipeline_rank", "parallel.vpp"},
+    {"pipeline_model_parallel_layout", "parallel.layout"},
+    {"expert_parallel", "parallel.ep"},
+    {"pipeline_parallel", "parallel.pp"},
+    {"context_parallel", "parallel.cp"},
+    {"data_parallel", "what tp, cp and pp leave of the number of ranks"},
+    {"sp", kSequenceParallel},
+    {"sequence_parallel", kSequenceParallel},
+    {"use_distributed_optimizer", "always on: masters and moments are spread over the ranks of dp"},
+    {"overlap_grad_reduce", "parallel.overlap"},
+    {"token_dispatcher_type", "parallel.dispatcher"},
+    {"moe_token_dispatcher_type", "parallel.dispatcher"},
+    {"cp_comm_type", "parallel.cp_comm"},
+    {"router_topk", "model.num_experts_per_tok"},
+    {"moe_router_topk", "model.num_experts_per_tok"},
+    {"topk", "model.num_experts_per_tok"},
+    {"router_load_balancing_type", "moe.balance"},
+    {"moe_router_load_balancing_type", "moe.balance"},
+    {"router_bias_update_rate", "moe.bias_rate"},
+    {"moe_router_bias_update_rate", "moe.bias_rate"},
+    {"moe_router_score_function", "model.scoring_func"},
+    {"moe_router_dtype", "moe.router_dtype"},
+    {"moe_z_loss_coeff", "moe.z_coeff"},
+    {"moe_input_jitter_eps", "moe.jitter"},
+    {"moe_expert_capacity_factor", "moe.capacity_factor"},
+    {"moe_ffn_hidden_size", "model.moe_intermediate_size"},
+    {"moe_shared_expert_intermediate_size", "model.shared_expert_intermediate_size"},
+    {"ffn_hidden_size", "model.intermediate_size"},
+    {"num_query_groups", "model.num_key_value_heads"},
+    {"kv_channels", "model.head_dim"},
+    {"rotary_base", "model.rope_theta"},
+    {"norm_epsilon", "model.rms_norm_eps"},
+    {"init_method_std", "model.initializer_range"},
+    {"recompute_granularity", "memory.recompute, with \"layer\" for full recomputation"},
+    {"recompute_modules", "memory.recompute"},
+    {"lora", kNoLora},
+    {"lora_rank", kNoLora},
+    {"lora_alpha", kNoLora},
+    {"fp8", kNoLowPrecision},
+    {"fp8_recipe", kNoLowPrecision},
+    {"data_path", "data.train"},
+    {"train_data_path", "data.train"},
+    {"valid_data_path", "data.valid"},
+    {"tokenizer_model", "data.tokenizer"},
+    {"tokenizer_type", "data.tokenizer"},
+    {"eval_interval", "train.eval_every"},
+    {"eval_iters", "train.eval_batches"},
+    {"log_interval", "log.every"},
+    {"tensorboard_dir", "log.tensorboard (the files are in run.dir)"},
+    {"wandb", "log.tensorboard (the only tracker; metrics.jsonl has the same figures)"},
+    {"wandb_project", "log.tensorboard (the only tracker; metrics.jsonl has the same figures)"},
+    {"no_save_optim", "not there: a checkpoint always has the optimizer's state"},
+    // Names that say something only together with their section.
+    {"lora.r", kNoLora},
+    {"precision.keep", kNoLowPrecision},
+    {"precision.recipe", kNoLowPrecision},
+    {"data.path", "data.train"},
 };
 
 }  // namespace
 
 std::string other_name_hint(std::string_view key) {
-  const std::string_view last = key.substr(key.rfind('.') + 1);
-  const auto found =
-      std::find_if(std::begin(kOtherNames), std::end(kOtherNames), [&](const OtherName& o) { return o.name == last; });
-  return found == std::end(kOtherNames) ? "" : fmt::format("; that is {} here", found->ours);
+  std::string name(key);
+  std::replace(name.begin(), name.end(), '-', '_');  // a flag of a command line
+  if (const size_t begin = name.find_first_not_of('_'); begin != name.npos) name.erase(0, begin);
+  const std::string_view last = std::string_view(name).substr(name.rfind('.') + 1);
+  const auto found = std::find_if(std::begin(kOtherNames), std::end(kOtherNames),
+                                  [&](const OtherName& o) { return o.name == name || o.name == last; });
+  return found == std::end(kOtherNames) ? "" : fmt::format("; here that is {}", found->ours);
 }
 
 }  // namespace moebius

@@ -6,8 +6,8 @@
 
 namespace moebius {
 
-// "; that is optimizer.lr here", if the last part of the key (learning_rate) is another name of one of our
-// keys; else empty.
+// "; here that is optimizer.lr", if the key or its last part (learning_rate) is another name of one
+// of our keys; else empty. Hyphens count as underscores.
 std::string other_name_hint(std::string_view key);
 
 }  // namespace moebius

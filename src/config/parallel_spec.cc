@@ -11,8 +11,8 @@ void check_degree(const char* name, int64_t degree) {
                 degree);
 }
 
-// One view of the ranks, a * b * pp of them at a time. It divides in steps, since the product of the
-// degrees may not fit int64.
+// One view of the ranks, a * b * pp of them at a time. It divides in steps, since the product of
+// the degrees may not fit int64.
 void check_view(const char* names, int64_t a, int64_t b, int64_t pp, int64_t world_size) {
   const bool divides = world_size % pp == 0 && world_size / pp % a == 0 && world_size / pp / a % b == 0;
   MOEBIUS_CHECK(usage, divides,

@@ -12,7 +12,8 @@ enum class CpComm { allgather, ring, alltoall };
 // The order of a pipeline's passes (parallel/pipeline/schedule.h).
 enum class PipelineSchedule { one_f_one_b };
 
-// How tokens reach experts of other ranks (model/moe/dispatcher.h). automatic: resolve_dispatcher() chooses.
+// How tokens reach experts of other ranks (model/moe/dispatcher.h).
+// automatic: resolve_dispatcher() chooses.
 enum class DispatcherKind { automatic, allgather, alltoall };
 
 struct ParallelSpec {
@@ -23,8 +24,8 @@ struct ParallelSpec {
   DispatcherKind dispatcher = DispatcherKind::automatic;
   bool overlap = true;  // gradients, weights and stages' messages travel during compute; the same bits
 
-  // dp and edp are what is left of the world size in the dense and in the expert view of the same ranks
-  // (Parallel Folding: pp is shared, ep may span tp, cp and dp).
+  // dp and edp are what is left of the world size in the dense and in the expert view of the same
+  // ranks (Parallel Folding: pp is shared, ep may span tp, cp and dp).
   // Error{usage} with the equation that fails unless world_size ranks can hold this layout.
   void check(int64_t world_size) const;
   int64_t dp(int64_t world_size) const;   // world / (tp cp pp)

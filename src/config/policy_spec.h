@@ -12,8 +12,8 @@ struct PrecisionSpec {
   bool operator==(const PrecisionSpec&) const = default;
 };
 
-// The tensors that backward recomputes, so that forward need not keep them. The bits are the same; a step
-// takes less memory and more time.
+// The tensors that backward recomputes, so that forward need not keep them. The bits are the same;
+// a step takes less memory and more time.
 struct RecomputeSpec {
   bool norm = false;           // outputs of a layer's norms
   bool qkv = false;            // queries, keys and values, the outputs of their projection

@@ -1,4 +1,5 @@
-// Checks the relations between the values of a run. The rules of the table check the range of each value.
+// Checks the relations between the values of a run. The rules of the table check the range
+// of each value.
 #include <unistd.h>
 
 #include <filesystem>
@@ -23,7 +24,8 @@ std::string origin(const RunSpec& s, const std::string& key) {
   return found == s.provenance.end() ? "" : fmt::format(" [{}]", found->second);
 }
 
-// One error names all required keys that a recipe lacks, and those that `train` will need beside them.
+// One error names all required keys that a recipe lacks, and those that `train` will
+// need beside them.
 void check_required(const RunSpec& s) {
   std::string missing, more;
   const auto add = [](std::string& to, const std::string& key) { to += (to.empty() ? "" : ", ") + key; };
@@ -47,8 +49,8 @@ void check_ranges(const RunSpec& s) {
   }
 }
 
-// Refuses a key that would do nothing without another key. The default value passes, so that a resolved
-// recipe, which holds every key, reads back.
+// Refuses a key that would do nothing without another key. The default value passes, so that a
+// resolved recipe, which holds every key, reads back.
 void refuse_idle(const RunSpec& s, const char* key, const std::string& why) {
   static const RunSpec defaults;
   for (const RecipeKey& each : recipe_table()) {
@@ -221,8 +223,8 @@ void check_layout(const RunSpec& s) {
                 "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}", 2 * p.cp, s.train.seq_len);
 }
 
-// Checks the stages, and that a step has whole groups of pp micro-batches, which take turns on the virtual
-// stages.
+// Checks the stages, and that a step has whole groups of pp micro-batches, which take turns on
+// the virtual stages.
 void check_pipeline(const RunSpec& s, int64_t world_size) {
   const ParallelSpec& p = s.parallel;
   check_mtp_stage(stage_layout({.text = p.layout,
@@ -238,8 +240,8 @@ void check_pipeline(const RunSpec& s, int64_t world_size) {
                 p.vpp, p.pp, s.train.global_batch, s.train.micro_batch, dp, M, origin(s, "parallel.vpp"));
 }
 
-// A trace that cannot be written is an error at the start. The run makes its own folder, which need not
-// exist yet.
+// A trace that cannot be written is an error at the start. The run makes its own folder, which need
+// not exist yet.
 void check_trace(const RunSpec& s) {
   namespace fs = std::filesystem;
   if (s.log.trace.empty()) return;

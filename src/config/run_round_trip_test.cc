@@ -40,7 +40,8 @@ TEST(ConfigDiff, SameModelFromAFolderAndInlineIsTheSame) {
   EXPECT_EQ(train_identity(inline_spec), train_identity(from_folder));
 }
 
-// Random specs for the round trip. Fields get values of their whole range, related or not: to_toml does not check.
+// Random specs for the round trip. Fields get values of their whole range, related or not: to_toml
+// does not check.
 class RandomSpec {
  public:
   explicit RandomSpec(uint64_t seed) : random_(seed) {}

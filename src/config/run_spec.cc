@@ -39,9 +39,16 @@ std::string shown_key(const std::string& key) {
   return plain ? key : shown(json(key));
 }
 
+bool is_section(const std::string& name) {
+  const auto& table = recipe_table();
+  return std::any_of(table.begin(), table.end(), [&](const RecipeKey& k) { return section_of(k.name) == name; });
+}
+
 [[noreturn]] void fail_unknown(const RecipeEntry& entry) {
   MOEBIUS_CHECK(usage, entry.key != "parallel.dp",
                 "{}: parallel.dp is not a key; it is what tp, cp and pp leave of the number of ranks", entry.where);
+  MOEBIUS_CHECK(usage, !is_section(entry.key), "{}: {} is a section; write its keys under [{}]; got the value {}",
+                entry.where, entry.key, entry.key, shown(entry.value));
   std::string hint = other_name_hint(entry.key);
   const std::string near = nearest_if_near(entry.key, recipe_keys());
   if (hint.empty() && !near.empty()) hint = fmt::format("; did you mean {}?", near);
@@ -56,14 +63,10 @@ const RecipeKey& find_key(const RecipeEntry& entry) {
   return *found;
 }
 
-bool is_empty_section(const RecipeEntry& entry) {
-  const auto& table = recipe_table();
-  const auto in_section = [&](const RecipeKey& k) { return section_of(k.name) == entry.key; };
-  return entry.value == json::object() && std::any_of(table.begin(), table.end(), in_section);
-}
+bool is_empty_section(const RecipeEntry& entry) { return entry.value == json::object() && is_section(entry.key); }
 
-// Whether the entry has a retired key, which is then passed over. Error{usage} unless it has its accepted
-// value.
+// Returns whether the entry has a retired key, which is then passed over. Error{usage} unless it
+// has its accepted value.
 bool is_retired(const RecipeEntry& entry) {
   const auto& keys = retired_keys();
   const auto found = std::find_if(keys.begin(), keys.end(), [&](const RetiredKey& k) { return k.name == entry.key; });
@@ -82,8 +85,8 @@ void apply(RunSpec& spec, const RecipeEntry& entry) {
   spec.provenance[entry.key] = entry.where;
 }
 
-// The config.json key of "model.KEY"; empty for keys of other sections, model.hf, model.config and
-// model.init_from.
+// The config.json key of "model.KEY"; empty for keys of other sections, model.hf,
+// model.config and model.init_from.
 std::string inline_model_key(const std::string& name) {
   if (section_of(name) != "model") return "";
   const std::string key = name.substr(name.find('.') + 1);
@@ -134,7 +137,8 @@ void resolve_inline_model(RunSpec& spec, const std::string& name) {
   spec.model = read_hf_config(config, name + " [model]", ErrorKind::usage);
 }
 
-// The data of a model from a folder has the tokenizer of that folder, unless the recipe names another.
+// The data of a model from a folder has the tokenizer of that folder, unless the
+// recipe names another.
 void take_tokenizer_of_model(RunSpec& spec) {
   std::error_code unreadable;
   if (spec.model_hf.empty() || spec.provenance.contains("data.tokenizer")) return;

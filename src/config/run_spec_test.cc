@@ -118,14 +118,15 @@ TEST(Parse, ErrorsNameTheKeyWhatWasExpectedAndWhere) {
 
 TEST(Parse, UnknownKeysNameTheNearest) {
   EXPECT_THAT(parse_error({"train.step=3"}), HasSubstr("--set: unknown key train.step; did you mean train.steps?"));
-  EXPECT_THAT(parse_error({"train.lr=3"}), HasSubstr("did you mean optimizer.lr?"));
+  EXPECT_THAT(parse_error({"train.lr=3"}), HasSubstr("train.lr; here that is optimizer.lr"));
   EXPECT_THAT(parse_error({"model.num_expert=3"}), HasSubstr("did you mean model.num_experts?"));
   EXPECT_THAT(parse_error({"steps=3"}), HasSubstr("unknown key steps; did you mean train.steps?"));
   EXPECT_THAT(parse_error({"train.learning_rate=3"}),
-              testing::EndsWith("unknown key train.learning_rate; that is optimizer.lr here"));
-  EXPECT_THAT(parse_error({"train.epochs=3"}), HasSubstr("that is train.steps (there are no epochs"));
-  EXPECT_THAT(parse_error({"train.fp16=true"}), HasSubstr("that is precision.compute (\"bf16\" or \"f32\") here"));
-  EXPECT_THAT(parse_error({"train.gradient_accumulation_steps=2"}), HasSubstr("that is train.global_batch (global_b"));
+              testing::EndsWith("unknown key train.learning_rate; here that is optimizer.lr"));
+  EXPECT_THAT(parse_error({"train.epochs=3"}), HasSubstr("here that is train.steps (there are no epochs"));
+  EXPECT_THAT(parse_error({"train.fp16=true"}), HasSubstr("here that is precision.compute (\"bf16\" or \"f32\")"));
+  EXPECT_THAT(parse_error({"train.gradient_accumulation_steps=2"}),
+              HasSubstr("here that is train.global_batch (global_b"));
   EXPECT_THAT(parse_error({"train.patience=3"}),
               testing::EndsWith("unknown key train.patience; moebius config --keys lists them all"));
   EXPECT_THAT(parse_error({"train. steps=3"}), HasSubstr("unknown key \"train. steps\"; did you mean train.steps?"));
@@ -135,6 +136,32 @@ TEST(Parse, UnknownKeysNameTheNearest) {
   EXPECT_THAT(error_text(ErrorKind::usage, [] { parse_run_spec("[logs]\n" + kModel, "r.toml", {}); }),
               HasSubstr("r.toml:1: unknown key logs; did you mean log.every?"));
   EXPECT_NO_THROW(parse_run_spec("[log]\n" + kModel, "r.toml", {}));
+}
+
+TEST(Parse, AValueForASectionIsExplained) {
+  EXPECT_THAT(error_text(ErrorKind::usage, [] { parse_run_spec("run = 3\n" + kModel, "r.toml", {}); }),
+              HasSubstr("r.toml:1: run is a section; write its keys under [run]; got the value 3"));
+  EXPECT_THAT(parse_error({"parallel=2"}), HasSubstr("--set: parallel is a section"));
+}
+
+TEST(Parse, UnknownKeysOfMegatronAreTranslated) {
+  const auto hint = [](const std::string& key) {
+    const std::string text = parse_error({key + "=3"});
+    return text.substr(text.find(key) + key.size());
+  };
+  EXPECT_EQ(hint("moe.router_topk"), "; here that is model.num_experts_per_tok");
+  EXPECT_EQ(hint("model.ffn_hidden_size"), "; here that is model.intermediate_size");
+  EXPECT_EQ(hint("moe.token_dispatcher_type"), "; here that is parallel.dispatcher");
+  EXPECT_EQ(hint("data.path"), "; here that is data.train");
+  EXPECT_EQ(hint("data.tokenizer_model"), "; here that is data.tokenizer");
+  EXPECT_EQ(hint("expert-model-parallel-size"), "; here that is parallel.ep");
+  EXPECT_EQ(hint("--expert-model-parallel-size"), "; here that is parallel.ep");
+  for (const char* key : {"parallel.sp", "parallel.sequence_parallel"})
+    EXPECT_EQ(hint(key), "; here that is on wherever parallel.tp is above 1");
+  EXPECT_THAT(hint("lora.r"), HasSubstr("; here that is not part of this version"));
+  EXPECT_THAT(hint("precision.keep"), HasSubstr("; here that is precision.compute"));
+  EXPECT_THAT(hint("memory.recompute_granularity"), HasSubstr("; here that is memory.recompute"));
+  EXPECT_THAT(hint("log.wandb"), HasSubstr("; here that is log.tensorboard"));
 }
 
 TEST(Parse, ModelKeysOfAnotherFamilyAreRefusedInline) {

@@ -139,19 +139,34 @@ void check_stages(const StageLayoutRequest& request, const std::vector<StageSpec
                 request.text);
 }
 
-std::vector<StageSpec> even_stages(const StageLayoutRequest& request) {
+// Each stage has as many layers as another. Layers that are left go to the stages after stage
+// 0, one each.
+std::vector<StageSpec> stages_without_layout(const StageLayoutRequest& request) {
   const int64_t S = request.num_ranks * request.num_virtual;
-  MOEBIUS_CHECK(usage, request.num_layers % S == 0,
-                "parallel: without a layout the layers must be divisible by pp * vpp = {} * {} = {}; got {} layers; "
-                "set parallel.layout, as in \"E t*2 | t*3 | t*3 | t*2 L\"",
-                request.num_ranks, request.num_virtual, S, request.num_layers);
-  const int64_t each = request.num_layers / S;
   std::vector<StageSpec> stages;
-  for (int64_t s = 0; s < S; ++s) stages.push_back({.first_layer = s * each, .num_layers = each});
+  for (int64_t s = 0, first = 0; s < S; ++s) {
+    const int64_t num = request.num_layers / S + (s >= 1 && s <= request.num_layers % S);
+    stages.push_back({.first_layer = first, .num_layers = num});
+    first += num;
+  }
   stages.front().embedding = true;
   stages.back().norm = true;
   stages.back().num_mtp = request.num_mtp;
   stages.back().loss = true;
+  return stages;
+}
+
+std::vector<StageSpec> even_stages(const StageLayoutRequest& request) {
+  const int64_t P = request.num_ranks, V = request.num_virtual, S = P * V, layers = request.num_layers;
+  MOEBIUS_CHECK(usage, layers >= S,
+                "parallel: pp * vpp = {} * {} = {} are more stages than the {} layers of the model; lower parallel.pp "
+                "or parallel.vpp",
+                P, V, S, layers);
+  std::vector<StageSpec> stages = stages_without_layout(request);
+  MOEBIUS_CHECK(usage, layers % S == 0,
+                "parallel: without a layout the layers must be divisible by pp * vpp = {} * {} = {}; got {} layers; "
+                "set parallel.layout, as in \"{}\"",
+                P, V, S, layers, print({P, stages}));
   return stages;
 }
 

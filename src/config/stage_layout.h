@@ -19,7 +19,7 @@ struct StageSpec {
   bool operator==(const StageSpec&) const = default;
 };
 
-// Which rank of a pipeline holds which stage. All that asks where a stage is asks this.
+// It says which rank of a pipeline holds which stage, to everyone who asks.
 struct StagePlacement {
   int64_t num_ranks = 1;    // P, the size of the pp axis
   int64_t num_virtual = 1;  // V, stages of one rank
@@ -34,8 +34,8 @@ struct StageLayout {
   int64_t num_ranks = 1;          // P
   std::vector<StageSpec> stages;  // P * V
 
-  // Whether m is on a stage before that of L: multi-token prediction then sends its hidden states to the
-  // head, beside the model's.
+  // Returns whether m is on a stage before that of L. Multi-token prediction then sends its hidden
+  // states to the head, beside the model's.
   bool mtp_is_apart() const { return !stages.back().norm; }
   int64_t num_virtual() const { return static_cast<int64_t>(stages.size()) / num_ranks; }
   StagePlacement placement() const { return {num_ranks, num_virtual()}; }
@@ -51,9 +51,9 @@ struct StageLayoutRequest {
   int64_t num_layers = 0, num_mtp = 0;  // of the model
 };
 
-// Error{usage} that names the wrong character or stage if the string cannot be read, its letters are not the
-// model's in order, there are not P * V stages, a stage is empty, or m is on more than one stage. Without a
-// string Error{usage} with the equation if the layers do not split evenly.
+// Error{usage} that names the wrong character or stage if the string cannot be read, its letters
+// are not the model's in order, there are not P * V stages, a stage is empty, or m is on more than
+// one stage. Without a string Error{usage} with the equation if the layers do not split evenly.
 StageLayout stage_layout(const StageLayoutRequest& request);
 
 // Checks beyond that: Error{usage} if m is on rank 0 before the stage of L.

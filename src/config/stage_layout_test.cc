@@ -97,11 +97,29 @@ TEST(StageLayout, NamesTheStage) {
 TEST(StageLayout, RefusesUnevenLayersWithTheEquation) {
   EXPECT_EQ(error_of({.num_ranks = 4, .num_virtual = 2, .num_layers = 61}),
             "parallel: without a layout the layers must be divisible by pp * vpp = 4 * 2 = 8; got 61 layers; set "
-            "parallel.layout, as in \"E t*2 | t*3 | t*3 | t*2 L\"");
+            "parallel.layout, as in \"E t*7 | t*8 | t*8 | t*8 | t*8 | t*8 | t*7 | t*7 L\"");
+  EXPECT_EQ(error_of({.num_ranks = 4, .num_virtual = 2, .num_layers = 5}),
+            "parallel: pp * vpp = 4 * 2 = 8 are more stages than the 5 layers of the model; lower parallel.pp or "
+            "parallel.vpp");
   EXPECT_EQ(error_of({.num_ranks = 0, .num_layers = 3}),
             "parallel.layout: pp, vpp >= 1, layers from 1 to 100000 and mtp layers from 0 to 100000 are laid out; got "
             "pp = 0, "
             "vpp = 1, 3 layers and 0 mtp layers");
+}
+
+// The layout that an error suggests is one for this very model.
+TEST(StageLayout, SuggestsALayoutThatIsPossible) {
+  for (int64_t layers = 2; layers <= 12; ++layers) {
+    for (int64_t P = 2; P <= layers; ++P) {
+      if (layers % P == 0) continue;
+      StageLayoutRequest request{.num_ranks = P, .num_layers = layers, .num_mtp = layers % 2};
+      const std::string error = error_of(request);
+      const size_t begin = error.find("as in \"");
+      ASSERT_NE(begin, error.npos) << error;
+      request.text = error.substr(begin + 7, error.size() - begin - 8);
+      EXPECT_EQ(std::ssize(stage_layout(request).stages), P) << request.text;
+    }
+  }
 }
 
 StageLayout arbitrary_layout(int64_t P, int64_t V) {

@@ -1,4 +1,5 @@
-// Shared by the tests of this folder: a tiny model, the smallest recipe, the text of an expected error.
+// Shared by the tests of this folder: a tiny model, the smallest recipe, the text of
+// an expected error.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +16,8 @@
 
 namespace moebius {
 
-// Odd sizes, every number different: 3 layers, the first dense; 3 experts, top 2, a gated shared expert.
+// Odd sizes, every number different: 3 layers, the first dense; 3 experts, top 2, a
+// gated shared expert.
 inline ModelSpec tiny_model() {
   return {.vocab_size = 11,
           .hidden_size = 12,
@@ -34,7 +36,8 @@ inline ModelSpec tiny_model() {
           .shared_expert_gate = true};
 }
 
-// The text of the Error that call throws; the test fails when it throws none or one of another kind.
+// The text of the Error that call throws; the test fails when it throws none or one
+// of another kind.
 inline std::string error_text(ErrorKind kind, const std::function<void()>& call) {
   try {
     call();

@@ -65,7 +65,8 @@ struct OptimizerSpec {
 enum class DropPolicy { probs, position };
 
 struct BalanceSpec {  // [moe]
-  // Any of these go together, except that sinkhorn goes alone. docs/design/numerics.md defines them.
+  // Any of these go together, except that sinkhorn goes alone.
+  // docs/design/numerics.md defines them.
   bool aux = false, seq_aux = false, global_aux = false, bias = false, sinkhorn = false;
   double aux_coeff = 0.0;  // of every auxiliary loss that is on; above 0 if and only if one is
   double z_coeff = 0.0;

@@ -63,7 +63,8 @@ TEST(ThreadPool, RunsEachTaskOnceForAnyTeam) {
   }
 }
 
-// Loops follow each other at once, or after the workers fell asleep. The pool has more threads than cores.
+// Loops follow each other at once, or after the workers fell asleep. The pool has more
+// threads than cores.
 TEST(ThreadPool, ManyShortLoopsLoseNothing) {
   ThreadPool pool(6);
   std::vector<int64_t> sums(64);

@@ -49,8 +49,8 @@ std::string counted(int64_t n, std::string_view noun);
 
 }  // namespace moebius
 
-// MOEBIUS_FAIL and MOEBIUS_CHECK are for contracts that the caller or the user broke. They are always on.
-// `kind` is an enumerator of ErrorKind; the remaining arguments are fmt's.
+// MOEBIUS_FAIL and MOEBIUS_CHECK are for contracts that the caller or the user broke. They are
+// always on. `kind` is an enumerator of ErrorKind; the remaining arguments are fmt's.
 #define MOEBIUS_FAIL(kind, ...) throw ::moebius::Error(::moebius::ErrorKind::kind, ::fmt::format(__VA_ARGS__))
 #define MOEBIUS_CHECK(kind, cond, ...) \
   do {                                 \

@@ -14,7 +14,8 @@
 
 namespace moebius {
 
-// May be called from any thread. A name is lower-case words joined by dots: "checkpoint.manifest.rename".
+// May be called from any thread. A name is lower-case words joined by dots:
+// "checkpoint.manifest.rename".
 void fault_point(const char* name);
 
 }  // namespace moebius

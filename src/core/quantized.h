@@ -7,7 +7,8 @@
 
 namespace moebius {
 
-// The elements that share a scale. The size of a block is that of the data divided by that of the scales.
+// The elements that share a scale. The size of a block is that of the data divided by that
+// of the scales.
 enum class ScaleLayout : uint8_t {
   none,           // there are no scales
   per_tensor,     // all elements share one

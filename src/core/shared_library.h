@@ -11,8 +11,8 @@ struct SharedLibrary {
   std::string why_missing;  // the loader's message; empty when the library is open
 };
 
-// Opens the library `name` from where the loader looks, or else the file at `path`. The loader looks in
-// LD_LIBRARY_PATH, the folders of the program's other libraries, and the system's folders.
+// Opens the library `name` from where the loader looks, or else the file at `path`. The loader
+// looks in LD_LIBRARY_PATH, the folders of the program's other libraries, and the system's folders.
 SharedLibrary open_library(const std::string& name, const std::string& path);
 
 // Returns null when the library has no such function.

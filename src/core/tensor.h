@@ -51,7 +51,8 @@ struct Tensor {
   // Returns whether this is an optional argument that was not given.
   bool empty() const { return shape.numel() == 0; }
 
-  // Returns the elements; T must be the dtype's type. The result is null only when there are no elements.
+  // Returns the elements; T must be the dtype's type. The result is null only when there
+  // are no elements.
   template <class T>
   T* ptr() const {
     if (dtype != dtype_of<T>) wrong_dtype(dtype_of<T>);
@@ -72,7 +73,8 @@ Tensor tensor_of(T* data, Shape shape) {
   return {.data = data, .shape = shape, .dtype = dtype_of<T>};
 }
 
-// Throws Error{usage} "who: name must be DTYPE SHAPE; got ..." unless t has exactly this dtype and shape.
+// Throws Error{usage} "who: name must be DTYPE SHAPE; got ..." unless t has exactly this
+// dtype and shape.
 void check_tensor(const char* who, const char* name, const Tensor& t, DType dtype, const Shape& shape);
 
 }  // namespace moebius

@@ -12,7 +12,8 @@ namespace {
 
 // The ops of a training step follow each other within microseconds;
 // waking a sleeping worker costs about 50 us.
-// A spin is a pause of some 60 ns: after a quarter of a millisecond the worker frees its core and sleeps.
+// A spin is a pause of some 60 ns: after a quarter of a millisecond the worker frees its
+// core and sleeps.
 constexpr int kSpins = 4000;
 
 }  // namespace
@@ -101,7 +102,8 @@ bool ThreadPool::enter(uint64_t& seen) {
 
 void ThreadPool::sleep_until_news(uint64_t seen) {
   std::unique_lock lock(mutex_);
-  // The counter goes up before the check: either this worker sees the new loop, or run() sees a sleeper.
+  // The counter goes up before the check: either this worker sees the new loop, or run()
+  // sees a sleeper.
   ++num_sleeping_;
   wake_.wait(lock, [&] { return stop_ || loop_ / kNextLoop != seen; });
   --num_sleeping_;

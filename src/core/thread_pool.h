@@ -1,6 +1,6 @@
 // A fixed team of threads that runs numbered tasks.
-// Which thread runs a task is decided at run time; the result of a task must depend on its number alone.
-// Then results do not depend on the number of threads, which the CPU backend promises.
+// Which thread runs a task is decided at run time; the result of a task must depend on its number
+// alone. Then results do not depend on the number of threads, which the CPU backend promises.
 // So split work into pieces of fixed size, never by size().
 #pragma once
 
@@ -54,8 +54,9 @@ class ThreadPool {
   bool enter(uint64_t& seen);  // whether there is a new loop that this worker could join
   void sleep_until_news(uint64_t seen);
 
-  // loop_ holds the number of the loop, whether it is closed to late workers, and how many are inside.
-  // A worker that the system does not schedule never delays a loop whose tasks others have done.
+  // loop_ holds the number of the loop, whether it is closed to late workers, and how many
+  // are inside. A worker that the system does not schedule never delays a loop whose tasks
+  // others have done.
   static constexpr uint64_t kInside = 0xffff, kClosed = 0x10000, kNextLoop = 0x20000;
 
   std::vector<std::thread> threads_;

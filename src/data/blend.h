@@ -33,8 +33,8 @@ class Blend {
   // Returns the pick of step `index`.
   // It walks there from the last step asked for or from the last multiple of W, whichever is
   // nearer. The cost is O(distance * datasets), some 6 ns for each.
-  // Weights such as 3:7 or 0.25:0.75 are reached at once. Only weights of many digits need long walks.
-  // Two Blends of the same weights always agree.
+  // Weights such as 3:7 or 0.25:0.75 are reached at once. Only weights of many digits need long
+  // walks. Two Blends of the same weights always agree.
   Pick at(int64_t index);
 
  private:

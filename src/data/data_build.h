@@ -49,7 +49,8 @@ DatasetInfo build_dataset(const DataBuild& build, const Tokenizer& tokenizer);
 std::optional<DatasetInfo> read_dataset_info(const std::string& prefix);
 
 // Returns a name that distinguishes tokenizers, wherever their folders are. It is "bytes", or a
-// hash of the contents of DIR/tokenizer.json, whatever their layout. It is empty when there is no such file.
+// hash of the contents of DIR/tokenizer.json, whatever their layout. It is empty when there is
+// no such file.
 std::string tokenizer_hash(const std::string& name);
 
 // Throws Error{input} "WHO: ..." when PREFIX.json says that another tokenizer than `name` made the

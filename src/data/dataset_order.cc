@@ -39,6 +39,10 @@ int64_t DatasetOrder::samples_per_epoch(int i) const {
   return (dataset(i).num_tokens() - 1) / options_.seq_len;
 }
 
+int64_t DatasetOrder::num_left_out(int i) const {
+  return dataset(i).has_targets() ? 0 : (dataset(i).num_tokens() - 1) % options_.seq_len;
+}
+
 Sample DatasetOrder::sample(int64_t global_index) {
   const Blend::Pick pick = blend_.at(global_index);
   const int64_t per_epoch = samples_per_epoch(pick.dataset);

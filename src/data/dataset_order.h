@@ -1,8 +1,9 @@
 // The order in which training reads its datasets. It is a pure function of (seed, sample index).
-// So a resumed run needs the index only, and every rank computes its samples without the other ranks.
+// So a resumed run needs the index only, and every rank computes its samples without
+// the other ranks.
 //
-// A sample is seq_len + 1 tokens. Sample s of a dataset reads tokens [s seq_len, s seq_len + seq_len].
-// Neighbours share one token: the last target of one is the first input of the next.
+// A sample is seq_len + 1 tokens. Sample s of a dataset reads tokens [s seq_len, s seq_len +
+// seq_len]. Neighbours share one token: the last target of one is the first input of the next.
 // Each pass over a dataset (an epoch) visits its samples in a new random order. A blend picks the
 // dataset by weight (data/blend.h).
 // The last (tokens - 1) % seq_len tokens are not read.
@@ -44,16 +45,20 @@ class DatasetOrder {
     bool shuffle = true;  // if false, reads from the front, for evaluation
   };
 
-  // Throws Error{usage} for a dataset with less than seq_len + 1 tokens, unless its documents are packed.
+  // Throws Error{usage} for a dataset with less than seq_len + 1 tokens, unless its
+  // documents are packed.
   DatasetOrder(std::vector<WeightedDataset> datasets, const Options& options);
 
   int num_datasets() const { return static_cast<int>(datasets_.size()); }
   const TokenDataset& dataset(int i) const { return datasets_[i].data; }
   int64_t samples_per_epoch(int i) const;
+  // Targets at the end of dataset i that fill no sample and are not read. 0 where
+  // documents are packed.
+  int64_t num_left_out(int i) const;
 
-  // Returns a sample of the blend. This is not for several threads at once, since a blend keeps its position.
-  // Going backwards is exact, but may walk far (data/blend.h). So keep the samples of a step that
-  // are needed twice.
+  // Returns a sample of the blend. This is not for several threads at once, since a blend keeps its
+  // position. Going backwards is exact, but may walk far (data/blend.h). So keep the samples of a
+  // step that are needed twice.
   Sample sample(int64_t global_index);
   // Returns sample `index` of one dataset from its front, without blend and shuffle. It is for
   // reading each dataset once.

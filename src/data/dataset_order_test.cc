@@ -11,7 +11,8 @@
 namespace moebius {
 namespace {
 
-// Writes a dataset of `tokens` ids that count up from `first`. A document ends every `document` tokens.
+// Writes a dataset of `tokens` ids that count up from `first`. A document ends
+// every `document` tokens.
 TokenDataset counting(const TestDir& dir, const std::string& name, int64_t tokens, int32_t first = 0,
                       int64_t document = 5) {
   TokenDatasetWriter writer(dir.path(name), TokenType::i32);
@@ -122,7 +123,8 @@ TEST(Blend, FastForwardAndBackAreExact) {
   }
 }
 
-// The picks equal those of the rule itself, also after several of the steps that at() may start from.
+// The picks equal those of the rule itself, also after several of the steps that at()
+// may start from.
 TEST(Blend, StartsFromAnyMultipleOfTheSum) {
   const std::vector<int64_t> w{3, 7, 1};
   std::vector<int64_t> count(3, 0);

@@ -1,4 +1,5 @@
-// A log of JSON objects, one on each line. It survives a crash, and is truncated when a run resumes.
+// A log of JSON objects, one on each line. It survives a crash, and is truncated when
+// a run resumes.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,8 @@ struct TokenSpan {
 
 std::string target_spans_text(const std::vector<TokenSpan>& spans, int64_t num_tokens);
 
-// Throws Error{input} that names `who` unless the bytes are spans of a dataset of num_tokens tokens.
+// Throws Error{input} that names `who` unless the bytes are spans of a dataset
+// of num_tokens tokens.
 std::vector<TokenSpan> parse_target_spans(std::string_view bytes, int64_t num_tokens, const std::string& who);
 
 }  // namespace moebius

@@ -33,7 +33,8 @@ void refuse(const std::string& name, const std::string& contents, const std::str
   expect_error(kind, text, [&] { documents(dir.path(name)); });
 }
 
-// Returns text that is long and hard to compress, so that it spans chunks of the file and of the decoder.
+// Returns text that is long and hard to compress, so that it spans chunks of the file and
+// of the decoder.
 std::string long_text(int64_t bytes) {
   std::string text(bytes, ' ');
   uint32_t x = 1;

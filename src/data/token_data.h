@@ -9,7 +9,8 @@
 // A dataset is read as ONE stream of tokens, its sequences in order.
 // The reader keeps only the first token of each document in memory, and reads the .bin by offset.
 //
-// PREFIX.targets (data/target_spans.h) says which tokens are targets of the loss. Without it all tokens are.
+// PREFIX.targets (data/target_spans.h) says which tokens are targets of the loss. Without it
+// all tokens are.
 #pragma once
 
 #include <cstdint>

@@ -49,7 +49,8 @@ class Accelerator {
     return *static_cast<T*>(slot.get());
   }
 
-  // Returns the graph for which the work of this GPU's stream is being captured; null when the work runs.
+  // Returns the graph for which the work of this GPU's stream is being captured; null when
+  // the work runs.
   GraphCapture* capture() const { return capture_; }
 
   // OpScope and PhaseScope call these.
@@ -66,7 +67,8 @@ class Accelerator {
   GraphCapture* capture_ = nullptr;
 };
 
-// A point of the work of a GPU's stream, timed by the GPU's own clock. It is not part of a CudaGraph.
+// A point of the work of a GPU's stream, timed by the GPU's own clock. It is not part
+// of a CudaGraph.
 class GpuEvent {
  public:
   void record(Accelerator& accelerator);                // after all work launched so far; a later call moves the point

@@ -20,7 +20,8 @@ inline int limited_blocks(const Stream& s, int blocks) {
   return std::min(blocks, s.accelerator().state<BlockLimit>().blocks);
 }
 
-// Sets the limit on the accelerator of s, which must outlive the scope. The destructor removes the limit.
+// Sets the limit on the accelerator of s, which must outlive the scope. The destructor
+// removes the limit.
 class BlockLimitScope {
  public:
   BlockLimitScope(const Stream& s, int blocks) : limit_(s.accelerator().state<BlockLimit>()) { limit_.blocks = blocks; }

@@ -33,7 +33,8 @@ std::optional<int64_t> number_in(const std::string& path, const std::string& key
 
 int64_t status_bytes(const char* key) { return number_in("/proc/self/status", key).value_or(0) * 1024; }
 
-// Returns the bytes that a control group leaves. Its files have different names in the two versions.
+// Returns the bytes that a control group leaves. Its files have different names in
+// the two versions.
 int64_t group_available(const std::string& dir, const char* limit, const char* usage, const char* cache) {
   const auto most = number_in(dir + limit);
   if (!most) return INT64_MAX;

@@ -25,7 +25,8 @@ class Accelerator;
 class Buffer {
  public:
   Buffer() = default;
-  // Error{usage} when the device does not have that much memory, with the number of bytes that were asked for.
+  // Error{usage} when the device does not have that much memory, with the number of bytes that
+  // were asked for.
   Buffer(DeviceKind device, int64_t num_bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept { swap(other); }
@@ -48,7 +49,8 @@ class Buffer {
 };
 
 // The host's part of a CUDA graph. A replay runs no host code.
-// So code that counts the work of a graph registers here, during the capture, what to do after each replay.
+// So code that counts the work of a graph registers here, during the capture, what to do
+// after each replay.
 class GraphCapture {
  public:
   GraphCapture() = default;
@@ -69,7 +71,8 @@ class Stream {
  public:
   // A stream of the CPU, or of the null device.
   // A null stream measures for `target`: scratch has the sizes of target.
-  // pool: CPU threads, which any device may use for host work. trace: where ops are counted; may be null.
+  // pool: CPU threads, which any device may use for host work. trace: where ops are counted;
+  // may be null.
   Stream(DeviceKind device, ThreadPool& pool, Trace* trace = nullptr, DeviceKind target = DeviceKind::cpu)
       : device_(device), target_(device == DeviceKind::null ? target : device), pool_(&pool), trace_(trace) {}
   // The stream of a GPU.
@@ -94,8 +97,8 @@ class Stream {
 
 // Copies between host memory and memory of the stream's device, in the order of the stream's work.
 // copy_to_device may return before `from` was read when `from` is pinned memory (HostBuffer).
-// copy_to_host returns when `to` is filled; with CopyWait::async, `to` is filled after synchronize().
-// On the null device nothing happens.
+// copy_to_host returns when `to` is filled; with CopyWait::async, `to` is filled after
+// synchronize(). On the null device nothing happens.
 void copy_to_device(Stream& s, void* to, const void* from, int64_t num_bytes);
 enum class CopyWait { done, async };
 void copy_to_host(Stream& s, void* to, const void* from, int64_t num_bytes, CopyWait wait = CopyWait::done);

@@ -7,8 +7,8 @@
 namespace moebius {
 
 struct GpuWaitWatchdog {
-  // Called repeatedly while the host waits, with the seconds waited so far. It may throw to end the wait.
-  // Without it a wait has no limit.
+  // Called repeatedly while the host waits, with the seconds waited so far. It may throw to end the
+  // wait. Without it a wait has no limit.
   std::function<void(double waited_s)> look;
 };
 

@@ -1,4 +1,5 @@
-// Decides from CUDA's answers what keeps the GPUs of a machine from being used, and what to do about it.
+// Decides from CUDA's answers what keeps the GPUs of a machine from being used, and what to
+// do about it.
 #pragma once
 
 #include <string>

@@ -46,7 +46,7 @@ void BatchBuffers::upload(Stream& s, int64_t first, int64_t count) {
   if (!mirrors_.empty()) of_micro_batch(mirrors_, first).to_device(s);
 }
 
-void BatchBuffers::set_schedule(int64_t step, double lr) {
+void BatchBuffers::set_lr_and_step(int64_t step, double lr) {
   for (MicroBatch& batch : host_) {
     batch.scalars.set_step(step);
     batch.scalars.set_lr(lr);

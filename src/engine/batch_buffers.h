@@ -28,7 +28,7 @@ class BatchBuffers {
   // Copies micro-batches [first, first + count) and their scalars to the device. If the
   // device has one buffer, count is 1.
   void upload(Stream& s, int64_t first, int64_t count);
-  void set_schedule(int64_t step, double lr);  // sets it for all micro-batches, before they are uploaded
+  void set_lr_and_step(int64_t step, double lr);  // sets it for all micro-batches, before they are uploaded
 
   int64_t num_mirrors() const { return on_device_.size() == 1 ? num_ : 1; }  // buffers that a GPU copies from
 

@@ -33,7 +33,7 @@ class SequenceSourceTest : public ::testing::Test {
     batches_ = std::make_unique<BatchBuffers>(*plan_, shape, 2, /*in_turn=*/false);
     plan_->bind(DeviceKind::cpu, 0);
     batches_->bind(*plan_, DeviceKind::cpu);
-    batches_->set_schedule(/*step=*/2, /*lr=*/0.25);
+    batches_->set_lr_and_step(/*step=*/2, /*lr=*/0.25);
     Numbered(run_, share).fill(batches_->host(m), m);
     return batches_->host(m);
   }
@@ -81,8 +81,8 @@ TEST_F(SequenceSourceTest, AnUploadBringsTheScalarsToMemory) {
   EXPECT_EQ(*batch.objective_scale_1(1).ptr<float>(), 0.5f / 12);
   EXPECT_EQ(batch.draw_2().ptr<int64_t>()[0], 2);
   EXPECT_EQ(batch.draw_2().ptr<int64_t>()[1], 8);
-  EXPECT_EQ(batch.schedule_2().ptr<double>()[0], 0.25);
-  EXPECT_EQ(batch.schedule_2().ptr<double>()[1], 2);
+  EXPECT_EQ(batch.lr_and_step_2().ptr<double>()[0], 0.25);
+  EXPECT_EQ(batch.lr_and_step_2().ptr<double>()[1], 2);
 }
 
 }  // namespace

@@ -28,8 +28,8 @@ struct DeviceMemory {
 DeviceMemory device_memory(const MemoryPlan& plan, int64_t stack_bytes, bool with_cudnn = false);
 
 // The bytes reserved for code_bytes and for other memory that is allocated at first use.
-// No run has used that much so far. The margin exists because a full GPU fails in the middle of a
-// step.
+// No run has used that much so far. The margin exists because a full GPU fails in the middle
+// of a step.
 constexpr int64_t kDeviceReserveBytes = int64_t{384} << 20;
 
 // The sum of the plan, the workspaces and kDeviceReserveBytes.

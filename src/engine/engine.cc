@@ -189,7 +189,7 @@ void Engine::dry_run(Step& step) {
   if (spec_.use == ModelUse::inference) return pipeline_->run_forward(step.stream, step.stack, step.batch);
   pipeline_->run_one_micro_batch(step.stream, step.stack, step.batch);
   tied_embedding_->sum_gradients(step.stream, step.stack);
-  if (optimizer_) update(step.stream, step.stack, step.batch.schedule_2());
+  if (optimizer_) update(step.stream, step.stack, step.batch.lr_and_step_2());
 }
 
 // The first chunk of a prompt, one in the middle, and a single token may be computed in different ways.
@@ -208,7 +208,7 @@ void Engine::dry_run_cached(Step& step) {
 // --- the step -------------------------------------------------------------------------------------------------------
 
 void Engine::load_batch(BatchSource& source, int64_t step) {
-  batches_->set_schedule(step, /*lr=*/0);
+  batches_->set_lr_and_step(step, /*lr=*/0);
   source.begin_step(step);
   for (int64_t m = 0; m < spec_.num_micro_batches; ++m) source.fill(batch(m), m);
 }
@@ -223,7 +223,7 @@ void Engine::step(BatchSource& source, int64_t step, double lr) {
   Stream s = stream();
   PhaseScope phase(s, "step", step);
   clock_.begin_step();
-  batches_->set_schedule(step, lr);
+  batches_->set_lr_and_step(step, lr);
   with_memory_advice([&] { launch_step(s, source, step); });
   // This names a rank whose host hangs; the wait for the GPU alone would not.
   if (links_) mesh_.group(Axis::world).barrier();
@@ -243,7 +243,7 @@ void Engine::launch_step(Stream& s, BatchSource& source, int64_t step) {
   PhaseScope phase(s, "optimizer");
   graphs_.run(StepPart::update(), s, [&](Stream& on) {
     reduce(on);
-    update(on, plan_.stack(), batches_->on_device(0).schedule_2());
+    update(on, plan_.stack(), batches_->on_device(0).lr_and_step_2());
   });
   clock_.end_update(gpu_.get());
 }
@@ -286,10 +286,10 @@ void Engine::reduce_loss(Stream& s) {
 }
 
 // Gradients are reduced, clipped, and the weights updated.
-void Engine::update(Stream& s, StepStack& stack, const Tensor& schedule_2) {
+void Engine::update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2) {
   sharding_->reduce(s);
   grad_norm_->measure(s, stack);
-  optimizer_->update(s, stack, {.scale_1 = grad_norm_->scale(), .schedule_2 = schedule_2});
+  optimizer_->update(s, stack, {.scale_1 = grad_norm_->scale(), .lr_and_step_2 = lr_and_step_2});
   sharding_->weights_changed(s);
 }
 
@@ -346,10 +346,10 @@ void Engine::forward_backward(int64_t m) {
 
 void Engine::optimizer_step(int64_t step, double lr) {
   Stream s = stream();
-  batches_->set_schedule(step, lr);
+  batches_->set_lr_and_step(step, lr);
   batches_->upload(s, 0, 1);  // read_metrics waits for it
   reduce(s);
-  update(s, plan_.stack(), batches_->on_device(0).schedule_2());
+  update(s, plan_.stack(), batches_->on_device(0).lr_and_step_2());
   read_metrics();
 }
 

@@ -7,8 +7,7 @@
 // A training step is  load_batch, step, loss, end_of_step.  The host only copies each micro-batch
 // to the device, and the sums of the step back. Everything else is device work, which a GPU
 // captures once (engine/step_graphs.h) and replays. No part of this work waits, allocates or
-// depends on the contents of memory. The size of the graphs does not grow with the number of
-// micro-batches.
+// depends on the contents of memory. The graphs do not grow with the number of micro-batches.
 #pragma once
 
 #include <memory>
@@ -125,7 +124,8 @@ class Engine {
   // The same for all ranks that share this rank's GPU. The code of kernels is counted once per
   // process. All ranks of the world call it together.
   DeviceMemory shared_device_memory();
-  // Whether messages between GPUs are staged through pinned host memory, which no prediction counts.
+  // Returns whether messages between GPUs are staged through pinned host memory. No prediction counts
+  // that memory.
   bool stages_messages() const { return links_ && !links_->can_capture(); }
   // Rethrows OutOfMemory of body with advice and the memory table.
   template <class Body>
@@ -151,7 +151,7 @@ class Engine {
   void load_batch(Stream& s, BatchSource& source, const Round& round);
   void forward_backward(Stream& s, const Round& round);
   void reduce(Stream& s);
-  void update(Stream& s, StepStack& stack, const Tensor& schedule_2);
+  void update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2);
   void reduce_loss(Stream& s);
   void clear_sums(Stream& s);
   void check_total_tokens(double total_tokens);

@@ -133,7 +133,7 @@ EngineSpec small_spec(int64_t size, int64_t vocab, DType compute) {
           .device = DeviceKind::cuda};
 }
 
-TEST(Engine, SaysWhatAGpuRunsBySlowerKernels) {
+TEST(Engine, NamesTheOpsThatRunOnFallbackKernels) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   const auto text = [](int64_t size, int64_t vocab, DType compute) {

@@ -1,5 +1,5 @@
-// Fused expert tensors, which hold all experts of a layer. Checkpoints of some families have no other form.
-// Those of gpt_oss are:
+// Fused expert tensors, which hold all experts of a layer. Checkpoints of some families have no
+// other form. Those of gpt_oss are:
 //
 //   mlp.experts.gate_up_proj [E, H, 2I], gate_up_proj_bias [E, 2I]   columns alternate between gate and up
 //   mlp.experts.down_proj [E, I, H], down_proj_bias [E, H]

@@ -37,8 +37,9 @@ class HfFolder {
   void read(const std::string& name, void* dst) const;
   void read(const std::string& name, int64_t byte_begin, int64_t byte_end, void* dst) const;
 
-  // Records that the model uses a tensor. So each tensor on disk is either used or reported by unconsumed().
-  // Recording one twice is fine, since a fused tensor fills many parameters. REQUIRES: the tensor exists.
+  // Records that the model uses a tensor. So each tensor on disk is either used or reported by
+  // unconsumed(). Recording one twice is fine, since a fused tensor fills many parameters.
+  // REQUIRES: the tensor exists.
   void consume(const std::string& name);
   std::vector<std::string> unconsumed() const;  // sorted
 
@@ -61,7 +62,8 @@ class HfFolder {
 
 // Parses the text of a model.safetensors.index.json, and returns the file name of each tensor. Its
 // folder is not read.
-// Throws Error{input} that names the index unless every file is a .safetensors in the folder itself.
+// Throws Error{input} that names the index unless every file is a .safetensors in
+// the folder itself.
 std::map<std::string, std::string> parse_weight_map(std::string_view text, const std::string& path);
 
 // Returns "a, b, c and 7 more", with at most `limit` of the names.

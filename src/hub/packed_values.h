@@ -1,4 +1,5 @@
-// Reads numbers from the files of a dataset: unaligned, in the byte order of this machine (little-endian).
+// Reads numbers from the files of a dataset: unaligned, in the byte order of
+// this machine (little-endian).
 #pragma once
 
 #include <cstdint>

@@ -93,7 +93,8 @@ struct Orientation {
   bool is_clear() const { return out_in != in_out; }
 };
 
-// The shape of one of a layer's two fused tensors. Gate and up are concatenated along their out dimension.
+// The shape of one of a layer's two fused tensors. Gate and up are concatenated along
+// their out dimension.
 struct FusedShape {
   std::string name;
   Dims out_in, in_out;

@@ -103,7 +103,8 @@ int32_t sample_token(std::span<const float> logits, const Sampling& sampling, in
   return r.ids[kept - 1];
 }
 
-// The rows that pad to a multiple of tp come after the tokens. In the cache, the next tokens overwrite them.
+// The rows that pad to a multiple of tp come after the tokens. In the cache, the next
+// tokens overwrite them.
 EngineSpec generation_engine_spec(const ModelSpec& model, DType compute, int64_t context, int threads, int64_t chunk,
                                   const MeshShape& mesh) {
   MOEBIUS_CHECK(usage, mesh.cp == 1,

@@ -1,8 +1,8 @@
 // Text generation: one sequence, token by token, with cached keys and values.
 //
-// With several ranks, all ranks call these functions together with equal arguments, and get equal results.
-// Heads, experts and layers are divided by the mesh, and each rank caches keys and values of its
-// heads in its layers.
+// With several ranks, all ranks call these functions together with equal arguments, and get equal
+// results. Heads, experts and layers are divided by the mesh, and each rank caches keys and values
+// of its heads in its layers.
 // Ranks of dp compute the same sequence and share its experts. A token passes through the stages of
 // a pipeline one after the other.
 #pragma once

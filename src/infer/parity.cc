@@ -85,7 +85,8 @@ std::optional<FusedPlace> fused_place_of(const ModelSpec& m, const ParamPart& pa
   return fused_place(hf_family(m.family), part.name, dims_of(part.shape), m.num_experts);
 }
 
-// The tensors to write, in host memory. Tensors of a device are copied, and fused tensors are assembled here.
+// The tensors to write, in host memory. Tensors of a device are copied, and fused tensors
+// are assembled here.
 class Outputs {
  public:
   Outputs(Engine& engine, const ParityTokens& t) : engine_(engine), t_(t), s_(engine.stream()) {}

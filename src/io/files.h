@@ -71,14 +71,16 @@ class PendingFile {
 std::string read_file(const std::string& path);
 void write_file_atomic(const std::string& path, std::string_view contents);
 
-// Makes renames and new names in the folder durable. File systems that cannot sync folders are accepted.
+// Makes renames and new names in the folder durable. File systems that cannot sync
+// folders are accepted.
 void sync_dir(const std::string& dir);
 std::string parent_dir(const std::string& path);  // "." for a name without a folder
 
 // Returns the system's text for an errno value. Thread-safe.
 std::string errno_text(int error);
 
-// Returns the bytes that an unprivileged writer may still use on the file system of `path`; -1 if unknown.
+// Returns the bytes that an unprivileged writer may still use on the file system of `path`;
+// -1 if unknown.
 int64_t free_bytes(const std::string& path);
 
 }  // namespace moebius

@@ -11,7 +11,8 @@ namespace {
 
 using nlohmann::json;
 
-// Each function returns false where the text is not what it reads. The reader must not be used after that.
+// Each function returns false where the text is not what it reads. The reader must not be
+// used after that.
 class FlatReader {
  public:
   explicit FlatReader(std::string_view text) : at_(text.data()), end_(text.data() + text.size()) {}

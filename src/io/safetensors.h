@@ -34,9 +34,9 @@ struct SafetensorsHeader {
 };
 
 // Parses `json`, the header of a file with `data_bytes` bytes after the header.
-// Throws Error{input} naming `who` unless the header is legal. Entry offsets are relative to the data here.
-// The rules are stricter than the format: no unknown field in an entry, no ".." and no NUL in a name,
-// rank at most 32.
+// Throws Error{input} naming `who` unless the header is legal. Entry offsets are relative to the
+// data here. The rules are stricter than the format: no unknown field in an entry, no ".." and no
+// NUL in a name, rank at most 32.
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_bytes, const std::string& who);
 
 // An open file with a checked header. Several threads may read at once.
@@ -81,7 +81,8 @@ class SafetensorsWriter {
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
   int64_t file_bytes() const { return file_bytes_; }
 
-  // Writes the next `bytes` of the tensor, which may come in pieces. Throws Error{usage} beyond its end.
+  // Writes the next `bytes` of the tensor, which may come in pieces. Throws Error{usage}
+  // beyond its end.
   void write(const std::string& name, const void* src, int64_t bytes);
   // Returns the hash of each kHashedBytes written so far, and of the rest:
   // each part can be verified on its own.

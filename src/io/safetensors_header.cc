@@ -139,7 +139,8 @@ class HeaderSax : public Json::json_sax_t {
   std::unordered_set<std::string> names_;
 };
 
-// Returns the product of the shape and the element size. A dimension of zero does not hide an overflow.
+// Returns the product of the shape and the element size. A dimension of zero does not
+// hide an overflow.
 int64_t checked_bytes(const RawEntry& raw, DType dtype, const std::string& who) {
   int64_t bytes = size_of(dtype);
   bool overflow = false, empty = false;

@@ -55,7 +55,8 @@ const LaterSet& later_set() {
   return set;
 }
 
-// Later characters have three or four bytes in UTF-8. Only such sequences begin with three bits set.
+// Later characters have three or four bytes in UTF-8. Only such sequences begin with
+// three bits set.
 bool is_long_lead(char c) { return static_cast<uint8_t>(c) >= 0xe0; }
 
 size_t next_long_lead(std::string_view text, size_t at) {

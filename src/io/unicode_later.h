@@ -1,4 +1,5 @@
-// The differences between the Unicode tables of Hugging Face's library and those of PCRE2 and utf8proc.
+// The differences between the Unicode tables of Hugging Face's library and those of
+// PCRE2 and utf8proc.
 //
 // Hugging Face's classes are of Unicode 16, its lower case of Unicode 17.
 // PCRE2 and utf8proc have the tables of their installed versions, Unicode 14 or later.

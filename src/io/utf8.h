@@ -6,7 +6,8 @@
 
 namespace moebius {
 
-// Returns the offset of the first byte that begins no valid sequence; -1 when all of the text is valid.
+// Returns the offset of the first byte that begins no valid sequence; -1 when all of the
+// text is valid.
 int64_t find_invalid_utf8(std::string_view text);
 
 }  // namespace moebius

@@ -38,23 +38,25 @@ class MemoryPlan {
   explicit MemoryPlan(const RecomputeSpec& recompute = {}) : recompute_(recompute) {}
   MemoryPlan(const MemoryPlan&) = delete;
 
-  // Makes `view` a tensor without memory on the null device. bind() fills it in: it must not move until then.
-  // Every tensor of a life starts at a multiple of kAlign elements, so that lives with the same declarations
-  // correspond element by element.
+  // Makes `view` a tensor without memory on the null device. bind() fills it in: it must not move
+  // until then. Every tensor of a life starts at a multiple of kAlign elements, so that lives with
+  // the same declarations correspond element by element.
   void declare(Tensor& view, std::string name, Shape shape, DType dtype, Life life);
 
-  // A tensor that backward recomputes (memory/saved_tensor.h): `view` is a shape without memory, and stays one.
+  // A tensor that backward recomputes (memory/saved_tensor.h): `view` is a shape without memory,
+  // and stays one.
   void declare_recomputed(Tensor& view, Shape shape, DType dtype);
   const RecomputeSpec& recompute() const { return recompute_; }
 
-  // Whether other passes may come between the two backward passes of a micro-batch. It holds for the WgradInputs
-  // (memory/wgrad_input.h) that are declared from now on: these are then kept until backward_weight.
+  // Sets whether other passes may come between the two backward passes of a micro-batch. It
+  // holds for the WgradInputs (memory/wgrad_input.h) that are declared from now on: these are
+  // then kept until backward_weight.
   void split_backward(bool splits) { splits_backward_ = splits; }
   bool splits_backward() const { return splits_backward_; }
 
-  // Places these tensors one after another in this order, each at a multiple of kAlign elements. They must be of one
-  // life and dtype, and not joined before. The space after the last one is left free up to a multiple of `multiple`
-  // elements, which is itself a multiple of kAlign.
+  // Places these tensors one after another in this order, each at a multiple of kAlign elements.
+  // They must be of one life and dtype, and not joined before. The space after the last one is left
+  // free up to a multiple of `multiple` elements, which is itself a multiple of kAlign.
   // Together they are one tensor of joined_numel() elements that begins where the first one does.
   void join(const std::vector<const Tensor*>& views, int64_t multiple);
   static int64_t joined_numel(const std::vector<const Tensor*>& views, int64_t multiple);
@@ -66,7 +68,8 @@ class MemoryPlan {
   int64_t bytes(Life life) const;                                                  // planned
   void* base(Life life) const { return buffers_[static_cast<int>(life)].data(); }  // after bind(); a life is one piece
   int64_t total_bytes() const;
-  // Returns the table that is printed before the first step: bytes per life, and the largest tensors.
+  // Returns the table that is printed before the first step: bytes per life, and
+  // the largest tensors.
   std::string table() const;
 
   static constexpr int64_t kAlign = 128;

@@ -1,5 +1,6 @@
 // A SavedTensor is a tensor that forward leaves for backward.
-// The plan decides whether it is kept between the two or recomputed. A layer only says how it is computed.
+// The plan decides whether it is kept between the two or recomputed. A layer only says how
+// it is computed.
 #pragma once
 
 #include <string>
@@ -27,7 +28,8 @@ class SavedTensor : public Tensor {
   void open_in(Tensor room) {
     if (is_recomputed_) Tensor::operator=(room.view(shape));
   }
-  // Called in a backward pass, before the tensor is read: compute() writes it once more, with the bits of forward.
+  // Called in a backward pass, before the tensor is read: compute() writes it once more, with the
+  // bits of forward.
   template <class Compute>
   void recompute(StepStack& stack, Compute&& compute) {
     if (!is_recomputed_) return;

@@ -1,7 +1,8 @@
-// A WgradInput is a tensor that backward_input leaves for backward_weight: a factor of the products that
-// give weight gradients. The plan decides where it lives between the two passes (MemoryPlan::split_backward).
-// When backward_weight follows at once it is on the step stack, or a view of memory that is still intact.
-// When other passes come between, it is kept in memory of its own. A layer writes it and never asks.
+// A WgradInput is a tensor that backward_input leaves for backward_weight: a factor of the products
+// that give weight gradients. The plan decides where it lives between the two passes
+// (MemoryPlan::split_backward). When backward_weight follows at once it is on the step stack, or a
+// view of memory that is still intact. When other passes come between, it is kept in memory of its
+// own. A layer writes it and never asks.
 #pragma once
 
 #include <string>

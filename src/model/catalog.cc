@@ -41,6 +41,35 @@ void declare_stages(const CatalogSpec& c, const Mesh& mesh, MemoryPlan& plan, Pa
   for (const StageSpec& stage : c.stages.empty() ? whole : c.stages) Stage(context, stage);
 }
 
+// The runs of `count` dotted parts of a name.
+std::vector<std::string> runs_of_parts(const std::string& name, int64_t count) {
+  std::vector<size_t> begins{0};
+  for (size_t at = 0; (at = name.find('.', at)) != name.npos;) begins.push_back(++at);
+  begins.push_back(name.size() + 1);  // as if the name ended with a dot
+  std::vector<std::string> runs;
+  for (int64_t i = 0; i + count < std::ssize(begins); ++i) {
+    const size_t begin = begins[static_cast<size_t>(i)], end = begins[static_cast<size_t>(i + count)];
+    runs.push_back(name.substr(begin, end - 1 - begin));
+  }
+  return runs;
+}
+
+// The part of a name that is most like the pattern without the * and the dots at its ends.
+std::string nearest_to_pattern(const std::string& pattern, const std::vector<std::string>& names) {
+  const size_t begin = pattern.find_first_not_of("*."), end = pattern.find_last_not_of("*.");
+  const std::string core = begin == pattern.npos ? pattern : pattern.substr(begin, end + 1 - begin);
+  const int64_t count = std::count(core.begin(), core.end(), '.') + 1;
+  std::string best = names.front(), its_name = best;
+  for (const std::string& name : names) {
+    for (const std::string& run : runs_of_parts(name, count)) {
+      if (edit_distance(core, run) >= edit_distance(core, best)) continue;
+      best = run;
+      its_name = name;
+    }
+  }
+  return best == its_name ? best : fmt::format("{} of {}", best, its_name);
+}
+
 }  // namespace
 
 ModelCatalog::ModelCatalog(const CatalogSpec& c)
@@ -71,8 +100,8 @@ void check_freeze(const ModelCatalog& whole, const std::vector<std::string>& pat
         std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_any({pattern}, name); });
     MOEBIUS_CHECK(usage, found,
                   "train.freeze: expected patterns (*, ? and [classes]) of parameter names; \"{}\" matches none, the "
-                  "nearest is {}",
-                  pattern, nearest(pattern, names));
+                  "nearest is {}; correct it, or leave it out (moebius checkpoint ls MODEL lists the names)",
+                  pattern, nearest_to_pattern(pattern, names));
   }
   MOEBIUS_CHECK(usage, any_trained,
                 "train.freeze: expected to leave something to train; got patterns that match every parameter; freeze "

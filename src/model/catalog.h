@@ -44,9 +44,11 @@ class ModelCatalog {
   const ModelSpec& model() const { return model_; }
   bool holds_mtp() const { return holds_mtp_; }  // false too where the model has none
   // In the order in which the model declares them.
-  const std::vector<Entry>& params() const { return params_; }
+  const std::vector<Entry>& params() const& { return params_; }
+  const std::vector<Entry>& params() const&& = delete;  // a loop over them would outlive the catalog
   // The named global tensors of all parameters in the same order, in the Hugging Face spelling.
-  const std::vector<ParamPart>& parts() const { return parts_; }
+  const std::vector<ParamPart>& parts() const& { return parts_; }
+  const std::vector<ParamPart>& parts() const&& = delete;
 
  private:
   ModelSpec model_;
@@ -58,7 +60,7 @@ class ModelCatalog {
 // The model as one stage, with or without its modules of multi-token prediction.
 StageSpec whole_stage(const ModelSpec& model, bool with_mtp = true);
 
-// Whether a model in this use holds its modules of multi-token prediction. Modules that are not
+// Returns whether a model in this use holds its modules of multi-token prediction. Modules that are not
 // computed use no memory, but training saves the ones that it was given. num_mtp: as in BatchShape.
 inline bool holds_mtp_modules(ModelUse use, int64_t num_mtp) { return use == ModelUse::training || num_mtp > 0; }
 

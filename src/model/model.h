@@ -18,7 +18,7 @@ struct HeldStage {
   // The number of micro-batches that may be in flight at once: between the start of their forward
   // and the end of their last backward pass. The plan has this many sets of saved tensors.
   int64_t num_saved = 1;
-  // Whether other passes may run between the two backward passes of a micro-batch:
+  // True if other passes may run between the two backward passes of a micro-batch:
   // MemoryPlan::split_backward.
   bool splits_backward = false;
 };

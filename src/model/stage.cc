@@ -216,8 +216,8 @@ void Stage::end_gradients(Step& step) const {
   with_weights_of(params_, step.stream, {of_end_}, [&] { params_.grad_ready(step.stream, of_end_); });
 }
 
-// Copies between the stream's buffer and this stage's own tensors, if norm and loss are on two
-// stages.
+// Copies between the stream's buffer and this stage's own tensors, if norm and loss are
+// on two stages.
 void Stage::exchange_hidden_gradients(Step& step, Tensor dstream_TD, const Saved& saved) const {
   for (int64_t depth = 0; depth <= num_mtp_depths(); ++depth) {
     const Tensor here_TD = dhidden_TD(saved, depth), there_TD = hidden_TD(dstream_TD, depth);

@@ -85,7 +85,7 @@ class Stage {
   const Param* head() const { return head_ ? &head_->table() : nullptr; }
   // A parameter here that is a copy of the embedding of another stage; null where there is none.
   const Param* embedding_copy() const;
-  // Whether it has multi-token prediction and computes it: BatchShape::num_mtp.
+  // Returns whether it has multi-token prediction and computes it: BatchShape::num_mtp.
   bool predicts_mtp() const { return !mtp_.empty() && shape_.num_mtp > 0; }
   const std::deque<Mtp>& mtp() const { return mtp_; }   // [depth - 1]
   const Tensor& token_loss() const { return loss_T_; }  // f32, weighted, of the last micro-batch

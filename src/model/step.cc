@@ -30,8 +30,8 @@ Tensor MicroBatch::objective_scale_1(int64_t depth) const {
 
 Tensor MicroBatch::draw_2() const { return field(scalars_memory, offsetof(StepScalars, draw), {2}, DType::i64); }
 
-Tensor MicroBatch::schedule_2() const {
-  return field(scalars_memory, offsetof(StepScalars, schedule), {2}, DType::f64);
+Tensor MicroBatch::lr_and_step_2() const {
+  return field(scalars_memory, offsetof(StepScalars, lr_and_step), {2}, DType::f64);
 }
 
 std::vector<BatchTensor> tensors_of(MicroBatch& batch, const BatchShape& shape) {

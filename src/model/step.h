@@ -29,9 +29,9 @@ struct BatchShape {
   int64_t tokens() const { return batch * seq; }
 };
 
-// The scalars of a training step, plain data laid out as the ops read it. The host
-// fills them with a micro-batch;
-// they are copied whole into the memory of the batch, where a captured step reads them anew at each replay.
+// The scalars of a training step, plain data laid out as the ops read it. The host fills them with a
+// micro-batch. They are copied whole into the memory of the batch, where a captured step reads them
+// anew at each replay.
 struct StepScalars {
   static constexpr int64_t kMaxDepths = 16;  // of a model: the next token, and multi-token prediction
 
@@ -41,9 +41,9 @@ struct StepScalars {
   // [depth]: the factor of the weighted losses in the objective. It is loss_scale, times
   // the coefficient of multi-token prediction at its depths.
   float objective_scale[kMaxDepths] = {1.0f};
-  int64_t draw[2] = {};       // for what is drawn: the step, and the index of row 0 in the global batch's tokens
-  double schedule[2] = {};    // for the optimizer: the learning rate, and the step
-  double total_tokens = 1.0;  // of the global batch
+  int64_t draw[2] = {};        // for what is drawn: the step, and the index of row 0 in the global batch's tokens
+  double lr_and_step[2] = {};  // for the optimizer: the learning rate, and the step
+  double total_tokens = 1.0;   // of the global batch
 
   void set_loss_scale(int64_t depth, double scale, double coeff = 1.0) {
     loss_scale[depth] = scale;
@@ -51,12 +51,12 @@ struct StepScalars {
   }
   void set_step(int64_t step) {
     draw[0] = step;
-    schedule[1] = static_cast<double>(step);
+    lr_and_step[1] = static_cast<double>(step);
   }
   void set_first_token(int64_t index) { draw[1] = index; }
-  void set_lr(double lr) { schedule[0] = lr; }
+  void set_lr(double lr) { lr_and_step[0] = lr; }
   int64_t step() const { return draw[0]; }
-  double lr() const { return schedule[0]; }
+  double lr() const { return lr_and_step[0]; }
 };
 
 // The targets of a head: the token to predict at each row.
@@ -90,7 +90,7 @@ struct MicroBatch : Targets {
   // Views of scalars_memory: f32 [1]; i64 [2]; f64 [2].
   Tensor objective_scale_1(int64_t depth) const;
   Tensor draw_2() const;
-  Tensor schedule_2() const;
+  Tensor lr_and_step_2() const;
 };
 
 // Every tensor of a batch of this shape, with what the plan needs to know about it.

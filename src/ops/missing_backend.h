@@ -1,4 +1,5 @@
-// The stand-ins for a CUDA backend that was not built (missing_cuda.cc of each op) end in this error.
+// The stand-ins for a CUDA backend that was not built (missing_cuda.cc of each op) end
+// in this error.
 #pragma once
 
 namespace moebius {

@@ -24,7 +24,8 @@ struct AddedToken {
   bool single_word = false;             // found only where no word character is next to it
 };
 
-// Reads the list. Throws Error{input} for anything that is not a list of such tokens with unique ids.
+// Reads the list. Throws Error{input} for anything that is not a list of such tokens
+// with unique ids.
 std::vector<AddedToken> read_added_tokens(const JsonField& field);
 
 // Finds tokens in O(bytes of the text * bytes of the longest token).
@@ -39,8 +40,8 @@ class AddedTokenFinder {
   // Returns the first special token that is spelled out in `text`, or null if there is none.
   const AddedToken* first_special(std::string_view text) const;
 
-  // Calls fn(piece, token) in order for each token and for each piece of text between tokens (token null).
-  // Special tokens are left in the text unless `find_special`.
+  // Calls fn(piece, token) in order for each token and for each piece of text between tokens (token
+  // null). Special tokens are left in the text unless `find_special`.
   template <class Fn>
   void split(std::string_view text, bool find_special, MatchScratch& scratch, Fn&& fn) const {
     size_t done = 0;

@@ -41,11 +41,11 @@ class Bpe {
   // With `byte_level`, words are bytes. The vocabulary writes them in the byte-level alphabet
   // (tokenizer/byte_level.h).
   // Throws Error{input} for another model type, dropout, subword prefixes and suffixes, ids that
-  // are used twice,
-  // and merges of or into tokens that the vocabulary lacks.
+  // are used twice, and merges of or into tokens that the vocabulary lacks.
   static Bpe read(const JsonField& model, bool byte_level);
 
-  // Returns the tokens by id, as tokenizer.json spells them. An entry is empty where no token has the id.
+  // Returns the tokens by id, as tokenizer.json spells them. An entry is empty where no token
+  // has the id.
   const std::vector<std::string>& tokens() const { return tokens_; }
   int32_t find(const std::string& token) const;  // returns the id of `token`, or -1 if there is none
 

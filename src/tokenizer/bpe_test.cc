@@ -88,7 +88,8 @@ TEST(Bpe, AWholeWordOfTheVocabularyNeedsNoMergesWhereTheyAreIgnored) {
   EXPECT_THAT(encode(model, "abc"), ElementsAre(3));
 }
 
-// With "a_" in the list, a marker may merge with the character before it, and text must not be split there.
+// With "a_" in the list, a marker may merge with the character before it, and text must not
+// be split there.
 TEST(Bpe, PartsAtMarkersOnlyWhereNoMergeReachesOver) {
   const std::string mark = "\xE2\x96\x81";
   nlohmann::json model{{"vocab", {{"a", 0}, {mark, 1}, {mark + "a", 2}, {"a" + mark, 3}}}, {"merges", {mark + " a"}}};

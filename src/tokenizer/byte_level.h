@@ -13,7 +13,8 @@ namespace moebius {
 char32_t byte_level_char(uint8_t byte);
 std::optional<uint8_t> byte_of_level_char(char32_t character);
 
-// Returns the bytes that a token represents, or nothing when one of its characters is outside the alphabet.
+// Returns the bytes that a token represents, or nothing when one of its characters is
+// outside the alphabet.
 std::optional<std::string> byte_level_bytes(std::string_view token);
 
 }  // namespace moebius

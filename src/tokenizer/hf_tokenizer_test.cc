@@ -10,7 +10,8 @@ namespace {
 
 using testing::ElementsAre;
 
-// The vocabulary is a, b, the space, "ab" and " ab". There are one special and one plain added token.
+// The vocabulary is a, b, the space, "ab" and " ab". There are one special and one
+// plain added token.
 const char* const kTiny = R"({
   "added_tokens": [
     {"id": 7, "content": "<end>", "special": true, "normalized": false, "lstrip": false, "rstrip": false, "single_word": false},
@@ -144,7 +145,8 @@ TEST_F(HfTokenizerTest, InvalidUtf8) {
   const auto tokenizer = open(kTiny);
   expect_error(ErrorKind::input, "expected UTF-8 text; got an invalid byte at offset 2",
                [&] { encode(*tokenizer, "ab\xff"); });
-  // A token may be a part of a character. Its bytes are replaced as often as the Unicode standard recommends.
+  // A token may be a part of a character. Its bytes are replaced as often as the
+  // Unicode standard recommends.
   const auto bytes = open_patched(R"({"model": {"vocab": {"\u00e4": 5, "\u00bd": 6}}})");
   EXPECT_EQ(bytes->decode(std::vector<int32_t>{5, 6, 0, 6}),
             "\xEF\xBF\xBD"

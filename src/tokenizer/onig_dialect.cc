@@ -10,7 +10,8 @@ constexpr std::string_view kSpaces =
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
 constexpr std::string_view kWordChars = "\\p{Alphabetic}\\p{M}\\p{N}\\p{Pc}";
 
-// PCRE2 before 10.40 does not know the prefix "sc:", but a script without prefix has that meaning there.
+// PCRE2 before 10.40 does not know the prefix "sc:", but a script without prefix has
+// that meaning there.
 bool is_script(const std::string& name) {
   try {
     TextPattern::pcre("\\p{sc:" + name + "}");

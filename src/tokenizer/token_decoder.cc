@@ -29,7 +29,8 @@ std::optional<char> fallback_byte(std::string_view token) {
   return static_cast<char>(byte);
 }
 
-// A run of byte tokens becomes text if all of it is valid UTF-8. Otherwise each of its bytes becomes U+FFFD.
+// A run of byte tokens becomes text if all of it is valid UTF-8. Otherwise each of its
+// bytes becomes U+FFFD.
 void decode_byte_fallback(Tokens* tokens) {
   Tokens decoded;
   std::string run;

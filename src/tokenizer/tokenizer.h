@@ -19,20 +19,23 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   virtual std::string name() const = 0;    // the name that open_tokenizer takes
   virtual int64_t vocab_size() const = 0;  // ids are in [0, vocab_size)
-  // Returns a warning about settings of the tokenizer's folder that encode ignores; empty if there are none.
+  // Returns a warning about settings of the tokenizer's folder that encode ignores; empty if
+  // there are none.
   virtual std::string notice() const { return ""; }
   virtual int32_t eod_id() const = 0;  // ends a document; no text encodes to it unless special tokens are parsed
-  // Appends the ids of `text`. The ids of a part of a text need not be a part of the ids of the whole text.
+  // Appends the ids of `text`. The ids of a part of a text need not be a part of the ids of
+  // the whole text.
   virtual void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const = 0;
   // Returns a special token that is spelled out in `text` and that encode would encode letter by
   // letter; empty if there is none.
   virtual std::string_view unparsed_special(std::string_view /*text*/) const { return {}; }
-  // Returns the text of `ids`; eod_id adds nothing to it. Throws Error{usage} for an id outside the
-  // vocabulary.
+  // Returns the text of `ids`; eod_id adds nothing to it. Throws Error{usage} for an id
+  // outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
 };
 
-// The defaults are those of Hugging Face's library. Only tokenizers read from a folder have these options.
+// The defaults are those of Hugging Face's library. Only tokenizers read from a folder
+// have these options.
 struct TokenizerOptions {
   bool parse_special = true;  // a special token spelled out in a text is encoded as that token
   bool add_special = true;    // adds the ids that the model expects around each text, such as a first token

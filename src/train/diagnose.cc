@@ -49,7 +49,8 @@ std::optional<std::string> agree(Control& control, const std::optional<std::stri
   return std::nullopt;
 }
 
-// A pass goes through the virtual stages, and through the ranks of each in their order; a backward pass comes back.
+// A pass goes through the virtual stages, and through the ranks of each in their order; a backward
+// pass comes back.
 std::optional<std::string> first_of_forward(Stream& s, const Model& model, Control& control) {
   for (size_t v = 0; v < model.stages().size(); ++v) {
     if (auto found = agree(control, first_in_activations(s, model, v))) return found;

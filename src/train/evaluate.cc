@@ -78,6 +78,7 @@ EvalResult evaluate(Engine& engine, Loader& loader, int64_t max_batches, const s
     total_bytes = ratio && total_bytes ? std::optional(*total_bytes + sums.tokens * *ratio) : std::nullopt;
     total.nats += sums.nats;
     total.tokens += sums.tokens;
+    result.num_left_out += loader.order().num_left_out(i);
     result.datasets.push_back(std::move(set));
   }
   result.loss = mean(total);

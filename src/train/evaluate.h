@@ -18,10 +18,12 @@ struct DatasetLoss {
   std::optional<double> bits_per_byte;  // bits per byte of the text, if PREFIX.json has the number of bytes
 };
 
-// The totals are over tokens, not over datasets: all nats by all tokens, all bits by all bytes of their text.
+// The totals are over tokens, not over datasets: all nats by all tokens, all bits by all bytes
+// of their text.
 struct EvalResult {
   double loss = 0;
-  double tokens = 0;
+  double tokens = 0;                    // targets that counted, a whole number
+  int64_t num_left_out = 0;             // targets at the datasets' ends that fill no sequence
   std::optional<double> bits_per_byte;  // only if each dataset has it
   std::vector<DatasetLoss> datasets;    // in the loader's order
   bool complete = true;                 // false: stopped, and the numbers cover what was read until then

@@ -21,11 +21,12 @@ struct HostMemory {
 // The host memory of a training engine, also of one on the null device.
 HostMemory host_memory(Engine& engine, bool async_save);
 
-// The sum over the ranks of this machine, which share its memory. All ranks of the world call it together.
+// The sum over the ranks of this machine, which share its memory. All ranks of the world
+// call it together.
 HostMemory of_this_machine(Control& control, const HostMemory& mine);
 
-// Error{usage} with the plan's table when the host does not have the memory of plan and snapshot together: now, and not
-// at the first save. Pinned memory is held already.
+// Error{usage} with the plan's table when the host does not have the memory of plan and snapshot
+// together: now, and not at the first save. Pinned memory is held already.
 void check_snapshot(const HostMemory& host, const MemoryPlan& plan, int64_t available);
 
 }  // namespace moebius

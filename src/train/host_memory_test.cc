@@ -72,7 +72,8 @@ TEST(HostMemory, TheRanksOfAMachineShareIt) {
   });
 }
 
-// Twelve bytes a parameter, whole parameters of a multiple of 64 bytes, and more where they are not.
+// Twelve bytes a parameter, whole parameters of a multiple of 64 bytes, and more where
+// they are not.
 TEST(HostMemory, OfAGpuIsKnownWithoutOne) {
   EngineSpec spec = huge_spec(DeviceKind::null);
   spec.target = Accelerator::is_built_in() ? DeviceKind::cuda : DeviceKind::cpu;

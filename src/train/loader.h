@@ -24,8 +24,9 @@ void check_datasets_are_there(const DataSpec& data);
 
 class Loader final : public BatchSource {
  public:
-  // Error{input} for datasets that cannot be read or whose ids do not fit the vocabulary (when they are met), or that
-  // another tokenizer than data.tokenizer built (data/data_build.h: check_tokenizer).
+  // Error{input} for datasets that cannot be read or whose ids do not fit the
+  // vocabulary (when they are met), or that another tokenizer than data.tokenizer
+  // built (data/data_build.h: check_tokenizer).
   // `asked_by` is the key or option that names the datasets, for messages;
   // empty: data.train with shuffle, else data.valid.
   Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share = {},
@@ -35,8 +36,8 @@ class Loader final : public BatchSource {
   void begin_step(int64_t step) override;
   // This rank's micro-batch m of the step that begin_step() named.
   void fill(MicroBatch& batch, int64_t m) override;
-  // Sequences [first, first + count) of one dataset, the rest of the micro-batch without weight; for evaluation. count
-  // may be 0, on a rank that has no micro-batch in this round.
+  // Sequences [first, first + count) of one dataset, the rest of the micro-batch without weight;
+  // for evaluation. count may be 0, on a rank that has no micro-batch in this round.
   void fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t count);
 
   int64_t num_sequences(int dataset) const { return order_.samples_per_epoch(dataset); }

@@ -18,7 +18,8 @@ double seconds_of(const std::function<void()>& call) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Weights without a common factor are walked to; a step then goes on from the last one, with documents apart too.
+// Weights without a common factor are walked to. A step then begins where the last one ended, also
+// with documents apart.
 TEST(Loader, AStepCostsTheSameHoweverFarTheRunIs) {
   const TestDir dir;
   RunSpec run = tiny_run();
@@ -262,8 +263,8 @@ TEST(LoaderOfPrompts, TheScaleIsOneByTheTargetsOfTheGlobalBatch) {
   EXPECT_DOUBLE_EQ(engine.batch().scalars.loss_scale[0], 1 / targets);
 }
 
-// The scale of a depth counts the completions' tokens that are that far after a token of their
-// document.
+// The scale of a depth counts the completions' tokens that are that far after a token
+// of their document.
 TEST(LoaderOfPrompts, EachDepthHasAScaleOfItsOwn) {
   const TestDir dir;
   RunSpec run = mtp_run();
@@ -278,7 +279,8 @@ TEST(LoaderOfPrompts, EachDepthHasAScaleOfItsOwn) {
       for (int64_t t = 0; t < 14; ++t) weights[k] += engine.batch(m).targets(k).weight_T.ptr<float>()[t];
     }
   }
-  // Three documents of which tokens 2 and 3 are targets; one of eight tokens and one of two, all of them targets.
+  // Three documents of which tokens 2 and 3 are targets; one of eight tokens and one of two, all
+  // of them targets.
   EXPECT_EQ(weights, (std::vector<double>{3 * 2 + 7 + 1, 3 * 2 + 6, 3 * 1 + 5, 4}));
   for (int64_t k = 0; k < 4; ++k) EXPECT_DOUBLE_EQ(engine.batch().scalars.loss_scale[k], 1 / weights[k]) << k;
 }

@@ -72,6 +72,7 @@ int TrainingRun::run() {
   if (const std::string links = engine_.links_text(); !links.empty()) log_.info("{}", links);
   memory_.predict(store_, run_.checkpoint.async_save);
   start();
+  if (is_finished()) return log_finished(), 0;
   control_.on_root([&] { run_log_.open(first_step_); });
   log_before_steps();
   evaluate_before_steps();
@@ -98,11 +99,23 @@ void TrainingRun::start() {
   first_step_ = saved_step_ + 1;
 }
 
-void TrainingRun::log_before_steps() {
+// A run that ended on a signal may owe the evaluation of its last step.
+bool TrainingRun::is_finished() {
   const int64_t steps = run_.train.steps;
-  if (first_step_ > steps)
-    return log_.info("nothing to do: step {} of {} is done; raise train.steps, or choose another run.dir",
-                     first_step_ - 1, steps);
+  if (saved_step_ < steps) return false;
+  return saved_step_ > steps || !valid_ || metrics_hold_eval_of(saved_step_);
+}
+
+void TrainingRun::log_finished() {
+  const int64_t steps = run_.train.steps;
+  const std::string done = saved_step_ > steps
+                               ? fmt::format("train.steps = {} is below the step {} that is done", steps, saved_step_)
+                               : fmt::format("step {} of {} is done", saved_step_, steps);
+  log_.info("nothing to do: {}; raise train.steps, or choose another run.dir", done);
+}
+
+void TrainingRun::log_before_steps() {
+  if (first_step_ > run_.train.steps) return;  // only an evaluation is left
   log_.info("{}", data_text(run_, loader_.order()));
   for (const StartNote& note : start_notes(run_)) say(log_, note);
 }
@@ -115,7 +128,8 @@ void TrainingRun::log_after_steps(int signal) {
   if (first_step_ <= run_.train.steps) memory_.compare();
 }
 
-// For work of rank 0 while no other rank waits for it. Its error is kept for agreed_signal(), where all ranks meet.
+// Does work of rank 0 while no other rank waits for it. Its error is kept for agreed_signal(),
+// where all ranks meet.
 void TrainingRun::on_root_alone(const std::function<void()>& body) {
   if (!control_.is_root() || root_error_) return;
   try {
@@ -213,7 +227,7 @@ void TrainingRun::report_eval(int64_t step, const EvalResult& result) {
   on_root_alone([&] { run_log_.write_eval(step, result); });
 }
 
-// Whether the evaluation of a step that was resumed from is in the metrics already; the first rank knows.
+// Returns whether the metrics have the evaluation of this step already. The first rank knows.
 bool TrainingRun::metrics_hold_eval_of(int64_t step) {
   bool holds = false;
   control_.on_root([&] { holds = run_log_.holds_eval_of(step); });

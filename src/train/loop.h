@@ -28,14 +28,16 @@ class TrainingRun {
   // the first writes the metrics and logs.
   TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& signal, Transport* world = nullptr);
 
-  // Returns the signal that ended the run, 0 when every step was done; a signal to any rank ends all after the same
-  // step, and so does an error of the first one's metrics, logs or trace.
-  // Error{numerics} when the loss or the gradient norm is not finite, with the place where that began; the newest
-  // checkpoint is left as it was.
+  // Returns the signal that ended the run, 0 when every step was done; a signal to any rank ends
+  // all after the same step, and so does an error of the first one's metrics, logs or trace.
+  // Error{numerics} when the loss or the gradient norm is not finite, with the place where that
+  // began; the newest checkpoint is left as it was.
   int run();
 
  private:
   void start();
+  bool is_finished();  // no step and no evaluation is left; all ranks call it together
+  void log_finished();
   void log_before_steps();
   bool is_traced(int64_t step) const;
   StepReport train_step(int64_t step);

@@ -21,7 +21,8 @@ struct OfProcess {
   Control& control;
 };
 
-// Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and buffers of files and logs.
+// Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and buffers of
+// files and logs.
 int64_t library_bytes(int threads) {
   return (int64_t{1} << 20) + std::min(threads, num_available_cpus()) * (int64_t{23} << 20) / 10;
 }
@@ -43,8 +44,8 @@ void MemoryForecast::predict_gpu(const HostMemory& host) {
   log_.info("memory: {}; {}", gpu.text(), host.text());
 }
 
-// Now the process holds the program and the indices of the datasets; the plan's pages come with their first use. Ranks
-// that are threads of the process are measured together.
+// Now the process holds the program and the indices of the datasets; the plan's pages come with
+// their first use. Ranks that are threads of the process are measured together.
 void MemoryForecast::predict_process(const HostMemory& host) {
   const int64_t held = current_rss_bytes();
   const OfProcess of{control_};

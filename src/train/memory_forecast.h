@@ -1,4 +1,5 @@
-// The peak memory of a run, predicted before its first step and compared with what was measured after its last.
+// The peak memory of a run, predicted before its first step and compared with what was measured
+// after its last.
 #pragma once
 
 #include "checkpoint/store.h"
@@ -14,7 +15,8 @@ class MemoryForecast {
 
   // Logs the prediction: for the GPU if there is one, else for the process. Allocates the host
   // buffer that saves of a GPU use.
-  // Error{usage} when the host does not have the memory of plan and snapshot. All ranks call it together.
+  // Error{usage} when the host does not have the memory of plan and snapshot. All ranks
+  // call it together.
   void predict(CheckpointStore& store, bool async_save);
   void compare();  // logs it beside the measured peak
 

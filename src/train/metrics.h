@@ -1,4 +1,5 @@
-// The report of a step: one JSON object a line in metrics.jsonl, and the same numbers as TensorBoard scalars.
+// The report of a step: one JSON object a line in metrics.jsonl, and the same numbers
+// as TensorBoard scalars.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -1,4 +1,5 @@
-// The cost of a step by rank and by axis of the mesh: which rank is slow, which waits, and what communication adds.
+// The cost of a step by rank and by axis of the mesh: which rank is slow, which waits, and
+// what communication adds.
 #pragma once
 
 #include <array>
@@ -38,13 +39,13 @@ struct RanksReport {
   std::vector<int64_t> tokens_of_ep_rank;  // tokens that its experts got, over all layers and copies, before any drop
 };
 
-// The report of the last step, the same on each rank; all ranks call it together. mine: of this rank, without
-// waiting_s; comm: of this rank in these times; layers: of the step, of all ranks.
+// The report of the last step, the same on each rank; all ranks call it together. mine: of this
+// rank, without waiting_s; comm: of this rank in these times; layers: of the step, of all ranks.
 RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounters& comm,
                          const std::vector<MoeLayerReport>& layers);
 
-// Once work of each kind has run, the first rank warns of the fallback kernels that GPUs use on any rank. All ranks
-// call it together.
+// Once work of each kind has run, the first rank warns of the fallback kernels that GPUs use on any
+// rank. All ranks call it together.
 void warn_of_fallback_kernels(Log& log, Control& control, const Engine& engine);
 
 nlohmann::ordered_json to_json(const RanksReport& report);

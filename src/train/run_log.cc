@@ -1,5 +1,6 @@
 #include "train/run_log.h"
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -98,10 +99,13 @@ void RunLog::write_eval(int64_t step, const EvalResult& result) {
 }
 
 bool RunLog::holds_eval_of(int64_t step) const {
-  std::istringstream lines(read_file(run_.dir + "/metrics.jsonl"));
+  const std::string path = run_.dir + "/metrics.jsonl";
+  if (!std::filesystem::exists(path)) return false;
+  std::istringstream lines(read_file(path));
   for (std::string line; std::getline(lines, line);) {
-    const auto record = nlohmann::json::parse(line);
-    if (record.value("kind", "") == "eval" && record.value("step", int64_t{0}) == step) return true;
+    const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (record.is_object() && record.value("kind", "") == "eval" && record.value("step", int64_t{0}) == step)
+      return true;
   }
   return false;
 }

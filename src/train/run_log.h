@@ -23,7 +23,9 @@ class RunLog {
   void write_step(const StepReport& report, const RanksReport& ranks);
   void write_eval(int64_t step, const EvalResult& result);
   void sync() { metrics_->sync(); }
-  bool holds_eval_of(int64_t step) const;  // whether metrics.jsonl has the evaluation after this step
+  // Returns whether metrics.jsonl has the evaluation after this step. It may be
+  // called before open().
+  bool holds_eval_of(int64_t step) const;
 
   // --- on every rank; log says which of them print ---
   void show_progress(const StepReport& report);

@@ -130,7 +130,7 @@ void RunStart::check_same_run(const CheckpointReader& checkpoint) const {
                 "resume: {} holds another training run; the checkpoint's value -> the recipe's:{}\nrestore these; or "
                 "{}; or {}",
                 run_.dir, lines, new_run_text(run_.dir), starting_over_text(run_.dir));
-  warn_of_new_schedule(saved);
+  if (checkpoint.step() < run_.train.steps) warn_of_new_schedule(saved);
 }
 
 void RunStart::warn_of_new_schedule(const RunSpec& saved) const {

@@ -12,7 +12,8 @@
 
 namespace moebius {
 
-// The run without multi-token prediction when the weights that it starts from have none, whatever their config says.
+// The run without multi-token prediction when the weights that it starts from have none, whatever
+// their config says.
 RunSpec with_mtp_of_weights(RunSpec run);
 
 void say(Log& log, const StartNote& note);
@@ -37,8 +38,9 @@ class RunStart {
         store_(parts.store),
         data_fingerprint_(std::move(data_fingerprint)) {}
 
-  // Fills weights and optimizer. Returns the step of the checkpoint that the run resumed from, 0 for a new run. All
-  // ranks call it together. Error{usage} when the folder holds another run, Error{input} when nothing in it can be read.
+  // Fills weights and optimizer. Returns the step of the checkpoint that the run resumed from, 0
+  // for a new run. All ranks call it together. Error{usage} when the folder holds another run,
+  // Error{input} when nothing in it can be read.
   int64_t start();
 
  private:

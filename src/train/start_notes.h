@@ -14,14 +14,16 @@ struct StartNote {
   bool is_warning = false;
 };
 
-// The dispatcher of the MoE layers and why it is chosen; and these if they are so: nothing balances the experts,
-// checkpoints are saved at the end alone, the learning rate is 0 in every step.
+// The dispatcher of the MoE layers and why it is chosen; and these if they are so: nothing balances
+// the experts, checkpoints are saved at the end alone, the learning rate is 0 in every step.
 std::vector<StartNote> start_notes(const RunSpec& run);
 
-// The note of a run without model.init_from: a warning where model.hf names a model that has weights of its own.
+// The note of a run without model.init_from: a warning where model.hf names a model that has
+// weights of its own.
 StartNote random_weights_note(const RunSpec& run);
 
-// Tokens a step, and how often the run reads each dataset of data.train from its first step to its last.
+// Tokens a step, and how often the run reads each dataset of data.train from its first step
+// to its last.
 std::string data_text(const RunSpec& run, const DatasetOrder& order);
 
 }  // namespace moebius

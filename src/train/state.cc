@@ -11,7 +11,8 @@ TensorSlice slice_of(const Param& p, const ParamPart& part) {
   return {.shape = dims_of(part.shape), .shard = part.shard, .begin = range.begin, .end = range.end()};
 }
 
-// A trained element is owned by one rank alone; an untrained one is the same on every rank of its group.
+// A trained element is owned by one rank alone; an untrained one is the same on every rank
+// of its group.
 bool is_replica(const Param& p, const Mesh& mesh) {
   return p.spec.tied_copy || (!p.has_grad && mesh.group(p.spec.grad_axis).rank() > 0);
 }

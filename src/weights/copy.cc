@@ -16,7 +16,7 @@ bool holds_weights(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
 }
 
-// Entries as a tensor wants them, one in memory at a time.
+// Entries as a tensor needs them, one in memory at a time.
 class EntryBytes {
  public:
   EntryBytes(const WeightsReader& reader, std::vector<NotFinite>* not_finite)
@@ -41,7 +41,8 @@ class EntryBytes {
   std::vector<char> stored_, converted_;
 };
 
-// One expert after the other: the elements between two first indices are whole once their parts are there.
+// One expert after the other: the elements between two first indices are whole once their
+// parts are there.
 void write_fused(SafetensorsWriter& writer, const TensorCopy& t, EntryBytes& entries) {
   const int64_t size = size_of(t.dtype), experts = t.shape[0], plane = t.shape.numel() / experts;
   const size_t parts_of_one = t.parts.size() / experts;

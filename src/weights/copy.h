@@ -1,4 +1,5 @@
-// Copies a model's tensors into the shards of a new folder, one tensor in memory at a time: for import and export.
+// Copies a model's tensors into the shards of a new folder, one tensor in memory at a time: for
+// import and export.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ struct FusedEntry {
   FusedPlace place;
 };
 
-// A tensor to be written: the entry of a WeightsReader that it is read from, and its name, shape and dtype in the file.
+// A tensor to be written: the entry of a WeightsReader that it is read from, and its name, shape
+// and dtype in the file.
 struct TensorCopy {
   size_t entry = 0;
   std::string name;
@@ -34,12 +36,14 @@ using ShardCopy = std::vector<TensorCopy>;
 // Splits the tensors in order. Each shard has at most shard_bytes of tensors, or one tensor.
 std::vector<ShardCopy> into_shards(std::vector<TensorCopy> tensors, int64_t shard_bytes);
 
-// Writes the header of a shard at `path`, then its tensors, each converted to its dtype, and leaves it open. Elements
-// that are not finite are written, and counted. Error{input} naming the tensor for a dtype that cannot hold weights.
+// Writes the header of a shard at `path`, then its tensors, each converted to its dtype, and leaves
+// it open. Elements that are not finite are written, and counted. Error{input} naming the tensor
+// for a dtype that cannot hold weights.
 SafetensorsWriter write_shard(const std::string& path, const ShardCopy& shard, const WeightsReader& reader,
                               std::vector<NotFinite>* not_finite);
 
-// A folder that appears under its name only when it is whole. Without commit() the destructor removes it.
+// A folder that appears under its name only when it is whole. Without commit() the
+// destructor removes it.
 class NewFolder {
  public:
   explicit NewFolder(std::string path);  // Error{usage} when the path exists
@@ -53,8 +57,9 @@ class NewFolder {
   std::string path_, unfinished_;
 };
 
-// Copies a Hugging Face folder and the folders below it, without config.json, weights (safetensors and their index,
-// pickles) and hidden files. Creates `to` when there is something to copy. Returns the number of files.
+// Copies a Hugging Face folder and the folders below it, without config.json, weights (safetensors
+// and their index, pickles) and hidden files. Creates `to` when there is something to copy. Returns
+// the number of files.
 int64_t copy_other_files(const std::string& from, const std::string& to);
 
 }  // namespace moebius

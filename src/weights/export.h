@@ -13,8 +13,9 @@ namespace moebius {
 struct ExportSpec {
   std::string out;    // folder to make
   std::string model;  // as in weights/load.h
-  // f32 or bf16, rounded to nearest even, for all but the routers' correction biases. Nothing: an imported model keeps
-  // the dtype of each tensor, and a run is written in f32, the dtype of its masters, which also holds what it froze.
+  // f32 or bf16, rounded to nearest even, for all but the routers' correction biases. Nothing: an
+  // imported model keeps the dtype of each tensor, and a run is written in f32, the dtype of its
+  // masters, which also holds what it froze.
   std::optional<DType> dtype;
   std::string files;  // folder whose other files are copied (tokenizer, ...); empty: those that came with the model
   int64_t shard_bytes = 5'000'000'000;
@@ -22,8 +23,8 @@ struct ExportSpec {
 
 using ExportResult = HubFolderResult;
 
-// Writes a folder as in weights/hub_folder.h. Error{input} as load_weights, and for a model_type that transformers does
-// not have.
+// Writes a folder as in weights/hub_folder.h. Error{input} as load_weights, and for a model_type
+// that transformers does not have.
 ExportResult export_hugging_face(const ExportSpec& spec);
 
 }  // namespace moebius

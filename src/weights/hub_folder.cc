@@ -26,7 +26,8 @@ std::string shard_name(size_t shard, size_t num_shards) {
 // Scores are closer together than bf16 can distinguish, so their correction keeps its own dtype.
 bool keeps_its_dtype(const std::string& name) { return name.ends_with(".e_score_correction_bias"); }
 
-// Released models carry the embedding and the head once more in each module of multi-token prediction.
+// Released models carry the embedding and the head once more in each module
+// of multi-token prediction.
 void add_mtp_copies(const ModelSpec& model, std::vector<TensorCopy>& tensors) {
   const auto copy = [&](const char* original, const std::string& name) {
     const auto at =

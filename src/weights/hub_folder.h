@@ -28,11 +28,12 @@ struct HubFolderResult {
   std::vector<std::string> notices;                    // for the user; some may be empty
 };
 
-// Writes config.json in the v4 spelling, weights under the hub's names, and the other files unchanged. Keys that Moebius
-// does not know are kept, but not quantization_config, since weights are no longer packed. Each expert has a tensor for
-// each projection, except in families whose checkpoints fuse them (hub/fused_experts.h). The folder appears whole or not
-// at all. Memory: twice the largest tensor; of fused ones, twice that of an expert. Error{input} for a model_type that
-// transformers does not have.
+// Writes config.json in the v4 spelling, weights under the hub's names, and the other files
+// unchanged. Keys that Moebius does not know are kept, but not quantization_config, since weights
+// are no longer packed. Each expert has a tensor for each projection, except in families whose
+// checkpoints fuse them (hub/fused_experts.h). The folder appears whole or not at all. Memory:
+// twice the largest tensor; of fused ones, twice that of an expert. Error{input} for a model_type
+// that transformers does not have.
 HubFolderResult write_hub_folder(const HubFolder& hub);
 
 // The folder of the other files that came with a model; empty when none did.

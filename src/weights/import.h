@@ -1,4 +1,5 @@
-// Makes a checkpoint from a Hugging Face folder: training starts from it, and export writes it as such a folder again.
+// Makes a checkpoint from a Hugging Face folder: training starts from it, and export writes it as
+// such a folder again.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 
 namespace moebius {
 
-// In a checkpoint: the key of its meta data that marks it as imported, and the folder of the other files.
+// In a checkpoint: the key of its meta data that marks it as imported, and the folder of
+// the other files.
 inline constexpr const char* kImportedKey = "imported";
 inline constexpr const char* kImportedFiles = "files";
 
@@ -26,9 +28,10 @@ struct ImportResult {
   std::vector<std::string> notices;                    // for the user; some may be empty
 };
 
-// Stores every tensor under its canonical name in the dtype that it has (f32 for tensors of few bits with scales), with
-// fused experts split. config.json becomes part of the meta data; all other files are copied. The checkpoint appears
-// whole or not at all. Memory: the largest tensor. Error{input} as load_weights.
+// Stores every tensor under its canonical name in the dtype that it has (f32 for tensors of few
+// bits with scales), with fused experts split. config.json becomes part of the meta data; all other
+// files are copied. The checkpoint appears whole or not at all. Memory: the largest tensor.
+// Error{input} as load_weights.
 ImportResult import_hugging_face(const ImportSpec& spec);
 
 }  // namespace moebius

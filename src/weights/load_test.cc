@@ -39,7 +39,8 @@ struct HostTensor {
   std::vector<char> bytes;
 };
 
-// The model's own parts as a Hugging Face folder: element i of every tensor is i / 8, exact in bf16 and f16.
+// The model's own parts as a Hugging Face folder: element i of every tensor is i / 8, exact in
+// bf16 and f16.
 class Folder {
  public:
   Folder(const ModelSpec& spec, DType dtype) {
@@ -182,7 +183,8 @@ TEST(Weights, CountsWhatIsNotFinite) {
   EXPECT_EQ(count_not_finite(half.data(), DType::i16, 5), 0);
 }
 
-// An element that a narrower dtype makes infinite is counted when it is narrowed, exact to the last bit.
+// An element that a narrower dtype makes infinite is counted when it is narrowed, exact to
+// the last bit.
 TEST(Weights, CountsWhatBecomesInfinite) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::nanf("");
   const std::vector<float> f32{1, inf, nan, 0x1.fep127f, std::nextafter(0x1.ffp127f, 0.0f), 0x1.ffp127f, -0x1.ffp127f};

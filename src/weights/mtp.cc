@@ -1,4 +1,5 @@
-// Multi-token prediction in folders of weights: modules that may be there or not, and copies that must be copies.
+// Multi-token prediction in folders of weights: modules that may be there or not, and copies that
+// must be copies.
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>

@@ -20,14 +20,14 @@ struct WeightsFolder {
 // Finds the folder of weights of a path. Error{input} naming the files that were looked for.
 WeightsFolder find_weights(const std::string& path);
 
-// Whether there are tensors of multi-token prediction, which are those of layers after the model's.
-// A config file often promises a module that was not saved.
+// Returns whether there are tensors of multi-token prediction, which are those of layers after the
+// model's. A config file often promises a module that was not saved.
 bool has_mtp(const WeightsFolder& from, const ModelSpec& model);
 // The model with the modules that the folder has: all or none.
 ModelSpec with_mtp_of(const WeightsFolder& from, ModelSpec model);
 // The warning for a model whose config promises modules that the folder has not.
 std::string missing_mtp_notice(const WeightsFolder& from, const ModelSpec& model);
-// Whether a canonical name is one of those tensors.
+// Returns whether a canonical name is one of those tensors.
 bool is_of_mtp(const std::string& name, const ModelSpec& model);
 
 struct WeightsEntry {
@@ -64,7 +64,8 @@ void convert_elements(Stream& s, const Tensor& to, const void* from, DType from_
 // The same on the host: n elements of to_dtype (f32 or bf16).
 void convert_elements(void* to, DType to_dtype, const void* from, DType from_dtype, int64_t n, const std::string& who);
 
-// Whether a tensor is state of training that a model does not need: a run starts without it.
+// Returns whether a tensor is state of training that a model does not need: a run
+// starts without it.
 bool is_training_state(const std::string& name);
 
 }  // namespace moebius

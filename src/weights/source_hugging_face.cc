@@ -14,7 +14,8 @@ struct Placed {
   TensorSource source;
 };
 
-// Every part of the model with its place on disk. All problems are gathered, so that one does not hide the next.
+// Every part of the model with its place on disk. All problems are gathered, so that one does not
+// hide the next.
 class Placement {
  public:
   Placement(HfFolder& folder, const ModelCatalog& catalog)
@@ -69,7 +70,8 @@ class Placement {
     }
   }
 
-  // Tensors of multi-token prediction that are left over: all of them where the model holds none, else the hub's copies.
+  // Tensors of multi-token prediction that are left over: all of them where the model holds none,
+  // else the hub's copies.
   void account_mtp(const std::string& name) {
     if (!catalog_.holds_mtp()) return;
     const bool of_embedding = name.ends_with(".embed_tokens.weight"),

@@ -1,5 +1,6 @@
-// Turns a dense model into a Mixture of Experts: the MLP of every layer becomes experts that are copies of it, or slices
-// of copies, and a router of random rows chooses among them (Megatron's rule).
+// Turns a dense model into a Mixture of Experts: the MLP of every layer becomes experts
+// that are copies of it, or slices of copies, and a router of random rows chooses among
+// them (Megatron's rule).
 //
 //   granularity G, copies X = E / G; expert j is slice j mod G of the MLP, its intermediate_size cut in G: rows of gate
 //   and up, columns of down, all three times G^(1/3), as each of the G slices of a copy gets 1/G of the copy's weight.
@@ -26,10 +27,11 @@ struct UpcycleSpec {
   int64_t shard_bytes = 5'000'000'000;
 };
 
-// The spec of the upcycled model: llama and mistral become mixtral, qwen2 becomes qwen2_moe, qwen3 becomes qwen3_moe. A
-// qwen2_moe must have a shared expert: it is as wide as the others, and its down projection starts at zero.
-// Error{input} for a model that has experts already, and for one with a feature that its family of experts has no key
-// for (windows of some layers in a qwen3, biases of attention in a llama). Error{usage} for counts that do not divide.
+// The spec of the upcycled model: llama and mistral become mixtral, qwen2 becomes qwen2_moe, qwen3
+// becomes qwen3_moe. A qwen2_moe must have a shared expert: it is as wide as the others, and its
+// down projection starts at zero. Error{input} for a model that has experts already, and for one
+// with a feature that its family of experts has no key for (windows of some layers in a qwen3,
+// biases of attention in a llama). Error{usage} for counts that do not divide.
 ModelSpec upcycled_model(const ModelSpec& dense, const UpcycleSpec& spec);
 
 struct UpcycleResult {
@@ -37,8 +39,8 @@ struct UpcycleResult {
   ModelSpec model;
 };
 
-// Copies all other tensors, keys of config.json and files unchanged. Memory: the MLP of one layer and one tensor.
-// Error{input} as load_weights.
+// Copies all other tensors, keys of config.json and files unchanged. Memory: the MLP of one layer
+// and one tensor. Error{input} as load_weights.
 UpcycleResult upcycle(const UpcycleSpec& spec);
 
 }  // namespace moebius

@@ -1,4 +1,5 @@
-// The tensors of an upcycled model (weights/upcycle.h). Each is made from tensors of the dense model when it is read.
+// The tensors of an upcycled model (weights/upcycle.h). Each is made from tensors of the dense
+// model when it is read.
 #pragma once
 
 #include <map>
@@ -16,11 +17,13 @@ class UpcycledWeights final : public WeightsReader {
   UpcycledWeights(const WeightsReader& dense, const ModelCatalog& moe, const UpcycleSpec& spec);
 
   const std::vector<WeightsEntry>& entries() const override { return entries_; }
-  // Not for several threads at once: it keeps the dense tensor that was read last, since many experts are made from one.
+  // Not for several threads at once: it keeps the dense tensor that was read last, since many
+  // experts are made from one.
   void read(size_t entry, void* dst) const override;
 
  private:
-  // The source of an entry: slice `slice` of the dense tensor, all of it, or no dense tensor at all.
+  // The source of an entry: slice `slice` of the dense tensor, all of it, or no dense
+  // tensor at all.
   struct Source {
     enum class Kind { whole, slice, router, zeros };
     Kind kind = Kind::whole;

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -42,6 +43,28 @@ TEST(Cli, WithoutACommandItIsMisuse) {
   EXPECT_EQ(run_moebius(dir, {"fly"}).code, 2);
   EXPECT_EQ(run_moebius(dir, {"eval"}).code, 2);
   EXPECT_EQ(run_moebius(dir, {"forward", kCase, "--tokens", "t", "--out", "o", "--gradients"}).code, 2);
+}
+
+TEST(Cli, MisuseHasTheFormOfOtherErrors) {
+  TestDir dir;
+  const auto refused = [&](const std::vector<std::string>& words, const std::string& text) {
+    const Ran ran = run_moebius(dir, words);
+    expect_refused(ran, 2, text);
+    EXPECT_TRUE(ran.err.starts_with("error: moebius")) << ran.err;
+    EXPECT_EQ(std::count(ran.err.begin(), ran.err.end(), '\n'), 1) << ran.err;
+  };
+  refused({"eval"}, "error: moebius eval: MODEL is required; moebius eval --help lists its arguments\n");
+  refused({"checkpoint", "ls", ".", "--fast"}, "error: moebius checkpoint ls: ");
+  refused({"config", "--ranks", "two"}, "two");
+  for (const std::string command : {"export", "import", "upcycle"}) {
+    std::vector<std::string> words{command, "model", "out", "--shard-bytes", "0"};
+    if (command == "upcycle") words.insert(words.end(), {"--experts", "4", "--top-k", "2"});
+    const Ran ran = run_moebius(dir, words);
+    expect_refused(ran, 2, "error: --shard-bytes: expected at least 1; got 0\n");
+  }
+  const Ran help = run_moebius(dir, {"eval", "--help"});
+  EXPECT_EQ(help.code, 0);
+  EXPECT_THAT(help.out, testing::HasSubstr("--data"));
 }
 
 TEST(Cli, UnknownCommandsAreNamed) {
@@ -309,7 +332,8 @@ TEST(CliGenerate, AnyLayoutWritesTheSame) {
     EXPECT_EQ(json_of(generate(words)), json) << layout[0];
   }
   expect_refused(generate({"--ranks", "2"}), 2,
-                 "generate: expected a layout that splits the model over 2 ranks, as --set parallel.tp=2; got none");
+                 "generate: expected a layout that splits the model over 2 ranks; got none, so that each rank would "
+                 "compute the same; use --set parallel.tp=2, or start one rank");
   for (const std::string tp : {"1", "2"})
     expect_refused(
         generate({"--ranks", tp == "1" ? "2" : "4", "--set", "parallel.tp=" + tp, "--set", "parallel.cp=2"}), 2,
@@ -360,9 +384,15 @@ TEST(CliGenerate, RefusesWhatDoesNotFit) {
 
 TEST(CliCheckpoint, EmptyAndMissingFolders) {
   TestDir dir;
-  EXPECT_THAT(run_moebius(dir, {"checkpoint", "ls", "."}).out, testing::HasSubstr("no checkpoints"));
-  expect_refused(run_moebius(dir, {"checkpoint", "verify", "."}), 3,
-                 "expected a checkpoint or a folder of them; got none");
+  for (const char* command : {"ls", "verify"})
+    expect_refused(
+        run_moebius(dir, {"checkpoint", command, "."}), 3,
+        fmt::format("checkpoint {}: expected a checkpoint or a folder of them; got none in .; check the path",
+                    command));
+  const int64_t num_files = dir.num_files();
+  expect_refused(run_moebius(dir, {"checkpoint", "prune", "."}), 3,
+                 "checkpoint prune: expected a folder of checkpoints; got none in .; check the path");
+  EXPECT_EQ(dir.num_files(), num_files) << "nothing is written to a wrong folder";
   expect_refused(run_moebius(dir, {"checkpoint", "ls", "nowhere"}), 3, "got nothing there");
   expect_refused(run_moebius(dir, {"checkpoint", "prune", ".", "--keep", "0"}), 2,
                  "expected at least 1 to be kept; got 0");

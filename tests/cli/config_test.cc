@@ -71,6 +71,7 @@ TEST(CliConfig, PrintsChangedValuesAloneAndAllKeys) {
   EXPECT_EQ(json_of(run_moebius(dir, {"config", "again.toml", "--json"})).at("recipe"),
             json_of(run_moebius(dir, {"config", kRecipe, "--set", "train.steps=77", "--json"})).at("recipe"));
   EXPECT_EQ(run_moebius(dir, {"config", "--keys"}).out, read_file(MOEBIUS_SOURCE_DIR "/docs/reference/recipe.md"));
+  EXPECT_EQ(json_of(run_moebius(dir, {"config", "--keys", "--json"})).at("keys")[0].at("key"), "run.dir");
   expect_refused(run_moebius(dir, {"config"}), 2, "config: expected a recipe, or --keys");
 }
 
@@ -174,7 +175,8 @@ TEST(CliConfig, RefusesBadRecipes) {
   EXPECT_THAT(missing.err, testing::HasSubstr("none.toml"));
 }
 
-// Shapes that a device's kernels do not support are refused as in a run, on any machine and in any build.
+// Shapes that a device's kernels do not support are refused as in a run, on any machine and
+// in any build.
 TEST(CliConfig, RefusesWhatTheKernelsDoNotTake) {
   TestDir dir;
   const auto config = [&](const std::string& set) {

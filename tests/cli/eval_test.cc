@@ -64,6 +64,19 @@ TEST(CliEval, ALossThatIsNotFiniteIsAnError) {
                                           "infinite in 1 tensor (model.norm.weight)"));
 }
 
+// 500 tokens have 499 targets: 15 sequences of 32 and 19 more.
+TEST(CliEval, SaysWhatFillsNoSequence) {
+  TestDir dir;
+  write_dataset(dir, 500);
+  EXPECT_THAT(eval(dir, {"--seq-len", "32"}).out, testing::EndsWith("  over 480 tokens, 19 tokens left out\n"));
+  const nlohmann::json json = json_of(eval(dir, {"--seq-len", "32", "--json"}));
+  EXPECT_EQ(json.at("tokens_left_out"), 19);
+  EXPECT_TRUE(json.at("tokens").is_number_integer());
+  EXPECT_EQ(json.at("tokens"), 480);
+  write_dataset(dir, 481);
+  EXPECT_THAT(eval(dir, {"--seq-len", "32"}).out, testing::EndsWith("  over 480 tokens\n"));
+}
+
 double loss_of(const Ran& ran) {
   EXPECT_EQ(ran.code, 0) << ran.err;
   return std::atof(ran.out.c_str() + std::string("loss ").size());
@@ -114,7 +127,8 @@ TEST(CliEval, AnyLayoutMeasuresTheSame) {
   expect_refused(eval(dir, {"--ranks", "2", "--set", "parallel.tp=4"}), 2, "tp * cp * pp = 4 * 1 * 1; got 2;");
 }
 
-// Returns whether the process has a handler for the signal. Before that, the signal would kill the process.
+// Returns whether the process has a handler for the signal. Before that, the signal would
+// kill the process.
 bool catches(pid_t process, int signal) {
   std::ifstream status("/proc/" + std::to_string(process) + "/status");
   for (std::string line; std::getline(status, line);) {
@@ -123,7 +137,8 @@ bool catches(pid_t process, int signal) {
   return false;
 }
 
-// The batches would take minutes. Only the signal ends the command in time, with an exit code for signals.
+// The batches would take minutes. Only the signal ends the command in time, with an exit
+// code for signals.
 TEST(CliEval, ASignalEndsItBetweenBatches) {
   for (const int signal : {SIGTERM, SIGINT}) {
     TestDir dir;

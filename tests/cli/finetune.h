@@ -87,7 +87,7 @@ inline const std::vector<std::string> kSmall{"run.device=cpu",           "train.
                                              "train.global_batch=4",     "train.micro_batch=2",
                                              "train.seq_len=48",         "optimizer.lr=5e-3",
                                              "optimizer.warmup_steps=0", "moe.balance=\"aux\"",
-                                             "moe.aux_coeff=1e-3",       "data.valid=[\"data/pairs\"]"};
+                                             "moe.aux_coeff=1e-3",       "data.valid=[\"runs/tuned/data/pairs\"]"};
 
 class FineTune : public testing::Test {
  protected:
@@ -122,7 +122,8 @@ class FineTune : public testing::Test {
     return bytes;
   }
   double eval_loss(const std::string& model) {
-    return nlohmann::json::parse(run({"eval", model, "--data", "data/pairs", "--seq-len", "48", "--json"}).out)
+    return nlohmann::json::parse(
+               run({"eval", model, "--data", "runs/tuned/data/pairs", "--seq-len", "48", "--json"}).out)
         .at("loss")
         .get<double>();
   }

@@ -15,7 +15,8 @@ namespace {
 constexpr int64_t kLayers = 12, kDim = 512, kWidth = 1024;
 constexpr int64_t kTensorBytes = kWidth * kDim * 4;
 
-// Writes a llama in f32 with 12 layers of 10 MiB. Its weights are zeros that take no space on the disk.
+// Writes a llama in f32 with 12 layers of 10 MiB. Its weights are zeros that take no space
+// on the disk.
 int64_t write_model(const std::string& folder) {
   std::filesystem::create_directory(folder);
   const nlohmann::json config = {{"model_type", "llama"},        {"vocab_size", 256},

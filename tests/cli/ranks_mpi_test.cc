@@ -81,7 +81,8 @@ TEST(CliOverMpi, RanksOfDifferentCommandsAreFoundAtTheStart) {
   EXPECT_EQ(ran.err.find("error: "), ran.err.rfind("error: ")) << ran.err;
 }
 
-// 6 ranks, 3 of them on a stage. Every line has slow ranks, waiting ranks and busy experts of all six.
+// 6 ranks, 3 of them on a stage. Every line has slow ranks, waiting ranks and busy experts
+// of all six.
 TEST(CliOverMpi, EachLineOfTheMetricsHasAllRanks) {
   const TestDir dir;
   write_file_atomic(dir.path("text"), std::string(3000, 'a') + std::string(3000, 'b'));

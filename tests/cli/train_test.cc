@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -38,6 +39,17 @@ class CliTrain : public ::testing::Test {
     std::istringstream lines(read_file(dir_.path("run/metrics.jsonl")));
     for (std::string line; std::getline(lines, line);) records.push_back(nlohmann::json::parse(line));
     return records;
+  }
+  // The path, size and time of each file in the run's folder, but for the lock.
+  std::vector<std::string> files_of_run() {
+    std::vector<std::string> files;
+    for (const auto& file : std::filesystem::recursive_directory_iterator(dir_.path("run"))) {
+      if (!file.is_regular_file() || file.path().filename() == "lock") continue;
+      files.push_back(fmt::format("{} {} {}", file.path().string(), file.file_size(),
+                                  file.last_write_time().time_since_epoch().count()));
+    }
+    std::sort(files.begin(), files.end());
+    return files;
   }
   TestDir dir_;
 };
@@ -119,6 +131,22 @@ TEST_F(CliTrain, MemoryIsPredictedForTheRanksOfTheProcess) {
   EXPECT_GT(percent, -30) << two.err;
 }
 
+// The ranks share the CPUs of the machine, so `config` counts the stacks of as many threads
+// as `train` starts.
+TEST_F(CliTrain, HasThePlanThatConfigPrints) {
+  const std::string recipe = MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml";
+  const auto total = [](const std::string& text) {
+    const size_t begin = text.find("  total  ");
+    return begin == text.npos ? "none: " + text : text.substr(begin, text.find('\n', begin) - begin);
+  };
+  for (const char* ranks : {"1", "2"}) {
+    const Ran config = run_moebius(dir_, {"config", recipe, "--ranks", ranks});
+    EXPECT_EQ(total(config.out), total(train({std::string("run.dir=run") + ranks}, "", {"--ranks", ranks}).err));
+    EXPECT_THAT(config.out,
+                HasSubstr("; beside it and the plan a run holds the program and the indices of its data\n"));
+  }
+}
+
 // The variables of a launcher are enough for the refusal, so none of its processes begins to work.
 TEST_F(CliTrain, ACommandOfOneProcessRefusesALauncher) {
   ::setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
@@ -130,15 +158,34 @@ TEST_F(CliTrain, ACommandOfOneProcessRefusesALauncher) {
 }
 
 TEST_F(CliTrain, AFinishedRunHasNothingToDo) {
-  ASSERT_EQ(train({}).code, 0);
-  const auto before = metrics();
-  const Ran again = train({});
+  ASSERT_EQ(train({"optimizer.schedule=cosine"}).code, 0);
+  const auto before = files_of_run();
+  const Ran again = train({"optimizer.schedule=cosine"});
   EXPECT_EQ(again.code, 0) << again.err;
   EXPECT_THAT(again.err, HasSubstr("nothing to do: step 6 of 6 is done; raise train.steps, or choose another run.dir"));
-  EXPECT_EQ(metrics(), before);
+  EXPECT_EQ(files_of_run(), before);
+  const Ran fewer = train({"optimizer.schedule=cosine", "train.steps=5", "log.every=7", "optimizer.warmup_steps=4"});
+  EXPECT_EQ(fewer.code, 2) << "another run is refused before anything else is said";
+  const Ran shorter = train({"optimizer.schedule=cosine", "train.steps=5", "log.every=7"});
+  EXPECT_EQ(shorter.code, 0) << shorter.err;
+  EXPECT_THAT(shorter.err, HasSubstr("nothing to do: train.steps = 5 is below the step 6 that is done; raise"));
+  EXPECT_THAT(shorter.err, Not(HasSubstr("the learning rate follows")));
+  EXPECT_EQ(files_of_run(), before);
 }
 
-TEST_F(CliTrain, GoesOnOnlyWithTheSameRun) {
+// A signal can end a run between its last step and the evaluation of that step.
+TEST_F(CliTrain, AnEvaluationThatIsOwedIsStillDone) {
+  ASSERT_EQ(train({"data.valid=[\"set\"]"}).code, 0);
+  const std::string whole = read_file(dir_.path("run/metrics.jsonl"));
+  const size_t eval = whole.rfind("\n", whole.size() - 2) + 1;
+  write_file_atomic(dir_.path("run/metrics.jsonl"), whole.substr(0, eval));
+  const Ran again = train({"data.valid=[\"set\"]"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_THAT(again.err, HasSubstr("eval at step 6: loss "));
+  EXPECT_EQ(read_file(dir_.path("run/metrics.jsonl")), whole);
+}
+
+TEST_F(CliTrain, ResumesOnlyTheSameRun) {
   ASSERT_EQ(train({}).code, 0);
   const Ran ran = train({"optimizer.lr=0.5", "train.steps=8"});
   expect_refused(ran, 2, "optimizer.lr: 0.01 -> 0.5");
@@ -200,7 +247,7 @@ TEST_F(CliTrain, AMissingDatasetIsFoundBeforeMemoryIsAskedFor) {
 
 // The prefix is the same, but the text is another. A resumed run would train on other samples than
 // its report says.
-TEST_F(CliTrain, GoesOnOnlyWithTheSameData) {
+TEST_F(CliTrain, ResumesOnlyOnTheSameData) {
   ASSERT_EQ(train({}).code, 0);
   write_file_atomic(dir_.path("text.txt"), std::string(5000, 'x'));
   std::vector<std::string> build{"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"};
@@ -238,7 +285,7 @@ TEST_F(CliTrain, WarnsOfFallbackKernelsOfAGpu) {
   ASSERT_EQ(ran.code, 0) << ran.err;
   const std::string warning = "warning: fallback kernels: ";
   EXPECT_THAT(ran.err, HasSubstr(warning));
-  EXPECT_THAT(ran.err, HasSubstr("attention_bwd, attention_fwd: the fast kernels take heads of "));
+  EXPECT_THAT(ran.err, HasSubstr("attention_bwd, attention_fwd: the Hopper kernels take heads of "));
   EXPECT_THAT(ran.err, HasSubstr("; got 8 with values of 8"));
   EXPECT_THAT(ran.err, Not(HasSubstr("expert_up"))) << "its columns are multiples of 8";
   EXPECT_EQ(ran.err.find(warning), ran.err.rfind(warning)) << "once";

@@ -33,7 +33,8 @@ inline double choice_gap(const ref::Values& value, const ModelSpec& m) {
   return std::min(gap_below_best(group, m.topk_group), gap_below_best(ref::mask_groups(value, rule, m.top_k), m.top_k));
 }
 
-// Returns the values by which Sinkhorn orders the experts of each token, as shares that sum to one; [T, E].
+// Returns the values by which Sinkhorn orders the experts of each token, as shares that sum to
+// one; [T, E].
 inline ref::Values balanced_scores(const ref::Values& logits, int64_t T, int64_t E) {
   ref::Values value = ref::sinkhorn(logits, T, E);
   for (auto row = value.begin(); row != value.end(); row += E) {

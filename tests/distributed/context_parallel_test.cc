@@ -33,7 +33,8 @@ ModelSpec model_of(const ContextCase& c) {
   return m;
 }
 
-// Returns [forward, backward] of model/attention/context_parallel.h, for the rows and heads of one rank.
+// Returns [forward, backward] of model/attention/context_parallel.h, for the rows and heads
+// of one rank.
 std::array<int64_t, 2> expected_bytes(const ContextCase& c) {
   const int64_t T = kBatch * kSeq / c.cp, cp = c.cp, q = T * kHeads / c.tp * kWidth * 4,
                 kv = 2 * T * kKvHeads / c.tp * kWidth * 4, starts = c.documents ? 4 * T * (cp - 1) : 0;
@@ -74,7 +75,8 @@ void expect_case(Transport& transport, const ContextCase& c) {
 class ContextParallel : public Ranks {};
 INSTANTIATE_TEST_SUITE_P(Everywhere, ContextParallel, ::testing::Values(1, 2, 4, 8), name_of_ranks);
 
-// Tests every tp x cp of these ranks. alltoall is tested where cp divides the kv heads of a tp rank.
+// Tests every tp x cp of these ranks. alltoall is tested where cp divides the kv heads of
+// a tp rank.
 void expect_way(Transport& transport, CpComm comm) {
   for (int64_t tp = 1; tp <= std::min(transport.size(), 2); ++tp) {
     if (transport.size() % tp != 0) continue;

@@ -1,4 +1,5 @@
-// The world of a launcher: mpirun's, or over TCP that of start_ranks, which sets the variables of torchrun.
+// The world of a launcher: mpirun's, or over TCP that of start_ranks, which sets the
+// variables of torchrun.
 #pragma once
 
 #include <cstdio>

@@ -101,8 +101,8 @@ class LayerRig {
   Stream s{DeviceKind::cpu, pool};
 };
 
-// Expects that every part of `got` equals its block of the same part in `want`, which has the whole of it.
-// `tensor` selects weights or gradients.
+// Expects that every part of `got` equals its block of the same part in `want`, which has the whole
+// of it. `tensor` selects weights or gradients.
 inline void expect_blocks(const ParamTable& got, const ParamTable& want, Tensor Param::*tensor, double tolerance) {
   std::map<std::string, Values> whole;
   for (const Param& p : want.all()) {
@@ -121,7 +121,8 @@ inline void reduce_gradients(LayerRig& rig, const Mesh& mesh) {
   for (const Param& p : rig.params.all()) mesh.group(p.spec.grad_axis).all_reduce_sum(rig.s, p.dw);
 }
 
-// Outputs, of this rank or whole, and the bytes that the forward and the backward pass sent over tp and cp.
+// Outputs, of this rank or whole, and the bytes that the forward and the backward pass sent over
+// tp and cp.
 struct LayerPasses {
   Values y, dx;
   int64_t sent[2][2];  // [tp, cp][forward, backward]

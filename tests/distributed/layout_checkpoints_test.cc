@@ -1,6 +1,7 @@
 // Training that moves from layout to layout by checkpoints. Each row is a ring, in which every
 // layout resumes from the checkpoint of the one before.
-// The loaded bits are those that were saved, moments included, and training continues as on one rank.
+// The loaded bits are those that were saved, moments included, and training continues as
+// on one rank.
 #include <gtest/gtest.h>
 
 #include <cstring>

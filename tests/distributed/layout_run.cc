@@ -118,8 +118,9 @@ uint64_t seed_of(const LayoutModel& what) {
   return 77;
 }
 
-// eps is far above the noise of f32 sums in the gradients, so that an update follows its gradient smoothly.
-// With 1e-8, an element whose gradient is nearly zero would move by lr in the direction of that noise.
+// eps is far above the noise of f32 sums in the gradients, so that an update follows its gradient
+// smoothly. With 1e-8, an element whose gradient is nearly zero would move by lr in the direction
+// of that noise.
 EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const ParallelSpec& layout = {}) {
   OptimizerSpec optimizer;
   optimizer.eps = 1e-3;
@@ -156,7 +157,8 @@ EngineSpec engine_spec(const LayoutModel& what, const MeshShape& mesh, const Par
 // Sequence `sequence` of a global batch has two documents. The second one begins here.
 int64_t second_document(int64_t sequence) { return 1 + sequence % (kSeq - 1); }
 
-// Returns whether token i + k + 1 is predicted from row i: it is a target, and both are in one document.
+// Returns whether token i + k + 1 is predicted from row i: it is a target, and both are
+// in one document.
 bool counts(int64_t sequence, int64_t i, int64_t k) {
   const int64_t target = i + k + 1, cut = second_document(sequence);
   const bool apart = k > 0 && i < cut && target >= cut;
@@ -253,7 +255,8 @@ int64_t flat_index(const ParamPart& part, int64_t local) {
   return local / local_run * run + part.shard.begin * inner + local % local_run;
 }
 
-// Biases begin at 0, which allows no relative distance. So they get values like those of other weights.
+// Biases begin at 0, which allows no relative distance. So they get values like those
+// of other weights.
 void draw_biases(Engine& engine, const Param& p) {
   Stream s = engine.stream();
   for (const ParamPart& part : p.spec.parts) {

@@ -71,8 +71,9 @@ EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const P
 void init_layout(Engine& engine, const LayoutModel& what);
 StepReport layout_step(Engine& engine, const LayoutModel& what, int64_t step);
 
-// Runs on all ranks of the world, of which the layout must make a mesh. The outcome is the same on each.
-// Fails (EXPECT) when a rank's weights are not those of their owners, or a frozen one has changed.
+// Runs on all ranks of the world, of which the layout must make a mesh. The outcome is the
+// same on each. Fails (EXPECT) when a rank's weights are not those of their owners, or a
+// frozen one has changed.
 LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps,
                        const LayoutWay& way = {});
 LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps);

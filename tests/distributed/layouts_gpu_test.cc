@@ -79,7 +79,7 @@ TEST_P(GpuLayouts, TrainTheModelOfOneRank) {
   });
 }
 
-TEST_P(GpuLayouts, RecordingAndOverlapChangeNoBit) {
+TEST_P(GpuLayouts, CapturingAndOverlapChangeNoBit) {
   const GpuLayout& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {
     const auto train = [&](const LayoutWay& way) { return train_on(world, c.model, c.layout, kSteps, way); };

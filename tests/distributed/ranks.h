@@ -1,4 +1,5 @@
-// Runs one body over every transport: in threads of this process, or in the processes of a launcher.
+// Runs one body over every transport: in threads of this process, or in the processes
+// of a launcher.
 #pragma once
 
 #include <gtest/gtest.h>

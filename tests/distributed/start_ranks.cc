@@ -1,6 +1,6 @@
-// start_ranks N PROGRAM [ARGUMENT]...: starts N processes of a program with the variables that torchrun sets.
-// When one of them fails, it ends the others some seconds later, as torchrun does. Its exit code is
-// that of rank 0.
+// start_ranks N PROGRAM [ARGUMENT]...: starts N processes of a program with the variables that
+// torchrun sets. When one of them fails, it ends the others some seconds later, as torchrun does.
+// Its exit code is that of rank 0.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

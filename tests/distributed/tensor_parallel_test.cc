@@ -97,7 +97,8 @@ TEST_P(TensorParallel, AttentionWithNormsOverAllHeadsEqualsOneRank) {
   });
 }
 
-// The bound applies to values normed over all ranks. The backward pass recomputes them once more for it.
+// The bound applies to values normed over all ranks. The backward pass recomputes them once
+// more for it.
 TEST_P(TensorParallel, ClippedAttentionWithNormsOverAllHeadsAndBiasEqualsOneRank) {
   run([](Transport& transport) {
     const Mesh mesh = mesh_of(transport);

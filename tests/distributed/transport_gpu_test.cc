@@ -141,7 +141,8 @@ TEST_P(OnGpus, MovesAreThoseOfTheCpu) {
   });
 }
 
-// Runs buckets one after another, and rings of large messages both ways, while the stream has other work.
+// Runs buckets one after another, and rings of large messages both ways, while the stream
+// has other work.
 void run_overlapped(GpuRank& r, Group& world, Stream& s, std::vector<Tensor> t) {
   Pending first = world.start_reduce_scatter_sum(s, t[0], t[1], t[2]);
   Pending gathered = world.start_all_gather(s, t[3], t[4]);

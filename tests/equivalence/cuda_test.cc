@@ -22,7 +22,7 @@ class OnGpu : public ::testing::TestWithParam<DType> {
   }
 };
 
-TEST_P(OnGpu, RecordingChangesNoBit) {
+TEST_P(OnGpu, CapturingChangesNoBit) {
   for (const auto spec : kSpecs) {
     Engine captured(spec(DeviceKind::cuda, GetParam(), true)), eager(spec(DeviceKind::cuda, GetParam(), false));
     EXPECT_EQ(train(initialised(captured), 6), train(initialised(eager), 6));
@@ -80,7 +80,8 @@ TEST_P(OnGpu, FusionChangesNoBit) {
   }
 }
 
-// All recomputation together, and with other settings that decide which kernels run and what is captured.
+// All recomputation together, and with other settings that decide which kernels run and
+// what is captured.
 TEST_P(OnGpu, RecomputeInCombinationChangesNoBit) {
   for (const auto kept_spec : {documents_on, balanced_on, sinkhorn_on, many_on, whole_norm_on, frozen_on}) {
     Engine kept(kept_spec(DeviceKind::cuda, GetParam(), true));
@@ -162,7 +163,8 @@ RunSpec evaluation_of(const EngineSpec& spec, const std::string& prefix) {
   return run;
 }
 
-// Evaluation uses the buffers of the first micro-batch, and sums of its own. Its loss is that of the CPU.
+// Evaluation uses the buffers of the first micro-batch, and sums of its own. Its loss is that
+// of the CPU.
 TEST_P(OnGpu, EvaluationBetweenRecordedStepsChangesNoBit) {
   const TestDir dir;
   const std::string prefix = testing::write_dataset(dir, "valid", 1100);
@@ -200,8 +202,9 @@ std::vector<double> losses_of(const EngineSpec& spec, int64_t num_steps = 20) {
 
 // Both devices add f32 in an order of their own. The error is sqrt(n) 2^-24 of a sum of n products,
 // amplified by 20 steps.
-// In bf16 an activation near a tie rounds the other way, and 20 steps amplify that like any other rounding.
-// So a run in bf16 is the curve of f32 with noise, and the CPU's own bf16 run shows how much.
+// In bf16 an activation near a tie rounds the other way, and 20 steps amplify that like any
+// other rounding. So a run in bf16 is the curve of f32 with noise, and the CPU's own bf16 run
+// shows how much.
 // Two such runs differ by sqrt(2) of the noise. Twice the noise is allowed.
 TEST_P(OnGpu, LossesAreThoseOfTheCpu) {
   for (const auto spec : {spec_on, wide_spec_on}) {
@@ -227,7 +230,8 @@ TEST_P(OnGpu, FirstLossesOfEverySpecAreThoseOfTheCpu) {
   }
 }
 
-// This runs where there is no GPU too. Otherwise a spec that no engine accepts would fail on GPUs only.
+// This runs where there is no GPU too. Otherwise a spec that no engine accepts would fail
+// on GPUs only.
 TEST(GpuSpecs, TrainOnTheCpu) {
   for (const auto spec : kSpecs) {
     const std::vector<double> losses = losses_of(spec(DeviceKind::cpu, DType::f32, true), 2);

@@ -1,5 +1,5 @@
-// Frozen parameters have no gradient and no optimizer state, and training does not change their bits.
-// All other parameters are trained as if nothing were frozen.
+// Frozen parameters have no gradient and no optimizer state, and training does not change their
+// bits. All other parameters are trained as if nothing were frozen.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -122,13 +122,16 @@ TEST(FreezeErrors, SayWhatIsWrong) {
   const auto refused = [](const Patterns& freeze, const std::string& text) {
     expect_error(ErrorKind::usage, text, [&] { Engine engine(frozen_spec(freeze, DType::f32)); });
   };
-  refused({"*.mlp.gate.*", "model.embed_token.weight"},
-          "\"model.embed_token.weight\" matches none, the nearest is model.embed_tokens.weight");
+  refused(
+      {"*.mlp.gate.*", "model.embed_token.weight"},
+      "\"model.embed_token.weight\" matches none, the nearest is model.embed_tokens.weight; correct it, or leave it out "
+      "(moebius checkpoint ls MODEL lists the names)");
   refused({"*.q_proj.weight"},
           "expected patterns that match all parts of model.layers.0.self_attn.qkv_proj.weight or "
           "none; got some that match model.layers.0.self_attn.q_proj.weight and not");
   refused({"*"}, "expected to leave something to train");
   refused({"*.last_load"}, "matches none");
+  refused({"*.mlp.expert.*"}, "\"*.mlp.expert.*\" matches none, the nearest is mlp.experts of model.layers.");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The engines that tests of a GPU train: each with what decides which kernels run. And a step on random tokens.
+// The engines that tests of a GPU train: each with what decides which kernels run. And a step
+// on random tokens.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +50,8 @@ inline EngineSpec documents_on(DeviceKind device, DType compute, bool graph = tr
   return spec;
 }
 
-// A step hands data to the next one on the device: the bias and the last load. Experts drop pairs too.
+// A step hands data to the next one on the device: the bias and the last load. Experts
+// drop pairs too.
 inline EngineSpec balanced_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = wide_spec_on(device, compute, graph);
   spec.model.expert_bias = true;
@@ -86,7 +88,8 @@ inline EngineSpec whole_norm_on(DeviceKind device, DType compute, bool graph = t
   return spec;
 }
 
-// A loss without the gradient of its weights, an embedding whose gradient goes nowhere, and a frozen router.
+// A loss without the gradient of its weights, an embedding whose gradient goes nowhere, and
+// a frozen router.
 inline EngineSpec frozen_on(DeviceKind device, DType compute, bool graph = true) {
   EngineSpec spec = wide_spec_on(device, compute, graph);
   spec.freeze = {"lm_head.*", "model.embed_tokens.weight", "*.mlp.gate.*", "model.layers.0.self_attn.*"};

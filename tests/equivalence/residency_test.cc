@@ -1,4 +1,5 @@
-// Weights that are on the rank only while a pass uses them: the same bits, so each use is between ready and release.
+// Weights that are on the rank only while a pass uses them: the same bits, so each use is between
+// ready and release.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -69,7 +69,8 @@ inline EngineSpec tiny_engine(const ModelSpec& model, int64_t batch, DType compu
 
 inline constexpr double kMtpCoeff = 0.2;  // of each depth of multi-token prediction
 
-// Sequence `first + row` of the global batch of a step goes to each row: a function of the global index alone.
+// Sequence `first + row` of the global batch of a step goes to each row: a function of the
+// global index alone.
 inline void fill_random(MicroBatch& b, const ModelSpec& model, int64_t step, int64_t first, int64_t global_batch) {
   const int64_t S = b.shape.seq;
   for (int64_t row = 0; row < b.shape.batch; ++row) {

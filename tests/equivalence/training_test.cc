@@ -1,4 +1,5 @@
-// Compares whole training steps of a tiny model that are computed in two ways. The numbers must be the same.
+// Compares whole training steps of a tiny model that are computed in two ways. The numbers must
+// be the same.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -70,7 +71,8 @@ TEST_P(Training, RecomputeChangesNoBitOfMultiTokenPrediction) {
   expect_recompute_changes_no_bit(mtp_model(), GetParam());
 }
 
-// The modules are held but not computed. The model is trained as without them, and they do not change.
+// The modules are held but not computed. The model is trained as without them, and they
+// do not change.
 TEST_P(Training, MultiTokenPredictionOffIsWithoutIt) {
   EngineSpec off = tiny_engine(mtp_model(), 2, GetParam(), 1);
   off.shape.num_mtp = 0;

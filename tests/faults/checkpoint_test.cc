@@ -1,5 +1,5 @@
-// The checkpoint store against crashes, failing writes and full disks: after each, the newest checkpoint is whole, and
-// it is the one that the commit point says.
+// The checkpoint store against crashes, failing writes and full disks: after each, the newest
+// checkpoint is whole, and it is the one that the commit point says.
 #include "checkpoint/list.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
@@ -182,7 +182,8 @@ TEST(CheckpointFault, AFailedSaveSaysWhatItWasAndTheStoreGoesOn) {
             0);
 }
 
-// The process is killed at random times. A checkpoint that wait() has reported must be there, whole.
+// The process is killed at random times. A checkpoint that wait() has reported must
+// be there, whole.
 TEST(CheckpointFault, KilledAtRandomTimesNothingPromisedIsLost) {
   std::mt19937 random(7);
   int64_t num_promised = 0;
@@ -274,7 +275,8 @@ TEST(CheckpointFault, AFullDisk) {
   EXPECT_EQ(status, 0);
 }
 
-// A crash leaves files on a disk that is nearly full. The next save has space, since it removes them first.
+// A crash leaves files on a disk that is nearly full. The next save has space, since it
+// removes them first.
 TEST(CheckpointFault, WhatACrashLeftMakesRoom) {
   const TestDir dir;
   const int status = run_forked({}, [&] {

@@ -28,8 +28,8 @@ struct FaultRequest {
   std::string fault, log;
 };
 
-// Starts body() in a new process and returns its id. Failed assertions and exceptions give exit status 1.
-// REQUIRES: this process has one thread and has reached no fault point.
+// Starts body() in a new process and returns its id. Failed assertions and exceptions give exit
+// status 1. REQUIRES: this process has one thread and has reached no fault point.
 template <class Body>
 pid_t start_forked(const FaultRequest& request, Body&& body) {
   std::fflush(nullptr);
@@ -58,7 +58,8 @@ int run_forked(const FaultRequest& request, Body&& body) {
   return end_of(start_forked(request, body));
 }
 
-// Mounts a file system for this process and its children. Returns false where the system does not allow it.
+// Mounts a file system for this process and its children. Returns false where the system does
+// not allow it.
 inline bool mount_small(const std::string& dir, const char* options) {
   if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
   ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);

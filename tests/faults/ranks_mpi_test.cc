@@ -224,7 +224,8 @@ TEST_F(RankedRun, RanksThatWereGivenOtherRecipesDoNotBegin) {
   EXPECT_FALSE(std::filesystem::exists(runs_.path("r")));
 }
 
-// A run resumes from the checkpoint of another layout, with the same numbers up to the order of sums.
+// A run resumes from the checkpoint of another layout, with the same numbers up to the
+// order of sums.
 TEST_F(RankedRun, GoesOnOnAnotherNumberOfRanks) {
   ASSERT_EQ(runs_.train("alone"), 0) << runs_.err();
   const auto loss_of = [&](const std::string& run) {

@@ -97,7 +97,8 @@ class TrainingRuns {
     ASSERT_GE(num_lines(run), lines);
   }
 
-  // Returns the metrics of a run, one string per line, without values that depend on a clock or the machine.
+  // Returns the metrics of a run, one string per line, without values that depend on a clock
+  // or the machine.
   std::vector<std::string> metrics(const std::string& run) const {
     std::vector<std::string> records;
     std::ifstream file(path(run + "/metrics.jsonl"));

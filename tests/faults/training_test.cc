@@ -1,4 +1,5 @@
-// A run that dies and is started again equals, bit for bit, a run that never died: metrics and state.
+// A run that dies and is started again equals, bit for bit, a run that never died:
+// metrics and state.
 #include <algorithm>
 #include <random>
 
@@ -155,7 +156,8 @@ TEST_P(Training, DyingWhileCheckpointsAreSetAsideLosesNone) {
   runs_.expect_same("r", "undisturbed");
 }
 
-// The run dies before its first checkpoint. A restart must not resume from the run that it replaces.
+// The run dies before its first checkpoint. A restart must not resume from the run
+// that it replaces.
 TEST_P(Training, ARunThatStartsOverAndDiesAtOnceIsItsOwn) {
   ASSERT_EQ(runs_.train("r", {"run.seed=5"}), 0);
   ASSERT_EQ(runs_.train("r", {"checkpoint.resume=false"}, {.fault = "checkpoint.after_mkdir:1"}), kKilled);

@@ -1,6 +1,6 @@
-// Runs a fuzz target without libFuzzer, on every file of its corpus and on seeded mutations of each.
-// So every build tries unexpected inputs, which is of most use under the sanitizers. For a real
-// search, build with `cmake -DMOEBIUS_FUZZ=ON` and clang.
+// Runs a fuzz target without libFuzzer, on every file of its corpus and on seeded mutations of
+// each. So every build tries unexpected inputs, which is of most use under the sanitizers. For a
+// real search, build with `cmake -DMOEBIUS_FUZZ=ON` and clang.
 //
 //   usage: NAME_fuzz CORPUS_FOLDER MUTATIONS      so many of each input
 // Fails when the target throws an unexpected exception or crashes, or when the folder holds no input.

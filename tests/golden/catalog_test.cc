@@ -1,5 +1,5 @@
-// The catalog says word for word what models declare, for every family; the catalogs of the ranks of a mesh together
-// list every element once.
+// The catalog says word for word what models declare, for every family; the catalogs of the ranks
+// of a mesh together list every element once.
 #include "model/catalog.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Imports every golden model as a checkpoint and exports it again: the same names, bits, config and files.
+// Imports every golden model as a checkpoint and exports it again: the same names, bits,
+// config and files.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -153,7 +154,8 @@ class MtpFolder : public testing::Test {
   }
   static std::string source() { return kData + "/deepseek_v3_mtp"; }
   std::string hub() const { return dir_.path("hub"); }
-  // Writes its tensors except those that `leaves_out` selects. `edit` may change the bytes of the others.
+  // Writes its tensors except those that `leaves_out` selects. `edit` may change the bytes
+  // of the others.
   void write(const std::function<bool(const std::string&)>& leaves_out,
              const std::function<void(const std::string&, std::vector<char>&)>& edit = {}) {
     const HfFolder from = HfFolder::open(source());

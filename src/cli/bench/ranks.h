@@ -12,7 +12,7 @@ struct RanksBenchOptions {
   bool json = false;
 };
 
-// Whether --ranks or the launcher asks for several ranks.
+// Returns whether --ranks or the launcher asks for several ranks.
 bool has_several_ranks(int64_t ranks);
 void run_bench_step_of_ranks(const RanksBenchOptions& o, const RunSpec& run);
 void run_bench_collectives(const RanksBenchOptions& o, DeviceKind device);

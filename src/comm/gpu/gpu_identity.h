@@ -1,4 +1,5 @@
-// A name that no two GPUs share. Ranks on different machines, or in different containers, compare it.
+// A name that no two GPUs share. Ranks on different machines, or in different
+// containers, compare it.
 #pragma once
 
 #include <string>

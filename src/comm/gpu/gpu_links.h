@@ -1,7 +1,7 @@
 // GpuLinks move GPU memory between the ranks of a world.
 // They use NCCL where every rank has a GPU of its own.
-// Otherwise they send messages through host memory (comm/gpu/staged_group.h), and ranks may share a GPU.
-// CPU memory always travels by messages.
+// Otherwise they send messages through host memory (comm/gpu/staged_group.h), and ranks may share a
+// GPU. CPU memory always travels by messages.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ class GpuLinks {
 
   // Makes a group, like Transport::make_group.
   std::unique_ptr<Group> make_group(std::string name, std::vector<int> world_ranks, const NcclUse& use);
-  // Whether the work of the groups can be captured in a CUDA graph.
+  // Returns whether the work of the groups can be captured in a CUDA graph.
   // Messages through host memory cannot.
   bool can_capture() const { return nccl_ != nullptr; }
   // Returns "NCCL 2.28.9", or "messages through host memory, since ranks share a GPU".

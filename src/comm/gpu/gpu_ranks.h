@@ -1,7 +1,8 @@
 // GpuRanks know which GPU each rank of a world has.
 // The i-th rank of a machine gets the GPU with index i modulo the number of GPUs, so several ranks
 // may share one.
-// A launcher may show each rank a GPU of its own (CUDA_VISIBLE_DEVICES); the GPUs' identities reveal that.
+// A launcher may show each rank a GPU of its own (CUDA_VISIBLE_DEVICES); the GPUs'
+// identities reveal that.
 #pragma once
 
 #include <vector>

@@ -1,11 +1,11 @@
 // Groups whose ranks exchange GPU memory by NCCL. Messages of the world carry what NCCL needs to
 // start, and the barriers; everything else is kernels on streams.
 //
-// Every collective is one exchange by grouped sends and receives. Our own kernel computes the sums in rank
-// order, so that the bits are those of messages; a rank sends no more bytes than in a ring.
-// A blocking call runs on the caller's stream. start_*, send and recv run on streams beside it, forked and
-// joined by events, both inside and outside of a CUDA graph. The byte counters and times of a captured call
-// grow after each replay (GraphCapture).
+// Every collective is one exchange by grouped sends and receives. Our own kernel computes the sums
+// in rank order, so that the bits are those of messages; a rank sends no more bytes than in a ring.
+// A blocking call runs on the caller's stream. start_*, send and recv run on streams beside it,
+// forked and joined by events, both inside and outside of a CUDA graph. The byte counters and times
+// of a captured call grow after each replay (GraphCapture).
 // No call waits on the host, except to limit what is launched ahead of the GPU.
 #pragma once
 
@@ -29,8 +29,8 @@ class NcclLinks {
   static std::string version();      // "2.28.9"; empty without NCCL
 
   // `gpu` must belong to this rank alone.
-  // From here on a wait for the GPU ends with Error{distributed} when NCCL reports an error, another
-  // rank is known to have failed, or the wait takes longer than the world's timeout.
+  // From here on a wait for the GPU ends with Error{distributed} when NCCL reports an error,
+  // another rank is known to have failed, or the wait takes longer than the world's timeout.
   NcclLinks(Transport& world, Accelerator& gpu);
   ~NcclLinks();
   NcclLinks(const NcclLinks&) = delete;

@@ -153,7 +153,8 @@ Pending StagedGroup::start_all_gather(Stream& s, Tensor out, Tensor in) {
 
 // --- between two ranks ----------------------------------------------------------------------------------------------
 
-// The message is withdrawn before its memory is freed, since members are destroyed in reverse order.
+// The message is withdrawn before its memory is freed, since members are destroyed
+// in reverse order.
 class StagedGroup::Departure final : public Pending::Transfer {
  public:
   Departure(StagedGroup& group, HostBuffer room) : group_(group), room_(std::move(room)) {}

@@ -1,6 +1,6 @@
 // A StagedGroup exchanges GPU memory by messages.
-// Each message is copied to pinned host memory, sent, and copied back to the GPU where it arrives. The
-// host computes the sums.
+// Each message is copied to pinned host memory, sent, and copied back to the GPU where it arrives.
+// The host computes the sums.
 // So several ranks may share one GPU, and the bits are those of the same run on CPUs.
 // Every call waits for the stream, so no call can be captured in a CUDA graph.
 //

@@ -19,8 +19,8 @@ struct BoundedCall {
 };
 
 // Returns when body has returned.
-// Throws Error{distributed}, with the names of the ranks and this rank's last collectives, when that
-// takes longer than the world's timeout.
+// Throws Error{distributed}, with the names of the ranks and this rank's last collectives, when
+// that takes longer than the world's timeout.
 // Throws what Transport::check throws when another rank fails meanwhile.
 void call_bounded(Transport& world, BoundedCall call);
 

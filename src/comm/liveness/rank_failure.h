@@ -1,4 +1,5 @@
-// A failure of a rank in a world of processes: what it threw, for the other ranks and for the report.
+// A failure of a rank in a world of processes: what it threw, for the other ranks and
+// for the report.
 #pragma once
 
 #include <optional>
@@ -20,7 +21,8 @@ struct RankFailure {
 std::optional<ErrorKind> error_kind(int number);
 // Returns the exception that is being handled. REQUIRES: within a handler.
 RankFailure caught_failure();
-// Returns the report to the user when not all ranks have failed alike. `recorder` is that of `rank`.
+// Returns the report to the user when not all ranks have failed alike. `recorder` is
+// that of `rank`.
 std::string report_of(const RankFailure& failure, const std::string& rank, const CollectiveFlightRecorder& recorder);
 
 }  // namespace moebius

@@ -27,7 +27,8 @@ namespace moebius {
 // Before it ends with 6 it calls `report` with a text that names the rank, and gives the other
 // ranks grace_s seconds to report and to end the job.
 // The child never outlives the supervisor: when the supervisor is killed, so is the child.
-// When the launcher dies, the child is asked to end, and killed if it has not ended in ten times grace_s.
+// When the launcher dies, the child is asked to end, and killed if it has not ended in
+// ten times grace_s.
 pid_t supervise_rank(const std::string& name, const std::function<void(const std::string&)>& report,
                      void (*end)(int code), double grace_s = 5);
 

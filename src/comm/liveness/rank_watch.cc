@@ -24,7 +24,8 @@ constexpr double kAddressS = 1;  // time for one of the addresses of a rank
 int parent_of(int rank) { return (rank - 1) / 2; }
 int num_children(int rank, int size) { return std::clamp(size - 2 * rank - 1, 0, 2); }
 
-// The place where a rank listens, in the form sent to the others: "machine port address address ..."
+// The place where a rank listens, in the form sent to the others: "machine port
+// address address ..."
 struct Place {
   std::string machine;
   int port = 0;

@@ -1,5 +1,6 @@
-// A deadline that does not count the time during which this process was stopped (SIGSTOP, a suspended job).
-// A process that was stopped has not waited, and must not accuse other ranks when it continues.
+// A deadline that does not count the time during which this process was stopped (SIGSTOP, a
+// suspended job). A process that was stopped has not waited, and must not accuse other ranks
+// when it continues.
 #pragma once
 
 #include <algorithm>

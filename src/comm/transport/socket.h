@@ -39,11 +39,12 @@ class Socket {
   int descriptor_ = -1;
 };
 
-// Whether the host is "localhost" or a number of the loopback:
+// Returns whether the host is "localhost" or a number of the loopback:
 // only this machine can reach a listener there.
 bool is_loopback(const std::string& host);
 
-// Listens at a port, on every address of this machine or on the loopback only. Port 0 is any free port.
+// Listens at a port, on every address of this machine or on the loopback only. Port 0 is
+// any free port.
 Socket listen_at(int port, bool loopback_only);
 int port_of(const Socket& listener);
 // Returns the next connection, or a closed socket when none came before the deadline.
@@ -53,11 +54,12 @@ Socket connect_until(const HostPort& to, Deadline deadline);
 // Return the addresses of a connection's two ends, as numbers.
 std::string peer_host(const Socket& connection);
 std::string own_host(const Socket& connection);
-// Returns the addresses, as numbers, at which other machines may reach this one; those of IPv4 come first.
+// Returns the addresses, as numbers, at which other machines may reach this one; those of
+// IPv4 come first.
 std::vector<std::string> own_hosts();
 
-// Move all bytes, or throw Error{distributed} when the other end is gone or the deadline has passed.
-// what: names the bytes in the message, "the table of ranks".
+// Move all bytes, or throw Error{distributed} when the other end is gone or the deadline has
+// passed. what: names the bytes in the message, "the table of ranks".
 void write_all(const Socket& s, std::span<const std::byte> bytes, Deadline deadline, const char* what);
 void read_all(const Socket& s, std::span<std::byte> bytes, Deadline deadline, const char* what);
 
@@ -71,7 +73,8 @@ T read_value(const Socket& s, Deadline deadline, const char* what) {
   read_all(s, std::as_writable_bytes(std::span(&value, 1)), deadline, what);
   return value;
 }
-// Move a text after its length in 8 bytes. Throw Error{distributed} for a text of more than `most` bytes.
+// Move a text after its length in 8 bytes. Throw Error{distributed} for a text of more
+// than `most` bytes.
 void write_text(const Socket& s, const std::string& text, Deadline deadline, const char* what);
 std::string read_text(const Socket& s, Deadline deadline, const char* what, int64_t most = 1 << 20);
 

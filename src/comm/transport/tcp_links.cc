@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kLookMs = 500;  // time after which the mover checks for a stall
 // The rank itself moves most messages, because it waits for them as soon as they are posted.
-// While it posts often the mover is not woken for each message, which would cost more than the message.
-// It checks for the others after naps.
+// While it posts often the mover is not woken for each message, which would cost more than the
+// message. It checks for the others after naps.
 constexpr auto kNap = std::chrono::milliseconds(1);
 constexpr auto kOften = std::chrono::milliseconds(20);
 // A waiting rank polls this often before it sleeps, since the answer may come within microseconds.

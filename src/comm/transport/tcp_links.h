@@ -1,6 +1,6 @@
 // TcpLinks are the connections of one rank to all others, with the messages on them.
-// The rank's thread posts messages and waits for them. A second thread, the mover, moves bytes while
-// the rank computes.
+// The rank's thread posts messages and waits for them. A second thread, the mover, moves bytes
+// while the rank computes.
 //
 //   Frames    Bytes on a connection are frames: a header, then its payload.
 //             A message of at most kEagerBytes is one frame, which the receiver keeps until it is asked for.

@@ -159,8 +159,7 @@ bool World::waits_for_ended(int rank) const {
                      [&](const End* end) { return end->state == End::State::waiting && ranks_[end->peer].ended; });
 }
 
-// Returns whether, after a failure, the ranks that this one waits for have neither failed nor wait
-// themselves.
+// Returns whether, after a failure, the ranks that this one waits for neither failed nor wait.
 // They may be about to join and then to fail as the first one did, and this rank with them.
 bool World::waits_for_workers(int rank) const {
   const std::vector<int> missing = peers_missing(rank);

@@ -48,7 +48,8 @@ struct Ended {
 // A timeout that a loaded machine keeps when no rank stalls.
 constexpr double kShort = 1;
 
-// timeout_s is short where a test waits for it, and long where something else must end the run first.
+// timeout_s is short where a test waits for it, and long where something else must end
+// the run first.
 Ended run(int num_ranks, double timeout_s, const std::function<void(Rank&)>& body) {
   Ended ended;
   std::atomic<int> num_failed = 0;

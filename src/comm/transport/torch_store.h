@@ -1,6 +1,6 @@
-// The key-value store that torchrun keeps at MASTER_ADDR:MASTER_PORT for the processes that it starts.
-// It is read and written as PyTorch's own client does (torch/csrc/distributed/c10d/TCPStore.cpp, the
-// libuv store).
+// The key-value store that torchrun keeps at MASTER_ADDR:MASTER_PORT for the processes that it
+// starts. It is read and written as PyTorch's own client does
+// (torch/csrc/distributed/c10d/TCPStore.cpp, the libuv store).
 #pragma once
 
 #include "comm/transport/socket.h"

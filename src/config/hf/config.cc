@@ -39,8 +39,8 @@ void read_latent_attention(const HfReader& r, ModelSpec& m) {
   }
 }
 
-// The model has modules of multi-token prediction only if the config gives their number. transformers
-// assumes one for deepseek_v3 without it, and does not compute it.
+// The model has modules of multi-token prediction only if the config gives their number.
+// transformers assumes one for deepseek_v3 without it, and does not compute it.
 void read_mtp(const HfReader& r, ModelSpec& m) {
   r.read("num_nextn_predict_layers", m.num_mtp_layers);
   const int64_t same = r.get("num_mtp_layers", m.num_mtp_layers);
@@ -71,8 +71,8 @@ void read_shapes(const HfReader& r, ModelSpec& m) {
   r.read("max_position_embeddings", m.max_position_embeddings);
 }
 
-// layer_types is checked in every family, also if its layers cannot differ or the window is off: another
-// program may read it otherwise.
+// layer_types is checked in every family, also if its layers cannot differ or the window is off:
+// another program may read it otherwise.
 void check_layer_types(const HfReader& r, const ModelSpec& m, const json& config) {
   const auto types = config.find("layer_types");
   if (types == config.end() || types->is_null()) return;
@@ -87,7 +87,7 @@ void check_layer_types(const HfReader& r, const ModelSpec& m, const json& config
   }
 }
 
-// Whether layer i attends through the window, by layer_types or max_window_layers.
+// Returns whether layer i attends through the window, by layer_types or max_window_layers.
 bool slides(const HfReader& r, const ModelSpec& m, int64_t i) {
   const bool late_by_default = family_bit(m.family) & (kQwen2 | kQwen3);
   if (!r.has("layer_types") && family_bit(m.family) == kGptOss) return i % 2 == 0;
@@ -108,7 +108,8 @@ void read_window_layers(const HfReader& r, ModelSpec& m) {
   if (sliding == 0 || sliding == m.num_layers) m.sliding_layers.clear();
 }
 
-// In transformers a window of 0 holds no key. Here it means no window, and only "moebius" may have it.
+// In transformers a window of 0 holds no key. Here it means no window, and only "moebius"
+// may have it.
 void check_window(const HfReader& r, const ModelSpec& m, bool used) {
   const bool of_hub = family_bit(m.family) != kMoebius;
   if (of_hub && used && r.has("sliding_window") && m.sliding_window == 0)
@@ -132,7 +133,8 @@ void read_window(const HfReader& r, ModelSpec& m, const json& config) {
   check_window(r, m, used);
   if (!used) m.sliding_window = 0;
   if (m.sliding_window == 0) return;
-  // 4.x and 5.x disagree on which layers of a qwen2_moe slide when its config.json does not list them.
+  // 4.x and 5.x disagree on which layers of a qwen2_moe slide when its config.json does
+  // not list them.
   if (family == kQwen2Moe && !r.has("layer_types")) {
     r.fail("use_sliding_window needs layer_types for model_type \"qwen2_moe\"; give them");
   }
@@ -148,7 +150,8 @@ void refuse_unknown_maths(const HfReader& r) {
   if (dropout != 0.0) r.fail("attention_dropout must be 0: attention drops nothing here; got {}", dropout);
 }
 
-// Keys on which DeepSeek's own code and transformers differ, and keys that have one value in the family.
+// Keys on which DeepSeek's own code and transformers differ, and keys that have one value
+// in the family.
 void refuse_deepseek_variants(const HfReader& r) {
   const bool v2 = family_bit(r.family()) == kDeepseekV2, v3 = family_bit(r.family()) == kDeepseekV3;
   if (!v2 && !v3) return;
@@ -214,8 +217,8 @@ void read_shared_expert(const HfReader& r, ModelSpec& m) {
   r.read("shared_expert_gate", m.shared_expert_gate);
 }
 
-// DeepSeek's topk_method. "greedy" ignores groups. "group_limited_greedy" (V2) scores a group by its best
-// expert, "noaux_tc" (V3) by the sum of its best two, with a bias for the choice.
+// DeepSeek's topk_method. "greedy" ignores groups. "group_limited_greedy" (V2) scores a group by
+// its best expert, "noaux_tc" (V3) by the sum of its best two, with a bias for the choice.
 void read_topk_method(const HfReader& r, ModelSpec& m) {
   const bool is_v2 = family_bit(m.family) == kDeepseekV2;
   const auto method = r.get("topk_method", std::string(is_v2 ? "greedy" : ""));

@@ -201,7 +201,8 @@ TEST(HfDefaults, GptOss) {
   EXPECT_EQ(m.window_of(1), 0);
   EXPECT_EQ(m.window_of(34), 128);
   m.check();
-  // The model card (arXiv 2508.10925) has 116.83 and 20.91 billion, and 3.61 billion active ones without the embedding.
+  // The model card (arXiv 2508.10925) has 116.83 and 20.91 billion, and 3.61 billion active ones
+  // without the embedding.
   EXPECT_EQ(m.num_parameters(), 116829156672);
   const ModelSpec small = from({{"model_type", "gpt_oss"}, {"num_hidden_layers", 24}, {"num_local_experts", 32}});
   EXPECT_EQ(small.num_parameters(), 20914757184);

@@ -1,5 +1,5 @@
-// The model types that Moebius computes. A family is a row here, its keys (hf/keys.h) and its tensor names
-// (hub/hf_names.h). One class computes all of them from a ModelSpec.
+// The model types that Moebius computes. A family is a row here, its keys (hf/keys.h) and its
+// tensor names (hub/hf_names.h). One class computes all of them from a ModelSpec.
 #pragma once
 
 #include <string>
@@ -35,7 +35,8 @@ struct ModelFamily {
   std::string name;          // model_type
   std::string architecture;  // its class in transformers; none for "moebius"
   unsigned bit = 0;
-  // The values that its config class in transformers assumes for missing keys (5.17; the same in 4.x).
+  // The values that its config class in transformers assumes for missing keys (5.17; the
+  // same in 4.x).
   ModelSpec defaults;
 };
 

@@ -1,5 +1,6 @@
-// That no key is passed over with which transformers computes: the fields of its config classes (5.17), those that all
-// have and those of each family, and what its masks, caches and rotary frequencies look up beside them.
+// That no key is passed over with which transformers computes: the fields of its config classes
+// (5.17), those that all have and those of each family, and what its masks, caches and rotary
+// frequencies look up beside them.
 #include "config/hf/keys.h"
 
 #include <gtest/gtest.h>
@@ -65,8 +66,7 @@ bool has_no_effect(const std::string& family, const std::string& key) {
       "use_cache pad_token_id bos_token_id eos_token_id transformers_version architectures output_hidden_states "
       "return_dict dtype chunk_size_feed_forward is_encoder_decoder id2label label2id problem_type output_attentions "
       "attention_chunk_size pretraining_tp");
-  // These keys are about training, and a recipe gives them (moe.balance, moe.aux_coeff,
-  // moe.jitter).
+  // These keys are about training. A recipe gives them: moe.balance, moe.aux_coeff, moe.jitter.
   static const std::set<std::string> of_training =
       words("output_router_logits router_aux_loss_coef router_jitter_noise");
   // The classes of latent attention set it themselves.

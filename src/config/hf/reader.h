@@ -1,5 +1,5 @@
-// Typed reading of a config.json. The constructor checks the type and range of every known key of its family,
-// so that reads cannot fail. Keys that the family does not have read as missing.
+// Typed reading of a config.json. The constructor checks the type and range of every known key of
+// its family, so that reads cannot fail. Keys that the family does not have read as missing.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,7 +15,8 @@ namespace moebius {
 
 class HfReader {
  public:
-  // Errors have this kind and begin with `who`. The config is not copied and must outlive the reader.
+  // Errors have this kind and begin with `who`. The config is not copied and must
+  // outlive the reader.
   HfReader(const nlohmann::json& config, std::string who, ErrorKind kind);
 
   const std::string& family() const { return family_; }  // model_type

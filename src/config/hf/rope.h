@@ -1,5 +1,5 @@
-// Rotary positions in a config.json: a table named rope_scaling (v4) or rope_parameters (v5), with rope_theta
-// and original_max_position_embeddings in it or beside it.
+// Rotary positions in a config.json: a table named rope_scaling (v4) or rope_parameters (v5), with
+// rope_theta and original_max_position_embeddings in it or beside it.
 #pragma once
 
 #include "config/hf/reader.h"
@@ -7,13 +7,13 @@
 
 namespace moebius {
 
-// Reads rope_theta and rope_scaling into m, which has its family's defaults and max_position_embeddings
-// already. Two places that contradict each other are an error, though transformers prefers rope_scaling to
-// rope_parameters, and a theta in the table.
+// Reads rope_theta and rope_scaling into m, which has its family's defaults and
+// max_position_embeddings already. Two places that contradict each other are an error, though
+// transformers prefers rope_scaling to rope_parameters, and a theta in the table.
 void read_rope(const HfReader& r, ModelSpec& m);
 
-// The value of rope_scaling in v4 spelling; null for plain frequencies. Entries that Moebius does not know
-// are copied from the table in the model's source.
+// The value of rope_scaling in v4 spelling; null for plain frequencies. Entries that Moebius does
+// not know are copied from the table in the model's source.
 nlohmann::json rope_scaling_value(const ModelSpec& m);
 
 }  // namespace moebius

@@ -65,7 +65,7 @@ std::vector<KeyText> attention_texts() {
       {"model.num_key_value_heads",
        "Number of key and value heads. With fewer than query heads, attention is grouped-query.",
        "`num_attention_heads`"},
-      {"model.head_dim", "Width of a head. A GPU takes at most 256, and has fast kernels for 64 and 128.",
+      {"model.head_dim", "Width of a head. A GPU takes at most 256, and has Hopper kernels for 64 and 128.",
        "`hidden_size / num_attention_heads`"},
       {"model.kv_lora_rank",
        "Above 0 selects latent attention (DeepSeek). Its keys and values are made from a vector of this "

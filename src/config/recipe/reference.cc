@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "config/recipe/table.h"
 #include "config/recipe/text.h"
@@ -89,7 +90,39 @@ std::string row_of(const RecipeKey& key, const RunSpec& smallest) {
                      key.resume == Resume::free ? "yes" : "");
 }
 
+// A key without a value takes the first of these that it accepts.
+std::string type_of(const RecipeKey& key, const nlohmann::json& value) {
+  using nlohmann::json;
+  if (value.is_boolean()) return "boolean";
+  for (const json& probe :
+       {value, json(true), json(1), json("text"), json::array({"text"}), json::array({1}), json::object()}) {
+    if (probe.is_null() || !key.rule.accepts(probe)) continue;
+    if (probe.is_number()) return key.rule.accepts(0.5) || key.rule.accepts(1.5) ? "number" : "integer";
+    return probe.type_name();
+  }
+  return value.is_null() ? "string" : value.type_name();  // a string of a form that no probe has
+}
+
 }  // namespace
+
+nlohmann::ordered_json recipe_reference_json() {
+  const RunSpec smallest = parse_run_spec(kSmallest, "the smallest recipe", {});
+  nlohmann::ordered_json keys = nlohmann::ordered_json::array();
+  for (const RecipeKey& key : recipe_table()) {
+    const KeyText& text = text_of(key.name);
+    const nlohmann::json value = key.write(smallest);
+    nlohmann::ordered_json row{{"key", key.name},
+                               {"type", type_of(key, value)},
+                               {"default", nlohmann::ordered_json(text.unset.empty() ? value : nlohmann::json())},
+                               {"values", key.rule.expects},
+                               {"text", text.what},
+                               {"required", key.required},
+                               {"may_change_on_resume", key.resume == Resume::free}};
+    if (!text.unset.empty()) row["default_text"] = text.unset;
+    keys.push_back(row);
+  }
+  return {{"keys", keys}};
+}
 
 std::string recipe_reference() {
   const RunSpec smallest = parse_run_spec(kSmallest, "the smallest recipe", {});

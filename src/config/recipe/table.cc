@@ -24,8 +24,8 @@ using enum Resume;
 template <class T>
 using Names = std::type_identity_t<std::vector<std::pair<std::string, T>>>;
 
-// Makes the keys of one section. get(spec) is the struct that holds its fields, for a const and for a
-// mutable RunSpec.
+// Makes the keys of one section. get(spec) is the struct that holds its fields, for a const and for
+// a mutable RunSpec.
 template <class Get>
 struct Section {
   std::string name;

@@ -13,7 +13,7 @@
 namespace moebius {
 namespace {
 
-// Whether it is a key of Hugging Face's config.json.
+// Returns whether it is a key of Hugging Face's config.json.
 bool is_hf(const std::string& key) { return key.starts_with("model.") && find_hf_key(key.substr(6)); }
 
 // Adding a key is a visible act.
@@ -61,7 +61,8 @@ TEST(RecipeKeys, OursAreAtMostAHundred) {
   EXPECT_LE(ours, 100);
 }
 
-// A key with one legal value has no effect. These two are kept, since their enums will get more values.
+// A key with one legal value has no effect. These two are kept, since their enums will
+// get more values.
 TEST(RecipeKeys, OursHaveAnEffect) {
   const std::set<std::string> with_one_value = {"optimizer.name", "parallel.schedule"};
   const std::vector<std::string> tried = {"true",

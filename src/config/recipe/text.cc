@@ -9,8 +9,9 @@
 
 #include "core/error.h"
 
-// On malformed input toml++ 3.3 asserts conditions that its own error paths report, or lets an optimising
-// clang assume them. So its assertions are empty in every build. It reads NDEBUG, so it is included last.
+// On malformed input toml++ 3.3 asserts conditions that its own error paths report, or lets an
+// optimising clang assume them. So its assertions are empty in every build. It reads NDEBUG, so it
+// is included last.
 #undef NDEBUG
 #define TOML_ASSERT(condition) static_assert(true)
 #include <toml++/toml.h>
@@ -64,7 +65,8 @@ size_t skip_quoted(std::string_view text, size_t begin) {
   return text.size();
 }
 
-// toml++ 3.3 has undefined behaviour on a character that is not ASCII where it looks for white space.
+// toml++ 3.3 has undefined behaviour on a character that is not ASCII where it looks
+// for white space.
 void refuse_stray_characters(std::string_view text, const std::string& name) {
   constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
   for (size_t i = text.substr(0, 3) == kByteOrderMark ? 3 : 0; i < text.size();) {

@@ -1,4 +1,5 @@
-// The text of recipes: TOML and --set overrides in, flat entries out; values out as TOML. Knows no key.
+// The text of recipes: TOML and --set overrides in, flat entries out; values out as TOML.
+// Knows no key.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -13,14 +14,17 @@ struct RecipeEntry {
   std::string where;     // "NAME:LINE" or "--set"
 };
 
-// The keys of the sections of a TOML text. Error{usage} "NAME:LINE:COLUMN: ..." when it is not TOML or holds a date.
+// The keys of the sections of a TOML text. Error{usage} "NAME:LINE:COLUMN: ..." when it is not TOML
+// or holds a date.
 std::vector<RecipeEntry> read_recipe(const std::string& text, const std::string& name);
 
-// "section.key=value", spaces around either let go: value is TOML, or a string where it is not (a bare word, a path, a
-// date). Error{usage} when there is no "=", no key, or an opened bracket or quote is not closed.
+// "section.key=value", spaces around either let go: value is TOML, or a string where it is not (a
+// bare word, a path, a date). Error{usage} when there is no "=", no key, or an opened bracket or
+// quote is not closed.
 RecipeEntry read_override(const std::string& assignment);
 
-// value as TOML on one line; floats with the fewest digits that read back the same. REQUIRES: no null inside.
+// value as TOML on one line; floats with the fewest digits that read back the same. REQUIRES:
+// no null inside.
 std::string toml_text(const nlohmann::json& value);
 
 }  // namespace moebius

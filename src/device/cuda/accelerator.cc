@@ -210,7 +210,8 @@ void Accelerator::begin_op(const char* name, bool timed) {
   nvtxRangePushA(name);  // last, so that no range is open after an exception
 }
 
-// A scope may end because its body failed. Then that error is the one to report: nothing is thrown here.
+// A scope may end because its body failed. Then that error is the one to report: nothing
+// is thrown here.
 void Accelerator::Impl::end_scope(Timed scope) noexcept {
   if (open_ops.empty()) return;
   scope.begin = open_ops.back();

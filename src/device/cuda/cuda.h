@@ -20,7 +20,7 @@ inline void check_launch(const char* op) { check_cuda(cudaPeekAtLastError(), op)
 
 inline cudaStream_t cuda_stream(const Stream& s) { return static_cast<cudaStream_t>(s.accelerator().native_stream()); }
 
-// Whether a CudaGraph is being captured: work is recorded, not run.
+// Returns whether a CudaGraph is being captured: work is recorded, not run.
 inline bool is_capturing(const Stream& s) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(cuda_stream(s), &status), "cudaStreamIsCapturing");

@@ -20,7 +20,8 @@ struct KvCache {
 
 class Attention {
  public:
-  // The tensors that forward leaves for the backward passes of a micro-batch. Each kind has its own.
+  // The tensors that forward leaves for the backward passes of a micro-batch. Each kind
+  // has its own.
   struct Saved {
     virtual ~Saved() = default;
   };

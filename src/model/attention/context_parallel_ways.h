@@ -10,8 +10,8 @@ namespace moebius {
 void run_attention(Step& step, AttentionFwd a);
 void run_attention(Step& step, AttentionBwd a);
 
-// Adds the sinks, if there are any, to the result of attention over all keys; and computes their
-// gradients.
+// Adds the sinks, if there are any, to the result of attention over all keys; and
+// computes their gradients.
 void add_sinks(Step& step, Tensor o_THd, Tensor lse_TH, Tensor sink_H);
 void add_sinks_bwd(Step& step, Tensor dsink_H, const AttentionBwd& of, Tensor sink_H);
 

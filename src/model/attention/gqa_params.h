@@ -6,7 +6,8 @@
 
 namespace moebius {
 
-// One matrix of the rows of q, k and v of this rank's heads, so that the three projections are one product.
+// One matrix of the rows of q, k and v of this rank's heads, so that the three projections
+// are one product.
 ParamSpec qkv_spec(const LayerContext& c, const std::string& prefix);
 ParamSpec qkv_bias_spec(const LayerContext& c, const std::string& prefix);
 ParamSpec o_spec(const LayerContext& c, const std::string& prefix);

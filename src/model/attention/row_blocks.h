@@ -18,8 +18,8 @@ class RowBlocks {
 
   // The rows of all ranks, on the step stack; x itself with one rank.
   Tensor gather(Step& step, Tensor x_tD) const;
-  // y (+)= this rank's rows of the sum over ranks of x. It holds no memory of the stack after the
-  // call.
+  // y (+)= this rank's rows of the sum over ranks of x. It holds no memory of the stack
+  // after the call.
   void sum(Step& step, Tensor y_tD, Tensor x_TD, bool accumulate = false) const;
 
  private:

@@ -23,13 +23,14 @@ struct TokenRun {
   bool operator==(const TokenRun&) const = default;
 };
 
-// Rows between the projections on each rank. Error{usage} with the equation unless tp divides the tokens.
+// Rows between the projections on each rank. Error{usage} with the equation unless tp
+// divides the tokens.
 int64_t rows_between_projections(const BatchShape& shape, const MeshShape& mesh);
 // Returns the tokens of these rows on the rank at `place` (its tp and cp are read): rows ascend,
 // and so do tokens. REQUIRES: 2 cp divides the sequence where cp > 1.
 std::vector<TokenRun> token_runs(const BatchShape& shape, const MeshShape& mesh, const RankPlace& place);
-// The positions in a sequence of the rows that context rank c has of it, ascending. REQUIRES: as
-// token_runs.
+// The positions in a sequence of the rows that context rank c has of it, ascending.
+// REQUIRES: as token_runs.
 std::vector<int64_t> positions_of_context(int64_t seq_len, int64_t cp, int64_t c);
 
 }  // namespace moebius

@@ -15,7 +15,8 @@ class Norm {
     Tensor rstd_T;       // the factor of the norm
   };
   Norm(ParamTable& params, const std::string& name, int64_t width, DType dtype, float eps);
-  // The sum is kept, or with `sum` (a name in memory.recompute) recomputed by the caller: see Block.
+  // The sum is kept, or with `sum` (a name in memory.recompute) recomputed by the
+  // caller: see Block.
   void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved) const;
   void declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t tokens, Saved& saved,
                      bool RecomputeSpec::*sum) const;
@@ -24,8 +25,8 @@ class Norm {
   void forward(Step& step, Tensor y_TD, Tensor x_TD, Tensor residual_TD, Saved& saved) const;
   // Recomputes y from saved.sum.
   void recompute(Step& step, Tensor y_TD, const Saved& saved) const;
-  // dresidual += derivative w.r.t. the sum. The weight's gradient is added here too (it needs the
-  // same pass).
+  // dresidual += derivative w.r.t. the sum
+  // The weight's gradient is added here too, since it needs the same pass.
   void backward(Step& step, Tensor dresidual_TD, Tensor dy_TD, const Saved& saved) const;
 
  private:

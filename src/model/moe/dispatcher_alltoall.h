@@ -12,8 +12,8 @@
 // host waits there, once for each layer and micro-batch, and nowhere else. So this exchange
 // cannot be part of a CUDA graph.
 //
-// With T tokens per rank, W ranks, no drops and even experts, a rank is expected to send on each
-// call
+// With T tokens per rank, W ranks, no drops and even experts, a rank is expected
+// to send on each call
 //   announce  (W - 1) E 4 bytes                dispatch, combine   T K ETP (W - 1)/W rows of D elements
 //   combine_bwd, dispatch_bwd  the same, and 4 bytes a row
 #pragma once

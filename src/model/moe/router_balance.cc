@@ -57,8 +57,8 @@ void Router::seq_aux_loss(Step& step, Saved& saved) const {
   Stream& s = step.stream;
   const int64_t S = saved.dsbar_SE.dim(0);
   const Stats stats = alloc_stats(step, S);
-  // These sums of z and entropy are not reported, since those of the whole micro-batch already
-  // were.
+  // These sums of z and entropy are not reported, since those of the whole micro-batch
+  // already were.
   const Tensor z_1 = step.alloc({1}, DType::f64), entropy_1 = step.alloc({1}, DType::f64);
   balance_stats(s, {.prob_SE = stats.prob_SE,
                     .count_SE = stats.count_SE,

@@ -1,5 +1,5 @@
-// SwiGLU (Shazeer, arXiv 2002.05202) on rows whose first half is the gate and whose second half is the
-// up projection.
+// SwiGLU (Shazeer, arXiv 2002.05202) on rows whose first half is the gate and whose second half is
+// the up projection.
 #pragma once
 
 #include "core/tensor.h"
@@ -19,8 +19,8 @@ Cost cost(const SwigluFwd& a);
 
 // dh from da, and a a second time.
 //
-// The weight gradient of the down projection needs a, which the forward pass does not keep. a may be
-// empty: then only dh is written.
+// The weight gradient of the down projection needs a, which the forward pass does not keep. a may
+// be empty: then only dh is written.
 struct SwigluBwd {
   Tensor dh_T2F, a_TF;  // out
   Tensor da_TF, h_T2F;  // in

@@ -10,7 +10,7 @@ namespace moebius {
 
 // 9.19, by cudnnGetVersion(): the one whose workspace was measured. Of another, own kernels take every call.
 constexpr bool is_measured_cudnn(int64_t version) { return version / 100 == 919; }
-// Whether cuDNN takes the call. Never, in a build without it.
+// Returns whether cuDNN takes the call. In a build without it, it takes none.
 bool cudnn_takes(const AttentionFwd& a);
 bool cudnn_takes(const AttentionBwd& a);
 // The version of the library as cudnnGetVersion() gives it, such as 91900; 0 in a build without cuDNN.

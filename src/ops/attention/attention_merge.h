@@ -1,6 +1,6 @@
-// Results of the same queries over different keys, merged by their log-sums (Liu et al., Ring
-// Attention, arXiv 2310.01889). This is the running softmax of Dao et al. (arXiv 2205.14135) between
-// parts.
+// Results of the same queries over different keys, merged by their log-sums (Liu et al.,
+// Ring Attention, arXiv 2310.01889). This is the running softmax of Dao et al. (arXiv
+// 2205.14135) between parts.
 #pragma once
 
 #include "core/tensor.h"

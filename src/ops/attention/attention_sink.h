@@ -1,6 +1,7 @@
-// A sink of attention is one more logit in the softmax of each head. It has no value, so a query may
-// attend to nothing (gpt-oss, arXiv 2508.10925; Xiao et al., arXiv 2309.17453). It needs only the
-// log-sums of attention without it. So it is applied after any kernel, and after parts are merged.
+// A sink of attention is one more logit in the softmax of each head. It has no value, so a
+// query may attend to nothing (gpt-oss, arXiv 2508.10925; Xiao et al., arXiv 2309.17453). It
+// needs only the log-sums of attention without it. So it is applied after any kernel, and after
+// parts are merged.
 #pragma once
 
 #include "core/tensor.h"

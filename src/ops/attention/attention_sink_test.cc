@@ -73,7 +73,7 @@ TEST_P(AttentionSinkTest, BackwardEqualsTheReferenceAndAdds) {
                         8 * testing::epsilon(DType::f32) * terms);
 }
 
-// The definition, by a softmax over keys and sink; and that the backward of attention wants no more
+// The definition, by a softmax over keys and sink; and that the backward of attention needs no more
 // than what is left.
 TEST(AttentionSink, WithAttentionItIsASoftmaxOverKeysAndSink) {
   ref::Attention at{

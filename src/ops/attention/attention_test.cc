@@ -47,7 +47,7 @@ std::vector<Case> cases() {
       {1, 67, 67, 4, 1, 128, 0, false},
       {1, 256, 256, 2, 2, 128, 100, false},
       {1, 200, 200, 6, 2, 64, 37, false},
-      // Where v is narrower or wider than q and k.
+      // v is narrower or wider than q and k.
       {2, 33, 33, 3, 3, 10, 0, false, 7},
       {1, 150, 150, 4, 2, 24, 40, true, 16},
       {1, 1, 19, 2, 2, 6, 0, false, 9},
@@ -105,8 +105,8 @@ class AttentionTest : public testing::DeviceTest<Case> {
 
   const Case c_ = c();
   const double scale_ = 0.5;
-  // Scores are sums of d products of magnitude sqrt(d), and errors of scores are relative errors of
-  // probabilities.
+  // Scores are sums of d products of magnitude sqrt(d), and errors of scores are relative
+  // errors of probabilities.
   const double error_ = testing::epsilon(DType::f32) * (16 + 4 * c_.width);
   Array q_, k_, v_, doc_start_, scratch_;
   ref::Attention ref_;

@@ -17,7 +17,8 @@ struct Case {
   DType dtype = DType::f32;
 };
 
-// Limits that some elements of a normal draw are beyond: many, few, none. 0.7 is between two numbers of bf16.
+// Limits that some elements of a normal draw are beyond: many, few, none. 0.7 is between two
+// numbers of bf16.
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {

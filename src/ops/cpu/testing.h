@@ -254,7 +254,8 @@ inline std::string error_of(const std::function<void()>& body) {
   return "no error";
 }
 
-// Runs body on the null device: nothing may be touched, everything is accounted. Gives what was traced.
+// Runs body on the null device: nothing may be touched, everything is accounted. Gives
+// what was traced.
 inline Cost cost_on_null(const std::function<void(Stream&)>& body) {
   ThreadPool pool(1);
   Trace trace;

@@ -7,7 +7,8 @@ namespace {
 
 constexpr int kColumns = 32, kStrips = 16;
 
-// A block owns 32 columns; strip i of it adds partials i, i + 16, ..., and the strips are added in order.
+// A block owns 32 columns; strip i of it adds partials i, i + 16, ..., and the strips are
+// added in order.
 __global__ void add_rows_kernel(AddRows a) {
   __shared__ float sums[kStrips][kColumns];
   const int64_t column = int64_t{blockIdx.x} * kColumns + threadIdx.x;

@@ -1,4 +1,4 @@
-// Where each expert's rows begin, from how many each has.
+// Computes where each expert's rows begin, from how many rows each has.
 #pragma once
 
 #include <cuda_runtime.h>

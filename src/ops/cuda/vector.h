@@ -163,7 +163,8 @@ __device__ __forceinline__ float block_max(float x, float* shared) {
   return warp_max(lane < blockDim.x / 32 ? shared[lane] : shared[0]);
 }
 
-// An index from memory that is outside its table: the launch fails, and with it the next call that looks.
+// An index from memory that is outside its table: the launch fails, and with it the next
+// call that looks.
 __device__ __forceinline__ void require(bool holds) {
   if (!holds) __trap();
 }
@@ -176,13 +177,14 @@ void with_float_type(DType dtype, F&& fn) {
   fn(float{});
 }
 
-// Whether all rows of these arrays, `width` elements of `element_bytes` each, start at multiples of 16 bytes.
+// Returns whether all rows of these arrays start at multiples of 16 bytes. A row has `width`
+// elements of `element_bytes` each.
 template <class... P>
 bool rows_are_aligned(int64_t width, int64_t element_bytes, const P*... p) {
   return width * element_bytes % 16 == 0 && ((reinterpret_cast<uintptr_t>(p) % 16 == 0) && ...);
 }
 
-// Whether n elements that start at these addresses are whole vectors of num of them.
+// Returns whether n elements that start at these addresses are whole vectors of num of them.
 template <class... P>
 bool is_whole(int64_t n, int num, const P*... p) {
   return n % num == 0 && ((reinterpret_cast<uintptr_t>(p) % 16 == 0) && ...);

@@ -256,7 +256,7 @@ Cost cost(const ExpertBiasGrad& a) {
   return {2 * R * a.db_eN.dim(1), bytes_of(a.x_RM) + 2 * bytes_of(a.db_eN)};
 }
 
-// How much scratch the device wants.
+// The scratch that the device needs.
 namespace {
 
 template <class Op>

@@ -1,6 +1,6 @@
-// The data flow of the experts, cut where the best fused kernels are cut. Rows are sorted by expert.
-// The number of rows of each expert is read from offsets in memory, and x is gathered by index where
-// it is used. The weights of all experts are one tensor.
+// The data flow of the experts, cut where the best fused kernels are cut. Rows are sorted by
+// expert. The number of rows of each expert is read from offsets in memory, and x is gathered by
+// index where it is used. The weights of all experts are one tensor.
 //
 //   forward   expert_up -> expert_down -> combine          kept: x_TD and h_R2F, nothing else
 //   backward  d_expert_down -> d_expert_up -> combine_bwd, and expert_wgrad twice
@@ -38,9 +38,9 @@ struct GatedActivation {
 // h[r,:] = w1[e] x[token[r],:] + b1[e]
 // a[r,:] = activation(h[r,:F], h[r,F:])
 //
-// The rows of w1 are F gate rows, then F up rows. Tensors are f32 or bf16 alike, and products
-// accumulate in f32. a is computed from h as rounded. Rows at and past the last offset are not
-// written.
+// The rows of w1 are F gate rows, then F up rows. Tensors are f32 or bf16 alike, and
+// products accumulate in f32. a is computed from h as rounded. Rows at and past the last
+// offset are not written.
 struct ExpertUp {
   Tensor h_R2F, a_RF;     // out
   Operand x_TD, w1_e2FD;  // in

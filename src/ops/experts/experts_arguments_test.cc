@@ -1,4 +1,5 @@
-// The arguments that the expert ops refuse, with their messages word for word, and the costs of the ops.
+// The arguments that the expert ops refuse, with their messages word for word, and the costs
+// of the ops.
 #include <gmock/gmock.h>
 
 #include "ops/experts/experts_testing.h"

@@ -1,4 +1,5 @@
-// The grouped product inside each op of the experts, as a desc: what choose_config() chooses a kernel for.
+// The grouped product inside each op of the experts, as a desc: what choose_config() chooses
+// a kernel for.
 #pragma once
 
 #include "ops/experts/experts.h"
@@ -6,7 +7,8 @@
 
 namespace moebius {
 
-// REQUIRES: arguments that the op accepts, or those of a dense product without offsets (ops/gated_mlp).
+// REQUIRES: arguments that the op accepts, or those of a dense product
+// without offsets (ops/gated_mlp).
 GroupedGemmDesc describe(const ExpertUp& a);
 GroupedGemmDesc describe(const ExpertDown& a);
 GroupedGemmDesc describe(const DExpertDown& a);

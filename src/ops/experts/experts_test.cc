@@ -126,7 +126,7 @@ TEST_P(ExpertsOfFewBlocksTest, EqualTheReference) {
   }
 }
 
-TEST(Experts, WhatRunsOnSlowerKernelsIsNoted) {
+TEST(Experts, FallbackKernelsAreNoted) {
   if (testing::accelerator() == nullptr) GTEST_SKIP() << "there is no GPU";
   ThreadPool pool(1);
   Accelerator gpu;  // of its own: nothing was noted on it

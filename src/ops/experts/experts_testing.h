@@ -1,4 +1,5 @@
-// The data that the tests of the expert ops share: cases, a problem of each, and a run of every op on it.
+// The data that the tests of the expert ops share: cases, a problem of each, and a run of every
+// op on it.
 #pragma once
 
 #include <cstring>

@@ -17,9 +17,10 @@ namespace moebius {
 // c is f32 or has the dtype of a. With accumulate, c is added to in f32 and rounded once. K = 0
 // gives zeros, or leaves c unchanged with accumulate.
 //
-// The same call gives the same bits every time. On the CPU the result does not depend on the number
-// of threads. Where our own kernel multiplies (cpu/tile_gemm.h), a row of c does not depend on the
-// other rows. oneDNN and a GPU choose the order of a sum by the shape, the dtypes and the alignment.
+// The same call gives the same bits every time. On the CPU the result does not depend on the
+// number of threads. Where our own kernel multiplies (cpu/tile_gemm.h), a row of c does not
+// depend on the other rows. oneDNN and a GPU choose the order of a sum by the shape, the dtypes
+// and the alignment.
 struct Gemm {
   Tensor c_MN;   // out
   Operand a, b;  // in

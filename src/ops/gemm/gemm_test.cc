@@ -92,7 +92,8 @@ TEST(Gemm, SameBitsEachTime) {
   });
 }
 
-// Each GPU object chooses algorithms anew, by times of its own: whichever wins, the bits are the same.
+// Each GPU object chooses algorithms anew, by times of its own: whichever wins, the bits
+// are the same.
 TEST(Gemm, AnyChoiceOfAGpuGivesTheSameBits) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   const auto product = [](DType dtype, DType c_dtype, bool accumulate) {

@@ -60,8 +60,8 @@ std::string to_string(const GroupedGemmConfig& c) {
 
 GroupedGemmConfig choose_config(const GroupedGemmDesc& desc) {
   if (desc.epilogue == GroupedEpilogue::add_f32) return kSm90Wgrad;
-  // The backward of the activation runs in the consumers, so no registers are left for the
-  // producer.
+  // The backward of the activation runs in the consumers, so no registers are left
+  // for the producer.
   const bool producer_gets_more =
       desc.gathered != GatheredOperand::none && desc.epilogue != GroupedEpilogue::gated_activation_bwd;
   return producer_gets_more ? kSm90GatheredRows : kSm90Rows;

@@ -71,7 +71,7 @@ void adamw(Stream& s, const AdamW& a) {
     check_tensor(who, "grad", t.grad_n, DType::f32, n);
   }
   check_tensor(who, "scale", a.scale_1, DType::f32, {1});
-  if (!a.schedule_2.empty()) check_tensor(who, "schedule", a.schedule_2, DType::f64, {2});
+  if (!a.lr_and_step_2.empty()) check_tensor(who, "lr_and_step", a.lr_and_step_2, DType::f64, {2});
   MOEBIUS_CHECK(usage, a.step >= 1, "{}: step counts from 1; got {}", who, a.step);
   OpScope scope(s, who, cost(a));
   switch (s.device()) {

@@ -40,9 +40,9 @@ void clip_scale(Stream& s, const ClipScale& a);
 //   master = master (1 - lr wd) - lr (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
 //   param = master rounded to its dtype (param may be the master itself in f32)
 //
-// grad is not changed. Nothing is written when scale[0] is NaN. The optional schedule holds lr
-// (rounded to f32) and step in memory and takes the place of the two arguments, so that a CUDA graph
-// reads them anew at each replay.
+// grad is not changed. Nothing is written when scale[0] is NaN. The optional lr_and_step_2
+// holds lr (rounded to f32) and step in memory and takes the place of the two arguments. So a CUDA
+// graph reads them anew at each replay.
 struct AdamWTensors {
   Tensor param_n, master_n, m_n, v_n;  // out f32 or bf16, inout f32
   Tensor grad_n;                       // in f32
@@ -50,8 +50,8 @@ struct AdamWTensors {
 };
 struct AdamW {
   std::span<const AdamWTensors> tensors;
-  Tensor scale_1;     // in f32
-  Tensor schedule_2;  // in f64 [lr, step], may be empty
+  Tensor scale_1;        // in f32
+  Tensor lr_and_step_2;  // in f64 [lr, step], may be empty
   float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
   int64_t step = 1;  // 1-based
 };

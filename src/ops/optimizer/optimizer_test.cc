@@ -102,7 +102,7 @@ TEST_P(OptimizerTest, AdamWEqualsTheReference) {
 TEST_P(OptimizerTest, AScheduleInMemoryStandsForLrAndStep) {
   Array master = Array::normal({1000}, DType::f32, 1), grad = Array::normal({1000}, DType::f32, 2),
         m = Array::normal({1000}, DType::f32, 3, 0.1), v({1000}, DType::f32), scale = Array::of({1}, DType::f32, {1});
-  Array schedule = Array::of({2}, DType::f64, {0.3, 7});
+  Array lr_and_step = Array::of({2}, DType::f64, {0.3, 7});
   const auto updated = [&](bool in_memory) {
     Array p = Array::poisoned({1000}, DType::bf16), w = master, new_m = m, new_v = v;
     const AdamWTensors t{.param_n = p.tensor(),
@@ -112,14 +112,15 @@ TEST_P(OptimizerTest, AScheduleInMemoryStandsForLrAndStep) {
                          .grad_n = grad.tensor(),
                          .weight_decay = 0.1f};
     AdamW a{.tensors = {&t, 1}, .scale_1 = scale.tensor(), .lr = in_memory ? 99.0f : 0.3f, .step = in_memory ? 1 : 7};
-    if (in_memory) a.schedule_2 = schedule.tensor();
+    if (in_memory) a.lr_and_step_2 = lr_and_step.tensor();
     adamw(s_, a);
     return std::vector{p.bytes(), w.bytes(), new_m.bytes(), new_v.bytes()};
   };
   EXPECT_EQ(updated(true), updated(false));
 }
 
-// Many tensors in one call, more than a kernel takes at once: odd sizes and addresses, none, both dtypes.
+// Many tensors in one call, more than a kernel takes at once: odd sizes and addresses,
+// none, both dtypes.
 struct Model {
   Model(int64_t num, DType other) {
     for (int64_t i = 0; i < num; ++i) {
@@ -246,9 +247,9 @@ TEST_P(OptimizerTest, BadArgumentsAreNamed) {
   AdamW a{.tensors = {&t, 1}, .scale_1 = one.tensor()};
   EXPECT_EQ(testing::error_of([&] { adamw(s_, a); }), "adamw: grad must be f32[4]; got f32[5]");
   t.grad_n = x.tensor();
-  a.schedule_2 = y.tensor();
-  EXPECT_EQ(testing::error_of([&] { adamw(s_, a); }), "adamw: schedule must be f64[2]; got f32[5]");
-  a.schedule_2 = {};
+  a.lr_and_step_2 = y.tensor();
+  EXPECT_EQ(testing::error_of([&] { adamw(s_, a); }), "adamw: lr_and_step must be f64[2]; got f32[5]");
+  a.lr_and_step_2 = {};
   a.step = 0;
   EXPECT_EQ(testing::error_of([&] { adamw(s_, a); }), "adamw: step counts from 1; got 0");
 }

@@ -9,8 +9,8 @@ namespace moebius {
 
 // The rows that T tokens have at the experts [first_expert, first_expert + e), sorted by expert and
 // within an expert by token. A pair that chose another expert, or that kept says is dropped, has no
-// row here. A token chooses an expert once. REQUIRES: row_token and row_pair have room for all rows,
-// which are at most T min(K, e).
+// row here. A token chooses an expert once. REQUIRES: row_token and row_pair have room for all
+// rows, which are at most T min(K, e).
 struct IndexRows {
   Tensor counts_e, offsets_e1;  // out i32: rows of each expert, may be empty; their exclusive sum
   // out i32: token of a row, and its pair t K + k; rows at and past offsets[e] are not written
@@ -26,8 +26,8 @@ void index_rows(Stream& s, const IndexRows& a);
 
 // The rows that arrive here from W ranks. Each rank sends its rows for the experts [first_expert,
 // first_expert + e) sorted by expert, one rank after the other; rank q sends counts[q, i] rows for
-// expert i. The rows are then sorted by expert, and within an expert by rank. Row r of that order is
-// the arrival_R[r]-th to arrive; row_R is the inverse. REQUIRES: R is at least their sum.
+// expert i. The rows are then sorted by expert, and within an expert by rank. Row r of that order
+// is the arrival_R[r]-th to arrive; row_R is the inverse. REQUIRES: R is at least their sum.
 struct IndexArrivals {
   Tensor offsets_e1, arrival_R, row_R;  // out i32; nothing is written at and past offsets[e]
   Tensor counts_WE;                     // in i32, of all experts

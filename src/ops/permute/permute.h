@@ -10,8 +10,8 @@ namespace moebius {
 // out[t,:] = sum over k of weight[t,k] * y[pair_row[t,k],:]
 //
 // The sum runs in the order of k, in f32, and is rounded once; a pair at row -1 adds nothing. With
-// empty weights it is the plain sum, which is the backward pass of the gather. With accumulate it is
-// added to out, rounded once.
+// empty weights it is the plain sum, which is the backward pass of the gather. With accumulate it
+// is added to out, rounded once.
 struct Combine {
   Tensor out_TD;                        // out (inout with accumulate)
   Tensor y_RD, pair_row_TK, weight_TK;  // in

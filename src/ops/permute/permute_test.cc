@@ -97,7 +97,8 @@ TEST(Combine, ANaNStaysOne) {
   });
 }
 
-// With weights 1/K and rows that are the tokens themselves, gathering and combining is the identity.
+// With weights 1/K and rows that are the tokens themselves, gathering and combining
+// is the identity.
 TEST(Combine, OfIdentityExpertsIsTheIdentity) {
   testing::on_each_device([](Stream& s) {
     const int64_t T = 6, K = 4, D = 5;

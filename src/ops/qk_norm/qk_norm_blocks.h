@@ -18,7 +18,8 @@ struct QkNormSums {
 };
 void qk_norm_sums(Stream& s, const QkNormSums& a);
 
-// y is as in QkNormFwd. sums are those over all ranks, each of which has the same number of columns.
+// y is as in QkNormFwd. sums are those over all ranks, each of which has the same
+// number of columns.
 struct QkNormBlockFwd {
   Tensor y_TC;                               // out
   Tensor x_TC, q_norm_A, k_norm_B, sums_T2;  // in

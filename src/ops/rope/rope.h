@@ -25,8 +25,8 @@ void rope_table(Stream& s, const RopeTable& a);
 // Row t of qkv is [H heads of q | G heads of k | G heads of v], each d wide. q and k are normalised
 // with their weights (if given) and rotated by pos[t]; v is copied.
 //
-// All have the dtype of qkv, f32 or bf16; the maths is in f32. The normalised head is rounded before
-// the product with w, as in rms_norm_fwd; the rotation is rounded once.
+// All have the dtype of qkv, f32 or bf16; the maths is in f32. The normalised head is rounded
+// before the product with w, as in rms_norm_fwd; the rotation is rounded once.
 struct RopeFwd {
   Tensor q_THd, k_TGd, v_TGd;        // out
   Tensor qkv_TC, pos_T, cos_sin_Pd;  // in; pos i32

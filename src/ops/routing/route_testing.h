@@ -57,7 +57,8 @@ struct Routing {
   Array load, dropped;
 };
 
-// Counts, offsets and the two maps agree; rows are sorted by expert, then token; dropped pairs weigh nothing.
+// Counts, offsets and the two maps agree; rows are sorted by expert, then token; dropped
+// pairs weigh nothing.
 inline void expect_consistent(const Routing& r) {
   const Values topk = r.plan.topk.values(), weight = r.plan.weight.values(), counts = r.plan.counts.values();
   const Values offsets = r.plan.offsets.values(), token = r.plan.row_token.values(), pair = r.plan.row_pair.values();

@@ -1,4 +1,5 @@
-// The gate's products, and what acts on the whole batch: the expert bias and the loss of uniform routing.
+// The gate's products, and what acts on the whole batch: the expert bias and the loss
+// of uniform routing.
 #include "device/block_limit.h"
 #include "ops/cpu/testing.h"
 #include "ops/routing/routing.h"

@@ -1,6 +1,5 @@
-// Routing chooses the experts of each token and their weights, and sorts the rows by expert. All of
-// a Route stays on the device. Its buffers have the planned bound R = T K, whatever the tokens
-// choose.
+// Routing chooses the experts of each token and their weights, and sorts the rows by expert.
+// All of a Route stays on the device. Its buffers have the planned bound R = T K for any choice.
 #pragma once
 
 #include "config/model_spec.h"
@@ -10,8 +9,8 @@
 namespace moebius {
 
 // The route of a batch, made by the router and shared by dispatch, experts and combine. Rows are
-// sorted by expert, and within an expert by token. Rows at and past offsets[E] do not exist: kernels
-// read the bound from memory.
+// sorted by expert, and within an expert by token. Rows at and past offsets[E] do not exist:
+// kernels read the bound from memory.
 struct Route {
   Tensor topk_TK;      // i32  expert of each pair, best score first
   Tensor weight_TK;    // f32  0 for a dropped pair
@@ -24,7 +23,7 @@ struct Route {
 
 constexpr int64_t kMaxExperts = 1024;  // of a layer, on every device
 
-// Whether the scores of a token's experts sum to one.
+// Returns whether the scores of a token's experts sum to one.
 constexpr bool sums_to_one(ScoreFunction score) {
   switch (score) {
     case ScoreFunction::softmax:
@@ -81,9 +80,9 @@ struct RouteRule {
 // The K experts with the largest s + bias are chosen; of equal scores the lower expert comes first.
 // The bias is not part of the weights.
 //
-// With groups, E/num_groups experts form a group. A group is scored on s + bias: by its best expert,
-// by the sum of its best K/topk_groups, or by the sum of its best two. Only experts of the best
-// topk_groups groups can be chosen; the others count as minus infinity.
+// With groups, E/num_groups experts form a group. A group is scored on s + bias: by its best
+// expert, by the sum of its best K/topk_groups, or by the sum of its best two. Only experts of the
+// best topk_groups groups can be chosen; the others count as minus infinity.
 //
 // The weights are s[chosen], normalised and scaled as the rule says. A dropped pair gets weight 0,
 // and nothing is normalised a second time. load_E (i64) accumulates the choices before any drop;
@@ -104,7 +103,7 @@ Cost cost(const RouteFwd& a);
 // micro-batch, a sequence or a document. sbar[t,:] is softmax(logits), or sigmoid(logits) divided by
 // its sum over all experts (the denominator is at least FLT_MIN).
 //   prob[s,i]  = sum over the tokens t of segment s of sbar[t,i]     (f32)
-//   count[s,i] = how often i is among the K best plain scores (no bias, no groups) in segment s     (f32)
+//   count[s,i] = how often i is among the K best plain scores (no bias or groups) in s   (f32)
 //   z_1       += sum over t of logsumexp(logits[t])^2     (f64)
 //   entropy_1 += - sum over t, i of sbar[t,i] log sbar[t,i]     (f64)
 //
@@ -121,7 +120,8 @@ struct BalanceStats {
 };
 void balance_stats(Stream& s, const BalanceStats& a);
 
-// loss_1 += coeff * sum over s of tokens[s]/total * E/(K tokens[s]^2) * sum over i of prob[s,i] * count[s,i]
+// loss_1 += coeff * sum over s of tokens[s]/total * E/(K tokens[s]^2)
+//                 * sum over i of prob[s,i] * count[s,i]
 // dsbar[s,i] += coeff * E / (K tokens[s] total) * count[s,i]
 //
 // dsbar is the derivative by sbar[t,i] for t in s; counts are constants. tokens[s] is the sum of
@@ -172,8 +172,8 @@ void router_logits_fwd(Stream& s, const RouterLogitsFwd& a);
 // dx += dlogits w     (rounded once to the dtype of dx)
 // dw += dlogits^T x     (f32)
 //
-// partial is f32 scratch of shape [num_partials, E, D]. A product for a bf16 dx may stop at 16 bits,
-// far below what the rounding leaves.
+// partial is f32 scratch of shape [num_partials, E, D]. A product for a bf16 dx may stop at 16
+// bits, far below what the rounding leaves.
 struct RouterLogitsBwd {
   Tensor dx_TD, dw_ED;            // inout; dx may be empty
   Tensor partial_PED, scratch;    // scratch; bytes

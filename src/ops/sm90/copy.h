@@ -8,7 +8,8 @@
 
 namespace moebius::cuda {
 
-// Loads a box of the map to shared memory; the barrier of this block gets the bytes. One thread issues it.
+// Loads a box of the map to shared memory; the barrier of this block gets the bytes. One
+// thread issues it.
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, int32_t x, int32_t y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "

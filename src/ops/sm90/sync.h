@@ -56,7 +56,8 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32
       : "memory");
 }
 
-// Arrives for this thread once all its earlier cp.async have landed; the arrival is one that init counted.
+// Arrives for this thread once all its earlier cp.async have landed; the arrival is one
+// that init counted.
 __device__ __forceinline__ void mbarrier_arrive_cp_async(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -78,7 +79,8 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
   }
 }
 
-// Named barriers 1 to 15 (0 is __syncthreads): `threads` is a multiple of 32 and counts arrivers and waiters.
+// Named barriers 1 to 15 (0 is __syncthreads): `threads` is a multiple of 32 and counts
+// arrivers and waiters.
 __device__ __forceinline__ void named_barrier_sync(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -104,7 +106,8 @@ __device__ __forceinline__ void cluster_sync() {
   cluster_wait();
 }
 
-// A walk over the stages of a ring in shared memory: which is next, and the parity of its barriers' phase.
+// A walk over the stages of a ring in shared memory: which is next, and the parity of
+// its barriers' phase.
 template <int kStages>
 struct Ring {
   int stage = 0;

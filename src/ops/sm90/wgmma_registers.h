@@ -6,10 +6,11 @@
 
 namespace moebius::cuda {
 
-// d = a b + (accumulate ? d : 0) with a [64, 16] of bf16: words 0 to 3 of a lane are its pairs of columns
-// 2 (lane % 4) + {0, 1} of rows lane / 4 and lane / 4 + 8, then the same of columns 8 more. So the
-// accumulators of a 64 x 16 k tile, packed two by two, are k operands in order. The words must not
-// change until the product has ended.
+// d = a b + (accumulate ? d : 0)
+//
+// a is [64, 16] of bf16: words 0 to 3 of a lane are its pairs of columns 2 (lane % 4) + {0, 1} of rows
+// lane / 4 and lane / 4 + 8, then the same of columns 8 more. So the accumulators of a 64 x 16 k tile,
+// packed two by two, are k operands in order. The words must not change until the product has ended.
 template <Major kMajorB>
 __device__ __forceinline__ void wgmma_registers(float (&d)[32], const uint32_t* a, uint64_t b, bool accumulate) {
   asm volatile(

@@ -41,8 +41,8 @@ Cost cost(const EmbeddingBwd& a);
 //   dlogits = scale * weight * (softmax - onehot),  dx = dlogits w (out),  dw += dlogits^T x (f32)
 //
 // The op works on chunks of tokens and never holds all logits. x and w are f32 or bf16 alike;
-// dlogits is rounded to that dtype for the products. A token of weight 0 has loss 0 and no gradient,
-// whatever its target.
+// dlogits is rounded to that dtype for the products. A token of weight 0 has loss 0 and no
+// gradient, whatever its target.
 struct LmLoss {
   Tensor loss_T;                 // out, f32
   Tensor dx_TD, dw_VD;           // out, inout; both empty: no gradients; dw alone empty: of x alone

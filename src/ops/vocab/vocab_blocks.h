@@ -20,9 +20,9 @@ struct LmLogitsBlock {
 void lm_logits_block(Stream& s, const LmLogitsBlock& a);
 Cost cost(const LmLogitsBlock& a);
 
-// Takes the logits of a block and the stats of all n blocks. The loss is that of LmLoss, the same on
-// every rank. With gradients (dx given) it also computes the block's share of dx, to be summed over
-// the blocks, and adds to dw of its rows.
+// Takes the logits of a block and the stats of all n blocks. The loss is that of LmLoss, the same
+// on every rank. With gradients (dx given) it also computes the block's share of dx, to be summed
+// over the blocks, and adds to dw of its rows.
 struct LmLossBlock {
   Tensor loss_C;                          // out, f32
   Tensor dx_CD, dw_VD;                    // out, inout; both empty: no gradients; dw alone empty: of x alone

@@ -96,7 +96,8 @@ TEST_P(VocabBlocksTest, LossAndGradientsEqualTheReference) {
     const Values part = dx.values();
     for (size_t i = 0; i < part.size(); ++i) dx_sum[i] += part[i];
   }
-  // The blocks' shares of dx are each rounded; they are larger than their sum by no more than their number.
+  // The blocks' shares of dx are each rounded; they are larger than their sum by no more
+  // than their number.
   const double eps = testing::epsilon(dtype);
   testing::expect_close("dx", dx_sum, want.dx, 6 * eps + error, error);
   testing::expect_close("dw", dw.values(), want_dw, eps + error, error);

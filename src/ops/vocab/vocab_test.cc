@@ -43,7 +43,7 @@ std::vector<int32_t> some_tokens(int64_t tokens, int64_t vocab) {
 class VocabTest : public testing::DeviceTest<Case> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, VocabTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
-// Runs it with the scratch that it wants.
+// Runs it with the scratch that it needs.
 void run_embedding_bwd(Stream& s, EmbeddingBwd a) {
   Array scratch({EmbeddingBwd::scratch_bytes(a, s)}, DType::u8);
   a.scratch = scratch.tensor();

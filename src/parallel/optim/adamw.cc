@@ -29,7 +29,7 @@ void AdamWOptimizer::update(Stream& s, StepStack&, const OptimizerStepArgs& args
   }
   adamw(s, {.tensors = tensors,
             .scale_1 = args.scale_1,
-            .schedule_2 = args.schedule_2,
+            .lr_and_step_2 = args.lr_and_step_2,
             .lr = static_cast<float>(args.lr),
             .beta1 = static_cast<float>(spec_.beta1),
             .beta2 = static_cast<float>(spec_.beta2),

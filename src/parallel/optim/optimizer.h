@@ -24,7 +24,7 @@ struct OptimizerStepArgs {
   int64_t train_step = 1;  // 1-based
   double lr = 0;
   // f64 [lr, train_step] in the device's memory; may be empty. It is read instead of the two above.
-  Tensor schedule_2;
+  Tensor lr_and_step_2;
 };
 
 // One tensor of an optimizer's state. A checkpoint stores each part of the parameter as prefix + part name.
@@ -43,11 +43,12 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
   virtual ~Optimizer() = default;
 
-  // Updates masters and weights of the owned elements, once gradients are summed over ranks. stack:
-  // for scratch. If the gradients' norm is not finite, so is the scale, and nothing is changed.
+  // Updates masters and weights of the owned elements, once gradients are summed over ranks. It
+  // takes scratch from stack. If the norm of the gradients is not finite, so is the scale, and
+  // nothing is changed.
   virtual void update(Stream& s, StepStack& stack, const OptimizerStepArgs& args) = 0;
-  // The state that a checkpoint saves, for every trainable parameter of this rank in the order of
-  // declaration.
+  // The state that a checkpoint saves for every trainable parameter of this rank. The order is that
+  // of their declaration.
   virtual std::vector<OptimizerState> state() const = 0;
 };
 

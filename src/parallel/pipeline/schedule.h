@@ -58,7 +58,7 @@ struct PipelineShape {
     return static_cast<size_t>((static_cast<int64_t>(pass) * num_micro_batches + micro_batch) * num_stages() + stage);
   }
   size_t num_passes() const { return static_cast<size_t>(kNumPasses * num_micro_batches * num_stages()); }
-  // Whether a pass of a stage receives a message, and whether it sends one.
+  // Returns whether a pass of a stage receives a message, and whether it sends one.
   bool has_input(Pass pass, int64_t stage) const {
     return pass != Pass::backward_weight && stage != (pass == Pass::forward ? 0 : num_stages() - 1);
   }

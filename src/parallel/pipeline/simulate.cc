@@ -107,7 +107,7 @@ class Simulation {
     }
     std::string cycle;
     for (auto it = std::find(path.begin(), path.end(), r); it != path.end(); ++it) {
-      cycle += fmt::format("{}rank {} stands before {} and waits for rank {}", cycle.empty() ? "" : "; ", *it,
+      cycle += fmt::format("{}rank {} is at {} and waits for rank {}", cycle.empty() ? "" : "; ", *it,
                            describe(at(*it)), awaited(at(*it)));
     }
     MOEBIUS_FAIL(usage, "simulate: the schedule deadlocks: {}", cycle);

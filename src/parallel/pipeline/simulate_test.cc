@@ -186,7 +186,7 @@ Action receive(Pass pass, int64_t m, int64_t stage) { return {Verb::receive, pas
 Action send(Pass pass, int64_t m, int64_t stage) { return {Verb::send, pass, m, stage}; }
 Action wait(Pass pass, int64_t m, int64_t stage) { return {Verb::wait, pass, m, stage}; }
 
-// Rank 0 wants the gradient of micro-batch 0 before it starts micro-batch 1, rank 1 all forwards before a backward.
+// Rank 0 needs the gradient of micro-batch 0 before it starts micro-batch 1, rank 1 all forwards before a backward.
 TEST(SimulatedSchedule, NamesTheCycleOfADeadlock) {
   const Schedule s = {{.num_ranks = 2, .num_micro_batches = 2},
                       {{receive(b, 0, 0), receive(b, 1, 0), run(f, 0, 0), send(f, 0, 0), run(b, 0, 0), run(w, 0, 0),
@@ -195,8 +195,8 @@ TEST(SimulatedSchedule, NamesTheCycleOfADeadlock) {
                         send(b, 0, 1), run(b, 1, 1), run(w, 1, 1), send(b, 1, 1), wait(b, 0, 1), wait(b, 1, 1)}}};
   EXPECT_EQ(
       error_of(s),
-      "simulate: the schedule deadlocks: rank 0 stands before input backward of micro-batch 0, stage 0 and waits for rank "
-      "1; rank 1 stands before forward of micro-batch 1, stage 1 and waits for rank 0");
+      "simulate: the schedule deadlocks: rank 0 is at input backward of micro-batch 0, stage 0 and waits for rank "
+      "1; rank 1 is at forward of micro-batch 1, stage 1 and waits for rank 0");
 }
 
 // Each rank waits for its send to leave before it opens what the other's send would leave for.
@@ -206,11 +206,10 @@ TEST(SimulatedSchedule, NamesTheCycleOfBuffers) {
                         receive(b, 0, 0), run(b, 0, 0), run(w, 0, 0), receive(b, 1, 0), run(b, 1, 0), run(w, 1, 0)},
                        {receive(f, 0, 1), run(f, 0, 1), run(b, 0, 1), run(w, 0, 1), send(b, 0, 1), wait(b, 0, 1),
                         receive(f, 1, 1), run(f, 1, 1), run(b, 1, 1), run(w, 1, 1), send(b, 1, 1), wait(b, 1, 1)}}};
-  EXPECT_EQ(
-      error_of(s),
-      "simulate: the schedule deadlocks: rank 0 stands before the wait for the send after forward of micro-batch 1, "
-      "stage 0 and waits for rank 1; rank 1 stands before the wait for the send after input backward of micro-batch 0, "
-      "stage 1 and waits for rank 0");
+  EXPECT_EQ(error_of(s),
+            "simulate: the schedule deadlocks: rank 0 is at the wait for the send after forward of micro-batch 1, "
+            "stage 0 and waits for rank 1; rank 1 is at the wait for the send after input backward of micro-batch 0, "
+            "stage 1 and waits for rank 0");
 }
 
 // Ranks outside of the cycle are not named.
@@ -223,8 +222,8 @@ TEST(SimulatedSchedule, NamesTheCycleAlone) {
                   send(b, 0, 2),    run(b, 1, 2),     run(w, 1, 2), send(b, 1, 2), wait(b, 0, 2), wait(b, 1, 2)};
   EXPECT_EQ(
       error_of(s),
-      "simulate: the schedule deadlocks: rank 1 stands before input backward of micro-batch 0, stage 1 and waits for rank "
-      "2; rank 2 stands before forward of micro-batch 1, stage 2 and waits for rank 1");
+      "simulate: the schedule deadlocks: rank 1 is at input backward of micro-batch 0, stage 1 and waits for rank "
+      "2; rank 2 is at forward of micro-batch 1, stage 2 and waits for rank 1");
 }
 
 TEST(SimulatedSchedule, AMessageMovesWhenItsReceiveIsOpen) {

@@ -40,7 +40,8 @@ struct StepPasses {
 
 class Sharding : public ParamResidency {
  public:
-  // Whether the first and the last passes of a step communicate; else all its passes are the same work.
+  // Returns whether the first and the last passes of a step communicate. Otherwise all its passes
+  // are the same work.
   virtual bool overlaps() const = 0;
   // Runs passes of one or more micro-batches of a step, which are all that body does. When the
   // stream captures a graph, what its replays change here is registered for them.

@@ -111,7 +111,8 @@ void NcclWorld::meet(const std::string& what, const std::vector<int>& with, cons
 }
 
 // members: ranks of `over`, in the order of their ranks in the communicator.
-// The first sends NCCL's id to the others by messages of the world, so that a missing rank is noticed there.
+// The first sends NCCL's id to the others by messages of the world, so that a missing rank
+// is noticed there.
 ncclComm_t NcclWorld::make_comm(Group& over, const std::vector<int>& members) {
   const NcclLibrary& nccl = nccl_library();
   ThreadPool pool(1);
@@ -165,7 +166,8 @@ NcclLane& NcclWorld::pair_lane(Group& over, int from, int to) {
   return lane;
 }
 
-// The first exchange allocates memory. This must happen before the plan is compared with the free memory.
+// The first exchange allocates memory. This must happen before the plan is compared with
+// the free memory.
 void NcclWorld::connect(Group& over, const std::vector<int>& members, const NcclLane& lane,
                         const std::pair<Spans, Spans>& to_and_from) {
   try {
@@ -322,8 +324,9 @@ void NcclWorld::check_not_abandoned() const {
                 name_of_rank(transport_.options(), transport_.rank()));
 }
 
-// ncclCommAbort ends running work at once. It returns when the graphs with its work are gone and other
-// ranks of this process have released it. So it runs on a thread of its own, and no call here waits for it.
+// ncclCommAbort ends running work at once. It returns when the graphs with its work are gone and
+// other ranks of this process have released it. So it runs on a thread of its own, and no call here
+// waits for it.
 void NcclWorld::abandon() {
   if (abandoned_) return;
   abandoned_ = true;
@@ -339,7 +342,8 @@ void NcclWorld::abandon() {
   }
 }
 
-// Streams and events stay alive until the communicators are gone, or for good when one cannot be ended.
+// Streams and events stay alive until the communicators are gone, or for good when one
+// cannot be ended.
 bool NcclWorld::is_through() const {
   constexpr int kMostMs = 3000;
   for (int ms = 0; ms<kMostMs&& * aborts_open_> 0; ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));

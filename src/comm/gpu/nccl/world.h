@@ -1,5 +1,5 @@
-// NcclWorld holds what the NCCL groups of one rank share: communicators, streams beside the engine's
-// own, events, and the memory in which sums arrive.
+// NcclWorld holds what the NCCL groups of one rank share: communicators, streams beside the
+// engine's own, events, and the memory in which sums arrive.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -32,7 +32,8 @@ struct NcclCounters {
   double seconds = 0;
 };
 
-// A part of the engine's stream that is communication, or a wait for it. It ends when `end` has happened.
+// A part of the engine's stream that is communication, or a wait for it. It ends when
+// `end` has happened.
 struct TimedInterval {
   std::shared_ptr<NcclCounters> counters;
   cudaEvent_t begin = nullptr, end = nullptr;
@@ -61,7 +62,8 @@ class NcclWorld {
   // A lane from one rank of `over` to another. Both ranks call it together.
   NcclLane& pair_lane(Group& over, int from, int to);
 
-  // Launches on `on`: to[r] goes to rank r, and rank r fills from[r]. This rank's own part is copied.
+  // Launches on `on`: to[r] goes to rank r, and rank r fills from[r]. This rank's own
+  // part is copied.
   void exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from);
   // Makes later work of `after` wait for all work that `before` has so far.
   void order(cudaStream_t before, cudaStream_t after);
@@ -74,15 +76,16 @@ class NcclWorld {
   void end_stretch(TimedInterval stretch);
   void settle();  // adds the times that are known
 
-  // Called by each operation. It limits what is launched ahead of the GPU: a full launch queue would
-  // block the host for as long as another rank is stopped.
+  // Called by each operation. It limits what is launched ahead of the GPU: a full launch queue
+  // would block the host for as long as another rank is stopped.
   void keep_pace();
   void abandon();
 
   Transport& transport() { return transport_; }
   cudaStream_t stream() const { return static_cast<cudaStream_t>(gpu_.native_stream()); }
   void* arrived() const { return arrived_.data(); }
-  // Bytes for what arrives from all ranks together in the sums of blocking calls, which go in pieces.
+  // Bytes for what arrives from all ranks together in the sums of blocking calls, which
+  // go in pieces.
   static constexpr int64_t kArrivedBytes = int64_t{64} << 20;
 
  private:
@@ -90,8 +93,8 @@ class NcclWorld {
   // Makes the first exchange of a lane, which waits on the host until the other ranks join.
   void connect(Group& over, const std::vector<int>& members, const NcclLane& lane,
                const std::pair<Spans, Spans>& to_and_from);
-  // Runs a call of NCCL that waits for the ranks `with` of the world, for at most the world's timeout.
-  // The call must own what it uses, since it is abandoned after that.
+  // Runs a call of NCCL that waits for the ranks `with` of the world, for at most the world's
+  // timeout. The call must own what it uses, since it is abandoned after that.
   void meet(const std::string& what, const std::vector<int>& with, const std::function<void()>& call);
   void destroy_comms() noexcept;
   void check_not_abandoned() const;

@@ -196,8 +196,8 @@ class MpiTransport final : public Transport {
   }
   // May be called from any thread: another rank has reported why the run ends.
   void learn_ending() { is_ending_ = true; }
-  // Whether the reason why this rank waits in vain was reported: by this rank, with the collective,
-  // or by the rank that ends the run.
+  // Returns whether the reason why this rank waits in vain was reported: by this rank, with the
+  // collective, or by the rank that ends the run.
   bool was_said() const { return said_death_ || is_ending_; }
 
   // Returns whether every rank calls this within the grace time.
@@ -338,7 +338,8 @@ void run_mpi(const MpiOptions& options, const RankBody& body) {
     const bool was_said = transport.was_said_before(failure.what);
     transport.finish(failure.what);
     if (was_said && failure.kind) {
-      // mpirun ends all processes when one of them ends so. The rank that reports the error must end first.
+      // mpirun ends all processes when one of them ends so. The rank that reports the error
+      // must end first.
       sleep_s(1);
       throw Error(*failure.kind, "");
     }

@@ -6,7 +6,8 @@
 namespace moebius {
 namespace {
 
-// The arrays of one kv head of one sequence: its gradients in f32, and a tile of scores with their gradients.
+// The arrays of one kv head of one sequence: its gradients in f32, and a tile of scores
+// with their gradients.
 template <class T>
 struct Tile {
   Tile(cpu::Slice slice, const AttentionBwd& a)
@@ -107,7 +108,8 @@ void bwd_tile(const AttentionBwd& a, const Visibility& visible, int64_t b, int64
   tile_gemm({.c = {tile.dq, width, DType::f32}, .a = ds, .b = k, .m = m, .n = width, .k = n, .accumulate = true});
 }
 
-// Query heads, then tiles of queries, then tiles of keys, each in order: so every sum has one order.
+// Query heads, then tiles of queries, then tiles of keys, each in order: so every sum
+// has one order.
 template <class T>
 void bwd_kv_head(const AttentionBwd& a, const Visibility& visible, int64_t b, int64_t kv_head, const Tile<T>& tile) {
   const int64_t width = a.q_THd.dim(2), v_width = a.v_TGd.dim(2), heads = a.q_THd.dim(1),

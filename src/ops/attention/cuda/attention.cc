@@ -35,7 +35,7 @@ void note_generic(const Stream& s, const char* op, const Tensor& q, const Tensor
   if (q.dtype != DType::bf16 || q.dim(0) == 0) return;
   note_fallback_kernel(
       s, op,
-      fmt::format("the fast kernels take heads of 64 and of 128, and of 192 with values of 128; got {} with "
+      fmt::format("the Hopper kernels take heads of 64 and of 128, and of 192 with values of 128; got {} with "
                   "values of {}",
                   q.dim(2), v.dim(2)));
 }

@@ -1,4 +1,5 @@
-// The three ways in which CUDA computes attention. Which one takes a call is decided by its arguments alone.
+// The three ways in which CUDA computes attention. Which one takes a call is decided by
+// its arguments alone.
 //
 // generic: any width up to 256, f32 and bf16, any mask of the header.
 //
@@ -17,8 +18,8 @@
 
 namespace moebius::cuda {
 
-// Sizes of a call. Rows are those of one sequence; query i has the position of key shift + i, which a
-// part may not have.
+// Sizes of a call. Rows are those of one sequence; query i has the position of key shift + i, which
+// a part may not have.
 struct AttentionSizes {
   int64_t rows, kv_rows, shift;
   int64_t kv_first;  // the position of key 0

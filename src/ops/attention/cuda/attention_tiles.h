@@ -12,7 +12,8 @@ namespace moebius::cuda {
 
 constexpr int kSide = 16, kThreads = kSide * kSide;  // a block is kSide x kSide threads
 
-// Query i of sequence b sees the keys from first_key to last_key: none where the last is before the first.
+// Query i of sequence b sees the keys from first_key to last_key: none where the last is
+// before the first.
 __device__ inline int64_t first_key(const AttentionSizes& z, int64_t b, int64_t i) {
   int64_t first = z.doc_start ? z.doc_start[b * z.rows + i] - z.kv_first : 0;
   if (z.window > 0 && z.shift + i - z.window + 1 > first) first = z.shift + i - z.window + 1;

@@ -120,7 +120,7 @@ class Cudnn {
   }
   Cudnn(const Cudnn&) = delete;
 
-  // False when the graph wants a larger workspace.
+  // False when the graph needs a larger workspace.
   bool run(Stream& s, const Key& key, Pointers& pointers, void* workspace, int64_t workspace_bytes) {
     const char* who = key.backward ? "attention_bwd" : "attention_fwd";
     const Graph& g = find(key, who);

@@ -49,7 +49,8 @@ struct Sm90Tile {
   }
 };
 
-// x [batch, rows, heads, width] as boxes of kRows rows x 64 columns; zeros past the rows of a sequence.
+// x [batch, rows, heads, width] as boxes of kRows rows x 64 columns; zeros past the rows
+// of a sequence.
 inline CUtensorMap rows_map(const Tensor& x, int64_t batch, uint32_t box_rows) {
   const int64_t rows = x.dim(0) / batch, columns = x.dim(1) * x.dim(2);
   return make_tensor_map<3>(x.data, {{{columns, 1, 64}, {rows, columns, box_rows}, {batch, columns * rows, 1}}});

@@ -20,8 +20,8 @@ struct RowSums {
 
 // ds, rounded to bf16, of some sequences and kv heads: tiles of 64 keys x 64 queries, each as it
 // is in shared memory (128 bytes of queries a key, in the 128-byte swizzle). Of a query head
-// there are those at and below the diagonal, a window's only; what no query of a tile sees is not
-// written.
+// there are those at and below the diagonal, a window's only; what no query of a tile sees
+// is not written.
 constexpr int kDsEdge = 64, kDsTileBytes = kDsEdge * kDsEdge * 2;
 struct DsTiles {
   unsigned char* tiles = nullptr;                       // null: not kept

@@ -33,7 +33,7 @@ struct DkvTile {
   };
 };
 
-// Which query head of the group and which row a step works on: heads in order, rows in order.
+// The query head of the group and the row that a step works on. Heads and rows come in order.
 struct DkvWalk {
   int first_row, end_row, rows_of_step, steps;
   int row = first_row, head = 0;
@@ -131,8 +131,8 @@ __device__ __forceinline__ void dscores_of(float (&dp)[kNum], const float (&p)[k
   }
 }
 
-// A warp's 16 keys of a tile of ds, [keys, queries] in the order of its accumulators, to memory. The last
-// ones have left the warp's place by then: a step is longer than the copy engine takes.
+// A warp's 16 keys of a tile of ds, [keys, queries] in the order of its accumulators, to memory.
+// The last ones have left the warp's place by then: a step is longer than the copy engine takes.
 __device__ __forceinline__ void keep_ds(unsigned char* tile, unsigned char* place, const uint32_t (&words)[16]) {
   const uint32_t lane = threadIdx.x % 32, at = smem_addr(place);
   if (lane == 0) tma_wait_read<0>();

@@ -7,7 +7,8 @@ namespace {
 
 using T = __nv_bfloat16;
 
-// Where sums of width 192 leave no registers for them, rows of do are read from shared memory each time.
+// Where sums of width 192 leave no registers for them, rows of do are read from shared
+// memory each time.
 template <int kWidth_, int kValues_>
 struct DqTile {
   static constexpr int kWidth = kWidth_, kValues = kValues_;

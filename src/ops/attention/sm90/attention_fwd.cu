@@ -99,7 +99,8 @@ __device__ __forceinline__ void take_scores(float (&s)[64], Softmax& run, float 
   }
 }
 
-// The two warpgroups ask for their products in turn, so that one's softmax runs during the other's products.
+// The two warpgroups ask for their products in turn, so that one's softmax runs during
+// the other's products.
 class Turn {
  public:
   __device__ explicit Turn(int group) : group_(group) {
@@ -163,7 +164,8 @@ __device__ void consume(typename FwdTile<kWidth, kValues>::Shared& shared, T* o_
   start_scores(ring);
   wgmma_wait<0>();
   for (int step = 0;;) {
-    // Here the scores of this step are ready, and the product of the last step's probabilities may still run.
+    // Here the scores of this step are ready, and the product of the last step's probabilities
+    // may still run.
     hold_registers(s);
     if (is_first_lane) mbarrier_arrive(smem_addr(&shared.k_empty[ring.stage]));
     const int key = static_cast<int>(w.key) + step * Tile::kRows;

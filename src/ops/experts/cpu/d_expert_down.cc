@@ -1,4 +1,5 @@
-// The backward of expert_down through the gated activation, fused: g never leaves the tile it is computed in.
+// The backward of expert_down through the gated activation, fused: g never leaves the tile it
+// is computed in.
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/experts.h"

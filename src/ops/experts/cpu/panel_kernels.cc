@@ -51,9 +51,9 @@ constexpr int64_t kWideLanes = sizeof(Wide) / sizeof(float);
 using Multiply = void (*)(float*, const uint32_t*, const uint32_t*, int64_t);
 using EveryHeight = std::make_integer_sequence<int, kPanelRows>;
 
-// Anywhere: at most five rows by two registers at a time, so that the sums fit 16 registers, and
-// eight of them or more where 14 rows are cut in 5, 5 and 4, so that they keep two multipliers
-// busy.
+// Anywhere: at most five rows by two registers at a time, so that the sums fit 16
+// registers, and eight of them or more where 14 rows are cut in 5, 5 and 4, so that they
+// keep two multipliers busy.
 constexpr int kPortableRows = 5;
 constexpr int64_t kPortableCols = std::min<int64_t>(2 * kNumLanes, kPanelCols);
 

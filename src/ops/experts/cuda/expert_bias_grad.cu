@@ -17,7 +17,8 @@ struct BiasGrad {
   int64_t M, N, first;
 };
 
-// A block owns 32 columns of one expert: each warp every eighth row, then the eight sums are added in order.
+// A block owns 32 columns of one expert: each warp every eighth row, then the eight sums are
+// added in order.
 template <class T>
 __global__ void __launch_bounds__(kColumns* kRowsAtOnce) bias_grad_kernel(BiasGrad<T> a) {
   __shared__ float sums[kRowsAtOnce][kColumns];

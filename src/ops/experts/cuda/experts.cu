@@ -1,4 +1,4 @@
-// Which kernel runs an expert op, and what it needs.
+// The choice of the kernel that runs an expert op, and what the kernel needs.
 #include "ops/experts/cuda/experts.h"
 
 #include "device/fallback_kernels.h"
@@ -21,10 +21,10 @@ bool by_sm90(const Stream& s, const char* name, const Op& a, const Tensor& rows,
   if (rows.dtype == DType::bf16 && rows.numel() > 0) {
     note_fallback_kernel(s, name,
                          is_plain(a)
-                             ? fmt::format("the fast kernels take columns in multiples of 8 and at most 512 experts; "
+                             ? fmt::format("the Hopper kernels take columns in multiples of 8 and at most 512 experts; "
                                            "got weights {}",
                                            to_string(weights))
-                             : "the fast kernels take SwiGLU without biases");
+                             : "the Hopper kernels take SwiGLU without biases");
   }
   return false;
 }

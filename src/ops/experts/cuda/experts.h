@@ -18,8 +18,8 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a);
 }  // namespace generic
 
 // takes() looks at shapes, dtypes and addresses only, so it says the same in every step.
-// Beyond the contract of experts.h: without offsets there is one expert, and all rows are its own; without
-// weights of rows d_expert_down takes 1, makes no dweight, and needs no scratch.
+// Beyond the contract of experts.h: without offsets there is one expert, and all rows are its own;
+// without weights of rows d_expert_down takes 1, makes no dweight, and needs no scratch.
 namespace sm90 {
 bool takes(const ExpertUp& a);
 bool takes(const ExpertDown& a);

@@ -76,7 +76,8 @@ __device__ void load(float (&slice)[kDepth][kStride], At&& at) {
   }
 }
 
-// 64 rows of one expert. Blocks count the row tiles of all experts; there are at most R / 64 + E of them.
+// 64 rows of one expert. Blocks count the row tiles of all experts; there are at most R / 64 +
+// E of them.
 struct RowTile {
   int expert = -1;
   int64_t begin, end;

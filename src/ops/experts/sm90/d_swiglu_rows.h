@@ -1,5 +1,5 @@
-// The backward of the gated activation on tiles of g, under the products of the next tiles
-// (sm90/kernel.h).
+// The backward of the gated activation on tiles of g, under the products of the
+// next tiles (sm90/kernel.h).
 //
 // The product of a tile waits in registers, rounded, and is taken to dh and sa 16 columns at a
 // time, between K steps of the next tile. A consumer warp works alone, on its 16 rows, with two
@@ -147,7 +147,8 @@ struct HeldGradient {
     g = pack_bf16(__fmul_rn(w, low_bf16(a)), __fmul_rn(w, high_bf16(a)));
   }
 
-  // has: the tile has rows, and the box columns. whole: all 16 rows exist, so the copy engine can store them.
+  // has: the tile has rows, and the box columns. whole: all 16 rows exist, so the copy engine
+  // can store them.
   template <int kBox>
   __device__ __forceinline__ bool has(const DSwigluParams& p) const {
     return tile.rows > 0 && tile.n * kGradientCols + kBox * static_cast<int32_t>(kBoxCols) < p.F;

@@ -1,9 +1,8 @@
 // expert_wgrad by wgmma: k runs over the rows of an expert, so both operands are MN-major.
 //
 // One side is gathered row by row (dout for dw2, x for dw1), the other is read as it is and comes by
-// TMA. A tile is 128 columns of the gathered side by 256 of the other, whichever of them is left; a
-// cluster is two blocks with the same 256 and neighbouring 128s, each loads half of the 256 for
-// both.
+// TMA. A tile is 128 columns of the gathered side by 256 of the other, whichever of them is left. A
+// cluster is two blocks with the same 256 and neighbouring 128s. Each loads half of the 256 for both.
 //   producer   a warpgroup: the gathered side by cp.async, the other by TMA; the last rows of an expert, fewer than
 //              kDepth, by cp.async on both sides, with zeros after them (the memory there may hold NaN). It alone walks
 //              the tiles; the next tile and what its first steps read are looked up while this one is loaded
@@ -32,15 +31,15 @@ struct TileNote {
   int expert, gather_col, plain_col, num_steps;
 };
 
-// The shared memory of a block, as a config makes it. The rows of a tile are columns of the gathered
-// side, whether that is A or B. Clusters along it share columns of the other side while they are in
-// L2.
+// The shared memory of a block, as a config makes it. The rows of a tile are columns of the
+// gathered side, whether that is A or B. Clusters along it share columns of the other side while
+// they are in L2.
 template <GroupedGemmConfig kOpConfig>
 struct WgradLayout {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
   static constexpr int kGatherCols = kConfig.tile_m, kPlainCols = kConfig.tile_n, kDepth = kConfig.tile_k;
   static constexpr int kSlots = kConfig.num_slots, kThreads = kConfig.threads;
-  static_assert(kConfig.num_notes == kSlots, "a note stands beside each slot");
+  static_assert(kConfig.num_notes == kSlots, "each slot has one note");
   static_assert(kGatherCols == 128 && kPlainCols == kPieces * 32 && kDepth == 64 && kConfig.element_bytes == 2,
                 "the threads' shares of the copies and of the sums are for tiles 128 x 256 x 64 of two bytes");
   static constexpr uint32_t kBlockBytes = 64 * kDepth * kConfig.element_bytes;  // kDepth rows x 64 columns
@@ -287,7 +286,8 @@ struct Product {
         a(ring.first + group * L::kBlockBytes, L::kBlockBytes),
         b(ring.first + L::kGatherBytes, L::kBlockBytes) {}
 
-  // Until the next step's slot is full. The first step of a tile has been waited for: its note was read.
+  // Until the next step's slot is full. The first step of a tile has been waited for: its
+  // note was read.
   __device__ __forceinline__ void wait() const { mbarrier_wait(ring.full(at.stage), at.parity); }
   template <bool kFirst>
   __device__ __forceinline__ void step(float (&sum)[128]) {

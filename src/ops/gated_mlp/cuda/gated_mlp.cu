@@ -23,10 +23,11 @@ void activate(Stream& s, const DGatedDown& a) {
 
 void note_two_passes(const Stream& s, const char* op, const Tensor& w) {
   if (w.dtype != DType::bf16) return;
-  note_fallback_kernel(s, op,
-                       fmt::format("the fast kernels take weights with rows and columns in multiples of 8; got {}, for "
-                                   "cuBLASLt and a pass of its own",
-                                   to_string(w)));
+  note_fallback_kernel(
+      s, op,
+      fmt::format("the Hopper kernels take weights with rows and columns in multiples of 8; got {}, for "
+                  "cuBLASLt and a pass of its own",
+                  to_string(w)));
 }
 
 }  // namespace

@@ -7,7 +7,8 @@
 
 namespace moebius::cpu {
 
-// A matrix in memory: element (i, j) is at data[i * ld + j], or at data[j * ld + i] when transposed.
+// A matrix in memory: element (i, j) is at data[i * ld + j], or at data[j * ld +
+// i] when transposed.
 struct Matrix {
   void* data = nullptr;
   int64_t ld = 0;

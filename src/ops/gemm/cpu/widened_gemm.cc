@@ -52,8 +52,9 @@ struct PackedRows {
   }
 };
 
-// c[kRows, kPanelCols] = or += a[kRows, k] times a panel. All sums live in registers: GCC keeps the
-// array there as its bounds are constant.
+// c[kRows, kPanelCols] = or += a[kRows, k] times a panel
+//
+// All sums live in registers: GCC keeps the array there as its bounds are constant.
 template <int kRows>
 void kernel(float* c, int64_t ldc, bool add, Strip a, const float* panel, int64_t k) {
   Lanes sum[kRows][kKernelVectors] = {};

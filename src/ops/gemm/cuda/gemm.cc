@@ -46,7 +46,8 @@ struct Sizes {
 
 Sizes sizes_of(const Gemm& a) { return {a.c_MN.dim(0), a.c_MN.dim(1), a.a.data.dim(a.trans_a ? 0 : 1)}; }
 
-// The description of a product for cuBLASLt. Leading dimensions are those of `a`, sizes may be less.
+// The description of a product for cuBLASLt. Leading dimensions are those of `a`, sizes
+// may be less.
 struct Problem {
   Problem(const Gemm& a, Sizes sizes, Sizes ld) {
     check(cublasLtMatmulDescInit(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
@@ -71,7 +72,8 @@ struct Operands {
   const void *a, *b;
 };
 
-// The parts of cuBLASLt's algorithm that name it. A part that an algorithm does not have is UINT32_MAX.
+// The parts of cuBLASLt's algorithm that name it. A part that an algorithm does not
+// have is UINT32_MAX.
 struct GemmAlgorithm {
   uint32_t id, tile, stages, split_k, reduction, swizzle, custom, inner_shape;
 };
@@ -323,7 +325,8 @@ class CublasLt {
   std::unordered_map<GemmDesc, Algorithms, GemmDescHash> chosen_;  // one algorithm, or none
 };
 
-// A product that is worth the tensor cores, of rows that the quickest of cuBLASLt's kernels do not take.
+// A product that is worth the tensor cores, of rows that the quickest of cuBLASLt's kernels
+// do not take.
 void note_odd_operands(const Stream& s, const Gemm& a) {
   const Sizes z = sizes_of(a);
   const bool is_odd = a.a.data.dim(1) % 8 != 0 || a.b.data.dim(1) % 8 != 0;

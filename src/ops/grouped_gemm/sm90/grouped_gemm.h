@@ -91,8 +91,8 @@ struct NoteRing {
   __device__ __forceinline__ uint32_t note(uint32_t tile) const {
     return shared + Shared::kNotes + tile % kNumNotes * kNoteBytes;
   }
-  // For gathered tiles, the place where each row begins, in chunks of 16 bytes; 0 if there is no
-  // row.
+  // For gathered tiles, the place where each row begins, in chunks of 16 bytes; 0 if there
+  // is no row.
   __device__ __forceinline__ uint32_t begins(uint32_t tile) const {
     return shared + Shared::kBegins + tile % kNumNotes * kConfig.tile_m * 4;
   }

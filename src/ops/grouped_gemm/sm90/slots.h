@@ -33,7 +33,8 @@ struct Slots {
   }
 };
 
-// A wgmma operand that starts in slot 0; only the low word of its descriptor depends on the address.
+// A wgmma operand that starts in slot 0; only the low word of its descriptor depends
+// on the address.
 template <Major kMajor>
 struct SlotOperand {
   uint32_t low, high;

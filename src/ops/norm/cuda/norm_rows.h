@@ -20,8 +20,8 @@ struct NormRowsFwd {
   float eps;
 };
 
-// With rstd, dx is added to; without, rstd is recomputed from x with eps, and dx is overwritten. dw
-// accumulates.
+// With rstd, dx is added to; without, rstd is recomputed from x with eps, and dx is
+// overwritten. dw accumulates.
 template <class T>
 struct NormRowsBwd {
   T* dx;

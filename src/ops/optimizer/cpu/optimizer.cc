@@ -74,7 +74,8 @@ void sum_squares(Stream& s, const SumSquares& a) {
 void clip_scale(Stream&, const ClipScale& a) {
   const double norm = std::sqrt(*a.sum_squares_1.ptr<double>());
   float scale = a.clip > 0 ? static_cast<float>(std::min(1.0, a.clip / (norm + 1e-6))) : 1.0f;
-  // The caller sees the norm in f32: what is infinite there must stop the step, though a double holds it.
+  // The caller sees the norm in f32: what is infinite there must stop the step, though a
+  // double holds it.
   const float seen = static_cast<float>(norm);
   if (!std::isfinite(seen)) scale = std::numeric_limits<float>::quiet_NaN();
   *a.norm_1.ptr<float>() = seen;
@@ -85,9 +86,9 @@ void adamw(Stream& s, const AdamW& a) {
   const float scale = *a.scale_1.ptr<float>();
   if (std::isnan(scale)) return;
   AdamW now = a;
-  if (!a.schedule_2.empty()) {
-    now.lr = static_cast<float>(a.schedule_2.ptr<double>()[0]);
-    now.step = static_cast<int64_t>(a.schedule_2.ptr<double>()[1]);
+  if (!a.lr_and_step_2.empty()) {
+    now.lr = static_cast<float>(a.lr_and_step_2.ptr<double>()[0]);
+    now.step = static_cast<int64_t>(a.lr_and_step_2.ptr<double>()[1]);
   }
   for (const AdamWTensors& t : a.tensors) {
     const Coefficients coefficients(now, t.weight_decay);

@@ -110,7 +110,8 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void clip_scale_kernel(float* norm, float* scale, const double* sum_squares, float clip) {
   const double exact = sqrt(*sum_squares);
   const float seen = static_cast<float>(exact);
-  // The caller sees the norm in f32: what is infinite there must stop the step, though a double holds it.
+  // The caller sees the norm in f32: what is infinite there must stop the step, though a
+  // double holds it.
   *norm = seen;
   *scale = !isfinite(seen) ? __int_as_float(0x7fc00000)
            : clip > 0      ? static_cast<float>(fmin(1.0, clip / (exact + 1e-6)))
@@ -133,7 +134,7 @@ static_assert(sizeof(Tensors<Update<float>>) <= 4000);
 
 struct StepScalars {
   const float* scale;
-  const double* schedule;  // [lr, step], or null
+  const double* lr_and_step;  // [2], or null: then lr and step below
   int64_t step;
   float lr, beta1, beta2, eps;
 };
@@ -144,8 +145,8 @@ struct Coefficients {
 };
 
 __device__ Coefficients coefficients_of(const StepScalars& u) {
-  const float lr = u.schedule ? static_cast<float>(u.schedule[0]) : u.lr;
-  const double step = u.schedule ? u.schedule[1] : static_cast<double>(u.step), beta1 = u.beta1, beta2 = u.beta2;
+  const float lr = u.lr_and_step ? static_cast<float>(u.lr_and_step[0]) : u.lr;
+  const double step = u.lr_and_step ? u.lr_and_step[1] : static_cast<double>(u.step), beta1 = u.beta1, beta2 = u.beta2;
   return {.lr = lr,
           .one_minus_beta1 = static_cast<float>(1.0 - beta1),
           .one_minus_beta2 = static_cast<float>(1.0 - beta2),
@@ -251,7 +252,7 @@ void clip_scale(Stream& s, const ClipScale& a) {
 
 void adamw(Stream& s, const AdamW& a) {
   const StepScalars step{.scale = a.scale_1.ptr<float>(),
-                         .schedule = a.schedule_2.empty() ? nullptr : a.schedule_2.ptr<double>(),
+                         .lr_and_step = a.lr_and_step_2.empty() ? nullptr : a.lr_and_step_2.ptr<double>(),
                          .step = a.step,
                          .lr = a.lr,
                          .beta1 = a.beta1,

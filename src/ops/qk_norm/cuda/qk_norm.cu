@@ -1,4 +1,5 @@
-// The rows of q and of k are parts of wider rows: ops/norm's kernels run over each, and v is copied.
+// The rows of q and of k are parts of wider rows: ops/norm's kernels run over each, and
+// v is copied.
 #include "device/cuda/cuda.h"
 #include "ops/cuda/vector.h"
 #include "ops/norm/cuda/norm_rows.h"

@@ -35,7 +35,7 @@ struct Heads {
   __host__ __device__ int per_row() const { return heads + 2 * kv_heads; }
 };
 
-// Where heads go in the forward: q, k and v are [rows, heads of a row, width].
+// The places of heads in the forward pass: q, k and v are [rows, heads of a row, width].
 template <class T>
 struct Parts {
   T *q, *k, *v;
@@ -185,7 +185,8 @@ __global__ void __launch_bounds__(kThreads, kVectors == 1 ? 3 : 1) rope_fwd_kern
   }
 }
 
-// The heads of one kind, q, k or v, in the backward: n of a row, from column `first` of qkv, in heads.
+// The heads of one kind, q, k or v, in the backward: n of a row, from column `first` of
+// qkv, in heads.
 template <class T>
 struct Kind {
   const T *dy, *norm;

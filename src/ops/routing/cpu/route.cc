@@ -1,4 +1,5 @@
-// route_fwd: every token chooses, then the chosen pairs are counted, dropped over capacity, and indexed.
+// route_fwd: every token chooses, then the chosen pairs are counted, dropped over
+// capacity, and indexed.
 #include <algorithm>
 
 #include "ops/routing/cpu/routing.h"

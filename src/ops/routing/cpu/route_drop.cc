@@ -1,5 +1,5 @@
-// Which pairs an expert of bounded capacity turns away. Weights of dropped pairs become 0; nothing
-// is normalised again.
+// The pairs that an expert of bounded capacity turns away. Weights of dropped pairs become 0;
+// nothing is normalised again.
 #include <algorithm>
 
 #include "ops/routing/cpu/routing.h"

@@ -21,7 +21,8 @@ float max_of(const ScoreRow& s, int64_t n) {
   return *std::max_element(lane.begin(), lane.end());
 }
 
-// Value and position in one number: the greatest key is the best value, the lowest position among equals.
+// Value and position in one number: the greatest key is the best value, the lowest
+// position among equals.
 int64_t key_of(float value, int64_t position) {
   return (static_cast<int64_t>(order_of(value)) << 32) | static_cast<uint32_t>(~static_cast<uint32_t>(position));
 }

@@ -1,6 +1,8 @@
 // Sinkhorn's fixed point as Megatron iterates it: with cost c = exp(logits), eps = 1e-8,
-//   d0[t] = 1/T / (sum over i of d1[i] c[t,i] + eps),   d1[i] = 1/E / (sum over t of d0[t] c[t,i] + eps)
-// until mean |change of d1| <= 1e-4. The row maximum is taken out of c: d0 absorbs it, and nothing overflows.
+//   d0[t] = 1/T / (sum over i of d1[i] c[t,i] + eps)
+//   d1[i] = 1/E / (sum over t of d0[t] c[t,i] + eps)
+// until mean |change of d1| <= 1e-4.
+// The row maximum is taken out of c: d0 absorbs it, and nothing overflows.
 #include <algorithm>
 #include <cmath>
 

@@ -134,7 +134,8 @@ __device__ double sum_by_warp(const double* x, int n, int lane) {
   return sum;
 }
 
-// Sums of a segment's pieces for 32 experts: a thread takes an expert in one part of the segment's chunks.
+// Sums of a segment's pieces for 32 experts: a thread takes an expert in one part of
+// the segment's chunks.
 __device__ void sum_pieces(const Stats& a, int segment) {
   __shared__ float prob[kParts][32], count[kParts][32];
   __shared__ int tokens[2];
@@ -168,7 +169,8 @@ __device__ void sum_pieces(const Stats& a, int segment) {
   __syncthreads();
 }
 
-// A block owns 32 experts of the segments y, y + gridDim.y, ...; the first also adds up z and entropy.
+// A block owns 32 experts of the segments y, y + gridDim.y, ...; the first also adds up
+// z and entropy.
 __global__ void __launch_bounds__(32 * kParts) pieces_kernel(Stats a) {
   for (int segment = blockIdx.y; segment < a.num_segments; segment += gridDim.y) sum_pieces(a, segment);
   const int part = threadIdx.y;

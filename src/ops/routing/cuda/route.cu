@@ -1,6 +1,6 @@
-// route_fwd: each warp chooses for one token after the other; then the pairs are counted, dropped
-// over capacity, and indexed. Counts never leave the device: three launches without a bound by
-// weights.
+// route_fwd: each warp chooses for one token after the other; then the pairs are counted,
+// dropped over capacity, and indexed. Counts never leave the device: three launches without a
+// bound by weights.
 #include "device/cuda/cuda.h"
 #include "ops/routing/cuda/routing.h"
 #include "ops/routing/cuda/scores.h"

@@ -1,4 +1,4 @@
-// Which pairs an expert of bounded capacity turns away by weight. (By position, index_rows drops
+// The pairs that an expert of bounded capacity turns away by weight. (By position, index_rows drops
 // what comes late.) Every expert's pairs get keys that ascend as weights descend, then as tokens
 // ascend; the capacity-th key is found digit by digit, and every key after it is dropped.
 #include "device/cuda/cuda.h"

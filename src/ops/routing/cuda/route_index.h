@@ -1,4 +1,4 @@
-// Where a block of tokens finds its rows: device code that the counting sort and the dropping share.
+// A block of tokens finds its rows here. The counting sort and the dropping share this device code.
 #pragma once
 
 #include <cuda_runtime.h>

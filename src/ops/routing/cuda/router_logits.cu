@@ -62,7 +62,8 @@ struct AddTo<bf16> {
   }
 };
 
-// A block owns a tile of out in one part of k; a thread kEach x kEach of it. Sums run in the order of k.
+// A block owns a tile of out in one part of k; a thread kEach x kEach of it. Sums run in the
+// order of k.
 template <class A, class B, class Write>
 __global__ void __launch_bounds__(kThreads) product_kernel(Operand<A> a, Operand<B> b, Extent extent, Write write) {
   __shared__ float a_tile[kDepth][kTile + 4], b_tile[kDepth][kTile + 4];

@@ -156,7 +156,7 @@ __device__ void keys_between(const uint32_t (&key)[N], int begin, int end, int l
   }
 }
 
-// Which score the weights come from: Sinkhorn chooses its own.
+// The score that the weights come from. Sinkhorn chooses its own.
 inline ScoreFunction weight_score(const RouteRule& rule, int64_t top_k) {
   if (rule.choice != RouteChoice::sinkhorn) return rule.score;
   return top_k == 1 ? ScoreFunction::sigmoid : ScoreFunction::softmax;

@@ -1,6 +1,6 @@
-// The fixed point of cpu/sinkhorn.cc in the CPU's order of sums, so that both choose alike. A graph
-// cannot branch on what the device finds: all iterations are launched, and those after the last do
-// nothing.
+// The fixed point of cpu/sinkhorn.cc in the CPU's order of sums, so that both choose alike. A
+// graph cannot branch on what the device finds: all iterations are launched, and those after the
+// last do nothing.
 #include "device/cuda/cuda.h"
 #include "ops/routing/cuda/routing.h"
 #include "ops/routing/cuda/scores.h"

@@ -29,7 +29,7 @@ struct Layout {
   static constexpr Major kMajorB = kGate == Gate::logits ? Major::k : Major::mn;
   static constexpr int kBytesA = kTermsA * kGateRows * 128, kBytesB = kTermsB * kColumns * 128;
   static constexpr int kStageBytes = kBytesA + kBytesB, kStages = kSharedBytes / kStageBytes;
-  // Where a term of an operand starts, in bytes from its first.
+  // The starts of the terms of an operand, in bytes from its first.
   static constexpr int kTermBytesA = kGateRows * 128;
   static constexpr int kTermBytesB = kMajorB == Major::k ? kColumns * 128 : kBoxBytes;
   static constexpr int kSums = kColumns / 2;  // of a thread
@@ -131,7 +131,8 @@ __device__ void write_partial(float* out, const Extent& e, const Place& at, cons
   }
 }
 
-// The words of dx that a thread adds to; loaded before its sums are made. Columns come in pairs: D % 8 == 0.
+// The words of dx that a thread adds to; loaded before its sums are made. Columns come in pairs: D
+// % 8 == 0.
 template <int kSums>
 __device__ void load_dx(const uint32_t* dx, const Extent& e, const Place& at, uint32_t (&word)[kSums / 2]) {
 #pragma unroll
@@ -221,8 +222,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// terms[i, row, :] = term i of x[row, :], with zeros from `columns` to `width`. A thread splits
-// kSplitWidth elements.
+// terms[i, row, :] = term i of x[row, :], with zeros from `columns` to `width`
+//
+// A thread splits kSplitWidth elements.
 __global__ void __launch_bounds__(kSplitThreads)
     split_kernel(bf16* terms, const float* x, int64_t rows, int64_t columns, int64_t width, int num_terms) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kSplitThreads + threadIdx.x) * kSplitWidth;

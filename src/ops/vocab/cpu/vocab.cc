@@ -50,7 +50,8 @@ float exponentials(float* x, int64_t n, float max) {
   return sum;
 }
 
-// The loss of one token from its logits, which become scratch; and the derivative by them, if asked for.
+// The loss of one token from its logits, which become scratch; and the derivative by them,
+// if asked for.
 template <class T>
 float loss_row(T* dlogits, float* logits, int64_t vocab, int32_t target, float weight, float scale) {
   if (weight == 0) {

@@ -10,7 +10,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kAtOnce = 16;  // rows on their way to a thread
 
-// Which tokens have rows in a table: [first, first + rows), all that there are unless it is a block.
+// The tokens that have rows in a table: [first, first + rows). A table that is no block
+// has all tokens.
 struct Table {
   int32_t first, rows;
   bool is_block;
