@@ -29,9 +29,10 @@ struct BatchShape {
   int64_t tokens() const { return batch * seq; }
 };
 
-// The scalars of a training step, plain data laid out as the ops read it. The host fills them with a
-// micro-batch. They are copied whole into the memory of the batch, where a captured step reads them
-// anew at each replay.
+// The scalars of a training step, as plain data. The host fills them with a micro-batch. They are
+// copied whole into the memory of the batch, where a captured step reads them anew at each replay.
+// Ops read all of them there but total_tokens, which is the same in all steps of a run: it is an
+// argument of ops, and captured steps hold it.
 struct StepScalars {
   static constexpr int64_t kMaxDepths = 16;  // of a model: the next token, and multi-token prediction
 
@@ -41,8 +42,9 @@ struct StepScalars {
   // [depth]: the factor of the weighted losses in the objective. It is loss_scale, times
   // the coefficient of multi-token prediction at its depths.
   float objective_scale[kMaxDepths] = {1.0f};
-  int64_t draw[2] = {};        // for what is drawn: the step, and the index of row 0 in the global batch's tokens
-  double lr_and_step[2] = {};  // for the optimizer: the learning rate, and the step
+  // For what is drawn: the step, and the index of row 0 in the global batch's tokens.
+  int64_t draw[2] = {};
+  double lr_and_step[2] = {};  // for the optimizer, in its dtype: the learning rate, and the step
   double total_tokens = 1.0;   // of the global batch
 
   void set_loss_scale(int64_t depth, double scale, double coeff = 1.0) {

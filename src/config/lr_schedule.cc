@@ -1,3 +1,4 @@
+// The learning rate of a step: OptimizerSpec::lr_at().
 #include "config/train_spec.h"
 
 #include <algorithm>
