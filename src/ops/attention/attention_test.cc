@@ -161,7 +161,7 @@ TEST_P(AttentionTest, BackwardEqualsTheReference) {
   if (s_.device() != DeviceKind::cuda || !cudnn_takes(a)) return;
   // A cuDNN that asks for more scratch than there is leaves the call to the other kernels.
   a.scratch.shape = {2 * a.lse_TH.num_bytes()};  // of the sm90 kernels
-  ASSERT_FALSE(cudnn_attention_bwd(s_, a));
+  ASSERT_FALSE(cuda::cudnn_attention_bwd(s_, a));
   for (Array* gradient : {&dq, &dk, &dv}) *gradient = Array::poisoned(gradient->tensor().shape, c_.dtype);
   a.dq_THd = dq.tensor();
   a.dk_TGd = dk.tensor();
@@ -171,9 +171,9 @@ TEST_P(AttentionTest, BackwardEqualsTheReference) {
 }
 
 TEST(AttentionOnCuda, OnlyTheMeasuredVersionOfCudnnIsAsked) {
-  EXPECT_TRUE(cuda::is_measured_cudnn(91900));
-  EXPECT_TRUE(cuda::is_measured_cudnn(91902));
-  for (const int64_t version : {91200, 91801, 92000, 100190}) EXPECT_FALSE(cuda::is_measured_cudnn(version)) << version;
+  EXPECT_TRUE(is_measured_cudnn(91900));
+  EXPECT_TRUE(is_measured_cudnn(91902));
+  for (const int64_t version : {91200, 91801, 92000, 100190}) EXPECT_FALSE(is_measured_cudnn(version)) << version;
   EXPECT_EQ(cudnn_text(91902), "9.19.2");
   EXPECT_EQ(cudnn_text(92000), "9.20.0 (not used: attention takes 9.19 alone)");
   EXPECT_EQ(cudnn_text(0), "not part of this build");
