@@ -34,7 +34,8 @@ void declare_stages(const CatalogSpec& c, const Mesh& mesh, MemoryPlan& plan, Pa
                                         .balance = c.balance,
                                         .mesh = mesh,
                                         .rope_table_Pd = no_rope_table,
-                                        .shape = shape},
+                                        .shape = shape,
+                                        .dispatcher = DispatcherKind::allgather},  // any: it has no parameters
                              .loss_sum_1 = no_loss_sum,
                              .mtp_loss_sum_D = no_mtp_loss_sum};
   const std::vector<StageSpec> whole{whole_stage(c.model, c.holds_mtp)};
