@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <numeric>
+#include <span>
 #include <thread>
 
 #include "comm/liveness/call_watchdog.h"
@@ -83,12 +84,15 @@ void start_mpi(const MpiOptions& options) {
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
 }
 
+std::span<std::byte> span_of(std::byte* bytes, int64_t num_bytes) { return {bytes, static_cast<size_t>(num_bytes)}; }
+
 class MpiMessage final : public Message {
  public:
-  MpiMessage(MPI_Comm comm, bool sends, int peer, int channel, std::byte* data, int64_t num_bytes)
-      : peer_(peer), num_bytes_(num_bytes) {
-    for (int64_t at = 0; at < std::max<int64_t>(num_bytes, 1); at += kMostBytes) {
-      const int size = static_cast<int>(std::min(kMostBytes, num_bytes - at));
+  MpiMessage(MPI_Comm comm, bool sends, int peer, int channel, std::span<std::byte> bytes)
+      : peer_(peer), num_bytes_(std::ssize(bytes)) {
+    std::byte* data = bytes.data();
+    for (int64_t at = 0; at < std::max<int64_t>(num_bytes_, 1); at += kMostBytes) {
+      const int size = static_cast<int>(std::min(kMostBytes, num_bytes_ - at));
       MPI_Request& request = requests_.emplace_back(MPI_REQUEST_NULL);
       sends ? check_mpi("MPI_Isend", MPI_Isend(data + at, size, MPI_BYTE, peer, channel, comm, &request))
             : check_mpi("MPI_Irecv", MPI_Irecv(data + at, size, MPI_BYTE, peer, channel, comm, &request));
@@ -160,11 +164,11 @@ class MpiTransport final : public Transport {
   const WorldOptions& options() const override { return options_; }
   std::unique_ptr<Message> send(int to_rank, int channel, const void* data, int64_t num_bytes) override {
     auto* bytes = static_cast<std::byte*>(const_cast<void*>(data));  // a send only reads it
-    return std::make_unique<MpiMessage>(comm_, /*sends=*/true, to_rank, channel, bytes, num_bytes);
+    return std::make_unique<MpiMessage>(comm_, /*sends=*/true, to_rank, channel, span_of(bytes, num_bytes));
   }
   std::unique_ptr<Message> recv(int from_rank, int channel, void* data, int64_t num_bytes) override {
     auto* bytes = static_cast<std::byte*>(data);
-    return std::make_unique<MpiMessage>(comm_, /*sends=*/false, from_rank, channel, bytes, num_bytes);
+    return std::make_unique<MpiMessage>(comm_, /*sends=*/false, from_rank, channel, span_of(bytes, num_bytes));
   }
 
   void wait(std::span<const std::unique_ptr<Message>> messages, int64_t record) override {
