@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory/saved_tensor.h"
 #include "model/step.h"
 
 namespace moebius {
