@@ -24,6 +24,7 @@ struct MoeCase {
   bool shared = false;
   // Draws of the gate are times this: the larger, the more unequal the experts.
   double gate_std = 0.5;
+  PrecisionSpec precision = {};
 };
 
 inline ModelSpec moe_model(const MoeCase& c) {
@@ -93,6 +94,7 @@ class MoeRank {
                           .balance = c.balance,
                           .mesh = mesh,
                           .rope_table_Pd = Tensor{},
+                          .precision = c.precision,
                           .dtype = c.dtype,
                           .shape = shape_,
                           .seed = 3,
