@@ -105,6 +105,13 @@ void check_quantised(const char* who, const char* name, const Operand& operand) 
   check_tensor(who, tensor_scale.c_str(), operand.tensor_scale, DType::f32, tensor_scale_shape(data.shape));
 }
 
+void check_quantised(const char* who, const char* name, const Operand& operand, const Shape& shape, bool transposed) {
+  check_quantised(who, name, operand);
+  MOEBIUS_CHECK(usage, operand.transposed == transposed && operand.shape() == shape,
+                "{}: {} must be {}quantised data of {}, since the product sums along the rows of data; got {}", who,
+                name, transposed ? "the transposed " : "", to_string(shape), to_string(operand));
+}
+
 bool check_both_quantised(const char* who, const char* a_name, const Operand& a, const char* b_name, const Operand& b) {
   MOEBIUS_CHECK(usage, a.is_plain() == b.is_plain(),
                 "{}: {} and {} must both be quantised, or both plain; got {} and {}", who, a_name, b_name, to_string(a),

@@ -84,6 +84,10 @@ void check_plain(const char* who, const char* name, const Operand& operand);
 // scales that the layout needs, and the memory for them.
 void check_quantised(const char* who, const char* name, const Operand& operand);
 
+// The same for an operand of a product that names a matrix of this shape. Products of quantised
+// operands sum along the rows of data: `transposed` is what the operand must be for that.
+void check_quantised(const char* who, const char* name, const Operand& operand, const Shape& shape, bool transposed);
+
 // For a product of two operands: both are plain, or both are quantised. Returns whether they are
 // quantised. Error{usage} names both where only one is.
 bool check_both_quantised(const char* who, const char* a_name, const Operand& a, const char* b_name, const Operand& b);
