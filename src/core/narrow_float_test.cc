@@ -53,9 +53,12 @@ void expect_exact(const Definition& d, Encode encode, int sign) {
 }
 
 TEST(NarrowFloat, RoundsToTheNearestNumberOrTheEvenOne) {
-  expect_exact(kE4M3, [](float x) { return to_f8_e4m3(x).bits; }, 0x80);
-  expect_exact(kE5M2, [](float x) { return to_f8_e5m2(x).bits; }, 0x80);
-  expect_exact(kE2M1, [](float x) { return to_f4_e2m1(x); }, 8);
+  expect_exact(
+      kE4M3, [](float x) { return to_f8_e4m3(x).bits; }, 0x80);
+  expect_exact(
+      kE5M2, [](float x) { return to_f8_e5m2(x).bits; }, 0x80);
+  expect_exact(
+      kE2M1, [](float x) { return to_f4_e2m1(x); }, 8);
 }
 
 // A stride through all f32 that meets every exponent with many mantissas.

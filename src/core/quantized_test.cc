@@ -63,9 +63,10 @@ TEST(Quantised, MessagesNameWhatIsWrong) {
   EXPECT_EQ(error_of(good), "no error");
   Operand bad = good;
   bad.layout = ScaleLayout::none;
-  EXPECT_EQ(error_of(bad),
-            "op: x must be a matrix, or one for each expert, with a layout of scales; got f8_e4m3[4, 200] with no scales "
-            "f32[4, 2]");
+  EXPECT_EQ(
+      error_of(bad),
+      "op: x must be a matrix, or one for each expert, with a layout of scales; got f8_e4m3[4, 200] with no scales "
+      "f32[4, 2]");
   bad = good;
   bad.data.dtype = DType::bf16;
   EXPECT_EQ(error_of(bad), "op: x with row_blocks scales must be f8_e4m3 or f8_e5m2; got bf16[4, 200]");

@@ -7,7 +7,8 @@
 //   nv_blocks      e4m3(m / 6 * g) with g = 448 * 6 / (largest magnitude of the tensor), and the
 //                  tensor scale 1 / g, in f32 (NVIDIA, arXiv 2509.25149, appendix C)
 // An element is x / scale, rounded to nearest even and saturated. Division by a power of two is
-// exact, so that an element is rounded once. The bits depend on the block alone, and for nv_blocks
+// exact, so that an element is rounded once. With nv_blocks it is x * (1 / (scale * tensor scale)),
+// each operation in f32. The bits depend on the block alone, and for nv_blocks
 // and per_tensor on the tensor: not on threads, tiles or the device.
 #pragma once
 
