@@ -55,6 +55,7 @@ struct Operands {
 int64_t check_operands(const char* who, const Operands& o, DType dtype) {
   MOEBIUS_CHECK(usage, o.x.data.shape.rank() == 2, "{}: {} must be a matrix; got {}", who, o.x_name, to_string(o.x));
   if (!check_both_quantised(who, o.x_name, o.x, o.w_name, o.w)) {
+    check_matrix(who, o.x_name, o.x.data);
     check_tensor(who, o.x_name, o.x.data, dtype, o.x.data.shape);
     return check_weights(who, o.w_name, o.w.data, dtype, o.n, o.m);
   }

@@ -1,43 +1,16 @@
 #include "ops/quantize/quantize.h"
 
 #include <atomic>
-#include <cmath>
-#include <limits>
 #include <optional>
 #include <vector>
 
-#include "core/narrow_float.h"
 #include "ops/cpu/vector.h"
 #include "ops/quantize/cpu/tile.h"
 #include "ops/quantize/quantize_backends.h"
+#include "ops/quantize/scales.h"
 
 namespace moebius::cpu {
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kE2m1Max = 6.0f, kE4m3Max = 448.0f;
-
-// The smallest 2^n with m <= 1.75 * 2^top_exponent * 2^n, n >= -127; 1 for m = 0, NaN for what is not
-// finite. 448 and 57344 are 1.75 times a power of two.
-float power_of_two_scale(uint32_t m_bits, int top_exponent) {
-  if (m_bits == 0) return 1.0f;
-  if (m_bits >= 0x7f800000u) return kNan;
-  const int exponent = static_cast<int>(m_bits >> 23), over = (m_bits & 0x7fffffu) > 0x600000u ? 1 : 0;
-  const int biased = exponent - top_exponent + over;
-  return std::bit_cast<float>(biased <= 0 ? 1u << 22 : static_cast<uint32_t>(biased) << 23);
-}
-
-// Of elements of this dtype: log2(max / 1.75).
-int top_exponent(DType dtype) { return dtype == DType::f8_e5m2 ? 15 : 8; }
-
-// The number that elements are multiplied with: exact for powers of two. 0 times anything is 0 or NaN.
-float inverse_of(float scale) { return 1.0f / scale; }
-
-// Of a tensor with nv_blocks whose largest magnitude has these bits.
-float nv_encode_scale(uint32_t m_bits) {
-  const float m = std::bit_cast<float>(m_bits);
-  return m_bits == 0 ? 1.0f : std::min(kE4m3Max * kE2m1Max / m, std::numeric_limits<float>::max());
-}
 
 template <class Code>
 void encode_row(uint8_t* to, const float* x, int64_t n, float inverse, Code code) {
@@ -54,17 +27,6 @@ void encode_f8(const Operand& q, const Tile& tile, int64_t i, int64_t j, const f
     encode_row(to, x, n, inverse, [](float v) { return to_f8_e4m3(v).bits; });
   else
     encode_row(to, x, n, inverse, [](float v) { return to_f8_e5m2(v).bits; });
-}
-
-// v rounded to one of its neighbours: the upper one where u is below v's share of the way to it.
-uint8_t draw_f4_e2m1(float v, float u) {
-  const uint8_t sign = std::signbit(v) ? 8 : 0;
-  const float magnitude = std::min(std::fabs(v), kE2m1Max);
-  uint8_t low = 0;
-  while (low < 7 && kF4E2m1Values[low + 1] <= magnitude) ++low;
-  if (low == 7) return sign | 7;
-  const float below = kF4E2m1Values[low], above = kF4E2m1Values[low + 1];
-  return sign | static_cast<uint8_t>(u * (above - below) < magnitude - below ? low + 1 : low);
 }
 
 // Everything that the blocks of a matrix share: of a tensor with one scale or nv_blocks.
@@ -120,7 +82,7 @@ class Quantizer {
     for (int64_t i = 0; i < tile.rows; i += block.rows) {
       for (int64_t j = 0; j < tile.cols; j += block.cols) {
         const int64_t rows = std::min(block.rows, tile.rows - i), cols = std::min(block.cols, tile.cols - j);
-        const float inverse = inverse_of(scale(i, j, largest_bits(x + i * kTile + j, rows, cols)));
+        const float inverse = 1.0f / scale(i, j, largest_bits(x + i * kTile + j, rows, cols));
         for (int64_t r = i; r < i + rows; ++r) encode_f8(q_, tile, r, j, x + r * kTile + j, cols, inverse);
       }
     }
@@ -142,12 +104,9 @@ class Quantizer {
   // Stores the scale of rows [i, i + rows) and gives what their elements are multiplied with.
   float store_nv_scales(const Tile& tile, int64_t i, int64_t j, int64_t rows, uint32_t m_bits) const {
     const MatrixScale& of = of_[tile.matrix];
-    const float m = std::bit_cast<float>(m_bits);
-    const f8_e4m3 scale = m_bits >= 0x7f800000u
-                              ? f8_e4m3{0x7f}
-                              : to_f8_e4m3(std::min(m / kE2m1Max * of.encode, std::numeric_limits<float>::max()));
+    const f8_e4m3 scale = nv_block_scale(m_bits, of.encode);
     for (int64_t r = i; r < i + rows; ++r) *scale_at<f8_e4m3>(tile, r, j) = scale;
-    return std::min(1.0f / (to_f32(scale) * of.scale), std::numeric_limits<float>::max());
+    return nv_inverse(scale, of.scale);
   }
 
   void encode_f4(const Tile& tile, int64_t i, int64_t j, const float* x, int64_t n, float inverse,
@@ -157,7 +116,7 @@ class Quantizer {
     auto* to = static_cast<uint8_t*>(q_.data.data) + ((tile.matrix * R + tile.row + i) * C + tile.col + j) / 2;
     const auto code = [&](int64_t col) {
       const float v = x[i * kTile + col] * inverse;
-      return draws && v == v ? draw_f4_e2m1(v, draws->uniform(i, col)) : to_f4_e2m1(v);
+      return draws ? draw_f4_e2m1(v, draws->uniform(i, col)) : to_f4_e2m1(v);
     };
     for (int64_t p = 0; p < n / 2; ++p) to[p] = static_cast<uint8_t>(code(j + 2 * p) | code(j + 2 * p + 1) << 4);
   }
@@ -190,7 +149,7 @@ std::vector<MatrixScale> matrix_scales(Stream& s, const Quantize& a, const Tiles
   const auto largest = largest_of_matrices(s, a, tiles);
   for (size_t e = 0; e < scales.size(); ++e) {
     const uint32_t m = largest[e];
-    if (is_nv) scales[e].encode = m >= 0x7f800000u ? 1.0f : nv_encode_scale(m);
+    if (is_nv) scales[e].encode = nv_encode_scale(m);
     scales[e].scale = is_nv ? 1.0f / scales[e].encode : power_of_two_scale(m, top_exponent(a.q.data.dtype));
     (is_nv ? a.q.tensor_scale : a.q.scales).ptr<float>()[e] = scales[e].scale;
   }
