@@ -68,10 +68,10 @@ struct Operand {
 //   group_begin(offsets[e], e) + r - offsets[e]
 // so the place of a row follows from the offsets alone, and the width from the bound R.
 inline constexpr int64_t kGroupAlign = 128;
-inline int64_t group_begin(int64_t offset, int64_t expert) { return (offset / kGroupAlign + expert) * kGroupAlign; }
-inline int64_t padded_rows(int64_t R, int64_t num_experts) { return group_begin(R, num_experts); }
+constexpr int64_t group_begin(int64_t offset, int64_t expert) { return (offset / kGroupAlign + expert) * kGroupAlign; }
+constexpr int64_t padded_rows(int64_t R, int64_t num_experts) { return group_begin(R, num_experts); }
 // The same without experts: R rounded up to a multiple of kGroupAlign.
-inline int64_t padded_rows(int64_t R) { return (R + kGroupAlign - 1) / kGroupAlign * kGroupAlign; }
+constexpr int64_t padded_rows(int64_t R) { return (R + kGroupAlign - 1) / kGroupAlign * kGroupAlign; }
 
 // "f8_e4m3[4, 8] with row_blocks scales f32[4, 1]"; "transposed " before it where it is.
 std::string to_string(const Operand& operand);

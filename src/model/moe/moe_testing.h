@@ -25,12 +25,13 @@ struct MoeCase {
   // Draws of the gate are times this: the larger, the more unequal the experts.
   double gate_std = 0.5;
   PrecisionSpec precision = {};
+  int64_t hidden = 20;  // columns of an expert between its products
 };
 
 inline ModelSpec moe_model(const MoeCase& c) {
   ModelSpec m;
   m.hidden_size = 12;
-  m.moe_intermediate_size = 20;
+  m.moe_intermediate_size = c.hidden;
   m.num_experts = 8;
   m.top_k = 3;
   m.norm_topk_prob = true;
