@@ -72,6 +72,19 @@ std::string nearest_to_pattern(const std::string& pattern, const std::vector<std
   return best == its_name ? best : fmt::format("{} of {}", best, its_name);
 }
 
+// Error{usage} unless each of the patterns of a key matches a name.
+void check_patterns(const char* key, const std::vector<std::string>& patterns, const std::vector<std::string>& names) {
+  for (const std::string& pattern : patterns) {
+    const bool found =
+        std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_any({pattern}, name); });
+    MOEBIUS_CHECK(
+        usage, found,
+        "{}: expected patterns (*, ? and [classes]) of parameter names; \"{}\" matches none, the nearest is {}; "
+        "correct it, or leave it out (moebius checkpoint ls MODEL lists the names)",
+        key, pattern, nearest_to_pattern(pattern, names));
+  }
+}
+
 }  // namespace
 
 ModelCatalog::ModelCatalog(const CatalogSpec& c)
@@ -88,22 +101,6 @@ ModelCatalog::ModelCatalog(const CatalogSpec& c)
 
 ModelCatalog::ModelCatalog(const ModelSpec& model, bool holds_mtp)
     : ModelCatalog(CatalogSpec{.model = model, .holds_mtp = holds_mtp}) {}
-
-namespace {
-
-// Error{usage} unless each of the patterns of a key matches a name.
-void check_patterns(const char* key, const std::vector<std::string>& patterns, const std::vector<std::string>& names) {
-  for (const std::string& pattern : patterns) {
-    const bool found =
-        std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_any({pattern}, name); });
-    MOEBIUS_CHECK(
-        usage, found,
-        "{}: expected patterns (*, ? and [classes]) of parameter names; \"{}\" matches none, the nearest is {}", key,
-        pattern, nearest(pattern, names));
-  }
-}
-
-}  // namespace
 
 void check_keep(const ModelCatalog& whole, const std::vector<std::string>& patterns) {
   std::vector<std::string> names;
