@@ -1,4 +1,4 @@
-// What is quantised, and how: the operands of the three products of a linear map y = x W^T.
+// The recipe says how the operands of the three products of a linear map y = x W^T are quantised.
 //
 //   recipe      x, forward   W            dy           x and dy of dW
 //   fp8_block   row_blocks   square       row_blocks   row_blocks of the transpose          E4M3

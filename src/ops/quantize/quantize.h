@@ -6,10 +6,11 @@
 //                  TransformerEngine, and the RCEIL mode of torchao.
 //   nv_blocks      e4m3(m / 6 * g) with g = 448 * 6 / (largest magnitude of the tensor), and the
 //                  tensor scale 1 / g, in f32 (NVIDIA, arXiv 2509.25149, appendix C)
+//
 // An element is x / scale, rounded to nearest even and saturated. Division by a power of two is
 // exact, so that an element is rounded once. With nv_blocks it is x * (1 / (scale * tensor scale)),
-// each operation in f32. The bits depend on the block alone, and for nv_blocks
-// and per_tensor on the tensor: not on threads, tiles or the device.
+// each operation in f32. The bits depend on the block alone, and for nv_blocks and per_tensor on the
+// tensor. They do not depend on threads, tiles or the device.
 #pragma once
 
 #include "core/quantized.h"
@@ -64,8 +65,9 @@ struct TransposeQuantized {
 void transpose_quantized(Stream& s, const TransposeQuantized& a);
 Cost cost(const TransposeQuantized& a);
 
-// x = the values of q.data in the dtype of x, f32 or bf16: data * scale, computed in f32 and rounded
-// once. x has the shape of q.data.
+// x = the values of q.data
+//
+// x is f32 or bf16 and has the shape of q.data. Values are computed in f32 and rounded once.
 struct Dequantize {
   Tensor x;   // out
   Operand q;  // in

@@ -14,7 +14,7 @@ struct Matrix {
   int64_t ld = 0;
   DType dtype = DType::f32;
   bool transposed = false;
-  // Of quantised data, instead of the above: element (i, p) of a is the value at (first + i, p) of
+  // Quantised data has this instead of the above. Element (i, p) of a is the value at (first + i, p) of
   // quantised->data, and element (p, j) of b that at (first + j, p).
   const Operand* quantised = nullptr;
   int64_t first = 0;
