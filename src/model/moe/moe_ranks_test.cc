@@ -78,8 +78,8 @@ INSTANTIATE_TEST_SUITE_P(Layouts, MoeRanks,
                          name_of_case);
 
 // Every rank's blocks are those of a single rank, so that only the order of sums differs: quantised
-// operands of other bits would be off by far more. The weight gradients of experts are sums over the
-// same rows in the same order, and have the same bits.
+// operands of other bits would be off by far more. The weight gradients of experts and of the shared
+// MLP are sums over the same rows in the same order, and have the same bits.
 struct QuantisedLayout {
   const char* name;
   MeshShape mesh;
@@ -97,13 +97,18 @@ class QuantisedMoeRanks : public ::testing::TestWithParam<std::tuple<size_t, Pre
 TEST_P(QuantisedMoeRanks, EqualOneRank) {
   const auto& [index, recipe, dispatcher] = GetParam();
   const QuantisedLayout& layout = kQuantisedLayouts[index];
-  const MoeCase c{.mesh = layout.mesh, .dispatcher = dispatcher, .precision = {.recipe = recipe}, .hidden = 256};
+  const MoeCase c{.mesh = layout.mesh,
+                  .dispatcher = dispatcher,
+                  .shared = true,
+                  .shared_gate = false,
+                  .precision = {.recipe = recipe},
+                  .hidden = 256};
   expect_same(c, 2e-6);
   if (!layout.same_order) return;
   const Outcome want = testing::on_one_rank(c);
   testing::on_ranks(c, [&](const Outcome& got) {
     for (const auto& [name, values] : got) {
-      if (name.find("grad mlp.experts") != std::string::npos) EXPECT_EQ(distance(values, want.at(name)), 0) << name;
+      if (name.find("experts.") != std::string::npos) EXPECT_EQ(distance(values, want.at(name)), 0) << name;
     }
   });
 }
@@ -113,8 +118,9 @@ INSTANTIATE_TEST_SUITE_P(Layouts, QuantisedMoeRanks,
                                             ::testing::Values(PrecisionRecipe::fp8_block, PrecisionRecipe::mxfp8),
                                             ::testing::Values(DispatcherKind::allgather, DispatcherKind::alltoall)),
                          [](const auto& info) {
+                           const bool gathers = std::get<2>(info.param) == DispatcherKind::allgather;
                            return fmt::format("{}_{}_{}", kQuantisedLayouts[std::get<0>(info.param)].name,
-                                              name_of(std::get<1>(info.param)), name_of(std::get<2>(info.param)));
+                                              name_of(std::get<1>(info.param)), gathers ? "allgather" : "alltoall");
                          });
 
 std::string construction_error(const MoeCase& c) {

@@ -68,22 +68,20 @@ Values expected(const Values& x, int64_t rows, int64_t cols, const Case& c, bool
       [](double v, double s) { return v == 0 ? v : static_cast<float>(v) * (1.0f / static_cast<float>(s)); });
 }
 
-class QuantizeTest : public ::testing::TestWithParam<Case> {
+class QuantizeTest : public testing::DeviceTest<Case> {
  protected:
-  ThreadPool pool_{2};
-  Stream s_{DeviceKind::cpu, pool_};
   // Exact, except that the product of an element and its two scales of nv_blocks is rounded to f32.
   void expect_values(const Values& got, const Values& want) {
-    if (GetParam().layout == ScaleLayout::nv_blocks)
+    if (c().layout == ScaleLayout::nv_blocks)
       testing::expect_close("values", got, want, testing::epsilon(DType::f32), 0);
     else
       EXPECT_EQ(got, want);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Formats, QuantizeTest, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Formats, QuantizeTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
 TEST_P(QuantizeTest, EqualsTheReference) {
-  const Case& c = GetParam();
+  const Case& c = this->c();
   Array x = numbers({c.rows, c.cols}, c.dtype);
   for (const bool square : {false, true}) {
     if (square && c.layout != ScaleLayout::nv_blocks) continue;
@@ -94,7 +92,7 @@ TEST_P(QuantizeTest, EqualsTheReference) {
 }
 
 TEST_P(QuantizeTest, TransposedAndPaddedEqualsTheReference) {
-  const Case& c = GetParam();
+  const Case& c = this->c();
   const int64_t padded = padded_rows(c.rows);
   Array x = numbers({c.rows, c.cols}, c.dtype);
   QuantisedArray q({c.cols, padded}, c.element, c.layout, true);
@@ -109,7 +107,7 @@ TEST_P(QuantizeTest, TransposedAndPaddedEqualsTheReference) {
 
 // Blocks are of an expert: a matrix of its rows alone has the same bytes.
 TEST_P(QuantizeTest, ExpertsAreQuantisedApart) {
-  const Case& c = GetParam();
+  const Case& c = this->c();
   if (c.layout == ScaleLayout::per_tensor || c.layout == ScaleLayout::nv_blocks) return;  // one scale for all
   const int64_t R = 300, T = 70, e = 4;
   Array x = numbers({T, c.cols}, c.dtype), offsets = Array::of_ints({e + 1}, {0, 5, 5, 135, 290});
@@ -134,7 +132,7 @@ TEST_P(QuantizeTest, ExpertsAreQuantisedApart) {
 
 // Ranks that hold whole blocks have the bytes of one rank that holds all.
 TEST_P(QuantizeTest, PartsOfWholeBlocksHaveTheBytesOfTheWhole) {
-  const Case& c = GetParam();
+  const Case& c = this->c();
   if (c.rows != 256 || c.layout == ScaleLayout::per_tensor || c.layout == ScaleLayout::nv_blocks) return;
   Array x = numbers({c.rows, c.cols}, c.dtype);
   QuantisedArray whole({c.rows, c.cols}, c.element, c.layout), part({128, c.cols}, c.element, c.layout);
@@ -145,7 +143,7 @@ TEST_P(QuantizeTest, PartsOfWholeBlocksHaveTheBytesOfTheWhole) {
 }
 
 TEST_P(QuantizeTest, ABlockIsAsGoodAsItsNumbers) {
-  const Case& c = GetParam();
+  const Case& c = this->c();
   if (c.rows < 129) return;
   for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
     Values v = numbers({c.rows, c.cols}, c.dtype).values();
@@ -161,45 +159,45 @@ TEST_P(QuantizeTest, ABlockIsAsGoodAsItsNumbers) {
 }
 
 TEST(Quantize, ZerosHaveScaleOne) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Array x = Array::of({2, 128}, DType::f32, Values(256, -0.0));
-  for (const ScaleLayout layout : {ScaleLayout::per_tensor, ScaleLayout::row_blocks, ScaleLayout::square_blocks}) {
-    QuantisedArray q({2, 128}, DType::f8_e4m3, layout);
-    quantize(s, {.q = q.operand(), .x_RC = x.tensor()});
-    EXPECT_EQ(q.scale(0), 1.0f);
-    EXPECT_EQ(q.data()[0], 0x80);
-  }
+  testing::on_each_device([](Stream& s) {
+    Array x = Array::of({2, 128}, DType::f32, Values(256, -0.0));
+    for (const ScaleLayout layout : {ScaleLayout::per_tensor, ScaleLayout::row_blocks, ScaleLayout::square_blocks}) {
+      QuantisedArray q({2, 128}, DType::f8_e4m3, layout);
+      quantize(s, {.q = q.operand(), .x_RC = x.tensor()});
+      EXPECT_EQ(q.scale(0), 1.0f);
+      EXPECT_EQ(q.data()[0], 0x80);
+    }
+  });
 }
 
 TEST(Quantize, RowsPastTheLastOffsetAreLeftAlone) {
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
-  Values v(300 * 8, std::nan(""));
-  for (int64_t i = 0; i < 150 * 8; ++i) v[i] = static_cast<double>(i % 7);
-  Array x = Array::of({300, 8}, DType::bf16, v), offsets = Array::of_ints({3}, {0, 20, 150});
-  for (const ScaleLayout layout : {ScaleLayout::row_blocks, ScaleLayout::per_tensor}) {
-    QuantisedArray q({300, 8}, DType::f8_e4m3, layout);
-    quantize(s, {.q = q.operand(), .x_RC = x.tensor(), .offsets_e1 = offsets.tensor()});
-    const Values got = q.values(s);
-    for (int64_t i = 0; i < 150 * 8; ++i) ASSERT_NEAR(got[i], v[i], 0) << i;
-    for (size_t i = 150 * 8; i < q.data().size(); ++i) ASSERT_EQ(q.data()[i], 0xff) << i;
-  }
+  testing::on_each_device([](Stream& s) {
+    Values v(300 * 8, std::nan(""));
+    for (int64_t i = 0; i < 150 * 8; ++i) v[i] = static_cast<double>(i % 7);
+    Array x = Array::of({300, 8}, DType::bf16, v), offsets = Array::of_ints({3}, {0, 20, 150});
+    for (const ScaleLayout layout : {ScaleLayout::row_blocks, ScaleLayout::per_tensor}) {
+      QuantisedArray q({300, 8}, DType::f8_e4m3, layout);
+      quantize(s, {.q = q.operand(), .x_RC = x.tensor(), .offsets_e1 = offsets.tensor()});
+      const Values got = q.values(s);
+      for (int64_t i = 0; i < 150 * 8; ++i) ASSERT_NEAR(got[i], v[i], 0) << i;
+      for (size_t i = 150 * 8; i < q.data().size(); ++i) ASSERT_EQ(q.data()[i], 0xff) << i;
+    }
+  });
 }
 
 // Moving elements and scales is what quantising the transpose gives.
 TEST(Quantize, TransposesOfSquareBlocksAreExact) {
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
-  for (const ScaleLayout layout : {ScaleLayout::square_blocks, ScaleLayout::per_tensor}) {
-    Array x = numbers({3, 130, 200}, DType::bf16);
-    QuantisedArray q({3, 130, 200}, DType::f8_e4m3, layout), moved({3, 200, 130}, DType::f8_e4m3, layout, true),
-        made({3, 200, 130}, DType::f8_e4m3, layout, true);
-    quantize(s, {.q = q.operand(), .x_RC = x.tensor()});
-    quantize(s, {.q = made.operand(), .x_RC = x.tensor()});
-    transpose_quantized(s, {.out = moved.operand(), .in = q.operand()});
-    EXPECT_TRUE(moved == made);
-  }
+  testing::on_each_device([](Stream& s) {
+    for (const ScaleLayout layout : {ScaleLayout::square_blocks, ScaleLayout::per_tensor}) {
+      Array x = numbers({3, 130, 200}, DType::bf16);
+      QuantisedArray q({3, 130, 200}, DType::f8_e4m3, layout), moved({3, 200, 130}, DType::f8_e4m3, layout, true),
+          made({3, 200, 130}, DType::f8_e4m3, layout, true);
+      quantize(s, {.q = q.operand(), .x_RC = x.tensor()});
+      quantize(s, {.q = made.operand(), .x_RC = x.tensor()});
+      transpose_quantized(s, {.out = moved.operand(), .in = q.operand()});
+      EXPECT_TRUE(moved == made);
+    }
+  });
 }
 
 constexpr int64_t kDrawn = 4096;
@@ -214,47 +212,60 @@ QuantisedArray drawn(Stream& s, Array& x, Shape shape, int64_t step, int64_t fir
 // The mean of n draws between neighbours 0.5 apart (in units of the scale) is within five standard
 // deviations, 5 * 0.25 / sqrt(n), of the number.
 TEST(Quantize, StochasticRoundingIsRightOnAverage) {
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
-  Values v(kDrawn * 16, 0.7);
-  for (int64_t i = 0; i < kDrawn; ++i) v[i * 16] = 6;  // the scale is 1
-  Array x = Array::of({kDrawn, 16}, DType::f32, v);
-  const Values got = drawn(s, x, {kDrawn, 16}, 1, 0).values(s);
-  double sum = 0;
-  int64_t n = 0;
-  for (size_t i = 0; i < got.size(); ++i) {
-    if (i % 16 == 0) continue;
-    EXPECT_TRUE(got[i] == 0.5 || got[i] == 1.0) << got[i];
-    sum += got[i], ++n;
-  }
-  EXPECT_NEAR(sum / static_cast<double>(n), 0.7, 5 * 0.25 / std::sqrt(static_cast<double>(n)));
-  EXPECT_NE(drawn(s, x, {kDrawn, 16}, 2, 0).data(), drawn(s, x, {kDrawn, 16}, 1, 0).data());
+  testing::on_each_device([](Stream& s) {
+    Values v(kDrawn * 16, 0.7);
+    for (int64_t i = 0; i < kDrawn; ++i) v[i * 16] = 6;  // the scale is 1
+    Array x = Array::of({kDrawn, 16}, DType::f32, v);
+    const Values got = drawn(s, x, {kDrawn, 16}, 1, 0).values(s);
+    double sum = 0;
+    int64_t n = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (i % 16 == 0) continue;
+      EXPECT_TRUE(got[i] == 0.5 || got[i] == 1.0) << got[i];
+      sum += got[i], ++n;
+    }
+    EXPECT_NEAR(sum / static_cast<double>(n), 0.7, 5 * 0.25 / std::sqrt(static_cast<double>(n)));
+    EXPECT_NE(drawn(s, x, {kDrawn, 16}, 2, 0).data(), drawn(s, x, {kDrawn, 16}, 1, 0).data());
+  });
 }
 
 TEST(Quantize, DrawsBelongToRowsAndNotToCalls) {
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
-  Values v = Array::normal({64, 32}, DType::f32, 1).values();
-  v[0] = v[40 * 32] = 9;  // both parts have the largest number
-  Array x = Array::of({64, 32}, DType::f32, v),
-        rest = Array::of({24, 32}, DType::f32, Values(v.begin() + 40 * 32, v.end()));
-  const QuantisedArray whole = drawn(s, x, {64, 32}, 7, 100), part = drawn(s, rest, {24, 32}, 7, 140);
-  EXPECT_EQ(part.data(), std::vector<uint8_t>(whole.data().begin() + 40 * 16, whole.data().end()));
+  testing::on_each_device([](Stream& s) {
+    Values v = Array::normal({64, 32}, DType::f32, 1).values();
+    v[0] = v[40 * 32] = 9;  // both parts have the largest number
+    Array x = Array::of({64, 32}, DType::f32, v),
+          rest = Array::of({24, 32}, DType::f32, Values(v.begin() + 40 * 32, v.end()));
+    const QuantisedArray whole = drawn(s, x, {64, 32}, 7, 100), part = drawn(s, rest, {24, 32}, 7, 140);
+    const std::vector<unsigned char> all = whole.data();
+    EXPECT_EQ(part.data(), std::vector<unsigned char>(all.begin() + 40 * 16, all.end()));
+  });
 }
 
-TEST(Quantize, SameBitsForAnyTeam) {
+// Every team of threads and every device, nv_blocks with draws and the Hadamard transform too.
+TEST(Quantize, SameBitsForAnyTeamAndDevice) {
   std::vector<QuantisedArray> first;
-  for (const int threads : {1, 2, 3}) {
-    ThreadPool pool(threads);
-    Stream s(DeviceKind::cpu, pool);
-    Array x = numbers({300, 200}, DType::bf16);
+  const auto compare = [&](Stream& s, const std::string& what) {
+    Array x = numbers({300, 200}, DType::bf16), draw = Array::of({2}, DType::i64, {5, 7}),
+          offsets = Array::of_ints({4}, {0, 100, 100, 290});
     std::vector<QuantisedArray> all{{{300, 200}, DType::f8_e4m3, ScaleLayout::row_blocks},
                                     {{200, 384}, DType::f8_e5m2, ScaleLayout::per_tensor, true},
                                     {{300, 200}, DType::f4_e2m1, ScaleLayout::nv_blocks}};
-    for (QuantisedArray& q : all) quantize(s, {.q = q.operand(), .x_RC = x.tensor()});
+    for (const QuantisedArray& q : all) quantize(s, {.q = q.operand(), .x_RC = x.tensor()});
+    all.emplace_back(Shape{200, padded_rows(300, 3)}, DType::f4_e2m1, ScaleLayout::nv_blocks, true);
+    quantize(s, {.q = all.back().operand(),
+                 .x_RC = x.tensor(),
+                 .offsets_e1 = offsets.tensor(),
+                 .hadamard = true,
+                 .stochastic = {.draw_2 = draw.tensor(), .seed = 3, .key = 5, .first_group = 2, .num_groups = 9}});
     if (first.empty()) first = all;
-    for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(all[i] == first[i]) << i << " with " << threads;
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(all[i] == first[i]) << i << " " << what;
+  };
+  for (const int threads : {1, 2, 3}) {
+    ThreadPool pool(threads);
+    Stream s(DeviceKind::cpu, pool);
+    compare(s, fmt::format("with {} threads", threads));
   }
+  testing::on_each_device([&](Stream& s) { compare(s, std::string(name_of(s.device()))); });
 }
 
 TEST(Quantize, BadArgumentsAreNamed) {
