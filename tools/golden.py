@@ -598,6 +598,9 @@ the global norm before clipping to 1; `exp_avg.{{name}}`, `exp_avg_sq.{{name}}` 
 `matrix` [5,7], `vector` [11], `scalar` [1] (which does not decay). The constants are F32 [1]: `beta1`, `beta2`, `eps`,
 `clip`, `weight_decay.{{name}}`.
 
+`quantize.safetensors`: quantised bytes and scales, by `tools/quantize_golden.py`, whose text says which formulas.
+`x`, `plain` and `whole` are the inputs, F32 [144,160]; the others are `NAME.data` and `NAME.scales`.
+
 `tools/golden.py --check CASE OUT` compares an output of `moebius forward --grads` (and `--mtp` with the coefficient
 where there is one) with a case. Gates: logits within
 2e-5 of the largest, loss within 1e-6 relative, each gradient cosine >= 1 - 1e-6 and norm within 1e-4, expert ids

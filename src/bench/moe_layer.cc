@@ -45,6 +45,7 @@ BenchMoeLayer::BenchMoeLayer(const BenchShape& shape, DeviceKind device, ThreadP
                         .balance = BalanceSpec{},
                         .mesh = mesh_,
                         .rope_table_Pd = Tensor{},
+                        .precision = PrecisionSpec{},
                         .dtype = DType::bf16,
                         .shape = batch_shape()},
            "mlp", /*layer=*/0),

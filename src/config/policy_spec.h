@@ -1,14 +1,36 @@
 // Policies of a step that do not change what is computed: precision and recompute.
 #pragma once
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "core/dtype.h"
 
 namespace moebius {
 
+// The format that the operands of matrix products are quantised to (precision/product_precision.h).
+enum class PrecisionRecipe : uint8_t {
+  none,        // the dtype of the computation
+  fp8_block,   // E4M3, scales of 1 x 128 elements, of 128 x 128 in weights
+  fp8_tensor,  // E4M3, gradients E5M2, a scale a tensor
+  mxfp8,       // E4M3, scales of 1 x 32 elements
+  nvfp4,       // E2M1, scales of 1 x 16 elements, of 16 x 16 in weights, and a scale a tensor
+};
+
+inline constexpr std::pair<const char*, PrecisionRecipe> kPrecisionRecipeNames[] = {
+    {"none", PrecisionRecipe::none},
+    {"fp8_block", PrecisionRecipe::fp8_block},
+    {"fp8_tensor", PrecisionRecipe::fp8_tensor},
+    {"mxfp8", PrecisionRecipe::mxfp8},
+    {"nvfp4", PrecisionRecipe::nvfp4}};
+
+constexpr const char* name_of(PrecisionRecipe recipe) { return kPrecisionRecipeNames[static_cast<int>(recipe)].first; }
+
 struct PrecisionSpec {
   DType compute = DType::bf16;  // f32 | bf16; master weights, gradients and optimizer state are f32
+  PrecisionRecipe recipe = PrecisionRecipe::none;
+  std::vector<std::string> keep;  // patterns of parameter names whose products are not quantised
   bool operator==(const PrecisionSpec&) const = default;
 };
 

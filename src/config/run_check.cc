@@ -189,6 +189,27 @@ void check_recompute(const RunSpec& s) {
   refuse(r.shared_expert, "shared_expert", s.model.shared_intermediate_size > 0, "shared experts");
 }
 
+// A scale of a whole tensor would need a maximum over ranks.
+void check_whole_tensors(const RunSpec& s) {
+  const ParallelSpec& p = s.parallel;
+  const PrecisionRecipe recipe = s.precision.recipe;
+  const bool scales_tensors = recipe == PrecisionRecipe::fp8_tensor || recipe == PrecisionRecipe::nvfp4;
+  MOEBIUS_CHECK(
+      usage, !scales_tensors || p.tp * p.cp * p.ep * p.etp == 1,
+      "precision.recipe = \"{}\" scales whole tensors, which ranks of tp, cp, ep and etp would share: tp * cp * "
+      "ep * etp must be 1; got {} * {} * {} * {}; choose \"fp8_block\" or \"mxfp8\", or other degrees{}",
+      name_of(recipe), p.tp, p.cp, p.ep, p.etp, origin(s, "precision.recipe"));
+}
+
+void check_precision(const RunSpec& s) {
+  if (s.precision.recipe == PrecisionRecipe::none)
+    return refuse_idle(s, "precision.keep", "precision.recipe is \"none\"; set a recipe, or remove it");
+  MOEBIUS_CHECK(usage, s.device == DeviceKind::cpu,
+                "precision.recipe = \"{}\" has no kernels for a GPU yet; set it to \"none\", or run.device = \"cpu\"{}",
+                name_of(s.precision.recipe), origin(s, "precision.recipe"));
+  check_whole_tensors(s);
+}
+
 // Error{usage} unless the degree of parallelism divides the size.
 void check_divides(const char* degree, int64_t d, const char* what, int64_t size) {
   MOEBIUS_CHECK(usage, size % d == 0, "parallel.{} must divide {} = {}; got {}; choose another degree", degree, what,
@@ -273,6 +294,7 @@ void RunSpec::check(int64_t world_size) const {
   check_mtp(*this);
   check_idle_moe_keys(*this);
   check_recompute(*this);
+  check_precision(*this);
   check_supported(*this);
   check_pipeline(*this, world_size);
 }

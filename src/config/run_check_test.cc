@@ -36,6 +36,25 @@ TEST(Check, NamesAllThatIsMissingAtOnce) {
   EXPECT_THAT(error_text(ErrorKind::usage, [&] { no_lr.check(1); }), testing::EndsWith("with --set SECTION.KEY=VALUE"));
 }
 
+TEST(Check, RecipesOfPrecision) {
+  for (const char* recipe : {"fp8_block", "fp8_tensor", "mxfp8", "nvfp4"})
+    EXPECT_NO_THROW(parse({std::string("precision.recipe=") + recipe}).check(1)) << recipe;
+  EXPECT_THAT(check_error({"precision.recipe=fp8_block", "run.device=cuda"}),
+              HasSubstr("precision.recipe = \"fp8_block\" has no kernels for a GPU yet; set it to \"none\", or "
+                        "run.device = \"cpu\" [--set]"));
+  EXPECT_THAT(
+      check_error({"precision.keep=[\"*o_proj*\"]"}),
+      HasSubstr("precision.keep = [\"*o_proj*\"] would do nothing: precision.recipe is \"none\"; set a recipe, or "
+                "remove it [--set]"));
+  EXPECT_THAT(check_error({"precision.recipe=nvfp4", "parallel.ep=2"}, 2),
+              HasSubstr("precision.recipe = \"nvfp4\" scales whole tensors, which ranks of tp, cp, ep and etp would "
+                        "share: tp * cp * ep * etp must be 1; got 1 * 1 * 2 * 1; choose \"fp8_block\" or \"mxfp8\", or "
+                        "other degrees [--set]"));
+  EXPECT_THAT(parse_error({"precision.recipe=fp8"}),
+              HasSubstr("precision.recipe must be \"none\", \"fp8_block\", \"fp8_tensor\", \"mxfp8\" or \"nvfp4\"; got "
+                        "\"fp8\""));
+}
+
 // Seven ranks of experts are wrong whatever the batch.
 TEST(Check, TheModelBeforeTheBatch) {
   EXPECT_THAT(check_error({"parallel.ep=7"}, 7),

@@ -86,6 +86,8 @@ class RandomSpec {
                   .layout = text(),
                   .dispatcher = DispatcherKind(upto(2))};
     s.precision.compute = coin() ? DType::f32 : DType::bf16;
+    s.precision.recipe = PrecisionRecipe(upto(4));
+    if (coin()) s.precision.keep = {"*.o_proj.weight", "model.layers.0.*"};
     for (const auto& [name, flag] : kRecomputeNames) s.memory.recompute.*flag = coin();
     s.checkpoint = {upto(99), upto(99), coin(), coin()};
     s.log = {1 + upto(99), coin(), text()};

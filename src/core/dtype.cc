@@ -24,9 +24,16 @@ int64_t size_of(DType dtype) {
     case DType::boolean:
     case DType::f8_e4m3:
     case DType::f8_e5m2:
+    case DType::e8m0:
       return 1;
+    case DType::f4_e2m1:
+      MOEBIUS_ASSERT(!"f4_e2m1 has two elements a byte: bytes_of() counts them");
   }
   MOEBIUS_ASSERT(!"unknown dtype");
+}
+
+int64_t bytes_of(DType dtype, int64_t count) {
+  return dtype == DType::f4_e2m1 ? (count + 1) / 2 : count * size_of(dtype);
 }
 
 std::string_view name_of(DType dtype) {
@@ -61,6 +68,10 @@ std::string_view name_of(DType dtype) {
       return "f8_e4m3";
     case DType::f8_e5m2:
       return "f8_e5m2";
+    case DType::f4_e2m1:
+      return "f4_e2m1";
+    case DType::e8m0:
+      return "e8m0";
   }
   MOEBIUS_ASSERT(!"unknown dtype");
 }

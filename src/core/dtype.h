@@ -7,9 +7,30 @@
 
 namespace moebius {
 
-enum class DType : uint8_t { f32, bf16, f16, f64, i32, i64, u8, u16, i8, i16, u32, u64, boolean, f8_e4m3, f8_e5m2 };
+// The last four are the elements and scales of quantised tensors (core/narrow_float.h).
+enum class DType : uint8_t {
+  f32,
+  bf16,
+  f16,
+  f64,
+  i32,
+  i64,
+  u8,
+  u16,
+  i8,
+  i16,
+  u32,
+  u64,
+  boolean,
+  f8_e4m3,
+  f8_e5m2,
+  f4_e2m1,
+  e8m0
+};
 
-int64_t size_of(DType dtype);
+int64_t size_of(DType dtype);  // bytes of an element. Error{internal} for f4_e2m1, which has half a byte
+// The bytes of count elements, rounded up to whole bytes.
+int64_t bytes_of(DType dtype, int64_t count);
 std::string_view name_of(DType dtype);  // "f32", "bf16", ...
 
 struct bf16 {

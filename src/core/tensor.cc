@@ -61,7 +61,8 @@ Tensor Tensor::rows(int64_t begin, int64_t end) const {
       t.shape = {end - begin, shape[1], shape[2], shape[3]};
       MOEBIUS_ASSERT(shape.rank() == 4);
   }
-  if (data) t.data = static_cast<char*>(data) + begin * stride * size_of(dtype);
+  MOEBIUS_ASSERT(dtype != DType::f4_e2m1 || begin * stride % 2 == 0);
+  if (data) t.data = static_cast<char*>(data) + bytes_of(dtype, begin * stride);
   return t;
 }
 

@@ -46,7 +46,7 @@ struct Tensor {
   DeviceKind device = DeviceKind::cpu;
 
   int64_t numel() const { return shape.numel(); }
-  int64_t num_bytes() const { return numel() * size_of(dtype); }
+  int64_t num_bytes() const { return bytes_of(dtype, numel()); }
   int64_t dim(int i) const { return shape[i]; }
   // Returns whether this is an optional argument that was not given.
   bool empty() const { return shape.numel() == 0; }
@@ -60,7 +60,8 @@ struct Tensor {
   }
 
   Tensor view(Shape to) const;                    // the same elements in another shape
-  Tensor rows(int64_t begin, int64_t end) const;  // [begin, end) of dim 0
+  // [begin, end) of dim 0. REQUIRES: with f4_e2m1, begin is at a whole byte.
+  Tensor rows(int64_t begin, int64_t end) const;
 
  private:
   [[noreturn]] void wrong_dtype(DType asked) const;

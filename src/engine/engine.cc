@@ -115,6 +115,7 @@ void Engine::make_model() {
                                                 .dispatcher = spec_.dispatcher,
                                                 .fusion = spec_.fusion});
   if (!spec_.freeze.empty()) check_freeze(model_->whole_catalog(), spec_.freeze);
+  if (!spec_.precision.keep.empty()) check_keep(model_->whole_catalog(), spec_.precision.keep);
   pipeline_ = std::make_unique<Pipeline>(rank, *model_, mesh_, plan_);
   tied_embedding_ = std::make_unique<TiedEmbedding>(*model_, mesh_, rank.layout);
 }

@@ -6,29 +6,12 @@
 #include <limits>
 
 #include "core/error.h"
+#include "core/narrow_float.h"
 
 namespace moebius {
 namespace {
 
 using nlohmann::json;
-
-constexpr float power_of_two(int n) { return std::bit_cast<float>(static_cast<uint32_t>(n + 127) << 23); }
-
-constexpr float magnitude_of_f8_e4m3(int bits) {
-  const int exponent = bits >> 3, mantissa = bits & 7;
-  if (bits == 127) return std::numeric_limits<float>::quiet_NaN();
-  return exponent == 0 ? static_cast<float>(mantissa) * power_of_two(-9)
-                       : static_cast<float>(8 + mantissa) * power_of_two(exponent - 10);
-}
-
-constexpr std::array<float, 256> kF8E4m3Values = [] {
-  std::array<float, 256> values{};
-  for (int bits = 0; bits < 128; ++bits) {
-    values[bits] = magnitude_of_f8_e4m3(bits);
-    values[128 + bits] = -values[bits];
-  }
-  return values;
-}();
 
 bool is_block_size(const json& v) {
   const auto is_size = [](const json& n) { return n.is_number_integer() && n >= 1 && n <= 1 << 20; };
@@ -58,7 +41,7 @@ WeightPacking read_weight_packing(const json& config, const std::string& who) {
   return packing;
 }
 
-float f8_e4m3_value(uint8_t bits) { return kF8E4m3Values[bits]; }
+float f8_e4m3_value(uint8_t bits) { return to_f32(f8_e4m3{bits}); }
 
 void unpack_fp8(float* dst, const uint8_t* src, const float* scale, int64_t rows, int64_t cols,
                 const WeightPacking& packing) {

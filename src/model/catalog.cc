@@ -26,6 +26,7 @@ namespace {
 // The stages declare into `table`; they are dropped, and what they declared stays.
 void declare_stages(const CatalogSpec& c, const Mesh& mesh, MemoryPlan& plan, ParamTable& table) {
   const Tensor no_rope_table, no_loss_sum, no_mtp_loss_sum;
+  const PrecisionSpec plain;  // names and shapes do not depend on it
   // The smallest micro-batch that every mesh can cut.
   const BatchShape shape{.batch = 1, .seq = 2 * mesh.shape().tp, .num_mtp = c.num_mtp};
   const StageContext context{.layers = {.params = table,
@@ -34,6 +35,7 @@ void declare_stages(const CatalogSpec& c, const Mesh& mesh, MemoryPlan& plan, Pa
                                         .balance = c.balance,
                                         .mesh = mesh,
                                         .rope_table_Pd = no_rope_table,
+                                        .precision = plain,
                                         .shape = shape,
                                         .dispatcher = DispatcherKind::allgather},  // any: it has no parameters
                              .loss_sum_1 = no_loss_sum,
@@ -71,6 +73,19 @@ std::string nearest_to_pattern(const std::string& pattern, const std::vector<std
   return best == its_name ? best : fmt::format("{} of {}", best, its_name);
 }
 
+// Error{usage} unless each of the patterns of a key matches a name.
+void check_patterns(const char* key, const std::vector<std::string>& patterns, const std::vector<std::string>& names) {
+  for (const std::string& pattern : patterns) {
+    const bool found =
+        std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_any({pattern}, name); });
+    MOEBIUS_CHECK(
+        usage, found,
+        "{}: expected patterns (*, ? and [classes]) of parameter names; \"{}\" matches none, the nearest is {}; "
+        "correct it, or leave it out (moebius checkpoint ls MODEL lists the names)",
+        key, pattern, nearest_to_pattern(pattern, names));
+  }
+}
+
 }  // namespace
 
 ModelCatalog::ModelCatalog(const CatalogSpec& c)
@@ -88,6 +103,15 @@ ModelCatalog::ModelCatalog(const CatalogSpec& c)
 ModelCatalog::ModelCatalog(const ModelSpec& model, bool holds_mtp)
     : ModelCatalog(CatalogSpec{.model = model, .holds_mtp = holds_mtp}) {}
 
+void check_keep(const ModelCatalog& whole, const std::vector<std::string>& patterns) {
+  std::vector<std::string> names;
+  for (const auto& [spec, frozen] : whole.params()) {
+    if (spec.kind != ParamKind::matrix && spec.kind != ParamKind::experts) continue;
+    for (const ParamPart& part : spec.parts) names.push_back(part.name);
+  }
+  check_patterns("precision.keep", patterns, names);
+}
+
 void check_freeze(const ModelCatalog& whole, const std::vector<std::string>& patterns) {
   std::vector<std::string> names;
   bool any_trained = false;
@@ -96,14 +120,7 @@ void check_freeze(const ModelCatalog& whole, const std::vector<std::string>& pat
     if (!spec.trainable && !frozen) continue;
     for (const ParamPart& part : spec.parts) names.push_back(part.name);
   }
-  for (const std::string& pattern : patterns) {
-    const bool found =
-        std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches_any({pattern}, name); });
-    MOEBIUS_CHECK(usage, found,
-                  "train.freeze: expected patterns (*, ? and [classes]) of parameter names; \"{}\" matches none, the "
-                  "nearest is {}; correct it, or leave it out (moebius checkpoint ls MODEL lists the names)",
-                  pattern, nearest_to_pattern(pattern, names));
-  }
+  check_patterns("train.freeze", patterns, names);
   MOEBIUS_CHECK(usage, any_trained,
                 "train.freeze: expected to leave something to train; got patterns that match every parameter; freeze "
                 "less");

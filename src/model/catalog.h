@@ -71,4 +71,7 @@ std::vector<std::string> with_idle_modules(std::vector<std::string> freeze, cons
 // catalog must be made with these patterns.
 void check_freeze(const ModelCatalog& whole, const std::vector<std::string>& patterns);
 
+// Error{usage} unless each pattern of precision.keep matches a matrix of a projection or of experts.
+void check_keep(const ModelCatalog& whole, const std::vector<std::string>& patterns);
+
 }  // namespace moebius

@@ -6,6 +6,7 @@
 #include "comm/mesh.h"
 #include "config/model_spec.h"
 #include "config/parallel_spec.h"
+#include "config/policy_spec.h"
 #include "config/train_spec.h"
 #include "model/attention/token_runs.h"
 #include "model/params.h"
@@ -20,7 +21,8 @@ struct LayerContext {
   const BalanceSpec& balance;
   const Mesh& mesh;
   const Tensor& rope_table_Pd;
-  DType dtype = DType::f32;  // of the computation
+  const PrecisionSpec& precision;  // of the products of layers
+  DType dtype = DType::f32;        // of the computation
   BatchShape shape;
   uint64_t seed = 0;                                      // of what is drawn in training
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers

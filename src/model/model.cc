@@ -29,6 +29,7 @@ Model::Model(const ModelContext& c)
                               .balance = c.balance,
                               .mesh = c.mesh,
                               .rope_table_Pd = rope_table_Pd_,
+                              .precision = c.precision,
                               .dtype = dtype_,
                               .shape = c.shape,
                               .seed = c.seed,

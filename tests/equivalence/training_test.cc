@@ -46,8 +46,9 @@ TEST_P(Training, LearnsTheSameBatchByHeart) {
 
 // Tests each name of memory.recompute separately, and "layer", which is all of them. Less memory is
 // kept, and no bit changes.
-void expect_recompute_changes_no_bit(const ModelSpec& model, DType dtype) {
+void expect_recompute_changes_no_bit(const ModelSpec& model, DType dtype, PrecisionRecipe recipe = {}) {
   EngineSpec spec = tiny_engine(model, 2, dtype, 2);
+  spec.precision.recipe = recipe;
   Engine kept(spec);
   const std::vector<double> expected = train(kept, 2, 4);
   for (const auto& [name, flag] : kRecomputeNames) {
@@ -69,6 +70,81 @@ TEST_P(Training, RecomputeChangesNoBitOfLatentAttention) {
 }
 TEST_P(Training, RecomputeChangesNoBitOfMultiTokenPrediction) {
   expect_recompute_changes_no_bit(mtp_model(), GetParam());
+}
+
+// Training with quantised products.
+class QuantisedTraining : public ::testing::TestWithParam<PrecisionRecipe> {
+ protected:
+  static EngineSpec spec(int threads, const ModelSpec& model = tiny_model()) {
+    EngineSpec spec = tiny_engine(model, 2, DType::bf16, threads);
+    spec.precision.recipe = GetParam();
+    return spec;
+  }
+};
+
+TEST_P(QuantisedTraining, ThreadsDoNotChangeABit) {
+  Engine one(spec(1));
+  const auto expected = train(one, 3, 4);
+  for (const int threads : {2, 3}) {
+    Engine many(spec(threads));
+    EXPECT_EQ(train(many, 3, 4), expected) << threads << " threads";
+    EXPECT_EQ(all_elements(many, false), all_elements(one, false)) << threads << " threads";
+  }
+}
+
+TEST_P(QuantisedTraining, RecomputeChangesNoBit) {
+  expect_recompute_changes_no_bit(tiny_model(), DType::bf16, GetParam());
+}
+
+TEST_P(QuantisedTraining, OfLatentAttentionRunsTwiceAlike) {
+  Engine a(spec(2, latent_model())), b(spec(2, latent_model()));
+  EXPECT_EQ(train(a, 2, 4), train(b, 2, 4));
+}
+
+TEST_P(QuantisedTraining, LearnsTheSameBatchByHeart) {
+  Engine engine(spec(2));
+  init_params(engine);
+  double first = 0, last = 0;
+  for (int64_t step = 1; step <= 60; ++step) {
+    fill_random(engine.batch(), engine.spec().model, 1, 0, 2);
+    engine.batch().scalars.set_step(step);  // another draw
+    engine.forward_backward();
+    last = engine.loss();
+    if (step == 1) first = last;
+    engine.optimizer_step(step, 1e-2);
+    engine.end_of_step();
+  }
+  EXPECT_LT(last, 0.2 * first);
+}
+
+// Kept products are computed as without a recipe: a pattern that keeps all of them changes no bit.
+TEST_P(QuantisedTraining, KeepingAllIsTrainingWithoutARecipe) {
+  EngineSpec kept = spec(2), plain = spec(2);
+  kept.precision.keep = {"*"};
+  plain.precision.recipe = PrecisionRecipe::none;
+  Engine a(kept), b(plain), quantised(spec(2));
+  const auto expected = train(b, 2, 4);
+  EXPECT_EQ(train(a, 2, 4), expected);
+  EXPECT_NE(train(quantised, 2, 4), expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Recipes, QuantisedTraining,
+                         ::testing::Values(PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor,
+                                           PrecisionRecipe::mxfp8, PrecisionRecipe::nvfp4),
+                         [](const auto& info) { return name_of(info.param); });
+
+TEST(QuantisedPatterns, APatternThatKeepsNothingIsAnError) {
+  EngineSpec spec = tiny_engine(tiny_model(), 2, DType::bf16, 1);
+  spec.precision = {.recipe = PrecisionRecipe::fp8_block, .keep = {"*.q_prj.*"}};
+  try {
+    Engine engine(spec);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("precision.keep: expected patterns (*, ? and [classes]) of parameter names; "
+                                         "\"*.q_prj.*\" matches none, the nearest is q_proj"),
+              std::string::npos)
+        << e.what();
+  }
 }
 
 // The modules are held but not computed. The model is trained as without them, and they

@@ -240,6 +240,11 @@ std::vector<KeyText> parallel_texts() {
 std::vector<KeyText> other_texts() {
   return {
       {"precision.compute", "The dtype of forward and backward. Masters, gradients and moments are f32."},
+      {"precision.recipe",
+       "The format that the operands of products are quantised to "
+       "([numerics.md](../design/numerics.md#quantised-products)). It is for attention projections, dense and "
+       "shared MLPs, and experts. `none` computes in `precision.compute`. On a GPU it must be `none`."},
+      {"precision.keep", "Patterns of parameter names whose products are not quantised, with `*` and `?`."},
       {"memory.recompute",
        "What backward recomputes instead of keeping it ([memory.md](../design/memory.md#recompute)). "
        "Results do not depend on it, bit for bit."},

@@ -319,10 +319,14 @@ RecipeKey recompute_key() {
   return {"memory.recompute", {expects, accepts, hint}, read, write, free};
 }
 
+Names<PrecisionRecipe> recipe_names() { return {std::begin(kPrecisionRecipeNames), std::end(kPrecisionRecipeNames)}; }
+
 std::vector<RecipeKey> policy_keys() {
   const Section precision{"precision", [](auto& s) -> decltype(auto) { return (s.precision); }};
   return {
       precision.named("compute", &PrecisionSpec::compute, {{"f32", DType::f32}, {"bf16", DType::bf16}}),
+      precision.named("recipe", &PrecisionSpec::recipe, recipe_names()),
+      precision.key("keep", &PrecisionSpec::keep, name_patterns()),
       recompute_key(),
   };
 }

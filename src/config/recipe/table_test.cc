@@ -46,7 +46,7 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
       "optimizer.min_lr optimizer.name optimizer.schedule optimizer.warmup_steps optimizer.weight_decay "
       "parallel.cp parallel.cp_comm parallel.dispatcher parallel.ep parallel.etp parallel.layout "
       "parallel.overlap parallel.pp parallel.schedule parallel.tp parallel.vpp "
-      "precision.compute "
+      "precision.compute precision.keep precision.recipe "
       "run.device run.dir run.graph run.seed run.threads "
       "train.eval_batches train.eval_every train.freeze train.global_batch train.micro_batch train.mtp_coeff "
       "train.seq_len train.steps";
@@ -65,35 +65,12 @@ TEST(RecipeKeys, OursAreAtMostAHundred) {
 // get more values.
 TEST(RecipeKeys, OursHaveAnEffect) {
   const std::set<std::string> with_one_value = {"optimizer.name", "parallel.schedule"};
-  const std::vector<std::string> tried = {"true",
-                                          "false",
-                                          "1",
-                                          "2",
-                                          "0.25",
-                                          "0.5",
-                                          "\"cpu\"",
-                                          "\"cuda\"",
-                                          "[]",
-                                          "[\"p\"]",
-                                          "\"p\"",
-                                          "\"q\"",
-                                          "\"none\"",
-                                          "\"aux\"",
-                                          "\"f32\"",
-                                          "\"bf16\"",
-                                          "\"compute\"",
-                                          "\"probs\"",
-                                          "\"position\"",
-                                          "\"auto\"",
-                                          "\"ring\"",
-                                          "\"allgather\"",
-                                          "\"1f1b\"",
-                                          "\"adamw\"",
-                                          "\"linear\"",
-                                          "\"cosine\"",
-                                          "[\"norm\"]",
-                                          "\"{}\"",
-                                          "\"{\\\"a\\\": 1}\""};
+  const std::vector<std::string> tried = {
+      "true",      "false",        "1",          "2",          "0.25",          "0.5",
+      "\"cpu\"",   "\"cuda\"",     "[]",         "[\"p\"]",    "\"p\"",         "\"q\"",
+      "\"none\"",  "\"aux\"",      "\"f32\"",    "\"bf16\"",   "\"compute\"",   "\"mxfp8\"",
+      "\"probs\"", "\"position\"", "\"auto\"",   "\"ring\"",   "\"allgather\"", "\"1f1b\"",
+      "\"adamw\"", "\"linear\"",   "\"cosine\"", "[\"norm\"]", "\"{}\"",        "\"{\\\"a\\\": 1}\""};
   for (const RecipeKey& key : recipe_table()) {
     if (is_hf(key.name)) continue;
     std::set<std::string> resolved;

@@ -39,7 +39,7 @@ ParamSpec heads_matrix(const LayerContext& c, const std::string& name, const Sha
 // q_a_proj, where queries have a latent.
 std::optional<Linear> query_down(const LayerContext& c, const std::string& prefix) {
   if (c.model.q_lora_rank == 0) return std::nullopt;
-  return Linear(c.params, whole_matrix(c, prefix + ".q_a_proj.weight", c.model.q_lora_rank, c.model.hidden_size));
+  return Linear(c, whole_matrix(c, prefix + ".q_a_proj.weight", c.model.q_lora_rank, c.model.hidden_size));
 }
 
 // The last projection of the query: it reads the query's latent, or x where there is none.
@@ -74,14 +74,13 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
       q_a_norm_(q_rank_ == 0
                     ? nullptr
                     : &c.params.declare(whole_row(c, prefix + ".q_a_layernorm.weight", q_rank_, ParamInit::ones))),
-      q_b_(c.params, query_up(c, prefix), c.mesh),
+      q_b_(c, query_up(c, prefix)),
       kv_a_(c.params.declare(
           whole_matrix(c, prefix + ".kv_a_proj_with_mqa.weight", kv_rank_ + rope_, c.model.hidden_size))),
       kv_a_norm_(c.params.declare(whole_row(c, prefix + ".kv_a_layernorm.weight", kv_rank_, ParamInit::ones))),
-      kv_b_(c.params, heads_matrix(c, prefix + ".kv_b_proj.weight", {c.model.num_heads * (nope_ + v_), kv_rank_}, 0),
-            c.mesh),
-      o_(c.params, heads_matrix(c, prefix + ".o_proj.weight", {c.model.hidden_size, c.model.num_heads * v_}, 1),
-         c.mesh),
+      kv_a_precision_(precision_of(c, kv_a_.spec)),
+      kv_b_(c, heads_matrix(c, prefix + ".kv_b_proj.weight", {c.model.num_heads * (nope_ + v_), kv_rank_}, 0)),
+      o_(c, heads_matrix(c, prefix + ".o_proj.weight", {c.model.hidden_size, c.model.num_heads * v_}, 1)),
       rows_(c.mesh),
       context_parallel_(make_context_parallel(c.shape.cp_comm, c.mesh, {.heads = H_, .kv_heads = H_, .scale = scale_})),
       rope_table_Pr_(c.rope_table_Pd) {
@@ -120,6 +119,27 @@ void Mla::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
 
 Tensor Mla::down_rows(const Tensor& kv_a, bool rope) const {
   return rope ? kv_a.rows(kv_rank_, kv_rank_ + rope_) : kv_a.rows(0, kv_rank_);
+}
+
+void Mla::down(Step& step, Tensor y, Tensor x_tD, bool rope) const {
+  StackScope scope(step.stack);
+  const QuantizeContext c = quantize_context(step);
+  const Operand x = kv_a_precision_.x(c, x_tD), w = kv_a_precision_.w(c, down_rows(kv_a_.w, rope));
+  gemm(step.stream, {.c_MN = y, .a = x, .b = w, .trans_b = true});
+}
+
+void Mla::down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, bool rope) const {
+  StackScope scope(step.stack);
+  const QuantizeContext c = quantize_context(step);
+  const Operand d = kv_a_precision_.dy(c, dy), w = kv_a_precision_.w_for_dx(c, down_rows(kv_a_.w, rope));
+  gemm(step.stream, {.c_MN = dx_tD, .a = d, .b = w, .accumulate = rope});
+}
+
+void Mla::down_bwd_weight(Step& step, Tensor dy, Tensor x_tD, bool rope) const {
+  StackScope scope(step.stack);
+  const QuantizeContext c = quantize_context(step);
+  const Operand d = kv_a_precision_.dy_for_dw(c, dy), x = kv_a_precision_.x_for_dw(c, x_tD);
+  gemm(step.stream, {.c_MN = down_rows(kv_a_.dw, rope), .a = d, .b = x, .trans_a = true, .accumulate = true});
 }
 
 void Mla::normalise(Step& step, const Param& norm, const Latent& latent) const {
@@ -161,12 +181,12 @@ void Mla::make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) co
 }
 
 void Mla::make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent& latent) const {
-  gemm(step.stream, {.c_MN = latent.c_tR, .a = x_tD, .b = down_rows(kv_a_.w, false), .trans_b = true});
+  down(step, latent.c_tR, x_tD, false);
   if (kv_a_bias_) kv_a_bias_->forward(step, latent.c_tR);
   normalise(step, kv_a_norm_, latent);
   StackScope scope(step.stack);
   const Tensor k_rope_tr = tp_ == 1 ? k_rope_Tr : step.alloc({x_tD.dim(0), rope_}, dtype_);
-  gemm(step.stream, {.c_MN = k_rope_tr, .a = x_tD, .b = down_rows(kv_a_.w, true), .trans_b = true});
+  down(step, k_rope_tr, x_tD, true);
   if (kv_a_bias_) kv_a_bias_->forward(step, k_rope_tr, kv_rank_);
   if (tp_ > 1) rows_.group().all_gather(step.stream, k_rope_Tr, k_rope_tr);
   rotate(step, k_rope_Tr.view({k_rope_Tr.dim(0), 1, rope_}), false);
@@ -251,8 +271,8 @@ void Mla::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
   kv_b_.backward_input(step, dkv_normed_tR, as_rows(saved.dkv_THw));
   saved.dkv_latent_tR.open(step.stack);
   normalise_bwd(step, kv_a_norm_, saved.dkv_latent_tR, dkv_normed_tR, saved.kv.rows(t));
-  gemm(step.stream, {.c_MN = dx_tD, .a = saved.dkv_latent_tR, .b = down_rows(kv_a_.w, false)});
-  gemm(step.stream, {.c_MN = dx_tD, .a = saved.dk_rope_tr, .b = down_rows(kv_a_.w, true), .accumulate = true});
+  down_bwd_input(step, dx_tD, saved.dkv_latent_tR, false);
+  down_bwd_input(step, dx_tD, saved.dk_rope_tr, true);
   if (!q_a_) return q_b_.backward_input(step, dx_tD, as_rows(saved.dq_THd), /*accumulate=*/true);
   const Tensor dq_normed_tR = step.alloc({t, q_rank_}, dtype_);
   q_b_.backward_input(step, dq_normed_tR, as_rows(saved.dq_THd));
@@ -263,15 +283,11 @@ void Mla::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
 
 void Mla::backward_weight(Step& step, const Saved& saved) const {
   const int64_t t = saved.x_tD.dim(0), T = t * tp_;
-  const auto down_wgrad = [&](bool rope, Tensor dy) {
-    gemm(step.stream,
-         {.c_MN = down_rows(kv_a_.dw, rope), .a = dy, .b = saved.x_tD, .trans_a = true, .accumulate = true});
-  };
   o_.backward_weight(step, saved.dy_TD, as_rows(saved.o_THv.rows(0, T)));
   kv_b_.backward_weight(step, as_rows(saved.dkv_THw), saved.kv.normed_tR.rows(0, t));
   if (kv_a_.has_grad) {
-    down_wgrad(false, saved.dkv_latent_tR);
-    down_wgrad(true, saved.dk_rope_tr);
+    down_bwd_weight(step, saved.dkv_latent_tR, saved.x_tD, false);
+    down_bwd_weight(step, saved.dk_rope_tr, saved.x_tD, true);
   }
   q_b_.backward_weight(step, as_rows(saved.dq_THd), q_a_ ? saved.q.normed_tR.rows(0, t) : saved.x_tD);
   if (q_a_) q_a_->backward_weight(step, saved.dq_latent_tR, saved.x_tD);
@@ -313,7 +329,7 @@ void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& ca
   const Tensor kv_UHw = step.alloc({U, H_, nope_ + v_}, dtype_);
   const Qkv r{q_THd, step.alloc({U, H_, nope_ + rope_}, dtype_), step.alloc({U, H_, v_}, dtype_)};
   const Tensor latent_UR = cache.k_UGd.rows(0, U).view({U, kv_rank_});
-  gemm(step.stream, {.c_MN = as_rows(kv_UHw), .a = latent_UR, .b = kv_b_.param().w, .trans_b = true});
+  kv_b_.linear().forward(step, as_rows(kv_UHw), latent_UR);
   put_kv_together(step, r, kv_UHw, cache.v_UGd.rows(0, U).view({U, rope_}));
   AttentionFwd attention{.o_THd = o_THv,
                          .lse_TH = step.alloc({T, H_}, DType::f32),

@@ -59,6 +59,10 @@ class Mla {
 
  private:
   Tensor down_rows(const Tensor& kv_a, bool rope) const;  // of W_kva or its gradient: the latent's rows or k_rope's
+  // The products with W_kva: those of the latent, or of k_rope.
+  void down(Step& step, Tensor y, Tensor x_tD, bool rope) const;              // y = x W^T
+  void down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, bool rope) const;  // writes dx, with rope adds to it
+  void down_bwd_weight(Step& step, Tensor dy, Tensor x_tD, bool rope) const;  // dW += dy^T x
   void normalise(Step& step, const Param& norm, const Latent& latent) const;
   void normalise_bwd(Step& step, const Param& norm, Tensor dc_tR, Tensor dnormed_tR, const Latent& latent) const;
   void rotate(Step& step, Tensor x_THw, bool transposed) const;
@@ -78,6 +82,7 @@ class Mla {
   const Param* q_a_norm_ = nullptr;
   ColumnLinear q_b_;  // of the latent, or of x
   const Param &kv_a_, &kv_a_norm_;
+  ProductPrecision kv_a_precision_;
   ColumnLinear kv_b_;
   RowLinear o_;
   std::optional<Bias> q_a_bias_, kv_a_bias_, o_bias_;

@@ -5,16 +5,24 @@
 namespace moebius {
 
 void Linear::forward(Step& step, Tensor y, Tensor x, bool accumulate) const {
-  gemm(step.stream, {.c_MN = y, .a = x, .b = w_.w, .trans_b = true, .accumulate = accumulate});
+  StackScope scope(step.stack);
+  gemm(step.stream, {.c_MN = y, .a = this->x(step, x), .b = w(step), .trans_b = true, .accumulate = accumulate});
 }
 
 void Linear::backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate) const {
-  gemm(step.stream, {.c_MN = dx, .a = dy, .b = w_.w, .accumulate = accumulate});
+  StackScope scope(step.stack);
+  gemm(step.stream, {.c_MN = dx, .a = this->dy(step, dy), .b = w_for_dx(step), .accumulate = accumulate});
 }
 
 void Linear::backward_weight(Step& step, Tensor dy, Tensor x) const {
   if (!w_.has_grad) return;
-  gemm(step.stream, {.c_MN = w_.dw, .a = dy, .b = x, .trans_a = true, .accumulate = true});
+  StackScope scope(step.stack);
+  const QuantizeContext c = quantize_context(step);
+  gemm(step.stream, {.c_MN = w_.dw,
+                     .a = precision_.dy_for_dw(c, dy),
+                     .b = precision_.x_for_dw(c, x),
+                     .trans_a = true,
+                     .accumulate = true});
 }
 
 void ColumnLinear::forward(Step& step, Tensor y_TC, Tensor x_tD) const {

@@ -12,33 +12,47 @@
 //
 // The spec of a parameter is that of the rank: it has the shape of its block, and parts that say
 // which block. With tp = 1 all three are one product.
+//
+// The recipe of the run may quantise operands (precision/product_precision.h).
 #pragma once
 
 #include "model/attention/row_blocks.h"
-#include "model/params.h"
-#include "model/step.h"
+#include "model/layers/precision_of.h"
 
 namespace moebius {
 
 class Linear {
  public:
+  // Its products follow the recipe of the run (precision_of.h).
+  Linear(const LayerContext& c, const ParamSpec& spec)
+      : w_(c.params.declare(spec)), precision_(precision_of(c, spec)) {}
+  // Its operands are never quantised.
   Linear(ParamTable& params, ParamSpec spec) : w_(params.declare(std::move(spec))) {}
   void forward(Step& step, Tensor y, Tensor x, bool accumulate = false) const;           // y (+)= x W^T
   void backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate = false) const;  // dx (+)= dy W
   void backward_weight(Step& step, Tensor dy, Tensor x) const;                           // dW += dy^T x
   const Param& param() const { return w_; }
 
+  // The operands of forward and backward_input, for an op that does more with them. Quantised ones
+  // are on the step stack.
+  Operand x(Step& step, Tensor x) const { return precision_.x(quantize_context(step), x); }
+  Operand w(Step& step) const { return precision_.w(quantize_context(step), w_.w); }
+  Operand dy(Step& step, Tensor dy) const { return precision_.dy(quantize_context(step), dy); }
+  Operand w_for_dx(Step& step) const { return precision_.w_for_dx(quantize_context(step), w_.w); }
+
  private:
   const Param& w_;
+  ProductPrecision precision_;
 };
 
 class ColumnLinear {
  public:
-  ColumnLinear(ParamTable& params, ParamSpec spec, const Mesh& mesh) : linear_(params, std::move(spec)), rows_(mesh) {}
+  ColumnLinear(const LayerContext& c, const ParamSpec& spec) : linear_(c, spec), rows_(c.mesh) {}
   void forward(Step& step, Tensor y_TC, Tensor x_tD) const;
-  // The factors of forward, for an op that fuses more work with the product. This returns x of all
-  // rows, on the step stack; param() has the weights.
+  // For an op that does more with the operands of forward: x of all rows, on the step stack, and the
+  // map that it goes through.
   Tensor gather(Step& step, Tensor x_tD) const { return rows_.gather(step, x_tD); }
+  const Linear& linear() const { return linear_; }
   const Param& param() const { return linear_.param(); }
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_TC, bool accumulate = false) const;
   // Gathers x again, since only the rows of this rank are kept.
@@ -51,13 +65,14 @@ class ColumnLinear {
 
 class RowLinear {
  public:
-  RowLinear(ParamTable& params, ParamSpec spec, const Mesh& mesh) : linear_(params, std::move(spec)), rows_(mesh) {}
+  RowLinear(const LayerContext& c, const ParamSpec& spec) : linear_(c, spec), rows_(c.mesh) {}
   void forward(Step& step, Tensor y_tD, Tensor x_TC) const;
   // Both backward passes read dy of all rows. It is gathered once, on the step stack.
   // With one rank it is dy itself.
   Tensor gather(Step& step, Tensor dy_tD) const { return rows_.gather(step, dy_tD); }
   void backward_input(Step& step, Tensor dx_TC, Tensor dy_TD) const { linear_.backward_input(step, dx_TC, dy_TD); }
   void backward_weight(Step& step, Tensor dy_TD, Tensor x_TC) const { linear_.backward_weight(step, dy_TD, x_TC); }
+  const Linear& linear() const { return linear_; }
   const Param& param() const { return linear_.param(); }
 
  private:

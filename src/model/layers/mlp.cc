@@ -36,8 +36,8 @@ Mlp::Mlp(const LayerContext& c, const std::string& prefix, int64_t hidden)
       F_(div_exact(hidden, tp_, "mlp: hidden width over parallel.tp")),
       dtype_(c.dtype),
       fusion_(c.fusion),
-      gate_up_(c.params, gate_up_spec(c, prefix, hidden), c.mesh),
-      down_(c.params, down_spec(c, prefix, hidden), c.mesh) {}
+      gate_up_(c, gate_up_spec(c, prefix, hidden)),
+      down_(c, down_spec(c, prefix, hidden)) {}
 
 void Mlp::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved, bool RecomputeSpec::*what) const {
   saved.h_T2F.declare(plan, prefix + ".h", {T_, 2 * F_}, dtype_, what);
@@ -59,8 +59,8 @@ void Mlp::up(Step& step, Tensor a_TF, Tensor x_tD, const Saved& saved) const {
   StackScope scope(step.stack);
   gated_up(step.stream, {.h_T2F = saved.h_T2F.rows(0, a_TF.dim(0)),
                          .a_TF = a_TF,
-                         .x_TD = gate_up_.gather(step, x_tD),
-                         .w_2FD = gate_up_.param().w,
+                         .x_TD = gate_up_.linear().x(step, gate_up_.gather(step, x_tD)),
+                         .w_2FD = gate_up_.linear().w(step),
                          .fused = fusion_});
 }
 
@@ -90,8 +90,8 @@ void Mlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved, b
   d_gated_down(step.stream, {.dh_T2F = saved.dh_T2F,
                              .a_TF = saved.a_TF,
                              .da_TF = da_TF,
-                             .dy_TD = saved.dy_TD,
-                             .w_DF = down_.param().w,
+                             .dy_TD = down_.linear().dy(step, saved.dy_TD),
+                             .w_DF = down_.linear().w_for_dx(step),
                              .h_T2F = saved.h_T2F.rows(0, T),
                              .fused = fusion_});
   gate_up_.backward_input(step, dx_tD, saved.dh_T2F, accumulate_dx);

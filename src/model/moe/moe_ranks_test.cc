@@ -1,3 +1,5 @@
+#include <gmock/gmock.h>
+
 #include <cmath>
 
 #include "io/testing.h"
@@ -74,6 +76,83 @@ INSTANTIATE_TEST_SUITE_P(Layouts, MoeRanks,
                          ::testing::Combine(::testing::Range<size_t>(0, kLayouts.size()),
                                             ::testing::Values(DispatcherKind::allgather, DispatcherKind::alltoall)),
                          name_of_case);
+
+// Every rank's blocks are those of a single rank, so that only the order of sums differs: quantised
+// operands of other bits would be off by far more. The weight gradients of experts and of the shared
+// MLP are sums over the same rows in the same order, and have the same bits.
+struct QuantisedLayout {
+  const char* name;
+  MeshShape mesh;
+  bool same_order = true;  // of the rows of an expert
+};
+const std::vector<QuantisedLayout> kQuantisedLayouts = {
+    {"tp2_ep2", {.tp = 2, .ep = 2}},
+    {"tp2_etp2", {.tp = 2, .etp = 2}},
+    {"cp2_ep2", {.cp = 2, .ep = 2}, false},
+    {"tp2cp2_ep4", {.tp = 2, .cp = 2, .ep = 4}, false},
+};
+
+class QuantisedMoeRanks : public ::testing::TestWithParam<std::tuple<size_t, PrecisionRecipe, DispatcherKind>> {};
+
+TEST_P(QuantisedMoeRanks, EqualOneRank) {
+  const auto& [index, recipe, dispatcher] = GetParam();
+  const QuantisedLayout& layout = kQuantisedLayouts[index];
+  const MoeCase c{.mesh = layout.mesh,
+                  .dispatcher = dispatcher,
+                  .shared = true,
+                  .shared_gate = false,
+                  .precision = {.recipe = recipe},
+                  .hidden = 256};
+  expect_same(c, 2e-6);
+  if (!layout.same_order) return;
+  const Outcome want = testing::on_one_rank(c);
+  testing::on_ranks(c, [&](const Outcome& got) {
+    for (const auto& [name, values] : got) {
+      if (name.find("experts.") != std::string::npos) EXPECT_EQ(distance(values, want.at(name)), 0) << name;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, QuantisedMoeRanks,
+                         ::testing::Combine(::testing::Range<size_t>(0, kQuantisedLayouts.size()),
+                                            ::testing::Values(PrecisionRecipe::fp8_block, PrecisionRecipe::mxfp8),
+                                            ::testing::Values(DispatcherKind::allgather, DispatcherKind::alltoall)),
+                         [](const auto& info) {
+                           const bool gathers = std::get<2>(info.param) == DispatcherKind::allgather;
+                           return fmt::format("{}_{}_{}", kQuantisedLayouts[std::get<0>(info.param)].name,
+                                              name_of(std::get<1>(info.param)), gathers ? "allgather" : "alltoall");
+                         });
+
+std::string construction_error(const MoeCase& c) {
+  try {
+    testing::on_ranks(c, [](const Outcome&) {});
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(QuantisedMoe, BlocksAreNotSplitOverRanks) {
+  const MeshShape etp2{.tp = 2, .etp = 2};
+  EXPECT_THAT(
+      construction_error({.mesh = etp2, .precision = {.recipe = PrecisionRecipe::fp8_block}, .hidden = 128}),
+      ::testing::HasSubstr("precision.recipe = \"fp8_block\" has blocks of 128 that ranks cannot share: the 128 "
+                           "rows of mlp.experts.0.gate_proj.weight are split into 64; choose a smaller "
+                           "parallel.tp or etp, or add the name to precision.keep"));
+  EXPECT_THAT(construction_error({.mesh = etp2, .precision = {.recipe = PrecisionRecipe::nvfp4}, .hidden = 128}),
+              ::testing::HasSubstr("precision.recipe = \"nvfp4\" has a scale for each tensor that ranks cannot share"));
+  EXPECT_EQ(
+      construction_error(
+          {.mesh = etp2, .precision = {.recipe = PrecisionRecipe::fp8_block, .keep = {"*.experts.*"}}, .hidden = 128}),
+      "no error");
+}
+
+// One of the gate and up projections alone cannot be kept, since they are one product.
+TEST(QuantisedMoe, KeptPartsOfAProductGoTogether) {
+  EXPECT_THAT(
+      construction_error({.precision = {.recipe = PrecisionRecipe::fp8_block, .keep = {"*.gate_proj.weight"}}}),
+      ::testing::HasSubstr("precision.keep: expected patterns that match all parts of mlp.experts.gate_up_proj"));
+}
 
 // The balances of which a router looks beyond its own tokens. The layouts spread a micro-batch over
 // several ranks.

@@ -21,20 +21,22 @@ struct MoeCase {
   BalanceSpec balance;
   DType dtype = DType::f32;
   int64_t batch = 2, seq = 8;  // of a micro-batch on one rank of cp = 1
-  bool shared = false;
+  bool shared = false, shared_gate = true;
   // Draws of the gate are times this: the larger, the more unequal the experts.
   double gate_std = 0.5;
+  PrecisionSpec precision = {};
+  int64_t hidden = 20;  // columns of an expert between its products
 };
 
 inline ModelSpec moe_model(const MoeCase& c) {
   ModelSpec m;
   m.hidden_size = 12;
-  m.moe_intermediate_size = 20;
+  m.moe_intermediate_size = c.hidden;
   m.num_experts = 8;
   m.top_k = 3;
   m.norm_topk_prob = true;
   m.expert_bias = c.balance.bias;
-  if (c.shared) m.shared_intermediate_size = 8, m.shared_expert_gate = true;
+  if (c.shared) m.shared_intermediate_size = c.hidden == 20 ? 8 : c.hidden, m.shared_expert_gate = c.shared_gate;
   return m;
 }
 
@@ -93,6 +95,7 @@ class MoeRank {
                           .balance = c.balance,
                           .mesh = mesh,
                           .rope_table_Pd = Tensor{},
+                          .precision = c.precision,
                           .dtype = c.dtype,
                           .shape = shape_,
                           .seed = 3,

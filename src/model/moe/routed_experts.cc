@@ -16,6 +16,17 @@ const LayerContext& checked(const LayerContext& c) {
   return c;
 }
 
+// The experts of this rank among all.
+ExpertRange experts_here(const LayerContext& c) {
+  return {.first = c.mesh.place().ep * (c.model.num_experts / c.mesh.shape().ep), .all = c.model.num_experts};
+}
+
+// Rows sorted by expert, as an operand that is read in place, and as one that is transposed. Rows that
+// are read by token are all there; others are as many as the last offset says.
+RowGroups in_place(const Rows& rows) { return rows.token_R.empty() ? RowGroups{rows.offsets_e1, {}} : RowGroups{}; }
+RowGroups by_expert(const Rows& rows) { return {rows.offsets_e1, {}}; }
+RowGroups gathered(const Rows& rows) { return {rows.offsets_e1, rows.token_R}; }
+
 // Runs an expert op with scratch from the step stack for the duration of the call.
 template <class Op, class Run>
 void run_expert_op(Step& step, Op op, Run run) {
@@ -33,6 +44,8 @@ RoutedExperts::RoutedExperts(const LayerContext& c, const std::string& prefix)
       dtype_(c.dtype),
       w1_(c.params.declare(w1_spec(checked(c), prefix))),
       w2_(c.params.declare(w2_spec(c, prefix))),
+      w1_precision_(precision_of(c, w1_.spec, experts_here(c))),
+      w2_precision_(precision_of(c, w2_.spec, experts_here(c))),
       activation_(activation_of(c.model)),
       dispatcher_(make_dispatcher(c.dispatcher, {.num_experts = c.model.num_experts,
                                                  .top_k = c.model.top_k,
@@ -65,10 +78,11 @@ void RoutedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& r
   saved.h_R2F.open(step.stack);
   const Tensor a_RF = step.alloc({R, F_}, dtype_), y_RD = step.alloc({R, D_}, dtype_);
   up(step, a_RF, in, saved);
+  const QuantizeContext c = quantize_context(step);
   run_expert_op(step,
                 ExpertDown{.y_RD = y_RD,
-                           .a_RF = a_RF,
-                           .w2_eDF = w2_.w,
+                           .a_RF = w2_precision_.x(c, a_RF, by_expert(in.rows)),
+                           .w2_eDF = w2_precision_.w(c, w2_.w),
                            .b2_eC = b2_ ? b2_->w : Tensor{},
                            .b2_first = b2_first_,
                            .rows = {.offsets_e1 = in.rows.offsets_e1}},
@@ -77,11 +91,13 @@ void RoutedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& r
 }
 
 void RoutedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const {
+  StackScope scope(step.stack);
+  const QuantizeContext c = quantize_context(step);
   run_expert_op(step,
                 ExpertUp{.h_R2F = saved.h_R2F.rows(0, a_RF.dim(0)),
                          .a_RF = a_RF,
-                         .x_TD = in.source,
-                         .w1_e2FD = w1_.w,
+                         .x_TD = w1_precision_.x(c, in.source, in_place(in.rows)),
+                         .w1_e2FD = w1_precision_.w(c, w1_.w),
                          .b1_e2F = b1_ ? b1_->w : Tensor{},
                          .rows = in.rows,
                          .activation = activation_},
@@ -115,41 +131,50 @@ Tensor RoutedExperts::receive(Step& step, Tensor dy_TD, Saved& saved) const {
 }
 
 void RoutedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Saved& saved) const {
+  const QuantizeContext c = quantize_context(step);
+  {
+    StackScope scope(step.stack);
+    run_expert_op(step,
+                  DExpertDown{.dh_R2F = saved.dh_R2F,
+                              .sa_RF = saved.sa_RF,
+                              .dweight_R = dweight_R,
+                              .dout_TD = w2_precision_.dy(c, saved.grads, in_place(saved.grad_rows)),
+                              .w2_eDF = w2_precision_.w_for_dx(c, w2_.w),
+                              .b2_eC = b2_ ? b2_->w : Tensor{},
+                              .h_R2F = saved.h_R2F,
+                              .weight_R = weight_R,
+                              .b2_first = b2_first_,
+                              .rows = saved.grad_rows,
+                              .activation = activation_},
+                  d_expert_down);
+  }
+  StackScope scope(step.stack);
   run_expert_op(step,
-                DExpertDown{.dh_R2F = saved.dh_R2F,
-                            .sa_RF = saved.sa_RF,
-                            .dweight_R = dweight_R,
-                            .dout_TD = saved.grads,
-                            .w2_eDF = w2_.w,
-                            .b2_eC = b2_ ? b2_->w : Tensor{},
-                            .h_R2F = saved.h_R2F,
-                            .weight_R = weight_R,
-                            .b2_first = b2_first_,
-                            .rows = saved.grad_rows,
-                            .activation = activation_},
-                d_expert_down);
-  run_expert_op(
-      step,
-      DExpertUp{
-          .dx_RD = dx_RD, .dh_R2F = saved.dh_R2F, .w1_e2FD = w1_.w, .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}},
-      d_expert_up);
+                DExpertUp{.dx_RD = dx_RD,
+                          .dh_R2F = w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
+                          .w1_e2FD = w1_precision_.w_for_dx(c, w1_.w),
+                          .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}},
+                d_expert_up);
 }
 
 void RoutedExperts::backward_weight(Step& step, const Saved& saved) const {
+  const QuantizeContext c = quantize_context(step);
   if (w2_.has_grad) {
+    StackScope scope(step.stack);
     run_expert_op(step,
                   ExpertWgrad{.dw_eMN = w2_.dw,
-                              .left_RM = saved.grads,
-                              .right_RN = saved.sa_RF,
+                              .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
+                              .right_RN = w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
                               .gather_left = true,
                               .rows = saved.grad_rows},
                   expert_wgrad);
   }
   if (w1_.has_grad) {
+    StackScope scope(step.stack);
     run_expert_op(step,
                   ExpertWgrad{.dw_eMN = w1_.dw,
-                              .left_RM = saved.dh_R2F,
-                              .right_RN = saved.tokens,
+                              .left_RM = w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
+                              .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
                               .gather_right = true,
                               .rows = saved.token_rows},
                   expert_wgrad);

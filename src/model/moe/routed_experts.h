@@ -10,7 +10,7 @@
 
 #include "memory/saved_tensor.h"
 #include "memory/wgrad_input.h"
-#include "model/layer_context.h"
+#include "model/layers/precision_of.h"
 #include "model/moe/dispatcher.h"
 #include "ops/experts/experts.h"
 
@@ -49,6 +49,7 @@ class RoutedExperts {
   int64_t D_, F_, max_tokens_;  // F of a shard
   DType dtype_;
   const Param &w1_, &w2_;
+  ProductPrecision w1_precision_, w2_precision_;
   const Param *b1_ = nullptr, *b2_ = nullptr;
   int64_t b2_first_ = 0;
   GatedActivation activation_;

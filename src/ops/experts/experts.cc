@@ -41,18 +41,37 @@ void check_scratch(const char* who, const Tensor& scratch, int64_t needed) {
                 scratch.num_bytes());
 }
 
+// Rows and weights that a product sums over their columns, both plain or both quantised.
+struct Operands {
+  const char* x_name;
+  const Operand& x;
+  const char* w_name;
+  const Operand& w;
+  int64_t n, m;  // of a plain w [e, n, m]
+  bool w_transposed;
+};
+
+// Gives the number of experts. dtype: of the plain tensors.
+int64_t check_operands(const char* who, const Operands& o, DType dtype) {
+  MOEBIUS_CHECK(usage, o.x.data.shape.rank() == 2, "{}: {} must be a matrix; got {}", who, o.x_name, to_string(o.x));
+  if (!check_both_quantised(who, o.x_name, o.x, o.w_name, o.w)) {
+    check_matrix(who, o.x_name, o.x.data);
+    check_tensor(who, o.x_name, o.x.data, dtype, o.x.data.shape);
+    return check_weights(who, o.w_name, o.w.data, dtype, o.n, o.m);
+  }
+  check_quantised(who, o.x_name, o.x, o.x.data.shape, false);
+  check_quantised(who, o.w_name, o.w, {o.w.data.dim(0), o.n, o.m}, o.w_transposed);
+  return o.w.data.dim(0);
+}
+
 void check(const ExpertUp& a, const Stream& s) {
   constexpr const char* who = "expert_up";
-  check_plain(who, "x", a.x_TD);
-  check_plain(who, "w1", a.w1_e2FD);
-  check_matrix(who, "x", a.x_TD.data);
   check_matrix(who, "a", a.a_RF);
-  const DType dtype = a.x_TD.data.dtype;
+  const DType dtype = a.a_RF.dtype;
   const int64_t R = a.a_RF.dim(0), F = a.a_RF.dim(1);
-  check_tensor(who, "x", a.x_TD.data, dtype, a.x_TD.data.shape);
+  const int64_t e = check_operands(who, {"x", a.x_TD, "w1", a.w1_e2FD, 2 * F, a.x_TD.data.dim(1), false}, dtype);
   check_tensor(who, "a", a.a_RF, dtype, {R, F});
   check_tensor(who, "h", a.h_R2F, dtype, {R, 2 * F});
-  const int64_t e = check_weights(who, "w1", a.w1_e2FD.data, dtype, 2 * F, a.x_TD.data.dim(1));
   if (!a.b1_e2F.empty()) check_tensor(who, "b1", a.b1_e2F, dtype, {e, 2 * F});
   check_rows(who, a.rows, e, R, true);
   check_scratch(who, a.scratch, ExpertUp::scratch_bytes(a, s));
@@ -60,57 +79,62 @@ void check(const ExpertUp& a, const Stream& s) {
 
 void check(const ExpertDown& a, const Stream& s) {
   constexpr const char* who = "expert_down";
-  check_plain(who, "a", a.a_RF);
-  check_plain(who, "w2", a.w2_eDF);
-  check_matrix(who, "a", a.a_RF.data);
   check_matrix(who, "y", a.y_RD);
-  const DType dtype = a.a_RF.data.dtype;
-  check_tensor(who, "a", a.a_RF.data, dtype, a.a_RF.data.shape);
-  check_tensor(who, "y", a.y_RD, dtype, {a.a_RF.data.dim(0), a.y_RD.dim(1)});
-  const int64_t e = check_weights(who, "w2", a.w2_eDF.data, dtype, a.y_RD.dim(1), a.a_RF.data.dim(1));
-  check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, a.y_RD.dim(1));
-  check_rows(who, a.rows, e, a.a_RF.data.dim(0), false);
+  const DType dtype = a.y_RD.dtype;
+  const int64_t R = a.a_RF.data.dim(0), D = a.y_RD.dim(1);
+  const int64_t e = check_operands(who, {"a", a.a_RF, "w2", a.w2_eDF, D, a.a_RF.data.dim(1), false}, dtype);
+  check_tensor(who, "y", a.y_RD, dtype, {R, D});
+  check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, D);
+  check_rows(who, a.rows, e, R, false);
   check_scratch(who, a.scratch, ExpertDown::scratch_bytes(a, s));
 }
 
 void check(const DExpertDown& a, const Stream& s) {
   constexpr const char* who = "d_expert_down";
-  check_plain(who, "dout", a.dout_TD);
-  check_plain(who, "w2", a.w2_eDF);
-  check_matrix(who, "dout", a.dout_TD.data);
   check_matrix(who, "sa", a.sa_RF);
-  const DType dtype = a.dout_TD.data.dtype;
-  const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1);
-  check_tensor(who, "dout", a.dout_TD.data, dtype, a.dout_TD.data.shape);
+  const DType dtype = a.sa_RF.dtype;
+  const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1), D = a.dout_TD.data.dim(1);
+  const int64_t e = check_operands(who, {"dout", a.dout_TD, "w2", a.w2_eDF, D, F, true}, dtype);
   check_tensor(who, "sa", a.sa_RF, dtype, {R, F});
   check_tensor(who, "h", a.h_R2F, dtype, {R, 2 * F});
   check_tensor(who, "dh", a.dh_R2F, dtype, {R, 2 * F});
   check_tensor(who, "weight", a.weight_R, DType::f32, {R});
   check_tensor(who, "dweight", a.dweight_R, DType::f32, {R});
-  const int64_t e = check_weights(who, "w2", a.w2_eDF.data, dtype, a.dout_TD.data.dim(1), F);
-  check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, a.dout_TD.data.dim(1));
+  check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, D);
   check_rows(who, a.rows, e, R, true);
   check_scratch(who, a.scratch, DExpertDown::scratch_bytes(a, s));
 }
 
 void check(const DExpertUp& a, const Stream& s) {
   constexpr const char* who = "d_expert_up";
-  check_plain(who, "dh", a.dh_R2F);
-  check_plain(who, "w1", a.w1_e2FD);
-  check_matrix(who, "dh", a.dh_R2F.data);
   check_matrix(who, "dx", a.dx_RD);
-  const DType dtype = a.dh_R2F.data.dtype;
-  check_tensor(who, "dh", a.dh_R2F.data, dtype, a.dh_R2F.data.shape);
-  check_tensor(who, "dx", a.dx_RD, dtype, {a.dh_R2F.data.dim(0), a.dx_RD.dim(1)});
-  const int64_t e = check_weights(who, "w1", a.w1_e2FD.data, dtype, a.dh_R2F.data.dim(1), a.dx_RD.dim(1));
-  check_rows(who, a.rows, e, a.dh_R2F.data.dim(0), false);
+  const DType dtype = a.dx_RD.dtype;
+  const int64_t R = a.dh_R2F.data.dim(0), D = a.dx_RD.dim(1);
+  const int64_t e = check_operands(who, {"dh", a.dh_R2F, "w1", a.w1_e2FD, a.dh_R2F.data.dim(1), D, true}, dtype);
+  check_tensor(who, "dx", a.dx_RD, dtype, {R, D});
+  check_rows(who, a.rows, e, R, false);
   check_scratch(who, a.scratch, DExpertUp::scratch_bytes(a, s));
+}
+
+// Transposes of the rows of all experts, each from a multiple of kGroupAlign columns on.
+void check_quantised_wgrad(const ExpertWgrad& a) {
+  constexpr const char* who = "expert_wgrad";
+  const int64_t e = check_weights(who, "dw", a.dw_eMN, DType::f32, a.dw_eMN.dim(1), a.dw_eMN.dim(2));
+  const int64_t padded = a.left_RM.data.dim(1);
+  MOEBIUS_CHECK(usage, a.left_RM.data.shape.rank() == 2 && padded % kGroupAlign == 0 && padded >= e * kGroupAlign,
+                "{}: quantised left must have padded_rows(R, {}) columns, a multiple of {}; got {}", who, e,
+                kGroupAlign, to_string(a.left_RM));
+  check_quantised(who, "left", a.left_RM, {padded, a.dw_eMN.dim(1)}, true);
+  check_quantised(who, "right", a.right_RN, {padded, a.dw_eMN.dim(2)}, true);
+  check_rows(who, a.rows, e, 0, false);
 }
 
 void check(const ExpertWgrad& a, const Stream& s) {
   constexpr const char* who = "expert_wgrad";
-  check_plain(who, "left", a.left_RM);
-  check_plain(who, "right", a.right_RN);
+  if (check_both_quantised(who, "left", a.left_RM, "right", a.right_RN)) {
+    check_quantised_wgrad(a);
+    return check_scratch(who, a.scratch, ExpertWgrad::scratch_bytes(a, s));
+  }
   check_matrix(who, "left", a.left_RM.data);
   check_matrix(who, "right", a.right_RN.data);
   const DType dtype = a.left_RM.data.dtype;
@@ -148,6 +172,7 @@ void expert_up(Stream& s, const ExpertUp& a) {
     case DeviceKind::cpu:
       return cpu::expert_up(s, a);
     case DeviceKind::cuda:
+      check_plain("expert_up on a GPU", "x", a.x_TD);
       return cuda::expert_up(s, a);
     case DeviceKind::null:
       return;
@@ -167,6 +192,7 @@ void expert_down(Stream& s, const ExpertDown& a) {
     case DeviceKind::cpu:
       return cpu::expert_down(s, a);
     case DeviceKind::cuda:
+      check_plain("expert_down on a GPU", "a", a.a_RF);
       return cuda::expert_down(s, a);
     case DeviceKind::null:
       return;
@@ -186,6 +212,7 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
     case DeviceKind::cpu:
       return cpu::d_expert_down(s, a);
     case DeviceKind::cuda:
+      check_plain("d_expert_down on a GPU", "dout", a.dout_TD);
       return cuda::d_expert_down(s, a);
     case DeviceKind::null:
       return;
@@ -206,6 +233,7 @@ void d_expert_up(Stream& s, const DExpertUp& a) {
     case DeviceKind::cpu:
       return cpu::d_expert_up(s, a);
     case DeviceKind::cuda:
+      check_plain("d_expert_up on a GPU", "dh", a.dh_R2F);
       return cuda::d_expert_up(s, a);
     case DeviceKind::null:
       return;
@@ -225,6 +253,7 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
     case DeviceKind::cpu:
       return cpu::expert_wgrad(s, a);
     case DeviceKind::cuda:
+      check_plain("expert_wgrad on a GPU", "left", a.left_RM);
       return cuda::expert_wgrad(s, a);
     case DeviceKind::null:
       return;
@@ -232,8 +261,8 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
 }
 
 Cost cost(const ExpertWgrad& a) {
-  const double R = static_cast<double>(a.gather_left ? a.right_RN.data.dim(0) : a.left_RM.data.dim(0));
-  return {2 * R * a.left_RM.data.dim(1) * a.right_RN.data.dim(1),
+  const int64_t R = a.gather_left ? a.right_RN.shape()[0] : a.left_RM.shape()[0];
+  return {2.0 * static_cast<double>(R) * a.dw_eMN.dim(1) * a.dw_eMN.dim(2),
           bytes_of(a.left_RM.data) + bytes_of(a.right_RN.data) + 2 * bytes_of(a.dw_eMN)};
 }
 

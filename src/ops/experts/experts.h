@@ -5,6 +5,11 @@
 //   forward   expert_up -> expert_down -> combine          kept: x_TD and h_R2F, nothing else
 //   backward  d_expert_down -> d_expert_up -> combine_bwd, and expert_wgrad twice
 //
+// The two operands of a product are plain, or both are quantised (core/quantized.h). Then other
+// tensors are f32 or bf16 alike, values are multiplied in f32, and sums run along the rows of data on
+// both sides: w2 of d_expert_down and w1 of d_expert_up are transposed, and so are both sides of
+// expert_wgrad. Those have the rows of each expert from group_begin() on, as quantize makes them.
+//
 // The flow follows Tang et al., SonicMoE (arXiv 2512.14080), and Megatron's memory-efficient
 // permutation, where the weight of a row is applied before W2.
 #pragma once
@@ -104,7 +109,8 @@ Cost cost(const DExpertUp& a);
 // dw[e] += sum over the rows r of e of left[r,:]^T right[r,:]
 //
 // dw is f32. One side may be gathered: with gather_left, left row r is left[token[r],:], and
-// likewise with gather_right.
+// likewise with gather_right. Quantised sides were gathered when they were transposed, so the two
+// flags are not read.
 //   dw1: left = dh,  right = x gathered      dw2: left = dout gathered,  right = sa
 struct ExpertWgrad {
   Tensor dw_eMN;              // inout f32

@@ -94,29 +94,30 @@ TEST(Experts, BadArgumentsAreNamed) {
             "expert_wgrad: a side is gathered, but rows have no token index; got f32[0]");
 }
 
-// Each product refuses scales of either operand by the operand's name, whatever else is wrong.
-TEST(Experts, QuantisedOperandsAreRefused) {
+// Each product refuses scales of one operand alone.
+TEST(Experts, OneQuantisedOperandIsRefused) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
-  Array x({3, 4}, DType::f32), scales({3, 1}, DType::f32);
+  Array x({3, 4}, DType::f32), scales({3, 1}, DType::f32), out({3, 4}, DType::f32);
   const Operand plain = x.tensor(), scaled(x.tensor(), scales.tensor(), ScaleLayout::row_blocks);
-  const auto message = [](const char* who, const char* name) {
+  const auto message = [](const char* who, const char* a, const char* b) {
     return fmt::format(
-        "{}: {} has no quantised form yet; expected an f32 or bf16 tensor without scales, got f32[3, 4] with "
-        "row_blocks scales f32[3, 1]",
-        who, name);
+        "{}: {} and {} must both be quantised, or both plain; got f32[3, 4] with row_blocks scales f32[3, 1] and "
+        "f32[3, 4]",
+        who, a, b);
   };
   const auto error = [](auto&& body) { return testing::error_of(body); };
-  EXPECT_EQ(error([&] { expert_up(s, {.x_TD = scaled, .w1_e2FD = plain}); }), message("expert_up", "x"));
-  EXPECT_EQ(error([&] { expert_up(s, {.x_TD = plain, .w1_e2FD = scaled}); }), message("expert_up", "w1"));
-  EXPECT_EQ(error([&] { expert_down(s, {.a_RF = scaled, .w2_eDF = plain}); }), message("expert_down", "a"));
-  EXPECT_EQ(error([&] { expert_down(s, {.a_RF = plain, .w2_eDF = scaled}); }), message("expert_down", "w2"));
-  EXPECT_EQ(error([&] { d_expert_down(s, {.dout_TD = scaled, .w2_eDF = plain}); }), message("d_expert_down", "dout"));
-  EXPECT_EQ(error([&] { d_expert_down(s, {.dout_TD = plain, .w2_eDF = scaled}); }), message("d_expert_down", "w2"));
-  EXPECT_EQ(error([&] { d_expert_up(s, {.dh_R2F = scaled, .w1_e2FD = plain}); }), message("d_expert_up", "dh"));
-  EXPECT_EQ(error([&] { d_expert_up(s, {.dh_R2F = plain, .w1_e2FD = scaled}); }), message("d_expert_up", "w1"));
-  EXPECT_EQ(error([&] { expert_wgrad(s, {.left_RM = scaled, .right_RN = plain}); }), message("expert_wgrad", "left"));
-  EXPECT_EQ(error([&] { expert_wgrad(s, {.left_RM = plain, .right_RN = scaled}); }), message("expert_wgrad", "right"));
+  const Tensor o = out.tensor();
+  EXPECT_EQ(error([&] { expert_up(s, {.a_RF = o, .x_TD = scaled, .w1_e2FD = plain}); }),
+            message("expert_up", "x", "w1"));
+  EXPECT_EQ(error([&] { expert_down(s, {.y_RD = o, .a_RF = scaled, .w2_eDF = plain}); }),
+            message("expert_down", "a", "w2"));
+  EXPECT_EQ(error([&] { d_expert_down(s, {.sa_RF = o, .dout_TD = scaled, .w2_eDF = plain}); }),
+            message("d_expert_down", "dout", "w2"));
+  EXPECT_EQ(error([&] { d_expert_up(s, {.dx_RD = o, .dh_R2F = scaled, .w1_e2FD = plain}); }),
+            message("d_expert_up", "dh", "w1"));
+  EXPECT_EQ(error([&] { expert_wgrad(s, {.left_RM = scaled, .right_RN = plain}); }),
+            message("expert_wgrad", "left", "right"));
 }
 
 TEST(Experts, NullDeviceCounts) {

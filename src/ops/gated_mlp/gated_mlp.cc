@@ -14,25 +14,42 @@ void check_matrix(const char* who, const char* name, const Tensor& t) {
   check_tensor(who, name, t, t.dtype, t.shape);
 }
 
+// Operands of a product, plain or quantised: x [T, D], and w of this shape, which a quantised product
+// reads transposed or not.
+struct Operands {
+  const char* x_name;
+  const Operand &x, &w;
+  Shape w_shape;
+  bool w_transposed;
+};
+
+void check_operands(const char* who, const Operands& o, DType dtype) {
+  if (check_both_quantised(who, o.x_name, o.x, "w", o.w)) {
+    check_quantised(who, o.x_name, o.x, o.x.data.shape, false);
+    return check_quantised(who, "w", o.w, o.w_shape, o.w_transposed);
+  }
+  check_matrix(who, o.x_name, o.x.data);
+  check_tensor(who, o.x_name, o.x.data, dtype, o.x.data.shape);
+  check_tensor(who, "w", o.w.data, dtype, o.w_shape);
+}
+
 }  // namespace
 
 void gated_up(Stream& s, const GatedUp& a) {
   constexpr const char* who = "gated_up";
-  check_plain(who, "x", a.x_TD);
-  check_plain(who, "w", a.w_2FD);
-  check_matrix(who, "x", a.x_TD.data);
   check_matrix(who, "a", a.a_TF);
-  const DType dtype = a.x_TD.data.dtype;
+  const DType dtype = a.a_TF.dtype;
   const int64_t T = a.x_TD.data.dim(0), D = a.x_TD.data.dim(1), F = a.a_TF.dim(1);
   check_tensor(who, "a", a.a_TF, dtype, {T, F});
   check_tensor(who, "h", a.h_T2F, dtype, {T, 2 * F});
-  check_tensor(who, "w", a.w_2FD.data, dtype, {2 * F, D});
+  check_operands(who, {"x", a.x_TD, a.w_2FD, {2 * F, D}, false}, dtype);
   OpScope scope(s, who, cost(a));
   if (a.a_TF.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::gated_up(s, a);
     case DeviceKind::cuda:
+      check_plain("gated_up on a GPU", "x", a.x_TD);
       return cuda::gated_up(s, a);
     case DeviceKind::null:
       return;
@@ -46,23 +63,21 @@ Cost cost(const GatedUp& a) {
 
 void d_gated_down(Stream& s, const DGatedDown& a) {
   constexpr const char* who = "d_gated_down";
-  check_plain(who, "dy", a.dy_TD);
-  check_plain(who, "w", a.w_DF);
-  check_matrix(who, "dy", a.dy_TD.data);
   check_matrix(who, "a", a.a_TF);
-  const DType dtype = a.dy_TD.data.dtype;
+  const DType dtype = a.a_TF.dtype;
   const int64_t T = a.dy_TD.data.dim(0), D = a.dy_TD.data.dim(1), F = a.a_TF.dim(1);
   check_tensor(who, "a", a.a_TF, dtype, {T, F});
   check_tensor(who, "da", a.da_TF, dtype, {T, F});
   check_tensor(who, "dh", a.dh_T2F, dtype, {T, 2 * F});
   check_tensor(who, "h", a.h_T2F, dtype, {T, 2 * F});
-  check_tensor(who, "w", a.w_DF.data, dtype, {D, F});
+  check_operands(who, {"dy", a.dy_TD, a.w_DF, {D, F}, true}, dtype);
   OpScope scope(s, who, cost(a));
   if (a.a_TF.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
       return cpu::d_gated_down(s, a);
     case DeviceKind::cuda:
+      check_plain("d_gated_down on a GPU", "dy", a.dy_TD);
       return cuda::d_gated_down(s, a);
     case DeviceKind::null:
       return;

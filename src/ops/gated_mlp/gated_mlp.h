@@ -1,6 +1,7 @@
 // The two places of a dense gated feed-forward layer (Shazeer, arXiv 2002.05202) where a product
-// and SwiGLU meet, so that one pass can do both. Tensors are f32 or bf16 alike; products accumulate
-// in f32. One pass rounds the same values at the same places as two passes do.
+// and SwiGLU meet, so that one pass can do both. Tensors are f32 or bf16 alike, or the operands of
+// the product are quantised and the others f32 or bf16 alike. Products accumulate in f32. One pass
+// rounds the same values at the same places as two passes do.
 #pragma once
 
 #include "core/quantized.h"
@@ -23,8 +24,8 @@ Cost cost(const GatedUp& a);
 
 // da = dy w     (rounded to the dtype)
 //
-// dh follows from da, and a is computed a second time, as in SwigluBwd (ops/activation). fused is
-// as in GatedUp.
+// A quantised w is transposed. dh follows from da, and a is computed a second time, as in
+// SwigluBwd (ops/activation). fused is as in GatedUp.
 struct DGatedDown {
   Tensor dh_T2F, a_TF;  // out
   Tensor da_TF;         // scratch, written where there are two passes

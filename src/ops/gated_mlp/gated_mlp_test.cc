@@ -136,22 +136,29 @@ TEST(GatedMlp, BadArgumentsAreNamed) {
   EXPECT_EQ(testing::error_of([&] { d_gated_down(s, down); }), "d_gated_down: w must be f32[5, 3]; got f32[6, 5]");
 }
 
-TEST(GatedMlp, QuantisedOperandsAreRefused) {
+TEST(GatedMlp, OneQuantisedOperandIsRefused) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
   Array x({2, 5}, DType::f32), scales({1, 1}, DType::f32);
   const Operand plain = x.tensor(), scaled(x.tensor(), scales.tensor(), ScaleLayout::square_blocks);
-  const auto message = [](const char* who, const char* name) {
-    return fmt::format(
-        "{}: {} has no quantised form yet; expected an f32 or bf16 tensor without scales, got f32[2, 5] with "
-        "square_blocks scales f32[1, 1]",
-        who, name);
+  const auto message = [](const char* who, const char* name, const char* got) {
+    return fmt::format("{}: {} and w must both be quantised, or both plain; got {}", who, name, got);
   };
+  constexpr const char *kLeft = "f32[2, 5] with square_blocks scales f32[1, 1] and f32[2, 5]",
+                       *kRight = "f32[2, 5] and f32[2, 5] with square_blocks scales f32[1, 1]";
   const auto error = [](auto&& body) { return testing::error_of(body); };
-  EXPECT_EQ(error([&] { gated_up(s, {.x_TD = scaled, .w_2FD = plain}); }), message("gated_up", "x"));
-  EXPECT_EQ(error([&] { gated_up(s, {.x_TD = plain, .w_2FD = scaled}); }), message("gated_up", "w"));
-  EXPECT_EQ(error([&] { d_gated_down(s, {.dy_TD = scaled, .w_DF = plain}); }), message("d_gated_down", "dy"));
-  EXPECT_EQ(error([&] { d_gated_down(s, {.dy_TD = plain, .w_DF = scaled}); }), message("d_gated_down", "w"));
+  Array h4({2, 4}, DType::f32), a2({2, 2}, DType::f32);
+  const GatedUp up{.h_T2F = h4.tensor(), .a_TF = a2.tensor()};
+  GatedUp bad = up;
+  bad.x_TD = scaled, bad.w_2FD = plain;
+  EXPECT_EQ(error([&] { gated_up(s, bad); }), message("gated_up", "x", kLeft));
+  bad.x_TD = plain, bad.w_2FD = scaled;
+  EXPECT_EQ(error([&] { gated_up(s, bad); }), message("gated_up", "x", kRight));
+  DGatedDown down{.dh_T2F = h4.tensor(), .a_TF = a2.tensor(), .da_TF = a2.tensor(), .h_T2F = h4.tensor()};
+  down.dy_TD = scaled, down.w_DF = plain;
+  EXPECT_EQ(error([&] { d_gated_down(s, down); }), message("d_gated_down", "dy", kLeft));
+  down.dy_TD = plain, down.w_DF = scaled;
+  EXPECT_EQ(error([&] { d_gated_down(s, down); }), message("d_gated_down", "dy", kRight));
 }
 
 TEST(GatedMlp, NullDeviceCounts) {

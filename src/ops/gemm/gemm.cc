@@ -11,17 +11,29 @@ struct Sizes {
 };
 
 Sizes sizes_of(const Gemm& a) {
-  return {a.a.data.dim(a.trans_a ? 1 : 0), a.b.data.dim(a.trans_b ? 0 : 1), a.a.data.dim(a.trans_a ? 0 : 1)};
+  const Shape x = a.a.shape(), y = a.b.shape();
+  return {x[a.trans_a ? 1 : 0], y[a.trans_b ? 0 : 1], x[a.trans_a ? 0 : 1]};
+}
+
+void check_matrices(const Gemm& a) {
+  MOEBIUS_CHECK(usage, a.a.data.shape.rank() == 2 && a.b.data.shape.rank() == 2,
+                "gemm: a and b must be matrices; got {} and {}", to_string(a.a), to_string(a.b));
+}
+
+void check_quantised_product(const Gemm& a) {
+  check_matrices(a);
+  const auto [m, n, k] = sizes_of(a);
+  check_quantised("gemm", "a", a.a, a.trans_a ? Shape{k, m} : Shape{m, k}, a.trans_a);
+  check_quantised("gemm", "b", a.b, a.trans_b ? Shape{n, k} : Shape{k, n}, !a.trans_b);
+  check_tensor("gemm", "c", a.c_MN, a.c_MN.dtype == DType::bf16 ? DType::bf16 : DType::f32, {m, n});
 }
 
 void check(const Gemm& a) {
-  check_plain("gemm", "a", a.a);
-  check_plain("gemm", "b", a.b);
+  if (check_both_quantised("gemm", "a", a.a, "b", a.b)) return check_quantised_product(a);
   const DType dtype = a.a.data.dtype;
   MOEBIUS_CHECK(usage, dtype == DType::f32 || dtype == DType::bf16, "gemm: a must be f32 or bf16; got {}",
                 to_string(a.a.data));
-  MOEBIUS_CHECK(usage, a.a.data.shape.rank() == 2 && a.b.data.shape.rank() == 2,
-                "gemm: a and b must be matrices; got {} and {}", to_string(a.a.data), to_string(a.b.data));
+  check_matrices(a);
   const auto [m, n, k] = sizes_of(a);
   check_tensor("gemm", "a", a.a.data, dtype, a.trans_a ? Shape{k, m} : Shape{m, k});
   check_tensor("gemm", "b", a.b.data, dtype, a.trans_b ? Shape{n, k} : Shape{k, n});
@@ -38,6 +50,7 @@ void gemm(Stream& s, const Gemm& a) {
     case DeviceKind::cpu:
       return cpu::gemm(s, a);
     case DeviceKind::cuda:
+      check_plain("gemm on a GPU", "a", a.a);
       return cuda::gemm(s, a);
     case DeviceKind::null:
       return;

@@ -1,5 +1,5 @@
-// Dense matrix products. a and b have one dtype (f32 or bf16); products are accumulated in f32
-// whatever the dtypes.
+// Dense matrix products. a and b have one dtype (f32 or bf16), or both are quantised; products are
+// accumulated in f32 whatever the dtypes.
 #pragma once
 
 #include "core/quantized.h"
@@ -14,7 +14,7 @@ namespace moebius {
 //   dx = dy W    {.c = dx, .a = dy, .b = W}
 //   dW += dy^T x {.c = dW, .a = dy, .b = x, .trans_a = true, .accumulate = true}
 //
-// c is f32 or has the dtype of a. With accumulate, c is added to in f32 and rounded once. K = 0
+// c is f32 or has the dtype of a; of quantised operands it is f32 or bf16. With accumulate, c is added to in f32 and rounded once. K = 0
 // gives zeros, or leaves c unchanged with accumulate.
 //
 // The same call gives the same bits every time. On the CPU the result does not depend on the

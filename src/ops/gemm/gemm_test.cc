@@ -8,6 +8,7 @@
 #include "ops/gemm/cublas_lt.h"
 #include "ops/gemm/gemm_desc.h"
 #include "ops/gemm/gemm_ref.h"
+#include "ops/quantize/quantize_testing.h"
 
 namespace moebius {
 namespace {
@@ -179,20 +180,122 @@ TEST(GemmDesc, TellsProductsApart) {
   }
 }
 
-TEST(Gemm, QuantisedOperandsAreRefused) {
+TEST(Gemm, OneQuantisedOperandIsRefused) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
   Array x({2, 2}, DType::f32), scale({1}, DType::f32);
   const Operand plain = x.tensor(), scaled(x.tensor(), scale.tensor(), ScaleLayout::per_tensor);
-  for (const auto& [who, multiply] : {std::pair{"gemm", &gemm}, std::pair{"gemm_by_onednn", &gemm_by_onednn}}) {
-    for (const bool a_is_scaled : {true, false}) {
-      const Gemm product{.c_MN = x.tensor(), .a = a_is_scaled ? scaled : plain, .b = a_is_scaled ? plain : scaled};
-      EXPECT_EQ(testing::error_of([&] { multiply(s, product); }),
-                fmt::format("{}: {} has no quantised form yet; expected an f32 or bf16 tensor without scales, got "
-                            "f32[2, 2] with per_tensor scales f32[1]",
-                            who, a_is_scaled ? "a" : "b"));
-    }
+  for (const bool a_is_scaled : {true, false}) {
+    const Gemm product{.c_MN = x.tensor(), .a = a_is_scaled ? scaled : plain, .b = a_is_scaled ? plain : scaled};
+    const char *one = "f32[2, 2] with per_tensor scales f32[1]", *other = "f32[2, 2]";
+    EXPECT_EQ(testing::error_of([&] { gemm(s, product); }),
+              fmt::format("gemm: a and b must both be quantised, or both plain; got {} and {}",
+                          a_is_scaled ? one : other, a_is_scaled ? other : one));
+    EXPECT_EQ(
+        testing::error_of([&] { gemm_by_onednn(s, product); }),
+        fmt::format("gemm_by_onednn: {} has no quantised form yet; expected an f32 or bf16 tensor without scales, "
+                    "got {}",
+                    a_is_scaled ? "a" : "b", one));
   }
+}
+
+struct QuantisedCase {
+  int64_t m, n, k;
+  DType element;
+  ScaleLayout a, b;
+};
+
+class QuantisedGemmTest : public ::testing::TestWithParam<QuantisedCase> {};
+
+// y = x W^T, dx = dy W and dW += dy^T x multiply the values of their operands.
+TEST_P(QuantisedGemmTest, EqualsTheReference) {
+  const auto& [m, n, k, element, a_layout, b_layout] = GetParam();
+  ThreadPool pool(2);
+  Stream s(DeviceKind::cpu, pool);
+  for (int mode = 0; mode < 8; ++mode) {
+    const bool trans_a = mode & 1, trans_b = mode & 2, accumulate = mode & 4;
+    const DType c_dtype = mode % 3 == 0 ? DType::bf16 : DType::f32;
+    Array x = Array::normal({m, k}, DType::f32, 1), y = Array::normal({n, k}, DType::bf16, 2),
+          c = Array::normal({m, n}, c_dtype, 3);
+    testing::QuantisedArray a({m, k}, element, a_layout, trans_a), b({n, k}, element, b_layout, !trans_b);
+    for (const auto& [q, values] : {std::pair{&a, &x}, std::pair{&b, &y}}) {
+      Operand as_it_is = q->operand();
+      as_it_is.transposed = false;
+      quantize(s, {.q = as_it_is, .x_RC = values->tensor()});
+    }
+    Values want = c.values();
+    ref::gemm({.c = want,
+               .a = a.values(s),
+               .b = b.values(s),
+               .m = m,
+               .n = n,
+               .k = k,
+               .trans_b = true,
+               .accumulate = accumulate});
+    gemm(s, {.c_MN = c.tensor(),
+             .a = a.operand(),
+             .b = b.operand(),
+             .trans_a = trans_a,
+             .trans_b = trans_b,
+             .accumulate = accumulate});
+    // Sums of k products in f32, then one rounding.
+    const double sum = testing::epsilon(DType::f32) * std::sqrt(static_cast<double>(k));
+    testing::expect_close(fmt::format("mode {}", mode), c.values(), want, testing::epsilon(c_dtype) + sum, 1e-6);
+  }
+}
+
+std::vector<QuantisedCase> quantised_cases() {
+  using enum ScaleLayout;
+  std::vector<QuantisedCase> all;
+  for (const auto& [m, n, k] :
+       std::vector<std::array<int64_t, 3>>{{1, 1, 2}, {5, 3, 130}, {130, 70, 260}, {3, 530, 700}}) {
+    all.push_back({m, n, k, DType::f8_e4m3, row_blocks, square_blocks});
+    all.push_back({m, n, k, DType::f8_e4m3, row_blocks, row_blocks});
+    all.push_back({m, n, k, DType::f8_e5m2, per_tensor, per_tensor});
+    all.push_back({m, n, k, DType::f8_e4m3, mx_blocks, mx_blocks});
+    all.push_back({m, n, k, DType::f4_e2m1, nv_blocks, nv_blocks});
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Formats, QuantisedGemmTest, ::testing::ValuesIn(quantised_cases()));
+
+TEST(QuantisedGemm, SumsRunAlongTheRowsOfData) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Array c({4, 6}, DType::f32);
+  testing::QuantisedArray a({4, 8}, DType::f8_e4m3, ScaleLayout::row_blocks),
+      b({8, 6}, DType::f8_e4m3, ScaleLayout::row_blocks);
+  EXPECT_EQ(
+      testing::error_of([&] { gemm(s, {.c_MN = c.tensor(), .a = a.operand(), .b = b.operand()}); }),
+      "gemm: b must be the transposed quantised data of [8, 6], since the product sums along the rows of data; got "
+      "f8_e4m3[8, 6] with row_blocks scales f32[8, 1]");
+}
+
+// A NaN in one block reaches the sums over it, and no others.
+TEST(QuantisedGemm, ANanReachesTheSumsOfItsRow) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Values v(3 * 4, 1.0);
+  v[4] = std::nan("");
+  Array x = Array::of({3, 4}, DType::f32, v), c({3, 3}, DType::f32);
+  testing::QuantisedArray a({3, 4}, DType::f8_e4m3, ScaleLayout::row_blocks),
+      b({3, 4}, DType::f8_e4m3, ScaleLayout::row_blocks);
+  Array ones = Array::of({3, 4}, DType::f32, Values(12, 1.0));
+  quantize(s, {.q = a.operand(), .x_RC = x.tensor()});
+  quantize(s, {.q = b.operand(), .x_RC = ones.tensor()});
+  gemm(s, {.c_MN = c.tensor(), .a = a.operand(), .b = b.operand(), .trans_b = true});
+  for (size_t i = 0; i < 9; ++i) EXPECT_EQ(std::isnan(c.values()[i]), i / 3 == 1) << i;
+}
+
+TEST(QuantisedGemm, SameBitsForAnyTeam) {
+  testing::expect_same_bits_for_any_team([](Stream& s) {
+    Array x = Array::normal({300, 200}, DType::bf16, 1), c({300, 300}, DType::f32);
+    testing::QuantisedArray q({300, 200}, DType::f8_e4m3, ScaleLayout::row_blocks);
+    if (s.device() == DeviceKind::cuda) return std::vector<Array>{};  // refused there
+    quantize(s, {.q = q.operand(), .x_RC = x.tensor()});
+    gemm(s, {.c_MN = c.tensor(), .a = q.operand(), .b = q.operand(), .trans_b = true});
+    return std::vector<Array>{c};
+  });
 }
 
 TEST(Gemm, NullDeviceCounts) {

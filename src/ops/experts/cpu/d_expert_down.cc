@@ -10,9 +10,7 @@ namespace moebius {
 namespace cpu {
 namespace {
 
-RowProduct product_of(const DExpertDown& a) {
-  return {a.dout_TD.data.dtype, a.dout_TD.data.dim(1), a.sa_RF.dim(1), kPanelCols};
-}
+RowProduct product_of(const DExpertDown& a) { return {a.dout_TD, a.sa_RF.dim(1), kPanelCols}; }
 
 int64_t partial_bytes(const DExpertDown& a, const RowProduct& p) { return a.dweight_R.numel() * p.tasks_across * 4; }
 
@@ -56,14 +54,12 @@ Lanes backward_row(const RowPart<T>& row) {
 template <class T>
 void d_down_rows(const DExpertDown& a, const RowProduct& p, const RowRange& range, int64_t first_panel,
                  int64_t num_panels, float* partial, const PanelSpace& space) {
-  const int64_t D = p.k, F = a.sa_RF.dim(1);
-  const T* w2 = a.w2_eDF.data.ptr<T>() + range.expert * D * F;
+  const int64_t F = a.sa_RF.dim(1);
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
-    pack_rows(p.math.words, to, a.dout_TD.data.ptr<T>(), index_of(a.rows), range.begin + first, num, D);
+    pack_rows<T>(p, space, to, a.dout_TD, index_of(a.rows), range.begin + first, num);
   };
   const auto pack_b = [&](uint32_t* to) {
-    const int64_t f = first_panel * kPanelCols;
-    pack_across(p.math.words, {to, kPanelCols, num_panels, space.b_stride}, {w2 + f, nullptr, F}, D, F - f);
+    pack_columns<T>(p, space, to, a.w2_eDF, range.expert, first_panel, num_panels, F);
   };
   const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
     const int64_t f = (first_panel + j) * kPanelCols, n = std::min(kPanelCols, F - f), r = range.begin + first;
@@ -89,21 +85,35 @@ void d_down_rows(const DExpertDown& a, const RowProduct& p, const RowRange& rang
   multiply_panels(p.math.by_strip, space, p.counts(range.end - range.begin, num_panels), pack_a, pack_b, fetch, write);
 }
 
+// <x[first...], b2> over C columns of a row of x.
+template <class T>
+float bias_product(const Operand& x, int64_t row, int64_t first, const T* b2, int64_t C) {
+  float sum = 0;
+  if (x.is_plain()) {
+    const T* from = x.data.ptr<T>() + row * x.data.dim(1) + first;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < C; ++c) sum += to_f32(from[c]) * to_f32(b2[c]);
+    return sum;
+  }
+  for (int64_t c = 0; c < C; ++c) {
+    float pair[2];  // from an even column, as dequantize_row asks for
+    const int64_t col = first + c;
+    dequantize_row(pair, x, 0, row, col - col % 2, col % 2 + 1);
+    sum += pair[col % 2] * to_f32(b2[c]);
+  }
+  return sum;
+}
+
 // dweight[r] += <dout[token[r],:], b2[e]> over the columns that b2 has.
 template <class T>
 void add_bias_products(Stream& s, const DExpertDown& a) {
-  const int64_t D = a.dout_TD.data.dim(1), C = a.b2_eC.dim(1);
+  const int64_t C = a.b2_eC.dim(1);
   const int32_t *offsets = a.rows.offsets_e1.ptr<int32_t>(), *token = index_of(a.rows);
   for (int64_t e = 0; e < a.b2_eC.dim(0); ++e) {
     const T* b2 = a.b2_eC.ptr<T>() + e * C;
     parallel_rows(s.pool(), offsets[e + 1] - offsets[e], 64, [&](int64_t begin, int64_t end) {
-      for (int64_t r = offsets[e] + begin; r < offsets[e] + end; ++r) {
-        const T* dout = a.dout_TD.data.ptr<T>() + (token ? token[r] : r) * D + a.b2_first;
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t c = 0; c < C; ++c) sum += to_f32(dout[c]) * to_f32(b2[c]);
-        a.dweight_R.ptr<float>()[r] += sum;
-      }
+      for (int64_t r = offsets[e] + begin; r < offsets[e] + end; ++r)
+        a.dweight_R.ptr<float>()[r] += bias_product(a.dout_TD, token ? token[r] : r, a.b2_first, b2, C);
     });
   }
 }
@@ -115,7 +125,7 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
   const int64_t R = a.dweight_R.numel(), num_experts = a.w2_eDF.data.dim(0);
   auto* partial = static_cast<float*>(a.scratch.data);  // [tasks_across, R]: <g, a> over the columns of each
   char* spaces = static_cast<char*>(a.scratch.data) + partial_bytes(a, p);
-  with_float_type(a.dout_TD.data.dtype, [&]<class T>(T) {
+  with_float_type(a.sa_RF.dtype, [&]<class T>(T) {
     for_each_row_task(s, p, a.rows, num_experts, spaces,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t across, const PanelSpace& space) {
                         d_down_rows<T>(a, p, range, first, num, partial + across * R, space);
@@ -129,7 +139,7 @@ void d_expert_down(Stream& s, const DExpertDown& a) {
     dweight[r] = sum;
   }
   if (a.b2_eC.empty()) return;
-  with_float_type(a.dout_TD.data.dtype, [&]<class T>(T) { add_bias_products<T>(s, a); });
+  with_float_type(a.sa_RF.dtype, [&]<class T>(T) { add_bias_products<T>(s, a); });
 }
 
 }  // namespace cpu

@@ -13,7 +13,9 @@ constexpr int64_t kTileRows = 518;    // of dw[e], 37 panels
 constexpr int64_t kPackedPanels = 8;  // of A at once: rows are read in pieces of 112 elements
 constexpr int64_t kTilePanels = 16;   // of 32 columns
 
-PanelSpace space_of(Words words) { return {words, kChunk, kPackedPanels, kTilePanels}; }
+PanelSpace space_of(const Operand& left) {
+  return {best_panel_math(math_dtype(left)).words, kChunk, kPackedPanels, kTilePanels, !left.is_plain()};
+}
 
 struct Tiles {
   explicit Tiles(const Tensor& dw)
@@ -71,34 +73,73 @@ void add_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, i
   multiply_panels(math.by_word, space, {num_words(math.words, k), t.num_m, num_panels}, pack_a, pack_b, fetch, add);
 }
 
+// The same from quantised transposes, whose rows are the columns of left and right: k of their columns
+// from `begin` on.
+void add_quantised_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, int64_t begin, int64_t k,
+                         const PanelSpace& space) {
+  const Tiles tiles(a.dw_eMN);
+  float* dw = a.dw_eMN.ptr<float>() + (t.rows.expert * tiles.M + t.first_m) * tiles.N + t.first_n;
+  const auto values = [&](const Operand& x, int64_t row, int64_t slot) {
+    dequantize_row(space.values + slot * k, x, 0, row, begin, k);
+    return space.values + slot * k;
+  };
+  const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
+    for (int64_t i = 0; i < num; i += kPanelRows, to += space.a_stride) {
+      const void* row[kPanelRows];
+      const int64_t rows = std::min(kPanelRows, num - i);
+      for (int64_t r = 0; r < rows; ++r) row[r] = values(a.left_RM, t.first_m + first + i + r, r);
+      pack_strips(math.words, to, row, rows, k);
+    }
+  };
+  const int64_t num_panels = div_ceil(t.num_n, kPanelCols);
+  const auto pack_b = [&](uint32_t* to) {
+    for (int64_t j = 0; j < t.num_n; j += kPanelCols, to += space.b_stride) {
+      const void* lane[kPanelCols] = {};
+      for (int64_t l = 0; l < std::min(kPanelCols, t.num_n - j); ++l)
+        lane[l] = values(a.right_RN, t.first_n + j + l, l);
+      pack_along(math.words, to, lane, k);
+    }
+  };
+  const auto add = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
+    const int64_t n = std::min(kPanelCols, t.num_n - j * kPanelCols);
+    add_sums(tile, num, dw + first * tiles.N + j * kPanelCols, tiles.N, n);
+  };
+  multiply_panels(math.by_strip, space, {num_words(math.words, k), t.num_m, num_panels}, pack_a, pack_b, kNothingBefore,
+                  add);
+}
+
 }  // namespace
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
-  const PanelMath math = best_panel_math(a.left_RM.data.dtype);
+  const PanelMath math = best_panel_math(math_dtype(a.left_RM));
   const Tiles tiles(a.dw_eMN);
   const int32_t* offsets = a.rows.offsets_e1.ptr<int32_t>();
   const int64_t per_expert = tiles.down * tiles.across;
-  with_float_type(a.left_RM.data.dtype, [&]<class T>(T) {
-    s.pool().run(a.dw_eMN.dim(0) * per_expert, [&](int64_t task, int worker) {
-      const int64_t e = task / per_expert, m = task % per_expert / tiles.across * kTileRows;
-      const int64_t n = task % tiles.across * kTilePanels * kPanelCols;
-      const GradTile tile{{e, offsets[e], offsets[e + 1]},
-                          m,
-                          std::min(kTileRows, tiles.M - m),
-                          n,
-                          std::min(kTilePanels * kPanelCols, tiles.N - n)};
-      const PanelSpace space(a.scratch.data, worker, space_of(math.words));
-      for (int64_t begin = tile.rows.begin; begin < tile.rows.end; begin += kChunk) {
-        add_chunk<T>(a, math, tile, begin, std::min(kChunk, tile.rows.end - begin), space);
+  s.pool().run(a.dw_eMN.dim(0) * per_expert, [&](int64_t task, int worker) {
+    const int64_t e = task / per_expert, m = task % per_expert / tiles.across * kTileRows;
+    const int64_t n = task % tiles.across * kTilePanels * kPanelCols;
+    const GradTile tile{{e, offsets[e], offsets[e + 1]},
+                        m,
+                        std::min(kTileRows, tiles.M - m),
+                        n,
+                        std::min(kTilePanels * kPanelCols, tiles.N - n)};
+    const PanelSpace space(a.scratch.data, worker, space_of(a.left_RM));
+    for (int64_t begin = tile.rows.begin; begin < tile.rows.end; begin += kChunk) {
+      const int64_t k = std::min(kChunk, tile.rows.end - begin);
+      if (!a.left_RM.is_plain()) {
+        const int64_t column = group_begin(offsets[e], e) + begin - offsets[e], padded = padded_rows(k);
+        add_quantised_chunk(a, math, tile, column, padded, space);
+        continue;
       }
-    });
+      with_float_type(a.left_RM.data.dtype, [&]<class T>(T) { add_chunk<T>(a, math, tile, begin, k, space); });
+    }
   });
 }
 
 }  // namespace cpu
 
 int64_t cpu::scratch_bytes(const ExpertWgrad& a, int num_threads) {
-  return num_threads * cpu::space_of(cpu::best_panel_math(a.left_RM.data.dtype).words).num_bytes;
+  return num_threads * cpu::space_of(a.left_RM).num_bytes;
 }
 
 }  // namespace moebius

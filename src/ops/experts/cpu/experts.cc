@@ -12,13 +12,9 @@ namespace {
 
 constexpr int64_t kHalf = kPanelCols / 2;  // a panel of expert_up: 16 gates, then the 16 ups that they gate
 
-RowProduct product_of(const ExpertUp& a) { return {a.x_TD.data.dtype, a.x_TD.data.dim(1), a.a_RF.dim(1), kHalf}; }
-RowProduct product_of(const ExpertDown& a) {
-  return {a.a_RF.data.dtype, a.a_RF.data.dim(1), a.y_RD.dim(1), kPanelCols};
-}
-RowProduct product_of(const DExpertUp& a) {
-  return {a.dh_R2F.data.dtype, a.dh_R2F.data.dim(1), a.dx_RD.dim(1), kPanelCols};
-}
+RowProduct product_of(const ExpertUp& a) { return {a.x_TD, a.a_RF.dim(1), kHalf}; }
+RowProduct product_of(const ExpertDown& a) { return {a.a_RF, a.y_RD.dim(1), kPanelCols}; }
+RowProduct product_of(const DExpertUp& a) { return {a.dh_R2F, a.dx_RD.dim(1), kPanelCols}; }
 
 // n columns from f on of a row of h and a, at most a register of them; bias of
 // the gate, that of up F further on, or none.
@@ -54,22 +50,16 @@ void write_gated_half(const GatedActivation& activation, const float* sum, const
 template <class T>
 void up_rows(const ExpertUp& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
              const PanelSpace& space) {
-  const int64_t F = a.a_RF.dim(1), D = p.k;
-  const T* w1 = a.w1_e2FD.data.ptr<T>() + range.expert * 2 * F * D;
+  const int64_t F = a.a_RF.dim(1);
   const T* b1 = a.b1_e2F.empty() ? nullptr : a.b1_e2F.ptr<T>() + range.expert * 2 * F;
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
-    pack_rows(p.math.words, to, a.x_TD.data.ptr<T>(), index_of(a.rows), range.begin + first, num, D);
+    pack_rows<T>(p, space, to, a.x_TD, index_of(a.rows), range.begin + first, num);
   };
   const auto pack_b = [&](uint32_t* to) {
-    for (int64_t j = 0; j < num_panels; ++j, to += space.b_stride) {
-      const void* lane[kPanelCols] = {};
-      const int64_t f = (first_panel + j) * kHalf;
-      for (int64_t i = 0; i < std::min(kHalf, F - f); ++i) {
-        lane[i] = w1 + (f + i) * D;
-        lane[kHalf + i] = w1 + (F + f + i) * D;
-      }
-      pack_along(p.math.words, to, lane, D);
-    }
+    pack_lanes<T>(p, space, to, a.w1_e2FD, range.expert, num_panels, [&](int64_t j, int64_t i) {
+      const int64_t f = (first_panel + j) * kHalf + i % kHalf;
+      return f < F ? i / kHalf * F + f : -1;
+    });
   };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t f = (first_panel + j) * kHalf, n = std::min(kHalf, F - f);
@@ -107,18 +97,15 @@ struct PanelBias {
 template <class T>
 void down_rows(const ExpertDown& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
                const PanelSpace& space) {
-  const int64_t F = p.k, D = a.y_RD.dim(1);
-  const T* w2 = a.w2_eDF.data.ptr<T>() + range.expert * D * F;
+  const int64_t D = a.y_RD.dim(1);
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
-    pack_rows(p.math.words, to, a.a_RF.data.ptr<T>(), nullptr, range.begin + first, num, F);
+    pack_rows<T>(p, space, to, a.a_RF, nullptr, range.begin + first, num);
   };
   const auto pack_b = [&](uint32_t* to) {
-    for (int64_t j = 0; j < num_panels; ++j, to += space.b_stride) {
-      const void* lane[kPanelCols] = {};
-      const int64_t d = (first_panel + j) * kPanelCols;
-      for (int64_t i = 0; i < std::min(kPanelCols, D - d); ++i) lane[i] = w2 + (d + i) * F;
-      pack_along(p.math.words, to, lane, F);
-    }
+    pack_lanes<T>(p, space, to, a.w2_eDF, range.expert, num_panels, [&](int64_t j, int64_t i) {
+      const int64_t d = (first_panel + j) * kPanelCols + i;
+      return d < D ? d : -1;
+    });
   };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t d = (first_panel + j) * kPanelCols;
@@ -133,13 +120,11 @@ template <class T>
 void d_up_rows(const DExpertUp& a, const RowProduct& p, const RowRange& range, int64_t first_panel, int64_t num_panels,
                const PanelSpace& space) {
   const int64_t D = a.dx_RD.dim(1);
-  const T* w1 = a.w1_e2FD.data.ptr<T>() + range.expert * p.k * D;
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
-    pack_rows(p.math.words, to, a.dh_R2F.data.ptr<T>(), nullptr, range.begin + first, num, p.k);
+    pack_rows<T>(p, space, to, a.dh_R2F, nullptr, range.begin + first, num);
   };
   const auto pack_b = [&](uint32_t* to) {
-    const int64_t d = first_panel * kPanelCols;
-    pack_across(p.math.words, {to, kPanelCols, num_panels, space.b_stride}, {w1 + d, nullptr, D}, p.k, D - d);
+    pack_columns<T>(p, space, to, a.w1_e2FD, range.expert, first_panel, num_panels, D);
   };
   const auto write = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t d = (first_panel + j) * kPanelCols;
@@ -153,7 +138,7 @@ void d_up_rows(const DExpertUp& a, const RowProduct& p, const RowRange& range, i
 
 void expert_up(Stream& s, const ExpertUp& a) {
   const RowProduct p = product_of(a);
-  with_float_type(a.x_TD.data.dtype, [&]<class T>(T) {
+  with_float_type(a.a_RF.dtype, [&]<class T>(T) {
     for_each_row_task(s, p, a.rows, a.w1_e2FD.data.dim(0), a.scratch.data,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
                         up_rows<T>(a, p, range, first, num, space);
@@ -163,7 +148,7 @@ void expert_up(Stream& s, const ExpertUp& a) {
 
 void expert_down(Stream& s, const ExpertDown& a) {
   const RowProduct p = product_of(a);
-  with_float_type(a.a_RF.data.dtype, [&]<class T>(T) {
+  with_float_type(a.y_RD.dtype, [&]<class T>(T) {
     for_each_row_task(s, p, a.rows, a.w2_eDF.data.dim(0), a.scratch.data,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
                         down_rows<T>(a, p, range, first, num, space);
@@ -173,7 +158,7 @@ void expert_down(Stream& s, const ExpertDown& a) {
 
 void d_expert_up(Stream& s, const DExpertUp& a) {
   const RowProduct p = product_of(a);
-  with_float_type(a.dh_R2F.data.dtype, [&]<class T>(T) {
+  with_float_type(a.dx_RD.dtype, [&]<class T>(T) {
     for_each_row_task(s, p, a.rows, a.w1_e2FD.data.dim(0), a.scratch.data,
                       [&](const RowRange& range, int64_t first, int64_t num, int64_t, const PanelSpace& space) {
                         d_up_rows<T>(a, p, range, first, num, space);

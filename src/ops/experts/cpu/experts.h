@@ -6,6 +6,7 @@
 
 #include "ops/experts/cpu/panels.h"
 #include "ops/experts/experts.h"
+#include "ops/quantize/cpu/dequantize.h"
 
 namespace moebius::cpu {
 
@@ -35,15 +36,18 @@ inline RowRange range_of(const int32_t* offsets, int64_t index) {
   }
 }
 
+// The dtype that an operand is multiplied in.
+inline DType math_dtype(const Operand& x) { return x.is_plain() ? x.data.dtype : DType::f32; }
+
 // How a product of rows [num_rows, k] with num_cols columns is cut: panels, and panels of a task.
 struct RowProduct {
-  RowProduct(DType dtype, int64_t k, int64_t num_cols, int64_t cols_per_panel)
-      : math(best_panel_math(dtype)),
-        k(k),
+  RowProduct(const Operand& x, int64_t num_cols, int64_t cols_per_panel)
+      : math(best_panel_math(math_dtype(x))),
+        k(x.data.dim(1)),
         num_panels(div_ceil(num_cols, cols_per_panel)),
         panels_per_task(panels_at_once(math.words, k, std::max<int64_t>(1, num_panels))),
         tasks_across(div_ceil(num_panels, panels_per_task)),
-        space(math.words, k, 1, panels_per_task) {}
+        space(math.words, k, 1, panels_per_task, !x.is_plain()) {}
   PanelCounts counts(int64_t num_rows, int64_t panels) const { return {num_words(math.words, k), num_rows, panels}; }
   int64_t scratch_bytes(int num_threads) const { return num_threads * space.num_bytes; }
 
@@ -63,12 +67,54 @@ void for_each_row_task(Stream& s, const RowProduct& p, const Rows& rows, int64_t
   });
 }
 
+// Where row `row` of a matrix of k columns is: in place, or as values in `slot` where it is quantised.
+template <class T>
+const void* row_of(const Operand& x, int64_t matrix, int64_t row, int64_t k, float* slot) {
+  if (x.is_plain()) return x.data.ptr<T>() + (matrix * x.data.dim(x.data.shape.rank() - 2) + row) * k;
+  dequantize_row(slot, x, matrix, row, 0, k);
+  return slot;
+}
+
 // Packs rows [first, first + num) of x, gathered by index when there is one.
 template <class T>
-void pack_rows(Words words, uint32_t* packed, const T* x, const int32_t* index, int64_t first, int64_t num, int64_t k) {
+void pack_rows(const RowProduct& p, const PanelSpace& space, uint32_t* packed, const Operand& x, const int32_t* index,
+               int64_t first, int64_t num) {
   const void* row[kPanelRows];
-  for (int64_t i = 0; i < num; ++i) row[i] = x + (index ? index[first + i] : first + i) * k;
-  pack_strips(words, packed, row, num, k);
+  for (int64_t i = 0; i < num; ++i)
+    row[i] = row_of<T>(x, 0, index ? index[first + i] : first + i, p.k, space.values + i * p.k);
+  pack_strips(p.math.words, packed, row, num, p.k);
+}
+
+// Packs num_panels panels whose lanes are rows of an expert's matrix w. lane_row(panel, lane) gives the
+// row, or -1 for a lane of zeros.
+template <class T, class LaneRow>
+void pack_lanes(const RowProduct& p, const PanelSpace& space, uint32_t* packed, const Operand& w, int64_t expert,
+                int64_t num_panels, LaneRow lane_row) {
+  for (int64_t j = 0; j < num_panels; ++j, packed += space.b_stride) {
+    const void* lane[kPanelCols] = {};
+    for (int64_t i = 0; i < kPanelCols; ++i) {
+      const int64_t row = lane_row(j, i);
+      if (row >= 0) lane[i] = row_of<T>(w, expert, row, p.k, space.values + i * p.k);
+    }
+    pack_along(p.math.words, packed, lane, p.k);
+  }
+}
+
+// Packs panels of the columns of an expert's matrix [k, num_cols], which are the rows of its transpose
+// where that is quantised.
+template <class T>
+void pack_columns(const RowProduct& p, const PanelSpace& space, uint32_t* packed, const Operand& w, int64_t expert,
+                  int64_t first_panel, int64_t num_panels, int64_t num_cols) {
+  const int64_t first = first_panel * kPanelCols;
+  if (!w.is_plain()) {
+    return pack_lanes<T>(p, space, packed, w, expert, num_panels, [&](int64_t j, int64_t i) {
+      const int64_t col = first + j * kPanelCols + i;
+      return col < num_cols ? col : -1;
+    });
+  }
+  const T* matrix = w.data.ptr<T>() + expert * p.k * num_cols;
+  pack_across(p.math.words, {packed, kPanelCols, num_panels, space.b_stride}, {matrix + first, nullptr, num_cols}, p.k,
+              num_cols - first);
 }
 
 inline const int32_t* index_of(const Rows& rows) {

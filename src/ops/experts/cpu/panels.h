@@ -68,25 +68,28 @@ struct AcrossPanels {
 };
 void pack_across(Words words, const AcrossPanels& to, const PanelRows& rows, int64_t k, int64_t num_valid);
 
-// A worker's memory: packed B panels, packed A panels, one tile of sums. Panels are an odd number
+// A worker's memory: packed B panels, packed A panels, one tile of sums, and where operands are
+// quantised the values of 32 rows of them, which are then packed. Panels are an odd number
 // of lines apart, so that the same word of several does not meet in one set of a cache.
 struct PanelSpace {
-  PanelSpace(Words words, int64_t k, int64_t a_panels, int64_t b_panels)
+  PanelSpace(Words words, int64_t k, int64_t a_panels, int64_t b_panels, bool quantised = false)
       : a_panels(a_panels),
         b_panels(b_panels),
         a_stride(odd_lines(strip_panel_words(num_words(words, k)))),
         b_stride(odd_lines(num_words(words, k) * kPanelCols + kPanelCols)),
-        num_bytes(4 * (a_stride * a_panels + b_stride * b_panels + kPanelRows * kPanelCols)) {}
+        num_bytes(4 * (a_stride * a_panels + b_stride * b_panels + kPanelRows * kPanelCols +
+                       (quantised ? odd_lines(kPanelCols * k) : 0))) {}
   PanelSpace(void* base, int worker, const PanelSpace& of) : PanelSpace(of) {
     b = reinterpret_cast<uint32_t*>(static_cast<char*>(base) + worker * num_bytes);
     a = b + b_stride * b_panels;
     tile = reinterpret_cast<float*>(a + a_stride * a_panels);
+    values = tile + kPanelRows * kPanelCols;
   }
   static int64_t odd_lines(int64_t words) { return ((words + 15) / 16 | 1) * 16; }
 
   int64_t a_panels, b_panels, a_stride, b_stride, num_bytes;
   uint32_t *b = nullptr, *a = nullptr;
-  float* tile = nullptr;
+  float *tile = nullptr, *values = nullptr;
 };
 
 // B panels that fit half of a 2 MiB L2, of those that there are.

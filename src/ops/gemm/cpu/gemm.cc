@@ -25,7 +25,10 @@ TileSize tile_size(int64_t m, int64_t n) {
   return t;
 }
 
-Matrix part_of(const Tensor& t, int64_t row, int64_t col, bool transposed) {
+// Quantised, a sum is over whole rows of data, and only their first one differs.
+Matrix part_of(const Operand& x, int64_t row, int64_t col, bool transposed) {
+  if (!x.is_plain()) return {.quantised = &x, .first = std::max(row, col)};
+  const Tensor& t = x.data;
   const int64_t ld = t.dim(1), offset = transposed ? col * ld + row : row * ld + col;
   return {static_cast<char*>(t.data) + offset * size_of(t.dtype), ld, t.dtype, transposed};
 }
@@ -33,7 +36,7 @@ Matrix part_of(const Tensor& t, int64_t row, int64_t col, bool transposed) {
 }  // namespace
 
 void gemm(Stream& s, const Gemm& a) {
-  const int64_t m = a.c_MN.dim(0), n = a.c_MN.dim(1), k = a.a.data.dim(a.trans_a ? 0 : 1);
+  const int64_t m = a.c_MN.dim(0), n = a.c_MN.dim(1), k = a.a.shape()[a.trans_a ? 0 : 1];
   if (k == 0) {
     if (!a.accumulate) std::memset(a.c_MN.data, 0, a.c_MN.num_bytes());
     return;
@@ -43,8 +46,8 @@ void gemm(Stream& s, const Gemm& a) {
   s.pool().run(div_ceil(m, tile.rows) * tiles_across, [&](int64_t task, int) {
     const int64_t row = task / tiles_across * tile.rows, col = task % tiles_across * tile.cols;
     tile_gemm({.c = part_of(a.c_MN, row, col, false),
-               .a = part_of(a.a.data, row, 0, a.trans_a),
-               .b = part_of(a.b.data, 0, col, a.trans_b),
+               .a = part_of(a.a, row, 0, a.trans_a),
+               .b = part_of(a.b, 0, col, a.trans_b),
                .m = std::min(tile.rows, m - row),
                .n = std::min(tile.cols, n - col),
                .k = k,

@@ -18,6 +18,6 @@ bool runs_widened() {
   return widened;
 }
 
-void tile_gemm(const TileGemm& g) { runs_widened() ? widened_gemm(g) : dnnl_gemm(g); }
+void tile_gemm(const TileGemm& g) { runs_widened() || g.a.quantised ? widened_gemm(g) : dnnl_gemm(g); }
 
 }  // namespace moebius::cpu

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/dtype.h"
+#include "core/quantized.h"
 
 namespace moebius::cpu {
 
@@ -14,10 +14,15 @@ struct Matrix {
   int64_t ld = 0;
   DType dtype = DType::f32;
   bool transposed = false;
+  // Quantised data has this instead of the above. Element (i, p) of a is the value at (first + i, p) of
+  // quantised->data, and element (p, j) of b that at (first + j, p).
+  const Operand* quantised = nullptr;
+  int64_t first = 0;
 };
 
 // c[m, n] = a[m, k] b[k, n], or c += with accumulate
-// a and b of one dtype, f32 or bf16; c f32 or that dtype, not transposed. Sums in f32, c rounded once.
+// a and b of one dtype, f32 or bf16, or both quantised; c f32 or that dtype, not transposed. Sums in
+// f32, c rounded once. Quantised matrices need widened_gemm.
 // By widened_gemm a row of c does not depend on m; with AMX, dnnl_gemm chooses its instructions by m.
 // REQUIRES: m, n, k >= 1.
 struct TileGemm {

@@ -9,6 +9,7 @@
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 #include "ops/gemm/cpu/pack.h"
+#include "ops/quantize/cpu/dequantize.h"
 
 namespace moebius::cpu {
 namespace {
@@ -122,6 +123,34 @@ PackedRows pack_rows(float* to, const Matrix& a, int64_t row, int64_t first_k, i
   return {to, a.transposed, k};
 }
 
+// The elements of quantised matrices.
+struct Quantised {};
+
+template <>
+PackedRows pack_rows<Quantised>(float* to, const Matrix& a, int64_t row, int64_t first_k, int64_t rows, int64_t k) {
+  for (int64_t i = 0; i < rows; ++i) dequantize_row(to + i * kBlockK, *a.quantised, 0, a.first + row + i, first_k, k);
+  return {to, false, k};
+}
+
+// Columns [col, col + cols) of rows [first_k, first_k + k) of b as panels.
+template <class T>
+void pack_columns(float* to, const Matrix& b, int64_t first_k, int64_t col, int64_t k, int64_t cols) {
+  if (b.transposed)
+    pack_panels_transposed(to, at<T>(b, first_k, col), b.ld, k, cols);
+  else
+    pack_panels<kPanelCols>(to, at<T>(b, first_k, col), b.ld, k, cols);
+}
+
+template <>
+void pack_columns<Quantised>(float* to, const Matrix& b, int64_t first_k, int64_t col, int64_t k, int64_t cols) {
+  // The values of a block, one MiB at most, as the transpose that panels are packed from.
+  thread_local std::unique_ptr<float[]> values;
+  if (!values) values = std::make_unique<float[]>(kBlockCols * kBlockK);
+  for (int64_t j = 0; j < cols; ++j)
+    dequantize_row(values.get() + j * k, *b.quantised, 0, b.first + col + j, first_k, k);
+  pack_panels_transposed(to, static_cast<const float*>(values.get()), k, k, cols);
+}
+
 // Adds or stores rows of sums in bf16.
 void round_rows(const TileGemm& g, const float* sums, int64_t ld, int64_t row, int64_t col, int64_t rows,
                 int64_t cols) {
@@ -155,10 +184,7 @@ void multiply_block(Blocks& blocks, const TileGemm& g, Part part) {
   for (int64_t first_k = 0; first_k < g.k; first_k += kBlockK) {
     const int64_t k = std::min(kBlockK, g.k - first_k);
     const bool add = first_k > 0 || (g.accumulate && !rounded);
-    if (g.b.transposed)
-      pack_panels_transposed(blocks.b, at<T>(g.b, first_k, part.col), g.b.ld, k, part.cols);
-    else
-      pack_panels<kPanelCols>(blocks.b, at<T>(g.b, first_k, part.col), g.b.ld, k, part.cols);
+    pack_columns<T>(blocks.b, g.b, first_k, part.col, k, part.cols);
     for (int64_t i = 0; i < part.rows; i += strip_size) {
       const int64_t rows = std::min(strip_size, part.rows - i);
       float* const strip = sums + (rounded && one_k ? 0 : i * ld);
@@ -184,6 +210,10 @@ void widened_gemm(const TileGemm& g) {
   for (int64_t col = 0; col < g.n; col += block_cols) {
     for (int64_t row = 0; row < g.m; row += kBlockRows) {
       const Part part{row, col, std::min(kBlockRows, g.m - row), std::min(block_cols, g.n - col)};
+      if (g.a.quantised) {
+        multiply_block<Quantised>(blocks, g, part);
+        continue;
+      }
       with_float_type(g.a.dtype, [&](auto zero) { multiply_block<decltype(zero)>(blocks, g, part); });
     }
   }

@@ -1,0 +1,70 @@
+#include "ops/quantize/cpu/dequantize.h"
+
+#include <algorithm>
+
+#include "core/narrow_float.h"
+#include "ops/cpu/vector.h"
+#include "ops/quantize/quantize.h"
+#include "ops/quantize/quantize_backends.h"
+
+namespace moebius::cpu {
+namespace {
+
+struct Sizes {
+  explicit Sizes(const Shape& shape) : rows(shape[shape.rank() - 2]), cols(shape[shape.rank() - 1]) {}
+  int64_t rows, cols;
+};
+
+float scale_at(const Operand& q, int64_t matrix, int64_t row, int64_t col) {
+  if (q.layout == ScaleLayout::per_tensor) return q.scales.ptr<float>()[matrix];
+  const Sizes scales(q.scales.shape);
+  const BlockSize block = block_size(q.layout);
+  const int64_t at = (matrix * scales.rows + row / block.rows) * scales.cols + col / block.cols;
+  if (q.layout == ScaleLayout::mx_blocks) return to_f32(q.scales.ptr<e8m0>()[at]);
+  if (q.layout != ScaleLayout::nv_blocks) return q.scales.ptr<float>()[at];
+  return to_f32(q.scales.ptr<f8_e4m3>()[at]) * q.tensor_scale.ptr<float>()[matrix];
+}
+
+// Elements of one scale, from element `first` of the data on.
+void dequantize_run(float* to, const Tensor& data, int64_t first, int64_t n, float scale) {
+  const auto* bytes = static_cast<const uint8_t*>(data.data);
+  if (data.dtype == DType::f4_e2m1) {
+    for (int64_t j = 0; j < n; ++j) {
+      const uint32_t pair = bytes[(first + j) / 2];
+      to[j] = kF4E2m1Values[(first + j) % 2 == 0 ? pair & 15u : pair >> 4] * scale;
+    }
+    return;
+  }
+  const float* values = data.dtype == DType::f8_e4m3 ? kF8E4m3Values.data() : kF8E5m2Values.data();
+  for (int64_t j = 0; j < n; ++j) to[j] = values[bytes[first + j]] * scale;
+}
+
+}  // namespace
+
+void dequantize_row(float* to, const Operand& q, int64_t matrix, int64_t row, int64_t col, int64_t n) {
+  const Sizes data(q.data.shape);
+  const int64_t first = (matrix * data.rows + row) * data.cols, block = block_size(q.layout).cols;
+  for (int64_t j = col; j < col + n;) {
+    const int64_t end = block == 0 ? col + n : std::min(col + n, (j / block + 1) * block);
+    dequantize_run(to + j - col, q.data, first + j, end - j, scale_at(q, matrix, row, j));
+    j = end;
+  }
+}
+
+void dequantize(Stream& s, const Dequantize& a) {
+  const Sizes data(a.q.data.shape);
+  with_float_type(a.x.dtype, [&]<class T>(T) {
+    parallel_rows(s.pool(), a.x.numel() / data.cols, 64, [&](int64_t begin, int64_t end) {
+      float piece[512];
+      for (int64_t row = begin; row < end; ++row) {
+        for (int64_t j = 0; j < data.cols; j += std::ssize(piece)) {
+          const int64_t n = std::min(std::ssize(piece), data.cols - j);
+          dequantize_row(piece, a.q, row / data.rows, row % data.rows, j, n);
+          for (int64_t k = 0; k < n; ++k) a.x.ptr<T>()[row * data.cols + j + k] = from_f32<T>(piece[k]);
+        }
+      }
+    });
+  });
+}
+
+}  // namespace moebius::cpu

@@ -1,0 +1,379 @@
+// A thread block quantises a tile of 128 x 128 elements of q.data, which holds every block of every
+// layout whole. It reads x row by row, also where q is transposed, and writes q.data row by row; the
+// tile in shared memory turns it.
+#include "device/cuda/cuda.h"
+#include "ops/cuda/philox.h"
+#include "ops/cuda/vector.h"
+#include "ops/quantize/quantize.h"
+#include "ops/quantize/quantize_backends.h"
+#include "ops/quantize/scales.h"
+
+namespace moebius::cuda {
+namespace {
+
+constexpr int kTile = 128, kThreads = 256, kWarps = kThreads / 32, kRowsOfWarp = kTile / kWarps;
+constexpr int kPitch = kTile + 1;  // of a tile's row in shared memory: columns are in banks of their own
+constexpr int kSharedBytes = kTile * kPitch * 4;
+constexpr int kOfLane = 4;  // elements of a row that a lane holds
+static_assert(kRowsOfWarp == 16 && kOfLane * 32 == kTile && kGroupAlign % kTile == 0);
+
+struct Problem {
+  uint8_t* data;
+  void* scales;
+  float* tensor_scale;  // first the bits of the largest magnitude of each matrix
+  const void* x;
+  const int32_t *offsets, *token;
+  int64_t x_rows, x_cols, rows, cols;  // of each matrix of x, and of q.data
+  int num_groups;
+  ScaleLayout layout;
+  DType format;
+  bool transposed, square, hadamard;
+};
+
+struct Draws {
+  DeviceRng rng;
+  const int64_t* draw;  // null: to nearest even
+  int64_t first_group, num_groups;
+};
+
+struct Place {
+  int64_t matrix, row, col;  // of the tile in q.data
+  int rows, cols;
+  int64_t group, begin;  // of a transposed tile: its expert, and the row of x in its first column
+  int filled;            // how many of its columns have a row
+};
+
+__device__ Place place_of(const Problem& p) {
+  Place t{.matrix = blockIdx.z, .row = int64_t{blockIdx.y} * kTile, .col = int64_t{blockIdx.x} * kTile};
+  int64_t rows = p.rows, end = p.x_rows;
+  if (p.offsets && !p.transposed) rows = min(rows, int64_t{p.offsets[p.num_groups]});
+  t.rows = static_cast<int>(max(int64_t{0}, min(int64_t{kTile}, rows - t.row)));
+  t.cols = static_cast<int>(min(int64_t{kTile}, p.cols - t.col));
+  t.group = 0;
+  t.begin = t.col;
+  if (p.offsets && p.transposed) {
+    t.group = p.num_groups - 1;
+    while (t.group > 0 && group_begin(p.offsets[t.group], t.group) > t.col) --t.group;
+    t.begin = p.offsets[t.group] + t.col - group_begin(p.offsets[t.group], t.group);
+    end = p.offsets[t.group + 1];
+  }
+  t.filled = static_cast<int>(max(int64_t{0}, min(int64_t{t.cols}, end - t.begin)));
+  return t;
+}
+
+// tile[i * kPitch + j] = x of row i and column j of the tile.
+template <class T>
+__device__ void load_tile(float* tile, const Problem& p, const Place& t) {
+  const T* x = static_cast<const T*>(p.x) + t.matrix * p.x_rows * p.x_cols;
+  for (int k = threadIdx.x; k < kTile * kTile; k += kThreads) {
+    const int outer = k / kTile, inner = k % kTile;  // inner runs along a row of x
+    if (!p.transposed) {
+      const bool is_inside = outer < t.rows && inner < t.cols;
+      tile[outer * kPitch + inner] = is_inside ? element(x[(t.row + outer) * p.x_cols + t.col + inner]) : 0.0f;
+      continue;
+    }
+    const bool is_inside = outer < t.filled && inner < t.rows;
+    const int64_t r = t.begin + outer;
+    const int64_t row = is_inside && p.token ? p.token[r] : r;
+    tile[inner * kPitch + outer] = is_inside ? element(x[row * p.x_cols + t.row + inner]) : 0.0f;
+  }
+  __syncthreads();
+}
+
+// The sign of x[i], i < 16, before the Hadamard transform.
+__device__ bool is_negative(int i) { return (0b1101011111101000u >> i & 1u) != 0; }
+
+// x diag(signs) H / 4 of 16 numbers in four lanes: the rounds of the CPU, two within a lane and two
+// between lanes.
+__device__ void hadamard(float (&v)[kOfLane], int lane) {
+  const int first = lane % 4 * kOfLane;
+#pragma unroll
+  for (int j = 0; j < kOfLane; ++j) v[j] = is_negative(first + j) ? -v[j] : v[j];
+  const float a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
+  v[0] = a + c, v[1] = b + d, v[2] = a - c, v[3] = b - d;
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+#pragma unroll
+    for (int j = 0; j < kOfLane; ++j) {
+      const float other = __shfl_xor_sync(~0u, v[j], step);
+      v[j] = lane & step ? other - v[j] : v[j] + other;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kOfLane; ++j) v[j] *= 0.25f;
+}
+
+// The elements of a lane in row i of the tile.
+__device__ void row_of(float (&v)[kOfLane], const float* tile, const Problem& p, int i, int lane) {
+#pragma unroll
+  for (int j = 0; j < kOfLane; ++j) v[j] = tile[i * kPitch + lane * kOfLane + j];
+  if (p.hadamard) hadamard(v, lane);
+}
+
+__device__ uint32_t largest_of(const float (&v)[kOfLane]) {
+  uint32_t m = 0;
+#pragma unroll
+  for (int j = 0; j < kOfLane; ++j) m = max(m, __float_as_uint(v[j]) & 0x7fffffffu);
+  return m;
+}
+
+__device__ uint32_t largest_of_lanes(uint32_t m, int lanes) {
+  for (int step = 1; step < lanes; step *= 2) m = max(m, __shfl_xor_sync(~0u, m, step));
+  return m;
+}
+
+// The largest magnitude of the whole tile.
+__device__ uint32_t largest_of_tile(const float* tile, const Problem& p) {
+  __shared__ uint32_t shared;
+  if (threadIdx.x == 0) shared = 0;
+  __syncthreads();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  uint32_t m = 0;
+  for (int i = warp * kRowsOfWarp; i < (warp + 1) * kRowsOfWarp; ++i) {
+    float v[kOfLane];
+    row_of(v, tile, p, i, lane);
+    m = max(m, largest_of(v));
+  }
+  atomicMax(&shared, m);
+  __syncthreads();
+  return shared;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) largest_kernel(Problem p, uint32_t* largest) {
+  extern __shared__ float tile[];
+  const Place t = place_of(p);
+  if (t.rows == 0) return;
+  load_tile<T>(tile, p, t);
+  const uint32_t m = largest_of_tile(tile, p);
+  if (threadIdx.x == 0) atomicMax(largest + t.matrix, m);
+}
+
+// Turns the largest magnitudes into the scales of whole matrices.
+__global__ void matrix_scales_kernel(float* scales, int64_t n, bool is_nv, DType element) {
+  const int64_t e = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (e >= n) return;
+  const uint32_t m = __float_as_uint(scales[e]);
+  scales[e] = is_nv ? 1.0f / nv_encode_scale(m) : power_of_two_scale(m, top_exponent(element));
+}
+
+// Stores the scale of the block that has the element (i, j) of the tile, and gives what its elements
+// are multiplied with.
+__device__ float store_scale(const Problem& p, const Place& t, int i, int j, uint32_t m, bool stores) {
+  const int64_t row = t.row + i, col = t.col + j;
+  const auto at = [&](int64_t down, int64_t across) {
+    const int64_t rows = (p.rows + down - 1) / down, cols = (p.cols + across - 1) / across;
+    return (t.matrix * rows + row / down) * cols + col / across;
+  };
+  if (p.layout == ScaleLayout::per_tensor) {
+    const uint32_t of_matrix = __float_as_uint(static_cast<float*>(p.scales)[t.matrix]);
+    return 1.0f / power_of_two_scale(of_matrix, top_exponent(p.format));
+  }
+  if (p.layout == ScaleLayout::nv_blocks) {
+    const float encode = nv_encode_scale(__float_as_uint(p.tensor_scale[t.matrix]));
+    const f8_e4m3 scale = nv_block_scale(m, encode);
+    if (stores) static_cast<uint8_t*>(p.scales)[at(1, 16)] = scale.bits;
+    return nv_inverse(scale, 1.0f / encode);
+  }
+  const float scale = power_of_two_scale(m, top_exponent(p.format));
+  if (stores && p.layout == ScaleLayout::mx_blocks) static_cast<uint8_t*>(p.scales)[at(1, 32)] = to_e8m0(scale).bits;
+  if (stores && p.layout == ScaleLayout::row_blocks) static_cast<float*>(p.scales)[at(1, kTile)] = scale;
+  if (stores && p.layout == ScaleLayout::square_blocks) static_cast<float*>(p.scales)[at(kTile, kTile)] = scale;
+  return 1.0f / scale;
+}
+
+// The index of the draw of element (i, j).
+__device__ uint64_t draw_index(const Problem& p, const Place& t, const Draws& draws, int i, int j) {
+  const int64_t r = p.transposed ? t.begin + j : t.row + i, col = p.transposed ? t.row + i : t.col + j;
+  int64_t group = p.transposed ? t.group : 0;
+  if (p.offsets && !p.transposed) {
+    while (r >= p.offsets[group + 1]) ++group;
+  }
+  const int64_t row = draws.draw[1] + r - (p.offsets ? p.offsets[group] : 0);
+  return static_cast<uint64_t>((row * draws.num_groups + draws.first_group + group + t.matrix) * p.x_cols + col);
+}
+
+__device__ void store_elements(const Problem& p, const Place& t, const Draws& draws, const float (&v)[kOfLane], int i,
+                               int lane, float inverse) {
+  const int64_t first = (t.matrix * p.rows + t.row + i) * p.cols + t.col + lane * kOfLane;
+#pragma unroll
+  for (int j = 0; j < kOfLane; ++j) {
+    const int col = lane * kOfLane + j;
+    if (col >= t.cols) return;
+    const float x = v[j] * inverse;
+    if (p.format == DType::f8_e4m3) p.data[first + j] = to_f8_e4m3(x).bits;
+    if (p.format == DType::f8_e5m2) p.data[first + j] = to_f8_e5m2(x).bits;
+    if (p.format != DType::f4_e2m1 || j % 2 != 0) continue;
+    const float y = v[j + 1] * inverse;  // columns are even
+    const auto code = [&](float z, int at) {
+      if (!draws.draw || (p.transposed && at >= t.filled)) return to_f4_e2m1(z);
+      const DeviceRng rng = draws.rng.at_step(static_cast<uint64_t>(draws.draw[0]));
+      return draw_f4_e2m1(z, rng.uniform(draw_index(p, t, draws, i, at)));
+    };
+    p.data[(first + j) / 2] = static_cast<uint8_t>(code(x, col) | code(y, col + 1) << 4);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) quantize_kernel(Problem p, Draws draws) {
+  extern __shared__ float tile[];
+  const Place t = place_of(p);
+  if (t.rows == 0) return;
+  load_tile<T>(tile, p, t);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = warp * kRowsOfWarp;
+  // Lanes that share a block, and the largest magnitude where rows share one.
+  const int lanes = p.layout == ScaleLayout::row_blocks ? 32 : p.layout == ScaleLayout::mx_blocks ? 8 : 4;
+  uint32_t of_rows = p.layout == ScaleLayout::square_blocks ? largest_of_tile(tile, p) : 0;
+  for (int i = first; p.square && i < first + kRowsOfWarp; ++i) {
+    float v[kOfLane];
+    row_of(v, tile, p, i, lane);
+    of_rows = max(of_rows, largest_of_lanes(largest_of(v), lanes));
+  }
+  const bool shares_rows = p.square || p.layout == ScaleLayout::square_blocks;
+  for (int i = first; i < min(first + kRowsOfWarp, t.rows); ++i) {
+    float v[kOfLane];
+    row_of(v, tile, p, i, lane);
+    const uint32_t m = shares_rows ? of_rows : largest_of_lanes(largest_of(v), lanes);
+    const int col = lane * kOfLane;
+    const bool leads = p.layout == ScaleLayout::square_blocks ? lane == 0 && i == 0 : lane % lanes == 0;
+    const float inverse = store_scale(p, t, i, col, m, leads && col < t.cols);
+    store_elements(p, t, draws, v, i, lane, inverse);
+  }
+}
+
+Problem problem_of(const Quantize& a) {
+  const int rank = a.x_RC.shape.rank();
+  const Tensor& data = a.q.data;
+  const auto ints = [](const Tensor& t) { return t.empty() ? nullptr : t.ptr<int32_t>(); };
+  return {.data = static_cast<uint8_t*>(data.data),
+          .scales = a.q.scales.data,
+          .tensor_scale = static_cast<float*>(a.q.tensor_scale.data),
+          .x = a.x_RC.data,
+          .offsets = ints(a.offsets_e1),
+          .token = ints(a.token_R),
+          .x_rows = a.x_RC.dim(rank - 2),
+          .x_cols = a.x_RC.dim(rank - 1),
+          .rows = data.dim(rank - 2),
+          .cols = data.dim(rank - 1),
+          .num_groups = static_cast<int>(a.offsets_e1.numel() - 1),
+          .layout = a.q.layout,
+          .format = data.dtype,
+          .transposed = a.q.transposed,
+          .square = a.square,
+          .hadamard = a.hadamard};
+}
+
+template <class Kernel, class... Args>
+void launch(Stream& s, const Problem& p, int64_t matrices, Kernel kernel, Args... args) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes), "quantize");
+  const dim3 grid(static_cast<unsigned>(div_ceil(p.cols, int64_t{kTile})),
+                  static_cast<unsigned>(div_ceil(p.rows, int64_t{kTile})), static_cast<unsigned>(matrices));
+  kernel<<<grid, kThreads, kSharedBytes, cuda_stream(s)>>>(p, args...);
+}
+
+// to [matrices, C, R] = the transpose of each matrix of from [matrices, R, C].
+template <class T>
+__global__ void __launch_bounds__(kThreads) transpose_kernel(T* to, const T* from, int64_t R, int64_t C) {
+  __shared__ T tile[32][33];
+  const int64_t row = int64_t{blockIdx.y} * 32, col = int64_t{blockIdx.x} * 32, matrix = blockIdx.z * R * C;
+  for (int i = threadIdx.x / 32; i < 32; i += kWarps) {
+    const int64_t r = row + i, c = col + threadIdx.x % 32;
+    if (r < R && c < C) tile[i][threadIdx.x % 32] = from[matrix + r * C + c];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x / 32; i < 32; i += kWarps) {
+    const int64_t c = col + i, r = row + threadIdx.x % 32;
+    if (r < R && c < C) to[matrix + c * R + r] = tile[threadIdx.x % 32][i];
+  }
+}
+
+template <class T>
+void transpose(Stream& s, T* to, const T* from, const Shape& shape) {
+  const int rank = shape.rank();
+  const int64_t matrices = rank == 3 ? shape[0] : 1, R = shape[rank - 2], C = shape[rank - 1];
+  const dim3 grid(static_cast<unsigned>(div_ceil(C, int64_t{32})), static_cast<unsigned>(div_ceil(R, int64_t{32})),
+                  static_cast<unsigned>(matrices));
+  transpose_kernel<<<grid, kThreads, 0, cuda_stream(s)>>>(to, from, R, C);
+}
+
+__device__ float scale_of(const Problem& p, int64_t matrix, int64_t row, int64_t col) {
+  const auto at = [&](int64_t down, int64_t across) {
+    const int64_t rows = (p.rows + down - 1) / down, cols = (p.cols + across - 1) / across;
+    return (matrix * rows + row / down) * cols + col / across;
+  };
+  const auto* bytes = static_cast<const uint8_t*>(p.scales);
+  const auto* floats = static_cast<const float*>(p.scales);
+  switch (p.layout) {
+    case ScaleLayout::per_tensor:
+      return floats[matrix];
+    case ScaleLayout::row_blocks:
+      return floats[at(1, kTile)];
+    case ScaleLayout::square_blocks:
+      return floats[at(kTile, kTile)];
+    case ScaleLayout::mx_blocks:
+      return narrow_float::e8m0_value(bytes[at(1, 32)]);
+    default:
+      return narrow_float::f8_e4m3_value(bytes[at(1, 16)]) * p.tensor_scale[matrix];
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) dequantize_kernel(T* x, Problem p, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= n) return;
+  const float scale = scale_of(p, i / p.cols / p.rows, i / p.cols % p.rows, i % p.cols);
+  float value = 0;
+  if (p.format == DType::f8_e4m3) value = narrow_float::f8_e4m3_value(p.data[i]);
+  if (p.format == DType::f8_e5m2) value = narrow_float::f8_e5m2_value(p.data[i]);
+  if (p.format == DType::f4_e2m1) value = narrow_float::f4_e2m1_value(p.data[i / 2] >> (i % 2 * 4) & 15u);
+  set(x[i], value * scale);
+}
+
+}  // namespace
+
+void quantize(Stream& s, const Quantize& a) {
+  const Problem p = problem_of(a);
+  const Tensor& data = a.q.data;
+  const int64_t matrices = data.shape.rank() == 3 ? data.dim(0) : 1;
+  const bool is_nv = a.q.layout == ScaleLayout::nv_blocks, of_tensor = is_nv || a.q.layout == ScaleLayout::per_tensor;
+  const StochasticRounding& how = a.stochastic;
+  const Draws draws{DeviceRng(Rng(how.seed, RngSite::rounding, 0, how.key)),
+                    how.draw_2.empty() ? nullptr : how.draw_2.ptr<int64_t>(), how.first_group, how.num_groups};
+  auto* of_matrix = static_cast<float*>((is_nv ? a.q.tensor_scale : a.q.scales).data);
+  with_float_type(a.x_RC.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if (of_tensor) {
+      check_cuda(cudaMemsetAsync(of_matrix, 0, static_cast<size_t>(matrices) * 4, cuda_stream(s)), "quantize");
+      launch(s, p, matrices, largest_kernel<T>, reinterpret_cast<uint32_t*>(of_matrix));
+    }
+    launch(s, p, matrices, quantize_kernel<T>, draws);
+  });
+  if (of_tensor)
+    matrix_scales_kernel<<<num_blocks(matrices, kThreads), kThreads, 0, cuda_stream(s)>>>(of_matrix, matrices, is_nv,
+                                                                                          data.dtype);
+  check_launch("quantize");
+}
+
+void transpose_quantized(Stream& s, const TransposeQuantized& a) {
+  transpose(s, static_cast<uint8_t*>(a.out.data.data), static_cast<const uint8_t*>(a.in.data.data), a.in.data.shape);
+  float* to = a.out.scales.ptr<float>();
+  const float* from = a.in.scales.ptr<float>();
+  if (a.in.layout == ScaleLayout::per_tensor)
+    check_cuda(cudaMemcpyAsync(to, from, a.in.scales.num_bytes(), cudaMemcpyDeviceToDevice, cuda_stream(s)),
+               "transpose_quantized");
+  else
+    transpose(s, to, from, a.in.scales.shape);
+  check_launch("transpose_quantized");
+}
+
+void dequantize(Stream& s, const Dequantize& a) {
+  const Problem p = problem_of({.q = a.q, .x_RC = a.q.data});
+  const int64_t n = a.x.numel();
+  with_float_type(a.x.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    dequantize_kernel<T><<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(a.x.ptr<T>(), p, n);
+  });
+  check_launch("dequantize");
+}
+
+}  // namespace moebius::cuda

@@ -1,0 +1,131 @@
+#include "ops/quantize/quantize.h"
+
+#include "ops/quantize/quantize_backends.h"
+
+namespace moebius {
+namespace {
+
+void check_input(const char* who, const char* name, const Tensor& x) {
+  MOEBIUS_CHECK(usage,
+                (x.dtype == DType::f32 || x.dtype == DType::bf16) && (x.shape.rank() == 2 || x.shape.rank() == 3),
+                "{}: {} must be an f32 or bf16 matrix, or one for each expert; got {}", who, name, to_string(x));
+  check_tensor(who, name, x, x.dtype, x.shape);
+}
+
+// The rows of x by expert, and how many columns their transpose has.
+void check_groups(const Quantize& a) {
+  constexpr const char* who = "quantize";
+  const int64_t e = a.offsets_e1.numel() - 1;
+  MOEBIUS_CHECK(usage, a.x_RC.shape.rank() == 2 && e >= 1,
+                "{}: rows with offsets must be a matrix, and the offsets i32 [experts + 1]; got {} and {}", who,
+                to_string(a.x_RC), to_string(a.offsets_e1));
+  check_tensor(who, "offsets", a.offsets_e1, DType::i32, {e + 1});
+  const int64_t R = a.token_R.empty() ? a.x_RC.dim(0) : a.token_R.numel();
+  if (!a.token_R.empty()) check_tensor(who, "token", a.token_R, DType::i32, {R});
+  MOEBIUS_CHECK(usage, a.q.transposed || a.token_R.empty(), "{}: only a transposed copy gathers rows by token; got {}",
+                who, to_string(a.q));
+  const int64_t rows = a.q.transposed ? padded_rows(R, e) : R;
+  const Shape expected{rows, a.x_RC.dim(1)};
+  MOEBIUS_CHECK(usage, a.q.shape() == expected, "{}: q of {} rows of {} experts must be a copy of {}; got {}", who, R,
+                e, to_string(expected), to_string(a.q));
+}
+
+void check(const Quantize& a) {
+  constexpr const char* who = "quantize";
+  check_input(who, "x", a.x_RC);
+  check_quantised(who, "q", a.q);
+  const bool is_nv = a.q.layout == ScaleLayout::nv_blocks;
+  MOEBIUS_CHECK(usage, is_nv || !(a.square || a.hadamard || !a.stochastic.draw_2.empty()),
+                "{}: square blocks of 16, the Hadamard transform and stochastic rounding are of nv_blocks; got {}", who,
+                to_string(a.q));
+  if (!a.stochastic.draw_2.empty()) check_tensor(who, "draw", a.stochastic.draw_2, DType::i64, {2});
+  MOEBIUS_CHECK(usage, !a.hadamard || a.q.data.dim(a.q.data.shape.rank() - 1) % 16 == 0,
+                "{}: the Hadamard transform needs a multiple of 16 columns; got {}", who, to_string(a.q));
+  if (!a.offsets_e1.empty()) return check_groups(a);
+  MOEBIUS_CHECK(usage, a.token_R.empty(), "{}: rows that are gathered by token need offsets", who);
+  const Shape padded = a.x_RC.shape.rank() == 2 ? Shape{padded_rows(a.x_RC.dim(0)), a.x_RC.dim(1)} : a.x_RC.shape;
+  MOEBIUS_CHECK(usage, a.q.shape() == a.x_RC.shape || (a.q.transposed && a.q.shape() == padded),
+                "{}: q must be a copy of x {}; got {}", who, to_string(a.x_RC), to_string(a.q));
+}
+
+void check(const TransposeQuantized& a) {
+  constexpr const char* who = "transpose_quantized";
+  check_quantised(who, "out", a.out);
+  check_quantised(who, "in", a.in);
+  MOEBIUS_CHECK(usage,
+                a.in.layout == a.out.layout && a.in.data.dtype == a.out.data.dtype &&
+                    a.in.transposed != a.out.transposed && a.in.shape() == a.out.shape(),
+                "{}: expected an operand and its transpose, of one format; got {} and {}", who, to_string(a.out),
+                to_string(a.in));
+  MOEBIUS_CHECK(usage, a.in.layout == ScaleLayout::square_blocks || a.in.layout == ScaleLayout::per_tensor,
+                "{}: only square_blocks and per_tensor scales have an exact transpose; got {}; quantize both from the "
+                "same values instead",
+                who, to_string(a.in));
+}
+
+void check(const Dequantize& a) {
+  constexpr const char* who = "dequantize";
+  check_quantised(who, "q", a.q);
+  check_input(who, "x", a.x);
+  check_tensor(who, "x", a.x, a.x.dtype, a.q.data.shape);
+}
+
+double bytes_of(const Operand& q) { return static_cast<double>(q.data.num_bytes() + q.scales.num_bytes()); }
+
+}  // namespace
+
+void quantize(Stream& s, const Quantize& a) {
+  check(a);
+  OpScope scope(s, "quantize", cost(a));
+  if (a.q.data.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::quantize(s, a);
+    case DeviceKind::cuda:
+      return cuda::quantize(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+// A comparison and a product for each element.
+Cost cost(const Quantize& a) {
+  const double count = static_cast<double>(a.q.data.numel());
+  return {2 * count, count * static_cast<double>(size_of(a.x_RC.dtype)) + bytes_of(a.q)};
+}
+
+void transpose_quantized(Stream& s, const TransposeQuantized& a) {
+  check(a);
+  OpScope scope(s, "transpose_quantized", cost(a));
+  if (a.in.data.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::transpose_quantized(s, a);
+    case DeviceKind::cuda:
+      return cuda::transpose_quantized(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const TransposeQuantized& a) { return {0, bytes_of(a.in) + bytes_of(a.out)}; }
+
+void dequantize(Stream& s, const Dequantize& a) {
+  check(a);
+  OpScope scope(s, "dequantize", cost(a));
+  if (a.x.empty()) return;
+  switch (s.device()) {
+    case DeviceKind::cpu:
+      return cpu::dequantize(s, a);
+    case DeviceKind::cuda:
+      return cuda::dequantize(s, a);
+    case DeviceKind::null:
+      return;
+  }
+}
+
+Cost cost(const Dequantize& a) {
+  return {static_cast<double>(a.x.numel()), static_cast<double>(a.x.num_bytes()) + bytes_of(a.q)};
+}
+
+}  // namespace moebius

@@ -1,0 +1,78 @@
+// Quantised copies of matrices: operands of products as in core/quantized.h, and back.
+//
+// The scale of a block whose largest magnitude is m:
+//   powers of two  the smallest 2^n with m <= max * 2^n, n >= -127; max is the largest element, 448
+//                  or 57344. It is DeepGEMM's ceil_to_ue8m0(m / 448), the power-of-two scale of
+//                  TransformerEngine, and the RCEIL mode of torchao.
+//   nv_blocks      e4m3(m / 6 * g) with g = 448 * 6 / (largest magnitude of the tensor), and the
+//                  tensor scale 1 / g, in f32 (NVIDIA, arXiv 2509.25149, appendix C)
+//
+// An element is x / scale, rounded to nearest even and saturated. Division by a power of two is
+// exact, so that an element is rounded once. With nv_blocks it is x * (1 / (scale * tensor scale)),
+// each operation in f32. The bits depend on the block alone, and for nv_blocks and per_tensor on the
+// tensor. They do not depend on threads, tiles or the device.
+#pragma once
+
+#include "core/quantized.h"
+#include "core/rng.h"
+#include "device/device.h"
+
+namespace moebius {
+
+// Rounds f4_e2m1 to one of the two neighbours, to the upper one with the probability that makes
+// the result right on average. The draw of an element is keyed by (seed, step, key) and indexed by
+//   ((first row + r) * num_groups + first_group + g) * C + c
+// for row r of group g of x (a group is an expert; without groups g = 0), so that no layout changes it.
+struct StochasticRounding {
+  Tensor draw_2;  // i64 [step, first row]; empty: to nearest even
+  uint64_t seed = 0;
+  uint32_t key = 0;
+  int64_t first_group = 0, num_groups = 1;
+};
+
+// q = a quantised copy of x, or with q.transposed of its transpose
+//
+// x is f32 or bf16: [R, C], or [e, n, m], a matrix for each expert. q.data has the shape of x or of
+// its transpose. The layout, the dtype and the shapes of q follow core/quantized.h.
+//
+// Rows that are sorted by expert have offsets. Rows at and past the last offset are not read; where
+// q is not transposed their elements and scales are not written. A transposed q of such rows has
+// [C, padded_rows(R, e)] elements, and one of rows without experts may have [C, padded_rows(R)];
+// columns without a row are zeros. With token, row r is x[token[r]].
+struct Quantize {
+  Operand q;            // out
+  Tensor x_RC;          // in
+  Tensor offsets_e1;    // in i32, may be empty
+  Tensor token_R;       // in i32, may be empty; only with q.transposed and offsets
+  bool square = false;  // nv_blocks: 16 rows of q.data share the scales of a block, as weights have it
+  // nv_blocks: each 16 elements along a row of q.data are first multiplied with diag(s) H / 4, H the
+  // Hadamard matrix of size 16 and s the signs of TransformerEngine. A product of two operands with
+  // it is that of the operands without it.
+  bool hadamard = false;
+  StochasticRounding stochastic = {};
+};
+void quantize(Stream& s, const Quantize& a);
+Cost cost(const Quantize& a);
+
+// out = the transpose of in, each with square_blocks scales or one scale a tensor
+//
+// It moves elements and scales, so it is exact. Both are [R, C] and [C, R], or of rank 3. They hold
+// the transpose of each other: out.transposed is not in.transposed.
+struct TransposeQuantized {
+  Operand out;  // out
+  Operand in;   // in
+};
+void transpose_quantized(Stream& s, const TransposeQuantized& a);
+Cost cost(const TransposeQuantized& a);
+
+// x = the values of q.data
+//
+// x is f32 or bf16 and has the shape of q.data. Values are computed in f32 and rounded once.
+struct Dequantize {
+  Tensor x;   // out
+  Operand q;  // in
+};
+void dequantize(Stream& s, const Dequantize& a);
+Cost cost(const Dequantize& a);
+
+}  // namespace moebius

@@ -1,0 +1,25 @@
+// The functions that each device implements for these ops. The arguments have been checked, and
+// there is work to do.
+#pragma once
+
+#include "device/device.h"
+
+namespace moebius {
+
+struct Dequantize;
+struct Quantize;
+struct TransposeQuantized;
+
+namespace cpu {
+void quantize(Stream& s, const Quantize& a);
+void transpose_quantized(Stream& s, const TransposeQuantized& a);
+void dequantize(Stream& s, const Dequantize& a);
+}  // namespace cpu
+
+namespace cuda {
+void quantize(Stream& s, const Quantize& a);
+void transpose_quantized(Stream& s, const TransposeQuantized& a);
+void dequantize(Stream& s, const Dequantize& a);
+}  // namespace cuda
+
+}  // namespace moebius

@@ -1,0 +1,310 @@
+#include "ops/quantize/quantize.h"
+
+#include "ops/quantize/quantize_ref.h"
+#include "ops/quantize/quantize_testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::Array;
+using testing::QuantisedArray;
+using testing::Values;
+
+struct Case {
+  int64_t rows, cols;
+  DType dtype, element;
+  ScaleLayout layout;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const auto& [rows, cols] :
+         std::vector<std::pair<int64_t, int64_t>>{{0, 4}, {1, 2}, {5, 130}, {130, 150}, {256, 20}}) {
+      for (const ScaleLayout layout :
+           {ScaleLayout::per_tensor, ScaleLayout::row_blocks, ScaleLayout::square_blocks, ScaleLayout::mx_blocks}) {
+        for (const DType element : {DType::f8_e4m3, DType::f8_e5m2})
+          all.push_back({rows, cols, dtype, element, layout});
+      }
+      all.push_back({rows, cols, dtype, DType::f4_e2m1, ScaleLayout::nv_blocks});
+    }
+  }
+  return all;
+}
+
+// Numbers of many magnitudes, with a row of zeros.
+Array numbers(Shape shape, DType dtype, uint64_t key = 1) {
+  Values x = Array::normal(shape, DType::f32, key).values();
+  const int64_t cols = shape[shape.rank() - 1];
+  for (size_t i = 0; i < x.size(); ++i) x[i] *= std::exp2(static_cast<double>(i / cols % 9) - 4.0);
+  for (int64_t j = 0; j < cols && !x.empty(); ++j) x[j] = 0;
+  return Array::of(shape, dtype, x);
+}
+
+double largest(const Values& x) {
+  double m = 0;
+  for (const double v : x) m = std::max(m, std::fabs(v));
+  return m;
+}
+
+// x, rows by cols, quantised by the definition.
+Values expected(const Values& x, int64_t rows, int64_t cols, const Case& c, bool square) {
+  if (c.layout != ScaleLayout::nv_blocks) {
+    const ref::Format& format = c.element == DType::f8_e4m3 ? ref::kE4m3 : ref::kE5m2;
+    const BlockSize block = block_size(c.layout);
+    return ref::quantised_values(
+        x, {rows, cols, block.rows ? block.rows : std::max<int64_t>(1, rows), block.cols ? block.cols : cols}, format,
+        [&](double m) { return ref::power_of_two_scale(m, format.max()); }, [](double v, double s) { return v / s; });
+  }
+  // The operations of the format are in f32, each rounded: a scale of few bits, or a number of a bf16,
+  // may be at a tie.
+  const auto m = static_cast<float>(largest(x));
+  const float encode = m == 0 ? 1.0f : 2688.0f / m, tensor_scale = 1.0f / encode;
+  return ref::quantised_values(
+      x, {rows, cols, square ? 16 : 1, 16}, ref::kE2m1,
+      [&](double of_block) {
+        return static_cast<float>(ref::kE4m3.nearest(static_cast<float>(of_block) / 6.0f * encode)) * tensor_scale;
+      },
+      [](double v, double s) { return v == 0 ? v : static_cast<float>(v) * (1.0f / static_cast<float>(s)); });
+}
+
+class QuantizeTest : public testing::DeviceTest<Case> {
+ protected:
+  // Exact, except that the product of an element and its two scales of nv_blocks is rounded to f32.
+  void expect_values(const Values& got, const Values& want) {
+    if (c().layout == ScaleLayout::nv_blocks)
+      testing::expect_close("values", got, want, testing::epsilon(DType::f32), 0);
+    else
+      EXPECT_EQ(got, want);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Formats, QuantizeTest, ::testing::ValuesIn(testing::on_each_device(cases())));
+
+TEST_P(QuantizeTest, EqualsTheReference) {
+  const Case& c = this->c();
+  Array x = numbers({c.rows, c.cols}, c.dtype);
+  for (const bool square : {false, true}) {
+    if (square && c.layout != ScaleLayout::nv_blocks) continue;
+    QuantisedArray q({c.rows, c.cols}, c.element, c.layout);
+    quantize(s_, {.q = q.operand(), .x_RC = x.tensor(), .square = square});
+    expect_values(q.values(s_), expected(x.values(), c.rows, c.cols, c, square));
+  }
+}
+
+TEST_P(QuantizeTest, TransposedAndPaddedEqualsTheReference) {
+  const Case& c = this->c();
+  const int64_t padded = padded_rows(c.rows);
+  Array x = numbers({c.rows, c.cols}, c.dtype);
+  QuantisedArray q({c.cols, padded}, c.element, c.layout, true);
+  quantize(s_, {.q = q.operand(), .x_RC = x.tensor()});
+  Values wide(static_cast<size_t>(c.cols * padded), 0.0);
+  const Values of_x = x.values();
+  for (int64_t i = 0; i < c.rows; ++i) {
+    for (int64_t j = 0; j < c.cols; ++j) wide[j * padded + i] = of_x[i * c.cols + j];
+  }
+  expect_values(q.values(s_), expected(wide, c.cols, padded, c, false));
+}
+
+// Blocks are of an expert: a matrix of its rows alone has the same bytes.
+TEST_P(QuantizeTest, ExpertsAreQuantisedApart) {
+  const Case& c = this->c();
+  if (c.layout == ScaleLayout::per_tensor || c.layout == ScaleLayout::nv_blocks) return;  // one scale for all
+  const int64_t R = 300, T = 70, e = 4;
+  Array x = numbers({T, c.cols}, c.dtype), offsets = Array::of_ints({e + 1}, {0, 5, 5, 135, 290});
+  std::vector<int32_t> token(R);
+  for (int64_t r = 0; r < R; ++r) token[r] = static_cast<int32_t>(r * 37 % T);
+  Array tokens = Array::of_ints({R}, token);
+  QuantisedArray all({c.cols, padded_rows(R, e)}, c.element, c.layout, true);
+  quantize(s_, {.q = all.operand(), .x_RC = x.tensor(), .offsets_e1 = offsets.tensor(), .token_R = tokens.tensor()});
+  const Values got = all.values(s_), of_x = x.values();
+  Values want(got.size(), 0.0);
+  for (int64_t expert = 0; expert < e; ++expert) {
+    const int64_t begin = static_cast<int64_t>(offsets.values()[expert]), n = offsets.values()[expert + 1] - begin;
+    Values rows(static_cast<size_t>(n * c.cols));
+    for (int64_t i = 0; i < n * c.cols; ++i) rows[i] = of_x[token[begin + i / c.cols] * c.cols + i % c.cols];
+    const Values q = expected(testing::transposed(rows, n, c.cols), c.cols, n, c, false);
+    for (int64_t i = 0; i < c.cols; ++i) {
+      for (int64_t j = 0; j < n; ++j) want[i * padded_rows(R, e) + group_begin(begin, expert) + j] = q[i * n + j];
+    }
+  }
+  EXPECT_EQ(got, want);
+}
+
+// Ranks that hold whole blocks have the bytes of one rank that holds all.
+TEST_P(QuantizeTest, PartsOfWholeBlocksHaveTheBytesOfTheWhole) {
+  const Case& c = this->c();
+  if (c.rows != 256 || c.layout == ScaleLayout::per_tensor || c.layout == ScaleLayout::nv_blocks) return;
+  Array x = numbers({c.rows, c.cols}, c.dtype);
+  QuantisedArray whole({c.rows, c.cols}, c.element, c.layout), part({128, c.cols}, c.element, c.layout);
+  quantize(s_, {.q = whole.operand(), .x_RC = x.tensor()});
+  quantize(s_, {.q = part.operand(), .x_RC = x.tensor().rows(128, 256)});
+  const Values all = whole.values(s_);
+  EXPECT_EQ(part.values(s_), Values(all.begin() + 128 * c.cols, all.end()));
+}
+
+TEST_P(QuantizeTest, ABlockIsAsGoodAsItsNumbers) {
+  const Case& c = this->c();
+  if (c.rows < 129) return;
+  for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+    Values v = numbers({c.rows, c.cols}, c.dtype).values();
+    v[128 * c.cols] = bad;
+    Array x = Array::of({c.rows, c.cols}, c.dtype, v);
+    QuantisedArray q({c.rows, c.cols}, c.element, c.layout);
+    quantize(s_, {.q = q.operand(), .x_RC = x.tensor()});
+    const Values got = q.values(s_);
+    EXPECT_TRUE(std::isnan(got[128 * c.cols]));
+    if (c.layout == ScaleLayout::per_tensor) continue;
+    for (int64_t i = 0; i < 128 * c.cols; ++i) ASSERT_FALSE(std::isnan(got[i])) << i;
+  }
+}
+
+TEST(Quantize, ZerosHaveScaleOne) {
+  testing::on_each_device([](Stream& s) {
+    Array x = Array::of({2, 128}, DType::f32, Values(256, -0.0));
+    for (const ScaleLayout layout : {ScaleLayout::per_tensor, ScaleLayout::row_blocks, ScaleLayout::square_blocks}) {
+      QuantisedArray q({2, 128}, DType::f8_e4m3, layout);
+      quantize(s, {.q = q.operand(), .x_RC = x.tensor()});
+      EXPECT_EQ(q.scale(0), 1.0f);
+      EXPECT_EQ(q.data()[0], 0x80);
+    }
+  });
+}
+
+TEST(Quantize, RowsPastTheLastOffsetAreLeftAlone) {
+  testing::on_each_device([](Stream& s) {
+    Values v(300 * 8, std::nan(""));
+    for (int64_t i = 0; i < 150 * 8; ++i) v[i] = static_cast<double>(i % 7);
+    Array x = Array::of({300, 8}, DType::bf16, v), offsets = Array::of_ints({3}, {0, 20, 150});
+    for (const ScaleLayout layout : {ScaleLayout::row_blocks, ScaleLayout::per_tensor}) {
+      QuantisedArray q({300, 8}, DType::f8_e4m3, layout);
+      quantize(s, {.q = q.operand(), .x_RC = x.tensor(), .offsets_e1 = offsets.tensor()});
+      const Values got = q.values(s);
+      for (int64_t i = 0; i < 150 * 8; ++i) ASSERT_NEAR(got[i], v[i], 0) << i;
+      for (size_t i = 150 * 8; i < q.data().size(); ++i) ASSERT_EQ(q.data()[i], 0xff) << i;
+    }
+  });
+}
+
+// Moving elements and scales is what quantising the transpose gives.
+TEST(Quantize, TransposesOfSquareBlocksAreExact) {
+  testing::on_each_device([](Stream& s) {
+    for (const ScaleLayout layout : {ScaleLayout::square_blocks, ScaleLayout::per_tensor}) {
+      Array x = numbers({3, 130, 200}, DType::bf16);
+      QuantisedArray q({3, 130, 200}, DType::f8_e4m3, layout), moved({3, 200, 130}, DType::f8_e4m3, layout, true),
+          made({3, 200, 130}, DType::f8_e4m3, layout, true);
+      quantize(s, {.q = q.operand(), .x_RC = x.tensor()});
+      quantize(s, {.q = made.operand(), .x_RC = x.tensor()});
+      transpose_quantized(s, {.out = moved.operand(), .in = q.operand()});
+      EXPECT_TRUE(moved == made);
+    }
+  });
+}
+
+constexpr int64_t kDrawn = 4096;
+
+QuantisedArray drawn(Stream& s, Array& x, Shape shape, int64_t step, int64_t first_row) {
+  Array draw = Array::of({2}, DType::i64, {static_cast<double>(step), static_cast<double>(first_row)});
+  QuantisedArray q(shape, DType::f4_e2m1, ScaleLayout::nv_blocks);
+  quantize(s, {.q = q.operand(), .x_RC = x.tensor(), .stochastic = {.draw_2 = draw.tensor(), .seed = 3, .key = 5}});
+  return q;
+}
+
+// The mean of n draws between neighbours 0.5 apart (in units of the scale) is within five standard
+// deviations, 5 * 0.25 / sqrt(n), of the number.
+TEST(Quantize, StochasticRoundingIsRightOnAverage) {
+  testing::on_each_device([](Stream& s) {
+    Values v(kDrawn * 16, 0.7);
+    for (int64_t i = 0; i < kDrawn; ++i) v[i * 16] = 6;  // the scale is 1
+    Array x = Array::of({kDrawn, 16}, DType::f32, v);
+    const Values got = drawn(s, x, {kDrawn, 16}, 1, 0).values(s);
+    double sum = 0;
+    int64_t n = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (i % 16 == 0) continue;
+      EXPECT_TRUE(got[i] == 0.5 || got[i] == 1.0) << got[i];
+      sum += got[i], ++n;
+    }
+    EXPECT_NEAR(sum / static_cast<double>(n), 0.7, 5 * 0.25 / std::sqrt(static_cast<double>(n)));
+    EXPECT_NE(drawn(s, x, {kDrawn, 16}, 2, 0).data(), drawn(s, x, {kDrawn, 16}, 1, 0).data());
+  });
+}
+
+TEST(Quantize, DrawsBelongToRowsAndNotToCalls) {
+  testing::on_each_device([](Stream& s) {
+    Values v = Array::normal({64, 32}, DType::f32, 1).values();
+    v[0] = v[40 * 32] = 9;  // both parts have the largest number
+    Array x = Array::of({64, 32}, DType::f32, v),
+          rest = Array::of({24, 32}, DType::f32, Values(v.begin() + 40 * 32, v.end()));
+    const QuantisedArray whole = drawn(s, x, {64, 32}, 7, 100), part = drawn(s, rest, {24, 32}, 7, 140);
+    const std::vector<unsigned char> all = whole.data();
+    EXPECT_EQ(part.data(), std::vector<unsigned char>(all.begin() + 40 * 16, all.end()));
+  });
+}
+
+// Every team of threads and every device, nv_blocks with draws and the Hadamard transform too.
+TEST(Quantize, SameBitsForAnyTeamAndDevice) {
+  std::vector<QuantisedArray> first;
+  const auto compare = [&](Stream& s, const std::string& what) {
+    Array x = numbers({300, 200}, DType::bf16), draw = Array::of({2}, DType::i64, {5, 7}),
+          offsets = Array::of_ints({4}, {0, 100, 100, 290});
+    std::vector<QuantisedArray> all{{{300, 200}, DType::f8_e4m3, ScaleLayout::row_blocks},
+                                    {{200, 384}, DType::f8_e5m2, ScaleLayout::per_tensor, true},
+                                    {{300, 200}, DType::f4_e2m1, ScaleLayout::nv_blocks}};
+    for (const QuantisedArray& q : all) quantize(s, {.q = q.operand(), .x_RC = x.tensor()});
+    all.emplace_back(Shape{200, padded_rows(300, 3)}, DType::f4_e2m1, ScaleLayout::nv_blocks, true);
+    quantize(s, {.q = all.back().operand(),
+                 .x_RC = x.tensor(),
+                 .offsets_e1 = offsets.tensor(),
+                 .hadamard = true,
+                 .stochastic = {.draw_2 = draw.tensor(), .seed = 3, .key = 5, .first_group = 2, .num_groups = 9}});
+    if (first.empty()) first = all;
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(all[i] == first[i]) << i << " " << what;
+  };
+  for (const int threads : {1, 2, 3}) {
+    ThreadPool pool(threads);
+    Stream s(DeviceKind::cpu, pool);
+    compare(s, fmt::format("with {} threads", threads));
+  }
+  testing::on_each_device([&](Stream& s) { compare(s, std::string(name_of(s.device()))); });
+}
+
+TEST(Quantize, BadArgumentsAreNamed) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Array x({4, 6}, DType::f32), ids({4, 6}, DType::i32), offsets = Array::of_ints({3}, {0, 2, 4});
+  QuantisedArray q({4, 6}, DType::f8_e4m3, ScaleLayout::row_blocks),
+      other({4, 8}, DType::f8_e4m3, ScaleLayout::row_blocks),
+      t({6, 128}, DType::f8_e4m3, ScaleLayout::row_blocks, true);
+  const auto error = [&](const Quantize& a) { return testing::error_of([&] { quantize(s, a); }); };
+  EXPECT_EQ(error({.q = q.operand(), .x_RC = ids.tensor()}),
+            "quantize: x must be an f32 or bf16 matrix, or one for each expert; got i32[4, 6]");
+  EXPECT_EQ(error({.q = other.operand(), .x_RC = x.tensor()}),
+            "quantize: q must be a copy of x f32[4, 6]; got f8_e4m3[4, 8] with row_blocks scales f32[4, 1]");
+  EXPECT_EQ(error({.q = t.operand(), .x_RC = x.tensor(), .offsets_e1 = offsets.tensor()}),
+            "quantize: q of 4 rows of 2 experts must be a copy of [256, 6]; got transposed f8_e4m3[6, 128] with "
+            "row_blocks scales f32[6, 1]");
+  EXPECT_EQ(error({.q = q.operand(), .x_RC = x.tensor(), .hadamard = true}),
+            "quantize: square blocks of 16, the Hadamard transform and stochastic rounding are of nv_blocks; got "
+            "f8_e4m3[4, 6] with row_blocks scales f32[4, 1]");
+  EXPECT_EQ(testing::error_of([&] { transpose_quantized(s, {.out = t.operand(), .in = q.operand()}); }),
+            "transpose_quantized: expected an operand and its transpose, of one format; got transposed f8_e4m3[6, 128] "
+            "with row_blocks scales f32[6, 1] and f8_e4m3[4, 6] with row_blocks scales f32[4, 1]");
+  QuantisedArray rows_t({6, 4}, DType::f8_e4m3, ScaleLayout::row_blocks, true);
+  EXPECT_EQ(testing::error_of([&] { transpose_quantized(s, {.out = rows_t.operand(), .in = q.operand()}); }),
+            "transpose_quantized: only square_blocks and per_tensor scales have an exact transpose; got f8_e4m3[4, 6] "
+            "with row_blocks scales f32[4, 1]; quantize both from the same values instead");
+}
+
+TEST(Quantize, NullDeviceCounts) {
+  const auto null = [](Shape shape, DType dtype) { return testing::null_tensor(shape, dtype); };
+  const Operand q(null({4, 256}, DType::f8_e4m3), null({4, 2}, DType::f32), ScaleLayout::row_blocks);
+  const Cost cost = testing::cost_on_null([&](Stream& s) {
+    quantize(s, {.q = q, .x_RC = null({4, 256}, DType::bf16)});
+    dequantize(s, {.x = null({4, 256}, DType::bf16), .q = q});
+  });
+  EXPECT_EQ(cost.flops, 3 * 4 * 256);
+  EXPECT_EQ(cost.bytes, 2 * (4 * 256 * 3 + 32));
+}
+
+}  // namespace
+}  // namespace moebius

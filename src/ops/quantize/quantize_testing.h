@@ -1,0 +1,73 @@
+// Quantised copies in memory of their own, for tests.
+#pragma once
+
+#include "core/narrow_float.h"
+#include "ops/cpu/testing.h"
+#include "ops/quantize/quantize.h"
+
+namespace moebius::testing {
+
+// Room for a quantised matrix, in memory that every device can use. It is poisoned: every element and
+// scale is a NaN, or -6.
+class QuantisedArray {
+ public:
+  QuantisedArray(Shape shape, DType element, ScaleLayout layout, bool transposed = false)
+      : shape_(shape),
+        element_(element),
+        layout_(layout),
+        transposed_(transposed),
+        data_(bytes_of(element, shape.numel())),
+        scales_(bytes_of(scale_dtype(layout), scale_shape(layout, shape).numel())),
+        tensor_scale_(layout == ScaleLayout::nv_blocks ? 4 * tensor_scale_shape(shape).numel() : 0) {
+    for (const SharedBytes* bytes : {&data_, &scales_, &tensor_scale_}) {
+      if (bytes->num_bytes() > 0) std::memset(bytes->data(), 0xff, bytes->num_bytes());
+    }
+  }
+
+  Operand operand() const {
+    Operand q({.data = data_.data(), .shape = shape_, .dtype = element_},
+              {.data = scales_.data(), .shape = scale_shape(layout_, shape_), .dtype = scale_dtype(layout_)}, layout_);
+    q.transposed = transposed_;
+    if (layout_ == ScaleLayout::nv_blocks)
+      q.tensor_scale = {.data = tensor_scale_.data(), .shape = tensor_scale_shape(shape_), .dtype = DType::f32};
+    return q;
+  }
+  Values values(Stream& s) const {
+    Array x = Array::poisoned(shape_, DType::f32);
+    dequantize(s, {.x = x.tensor(), .q = operand()});
+    return x.values();
+  }
+  std::vector<unsigned char> data() const { return copy_of(data_); }
+  float scale(size_t i) const {
+    scales_.settle();
+    float scale;
+    std::memcpy(&scale, scales_.data() + i * sizeof scale, sizeof scale);
+    return scale;
+  }
+  bool operator==(const QuantisedArray& other) const {
+    return data() == other.data() && copy_of(scales_) == copy_of(other.scales_) &&
+           copy_of(tensor_scale_) == copy_of(other.tensor_scale_);
+  }
+
+ private:
+  static std::vector<unsigned char> copy_of(const SharedBytes& bytes) {
+    bytes.settle();
+    return {bytes.data(), bytes.data() + bytes.num_bytes()};
+  }
+
+  Shape shape_;
+  DType element_;
+  ScaleLayout layout_;
+  bool transposed_;
+  SharedBytes data_, scales_, tensor_scale_;
+};
+
+inline Values transposed(const Values& x, int64_t rows, int64_t cols) {
+  Values t(x.size());
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < cols; ++j) t[j * rows + i] = x[i * cols + j];
+  }
+  return t;
+}
+
+}  // namespace moebius::testing

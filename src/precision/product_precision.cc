@@ -1,0 +1,123 @@
+#include "precision/product_precision.h"
+
+#include "ops/quantize/quantize.h"
+
+namespace moebius {
+
+// How an operand is quantised.
+struct ProductPrecision::Format {
+  DType element;
+  ScaleLayout layout;
+  bool square = false, hadamard = false, stochastic = false;
+};
+
+struct ProductPrecision::Formats {
+  Format x, w, dy, x_for_dw, dy_for_dw;
+};
+
+const ProductPrecision::Formats& ProductPrecision::formats_of(PrecisionRecipe recipe) {
+  using enum ScaleLayout;
+  constexpr Format kRows{DType::f8_e4m3, row_blocks}, kSquare{DType::f8_e4m3, square_blocks},
+      kTensor{DType::f8_e4m3, per_tensor}, kWide{DType::f8_e5m2, per_tensor}, kMx{DType::f8_e4m3, mx_blocks};
+  constexpr auto nv = [](bool square, bool hadamard, bool stochastic) {
+    return Format{DType::f4_e2m1, nv_blocks, square, hadamard, stochastic};
+  };
+  static constexpr Formats kBlock{kRows, kSquare, kRows, kRows, kRows},
+      kPerTensor{kTensor, kTensor, kWide, kTensor, kWide}, kMxfp8{kMx, kMx, kMx, kMx, kMx},
+      kNvfp4{nv(false, false, false), nv(true, false, false), nv(false, false, true), nv(false, true, false),
+             nv(false, true, true)};
+  switch (recipe) {
+    case PrecisionRecipe::none:
+      break;
+    case PrecisionRecipe::fp8_block:
+      return kBlock;
+    case PrecisionRecipe::fp8_tensor:
+      return kPerTensor;
+    case PrecisionRecipe::mxfp8:
+      return kMxfp8;
+    case PrecisionRecipe::nvfp4:
+      return kNvfp4;
+  }
+  MOEBIUS_ASSERT(!"a recipe that quantises");
+}
+
+int64_t split_multiple(PrecisionRecipe recipe) {
+  switch (recipe) {
+    case PrecisionRecipe::none:
+      return 1;
+    case PrecisionRecipe::fp8_block:
+      return 128;
+    case PrecisionRecipe::mxfp8:
+      return 32;
+    case PrecisionRecipe::fp8_tensor:
+    case PrecisionRecipe::nvfp4:
+      return 0;
+  }
+  MOEBIUS_ASSERT(!"unknown recipe");
+}
+
+Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, const RowGroups& rows,
+                                    const Format& format, bool transposed) const {
+  Shape shape = x.shape;
+  if (transposed && x.shape.rank() == 3) shape = {x.dim(0), x.dim(2), x.dim(1)};
+  if (transposed && x.shape.rank() == 2) {
+    const int64_t R = rows.token_R.empty() ? x.dim(0) : rows.token_R.numel();
+    shape = {x.dim(1), rows.offsets_e1.empty() ? padded_rows(R) : padded_rows(R, rows.offsets_e1.numel() - 1)};
+  }
+  Operand q;
+  q.layout = format.layout;
+  q.transposed = transposed;
+  q.data = c.stack.alloc(shape, format.element);
+  q.scales = c.stack.alloc(scale_shape(q.layout, shape), scale_dtype(q.layout));
+  if (q.layout == ScaleLayout::nv_blocks) q.tensor_scale = c.stack.alloc(tensor_scale_shape(shape), DType::f32);
+  Quantize op{.q = q,
+              .x_RC = x,
+              .offsets_e1 = rows.offsets_e1,
+              .token_R = transposed ? rows.token_R : Tensor{},
+              .square = format.square,
+              .hadamard = format.hadamard};
+  if (format.stochastic) {
+    op.stochastic = {
+        .draw_2 = c.draw_2, .seed = seed_, .key = key_, .first_group = experts_.first, .num_groups = experts_.all};
+  }
+  quantize(c.stream, op);
+  return q;
+}
+
+Operand ProductPrecision::x(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows) const {
+  if (recipe_ == PrecisionRecipe::none) return x_TC;
+  return quantised(c, x_TC, rows, formats_of(recipe_).x, false);
+}
+
+Operand ProductPrecision::w(const QuantizeContext& c, Tensor w) const {
+  if (recipe_ == PrecisionRecipe::none) return w;
+  return quantised(c, w, {}, formats_of(recipe_).w, false);
+}
+
+Operand ProductPrecision::dy(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows) const {
+  if (recipe_ == PrecisionRecipe::none) return dy_TC;
+  return quantised(c, dy_TC, rows, formats_of(recipe_).dy, false);
+}
+
+Operand ProductPrecision::w_for_dx(const QuantizeContext& c, Tensor w) const {
+  if (recipe_ == PrecisionRecipe::none) return w;
+  // A matrix of weights has no rows to pad: seen as one of several, it is only transposed.
+  const bool is_one = w.shape.rank() == 2;
+  Operand q = quantised(c, is_one ? w.view({1, w.dim(0), w.dim(1)}) : w, {}, formats_of(recipe_).w, true);
+  if (!is_one) return q;
+  q.data = q.data.view({w.dim(1), w.dim(0)});
+  if (q.layout != ScaleLayout::per_tensor) q.scales = q.scales.view({q.scales.dim(1), q.scales.dim(2)});
+  return q;
+}
+
+Operand ProductPrecision::x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows) const {
+  if (recipe_ == PrecisionRecipe::none) return x_TC;
+  return quantised(c, x_TC, rows, formats_of(recipe_).x_for_dw, true);
+}
+
+Operand ProductPrecision::dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows) const {
+  if (recipe_ == PrecisionRecipe::none) return dy_TC;
+  return quantised(c, dy_TC, rows, formats_of(recipe_).dy_for_dw, true);
+}
+
+}  // namespace moebius

@@ -1,0 +1,74 @@
+// The recipe says how the operands of the three products of a linear map y = x W^T are quantised.
+//
+//   recipe      x, forward   W            dy           x and dy of dW
+//   fp8_block   row_blocks   square       row_blocks   row_blocks of the transpose          E4M3
+//   fp8_tensor  per_tensor   per_tensor   per_tensor   per_tensor      E4M3, dy E5M2
+//   mxfp8       mx_blocks    mx_blocks    mx_blocks    mx_blocks of the transpose           E4M3
+//   nvfp4       nv_blocks    16 x 16      nv_blocks, rounded stochastically;
+//                                         x and dy of dW after the Hadamard transform      E2M1
+//
+// Layers ask for an operand where they call an op and never look at its dtype. With recipe none
+// every operand is the tensor itself. Sources: DeepSeek-V3 (arXiv 2412.19437), TransformerEngine's
+// recipes Float8BlockScaling, Float8CurrentScaling with power_2_scale and MXFP8BlockScaling, and
+// NVFP4 (arXiv 2509.25149).
+#pragma once
+
+#include "config/policy_spec.h"
+#include "core/arena.h"
+#include "core/quantized.h"
+#include "device/device.h"
+
+namespace moebius {
+
+// The parts of a step that quantising needs.
+struct QuantizeContext {
+  Stream& stream;
+  StepStack& stack;  // gets the quantised copies
+  Tensor draw_2;     // i64 [step, first row]; read by nvfp4's gradients alone
+};
+
+// How the rows of x and dy are sorted: as in Quantize (ops/quantize/quantize.h). Empty: not by expert.
+struct RowGroups {
+  Tensor offsets_e1, token_R;
+};
+
+// The experts of this rank, as the draws of stochastic rounding count them.
+struct ExpertRange {
+  int64_t first = 0, all = 1;
+};
+
+// The elements that share a scale and are therefore not split between ranks: 128, 32 or 16, and 0
+// where the scale is that of a whole tensor. 1 with recipe none.
+int64_t split_multiple(PrecisionRecipe recipe);
+
+class ProductPrecision {
+ public:
+  ProductPrecision() = default;  // plain operands
+  // seed, key: of the draws of stochastic rounding. key tells parameters apart.
+  ProductPrecision(PrecisionRecipe recipe, uint64_t seed, uint32_t key, ExpertRange experts = {})
+      : recipe_(recipe), seed_(seed), key_(key), experts_(experts) {}
+
+  // y = x W^T. x is [T, in]; w is [out, in], or one such matrix for each expert.
+  Operand x(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
+  Operand w(const QuantizeContext& c, Tensor w) const;
+  // dx = dy W. A quantised w is transposed.
+  Operand dy(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
+  Operand w_for_dx(const QuantizeContext& c, Tensor w) const;
+  // dW = dy^T x. Quantised operands are transposed.
+  Operand x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
+  Operand dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
+
+ private:
+  struct Format;
+  struct Formats;
+  static const Formats& formats_of(PrecisionRecipe recipe);
+  Operand quantised(const QuantizeContext& c, const Tensor& x, const RowGroups& rows, const Format& format,
+                    bool transposed) const;
+
+  PrecisionRecipe recipe_ = PrecisionRecipe::none;
+  uint64_t seed_ = 0;
+  uint32_t key_ = 0;
+  ExpertRange experts_;
+};
+
+}  // namespace moebius
