@@ -1,0 +1,239 @@
+#include "report/line_plot.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "report/axis.h"
+#include "report/figure.h"
+#include "report/markup.h"
+
+namespace moebius {
+namespace {
+
+constexpr double kHeight = 232, kLeft = 52, kTop = 12, kBottom = 204;
+constexpr double kRight = 426;  // names are right of it
+constexpr int64_t kMostBins = 720;
+constexpr size_t kMostName = 14, kMostMarks = 400;
+
+struct Drawn {
+  const PlotLine& line;
+  std::vector<SeriesBin> bins;
+  bool is_binned = false;  // some bins hold several records
+};
+
+struct Frame {
+  PlotAxis x, y;
+};
+
+double middle_of(const SeriesBin& bin) {
+  return (static_cast<double>(bin.first_step) + static_cast<double>(bin.last_step)) / 2;
+}
+
+std::vector<Drawn> drawn_lines(const LinePlot& plot) {
+  std::vector<Drawn> drawn;
+  for (const PlotLine& line : plot.lines) {
+    Drawn each{.line = line, .bins = line.series->bins(kMostBins)};
+    for (const SeriesBin& bin : each.bins) each.is_binned = each.is_binned || bin.count > 1;
+    drawn.push_back(std::move(each));
+  }
+  return drawn;
+}
+
+// The median of the means, which tells spikes from values.
+double usual_of(const std::vector<Drawn>& drawn) {
+  std::vector<double> means;
+  for (const Drawn& each : drawn)
+    for (const SeriesBin& bin : each.bins) means.push_back(std::abs(bin.mean()));
+  std::nth_element(means.begin(), means.begin() + std::ssize(means) / 2, means.end());
+  return means[means.size() / 2];
+}
+
+Frame frame_of(const LinePlot& plot, const std::vector<Drawn>& drawn) {
+  double low = std::numeric_limits<double>::infinity(), high = -low, first = low, last = -low;
+  for (const Drawn& each : drawn) {
+    for (const SeriesBin& bin : each.bins) {
+      low = std::min(low, bin.min);
+      high = std::max(high, bin.max);
+    }
+    first = std::min(first, static_cast<double>(each.bins.front().first_step));
+    last = std::max(last, static_cast<double>(each.bins.back().last_step));
+  }
+  if (plot.limit && *plot.limit <= 1.5 * high) high = std::max(high, *plot.limit);
+  Frame frame;
+  frame.y = value_axis(low, high, usual_of(drawn));
+  if (plot.from_zero && !frame.y.is_log && low >= 0) frame.y = value_axis(0, high, high);
+  frame.y.begin = kBottom;
+  frame.y.end = kTop;
+  frame.x = {.low = first, .high = last, .begin = kLeft, .end = kRight};
+  if (first == last) frame.x = {.low = first - 1, .high = last + 1, .begin = kLeft, .end = kRight};
+  return frame;
+}
+
+void draw_axes(Markup& out, const LinePlot& plot, const Frame& frame) {
+  std::string rules;
+  for (const double value : marks_of(frame.y, 4)) {
+    const double y = frame.y.at(value);
+    rules += fmt::format("M{} {}H{}", place_text(kLeft), place_text(y), place_text(kRight));
+    out.element("text", {{"x", place_text(kLeft - 8)}, {"y", place_text(y + 4)}, {"text-anchor", "end"}},
+                number_text(value, plot.unit));
+  }
+  out.leaf("path", {{"class", "rule"}, {"d", rules}});
+  out.leaf("path", {{"class", "base"}, {"d", fmt::format("M{} {}H{}", kLeft, kBottom, kRight)}});
+  const auto first = static_cast<int64_t>(frame.x.low), last = static_cast<int64_t>(frame.x.high);
+  for (const int64_t step : step_marks(first, last, 4)) {
+    const double x = frame.x.at(static_cast<double>(step));
+    out.element("text", {{"x", place_text(x)}, {"y", place_text(kBottom + 20)}, {"text-anchor", "middle"}},
+                step_text(step));
+  }
+  out.element("text", {{"x", place_text(kFigureWidth)}, {"y", place_text(kBottom + 20)}, {"text-anchor", "end"}},
+              "step");
+}
+
+void draw_marks(Markup& out, const LinePlot& plot, const Frame& frame) {
+  std::string restarts, saved;
+  size_t num = 0;
+  for (const StepMark& mark : plot.marks) {
+    const auto step = static_cast<double>(mark.step);
+    if (step < frame.x.low || step > frame.x.high || ++num > kMostMarks) continue;
+    const std::string x = place_text(frame.x.at(step));
+    if (mark.is_restart)
+      restarts += fmt::format("M{} {}V{}", x, kTop, kBottom);
+    else
+      saved += fmt::format("M{} {}l3 5h-6z", x, kBottom + 1);
+  }
+  if (!restarts.empty()) out.leaf("path", {{"class", "restart"}, {"d", restarts}});
+  if (!saved.empty()) out.leaf("path", {{"class", "saved"}, {"d", saved}});
+}
+
+void draw_limit(Markup& out, const LinePlot& plot, const Frame& frame) {
+  if (!plot.limit || *plot.limit < frame.y.low || *plot.limit > frame.y.high) return;
+  const double y = frame.y.at(*plot.limit);
+  out.leaf("path", {{"class", "limit"}, {"d", fmt::format("M{} {}H{}", kLeft, place_text(y), kRight)}});
+  out.element("text", {{"x", place_text(kRight + 6)}, {"y", place_text(y + 4)}}, plot.limit_name);
+}
+
+std::string band_path(const Drawn& drawn, const Frame& frame) {
+  std::string path;
+  const auto add = [&](const SeriesBin& bin, double value) {
+    path += fmt::format("{}{} {}", path.empty() ? "M" : "L", place_text(frame.x.at(middle_of(bin))),
+                        place_text(frame.y.at(value)));
+  };
+  for (const SeriesBin& bin : drawn.bins) add(bin, bin.max);
+  for (auto bin = drawn.bins.rbegin(); bin != drawn.bins.rend(); ++bin) add(*bin, bin->min);
+  return path + "z";
+}
+
+std::string mean_path(const Drawn& drawn, const Frame& frame) {
+  std::string path;
+  for (const SeriesBin& bin : drawn.bins)
+    path += fmt::format("{}{} {}", path.empty() ? "M" : "L", place_text(frame.x.at(middle_of(bin))),
+                        place_text(frame.y.at(bin.mean())));
+  return path;
+}
+
+void draw_line(Markup& out, const Drawn& drawn, const Frame& frame) {
+  out.open("g", {{"class", fmt::format("c{}", drawn.line.colour)}});
+  if (drawn.is_binned) out.leaf("path", {{"class", "band"}, {"d", band_path(drawn, frame)}});
+  if (drawn.bins.size() > 1) out.leaf("path", {{"class", "line"}, {"d", mean_path(drawn, frame)}});
+  const bool few = drawn.line.dots && drawn.bins.size() <= 60;
+  for (const SeriesBin& bin : drawn.bins) {
+    if (!few && drawn.bins.size() > 1) break;
+    out.leaf("circle", {{"class", "dot"},
+                        {"cx", place_text(frame.x.at(middle_of(bin)))},
+                        {"cy", place_text(frame.y.at(bin.mean()))},
+                        {"r", "3"}});
+  }
+  out.close("g");
+}
+
+// The names at the ends of lines, moved apart until none covers another.
+void draw_names(Markup& out, const LinePlot& plot, const std::vector<Drawn>& drawn, const Frame& frame) {
+  struct Label {
+    double x, y;
+    std::string text;
+    int colour;
+  };
+  constexpr double kApart = 14;
+  std::vector<Label> labels;
+  for (const Drawn& each : drawn) {
+    const SeriesBin& end = each.bins.back();
+    const std::string value = number_text(each.line.series->last(), plot.unit);
+    const bool is_alone = drawn.size() == 1;
+    labels.push_back({.x = frame.x.at(middle_of(end)),
+                      .y = frame.y.at(end.mean()),
+                      .text = is_alone ? value : cut_text(each.line.name, kMostName),
+                      .colour = each.line.colour});
+  }
+  std::sort(labels.begin(), labels.end(), [](const Label& a, const Label& b) { return a.y < b.y; });
+  for (size_t i = 1; i < labels.size(); ++i) labels[i].y = std::max(labels[i].y, labels[i - 1].y + kApart);
+  const double below = labels.empty() ? 0 : labels.back().y - (kBottom - 2);
+  for (Label& label : labels) {
+    if (label.text.empty()) continue;
+    const double y = std::max(label.y - std::max(below, 0.0), kTop - 4) + 4;
+    out.element("text",
+                {{"class", fmt::format("end c{}", label.colour)}, {"x", place_text(kRight + 6)}, {"y", place_text(y)}},
+                label.text);
+  }
+}
+
+std::string description_of(const LinePlot& plot, const std::vector<Drawn>& drawn) {
+  std::string text;
+  for (const Drawn& each : drawn) {
+    const Series& s = *each.line.series;
+    text +=
+        fmt::format("{}{}{} at step {}, {} at step {}; least {}, greatest {}.", text.empty() ? "" : " ", each.line.name,
+                    each.line.name.empty() ? "" : ": ", number_text(each.bins.front().mean(), plot.unit),
+                    each.bins.front().first_step, number_text(s.last(), plot.unit), s.last_step(),
+                    number_text(s.min(), plot.unit), number_text(s.max(), plot.unit));
+  }
+  return text;
+}
+
+template <class Value>
+std::string list_of(const std::vector<SeriesBin>& bins, Value&& value) {
+  std::string list;
+  for (const SeriesBin& bin : bins) list.append(list.empty() ? "[" : ",").append(value(bin));
+  return list + "]";
+}
+
+std::string data_of(const LinePlot& plot, const std::vector<Drawn>& drawn, const Frame& frame) {
+  static constexpr const char* kUnits[] = {"plain", "count", "bytes", "seconds", "ratio"};
+  std::string lines;
+  for (const Drawn& each : drawn) {
+    lines += fmt::format("{}{{\"n\":{},\"c\":{},\"a\":{},\"m\":{}", lines.empty() ? "" : ",",
+                         json_string(each.line.name), each.line.colour,
+                         list_of(each.bins, [](const SeriesBin& b) { return std::to_string(b.first_step); }),
+                         list_of(each.bins, [](const SeriesBin& b) { return digits_text(b.mean()); }));
+    if (each.is_binned)
+      lines += fmt::format(",\"b\":{},\"lo\":{},\"hi\":{}",
+                           list_of(each.bins, [](const SeriesBin& b) { return std::to_string(b.last_step); }),
+                           list_of(each.bins, [](const SeriesBin& b) { return digits_text(b.min); }),
+                           list_of(each.bins, [](const SeriesBin& b) { return digits_text(b.max); }));
+    lines += "}";
+  }
+  return fmt::format(
+      "{{\"l\":{},\"r\":{},\"t\":{},\"b\":{},\"x\":[{},{}],\"y\":[{},{}],\"log\":{},\"unit\":\"{}\",\"lines\":[{}]}}",
+      kLeft, kRight, kTop, kBottom, frame.x.low, frame.x.high, frame.y.low, frame.y.high, frame.y.is_log,
+      kUnits[static_cast<int>(plot.unit)], lines);
+}
+
+}  // namespace
+
+std::string figure_of(const LinePlot& plot) {
+  const std::vector<Drawn> drawn = drawn_lines(plot);
+  const Frame frame = frame_of(plot, drawn);
+  Markup out;
+  const std::string log_note = frame.y.is_log ? (plot.note.empty() ? "logarithmic" : "; logarithmic") : "";
+  open_figure(out, {plot.id, plot.title, plot.note + log_note, description_of(plot, drawn)}, kHeight);
+  draw_axes(out, plot, frame);
+  draw_marks(out, plot, frame);
+  draw_limit(out, plot, frame);
+  for (const Drawn& each : drawn) draw_line(out, each, frame);
+  draw_names(out, plot, drawn, frame);
+  close_figure(out, data_of(plot, drawn, frame));
+  return out.str();
+}
+
+}  // namespace moebius
