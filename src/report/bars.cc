@@ -11,7 +11,7 @@
 namespace moebius {
 namespace {
 
-constexpr double kLeft = 78, kRight = 372, kTop = 8;
+constexpr double kLeft = 70, kRight = 296, kTop = 8;
 constexpr size_t kManyBars = 12;
 
 double sum_of(const Bar& bar) {

@@ -75,11 +75,11 @@ std::string loss_curve(const Runs& runs) {
   for (const ShownRun& run : runs) {
     const bool alone = runs.size() == 1;
     if (const Series* train = run.data.train.find("loss"))
-      plot.lines.push_back({.name = alone ? "training" : run.name, .colour = run.colour, .series = train});
+      plot.lines.push_back({.name = alone ? "train" : run.name, .colour = run.colour, .series = train});
     if (const Series* eval = run.data.eval.find("loss")) {
       has_eval = true;
       plot.lines.push_back(
-          {.name = alone ? "evaluation" : "", .colour = alone ? 1 : run.colour, .series = eval, .dots = true});
+          {.name = alone ? "eval" : "", .colour = alone ? 1 : run.colour, .series = eval, .dots = true});
     }
   }
   plot.note = has_eval ? "mean cross-entropy of a token; dots are evaluations" : "mean cross-entropy of a token";

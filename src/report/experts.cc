@@ -25,11 +25,22 @@ std::vector<std::string> counted_names(int64_t n) {
   return names;
 }
 
-double greatest(const std::vector<double>& values) {
+// Maps of one kind have one scale on a page, so that runs can be compared.
+double greatest_mean(const Grid& grid) {
   double most = 0;
-  for (const double value : values)
-    if (std::isfinite(value)) most = std::max(most, value);
+  for (const GridColumn& column : grid.columns())
+    for (int64_t row = 0; row < std::ssize(column.counts); ++row)
+      most = std::max(most, column.mean(row));  // NaN is not greater
   return most;
+}
+
+// Over ln of the experts, in steps of 5 %, so that small differences can be seen.
+double least_entropy(const MoeData& moe) {
+  double low = 0.99;
+  for (const GridColumn& column : moe.entropy.columns())
+    for (int64_t row = 0; row < std::ssize(column.counts); ++row)
+      low = std::min(low, column.counts[row] > 0 ? column.mean(row) / std::log(static_cast<double>(moe.experts)) : low);
+  return std::max(0.0, std::floor(low * 20) / 20);
 }
 
 std::string balance_map(const Runs& runs, const ShownRun& run) {
@@ -38,8 +49,10 @@ std::string balance_map(const Runs& runs, const ShownRun& run) {
   map.title = "Busiest expert of each layer" + of_run(runs, run);
   map.note = "its tokens over the mean of its layer; 1 is perfect balance";
   map.row = "layer";
+  map.scale = HeatScale::rising_log;
   map.low = 1;
-  map.high = std::max(2.0, greatest(map.values));
+  map.high = 2;
+  for (const ShownRun& each : runs) map.high = std::max(map.high, greatest_mean(each.data.moe.balance));
   map.after = " times the mean";
   return figure_of(map);
 }
@@ -101,6 +114,8 @@ std::string entropy_map(const Runs& runs, const ShownRun& run) {
   map.note = fmt::format("of a token's scores, over ln {}; 100 % is no preference for any expert", moe.experts);
   map.row = "layer";
   map.unit = Unit::ratio;
+  map.low = 1;
+  for (const ShownRun& each : runs) map.low = std::min(map.low, least_entropy(each.data.moe));
   return figure_of(map);
 }
 

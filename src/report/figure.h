@@ -12,7 +12,7 @@ struct FigureText {
   std::string description;  // what a reader who does not see the picture is told
 };
 
-inline constexpr double kFigureWidth = 480;
+inline constexpr double kFigureWidth = 400;
 
 // Opens figure and svg of this height.
 void open_figure(Markup& out, const FigureText& text, double height);

@@ -14,25 +14,27 @@
 namespace moebius {
 namespace {
 
-constexpr double kLeft = 52, kRight = 472, kTop = 10;
+constexpr double kLeft = 46, kRight = 392, kTop = 8;
 constexpr int kRising = 10, kAround = 11;  // colours of a scale
 constexpr double kRowApart = 15;           // between names of rows
 
-double height_of(const HeatMap& map) { return std::clamp(static_cast<double>(map.rows.size()) * 14.0, 56.0, 180.0); }
+double height_of(const HeatMap& map) { return std::clamp(static_cast<double>(map.rows.size()) * 14.0, 126.0, 140.0); }
 
 // The number of a value's colour; -1 for none.
 int colour_of(const HeatMap& map, double value) {
   if (!std::isfinite(value)) return -1;
   if (map.scale == HeatScale::around_one) {
     const double octaves = value > 0 ? std::log2(value) : -10;
-    return static_cast<int>(std::lround(std::clamp(octaves, -2.0, 2.0) * 2.5)) + 5;
+    return static_cast<int>(std::lround(std::clamp(octaves, -1.0, 1.0) * 5)) + 5;
   }
-  const double part = map.high > map.low ? (value - map.low) / (map.high - map.low) : 0;
+  double part = map.high > map.low ? (value - map.low) / (map.high - map.low) : 0;
+  if (map.scale == HeatScale::rising_log)
+    part = std::log(std::max(value, map.low) / map.low) / std::log(map.high / map.low);
   return static_cast<int>(std::clamp(part, 0.0, 0.999) * kRising);
 }
 
-const char* family_of(const HeatMap& map) { return map.scale == HeatScale::rising ? "s" : "d"; }
-int colours_of(const HeatMap& map) { return map.scale == HeatScale::rising ? kRising : kAround; }
+const char* family_of(const HeatMap& map) { return map.scale == HeatScale::around_one ? "d" : "s"; }
+int colours_of(const HeatMap& map) { return map.scale == HeatScale::around_one ? kAround : kRising; }
 
 // One path a colour; cells of one colour in a row are one rectangle.
 void draw_cells(Markup& out, const HeatMap& map, int64_t num_columns, double height) {
@@ -90,10 +92,10 @@ void draw_column_names(Markup& out, const HeatMap& map, int64_t num_columns, dou
 }
 
 void draw_scale(Markup& out, const HeatMap& map, double y) {
-  constexpr double kStep = 14;
+  constexpr double kStep = 11;
   const int n = colours_of(map);
-  const std::string low = map.scale == HeatScale::rising ? number_text(map.low, map.unit) : "1/4",
-                    high = map.scale == HeatScale::rising ? number_text(map.high, map.unit) : "4";
+  const std::string low = map.scale == HeatScale::around_one ? "1/2" : number_text(map.low, map.unit),
+                    high = map.scale == HeatScale::around_one ? "2" : number_text(map.high, map.unit);
   const double begin = kRight - n * kStep - 8.5 * static_cast<double>(high.size()) - 6;
   out.element("text", {{"x", place_text(begin - 6)}, {"y", place_text(y + 9)}, {"text-anchor", "end"}}, low);
   for (int i = 0; i < n; ++i)
@@ -176,6 +178,7 @@ std::string figure_of(const HeatMap& map) {
   Markup out;
   open_figure(out, {map.id, map.title, map.note, description_of(map, num_columns)}, below + 54);
   draw_cells(out, map, num_columns, height);
+  out.leaf("path", {{"class", "rule"}, {"d", fmt::format("M{} {}H{}V{}H{}z", kLeft, kTop, kRight, below, kLeft)}});
   draw_row_names(out, map, height);
   draw_column_names(out, map, num_columns, below + 18);
   draw_scale(out, map, below + 36);

@@ -12,7 +12,8 @@ namespace moebius {
 
 enum class HeatScale {
   rising,      // from `low` to `high`
-  around_one,  // below and above 1 in two colours, in octaves from 1/4 to 4
+  rising_log,  // the same in logarithms
+  around_one,  // below and above 1 in two colours, from 1/2 to 2 in logarithms
 };
 
 struct HeatMap {

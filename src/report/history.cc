@@ -12,7 +12,7 @@
 namespace moebius {
 namespace {
 
-constexpr double kLeft = 52, kRight = 372, kTop = 10, kPitch = 26;
+constexpr double kLeft = 46, kRight = 338, kTop = 10, kPitch = 26;
 constexpr size_t kMostProcesses = 16, kMostSaves = 400;
 
 struct Process {
@@ -122,7 +122,7 @@ std::string history_figure(const Runs& runs, const ShownRun& run) {
   const std::vector<Process> processes = shown_processes(run);
   if (processes.empty() || processes.front().begin_s == 0) return "";
   PlotAxis x{
-      .low = processes.front().begin_s, .high = processes.front().begin_s + 1, .begin = kLeft, .end = kRight - 40};
+      .low = processes.front().begin_s, .high = processes.front().begin_s + 1, .begin = kLeft, .end = kRight - 70};
   std::string description;
   for (const Process& process : processes) {
     x.high = std::max(x.high, process.end_s);

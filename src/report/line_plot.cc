@@ -12,10 +12,10 @@
 namespace moebius {
 namespace {
 
-constexpr double kHeight = 232, kLeft = 52, kTop = 12, kBottom = 204;
-constexpr double kRight = 426;  // names are right of it
+constexpr double kHeight = 222, kLeft = 46, kTop = 10, kBottom = 194;
+constexpr double kRight = 338;  // names are right of it
 constexpr int64_t kMostBins = 720;
-constexpr size_t kMostName = 14, kMostMarks = 400;
+constexpr size_t kMostName = 9, kMostMarks = 400;
 
 struct Drawn {
   const PlotLine& line;
@@ -50,6 +50,13 @@ double usual_of(const std::vector<Drawn>& drawn) {
   return means[means.size() / 2];
 }
 
+// The unit in which bytes are round: 1, KiB, MiB, ...
+double bytes_base(double bytes) {
+  double base = 1;
+  while (bytes >= 1024 * base && base < 1e15) base *= 1024;
+  return base;
+}
+
 Frame frame_of(const LinePlot& plot, const std::vector<Drawn>& drawn) {
   double low = std::numeric_limits<double>::infinity(), high = -low, first = low, last = -low;
   for (const Drawn& each : drawn) {
@@ -62,8 +69,11 @@ Frame frame_of(const LinePlot& plot, const std::vector<Drawn>& drawn) {
   }
   if (plot.limit && *plot.limit <= 1.5 * high) high = std::max(high, *plot.limit);
   Frame frame;
-  frame.y = value_axis(low, high, usual_of(drawn));
-  if (plot.from_zero && !frame.y.is_log && low >= 0) frame.y = value_axis(0, high, high);
+  const double base = plot.unit == Unit::bytes ? bytes_base(high) : 1;
+  frame.y = value_axis(low / base, high / base, usual_of(drawn) / base);
+  if (plot.from_zero && !frame.y.is_log && low >= 0) frame.y = value_axis(0, high / base, high / base);
+  frame.y.low *= base;
+  frame.y.high *= base;
   frame.y.begin = kBottom;
   frame.y.end = kTop;
   frame.x = {.low = first, .high = last, .begin = kLeft, .end = kRight};
@@ -73,8 +83,12 @@ Frame frame_of(const LinePlot& plot, const std::vector<Drawn>& drawn) {
 
 void draw_axes(Markup& out, const LinePlot& plot, const Frame& frame) {
   std::string rules;
-  for (const double value : marks_of(frame.y, 4)) {
-    const double y = frame.y.at(value);
+  const double base = plot.unit == Unit::bytes ? bytes_base(frame.y.high) : 1;
+  PlotAxis in_base = frame.y;
+  in_base.low /= base;
+  in_base.high /= base;
+  for (const double mark : marks_of(in_base, 4)) {
+    const double value = mark * base, y = in_base.at(mark);
     rules += fmt::format("M{} {}H{}", place_text(kLeft), place_text(y), place_text(kRight));
     out.element("text", {{"x", place_text(kLeft - 8)}, {"y", place_text(y + 4)}, {"text-anchor", "end"}},
                 number_text(value, plot.unit));
@@ -148,34 +162,40 @@ void draw_line(Markup& out, const Drawn& drawn, const Frame& frame) {
   out.close("g");
 }
 
-// The names at the ends of lines, moved apart until none covers another.
-void draw_names(Markup& out, const LinePlot& plot, const std::vector<Drawn>& drawn, const Frame& frame) {
-  struct Label {
-    double x, y;
-    std::string text;
-    int colour;
-  };
+struct EndName {
+  double x = 0, y = 0;
+  std::string text;
+  int colour = 0;
+};
+
+// Moves names up and down until none covers another. All keep inside of the plot where there is room.
+void move_apart(std::vector<EndName>& names) {
   constexpr double kApart = 14;
-  std::vector<Label> labels;
+  std::sort(names.begin(), names.end(), [](const EndName& a, const EndName& b) { return a.y < b.y; });
+  for (size_t i = 1; i < names.size(); ++i) names[i].y = std::max(names[i].y, names[i - 1].y + kApart);
+  double lowest = kBottom - 2;
+  for (auto name = names.rbegin(); name != names.rend(); ++name) {
+    name->y = std::min(name->y, lowest);
+    lowest = name->y - kApart;
+  }
+}
+
+// The name of each line beside its end, or its last value where it is the only line.
+void draw_names(Markup& out, const LinePlot& plot, const std::vector<Drawn>& drawn, const Frame& frame) {
+  std::vector<EndName> names;
   for (const Drawn& each : drawn) {
     const SeriesBin& end = each.bins.back();
     const std::string value = number_text(each.line.series->last(), plot.unit);
-    const bool is_alone = drawn.size() == 1;
-    labels.push_back({.x = frame.x.at(middle_of(end)),
-                      .y = frame.y.at(end.mean()),
-                      .text = is_alone ? value : cut_text(each.line.name, kMostName),
-                      .colour = each.line.colour});
+    const std::string text = drawn.size() == 1 ? value : cut_text(each.line.name, kMostName);
+    if (!text.empty())
+      names.push_back({frame.x.at(middle_of(end)) + 7, frame.y.at(end.mean()), text, each.line.colour});
   }
-  std::sort(labels.begin(), labels.end(), [](const Label& a, const Label& b) { return a.y < b.y; });
-  for (size_t i = 1; i < labels.size(); ++i) labels[i].y = std::max(labels[i].y, labels[i - 1].y + kApart);
-  const double below = labels.empty() ? 0 : labels.back().y - (kBottom - 2);
-  for (Label& label : labels) {
-    if (label.text.empty()) continue;
-    const double y = std::max(label.y - std::max(below, 0.0), kTop - 4) + 4;
-    out.element("text",
-                {{"class", fmt::format("end c{}", label.colour)}, {"x", place_text(kRight + 6)}, {"y", place_text(y)}},
-                label.text);
-  }
+  move_apart(names);
+  for (const EndName& name : names)
+    out.element(
+        "text",
+        {{"class", fmt::format("end c{}", name.colour)}, {"x", place_text(name.x)}, {"y", place_text(name.y + 4)}},
+        name.text);
 }
 
 std::string description_of(const LinePlot& plot, const std::vector<Drawn>& drawn) {

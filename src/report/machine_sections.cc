@@ -64,9 +64,10 @@ std::string memory_bars(const Runs& runs, const ShownRun& run) {
 
 struct RankTime {
   int64_t rank = 0;
-  double load_s = 0, compute_s = 0, waiting_s = 0;
-  std::vector<double> axis_s;  // waiting by axis, where it is known
-  double busy_s() const { return load_s + compute_s; }
+  double load_s = 0, passes_s = 0, optimizer_s = 0, waiting_s = 0;  // waiting is part of passes and optimizer
+  std::vector<double> axis_s;                                       // waiting by axis, where it is known
+  double compute_s() const { return std::max(0.0, passes_s + optimizer_s - waiting_s); }
+  double busy_s() const { return load_s + compute_s(); }
 };
 
 double recent(const RanksData& ranks, const char* phase, int64_t rank) {
@@ -79,8 +80,11 @@ std::vector<RankTime> rank_times(const RanksData& ranks) {
   std::vector<RankTime> times;
   const int64_t num_ranks = std::ssize(ranks.busy_s.last());
   for (int64_t r = 0; r < num_ranks; ++r) {
-    RankTime time{.rank = r, .load_s = recent(ranks, "load_s", r), .waiting_s = recent(ranks, "waiting_s", r)};
-    time.compute_s = std::max(0.0, recent(ranks, "passes_s", r) + recent(ranks, "optimizer_s", r) - time.waiting_s);
+    RankTime time{.rank = r,
+                  .load_s = recent(ranks, "load_s", r),
+                  .passes_s = recent(ranks, "passes_s", r),
+                  .optimizer_s = recent(ranks, "optimizer_s", r),
+                  .waiting_s = recent(ranks, "waiting_s", r)};
     for (const auto& [name, axis] : ranks.axes) {
       const double seconds = axis.rank_s.empty() ? 0 : axis.rank_s.recent_mean(r, kRecentColumns);
       if (!axis.rank_s.empty()) time.axis_s.push_back(std::isfinite(seconds) ? std::max(seconds, 0.0) : 0);
@@ -93,14 +97,21 @@ std::vector<RankTime> rank_times(const RanksData& ranks) {
 double median_busy(const std::vector<RankTime>& times) {
   std::vector<double> busy;
   for (const RankTime& time : times) busy.push_back(time.busy_s());
-  std::nth_element(busy.begin(), busy.begin() + std::ssize(busy) / 2, busy.end());
-  return busy[busy.size() / 2];
+  const int64_t middle = (std::ssize(busy) - 1) / 2;  // of two ranks the quicker one
+  std::nth_element(busy.begin(), busy.begin() + middle, busy.end());
+  return busy[middle];
 }
 
 Bar bar_of(const RanksData& ranks, const RankTime& time) {
   Bar bar{.name = fmt::format("rank {}", time.rank)};
+  if (time.waiting_s == 0) {
+    bar.parts = {{.name = "load", .value = time.load_s, .colour = 2},
+                 {.name = "passes", .value = time.passes_s, .colour = 0},
+                 {.name = "optimizer", .value = time.optimizer_s, .colour = 5}};
+    return bar;
+  }
   bar.parts = {{.name = "load", .value = time.load_s, .colour = 2},
-               {.name = "compute", .value = time.compute_s, .colour = 0}};
+               {.name = "compute", .value = time.compute_s(), .colour = 0}};
   if (time.axis_s.empty()) {
     bar.parts.push_back({.name = "waiting", .value = time.waiting_s, .colour = 1});
     return bar;
@@ -171,6 +182,7 @@ std::string rank_map(const Runs& runs, const ShownRun& run) {
   map.title = "Busy time of each rank" + of_run(runs, run);
   map.note = "load and compute over the mean of all ranks; a dark row is a straggler";
   map.row = "rank";
+  map.scale = HeatScale::rising_log;
   map.low = 1;
   map.high = std::max(1.2, most);
   map.after = " times the mean";

@@ -31,20 +31,20 @@ p{margin:0}
 .runs{list-style:none;margin:12px 0 0;padding:0;display:flex;flex-wrap:wrap;gap:6px 20px}
 .runs li{display:flex;align-items:center;gap:8px;overflow-wrap:anywhere}
 .key{flex:none;display:inline-block;width:18px;height:4px;border-radius:2px;background:currentColor}
-.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:1px;margin:20px 0 0;background:var(--edge);
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));margin:20px 0 0;background:var(--card);
 border:1px solid var(--edge);border-radius:10px;overflow:hidden}
-.tiles div{background:var(--card);padding:12px 16px}
+.tiles div{padding:12px 16px;box-shadow:1px 0 0 var(--edge),0 1px 0 var(--edge)}
 .tiles dt{color:var(--soft);font-size:13px}
 .tiles dd{margin:0;font-size:20px;font-weight:600;line-height:1.3;letter-spacing:-.01em}
 .tiles dd small{display:block;color:var(--soft);font-size:13px;font-weight:400;letter-spacing:0}
-.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,440px),1fr));gap:16px}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,350px),1fr));gap:14px}
 figure,.card{position:relative;margin:0;background:var(--card);border:1px solid var(--edge);border-radius:10px;padding:14px 16px 12px;min-width:0}
-figcaption{margin-bottom:6px;min-height:38px}
+figcaption{margin-bottom:8px;min-height:40px}
 svg{display:block;width:100%;height:auto;overflow:visible;touch-action:pan-y}
 svg:focus{outline:none}
 svg:focus-visible{outline:2px solid var(--c0);outline-offset:4px;border-radius:4px}
-svg text{font-size:11px;fill:var(--soft);font-variant-numeric:tabular-nums}
-svg text.end{fill:currentColor;font-weight:600}
+svg text{font-size:11.5px;fill:var(--soft);font-variant-numeric:tabular-nums}
+svg text.end{fill:currentColor;font-weight:600;paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}
 svg text.strong{fill:var(--ink)}
 svg text.hot{fill:var(--warn);font-weight:600}
 .rule{stroke:var(--grid);stroke-width:1;fill:none}
@@ -87,7 +87,7 @@ footer{max-width:1240px;margin:32px auto 0;padding:0 24px 40px;color:var(--soft)
 .s0{fill:var(--s0)}.s1{fill:var(--s1)}.s2{fill:var(--s2)}.s3{fill:var(--s3)}.s4{fill:var(--s4)}.s5{fill:var(--s5)}.s6{fill:var(--s6)}.s7{fill:var(--s7)}.s8{fill:var(--s8)}.s9{fill:var(--s9)}
 .d0{fill:var(--d0)}.d1{fill:var(--d1)}.d2{fill:var(--d2)}.d3{fill:var(--d3)}.d4{fill:var(--d4)}.d5{fill:var(--d5)}.d6{fill:var(--d6)}.d7{fill:var(--d7)}.d8{fill:var(--d8)}.d9{fill:var(--d9)}.d10{fill:var(--d10)}
 @media(max-width:560px){main,header,footer{padding-left:14px;padding-right:14px}header{padding-top:18px}h1{font-size:23px}h2{margin-top:30px}
-figure,.card{padding:12px 12px 10px}figcaption{min-height:0}svg text{font-size:14.5px}
+figure,.card{padding:12px 12px 10px}figcaption{min-height:0}svg text{font-size:12.5px}
 .tiles{grid-template-columns:repeat(2,1fr)}.tiles div{padding:10px 12px}.tiles dd{font-size:18px}tbody th{white-space:normal}}
 @media print{body{background:#fff}figure,.card{break-inside:avoid}}
 )css";
