@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <array>
 
-#include "report/line_plot.h"
-#include "report/markup.h"
+#include "report/plot/line_plot.h"
+#include "report/plot/markup.h"
 #include "report/sections.h"
 
 namespace moebius {

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "report/heat_map.h"
-#include "report/line_plot.h"
+#include "report/plot/heat_map.h"
+#include "report/plot/line_plot.h"
 #include "report/sections.h"
 
 namespace moebius {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "report/axis.h"
-#include "report/figure.h"
-#include "report/markup.h"
+#include "report/plot/axis.h"
+#include "report/plot/figure.h"
+#include "report/plot/markup.h"
 #include "report/sections.h"
 
 namespace moebius {

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <numeric>
 
-#include "report/bars.h"
-#include "report/heat_map.h"
-#include "report/line_plot.h"
-#include "report/markup.h"
+#include "report/plot/bars.h"
+#include "report/plot/heat_map.h"
+#include "report/plot/line_plot.h"
+#include "report/plot/markup.h"
 #include "report/sections.h"
 
 namespace moebius {

@@ -7,7 +7,7 @@
 #include <array>
 
 #include "core/error.h"
-#include "report/markup.h"
+#include "report/plot/markup.h"
 #include "report/page_script.h"
 #include "report/page_style.h"
 #include "report/sections.h"

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "report/heat_map.h"
-#include "report/line_plot.h"
+#include "report/plot/heat_map.h"
+#include "report/plot/line_plot.h"
 #include "report/run_folder.h"
 #include "report/testing.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "report/markup.h"
+#include "report/plot/markup.h"
 #include "report/sections.h"
 
 namespace moebius {

@@ -1,4 +1,4 @@
-// What a run has written, in bounded memory: series and grids of its metrics, its events and its recipe.
+// The data that a run has written, in bounded memory: series and grids of its metrics, its events and its recipe.
 // All texts in it come from files and may hold anything.
 #pragma once
 
@@ -62,7 +62,7 @@ struct RunEvent {
   std::map<std::string, double> mesh;          // of a start: degrees by axis
 };
 
-// What a file holds that was left out of the data.
+// Parts of a file that were left out of the data.
 struct LeftOut {
   int64_t damaged = 0;       // lines that are no JSON object with a kind and a step
   int64_t out_of_order = 0;  // records whose step is not above that of the record before

@@ -25,7 +25,7 @@ std::string section_of(const std::string& title, const std::string& figures);
 std::string of_run(const Runs& runs, const ShownRun& run);
 std::string id_of(const std::string& name, const ShownRun& run);
 
-// How a run stands: "done", "running", "ended by signal 15".
+// The progress of a run: "step 5 of 10, running", "step 7 of 10, signal 15 at step 7".
 struct RunState {
   std::string text;
   bool is_bad = false;

@@ -32,7 +32,7 @@ class Series {
   bool empty() const { return bins_.empty(); }
   int64_t count() const { return count_; }  // of finite values
   int64_t not_finite() const { return not_finite_; }
-  // Of the newest finite value. The series is not empty.
+  // These are of finite values, and need one.
   double last() const { return last_; }
   int64_t last_step() const { return bins_.back().last_step; }
   double min() const;

@@ -1,5 +1,6 @@
 #include "train/run_log.h"
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,8 @@
 
 namespace moebius {
 namespace {
+
+constexpr int64_t kHistograms = 200;  // of a run, about: TensorBoard shows fewer
 
 std::string duration_text(double seconds) {
   const int64_t s = static_cast<int64_t>(seconds + 0.5);
@@ -67,8 +70,8 @@ void RunLog::add_scalars(const StepReport& report) {
     scalar(prefix + "aux_loss", layer.aux_loss);
     scalar(prefix + "dropped", static_cast<double>(layer.dropped));
   }
-  const bool is_last = report.step == run_.train.steps;
-  if (is_last || (run_.log.every > 0 && report.step % run_.log.every == 0)) add_histograms(report);
+  const int64_t apart = std::max<int64_t>(1, run_.train.steps / kHistograms);
+  if (report.step % apart == 0 || report.step == run_.train.steps) add_histograms(report);
 }
 
 void RunLog::add_histograms(const StepReport& report) {

@@ -1,6 +1,6 @@
-#include "report/figure.h"
+#include "report/plot/figure.h"
 
-#include "report/axis.h"
+#include "report/plot/axis.h"
 
 namespace moebius {
 

@@ -1,13 +1,13 @@
-#include "report/line_plot.h"
+#include "report/plot/line_plot.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
 
-#include "report/axis.h"
-#include "report/figure.h"
-#include "report/markup.h"
+#include "report/plot/axis.h"
+#include "report/plot/figure.h"
+#include "report/plot/markup.h"
 
 namespace moebius {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "report/text.h"
+#include "report/plot/text.h"
 
 namespace moebius {
 
@@ -23,7 +23,7 @@ class Markup {
   Markup& text(std::string_view text);
   // An element that holds this text alone.
   Markup& element(std::string_view tag, std::initializer_list<Attribute> attributes, std::string_view text);
-  // What is markup already: of another Markup, or JSON whose strings are json_string.
+  // Adds text that is markup already: of another Markup, or JSON whose strings are json_string.
   Markup& add(std::string_view markup);
 
   const std::string& str() const { return out_; }

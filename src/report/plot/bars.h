@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "report/text.h"
+#include "report/plot/text.h"
 
 namespace moebius {
 

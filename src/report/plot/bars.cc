@@ -1,12 +1,12 @@
-#include "report/bars.h"
+#include "report/plot/bars.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "report/axis.h"
-#include "report/figure.h"
-#include "report/markup.h"
+#include "report/plot/axis.h"
+#include "report/plot/figure.h"
+#include "report/plot/markup.h"
 
 namespace moebius {
 namespace {
@@ -54,7 +54,7 @@ void draw_bar(Markup& out, const BarChart& chart, const Bar& bar, double y, doub
       note);
 }
 
-// What the colours mean, with no name twice.
+// The meaning of each colour, with no name twice.
 void draw_legend(Markup& out, const BarChart& chart) {
   std::vector<std::string> said;
   out.open("ul", {{"class", "legend"}});

@@ -3,13 +3,13 @@
 
 #include <string>
 
-#include "report/markup.h"
+#include "report/plot/markup.h"
 
 namespace moebius {
 
 struct FigureText {
   std::string id, title, note;
-  std::string description;  // what a reader who does not see the picture is told
+  std::string description;  // for a reader who does not see the picture
 };
 
 inline constexpr double kFigureWidth = 400;

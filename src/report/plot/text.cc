@@ -1,4 +1,4 @@
-#include "report/text.h"
+#include "report/plot/text.h"
 
 #include <fmt/core.h>
 

@@ -1,4 +1,4 @@
-#include "report/heat_map.h"
+#include "report/plot/heat_map.h"
 
 #include <fmt/format.h>
 
@@ -7,9 +7,9 @@
 #include <cmath>
 #include <limits>
 
-#include "report/axis.h"
-#include "report/figure.h"
-#include "report/markup.h"
+#include "report/plot/axis.h"
+#include "report/plot/figure.h"
+#include "report/plot/markup.h"
 
 namespace moebius {
 namespace {

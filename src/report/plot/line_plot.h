@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "report/run_data.h"
-#include "report/text.h"
+#include "report/plot/text.h"
 
 namespace moebius {
 

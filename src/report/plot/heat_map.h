@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "report/series.h"
-#include "report/text.h"
+#include "report/plot/text.h"
 
 namespace moebius {
 

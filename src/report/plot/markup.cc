@@ -1,4 +1,4 @@
-#include "report/markup.h"
+#include "report/plot/markup.h"
 
 namespace moebius {
 

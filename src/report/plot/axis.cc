@@ -1,4 +1,4 @@
-#include "report/axis.h"
+#include "report/plot/axis.h"
 
 #include <fmt/core.h>
 
