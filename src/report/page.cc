@@ -7,9 +7,9 @@
 #include <array>
 
 #include "core/error.h"
-#include "report/plot/markup.h"
 #include "report/page_script.h"
 #include "report/page_style.h"
+#include "report/plot/markup.h"
 #include "report/sections.h"
 
 namespace moebius {

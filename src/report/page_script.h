@@ -92,7 +92,8 @@ const showLines = (figure, svg, plot, step) => {
     const far = Math.abs(px(centre(line, i)) - px(at)) > 12;
     if (far) continue;
     const range = line.lo ? ' (' + text(line.lo[i], plot.unit) + ' to ' + text(line.hi[i], plot.unit) + ')' : '';
-    rows.push((line.n ? line.n + '  ' : '') + text(line.m[i], plot.unit) + range);
+    const here = line.a[i] <= at && at <= line.b[i];
+    rows.push((line.n ? line.n + '  ' : '') + text(line.m[i], plot.unit) + range + (here ? '' : ', ' + steps(line.a[i], line.b[i])));
     svg.append(make('circle', {class: 'dot full over c' + line.c, cx: px(centre(line, i)), cy: py(line.m[i]), r: 3.5}));
   }
   svg.append(make('path', {class: 'cursor', d: 'M' + px(at) + ' ' + plot.t + 'V' + plot.b}));

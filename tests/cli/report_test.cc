@@ -186,7 +186,7 @@ TEST_F(Browser, PlotsAreDrawnAndHoverShowsValues) {
   });
   EXPECT_EQ(answers[2], 0) << "plots that are not drawn";
   EXPECT_EQ(answers[3], 0) << "lines that are not drawn";
-  EXPECT_EQ(answers[5], "step 6\ntrain 0.83333\neval 1.5");
+  EXPECT_EQ(answers[5], "step 6\ntrain 0.83333");
   EXPECT_THAT(answers[7].get<std::string>(), HasSubstr("times the mean"));
   EXPECT_EQ(answers[9], "predicted\nparam 977 KiB");
   EXPECT_EQ(answers[13], "step 5\n0.001");

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "report/series.h"
 #include "report/plot/text.h"
+#include "report/series.h"
 
 namespace moebius {
 

@@ -121,11 +121,14 @@ void draw_marks(Markup& out, const LinePlot& plot, const Frame& frame) {
   if (!saved.empty()) out.leaf("path", {{"class", "saved"}, {"d", saved}});
 }
 
+bool is_limit_shown(const LinePlot& plot, const Frame& frame) {
+  return plot.limit && *plot.limit >= frame.y.low && *plot.limit <= frame.y.high;
+}
+
 void draw_limit(Markup& out, const LinePlot& plot, const Frame& frame) {
-  if (!plot.limit || *plot.limit < frame.y.low || *plot.limit > frame.y.high) return;
+  if (!is_limit_shown(plot, frame)) return;
   const double y = frame.y.at(*plot.limit);
   out.leaf("path", {{"class", "limit"}, {"d", fmt::format("M{} {}H{}", kLeft, place_text(y), kRight)}});
-  out.element("text", {{"x", place_text(kRight + 6)}, {"y", place_text(y + 4)}}, plot.limit_name);
 }
 
 std::string band_path(const Drawn& drawn, const Frame& frame) {
@@ -164,8 +167,7 @@ void draw_line(Markup& out, const Drawn& drawn, const Frame& frame) {
 
 struct EndName {
   double x = 0, y = 0;
-  std::string text;
-  int colour = 0;
+  std::string text, style;
 };
 
 // Moves names up and down until none covers another. All keep inside of the plot where there is room.
@@ -188,14 +190,13 @@ void draw_names(Markup& out, const LinePlot& plot, const std::vector<Drawn>& dra
     const std::string value = number_text(each.line.series->last(), plot.unit);
     const std::string text = drawn.size() == 1 ? value : cut_text(each.line.name, kMostName);
     if (!text.empty())
-      names.push_back({frame.x.at(middle_of(end)) + 7, frame.y.at(end.mean()), text, each.line.colour});
+      names.push_back(
+          {frame.x.at(middle_of(end)) + 7, frame.y.at(end.mean()), text, fmt::format("end c{}", each.line.colour)});
   }
+  if (is_limit_shown(plot, frame)) names.push_back({kRight + 7, frame.y.at(*plot.limit), plot.limit_name, ""});
   move_apart(names);
   for (const EndName& name : names)
-    out.element(
-        "text",
-        {{"class", fmt::format("end c{}", name.colour)}, {"x", place_text(name.x)}, {"y", place_text(name.y + 4)}},
-        name.text);
+    out.element("text", {{"class", name.style}, {"x", place_text(name.x)}, {"y", place_text(name.y + 4)}}, name.text);
 }
 
 std::string description_of(const LinePlot& plot, const std::vector<Drawn>& drawn) {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "report/run_data.h"
 #include "report/plot/text.h"
+#include "report/run_data.h"
 
 namespace moebius {
 
