@@ -56,7 +56,7 @@ std::vector<StepMark> marks_of(const Runs& runs) {
   return marks;
 }
 
-// Whether a series says anything: one that is 0 throughout does not.
+// Returns whether a series has a plot: one that is 0 throughout has none.
 bool has_values(const Series* series) { return series && (series->min() != 0 || series->max() != 0); }
 
 std::string curve(const Runs& runs, const Curve& c) {

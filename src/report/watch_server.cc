@@ -21,7 +21,7 @@ constexpr const char* kHtml = "text/html; charset=utf-8";
 
 double now_s() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-// Whether a header Host names this machine by itself.
+// Returns whether a header Host names this machine by itself.
 bool is_own_host(std::string_view host) {
   const size_t colon = host.rfind(':');
   const bool has_port = colon != std::string_view::npos && host.find(']', colon) == std::string_view::npos;
