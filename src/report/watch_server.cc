@@ -101,6 +101,8 @@ class WatchServer::Impl {
                   "watch: port {} of 127.0.0.1 cannot be had: {}; give another --port, or --port 0 for a free one",
                   port, errno_text(errno != 0 ? errno : EADDRINUSE));
     thread_ = std::thread([this] { server_.listen_after_bind(); });
+    // The library's stop() does nothing before it listens, and the thread would then never end.
+    while (!server_.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 
   httplib::Server::HandlerResponse admit(const Request& request, Response& answer) const {
