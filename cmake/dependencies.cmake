@@ -42,10 +42,19 @@ moebius_find_module(ZSTD libzstd libzstd-dev)
 moebius_find_module(XXHASH libxxhash libxxhash-dev)
 moebius_find_module(PCRE2 libpcre2-8 libpcre2-dev)
 moebius_find_module(UTF8PROC libutf8proc libutf8proc-dev)
+moebius_find_module(SIMDJSON simdjson libsimdjson-dev)
+moebius_find_module(HTTPLIB cpp-httplib libcpp-httplib-dev)
+moebius_find_module(CRYPTO libcrypto libssl-dev)
 find_package(OpenMP QUIET COMPONENTS CXX)
 moebius_need(OpenMP_CXX "g++ (libomp-14-dev with clang)")
 set(MOEBIUS_DEPENDENCIES Threads::Threads DNNL::dnnl fmt::fmt nlohmann_json::nlohmann_json tomlplusplus::tomlplusplus
   CLI11::CLI11 PkgConfig::ZSTD PkgConfig::XXHASH PkgConfig::PCRE2 PkgConfig::UTF8PROC OpenMP::OpenMP_CXX)
+# The room report alone includes these. Their definitions are given to its files only, so that all other files
+# compile in the same way without them.
+set(MOEBIUS_REPORT_DEPENDENCIES PkgConfig::SIMDJSON PkgConfig::HTTPLIB PkgConfig::CRYPTO)
+foreach(library ${MOEBIUS_REPORT_DEPENDENCIES})
+  list(APPEND MOEBIUS_DEPENDENCIES $<LINK_ONLY:${library}>)
+endforeach()
 
 if(MOEBIUS_TESTS)
   moebius_find(GTest libgtest-dev)

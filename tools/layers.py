@@ -17,7 +17,7 @@ LAYERS = [
     ("engine",),
     ("weights",),
     ("train",),
-    ("infer", "bench", "plan"),
+    ("infer", "bench", "plan", "report"),
     ("cli",),
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -43,6 +43,9 @@ THIRD_PARTY = {
     "cudnn": ("ops",),
     "pcre2.h": ("tokenizer",),
     "utf8proc.h": ("io", "tokenizer"),
+    "simdjson.h": ("report",),
+    "httplib.h": ("report",),
+    "openssl/": ("report",),
 }
 TEST_ONLY = ("gtest/", "gmock/", "rapidcheck")
 BENCH_ONLY = ("benchmark/",)

@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <filesystem>
+#include <map>
 
 #include "core/error.h"
 
@@ -50,6 +52,45 @@ std::string event_at(double wall_time_s, int64_t step) {
   put_key(&event, 2, kVarint);
   put_varint(&event, static_cast<uint64_t>(step));
   return event;
+}
+
+void put_double(std::string* out, int field, double value) {
+  put_key(out, field, kFixed64);
+  put_raw(out, value);
+}
+
+// Returns the bytes of HistogramProto {1: min, 2: max, 3: num, 4: sum, 5: sum_squares, 6: bucket_limit, 7: bucket},
+// where bucket_limit[i] is the end of bucket i and the begin of the next. A row of empty buckets is one bucket.
+std::string histogram_proto(std::span<const double> values) {
+  constexpr double kWidth = 0.125;
+  std::map<int64_t, double> filled;
+  double min = values.empty() ? 0 : values[0], max = min, sum = 0, squares = 0;
+  for (const double value : values) {
+    ++filled[static_cast<int64_t>(value / kWidth)];
+    min = std::min(min, value);
+    max = std::max(max, value);
+    sum += value;
+    squares += value * value;
+  }
+  std::string limits, counts, proto;
+  int64_t end = 0;
+  for (const auto& [bucket, count] : filled) {
+    if (bucket > end || limits.empty()) {
+      put_raw(&limits, static_cast<double>(bucket) * kWidth);
+      put_raw(&counts, 0.0);
+    }
+    end = bucket + 1;
+    put_raw(&limits, static_cast<double>(end) * kWidth);
+    put_raw(&counts, count);
+  }
+  put_double(&proto, 1, min);
+  put_double(&proto, 2, max);
+  put_double(&proto, 3, static_cast<double>(values.size()));
+  put_double(&proto, 4, sum);
+  put_double(&proto, 5, squares);
+  put_bytes(&proto, 6, limits);
+  put_bytes(&proto, 7, counts);
+  return proto;
 }
 
 double now_s() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
@@ -102,11 +143,23 @@ void TensorboardWriter::add_scalar(std::string_view tag, int64_t step, float val
 }
 
 void TensorboardWriter::add_scalar(std::string_view tag, int64_t step, float value, double wall_time_s) {
-  std::string scalar, summary;  // Summary {1: Value {1: tag, 2: simple_value}}
+  std::string scalar;  // Value {1: tag, 2: simple_value}
   put_bytes(&scalar, 1, tag);
   put_key(&scalar, 2, kFixed32);
   put_raw(&scalar, value);
-  put_bytes(&summary, 1, scalar);
+  write_summary(scalar, step, wall_time_s);
+}
+
+void TensorboardWriter::add_histogram(std::string_view tag, int64_t step, std::span<const double> values) {
+  std::string histogram;  // Value {1: tag, 5: HistogramProto}
+  put_bytes(&histogram, 1, tag);
+  put_bytes(&histogram, 5, histogram_proto(values));
+  write_summary(histogram, step, now_s());
+}
+
+void TensorboardWriter::write_summary(std::string_view value, int64_t step, double wall_time_s) {
+  std::string summary;  // Summary {1: Value}
+  put_bytes(&summary, 1, value);
   std::string event = event_at(wall_time_s, step);
   put_bytes(&event, 5, summary);
   write_record(event);

@@ -1,9 +1,10 @@
-// TensorBoard event files with scalars, written without protobuf. Each record is
+// TensorBoard event files with scalars and histograms, written without protobuf. Each record is
 //   u64 length | u32 masked crc of the length | Event | u32 masked crc of the Event
 // where masked(c) rotates crc32c(c) right by 15 bits and adds 0xa282ead8.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -22,7 +23,12 @@ class TensorboardWriter {
   void add_scalar(std::string_view tag, int64_t step, float value, double wall_time_s);
   void add_scalar(std::string_view tag, int64_t step, float value);  // at the current time
 
+  // A histogram of these values, which are at least 0, at the current time. Its buckets have a width of 1/8, so that
+  // a value is known to 1/8.
+  void add_histogram(std::string_view tag, int64_t step, std::span<const double> values);
+
  private:
+  void write_summary(std::string_view value, int64_t step, double wall_time_s);
   void write_record(std::string_view event);
   File file_;
 };

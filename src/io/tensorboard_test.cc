@@ -102,6 +102,32 @@ TEST(Tensorboard, RecordsParseAgain) {
   EXPECT_GT(as<double>(events[2].at(1)), 1.6e9);
 }
 
+std::vector<double> doubles_of(std::string_view bytes) {
+  std::vector<double> values;
+  while (!bytes.empty()) values.push_back(take<double>(&bytes));
+  return values;
+}
+
+TEST(Tensorboard, AHistogramHasItsValuesInBuckets) {
+  const TestDir dir;
+  TensorboardWriter writer(dir.path());
+  const std::vector<double> values{0, 0.0625, 1, 1.1, 3};
+  writer.add_histogram("moe_layer_1/expert_load_over_mean", 7, values);
+  const auto events = parse_events(writer.path());
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(as<int64_t>(events[1].at(2)), 7);
+  const auto value = parse_message(parse_message(events[1].at(5)).at(1));
+  EXPECT_EQ(value.at(1), "moe_layer_1/expert_load_over_mean");
+  const auto histogram = parse_message(value.at(5));
+  EXPECT_EQ(as<double>(histogram.at(1)), 0);
+  EXPECT_EQ(as<double>(histogram.at(2)), 3);
+  EXPECT_EQ(as<double>(histogram.at(3)), 5);
+  EXPECT_NEAR(as<double>(histogram.at(4)), 5.1625, 1e-12);
+  EXPECT_NEAR(as<double>(histogram.at(5)), 0.0625 * 0.0625 + 1 + 1.21 + 9, 1e-12);
+  EXPECT_THAT(doubles_of(histogram.at(6)), testing::ElementsAre(0, 0.125, 1, 1.125, 3, 3.125));
+  EXPECT_THAT(doubles_of(histogram.at(7)), testing::ElementsAre(0, 2, 0, 2, 0, 1));
+}
+
 TEST(Tensorboard, TwoWritersInOneFolderHaveTwoFiles) {
   const TestDir dir;
   const TensorboardWriter a(dir.path()), b(dir.path());

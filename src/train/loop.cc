@@ -73,7 +73,10 @@ int TrainingRun::run() {
   memory_.predict(store_, run_.checkpoint.async_save);
   start();
   if (is_finished()) return log_finished(), 0;
-  control_.on_root([&] { run_log_.open(first_step_); });
+  control_.on_root([&] {
+    run_log_.open(first_step_);
+    log_start_event();
+  });
   log_before_steps();
   evaluate_before_steps();
   int signal = 0;
@@ -120,12 +123,30 @@ void TrainingRun::log_before_steps() {
   for (const StartNote& note : start_notes(run_)) say(log_, note);
 }
 
+void TrainingRun::log_start_event() {
+  nlohmann::ordered_json mesh, memory;
+  const MeshShape& shape = engine_.mesh().shape();
+  mesh = {{"tp", shape.tp}, {"cp", shape.cp}, {"dp", shape.dp}, {"pp", shape.pp}, {"ep", shape.ep}, {"etp", shape.etp}};
+  for (int life = 0; life < kNumLives; ++life)
+    memory[std::string(name_of(static_cast<Life>(life)))] = engine_.plan().bytes(static_cast<Life>(life));
+  run_log_.write_event("start", saved_step_,
+                       {{"ranks", control_.size()},
+                        {"device", name_of(run_.device)},
+                        {"mesh", mesh},
+                        {"parameters", run_.model.num_parameters()},
+                        {"active_parameters", run_.model.num_active_parameters()},
+                        {"memory_predicted_bytes", memory_.predicted_bytes()},
+                        {"memory_bytes", memory}});
+}
+
 void TrainingRun::log_after_steps(int signal) {
   if (signal != 0)
     log_.info("signal {}: saved step {}, ending; the same command resumes from there", signal, saved_step_);
-  if (!ranks_.ranks.empty())
+  if (ranks_.ranks.size() > 1)
     log_.info("communication of the last step, the most that a rank sent and waited: {}", comm_text(ranks_));
   if (first_step_ <= run_.train.steps) memory_.compare();
+  const nlohmann::ordered_json facts{{"signal", signal}, {"memory_peak_bytes", engine_.peak_bytes()}};
+  control_.on_root([&] { run_log_.write_event("end", saved_step_, facts); });
 }
 
 // Does work of rank 0 while no other rank waits for it. Its error is kept for agreed_signal(),
@@ -183,6 +204,7 @@ void TrainingRun::check_finite(const StepReport& report) {
   if (std::isfinite(report.loss) && std::isfinite(report.grad_norm)) return;
   store_.wait();
   const std::string where = find_first_nonfinite(engine_, loader_, control_);
+  on_root_alone([&] { run_log_.write_event("failed", report.step, {{"not_finite", where}}); });
   MOEBIUS_FAIL(
       numerics,
       "step {}: the loss is {} and the gradient norm {}; first not finite: {}. This step changed no weight; {}. "
@@ -250,6 +272,7 @@ void TrainingRun::save(int64_t step) {
   store_.save(step, state, checkpoint_meta(run_, step, data_fingerprint_), &s);
   engine_.sample_peak_memory();
   saved_step_ = step;
+  on_root_alone([&] { run_log_.write_event("checkpoint", step, nlohmann::ordered_json::object()); });
 }
 
 // A checkpoint that cannot be trained on must not take the place of one that can.

@@ -53,6 +53,7 @@ class TrainingRun {
   void check_state_is_finite(int64_t step, const std::vector<NamedTensor>& state);
   std::string newest_text() const;  // for messages: how far a restart goes back
   void log_after_steps(int signal);
+  void log_start_event();
 
   void on_root_alone(const std::function<void()>& body);
   int agreed_signal();  // all ranks together, after each step; throws the error of on_root_alone on all of them

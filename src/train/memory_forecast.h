@@ -18,7 +18,8 @@ class MemoryForecast {
   // Error{usage} when the host does not have the memory of plan and snapshot. All ranks
   // call it together.
   void predict(CheckpointStore& store, bool async_save);
-  void compare();  // logs it beside the measured peak
+  void compare();                                               // logs it beside the measured peak
+  int64_t predicted_bytes() const { return predicted_bytes_; }  // of the GPU or the process; after predict()
 
  private:
   void predict_gpu(const HostMemory& host);

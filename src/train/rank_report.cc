@@ -20,10 +20,18 @@ std::array<double, kColumns> row_of(const RankTimes& mine, const CommCounters& c
   return row;
 }
 
-double largest(const std::vector<double>& table, int64_t column) {
-  double most = 0;
-  for (size_t at = static_cast<size_t>(column); at < table.size(); at += kColumns) most = std::max(most, table[at]);
-  return most;
+std::vector<double> column_of(const std::vector<double>& table, int64_t column) {
+  std::vector<double> values;
+  for (size_t at = static_cast<size_t>(column); at < table.size(); at += kColumns) values.push_back(table[at]);
+  return values;
+}
+
+AxisReport axis_report(const std::vector<double>& table, int a) {
+  const std::vector<double> bytes = column_of(table, 4 + a), seconds = column_of(table, 4 + kNumAxes + a);
+  return {.axis = static_cast<Axis>(a),
+          .sent_bytes = *std::max_element(bytes.begin(), bytes.end()),
+          .exposed_s = *std::max_element(seconds.begin(), seconds.end()),
+          .rank_s = seconds};
 }
 
 // Experts are blocks of equal size over the ranks of ep.
@@ -67,7 +75,10 @@ RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounte
                          const std::vector<MoeLayerReport>& layers) {
   RanksReport report;
   Group& world = engine.mesh().group(Axis::world);
-  if (world.size() == 1) return report;
+  if (world.size() == 1) {
+    report.ranks.push_back(mine);
+    return report;
+  }
   report.tokens_of_ep_rank = tokens_of_ep_ranks(layers, engine.mesh().shape().ep);
   std::array<double, kColumns> row = row_of(mine, comm);
   std::vector<double> table(kColumns * world.size());
@@ -79,10 +90,7 @@ RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounte
     report.ranks.push_back({.load_s = of[0], .passes_s = of[1], .optimizer_s = of[2], .waiting_s = of[3]});
   }
   for (int a = 0; a < kNumAxes; ++a) {
-    if (engine.mesh().group(static_cast<Axis>(a)).size() == 1) continue;
-    report.axes.push_back({.axis = static_cast<Axis>(a),
-                           .sent_bytes = largest(table, 4 + a),
-                           .exposed_s = largest(table, 4 + kNumAxes + a)});
+    if (engine.mesh().group(static_cast<Axis>(a)).size() > 1) report.axes.push_back(axis_report(table, a));
   }
   return report;
 }
@@ -98,10 +106,11 @@ nlohmann::ordered_json to_json(const RanksReport& report) {
   column("waiting_s", &RankTimes::waiting_s);
   for (const AxisReport& axis : report.axes) {
     if (axis.sent_bytes == 0 && axis.exposed_s == 0) continue;
-    axes[std::string(name_of(axis.axis))] = {{"sent_bytes", static_cast<int64_t>(axis.sent_bytes)},
-                                             {"exposed_s", axis.exposed_s}};
+    axes[std::string(name_of(axis.axis))] = {
+        {"sent_bytes", static_cast<int64_t>(axis.sent_bytes)}, {"exposed_s", axis.exposed_s}, {"rank_s", axis.rank_s}};
   }
   json["ranks"] = ranks;
+  if (report.ranks.size() == 1) return json;
   json["comm"] = axes;
   json["tokens_of_ep_rank"] = report.tokens_of_ep_rank;
   return json;

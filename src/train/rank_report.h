@@ -29,14 +29,16 @@ struct RankTimes {
 
 struct AxisReport {
   Axis axis = Axis::tp;
-  double sent_bytes = 0;  // the most that left a rank
-  double exposed_s = 0;   // the most that a rank waited
+  double sent_bytes = 0;       // the most that left a rank
+  double exposed_s = 0;        // the most that a rank waited
+  std::vector<double> rank_s;  // seconds that each rank waited, by world rank
 };
 
 struct RanksReport {
-  std::vector<RankTimes> ranks;            // by world rank; none on one rank
+  std::vector<RankTimes> ranks;            // by world rank
   std::vector<AxisReport> axes;            // with several ranks, in the order of Axis
-  std::vector<int64_t> tokens_of_ep_rank;  // tokens that its experts got, over all layers and copies, before any drop
+  std::vector<int64_t> tokens_of_ep_rank;  // tokens that its experts got, over all layers and copies, before any drop;
+                                           // none on one rank
 };
 
 // The report of the last step, the same on each rank; all ranks call it together. mine: of this

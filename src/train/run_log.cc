@@ -1,13 +1,18 @@
 #include "train/run_log.h"
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
 
 #include "io/files.h"
 
 namespace moebius {
 namespace {
+
+constexpr int64_t kHistograms = 200;  // of a run, about: TensorBoard shows fewer
 
 std::string duration_text(double seconds) {
   const int64_t s = static_cast<int64_t>(seconds + 0.5);
@@ -24,14 +29,23 @@ void RunLog::open(int64_t first_step) {
     log_.warn("{}: {} damaged lines were dropped", path, damaged);
   }
   metrics_.emplace(path);
+  events_.emplace(run_.dir + "/events.jsonl");
   if (run_.log.tensorboard) tensorboard_.emplace(run_.dir + "/tensorboard");
 }
 
 void RunLog::write_step(const StepReport& report, const RanksReport& ranks) {
   nlohmann::ordered_json json = to_json(report);
-  if (!ranks.ranks.empty()) json.update(to_json(ranks));
+  json.update(to_json(ranks));
   metrics_->append(json);
   if (tensorboard_) add_scalars(report);
+}
+
+void RunLog::write_event(std::string_view kind, int64_t step, const nlohmann::ordered_json& facts) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  nlohmann::ordered_json json{
+      {"kind", kind}, {"time", 1e-3 * static_cast<double>(now / std::chrono::milliseconds(1))}, {"step", step}};
+  json.update(facts);
+  events_->append(json);
 }
 
 void RunLog::add_scalars(const StepReport& report) {
@@ -55,6 +69,19 @@ void RunLog::add_scalars(const StepReport& report) {
     scalar(prefix + "entropy", layer.entropy);
     scalar(prefix + "aux_loss", layer.aux_loss);
     scalar(prefix + "dropped", static_cast<double>(layer.dropped));
+  }
+  const int64_t apart = std::max<int64_t>(1, run_.train.steps / kHistograms);
+  if (report.step % apart == 0 || report.step == run_.train.steps) add_histograms(report);
+}
+
+void RunLog::add_histograms(const StepReport& report) {
+  for (const MoeLayerReport& layer : report.layers) {
+    const double sum = std::accumulate(layer.load.begin(), layer.load.end(), 0.0);
+    if (sum == 0) continue;
+    std::vector<double> over_mean;
+    for (const int64_t tokens : layer.load)
+      over_mean.push_back(static_cast<double>(tokens) * static_cast<double>(layer.load.size()) / sum);
+    tensorboard_->add_histogram(fmt::format("moe_layer_{}/expert_load_over_mean", layer.layer), report.step, over_mean);
   }
 }
 

@@ -1,4 +1,4 @@
-// The log of a training run: metrics.jsonl and TensorBoard files in its folder, and progress lines.
+// The log of a training run: metrics.jsonl, events.jsonl and TensorBoard files in its folder, and progress lines.
 // The first rank writes the files.
 #pragma once
 
@@ -22,6 +22,8 @@ class RunLog {
   void open(int64_t first_step);
   void write_step(const StepReport& report, const RanksReport& ranks);
   void write_eval(int64_t step, const EvalResult& result);
+  // Appends a line to events.jsonl: the kind, the time of day, the step, and these facts of it. No resume removes it.
+  void write_event(std::string_view kind, int64_t step, const nlohmann::ordered_json& facts);
   void sync() { metrics_->sync(); }
   // Returns whether metrics.jsonl has the evaluation after this step. It may be
   // called before open().
@@ -33,10 +35,11 @@ class RunLog {
 
  private:
   void add_scalars(const StepReport& report);
+  void add_histograms(const StepReport& report);  // of the load of each layer's experts over their mean
 
   const RunSpec& run_;
   Log& log_;
-  std::optional<JsonlWriter> metrics_;
+  std::optional<JsonlWriter> metrics_, events_;
   std::optional<TensorboardWriter> tensorboard_;
   double seconds_ = 0;  // of the steps shown
   int64_t steps_shown_ = 0;

@@ -75,8 +75,9 @@ void RunStart::start_from_weights() {
 }
 
 void RunStart::set_old_checkpoints_aside() {
-  const std::string old = store_.set_aside({run_.dir + "/metrics.jsonl"});
+  const std::string old = store_.set_aside({run_.dir + "/metrics.jsonl", run_.dir + "/events.jsonl"});
   if (old.empty()) return;
+  control_.on_root([&] { std::filesystem::remove(run_.dir + "/events.jsonl"); });  // its copy is in that folder
   log_.info("checkpoint.resume = false: the checkpoints and metrics that were here are now in {}; nothing removes it",
             old);
 }

@@ -1,0 +1,111 @@
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/options.h"
+#include "io/files.h"
+#include "memory/plan.h"
+#include "report/page.h"
+#include "report/run_folder.h"
+#include "report/sinks.h"
+
+namespace moebius {
+namespace {
+
+struct Options {
+  std::vector<std::string> runs;
+  std::string out, csv;
+  bool json = false;
+};
+
+// So that a slip does not write over a file of a run.
+void check_ending(const char* option, const std::string& path, const char* ending) {
+  MOEBIUS_CHECK(usage, path.empty() || path.ends_with(ending),
+                "report {} {}: expected a name that ends in {}; give one", option, path, ending);
+}
+
+void check(const Options& o) {
+  MOEBIUS_CHECK(usage, !o.out.empty() || !o.csv.empty(),
+                "report: expected --out FILE.html or --csv FILE.csv; got neither");
+  check_ending("--out", o.out, ".html");
+  check_ending("--csv", o.csv, ".csv");
+  MOEBIUS_CHECK(usage, o.runs.size() <= kMostRuns, "report: expected at most {} runs; got {}; write several pages",
+                kMostRuns, o.runs.size());
+  MOEBIUS_CHECK(usage, o.csv.empty() || o.runs.size() == 1,
+                "report --csv: expected one run; got {}; write a file for each", o.runs.size());
+}
+
+// Names of folders, or paths where two folders have one name.
+std::vector<ShownRun> shown_runs(const std::vector<std::unique_ptr<RunFolder>>& folders) {
+  std::vector<ShownRun> runs;
+  for (const auto& folder : folders) {
+    bool is_only_one = true;
+    for (const auto& other : folders) is_only_one = is_only_one && (other == folder || other->name() != folder->name());
+    runs.push_back({.name = is_only_one ? folder->name() : folder->path(),
+                    .path = folder->path(),
+                    .data = folder->data(),
+                    .modified_s = folder->modified_s(),
+                    .colour = static_cast<int>(runs.size())});
+  }
+  return runs;
+}
+
+void warn_of_left_out(Log& log, const RunFolder& folder) {
+  const LeftOut& left = folder.data().left_out;
+  if (left.damaged + left.out_of_order > 0)
+    log.warn("{}: {} damaged lines and {} of steps that came before were left out", folder.metrics_path(), left.damaged,
+             left.out_of_order);
+}
+
+int run_report(Log& log, const Options& o) {
+  check(o);
+  std::vector<std::unique_ptr<RunFolder>> folders;
+  for (const std::string& path : o.runs) {
+    folders.push_back(std::make_unique<RunFolder>(path));
+    folders.back()->poll();
+    warn_of_left_out(log, *folders.back());
+  }
+  nlohmann::ordered_json result, runs = nlohmann::ordered_json::array();
+  const std::vector<ShownRun> shown = shown_runs(folders);
+  for (const ShownRun& run : shown)
+    runs.push_back({{"name", run.name},
+                    {"steps", run.data.steps},
+                    {"last_step", run.data.last_step},
+                    {"damaged_lines", run.data.left_out.damaged}});
+  result["runs"] = runs;
+  if (!o.out.empty()) {
+    const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    const std::string page = page_of(shown, {.now_s = now});
+    write_file_atomic(o.out, page);
+    result["out"] = o.out;
+    result["bytes"] = page.size();
+    if (!o.json) fmt::print("{}  {}\n", o.out, bytes_text(std::ssize(page)));
+  }
+  if (!o.csv.empty()) {
+    const int64_t rows = write_csv(*folders[0], o.csv);
+    result["csv"] = o.csv;
+    result["rows"] = rows;
+    if (!o.json) fmt::print("{}  {} rows\n", o.csv, rows);
+  }
+  if (o.json) print_json(result);
+  return 0;
+}
+
+}  // namespace
+
+void add_report(Cli& cli) {
+  CLI::App* command = cli.app.add_subcommand("report", "a page of a run, or of several side by side, in one HTML file");
+  const auto o = std::make_shared<Options>();
+  command->add_option("RUN", o->runs, "folders of runs, which may be going on or have crashed")->required();
+  command->add_option("--out", o->out, "the page, FILE.html");
+  command->add_option("--csv", o->csv, "the metrics of one run as a table, FILE.csv");
+  add_json_option(*command, o->json);
+  command->callback([&cli, o] { cli.run = [&cli, o] { return run_report(cli.log, *o); }; });
+}
+
+}  // namespace moebius

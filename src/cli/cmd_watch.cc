@@ -1,0 +1,43 @@
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <thread>
+
+#include "cli/command.h"
+#include "report/watch_server.h"
+
+namespace moebius {
+namespace {
+
+struct Options {
+  std::string run;
+  WatchOptions server{.port = 7007};
+};
+
+// Serves until a signal comes.
+int run_watch(Cli& cli, const Options& o) {
+  const WatchServer server(o.run, o.server);
+  fmt::print("{}\n", server.address());
+  std::fflush(stdout);
+  cli.log.info("following {}; Ctrl-C ends", o.run);
+  while (cli.signal == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  return 128 + cli.signal;
+}
+
+}  // namespace
+
+void add_watch(Cli& cli) {
+  CLI::App* command = cli.app.add_subcommand("watch", "serves the page of a run on 127.0.0.1 and follows it");
+  const auto o = std::make_shared<Options>();
+  command->add_option("RUN", o->run, "the folder of a run")->required();
+  command->add_option("--port", o->server.port, "port of 127.0.0.1; 0: a free one")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 65535));
+  command->add_flag("--metrics", o->server.metrics, "serves the newest metrics for Prometheus too, at /metrics");
+  command->callback([&cli, o] { cli.run = [&cli, o] { return run_watch(cli, *o); }; });
+}
+
+}  // namespace moebius

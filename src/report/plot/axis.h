@@ -1,0 +1,29 @@
+// Axes of plots: from values to places, and the values that get a mark.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "report/plot/text.h"
+
+namespace moebius {
+
+struct PlotAxis {
+  double low = 0, high = 1;       // values at the ends; low < high
+  double begin = 0, end = 1;      // places of these
+  bool is_log = false;            // low > 0
+  double at(double value) const;  // the place of a value
+};
+
+// An axis with round ends around these values, in at least 3 parts. It is logarithmic where all values are above 0
+// and the greatest is 100 times the `usual` one or more.
+PlotAxis value_axis(double low, double high, double usual);
+// From 1, 2 or 5 times a power of ten to the next; `about` of them. On a logarithmic axis powers of ten.
+std::vector<double> marks_of(const PlotAxis& axis, int about);
+// The same in whole numbers; one mark where low and high are equal.
+std::vector<int64_t> step_marks(int64_t low, int64_t high, int about);
+
+std::string step_text(int64_t step);   // "1500", "150 k", "2.5 M"
+std::string place_text(double place);  // with at most one digit after the point
+
+}  // namespace moebius

@@ -1,0 +1,36 @@
+// Builds HTML and SVG. Everything that it is given is text, and is escaped.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "report/plot/text.h"
+
+namespace moebius {
+
+struct Attribute {
+  std::string_view name;
+  std::string value;
+};
+
+class Markup {
+ public:
+  Markup& open(std::string_view tag, std::initializer_list<Attribute> attributes = {});
+  Markup& close(std::string_view tag);
+  // An SVG element without contents.
+  Markup& leaf(std::string_view tag, std::initializer_list<Attribute> attributes);
+  Markup& text(std::string_view text);
+  // An element that holds this text alone.
+  Markup& element(std::string_view tag, std::initializer_list<Attribute> attributes, std::string_view text);
+  // Adds text that is markup already: of another Markup, or JSON whose strings are json_string.
+  Markup& add(std::string_view markup);
+
+  const std::string& str() const { return out_; }
+
+ private:
+  void begin(std::string_view tag, std::initializer_list<Attribute> attributes);
+  std::string out_;
+};
+
+}  // namespace moebius

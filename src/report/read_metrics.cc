@@ -1,0 +1,243 @@
+#include "report/read_metrics.h"
+
+#include <simdjson.h>
+
+#include <limits>
+#include <vector>
+
+namespace moebius {
+namespace {
+
+namespace dom = simdjson::dom;
+static_assert(MetricsReader::kPadding >= simdjson::SIMDJSON_PADDING);
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+constexpr int64_t kMostLayers = 1024, kMostCells = 65536, kMostRanks = 16384;
+constexpr size_t kMostEvents = 20000, kMostAxes = 16, kMostText = 2000, kMostNumbers = 64;
+
+// A number, or NaN for null and all that is no number. JsonlWriter writes null for NaN and Inf.
+double number_of(const dom::element& value) {
+  double number = kNone;
+  return value.get(number) == simdjson::SUCCESS ? number : kNone;
+}
+
+double number_at(const dom::object& record, std::string_view key) {
+  dom::element value;
+  return record.at_key(key).get(value) == simdjson::SUCCESS ? number_of(value) : kNone;
+}
+
+bool numbers_of(const dom::element& value, size_t most, std::vector<double>& numbers) {
+  dom::array array;
+  numbers.clear();
+  if (value.get(array) != simdjson::SUCCESS) return false;
+  for (const dom::element each : array) {
+    if (numbers.size() == most) return false;
+    numbers.push_back(number_of(each));
+  }
+  return true;
+}
+
+void add_numbers(const dom::object& object, std::map<std::string, double>& numbers) {
+  for (const dom::key_value_pair field : object) {
+    double number = 0;
+    if (numbers.size() < kMostNumbers && field.value.get(number) == simdjson::SUCCESS)
+      numbers[std::string(field.key.substr(0, kMostText))] = number;
+  }
+}
+
+// Appends the load of a layer's experts over their mean.
+int64_t add_load(const dom::object& layer, std::vector<double>& load) {
+  dom::array array;
+  if (layer.at_key("load").get(array) != simdjson::SUCCESS) return 0;
+  const size_t begin = load.size();
+  double sum = 0;
+  for (const dom::element each : array) {
+    if (std::ssize(load) == kMostCells) break;
+    load.push_back(number_of(each));
+    sum += load.back();
+  }
+  const auto experts = static_cast<double>(load.size() - begin);
+  for (size_t i = begin; i < load.size(); ++i) load[i] = sum > 0 ? load[i] * experts / sum : kNone;
+  return static_cast<int64_t>(experts);
+}
+
+}  // namespace
+
+class MetricsReader::Parser {
+ public:
+  explicit Parser(RunData& run) : run_(run) {}
+  bool read_metrics(std::string_view line);
+  bool read_event(std::string_view line);
+
+ private:
+  bool is_in_order(std::string_view kind, int64_t step);
+  void read_numbers(NamedSeries& into, int64_t step, const dom::object& record);
+  void read_layers(int64_t step, const dom::element& moe);
+  void read_ranks(int64_t step, const dom::element& ranks);
+  void read_axes(int64_t step, const dom::element& comm);
+
+  RunData& run_;
+  dom::parser parser_{size_t{64} << 20};    // bytes of a line, at most
+  int64_t train_step_ = 0, eval_step_ = 0;  // the newest of each kind
+  std::vector<double> load_, balance_, entropy_, dropped_, values_, busy_;
+};
+
+bool MetricsReader::Parser::is_in_order(std::string_view kind, int64_t step) {
+  int64_t& newest = kind == "train" ? train_step_ : eval_step_;
+  if (step <= newest) {
+    ++run_.left_out.out_of_order;
+    return false;
+  }
+  newest = step;
+  return true;
+}
+
+bool MetricsReader::Parser::read_metrics(std::string_view line) {
+  dom::object record;
+  std::string_view kind;
+  int64_t step = 0;
+  if (parser_.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(record) != simdjson::SUCCESS ||
+      record.at_key("kind").get(kind) != simdjson::SUCCESS || record.at_key("step").get(step) != simdjson::SUCCESS)
+    return false;
+  if (kind != "train" && kind != "eval") return true;  // of a later version
+  if (!is_in_order(kind, step)) return true;
+  if (kind == "eval") {
+    read_numbers(run_.eval, step, record);
+    return true;
+  }
+  if (run_.steps++ == 0) run_.first_step = step;
+  run_.last_step = step;
+  read_numbers(run_.train, step, record);
+  return true;
+}
+
+void MetricsReader::Parser::read_numbers(NamedSeries& into, int64_t step, const dom::object& record) {
+  size_t at = 0;
+  for (const dom::key_value_pair field : record) {
+    switch (field.value.type()) {
+      case dom::element_type::INT64:
+      case dom::element_type::UINT64:
+      case dom::element_type::DOUBLE:
+      case dom::element_type::NULL_VALUE:
+        if (field.key != "step") {
+          const double value = number_of(field.value);
+          if (Series* series = into.find_or_add(field.key, at)) series->add(step, value);
+          if (field.key == "step_time_s" && value > 0) run_.trained_s += value;
+          if (field.key == "grad_norm" && run_.clip > 0 && value > run_.clip) ++run_.clipped;
+        }
+        break;
+      case dom::element_type::ARRAY:
+        if (field.key == "moe") read_layers(step, field.value);
+        break;
+      case dom::element_type::OBJECT:
+        if (field.key == "ranks") read_ranks(step, field.value);
+        if (field.key == "comm") read_axes(step, field.value);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+void MetricsReader::Parser::read_layers(int64_t step, const dom::element& moe) {
+  dom::array layers;
+  if (moe.get(layers) != simdjson::SUCCESS) return;
+  MoeData& data = run_.moe;
+  for (auto* column : {&load_, &balance_, &entropy_, &dropped_}) column->clear();
+  std::vector<int64_t> numbers;
+  int64_t experts = -1;
+  for (const dom::element each : layers) {
+    dom::object layer;
+    int64_t number = 0;
+    if (each.get(layer) != simdjson::SUCCESS || layer.at_key("layer").get(number) != simdjson::SUCCESS) continue;
+    if (std::ssize(numbers) == kMostLayers) break;
+    const int64_t here = add_load(layer, load_);
+    if (experts < 0) experts = here;
+    if (here != experts) return;  // a row would not be the same expert in each layer
+    numbers.push_back(number);
+    balance_.push_back(number_at(layer, "load_max_over_mean"));
+    entropy_.push_back(number_at(layer, "entropy"));
+    dropped_.push_back(number_at(layer, "dropped"));
+  }
+  if (numbers.empty()) return;
+  data.layers = std::move(numbers);
+  data.experts = experts;
+  data.load.add(step, load_);
+  data.balance.add(step, balance_);
+  data.entropy.add(step, entropy_);
+  data.dropped.add(step, dropped_);
+}
+
+void MetricsReader::Parser::read_ranks(int64_t step, const dom::element& ranks) {
+  dom::object phases;
+  if (ranks.get(phases) != simdjson::SUCCESS) return;
+  busy_.clear();
+  for (const std::string_view name : {"load_s", "passes_s", "optimizer_s", "waiting_s"}) {
+    dom::element value;
+    if (phases.at_key(name).get(value) != simdjson::SUCCESS || !numbers_of(value, kMostRanks, values_)) continue;
+    if (busy_.empty()) busy_.resize(values_.size());
+    if (busy_.size() != values_.size()) return;
+    for (size_t r = 0; r < values_.size(); ++r) busy_[r] += name == "waiting_s" ? -values_[r] : values_[r];
+    run_.ranks.phases[std::string(name)].add(step, values_);
+  }
+  if (!busy_.empty()) run_.ranks.busy_s.add(step, busy_);
+}
+
+void MetricsReader::Parser::read_axes(int64_t step, const dom::element& comm) {
+  dom::object axes;
+  if (comm.get(axes) != simdjson::SUCCESS) return;
+  for (const dom::key_value_pair field : axes) {
+    dom::object axis;
+    if (field.value.get(axis) != simdjson::SUCCESS) continue;
+    const std::string name(field.key.substr(0, kMostText));
+    if (!run_.ranks.axes.contains(name) && run_.ranks.axes.size() == kMostAxes) continue;
+    AxisData& data = run_.ranks.axes[name];
+    data.sent_bytes.add(step, number_at(axis, "sent_bytes"));
+    data.exposed_s.add(step, number_at(axis, "exposed_s"));
+    dom::element of_ranks;
+    if (axis.at_key("rank_s").get(of_ranks) == simdjson::SUCCESS && numbers_of(of_ranks, kMostRanks, values_))
+      data.rank_s.add(step, values_);
+  }
+}
+
+bool MetricsReader::Parser::read_event(std::string_view line) {
+  dom::object record;
+  std::string_view kind;
+  RunEvent event;
+  if (parser_.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(record) != simdjson::SUCCESS ||
+      record.at_key("kind").get(kind) != simdjson::SUCCESS ||
+      record.at_key("step").get(event.step) != simdjson::SUCCESS)
+    return false;
+  if (run_.events.size() == kMostEvents) {
+    ++run_.events_left_out.out_of_order;
+    return true;
+  }
+  event.kind = kind.substr(0, kMostText);
+  const double time = number_at(record, "time");
+  event.time = time > 0 && time < 1e12 ? time : 0;
+  add_numbers(record, event.numbers);
+  for (const dom::key_value_pair field : record) {
+    std::string_view text;
+    if (field.value.get(text) == simdjson::SUCCESS && event.texts.size() < kMostNumbers)
+      event.texts[std::string(field.key.substr(0, kMostText))] = text.substr(0, kMostText);
+    dom::object object;
+    if (field.value.get(object) != simdjson::SUCCESS) continue;
+    if (field.key == "memory_bytes") add_numbers(object, event.memory_bytes);
+    if (field.key == "mesh") add_numbers(object, event.mesh);
+  }
+  run_.events.push_back(std::move(event));
+  return true;
+}
+
+MetricsReader::MetricsReader(RunData& run) : run_(run), parser_(std::make_unique<Parser>(run)) {}
+MetricsReader::~MetricsReader() = default;
+
+void MetricsReader::add_metrics_line(std::string_view line) {
+  if (!parser_->read_metrics(line)) ++run_.left_out.damaged;
+}
+
+void MetricsReader::add_event_line(std::string_view line) {
+  if (!parser_->read_event(line)) ++run_.events_left_out.damaged;
+}
+
+}  // namespace moebius

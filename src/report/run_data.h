@@ -1,0 +1,95 @@
+// The data that a run has written, in bounded memory: series and grids of its metrics, its events and its recipe.
+// All texts in it come from files and may hold anything.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "report/series.h"
+
+namespace moebius {
+
+// Numbers of a kind of record by name, in the order in which they came.
+class NamedSeries {
+ public:
+  static constexpr size_t kMost = 64;  // names; those that come later are not kept
+
+  // The series of a name, which is made if there is room; null if not.
+  // `at` is where to look first, and becomes the place after the name's own.
+  Series* find_or_add(std::string_view name, size_t& at);
+  const Series* find(std::string_view name) const;  // null if it has no value
+  const std::vector<std::pair<std::string, Series>>& all() const { return all_; }
+
+ private:
+  std::vector<std::pair<std::string, Series>> all_;
+};
+
+// The per-layer tables of train records. A row is a layer, but in `load` a layer and expert.
+struct MoeData {
+  std::vector<int64_t> layers;  // numbers of the layers, of the newest record
+  int64_t experts = 0;          // of a layer, of the newest record
+  Grid load;     // tokens sent to an expert over the mean of its layer; row = layer index * experts + expert
+  Grid balance;  // load_max_over_mean
+  Grid entropy;  // nats
+  Grid dropped;  // token-expert pairs
+};
+
+struct AxisData {
+  Series sent_bytes;  // the most that a rank sent in a step
+  Series exposed_s;   // the longest that a rank waited in a step
+  Grid rank_s;        // seconds that each rank waited in a step; row = rank
+};
+
+// The times of a step by rank, in seconds.
+struct RanksData {
+  std::map<std::string, Grid> phases;    // load_s, passes_s, optimizer_s, waiting_s
+  Grid busy_s;                           // load, passes and optimizer without waiting
+  std::map<std::string, AxisData> axes;  // by name of the axis
+};
+
+// A line of events.jsonl.
+struct RunEvent {
+  std::string kind;  // start, checkpoint, failed, end, or what a later version writes
+  double time = 0;   // seconds since 1970; 0 if it has none
+  int64_t step = 0;
+  std::map<std::string, double> numbers;
+  std::map<std::string, std::string> texts;
+  std::map<std::string, double> memory_bytes;  // of a start: the plan's bytes by life
+  std::map<std::string, double> mesh;          // of a start: degrees by axis
+};
+
+// Parts of a file that were left out of the data.
+struct LeftOut {
+  int64_t damaged = 0;       // lines that are no JSON object with a kind and a step
+  int64_t out_of_order = 0;  // records whose step is not above that of the record before
+  bool half_line = false;    // the last line has no end yet
+};
+
+struct RunData {
+  NamedSeries train, eval;
+  MoeData moe;
+  RanksData ranks;
+  std::vector<RunEvent> events;
+  int64_t steps = 0, last_step = 0;  // train records, and the step of the newest
+  int64_t first_step = 0;
+  double trained_s = 0;  // sum of step_time_s
+  double clip = 0;       // optimizer.clip of the recipe; 0: none
+  int64_t clipped = 0;   // steps whose gradient norm was above it
+  LeftOut left_out;
+  LeftOut events_left_out;
+  std::vector<std::pair<std::string, std::string>> recipe;  // key -> value as TOML, in the order of the file
+  std::string recipe_problem;                               // why there is none
+  std::vector<int64_t> checkpoints;                         // steps of the checkpoints that are in the folder, sorted
+};
+
+// The newest event of a kind; null if there is none.
+const RunEvent* newest_event(const RunData& run, std::string_view kind);
+// The value of a recipe's key as TOML; empty if it is not there.
+std::string recipe_value(const RunData& run, std::string_view key);
+std::optional<double> recipe_number(const RunData& run, std::string_view key);
+
+}  // namespace moebius

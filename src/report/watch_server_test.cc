@@ -1,0 +1,172 @@
+#include "report/watch_server.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <thread>
+
+#include "report/testing.h"
+
+namespace moebius {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+// A connection, or -1 where nobody takes it within a second.
+int connect_to(const char* host, int port) {
+  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+  sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(static_cast<uint16_t>(port))};
+  ::inet_pton(AF_INET, host, &address.sin_addr);
+  ::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address);
+  pollfd ready{.fd = socket, .events = POLLOUT};
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (::poll(&ready, 1, 1000) == 1 && ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0) {
+    const timeval wait{.tv_sec = 20, .tv_usec = 0};
+    ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait);
+    ::fcntl(socket, F_SETFL, 0);
+    return socket;
+  }
+  ::close(socket);
+  return -1;
+}
+
+// Sends these bytes, and returns all that comes until the server closes.
+std::string exchange(int port, const std::string& request) {
+  const int socket = connect_to("127.0.0.1", port);
+  EXPECT_GE(socket, 0);
+  EXPECT_EQ(::send(socket, request.data(), request.size(), MSG_NOSIGNAL), std::ssize(request));
+  std::string answer;
+  char buffer[65536];
+  for (ssize_t got; (got = ::recv(socket, buffer, sizeof buffer, 0)) > 0;) answer.append(buffer, got);
+  ::close(socket);
+  return answer;
+}
+
+class Watch : public ::testing::Test {
+ protected:
+  void SetUp() override { write_run(dir_.path("run"), 5); }
+  WatchServer server(bool metrics = true) { return WatchServer(dir_.path("run"), {.port = 0, .metrics = metrics}); }
+  static std::string get(const WatchServer& server, const std::string& path, const std::string& host = "127.0.0.1",
+                         const std::string& more = "") {
+    return exchange(server.port(),
+                    fmt::format("GET {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{}\r\n", path, host, more));
+  }
+  TestDir dir_;
+};
+
+TEST_F(Watch, ServesThePageItsDataAndTheMetrics) {
+  const WatchServer watch = server();
+  const std::string page = get(watch, "/");
+  EXPECT_THAT(page, StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(page, HasSubstr("Content-Security-Policy: default-src 'none'"));
+  EXPECT_THAT(page, HasSubstr("frame-ancestors 'none'"));
+  EXPECT_THAT(page, HasSubstr("X-Content-Type-Options: nosniff"));
+  EXPECT_THAT(page, HasSubstr("<!DOCTYPE html>"));
+  EXPECT_THAT(get(watch, "/data"), HasSubstr("id=\"plot-loss\""));
+  EXPECT_THAT(get(watch, "/metrics"), HasSubstr("moebius_loss{run=\"run\"} 1\n"));
+  EXPECT_THAT(get(watch, "/?x=1"), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(get(server(/*metrics=*/false), "/metrics"), StartsWith("HTTP/1.1 404"));
+}
+
+TEST_F(Watch, ServesNothingElse) {
+  const WatchServer watch = server();
+  for (const char* path : {"/metrics.jsonl", "/recipe.resolved.toml", "/../run/metrics.jsonl", "/..%2f..%2fetc/passwd",
+                           "/%2e%2e/", "//etc/passwd", "/data/../metrics.jsonl", "/data/", "/%00", "/favicon.ico"})
+    EXPECT_THAT(get(watch, path), StartsWith("HTTP/1.1 404")) << path;
+  for (const char* method : {"POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+    EXPECT_THAT(
+        exchange(
+            watch.port(),
+            fmt::format("{} / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", method)),
+        StartsWith("HTTP/1.1 405"))
+        << method;
+}
+
+TEST_F(Watch, ForeignHostsGetNothing) {
+  const WatchServer watch = server();
+  for (const char* host :
+       {"evil.example", "evil.example:7007", "127.0.0.1.evil.example", "localhost.evil.example", "0.0.0.0",
+        "127.0.0.1@evil.example", "[::1].evil.example", "localhost:", "localhost:80x", "127.0.0.2", ""}) {
+    const std::string answer = get(watch, "/data", host);
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 403")) << host;
+    EXPECT_THAT(answer, Not(HasSubstr("loss"))) << host;
+  }
+  for (const char* host : {"localhost", "127.0.0.1:1", "[::1]:65535", "[::1]"})
+    EXPECT_THAT(get(watch, "/data", host), StartsWith("HTTP/1.1 200")) << host;
+  EXPECT_THAT(exchange(watch.port(), "GET / HTTP/1.0\r\n\r\n"), StartsWith("HTTP/1.1 403"));
+  EXPECT_THAT(get(watch, "/data", "localhost", "Host: evil.example\r\n"), StartsWith("HTTP/1.1 403"));
+}
+
+TEST_F(Watch, OnlyThisMachineIsListenedTo) {
+  const WatchServer watch = server();
+  const int socket = connect_to("127.0.0.2", watch.port());  // would be taken if it listened to all addresses
+  EXPECT_EQ(socket, -1);
+  if (socket >= 0) ::close(socket);
+}
+
+TEST_F(Watch, TheRunIsFollowed) {
+  const WatchServer watch = server();
+  const std::string before = get(watch, "/data");
+  const size_t at = before.find("ETag: ") + 6;
+  const std::string version = before.substr(at, before.find("\r\n", at) - at);
+  std::ofstream(dir_.path("run/metrics.jsonl"), std::ios::app) << train_line(6, 0.125) << "\n";
+  std::string after;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  do {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    after = get(watch, "/data", "localhost", "If-None-Match: " + version + "\r\n");
+  } while (after.starts_with("HTTP/1.1 304") && std::chrono::steady_clock::now() < end);
+  EXPECT_THAT(after, HasSubstr("step 6 of 20"));
+  EXPECT_THAT(after, HasSubstr("0.125"));
+}
+
+TEST_F(Watch, NoNewsIsNotSentAgain) {
+  const WatchServer watch = server();
+  std::string answer;
+  for (int i = 0; i < 3 && !answer.starts_with("HTTP/1.1 304");
+       ++i) {  // the time is a part of the version, in half minutes
+    const std::string first = get(watch, "/data");
+    const size_t at = first.find("ETag: ") + 6;
+    answer =
+        get(watch, "/data", "localhost", "If-None-Match: " + first.substr(at, first.find("\r\n", at) - at) + "\r\n");
+  }
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 304"));
+}
+
+TEST_F(Watch, APortInUseIsNamed) {
+  const WatchServer watch = server();
+  expect_error(ErrorKind::io, fmt::format("port {} of 127.0.0.1 cannot be had: Address already in use", watch.port()),
+               [&] { WatchServer(dir_.path("run"), {.port = watch.port()}); });
+}
+
+TEST_F(Watch, WhatIsNoRunIsNamed) {
+  expect_error(ErrorKind::input, "expected the folder of a run", [&] { WatchServer(dir_.path("no"), {}); });
+}
+
+TEST_F(Watch, ARunThatIsRemovedIsNoCrash) {
+  const WatchServer watch = server();
+  std::filesystem::remove_all(dir_.path("run"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));
+  EXPECT_THAT(get(watch, "/data"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(Watch, RubbishIsAnswered) {
+  const WatchServer watch = server();
+  exchange(watch.port(), "\r\n\r\n");
+  exchange(watch.port(), "GET\r\n\r\n");
+  exchange(watch.port(), std::string(100000, 'A') + "\r\n\r\n");
+  EXPECT_THAT(get(watch, "/"), StartsWith("HTTP/1.1 200"));
+}
+
+}  // namespace
+}  // namespace moebius
