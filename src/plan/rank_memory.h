@@ -1,0 +1,38 @@
+// The memory of a rank of any layout, as its engine would plan it (memory/plan.h), from the parts of
+// its stages. No engine is built.
+#pragma once
+
+#include <array>
+#include <map>
+
+#include "plan/layout.h"
+#include "plan/part.h"
+
+namespace moebius {
+
+struct RankMemory {
+  int64_t pp_rank = 0;
+  std::array<int64_t, kNumLives> life{};  // bytes
+  int64_t beside_bytes = 0;               // on a GPU: workspaces and kernels
+  int64_t total() const;                  // all of it
+  int64_t of(Life l) const { return life[static_cast<size_t>(l)]; }
+};
+
+// What a rank holds of the parameters, beside their memory.
+struct RankParams {
+  int64_t owned = 0;          // elements that it updates
+  int64_t held = 0;           // elements that have a gradient
+  // Bytes that the exchange of gradients and of weights sends, by axis.
+  std::map<Axis, double> grad_wire_bytes, weight_wire_bytes;
+  std::map<Axis, int64_t> buckets;
+};
+
+// REQUIRES: spec is resolved, layout is that of its pipeline.
+RankMemory rank_memory(PartLibrary& parts, const EngineSpec& spec, const StageLayout& layout, const PipelineUse& use,
+                       int64_t pp_rank);
+RankParams rank_params(PartLibrary& parts, const EngineSpec& spec, const StageLayout& layout, int64_t pp_rank);
+
+// The layout of a resolved spec's stages.
+StageLayout stages_of(const EngineSpec& spec);
+
+}  // namespace moebius
