@@ -94,9 +94,9 @@ double PlanLoad::busiest_rank(int64_t experts, int64_t ep) const {
 }
 
 // The expected largest of n normal draws is about sqrt(2 ln n) deviations above the mean.
-double Assumptions::slowest_of(int64_t ranks) const {
+double Assumptions::slowest_of(int64_t ranks, const Machine& machine) const {
   const double n = static_cast<double>(std::max<int64_t>(1, ranks));
-  return (1 + jitter * std::sqrt(2 * std::log(n))) * (1 + straggler);
+  return (1 + (jitter < 0 ? machine.spread : jitter) * std::sqrt(2 * std::log(n))) * (1 + straggler);
 }
 
 Assumptions parse_assumptions(const std::vector<std::string>& texts) {
@@ -139,8 +139,8 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
 std::string to_string(const Assumptions& a) {
   return fmt::format("system {}, dispatcher {}, graphs {}, expert_overlap {}, precision {}, load {}, jitter {}, straggler {}",
                      name_of(a.system), text_of(kDispatchers, a.dispatcher), text_of(kGraphs, a.graphs),
-                     text_of(kOverlaps, a.merged_overlap), text_of(kPrecisions, a.precision), a.load.text, a.jitter,
-                     a.straggler);
+                     text_of(kOverlaps, a.merged_overlap), text_of(kPrecisions, a.precision), a.load.text,
+                     a.jitter < 0 ? std::string("of the machine") : fmt::format("{}", a.jitter), a.straggler);
 }
 
 }  // namespace moebius

@@ -31,11 +31,12 @@ struct Assumptions {
   PlanPrecision precision = PlanPrecision::of_recipe;
   bool merged_overlap = false;  // expert_overlap = merged: the exchange of rows hides under the other pass
   PlanLoad load;
-  double jitter = 0;       // standard deviation of a rank's time of a step, over its mean
+  double jitter = -1;      // standard deviation of a rank's time of a step, over its mean; below 0: the machine's
   double straggler = 0;    // how much longer the slowest rank takes, beside jitter
   double tokens = 0;       // to be trained, for days and GPU-hours; 0: not asked
 
-  double slowest_of(int64_t ranks) const;  // the factor of the slowest of so many ranks
+  // The factor of the slowest of so many ranks.
+  double slowest_of(int64_t ranks, const Machine& machine) const;
 };
 
 // Reads KEY=VALUE, one each. Keys: system, dispatcher, graphs, expert_overlap, precision, load,

@@ -89,6 +89,7 @@ const std::vector<MachineFigure>& machine_figures() {
       {"rank", "memory_gb", &Machine::memory_gb, 0.1, 1e5},
       {"rank", "memory_tb_s", &Machine::memory_tb_s, 0.001, 1e3},
       {"rank", "kernel_us", &Machine::kernel_us, 0, 1e4},
+      {"rank", "spread", &Machine::spread, 0, 1},
       {"links", "domain_ranks", &Machine::domain_ranks, 1, 1e6},
       {"links", "inside_gb_s", &Machine::inside_gb_s, 0.01, 1e5},
       {"links", "across_gb_s", &Machine::across_gb_s, 0.001, 1e5},

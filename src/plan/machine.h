@@ -36,6 +36,7 @@ struct Machine {
   // Of a rank's device. fp8_tflops, nvfp4_tflops: 0 where it has none.
   double bf16_tflops = 0, fp8_tflops = 0, nvfp4_tflops = 0, memory_gb = 0, memory_tb_s = 0;
   double kernel_us = 0;  // the least time of a kernel, and from one to the next
+  double spread = 0;     // standard deviation of ranks' speeds, over their mean
   double domain_ranks = 1;                  // joined by the fast links
   double inside_gb_s = 0, across_gb_s = 0;  // a direction and rank, inside a domain and between two
   double inside_us = 0, across_us = 0;      // of a call of a group

@@ -215,7 +215,7 @@ void Predicting::add_update() {
       result_.axes[name].hidden_s += s * (all > 0 ? hidden / all : 0);
       result_.axes[name].exposed_s += s * (all > 0 ? 1 - hidden / all : 0);
     }
-    return all - hidden;
+    return all - hidden + kTakenByGroups * hidden;
   };
   result_.phases["gradients"] = exchange(params.grad_wire_bytes, GroupCall::reduce_scatter, backward);
   result_.phases["weights"] = exchange(params.weight_wire_bytes, GroupCall::all_gather, forward);
@@ -224,7 +224,7 @@ void Predicting::add_update() {
 void Predicting::add_totals() {
   double sum = 0;
   for (const auto& [name, seconds] : result_.phases) sum += seconds;
-  const double wait = sum * (context_.assume.slowest_of(result_.ranks) - 1);
+  const double wait = sum * (context_.assume.slowest_of(result_.ranks, context_.machine) - 1);
   if (wait > 0) result_.phases["slowest rank"] = wait;
   result_.step_s = sum + wait;
   const double ranks = static_cast<double>(result_.ranks);

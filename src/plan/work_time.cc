@@ -10,9 +10,8 @@ namespace {
 
 constexpr double kBf16 = 2;
 
-// Share of the exchange of rows that the merged schedule hides, and what the multiprocessors that it
-// takes cost meanwhile: 93 % and 20 of 132 (arXiv 2603.07685, sections on 1F1B overlap and DeepEP).
-constexpr double kMergedHidden = 0.93, kMergedTaken = 20.0 / 132;
+// The share of the exchange of rows that the merged schedule hides: 93 % (arXiv 2603.07685).
+constexpr double kMergedHidden = 0.93;
 
 bool is_quantized(const std::string& op, const Assumptions& a) {
   if (a.precision == PlanPrecision::of_recipe) return false;
@@ -55,7 +54,8 @@ double expert_rows(const TimeContext& c) {
 
 void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows) {
   const double scale = op.kind == KernelClass::experts ? rows : 1;
-  const double seconds = std::max(scale * op.cost.flops / rate(c, op), scale * op.cost.bytes / memory_rate(c));
+  // A kernel hides most of the shorter of both under the longer, and less the closer they are.
+  const double seconds = std::hypot(scale * op.cost.flops / rate(c, op), scale * op.cost.bytes / memory_rate(c));
   time.kernels[static_cast<size_t>(op.kind)] +=
       std::max(seconds, static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6);
 }
@@ -146,7 +146,7 @@ void merge(PassTime& time) {
   for (const auto& [axis, seconds] : time.groups)
     if (carries_rows(axis)) sent += seconds;
   time.hidden = std::min(kMergedHidden * sent, time.compute());
-  for (double& seconds : time.kernels) seconds *= 1 + kMergedTaken * time.hidden / std::max(time.compute(), 1e-12);
+  for (double& seconds : time.kernels) seconds *= 1 + kTakenByGroups * time.hidden / std::max(time.compute(), 1e-12);
 }
 
 double host_share(const TimeContext& c) {

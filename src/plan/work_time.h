@@ -18,6 +18,10 @@ struct Span {
 // The ranks of an axis. A group of pp is two neighbours.
 Span span_of(const MeshShape& mesh, const std::string& axis);
 
+// The share of a GPU's multiprocessors that compute lacks while a group's call runs beside it: 20 of
+// 132, the default of DeepEP (arXiv 2603.07685).
+inline constexpr double kTakenByGroups = 20.0 / 132;
+
 // What times are computed for.
 struct TimeContext {
   const Machine& machine;
