@@ -28,6 +28,21 @@ double& fitted(Machine& m, PlanSystem system, int i) {
   return system == PlanSystem::megatron ? m.layer_us : m.spread;
 }
 
+std::string source_key(PlanSystem system, int i) {
+  if (i < kNumShares) return fmt::format("share.{}.{}", name_of(system), name_of(static_cast<Share>(i)));
+  return system == PlanSystem::megatron ? "host.layer_us" : "rank.spread";
+}
+
+double& share_named(Machine& m, const std::string& key, const std::string& path) {
+  if (key == "layer_us") return m.layer_us;
+  if (key == "spread") return m.spread;
+  for (int i = 0; i < kNumSystems; ++i)
+    for (int k = 0; k < kNumShares; ++k)
+      if (key == fmt::format("{}.{}", name_of(static_cast<PlanSystem>(i)), name_of(static_cast<Share>(k))))
+        return m.shares[static_cast<size_t>(i)][static_cast<size_t>(k)];
+  MOEBIUS_FAIL(input, "{}: before has no key {}; expected SYSTEM.SHARE, layer_us or spread", path, key);
+}
+
 std::string where(const std::string& path, size_t i) { return fmt::format("{}: row {}", path, i + 1); }
 
 std::string text_of(const json& row, const char* key, const std::string& at) {
@@ -61,11 +76,15 @@ double measured_of(const json& row, const FitRow& r, const std::string& at) {
   return number_of(row, "tokens_per_s", at) * per_token / static_cast<double>(r.ranks);
 }
 
-std::string family_of(const json& file, const std::string& machine) {
-  if (file.contains("families"))
-    for (const auto& [name, machines] : file["families"].items())
-      if (std::find(machines.begin(), machines.end(), machine) != machines.end()) return name;
-  return machine;
+void find_family(const json& file, FitRow& row) {
+  row.family = row.machine;
+  row.relatives = {row.machine};
+  if (!file.contains("families")) return;
+  for (const auto& [name, machines] : file["families"].items()) {
+    if (std::find(machines.begin(), machines.end(), row.machine) == machines.end()) continue;
+    row.family = name;
+    row.relatives = machines.get<std::vector<std::string>>();
+  }
 }
 
 // Solves a x = b for a symmetric positive matrix, in place.
@@ -90,7 +109,7 @@ class FamilyFit {
  public:
   FamilyFit(PartLibrary& parts, std::map<std::string, Machine> machines, std::vector<const FitRow*> rows)
       : parts_(parts), machines_(std::move(machines)), rows_(std::move(rows)), system_(rows_[0]->assume.system) {
-    for (const FitRow* row : rows_) names_.push_back(row->machine);
+    for (const FitRow* row : rows_) names_.insert(names_.end(), row->relatives.begin(), row->relatives.end());
     std::sort(names_.begin(), names_.end());
     names_.erase(std::unique(names_.begin(), names_.end()), names_.end());
   }
@@ -98,7 +117,7 @@ class FamilyFit {
   double predicted(const FitRow& row, const std::vector<double>& x) const {
     Machine m = machines_.at(row.machine);
     for (int i = 0; i < kNumFitted; ++i) fitted(m, system_, i) *= std::exp(x[static_cast<size_t>(i)]);
-    return predict(parts_, row.run, row.ranks, m, row.assume, {.simulate = false, .memory_of_all = false})
+    return predict(parts_, row.run, row.ranks, m, row.assume, {.simulate = false, .memory = PredictOptions::Memory::none})
         .model_tflops_per_gpu;
   }
 
@@ -126,8 +145,14 @@ class FamilyFit {
   }
 
   void apply(const std::vector<double>& x, std::map<std::string, Machine>& machines) const {
-    for (const std::string& name : names_)
-      for (int i = 0; i < kNumFitted; ++i) fitted(machines.at(name), system_, i) *= std::exp(x[static_cast<size_t>(i)]);
+    for (const std::string& name : names_) {
+      Machine& m = machines.at(name);
+      for (int i = 0; i < kNumFitted; ++i) {
+        if (x[static_cast<size_t>(i)] == 0 || fitted(m, system_, i) == 0) continue;  // no row decides it
+        fitted(m, system_, i) *= std::exp(x[static_cast<size_t>(i)]);
+        m.sources[source_key(system_, i)] = "fitted to measured runs, docs/measurements/plan.md";
+      }
+    }
   }
 
  private:
@@ -166,7 +191,7 @@ std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& fo
     const std::string at = where(path, i);
     FitRow r{.name = text_of(row, "name", at), .source = text_of(row, "source", at)};
     r.machine = text_of(row, "machine", at);
-    r.family = family_of(file, r.machine);
+    find_family(file, r);
     r.run = load_run_spec(folder + "/" + text_of(row, "recipe", at), texts_of(row, "set", at));
     if (row.contains("ranks")) r.ranks = static_cast<int64_t>(number_of(row, "ranks", at));
     r.assume = parse_assumptions(texts_of(row, "assume", at));
@@ -175,6 +200,21 @@ std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& fo
     rows.push_back(std::move(r));
   }
   return rows;
+}
+
+void set_shares_before(const std::string& path, std::map<std::string, Machine>& machines) {
+  const json file = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  if (!file.is_object() || !file.contains("before")) return;
+  for (const auto& [family, values] : file["before"].items()) {
+    const bool is_family = file.contains("families") && file["families"].contains(family);
+    const auto names = is_family ? file["families"][family].get<std::vector<std::string>>() : std::vector{family};
+    for (const auto& [key, value] : values.items()) {
+      MOEBIUS_CHECK(input, value.is_number() && value.get<double>() >= 0, "{}: before.{}.{} must be a number from 0 on",
+                    path, family, key);
+      for (const std::string& name : names)
+        if (machines.contains(name)) share_named(machines.at(name), key, path) = value.get<double>();
+    }
+  }
 }
 
 FitResult fit(PartLibrary& parts, const std::vector<FitRow>& rows, const std::map<std::string, Machine>& machines,

@@ -15,7 +15,9 @@
 namespace moebius {
 
 struct FitRow {
-  std::string name, source, family;  // family: machines of one architecture, which share their shares
+  std::string name, source;
+  std::string family;                  // machines of one architecture, which share their shares
+  std::vector<std::string> relatives;  // those machines, this row's among them
   RunSpec run;
   std::string machine;
   int64_t ranks = 1;
@@ -28,6 +30,10 @@ struct FitRow {
 // "assume", "source", and one of "model_tflops_per_gpu", "tokens_per_s", "tokens_per_s_per_gpu"}]}.
 // `folder` is where the recipes' paths begin. Error{input} that names the row and its key.
 std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& folder);
+// Sets the shares that the fit begins with, so that fitting again gives the same: the file's
+// "before": {FAMILY: {"moebius.products": 0.67, "megatron.memory": ..., "layer_us": ..., "spread": ...}}.
+// Error{input} for a family or key that is not known.
+void set_shares_before(const std::string& path, std::map<std::string, Machine>& machines);
 
 struct FittedRow {
   const FitRow* row = nullptr;
@@ -38,10 +44,11 @@ struct FittedRow {
 
 struct FitResult {
   std::vector<FittedRow> rows;
-  std::map<std::string, Machine> machines;  // by name, with fitted shares
+  std::map<std::string, Machine> machines;  // by name, with fitted shares and their new source
 };
 
 // machines: by the rows' names. leave_one_out: each row is also predicted from a fit without it.
+// REQUIRES: machines has all relatives of the rows.
 FitResult fit(PartLibrary& parts, const std::vector<FitRow>& rows, const std::map<std::string, Machine>& machines,
               bool leave_one_out);
 

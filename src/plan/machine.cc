@@ -39,6 +39,7 @@ void read_shares(const RecipeEntry& e, PlanSystem system, Machine& m) {
     MOEBIUS_CHECK(usage, e.value.contains(key), "machine {}: expected {}.{} = {{ is = NUMBER, from = \"SOURCE\" }}; it is missing",
                   e.where, e.key, key);
     m.of(system)[static_cast<size_t>(k)] = figure(e.where, e.key + "." + key, e.value[key], 0.001, 3.0);
+    m.sources[e.key + "." + key] = e.value[key]["from"].get<std::string>();
   }
   m.has_shares[static_cast<size_t>(system)] = true;
 }
@@ -65,6 +66,7 @@ void read_entry(const RecipeEntry& e, Machine& m) {
       known.push_back(fmt::format("{}.{}", f.table, f.key));
       if (known.back() != e.key) continue;
       m.*f.value = figure(e.where, e.key, e.value, f.least, f.most);
+      m.sources[e.key] = e.value["from"].get<std::string>();
       return;
     }
     MOEBIUS_FAIL(usage, "machine {}: unknown key {}; the nearest is {}", e.where, e.key, nearest(e.key, known));
@@ -135,19 +137,29 @@ Machine load_machine(const std::string& name_or_path, const std::string& folder)
   return parse_machine(read_file(path), path);
 }
 
-std::string to_toml(const Machine& m, const std::string& from) {
-  std::string text = fmt::format("[machine]\nname = \"{}\"\ndevice = \"{}\"\n", m.name, m.is_gpu ? "cuda" : "cpu");
+std::string to_toml(const Machine& m) {
+  std::string text = fmt::format(
+      "# {}, as the planner sees it. A share is what kernels and links reach of a rate.\n"
+      "# `moebius plan --fit` writes shares, and `moebius bench machine` measures them.\n\n"
+      "[machine]\nname = \"{}\"\ndevice = \"{}\"\n",
+      m.name, m.name, m.is_gpu ? "cuda" : "cpu");
+  const auto add = [&](const std::string& key, double value, const std::string& whole) {
+    text += fmt::format("{} = {{ is = {:.4g}, from = \"{}\" }}\n", key, value, m.sources.at(whole));
+  };
   std::string table;
   for (const MachineFigure& f : machine_figures()) {
     if (table != f.table) text += fmt::format("\n[{}]\n", f.table);
     table = f.table;
-    text += fmt::format("{} = {{ is = {}, from = \"{}\" }}\n", f.key, m.*f.value, from);
+    add(f.key, m.*f.value, fmt::format("{}.{}", f.table, f.key));
   }
   for (int i = 0; i < kNumSystems; ++i) {
     if (!m.has_shares[i]) continue;
-    text += fmt::format("\n[share.{}]\n", name_of(static_cast<PlanSystem>(i)));
-    for (int k = 0; k < kNumShares; ++k)
-      text += fmt::format("{} = {{ is = {:.4g}, from = \"{}\" }}\n", name_of(static_cast<Share>(k)), m.shares[i][k], from);
+    const std::string share = fmt::format("share.{}", name_of(static_cast<PlanSystem>(i)));
+    text += fmt::format("\n[{}]\n", share);
+    for (int k = 0; k < kNumShares; ++k) {
+      const std::string key = name_of(static_cast<Share>(k));
+      add(key, m.shares[i][k], share + "." + key);
+    }
   }
   return text;
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,7 @@ struct Machine {
   double layer_us = 0;  // host time that a pass of a layer shows where it is not a CUDA graph
   std::array<Shares, kNumSystems> shares{};
   std::array<bool, kNumSystems> has_shares{};
+  std::map<std::string, std::string> sources;  // "rank.bf16_tflops", "share.moebius.memory": where it is from
 
   const Shares& of(PlanSystem system) const { return shares[static_cast<size_t>(system)]; }
   Shares& of(PlanSystem system) { return shares[static_cast<size_t>(system)]; }
@@ -67,7 +69,7 @@ Machine parse_machine(const std::string& text, const std::string& name);
 Machine load_machine(const std::string& name_or_path, const std::string& folder);
 std::vector<std::string> known_machines(const std::string& folder);
 
-// The file of a machine; `from` is the source of all its figures.
-std::string to_toml(const Machine& machine, const std::string& from);
+// The file of a machine. REQUIRES: every figure has a source.
+std::string to_toml(const Machine& machine);
 
 }  // namespace moebius

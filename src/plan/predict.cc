@@ -90,8 +90,11 @@ void Predicting::time_stages() {
 }
 
 void Predicting::add_memory(const PredictOptions& options) {
+  if (options.memory == PredictOptions::Memory::none) return;
   for (int64_t r = 0; r < layout_.num_ranks; ++r) {
-    if (!options.memory_of_all && r > 0 && r < layout_.num_ranks - 1) continue;
+    // The first two ranks hold the most sets of saved tensors, and the last has the loss.
+    const bool may_be_fullest = r < 2 || r == layout_.num_ranks - 1;
+    if (options.memory == PredictOptions::Memory::fullest_stages && !may_be_fullest) continue;
     result_.memory.push_back(
         rank_memory(parts_, spec_, layout_, pipeline_use(spec_.pipeline, spec_.mesh.pp, r), r));
     if (result_.memory.back().total() > result_.fullest_rank().total()) result_.fullest = result_.memory.size() - 1;
@@ -125,6 +128,9 @@ void Predicting::add_passes(const PredictOptions& options) {
     if (busy(r) > busy(slowest_)) slowest_ = r;
   if (layout_.num_ranks == 1) {
     passes_s_ = busy(0) * static_cast<double>(spec_.num_micro_batches);
+    constexpr int64_t kShown = 4;
+    const int64_t shown = std::min(spec_.num_micro_batches, kShown);
+    if (options.simulate) result_.schedule = simulate(schedule_1f1b({.num_micro_batches = shown}), pipeline_times());
   } else if (options.simulate) {
     simulate_passes(options.max_simulated);
   } else {

@@ -44,7 +44,7 @@ struct PredictOptions {
   // Micro-batches that are simulated; more are added at the rate of the last ones.
   int64_t max_simulated = 64;
   bool simulate = true;  // false: the bubble of 1F1B's formula, for a search
-  bool memory_of_all = true;  // false: of the first and last rank of the pipeline alone, for a search
+  enum class Memory { none, fullest_stages, all } memory = Memory::all;  // of which ranks of the pipeline
 };
 
 // Error{usage} with the equation that fails where `ranks` ranks cannot hold the layout.
