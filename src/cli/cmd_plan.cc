@@ -48,7 +48,7 @@ nlohmann::ordered_json rows_json(const FitResult& result) {
 
 int run_fit(const Options& o) {
   const std::vector<FitRow> rows = read_fit_rows(o.fit, ".");
-  std::map<std::string, Machine> machines;
+  std::map<std::string, PlanMachine> machines;
   for (const FitRow& row : rows)
     for (const std::string& name : row.relatives)
       if (!machines.contains(name)) machines[name] = load_machine(name, machines_folder());
@@ -56,13 +56,12 @@ int run_fit(const Options& o) {
   PartLibrary parts;
   const FitResult result = fit(parts, rows, machines, o.leave_one_out);
   for (const auto& [name, machine] : result.machines)
-    if (!o.machines_out.empty())
-      write_file_atomic(fmt::format("{}/{}.toml", o.machines_out, name), to_toml(machine));
+    if (!o.machines_out.empty()) write_file_atomic(fmt::format("{}/{}.toml", o.machines_out, name), to_toml(machine));
   o.json ? print_json({{"rows", rows_json(result)}}) : fmt::print("{}", fit_text(result));
   return 0;
 }
 
-nlohmann::ordered_json layouts_json(const SearchResult& found, const RunSpec& run, const Machine& machine,
+nlohmann::ordered_json layouts_json(const SearchResult& found, const RunSpec& run, const PlanMachine& machine,
                                     const Assumptions& assume) {
   auto layouts = nlohmann::ordered_json::array();
   for (const FoundLayout& l : found.layouts) {
@@ -73,7 +72,7 @@ nlohmann::ordered_json layouts_json(const SearchResult& found, const RunSpec& ru
   return layouts;
 }
 
-int run_search(const Options& o, const RunSpec& run, const Machine& machine, const Assumptions& assume) {
+int run_search(const Options& o, const RunSpec& run, const PlanMachine& machine, const Assumptions& assume) {
   PartLibrary parts;
   const SearchResult found = search(parts, run, o.ranks, machine, assume, o.limits);
   if (!o.json) {
@@ -106,7 +105,7 @@ nlohmann::ordered_json points_json(const Sweep& result) {
   return points;
 }
 
-int run_sweep(const Options& o, const Machine& machine, const Assumptions& assume) {
+int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& assume) {
   std::vector<SweptKey> keys;
   for (const std::string& text : o.sweep) keys.push_back(parse_sweep(text));
   PartLibrary parts;
@@ -127,7 +126,7 @@ int run(const Options& o) {
   MOEBIUS_CHECK(usage, (o.csv.empty() && o.svg.empty()) || !o.sweep.empty(),
                 "plan: --csv and --svg are of --sweep KEY=VALUE,VALUE,...; add it, or leave them out");
   MOEBIUS_CHECK(usage, !o.search || o.sweep.empty(), "plan: --search and --sweep do not go together");
-  const Machine machine = load_machine(o.machine, machines_folder());
+  const PlanMachine machine = load_machine(o.machine, machines_folder());
   const Assumptions assume = parse_assumptions(o.assume);
   if (!o.sweep.empty()) return run_sweep(o, machine, assume);
   const RunSpec run = load_run_spec(o.recipe, o.overrides);
@@ -152,7 +151,8 @@ void add_plan(Cli& cli) {
   several(command->add_option("--set", o->overrides, "section.key=value"));
   command->add_option("--ranks", o->ranks, "size of the run")->capture_default_str();
   command->add_option("--machine", o->machine, "a name of machines/, or a machine file");
-  several(command->add_option("--assume", o->assume, "KEY=VALUE that no recipe says: system, dispatcher, graphs, load, ..."));
+  several(command->add_option("--assume", o->assume,
+                              "KEY=VALUE that no recipe says: system, dispatcher, graphs, load, ..."));
   command->add_flag("--search", o->search, "the best layouts, each as keys to paste");
   command->add_option("--memory-gb", o->limits.memory_gb, "with --search: memory of a rank; 0: 95 % of the machine's")
       ->capture_default_str();
@@ -163,9 +163,11 @@ void add_plan(Cli& cli) {
   command->add_option("--svg", o->svg, "with --sweep: its plot");
   command->add_option("--trace", o->trace, "the predicted step, for Perfetto");
   command->add_option("--html", o->html, "a page with timeline and memory");
-  command->add_option("--fit", o->fit, "fits the machines' shares to measured rows (JSON), and reports each row's error");
+  command->add_option("--fit", o->fit,
+                      "fits the machines' shares to measured rows (JSON), and reports each row's error");
   command->add_flag("--leave-one-out", o->leave_one_out, "with --fit: also predicts each row from the others");
-  command->add_option("--write-machines", o->machines_out, "with --fit: a folder for the machine files with fitted shares");
+  command->add_option("--write-machines", o->machines_out,
+                      "with --fit: a folder for the machine files with fitted shares");
   add_json_option(*command, o->json);
   command->callback([&cli, o] { cli.run = [o] { return run(*o); }; });
 }

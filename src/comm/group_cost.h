@@ -1,4 +1,4 @@
-// What one rank sends in a call of a group, by closed formulas. They are those of Group::sent_bytes()
+// The bytes that one rank sends in a call of a group, as closed formulas: those of Group::sent_bytes()
 // for n ranks. Traces, benchmarks and the planner read them.
 #pragma once
 

@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 
 double bytes_of(const Tensor& x) { return static_cast<double>(x.num_bytes()); }
 
-// Of the rows of in that leave this rank.
+// Returns the bytes of the rows of in that leave this rank.
 double bytes_for_others(const AllToAllV& a, int rank) {
   int64_t rows = 0;
   for (size_t r = 0; r < a.send_rows.size(); ++r)

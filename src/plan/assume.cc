@@ -17,13 +17,16 @@ template <class Kind>
 using Names = std::vector<std::pair<std::string, Kind>>;
 
 const Names<PlanSystem> kSystems{{"moebius", PlanSystem::moebius}, {"megatron", PlanSystem::megatron}};
-const Names<PlanDispatcher> kDispatchers{{"recipe", PlanDispatcher::of_recipe}, {"allgather", PlanDispatcher::allgather},
-                                         {"alltoall", PlanDispatcher::alltoall}, {"deepep", PlanDispatcher::deepep},
-                                         {"hybridep", PlanDispatcher::hybridep}, {"direct", PlanDispatcher::direct}};
+const Names<PlanDispatcher> kDispatchers{
+    {"recipe", PlanDispatcher::of_recipe},  {"allgather", PlanDispatcher::allgather},
+    {"alltoall", PlanDispatcher::alltoall}, {"deepep", PlanDispatcher::deepep},
+    {"hybridep", PlanDispatcher::hybridep}, {"direct", PlanDispatcher::direct}};
 const Names<PlanGraphs> kGraphs{
     {"none", PlanGraphs::none}, {"partial", PlanGraphs::partial}, {"full", PlanGraphs::full}};
-const Names<PlanPrecision> kPrecisions{{"recipe", PlanPrecision::of_recipe}, {"fp8_block", PlanPrecision::fp8_block},
-                                       {"fp8_tensor", PlanPrecision::fp8_tensor}, {"mxfp8", PlanPrecision::mxfp8},
+const Names<PlanPrecision> kPrecisions{{"recipe", PlanPrecision::of_recipe},
+                                       {"fp8_block", PlanPrecision::fp8_block},
+                                       {"fp8_tensor", PlanPrecision::fp8_tensor},
+                                       {"mxfp8", PlanPrecision::mxfp8},
                                        {"nvfp4", PlanPrecision::nvfp4}};
 const Names<bool> kOverlaps{{"none", false}, {"merged", true}};
 
@@ -94,7 +97,7 @@ double PlanLoad::busiest_rank(int64_t experts, int64_t ep) const {
 }
 
 // The expected largest of n normal draws is about sqrt(2 ln n) deviations above the mean.
-double Assumptions::slowest_of(int64_t ranks, const Machine& machine) const {
+double Assumptions::slowest_of(int64_t ranks, const PlanMachine& machine) const {
   const double n = static_cast<double>(std::max<int64_t>(1, ranks));
   return (1 + (jitter < 0 ? machine.spread : jitter) * std::sqrt(2 * std::log(n))) * (1 + straggler);
 }
@@ -137,10 +140,11 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
 }
 
 std::string to_string(const Assumptions& a) {
-  return fmt::format("system {}, dispatcher {}, graphs {}, expert_overlap {}, precision {}, load {}, jitter {}, straggler {}",
-                     name_of(a.system), text_of(kDispatchers, a.dispatcher), text_of(kGraphs, a.graphs),
-                     text_of(kOverlaps, a.merged_overlap), text_of(kPrecisions, a.precision), a.load.text,
-                     a.jitter < 0 ? std::string("of the machine") : fmt::format("{}", a.jitter), a.straggler);
+  return fmt::format(
+      "system {}, dispatcher {}, graphs {}, expert_overlap {}, precision {}, load {}, jitter {}, straggler {}",
+      name_of(a.system), text_of(kDispatchers, a.dispatcher), text_of(kGraphs, a.graphs),
+      text_of(kOverlaps, a.merged_overlap), text_of(kPrecisions, a.precision), a.load.text,
+      a.jitter < 0 ? std::string("of the machine") : fmt::format("{}", a.jitter), a.straggler);
 }
 
 }  // namespace moebius

@@ -1,4 +1,4 @@
-// What a prediction assumes that a recipe does not say: --assume KEY=VALUE.
+// The assumptions of a prediction that a recipe does not state: --assume KEY=VALUE.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ enum class PlanPrecision : int { of_recipe, fp8_block, fp8_tensor, mxfp8, nvfp4 
 
 // The rows that the busiest rank of ep has, over the mean.
 struct PlanLoad {
-  double zipf = 0;           // > 0: popularity of experts by rank^-zipf
+  double zipf = 0;            // > 0: popularity of experts by rank^-zipf
   double busiest_expert = 0;  // > 0: rows of the busiest expert over the mean, as a run measured
   std::string text = "balanced";
   // experts: of the layer; on ep ranks.
@@ -31,12 +31,12 @@ struct Assumptions {
   PlanPrecision precision = PlanPrecision::of_recipe;
   bool merged_overlap = false;  // expert_overlap = merged: the exchange of rows hides under the other pass
   PlanLoad load;
-  double jitter = -1;      // standard deviation of a rank's time of a step, over its mean; below 0: the machine's
-  double straggler = 0;    // how much longer the slowest rank takes, beside jitter
-  double tokens = 0;       // to be trained, for days and GPU-hours; 0: not asked
+  double jitter = -1;    // standard deviation of a rank's time of a step, over its mean; below 0: the machine's
+  double straggler = 0;  // how much longer the slowest rank takes, beside jitter
+  double tokens = 0;     // to be trained, for days and GPU-hours; 0: not asked
 
   // The factor of the slowest of so many ranks.
-  double slowest_of(int64_t ranks, const Machine& machine) const;
+  double slowest_of(int64_t ranks, const PlanMachine& machine) const;
 };
 
 // Reads KEY=VALUE, one each. Keys: system, dispatcher, graphs, expert_overlap, precision, load,

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr double kPrior = 0.05;   // a share 30 % off its measured value weighs as a row 7 % off
+constexpr double kPrior = 0.05;  // a share 30 % off its measured value weighs as a row 7 % off
 constexpr int kRounds = 12;
 constexpr double kStep = 0.02;    // of a numerical derivative, in ln(share)
 constexpr double kLongest = 0.3;  // step of a round, in ln(share)
@@ -23,7 +23,7 @@ constexpr double kLongest = 0.3;  // step of a round, in ln(share)
 // of a layer shows of the host, and Moebius' rows, of one and of several ranks, how ranks differ.
 constexpr int kNumFitted = kNumShares + 1;
 
-double& fitted(Machine& m, PlanSystem system, int i) {
+double& fitted(PlanMachine& m, PlanSystem system, int i) {
   if (i < kNumShares) return m.of(system)[static_cast<size_t>(i)];
   return system == PlanSystem::megatron ? m.layer_us : m.spread;
 }
@@ -33,7 +33,7 @@ std::string source_key(PlanSystem system, int i) {
   return system == PlanSystem::megatron ? "host.layer_us" : "rank.spread";
 }
 
-double& share_named(Machine& m, const std::string& key, const std::string& path) {
+double& share_named(PlanMachine& m, const std::string& key, const std::string& path) {
   if (key == "layer_us") return m.layer_us;
   if (key == "spread") return m.spread;
   for (int i = 0; i < kNumSystems; ++i)
@@ -46,7 +46,8 @@ double& share_named(Machine& m, const std::string& key, const std::string& path)
 std::string where(const std::string& path, size_t i) { return fmt::format("{}: row {}", path, i + 1); }
 
 std::string text_of(const json& row, const char* key, const std::string& at) {
-  MOEBIUS_CHECK(input, row.is_object() && row.contains(key) && row[key].is_string(), "{}: expected a text \"{}\"", at, key);
+  MOEBIUS_CHECK(input, row.is_object() && row.contains(key) && row[key].is_string(), "{}: expected a text \"{}\"", at,
+                key);
   return row[key].get<std::string>();
 }
 
@@ -61,8 +62,8 @@ std::vector<std::string> texts_of(const json& row, const char* key, const std::s
 }
 
 double number_of(const json& row, const char* key, const std::string& at) {
-  MOEBIUS_CHECK(input, row[key].is_number() && row[key].get<double>() > 0, "{}: expected a number above 0 in \"{}\"", at,
-                key);
+  MOEBIUS_CHECK(input, row[key].is_number() && row[key].get<double>() > 0, "{}: expected a number above 0 in \"{}\"",
+                at, key);
   return row[key].get<double>();
 }
 
@@ -107,7 +108,7 @@ std::vector<double> solve(std::vector<std::vector<double>> a, std::vector<double
 // One family of machines and one system: the rows that decide its shares.
 class FamilyFit {
  public:
-  FamilyFit(PartLibrary& parts, std::map<std::string, Machine> machines, std::vector<const FitRow*> rows)
+  FamilyFit(PartLibrary& parts, std::map<std::string, PlanMachine> machines, std::vector<const FitRow*> rows)
       : parts_(parts), machines_(std::move(machines)), rows_(std::move(rows)), system_(rows_[0]->assume.system) {
     for (const FitRow* row : rows_) names_.insert(names_.end(), row->relatives.begin(), row->relatives.end());
     std::sort(names_.begin(), names_.end());
@@ -115,9 +116,10 @@ class FamilyFit {
   }
 
   double predicted(const FitRow& row, const std::vector<double>& x) const {
-    Machine m = machines_.at(row.machine);
+    PlanMachine m = machines_.at(row.machine);
     for (int i = 0; i < kNumFitted; ++i) fitted(m, system_, i) *= std::exp(x[static_cast<size_t>(i)]);
-    return predict(parts_, row.run, row.ranks, m, row.assume, {.simulate = false, .memory = PredictOptions::Memory::none})
+    return predict(parts_, row.run, row.ranks, m, row.assume,
+                   {.simulate = false, .memory = PredictOptions::Memory::none})
         .model_tflops_per_gpu;
   }
 
@@ -144,9 +146,9 @@ class FamilyFit {
     return x;
   }
 
-  void apply(const std::vector<double>& x, std::map<std::string, Machine>& machines) const {
+  void apply(const std::vector<double>& x, std::map<std::string, PlanMachine>& machines) const {
     for (const std::string& name : names_) {
-      Machine& m = machines.at(name);
+      PlanMachine& m = machines.at(name);
       for (int i = 0; i < kNumFitted; ++i) {
         if (x[static_cast<size_t>(i)] == 0 || fitted(m, system_, i) == 0) continue;  // no row decides it
         fitted(m, system_, i) *= std::exp(x[static_cast<size_t>(i)]);
@@ -173,7 +175,7 @@ class FamilyFit {
   }
 
   PartLibrary& parts_;
-  std::map<std::string, Machine> machines_;
+  std::map<std::string, PlanMachine> machines_;
   std::vector<const FitRow*> rows_;
   PlanSystem system_;
   std::vector<std::string> names_;
@@ -202,7 +204,7 @@ std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& fo
   return rows;
 }
 
-void set_shares_before(const std::string& path, std::map<std::string, Machine>& machines) {
+void set_shares_before(const std::string& path, std::map<std::string, PlanMachine>& machines) {
   const json file = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   if (!file.is_object() || !file.contains("before")) return;
   for (const auto& [family, values] : file["before"].items()) {
@@ -217,7 +219,7 @@ void set_shares_before(const std::string& path, std::map<std::string, Machine>& 
   }
 }
 
-FitResult fit(PartLibrary& parts, const std::vector<FitRow>& rows, const std::map<std::string, Machine>& machines,
+FitResult fit(PartLibrary& parts, const std::vector<FitRow>& rows, const std::map<std::string, PlanMachine>& machines,
               bool leave_one_out) {
   FitResult result{.machines = machines};
   std::map<std::pair<std::string, PlanSystem>, std::vector<const FitRow*>> families;
@@ -250,7 +252,8 @@ ErrorSummary summary_of(const std::vector<FittedRow>& rows, PlanSystem system, d
 std::string fit_text(const FitResult& result) {
   const bool left_out = !result.rows.empty() && result.rows[0].left_out > 0;
   std::string text = "| run | machine | measured | predicted | error |";
-  text += left_out ? " left out | error |\n| --- | --- | --- | --- | --- | --- | --- |\n" : "\n| --- | --- | --- | --- | --- |\n";
+  text += left_out ? " left out | error |\n| --- | --- | --- | --- | --- | --- | --- |\n"
+                   : "\n| --- | --- | --- | --- | --- |\n";
   for (const FittedRow& r : result.rows) {
     const double m = r.row->measured;
     text += fmt::format("| {} | {} | {:.4g} | {:.4g} | {:+.1f} % |", r.row->name, r.row->machine, m, r.after,

@@ -33,7 +33,7 @@ std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& fo
 // Sets the shares that the fit begins with, so that fitting again gives the same: the file's
 // "before": {FAMILY: {"moebius.products": 0.67, "megatron.memory": ..., "layer_us": ..., "spread": ...}}.
 // Error{input} for a family or key that is not known.
-void set_shares_before(const std::string& path, std::map<std::string, Machine>& machines);
+void set_shares_before(const std::string& path, std::map<std::string, PlanMachine>& machines);
 
 struct FittedRow {
   const FitRow* row = nullptr;
@@ -44,12 +44,12 @@ struct FittedRow {
 
 struct FitResult {
   std::vector<FittedRow> rows;
-  std::map<std::string, Machine> machines;  // by name, with fitted shares and their new source
+  std::map<std::string, PlanMachine> machines;  // by name, with fitted shares and their new source
 };
 
 // machines: by the rows' names. leave_one_out: each row is also predicted from a fit without it.
 // REQUIRES: machines has all relatives of the rows.
-FitResult fit(PartLibrary& parts, const std::vector<FitRow>& rows, const std::map<std::string, Machine>& machines,
+FitResult fit(PartLibrary& parts, const std::vector<FitRow>& rows, const std::map<std::string, PlanMachine>& machines,
               bool leave_one_out);
 
 // Median and worst of the absolute errors.

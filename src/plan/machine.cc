@@ -28,7 +28,7 @@ double figure(const std::string& where, const std::string& key, const json& valu
   return number;
 }
 
-void read_shares(const RecipeEntry& e, PlanSystem system, Machine& m) {
+void read_shares(const RecipeEntry& e, PlanSystem system, PlanMachine& m) {
   std::vector<std::string> known;
   for (int k = 0; k < kNumShares; ++k) known.emplace_back(name_of(static_cast<Share>(k)));
   for (const auto& [key, value] : e.value.items())
@@ -36,9 +36,10 @@ void read_shares(const RecipeEntry& e, PlanSystem system, Machine& m) {
                   "machine {}: [{}] has no key {}; the nearest is {}", e.where, e.key, key, nearest(key, known));
   for (int k = 0; k < kNumShares; ++k) {
     const std::string& key = known[static_cast<size_t>(k)];
-    MOEBIUS_CHECK(usage, e.value.contains(key), "machine {}: expected {}.{} = {{ is = NUMBER, from = \"SOURCE\" }}; it is missing",
-                  e.where, e.key, key);
-    m.of(system)[static_cast<size_t>(k)] = figure(e.where, e.key + "." + key, e.value[key], 0.001, 3.0);
+    MOEBIUS_CHECK(usage, e.value.contains(key),
+                  "machine {}: expected {}.{} = {{ is = NUMBER, from = \"SOURCE\" }}; it is missing", e.where, e.key,
+                  key);
+    m.of(system)[static_cast<size_t>(k)] = figure(e.where, e.key + "." + key, e.value[key], 0.001, 3);
     m.sources[e.key + "." + key] = e.value[key]["from"].get<std::string>();
   }
   m.has_shares[static_cast<size_t>(system)] = true;
@@ -50,7 +51,21 @@ std::string text_value(const RecipeEntry& e) {
   return e.value.get<std::string>();
 }
 
-void read_entry(const RecipeEntry& e, Machine& m) {
+// TOML, or the same as JSON.
+std::vector<RecipeEntry> entries_of(const std::string& text, const std::string& name) {
+  if (!text.starts_with('{')) return read_recipe(text, name);
+  const json whole = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  MOEBIUS_CHECK(usage, whole.is_object(), "machine {}: neither TOML nor JSON", name);
+  std::vector<RecipeEntry> entries;
+  for (const auto& [section, keys] : whole.items()) {
+    MOEBIUS_CHECK(usage, keys.is_object(), "machine {}: {} must be a table", name, section);
+    for (const auto& [key, value] : keys.items())
+      entries.push_back({.key = section + "." + key, .value = value, .where = name});
+  }
+  return entries;
+}
+
+void read_entry(const RecipeEntry& e, PlanMachine& m) {
   std::vector<std::string> known{"machine.name", "machine.device", "share.moebius", "share.megatron"};
   if (e.key == known[0]) {
     m.name = text_value(e);
@@ -85,35 +100,35 @@ const char* name_of(Share share) {
 
 const std::vector<MachineFigure>& machine_figures() {
   static const std::vector<MachineFigure> figures = {
-      {"rank", "bf16_tflops", &Machine::bf16_tflops, 0.001, 1e5},
-      {"rank", "fp8_tflops", &Machine::fp8_tflops, 0, 1e6},
-      {"rank", "nvfp4_tflops", &Machine::nvfp4_tflops, 0, 1e6},
-      {"rank", "memory_gb", &Machine::memory_gb, 0.1, 1e5},
-      {"rank", "memory_tb_s", &Machine::memory_tb_s, 0.001, 1e3},
-      {"rank", "kernel_us", &Machine::kernel_us, 0, 1e4},
-      {"rank", "spread", &Machine::spread, 0, 1},
-      {"links", "domain_ranks", &Machine::domain_ranks, 1, 1e6},
-      {"links", "inside_gb_s", &Machine::inside_gb_s, 0.01, 1e5},
-      {"links", "across_gb_s", &Machine::across_gb_s, 0.001, 1e5},
-      {"links", "inside_us", &Machine::inside_us, 0, 1e6},
-      {"links", "across_us", &Machine::across_us, 0, 1e6},
-      {"host", "layer_us", &Machine::layer_us, 0, 1e6},
+      {"rank", "bf16_tflops", &PlanMachine::bf16_tflops, 0.001, 1e5},
+      {"rank", "fp8_tflops", &PlanMachine::fp8_tflops, 0, 1e6},
+      {"rank", "nvfp4_tflops", &PlanMachine::nvfp4_tflops, 0, 1e6},
+      {"rank", "memory_gb", &PlanMachine::memory_gb, 0.1, 1e5},
+      {"rank", "memory_tb_s", &PlanMachine::memory_tb_s, 0.001, 1e3},
+      {"rank", "kernel_us", &PlanMachine::kernel_us, 0, 1e4},
+      {"rank", "spread", &PlanMachine::spread, 0, 1},
+      {"links", "domain_ranks", &PlanMachine::domain_ranks, 1, 1e6},
+      {"links", "inside_gb_s", &PlanMachine::inside_gb_s, 0.01, 1e5},
+      {"links", "across_gb_s", &PlanMachine::across_gb_s, 0.001, 1e5},
+      {"links", "inside_us", &PlanMachine::inside_us, 0, 1e6},
+      {"links", "across_us", &PlanMachine::across_us, 0, 1e6},
+      {"host", "layer_us", &PlanMachine::layer_us, 0, 1e6},
   };
   return figures;
 }
 
-Machine parse_machine(const std::string& text, const std::string& name) {
-  Machine m;
+PlanMachine parse_machine(const std::string& text, const std::string& name) {
+  PlanMachine m;
   std::vector<std::string> given;
-  for (const RecipeEntry& e : read_recipe(text, name)) {
+  for (const RecipeEntry& e : entries_of(text, name)) {
     read_entry(e, m);
     given.push_back(e.key);
   }
   std::vector<std::string> needed{"machine.name", "machine.device"};
   for (const MachineFigure& f : machine_figures()) needed.push_back(fmt::format("{}.{}", f.table, f.key));
   for (const std::string& key : needed)
-    MOEBIUS_CHECK(usage, std::find(given.begin(), given.end(), key) != given.end(), "machine {}: expected {}; it is missing",
-                  name, key);
+    MOEBIUS_CHECK(usage, std::find(given.begin(), given.end(), key) != given.end(),
+                  "machine {}: expected {}; it is missing", name, key);
   MOEBIUS_CHECK(usage, m.has_shares[0] || m.has_shares[1],
                 "machine {}: expected the table [share.moebius]; it is missing", name);
   return m;
@@ -128,8 +143,8 @@ std::vector<std::string> known_machines(const std::string& folder) {
   return names;
 }
 
-Machine load_machine(const std::string& name_or_path, const std::string& folder) {
-  const bool is_path = name_or_path.ends_with(".toml") || name_or_path.find('/') != std::string::npos;
+PlanMachine load_machine(const std::string& name_or_path, const std::string& folder) {
+  const bool is_path = name_or_path.find_first_of("./") != std::string::npos;
   const std::string path = is_path ? name_or_path : fmt::format("{}/{}.toml", folder, name_or_path);
   MOEBIUS_CHECK(usage, is_path || std::filesystem::exists(path),
                 "plan: no machine is called \"{}\"; the machines of {} are {}; or give the path of a machine file",
@@ -137,7 +152,7 @@ Machine load_machine(const std::string& name_or_path, const std::string& folder)
   return parse_machine(read_file(path), path);
 }
 
-std::string to_toml(const Machine& m) {
+std::string to_toml(const PlanMachine& m) {
   std::string text = fmt::format(
       "# {}, as the planner sees it. A share is what kernels and links reach of a rate.\n"
       "# `moebius plan --fit` writes shares, and `moebius bench machine` measures them.\n\n"

@@ -31,17 +31,17 @@ inline constexpr int kNumShares = 8;
 const char* name_of(Share share);
 using Shares = std::array<double, kNumShares>;
 
-struct Machine {
+struct PlanMachine {
   std::string name;
   bool is_gpu = true;
-  // Of a rank's device. fp8_tflops, nvfp4_tflops: 0 where it has none.
+  // The rates of a rank's device. fp8_tflops, nvfp4_tflops: 0 where it has none.
   double bf16_tflops = 0, fp8_tflops = 0, nvfp4_tflops = 0, memory_gb = 0, memory_tb_s = 0;
-  double kernel_us = 0;  // the least time of a kernel, and from one to the next
-  double spread = 0;     // standard deviation of ranks' speeds, over their mean
+  double kernel_us = 0;                     // the least time of a kernel, and from one to the next
+  double spread = 0;                        // standard deviation of ranks' speeds, over their mean
   double domain_ranks = 1;                  // joined by the fast links
   double inside_gb_s = 0, across_gb_s = 0;  // a direction and rank, inside a domain and between two
   double inside_us = 0, across_us = 0;      // of a call of a group
-  double layer_us = 0;  // host time that a pass of a layer shows where it is not a CUDA graph
+  double layer_us = 0;                      // host time that a pass of a layer shows where it is not a CUDA graph
   std::array<Shares, kNumSystems> shares{};
   std::array<bool, kNumSystems> has_shares{};
   std::map<std::string, std::string> sources;  // "rank.bf16_tflops", "share.moebius.memory": where it is from
@@ -55,21 +55,21 @@ struct Machine {
 struct MachineFigure {
   const char* table;
   const char* key;
-  double Machine::*value;
+  double PlanMachine::*value;
   double least, most;
 };
 const std::vector<MachineFigure>& machine_figures();
 
-// Reads a machine file's text; `name` is the file in messages.
+// Reads a machine file's text, TOML or the same as JSON; `name` is the file in messages.
 // Error{usage} with file, table and key for a figure that is missing, is not a number, has no source,
 // or is absurd; and for keys that are not known, with the nearest.
-Machine parse_machine(const std::string& text, const std::string& name);
+PlanMachine parse_machine(const std::string& text, const std::string& name);
 // NAME of machines/NAME.toml below `folder`, or the path of a file.
 // Error{usage} with the known names if there is neither. Error{io} if the file cannot be read.
-Machine load_machine(const std::string& name_or_path, const std::string& folder);
+PlanMachine load_machine(const std::string& name_or_path, const std::string& folder);
 std::vector<std::string> known_machines(const std::string& folder);
 
 // The file of a machine. REQUIRES: every figure has a source.
-std::string to_toml(const Machine& machine);
+std::string to_toml(const PlanMachine& machine);
 
 }  // namespace moebius

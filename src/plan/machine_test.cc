@@ -32,9 +32,10 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 TEST(Machines, AreThoseOfTheFolder) {
   EXPECT_THAT(known_machines(kMachines), ElementsAre("b200", "gb200", "gb300", "h100", "h200", "xeon2"));
   for (const std::string& name : known_machines(kMachines)) {
-    const Machine m = load_machine(name, kMachines);
-    const Machine again = parse_machine(to_toml(m), name);
-    for (const MachineFigure& f : machine_figures()) EXPECT_NEAR(again.*f.value, m.*f.value, 1e-3 * m.*f.value) << f.key;
+    const PlanMachine m = load_machine(name, kMachines);
+    const PlanMachine again = parse_machine(to_toml(m), name);
+    for (const MachineFigure& f : machine_figures())
+      EXPECT_NEAR(again.*f.value, m.*f.value, 1e-3 * m.*f.value) << f.key;
     EXPECT_EQ(again.sources, m.sources);
     EXPECT_EQ(to_toml(again), to_toml(m));
   }
@@ -50,10 +51,12 @@ TEST(Machines, AreRefusedByName) {
   };
   EXPECT_THAT(text_of("memory_gb = { is = 80,", "memory_gb = { is = -80,"),
               HasSubstr("rank.memory_gb must be from 0.1 to 100000; got -80"));
-  EXPECT_THAT(text_of("memory_gb", "memory_gib"), HasSubstr("unknown key rank.memory_gib; the nearest is rank.memory_gb"));
+  EXPECT_THAT(text_of("memory_gb", "memory_gib"),
+              HasSubstr("unknown key rank.memory_gib; the nearest is rank.memory_gb"));
   EXPECT_THAT(text_of("[links]", "[host]"), HasSubstr("m.toml"));
   EXPECT_THAT(text_of("products = { is", "products = { was"), HasSubstr("must be { is = NUMBER, from = \"SOURCE\" }"));
-  EXPECT_THAT(text_of("device = \"cuda\"", "device = \"tpu\""), HasSubstr("machine.device must be \"cpu\" or \"cuda\""));
+  EXPECT_THAT(text_of("device = \"cuda\"", "device = \"tpu\""),
+              HasSubstr("machine.device must be \"cpu\" or \"cuda\""));
   const size_t line = good.find("memory_tb_s"), end = good.find('\n', line);
   EXPECT_THAT(refused([&] { parse_machine(good.substr(0, line) + good.substr(end + 1), "m.toml"); }),
               HasSubstr("expected rank.memory_tb_s; it is missing"));

@@ -13,11 +13,11 @@ namespace {
 std::string key_of(const EngineSpec& spec, const StageSpec& stage) {
   const MeshShape& m = spec.mesh;
   const BatchShape& b = spec.shape;
-  std::string key = fmt::format("{} {} {} {} {} {}; {} {} {} {} {}", stage.embedding, stage.first_layer,
-                                stage.num_layers, stage.norm, stage.num_mtp, stage.loss, m.tp, m.cp, m.etp, m.ep,
-                                static_cast<int>(spec.dispatcher));
-  key += fmt::format("; {} {} {} {} {}; {} {} ", b.batch, b.seq, b.max_segments, static_cast<int>(b.cp_comm),
-                     b.num_mtp, static_cast<int>(spec.target), spec.threads);
+  std::string key =
+      fmt::format("{} {} {} {} {} {}; {} {} {} {} {}", stage.embedding, stage.first_layer, stage.num_layers, stage.norm,
+                  stage.num_mtp, stage.loss, m.tp, m.cp, m.etp, m.ep, static_cast<int>(spec.dispatcher));
+  key += fmt::format("; {} {} {} {} {}; {} {} ", b.batch, b.seq, b.max_segments, static_cast<int>(b.cp_comm), b.num_mtp,
+                     static_cast<int>(spec.target), spec.threads);
   for (const auto& [name, field] : kRecomputeNames) key += spec.recompute.*field ? '1' : '0';
   return key;
 }
@@ -207,18 +207,26 @@ int64_t PassWork::kernels() const {
   return sum;
 }
 
-const PartWork& PartLibrary::layer(const EngineSpec& spec, int64_t layer) {
-  const ModelSpec& m = spec.model;
+LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
+    : library_(library), spec_(spec), layers_(static_cast<size_t>(spec.model.num_layers)) {}
+
+const PartWork& LayoutParts::layer(int64_t layer) {
+  const ModelSpec& m = spec_.model;
   int64_t first = 0;  // of its kind
   while (first < layer && (m.is_moe_layer(first) != m.is_moe_layer(layer) || m.window_of(first) != m.window_of(layer)))
     ++first;
-  return part(spec, {.first_layer = first, .num_layers = 1});
+  const PartWork*& part = layers_[static_cast<size_t>(first)];
+  if (!part) part = &library_.part(spec_, {.first_layer = first, .num_layers = 1});
+  return *part;
 }
 
-const PartWork& PartLibrary::ends(const EngineSpec& spec, const StageSpec& stage) {
+const PartWork& LayoutParts::ends(const StageSpec& stage) {
   StageSpec ends = stage;
   ends.first_layer = ends.num_layers = 0;
-  return part(spec, ends);
+  for (const auto& [known, part] : ends_)
+    if (known == ends) return *part;
+  ends_.emplace_back(ends, &library_.part(spec_, ends));
+  return *ends_.back().second;
 }
 
 const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage) {
@@ -232,7 +240,7 @@ const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage
 ThreadPool& PartLibrary::pool(int threads) { return pools_.try_emplace(threads, threads).first->second; }
 
 // Micro-batches follow one another, each aligned as its first tensor is.
-int64_t PartLibrary::batch_bytes(const EngineSpec& spec, int64_t count) {
+int64_t batch_bytes(const EngineSpec& spec, int64_t count) {
   MemoryPlan plan;
   MicroBatch first, second;
   declare_micro_batch(plan, spec.shape, first);

@@ -1,4 +1,4 @@
-// What one part of a stage costs: its own layers, declared and run once on the null device.
+// The work and memory of one part of a stage: its own layers, declared and run once on the null device.
 //
 // A stage is its ends (embedding; final norm, head, loss and multi-token prediction) and its layers,
 // and layers of one kind cost the same. So a few parts make up every stage of every layout. The
@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/trace.h"
@@ -73,27 +74,41 @@ struct PartWork {
   int64_t saved_bytes = 0;           // of one micro-batch in flight
   int64_t output_bytes = 0;          // held once
   int64_t metrics_bytes = 0;
-  std::vector<ParamSize> params;     // in the order of declaration
+  std::vector<ParamSize> params;  // in the order of declaration
 };
 
 // The parts of a model, each run once for each set of values that it depends on.
 class PartLibrary {
  public:
-  // The layer's part. Layers of one kind share it. REQUIRES: spec is resolved.
-  const PartWork& layer(const EngineSpec& spec, int64_t layer);
-  // The part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
-  const PartWork& ends(const EngineSpec& spec, const StageSpec& stage);
-  // Of so many micro-batches, Life::batch.
-  static int64_t batch_bytes(const EngineSpec& spec, int64_t count);
+  // The part of a stage. REQUIRES: spec is resolved.
+  const PartWork& part(const EngineSpec& spec, const StageSpec& stage);
   size_t num_runs() const { return parts_.size(); }
 
  private:
-  const PartWork& part(const EngineSpec& spec, const StageSpec& stage);
-
   ThreadPool& pool(int threads);
 
   std::map<int, ThreadPool> pools_;  // by their threads: scratch of the CPU's kernels depends on them
   std::map<std::string, std::unique_ptr<PartWork>> parts_;
 };
+
+// The parts of one layout, looked up once. The references must outlive it.
+class LayoutParts {
+ public:
+  LayoutParts(PartLibrary& library, const EngineSpec& spec);
+  const EngineSpec& spec() const { return spec_; }
+  // The layer's part. Layers of one kind share it.
+  const PartWork& layer(int64_t layer);
+  // The part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
+  const PartWork& ends(const StageSpec& stage);
+
+ private:
+  PartLibrary& library_;
+  const EngineSpec& spec_;
+  std::vector<const PartWork*> layers_;
+  std::vector<std::pair<StageSpec, const PartWork*>> ends_;
+};
+
+// Returns the bytes of so many micro-batches, Life::batch.
+int64_t batch_bytes(const EngineSpec& spec, int64_t count);
 
 }  // namespace moebius

@@ -14,10 +14,11 @@ constexpr double kClearBytes = 4;  // of each gradient
 
 class Predicting {
  public:
-  Predicting(PartLibrary& parts, const RunSpec& run, int64_t ranks, const Machine& machine, const Assumptions& assume)
-      : parts_(parts),
-        run_(run),
+  Predicting(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+             const Assumptions& assume)
+      : run_(run),
         spec_(planned_engine_spec(run, ranks)),
+        parts_(parts, spec_),
         layout_(stages_of(spec_)),
         context_{.machine = machine, .assume = assume, .spec = spec_} {
     result_.mesh = spec_.mesh;
@@ -43,7 +44,9 @@ class Predicting {
   void add_rank(int64_t pp_rank);
   void add_update();
   void add_totals();
-  PartTime timed(const PartWork& part, bool is_moe, bool is_layer) { return part_time(context_, part, is_moe, is_layer); }
+  PartTime timed(const PartWork& part, bool is_moe, bool is_layer) {
+    return part_time(context_, part, is_moe, is_layer);
+  }
   double message_seconds() const;
   double busy(int64_t pp_rank) const;
   const StageWork& stage_of(int64_t pp_rank, int64_t v) const {
@@ -51,9 +54,9 @@ class Predicting {
   }
   PipelineTimes pipeline_times() const;
 
-  PartLibrary& parts_;
   const RunSpec& run_;
   EngineSpec spec_;
+  LayoutParts parts_;
   StageLayout layout_;
   TimeContext context_;
   std::vector<StageWork> stages_;
@@ -79,12 +82,13 @@ void Predicting::time_stages() {
     const PartTime* last = nullptr;
     for (int64_t i = 0; i < stage.num_layers; ++i) {
       const int64_t layer = stage.first_layer + i;
-      last = &of(parts_.layer(spec_, layer), spec_.model.is_moe_layer(layer), true);
+      last = &of(parts_.layer(layer), spec_.model.is_moe_layer(layer), true);
       add(*last);
     }
     if (last && !stage.norm) work.forward += last->leave;
-    const bool mtp_is_moe = stage.num_mtp > 0 && spec_.shape.num_mtp > 0 && spec_.model.is_moe_layer(spec_.model.num_layers);
-    add(of(parts_.ends(spec_, stage), mtp_is_moe, false));
+    const bool mtp_is_moe =
+        stage.num_mtp > 0 && spec_.shape.num_mtp > 0 && spec_.model.is_moe_layer(spec_.model.num_layers);
+    add(of(parts_.ends(stage), mtp_is_moe, false));
     stages_.push_back(std::move(work));
   }
 }
@@ -95,8 +99,7 @@ void Predicting::add_memory(const PredictOptions& options) {
     // The first two ranks hold the most sets of saved tensors, and the last has the loss.
     const bool may_be_fullest = r < 2 || r == layout_.num_ranks - 1;
     if (options.memory == PredictOptions::Memory::fullest_stages && !may_be_fullest) continue;
-    result_.memory.push_back(
-        rank_memory(parts_, spec_, layout_, pipeline_use(spec_.pipeline, spec_.mesh.pp, r), r));
+    result_.memory.push_back(rank_memory(parts_, layout_, pipeline_use(spec_.pipeline, spec_.mesh.pp, r), r));
     if (result_.memory.back().total() > result_.fullest_rank().total()) result_.fullest = result_.memory.size() - 1;
   }
 }
@@ -194,11 +197,11 @@ void Predicting::add_rank(int64_t pp_rank) {
 
 // Gradients are exchanged under the last backward pass, and weights under the first forward pass.
 void Predicting::add_update() {
-  const RankParams params = rank_params(parts_, spec_, layout_, slowest_);
+  const RankParams params = rank_params(parts_, layout_, slowest_);
   const double memory = context_.machine.memory_tb_s * 1e12 *
                         context_.machine.of(context_.assume.system)[static_cast<size_t>(Share::memory)];
-  result_.phases["optimizer"] = (kUpdateBytes * static_cast<double>(params.owned) +
-                                 kClearBytes * static_cast<double>(params.held)) / memory;
+  result_.phases["optimizer"] =
+      (kUpdateBytes * static_cast<double>(params.owned) + kClearBytes * static_cast<double>(params.held)) / memory;
   double forward = 0, backward = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
     forward += stage_of(slowest_, v).forward.total();
@@ -209,7 +212,7 @@ void Predicting::add_update() {
     std::map<std::string, double> seconds;
     for (const auto& [axis, sent] : bytes) {
       const std::string name(name_of(axis));
-      const Span span = span_of(spec_.mesh, name);
+      const RankSpan span = span_of(spec_.mesh, name);
       if (span.size == 1) continue;
       const double calls = static_cast<double>(params.buckets.at(axis));
       seconds[name] = calls * group_seconds(context_, span, call, sent / calls);
@@ -247,7 +250,7 @@ void Predicting::add_totals() {
 
 }  // namespace
 
-Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const Machine& machine,
+Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                    const Assumptions& assume, const PredictOptions& options) {
   MOEBIUS_CHECK(usage, machine.has_shares[static_cast<size_t>(assume.system)],
                 "plan: the machine {} has no table [share.{}]; add it, or assume another system", machine.name,

@@ -12,7 +12,7 @@
 
 namespace moebius {
 
-// What an axis carries in a step of one rank, and how long the rank waits for it.
+// The bytes that an axis carries in a step of one rank, and how long the rank waits for them.
 struct AxisTime {
   double bytes = 0;  // that the rank sends
   double exposed_s = 0, hidden_s = 0;
@@ -28,8 +28,8 @@ struct Prediction {
   int64_t ranks = 1, num_micro_batches = 1;
   double tokens = 0;  // of a step, of all ranks
   double step_s = 0, tokens_per_s_per_gpu = 0, model_tflops_per_gpu = 0;
-  double mfu = 0;     // of the machine's bf16 rate
-  double bubble = 0;  // share of the passes' time that the slowest rank does not compute
+  double mfu = 0;                        // of the machine's bf16 rate
+  double bubble = 0;                     // share of the passes' time that the slowest rank does not compute
   std::map<std::string, double> phases;  // of the slowest rank, in seconds; their sum is step_s
   std::map<std::string, AxisTime> axes;  // of the slowest rank
   std::vector<RankMemory> memory;        // [pp_rank]
@@ -48,7 +48,7 @@ struct PredictOptions {
 };
 
 // Error{usage} with the equation that fails where `ranks` ranks cannot hold the layout.
-Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const Machine& machine,
+Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                    const Assumptions& assume, const PredictOptions& options = {});
 
 }  // namespace moebius

@@ -21,7 +21,7 @@ using testing::HasSubstr;
 const std::string kSource = MOEBIUS_SOURCE_DIR;
 const std::string kRecipes = kSource + "/recipes/";
 
-Machine machine(const char* name) { return load_machine(name, kSource + "/machines"); }
+PlanMachine machine(const char* name) { return load_machine(name, kSource + "/machines"); }
 
 RunSpec recipe(const char* name, std::vector<std::string> set = {}) { return load_run_spec(kRecipes + name, set); }
 
@@ -97,8 +97,8 @@ TEST(Predict, AssumptionsActAsTheySay) {
   EXPECT_LT(step({"dispatcher=alltoall", "expert_overlap=merged"}), plain);
   EXPECT_LT(step({"dispatcher=alltoall", "graphs=full"}), step({"dispatcher=alltoall", "graphs=partial"}));
   EXPECT_GT(step({"dispatcher=alltoall", "load=zipf:1"}), plain);
-  EXPECT_NEAR(step({"dispatcher=alltoall", "jitter=0", "straggler=0.5"}), 1.5 * step({"dispatcher=alltoall", "jitter=0"}),
-              1e-6 * plain);
+  EXPECT_NEAR(step({"dispatcher=alltoall", "jitter=0", "straggler=0.5"}),
+              1.5 * step({"dispatcher=alltoall", "jitter=0"}), 1e-6 * plain);
   EXPECT_THAT(refused([] { parse_assumptions({"weather=good"}); }), HasSubstr("unknown key \"weather\"; the keys are"));
   EXPECT_THAT(refused([] { parse_assumptions({"graphs=some"}); }), HasSubstr("expected one of none, partial, full"));
   EXPECT_THAT(refused([&] { predict(parts, run, 12, machine("h100"), {}); }), HasSubstr("12"));
@@ -118,9 +118,8 @@ TEST(Predict, CountsRanksOfAToken) {
 // Largest layouts: 10^5 ranks within a moment.
 TEST(Predict, TakesManyRanks) {
   PartLibrary parts;
-  const RunSpec run =
-      recipe("deepseek_v3.toml", {"parallel.tp=2", "parallel.pp=16", "parallel.vpp=2", "parallel.ep=64",
-                                  "parallel.layout=\"Et*3|(tt|)*29m|L\"", "train.global_batch=102400"});
+  const RunSpec run = recipe("deepseek_v3.toml", {"parallel.tp=2", "parallel.pp=16", "parallel.vpp=2", "parallel.ep=64",
+                                                  "parallel.layout=\"Et*3|(tt|)*29m|L\"", "train.global_batch=102400"});
   const Prediction p = predict(parts, run, 102400, machine("gb200"), {});
   EXPECT_EQ(p.ranks, 102400);
   EXPECT_GT(p.step_s, 0);
@@ -130,7 +129,7 @@ TEST(Predict, TakesManyRanks) {
 TEST(Search, FindsLegalLayoutsThatFit) {
   PartLibrary parts;
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
-  const Machine m = machine("h200");
+  const PlanMachine m = machine("h200");
   const SearchResult found = search(parts, run, 4, m, {}, {.keep = 5});
   ASSERT_EQ(found.layouts.size(), 5U);
   for (size_t i = 0; i < found.layouts.size(); ++i) {
@@ -145,7 +144,8 @@ TEST(Search, FindsLegalLayoutsThatFit) {
     if (!set.graph) assume.graphs = PlanGraphs::none;
     EXPECT_EQ(predict(parts, set, 4, m, assume).step_s, l.prediction.step_s);
   }
-  EXPECT_THAT(refused([&] { search(parts, run, 4, m, {}, {.memory_gb = 1}); }), HasSubstr("the least that one needs is"));
+  EXPECT_THAT(refused([&] { search(parts, run, 4, m, {}, {.memory_gb = 1}); }),
+              HasSubstr("the least that one needs is"));
   EXPECT_THAT(refused([&] { search(parts, run, 17, m, {}, {}); }), HasSubstr("no layout of 17 ranks is legal"));
 }
 
@@ -156,7 +156,8 @@ TEST(Search, BalancesStages) {
   m.num_mtp_layers = 1;
   EXPECT_EQ(balanced_layout(m, 8), "E t*7 | t*8 | t*8 | t*8 | t*8 | t*8 | t*8 | t*6m L");
   for (const int64_t stages : {2, 4, 8, 16, 32})
-    EXPECT_NO_THROW(stage_layout({.text = balanced_layout(m, stages), .num_ranks = stages, .num_layers = 61, .num_mtp = 1}));
+    EXPECT_NO_THROW(
+        stage_layout({.text = balanced_layout(m, stages), .num_ranks = stages, .num_layers = 61, .num_mtp = 1}));
 }
 
 TEST(Sweeps, AreTablesOfAllCombinations) {
@@ -166,8 +167,8 @@ TEST(Sweeps, AreTablesOfAllCombinations) {
   EXPECT_THAT(refused([] { parse_sweep("parallel.ep=1,,2"); }), HasSubstr("expected values between the commas"));
   PartLibrary parts;
   const SweepBase base{.recipe = kRecipes + "bench_olmoe_1b_7b.toml", .ranks = 4};
-  const Sweep s = sweep(parts, base, {parse_sweep("parallel.ep=1,2,3"), parse_sweep("train.micro_batch=1,2")},
-                        machine("h200"), {});
+  const Sweep s =
+      sweep(parts, base, {parse_sweep("parallel.ep=1,2,3"), parse_sweep("train.micro_batch=1,2")}, machine("h200"), {});
   ASSERT_EQ(s.points.size(), 6U);
   EXPECT_TRUE(s.points[3].prediction && s.points[3].fits);
   EXPECT_THAT(s.points[4].refused, HasSubstr("3"));  // ep = 3 divides neither
@@ -192,7 +193,7 @@ TEST(Timelines, ShowEveryPass) {
 // Rows that were made with other shares are fitted to those shares.
 TEST(Fits, FindTheSharesOfRows) {
   PartLibrary parts;
-  Machine truth = machine("h200");
+  PlanMachine truth = machine("h200");
   truth.of(PlanSystem::moebius)[static_cast<size_t>(Share::products)] = 0.5;
   std::vector<FitRow> rows;
   for (const char* name : {"bench_dense_3b.toml", "bench_olmoe_1b_7b.toml", "bench_qwen3_30b_a3b_8layers.toml"}) {
@@ -203,7 +204,8 @@ TEST(Fits, FindTheSharesOfRows) {
   }
   const FitResult result = fit(parts, rows, {{"h200", machine("h200")}}, /*leave_one_out=*/true);
   for (const FittedRow& r : result.rows) {
-    EXPECT_LT(std::abs(FittedRow::error(r.after, r.row->measured)), std::abs(FittedRow::error(r.before, r.row->measured)));
+    EXPECT_LT(std::abs(FittedRow::error(r.after, r.row->measured)),
+              std::abs(FittedRow::error(r.before, r.row->measured)));
     EXPECT_GT(r.left_out, 0);
   }
   EXPECT_LT(summary_of(result.rows, PlanSystem::moebius, &FittedRow::after).worst, 0.03);

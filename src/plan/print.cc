@@ -7,7 +7,7 @@
 namespace moebius {
 namespace {
 
-// What a number of tokens costs.
+// The cost of training on a number of tokens.
 struct Budget {
   double days = 0, gpu_hours = 0;
 };
@@ -18,7 +18,7 @@ Budget budget_of(const Prediction& p, const Assumptions& assume) {
 
 std::string seconds_text(double s) { return s >= 1 ? fmt::format("{:.3f} s", s) : fmt::format("{:.2f} ms", 1e3 * s); }
 
-bool fits(const Prediction& p, const Machine& machine) {
+bool fits(const Prediction& p, const PlanMachine& machine) {
   return static_cast<double>(p.fullest_rank().total()) <= machine.memory_bytes();
 }
 
@@ -40,7 +40,7 @@ std::string mesh_text(const MeshShape& m) {
   return fmt::format("tp {}, cp {}, dp {}, pp {}, etp {}, ep {}, edp {}", m.tp, m.cp, m.dp, m.pp, m.etp, m.ep, m.edp);
 }
 
-std::string plan_text(const Prediction& p, const RunSpec& run, const Machine& machine, const Assumptions& assume) {
+std::string plan_text(const Prediction& p, const RunSpec& run, const PlanMachine& machine, const Assumptions& assume) {
   std::string text = fmt::format("machine    {}, {} ranks: {}\n", machine.name, p.ranks, mesh_text(p.mesh));
   text += fmt::format("assumed    {}\n", to_string(assume));
   text += fmt::format("step       {}: {:.0f} tokens in {} micro-batches a rank\n", seconds_text(p.step_s), p.tokens,
@@ -49,27 +49,28 @@ std::string plan_text(const Prediction& p, const RunSpec& run, const Machine& ma
                       p.tokens_per_s_per_gpu, p.model_tflops_per_gpu, 100 * p.mfu);
   if (assume.tokens > 0) {
     const Budget b = budget_of(p, assume);
-    text += fmt::format("budget     {:.3g} tokens: {:.1f} days, {:.0f} rank-hours\n", assume.tokens, b.days, b.gpu_hours);
+    text +=
+        fmt::format("budget     {:.3g} tokens: {:.1f} days, {:.0f} rank-hours\n", assume.tokens, b.days, b.gpu_hours);
   } else if (run.train.steps > 0) {
     text += fmt::format("run        {} steps: {:.1f} hours\n", run.train.steps,
                         p.step_s * static_cast<double>(run.train.steps) / 3600);
   }
-  text += fmt::format("bubble     {:.1f} % of the passes; busiest rank's experts {:.2f} times the mean\n", 100 * p.bubble,
-                      p.imbalance);
+  text += fmt::format("bubble     {:.1f} % of the passes; busiest rank's experts {:.2f} times the mean\n",
+                      100 * p.bubble, p.imbalance);
   text += "phases of the slowest rank\n";
   for (const auto& [name, s] : p.phases)
     text += fmt::format("  {:<15} {:>11}  {:>5.1f} %\n", name, seconds_text(s), 100 * s / p.step_s);
   if (!p.axes.empty()) text += fmt::format("  {:<9} {:>11} {:>12} {:>12}\n", "axis", "sent", "exposed", "hidden");
   for (const auto& [name, a] : p.axes)
-    text += fmt::format("  {:<9} {:>11} {:>12} {:>12}\n", name, bytes_text(std::llround(a.bytes)), seconds_text(a.exposed_s),
-                        seconds_text(a.hidden_s));
+    text += fmt::format("  {:<9} {:>11} {:>12} {:>12}\n", name, bytes_text(std::llround(a.bytes)),
+                        seconds_text(a.exposed_s), seconds_text(a.hidden_s));
   text += fmt::format("memory     {} on pp rank {}, of {}: {}\n", bytes_text(p.fullest_rank().total()),
                       p.fullest_rank().pp_rank, bytes_text(std::llround(machine.memory_bytes())),
                       fits(p, machine) ? "fits" : "does not fit");
   return text + memory_table(p);
 }
 
-nlohmann::ordered_json plan_json(const Prediction& p, const RunSpec& run, const Machine& machine,
+nlohmann::ordered_json plan_json(const Prediction& p, const RunSpec& run, const PlanMachine& machine,
                                  const Assumptions& assume) {
   nlohmann::ordered_json json{{"machine", machine.name},
                               {"ranks", p.ranks},

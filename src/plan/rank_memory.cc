@@ -36,11 +36,11 @@ struct HeldPart {
 };
 
 template <class Body>
-void for_parts(PartLibrary& parts, const EngineSpec& spec, const StageLayout& layout, int64_t pp_rank, Body&& body) {
+void for_parts(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank, Body&& body) {
   for (int64_t v = 0; v < layout.num_virtual(); ++v) {
     const StageSpec& stage = layout.at(pp_rank, v);
-    for (int64_t i = 0; i < stage.num_layers; ++i) body(v, parts.layer(spec, stage.first_layer + i));
-    body(v, parts.ends(spec, stage));
+    for (int64_t i = 0; i < stage.num_layers; ++i) body(v, parts.layer(stage.first_layer + i));
+    body(v, parts.ends(stage));
   }
 }
 
@@ -74,23 +74,22 @@ std::vector<Bucket> buckets_of(const EngineSpec& spec, const std::vector<const P
   return buckets;
 }
 
-std::vector<const ParamSize*> params_of(PartLibrary& parts, const EngineSpec& spec, const StageLayout& layout,
-                                        int64_t pp_rank) {
+std::vector<const ParamSize*> params_of(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   std::vector<const ParamSize*> all;
   // The embedding is declared before the layers, the norm and the head after them.
   for (int64_t v = 0; v < layout.num_virtual(); ++v) {
     const StageSpec& stage = layout.at(pp_rank, v);
-    const PartWork& ends = parts.ends(spec, stage);
+    const PartWork& ends = parts.ends(stage);
     const size_t before = stage.embedding ? 1 : 0;
     for (size_t i = 0; i < before; ++i) all.push_back(&ends.params[i]);
     for (int64_t i = 0; i < stage.num_layers; ++i)
-      for (const ParamSize& p : parts.layer(spec, stage.first_layer + i).params) all.push_back(&p);
+      for (const ParamSize& p : parts.layer(stage.first_layer + i).params) all.push_back(&p);
     for (size_t i = before; i < ends.params.size(); ++i) all.push_back(&ends.params[i]);
   }
   return all;
 }
 
-// Of this rank's share of a bucket, the elements of each parameter.
+// Calls body with the elements of each parameter that are in this rank's share of a bucket.
 template <class Body>
 void for_owned(const EngineSpec& spec, const RankPlace& place, const Bucket& bucket, Body&& body) {
   const int64_t share = bucket.numel / group_size(spec.mesh, bucket.axis);
@@ -122,7 +121,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const P
 
 void add_batch(RankMemory& m, const EngineSpec& spec) {
   const bool in_turn = spec.target == DeviceKind::cuda && spec.mesh.pp == 1;
-  add(m, Life::batch, PartLibrary::batch_bytes(spec, in_turn ? 1 : spec.num_micro_batches));
+  add(m, Life::batch, batch_bytes(spec, in_turn ? 1 : spec.num_micro_batches));
   const auto f64 = [](int64_t n) { return 8 * aligned(n); };
   add(m, Life::metrics, f64(1) + (spec.shape.num_mtp > 0 ? f64(spec.shape.num_mtp) : 0));  // sums of losses
   add(m, Life::metrics, f64(1) + 2 * 4 * kAlign);                                          // of the gradient norm
@@ -143,14 +142,15 @@ void add_messages(RankMemory& m, const EngineSpec& spec, const StageLayout& layo
 }
 
 // The step stack: the largest of the passes, and of the optimizer.
-int64_t stack_bytes(PartLibrary& parts, const EngineSpec& spec, const StageLayout& layout, int64_t pp_rank) {
+int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
   const int64_t rows = rows_between_projections(spec.shape, spec.mesh);
   const int64_t stream_bytes = rows * spec.model.hidden_size * size_of(spec.precision.compute);
-  const int64_t stream =
-      layout.stages.size() == 1 ? div_ceil(stream_bytes, StepStack::kAlign) * StepStack::kAlign : 0;
+  const int64_t stream = layout.stages.size() == 1 ? div_ceil(stream_bytes, StepStack::kAlign) * StepStack::kAlign : 0;
   int64_t most = 0;
-  for_parts(parts, spec, layout, pp_rank, [&](int64_t, const PartWork& part) {
-    most = std::max({most, stream + part.forward.stack_bytes, part.loss.stack_bytes, stream + part.backward.stack_bytes});
+  for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
+    most =
+        std::max({most, stream + part.forward.stack_bytes, part.loss.stack_bytes, stream + part.backward.stack_bytes});
   });
   return most;
 }
@@ -173,26 +173,27 @@ StageLayout stages_of(const EngineSpec& spec) {
   return layout;
 }
 
-RankMemory rank_memory(PartLibrary& parts, const EngineSpec& spec, const StageLayout& layout, const PipelineUse& use,
-                       int64_t pp_rank) {
+RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const PipelineUse& use, int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
   RankMemory m{.pp_rank = pp_rank};
-  add_params(m, spec, params_of(parts, spec, layout, pp_rank), counted_place(spec, pp_rank));
-  for_parts(parts, spec, layout, pp_rank, [&](int64_t v, const PartWork& part) {
+  add_params(m, spec, params_of(parts, layout, pp_rank), counted_place(spec, pp_rank));
+  for_parts(parts, layout, pp_rank, [&](int64_t v, const PartWork& part) {
     add(m, Life::saved, part.saved_bytes * use.num_saved[static_cast<size_t>(v)] + part.output_bytes);
     add(m, Life::metrics, part.metrics_bytes);
   });
   add_messages(m, spec, layout, use);
   add_batch(m, spec);
-  add(m, Life::stack, stack_bytes(parts, spec, layout, pp_rank));
+  add(m, Life::stack, stack_bytes(parts, layout, pp_rank));
   m.beside_bytes = device_memory(m.life, runs_cudnn(spec)).total_bytes() - m.total();
   if (spec.target != DeviceKind::cuda) m.beside_bytes = 0;
   return m;
 }
 
-RankParams rank_params(PartLibrary& parts, const EngineSpec& spec, const StageLayout& layout, int64_t pp_rank) {
+RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
   RankParams r;
   const RankPlace place = counted_place(spec, pp_rank);
-  for (const Bucket& bucket : buckets_of(spec, params_of(parts, spec, layout, pp_rank))) {
+  for (const Bucket& bucket : buckets_of(spec, params_of(parts, layout, pp_rank))) {
     const double n = static_cast<double>(group_size(spec.mesh, bucket.axis));
     const double numel = static_cast<double>(bucket.numel);
     r.held += bucket.sum;

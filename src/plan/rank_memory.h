@@ -18,19 +18,18 @@ struct RankMemory {
   int64_t of(Life l) const { return life[static_cast<size_t>(l)]; }
 };
 
-// What a rank holds of the parameters, beside their memory.
+// The parameters that a rank holds, and what their exchange sends.
 struct RankParams {
-  int64_t owned = 0;          // elements that it updates
-  int64_t held = 0;           // elements that have a gradient
+  int64_t owned = 0;  // elements that it updates
+  int64_t held = 0;   // elements that have a gradient
   // Bytes that the exchange of gradients and of weights sends, by axis.
   std::map<Axis, double> grad_wire_bytes, weight_wire_bytes;
   std::map<Axis, int64_t> buckets;
 };
 
-// REQUIRES: spec is resolved, layout is that of its pipeline.
-RankMemory rank_memory(PartLibrary& parts, const EngineSpec& spec, const StageLayout& layout, const PipelineUse& use,
-                       int64_t pp_rank);
-RankParams rank_params(PartLibrary& parts, const EngineSpec& spec, const StageLayout& layout, int64_t pp_rank);
+// REQUIRES: layout is that of the parts' spec.
+RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const PipelineUse& use, int64_t pp_rank);
+RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 
 // The layout of a resolved spec's stages.
 StageLayout stages_of(const EngineSpec& spec);

@@ -51,10 +51,11 @@ TEST_P(RankMemories, AreThoseOfTheEngine) {
   const RunSpec run = load_run_spec(kRecipes + l.recipe, l.set);
   const EngineSpec spec = planned_engine_spec(run, l.ranks);
   const StageLayout layout = stages_of(spec);
-  PartLibrary parts;
+  PartLibrary library;
+  LayoutParts parts(library, spec);
   for (int64_t pp_rank = 0; pp_rank < spec.mesh.pp; ++pp_rank) {
     const PipelineUse use = pipeline_use(spec.pipeline, spec.mesh.pp, pp_rank);
-    const RankMemory memory = rank_memory(parts, spec, layout, use, pp_rank);
+    const RankMemory memory = rank_memory(parts, layout, use, pp_rank);
     const bool uneven = spec.model.vocab_size % spec.mesh.tp != 0;
     const int rank = rank_in_dense_view(spec.mesh, {.tp = uneven ? spec.mesh.tp - 1 : 0, .pp = pp_rank});
     const auto world = make_dry_run_transport(rank, static_cast<int>(spec.mesh.world()));
@@ -85,8 +86,9 @@ TEST(Parts, AddUpToTheModel) {
            {}, {"parallel.ep=2"}, {"parallel.tp=2", "parallel.ep=2", "memory.recompute=[\"norm\", \"expert_up\"]"}}) {
     const RunSpec run = load_run_spec(kRecipes + "tiny_cpu.toml", set);
     const int64_t ranks = set.empty() ? 1 : 2;
-    EngineSpec spec = planned_engine_spec(run, ranks);
-    PartLibrary parts;
+    const EngineSpec spec = planned_engine_spec(run, ranks);
+    PartLibrary library;
+    LayoutParts parts(library, spec);
     std::map<std::string, Cost> ops, counted;
     std::map<std::string, double> sent;
     const auto add = [&](const PartWork& part) {
@@ -95,13 +97,14 @@ TEST(Parts, AddUpToTheModel) {
         for (const SentWork& s : pass->sent) sent[s.axis] += s.wire_bytes;
       }
     };
-    for (int64_t i = 0; i < spec.model.num_layers; ++i) add(parts.layer(spec, i));
-    add(parts.ends(spec, stages_of(spec).stages[0]));
-    spec.device = DeviceKind::null;
+    for (int64_t i = 0; i < spec.model.num_layers; ++i) add(parts.layer(i));
+    add(parts.ends(stages_of(spec).stages[0]));
+    EngineSpec null = spec;
+    null.device = DeviceKind::null;
     const int rank = spec.model.vocab_size % spec.mesh.tp == 0 ? 0 : 1;
     const auto world = make_dry_run_transport(rank, static_cast<int>(ranks));
-    spec.world = world.get();
-    Engine engine(spec);
+    null.world = world.get();
+    Engine engine(null);
     Trace trace;
     engine.set_trace(&trace);
     engine.batch(0).training = true;

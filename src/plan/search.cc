@@ -51,7 +51,7 @@ std::string text_of(const RecomputeSpec& r) {
 
 class Search {
  public:
-  Search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const Machine& machine, const Assumptions& assume,
+  Search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine, const Assumptions& assume,
          const SearchOptions& options)
       : parts_(parts), run_(run), ranks_(ranks), machine_(machine), assume_(assume), options_(options) {
     run_.provenance.clear();
@@ -141,9 +141,7 @@ class Search {
     return predict(parts_, run_of(c), ranks_, machine_, assumed(c), options);
   }
 
-  bool is_too_slow(double step_s) const {
-    return std::ssize(best_) >= options_.keep && step_s >= best_.back().step_s;
-  }
+  bool is_too_slow(double step_s) const { return std::ssize(best_) >= options_.keep && step_s >= best_.back().step_s; }
 
   // Recompute only adds time, so its absence bounds the time from below.
   void consider(Candidate c) {
@@ -205,7 +203,7 @@ class Search {
   PartLibrary& parts_;
   RunSpec run_;
   int64_t ranks_;
-  const Machine& machine_;
+  const PlanMachine& machine_;
   const Assumptions& assume_;
   const SearchOptions& options_;
   double bytes_ = 0, least_bytes_ = 1e300;
@@ -215,9 +213,12 @@ class Search {
 
 std::vector<std::string> Search::keys(const Candidate& c) const {
   const ParallelSpec& p = c.parallel;
-  std::vector<std::string> set{fmt::format("parallel.tp={}", p.tp),   fmt::format("parallel.cp={}", p.cp),
-                               fmt::format("parallel.pp={}", p.pp),   fmt::format("parallel.vpp={}", p.vpp),
-                               fmt::format("parallel.ep={}", p.ep),   fmt::format("parallel.etp={}", p.etp),
+  std::vector<std::string> set{fmt::format("parallel.tp={}", p.tp),
+                               fmt::format("parallel.cp={}", p.cp),
+                               fmt::format("parallel.pp={}", p.pp),
+                               fmt::format("parallel.vpp={}", p.vpp),
+                               fmt::format("parallel.ep={}", p.ep),
+                               fmt::format("parallel.etp={}", p.etp),
                                fmt::format("train.micro_batch={}", c.micro_batch),
                                fmt::format("memory.recompute={}", text_of(c.recompute))};
   if (!p.layout.empty()) set.push_back(fmt::format("parallel.layout=\"{}\"", p.layout));
@@ -229,7 +230,7 @@ std::vector<std::string> Search::keys(const Candidate& c) const {
   return set;
 }
 
-// What takes longer than in the best layout, the largest first.
+// Names the phases that take longer than in the best layout, the largest first.
 std::string difference(const Prediction& p, const Prediction& best) {
   std::vector<std::pair<double, std::string>> longer;
   for (const auto& [name, seconds] : p.phases) {
@@ -278,7 +279,7 @@ std::string balanced_layout(const ModelSpec& m, int64_t num_stages) {
   return text;
 }
 
-SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const Machine& machine,
+SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                     const Assumptions& assume, const SearchOptions& options) {
   return Search(parts, run, ranks, machine, assume, options).result();
 }

@@ -31,7 +31,7 @@ struct SearchResult {
 // Searched are tp, cp, pp, vpp with a layout of stages, ep, etp, the dispatcher, micro-batches and
 // memory.recompute. Everything else is the run's. Error{usage} when no layout is legal or none fits,
 // with the least that one needs.
-SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const Machine& machine,
+SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                     const Assumptions& assume, const SearchOptions& options);
 
 // The stages of a pipeline as a layout, for layers, head and multi-token prediction that count as a

@@ -13,7 +13,7 @@ constexpr size_t kMostPoints = 10000;
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 SweptPoint predicted(PartLibrary& parts, const SweepBase& base, const Sweep& sweep, std::vector<std::string> values,
-                     const Machine& machine, const Assumptions& assume) {
+                     const PlanMachine& machine, const Assumptions& assume) {
   SweptPoint point{.values = std::move(values)};
   std::vector<std::string> overrides = base.overrides;
   for (size_t k = 0; k < sweep.keys.size(); ++k) overrides.push_back(sweep.keys[k].key + "=" + point.values[k]);
@@ -73,12 +73,13 @@ SweptKey parse_sweep(const std::string& text) {
   return key;
 }
 
-Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKey>& keys, const Machine& machine,
+Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKey>& keys, const PlanMachine& machine,
             const Assumptions& assume) {
   Sweep result{.keys = keys};
   size_t count = 1;
   for (const SweptKey& key : keys) count = std::min(count * key.values.size(), kMostPoints + 1);
-  MOEBIUS_CHECK(usage, count <= kMostPoints, "--sweep: expected at most {} points; got more; leave values out", kMostPoints);
+  MOEBIUS_CHECK(usage, count <= kMostPoints, "--sweep: expected at most {} points; got more; leave values out",
+                kMostPoints);
   for (size_t i = 0; i < count; ++i) {
     std::vector<std::string> values(keys.size());
     size_t rest = i;
@@ -98,8 +99,8 @@ std::string sweep_text(const Sweep& s) {
     widths.push_back(width);
     text += fmt::format("{:<{}}  ", s.keys[k].key, width);
   }
-  text += fmt::format("{:>10}  {:>10}  {:>8}  {:>6}  {:>11}  {}\n", "step, s", "tokens/s", "TFLOP/s", "bubble", "memory",
-                      "fits");
+  text += fmt::format("{:>10}  {:>10}  {:>8}  {:>6}  {:>11}  {}\n", "step, s", "tokens/s", "TFLOP/s", "bubble",
+                      "memory", "fits");
   for (const SweptPoint& p : s.points) {
     for (size_t k = 0; k < s.keys.size(); ++k) text += fmt::format("{:<{}}  ", p.values[k], widths[k]);
     if (!p.prediction) {
@@ -146,20 +147,23 @@ std::string sweep_svg(const Sweep& s) {
     lines[name].emplace_back(kLeft + step * static_cast<double>(at), p.prediction->model_tflops_per_gpu);
     most = std::max(most, p.prediction->model_tflops_per_gpu);
   }
-  const auto y_of = [&](double v) { return kHeight - kBottom - v / std::max(most, 1e-12) * (kHeight - kTop - kBottom); };
+  const auto y_of = [&](double v) {
+    return kHeight - kBottom - v / std::max(most, 1e-12) * (kHeight - kTop - kBottom);
+  };
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"12\">\n",
       kWidth, kHeight);
   for (int i = 0; i <= 4; ++i) {
     const double v = most * i / 4;
-    svg += fmt::format("<line x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#ddd\"/>\n", kLeft, kWidth - kRight,
-                       y_of(v), y_of(v));
+    svg += fmt::format("<line x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#ddd\"/>\n", kLeft,
+                       kWidth - kRight, y_of(v), y_of(v));
     svg += fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{:.4g}</text>\n", kLeft - 6, y_of(v) + 4, v);
   }
   for (size_t i = 0; i < x_key.values.size(); ++i)
     svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
                        kLeft + step * static_cast<double>(i), kHeight - kBottom + 18, escaped(x_key.values[i]));
-  svg += fmt::format("<text x=\"{}\" y=\"{}\">{}; model TFLOP/s a rank</text>\n", kLeft, kHeight - 10, escaped(x_key.key));
+  svg +=
+      fmt::format("<text x=\"{}\" y=\"{}\">{}; model TFLOP/s a rank</text>\n", kLeft, kHeight - 10, escaped(x_key.key));
   size_t n = 0;
   for (const auto& [name, points] : lines) {
     const char* colour = kColours[n % std::size(kColours)];

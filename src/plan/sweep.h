@@ -1,4 +1,4 @@
-// What-if tables: the same run with some keys at several values.
+// Tables of the same run with some keys at several values.
 #pragma once
 
 #include <optional>
@@ -35,7 +35,7 @@ struct SweepBase {
   std::vector<std::string> overrides;
   int64_t ranks = 1;
 };
-Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKey>& keys, const Machine& machine,
+Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKey>& keys, const PlanMachine& machine,
             const Assumptions& assume);
 
 std::string sweep_text(const Sweep& sweep);

@@ -41,11 +41,11 @@ std::string timeline_svg(const Prediction& p) {
     svg += fmt::format("<text x=\"0\" y=\"{}\">pp {}</text>\n", y + 15, r);
     for (const RankSimulation::Run& run : p.schedule.ranks[r].runs) {
       if (!is_shown(run)) continue;
-      svg += fmt::format("<rect x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\" stroke=\"#fff\" "
-                         "stroke-width=\"0.4\"><title>{}: {:.3f} ms</title></rect>\n",
-                         kLeft + run.begin * scale, y, (run.end - run.begin) * scale, kRow - 3,
-                         run.action.pass == Pass::forward ? "#4269d0" : "#ff725c", pass_name(run.action),
-                         1e3 * (run.end - run.begin));
+      svg += fmt::format(
+          "<rect x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\" stroke=\"#fff\" "
+          "stroke-width=\"0.4\"><title>{}: {:.3f} ms</title></rect>\n",
+          kLeft + run.begin * scale, y, (run.end - run.begin) * scale, kRow - 3,
+          run.action.pass == Pass::forward ? "#4269d0" : "#ff725c", pass_name(run.action), 1e3 * (run.end - run.begin));
     }
   }
   return svg + "</svg>\n";
@@ -63,8 +63,9 @@ std::string memory_svg(const Prediction& p) {
     svg += fmt::format("<text x=\"0\" y=\"{}\">pp {}</text>\n", y + 15, m.pp_rank);
     for (int life = 0; life < kNumLives; ++life) {
       const double width = static_cast<double>(m.life[life]) * scale;
-      svg += fmt::format("<rect x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\"><title>{}: {}</title></rect>\n",
-                         x, y, width, kRow - 3, kColours[life], name_of(static_cast<Life>(life)), bytes_text(m.life[life]));
+      svg += fmt::format(
+          "<rect x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\"><title>{}: {}</title></rect>\n", x, y,
+          width, kRow - 3, kColours[life], name_of(static_cast<Life>(life)), bytes_text(m.life[life]));
       x += width;
     }
     svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\">{}</text>\n", x + 6, y + 15, bytes_text(m.total()));
@@ -75,7 +76,8 @@ std::string memory_svg(const Prediction& p) {
 std::string legend() {
   std::string text;
   for (int life = 0; life < kNumLives; ++life)
-    text += fmt::format("<span style=\"color:{}\">&#9632;</span> {} ", kColours[life], name_of(static_cast<Life>(life)));
+    text +=
+        fmt::format("<span style=\"color:{}\">&#9632;</span> {} ", kColours[life], name_of(static_cast<Life>(life)));
   return "<p>" + text + "</p>\n";
 }
 

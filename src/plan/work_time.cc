@@ -78,7 +78,7 @@ struct RowsSent {
 
 RowsSent rows_sent(const TimeContext& c) {
   const MeshShape& mesh = c.spec.mesh;
-  const Span span = span_of(mesh, mesh.etp > 1 ? "etp_ep" : "ep");
+  const RankSpan span = span_of(mesh, mesh.etp > 1 ? "etp_ep" : "ep");
   if (span.size == 1) return {};
   const ModelSpec& m = c.spec.model;
   const double T = static_cast<double>(rows_between_projections(c.spec.shape, mesh));
@@ -97,9 +97,8 @@ RowsSent rows_sent(const TimeContext& c) {
   const Shares& shares = c.machine.of(c.assume.system);
   const double domains = n / static_cast<double>(span.local(c.machine));
   const double inside = T * row * units_of_token(m, n), across = T * row * units_of_token(m, domains);
-  const double seconds =
-      std::max(inside / (c.machine.inside_gb_s * 1e9 * shares[static_cast<size_t>(Share::inside)]),
-               across / (c.machine.across_gb_s * 1e9 * shares[static_cast<size_t>(Share::across)]));
+  const double seconds = std::max(inside / (c.machine.inside_gb_s * 1e9 * shares[static_cast<size_t>(Share::inside)]),
+                                  across / (c.machine.across_gb_s * 1e9 * shares[static_cast<size_t>(Share::across)]));
   const double latency = (domains > 1 ? c.machine.across_us : c.machine.inside_us) * 1e-6;
   return {busiest * seconds + latency, domains > 1 ? across : inside};
 }
@@ -126,8 +125,7 @@ PassTime pass_time(const TimeContext& c, const PassWork& work) {
   for (const SentWork& sent : work.sent) {
     if (carries_rows(sent.axis) && !is_own_dispatcher(c)) continue;
     const double n = static_cast<double>(sent.calls);
-    time.groups[sent.axis] +=
-        n * group_seconds(c, span_of(c.spec.mesh, sent.axis), sent.call, sent.wire_bytes / n);
+    time.groups[sent.axis] += n * group_seconds(c, span_of(c.spec.mesh, sent.axis), sent.call, sent.wire_bytes / n);
     time.wire_bytes[sent.axis] += sent.wire_bytes;
   }
   return time;
@@ -156,12 +154,12 @@ double host_share(const TimeContext& c) {
 
 }  // namespace
 
-int64_t Span::local(const Machine& m) const {
+int64_t RankSpan::local(const PlanMachine& m) const {
   const auto domain = static_cast<int64_t>(m.domain_ranks);
   return std::clamp<int64_t>(domain / stride, 1, size);
 }
 
-Span span_of(const MeshShape& m, const std::string& axis) {
+RankSpan span_of(const MeshShape& m, const std::string& axis) {
   if (axis == "tp") return {m.tp, 1};
   if (axis == "cp") return {m.cp, m.tp};
   if (axis == "dp") return {m.dp, m.tp * m.cp};
@@ -176,7 +174,7 @@ Span span_of(const MeshShape& m, const std::string& axis) {
   return {std::min<int64_t>(2, m.pp), m.tp * m.cp * m.dp};  // pp, pp_back: two neighbours
 }
 
-double group_seconds(const TimeContext& c, const Span& span, GroupCall call, double wire_bytes) {
+double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes) {
   if (span.size <= 1) return 0;
   const Shares& shares = c.machine.of(c.assume.system);
   const double inside = c.machine.inside_gb_s * 1e9 * shares[static_cast<size_t>(Share::inside)];
@@ -214,7 +212,8 @@ PassTime& PassTime::operator+=(const PassTime& o) {
 }
 
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer) {
-  PartTime t{.forward = pass_time(c, part.forward), .loss = pass_time(c, part.loss), .backward = pass_time(c, part.backward)};
+  PartTime t{
+      .forward = pass_time(c, part.forward), .loss = pass_time(c, part.loss), .backward = pass_time(c, part.backward)};
   if (part.leave.calls > 0) add_op(t.leave, c, part.leave, 1);
   if (is_moe && !is_own_dispatcher(c)) {
     add_rows(t.forward, c, 2);

@@ -1,4 +1,4 @@
-// The time that work takes on a machine: ops by their class, calls of groups by where their ranks lie.
+// The time that work takes on a machine: ops by their class, calls of groups by the places of their ranks.
 #pragma once
 
 #include <array>
@@ -10,27 +10,27 @@
 
 namespace moebius {
 
-// Where the ranks of a group lie: n of them, each `stride` ranks after the one before.
-struct Span {
+// The places of the ranks of a group: n of them, each `stride` ranks after the one before.
+struct RankSpan {
   int64_t size = 1, stride = 1;
-  int64_t local(const Machine& m) const;  // of them in one domain of fast links
+  int64_t local(const PlanMachine& m) const;  // of them in one domain of fast links
 };
 // The ranks of an axis. A group of pp is two neighbours.
-Span span_of(const MeshShape& mesh, const std::string& axis);
+RankSpan span_of(const MeshShape& mesh, const std::string& axis);
 
 // The share of a GPU's multiprocessors that compute lacks while a group's call runs beside it: 20 of
 // 132, the default of DeepEP (arXiv 2603.07685).
 inline constexpr double kTakenByGroups = 20.0 / 132;
 
-// What times are computed for.
+// The run and the machine that times are computed for.
 struct TimeContext {
-  const Machine& machine;
+  const PlanMachine& machine;
   const Assumptions& assume;
   const EngineSpec& spec;
 };
 
 // Seconds of a call of a group that sends wire_bytes from each rank.
-double group_seconds(const TimeContext& c, const Span& span, GroupCall call, double wire_bytes);
+double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes);
 
 // Seconds of a pass, by kernel class and by axis. Groups are not hidden in it.
 struct PassTime {

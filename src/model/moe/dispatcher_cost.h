@@ -1,4 +1,4 @@
-// What a rank sends in each call of a dispatcher, by closed formulas: bench/dispatch.cc holds them
+// The bytes that a rank sends in each call of a dispatcher, as formulas: bench/dispatch.cc holds them
 // against the counters of the group, and the planner reads them.
 #pragma once
 
