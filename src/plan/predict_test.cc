@@ -150,14 +150,19 @@ TEST(Search, FindsLegalLayoutsThatFit) {
 }
 
 TEST(Search, BalancesStages) {
-  ModelSpec m{.num_layers = 48};
-  EXPECT_EQ(balanced_layout(m, 4), "E t*12 | t*12 | t*12 | t*12 L");
-  m.num_layers = 61;
-  m.num_mtp_layers = 1;
-  EXPECT_EQ(balanced_layout(m, 8), "E t*7 | t*8 | t*8 | t*8 | t*8 | t*8 | t*8 | t*6m L");
-  for (const int64_t stages : {2, 4, 8, 16, 32})
-    EXPECT_NO_THROW(
-        stage_layout({.text = balanced_layout(m, stages), .num_ranks = stages, .num_layers = 61, .num_mtp = 1}));
+  const ModelSpec qwen = recipe("qwen3_30b_a3b.toml").model, deepseek = recipe("deepseek_v3.toml").model;
+  EXPECT_EQ(balanced_layout(qwen, 4), "E t*13 | t*13 | t*14 | t*8 L");  // its head costs as much as five layers
+  EXPECT_THAT(balanced_layout(deepseek, 32), testing::StartsWith("E t*2 | t*2 |"));
+  EXPECT_THAT(balanced_layout(deepseek, 32), testing::EndsWith("| t*2 | t*1m | L"));
+  for (const int64_t stages : {2, 4, 8, 16, 32}) {
+    for (const ModelSpec& m : {qwen, deepseek}) {
+      const StageLayoutRequest request{.text = balanced_layout(m, stages),
+                                       .num_ranks = stages,
+                                       .num_layers = m.num_layers,
+                                       .num_mtp = m.num_mtp_layers};
+      EXPECT_NO_THROW(check_mtp_stage(stage_layout(request))) << request.text;
+    }
+  }
 }
 
 TEST(Sweeps, AreTablesOfAllCombinations) {

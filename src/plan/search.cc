@@ -12,10 +12,11 @@ namespace moebius {
 namespace {
 
 // From what costs nothing to what costs most: the first that fits is the fastest.
-constexpr std::array<RecomputeSpec, 5> kRecompute{{
+constexpr std::array<RecomputeSpec, 6> kRecompute{{
     {},
     {.norm = true},
     {.norm = true, .mlp = true, .shared_expert = true},
+    {.norm = true, .qkv = true, .mlp = true, .shared_expert = true},
     {.norm = true, .qkv = true, .mlp = true, .shared_expert = true, .expert_up = true},
     {.layer = true},
 }};
@@ -260,21 +261,42 @@ void Search::finish() {
     layout.why_worse = difference(layout.prediction, result_.layouts[0].prediction);
 }
 
+// A head's arithmetic, in layers: one token's parameters of both.
+double head_in_layers(const ModelSpec& m) {
+  const double head = static_cast<double>(m.vocab_size * m.hidden_size);
+  const double tables = head * (m.tie_word_embeddings ? 1 : 2);
+  const double layers = static_cast<double>(m.num_active_parameters()) - tables;
+  return head * static_cast<double>(m.num_layers_and_mtp()) / layers;
+}
+
 }  // namespace
 
+// The stages before the last get as many layers each as they can; the last gets so many that the longest
+// stage is shortest.
 std::string balanced_layout(const ModelSpec& m, int64_t num_stages) {
-  const int64_t after = 1 + m.num_mtp_layers, units = m.num_layers + after;
-  const int64_t each = div_ceil(units, num_stages), shorter = each * num_stages - units;
+  const int64_t S = num_stages, mtp = m.num_mtp_layers;
+  const double heads = head_in_layers(m) * static_cast<double>(1 + mtp), all = static_cast<double>(m.num_layers + mtp);
+  const bool apart = mtp > 0 && S > 2 && heads > (all + heads) / static_cast<double>(S);  // L has a stage of its own
+  const int64_t layers = m.num_layers + (apart ? mtp : 0);
+  int64_t last = 0;
+  for (int64_t n = 1; n < layers && !apart; ++n) {
+    const auto longest = [&](int64_t in_last) {
+      return std::max(static_cast<double>(div_ceil(layers - in_last, S - 1)),
+                      static_cast<double>(in_last + mtp) + heads);
+    };
+    if (longest(n) <= longest(last) && layers - n >= S - 1) last = n;
+  }
+  const int64_t before = layers - last, each = div_ceil(before, S - 1), shorter = each * (S - 1) - before;
   std::string text = "E";
-  int64_t left = m.num_layers;
-  for (int64_t s = 0; s < num_stages; ++s) {
-    const bool last = s == num_stages - 1;
-    const int64_t wanted = s < shorter ? each - 1 : each;
-    const int64_t layers = last ? left : std::min(left, wanted);
+  for (int64_t s = 0; s < S; ++s) {
+    const bool is_last = s == S - 1, has_mtp = apart ? s == S - 2 : is_last;
+    const int64_t units = is_last ? last : s < shorter ? each - 1 : each;
+    const int64_t in_stage = units - (apart && has_mtp ? mtp : 0);
     if (s > 0) text += " |";
-    if (layers > 0) text += fmt::format(" t*{}", layers);
-    left -= layers;
-    if (last) text += std::string(static_cast<size_t>(m.num_mtp_layers), 'm') + " L";
+    if (in_stage > 0) text += fmt::format(" t*{}", in_stage);
+    if (has_mtp && mtp > 0)
+      text += fmt::format("{}{}", in_stage > 0 ? "" : " ", std::string(static_cast<size_t>(mtp), 'm'));
+    if (is_last) text += " L";
   }
   return text;
 }

@@ -34,8 +34,9 @@ struct SearchResult {
 SearchResult search(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                     const Assumptions& assume, const SearchOptions& options);
 
-// The stages of a pipeline as a layout, for layers, head and multi-token prediction that count as a
-// layer each; the first stages have one less where they do not divide. Empty where an even split is that.
+// The stages of a pipeline as a layout in which the longest stage is as short as it can be, with the
+// heads counted by their arithmetic. Multi-token prediction is one stage before heads that fill a stage.
+// REQUIRES: 2 <= num_stages <= layers.
 std::string balanced_layout(const ModelSpec& model, int64_t num_stages);
 
 std::string search_text(const SearchResult& result);
