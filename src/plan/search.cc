@@ -182,8 +182,11 @@ class Search {
     if (held > bytes_) return fits(static_cast<double>(held));
     for (const RecomputeSpec& recompute : kRecompute) {
       c.recompute = of_model(recompute, run_.model);
-      const Prediction p = timed(c, options);
-      if (!fits(static_cast<double>(p.fullest_rank().total()))) continue;
+      const auto bytes = [&](PredictOptions::Memory of) {
+        return static_cast<double>(timed(c, {.simulate = false, .memory = of}).fullest_rank().total());
+      };
+      if (!fits(bytes(PredictOptions::Memory::fullest_stages)) || !fits(bytes(PredictOptions::Memory::all))) continue;
+      const Prediction p = timed(c, {.simulate = false, .memory = PredictOptions::Memory::none});
       if (!is_too_slow(p.step_s)) insert(c, p.step_s);
       return true;
     }
@@ -231,12 +234,20 @@ std::vector<std::string> Search::keys(const Candidate& c) const {
   return set;
 }
 
+// The phases of a step; both passes are one, since the slowest rank of another layout may hold the loss.
+std::map<std::string, double> compared_phases(const Prediction& p) {
+  std::map<std::string, double> phases;
+  for (const auto& [name, seconds] : p.phases)
+    phases[name == "forward" || name == "backward" ? "compute" : name] += seconds;
+  return phases;
+}
+
 // Names the phases that take longer than in the best layout, the largest first.
 std::string difference(const Prediction& p, const Prediction& best) {
   std::vector<std::pair<double, std::string>> longer;
-  for (const auto& [name, seconds] : p.phases) {
-    const auto found = best.phases.find(name);
-    const double more = (seconds - (found == best.phases.end() ? 0 : found->second)) / best.step_s;
+  std::map<std::string, double> mine = compared_phases(p), of_best = compared_phases(best);
+  for (const auto& [name, seconds] : mine) {
+    const double more = (seconds - of_best[name]) / best.step_s;
     if (std::abs(more) >= 0.002) longer.emplace_back(more, name);
   }
   std::sort(longer.rbegin(), longer.rend());
