@@ -9,6 +9,7 @@
 #include "comm/control.h"
 #include "config/dispatcher_choice.h"
 #include "model/moe/dispatcher_allgather.h"
+#include "model/moe/dispatcher_cost.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/permute.h"
 
@@ -170,32 +171,20 @@ double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-struct SentBytes {
-  double announce, dispatch, combine, combine_bwd, dispatch_bwd;
-  double of(const std::string& call) const {
-    if (call == "announce") return announce;
-    if (call == "dispatch") return dispatch;
-    if (call == "combine") return combine;
-    return call == "combine_bwd" ? combine_bwd : dispatch_bwd;
-  }
-};
-
-// The formula of model/moe/dispatcher_allgather.h.
-SentBytes sent_by_all_gather(const BenchShape& shape, double W) {
-  const double T = static_cast<double>(shape.T()), D = static_cast<double>(shape.D), K = static_cast<double>(shape.K);
-  const double rows = (W - 1) * T * D * kRowElement, weights = (W - 1) * T * K * 4;
-  return {
-      .announce = 3 * weights, .dispatch = rows, .combine = rows, .combine_bwd = rows, .dispatch_bwd = rows + weights};
+double bytes_of(const DispatchCost& cost, const std::string& call) {
+  if (call == "announce") return cost.announce.wire_bytes;
+  if (call == "dispatch") return cost.dispatch.wire_bytes;
+  if (call == "combine") return cost.combine.wire_bytes;
+  return (call == "combine_bwd" ? cost.combine_bwd : cost.dispatch_bwd).wire_bytes;
 }
 
-// The formula of model/moe/dispatcher_alltoall.h. `rows` is the number of rows that leave a rank.
-SentBytes sent_by_all_to_all(const BenchShape& shape, double W, double rows) {
-  const double bytes = rows * static_cast<double>(shape.D) * kRowElement;
-  return {.announce = (W - 1) * static_cast<double>(shape.E) * 4,
-          .dispatch = bytes,
-          .combine = bytes,
-          .combine_bwd = bytes + rows * 4,
-          .dispatch_bwd = bytes + rows * 4};
+DispatchShape dispatch_shape(const BenchShape& shape, int64_t W) {
+  return {.T = static_cast<double>(shape.T()),
+          .D = static_cast<double>(shape.D),
+          .K = static_cast<double>(shape.K),
+          .E = static_cast<double>(shape.E),
+          .W = W,
+          .element_bytes = kRowElement};
 }
 
 struct Measured {
@@ -223,14 +212,14 @@ std::vector<Measured> measure(DispatchRank& rank, int64_t runs) {
 DispatchLine line_of(const Measured& call, const DispatchRank& rank, Control& control, double rows, double even_rows) {
   const auto W = static_cast<double>(rank.group().size());
   const bool gathers = rank.gathers();
-  const SentBytes all_gather = sent_by_all_gather(rank.shape(), W);
-  const auto of_route = gathers ? all_gather : sent_by_all_to_all(rank.shape(), W, rows);
-  const auto even = gathers ? all_gather : sent_by_all_to_all(rank.shape(), W, even_rows);
+  const DispatchShape shape = dispatch_shape(rank.shape(), rank.group().size());
+  const DispatchCost of_route = gathers ? allgather_dispatch_cost(shape) : alltoall_dispatch_cost(shape, rows);
+  const DispatchCost even = gathers ? of_route : alltoall_dispatch_cost(shape, even_rows);
   DispatchLine line{.name = call.name,
                     .median_ms = static_cast<double>(control.max(std::llround(median(call.ms) * 1e6))) * 1e-6,
                     .sent_bytes = static_cast<double>(control.sum(call.sent_bytes)) / W,
-                    .route_bytes = of_route.of(call.name),
-                    .expected_bytes = even.of(call.name)};
+                    .route_bytes = bytes_of(of_route, call.name),
+                    .expected_bytes = bytes_of(even, call.name)};
   MOEBIUS_CHECK(numerics, std::abs(line.sent_bytes - line.route_bytes) < 1e-9 * (1 + line.route_bytes),
                 "bench dispatch: {} of {} sent {} bytes per rank, but its route needs {}", line.name,
                 gathers ? "allgather" : "alltoall", line.sent_bytes, line.route_bytes);

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "cli/bench/dispatch.h"
+#include "cli/bench/machine.h"
 #include "cli/bench/ranks.h"
 #include "cli/bench/report.h"
 #include "cli/command.h"
@@ -92,6 +93,10 @@ int run_bench(const CLI::App& command, BenchOptions& o) {
   if (o.name == "dispatch") return run_dispatch(o);
   if (o.name == "collectives") return run_collectives(o);
   if (o.name == "step") return run_step(o);
+  if (o.name == "machine") {
+    run_bench_machine(o);
+    return 0;
+  }
   if (o.name == "attention") return run_on_device(o, bench_attention);
   if (o.name == "experts") return run_on_device(o, bench_experts);
   return run_on_device(o, o.name == "gemm" ? bench_gemm : bench_moe_layer);
@@ -101,7 +106,7 @@ int run_bench(const CLI::App& command, BenchOptions& o) {
 
 void add_bench(Cli& cli) {
   CLI::App* command = cli.app.add_subcommand(
-      "bench", "times named workloads: gemm, attention, experts, moe-layer, dispatch, collectives, step");
+      "bench", "times named workloads: gemm, attention, experts, moe-layer, dispatch, collectives, step, machine");
   const auto o = std::make_shared<BenchOptions>();
   add_bench_options(*command, *o);
   command->callback([&cli, command, o] { cli.run = [command, o] { return run_bench(*command, *o); }; });

@@ -35,6 +35,7 @@ void add_export(Cli& cli);
 void add_upcycle(Cli& cli);
 void add_config(Cli& cli);
 void add_bench(Cli& cli);
+void add_plan(Cli& cli);
 void add_report(Cli& cli);
 void add_watch(Cli& cli);
 void add_doctor(Cli& cli);

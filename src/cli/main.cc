@@ -63,8 +63,6 @@ void check_command_is_known(const CLI::App& app, int argc, char** argv) {
   const std::string word = argv[1];
   if (std::find(names.begin(), names.end(), word) != names.end()) return;
   if (launcher_rank(process_environment()) != 0) throw Error(ErrorKind::usage, "");  // the first rank reports it
-  MOEBIUS_CHECK(usage, word != "plan",
-                "the command {} is not part of this version; moebius --help lists those that are", word);
   const std::string near = nearest_if_near(word, names);
   MOEBIUS_FAIL(usage, "unknown command {}; {}moebius --help lists them", word,
                near.empty() ? "" : fmt::format("did you mean {}? ", near));
@@ -120,8 +118,9 @@ int run(int argc, char** argv) {
   std::optional<Log> log;
   log.emplace(stderr, redraw, false);
   Cli cli{.app = app, .log = *log, .signal = received_signal};
-  for (const auto add : {add_train, add_eval, add_generate, add_forward, add_data, add_tokenize, add_checkpoint,
-                         add_import, add_export, add_upcycle, add_config, add_bench, add_report, add_watch, add_doctor})
+  for (const auto add :
+       {add_train, add_eval, add_generate, add_forward, add_data, add_tokenize, add_checkpoint, add_import, add_export,
+        add_upcycle, add_config, add_plan, add_bench, add_report, add_watch, add_doctor})
     add(cli);
   try {
     check_command_is_known(app, argc, argv);

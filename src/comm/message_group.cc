@@ -7,12 +7,24 @@
 #include <functional>
 
 #include "comm/group_checks.h"
+#include "comm/group_cost.h"
 #include "comm/rank_order_sum.h"
 
 namespace moebius {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+double bytes_of(const Tensor& x) { return static_cast<double>(x.num_bytes()); }
+
+// Returns the bytes of the rows of in that leave this rank.
+double bytes_for_others(const AllToAllV& a, int rank) {
+  int64_t rows = 0;
+  for (size_t r = 0; r < a.send_rows.size(); ++r)
+    if (static_cast<int>(r) != rank) rows += a.send_rows[r];
+  const int64_t all = a.in.dim(0);
+  return all == 0 ? 0 : bytes_of(a.in) / static_cast<double>(all) * static_cast<double>(rows);
+}
 
 // Adds the seconds of its lifetime.
 class Timed {
@@ -71,6 +83,7 @@ MessageGroup::MessageGroup(Transport& transport, MessageGroupSpec spec)
 
 void MessageGroup::all_reduce_sum(Stream& s, Tensor x) {
   check_sum(*this, "all_reduce_sum", x);
+  count("all_reduce_sum", s, all_reduce_cost(bytes_of(x), size()));
   if (size() == 1 || !moves("all_reduce_sum", s, {x})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("all_reduce_sum", x), piece = kSumPiece * size();
@@ -88,6 +101,7 @@ void MessageGroup::all_reduce_sum(Stream& s, Tensor x) {
 void MessageGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
   check_sum(*this, "reduce_scatter_sum", in);
   check_times_size(*this, "reduce_scatter_sum", "in", in, "out", out);
+  count("reduce_scatter_sum", s, reduce_scatter_cost(bytes_of(in), size()));
   if (!moves("reduce_scatter_sum", s, {out, in})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("reduce_scatter_sum", in), own_size = out.numel();
@@ -104,6 +118,7 @@ void MessageGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
 
 void MessageGroup::all_gather(Stream& s, Tensor out, Tensor in) {
   check_times_size(*this, "all_gather", "out", out, "in", in);
+  count("all_gather", s, all_gather_cost(bytes_of(out), size()));
   if (!moves("all_gather", s, {out, in})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("all_gather", in);
@@ -113,6 +128,7 @@ void MessageGroup::all_gather(Stream& s, Tensor out, Tensor in) {
 
 void MessageGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
   check_rows(*this, a);
+  count("all_to_all_v", s, all_to_all_cost(bytes_for_others(a, rank_), size()));
   if (!moves("all_to_all_v", s, {a.out, a.in})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("all_to_all_v", a.in);
@@ -146,6 +162,7 @@ Pending MessageGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in,
   check_sum(*this, "start_reduce_scatter_sum", in);
   check_times_size(*this, "start_reduce_scatter_sum", "in", in, "out", out);
   check_times_size(*this, "start_reduce_scatter_sum", "arrived", arrived, "out", out);
+  count("reduce_scatter_sum", s, reduce_scatter_cost(bytes_of(in), size()));
   if (!moves("start_reduce_scatter_sum", s, {out, in, arrived})) return {};
   const Timed timed(seconds_);
   const int64_t record = begin("start_reduce_scatter_sum", in);
@@ -163,6 +180,7 @@ Pending MessageGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in,
 
 Pending MessageGroup::start_all_gather(Stream& s, Tensor out, Tensor in) {
   check_times_size(*this, "start_all_gather", "out", out, "in", in);
+  count("all_gather", s, all_gather_cost(bytes_of(out), size()));
   if (!moves("start_all_gather", s, {out, in})) return {};
   const Timed timed(seconds_);
   const int64_t record = begin("start_all_gather", in);
@@ -174,6 +192,7 @@ Pending MessageGroup::start_all_gather(Stream& s, Tensor out, Tensor in) {
 
 Pending MessageGroup::send(Stream& s, Tensor x, int to) {
   check_send(*this, to);
+  count("send", s, send_cost(bytes_of(x)));
   if (!moves("send", s, {x})) return {};
   const Timed timed(seconds_);
   sent_bytes_ += x.num_bytes();
@@ -237,6 +256,11 @@ void MessageGroup::sum_exchange(Stream& s, Tensor own, Tensor own_part, Spans to
 int64_t MessageGroup::begin(const char* op, const Tensor& x) {
   return transport_.recorder().begin(
       {.op = op, .group = name(), .number = num_calls_++, .dtype = x.dtype, .numel = x.numel()});
+}
+
+void MessageGroup::count(const char* op, Stream& s, const GroupCost& cost) const {
+  if (s.device() != DeviceKind::null || !s.trace() || size() == 1) return;
+  s.trace()->add(fmt::format("{} {}", name(), op).c_str(), now_us(), 0, {.bytes = cost.wire_bytes});
 }
 
 bool MessageGroup::moves(const char* op, Stream& s, std::initializer_list<Tensor> tensors) const {

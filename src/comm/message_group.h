@@ -9,6 +9,7 @@
 //   all_gather          the second half of it
 #pragma once
 
+#include "comm/group_cost.h"
 #include "comm/rank_parts.h"
 #include "comm/transport/transport.h"
 
@@ -52,6 +53,9 @@ class MessageGroup final : public Group {
   // Computes own = the sum over ranks of their parts for this rank. own_part is the part computed here.
   // to[r] is the part that goes to rank r. own may be own_part.
   void sum_exchange(Stream& s, Tensor own, Tensor own_part, Spans to, int64_t record);
+  // On the null device a call is an op of the stream's trace: "ep all_gather", with the bytes that
+  // leave this rank. A group of one rank is not counted.
+  void count(const char* op, Stream& s, const GroupCost& cost) const;
   // Returns whether memory must be moved.
   // Throws Error{usage} for a device whose memory messages do not carry.
   bool moves(const char* op, Stream& s, std::initializer_list<Tensor> tensors) const;

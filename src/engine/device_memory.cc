@@ -18,11 +18,9 @@ constexpr int64_t kCodeBytes = int64_t{6} << 20, kCudnnCodeBytes = int64_t{10} <
 
 int64_t whole_pages(int64_t bytes) { return div_ceil(bytes, kPageBytes) * kPageBytes; }
 
-int64_t pages_of(const MemoryPlan& plan, int64_t stack_bytes) {
+int64_t pages_of(const std::array<int64_t, kNumLives>& life_bytes) {
   int64_t whole = 0, shared = 0;
-  for (int life = 0; life < kNumLives; ++life) {
-    const bool is_stack = static_cast<Life>(life) == Life::stack;
-    const int64_t bytes = is_stack ? stack_bytes : plan.bytes(static_cast<Life>(life));
+  for (const int64_t bytes : life_bytes) {
     if (bytes < kPageBytes / 2)
       shared += bytes;
     else
@@ -73,7 +71,14 @@ std::string DeviceMemory::text() const {
 }
 
 DeviceMemory device_memory(const MemoryPlan& plan, int64_t stack_bytes, bool with_cudnn) {
-  return {.plan_bytes = pages_of(plan, stack_bytes),
+  std::array<int64_t, kNumLives> bytes{};
+  for (int life = 0; life < kNumLives; ++life) bytes[life] = plan.bytes(static_cast<Life>(life));
+  bytes[static_cast<int>(Life::stack)] = stack_bytes;
+  return device_memory(bytes, with_cudnn);
+}
+
+DeviceMemory device_memory(const std::array<int64_t, kNumLives>& life_bytes, bool with_cudnn) {
+  return {.plan_bytes = pages_of(life_bytes),
           .workspace_bytes = whole_pages(kGemmKeptBytes),
           .code_bytes = kCodeBytes + (with_cudnn ? kCudnnCodeBytes : 0)};
 }

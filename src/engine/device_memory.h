@@ -2,6 +2,7 @@
 // allocated: the plan, and the memory that is not part of the plan.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -24,6 +25,8 @@ struct DeviceMemory {
   std::string text() const;
 };
 
+// The memory of a plan of so many bytes a life. with_cudnn: kernels of cuDNN run, too.
+DeviceMemory device_memory(const std::array<int64_t, kNumLives>& life_bytes, bool with_cudnn);
 // The memory of a plan whose step stack has stack_bytes. with_cudnn: kernels of cuDNN run, too.
 DeviceMemory device_memory(const MemoryPlan& plan, int64_t stack_bytes, bool with_cudnn = false);
 

@@ -71,7 +71,6 @@ TEST(Cli, UnknownCommandsAreNamed) {
   TestDir dir;
   expect_refused(run_moebius(dir, {"trian", "x.toml"}), 2, "unknown command trian; did you mean train?");
   expect_refused(run_moebius(dir, {"frobnicate"}), 2, "unknown command frobnicate; moebius --help lists them");
-  expect_refused(run_moebius(dir, {"plan", "a", "b"}), 2, "the command plan is not part of this version");
 }
 
 TEST(CliData, MakesTheFolderOfItsOutput) {

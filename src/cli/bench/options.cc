@@ -11,16 +11,17 @@ namespace moebius {
 namespace {
 
 using Names = std::vector<std::string>;
-const Names kWorkloads{"attention", "experts", "gemm", "moe-layer", "dispatch", "collectives", "step"};
-const Names kRouted{"experts", "moe-layer", "dispatch"}, kShaped{"attention", "experts", "moe-layer", "dispatch"};
+const Names kWorkloads{"attention", "experts", "gemm", "moe-layer", "dispatch", "collectives", "step", "machine"};
+const Names kRouted{"experts", "moe-layer", "dispatch"},
+    kShaped{"attention", "experts", "moe-layer", "dispatch", "machine"};
 
 // The options that only some workloads take. All take the others.
 const std::pair<const char*, Names> kTakenBy[] = {
-    {"--runs", {"attention", "experts", "gemm", "moe-layer", "dispatch"}},
+    {"--runs", {"attention", "experts", "gemm", "moe-layer", "dispatch", "machine"}},
     {"--shape", kShaped},
     {"--routing", kRouted},
     {"--zipf", kRouted},
-    {"--threads", {"attention", "experts", "gemm", "moe-layer", "dispatch", "step"}},
+    {"--threads", {"attention", "experts", "gemm", "moe-layer", "dispatch", "step", "machine"}},
     {"--recipe", {"step"}},
     {"--set", {"step"}},
     {"--steps", {"step"}},
@@ -28,7 +29,7 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--documents", {"attention"}},
     {"--profile", {"moe-layer", "step"}},
     {"--hash", {"step"}},
-    {"--ranks", {"dispatch", "collectives", "step"}},
+    {"--ranks", {"dispatch", "collectives", "step", "machine"}},
     {"--etp", {"dispatch"}},
     {"--dispatcher", {"dispatch"}}};
 constexpr double kLargestExponent = 100;  // popularity is a double, and 128^-100 still is above 0

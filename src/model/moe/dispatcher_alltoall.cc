@@ -65,8 +65,10 @@ void AllToAllDispatcher::announce(Step& step, const Route& route, Delivery& deli
 // Group rank q = etp + ETP ep gets the rows for the experts of its ep.
 void AllToAllDispatcher::wait_for_counts(Stream& s, int64_t T, AllToAllDelivery& d) const {
   if (!d.send_rows.empty()) return;
-  d.send_rows.assign(W_, 0);
-  d.recv_rows.assign(W_, 0);
+  // The null device has no counts: there every rank sends as many rows to each other one.
+  const int64_t even = s.device() == DeviceKind::null ? std::min(T * spec_.top_k / ep_, max_rows(T) / W_) : 0;
+  d.send_rows.assign(W_, even);
+  d.recv_rows.assign(W_, even);
   if (s.device() == DeviceKind::null) return;
   synchronize(s);
   const auto* counts = static_cast<const int32_t*>(d.counts.data());

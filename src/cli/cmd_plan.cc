@@ -1,0 +1,175 @@
+#include <fmt/core.h>
+#include <CLI/CLI.hpp>
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/options.h"
+#include "io/files.h"
+#include "plan/fit.h"
+#include "plan/print.h"
+#include "plan/search.h"
+#include "plan/sweep.h"
+#include "plan/timeline.h"
+
+namespace moebius {
+namespace {
+
+struct Options {
+  std::string recipe, machine, trace, html, csv, svg, fit, machines_out;
+  std::vector<std::string> overrides, assume, sweep;
+  int64_t ranks = 1;
+  SearchOptions limits;
+  bool json = false, search = false, leave_one_out = false;
+};
+
+// The machines of the working directory, or those beside the folder of the program.
+std::string machines_folder() {
+  if (std::filesystem::is_directory("machines")) return "machines";
+  std::error_code ignored;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  return (program.parent_path().parent_path() / "machines").string();
+}
+
+nlohmann::ordered_json rows_json(const FitResult& result) {
+  auto rows = nlohmann::ordered_json::array();
+  for (const FittedRow& r : result.rows) {
+    rows.push_back({{"name", r.row->name},
+                    {"machine", r.row->machine},
+                    {"measured", r.row->measured},
+                    {"predicted", r.after},
+                    {"error", FittedRow::error(r.after, r.row->measured)}});
+    if (r.left_out > 0) rows.back()["left_out_error"] = FittedRow::error(r.left_out, r.row->measured);
+  }
+  return rows;
+}
+
+int run_fit(const Options& o) {
+  const std::vector<FitRow> rows = read_fit_rows(o.fit, ".");
+  std::map<std::string, PlanMachine> machines;
+  for (const FitRow& row : rows)
+    for (const std::string& name : row.relatives)
+      if (!machines.contains(name)) machines[name] = load_machine(name, machines_folder());
+  set_shares_before(o.fit, machines);
+  PartLibrary parts;
+  const FitResult result = fit(parts, rows, machines, o.leave_one_out);
+  for (const auto& [name, machine] : result.machines)
+    if (!o.machines_out.empty()) write_file_atomic(fmt::format("{}/{}.toml", o.machines_out, name), to_toml(machine));
+  o.json ? print_json({{"rows", rows_json(result)}}) : fmt::print("{}", fit_text(result));
+  return 0;
+}
+
+nlohmann::ordered_json layouts_json(const SearchResult& found, const RunSpec& run, const PlanMachine& machine,
+                                    const Assumptions& assume) {
+  auto layouts = nlohmann::ordered_json::array();
+  for (const FoundLayout& l : found.layouts) {
+    layouts.push_back(plan_json(l.prediction, run, machine, assume));
+    layouts.back()["set"] = l.set;
+    layouts.back()["why_worse"] = l.why_worse;
+  }
+  return layouts;
+}
+
+int run_search(const Options& o, const RunSpec& run, const PlanMachine& machine, const Assumptions& assume) {
+  PartLibrary parts;
+  const SearchResult found = search(parts, run, o.ranks, machine, assume, o.limits);
+  if (!o.json) {
+    fmt::print("{}", search_text(found));
+    return 0;
+  }
+  nlohmann::ordered_json json = plan_json(found.layouts[0].prediction, run, machine, assume);
+  json["legal_layouts"] = found.num_legal;
+  json["layouts"] = layouts_json(found, run, machine, assume);
+  print_json(json);
+  return 0;
+}
+
+nlohmann::ordered_json points_json(const Sweep& result) {
+  auto points = nlohmann::ordered_json::array();
+  for (const SweptPoint& p : result.points) {
+    nlohmann::ordered_json point;
+    for (size_t k = 0; k < result.keys.size(); ++k) point["set"][result.keys[k].key] = p.values[k];
+    if (p.prediction) {
+      point["step_time_s"] = p.prediction->step_s;
+      point["tokens_per_s_per_gpu"] = p.prediction->tokens_per_s_per_gpu;
+      point["model_tflops_per_gpu"] = p.prediction->model_tflops_per_gpu;
+      point["memory_peak_bytes"] = p.prediction->fullest_rank().total();
+      point["memory_fits"] = p.fits;
+    } else {
+      point["refused"] = p.refused;
+    }
+    points.push_back(point);
+  }
+  return points;
+}
+
+int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& assume) {
+  std::vector<SweptKey> keys;
+  for (const std::string& text : o.sweep) keys.push_back(parse_sweep(text));
+  PartLibrary parts;
+  const SweepBase base{.recipe = o.recipe, .overrides = o.overrides, .ranks = o.ranks};
+  const Sweep result = sweep(parts, base, keys, machine, assume);
+  if (!o.csv.empty()) write_file_atomic(o.csv, sweep_csv(result));
+  if (!o.svg.empty()) write_file_atomic(o.svg, sweep_svg(result));
+  o.json ? print_json({{"points", points_json(result)}}) : fmt::print("{}", sweep_text(result));
+  return 0;
+}
+
+int run(const Options& o) {
+  if (!o.fit.empty()) return run_fit(o);
+  MOEBIUS_CHECK(usage, !o.recipe.empty() && !o.machine.empty(),
+                "plan: expected a recipe and --machine NAME or FILE; got {}; or --fit ROWS.json",
+                o.recipe.empty() ? "no recipe" : "no machine");
+  MOEBIUS_CHECK(usage, o.ranks >= 1, "--ranks: expected at least 1; got {}", o.ranks);
+  MOEBIUS_CHECK(usage, (o.csv.empty() && o.svg.empty()) || !o.sweep.empty(),
+                "plan: --csv and --svg are of --sweep KEY=VALUE,VALUE,...; add it, or leave them out");
+  MOEBIUS_CHECK(usage, !o.search || o.sweep.empty(), "plan: --search and --sweep do not go together");
+  const PlanMachine machine = load_machine(o.machine, machines_folder());
+  const Assumptions assume = parse_assumptions(o.assume);
+  if (!o.sweep.empty()) return run_sweep(o, machine, assume);
+  const RunSpec run = load_run_spec(o.recipe, o.overrides);
+  if (o.search) return run_search(o, run, machine, assume);
+  PartLibrary parts;
+  const Prediction p = predict(parts, run, o.ranks, machine, assume);
+  const std::string text = plan_text(p, run, machine, assume);
+  if (!o.trace.empty()) write_file_atomic(o.trace, plan_trace(p));
+  if (!o.html.empty()) write_file_atomic(o.html, plan_html(p, fmt::format("{} on {}", o.recipe, machine.name), text));
+  o.json ? print_json(plan_json(p, run, machine, assume)) : fmt::print("{}", text);
+  return 0;
+}
+
+}  // namespace
+
+void add_plan(Cli& cli) {
+  CLI::App* command = cli.app.add_subcommand(
+      "plan", "predicted memory and time of a run on any machine, and the layout to choose; nothing is run");
+  const auto o = std::make_shared<Options>();
+  const auto several = [](CLI::Option* option) { option->take_all()->allow_extra_args(false); };
+  command->add_option("RECIPE", o->recipe, "recipe (TOML)");
+  several(command->add_option("--set", o->overrides, "section.key=value"));
+  command->add_option("--ranks", o->ranks, "size of the run")->capture_default_str();
+  command->add_option("--machine", o->machine, "a name of machines/, or a machine file");
+  several(command->add_option("--assume", o->assume,
+                              "KEY=VALUE that no recipe says: system, dispatcher, graphs, load, ..."));
+  command->add_flag("--search", o->search, "the best layouts, each as keys to paste");
+  command->add_option("--memory-gb", o->limits.memory_gb, "with --search: memory of a rank; 0: 95 % of the machine's")
+      ->capture_default_str();
+  command->add_option("--most-tp", o->limits.most_tp, "with --search: tp at most; 0: the ranks of a domain, at most 8")
+      ->capture_default_str();
+  several(command->add_option("--sweep", o->sweep, "KEY=VALUE,VALUE,...: a table of all combinations"));
+  command->add_option("--csv", o->csv, "with --sweep: the table as a file");
+  command->add_option("--svg", o->svg, "with --sweep: its plot");
+  command->add_option("--trace", o->trace, "the predicted step, for Perfetto");
+  command->add_option("--html", o->html, "a page with timeline and memory");
+  command->add_option("--fit", o->fit,
+                      "fits the machines' shares to measured rows (JSON), and reports each row's error");
+  command->add_flag("--leave-one-out", o->leave_one_out, "with --fit: also predicts each row from the others");
+  command->add_option("--write-machines", o->machines_out,
+                      "with --fit: a folder for the machine files with fitted shares");
+  add_json_option(*command, o->json);
+  command->callback([&cli, o] { cli.run = [o] { return run(*o); }; });
+}
+
+}  // namespace moebius

@@ -1,0 +1,150 @@
+#include "plan/assume.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "core/error.h"
+#include "io/files.h"
+
+namespace moebius {
+namespace {
+
+template <class Kind>
+using Names = std::vector<std::pair<std::string, Kind>>;
+
+const Names<PlanSystem> kSystems{{"moebius", PlanSystem::moebius}, {"megatron", PlanSystem::megatron}};
+const Names<PlanDispatcher> kDispatchers{
+    {"recipe", PlanDispatcher::of_recipe},  {"allgather", PlanDispatcher::allgather},
+    {"alltoall", PlanDispatcher::alltoall}, {"deepep", PlanDispatcher::deepep},
+    {"hybridep", PlanDispatcher::hybridep}, {"direct", PlanDispatcher::direct}};
+const Names<PlanGraphs> kGraphs{
+    {"none", PlanGraphs::none}, {"partial", PlanGraphs::partial}, {"full", PlanGraphs::full}};
+const Names<PlanPrecision> kPrecisions{{"recipe", PlanPrecision::of_recipe},
+                                       {"fp8_block", PlanPrecision::fp8_block},
+                                       {"fp8_tensor", PlanPrecision::fp8_tensor},
+                                       {"mxfp8", PlanPrecision::mxfp8},
+                                       {"nvfp4", PlanPrecision::nvfp4}};
+const Names<bool> kOverlaps{{"none", false}, {"merged", true}};
+
+template <class Kind>
+Kind value_of(const Names<Kind>& names, const std::string& key, const std::string& text) {
+  std::string known;
+  for (const auto& [name, kind] : names) {
+    if (name == text) return kind;
+    known += (known.empty() ? "" : ", ") + name;
+  }
+  MOEBIUS_FAIL(usage, "--assume {}: expected one of {}; got \"{}\"", key, known, text);
+}
+
+template <class Kind>
+std::string text_of(const Names<Kind>& names, Kind kind) {
+  const auto found = std::find_if(names.begin(), names.end(), [&](const auto& n) { return n.second == kind; });
+  return found->first;
+}
+
+double number(const std::string& key, const std::string& text, double least, double most) {
+  std::istringstream in(text);
+  double value = 0;
+  in >> value;
+  MOEBIUS_CHECK(usage, !in.fail() && in.eof() && value >= least && value <= most,
+                "--assume {}: expected a number from {} to {}; got \"{}\"", key, least, most, text);
+  return value;
+}
+
+// The last record of a run that has the field.
+double measured_load(const std::string& path) {
+  std::istringstream lines(read_file(path));
+  double load = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (record.is_object() && record.contains("expert_load_max_over_mean") &&
+        record["expert_load_max_over_mean"].is_number())
+      load = record["expert_load_max_over_mean"].get<double>();
+  }
+  MOEBIUS_CHECK(input, load >= 1,
+                "--assume load: {} has no train record with expert_load_max_over_mean; expected a run's metrics.jsonl",
+                path);
+  return load;
+}
+
+PlanLoad load_of(const std::string& text) {
+  if (text == "balanced") return {};
+  if (text.starts_with("zipf:")) return {.zipf = number("load", text.substr(5), 0, 10), .text = text};
+  return {.busiest_expert = measured_load(text), .text = text};
+}
+
+}  // namespace
+
+double PlanLoad::busiest_rank(int64_t experts, int64_t ep) const {
+  if (ep <= 1 || experts <= 0) return 1;
+  const int64_t e = experts / ep;
+  // Experts of a rank differ independently of each other, so the excess of their mean falls with its root.
+  if (busiest_expert > 0) return 1 + (busiest_expert - 1) / std::sqrt(static_cast<double>(e));
+  if (zipf == 0) return 1;
+  // The order of popularity is that of the benchmarks' routes (bench/shapes.h): rank[e] = (5 e + 3) mod E.
+  std::vector<double> of_rank(static_cast<size_t>(ep), 0.0);
+  double sum = 0;
+  for (int64_t i = 0; i < experts; ++i) {
+    const double p = std::pow(static_cast<double>((5 * i + 3) % experts + 1), -zipf);
+    of_rank[static_cast<size_t>(std::min(i / e, ep - 1))] += p;
+    sum += p;
+  }
+  return *std::max_element(of_rank.begin(), of_rank.end()) / sum * static_cast<double>(ep);
+}
+
+// The expected largest of n normal draws is about sqrt(2 ln n) deviations above the mean.
+double Assumptions::slowest_of(int64_t ranks, const PlanMachine& machine) const {
+  const double n = static_cast<double>(std::max<int64_t>(1, ranks));
+  return (1 + (jitter < 0 ? machine.spread : jitter) * std::sqrt(2 * std::log(n))) * (1 + straggler);
+}
+
+Assumptions parse_assumptions(const std::vector<std::string>& texts) {
+  Assumptions a;
+  bool has_graphs = false;
+  for (const std::string& text : texts) {
+    const size_t equal = text.find('=');
+    MOEBIUS_CHECK(usage, equal != std::string::npos, "--assume: expected KEY=VALUE; got \"{}\"", text);
+    const std::string key = text.substr(0, equal), value = text.substr(equal + 1);
+    has_graphs = has_graphs || key == "graphs";
+    if (key == "system") {
+      a.system = value_of(kSystems, key, value);
+    } else if (key == "dispatcher") {
+      a.dispatcher = value_of(kDispatchers, key, value);
+    } else if (key == "graphs") {
+      a.graphs = value_of(kGraphs, key, value);
+    } else if (key == "expert_overlap") {
+      a.merged_overlap = value_of(kOverlaps, key, value);
+    } else if (key == "precision") {
+      a.precision = value_of(kPrecisions, key, value);
+    } else if (key == "load") {
+      a.load = load_of(value);
+    } else if (key == "jitter") {
+      a.jitter = number(key, value, 0, 1);
+    } else if (key == "straggler") {
+      a.straggler = number(key, value, 0, 10);
+    } else if (key == "tokens") {
+      a.tokens = number(key, value, 0, 1e18);
+    } else {
+      MOEBIUS_FAIL(usage,
+                   "--assume: unknown key \"{}\"; the keys are system, dispatcher, graphs, expert_overlap, precision, "
+                   "load, jitter, straggler, tokens",
+                   key);
+    }
+  }
+  if (a.system == PlanSystem::megatron && !has_graphs) a.graphs = PlanGraphs::none;
+  return a;
+}
+
+std::string to_string(const Assumptions& a) {
+  return fmt::format(
+      "system {}, dispatcher {}, graphs {}, expert_overlap {}, precision {}, load {}, jitter {}, straggler {}",
+      name_of(a.system), text_of(kDispatchers, a.dispatcher), text_of(kGraphs, a.graphs),
+      text_of(kOverlaps, a.merged_overlap), text_of(kPrecisions, a.precision), a.load.text,
+      a.jitter < 0 ? std::string("of the machine") : fmt::format("{}", a.jitter), a.straggler);
+}
+
+}  // namespace moebius

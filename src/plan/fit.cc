@@ -1,0 +1,279 @@
+#include "plan/fit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "io/files.h"
+
+namespace moebius {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kPrior = 0.05;  // a share 30 % off its measured value weighs as a row 7 % off
+constexpr int kRounds = 12;
+constexpr double kStep = 0.02;    // of a numerical derivative, in ln(share)
+constexpr double kLongest = 0.3;  // step of a round, in ln(share)
+
+// The figures that are fitted: the shares, and one of the machine. Megatron's rows decide what a pass
+// of a layer shows of the host, and Moebius' rows, of one and of several ranks, how ranks differ.
+constexpr int kNumFitted = kNumShares + 1;
+
+double& fitted(PlanMachine& m, PlanSystem system, int i) {
+  if (i < kNumShares) return m.of(system)[static_cast<size_t>(i)];
+  return system == PlanSystem::megatron ? m.layer_us : m.spread;
+}
+
+std::string source_key(PlanSystem system, int i) {
+  if (i < kNumShares) return fmt::format("share.{}.{}", name_of(system), name_of(static_cast<Share>(i)));
+  return system == PlanSystem::megatron ? "host.layer_us" : "rank.spread";
+}
+
+double& share_named(PlanMachine& m, const std::string& key, const std::string& path) {
+  if (key == "layer_us") return m.layer_us;
+  if (key == "spread") return m.spread;
+  for (int i = 0; i < kNumSystems; ++i)
+    for (int k = 0; k < kNumShares; ++k)
+      if (key == fmt::format("{}.{}", name_of(static_cast<PlanSystem>(i)), name_of(static_cast<Share>(k))))
+        return m.shares[static_cast<size_t>(i)][static_cast<size_t>(k)];
+  MOEBIUS_FAIL(input, "{}: before has no key {}; expected SYSTEM.SHARE, layer_us or spread", path, key);
+}
+
+std::string where(const std::string& path, size_t i) { return fmt::format("{}: row {}", path, i + 1); }
+
+std::string text_of(const json& row, const char* key, const std::string& at) {
+  MOEBIUS_CHECK(input, row.is_object() && row.contains(key) && row[key].is_string(), "{}: expected a text \"{}\"", at,
+                key);
+  return row[key].get<std::string>();
+}
+
+std::vector<std::string> texts_of(const json& row, const char* key, const std::string& at) {
+  std::vector<std::string> texts;
+  if (!row.contains(key)) return texts;
+  for (const json& text : row[key]) {
+    MOEBIUS_CHECK(input, text.is_string(), "{}: expected texts in \"{}\"", at, key);
+    texts.push_back(text.get<std::string>());
+  }
+  return texts;
+}
+
+double number_of(const json& row, const char* key, const std::string& at) {
+  MOEBIUS_CHECK(input, row[key].is_number() && row[key].get<double>() > 0, "{}: expected a number above 0 in \"{}\"",
+                at, key);
+  return row[key].get<double>();
+}
+
+// In model TFLOP/s a rank, whatever the row gives.
+double measured_of(const json& row, const FitRow& r, const std::string& at) {
+  const double per_token = r.run.model.train_flops_per_token(r.run.train.seq_len) / 1e12;
+  if (row.contains("model_tflops_per_gpu")) return number_of(row, "model_tflops_per_gpu", at);
+  if (row.contains("tokens_per_s_per_gpu")) return number_of(row, "tokens_per_s_per_gpu", at) * per_token;
+  MOEBIUS_CHECK(input, row.contains("tokens_per_s"),
+                "{}: expected one of model_tflops_per_gpu, tokens_per_s_per_gpu, tokens_per_s", at);
+  return number_of(row, "tokens_per_s", at) * per_token / static_cast<double>(r.ranks);
+}
+
+void find_family(const json& file, FitRow& row) {
+  row.family = row.machine;
+  row.relatives = {row.machine};
+  if (!file.contains("families")) return;
+  for (const auto& [name, machines] : file["families"].items()) {
+    if (std::find(machines.begin(), machines.end(), row.machine) == machines.end()) continue;
+    row.family = name;
+    row.relatives = machines.get<std::vector<std::string>>();
+  }
+}
+
+// Solves a x = b for a symmetric positive matrix, in place.
+std::vector<double> solve(std::vector<std::vector<double>> a, std::vector<double> b) {
+  const size_t n = b.size();
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t r = i + 1; r < n; ++r) {
+      const double f = a[r][i] / a[i][i];
+      for (size_t c = i; c < n; ++c) a[r][c] -= f * a[i][c];
+      b[r] -= f * b[i];
+    }
+  }
+  for (size_t i = n; i-- > 0;) {
+    for (size_t c = i + 1; c < n; ++c) b[i] -= a[i][c] * b[c];
+    b[i] /= a[i][i];
+  }
+  return b;
+}
+
+// One family of machines and one system: the rows that decide its shares.
+class FamilyFit {
+ public:
+  FamilyFit(PartLibrary& parts, std::map<std::string, PlanMachine> machines, std::vector<const FitRow*> rows)
+      : parts_(parts), machines_(std::move(machines)), rows_(std::move(rows)), system_(rows_[0]->assume.system) {
+    for (const FitRow* row : rows_) names_.insert(names_.end(), row->relatives.begin(), row->relatives.end());
+    std::sort(names_.begin(), names_.end());
+    names_.erase(std::unique(names_.begin(), names_.end()), names_.end());
+  }
+
+  double predicted(const FitRow& row, const std::vector<double>& x) const {
+    PlanMachine m = machines_.at(row.machine);
+    for (int i = 0; i < kNumFitted; ++i) fitted(m, system_, i) *= std::exp(x[static_cast<size_t>(i)]);
+    return predict(parts_, row.run, row.ranks, m, row.assume,
+                   {.simulate = false, .memory = PredictOptions::Memory::none})
+        .model_tflops_per_gpu;
+  }
+
+  // The logarithms of the factors on the shares; left_out: a row that does not count.
+  std::vector<double> solved(const FitRow* left_out) const {
+    std::vector<double> x(kNumFitted, 0.0);
+    for (int round = 0; round < kRounds; ++round) {
+      std::vector<std::vector<double>> a(kNumFitted, std::vector<double>(kNumFitted, 0.0));
+      std::vector<double> b(kNumFitted, 0.0);
+      for (int i = 0; i < kNumFitted; ++i) {
+        a[i][i] = kPrior;
+        b[i] = -kPrior * x[i];
+      }
+      for (const FitRow* row : rows_)
+        if (row != left_out && row->is_fitted) add_row(a, b, x, *row);
+      const std::vector<double> step = solve(a, b);
+      double most = 0;
+      for (int i = 0; i < kNumFitted; ++i) {
+        x[i] += std::clamp(step[i], -kLongest, kLongest);
+        most = std::max(most, std::abs(step[i]));
+      }
+      if (most < 1e-3) break;
+    }
+    return x;
+  }
+
+  void apply(const std::vector<double>& x, std::map<std::string, PlanMachine>& machines) const {
+    for (const std::string& name : names_) {
+      PlanMachine& m = machines.at(name);
+      for (int i = 0; i < kNumFitted; ++i) {
+        if (x[static_cast<size_t>(i)] == 0 || fitted(m, system_, i) == 0) continue;  // no row decides it
+        fitted(m, system_, i) *= std::exp(x[static_cast<size_t>(i)]);
+        m.sources[source_key(system_, i)] = "fitted to measured runs, docs/measurements/plan.md";
+      }
+    }
+  }
+
+ private:
+  // Gauss-Newton: the row's residual and its derivatives by the logarithms of the shares.
+  void add_row(std::vector<std::vector<double>>& a, std::vector<double>& b, const std::vector<double>& x,
+               const FitRow& row) const {
+    const double here = std::log(predicted(row, x)), residual = here - std::log(row.measured);
+    std::vector<double> slope(kNumFitted);
+    for (int i = 0; i < kNumFitted; ++i) {
+      std::vector<double> moved = x;
+      moved[i] += kStep;
+      slope[i] = (std::log(predicted(row, moved)) - here) / kStep;
+    }
+    for (int i = 0; i < kNumFitted; ++i) {
+      b[i] -= slope[i] * residual;
+      for (int k = 0; k < kNumFitted; ++k) a[i][k] += slope[i] * slope[k];
+    }
+  }
+
+  PartLibrary& parts_;
+  std::map<std::string, PlanMachine> machines_;
+  std::vector<const FitRow*> rows_;
+  PlanSystem system_;
+  std::vector<std::string> names_;
+};
+
+}  // namespace
+
+std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& folder) {
+  const json file = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  MOEBIUS_CHECK(input, file.is_object() && file.contains("rows") && file["rows"].is_array() && !file["rows"].empty(),
+                "{}: expected an object with \"rows\", a list of measured runs", path);
+  std::vector<FitRow> rows;
+  for (size_t i = 0; i < file["rows"].size(); ++i) {
+    const json& row = file["rows"][i];
+    const std::string at = where(path, i);
+    FitRow r{.name = text_of(row, "name", at), .source = text_of(row, "source", at)};
+    r.machine = text_of(row, "machine", at);
+    find_family(file, r);
+    r.run = load_run_spec(folder + "/" + text_of(row, "recipe", at), texts_of(row, "set", at));
+    if (row.contains("ranks")) r.ranks = static_cast<int64_t>(number_of(row, "ranks", at));
+    r.assume = parse_assumptions(texts_of(row, "assume", at));
+    r.measured = measured_of(row, r, at);
+    r.is_fitted = row.value("fit", true);
+    rows.push_back(std::move(r));
+  }
+  return rows;
+}
+
+void set_shares_before(const std::string& path, std::map<std::string, PlanMachine>& machines) {
+  const json file = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  if (!file.is_object() || !file.contains("before")) return;
+  for (const auto& [family, values] : file["before"].items()) {
+    const bool is_family = file.contains("families") && file["families"].contains(family);
+    const auto names = is_family ? file["families"][family].get<std::vector<std::string>>() : std::vector{family};
+    for (const auto& [key, value] : values.items()) {
+      MOEBIUS_CHECK(input, value.is_number() && value.get<double>() >= 0, "{}: before.{}.{} must be a number from 0 on",
+                    path, family, key);
+      for (const std::string& name : names)
+        if (machines.contains(name)) share_named(machines.at(name), key, path) = value.get<double>();
+    }
+  }
+}
+
+FitResult fit(PartLibrary& parts, const std::vector<FitRow>& rows, const std::map<std::string, PlanMachine>& machines,
+              bool leave_one_out) {
+  FitResult result{.machines = machines};
+  std::map<std::pair<std::string, PlanSystem>, std::vector<const FitRow*>> families;
+  for (const FitRow& row : rows) families[{row.family, row.assume.system}].push_back(&row);
+  for (const auto& [key, members] : families) {
+    const FamilyFit family(parts, result.machines, members);
+    const std::vector<double> none(kNumFitted, 0.0), x = family.solved(nullptr);
+    family.apply(x, result.machines);
+    for (const FitRow* row : members) {
+      FittedRow fitted{.row = row, .before = family.predicted(*row, none), .after = family.predicted(*row, x)};
+      if (leave_one_out) fitted.left_out = family.predicted(*row, family.solved(row));
+      result.rows.push_back(fitted);
+    }
+  }
+  return result;
+}
+
+ErrorSummary summary_of(const std::vector<FittedRow>& rows, PlanSystem system, double FittedRow::*predicted) {
+  std::vector<std::pair<double, std::string>> errors;
+  for (const FittedRow& r : rows)
+    if (r.row->assume.system == system)
+      errors.emplace_back(std::abs(FittedRow::error(r.*predicted, r.row->measured)), r.row->name);
+  std::sort(errors.begin(), errors.end());
+  if (errors.empty()) return {};
+  const size_t n = errors.size();
+  const double median = n % 2 ? errors[n / 2].first : (errors[n / 2 - 1].first + errors[n / 2].first) / 2;
+  return {.median = median, .worst = errors.back().first, .worst_row = errors.back().second};
+}
+
+std::string fit_text(const FitResult& result) {
+  const bool left_out = !result.rows.empty() && result.rows[0].left_out > 0;
+  std::string text = "| run | machine | measured | predicted | error |";
+  text += left_out ? " left out | error |\n| --- | --- | --- | --- | --- | --- | --- |\n"
+                   : "\n| --- | --- | --- | --- | --- |\n";
+  for (const FittedRow& r : result.rows) {
+    const double m = r.row->measured;
+    text += fmt::format("| {} | {} | {:.4g} | {:.4g} | {:+.1f} % |", r.row->name, r.row->machine, m, r.after,
+                        100 * FittedRow::error(r.after, m));
+    if (left_out) text += fmt::format(" {:.4g} | {:+.1f} % |", r.left_out, 100 * FittedRow::error(r.left_out, m));
+    text += "\n";
+  }
+  for (const PlanSystem system : {PlanSystem::moebius, PlanSystem::megatron}) {
+    const ErrorSummary fitted = summary_of(result.rows, system, &FittedRow::after);
+    if (fitted.worst_row.empty()) continue;
+    text += fmt::format("{}: median {:.1f} %, worst {:.1f} % ({})", name_of(system), 100 * fitted.median,
+                        100 * fitted.worst, fitted.worst_row);
+    if (left_out) {
+      const ErrorSummary out = summary_of(result.rows, system, &FittedRow::left_out);
+      text += fmt::format("; left out: median {:.1f} %, worst {:.1f} % ({})", 100 * out.median, 100 * out.worst,
+                          out.worst_row);
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace moebius

@@ -1,0 +1,63 @@
+// Calibration: the shares of a machine's rates are fitted to measured rows.
+//
+// A row is a run with its measured rate. The fit minimises
+//   sum over rows of ln(predicted / measured)^2 + kPrior sum over shares of ln(share / before)^2
+// so a share that no row decides stays what kernels measured. There is one value for each share,
+// system and family of machines, and none for a row.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "plan/predict.h"
+
+namespace moebius {
+
+struct FitRow {
+  std::string name, source;
+  std::string family;                  // machines of one architecture, which share their shares
+  std::vector<std::string> relatives;  // those machines, this row's among them
+  RunSpec run;
+  std::string machine;
+  int64_t ranks = 1;
+  Assumptions assume;
+  double measured = 0;    // model TFLOP/s a rank
+  bool is_fitted = true;  // false: predicted and reported alone
+};
+
+// {"families": {"hopper": ["h100", "h200"]}, "rows": [{"name", "recipe", "set", "machine", "ranks",
+// "assume", "source", and one of "model_tflops_per_gpu", "tokens_per_s", "tokens_per_s_per_gpu"}]}.
+// `folder` is where the recipes' paths begin. Error{input} that names the row and its key.
+std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& folder);
+// Sets the shares that the fit begins with, so that fitting again gives the same: the file's
+// "before": {FAMILY: {"moebius.products": 0.67, "megatron.memory": ..., "layer_us": ..., "spread": ...}}.
+// Error{input} for a family or key that is not known.
+void set_shares_before(const std::string& path, std::map<std::string, PlanMachine>& machines);
+
+struct FittedRow {
+  const FitRow* row = nullptr;
+  double before = 0, after = 0;  // predicted, with the shares of the machine file and with the fitted ones
+  double left_out = 0;           // predicted with shares fitted without this row; 0: not asked
+  static double error(double predicted, double measured) { return predicted / measured - 1; }
+};
+
+struct FitResult {
+  std::vector<FittedRow> rows;
+  std::map<std::string, PlanMachine> machines;  // by name, with fitted shares and their new source
+};
+
+// machines: by the rows' names. leave_one_out: each row is also predicted from a fit without it.
+// REQUIRES: machines has all relatives of the rows.
+FitResult fit(PartLibrary& parts, const std::vector<FitRow>& rows, const std::map<std::string, PlanMachine>& machines,
+              bool leave_one_out);
+
+// Median and worst of the absolute errors.
+struct ErrorSummary {
+  double median = 0, worst = 0;
+  std::string worst_row;
+};
+ErrorSummary summary_of(const std::vector<FittedRow>& rows, PlanSystem system, double FittedRow::*predicted);
+std::string fit_text(const FitResult& result);
+
+}  // namespace moebius

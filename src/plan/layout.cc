@@ -1,0 +1,51 @@
+#include "plan/layout.h"
+
+#include <algorithm>
+
+#include "device/accelerator.h"
+#include "model/device_support.h"
+#include "parallel/pipeline/simulate.h"
+
+namespace moebius {
+namespace {
+
+// In flight at most so many times the pipeline's length: more micro-batches need no more memory.
+constexpr int64_t kRoundsOfMemory = 4;
+
+RankProgram placed(const Schedule& schedule, int64_t pp_rank) { return place_actions(schedule, pp_rank); }
+
+}  // namespace
+
+EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks) {
+  RunSpec run = asked;
+  if (run.train.micro_batch == 0) run.train.micro_batch = 1;
+  if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
+  run.check(ranks);
+  const MeshShape mesh = mesh_shape(run.parallel, ranks);
+  mesh.check();
+  EngineSpec spec = training_engine_spec(run, mesh);
+  spec.device = DeviceKind::null;
+  check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
+  // A build without CUDA does not know the scratch memory of its kernels. All else of the plan is the same.
+  if (!Accelerator::is_built_in()) spec.target = DeviceKind::cpu;
+  return resolved(spec);
+}
+
+PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank) {
+  PipelineShape shape{.num_ranks = num_ranks, .num_virtual = spec.num_virtual};
+  const RankProgram one = placed(sequential_schedule(shape), pp_rank);
+  shape.backward = false;
+  const RankProgram forward = placed(sequential_schedule(shape), pp_rank);
+  shape.backward = true;
+  shape.num_micro_batches = spec.num_micro_batches;
+  shape.check();
+  const int64_t most = kRoundsOfMemory * num_ranks;
+  if (spec.num_micro_batches > most) shape.num_micro_batches = most + spec.num_micro_batches % num_ranks;
+  const Schedule step = schedule_1f1b(shape);
+  const RankProgram program = placed(spec.overlap ? step : without_overlap(step), pp_rank);
+  return {.num_saved = program.num_saved_sets,
+          .splits = program.splits_backward,
+          .num_buffers = std::max({program.num_buffers, one.num_buffers, forward.num_buffers})};
+}
+
+}  // namespace moebius

@@ -1,0 +1,26 @@
+// A layout to predict: the values of a recipe that decide memory and time, and how often each
+// stage's pieces are alive at a time. It is what an engine would be built with, without an engine.
+#pragma once
+
+#include <cstdint>
+
+#include "config/run_spec.h"
+#include "engine/engine_spec.h"
+
+namespace moebius {
+
+// The spec of the engine that trains `run` on `ranks` ranks, resolved. A recipe of a model alone
+// counts as one sequence of the model's context, as in `moebius config`. Nothing is built.
+// Error{usage} with the equation that fails where no engine could be built.
+EngineSpec planned_engine_spec(const RunSpec& run, int64_t ranks);
+
+// A pipeline's schedule for as many micro-batches as decide its memory, and what each rank holds.
+struct PipelineUse {
+  std::vector<int64_t> num_saved;  // [virtual stage]: sets of saved tensors
+  std::vector<bool> splits;        // [virtual stage]: other passes may come between its two backward passes
+  int64_t num_buffers = 0;         // of messages
+};
+// REQUIRES: spec is resolved, pp_rank is inside its mesh.
+PipelineUse pipeline_use(const PipelineSpec& spec, int64_t num_ranks, int64_t pp_rank);
+
+}  // namespace moebius

@@ -1,0 +1,182 @@
+#include "plan/machine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "config/nearest.h"
+#include "config/recipe/text.h"
+#include "core/error.h"
+#include "io/files.h"
+
+namespace moebius {
+namespace {
+
+using nlohmann::json;
+
+// Error{usage} with the file unless it is a number with a source, from least to most.
+double figure(const std::string& where, const std::string& key, const json& value, double least, double most) {
+  const bool is_pair = value.is_object() && value.contains("is") && value["is"].is_number();
+  MOEBIUS_CHECK(usage, is_pair, "machine {}: {} must be {{ is = NUMBER, from = \"SOURCE\" }}; got {}", where, key,
+                value.dump());
+  const bool has_source = value.contains("from") && value["from"].is_string() && value["from"] != "";
+  MOEBIUS_CHECK(usage, has_source, "machine {}: {} has no source; add from = \"SOURCE\"", where, key);
+  const double number = value["is"].get<double>();
+  MOEBIUS_CHECK(usage, number >= least && number <= most, "machine {}: {} must be from {} to {}; got {}", where, key,
+                least, most, number);
+  return number;
+}
+
+void read_shares(const RecipeEntry& e, PlanSystem system, PlanMachine& m) {
+  std::vector<std::string> known;
+  for (int k = 0; k < kNumShares; ++k) known.emplace_back(name_of(static_cast<Share>(k)));
+  for (const auto& [key, value] : e.value.items())
+    MOEBIUS_CHECK(usage, std::find(known.begin(), known.end(), key) != known.end(),
+                  "machine {}: [{}] has no key {}; the nearest is {}", e.where, e.key, key, nearest(key, known));
+  for (int k = 0; k < kNumShares; ++k) {
+    const std::string& key = known[static_cast<size_t>(k)];
+    MOEBIUS_CHECK(usage, e.value.contains(key),
+                  "machine {}: expected {}.{} = {{ is = NUMBER, from = \"SOURCE\" }}; it is missing", e.where, e.key,
+                  key);
+    m.of(system)[static_cast<size_t>(k)] = figure(e.where, e.key + "." + key, e.value[key], 0.001, 3);
+    m.sources[e.key + "." + key] = e.value[key]["from"].get<std::string>();
+  }
+  m.has_shares[static_cast<size_t>(system)] = true;
+}
+
+std::string text_value(const RecipeEntry& e) {
+  MOEBIUS_CHECK(usage, e.value.is_string() && e.value != "", "machine {}: {} must be a text; got {}", e.where, e.key,
+                e.value.dump());
+  return e.value.get<std::string>();
+}
+
+// TOML, or the same as JSON.
+std::vector<RecipeEntry> entries_of(const std::string& text, const std::string& name) {
+  if (!text.starts_with('{')) return read_recipe(text, name);
+  const json whole = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  MOEBIUS_CHECK(usage, whole.is_object(), "machine {}: neither TOML nor JSON", name);
+  std::vector<RecipeEntry> entries;
+  for (const auto& [section, keys] : whole.items()) {
+    MOEBIUS_CHECK(usage, keys.is_object(), "machine {}: {} must be a table", name, section);
+    for (const auto& [key, value] : keys.items())
+      entries.push_back({.key = section + "." + key, .value = value, .where = name});
+  }
+  return entries;
+}
+
+void read_entry(const RecipeEntry& e, PlanMachine& m) {
+  std::vector<std::string> known{"machine.name", "machine.device", "share.moebius", "share.megatron"};
+  if (e.key == known[0]) {
+    m.name = text_value(e);
+  } else if (e.key == known[1]) {
+    const std::string device = text_value(e);
+    MOEBIUS_CHECK(usage, device == "cpu" || device == "cuda",
+                  "machine {}: machine.device must be \"cpu\" or \"cuda\"; got \"{}\"", e.where, device);
+    m.is_gpu = device == "cuda";
+  } else if (e.key == known[2] || e.key == known[3]) {
+    read_shares(e, e.key == known[2] ? PlanSystem::moebius : PlanSystem::megatron, m);
+  } else {
+    for (const MachineFigure& f : machine_figures()) {
+      known.push_back(fmt::format("{}.{}", f.table, f.key));
+      if (known.back() != e.key) continue;
+      m.*f.value = figure(e.where, e.key, e.value, f.least, f.most);
+      m.sources[e.key] = e.value["from"].get<std::string>();
+      return;
+    }
+    MOEBIUS_FAIL(usage, "machine {}: unknown key {}; the nearest is {}", e.where, e.key, nearest(e.key, known));
+  }
+}
+
+}  // namespace
+
+const char* name_of(PlanSystem system) { return system == PlanSystem::moebius ? "moebius" : "megatron"; }
+
+const char* name_of(Share share) {
+  constexpr const char* names[kNumShares] = {"products",           "experts", "low_precision", "attention_forward",
+                                             "attention_backward", "memory",  "inside",        "across"};
+  return names[static_cast<int>(share)];
+}
+
+const std::vector<MachineFigure>& machine_figures() {
+  static const std::vector<MachineFigure> figures = {
+      {"rank", "bf16_tflops", &PlanMachine::bf16_tflops, 0.001, 1e5},
+      {"rank", "fp8_tflops", &PlanMachine::fp8_tflops, 0, 1e6},
+      {"rank", "nvfp4_tflops", &PlanMachine::nvfp4_tflops, 0, 1e6},
+      {"rank", "memory_gb", &PlanMachine::memory_gb, 0.1, 1e5},
+      {"rank", "memory_tb_s", &PlanMachine::memory_tb_s, 0.001, 1e3},
+      {"rank", "kernel_us", &PlanMachine::kernel_us, 0, 1e4},
+      {"rank", "spread", &PlanMachine::spread, 0, 1},
+      {"links", "domain_ranks", &PlanMachine::domain_ranks, 1, 1e6},
+      {"links", "inside_gb_s", &PlanMachine::inside_gb_s, 0.01, 1e5},
+      {"links", "across_gb_s", &PlanMachine::across_gb_s, 0.001, 1e5},
+      {"links", "inside_us", &PlanMachine::inside_us, 0, 1e6},
+      {"links", "across_us", &PlanMachine::across_us, 0, 1e6},
+      {"host", "layer_us", &PlanMachine::layer_us, 0, 1e6},
+  };
+  return figures;
+}
+
+PlanMachine parse_machine(const std::string& text, const std::string& name) {
+  PlanMachine m;
+  std::vector<std::string> given;
+  for (const RecipeEntry& e : entries_of(text, name)) {
+    read_entry(e, m);
+    given.push_back(e.key);
+  }
+  std::vector<std::string> needed{"machine.name", "machine.device"};
+  for (const MachineFigure& f : machine_figures()) needed.push_back(fmt::format("{}.{}", f.table, f.key));
+  for (const std::string& key : needed)
+    MOEBIUS_CHECK(usage, std::find(given.begin(), given.end(), key) != given.end(),
+                  "machine {}: expected {}; it is missing", name, key);
+  MOEBIUS_CHECK(usage, m.has_shares[0] || m.has_shares[1],
+                "machine {}: expected the table [share.moebius]; it is missing", name);
+  return m;
+}
+
+std::vector<std::string> known_machines(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
+    if (entry.path().extension() == ".toml") names.push_back(entry.path().stem().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+PlanMachine load_machine(const std::string& name_or_path, const std::string& folder) {
+  const bool is_path = name_or_path.find_first_of("./") != std::string::npos;
+  const std::string path = is_path ? name_or_path : fmt::format("{}/{}.toml", folder, name_or_path);
+  MOEBIUS_CHECK(usage, is_path || std::filesystem::exists(path),
+                "plan: no machine is called \"{}\"; the machines of {} are {}; or give the path of a machine file",
+                name_or_path, folder, fmt::join(known_machines(folder), ", "));
+  return parse_machine(read_file(path), path);
+}
+
+std::string to_toml(const PlanMachine& m) {
+  std::string text = fmt::format(
+      "# {}, as the planner sees it. A share is what kernels and links reach of a rate.\n"
+      "# `moebius plan --fit` writes shares, and `moebius bench machine` measures them.\n\n"
+      "[machine]\nname = \"{}\"\ndevice = \"{}\"\n",
+      m.name, m.name, m.is_gpu ? "cuda" : "cpu");
+  const auto add = [&](const std::string& key, double value, const std::string& whole) {
+    text += fmt::format("{} = {{ is = {:.4g}, from = \"{}\" }}\n", key, value, m.sources.at(whole));
+  };
+  std::string table;
+  for (const MachineFigure& f : machine_figures()) {
+    if (table != f.table) text += fmt::format("\n[{}]\n", f.table);
+    table = f.table;
+    add(f.key, m.*f.value, fmt::format("{}.{}", f.table, f.key));
+  }
+  for (int i = 0; i < kNumSystems; ++i) {
+    if (!m.has_shares[i]) continue;
+    const std::string share = fmt::format("share.{}", name_of(static_cast<PlanSystem>(i)));
+    text += fmt::format("\n[{}]\n", share);
+    for (int k = 0; k < kNumShares; ++k) {
+      const std::string key = name_of(static_cast<Share>(k));
+      add(key, m.shares[i][k], share + "." + key);
+    }
+  }
+  return text;
+}
+
+}  // namespace moebius

@@ -1,0 +1,75 @@
+// A machine, as the planner sees it: rates and sizes of a rank's device, its links, and the share of
+// each rate that kernels reach. A machine is a TOML file; machines/ has some, and
+// `moebius bench machine` writes one. Every figure has its source beside it:
+//   bf16_tflops = { is = 989, from = "NVIDIA's data sheet, without sparsity" }
+#pragma once
+
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace moebius {
+
+// Whose kernels run: Moebius' own, or Megatron Core's, whose published runs are predicted.
+enum class PlanSystem : int { moebius, megatron };
+inline constexpr int kNumSystems = 2;
+const char* name_of(PlanSystem system);
+
+// The shares of a machine's rates that are fitted: at most one a kernel class and machine.
+enum class Share : int {
+  products,            // of bf16_tflops, dense products
+  experts,             // of bf16_tflops, grouped products
+  low_precision,       // of fp8_tflops, products and experts in 8 bits
+  attention_forward,   // of bf16_tflops
+  attention_backward,  // of bf16_tflops
+  memory,              // of memory_tb_s
+  inside,              // of inside_gb_s
+  across,              // of across_gb_s
+};
+inline constexpr int kNumShares = 8;
+const char* name_of(Share share);
+using Shares = std::array<double, kNumShares>;
+
+struct PlanMachine {
+  std::string name;
+  bool is_gpu = true;
+  // The rates of a rank's device. fp8_tflops, nvfp4_tflops: 0 where it has none.
+  double bf16_tflops = 0, fp8_tflops = 0, nvfp4_tflops = 0, memory_gb = 0, memory_tb_s = 0;
+  double kernel_us = 0;                     // the least time of a kernel, and from one to the next
+  double spread = 0;                        // standard deviation of ranks' speeds, over their mean
+  double domain_ranks = 1;                  // joined by the fast links
+  double inside_gb_s = 0, across_gb_s = 0;  // a direction and rank, inside a domain and between two
+  double inside_us = 0, across_us = 0;      // of a call of a group
+  double layer_us = 0;                      // host time that a pass of a layer shows where it is not a CUDA graph
+  std::array<Shares, kNumSystems> shares{};
+  std::array<bool, kNumSystems> has_shares{};
+  std::map<std::string, std::string> sources;  // "rank.bf16_tflops", "share.moebius.memory": where it is from
+
+  const Shares& of(PlanSystem system) const { return shares[static_cast<size_t>(system)]; }
+  Shares& of(PlanSystem system) { return shares[static_cast<size_t>(system)]; }
+  double memory_bytes() const { return memory_gb * 1e9; }
+};
+
+// A figure of a machine file: its table and key, what it holds, its source, and the values that make sense.
+struct MachineFigure {
+  const char* table;
+  const char* key;
+  double PlanMachine::*value;
+  double least, most;
+};
+const std::vector<MachineFigure>& machine_figures();
+
+// Reads a machine file's text, TOML or the same as JSON; `name` is the file in messages.
+// Error{usage} with file, table and key for a figure that is missing, is not a number, has no source,
+// or is absurd; and for keys that are not known, with the nearest.
+PlanMachine parse_machine(const std::string& text, const std::string& name);
+// NAME of machines/NAME.toml below `folder`, or the path of a file.
+// Error{usage} with the known names if there is neither. Error{io} if the file cannot be read.
+PlanMachine load_machine(const std::string& name_or_path, const std::string& folder);
+std::vector<std::string> known_machines(const std::string& folder);
+
+// The file of a machine. REQUIRES: every figure has a source.
+std::string to_toml(const PlanMachine& machine);
+
+}  // namespace moebius

@@ -1,0 +1,67 @@
+#include "plan/machine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+
+namespace moebius {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const std::string kMachines = std::string(MOEBIUS_SOURCE_DIR) + "/machines";
+
+std::string refused(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::usage);
+    return e.what();
+  }
+  return "not refused";
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+TEST(Machines, AreThoseOfTheFolder) {
+  EXPECT_THAT(known_machines(kMachines), ElementsAre("b200", "gb200", "gb300", "h100", "h200", "xeon2"));
+  for (const std::string& name : known_machines(kMachines)) {
+    const PlanMachine m = load_machine(name, kMachines);
+    const PlanMachine again = parse_machine(to_toml(m), name);
+    for (const MachineFigure& f : machine_figures())
+      EXPECT_NEAR(again.*f.value, m.*f.value, 1e-3 * m.*f.value) << f.key;
+    EXPECT_EQ(again.sources, m.sources);
+    EXPECT_EQ(to_toml(again), to_toml(m));
+  }
+  EXPECT_EQ(load_machine("gb200", kMachines).domain_ranks, 72);
+}
+
+TEST(Machines, AreRefusedByName) {
+  EXPECT_THAT(refused([] { load_machine("h300", kMachines); }),
+              HasSubstr("no machine is called \"h300\"; the machines of " + kMachines + " are b200, gb200, gb300"));
+  const std::string good = to_toml(load_machine("h100", kMachines));
+  const auto text_of = [&](const std::string& from, const std::string& to) {
+    return refused([&] { parse_machine(replaced(good, from, to), "m.toml"); });
+  };
+  EXPECT_THAT(text_of("memory_gb = { is = 80,", "memory_gb = { is = -80,"),
+              HasSubstr("rank.memory_gb must be from 0.1 to 100000; got -80"));
+  EXPECT_THAT(text_of("memory_gb", "memory_gib"),
+              HasSubstr("unknown key rank.memory_gib; the nearest is rank.memory_gb"));
+  EXPECT_THAT(text_of("[links]", "[host]"), HasSubstr("m.toml"));
+  EXPECT_THAT(text_of("products = { is", "products = { was"), HasSubstr("must be { is = NUMBER, from = \"SOURCE\" }"));
+  EXPECT_THAT(text_of("device = \"cuda\"", "device = \"tpu\""),
+              HasSubstr("machine.device must be \"cpu\" or \"cuda\""));
+  const size_t line = good.find("memory_tb_s"), end = good.find('\n', line);
+  EXPECT_THAT(refused([&] { parse_machine(good.substr(0, line) + good.substr(end + 1), "m.toml"); }),
+              HasSubstr("expected rank.memory_tb_s; it is missing"));
+  EXPECT_THAT(text_of("from = \"one network card a GPU, 400 Gb/s\"", "from = \"\""), HasSubstr("has no source"));
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,252 @@
+#include "plan/part.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "comm/transport/transport.h"
+#include "model/stage.h"
+
+namespace moebius {
+namespace {
+
+// The values that a part depends on, as text.
+std::string key_of(const EngineSpec& spec, const StageSpec& stage) {
+  const MeshShape& m = spec.mesh;
+  const BatchShape& b = spec.shape;
+  std::string key =
+      fmt::format("{} {} {} {} {} {}; {} {} {} {} {}", stage.embedding, stage.first_layer, stage.num_layers, stage.norm,
+                  stage.num_mtp, stage.loss, m.tp, m.cp, m.etp, m.ep, static_cast<int>(spec.dispatcher));
+  key += fmt::format("; {} {} {} {} {}; {} {} ", b.batch, b.seq, b.max_segments, static_cast<int>(b.cp_comm), b.num_mtp,
+                     static_cast<int>(spec.target), spec.threads);
+  for (const auto& [name, field] : kRecomputeNames) key += spec.recompute.*field ? '1' : '0';
+  return key;
+}
+
+// The smallest mesh of one stage in which a rank's share of the model is that of `whole`.
+MeshShape stage_mesh(const MeshShape& whole) {
+  MeshShape m = whole;
+  m.pp = 1;
+  const int64_t all = std::lcm(m.tp * m.cp, m.etp * m.ep);
+  m.dp = all / (m.tp * m.cp);
+  m.edp = all / (m.etp * m.ep);
+  return m;
+}
+
+GroupCall group_call(const std::string& name) {
+  if (name == "all_gather") return GroupCall::all_gather;
+  if (name == "reduce_scatter_sum") return GroupCall::reduce_scatter;
+  if (name == "all_reduce_sum") return GroupCall::all_reduce;
+  return name == "all_to_all_v" ? GroupCall::all_to_all : GroupCall::send;
+}
+
+void add_sent(PassWork& work, const std::string& axis, const std::string& call, double bytes) {
+  const GroupCall kind = group_call(call);
+  const auto found = std::find_if(work.sent.begin(), work.sent.end(),
+                                  [&](const SentWork& s) { return s.axis == axis && s.call == kind; });
+  SentWork& sent = found == work.sent.end() ? work.sent.emplace_back(SentWork{.axis = axis, .call = kind}) : *found;
+  ++sent.calls;
+  sent.wire_bytes += bytes;
+}
+
+// Equal calls become one entry, since each call's time is the longer of its arithmetic and its bytes.
+void add_op(PassWork& work, const TraceEvent& event) {
+  const Cost& c = event.cost;
+  const auto same = [&](const OpWork& op) {
+    const double n = static_cast<double>(op.calls);
+    return op.name == event.name && op.cost.flops == n * c.flops && op.cost.bytes == n * c.bytes;
+  };
+  const auto found = std::find_if(work.ops.begin(), work.ops.end(), same);
+  OpWork& op = found == work.ops.end()
+                   ? work.ops.emplace_back(OpWork{.name = event.name, .kind = kernel_class(event.name)})
+                   : *found;
+  ++op.calls;
+  op.cost += c;
+}
+
+// Groups are named by axis, and their calls come as "axis call".
+PassWork work_of(const Trace& trace, const StepStack& stack) {
+  PassWork work{.stack_bytes = stack.high_water()};
+  for (const TraceEvent& event : trace.events()) {
+    const size_t space = event.name.find(' ');
+    if (space == std::string::npos)
+      add_op(work, event);
+    else
+      add_sent(work, event.name.substr(0, space), event.name.substr(space + 1), event.cost.bytes);
+  }
+  return work;
+}
+
+// A stage on the null device, with the memory that it declares.
+class DryStage {
+ public:
+  DryStage(const EngineSpec& spec, const StageSpec& stage, ThreadPool& pool)
+      : spec_(spec),
+        pool_(pool),
+        mesh_shape_(stage_mesh(spec.mesh)),
+        world_(make_dry_run_transport(rank(), static_cast<int>(mesh_shape_.world()))),
+        mesh_(mesh_shape_, *world_),
+        plan_(spec.recompute),
+        params_(plan_, ModelUse::training, with_idle_modules(spec.freeze, spec.model, spec.shape.num_mtp)) {
+    plan_.declare(rope_, "rope_table", {spec.max_positions, spec.model.rope_dim()}, DType::f32, Life::state);
+    plan_.declare(loss_sum_, "loss_sum", {1}, DType::f64, Life::state);
+    if (spec.shape.num_mtp > 0)
+      plan_.declare(mtp_loss_sum_, "mtp_loss_sum", {spec.shape.num_mtp}, DType::f64, Life::state);
+    const LayerContext layers{.params = params_,
+                              .plan = plan_,
+                              .model = spec.model,
+                              .balance = spec.balance,
+                              .mesh = mesh_,
+                              .rope_table_Pd = rope_,
+                              .dtype = spec.precision.compute,
+                              .shape = spec.shape,
+                              .seed = spec.seed,
+                              .dispatcher = spec.dispatcher,
+                              .fusion = spec.fusion};
+    stage_.emplace(StageContext{.layers = layers, .loss_sum_1 = loss_sum_, .mtp_loss_sum_D = mtp_loss_sum_}, stage);
+    stage_->declare_saved(plan_, "", saved_);
+    saved_bytes_ = plan_.bytes(Life::saved);
+    stage_->declare_output(plan_);
+    declare_micro_batch(plan_, spec.shape, batch_);
+    batch_.training = true;
+  }
+
+  PartWork work() {
+    PartWork work{.saved_bytes = saved_bytes_,
+                  .output_bytes = plan_.bytes(Life::saved) - saved_bytes_,
+                  .metrics_bytes = plan_.bytes(Life::metrics)};
+    work.forward = run([&](Step& step) { stage_->forward(step, stream(), saved_, /*with_gradients=*/true); });
+    if (stage_->spec().loss)
+      work.loss = run([&](Step& step) { stage_->forward_loss(step, saved_, /*with_gradients=*/true); });
+    work.backward = run([&](Step& step) { stage_->backward(step, stream(), saved_); });
+    for (const Param& p : params_.all())
+      work.params.push_back({.axis = p.spec.grad_axis,
+                             .dtype = p.spec.dtype,
+                             .numel = p.w.numel(),
+                             .kind = p.spec.kind,
+                             .has_grad = p.has_grad,
+                             .trainable = p.spec.trainable,
+                             .tied_copy = p.spec.tied_copy});
+    return work;
+  }
+
+ private:
+  // The last ranks of tp have more rows of a vocabulary that tp does not divide.
+  int rank() const {
+    const bool uneven = spec_.model.vocab_size % mesh_shape_.tp != 0;
+    return rank_in_dense_view(mesh_shape_, {.tp = uneven ? mesh_shape_.tp - 1 : 0});
+  }
+  // A message between stages may carry the hidden states of every depth.
+  Tensor stream() const {
+    const int64_t rows = rows_between_projections(spec_.shape, mesh_shape_) * (1 + spec_.shape.num_mtp);
+    return {.shape = {rows, spec_.model.hidden_size}, .dtype = spec_.precision.compute, .device = DeviceKind::null};
+  }
+  template <class Body>
+  PassWork run(Body&& body) {
+    Trace trace;
+    Stream s(DeviceKind::null, pool_, &trace, spec_.target);
+    StepStack stack(DeviceKind::null, nullptr, 0);
+    Step step{s, stack, batch_};
+    body(step);
+    return work_of(trace, stack);
+  }
+
+  const EngineSpec& spec_;
+  ThreadPool& pool_;
+  MeshShape mesh_shape_;
+  std::unique_ptr<Transport> world_;
+  Mesh mesh_;
+  MemoryPlan plan_;
+  ParamTable params_;
+  Tensor rope_, loss_sum_, mtp_loss_sum_;
+  std::optional<Stage> stage_;
+  Stage::Saved saved_;
+  MicroBatch batch_;
+  int64_t saved_bytes_ = 0;
+};
+
+// The stage's last layer adds its output to the stream; a stage that ends with the norm does not.
+void take_leave(PartWork& layer) {
+  const auto last = std::find_if(layer.forward.ops.rbegin(), layer.forward.ops.rend(),
+                                 [](const OpWork& op) { return op.name == "add"; });
+  MOEBIUS_ASSERT(last != layer.forward.ops.rend());
+  const double n = static_cast<double>(last->calls);
+  layer.leave = {.name = last->name, .kind = last->kind, .calls = 1};
+  layer.leave.cost = {.flops = last->cost.flops / n, .bytes = last->cost.bytes / n};
+  last->cost = {.flops = last->cost.flops - layer.leave.cost.flops, .bytes = last->cost.bytes - layer.leave.cost.bytes};
+  if (--last->calls == 0) layer.forward.ops.erase(std::next(last).base());
+}
+
+}  // namespace
+
+const char* name_of(KernelClass kind) {
+  constexpr const char* names[kNumKernelClasses] = {"products", "experts", "attention_forward", "attention_backward",
+                                                    "memory"};
+  return names[static_cast<int>(kind)];
+}
+
+KernelClass kernel_class(const std::string& op) {
+  if (op == "attention_fwd") return KernelClass::attention_forward;
+  if (op == "attention_bwd") return KernelClass::attention_backward;
+  for (const char* name : {"expert_up", "expert_down", "d_expert_down", "d_expert_up", "expert_wgrad"})
+    if (op == name) return KernelClass::experts;
+  for (const char* name : {"gemm", "gated_up", "d_gated_down", "lm_loss", "lm_loss_block", "lm_logits_block",
+                           "router_logits_fwd", "router_logits_bwd"})
+    if (op == name) return KernelClass::products;
+  return KernelClass::memory;
+}
+
+double PassWork::flops() const {
+  double sum = 0;
+  for (const OpWork& op : ops) sum += op.cost.flops;
+  return sum;
+}
+
+int64_t PassWork::kernels() const {
+  int64_t sum = 0;
+  for (const OpWork& op : ops) sum += op.calls;
+  return sum;
+}
+
+LayoutParts::LayoutParts(PartLibrary& library, const EngineSpec& spec)
+    : library_(library), spec_(spec), layers_(static_cast<size_t>(spec.model.num_layers)) {}
+
+const PartWork& LayoutParts::layer(int64_t layer) {
+  const ModelSpec& m = spec_.model;
+  int64_t first = 0;  // of its kind
+  while (first < layer && (m.is_moe_layer(first) != m.is_moe_layer(layer) || m.window_of(first) != m.window_of(layer)))
+    ++first;
+  const PartWork*& part = layers_[static_cast<size_t>(first)];
+  if (!part) part = &library_.part(spec_, {.first_layer = first, .num_layers = 1});
+  return *part;
+}
+
+const PartWork& LayoutParts::ends(const StageSpec& stage) {
+  StageSpec ends = stage;
+  ends.first_layer = ends.num_layers = 0;
+  for (const auto& [known, part] : ends_)
+    if (known == ends) return *part;
+  ends_.emplace_back(ends, &library_.part(spec_, ends));
+  return *ends_.back().second;
+}
+
+const PartWork& PartLibrary::part(const EngineSpec& spec, const StageSpec& stage) {
+  std::unique_ptr<PartWork>& part = parts_[key_of(spec, stage)];
+  if (part) return *part;
+  part = std::make_unique<PartWork>(DryStage(spec, stage, pool(spec.threads)).work());
+  if (stage.num_layers > 0) take_leave(*part);
+  return *part;
+}
+
+ThreadPool& PartLibrary::pool(int threads) { return pools_.try_emplace(threads, threads).first->second; }
+
+// Micro-batches follow one another, each aligned as its first tensor is.
+int64_t batch_bytes(const EngineSpec& spec, int64_t count) {
+  MemoryPlan plan;
+  MicroBatch first, second;
+  declare_micro_batch(plan, spec.shape, first);
+  const int64_t one = plan.bytes(Life::batch);
+  declare_micro_batch(plan, spec.shape, second);
+  return one + (count - 1) * (plan.bytes(Life::batch) - one);
+}
+
+}  // namespace moebius

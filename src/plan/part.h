@@ -1,0 +1,114 @@
+// The work and memory of one part of a stage: its own layers, declared and run once on the null device.
+//
+// A stage is its ends (embedding; final norm, head, loss and multi-token prediction) and its layers,
+// and layers of one kind cost the same. So a few parts make up every stage of every layout. The
+// layers themselves say what they hold, compute and send, so the planner has no list of its own.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/trace.h"
+#include "engine/engine_spec.h"
+#include "model/params.h"
+
+namespace moebius {
+
+// The kernels that have a rate of their own on a machine.
+enum class KernelClass : int {
+  products,            // dense products, the loss among them
+  experts,             // grouped products
+  attention_forward,   //
+  attention_backward,  //
+  memory,              // all that is bound by bytes
+};
+inline constexpr int kNumKernelClasses = 5;
+const char* name_of(KernelClass kind);
+KernelClass kernel_class(const std::string& op);  // by the op's name in traces
+
+// An op of a pass, or several calls of one. flops and bytes are those of all calls together.
+struct OpWork {
+  std::string name;
+  KernelClass kind = KernelClass::memory;
+  int64_t calls = 0;
+  Cost cost;
+};
+
+enum class GroupCall : int { all_gather, reduce_scatter, all_reduce, all_to_all, send };
+// Calls of a group: what this rank sends in them.
+struct SentWork {
+  std::string axis;  // the group's name
+  GroupCall call = GroupCall::all_gather;
+  int64_t calls = 0;
+  double wire_bytes = 0;  // of all calls
+};
+
+// The work of a pass, in the order of its first calls.
+struct PassWork {
+  std::vector<OpWork> ops;
+  std::vector<SentWork> sent;
+  int64_t stack_bytes = 0;  // high-water mark of the step stack
+  double flops() const;
+  int64_t kernels() const;  // ops that are launched
+};
+
+// A parameter of this rank.
+struct ParamSize {
+  Axis axis = Axis::dp_cp;
+  DType dtype = DType::bf16;
+  int64_t numel = 0;
+  ParamKind kind = ParamKind::matrix;
+  bool has_grad = false;
+  bool trainable = false;
+  bool tied_copy = false;
+};
+
+struct PartWork {
+  PassWork forward, loss, backward;  // backward: both of its passes
+  OpWork leave;                      // a layer's: what the last layer of a stage without the norm does beside
+  int64_t saved_bytes = 0;           // of one micro-batch in flight
+  int64_t output_bytes = 0;          // held once
+  int64_t metrics_bytes = 0;
+  std::vector<ParamSize> params;  // in the order of declaration
+};
+
+// The parts of a model, each run once for each set of values that it depends on.
+class PartLibrary {
+ public:
+  // The part of a stage. REQUIRES: spec is resolved.
+  const PartWork& part(const EngineSpec& spec, const StageSpec& stage);
+  size_t num_runs() const { return parts_.size(); }
+
+ private:
+  ThreadPool& pool(int threads);
+
+  std::map<int, ThreadPool> pools_;  // by their threads: scratch of the CPU's kernels depends on them
+  std::map<std::string, std::unique_ptr<PartWork>> parts_;
+};
+
+// The parts of one layout, looked up once. The references must outlive it.
+class LayoutParts {
+ public:
+  LayoutParts(PartLibrary& library, const EngineSpec& spec);
+  const EngineSpec& spec() const { return spec_; }
+  // The layer's part. Layers of one kind share it.
+  const PartWork& layer(int64_t layer);
+  // The part of a stage's ends: its embedding, norm, loss, and modules of multi-token prediction.
+  const PartWork& ends(const StageSpec& stage);
+
+ private:
+  PartLibrary& library_;
+  const EngineSpec& spec_;
+  std::vector<const PartWork*> layers_;
+  std::vector<std::pair<StageSpec, const PartWork*>> ends_;
+};
+
+// Returns the bytes of so many micro-batches, Life::batch.
+int64_t batch_bytes(const EngineSpec& spec, int64_t count);
+
+}  // namespace moebius

@@ -1,0 +1,264 @@
+#include "plan/predict.h"
+
+#include <algorithm>
+
+#include "comm/group_cost.h"
+
+namespace moebius {
+namespace {
+
+// Bytes that AdamW reads and writes for an element that a rank owns: gradient, master and two moments
+// read, the last three and a bf16 weight written; and the sum of squares reads the gradient.
+constexpr double kUpdateBytes = 4 + 3 * 4 + 3 * 4 + 2 + 4;
+constexpr double kClearBytes = 4;  // of each gradient
+
+class Predicting {
+ public:
+  Predicting(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+             const Assumptions& assume)
+      : run_(run),
+        spec_(planned_engine_spec(run, ranks)),
+        parts_(parts, spec_),
+        layout_(stages_of(spec_)),
+        context_{.machine = machine, .assume = assume, .spec = spec_} {
+    result_.mesh = spec_.mesh;
+    result_.ranks = ranks;
+    result_.num_micro_batches = spec_.num_micro_batches;
+  }
+
+  Prediction run(const PredictOptions& options) {
+    time_stages();
+    add_memory(options);
+    add_passes(options);
+    add_update();
+    add_totals();
+    return std::move(result_);
+  }
+
+ private:
+  void time_stages();
+  void add_memory(const PredictOptions& options);
+  void add_passes(const PredictOptions& options);
+  void simulate_passes(int64_t max_simulated);
+  void estimate_passes();
+  void add_rank(int64_t pp_rank);
+  void add_update();
+  void add_totals();
+  PartTime timed(const PartWork& part, bool is_moe, bool is_layer) {
+    return part_time(context_, part, is_moe, is_layer);
+  }
+  double message_seconds() const;
+  double busy(int64_t pp_rank) const;
+  const StageWork& stage_of(int64_t pp_rank, int64_t v) const {
+    return stages_[static_cast<size_t>(v * layout_.num_ranks + pp_rank)];
+  }
+  PipelineTimes pipeline_times() const;
+
+  const RunSpec& run_;
+  EngineSpec spec_;
+  LayoutParts parts_;
+  StageLayout layout_;
+  TimeContext context_;
+  std::vector<StageWork> stages_;
+  double passes_s_ = 0;
+  int64_t slowest_ = 0;
+  Prediction result_;
+};
+
+void Predicting::time_stages() {
+  std::map<const PartWork*, PartTime> times;
+  const auto of = [&](const PartWork& part, bool is_moe, bool is_layer) -> const PartTime& {
+    const auto [found, is_new] = times.try_emplace(&part);
+    if (is_new) found->second = timed(part, is_moe, is_layer);
+    return found->second;
+  };
+  for (const StageSpec& stage : layout_.stages) {
+    StageWork work;
+    const auto add = [&](const PartTime& t) {
+      work.forward += t.forward;
+      work.forward += t.loss;
+      work.backward += t.backward;
+    };
+    const PartTime* last = nullptr;
+    for (int64_t i = 0; i < stage.num_layers; ++i) {
+      const int64_t layer = stage.first_layer + i;
+      last = &of(parts_.layer(layer), spec_.model.is_moe_layer(layer), true);
+      add(*last);
+    }
+    if (last && !stage.norm) work.forward += last->leave;
+    const bool mtp_is_moe =
+        stage.num_mtp > 0 && spec_.shape.num_mtp > 0 && spec_.model.is_moe_layer(spec_.model.num_layers);
+    add(of(parts_.ends(stage), mtp_is_moe, false));
+    stages_.push_back(std::move(work));
+  }
+}
+
+void Predicting::add_memory(const PredictOptions& options) {
+  if (options.memory == PredictOptions::Memory::none) return;
+  for (int64_t r = 0; r < layout_.num_ranks; ++r) {
+    // The first two ranks hold the most sets of saved tensors, and the last has the loss.
+    const bool may_be_fullest = r < 2 || r == layout_.num_ranks - 1;
+    if (options.memory == PredictOptions::Memory::fullest_stages && !may_be_fullest) continue;
+    result_.memory.push_back(rank_memory(parts_, layout_, pipeline_use(spec_.pipeline, spec_.mesh.pp, r), r));
+    if (result_.memory.back().total() > result_.fullest_rank().total()) result_.fullest = result_.memory.size() - 1;
+  }
+}
+
+double Predicting::message_seconds() const {
+  const double rows = static_cast<double>(rows_between_projections(spec_.shape, spec_.mesh));
+  const double bytes = rows * static_cast<double>(spec_.model.hidden_size * size_of(spec_.precision.compute));
+  return group_seconds(context_, span_of(spec_.mesh, "pp"), GroupCall::send, bytes);
+}
+
+double Predicting::busy(int64_t pp_rank) const {
+  double sum = 0;
+  for (int64_t v = 0; v < layout_.num_virtual(); ++v)
+    sum += stage_of(pp_rank, v).forward.total() + stage_of(pp_rank, v).backward.total();
+  return sum;
+}
+
+PipelineTimes Predicting::pipeline_times() const {
+  PipelineTimes times{.transfer = message_seconds()};
+  for (const StageWork& stage : stages_)
+    times.stages.push_back(
+        {.forward = stage.forward.total(), .backward_input = stage.backward.total(), .backward_weight = 0});
+  return times;
+}
+
+// The passes of a step, on the rank that has most to do.
+void Predicting::add_passes(const PredictOptions& options) {
+  for (int64_t r = 1; r < layout_.num_ranks; ++r)
+    if (busy(r) > busy(slowest_)) slowest_ = r;
+  if (layout_.num_ranks == 1) {
+    passes_s_ = busy(0) * static_cast<double>(spec_.num_micro_batches);
+    constexpr int64_t kShown = 4;
+    const int64_t shown = std::min(spec_.num_micro_batches, kShown);
+    if (options.simulate) result_.schedule = simulate(schedule_1f1b({.num_micro_batches = shown}), pipeline_times());
+  } else if (options.simulate) {
+    simulate_passes(options.max_simulated);
+  } else {
+    estimate_passes();
+  }
+  add_rank(slowest_);
+}
+
+// A step of M micro-batches; beyond those that are simulated each adds the slowest rank's work.
+void Predicting::simulate_passes(int64_t max_simulated) {
+  const int64_t M = spec_.num_micro_batches, P = layout_.num_ranks;
+  const int64_t few = std::max<int64_t>(4, max_simulated / P) * P + M % P;
+  PipelineShape shape{.num_ranks = P, .num_virtual = layout_.num_virtual(), .num_micro_batches = std::min(M, few)};
+  shape.check();
+  const Schedule schedule = schedule_1f1b(shape);
+  result_.schedule = simulate(spec_.overlap ? schedule : without_overlap(schedule), pipeline_times());
+  passes_s_ = result_.schedule.duration + static_cast<double>(M - shape.num_micro_batches) * busy(slowest_);
+}
+
+// Every rank computes M micro-batches, and the pipeline takes P - 1 turns of one stage to fill and drain.
+void Predicting::estimate_passes() {
+  const double M = static_cast<double>(spec_.num_micro_batches), P = static_cast<double>(layout_.num_ranks);
+  const double V = static_cast<double>(layout_.num_virtual());
+  passes_s_ = busy(slowest_) * (M + (P - 1) / V) + 2 * (P - 1) * message_seconds();
+}
+
+void Predicting::add_rank(int64_t pp_rank) {
+  const double M = static_cast<double>(spec_.num_micro_batches);
+  double compute = 0, host = 0;
+  for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
+    const StageWork& stage = stage_of(pp_rank, v);
+    result_.phases["forward"] += M * stage.forward.compute();
+    result_.phases["backward"] += M * stage.backward.compute();
+    for (const PassTime* pass : {&stage.forward, &stage.backward}) {
+      compute += M * pass->compute();
+      host += M * pass->host;
+      double all = 0;
+      for (const auto& [axis, seconds] : pass->groups) all += seconds;
+      for (const auto& [axis, seconds] : pass->groups) {
+        AxisTime& a = result_.axes[axis];
+        const double hidden = all > 0 ? pass->hidden * seconds / all : 0;
+        a.hidden_s += M * hidden;
+        a.exposed_s += M * (seconds - hidden);
+      }
+      for (const auto& [axis, bytes] : pass->wire_bytes) result_.axes[axis].bytes += M * bytes;
+    }
+  }
+  if (host > 0) result_.phases["host"] = host;
+  const double exposed = busy(pp_rank) * M - compute - host;
+  result_.bubble = passes_s_ > 0 ? std::max(0.0, 1 - busy(pp_rank) * M / passes_s_) : 0;
+  result_.phases["communication"] = exposed;
+  result_.phases["bubble"] = std::max(0.0, passes_s_ - busy(pp_rank) * M);
+  if (layout_.num_ranks > 1) {
+    const double rows = static_cast<double>(rows_between_projections(spec_.shape, spec_.mesh));
+    const double sends = 2 * M * static_cast<double>(layout_.num_virtual());
+    result_.axes["pp"].bytes =
+        sends * rows * static_cast<double>(spec_.model.hidden_size * size_of(spec_.precision.compute));
+    result_.axes["pp"].hidden_s = spec_.overlap ? sends * message_seconds() : 0;
+  }
+}
+
+// Gradients are exchanged under the last backward pass, and weights under the first forward pass.
+void Predicting::add_update() {
+  const RankParams params = rank_params(parts_, layout_, slowest_);
+  const double memory = context_.machine.memory_tb_s * 1e12 *
+                        context_.machine.of(context_.assume.system)[static_cast<size_t>(Share::memory)];
+  result_.phases["optimizer"] =
+      (kUpdateBytes * static_cast<double>(params.owned) + kClearBytes * static_cast<double>(params.held)) / memory;
+  double forward = 0, backward = 0;
+  for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
+    forward += stage_of(slowest_, v).forward.total();
+    backward += stage_of(slowest_, v).backward.total();
+  }
+  const auto exchange = [&](const std::map<Axis, double>& bytes, GroupCall call, double window) {
+    double all = 0;
+    std::map<std::string, double> seconds;
+    for (const auto& [axis, sent] : bytes) {
+      const std::string name(name_of(axis));
+      const RankSpan span = span_of(spec_.mesh, name);
+      if (span.size == 1) continue;
+      const double calls = static_cast<double>(params.buckets.at(axis));
+      seconds[name] = calls * group_seconds(context_, span, call, sent / calls);
+      result_.axes[name].bytes += sent;
+      all += seconds[name];
+    }
+    const double hidden = spec_.overlap ? std::min(all, window) : 0;
+    for (const auto& [name, s] : seconds) {
+      result_.axes[name].hidden_s += s * (all > 0 ? hidden / all : 0);
+      result_.axes[name].exposed_s += s * (all > 0 ? 1 - hidden / all : 0);
+    }
+    return all - hidden + kTakenByGroups * hidden;
+  };
+  result_.phases["gradients"] = exchange(params.grad_wire_bytes, GroupCall::reduce_scatter, backward);
+  result_.phases["weights"] = exchange(params.weight_wire_bytes, GroupCall::all_gather, forward);
+}
+
+void Predicting::add_totals() {
+  double sum = 0;
+  for (const auto& [name, seconds] : result_.phases) sum += seconds;
+  const double wait = sum * (context_.assume.slowest_of(result_.ranks, context_.machine) - 1);
+  if (wait > 0) result_.phases["slowest rank"] = wait;
+  result_.step_s = sum + wait;
+  const double ranks = static_cast<double>(result_.ranks);
+  const MeshShape& m = spec_.mesh;
+  const int64_t seq = spec_.shape.seq * m.cp;
+  result_.tokens = static_cast<double>(spec_.num_micro_batches * spec_.shape.batch * seq * m.dp);
+  result_.tokens_per_s_per_gpu = result_.tokens / result_.step_s / ranks;
+  result_.model_tflops_per_gpu = result_.tokens_per_s_per_gpu * run_.model.train_flops_per_token(seq) / 1e12;
+  result_.mfu = result_.model_tflops_per_gpu / context_.machine.bf16_tflops;
+  result_.imbalance = context_.assume.load.busiest_rank(spec_.model.num_experts, m.ep);
+  for (int i = 0; i < kNumAxes; ++i)
+    result_.start_up_messages += static_cast<double>(group_size(m, static_cast<Axis>(i)) - 1);
+}
+
+}  // namespace
+
+Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+                   const Assumptions& assume, const PredictOptions& options) {
+  MOEBIUS_CHECK(usage, machine.has_shares[static_cast<size_t>(assume.system)],
+                "plan: the machine {} has no table [share.{}]; add it, or assume another system", machine.name,
+                name_of(assume.system));
+  MOEBIUS_CHECK(usage, assume.precision == PlanPrecision::of_recipe || machine.fp8_tflops > 0,
+                "plan: the machine {} has no products in 8 bits (rank.fp8_tflops = 0); leave --assume precision out",
+                machine.name);
+  return Predicting(parts, run, ranks, machine, assume).run(options);
+}
+
+}  // namespace moebius

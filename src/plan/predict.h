@@ -1,0 +1,54 @@
+// The prediction of a run: memory and time of a step on a machine, without running it.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "parallel/pipeline/simulate.h"
+#include "plan/layout.h"
+#include "plan/rank_memory.h"
+#include "plan/work_time.h"
+
+namespace moebius {
+
+// The bytes that an axis carries in a step of one rank, and how long the rank waits for them.
+struct AxisTime {
+  double bytes = 0;  // that the rank sends
+  double exposed_s = 0, hidden_s = 0;
+};
+
+// The passes of a stage, of one micro-batch.
+struct StageWork {
+  PassTime forward, backward;  // forward: with the loss
+};
+
+struct Prediction {
+  MeshShape mesh;
+  int64_t ranks = 1, num_micro_batches = 1;
+  double tokens = 0;  // of a step, of all ranks
+  double step_s = 0, tokens_per_s_per_gpu = 0, model_tflops_per_gpu = 0;
+  double mfu = 0;                        // of the machine's bf16 rate
+  double bubble = 0;                     // share of the passes' time that the slowest rank does not compute
+  std::map<std::string, double> phases;  // of the slowest rank, in seconds; their sum is step_s
+  std::map<std::string, AxisTime> axes;  // of the slowest rank
+  std::vector<RankMemory> memory;        // [pp_rank]
+  size_t fullest = 0;                    // its index
+  double imbalance = 1;                  // rows of the busiest rank's experts over the mean
+  double start_up_messages = 0;          // that a rank sends to know the others: one a group and rank
+  SimulatedSchedule schedule;            // of at most `max_simulated` micro-batches
+  const RankMemory& fullest_rank() const { return memory[fullest]; }
+};
+
+struct PredictOptions {
+  // Micro-batches that are simulated; more are added at the rate of the last ones.
+  int64_t max_simulated = 64;
+  bool simulate = true;  // false: the bubble of 1F1B's formula, for a search
+  enum class Memory { none, fullest_stages, all } memory = Memory::all;  // of which ranks of the pipeline
+};
+
+// Error{usage} with the equation that fails where `ranks` ranks cannot hold the layout.
+Prediction predict(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+                   const Assumptions& assume, const PredictOptions& options = {});
+
+}  // namespace moebius

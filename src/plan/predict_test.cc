@@ -1,0 +1,235 @@
+#include "plan/predict.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "plan/fit.h"
+#include "plan/print.h"
+#include "plan/search.h"
+#include "plan/sweep.h"
+#include "plan/timeline.h"
+
+namespace moebius {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const std::string kSource = MOEBIUS_SOURCE_DIR;
+const std::string kRecipes = kSource + "/recipes/";
+
+PlanMachine machine(const char* name) { return load_machine(name, kSource + "/machines"); }
+
+RunSpec recipe(const char* name, std::vector<std::string> set = {}) { return load_run_spec(kRecipes + name, set); }
+
+std::string refused(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::usage);
+    return e.what();
+  }
+  return "not refused";
+}
+
+double sum(const std::map<std::string, double>& phases) {
+  double s = 0;
+  for (const auto& [name, seconds] : phases) s += seconds;
+  return s;
+}
+
+TEST(Predict, PhasesAddUpToTheStep) {
+  PartLibrary parts;
+  for (const std::vector<std::string>& set : std::vector<std::vector<std::string>>{
+           {}, {"parallel.ep=2"}, {"parallel.pp=2"}, {"parallel.tp=2", "parallel.ep=2"}}) {
+    const RunSpec run = recipe("bench_olmoe_1b_7b.toml", set);
+    const Prediction p = predict(parts, run, 2, machine("h200"), {});
+    EXPECT_NEAR(sum(p.phases), p.step_s, 1e-9 * p.step_s);
+    EXPECT_NEAR(p.tokens_per_s_per_gpu, 131072 / p.step_s / 2, 1e-6 * p.tokens_per_s_per_gpu);
+    const auto json = plan_json(p, run, machine("h200"), {});
+    for (const char* key : {"step_time_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "memory_peak_bytes",
+                            "phases", "axes", "bubble"})
+      EXPECT_TRUE(json.contains(key)) << key;
+  }
+}
+
+// The bytes that two and four H200 were measured to send (docs/measurements/performance.md).
+TEST(Predict, SendsWhatWasMeasured) {
+  PartLibrary parts;
+  const auto gib = [&](std::vector<std::string> set, int64_t ranks, const char* axis) {
+    return predict(parts, recipe("bench_olmoe_1b_7b.toml", set), ranks, machine("h200"), {}).axes.at(axis).bytes /
+           std::pow(2, 30);
+  };
+  EXPECT_NEAR(gib({"parallel.ep=2"}, 2, "ep"), 20.1, 0.05);
+  EXPECT_NEAR(gib({"parallel.ep=4"}, 4, "ep"), 30.2, 0.05);
+  EXPECT_NEAR(gib({"parallel.tp=2"}, 2, "tp"), 21.1, 0.05);
+  EXPECT_NEAR(gib({"parallel.pp=2"}, 2, "pp"), 1.0, 0.05);
+  EXPECT_NEAR(gib({}, 2, "edp") + gib({}, 2, "dp_cp"), 19.3, 0.05);
+}
+
+TEST(Predict, SimulatesWhatTheFormulaBounds) {
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2"});
+  const Prediction simulated = predict(parts, run, 2, machine("h200"), {});
+  const Prediction formula = predict(parts, run, 2, machine("h200"), {}, {.simulate = false});
+  EXPECT_NEAR(formula.step_s, simulated.step_s, 0.05 * simulated.step_s);
+  EXPECT_GT(simulated.bubble, 0.05);
+  // Micro-batches that are not simulated take the time of those that are.
+  const RunSpec many = recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2", "train.global_batch=512"});
+  const Prediction few = predict(parts, many, 2, machine("h200"), {}, {.max_simulated = 16});
+  const Prediction all = predict(parts, many, 2, machine("h200"), {}, {.max_simulated = 1000});
+  EXPECT_NEAR(few.step_s, all.step_s, 0.005 * all.step_s);
+}
+
+TEST(Predict, AssumptionsActAsTheySay) {
+  PartLibrary parts;
+  const RunSpec run = recipe("qwen3_30b_a3b.toml", {"run.device=\"cuda\"", "run.graph=false", "parallel.ep=16",
+                                                    "parallel.dispatcher=\"alltoall\"", "moe.rank_rows_factor=1.0"});
+  const auto step = [&](std::vector<std::string> texts) {
+    texts.emplace_back("system=megatron");
+    return predict(parts, run, 16, machine("h100"), parse_assumptions(texts)).step_s;
+  };
+  const double plain = step({"dispatcher=alltoall"});
+  EXPECT_LT(step({"dispatcher=hybridep"}), plain);
+  EXPECT_LT(step({"dispatcher=alltoall", "expert_overlap=merged"}), plain);
+  EXPECT_LT(step({"dispatcher=alltoall", "graphs=full"}), step({"dispatcher=alltoall", "graphs=partial"}));
+  EXPECT_GT(step({"dispatcher=alltoall", "load=zipf:1"}), plain);
+  EXPECT_NEAR(step({"dispatcher=alltoall", "jitter=0", "straggler=0.5"}),
+              1.5 * step({"dispatcher=alltoall", "jitter=0"}), 1e-6 * plain);
+  EXPECT_THAT(refused([] { parse_assumptions({"weather=good"}); }), HasSubstr("unknown key \"weather\"; the keys are"));
+  EXPECT_THAT(refused([] { parse_assumptions({"graphs=some"}); }), HasSubstr("expected one of none, partial, full"));
+  EXPECT_THAT(refused([&] { predict(parts, run, 12, machine("h100"), {}); }), HasSubstr("12"));
+  EXPECT_THAT(refused([&] { predict(parts, run, 16, machine("xeon2"), parse_assumptions({"system=megatron"})); }),
+              HasSubstr("has no table [share.megatron]"));
+}
+
+// A token goes once to each rank that has some of its experts.
+TEST(Predict, CountsRanksOfAToken) {
+  const ModelSpec free{.top_k = 8}, grouped{.top_k = 8, .n_group = 8, .topk_group = 4};
+  EXPECT_EQ(units_of_token(free, 1), 0);
+  EXPECT_NEAR(units_of_token(free, 2), 0.5 * 2 * (1 - std::pow(0.5, 8)), 1e-12);
+  EXPECT_NEAR(units_of_token(grouped, 8), 4 * 7.0 / 8, 1e-12);  // a group a rank: four of eight
+  EXPECT_NEAR(units_of_token(grouped, 4), 4 * (1 - 15.0 / 70) * 3 / 4, 1e-12);
+}
+
+// Largest layouts: 10^5 ranks within a moment.
+TEST(Predict, TakesManyRanks) {
+  PartLibrary parts;
+  const RunSpec run = recipe("deepseek_v3.toml", {"parallel.tp=2", "parallel.pp=16", "parallel.vpp=2", "parallel.ep=64",
+                                                  "parallel.layout=\"Et*3|(tt|)*29m|L\"", "train.global_batch=102400"});
+  const Prediction p = predict(parts, run, 102400, machine("gb200"), {});
+  EXPECT_EQ(p.ranks, 102400);
+  EXPECT_GT(p.step_s, 0);
+  EXPECT_GT(p.start_up_messages, 102399);
+}
+
+TEST(Search, FindsLegalLayoutsThatFit) {
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml");
+  const PlanMachine m = machine("h200");
+  const SearchResult found = search(parts, run, 4, m, {}, {.keep = 5});
+  ASSERT_EQ(found.layouts.size(), 5U);
+  for (size_t i = 0; i < found.layouts.size(); ++i) {
+    const FoundLayout& l = found.layouts[i];
+    EXPECT_LE(static_cast<double>(l.prediction.fullest_rank().total()), 0.95 * m.memory_bytes());
+    if (i > 0) {
+      EXPECT_GE(l.prediction.step_s, found.layouts[i - 1].prediction.step_s);
+    }
+    // The keys make the recipe that layout.
+    const RunSpec set = recipe("bench_olmoe_1b_7b.toml", l.set);
+    Assumptions assume;
+    if (!set.graph) assume.graphs = PlanGraphs::none;
+    EXPECT_EQ(predict(parts, set, 4, m, assume).step_s, l.prediction.step_s);
+  }
+  EXPECT_THAT(refused([&] { search(parts, run, 4, m, {}, {.memory_gb = 1}); }),
+              HasSubstr("the least that one needs is"));
+  EXPECT_THAT(refused([&] { search(parts, run, 17, m, {}, {}); }), HasSubstr("no layout of 17 ranks is legal"));
+}
+
+TEST(Search, BalancesStages) {
+  const ModelSpec qwen = recipe("qwen3_30b_a3b.toml").model, deepseek = recipe("deepseek_v3.toml").model;
+  EXPECT_EQ(balanced_layout(qwen, 4), "E t*13 | t*13 | t*14 | t*8 L");  // its head costs as much as five layers
+  EXPECT_THAT(balanced_layout(deepseek, 32), testing::StartsWith("E t*2 | t*2 |"));
+  EXPECT_THAT(balanced_layout(deepseek, 32), testing::EndsWith("| t*2 | t*1m | L"));
+  for (const int64_t stages : {2, 4, 8, 16, 32}) {
+    for (const ModelSpec& m : {qwen, deepseek}) {
+      const StageLayoutRequest request{.text = balanced_layout(m, stages),
+                                       .num_ranks = stages,
+                                       .num_layers = m.num_layers,
+                                       .num_mtp = m.num_mtp_layers};
+      EXPECT_NO_THROW(check_mtp_stage(stage_layout(request))) << request.text;
+    }
+  }
+}
+
+TEST(Sweeps, AreTablesOfAllCombinations) {
+  const SweptKey key = parse_sweep("memory.recompute=[],[\"norm\",\"qkv\"]");
+  EXPECT_THAT(key.values, ElementsAre("[]", "[\"norm\",\"qkv\"]"));
+  EXPECT_THAT(refused([] { parse_sweep("parallel.ep"); }), HasSubstr("expected KEY=VALUE,VALUE"));
+  EXPECT_THAT(refused([] { parse_sweep("parallel.ep=1,,2"); }), HasSubstr("expected values between the commas"));
+  PartLibrary parts;
+  const SweepBase base{.recipe = kRecipes + "bench_olmoe_1b_7b.toml", .ranks = 4};
+  const Sweep s =
+      sweep(parts, base, {parse_sweep("parallel.ep=1,2,3"), parse_sweep("train.micro_batch=1,2")}, machine("h200"), {});
+  ASSERT_EQ(s.points.size(), 6U);
+  EXPECT_TRUE(s.points[3].prediction && s.points[3].fits);
+  EXPECT_THAT(s.points[4].refused, HasSubstr("3"));  // ep = 3 divides neither
+  const std::string csv = sweep_csv(s), svg = sweep_svg(s);
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 7);
+  EXPECT_THAT(svg, HasSubstr("train.micro_batch = 2"));
+}
+
+TEST(Timelines, ShowEveryPass) {
+  PartLibrary parts;
+  const Prediction p = predict(parts, recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2"}), 2, machine("h200"), {});
+  const auto trace = nlohmann::json::parse(plan_trace(p));
+  int64_t passes = 0;
+  for (const auto& event : trace["traceEvents"])
+    passes += event["name"].get<std::string>().find(", stage ") == std::string::npos ? 0 : 1;
+  EXPECT_EQ(passes, 2 * 2 * p.num_micro_batches);
+  const std::string html = plan_html(p, "a <title>", "text");
+  EXPECT_THAT(html, HasSubstr("a &lt;title>"));
+  EXPECT_EQ(html.find("http"), std::string::npos);  // no other file, no network
+}
+
+// Rows that were made with other shares are fitted to those shares.
+TEST(Fits, FindTheSharesOfRows) {
+  PartLibrary parts;
+  PlanMachine truth = machine("h200");
+  truth.of(PlanSystem::moebius)[static_cast<size_t>(Share::products)] = 0.5;
+  std::vector<FitRow> rows;
+  for (const char* name : {"bench_dense_3b.toml", "bench_olmoe_1b_7b.toml", "bench_qwen3_30b_a3b_8layers.toml"}) {
+    FitRow row{.name = name, .source = "made", .family = "h200", .relatives = {"h200"}, .run = recipe(name)};
+    row.machine = "h200";
+    row.measured = predict(parts, row.run, 1, truth, {}).model_tflops_per_gpu;
+    rows.push_back(row);
+  }
+  const FitResult result = fit(parts, rows, {{"h200", machine("h200")}}, /*leave_one_out=*/true);
+  for (const FittedRow& r : result.rows) {
+    EXPECT_LT(std::abs(FittedRow::error(r.after, r.row->measured)),
+              std::abs(FittedRow::error(r.before, r.row->measured)));
+    EXPECT_GT(r.left_out, 0);
+  }
+  EXPECT_LT(summary_of(result.rows, PlanSystem::moebius, &FittedRow::after).worst, 0.03);
+  EXPECT_LT(result.machines.at("h200").of(PlanSystem::moebius)[0], 0.6);
+}
+
+// The errors that docs/measurements/plan.md gives for the machines as they are shipped.
+TEST(Fits, ShippedMachinesPredictTheRows) {
+  PartLibrary parts;
+  std::vector<FittedRow> predicted;
+  const std::vector<FitRow> rows = read_fit_rows(kSource + "/docs/measurements/plan_rows.json", kSource);
+  for (const FitRow& row : rows) {
+    const Prediction p = predict(parts, row.run, row.ranks, machine(row.machine.c_str()), row.assume);
+    predicted.push_back({.row = &row, .after = p.model_tflops_per_gpu});
+  }
+  EXPECT_LT(summary_of(predicted, PlanSystem::moebius, &FittedRow::after).median, 0.05);
+  EXPECT_LT(summary_of(predicted, PlanSystem::moebius, &FittedRow::after).worst, 0.12);
+  EXPECT_LT(summary_of(predicted, PlanSystem::megatron, &FittedRow::after).median, 0.08);
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,208 @@
+#include "plan/rank_memory.h"
+
+#include <algorithm>
+#include <map>
+
+#include "engine/engine_memory.h"
+#include "parallel/optim/optimizer.h"
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kAlign = MemoryPlan::kAlign;
+
+int64_t aligned(int64_t numel) { return div_ceil(numel, kAlign) * kAlign; }
+
+void add(RankMemory& m, Life life, int64_t bytes) { m.life[static_cast<size_t>(life)] += bytes; }
+
+// The world rank whose memory is counted: the one that `moebius config` looks at.
+RankPlace counted_place(const EngineSpec& spec, int64_t pp_rank) {
+  const bool uneven = spec.model.vocab_size % spec.mesh.tp != 0;
+  const int rank = rank_in_dense_view(spec.mesh, {.tp = uneven ? spec.mesh.tp - 1 : 0, .pp = pp_rank});
+  return place_of(spec.mesh, rank);
+}
+
+int64_t rank_in_group(const EngineSpec& spec, const RankPlace& p, Axis axis) {
+  const MeshShape& m = spec.mesh;
+  if (axis == Axis::edp) return p.edp;
+  const int64_t dp_cp = p.cp + m.cp * p.dp;
+  return axis == Axis::dp_cp ? dp_cp : p.tp + m.tp * dp_cp;
+}
+
+// The parts of a rank's stages, in the order of the engine's declarations.
+struct HeldPart {
+  const PartWork* part = nullptr;
+  int64_t num_saved = 1;
+};
+
+template <class Body>
+void for_parts(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank, Body&& body) {
+  for (int64_t v = 0; v < layout.num_virtual(); ++v) {
+    const StageSpec& stage = layout.at(pp_rank, v);
+    for (int64_t i = 0; i < stage.num_layers; ++i) body(v, parts.layer(stage.first_layer + i));
+    body(v, parts.ends(stage));
+  }
+}
+
+// A bucket of parameters that are reduced together, as GradBuckets cuts them.
+struct Bucket {
+  Axis axis = Axis::dp_cp;
+  DType dtype = DType::bf16;
+  std::vector<int64_t> numels;
+  std::vector<const ParamSize*> params;
+  int64_t sum = 0, numel = 0;  // numel: with padding
+};
+
+std::vector<Bucket> buckets_of(const EngineSpec& spec, const std::vector<const ParamSize*>& params) {
+  std::vector<Bucket> buckets;
+  std::map<std::pair<Axis, DType>, size_t> open;
+  for (size_t i = params.size(); i-- > 0;) {
+    const ParamSize& p = *params[i];
+    if (!p.has_grad) continue;
+    const auto [found, is_new] = open.try_emplace({p.axis, p.dtype}, buckets.size());
+    if (is_new) buckets.push_back({.axis = p.axis, .dtype = p.dtype});
+    Bucket& bucket = buckets[found->second];
+    bucket.params.push_back(&p);
+    bucket.sum += p.numel;
+    bucket.numel += aligned(p.numel);
+    if (bucket.sum >= spec.bucket_numel) open.erase(found);
+  }
+  for (Bucket& b : buckets) {
+    const int64_t multiple = kAlign * group_size(spec.mesh, b.axis);
+    b.numel = div_ceil(b.numel, multiple) * multiple;
+  }
+  return buckets;
+}
+
+std::vector<const ParamSize*> params_of(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  std::vector<const ParamSize*> all;
+  // The embedding is declared before the layers, the norm and the head after them.
+  for (int64_t v = 0; v < layout.num_virtual(); ++v) {
+    const StageSpec& stage = layout.at(pp_rank, v);
+    const PartWork& ends = parts.ends(stage);
+    const size_t before = stage.embedding ? 1 : 0;
+    for (size_t i = 0; i < before; ++i) all.push_back(&ends.params[i]);
+    for (int64_t i = 0; i < stage.num_layers; ++i)
+      for (const ParamSize& p : parts.layer(stage.first_layer + i).params) all.push_back(&p);
+    for (size_t i = before; i < ends.params.size(); ++i) all.push_back(&ends.params[i]);
+  }
+  return all;
+}
+
+// Calls body with the elements of each parameter that are in this rank's share of a bucket.
+template <class Body>
+void for_owned(const EngineSpec& spec, const RankPlace& place, const Bucket& bucket, Body&& body) {
+  const int64_t share = bucket.numel / group_size(spec.mesh, bucket.axis);
+  const int64_t begin = share * rank_in_group(spec, place, bucket.axis), end = begin + share;
+  int64_t offset = 0;
+  for (const ParamSize* p : bucket.params) {
+    body(std::max<int64_t>(0, std::min(end, offset + p->numel) - std::max(begin, offset)));
+    offset += aligned(p->numel);
+  }
+}
+
+void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const ParamSize*>& params,
+                const RankPlace& place) {
+  int64_t largest = 0;
+  for (const Bucket& bucket : buckets_of(spec, params)) {
+    if (group_size(spec.mesh, bucket.axis) > 1) largest = std::max(largest, bucket.numel);
+    add(m, Life::param, bucket.numel * size_of(bucket.dtype));
+    add(m, Life::grad, bucket.numel * 4);
+    for_owned(spec, place, bucket, [&](int64_t owned) {
+      if (bucket.dtype != DType::f32) add(m, Life::master, 4 * aligned(owned));
+      add(m, Life::optimizer, 2 * 4 * aligned(owned));
+    });
+  }
+  for (const ParamSize* p : params)
+    if (!p->has_grad)
+      add(m, p->kind == ParamKind::state ? Life::state : Life::param, aligned(p->numel) * size_of(p->dtype));
+  if (spec.overlap) add(m, Life::comm, 2 * 4 * largest);
+}
+
+void add_batch(RankMemory& m, const EngineSpec& spec) {
+  const bool in_turn = spec.target == DeviceKind::cuda && spec.mesh.pp == 1;
+  add(m, Life::batch, batch_bytes(spec, in_turn ? 1 : spec.num_micro_batches));
+  const auto f64 = [](int64_t n) { return 8 * aligned(n); };
+  add(m, Life::metrics, f64(1) + (spec.shape.num_mtp > 0 ? f64(spec.shape.num_mtp) : 0));  // sums of losses
+  add(m, Life::metrics, f64(1) + 2 * 4 * kAlign);                                          // of the gradient norm
+  add(m, Life::state, 4 * aligned(spec.max_positions * spec.model.rope_dim()));
+}
+
+// Messages of hidden states: the widest that the rank's stages take or leave.
+void add_messages(RankMemory& m, const EngineSpec& spec, const StageLayout& layout, const PipelineUse& use) {
+  if (layout.stages.size() == 1) return;
+  const int64_t last = std::ssize(layout.stages) - 1;
+  int64_t depths = 1;
+  for (int64_t v = 0; v < layout.num_virtual(); ++v) {
+    const int64_t stage = v * layout.num_ranks + m.pp_rank;
+    if (layout.mtp_is_apart() && (stage == last || stage == last - 1)) depths = 1 + spec.shape.num_mtp;
+  }
+  const int64_t rows = rows_between_projections(spec.shape, spec.mesh) * depths;
+  add(m, Life::saved, use.num_buffers * aligned(rows * spec.model.hidden_size) * size_of(spec.precision.compute));
+}
+
+// The step stack: the largest of the passes, and of the optimizer.
+int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
+  const int64_t rows = rows_between_projections(spec.shape, spec.mesh);
+  const int64_t stream_bytes = rows * spec.model.hidden_size * size_of(spec.precision.compute);
+  const int64_t stream = layout.stages.size() == 1 ? div_ceil(stream_bytes, StepStack::kAlign) * StepStack::kAlign : 0;
+  int64_t most = 0;
+  for_parts(parts, layout, pp_rank, [&](int64_t, const PartWork& part) {
+    most =
+        std::max({most, stream + part.forward.stack_bytes, part.loss.stack_bytes, stream + part.backward.stack_bytes});
+  });
+  return most;
+}
+
+}  // namespace
+
+int64_t RankMemory::total() const {
+  int64_t sum = beside_bytes;
+  for (const int64_t bytes : life) sum += bytes;
+  return sum;
+}
+
+StageLayout stages_of(const EngineSpec& spec) {
+  StageLayout layout = stage_layout({.text = spec.pipeline.layout,
+                                     .num_ranks = spec.mesh.pp,
+                                     .num_virtual = spec.pipeline.num_virtual,
+                                     .num_layers = spec.model.num_layers,
+                                     .num_mtp = spec.model.num_mtp_layers});
+  check_mtp_stage(layout);
+  return layout;
+}
+
+RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const PipelineUse& use, int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
+  RankMemory m{.pp_rank = pp_rank};
+  add_params(m, spec, params_of(parts, layout, pp_rank), counted_place(spec, pp_rank));
+  for_parts(parts, layout, pp_rank, [&](int64_t v, const PartWork& part) {
+    add(m, Life::saved, part.saved_bytes * use.num_saved[static_cast<size_t>(v)] + part.output_bytes);
+    add(m, Life::metrics, part.metrics_bytes);
+  });
+  add_messages(m, spec, layout, use);
+  add_batch(m, spec);
+  add(m, Life::stack, stack_bytes(parts, layout, pp_rank));
+  m.beside_bytes = device_memory(m.life, runs_cudnn(spec)).total_bytes() - m.total();
+  if (spec.target != DeviceKind::cuda) m.beside_bytes = 0;
+  return m;
+}
+
+RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
+  RankParams r;
+  const RankPlace place = counted_place(spec, pp_rank);
+  for (const Bucket& bucket : buckets_of(spec, params_of(parts, layout, pp_rank))) {
+    const double n = static_cast<double>(group_size(spec.mesh, bucket.axis));
+    const double numel = static_cast<double>(bucket.numel);
+    r.held += bucket.sum;
+    r.grad_wire_bytes[bucket.axis] += 4 * numel * (n - 1) / n;
+    r.weight_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.dtype)) * numel * (n - 1) / n;
+    ++r.buckets[bucket.axis];
+    for_owned(spec, place, bucket, [&](int64_t owned) { r.owned += owned; });
+  }
+  return r;
+}
+
+}  // namespace moebius

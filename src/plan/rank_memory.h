@@ -1,0 +1,37 @@
+// The memory of a rank of any layout, as its engine would plan it (memory/plan.h), from the parts of
+// its stages. No engine is built.
+#pragma once
+
+#include <array>
+#include <map>
+
+#include "plan/layout.h"
+#include "plan/part.h"
+
+namespace moebius {
+
+struct RankMemory {
+  int64_t pp_rank = 0;
+  std::array<int64_t, kNumLives> life{};  // bytes
+  int64_t beside_bytes = 0;               // on a GPU: workspaces and kernels
+  int64_t total() const;                  // all of it
+  int64_t of(Life l) const { return life[static_cast<size_t>(l)]; }
+};
+
+// The parameters that a rank holds, and what their exchange sends.
+struct RankParams {
+  int64_t owned = 0;  // elements that it updates
+  int64_t held = 0;   // elements that have a gradient
+  // Bytes that the exchange of gradients and of weights sends, by axis.
+  std::map<Axis, double> grad_wire_bytes, weight_wire_bytes;
+  std::map<Axis, int64_t> buckets;
+};
+
+// REQUIRES: layout is that of the parts' spec.
+RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const PipelineUse& use, int64_t pp_rank);
+RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
+
+// The layout of a resolved spec's stages.
+StageLayout stages_of(const EngineSpec& spec);
+
+}  // namespace moebius

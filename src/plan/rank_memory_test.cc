@@ -1,0 +1,137 @@
+#include "plan/rank_memory.h"
+
+#include <gtest/gtest.h>
+
+#include "engine/engine.h"
+
+namespace moebius {
+namespace {
+
+const std::string kRecipes = std::string(MOEBIUS_SOURCE_DIR) + "/recipes/";
+
+struct Layout {
+  const char* name;
+  const char* recipe;
+  int64_t ranks;
+  std::vector<std::string> set;
+};
+
+// clang-format off
+const Layout kLayouts[] = {
+    {"one_rank", "tiny_cpu.toml", 1, {}},
+    {"data", "tiny_cpu.toml", 4, {"train.global_batch=16"}},
+    {"experts", "tiny_cpu.toml", 4, {"parallel.ep=2", "train.global_batch=16"}},
+    {"experts_by_width", "tiny_cpu.toml", 4, {"parallel.ep=2", "parallel.etp=2", "train.global_batch=16"}},
+    {"tensor_with_uneven_vocabulary", "tiny_cpu.toml", 2, {"parallel.tp=2"}},
+    {"context", "tiny_cpu.toml", 2, {"parallel.cp=2"}},
+    {"pipeline", "tiny_cpu.toml", 3, {"parallel.pp=3", "train.global_batch=16"}},
+    {"pipeline_without_overlap", "tiny_cpu.toml", 3,
+     {"parallel.pp=3", "train.global_batch=16", "parallel.overlap=false"}},
+    {"recompute", "tiny_cpu.toml", 1, {"memory.recompute=[\"norm\", \"qkv\", \"expert_up\"]"}},
+    {"recompute_of_layers", "tiny_cpu.toml", 2, {"parallel.ep=2", "memory.recompute=[\"layer\"]"}},
+    {"documents", "tiny_cpu.toml", 1, {"data.separate_documents=true"}},
+    {"frozen", "tiny_cpu.toml", 1, {"train.freeze=[\"*experts*\"]"}},
+    {"tied", "bench_dense_3b.toml", 4, {"run.device=\"cpu\"", "parallel.pp=2", "parallel.tp=2"}},
+    {"interleaved", "qwen3_30b_a3b.toml", 16,
+     {"parallel.ep=4", "parallel.tp=2", "parallel.pp=2", "parallel.vpp=2", "parallel.dispatcher=\"alltoall\""}},
+    {"multi_token_prediction", "deepseek_v3.toml", 256,
+     {"parallel.pp=4", "parallel.vpp=4", "parallel.ep=64", "parallel.layout=\"Et*4|(tttt|)*14tmL\"",
+      "moe.rank_rows_factor=1.5", "parallel.dispatcher=\"alltoall\""}},
+    {"head_by_itself", "deepseek_v3.toml", 1024,
+     {"parallel.tp=2", "parallel.pp=8", "parallel.vpp=4", "parallel.ep=64",
+      "parallel.layout=\"Et*3|(tt|)*29m|L\""}},
+};
+// clang-format on
+
+class RankMemories : public testing::TestWithParam<Layout> {};
+
+// Life by life, to the byte, what an engine on the null device plans.
+TEST_P(RankMemories, AreThoseOfTheEngine) {
+  const Layout& l = GetParam();
+  const RunSpec run = load_run_spec(kRecipes + l.recipe, l.set);
+  const EngineSpec spec = planned_engine_spec(run, l.ranks);
+  const StageLayout layout = stages_of(spec);
+  PartLibrary library;
+  LayoutParts parts(library, spec);
+  for (int64_t pp_rank = 0; pp_rank < spec.mesh.pp; ++pp_rank) {
+    const PipelineUse use = pipeline_use(spec.pipeline, spec.mesh.pp, pp_rank);
+    const RankMemory memory = rank_memory(parts, layout, use, pp_rank);
+    const bool uneven = spec.model.vocab_size % spec.mesh.tp != 0;
+    const int rank = rank_in_dense_view(spec.mesh, {.tp = uneven ? spec.mesh.tp - 1 : 0, .pp = pp_rank});
+    const auto world = make_dry_run_transport(rank, static_cast<int>(spec.mesh.world()));
+    EngineSpec null = spec;
+    null.device = DeviceKind::null;
+    null.world = world.get();
+    const Engine engine(null);
+    for (int life = 0; life < kNumLives; ++life)
+      EXPECT_EQ(memory.life[life], engine.plan().bytes(static_cast<Life>(life)))
+          << name_of(static_cast<Life>(life)) << " of pp rank " << pp_rank;
+    if (spec.target == DeviceKind::cuda) {
+      EXPECT_EQ(memory.total(), engine.device_memory().total_bytes());
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, RankMemories, testing::ValuesIn(kLayouts),
+                         [](const auto& info) { return info.param.name; });
+
+// By name. The first layer of a part copies the stream where a later one adds to it in its norm: the
+// bytes of both together are the same.
+std::string counted_as(const std::string& op) { return op == "copy" ? "rms_norm_fwd" : op; }
+
+// The work of the parts is what the passes of a whole model count: the same arithmetic and bytes of
+// every op, and the same bytes of every group.
+TEST(Parts, AddUpToTheModel) {
+  for (const std::vector<std::string>& set : std::vector<std::vector<std::string>>{
+           {}, {"parallel.ep=2"}, {"parallel.tp=2", "parallel.ep=2", "memory.recompute=[\"norm\", \"expert_up\"]"}}) {
+    const RunSpec run = load_run_spec(kRecipes + "tiny_cpu.toml", set);
+    const int64_t ranks = set.empty() ? 1 : 2;
+    const EngineSpec spec = planned_engine_spec(run, ranks);
+    PartLibrary library;
+    LayoutParts parts(library, spec);
+    std::map<std::string, Cost> ops, counted;
+    std::map<std::string, double> sent;
+    const auto add = [&](const PartWork& part) {
+      for (const PassWork* pass : {&part.forward, &part.loss, &part.backward}) {
+        for (const OpWork& op : pass->ops) ops[counted_as(op.name)] += op.cost;
+        for (const SentWork& s : pass->sent) sent[s.axis] += s.wire_bytes;
+      }
+    };
+    for (int64_t i = 0; i < spec.model.num_layers; ++i) add(parts.layer(i));
+    add(parts.ends(stages_of(spec).stages[0]));
+    EngineSpec null = spec;
+    null.device = DeviceKind::null;
+    const int rank = spec.model.vocab_size % spec.mesh.tp == 0 ? 0 : 1;
+    const auto world = make_dry_run_transport(rank, static_cast<int>(ranks));
+    null.world = world.get();
+    Engine engine(null);
+    Trace trace;
+    engine.set_trace(&trace);
+    engine.batch(0).training = true;
+    engine.forward_backward(0);
+    std::map<std::string, double> counted_sent;
+    for (const auto& [name, total] : trace.totals()) {
+      const size_t space = name.find(' ');
+      if (space == std::string::npos)
+        counted[counted_as(name)] += total.cost;
+      else
+        counted_sent[name.substr(0, space)] += total.cost.bytes;
+    }
+    for (const auto& [name, cost] : counted) {
+      EXPECT_NEAR(ops[name].bytes, cost.bytes, 64) << name;  // one sum is cleared once, not in every part
+      if (name != "rms_norm_fwd") {
+        EXPECT_DOUBLE_EQ(ops[name].flops, cost.flops) << name;
+      }
+    }
+    for (const char* exchanged : {"dp_cp", "tp_cp_dp", "edp"}) {  // by the optimizer, which no part has
+      EXPECT_GE(counted_sent[exchanged], sent[exchanged]) << exchanged;
+      counted_sent.erase(exchanged);
+      sent.erase(exchanged);
+    }
+    EXPECT_EQ(counted_sent, sent);
+    EXPECT_EQ(sent.empty(), set.empty());
+  }
+}
+
+}  // namespace
+}  // namespace moebius

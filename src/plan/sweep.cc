@@ -1,0 +1,182 @@
+#include "plan/sweep.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+namespace moebius {
+namespace {
+
+constexpr size_t kMostPoints = 10000;
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+SweptPoint predicted(PartLibrary& parts, const SweepBase& base, const Sweep& sweep, std::vector<std::string> values,
+                     const PlanMachine& machine, const Assumptions& assume) {
+  SweptPoint point{.values = std::move(values)};
+  std::vector<std::string> overrides = base.overrides;
+  for (size_t k = 0; k < sweep.keys.size(); ++k) overrides.push_back(sweep.keys[k].key + "=" + point.values[k]);
+  try {
+    point.prediction = predict(parts, load_run_spec(base.recipe, overrides), base.ranks, machine, assume);
+    point.fits = static_cast<double>(point.prediction->fullest_rank().total()) <= machine.memory_bytes();
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::usage) throw;
+    point.refused = first_line(e.what());
+  }
+  return point;
+}
+
+std::string quoted(const std::string& text) {
+  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  std::string out = "\"";
+  for (const char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return out + "\"";
+}
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '<')
+      out += "&lt;";
+    else if (c == '&')
+      out += "&amp;";
+    else
+      out += c;
+  }
+  return out;
+}
+
+}  // namespace
+
+SweptKey parse_sweep(const std::string& text) {
+  const size_t equal = text.find('=');
+  MOEBIUS_CHECK(usage, equal != std::string::npos && equal > 0 && equal + 1 < text.size(),
+                "--sweep: expected KEY=VALUE,VALUE,...; got \"{}\"", text);
+  SweptKey key{.key = text.substr(0, equal)};
+  std::string value;
+  int depth = 0;
+  bool in_text = false;
+  for (const char c : text.substr(equal + 1)) {
+    if (c == '"') in_text = !in_text;
+    if (!in_text && c == '[') ++depth;
+    if (!in_text && c == ']') --depth;
+    if (c == ',' && depth == 0 && !in_text) {
+      key.values.push_back(std::exchange(value, ""));
+    } else {
+      value += c;
+    }
+  }
+  key.values.push_back(value);
+  for (const std::string& v : key.values)
+    MOEBIUS_CHECK(usage, !v.empty(), "--sweep {}: expected values between the commas; got \"{}\"", key.key, text);
+  return key;
+}
+
+Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKey>& keys, const PlanMachine& machine,
+            const Assumptions& assume) {
+  Sweep result{.keys = keys};
+  size_t count = 1;
+  for (const SweptKey& key : keys) count = std::min(count * key.values.size(), kMostPoints + 1);
+  MOEBIUS_CHECK(usage, count <= kMostPoints, "--sweep: expected at most {} points; got more; leave values out",
+                kMostPoints);
+  for (size_t i = 0; i < count; ++i) {
+    std::vector<std::string> values(keys.size());
+    size_t rest = i;
+    for (size_t k = keys.size(); k-- > 0; rest /= keys[k].values.size())
+      values[k] = keys[k].values[rest % keys[k].values.size()];
+    result.points.push_back(predicted(parts, base, result, std::move(values), machine, assume));
+  }
+  return result;
+}
+
+std::string sweep_text(const Sweep& s) {
+  std::string text;
+  std::vector<size_t> widths;
+  for (size_t k = 0; k < s.keys.size(); ++k) {
+    size_t width = s.keys[k].key.size();
+    for (const SweptPoint& p : s.points) width = std::max(width, p.values[k].size());
+    widths.push_back(width);
+    text += fmt::format("{:<{}}  ", s.keys[k].key, width);
+  }
+  text += fmt::format("{:>10}  {:>10}  {:>8}  {:>6}  {:>11}  {}\n", "step, s", "tokens/s", "TFLOP/s", "bubble",
+                      "memory", "fits");
+  for (const SweptPoint& p : s.points) {
+    for (size_t k = 0; k < s.keys.size(); ++k) text += fmt::format("{:<{}}  ", p.values[k], widths[k]);
+    if (!p.prediction) {
+      text += p.refused + "\n";
+      continue;
+    }
+    const Prediction& q = *p.prediction;
+    text += fmt::format("{:>10.3f}  {:>10.1f}  {:>8.1f}  {:>5.1f}%  {:>11}  {}\n", q.step_s, q.tokens_per_s_per_gpu,
+                        q.model_tflops_per_gpu, 100 * q.bubble, bytes_text(q.fullest_rank().total()),
+                        p.fits ? "yes" : "no");
+  }
+  return text;
+}
+
+std::string sweep_csv(const Sweep& s) {
+  std::string text;
+  for (const SweptKey& key : s.keys) text += quoted(key.key) + ",";
+  text += "step_time_s,tokens_per_s_per_gpu,model_tflops_per_gpu,mfu,bubble,memory_peak_bytes,fits,refused\n";
+  for (const SweptPoint& p : s.points) {
+    for (const std::string& value : p.values) text += quoted(value) + ",";
+    if (p.prediction) {
+      const Prediction& q = *p.prediction;
+      text += fmt::format("{},{},{},{},{},{},{},\n", q.step_s, q.tokens_per_s_per_gpu, q.model_tflops_per_gpu, q.mfu,
+                          q.bubble, q.fullest_rank().total(), p.fits);
+    } else {
+      text += ",,,,,,," + quoted(p.refused) + "\n";
+    }
+  }
+  return text;
+}
+
+std::string sweep_svg(const Sweep& s) {
+  constexpr double kWidth = 720, kHeight = 420, kLeft = 60, kTop = 20, kRight = 240, kBottom = 50;
+  constexpr const char* kColours[] = {"#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#a463f2", "#9c6b4e"};
+  const SweptKey& x_key = s.keys.at(0);
+  double most = 0;
+  std::map<std::string, std::vector<std::pair<double, double>>> lines;
+  const double step = (kWidth - kLeft - kRight) / static_cast<double>(std::max<size_t>(1, x_key.values.size() - 1));
+  for (const SweptPoint& p : s.points) {
+    if (!p.prediction) continue;
+    std::string name;
+    for (size_t k = 1; k < s.keys.size(); ++k) name += (k > 1 ? ", " : "") + s.keys[k].key + " = " + p.values[k];
+    const auto at = std::find(x_key.values.begin(), x_key.values.end(), p.values[0]) - x_key.values.begin();
+    lines[name].emplace_back(kLeft + step * static_cast<double>(at), p.prediction->model_tflops_per_gpu);
+    most = std::max(most, p.prediction->model_tflops_per_gpu);
+  }
+  const auto y_of = [&](double v) {
+    return kHeight - kBottom - v / std::max(most, 1e-12) * (kHeight - kTop - kBottom);
+  };
+  std::string svg = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" font-size=\"12\">\n",
+      kWidth, kHeight);
+  for (int i = 0; i <= 4; ++i) {
+    const double v = most * i / 4;
+    svg += fmt::format("<line x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#ddd\"/>\n", kLeft,
+                       kWidth - kRight, y_of(v), y_of(v));
+    svg += fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{:.4g}</text>\n", kLeft - 6, y_of(v) + 4, v);
+  }
+  for (size_t i = 0; i < x_key.values.size(); ++i)
+    svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
+                       kLeft + step * static_cast<double>(i), kHeight - kBottom + 18, escaped(x_key.values[i]));
+  svg +=
+      fmt::format("<text x=\"{}\" y=\"{}\">{}; model TFLOP/s a rank</text>\n", kLeft, kHeight - 10, escaped(x_key.key));
+  size_t n = 0;
+  for (const auto& [name, points] : lines) {
+    const char* colour = kColours[n % std::size(kColours)];
+    std::string path;
+    for (const auto& [x, v] : points) {
+      path += fmt::format("{:.1f},{:.1f} ", x, y_of(v));
+      svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", x, y_of(v), colour);
+    }
+    svg += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>\n", path, colour);
+    svg += fmt::format("<text x=\"{}\" y=\"{}\" fill=\"{}\">{}</text>\n", kWidth - kRight + 12,
+                       kTop + 16 * static_cast<double>(++n), colour, escaped(name));
+  }
+  return svg + "</svg>\n";
+}
+
+}  // namespace moebius

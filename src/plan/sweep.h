@@ -1,0 +1,46 @@
+// Tables of the same run with some keys at several values.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/predict.h"
+
+namespace moebius {
+
+// A key of a recipe and its values: "parallel.ep=8,16,32".
+struct SweptKey {
+  std::string key;
+  std::vector<std::string> values;
+};
+// Commas inside brackets and quotes do not separate. Error{usage} for a text without a key or a value.
+SweptKey parse_sweep(const std::string& text);
+
+struct SweptPoint {
+  std::vector<std::string> values;  // of the keys
+  std::optional<Prediction> prediction;
+  bool fits = false;
+  std::string refused;  // the error's first line, where no prediction could be made
+};
+
+struct Sweep {
+  std::vector<SweptKey> keys;
+  std::vector<SweptPoint> points;  // the last key changes first
+};
+
+// Points that are impossible are part of the table. Error{usage} for more than 10000 points.
+struct SweepBase {
+  std::string recipe;
+  std::vector<std::string> overrides;
+  int64_t ranks = 1;
+};
+Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKey>& keys, const PlanMachine& machine,
+            const Assumptions& assume);
+
+std::string sweep_text(const Sweep& sweep);
+std::string sweep_csv(const Sweep& sweep);
+// Model TFLOP/s a rank against the first key, a line for each combination of the others.
+std::string sweep_svg(const Sweep& sweep);
+
+}  // namespace moebius

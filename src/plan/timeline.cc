@@ -1,0 +1,118 @@
+#include "plan/timeline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace moebius {
+namespace {
+
+// Phases that come after the passes, in their order.
+constexpr const char* kAfter[] = {"gradients", "optimizer", "weights", "slowest rank"};
+constexpr const char* kColours[kNumLives] = {"#4269d0", "#6c8ae4", "#efb118", "#ff725c", "#9c6b4e",
+                                             "#9498a0", "#3ca951", "#6cc5b0", "#bbbbbb", "#a463f2"};
+
+std::string pass_name(const Action& a) {
+  return fmt::format("{} {}, stage {}", a.pass == Pass::forward ? "forward" : "backward", a.micro_batch, a.stage);
+}
+
+bool is_shown(const RankSimulation::Run& run) { return run.action.verb == Verb::run && run.end > run.begin; }
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '<')
+      out += "&lt;";
+    else if (c == '&')
+      out += "&amp;";
+    else
+      out += c;
+  }
+  return out;
+}
+
+std::string timeline_svg(const Prediction& p) {
+  constexpr double kWidth = 1200, kRow = 22, kLeft = 60;
+  const double scale = (kWidth - kLeft) / std::max(p.schedule.duration, 1e-12);
+  const double height = kRow * static_cast<double>(p.schedule.ranks.size()) + 4;
+  std::string svg = fmt::format("<svg viewBox=\"0 0 {} {}\" font-size=\"11\">\n", kWidth, height);
+  for (size_t r = 0; r < p.schedule.ranks.size(); ++r) {
+    const double y = kRow * static_cast<double>(r);
+    svg += fmt::format("<text x=\"0\" y=\"{}\">pp {}</text>\n", y + 15, r);
+    for (const RankSimulation::Run& run : p.schedule.ranks[r].runs) {
+      if (!is_shown(run)) continue;
+      svg += fmt::format(
+          "<rect x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\" stroke=\"#fff\" "
+          "stroke-width=\"0.4\"><title>{}: {:.3f} ms</title></rect>\n",
+          kLeft + run.begin * scale, y, (run.end - run.begin) * scale, kRow - 3,
+          run.action.pass == Pass::forward ? "#4269d0" : "#ff725c", pass_name(run.action), 1e3 * (run.end - run.begin));
+    }
+  }
+  return svg + "</svg>\n";
+}
+
+std::string memory_svg(const Prediction& p) {
+  constexpr double kWidth = 1200, kRow = 22, kLeft = 60;
+  const double scale = (kWidth - kLeft - 100) / static_cast<double>(std::max<int64_t>(1, p.fullest_rank().total()));
+  std::string svg = fmt::format("<svg viewBox=\"0 0 {} {}\" font-size=\"11\">\n", kWidth,
+                                kRow * static_cast<double>(p.memory.size()) + 4);
+  for (size_t r = 0; r < p.memory.size(); ++r) {
+    const RankMemory& m = p.memory[r];
+    double x = kLeft;
+    const double y = kRow * static_cast<double>(r);
+    svg += fmt::format("<text x=\"0\" y=\"{}\">pp {}</text>\n", y + 15, m.pp_rank);
+    for (int life = 0; life < kNumLives; ++life) {
+      const double width = static_cast<double>(m.life[life]) * scale;
+      svg += fmt::format(
+          "<rect x=\"{:.2f}\" y=\"{}\" width=\"{:.2f}\" height=\"{}\" fill=\"{}\"><title>{}: {}</title></rect>\n", x, y,
+          width, kRow - 3, kColours[life], name_of(static_cast<Life>(life)), bytes_text(m.life[life]));
+      x += width;
+    }
+    svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\">{}</text>\n", x + 6, y + 15, bytes_text(m.total()));
+  }
+  return svg + "</svg>\n";
+}
+
+std::string legend() {
+  std::string text;
+  for (int life = 0; life < kNumLives; ++life)
+    text +=
+        fmt::format("<span style=\"color:{}\">&#9632;</span> {} ", kColours[life], name_of(static_cast<Life>(life)));
+  return "<p>" + text + "</p>\n";
+}
+
+}  // namespace
+
+std::string plan_trace(const Prediction& p) {
+  std::string events;
+  const auto add = [&](const std::string& name, double begin_s, double duration_s, size_t rank) {
+    events += fmt::format("{}{{\"name\":\"{}\",\"ph\":\"X\",\"ts\":{:.3f},\"dur\":{:.3f},\"pid\":0,\"tid\":{}}}",
+                          events.empty() ? "\n" : ",\n", name, 1e6 * begin_s, 1e6 * duration_s, rank);
+  };
+  for (size_t r = 0; r < p.schedule.ranks.size(); ++r) {
+    for (const RankSimulation::Run& run : p.schedule.ranks[r].runs)
+      if (is_shown(run)) add(pass_name(run.action), run.begin, run.end - run.begin, r);
+    double at = p.schedule.duration;
+    for (const char* name : kAfter) {
+      const auto found = p.phases.find(name);
+      if (found == p.phases.end() || found->second <= 0) continue;
+      add(name, at, found->second, r);
+      at += found->second;
+    }
+  }
+  return "{\"traceEvents\":[" + events + "\n]}\n";
+}
+
+std::string plan_html(const Prediction& p, const std::string& title, const std::string& text) {
+  std::string html = fmt::format(
+      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{}</title>\n"
+      "<style>body{{font-family:sans-serif;max-width:1240px;margin:2em auto}}svg{{width:100%}}</style></head><body>\n"
+      "<h1>{}</h1>\n<pre>{}</pre>\n",
+      escaped(title), escaped(title), escaped(text));
+  html += fmt::format("<h2>Passes of {} of {} micro-batches</h2>\n{}", p.schedule.shape.num_micro_batches,
+                      p.num_micro_batches, timeline_svg(p));
+  html += "<h2>Memory of a rank of each pipeline stage</h2>\n" + legend() + memory_svg(p);
+  return html + "</body></html>\n";
+}
+
+}  // namespace moebius

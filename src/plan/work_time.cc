@@ -1,0 +1,251 @@
+#include "plan/work_time.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "comm/group_cost.h"
+
+namespace moebius {
+namespace {
+
+constexpr double kBf16 = 2;
+
+// The share of the exchange of rows that the merged schedule hides: 93 % (arXiv 2603.07685).
+constexpr double kMergedHidden = 0.93;
+
+bool is_quantized(const std::string& op, const Assumptions& a) {
+  if (a.precision == PlanPrecision::of_recipe) return false;
+  return op == "gemm" || op == "gated_up" || op == "d_gated_down" || kernel_class(op) == KernelClass::experts;
+}
+
+double rate(const TimeContext& c, const OpWork& op) {
+  const Shares& shares = c.machine.of(c.assume.system);
+  const auto share = [&](Share s) { return shares[static_cast<size_t>(s)]; };
+  if (is_quantized(op.name, c.assume)) {
+    const double peak = c.assume.precision == PlanPrecision::nvfp4 ? c.machine.nvfp4_tflops : c.machine.fp8_tflops;
+    return peak * share(Share::low_precision) * 1e12;
+  }
+  const double peak = c.machine.bf16_tflops * 1e12;
+  if (op.kind == KernelClass::experts) return peak * share(Share::experts);
+  if (op.kind == KernelClass::attention_forward) return peak * share(Share::attention_forward);
+  if (op.kind == KernelClass::attention_backward) return peak * share(Share::attention_backward);
+  return peak * share(Share::products);
+}
+
+double memory_rate(const TimeContext& c) {
+  return c.machine.memory_tb_s * 1e12 * c.machine.of(c.assume.system)[static_cast<size_t>(Share::memory)];
+}
+
+// The rows that the busiest rank's experts get, over those that the dry run computed: it takes every
+// planned row, most of which no token fills where all-gather plans for the worst case.
+double expert_rows(const TimeContext& c) {
+  const EngineSpec& spec = c.spec;
+  const ModelSpec& m = spec.model;
+  const int64_t ranks = spec.mesh.ep * spec.mesh.etp;
+  const double busiest = c.assume.load.busiest_rank(m.num_experts, spec.mesh.ep);
+  if (ranks == 1) return busiest;
+  const double T = static_cast<double>(rows_between_projections(spec.shape, spec.mesh));
+  const double even = T * static_cast<double>(m.top_k * spec.mesh.etp);
+  const double worst = T * static_cast<double>(ranks * std::min(m.top_k, m.num_experts / spec.mesh.ep));
+  const double bound = spec.balance.rank_rows_factor;
+  const bool is_bound = spec.dispatcher == DispatcherKind::alltoall && bound > 0;
+  return busiest * even / (is_bound ? std::min(worst, std::ceil(bound * even)) : worst);
+}
+
+void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows) {
+  const double scale = op.kind == KernelClass::experts ? rows : 1;
+  // A kernel hides most of the shorter of both under the longer, and less the closer they are.
+  const double seconds = std::hypot(scale * op.cost.flops / rate(c, op), scale * op.cost.bytes / memory_rate(c));
+  time.kernels[static_cast<size_t>(op.kind)] +=
+      std::max(seconds, static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6);
+}
+
+bool carries_rows(const std::string& axis) { return axis == "ep" || axis == "etp_ep"; }
+
+// The dispatchers that no engine here has, and those of Megatron.
+bool is_own_dispatcher(const TimeContext& c) {
+  return c.assume.dispatcher == PlanDispatcher::of_recipe && c.assume.system == PlanSystem::moebius;
+}
+
+PlanDispatcher dispatcher_of(const TimeContext& c) {
+  return c.assume.dispatcher == PlanDispatcher::of_recipe ? PlanDispatcher::alltoall : c.assume.dispatcher;
+}
+
+// One way of a layer's tokens to their experts, or back.
+struct RowsSent {
+  double seconds = 0, wire_bytes = 0;
+};
+
+RowsSent rows_sent(const TimeContext& c) {
+  const MeshShape& mesh = c.spec.mesh;
+  const RankSpan span = span_of(mesh, mesh.etp > 1 ? "etp_ep" : "ep");
+  if (span.size == 1) return {};
+  const ModelSpec& m = c.spec.model;
+  const double T = static_cast<double>(rows_between_projections(c.spec.shape, mesh));
+  const double row = static_cast<double>(m.hidden_size) * kBf16, n = static_cast<double>(span.size);
+  const double busiest = c.assume.load.busiest_rank(m.num_experts, mesh.ep);
+  if (dispatcher_of(c) == PlanDispatcher::allgather) {
+    const GroupCost cost = all_gather_cost(n * T * row, span.size);
+    return {group_seconds(c, span, GroupCall::all_gather, cost.wire_bytes), cost.wire_bytes};
+  }
+  const double pairs = T * static_cast<double>(m.top_k * mesh.etp);
+  if (dispatcher_of(c) == PlanDispatcher::alltoall) {
+    const double bytes = pairs * row * (n - 1) / n;
+    return {busiest * group_seconds(c, span, GroupCall::all_to_all, bytes), bytes};
+  }
+  // Once to each rank inside, where it is handed on; once to each domain across.
+  const Shares& shares = c.machine.of(c.assume.system);
+  const double domains = n / static_cast<double>(span.local(c.machine));
+  const double inside = T * row * units_of_token(m, n), across = T * row * units_of_token(m, domains);
+  const double seconds = std::max(inside / (c.machine.inside_gb_s * 1e9 * shares[static_cast<size_t>(Share::inside)]),
+                                  across / (c.machine.across_gb_s * 1e9 * shares[static_cast<size_t>(Share::across)]));
+  const double latency = (domains > 1 ? c.machine.across_us : c.machine.inside_us) * 1e-6;
+  return {busiest * seconds + latency, domains > 1 ? across : inside};
+}
+
+// Megatron Core moves what Moebius' kernels gather and activate on the fly: rows are permuted and
+// unpermuted in passes of their own, and the activation reads and writes them once more.
+double moved_bytes(const TimeContext& c) {
+  const ModelSpec& m = c.spec.model;
+  const double T = static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh));
+  const double R = T * static_cast<double>(m.top_k), D = static_cast<double>(m.hidden_size);
+  const double F = static_cast<double>(m.moe_intermediate_size);
+  const double permute = 2 * (T + R) * D, sort = dispatcher_of(c) == PlanDispatcher::alltoall ? 4 * R * D : 0;
+  return kBf16 * (permute + sort + 3 * R * F);
+}
+
+void add_memory(PassTime& time, const TimeContext& c, double bytes) {
+  time.kernels[static_cast<size_t>(KernelClass::memory)] += bytes / memory_rate(c);
+}
+
+PassTime pass_time(const TimeContext& c, const PassWork& work) {
+  PassTime time;
+  const double rows = expert_rows(c);
+  for (const OpWork& op : work.ops) add_op(time, c, op, rows);
+  for (const SentWork& sent : work.sent) {
+    if (carries_rows(sent.axis) && !is_own_dispatcher(c)) continue;
+    const double n = static_cast<double>(sent.calls);
+    time.groups[sent.axis] += n * group_seconds(c, span_of(c.spec.mesh, sent.axis), sent.call, sent.wire_bytes / n);
+    time.wire_bytes[sent.axis] += sent.wire_bytes;
+  }
+  return time;
+}
+
+void add_rows(PassTime& time, const TimeContext& c, double ways) {
+  const RowsSent sent = rows_sent(c);
+  if (sent.wire_bytes == 0) return;
+  time.groups["ep"] += ways * sent.seconds;
+  time.wire_bytes["ep"] += ways * sent.wire_bytes;
+}
+
+// The other micro-batch's pass runs while rows are on their way.
+void merge(PassTime& time) {
+  double sent = 0;
+  for (const auto& [axis, seconds] : time.groups)
+    if (carries_rows(axis)) sent += seconds;
+  time.hidden = std::min(kMergedHidden * sent, time.compute());
+  for (double& seconds : time.kernels) seconds *= 1 + kTakenByGroups * time.hidden / std::max(time.compute(), 1e-12);
+}
+
+double host_share(const TimeContext& c) {
+  if (c.assume.graphs == PlanGraphs::full) return 0;
+  return c.assume.graphs == PlanGraphs::partial ? 0.5 : 1;
+}
+
+}  // namespace
+
+int64_t RankSpan::local(const PlanMachine& m) const {
+  const auto domain = static_cast<int64_t>(m.domain_ranks);
+  return std::clamp<int64_t>(domain / stride, 1, size);
+}
+
+RankSpan span_of(const MeshShape& m, const std::string& axis) {
+  if (axis == "tp") return {m.tp, 1};
+  if (axis == "cp") return {m.cp, m.tp};
+  if (axis == "dp") return {m.dp, m.tp * m.cp};
+  if (axis == "dp_cp") return {m.dp * m.cp, m.tp};
+  if (axis == "tp_cp") return {m.tp * m.cp, 1};
+  if (axis == "tp_cp_dp") return {m.tp * m.cp * m.dp, 1};
+  if (axis == "etp") return {m.etp, 1};
+  if (axis == "ep") return {m.ep, m.etp};
+  if (axis == "etp_ep") return {m.etp * m.ep, 1};
+  if (axis == "edp") return {m.edp, m.etp * m.ep};
+  if (axis == "world") return {m.world(), 1};
+  return {std::min<int64_t>(2, m.pp), m.tp * m.cp * m.dp};  // pp, pp_back: two neighbours
+}
+
+double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes) {
+  if (span.size <= 1) return 0;
+  const Shares& shares = c.machine.of(c.assume.system);
+  const double inside = c.machine.inside_gb_s * 1e9 * shares[static_cast<size_t>(Share::inside)];
+  const double across = c.machine.across_gb_s * 1e9 * shares[static_cast<size_t>(Share::across)];
+  const int64_t local = span.local(c.machine);
+  if (local == span.size) return c.machine.inside_us * 1e-6 + wire_bytes / inside;
+  const double latency = c.machine.across_us * 1e-6;
+  if (call == GroupCall::all_to_all || call == GroupCall::send) {
+    const double far = static_cast<double>(span.size - local) / static_cast<double>(span.size - 1);
+    return latency + std::max(wire_bytes * far / across, wire_bytes * (1 - far) / inside);
+  }
+  // A ring crosses between domains once, on the link of each of the domain's ranks.
+  return latency + wire_bytes / std::min(inside, across * static_cast<double>(local));
+}
+
+double PassTime::compute() const {
+  double sum = 0;
+  for (const double seconds : kernels) sum += seconds;
+  return sum;
+}
+
+double PassTime::exposed() const {
+  double sum = -hidden;
+  for (const auto& [axis, seconds] : groups) sum += seconds;
+  return sum;
+}
+
+PassTime& PassTime::operator+=(const PassTime& o) {
+  for (size_t i = 0; i < kernels.size(); ++i) kernels[i] += o.kernels[i];
+  host += o.host;
+  hidden += o.hidden;
+  for (const auto& [axis, seconds] : o.groups) groups[axis] += seconds;
+  for (const auto& [axis, bytes] : o.wire_bytes) wire_bytes[axis] += bytes;
+  return *this;
+}
+
+PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer) {
+  PartTime t{
+      .forward = pass_time(c, part.forward), .loss = pass_time(c, part.loss), .backward = pass_time(c, part.backward)};
+  if (part.leave.calls > 0) add_op(t.leave, c, part.leave, 1);
+  if (is_moe && !is_own_dispatcher(c)) {
+    add_rows(t.forward, c, 2);
+    add_rows(t.backward, c, 2);
+  }
+  if (is_moe && c.assume.system == PlanSystem::megatron) {
+    add_memory(t.forward, c, moved_bytes(c));
+    add_memory(t.backward, c, 2 * moved_bytes(c));
+  }
+  if (is_layer) t.forward.host = host_share(c) * c.machine.layer_us * 1e-6;
+  t.backward.host = 2 * t.forward.host;
+  // A whole layer that Megatron recomputes sends its rows once more.
+  if (is_layer && c.spec.recompute.layer && c.assume.system == PlanSystem::megatron) {
+    if (is_moe) add_rows(t.backward, c, 2);
+    t.backward.host += t.forward.host;
+  }
+  if (is_moe && c.assume.merged_overlap)
+    for (PassTime* pass : {&t.forward, &t.backward}) merge(*pass);
+  return t;
+}
+
+double units_of_token(const ModelSpec& m, double units) {
+  if (units <= 1) return 0;
+  const double K = static_cast<double>(m.top_k), away = (units - 1) / units;
+  if (m.n_group <= 1) return away * units * (1 - std::pow(1 - 1 / units, K));
+  const double groups = static_cast<double>(m.n_group), kept = static_cast<double>(m.topk_group);
+  const double of_group = units / groups;  // units that share the experts of a group
+  if (of_group >= 1) return away * kept * of_group * (1 - std::pow(1 - 1 / of_group, K / kept));
+  // Several groups a unit: the chance that none of them is kept.
+  double none = 1;
+  for (double i = 0; i < std::round(groups / units); ++i) none *= std::max(0.0, (groups - kept - i) / (groups - i));
+  return away * units * (1 - none);
+}
+
+}  // namespace moebius

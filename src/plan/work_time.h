@@ -1,0 +1,59 @@
+// The time that work takes on a machine: ops by their class, calls of groups by the places of their ranks.
+#pragma once
+
+#include <array>
+#include <map>
+#include <string>
+
+#include "plan/assume.h"
+#include "plan/part.h"
+
+namespace moebius {
+
+// The places of the ranks of a group: n of them, each `stride` ranks after the one before.
+struct RankSpan {
+  int64_t size = 1, stride = 1;
+  int64_t local(const PlanMachine& m) const;  // of them in one domain of fast links
+};
+// The ranks of an axis. A group of pp is two neighbours.
+RankSpan span_of(const MeshShape& mesh, const std::string& axis);
+
+// The share of a GPU's multiprocessors that compute lacks while a group's call runs beside it: 20 of
+// 132, the default of DeepEP (arXiv 2603.07685).
+inline constexpr double kTakenByGroups = 20.0 / 132;
+
+// The run and the machine that times are computed for.
+struct TimeContext {
+  const PlanMachine& machine;
+  const Assumptions& assume;
+  const EngineSpec& spec;
+};
+
+// Seconds of a call of a group that sends wire_bytes from each rank.
+double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes);
+
+// Seconds of a pass, by kernel class and by axis. Groups are not hidden in it.
+struct PassTime {
+  std::array<double, kNumKernelClasses> kernels{};
+  double host = 0;  // that a launch shows
+  std::map<std::string, double> groups;
+  std::map<std::string, double> wire_bytes;
+  double hidden = 0;  // of the groups' time, under compute
+  double compute() const;
+  double exposed() const;
+  double total() const { return compute() + host + exposed(); }
+  PassTime& operator+=(const PassTime& o);
+};
+
+// The part's passes. layer: whether it is an MoE or dense layer of the model; else the ends of a stage.
+struct PartTime {
+  PassTime forward, loss, backward, leave;
+};
+PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer);
+
+// How many times a token of K experts is sent when it goes once to each of `units` (ranks or domains)
+// that has some of them, its own left out: the mean over tokens that choose freely within the
+// groups of experts that the model allows.
+double units_of_token(const ModelSpec& model, double units);
+
+}  // namespace moebius

@@ -1,0 +1,56 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "io/files.h"
+#include "io/testing.h"
+#include "tests/cli/program.h"
+
+namespace moebius {
+namespace {
+
+using testing::HasSubstr;
+
+const std::string kOlmoe = MOEBIUS_SOURCE_DIR "/recipes/bench_olmoe_1b_7b.toml";
+const std::string kH200 = MOEBIUS_SOURCE_DIR "/machines/h200.toml";
+
+TEST(CliPlan, PredictsARun) {
+  TestDir dir;
+  const auto run = run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--ranks", "2", "--set", "parallel.pp=2",
+                                     "--trace", "trace.json", "--html", "page.html", "--json"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  const auto json = nlohmann::json::parse(run.out);
+  for (const char* key : {"step_time_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "memory_peak_bytes"})
+    EXPECT_GT(json.at(key).get<double>(), 0) << key;
+  EXPECT_TRUE(json.at("axes").at("pp").contains("hidden_s"));
+  EXPECT_FALSE(nlohmann::json::parse(read_file(dir.path("trace.json"))).at("traceEvents").empty());
+  EXPECT_THAT(read_file(dir.path("page.html")), HasSubstr("<svg"));
+}
+
+TEST(CliPlan, SearchesAndSweeps) {
+  TestDir dir;
+  const auto found = run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--ranks", "2", "--search", "--json"});
+  EXPECT_EQ(found.code, 0) << found.err;
+  const auto layouts = nlohmann::json::parse(found.out).at("layouts");
+  ASSERT_GT(layouts.size(), 1U);
+  EXPECT_FALSE(layouts[0].at("set").empty());
+  EXPECT_LE(layouts[0].at("step_time_s").get<double>(), layouts[1].at("step_time_s").get<double>());
+  const auto swept = run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--ranks", "2", "--sweep", "parallel.ep=1,2",
+                                       "--csv", "t.csv", "--svg", "t.svg"});
+  EXPECT_EQ(swept.code, 0) << swept.err;
+  EXPECT_THAT(read_file(dir.path("t.csv")), HasSubstr("parallel.ep,step_time_s"));
+}
+
+TEST(CliPlan, RefusesByName) {
+  TestDir dir;
+  expect_refused(run_moebius(dir, {"plan", kOlmoe}), 2, "expected a recipe and --machine NAME or FILE; got no machine");
+  expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", "h300"}), 2, "no machine is called \"h300\"");
+  expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--ranks", "3"}), 2, "3");
+  expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--csv", "t.csv"}), 2, "are of --sweep");
+  expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--assume", "graphs=many"}), 2,
+                 "expected one of none, partial, full");
+}
+
+}  // namespace
+}  // namespace moebius
