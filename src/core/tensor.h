@@ -59,7 +59,7 @@ struct Tensor {
     return static_cast<T*>(data);
   }
 
-  Tensor view(Shape to) const;                    // the same elements in another shape
+  Tensor view(Shape to) const;  // the same elements in another shape
   // [begin, end) of dim 0. REQUIRES: with f4_e2m1, begin is at a whole byte.
   Tensor rows(int64_t begin, int64_t end) const;
 
