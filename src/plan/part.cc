@@ -18,6 +18,8 @@ std::string key_of(const EngineSpec& spec, const StageSpec& stage) {
                   stage.num_mtp, stage.loss, m.tp, m.cp, m.etp, m.ep, static_cast<int>(spec.dispatcher));
   key += fmt::format("; {} {} {} {} {}; {} {} ", b.batch, b.seq, b.max_segments, static_cast<int>(b.cp_comm), b.num_mtp,
                      static_cast<int>(spec.target), spec.threads);
+  key += fmt::format("{} ", static_cast<int>(spec.precision.recipe));
+  for (const std::string& pattern : spec.precision.keep) key += pattern + " ";
   for (const auto& [name, field] : kRecomputeNames) key += spec.recompute.*field ? '1' : '0';
   return key;
 }
@@ -97,6 +99,7 @@ class DryStage {
                               .balance = spec.balance,
                               .mesh = mesh_,
                               .rope_table_Pd = rope_,
+                              .precision = spec.precision,
                               .dtype = spec.precision.compute,
                               .shape = spec.shape,
                               .seed = spec.seed,

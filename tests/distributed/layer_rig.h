@@ -75,6 +75,7 @@ class LayerRig {
             .balance = balance,
             .mesh = mesh,
             .rope_table_Pd = rope_table_Pd,
+            .precision = precision,
             .shape = batch.shape};
   }
   void draw(const Param& p) {
@@ -97,6 +98,7 @@ class LayerRig {
   std::vector<int64_t> tokens, stream_tokens;  // the tokens of the rows of the micro-batch, and of the stream
   MicroBatch batch;
   const BalanceSpec balance;
+  const PrecisionSpec precision;
   ThreadPool pool{1};
   Stream s{DeviceKind::cpu, pool};
 };

@@ -108,7 +108,8 @@ TEST_P(QuantisedMoeRanks, EqualOneRank) {
   const Outcome want = testing::on_one_rank(c);
   testing::on_ranks(c, [&](const Outcome& got) {
     for (const auto& [name, values] : got) {
-      if (name.find("experts.") != std::string::npos) EXPECT_EQ(distance(values, want.at(name)), 0) << name;
+      if (name.find("experts.") == std::string::npos) continue;
+      EXPECT_EQ(distance(values, want.at(name)), 0) << name;
     }
   });
 }
