@@ -133,7 +133,6 @@ constexpr OtherName kOtherNames[] = {
     {"no_save_optim", "not there: a checkpoint always has the optimizer's state"},
     // Names that say something only together with their section.
     {"lora.r", kNoLora},
-    {"precision.keep", kNoLowPrecision},
     {"precision.recipe", kNoLowPrecision},
     {"data.path", "data.train"},
 };

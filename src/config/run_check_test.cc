@@ -51,8 +51,8 @@ TEST(Check, RecipesOfPrecision) {
                         "share: tp * cp * ep * etp must be 1; got 1 * 1 * 2 * 1; choose \"fp8_block\" or \"mxfp8\", or "
                         "other degrees [--set]"));
   EXPECT_THAT(parse_error({"precision.recipe=fp8"}),
-              HasSubstr("precision.recipe must be \"none\", \"fp8_block\", \"fp8_tensor\", \"mxfp8\" or \"nvfp4\"; got "
-                        "\"fp8\""));
+              HasSubstr("precision.recipe must be \"none\" or \"fp8_block\" or \"fp8_tensor\" or \"mxfp8\" or "
+                        "\"nvfp4\"; got \"fp8\""));
 }
 
 // Seven ranks of experts are wrong whatever the batch.

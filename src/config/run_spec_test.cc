@@ -159,7 +159,6 @@ TEST(Parse, UnknownKeysOfMegatronAreTranslated) {
   for (const char* key : {"parallel.sp", "parallel.sequence_parallel"})
     EXPECT_EQ(hint(key), "; here that is on wherever parallel.tp is above 1");
   EXPECT_THAT(hint("lora.r"), HasSubstr("; here that is not part of this version"));
-  EXPECT_THAT(hint("precision.keep"), HasSubstr("; here that is precision.compute"));
   EXPECT_THAT(hint("memory.recompute_granularity"), HasSubstr("; here that is memory.recompute"));
   EXPECT_THAT(hint("log.wandb"), HasSubstr("; here that is log.tensorboard"));
 }

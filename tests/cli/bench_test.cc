@@ -10,7 +10,7 @@ namespace {
 TEST(CliBench, UnknownNamesAreListed) {
   TestDir dir;
   expect_refused(run_moebius(dir, {"bench", "warp"}), 2,
-                 "bench: expected attention, experts, gemm, moe-layer, dispatch, collectives or step; got \"warp\"");
+                 "bench: expected attention, experts, gemm, moe-layer, dispatch, collectives, step or machine; got \"warp\"");
   expect_refused(run_moebius(dir, {"bench", "gemm", "--runs", "0"}), 2,
                  "--runs: expected at least 1; got 0; leave it out for as many as the median needs");
 }
@@ -97,7 +97,7 @@ TEST(CliBench, OptionsOfOtherWorkloadsAreRefused) {
       {{"attention", "--routing", "zipf"},
        "bench attention: expected no --routing, an option of experts, moe-layer and dispatch alone"},
       {{"gemm", "--shape", "olmoe"},
-       "bench gemm: expected no --shape, an option of attention, experts, moe-layer and dispatch alone"},
+       "bench gemm: expected no --shape, an option of attention, experts, moe-layer, dispatch and machine alone"},
       {{"step", "--documents", "3"}, "bench step: expected no --documents, an option of attention alone"},
       {{"step", "--shape", "olmoe"}, "bench step: expected no --shape"},
       {{"step", "--runs", "2"}, "bench step: expected no --runs"},
