@@ -203,11 +203,11 @@ std::string description_of(const LinePlot& plot, const std::vector<Drawn>& drawn
   std::string text;
   for (const Drawn& each : drawn) {
     const Series& s = *each.line.series;
-    text +=
-        fmt::format("{}{}{} at step {}, {} at step {}; least {}, greatest {}.", text.empty() ? "" : " ", each.line.name,
-                    each.line.name.empty() ? "" : ": ", number_text(each.bins.front().mean(), plot.unit),
-                    each.bins.front().first_step, number_text(s.last(), plot.unit), s.last_step(),
-                    number_text(s.min(), plot.unit), number_text(s.max(), plot.unit));
+    text += fmt::format("{}{}{}{} at step {}, {} at step {}; least {}, greatest {}.", text.empty() ? "" : " ",
+                        each.line.name, each.line.name.empty() ? "" : ": ",
+                        number_text(each.bins.front().mean(), plot.unit), each.bins.front().first_step,
+                        number_text(s.last(), plot.unit), s.last_step(), number_text(s.min(), plot.unit),
+                        number_text(s.max(), plot.unit));
   }
   return text;
 }
