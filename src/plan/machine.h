@@ -11,7 +11,7 @@
 
 namespace moebius {
 
-// Whose kernels run: Moebius' own, or Megatron Core's, whose published runs are predicted.
+// The software whose kernels run: Moebius, or Megatron Core, whose published runs are predicted.
 enum class PlanSystem : int { moebius, megatron };
 inline constexpr int kNumSystems = 2;
 const char* name_of(PlanSystem system);

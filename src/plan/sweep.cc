@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 
+#include "io/html_text.h"
+
 namespace moebius {
 namespace {
 
@@ -32,19 +34,6 @@ std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
   return out + "\"";
-}
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '<')
-      out += "&lt;";
-    else if (c == '&')
-      out += "&amp;";
-    else
-      out += c;
-  }
-  return out;
 }
 
 }  // namespace
@@ -161,9 +150,9 @@ std::string sweep_svg(const Sweep& s) {
   }
   for (size_t i = 0; i < x_key.values.size(); ++i)
     svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
-                       kLeft + step * static_cast<double>(i), kHeight - kBottom + 18, escaped(x_key.values[i]));
-  svg +=
-      fmt::format("<text x=\"{}\" y=\"{}\">{}; model TFLOP/s a rank</text>\n", kLeft, kHeight - 10, escaped(x_key.key));
+                       kLeft + step * static_cast<double>(i), kHeight - kBottom + 18, escape_html(x_key.values[i]));
+  svg += fmt::format("<text x=\"{}\" y=\"{}\">{}; model TFLOP/s a rank</text>\n", kLeft, kHeight - 10,
+                     escape_html(x_key.key));
   size_t n = 0;
   for (const auto& [name, points] : lines) {
     const char* colour = kColours[n % std::size(kColours)];
@@ -174,7 +163,7 @@ std::string sweep_svg(const Sweep& s) {
     }
     svg += fmt::format("<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>\n", path, colour);
     svg += fmt::format("<text x=\"{}\" y=\"{}\" fill=\"{}\">{}</text>\n", kWidth - kRight + 12,
-                       kTop + 16 * static_cast<double>(++n), colour, escaped(name));
+                       kTop + 16 * static_cast<double>(++n), colour, escape_html(name));
   }
   return svg + "</svg>\n";
 }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "io/html_text.h"
+
 namespace moebius {
 namespace {
 
@@ -17,19 +19,6 @@ std::string pass_name(const Action& a) {
 }
 
 bool is_shown(const RankSimulation::Run& run) { return run.action.verb == Verb::run && run.end > run.begin; }
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '<')
-      out += "&lt;";
-    else if (c == '&')
-      out += "&amp;";
-    else
-      out += c;
-  }
-  return out;
-}
 
 std::string timeline_svg(const Prediction& p) {
   constexpr double kWidth = 1200, kRow = 22, kLeft = 60;
@@ -108,7 +97,7 @@ std::string plan_html(const Prediction& p, const std::string& title, const std::
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{}</title>\n"
       "<style>body{{font-family:sans-serif;max-width:1240px;margin:2em auto}}svg{{width:100%}}</style></head><body>\n"
       "<h1>{}</h1>\n<pre>{}</pre>\n",
-      escaped(title), escaped(title), escaped(text));
+      escape_html(title), escape_html(title), escape_html(text));
   html += fmt::format("<h2>Passes of {} of {} micro-batches</h2>\n{}", p.schedule.shape.num_micro_batches,
                       p.num_micro_batches, timeline_svg(p));
   html += "<h2>Memory of a rank of each pipeline stage</h2>\n" + legend() + memory_svg(p);

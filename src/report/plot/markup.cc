@@ -1,11 +1,13 @@
 #include "report/plot/markup.h"
 
+#include "io/html_text.h"
+
 namespace moebius {
 
 void Markup::begin(std::string_view tag, std::initializer_list<Attribute> attributes) {
   out_.append("<").append(tag);
   for (const Attribute& each : attributes)
-    out_.append(" ").append(each.name).append("=\"").append(escaped(each.value)).append("\"");
+    out_.append(" ").append(each.name).append("=\"").append(escape_html(each.value)).append("\"");
 }
 
 Markup& Markup::open(std::string_view tag, std::initializer_list<Attribute> attributes) {
@@ -25,7 +27,7 @@ Markup& Markup::leaf(std::string_view tag, std::initializer_list<Attribute> attr
   return *this;
 }
 
-Markup& Markup::text(std::string_view text) { return add(escaped(text)); }
+Markup& Markup::text(std::string_view text) { return add(escape_html(text)); }
 
 Markup& Markup::element(std::string_view tag, std::initializer_list<Attribute> attributes, std::string_view text) {
   return open(tag, attributes).text(text).close(tag);

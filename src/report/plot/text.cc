@@ -6,33 +6,10 @@
 #include <cmath>
 #include <ctime>
 
-#include "io/utf8.h"
+#include "io/html_text.h"
 
 namespace moebius {
 namespace {
-
-constexpr std::string_view kReplacement = "\xef\xbf\xbd";
-
-// The text with U+FFFD for each byte that begins no valid sequence, and for control characters.
-std::string valid_utf8(std::string_view text) {
-  std::string out;
-  while (!text.empty()) {
-    const int64_t bad = find_invalid_utf8(text);
-    const std::string_view good = text.substr(0, bad < 0 ? text.size() : static_cast<size_t>(bad));
-    for (const char c : good) {
-      const auto byte = static_cast<unsigned char>(c);
-      if ((byte < 0x20 && c != '\t' && c != '\n') || byte == 0x7f)
-        out += kReplacement;
-      else
-        out += c;
-    }
-    text.remove_prefix(good.size());
-    if (text.empty()) break;
-    out += kReplacement;
-    text.remove_prefix(1);
-  }
-  return out;
-}
 
 std::string scaled_text(double value, double step, const char* const* units, size_t num_units) {
   size_t at = 0;
@@ -56,32 +33,6 @@ std::string seconds_text(double s) {
 }
 
 }  // namespace
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : valid_utf8(text)) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
 
 std::string json_string(std::string_view text) {
   std::string out = "\"";

@@ -1,4 +1,4 @@
-// Texts of the page: escaped for HTML, and numbers in short form.
+// Texts of the page: JSON strings, and numbers in short form.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,6 @@
 
 namespace moebius {
 
-// For text and for attributes in double quotes. Bytes that are no UTF-8 and control characters become U+FFFD.
-std::string escaped(std::string_view text);
 // A JSON string in quotes, which is also safe inside of an HTML script element.
 std::string json_string(std::string_view text);
 // At most `most` characters; an ellipsis stands for the rest. In UTF-8.

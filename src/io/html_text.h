@@ -1,0 +1,14 @@
+// Any bytes as text that HTML and SVG can hold.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace moebius {
+
+// Bytes that are no UTF-8 and control characters become U+FFFD.
+std::string valid_utf8(std::string_view text);
+// valid_utf8(), with what HTML would read as markup escaped: for text, and for attributes in quotes.
+std::string escape_html(std::string_view text);
+
+}  // namespace moebius
