@@ -191,7 +191,7 @@ TEST(Timelines, ShowEveryPass) {
     passes += event["name"].get<std::string>().find(", stage ") == std::string::npos ? 0 : 1;
   EXPECT_EQ(passes, 2 * 2 * p.num_micro_batches);
   const std::string html = plan_html(p, "a <title>", "text");
-  EXPECT_THAT(html, HasSubstr("a &lt;title>"));
+  EXPECT_THAT(html, HasSubstr("a &lt;title&gt;"));
   EXPECT_EQ(html.find("http"), std::string::npos);  // no other file, no network
 }
 
