@@ -17,8 +17,6 @@ inline const std::filesystem::path kTestProgram = std::filesystem::read_symlink(
 
 // The path of a program that was built beside this one: build/NAME of build/tests/...,
 // build/asan/NAME of build/asan/tests/...
-inline std::string built_program(const std::string& name) {
-  return kTestProgram.parent_path().parent_path() / name;
-}
+inline std::string built_program(const std::string& name) { return kTestProgram.parent_path().parent_path() / name; }
 
 }  // namespace moebius
