@@ -9,7 +9,7 @@ Moe::Moe(const LayerContext& c, const std::string& prefix, int64_t layer)
       max_tokens_(c.stream_rows()),
       dtype_(c.dtype),
       router_(c, prefix + ".gate", layer),
-      experts_(c, prefix) {
+      experts_(make_routed_experts(c, prefix)) {
   if (c.model.shared_intermediate_size == 0) return;
   shared_.emplace(c, prefix + ".shared_experts", c.model.shared_intermediate_size);
   if (!c.model.shared_expert_gate) return;
@@ -22,7 +22,7 @@ Moe::Moe(const LayerContext& c, const std::string& prefix, int64_t layer)
 
 void Moe::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
   router_.declare_saved(plan, prefix + ".router", saved.router);
-  experts_.declare_saved(plan, prefix, saved.experts);
+  saved.experts = experts_->declare_saved(plan, prefix);
   constexpr auto kShared = &RecomputeSpec::shared_expert;
   if (shared_) shared_->declare_saved(plan, prefix + ".shared", saved.shared, kShared);
   if (!shared_gate_) return;
@@ -34,7 +34,7 @@ void Moe::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
 void Moe::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
   saved.x_TD = x_TD;
   const Route route = router_.forward(step, x_TD, saved.router);
-  experts_.forward(step, y_TD, x_TD, route, saved.experts);
+  experts_->forward(step, y_TD, x_TD, route, *saved.experts);
   if (shared_) shared_forward(step, y_TD, x_TD, saved);
 }
 
@@ -52,7 +52,7 @@ void Moe::shared_forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) con
 
 void Moe::recompute(Step& step, Tensor x_TD, Saved& saved) const {
   saved.x_TD = saved.router.x_TD = x_TD;
-  experts_.recompute(x_TD, saved.experts);
+  experts_->recompute(step, x_TD, *saved.experts);
   if (!shared_) return;
   shared_->recompute(step, x_TD, saved.shared);
   saved.shared_y_TD.recompute(step.stack, [&] { shared_->output(step, saved.shared_y_TD, saved.shared); });
@@ -60,7 +60,7 @@ void Moe::recompute(Step& step, Tensor x_TD, Saved& saved) const {
 
 void Moe::backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const {
   const Tensor dweight_TK = step.alloc(saved.router.route.weight_TK.shape, DType::f32);
-  experts_.backward_input(step, dx_TD, dweight_TK, dy_TD, saved.experts);
+  experts_->backward_input(step, dx_TD, dweight_TK, dy_TD, *saved.experts);
   router_.backward(step, dx_TD, dweight_TK, saved.router);
   if (shared_) shared_backward_input(step, dx_TD, dy_TD, saved);
 }
@@ -79,7 +79,7 @@ void Moe::shared_backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& s
 }
 
 void Moe::backward_weight(Step& step, const Saved& saved) const {
-  experts_.backward_weight(step, saved.experts);
+  experts_->backward_weight(step, *saved.experts);
   if (shared_) shared_->backward_weight(step, saved.shared);
   if (shared_gate_) shared_gate_->backward_weight(step, saved.dgate_T, saved.x_TD);
 }

@@ -1,8 +1,10 @@
 // A Mixture-of-Experts layer: a router, the experts that it routes tokens to, and a shared expert.
-//   y[t] = routed(x[t]) + shared(x[t])       (model/moe/routed_experts.h), the latter gated by sigmoid(x w_g)
+//   y[t] = routed(x[t]) + shared(x[t])
+// routed is an interface (model/moe/routed_experts.h); shared may be gated by sigmoid(x w_g).
 // The shared expert and its gate are there where the family has them.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -16,14 +18,14 @@ class Moe {
  public:
   struct Saved {
     Router::Saved router;
-    RoutedExperts::Saved experts;
+    std::unique_ptr<RoutedExperts::Saved> experts;
     Mlp::Saved shared;
     Tensor x_TD;              // the caller's
     SavedTensor shared_y_TD;  // only with a shared gate
     Tensor gate_T;            // only with a shared gate
     WgradInput dgate_T;       // the derivative w.r.t. the gate
   };
-  // layer: its index in the model. Error{usage} as RoutedExperts says.
+  // layer: its index in the model. Error{usage} as make_routed_experts() says.
   Moe(const LayerContext& c, const std::string& prefix, int64_t layer);
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
 
@@ -43,7 +45,7 @@ class Moe {
   int64_t D_, max_tokens_;
   DType dtype_;
   Router router_;
-  RoutedExperts experts_;
+  std::unique_ptr<RoutedExperts> experts_;
   std::optional<Mlp> shared_;
   std::optional<Linear> shared_gate_;
 };

@@ -1,59 +1,42 @@
-// The experts of an MoE layer that tokens are routed to: dispatch, both products, combine. Moe sees
-// only this class, so that the transport of rows and their computation may later be fused.
+// The experts of an MoE layer that tokens are routed to, chosen once when the layer is made.
 //   y[t] = sum over the chosen e of weight[t,e] * (W2_e activation(W1_e x[t] + b1_e) + b2_e)
-// There are biases, and the activation of gpt-oss, where the family has them.
-// Kept for backward: x (the caller's), h (pre-activation rows) and the delivery. Neither the
-// experts' outputs nor their gradients are stored.
+// There are biases, and the activation of gpt-oss, where the family has them. Moe sees only this
+// interface. How rows travel to the experts, and which products are fused with that, is the
+// business of each implementation.
 #pragma once
 
 #include <memory>
+#include <string>
 
-#include "memory/saved_tensor.h"
-#include "memory/wgrad_input.h"
-#include "model/layers/precision_of.h"
-#include "model/moe/dispatcher.h"
-#include "ops/experts/experts.h"
+#include "memory/plan.h"
+#include "model/layer_context.h"
+#include "ops/routing/routing.h"
 
 namespace moebius {
 
 class RoutedExperts {
  public:
+  // What forward leaves for the backward passes of a micro-batch. Each implementation has its own.
   struct Saved {
-    std::unique_ptr<Delivery> delivery;
-    Tensor x_TD;  // the caller's
-    SavedTensor h_R2F;
-    // Rows of x and of dy as they arrived for the backward: their sources, row indices and weights.
-    Rows token_rows, grad_rows;
-    WgradInput tokens, grads, weight_R;
-    WgradInput dh_R2F, sa_RF;  // derivative w.r.t. h; the activation, scaled by the row's weight
+    virtual ~Saved() = default;
   };
-  // Error{usage} with the equation unless ep divides the experts and etp their inner width.
-  RoutedExperts(const LayerContext& c, const std::string& prefix);
-  void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
+  virtual ~RoutedExperts() = default;
+  // The calls below need a struct that this kind of experts returned; std::bad_cast for another.
+  virtual std::unique_ptr<Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const = 0;
 
-  void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, Saved& saved) const;
-  // Call it before a backward pass, with the same x. h is recomputed in
-  // backward_input, which dispatches x anyway.
-  void recompute(Tensor x_TD, Saved& saved) const { saved.x_TD = x_TD; }
+  // All ranks of etp x ep make the same calls. x, y: [T, D].
+  virtual void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, Saved& saved) const = 0;
+  // Call it before a backward pass, with the same x. What forward did not keep is recomputed here or
+  // in backward_input.
+  virtual void recompute(Step& step, Tensor x_TD, Saved& saved) const = 0;
   // Writes dx, and the derivative w.r.t. the route's weights (f32).
-  void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const;
-  void backward_weight(Step& step, const Saved& saved) const;
-
- private:
-  void up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const;  // h, and a = activation(h)
-  // Brings the rows of x and dy to the experts, and recomputes h. Returns the weight of each row.
-  Tensor receive(Step& step, Tensor dy_TD, Saved& saved) const;
-  void backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Saved& saved) const;
-  void bias_gradients(Step& step, const Saved& saved) const;
-
-  int64_t D_, F_, max_tokens_;  // F of a shard
-  DType dtype_;
-  const Param &w1_, &w2_;
-  ProductPrecision w1_precision_, w2_precision_;
-  const Param *b1_ = nullptr, *b2_ = nullptr;
-  int64_t b2_first_ = 0;
-  GatedActivation activation_;
-  std::unique_ptr<Dispatcher> dispatcher_;
+  virtual void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const = 0;
+  // Adds to the gradients of the experts' weights and biases.
+  virtual void backward_weight(Step& step, const Saved& saved) const = 0;
 };
+
+// The routed experts of a layer of c.model, whose parameters begin with prefix. Error{usage} with the
+// equation unless ep divides the experts and etp their inner width.
+std::unique_ptr<RoutedExperts> make_routed_experts(const LayerContext& c, const std::string& prefix);
 
 }  // namespace moebius

@@ -1,0 +1,209 @@
+#include "model/moe/dispatched_experts.h"
+
+#include "model/moe/routed_experts_params.h"
+
+namespace moebius {
+namespace {
+
+GatedActivation activation_of(const ModelSpec& m) {
+  if (m.swiglu_limit == 0) return {};
+  return {.alpha = 1.702f, .limit = static_cast<float>(m.swiglu_limit), .shift = 1.0f};
+}
+
+// The degrees are checked before anything is declared.
+const LayerContext& checked(const LayerContext& c) {
+  check_expert_degrees(c.model, c.mesh.shape());
+  return c;
+}
+
+// The experts of this rank among all.
+ExpertRange experts_here(const LayerContext& c) {
+  return {.first = c.mesh.place().ep * (c.model.num_experts / c.mesh.shape().ep), .all = c.model.num_experts};
+}
+
+// Rows sorted by expert, as an operand that is read in place, and as one that is transposed. Rows that
+// are read by token are all there; others are as many as the last offset says.
+RowGroups in_place(const Rows& rows) { return rows.token_R.empty() ? RowGroups{rows.offsets_e1, {}} : RowGroups{}; }
+RowGroups by_expert(const Rows& rows) { return {rows.offsets_e1, {}}; }
+RowGroups gathered(const Rows& rows) { return {rows.offsets_e1, rows.token_R}; }
+
+// Runs an expert op with scratch from the step stack for the duration of the call.
+template <class Op, class Run>
+void run_expert_op(Step& step, Op op, Run run) {
+  StackScope scope(step.stack);
+  op.scratch = step.alloc_bytes(Op::scratch_bytes(op, step.stream));
+  run(step.stream, op);
+}
+
+}  // namespace
+
+DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& prefix)
+    : D_(c.model.hidden_size),
+      F_(c.model.moe_intermediate_size / c.mesh.shape().etp),
+      max_tokens_(c.stream_rows()),
+      dtype_(c.dtype),
+      w1_(c.params.declare(w1_spec(checked(c), prefix))),
+      w2_(c.params.declare(w2_spec(c, prefix))),
+      w1_precision_(precision_of(c, w1_.spec, experts_here(c))),
+      w2_precision_(precision_of(c, w2_.spec, experts_here(c))),
+      activation_(activation_of(c.model)),
+      dispatcher_(make_dispatcher(c.dispatcher, {.num_experts = c.model.num_experts,
+                                                 .top_k = c.model.top_k,
+                                                 .max_tokens = max_tokens_,
+                                                 .mesh = &c.mesh,
+                                                 .rows_factor = c.balance.rank_rows_factor})) {
+  if (!c.model.expert_proj_bias) return;
+  b1_ = &c.params.declare(b1_spec(c, prefix));
+  b2_ = &c.params.declare(b2_spec(c, prefix));
+  b2_first_ = first_b2_column(c);
+}
+
+std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPlan& plan,
+                                                                       const std::string& prefix) const {
+  auto own = std::make_unique<Own>();
+  Own& saved = *own;
+  saved.delivery = dispatcher_->declare_saved(plan, prefix + ".delivery");
+  const int64_t R = dispatcher_->max_rows(max_tokens_), N = dispatcher_->source_rows(max_tokens_);
+  saved.h_R2F.declare(plan, prefix + ".h", {R, 2 * F_}, dtype_, &RecomputeSpec::expert_up);
+  saved.dh_R2F.declare(plan, prefix + ".dh", {R, 2 * F_}, dtype_);
+  saved.sa_RF.declare(plan, prefix + ".sa", {R, F_}, dtype_);
+  saved.tokens.declare(plan, prefix + ".tokens", {N, D_}, dtype_);
+  saved.grads.declare(plan, prefix + ".grads", {N, D_}, dtype_);
+  if (b2_) saved.weight_R.declare(plan, prefix + ".row_weight", {R}, DType::f32);
+  return own;
+}
+
+void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, Saved& base) const {
+  Own& saved = own(base);
+  saved.x_TD = x_TD;
+  dispatcher_->announce(step, route, *saved.delivery);
+  StackScope scope(step.stack);
+  const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
+  const Dispatched in = dispatcher_->dispatch(step, x_TD, *saved.delivery);
+  saved.h_R2F.open(step.stack);
+  const Tensor a_RF = step.alloc({R, F_}, dtype_), y_RD = step.alloc({R, D_}, dtype_);
+  up(step, a_RF, in, saved);
+  const QuantizeContext c = quantize_context(step);
+  run_expert_op(step,
+                ExpertDown{.y_RD = y_RD,
+                           .a_RF = w2_precision_.x(c, a_RF, by_expert(in.rows)),
+                           .w2_eDF = w2_precision_.w(c, w2_.w),
+                           .b2_eC = b2_ ? b2_->w : Tensor{},
+                           .b2_first = b2_first_,
+                           .rows = {.offsets_e1 = in.rows.offsets_e1}},
+                expert_down);
+  dispatcher_->combine(step, y_TD, y_RD, *saved.delivery);
+}
+
+void DispatchedExperts::recompute(Step&, Tensor x_TD, Saved& saved) const { own(saved).x_TD = x_TD; }
+
+void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const Own& saved) const {
+  StackScope scope(step.stack);
+  const QuantizeContext c = quantize_context(step);
+  run_expert_op(step,
+                ExpertUp{.h_R2F = saved.h_R2F.rows(0, a_RF.dim(0)),
+                         .a_RF = a_RF,
+                         .x_TD = w1_precision_.x(c, in.source, in_place(in.rows)),
+                         .w1_e2FD = w1_precision_.w(c, w1_.w),
+                         .b1_e2F = b1_ ? b1_->w : Tensor{},
+                         .rows = in.rows,
+                         .activation = activation_},
+                expert_up);
+}
+
+void DispatchedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& base) const {
+  Own& saved = own(base);
+  saved.dh_R2F.open(step.stack);
+  saved.sa_RF.open(step.stack);
+  const Tensor weight_R = receive(step, dy_TD, saved);
+  const int64_t R = saved.dh_R2F.dim(0);
+  StackScope scope(step.stack);
+  const Tensor dweight_R = step.alloc({R}, DType::f32), dx_RD = step.alloc({R, D_}, dtype_);
+  backward_rows(step, dx_RD, dweight_R, weight_R, saved);
+  dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.delivery);
+}
+
+Tensor DispatchedExperts::receive(Step& step, Tensor dy_TD, Own& saved) const {
+  const Dispatched tokens = dispatcher_->dispatch(step, saved.x_TD, *saved.delivery);
+  saved.token_rows = tokens.rows;
+  saved.tokens.hold(step.stream, tokens.source);
+  saved.h_R2F.recompute(step.stack, [&] {
+    StackScope scope(step.stack);
+    up(step, step.alloc(saved.sa_RF.shape, dtype_), tokens, saved);
+  });
+  const Dispatched grads = dispatcher_->combine_bwd(step, dy_TD, *saved.delivery);
+  saved.grad_rows = grads.rows;
+  saved.grads.hold(step.stream, grads.source);
+  if (b2_) saved.weight_R.hold(step.stream, grads.weight_R);
+  return grads.weight_R;
+}
+
+void DispatchedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Own& saved) const {
+  const QuantizeContext c = quantize_context(step);
+  {
+    StackScope scope(step.stack);
+    run_expert_op(step,
+                  DExpertDown{.dh_R2F = saved.dh_R2F,
+                              .sa_RF = saved.sa_RF,
+                              .dweight_R = dweight_R,
+                              .dout_TD = w2_precision_.dy(c, saved.grads, in_place(saved.grad_rows)),
+                              .w2_eDF = w2_precision_.w_for_dx(c, w2_.w),
+                              .b2_eC = b2_ ? b2_->w : Tensor{},
+                              .h_R2F = saved.h_R2F,
+                              .weight_R = weight_R,
+                              .b2_first = b2_first_,
+                              .rows = saved.grad_rows,
+                              .activation = activation_},
+                  d_expert_down);
+  }
+  StackScope scope(step.stack);
+  run_expert_op(step,
+                DExpertUp{.dx_RD = dx_RD,
+                          .dh_R2F = w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
+                          .w1_e2FD = w1_precision_.w_for_dx(c, w1_.w),
+                          .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}},
+                d_expert_up);
+}
+
+void DispatchedExperts::backward_weight(Step& step, const Saved& base) const {
+  const Own& saved = own(base);
+  const QuantizeContext c = quantize_context(step);
+  if (w2_.has_grad) {
+    StackScope scope(step.stack);
+    run_expert_op(step,
+                  ExpertWgrad{.dw_eMN = w2_.dw,
+                              .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
+                              .right_RN = w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
+                              .gather_left = true,
+                              .rows = saved.grad_rows},
+                  expert_wgrad);
+  }
+  if (w1_.has_grad) {
+    StackScope scope(step.stack);
+    run_expert_op(step,
+                  ExpertWgrad{.dw_eMN = w1_.dw,
+                              .left_RM = w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
+                              .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
+                              .gather_right = true,
+                              .rows = saved.token_rows},
+                  expert_wgrad);
+  }
+  bias_gradients(step, saved);
+}
+
+void DispatchedExperts::bias_gradients(Step& step, const Own& saved) const {
+  if (b1_ && b1_->has_grad) {
+    expert_bias_grad(step.stream,
+                     {.db_eN = b1_->dw, .x_RM = saved.dh_R2F, .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}});
+  }
+  if (b2_ && b2_->has_grad) {
+    expert_bias_grad(step.stream, {.db_eN = b2_->dw,
+                                   .x_RM = saved.grads,
+                                   .weight_R = saved.weight_R,
+                                   .x_first = b2_first_,
+                                   .gather = true,
+                                   .rows = saved.grad_rows});
+  }
+}
+
+}  // namespace moebius

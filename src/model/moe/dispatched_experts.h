@@ -1,0 +1,58 @@
+// Routed experts as separate calls: dispatch, both products, combine. A Dispatcher moves the rows.
+// Kept for backward: x (the caller's), h (pre-activation rows) and the delivery. Neither the
+// experts' outputs nor their gradients are stored.
+#pragma once
+
+#include <memory>
+
+#include "memory/saved_tensor.h"
+#include "memory/wgrad_input.h"
+#include "model/layers/precision_of.h"
+#include "model/moe/dispatcher.h"
+#include "model/moe/routed_experts.h"
+#include "ops/experts/experts.h"
+
+namespace moebius {
+
+class DispatchedExperts final : public RoutedExperts {
+ public:
+  // Error{usage} as make_routed_experts() says.
+  DispatchedExperts(const LayerContext& c, const std::string& prefix);
+  std::unique_ptr<Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
+
+  void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, Saved& saved) const override;
+  // h is recomputed in backward_input, which dispatches x anyway.
+  void recompute(Step& step, Tensor x_TD, Saved& saved) const override;
+  void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const override;
+  void backward_weight(Step& step, const Saved& saved) const override;
+
+ private:
+  struct Own final : Saved {
+    std::unique_ptr<Delivery> delivery;
+    Tensor x_TD;  // the caller's
+    SavedTensor h_R2F;
+    // Rows of x and of dy as they arrived for the backward: their sources, row indices and weights.
+    Rows token_rows, grad_rows;
+    WgradInput tokens, grads, weight_R;
+    WgradInput dh_R2F, sa_RF;  // derivative w.r.t. h; the activation, scaled by the row's weight
+  };
+  static Own& own(Saved& saved) { return dynamic_cast<Own&>(saved); }
+  static const Own& own(const Saved& saved) { return dynamic_cast<const Own&>(saved); }
+
+  void up(Step& step, Tensor a_RF, const Dispatched& in, const Own& saved) const;  // h, and a = activation(h)
+  // Brings the rows of x and dy to the experts, and recomputes h. Returns the weight of each row.
+  Tensor receive(Step& step, Tensor dy_TD, Own& saved) const;
+  void backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Own& saved) const;
+  void bias_gradients(Step& step, const Own& saved) const;
+
+  int64_t D_, F_, max_tokens_;  // F of a shard
+  DType dtype_;
+  const Param &w1_, &w2_;
+  ProductPrecision w1_precision_, w2_precision_;
+  const Param *b1_ = nullptr, *b2_ = nullptr;
+  int64_t b2_first_ = 0;
+  GatedActivation activation_;
+  std::unique_ptr<Dispatcher> dispatcher_;
+};
+
+}  // namespace moebius
