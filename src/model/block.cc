@@ -32,17 +32,23 @@ void Block::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
 }
 
 void Block::forward(Step& step, Residual& residual, Saved& saved) const {
+  run_forward(step, residual, saved,
+              [&](Tensor y_TD, Tensor x_TD) { attention_->forward(step, y_TD, x_TD, *saved.attention); });
+}
+
+void Block::forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache, int64_t first) const {
+  run_forward(step, residual, saved,
+              [&](Tensor y_TD, Tensor x_TD) { attention_->forward_cached(step, y_TD, x_TD, cache, first); });
+}
+
+template <class Attend>
+void Block::run_forward(Step& step, Residual& residual, Saved& saved, Attend attend) const {
   const int64_t T = residual.delta_TD.dim(0);
   StackScope scope(step.stack);
   saved.n1_TD.open(step.stack);
   const Tensor n1_TD = saved.n1_TD.rows(0, T), attended_TD = step.alloc({T, D_}, dtype_);
   norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
-  attention_->forward(step, attended_TD, n1_TD, *saved.attention);
-  run_feed_forward(step, residual, attended_TD, saved);
-}
-
-void Block::run_feed_forward(Step& step, Residual& residual, Tensor attended_TD, Saved& saved) const {
-  const int64_t T = attended_TD.dim(0);
+  attend(attended_TD, n1_TD);
   saved.n2_TD.open(step.stack);
   saved.norm2.sum_TD.open_in(residual.room_TD);
   const Tensor n2_TD = saved.n2_TD.rows(0, T);
@@ -94,16 +100,6 @@ void Block::backward_weight(Step& step, Saved& saved) const {
   recompute(step, saved);
   feed_forward_->backward_weight(step, *saved.feed_forward);
   attention_->backward_weight(step, *saved.attention);
-}
-
-void Block::forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache, int64_t first) const {
-  const int64_t T = residual.delta_TD.dim(0);
-  StackScope scope(step.stack);
-  saved.n1_TD.open(step.stack);
-  const Tensor n1_TD = saved.n1_TD.rows(0, T), attended_TD = step.alloc({T, D_}, dtype_);
-  norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
-  attention_->forward_cached(step, attended_TD, n1_TD, cache, first);
-  run_feed_forward(step, residual, attended_TD, saved);
 }
 
 void Block::declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const {

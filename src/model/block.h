@@ -42,7 +42,7 @@ class Block {
   void backward_input(Step& step, Tensor dresidual_TD, Saved& saved) const;
   void backward_weight(Step& step, Saved& saved) const;
 
-  // Generation.
+  // Generation: the same pass, with the attention's keys and values of all tokens so far in `cache`.
   void forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache, int64_t first) const;
   void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t max_tokens, KvCache& cache) const;
 
@@ -53,7 +53,9 @@ class Block {
   std::vector<KeptTensor> kept(const Saved& saved) const;
 
  private:
-  void run_feed_forward(Step& step, Residual& residual, Tensor attended_TD, Saved& saved) const;
+  // Both forward passes; attend(y_TD, x_TD) computes the attention of the rows.
+  template <class Attend>
+  void run_forward(Step& step, Residual& residual, Saved& saved, Attend attend) const;
   void recompute(Step& step, Saved& saved) const;
   void run_backward(Step& step, Tensor dresidual_TD, Saved& saved, bool with_weights) const;
 

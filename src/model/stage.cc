@@ -117,14 +117,14 @@ void Stage::leave(Step& step, const Residual& residual, Saved& saved) const {
 
 // Copies the norms' outputs into the stream, from which the stage of the head reads them. In
 // generation a stream may be shorter than a micro-batch.
-void Stage::hand_on(Step& step, Tensor stream_TD, bool with_gradients) const {
+void Stage::write_hidden_states(Step& step, Tensor stream_TD, bool with_gradients) const {
   const int64_t t = std::min(stream_TD.dim(0), stream_rows_);
   copy(step.stream, stream_TD.rows(0, t), final_TD_.rows(0, t));
   for (int64_t depth = 1; with_gradients && depth <= num_mtp_depths(); ++depth)
     copy(step.stream, hidden_TD(stream_TD, depth), output_TD(depth));
 }
 
-void Stage::take_over(Step& step, Tensor stream_TD, bool with_gradients) const {
+void Stage::read_hidden_states(Step& step, Tensor stream_TD, bool with_gradients) const {
   const int64_t t = std::min(stream_TD.dim(0), stream_rows_);
   copy(step.stream, final_TD_.rows(0, t), stream_TD.rows(0, t));
   for (int64_t depth = 1; with_gradients && depth <= num_mtp_depths(); ++depth)
@@ -134,25 +134,38 @@ void Stage::take_over(Step& step, Tensor stream_TD, bool with_gradients) const {
 void Stage::forward(Step& step, Tensor stream_TD, Saved& saved, bool with_gradients) const {
   if (spec_.loss && !spec_.norm) {
     params_.gather(step.stream, of_end_);
-    return take_over(step, stream_TD, with_gradients);
+    return read_hidden_states(step, stream_TD, with_gradients);
   }
-  forward_layers(step, stream_TD.rows(0, std::min(stream_TD.dim(0), stream_rows_)), saved);
+  {
+    StackScope scope(step.stack);
+    const Tensor here_TD = stream_TD.rows(0, std::min(stream_TD.dim(0), stream_rows_));
+    forward_layers(step, {.delta_TD = here_TD, .room_TD = step.alloc(here_TD.shape, dtype_)}, saved,
+                   [&](size_t i, Residual& residual) { blocks_[i].forward(step, residual, saved_of(saved, i)); });
+  }
   if (!spec_.norm || spec_.loss) return;
   if (with_gradients && predicts_mtp()) forward_mtp(step, saved);
-  hand_on(step, stream_TD, with_gradients);
+  write_hidden_states(step, stream_TD, with_gradients);
 }
 
-void Stage::forward_layers(Step& step, Tensor stream_TD, Saved& saved) const {
-  StackScope scope(step.stack);
-  with_weights_of(params_, step.stream, {of_embedding_}, [&] {
-    if (embedding_) embedding_->forward(step, stream_TD, step.batch.token_T);
+void Stage::forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches,
+                           int64_t first) const {
+  if (spec_.loss && !spec_.norm) return read_hidden_states(step, stream_tD, /*with_gradients=*/false);
+  forward_layers(step, {.delta_TD = stream_tD}, saved, [&](size_t i, Residual& residual) {
+    blocks_[i].forward_cached(step, residual, saved_of(saved, i), caches[i], first);
   });
-  Residual residual{.delta_TD = stream_TD, .room_TD = step.alloc(stream_TD.shape, dtype_)};
+  if (spec_.norm && !spec_.loss) write_hidden_states(step, stream_tD, /*with_gradients=*/false);
+}
+
+template <class RunBlock>
+void Stage::forward_layers(Step& step, Residual residual, Saved& saved, RunBlock run_block) const {
+  with_weights_of(params_, step.stream, {of_embedding_}, [&] {
+    if (embedding_) embedding_->forward(step, residual.delta_TD, step.batch.token_T);
+  });
   for (size_t i = 0; i < blocks_.size(); ++i) {
     gather_block(step, i + 1);
     with_weights_of(params_, step.stream, {of_block_[i]}, [&] {
       PhaseScope phase(step.stream, "forward", spec_.first_layer + static_cast<int64_t>(i));
-      blocks_[i].forward(step, residual, saved_of(saved, i));
+      run_block(i, residual);
     });
   }
   with_weights_of(params_, step.stream, {of_end_}, [&] { leave(step, residual, saved); });
@@ -286,22 +299,6 @@ void Stage::backward_weight(Step& step, Saved& saved) const {
     });
   }
   if (embedding_) embedding_gradient(step, saved);
-}
-
-void Stage::forward_cached(Step& step, Tensor stream_tD, Saved& saved, std::span<const KvCache> caches,
-                           int64_t first) const {
-  if (spec_.loss && !spec_.norm) return take_over(step, stream_tD, /*with_gradients=*/false);
-  with_weights_of(params_, step.stream, {of_embedding_}, [&] {
-    if (embedding_) embedding_->forward(step, stream_tD, step.batch.token_T);
-  });
-  Residual residual{.delta_TD = stream_tD};
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    gather_block(step, i + 1);
-    with_weights_of(params_, step.stream, {of_block_[i]},
-                    [&] { blocks_[i].forward_cached(step, residual, saved_of(saved, i), caches[i], first); });
-  }
-  with_weights_of(params_, step.stream, {of_end_}, [&] { leave(step, residual, saved); });
-  if (spec_.norm && !spec_.loss) hand_on(step, stream_tD, /*with_gradients=*/false);
 }
 
 void Stage::row_logits(Step& step, Tensor logits_1V, int64_t row, int64_t t) const {

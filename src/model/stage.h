@@ -103,15 +103,18 @@ class Stage {
   }
   Tensor dhidden_TD(const Saved& saved, int64_t depth) const;
   const Tensor& output_TD(int64_t depth) const { return depth == 0 ? final_TD_ : mtp_TD_[depth - 1]; }
-  void hand_on(Step& step, Tensor stream_TD, bool with_gradients) const;
-  void take_over(Step& step, Tensor stream_TD, bool with_gradients) const;
+  // The norms' outputs, to and from the stream, where norm and loss are on two stages.
+  void write_hidden_states(Step& step, Tensor stream_TD, bool with_gradients) const;
+  void read_hidden_states(Step& step, Tensor stream_TD, bool with_gradients) const;
   void mtp_loss(Step& step, const Saved& saved) const;
   const Embedding& mtp_embedding() const { return embedding_ ? *embedding_ : *embedding_copy_; }
   // The parameters that the head reads, and those that multi-token prediction reads beside its own.
   const ParamSpan& of_head() const { return embedding_ && model_.tie_word_embeddings ? of_embedding_ : of_end_; }
   const ParamSpan& of_mtp_embedding() const { return embedding_ ? of_embedding_ : of_end_; }
   void forward_mtp(Step& step, Saved& saved) const;
-  void forward_layers(Step& step, Tensor stream_TD, Saved& saved) const;
+  // From the embedding to the final norm; run_block(i, residual) computes block i.
+  template <class RunBlock>
+  void forward_layers(Step& step, Residual residual, Saved& saved, RunBlock run_block) const;
   void run_backward(Step& step, Tensor dstream_TD, Saved& saved, bool with_weights) const;
   void exchange_hidden_gradients(Step& step, Tensor dstream_TD, const Saved& saved) const;
   void backward_mtp(Step& step, Saved& saved, bool with_weights) const;
