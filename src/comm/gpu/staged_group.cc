@@ -2,16 +2,10 @@
 
 #include <algorithm>
 
-#include "comm/group_checks.h"
-
 namespace moebius {
 namespace {
 
-bool on_gpu(const Stream& s) { return s.device() == DeviceKind::cuda; }
-
 Stream on_host(const Stream& s) { return Stream(DeviceKind::cpu, s.pool()); }
-
-Tensor flat(const Tensor& x) { return x.view({x.numel()}); }
 
 Tensor in_host_memory(const Tensor& like, const HostBuffer& room) {
   Tensor x = like;
@@ -55,25 +49,18 @@ HostBuffer StagedGroup::take(int64_t num_bytes) {
 
 // --- collectives ----------------------------------------------------------------------------------------------------
 
-void StagedGroup::all_reduce_sum(Stream& s, Tensor x) {
-  if (!on_gpu(s)) return over_->all_reduce_sum(s, x);
-  check_sum(*this, "all_reduce_sum", x);
-  check_on_device(*this, "all_reduce_sum", s, {x});
+void StagedGroup::gpu_all_reduce_sum(Stream& s, const Tensor& x) {
   Stream host = on_host(s);
   const int64_t n = x.numel(), piece = kSumPiece * size();
   for (int64_t at = 0; at < n && size() > 1; at += piece) {
     const Tensor piece_N = flat(x).rows(at, std::min(at + piece, n)), here_N = room_for(piece_N);
     to_host(s, here_N, piece_N);
-    over_->all_reduce_sum(host, here_N);
+    over().all_reduce_sum(host, here_N);
     to_gpu(s, piece_N, here_N);
   }
 }
 
-void StagedGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
-  if (!on_gpu(s)) return over_->reduce_scatter_sum(s, out, in);
-  check_sum(*this, "reduce_scatter_sum", in);
-  check_times_size(*this, "reduce_scatter_sum", "in", in, "out", out);
-  check_on_device(*this, "reduce_scatter_sum", s, {out, in});
+void StagedGroup::gpu_reduce_scatter_sum(Stream& s, const Tensor& out, const Tensor& in) {
   Stream host = on_host(s);
   const int64_t own = out.numel();
   const Tensor in_N = flat(in), out_N = flat(out);
@@ -85,15 +72,12 @@ void StagedGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
     for (int r = 0; r < size(); ++r)
       to_host(s, here_N.rows(r * count, (r + 1) * count), in_N.rows(r * own + at, r * own + at + count));
     const Tensor sum_N = here_N.rows(rank() * count, (rank() + 1) * count);
-    over_->reduce_scatter_sum(host, sum_N, here_N);
+    over().reduce_scatter_sum(host, sum_N, here_N);
     to_gpu(s, out_N.rows(at, at + count), sum_N);
   }
 }
 
-void StagedGroup::all_gather(Stream& s, Tensor out, Tensor in) {
-  if (!on_gpu(s)) return over_->all_gather(s, out, in);
-  check_times_size(*this, "all_gather", "out", out, "in", in);
-  check_on_device(*this, "all_gather", s, {out, in});
+void StagedGroup::gpu_all_gather(Stream& s, const Tensor& out, const Tensor& in) {
   Stream host = on_host(s);
   const int64_t own = in.numel();
   const Tensor in_N = flat(in), out_N = flat(out);
@@ -104,16 +88,13 @@ void StagedGroup::all_gather(Stream& s, Tensor out, Tensor in) {
     const Tensor here_N = room_for(like);
     const Tensor mine_N = here_N.rows(rank() * count, (rank() + 1) * count);
     to_host(s, mine_N, in_N.rows(at, at + count));
-    over_->all_gather(host, here_N, mine_N);
+    over().all_gather(host, here_N, mine_N);
     for (int r = 0; r < size(); ++r)
       to_gpu(s, out_N.rows(r * own + at, r * own + at + count), here_N.rows(r * count, (r + 1) * count));
   }
 }
 
-void StagedGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
-  if (!on_gpu(s)) return over_->all_to_all_v(s, a);
-  check_rows(*this, a);
-  check_on_device(*this, "all_to_all_v", s, {a.out, a.in});
+void StagedGroup::gpu_all_to_all_v(Stream& s, const AllToAllV& a) {
   int64_t sent = 0, received = 0;
   for (int r = 0; r < size(); ++r) sent += a.send_rows[r], received += a.recv_rows[r];
   const Tensor in = a.in.rows(0, sent), out = a.out.rows(0, received), in_here = room_for(in);
@@ -121,34 +102,18 @@ void StagedGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
   const Tensor out_here = in_host_memory(out, second_room_);
   to_host(s, in_here, in);
   Stream host = on_host(s);
-  over_->all_to_all_v(host, {.out = out_here, .in = in_here, .recv_rows = a.recv_rows, .send_rows = a.send_rows});
+  over().all_to_all_v(host, {.out = out_here, .in = in_here, .recv_rows = a.recv_rows, .send_rows = a.send_rows});
   to_gpu(s, out, out_here);
 }
 
-void StagedGroup::broadcast(Stream& s, Tensor x, int root) {
-  if (!on_gpu(s)) return over_->broadcast(s, x, root);
-  check_member(*this, "broadcast: root", root);
-  check_on_device(*this, "broadcast", s, {x});
+void StagedGroup::gpu_broadcast(Stream& s, const Tensor& x, int root) {
   Stream host = on_host(s);
   for (int64_t at = 0; at < x.numel(); at += kSumPiece) {
     const Tensor piece_N = flat(x).rows(at, std::min(at + kSumPiece, x.numel())), here_N = room_for(piece_N);
     if (rank() == root) to_host(s, here_N, piece_N);
-    over_->broadcast(host, here_N, root);
+    over().broadcast(host, here_N, root);
     if (rank() != root) to_gpu(s, piece_N, here_N);
   }
-}
-
-Pending StagedGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) {
-  if (!on_gpu(s)) return over_->start_reduce_scatter_sum(s, out, in, arrived);
-  check_times_size(*this, "start_reduce_scatter_sum", "arrived", arrived, "out", out);
-  reduce_scatter_sum(s, out, in);
-  return {};
-}
-
-Pending StagedGroup::start_all_gather(Stream& s, Tensor out, Tensor in) {
-  if (!on_gpu(s)) return over_->start_all_gather(s, out, in);
-  all_gather(s, out, in);
-  return {};
 }
 
 // --- between two ranks ----------------------------------------------------------------------------------------------
@@ -189,28 +154,22 @@ class StagedGroup::Arrival final : public Pending::Transfer {
   Pending message_;
 };
 
-Pending StagedGroup::send(Stream& s, Tensor x, int to) {
-  if (!on_gpu(s)) return over_->send(s, x, to);
-  check_send(*this, to);
-  check_on_device(*this, "send", s, {x});
+Pending StagedGroup::gpu_send(Stream& s, const Tensor& x, int to) {
   HostBuffer room = take(x.num_bytes());
   const Tensor here = in_host_memory(x, room);
   to_host(s, here, x);
   auto departure = std::make_unique<Departure>(*this, std::move(room));
   Stream host = on_host(s);
-  departure->begin(over_->send(host, here, to));
+  departure->begin(over().send(host, here, to));
   return Pending(std::move(departure));
 }
 
-Pending StagedGroup::recv(Stream& s, Tensor x, int from) {
-  if (!on_gpu(s)) return over_->recv(s, x, from);
-  check_recv(*this, from);
-  check_on_device(*this, "recv", s, {x});
+Pending StagedGroup::gpu_recv(Stream& s, const Tensor& x, int from) {
   HostBuffer room = take(x.num_bytes());
   const Tensor here = in_host_memory(x, room);
   auto arrival = std::make_unique<Arrival>(*this, s, x, std::move(room));
   Stream host = on_host(s);
-  arrival->begin(over_->recv(host, here, from));
+  arrival->begin(over().recv(host, here, from));
   return Pending(std::move(arrival));
 }
 

@@ -11,42 +11,35 @@
 
 #include <vector>
 
-#include "comm/group.h"
+#include "comm/gpu/gpu_group.h"
 
 namespace moebius {
 
-class StagedGroup final : public Group {
+class StagedGroup final : public GpuGroup {
  public:
   // over: a group of the same ranks, for CPU memory.
-  // It also handles the calls on streams that are not a GPU's.
-  explicit StagedGroup(std::unique_ptr<Group> over) : over_(std::move(over)) {}
+  explicit StagedGroup(std::unique_ptr<Group> over) : GpuGroup(std::move(over)) {}
 
-  const std::string& name() const override { return over_->name(); }
-  const std::vector<int>& ranks() const override { return over_->ranks(); }
-  int rank() const override { return over_->rank(); }
-  void all_reduce_sum(Stream& s, Tensor x) override;
-  void reduce_scatter_sum(Stream& s, Tensor out, Tensor in) override;
-  void all_gather(Stream& s, Tensor out, Tensor in) override;
-  void all_to_all_v(Stream& s, const AllToAllV& a) override;
-  void broadcast(Stream& s, Tensor x, int root) override;
-  Pending send(Stream& s, Tensor x, int to) override;
-  Pending recv(Stream& s, Tensor x, int from) override;
-  Pending start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) override;
-  Pending start_all_gather(Stream& s, Tensor out, Tensor in) override;
-  void barrier() override { over_->barrier(); }
-  int64_t sent_bytes() const override { return over_->sent_bytes(); }
-  double seconds() const override { return over_->seconds() + copying_s_; }
+  int64_t sent_bytes() const override { return over().sent_bytes(); }
+  double seconds() const override { return over().seconds() + copying_s_; }
 
  private:
   class Arrival;
   class Departure;
+
+  void gpu_all_reduce_sum(Stream& s, const Tensor& x) override;
+  void gpu_reduce_scatter_sum(Stream& s, const Tensor& out, const Tensor& in) override;
+  void gpu_all_gather(Stream& s, const Tensor& out, const Tensor& in) override;
+  void gpu_all_to_all_v(Stream& s, const AllToAllV& a) override;
+  void gpu_broadcast(Stream& s, const Tensor& x, int root) override;
+  Pending gpu_send(Stream& s, const Tensor& x, int to) override;
+  Pending gpu_recv(Stream& s, const Tensor& x, int from) override;
 
   Tensor room_for(const Tensor& x);  // pinned, of x's shape and dtype; until the next call
   void to_host(Stream& s, const Tensor& to, const Tensor& from);
   void to_gpu(Stream& s, const Tensor& to, const Tensor& from);
   HostBuffer take(int64_t num_bytes);
 
-  std::unique_ptr<Group> over_;
   HostBuffer room_, second_room_;
   std::vector<HostBuffer> free_;  // buffers of messages that have ended
   double copying_s_ = 0;

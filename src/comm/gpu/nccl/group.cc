@@ -1,14 +1,12 @@
 #include <algorithm>
 
 #include "comm/gpu/cuda/rank_order_sum.h"
+#include "comm/gpu/gpu_group.h"
 #include "comm/gpu/nccl.h"
 #include "comm/gpu/nccl/world.h"
-#include "comm/group_checks.h"
 
 namespace moebius {
 namespace {
-
-Tensor flat(const Tensor& x) { return x.view({x.numel()}); }
 
 int64_t bytes_for_others(const Spans& to, int rank) {
   int64_t bytes = 0;
@@ -16,43 +14,38 @@ int64_t bytes_for_others(const Spans& to, int rank) {
   return bytes;
 }
 
-class NcclGroup final : public Group {
+class NcclGroup final : public GpuGroup {
  public:
-  NcclGroup(NcclWorld& world, std::unique_ptr<Group> over, const NcclUse& use)
-      : world_(world), over_(std::move(over)), lane_(alone_), overlapped_(alone_) {
+  NcclGroup(NcclWorld& world, std::unique_ptr<Group> on_host, const NcclUse& use)
+      : GpuGroup(std::move(on_host)), world_(world), lane_(alone_), overlapped_(alone_) {
     if (size() == 1) return;
-    lane_ = world_.collective_lane(*over_, /*overlapped=*/false);
-    if (use.overlapped) overlapped_ = world_.collective_lane(*over_, /*overlapped=*/true);
+    lane_ = world_.collective_lane(over(), /*overlapped=*/false);
+    if (use.overlapped) overlapped_ = world_.collective_lane(over(), /*overlapped=*/true);
     if (use.neighbours) make_pairs();
-    setup_bytes_ = over_->sent_bytes();
+    setup_bytes_ = over().sent_bytes();
   }
 
-  const std::string& name() const override { return over_->name(); }
-  const std::vector<int>& ranks() const override { return over_->ranks(); }
-  int rank() const override { return over_->rank(); }
-  void all_reduce_sum(Stream& s, Tensor x) override;
-  void reduce_scatter_sum(Stream& s, Tensor out, Tensor in) override;
-  void all_gather(Stream& s, Tensor out, Tensor in) override;
-  void all_to_all_v(Stream& s, const AllToAllV& a) override;
-  void broadcast(Stream& s, Tensor x, int root) override;
-  Pending send(Stream& s, Tensor x, int to) override;
-  Pending recv(Stream& s, Tensor x, int from) override;
-  Pending start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) override;
-  Pending start_all_gather(Stream& s, Tensor out, Tensor in) override;
-  void barrier() override { over_->barrier(); }
-  int64_t sent_bytes() const override { return over_->sent_bytes() - setup_bytes_ + counters_->sent_bytes; }
+  int64_t sent_bytes() const override { return over().sent_bytes() - setup_bytes_ + counters_->sent_bytes; }
   double seconds() const override {
     world_.settle();
-    return over_->seconds() + counters_->seconds;
+    return over().seconds() + counters_->seconds;
   }
 
  private:
   class Joining;
 
+  void gpu_all_reduce_sum(Stream& s, const Tensor& x) override;
+  void gpu_reduce_scatter_sum(Stream& s, const Tensor& out, const Tensor& in) override;
+  void gpu_all_gather(Stream& s, const Tensor& out, const Tensor& in) override;
+  void gpu_all_to_all_v(Stream& s, const AllToAllV& a) override;
+  void gpu_broadcast(Stream& s, const Tensor& x, int root) override;
+  Pending gpu_send(Stream& s, const Tensor& x, int to) override;
+  Pending gpu_recv(Stream& s, const Tensor& x, int from) override;
+  Pending gpu_start_reduce_scatter_sum(Stream& s, const Tensor& out, const Tensor& in, const Tensor& arrived) override;
+  Pending gpu_start_all_gather(Stream& s, const Tensor& out, const Tensor& in) override;
+
   void make_pairs();
-  bool on_gpu(const Stream& s) const { return s.device() == DeviceKind::cuda; }
-  // Records the call, and checks where its tensors are.
-  void begin(const char* op, const Stream& s, std::initializer_list<Tensor> tensors);
+  void record(const char* op, const Tensor& x);  // for the flight recorder
   void exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from) {
     world_.exchange(on, lane, to, from);
     world_.count(counters_, bytes_for_others(to, lane.rank));
@@ -64,7 +57,7 @@ class NcclGroup final : public Group {
   // Runs body on a stream beside s's, after all work that s has so far.
   template <class Body>
   Pending start(const NcclLane& lane, Body&& body);
-  Pending transfer(const char* op, Stream& s, const Tensor& x, int other, bool sends);
+  Pending transfer(const char* op, const Tensor& x, int other, bool sends);
   template <class Body>
   void timed(Body&& body) {
     world_.keep_pace();
@@ -74,7 +67,6 @@ class NcclGroup final : public Group {
   }
 
   NcclWorld& world_;
-  std::unique_ptr<Group> over_;
   NcclLane alone_, lane_, overlapped_;
   std::map<int, NcclLane> to_, from_;  // by neighbour
   std::shared_ptr<NcclCounters> counters_ = std::make_shared<NcclCounters>();
@@ -102,18 +94,16 @@ void NcclGroup::make_pairs() {
     const int next = (r + 1) % size();
     if (size() == 2 && r == 1) break;
     for (const auto& [from, to] : {std::pair(r, next), std::pair(next, r)}) {
-      if (rank() == from) to_[to] = world_.pair_lane(*over_, from, to);
-      if (rank() == to) from_[from] = world_.pair_lane(*over_, from, to);
+      if (rank() == from) to_[to] = world_.pair_lane(over(), from, to);
+      if (rank() == to) from_[from] = world_.pair_lane(over(), from, to);
     }
   }
 }
 
-void NcclGroup::begin(const char* op, const Stream& s, std::initializer_list<Tensor> tensors) {
-  check_on_device(*this, op, s, tensors);
+void NcclGroup::record(const char* op, const Tensor& x) {
   CollectiveFlightRecorder& recorder = world_.transport().recorder();
-  const Tensor& last = *(tensors.end() - 1);
   recorder.end(
-      recorder.begin({.op = op, .group = name(), .number = num_calls_++, .dtype = last.dtype, .numel = last.numel()}));
+      recorder.begin({.op = op, .group = name(), .number = num_calls_++, .dtype = x.dtype, .numel = x.numel()}));
 }
 
 // --- collectives ----------------------------------------------------------------------------------------------------
@@ -132,10 +122,8 @@ void NcclGroup::sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor
 // Returns the number of elements whose shares from all ranks arrive at once.
 int64_t piece_of(const Tensor& x, int size) { return NcclWorld::kArrivedBytes / size / size_of(x.dtype) / 16 * 16; }
 
-void NcclGroup::all_reduce_sum(Stream& s, Tensor x) {
-  if (!on_gpu(s)) return over_->all_reduce_sum(s, x);
-  check_sum(*this, "all_reduce_sum", x);
-  begin("all_reduce_sum", s, {x});
+void NcclGroup::gpu_all_reduce_sum(Stream& s, const Tensor& x) {
+  record("all_reduce_sum", x);
   if (size() == 1) return;
   timed([&] {
     const int64_t n = x.numel(), piece = piece_of(x, size()) * size();
@@ -149,11 +137,8 @@ void NcclGroup::all_reduce_sum(Stream& s, Tensor x) {
   });
 }
 
-void NcclGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
-  if (!on_gpu(s)) return over_->reduce_scatter_sum(s, out, in);
-  check_sum(*this, "reduce_scatter_sum", in);
-  check_times_size(*this, "reduce_scatter_sum", "in", in, "out", out);
-  begin("reduce_scatter_sum", s, {out, in});
+void NcclGroup::gpu_reduce_scatter_sum(Stream& s, const Tensor& out, const Tensor& in) {
+  record("reduce_scatter_sum", in);
   timed([&] {
     const int64_t own = out.numel(), piece = piece_of(in, size());
     for (int64_t at = 0; at < own; at += piece) {
@@ -167,24 +152,18 @@ void NcclGroup::reduce_scatter_sum(Stream& s, Tensor out, Tensor in) {
   });
 }
 
-void NcclGroup::all_gather(Stream& s, Tensor out, Tensor in) {
-  if (!on_gpu(s)) return over_->all_gather(s, out, in);
-  check_times_size(*this, "all_gather", "out", out, "in", in);
-  begin("all_gather", s, {out, in});
+void NcclGroup::gpu_all_gather(Stream& s, const Tensor& out, const Tensor& in) {
+  record("all_gather", in);
   timed([&] { exchange(cuda_stream(s), lane_, Spans(size(), span_of(in)), blocks_of(out, size())); });
 }
 
-void NcclGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
-  if (!on_gpu(s)) return over_->all_to_all_v(s, a);
-  check_rows(*this, a);
-  begin("all_to_all_v", s, {a.out, a.in});
+void NcclGroup::gpu_all_to_all_v(Stream& s, const AllToAllV& a) {
+  record("all_to_all_v", a.in);
   timed([&] { exchange(cuda_stream(s), lane_, runs_of(a.in, a.send_rows), runs_of(a.out, a.recv_rows)); });
 }
 
-void NcclGroup::broadcast(Stream& s, Tensor x, int root) {
-  if (!on_gpu(s)) return over_->broadcast(s, x, root);
-  check_member(*this, "broadcast: root", root);
-  begin("broadcast", s, {x});
+void NcclGroup::gpu_broadcast(Stream& s, const Tensor& x, int root) {
+  record("broadcast", x);
   Spans to(size()), from(size());
   from[root] = span_of(x);
   if (rank() == root) to.assign(size(), span_of(x));
@@ -204,37 +183,25 @@ Pending NcclGroup::start(const NcclLane& lane, Body&& body) {
   return Pending(std::move(joining));
 }
 
-Pending NcclGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) {
-  if (!on_gpu(s)) return over_->start_reduce_scatter_sum(s, out, in, arrived);
-  check_sum(*this, "start_reduce_scatter_sum", in);
-  check_times_size(*this, "start_reduce_scatter_sum", "in", in, "out", out);
-  check_times_size(*this, "start_reduce_scatter_sum", "arrived", arrived, "out", out);
-  if (!overlapped_.stream) {
-    reduce_scatter_sum(s, out, in);
-    return {};
-  }
-  begin("start_reduce_scatter_sum", s, {out, arrived, in});
+Pending NcclGroup::gpu_start_reduce_scatter_sum(Stream& s, const Tensor& out, const Tensor& in, const Tensor& arrived) {
+  if (!overlapped_.stream) return GpuGroup::gpu_start_reduce_scatter_sum(s, out, in, arrived);
+  record("start_reduce_scatter_sum", in);
   return start(overlapped_, [&](cudaStream_t on) {
     const Tensor own = in.rows(rank() * out.dim(0), (rank() + 1) * out.dim(0));
     sum_exchange(on, overlapped_, out, own, blocks_of(in, size()), arrived.data, out.num_bytes());
   });
 }
 
-Pending NcclGroup::start_all_gather(Stream& s, Tensor out, Tensor in) {
-  if (!on_gpu(s)) return over_->start_all_gather(s, out, in);
-  check_times_size(*this, "start_all_gather", "out", out, "in", in);
-  if (!overlapped_.stream) {
-    all_gather(s, out, in);
-    return {};
-  }
-  begin("start_all_gather", s, {out, in});
+Pending NcclGroup::gpu_start_all_gather(Stream& s, const Tensor& out, const Tensor& in) {
+  if (!overlapped_.stream) return GpuGroup::gpu_start_all_gather(s, out, in);
+  record("start_all_gather", in);
   return start(overlapped_,
                [&](cudaStream_t on) { exchange(on, overlapped_, Spans(size(), span_of(in)), blocks_of(out, size())); });
 }
 
 // --- between two ranks ----------------------------------------------------------------------------------------------
 
-Pending NcclGroup::transfer(const char* op, Stream& s, const Tensor& x, int other, bool sends) {
+Pending NcclGroup::transfer(const char* op, const Tensor& x, int other, bool sends) {
   const auto& lanes = sends ? to_ : from_;
   const auto found = lanes.find(other);
   MOEBIUS_CHECK(
@@ -242,7 +209,7 @@ Pending NcclGroup::transfer(const char* op, Stream& s, const Tensor& x, int othe
       "{} of group {}: over NCCL messages go between neighbours of a group that is made for them; got ranks {} "
       "and {} of {}",
       op, name(), rank(), other, size());
-  begin(op, s, {x});
+  record(op, x);
   const NcclLane& lane = found->second;
   return start(lane, [&](cudaStream_t on) {
     Spans to(2), from(2);
@@ -251,17 +218,9 @@ Pending NcclGroup::transfer(const char* op, Stream& s, const Tensor& x, int othe
   });
 }
 
-Pending NcclGroup::send(Stream& s, Tensor x, int to) {
-  if (!on_gpu(s)) return over_->send(s, x, to);
-  check_send(*this, to);
-  return transfer("send", s, x, to, /*sends=*/true);
-}
+Pending NcclGroup::gpu_send(Stream&, const Tensor& x, int to) { return transfer("send", x, to, /*sends=*/true); }
 
-Pending NcclGroup::recv(Stream& s, Tensor x, int from) {
-  if (!on_gpu(s)) return over_->recv(s, x, from);
-  check_recv(*this, from);
-  return transfer("recv", s, x, from, /*sends=*/false);
-}
+Pending NcclGroup::gpu_recv(Stream&, const Tensor& x, int from) { return transfer("recv", x, from, /*sends=*/false); }
 
 }  // namespace
 

@@ -1,0 +1,53 @@
+// What groups of GPU memory share, however they move it. Such a group is made over a group of the
+// same ranks for CPU memory. That group has its name, ranks and barrier, and gets the calls on
+// streams that are not a GPU's. Calls on a GPU's stream are checked here; the rest is each
+// transport's own.
+#pragma once
+
+#include <memory>
+
+#include "comm/group.h"
+
+namespace moebius {
+
+class GpuGroup : public Group {
+ public:
+  const std::string& name() const final { return over_->name(); }
+  const std::vector<int>& ranks() const final { return over_->ranks(); }
+  int rank() const final { return over_->rank(); }
+  void barrier() final { over_->barrier(); }
+
+  void all_reduce_sum(Stream& s, Tensor x) final;
+  void reduce_scatter_sum(Stream& s, Tensor out, Tensor in) final;
+  void all_gather(Stream& s, Tensor out, Tensor in) final;
+  void all_to_all_v(Stream& s, const AllToAllV& a) final;
+  void broadcast(Stream& s, Tensor x, int root) final;
+  Pending send(Stream& s, Tensor x, int to) final;
+  Pending recv(Stream& s, Tensor x, int from) final;
+  Pending start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) final;
+  Pending start_all_gather(Stream& s, Tensor out, Tensor in) final;
+
+ protected:
+  explicit GpuGroup(std::unique_ptr<Group> over) : over_(std::move(over)) {}
+  Group& over() const { return *over_; }
+  static Tensor flat(const Tensor& x) { return x.view({x.numel()}); }
+
+  // The start_* calls on a GPU's stream, with arguments that were checked. Without overlap they have
+  // ended when they return.
+  virtual Pending gpu_start_reduce_scatter_sum(Stream& s, const Tensor& out, const Tensor& in, const Tensor& arrived);
+  virtual Pending gpu_start_all_gather(Stream& s, const Tensor& out, const Tensor& in);
+
+ private:
+  // The other calls on a GPU's stream, with arguments that were checked.
+  virtual void gpu_all_reduce_sum(Stream& s, const Tensor& x) = 0;
+  virtual void gpu_reduce_scatter_sum(Stream& s, const Tensor& out, const Tensor& in) = 0;
+  virtual void gpu_all_gather(Stream& s, const Tensor& out, const Tensor& in) = 0;
+  virtual void gpu_all_to_all_v(Stream& s, const AllToAllV& a) = 0;
+  virtual void gpu_broadcast(Stream& s, const Tensor& x, int root) = 0;
+  virtual Pending gpu_send(Stream& s, const Tensor& x, int to) = 0;
+  virtual Pending gpu_recv(Stream& s, const Tensor& x, int from) = 0;
+
+  std::unique_ptr<Group> over_;
+};
+
+}  // namespace moebius
