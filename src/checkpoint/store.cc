@@ -284,13 +284,4 @@ std::vector<CheckpointInfo> CheckpointStore::list() {
   return infos;
 }
 
-std::optional<std::string> CheckpointStore::newest_complete(std::vector<std::string>* rejected) {
-  const std::vector<CheckpointInfo> infos = list();
-  for (auto it = infos.rbegin(); it != infos.rend(); ++it) {
-    if (it->problem.empty()) return it->folder;
-    if (rejected) rejected->push_back(it->problem);
-  }
-  return std::nullopt;
-}
-
 }  // namespace moebius

@@ -70,8 +70,6 @@ class CheckpointStore {
   std::string set_aside(const std::vector<std::string>& beside = {});
 
   std::vector<CheckpointInfo> list();  // list_checkpoints(dir) as rank 0 sees it
-  // Returns newest_checkpoint(dir, rejected).
-  std::optional<std::string> newest_complete(std::vector<std::string>* rejected);
 
   int64_t pinned_bytes() const { return piece_.num_bytes(); }    // of the host buffer for pieces
   int64_t snapshot_bytes() const { return snapshot_capacity_; }  // host memory held for copies; 0 unless async

@@ -345,15 +345,6 @@ void Engine::forward_backward(int64_t m) {
   run([&](Step& step) { pipeline_->run_one_micro_batch(step.stream, step.stack, step.batch); }, m);
 }
 
-void Engine::optimizer_step(int64_t step, double lr) {
-  Stream s = stream();
-  batches_->set_lr_and_step(step, lr);
-  batches_->upload(s, 0, 1);  // read_metrics waits for it
-  reduce(s);
-  update(s, plan_.stack(), batches_->on_device(0).lr_and_step_2());
-  read_metrics();
-}
-
 void Engine::forward_cached(int64_t first, int64_t num_tokens) {
   run([&](Step& step) { pipeline_->run_cached(step.stream, step.stack, step.batch, caches_, first, num_tokens); });
 }

@@ -61,9 +61,8 @@ class Engine {
   const StepTimes& step_times() const { return clock_.times(); }  // of the last step()
 
   // --- its parts, eager, for evaluation and diagnosis ---
-  void forward(int64_t m = 0);                   // runs micro-batch m, as batch(m) holds it; adds to the loss sum
-  void forward_backward(int64_t m = 0);          // runs its backward pass too; adds to the gradients
-  void optimizer_step(int64_t step, double lr);  // reduces, clips, updates
+  void forward(int64_t m = 0);           // runs micro-batch m, as batch(m) holds it; adds to the loss sum
+  void forward_backward(int64_t m = 0);  // runs its backward pass too; adds to the gradients
   // Runs body(Step&) on the engine's stream and stack, for micro-batch m as batch(m) says.
   template <class Body>
   void run(Body&& body, int64_t m = 0) {
@@ -89,7 +88,6 @@ class Engine {
   void gather_weights(Stream& s);
   std::vector<KvCache>& caches() { return caches_; }
   const MemoryPlan& plan() const { return plan_; }
-  int64_t stack_high_water() { return plan_.stack().high_water(); }
   const EngineSpec& spec() const { return spec_; }
   const Mesh& mesh() const { return mesh_; }
   // How ranks exchange GPU memory and whether their steps are CUDA graphs, for the run's log; empty
@@ -139,6 +137,8 @@ class Engine {
   int64_t pinned_bytes() const;  // host memory that a GPU copies a step's batches and sums through
 
  private:
+  friend struct EngineTestAccess;  // engine/engine_testing.h
+
   // Micro-batches that pass the pipeline together.
   struct Round {
     int64_t first = 0, count = 1;

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "core/rng.h"
+#include "engine/engine_testing.h"
 #include "tests/distributed/choice_gap.h"
 
 namespace moebius {
@@ -355,7 +356,7 @@ double watched_step(Engine& engine, int64_t step, double lr) {
       if (by_weight) gap = std::min(gap, drop_gap(layer, engine.spec()));
     }
   }
-  engine.optimizer_step(step, lr);
+  EngineTestAccess::optimizer_step(engine, step, lr);
   return gap;
 }
 

@@ -51,7 +51,7 @@ TEST_P(OnGpu, TheStackIsWhatWasPlanned) {
   for (const auto spec : kSpecs) {
     Engine engine(spec(DeviceKind::cuda, GetParam(), true));
     train(initialised(engine), 1);
-    EXPECT_EQ(engine.stack_high_water(), engine.plan().bytes(Life::stack));
+    EXPECT_EQ(EngineTestAccess::stack_high_water(engine), engine.plan().bytes(Life::stack));
   }
 }
 
@@ -65,7 +65,7 @@ TEST_P(OnGpu, RecomputeChangesNoBit) {
     Engine recomputed(spec);
     EXPECT_EQ(train(initialised(recomputed), 4), expected);
     EXPECT_EQ(masters(recomputed), masters(kept));
-    EXPECT_EQ(recomputed.stack_high_water(), recomputed.plan().bytes(Life::stack));
+    EXPECT_EQ(EngineTestAccess::stack_high_water(recomputed), recomputed.plan().bytes(Life::stack));
     EXPECT_LT(recomputed.plan().bytes(Life::saved), kept.plan().bytes(Life::saved));
   }
 }
@@ -325,7 +325,7 @@ TEST(OnGpuGeneration, InBf16ALongPromptIsThatOfTheCpu) {
     feed_tokens(engine, std::span(prompt).first(328), 0, logits);
     feed_tokens(engine, std::span(prompt).subspan(328, 1), 328, logits);
     feed_tokens(engine, std::span(prompt).subspan(329, 1), 329, logits);
-    EXPECT_LE(engine.stack_high_water(), engine.plan().bytes(Life::stack)) << chunk;
+    EXPECT_LE(EngineTestAccess::stack_high_water(engine), engine.plan().bytes(Life::stack)) << chunk;
     return logits;
   };
   const std::vector<float> want = logits_of(DeviceKind::cpu, DType::f32, 512);

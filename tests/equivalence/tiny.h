@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/rng.h"
-#include "engine/engine.h"
+#include "engine/engine_testing.h"
 
 namespace moebius::testing {
 
@@ -129,7 +129,7 @@ inline std::vector<double> train(Engine& engine, int64_t num_steps, int64_t glob
   init_params(engine);
   for (int64_t step = 1; step <= num_steps; ++step) {
     objectives.push_back(run_micro_batches(engine, step, global_batch));
-    engine.optimizer_step(step, 1e-2);
+    EngineTestAccess::optimizer_step(engine, step, 1e-2);
     engine.end_of_step();
   }
   return objectives;

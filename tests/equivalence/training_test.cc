@@ -38,7 +38,7 @@ TEST_P(Training, LearnsTheSameBatchByHeart) {
     engine.forward_backward();
     last = engine.loss();
     if (step == 1) first = last;
-    engine.optimizer_step(step, 1e-2);
+    EngineTestAccess::optimizer_step(engine, step, 1e-2);
     engine.end_of_step();
   }
   EXPECT_LT(last, 0.2 * first);
@@ -59,7 +59,7 @@ void expect_recompute_changes_no_bit(const ModelSpec& model, DType dtype, Precis
     EXPECT_EQ(train(recomputed, 2, 4), expected);
     EXPECT_EQ(all_elements(recomputed, false), all_elements(kept, false));
     EXPECT_LT(recomputed.plan().bytes(Life::saved), kept.plan().bytes(Life::saved));
-    EXPECT_EQ(recomputed.stack_high_water(), recomputed.plan().bytes(Life::stack));
+    EXPECT_EQ(EngineTestAccess::stack_high_water(recomputed), recomputed.plan().bytes(Life::stack));
     EXPECT_NE(recomputed.plan().table().find("that backward recomputes"), std::string::npos);
   }
 }
@@ -111,7 +111,7 @@ TEST_P(QuantisedTraining, LearnsTheSameBatchByHeart) {
     engine.forward_backward();
     last = engine.loss();
     if (step == 1) first = last;
-    engine.optimizer_step(step, 1e-2);
+    EngineTestAccess::optimizer_step(engine, step, 1e-2);
     engine.end_of_step();
   }
   EXPECT_LT(last, 0.2 * first);
@@ -188,7 +188,7 @@ TEST(TrainingSplit, MicroBatchSplitChangesRoundingOnly) {
     EXPECT_NEAR(a, b, 1e-5 * std::abs(a)) << "step " << step;
     EXPECT_LT(relative_l2(all_elements(split, true), all_elements(whole, true)), 1e-5) << "step " << step;
     for (Engine* e : {&whole, &split}) {
-      e->optimizer_step(step, 1e-3);
+      EngineTestAccess::optimizer_step(*e, step, 1e-3);
       e->end_of_step();
     }
   }
@@ -345,7 +345,7 @@ TEST(TrainingEvaluation, LeavesTrainingAsItWas) {
   for (int64_t step = 1; step <= 4; ++step) {
     EXPECT_EQ(run_micro_batches(plain, step, 4), run_micro_batches(evaluated, step, 4)) << "step " << step;
     for (Engine* e : {&plain, &evaluated}) {
-      e->optimizer_step(step, 1e-2);
+      EngineTestAccess::optimizer_step(*e, step, 1e-2);
       e->end_of_step();
     }
     evaluated.batch().training = false;
@@ -367,7 +367,7 @@ TEST(TrainingMemory, TheNullDevicePlansTheSameBytes) {
   Engine counted(spec);
   EXPECT_EQ(real.plan().total_bytes(), counted.plan().total_bytes());
   train(real, 1, 3);
-  EXPECT_EQ(real.stack_high_water(), real.plan().bytes(Life::stack))
+  EXPECT_EQ(EngineTestAccess::stack_high_water(real), real.plan().bytes(Life::stack))
       << "the dry run must take the same path as the step";
 }
 
