@@ -197,7 +197,8 @@ void Engine::dry_run(Step& step) {
 void Engine::dry_run_cached(Step& step) {
   const int64_t T = spec_.shape.tokens(), one = spec_.mesh.tp;
   const auto forward = [&](int64_t first, int64_t num_tokens) {
-    pipeline_->run_cached(step.stream, step.stack, step.batch, caches_, first, num_tokens);
+    pipeline_->run_cached(step.stream, step.stack, step.batch,
+                          {.caches = caches_, .first = first, .num_tokens = num_tokens});
   };
   forward(0, T);
   forward(spec_.cache_tokens - T, T);
@@ -346,7 +347,10 @@ void Engine::forward_backward(int64_t m) {
 }
 
 void Engine::forward_cached(int64_t first, int64_t num_tokens) {
-  run([&](Step& step) { pipeline_->run_cached(step.stream, step.stack, step.batch, caches_, first, num_tokens); });
+  run([&](Step& step) {
+    pipeline_->run_cached(step.stream, step.stack, step.batch,
+                          {.caches = caches_, .first = first, .num_tokens = num_tokens});
+  });
 }
 
 // --- results --------------------------------------------------------------------------------------------------------

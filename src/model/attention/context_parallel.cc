@@ -25,8 +25,8 @@ class NoContextParallel final : public ContextParallel {
     add_sinks(step, o_THd, lse_TH, in.sink_H);
   }
 
-  void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
-                const Qkv& in) const override {
+  void backward(Step& step, const ContextParallelBwd& a) const override {
+    const auto& [grads, do_THd, o_THd, lse_TH, in] = a;
     const AttentionBwd whole{.dq_THd = grads.q_THd,
                              .dk_TGd = grads.k_TGd,
                              .dv_TGd = grads.v_TGd,

@@ -43,6 +43,13 @@ struct ContextParallelSpec {
   float scale = 1.0f;
 };
 
+// The arguments of the backward pass. `in`, o and lse are those of the forward pass.
+struct ContextParallelBwd {
+  const Qkv& grads;  // out
+  Tensor do_THd, o_THd, lse_TH;
+  const Qkv& in;
+};
+
 class ContextParallel {
  public:
   virtual ~ContextParallel() = default;
@@ -50,8 +57,7 @@ class ContextParallel {
   // backward reads. Each sink counts once, over all keys of a query. The sinks' gradient covers the
   // queries that this rank has, or whose heads it has.
   virtual void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const = 0;
-  virtual void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
-                        const Qkv& in) const = 0;
+  virtual void backward(Step& step, const ContextParallelBwd& a) const = 0;
 };
 
 // With cp = 1 attention is one op on the rows that are here. Error{usage} with the equation when

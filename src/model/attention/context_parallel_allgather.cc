@@ -54,8 +54,8 @@ void AllGatherContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, 
   add_sinks(step, o_THd, lse_TH, in.sink_H);
 }
 
-void AllGatherContextParallel::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
-                                        const Qkv& in) const {
+void AllGatherContextParallel::backward(Step& step, const ContextParallelBwd& a) const {
+  const auto& [grads, do_THd, o_THd, lse_TH, in] = a;
   StackScope scope(step.stack);
   const int64_t T = o_THd.dim(0);
   const Pieces pieces = Pieces::of(cp_, step, T);

@@ -99,8 +99,8 @@ void AllToAllContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, c
   to_rows(step, o_THd, o_UHd);
 }
 
-void AllToAllContextParallel::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
-                                       const Qkv& in) const {
+void AllToAllContextParallel::backward(Step& step, const ContextParallelBwd& a) const {
+  const auto& [grads, do_THd, o_THd, lse_TH, in] = a;
   StackScope scope(step.stack);
   const int64_t T = o_THd.dim(0), U = T * cp_.size();
   const Qkv all{to_heads(step, in.q_THd), to_heads(step, in.k_TGd), to_heads(step, in.v_TGd)};

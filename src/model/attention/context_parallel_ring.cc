@@ -188,8 +188,8 @@ void RingContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const
 // Keys and values go round as in forward. The gradients of a block follow it one pass later. They
 // begin on the rank after its owner, and each rank adds its queries' share. The last rank sends
 // them to the owner, which adds its own.
-void RingContextParallel::backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH,
-                                   const Qkv& in) const {
+void RingContextParallel::backward(Step& step, const ContextParallelBwd& a) const {
+  const auto& [grads, do_THd, o_THd, lse_TH, in] = a;
   StackScope scope(step.stack);
   const Ring ring(cp_, step);
   const Pieces pieces = Pieces::of(cp_, step, o_THd.dim(0));

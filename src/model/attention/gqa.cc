@@ -128,7 +128,9 @@ void Gqa::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) c
   Qkv dr = alloc_qkv(step, T);
   if (sinks_) dr.sink_H = gradient_or_scratch(step, *sinks_);
   split_and_rotate(step, r, qkv_TC);
-  context_parallel_->backward(step, dr, do_THd, saved.o_THd.rows(0, T), saved.lse_TH.rows(0, T), r);
+  context_parallel_->backward(
+      step,
+      {.grads = dr, .do_THd = do_THd, .o_THd = saved.o_THd.rows(0, T), .lse_TH = saved.lse_TH.rows(0, T), .in = r});
   rotate_bwd(step, saved.dqkv_TC, dr, qkv_TC);
   qkv_.backward_input(step, dx_tD, saved.dqkv_TC);
 }

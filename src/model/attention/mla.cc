@@ -252,7 +252,9 @@ void Mla::attend_bwd(Step& step, Saved& saved) const {
                dk_rope_Tr = tp_ == 1 ? saved.dk_rope_tr : step.alloc({T, rope_}, dtype_);
   o_.backward_input(step, as_rows(do_THv), saved.dy_TD);
   put_kv_together(step, r, saved.kv_THw.rows(0, T), saved.k_rope_Tr.rows(0, T));
-  context_parallel_->backward(step, dr, do_THv, saved.o_THv.rows(0, T), saved.lse_TH.rows(0, T), r);
+  context_parallel_->backward(
+      step,
+      {.grads = dr, .do_THd = do_THv, .o_THd = saved.o_THv.rows(0, T), .lse_TH = saved.lse_TH.rows(0, T), .in = r});
   latent_kv_bwd(step.stream,
                 {.dkv_THw = saved.dkv_THw, .dk_rope_Tr = dk_rope_Tr, .dk_THd = dr.k_TGd, .dv_THv = dr.v_TGd});
   rotate(step, saved.dq_THd, true);

@@ -123,39 +123,44 @@ void LmHead::loss(Step& step, int64_t depth, Tensor loss_T, Tensor dx_tD, Tensor
   }
   const Tensor x_TD = rows_.gather(step, x_tD);
   const Tensor dx_TD = dx_tD.empty() ? Tensor{} : step.alloc(x_TD.shape, x_TD.dtype);
-  for (int64_t begin = 0; begin < T; begin += C)
-    loss_of_chunk(step, depth, begin, std::min(T, begin + C), loss_T, dx_TD, x_TD);
+  const Targets& targets = step.batch.targets(depth);
+  for (int64_t begin = 0; begin < T; begin += C) {
+    const int64_t end = std::min(T, begin + C);
+    loss_of_chunk(step, depth,
+                  {.loss_C = loss_T.rows(begin, end),
+                   .dx_CD = dx_TD.empty() ? Tensor{} : dx_TD.rows(begin, end),
+                   .x_CD = x_TD.rows(begin, end),
+                   .target_C = targets.target_T.rows(begin, end),
+                   .weight_C = targets.weight_T.rows(begin, end)});
+  }
   if (!dx_tD.empty()) rows_.sum(step, dx_tD, dx_TD);
 }
 
-void LmHead::loss_of_chunk(Step& step, int64_t depth, int64_t begin, int64_t end, Tensor loss_T, Tensor dx_TD,
-                           Tensor x_TD) const {
+void LmHead::loss_of_chunk(Step& step, int64_t depth, const LossChunk& a) const {
   StackScope scope(step.stack);
-  const Targets& targets = step.batch.targets(depth);
-  const int64_t C = end - begin, V = w_.w.dim(0), n = rows_.num_ranks();
+  const int64_t C = a.x_CD.dim(0), V = w_.w.dim(0), n = rows_.num_ranks();
   const Tensor logits_CV = step.alloc({C, V}, DType::f32), stats_nC3 = step.alloc({n, C, 3}, DType::f32),
                stats_C3 = stats_nC3.rows(rows_.rank(), rows_.rank() + 1).view({C, 3});
-  const Tensor x_CD = x_TD.rows(begin, end), target_C = targets.target_T.rows(begin, end);
   lm_logits_block(step.stream, {.logits_CV = logits_CV,
                                 .stats_C3 = stats_C3,
-                                .x_CD = x_CD,
+                                .x_CD = a.x_CD,
                                 .w_VD = w_.w,
-                                .target_C = target_C,
+                                .target_C = a.target_C,
                                 .first = first_});
   rows_.group().all_gather(step.stream, stats_nC3.view({n * C, 3}), stats_C3);
-  LmLossBlock loss{.loss_C = loss_T.rows(begin, end),
+  LmLossBlock loss{.loss_C = a.loss_C,
                    .logits_CV = logits_CV,
                    .stats_nC3 = stats_nC3,
-                   .x_CD = x_CD,
+                   .x_CD = a.x_CD,
                    .w_VD = w_.w,
-                   .target_C = target_C,
-                   .weight_C = targets.weight_T.rows(begin, end),
+                   .target_C = a.target_C,
+                   .weight_C = a.weight_C,
                    .scale_1 = step.batch.objective_scale_1(depth),
                    .first = first_};
-  if (!dx_TD.empty()) {
-    loss.dx_CD = dx_TD.rows(begin, end);
+  if (!a.dx_CD.empty()) {
+    loss.dx_CD = a.dx_CD;
     loss.dw_VD = w_.dw;
-    loss.dlogits_CV = step.alloc({C, V}, x_TD.dtype);
+    loss.dlogits_CV = step.alloc({C, V}, a.x_CD.dtype);
   }
   lm_loss_block(step.stream, loss);
 }

@@ -51,8 +51,12 @@ class LmHead {
   const Param& table() const { return w_; }
 
  private:
-  void loss_of_chunk(Step& step, int64_t depth, int64_t begin, int64_t end, Tensor loss_T, Tensor dx_TD,
-                     Tensor x_TD) const;
+  // The rows of one chunk of the head's input. dx is empty where no gradient is computed.
+  struct LossChunk {
+    Tensor loss_C, dx_CD;  // out
+    Tensor x_CD, target_C, weight_C;
+  };
+  void loss_of_chunk(Step& step, int64_t depth, const LossChunk& a) const;
 
   RowBlocks rows_;
   int64_t vocab_, first_;

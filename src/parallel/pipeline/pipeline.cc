@@ -89,17 +89,16 @@ void Pipeline::run_once(Stream& s, StepStack& stack, const MicroBatch& batch) co
   for (int64_t v = V; v-- > 0;) model_.backward(step, {.virtual_stage = v}, room_TD(v));
 }
 
-void Pipeline::run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, std::span<const KvCache> caches,
-                          int64_t first, int64_t num_tokens) const {
+void Pipeline::run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, const CachedTokens& tokens) const {
   Step step{s, stack, batch};
-  const int64_t t = num_tokens / mesh_.shape().tp;
+  const int64_t t = tokens.num_tokens / mesh_.shape().tp;
   run(
       s, rank_.forward, [&](int64_t) { return t; }, [&](int64_t) { return t; },
       [&](const PlacedAction& placed, const Tensor& message_tD) {
         StackScope scope(stack);
         const Tensor stream_tD = stream_of(stack, message_tD, t);
         model_.forward_cached(step, {.virtual_stage = rank_.layout.placement().virtual_of(placed.action.stage)},
-                              stream_tD, caches, first);
+                              stream_tD, tokens.caches, tokens.first);
       });
 }
 

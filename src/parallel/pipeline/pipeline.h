@@ -56,9 +56,12 @@ class Pipeline {
   void run_step(Stream& s, StepStack& stack, const BatchOf& batch) const;
   void run_one_micro_batch(Stream& s, StepStack& stack, const MicroBatch& batch) const;
   void run_forward(Stream& s, StepStack& stack, const MicroBatch& batch) const;
-  // Generation: Model::forward_cached of T tokens, stage after stage.
-  void run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, std::span<const KvCache> caches, int64_t first,
-                  int64_t num_tokens) const;
+  // Generation: Model::forward_cached of num_tokens tokens at positions from `first` on, stage after stage.
+  struct CachedTokens {
+    std::span<const KvCache> caches;
+    int64_t first = 0, num_tokens = 0;
+  };
+  void run_cached(Stream& s, StepStack& stack, const MicroBatch& batch, const CachedTokens& tokens) const;
 
   // Runs forward and backward through the stages of this rank without messages, on whatever their
   // memory holds. The device has then loaded and allocated all that it needs at first use, before
