@@ -254,7 +254,6 @@ void Engine::load_batch(Stream& s, BatchSource& source, const Round& round) {
   for (int64_t m = round.first; m < round.first + round.count; ++m) {
     fault_point("train.mid_step");
     clock_.load([&] { source.fill(batch(m), m); });
-    if (graphs_.captures() && batch(m).training) check_total_tokens(batch(m).scalars.total_tokens);
   }
   batches_->upload(s, round.first, round.count);
 }
@@ -314,15 +313,6 @@ void Engine::clear_sums(Stream& s) {
   fill_zero(s, model_->loss_sum());
   if (!model_->mtp_loss_sum().empty()) fill_zero(s, model_->mtp_loss_sum());
   model_->params().zero_grads(s);
-}
-
-// A graph holds the number as an argument of its kernels.
-void Engine::check_total_tokens(double total_tokens) {
-  if (total_tokens_ == 0) total_tokens_ = total_tokens;
-  MOEBIUS_CHECK(usage, total_tokens == total_tokens_,
-                "engine: a captured step has the same tokens in its global batch each time: {}; got {}; set run.graph "
-                "= false",
-                total_tokens_, total_tokens);
 }
 
 double Engine::loss() const { return *on_host(model_->loss_sum()).ptr<double>() * batch().scalars.loss_scale[0]; }

@@ -154,7 +154,6 @@ class Engine {
   void update(Stream& s, StepStack& stack, const Tensor& lr_and_step_2);
   void reduce_loss(Stream& s);
   void clear_sums(Stream& s);
-  void check_total_tokens(double total_tokens);
   void dry_run(Step& step);
   void dry_run_cached(Step& step);
   int64_t measure_stack();
@@ -173,7 +172,6 @@ class Engine {
   std::unique_ptr<BatchBuffers> batches_;
   HostMirror metrics_;  // only with a GPU
   StepGraphs graphs_;
-  double total_tokens_ = 0;  // tokens of the global batch, which captured steps hold; 0 before the first step
   int64_t num_steps_ = 0;
   StepClock clock_;
   std::unique_ptr<Model> model_;

@@ -34,6 +34,10 @@ Tensor MicroBatch::lr_and_step_2() const {
   return field(scalars_memory, offsetof(StepScalars, lr_and_step), {2}, DType::f64);
 }
 
+Tensor MicroBatch::total_tokens_1() const {
+  return field(scalars_memory, offsetof(StepScalars, total_tokens), {1}, DType::f64);
+}
+
 std::vector<BatchTensor> tensors_of(MicroBatch& batch, const BatchShape& shape) {
   const Shape T{shape.tokens()};
   std::vector<BatchTensor> all{{&batch.token_T, "tokens", T, DType::i32},

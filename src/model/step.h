@@ -30,9 +30,8 @@ struct BatchShape {
 };
 
 // The scalars of a training step, as plain data. The host fills them with a micro-batch. They are
-// copied whole into the memory of the batch, where a captured step reads them anew at each replay.
-// Ops read all of them there but total_tokens, which is the same in all steps of a run: it is an
-// argument of ops, and captured steps hold it.
+// copied whole into the memory of the batch. Ops read them there alone, so that a captured step
+// reads them anew at each replay.
 struct StepScalars {
   static constexpr int64_t kMaxDepths = 16;  // of a model: the next token, and multi-token prediction
 
@@ -89,10 +88,11 @@ struct MicroBatch : Targets {
   StepScalars scalars;         // on the host, also of a batch in a device's memory
   Tensor scalars_memory;       // u8: the same where ops read them
   void store_scalars() const;  // REQUIRES host memory. Copies scalars there.
-  // Views of scalars_memory: f32 [1]; i64 [2]; f64 [2].
+  // Views of scalars_memory: f32 [1]; i64 [2]; f64 [2]; f64 [1].
   Tensor objective_scale_1(int64_t depth) const;
   Tensor draw_2() const;
   Tensor lr_and_step_2() const;
+  Tensor total_tokens_1() const;
 };
 
 // Every tensor of a batch of this shape, with what the plan needs to know about it.

@@ -168,15 +168,15 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
   const bool jittered = training && balance_.jitter != 0;
   StackScope scope(step.stack);
   const Tensor dlogits_TE = step.alloc({T, E_}, DType::f32);
-  route_bwd(step.stream,
-            {.dlogits_TE = dlogits_TE,
-             .dweight_TK = dweight_TK,
-             .dsbar_SE = training ? saved.dsbar_SE : Tensor{},
-             .segment_T = balance_.seq_aux ? segments(step) : Tensor{},
-             .logits_TE = saved.logits_TE,
-             .route = saved.route,
-             .rule = rule(training, T),
-             .z_scale = training ? static_cast<float>(balance_.z_coeff / step.batch.scalars.total_tokens) : 0.0f});
+  route_bwd(step.stream, {.dlogits_TE = dlogits_TE,
+                          .dweight_TK = dweight_TK,
+                          .dsbar_SE = training ? saved.dsbar_SE : Tensor{},
+                          .segment_T = balance_.seq_aux ? segments(step) : Tensor{},
+                          .logits_TE = saved.logits_TE,
+                          .route = saved.route,
+                          .total_tokens_1 = step.batch.total_tokens_1(),
+                          .rule = rule(training, T),
+                          .z_coeff = training ? balance_.z_coeff : 0.0});
   if (logit_bias_) logit_bias_->backward_weight(step, dlogits_TE);
   const Tensor x_TD = router_input(step, saved.x_TD);
   Tensor dinput_TD = dx_TD;

@@ -38,9 +38,9 @@ void Router::add_loss(Step& step, Tensor dsbar_SE, const Stats& stats) const {
                              .dsbar_SE = dsbar_SE,
                              .prob_SE = stats.prob_SE,
                              .count_SE = stats.count_SE,
+                             .total_tokens_1 = step.batch.total_tokens_1(),
                              .coeff = static_cast<float>(balance_.aux_coeff),
-                             .top_k = K_,
-                             .total_tokens = step.batch.scalars.total_tokens});
+                             .top_k = K_});
 }
 
 // The load of the micro-batch.

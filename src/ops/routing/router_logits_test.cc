@@ -173,13 +173,14 @@ TEST(BalanceLoss, UniformRoutingCostsTheCoefficient) {
                     .logits_TE = logits.tensor(),
                     .score = score,
                     .top_k = K});
+      Array total = Array::of({1}, DType::f64, {T});
       balance_loss(s, {.loss_1 = loss.tensor(),
                        .dsbar_SE = dsbar.tensor(),
                        .prob_SE = prob.tensor(),
                        .count_SE = count.tensor(),
+                       .total_tokens_1 = total.tensor(),
                        .coeff = 0.25f,
-                       .top_k = K,
-                       .total_tokens = T});
+                       .top_k = K});
       EXPECT_NEAR(loss.values()[0], 0.25, 1e-6);
       EXPECT_NEAR(entropy.values()[0], T * std::log(7.0), 1e-4);
       EXPECT_NEAR(z.values()[0], T * std::pow(std::log(7.0), 2), 1e-4);
@@ -235,13 +236,14 @@ TEST(BalanceLoss, TinySigmoidsStillSumToOne) {
 TEST(BalanceLoss, AnEmptySegmentAddsNothing) {
   testing::on_each_device([](Stream& s) {
     Array prob({2, 3}, DType::f32), count({2, 3}, DType::f32), dsbar({2, 3}, DType::f32), loss({1}, DType::f64);
+    Array total = Array::of({1}, DType::f64, {4});
     balance_loss(s, {.loss_1 = loss.tensor(),
                      .dsbar_SE = dsbar.tensor(),
                      .prob_SE = prob.tensor(),
                      .count_SE = count.tensor(),
+                     .total_tokens_1 = total.tensor(),
                      .coeff = 1,
-                     .top_k = 1,
-                     .total_tokens = 4});
+                     .top_k = 1});
     EXPECT_EQ(loss.values()[0], 0);
     EXPECT_EQ(dsbar.values(), Values(6, 0.0));
   });
@@ -256,8 +258,8 @@ TEST(BalanceLoss, BadArgumentsAreNamed) {
       .loss_1 = loss.tensor(), .dsbar_SE = prob.tensor(), .prob_SE = prob.tensor(), .count_SE = count.tensor()};
   EXPECT_EQ(testing::error_of([&] { balance_loss(s, a); }), "balance_loss: count must be f32[2, 3]; got f32[2, 4]");
   a.count_SE = prob.tensor();
-  a.total_tokens = 0;
-  EXPECT_EQ(testing::error_of([&] { balance_loss(s, a); }), "balance_loss: total_tokens must be positive; got 0");
+  a.total_tokens_1 = prob.tensor();
+  EXPECT_EQ(testing::error_of([&] { balance_loss(s, a); }), "balance_loss: total_tokens must be f64[1]; got f32[2, 3]");
   const BalanceStats b{.prob_SE = prob.tensor(),
                        .count_SE = prob.tensor(),
                        .z_1 = z.tensor(),

@@ -85,6 +85,7 @@ void check(const RouteBwd& a) {
   check_tensor(who, "pair_row", a.route.pair_row_TK, DType::i32, {T, K});
   check_tensor(who, "dlogits", a.dlogits_TE, DType::f32, a.logits_TE.shape);
   check_tensor(who, "dweight", a.dweight_TK, DType::f32, {T, K});
+  if (a.z_coeff != 0) check_tensor(who, "total_tokens", a.total_tokens_1, DType::f64, {1});
   if (a.dsbar_SE.empty()) return;
   check_tensor(who, "dsbar", a.dsbar_SE, DType::f32, {a.dsbar_SE.dim(0), E});
   check_segments(who, a.segment_T, a.dsbar_SE, T);
@@ -111,7 +112,7 @@ void check(const BalanceLoss& a) {
   check_tensor(who, "dsbar", a.dsbar_SE, DType::f32, a.prob_SE.shape);
   check_tensor(who, "loss", a.loss_1, DType::f64, {1});
   check_top_k(who, a.top_k, a.prob_SE.dim(1));
-  MOEBIUS_CHECK(usage, a.total_tokens > 0, "{}: total_tokens must be positive; got {}", who, a.total_tokens);
+  check_tensor(who, "total_tokens", a.total_tokens_1, DType::f64, {1});
 }
 
 void check_gate(const char* who, const Tensor& logits, const Tensor& x, const Tensor& w) {

@@ -126,21 +126,21 @@ void balance_stats(Stream& s, const BalanceStats& a);
 //
 // dsbar is the derivative by sbar[t,i] for t in s; counts are constants. tokens[s] is the sum of
 // count[s,:] / K. An empty segment adds nothing. total is the number of tokens that the loss is a
-// mean over. loss_1 is f64. (Switch Transformer, arXiv 2101.03961, eq. 4; the loss of a perfect
+// mean over, f64, positive. loss_1 is f64. (Switch Transformer, arXiv 2101.03961, eq. 4; the loss of a perfect
 // balance is coeff.) It is a mean over tokens: a short document weighs as much as its tokens do.
 struct BalanceLoss {
   Tensor loss_1, dsbar_SE;   // inout
   Tensor prob_SE, count_SE;  // in
+  Tensor total_tokens_1;
   float coeff = 0;
   int64_t top_k = 1;
-  double total_tokens = 1;
 };
 void balance_loss(Stream& s, const BalanceLoss& a);
 
 // dlogits (f32) is the derivative of everything that depends on the logits:
 //   through the weights of chosen pairs that are not dropped (dweight_TK, f32)
 //   through sbar, with dsbar[segment[t],:] (empty: none)
-//   through z: z_scale * d(logsumexp^2)
+//   through z: z_coeff / total * d(logsumexp^2), with total as in BalanceLoss
 //
 // The dweight of a dropped pair is ignored.
 struct RouteBwd {
@@ -148,8 +148,9 @@ struct RouteBwd {
   Tensor dweight_TK, dsbar_SE, segment_T;  // in
   Tensor logits_TE;
   Route route;
+  Tensor total_tokens_1;  // only with z_coeff
   RouteRule rule;
-  float z_scale = 0;
+  double z_coeff = 0;
 };
 void route_bwd(Stream& s, const RouteBwd& a);
 Cost cost(const RouteBwd& a);

@@ -144,7 +144,7 @@ struct Scalar {
   std::vector<int32_t> segment;
   Values probe, count;
   int64_t S = 3;
-  double coeff = 0.7, total = 11, z_coeff = 0.3;
+  double coeff = 0.7, total = 11, z_coeff = 3.3;
 
   double operator()(const Values& logits) const {
     const Values weight = ref::weigh(c.rule, logits, chosen, c.T, c.E, c.K);
@@ -153,7 +153,7 @@ struct Scalar {
     ref::Balance b = ref::balance(c.rule.score, logits, segment, S, c.E, c.K);
     b.count = count;
     loss += ref::balance_loss(b, coeff, S, c.E, c.K, total);
-    for (int64_t t = 0; t < c.T; ++t) loss += z_coeff * std::pow(ref::logsumexp(&logits[t * c.E], c.E), 2);
+    for (int64_t t = 0; t < c.T; ++t) loss += z_coeff / total * std::pow(ref::logsumexp(&logits[t * c.E], c.E), 2);
     return loss;
   }
 };
@@ -189,13 +189,14 @@ TEST_P(RouteTest, GradientIsThatOfTheWholeScalar) {
   // Sums of at most T probabilities in f32.
   testing::expect_close("prob", prob.values(), want.prob, 1e-5, 1e-7);
   scalar.count = want.count;
+  Array total = Array::of({1}, DType::f64, {scalar.total});
   balance_loss(s_, {.loss_1 = loss.tensor(),
                     .dsbar_SE = dsbar.tensor(),
                     .prob_SE = prob.tensor(),
                     .count_SE = count.tensor(),
+                    .total_tokens_1 = total.tensor(),
                     .coeff = 0.7f,
-                    .top_k = c.K,
-                    .total_tokens = scalar.total});
+                    .top_k = c.K});
   testing::expect_close("loss", loss.values(), {ref::balance_loss(want, 0.7, 3, c.E, c.K, scalar.total)}, 1e-5, 1e-12);
   Values x = logits.values();
   double want_z = 0, want_entropy = 0;
@@ -213,8 +214,9 @@ TEST_P(RouteTest, GradientIsThatOfTheWholeScalar) {
                  .segment_T = segment.tensor(),
                  .logits_TE = logits.tensor(),
                  .route = r.plan.route(),
+                 .total_tokens_1 = total.tensor(),
                  .rule = c.rule,
-                 .z_scale = 0.3f});
+                 .z_coeff = scalar.z_coeff});
   Values differences(c.T * c.E);
   // Every eleventh token stands for all.
   for (int64_t i = 0; i < c.T * c.E; ++i) {

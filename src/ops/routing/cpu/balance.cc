@@ -76,6 +76,7 @@ void balance_loss(Stream&, const BalanceLoss& a) {
   const int64_t S = a.prob_SE.dim(0), E = a.prob_SE.dim(1);
   const float *prob = a.prob_SE.ptr<float>(), *count = a.count_SE.ptr<float>();
   float* dsbar = a.dsbar_SE.ptr<float>();
+  const double total_tokens = *a.total_tokens_1.ptr<double>();
   for (int64_t s = 0; s < S; ++s, prob += E, count += E, dsbar += E) {
     double pairs = 0, product = 0;
     for (int64_t i = 0; i < E; ++i) {
@@ -84,7 +85,7 @@ void balance_loss(Stream&, const BalanceLoss& a) {
     }
     if (pairs == 0) continue;
     // tokens / total * E / (K tokens^2) = E / (pairs total)
-    const double slope = a.coeff * static_cast<double>(E) / (pairs * a.total_tokens);
+    const double slope = a.coeff * static_cast<double>(E) / (pairs * total_tokens);
     *a.loss_1.ptr<double>() += slope * product;
     for (int64_t i = 0; i < E; ++i) dsbar[i] += static_cast<float>(slope * count[i]);
   }

@@ -57,7 +57,7 @@ void add_z_gradient(const float* logits, float z_scale, int64_t num_experts, Sco
   for (int64_t i = 0; i < num_experts; ++i) dlogits[i] += slope * p[i];
 }
 
-void backward_row(const RouteBwd& a, int64_t t) {
+void backward_row(const RouteBwd& a, float z_scale, int64_t t) {
   const int64_t E = a.logits_TE.dim(1), K = a.route.topk_TK.dim(1);
   const float* logits = a.logits_TE.ptr<float>() + t * E;
   ScoreRow s, dlogits;
@@ -76,15 +76,16 @@ void backward_row(const RouteBwd& a, int64_t t) {
     const RowScores sums = score_row(a.rule.score, logits, E, s);
     add_balance_gradient(a.rule.score, sums, s, a.dsbar_SE.ptr<float>() + segment * E, E, dlogits);
   }
-  if (a.z_scale != 0) add_z_gradient(logits, a.z_scale, E, dlogits);
+  if (z_scale != 0) add_z_gradient(logits, z_scale, E, dlogits);
   std::copy_n(dlogits.begin(), E, a.dlogits_TE.ptr<float>() + t * E);
 }
 
 }  // namespace
 
 void route_bwd(Stream& s, const RouteBwd& a) {
+  const float z_scale = a.z_coeff == 0 ? 0.0f : static_cast<float>(a.z_coeff / *a.total_tokens_1.ptr<double>());
   parallel_rows(s.pool(), a.logits_TE.dim(0), kTokensPerBlock, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) backward_row(a, t);
+    for (int64_t t = begin; t < end; ++t) backward_row(a, z_scale, t);
   });
 }
 

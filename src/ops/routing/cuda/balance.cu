@@ -184,7 +184,8 @@ struct Loss {
   double* loss_1;
   float* dsbar_SE;
   const float *prob_SE, *count_SE;
-  double coeff, total_tokens;
+  const double* total_tokens_1;
+  double coeff;
   int num_segments, num_experts;
 };
 
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(kLossThreads) balance_loss_kernel(Loss a) {
       product += __shfl_xor_sync(kAllLanes, product, width);
     }
     if (pairs == 0) continue;
-    const double slope = a.coeff * E / (pairs * a.total_tokens);
+    const double slope = a.coeff * E / (pairs * *a.total_tokens_1);
     loss += slope * product;
     for (int i = lane; i < E; i += kWarpSize)
       a.dsbar_SE[first + i] += static_cast<float>(slope * a.count_SE[first + i]);
@@ -269,8 +270,8 @@ void balance_loss(Stream& s, const BalanceLoss& a) {
                   .dsbar_SE = a.dsbar_SE.ptr<float>(),
                   .prob_SE = a.prob_SE.ptr<float>(),
                   .count_SE = a.count_SE.ptr<float>(),
+                  .total_tokens_1 = a.total_tokens_1.ptr<double>(),
                   .coeff = a.coeff,
-                  .total_tokens = a.total_tokens,
                   .num_segments = static_cast<int>(a.prob_SE.dim(0)),
                   .num_experts = static_cast<int>(a.prob_SE.dim(1))};
   balance_loss_kernel<<<1, kLossThreads, 0, cuda_stream(s)>>>(args);

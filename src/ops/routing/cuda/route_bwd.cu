@@ -15,7 +15,8 @@ struct Backward {
   const int32_t *segment_T, *topk_TK, *pair_row_TK;
   RouteRule rule;
   ScoreFunction score;  // of the weights
-  float z_scale;
+  const double* total_tokens_1;
+  double z_coeff;
   int num_tokens, num_experts, top_k;
 };
 
@@ -126,9 +127,10 @@ __global__ void __launch_bounds__(N > 8 ? 128 : 256) route_bwd_kernel(Backward a
     scored = a.rule.score;
     add_balance_gradient(a, t, lane, sums, s, d);
   }
-  if (a.z_scale != 0) {
+  if (a.z_coeff != 0) {
+    const float z_scale = static_cast<float>(a.z_coeff / *a.total_tokens_1);
     if (scored != ScoreFunction::softmax) sums = score_row(ScoreFunction::softmax, logits, E, lane, s);
-    const float slope = 2.0f * a.z_scale * (sums.max + logf(sums.sum));
+    const float slope = 2.0f * z_scale * (sums.max + logf(sums.sum));
 #pragma unroll
     for (int r = 0; r < N; ++r) d[r] += slope * s[r];
   }
@@ -152,7 +154,8 @@ void route_bwd(Stream& s, const RouteBwd& a) {
                       .pair_row_TK = a.route.pair_row_TK.ptr<int32_t>(),
                       .rule = a.rule,
                       .score = weight_score(a.rule, K),
-                      .z_scale = a.z_scale,
+                      .total_tokens_1 = a.z_coeff == 0 ? nullptr : a.total_tokens_1.ptr<double>(),
+                      .z_coeff = a.z_coeff,
                       .num_tokens = static_cast<int>(T),
                       .num_experts = static_cast<int>(E),
                       .top_k = static_cast<int>(K)};
