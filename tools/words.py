@@ -10,7 +10,8 @@ from terms import PAGE, checked_in
 MACHINE_PATH = re.compile(r"/(home|root|work|Users)/[\w.-]+")
 SPOKEN = ("src", "tests", "tools", "bench", "examples")  # folders that say nothing with a retired word
 PROSE_CHECKED = ("src", "tests")  # and whose comments are read as prose
-TELEGRAM = re.compile(r"(Of|What|As|Who|Whether|Which)\b|Where\b[^,]*$")  # "Where X, Y happens" is a sentence
+# Beginnings of comments without a subject. "Where X, Y happens" is a sentence, and so is one with "When".
+TELEGRAM = re.compile(r"(Of|What|As|Who|Whose|Whether|Which|Why)\b|(Where|When)\b[^,]*$")
 BAD_NAME = re.compile(r"(^|_)(utils?|helpers?|manager|fast|optimized|v2|new|misc|common)(_|$)")
 
 # These hold for the library, which is all of src/ except cli, tests, and the files named here.

@@ -6,13 +6,13 @@
 
 namespace moebius {
 
-// How the ranks of cp bring queries and keys together (model/attention/context_parallel.h).
+// The way in which the ranks of cp bring queries and keys together (model/attention/context_parallel.h).
 enum class CpComm { allgather, ring, alltoall };
 
 // The order of a pipeline's passes (parallel/pipeline/schedule.h).
 enum class PipelineSchedule { one_f_one_b };
 
-// How tokens reach experts of other ranks (model/moe/dispatcher.h).
+// The way in which tokens reach experts of other ranks (model/moe/dispatcher.h).
 // automatic: resolve_dispatcher() chooses.
 enum class DispatcherKind { automatic, allgather, alltoall };
 

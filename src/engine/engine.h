@@ -90,7 +90,7 @@ class Engine {
   const MemoryPlan& plan() const { return plan_; }
   const EngineSpec& spec() const { return spec_; }
   const Mesh& mesh() const { return mesh_; }
-  // How ranks exchange GPU memory and whether their steps are CUDA graphs, for the run's log; empty
+  // Says how ranks exchange GPU memory and whether their steps are CUDA graphs, for the run's log; empty
   // on CPUs.
   std::string links_text() const;
   // Ops of the steps so far for which a GPU used fallback kernels, and why; empty when there are none.

@@ -1,4 +1,4 @@
-// When parts of a step are captured and replayed, on a device that captures nothing: what the host does around it.
+// The host's work around the capture and replay of parts of a step, on a device that captures nothing.
 #include "engine/step_graphs.h"
 
 #include <gtest/gtest.h>

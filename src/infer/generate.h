@@ -16,7 +16,7 @@
 
 namespace moebius {
 
-// How the next token is drawn from the logits.
+// The rule by which the next token is drawn from the logits.
 struct Sampling {
   double temperature = 1.0;  // 0: the most likely token
   double top_p = 1.0;        // draws among the most likely tokens that together have this probability

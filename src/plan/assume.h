@@ -8,7 +8,7 @@
 
 namespace moebius {
 
-// How rows travel to the experts of other ranks. of_recipe: as the engine's own dispatcher does.
+// The way in which rows travel to the experts of other ranks. of_recipe: as the engine's own dispatcher does.
 // alltoall sends a row for each chosen expert; deepep and hybridep send a token once to each rank
 // that has some of them, and once to each domain across; so would a one-sided dispatcher, direct.
 enum class PlanDispatcher : int { of_recipe, allgather, alltoall, deepep, hybridep, direct };

@@ -51,7 +51,7 @@ struct PartTime {
 };
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer);
 
-// How many times a token of K experts is sent when it goes once to each of `units` (ranks or domains)
+// The number of times that a token of K experts is sent when it goes once to each of `units` (ranks or domains)
 // that has some of them, its own left out: the mean over tokens that choose freely within the
 // groups of experts that the model allows.
 double units_of_token(const ModelSpec& model, double units);

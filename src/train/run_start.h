@@ -1,4 +1,4 @@
-// How a training run begins: from its newest checkpoint, from weights, or from random weights.
+// A training run begins in one of three ways: from its newest checkpoint, from weights, or from random weights.
 #pragma once
 
 #include <string>

@@ -48,7 +48,7 @@ std::optional<StartNote> dispatcher_note(const RunSpec& run) {
 
 std::string times_text(const std::string& what, double times) { return fmt::format("{} {:.2f} times", what, times); }
 
-// How often each dataset is read, in their order.
+// Returns how often each dataset is read, in their order.
 std::vector<double> times_read(const RunSpec& run, const DatasetOrder& order) {
   double weights = 0;
   for (const DatasetSpec& d : run.data.train) weights += d.weight;

@@ -57,7 +57,7 @@ struct LayoutOutcome {
   double choice_gap = std::numeric_limits<double>::infinity();
 };
 
-// How the steps run. On one kind of device, this does not change the numbers.
+// Settings of the run of the steps. On one kind of device, this does not change the numbers.
 struct LayoutWay {
   bool overlap = true;
   RecomputeSpec recompute = {};

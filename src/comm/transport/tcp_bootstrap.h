@@ -1,4 +1,4 @@
-// How the ranks of a world over TCP find each other. All connect to rank 0 and send where
+// The ranks of a world over TCP find each other with this. All connect to rank 0 and send where
 // they listen. Rank 0 sends all of these addresses to all ranks. Each rank then connects to
 // those before it.
 #pragma once

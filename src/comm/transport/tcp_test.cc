@@ -21,7 +21,7 @@ using testing::StartsWith;
 // Returns a port that is free now; rank 0 will listen there.
 int free_port() { return port_of(listen_at(0, /*loopback_only=*/true)); }
 
-// How each rank of a world ended, and what it reported.
+// The end of each rank of a world: its error, and what it reported.
 struct Ends {
   std::vector<std::string> errors, reports;
   std::vector<int> kinds;  // kinds of the errors; 0: no error

@@ -1,4 +1,4 @@
-// How a world of threads ends when one of its ranks fails.
+// A world of threads ends when one of its ranks fails; these are its ways to end.
 // The results of its collectives are tested over every transport in tests/distributed.
 #include "comm/transport/threads.h"
 

@@ -1,4 +1,4 @@
-// How the products with a parameter quantise their operands: the recipe of the run, and its exceptions.
+// The quantisation of the operands of a parameter's products: the recipe of the run, and its exceptions.
 #pragma once
 
 #include "model/layer_context.h"

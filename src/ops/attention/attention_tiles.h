@@ -1,5 +1,5 @@
-// How both passes of attention walk the score matrix on the CPU: tiles of
-// queries times tiles of keys, and which keys a query sees.
+// Both passes of attention walk the score matrix on the CPU in tiles of queries times tiles of
+// keys. This header has their sizes, and the keys that a query sees.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// How index_rows cuts tokens into blocks, and what it keeps of each. Plain C++,
+// index_rows cuts tokens into blocks, and keeps counts of each. This header is plain C++,
 // since sizes are also asked for where nothing runs.
 #pragma once
 

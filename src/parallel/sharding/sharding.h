@@ -1,4 +1,4 @@
-// How the ranks that hold the same parameters share the work of an update. A sharding decides which
+// The ranks that hold the same parameters share the work of an update. A sharding decides which
 // elements a rank owns, and when gradients and weights travel. The engine owns it and calls it; an
 // optimizer reads what is owned (Param::owned) and knows nothing of ranks.
 //
@@ -14,7 +14,7 @@
 
 namespace moebius {
 
-// How the communication is cut into pieces, and when it runs. Neither changes a bit of a gradient.
+// The pieces that the communication is cut into, and the time when it runs. Neither changes a bit of a gradient.
 struct ShardingSpec {
   // Gradients that are reduced together. They are few enough that the first reduction starts early
   // in the backward pass, and enough that latency does not dominate the messages.

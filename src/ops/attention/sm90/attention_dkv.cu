@@ -43,7 +43,7 @@ struct DkvWalk {
   }
 };
 
-// How a stage's columns are handed over. To the readers: each producer lane writes and arrives at
+// The columns of a stage pass between producers and readers. To the readers: each producer lane writes and arrives at
 // `full` (mbarrier.arrive releases in the block), and a reader's wait for that phase (try_wait
 // acquires) sees all its arrivals: the writes come first. Back: the lanes of a reading warp read,
 // __syncwarp orders that before the one arrival at `empty` that lane 0 makes for them, and the

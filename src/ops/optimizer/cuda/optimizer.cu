@@ -24,7 +24,7 @@ struct Tensors {
   int num = 0;
 };
 
-// Whose piece it is; pieces of tensor i begin at of[i].first, and of[0].first is 0.
+// Returns the tensor that a piece belongs to; pieces of tensor i begin at of[i].first, and of[0].first is 0.
 template <class T>
 __device__ __forceinline__ const T& owner_of(const Tensors<T>& tensors, int piece) {
   int low = 0, high = tensors.num - 1;

@@ -310,7 +310,7 @@ Heads heads_of(const A& a, const Tensor& q_THd, const Tensor& k_TGd) {
 
 constexpr int kScalarVectors = 8;
 
-// How many lanes a head has with kNum x kVectors pairs a lane.
+// Returns the number of lanes that a head has with kNum x kVectors pairs a lane.
 int lanes_for(const char* who, const Heads& g, int pairs) {
   int lanes = 1;
   while (lanes * pairs < g.width / 2) lanes *= 2;

@@ -1,5 +1,5 @@
-// How the gate's products run on CUDA: what goes to the tensor cores, and the scratch that takes.
-// Plain C++, since sizes are also asked for where nothing runs.
+// The products of the gate on CUDA: which of them the tensor cores compute, and their scratch.
+// This header is plain C++, since sizes are also asked for where nothing runs.
 //
 // An f32 number is the sum of three bf16 terms (8 bits each), to the last bit or the one before. A
 // product of an f32 and a bf16 matrix is then three products of bf16 matrices, exact in f32 but for
