@@ -1,5 +1,5 @@
-// What tests need of an engine, and programs do not: its end of a step by itself, after passes that a
-// test ran one by one, and the use of its step stack.
+// Tests need two things of an engine that programs do not: its end of a step by itself, after passes
+// that a test ran one by one, and the use of its step stack.
 #pragma once
 
 #include "engine/engine.h"

@@ -1,4 +1,4 @@
-// What groups of GPU memory share, however they move it. Such a group is made over a group of the
+// A GpuGroup moves GPU memory between ranks; a transport derives from it. Such a group is made over a group of the
 // same ranks for CPU memory. That group has its name, ranks and barrier, and gets the calls on
 // streams that are not a GPU's. Calls on a GPU's stream are checked here; the rest is each
 // transport's own.

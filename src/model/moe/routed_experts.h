@@ -16,7 +16,8 @@ namespace moebius {
 
 class RoutedExperts {
  public:
-  // What forward leaves for the backward passes of a micro-batch. Each implementation has its own.
+  // The tensors that forward leaves for the backward passes of a micro-batch. Each implementation
+  // has its own.
   struct Saved {
     virtual ~Saved() = default;
   };
