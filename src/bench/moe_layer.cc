@@ -125,8 +125,8 @@ int64_t BenchMoeLayer::kept_bytes() const {
   const Route& r = saved_.router.route;
   int64_t bytes = 0;
   const std::initializer_list<Tensor> kept{
-      x_TD,       saved_.experts.h_R2F, saved_.router.logits_TE, r.topk_TK,    r.weight_TK,
-      r.counts_E, r.offsets_E1,         r.row_token_R,           r.row_pair_R, r.pair_row_TK};
+      x_TD,       experts_saved().h_R2F, saved_.router.logits_TE, r.topk_TK,    r.weight_TK,
+      r.counts_E, r.offsets_E1,          r.row_token_R,           r.row_pair_R, r.pair_row_TK};
   for (const Tensor& t : kept) bytes += t.num_bytes();
   return bytes;
 }
@@ -175,15 +175,16 @@ void BenchMoeLayer::route_tokens(Step& step) {
 
 void BenchMoeLayer::experts_forward(Step& step) {
   StackScope scope(step.stack);
-  dispatcher_.announce(step, saved_.router.route, *saved_.experts.delivery);
-  const Dispatched in = dispatcher_.dispatch(step, x_TD, *saved_.experts.delivery);
+  dispatcher_.announce(step, saved_.router.route, *experts_saved().delivery);
+  const Dispatched in = dispatcher_.dispatch(step, x_TD, *experts_saved().delivery);
   const Tensor a_RF = step.alloc({shape_.R(), shape_.F}, DType::bf16),
                y_RD = step.alloc({shape_.R(), shape_.D}, DType::bf16);
-  run(step, ExpertUp{.h_R2F = saved_.experts.h_R2F, .a_RF = a_RF, .x_TD = in.source, .w1_e2FD = w1_.w, .rows = in.rows},
+  run(step,
+      ExpertUp{.h_R2F = experts_saved().h_R2F, .a_RF = a_RF, .x_TD = in.source, .w1_e2FD = w1_.w, .rows = in.rows},
       expert_up);
   run(step, ExpertDown{.y_RD = y_RD, .a_RF = a_RF, .w2_eDF = w2_.w, .rows = {.offsets_e1 = in.rows.offsets_e1}},
       expert_down);
-  dispatcher_.combine(step, y_TD, y_RD, *saved_.experts.delivery);
+  dispatcher_.combine(step, y_TD, y_RD, *experts_saved().delivery);
 }
 
 void BenchMoeLayer::experts_backward(Step& step) {
@@ -191,7 +192,7 @@ void BenchMoeLayer::experts_backward(Step& step) {
   const Tensor dh_R2F = step.alloc({R, 2 * F}, DType::bf16), sa_RF = step.alloc({R, F}, DType::bf16),
                dweight_R = step.alloc({R}, DType::f32), dweight_TK = step.alloc({T, shape_.K}, DType::f32),
                dx_RD = step.alloc({R, D}, DType::bf16);
-  const Dispatched grads = dispatcher_.combine_bwd(step, dy_TD, *saved_.experts.delivery);
+  const Dispatched grads = dispatcher_.combine_bwd(step, dy_TD, *experts_saved().delivery);
   const Rows own{.offsets_e1 = grads.rows.offsets_e1};
   run(step,
       DExpertDown{.dh_R2F = dh_R2F,
@@ -199,12 +200,12 @@ void BenchMoeLayer::experts_backward(Step& step) {
                   .dweight_R = dweight_R,
                   .dout_TD = grads.source,
                   .w2_eDF = w2_.w,
-                  .h_R2F = saved_.experts.h_R2F,
+                  .h_R2F = experts_saved().h_R2F,
                   .weight_R = grads.weight_R,
                   .rows = grads.rows},
       d_expert_down);
   run(step, DExpertUp{.dx_RD = dx_RD, .dh_R2F = dh_R2F, .w1_e2FD = w1_.w, .rows = own}, d_expert_up);
-  dispatcher_.dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved_.experts.delivery);
+  dispatcher_.dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *experts_saved().delivery);
   run(step,
       ExpertWgrad{
           .dw_eMN = w2_.dw, .left_RM = grads.source, .right_RN = sa_RF, .gather_left = true, .rows = grads.rows},

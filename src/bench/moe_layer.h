@@ -2,6 +2,7 @@
 #pragma once
 
 #include "bench/shapes.h"
+#include "model/moe/dispatched_experts.h"
 #include "model/moe/dispatcher_local.h"
 #include "model/moe/moe.h"
 
@@ -37,6 +38,7 @@ class BenchMoeLayer {
   Tensor x_TD, y_TD, dx_TD, dy_TD;
 
  private:
+  const DispatchedExperts::Saved& experts_saved() const { return DispatchedExperts::own(*saved_.experts); }
   BatchShape batch_shape() const { return {.batch = shape_.batch, .seq = shape_.seq}; }
   template <class Body>
   void with_step(Stream& s, Body body);

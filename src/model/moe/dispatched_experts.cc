@@ -60,8 +60,8 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
 
 std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPlan& plan,
                                                                        const std::string& prefix) const {
-  auto own = std::make_unique<Own>();
-  Own& saved = *own;
+  auto own = std::make_unique<Saved>();
+  Saved& saved = *own;
   saved.delivery = dispatcher_->declare_saved(plan, prefix + ".delivery");
   const int64_t R = dispatcher_->max_rows(max_tokens_), N = dispatcher_->source_rows(max_tokens_);
   saved.h_R2F.declare(plan, prefix + ".h", {R, 2 * F_}, dtype_, &RecomputeSpec::expert_up);
@@ -73,8 +73,9 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
   return own;
 }
 
-void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, Saved& base) const {
-  Own& saved = own(base);
+void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route,
+                                RoutedExperts::Saved& base) const {
+  Saved& saved = own(base);
   saved.x_TD = x_TD;
   dispatcher_->announce(step, route, *saved.delivery);
   StackScope scope(step.stack);
@@ -95,9 +96,9 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   dispatcher_->combine(step, y_TD, y_RD, *saved.delivery);
 }
 
-void DispatchedExperts::recompute(Step&, Tensor x_TD, Saved& saved) const { own(saved).x_TD = x_TD; }
+void DispatchedExperts::recompute(Step&, Tensor x_TD, RoutedExperts::Saved& saved) const { own(saved).x_TD = x_TD; }
 
-void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const Own& saved) const {
+void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
   run_expert_op(step,
@@ -111,8 +112,9 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
                 expert_up);
 }
 
-void DispatchedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& base) const {
-  Own& saved = own(base);
+void DispatchedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
+                                       RoutedExperts::Saved& base) const {
+  Saved& saved = own(base);
   saved.dh_R2F.open(step.stack);
   saved.sa_RF.open(step.stack);
   const Tensor weight_R = receive(step, dy_TD, saved);
@@ -123,7 +125,7 @@ void DispatchedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_
   dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.delivery);
 }
 
-Tensor DispatchedExperts::receive(Step& step, Tensor dy_TD, Own& saved) const {
+Tensor DispatchedExperts::receive(Step& step, Tensor dy_TD, Saved& saved) const {
   const Dispatched tokens = dispatcher_->dispatch(step, saved.x_TD, *saved.delivery);
   saved.token_rows = tokens.rows;
   saved.tokens.hold(step.stream, tokens.source);
@@ -138,7 +140,7 @@ Tensor DispatchedExperts::receive(Step& step, Tensor dy_TD, Own& saved) const {
   return grads.weight_R;
 }
 
-void DispatchedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Own& saved) const {
+void DispatchedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Saved& saved) const {
   const QuantizeContext c = quantize_context(step);
   {
     StackScope scope(step.stack);
@@ -165,8 +167,8 @@ void DispatchedExperts::backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R
                 d_expert_up);
 }
 
-void DispatchedExperts::backward_weight(Step& step, const Saved& base) const {
-  const Own& saved = own(base);
+void DispatchedExperts::backward_weight(Step& step, const RoutedExperts::Saved& base) const {
+  const Saved& saved = own(base);
   const QuantizeContext c = quantize_context(step);
   if (w2_.has_grad) {
     StackScope scope(step.stack);
@@ -191,7 +193,7 @@ void DispatchedExperts::backward_weight(Step& step, const Saved& base) const {
   bias_gradients(step, saved);
 }
 
-void DispatchedExperts::bias_gradients(Step& step, const Own& saved) const {
+void DispatchedExperts::bias_gradients(Step& step, const Saved& saved) const {
   if (b1_ && b1_->has_grad) {
     expert_bias_grad(step.stream,
                      {.db_eN = b1_->dw, .x_RM = saved.dh_R2F, .rows = {.offsets_e1 = saved.grad_rows.offsets_e1}});

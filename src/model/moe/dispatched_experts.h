@@ -16,18 +16,7 @@ namespace moebius {
 
 class DispatchedExperts final : public RoutedExperts {
  public:
-  // Error{usage} as make_routed_experts() says.
-  DispatchedExperts(const LayerContext& c, const std::string& prefix);
-  std::unique_ptr<Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
-
-  void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, Saved& saved) const override;
-  // h is recomputed in backward_input, which dispatches x anyway.
-  void recompute(Step& step, Tensor x_TD, Saved& saved) const override;
-  void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved) const override;
-  void backward_weight(Step& step, const Saved& saved) const override;
-
- private:
-  struct Own final : Saved {
+  struct Saved final : RoutedExperts::Saved {
     std::unique_ptr<Delivery> delivery;
     Tensor x_TD;  // the caller's
     SavedTensor h_R2F;
@@ -36,14 +25,27 @@ class DispatchedExperts final : public RoutedExperts {
     WgradInput tokens, grads, weight_R;
     WgradInput dh_R2F, sa_RF;  // derivative w.r.t. h; the activation, scaled by the row's weight
   };
-  static Own& own(Saved& saved) { return dynamic_cast<Own&>(saved); }
-  static const Own& own(const Saved& saved) { return dynamic_cast<const Own&>(saved); }
+  // Error{usage} as make_routed_experts() says.
+  DispatchedExperts(const LayerContext& c, const std::string& prefix);
+  std::unique_ptr<RoutedExperts::Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
 
-  void up(Step& step, Tensor a_RF, const Dispatched& in, const Own& saved) const;  // h, and a = activation(h)
+  void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& saved) const override;
+  // h is recomputed in backward_input, which dispatches x anyway.
+  void recompute(Step& step, Tensor x_TD, RoutedExperts::Saved& saved) const override;
+  void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
+                      RoutedExperts::Saved& saved) const override;
+  void backward_weight(Step& step, const RoutedExperts::Saved& saved) const override;
+
+  // The tensors of this kind; std::bad_cast for those of another.
+  static Saved& own(RoutedExperts::Saved& saved) { return dynamic_cast<Saved&>(saved); }
+  static const Saved& own(const RoutedExperts::Saved& saved) { return dynamic_cast<const Saved&>(saved); }
+
+ private:
+  void up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved) const;  // h, and a = activation(h)
   // Brings the rows of x and dy to the experts, and recomputes h. Returns the weight of each row.
-  Tensor receive(Step& step, Tensor dy_TD, Own& saved) const;
-  void backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Own& saved) const;
-  void bias_gradients(Step& step, const Own& saved) const;
+  Tensor receive(Step& step, Tensor dy_TD, Saved& saved) const;
+  void backward_rows(Step& step, Tensor dx_RD, Tensor dweight_R, Tensor weight_R, Saved& saved) const;
+  void bias_gradients(Step& step, const Saved& saved) const;
 
   int64_t D_, F_, max_tokens_;  // F of a shard
   DType dtype_;
