@@ -26,7 +26,7 @@ void wait_for(const std::string& path, int rank, const PartsProgress& progress) 
   std::error_code unknown;
   Clock::time_point written{};
   while (!std::filesystem::exists(path, unknown)) {
-    MOEBIUS_CHECK(io, !progress.given_up, "the other ranks have given up");
+    MOEBIUS_CHECK(io, !progress.aborted, "the save was aborted, since it failed on another rank");
     if (progress.all_written && written == Clock::time_point{}) written = Clock::now();
     MOEBIUS_CHECK(
         io, !progress.all_written || Clock::now() - written < kSeenWithin,

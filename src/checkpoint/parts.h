@@ -14,7 +14,7 @@ struct CheckpointManifest;
 // The progress of the other ranks, for the thread that waits for their files.
 struct PartsProgress {
   std::atomic<bool> all_written{false};  // every rank reported it; a file that does not appear soon never will
-  std::atomic<bool> given_up{false};     // a rank has failed
+  std::atomic<bool> aborted{false};      // a rank has failed
 };
 
 // Writes the manifest of this rank's share into the folder, for rank 0 to read.

@@ -50,9 +50,9 @@ std::string describe(int64_t step, const std::vector<NamedTensor>& tensors, cons
   return fmt::format("save of step {}, {} tensors of {} bytes, to {}", step, tensors.size(), bytes, dir);
 }
 
-// The error, with the name of the save in front.
+// Runs body. Its error gets the name of the save in front.
 template <class Body>
-auto saying(const std::string& what, Body&& body) {
+auto with_save_name(const std::string& what, Body&& body) {
   try {
     return body();
   } catch (const Error& e) {
@@ -128,7 +128,7 @@ void CheckpointStore::check_shared(const std::string& signature) {
 }
 
 CheckpointStore::~CheckpointStore() {
-  progress_.given_up = ranks_.size() > 1;  // what others have not written by now may never arrive
+  progress_.aborted = ranks_.size() > 1;  // what others have not written by now may never arrive
   if (!async_save_) return;
   if (share_.valid()) share_.wait();
   if (publication_.valid()) publication_.wait();
@@ -138,7 +138,7 @@ CheckpointStore::~CheckpointStore() {
 std::string CheckpointStore::make_folder(int64_t step, const std::string& what) {
   const std::string folder = dir_ + "/" + ranks_.from_root(unfinished_name(step));
   ranks_.on_root([&] {
-    saying(what, [&] {
+    with_save_name(what, [&] {
       remove_unfinished(dir_);
       make_dirs(folder);
     });
@@ -161,7 +161,7 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
   if (on_gpu) hold_piece();
   const std::string what = describe(step, content, dir_);
   unfinished_ = make_folder(step, what);
-  progress_.all_written = progress_.given_up = false;
+  progress_.all_written = progress_.aborted = false;
   const auto policy = async_save_ ? std::launch::async : std::launch::deferred;
   const CheckpointWriter writer{.rank = ranks_.rank(),
                                 .num_ranks = ranks_.size(),
@@ -169,7 +169,7 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
                                 .device = on_gpu && !async_save_ ? s : nullptr,
                                 .piece = static_cast<std::byte*>(piece_.data())};
   share_ = std::async(policy, [what, folder = unfinished_, step, content = std::move(content), meta, writer] {
-    return saying(what, [&] {
+    return with_save_name(what, [&] {
       fault_point("checkpoint.after_mkdir");
       auto share = std::make_shared<const CheckpointManifest>(
           write_share(folder, {.step = step, .tensors = content, .meta = meta}, writer));
@@ -187,7 +187,7 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
 void CheckpointStore::publish(const std::string& what, const Share& share, const std::string& folder) {
   std::vector<CheckpointManifest> shares{*share.get()};
   const int64_t step = shares[0].step;
-  saying(what, [&] {
+  with_save_name(what, [&] {
     for (CheckpointManifest& part : take_parts(folder, ranks_.size(), progress_)) shares.push_back(std::move(part));
     const CheckpointManifest manifest = merge_manifests(std::move(shares));
     check_complete(manifest, folder);
@@ -208,7 +208,7 @@ void CheckpointStore::wait() {
     progress_.all_written = true;
     ranks_.on_root([&] { publication.get(); });
   } catch (const Error&) {
-    progress_.given_up = true;
+    progress_.aborted = true;
     if (async_save_ && publication.valid()) publication.wait();
     std::error_code ignored;  // the first error is the one to report
     if (ranks_.is_root()) std::filesystem::remove_all(folder, ignored);

@@ -9,7 +9,7 @@ namespace moebius {
 struct GpuWaitWatchdog {
   // Called repeatedly while the host waits, with the seconds waited so far. It may throw to end the
   // wait. Without it a wait has no limit.
-  std::function<void(double waited_s)> look;
+  std::function<void(double waited_s)> check;
 };
 
 }  // namespace moebius

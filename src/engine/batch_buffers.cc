@@ -16,8 +16,8 @@ MicroBatch mirrored(MicroBatch batch, const HostMirror& mirror) {
 
 }  // namespace
 
-BatchBuffers::BatchBuffers(MemoryPlan& plan, const BatchShape& shape, int64_t num_micro_batches, bool in_turn)
-    : num_(num_micro_batches), on_device_(static_cast<size_t>(in_turn ? 1 : num_micro_batches)) {
+BatchBuffers::BatchBuffers(MemoryPlan& plan, const BatchShape& shape, int64_t num_micro_batches, bool share_buffer)
+    : num_(num_micro_batches), on_device_(static_cast<size_t>(share_buffer ? 1 : num_micro_batches)) {
   for (MicroBatch& batch : on_device_) declare_micro_batch(plan, shape, batch);
 }
 

@@ -15,8 +15,8 @@ namespace moebius {
 
 class BatchBuffers {
  public:
-  // Declares them in the plan. in_turn: the device has one buffer, which the micro-batches share.
-  BatchBuffers(MemoryPlan& plan, const BatchShape& shape, int64_t num_micro_batches, bool in_turn);
+  // Declares them in the plan. share_buffer: the device has one buffer, which the micro-batches share.
+  BatchBuffers(MemoryPlan& plan, const BatchShape& shape, int64_t num_micro_batches, bool share_buffer);
   BatchBuffers(const BatchBuffers&) = delete;
   void bind(const MemoryPlan& plan, DeviceKind device);  // after the plan's bind(); nothing is held on the null device
 

@@ -30,7 +30,7 @@ class SequenceSourceTest : public ::testing::Test {
   const MicroBatch& filled(const DataShare& share, int64_t m, int64_t num_mtp = 0) {
     plan_ = std::make_unique<MemoryPlan>();
     const BatchShape shape{.batch = 1, .seq = 4 / share.cp, .num_mtp = num_mtp};
-    batches_ = std::make_unique<BatchBuffers>(*plan_, shape, 2, /*in_turn=*/false);
+    batches_ = std::make_unique<BatchBuffers>(*plan_, shape, 2, /*share_buffer=*/false);
     plan_->bind(DeviceKind::cpu, 0);
     batches_->bind(*plan_, DeviceKind::cpu);
     batches_->set_lr_and_step(/*step=*/2, /*lr=*/0.25);

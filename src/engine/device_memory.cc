@@ -121,7 +121,7 @@ void check_device_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t fr
   const int64_t all = needed_bytes(plan, stack_bytes), beside = all - needed.plan_bytes;
   MOEBIUS_CHECK(usage, all <= free_bytes,
                 "out of memory: {} of the GPU are needed: {} for the plan, {} of them for the step stack, {} for "
-                "workspaces of matrix products, and {} are kept for kernels and recordings; {} are available; {}\n{}",
+                "workspaces of matrix products, and {} are kept for kernels and CUDA graphs; {} are available; {}\n{}",
                 bytes_text(all), bytes_text(needed.plan_bytes), bytes_text(stack_bytes),
                 bytes_text(needed.workspace_bytes), bytes_text(kDeviceReserveBytes),
                 bytes_text(std::max<int64_t>(0, free_bytes)), memory_advice(use, plan, free_bytes - beside),

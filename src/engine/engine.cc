@@ -81,8 +81,8 @@ Engine::Engine(const EngineSpec& spec)
       peak_(gpu_.get()) {
   // A GPU has one micro-batch, and the host's are copied into it one after the other. With several
   // stages all are in flight.
-  const bool in_turn = spec_.target == DeviceKind::cuda && spec_.mesh.pp == 1;
-  batches_ = std::make_unique<BatchBuffers>(plan_, spec_.shape, spec_.num_micro_batches, in_turn);
+  const bool share_buffer = spec_.target == DeviceKind::cuda && spec_.mesh.pp == 1;
+  batches_ = std::make_unique<BatchBuffers>(plan_, spec_.shape, spec_.num_micro_batches, share_buffer);
   make_model();
   if (spec_.optimizer) make_optimizer();
   if (spec_.cache_tokens > 0) model_->declare_caches(plan_, caches_, spec_.cache_tokens);

@@ -56,7 +56,7 @@ TEST(Engine, RefusesAPlanThatTheGpuCannotHold) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   expect_refused(huge_spec(DeviceKind::cuda),
-                 {"out of memory: ", " of the GPU are needed: ", "384.0 MiB are kept for kernels and recordings; ",
+                 {"out of memory: ", " of the GPU are needed: ", "384.0 MiB are kept for kernels and CUDA graphs; ",
                   " are available; weights, gradients and the optimizer alone take ", "memory plan\n"});
 }
 

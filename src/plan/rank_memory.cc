@@ -120,8 +120,8 @@ void add_params(RankMemory& m, const EngineSpec& spec, const std::vector<const P
 }
 
 void add_batch(RankMemory& m, const EngineSpec& spec) {
-  const bool in_turn = spec.target == DeviceKind::cuda && spec.mesh.pp == 1;
-  add(m, Life::batch, batch_bytes(spec, in_turn ? 1 : spec.num_micro_batches));
+  const bool share_buffer = spec.target == DeviceKind::cuda && spec.mesh.pp == 1;
+  add(m, Life::batch, batch_bytes(spec, share_buffer ? 1 : spec.num_micro_batches));
   const auto f64 = [](int64_t n) { return 8 * aligned(n); };
   add(m, Life::metrics, f64(1) + (spec.shape.num_mtp > 0 ? f64(spec.shape.num_mtp) : 0));  // sums of losses
   add(m, Life::metrics, f64(1) + 2 * 4 * kAlign);                                          // of the gradient norm

@@ -71,7 +71,7 @@ TEST_F(CliUpcycle, WarnsOfTies) {
   EXPECT_THAT(ran.err, testing::HasSubstr("a tie that transformers may break otherwise"));
 }
 
-TEST_F(CliUpcycle, TrainingGoesOnOnAnyRanks) {
+TEST_F(CliUpcycle, TrainingResumesOnAnyRanks) {
   const std::vector<double> alone = losses("alone", {});
   ASSERT_EQ(alone.size(), 5u);
   EXPECT_LT(alone.back(), 0.9 * alone.front());

@@ -110,7 +110,7 @@ TEST_P(MpiRanksFail, AProcessThatIsStoppedWhileItWaitsBlamesNobody) {
   EXPECT_LT(ended.seconds, 60);
 }
 
-TEST_P(RanksFail, AJobThatIsSuspendedGoesOn) {
+TEST_P(RanksFail, AJobThatIsSuspendedContinues) {
   const Ended ended = run_failing("suspend");
   EXPECT_EQ(ended.exit_code, 0) << ended.text;
   EXPECT_GT(ended.seconds, 5);

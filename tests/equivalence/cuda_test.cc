@@ -125,18 +125,18 @@ TEST_P(OnGpu, FrozenParametersStayAsTheyAre) {
 
 // Each micro-batch is filled while the one before it is computed.
 TEST_P(OnGpu, FillingInTurnChangesNoBit) {
-  Engine in_turn(many_on(DeviceKind::cuda, GetParam())), before(many_on(DeviceKind::cuda, GetParam()));
+  Engine loaded_late(many_on(DeviceKind::cuda, GetParam())), before(many_on(DeviceKind::cuda, GetParam()));
   const std::vector<double> expected = train(initialised(before), 5);
-  initialised(in_turn);
+  initialised(loaded_late);
   std::vector<double> got;
-  RandomBatches source(in_turn.spec());
+  RandomBatches source(loaded_late.spec());
   for (int64_t step = 1; step <= 5; ++step) {
-    in_turn.step(source, step, 1e-4 * static_cast<double>(step));
-    got.push_back(in_turn.loss());
-    in_turn.end_of_step();
+    loaded_late.step(source, step, 1e-4 * static_cast<double>(step));
+    got.push_back(loaded_late.loss());
+    loaded_late.end_of_step();
   }
   EXPECT_EQ(got, expected);
-  EXPECT_EQ(masters(in_turn), masters(before));
+  EXPECT_EQ(masters(loaded_late), masters(before));
 }
 
 // A traced step is eager, between replayed ones.

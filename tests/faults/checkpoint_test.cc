@@ -169,7 +169,7 @@ TEST_P(CheckpointFaults, AFailureAnywhereIsAnErrorAndLeavesNothingHalf) {
   }
 }
 
-TEST(CheckpointFault, AFailedSaveSaysWhatItWasAndTheStoreGoesOn) {
+TEST(CheckpointFault, AFailedSaveIsNamedAndTheStoreStaysUsable) {
   const TestDir dir;
   EXPECT_EQ(run_forked({.fault = "checkpoint.mid_shard:2:throw"},
                        [&] {

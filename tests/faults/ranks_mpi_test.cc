@@ -226,7 +226,7 @@ TEST_F(RankedRun, RanksThatWereGivenOtherRecipesDoNotBegin) {
 
 // A run resumes from the checkpoint of another layout, with the same numbers up to the
 // order of sums.
-TEST_F(RankedRun, GoesOnOnAnotherNumberOfRanks) {
+TEST_F(RankedRun, ResumesOnAnotherNumberOfRanks) {
   ASSERT_EQ(runs_.train("alone"), 0) << runs_.err();
   const auto loss_of = [&](const std::string& run) {
     return nlohmann::json::parse(runs_.metrics(run).back()).at("loss").get<double>();

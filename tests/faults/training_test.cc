@@ -231,7 +231,7 @@ TEST_P(LongTraining, ASecondRunInTheSameFolderIsRefused) {
 
 // The same on a GPU. A save reads back every bit and a resume uploads it, with a copy of all state
 // or in pieces.
-TEST(TrainingOnGpu, KilledAfterASaveItGoesOnAsIfItHadNot) {
+TEST(TrainingOnGpu, KilledAfterASaveItResumesAsIfItHadNot) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   for (const char* async : {"checkpoint.async=true", "checkpoint.async=false"}) {

@@ -159,7 +159,7 @@ TEST(Tcp, MessagesThatAreGivenUpLeaveTheRestWhole) {
     Member m(transport);
     for (const int64_t n : {kShort, kLong}) {
       std::vector<float> x(n, 3), y(n, 4);
-      { const Pending given_up = m.rank == 0 ? m.other->send(m.s, tensor(x), 1) : m.other->recv(m.s, tensor(y), 0); }
+      { const Pending withdrawn = m.rank == 0 ? m.other->send(m.s, tensor(x), 1) : m.other->recv(m.s, tensor(y), 0); }
       m.world->all_reduce_sum(m.s, tensor(x));
       EXPECT_EQ(x, std::vector<float>(n, 6));
     }

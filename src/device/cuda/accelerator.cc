@@ -138,7 +138,7 @@ void wait_guarded(cudaStream_t stream, const GpuWaitWatchdog& guard) {
     if (status != cudaErrorNotReady) return check_cuda(status, "cudaStreamQuery");
     const double waited_s = (now_us() - begin) * 1e-6;
     if (waited_s - looked_s > kLookS) {
-      guard.look(waited_s);
+      guard.check(waited_s);
       looked_s = waited_s;
     }
     if (waited_s > kSpinS) std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -332,7 +332,7 @@ void copy_to_host(Accelerator& a, void* to, const void* from, int64_t num_bytes)
 void synchronize(Accelerator& a) {
   auto& impl = AcceleratorAccess::of(a);
   const GpuWaitWatchdog& guard = a.state<GpuWaitWatchdog>();
-  if (guard.look)
+  if (guard.check)
     wait_guarded(impl.stream, guard);
   else
     MOEBIUS_CUDA(cudaStreamSynchronize(impl.stream));

@@ -191,10 +191,10 @@ TEST_P(OptimizerTest, ManyTensorsHaveTheSumOfSquaresOfEachInTurn) {
     sum_squares(s_, {.sum_1 = sum.tensor(), .partial_P = partial.tensor(), .x = some});
     return sum.bytes();
   };
-  Array together = Array::of({1}, DType::f64, {3}), in_turn = together;
+  Array together = Array::of({1}, DType::f64, {3}), one_by_one = together;
   sum_of(together, x);
-  for (const Tensor& each : x) sum_of(in_turn, {&each, 1});
-  EXPECT_EQ(together.bytes(), in_turn.bytes());
+  for (const Tensor& each : x) sum_of(one_by_one, {&each, 1});
+  EXPECT_EQ(together.bytes(), one_by_one.bytes());
   EXPECT_GT(together.values()[0], 1e6);
 }
 

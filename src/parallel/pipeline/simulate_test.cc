@@ -84,13 +84,13 @@ TEST(SimulatedSchedule, ListsWithoutOverlapAndInTurnDoNotDeadlock) {
     ASSERT_GE(without.duration, with.duration);
     PipelineShape forward = shape;
     forward.backward = false;
-    const SimulatedSchedule in_turn = simulate(sequential_schedule(shape), equal_times(shape));
+    const SimulatedSchedule sequential = simulate(sequential_schedule(shape), equal_times(shape));
     const SimulatedSchedule forwards = simulate(sequential_schedule(forward), equal_times(shape));
-    ASSERT_EQ(in_turn.duration, 2 * static_cast<double>(shape.num_stages() * shape.num_micro_batches));
+    ASSERT_EQ(sequential.duration, 2 * static_cast<double>(shape.num_stages() * shape.num_micro_batches));
     for (size_t p = 0; p < with.ranks.size(); ++p) {
       ASSERT_EQ(without.ranks[p].peak_of_stage, with.ranks[p].peak_of_stage);
       ASSERT_LE(without.ranks[p].peak_sends, 1);
-      ASSERT_EQ(in_turn.ranks[p].peak_in_flight, shape.num_virtual);
+      ASSERT_EQ(sequential.ranks[p].peak_in_flight, shape.num_virtual);
       ASSERT_EQ(forwards.ranks[p].peak_in_flight, 1);
     }
   }

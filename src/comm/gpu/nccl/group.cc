@@ -61,9 +61,9 @@ class NcclGroup final : public GpuGroup {
   template <class Body>
   void timed(Body&& body) {
     world_.keep_pace();
-    TimedInterval stretch = world_.begin_stretch(counters_);
+    TimedInterval interval = world_.begin_interval(counters_);
     body();
-    world_.end_stretch(std::move(stretch));
+    world_.end_interval(std::move(interval));
   }
 
   NcclWorld& world_;

@@ -20,10 +20,10 @@ bool has_happened(cudaEvent_t event) {
   return true;
 }
 
-void add_length(const TimedInterval& stretch, int64_t times) {
+void add_length(const TimedInterval& interval, int64_t times) {
   float ms = 0;
-  MOEBIUS_CUDA(cudaEventElapsedTime(&ms, stretch.begin, stretch.end));
-  stretch.counters->seconds += 1e-3 * ms * static_cast<double>(times);
+  MOEBIUS_CUDA(cudaEventElapsedTime(&ms, interval.begin, interval.end));
+  interval.counters->seconds += 1e-3 * ms * static_cast<double>(times);
 }
 
 ncclResult_t make_comm_of(ncclComm_t* comm, int size, const ncclUniqueId& id, int rank) {
@@ -57,29 +57,29 @@ std::vector<int> others_of(const Group& over, const std::vector<int>& members) {
 }  // namespace
 
 NcclCapture::~NcclCapture() {
-  for (const TimedInterval& stretch : stretches) {
-    cudaEventDestroy(stretch.begin);
-    cudaEventDestroy(stretch.end);
+  for (const TimedInterval& interval : intervals) {
+    cudaEventDestroy(interval.begin);
+    cudaEventDestroy(interval.end);
   }
 }
 
 NcclWorld::NcclWorld(Transport& world, Accelerator& gpu)
     : transport_(world), gpu_(gpu), arrived_(DeviceKind::cuda, kArrivedBytes) {
   for (cudaEvent_t& pace : paces_) MOEBIUS_CUDA(cudaEventCreateWithFlags(&pace, cudaEventDisableTiming));
-  gpu_.state<GpuWaitWatchdog>().look = [this](double waited_s) { look(waited_s); };
+  gpu_.state<GpuWaitWatchdog>().check = [this](double waited_s) { check_wait(waited_s); };
 }
 
 NcclWorld::~NcclWorld() {
-  gpu_.state<GpuWaitWatchdog>().look = nullptr;
+  gpu_.state<GpuWaitWatchdog>().check = nullptr;
   if (std::uncaught_exceptions() > 0) abandon();
   if (!abandoned_) destroy_comms();
   if (!is_through()) return;
   for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
   for (cudaEvent_t event : free_events_) cudaEventDestroy(event);
   for (cudaEvent_t event : free_timing_events_) cudaEventDestroy(event);
-  for (const TimedInterval& stretch : stretches_) {
-    cudaEventDestroy(stretch.begin);
-    cudaEventDestroy(stretch.end);
+  for (const TimedInterval& interval : intervals_) {
+    cudaEventDestroy(interval.begin);
+    cudaEventDestroy(interval.end);
   }
   for (cudaEvent_t pace : paces_) cudaEventDestroy(pace);
 }
@@ -87,7 +87,7 @@ NcclWorld::~NcclWorld() {
 // An orderly end. Other ranks may have failed meanwhile.
 void NcclWorld::destroy_comms() noexcept {
   try {
-    meet("ending the communicators of NCCL", {}, [comms = comms_] {
+    call_with_ranks("ending the communicators of NCCL", {}, [comms = comms_] {
       for (ncclComm_t comm : comms) nccl_library().comm_destroy(comm);
     });
   } catch (const std::exception&) {
@@ -98,7 +98,8 @@ void NcclWorld::destroy_comms() noexcept {
 // --- lanes ----------------------------------------------------------------------------------------------------------
 
 // NCCL itself would wait without limit for a rank that ended while a communicator was being made.
-void NcclWorld::meet(const std::string& what, const std::vector<int>& with, const std::function<void()>& call) {
+void NcclWorld::call_with_ranks(const std::string& what, const std::vector<int>& with,
+                                const std::function<void()>& call) {
   int device = 0;
   MOEBIUS_CUDA(cudaGetDevice(&device));
   aborts_open_->fetch_add(1);  // so streams and events stay alive while the call runs
@@ -131,8 +132,8 @@ ncclComm_t NcclWorld::make_comm(Group& over, const std::vector<int>& members) {
   const auto found = std::find(members.begin(), members.end(), over.rank());
   const auto rank = static_cast<int>(found - members.begin()), size = static_cast<int>(members.size());
   const auto comm = std::make_shared<ncclComm_t>(nullptr);
-  meet(fmt::format("making a communicator of NCCL for group {}", over.name()), others_of(over, members),
-       [comm, id, rank, size] { MOEBIUS_NCCL(make_comm_of(comm.get(), size, id, rank)); });
+  call_with_ranks(fmt::format("making a communicator of NCCL for group {}", over.name()), others_of(over, members),
+                  [comm, id, rank, size] { MOEBIUS_NCCL(make_comm_of(comm.get(), size, id, rank)); });
   comms_.push_back(*comm);
   return *comm;
 }
@@ -171,8 +172,9 @@ NcclLane& NcclWorld::pair_lane(Group& over, int from, int to) {
 void NcclWorld::connect(Group& over, const std::vector<int>& members, const NcclLane& lane,
                         const std::pair<Spans, Spans>& to_and_from) {
   try {
-    meet(fmt::format("connecting the ranks of group {} by NCCL", over.name()), others_of(over, members),
-         [on = stream(), lane, to_and_from] { launch_exchange(on, lane, to_and_from.first, to_and_from.second); });
+    call_with_ranks(
+        fmt::format("connecting the ranks of group {} by NCCL", over.name()), others_of(over, members),
+        [on = stream(), lane, to_and_from] { launch_exchange(on, lane, to_and_from.first, to_and_from.second); });
   } catch (...) {
     abandon();  // ends the thread that hangs there
     throw;
@@ -231,32 +233,32 @@ void NcclWorld::count(const std::shared_ptr<NcclCounters>& counters, int64_t sen
     counters->sent_bytes += sent_bytes;
 }
 
-TimedInterval NcclWorld::begin_stretch(std::shared_ptr<NcclCounters> counters) {
+TimedInterval NcclWorld::begin_interval(std::shared_ptr<NcclCounters> counters) {
   constexpr size_t kMostUnread = 4096;  // a limit in case nothing reads the times
-  if (stretches_.size() > kMostUnread) settle();
+  if (intervals_.size() > kMostUnread) settle();
   return {.counters = std::move(counters), .begin = take_timing_event()};
 }
 
-void NcclWorld::end_stretch(TimedInterval stretch) {
-  stretch.end = take_timing_event();
-  (is_capturing() ? capture().stretches : stretches_).push_back(std::move(stretch));
+void NcclWorld::end_interval(TimedInterval interval) {
+  interval.end = take_timing_event();
+  (is_capturing() ? capture().intervals : intervals_).push_back(std::move(interval));
 }
 
 void NcclWorld::settle() {
   if (is_capturing()) return;
-  const auto is_over = [&](const TimedInterval& stretch) {
-    if (!has_happened(stretch.end)) return false;
-    add_length(stretch, 1);
-    free_timing_events_.insert(free_timing_events_.end(), {stretch.begin, stretch.end});
+  const auto is_over = [&](const TimedInterval& interval) {
+    if (!has_happened(interval.end)) return false;
+    add_length(interval, 1);
+    free_timing_events_.insert(free_timing_events_.end(), {interval.begin, interval.end});
     return true;
   };
-  std::erase_if(stretches_, is_over);
+  std::erase_if(intervals_, is_over);
   std::erase_if(captures_, [](const auto& capture) { return capture.expired(); });
   for (const auto& weak : captures_) {
     const std::shared_ptr<NcclCapture> capture = weak.lock();
-    const auto is_known = [](const TimedInterval& stretch) { return has_happened(stretch.end); };
-    if (capture->num_unread == 0 || !std::ranges::all_of(capture->stretches, is_known)) continue;
-    for (const TimedInterval& stretch : capture->stretches) add_length(stretch, capture->num_unread);
+    const auto is_known = [](const TimedInterval& interval) { return has_happened(interval.end); };
+    if (capture->num_unread == 0 || !std::ranges::all_of(capture->intervals, is_known)) continue;
+    for (const TimedInterval& interval : capture->intervals) add_length(interval, capture->num_unread);
     capture->num_unread = 0;
   }
 }
@@ -291,14 +293,14 @@ void NcclWorld::keep_pace() {
 void NcclWorld::wait_for(cudaEvent_t event) {
   const double begin = now_us();
   while (!has_happened(event)) {
-    look((now_us() - begin) * 1e-6);
+    check_wait((now_us() - begin) * 1e-6);
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }
 
 // The messages of a step detect a host that is stopped.
 // This detects a GPU that hangs, or a host that stopped during its launches.
-void NcclWorld::look(double waited_s) {
+void NcclWorld::check_wait(double waited_s) {
   check_not_abandoned();
   try {
     transport_.check();

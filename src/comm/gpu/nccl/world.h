@@ -42,8 +42,8 @@ struct TimedInterval {
 // The traffic of a CUDA graph, which each replay adds to the counters.
 struct NcclCapture {
   std::vector<std::pair<std::shared_ptr<NcclCounters>, int64_t>> sent;
-  std::vector<TimedInterval> stretches;  // those of the last replay, once it has ended
-  int64_t num_unread = 0;                // replays whose stretches were not added yet
+  std::vector<TimedInterval> intervals;  // those of the last replay, once it has ended
+  int64_t num_unread = 0;                // replays whose intervals were not added yet
   NcclCapture() = default;
   NcclCapture(const NcclCapture&) = delete;
   ~NcclCapture();
@@ -72,8 +72,8 @@ class NcclWorld {
 
   void count(const std::shared_ptr<NcclCounters>& counters, int64_t sent_bytes);
   // These two time what the engine's stream does between them.
-  TimedInterval begin_stretch(std::shared_ptr<NcclCounters> counters);
-  void end_stretch(TimedInterval stretch);
+  TimedInterval begin_interval(std::shared_ptr<NcclCounters> counters);
+  void end_interval(TimedInterval interval);
   void settle();  // adds the times that are known
 
   // Called by each operation. It limits what is launched ahead of the GPU: a full launch queue
@@ -95,12 +95,12 @@ class NcclWorld {
                const std::pair<Spans, Spans>& to_and_from);
   // Runs a call of NCCL that waits for the ranks `with` of the world, for at most the world's
   // timeout. The call must own what it uses, since it is abandoned after that.
-  void meet(const std::string& what, const std::vector<int>& with, const std::function<void()>& call);
+  void call_with_ranks(const std::string& what, const std::vector<int>& with, const std::function<void()>& call);
   void destroy_comms() noexcept;
   void check_not_abandoned() const;
   bool is_through() const;
   void synchronize_stream();
-  void look(double waited_s);
+  void check_wait(double waited_s);
   void wait_for(cudaEvent_t event);
   bool is_capturing() const { return gpu_.capture() != nullptr; }
   NcclCapture& capture();  // the capture of the current graph, made at first use; REQUIRES is_capturing()
@@ -115,7 +115,7 @@ class NcclWorld {
   std::vector<ncclComm_t> comms_;
   std::vector<cudaStream_t> streams_;
   std::vector<cudaEvent_t> free_events_, free_timing_events_;
-  std::vector<TimedInterval> stretches_;  // not yet added
+  std::vector<TimedInterval> intervals_;  // not yet added
   std::vector<std::weak_ptr<NcclCapture>> captures_;
   static constexpr int kPaces = 4, kOperationsOfPace = 8;
   cudaEvent_t paces_[kPaces] = {};
