@@ -5,7 +5,8 @@
 # usage (as root): tools/bare_debian.sh [demo] [test] [build]      commands of ./dev; without any: demo test
 #
 # The committed state of this checkout is what runs. MOEBIUS_BARE_ROOT names the folder of the root (default: a new one in
-# /var/tmp); it is removed at the end, also after a failure or an interrupt. MOEBIUS_BARE_MIRROR is debootstrap's mirror.
+# /var/tmp); it is removed at the end, also after a failure. INT and TERM end
+# the running command with all that it started, and then remove it too. MOEBIUS_BARE_MIRROR is debootstrap's mirror.
 set -euo pipefail
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -25,6 +26,7 @@ command -v debootstrap >/dev/null || fail "debootstrap is missing; apt-get insta
 
 root=${MOEBIUS_BARE_ROOT:-$(mktemp -d /var/tmp/bare_debian.XXXXXX)}
 mkdir -p "$root"
+root=$(realpath "$root")
 
 unmount() {
   local place
@@ -32,17 +34,53 @@ unmount() {
     if mountpoint --quiet "$root/$place"; then umount --lazy "$root/$place"; fi
   done
 }
+# The processes in the root: of its commands, and of what they left running.
+processes() {
+  local process
+  for process in /proc/[0-9]*; do
+    if [[ $(readlink "$process/root" 2>/dev/null) == "$root" ]]; then echo "${process#/proc/}"; fi
+  done
+}
 clean_up() {
+  local left
+  left=$(processes)
+  # shellcheck disable=SC2086  # one argument a process
+  if [[ -n $left ]]; then kill -KILL $left 2>/dev/null || true; fi
   unmount
   rm -rf --one-file-system "$root"
   rm -f "$root.log"
 }
 trap clean_up EXIT
-trap 'exit 130' INT TERM
 
-debootstrap --variant=minbase --include=git,ca-certificates bookworm "$root" ${MOEBIUS_BARE_MIRROR:+"$MOEBIUS_BARE_MIRROR"} >"$root.log" ||
+# Runs a command in a process group of its own. bash runs its traps while it waits for a background command, but not while one in
+# the foreground runs: so a signal ends the group at once, and the root is removed.
+group=""
+run() {
+  setsid "$@" &
+  group=$!
+  local status=0
+  wait "$group" || status=$?
+  group=""
+  return "$status"
+}
+stop() {
+  trap '' INT TERM
+  if [[ -n $group ]]; then
+    kill -TERM -- "-$group" 2>/dev/null || true
+    for _ in {1..50}; do
+      kill -0 -- "-$group" 2>/dev/null || break
+      sleep 0.1
+    done
+    kill -KILL -- "-$group" 2>/dev/null || true
+  fi
+  exit "$1"
+}
+trap 'stop 130' INT
+trap 'stop 143' TERM
+
+run debootstrap --variant=minbase --include=git,ca-certificates bookworm "$root" ${MOEBIUS_BARE_MIRROR:+"$MOEBIUS_BARE_MIRROR"} >"$root.log" ||
   fail "debootstrap failed: $(tail -n 3 "$root.log")"
-# How this machine reaches its package mirror is no part of what is shown.
+# The way to the package mirror is that of this machine: it is no part of what is shown.
 cp -a /etc/apt/. "$root/etc/apt/"
 cp -L /etc/resolv.conf "$root/etc/resolv.conf"
 cp -L /etc/hosts "$root/etc/hosts"
@@ -50,7 +88,7 @@ cp -a /etc/ssl/certs/. "$root/etc/ssl/certs/"
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount --make-rslave "$root/dev"
-git clone --quiet "$project" "$root/moebius"
+run git clone --quiet "$project" "$root/moebius"
 
 commands=("$@")
 (($#)) || commands=(demo test)
@@ -58,7 +96,7 @@ status=0
 for command in "${commands[@]}"; do
   printf '== ./dev %s in a bare Debian 12\n' "$command"
   start=$SECONDS
-  env -i HOME=/root TERM=dumb LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+  run env -i HOME=/root TERM=dumb LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin \
     chroot "$root" /bin/bash -c "cd /moebius && ./dev $command" </dev/null || status=$?
   printf '== ./dev %s: exit %d after %d s\n' "$command" "$status" "$((SECONDS - start))"
   ((status == 0)) || break

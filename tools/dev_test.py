@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 DEV = pathlib.Path(__file__).resolve().parent.parent / "dev"
 CMAKE = """#!/bin/sh
@@ -113,6 +114,43 @@ def check_bare_root():
     return good
 
 
+def check_bare_stopped():
+    """A signal ends the running command of tools/bare_debian.sh with all that it started, and removes the root."""
+    with tempfile.TemporaryDirectory() as folder:
+        here = pathlib.Path(folder)
+        stubs = {"id": "echo 0", "git": "true", "debootstrap": f"sleep 60 & echo $! >{here}/child.tmp; mv {here}/child.tmp {here}/child; wait"}
+        for name, body in stubs.items():
+            stub = here / name
+            stub.write_text(f"#!/bin/sh\n{body}\n")
+            stub.chmod(0o755)
+        env = dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}", MOEBIUS_BARE_ROOT=f"{folder}/root")
+        script = subprocess.Popen([DEV.parent / "tools" / "bare_debian.sh"], env=env)
+        child = here / "child"
+        while not child.exists() and script.poll() is None:
+            time.sleep(0.05)
+        script.terminate()
+        try:
+            status = script.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            script.kill()
+            status = "none in 30 s"
+        left = is_running(int(child.read_text()))
+        root_is_left = (here / "root").exists()
+    good = status == 143 and not left and not root_is_left
+    if not good:
+        print(f"bare_debian.sh after TERM: expected exit 143, no process and no root; got exit {status}, "
+              f"a process: {left}, a root: {root_is_left}")
+    return good
+
+
+def is_running(pid):
+    """Returns whether a process has neither ended nor is a zombie."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def check_workloads():
     """The names that `./dev bench` takes are those of `moebius bench`."""
     source = (DEV.parent / "src" / "cli" / "bench" / "options.cc").read_text()
@@ -125,7 +163,7 @@ def check_workloads():
 
 def main():
     results = [*(check(*case) for case in CASES), check_wheels(), *(check_refused(*case) for case in REFUSED),
-               check_workloads(), check_bare_root()]
+               check_workloads(), check_bare_root(), check_bare_stopped()]
     print(f"dev: {sum(results)} of {len(results)} cases right")
     sys.exit(not all(results))
 
