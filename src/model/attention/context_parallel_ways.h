@@ -45,7 +45,7 @@ class AllGatherContextParallel final : public ContextParallel {
   AllGatherContextParallel(const Mesh& mesh, const ContextParallelSpec& spec)
       : cp_(mesh.group(Axis::cp)), spec_(spec) {}
   void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
-  void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
+  void backward(Step& step, const ContextParallelBwd& a) const override;
 
  private:
   Tensor gather(Step& step, Tensor x_TGd) const;  // of all ranks, in the order of sequences; on the step stack
@@ -59,7 +59,7 @@ class RingContextParallel final : public ContextParallel {
  public:
   RingContextParallel(const Mesh& mesh, const ContextParallelSpec& spec) : cp_(mesh.group(Axis::cp)), spec_(spec) {}
   void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
-  void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
+  void backward(Step& step, const ContextParallelBwd& a) const override;
 
  private:
   Group& cp_;
@@ -70,7 +70,7 @@ class AllToAllContextParallel final : public ContextParallel {
  public:
   AllToAllContextParallel(const Mesh& mesh, const ContextParallelSpec& spec);
   void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
-  void backward(Step& step, const Qkv& grads, Tensor do_THd, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
+  void backward(Step& step, const ContextParallelBwd& a) const override;
 
  private:
   Tensor to_heads(Step& step, Tensor x_THd) const;             // all rows of this rank's heads, on the step stack
