@@ -123,7 +123,6 @@ void LmHead::loss(Step& step, int64_t depth, Tensor loss_T, Tensor dx_tD, Tensor
   }
   const Tensor x_TD = rows_.gather(step, x_tD);
   const Tensor dx_TD = dx_tD.empty() ? Tensor{} : step.alloc(x_TD.shape, x_TD.dtype);
-  const Targets& targets = step.batch.targets(depth);
   for (int64_t begin = 0; begin < T; begin += C) {
     const int64_t end = std::min(T, begin + C);
     loss_of_chunk(step, depth,
