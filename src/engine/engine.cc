@@ -264,8 +264,8 @@ void Engine::forward_backward(Stream& s, const Round& round) {
   const bool first = round.first == 0, last = round.first + round.count == spec_.num_micro_batches;
   const StepPasses passes{.first = first, .last_micro_batches = last ? round.count : 0, .closed = graphs_.captures()};
   if (first) clock_.begin_passes(gpu_.get());
-  const bool overlaps = sharding_->overlaps();  // otherwise all passes share one graph
-  graphs_.run(StepPart::passes(overlaps && first, overlaps && last), s, [&](Stream& on) {
+  const bool overlaps = sharding_->overlaps();  // otherwise the last passes are like those before them
+  graphs_.run(StepPart::passes(first, overlaps && last), s, [&](Stream& on) {
     const auto batch = [&](int64_t m) -> const MicroBatch& { return batches_->on_device(round.first + m); };
     sharding_->run_passes(on, passes, [&] { pipeline_->run_step(on, plan_.stack(), batch); });
   });
@@ -312,7 +312,7 @@ void Engine::clear_sums(Stream& s) {
   for (const auto& layer : model_->moe_layers()) layer.moe->router().end_of_step(s);
   fill_zero(s, model_->loss_sum());
   if (!model_->mtp_loss_sum().empty()) fill_zero(s, model_->mtp_loss_sum());
-  model_->params().zero_grads(s);
+  model_->params().zero_added_grads(s);
 }
 
 double Engine::loss() const { return *on_host(model_->loss_sum()).ptr<double>() * batch().scalars.loss_scale[0]; }

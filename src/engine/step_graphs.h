@@ -15,8 +15,8 @@
 
 namespace moebius {
 
-// The name of a part. Passes differ by what they communicate. The first passes of a step gather the
-// weights that the last step changed; the last ones reduce gradients.
+// The name of a part. The first passes of a step store gradients where later ones add to them,
+// and gather the weights that the last step changed; the last ones reduce gradients.
 struct StepPart {
   enum class Kind { passes, update, end_of_step };
   Kind kind = Kind::passes;

@@ -22,6 +22,11 @@ Shape ParamPart::local_shape() const {
   }
 }
 
+ParamSpec stored_first(ParamSpec spec) {
+  spec.grad_stored_first = true;
+  return spec;
+}
+
 Tensor part_of(const Tensor& whole, const ParamPart& part) {
   const Shape local = part.local_shape();
   MOEBIUS_ASSERT(part.offset + local.numel() <= whole.numel());
@@ -166,6 +171,12 @@ void ParamTable::sync(Stream& s) const {
 void ParamTable::zero_grads(Stream& s) const {
   for (const Param& p : params_) {
     if (p.has_grad) fill_zero(s, p.dw);
+  }
+}
+
+void ParamTable::zero_added_grads(Stream& s) const {
+  for (const Param& p : params_) {
+    if (p.has_grad && !p.spec.grad_stored_first) fill_zero(s, p.dw);
   }
 }
 

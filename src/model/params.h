@@ -59,6 +59,10 @@ struct ParamSpec {
   // True: a copy of the embedding, as the head of another stage of a pipeline. Here it is a parameter
   // like any other, but only that of the first stage counts in the gradient norm and is saved.
   bool tied_copy = false;
+  // True: the first micro-batch of a step stores the gradient (MicroBatch::first_of_step), and the
+  // others add to it. Its layer computes all of it, and once a micro-batch. False: every micro-batch
+  // adds to it, and it is cleared at the end of the step before.
+  bool grad_stored_first = false;
   // The ranks that hold the same elements, each with a share of their gradient. The gradient is
   // summed over them, and the optimizer is sharded over them. It is dp_cp for parameters that are
   // sharded over tp. It is tp_cp_dp for those that every tp rank holds whole and uses on its own
@@ -70,7 +74,7 @@ struct ParamSpec {
 struct Param {
   ParamSpec spec;
   Tensor w;   // what ops read, spec.dtype
-  Tensor dw;  // f32, accumulated into; only with has_grad
+  Tensor dw;  // f32, the sum over the micro-batches of a step; only with has_grad
   bool has_grad = false;
   bool has_master = false;
   bool frozen = false;  // a parameter like any other, but training leaves it unchanged
@@ -82,6 +86,9 @@ struct Param {
   // The values that the optimizer updates, [owned.count]: f32 in training, else of w's dtype.
   Tensor master() const { return has_master ? master_n : w.view({w.numel()}).rows(owned.begin, owned.end()); }
 };
+
+// The same declaration, with grad_stored_first.
+ParamSpec stored_first(ParamSpec spec);
 
 // A part's elements inside a whole tensor that is laid out like its parameter.
 Tensor part_of(const Tensor& whole, const ParamPart& part);
@@ -126,6 +133,8 @@ class ParamTable {
   // Engine::gather_weights() then sends the weights to the other ranks.
   void sync(Stream& s) const;
   void zero_grads(Stream& s) const;
+  // Only those that the next step does not store first.
+  void zero_added_grads(Stream& s) const;
 
  private:
   bool is_frozen(const ParamSpec& spec) const;

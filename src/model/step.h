@@ -84,6 +84,9 @@ struct MicroBatch : Targets {
     return depth == 0 ? *this : mtp_targets[static_cast<size_t>(depth - 1)];
   }
   bool training = false;  // jitter, dropping and balance losses are on
+  // The first of its step: products store the gradients of their weights instead of adding to them
+  // (ParamSpec::grad_stored_first).
+  bool first_of_step = false;
 
   StepScalars scalars;         // on the host, also of a batch in a device's memory
   Tensor scalars_memory;       // u8: the same where ops read them

@@ -76,7 +76,7 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
                     : &c.params.declare(whole_row(c, prefix + ".q_a_layernorm.weight", q_rank_, ParamInit::ones))),
       q_b_(c, query_up(c, prefix)),
       kv_a_(c.params.declare(
-          whole_matrix(c, prefix + ".kv_a_proj_with_mqa.weight", kv_rank_ + rope_, c.model.hidden_size))),
+          stored_first(whole_matrix(c, prefix + ".kv_a_proj_with_mqa.weight", kv_rank_ + rope_, c.model.hidden_size)))),
       kv_a_norm_(c.params.declare(whole_row(c, prefix + ".kv_a_layernorm.weight", kv_rank_, ParamInit::ones))),
       kv_a_precision_(precision_of(c, kv_a_.spec)),
       kv_b_(c, heads_matrix(c, prefix + ".kv_b_proj.weight", {c.model.num_heads * (nope_ + v_), kv_rank_}, 0)),
@@ -139,7 +139,8 @@ void Mla::down_bwd_weight(Step& step, Tensor dy, Tensor x_tD, bool rope) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
   const Operand d = kv_a_precision_.dy_for_dw(c, dy), x = kv_a_precision_.x_for_dw(c, x_tD);
-  gemm(step.stream, {.c_MN = down_rows(kv_a_.dw, rope), .a = d, .b = x, .trans_a = true, .accumulate = true});
+  gemm(step.stream,
+       {.c_MN = down_rows(kv_a_.dw, rope), .a = d, .b = x, .trans_a = true, .accumulate = !step.batch.first_of_step});
 }
 
 void Mla::normalise(Step& step, const Param& norm, const Latent& latent) const {

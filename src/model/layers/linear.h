@@ -25,12 +25,13 @@ class Linear {
  public:
   // Its products follow the recipe of the run (precision_of.h).
   Linear(const LayerContext& c, const ParamSpec& spec)
-      : w_(c.params.declare(spec)), precision_(precision_of(c, spec)) {}
+      : w_(c.params.declare(stored_first(spec))), precision_(precision_of(c, spec)) {}
   // Its operands are never quantised.
-  Linear(ParamTable& params, ParamSpec spec) : w_(params.declare(std::move(spec))) {}
+  Linear(ParamTable& params, ParamSpec spec) : w_(params.declare(stored_first(std::move(spec)))) {}
   void forward(Step& step, Tensor y, Tensor x, bool accumulate = false) const;           // y (+)= x W^T
   void backward_input(Step& step, Tensor dx, Tensor dy, bool accumulate = false) const;  // dx (+)= dy W
-  void backward_weight(Step& step, Tensor dy, Tensor x) const;                           // dW += dy^T x
+  // dW += dy^T x, or dW = dy^T x in the first micro-batch of a step: once a micro-batch.
+  void backward_weight(Step& step, Tensor dy, Tensor x) const;
   const Param& param() const { return w_; }
 
   // The operands of forward and backward_input, for an op that does more with them. Quantised ones

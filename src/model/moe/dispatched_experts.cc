@@ -42,8 +42,8 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
       F_(c.model.moe_intermediate_size / c.mesh.shape().etp),
       max_tokens_(c.stream_rows()),
       dtype_(c.dtype),
-      w1_(c.params.declare(w1_spec(checked(c), prefix))),
-      w2_(c.params.declare(w2_spec(c, prefix))),
+      w1_(c.params.declare(stored_first(w1_spec(checked(c), prefix)))),
+      w2_(c.params.declare(stored_first(w2_spec(c, prefix)))),
       w1_precision_(precision_of(c, w1_.spec, experts_here(c))),
       w2_precision_(precision_of(c, w2_.spec, experts_here(c))),
       activation_(activation_of(c.model)),
@@ -177,6 +177,7 @@ void DispatchedExperts::backward_weight(Step& step, const RoutedExperts::Saved& 
                               .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
                               .right_RN = w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
                               .gather_left = true,
+                              .accumulate = !step.batch.first_of_step,
                               .rows = saved.grad_rows},
                   expert_wgrad);
   }
@@ -187,6 +188,7 @@ void DispatchedExperts::backward_weight(Step& step, const RoutedExperts::Saved& 
                               .left_RM = w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
                               .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
                               .gather_right = true,
+                              .accumulate = !step.batch.first_of_step,
                               .rows = saved.token_rows},
                   expert_wgrad);
   }

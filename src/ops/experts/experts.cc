@@ -263,7 +263,7 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
 Cost cost(const ExpertWgrad& a) {
   const int64_t R = a.gather_left ? a.right_RN.shape()[0] : a.left_RM.shape()[0];
   return {2.0 * static_cast<double>(R) * a.dw_eMN.dim(1) * a.dw_eMN.dim(2),
-          bytes_of(a.left_RM.data) + bytes_of(a.right_RN.data) + 2 * bytes_of(a.dw_eMN)};
+          bytes_of(a.left_RM.data) + bytes_of(a.right_RN.data) + (a.accumulate ? 2 : 1) * bytes_of(a.dw_eMN)};
 }
 
 void expert_bias_grad(Stream& s, const ExpertBiasGrad& a) {

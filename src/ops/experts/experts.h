@@ -106,16 +106,16 @@ struct DExpertUp {
 void d_expert_up(Stream& s, const DExpertUp& a);
 Cost cost(const DExpertUp& a);
 
-// dw[e] += sum over the rows r of e of left[r,:]^T right[r,:]
+// dw[e] = sum over the rows r of e of left[r,:]^T right[r,:],  or dw[e] += that with accumulate
 //
-// dw is f32. One side may be gathered: with gather_left, left row r is left[token[r],:], and
+// dw is f32. An expert without rows gets zeros, or keeps its dw with accumulate. One side may be gathered: with gather_left, left row r is left[token[r],:], and
 // likewise with gather_right. Quantised sides were gathered when they were transposed, so the two
 // flags are not read.
 //   dw1: left = dh,  right = x gathered      dw2: left = dout gathered,  right = sa
 struct ExpertWgrad {
-  Tensor dw_eMN;              // inout f32
+  Tensor dw_eMN;              // out f32; inout with accumulate
   Operand left_RM, right_RN;  // in
-  bool gather_left = false, gather_right = false;
+  bool gather_left = false, gather_right = false, accumulate = false;
   Rows rows;
   Tensor scratch;
   static int64_t scratch_bytes(const ExpertWgrad& a, const Stream& s);

@@ -205,12 +205,24 @@ TEST_P(QuantisedExpertsTest, WeightGradientIsThatOfTheValues) {
        a = columns_of(p_.a, false);
   Array dw1 = Array::normal({p_.E(), 2 * F_, D_}, DType::f32, 8), dw2 = Array::normal({p_.E(), D_, F_}, DType::f32, 9);
   const Rows plain{p_.offsets.tensor(), {}};
-  expect_same<ExpertWgrad>(
-      expert_wgrad, {.dw_eMN = dw1.tensor(), .left_RM = dh.q.operand(), .right_RN = x.q.operand(), .rows = plain},
-      {&dw1}, [&](ExpertWgrad& op) { op.left_RM = dh.plain.tensor(), op.right_RN = x.plain.tensor(); });
-  expect_same<ExpertWgrad>(
-      expert_wgrad, {.dw_eMN = dw2.tensor(), .left_RM = dout.q.operand(), .right_RN = a.q.operand(), .rows = plain},
-      {&dw2}, [&](ExpertWgrad& op) { op.left_RM = dout.plain.tensor(), op.right_RN = a.plain.tensor(); });
+  for (const bool accumulate : {false, true}) {
+    expect_same<ExpertWgrad>(expert_wgrad,
+                             {.dw_eMN = dw1.tensor(),
+                              .left_RM = dh.q.operand(),
+                              .right_RN = x.q.operand(),
+                              .accumulate = accumulate,
+                              .rows = plain},
+                             {&dw1},
+                             [&](ExpertWgrad& op) { op.left_RM = dh.plain.tensor(), op.right_RN = x.plain.tensor(); });
+    expect_same<ExpertWgrad>(
+        expert_wgrad,
+        {.dw_eMN = dw2.tensor(),
+         .left_RM = dout.q.operand(),
+         .right_RN = a.q.operand(),
+         .accumulate = accumulate,
+         .rows = plain},
+        {&dw2}, [&](ExpertWgrad& op) { op.left_RM = dout.plain.tensor(), op.right_RN = a.plain.tensor(); });
+  }
 }
 
 }  // namespace

@@ -88,11 +88,16 @@ void expect_reference(const Case& c, const Problem& p, const Outputs& o) {
   expect_rows(c, "dx", o.dx, ref::d_expert_up(p.shape, p.h.values(), p.w1.values(), p.R), rows, 2 * c.F);
   Values dw1 = Array::normal({p.E(), 2 * c.F, c.D}, DType::f32, 8).values();
   Values dw2 = Array::normal({p.E(), c.D, c.F}, DType::f32, 9).values();
-  ref::expert_wgrad(p.shape, dw1, p.h.values(), p.x.values(), 2 * c.F, c.D, false, c.gather);
-  ref::expert_wgrad(p.shape, dw2, p.dout.values(), p.a.values(), c.D, c.F, c.gather, false);
+  Values dw1_stored(dw1.size()), dw2_stored(dw2.size());
+  for (Values* dw : {&dw1, &dw1_stored})
+    ref::expert_wgrad(p.shape, *dw, p.h.values(), p.x.values(), 2 * c.F, c.D, false, c.gather);
+  for (Values* dw : {&dw2, &dw2_stored})
+    ref::expert_wgrad(p.shape, *dw, p.dout.values(), p.a.values(), c.D, c.F, c.gather, false);
   const double error = 0x1p-22 * std::sqrt(static_cast<double>(rows + 1));
   testing::expect_close("dw1", o.dw1.values(), dw1, error, 1e-6);
   testing::expect_close("dw2", o.dw2.values(), dw2, error, 1e-6);
+  testing::expect_close("dw1 stored", o.dw1_stored.values(), dw1_stored, error, 1e-6);
+  testing::expect_close("dw2 stored", o.dw2_stored.values(), dw2_stored, error, 1e-6);
   Values db1 = Array::normal({p.E(), 2 * c.F}, DType::f32, 12).values();
   Values db2 = Array::normal({p.E(), c.D / 2}, DType::f32, 13).values();
   ref::expert_bias_grad(p.shape, db1, p.h.values(), 2 * c.F, 0, {}, false);
@@ -123,6 +128,8 @@ TEST_P(ExpertsOfFewBlocksTest, EqualTheReference) {
     const Outputs again = run_all_expert_ops(s_, p);
     EXPECT_EQ(again.dw1.bytes(), o.dw1.bytes());
     EXPECT_EQ(again.dw2.bytes(), o.dw2.bytes());
+    EXPECT_EQ(again.dw1_stored.bytes(), o.dw1_stored.bytes());
+    EXPECT_EQ(again.dw2_stored.bytes(), o.dw2_stored.bytes());
   }
 }
 

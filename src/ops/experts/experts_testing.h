@@ -77,7 +77,8 @@ void run_expert_op(Stream& s, void (*op)(Stream&, const Op&), Op a) {
 
 struct ExpertOutputs {
   Array h, a, y, dh, sa, dweight, dx, dw1, dw2, db1, db2;
-  std::vector<Array> all() const { return {h, a, y, dh, sa, dweight, dx, dw1, dw2, db1, db2}; }
+  Array dw1_stored, dw2_stored;  // without accumulate
+  std::vector<Array> all() const { return {h, a, y, dh, sa, dweight, dx, dw1, dw2, db1, db2, dw1_stored, dw2_stored}; }
   // Those that have a row, or an element, for each row.
   std::vector<std::pair<const char*, const Array*>> of_rows() const {
     return {{"h", &h}, {"a", &a}, {"y", &y}, {"dh", &dh}, {"sa", &sa}, {"dweight", &dweight}, {"dx", &dx}};
@@ -98,7 +99,9 @@ inline ExpertOutputs run_all_expert_ops(Stream& s, ExpertProblem& p) {
                   .dw1 = Array::normal({p.E(), 2 * F, D}, DType::f32, 8),
                   .dw2 = Array::normal({p.E(), D, F}, DType::f32, 9),
                   .db1 = Array::normal({p.E(), 2 * F}, DType::f32, 12),
-                  .db2 = Array::normal({p.E(), D / 2}, DType::f32, 13)};
+                  .db2 = Array::normal({p.E(), D / 2}, DType::f32, 13),
+                  .dw1_stored = Array::poisoned({p.E(), 2 * F, D}, DType::f32),
+                  .dw2_stored = Array::poisoned({p.E(), D, F}, DType::f32)};
   run_expert_op<ExpertUp>(s, expert_up,
                           {.h_R2F = o.h.tensor(),
                            .a_RF = o.a.tensor(),
@@ -128,18 +131,22 @@ inline ExpertOutputs run_all_expert_ops(Stream& s, ExpertProblem& p) {
                               .activation = p.activation});
   run_expert_op<DExpertUp>(
       s, d_expert_up, {.dx_RD = o.dx.tensor(), .dh_R2F = p.h.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()});
-  run_expert_op<ExpertWgrad>(s, expert_wgrad,
-                             {.dw_eMN = o.dw1.tensor(),
-                              .left_RM = p.h.tensor(),
-                              .right_RN = p.x.tensor(),
-                              .gather_right = p.c.gather,
-                              .rows = p.rows()});
-  run_expert_op<ExpertWgrad>(s, expert_wgrad,
-                             {.dw_eMN = o.dw2.tensor(),
-                              .left_RM = p.dout.tensor(),
-                              .right_RN = p.a.tensor(),
-                              .gather_left = p.c.gather,
-                              .rows = p.rows()});
+  for (const bool accumulate : {true, false}) {
+    run_expert_op<ExpertWgrad>(s, expert_wgrad,
+                               {.dw_eMN = (accumulate ? o.dw1 : o.dw1_stored).tensor(),
+                                .left_RM = p.h.tensor(),
+                                .right_RN = p.x.tensor(),
+                                .gather_right = p.c.gather,
+                                .accumulate = accumulate,
+                                .rows = p.rows()});
+    run_expert_op<ExpertWgrad>(s, expert_wgrad,
+                               {.dw_eMN = (accumulate ? o.dw2 : o.dw2_stored).tensor(),
+                                .left_RM = p.dout.tensor(),
+                                .right_RN = p.a.tensor(),
+                                .gather_left = p.c.gather,
+                                .accumulate = accumulate,
+                                .rows = p.rows()});
+  }
   expert_bias_grad(s, {.db_eN = o.db1.tensor(), .x_RM = p.h.tensor(), .rows = p.rows()});
   expert_bias_grad(s, {.db_eN = o.db2.tensor(),
                        .x_RM = p.dout.tensor(),

@@ -1,5 +1,5 @@
-// Weight gradients: k runs over the rows of an expert, in chunks of a fixed
-// size, each added to the f32 gradient in order.
+// Weight gradients: k runs over the rows of an expert, in chunks of a fixed size. Each chunk is added
+// to the f32 gradient in order; without accumulate the first is stored.
 #include "ops/cpu/vector.h"
 #include "ops/experts/cpu/experts.h"
 #include "ops/experts/experts_backends.h"
@@ -36,9 +36,12 @@ PanelRows rows_from(const Tensor& x, bool gather, const Rows& rows, int64_t begi
   return gather ? PanelRows{base, index_of(rows) + begin, ld} : PanelRows{base + begin * ld, nullptr, ld};
 }
 
-void add_sums(const float* tile, int64_t num, float* dw, int64_t ld, int64_t n) {
+// dw (+)= the sums of a tile of `num` rows and n columns.
+void put_sums(const float* tile, int64_t num, float* dw, int64_t ld, int64_t n, bool add) {
   for (int64_t i = 0; i < num; ++i) {
-    if (n == kPanelCols) {
+    if (!add) {
+      std::copy_n(tile + i * kPanelCols, n, dw + i * ld);
+    } else if (n == kPanelCols) {
       for (int64_t c = 0; c < kPanelCols; ++c) dw[i * ld + c] += tile[i * kPanelCols + c];
     } else {
       for (int64_t c = 0; c < n; ++c) dw[i * ld + c] += tile[i * kPanelCols + c];
@@ -46,10 +49,23 @@ void add_sums(const float* tile, int64_t num, float* dw, int64_t ld, int64_t n) 
   }
 }
 
-// dw += the product over rows [begin, begin + k).
+// An expert without rows has a gradient of zeros.
+void clear(const Tensor& dw_eMN, const GradTile& t) {
+  const int64_t M = dw_eMN.dim(1), N = dw_eMN.dim(2);
+  float* dw = dw_eMN.ptr<float>() + (t.rows.expert * M + t.first_m) * N + t.first_n;
+  for (int64_t i = 0; i < t.num_m; ++i) std::fill_n(dw + i * N, t.num_n, 0.0f);
+}
+
+// The rows [begin, begin + k) of a tile. The product over them is added to dw, or stored.
+struct Chunk {
+  int64_t begin, k;
+  bool add;
+};
+
 template <class T>
-void add_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, int64_t begin, int64_t k,
+void put_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, const Chunk& chunk,
                const PanelSpace& space) {
+  const int64_t begin = chunk.begin, k = chunk.k;
   const Tiles tiles(a.dw_eMN);
   float* dw = a.dw_eMN.ptr<float>() + (t.rows.expert * tiles.M + t.first_m) * tiles.N + t.first_n;
   const auto pack_a = [&](int64_t first, int64_t num, uint32_t* to) {
@@ -62,21 +78,23 @@ void add_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, i
     pack_across(math.words, {to, kPanelCols, num_panels, space.b_stride},
                 rows_from<T>(a.right_RN.data, a.gather_right, a.rows, begin, t.first_n), k, tiles.N - t.first_n);
   };
-  // The gradient comes from memory: ask for it while the product is computed.
+  // A gradient that is added to comes from memory: ask for it while the product is computed.
   const auto fetch = [&](int64_t first, int64_t num, int64_t j) {
+    if (!chunk.add) return;
     prefetch_rows(dw + first * tiles.N + j * kPanelCols, num, tiles.N, std::min(kPanelCols, t.num_n - j * kPanelCols));
   };
-  const auto add = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
+  const auto put = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t n = std::min(kPanelCols, t.num_n - j * kPanelCols);
-    add_sums(tile, num, dw + first * tiles.N + j * kPanelCols, tiles.N, n);
+    put_sums(tile, num, dw + first * tiles.N + j * kPanelCols, tiles.N, n, chunk.add);
   };
-  multiply_panels(math.by_word, space, {num_words(math.words, k), t.num_m, num_panels}, pack_a, pack_b, fetch, add);
+  multiply_panels(math.by_word, space, {num_words(math.words, k), t.num_m, num_panels}, pack_a, pack_b, fetch, put);
 }
 
 // The same from quantised transposes, whose rows are the columns of left and right: k of their columns
 // from `begin` on.
-void add_quantised_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, int64_t begin, int64_t k,
+void put_quantised_chunk(const ExpertWgrad& a, const PanelMath& math, const GradTile& t, const Chunk& chunk,
                          const PanelSpace& space) {
+  const int64_t begin = chunk.begin, k = chunk.k;
   const Tiles tiles(a.dw_eMN);
   float* dw = a.dw_eMN.ptr<float>() + (t.rows.expert * tiles.M + t.first_m) * tiles.N + t.first_n;
   const auto values = [&](const Operand& x, int64_t row, int64_t slot) {
@@ -100,12 +118,12 @@ void add_quantised_chunk(const ExpertWgrad& a, const PanelMath& math, const Grad
       pack_along(math.words, to, lane, k);
     }
   };
-  const auto add = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
+  const auto put = [&](int64_t first, int64_t num, int64_t j, const float* tile) {
     const int64_t n = std::min(kPanelCols, t.num_n - j * kPanelCols);
-    add_sums(tile, num, dw + first * tiles.N + j * kPanelCols, tiles.N, n);
+    put_sums(tile, num, dw + first * tiles.N + j * kPanelCols, tiles.N, n, chunk.add);
   };
   multiply_panels(math.by_strip, space, {num_words(math.words, k), t.num_m, num_panels}, pack_a, pack_b, kNothingBefore,
-                  add);
+                  put);
 }
 
 }  // namespace
@@ -124,14 +142,16 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
                         n,
                         std::min(kTilePanels * kPanelCols, tiles.N - n)};
     const PanelSpace space(a.scratch.data, worker, space_of(a.left_RM));
+    if (tile.rows.begin == tile.rows.end && !a.accumulate) clear(a.dw_eMN, tile);
     for (int64_t begin = tile.rows.begin; begin < tile.rows.end; begin += kChunk) {
       const int64_t k = std::min(kChunk, tile.rows.end - begin);
+      const bool add = a.accumulate || begin > tile.rows.begin;
       if (!a.left_RM.is_plain()) {
         const int64_t column = group_begin(offsets[e], e) + begin - offsets[e], padded = padded_rows(k);
-        add_quantised_chunk(a, math, tile, column, padded, space);
+        put_quantised_chunk(a, math, tile, {column, padded, add}, space);
         continue;
       }
-      with_float_type(a.left_RM.data.dtype, [&]<class T>(T) { add_chunk<T>(a, math, tile, begin, k, space); });
+      with_float_type(a.left_RM.data.dtype, [&]<class T>(T) { put_chunk<T>(a, math, tile, {begin, k, add}, space); });
     }
   });
 }

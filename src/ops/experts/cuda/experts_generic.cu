@@ -219,12 +219,13 @@ struct Wgrad {
   const T *left, *right;
   const int32_t *offsets, *left_index, *right_index;
   int64_t M, N;
+  bool accumulate;
 };
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) wgrad_kernel(Wgrad<T> p) {
   const int64_t e = blockIdx.z, begin = p.offsets[e], end = p.offsets[e + 1];
-  if (begin == end) return;
+  if (begin == end && p.accumulate) return;
   __shared__ Slices s;
   const int64_t row = static_cast<int64_t>(blockIdx.y) * kTile, col = static_cast<int64_t>(blockIdx.x) * kTile;
   Sums sums = {};
@@ -245,7 +246,8 @@ __global__ void __launch_bounds__(kThreads) wgrad_kernel(Wgrad<T> p) {
   float* dw = p.dw + e * p.M * p.N;
   for (int i = 0; i < kPerThread && row + thread_row() + i < p.M; ++i) {
     for (int j = 0; j < kPerThread && col + thread_col() + j < p.N; ++j) {
-      dw[(row + thread_row() + i) * p.N + col + thread_col() + j] += sums[i][j];
+      float& to = dw[(row + thread_row() + i) * p.N + col + thread_col() + j];
+      to = p.accumulate ? to + sums[i][j] : sums[i][j];
     }
   }
 }
@@ -381,7 +383,8 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
                      a.gather_left ? index : nullptr,
                      a.gather_right ? index : nullptr,
                      M,
-                     N};
+                     N,
+                     a.accumulate};
     const dim3 grid(div_ceil(N, kTile), div_ceil(M, kTile), E);
     wgrad_kernel<T><<<grid, kThreads, 0, cuda_stream(s)>>>(p);
     check_launch("expert_wgrad");

@@ -28,7 +28,8 @@ constexpr int kMaxExperts = 512;
 // The note that consumers read about a tile: it is valid while its first slot is full. num_steps 0:
 // there are no more.
 struct TileNote {
-  int expert, gather_col, plain_col, num_steps;
+  int expert, gather_col, plain_col;
+  int num_steps;  // negative: of a tile whose sums are added to dw, not stored
 };
 
 // The shared memory of a block, as a config makes it. The rows of a tile are columns of the
@@ -67,11 +68,13 @@ struct Params {
   Side gathered, plain;
   const int32_t* offsets;
   int num_experts, gather_steps, plain_steps;  // clusters along each side
+  bool accumulate;
 };
 
 struct Tile {
   int expert, gather_col, plain_col;
   int begin, end;
+  bool adds;  // to what is in dw: without accumulate, the second part of a tile that is cut
 };
 
 // The tiles of a cluster that have rows: every num_clusters-th. All blocks would end their tiles
@@ -94,6 +97,7 @@ class Walk {
       if (cut_ && step_ % num_own_ == 0) {
         const int num_blocks = min((tile.end - tile.begin + L::kDepth - 1) / L::kDepth, kBlocksToSpread);
         const int row = min(tile.begin + num_blocks * cluster / num_clusters * L::kDepth, tile.end);
+        tile.adds = tile.adds || (step_ > 0 && row > tile.begin);
         (step_ == 0 ? tile.end : tile.begin) = row;
       }
       ++step_;
@@ -106,8 +110,12 @@ class Walk {
   __device__ Tile tile_at(int t) const {
     const int per_expert = p_.gather_steps * p_.plain_steps, expert = s_.order[t / per_expert];
     const GridStep step = grouped_step(t % per_expert, p_.gather_steps, p_.plain_steps, L::kConfig.l2_group);
-    return {expert, (2 * step.row + static_cast<int>(rank_)) * L::kGatherCols, step.col * L::kPlainCols,
-            p_.offsets[expert], p_.offsets[expert + 1]};
+    return {expert,
+            (2 * step.row + static_cast<int>(rank_)) * L::kGatherCols,
+            step.col * L::kPlainCols,
+            p_.offsets[expert],
+            p_.offsets[expert + 1],
+            p_.accumulate};
   }
   const Params& p_;
   const typename L::Shared& s_;
@@ -241,7 +249,8 @@ __device__ void produce(const CUtensorMap& gathered, const CUtensorMap& plain, c
       mbarrier_wait(ring.empty(at.stage), at.parity ^ 1);
       if (one_thread && row == tile.begin) {
         const int num_steps = (tile.end - tile.begin + L::kDepth - 1) / L::kDepth;
-        write_note(note_at(notes, at.stage), {tile.expert, tile.gather_col, tile.plain_col, num_steps});
+        write_note(note_at(notes, at.stage),
+                   {tile.expert, tile.gather_col, tile.plain_col, tile.adds ? -num_steps : num_steps});
       }
       if (whole) {
         if (kGather) columns.copy(to);
@@ -329,7 +338,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& dw, const typename L:
   for (;;) {
     product.wait();
     const TileNote tile = read_note(note_at(notes, product.at.stage));
-    const int num_steps = static_cast<int>(uniform(tile.num_steps));
+    const int num_steps = static_cast<int>(uniform(abs(tile.num_steps)));
     if (num_steps == 0) break;
     float sum[128];
     for_each_constant<0, kStepsWithTurns>([&](auto step) {
@@ -342,7 +351,7 @@ __device__ __forceinline__ void consume(const CUtensorMap& dw, const typename L:
 #pragma unroll 1
     for (int k = kStepsWithTurns; k < num_steps; ++k) product.step<false>(sum);
     product.finish(sum);
-    adder.take(sum, tile.expert, tile.gather_col + 16 * static_cast<int>(warp), tile.plain_col);
+    adder.take(sum, tile.expert, tile.gather_col + 16 * static_cast<int>(warp), tile.plain_col, tile.num_steps < 0);
   }
   adder.finish();
 }
@@ -389,6 +398,24 @@ __global__ void __cluster_dims__(L::kConfig.cluster) __launch_bounds__(L::kThrea
   cluster_sync();  // neither block leaves while the other may still reach into it
 }
 
+// Experts without rows have no tiles: their gradients are zeros. A row of blocks clears one expert.
+__global__ void clear_idle_experts_kernel(float4* dw, const int32_t* offsets, int64_t per_expert) {
+  const int expert = static_cast<int>(blockIdx.y);
+  if (offsets[expert] != offsets[expert + 1]) return;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < per_expert; i += threads) {
+    dw[expert * per_expert + i] = {};
+  }
+}
+
+void clear_idle_experts(Stream& s, const Tensor& dw_eMN, const Tensor& offsets_e1) {
+  constexpr unsigned kBlocks = 8, kThreads = 256;
+  const int64_t E = dw_eMN.dim(0);
+  clear_idle_experts_kernel<<<dim3(kBlocks, static_cast<unsigned>(E)), kThreads, 0, cuda_stream(s)>>>(
+      static_cast<float4*>(dw_eMN.data), offsets_e1.ptr<int32_t>(), dw_eMN.numel() / E / 4);
+  check_launch("expert_wgrad");
+}
+
 using Kernel = void (*)(CUtensorMap, CUtensorMap, CUtensorMap, Params);
 
 template <class L>
@@ -423,7 +450,8 @@ void launch(Stream& s, const ExpertWgrad& a) {
                  .offsets = a.rows.offsets_e1.ptr<int32_t>(),
                  .num_experts = static_cast<int>(E),
                  .gather_steps = static_cast<int>(div_ceil(gathered.dim(1), 2 * L::kGatherCols)),
-                 .plain_steps = static_cast<int>(div_ceil(plain.dim(1), L::kPlainCols))};
+                 .plain_steps = static_cast<int>(div_ceil(plain.dim(1), L::kPlainCols)),
+                 .accumulate = a.accumulate};
   const Kernel kernel = !gather      ? expert_wgrad_kernel<L, false, true>
                         : left_first ? expert_wgrad_kernel<L, true, true>
                                      : expert_wgrad_kernel<L, true, false>;
@@ -431,6 +459,7 @@ void launch(Stream& s, const ExpertWgrad& a) {
                          left_first ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B};
   const CUtensorMap dw = make_tensor_map<3>(
       a.dw_eMN.data, {{{N, 1, left_first ? 32u : 16u}, {M, N, left_first ? 16u : 32u}, {E, M * N, 1}}}, of_dw);
+  if (!a.accumulate) clear_idle_experts(s, a.dw_eMN, a.rows.offsets_e1);
   const int blocks = limited_blocks(s, op_state<State<L>>(s).num_blocks);
   kernel<<<blocks, L::kThreads, sizeof(typename L::Shared), cuda_stream(s)>>>(map_of<L>(gathered), map_of<L>(plain), dw,
                                                                               p);

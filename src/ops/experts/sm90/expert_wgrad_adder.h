@@ -1,6 +1,6 @@
 // How the sums of expert_wgrad travel from a consumer warp's registers to dw: in pieces of 16 x 32
-// by way of the warp's staging in shared memory, from where the copy engine adds them in L2. One
-// block owns each element, so the additions to it are one, or two far apart in time. (red.global
+// by way of the warp's staging in shared memory, from where the copy engine stores them, or adds
+// them in L2. One block owns each element, so the writes to it are one, or two far apart in time. (red.global
 // takes a lane a cycle, four times as long.)
 //
 // Half of a tile's pieces are handed over as soon as it is done; the others wait in registers, and
@@ -46,24 +46,27 @@ __device__ __forceinline__ void stage_piece(uint32_t to, const float (&sum)[kNum
   }
 }
 
-// dw += the sums of a warp, tile by tile: 16 of the gathered side, 256 of the plain side
-// All functions are by the whole warp; its lane 0 issues the additions and waits for them.
+// dw (+)= the sums of a warp, tile by tile: 16 of the gathered side, 256 of the plain side
+// All functions are by the whole warp; its lane 0 issues the copies and waits for them.
 template <bool kGatheredIsLeft>
 struct SumAdder {
   const CUtensorMap& dw;
   uint32_t staging;                         // kStagingPlaces pieces
+  bool adds = false;                        // the tile's sums are added to dw, not stored
   int expert = 0, gathered = 0, plain = 0;  // where the tile's sums begin in dw
   bool pending = false;                     // pieces are held
   float held[16 * kHeldPieces];
 
   // Hands over the first pieces of a finished tile, and holds the others. All held before have been
   // handed over.
-  __device__ __forceinline__ void take(const float (&sum)[128], int to_expert, int to_gathered, int to_plain) {
+  __device__ __forceinline__ void take(const float (&sum)[128], int to_expert, int to_gathered, int to_plain,
+                                       bool is_added) {
     expert = to_expert;
+    adds = is_added;
     gathered = to_gathered;
     plain = to_plain;
-    // All places are free, and what this warp added to the same element before is there: additions
-    // have an order.
+    // All places are free, and what this warp wrote to the same element before is there: writes have
+    // an order.
     if (issues()) tma_wait<0>();
     __syncwarp();
     for_each_constant<0, kFirstHeld>([&](auto piece) {
@@ -109,8 +112,8 @@ struct SumAdder {
     __syncwarp();
     if (!issues()) return;
     const uint32_t from = place<kPiece>();
-    const int at = plain + 32 * kPiece;
-    kGatheredIsLeft ? tma_add(&dw, from, at, gathered, expert) : tma_add(&dw, from, gathered, at, expert);
+    const int at = plain + 32 * kPiece, x = kGatheredIsLeft ? at : gathered, y = kGatheredIsLeft ? gathered : at;
+    adds ? tma_add(&dw, from, x, y, expert) : tma_store(&dw, from, x, y, expert);
     tma_commit();
   }
 };
