@@ -58,6 +58,9 @@ struct BenchSpec {
   BenchRouting routing;
   BenchMask mask;        // for attention
   bool profile = false;  // for moe-layer: times every op separately too
+  // For moe-layer: the backward pass stores the weights' gradients, as in the first micro-batch of a
+  // step, instead of adding to them.
+  bool first_micro_batch = false;
 };
 
 // Measures matrix rates in bf16 and f32 with our gemm. It is [2048, 2048] x [2048, 2048]^T on the
@@ -69,7 +72,7 @@ BenchReport bench_gemm(const BenchSpec& spec);
 BenchReport bench_attention(const BenchSpec& spec);
 // Measures each op of the experts in bf16.
 BenchReport bench_experts(const BenchSpec& spec);
-// Measures a whole MoE layer in bf16, with gradients added in f32. Its lines are:
+// Measures a whole MoE layer in bf16, with gradients in f32. Its lines are:
 //   moe_layer_fwd, _fwd_bwd                 from given logits: softmax, top-k and the index count; from
 //                                           a given route where no router could choose it
 //   moe_layer_fwd_router, _fwd_bwd_router   with the router's product, and its backward

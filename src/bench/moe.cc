@@ -16,7 +16,7 @@ class MoeBench {
         shape_(shape),
         device_(spec),
         report_{.ceilings = device_.measure_ceilings(spec.scale)},
-        layer_(shape, spec.device, device_.pool()) {
+        layer_(shape, spec.device, device_.pool(), spec.first_micro_batch) {
     const BenchRoute route = bench_route(shape, spec.routing);
     is_routable_ = !route.logits_TE.empty();
     layer_.fill(s(), route);
@@ -50,7 +50,7 @@ class MoeBench {
     add_line({.name = "moe_layer_fwd" + suffix, .cost = {flops, 0}}, forward);
     BenchLine& line = add_line({.name = "moe_layer_fwd_bwd" + suffix, .cost = {3 * flops, 0}}, both(forward, backward));
     check_->dx(s(), line, layer_.dx_TD, with_router);
-    check_->dw(s(), line, layer_.dw1_e2FD(), layer_.dw2_eDF(), calls_);
+    check_->dw(s(), line, layer_.dw1_e2FD(), layer_.dw2_eDF(), spec_.first_micro_batch ? 1 : calls_);
   }
 
   BenchLine& add_line(BenchLine line, const Pass& body) {

@@ -36,7 +36,7 @@ void run(Step& step, Op op, void (*body)(Stream&, const Op&)) {
 
 }  // namespace
 
-BenchMoeLayer::BenchMoeLayer(const BenchShape& shape, DeviceKind device, ThreadPool& pool)
+BenchMoeLayer::BenchMoeLayer(const BenchShape& shape, DeviceKind device, ThreadPool& pool, bool first_micro_batch)
     : shape_(shape),
       target_(device),
       moe_(LayerContext{.params = params_,
@@ -51,6 +51,7 @@ BenchMoeLayer::BenchMoeLayer(const BenchShape& shape, DeviceKind device, ThreadP
            "mlp", /*layer=*/0),
       w1_(param_named(params_, "mlp.experts.gate_up_proj")),
       w2_(param_named(params_, "mlp.experts.down_proj")) {
+  batch_.first_of_step = first_micro_batch;
   moe_.declare_saved(plan_, "moe", saved_);
   declare_micro_batch(plan_, batch_shape(), batch_);
   for (Tensor* t : {&x_TD, &y_TD, &dx_TD, &dy_TD})
@@ -206,12 +207,22 @@ void BenchMoeLayer::experts_backward(Step& step) {
       d_expert_down);
   run(step, DExpertUp{.dx_RD = dx_RD, .dh_R2F = dh_R2F, .w1_e2FD = w1_.w, .rows = own}, d_expert_up);
   dispatcher_.dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *experts_saved().delivery);
+  const bool accumulate = !step.batch.first_of_step;
   run(step,
-      ExpertWgrad{
-          .dw_eMN = w2_.dw, .left_RM = grads.source, .right_RN = sa_RF, .gather_left = true, .rows = grads.rows},
+      ExpertWgrad{.dw_eMN = w2_.dw,
+                  .left_RM = grads.source,
+                  .right_RN = sa_RF,
+                  .gather_left = true,
+                  .accumulate = accumulate,
+                  .rows = grads.rows},
       expert_wgrad);
   run(step,
-      ExpertWgrad{.dw_eMN = w1_.dw, .left_RM = dh_R2F, .right_RN = x_TD, .gather_right = true, .rows = grads.rows},
+      ExpertWgrad{.dw_eMN = w1_.dw,
+                  .left_RM = dh_R2F,
+                  .right_RN = x_TD,
+                  .gather_right = true,
+                  .accumulate = accumulate,
+                  .rows = grads.rows},
       expert_wgrad);
 }
 

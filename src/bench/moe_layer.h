@@ -13,7 +13,8 @@ namespace moebius {
 // The router's weights are the identity, so the logits of token t are x[t, 0 .. E).
 class BenchMoeLayer {
  public:
-  BenchMoeLayer(const BenchShape& shape, DeviceKind device, ThreadPool& pool);
+  // first_micro_batch: each backward pass stores the weights' gradients; else it adds to them.
+  BenchMoeLayer(const BenchShape& shape, DeviceKind device, ThreadPool& pool, bool first_micro_batch = false);
   BenchMoeLayer(const BenchMoeLayer&) = delete;
 
   // Fills inputs and weights with random numbers. The router takes its logits from x, so that it
@@ -32,7 +33,7 @@ class BenchMoeLayer {
   Tensor topk_TK() const { return saved_.router.route.topk_TK; }
   const Tensor& w1_e2FD() const { return w1_.w; }
   const Tensor& w2_eDF() const { return w2_.w; }
-  const Tensor& dw1_e2FD() const { return w1_.dw; }  // every backward adds to them
+  const Tensor& dw1_e2FD() const { return w1_.dw; }
   const Tensor& dw2_eDF() const { return w2_.dw; }
 
   Tensor x_TD, y_TD, dx_TD, dy_TD;

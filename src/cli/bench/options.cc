@@ -28,6 +28,7 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--window", {"attention"}},
     {"--documents", {"attention"}},
     {"--profile", {"moe-layer", "step"}},
+    {"--first-micro-batch", {"moe-layer"}},
     {"--hash", {"step"}},
     {"--ranks", {"dispatch", "collectives", "step", "machine"}},
     {"--etp", {"dispatch"}},
@@ -85,6 +86,9 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
   command.add_option("--documents", o.spec.mask.documents, "attention: documents per sequence")->capture_default_str();
   command.add_flag("--profile", o.profile,
                    "step, moe-layer: time, rate and share of every op; steps on a GPU are then eager");
+  command.add_flag("--first-micro-batch", o.spec.first_micro_batch,
+                   "moe-layer: gradients of weights are stored, as in the first micro-batch of a step; else they "
+                   "are added");
   command.add_flag("--hash", o.hash, "step: print the XXH3-128 hash of the master weights at the end");
   command.add_option("--ranks", o.ranks, "dispatch, collectives, step: ranks as threads; mpirun starts processes")
       ->capture_default_str();

@@ -76,6 +76,7 @@ nlohmann::ordered_json case_json(const BenchOptions& o) {
   else
     json["routing"] = o.routing;
   if (o.name != "attention" && o.routing == "zipf") json["zipf_exponent"] = o.spec.routing.exponent;
+  if (o.name == "moe-layer") json["first_micro_batch"] = o.spec.first_micro_batch;
   return json;
 }
 
