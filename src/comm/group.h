@@ -63,6 +63,12 @@ struct AllToAllV {
   std::span<const int64_t> recv_rows, send_rows;  // in
 };
 
+// The bytes that a rank wrote to the memory of others, beside the calls of a group, and how long it
+// waited for them.
+struct PeerTraffic {
+  int64_t sent_bytes = 0, waited_ns = 0;
+};
+
 class Group {
  public:
   static constexpr int64_t kSumPiece = 1 << 18;
@@ -93,6 +99,15 @@ class Group {
   [[nodiscard]] virtual Pending start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) = 0;
   [[nodiscard]] virtual Pending start_all_gather(Stream& s, Tensor out, Tensor in) = 0;
   virtual void barrier() = 0;  // returns when every rank has called it
+
+  // For waits of the group's ranks that are not calls of the group (comm/peer_window.h).
+  // check() throws Error{distributed} once another rank of the world is known to have failed.
+  // A wait that takes longer than timeout_s() ends the run. rank_name() is "rank 3 (tp 1, ...)".
+  virtual void check() = 0;
+  virtual double timeout_s() const = 0;
+  virtual std::string rank_name(int rank) const = 0;
+  // From now on sent_bytes() and seconds() count these too.
+  virtual void count_also(std::shared_ptr<const PeerTraffic> traffic) = 0;
 
   // Returns the bytes that this rank has sent to others so far.
   // With n ranks, and b the bytes of x, or of the larger of out and in, where n divides:

@@ -251,6 +251,20 @@ void MessageGroup::sum_exchange(Stream& s, Tensor own, Tensor own_part, Spans to
   sum_in_rank_order(s, own, parts);
 }
 
+// --- counters -------------------------------------------------------------------------------------------------------
+
+int64_t MessageGroup::sent_bytes() const {
+  int64_t bytes = sent_bytes_;
+  for (const auto& traffic : beside_) bytes += traffic->sent_bytes;
+  return bytes;
+}
+
+double MessageGroup::seconds() const {
+  double seconds = seconds_;
+  for (const auto& traffic : beside_) seconds += static_cast<double>(traffic->waited_ns) * 1e-9;
+  return seconds;
+}
+
 // --- checks ---------------------------------------------------------------------------------------------------------
 
 int64_t MessageGroup::begin(const char* op, const Tensor& x) {

@@ -41,8 +41,12 @@ class MessageGroup final : public Group {
   Pending start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) override;
   Pending start_all_gather(Stream& s, Tensor out, Tensor in) override;
   void barrier() override;
-  int64_t sent_bytes() const override { return sent_bytes_; }
-  double seconds() const override { return seconds_; }
+  void check() override { transport_.check(); }
+  double timeout_s() const override { return transport_.options().timeout_s; }
+  std::string rank_name(int rank) const override { return name_of_rank(transport_.options(), ranks()[rank]); }
+  void count_also(std::shared_ptr<const PeerTraffic> traffic) override { beside_.push_back(std::move(traffic)); }
+  int64_t sent_bytes() const override;
+  double seconds() const override;
 
  private:
   class Exchange;
@@ -67,6 +71,7 @@ class MessageGroup final : public Group {
   int rank_ = 0;
   int64_t num_calls_ = 0, num_sent_ = 0, num_received_ = 0, sent_bytes_ = 0;
   double seconds_ = 0;
+  std::vector<std::shared_ptr<const PeerTraffic>> beside_;
   Buffer arrived_;  // slices from the other ranks
 };
 

@@ -2,6 +2,7 @@
 #include "core/error.h"
 #include "device/accelerator.h"
 #include "device/gpus_found.h"
+#include "device/peer_memory.h"
 
 namespace moebius {
 namespace {
@@ -45,6 +46,10 @@ void copy_to_device(Accelerator&, void*, const void*, int64_t) { missing(); }
 void copy_to_host(Accelerator&, void*, const void*, int64_t) { missing(); }
 void synchronize(Accelerator&) { missing(); }
 double time_ms(Accelerator&, const std::function<void()>&) { missing(); }
+std::array<std::byte, 64> ipc_handle(void*) { missing(); }
+void* open_ipc(const std::array<std::byte, 64>&) { missing(); }
+void close_ipc(void*) noexcept {}
+void reach(const void*) { missing(); }
 
 }  // namespace cuda
 

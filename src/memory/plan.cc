@@ -55,13 +55,21 @@ void MemoryPlan::bind(DeviceKind device, int64_t stack_bytes) {
   MOEBIUS_ASSERT(!bound_);
   bound_ = true;
   bytes_[static_cast<int>(Life::stack)] = stack_bytes;
-  for (int life = 0; life < kNumLives; ++life) buffers_[life] = Buffer(device, bytes_[life]);
+  for (int life = 0; life < kNumLives; ++life) {
+    if (static_cast<Life>(life) == Life::comm && shares_comm_)
+      comm_ = PeerMemory(device, bytes_[life]);
+    else
+      buffers_[life] = Buffer(device, bytes_[life]);
+  }
   for (Entry& e : entries_) {
     e.view->device = device;
-    if (device != DeviceKind::null)
-      e.view->data = static_cast<char*>(buffers_[static_cast<int>(e.life)].data()) + e.offset;
+    if (device != DeviceKind::null) e.view->data = static_cast<char*>(base(e.life)) + e.offset;
   }
   stack_ = StepStack(device, buffers_[static_cast<int>(Life::stack)].data(), stack_bytes);
+}
+
+void* MemoryPlan::base(Life life) const {
+  return life == Life::comm && shares_comm_ ? comm_.data() : buffers_[static_cast<int>(life)].data();
 }
 
 int64_t MemoryPlan::bytes(Life life) const { return bytes_[static_cast<int>(life)]; }

@@ -15,6 +15,7 @@
 #include "core/arena.h"
 #include "core/tensor.h"
 #include "device/device.h"
+#include "device/peer_memory.h"
 
 namespace moebius {
 
@@ -61,12 +62,17 @@ class MemoryPlan {
   void join(const std::vector<const Tensor*>& views, int64_t multiple);
   static int64_t joined_numel(const std::vector<const Tensor*>& views, int64_t multiple);
 
+  // Other ranks read and write the memory of Life::comm too: it is made so that they can
+  // (device/peer_memory.h). peer_memory() is that memory after bind(); its data() is null without share_comm().
+  void share_comm() { shares_comm_ = true; }
+  const PeerMemory& peer_memory() const { return comm_; }
+
   // Allocates zeroed memory and binds every tensor. stack_bytes: high-water mark of the dry run.
   void bind(DeviceKind device, int64_t stack_bytes);
   StepStack& stack() { return stack_; }
 
-  int64_t bytes(Life life) const;                                                  // planned
-  void* base(Life life) const { return buffers_[static_cast<int>(life)].data(); }  // after bind(); a life is one piece
+  int64_t bytes(Life life) const;  // planned
+  void* base(Life life) const;     // after bind(); a life is one piece
   int64_t total_bytes() const;
   // Returns the table that is printed before the first step: bytes per life, and
   // the largest tensors.
@@ -90,6 +96,8 @@ class MemoryPlan {
   std::deque<Entry> entries_;
   std::array<int64_t, kNumLives> bytes_{};
   std::array<Buffer, kNumLives> buffers_;
+  PeerMemory comm_;  // instead of a buffer
+  bool shares_comm_ = false;
   StepStack stack_{DeviceKind::null, nullptr, 0};
   bool bound_ = false;
 };

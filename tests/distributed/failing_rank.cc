@@ -1,5 +1,6 @@
 // failing_rank WAY [FAULT]: a program for a launcher, whose rank 1 fails in this way. Over MPI rank
-// 1 may have this MOEBIUS_FAULT instead (core/fault.h). The other ranks are in an all_reduce_sum.
+// 1 may have this MOEBIUS_FAULT instead (core/fault.h). The other ranks are in an all_reduce_sum, or in a round of a
+// PeerWindow where the name of the way ends in "_round".
 #include <unistd.h>
 
 #include <csignal>
@@ -7,9 +8,11 @@
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "comm/liveness/rank_supervisor.h"
+#include "comm/peer_window.h"
 #include "tests/distributed/launched.h"
 #include "tests/distributed/ranks.h"
 
@@ -59,6 +62,24 @@ void set_fault_on_rank_1(const char* fault) {
   }
 }
 
+// Returns whether the way is one of rounds, and takes that off its name.
+bool take_round(std::string& way) {
+  constexpr std::string_view kEnd = "_round";
+  if (!way.ends_with(kEnd)) return false;
+  way.resize(way.size() - kEnd.size());
+  return true;
+}
+
+void fail_in_round(const std::string& way, moebius::Rank& r) {
+  const int64_t bytes = moebius::PeerWindow::control_bytes(r.size);
+  const moebius::PeerMemory memory(moebius::DeviceKind::cpu, bytes);
+  const moebius::Tensor window{.data = memory.data(), .shape = {bytes}, .dtype = moebius::DType::u8};
+  moebius::PeerWindow peers(r.s, *r.world, memory, window);
+  peers.round(r.s, {.phase = "dispatch", .layer = "layer 3"});
+  fail(way, r);
+  peers.round(r.s, {.phase = "combine", .layer = "layer 3"});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -66,12 +87,14 @@ int main(int argc, char** argv) {
     moebius::supervise_rank(
         "a rank", [](const std::string& text) { std::fprintf(stderr, "supervisor: %s\n", text.c_str()); }, std::_Exit);
   std::signal(SIGTERM, [](int) {});  // as in training: mpirun sends it to the others when a rank has died
-  const std::string way = argc > 1 ? argv[1] : "";
+  std::string way = argc > 1 ? argv[1] : "";
+  const bool in_round = take_round(way);
   if (argc > 2) set_fault_on_rank_1(argv[2]);
   const moebius::WorldOptions options{.timeout_s = 3, .coordinates = [](int r) { return "dp " + std::to_string(r); }};
   try {
     moebius::run_launched(options, [&](moebius::Transport& world) {
       moebius::Rank r(world);
+      if (in_round) return fail_in_round(way, r);
       std::vector<float> x(way == "sizes" && r.rank == 1 ? 700 : 7);
       r.world->barrier();
       fail(way, r);

@@ -92,6 +92,35 @@ TEST_P(RanksFail, ARankThatStallsIsNamedWithTheCollective) {
   EXPECT_LT(ended.seconds, 60);
 }
 
+// The same, of ranks that wait for flags in memory.
+TEST_P(RanksFail, NoneIsNoneInARound) {
+  const Ended ended = run_failing("none_round");
+  EXPECT_EQ(ended.exit_code, 0) << ended.text;
+}
+
+TEST_P(RanksFail, ARankThatThrowsEndsARound) {
+  const Ended ended = run_failing("throw_round");
+  EXPECT_EQ(ended.exit_code, 6) << ended.text;
+  EXPECT_THAT(ended.text, HasSubstr("rank 1 (dp 1) threw, and others did not: the loss is not a number"));
+  EXPECT_LT(ended.seconds, 60);
+}
+
+TEST_P(RanksFail, ARankThatStallsInARoundIsNamed) {
+  const Ended ended = run_failing("stall_round");
+  EXPECT_EQ(ended.exit_code, 6) << ended.text;
+  EXPECT_THAT(ended.text, HasSubstr("combine of layer 3: rank"));
+  EXPECT_THAT(ended.text, HasSubstr("has waited for 3 s for rank 1 (dp 1), which has not come: round 2 of group world "
+                                    "is expected of it, and 1 was seen"));
+  EXPECT_LT(ended.seconds, 60);
+}
+
+TEST_P(RanksFail, AProcessThatIsKilledEndsARound) {
+  const Ended ended = run_failing("kill_round");
+  EXPECT_NE(ended.exit_code, 0) << ended.text;
+  EXPECT_THAT(ended.text, HasSubstr("rank 1 (dp 1)"));
+  EXPECT_LT(ended.seconds, 60);
+}
+
 TEST_P(RanksFail, AProcessThatIsStoppedIsNamedAndEnded) {
   const Ended ended = run_failing("stop");
   EXPECT_EQ(ended.exit_code, 6) << ended.text;

@@ -16,6 +16,10 @@ class GpuGroup : public Group {
   const std::vector<int>& ranks() const final { return over_->ranks(); }
   int rank() const final { return over_->rank(); }
   void barrier() final { over_->barrier(); }
+  void check() final { over_->check(); }
+  double timeout_s() const final { return over_->timeout_s(); }
+  std::string rank_name(int rank) const final { return over_->rank_name(rank); }
+  void count_also(std::shared_ptr<const PeerTraffic> traffic) final { over_->count_also(std::move(traffic)); }
 
   void all_reduce_sum(Stream& s, Tensor x) final;
   void reduce_scatter_sum(Stream& s, Tensor out, Tensor in) final;

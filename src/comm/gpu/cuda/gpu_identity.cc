@@ -11,4 +11,10 @@ std::string gpu_identity(int index) {
   return text;
 }
 
+std::string gpu_identity_of(const void* memory) {
+  cudaPointerAttributes found{};
+  MOEBIUS_CUDA(cudaPointerGetAttributes(&found, memory));
+  return gpu_identity(found.device);
+}
+
 }  // namespace moebius

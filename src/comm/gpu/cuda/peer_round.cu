@@ -1,0 +1,131 @@
+// A round on a GPU: one block, whose threads store this rank's count in the windows of the others, and wait
+// for theirs.
+#include <cstring>
+
+#include "comm/gpu/peer_round.h"
+#include "device/cuda/cuda.h"
+#include "device/gpu_wait_watchdog.h"
+
+namespace moebius {
+namespace {
+
+constexpr int kThreads = 256;
+
+// In pinned memory, which host and GPU see. `state` is written last.
+struct Report {
+  enum State : uint32_t { fine = 0, late = 1 };
+  uint32_t state = fine;
+  uint32_t ended = 0;  // by the host: kernels that wait end
+  int32_t rank = 0, place = 0;
+  uint64_t expected = 0, seen = 0;
+  PeerTraffic traffic;
+};
+
+__device__ __forceinline__ void store_release(uint64_t* to, uint64_t x) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+__device__ __forceinline__ uint64_t load_acquire(const uint64_t* from) {
+  uint64_t x;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ uint64_t nanoseconds() {
+  uint64_t ns;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+  return ns;
+}
+
+// Returns whether the rank came. The first thread that is late writes the report.
+__device__ bool wait_for(const uint64_t* flag, uint64_t count, int rank, int place, uint64_t timeout_ns,
+                         unsigned long long* claim, Report* report) {
+  const volatile Report* seen_by_host = report;
+  const uint64_t begin = nanoseconds();
+  for (int i = 1;; ++i) {
+    const uint64_t seen = load_acquire(flag);
+    if (seen >= count) return true;
+    if (i % 256 != 0) continue;
+    if (seen_by_host->ended || seen_by_host->state != Report::fine) return false;
+    if (nanoseconds() - begin < timeout_ns) continue;
+    if (atomicExch(claim, 1ull) != 0) return false;
+    report->rank = rank;
+    report->place = place;
+    report->expected = count;
+    report->seen = seen;
+    __threadfence_system();
+    const_cast<volatile Report*>(report)->state = Report::late;
+    return false;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    round_kernel(RoundFlags flags, int place, uint64_t timeout_ns, Report* report) {
+  const volatile Report* seen_by_host = report;
+  if (seen_by_host->ended || seen_by_host->state != Report::fine)
+    return;  // the others must not take this rank for well
+  auto* own = static_cast<uint64_t*>(flags.window);
+  const uint64_t* bases = own + flags.bases();
+  auto* claim = reinterpret_cast<unsigned long long*>(own + flags.late());
+  const uint64_t count = own[flags.count()] + 1, begin = nanoseconds();
+  __threadfence_system();
+  for (int r = threadIdx.x; r < flags.size; r += kThreads)
+    if (r != flags.rank) store_release(reinterpret_cast<uint64_t*>(bases[r]) + flags.rank, count);
+  for (int r = threadIdx.x; r < flags.size; r += kThreads)
+    if (r != flags.rank && !wait_for(own + r, count, r, place, timeout_ns, claim, report)) break;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    own[flags.count()] = count;
+    own[flags.waited()] += nanoseconds() - begin;
+    report->traffic.sent_bytes = static_cast<int64_t>(own[flags.sent()]);
+    report->traffic.waited_ns = static_cast<int64_t>(own[flags.waited()]);
+  }
+  __threadfence_system();
+}
+
+}  // namespace
+
+struct GpuRounds::Impl {
+  RoundFlags flags;
+  uint64_t timeout_ns = 0;
+  std::shared_ptr<HostBuffer> report = std::make_shared<HostBuffer>(DeviceKind::cuda, sizeof(Report));
+  GpuWaitWatchdog* watchdog = nullptr;
+  std::function<void(double)> before;  // the watchdog's look without this
+
+  Report* of_host() const { return static_cast<Report*>(report->data()); }
+};
+
+GpuRounds::GpuRounds(Stream& s, const RoundFlags& flags, double timeout_s, std::function<void()> look)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->flags = flags;
+  impl_->timeout_ns = static_cast<uint64_t>(timeout_s * 1e9);
+  impl_->watchdog = &s.accelerator().state<GpuWaitWatchdog>();
+  impl_->before = impl_->watchdog->look;
+  impl_->watchdog->look = [impl = impl_.get(), look = std::move(look)](double waited_s) {
+    try {
+      look();
+      if (impl->before) impl->before(waited_s);
+    } catch (...) {
+      reinterpret_cast<volatile Report*>(impl->of_host())->ended = 1;
+      throw;
+    }
+  };
+}
+
+GpuRounds::~GpuRounds() {
+  reinterpret_cast<volatile Report*>(impl_->of_host())->ended = 1;
+  impl_->watchdog->look = impl_->before;
+}
+
+void GpuRounds::launch(Stream& s, int place) {
+  round_kernel<<<1, kThreads, 0, cuda_stream(s)>>>(impl_->flags, place, impl_->timeout_ns, impl_->of_host());
+  check_launch("peer round");
+}
+
+std::shared_ptr<PeerTraffic> GpuRounds::traffic() const { return {impl_->report, &impl_->of_host()->traffic}; }
+
+std::optional<RoundReport> GpuRounds::report() const {
+  const volatile Report* report = impl_->of_host();
+  if (report->state != Report::late) return std::nullopt;
+  return RoundReport{.rank = report->rank, .place = report->place, .expected = report->expected, .seen = report->seen};
+}
+
+}  // namespace moebius

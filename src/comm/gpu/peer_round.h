@@ -1,0 +1,50 @@
+// Rounds of a PeerWindow on a GPU (comm/peer_window.h): the kernel, and what it reports to the host.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "comm/group.h"
+#include "device/device.h"
+
+namespace moebius {
+
+// The first wait that took too long.
+struct RoundReport {
+  int rank = 0;   // of the group, which has not come
+  int place = 0;  // the index that was passed to launch()
+  uint64_t expected = 0, seen = 0;
+};
+
+// The place of a round's flags. The windows of all ranks have the same layout.
+struct RoundFlags {
+  int rank = 0, size = 1;
+  void* window = nullptr;  // of this rank
+  // 64-bit words of a window: flag[size], then these, then base[size], the addresses of all windows.
+  constexpr int64_t count() const { return size; }       // of the rank's rounds
+  constexpr int64_t late() const { return size + 1; }    // whether a late round was reported
+  constexpr int64_t sent() const { return size + 2; }    // bytes that this rank wrote to the windows of others
+  constexpr int64_t waited() const { return size + 3; }  // nanoseconds in rounds
+  constexpr int64_t bases() const { return size + 4; }
+};
+
+class GpuRounds {
+ public:
+  // look: called by waits of the host for its GPU; it may throw. Then kernels that wait end.
+  GpuRounds(Stream& s, const RoundFlags& flags, double timeout_s, std::function<void()> look);
+  ~GpuRounds();
+  GpuRounds(const GpuRounds&) = delete;
+
+  void launch(Stream& s, int place);
+  // Written by each round, in pinned memory.
+  std::shared_ptr<PeerTraffic> traffic() const;
+  std::optional<RoundReport> report() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace moebius

@@ -1,0 +1,86 @@
+// Rounds over windows in memory that ranks share, between threads and between processes.
+#include <chrono>
+#include <thread>
+
+#include "comm/peer_window.h"
+#include "io/testing.h"
+#include "tests/distributed/ranks.h"
+
+namespace moebius {
+namespace {
+
+// A rank and its window: control bytes, then an i64 for each rank and each of two turns.
+struct WindowRank : Rank {
+  explicit WindowRank(Transport& transport)
+      : Rank(transport),
+        control(PeerWindow::control_bytes(size)),
+        memory(DeviceKind::cpu, kBefore + control + 2 * size * 8),
+        window{.data = static_cast<std::byte*>(memory.data()) + kBefore,
+               .shape = {control + 2 * size * 8},
+               .dtype = DType::u8},
+        peers(s, *world, memory, window) {}
+  // The numbers of a turn that the ranks wrote to rank r.
+  int64_t* at(int r, int turn) {
+    auto* base = reinterpret_cast<std::byte*>(peers.bases_W().ptr<int64_t>()[r]);
+    return reinterpret_cast<int64_t*>(base + control) + turn * size;
+  }
+
+  static constexpr int64_t kBefore = 512;  // other memory of this rank
+  int64_t control;
+  PeerMemory memory;
+  Tensor window;
+  PeerWindow peers;
+};
+
+class PeerWindows : public Ranks {};
+MOEBIUS_ON_RANKS(PeerWindows);
+
+// Every rank writes to all others, and reads after the round what they wrote. Turns change places, so that one round
+// a turn is enough.
+TEST_P(PeerWindows, WhatWasWrittenBeforeARoundIsSeenAfterIt) {
+  run([](Transport& transport) {
+    WindowRank r(transport);
+    const RoundPlace place{.phase = "turn", .layer = "none"};
+    for (int64_t turn = 0; turn < 300; ++turn) {
+      for (int q = 0; q < r.size; ++q) r.at(q, turn % 2)[r.rank] = 1000 * turn + 10 * r.rank + q;
+      r.peers.round(r.s, place);
+      for (int q = 0; q < r.size; ++q) ASSERT_EQ(r.at(r.rank, turn % 2)[q], 1000 * turn + 10 * q + r.rank);
+    }
+    r.peers.round(r.s, place);
+  });
+}
+
+TEST(PeerWindow, ARankThatThrowsEndsTheOthers) {
+  if (process_world() != nullptr) GTEST_SKIP() << "failing_rank does this in processes";
+  const auto body = [](Transport& transport) {
+    WindowRank r(transport);
+    r.peers.round(r.s, {.phase = "dispatch", .layer = "layer 3"});
+    if (r.rank == 1) MOEBIUS_FAIL(numerics, "the loss is not a number");
+    try {
+      r.peers.round(r.s, {.phase = "dispatch", .layer = "layer 3"});
+      ADD_FAILURE() << "rank 1 never came";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.kind(), ErrorKind::distributed);
+      throw;
+    }
+  };
+  expect_error(ErrorKind::numerics, "rank 1: the loss is not a number", [&] { run_threads(3, test_world(), body); });
+}
+
+TEST(PeerWindow, ARankThatStallsIsNamedWithPhaseLayerAndRounds) {
+  if (process_world() != nullptr) GTEST_SKIP() << "failing_rank does this in processes";
+  const auto body = [](Transport& transport) {
+    WindowRank r(transport);
+    r.peers.round(r.s, {.phase = "dispatch", .layer = "layer 3"});
+    if (r.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+    r.peers.round(r.s, {.phase = "combine", .layer = "layer 3"});
+  };
+  expect_error(
+      ErrorKind::distributed,
+      "combine of layer 3: rank 0 (dp 0) has waited for 0.5 s for rank 1 (dp 1), which has not come: round 2 of "
+      "group world is expected of it, and 1 was seen",
+      [&] { run_threads(2, {.timeout_s = 0.5, .coordinates = [](int r) { return fmt::format("dp {}", r); }}, body); });
+}
+
+}  // namespace
+}  // namespace moebius
