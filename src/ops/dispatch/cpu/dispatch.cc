@@ -1,0 +1,173 @@
+#include "ops/dispatch/dispatch.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "ops/dispatch/dispatch_backends.h"
+#include "ops/permute/permute.h"
+
+namespace moebius::cpu {
+namespace {
+
+constexpr int64_t kRowsPerTask = 64;
+
+std::byte* array_of(const Tensor& bases_W, int64_t rank, int64_t offset) {
+  return reinterpret_cast<std::byte*>(bases_W.ptr<int64_t>()[rank]) + offset;
+}
+
+// The least ep rank above `last` that has an expert of these pairs; P where there is none.
+int32_t next_destination(const int32_t* topk, const int32_t* kept, int64_t K, int64_t e, int32_t last, int32_t P) {
+  int32_t next = P;
+  for (int64_t k = 0; k < K; ++k) {
+    const auto p = static_cast<int32_t>(topk[k] / e);
+    if ((!kept || kept[k] >= 0) && p > last) next = std::min(next, p);
+  }
+  return next;
+}
+
+int64_t rows_for_others(const int32_t* dest, int64_t n, int64_t etp, int64_t rank) {
+  int64_t rows = 0;
+  for (int64_t i = 0; i < n; ++i)
+    if (dest[i] >= 0) rows += etp - (dest[i] == rank / etp ? 1 : 0);
+  return rows;
+}
+
+// Calls body(source rank, first row here, number of rows, first row there).
+template <class Body>
+void for_each_source(const Tensor& arrive_W1, const Tensor& back_W, Body&& body) {
+  const int32_t *arrive = arrive_W1.ptr<int32_t>(), *back = back_W.ptr<int32_t>();
+  for (int64_t q = 0; q < back_W.numel(); ++q) body(q, arrive[q], arrive[q + 1] - arrive[q], back[q]);
+}
+
+}  // namespace
+
+void destinations(Stream& s, const Destinations& a) {
+  const int64_t T = a.topk_TK.dim(0), K = a.topk_TK.dim(1), J = a.dest_TJ.dim(1);
+  const auto P = static_cast<int32_t>(a.count_P.numel());
+  int32_t *dest = a.dest_TJ.ptr<int32_t>(), *slot = a.slot_TJ.ptr<int32_t>(), *count = a.count_P.ptr<int32_t>();
+  parallel_rows(s.pool(), T, kRowsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int32_t* kept = a.kept_TK.empty() ? nullptr : a.kept_TK.ptr<int32_t>() + t * K;
+      int32_t last = -1;
+      for (int64_t j = 0; j < J; ++j) {
+        if (last < P) last = next_destination(a.topk_TK.ptr<int32_t>() + t * K, kept, K, a.experts_of_rank, last, P);
+        dest[t * J + j] = last < P ? last : -1;
+      }
+    }
+  });
+  std::fill(count, count + P, 0);
+  for (int64_t i = 0; i < T * J; ++i) slot[i] = dest[i] < 0 ? -1 : count[dest[i]]++;
+}
+
+void dispatch_places(Stream& s, const DispatchPlaces& a) {
+  const int64_t W = a.counts_WP.dim(0), P = a.counts_WP.dim(1), etp = W / P, T = a.dest_TJ.dim(0), J = a.dest_TJ.dim(1),
+                ep = a.rank / etp;
+  const int32_t* counts = a.counts_WP.ptr<int32_t>();
+  int32_t *arrive = a.arrive_W1.ptr<int32_t>(), *back = a.back_W.ptr<int32_t>();
+  arrive[0] = 0;
+  for (int64_t q = 0; q < W; ++q) {
+    const int32_t* of_rank = counts + q * P;
+    arrive[q + 1] = arrive[q] + of_rank[ep];
+    back[q] =
+        static_cast<int32_t>(etp * std::accumulate(of_rank, of_rank + ep, int64_t{0}) + a.rank % etp * of_rank[ep]);
+  }
+  std::vector<int32_t> there(P), here(P);  // of this rank's rows: where they begin at p, and in what returns
+  for (int64_t p = 0, returned = 0; p < P; ++p) {
+    for (int64_t q = 0; q < a.rank; ++q) there[p] += counts[q * P + p];
+    here[p] = static_cast<int32_t>(returned);
+    returned += etp * counts[a.rank * P + p];
+  }
+  const int32_t *dest = a.dest_TJ.ptr<int32_t>(), *slot = a.slot_TJ.ptr<int32_t>();
+  int32_t *row = a.row_TJ.ptr<int32_t>(), *back_row = a.back_row_TB.ptr<int32_t>();
+  parallel_rows(s.pool(), T * J, kRowsPerTask * J, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int32_t p = dest[i];
+      row[i] = p < 0 ? -1 : there[p] + slot[i];
+      for (int64_t copy = 0; copy < etp; ++copy) {
+        const auto before = static_cast<int32_t>(p < 0 ? 0 : copy * counts[a.rank * P + p]);
+        back_row[i * etp + copy] = p < 0 ? -1 : here[p] + before + slot[i];
+      }
+    }
+  });
+}
+
+void push_rows(Stream& s, const PushRows& a) {
+  const int64_t T = a.x_TD.dim(0), J = a.dest_TJ.dim(1), row_bytes = a.x_TD.dim(1) * size_of(a.x_TD.dtype);
+  const int32_t *dest = a.dest_TJ.ptr<int32_t>(), *row = a.row_TJ.ptr<int32_t>();
+  const auto* x = static_cast<const std::byte*>(a.x_TD.data);
+  parallel_rows(s.pool(), T, kRowsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin * J; i < end * J; ++i) {
+      for (int64_t q = dest[i] * a.etp; dest[i] >= 0 && q < (dest[i] + 1) * a.etp; ++q)
+        std::memcpy(array_of(a.bases_W, q, a.offset) + row[i] * row_bytes, x + i / J * row_bytes, row_bytes);
+    }
+  });
+  *a.sent_1.ptr<int64_t>() += rows_for_others(dest, T * J, a.etp, a.rank) * row_bytes;
+}
+
+void push_to_all(Stream&, const PushToAll& a) {
+  const int64_t W = a.bases_W.numel(), bytes = a.x_M.num_bytes();
+  for (int64_t q = 0; q < W; ++q) std::memcpy(array_of(a.bases_W, q, a.offset) + a.rank * bytes, a.x_M.data, bytes);
+  *a.sent_1.ptr<int64_t>() += (W - 1) * bytes;
+}
+
+void pack_routes(Stream& s, const PackRoutes& a) {
+  const int64_t T = a.topk_TK.dim(0), K = a.topk_TK.dim(1);
+  const int32_t *topk = a.topk_TK.ptr<int32_t>(), *kept = a.kept_TK.empty() ? nullptr : a.kept_TK.ptr<int32_t>();
+  int32_t* routes = a.routes_T2K.ptr<int32_t>();
+  parallel_rows(s.pool(), T, kRowsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t k = 0; k < K; ++k) routes[t * 2 * K + k] = kept && kept[t * K + k] < 0 ? -1 : topk[t * K + k];
+      std::memcpy(routes + t * 2 * K + K, a.weight_TK.ptr<float>() + t * K, K * sizeof(float));
+    }
+  });
+}
+
+void unpack_routes(Stream& s, const UnpackRoutes& a) {
+  const int64_t N = a.topk_NK.dim(0), K = a.topk_NK.dim(1), num = a.arrive_W1.ptr<int32_t>()[a.arrive_W1.numel() - 1];
+  const int32_t* routes = a.routes_N2K.ptr<int32_t>();
+  int32_t* topk = a.topk_NK.ptr<int32_t>();
+  float* weight = a.weight_NK.ptr<float>();
+  parallel_rows(s.pool(), N, kRowsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      if (n < num) {
+        std::copy_n(routes + n * 2 * K, K, topk + n * K);
+        std::memcpy(weight + n * K, routes + n * 2 * K + K, K * sizeof(float));
+      } else {
+        std::fill_n(topk + n * K, K, -1);
+        std::fill_n(weight + n * K, K, 0.0f);
+      }
+    }
+  });
+}
+
+// The rows that go to one rank are consecutive there, so each rank's are one combine.
+void return_sums(Stream& s, const ReturnSums& a) {
+  const int64_t row_bytes = a.y_RD.dim(1) * size_of(a.y_RD.dtype);
+  for_each_source(a.arrive_W1, a.back_W, [&](int64_t q, int64_t first, int64_t num, int64_t there) {
+    if (num == 0) return;
+    const Tensor out{.data = array_of(a.bases_W, q, a.offset) + there * row_bytes,
+                     .shape = {num, a.y_RD.dim(1)},
+                     .dtype = a.y_RD.dtype};
+    combine(s, {.out_TD = out,
+                .y_RD = a.y_RD,
+                .pair_row_TK = a.pair_row_NK.rows(first, first + num),
+                .weight_TK = a.weight_NK.empty() ? Tensor{} : a.weight_NK.rows(first, first + num)});
+    if (q != a.rank) *a.sent_1.ptr<int64_t>() += num * row_bytes;
+  });
+}
+
+void return_pairs(Stream& s, const ReturnPairs& a) {
+  const int64_t K = a.pair_row_NK.dim(1);
+  for_each_source(a.arrive_W1, a.back_W, [&](int64_t q, int64_t first, int64_t num, int64_t there) {
+    if (num == 0) return;
+    auto* to = reinterpret_cast<float*>(array_of(a.bases_W, q, a.offset)) + there * K;
+    rows_to_pairs(
+        s,
+        {.to_TK = tensor_of(to, {num, K}), .from_R = a.from_R, .pair_row_TK = a.pair_row_NK.rows(first, first + num)});
+    if (q != a.rank) *a.sent_1.ptr<int64_t>() += num * K * 4;
+  });
+}
+
+}  // namespace moebius::cpu

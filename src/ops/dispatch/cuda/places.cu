@@ -1,0 +1,179 @@
+// Where rows go, from the choices of tokens and the counts of all ranks; and routes as rows.
+#include <algorithm>
+
+#include "device/cuda/cuda.h"
+#include "ops/cuda/vector.h"
+#include "ops/dispatch/dispatch.h"
+#include "ops/dispatch/dispatch_backends.h"
+
+namespace moebius::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kScanThreads = 1024;
+
+struct Choices {
+  int32_t *dest_TJ, *slot_TJ;
+  const int32_t *topk_TK, *kept_TK;
+  int64_t num_tokens;
+  int top_k, num_dest, num_ranks, experts_of_rank;  // K, J, P, E/P
+};
+
+// A thread owns a token.
+__global__ void __launch_bounds__(kThreads) destinations_kernel(Choices a) {
+  const int64_t t = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (t >= a.num_tokens) return;
+  const int32_t* topk = a.topk_TK + t * a.top_k;
+  const int32_t* kept = a.kept_TK ? a.kept_TK + t * a.top_k : nullptr;
+  int last = -1;
+  for (int j = 0; j < a.num_dest; ++j) {
+    int next = a.num_ranks;
+    for (int k = 0; k < a.top_k && last < a.num_ranks; ++k) {
+      const int p = topk[k] / a.experts_of_rank;
+      if ((!kept || kept[k] >= 0) && p > last) next = min(next, p);
+    }
+    last = next;
+    a.dest_TJ[t * a.num_dest + j] = last < a.num_ranks ? last : -1;
+    a.slot_TJ[t * a.num_dest + j] = -1;
+  }
+}
+
+// A block owns an ep rank. It goes over the tokens in order: those that go there are numbered by it.
+__global__ void __launch_bounds__(kScanThreads) slots_kernel(Choices a, int32_t* count_P) {
+  __shared__ int32_t of_warp[kScanThreads / 32];
+  const int p = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int32_t before = 0;  // tokens of earlier rounds of the loop
+  for (int64_t first = 0; first < a.num_tokens; first += kScanThreads) {
+    const int64_t t = first + threadIdx.x;
+    int found = -1;
+    for (int j = 0; t < a.num_tokens && j < a.num_dest; ++j)
+      if (a.dest_TJ[t * a.num_dest + j] == p) found = j;
+    const uint32_t going = __ballot_sync(0xffffffffu, found >= 0);
+    if (lane == 0) of_warp[warp] = __popc(going);
+    __syncthreads();
+    int32_t slot = before + __popc(going & ((1u << lane) - 1)), all = 0;
+    for (int w = 0; w < kScanThreads / 32; ++w) {
+      slot += w < warp ? of_warp[w] : 0;
+      all += of_warp[w];
+    }
+    if (found >= 0) a.slot_TJ[t * a.num_dest + found] = slot;
+    before += all;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) count_P[p] = before;
+}
+
+struct Places {
+  int32_t *row_TJ, *back_row_TB, *arrive_W1, *back_W;
+  const int32_t *dest_TJ, *slot_TJ, *counts_WP;
+  int64_t num;  // T J
+  int num_ranks, num_ep, etp, rank;
+};
+
+// A thread owns a destination of a token. The first block writes what belongs to ranks too.
+__global__ void __launch_bounds__(kThreads) places_kernel(Places a) {
+  extern __shared__ int32_t shared[];
+  int32_t *there = shared, *here = shared + a.num_ep;  // where this rank's rows begin at p, and in what returns
+  const int32_t* mine = a.counts_WP + a.rank * a.num_ep;
+  for (int p = threadIdx.x; p < a.num_ep; p += kThreads) {
+    int32_t before = 0, returned = 0;
+    for (int q = 0; q < a.rank; ++q) before += a.counts_WP[q * a.num_ep + p];
+    for (int other = 0; other < p; ++other) returned += mine[other];
+    there[p] = before;
+    here[p] = a.etp * returned;
+  }
+  const int ep = a.rank / a.etp;
+  for (int q = threadIdx.x; q <= a.num_ranks && blockIdx.x == 0; q += kThreads) {
+    int32_t before = 0, returned = 0;
+    for (int other = 0; other < q; ++other) before += a.counts_WP[other * a.num_ep + ep];
+    a.arrive_W1[q] = before;
+    if (q == a.num_ranks) break;
+    const int32_t* of_rank = a.counts_WP + q * a.num_ep;
+    for (int p = 0; p < ep; ++p) returned += of_rank[p];
+    a.back_W[q] = a.etp * returned + a.rank % a.etp * of_rank[ep];
+  }
+  __syncthreads();
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= a.num) return;
+  const int p = a.dest_TJ[i], slot = a.slot_TJ[i];
+  a.row_TJ[i] = p < 0 ? -1 : there[p] + slot;
+  for (int copy = 0; copy < a.etp; ++copy)
+    a.back_row_TB[i * a.etp + copy] = p < 0 ? -1 : here[p] + copy * mine[p] + slot;
+}
+
+// A thread owns a pair.
+__global__ void __launch_bounds__(kThreads) pack_kernel(int32_t* routes, const int32_t* topk, const int32_t* kept,
+                                                        const float* weight, int64_t num_pairs, uint32_t top_k) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= num_pairs) return;
+  const int64_t t = quotient(i, top_k), k = i - t * top_k;
+  routes[t * 2 * top_k + k] = kept && kept[i] < 0 ? -1 : topk[i];
+  routes[t * 2 * top_k + top_k + k] = __float_as_int(weight[i]);
+}
+
+__global__ void __launch_bounds__(kThreads) unpack_kernel(int32_t* topk, float* weight, const int32_t* routes,
+                                                          const int32_t* num_rows, int64_t num_pairs, uint32_t top_k) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= num_pairs) return;
+  const int64_t n = quotient(i, top_k), k = i - n * top_k;
+  const bool arrived = n < *num_rows;
+  topk[i] = arrived ? routes[n * 2 * top_k + k] : -1;
+  weight[i] = arrived ? __int_as_float(routes[n * 2 * top_k + top_k + k]) : 0.0f;
+}
+
+const int32_t* ints_or_null(const Tensor& t) { return t.empty() ? nullptr : t.ptr<int32_t>(); }
+
+}  // namespace
+
+void destinations(Stream& s, const Destinations& a) {
+  const Choices choices{.dest_TJ = a.dest_TJ.ptr<int32_t>(),
+                        .slot_TJ = a.slot_TJ.ptr<int32_t>(),
+                        .topk_TK = a.topk_TK.ptr<int32_t>(),
+                        .kept_TK = ints_or_null(a.kept_TK),
+                        .num_tokens = a.topk_TK.dim(0),
+                        .top_k = narrow<int>(a.topk_TK.dim(1)),
+                        .num_dest = narrow<int>(a.dest_TJ.dim(1)),
+                        .num_ranks = narrow<int>(a.count_P.numel()),
+                        .experts_of_rank = narrow<int>(a.experts_of_rank)};
+  if (choices.num_tokens > 0)
+    destinations_kernel<<<num_blocks(choices.num_tokens, kThreads), kThreads, 0, cuda_stream(s)>>>(choices);
+  slots_kernel<<<choices.num_ranks, kScanThreads, 0, cuda_stream(s)>>>(choices, a.count_P.ptr<int32_t>());
+  check_launch("destinations");
+}
+
+void dispatch_places(Stream& s, const DispatchPlaces& a) {
+  const Places places{.row_TJ = a.row_TJ.ptr<int32_t>(),
+                      .back_row_TB = a.back_row_TB.ptr<int32_t>(),
+                      .arrive_W1 = a.arrive_W1.ptr<int32_t>(),
+                      .back_W = a.back_W.ptr<int32_t>(),
+                      .dest_TJ = a.dest_TJ.ptr<int32_t>(),
+                      .slot_TJ = a.slot_TJ.ptr<int32_t>(),
+                      .counts_WP = a.counts_WP.ptr<int32_t>(),
+                      .num = a.dest_TJ.numel(),
+                      .num_ranks = narrow<int>(a.counts_WP.dim(0)),
+                      .num_ep = narrow<int>(a.counts_WP.dim(1)),
+                      .etp = narrow<int>(a.counts_WP.dim(0) / a.counts_WP.dim(1)),
+                      .rank = narrow<int>(a.rank)};
+  const int blocks = std::max(1, num_blocks(places.num, kThreads));
+  const size_t shared_bytes = 2 * places.num_ep * sizeof(int32_t);
+  places_kernel<<<blocks, kThreads, shared_bytes, cuda_stream(s)>>>(places);
+  check_launch("dispatch_places");
+}
+
+void pack_routes(Stream& s, const PackRoutes& a) {
+  const int64_t n = a.topk_TK.numel();
+  pack_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(
+      a.routes_T2K.ptr<int32_t>(), a.topk_TK.ptr<int32_t>(), ints_or_null(a.kept_TK), a.weight_TK.ptr<float>(), n,
+      static_cast<uint32_t>(narrow<int>(a.topk_TK.dim(1))));
+  check_launch("pack_routes");
+}
+
+void unpack_routes(Stream& s, const UnpackRoutes& a) {
+  const int64_t n = a.topk_NK.numel();
+  unpack_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(
+      a.topk_NK.ptr<int32_t>(), a.weight_NK.ptr<float>(), a.routes_N2K.ptr<int32_t>(),
+      a.arrive_W1.ptr<int32_t>() + a.arrive_W1.numel() - 1, n, static_cast<uint32_t>(narrow<int>(a.topk_NK.dim(1))));
+  check_launch("unpack_routes");
+}
+
+}  // namespace moebius::cuda

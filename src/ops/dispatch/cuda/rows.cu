@@ -1,0 +1,242 @@
+// Rows between windows. A warp owns a row; grids are as small as a GPU needs, and loop. No kernel waits for
+// another rank: rounds do (comm/peer_window.h).
+#include <algorithm>
+
+#include "device/block_limit.h"
+#include "device/cuda/cuda.h"
+#include "device/fallback_kernels.h"
+#include "ops/cuda/vector.h"
+#include "ops/dispatch/dispatch.h"
+#include "ops/dispatch/dispatch_backends.h"
+
+namespace moebius::cuda {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kMaxBlocks = 528;  // four on each multiprocessor of a Hopper GPU
+constexpr int kAtOnce = 4;       // words of a thread on their way
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+int blocks_for(const Stream& s, int64_t rows) {
+  return std::max(1, std::min(num_blocks(rows, kWarps), limited_blocks(s, kMaxBlocks)));
+}
+
+// An array in the windows of all ranks.
+struct Windows {
+  const int64_t* bases;
+  int64_t offset;
+  int num_ranks, rank;
+  unsigned long long* sent;  // bytes for other ranks: a sum of integers, which no order changes
+
+  __device__ char* array(int64_t q) const { return reinterpret_cast<char*>(bases[q]) + offset; }
+};
+
+Windows windows_of(const Tensor& sent_1, const Tensor& bases_W, int64_t offset, int64_t rank) {
+  return {.bases = bases_W.ptr<int64_t>(),
+          .offset = offset,
+          .num_ranks = narrow<int>(bases_W.numel()),
+          .rank = narrow<int>(rank),
+          .sent = reinterpret_cast<unsigned long long*>(sent_1.ptr<int64_t>())};
+}
+
+__device__ void add_sent(const Windows& to, int64_t bytes_of_lane) {
+  const auto bytes = static_cast<unsigned long long>(warp_sum(static_cast<long long>(bytes_of_lane)));
+  if (threadIdx.x % 32 == 0 && bytes > 0) atomicAdd(to.sent, bytes);
+}
+
+struct Push {
+  const char* x;
+  const int32_t *dest_TJ, *row_TJ;
+  int64_t num_tokens, row_bytes;
+  int num_dest, etp;
+};
+
+// A row is read once. A lane holds the place of one of its copies.
+template <class Word>
+__global__ void __launch_bounds__(kThreads) push_rows_kernel(Push a, Windows to) {
+  const int lane = threadIdx.x % 32, copies = a.num_dest * a.etp;
+  const int64_t words = a.row_bytes / static_cast<int64_t>(sizeof(Word));
+  int64_t sent = 0;
+  for (int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; t < a.num_tokens;
+       t += int64_t{gridDim.x} * kWarps) {
+    const Word* x = reinterpret_cast<const Word*>(a.x + t * a.row_bytes);
+    for (int first = 0; first < copies; first += 32) {
+      char* place = nullptr;
+      if (first + lane < copies) {
+        const int64_t i = t * a.num_dest + (first + lane) / a.etp;
+        const int q = a.dest_TJ[i] * a.etp + (first + lane) % a.etp;
+        if (a.dest_TJ[i] >= 0) place = to.array(q) + a.row_TJ[i] * a.row_bytes;
+        if (place && q != to.rank) sent += a.row_bytes;
+      }
+      const uint32_t places = __ballot_sync(kAllLanes, place != nullptr);
+      for (int64_t at = lane; at - lane < words; at += 32 * kAtOnce) {
+        Word word[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) word[i] = fetch_word(x + at + 32 * i, at + 32 * i < words);
+        for (uint32_t left = places; left != 0; left &= left - 1) {
+          Word* copy = reinterpret_cast<Word*>(
+              __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(place), __ffs(left) - 1));
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i)
+            if (at + 32 * i < words) copy[at + 32 * i] = word[i];
+        }
+      }
+    }
+  }
+  add_sent(to, sent);
+}
+
+template <class Word>
+void launch_push_rows(Stream& s, const Push& a, const Windows& to) {
+  push_rows_kernel<Word><<<blocks_for(s, a.num_tokens), kThreads, 0, cuda_stream(s)>>>(a, to);
+}
+
+// A block owns a rank.
+__global__ void __launch_bounds__(kThreads) push_to_all_kernel(const char* x, int64_t num_bytes, Windows to) {
+  char* array = to.array(blockIdx.x) + to.rank * num_bytes;
+  for (int64_t i = threadIdx.x; i < num_bytes; i += kThreads) array[i] = x[i];
+  if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(to.sent, (to.num_ranks - 1) * num_bytes);
+}
+
+// Rows that return to the ranks that they came from.
+struct Return {
+  const int32_t *pair_row_NK, *arrive_W1, *back_W;
+  const float* weight_NK;  // may be null
+  int top_k;
+};
+
+// The rank that row n came from. All lanes of the warp call it.
+__device__ int source_of(const Return& a, const Windows& to, int64_t n) {
+  int source = 0;
+  for (int first = 0; first < to.num_ranks; first += 32) {
+    const int q = first + static_cast<int>(threadIdx.x % 32);
+    const bool is_before = q < to.num_ranks && a.arrive_W1[q + 1] <= n;
+    source += __popc(__ballot_sync(kAllLanes, is_before));
+  }
+  return source;
+}
+
+template <class T, int kNum>
+__global__ void __launch_bounds__(kThreads) return_sums_kernel(const T* y, int64_t width, Return a, Windows to) {
+  const int lane = threadIdx.x % 32;
+  const int64_t num_rows = a.arrive_W1[to.num_ranks], row_bytes = width * static_cast<int64_t>(sizeof(T));
+  int64_t sent = 0;
+  for (int64_t n = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; n < num_rows; n += int64_t{gridDim.x} * kWarps) {
+    const int source = source_of(a, to, n);
+    T* out = reinterpret_cast<T*>(to.array(source) + (a.back_W[source] + n - a.arrive_W1[source]) * row_bytes);
+    if (lane == 0 && source != to.rank) sent += row_bytes;
+    for (int64_t at = lane * kNum; at - lane * kNum < width; at += 32 * kNum * kAtOnce) {
+      float sum[kAtOnce][kNum] = {};
+      for (int k = 0; k < a.top_k; ++k) {
+        const int64_t row = a.pair_row_NK[n * a.top_k + k];
+        if (row < 0) continue;  // the same in all lanes
+        const float weight = a.weight_NK ? a.weight_NK[n * a.top_k + k] : 1.0f;
+        Raw<T, kNum> raw[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int64_t column = at + 32 * kNum * i;
+          raw[i] = fetch<kNum>(y + row * width + column, column < width);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          float x[kNum];
+          unpack<T>(x, raw[i]);
+#pragma unroll
+          for (int j = 0; j < kNum; ++j) sum[i][j] += weight * x[j];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int64_t column = at + 32 * kNum * i;
+        if (column < width) store(out + column, sum[i]);
+      }
+    }
+  }
+  add_sent(to, sent);
+}
+
+// A warp owns a row, a lane some of its pairs.
+__global__ void __launch_bounds__(kThreads) return_pairs_kernel(const float* from, Return a, Windows to) {
+  const int lane = threadIdx.x % 32;
+  const int64_t num_rows = a.arrive_W1[to.num_ranks];
+  int64_t sent = 0;
+  for (int64_t n = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; n < num_rows; n += int64_t{gridDim.x} * kWarps) {
+    const int source = source_of(a, to, n);
+    float* out = reinterpret_cast<float*>(to.array(source)) + (a.back_W[source] + n - a.arrive_W1[source]) * a.top_k;
+    for (int k = lane; k < a.top_k; k += 32) {
+      const int32_t row = a.pair_row_NK[n * a.top_k + k];
+      out[k] = row < 0 ? 0.0f : from[row];
+      if (source != to.rank) sent += sizeof(float);
+    }
+  }
+  add_sent(to, sent);
+}
+
+template <class Op>
+Return return_of(const Op& a) {
+  return {.pair_row_NK = a.pair_row_NK.template ptr<int32_t>(),
+          .arrive_W1 = a.arrive_W1.template ptr<int32_t>(),
+          .back_W = a.back_W.template ptr<int32_t>(),
+          .weight_NK = nullptr,
+          .top_k = narrow<int>(a.pair_row_NK.dim(1))};
+}
+
+}  // namespace
+
+// The widest words that rows are made of and begin at. Windows begin at multiples of 16 bytes.
+void push_rows(Stream& s, const PushRows& a) {
+  const Push push{.x = static_cast<const char*>(a.x_TD.data),
+                  .dest_TJ = a.dest_TJ.ptr<int32_t>(),
+                  .row_TJ = a.row_TJ.ptr<int32_t>(),
+                  .num_tokens = a.x_TD.dim(0),
+                  .row_bytes = a.x_TD.dim(1) * size_of(a.x_TD.dtype),
+                  .num_dest = narrow<int>(a.dest_TJ.dim(1)),
+                  .etp = narrow<int>(a.etp)};
+  const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
+  const auto places = reinterpret_cast<uintptr_t>(push.x) | static_cast<uintptr_t>(push.row_bytes | a.offset);
+  if (places % 16 != 0) note_odd_rows(s, "push_rows", a.x_TD.dtype, a.x_TD.dim(1));
+  if (places % 16 == 0)
+    launch_push_rows<uint4>(s, push, to);
+  else if (places % 4 == 0)
+    launch_push_rows<uint32_t>(s, push, to);
+  else if (places % 2 == 0)
+    launch_push_rows<uint16_t>(s, push, to);
+  else
+    launch_push_rows<uint8_t>(s, push, to);
+  check_launch("push_rows");
+}
+
+void push_to_all(Stream& s, const PushToAll& a) {
+  const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
+  push_to_all_kernel<<<to.num_ranks, kThreads, 0, cuda_stream(s)>>>(static_cast<const char*>(a.x_M.data),
+                                                                    a.x_M.num_bytes(), to);
+  check_launch("push_to_all");
+}
+
+void return_sums(Stream& s, const ReturnSums& a) {
+  const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
+  Return back = return_of(a);
+  if (!a.weight_NK.empty()) back.weight_NK = a.weight_NK.ptr<float>();
+  const int64_t width = a.y_RD.dim(1);
+  const int blocks = blocks_for(s, a.pair_row_NK.dim(0));
+  with_float_type(a.y_RD.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const T* y = a.y_RD.ptr<T>();
+    if (rows_are_aligned(width, sizeof(T), y)) {
+      return_sums_kernel<T, kPerVector<T>><<<blocks, kThreads, 0, cuda_stream(s)>>>(y, width, back, to);
+    } else {
+      note_odd_rows(s, "return_sums", a.y_RD.dtype, width);
+      return_sums_kernel<T, 1><<<blocks, kThreads, 0, cuda_stream(s)>>>(y, width, back, to);
+    }
+  });
+  check_launch("return_sums");
+}
+
+void return_pairs(Stream& s, const ReturnPairs& a) {
+  const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
+  return_pairs_kernel<<<blocks_for(s, a.pair_row_NK.dim(0)), kThreads, 0, cuda_stream(s)>>>(a.from_R.ptr<float>(),
+                                                                                            return_of(a), to);
+  check_launch("return_pairs");
+}
+
+}  // namespace moebius::cuda

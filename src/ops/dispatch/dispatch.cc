@@ -1,0 +1,175 @@
+#include "ops/dispatch/dispatch.h"
+
+#include <algorithm>
+
+#include "ops/dispatch/dispatch_backends.h"
+
+namespace moebius {
+namespace {
+
+double bytes_of(const Tensor& t) { return static_cast<double>(t.num_bytes()); }
+
+void check_matrix(const char* who, const char* name, const Tensor& t, const char* shape) {
+  MOEBIUS_CHECK(usage, t.shape.rank() == 2, "{}: {} must be {}; got {}", who, name, shape, to_string(t));
+}
+void check_ints(const char* who, const char* name, const Tensor& t, const Shape& shape) {
+  check_tensor(who, name, t, DType::i32, shape);
+}
+// Checks what every op that writes to windows has. Returns the number of ranks.
+int64_t check_windows(const char* who, const Tensor& sent_1, const Tensor& bases_W, int64_t rank) {
+  check_tensor(who, "sent", sent_1, DType::i64, {1});
+  check_tensor(who, "bases", bases_W, DType::i64, {bases_W.numel()});
+  MOEBIUS_CHECK(usage, rank >= 0 && rank < bases_W.numel(), "{}: the rank must be one of {}; got {}", who,
+                bases_W.numel(), rank);
+  return bases_W.numel();
+}
+
+void check(const Destinations& a) {
+  check_matrix("destinations", "topk", a.topk_TK, "[T, K]");
+  MOEBIUS_CHECK(usage, a.experts_of_rank >= 1 && a.count_P.numel() >= 1,
+                "destinations: a rank must have experts, and there must be ranks; got {} and {}", a.experts_of_rank,
+                a.count_P.numel());
+  const int64_t T = a.topk_TK.dim(0), J = std::min(a.topk_TK.dim(1), a.count_P.numel());
+  check_ints("destinations", "topk", a.topk_TK, a.topk_TK.shape);
+  if (!a.kept_TK.empty()) check_ints("destinations", "kept", a.kept_TK, a.topk_TK.shape);
+  check_ints("destinations", "dest", a.dest_TJ, {T, J});
+  check_ints("destinations", "slot", a.slot_TJ, {T, J});
+  check_ints("destinations", "count", a.count_P, {a.count_P.numel()});
+}
+
+void check(const DispatchPlaces& a) {
+  check_matrix("dispatch_places", "dest", a.dest_TJ, "[T, J]");
+  check_matrix("dispatch_places", "counts", a.counts_WP, "[W, P]");
+  const int64_t W = a.counts_WP.dim(0), P = a.counts_WP.dim(1), T = a.dest_TJ.dim(0), J = a.dest_TJ.dim(1);
+  MOEBIUS_CHECK(usage, P >= 1 && W % P == 0 && a.rank >= 0 && a.rank < W,
+                "dispatch_places: counts must be [W, P] where P divides W, and the rank one of W; got {} and {}",
+                to_string(a.counts_WP), a.rank);
+  check_ints("dispatch_places", "dest", a.dest_TJ, {T, J});
+  check_ints("dispatch_places", "slot", a.slot_TJ, {T, J});
+  check_ints("dispatch_places", "counts", a.counts_WP, {W, P});
+  check_ints("dispatch_places", "row", a.row_TJ, {T, J});
+  check_ints("dispatch_places", "back_row", a.back_row_TB, {T, J * (W / P)});
+  check_ints("dispatch_places", "arrive", a.arrive_W1, {W + 1});
+  check_ints("dispatch_places", "back", a.back_W, {W});
+}
+
+void check(const PushRows& a) {
+  const int64_t W = check_windows("push_rows", a.sent_1, a.bases_W, a.rank);
+  MOEBIUS_CHECK(usage, a.etp >= 1 && W % a.etp == 0, "push_rows: etp must divide the {} ranks; got {}", W, a.etp);
+  check_matrix("push_rows", "x", a.x_TD, "[T, D]");
+  check_matrix("push_rows", "dest", a.dest_TJ, "[T, J]");
+  check_ints("push_rows", "dest", a.dest_TJ, {a.x_TD.dim(0), a.dest_TJ.dim(1)});
+  check_ints("push_rows", "row", a.row_TJ, a.dest_TJ.shape);
+}
+
+void check(const PushToAll& a) {
+  check_windows("push_to_all", a.sent_1, a.bases_W, a.rank);
+  check_tensor("push_to_all", "x", a.x_M, a.x_M.dtype, {a.x_M.numel()});
+}
+
+void check(const PackRoutes& a) {
+  check_matrix("pack_routes", "topk", a.topk_TK, "[T, K]");
+  check_ints("pack_routes", "topk", a.topk_TK, a.topk_TK.shape);
+  if (!a.kept_TK.empty()) check_ints("pack_routes", "kept", a.kept_TK, a.topk_TK.shape);
+  check_tensor("pack_routes", "weight", a.weight_TK, DType::f32, a.topk_TK.shape);
+  check_ints("pack_routes", "routes", a.routes_T2K, {a.topk_TK.dim(0), 2 * a.topk_TK.dim(1)});
+}
+
+void check(const UnpackRoutes& a) {
+  check_matrix("unpack_routes", "topk", a.topk_NK, "[N, K]");
+  check_ints("unpack_routes", "topk", a.topk_NK, a.topk_NK.shape);
+  check_tensor("unpack_routes", "weight", a.weight_NK, DType::f32, a.topk_NK.shape);
+  check_ints("unpack_routes", "routes", a.routes_N2K, {a.topk_NK.dim(0), 2 * a.topk_NK.dim(1)});
+  check_ints("unpack_routes", "arrive", a.arrive_W1, {a.arrive_W1.numel()});
+  MOEBIUS_CHECK(usage, a.arrive_W1.numel() >= 2, "unpack_routes: arrive must be i32 [W + 1]; got {}",
+                to_string(a.arrive_W1));
+}
+
+void check(const ReturnSums& a) {
+  const int64_t W = check_windows("return_sums", a.sent_1, a.bases_W, a.rank);
+  const DType dtype = a.y_RD.dtype;
+  MOEBIUS_CHECK(usage, (dtype == DType::f32 || dtype == DType::bf16) && a.y_RD.shape.rank() == 2,
+                "return_sums: y must be f32 or bf16 [R, D]; got {}", to_string(a.y_RD));
+  check_matrix("return_sums", "pair_row", a.pair_row_NK, "[N, K]");
+  check_ints("return_sums", "pair_row", a.pair_row_NK, a.pair_row_NK.shape);
+  if (!a.weight_NK.empty()) check_tensor("return_sums", "weight", a.weight_NK, DType::f32, a.pair_row_NK.shape);
+  check_ints("return_sums", "arrive", a.arrive_W1, {W + 1});
+  check_ints("return_sums", "back", a.back_W, {W});
+}
+
+void check(const ReturnPairs& a) {
+  const int64_t W = check_windows("return_pairs", a.sent_1, a.bases_W, a.rank);
+  check_tensor("return_pairs", "from", a.from_R, DType::f32, {a.from_R.numel()});
+  check_matrix("return_pairs", "pair_row", a.pair_row_NK, "[N, K]");
+  check_ints("return_pairs", "pair_row", a.pair_row_NK, a.pair_row_NK.shape);
+  check_ints("return_pairs", "arrive", a.arrive_W1, {W + 1});
+  check_ints("return_pairs", "back", a.back_W, {W});
+}
+
+// Runs the op on the stream's device, unless `nothing` says that there is no work.
+template <class Op>
+void run(Stream& s, const Op& a, bool nothing, void (*on_cpu)(Stream&, const Op&),
+         void (*on_cuda)(Stream&, const Op&)) {
+  if (nothing || s.device() == DeviceKind::null) return;
+  (s.device() == DeviceKind::cpu ? on_cpu : on_cuda)(s, a);
+}
+
+}  // namespace
+
+void destinations(Stream& s, const Destinations& a) {
+  check(a);
+  OpScope scope(s, "destinations", {0, bytes_of(a.topk_TK) + bytes_of(a.kept_TK) + 2 * bytes_of(a.dest_TJ)});
+  run(s, a, false, cpu::destinations, cuda::destinations);
+}
+
+void dispatch_places(Stream& s, const DispatchPlaces& a) {
+  check(a);
+  OpScope scope(s, "dispatch_places", {0, 3 * bytes_of(a.dest_TJ) + bytes_of(a.back_row_TB) + bytes_of(a.counts_WP)});
+  run(s, a, false, cpu::dispatch_places, cuda::dispatch_places);
+}
+
+void push_rows(Stream& s, const PushRows& a) {
+  check(a);
+  const double rows = static_cast<double>(a.dest_TJ.dim(1));  // of a token
+  OpScope scope(s, "push_rows", {0, bytes_of(a.x_TD) * (1 + rows) + 2 * bytes_of(a.dest_TJ)});
+  run(s, a, a.x_TD.empty() || a.dest_TJ.empty(), cpu::push_rows, cuda::push_rows);
+}
+
+void push_to_all(Stream& s, const PushToAll& a) {
+  check(a);
+  OpScope scope(s, "push_to_all", {0, bytes_of(a.x_M) * static_cast<double>(1 + a.bases_W.numel())});
+  run(s, a, a.x_M.empty(), cpu::push_to_all, cuda::push_to_all);
+}
+
+void pack_routes(Stream& s, const PackRoutes& a) {
+  check(a);
+  OpScope scope(s, "pack_routes", {0, 2 * bytes_of(a.routes_T2K) + bytes_of(a.kept_TK)});
+  run(s, a, a.topk_TK.empty(), cpu::pack_routes, cuda::pack_routes);
+}
+
+void unpack_routes(Stream& s, const UnpackRoutes& a) {
+  check(a);
+  OpScope scope(s, "unpack_routes", {0, 2 * bytes_of(a.routes_N2K)});
+  run(s, a, a.topk_NK.empty(), cpu::unpack_routes, cuda::unpack_routes);
+}
+
+Cost cost(const ReturnSums& a) {
+  const double pairs = static_cast<double>(a.pair_row_NK.numel()), rows = static_cast<double>(a.pair_row_NK.dim(0));
+  const double row_bytes = static_cast<double>(a.y_RD.dim(1) * size_of(a.y_RD.dtype));
+  return {2 * pairs * static_cast<double>(a.y_RD.dim(1)),
+          (pairs + rows) * row_bytes + bytes_of(a.pair_row_NK) + bytes_of(a.weight_NK)};
+}
+
+void return_sums(Stream& s, const ReturnSums& a) {
+  check(a);
+  OpScope scope(s, "return_sums", cost(a));
+  run(s, a, a.pair_row_NK.empty() || a.y_RD.dim(1) == 0, cpu::return_sums, cuda::return_sums);
+}
+
+void return_pairs(Stream& s, const ReturnPairs& a) {
+  check(a);
+  OpScope scope(s, "return_pairs", {0, 3 * bytes_of(a.pair_row_NK)});
+  run(s, a, a.pair_row_NK.empty(), cpu::return_pairs, cuda::return_pairs);
+}
+
+}  // namespace moebius

@@ -1,0 +1,116 @@
+// The rows of an MoE layer's tokens between the memories of the ranks that share its experts.
+// Ranks write one-sided. Each of them knows the places of its rows in the memory of the others
+// before it writes them.
+//
+// P ep ranks with ETP etp ranks each share the experts, W of them in all. Rank q has the experts of
+// its ep rank, E/P of them, and shares them with the other etp ranks:
+//   W = P ETP
+//   q = etp + ETP ep
+//   its experts = [ep E/P, (ep + 1) E/P)
+// A token goes once to each rank that has any of its experts. Its destinations are ep ranks, J at
+// most, and all etp ranks of each of them get the row:
+//   J = min(K, P)
+//
+//   Rows that arrive   N of them at most. They are sorted by the rank that they come from, then by token.
+//   Rows that return   B of them at most. They are sorted by the rank that they come from, then by token.
+//                      A token has one from each of its ranks.
+//
+// Every rank has a window: memory that all ranks write to. Windows have one layout. bases_W (i64) has
+// the addresses of the windows of all ranks, and an array of a window is named by its offset in bytes.
+// All counts stay on the device: shapes are bounds, and kernels read numbers of rows from memory.
+// sent_1 (i64) accumulates the bytes written to windows of other ranks.
+#pragma once
+
+#include "core/tensor.h"
+#include "device/device.h"
+
+namespace moebius {
+
+//   dest[t,j]   the j-th of the ep ranks that have experts of token t, ascending; -1 past the last one
+//   slot[t,j]   the place of t among the tokens here that go to dest[t,j], by token
+//   count[p]    the number of tokens here that go to ep rank p
+//
+// A pair with a negative kept is dropped and goes nowhere.
+struct Destinations {
+  Tensor dest_TJ, slot_TJ, count_P;  // out i32
+  Tensor topk_TK, kept_TK;           // in i32; kept may be empty: none is dropped
+  int64_t experts_of_rank = 1;       // E/P
+};
+void destinations(Stream& s, const Destinations& a);
+
+// Places by the counts of all ranks. n[s,p] is count[p] of rank s; this rank is etp + ETP ep.
+//   arrive[s] = sum over s' < s of n[s',ep]
+//   row[t,j] = sum over s < rank of n[s,dest[t,j]] + slot[t,j]
+//   back[s] = ETP sum over p < ep of n[s,p] + etp n[s,ep]
+//   back_row[t, j ETP + i] = ETP sum over p < dest[t,j] of n[rank,p] + i n[rank,dest[t,j]] + slot[t,j]
+//
+// arrive[s] is the number of rows here from ranks before s, and arrive[W] that of all. Token t arrives
+// at row[t,j] of each of its ETP ranks. The rows that return from here begin at back[s] of rank s. Past
+// the last destination row and back_row are -1.
+struct DispatchPlaces {
+  Tensor row_TJ, back_row_TB, arrive_W1, back_W;  // out i32
+  Tensor dest_TJ, slot_TJ, counts_WP;             // in i32
+  int64_t rank = 0;                               // of W
+};
+void dispatch_places(Stream& s, const DispatchPlaces& a);
+
+// array[row[t,j],:] = x[t,:]  in the windows of the ranks dest[t,j] ETP + i,  for all j with dest[t,j] >= 0
+//
+// x may have any dtype.
+struct PushRows {
+  Tensor sent_1;                 // inout
+  Tensor x_TD;                   // in
+  Tensor dest_TJ, row_TJ;        // in
+  Tensor bases_W;                // in
+  int64_t offset = 0, rank = 0;  // of the array [N, D]; of this rank
+  int64_t etp = 1;
+};
+void push_rows(Stream& s, const PushRows& a);
+
+// x[:] -> array[rank,:]  in the windows of all ranks: what every rank tells all others
+struct PushToAll {
+  Tensor sent_1;                 // inout
+  Tensor x_M;                    // in, any dtype
+  Tensor bases_W;                // in
+  int64_t offset = 0, rank = 0;  // of the array [W, M]; of this rank
+};
+void push_to_all(Stream& s, const PushToAll& a);
+
+// routes[t,k] = topk[t,k], or -1 where kept[t,k] is negative;  routes[t, K + k] = the bits of weight[t,k]
+struct PackRoutes {
+  Tensor routes_T2K;                   // out i32
+  Tensor topk_TK, kept_TK, weight_TK;  // in; kept may be empty
+};
+void pack_routes(Stream& s, const PackRoutes& a);
+
+// The reverse, for the arrive[W] rows that arrived. For all rows past them topk is -1, and weight 0.
+struct UnpackRoutes {
+  Tensor topk_NK, weight_NK;     // out i32, f32
+  Tensor routes_N2K, arrive_W1;  // in
+};
+void unpack_routes(Stream& s, const UnpackRoutes& a);
+
+// array[back[s] + i,:] = sum over k of weight[n,k] * y[pair_row[n,k],:]  in the window of s,  n = arrive[s] + i
+// for each rank s and each row i that came from it
+//
+// The sum runs in the order of k, in f32, and is rounded once, as in Combine (ops/permute/permute.h): the bits are the
+// same. A pair at row -1 adds nothing. With empty weights it is the plain sum.
+struct ReturnSums {
+  Tensor sent_1;                        // inout
+  Tensor y_RD, pair_row_NK, weight_NK;  // in
+  Tensor arrive_W1, back_W, bases_W;    // in
+  int64_t offset = 0, rank = 0;         // of the array [B, D]; of this rank
+};
+void return_sums(Stream& s, const ReturnSums& a);
+Cost cost(const ReturnSums& a);
+
+// array[back[s] + i, k] = from[pair_row[n,k]], or 0 where that is -1,  as above;  all f32
+struct ReturnPairs {
+  Tensor sent_1;                      // inout
+  Tensor from_R, pair_row_NK;         // in
+  Tensor arrive_W1, back_W, bases_W;  // in
+  int64_t offset = 0, rank = 0;       // of the array [B, K]; of this rank
+};
+void return_pairs(Stream& s, const ReturnPairs& a);
+
+}  // namespace moebius

@@ -1,0 +1,40 @@
+// The functions that each device implements for these ops. The arguments have been checked, and
+// there is work to do.
+#pragma once
+
+#include "device/device.h"
+
+namespace moebius {
+
+struct Destinations;
+struct DispatchPlaces;
+struct PushRows;
+struct PushToAll;
+struct PackRoutes;
+struct UnpackRoutes;
+struct ReturnSums;
+struct ReturnPairs;
+
+namespace cpu {
+void destinations(Stream& s, const Destinations& a);
+void dispatch_places(Stream& s, const DispatchPlaces& a);
+void push_rows(Stream& s, const PushRows& a);
+void push_to_all(Stream& s, const PushToAll& a);
+void pack_routes(Stream& s, const PackRoutes& a);
+void unpack_routes(Stream& s, const UnpackRoutes& a);
+void return_sums(Stream& s, const ReturnSums& a);
+void return_pairs(Stream& s, const ReturnPairs& a);
+}  // namespace cpu
+
+namespace cuda {
+void destinations(Stream& s, const Destinations& a);
+void dispatch_places(Stream& s, const DispatchPlaces& a);
+void push_rows(Stream& s, const PushRows& a);
+void push_to_all(Stream& s, const PushToAll& a);
+void pack_routes(Stream& s, const PackRoutes& a);
+void unpack_routes(Stream& s, const UnpackRoutes& a);
+void return_sums(Stream& s, const ReturnSums& a);
+void return_pairs(Stream& s, const ReturnPairs& a);
+}  // namespace cuda
+
+}  // namespace moebius

@@ -1,0 +1,376 @@
+// All ranks of a case take their turns on one stream, as if a round were between the calls.
+#include "ops/dispatch/dispatch.h"
+
+#include <algorithm>
+#include <array>
+
+#include "io/testing.h"
+#include "ops/cpu/testing.h"
+#include "ops/dispatch/dispatch_ref.h"
+#include "ops/permute/index_rows.h"
+
+namespace moebius {
+namespace {
+
+using ref::Arrival;
+using testing::Array;
+using testing::Values;
+
+struct Case {
+  int64_t P = 2, etp = 1, T = 5, e = 2, K = 2, D = 8;
+  DType dtype = DType::f32;
+  bool one_expert = false;  // all tokens choose the experts from E / 2 on
+  int64_t W() const { return P * etp; }
+  int64_t E() const { return P * e; }
+  int64_t J() const { return std::min(K, P); }
+  int64_t N() const { return W() * T; }
+  int64_t B() const { return T * J() * etp; }
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (Case c :
+         {Case{}, Case{.T = 0}, Case{.P = 1, .etp = 3, .T = 4, .e = 3}, Case{.P = 3, .T = 41, .e = 2, .K = 3, .D = 5},
+          Case{.P = 4, .T = 70, .e = 2, .K = 8, .D = 72}, Case{.P = 2, .etp = 2, .T = 33, .e = 4, .K = 3, .D = 264},
+          Case{.P = 5, .T = 70, .e = 3, .K = 1, .D = 1}, Case{.P = 3, .T = 1030, .e = 1, .K = 2, .D = 2},
+          Case{.P = 3, .T = 64, .e = 4, .K = 4, .D = 40, .one_expert = true},
+          Case{.P = 36, .T = 3, .e = 1, .K = 34, .D = 24}}) {
+      c.dtype = dtype;
+      all.push_back(c);
+    }
+  }
+  return all;
+}
+
+int64_t expert_of(const Case& c, int64_t q, int64_t t, int64_t k) {
+  const Rng rng(7, RngSite::bench);
+  const int64_t first = c.one_expert ? c.E() / 2 : static_cast<int64_t>(rng.below(q * 4096 + t, c.E()));
+  return (first + k) % c.E();
+}
+bool is_kept(int64_t q, int64_t t, int64_t k) { return (q + 3 * t + 5 * k) % 7 != 2; }
+
+// A rank: its window, and what it computes.
+struct Rank {
+  // The arrays of a window begin at multiples of 16 bytes.
+  enum { counts, routes, tokens, back, back_pairs, kNumArrays };
+  Rank(const Case& c, int64_t q)
+      : dest(Array::poisoned({c.T, c.J()}, DType::i32)),
+        slot(dest),
+        count(Array::poisoned({c.P}, DType::i32)),
+        row(dest),
+        back_row(Array::poisoned({c.T, c.J() * c.etp}, DType::i32)),
+        arrive(Array::poisoned({c.W() + 1}, DType::i32)),
+        back_first(Array::poisoned({c.W()}, DType::i32)),
+        x(Array::normal({c.T, c.D}, c.dtype, 100 + q)),
+        weight(Array::normal({c.T, c.K}, DType::f32, 200 + q)),
+        sent(Array::of({1}, DType::i64, {0})) {
+    std::vector<int32_t> experts, kept_rows;
+    for (int64_t t = 0; t < c.T; ++t) {
+      experts_of_token.emplace_back();
+      for (int64_t k = 0; k < c.K; ++k) {
+        experts.push_back(static_cast<int32_t>(expert_of(c, q, t, k)));
+        kept_rows.push_back(is_kept(q, t, k) ? 0 : -1);
+        if (is_kept(q, t, k)) experts_of_token.back().push_back(experts.back());
+      }
+    }
+    topk = Array::of_ints({c.T, c.K}, experts);
+    kept = Array::of_ints({c.T, c.K}, kept_rows);
+    const std::array<std::pair<Shape, DType>, kNumArrays> arrays = {{{{c.W(), c.P}, DType::i32},
+                                                                     {{c.N(), 2 * c.K}, DType::i32},
+                                                                     {{c.N(), c.D}, c.dtype},
+                                                                     {{c.B(), c.D}, c.dtype},
+                                                                     {{c.B(), c.K}, DType::f32}}};
+    int64_t bytes = 0;
+    for (int i = 0; i < kNumArrays; ++i) {
+      offset[i] = bytes;
+      shape[i] = arrays[i].first;
+      dtype[i] = arrays[i].second;
+      bytes += div_ceil(shape[i].numel() * size_of(dtype[i]), 16) * 16;
+    }
+    window = Array::poisoned({bytes / 2}, DType::bf16);
+  }
+  Tensor at(int array) {
+    return {.data = static_cast<std::byte*>(window.tensor().data) + offset[array],
+            .shape = shape[array],
+            .dtype = dtype[array]};
+  }
+
+  ref::TokenExperts experts_of_token;
+  Array topk, kept, dest, slot, count, row, back_row, arrive, back_first, x, weight, sent, window;
+  int64_t offset[kNumArrays] = {};
+  Shape shape[kNumArrays] = {{0}, {0}, {0}, {0}, {0}};
+  DType dtype[kNumArrays] = {};
+};
+
+class DispatchTest : public testing::DeviceTest<Case> {
+ protected:
+  // Up to the places: every rank knows where its rows go.
+  void announce() {
+    for (int64_t q = 0; q < c().W(); ++q) ranks_.push_back(std::make_unique<Rank>(c(), q));
+    Values addresses;
+    bases_ = Array({c().W()}, DType::i64);
+    for (int64_t q = 0; q < c().W(); ++q)
+      bases_.tensor().ptr<int64_t>()[q] = reinterpret_cast<int64_t>(ranks_[q]->window.tensor().data);
+    for (int64_t q = 0; q < c().W(); ++q) {
+      Rank& r = *ranks_[q];
+      experts_.push_back(r.experts_of_token);
+      destinations(s_, {.dest_TJ = r.dest.tensor(),
+                        .slot_TJ = r.slot.tensor(),
+                        .count_P = r.count.tensor(),
+                        .topk_TK = r.topk.tensor(),
+                        .kept_TK = r.kept.tensor(),
+                        .experts_of_rank = c().e});
+      push_to_all(s_, {.sent_1 = r.sent.tensor(),
+                       .x_M = r.count.tensor(),
+                       .bases_W = bases_.tensor(),
+                       .offset = r.offset[Rank::counts],
+                       .rank = q});
+    }
+    for (int64_t q = 0; q < c().W(); ++q) {
+      Rank& r = *ranks_[q];
+      dispatch_places(s_, {.row_TJ = r.row.tensor(),
+                           .back_row_TB = r.back_row.tensor(),
+                           .arrive_W1 = r.arrive.tensor(),
+                           .back_W = r.back_first.tensor(),
+                           .dest_TJ = r.dest.tensor(),
+                           .slot_TJ = r.slot.tensor(),
+                           .counts_WP = r.at(Rank::counts),
+                           .rank = q});
+    }
+    for (int64_t q = 0; q < c().W(); ++q) {
+      EXPECT_EQ(ranks_[q]->sent.values()[0], static_cast<double>((c().W() - 1) * c().P * 4)) << "the counts";
+      arrivals_.push_back(ref::arrivals(experts_, q, c().etp, c().e));
+      returns_.push_back(ref::returns(experts_, q, c().etp, c().e));
+      for (const Arrival& row : arrivals_[q]) left_[row.from] += row.from == q ? 0 : 1;
+      for (const Arrival& row : returns_[q]) returned_[row.from] += row.from == q ? 0 : 1;
+    }
+  }
+  void push(int64_t q, int array, Tensor x) {
+    Rank& r = *ranks_[q];
+    push_rows(s_, {.sent_1 = r.sent.tensor(),
+                   .x_TD = x,
+                   .dest_TJ = r.dest.tensor(),
+                   .row_TJ = r.row.tensor(),
+                   .bases_W = bases_.tensor(),
+                   .offset = r.offset[array],
+                   .rank = q,
+                   .etp = c().etp});
+  }
+  // Bytes that rank q sent since the last call.
+  double sent_now(int64_t q) {
+    const double all = ranks_[q]->sent.values()[0], now = all - sent_before_[q];
+    sent_before_[q] = all;
+    return now;
+  }
+  Values row_of(const Tensor& t, int64_t i) {
+    synchronize(s_);
+    Values row;
+    for (int64_t d = 0; d < t.dim(1); ++d) {
+      const int64_t at = i * t.dim(1) + d;
+      row.push_back(t.dtype == DType::bf16  ? to_f32(t.ptr<bf16>()[at])
+                    : t.dtype == DType::f32 ? t.ptr<float>()[at]
+                                            : t.ptr<int32_t>()[at]);
+    }
+    return row;
+  }
+  bool is_poison(const Tensor& t, int64_t i) {
+    synchronize(s_);
+    const int64_t bytes = t.num_bytes() / t.dim(0);
+    const auto* row = static_cast<const unsigned char*>(t.data) + i * bytes;
+    return std::all_of(row, row + bytes, [](unsigned char byte) { return byte == 0xff; });
+  }
+
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  Array bases_;
+  std::vector<ref::TokenExperts> experts_;
+  std::vector<std::vector<Arrival>> arrivals_, returns_;
+  std::map<int64_t, double> left_, returned_, sent_before_;  // rows for other ranks
+};
+
+TEST_P(DispatchTest, RowsArriveOnceInTheOrderOfTheReference) {
+  announce();
+  const double row_bytes = static_cast<double>(c().D * size_of(c().dtype));
+  for (int64_t q = 0; q < c().W(); ++q) sent_now(q);
+  for (int64_t q = 0; q < c().W(); ++q) push(q, Rank::tokens, ranks_[q]->x.tensor());
+  for (int64_t q = 0; q < c().W(); ++q) {
+    const Tensor tokens = ranks_[q]->at(Rank::tokens);
+    const auto num = std::ssize(arrivals_[q]);
+    ASSERT_EQ(ranks_[q]->arrive.values().back(), static_cast<double>(num));
+    for (int64_t i = 0; i < c().N(); ++i) {
+      if (i < num)
+        ASSERT_EQ(row_of(tokens, i), row_of(ranks_[arrivals_[q][i].from]->x.tensor(), arrivals_[q][i].token));
+      else
+        ASSERT_TRUE(is_poison(tokens, i)) << "a row that no token has was written";
+    }
+    EXPECT_EQ(sent_now(q), left_[q] * row_bytes);
+  }
+}
+
+// The places of what returns: each token's rows, one from each of its ranks, in their order.
+TEST_P(DispatchTest, TheRowsOfATokenReturnInTheOrderOfRanks) {
+  announce();
+  for (int64_t q = 0; q < c().W(); ++q) {
+    const Values back_row = ranks_[q]->back_row.values();
+    size_t seen = 0;
+    for (int64_t t = 0; t < c().T; ++t) {
+      std::vector<int64_t> from;
+      for (int64_t b = 0; b < c().J() * c().etp; ++b) {
+        const auto at = static_cast<int64_t>(back_row[t * c().J() * c().etp + b]);
+        if (at < 0) continue;
+        ASSERT_LT(at, std::ssize(returns_[q]));
+        ASSERT_EQ(returns_[q][at].token, t);
+        from.push_back(returns_[q][at].from);
+        ++seen;
+      }
+      EXPECT_TRUE(std::is_sorted(from.begin(), from.end()));
+      EXPECT_EQ(std::ssize(from), std::ssize(ref::destinations(experts_[q][t], c().e)) * c().etp);
+    }
+    EXPECT_EQ(seen, returns_[q].size());
+  }
+}
+
+// A rank's experts give rows of their own, and these return as sums.
+TEST_P(DispatchTest, SumsAndPairsReturn) {
+  announce();
+  const int64_t K = c().K, N = c().N(), R = N * std::min(K, c().e);
+  for (int64_t q = 0; q < c().W(); ++q) {
+    Array routes = Array::poisoned({c().T, 2 * K}, DType::i32);
+    pack_routes(s_, {.routes_T2K = routes.tensor(),
+                     .topk_TK = ranks_[q]->topk.tensor(),
+                     .kept_TK = ranks_[q]->kept.tensor(),
+                     .weight_TK = ranks_[q]->weight.tensor()});
+    push(q, Rank::routes, routes.tensor());
+    synchronize(s_);
+  }
+  std::vector<Array> ys, pair_rows, weights, froms;
+  for (int64_t q = 0; q < c().W(); ++q) {
+    sent_now(q);
+    Rank& r = *ranks_[q];
+    Array topk = Array::poisoned({N, K}, DType::i32), weight = Array::poisoned({N, K}, DType::f32);
+    unpack_routes(s_, {.topk_NK = topk.tensor(),
+                       .weight_NK = weight.tensor(),
+                       .routes_N2K = r.at(Rank::routes),
+                       .arrive_W1 = r.arrive.tensor()});
+    Values want_topk, want_weight;
+    for (int64_t n = 0; n < N; ++n) {
+      const bool here = n < std::ssize(arrivals_[q]);
+      const Arrival row = here ? arrivals_[q][n] : Arrival{};
+      const Values of_token = here ? row_of(ranks_[row.from]->weight.tensor(), row.token) : Values(K);
+      want_weight.insert(want_weight.end(), of_token.begin(), of_token.end());
+      for (int64_t k = 0; k < K; ++k) {
+        const bool kept = here && is_kept(row.from, row.token, k);
+        want_topk.push_back(kept ? static_cast<double>(expert_of(c(), row.from, row.token, k)) : -1);
+      }
+    }
+    EXPECT_EQ(topk.values(), want_topk);
+    EXPECT_EQ(weight.values(), want_weight);
+    Array offsets = Array::poisoned({c().e + 1}, DType::i32), token = Array::poisoned({R}, DType::i32), pair = token;
+    Array pair_row = Array::poisoned({N, K}, DType::i32);
+    Array scratch(Shape{IndexRows::scratch_bytes(N, c().e, s_)}, DType::u8);
+    index_rows(s_, {.offsets_e1 = offsets.tensor(),
+                    .row_token_R = token.tensor(),
+                    .row_pair_R = pair.tensor(),
+                    .pair_row_TK = pair_row.tensor(),
+                    .scratch = scratch.tensor(),
+                    .topk_TK = topk.tensor(),
+                    .first_expert = c().e * (q / c().etp)});
+    ys.push_back(Array::normal({R, c().D}, c().dtype, 300 + q));
+    froms.push_back(Array::normal({R}, DType::f32, 400 + q));
+    pair_rows.push_back(pair_row);
+    weights.push_back(weight);
+    for (const bool weighted : {true, false}) {
+      if (weighted == (q % 2 == 0)) continue;  // ranks in turns, so that both kinds return
+      return_sums(s_, {.sent_1 = r.sent.tensor(),
+                       .y_RD = ys[q].tensor(),
+                       .pair_row_NK = pair_rows[q].tensor(),
+                       .weight_NK = weighted ? weights[q].tensor() : Tensor{},
+                       .arrive_W1 = r.arrive.tensor(),
+                       .back_W = r.back_first.tensor(),
+                       .bases_W = bases_.tensor(),
+                       .offset = r.offset[Rank::back],
+                       .rank = q});
+    }
+    EXPECT_EQ(sent_now(q), returned_[q] * static_cast<double>(c().D * size_of(c().dtype)));
+    return_pairs(s_, {.sent_1 = r.sent.tensor(),
+                      .from_R = froms[q].tensor(),
+                      .pair_row_NK = pair_rows[q].tensor(),
+                      .arrive_W1 = r.arrive.tensor(),
+                      .back_W = r.back_first.tensor(),
+                      .bases_W = bases_.tensor(),
+                      .offset = r.offset[Rank::back_pairs],
+                      .rank = q});
+    EXPECT_EQ(sent_now(q), returned_[q] * static_cast<double>(K * 4));
+  }
+  std::vector<Values> y_of, from_of;
+  for (int64_t q = 0; q < c().W(); ++q) {
+    y_of.push_back(ys[q].values());
+    from_of.push_back(froms[q].values());
+  }
+  for (int64_t q = 0; q < c().W(); ++q) {
+    Values got, want, got_pairs, want_pairs;
+    for (int64_t b = 0; b < c().B(); ++b) {
+      if (b >= std::ssize(returns_[q])) {
+        ASSERT_TRUE(is_poison(ranks_[q]->at(Rank::back), b)) << "a row that does not return was written";
+        ASSERT_TRUE(is_poison(ranks_[q]->at(Rank::back_pairs), b));
+        continue;
+      }
+      const Arrival row = returns_[q][b];
+      const auto& there = arrivals_[row.from];
+      const int64_t n = std::find(there.begin(), there.end(), Arrival{q, row.token}) - there.begin();
+      const Values at = row_of(pair_rows[row.from].tensor(), n), weight = row_of(weights[row.from].tensor(), n);
+      Values sum(c().D);
+      for (int64_t k = 0; k < K; ++k) {
+        const auto r = static_cast<int64_t>(at[k]);
+        want_pairs.push_back(r < 0 ? 0 : from_of[row.from][r]);
+        for (int64_t d = 0; r >= 0 && d < c().D; ++d)
+          sum[d] += (row.from % 2 == 0 ? 1 : weight[k]) * y_of[row.from][r * c().D + d];
+      }
+      want.insert(want.end(), sum.begin(), sum.end());
+      const Values have = row_of(ranks_[q]->at(Rank::back), b), pairs = row_of(ranks_[q]->at(Rank::back_pairs), b);
+      got.insert(got.end(), have.begin(), have.end());
+      got_pairs.insert(got_pairs.end(), pairs.begin(), pairs.end());
+    }
+    // K additions in f32 of terms near 1, rounded once.
+    testing::expect_close("back", got, want, testing::epsilon(c().dtype), 0x1p-22 * static_cast<double>(K));
+    EXPECT_EQ(got_pairs, want_pairs);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, DispatchTest, ::testing::ValuesIn(testing::on_each_device(cases())));
+
+TEST(Dispatch, MessagesOfTheChecks) {
+  ThreadPool pool(1);
+  Stream s(DeviceKind::cpu, pool);
+  Array ints = Array::of_ints({2, 2}, {0, 1, 0, 1}), bases(Shape{3}, DType::i64), sent(Shape{1}, DType::i64);
+  const Tensor t = ints.tensor();
+  expect_error(ErrorKind::usage, "destinations: a rank must have experts, and there must be ranks; got 0 and 2",
+               [&] { destinations(s, {.count_P = t.view({4}).rows(0, 2), .topk_TK = t, .experts_of_rank = 0}); });
+  expect_error(ErrorKind::usage, "dispatch_places: counts must be [W, P] where P divides W, and the rank one of W",
+               [&] { dispatch_places(s, {.dest_TJ = t, .counts_WP = t, .rank = 2}); });
+  expect_error(ErrorKind::usage, "push_rows: etp must divide the 3 ranks; got 2",
+               [&] { push_rows(s, {.sent_1 = sent.tensor(), .bases_W = bases.tensor(), .etp = 2}); });
+  expect_error(ErrorKind::usage, "push_to_all: the rank must be one of 3; got 3",
+               [&] { push_to_all(s, {.sent_1 = sent.tensor(), .bases_W = bases.tensor(), .rank = 3}); });
+  expect_error(ErrorKind::usage, "unpack_routes: topk must be [N, K]; got i32[4]",
+               [&] { unpack_routes(s, {.topk_NK = t.view({4})}); });
+  expect_error(ErrorKind::usage, "return_sums: y must be f32 or bf16 [R, D]; got i32[2, 2]",
+               [&] { return_sums(s, {.sent_1 = sent.tensor(), .y_RD = t, .bases_W = bases.tensor()}); });
+}
+
+TEST(Dispatch, NothingRunsOnTheNullDevice) {
+  ThreadPool pool(1);
+  Trace trace;
+  Stream s(DeviceKind::null, pool, &trace);
+  const Tensor none{.shape = {3, 4}, .dtype = DType::f32, .device = DeviceKind::null};
+  Tensor ints = none, ids{.shape = {2}, .dtype = DType::i64, .device = DeviceKind::null}, one = ids;
+  ints.dtype = DType::i32;
+  ints.shape = {3, 2};
+  one.shape = {1};
+  push_rows(s, {.sent_1 = one, .x_TD = none, .dest_TJ = ints, .row_TJ = ints, .bases_W = ids});
+  const ReturnSums sums{.sent_1 = one, .y_RD = none, .pair_row_NK = ints};
+  EXPECT_EQ(cost(sums).flops, 2.0 * 6 * 4);
+}
+
+}  // namespace
+}  // namespace moebius

@@ -1,0 +1,16 @@
+// Replaces the CUDA backend of these ops in a build without it.
+#include "ops/dispatch/dispatch_backends.h"
+#include "ops/missing_backend.h"
+
+namespace moebius::cuda {
+
+void destinations(Stream&, const Destinations&) { missing_cuda("destinations"); }
+void dispatch_places(Stream&, const DispatchPlaces&) { missing_cuda("dispatch_places"); }
+void push_rows(Stream&, const PushRows&) { missing_cuda("push_rows"); }
+void push_to_all(Stream&, const PushToAll&) { missing_cuda("push_to_all"); }
+void pack_routes(Stream&, const PackRoutes&) { missing_cuda("pack_routes"); }
+void unpack_routes(Stream&, const UnpackRoutes&) { missing_cuda("unpack_routes"); }
+void return_sums(Stream&, const ReturnSums&) { missing_cuda("return_sums"); }
+void return_pairs(Stream&, const ReturnPairs&) { missing_cuda("return_pairs"); }
+
+}  // namespace moebius::cuda
