@@ -58,15 +58,17 @@ const char* name_of(DispatcherKind kind) {
     case DispatcherKind::allgather:
       return "allgather";
     case DispatcherKind::alltoall:
+      return "alltoall";
+    case DispatcherKind::direct:
       break;
   }
-  return "alltoall";
+  return "direct";
 }
 
 DispatcherKind dispatcher_kind(const std::string& name, const std::string& who) {
-  for (const auto kind : {DispatcherKind::automatic, DispatcherKind::allgather, DispatcherKind::alltoall})
+  for (const DispatcherKind kind : kDispatcherKinds)
     if (name == name_of(kind)) return kind;
-  MOEBIUS_FAIL(usage, "{}: expected auto, allgather or alltoall; got {}", who, name);
+  MOEBIUS_FAIL(usage, "{}: expected auto, allgather, alltoall or direct; got {}", who, name);
 }
 
 }  // namespace moebius

@@ -2,6 +2,7 @@
 // config` print both.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -21,10 +22,10 @@ struct DispatcherQuestion {
 };
 
 struct DispatcherChoice {
-  // The MoE layers are built with this: allgather or alltoall. If nothing is dispatched, it is what
-  // was asked for.
+  // The MoE layers are built with this: allgather, alltoall or direct. If nothing is dispatched, it
+  // is what was asked for.
   DispatcherKind kind = DispatcherKind::automatic;
-  std::string name;    // "none", "local", "allgather" or "alltoall"
+  std::string name;    // "none", "local", "allgather", "alltoall" or "direct"
   std::string reason;  // a clause, as in "parallel.dispatcher asks for it"
 };
 
@@ -35,13 +36,16 @@ struct DispatcherChoice {
 //   steps may be captured    allgather, since no count may be read back
 //   ep <= top_k              allgather, since it sends no more than all-to-all
 //   else                     alltoall
+// direct is taken by name alone: whether ranks reach each other's memory is known when they have started.
 // Error{usage} if all-to-all is asked for by name and the steps may be captured.
 DispatcherChoice resolve_dispatcher(const DispatcherQuestion& q);
 
 // The choice for training this run. A run on a GPU with run.graph may capture its steps.
 DispatcherChoice resolve_dispatcher(const RunSpec& run);
 
-// "auto", "allgather", "alltoall": the values of parallel.dispatcher.
+// "auto", "allgather", "alltoall", "direct": the values of parallel.dispatcher.
+inline constexpr std::array kDispatcherKinds = {DispatcherKind::automatic, DispatcherKind::allgather,
+                                                DispatcherKind::alltoall, DispatcherKind::direct};
 const char* name_of(DispatcherKind kind);
 // Error{usage} that begins with `who` if the name is none of these.
 DispatcherKind dispatcher_kind(const std::string& name, const std::string& who);

@@ -11,7 +11,7 @@ namespace {
 using testing::HasSubstr;
 
 TEST(DispatcherChoice, NothingIsDispatchedOnOneRank) {
-  for (const auto asked : {DispatcherKind::automatic, DispatcherKind::allgather, DispatcherKind::alltoall}) {
+  for (const DispatcherKind asked : kDispatcherKinds) {
     const DispatcherChoice local = resolve_dispatcher({.asked = asked, .top_k = 2, .captures = true});
     EXPECT_EQ(local.kind, asked);
     EXPECT_EQ(local.name, "local");
@@ -55,6 +55,10 @@ TEST(DispatcherChoice, ByNameItIsThatOneOrAnError) {
   const DispatcherChoice choice = resolve_dispatcher({.asked = DispatcherKind::alltoall, .ep = 2, .top_k = 4});
   EXPECT_EQ(choice.kind, DispatcherKind::alltoall);
   EXPECT_EQ(choice.reason, "parallel.dispatcher asks for it");
+  const DispatcherChoice direct =
+      resolve_dispatcher({.asked = DispatcherKind::direct, .ep = 8, .top_k = 4, .captures = true});
+  EXPECT_EQ(direct.kind, DispatcherKind::direct);
+  EXPECT_EQ(direct.name, "direct");
   const DispatcherQuestion captured{.asked = DispatcherKind::alltoall, .ep = 2, .captures = true, .origin = " [r:1]"};
   EXPECT_EQ(error_text(ErrorKind::usage, [&] { resolve_dispatcher(captured); }),
             "parallel.dispatcher = \"alltoall\" reads its counts on the host, so its steps cannot be captured in CUDA "
@@ -62,10 +66,9 @@ TEST(DispatcherChoice, ByNameItIsThatOneOrAnError) {
 }
 
 TEST(DispatcherChoice, ItsNamesAreRead) {
-  for (const auto kind : {DispatcherKind::automatic, DispatcherKind::allgather, DispatcherKind::alltoall})
-    EXPECT_EQ(dispatcher_kind(name_of(kind), ""), kind);
+  for (const DispatcherKind kind : kDispatcherKinds) EXPECT_EQ(dispatcher_kind(name_of(kind), ""), kind);
   EXPECT_EQ(error_text(ErrorKind::usage, [] { dispatcher_kind("pigeon", "--dispatcher"); }),
-            "--dispatcher: expected auto, allgather or alltoall; got pigeon");
+            "--dispatcher: expected auto, allgather, alltoall or direct; got pigeon");
 }
 
 TEST(DispatcherChoice, OfARun) {

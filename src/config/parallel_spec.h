@@ -14,7 +14,7 @@ enum class PipelineSchedule { one_f_one_b };
 
 // The way in which tokens reach experts of other ranks (model/moe/dispatcher.h).
 // automatic: resolve_dispatcher() chooses.
-enum class DispatcherKind { automatic, allgather, alltoall };
+enum class DispatcherKind { automatic, allgather, alltoall, direct };
 
 struct ParallelSpec {
   int64_t tp = 1, cp = 1, pp = 1, vpp = 1, ep = 1, etp = 1;

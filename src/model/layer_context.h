@@ -14,6 +14,8 @@
 
 namespace moebius {
 
+class DirectWindow;
+
 struct LayerContext {
   ParamTable& params;  // gets every parameter that a layer declares
   MemoryPlan& plan;
@@ -27,6 +29,7 @@ struct LayerContext {
   uint64_t seed = 0;                                      // of what is drawn in training
   DispatcherKind dispatcher = DispatcherKind::automatic;  // of the MoE layers
   bool fusion = true;                                     // of the dense layers (model/layers/mlp.h)
+  DirectWindow* window = nullptr;                         // of the direct dispatcher (model/moe/direct_window.h)
 
   // Rows of the residual stream on this rank, and of a micro-batch on all tp ranks together.
   int64_t stream_rows() const { return rows_between_projections(shape, mesh.shape()); }

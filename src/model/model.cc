@@ -4,11 +4,29 @@
 
 #include "model/attention/rope_frequencies.h"
 #include "model/attention/token_runs.h"
+#include "model/moe/direct_window.h"
 #include "ops/rope/rope.h"
 
 namespace moebius {
 
 std::vector<HeldStage> whole_model(const ModelSpec& model) { return {{.spec = whole_stage(model)}}; }
+
+namespace {
+
+// The window of the direct dispatcher's MoE layers; null where nothing is dispatched by it.
+std::unique_ptr<DirectWindow> window_of(const ModelContext& c) {
+  const MeshShape& mesh = c.mesh.shape();
+  if (c.dispatcher != DispatcherKind::direct || mesh.ep * mesh.etp == 1 || c.model.num_moe_layers() == 0)
+    return nullptr;
+  return std::make_unique<DirectWindow>(c.plan, c.mesh,
+                                        DirectSizes{.max_tokens = rows_between_projections(c.shape, mesh),
+                                                    .top_k = c.model.top_k,
+                                                    .width = c.model.hidden_size,
+                                                    .dtype = c.precision.compute,
+                                                    .training = c.use != ModelUse::inference});
+}
+
+}  // namespace
 
 Model::Model(const ModelContext& c)
     : spec_(c.model),
@@ -19,7 +37,8 @@ Model::Model(const ModelContext& c)
       stream_rows_(rows_between_projections(c.shape, c.mesh.shape())),
       num_mtp_(c.shape.num_mtp),
       params_(c.plan, c.use, with_idle_modules(c.freeze, c.model, c.shape.num_mtp)),
-      held_(c.stages.empty() ? whole_model(c.model) : c.stages) {
+      held_(c.stages.empty() ? whole_model(c.model) : c.stages),
+      window_(window_of(c)) {
   MOEBIUS_ASSERT(num_mtp_ == 0 || num_mtp_ == c.model.num_mtp_layers);
   for (const HeldStage& held : held_) {
     const size_t begin = params_.all().size();
@@ -34,7 +53,8 @@ Model::Model(const ModelContext& c)
                               .shape = c.shape,
                               .seed = c.seed,
                               .dispatcher = c.dispatcher,
-                              .fusion = c.fusion};
+                              .fusion = c.fusion,
+                              .window = window_.get()};
     stages_.emplace_back(StageContext{.layers = layers, .loss_sum_1 = loss_sum_1_, .mtp_loss_sum_D = mtp_loss_sum_D_},
                          held.spec);
     spans_.push_back({.begin = begin, .end = params_.all().size()});
@@ -50,6 +70,8 @@ Model::Model(const ModelContext& c)
   c.plan.declare(loss_sum_1_, "loss_sum", {1}, DType::f64, Life::metrics);
   if (num_mtp_ > 0) c.plan.declare(mtp_loss_sum_D_, "mtp_loss_sum", {num_mtp_}, DType::f64, Life::metrics);
 }
+
+Model::~Model() = default;
 
 ModelCatalog Model::whole_catalog() const {
   return ModelCatalog({.model = spec_,

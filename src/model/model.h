@@ -51,6 +51,7 @@ struct ModelContext {
 class Model {
  public:
   explicit Model(const ModelContext& c);  // declares every tensor that it owns in the plan
+  ~Model();
   Model(const Model&) = delete;
 
   // Called after bind(). Fills constants (the rotary table) and the routers' starting state.
@@ -118,6 +119,7 @@ class Model {
   ParamTable params_;
   Tensor rope_table_Pd_, loss_sum_1_, mtp_loss_sum_D_;
   std::vector<HeldStage> held_;
+  std::unique_ptr<DirectWindow> window_;          // of the direct dispatcher
   std::deque<Stage> stages_;                      // [virtual stage]
   std::vector<ParamSpan> spans_;                  // [virtual stage], of params_
   std::vector<std::vector<Stage::Saved>> saved_;  // [virtual stage][set]

@@ -93,7 +93,8 @@ void add_bench_options(CLI::App& command, BenchOptions& o) {
   command.add_option("--ranks", o.ranks, "dispatch, collectives, step: ranks as threads; mpirun starts processes")
       ->capture_default_str();
   command.add_option("--etp", o.etp, "dispatch: ranks that share each expert; ep is the rest")->capture_default_str();
-  command.add_option("--dispatcher", o.dispatcher, "dispatch: auto, allgather or alltoall")->capture_default_str();
+  command.add_option("--dispatcher", o.dispatcher, "dispatch: auto, allgather, alltoall or direct")
+      ->capture_default_str();
   add_json_option(command, o.json);
 }
 

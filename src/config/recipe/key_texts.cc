@@ -232,7 +232,8 @@ std::vector<KeyText> parallel_texts() {
       {"parallel.dispatcher",
        "How tokens reach experts on other ranks. `auto` is `allgather` on a GPU with `run.graph`. On a CPU, "
        "or without `run.graph`, it is `allgather` if ep is at most top-k, else `alltoall`. On a GPU "
-       "`alltoall` needs `run.graph = false`."},
+       "`alltoall` needs `run.graph = false`. `direct` writes to the memory of the other ranks, which must be on "
+       "one machine; the bits are those of `allgather`."},
       {"parallel.overlap", "Communication overlaps computation. Results do not depend on it, bit for bit."},
   };
 }

@@ -76,8 +76,7 @@ RecipeKey optional_text(const std::string& name, std::string RunSpec::*field, Re
 
 Names<DispatcherKind> dispatcher_names() {
   Names<DispatcherKind> names;
-  for (const auto kind : {DispatcherKind::automatic, DispatcherKind::allgather, DispatcherKind::alltoall})
-    names.emplace_back(name_of(kind), kind);
+  for (const DispatcherKind kind : kDispatcherKinds) names.emplace_back(name_of(kind), kind);
   return names;
 }
 

@@ -51,7 +51,9 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
                                                  .top_k = c.model.top_k,
                                                  .max_tokens = max_tokens_,
                                                  .mesh = &c.mesh,
-                                                 .rows_factor = c.balance.rank_rows_factor})) {
+                                                 .rows_factor = c.balance.rank_rows_factor,
+                                                 .window = c.window,
+                                                 .layer = prefix})) {
   if (!c.model.expert_proj_bias) return;
   b1_ = &c.params.declare(b1_spec(c, prefix));
   b2_ = &c.params.declare(b2_spec(c, prefix));

@@ -2,6 +2,7 @@
 
 #include "model/moe/dispatcher_allgather.h"
 #include "model/moe/dispatcher_alltoall.h"
+#include "model/moe/dispatcher_direct.h"
 #include "model/moe/dispatcher_local.h"
 
 namespace moebius {
@@ -21,6 +22,8 @@ std::unique_ptr<Dispatcher> make_dispatcher(DispatcherKind kind, const Dispatche
       return std::make_unique<AllGatherDispatcher>(spec);
     case DispatcherKind::alltoall:
       return std::make_unique<AllToAllDispatcher>(spec);
+    case DispatcherKind::direct:
+      return std::make_unique<DirectDispatcher>(spec);
     case DispatcherKind::automatic:
       break;
   }

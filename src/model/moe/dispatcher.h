@@ -7,6 +7,9 @@
 //   all-gather   Every rank gets the tokens and routes of all W = ETP EP ranks, and takes the rows of
 //                its experts. Results are reduce-scattered. No count is read back, so it may be part of
 //                a CUDA graph.
+//   direct       A token is written once into the memory of each rank that has any of its experts, and each of them
+//                returns one sum. No count is read back, so it may be part of a CUDA graph. The ranks must reach
+//                each other's memory: they are on one machine.
 //   all-to-all   A row travels to its expert's ranks alone. The exchange needs its sizes on the host,
 //                so the counts are read back once a layer and micro-batch, after the gather of the rows
 //                to send. It cannot be captured.
@@ -42,11 +45,15 @@ struct Delivery {
   Rows rows;    // of the experts here; not filled where no row travels
 };
 
+class DirectWindow;
+
 struct DispatcherSpec {
   int64_t num_experts = 1, top_k = 1;  // of the layer: E and K
   int64_t max_tokens = 1;              // T of a rank
   const Mesh* mesh = nullptr;          // outlives the dispatcher
   double rows_factor = 0;              // > 0: rows planned for a rank's experts, over the even share (all-to-all alone)
+  DirectWindow* window = nullptr;      // of the direct dispatcher, which outlives it (model/moe/direct_window.h)
+  std::string layer;                   // a name for messages: "model.layers.3.mlp"
 };
 
 class Dispatcher {

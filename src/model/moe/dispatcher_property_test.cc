@@ -3,12 +3,17 @@
 // the pair.
 #include <rapidcheck.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <mutex>
+#include <set>
+#include <thread>
 
 #include "comm/transport/threads.h"
+#include "config/dispatcher_choice.h"
 #include "core/rng.h"
 #include "io/testing.h"
+#include "model/moe/direct_window.h"
 #include "model/moe/dispatcher_allgather.h"
 #include "ops/cpu/testing.h"
 #include "ops/permute/index_rows.h"
@@ -54,17 +59,23 @@ class RankOfCase {
   RankOfCase(const Case& c, const Mesh& mesh)
       : c_(c),
         mesh_(mesh),
-        dispatcher_(make_dispatcher(
-            c.dispatcher,
-            {.num_experts = c.E, .top_k = c.K, .max_tokens = c.T, .mesh = &mesh, .rows_factor = c.rows_factor})),
+        window_(plan_, mesh, {.max_tokens = c.T, .top_k = c.K, .width = c.D, .dtype = c.dtype}),
+        dispatcher_(make_dispatcher(c.dispatcher, {.num_experts = c.E,
+                                                   .top_k = c.K,
+                                                   .max_tokens = c.T,
+                                                   .mesh = &mesh,
+                                                   .rows_factor = c.rows_factor,
+                                                   .window = &window_,
+                                                   .layer = "layer 7"})),
         delivery_(dispatcher_->declare_saved(plan_, "delivery")),
         first_token_(mesh.group(Axis::tp_cp_dp).rank() * c.T),
         R_(dispatcher_->max_rows(c.T)) {
     plan_.bind(DeviceKind::cpu, int64_t{1} << 22);
     make_route();
-    dispatcher_->announce(step_, route_, *delivery_);
+    announce();
   }
 
+  void announce() { dispatcher_->announce(step_, route_, *delivery_); }
   Array rows_of_tokens() const {
     Values x;
     for (int64_t t = 0; t < c_.T; ++t)
@@ -103,6 +114,8 @@ class RankOfCase {
     return w_R;
   }
 
+  // By the direct dispatcher, so far.
+  int64_t sent_bytes() const { return *window_.sent_1().ptr<int64_t>(); }
   Step& step() { return step_; }
   const Dispatcher& dispatcher() const { return *dispatcher_; }
   Delivery& delivery() { return *delivery_; }
@@ -164,6 +177,7 @@ class RankOfCase {
   Stream s_{DeviceKind::cpu, pool_};
   MemoryPlan plan_;
   MicroBatch batch_;
+  DirectWindow window_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::unique_ptr<Delivery> delivery_;
   int64_t first_token_, R_;
@@ -188,15 +202,14 @@ double expected(const Case& c, int64_t token, int64_t d, bool weighted) {
   return c.dtype == DType::f32 ? sum : to_f32(to_bf16(sum));
 }
 
-// Sums of sixteenths of small integers are exact in f32, so no order of adding shows. In bf16 all-gather rounds the
-// part of each rank: half a unit of at most W K / W terms each.
+// Sums of sixteenths of small integers are exact in f32, so no order of adding shows. In bf16 all-gather and direct
+// round the part of each rank: half a unit of at most W K / W terms each.
 void expect_rows(const Case& c, const Array& got, int64_t first_token, bool weighted) {
   const Values values = got.values();
   const double slack = c.dtype == DType::f32 ? 0 : 64.0 * static_cast<double>(c.K) * 0x1p-8;
   for (int64_t i = 0; i < c.T * c.D; ++i) {
     ASSERT_NEAR(values[i], expected(c, first_token + i / c.D, i % c.D, weighted), slack)
-        << (c.dispatcher == DispatcherKind::allgather ? "all-gather" : "all-to-all") << ", token "
-        << first_token + i / c.D;
+        << name_of(c.dispatcher) << ", token " << first_token + i / c.D;
   }
 }
 
@@ -237,7 +250,7 @@ const std::vector<MeshShape> kMeshes = {
 Case arbitrary_case() {
   Case c;
   c.mesh = *rc::gen::elementOf(kMeshes);
-  c.dispatcher = *rc::gen::element(DispatcherKind::allgather, DispatcherKind::alltoall);
+  c.dispatcher = *rc::gen::element(DispatcherKind::allgather, DispatcherKind::alltoall, DispatcherKind::direct);
   c.T = *rc::gen::inRange<int64_t>(1, 40);
   c.E = c.mesh.ep * *rc::gen::inRange<int64_t>(1, 5);
   c.K = *rc::gen::inRange<int64_t>(1, std::min<int64_t>(c.E, 4) + 1);
@@ -259,6 +272,117 @@ TEST(DispatcherProperty, EveryPairArrivesOnceAndComesBack) {
     });
     RC_ASSERT(!::testing::Test::HasFailure());
   }));
+}
+
+// Rows that ranks of a case send to others, when a token goes once to each rank that has one of its experts.
+struct DirectRows {
+  int64_t left = 0, returned = 0;  // from a rank with tokens, and from a rank with experts
+};
+DirectRows direct_rows(const Case& c, int rank) {
+  const int64_t W = c.mesh.etp * c.mesh.ep;
+  DirectRows rows;
+  for (int64_t token = 0; token < W * c.T; ++token) {
+    std::set<int64_t> ranks;
+    for (int64_t k = 0; k < c.K; ++k) {
+      const int64_t ep = expert_of(c, token, k) / (c.E / c.mesh.ep);
+      for (int64_t etp = 0; is_kept(c, token, k) && etp < c.mesh.etp; ++etp) ranks.insert(etp + c.mesh.etp * ep);
+    }
+    const bool own = token / c.T == rank, here = ranks.contains(rank);
+    if (own) rows.left += std::ssize(ranks) - (here ? 1 : 0);
+    if (here && !own) ++rows.returned;
+  }
+  return rows;
+}
+
+TEST(DirectDispatcher, ARowTravelsOnceToEachRank) {
+  for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4}, MeshShape{.dp = 6, .etp = 2, .ep = 3}}) {
+    const Case c{.mesh = mesh,
+                 .dispatcher = DispatcherKind::direct,
+                 .T = 37,
+                 .E = 12,
+                 .K = 4,
+                 .D = 10,
+                 .drops = true,
+                 .dtype = DType::bf16};
+    run_threads(static_cast<int>(mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {
+      Mesh all(mesh, transport);
+      RankOfCase rank(c, all);
+      Step& step = rank.step();
+      const DirectRows rows = direct_rows(c, transport.rank());
+      const int64_t W = mesh.world(), row_bytes = c.D * 2;
+      int64_t before = 0;
+      const auto sent = [&] { return rank.sent_bytes() - std::exchange(before, rank.sent_bytes()); };
+      EXPECT_EQ(sent(), (W - 1) * mesh.ep * 4 + rows.left * c.K * 8);
+      Array x = rank.rows_of_tokens(), dx = x, dweight = Array::poisoned({c.T, c.K}, DType::f32);
+      const Dispatched in = rank.dispatcher().dispatch(step, x.tensor(), rank.delivery());
+      EXPECT_EQ(sent(), rows.left * row_bytes);
+      rank.dispatcher().combine(step, dx.tensor(), rank.identity(in), rank.delivery());
+      EXPECT_EQ(sent(), rows.returned * row_bytes);
+      rank.dispatcher().combine_bwd(step, x.tensor(), rank.delivery());
+      EXPECT_EQ(sent(), rows.left * row_bytes);
+      rank.dispatcher().dispatch_bwd(step, dx.tensor(), dweight.tensor(), rank.identity(in), rank.one_per_row(in, 1),
+                                     rank.delivery());
+      EXPECT_EQ(sent(), rows.returned * (row_bytes + c.K * 4));
+    });
+  }
+}
+
+// The layers' passes of any number: each begins with windows that all ranks have read.
+TEST(DirectDispatcher, PassesFollowEachOther) {
+  const Case c{.mesh = {.dp = 3, .ep = 3}, .dispatcher = DispatcherKind::direct, .T = 11, .E = 6, .K = 2, .D = 6};
+  run_threads(3, {.timeout_s = 60}, [&](Transport& transport) {
+    Mesh mesh(c.mesh, transport);
+    RankOfCase rank(c, mesh);
+    Step& step = rank.step();
+    Array x = rank.rows_of_tokens(), y = Array::poisoned({c.T, c.D}, c.dtype), dweight({c.T, c.K}, DType::f32);
+    for (int pass = 0; pass < 50; ++pass) {
+      StackScope scope(step.stack);
+      if (pass % 3 == 0) rank.announce();
+      const Dispatched rows = rank.dispatcher().dispatch(step, x.tensor(), rank.delivery());
+      if (transport.rank() == pass % 3) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // others run ahead
+      if (pass % 3 == 0) {
+        rank.dispatcher().combine(step, y.tensor(), rank.identity(rows), rank.delivery());
+        expect_rows(c, y, rank.first_token(), true);
+        continue;
+      }
+      const Dispatched grads = rank.dispatcher().combine_bwd(step, x.tensor(), rank.delivery());
+      rank.dispatcher().dispatch_bwd(step, y.tensor(), dweight.tensor(), rank.identity(grads),
+                                     rank.one_per_row(grads, 1), rank.delivery());
+      expect_rows(c, y, rank.first_token(), false);
+      expect_once(c, mesh, step.stream, rank.arrivals(rows, false));  // the tokens are still here
+    }
+  });
+}
+
+TEST(DirectDispatcher, ARankThatStallsOrThrowsIsNamed) {
+  const Case c{.mesh = {.dp = 2, .ep = 2}, .dispatcher = DispatcherKind::direct, .T = 5, .E = 4, .K = 2, .D = 4};
+  const auto body = [&](bool throws) {
+    return [&c, throws](Transport& transport) {
+      Mesh mesh(c.mesh, transport);
+      RankOfCase rank(c, mesh);
+      Array x = rank.rows_of_tokens();
+      const Dispatched rows = rank.dispatcher().dispatch(rank.step(), x.tensor(), rank.delivery());
+      if (transport.rank() == 1 && throws) MOEBIUS_FAIL(numerics, "not a number");
+      if (transport.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+      rank.dispatcher().combine(rank.step(), x.tensor(), rank.identity(rows), rank.delivery());
+    };
+  };
+  expect_error(ErrorKind::distributed,
+               "combine of layer 7: rank 0 has waited for 0.5 s for rank 1, which has not come: round 4 of group ep is "
+               "expected of it, and 3 was seen",
+               [&] { run_threads(2, {.timeout_s = 0.5}, body(false)); });
+  expect_error(ErrorKind::numerics, "rank 1: not a number", [&] { run_threads(2, {.timeout_s = 60}, body(true)); });
+}
+
+TEST(DirectDispatcher, ABoundOnRowsIsRefused) {
+  run_threads(2, {.timeout_s = 60}, [](Transport& transport) {
+    const Mesh mesh({.dp = 2, .ep = 2}, transport);
+    expect_error(ErrorKind::usage,
+                 "moe.rank_rows_factor = 2 bounds the rows of a rank, which all-to-all alone can check", [&] {
+                   make_dispatcher(DispatcherKind::direct,
+                                   {.num_experts = 8, .top_k = 2, .max_tokens = 3, .mesh = &mesh, .rows_factor = 2});
+                 });
+  });
 }
 
 TEST(Dispatcher, IsOfTheKindThatWasChosen) {

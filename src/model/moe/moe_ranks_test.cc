@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "config/dispatcher_choice.h"
 #include "io/testing.h"
 #include "model/moe/moe_testing.h"
 
@@ -25,7 +26,7 @@ double distance(const std::vector<double>& got, const std::vector<double>& want)
 void expect_same(const MoeCase& c, double tolerance) {
   const Outcome want = testing::on_one_rank(c);
   std::map<std::string, std::vector<bool>> seen;
-  testing::on_ranks(c, [&](const Outcome& got) {
+  testing::on_ranks(c, [&](const Outcome& got, int) {
     for (const auto& [name, values] : got) {
       ASSERT_TRUE(want.contains(name)) << name;
       ASSERT_EQ(values.size(), want.at(name).size()) << name;
@@ -69,12 +70,12 @@ class MoeRanks : public ::testing::TestWithParam<std::tuple<size_t, DispatcherKi
 TEST_P(MoeRanks, EqualOneRank) { expect_same(c(), 2e-6); }
 
 std::string name_of_case(const ::testing::TestParamInfo<MoeRanks::ParamType>& info) {
-  const bool gathers = std::get<1>(info.param) == DispatcherKind::allgather;
-  return std::string(kLayouts[std::get<0>(info.param)].name) + (gathers ? "_allgather" : "_alltoall");
+  return std::string(kLayouts[std::get<0>(info.param)].name) + "_" + name_of(std::get<1>(info.param));
 }
 INSTANTIATE_TEST_SUITE_P(Layouts, MoeRanks,
                          ::testing::Combine(::testing::Range<size_t>(0, kLayouts.size()),
-                                            ::testing::Values(DispatcherKind::allgather, DispatcherKind::alltoall)),
+                                            ::testing::Values(DispatcherKind::allgather, DispatcherKind::alltoall,
+                                                              DispatcherKind::direct)),
                          name_of_case);
 
 // Every rank's blocks are those of a single rank, so that only the order of sums differs: quantised
@@ -106,7 +107,7 @@ TEST_P(QuantisedMoeRanks, EqualOneRank) {
   expect_same(c, 2e-6);
   if (!layout.same_order) return;
   const Outcome want = testing::on_one_rank(c);
-  testing::on_ranks(c, [&](const Outcome& got) {
+  testing::on_ranks(c, [&](const Outcome& got, int) {
     for (const auto& [name, values] : got) {
       if (name.find("experts.") == std::string::npos) continue;
       EXPECT_EQ(distance(values, want.at(name)), 0) << name;
@@ -154,6 +155,29 @@ TEST(QuantisedMoe, KeptPartsOfAProductGoTogether) {
       construction_error({.precision = {.recipe = PrecisionRecipe::fp8_block, .keep = {"*.gate_proj.weight"}}}),
       ::testing::HasSubstr("precision.keep: expected patterns that match all parts of mlp.experts.gate_up_proj"));
 }
+
+// The outcomes of the ranks of a case.
+std::map<int, Outcome> outcomes(MoeCase c, DispatcherKind dispatcher) {
+  c.dispatcher = dispatcher;
+  std::map<int, Outcome> all;
+  testing::on_ranks(c, [&](const Outcome& got, int rank) { all[rank] = got; });
+  return all;
+}
+
+class DirectMoe : public ::testing::TestWithParam<size_t> {};
+
+// The direct dispatcher sorts and adds as all-gather does; only the way of the rows differs.
+TEST_P(DirectMoe, HasTheBitsOfAllGather) {
+  const MeshShape mesh = kLayouts[GetParam()].mesh;
+  for (const MoeCase& c : std::vector<MoeCase>{{.mesh = mesh},
+                                               {.mesh = mesh, .dtype = DType::bf16, .shared = true},
+                                               {.mesh = mesh, .dtype = DType::bf16, .gate_std = 8},
+                                               {.mesh = mesh, .balance = {.capacity_factor = 0.6}, .gate_std = 8}})
+    EXPECT_EQ(outcomes(c, DispatcherKind::direct), outcomes(c, DispatcherKind::allgather));
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, DirectMoe, ::testing::Range<size_t>(0, kLayouts.size()),
+                         [](const auto& info) { return std::string(kLayouts[info.param].name); });
 
 // The balances of which a router looks beyond its own tokens. The layouts spread a micro-batch over
 // several ranks.

@@ -11,6 +11,7 @@
 #include "comm/transport/threads.h"
 #include "core/rng.h"
 #include "model/attention/token_runs.h"
+#include "model/moe/direct_window.h"
 #include "model/moe/moe.h"
 
 namespace moebius::testing {
@@ -89,6 +90,7 @@ class MoeRank {
         mesh_(mesh),
         shape_{.batch = c.batch, .seq = c.seq / mesh.shape().cp, .max_segments = 2 * c.batch},
         rows_(rows_between_projections(shape_, mesh.shape())),
+        window_(make_window(c)),
         moe_(LayerContext{.params = params_,
                           .plan = plan_,
                           .model = moe_model(c),
@@ -99,7 +101,8 @@ class MoeRank {
                           .dtype = c.dtype,
                           .shape = shape_,
                           .seed = 3,
-                          .dispatcher = c.dispatcher},
+                          .dispatcher = c.dispatcher,
+                          .window = window_.get()},
              "mlp", /*layer=*/1) {
     moe_.declare_saved(plan_, "moe", saved_);
     declare_micro_batch(plan_, shape_, batch_);
@@ -143,6 +146,12 @@ class MoeRank {
   const ParamTable& params() const { return params_; }
 
  private:
+  std::unique_ptr<DirectWindow> make_window(const MoeCase& c) {
+    if (c.dispatcher != DispatcherKind::direct) return nullptr;
+    const ModelSpec m = moe_model(c);
+    return std::make_unique<DirectWindow>(
+        plan_, mesh_, DirectSizes{.max_tokens = rows_, .top_k = m.top_k, .width = m.hidden_size, .dtype = c.dtype});
+  }
   void run_batch(int step_number, int64_t dp, int64_t num_dp) {
     const int64_t T = c_.batch * c_.seq, D = x_TD.dim(1);
     const std::vector<TokenRun> runs = token_runs(shape_, mesh_.shape(), mesh_.place());
@@ -220,6 +229,7 @@ class MoeRank {
   MemoryPlan plan_;
   ParamTable params_{plan_, ModelUse::training};
   MicroBatch batch_;
+  std::unique_ptr<DirectWindow> window_;
   Moe moe_;
   Moe::Saved saved_;
   Tensor x_TD, y_TD, dx_TD, dy_TD;
@@ -237,7 +247,7 @@ inline Outcome on_one_rank(MoeCase c) {
   return rank.outcome();
 }
 
-// Two steps on all ranks of c.mesh; body(outcome of a rank) on each of them, one at a time.
+// Two steps on all ranks of c.mesh; body(outcome of a rank, its number) on each of them, one at a time.
 template <class Body>
 void on_ranks(const MoeCase& c, Body&& body) {
   std::mutex one_at_a_time;
@@ -246,7 +256,7 @@ void on_ranks(const MoeCase& c, Body&& body) {
     MoeRank rank(c, mesh);
     for (const int step : {1, 2}) rank.run(step, mesh.place().dp, mesh.place().dp + 1, c.mesh.dp);
     std::lock_guard lock(one_at_a_time);
-    body(rank.outcome());
+    body(rank.outcome(), transport.rank());
   });
 }
 

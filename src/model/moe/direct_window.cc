@@ -1,0 +1,61 @@
+#include "model/moe/direct_window.h"
+
+#include <algorithm>
+
+#include "model/moe/dispatcher.h"
+
+namespace moebius {
+namespace {
+
+constexpr int64_t kAlignBytes = 256;
+
+}  // namespace
+
+DirectWindow::DirectWindow(MemoryPlan& plan, const Mesh& mesh, const DirectSizes& sizes)
+    : plan_(plan), ranks_(group_of_experts(mesh)), num_bytes_(PeerWindow::control_bytes(ranks_.size())) {
+  const MeshShape& shape = mesh.shape();
+  const int64_t T = sizes.max_tokens, K = sizes.top_k, D = sizes.width, W = ranks_.size();
+  const int64_t N = W * T, B = T * std::min(K, shape.ep) * shape.etp;
+  counts_ = take({W, shape.ep}, DType::i32);
+  routes_ = take({N, 2 * K}, DType::i32);
+  tokens_ = take({N, D}, sizes.dtype);
+  back_ = take({B, D}, sizes.dtype);
+  grads_ = take({sizes.training ? N : 0, D}, sizes.dtype);
+  back_weights_ = take({sizes.training ? B : 0, K}, DType::f32);
+  plan.share_comm();
+  plan.declare(window_, "dispatch_window", {num_bytes_}, DType::u8, Life::comm);
+}
+
+DirectWindow::Array DirectWindow::take(Shape shape, DType dtype) {
+  const Array array{.offset = num_bytes_, .shape = shape, .dtype = dtype};
+  num_bytes_ += div_ceil(shape.numel() * size_of(dtype), kAlignBytes) * kAlignBytes;
+  return array;
+}
+
+Tensor DirectWindow::here(const Array& array) const {
+  auto* begin = static_cast<std::byte*>(window_.data);
+  return {.data = begin ? begin + array.offset : nullptr,
+          .shape = array.shape,
+          .dtype = array.dtype,
+          .device = window_.device};
+}
+
+void DirectWindow::connect(Stream& s) {
+  if (!peers_ && s.device() != DeviceKind::null) peers_.emplace(s, ranks_, plan_.peer_memory(), window_);
+}
+
+Tensor DirectWindow::bases_W() const {
+  if (peers_) return peers_->bases_W();
+  return {.shape = {ranks_.size()}, .dtype = DType::i64, .device = DeviceKind::null};
+}
+
+Tensor DirectWindow::sent_1() const {
+  if (peers_) return peers_->sent_1();
+  return {.shape = {1}, .dtype = DType::i64, .device = DeviceKind::null};
+}
+
+void DirectWindow::round(Stream& s, const RoundPlace& place) {
+  if (s.device() != DeviceKind::null) peers_->round(s, place);
+}
+
+}  // namespace moebius

@@ -1,0 +1,70 @@
+// The memory that the ranks of etp x ep write to for the direct dispatcher
+// (model/moe/dispatcher_direct.h). All MoE layers of a model use one window in turn.
+// It is a part of Life::comm, and the same on all ranks.
+//
+// The window of a rank, with T tokens a rank, W = ETP EP ranks, and J = min(K, EP):
+//   counts        [W, EP]    i32  rows that each rank sends to each ep rank
+//   routes        [W T, 2K]  i32  experts and weights of the tokens that arrive
+//   tokens        [W T, D]        x of the tokens that arrive
+//   grads         [W T, D]        dy of the tokens that arrive; in training only
+//   back          [T J ETP, D]    sums that return to the tokens here, and after them
+//   back_weights  [T J ETP, K] f32  derivatives by their weights; in training only
+// The bounds hold whatever the tokens choose: a token goes once at most to a rank, and W T of them may choose
+// an expert here.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "comm/mesh.h"
+#include "comm/peer_window.h"
+#include "memory/plan.h"
+
+namespace moebius {
+
+struct DirectSizes {
+  int64_t max_tokens = 1, top_k = 1, width = 1;  // T, K, D
+  DType dtype = DType::f32;
+  bool training = true;
+};
+
+class DirectWindow {
+ public:
+  // Declares the window in the plan, as a part of Life::comm. Plan and mesh must outlive it, and it the plan's bind().
+  DirectWindow(MemoryPlan& plan, const Mesh& mesh, const DirectSizes& sizes);
+  DirectWindow(const DirectWindow&) = delete;
+
+  Group& ranks() const { return ranks_; }
+  // An array of the window of every rank.
+  struct Array {
+    int64_t offset = 0;
+    Shape shape{0};
+    DType dtype = DType::i32;
+  };
+  const Array& counts() const { return counts_; }
+  const Array& routes() const { return routes_; }
+  const Array& tokens() const { return tokens_; }
+  const Array& grads() const { return grads_; }
+  const Array& back() const { return back_; }
+  const Array& back_weights() const { return back_weights_; }
+  Tensor here(const Array& array) const;  // in the window of this rank
+
+  // Connects the ranks, the first time. On the null device nothing happens.
+  // Error{usage} as PeerWindow says. REQUIRES of all below: it was called.
+  void connect(Stream& s);
+  Tensor bases_W() const;  // where the windows of all ranks are
+  Tensor sent_1() const;   // i64: the bytes that were written to windows of other ranks so far
+  void round(Stream& s, const RoundPlace& place);
+
+ private:
+  Array take(Shape shape, DType dtype);
+
+  const MemoryPlan& plan_;
+  Group& ranks_;
+  Tensor window_;  // u8
+  int64_t num_bytes_ = 0;
+  Array counts_, routes_, tokens_, grads_, back_, back_weights_;
+  std::optional<PeerWindow> peers_;
+};
+
+}  // namespace moebius

@@ -1,0 +1,198 @@
+#include "model/moe/dispatcher_direct.h"
+
+#include <algorithm>
+
+#include "ops/dispatch/dispatch.h"
+#include "ops/permute/index_rows.h"
+#include "ops/permute/permute.h"
+
+namespace moebius {
+namespace {
+
+DirectDelivery& own(Delivery& delivery) { return static_cast<DirectDelivery&>(delivery); }
+
+DirectWindow& window_of(const DispatcherSpec& spec) {
+  MOEBIUS_CHECK(usage, spec.window != nullptr, "the direct dispatcher needs a window; make one for the layers");
+  return *spec.window;
+}
+
+}  // namespace
+
+DirectDispatcher::DirectDispatcher(const DispatcherSpec& spec)
+    : spec_(spec),
+      window_(window_of(spec)),
+      W_(window_.ranks().size()),
+      P_(spec.mesh->shape().ep),
+      etp_(spec.mesh->shape().etp),
+      e_(spec.num_experts / P_),
+      rank_(window_.ranks().rank()),
+      J_(std::min(spec.top_k, P_)) {}
+
+int64_t DirectDispatcher::max_rows(int64_t T) const { return W_ * T * std::min(spec_.top_k, e_); }
+
+std::unique_ptr<Delivery> DirectDispatcher::declare_saved(MemoryPlan& plan, const std::string& prefix) const {
+  auto delivery = std::make_unique<DirectDelivery>();
+  DirectDelivery& d = *delivery;
+  const int64_t T = spec_.max_tokens, N = W_ * T, K = spec_.top_k, R = max_rows(T);
+  const auto ints = [&](Tensor& t, const char* name, Shape shape) {
+    plan.declare(t, prefix + name, shape, DType::i32, Life::saved);
+  };
+  ints(d.dest_TJ, ".dest", {T, J_});
+  ints(d.row_TJ, ".row_there", {T, J_});
+  ints(d.back_row_TB, ".back_row", {T, J_ * etp_});
+  ints(d.arrive_W1, ".arrive", {W_ + 1});
+  ints(d.back_W, ".back", {W_});
+  ints(d.rows.offsets_e1, ".offsets", {e_ + 1});
+  ints(d.rows.token_R, ".row_token", {R});
+  ints(d.row_pair_R, ".row_pair", {R});
+  ints(d.pair_row_NK, ".pair_row", {N, K});
+  plan.declare(d.weight_NK, prefix + ".weight", {N, K}, DType::f32, Life::saved);
+  return delivery;
+}
+
+void DirectDispatcher::round(Step& step, const char* phase) const {
+  window_.round(step.stream, {.phase = phase, .layer = spec_.layer});
+}
+
+void DirectDispatcher::announce(Step& step, const Route& route, Delivery& delivery) const {
+  DirectDelivery& d = own(delivery);
+  d.route = route;
+  window_.connect(step.stream);
+  exchange_counts(step, d);
+  exchange_routes(step, d);
+  d.is_announced = true;
+}
+
+void DirectDispatcher::exchange_counts(Step& step, DirectDelivery& d) const {
+  StackScope scope(step.stack);
+  const int64_t T = d.route.topk_TK.dim(0);
+  const Tensor slot_TJ = step.alloc({T, J_}, DType::i32), count_P = step.alloc({P_}, DType::i32);
+  destinations(step.stream, {.dest_TJ = d.dest_TJ.rows(0, T),
+                             .slot_TJ = slot_TJ,
+                             .count_P = count_P,
+                             .topk_TK = d.route.topk_TK,
+                             .kept_TK = d.route.pair_row_TK,
+                             .experts_of_rank = e_});
+  push_to_all(step.stream, {.sent_1 = window_.sent_1(),
+                            .x_M = count_P,
+                            .bases_W = window_.bases_W(),
+                            .offset = window_.counts().offset,
+                            .rank = rank_});
+  round(step, "announce (counts)");
+  dispatch_places(step.stream, {.row_TJ = d.row_TJ.rows(0, T),
+                                .back_row_TB = d.back_row_TB.rows(0, T),
+                                .arrive_W1 = d.arrive_W1,
+                                .back_W = d.back_W,
+                                .dest_TJ = d.dest_TJ.rows(0, T),
+                                .slot_TJ = slot_TJ,
+                                .counts_WP = window_.here(window_.counts()),
+                                .rank = rank_});
+}
+
+void DirectDispatcher::exchange_routes(Step& step, DirectDelivery& d) const {
+  StackScope scope(step.stack);
+  const int64_t T = d.route.topk_TK.dim(0), N = W_ * T, K = spec_.top_k;
+  const Tensor routes_T2K = step.alloc({T, 2 * K}, DType::i32), topk_NK = step.alloc({N, K}, DType::i32);
+  pack_routes(step.stream, {.routes_T2K = routes_T2K,
+                            .topk_TK = d.route.topk_TK,
+                            .kept_TK = d.route.pair_row_TK,
+                            .weight_TK = d.route.weight_TK});
+  push(step, window_.routes(), routes_T2K, d);
+  round(step, "announce (routes)");
+  unpack_routes(step.stream, {.topk_NK = topk_NK,
+                              .weight_NK = d.weight_NK.rows(0, N),
+                              .routes_N2K = window_.here(window_.routes()).rows(0, N),
+                              .arrive_W1 = d.arrive_W1});
+  index_rows(step.stream, {.offsets_e1 = d.rows.offsets_e1,
+                           .row_token_R = d.rows.token_R,
+                           .row_pair_R = d.row_pair_R,
+                           .pair_row_TK = d.pair_row_NK.rows(0, N),
+                           .scratch = step.alloc_bytes(IndexRows::scratch_bytes(N, e_, step.stream)),
+                           .topk_TK = topk_NK,
+                           .first_expert = e_ * spec_.mesh->place().ep});
+}
+
+void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectDelivery& d) const {
+  const int64_t T = x_TD.dim(0);
+  push_rows(step.stream, {.sent_1 = window_.sent_1(),
+                          .x_TD = x_TD,
+                          .dest_TJ = d.dest_TJ.rows(0, T),
+                          .row_TJ = d.row_TJ.rows(0, T),
+                          .bases_W = window_.bases_W(),
+                          .offset = to.offset,
+                          .rank = rank_,
+                          .etp = etp_});
+}
+
+Dispatched DirectDispatcher::dispatch(Step& step, Tensor x_TD, Delivery& delivery) const {
+  DirectDelivery& d = own(delivery);
+  const int64_t T = x_TD.dim(0);
+  if (!d.is_announced) round(step, "dispatch (begin)");  // all ranks have used what they got in earlier passes
+  d.is_announced = false;
+  push(step, window_.tokens(), x_TD, d);
+  round(step, "dispatch");
+  return {.source = window_.here(window_.tokens()).rows(0, W_ * T),
+          .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))}};
+}
+
+void DirectDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const {
+  DirectDelivery& d = own(delivery);
+  return_sums(step, y_RD, d.weight_NK, y_TD.dim(0), d);
+  round(step, "combine");
+  sum_of_ranks(step, y_TD, window_.back(), d);
+}
+
+void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NK, int64_t T,
+                                   const DirectDelivery& d) const {
+  const int64_t N = W_ * T;
+  moebius::return_sums(step.stream, {.sent_1 = window_.sent_1(),
+                                     .y_RD = y_RD,
+                                     .pair_row_NK = d.pair_row_NK.rows(0, N),
+                                     .weight_NK = weight_NK.empty() ? Tensor{} : weight_NK.rows(0, N),
+                                     .arrive_W1 = d.arrive_W1,
+                                     .back_W = d.back_W,
+                                     .bases_W = window_.bases_W(),
+                                     .offset = window_.back().offset,
+                                     .rank = rank_});
+}
+
+void DirectDispatcher::sum_of_ranks(Step& step, Tensor out_TD, const DirectWindow::Array& from,
+                                    const DirectDelivery& d) const {
+  const Tensor back_row_TB = d.back_row_TB.rows(0, out_TD.dim(0));
+  moebius::combine(step.stream, {.out_TD = out_TD, .y_RD = window_.here(from), .pair_row_TK = back_row_TB});
+}
+
+Dispatched DirectDispatcher::combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const {
+  DirectDelivery& d = own(delivery);
+  const int64_t T = dy_TD.dim(0), R = max_rows(T);
+  push(step, window_.grads(), dy_TD, d);
+  round(step, "combine_bwd");
+  const Dispatched grads{.source = window_.here(window_.grads()).rows(0, W_ * T),
+                         .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, R)},
+                         .weight_R = step.alloc({R}, DType::f32)};
+  pairs_to_rows(step.stream, {.to_R = grads.weight_R,
+                              .from_TK = d.weight_NK.rows(0, W_ * T),
+                              .row_pair_R = d.row_pair_R.rows(0, R),
+                              .offsets_E1 = d.rows.offsets_e1});
+  return grads;
+}
+
+void DirectDispatcher::dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
+                                    Delivery& delivery) const {
+  DirectDelivery& d = own(delivery);
+  const int64_t T = dx_TD.dim(0);
+  return_sums(step, dx_RD, {}, T, d);
+  return_pairs(step.stream, {.sent_1 = window_.sent_1(),
+                             .from_R = dweight_R,
+                             .pair_row_NK = d.pair_row_NK.rows(0, W_ * T),
+                             .arrive_W1 = d.arrive_W1,
+                             .back_W = d.back_W,
+                             .bases_W = window_.bases_W(),
+                             .offset = window_.back_weights().offset,
+                             .rank = rank_});
+  round(step, "dispatch_bwd");
+  sum_of_ranks(step, dx_TD, window_.back(), d);
+  sum_of_ranks(step, dweight_TK, window_.back_weights(), d);
+}
+
+}  // namespace moebius

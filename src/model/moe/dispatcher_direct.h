@@ -1,0 +1,69 @@
+// A token travels once to each rank that has any of its experts. Its rank writes it into that rank's
+// memory (model/moe/direct_window.h). Nothing is read back, and a CUDA graph may hold all of it.
+//
+//   announce      The ranks tell each other how many rows each sends to each. So every rank knows the places of its
+//                 rows at the others, and of what returns to it, before it sends (ops/dispatch/dispatch.h).
+//                 The experts and weights of the tokens follow, and each rank sorts the rows that it will get.
+//   dispatch      Rows are written to their places. The products read them through the index of the sorted rows.
+//   combine       The rank of the experts sums a token's rows over k, in f32, and returns one row. The token's rank
+//                 sums these in the order of the ranks, in f32. In bf16 both sums are rounded.
+//   backward      It is the same with the same places. The derivatives by the weights return as rows of K.
+//
+// A round (comm/peer_window.h) separates what one rank writes from what another reads: four in a
+// forward pass of a layer, four in a backward pass. Rows are in the order of their ranks, then of
+// their tokens, and no sum depends on when a row arrives. So the bits are those of the dispatcher
+// that gathers all tokens.
+//
+// With T tokens a rank, n rows that leave it for other ranks, and m rows that others sent to it, a
+// rank sends each time
+//   announce  (W - 1) EP 4 + n 8 K bytes    dispatch, combine_bwd  n D elements
+//   combine   m D elements                  dispatch_bwd           m (D elements + 4 K bytes)
+// Where experts are chosen evenly both are expected to be (W - 1)/W of ETP T times the number of ep
+// ranks that have one of K experts.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "model/moe/direct_window.h"
+#include "model/moe/dispatcher.h"
+
+namespace moebius {
+
+struct DirectDelivery final : Delivery {
+  Tensor dest_TJ, row_TJ, back_row_TB;  // of the tokens here: ops/dispatch/dispatch.h
+  Tensor arrive_W1, back_W;             // of the N = W T rows that may arrive
+  Tensor row_pair_R, pair_row_NK, weight_NK;
+  bool is_announced = false;  // no rows have been written since announce(): its last round serves dispatch()
+};
+
+class DirectDispatcher final : public Dispatcher {
+ public:
+  // Error{usage} without a window.
+  explicit DirectDispatcher(const DispatcherSpec& spec);
+  int64_t max_rows(int64_t T) const override;
+  int64_t source_rows(int64_t T) const override { return W_ * T; }
+  std::unique_ptr<Delivery> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
+  void announce(Step& step, const Route& route, Delivery& delivery) const override;
+  Dispatched dispatch(Step& step, Tensor x_TD, Delivery& delivery) const override;
+  void combine(Step& step, Tensor y_TD, Tensor y_RD, Delivery& delivery) const override;
+  Dispatched combine_bwd(Step& step, Tensor dy_TD, Delivery& delivery) const override;
+  void dispatch_bwd(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dx_RD, Tensor dweight_R,
+                    Delivery& delivery) const override;
+
+ private:
+  void exchange_counts(Step& step, DirectDelivery& delivery) const;
+  void exchange_routes(Step& step, DirectDelivery& delivery) const;
+  void push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectDelivery& delivery) const;
+  // Sums of the experts' rows go to the ranks of their tokens. Weights empty: plain sums.
+  void return_sums(Step& step, Tensor y_RD, Tensor weight_NK, int64_t T, const DirectDelivery& delivery) const;
+  // Sums what came back to the tokens here over the ranks.
+  void sum_of_ranks(Step& step, Tensor out_TD, const DirectWindow::Array& from, const DirectDelivery& delivery) const;
+  void round(Step& step, const char* phase) const;
+
+  DispatcherSpec spec_;
+  DirectWindow& window_;
+  int64_t W_, P_, etp_, e_, rank_, J_;  // P = EP
+};
+
+}  // namespace moebius
