@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "bench/check.h"
 #include "bench/timing.h"
 #include "comm/control.h"
 #include "config/dispatcher_choice.h"
+#include "model/moe/direct_window.h"
 #include "model/moe/dispatcher_allgather.h"
 #include "model/moe/dispatcher_cost.h"
 #include "ops/permute/index_rows.h"
@@ -49,9 +51,13 @@ class DispatchRank {
       : spec_(spec),
         mesh_(mesh_of(spec, world.size()), world),
         shape_(shape_of(spec, mesh_.shape())),
-        dispatcher_(
-            make_dispatcher(kind_of(spec, mesh_.shape(), shape_),
-                            {.num_experts = shape_.E, .top_k = shape_.K, .max_tokens = shape_.T(), .mesh = &mesh_})),
+        window_(make_window()),
+        dispatcher_(make_dispatcher(kind_of(spec, mesh_.shape(), shape_), {.num_experts = shape_.E,
+                                                                           .top_k = shape_.K,
+                                                                           .max_tokens = shape_.T(),
+                                                                           .mesh = &mesh_,
+                                                                           .window = window_.get(),
+                                                                           .layer = "the bench"})),
         delivery_(dispatcher_->declare_saved(plan_, "delivery")) {
     make_route();
     plan_.bind(DeviceKind::cpu, stack_bytes());
@@ -63,7 +69,12 @@ class DispatchRank {
   Group& group() const { return group_of_experts(mesh_); }
   Stream& stream() { return s_; }
   bool local() const { return mesh_.shape().world() == 1; }
-  bool gathers() const { return dynamic_cast<const AllGatherDispatcher*>(dispatcher_.get()) != nullptr; }
+  // REQUIRES: not local().
+  DispatcherKind kind() const {
+    if (window_) return DispatcherKind::direct;
+    const bool gathers = dynamic_cast<const AllGatherDispatcher*>(dispatcher_.get()) != nullptr;
+    return gathers ? DispatcherKind::allgather : DispatcherKind::alltoall;
+  }
   int64_t rows_here() const { return delivery_->rows.offsets_e1.ptr<int32_t>()[shape_.E / mesh_.shape().ep]; }
   const Route& route() const { return route_; }
   const Tensor& x_TD() const { return x_TD_; }
@@ -89,15 +100,33 @@ class DispatchRank {
     step(s_, plan_.stack(), timed);
   }
 
-  // Returns how many rows leave this rank when each row goes to the ranks of its expert.
+  // Returns how many rows leave this rank when each row goes to the ranks of its expert. With the direct dispatcher
+  // a token goes once to a rank.
   int64_t rows_for_others() const {
-    const int64_t e = shape_.E / mesh_.shape().ep;
+    const int64_t e = shape_.E / mesh_.shape().ep, K = shape_.K;
     int64_t rows = 0;
+    std::set<int64_t> seen;  // ep ranks of a token
     for (int64_t p = 0; p < shape_.R(); ++p) {
-      const bool own = route_.topk_TK.ptr<int32_t>()[p] / e == mesh_.place().ep;
-      rows += mesh_.shape().etp - (own ? 1 : 0);
+      if (p % K == 0) seen.clear();
+      const int64_t ep = route_.topk_TK.ptr<int32_t>()[p] / e;
+      if (seen.insert(ep).second || !window_) rows += mesh_.shape().etp - (ep == mesh_.place().ep ? 1 : 0);
     }
     return rows;
+  }
+  // Returns their expected number where experts are chosen evenly.
+  double even_rows_for_others() const {
+    if (window_) return even_direct_rows(dispatch_shape());
+    const double W = group().size();
+    return static_cast<double>(shape_.R() * mesh_.shape().etp) * (W - 1) / W;
+  }
+  DispatchShape dispatch_shape() const {
+    return {.T = static_cast<double>(shape_.T()),
+            .D = static_cast<double>(shape_.D),
+            .K = static_cast<double>(shape_.K),
+            .E = static_cast<double>(shape_.E),
+            .W = group().size(),
+            .ep = mesh_.shape().ep,
+            .element_bytes = kRowElement};
   }
 
   // The experts return their rows unchanged from each of their etp ranks. So y = etp x sum of the
@@ -116,6 +145,12 @@ class DispatchRank {
   }
 
  private:
+  std::unique_ptr<DirectWindow> make_window() {
+    if (spec_.dispatcher != DispatcherKind::direct || local()) return nullptr;
+    return std::make_unique<DirectWindow>(
+        plan_, mesh_,
+        DirectSizes{.max_tokens = shape_.T(), .top_k = shape_.K, .width = shape_.D, .dtype = DType::bf16});
+  }
   void make_route() {
     const int64_t T = shape_.T(), E = shape_.E, K = shape_.K;
     BenchRouting routing = spec_.routing;
@@ -157,6 +192,7 @@ class DispatchRank {
   BenchTensors tensors_{s_};
   MemoryPlan plan_;
   MicroBatch batch_;
+  std::unique_ptr<DirectWindow> window_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::unique_ptr<Delivery> delivery_;
   Route route_;
@@ -178,13 +214,17 @@ double bytes_of(const DispatchCost& cost, const std::string& call) {
   return (call == "combine_bwd" ? cost.combine_bwd : cost.dispatch_bwd).wire_bytes;
 }
 
-DispatchShape dispatch_shape(const BenchShape& shape, int64_t W) {
-  return {.T = static_cast<double>(shape.T()),
-          .D = static_cast<double>(shape.D),
-          .K = static_cast<double>(shape.K),
-          .E = static_cast<double>(shape.E),
-          .W = W,
-          .element_bytes = kRowElement};
+// rows: that leave the rank.
+DispatchCost cost_of(const DispatchRank& rank, double rows) {
+  const DispatchShape shape = rank.dispatch_shape();
+  if (rank.local() || rank.kind() == DispatcherKind::alltoall) return alltoall_dispatch_cost(shape, rows);
+  if (rank.kind() == DispatcherKind::allgather) return allgather_dispatch_cost(shape);
+  return direct_dispatch_cost(shape, rows);
+}
+
+double logical_bytes(const DispatchRank& rank, const std::string& call) {
+  if (call == "announce") return 0;
+  return static_cast<double>(rank.shape().R() * rank.mesh().shape().etp * rank.shape().D) * kRowElement;
 }
 
 struct Measured {
@@ -211,18 +251,15 @@ std::vector<Measured> measure(DispatchRank& rank, int64_t runs) {
 
 DispatchLine line_of(const Measured& call, const DispatchRank& rank, Control& control, double rows, double even_rows) {
   const auto W = static_cast<double>(rank.group().size());
-  const bool gathers = rank.gathers();
-  const DispatchShape shape = dispatch_shape(rank.shape(), rank.group().size());
-  const DispatchCost of_route = gathers ? allgather_dispatch_cost(shape) : alltoall_dispatch_cost(shape, rows);
-  const DispatchCost even = gathers ? of_route : alltoall_dispatch_cost(shape, even_rows);
   DispatchLine line{.name = call.name,
                     .median_ms = static_cast<double>(control.max(std::llround(median(call.ms) * 1e6))) * 1e-6,
                     .sent_bytes = static_cast<double>(control.sum(call.sent_bytes)) / W,
-                    .route_bytes = bytes_of(of_route, call.name),
-                    .expected_bytes = bytes_of(even, call.name)};
+                    .route_bytes = bytes_of(cost_of(rank, rows), call.name),
+                    .expected_bytes = bytes_of(cost_of(rank, even_rows), call.name),
+                    .logical_bytes = logical_bytes(rank, call.name)};
   MOEBIUS_CHECK(numerics, std::abs(line.sent_bytes - line.route_bytes) < 1e-9 * (1 + line.route_bytes),
                 "bench dispatch: {} of {} sent {} bytes per rank, but its route needs {}", line.name,
-                gathers ? "allgather" : "alltoall", line.sent_bytes, line.route_bytes);
+                rank.local() ? "local" : name_of(rank.kind()), line.sent_bytes, line.route_bytes);
   return line;
 }
 
@@ -271,12 +308,12 @@ DispatchBench bench_dispatch(const DispatchBenchSpec& spec, Transport& world) {
   const auto W = static_cast<double>(rank.group().size());
   DispatchBench bench{
       .axis = rank.group().name(), .ranks = world.size(), .ep = mesh.ep, .etp = mesh.etp, .shape = shape};
-  bench.dispatcher = rank.local() ? "local" : rank.gathers() ? "allgather" : "alltoall";
+  bench.dispatcher = rank.local() ? "local" : name_of(rank.kind());
   const std::vector<Measured> calls = measure(rank, spec.runs);
   rank.check_y();
   const double rows = static_cast<double>(control.sum(rank.rows_for_others())) / W;
-  const double even_rows = static_cast<double>(shape.R() * mesh.etp) * (W - 1) / W;
-  for (const Measured& call : calls) bench.lines.push_back(line_of(call, rank, control, rows, even_rows));
+  for (const Measured& call : calls)
+    bench.lines.push_back(line_of(call, rank, control, rows, rank.even_rows_for_others()));
   if (rank.local()) {
     compare_with_copy(bench, rank, spec.runs);
     return bench;

@@ -25,9 +25,12 @@ struct DispatchBenchSpec {
 struct DispatchLine {
   std::string name;
   double median_ms = 0;       // time of the slowest rank
-  double sent_bytes = 0;      // by a rank, the mean over the ranks, counted by the group
+  double sent_bytes = 0;      // on the wire, by a rank, the mean over the ranks; counted by the group
   double route_bytes = 0;     // computed from the tokens' route; must equal sent_bytes, else Error{numerics}
-  double expected_bytes = 0;  // by the formula: exact for all-gather, and for all-to-all if experts are chosen evenly
+  double expected_bytes = 0;  // by the formula: exact for all-gather, and for the others if experts are chosen evenly
+  // Bytes of a row for each pair and each rank of its expert, wherever that is. Rates of these are
+  // above those of the wire.
+  double logical_bytes = 0;
 };
 
 struct DispatchBench {

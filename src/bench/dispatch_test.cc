@@ -68,6 +68,28 @@ TEST(BenchDispatch, RandomRoutesSendWhatTheFormulaSaysInTheMean) {
   }
 }
 
+// A token has an expert of a given one of P ranks with probability 1 - C(16 - 16/P, 2) / C(16, 2), and its row then
+// travels once to each of the etp ranks there, unless that is its own.
+TEST(BenchDispatch, DirectSendsARowOnceToEachRank) {
+  for (const auto& [ranks, etp] : {std::pair{2, 1}, {4, 1}, {4, 2}, {2, 2}}) {
+    const DispatchBench r = bench(ranks, {.routing = {.kind = BenchRouting::Kind::zipf, .exponent = 0},
+                                          .dispatcher = DispatcherKind::direct,
+                                          .etp = etp});
+    EXPECT_EQ(r.dispatcher, "direct");
+    const double P = ranks / etp, others = 16 - 16 / P, hit = 1 - others * (others - 1) / (16 * 15), W = ranks;
+    const double rows = 256 * etp * P * hit * (W - 1) / W, slack = 5 * std::sqrt(256 * P * etp * etp);
+    ASSERT_EQ(r.lines.size(), 5u);
+    EXPECT_NEAR(r.lines[0].expected_bytes, (W - 1) * P * 4 + rows * 2 * 8, 1e-6);
+    EXPECT_NEAR(r.lines[1].expected_bytes, rows * 32 * 2, 1e-6);
+    EXPECT_NEAR(r.lines[4].expected_bytes, rows * (32 * 2 + 2 * 4), 1e-6);
+    for (const DispatchLine& line : r.lines) EXPECT_EQ(line.sent_bytes, line.route_bytes) << line.name;
+    for (const int i : {1, 2, 3}) {
+      EXPECT_NEAR(r.lines[i].sent_bytes, r.lines[i].expected_bytes, slack * 32 * 2) << r.lines[i].name;
+      EXPECT_EQ(r.lines[i].logical_bytes, 256.0 * 2 * etp * 32 * 2);
+    }
+  }
+}
+
 TEST(BenchDispatch, OneRankIsComparedWithACopyOfItsRows) {
   const DispatchBench r = bench(1, {});
   EXPECT_EQ(r.dispatcher, "local");

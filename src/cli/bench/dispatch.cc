@@ -26,7 +26,8 @@ void print_as_json(const DispatchBench& r, const DispatchBenchSpec& spec, const 
                      {"median_ms", l.median_ms},
                      {"sent_bytes", l.sent_bytes},
                      {"route_bytes", l.route_bytes},
-                     {"expected_bytes", l.expected_bytes}});
+                     {"expected_bytes", l.expected_bytes},
+                     {"logical_bytes", l.logical_bytes}});
   nlohmann::ordered_json json{{"bench", "dispatch"},
                               {"machine", where(spec, launched)},
                               {"shape", r.shape.name},
@@ -51,11 +52,11 @@ void print(const DispatchBench& r, const DispatchBenchSpec& spec, const std::str
              where(spec, launched), r.shape.name, r.shape.T(), r.shape.D, r.shape.E, r.shape.K,
              routing_text(spec.routing), r.ep, r.etp, r.dispatcher, r.axis);
   if (r.ranks > 1) fmt::print("rows of the busiest rank {:.2f} times the mean\n", r.busiest_over_mean);
-  fmt::print("{:<14} {:>10} {:>16} {:>16} {:>16}\n", "call", "median ms", "sent bytes", "of this route",
-             "even experts");
+  fmt::print("{:<14} {:>10} {:>16} {:>16} {:>16} {:>16}\n", "call", "median ms", "sent bytes", "of this route",
+             "even experts", "logical bytes");
   for (const DispatchLine& l : r.lines)
-    fmt::print("{:<14} {:>10.3f} {:>16.0f} {:>16.0f} {:>16.0f}\n", l.name, l.median_ms, l.sent_bytes, l.route_bytes,
-               l.expected_bytes);
+    fmt::print("{:<14} {:>10.3f} {:>16.0f} {:>16.0f} {:>16.0f} {:>16.0f}\n", l.name, l.median_ms, l.sent_bytes,
+               l.route_bytes, l.expected_bytes, l.logical_bytes);
   if (r.copy_gbytes_per_s > 0)
     fmt::print("dispatch and combine {:.1f} GB/s, a copy of each row {:.1f} GB/s: {:.2f} times slower\n",
                r.local_gbytes_per_s, r.copy_gbytes_per_s, r.times_slower_than_copy());

@@ -32,4 +32,21 @@ DispatchCost alltoall_dispatch_cost(const DispatchShape& s, double rows) {
           .dispatch_bwd = row_bytes + weights};
 }
 
+DispatchCost direct_dispatch_cost(const DispatchShape& s, double rows) {
+  const GroupCost row_bytes{.wire_bytes = rows * s.D * s.element_bytes};
+  const GroupCost counts{.wire_bytes = static_cast<double>((s.W - 1) * s.ep) * kIndexBytes};
+  return {.announce = counts + GroupCost{.wire_bytes = rows * s.K * (kIndexBytes + kWeightBytes)},
+          .dispatch = row_bytes,
+          .combine = row_bytes,
+          .combine_bwd = row_bytes,
+          .dispatch_bwd = row_bytes + GroupCost{.wire_bytes = rows * s.K * kWeightBytes}};
+}
+
+double even_direct_rows(const DispatchShape& s) {
+  const double experts_elsewhere = s.E - s.E / static_cast<double>(s.ep);
+  double misses = 1;  // the probability that none of a token's K experts is on a given rank
+  for (double k = 0; k < s.K; ++k) misses *= (experts_elsewhere - k) / (s.E - k);
+  return s.T * static_cast<double>(s.W - 1) * (1 - misses);
+}
+
 }  // namespace moebius

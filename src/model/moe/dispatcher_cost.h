@@ -9,6 +9,7 @@ namespace moebius {
 struct DispatchShape {
   double T = 0, D = 0, K = 0, E = 0;  // tokens of a rank, columns, experts of a token and of the layer
   int64_t W = 1;                      // ranks of etp x ep
+  int64_t ep = 1;                     // of them; read for the direct dispatcher alone
   double element_bytes = 2;           // of a row
 };
 
@@ -20,5 +21,11 @@ struct DispatchCost {
 DispatchCost allgather_dispatch_cost(const DispatchShape& s);
 // model/moe/dispatcher_alltoall.h. rows: that leave the rank; of even experts T K ETP (W - 1) / W.
 DispatchCost alltoall_dispatch_cost(const DispatchShape& s, double rows);
+// model/moe/dispatcher_direct.h: no messages. rows: that leave the rank; the rows that return to it from others are
+// as many in the mean over the ranks.
+DispatchCost direct_dispatch_cost(const DispatchShape& s, double rows);
+// The expected `rows` where experts are chosen evenly: T (W - 1) times the probability that a given rank has one of
+// a token's K experts, 1 - C(E - E/EP, K) / C(E, K).
+double even_direct_rows(const DispatchShape& s);
 
 }  // namespace moebius
